@@ -1,0 +1,191 @@
+# KubeML: one Makefile, not recursive. `make help` lists what it does.
+#
+# CONFIG names the build folder: release, or the sanitizers' names. Every object remembers its
+# headers (-MMD) and the flags it was built with (a changed flag rebuilds).
+
+SANITIZER ?=
+comma     := ,
+CONFIG    := $(if $(SANITIZER),$(subst $(comma),-,$(SANITIZER)),release)
+BUILD     ?= build/$(CONFIG)
+CC        ?= gcc
+ifeq ($(origin CC),default)
+CC        := gcc
+endif
+WERROR    ?= 1
+# The distribution's own: it has the packages that scripts/install-packages brings.
+PYTHON    ?= /usr/bin/python3
+OPT       ?= -O2
+Q         := $(if $(V),,@)
+
+# Debian 12 to 13 and Ubuntu 24.04: what has the same name everywhere is in PACKAGES; scripts/install
+# picks the names that differ.
+LIBS_common := -llmdb -lyaml -lmicrohttpd -ljansson -lhiredis -lcurl -lz -lzip -lxxhash -lcrypto -lpthread -ldl -lm
+
+CPPFLAGS  += -D_GNU_SOURCE -Icommon -Ikernels -Ifunction-runtime/include -Ifunction-runtime -Itest/support
+CFLAGS    += -std=gnu11 $(OPT) -g -fno-omit-frame-pointer -fvisibility=hidden -fPIC \
+             -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes \
+             $(if $(filter 1,$(WERROR)),-Werror) \
+             $(if $(SANITIZER),-fsanitize=$(SANITIZER) -fno-sanitize-recover=undefined)
+LDFLAGS   += $(if $(SANITIZER),-fsanitize=$(SANITIZER)) -Wl,--as-needed -Wl,--gc-sections
+
+# Kernels are compiled once per instruction set; which one runs is chosen at run time (kernels/cpu).
+# x_avx512.c and x_avx2.c are the same algorithm with wider registers. The merge must give the same
+# bits everywhere: no contraction into fused multiply-add, there or in any file named merge*.c.
+flags_for = $(if $(findstring _avx512,$1),-O3 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma) \
+            $(if $(findstring _avx2,$1),-O3 -mavx2 -mfma) \
+            $(if $(findstring /merge,$1),-O3 -ffp-contract=off) \
+            $(if $(findstring /reference/,$1),-O3)
+
+src       = $(sort $(wildcard $(addsuffix /*.c,$1)))
+obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$1)
+
+# MongoDB's driver is a shared object of its own, loaded when a locator asks for it; without
+# libmongoc it is left out, and store_open says so.
+MONGO_PKG    := $(shell pkg-config --exists libmongoc-1.0 2>/dev/null && echo libmongoc-1.0)
+MONGO_CFLAGS := $(if $(MONGO_PKG),$(patsubst -I%,-isystem %,$(shell pkg-config --cflags $(MONGO_PKG))))
+MONGO_LIBS   := $(if $(MONGO_PKG),$(shell pkg-config --libs $(MONGO_PKG)))
+SRC_mongo    := $(if $(MONGO_PKG),$(wildcard common/store_mongo*.c))
+SRC_common   := $(filter-out common/store_mongo%,$(call src,common))
+SRC_kernels  := $(call src,kernels kernels/reference kernels/cpu kernels/zoo)
+SRC_ps       := $(call src,ps)
+SRC_module   := $(call src,ps/module)
+SRC_function := $(call src,function-runtime)
+SRC_controller := $(call src,controller)
+SRC_cli      := $(call src,cli)
+SRC_unit     := $(filter-out $(if $(MONGO_PKG),,test/unit/test_store_mongo_form.c),$(call src,test/unit))
+SRC_sim      := $(call src,test/sim)
+SRC_bench    := $(filter-out $(if $(MONGO_PKG),,test/bench/bench_mongo.c),$(call src,test/bench))
+SRC_fuzz     := $(call src,test/fuzz)
+SRC_support  := $(call src,test/support)
+
+# A program's main file is named after it; the rest of its folder is an archive that tests link too.
+lib_objs  = $(call obj,$(filter-out $2,$1))
+MAINS     := builder/kubeml-builder.c ps/kubeml-ps.c function-runtime/kubeml-function.c controller/kubeml-controller.c cli/kubeml.c
+
+LIB_common     := $(BUILD)/libcommon.a
+LIB_kernels    := $(BUILD)/libkernels.a
+LIB_ps         := $(BUILD)/libps.a
+LIB_function   := $(BUILD)/libfunction.a
+LIB_controller := $(BUILD)/libcontroller.a
+LIB_cli        := $(BUILD)/libcli.a
+LIB_support    := $(BUILD)/libsupport.a
+
+PROGRAMS := $(foreach m,$(wildcard $(MAINS)),$(BUILD)/bin/$(basename $(notdir $m)))
+MODULE   := $(if $(SRC_module),$(BUILD)/lib/kubeml-redis.so) $(if $(SRC_mongo),$(BUILD)/lib/kubeml-mongo.so)
+UNITS    := $(patsubst test/unit/%.c,$(BUILD)/test/%,$(SRC_unit))
+BENCHES  := $(patsubst test/bench/%.c,$(BUILD)/bench/%,$(SRC_bench))
+SIMS     := $(patsubst test/sim/%.c,$(BUILD)/test/%,$(wildcard test/sim/test_*.c test/sim/simulate.c))
+
+.PHONY: all help tests benches install-packages check check-built check-unit check-api demo clean format
+all: $(PROGRAMS) $(MODULE) ## build every program and the Redis module (default)
+	@echo "built in $(BUILD); next: make check, or make demo"
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@echo "settings: SANITIZER=address,undefined|thread  CC=clang  WERROR=0  V=1  BUILD=folder"
+
+tests: $(UNITS) $(SIMS) $(PROGRAMS) $(MODULE) ## build the tests without running them
+benches: $(BENCHES)
+
+-include scripts/*.mk test/*.mk charts/*.mk
+
+install-packages: ## install what the build and the tests need, from the distribution
+	scripts/install-packages
+
+check: install-packages ## install, build with warnings as errors, run all tests
+	+$(MAKE) --no-print-directory check-built
+
+check-built: tests ## run all tests, without installing
+	BUILD=$(BUILD) SANITIZER=$(SANITIZER) $(PYTHON) test/run.py
+
+check-unit: tests ## the unit tests alone
+	BUILD=$(BUILD) SANITIZER=$(SANITIZER) $(PYTHON) test/run.py --unit
+
+check-api: all ## docs/openapi.yaml against a running platform, by schemathesis
+	BUILD=$(BUILD) SANITIZER=$(SANITIZER) $(PYTHON) test/run.py -v the_server_keeps_openapi
+
+format: ## clang-format over the tree
+	git ls-files '*.c' '*.h' | xargs clang-format -i
+
+clean: ## remove the build folder
+	rm -rf build
+
+# ---- how things are built -------------------------------------------------------------------
+
+# A file whose time changes only when the flags do.
+FLAGS_NOW := $(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)
+$(BUILD)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(FLAGS_NOW)' | cmp -s - $@ || echo '$(FLAGS_NOW)' > $@
+FORCE:
+
+$(BUILD)/obj/%.o: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo '  CC   $<'
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(call flags_for,$<) $(EXTRA_$(subst /,_,$(basename $<))) -MMD -MP -c $< -o $@
+
+# q, not r: two folders may have files of one name.
+%.a:
+	@mkdir -p $(@D)
+	@rm -f $@
+	$(Q)ar qcs $@ $^
+
+$(LIB_common): $(call obj,$(SRC_common))
+$(LIB_kernels): $(call obj,$(SRC_kernels))
+$(LIB_ps): $(call lib_objs,$(SRC_ps),$(MAINS))
+$(LIB_function): $(call lib_objs,$(SRC_function),$(MAINS))
+$(LIB_controller): $(call lib_objs,$(SRC_controller),$(MAINS))
+$(LIB_cli): $(call lib_objs,$(SRC_cli),$(MAINS))
+$(LIB_support): $(call obj,$(SRC_support))
+
+link = @mkdir -p $(@D)
+$(BUILD)/bin/kubeml-ps: $(call obj,ps/kubeml-ps.c) $(LIB_ps) $(LIB_common)
+$(BUILD)/bin/kubeml-controller: $(call obj,controller/kubeml-controller.c) $(LIB_controller) $(LIB_common)
+$(BUILD)/bin/kubeml-builder: $(call obj,builder/kubeml-builder.c) $(LIB_common)
+$(BUILD)/bin/kubeml: $(call obj,cli/kubeml.c) $(LIB_cli) $(LIB_common)
+# User code resolves kml_* from the program itself: the whole SDK goes in and is exported.
+$(BUILD)/bin/kubeml-function: $(call obj,function-runtime/kubeml-function.c) $(LIB_function) $(LIB_kernels) $(LIB_common)
+$(BUILD)/bin/kubeml-function: EXTRA_LDFLAGS = -rdynamic
+$(BUILD)/bin/%:
+	@mkdir -p $(@D)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) $(EXTRA_LDFLAGS) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)
+
+# The module runs inside redis-server: it carries the merge and no other library of ours, and never a
+# sanitizer, whose runtime redis-server does not have (its logic runs under them in test_module).
+MODULE_SRC := $(SRC_module) $(wildcard $(addprefix common/,err.c block.c parallel.c shm.c merge.c merge_generic.c merge_avx2.c merge_avx512.c))
+$(BUILD)/module/%.o: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo '  CC   $< (module)'
+	$(Q)$(CC) $(CPPFLAGS) $(filter-out -fsanitize% -fno-sanitize%,$(CFLAGS)) $(call flags_for,$<) -MMD -MP -c $< -o $@
+$(BUILD)/lib/kubeml-redis.so: $(patsubst %.c,$(BUILD)/module/%.o,$(MODULE_SRC))
+	@mkdir -p $(@D)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(filter-out -fsanitize%,$(LDFLAGS)) -shared -Wl,-Bsymbolic -o $@ $^ -lxxhash -lpthread -lm
+
+# The MongoDB store brings its own copies of the few small files it needs, bound within itself.
+# (% stands for one character at least.)
+$(BUILD)/obj/common/store_mon%.o: CPPFLAGS += $(MONGO_CFLAGS)
+$(BUILD)/lib/kubeml-mongo.so: $(call obj,$(SRC_mongo) $(addprefix common/,err.c buf.c fs.c clock.c jsontext.c store_id.c))
+	@mkdir -p $(@D)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-Bsymbolic -o $@ $^ $(MONGO_LIBS) -ljansson -lxxhash -lpthread
+
+# What tests link. PARTS="kernels common" leaves out folders that do not compile at the moment.
+PARTS    ?= controller ps function cli kernels common
+ALL_LIBS := $(foreach part,$(PARTS),$(LIB_$(part)))
+$(BUILD)/test/%: $(BUILD)/obj/test/unit/%.o $(LIB_support) $(ALL_LIBS)
+	@mkdir -p $(@D)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) -rdynamic -o $@ $< -Wl,--start-group $(LIB_support) $(ALL_LIBS) -Wl,--end-group $(LIBS_common)
+$(BUILD)/test/%: $(BUILD)/obj/test/sim/%.o $(call obj,$(filter-out $(wildcard test/sim/test_*.c test/sim/simulate.c),$(SRC_sim))) $(LIB_support) $(ALL_LIBS)
+	@mkdir -p $(@D)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) -Wl,--start-group $(LIB_support) $(ALL_LIBS) -Wl,--end-group $(LIBS_common)
+$(BUILD)/bench/%: $(BUILD)/obj/test/bench/%.o $(LIB_support) $(ALL_LIBS)
+	@mkdir -p $(@D)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) -rdynamic -o $@ $< -Wl,--start-group $(LIB_support) $(ALL_LIBS) -Wl,--end-group $(LIBS_common)
+
+.SECONDARY:
+-include $(shell find $(BUILD)/obj $(BUILD)/module -name '*.d' 2>/dev/null)

@@ -1,0 +1,194 @@
+{{- define "kubeml.name" -}}
+{{- default .Release.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Labels that never change: selectors are made of them. */}}
+{{- define "kubeml.selector" -}}
+app.kubernetes.io/name: kubeml
+app.kubernetes.io/instance: {{ include "kubeml.name" . }}
+{{- end -}}
+
+{{- define "kubeml.labels" -}}
+{{ include "kubeml.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "kubeml.image" -}}
+{{ .root.Values.image.prefix }}{{ .name }}:{{ default .root.Chart.AppVersion .root.Values.image.tag }}
+{{- end -}}
+
+{{- define "kubeml.account" -}}
+{{- default (include "kubeml.name" .) .Values.serviceAccount.name -}}
+{{- end -}}
+
+{{- define "kubeml.bundled" -}}
+{{- if not (or .Values.mongodb.uri .Values.mongodb.existingSecret) -}}yes{{- end -}}
+{{- end -}}
+
+{{- define "kubeml.storeSecret" -}}
+{{- default (printf "%s-store" (include "kubeml.name" .)) .Values.mongodb.existingSecret -}}
+{{- end -}}
+
+{{/* A secret that is made once: an upgrade keeps what is there. */}}
+{{- define "kubeml.kept" -}}
+{{- $old := lookup "v1" "Secret" .root.Release.Namespace .secret -}}
+{{- if $old -}}{{ index $old.data .key }}{{- else -}}{{ randAlphaNum 64 | sha256sum | b64enc }}{{- end -}}
+{{- end -}}
+
+{{/* What Pod Security "restricted" asks for, and a root file system that cannot be written. */}}
+{{- define "kubeml.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: {{ .Values.security.userID }}
+runAsGroup: {{ .Values.security.userID }}
+fsGroup: {{ .Values.security.userID }}
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+{{- define "kubeml.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- define "kubeml.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+- name: {{ . }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "kubeml.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector: {{ toJson . }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{ toJson . }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{ toJson . }}
+{{- end }}
+{{- end -}}
+
+{{/* The warm pool's pods. kubeml-controller adds names, labels and owners. */}}
+{{- define "kubeml.functionPod" -}}
+metadata:
+  labels: {{ include "kubeml.selector" . | fromYaml | toJson }}
+spec:
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 10
+  securityContext: {{ include "kubeml.podSecurity" . | fromYaml | toJson }}
+  {{- include "kubeml.pullSecrets" . | nindent 2 }}
+  {{- include "kubeml.placement" .Values.function | nindent 2 }}
+  {{- with .Values.function.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  containers:
+  - name: function
+    {{- $image := .Values.function.image }}
+    {{- if and .Values.gpu.enabled (eq $image "kubeml-function-cpu") }}{{ $image = "kubeml-function-cuda" }}{{ end }}
+    image: {{ include "kubeml.image" (dict "root" . "name" $image) }}
+    imagePullPolicy: {{ .Values.image.pullPolicy }}
+    args: [--listen, "tcp:0.0.0.0:10200"]
+    env:
+    - {name: KUBEML_POOL_TOKEN_FILE, value: /etc/kubeml/pool/token}
+    - {name: TMPDIR, value: /tmp}
+    {{- with .Values.function.env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    ports: [{name: control, containerPort: 10200}]
+    securityContext: {{ include "kubeml.containerSecurity" . | fromYaml | toJson }}
+    {{- $resources := deepCopy .Values.function.resources }}
+    {{- if .Values.gpu.enabled }}
+    {{- $limits := default dict $resources.limits }}
+    {{- $_ := set $resources "limits" (merge (dict .Values.gpu.resource (toString .Values.gpu.count)) $limits) }}
+    {{- end }}
+    resources: {{ toJson $resources }}
+    volumeMounts:
+    - {name: pool, mountPath: /etc/kubeml/pool, readOnly: true}
+    - {name: scratch, mountPath: /tmp}
+    - {name: shm, mountPath: /dev/shm}
+    {{- with .Values.mongodb.tls.caConfigMap }}
+    - {name: mongodb-ca, mountPath: /etc/kubeml/mongodb-ca, readOnly: true}
+    {{- end }}
+  volumes:
+  - {name: pool, secret: {secretName: {{ include "kubeml.name" . }}-pool, defaultMode: 288}}
+  - {name: scratch, emptyDir: {sizeLimit: {{ .Values.function.scratchSize }}}}
+  - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ .Values.function.scratchSize }}}}
+  {{- with .Values.mongodb.tls.caConfigMap }}
+  - {name: mongodb-ca, configMap: {name: {{ . }}}}
+  {{- end }}
+{{- end -}}
+
+{{- define "kubeml.psPod" -}}
+metadata:
+  labels: {{ include "kubeml.selector" . | fromYaml | toJson }}
+spec:
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 10
+  securityContext: {{ include "kubeml.podSecurity" . | fromYaml | toJson }}
+  {{- include "kubeml.pullSecrets" . | nindent 2 }}
+  {{- include "kubeml.placement" .Values.ps | nindent 2 }}
+  initContainers:
+  - name: redis
+    restartPolicy: Always # beside kubeml-ps for as long as that runs, and started again when it ends
+    image: {{ include "kubeml.image" (dict "root" . "name" .Values.ps.image) }}
+    imagePullPolicy: {{ .Values.image.pullPolicy }}
+    args: [--serve-redis, /run/redis, --redis-listen, "$(POD_IP):6379"]
+    env:
+    - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+    ports: [{name: redis, containerPort: 6379}]
+    securityContext: {{ include "kubeml.containerSecurity" . | fromYaml | toJson }}
+    resources: {{ toJson .Values.ps.redis.resources }}
+    volumeMounts:
+    - {name: redis, mountPath: /run/redis}
+  containers:
+  - name: ps
+    image: {{ include "kubeml.image" (dict "root" . "name" .Values.ps.image) }}
+    imagePullPolicy: {{ .Values.image.pullPolicy }}
+    args: [--listen, "tcp:0.0.0.0:10200", --advertise, "tcp:$(POD_IP):10200", --run-dir, /run/kubeml, --carrier, socket,
+           --redis-listen, "$(POD_IP):6379", --redis-folder, /run/redis]
+    env:
+    - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+    - {name: KUBEML_POOL_TOKEN_FILE, value: /etc/kubeml/pool/token}
+    - {name: TMPDIR, value: /run/kubeml}
+    ports: [{name: control, containerPort: 10200}]
+    securityContext: {{ include "kubeml.containerSecurity" . | fromYaml | toJson }}
+    resources: {{ toJson .Values.ps.resources }}
+    volumeMounts:
+    - {name: pool, mountPath: /etc/kubeml/pool, readOnly: true}
+    - {name: run, mountPath: /run/kubeml}
+    {{- with .Values.mongodb.tls.caConfigMap }}
+    - {name: mongodb-ca, mountPath: /etc/kubeml/mongodb-ca, readOnly: true}
+    {{- end }}
+    - {name: redis, mountPath: /run/redis}
+  volumes:
+  - {name: pool, secret: {secretName: {{ include "kubeml.name" . }}-pool, defaultMode: 288}}
+  - {name: run, emptyDir: {sizeLimit: {{ .Values.ps.scratchSize }}}}
+  {{- with .Values.mongodb.tls.caConfigMap }}
+  - {name: mongodb-ca, configMap: {name: {{ . }}}}
+  {{- end }}
+  - {name: redis, emptyDir: {medium: Memory, sizeLimit: 16Mi}} # its socket, and the password between the two
+{{- end -}}
+
+{{/* Egress rules that several policies have. */}}
+{{- define "kubeml.dns" -}}
+- ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+{{- end }}
+{{- define "kubeml.toStore" -}}
+{{- if include "kubeml.bundled" . }}
+- to: [{podSelector: {matchLabels: {{ merge (include "kubeml.selector" . | fromYaml) (dict "app.kubernetes.io/component" "mongodb") | toJson }}}}]
+  ports: [{port: 27017}]
+{{- else }}
+- ports: [{port: {{ .Values.mongodb.port }}}]
+  {{- with .Values.mongodb.egress }}
+  to: {{ toJson . }}
+  {{- end }}
+{{- end }}
+{{- end }}

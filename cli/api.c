@@ -1,0 +1,80 @@
+/* api.c: calls of the controller's REST API. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cli.h"
+#include "clock.h"
+
+/* 503 says that nothing was done and that a retry helps: a controller takes over from another within this. */
+enum { AWAY_MS = 12000, PAUSE_MS = 500 };
+
+int cli_fail(const err *e)
+{
+    fprintf(stderr, "kubeml: %s\n", e->message);
+    if (e->code == ERR_UNAVAILABLE && e->os_errno == ECONNREFUSED)
+        fprintf(stderr, "Is the platform running? `kubeml up` starts it; KUBEML_URL says where it is.\n");
+    if (e->code == ERR_UNAUTHORIZED)
+        fprintf(stderr, "Set KUBEML_TOKEN to the platform's token.\n");
+    return CLI_FAILED;
+}
+
+const char *cli_path(const char *prefix, const char *name, const char *tail)
+{
+    static char path[2048];
+    buf encoded;
+    buf_init(&encoded, 1024);
+    /* A name too long to encode is refused by the server like any other that does not exist. */
+    http_encode(&encoded, name, NULL);
+    snprintf(path, sizeof path, "%s%s%s", prefix, encoded.bytes ? encoded.bytes : "", tail);
+    buf_free(&encoded);
+    return path;
+}
+
+int cli_call_raw(const cli *c, http_call *call, const char *path, http_reply *reply, err *e)
+{
+    char url[4096];
+    cluster_access *a = c->cluster->wanted ? c->cluster : NULL;
+    bool has_token = c->token && *c->token;
+    *reply = (http_reply){0};
+    if (a && cluster_reach(a, has_token, e))
+        return -1;
+    const char *to = a ? a->base : c->url;
+    size_t base = strlen(to);
+    while (base && to[base - 1] == '/')
+        base--;
+    snprintf(url, sizeof url, "%.*s%s", (int)base, to, path);
+    call->url = url;
+    call->token = a && !has_token ? a->token : c->token;
+    call->kube = a ? a->config : NULL;
+    return http_call_run(call, reply, e);
+}
+
+int cli_call(const cli *c, const char *method, const char *path, const json_t *body, json_t **out,
+             err *e)
+{
+    char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
+    http_call call = {.method = method, .body = text, .body_len = text ? strlen(text) : 0};
+    http_reply reply;
+    int status = 0;
+    for (int64_t deadline = clock_deadline_ms(AWAY_MS);;) {
+        err why = ERR_INIT;
+        status = cli_call_raw(c, &call, path, &reply, &why);
+        if (status == 0 || reply.status != 503 || clock_left_ms(deadline) == 0) {
+            if (status && e)
+                *e = why;
+            break;
+        }
+        http_reply_free(&reply);
+        nanosleep(&(struct timespec){0, PAUSE_MS * 1000000L}, NULL); /* as Retry-After asks for */
+    }
+    free(text);
+    if (status == 0 && out) {
+        *out = http_reply_json(&reply, e);
+        status = *out ? 0 : -1;
+    }
+    http_reply_free(&reply);
+    return status;
+}

@@ -1,0 +1,178 @@
+/* cli.h: what the commands of `kubeml` share.
+ *
+ * Each command is one file, cmd_<noun>.c, that gives a table of verbs: name, help, options, run. The
+ * help pages, the parsing and the shell completion all follow from that table. A command returns the
+ * process's exit status: 0 done, 1 failed, 2 wrong usage. */
+#ifndef KUBEML_CLI_H
+#define KUBEML_CLI_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "err.h"
+#include "http_client.h"
+
+enum { CLI_OPTIONS_MAX = 32, CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
+
+typedef enum option_kind { OPTION_FLAG, OPTION_TEXT, OPTION_INT, OPTION_NUMBER } option_kind;
+
+/* One option. `into` is a bool*, const char**, long* or double* after its kind; it keeps the
+ * caller's default where the option is not given. `seen`, if not NULL, tells whether it was. */
+typedef struct cli_option {
+    const char *name;
+    char letter; /* 0: none */
+    option_kind kind;
+    const char *value; /* what the help calls its value */
+    const char *help;
+    void *into;
+    bool *seen;
+    bool required;
+    bool repeats; /* OPTION_TEXT only: into is a cli_list */
+} cli_option;
+
+enum { CLI_LIST_MAX = 64 };
+typedef struct cli_list {
+    const char *item[CLI_LIST_MAX];
+    size_t count;
+} cli_list;
+
+typedef struct cli cli;
+
+typedef struct cli_verb {
+    const char *name; /* "train", "dataset create" */
+    const char *arguments; /* after the options, for the usage line: "ID", "" */
+    const char *summary;   /* one line */
+    const char *details;   /* the help page's text: what it does, an example; may be NULL */
+    int (*run)(cli *c, int argc, char **argv); /* argv[0] is the verb's last word */
+} cli_verb;
+
+/* ---- the platform of a cluster (cluster.c) ---- */
+/* What --context and its like say. `cluster_reach` looks for the platform once, with what the kubeconfig
+ * gives, through the API server's Service proxy. */
+typedef struct cluster_access {
+    const char *context, *kubeconfig, *namespace_name, *service; /* NULL: not given */
+    bool wanted;         /* one of them is */
+    kube_config *config; /* after cluster_reach, as the rest: */
+    char base[1024];     /* of the proxy; what the API's paths are appended to */
+    char *token;         /* the platform's, out of its Secret; NULL: it asks for none, or KUBEML_TOKEN is set */
+} cluster_access;
+/* Takes the options before the verb; returns how many words they are, -1 with the complaint printed. */
+int cluster_options(cluster_access *a, int argc, char **argv);
+int cluster_reach(cluster_access *a, bool has_token, err *e);
+
+struct cli {
+    const char *url;   /* KUBEML_URL, else the local platform's */
+    cluster_access *cluster; /* used instead of url when `wanted` */
+    const char *token; /* KUBEML_TOKEN, else NULL */
+    const cli_verb *verb;
+    bool describe; /* cli_parse prints the option names for completion, and ends */
+};
+
+/* Every verb of every command, ended by a NULL name. */
+extern const cli_verb cli_verbs[];
+
+/* Parses argv by `options` (ended by a NULL name). Positional arguments go to `arguments`, of which
+ * there must be between min and max. Returns 0 to go on, else the exit status + 1 (help, usage). */
+int cli_parse(cli *c, int argc, char **argv, const cli_option *options, int min, int max,
+              const char **arguments);
+#define CLI_PARSE(c, argc, argv, options, min, max, arguments)                                     \
+    do {                                                                                           \
+        int stop_ = cli_parse(c, argc, argv, options, min, max, arguments);                        \
+        if (stop_)                                                                                 \
+            return stop_ - 1;                                                                      \
+    } while (0)
+
+int cli_fail(const err *e); /* prints "kubeml: message", and a hint where one helps; CLI_FAILED */
+int cli_usage(const cli *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* One call of the API. `path` begins with '/'. *out is the reply's JSON (new reference), NULL where
+ * `out` is NULL. */
+int cli_call(const cli *c, const char *method, const char *path, const json_t *body, json_t **out,
+             err *e);
+int cli_call_raw(const cli *c, http_call *call, const char *path, http_reply *reply, err *e);
+/* "/tasks/" + percent-encoded name + tail, in a static buffer. */
+const char *cli_path(const char *prefix, const char *name, const char *tail);
+
+/* ---- output (output.c) ---- */
+typedef struct cli_column {
+    const char *title;
+    const char *path; /* keys with dots, as "request.epochs" */
+    bool wide;        /* only with -o wide */
+    /* Formats the value; NULL: strings as they are, integers, reals with 4 digits. */
+    void (*format)(const json_t *value, char *out, size_t size);
+    bool right;
+} cli_column;
+#define OUTPUT_ROWS "table wide json yaml"
+#define OUTPUT_VALUE "json yaml"
+#define OUTPUT_TEXT "text json yaml"
+/* Whether `format` is one of the words in `known`; complains and is false otherwise. */
+bool output_known(const cli *c, const char *format, const char *known);
+/* Prints rows (an array) as `format` says; `empty` is said on stderr when a table has no rows. */
+int output_rows(const json_t *rows, const cli_column *columns, const char *format,
+                const char *empty);
+int output_value(const json_t *value, const char *format); /* json or yaml */
+/* Sorts an array of objects by when they were created, the newest last. */
+void output_sort(json_t *rows);
+void output_age(const json_t *rfc3339, char *out, size_t size);
+const json_t *output_at(const json_t *value, const char *path);
+
+/* ---- progress (progress.c) ---- */
+/* A bar on stderr while it is a terminal, nothing otherwise. */
+typedef struct progress {
+    const char *label;
+    int64_t started_ms, drawn_ms;
+    bool shown;
+} progress;
+void progress_begin(progress *p, const char *label);
+void progress_update(progress *p, uint64_t done, uint64_t total);
+void progress_end(progress *p);
+
+/* ---- following a job (watch.c) ---- */
+/* Prints a line an epoch until the job ends; 0 when it succeeded, else CLI_FAILED. `quiet`: only
+ * waits. `timeout_s` 0: no limit. */
+int watch_job(const cli *c, const char *id, bool quiet, long timeout_s);
+
+/* ---- where the local platform lives (local.c) ---- */
+const char *local_home(void);       /* KUBEML_HOME, else ~/.kubeml */
+const char *local_program(const char *name); /* beside this program, else on PATH */
+
+/* The commands' entries, one file each. */
+#define CLI_VERB(f) int f(cli *c, int argc, char **argv)
+CLI_VERB(cmd_up);
+CLI_VERB(cmd_down);
+CLI_VERB(cmd_status);
+CLI_VERB(cmd_top);
+CLI_VERB(cmd_dataset_create);
+CLI_VERB(cmd_dataset_list);
+CLI_VERB(cmd_dataset_get);
+CLI_VERB(cmd_dataset_delete);
+CLI_VERB(cmd_function_create);
+CLI_VERB(cmd_function_update);
+CLI_VERB(cmd_function_list);
+CLI_VERB(cmd_function_get);
+CLI_VERB(cmd_function_delete);
+CLI_VERB(cmd_function_logs);
+CLI_VERB(cmd_train);
+CLI_VERB(cmd_task_list);
+CLI_VERB(cmd_task_get);
+CLI_VERB(cmd_task_stop);
+CLI_VERB(cmd_task_suspend);
+CLI_VERB(cmd_task_resume);
+CLI_VERB(cmd_task_wait);
+CLI_VERB(cmd_task_prune);
+CLI_VERB(cmd_history_get);
+CLI_VERB(cmd_history_list);
+CLI_VERB(cmd_history_delete);
+CLI_VERB(cmd_history_prune);
+CLI_VERB(cmd_logs);
+CLI_VERB(cmd_infer);
+CLI_VERB(cmd_model_export);
+CLI_VERB(cmd_run);
+CLI_VERB(cmd_explain);
+CLI_VERB(cmd_zoo_list);
+CLI_VERB(cmd_completion);
+CLI_VERB(cmd_version);
+
+#endif

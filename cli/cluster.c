@@ -1,0 +1,155 @@
+/* cluster.c: the platform of a cluster, found through the kubeconfig.
+ *
+ * Requests go to the API server's proxy of the platform's Service, with the user's own credentials: what
+ * they need is `get` and `create` on services/proxy, nothing is opened and nothing has to be forwarded. The
+ * Service is found by its labels, the platform's token in the Secret that the Service names. Where one of the
+ * two may not be read, the chart's usual name, and KUBEML_TOKEN, stand in. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "cli.h"
+#include "json_read.h"
+
+static const char selector[] = "app.kubernetes.io%2Fname%3Dkubeml%2Capp.kubernetes.io%2Fcomponent%3Dcontroller";
+static const char secret_key[] = "kubeml.dev/token-secret"; /* annotation of the Service */
+enum { REPLY_MS = 30000 };
+
+/* ---- options ------------------------------------------------------------------------------------- */
+
+int cluster_options(cluster_access *a, int argc, char **argv)
+{
+    const struct {
+        const char *name;
+        const char **into;
+    } known[] = {{"--context", &a->context}, {"--namespace", &a->namespace_name},
+                 {"--kubeconfig", &a->kubeconfig}, {"--service", &a->service}};
+    int used = 0;
+    while (used < argc) {
+        size_t i = 0, len = 0;
+        for (; i < sizeof known / sizeof *known; i++) {
+            len = strlen(known[i].name);
+            if (strncmp(argv[used], known[i].name, len) == 0 && (!argv[used][len] || argv[used][len] == '='))
+                break;
+        }
+        if (i == sizeof known / sizeof *known)
+            return used;
+        const char *value = argv[used][len] ? argv[used] + len + 1 : used + 1 < argc ? argv[used + 1] : "";
+        if (!*value) {
+            fprintf(stderr, "kubeml: %s wants a value\n", known[i].name);
+            return -1;
+        }
+        used += argv[used][len] ? 1 : 2;
+        *known[i].into = value;
+        a->wanted = true;
+    }
+    return used;
+}
+
+/* ---- the Service ----------------------------------------------------------------------------------- */
+
+static int get(const kube_config *k, const char *path, json_t **out, err *e)
+{
+    char url[2048];
+    http_reply reply;
+    snprintf(url, sizeof url, "%s%s", k->server, path);
+    http_call call = {.method = "GET", .url = url, .kube = k, .total_ms = REPLY_MS};
+    int status = http_call_run(&call, &reply, e);
+    if (status == 0) {
+        *out = http_reply_json(&reply, e);
+        status = *out ? 0 : -1;
+    }
+    http_reply_free(&reply);
+    return status;
+}
+
+static const char *name_of(const json_t *object)
+{
+    const char *name = json_string_value(json_object_get(json_object_get(object, "metadata"), "name"));
+    return name ? name : "";
+}
+
+/* *out: a new reference, NULL where Services may not be listed. */
+static int find_service(const cluster_access *a, json_t **out, err *e)
+{
+    char path[300], names[160] = "";
+    cleanup_json json_t *list = NULL;
+    json_t *item;
+    size_t i, found = 0;
+    err why = ERR_INIT;
+    *out = NULL;
+    snprintf(path, sizeof path, "/api/v1/namespaces/%s/services?labelSelector=%s", a->config->namespace_name, selector);
+    if (get(a->config, path, &list, &why)) {
+        if (why.code == ERR_FORBIDDEN)
+            return 0;
+        return err_set(e, why.code == ERR_UNAUTHORIZED ? ERR_FORBIDDEN : why.code, "the API server: %s", why.message);
+    }
+    json_array_foreach(json_object_get(list, "items"), i, item) {
+        if (a->service && strcmp(name_of(item), a->service) != 0)
+            continue;
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", name_of(item));
+        if (found++ == 0)
+            *out = json_incref(item);
+    }
+    if (found == 1)
+        return 0;
+    json_decref(*out);
+    *out = NULL;
+    if (found)
+        return err_set(e, ERR_INVALID, "namespace %s has several platforms, name one with --service: %s",
+                       a->config->namespace_name, names);
+    return err_set(e, ERR_NOT_FOUND, "there is no %s in namespace %s; --namespace says where the platform is",
+                   a->service ? a->service : "Service of KubeML", a->config->namespace_name);
+}
+
+/* ---- the token --------------------------------------------------------------------------------------- */
+
+static int find_token(cluster_access *a, const json_t *service, const char *name, err *e)
+{
+    char path[600], usual[300];
+    cleanup_json json_t *secret = NULL;
+    err why = ERR_INIT;
+    const json_t *notes = json_object_get(json_object_get(service, "metadata"), "annotations");
+    const char *given = json_string_value(json_object_get(notes, secret_key));
+    snprintf(usual, sizeof usual, "%.250s-token", name);
+    given = given ? given : usual;
+    snprintf(path, sizeof path, "/api/v1/namespaces/%s/secrets/%.250s", a->config->namespace_name, given);
+    if (get(a->config, path, &secret, &why))
+        return err_set(e, ERR_UNAUTHORIZED, "the platform's token cannot be read from Secret %.80s: %.120s", given,
+                       why.message);
+    const char *text = json_string_value(json_object_get(json_object_get(secret, "data"), "token"));
+    if (!text)
+        return err_set(e, ERR_UNAUTHORIZED, "Secret %.80s has no key \"token\"", given);
+    return kube_config_decode(text, "the platform's token", &a->token, e);
+}
+
+int cluster_reach(cluster_access *a, bool has_token, err *e)
+{
+    static kube_config config;
+    cleanup_json json_t *service = NULL;
+    const char *url = getenv("KUBEML_URL");
+    if (a->config)
+        return 0;
+    if (url && *url)
+        fprintf(stderr, "kubeml: KUBEML_URL is left aside: the cluster was asked for\n");
+    if (kube_config_read(a->kubeconfig, a->context, &config, e))
+        return -1;
+    if (a->namespace_name)
+        snprintf(config.namespace_name, sizeof config.namespace_name, "%s", a->namespace_name);
+    a->config = &config;
+    if (find_service(a, &service, e)) {
+        a->config = NULL;
+        return -1;
+    }
+    const char *name = service ? name_of(service) : a->service ? a->service : "kubeml";
+    const json_t *port = json_array_get(json_object_get(json_object_get(service, "spec"), "ports"), 0);
+    const char *port_name = json_string_value(json_object_get(port, "name"));
+    snprintf(a->base, sizeof a->base, "%s/api/v1/namespaces/%s/services/%.250s:%s/proxy", config.server,
+             config.namespace_name, name, port_name ? port_name : "api");
+    if (has_token || find_token(a, service, name, e) == 0)
+        return 0;
+    a->config = NULL;
+    return -1;
+}

@@ -1,0 +1,160 @@
+/* cmd_dataset.c: kubeml dataset create | list | get | delete. */
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "cli.h"
+
+static const cli_column columns[] = {
+    {"NAME", "name", false, NULL, false},
+    {"TRAIN", "train_set_size", false, NULL, true},
+    {"TEST", "test_set_size", false, NULL, true},
+    {"SHAPE", "shape", false, NULL, false},
+    {"TYPE", "dtype", true, NULL, false},
+    {"CLASSES", "classes", false, NULL, true},
+    {"DIGEST", "digest", true, NULL, false},
+    {NULL, NULL, false, NULL, false},
+};
+
+static void format_shape(const json_t *shape, char *out, size_t size)
+{
+    size_t used = 0, i;
+    json_t *side;
+    out[0] = '\0';
+    json_array_foreach(shape, i, side)
+    {
+        int n = snprintf(out + used, size - used, "%s%lld", i ? "x" : "",
+                         (long long)json_integer_value(side));
+        used += n > 0 && (size_t)n < size - used ? (size_t)n : 0;
+    }
+}
+
+static void show_progress(void *context, uint64_t sent, uint64_t total)
+{
+    progress_update(context, sent, total);
+}
+
+static int add_files(http_part *parts, size_t *count, const char *field, const cli_list *files,
+                     err *e)
+{
+    for (size_t i = 0; i < files->count; i++) {
+        struct stat about;
+        if (stat(files->item[i], &about) != 0 || !S_ISREG(about.st_mode))
+            return err_set(e, ERR_NOT_FOUND, "no file %s", files->item[i]);
+        parts[(*count)++] = (http_part){.field = field, .path = files->item[i]};
+    }
+    return 0;
+}
+
+/* The options that go into the query; what they may be is the server's to say. */
+static const char *query_of(bool regression, const char *layout, long seed, bool seed_seen)
+{
+    static char query[256];
+    char layout_part[160] = "", seed_part[40] = "";
+    if (layout)
+        snprintf(layout_part, sizeof layout_part, "layout=%s&", cli_path("", layout, ""));
+    if (seed_seen)
+        snprintf(seed_part, sizeof seed_part, "seed=%ld&", seed);
+    snprintf(query, sizeof query, "?%s%s%s", layout_part, seed_part, regression ? "regression=true" : "");
+    size_t len = strlen(query);
+    if (query[len - 1] == '&' || query[len - 1] == '?')
+        query[len - 1] = '\0';
+    return query;
+}
+
+int cmd_dataset_create(cli *c, int argc, char **argv)
+{
+    const char *name = NULL, *layout = NULL;
+    bool regression = false, seed_seen = false;
+    long seed = 0;
+    cli_list files[4] = {{{0}, 0}};
+    const cli_option options[] = {
+        {"name", 'n', OPTION_TEXT, "NAME", "what to call it", &name, NULL, true, false},
+        {"traindata", 0, OPTION_TEXT, "FILE", "training samples", &files[0], NULL, true, true},
+        {"trainlabels", 0, OPTION_TEXT, "FILE", "their labels", &files[1], NULL, false, true},
+        {"testdata", 0, OPTION_TEXT, "FILE", "test samples", &files[2], NULL, true, true},
+        {"testlabels", 0, OPTION_TEXT, "FILE", "their labels", &files[3], NULL, false, true},
+        {"regression", 0, OPTION_FLAG, NULL, "the labels are numbers, not classes", &regression, NULL, false, false},
+        {"layout", 0, OPTION_TEXT, "ORDER", "of images: auto, chw or hwc (auto)", &layout, NULL, false, false},
+        {"seed", 0, OPTION_INT, "N", "of the order in which samples are stored (0)", &seed, &seed_seen, false, false},
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    static const char *const fields[] = {"x-train", "y-train", "x-test", "y-test"};
+    http_part parts[4 * CLI_LIST_MAX];
+    size_t count = 0;
+    err e = ERR_INIT;
+    for (size_t i = 0; i < 4; i++)
+        if (add_files(parts, &count, fields[i], &files[i], &e))
+            return cli_fail(&e);
+    progress bar;
+    progress_begin(&bar, name);
+    http_call call = {.method = "POST", .parts = parts, .part_count = count,
+                      .progress = show_progress, .context = &bar, .idle_s = 600};
+    http_reply reply;
+    char query[256];
+    snprintf(query, sizeof query, "%s", query_of(regression, layout, seed, seed_seen));
+    int status = cli_call_raw(c, &call, cli_path("/dataset/", name, query), &reply, &e);
+    progress_end(&bar);
+    http_reply_free(&reply);
+    if (status)
+        return cli_fail(&e);
+    printf("dataset %s created\n", name);
+    return CLI_OK;
+}
+
+int cmd_dataset_list(cli *c, int argc, char **argv)
+{
+    const char *format = "table";
+    const cli_option options[] = {
+        {"output", 'o', OPTION_TEXT, "FORMAT", "table, wide, json or yaml", &format, NULL, false, false},
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    if (!output_known(c, format, OUTPUT_ROWS))
+        return CLI_USAGE;
+    err e = ERR_INIT;
+    json_t *rows = NULL;
+    if (cli_call(c, "GET", "/dataset", NULL, &rows, &e))
+        return cli_fail(&e);
+    cli_column shown[sizeof columns / sizeof *columns];
+    memcpy(shown, columns, sizeof columns);
+    shown[3].format = format_shape;
+    int status = output_rows(rows, shown, format, "no data sets; kubeml dataset create makes one");
+    json_decref(rows);
+    return status;
+}
+
+int cmd_dataset_get(cli *c, int argc, char **argv)
+{
+    const char *format = "yaml", *name = NULL;
+    const cli_option options[] = {
+        {"output", 'o', OPTION_TEXT, "FORMAT", "json or yaml", &format, NULL, false, false},
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    CLI_PARSE(c, argc, argv, options, 1, 1, &name);
+    if (!output_known(c, format, OUTPUT_VALUE))
+        return CLI_USAGE;
+    err e = ERR_INIT;
+    json_t *value = NULL;
+    if (cli_call(c, "GET", cli_path("/dataset/", name, ""), NULL, &value, &e))
+        return cli_fail(&e);
+    int status = output_value(value, format);
+    json_decref(value);
+    return status;
+}
+
+int cmd_dataset_delete(cli *c, int argc, char **argv)
+{
+    const char *name = NULL;
+    const cli_option options[] = {
+        {"name", 'n', OPTION_TEXT, "NAME", "the data set", &name, NULL, false, false},
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    const char *given = NULL;
+    CLI_PARSE(c, argc, argv, options, 0, 1, &given);
+    name = given ? given : name;
+    if (!name)
+        return cli_usage(c, "which data set?");
+    err e = ERR_INIT;
+    if (cli_call(c, "DELETE", cli_path("/dataset/", name, ""), NULL, NULL, &e))
+        return cli_fail(&e);
+    printf("dataset %s deleted\n", name);
+    return CLI_OK;
+}

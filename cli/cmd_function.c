@@ -1,0 +1,180 @@
+/* cmd_function.c: kubeml function create | update | list | get | delete | logs. */
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "cli.h"
+
+static const cli_column columns[] = {
+    {"NAME", "name", false, NULL, false},
+    {"VERSION", "version", false, NULL, true},
+    {"KIND", "kind", false, NULL, false},
+    {"MODEL", "model", false, NULL, false},
+    {"CREATED", "created", false, output_age, true},
+    {"DIGEST", "digest", true, NULL, false},
+    {NULL, NULL, false, NULL, false},
+};
+
+/* The compiler's own lines, as a compiler would print them; whether there were any. */
+static bool print_diagnostics(const http_reply *reply)
+{
+    json_t *problem = reply->body.len ? json_loadb(reply->body.bytes, reply->body.len, 0, NULL) : NULL;
+    const char *text = json_string_value(json_object_get(problem, "compiler_output"));
+    if (text && *text)
+        fprintf(stderr, "%s%s", text, text[strlen(text) - 1] == '\n' ? "" : "\n");
+    bool any = text && *text;
+    json_decref(problem);
+    return any;
+}
+
+static int upload(const cli *c, const char *method, const char *name, const cli_list *files)
+{
+    err e = ERR_INIT;
+    http_part parts[CLI_LIST_MAX];
+    for (size_t i = 0; i < files->count; i++) {
+        struct stat about;
+        if (stat(files->item[i], &about) != 0 || !S_ISREG(about.st_mode)) {
+            err_set(&e, ERR_NOT_FOUND, "no file %s", files->item[i]);
+            return cli_fail(&e);
+        }
+        parts[i] = (http_part){.field = "code", .path = files->item[i]};
+    }
+    http_call call = {.method = method, .parts = parts, .part_count = files->count, .idle_s = 300};
+    http_reply reply;
+    int status = cli_call_raw(c, &call, cli_path("/function/", name, ""), &reply, &e);
+    if (status && print_diagnostics(&reply))
+        err_set(&e, ERR_INVALID, "function %.64s: the code does not compile; nothing has changed", name);
+    http_reply_free(&reply);
+    return status ? cli_fail(&e) : CLI_OK;
+}
+
+static int create(cli *c, int argc, char **argv, const char *method, const char *done)
+{
+    const char *name = NULL, *model = NULL, *stem = NULL;
+    cli_list files = {{0}, 0};
+    const cli_option options[] = {
+        {"name", 'n', OPTION_TEXT, "NAME", "what to call it", &name, NULL, true, false},
+        {"code", 'c', OPTION_TEXT, "FILE", "a C file against kubeml.h; may be repeated", &files, NULL, false, true},
+        {"model", 'm', OPTION_TEXT, "NAME", "a model of the zoo instead of code", &model, NULL, false, false},
+        {"stem", 0, OPTION_TEXT, "KIND", "the model's beginning: cifar or imagenet (auto: by the dataset)", &stem, NULL, false, false},
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    if ((files.count > 0) == (model != NULL))
+        return cli_usage(c, "either --code FILE or --model NAME");
+    if (stem && !model)
+        return cli_usage(c, "--stem goes with --model");
+    int status = CLI_OK;
+    if (model) {
+        err e = ERR_INIT;
+        json_t *body = json_pack("{s:s, s:s*}", "model", model, "stem", stem);
+        if (cli_call(c, method, cli_path("/function/", name, ""), body, NULL, &e))
+            status = cli_fail(&e);
+        json_decref(body);
+    } else {
+        status = upload(c, method, name, &files);
+    }
+    if (status == CLI_OK)
+        printf("function %s %s\n", name, done);
+    return status;
+}
+
+int cmd_function_create(cli *c, int argc, char **argv)
+{
+    return create(c, argc, argv, "POST", "created");
+}
+
+int cmd_function_update(cli *c, int argc, char **argv)
+{
+    return create(c, argc, argv, "PUT", "updated");
+}
+
+int cmd_function_list(cli *c, int argc, char **argv)
+{
+    const char *format = "table";
+    const cli_option options[] = {
+        {"output", 'o', OPTION_TEXT, "FORMAT", "table, wide, json or yaml", &format, NULL, false, false},
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    if (!output_known(c, format, OUTPUT_ROWS))
+        return CLI_USAGE;
+    err e = ERR_INIT;
+    json_t *rows = NULL;
+    if (cli_call(c, "GET", "/function", NULL, &rows, &e))
+        return cli_fail(&e);
+    int status = output_rows(rows, columns, format, "no functions; kubeml function create makes one");
+    json_decref(rows);
+    return status;
+}
+
+int cmd_function_get(cli *c, int argc, char **argv)
+{
+    const char *format = "yaml", *name = NULL;
+    const cli_option options[] = {
+        {"output", 'o', OPTION_TEXT, "FORMAT", "json or yaml", &format, NULL, false, false},
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    CLI_PARSE(c, argc, argv, options, 1, 1, &name);
+    if (!output_known(c, format, OUTPUT_VALUE))
+        return CLI_USAGE;
+    err e = ERR_INIT;
+    json_t *value = NULL;
+    if (cli_call(c, "GET", cli_path("/function/", name, ""), NULL, &value, &e))
+        return cli_fail(&e);
+    int status = output_value(value, format);
+    json_decref(value);
+    return status;
+}
+
+int cmd_function_delete(cli *c, int argc, char **argv)
+{
+    const char *name = NULL, *given = NULL;
+    const cli_option options[] = {
+        {"name", 'n', OPTION_TEXT, "NAME", "the function", &name, NULL, false, false},
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    CLI_PARSE(c, argc, argv, options, 0, 1, &given);
+    name = given ? given : name;
+    if (!name)
+        return cli_usage(c, "which function?");
+    err e = ERR_INIT;
+    if (cli_call(c, "DELETE", cli_path("/function/", name, ""), NULL, NULL, &e))
+        return cli_fail(&e);
+    printf("function %s deleted\n", name);
+    return CLI_OK;
+}
+
+/* The id of the newest job of this function, in `id`; -1 where there is none. */
+static int newest_job(const cli *c, const char *function, char *id, size_t size, err *e)
+{
+    json_t *rows = NULL, *row;
+    size_t i;
+    if (cli_call(c, "GET", "/tasks?state=all", NULL, &rows, e))
+        return -1;
+    const char *newest = "";
+    id[0] = '\0';
+    json_array_foreach(rows, i, row)
+    {
+        const char *name = json_string_value(output_at(row, "request.function_name"));
+        const char *created = json_string_value(json_object_get(row, "created"));
+        if (!name || !created || strcmp(name, function) != 0 || strcmp(created, newest) < 0)
+            continue;
+        newest = created;
+        snprintf(id, size, "%s", json_string_value(json_object_get(row, "id")));
+    }
+    json_decref(rows);
+    return id[0] ? 0 : err_set(e, ERR_NOT_FOUND, "no job ran function \"%s\"", function);
+}
+
+int cmd_function_logs(cli *c, int argc, char **argv)
+{
+    const char *name = NULL;
+    bool follow = false;
+    const cli_option options[] = {
+        {"follow", 'f', OPTION_FLAG, NULL, "go on until the job ends", &follow, NULL, false, false},
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    CLI_PARSE(c, argc, argv, options, 1, 1, &name);
+    err e = ERR_INIT;
+    char id[128];
+    if (newest_job(c, name, id, sizeof id, &e))
+        return cli_fail(&e);
+    char *arguments[] = {argv[0], id, follow ? "--follow" : NULL, NULL};
+    return cmd_logs(c, follow ? 3 : 2, arguments);
+}

@@ -1,0 +1,127 @@
+/* cmd_infer.c: kubeml infer: samples from npy or JSON to the trained model, predictions to stdout. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "cli.h"
+#include "npy.h"
+
+enum { DATA_BYTES_MAX = 64 << 20 };
+
+static int read_file(const char *path, buf *out, err *e)
+{
+    cleanup_fclose FILE *file = fopen(path, "rb");
+    if (!file)
+        return err_set_errno(e, errno, "%s", path);
+    char block[65536];
+    for (size_t n; (n = fread(block, 1, sizeof block, file)) > 0;)
+        if (buf_append(out, block, n, e))
+            return err_wrap(e, "%s", path);
+    return ferror(file) ? err_set_errno(e, errno, "%s", path) : 0;
+}
+
+/* The numbers [at, at + n) of the array, as nested JSON lists; `dim` is the outermost of them. */
+static int append_nested(const array_head *head, const char *numbers, int dim, uint64_t at, uint64_t n,
+                         buf *out, err *e)
+{
+    if (dim == head->ndim) {
+        float value;
+        array_to_f32(head->dtype, head->swap, numbers + at * array_dtype_bytes(head->dtype), &value, 1);
+        return buf_printf(out, e, "%.9g", (double)value);
+    }
+    uint64_t stride = head->shape[dim] ? n / head->shape[dim] : 0;
+    if (buf_append(out, "[", 1, e))
+        return -1;
+    for (uint64_t i = 0; i < head->shape[dim]; i++)
+        if ((i && buf_append(out, ",", 1, e)) ||
+            append_nested(head, numbers, dim + 1, at + i * stride, stride, out, e))
+            return -1;
+    return buf_append(out, "]", 1, e);
+}
+
+static int npy_to_json(const buf *file, buf *out, err *e)
+{
+    array_head head;
+    int found = npy_parse((const uint8_t *)file->bytes, file->len, &head, e);
+    if (found < 0)
+        return -1;
+    if (found == 0 || head.data_offset + head.data_bytes > file->len)
+        return err_set(e, ERR_CORRUPT, "the npy file is cut short: %zu bytes", file->len);
+    uint64_t n = head.data_bytes / array_dtype_bytes(head.dtype);
+    return append_nested(&head, file->bytes + head.data_offset, 0, 0, n, out, e);
+}
+
+/* {"model_id": ID, "data": ...} */
+static int build_request(const char *id, const char *path, buf *out, err *e)
+{
+    cleanup_buf buf file;
+    buf_init(&file, DATA_BYTES_MAX);
+    if (read_file(path, &file, e))
+        return -1;
+    cleanup_free char *quoted = NULL;
+    json_t *name = json_string(id);
+    quoted = name ? json_dumps(name, JSON_ENCODE_ANY) : NULL;
+    json_decref(name);
+    if (!quoted)
+        return err_set(e, ERR_INVALID, "the id is not UTF-8");
+    if (buf_printf(out, e, "{\"model_id\":%s,\"data\":", quoted))
+        return -1;
+    bool npy = file.len >= 6 && npy_is((const uint8_t *)file.bytes, file.len);
+    json_error_t where;
+    json_t *list = npy ? NULL : json_loadb(file.bytes ? file.bytes : "", file.len, 0, &where);
+    if (!npy && !list)
+        return err_set(e, ERR_INVALID, "%s: neither npy nor JSON: line %d, column %d: %s", path, where.line,
+                       where.column, where.text);
+    json_decref(list);
+    int status = npy ? npy_to_json(&file, out, e) : buf_append(out, file.bytes, file.len, e);
+    if (status)
+        return err_wrap(e, "%s", path);
+    return buf_append(out, "}", 1, e);
+}
+
+static void print_predictions(const json_t *answer)
+{
+    const json_t *predictions = json_object_get(answer, "predictions");
+    size_t i;
+    json_t *value;
+    json_array_foreach(predictions, i, value)
+    {
+        char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+        printf("%s%s", i ? " " : "", text ? text : "?");
+        free(text);
+    }
+    putchar('\n');
+}
+
+int cmd_infer(cli *c, int argc, char **argv)
+{
+    const char *id = NULL, *path = NULL, *format = "text";
+    const cli_option options[] = {
+        {"network", 'n', OPTION_TEXT, "ID", "the job whose model answers", &id, NULL, true, false},
+        {"datafile", 0, OPTION_TEXT, "FILE", "samples: npy, or JSON lists", &path, NULL, true, false},
+        {"output", 'o', OPTION_TEXT, "FORMAT", "text, json or yaml; json has the logits too", &format, NULL, false, false},
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    if (!output_known(c, format, OUTPUT_TEXT))
+        return CLI_USAGE;
+    err e = ERR_INIT;
+    cleanup_buf buf body;
+    buf_init(&body, (size_t)DATA_BYTES_MAX * 4);
+    if (build_request(id, path, &body, &e))
+        return cli_fail(&e);
+    http_call call = {.method = "POST", .body = body.bytes, .body_len = body.len};
+    http_reply reply;
+    int status = cli_call_raw(c, &call, "/infer", &reply, &e);
+    json_t *answer = status ? NULL : http_reply_json(&reply, &e);
+    http_reply_free(&reply);
+    if (!answer)
+        return cli_fail(&e);
+    if (strcmp(format, "text") == 0)
+        print_predictions(answer);
+    else
+        output_value(answer, format);
+    json_decref(answer);
+    return CLI_OK;
+}

@@ -1,0 +1,271 @@
+/* cmd_local.c: kubeml up | down | status | run: the platform as local processes. */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "cli.h"
+#include "clock.h"
+
+enum { UP_DEADLINE_MS = 30000, DOWN_DEADLINE_MS = 30000, LOG_TAIL_BYTES = 1500 };
+
+static int open_process(pid_t pid)
+{
+    return (int)syscall(SYS_pidfd_open, pid, 0);
+}
+
+static int make_home(char *log_path, size_t size, err *e)
+{
+    char home[PATH_MAX];
+    snprintf(home, sizeof home, "%s", local_home());
+    for (char *at = home + 1; *at; at++) {
+        if (*at != '/')
+            continue;
+        *at = '\0';
+        mkdir(home, 0755); /* an error shows at the last one */
+        *at = '/';
+    }
+    if (mkdir(home, 0700) && errno != EEXIST)
+        return err_set_errno(e, errno, "%s", home);
+    snprintf(log_path, size, "%s/controller.log", home);
+    return 0;
+}
+
+typedef struct start {
+    const char *log_path;
+    pid_t pid;
+    int ready_fd;   /* the controller writes its URL there when it answers */
+    off_t log_from; /* what the log held before is of another start */
+} start;
+
+/* The child keeps `ready` as --ready-fd names it; nothing else is inherited. */
+static void run_controller(char **arguments, int log, int ready)
+{
+    setsid();
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    dup2(null, STDIN_FILENO);
+    dup2(log, STDOUT_FILENO);
+    dup2(log, STDERR_FILENO);
+    fcntl(ready, F_SETFD, 0);
+    execvp(arguments[0], arguments);
+    dprintf(STDERR_FILENO, "cannot run %s: %s\n", arguments[0], strerror(errno));
+    _exit(127);
+}
+
+/* `arguments` has room for two more and the end. */
+static int start_controller(char **arguments, size_t count, start *s, err *e)
+{
+    cleanup_close int log = open(s->log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (log < 0)
+        return err_set_errno(e, errno, "%s", s->log_path);
+    s->log_from = lseek(log, 0, SEEK_END);
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC))
+        return err_set_errno(e, errno, "pipe");
+    s->ready_fd = ends[0];
+    cleanup_close int ready = ends[1];
+    char number[16];
+    snprintf(number, sizeof number, "%d", ready);
+    arguments[count] = "--ready-fd";
+    arguments[count + 1] = number;
+    s->pid = fork();
+    if (s->pid < 0)
+        return err_set_errno(e, errno, "fork");
+    if (s->pid == 0)
+        run_controller(arguments, log, ready);
+    return 0;
+}
+
+/* What this start wrote into the log, its end. */
+static void print_log_end(const start *s)
+{
+    cleanup_fclose FILE *log = fopen(s->log_path, "rb");
+    char text[LOG_TAIL_BYTES + 1];
+    if (!log || fseeko(log, 0, SEEK_END))
+        return;
+    off_t size = ftello(log);
+    off_t from = size - s->log_from > LOG_TAIL_BYTES ? size - LOG_TAIL_BYTES : s->log_from;
+    if (fseeko(log, from, SEEK_SET))
+        return;
+    size_t len = fread(text, 1, LOG_TAIL_BYTES, log);
+    text[len] = '\0';
+    fputs(text, stderr);
+}
+
+/* Until the controller says where it answers, it ended, or the deadline. Asking its port instead could
+ * be answered by another platform that has it already. */
+static int wait_ready(const start *s, char *url, size_t size)
+{
+    int64_t deadline = clock_deadline_ms(UP_DEADLINE_MS);
+    size_t len = 0;
+    while (clock_monotonic_ms() < deadline) {
+        struct pollfd said = {.fd = s->ready_fd, .events = POLLIN};
+        if (poll(&said, 1, clock_left_ms(deadline)) <= 0)
+            continue;
+        ssize_t got = read(s->ready_fd, url + len, size - 1 - len);
+        len += got > 0 ? (size_t)got : 0;
+        url[len] = '\0';
+        char *end = strchr(url, '\n');
+        if (end) {
+            *end = '\0';
+            return CLI_OK;
+        }
+        if (got == 0) {
+            waitpid(s->pid, NULL, 0);
+            print_log_end(s);
+            fprintf(stderr, "kubeml: the controller did not start; its log is %s\n", s->log_path);
+            return CLI_FAILED;
+        }
+    }
+    print_log_end(s);
+    kill(s->pid, SIGTERM);
+    fprintf(stderr, "kubeml: the controller was not ready within %d s; its log is %s\n",
+            UP_DEADLINE_MS / 1000, s->log_path);
+    return CLI_FAILED;
+}
+
+int cmd_up(cli *c, int argc, char **argv)
+{
+    const char *listen = "127.0.0.1:10100", *token_file = NULL;
+    long slots = 0;
+    bool slots_seen = false, foreground = false;
+    const cli_option options[] = {
+        {"listen", 'l', OPTION_TEXT, "HOST:PORT", "where the API answers (127.0.0.1:10100)", &listen, NULL, false, false},
+        {"slots", 0, OPTION_INT, "N", "functions that run at once (cores, at least 4)", &slots, &slots_seen, false, false},
+        {"token-file", 0, OPTION_TEXT, "FILE", "callers must send the token in this file", &token_file, NULL, false, false},
+        {"foreground", 0, OPTION_FLAG, NULL, "stay, and log to this terminal", &foreground, NULL, false, false},
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    if (!strchr(listen, ':'))
+        return cli_usage(c, "--listen wants HOST:PORT, not \"%s\"", listen);
+    if (slots_seen && slots < 1)
+        return cli_usage(c, "--slots wants 1 or more, not %ld", slots);
+    err e = ERR_INIT;
+    char log_path[PATH_MAX + 32], program[PATH_MAX + 64], slots_text[24], url[256];
+    if (make_home(log_path, sizeof log_path, &e))
+        return cli_fail(&e);
+    snprintf(program, sizeof program, "%s", local_program("kubeml-controller"));
+    snprintf(slots_text, sizeof slots_text, "%ld", slots);
+    char *arguments[16] = {program, "--listen", (char *)listen, "--home", (char *)local_home()};
+    size_t count = 5;
+    if (slots_seen) {
+        arguments[count++] = "--slots";
+        arguments[count++] = slots_text;
+    }
+    if (token_file) {
+        arguments[count++] = "--token-file";
+        arguments[count++] = (char *)token_file;
+    }
+    if (foreground) {
+        execvp(program, arguments);
+        err_set_errno(&e, errno, "%s", program);
+        return cli_fail(&e);
+    }
+    start s = {.log_path = log_path, .ready_fd = -1};
+    int status = start_controller(arguments, count, &s, &e) ? cli_fail(&e) : wait_ready(&s, url, sizeof url);
+    if (s.ready_fd >= 0)
+        close(s.ready_fd);
+    if (status != CLI_OK)
+        return status;
+    printf("kubeml is up at %s (pid %d); log: %s\n", url, (int)s.pid, log_path);
+    if (strcmp(url, c->url) != 0) /* the next command would ask somebody else */
+        printf("export KUBEML_URL=%s\n", url);
+    return CLI_OK;
+}
+
+/* The pid in the controller's file, 0 where none runs. */
+static pid_t running_controller(void)
+{
+    char path[PATH_MAX + 32], comm_path[64], comm[32] = "";
+    snprintf(path, sizeof path, "%s/run/controller.pid", local_home());
+    cleanup_fclose FILE *file = fopen(path, "r");
+    long pid = 0;
+    if (!file || fscanf(file, "%ld", &pid) != 1 || pid <= 1)
+        return 0;
+    snprintf(comm_path, sizeof comm_path, "/proc/%ld/comm", pid);
+    cleanup_fclose FILE *about = fopen(comm_path, "r");
+    /* A stale file whose number somebody else has by now must not be killed. */
+    bool ours = about && fgets(comm, sizeof comm, about) && strncmp(comm, "kubeml-control", 14) == 0;
+    return ours ? (pid_t)pid : 0;
+}
+
+int cmd_down(cli *c, int argc, char **argv)
+{
+    const cli_option options[] = {{NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    pid_t pid = running_controller();
+    if (!pid) {
+        printf("no platform runs in %s\n", local_home());
+        return CLI_OK;
+    }
+    cleanup_close int process = open_process(pid);
+    if (process < 0 || kill(pid, SIGTERM)) {
+        err e = ERR_INIT;
+        err_set_errno(&e, errno, "controller, pid %d", (int)pid);
+        return cli_fail(&e);
+    }
+    struct pollfd ended = {.fd = process, .events = POLLIN};
+    if (poll(&ended, 1, DOWN_DEADLINE_MS) <= 0) {
+        fprintf(stderr, "kubeml: the controller, pid %d, did not end within %d s\n", (int)pid,
+                DOWN_DEADLINE_MS / 1000);
+        return CLI_FAILED;
+    }
+    printf("kubeml is down\n");
+    return CLI_OK;
+}
+
+int cmd_status(cli *c, int argc, char **argv)
+{
+    const char *format = "text";
+    const cli_option options[] = {
+        {"output", 'o', OPTION_TEXT, "FORMAT", "text, json or yaml", &format, NULL, false, false},
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    if (!output_known(c, format, OUTPUT_TEXT))
+        return CLI_USAGE;
+    err e = ERR_INIT;
+    json_t *about = NULL, *ready = NULL;
+    if (cli_call(c, "GET", "/version", NULL, &about, &e))
+        return cli_fail(&e);
+    bool is_ready = cli_call(c, "GET", "/ready", NULL, &ready, &e) == 0;
+    json_t *all = json_pack("{s:s, s:o, s:b, s:o*}", "url", c->url, "version", about, "ready",
+                            is_ready, "checks", ready);
+    if (strcmp(format, "text") != 0) {
+        output_value(all, format);
+    } else {
+        printf("kubeml %s at %s: %s\n", json_string_value(json_object_get(about, "version")) ?: "?",
+               c->url, is_ready ? "ready" : e.message);
+    }
+    json_decref(all);
+    return is_ready ? CLI_OK : CLI_FAILED;
+}
+
+int cmd_run(cli *c, int argc, char **argv)
+{
+    char program[PATH_MAX + 64];
+    if (c->describe)
+        return CLI_OK;
+    snprintf(program, sizeof program, "%s", local_program("kubeml-function"));
+    char **arguments = calloc((size_t)argc + 2, sizeof *arguments);
+    if (!arguments)
+        return CLI_FAILED;
+    arguments[0] = program;
+    arguments[1] = "run";
+    for (int i = 1; i < argc; i++)
+        arguments[i + 1] = argv[i];
+    fflush(NULL);
+    execvp(program, arguments);
+    err e = ERR_INIT;
+    err_set_errno(&e, errno, "%s", program);
+    free(arguments);
+    return cli_fail(&e);
+}

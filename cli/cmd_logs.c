@@ -1,0 +1,82 @@
+/* cmd_logs.c: kubeml logs, kubeml completion, kubeml version. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli.h"
+#include "version.h"
+
+static int print_bytes(void *context, const char *bytes, size_t len)
+{
+    (void)context;
+    size_t written = fwrite(bytes, 1, len, stdout);
+    return written == len && fflush(stdout) == 0 ? 0 : 1;
+}
+
+int cmd_logs(cli *c, int argc, char **argv)
+{
+    const char *id = NULL, *given = NULL;
+    bool follow = false;
+    const cli_option options[] = {
+        {"id", 0, OPTION_TEXT, "ID", "the job", &id, NULL, false, false},
+        {"follow", 'f', OPTION_FLAG, NULL, "go on until the job ends", &follow, NULL, false, false},
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    CLI_PARSE(c, argc, argv, options, 0, 1, &given);
+    id = given ? given : id;
+    if (!id)
+        return cli_usage(c, "which job? give its id");
+    err e = ERR_INIT;
+    http_call call = {.method = "GET", .accept = "text/plain", .sink = print_bytes,
+                      .idle_s = follow ? -1 : 0};
+    http_reply reply;
+    int status = cli_call_raw(c, &call, cli_path("/tasks/", id, follow ? "/logs?follow=true" : "/logs"),
+                              &reply, &e);
+    http_reply_free(&reply);
+    return status ? cli_fail(&e) : CLI_OK;
+}
+
+/* Words come from the table of verbs; a verb's options from the program itself. */
+static const char completion_tail[] =
+    "_kubeml() {\n"
+    "    local word=${COMP_WORDS[COMP_CWORD]} line=\"${COMP_WORDS[*]:1:COMP_CWORD-1}\" verb words=\n"
+    "    if [[ $word == -* ]]; then\n"
+    "        words=$(kubeml __options $line 2>/dev/null)\n"
+    "    elif [[ ${COMP_WORDS[COMP_CWORD-1]} == -* ]]; then\n"
+    "        COMPREPLY=($(compgen -f -- \"$word\")); return\n"
+    "    else\n"
+    "        for verb in \"${_kubeml_verbs[@]}\"; do\n"
+    "            [[ -z $line ]] && words+=\" ${verb%% *}\"\n"
+    "            [[ -n $line && $verb == \"$line \"* ]] && words+=\" ${verb##* }\"\n"
+    "        done\n"
+    "    fi\n"
+    "    COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n"
+    "    [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace\n"
+    "}\n"
+    "complete -o default -F _kubeml kubeml\n";
+
+int cmd_completion(cli *c, int argc, char **argv)
+{
+    const char *shell = "bash";
+    const cli_option options[] = {{NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    CLI_PARSE(c, argc, argv, options, 0, 1, &shell);
+    if (strcmp(shell, "bash") != 0)
+        return cli_usage(c, "only bash, not \"%s\"", shell);
+    printf("_kubeml_verbs=(");
+    for (const cli_verb *v = cli_verbs; v->name; v++)
+        printf(" '%s'", v->name);
+    printf(" )\n%s", completion_tail);
+    return CLI_OK;
+}
+
+int cmd_version(cli *c, int argc, char **argv)
+{
+    const cli_option options[] = {{NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    printf("kubeml %s\n", KUBEML_VERSION);
+    json_t *about = NULL;
+    if (cli_call(c, "GET", "/version", NULL, &about, NULL) == 0)
+        printf("platform %s at %s\n", json_string_value(json_object_get(about, "version")) ?: "?", c->url);
+    else
+        printf("no platform at %s\n", c->url);
+    json_decref(about);
+    return CLI_OK;
+}

@@ -1,0 +1,184 @@
+/* cmd_task.c: kubeml task list | get | stop | suspend | resume | wait | prune, and kubeml explain. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+
+static const cli_column columns[] = {
+    {"ID", "id", false, NULL, false},
+    {"STATE", "state", false, NULL, false},
+    {"EPOCH", "epoch", false, NULL, true},
+    {"OF", "request.epochs", false, NULL, true},
+    {"ACC %", "accuracy", false, NULL, true},
+    {"LOSS", "train_loss", false, NULL, true},
+    {"WORKERS", "parallelism", false, NULL, true},
+    {"AGE", "created", false, output_age, true},
+    {"FUNCTION", "request.function_name", true, NULL, false},
+    {"DATASET", "request.dataset", true, NULL, false},
+    {"K", "request.options.k", true, NULL, true},
+    {"USER", "user", true, NULL, false},
+    {"REASON", "reason", true, NULL, false},
+    {NULL, NULL, false, NULL, false},
+};
+
+static cli_option format_only(const char **format, const char *help)
+{
+    return (cli_option){"output", 'o', OPTION_TEXT, "FORMAT", help, format, NULL, false, false};
+}
+
+int cmd_task_list(cli *c, int argc, char **argv)
+{
+    const char *format = "table";
+    bool all = false;
+    const cli_option options[] = {
+        format_only(&format, "table, wide, json or yaml"),
+        {"all", 'a', OPTION_FLAG, NULL, "those that ended too", &all, NULL, false, false},
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    if (!output_known(c, format, OUTPUT_ROWS))
+        return CLI_USAGE;
+    err e = ERR_INIT;
+    json_t *rows = NULL;
+    if (cli_call(c, "GET", all ? "/tasks?state=all" : "/tasks", NULL, &rows, &e))
+        return cli_fail(&e);
+    output_sort(rows);
+    int status = output_rows(rows, columns, format, all ? "no jobs" : "no job waits or runs; --all shows those that ended");
+    json_decref(rows);
+    return status;
+}
+
+/* The id, given as the one argument or by --id. 0, or the exit status + 1. */
+static int parse_id(cli *c, int argc, char **argv, const char **id, const cli_option *more)
+{
+    const char *given = NULL;
+    cli_option options[6] = {{"id", 0, OPTION_TEXT, "ID", "the job", id, NULL, false, false}};
+    for (size_t i = 0; more && more[i].name && i < 4; i++)
+        options[i + 1] = more[i];
+    int stop = cli_parse(c, argc, argv, options, 0, 1, &given);
+    if (stop)
+        return stop;
+    if (given)
+        *id = given;
+    return *id ? 0 : cli_usage(c, "which job? give its id") + 1;
+}
+
+int cmd_task_get(cli *c, int argc, char **argv)
+{
+    const char *id = NULL, *format = "yaml";
+    const cli_option more[] = {format_only(&format, "json or yaml"),
+                               {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    int stop = parse_id(c, argc, argv, &id, more);
+    if (stop)
+        return stop - 1;
+    if (!output_known(c, format, OUTPUT_VALUE))
+        return CLI_USAGE;
+    err e = ERR_INIT;
+    json_t *task = NULL;
+    if (cli_call(c, "GET", cli_path("/tasks/", id, ""), NULL, &task, &e))
+        return cli_fail(&e);
+    int status = output_value(task, format);
+    json_decref(task);
+    return status;
+}
+
+static int act(cli *c, int argc, char **argv, const char *method, const char *tail, const char *done)
+{
+    const char *id = NULL;
+    int stop = parse_id(c, argc, argv, &id, NULL);
+    if (stop)
+        return stop - 1;
+    err e = ERR_INIT;
+    if (cli_call(c, method, cli_path("/tasks/", id, tail), NULL, NULL, &e))
+        return cli_fail(&e);
+    printf("job %s %s\n", id, done);
+    return CLI_OK;
+}
+
+int cmd_task_stop(cli *c, int argc, char **argv)
+{
+    return act(c, argc, argv, "DELETE", "", "stopped");
+}
+
+int cmd_task_suspend(cli *c, int argc, char **argv)
+{
+    return act(c, argc, argv, "POST", "/suspend", "stops at its next merge");
+}
+
+int cmd_task_resume(cli *c, int argc, char **argv)
+{
+    return act(c, argc, argv, "POST", "/resume", "resumed");
+}
+
+int cmd_task_wait(cli *c, int argc, char **argv)
+{
+    const char *id = NULL;
+    long timeout_s = 0;
+    bool watch = false;
+    const cli_option more[] = {
+        {"watch", 'w', OPTION_FLAG, NULL, "print a line an epoch meanwhile", &watch, NULL, false, false},
+        {"timeout", 't', OPTION_INT, "SECONDS", "give up after so long (0: never)", &timeout_s, NULL, false, false},
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    int stop = parse_id(c, argc, argv, &id, more);
+    if (stop)
+        return stop - 1;
+    return watch_job(c, id, !watch, timeout_s);
+}
+
+int cmd_task_prune(cli *c, int argc, char **argv)
+{
+    const cli_option options[] = {{NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    err e = ERR_INIT;
+    json_t *rows = NULL, *row;
+    size_t i;
+    if (cli_call(c, "GET", "/tasks", NULL, &rows, &e))
+        return cli_fail(&e);
+    int status = CLI_OK;
+    json_array_foreach(rows, i, row)
+    {
+        const char *id = json_string_value(json_object_get(row, "id"));
+        /* A job that ended meanwhile is what was wanted. */
+        if (cli_call(c, "DELETE", cli_path("/tasks/", id, ""), NULL, NULL, &e) &&
+            e.code != ERR_NOT_FOUND && e.code != ERR_CONFLICT)
+            status = cli_fail(&e);
+        else
+            printf("job %s stopped\n", id);
+    }
+    json_decref(rows);
+    return status;
+}
+
+int cmd_explain(cli *c, int argc, char **argv)
+{
+    const char *id = NULL, *format = "text";
+    const cli_option more[] = {
+        format_only(&format, "text, json or yaml"),
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    int stop = parse_id(c, argc, argv, &id, more);
+    if (stop)
+        return stop - 1;
+    if (!output_known(c, format, OUTPUT_TEXT))
+        return CLI_USAGE;
+    err e = ERR_INIT;
+    json_t *why = NULL, *line;
+    size_t i;
+    if (cli_call(c, "GET", cli_path("/tasks/", id, "/explain"), NULL, &why, &e))
+        return cli_fail(&e);
+    if (strcmp(format, "text") != 0) {
+        output_value(why, format);
+    } else {
+        printf("job:      %s\n", id);
+        printf("state:    %s\n", json_string_value(json_object_get(why, "state")) ?: "?");
+        printf("reason:   %s\n", json_string_value(json_object_get(why, "reason")) ?: "-");
+        printf("because:  %s\n", json_string_value(json_object_get(why, "message")) ?: "-");
+        json_array_foreach(json_object_get(why, "evidence"), i, line)
+        {
+            char *text = json_is_string(line) ? NULL : json_dumps(line, JSON_ENCODE_ANY);
+            printf("%s %s\n", i ? "         " : "evidence:", text ? text : json_string_value(line));
+            free(text);
+        }
+    }
+    json_decref(why);
+    return CLI_OK;
+}

@@ -1,0 +1,114 @@
+/* kubeml.c: the command line's entry: finds the verb and runs it. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+
+static bool starts_with_word(const char *name, const char *word)
+{
+    size_t len = strlen(word);
+    return strncmp(name, word, len) == 0 && (name[len] == ' ' || name[len] == '\0');
+}
+
+static void print_overview(FILE *to)
+{
+    fprintf(to, "kubeml trains deep networks with serverless functions: Local SGD on shared GPUs or "
+                "cores.\n\nusage: kubeml [--context NAME] COMMAND [options]; kubeml COMMAND --help says more\n\n");
+    for (const cli_verb *v = cli_verbs; v->name; v++)
+        fprintf(to, "  %-18s %s\n", v->name, v->summary);
+    fprintf(to, "\nfor a platform on Kubernetes, before the command; any of them wins over KUBEML_URL:\n"
+                "  --context NAME     of the kubeconfig (its current one)\n"
+                "  --namespace NAME   where the platform is (the context's)\n"
+                "  --kubeconfig FILE  (KUBECONFIG, or ~/.kube/config)\n"
+                "  --service NAME     the platform's Service (the one there is)\n"
+                "\nenvironment:\n"
+                "  KUBEML_URL         the platform's API (http://127.0.0.1:10100)\n"
+                "  KUBEML_TOKEN       its bearer token (on Kubernetes: read from its Secret)\n"
+                "  KUBEML_HOME        where the local platform keeps its files (~/.kubeml)\n"
+                "\nexit status: 0 done, 1 failed, 2 wrong usage\n");
+}
+
+/* `kubeml dataset` alone lists that noun's verbs. */
+static int print_group(const char *noun)
+{
+    int found = 0;
+    for (const cli_verb *v = cli_verbs; v->name; v++)
+        if (starts_with_word(v->name, noun)) {
+            fprintf(stderr, found++ ? "       kubeml %-18s %s\n" : "usage: kubeml %-18s %s\n",
+                    v->name, v->summary);
+        }
+    return found;
+}
+
+static const cli_verb *find_verb(int argc, char **argv, int *words)
+{
+    for (const cli_verb *v = cli_verbs; v->name; v++) {
+        const char *space = strchr(v->name, ' ');
+        if (!space && strcmp(v->name, argv[1]) == 0) {
+            *words = 1;
+            return v;
+        }
+        if (space && argc > 2 && starts_with_word(v->name, argv[1]) &&
+            strcmp(space + 1, argv[2]) == 0) {
+            *words = 2;
+            return v;
+        }
+    }
+    return NULL;
+}
+
+static bool is_local(const cli_verb *v)
+{
+    static const char *const local[] = {"up", "down", "run"};
+    for (size_t i = 0; i < sizeof local / sizeof *local; i++)
+        if (strcmp(v->name, local[i]) == 0)
+            return true;
+    return false;
+}
+
+int main(int argc, char **argv)
+{
+    signal(SIGPIPE, SIG_IGN);
+    const char *url = getenv("KUBEML_URL");
+    static cluster_access cluster;
+    cli c = {.url = url && *url ? url : "http://127.0.0.1:10100", .token = getenv("KUBEML_TOKEN"), .cluster = &cluster};
+    if (argc > 1 && strcmp(argv[1], "__options") == 0) {
+        c.describe = true; /* for the shell completion: the options of the verb that follows */
+        argv++;
+        argc--;
+    }
+    int options = cluster_options(&cluster, argc - 1, argv + 1);
+    if (options < 0)
+        return CLI_USAGE;
+    argv += options;
+    argc -= options;
+    if (cluster.wanted)
+        c.url = cluster.context ? cluster.context : "the kubeconfig's cluster";
+    if (argc < 2) {
+        print_overview(stderr);
+        return CLI_USAGE;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+        print_overview(stdout);
+        return CLI_OK;
+    }
+    if (strcmp(argv[1], "--version") == 0)
+        argv[1] = (char[]){"version"};
+    int words = 0;
+    c.verb = find_verb(argc, argv, &words);
+    if (c.verb && cluster.wanted && is_local(c.verb)) {
+        fprintf(stderr, "kubeml: %s is about this machine, not about a cluster\n", c.verb->name);
+        return CLI_USAGE;
+    }
+    if (c.verb) {
+        int status = c.verb->run(&c, argc - words, argv + words);
+        /* What could not be written (a full disk, a closed pipe) is a failure, not a success. */
+        return fflush(stdout) == 0 && !ferror(stdout) ? status : CLI_FAILED;
+    }
+    if (print_group(argv[1]))
+        return CLI_USAGE;
+    fprintf(stderr, "kubeml: no command \"%s\"; kubeml --help lists them\n", argv[1]);
+    return CLI_USAGE;
+}

@@ -1,0 +1,148 @@
+/* options.c: parsing and help pages, from the options' tables. */
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+
+static const char *kind_placeholder(const cli_option *o)
+{
+    return o->value ? o->value : o->kind == OPTION_TEXT ? "TEXT" : "N";
+}
+
+static void print_option(const cli_option *o)
+{
+    char left[64];
+    int used = o->letter ? snprintf(left, sizeof left, "  -%c, --%s", o->letter, o->name)
+                         : snprintf(left, sizeof left, "      --%s", o->name);
+    if (o->kind != OPTION_FLAG)
+        snprintf(left + used, sizeof left - (size_t)used, " %s", kind_placeholder(o));
+    printf("%-32s %s%s\n", left, o->help, o->required ? " (required)" : "");
+}
+
+static void print_help(const cli *c, const cli_option *options)
+{
+    const cli_verb *v = c->verb;
+    printf("kubeml %s - %s\n\nusage: kubeml %s [options]%s%s\n", v->name, v->summary, v->name,
+           v->arguments[0] ? " " : "", v->arguments);
+    if (v->details)
+        printf("\n%s\n", v->details);
+    printf("\noptions:\n");
+    for (const cli_option *o = options; o->name; o++)
+        print_option(o);
+    printf("%-32s %s\n", "  -h, --help", "this page");
+}
+
+int cli_usage(const cli *c, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    fprintf(stderr, "kubeml %s: ", c->verb->name);
+    vfprintf(stderr, fmt, args);
+    fprintf(stderr, "\nSee kubeml %s --help.\n", c->verb->name);
+    va_end(args);
+    return CLI_USAGE;
+}
+
+/* 0, or CLI_USAGE + 1 with the complaint printed. */
+static int store_value(const cli *c, const cli_option *o, const char *text)
+{
+    char *end = NULL;
+    errno = 0;
+    if (o->kind == OPTION_TEXT && !*text)
+        return cli_usage(c, "--%s must not be empty", o->name) + 1;
+    if (o->kind == OPTION_FLAG) {
+        *(bool *)o->into = true;
+    } else if (o->kind == OPTION_TEXT && o->repeats) {
+        cli_list *list = o->into;
+        if (list->count == CLI_LIST_MAX)
+            return cli_usage(c, "more than %d times --%s", CLI_LIST_MAX, o->name) + 1;
+        list->item[list->count++] = text;
+    } else if (o->kind == OPTION_TEXT) {
+        *(const char **)o->into = text;
+    } else if (o->kind == OPTION_INT) {
+        long value = strtol(text, &end, 10);
+        if (end == text || *end || errno)
+            return cli_usage(c, "--%s wants a whole number, not \"%s\"", o->name, text) + 1;
+        *(long *)o->into = value;
+    } else {
+        double value = strtod(text, &end);
+        if (end == text || *end || errno || !isfinite(value))
+            return cli_usage(c, "--%s wants a number, not \"%s\"", o->name, text) + 1;
+        *(double *)o->into = value;
+    }
+    if (o->seen)
+        *o->seen = true;
+    return 0;
+}
+
+static void describe(const cli_option *options)
+{
+    for (const cli_option *o = options; o->name; o++)
+        printf("--%s%s\n", o->name, o->kind == OPTION_FLAG ? "" : "=");
+    printf("--help\n");
+}
+
+static int check_required(const cli *c, const cli_option *options, const bool *given)
+{
+    for (size_t i = 0; options[i].name; i++)
+        if (options[i].required && !given[i])
+            return cli_usage(c, "--%s %s is missing", options[i].name,
+                             kind_placeholder(&options[i])) + 1;
+    return 0;
+}
+
+int cli_parse(cli *c, int argc, char **argv, const cli_option *options, int min, int max,
+              const char **arguments)
+{
+    if (c->describe) {
+        describe(options);
+        return CLI_OK + 1;
+    }
+    struct option longs[CLI_OPTIONS_MAX + 2] = {{0}};
+    char shorts[CLI_OPTIONS_MAX * 2 + 4] = ":h";
+    bool given[CLI_OPTIONS_MAX] = {false};
+    size_t count = 0;
+    for (; options[count].name; count++) {
+        const cli_option *o = &options[count];
+        longs[count] = (struct option){o->name, o->kind != OPTION_FLAG, NULL, 256 + (int)count};
+        if (o->letter)
+            snprintf(shorts + strlen(shorts), 3, "%c%s", o->letter,
+                     o->kind == OPTION_FLAG ? "" : ":");
+    }
+    longs[count] = (struct option){"help", 0, NULL, 'h'};
+    opterr = 0;
+    optind = 0;
+    for (int got; (got = getopt_long(argc, argv, shorts, longs, NULL)) != -1;) {
+        if (got == 'h') {
+            print_help(c, options);
+            return CLI_OK + 1;
+        }
+        if (got == ':')
+            return cli_usage(c, "%s wants a value", argv[optind - 1]) + 1;
+        if (got == '?')
+            return cli_usage(c, "no option %s", argv[optind - 1]) + 1;
+        size_t i = got >= 256 ? (size_t)got - 256 : 0;
+        while (got < 256 && options[i].letter != got)
+            i++;
+        given[i] = true;
+        int stop = store_value(c, &options[i], optarg);
+        if (stop)
+            return stop;
+    }
+    int left = argc - optind;
+    if (left < min)
+        return cli_usage(c, "%s is missing", c->verb->arguments) + 1;
+    if (left > max)
+        return cli_usage(c, "\"%s\" is too much", argv[optind + max]) + 1;
+    for (int i = 0; i < left; i++) {
+        if (!*argv[optind + i])
+            return cli_usage(c, "%s must not be empty", c->verb->arguments) + 1;
+        arguments[i] = argv[optind + i];
+    }
+    return check_required(c, options, given);
+}

@@ -1,0 +1,75 @@
+/* verbs.c: the table of all commands, in the order in which the overview shows them. */
+#include "cli.h"
+
+const cli_verb cli_verbs[] = {
+    {"up", "", "start the platform on this machine",
+     "Starts kubeml-controller in the background and waits until it answers. It listens on\n"
+     "127.0.0.1:10100 unless told otherwise, and keeps its files in KUBEML_HOME (~/.kubeml).",
+     cmd_up},
+    {"down", "", "stop the platform on this machine",
+     "Ends the controller and every process it started. Running jobs go on from their last\n"
+     "checkpoint at the next `kubeml up`; data sets, models and histories stay.",
+     cmd_down},
+    {"status", "", "what runs here", NULL, cmd_status},
+    {"dataset create", "", "upload a data set",
+     "Files may be npy, npz, IDX (also .gz) or CIFAR-10 batches; the format is recognised by content.\n"
+     "CIFAR-10's batches hold their labels: give --traindata several times and leave --trainlabels out.\n\n"
+     "  kubeml dataset create --name mnist --traindata train-images-idx3-ubyte.gz \\\n"
+     "      --trainlabels train-labels-idx1-ubyte.gz --testdata t10k-images-idx3-ubyte.gz \\\n"
+     "      --testlabels t10k-labels-idx1-ubyte.gz",
+     cmd_dataset_create},
+    {"dataset list", "", "list the data sets", NULL, cmd_dataset_list},
+    {"dataset get", "NAME", "show one data set", NULL, cmd_dataset_get},
+    {"dataset delete", "[NAME]", "delete a data set", NULL, cmd_dataset_delete},
+    {"function create", "", "upload the code that trains a model",
+     "The code is compiled once, in a sandbox; the compiler's errors come back with their lines.\n\n"
+     "  kubeml function create --name lenet --code lenet.c\n"
+     "  kubeml function create --name r20 --model resnet20\n"
+     "  kubeml function create --name r34 --model resnet34 --stem imagenet",
+     cmd_function_create},
+    {"function update", "", "upload a new version of a function",
+     "Jobs that run keep the version they began with.", cmd_function_update},
+    {"function list", "", "list the functions", NULL, cmd_function_list},
+    {"function get", "NAME", "show one function and its versions", NULL, cmd_function_get},
+    {"function delete", "[NAME]", "delete a function", NULL, cmd_function_delete},
+    {"function logs", "NAME", "the log of the newest job that ran a function", NULL,
+     cmd_function_logs},
+    {"train", "", "train a function on a data set",
+     "Prints the job's id alone, so that scripts can take it; --watch follows it instead.\n\n"
+     "  kubeml train -f lenet -d mnist -e 5 -b 32 --lr 0.01 --parallelism 4 --static --K -1",
+     cmd_train},
+    {"task list", "", "list the jobs that wait or run", NULL, cmd_task_list},
+    {"task get", "ID", "show one job", NULL, cmd_task_get},
+    {"task stop", "ID", "stop a job; what was merged stays", NULL, cmd_task_stop},
+    {"task suspend", "ID", "stop a job at its next merge, to be resumed there", NULL, cmd_task_suspend},
+    {"task resume", "ID", "go on with a suspended, stopped or failed job from where it stands", NULL,
+     cmd_task_resume},
+    {"task wait", "ID", "wait for a job's end", "Exit status 0 when it succeeded, 1 otherwise.",
+     cmd_task_wait},
+    {"task prune", "", "stop every job that waits or runs", NULL, cmd_task_prune},
+    {"history list", "", "list the histories of all jobs", NULL, cmd_history_list},
+    {"history get", "[ID]", "losses, accuracy and times of a job, epoch by epoch", NULL,
+     cmd_history_get},
+    {"history delete", "[ID]", "delete a job's history and model", NULL, cmd_history_delete},
+    {"history prune", "", "delete the histories and models of all ended jobs", NULL,
+     cmd_history_prune},
+    {"top", "", "what running functions use: processor, memory, GPU",
+     "CPU % is of one core; MEMORY the most that was resident; GPU %, GPU MEMORY and WATTS are those of the whole GPU, with\n"
+     "all that run on it, and OWN what this function holds there. --watch prints again every two seconds.",
+     cmd_top},
+    {"logs", "[ID]", "what a job's processes said", NULL, cmd_logs},
+    {"explain", "ID", "why a job waits, or what went wrong, with the evidence", NULL, cmd_explain},
+    {"infer", "", "classify with a trained model",
+     "The data file is npy or JSON, one sample or an array of them.\n\n"
+     "  kubeml infer -n ID --datafile samples.npy",
+     cmd_infer},
+    {"model export", "[ID]", "download a trained model as safetensors or npz", NULL,
+     cmd_model_export},
+    {"run", "FILE.c", "train in this process, without the platform",
+     "The same file that would be uploaded. All options: kubeml run --help.", cmd_run},
+    {"zoo list", "", "the models that need no code", NULL, cmd_zoo_list},
+    {"completion", "[bash]", "print the shell completion",
+     "  source <(kubeml completion bash)", cmd_completion},
+    {"version", "", "this program's version, and the platform's", NULL, cmd_version},
+    {NULL, NULL, NULL, NULL, NULL},
+};

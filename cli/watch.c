@@ -1,0 +1,139 @@
+/* watch.c: follows a job through its server-sent events.
+ *
+ * The stream is read again from where it broke (Last-Event-ID is not needed: every stream begins with
+ * all that happened), so that a controller's restart does not end a watch. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli.h"
+#include "clock.h"
+
+enum { EVENT_BYTES_MAX = 1 << 20, RECONNECTS_MAX = 40, RECONNECT_MS = 500 };
+
+typedef struct watcher {
+    bool quiet, headed, ended;
+    int status;
+    int last_epoch;
+    int64_t deadline_ms;
+    char said[256]; /* the last waiting reason printed */
+    buf in;
+} watcher;
+
+static void print_cell(const json_t *epoch, const char *key, const char *format)
+{
+    const json_t *value = json_object_get(epoch, key);
+    if (json_is_number(value))
+        printf(format, json_number_value(value));
+    else
+        printf("%*s", 10, "-");
+}
+
+static void on_epoch(watcher *w, const json_t *epoch)
+{
+    int number = (int)json_integer_value(json_object_get(epoch, "epoch"));
+    if (w->quiet || number <= w->last_epoch)
+        return;
+    w->last_epoch = number;
+    if (!w->headed)
+        printf("%5s %10s %10s %10s %9s %11s\n", "epoch", "train loss", "val loss", "accuracy %",
+               "seconds", "parallelism");
+    w->headed = true;
+    printf("%5d ", number);
+    print_cell(epoch, "train_loss", "%10.4f");
+    putchar(' ');
+    print_cell(epoch, "validation_loss", "%10.4f");
+    putchar(' ');
+    print_cell(epoch, "accuracy", "%10.2f");
+    print_cell(epoch, "seconds", " %9.2f");
+    printf(" %11d\n", (int)json_integer_value(json_object_get(epoch, "parallelism")));
+    fflush(stdout);
+}
+
+static void on_state(watcher *w, const json_t *task)
+{
+    const char *state = json_string_value(json_object_get(task, "state"));
+    const char *reason = json_string_value(json_object_get(task, "reason"));
+    const char *message = json_string_value(json_object_get(task, "message"));
+    if (!state)
+        return;
+    bool succeeded = strcmp(state, "succeeded") == 0;
+    w->ended = succeeded || strcmp(state, "failed") == 0 || strcmp(state, "cancelled") == 0 ||
+               strcmp(state, "suspended") == 0;
+    if (w->ended)
+        w->status = succeeded ? CLI_OK : CLI_FAILED;
+    char text[256];
+    /* While all goes well the message says everything; else the reason's name is what to look up. */
+    bool well = succeeded || strcmp(state, "running") == 0 || strcmp(state, "starting") == 0;
+    snprintf(text, sizeof text, "%s%s%s%s%s", state, !well && reason && *reason ? ": " : "",
+             !well && reason ? reason : "", message && *message ? ": " : "", message ? message : "");
+    if (strcmp(text, w->said) == 0 || (w->quiet && !w->ended))
+        return;
+    snprintf(w->said, sizeof w->said, "%s", text);
+    fprintf(stderr, "%s\n", text);
+}
+
+/* One event: its lines, NUL-terminated. */
+static void on_event(watcher *w, char *text)
+{
+    char *name = NULL, *data = NULL, *rest = NULL;
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        if (strncmp(line, "event:", 6) == 0)
+            name = line + 6 + (line[6] == ' ');
+        else if (strncmp(line, "data:", 5) == 0)
+            data = line + 5 + (line[5] == ' ');
+    }
+    json_t *value = name && data ? json_loads(data, 0, NULL) : NULL;
+    if (value && strcmp(name, "epoch") == 0)
+        on_epoch(w, value);
+    else if (value && strcmp(name, "state") == 0)
+        on_state(w, value);
+    json_decref(value);
+}
+
+static int take(void *context, const char *bytes, size_t len)
+{
+    watcher *w = context;
+    if (buf_append(&w->in, bytes, len, NULL))
+        return 1;
+    for (char *end; !w->ended && w->in.len && (end = strstr(w->in.bytes, "\n\n"));) {
+        *end = '\0';
+        on_event(w, w->in.bytes);
+        buf_consume(&w->in, (size_t)(end + 2 - w->in.bytes));
+    }
+    return w->ended || clock_monotonic_ms() >= w->deadline_ms;
+}
+
+int watch_job(const cli *c, const char *id, bool quiet, long timeout_s)
+{
+    watcher w = {.quiet = quiet, .last_epoch = -1};
+    w.deadline_ms = clock_deadline_ms(timeout_s ? timeout_s * 1000 : -1);
+    err e = ERR_INIT;
+    char path[512];
+    snprintf(path, sizeof path, "%s", cli_path("/tasks/", id, "/events"));
+    for (int attempt = 0; !w.ended && attempt < RECONNECTS_MAX; attempt++) {
+        buf_init(&w.in, EVENT_BYTES_MAX);
+        http_call call = {.method = "GET", .accept = "text/event-stream", .sink = take,
+                          .context = &w, .idle_s = -1};
+        if (timeout_s)
+            call.total_ms = clock_left_ms(w.deadline_ms) + 1;
+        http_reply reply;
+        err_clear(&e);
+        int status = cli_call_raw(c, &call, path, &reply, &e);
+        http_reply_free(&reply);
+        buf_free(&w.in);
+        if (clock_monotonic_ms() >= w.deadline_ms && !w.ended) {
+            fprintf(stderr, "kubeml: job %s did not end within %ld s\n", id, timeout_s);
+            return CLI_FAILED;
+        }
+        if (status && e.code != ERR_UNAVAILABLE && e.code != ERR_TIMEOUT)
+            return cli_fail(&e);
+        if (!w.ended) /* a pause between attempts; what is waited for is the server's return */
+            nanosleep(&(struct timespec){0, RECONNECT_MS * 1000000L}, NULL);
+    }
+    if (w.ended)
+        return w.status;
+    return e.code ? cli_fail(&e) : CLI_FAILED;
+}

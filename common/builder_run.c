@@ -1,0 +1,163 @@
+/* builder_run.c: see builder_run.h. */
+#include "builder_run.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/close_range.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "clock.h"
+
+static void child_limit(__rlimit_resource_t what, uint64_t value)
+{
+    if (!value)
+        return;
+    /* Above the soft limit of time comes SIGXCPU, which names its cause; a second later SIGKILL. */
+    struct rlimit l = {(rlim_t)value, (rlim_t)value + (what == RLIMIT_CPU)};
+    if (setrlimit(what, &l) != 0)
+        _exit(126);
+}
+
+/* Between fork and exec: only calls that are safe in a child of a process with threads. */
+static void child_exec(const builder_run *r, int out_fd, int text_fd, int fail_fd)
+{
+    setpgid(0, 0);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    for (int s = 1; s < 32; s++)
+        signal(s, SIG_DFL);
+    int null_fd = open("/dev/null", O_RDONLY);
+    if (null_fd < 0 || dup2(null_fd, 0) < 0 || dup2(out_fd, 1) < 0 || dup2(text_fd, 2) < 0)
+        _exit(126);
+    syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC);
+    for (size_t i = 0; i < r->keep_count; i++)
+        fcntl(r->keep[i], F_SETFD, 0);
+    if (chdir(r->folder ? r->folder : "/") != 0)
+        _exit(126);
+    child_limit(RLIMIT_CPU, (uint64_t)(r->cpu_s > 0 ? r->cpu_s : 0));
+    child_limit(RLIMIT_AS, r->memory_bytes);
+    child_limit(RLIMIT_FSIZE, r->file_bytes);
+    struct rlimit no_core = {0, 0};
+    setrlimit(RLIMIT_CORE, &no_core);
+    execve(r->argv[0], r->argv, r->envp);
+    int code = errno;
+    if (write(fail_fd, &code, sizeof code) < 0)
+        _exit(126);
+    _exit(127);
+}
+
+/* Reads once. 0 at the end, 1 otherwise; -1 when `b` is full and `strict`. */
+static int take(int fd, buf *b, bool strict)
+{
+    char block[16384];
+    ssize_t got = read(fd, block, sizeof block);
+    if (got < 0)
+        return errno == EINTR || errno == EAGAIN;
+    if (got == 0)
+        return 0;
+    size_t room = b->max - b->len, n = (size_t)got < room ? (size_t)got : room;
+    if (n > 0 && buf_append(b, block, n, NULL) != 0)
+        return strict ? -1 : 1;
+    return strict && n < (size_t)got ? -1 : 1;
+}
+
+/* Until both pipes are closed, or a limit is met. */
+static void collect(builder_run *r, int out_fd, int text_fd, buf *out, buf *text)
+{
+    struct pollfd p[2] = {{out_fd, POLLIN, 0}, {text_fd, POLLIN, 0}};
+    while (p[0].fd >= 0 || p[1].fd >= 0) {
+        int ready = poll(p, 2, clock_left_ms(r->deadline_ms));
+        if (ready < 0 && errno == EINTR)
+            continue;
+        if (ready <= 0 && clock_monotonic_ms() >= r->deadline_ms) {
+            r->timed_out = true;
+            return;
+        }
+        if (p[0].fd >= 0 && p[0].revents) {
+            int more = take(p[0].fd, out, true);
+            if (more < 0) {
+                r->output_over = true;
+                return;
+            }
+            p[0].fd = more ? p[0].fd : -1;
+        }
+        if (p[1].fd >= 0 && p[1].revents && !take(p[1].fd, text, false))
+            p[1].fd = -1;
+    }
+}
+
+/* Waits for the end, and makes it come at the deadline (a program may close its outputs and go on). */
+static void reap(builder_run *r, pid_t pid)
+{
+    bool kill_it = r->timed_out || r->output_over;
+    for (;;) {
+        if (kill_it)
+            kill(-pid, SIGKILL), kill(pid, SIGKILL);
+        pid_t got = waitpid(pid, &r->status, kill_it ? 0 : WNOHANG);
+        if (got == pid || (got < 0 && errno != EINTR))
+            break;
+        if (got == 0) {
+            if (clock_monotonic_ms() >= r->deadline_ms)
+                kill_it = r->timed_out = true;
+            else
+                poll(NULL, 0, 2);
+        }
+    }
+    kill(-pid, SIGKILL); /* what it left behind in its group */
+}
+
+static int start(builder_run *r, int out_fd, int text_fd, pid_t *pid, err *e)
+{
+    int fail[2];
+    if (pipe2(fail, O_CLOEXEC) != 0)
+        return err_set_errno(e, errno, "pipe");
+    *pid = fork();
+    if (*pid < 0) {
+        int code = errno;
+        close(fail[0]);
+        close(fail[1]);
+        return err_set_errno(e, code, "cannot start %s", r->argv[0]);
+    }
+    if (*pid == 0)
+        child_exec(r, out_fd, text_fd, fail[1]);
+    setpgid(*pid, *pid);
+    close(fail[1]);
+    int code = 0;
+    ssize_t got;
+    do
+        got = read(fail[0], &code, sizeof code);
+    while (got < 0 && errno == EINTR);
+    close(fail[0]);
+    if (got == (ssize_t)sizeof code) {
+        waitpid(*pid, NULL, 0);
+        return err_set_errno(e, code, "cannot run %s", r->argv[0]);
+    }
+    return 0;
+}
+
+int builder_run_program(builder_run *r, buf *out, buf *text, err *e)
+{
+    int out_pipe[2], text_pipe[2];
+    r->timed_out = r->output_over = false;
+    if (pipe2(out_pipe, O_CLOEXEC) != 0)
+        return err_set_errno(e, errno, "pipe");
+    cleanup_close int out_read = out_pipe[0], out_write = out_pipe[1];
+    if (pipe2(text_pipe, O_CLOEXEC) != 0)
+        return err_set_errno(e, errno, "pipe");
+    cleanup_close int text_read = text_pipe[0], text_write = text_pipe[1];
+    pid_t pid = -1;
+    if (start(r, out_write, text_write, &pid, e) != 0)
+        return -1;
+    close(steal_fd(out_write));
+    close(steal_fd(text_write));
+    collect(r, out_read, text_read, out, text);
+    reap(r, pid);
+    return 0;
+}

@@ -1,0 +1,20 @@
+/* clock.h: time as the programs see it. Deadlines are absolute and monotonic, so that a step of the
+ * wall clock moves none of them; the wall clock only labels what people read. */
+#ifndef KUBEML_CLOCK_H
+#define KUBEML_CLOCK_H
+
+#include <stdint.h>
+
+int64_t clock_monotonic_ns(void);
+int64_t clock_monotonic_ms(void);
+int64_t clock_wall_ms(void); /* since 1970, UTC */
+
+/* The deadline `timeout_ms` from now, in clock_monotonic_ms; negative: never (INT64_MAX). */
+int64_t clock_deadline_ms(int64_t timeout_ms);
+/* What poll(2) wants: milliseconds left until `deadline_ms`, 0 when it passed, at most 1 hour. */
+int clock_left_ms(int64_t deadline_ms);
+
+/* Writes "2006-01-02T15:04:05.678Z" into `out`, which holds at least 25 bytes. */
+void clock_rfc3339(int64_t wall_ms, char *out);
+
+#endif

@@ -1,0 +1,22 @@
+/* failpoint.h: named places where a test makes a program die, stop or wait.
+ *
+ * KUBEML_FAILPOINT="name[:count[:action]]" arms one place: at the count-th passage (default 1) the
+ * process kills itself with SIGKILL (action "kill", the default) or stops itself with SIGSTOP
+ * ("stop"). With KUBEML_FAILPOINT_FILE the file's creation comes first, and a file that already
+ * exists disarms: several processes with one environment fire once, and the test sees that they
+ * did. Without the variable a passage costs one load and a branch. */
+#ifndef KUBEML_FAILPOINT_H
+#define KUBEML_FAILPOINT_H
+
+extern int failpoint_armed; /* 0 after failpoint_open found nothing to do */
+
+void failpoint_open(void); /* reads the environment; once, before threads start */
+void failpoint_pass(const char *name);
+
+static inline void failpoint(const char *name)
+{
+    if (__builtin_expect(failpoint_armed, 0))
+        failpoint_pass(name);
+}
+
+#endif

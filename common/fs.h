@@ -1,0 +1,49 @@
+/* fs.h: files that are whole or not there.
+ *
+ * A file is written to a temporary name in the same folder, synced, renamed and the folder synced:
+ * after a crash at any point there is the old file or the new one. All functions block on the disk;
+ * errors name the path and the cause (ERR_IO, ERR_NOT_FOUND; a full disk or quota is ERR_IO with
+ * os_errno ENOSPC, EDQUOT or EFBIG). */
+#ifndef KUBEML_FS_H
+#define KUBEML_FS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "buf.h"
+#include "err.h"
+
+enum { FS_PATH_BYTES = 1024 }; /* with the NUL; longer paths are ERR_LIMIT */
+
+/* Joins into `out`, which holds FS_PATH_BYTES. */
+int fs_path(char *out, err *e, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
+int fs_mkdirs(const char *path, mode_t mode, err *e); /* mkdir -p; fine where it exists */
+/* rm -r without following links; fine where nothing is. */
+int fs_remove_tree(const char *path, err *e);
+bool fs_exists(const char *path);
+
+/* Appends the whole file to `out`, whose maximum is the limit (ERR_LIMIT names the path). */
+int fs_read_file(const char *path, buf *out, err *e);
+int fs_write_file(const char *path, const void *bytes, size_t len, mode_t mode, err *e);
+/* Makes a rename, link or unlink in the folder durable. */
+int fs_sync_dir(const char *path, err *e);
+
+/* Whole reads and writes, across EINTR and short counts. `what` names the file in the message. */
+int fs_write_all(int fd, const void *bytes, size_t len, const char *what, err *e);
+int fs_pwrite_all(int fd, const void *bytes, size_t len, uint64_t offset, const char *what, err *e);
+/* ERR_CORRUPT when the file ends before. */
+int fs_pread_all(int fd, void *out, size_t len, uint64_t offset, const char *what, err *e);
+
+/* As many of the `len` bytes as there are; `*got` is less only at the end of the file. */
+int fs_pread_some(int fd, void *out, size_t len, uint64_t offset, size_t *got, const char *what,
+                  err *e);
+
+/* A nameless file in `dir`, read and written; gone when it is closed or the process dies. */
+int fs_scratch_file(const char *dir, int *fd, err *e);
+/* Bytes that an ordinary user may still write where `path` is. */
+int fs_free_bytes(const char *path, uint64_t *out, err *e);
+
+#endif

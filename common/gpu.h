@@ -1,0 +1,56 @@
+/* gpu.h: how much of a GPU a function may use, and on which GPU of a machine it goes. Pure, but for the
+ * environment of a process that is about to start CUDA. */
+#ifndef KUBEML_GPU_H
+#define KUBEML_GPU_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "err.h"
+
+enum { GPU_COUNT_MAX = 64, GPU_MEMORY_TEXT_BYTES = 32 };
+
+/* What a job asks for, for each of its functions; 0: no limit. */
+typedef struct gpu_share {
+    uint64_t memory_bytes;
+    int threads; /* per cent of the GPU's threads, 1 to 100; holds where MPS runs */
+} gpu_share;
+
+/* "2Gi", "512Mi", "1.5Gi" or bytes, below 2^53 (what JSON keeps). ERR_INVALID. */
+int gpu_memory_parse(const char *text, uint64_t *bytes, err *e);
+/* The shortest text that gives the same bytes back. */
+void gpu_memory_text(uint64_t bytes, char out[GPU_MEMORY_TEXT_BYTES]);
+
+/* ---- placing --------------------------------------------------------------------------------- */
+
+typedef enum gpu_policy {
+    GPU_BEST_FIT, /* where the least memory stays free: large requests keep their chances */
+    GPU_SPREAD,   /* where the fewest functions are, then where most memory is free */
+    GPU_PACK,     /* where the most functions are, then where the least memory stays free */
+} gpu_policy;
+
+typedef struct gpu_state {
+    uint64_t memory_bytes, taken_bytes;
+    int threads_taken; /* per cent */
+    int functions;
+} gpu_state;
+
+/* "best-fit", "spread", "pack". ERR_INVALID. */
+int gpu_policy_parse(const char *text, gpu_policy *out, err *e);
+/* Index of the GPU for one more function, the first of equals; -1: none has room. A function without
+ * a memory limit is counted with an equal part: GPU_UNCAPPED_PARTS of them fill a GPU. */
+enum { GPU_UNCAPPED_PARTS = 8 };
+int gpu_place(gpu_policy policy, const gpu_state *gpus, int count, gpu_share want);
+/* What the function takes there, for the caller to book. */
+uint64_t gpu_share_bytes(const gpu_state *gpu, gpu_share want);
+
+/* ---- MPS ------------------------------------------------------------------------------------- */
+
+/* Whether the MPS daemon's pipe is there: CUDA_MPS_PIPE_DIRECTORY, else /tmp/nvidia-mps. */
+bool gpu_mps_runs(void);
+/* Sets what MPS reads when CUDA starts in this process: the share's threads and memory. Before any
+ * thread and any call of CUDA's; does nothing where MPS does not run. */
+int gpu_mps_limit(gpu_share share, int device, err *e);
+
+#endif

@@ -1,0 +1,253 @@
+/* http_client.c: see http_client.h. */
+#include "http_client.h"
+
+#include <errno.h>
+#include <curl/curl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "cleanup.h"
+#include "http_server.h"
+#include "kube_tls.h"
+
+typedef struct transfer {
+    const http_call *call;
+    http_reply *reply;
+    CURL *curl;
+    err *problem;
+    bool sink_ended, refused;
+} transfer;
+
+static void start_curl(void)
+{
+    curl_global_init(CURL_GLOBAL_DEFAULT);
+}
+
+static size_t take_body(char *bytes, size_t size, size_t count, void *context)
+{
+    transfer *t = context;
+    size_t len = size * count;
+    curl_easy_getinfo(t->curl, CURLINFO_RESPONSE_CODE, &t->reply->status);
+    if (t->call->sink && t->reply->status < 400) {
+        if (t->call->sink(t->call->context, bytes, len) == 0)
+            return len;
+        t->sink_ended = true;
+        return 0;
+    }
+    if (buf_append(&t->reply->body, bytes, len, t->problem) == 0)
+        return len;
+    t->refused = true;
+    return 0;
+}
+
+static int tell_progress(void *context, curl_off_t down_total, curl_off_t down, curl_off_t up_total,
+                         curl_off_t up)
+{
+    (void)down_total, (void)down;
+    const transfer *t = context;
+    if (t->call->progress && up_total > 0)
+        t->call->progress(t->call->context, (uint64_t)up, (uint64_t)up_total);
+    return 0;
+}
+
+static curl_mime *multipart(CURL *curl, const http_call *call)
+{
+    curl_mime *form = curl_mime_init(curl);
+    for (size_t i = 0; form && i < call->part_count; i++) {
+        const http_part *part = &call->parts[i];
+        curl_mimepart *field = curl_mime_addpart(form);
+        curl_mime_name(field, part->field);
+        if (part->path)
+            curl_mime_filedata(field, part->path);
+        else
+            curl_mime_data(field, part->bytes, part->len);
+        if (part->filename)
+            curl_mime_filename(field, part->filename);
+    }
+    return form;
+}
+
+static struct curl_slist *headers_of(const http_call *call, const char *bearer)
+{
+    struct curl_slist *headers = NULL;
+    char line[4200];
+    snprintf(line, sizeof line, "Accept: %s", call->accept ? call->accept : "application/json");
+    headers = curl_slist_append(headers, line);
+    if (call->body) {
+        snprintf(line, sizeof line, "Content-Type: %s",
+                 call->content_type ? call->content_type : "application/json");
+        headers = curl_slist_append(headers, line);
+    }
+    /* The server refuses early by closing; waiting a second for its permission only costs time. */
+    headers = curl_slist_append(headers, "Expect:");
+    if (call->token && call->token[0]) {
+        snprintf(line, sizeof line, call->kube ? HTTP_TOKEN_HEADER ": %.4000s" : "Authorization: Bearer %.4000s",
+                 call->token);
+        headers = curl_slist_append(headers, line);
+    }
+    if (call->hop)
+        headers = curl_slist_append(headers, HTTP_HOP_HEADER ": 1");
+    if (bearer)
+        headers = curl_slist_append(headers, bearer);
+    return headers;
+}
+
+static void set_limits(CURL *curl, const http_call *call)
+{
+    curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS,
+                     (long)(call->connect_ms ? call->connect_ms : HTTP_CONNECT_MS));
+    if (call->total_ms)
+        curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, (long)call->total_ms);
+    if (call->idle_s >= 0) {
+        curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
+        curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME,
+                         (long)(call->idle_s ? call->idle_s : HTTP_IDLE_S));
+    }
+    curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
+}
+
+static err_code code_of_status(long status)
+{
+    switch (status) {
+    case 401:
+        return ERR_UNAUTHORIZED;
+    case 403:
+        return ERR_FORBIDDEN;
+    case 404:
+        return ERR_NOT_FOUND;
+    case 409:
+        return ERR_CONFLICT;
+    case 413:
+    case 429:
+        return ERR_LIMIT;
+    case 422:
+        return ERR_UNSUPPORTED;
+    case 503:
+        return ERR_UNAVAILABLE;
+    case 504:
+        return ERR_TIMEOUT;
+    default:
+        return status < 500 ? ERR_INVALID : ERR_INTERNAL;
+    }
+}
+
+static int status_error(const http_reply *reply, err *e)
+{
+    json_t *problem = reply->body.len ? json_loadb(reply->body.bytes, reply->body.len, 0, NULL) : NULL;
+    const char *detail = json_string_value(json_object_get(problem, "detail"));
+    if (!detail)
+        detail = json_string_value(json_object_get(problem, "error"));
+    if (!detail)
+        detail = json_string_value(json_object_get(problem, "title"));
+    if (!detail) /* a Status of Kubernetes */
+        detail = json_string_value(json_object_get(problem, "message"));
+    if (detail)
+        err_set(e, code_of_status(reply->status), "%s", detail);
+    else
+        err_set(e, code_of_status(reply->status), "the server answered %ld", reply->status);
+    json_decref(problem);
+    return -1;
+}
+
+static int curl_error(CURLcode code, const char *url, const char *detail, err *e)
+{
+    const char *text = detail[0] ? detail : curl_easy_strerror(code);
+    switch (code) {
+    case CURLE_OPERATION_TIMEDOUT:
+        return err_set(e, ERR_TIMEOUT, "%s: %s", url, text);
+    case CURLE_URL_MALFORMAT:
+    case CURLE_UNSUPPORTED_PROTOCOL:
+        return err_set(e, ERR_INVALID, "not a usable URL: %s", url);
+    case CURLE_READ_ERROR:
+        return err_set(e, ERR_IO, "cannot read what is to be sent: %s", text);
+    default:
+        err_set(e, ERR_UNAVAILABLE, "%s: %s", url, text);
+        if (e && (code == CURLE_COULDNT_CONNECT || code == CURLE_COULDNT_RESOLVE_HOST))
+            e->os_errno = ECONNREFUSED;
+        return -1;
+    }
+}
+
+int http_call_run(const http_call *call, http_reply *out, err *e)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, start_curl);
+    *out = (http_reply){0};
+    buf_init(&out->body, HTTP_REPLY_BYTES_MAX);
+    cleanup_free char *bearer = NULL;
+    if (call->kube && kube_bearer(call->kube, &bearer, e))
+        return -1;
+    CURL *curl = curl_easy_init();
+    if (!curl)
+        return err_set(e, ERR_NOMEM, "no memory for an HTTP call");
+    transfer t = {.call = call, .reply = out, .curl = curl, .problem = e};
+    char detail[CURL_ERROR_SIZE] = "";
+    struct curl_slist *headers = headers_of(call, bearer);
+    curl_mime *form = call->part_count ? multipart(curl, call) : NULL;
+    curl_easy_setopt(curl, CURLOPT_URL, call->url);
+    curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, call->method);
+    curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, detail);
+    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
+    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, take_body);
+    curl_easy_setopt(curl, CURLOPT_WRITEDATA, &t);
+    curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
+    curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, tell_progress);
+    curl_easy_setopt(curl, CURLOPT_XFERINFODATA, &t);
+    if (strcmp(call->method, "HEAD") == 0)
+        curl_easy_setopt(curl, CURLOPT_NOBODY, 1L);
+    if (call->body) {
+        curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)call->body_len);
+        curl_easy_setopt(curl, CURLOPT_POSTFIELDS, call->body);
+    }
+    if (form)
+        curl_easy_setopt(curl, CURLOPT_MIMEPOST, form);
+    set_limits(curl, call);
+    if (call->kube)
+        kube_tls_set(curl, call->kube);
+    CURLcode code = curl_easy_perform(curl);
+    curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &out->status);
+    const char *type = NULL;
+    curl_easy_getinfo(curl, CURLINFO_CONTENT_TYPE, &type);
+    snprintf(out->content_type, sizeof out->content_type, "%s", type ? type : "");
+    curl_slist_free_all(headers);
+    curl_mime_free(form);
+    curl_easy_cleanup(curl);
+    /* A server that refuses an upload answers and closes before it has read all: the answer counts. */
+    if (out->status >= 400)
+        return status_error(out, e);
+    if (t.refused)
+        return -1;
+    if (code != CURLE_OK && !t.sink_ended)
+        return curl_error(code, call->url, detail, e);
+    return 0;
+}
+
+void http_reply_free(http_reply *reply)
+{
+    buf_free(&reply->body);
+}
+
+json_t *http_reply_json(const http_reply *reply, err *e)
+{
+    json_error_t problem;
+    json_t *value = json_loadb(reply->body.bytes ? reply->body.bytes : "", reply->body.len,
+                               JSON_DECODE_ANY, &problem);
+    if (!value)
+        err_set(e, ERR_CORRUPT, "the server's answer is not JSON: %s", problem.text);
+    return value;
+}
+
+int http_encode(buf *out, const char *text, err *e)
+{
+    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
+    for (const char *c = text; *c; c++) {
+        int status = strchr(plain, *c) ? buf_append(out, c, 1, e)
+                                       : buf_printf(out, e, "%%%02X", (unsigned char)*c);
+        if (status)
+            return -1;
+    }
+    return 0;
+}

@@ -1,0 +1,930 @@
+/* http_server.c: the daemon, the deadlines of its connections, and the workers. See http_server.h.
+ *
+ * The life of a request: `target_begin` (request line) -> `access_request` first call (headers:
+ * checks) -> its later calls (body) -> a worker calls the handler while libmicrohttpd has the
+ * connection suspended -> the handler's reply resumes it -> the last call queues the answer ->
+ * `request_completed`. */
+#include "http_internal.h"
+
+#include <arpa/inet.h>
+#include <assert.h>
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "clock.h"
+#include "json_read.h"
+#include "log.h"
+
+enum {
+    /* libmicrohttpd's memory for one connection: headers and the piece of body it hands over. From
+     * 32 KiB on it is mapped, so that an idle connection costs a page or two. */
+    CONNECTION_BYTES = 64 << 10,
+    WORKER_STACK_BYTES = 1 << 20,
+    WORKER_IDLE_MS = 5000,
+    TICK_MS_MAX = 250,
+    CROWDED_IDLE_MS = 1000, /* idle time granted when three quarters of the connections are taken */
+    SEND_MS = 60000,
+};
+
+/* ---- connections and their deadlines ------------------------------------------------------------ */
+
+static void connection_opened(http_server *s, struct MHD_Connection *connection, void **context)
+{
+    http_connection *c = calloc(1, sizeof *c);
+    *context = c;
+    if (!c)
+        return;
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    c->server = s;
+    c->fd = info ? info->connect_fd : -1;
+    c->idle = true;
+    c->since_ms = clock_monotonic_ms();
+    c->deadline_ms = clock_deadline_ms(s->config.header_ms);
+    int on = 1, dead_ms = SEND_MS;
+    setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(c->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_ms, sizeof dead_ms);
+    pthread_mutex_lock(&s->lock);
+    c->next = s->connections;
+    if (c->next)
+        c->next->prev = c;
+    s->connections = c;
+    if (s->connection_count++ == 0)
+        pthread_cond_signal(&s->tick);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void connection_closed(http_server *s, http_connection *c)
+{
+    if (!c)
+        return;
+    pthread_mutex_lock(&s->lock);
+    *(c->prev ? &c->prev->next : &s->connections) = c->next;
+    if (c->next)
+        c->next->prev = c->prev;
+    s->connection_count--;
+    pthread_mutex_unlock(&s->lock);
+    free(c);
+}
+
+static void connection_notify(void *context, struct MHD_Connection *connection, void **socket_context,
+                              enum MHD_ConnectionNotificationCode what)
+{
+    if (what == MHD_CONNECTION_NOTIFY_STARTED)
+        connection_opened(context, connection, socket_context);
+    else
+        connection_closed(context, *socket_context);
+}
+
+static void connection_deadline(http_connection *c, int64_t deadline_ms, bool idle)
+{
+    if (!c)
+        return;
+    pthread_mutex_lock(&c->server->lock);
+    c->deadline_ms = deadline_ms;
+    c->since_ms = clock_monotonic_ms();
+    c->idle = idle;
+    pthread_mutex_unlock(&c->server->lock);
+}
+
+/* Shuts down what is over its deadline; the socket itself is libmicrohttpd's to close. Needs the
+ * lock, under which `connection_closed` runs before the descriptor's number can be used again. */
+static void expire(http_server *s, int64_t now_ms)
+{
+    bool crowded = s->connection_count > s->config.connections_max / 4 * 3;
+    for (http_connection *c = s->connections; c; c = c->next) {
+        bool unwanted = crowded && c->idle && now_ms - c->since_ms >= CROWDED_IDLE_MS;
+        if (c->deadline_ms == HTTP_NEVER || (now_ms < c->deadline_ms && !unwanted))
+            continue;
+        shutdown(c->fd, SHUT_RDWR);
+        c->deadline_ms = HTTP_NEVER;
+    }
+}
+
+static void wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t timeout_ms)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    int64_t ns = until.tv_nsec + timeout_ms % 1000 * 1000000;
+    until.tv_sec += timeout_ms / 1000 + ns / 1000000000;
+    until.tv_nsec = ns % 1000000000;
+    pthread_cond_timedwait(cond, lock, &until);
+}
+
+static int64_t tick_ms(const http_config *c)
+{
+    int64_t shortest = c->header_ms < c->idle_ms ? c->header_ms : c->idle_ms;
+    shortest = (shortest < c->body_ms ? shortest : c->body_ms) / 4;
+    return shortest < 10 ? 10 : shortest > TICK_MS_MAX ? TICK_MS_MAX : shortest;
+}
+
+static void *timer_run(void *context)
+{
+    http_server *s = context;
+    pthread_mutex_lock(&s->lock);
+    while (!s->stopping) {
+        if (s->connection_count == 0)
+            pthread_cond_wait(&s->tick, &s->lock);
+        else
+            wait_ms(&s->tick, &s->lock, tick_ms(&s->config));
+        expire(s, clock_monotonic_ms());
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* ---- requests ------------------------------------------------------------------------------------ */
+
+/* libmicrohttpd has the request line. What this returns is the request's context. */
+static void *target_begin(void *context, const char *uri, struct MHD_Connection *connection)
+{
+    http_server *s = context;
+    http_request *r = calloc(1, sizeof *r);
+    if (!r)
+        return NULL;
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    r->server = s;
+    r->conn = info ? info->socket_context : NULL;
+    r->started_ns = clock_monotonic_ns();
+    r->content_length = -1;
+    r->refs = 1;
+    r->send_ms = SEND_MS;
+    buf_init(&r->body, HTTP_JSON_BYTES_MAX);
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&r->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    if (strlen(uri) <= HTTP_URI_BYTES_MAX)
+        r->uri = strdup(uri);
+    return r;
+}
+
+void http_request_unref(http_request *r)
+{
+    pthread_mutex_lock(&r->lock);
+    int left = --r->refs;
+    pthread_mutex_unlock(&r->lock);
+    if (left)
+        return;
+    if (r->response)
+        MHD_destroy_response(r->response);
+    http_target_free(&r->target);
+    buf_free(&r->body);
+    free(r->ring);
+    free(r->uri);
+    pthread_cond_destroy(&r->changed);
+    pthread_mutex_destroy(&r->lock);
+    free(r);
+}
+
+static void request_completed(void *context, struct MHD_Connection *connection, void **request,
+                              enum MHD_RequestTerminationCode why)
+{
+    (void)connection, (void)why;
+    http_server *s = context;
+    http_request *r = *request;
+    if (!r)
+        return;
+    *request = NULL;
+    pthread_mutex_lock(&r->lock);
+    r->gone = true;
+    pthread_cond_broadcast(&r->changed);
+    pthread_mutex_unlock(&r->lock);
+    connection_deadline(r->conn, clock_deadline_ms(s->config.idle_ms), true);
+    if (s->config.observe && r->queued)
+        s->config.observe(s->config.context, r->method, r->route ? r->route->pattern : "other",
+                          r->status, (double)(clock_monotonic_ns() - r->started_ns) / 1e9);
+    http_request_unref(r);
+}
+
+void http_request_wake(http_request *r)
+{
+    if (r->suspended && !r->gone) {
+        r->suspended = false;
+        MHD_resume_connection(r->connection);
+    }
+    pthread_cond_broadcast(&r->changed);
+}
+
+void http_request_answer(http_request *r, unsigned status, struct MHD_Response *response,
+                         int64_t send_ms)
+{
+    for (int i = 0; response && i < r->header_count; i++)
+        MHD_add_response_header(response, r->headers[i].name, r->headers[i].value);
+    pthread_mutex_lock(&r->lock);
+    assert(!r->response);
+    r->response = response;
+    r->status = status;
+    r->send_ms = send_ms;
+    r->discard = true; /* whatever of the body still comes */
+    r->ring_len = 0;
+    http_request_wake(r);
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* Only in libmicrohttpd's thread: a worker may outlive the connection. */
+static const char *header_value(const http_request *r, const char *name)
+{
+    return MHD_lookup_connection_value(r->connection, MHD_HEADER_KIND, name);
+}
+
+static int check_token(http_request *r, err *e)
+{
+    const tokens *taken = r->server->config.tokens;
+    const char *have = header_value(r, "Authorization"), *own = header_value(r, HTTP_TOKEN_HEADER);
+    const char *token = own ? own : have && strncasecmp(have, "Bearer ", 7) == 0 ? have + 7 : NULL;
+    if (!taken || (r->route && r->route->open))
+        return 0;
+    const char *user = token ? tokens_user(taken, token) : NULL;
+    if (user) {
+        snprintf(r->user, sizeof r->user, "%s", user);
+        return 0;
+    }
+    http_add_header(r, "WWW-Authenticate", "Bearer realm=\"kubeml\"");
+    return err_set(e, ERR_UNAUTHORIZED, have || own ? "the token is wrong"
+                                                    : "a token is needed: Authorization: Bearer TOKEN");
+}
+
+/* A browser names the page that a request comes from; a page of another site may not use an API that
+ * may be without a token on the loopback address. */
+static int check_origin(http_request *r, err *e)
+{
+    const char *origin = header_value(r, "Origin"), *host = header_value(r, "Host");
+    const char *authority = origin ? strstr(origin, "://") : NULL;
+    if (!origin || (authority && host && strcasecmp(authority + 3, host) == 0))
+        return 0;
+    return err_set(e, ERR_FORBIDDEN, "requests from pages of another origin are refused");
+}
+
+/* Finds the route; otherwise 404, or 405 with the methods there are. */
+static int find_route(http_request *r, unsigned *status, err *e)
+{
+    char allow[HTTP_HEADERS_MAX * 16] = "";
+    for (size_t i = 0; i < r->server->config.route_count; i++) {
+        const http_route *route = &r->server->config.routes[i];
+        if (!http_pattern_matches(route->pattern, &r->target))
+            continue;
+        if (strcmp(route->method, r->head ? "GET" : r->method) == 0) {
+            r->route = route;
+            return 0;
+        }
+        const char *more = strcmp(route->method, "GET") == 0 ? "GET, HEAD" : route->method;
+        size_t used = strlen(allow);
+        snprintf(allow + used, sizeof allow - used, "%s%s", used ? ", " : "", more);
+    }
+    if (!allow[0])
+        return err_set(e, ERR_NOT_FOUND, "there is no such path");
+    http_add_header(r, "Allow", allow);
+    *status = 405;
+    return err_set(e, ERR_UNSUPPORTED, "this path takes %s", allow);
+}
+
+static int check_queries(const http_request *r, err *e)
+{
+    for (int i = 0; i < r->target.query_count; i++)
+        if (!http_list_has(r->route->queries, r->target.query_names[i]))
+            return err_set(e, ERR_INVALID, "unknown query parameter \"%.64s\"",
+                           r->target.query_names[i]);
+    return 0;
+}
+
+static int check_body(http_request *r, unsigned *status, err *e)
+{
+    const http_route *route = r->route;
+    const char *length = header_value(r, "Content-Length");
+    const char *chunked = header_value(r, "Transfer-Encoding");
+    const char *type = header_value(r, "Content-Type");
+    uint64_t most = route->body_bytes_max ? route->body_bytes_max : HTTP_JSON_BYTES_MAX;
+    snprintf(r->content_type, sizeof r->content_type, "%s", type ? type : "");
+    r->body.max = most < HTTP_DRAIN_BYTES_MAX ? (size_t)most : HTTP_DRAIN_BYTES_MAX;
+    if (length)
+        r->content_length = strtoll(length, NULL, 10); /* libmicrohttpd has checked the number */
+    if (route->body == HTTP_BODY_NONE)
+        return 0;
+    if (!length && !chunked) {
+        *status = 411;
+        return err_set(e, ERR_INVALID, "a body is needed: send Content-Length or use chunks");
+    }
+    if (route->takes && (type || r->content_length != 0) &&
+        !(type && http_type_listed(route->takes, type))) {
+        *status = 415;
+        return err_set(e, ERR_UNSUPPORTED, "Content-Type must be %s, not %.64s", route->takes,
+                       type ? type : "absent");
+    }
+    if (r->content_length > 0 && (uint64_t)r->content_length > most) {
+        r->over = true;
+        return err_set(e, ERR_LIMIT, "the body of %lld bytes is over the limit of %llu",
+                       (long long)r->content_length, (unsigned long long)most);
+    }
+    return 0;
+}
+
+static int check_accept(http_request *r, unsigned *status, err *e)
+{
+    const char *accept = header_value(r, "Accept");
+    const char *gives = r->route->gives ? r->route->gives : "application/json";
+    r->has_accept = accept != NULL;
+    if (http_accept_best(accept, gives, r->accepted, sizeof r->accepted))
+        return 0;
+    *status = 406;
+    return err_set(e, ERR_UNSUPPORTED, "this answers with %s, which Accept leaves out", gives);
+}
+
+/* Everything that can be said from the headers alone. */
+static int check_request(http_request *r, unsigned *status, err *e)
+{
+    if (!r->uri) {
+        *status = 414;
+        return err_set(e, ERR_LIMIT, "the URI is longer than %d bytes", HTTP_URI_BYTES_MAX);
+    }
+    if (http_target_parse(r->uri, &r->target, e) || find_route(r, status, e) ||
+        check_token(r, e) || check_origin(r, e) || check_queries(r, e) ||
+        check_accept(r, status, e) || check_body(r, status, e))
+        return -1;
+    return 0;
+}
+
+/* The first call of a request: its headers are complete. */
+static void request_begin(http_request *r, struct MHD_Connection *connection, const char *method)
+{
+    http_server *s = r->server;
+    r->begun = true;
+    r->connection = connection;
+    snprintf(r->method, sizeof r->method, "%s", method);
+    r->head = strcmp(method, "HEAD") == 0;
+    r->forwarded = header_value(r, HTTP_HOP_HEADER) != NULL;
+    connection_deadline(r->conn, clock_deadline_ms(s->config.body_ms), false);
+    err e = ERR_INIT;
+    unsigned status = 0;
+    if (check_request(r, &status, &e))
+        http_answer_problem(r, status ? status : (unsigned)err_http_status(e.code), &e, NULL);
+}
+
+static enum MHD_Result queue_answer(http_request *r)
+{
+    r->queued = true;
+    connection_deadline(r->conn, r->send_ms == HTTP_NEVER ? HTTP_NEVER : clock_deadline_ms(r->send_ms),
+                        false);
+    return MHD_queue_response(r->connection, r->status, r->response);
+}
+
+/* A refused request is answered at once only when no body is under way, or too much of one: a client
+ * that is still sending may otherwise never read why. */
+static bool may_answer_early(const http_request *r)
+{
+    const char *expect = header_value(r, "Expect");
+    bool streams = r->route && r->route->body == HTTP_BODY_STREAM && !r->over;
+    return expect || (r->content_length > HTTP_DRAIN_BYTES_MAX && !streams);
+}
+
+/* ---- workers --------------------------------------------------------------------------------------- */
+
+static bool worker_may_take(const http_server *s, const http_request *r)
+{
+    return !r->route->slow || s->workers_slow < s->config.workers_max / 2;
+}
+
+/* Takes the first request in the queue that may run now. Needs the lock. */
+static http_request *queue_take(http_server *s)
+{
+    for (http_request **at = &s->queue; *at; at = &(*at)->next) {
+        http_request *r = *at;
+        if (!worker_may_take(s, r))
+            continue;
+        *at = r->next;
+        if (!*at)
+            s->queue_end = at;
+        return r;
+    }
+    return NULL;
+}
+
+static void answer(http_server *s, http_request *r)
+{
+    const http_config *c = &s->config;
+    if ((!c->refuse || !c->refuse(c->context, r->route, r)) &&
+        (!r->route->led || !c->divert || !c->divert(c->context, r)))
+        r->route->handle(r, c->context);
+}
+
+static void *worker_run(void *context)
+{
+    http_server *s = context;
+    pthread_mutex_lock(&s->lock);
+    int64_t idle_until = clock_deadline_ms(WORKER_IDLE_MS);
+    for (;;) {
+        http_request *r = queue_take(s);
+        if (!r) {
+            int64_t left = idle_until - clock_monotonic_ms();
+            if (left <= 0 || s->stopping)
+                break;
+            s->workers_idle++;
+            wait_ms(&s->work, &s->lock, left);
+            s->workers_idle--;
+            continue;
+        }
+        s->workers_slow += r->route->slow;
+        pthread_mutex_unlock(&s->lock);
+        bool slow = r->route->slow;
+        answer(s, r);
+        http_request_unref(r);
+        pthread_mutex_lock(&s->lock);
+        s->workers_slow -= slow;
+        if (slow)
+            pthread_cond_signal(&s->work);
+        idle_until = clock_deadline_ms(WORKER_IDLE_MS);
+    }
+    s->workers--;
+    pthread_cond_broadcast(&s->quiet);
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+static int worker_start(http_server *s)
+{
+    pthread_t thread;
+    pthread_attr_t attr;
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    pthread_attr_setstacksize(&attr, WORKER_STACK_BYTES);
+#endif
+    int status = pthread_create(&thread, &attr, worker_run, s);
+    pthread_attr_destroy(&attr);
+    return status;
+}
+
+/* Hands the request to a worker. Needs r->lock; false when there is none to be had. */
+static bool dispatch(http_request *r)
+{
+    http_server *s = r->server;
+    pthread_mutex_lock(&s->lock);
+    /* A second thread for a second request, also when the first has not taken its own yet. */
+    bool more = s->workers_idle == 0 || s->queue;
+    if (!s->stopping && more && s->workers < s->config.workers_max && worker_start(s) == 0)
+        s->workers++;
+    bool given = !s->stopping && s->workers > 0;
+    if (given) {
+        r->dispatched = true;
+        r->refs++;
+        r->next = NULL;
+        *s->queue_end = r;
+        s->queue_end = &r->next;
+        pthread_cond_signal(&s->work);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return given;
+}
+
+/* ---- bodies ---------------------------------------------------------------------------------------- */
+
+/* A stream's deadline: the grace, and what came so far at the minimum rate; the time in which we did
+ * not read is not the client's. Needs r->lock. */
+static void stream_deadline(http_request *r)
+{
+    const http_config *c = &r->server->config;
+    int64_t earned = (int64_t)(r->seen / (uint64_t)c->rate_min) * 1000;
+    int64_t due = r->started_ns / 1000000 + c->body_ms + earned + r->paused_ms;
+    int64_t grace = clock_deadline_ms(c->body_ms);
+    connection_deadline(r->conn, due < grace ? due : grace, false);
+}
+
+static bool ring_ready(http_request *r)
+{
+    if (!r->ring)
+        r->ring = malloc(HTTP_RING_BYTES);
+    return r->ring != NULL;
+}
+
+/* Copies what fits. Needs r->lock. */
+static size_t ring_put(http_request *r, const char *bytes, size_t len)
+{
+    size_t room = HTTP_RING_BYTES - r->ring_len, put = len < room ? len : room;
+    size_t at = (r->ring_start + r->ring_len) % HTTP_RING_BYTES;
+    size_t first = put < HTTP_RING_BYTES - at ? put : HTTP_RING_BYTES - at;
+    memcpy(r->ring + at, bytes, first);
+    memcpy(r->ring, bytes + first, put - first);
+    r->ring_len += put;
+    return put;
+}
+
+static size_t ring_get(http_request *r, char *out, size_t max)
+{
+    size_t got = r->ring_len < max ? r->ring_len : max;
+    size_t first = got < HTTP_RING_BYTES - r->ring_start ? got : HTTP_RING_BYTES - r->ring_start;
+    memcpy(out, r->ring + r->ring_start, first);
+    memcpy(out + first, r->ring, got - first);
+    r->ring_start = (r->ring_start + got) % HTTP_RING_BYTES;
+    r->ring_len -= got;
+    return got;
+}
+
+static void suspend(http_request *r)
+{
+    r->suspended = true;
+    r->paused_since_ms = clock_monotonic_ms();
+    connection_deadline(r->conn, HTTP_NEVER, false);
+    MHD_suspend_connection(r->connection);
+}
+
+/* Takes a piece of a streamed body: how much of it. Needs r->lock. */
+static size_t stream_take(http_request *r, const char *bytes, size_t len)
+{
+    if (!ring_ready(r))
+        r->discard = true; /* http_body_read finds no ring and says so */
+    if (r->discard)
+        return len;
+    size_t put = ring_put(r, bytes, len);
+    if (put < len)
+        suspend(r);
+    else
+        stream_deadline(r);
+    pthread_cond_broadcast(&r->changed);
+    return put;
+}
+
+/* The body of a request that was refused, or whose answer is ready: read and forgotten. */
+static void take_whole(http_request *r, const char *bytes, size_t len)
+{
+    err e = ERR_INIT;
+    if (r->over || buf_append(&r->body, bytes, len, &e) == 0)
+        return;
+    r->over = true;
+    buf_free(&r->body);
+}
+
+static enum MHD_Result body_piece(http_request *r, const char *bytes, size_t *len)
+{
+    bool stream = r->route && r->route->body == HTTP_BODY_STREAM;
+    pthread_mutex_lock(&r->lock);
+    size_t taken = *len;
+    bool taken_on = true;
+    if (r->response || r->discard) {
+        if (stream)
+            stream_deadline(r);
+    } else if (stream) {
+        if (!r->dispatched)
+            taken_on = dispatch(r);
+        taken = stream_take(r, bytes, *len);
+    } else {
+        take_whole(r, bytes, *len);
+    }
+    r->seen += taken;
+    bool flood = (r->response || r->over) && !stream && r->seen > HTTP_DRAIN_BYTES_MAX;
+    pthread_mutex_unlock(&r->lock);
+    *len -= taken;
+    return taken_on && !flood ? MHD_YES : MHD_NO;
+}
+
+/* The body is complete: hand it over, wait for the worker, or answer. */
+static enum MHD_Result body_end(http_request *r)
+{
+    pthread_mutex_lock(&r->lock);
+    r->ended = true;
+    bool over = r->over && !r->response && !r->dispatched;
+    pthread_mutex_unlock(&r->lock);
+    if (over) {
+        err e = ERR_INIT;
+        err_set(&e, ERR_LIMIT, "the body is over the limit of %zu bytes", r->body.max);
+        http_answer_error(r, &e);
+    }
+    pthread_mutex_lock(&r->lock);
+    enum MHD_Result result = MHD_YES;
+    if (r->response) {
+        result = queue_answer(r);
+    } else if (r->status) {
+        result = MHD_NO; /* there was no memory for the answer */
+    } else {
+        /* Suspended first: a worker may answer before this returns. */
+        suspend(r);
+        if (!r->dispatched && !dispatch(r)) {
+            http_request_wake(r);
+            result = MHD_NO;
+        }
+        pthread_cond_broadcast(&r->changed);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return result;
+}
+
+static enum MHD_Result access_request(void *context, struct MHD_Connection *connection,
+                                      const char *url, const char *method, const char *version,
+                                      const char *bytes, size_t *len, void **request)
+{
+    (void)context, (void)url, (void)version;
+    http_request *r = *request;
+    if (!r)
+        return MHD_NO; /* no memory for it */
+    if (!r->begun) {
+        request_begin(r, connection, method);
+        return r->response && may_answer_early(r) ? queue_answer(r) : MHD_YES;
+    }
+    return *len ? body_piece(r, bytes, len) : body_end(r);
+}
+
+ssize_t http_body_read(http_request *r, void *out, size_t max, err *e)
+{
+    uint64_t most = r->route->body_bytes_max ? r->route->body_bytes_max : HTTP_JSON_BYTES_MAX;
+    pthread_mutex_lock(&r->lock);
+    while (r->ring_len == 0 && !r->ended && !r->gone && !r->discard)
+        pthread_cond_wait(&r->changed, &r->lock); /* ends by the connection's deadline */
+    ssize_t got = -1;
+    if (r->ring_len && r->seen <= most) {
+        got = (ssize_t)ring_get(r, out, max);
+        if (r->suspended && !r->ended && r->ring_len <= HTTP_RING_BYTES / 2) {
+            r->paused_ms += clock_monotonic_ms() - r->paused_since_ms;
+            stream_deadline(r);
+            http_request_wake(r);
+        }
+    } else if (r->seen > most) {
+        err_set(e, ERR_LIMIT, "the body is over the limit of %llu bytes", (unsigned long long)most);
+    } else if (r->gone) {
+        err_set(e, ERR_UNAVAILABLE, "the body was cut off after %llu bytes",
+                (unsigned long long)r->seen);
+    } else if (r->discard) {
+        err_set(e, ERR_NOMEM, "no memory for the upload");
+    } else {
+        got = 0;
+    }
+    pthread_mutex_unlock(&r->lock);
+    return got;
+}
+
+/* ---- what handlers ask ------------------------------------------------------------------------------ */
+
+const char *http_param(const http_request *r, const char *name)
+{
+    int i = http_pattern_index(r->route->pattern, name);
+    return i < 0 ? "" : r->target.segments[i];
+}
+
+const char *http_query(const http_request *r, const char *name)
+{
+    for (int i = 0; i < r->target.query_count; i++)
+        if (strcmp(r->target.query_names[i], name) == 0)
+            return r->target.query_values[i];
+    return NULL;
+}
+
+bool http_type_is(const http_request *r, const char *type)
+{
+    return http_type_listed(type, r->content_type);
+}
+
+const char *http_content_type(const http_request *r)
+{
+    return r->content_type;
+}
+
+const char *http_method(const http_request *r)
+{
+    return r->method;
+}
+
+const char *http_accepted(const http_request *r)
+{
+    return r->accepted;
+}
+
+const char *http_uri(const http_request *r)
+{
+    return r->uri;
+}
+
+bool http_is_forwarded(const http_request *r)
+{
+    return r->forwarded;
+}
+
+const char *http_user(const http_request *r)
+{
+    return r->user;
+}
+
+bool http_has_accept(const http_request *r)
+{
+    return r->has_accept;
+}
+
+const char *http_body_bytes(const http_request *r, size_t *len)
+{
+    *len = r->body.len;
+    return r->body.bytes ? r->body.bytes : "";
+}
+
+int http_body_json(const http_request *r, json_t **out, err *e)
+{
+    json_t *value = NULL;
+    if (json_read(r->body.bytes, r->body.len, HTTP_JSON_DEPTH_MAX, &value, e))
+        return -1;
+    if (!json_is_object(value)) {
+        json_decref(value);
+        return err_set(e, ERR_INVALID, "the body must be a JSON object");
+    }
+    *out = value;
+    return 0;
+}
+
+int64_t http_body_length(const http_request *r)
+{
+    return r->content_length;
+}
+
+/* ---- start and stop ---------------------------------------------------------------------------------- */
+
+static void set_defaults(http_config *c)
+{
+    c->connections_max = c->connections_max ? c->connections_max : 4096;
+    c->event_threads = c->event_threads ? c->event_threads : 2;
+    c->workers_max = c->workers_max ? c->workers_max : 16;
+    c->header_ms = c->header_ms ? c->header_ms : 30000;
+    c->idle_ms = c->idle_ms ? c->idle_ms : 60000;
+    c->body_ms = c->body_ms ? c->body_ms : 30000;
+    c->rate_min = c->rate_min ? c->rate_min : 16384;
+}
+
+/* Our own socket, for an error that says what is wrong with it. */
+int http_server_listen(const char *host, uint16_t number, err *e)
+{
+    char port[8];
+    snprintf(port, sizeof port, "%u", number);
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
+    struct addrinfo *at = NULL;
+    int status = getaddrinfo(host, port, &hints, &at);
+    if (status)
+        return err_set(e, ERR_INVALID, "the address %s: %s", host, gai_strerror(status));
+    cleanup_close int fd =
+        socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int on = 1, bound = -1;
+    if (fd >= 0) {
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        bound = bind(fd, at->ai_addr, at->ai_addrlen);
+    }
+    int os_errno = errno;
+    freeaddrinfo(at);
+    if (bound == 0 && listen(fd, 511) == 0)
+        return steal_fd(fd);
+    if (os_errno == EADDRINUSE)
+        return err_set(e, ERR_EXISTS, "port %u on %s is taken: another server runs there", number,
+                       host);
+    return err_set_errno(e, os_errno, "cannot listen on %s port %u", host, number);
+}
+
+static uint16_t bound_port(int fd)
+{
+    struct sockaddr_storage at;
+    socklen_t len = sizeof at;
+    if (getsockname(fd, (struct sockaddr *)&at, &len))
+        return 0;
+    return ntohs(at.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&at)->sin6_port
+                                          : ((struct sockaddr_in *)&at)->sin_port);
+}
+
+static void server_free(http_server *s)
+{
+    http_streams_forget(s);
+    if (s->listen_fd >= 0)
+        close(s->listen_fd);
+    pthread_cond_destroy(&s->work);
+    pthread_cond_destroy(&s->quiet);
+    pthread_cond_destroy(&s->tick);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+static http_server *server_new(const http_config *config)
+{
+    http_server *s = calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    s->config = *config;
+    set_defaults(&s->config);
+    s->queue_end = &s->queue;
+    s->listen_fd = -1;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->work, &monotonic);
+    pthread_cond_init(&s->quiet, &monotonic);
+    pthread_cond_init(&s->tick, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    return s;
+}
+
+/* libmicrohttpd's messages are about clients that went away: of interest only when looked for. */
+__attribute__((format(printf, 2, 0))) static void log_daemon(void *context, const char *fmt,
+                                                             va_list args)
+{
+    (void)context;
+    char line[256];
+    vsnprintf(line, sizeof line, fmt, args);
+    line[strcspn(line, "\n")] = '\0';
+    log_debug("http: %s", line);
+}
+
+static struct MHD_Daemon *daemon_start(http_server *s)
+{
+    unsigned threads = (unsigned)s->config.event_threads;
+    unsigned limit = (unsigned)s->config.connections_max;
+    return MHD_start_daemon(
+        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL,
+        access_request, s, MHD_OPTION_EXTERNAL_LOGGER, log_daemon, NULL, MHD_OPTION_LISTEN_SOCKET,
+        s->listen_fd, MHD_OPTION_THREAD_POOL_SIZE, threads, MHD_OPTION_CONNECTION_LIMIT, limit,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
+        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_NOTIFY_CONNECTION,
+        connection_notify, s, MHD_OPTION_NOTIFY_COMPLETED, request_completed, s,
+        MHD_OPTION_URI_LOG_CALLBACK, target_begin, s, MHD_OPTION_END);
+}
+
+int http_server_start(const http_config *config, http_server **out, err *e)
+{
+    http_server *s = server_new(config);
+    if (!s)
+        return err_set(e, ERR_NOMEM, "no memory for the HTTP server");
+    s->listen_fd = config->listen_fd > 0 ? config->listen_fd
+                                         : http_server_listen(config->host, config->port, e);
+    if (s->listen_fd < 0) {
+        server_free(s);
+        return -1;
+    }
+    s->port = bound_port(s->listen_fd);
+    if (pthread_create(&s->timer, NULL, timer_run, s)) {
+        server_free(s);
+        return err_set(e, ERR_NOMEM, "no thread for the HTTP server's deadlines");
+    }
+    s->daemon = daemon_start(s);
+    if (!s->daemon) {
+        http_server_stop(s, 0);
+        return err_set(e, ERR_IO, "the HTTP server does not start");
+    }
+    s->listen_fd = -1; /* libmicrohttpd's now */
+    *out = s;
+    return 0;
+}
+
+uint16_t http_server_port(const http_server *s)
+{
+    return s->port;
+}
+
+int http_server_connections(http_server *s)
+{
+    pthread_mutex_lock(&s->lock);
+    int count = s->connection_count;
+    pthread_mutex_unlock(&s->lock);
+    return count;
+}
+
+/* Waits for the workers; true when all are gone. */
+static bool workers_end(http_server *s, int grace_ms)
+{
+    int64_t deadline = clock_deadline_ms(grace_ms);
+    pthread_mutex_lock(&s->lock);
+    s->stopping = true;
+    pthread_cond_broadcast(&s->work);
+    pthread_cond_broadcast(&s->tick);
+    /* Uploads under way get no more bytes: their readers see the end of the connection. */
+    for (http_connection *c = s->connections; c; c = c->next)
+        if (c->deadline_ms != HTTP_NEVER)
+            shutdown(c->fd, SHUT_RD);
+    while (s->workers && clock_monotonic_ms() < deadline)
+        wait_ms(&s->quiet, &s->lock, clock_left_ms(deadline));
+    bool gone = s->workers == 0;
+    pthread_mutex_unlock(&s->lock);
+    return gone;
+}
+
+void http_server_stop(http_server *s, int grace_ms)
+{
+    if (!s)
+        return;
+    /* Its threads take the socket out of their epoll sets when they get to it, and end the process if
+     * it is closed by then: it stays open until they are gone. */
+    MHD_socket listening = s->daemon ? MHD_quiesce_daemon(s->daemon) : MHD_INVALID_SOCKET;
+    bool quiet = workers_end(s, grace_ms);
+    pthread_join(s->timer, NULL);
+    http_streams_end(s);
+    if (!quiet) {
+        /* A handler still holds a suspended connection, which libmicrohttpd cannot stop with. The
+         * process is about to end; until then these stay. */
+        log_warn("stopped with requests still being handled");
+        return;
+    }
+    if (s->daemon)
+        MHD_stop_daemon(s->daemon);
+    if (listening != MHD_INVALID_SOCKET)
+        close(listening);
+    server_free(s);
+}

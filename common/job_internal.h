@@ -1,0 +1,57 @@
+/* job_internal.h: the jobs machine's parts, for job*.c alone.
+ *
+ * job.c         the machine: queue, states, kubeml-ps, verdicts
+ * job_pod.c     the pods of a job from the wish to the end
+ * job_record.c  the record's text form, and the one reason */
+#ifndef KUBEML_JOB_INTERNAL_H
+#define KUBEML_JOB_INTERNAL_H
+
+#include "job.h"
+
+struct jobs {
+    job_limits limits;
+    int slots;
+    bool adopting; /* restored, and the found pods not all told */
+    int64_t now_ms, wall_ms;
+    uint64_t next_order;
+    job **job; /* in order of submission */
+    size_t count, room;
+    job_action *action;
+    size_t actions, actions_room, reserved;
+};
+
+/* job.c */
+job_action *jobs_emit(jobs *m, job_action_type type, const job *j);
+bool job_active(const job *j); /* starting or running */
+void job_fail(jobs *m, job *j, const char *reason, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+/* Ends at once: record, verdict told, pods stopped. */
+void job_end(jobs *m, job *j, job_state state, const char *reason, const char *message);
+void job_ps_lost(jobs *m, job *j, const char *reason, const char *message);
+void job_condition_set(jobs *m, job *j, const char *type, bool status, const char *reason,
+                       const char *message);
+bool job_sooner(const job *a, const job *b); /* starts before b */
+int job_wants(const jobs *m, const job *j);  /* slots it needs to start */
+bool jobs_slots_for(const jobs *m, const job *j, int parallelism); /* free, or held by it already */
+int jobs_add(jobs *m, job *j, err *e);       /* takes `j` over, also when it fails */
+
+/* job_pod.c */
+int job_pods_room(jobs *m, job *j); /* 0, or -1 when memory is gone */
+int job_held(const job *j);         /* slots the job occupies */
+void pod_want(jobs *m, job *j, int function, int incarnation);
+job_pod *pod_of(job *j, int function, int incarnation); /* not STOPPING or GONE; NULL */
+job_pod *pod_ps(job *j);                                /* the present kubeml-ps, or NULL */
+void pod_stop(jobs *m, job *j, job_pod *p);
+void pods_stop(jobs *m, job *j, bool ps_too);
+void pod_tell(jobs *m, job *j, job_pod *p); /* SEND, ATTACH or SPECIALISE */
+void pods_tell_gone(jobs *m, job *j);       /* after a connection to kubeml-ps was made */
+void pod_found(jobs *m, job *j, const job_event *event);
+void pod_waiting(jobs *m, job *j, const job_event *event);
+void pod_ready(jobs *m, job *j, const job_event *event);
+void pod_failed(jobs *m, job *j, job_pod *p, err_code code, const char *message);
+void pod_ended(jobs *m, const job_event *event);
+void pod_unspecialised(jobs *m, job *j, const job_event *event);
+void pods_time(jobs *m, job *j);
+int64_t pods_deadline(const job *j);
+
+#endif

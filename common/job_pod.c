@@ -1,0 +1,407 @@
+/* job_pod.c: the pods of a job. See job.c for the whole machine.
+ *
+ *    want          POD_READY          ACCEPTED, SPECIALISED
+ *   ─────► TAKING ───────────► TOLD ──────────────────────► GIVEN
+ *          │   ▲                │ no answer                   │ released, job ended
+ *   FAILED │   │ due            ▼                             ▼
+ *          └► WANTED        STOPPING ◄────────────────────────┘
+ *                               │ POD_ENDED
+ *                               ▼
+ *                             GONE until kubeml-ps was told, then forgotten */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "job_internal.h"
+#include "mutation.h"
+
+#define RETRY_MOST_MS  5000
+#define STOP_TRIES_MAX 10
+
+int job_pods_room(jobs *m, job *j)
+{
+    if (j->pod)
+        return 0;
+    j->functions_max = j->request.default_parallelism > m->slots ? j->request.default_parallelism
+                                                                 : m->slots;
+    if (j->functions_max > REQUEST_PARALLELISM_MAX)
+        j->functions_max = REQUEST_PARALLELISM_MAX;
+    j->pods_max = 3 * j->functions_max + 8;
+    j->pod = calloc((size_t)j->pods_max, sizeof *j->pod);
+    return j->pod ? 0 : -1;
+}
+
+static bool exists(const job_pod *p)
+{
+    return p->phase != JOB_POD_GONE && (p->phase != JOB_POD_WANTED || p->name[0] != '\0');
+}
+
+/* A function that is being stopped while its replacement starts is one function. */
+static bool counted_before(const job *j, int i)
+{
+    for (int k = 0; k < i; k++)
+        if (j->pod[k].function == j->pod[i].function && exists(&j->pod[k]))
+            return true;
+    return false;
+}
+
+/* What was granted, and what of the functions beyond that has not ended yet. */
+int job_held(const job *j)
+{
+    int held = job_active(j) ? j->parallelism : 0, granted = held;
+    for (int i = 0; i < j->pods; i++)
+        held += j->pod[i].function >= granted && exists(&j->pod[i]) && !counted_before(j, i);
+    return held;
+}
+
+static void pod_forget(job *j, job_pod *p)
+{
+    *p = j->pod[--j->pods];
+}
+
+job_pod *pod_of(job *j, int function, int incarnation)
+{
+    for (int i = 0; i < j->pods; i++) {
+        job_pod *p = &j->pod[i];
+        if (p->function == function && p->incarnation == incarnation &&
+            p->phase < JOB_POD_STOPPING && !p->unwanted)
+            return p;
+    }
+    return NULL;
+}
+
+job_pod *pod_ps(job *j)
+{
+    return pod_of(j, JOB_KUBEML_PS, j->generation);
+}
+
+/* A function beyond what was granted (kubeml-ps goes on with more than the last answer, which it has
+ * not heard) waits until there is a slot for it. */
+static bool wait_for_slot(jobs *m, job *j, job_pod *p)
+{
+    if (p->function < j->parallelism)
+        return false;
+    if (jobs_slots_for(m, j, p->function + 1)) {
+        j->parallelism = p->function + 1;
+        j->unsaved = true;
+        return false;
+    }
+    p->phase = JOB_POD_WANTED;
+    p->due_ms = m->now_ms + RETRY_MOST_MS;
+    return true;
+}
+
+static void take(jobs *m, job *j, job_pod *p)
+{
+    p->phase = JOB_POD_WANTED;
+    if (wait_for_slot(m, j, p))
+        return;
+    p->phase = JOB_POD_TAKING;
+    p->name[0] = '\0';
+    p->cold = false;
+    p->due_ms = m->now_ms + m->limits.pod_ms;
+    job_action *a = jobs_emit(m, JOB_TAKE, j);
+    a->function = p->function;
+    a->incarnation = p->incarnation;
+}
+
+void pod_want(jobs *m, job *j, int function, int incarnation)
+{
+    if (j->pods == j->pods_max) {
+        job_fail(m, j, "TooManyPods", "%d pods of this job have not ended", j->pods);
+        return;
+    }
+    job_pod *p = &j->pod[j->pods++];
+    *p = (job_pod){.function = function, .incarnation = incarnation, .since_ms = m->now_ms};
+    take(m, j, p);
+}
+
+static void stop_within(jobs *m, job *j, job_pod *p, int grace_ms)
+{
+    if (p->phase == JOB_POD_TAKING) {
+        p->unwanted = true; /* what was asked for will come, and is stopped then */
+        return;
+    }
+    if (p->phase >= JOB_POD_STOPPING)
+        return;
+    if (p->name[0] == '\0') {
+        pod_forget(j, p);
+        return;
+    }
+    p->phase = JOB_POD_STOPPING;
+    p->tries = 0;
+    p->due_ms = m->now_ms + m->limits.end_ms;
+    job_action *a = jobs_emit(m, JOB_STOP, j);
+    memcpy(a->pod, p->name, sizeof a->pod);
+    a->function = p->function;
+    a->incarnation = p->incarnation;
+    a->value = grace_ms;
+}
+
+void pod_stop(jobs *m, job *j, job_pod *p)
+{
+    stop_within(m, j, p, m->limits.grace_ms);
+}
+
+void pods_stop(jobs *m, job *j, bool ps_too)
+{
+    for (int i = j->pods - 1; i >= 0; i--)
+        if (ps_too || j->pod[i].function != JOB_KUBEML_PS)
+            pod_stop(m, j, &j->pod[i]);
+    for (int i = j->pods - 1; i >= 0; i--) /* whom nobody is there to be told of */
+        if (j->pod[i].phase == JOB_POD_GONE && (ps_too || !j->connected))
+            pod_forget(j, &j->pod[i]);
+}
+
+void pod_tell(jobs *m, job *j, job_pod *p)
+{
+    bool ps = p->function == JOB_KUBEML_PS;
+    if (!ps && !j->access) { /* told when kubeml-ps has said how functions join */
+        p->phase = JOB_POD_WANTED;
+        p->due_ms = INT64_MAX;
+        return;
+    }
+    p->phase = JOB_POD_TOLD;
+    p->due_ms = m->now_ms + m->limits.told_ms;
+    p->found = false;
+    job_action *a = jobs_emit(m, !ps ? JOB_SPECIALISE : j->attaching ? JOB_ATTACH : JOB_SEND, j);
+    memcpy(a->pod, p->name, sizeof a->pod);
+    a->function = p->function;
+    a->incarnation = p->incarnation;
+}
+
+void pods_tell_gone(jobs *m, job *j)
+{
+    for (int i = j->pods - 1; i >= 0; i--) {
+        job_pod *p = &j->pod[i];
+        if (p->phase != JOB_POD_GONE)
+            continue;
+        job_action *a = jobs_emit(m, JOB_TELL_LOST, j);
+        a->function = p->function;
+        a->incarnation = p->incarnation;
+        memcpy(a->reason, p->reason, sizeof a->reason);
+        memcpy(a->message, p->message, sizeof a->message);
+        pod_forget(j, p);
+    }
+}
+
+static void cold_condition(jobs *m, job *j)
+{
+    for (int i = 0; i < j->pods; i++)
+        if (j->pod[i].phase < JOB_POD_TOLD && j->pod[i].cold)
+            return;
+    job_condition_set(m, j, "PoolEmpty", false, "Answered", "every pod that was asked for is there");
+}
+
+void pod_found(jobs *m, job *j, const job_event *event)
+{
+    if (!j || j->state == JOB_QUEUED || job_ended(j) || j->pods == j->pods_max) {
+        job_action *a = jobs_emit(m, JOB_STOP, j);
+        snprintf(a->pod, sizeof a->pod, "%s", event->pod);
+        a->value = m->limits.grace_ms;
+        return;
+    }
+    job_pod *p = &j->pod[j->pods++];
+    *p = (job_pod){.function = event->function,
+                   .incarnation = event->incarnation,
+                   .phase = JOB_POD_GIVEN,
+                   .since_ms = m->now_ms,
+                   .found = true};
+    snprintf(p->name, sizeof p->name, "%s", event->pod);
+    if (event->function == JOB_KUBEML_PS && event->incarnation != j->generation)
+        pod_stop(m, j, p);
+}
+
+void pod_waiting(jobs *m, job *j, const job_event *event)
+{
+    job_pod *p = pod_of(j, event->function, event->incarnation);
+    if (!p || p->phase != JOB_POD_TAKING)
+        return;
+    p->cold = true;
+    job_condition_set(m, j, "PoolEmpty", true, event->reason[0] ? event->reason : "PoolEmpty", event->message);
+}
+
+static job_pod *taking(job *j, const job_event *event)
+{
+    for (int i = 0; j && i < j->pods; i++)
+        if (j->pod[i].phase == JOB_POD_TAKING && j->pod[i].function == event->function &&
+            j->pod[i].incarnation == event->incarnation)
+            return &j->pod[i];
+    return NULL;
+}
+
+void pod_ready(jobs *m, job *j, const job_event *event)
+{
+    job_pod *p = taking(j, event);
+    if (!p) {
+        job_action *a = jobs_emit(m, JOB_STOP, j);
+        snprintf(a->pod, sizeof a->pod, "%s", event->pod);
+        a->value = m->limits.grace_ms;
+        return;
+    }
+    snprintf(p->name, sizeof p->name, "%s", event->pod);
+    if (p->unwanted) {
+        p->unwanted = false;
+        p->phase = JOB_POD_GIVEN;
+        pod_stop(m, j, p);
+    } else {
+        if (p->function == JOB_KUBEML_PS)
+            j->attaching = false;
+        pod_tell(m, j, p);
+    }
+    cold_condition(m, j);
+}
+
+static bool hopeless(err_code code)
+{
+    return code == ERR_INVALID || code == ERR_NOT_FOUND || code == ERR_UNSUPPORTED ||
+           code == ERR_FORBIDDEN || code == ERR_UNAUTHORIZED;
+}
+
+/* The pod could not be had; another try later, within bounds. */
+void pod_failed(jobs *m, job *j, job_pod *p, err_code code, const char *message)
+{
+    const char *what = p->function == JOB_KUBEML_PS ? "kubeml-ps" : "a function";
+    if (p->unwanted) {
+        pod_forget(j, p);
+        return;
+    }
+    if (hopeless(code) || ++p->tries >= m->limits.pod_tries_max) {
+        int tries = p->tries;
+        pod_forget(j, p);
+        job_fail(m, j, "PodFailed", "no pod for %s after %d tries: %.170s", what,
+                 tries > 0 ? tries : 1, message);
+        return;
+    }
+    int64_t wait = RETRY_MOST_MS;
+    if (p->tries < 6 && m->limits.retry_ms << (p->tries - 1) < wait)
+        wait = m->limits.retry_ms << (p->tries - 1);
+    p->phase = JOB_POD_WANTED;
+    p->name[0] = '\0';
+    p->cold = true;
+    p->due_ms = m->now_ms + wait;
+    job_condition_set(m, j, "PoolEmpty", true, "PodFailed", message);
+}
+
+static job_pod *find_named(jobs *m, const char *name, job **owner)
+{
+    for (size_t k = 0; k < m->count; k++)
+        for (int i = 0; i < m->job[k]->pods; i++)
+            if (strcmp(m->job[k]->pod[i].name, name) == 0 &&
+                m->job[k]->pod[i].phase != JOB_POD_GONE) {
+                *owner = m->job[k];
+                return &m->job[k]->pod[i];
+            }
+    return NULL;
+}
+
+/* A function's end is told to kubeml-ps, whatever it was doing: that frees its place there. */
+static void function_ended(jobs *m, job *j, job_pod *p, const job_event *event)
+{
+    if (p->phase == JOB_POD_WANTED) { /* it was never told anything */
+        pod_failed(m, j, p, ERR_CRASHED, event->message);
+        return;
+    }
+    if (!job_active(j)) {
+        pod_forget(j, p);
+        return;
+    }
+    p->phase = JOB_POD_GONE;
+    p->due_ms = INT64_MAX;
+    snprintf(p->reason, sizeof p->reason, "%s", event->reason);
+    snprintf(p->message, sizeof p->message, "%s", event->message);
+    if (j->connected)
+        pods_tell_gone(m, j);
+}
+
+void pod_ended(jobs *m, const job_event *event)
+{
+    job *j = NULL;
+    job_pod *p = event->pod[0] ? find_named(m, event->pod, &j) : NULL;
+    if (!p)
+        return;
+    if (p->function != JOB_KUBEML_PS) {
+        function_ended(m, j, p, event);
+        return;
+    }
+    bool present = job_active(j) && p->incarnation == j->generation;
+    pod_forget(j, p);
+    if (present)
+        job_ps_lost(m, j, event->reason, event->message);
+}
+
+void pod_unspecialised(jobs *m, job *j, const job_event *event)
+{
+    job_pod *p = pod_of(j, event->function, event->incarnation);
+    if (!p || p->phase != JOB_POD_TOLD)
+        return;
+    if (!err_retry_may_help(event->code) && event->code != ERR_CRASHED) {
+        job_fail(m, j, event->reason[0] ? event->reason : "LoadFailed", "function %d: %.200s",
+                 event->function, event->message);
+        return;
+    }
+    /* It may have joined all the same. Its end is told to kubeml-ps, which needs the next incarnation
+     * then: one number is never used for two processes. */
+    pod_stop(m, j, p);
+}
+
+static void pod_due(jobs *m, job *j, job_pod *p)
+{
+    bool ps = p->function == JOB_KUBEML_PS;
+    switch (p->phase) {
+    case JOB_POD_TAKING:
+        pod_failed(m, j, p, ERR_TIMEOUT, "the pod that was asked for does not answer");
+        break;
+    case JOB_POD_WANTED:
+        if (p->name[0] == '\0') {
+            take(m, j, p);
+        } else if (m->now_ms - p->since_ms > m->limits.attach_ms) {
+            stop_within(m, j, p, 0); /* it cannot be reached and is given up; its end brings the next one */
+        } else {
+            j->attaching = true;
+            pod_tell(m, j, p);
+        }
+        break;
+    case JOB_POD_TOLD:
+        if (ps)
+            pod_stop(m, j, p);
+        else
+            pod_unspecialised(m, j,
+                              &(job_event){.function = p->function,
+                                           .incarnation = p->incarnation,
+                                           .code = ERR_TIMEOUT,
+                                           .reason = "",
+                                           .message = "it does not answer"});
+        break;
+    case JOB_POD_STOPPING:
+        if (++p->tries >= STOP_TRIES_MAX) { /* its node is gone; the job must not hang on it */
+            pod_ended(m, &(job_event){.pod = p->name, .reason = "Unreachable",
+                                      .message = "it was stopped and its end never seen"});
+            break;
+        }
+        p->due_ms = m->now_ms + m->limits.end_ms;
+        job_action *a = jobs_emit(m, JOB_STOP, j);
+        memcpy(a->pod, p->name, sizeof a->pod);
+        a->function = p->function;
+        a->incarnation = p->incarnation;
+        break;
+    default: p->due_ms = INT64_MAX;
+    }
+}
+
+void pods_time(jobs *m, job *j)
+{
+    for (int i = j->pods - 1; i >= 0; i--)
+        if (i < j->pods && j->pod[i].phase != JOB_POD_GIVEN && m->now_ms >= j->pod[i].due_ms)
+            pod_due(m, j, &j->pod[i]);
+}
+
+int64_t pods_deadline(const job *j)
+{
+    int64_t due = INT64_MAX;
+    for (int i = 0; i < j->pods; i++)
+        if (j->pod[i].phase != JOB_POD_GIVEN && j->pod[i].phase != JOB_POD_GONE &&
+            j->pod[i].due_ms < due)
+            due = j->pod[i].due_ms;
+    return due;
+}

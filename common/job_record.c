@@ -1,0 +1,279 @@
+/* job_record.c: a job as JSON and back, and the one reason why it is where it is. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "job_internal.h"
+
+static const char *const state_names[] = {"queued",    "starting", "running",
+                                          "succeeded", "failed",   "cancelled",
+                                          "suspended"};
+
+const char *job_state_name(job_state s)
+{
+    return state_names[s];
+}
+
+bool job_state_from_name(const char *name, job_state *out)
+{
+    for (unsigned s = 0; s < sizeof state_names / sizeof *state_names; s++)
+        if (strcmp(state_names[s], name) == 0) {
+            *out = (job_state)s;
+            return true;
+        }
+    return false;
+}
+
+static json_t *conditions_json(const job *j)
+{
+    json_t *list = json_array();
+    for (int i = 0; list && i < j->conditions; i++) {
+        const job_condition *c = &j->condition[i];
+        json_t *one = json_pack("{s:s, s:b, s:s, s:s, s:I}", "type", c->type, "status",
+                                (int)c->status, "reason", c->reason, "message", c->message,
+                                "since_ms", (json_int_t)c->since_wall_ms);
+        if (!one || json_array_append_new(list, one) < 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+json_t *job_record(const job *j)
+{
+    json_t *asked = request_json(&j->request), *conditions = conditions_json(j);
+    if (!asked || !conditions) {
+        json_decref(asked);
+        json_decref(conditions);
+        return NULL;
+    }
+    return json_pack(
+        "{s:s, s:o, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:i, s:i, s:i, s:f, s:f, s:i, s:i, s:i, "
+        "s:b, s:s, s:s, s:i, s:i, s:o, s:i}",
+        "id", j->id, "request", asked, "state", job_state_name(j->state), "reason", j->reason,
+        "message", j->message, "created_ms", (json_int_t)j->created_wall_ms, "started_ms",
+        (json_int_t)j->started_wall_ms, "finished_ms", (json_int_t)j->finished_wall_ms, "order",
+        (json_int_t)j->order, "parallelism", j->parallelism, "functions_max", j->functions_max,
+        "epochs", j->epochs, "last_seconds", j->last_seconds, "before_seconds", j->before_seconds,
+        "decided_epoch", j->decided_epoch, "generation", j->generation, "restarts", j->restarts,
+        "resumed", (int)j->resumed, "verdict", j->verdict ? job_state_name(j->verdict_state) : "",
+        "phase", j->phase, "epoch", j->epoch, "round", j->round, "conditions", conditions,
+        "retries", j->retries);
+}
+
+/* ---- back -------------------------------------------------------------------------------------- */
+
+static int read_text(const json_t *o, const char *name, char *out, size_t size, err *e)
+{
+    const char *text = json_string_value(json_object_get(o, name));
+    if (!text || strlen(text) >= size)
+        return err_set(e, ERR_INVALID, "job record: %s", name);
+    memcpy(out, text, strlen(text) + 1);
+    return 0;
+}
+
+static int read_number(const json_t *o, const char *name, json_int_t low, json_int_t high,
+                       json_int_t *out, err *e)
+{
+    const json_t *v = json_object_get(o, name);
+    if (!json_is_integer(v) || json_integer_value(v) < low || json_integer_value(v) > high)
+        return err_set(e, ERR_INVALID, "job record: %s", name);
+    *out = json_integer_value(v);
+    return 0;
+}
+
+static int read_small(const json_t *o, const char *name, int low, int high, int *out, err *e)
+{
+    json_int_t n;
+    if (read_number(o, name, low, high, &n, e) < 0)
+        return -1;
+    *out = (int)n;
+    return 0;
+}
+
+static int read_wall(const json_t *o, const char *name, int64_t *out, err *e)
+{
+    json_int_t n;
+    if (read_number(o, name, 0, INT64_MAX, &n, e) < 0)
+        return -1;
+    *out = n;
+    return 0;
+}
+
+static int read_seconds(const json_t *o, const char *name, double *out, err *e)
+{
+    const json_t *v = json_object_get(o, name);
+    if (!json_is_number(v) || !(json_number_value(v) >= 0))
+        return err_set(e, ERR_INVALID, "job record: %s", name);
+    *out = json_number_value(v);
+    return 0;
+}
+
+static int read_state(const json_t *o, job *j, err *e)
+{
+    char name[16];
+    if (read_text(o, "state", name, sizeof name, e) < 0)
+        return -1;
+    if (!job_state_from_name(name, &j->state))
+        return err_set(e, ERR_INVALID, "job record: state");
+    if (read_text(o, "verdict", name, sizeof name, e) < 0)
+        return -1;
+    j->verdict = name[0] != '\0';
+    if (j->verdict && !job_state_from_name(name, &j->verdict_state))
+        return err_set(e, ERR_INVALID, "job record: verdict");
+    return 0;
+}
+
+static int read_conditions(const json_t *o, job *j, err *e)
+{
+    const json_t *list = json_object_get(o, "conditions"), *one;
+    size_t i;
+    if (!json_is_array(list) || json_array_size(list) > JOB_CONDITIONS_MAX)
+        return err_set(e, ERR_INVALID, "job record: conditions");
+    json_array_foreach(list, i, one)
+    {
+        job_condition *c = &j->condition[j->conditions++];
+        c->status = json_is_true(json_object_get(one, "status"));
+        if (read_text(one, "type", c->type, sizeof c->type, e) < 0 ||
+            read_text(one, "reason", c->reason, sizeof c->reason, e) < 0 ||
+            read_text(one, "message", c->message, sizeof c->message, e) < 0 ||
+            read_wall(one, "since_ms", &c->since_wall_ms, e) < 0)
+            return err_wrap(e, "conditions[%zu]", i);
+    }
+    return 0;
+}
+
+static int read_record(const json_t *o, job *j, err *e)
+{
+    json_int_t order;
+    if (read_text(o, "id", j->id, sizeof j->id, e) < 0 ||
+        read_text(o, "reason", j->reason, sizeof j->reason, e) < 0 ||
+        read_text(o, "message", j->message, sizeof j->message, e) < 0 ||
+        read_text(o, "phase", j->phase, sizeof j->phase, e) < 0 || read_state(o, j, e) < 0 ||
+        read_wall(o, "created_ms", &j->created_wall_ms, e) < 0 ||
+        read_wall(o, "started_ms", &j->started_wall_ms, e) < 0 ||
+        read_wall(o, "finished_ms", &j->finished_wall_ms, e) < 0 ||
+        read_number(o, "order", 0, INT64_MAX - 1, &order, e) < 0 ||
+        read_small(o, "parallelism", 0, REQUEST_PARALLELISM_MAX, &j->parallelism, e) < 0 ||
+        read_small(o, "functions_max", 0, REQUEST_PARALLELISM_MAX, &j->functions_max, e) < 0 ||
+        read_small(o, "epochs", 0, REQUEST_EPOCHS_MAX, &j->epochs, e) < 0 ||
+        read_seconds(o, "last_seconds", &j->last_seconds, e) < 0 ||
+        read_seconds(o, "before_seconds", &j->before_seconds, e) < 0 ||
+        read_small(o, "decided_epoch", -1, REQUEST_EPOCHS_MAX, &j->decided_epoch, e) < 0 ||
+        read_small(o, "generation", 0, 200000, &j->generation, e) < 0 ||
+        read_small(o, "restarts", 0, 1000, &j->restarts, e) < 0 ||
+        read_small(o, "epoch", 0, REQUEST_EPOCHS_MAX, &j->epoch, e) < 0 ||
+        read_small(o, "round", 0, INT32_MAX, &j->round, e) < 0 || read_conditions(o, j, e) < 0)
+        return -1;
+    j->order = (uint64_t)order;
+    j->resumed = json_is_true(json_object_get(o, "resumed"));
+    j->retries = (int)json_integer_value(json_object_get(o, "retries")); /* older records have none */
+    if (request_parse(json_object_get(o, "request"), &j->request, e) < 0)
+        return err_wrap(e, "job record: request");
+    return 0;
+}
+
+int jobs_restore(jobs *m, const json_t *record, err *e)
+{
+    job *j = calloc(1, sizeof *j);
+    if (!j)
+        return err_set(e, ERR_NOMEM, "no memory for a job");
+    if (read_record(record, j, e) < 0) {
+        free(j);
+        return -1;
+    }
+    if (job_active(j) && job_pods_room(m, j) < 0) {
+        free(j);
+        return err_set(e, ERR_NOMEM, "no memory for a job");
+    }
+    m->adopting = true;
+    return jobs_add(m, j, e);
+}
+
+/* ---- the one reason ---------------------------------------------------------------------------- */
+
+/* Most telling first: what blocks everything, then what slows it down. */
+static const char *const dominant[] = {"RedisGone",    "StoreUnavailable", "PoolEmpty",
+                                       "FunctionLost", "PSRestarted",      "Straggler"};
+
+static void set(job_reason *out, const char *reason, const char *message)
+{
+    snprintf(out->reason, sizeof out->reason, "%s", reason);
+    snprintf(out->message, sizeof out->message, "%s", message);
+}
+
+static void explain_queued(const jobs *m, const job *j, job_reason *out)
+{
+    char holders[128] = "";
+    int before = 0;
+    for (size_t k = 0; k < m->count; k++) {
+        const job *other = m->job[k];
+        size_t used = strlen(holders);
+        before += other->state == JOB_QUEUED && job_sooner(other, j);
+        if (job_held(other) > 0 && used < sizeof holders - 1)
+            snprintf(holders + used, sizeof holders - used, "%s%s (%d)", used ? ", " : "",
+                     other->id, job_held(other));
+    }
+    snprintf(out->reason, sizeof out->reason, "NoFreeSlot");
+    if (job_wants(m, j) > m->slots)
+        snprintf(out->message, sizeof out->message,
+                 "it needs %d function slots and the cluster has %d", job_wants(m, j), m->slots);
+    else
+        snprintf(out->message, sizeof out->message,
+                 "it needs %d function slots, %d of %d are free, %d jobs are before it; held by: %s",
+                 job_wants(m, j), jobs_slots_free(m), m->slots, before,
+                 holders[0] ? holders : "nobody");
+}
+
+static bool explain_condition(const job *j, job_reason *out)
+{
+    for (size_t d = 0; d < sizeof dominant / sizeof *dominant; d++)
+        for (int i = 0; i < j->conditions; i++)
+            if (j->condition[i].status && strcmp(j->condition[i].type, dominant[d]) == 0) {
+                set(out, j->condition[i].reason, j->condition[i].message);
+                return true;
+            }
+    return false;
+}
+
+static void explain_starting(const job *j, int64_t now_ms, job_reason *out)
+{
+    for (int i = 0; i < j->pods; i++) {
+        const job_pod *p = &j->pod[i];
+        if (p->phase >= JOB_POD_GIVEN)
+            continue;
+        snprintf(out->reason, sizeof out->reason, "Starting");
+        if (p->function == JOB_KUBEML_PS)
+            snprintf(out->message, sizeof out->message, "waiting for kubeml-ps %s for %.1f s",
+                     p->name, (double)(now_ms - p->since_ms) / 1000);
+        else
+            snprintf(out->message, sizeof out->message, "waiting for function %d %s for %.1f s",
+                     p->function, p->name, (double)(now_ms - p->since_ms) / 1000);
+        return;
+    }
+    set(out, "Starting", "its functions load their code and make the model");
+}
+
+void jobs_explain(const jobs *m, const job *j, int64_t now_ms, job_reason *out)
+{
+    if (job_ended(j)) {
+        set(out, j->reason, j->message);
+    } else if (j->verdict) {
+        set(out, j->reason, j->message);
+    } else if (j->state == JOB_QUEUED && j->again_ms > now_ms) {
+        snprintf(out->reason, sizeof out->reason, "Retrying");
+        snprintf(out->message, sizeof out->message, "retry %d of %d in %.0f s, after %.180s", j->retries,
+                 j->request.backoff_limit, (double)(j->again_ms - now_ms) / 1000, j->message);
+    } else if (j->state == JOB_QUEUED) {
+        explain_queued(m, j, out);
+    } else if (explain_condition(j, out)) {
+        return;
+    } else if (j->state == JOB_STARTING) {
+        explain_starting(j, now_ms, out);
+    } else {
+        snprintf(out->reason, sizeof out->reason, "Training");
+        snprintf(out->message, sizeof out->message, "%s, epoch %d of %d, %d functions", j->phase,
+                 j->epoch + 1, j->request.epochs, j->parallelism);
+    }
+}

@@ -1,0 +1,158 @@
+/* npz.c: see npz.h. */
+#include "npz.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <zip.h>
+
+#include "cleanup.h"
+
+enum { BLOCK_BYTES = 1 << 16 };
+
+struct npz {
+    zip_t *zip;
+    size_t count;
+    char (*names)[NPZ_NAME_BYTES];
+};
+
+/* PyTorch's checkpoints are zip files too, of a pickle. */
+static int refuse_member(const char *name, err *e)
+{
+    size_t len = strlen(name);
+    if (len >= 4 && strcmp(name + len - 4, ".pkl") == 0)
+        return err_set(e, ERR_UNSUPPORTED,
+                       "a PyTorch file, which is a pickle and can run code; convert it with\n"
+                       "import torch, numpy as np\n"
+                       "d = torch.load(\"file.pt\")\n"
+                       "np.savez(\"file.npz\", x=d[\"x\"].numpy(), y=d[\"y\"].numpy())");
+    return err_set(e, ERR_UNSUPPORTED, "a zip file of \"%.60s\" and not of npy arrays", name);
+}
+
+static int read_names(npz *z, err *e)
+{
+    zip_int64_t count = zip_get_num_entries(z->zip, 0);
+    if (count <= 0)
+        return err_set(e, ERR_CORRUPT, "the npz file has no arrays");
+    if (count > NPZ_ARRAYS_MAX)
+        return err_set(e, ERR_LIMIT, "the npz file has %lld entries, more than %d",
+                       (long long)count, NPZ_ARRAYS_MAX);
+    z->names = calloc((size_t)count, sizeof *z->names);
+    if (!z->names)
+        return err_set(e, ERR_NOMEM, "no memory for an npz file");
+    for (zip_int64_t i = 0; i < count; i++) {
+        const char *name = zip_get_name(z->zip, (zip_uint64_t)i, 0);
+        size_t len = name ? strlen(name) : 0;
+        if (len < 5 || strcmp(name + len - 4, ".npy") != 0)
+            return refuse_member(name ? name : "", e);
+        if (len - 4 >= NPZ_NAME_BYTES)
+            return err_set(e, ERR_LIMIT, "the npz file has an array with a name of %zu characters",
+                           len - 4);
+        memcpy(z->names[i], name, len - 4);
+    }
+    z->count = (size_t)count;
+    return 0;
+}
+
+/* libzip closes the file it reads: it gets a descriptor of its own, opened anew because a duplicate
+ * would share the file offset. */
+static int open_zip(npz *z, int fd, err *e)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int own = open(path, O_RDONLY | O_CLOEXEC);
+    if (own < 0)
+        return err_set_errno(e, errno, "cannot read the npz file");
+    int code = 0;
+    z->zip = zip_fdopen(own, 0, &code);
+    if (!z->zip) {
+        close(own);
+        zip_error_t problem;
+        zip_error_init_with_code(&problem, code);
+        err_set(e, ERR_CORRUPT, "the npz file is damaged or cut: %.120s",
+                zip_error_strerror(&problem));
+        zip_error_fini(&problem);
+        return -1;
+    }
+    return 0;
+}
+
+int npz_open(int fd, npz **out, err *e)
+{
+    npz *z = calloc(1, sizeof *z);
+    if (!z)
+        return err_set(e, ERR_NOMEM, "no memory for an npz file");
+    if (open_zip(z, fd, e) != 0 || read_names(z, e) != 0) {
+        npz_close(z);
+        return -1;
+    }
+    *out = z;
+    return 0;
+}
+
+void npz_close(npz *z)
+{
+    if (!z)
+        return;
+    if (z->zip)
+        zip_discard(z->zip);
+    free(z->names);
+    free(z);
+}
+
+size_t npz_count(const npz *z)
+{
+    return z->count;
+}
+
+const char *npz_name(const npz *z, size_t i)
+{
+    return z->names[i];
+}
+
+int npz_find(const npz *z, const char *name)
+{
+    for (size_t i = 0; i < z->count; i++)
+        if (strcmp(z->names[i], name) == 0)
+            return (int)i;
+    return -1;
+}
+
+static int copy_member(zip_file_t *file, spool *s, err *e)
+{
+    cleanup_free char *block = malloc(BLOCK_BYTES);
+    if (!block)
+        return err_set(e, ERR_NOMEM, "no memory for an npz file");
+    for (;;) {
+        zip_int64_t got = zip_fread(file, block, BLOCK_BYTES);
+        if (got < 0)
+            return err_set(e, ERR_CORRUPT, "damaged: %.120s", zip_file_strerror(file));
+        if (got == 0)
+            return spool_end(s, e);
+        if (spool_feed(s, block, (size_t)got, e) != 0)
+            return -1;
+    }
+}
+
+int npz_extract(npz *z, size_t i, const char *dir, uint64_t *quota, spool **out, err *e)
+{
+    zip_file_t *file = zip_fopen_index(z->zip, i, 0);
+    if (!file)
+        return err_set(e, ERR_CORRUPT, "array \"%s\": %.120s", z->names[i], zip_strerror(z->zip));
+    spool *s = NULL;
+    int result = spool_new(dir, quota, &s, e);
+    if (result == 0)
+        result = copy_member(file, s, e);
+    if (result == 0 && spool_get_format(s) != SPOOL_NPY)
+        result = err_set(e, ERR_CORRUPT, "is no npy array");
+    zip_fclose(file);
+    if (result != 0) {
+        spool_free(s);
+        return err_wrap(e, "array \"%s\"", z->names[i]);
+    }
+    *out = s;
+    return 0;
+}

@@ -1,0 +1,146 @@
+/* nvml.c: see nvml.h. The declarations are those of NVML's ABI, stable since 2013; of the list of processes the third
+ * version, of 2021. */
+#include "nvml.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct device_handle *device;
+
+typedef struct memory_info {
+    unsigned long long total, free, used;
+} memory_info;
+
+typedef struct utilization {
+    unsigned gpu, memory;
+} utilization;
+
+typedef struct process_info {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+} process_info;
+
+enum { PROCESSES_MAX = 256 };
+
+struct nvml {
+    void *library;
+    device gpu;
+    int (*shutdown)(void);
+    int (*by_index)(unsigned index, device *out);
+    int (*by_uuid)(const char *uuid, device *out);
+    int (*name)(device, char *out, unsigned bytes);
+    int (*memory)(device, memory_info *out);
+    int (*busy)(device, utilization *out);
+    int (*power)(device, unsigned *milliwatts);
+    int (*processes)(device, unsigned *count, process_info *out);
+};
+
+static int find_gpu(nvml *n, err *e)
+{
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    char first[NVML_NAME_BYTES] = "0", *end;
+    if (visible)
+        snprintf(first, sizeof first, "%.*s", (int)strcspn(visible, ","), visible);
+    unsigned long index = strtoul(first, &end, 10);
+    int status = end != first && !*end ? n->by_index((unsigned)index, &n->gpu) : n->by_uuid(first, &n->gpu);
+    return status == 0 ? 0 : err_set(e, ERR_UNAVAILABLE, "NVML knows no GPU \"%s\" (%d)", first, status);
+}
+
+static int find_calls(nvml *n, int (**init)(void), err *e)
+{
+    const struct {
+        void *to;
+        const char *name;
+    } calls[] = {{init, "nvmlInit_v2"},
+                 {&n->shutdown, "nvmlShutdown"},
+                 {&n->by_index, "nvmlDeviceGetHandleByIndex_v2"},
+                 {&n->by_uuid, "nvmlDeviceGetHandleByUUID"},
+                 {&n->name, "nvmlDeviceGetName"},
+                 {&n->memory, "nvmlDeviceGetMemoryInfo"},
+                 {&n->busy, "nvmlDeviceGetUtilizationRates"},
+                 {&n->power, "nvmlDeviceGetPowerUsage"},
+                 {&n->processes, "nvmlDeviceGetComputeRunningProcesses_v3"}};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        void *found = dlsym(n->library, calls[i].name);
+        if (!found)
+            return err_set(e, ERR_UNAVAILABLE, "NVML has no %s: the driver is too old", calls[i].name);
+        memcpy(calls[i].to, &found, sizeof found); /* C knows no cast from an object's pointer to a function's */
+    }
+    return 0;
+}
+
+int nvml_open(nvml **out, err *e)
+{
+    const char *named = getenv("KUBEML_NVML");
+    nvml *n = calloc(1, sizeof *n);
+    int (*init)(void) = NULL;
+    if (!n)
+        return err_set(e, ERR_NOMEM, "no memory for NVML");
+    n->library = dlopen(named && *named ? named : "libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!n->library) {
+        free(n);
+        return err_set(e, ERR_UNAVAILABLE, "there is no NVML: %.200s", dlerror());
+    }
+    int status = find_calls(n, &init, e);
+    int answer = status == 0 ? init() : 0;
+    if (status == 0 && answer != 0)
+        status = err_set(e, ERR_UNAVAILABLE, "NVML does not start (%d)", answer);
+    if (status != 0) {
+        dlclose(n->library);
+        free(n);
+        return -1;
+    }
+    if (find_gpu(n, e) != 0) {
+        nvml_close(n);
+        return -1;
+    }
+    *out = n;
+    return 0;
+}
+
+void nvml_close(nvml *n)
+{
+    if (!n)
+        return;
+    n->shutdown();
+    dlclose(n->library);
+    free(n);
+}
+
+/* In a container of its own the process has another number than the driver knows. */
+static uint64_t own_bytes(nvml *n)
+{
+    process_info all[PROCESSES_MAX];
+    unsigned count = PROCESSES_MAX;
+    if (n->processes(n->gpu, &count, all) != 0)
+        return 0;
+    for (unsigned i = 0; i < count && i < PROCESSES_MAX; i++)
+        if (all[i].pid == (unsigned)getpid() && all[i].used != ~0ULL)
+            return all[i].used;
+    return 0;
+}
+
+int nvml_read(nvml *n, nvml_sample *out, err *e)
+{
+    memory_info memory = {0};
+    utilization busy = {0};
+    unsigned milliwatts = 0;
+    *out = (nvml_sample){0};
+    int status = n->memory(n->gpu, &memory);
+    if (status != 0)
+        return err_set(e, ERR_UNAVAILABLE, "the GPU does not say how much of its memory is taken (%d)", status);
+    if (n->name(n->gpu, out->name, sizeof out->name) != 0)
+        out->name[0] = '\0';
+    out->memory_total = memory.total;
+    out->memory_bytes = memory.used;
+    out->own_bytes = own_bytes(n);
+    if (n->busy(n->gpu, &busy) == 0)
+        out->busy_percent = busy.gpu;
+    if (n->power(n->gpu, &milliwatts) == 0)
+        out->watts = milliwatts / 1000.0;
+    return 0;
+}

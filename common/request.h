@@ -1,0 +1,62 @@
+/* request.h: a train request, KubeML's own with what the platform adds.
+ *
+ * `request_parse` is the one place that knows its fields, defaults and limits. Unknown fields are
+ * refused by name; every refusal names the field. The text form is canonical: the same request gives
+ * the same bytes, which the job's record and the plan's digest keep. */
+#ifndef KUBEML_REQUEST_H
+#define KUBEML_REQUEST_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "err.h"
+#include "gpu.h"
+
+enum {
+    REQUEST_NAME_BYTES = 64,
+    REQUEST_EPOCHS_MAX = 100000,
+    REQUEST_BATCH_MAX = 65536,
+    REQUEST_PARALLELISM_MAX = 256,
+    REQUEST_K_MAX = 1 << 30,
+    REQUEST_PRIORITY_MAX = 1000, /* and -1000; higher is sooner */
+    REQUEST_SECONDS_MAX = 1000000000,
+    REQUEST_BACKOFF_MAX = 100,
+};
+
+typedef enum merge_place { MERGE_DATABASE, MERGE_SERVER } merge_place;
+typedef enum optimizer_state_rule { STATE_AVERAGE, STATE_RESET } optimizer_state_rule;
+typedef enum gpu_precision { GPU_FP32, GPU_TF32, GPU_BF16 } gpu_precision;
+typedef enum on_loss { ON_LOSS_RECOMPUTE, ON_LOSS_CONTINUE } on_loss;
+
+typedef struct request {
+    char function_name[REQUEST_NAME_BYTES];
+    char dataset[REQUEST_NAME_BYTES];
+    char init[REQUEST_NAME_BYTES]; /* id of the job or blob whose model is version 0; "": fresh */
+    int epochs, batch_size;
+    double lr;
+    /* options */
+    int default_parallelism; /* 1..REQUEST_PARALLELISM_MAX, default 4 */
+    bool static_parallelism; /* default false */
+    int k;                   /* local steps between merges, >= 1, or -1: once an epoch (default) */
+    int validate_every;      /* epochs; 0: only at the end; default 1 */
+    double goal_accuracy;    /* percent, 0 < x <= 100; default 100: never early */
+    merge_place merge;       /* default database */
+    int priority;            /* default 0 */
+    uint64_t seed;           /* default 0; at most 2^53 */
+    optimizer_state_rule optimizer_state; /* default average */
+    on_loss on_loss;                      /* default recompute */
+    /* The names of Kubernetes' Job. 0 of the first two and -1 of the last are the defaults: none. */
+    int active_deadline_seconds;    /* from the first start on; then the job fails */
+    int backoff_limit;              /* how often a failed job goes on from its last checkpoint */
+    int ttl_seconds_after_finished; /* after which the TrainJob is deleted; model and history stay */
+    gpu_share gpu;           /* of each function; default no limits */
+    gpu_precision precision; /* on a GPU; default fp32 */
+} request;
+
+/* Parses and checks; `body` is borrowed. ERR_INVALID naming the field; ERR_UNSUPPORTED for
+ * "mode": "p2p", which is not built. Accepts the first KubeML's "model_type" and "K". */
+int request_parse(const json_t *body, request *out, err *e);
+json_t *request_json(const request *r); /* new reference; NULL when memory is gone */
+
+#endif

@@ -1,0 +1,152 @@
+/* round_internal.h: the round machine's parts, for round*.c alone.
+ *
+ * round.c         the stages of a job: model, rounds, merge, validation, commit, growth, end
+ * round_member.c  functions: needed, joined, ready, lost; their slots, silence and lateness */
+#ifndef KUBEML_ROUND_INTERNAL_H
+#define KUBEML_ROUND_INTERNAL_H
+
+#include "deal.h"
+#include "round.h"
+
+typedef enum stage {
+    STAGE_NEW,      /* before START */
+    STAGE_MODEL,    /* version 0 is being made */
+    STAGE_TRAIN,    /* a round is open */
+    STAGE_MERGE,    /* MERGE is out, or waits for its next try */
+    STAGE_VALIDATE, /* the functions validate */
+    STAGE_COMMIT,   /* COMMIT is out, or waits for its next try */
+    STAGE_ASK,      /* waiting for the controller's parallelism */
+    STAGE_GROW,     /* waiting for additional functions */
+    STAGE_END,
+} stage;
+
+typedef enum member_state {
+    MEMBER_NONE,   /* no function at this index */
+    MEMBER_NEEDED, /* the controller was told; nobody said hello yet */
+    MEMBER_JOINED, /* said hello; loads the code */
+    MEMBER_READY,  /* takes tasks */
+} member_state;
+
+/* What a function has to do in the open round, or for the open validation. */
+typedef enum task {
+    TASK_NONE,
+    TASK_TODO, /* to be sent as soon as the function is ready */
+    TASK_SENT,
+    TASK_DONE,
+    TASK_SKIPPED, /* on_loss continue: lost, the round goes on without it */
+} task;
+
+typedef struct member {
+    member_state state;
+    int incarnation; /* of the present or the last process; -1: none yet */
+    int slot;        /* -1: none */
+    int start_failures, losses;
+    bool replacement; /* follows a lost one in this epoch */
+    int64_t needed_ms, heard_ms, progress_ms;
+    char phase[16]; /* of the last heartbeat, to see progress by */
+    uint32_t beat_batches;
+    char last_loss[ERR_MESSAGE_BYTES];
+    /* this epoch's share */
+    uint64_t share;
+    uint32_t batches, cursor; /* batches [0, cursor) are merged */
+    /* this round's task */
+    task task;
+    uint32_t batch_begin, batch_count;
+    int64_t sent_ms, done_ms;
+    bool late;
+    round_row row;
+    /* this epoch's validation */
+    task check;
+    uint64_t check_samples; /* its share of the test set */
+    uint64_t check_correct;
+    double check_loss;
+} member;
+
+/* A place in the model store that one process writes to. */
+typedef struct slot {
+    bool taken, left, ended; /* left: no task goes there any more; ended: its process is dead */
+    bool dismissed;          /* left because its work was done, not because it was lost */
+    int function, incarnation;
+    int64_t left_order; /* which was left first */
+} slot;
+
+/* Tries of one operation of the I/O layer. */
+typedef struct retry {
+    int tries;
+    int64_t due_ms;     /* INT64_MAX: an answer is awaited */
+    int64_t give_up_ms; /* since the first failure */
+} retry;
+
+enum { CONDITION_LOST, CONDITION_STRAGGLER, CONDITION_EXACT, CONDITION_REDIS, CONDITION_STORE,
+       CONDITION_COUNT };
+
+typedef struct condition {
+    bool raised;
+    char reason[ROUND_REASON_BYTES];
+    char message[ERR_MESSAGE_BYTES];
+} condition;
+
+struct round_machine {
+    round_config config;
+    int *plan;
+    int64_t now_ms, promised_ms;
+    stage stage;
+    int64_t version;
+    int epoch, round, parallelism;
+    int committed; /* epochs checkpointed and in the history */
+    int64_t stage_due_ms;
+    retry op, back;
+    bool asked; /* INIT or LOAD is out */
+    bool redis_gone, putting_back;
+    bool suspending;
+    char suspend_message[ERR_MESSAGE_BYTES];
+    bool rolled_back; /* an older state was put back: round numbers have come twice */
+    int64_t redis_give_up_ms;
+    int grow_from;
+    int retrains; /* of this round */
+    char layout[ROUND_DIGEST_BYTES], algorithms[ROUND_DIGEST_BYTES];
+    /* this epoch */
+    deal deal;
+    double loss_sum;
+    uint64_t samples;
+    int64_t began_ms;
+    double seconds_before;
+    round_epoch record;
+    round_merge merge;
+    round_row *row;
+    int64_t phase_ms;
+    const char *phase;
+    condition condition[CONDITION_COUNT];
+    member *member;
+    slot *slot; /* (slots): the machine's bank; on the wire slot s is slot_first + s */
+    int slots, slot_first;
+    int64_t left_count;
+    round_action *action;
+    size_t actions, actions_max;
+};
+
+/* round.c */
+round_action *round_emit(round_machine *m, round_action_type type);
+void round_fail(round_machine *m, const char *reason, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+void round_set_condition(round_machine *m, int which, bool status, const char *reason,
+                         const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+
+/* round_member.c */
+void member_need(round_machine *m, int f, const char *reason);
+void member_release(round_machine *m, int f, bool halt);
+/* The function is gone: its tasks wait for the replacement, which is asked for. */
+void member_lose(round_machine *m, int f, const char *reason, const char *message);
+void member_hello(round_machine *m, const round_event *event);
+void member_ready(round_machine *m, const round_event *event);
+void member_heartbeat(round_machine *m, const round_event *event);
+void member_lost(round_machine *m, const round_event *event);
+/* The function an event speaks for, NULL when it is not the present process of that index. */
+member *member_present(round_machine *m, const round_event *event);
+void member_time(round_machine *m);
+int64_t member_deadline(const round_machine *m);
+/* Forgives the functions the time in which this process itself did not run. */
+void member_forgive(round_machine *m, int64_t late_ms);
+void member_lateness(round_machine *m); /* raises and clears Straggler */
+
+#endif

@@ -1,0 +1,367 @@
+/* round_member.c: the functions of a job as kubeml-ps sees them. See round.c for the whole machine.
+ *
+ *               need                hello               ready
+ *     NONE ───────────► NEEDED ───────────► JOINED ───────────► READY
+ *       ▲                 │ ▲                 │                   │
+ *       │ release         │ └──── lost: the next incarnation ─────┤
+ *       └─────────────────┴───────────────────────────────────────┘
+ *
+ * Slots: a process writes into one slot of the model store as long as it lives, and a function that
+ * was lost may still live and write. So a slot is given to the next one only when the process that
+ * had it is known to have ended and nothing of it waits to be merged. When the ends stay unknown
+ * until all slots are used, the one left longest ago is taken: the model store checks every block
+ * against its checksum, so that even then nothing half-written is merged. A kubeml-ps that follows
+ * another one knows nothing of the functions before its time: it uses another bank of slots. */
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "mutation.h"
+#include "round_internal.h"
+
+static bool slot_pending(const round_machine *m, int s)
+{
+    for (int f = 0; f < m->config.functions_max; f++)
+        if (m->member[f].task == TASK_DONE && m->member[f].row.slot == m->slot_first + s)
+            return true;
+    return false;
+}
+
+/* Nothing writes there any more and nothing in there is still to be merged. */
+static bool slot_safe(const round_machine *m, int s)
+{
+    const slot *t = &m->slot[s];
+    return !t->taken || (t->left && MUTATE(1, t->ended, true) && !slot_pending(m, s));
+}
+
+static int slot_take(round_machine *m, int function, int incarnation)
+{
+    int found = -1;
+    for (int s = 0; s < m->slots && found < 0; s++)
+        if (slot_safe(m, s))
+            found = s;
+    for (int s = 0; s < m->slots && (found < 0 || !slot_safe(m, found)); s++)
+        if (m->slot[s].left && !slot_pending(m, s) &&
+            (found < 0 || m->slot[s].left_order < m->slot[found].left_order))
+            found = s;
+    assert(found >= 0); /* round_slots: more than all functions and all pending rows together */
+    m->slot[found] = (slot){.taken = true, .function = function, .incarnation = incarnation};
+    return found;
+}
+
+static void slot_leave(round_machine *m, member *b)
+{
+    if (b->slot < 0)
+        return;
+    m->slot[b->slot].left = true;
+    m->slot[b->slot].left_order = m->left_count++;
+    b->slot = -1;
+}
+
+void member_need(round_machine *m, int f, const char *reason)
+{
+    member *b = &m->member[f];
+    assert(b->state == MEMBER_NONE);
+    int first = m->config.generation * ROUND_GENERATION_STEP;
+    b->incarnation = b->incarnation < first ? first : b->incarnation + 1;
+    b->state = MEMBER_NEEDED;
+    b->needed_ms = m->now_ms;
+    round_action *a = round_emit(m, ROUND_NEED);
+    a->function = f;
+    a->incarnation = b->incarnation;
+    snprintf(a->reason, sizeof a->reason, "%s", reason);
+}
+
+void member_release(round_machine *m, int f, bool halt)
+{
+    member *b = &m->member[f];
+    if (halt && b->state >= MEMBER_JOINED) {
+        round_action *a = round_emit(m, ROUND_HALT);
+        a->function = f;
+        a->incarnation = b->incarnation;
+    } else if (b->state >= MEMBER_JOINED) {
+        round_action *a = round_emit(m, ROUND_CLOSE);
+        a->function = f;
+        a->incarnation = b->incarnation;
+    }
+    round_action *a = round_emit(m, ROUND_RELEASE);
+    a->function = f;
+    a->incarnation = b->incarnation;
+    if (b->slot >= 0)
+        m->slot[b->slot].dismissed = halt;
+    slot_leave(m, b);
+    b->state = MEMBER_NONE;
+}
+
+/* A function that ends again and again is bad code, not bad luck. */
+static bool lost_too_often(round_machine *m, int f, const char *reason, const char *message)
+{
+    member *b = &m->member[f];
+    if (b->state != MEMBER_READY && ++b->start_failures >= m->config.limits.start_failures_max) {
+        round_fail(m, "Crashed", "function %d ended %d times before it was ready: %s: %.150s", f,
+                   b->start_failures, reason, message);
+        return true;
+    }
+    if (b->state == MEMBER_READY && ++b->losses >= m->config.limits.losses_max) {
+        round_fail(m, "Crashed", "function %d was lost %d times without a contribution: %s: %.150s",
+                   f, b->losses, reason, message);
+        return true;
+    }
+    return false;
+}
+
+void member_lose(round_machine *m, int f, const char *reason, const char *message)
+{
+    member *b = &m->member[f];
+    int incarnation = b->incarnation;
+    if (lost_too_often(m, f, reason, message))
+        return;
+    member_release(m, f, false);
+    if (b->task == TASK_SENT)
+        b->task = m->config.request.on_loss == ON_LOSS_CONTINUE ? TASK_SKIPPED
+                                                                : MUTATE(2, TASK_TODO, TASK_NONE);
+    if (b->check == TASK_SENT)
+        b->check = TASK_TODO;
+    if (f == 0 && m->stage == STAGE_MODEL && m->config.request.init[0] == '\0')
+        m->asked = false, m->op.due_ms = m->now_ms; /* the next one makes version 0 */
+    b->late = false;
+    b->replacement = true;
+    round_set_condition(m, CONDITION_LOST, true, reason, "function %d (incarnation %d): %.200s", f,
+                        incarnation, message);
+    member_need(m, f, reason);
+}
+
+member *member_present(round_machine *m, const round_event *event)
+{
+    int f = event->function;
+    if (f < 0 || f >= m->config.functions_max)
+        return NULL;
+    member *b = &m->member[f];
+    if (b->state == MEMBER_NONE || MUTATE(3, b->incarnation != event->incarnation, false))
+        return NULL;
+    return b;
+}
+
+static void refuse(round_machine *m, const round_event *event, err_code code, const char *message)
+{
+    round_action *a = round_emit(m, ROUND_REFUSE);
+    a->function = event->function;
+    a->incarnation = event->incarnation;
+    a->code = code;
+    snprintf(a->message, sizeof a->message, "%s", message);
+}
+
+void member_hello(round_machine *m, const round_event *event)
+{
+    member *b = member_present(m, event);
+    if (!b) {
+        refuse(m, event, ERR_STALE, "this function and incarnation is not awaited");
+        return;
+    }
+    if (b->state != MEMBER_NEEDED) {
+        refuse(m, event, ERR_CONFLICT, "this incarnation has joined already");
+        return;
+    }
+    b->state = MEMBER_JOINED;
+    b->heard_ms = b->progress_ms = m->now_ms;
+    b->phase[0] = '\0';
+    b->beat_batches = 0;
+    b->slot = slot_take(m, event->function, event->incarnation);
+    round_action *a = round_emit(m, ROUND_WELCOME);
+    a->function = event->function;
+    a->incarnation = event->incarnation;
+    a->slot = m->slot_first + b->slot;
+}
+
+/* All functions must have made the same model; the same arithmetic is only a matter of exactness. */
+static bool same_code(round_machine *m, const round_event *event)
+{
+    if (m->layout[0] == '\0')
+        snprintf(m->layout, sizeof m->layout, "%s", event->layout);
+    if (m->algorithms[0] == '\0')
+        snprintf(m->algorithms, sizeof m->algorithms, "%s", event->algorithms);
+    if (strncmp(m->layout, event->layout, sizeof m->layout - 1) != 0) {
+        round_fail(m, "ShapeMismatch", "function %d made another model (%.60s) than the others (%.60s)",
+                   event->function, event->layout, m->layout);
+        return false;
+    }
+    if (strncmp(m->algorithms, event->algorithms, sizeof m->algorithms - 1) != 0)
+        round_set_condition(m, CONDITION_EXACT, true, "OtherAlgorithms",
+                            "function %d computes with %.70s, the job's first with %.70s",
+                            event->function, event->algorithms, m->algorithms);
+    return true;
+}
+
+static bool any_missing(const round_machine *m)
+{
+    for (int f = 0; f < m->parallelism; f++)
+        if (m->member[f].state != MEMBER_READY)
+            return true;
+    return false;
+}
+
+void member_ready(round_machine *m, const round_event *event)
+{
+    member *b = member_present(m, event);
+    if (!b || b->state != MEMBER_JOINED || !same_code(m, event))
+        return;
+    b->state = MEMBER_READY;
+    b->start_failures = 0;
+    b->heard_ms = b->progress_ms = m->now_ms;
+    if (!any_missing(m))
+        round_set_condition(m, CONDITION_LOST, false, "Replaced", "every function is there");
+}
+
+void member_heartbeat(round_machine *m, const round_event *event)
+{
+    member *b = member_present(m, event);
+    if (!b || b->state < MEMBER_JOINED)
+        return;
+    b->heard_ms = m->now_ms;
+    if (b->beat_batches == event->batches &&
+        strncmp(b->phase, event->phase, sizeof b->phase - 1) == 0)
+        return;
+    b->progress_ms = m->now_ms;
+    b->beat_batches = event->batches;
+    snprintf(b->phase, sizeof b->phase, "%s", event->phase);
+}
+
+bool round_dismissed(const round_machine *m, int function, int incarnation)
+{
+    bool lost = false;
+    for (int s = 0; s < m->slots; s++)
+        if (m->slot[s].taken && m->slot[s].function == function &&
+            m->slot[s].incarnation == incarnation)
+            lost = !m->slot[s].dismissed;
+    bool needed = function >= 0 && function < m->config.functions_max &&
+                  m->member[function].state != MEMBER_NONE &&
+                  m->member[function].incarnation == incarnation;
+    return !lost && !needed;
+}
+
+void member_lost(round_machine *m, const round_event *event)
+{
+    for (int s = 0; event->ended && s < m->slots; s++)
+        if (m->slot[s].taken && m->slot[s].function == event->function &&
+            m->slot[s].incarnation == event->incarnation)
+            m->slot[s].ended = true;
+    if (member_present(m, event))
+        member_lose(m, event->function, event->reason, event->message);
+}
+
+/* ---- time -------------------------------------------------------------------------------------- */
+
+static bool works(const round_machine *m, int f)
+{
+    const member *b = &m->member[f];
+    return b->state == MEMBER_JOINED || b->task == TASK_SENT || b->check == TASK_SENT ||
+           (f == 0 && m->stage == STAGE_MODEL && m->asked);
+}
+
+static void time_of(round_machine *m, int f)
+{
+    const round_limits *l = &m->config.limits;
+    member *b = &m->member[f];
+    char text[ERR_MESSAGE_BYTES];
+    if (b->state == MEMBER_NEEDED && m->now_ms >= b->needed_ms + l->function_wait_ms) {
+        round_fail(m, "FunctionMissing", "function %d (incarnation %d) did not join within %lld s",
+                   f, b->incarnation, (long long)(l->function_wait_ms / 1000));
+    } else if (b->state >= MEMBER_JOINED && m->now_ms >= b->heard_ms + l->heartbeat_ms) {
+        snprintf(text, sizeof text, "nothing was heard of it for %.1f s",
+                 (double)(m->now_ms - b->heard_ms) / 1000);
+        member_lose(m, f, "Silent", text);
+    } else if (b->state >= MEMBER_JOINED && works(m, f) && m->now_ms >= b->progress_ms + l->stall_ms) {
+        snprintf(text, sizeof text, "no progress for %.0f s in phase \"%s\"",
+                 (double)(m->now_ms - b->progress_ms) / 1000, b->phase);
+        member_lose(m, f, "Stalled", text);
+    }
+}
+
+void member_time(round_machine *m)
+{
+    for (int f = 0; f < m->config.functions_max && m->stage != STAGE_END; f++)
+        time_of(m, f);
+}
+
+/* What it has to do in this stage. */
+static task duty(const round_machine *m, const member *b)
+{
+    return m->stage == STAGE_TRAIN ? b->task : m->stage == STAGE_VALIDATE ? b->check : TASK_NONE;
+}
+
+int64_t member_deadline(const round_machine *m)
+{
+    const round_limits *l = &m->config.limits;
+    int64_t due = INT64_MAX;
+    for (int f = 0; f < m->config.functions_max; f++) {
+        const member *b = &m->member[f];
+        int64_t at = INT64_MAX;
+        if (b->state == MEMBER_NEEDED)
+            at = b->needed_ms + l->function_wait_ms;
+        else if (b->state >= MEMBER_JOINED)
+            at = b->heard_ms + l->heartbeat_ms;
+        if (b->state >= MEMBER_JOINED && works(m, f) && b->progress_ms + l->stall_ms < at)
+            at = b->progress_ms + l->stall_ms;
+        if (b->state == MEMBER_READY && duty(m, b) == TASK_SENT && !b->late &&
+            b->sent_ms + l->straggler_ms > m->now_ms && b->sent_ms + l->straggler_ms < at)
+            at = b->sent_ms + l->straggler_ms;
+        due = at < due ? at : due;
+    }
+    return due;
+}
+
+void member_forgive(round_machine *m, int64_t late_ms)
+{
+    for (int f = 0; f < m->config.functions_max; f++) {
+        m->member[f].needed_ms += late_ms;
+        m->member[f].heard_ms += late_ms;
+        m->member[f].progress_ms += late_ms;
+    }
+}
+
+/* ---- stragglers -------------------------------------------------------------------------------- */
+
+/* The median of what those who are done needed; -1 while fewer than half are. */
+static int64_t usual_ms(const round_machine *m)
+{
+    int64_t took[ROUND_FUNCTIONS_MAX];
+    int done = 0, open = 0;
+    for (int f = 0; f < m->parallelism; f++) {
+        const member *b = &m->member[f];
+        open += duty(m, b) == TASK_SENT;
+        if (duty(m, b) != TASK_DONE)
+            continue;
+        int64_t ms = b->done_ms - b->sent_ms;
+        int at = done++;
+        for (; at > 0 && took[at - 1] > ms; at--)
+            took[at] = took[at - 1];
+        took[at] = ms;
+    }
+    return done == 0 || done < open ? -1 : took[done / 2];
+}
+
+void member_lateness(round_machine *m)
+{
+    int late = -1;
+    int64_t usual = usual_ms(m);
+    int64_t limit = 2 * usual > m->config.limits.straggler_ms ? 2 * usual
+                                                              : m->config.limits.straggler_ms;
+    for (int f = 0; f < m->parallelism; f++) {
+        member *b = &m->member[f];
+        if (duty(m, b) != TASK_SENT)
+            b->late = false;
+        else if (usual >= 0 && m->now_ms - b->sent_ms >= limit)
+            b->late = true;
+        if (b->late)
+            late = f;
+    }
+    if (late >= 0)
+        round_set_condition(m, CONDITION_STRAGGLER, true, "Straggler",
+                            "function %d (incarnation %d) has not %s epoch %d, round %d; the "
+                            "others took %.1f s",
+                            late, m->member[late].incarnation,
+                            m->stage == STAGE_TRAIN ? "published" : "validated", m->epoch + 1,
+                            m->round + 1, (double)usual / 1000);
+    else
+        round_set_condition(m, CONDITION_STRAGGLER, false, "InTime", "no function is late");
+}

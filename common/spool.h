@@ -1,0 +1,39 @@
+/* spool.h: an uploaded file on its way in: decompressed, recognised and kept in a nameless file.
+ *
+ * Nothing but a buffer is in memory. The format follows from the first bytes, and from its header
+ * how long the file must be: one that is longer is refused where it exceeds that (which is what
+ * bounds a gz bomb), one that is shorter at its end, with both numbers. Errors: ERR_CORRUPT,
+ * ERR_UNSUPPORTED, ERR_LIMIT, ERR_IO; messages do not name the field, the caller does. A spool
+ * belongs to one thread. */
+#ifndef KUBEML_SPOOL_H
+#define KUBEML_SPOOL_H
+
+#include "array.h"
+
+typedef enum spool_format {
+    SPOOL_UNKNOWN, /* nothing has come yet */
+    SPOOL_NPY,
+    SPOOL_IDX,
+    SPOOL_CIFAR,
+    SPOOL_NPZ,
+} spool_format;
+
+typedef struct spool spool;
+
+/* `quota`: bytes that may be written yet, shared by the spools of an upload; what one writes is
+ * taken off. */
+int spool_new(const char *dir, uint64_t *quota, spool **out, err *e);
+void spool_free(spool *s); /* NULL is fine */
+int spool_feed(spool *s, const void *bytes, size_t len, err *e);
+/* The file is over: is it whole? May be called again after spool_next. */
+int spool_end(spool *s, err *e);
+/* Another file follows the first, which was CIFAR-10 binary and whole. */
+int spool_next(spool *s, err *e);
+
+spool_format spool_get_format(const spool *s);
+const char *spool_format_name(spool_format format);
+const array_head *spool_head(const spool *s); /* of SPOOL_NPY and SPOOL_IDX */
+int spool_fd(const spool *s);
+uint64_t spool_bytes(const spool *s); /* decompressed */
+
+#endif

@@ -1,0 +1,108 @@
+/* store_driver.h: what an implementation of store.h gives. For store_*.c alone.
+ *
+ * store.c checks names, versions' meaning stays here; it turns JSON into text and back. The
+ * handles' first member is the one declared here; the rest is the driver's own. */
+#ifndef KUBEML_STORE_DRIVER_H
+#define KUBEML_STORE_DRIVER_H
+
+#include "store.h"
+
+typedef struct store_driver store_driver;
+
+struct store {
+    const store_driver *driver;
+    char locator[STORE_LOCATOR_BYTES]; /* as it was opened; store.c's, no driver looks at it */
+};
+struct blob_writer {
+    store *store;
+};
+struct blob {
+    store *store;
+    uint64_t bytes;
+};
+struct chunk_writer {
+    store *store;
+};
+struct chunk_reader {
+    const store_driver *driver;
+};
+
+/* Called for each record of a list, in order; `text` is only good during the call. No call into the
+ * store from here: a read transaction may be open. */
+typedef int (*store_each)(void *arg, const char *key, const char *text, size_t len,
+                          uint64_t version, err *e);
+
+struct store_driver {
+    const char *scheme; /* with the colon */
+
+    /* `rest`: the locator behind the scheme. Blocks on the disk. */
+    store *(*open)(const char *rest, err *e);
+    void (*close)(store *s);
+    int (*ping)(store *s, err *e);
+    int (*sweep)(store *s, size_t *removed, err *e);
+    const char *(*scratch_dir)(const store *s);
+
+    /* As in store.h; the arguments are checked. ERR_EXISTS, ERR_CONFLICT, ERR_NOT_FOUND. */
+    int (*put)(store *s, const char *collection, const char *key, const char *text, size_t len,
+               uint64_t expected, uint64_t *version, err *e);
+    int (*get)(store *s, const char *collection, const char *key, buf *out, uint64_t *version,
+               err *e);
+    int (*remove)(store *s, const char *collection, const char *key, uint64_t expected, err *e);
+    int (*list)(store *s, const char *collection, const char *prefix, const char *after,
+                size_t limit, store_each each, void *arg, bool *more, err *e);
+
+    int (*blob_begin)(store *s, const char *name, blob_writer **out, err *e);
+    int (*blob_write)(blob_writer *w, const void *bytes, size_t len, err *e);
+    int (*blob_commit)(blob_writer *w, err *e);
+    void (*blob_abort)(blob_writer *w);
+    int (*blob_find)(store *s, const char *name, uint64_t *bytes, err *e); /* NULL: an open costs as little */
+    int (*blob_open)(store *s, const char *name, blob **out, err *e);
+    void (*blob_close)(blob *b);
+    int (*blob_read_at)(blob *b, uint64_t offset, void *out, size_t len, err *e); /* in range */
+    int (*blob_fd)(blob *b, int *fd, err *e);
+    int (*blob_path)(blob *b, char out[FS_PATH_BYTES], err *e);
+    int (*blob_delete)(store *s, const char *name, err *e);
+    int (*blob_list)(store *s, const char *prefix, const char *after, size_t limit,
+                     blob_entry **out, size_t *count, err *e);
+
+    int (*chunks_begin)(store *s, uint64_t bytes_hint, char *id, chunk_writer **out, err *e);
+    int (*chunk_put)(chunk_writer *w, uint32_t split, uint32_t index, const void *bytes, size_t len,
+                     err *e);
+    int (*chunk_put_info)(chunk_writer *w, const char *text, size_t len, err *e);
+    int (*chunk_seal)(chunk_writer *w, err *e);
+    void (*chunk_release)(chunk_writer *w);
+    void (*chunk_abort)(chunk_writer *w);
+    int (*chunks_delete)(store *s, const char *id, err *e);
+    int (*chunks_locator)(store *s, const char *id, char out[STORE_LOCATOR_BYTES], err *e);
+    /* All three may be NULL: the store has no users. */
+    int (*locator)(store *s, store_use use, char out[STORE_LOCATOR_BYTES], err *e);
+    int (*revoke)(store *s, const char *locator, err *e);
+    int (*revoke_others)(store *s, const char *const *kept, size_t count, size_t *revoked, err *e);
+
+    /* `rest`: behind the scheme; all of it for a path. */
+    int (*reader_open)(const char *rest, chunk_reader **out, err *e);
+    void (*reader_close)(chunk_reader *r);
+    int (*reader_view)(chunk_reader *r, uint32_t split, uint32_t index, const void **bytes,
+                       size_t *len, err *e);
+    void (*reader_release)(chunk_reader *r, uint32_t split, uint32_t index); /* may be NULL */
+    int (*reader_info)(chunk_reader *r, const char **text, size_t *len, err *e);
+    void (*reader_prefetch)(chunk_reader *r, uint32_t split, const uint32_t *indices,
+                            size_t count); /* may be NULL; does not block */
+
+    int (*drop)(store *s, err *e); /* may be NULL */
+};
+
+extern const store_driver store_lmdb, store_memory;
+
+/* What a driver in a shared object of its own exports (store.c names the objects). NULL when `size`
+ * is not its sizeof(store_driver): then the two were built from different versions. */
+#define STORE_DRIVER_SYMBOL "kubeml_store_driver"
+typedef const store_driver *(*store_driver_find)(const char *scheme, size_t size);
+
+/* Does a dataset's record name this chunk set? For sweeping, after the chunk set's lock was taken.
+ */
+int store_chunks_named(store *s, const char *id, bool *named, err *e);
+/* A fresh id of 16 hex digits. */
+void store_new_id(char out[STORE_ID_BYTES]);
+
+#endif

@@ -1,0 +1,447 @@
+/* wire.c: see wire.h. */
+#include "wire.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "buf.h"
+#include "cleanup.h"
+#include "clock.h"
+
+enum { HEADER_BYTES = 4, READ_BYTES = 64 << 10, DEPTH_MAX = 32, BACKLOG = 128 };
+
+struct wire {
+    int fd;
+    size_t frame_bytes_max;
+    buf in, out;
+    size_t sent; /* of out */
+};
+
+/* ---- addresses ------------------------------------------------------------------------------ */
+
+static int unix_address(const char *path, struct sockaddr_un *to, err *e)
+{
+    *to = (struct sockaddr_un){.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof to->sun_path)
+        return err_set(e, ERR_LIMIT, "socket path over %zu bytes: %s", sizeof to->sun_path - 1, path);
+    memcpy(to->sun_path, path, strlen(path) + 1);
+    return 0;
+}
+
+/* "host:port" to the first address it resolves to; the host may stand in brackets. */
+static int tcp_address(const char *text, bool passive, struct addrinfo **out, err *e)
+{
+    char host[WIRE_ADDRESS_BYTES];
+    const char *colon = strrchr(text, ':');
+    if (!colon || (size_t)(colon - text) >= sizeof host)
+        return err_set(e, ERR_INVALID, "not host:port: %s", text);
+    size_t len = (size_t)(colon - text);
+    memcpy(host, text, len);
+    host[len] = '\0';
+    char *name = host;
+    if (len > 1 && host[0] == '[' && host[len - 1] == ']') {
+        host[len - 1] = '\0';
+        name++;
+    }
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = passive ? AI_PASSIVE : 0};
+    int status = getaddrinfo(*name ? name : NULL, colon + 1, &hints, out);
+    if (status)
+        return err_set(e, ERR_UNAVAILABLE, "%s: %s", text, gai_strerror(status));
+    return 0;
+}
+
+static int stream_socket(int family, err *e)
+{
+    int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        err_set_errno(e, errno, "socket");
+    return fd;
+}
+
+static bool somebody_answers(const struct sockaddr_un *at)
+{
+    cleanup_close int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    return fd >= 0 && connect(fd, (const struct sockaddr *)at, sizeof *at) == 0;
+}
+
+static int listen_unix(const char *path, err *e)
+{
+    struct sockaddr_un at;
+    if (unix_address(path, &at, e))
+        return -1;
+    if (access(path, F_OK) == 0) {
+        if (somebody_answers(&at))
+            return err_set(e, ERR_EXISTS, "%s is in use", path);
+        unlink(path);
+    }
+    cleanup_close int fd = stream_socket(AF_UNIX, e);
+    if (fd < 0)
+        return -1;
+    /* Before bind: the file never exists with wider permissions. */
+    if (fchmod(fd, 0600) || bind(fd, (struct sockaddr *)&at, sizeof at) || listen(fd, BACKLOG))
+        return err_set_errno(e, errno, "%s", path);
+    if (chmod(path, 0600))
+        return err_set_errno(e, errno, "%s", path);
+    return steal_fd(fd);
+}
+
+static int listen_tcp(const char *text, err *e)
+{
+    struct addrinfo *at = NULL;
+    if (tcp_address(text, true, &at, e))
+        return -1;
+    cleanup_close int fd = stream_socket(at->ai_family, e);
+    int one = 1;
+    if (fd >= 0)
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    int status = fd < 0 ? -1 : bind(fd, at->ai_addr, at->ai_addrlen);
+    freeaddrinfo(at);
+    if (fd < 0)
+        return -1;
+    if (status || listen(fd, BACKLOG))
+        return err_set_errno(e, errno, "%s", text);
+    return steal_fd(fd);
+}
+
+int wire_listen(const char *address, err *e)
+{
+    if (strncmp(address, "unix:", 5) == 0)
+        return listen_unix(address + 5, e);
+    if (strncmp(address, "tcp:", 4) == 0)
+        return listen_tcp(address + 4, e);
+    return err_set(e, ERR_INVALID, "an address begins with unix: or tcp:, not %s", address);
+}
+
+int wire_address(int listen_fd, char out[WIRE_ADDRESS_BYTES], err *e)
+{
+    struct sockaddr_storage at = {0};
+    socklen_t len = sizeof at;
+    if (getsockname(listen_fd, (struct sockaddr *)&at, &len))
+        return err_set_errno(e, errno, "getsockname");
+    if (at.ss_family == AF_UNIX) {
+        snprintf(out, WIRE_ADDRESS_BYTES, "unix:%s", ((struct sockaddr_un *)&at)->sun_path);
+        return 0;
+    }
+    char host[64], port[16];
+    int status = getnameinfo((struct sockaddr *)&at, len, host, sizeof host, port, sizeof port,
+                             NI_NUMERICHOST | NI_NUMERICSERV);
+    if (status)
+        return err_set(e, ERR_IO, "%s", gai_strerror(status));
+    snprintf(out, WIRE_ADDRESS_BYTES, at.ss_family == AF_INET6 ? "tcp:[%s]:%s" : "tcp:%s:%s", host,
+             port);
+    return 0;
+}
+
+/* ---- connections ---------------------------------------------------------------------------- */
+
+/* A machine that has lost its power closes nothing: probes find out, and what it does not acknowledge.
+ * All of it is refused on Unix sockets, which is fine. */
+static void set_tcp(int fd)
+{
+    int one = 1, idle_s = 2, between_s = 1;
+    unsigned dead_ms = WIRE_DEAD_MS;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between_s, sizeof between_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_ms, sizeof dead_ms);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+}
+
+wire *wire_adopt(int fd, err *e)
+{
+    wire *w = calloc(1, sizeof *w);
+    if (!w) {
+        close(fd);
+        err_set(e, ERR_NOMEM, "no memory for a connection");
+        return NULL;
+    }
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    set_tcp(fd);
+    w->fd = fd;
+    w->frame_bytes_max = WIRE_FRAME_BYTES;
+    buf_init(&w->in, WIRE_FRAME_BYTES_MAX + HEADER_BYTES + READ_BYTES);
+    buf_init(&w->out, WIRE_QUEUE_BYTES_MAX);
+    return w;
+}
+
+void wire_watch_peer(wire *w, int dead_ms)
+{
+    int on = 1, second = 1, probes = dead_ms / 1000 > 3 ? dead_ms / 1000 - 1 : 2;
+    setsockopt(w->fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(w->fd, IPPROTO_TCP, TCP_KEEPIDLE, &second, sizeof second);
+    setsockopt(w->fd, IPPROTO_TCP, TCP_KEEPINTVL, &second, sizeof second);
+    setsockopt(w->fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+    setsockopt(w->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_ms, sizeof dead_ms); /* with bytes on their way */
+}
+
+wire *wire_accept(int listen_fd, err *e)
+{
+    int fd = accept4(listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd >= 0)
+        return wire_adopt(fd, e);
+    if (errno != EAGAIN && errno != ECONNABORTED && errno != EINTR)
+        err_set_errno(e, errno, "accept");
+    return NULL;
+}
+
+static int wait_for(int fd, short events, int64_t deadline_ms, err *e)
+{
+    for (;;) {
+        struct pollfd p = {.fd = fd, .events = events};
+        int ready = poll(&p, 1, clock_left_ms(deadline_ms));
+        if (ready > 0)
+            return 0;
+        if (ready < 0 && errno != EINTR)
+            return err_set_errno(e, errno, "poll");
+        if (clock_monotonic_ms() >= deadline_ms)
+            return err_set(e, ERR_TIMEOUT, "no answer by the deadline");
+    }
+}
+
+static int connect_wait(int fd, const struct sockaddr *to, socklen_t len, int64_t deadline_ms, err *e)
+{
+    if (connect(fd, to, len) == 0)
+        return 0;
+    if (errno == ENOENT)
+        return err_set(e, ERR_UNAVAILABLE, "nobody listens");
+    if (errno != EINPROGRESS && errno != EAGAIN)
+        return err_set_errno(e, errno, "connect");
+    if (wait_for(fd, POLLOUT, deadline_ms, e))
+        return -1;
+    int status = 0;
+    socklen_t status_len = sizeof status;
+    getsockopt(fd, SOL_SOCKET, SO_ERROR, &status, &status_len);
+    return status ? err_set_errno(e, status, "connect") : 0;
+}
+
+static int dial_fd(const char *address, int64_t deadline_ms, err *e)
+{
+    if (strncmp(address, "unix:", 5) == 0) {
+        struct sockaddr_un at;
+        if (unix_address(address + 5, &at, e))
+            return -1;
+        cleanup_close int fd = stream_socket(AF_UNIX, e);
+        if (fd < 0 || connect_wait(fd, (struct sockaddr *)&at, sizeof at, deadline_ms, e))
+            return -1;
+        return steal_fd(fd);
+    }
+    if (strncmp(address, "tcp:", 4) != 0)
+        return err_set(e, ERR_INVALID, "an address begins with unix: or tcp:, not %s", address);
+    struct addrinfo *at = NULL;
+    if (tcp_address(address + 4, false, &at, e))
+        return -1;
+    cleanup_close int fd = stream_socket(at->ai_family, e);
+    int status = fd < 0 ? -1 : connect_wait(fd, at->ai_addr, at->ai_addrlen, deadline_ms, e);
+    freeaddrinfo(at);
+    return status ? -1 : steal_fd(fd);
+}
+
+wire *wire_dial(const char *address, int64_t deadline_ms, err *e)
+{
+    int fd = dial_fd(address, deadline_ms, e);
+    if (fd < 0) {
+        err_wrap(e, "%s", address);
+        return NULL;
+    }
+    return wire_adopt(fd, e);
+}
+
+void wire_close(wire *w)
+{
+    if (!w)
+        return;
+    close(w->fd);
+    buf_free(&w->in);
+    buf_free(&w->out);
+    free(w);
+}
+
+int wire_fd(const wire *w)
+{
+    return w->fd;
+}
+
+void wire_set_limit(wire *w, size_t frame_bytes_max)
+{
+    w->frame_bytes_max =
+        frame_bytes_max < WIRE_FRAME_BYTES_MAX ? frame_bytes_max : WIRE_FRAME_BYTES_MAX;
+}
+
+/* ---- sending -------------------------------------------------------------------------------- */
+
+bool wire_wants_write(const wire *w)
+{
+    return w->sent < w->out.len;
+}
+
+int wire_flush(wire *w, err *e)
+{
+    while (w->sent < w->out.len) {
+        ssize_t n = send(w->fd, w->out.bytes + w->sent, w->out.len - w->sent, MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && errno == EAGAIN)
+            return 0;
+        if (n < 0)
+            return err_set_errno(e, errno, "send");
+        w->sent += (size_t)n;
+    }
+    buf_reset(&w->out);
+    w->sent = 0;
+    return 0;
+}
+
+static int append_chunk(const char *bytes, size_t len, void *to)
+{
+    return buf_append(to, bytes, len, NULL);
+}
+
+int wire_send(wire *w, const json_t *message, err *e)
+{
+    if (w->sent) {
+        buf_consume(&w->out, w->sent);
+        w->sent = 0;
+    }
+    size_t start = w->out.len;
+    const unsigned char header[HEADER_BYTES] = {0};
+    if (buf_append(&w->out, header, sizeof header, e))
+        return err_wrap(e, "the peer does not read");
+    if (json_dump_callback(message, append_chunk, &w->out, JSON_COMPACT)) {
+        w->out.len = start;
+        return err_set(e, ERR_LIMIT, "the message does not fit into the queue of %d bytes",
+                       WIRE_QUEUE_BYTES_MAX);
+    }
+    size_t len = w->out.len - start - HEADER_BYTES;
+    if (len > WIRE_FRAME_BYTES_MAX) {
+        w->out.len = start;
+        return err_set(e, ERR_LIMIT, "a message of %zu bytes is over the limit of %d", len,
+                       WIRE_FRAME_BYTES_MAX);
+    }
+    for (size_t i = 0; i < HEADER_BYTES; i++)
+        w->out.bytes[start + i] = (char)(len >> (8 * i) & 0xff);
+    return wire_flush(w, e);
+}
+
+int wire_sendf(wire *w, err *e, const char *pack_format, ...)
+{
+    va_list args;
+    va_start(args, pack_format);
+    json_error_t problem;
+    json_t *message = json_vpack_ex(&problem, 0, pack_format, args);
+    va_end(args);
+    if (!message)
+        return err_set(e, ERR_INTERNAL, "cannot build a message: %s", problem.text);
+    int status = wire_send(w, message, e);
+    json_decref(message);
+    return status;
+}
+
+/* ---- receiving ------------------------------------------------------------------------------ */
+
+static int depth_of(const char *text, size_t len)
+{
+    int depth = 0, deepest = 0;
+    bool quoted = false;
+    for (size_t i = 0; i < len; i++) {
+        if (quoted) {
+            if (text[i] == '\\')
+                i++;
+            else if (text[i] == '"')
+                quoted = false;
+        } else if (text[i] == '"') {
+            quoted = true;
+        } else if (text[i] == '{' || text[i] == '[') {
+            deepest = ++depth > deepest ? depth : deepest;
+        } else if (text[i] == '}' || text[i] == ']') {
+            depth--;
+        }
+    }
+    return deepest;
+}
+
+/* 1 with a message taken from the buffer, 0 when none is whole, -1. */
+static int take_frame(wire *w, json_t **out, err *e)
+{
+    if (w->in.len < HEADER_BYTES)
+        return 0;
+    size_t len = 0;
+    for (size_t i = 0; i < HEADER_BYTES; i++)
+        len |= (size_t)(unsigned char)w->in.bytes[i] << (8 * i);
+    if (len > w->frame_bytes_max)
+        return err_set(e, ERR_CORRUPT, "a frame of %zu bytes is over the limit of %zu", len,
+                       w->frame_bytes_max);
+    if (w->in.len < HEADER_BYTES + len)
+        return 0;
+    const char *text = w->in.bytes + HEADER_BYTES;
+    if (depth_of(text, len) > DEPTH_MAX)
+        return err_set(e, ERR_CORRUPT, "a message nested deeper than %d", DEPTH_MAX);
+    json_error_t problem;
+    json_t *message = json_loadb(text, len, JSON_REJECT_DUPLICATES, &problem);
+    if (!message || !json_is_string(json_object_get(message, "type"))) {
+        json_decref(message);
+        return err_set(e, ERR_CORRUPT, "not a message: %s", message ? "no type" : problem.text);
+    }
+    buf_consume(&w->in, HEADER_BYTES + len);
+    *out = message;
+    return 1;
+}
+
+int wire_receive(wire *w, json_t **out, err *e)
+{
+    for (;;) {
+        int taken = take_frame(w, out, e);
+        if (taken)
+            return taken;
+        if (buf_reserve(&w->in, READ_BYTES, e))
+            return -1;
+        ssize_t n = recv(w->fd, w->in.bytes + w->in.len, READ_BYTES, 0);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && errno == EAGAIN)
+            return 0;
+        if (n < 0)
+            return err_set_errno(e, errno, "recv");
+        if (n == 0)
+            return err_set(e, ERR_UNAVAILABLE, "closed by the peer");
+        w->in.len += (size_t)n;
+    }
+}
+
+int wire_send_wait(wire *w, const json_t *message, int64_t deadline_ms, err *e)
+{
+    if (wire_send(w, message, e))
+        return -1;
+    while (wire_wants_write(w))
+        if (wait_for(w->fd, POLLOUT, deadline_ms, e) || wire_flush(w, e))
+            return -1;
+    return 0;
+}
+
+int wire_receive_wait(wire *w, json_t **out, int64_t deadline_ms, err *e)
+{
+    for (;;) {
+        int taken = wire_receive(w, out, e);
+        if (taken)
+            return taken < 0 ? -1 : 0;
+        if (wait_for(w->fd, POLLIN, deadline_ms, e))
+            return -1;
+    }
+}
+
+const char *wire_type(const json_t *message)
+{
+    const char *type = json_string_value(json_object_get(message, "type"));
+    return type ? type : "";
+}

@@ -1,0 +1,93 @@
+/* cluster.h: the seam behind which pods are started, watched and stopped.
+ *
+ * A pod is one process tree with a name, a role, a log and an end: a local process here, a pod of
+ * Kubernetes there. The controller is the only caller, from one thread. Pods outlive the controller:
+ * after a restart `list` finds them by their labels, so that running jobs are adopted.
+ * No call blocks longer than its comment says; what takes longer is reported by `next_event`. */
+#ifndef KUBEML_CLUSTER_H
+#define KUBEML_CLUSTER_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "err.h"
+
+enum {
+    CLUSTER_NAME_BYTES = 64,
+    CLUSTER_ADDRESS_BYTES = 160,
+    CLUSTER_JOB_BYTES = 40,
+    CLUSTER_MESSAGE_BYTES = 256,
+};
+
+typedef enum pod_role { POD_FUNCTION, POD_PS } pod_role;
+typedef enum pod_phase { POD_PENDING, POD_RUNNING, POD_ENDED } pod_phase;
+
+/* What a pod may use. 0: no limit of that kind. */
+typedef struct pod_limits {
+    int threads;           /* compute threads the program is told to use */
+    uint64_t memory_bytes; /* address space beyond which it is an out-of-memory end */
+    uint64_t file_bytes;
+    int processes;
+} pod_limits;
+
+typedef struct pod_spec {
+    char name[CLUSTER_NAME_BYTES]; /* unique; [a-z0-9-] */
+    pod_role role;
+    pod_limits limits;
+} pod_spec;
+
+typedef struct pod {
+    char name[CLUSTER_NAME_BYTES];
+    pod_role role;
+    pod_phase phase;
+    char address[CLUSTER_ADDRESS_BYTES]; /* wire.h address of its control socket */
+    char job[CLUSTER_JOB_BYTES];         /* the job it was given to, or "" */
+    int function, incarnation;           /* of that job; -1 */
+    /* After its end: */
+    int exit_status, signal;             /* -1 and 0 where unknown (an adopted process) */
+    char reason[32];                     /* "Exited", "Killed", "OutOfMemory", "Pending..." */
+    char message[CLUSTER_MESSAGE_BYTES]; /* in words, with evidence */
+} pod;
+
+typedef struct cluster cluster;
+
+typedef struct cluster_ops {
+    const char *name; /* "local", "kubernetes" */
+    /* Asks for a pod; its readiness is when its control address answers. Does not wait for it.
+     * ERR_EXISTS, ERR_UNAVAILABLE (cannot be asked now), ERR_LIMIT (a quota), ERR_IO. */
+    int (*start)(cluster *c, const pod_spec *spec, pod *out, err *e);
+    /* Labels a pod as given to a job (function -1 for kubeml-ps); survives a controller's restart.
+     * ERR_NOT_FOUND. */
+    int (*assign)(cluster *c, const char *name, const char *job, int function, int incarnation,
+                  err *e);
+    /* Keeps how the Redis of a job's kubeml-ps is reached (modelstore_access_json) where those find it who
+     * may; what cannot be kept is logged. NULL: the backend has no such place. */
+    void (*publish)(cluster *c, const char *name, const char *job, const json_t *access);
+    /* Ends a pod: asks it to end, kills after grace_ms. Returns at once; the end comes as an event.
+     * Stopping what is not there is no error; stopping what has ended forgets it, and its log. */
+    int (*stop)(cluster *c, const char *name, int grace_ms, err *e);
+    /* Fills up to `max` pods; *count is how many exist. */
+    int (*list)(cluster *c, pod *out, size_t max, size_t *count, err *e);
+    /* A descriptor that polls readable when next_event has something. */
+    int (*event_fd)(cluster *c);
+    /* Takes one change of phase, 1; 0 none now; -1. */
+    int (*next_event)(cluster *c, pod *out, err *e);
+    /* How many function slots there are (cores, shared GPUs). */
+    int (*slots)(cluster *c, int *out, err *e);
+    /* The last `bytes_max` bytes a pod wrote to its log, NUL-terminated; ended pods too until they
+     * are forgotten by the backend. *len excludes the NUL. Caller frees *out. */
+    int (*log_tail)(cluster *c, const char *name, size_t bytes_max, char **out, size_t *len, err *e);
+    /* Releases the handle; pods go on unless `stop_all`. Blocks at most 10 s. */
+    void (*close)(cluster *c, bool stop_all);
+} cluster_ops;
+
+struct cluster {
+    const cluster_ops *ops;
+};
+
+/* `kind` is a name in the table ("local", "kubernetes"); `config` is the backend's own. */
+int cluster_open(const char *kind, const void *config, cluster **out, err *e);
+
+#endif

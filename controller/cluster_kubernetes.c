@@ -1,0 +1,610 @@
+/* cluster_kubernetes.c: see cluster_kubernetes.h. The list of pods, what the watch tells of them, and the calls
+ * of cluster.h; cluster_kubernetes_worker.c makes and deletes them. */
+#include "cluster_kubernetes_internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "clock.h"
+#include "json_read.h"
+#include "kube_beside.h"
+#include "log.h"
+
+/* ---- the list; all of it with the lock held ------------------------------------------------------- */
+
+static entry *find(kube *k, const char *name)
+{
+    for (entry *p = k->entries; p; p = p->next)
+        if (strcmp(p->seen.name, name) == 0)
+            return p;
+    return NULL;
+}
+
+static entry *add(kube *k, const pod *seen)
+{
+    entry *p = calloc(1, sizeof *p);
+    if (!p)
+        return NULL;
+    p->seen = *seen;
+    p->grace_s = -1;
+    p->due_ms = p->slow_ms = INT64_MAX;
+    kube_backoff_init(&p->backoff, (uint64_t)clock_monotonic_ns() + ++k->seeds);
+    p->next = k->entries;
+    k->entries = p;
+    k->living++;
+    return p;
+}
+
+void kube_drop(kube *k, entry *gone)
+{
+    for (entry **at = &k->entries; *at; at = &(*at)->next)
+        if (*at == gone) {
+            *at = gone->next;
+            break;
+        }
+    free(gone->log);
+    free(gone);
+}
+
+void kube_note(kube *k, entry *p)
+{
+    uint64_t one = 1;
+    p->untold = true;
+    ssize_t n = write(k->event_fd, &one, sizeof one);
+    (void)n; /* full means readable already */
+}
+
+static void want_it(kube *k, entry *p, want what, int64_t due_ms)
+{
+    p->want = what;
+    p->due_ms = due_ms;
+    kube_backoff_reset(&p->backoff);
+    pthread_cond_signal(&k->changed);
+}
+
+void kube_has_ended(kube *k, entry *p)
+{
+    if (p->seen.phase != POD_ENDED) {
+        p->seen.phase = POD_ENDED;
+        k->living--;
+        k->ended++;
+    }
+    kube_note(k, p);
+}
+
+/* New pods go elsewhere if they can, until Kubernetes knows it better. */
+static void suspect_node(kube *k, const char *node)
+{
+    suspect *at = &k->suspects[0];
+    if (!node[0])
+        return;
+    for (int i = 0; i < SUSPECTS_MAX; i++) {
+        suspect *s = &k->suspects[i];
+        if (strcmp(s->node, node) == 0) {
+            at = s;
+            break;
+        }
+        at = s->until_ms < at->until_ms ? s : at;
+    }
+    snprintf(at->node, sizeof at->node, "%s", node);
+    at->until_ms = clock_deadline_ms(SUSPECT_MS);
+}
+
+json_t *kube_suspected(const kube *k)
+{
+    json_t *out = json_array();
+    for (int i = 0; i < SUSPECTS_MAX; i++)
+        if (clock_left_ms(k->suspects[i].until_ms) > 0)
+            json_array_append_new(out, json_string(k->suspects[i].node));
+    return out;
+}
+
+/* An ended pod with its log: deleted if it is still there, then dropped. */
+static void forget(kube *k, entry *p)
+{
+    if (p->untold || p->forgotten)
+        return;
+    k->ended--;
+    p->forgotten = true;
+    if (p->there || p->busy)
+        want_it(k, p, WANT_DELETE, 0);
+    else
+        kube_drop(k, p);
+}
+
+static void forget_old(kube *k)
+{
+    while (k->ended > CLUSTER_KUBERNETES_ENDED_MAX) {
+        entry *oldest = NULL;
+        for (entry *p = k->entries; p; p = p->next)
+            if (p->seen.phase == POD_ENDED && !p->untold && !p->forgotten)
+                oldest = p;
+        if (!oldest)
+            return;
+        forget(k, oldest);
+    }
+}
+
+void kube_pods_path(const kube *k, const char *name, char out[PATH_BYTES])
+{
+    snprintf(out, PATH_BYTES, "/api/v1/namespaces/%s/pods%s%s", k->access.namespace_name, *name ? "/" : "", name);
+}
+
+void kube_set_words(pod *p, const char *reason, const char *message)
+{
+    snprintf(p->reason, sizeof p->reason, "%s", reason);
+    snprintf(p->message, sizeof p->message, "%s", message);
+}
+
+/* ---- what the watch tells --------------------------------------------------------------------------- */
+
+void kube_is_gone(kube *k, entry *p, const pod *last)
+{
+    bool ended = p->seen.phase == POD_ENDED;
+    p->there = false;
+    p->want = p->busy ? p->want : WANT_NOTHING;
+    if (p->forgotten) {
+        if (!p->busy)
+            kube_drop(k, p);
+        return;
+    }
+    if (ended)
+        return;
+    if (last->phase == POD_ENDED) {
+        p->seen.exit_status = last->exit_status;
+        p->seen.signal = last->signal;
+    }
+    bool said = last->phase == POD_ENDED || (!p->asked && last->reason[0]);
+    snprintf(p->seen.reason, sizeof p->seen.reason, "%s", said ? last->reason : p->asked ? "Stopped" : "Deleted");
+    snprintf(p->seen.message, sizeof p->seen.message, "%s",
+             said       ? last->message
+             : p->asked ? "the pod was deleted, as it was asked to"
+                        : "the pod was deleted by somebody else, or with its node");
+    kube_has_ended(k, p);
+}
+
+static bool differs(const pod *a, const pod *b)
+{
+    return a->phase != b->phase || strcmp(a->address, b->address) != 0 || strcmp(a->reason, b->reason) != 0 ||
+           strcmp(a->message, b->message) != 0;
+}
+
+/* Labels are ours to set: what a watch shows may be older than the last assign. */
+static void pod_has_changed(kube *k, entry *p, const pod *now)
+{
+    if (p->seen.phase == POD_ENDED || !differs(&p->seen, now))
+        return;
+    pod kept = p->seen;
+    p->seen = *now;
+    p->seen.phase = kept.phase;
+    snprintf(p->seen.job, sizeof p->seen.job, "%s", kept.job);
+    p->seen.function = kept.function;
+    p->seen.incarnation = kept.incarnation;
+    if (now->phase == POD_ENDED) {
+        kube_has_ended(k, p);
+        return;
+    }
+    p->seen.phase = now->phase;
+    kube_note(k, p);
+}
+
+/* One of an earlier controller: adopted at the start; later it is the late echo of a lost answer. */
+static void stranger(kube *k, const pod *seen, const char *uid, const char *node)
+{
+    entry *p = add(k, seen);
+    if (!p)
+        return;
+    snprintf(p->uid, sizeof p->uid, "%s", uid);
+    snprintf(p->node, sizeof p->node, "%s", node);
+    p->there = p->listed = true;
+    if (seen->phase == POD_ENDED) {
+        p->seen.phase = POD_RUNNING; /* counted as living until here */
+        kube_has_ended(k, p);
+    }
+    if (k->synced && !seen->job[0]) {
+        log_warn("pod %s is warm and nobody here has asked for it: it is deleted", seen->name);
+        p->asked = true;
+        want_it(k, p, WANT_DELETE, 0);
+    }
+}
+
+static void on_change(void *context, kube_change change, const json_t *object)
+{
+    kube *k = context;
+    pod now;
+    err e = ERR_INIT;
+    if (kube_pod_read(object, k->templates.port, &now, &e)) {
+        log_warn("%s", e.message);
+        return;
+    }
+    pthread_mutex_lock(&k->lock);
+    entry *p = find(k, now.name);
+    if (!p && change != KUBE_DELETED) {
+        stranger(k, &now, kube_object_text(object, "uid"), kube_pod_node(object));
+    } else if (p && change == KUBE_DELETED) {
+        kube_is_gone(k, p, &now);
+    } else if (p) {
+        p->there = p->listed = true;
+        if (p->want == WANT_CREATE)
+            p->want = WANT_NOTHING; /* the answer was lost, the pod is not */
+        snprintf(p->uid, sizeof p->uid, "%s", kube_object_text(object, "uid"));
+        snprintf(p->node, sizeof p->node, "%s", kube_pod_node(object));
+        pod_has_changed(k, p, &now);
+    }
+    pthread_mutex_unlock(&k->lock);
+}
+
+static void on_failure(void *context, const err *why)
+{
+    (void)context;
+    log_warn("the watch of pods: %s", why->message);
+}
+
+/* ---- cluster.h -------------------------------------------------------------------------------------------- */
+
+static int kube_start(cluster *c, const pod_spec *spec, pod *out, err *e)
+{
+    kube *k = (kube *)c;
+    pod fresh = {.role = spec->role, .phase = POD_PENDING, .function = -1, .incarnation = -1, .exit_status = -1};
+    snprintf(fresh.name, sizeof fresh.name, "%s", spec->name);
+    int status = 0;
+    pthread_mutex_lock(&k->lock);
+    entry *p = NULL;
+    if (find(k, spec->name))
+        status = err_set(e, ERR_EXISTS, "there is a pod %s already", spec->name);
+    else if (k->living >= CLUSTER_KUBERNETES_PODS_MAX)
+        status = err_set(e, ERR_LIMIT, "there are %d pods already", k->living);
+    else if (!(p = add(k, &fresh)))
+        status = err_set(e, ERR_NOMEM, "no memory for pod %s", spec->name);
+    else
+        want_it(k, p, WANT_CREATE, 0);
+    if (p)
+        *out = p->seen;
+    pthread_mutex_unlock(&k->lock);
+    return status;
+}
+
+/* The reference of the TrainJob that stands for the job; NULL where there is none. */
+static const json_t *owner_of_job(kube *k, const char *job)
+{
+    char path[PATH_BYTES], query[200];
+    if (strcmp(k->job_known, job) == 0)
+        return k->job_owner;
+    cleanup_json json_t *list = NULL;
+    snprintf(path, sizeof path, "/apis/kubeml.dev/v1alpha1/namespaces/%s/trainjobs", k->access.namespace_name);
+    snprintf(query, sizeof query, "labelSelector=%s%%3D%s", "kubeml.dev%2Fjob", job);
+    kube_outcome o;
+    cleanup_buf buf text;
+    buf_init(&text, KUBE_REPLY_BYTES_MAX);
+    kube_request r = {.method = "GET", .path = path, .query = query};
+    json_decref(k->job_owner);
+    k->job_owner = NULL;
+    snprintf(k->job_known, sizeof k->job_known, "%s", job);
+    if (kube_try(k->calls, &r, clock_deadline_ms(CALL_MS), &text, &o, NULL) ||
+        json_read(text.bytes ? text.bytes : "", text.len, 64, &list, NULL))
+        return NULL;
+    const json_t *first = json_array_get(json_object_get(list, "items"), 0);
+    if (first)
+        k->job_owner = json_pack("[{s:s, s:s, s:s, s:s}]", "apiVersion", "kubeml.dev/v1alpha1", "kind", "TrainJob",
+                                 "name", kube_object_text(first, "name"), "uid", kube_object_text(first, "uid"));
+    return k->job_owner;
+}
+
+static int relabel(kube *k, const char *name, const char *job, int function, int incarnation, err *e)
+{
+    char path[PATH_BYTES];
+    err why = ERR_INIT;
+    int64_t deadline = clock_deadline_ms(CALL_MS);
+    cleanup_json json_t *patch = kube_pod_assignment(job, function, incarnation, owner_of_job(k, job));
+    kube_pods_path(k, name, path);
+    if (!patch)
+        return err_set(e, ERR_NOMEM, "no memory to give pod %s away", name);
+    kube_request r = {.method = "PATCH", .path = path, .body = patch, .type = "application/json-patch+json",
+                      .query = "fieldManager=" KUBE_FIELD_MANAGER};
+    if (kube_call(k->calls, &r, deadline, NULL, NULL, &why) == 0)
+        return 0;
+    /* The label's test fails where another has it, or where our own answer was lost. */
+    cleanup_json json_t *now = NULL;
+    if (why.code == ERR_INVALID && kube_get(k->calls, path, NULL, deadline, &now, NULL) == 0) {
+        if (kube_pod_is_given(now, job, function, incarnation))
+            return 0;
+        return err_set(e, ERR_CONFLICT, "pod %s was given away already", name);
+    }
+    return err_set(e, why.code, "%s", why.message);
+}
+
+/* Of a pod that has not ended. */
+static bool living_uid(kube *k, const char *name, char uid[KUBE_UID_BYTES])
+{
+    pthread_mutex_lock(&k->lock);
+    entry *p = find(k, name);
+    bool living = p && p->seen.phase != POD_ENDED;
+    snprintf(uid, KUBE_UID_BYTES, "%s", living ? p->uid : "");
+    pthread_mutex_unlock(&k->lock);
+    return living;
+}
+
+static int kube_assign(cluster *c, const char *name, const char *job, int function, int incarnation, err *e)
+{
+    kube *k = (kube *)c;
+    char uid[KUBE_UID_BYTES];
+    if (!living_uid(k, name, uid))
+        return err_set(e, ERR_NOT_FOUND, "there is no pod %s", name);
+    if (relabel(k, name, job, function, incarnation, e))
+        return -1;
+    if (function < 0)
+        kube_beside_make(k->calls, &k->templates, k->access.namespace_name, job, name, uid, clock_deadline_ms(CALL_MS));
+    pthread_mutex_lock(&k->lock);
+    entry *p = find(k, name);
+    if (p) {
+        snprintf(p->seen.job, sizeof p->seen.job, "%s", job);
+        p->seen.function = function;
+        p->seen.incarnation = incarnation;
+    }
+    pthread_mutex_unlock(&k->lock);
+    return 0;
+}
+
+static void kube_publish(cluster *c, const char *name, const char *job, const json_t *access)
+{
+    kube *k = (kube *)c;
+    char uid[KUBE_UID_BYTES];
+    if (living_uid(k, name, uid))
+        kube_beside_publish(k->calls, &k->templates, k->access.namespace_name, job, name, uid, access,
+                            clock_deadline_ms(CALL_MS));
+}
+
+static int kube_stop(cluster *c, const char *name, int grace_ms, err *e)
+{
+    (void)e;
+    kube *k = (kube *)c;
+    pthread_mutex_lock(&k->lock);
+    entry *p = find(k, name);
+    if (p && p->seen.phase == POD_ENDED) {
+        forget(k, p);
+    } else if (p && p->want == WANT_CREATE && !p->there && !p->busy) {
+        p->want = WANT_NOTHING; /* nobody has heard of it */
+        kube_set_words(&p->seen, "Stopped", "it was not started yet");
+        kube_has_ended(k, p);
+    } else if (p && (!p->asked || (grace_ms + 999) / 1000 < p->grace_s)) {
+        p->asked = true;
+        p->grace_s = (grace_ms + 999) / 1000;
+        if (p->grace_s == 0 && p->seen.phase == POD_RUNNING)
+            suspect_node(k, p->node); /* it is given up, not asked to end */
+        want_it(k, p, WANT_DELETE, 0);
+    }
+    pthread_mutex_unlock(&k->lock);
+    return 0;
+}
+
+static int kube_list(cluster *c, pod *out, size_t max, size_t *count, err *e)
+{
+    (void)e;
+    kube *k = (kube *)c;
+    *count = 0;
+    pthread_mutex_lock(&k->lock);
+    for (entry *p = k->entries; p; p = p->next) {
+        if (p->forgotten)
+            continue;
+        if (*count < max)
+            out[*count] = p->seen;
+        ++*count;
+    }
+    pthread_mutex_unlock(&k->lock);
+    return 0;
+}
+
+static int kube_event_fd(cluster *c)
+{
+    return ((kube *)c)->event_fd;
+}
+
+static int kube_next_event(cluster *c, pod *out, err *e)
+{
+    (void)e;
+    kube *k = (kube *)c;
+    uint64_t times;
+    int got = 0;
+    pthread_mutex_lock(&k->lock);
+    for (entry *p = k->entries; p && !got; p = p->next)
+        if (p->untold) {
+            p->untold = false;
+            *out = p->seen;
+            got = 1;
+        }
+    if (!got && read(k->event_fd, &times, sizeof times) < 0 && errno != EAGAIN)
+        log_error("the cluster's events: %s", strerror(errno));
+    if (got)
+        forget_old(k);
+    pthread_mutex_unlock(&k->lock);
+    return got;
+}
+
+static int slots_of_nodes(kube *k, int *out, err *e)
+{
+    cleanup_json json_t *nodes = NULL;
+    json_t *node;
+    size_t i;
+    long total = 0;
+    if (kube_get(k->calls, "/api/v1/nodes", NULL, clock_deadline_ms(SLOTS_MS), &nodes, e))
+        return err_wrap(e, "slots from %s need a ClusterRole that may list nodes (or set `slots`)",
+                        k->templates.slots_resource);
+    json_array_foreach(json_object_get(nodes, "items"), i, node) {
+        const json_t *has = json_object_get(json_object_get(node, "status"), "allocatable");
+        const char *text = json_string_value(json_object_get(has, k->templates.slots_resource));
+        long n = text ? strtol(text, NULL, 10) : 0;
+        total += n > 0 && !json_is_true(json_object_get(json_object_get(node, "spec"), "unschedulable")) ? n : 0;
+    }
+    *out = total < 1 ? 1 : total > 100000 ? 100000 : (int)total;
+    return 0;
+}
+
+static int kube_slots(cluster *c, int *out, err *e)
+{
+    kube *k = (kube *)c;
+    if (k->templates.slots_resource[0] && !k->templates.slots)
+        return slots_of_nodes(k, out, e);
+    *out = k->templates.slots ? k->templates.slots : k->slots;
+    return 0;
+}
+
+static int kube_log_tail(cluster *c, const char *name, size_t bytes_max, char **out, size_t *len, err *e)
+{
+    kube *k = (kube *)c;
+    pthread_mutex_lock(&k->lock);
+    entry *p = find(k, name);
+    bool kept = p && p->log && !p->there;
+    pod_role role = p ? p->seen.role : POD_FUNCTION;
+    int status = kept ? kube_tail(p->log, p->log_len, bytes_max, out, len, e) : 0;
+    pthread_mutex_unlock(&k->lock);
+    if (kept || status)
+        return status;
+    if (!p)
+        return err_set(e, ERR_NOT_FOUND, "there is no pod %s", name);
+    cleanup_buf buf text;
+    buf_init(&text, KUBE_REPLY_BYTES_MAX);
+    if (kube_fetch_log(k, k->calls, name, role, bytes_max, &text, e))
+        return -1;
+    return kube_tail(text.bytes, text.len, bytes_max, out, len, e);
+}
+
+static void kube_close(cluster *c, bool stop_all)
+{
+    kube *k = (kube *)c;
+    (void)stop_all;
+    pthread_mutex_lock(&k->lock);
+    k->stopping = true;
+    pthread_cond_broadcast(&k->changed);
+    pthread_mutex_unlock(&k->lock);
+    if (k->work)
+        kube_client_cancel(k->work);
+    if (k->working)
+        pthread_join(k->worker, NULL);
+    kube_watch_stop(k->watch);
+    kube_client_close(k->work);
+    kube_client_close(k->calls);
+    while (k->entries)
+        kube_drop(k, k->entries);
+    json_decref(k->job_owner);
+    kube_templates_free(&k->templates);
+    kube_config_free(&k->access);
+    if (k->event_fd >= 0)
+        close(k->event_fd);
+    pthread_cond_destroy(&k->changed);
+    pthread_mutex_destroy(&k->lock);
+    free(k);
+}
+
+static const cluster_ops ops = {
+    .name = "kubernetes",
+    .start = kube_start,
+    .assign = kube_assign,
+    .publish = kube_publish,
+    .stop = kube_stop,
+    .list = kube_list,
+    .event_fd = kube_event_fd,
+    .next_event = kube_next_event,
+    .slots = kube_slots,
+    .log_tail = kube_log_tail,
+    .close = kube_close,
+};
+
+/* ---- open ----------------------------------------------------------------------------------------------------- */
+
+static char *copy_of(const char *text)
+{
+    return text ? strdup(text) : NULL;
+}
+
+static int take_access(kube *k, const cluster_kubernetes_config *c, err *e)
+{
+    const kube_config *from = c->access;
+    if (!from)
+        return kube_config_find(c->context, &k->access, e);
+    k->access = (kube_config){.server = copy_of(from->server), .ca_file = copy_of(from->ca_file),
+                              .ca_pem = copy_of(from->ca_pem), .token_file = copy_of(from->token_file),
+                              .token = copy_of(from->token), .cert_file = copy_of(from->cert_file),
+                              .cert_pem = copy_of(from->cert_pem), .key_file = copy_of(from->key_file),
+                              .key_pem = copy_of(from->key_pem), .insecure = from->insecure};
+    snprintf(k->access.namespace_name, sizeof k->access.namespace_name, "%s", from->namespace_name);
+    return k->access.server ? 0 : err_set(e, ERR_NOMEM, "no memory for the cluster's access");
+}
+
+static int find_owner(kube *k, err *e)
+{
+    char path[PATH_BYTES];
+    const json_t *owner = k->templates.owner;
+    if (!owner)
+        return 0;
+    const char *version = json_string_value(json_object_get(owner, "apiVersion"));
+    snprintf(path, sizeof path, "/%s/%.80s/namespaces/%s/%.80s/%.250s", strchr(version, '/') ? "apis" : "api", version,
+             k->access.namespace_name, json_string_value(json_object_get(owner, "plural")),
+             json_string_value(json_object_get(owner, "name")));
+    cleanup_json json_t *object = NULL;
+    if (kube_get(k->calls, path, NULL, clock_deadline_ms(CLUSTER_KUBERNETES_OPEN_MS), &object, e))
+        return err_wrap(e, "the owner of our pods");
+    snprintf(k->owner_uid, sizeof k->owner_uid, "%s", kube_object_text(object, "uid"));
+    return 0;
+}
+
+static int start_threads(kube *k, err *e)
+{
+    char path[PATH_BYTES], selector[200];
+    kube_pods_path(k, "", path);
+    snprintf(selector, sizeof selector, "kubeml.dev%%2Finstall%%3D%s", k->templates.install);
+    kube_watch_config config = {.access = &k->access, .path = path, .selector = selector, .changed = on_change,
+                                .failed = on_failure, .context = k};
+    if (kube_watch_start(&config, &k->watch, e) ||
+        kube_watch_wait(k->watch, clock_deadline_ms(CLUSTER_KUBERNETES_OPEN_MS), e))
+        return err_wrap(e, "pods in namespace %s", k->access.namespace_name);
+    pthread_mutex_lock(&k->lock);
+    k->synced = true;
+    pthread_mutex_unlock(&k->lock);
+    if (pthread_create(&k->worker, NULL, kube_worker, k))
+        return err_set(e, ERR_NOMEM, "no thread for the cluster");
+    k->working = true;
+    return 0;
+}
+
+static kube *kube_new(const cluster_kubernetes_config *c)
+{
+    kube *k = calloc(1, sizeof *k);
+    if (!k)
+        return NULL;
+    k->base.ops = &ops;
+    k->slots = c->slots;
+    k->event_fd = -1;
+    pthread_mutex_init(&k->lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&k->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    return k;
+}
+
+int cluster_kubernetes_open(const void *config, cluster **out, err *e)
+{
+    const cluster_kubernetes_config *c = config;
+    kube *k = kube_new(c);
+    if (!k)
+        return err_set(e, ERR_NOMEM, "no memory for the cluster");
+    int status = kube_templates_read(c->templates, &k->templates, e) || take_access(k, c, e) ? -1 : 0;
+    if (status == 0 && k->templates.namespace_name[0])
+        snprintf(k->access.namespace_name, sizeof k->access.namespace_name, "%s", k->templates.namespace_name);
+    if (status == 0) {
+        k->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        status = k->event_fd < 0 ? err_set_errno(e, errno, "eventfd") : 0;
+    }
+    if (status || kube_client_open(&k->access, &k->calls, e) || kube_client_open(&k->access, &k->work, e) ||
+        find_owner(k, e) || start_threads(k, e)) {
+        kube_close(&k->base, false);
+        return -1;
+    }
+    *out = &k->base;
+    return 0;
+}

@@ -1,0 +1,96 @@
+/* cluster_kubernetes_internal.h: what cluster_kubernetes.c and its worker share.
+ *
+ * Three threads: the owner's, which calls cluster.h; the watch's, which only tells; the worker, which
+ * creates and deletes. What they share is the list of entries, behind `lock`; no request is made
+ * while it is held. An entry's `want` is what the worker is still to do for it. */
+#ifndef KUBEML_CLUSTER_KUBERNETES_INTERNAL_H
+#define KUBEML_CLUSTER_KUBERNETES_INTERNAL_H
+
+#include <pthread.h>
+
+#include "buf.h"
+#include "cluster_kubernetes.h"
+#include "kube_client.h"
+#include "kube_pods.h"
+#include "kube_watch.h"
+
+enum {
+    CALL_MS = 5000,
+    SLOTS_MS = 10000,
+    LOG_LINE_BYTES = 16, /* a guess at the shortest, to ask for enough lines */
+    LOG_LINES_MAX = 100000,
+    PATH_BYTES = 700,
+    NODE_BYTES = 256,
+    SUSPECTS_MAX = 16,
+    SUSPECT_MS = 120000, /* in which Kubernetes sees by itself that a node is gone */
+};
+
+typedef enum want { WANT_NOTHING, WANT_CREATE, WANT_DELETE } want;
+
+typedef struct entry {
+    pod seen;
+    char uid[KUBE_UID_BYTES], node[NODE_BYTES];
+    want want;
+    int64_t due_ms;       /* of `want` */
+    int64_t slow_ms;      /* when to say that it is still being made; INT64_MAX: not to be said */
+    kube_backoff backoff;
+    int grace_s;          /* of WANT_DELETE; -1: the pod's own */
+    bool there;           /* the API server has or may have it */
+    bool listed;          /* the watch has shown it */
+    bool busy;            /* the worker is at it, without the lock */
+    bool asked;           /* by `stop` */
+    bool untold;
+    bool forgotten;       /* freed as soon as it is deleted */
+    char *log;            /* of a deleted pod */
+    size_t log_len;
+    struct entry *next;
+} entry;
+
+/* A node whose pod had to be given up. */
+typedef struct suspect {
+    char node[NODE_BYTES];
+    int64_t until_ms;
+} suspect;
+
+typedef struct kube {
+    cluster base;
+    kube_config access;
+    kube_templates templates;
+    char owner_uid[KUBE_UID_BYTES];
+    int slots;
+    kube_watch *watch;
+    kube_client *calls; /* of the owner's thread */
+    kube_client *work;  /* of the worker */
+    pthread_t worker;
+    bool working;
+    int event_fd;
+    char job_known[CLUSTER_JOB_BYTES]; /* whose TrainJob `job_owner` is; owner's thread */
+    json_t *job_owner;
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* for the worker */
+    entry *entries;         /* the youngest first */
+    int living, ended;
+    suspect suspects[SUSPECTS_MAX];
+    bool synced, stopping;
+    uint64_t seeds;
+} kube;
+
+/* cluster_kubernetes.c; all of it with the lock held */
+void kube_note(kube *k, entry *p);      /* it is to be told */
+void kube_drop(kube *k, entry *gone);
+void kube_has_ended(kube *k, entry *p);
+void kube_is_gone(kube *k, entry *p, const pod *last);
+json_t *kube_suspected(const kube *k);  /* nodes that new pods better avoid; a new reference */
+void kube_set_words(pod *p, const char *reason, const char *message);
+
+/* without it */
+void kube_pods_path(const kube *k, const char *name, char out[PATH_BYTES]);
+
+/* cluster_kubernetes_worker.c */
+void *kube_worker(void *k); /* its thread */
+int kube_fetch_log(kube *k, kube_client *c, const char *name, pod_role role, size_t bytes_max, buf *text, err *e);
+/* The last bytes, NUL-terminated. */
+int kube_tail(const char *text, size_t len, size_t bytes_max, char **out, size_t *out_len, err *e);
+
+#endif

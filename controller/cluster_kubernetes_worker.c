@@ -1,0 +1,231 @@
+/* cluster_kubernetes_worker.c: the thread that creates and deletes pods, one request at a time, and says when one
+ * is slow to be made. See cluster_kubernetes_internal.h. */
+#include "cluster_kubernetes_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "clock.h"
+#include "json_read.h"
+#include "log.h"
+
+int kube_fetch_log(kube *k, kube_client *c, const char *name, pod_role role, size_t bytes_max, buf *text, err *e)
+{
+    char path[PATH_BYTES + 8], query[160];
+    size_t lines = bytes_max / LOG_LINE_BYTES + 1;
+    kube_outcome o;
+    kube_pods_path(k, name, path);
+    snprintf(path + strlen(path), 8, "/log");
+    snprintf(query, sizeof query, "container=%s&tailLines=%zu", k->templates.container[role],
+             lines < LOG_LINES_MAX ? lines : (size_t)LOG_LINES_MAX);
+    return kube_try(c, &(kube_request){.method = "GET", .path = path, .query = query}, clock_deadline_ms(CALL_MS), text,
+                    &o, e);
+}
+
+int kube_tail(const char *text, size_t len, size_t bytes_max, char **out, size_t *out_len, err *e)
+{
+    size_t keep = len < bytes_max ? len : bytes_max;
+    char *copy = malloc(keep + 1);
+    if (!copy)
+        return err_set(e, ERR_NOMEM, "no memory for a log");
+    if (keep)
+        memcpy(copy, text + len - keep, keep);
+    copy[keep] = '\0';
+    *out = copy;
+    *out_len = keep;
+    return 0;
+}
+
+/* What the worker needs of an entry while the lock is not held. */
+typedef struct task {
+    pod seen;
+    want what;
+    int grace_s;
+    bool there, log;
+    json_t *avoid; /* of WANT_CREATE */
+} task;
+
+typedef struct done {
+    err why;
+    int retry_after_ms;
+    char uid[KUBE_UID_BYTES];
+    char *log;
+    size_t log_len;
+} done;
+
+static void create(kube *k, const task *t, done *d)
+{
+    char path[PATH_BYTES];
+    kube_outcome o;
+    cleanup_json json_t *object = kube_pod_build(&k->templates, t->seen.name, t->seen.role, k->owner_uid);
+    cleanup_buf buf text;
+    buf_init(&text, KUBE_REPLY_BYTES_MAX);
+    kube_pods_path(k, "", path);
+    if (!object) {
+        err_set(&d->why, ERR_NOMEM, "no memory for a pod");
+        return;
+    }
+    kube_pod_avoid(object, t->avoid);
+    kube_request r = {.method = "POST", .path = path, .body = object, .query = "fieldManager=" KUBE_FIELD_MANAGER};
+    /* There already: an earlier try's answer was lost. The name is random, so it is ours. */
+    if (kube_try(k->work, &r, clock_deadline_ms(CALL_MS), &text, &o, &d->why) && d->why.code == ERR_EXISTS && t->there)
+        err_clear(&d->why);
+    d->retry_after_ms = (int)o.retry_after_ms;
+}
+
+static void take_log(kube *k, const task *t, done *d)
+{
+    cleanup_buf buf text;
+    buf_init(&text, KUBE_REPLY_BYTES_MAX);
+    if (kube_fetch_log(k, k->work, t->seen.name, t->seen.role, CLUSTER_KUBERNETES_LOG_BYTES, &text, NULL) == 0)
+        kube_tail(text.bytes, text.len, CLUSTER_KUBERNETES_LOG_BYTES, &d->log, &d->log_len, NULL);
+}
+
+static void delete(kube *k, const task *t, done *d)
+{
+    char path[PATH_BYTES], query[80] = "";
+    kube_outcome o;
+    if (t->log)
+        take_log(k, t, d);
+    kube_pods_path(k, t->seen.name, path);
+    if (t->grace_s >= 0)
+        snprintf(query, sizeof query, "gracePeriodSeconds=%d", t->grace_s);
+    kube_request r = {.method = "DELETE", .path = path, .query = query[0] ? query : NULL};
+    if (kube_try(k->work, &r, clock_deadline_ms(CALL_MS), NULL, &o, &d->why) && d->why.code == ERR_NOT_FOUND) {
+        err_clear(&d->why);
+        o.status = 404;
+    }
+    d->retry_after_ms = (int)o.retry_after_ms;
+    if (o.status == 404)
+        d->retry_after_ms = -404;
+}
+
+static bool waits(err_code code)
+{
+    return code == ERR_UNAVAILABLE || code == ERR_TIMEOUT || code == ERR_LIMIT || code == ERR_UNAUTHORIZED ||
+           code == ERR_NOMEM || code == ERR_CONFLICT;
+}
+
+static void after_create(kube *k, entry *p, const done *d)
+{
+    if (d->why.code == ERR_NONE) {
+        p->want = p->want == WANT_CREATE ? WANT_NOTHING : p->want;
+        p->there = true;
+        p->slow_ms = clock_deadline_ms(CLUSTER_KUBERNETES_SLOW_MS);
+        return;
+    }
+    bool unknown = d->why.code == ERR_TIMEOUT || d->why.code == ERR_UNAVAILABLE;
+    p->there = p->there || unknown;
+    if (p->want != WANT_CREATE)
+        return;
+    if (waits(d->why.code)) {
+        p->due_ms = clock_deadline_ms(kube_backoff_next(&p->backoff) + (d->retry_after_ms > 0 ? d->retry_after_ms : 0));
+        kube_set_words(&p->seen, d->why.code == ERR_LIMIT ? "QuotaExceeded" : "ApiServerUnavailable", d->why.message);
+        kube_note(k, p);
+        return;
+    }
+    p->want = WANT_NOTHING;
+    kube_set_words(&p->seen, d->why.code == ERR_FORBIDDEN ? "Forbidden" : "PodRefused", d->why.message);
+    kube_has_ended(k, p);
+}
+
+static void after_delete(kube *k, entry *p, done *d)
+{
+    if (d->log) {
+        free(p->log);
+        p->log = steal_ptr(d->log);
+        p->log_len = d->log_len;
+    }
+    if (d->why.code != ERR_NONE && waits(d->why.code)) {
+        p->due_ms = clock_deadline_ms(kube_backoff_next(&p->backoff) + (d->retry_after_ms > 0 ? d->retry_after_ms : 0));
+        return;
+    }
+    if (d->why.code != ERR_NONE && d->why.code != ERR_CANCELLED)
+        log_error("pod %s cannot be deleted: %s", p->seen.name, d->why.message);
+    p->want = WANT_NOTHING;
+    /* Not there: the watch may never have seen it. */
+    if (d->retry_after_ms == -404 && !p->listed) {
+        pod last = p->seen;
+        kube_is_gone(k, p, &last);
+    } else if (p->forgotten && !p->there) {
+        kube_drop(k, p);
+    }
+}
+
+/* Kubernetes gives no reason while a registry does not answer or a volume is not there yet. */
+static void say_slow(kube *k, entry *p)
+{
+    const json_t *template = p->seen.role == POD_PS ? k->templates.ps : k->templates.function;
+    const json_t *list = json_object_get(json_object_get(template, "spec"), "containers");
+    const char *image = json_string_value(json_object_get(json_array_get(list, 0), "image"));
+    char message[CLUSTER_MESSAGE_BYTES];
+    p->slow_ms = INT64_MAX;
+    if (p->seen.phase != POD_PENDING || p->seen.reason[0] || p->want != WANT_NOTHING)
+        return;
+    snprintf(message, sizeof message,
+             "the pod is still being made after %d s: its image (%.120s) is being pulled, or a volume is not there",
+             CLUSTER_KUBERNETES_SLOW_MS / 1000, image ? image : "?");
+    kube_set_words(&p->seen, "ContainerCreating", message);
+    kube_note(k, p);
+}
+
+static entry *next_task(kube *k, int64_t now, int64_t *first)
+{
+    entry *best = NULL;
+    *first = INT64_MAX;
+    for (entry *p = k->entries; p; p = p->next) {
+        if (p->slow_ms <= now)
+            say_slow(k, p);
+        *first = p->slow_ms < *first ? p->slow_ms : *first;
+        if (p->want == WANT_NOTHING)
+            continue;
+        if (p->due_ms <= now)
+            best = p; /* the oldest */
+        *first = p->due_ms < *first ? p->due_ms : *first;
+    }
+    return best;
+}
+
+static void perform(kube *k, entry *p)
+{
+    task t = {.seen = p->seen, .what = p->want, .grace_s = p->grace_s, .there = p->there,
+              .log = p->seen.job[0] && !p->log && !p->forgotten && p->listed};
+    done d = {.why = ERR_INIT, .retry_after_ms = -1};
+    t.avoid = t.what == WANT_CREATE ? kube_suspected(k) : NULL;
+    p->busy = true;
+    pthread_mutex_unlock(&k->lock);
+    if (t.what == WANT_CREATE)
+        create(k, &t, &d);
+    else
+        delete(k, &t, &d);
+    pthread_mutex_lock(&k->lock);
+    p->busy = false;
+    if (t.what == WANT_CREATE)
+        after_create(k, p, &d);
+    else
+        after_delete(k, p, &d);
+    free(d.log);
+    json_decref(t.avoid);
+}
+
+void *kube_worker(void *arg)
+{
+    kube *k = arg;
+    pthread_mutex_lock(&k->lock);
+    while (!k->stopping) {
+        int64_t first;
+        entry *p = next_task(k, clock_monotonic_ms(), &first);
+        if (p) {
+            perform(k, p);
+        } else if (first == INT64_MAX) {
+            pthread_cond_wait(&k->changed, &k->lock);
+        } else {
+            struct timespec until = {first / 1000, first % 1000 * 1000000};
+            pthread_cond_timedwait(&k->changed, &k->lock, &until);
+        }
+    }
+    pthread_mutex_unlock(&k->lock);
+    return NULL;
+}

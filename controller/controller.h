@@ -1,0 +1,149 @@
+/* controller.h: what the files of kubeml-controller share: one process, its parts and its limits.
+ *
+ * kubeml-controller.c  options, start, signals, end
+ * rest*.c              the API: one file a resource; handlers run in HTTP workers
+ * registry.c           functions: versions by digest, compiled once
+ * owner.c              the one thread that owns jobs, pods and connections to them
+ * pool.c               warm pods, in the owner's thread
+ * store_watch.c        whether the store answers
+ * cluster*.c           how pods are started and watched
+ * leader.c, forward.c  several controllers: one leads, the others hand on to it
+ *
+ * Handlers work against the store by themselves and ask the owner (owner_run) for whatever is about
+ * jobs and pods. */
+#ifndef KUBEML_CONTROLLER_H
+#define KUBEML_CONTROLLER_H
+
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "builder.h"
+#include "cluster.h"
+#include "http_server.h"
+#include "leader.h"
+#include "metrics.h"
+#include "store.h"
+#include "version.h"
+
+enum {
+    CONTROLLER_CODE_BYTES_MAX = BUILDER_SOURCE_BYTES_MAX + (1 << 20), /* a function's upload */
+    CONTROLLER_INFER_BYTES_MAX = 8 << 20,
+    CONTROLLER_VERSIONS_MAX = 1000,  /* of one function */
+    CONTROLLER_LOG_BYTES_MAX = 4 << 20, /* kept of one pod's log */
+};
+#define CONTROLLER_UPLOAD_BYTES_MAX ((uint64_t)64 << 30)
+#define CONTROLLER_MODEL_BYTES_MAX ((uint64_t)8 << 30)
+
+typedef struct controller_config {
+    char home[PATH_MAX / 4];
+    char bin_dir[PATH_MAX / 4];
+    char include_dir[PATH_MAX / 4]; /* of kubeml.h; "": not found */
+    char store_locator[STORE_LOCATOR_BYTES];
+    char host[128];
+    uint16_t port;
+    int slots;
+    int pool_functions, pool_ps; /* warm ones to keep */
+    uint64_t function_memory;    /* address space of a function; 0: no limit */
+    tokens *tokens;              /* NULL: the API asks for none */
+    const char *cluster;         /* "local", or "kubernetes" with: */
+    const char *pods_file;       /* pod templates, kube_pods.h */
+    const char *context;         /* of the kubeconfig; NULL: in a pod its service account */
+    const char *builder_url;     /* of a kubeml-builder; NULL: compiled here */
+    char *builder_token;
+    const char *pool_token_file; /* what warm pods know; NULL: made in HOME/run */
+} controller_config;
+
+typedef struct owner owner;
+typedef struct infer infer;
+typedef struct store_watch store_watch;
+
+typedef struct controller_metrics {
+    metrics *all;
+    metric *http_seconds, *http_requests;
+    metric *validation_loss, *accuracy, *train_loss, *parallelism, *epoch_seconds, *stage_seconds, *running;
+    metric *cpu_percent, *memory_bytes, *gpu_percent, *gpu_memory_bytes, *gpu_watts;
+    metric *jobs_total, *queue, *slots, *slots_free, *pool_warm, *pods, *start_seconds, *restarts, *leads;
+} controller_metrics;
+
+typedef struct controller {
+    controller_config config;
+    store *store;
+    store_watch *watch;
+    owner *owner;
+    infer *infer;
+    http_server *http;
+    builder_config builder;
+    controller_metrics metrics;
+    int64_t started_wall_ms;
+    leader *_Atomic leader; /* NULL: it is the only one, or has not asked yet */
+    atomic_bool leads; /* `owner` is there; it may not be touched before */
+} controller;
+
+/* Whether what is about jobs and pods can be answered here. */
+static inline bool controller_leads(const controller *c)
+{
+    return atomic_load(&c->leads) && (!c->leader || leader_is_us(c->leader));
+}
+
+/* rest.c */
+extern const http_route rest_routes[];
+extern const size_t rest_route_count;
+/* http_config.refuse: what needs the store is not even tried while that is away. */
+bool rest_refuse(void *context, const http_route *route, http_request *r);
+
+/* metrics_controller.c */
+int controller_metrics_open(controller_metrics *m, err *e);
+
+/* registry.c: functions by name. Records are JSON, as the API shows them. */
+typedef struct registry_upload {
+    builder_source files[BUILDER_FILES_MAX];
+    size_t count;
+    const char *model; /* of the zoo, instead of files; with its options as zoo.h's text */
+} registry_upload;
+/* Compiles and stores; `update`: a new version of an existing one, otherwise ERR_EXISTS. On a compile
+ * error *diagnostics holds members for the problem document. *out is a new reference. */
+int registry_put(controller *c, const char *name, const registry_upload *u, bool update, json_t **out,
+                 json_t **diagnostics, err *e);
+int registry_get(controller *c, const char *name, json_t **out, err *e);
+
+/* zoo_list.c: the models that can be named instead of code: [{"name", "parameters", "summary"}], as
+ * `kubeml-function zoo` tells them; asked once. New reference. */
+int zoo_list(controller *c, json_t **out, err *e);
+/* "resnet34", "resnet34,stem=cifar". ERR_NOT_FOUND with the nearest names, ERR_INVALID: an option. */
+int zoo_check(controller *c, const char *model, err *e);
+
+/* helpers of the handlers, rest.c */
+void controller_random_id(char *out, size_t bytes); /* hex digits */
+void rest_time(json_t *object, const char *key, int64_t wall_ms); /* RFC 3339, or null for 0 */
+
+void rest_dataset_list(http_request *r, void *context);
+void rest_dataset_get(http_request *r, void *context);
+void rest_dataset_create(http_request *r, void *context);
+void rest_dataset_delete(http_request *r, void *context);
+void rest_function_list(http_request *r, void *context);
+void rest_function_get(http_request *r, void *context);
+void rest_function_create(http_request *r, void *context);
+void rest_function_update(http_request *r, void *context);
+void rest_function_delete(http_request *r, void *context);
+void rest_train(http_request *r, void *context);
+void rest_task_list(http_request *r, void *context);
+void rest_task_get(http_request *r, void *context);
+void rest_usage(http_request *r, void *context);
+void rest_task_stop(http_request *r, void *context);
+void rest_task_suspend(http_request *r, void *context);
+void rest_task_resume(http_request *r, void *context);
+void rest_task_logs(http_request *r, void *context);
+void rest_task_events(http_request *r, void *context);
+void rest_task_explain(http_request *r, void *context);
+void rest_history_list(http_request *r, void *context);
+void rest_history_get(http_request *r, void *context);
+void rest_history_delete(http_request *r, void *context);
+void rest_model_get(http_request *r, void *context);
+void rest_model_create(http_request *r, void *context);
+void rest_model_delete(http_request *r, void *context);
+void rest_zoo(http_request *r, void *context);
+void rest_infer(http_request *r, void *context);
+
+#endif

@@ -1,0 +1,304 @@
+/* infer.c: /infer: runtimes that serve trained models, kept warm for a while.
+ *
+ * A runtime of the pool gets the model and its code (`serve`) and from then on belongs to that model.
+ * A handler takes an idle one or makes one, talks to it over its connection, and puts it back; two
+ * requests for a model run beside each other in two runtimes, up to OWNER_SERVERS_MAX of all. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+#include "json_read.h"
+#include "log.h"
+#include "name.h"
+#include "owner.h"
+#include "store_watch.h"
+#include "wire.h"
+
+enum { TAKE_MS = 30000, SERVE_MS = 30000, INFER_MS = 60000 };
+
+typedef struct server {
+    char model[64];
+    char version[72]; /* the model's blob: its size and name */
+    char pod[CLUSTER_NAME_BYTES];
+    wire *wire;
+    bool busy;
+    int64_t used_ms;
+    struct server *next;
+} server;
+
+struct infer {
+    controller *controller;
+    pthread_mutex_t lock;
+    pthread_cond_t freed;
+    server *servers;
+    int count;
+};
+
+infer *infer_open(controller *c)
+{
+    infer *i = calloc(1, sizeof *i);
+    if (!i)
+        return NULL;
+    i->controller = c;
+    pthread_mutex_init(&i->lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&i->freed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    return i;
+}
+
+/* Takes a server out of the list. Needs the lock. */
+static void unlist(infer *i, server *gone)
+{
+    for (server **at = &i->servers; *at; at = &(*at)->next)
+        if (*at == gone) {
+            *at = gone->next;
+            i->count--;
+            return;
+        }
+}
+
+/* Not under the lock: the owner is asked. */
+static void end(infer *i, server *s)
+{
+    wire_close(s->wire);
+    if (s->pod[0] && i->controller->owner)
+        owner_release_function(i->controller->owner, s->pod);
+    free(s);
+}
+
+void infer_close(infer *i)
+{
+    if (!i)
+        return;
+    while (i->servers) {
+        server *s = i->servers;
+        unlist(i, s);
+        wire_close(s->wire);
+        free(s);
+    }
+    pthread_cond_destroy(&i->freed);
+    pthread_mutex_destroy(&i->lock);
+    free(i);
+}
+
+void infer_reap(infer *i)
+{
+    int64_t before = clock_monotonic_ms() - OWNER_SERVER_IDLE_MS;
+    for (;;) {
+        pthread_mutex_lock(&i->lock);
+        server *s = i->servers;
+        while (s && (s->busy || s->used_ms > before))
+            s = s->next;
+        if (s)
+            unlist(i, s);
+        pthread_mutex_unlock(&i->lock);
+        if (!s)
+            return;
+        end(i, s);
+    }
+}
+
+/* ---- the model ------------------------------------------------------------------------------------------ */
+
+/* Everything `serve` needs, and the blobs that must stay open until it is loaded. */
+typedef struct material {
+    json_t *record;
+    blob *model, *object;
+    bool local; /* the runtime opens our paths; elsewhere it fetches the blobs from the store */
+    char model_name[STORE_KEY_BYTES];
+    char model_path[FS_PATH_BYTES], object_path[FS_PATH_BYTES];
+    char version[72];
+} material;
+
+static void material_free(material *m)
+{
+    json_decref(m->record);
+    blob_close(m->model);
+    blob_close(m->object);
+}
+
+static int open_material(controller *c, const char *id, material *m, err *e)
+{
+    if (name_check("model_id", id, e))
+        return -1;
+    snprintf(m->model_name, sizeof m->model_name, "models/%s/final", id);
+    m->local = strcmp(c->config.cluster, "local") == 0 && !store_watch_is_far(c->watch);
+    err why = ERR_INIT;
+    uint64_t bytes;
+    if (store_blob_find(c->store, m->model_name, &bytes, &why)) {
+        *e = why;
+        return why.code == ERR_NOT_FOUND
+                   ? err_set(e, ERR_NOT_FOUND, "model_id: there is no trained model \"%s\"", id)
+                   : -1;
+    }
+    snprintf(m->version, sizeof m->version, "%llu", (unsigned long long)bytes);
+    if (store_get(c->store, "jobs", id, &m->record, NULL, &why)) {
+        *e = why;
+        return why.code == ERR_NOT_FOUND
+                   ? err_set(e, ERR_CONFLICT, "model \"%s\" was uploaded: it has no code to infer with", id)
+                   : -1;
+    }
+    const char *sha = json_string_value(json_object_get(m->record, "sha256"));
+    if (sha && *sha)
+        snprintf(m->version, sizeof m->version, "%s", sha);
+    if (m->local &&
+        (store_blob_open(c->store, m->model_name, &m->model, e) || blob_path(m->model, m->model_path, e)))
+        return -1;
+    const char *object =
+        json_string_value(json_object_get(json_object_get(m->record, "function"), "object"));
+    if (!object)
+        return err_set(e, ERR_CORRUPT, "the record of job %s names no object", id);
+    if (!m->local || strncmp(object, "zoo:", 4) == 0)
+        return 0;
+    return store_blob_open(c->store, object, &m->object, e) || blob_path(m->object, m->object_path, e) ? -1 : 0;
+}
+
+/* ---- one server --------------------------------------------------------------------------------------------- */
+
+/* Sends and waits for the answer; a `failed` one is an error. */
+static int exchange(wire *w, json_t *message, const char *want, int timeout_ms, json_t **out, err *e)
+{
+    int64_t deadline = clock_deadline_ms(timeout_ms);
+    cleanup_json json_t *question = message;
+    json_t *answer = NULL;
+    if (!question)
+        return err_set(e, ERR_NOMEM, "no memory for the question");
+    if (wire_send_wait(w, question, deadline, e) || wire_receive_wait(w, &answer, deadline, e))
+        return err_wrap(e, "the runtime");
+    if (strcmp(wire_type(answer), want) == 0) {
+        *out = answer;
+        return 0;
+    }
+    const char *code = json_string_value(json_object_get(answer, "code"));
+    const char *text = json_string_value(json_object_get(answer, "message"));
+    err_set(e, code ? err_from_name(code) : ERR_INTERNAL, "%s", text ? text : "the runtime did not answer");
+    json_decref(answer);
+    return 1; /* refused, and the runtime is as it was */
+}
+
+static int load(infer *i, server *s, const material *m, err *e)
+{
+    cleanup_json json_t *answer = NULL;
+    const json_t *function = json_object_get(m->record, "function");
+    if (owner_take_function(i->controller->owner, clock_deadline_ms(TAKE_MS), &s->wire, s->pod, e))
+        return -1;
+    wire_set_limit(s->wire, WIRE_FRAME_BYTES_MAX);
+    store *st = i->controller->store;
+    char locator[STORE_LOCATOR_BYTES] = "";
+    if (!m->local && store_locator(st, STORE_USE_READ, locator, e))
+        return -1;
+    json_t *order = json_pack("{s:s, s:s*, s:s*, s:s*, s:s*, s:O, s:O*}", "type", "serve", "object_path",
+                              m->local ? m->object_path : NULL, "model_path", m->local ? m->model_path : NULL,
+                              "store", m->local ? NULL : locator, "model", m->local ? NULL : m->model_name,
+                              "object", json_object_get(function, "object"), "dataset",
+                              json_object_get(m->record, "dataset_info"));
+    int status = exchange(s->wire, order, "serving", SERVE_MS, &answer, e) ? -1 : 0;
+    if (locator[0])
+        store_revoke(st, locator, NULL); /* it has what it needs; what stays, the next start finds */
+    explicit_bzero(locator, sizeof locator);
+    return status;
+}
+
+/* An idle server of the model, or room for a new one (its wire is NULL), marked busy. */
+static int reserve(infer *i, const char *id, const char *version, server **out, err *e)
+{
+    int64_t deadline = clock_deadline_ms(INFER_MS);
+    pthread_mutex_lock(&i->lock);
+    for (*out = NULL; !*out;) {
+        server *idle = NULL;
+        for (server *s = i->servers; s && !*out; s = s->next) {
+            if (s->busy)
+                continue;
+            idle = s;
+            if (strcmp(s->model, id) == 0 && strcmp(s->version, version) == 0)
+                *out = s;
+        }
+        if (*out)
+            break;
+        if (i->count < OWNER_SERVERS_MAX) {
+            *out = calloc(1, sizeof **out);
+            if (!*out)
+                break;
+            (*out)->next = i->servers;
+            i->servers = *out;
+            i->count++;
+        } else if (idle) {
+            unlist(i, idle);
+            pthread_mutex_unlock(&i->lock);
+            end(i, idle);
+            pthread_mutex_lock(&i->lock);
+        } else {
+            struct timespec until = {deadline / 1000, deadline % 1000 * 1000000};
+            if (pthread_cond_timedwait(&i->freed, &i->lock, &until))
+                break;
+        }
+    }
+    if (*out)
+        (*out)->busy = true;
+    pthread_mutex_unlock(&i->lock);
+    return *out ? 0 : err_set(e, ERR_UNAVAILABLE, "all %d runtimes for inference are busy", OWNER_SERVERS_MAX);
+}
+
+static void give_back(infer *i, server *s, bool fit)
+{
+    pthread_mutex_lock(&i->lock);
+    s->busy = false;
+    s->used_ms = clock_monotonic_ms();
+    if (!fit)
+        unlist(i, s);
+    pthread_cond_signal(&i->freed);
+    pthread_mutex_unlock(&i->lock);
+    if (!fit)
+        end(i, s);
+}
+
+static int ask(infer *i, const char *id, json_t *data, json_t **out, err *e)
+{
+    material m = {0};
+    server *s = NULL;
+    int status = open_material(i->controller, id, &m, e);
+    if (status == 0)
+        status = reserve(i, id, m.version, &s, e);
+    bool fit = false;
+    if (status == 0 && !s->wire) {
+        snprintf(s->model, sizeof s->model, "%s", id);
+        snprintf(s->version, sizeof s->version, "%s", m.version);
+        status = load(i, s, &m, e);
+    }
+    if (status == 0) {
+        status = exchange(s->wire, json_pack("{s:s, s:O}", "type", "infer", "data", data), "predictions",
+                          INFER_MS, out, e);
+        fit = status >= 0;
+    }
+    if (s)
+        give_back(i, s, fit);
+    material_free(&m);
+    return status ? -1 : 0;
+}
+
+void rest_infer(http_request *r, void *context)
+{
+    static const char *const known[] = {"model_id", "data", NULL};
+    controller *c = context;
+    cleanup_json json_t *body = NULL, *answer = NULL;
+    err e = ERR_INIT;
+    const json_t *id = NULL;
+    json_t *data = NULL;
+    if (http_body_json(r, &body, &e) == 0 && json_read_known(body, known, &e) == 0) {
+        id = json_object_get(body, "model_id");
+        data = json_object_get(body, "data");
+        if (!json_is_string(id))
+            err_set(&e, ERR_INVALID, "model_id must be the id of a job");
+        else if (!json_is_array(data) || json_array_size(data) == 0)
+            err_set(&e, ERR_INVALID, "data must be a list of at least one sample");
+    }
+    if (e.code != ERR_NONE || ask(c->infer, json_string_value(id), data, &answer, &e))
+        http_answer_error(r, &e);
+    else
+        http_answer_json(r, 200, json_incref(json_object_get(answer, "data")));
+}

@@ -1,0 +1,103 @@
+/* kube_beside.c: see kube_beside.h. */
+#include "kube_beside.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "json_read.h"
+#include "log.h"
+
+enum { PATH_BYTES = 300 };
+
+static json_t *beside(const kube_templates *t, const char *version, const char *kind, const char *job,
+                      const char *ps_pod, const char *ps_uid, const char *key, json_t *value)
+{
+    json_t *object =
+        json_pack("{s:s, s:s, s:{s:o, s:{s:s, s:s, s:s}, s:o}}", "apiVersion", version, "kind", kind, "metadata", "name",
+                  json_sprintf("%s-%s", t->install, ps_pod), "labels", "app.kubernetes.io/managed-by", "kubeml",
+                  KUBE_LABEL_INSTALL, t->install, KUBE_LABEL_JOB, job, "ownerReferences",
+                  kube_owner_reference("v1", "Pod", ps_pod, ps_uid));
+    int status = json_object_set_new(object, key, value);
+    if (status == 0)
+        return object;
+    json_decref(object);
+    return NULL;
+}
+
+static json_t *ps_labels(const kube_templates *t, const char *job)
+{
+    return json_pack("{s:s, s:s, s:s}", KUBE_LABEL_INSTALL, t->install, KUBE_LABEL_JOB, job, KUBE_LABEL_ROLE, "ps");
+}
+
+json_t *kube_policy_build(const kube_templates *t, const char *job, const char *ps_pod, const char *ps_uid)
+{
+    json_t *functions =
+        json_pack("{s:[{s:{s:{s:s, s:s, s:s}}}], s:[{s:i}, {s:i}]}", "from", "podSelector", "matchLabels",
+                  KUBE_LABEL_INSTALL, t->install, KUBE_LABEL_JOB, job, KUBE_LABEL_ROLE, "function", "ports", "port",
+                  t->port, "port", KUBE_REDIS_PORT);
+    json_t *controller = json_pack("{s:[{s:{s:{s:s, s:s}}}], s:[{s:i}]}", "from", "podSelector", "matchLabels",
+                                   "app.kubernetes.io/instance", t->install, "app.kubernetes.io/component",
+                                   "controller", "ports", "port", t->port);
+    json_t *spec = json_pack("{s:{s:o}, s:[s], s:[o, o]}", "podSelector", "matchLabels", ps_labels(t, job),
+                             "policyTypes", "Ingress", "ingress", functions, controller);
+    return beside(t, "networking.k8s.io/v1", "NetworkPolicy", job, ps_pod, ps_uid, "spec", spec);
+}
+
+json_t *kube_service_build(const kube_templates *t, const char *job, const char *ps_pod, const char *ps_uid)
+{
+    json_t *spec = json_pack("{s:s, s:o, s:[{s:s, s:i}, {s:s, s:i}]}", "clusterIP", "None", "selector",
+                             ps_labels(t, job), "ports", "name", "control", "port", t->port, "name", "redis", "port",
+                             KUBE_REDIS_PORT);
+    return beside(t, "v1", "Service", job, ps_pod, ps_uid, "spec", spec);
+}
+
+static const char *text_of(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "";
+}
+
+json_t *kube_secret_build(const kube_templates *t, const char *job, const char *ps_pod, const char *ps_uid,
+                          const json_t *access)
+{
+    const char *address = text_of(access, "address"), *user = text_of(access, "user");
+    const char *password = text_of(access, "password");
+    if (strncmp(address, "tcp:", 4) == 0)
+        address += 4;
+    json_t *data = json_pack("{s:s, s:s, s:s, s:s, s:o}", "job", job, "address", address, "user", user, "password",
+                             password, "url", json_sprintf("redis://%s:%s@%s", user, password, address));
+    json_t *secret = beside(t, "v1", "Secret", job, ps_pod, ps_uid, "stringData", data);
+    if (secret)
+        json_object_set_new(secret, "immutable", json_true());
+    return secret;
+}
+
+static void make(kube_client *c, const char *path, json_t *object, const char *job, const char *what, int64_t deadline_ms)
+{
+    err e = ERR_INIT;
+    if (!object)
+        err_set(&e, ERR_NOMEM, "no memory");
+    else
+        kube_create(c, path, object, deadline_ms, NULL, &e);
+    if (e.code != ERR_NONE && e.code != ERR_EXISTS)
+        log_warn("job %s has no %s: %s", job, what, e.message);
+    json_decref(object);
+}
+
+void kube_beside_make(kube_client *c, const kube_templates *t, const char *namespace_name, const char *job,
+                      const char *ps_pod, const char *ps_uid, int64_t deadline_ms)
+{
+    char path[PATH_BYTES];
+    snprintf(path, sizeof path, "/apis/networking.k8s.io/v1/namespaces/%s/networkpolicies", namespace_name);
+    make(c, path, kube_policy_build(t, job, ps_pod, ps_uid), job, "NetworkPolicy", deadline_ms);
+    snprintf(path, sizeof path, "/api/v1/namespaces/%s/services", namespace_name);
+    make(c, path, kube_service_build(t, job, ps_pod, ps_uid), job, "Service", deadline_ms);
+}
+
+void kube_beside_publish(kube_client *c, const kube_templates *t, const char *namespace_name, const char *job,
+                         const char *ps_pod, const char *ps_uid, const json_t *access, int64_t deadline_ms)
+{
+    char path[PATH_BYTES];
+    snprintf(path, sizeof path, "/api/v1/namespaces/%s/secrets", namespace_name);
+    make(c, path, kube_secret_build(t, job, ps_pod, ps_uid, access), job, "Secret", deadline_ms);
+}

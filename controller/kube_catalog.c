@@ -1,0 +1,340 @@
+/* kube_catalog.c: see kube_catalog.h. The watches' threads only keep copies; one thread of ours turns
+ * through all objects, every two seconds and when one changed. */
+#include "kube_catalog.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "clock.h"
+#include "dataset.h"
+#include "json_read.h"
+#include "kube_pods.h"
+#include "kube_watch.h"
+#include "log.h"
+#include "name.h"
+#include "owner.h"
+
+enum { CALL_MS = 10000, OPEN_MS = 30000, RETRY_MS = 10000 };
+
+/* One of the two kinds. */
+typedef struct shelf {
+    struct kube_catalog *catalog;
+    char path[300];
+    kube_watch *watch;
+    json_t *objects; /* by name; with the lock */
+    json_t *gone;    /* names; with the lock */
+} shelf;
+
+struct kube_catalog {
+    controller *controller;
+    kube_client *client;
+    pthread_t thread;
+    bool running;
+    shelf functions, datasets;
+    json_t *tried; /* uid: {"generation", "when", "failure"}; our thread's */
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool stopping, dirty;
+};
+
+static const char *text_of(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "";
+}
+
+static json_int_t generation_of(const json_t *object)
+{
+    return json_integer_value(json_object_get(json_object_get(object, "metadata"), "generation"));
+}
+
+/* ---- status ---------------------------------------------------------------------------------------- */
+
+static json_t *ready_condition(const json_t *object, bool yes, const char *reason, const char *message)
+{
+    const json_t *list = json_object_get(json_object_get(object, "status"), "conditions");
+    const json_t *old = json_array_get(list, 0);
+    const char *status = yes ? "True" : "False";
+    char now[32];
+    clock_rfc3339(clock_wall_ms() / 1000 * 1000, now);
+    bool same = strcmp(text_of(old, "status"), status) == 0;
+    return json_pack("[{s:s, s:s, s:s, s:s, s:I, s:s}]", "type", "Ready", "status", status, "reason", reason, "message",
+                     message, "observedGeneration", generation_of(object), "lastTransitionTime",
+                     same ? text_of(old, "lastTransitionTime") : now);
+}
+
+/* Steals `status`. */
+static void write_status(kube_catalog *k, const shelf *s, const json_t *object, json_t *status)
+{
+    char path[700];
+    err e = ERR_INIT;
+    const char *key;
+    json_t *value, *old = json_object_get(object, "status");
+    cleanup_json json_t *whole = status;
+    if (!status || json_equal(status, old))
+        return;
+    cleanup_json json_t *patch = json_pack("{s:O}", "status", status);
+    json_object_foreach(old, key, value) {
+        if (!json_object_get(status, key))
+            json_object_set_new(status, key, json_null()); /* what is no longer so is taken out */
+    }
+    snprintf(path, sizeof path, "%s/%s/status", s->path, kube_object_text(object, "name"));
+    if (kube_merge_patch(k->client, path, patch, clock_deadline_ms(CALL_MS), NULL, &e) && e.code != ERR_NOT_FOUND &&
+        e.code != ERR_CANCELLED)
+        log_warn("the status of %s: %s", path, e.message);
+}
+
+/* ---- functions --------------------------------------------------------------------------------------- */
+
+static int put_function(controller *c, const char *name, const json_t *spec, bool update, json_t **record, err *e)
+{
+    const char *source = json_string_value(json_object_get(spec, "source"));
+    char file[BUILDER_NAME_BYTES];
+    cleanup_json json_t *diagnostics = NULL;
+    registry_upload *u = calloc(1, sizeof *u);
+    if (!u)
+        return err_set(e, ERR_NOMEM, "no memory for function %s", name);
+    u->model = json_string_value(json_object_get(spec, "model"));
+    snprintf(file, sizeof file, "%.40s.c", name);
+    if (source) {
+        u->files[0].name = file;
+        u->files[0].text = source;
+        u->files[0].len = strlen(source);
+        u->count = 1;
+    }
+    int status = registry_put(c, name, u, update, record, &diagnostics, e);
+    free(u);
+    return status;
+}
+
+/* Whether this generation was tried already: a mistake in the code is not compiled again and again. */
+static const json_t *failure_of(const kube_catalog *k, const json_t *object)
+{
+    const json_t *last = json_object_get(k->tried, kube_object_text(object, "uid"));
+    const json_t *when = json_object_get(last, "when");
+    if (!last || json_integer_value(json_object_get(last, "generation")) != generation_of(object))
+        return NULL;
+    return json_integer_value(when) == 0 || clock_monotonic_ms() < json_integer_value(when) + RETRY_MS ? last : NULL;
+}
+
+static json_t *function_failed(kube_catalog *k, const json_t *object, const err *e)
+{
+    const char *reason = e->code == ERR_NOT_FOUND ? "NotFound" : err_retry_may_help(e->code) ? "Unavailable" : "BuildFailed";
+    json_t *last = json_pack("{s:I, s:I, s:s, s:s}", "generation", generation_of(object), "when",
+                             err_retry_may_help(e->code) ? (json_int_t)clock_monotonic_ms() : (json_int_t)0, "reason",
+                             reason, "message", e->message);
+    json_object_set_new(k->tried, kube_object_text(object, "uid"), last);
+    return last;
+}
+
+static json_t *function_status(const json_t *object, const json_t *record)
+{
+    json_t *status = json_pack("{s:I, s:o}", "observedGeneration", generation_of(object), "conditions",
+                               ready_condition(object, true, "Registered", ""));
+    json_object_set(status, "version", json_object_get(record, "version"));
+    json_object_set(status, "digest", json_object_get(record, "digest"));
+    return status;
+}
+
+static void take_function(kube_catalog *k, const json_t *object)
+{
+    const char *name = kube_object_text(object, "name");
+    const json_t *status = json_object_get(object, "status"), *failed = failure_of(k, object);
+    cleanup_json json_t *record = NULL;
+    err e = ERR_INIT;
+    bool known = registry_get(k->controller, name, &record, &e) == 0;
+    bool seen = json_integer_value(json_object_get(status, "observedGeneration")) == generation_of(object) &&
+                json_object_get(status, "version");
+    if (!known && e.code != ERR_NOT_FOUND)
+        return; /* the store is away: what is said stays */
+    if (!(known && seen) && !failed) {
+        json_t *made = NULL;
+        err_clear(&e);
+        if (name_check("function", name, &e) ||
+            put_function(k->controller, name, json_object_get(object, "spec"), known, &made, &e)) {
+            failed = function_failed(k, object, &e);
+        } else {
+            json_decref(record);
+            record = made;
+        }
+    }
+    if (failed)
+        write_status(k, &k->functions, object,
+                     json_pack("{s:I, s:o}", "observedGeneration", generation_of(object), "conditions",
+                               ready_condition(object, false, text_of(failed, "reason"), text_of(failed, "message"))));
+    else if (record)
+        write_status(k, &k->functions, object, function_status(object, record));
+}
+
+static void drop_function(kube_catalog *k, const char *name)
+{
+    err e = ERR_INIT;
+    if (name_check("function", name, NULL))
+        return;
+    if ((owner_check_unused(k->controller->owner, name, NULL, &e) ||
+         store_delete(k->controller->store, "functions", name, STORE_ANY, &e)) &&
+        e.code != ERR_NOT_FOUND)
+        log_warn("function %s stays, though its object was deleted: %s", name, e.message);
+}
+
+/* ---- datasets ------------------------------------------------------------------------------------------ */
+
+static void take_dataset(kube_catalog *k, const json_t *object)
+{
+    const char *name = kube_object_text(object, "name");
+    dataset_info info;
+    err e = ERR_INIT;
+    json_t *status = NULL;
+    if (dataset_find(k->controller->store, name, &info, NULL, &e) == 0) {
+        status = json_pack("{s:I, s:I, s:I, s:s, s:o}", "observedGeneration", generation_of(object), "trainSamples",
+                           (json_int_t)info.samples[DATASET_TRAIN], "testSamples",
+                           (json_int_t)info.samples[DATASET_TEST], "digest", info.digest, "conditions",
+                           ready_condition(object, true, "Uploaded", ""));
+        dataset_info_free(&info);
+    } else if (e.code == ERR_NOT_FOUND) {
+        status = json_pack("{s:I, s:o}", "observedGeneration", generation_of(object), "conditions",
+                           ready_condition(object, false, "NotFound",
+                                           "there is no data set of this name yet; upload it: kubeml dataset create"));
+    }
+    write_status(k, &k->datasets, object, status);
+}
+
+/* ---- turning --------------------------------------------------------------------------------------------- */
+
+static void on_change(void *context, kube_change change, const json_t *object)
+{
+    shelf *s = context;
+    kube_catalog *k = s->catalog;
+    const char *name = kube_object_text(object, "name");
+    pthread_mutex_lock(&k->lock);
+    if (change == KUBE_DELETED) {
+        json_object_del(s->objects, name);
+        json_array_append_new(s->gone, json_string(name));
+    } else {
+        json_object_set_new(s->objects, name, json_deep_copy(object));
+    }
+    k->dirty = true;
+    pthread_cond_signal(&k->changed);
+    pthread_mutex_unlock(&k->lock);
+}
+
+static void turn(kube_catalog *k, json_t *functions, json_t *datasets, const json_t *gone)
+{
+    json_t *one;
+    const char *name;
+    size_t i;
+    json_array_foreach(gone, i, one) {
+        if (!json_object_get(functions, json_string_value(one)))
+            drop_function(k, json_string_value(one));
+    }
+    json_object_foreach(functions, name, one) {
+        if (!*kube_object_text(one, "deletionTimestamp"))
+            take_function(k, one);
+    }
+    json_object_foreach(datasets, name, one)
+        take_dataset(k, one);
+}
+
+static void *run(void *arg)
+{
+    kube_catalog *k = arg;
+    pthread_mutex_lock(&k->lock);
+    while (!k->stopping) {
+        cleanup_json json_t *functions = json_deep_copy(k->functions.objects);
+        cleanup_json json_t *datasets = json_deep_copy(k->datasets.objects);
+        cleanup_json json_t *gone = k->functions.gone;
+        k->functions.gone = json_array();
+        json_array_clear(k->datasets.gone);
+        k->dirty = false;
+        pthread_mutex_unlock(&k->lock);
+        turn(k, functions, datasets, gone);
+        int64_t next = clock_deadline_ms(KUBE_CATALOG_TURN_MS);
+        struct timespec until = {next / 1000, next % 1000 * 1000000};
+        pthread_mutex_lock(&k->lock);
+        while (!k->stopping && !k->dirty && clock_left_ms(next) > 0)
+            pthread_cond_timedwait(&k->changed, &k->lock, &until);
+    }
+    pthread_mutex_unlock(&k->lock);
+    return NULL;
+}
+
+/* ---- start and end --------------------------------------------------------------------------------------- */
+
+static int open_shelf(kube_catalog *k, shelf *s, const kube_config *access, const char *plural, err *e)
+{
+    kube_watch_config config = {.access = access, .path = s->path, .changed = on_change, .context = s};
+    s->catalog = k;
+    s->objects = json_object();
+    s->gone = json_array();
+    snprintf(s->path, sizeof s->path, "/apis/kubeml.dev/v1alpha1/namespaces/%s/%s", access->namespace_name, plural);
+    if (!s->objects || !s->gone)
+        return err_set(e, ERR_NOMEM, "no memory for the %s", plural);
+    if (kube_watch_start(&config, &s->watch, e) || kube_watch_wait(s->watch, clock_deadline_ms(OPEN_MS), e))
+        return err_wrap(e, "%s", plural);
+    return 0;
+}
+
+static void close_shelf(shelf *s)
+{
+    kube_watch_stop(s->watch);
+    json_decref(s->objects);
+    json_decref(s->gone);
+}
+
+static int start(kube_catalog *k, const kube_config *access, err *e)
+{
+    if (!k->tried)
+        return err_set(e, ERR_NOMEM, "no memory for functions and data sets");
+    if (kube_client_open(access, &k->client, e) || open_shelf(k, &k->functions, access, "functions", e) ||
+        open_shelf(k, &k->datasets, access, "datasets", e))
+        return -1;
+    if (pthread_create(&k->thread, NULL, run, k))
+        return err_set(e, ERR_NOMEM, "no thread for functions and data sets");
+    k->running = true;
+    return 0;
+}
+
+int kube_catalog_start(const kube_config *access, controller *c, kube_catalog **out, err *e)
+{
+    kube_catalog *k = calloc(1, sizeof *k);
+    if (!k)
+        return err_set(e, ERR_NOMEM, "no memory for functions and data sets");
+    k->controller = c;
+    k->tried = json_object();
+    pthread_mutex_init(&k->lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&k->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    if (start(k, access, e)) {
+        kube_catalog_stop(k);
+        return -1;
+    }
+    *out = k;
+    return 0;
+}
+
+void kube_catalog_stop(kube_catalog *k)
+{
+    if (!k)
+        return;
+    pthread_mutex_lock(&k->lock);
+    k->stopping = true;
+    pthread_cond_signal(&k->changed);
+    pthread_mutex_unlock(&k->lock);
+    if (k->client)
+        kube_client_cancel(k->client);
+    if (k->running)
+        pthread_join(k->thread, NULL);
+    close_shelf(&k->functions);
+    close_shelf(&k->datasets);
+    kube_client_close(k->client);
+    json_decref(k->tried);
+    pthread_cond_destroy(&k->changed);
+    pthread_mutex_destroy(&k->lock);
+    free(k);
+}

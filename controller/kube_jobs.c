@@ -1,0 +1,353 @@
+/* kube_jobs.c: see kube_jobs.h. The watch's thread only keeps the copy; one thread of ours turns,
+ * every second and when the copy changed, through all TrainJobs and active jobs. */
+#include "kube_jobs.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "clock.h"
+#include "json_read.h"
+#include "kube_pods.h"
+#include "log.h"
+
+enum { CALL_MS = 10000, OPEN_MS = 30000, ID_BYTES = 40 };
+
+struct kube_jobs {
+    const kube_config *access;
+    kube_jobs_host host;
+    kube_watch *watch;
+    kube_client *client;
+    pthread_t thread;
+    bool running;
+    char path[300];
+    json_t *tried; /* uid: when, in monotonic ms; our thread's, as the next two */
+    json_t *gone_before; /* ids of jobs whose TrainJob was deleted before our start */
+    bool turned;
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    json_t *objects; /* by name */
+    json_t *gone;    /* ids of jobs whose TrainJob was deleted */
+    bool stopping, dirty;
+};
+
+static const char *text_of(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "";
+}
+
+static const char *job_of(const json_t *object)
+{
+    return text_of(json_object_get(json_object_get(object, "metadata"), "labels"), KUBE_LABEL_JOB);
+}
+
+/* ---- what the watch tells ------------------------------------------------------------------------------ */
+
+static void on_change(void *context, kube_change change, const json_t *object)
+{
+    kube_jobs *j = context;
+    const char *name = kube_object_text(object, "name"), *id = job_of(object);
+    pthread_mutex_lock(&j->lock);
+    if (change != KUBE_DELETED)
+        json_object_set_new(j->objects, name, json_deep_copy(object));
+    else
+        json_object_del(j->objects, name);
+    if (change == KUBE_DELETED && *id)
+        json_array_append_new(j->gone, json_string(id));
+    j->dirty = true;
+    pthread_cond_signal(&j->changed);
+    pthread_mutex_unlock(&j->lock);
+}
+
+/* ---- turning ---------------------------------------------------------------------------------------------- */
+
+static void object_path(const kube_jobs *j, const json_t *object, const char *what, char *out, size_t bytes)
+{
+    snprintf(out, bytes, "%s/%s%s", j->path, kube_object_text(object, "name"), what);
+}
+
+static void write_status(kube_jobs *j, const json_t *object, json_t *status)
+{
+    char path[700];
+    err e = ERR_INIT;
+    const char *key;
+    json_t *value, *old = json_object_get(object, "status");
+    if (!json_equal(status, old)) {
+        cleanup_json json_t *patch = json_pack("{s:O}", "status", status);
+        json_object_foreach(old, key, value) {
+            if (!json_object_get(status, key))
+                json_object_set_new(status, key, json_null()); /* what is no longer so is taken out */
+        }
+        object_path(j, object, "/status", path, sizeof path);
+        if (kube_merge_patch(j->client, path, patch, clock_deadline_ms(CALL_MS), NULL, &e) && e.code != ERR_NOT_FOUND &&
+            e.code != ERR_CANCELLED)
+            log_warn("the status of TrainJob %s: %s", kube_object_text(object, "name"), e.message);
+    }
+    json_decref(status);
+}
+
+static bool too_early(kube_jobs *j, const char *uid)
+{
+    json_int_t now = clock_monotonic_ms();
+    const json_t *last = json_object_get(j->tried, uid);
+    if (last && now - json_integer_value(last) < KUBE_JOBS_RETRY_MS)
+        return true;
+    json_object_set_new(j->tried, uid, json_integer(now));
+    return false;
+}
+
+static void id_from_uid(const char *uid, char out[ID_BYTES])
+{
+    size_t n = 0;
+    for (; *uid && n < 12; uid++)
+        if (*uid != '-')
+            out[n++] = *uid;
+    out[n] = '\0';
+}
+
+static void submit(kube_jobs *j, const json_t *object, const char *now)
+{
+    const json_t *spec = json_object_get(object, "spec");
+    const char *uid = kube_object_text(object, "uid");
+    char id[ID_BYTES], path[700];
+    err e = ERR_INIT;
+    if (json_is_true(json_object_get(spec, "suspend"))) {
+        write_status(j, object, kube_trainjob_status(object, NULL, NULL, &j->host.gpu, now));
+        return;
+    }
+    if (too_early(j, uid))
+        return;
+    id_from_uid(uid, id);
+    cleanup_json json_t *request = kube_trainjob_request(spec);
+    if (j->host.submit(j->host.context, request, id, &e) && e.code != ERR_EXISTS) {
+        write_status(j, object, kube_trainjob_status(object, NULL, &e, &j->host.gpu, now));
+        return;
+    }
+    cleanup_json json_t *patch = json_pack("{s:{s:{s:s}}}", "metadata", "labels", KUBE_LABEL_JOB, id);
+    object_path(j, object, "", path, sizeof path);
+    err_clear(&e);
+    if (kube_merge_patch(j->client, path, patch, clock_deadline_ms(CALL_MS), NULL, &e))
+        log_warn("TrainJob %s is job %s, which cannot be noted: %s", kube_object_text(object, "name"), id, e.message);
+    else
+        j->host.link(j->host.context, id, true);
+    json_object_del(j->tried, uid);
+}
+
+static void call(int (*what)(void *, const char *, err *), kube_jobs *j, const char *id, const char *verb)
+{
+    err e = ERR_INIT;
+    if (what(j->host.context, id, &e) && e.code != ERR_CONFLICT && e.code != ERR_NOT_FOUND)
+        log_warn("job %s cannot be %s: %s", id, verb, e.message);
+}
+
+static int patch_object(kube_jobs *j, const json_t *object, json_t *patch)
+{
+    char path[700];
+    err e = ERR_INIT;
+    object_path(j, object, "", path, sizeof path);
+    int status = patch ? kube_merge_patch(j->client, path, patch, clock_deadline_ms(CALL_MS), NULL, &e) : -1;
+    if (status && e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
+        log_warn("TrainJob %s: %s", kube_object_text(object, "name"), e.message);
+    json_decref(patch);
+    return status;
+}
+
+static void remove_object(kube_jobs *j, const json_t *object)
+{
+    char path[700];
+    object_path(j, object, "", path, sizeof path);
+    kube_delete(j->client, path, -1, clock_deadline_ms(CALL_MS), NULL);
+}
+
+/* False: the status is not to be written, because the object is no more or the spec comes first. */
+static bool steer(kube_jobs *j, const json_t *object, const json_t *task)
+{
+    const char *id = text_of(task, "id");
+    switch (kube_trainjob_next(object, task, clock_wall_ms())) {
+    case TRAINJOB_SUSPEND: call(j->host.suspend, j, id, "suspended"); return true;
+    case TRAINJOB_RESUME: call(j->host.resume, j, id, "resumed"); return true;
+    case TRAINJOB_NOTE_SUSPENDED: return patch_object(j, object, json_pack("{s:{s:b}}", "spec", "suspend", 1)) == 0;
+    case TRAINJOB_NOTE_RESUMED: return patch_object(j, object, json_pack("{s:{s:b}}", "spec", "suspend", 0)) == 0;
+    case TRAINJOB_EXPIRE: remove_object(j, object); return false;
+    case TRAINJOB_KEEP: break;
+    }
+    return true;
+}
+
+static void follow(kube_jobs *j, const json_t *object, const char *now)
+{
+    cleanup_json json_t *task = NULL;
+    err e = ERR_INIT;
+    if (j->host.task(j->host.context, job_of(object), &task, &e)) {
+        /* Deleted through the API, with its history: what stands for it goes too. */
+        if (e.code == ERR_NOT_FOUND && *text_of(json_object_get(object, "status"), "job"))
+            remove_object(j, object);
+        return;
+    }
+    if (steer(j, object, task))
+        write_status(j, object, kube_trainjob_status(object, task, NULL, &j->host.gpu, now));
+}
+
+/* A job of the API that no TrainJob stands for. */
+static void show(kube_jobs *j, const json_t *task)
+{
+    const char *id = text_of(task, "id");
+    err e = ERR_INIT;
+    cleanup_json json_t *object = json_pack(
+        "{s:s, s:s, s:{s:o, s:{s:s, s:s}}, s:o}", "apiVersion", "kubeml.dev/v1alpha1", "kind", "TrainJob", "metadata",
+        "name", json_sprintf("job-%s", id), "labels", KUBE_LABEL_JOB, id, "app.kubernetes.io/managed-by", "kubeml",
+        "spec", kube_trainjob_spec(json_object_get(task, "request")));
+    if (object && kube_create(j->client, j->path, object, clock_deadline_ms(CALL_MS), NULL, &e) &&
+        e.code != ERR_EXISTS && e.code != ERR_CANCELLED)
+        log_warn("job %s gets no TrainJob: %s", id, e.message);
+    else if (object)
+        j->host.link(j->host.context, id, true);
+}
+
+static void show_others(kube_jobs *j, const json_t *objects, const json_t *gone)
+{
+    cleanup_json json_t *active = NULL, *known = json_object();
+    json_t *one;
+    const char *name;
+    size_t i;
+    char id[ID_BYTES];
+    json_object_foreach((json_t *)(uintptr_t)objects, name, one) {
+        json_object_set_new(known, job_of(one), json_true());
+        id_from_uid(kube_object_text(one, "uid"), id); /* submitted, not yet labelled */
+        json_object_set_new(known, id, json_true());
+    }
+    json_array_foreach(gone, i, one)
+        json_object_set_new(known, json_string_value(one), json_true());
+    if (j->host.active(j->host.context, &active, NULL))
+        return;
+    json_array_foreach(active, i, one) {
+        const char *job = text_of(one, "id");
+        if (json_object_get(known, job))
+            continue;
+        /* It had one when we began: that was deleted while nobody looked. */
+        if (!j->turned && j->host.linked(j->host.context, job))
+            json_array_append_new(j->gone_before, json_string(job));
+        else
+            show(j, one);
+    }
+}
+
+/* Its TrainJob was deleted. */
+static void let_go(kube_jobs *j, const char *id)
+{
+    call(j->host.cancel, j, id, "cancelled");
+    j->host.link(j->host.context, id, false);
+}
+
+static void turn(kube_jobs *j, const json_t *objects, const json_t *gone)
+{
+    char now[32];
+    json_t *one;
+    const char *name;
+    size_t i;
+    clock_rfc3339(clock_wall_ms() / 1000 * 1000, now);
+    json_array_foreach(gone, i, one)
+        let_go(j, json_string_value(one));
+    json_object_foreach((json_t *)(uintptr_t)objects, name, one) {
+        if (*kube_object_text(one, "deletionTimestamp"))
+            continue;
+        if (*job_of(one))
+            follow(j, one, now);
+        else
+            submit(j, one, now);
+    }
+    show_others(j, objects, gone);
+    json_array_foreach(j->gone_before, i, one)
+        let_go(j, json_string_value(one));
+    json_array_clear(j->gone_before);
+    j->turned = true;
+}
+
+static void *run(void *arg)
+{
+    kube_jobs *j = arg;
+    pthread_mutex_lock(&j->lock);
+    while (!j->stopping) {
+        cleanup_json json_t *objects = json_deep_copy(j->objects);
+        cleanup_json json_t *gone = j->gone;
+        j->gone = json_array();
+        j->dirty = false;
+        pthread_mutex_unlock(&j->lock);
+        turn(j, objects, gone);
+        int64_t next = clock_deadline_ms(KUBE_JOBS_TURN_MS);
+        struct timespec until = {next / 1000, next % 1000 * 1000000};
+        pthread_mutex_lock(&j->lock);
+        while (!j->stopping && !j->dirty && clock_left_ms(next) > 0)
+            pthread_cond_timedwait(&j->changed, &j->lock, &until);
+    }
+    pthread_mutex_unlock(&j->lock);
+    return NULL;
+}
+
+/* ---- start and end ------------------------------------------------------------------------------------------ */
+
+static int start(kube_jobs *j, err *e)
+{
+    kube_watch_config config = {.access = j->access, .path = j->path, .changed = on_change, .context = j};
+    if (!j->objects || !j->gone || !j->tried || !j->gone_before)
+        return err_set(e, ERR_NOMEM, "no memory for the TrainJobs");
+    if (kube_client_open(j->access, &j->client, e) || kube_watch_start(&config, &j->watch, e) ||
+        kube_watch_wait(j->watch, clock_deadline_ms(OPEN_MS), e))
+        return err_wrap(e, "TrainJobs");
+    if (pthread_create(&j->thread, NULL, run, j))
+        return err_set(e, ERR_NOMEM, "no thread for the TrainJobs");
+    j->running = true;
+    return 0;
+}
+
+int kube_jobs_start(const kube_config *access, const kube_jobs_host *host, kube_jobs **out, err *e)
+{
+    kube_jobs *j = calloc(1, sizeof *j);
+    if (!j)
+        return err_set(e, ERR_NOMEM, "no memory for the TrainJobs");
+    j->access = access;
+    j->host = *host;
+    snprintf(j->path, sizeof j->path, "/apis/kubeml.dev/v1alpha1/namespaces/%s/trainjobs", access->namespace_name);
+    pthread_mutex_init(&j->lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&j->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    j->objects = json_object();
+    j->gone = json_array();
+    j->tried = json_object();
+    j->gone_before = json_array();
+    if (start(j, e)) {
+        kube_jobs_stop(j);
+        return -1;
+    }
+    *out = j;
+    return 0;
+}
+
+void kube_jobs_stop(kube_jobs *j)
+{
+    if (!j)
+        return;
+    pthread_mutex_lock(&j->lock);
+    j->stopping = true;
+    pthread_cond_signal(&j->changed);
+    pthread_mutex_unlock(&j->lock);
+    if (j->client)
+        kube_client_cancel(j->client);
+    if (j->running)
+        pthread_join(j->thread, NULL);
+    kube_watch_stop(j->watch);
+    kube_client_close(j->client);
+    json_decref(j->objects);
+    json_decref(j->gone);
+    json_decref(j->tried);
+    json_decref(j->gone_before);
+    pthread_cond_destroy(&j->changed);
+    pthread_mutex_destroy(&j->lock);
+    free(j);
+}

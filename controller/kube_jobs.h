@@ -1,0 +1,37 @@
+/* kube_jobs.h: jobs as TrainJobs (charts/kubeml/crds) and the other way round.
+ *
+ * A TrainJob that somebody makes is submitted under an id made from its uid, so that a lost answer or
+ * a restart submits nothing twice; a job made through the API gets a TrainJob of its own. What becomes
+ * of the job stands in the status subresource. spec.suspend and the API's suspend and resume are kept
+ * alike; the time to live is kept here. Deleting a TrainJob cancels its job, also when nobody looked
+ * (its pods go with it by their owner references); a job that is deleted through the API takes its
+ * TrainJob along. */
+#ifndef KUBEML_KUBE_JOBS_H
+#define KUBEML_KUBE_JOBS_H
+
+#include "kube_trainjob.h"
+#include "kube_watch.h"
+
+enum { KUBE_JOBS_TURN_MS = 1000, KUBE_JOBS_RETRY_MS = 5000 };
+
+/* The controller, as the mirror needs it; called from its thread, each may block on the owner. */
+typedef struct kube_jobs_host {
+    int (*submit)(void *context, const json_t *request, const char *id, err *e); /* ERR_EXISTS */
+    int (*cancel)(void *context, const char *id, err *e);
+    int (*suspend)(void *context, const char *id, err *e);
+    int (*resume)(void *context, const char *id, err *e);
+    int (*task)(void *context, const char *id, json_t **out, err *e); /* as GET /tasks/{id} */
+    int (*active)(void *context, json_t **out, err *e);               /* an array of them */
+    void (*link)(void *context, const char *id, bool yes); /* remembers that it has a TrainJob */
+    bool (*linked)(void *context, const char *id);
+    kube_trainjob_gpu gpu; /* of each function */
+    void *context;
+} kube_jobs_host;
+
+typedef struct kube_jobs kube_jobs;
+
+/* `access` outlives it. Fails at once where the CRDs are not installed (ERR_NOT_FOUND). */
+int kube_jobs_start(const kube_config *access, const kube_jobs_host *host, kube_jobs **out, err *e);
+void kube_jobs_stop(kube_jobs *j); /* NULL is fine */
+
+#endif

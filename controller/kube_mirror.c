@@ -1,0 +1,130 @@
+/* kube_mirror.c: see kube_mirror.h. */
+#include "kube_mirror.h"
+
+#include <stdlib.h>
+
+#include "cleanup.h"
+#include "json_read.h"
+#include "kube_catalog.h"
+#include "kube_jobs.h"
+#include "kube_pods.h"
+#include "log.h"
+#include "owner.h"
+#include "request.h"
+
+#define TRAINJOBS "trainjobs" /* a collection of the store */
+
+struct kube_mirror {
+    kube_config access;
+    kube_jobs *jobs;
+    kube_catalog *catalog;
+};
+
+static owner *owner_of(void *context)
+{
+    return ((controller *)context)->owner;
+}
+
+static int submit(void *context, const json_t *body, const char *id, err *e)
+{
+    request r;
+    return request_parse(body, &r, e) ? -1 : owner_submit_as(owner_of(context), &r, id, e);
+}
+
+static int cancel(void *context, const char *id, err *e)
+{
+    return owner_cancel(owner_of(context), id, e);
+}
+
+static int suspend(void *context, const char *id, err *e)
+{
+    return owner_suspend(owner_of(context), id, e);
+}
+
+static int resume(void *context, const char *id, err *e)
+{
+    return owner_resume(owner_of(context), id, e);
+}
+
+static int task(void *context, const char *id, json_t **out, err *e)
+{
+    return owner_task(owner_of(context), id, out, e);
+}
+
+static int active(void *context, json_t **out, err *e)
+{
+    json_t *all = NULL;
+    if (owner_tasks(owner_of(context), true, false, &all, e))
+        return -1;
+    json_t *list = json_is_array(all) ? all : json_object_get(all, "tasks");
+    *out = json_incref(list);
+    json_decref(all);
+    return *out ? 0 : err_set(e, ERR_INTERNAL, "the list of jobs is none");
+}
+
+/* Which jobs have a TrainJob is remembered: one that is deleted while no controller runs is deleted. */
+static void link_job(void *context, const char *id, bool yes)
+{
+    store *st = ((controller *)context)->store;
+    cleanup_json json_t *mark = json_object();
+    err e = ERR_INIT;
+    int status = yes ? store_put(st, TRAINJOBS, id, mark, STORE_ANY, NULL, &e)
+                     : store_delete(st, TRAINJOBS, id, STORE_ANY, &e);
+    if (status && e.code != ERR_NOT_FOUND)
+        log_warn("that job %s %s a TrainJob cannot be noted: %s", id, yes ? "has" : "has no more", e.message);
+}
+
+static bool linked(void *context, const char *id)
+{
+    json_t *mark = NULL;
+    bool yes = store_get(((controller *)context)->store, TRAINJOBS, id, &mark, NULL, NULL) == 0;
+    json_decref(mark);
+    return yes;
+}
+
+int kube_mirror_access(const controller *c, kube_config *out, err *e)
+{
+    kube_templates t;
+    if (kube_templates_read(c->config.pods_file, &t, e))
+        return -1;
+    int status = kube_config_find(c->config.context, out, e);
+    if (status == 0 && t.namespace_name[0])
+        snprintf(out->namespace_name, sizeof out->namespace_name, "%s", t.namespace_name);
+    kube_templates_free(&t);
+    return status;
+}
+
+static int start(kube_mirror *m, controller *c, err *e)
+{
+    kube_templates t;
+    kube_jobs_host host = {.submit = submit, .cancel = cancel, .suspend = suspend, .resume = resume, .task = task,
+                           .active = active, .link = link_job, .linked = linked, .context = c};
+    if (kube_mirror_access(c, &m->access, e) || kube_templates_read(c->config.pods_file, &t, e))
+        return -1;
+    host.gpu.count = kube_templates_gpu(&t, host.gpu.resource, sizeof host.gpu.resource);
+    kube_templates_free(&t);
+    return kube_jobs_start(&m->access, &host, &m->jobs, e) || kube_catalog_start(&m->access, c, &m->catalog, e) ? -1 : 0;
+}
+
+kube_mirror *kube_mirror_start(controller *c)
+{
+    err e = ERR_INIT;
+    kube_mirror *m = calloc(1, sizeof *m);
+    if (!m)
+        err_set(&e, ERR_NOMEM, "no memory");
+    if (m && start(m, c, &e) == 0)
+        return m;
+    log_warn("jobs do not show as TrainJobs: %s", e.message);
+    kube_mirror_stop(m);
+    return NULL;
+}
+
+void kube_mirror_stop(kube_mirror *m)
+{
+    if (!m)
+        return;
+    kube_catalog_stop(m->catalog);
+    kube_jobs_stop(m->jobs);
+    kube_config_free(&m->access);
+    free(m);
+}

@@ -1,0 +1,236 @@
+/* kube_trainjob.c: see kube_trainjob.h. */
+#include "kube_trainjob.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+static const char *text_of(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "";
+}
+
+static bool is(const char *a, const char *b)
+{
+    return strcmp(a, b) == 0;
+}
+
+/* ---- spec and request --------------------------------------------------------------------------- */
+
+/* The same thing in the custom resource and in the API. */
+static const struct {
+    const char *spec, *request;
+    bool option;
+} names[] = {
+    {"function", "function_name", false},
+    {"dataset", "dataset", false},
+    {"init", "init", false},
+    {"epochs", "epochs", false},
+    {"batchSize", "batch_size", false},
+    {"lr", "lr", false},
+    {"parallelism", "default_parallelism", true},
+    {"staticParallelism", "static_parallelism", true},
+    {"k", "k", true},
+    {"validateEvery", "validate_every", true},
+    {"goalAccuracy", "goal_accuracy", true},
+    {"merge", "merge", true},
+    {"priority", "priority", true},
+    {"seed", "seed", true},
+    {"optimizerState", "optimizer_state", true},
+    {"onLoss", "on_loss", true},
+    {"gpu", "gpu", true},
+    {"activeDeadlineSeconds", "active_deadline_seconds", true},
+    {"backoffLimit", "backoff_limit", true},
+    {"ttlSecondsAfterFinished", "ttl_seconds_after_finished", true},
+};
+
+json_t *kube_trainjob_request(const json_t *spec)
+{
+    json_t *request = json_object(), *options = json_object();
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        json_t *value = json_object_get(spec, names[i].spec);
+        if (value)
+            json_object_set_new(names[i].option ? options : request, names[i].request, json_deep_copy(value));
+    }
+    json_object_set_new(request, "options", options);
+    return request;
+}
+
+json_t *kube_trainjob_spec(const json_t *request)
+{
+    json_t *spec = json_object();
+    const json_t *options = json_object_get(request, "options");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        json_t *value = json_object_get(names[i].option ? options : request, names[i].request);
+        if (value && !json_is_null(value) && !(json_is_string(value) && !*json_string_value(value)))
+            json_object_set_new(spec, names[i].spec, json_deep_copy(value));
+    }
+    return spec;
+}
+
+/* ---- status ---------------------------------------------------------------------------------------- */
+
+static const json_t *condition(const json_t *status, const char *type)
+{
+    json_t *one;
+    size_t i;
+    json_array_foreach(json_object_get(status, "conditions"), i, one) {
+        if (is(text_of(one, "type"), type))
+            return one;
+    }
+    return NULL;
+}
+
+typedef struct writing {
+    const json_t *before;
+    json_t *conditions;
+    json_int_t generation;
+    const char *now;
+} writing;
+
+static void put(writing *w, const char *type, bool yes, const char *reason, const char *message)
+{
+    const json_t *old = condition(w->before, type);
+    const char *status = yes ? "True" : "False";
+    const char *since = old && is(text_of(old, "status"), status) ? text_of(old, "lastTransitionTime") : w->now;
+    json_array_append_new(w->conditions,
+                          json_pack("{s:s, s:s, s:s, s:s, s:I, s:s}", "type", type, "status", status, "reason",
+                                    *reason ? reason : (yes ? "True" : "False"), "message", message,
+                                    "observedGeneration", w->generation, "lastTransitionTime", since));
+}
+
+/* The job's own condition that says what is wrong with it, or NULL. */
+static const json_t *raised(const json_t *task)
+{
+    json_t *one;
+    size_t i;
+    json_array_foreach(json_object_get(task, "conditions"), i, one) {
+        const char *type = text_of(one, "type");
+        bool yes = is(text_of(one, "status"), "True");
+        if (is(type, "Exact") ? !yes : yes && !is(type, "Resumed") && !is(type, "Retried"))
+            return one;
+    }
+    return NULL;
+}
+
+static void put_job(writing *w, const json_t *task, const char *state, bool suspending)
+{
+    const char *reason = text_of(task, "reason"), *message = text_of(task, "message"), *phase = text_of(task, "phase");
+    const char *why = *reason ? reason : state;
+    const json_t *wrong = raised(task);
+    bool running = is(state, "running"), suspended = is(state, "suspended");
+    bool ready = running && !(wrong && (is(text_of(wrong, "type"), "PoolEmpty") || is(text_of(wrong, "type"), "FunctionLost")));
+    bool failed = is(state, "failed") || is(state, "cancelled"), done = is(state, "succeeded");
+    put(w, "Accepted", true, "Accepted", "");
+    put(w, "FunctionsReady", ready, ready ? "Running" : wrong ? text_of(wrong, "reason") : why,
+        ready ? "" : wrong ? text_of(wrong, "message") : message);
+    put(w, "Training", running, running && *phase ? phase : running ? "Running" : why, running ? "" : message);
+    put(w, "Degraded", wrong != NULL, wrong ? text_of(wrong, "reason") : "AsExpected",
+        wrong ? text_of(wrong, "message") : "");
+    put(w, "Suspended", suspended, suspended ? "Suspended" : suspending ? "Suspending" : "NotSuspended",
+        suspended ? message : suspending ? "it stops at its next merge" : "");
+    put(w, "Complete", done, why, done ? message : "");
+    put(w, "Failed", failed, why, failed ? message : "");
+}
+
+static void put_number(json_t *status, const char *key, const json_t *value, const char *format)
+{
+    char text[40];
+    if (!json_is_number(value))
+        return;
+    snprintf(text, sizeof text, *format == '4' ? "%.4f" : "%.2f", json_number_value(value));
+    json_object_set_new(status, key, json_string(text));
+}
+
+static void copy(json_t *to, const char *key, const json_t *from, const char *source)
+{
+    json_t *value = json_object_get(from, source);
+    if (value && !json_is_null(value))
+        json_object_set_new(to, key, json_deep_copy(value));
+}
+
+/* "4 nvidia.com/gpu": what its functions hold now. */
+static void put_gpu(json_t *status, const kube_trainjob_gpu *gpu, const json_t *task, const char *state)
+{
+    int workers = (int)json_integer_value(json_object_get(task, "parallelism"));
+    if (gpu && gpu->count > 0 && workers > 0 && (is(state, "running") || is(state, "starting")))
+        json_object_set_new(status, "gpu", json_sprintf("%d %s", workers * gpu->count, gpu->resource));
+}
+
+static void put_start(json_t *status, const json_t *task)
+{
+    static const char *const parts[] = {"queued", "ps", "functions", "training", "total"};
+    const json_t *from = json_object_get(task, "start_ms");
+    json_t *out = json_object();
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        copy(out, parts[i], from, parts[i]);
+    if (json_object_size(out))
+        json_object_set(status, "startMilliseconds", out);
+    json_decref(out);
+}
+
+static void put_task(writing *w, json_t *status, const json_t *task, const kube_trainjob_gpu *gpu, bool suspending)
+{
+    static const char *const same[] = {"phase", "reason", "message", "epoch", "retries", "user"};
+    const char *state = text_of(task, "state");
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        copy(status, same[i], task, same[i]);
+    copy(status, "job", task, "id");
+    copy(status, "workers", task, "parallelism");
+    copy(status, "startTime", task, "started");
+    copy(status, "completionTime", task, "finished");
+    put_number(status, "accuracy", json_object_get(task, "accuracy"), "2");
+    put_number(status, "loss", json_object_get(task, "validation_loss"), "4");
+    put_gpu(status, gpu, task, state);
+    put_start(status, task);
+    put_job(w, task, state, suspending);
+}
+
+json_t *kube_trainjob_status(const json_t *object, const json_t *task, const err *why, const kube_trainjob_gpu *gpu,
+                             const char *now)
+{
+    const json_t *spec = json_object_get(object, "spec"), *meta = json_object_get(object, "metadata");
+    writing w = {.before = json_object_get(object, "status"), .conditions = json_array(), .now = now,
+                 .generation = json_integer_value(json_object_get(meta, "generation"))};
+    json_t *status = json_pack("{s:I, s:s}", "observedGeneration", w.generation, "state",
+                               task ? text_of(task, "state") : why ? "refused" : "suspended");
+    if (task) {
+        put_task(&w, status, task, gpu, json_is_true(json_object_get(spec, "suspend")));
+    } else {
+        const char *reason = !why ? "Suspended" : why->code == ERR_NOT_FOUND ? "NotFound" : "InvalidSpec";
+        put(&w, "Accepted", !why, reason, why ? why->message : "");
+        put(&w, "Suspended", !why, !why ? "Suspended" : "NotSuspended", !why ? "it has not begun" : "");
+        json_object_set_new(status, "reason", json_string(reason));
+        json_object_set_new(status, "message", json_string(why ? why->message : "it has not begun"));
+    }
+    json_object_set_new(status, "conditions", w.conditions);
+    return status;
+}
+
+/* ---- steering -------------------------------------------------------------------------------------- */
+
+/* Seconds from an RFC 3339 time of ours until now; 0 where there is none. */
+static int64_t seconds_since(const char *text, int64_t wall_ms)
+{
+    struct tm when = {0};
+    if (!*text || !strptime(text, "%Y-%m-%dT%H:%M:%S", &when))
+        return 0;
+    return wall_ms / 1000 - (int64_t)timegm(&when);
+}
+
+kube_trainjob_step kube_trainjob_next(const json_t *object, const json_t *task, int64_t wall_ms)
+{
+    const json_t *spec = json_object_get(object, "spec"), *status = json_object_get(object, "status");
+    const json_t *ttl = json_object_get(spec, "ttlSecondsAfterFinished");
+    const char *state = text_of(task, "state"), *finished = text_of(task, "finished");
+    bool suspend = json_is_true(json_object_get(spec, "suspend")), was = is(text_of(status, "state"), "suspended");
+    bool seen = json_integer_value(json_object_get(status, "observedGeneration")) ==
+                json_integer_value(json_object_get(json_object_get(object, "metadata"), "generation"));
+    if (is(state, "succeeded") || is(state, "failed") || is(state, "cancelled"))
+        return ttl && *finished && seconds_since(finished, wall_ms) >= json_integer_value(ttl) ? TRAINJOB_EXPIRE
+                                                                                               : TRAINJOB_KEEP;
+    if (is(state, "suspended"))
+        return suspend ? TRAINJOB_KEEP : !was && seen ? TRAINJOB_NOTE_SUSPENDED : TRAINJOB_RESUME;
+    return !suspend ? TRAINJOB_KEEP : was && seen ? TRAINJOB_NOTE_RESUMED : TRAINJOB_SUSPEND;
+}

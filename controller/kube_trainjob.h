@@ -1,0 +1,39 @@
+/* kube_trainjob.h: a TrainJob and a job of the API, each as the other (charts/kubeml/crds). Pure.
+ *
+ * All functions give new references. */
+#ifndef KUBEML_KUBE_TRAINJOB_H
+#define KUBEML_KUBE_TRAINJOB_H
+
+#include <jansson.h>
+
+#include "err.h"
+
+/* The body of POST /train, and back. What only steers (suspend) is no part of it. */
+json_t *kube_trainjob_request(const json_t *spec);
+json_t *kube_trainjob_spec(const json_t *request);
+
+/* What each function asks its node for: {resource, count}; "" and 0: no GPU. */
+typedef struct kube_trainjob_gpu {
+    char resource[80];
+    int count;
+} kube_trainjob_gpu;
+
+/* The status subresource. Of `object`, the status so far gives the times of what has not changed.
+ * `task` NULL: there is no job; then `why` says why it was not accepted (NULL: suspended before it
+ * began). `gpu` may be NULL. */
+json_t *kube_trainjob_status(const json_t *object, const json_t *task, const err *why, const kube_trainjob_gpu *gpu,
+                             const char *now);
+
+/* What is to be done so that spec and job agree. The spec counts where it has changed since the status
+ * was written, the job where it has. */
+typedef enum kube_trainjob_step {
+    TRAINJOB_KEEP,
+    TRAINJOB_SUSPEND,        /* the job, as the spec says */
+    TRAINJOB_RESUME,
+    TRAINJOB_NOTE_SUSPENDED, /* in the spec, what was done through the API */
+    TRAINJOB_NOTE_RESUMED,
+    TRAINJOB_EXPIRE,         /* its time to live is over */
+} kube_trainjob_step;
+kube_trainjob_step kube_trainjob_next(const json_t *object, const json_t *task, int64_t wall_ms);
+
+#endif

@@ -1,0 +1,520 @@
+/* owner.c: the owner's thread: calls, events, actions. See owner.h and owner_internal.h. */
+#include "owner.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "clock.h"
+#include "cluster_kubernetes.h"
+#include "cluster_local.h"
+#include "fs.h"
+#include "json_read.h"
+#include "log.h"
+#include "owner_internal.h"
+#include "shm.h"
+
+enum { POLL_MAX = 2048 };
+
+void owner_random_hex(char *out, size_t bytes)
+{
+    static const char digits[] = "0123456789abcdef";
+    unsigned char random[64];
+    size_t n = bytes - 1 < sizeof random ? bytes - 1 : sizeof random;
+    while (getrandom(random, n, 0) != (ssize_t)n)
+        ; /* only a signal can cut it short */
+    for (size_t i = 0; i < n; i++)
+        out[i] = digits[random[i] & 15];
+    out[n] = '\0';
+}
+
+/* ---- events and actions --------------------------------------------------------------------------- */
+
+static const char *keep(char *to, size_t bytes, const char *from)
+{
+    snprintf(to, bytes, "%s", from ? from : "");
+    return to;
+}
+
+void owner_event(owner *o, const job_event *from)
+{
+    event *v = calloc(1, sizeof *v);
+    if (!v) {
+        log_error("no memory for an event; it is lost");
+        return;
+    }
+    v->e = *from;
+    v->e.job = keep(v->job, sizeof v->job, from->job);
+    v->e.pod = keep(v->pod, sizeof v->pod, from->pod);
+    v->e.phase = keep(v->phase, sizeof v->phase, from->phase);
+    v->e.name = keep(v->name, sizeof v->name, from->name);
+    v->e.reason = keep(v->reason, sizeof v->reason, from->reason);
+    v->e.message = keep(v->message, sizeof v->message, from->message);
+    *o->events_end = v;
+    o->events_end = &v->next;
+}
+
+static void count_end(owner *o, const job *j)
+{
+    controller_metrics *m = &o->controller->metrics;
+    metric_add(m->jobs_total, 1, job_state_name(j->state), NULL, NULL);
+    metric_drop(m->validation_loss, j->id);
+    metric_drop(m->accuracy, j->id);
+    metric_drop(m->train_loss, j->id);
+    metric_drop(m->parallelism, j->id);
+    metric_drop(m->epoch_seconds, j->id);
+    metric_drop(m->stage_seconds, j->id);
+    usage_drop(o, j->id);
+}
+
+static void job_done(owner *o, const job *j)
+{
+    char id[JOB_ID_BYTES];
+    snprintf(id, sizeof id, "%s", j->id);
+    log_context(id, -1, -1);
+    log_info("%s: %s %s", job_state_name(j->state), j->reason, j->message);
+    log_context(NULL, -1, -1);
+    count_end(o, j);
+    follow_logs(o, id);
+    jobs_archive(o, id);
+    /* A kubeml-ps that was killed, and not replaced since the job was given up, could not. */
+    if (shm_sweep(OWNER_SEGMENT_DIR, id) > 0)
+        log_info("a segment of job %s was left behind and is removed", id);
+    follow_state(o, id);
+    follow_end(o, id);
+    side *ended = sides_find(o, id);
+    if (ended)
+        sides_revoke(o, ended);
+    err e = ERR_INIT;
+    if (jobs_forget(o->machine, id, &e))
+        log_error("job %s cannot be let go: %s", id, e.message);
+    sides_drop(o, id);
+    pthread_mutex_lock(&o->lock);
+    o->jobs_done++;
+    pthread_cond_broadcast(&o->taken);
+    pthread_mutex_unlock(&o->lock);
+}
+
+static void note_grant(owner *o, const job *j)
+{
+    side *s = sides_find(o, j->id);
+    if (s && !s->times.granted && j->state != JOB_QUEUED)
+        s->times.granted = clock_monotonic_ms();
+}
+
+static void act(owner *o, const job_action *a)
+{
+    switch (a->type) {
+    case JOB_SAVE:
+        note_grant(o, a->job);
+        jobs_save(o, a->job);
+        break;
+    case JOB_TAKE:
+        pool_take(o, a);
+        break;
+    case JOB_SEND:
+        pool_send_job(o, a);
+        break;
+    case JOB_ATTACH:
+        pool_attach(o, a);
+        break;
+    case JOB_SPECIALISE:
+        pool_specialise(o, a);
+        break;
+    case JOB_TELL_LOST:
+        pool_tell(o, a->job->id, json_pack("{s:s, s:i, s:i, s:s, s:s, s:s}", "type", "lost", "function",
+                                           a->function, "incarnation", a->incarnation, "reason",
+                                           a->reason, "message", a->message, "log", ""));
+        break;
+    case JOB_TELL_PARALLELISM:
+        pool_tell(o, a->job->id, json_pack("{s:s, s:i, s:i}", "type", "parallelism", "epoch", a->epoch,
+                                           "value", a->value));
+        break;
+    case JOB_TELL_STOP:
+        pool_tell(o, a->job->id, json_pack("{s:s, s:s, s:b}", "type", "stop", "reason",
+                                           a->value ? a->message : a->reason, "suspend", a->value));
+        break;
+    case JOB_TELL_BYE:
+        pool_tell(o, a->job->id, json_pack("{s:s}", "type", "bye"));
+        break;
+    case JOB_STOP:
+        pool_stop(o, a->pod, a->value);
+        break;
+    case JOB_CHANGED:
+        follow_state(o, a->job->id);
+        break;
+    case JOB_DONE:
+        job_done(o, a->job);
+        break;
+    }
+}
+
+/* Actions may queue further events but never step the machine, whose list they are walked in. */
+void owner_pump(owner *o)
+{
+    if (o->pumping)
+        return;
+    o->pumping = true;
+    while (o->events) {
+        event *v = o->events;
+        o->events = v->next;
+        if (!o->events)
+            o->events_end = &o->events;
+        v->e.now_ms = clock_monotonic_ms();
+        v->e.wall_ms = clock_wall_ms();
+        const job_action *actions = NULL;
+        size_t count = jobs_step(o->machine, &v->e, &actions);
+        for (size_t i = 0; i < count; i++)
+            act(o, &actions[i]);
+        free(v);
+    }
+    o->pumping = false;
+}
+
+/* ---- calls of other threads ------------------------------------------------------------------------- */
+
+static void wake(owner *o)
+{
+    uint64_t one = 1;
+    ssize_t n = write(o->wake_fd, &one, sizeof one);
+    (void)n; /* full means awake already */
+}
+
+void owner_run(owner *o, void (*run)(owner *, void *), void *arg)
+{
+    call c = {.run = run, .arg = arg};
+    pthread_cond_init(&c.changed, NULL);
+    pthread_mutex_lock(&o->lock);
+    *o->calls_end = &c;
+    o->calls_end = &c.next;
+    wake(o);
+    while (!c.done)
+        pthread_cond_wait(&c.changed, &o->lock);
+    pthread_mutex_unlock(&o->lock);
+    pthread_cond_destroy(&c.changed);
+}
+
+static void run_store_back(owner *o, void *arg)
+{
+    (void)arg;
+    jobs_save_unsaved(o);
+    sides_revoke_others(o);
+}
+
+void owner_store_back(owner *o)
+{
+    owner_run(o, run_store_back, NULL);
+}
+
+static void take_calls(owner *o)
+{
+    uint64_t times;
+    ssize_t n = read(o->wake_fd, &times, sizeof times);
+    (void)n;
+    pthread_mutex_lock(&o->lock);
+    while (o->calls) {
+        call *c = o->calls;
+        o->calls = c->next;
+        if (!o->calls)
+            o->calls_end = &o->calls;
+        pthread_mutex_unlock(&o->lock);
+        c->run(o, c->arg);
+        owner_pump(o);
+        pthread_mutex_lock(&o->lock);
+        c->done = true;
+        pthread_cond_signal(&c->changed);
+    }
+    pthread_mutex_unlock(&o->lock);
+}
+
+/* A process that was stopped long enough for another to lead must not go on where it was. */
+static void end_if_fenced(const owner *o)
+{
+    if (!o->controller->leader || !leader_lost(o->controller->leader))
+        return;
+    log_error("the lease is lost: another controller may lead");
+    _exit(1);
+}
+
+/* ---- the loop --------------------------------------------------------------------------------------- */
+
+static void take_cluster_events(owner *o)
+{
+    pod p;
+    err e = ERR_INIT;
+    int got;
+    while ((got = o->cluster->ops->next_event(o->cluster, &p, &e)) > 0)
+        if (p.phase == POD_ENDED)
+            pool_ended(o, &p);
+        else
+            pool_changed(o, &p);
+    if (got < 0)
+        log_error("the cluster: %s", e.message);
+}
+
+static int64_t next_deadline(const owner *o)
+{
+    int64_t first = jobs_deadline(o->machine), pods = pool_deadline(o), follow = follow_deadline(o);
+    first = pods < first ? pods : first;
+    return follow < first ? follow : first;
+}
+
+static size_t poll_list(owner *o, struct pollfd *list, link_pod **of)
+{
+    size_t n = 0;
+    list[n++] = (struct pollfd){.fd = o->wake_fd, .events = POLLIN};
+    list[n++] = (struct pollfd){.fd = o->cluster->ops->event_fd(o->cluster), .events = POLLIN};
+    for (link_pod *p = o->pods; p && n < POLL_MAX; p = p->next) {
+        if (!p->wire)
+            continue;
+        short events = (short)(POLLIN | (wire_wants_write(p->wire) ? POLLOUT : 0));
+        of[n] = p;
+        list[n++] = (struct pollfd){.fd = wire_fd(p->wire), .events = events};
+    }
+    return n;
+}
+
+static bool still_there(const owner *o, const link_pod *p)
+{
+    for (const link_pod *at = o->pods; at; at = at->next)
+        if (at == p)
+            return true;
+    return false;
+}
+
+static void turn(owner *o, struct pollfd *list, link_pod **of)
+{
+    size_t n = poll_list(o, list, of);
+    int left = clock_left_ms(next_deadline(o));
+    if (poll(list, (nfds_t)n, left) < 0 && errno != EINTR)
+        log_error("poll: %s", strerror(errno));
+    end_if_fenced(o);
+    if (list[0].revents)
+        take_calls(o);
+    if (list[1].revents)
+        take_cluster_events(o);
+    for (size_t i = 2; i < n; i++)
+        if (list[i].revents && still_there(o, of[i]) && of[i]->wire &&
+            wire_fd(of[i]->wire) == list[i].fd)
+            pool_readable(o, of[i]);
+    int64_t now = clock_monotonic_ms();
+    pool_timers(o, now);
+    if (jobs_deadline(o->machine) <= now)
+        owner_event(o, &(job_event){.type = JOB_TICK});
+    owner_pump(o);
+    pool_fill(o);
+    follow_timers(o, now);
+}
+
+static void *run(void *arg)
+{
+    owner *o = arg;
+    static struct pollfd list[POLL_MAX];
+    static link_pod *of[POLL_MAX];
+    for (;;) {
+        pthread_mutex_lock(&o->lock);
+        bool stopping = o->stopping && !o->calls;
+        pthread_mutex_unlock(&o->lock);
+        if (stopping)
+            return NULL;
+        turn(o, list, of);
+    }
+}
+
+/* ---- start and end ------------------------------------------------------------------------------------ */
+
+/* The token that warm pods know: made once, so that a restarted controller can talk to them. */
+static int pool_token(owner *o, char path[FS_PATH_BYTES], err *e)
+{
+    const char *given = o->controller->config.pool_token_file;
+    if (given ? fs_path(path, e, "%s", given)
+              : fs_path(path, e, "%s/run/pool-token", o->controller->config.home))
+        return -1;
+    cleanup_buf buf text;
+    buf_init(&text, 4096);
+    if (given || fs_exists(path)) {
+        if (fs_read_file(path, &text, e))
+            return -1;
+        if (text.len == POOL_TOKEN_BYTES - 1) {
+            memcpy(o->pool_token, text.bytes, POOL_TOKEN_BYTES);
+            return 0;
+        }
+        if (given)
+            return err_set(e, ERR_INVALID, "%.150s is no pool token: it must be %d characters", path, POOL_TOKEN_BYTES - 1);
+    }
+    owner_random_hex(o->pool_token, sizeof o->pool_token);
+    return fs_write_file(path, o->pool_token, strlen(o->pool_token), 0600, e);
+}
+
+static int restore_page(owner *o, const store_page *page, err *e)
+{
+    for (size_t i = 0; i < page->count; i++) {
+        const json_t *record = page->records[i].value, *inner = json_object_get(record, "job");
+        job_state state;
+        const char *name = json_string_value(json_object_get(inner, "state"));
+        if (!name || !job_state_from_name(name, &state)) {
+            log_error("the record of job %s is not one; it is left out", page->records[i].key);
+            continue;
+        }
+        if (state != JOB_QUEUED && state != JOB_STARTING && state != JOB_RUNNING)
+            continue;
+        side *s = NULL;
+        err why = ERR_INIT;
+        if (jobs_restore(o->machine, inner, &why) || sides_restore(o, record, &s, &why))
+            log_error("job %s cannot be taken up again: %s", page->records[i].key, why.message);
+        if (why.code == ERR_NOMEM)
+            return err_set(e, ERR_NOMEM, "no memory for the jobs in the store");
+    }
+    return 0;
+}
+
+static int restore_jobs(owner *o, err *e)
+{
+    char after[STORE_KEY_BYTES] = "";
+    for (bool more = true; more;) {
+        store_page page = {0};
+        int status = store_list(o->controller->store, "jobs", NULL, after[0] ? after : NULL, 0, &page, e);
+        if (status == 0)
+            status = restore_page(o, &page, e);
+        if (page.count)
+            snprintf(after, sizeof after, "%s", page.records[page.count - 1].key);
+        more = status == 0 && page.more && page.count;
+        store_page_free(&page);
+        if (status)
+            return err_wrap(e, "the jobs in the store");
+    }
+    return 0;
+}
+
+static int open_parts(owner *o, err *e)
+{
+    controller_config *config = &o->controller->config;
+    char token_path[FS_PATH_BYTES];
+    cluster_local_config local = {.home = config->home, .bin_dir = config->bin_dir,
+                                  .token_file = token_path, .slots = config->slots};
+    cluster_kubernetes_config kubernetes = {.templates = config->pods_file, .context = config->context,
+                                            .slots = config->slots};
+    bool is_local = strcmp(config->cluster, "local") == 0;
+    if (pool_token(o, token_path, e) ||
+        cluster_open(config->cluster, is_local ? (void *)&local : (void *)&kubernetes, &o->cluster, e) ||
+        o->cluster->ops->slots(o->cluster, &o->slots, e))
+        return -1;
+    job_limits limits;
+    job_limits_default(&limits);
+    /* Its node may be gone: the next one has a greater generation, which fences the old one. */
+    if (strcmp(o->controller->config.cluster, "kubernetes") == 0)
+        limits.attach_ms = POD_LOST_MS;
+    o->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (o->wake_fd < 0)
+        return err_set_errno(e, errno, "eventfd");
+    return jobs_open(&limits, o->slots, &o->machine, e) || restore_jobs(o, e);
+}
+
+static void owner_free(owner *o)
+{
+    pool_close(o);
+    follow_close(o);
+    while (o->sides)
+        sides_drop(o, o->sides->id);
+    for (event *v = o->events, *next; v; v = next) {
+        next = v->next;
+        free(v);
+    }
+    if (o->machine)
+        jobs_close(o->machine);
+    json_decref(o->unsaved);
+    if (o->cluster)
+        o->cluster->ops->close(o->cluster, o->stop_pods);
+    if (o->wake_fd >= 0)
+        close(o->wake_fd);
+    pthread_cond_destroy(&o->taken);
+    pthread_mutex_destroy(&o->lock);
+    free(o);
+}
+
+/* A job may have ended while no controller was there: kubeml-ps waited a while to say so, then left
+ * only its history. Told to the machine before anything is adopted, so that nothing starts it again. */
+static void finish_from_history(owner *o, const job *j)
+{
+    cleanup_json json_t *history = NULL;
+    job_event v = {.type = JOB_PS_FINISHED, .job = j->id};
+    if (store_get(o->controller->store, "history", j->id, &history, NULL, NULL))
+        return;
+    const char *state = json_string_value(json_object_get(history, "state"));
+    if (!state || !job_state_from_name(state, &v.state) || v.state < JOB_SUCCEEDED)
+        return;
+    /* A job that is resumed has the history of its earlier end until its first epoch. */
+    if (j->resumed && j->state == JOB_QUEUED)
+        return;
+    side *s = sides_find(o, j->id);
+    const char *sha256 = json_string_value(json_object_get(history, "sha256"));
+    if (s && sha256)
+        snprintf(s->sha256, sizeof s->sha256, "%s", sha256);
+    v.reason = json_string_value(json_object_get(history, "reason"));
+    v.message = json_string_value(json_object_get(history, "message"));
+    v.value = (int)json_array_size(json_object_get(json_object_get(history, "data"), "epoch_duration"));
+    owner_event(o, &v);
+}
+
+static void finish_what_ended(owner *o)
+{
+    for (size_t i = 0; i < jobs_count(o->machine); i++)
+        finish_from_history(o, jobs_at(o->machine, i));
+}
+
+int owner_start(controller *c, owner **out, err *e)
+{
+    owner *o = calloc(1, sizeof *o);
+    if (!o)
+        return err_set(e, ERR_NOMEM, "no memory for the jobs");
+    o->controller = c;
+    o->unsaved = json_object();
+    o->wake_fd = -1;
+    o->events_end = &o->events;
+    o->calls_end = &o->calls;
+    pthread_mutex_init(&o->lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&o->taken, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    if (open_parts(o, e)) {
+        owner_free(o);
+        return -1;
+    }
+    c->owner = o;
+    sides_revoke_others(o);
+    pool_find_all(o);
+    finish_what_ended(o);
+    owner_event(o, &(job_event){.type = JOB_ADOPT});
+    owner_pump(o);
+    pool_fill(o);
+    if (pthread_create(&o->thread, NULL, run, o)) {
+        owner_free(o);
+        return err_set(e, ERR_NOMEM, "no thread for the jobs");
+    }
+    o->running = true;
+    *out = o;
+    return 0;
+}
+
+void owner_stop(owner *o, bool stop_pods)
+{
+    if (!o)
+        return;
+    pthread_mutex_lock(&o->lock);
+    o->stopping = true;
+    pthread_cond_broadcast(&o->taken);
+    wake(o);
+    pthread_mutex_unlock(&o->lock);
+    if (o->running)
+        pthread_join(o->thread, NULL);
+    o->stop_pods = stop_pods;
+    owner_free(o);
+}

@@ -1,0 +1,81 @@
+/* owner.h: the one thread that owns jobs, pods and the connections to them.
+ *
+ * It turns what comes in - requests of the API, frames of pods, changes in the cluster, time - into
+ * events of job.h, and its actions into frames, calls of cluster.h and records. Everybody else asks
+ * by `owner_run` or one of the calls below, all of which block their caller until the owner has
+ * answered (it never waits for anything but the store). What they return belongs to the caller. */
+#ifndef KUBEML_OWNER_H
+#define KUBEML_OWNER_H
+
+#include <jansson.h>
+
+#include "controller.h"
+#include "request.h"
+#include "wire.h"
+
+enum {
+    OWNER_FOLLOWERS_MAX = 512,   /* open event and log streams */
+    OWNER_SERVERS_MAX = 4,       /* runtimes kept for /infer */
+    OWNER_SERVER_IDLE_MS = 60000,
+    OWNER_POOL_IDLE_MS = 60000,  /* a warm pod above the floor ends after so long */
+    OWNER_DRAIN_MS = 15000,      /* waited for the pods of a job that has ended */
+    OWNER_LOG_POLL_MS = 250,
+    OWNER_STREAM_PING_MS = 15000,
+};
+
+#define OWNER_SEGMENT_DIR "/dev/shm" /* of a job's shared memory on this host */
+
+/* Opens the cluster, restores all jobs from the store, adopts what runs, and starts the thread. */
+int owner_start(controller *c, owner **out, err *e);
+/* The store was away and answers again: what could not be written then is written. */
+void owner_store_back(owner *o);
+/* Ends the thread. `stop_pods`: and every pod; jobs stay in their records and go on at the next
+ * start. NULL is fine. */
+void owner_stop(owner *o, bool stop_pods);
+void owner_random_hex(char *out, size_t bytes); /* bytes - 1 digits, unguessable */
+
+/* Puts a job into the queue; `id` receives its id. `user` asks for it, "": it is not known who.
+ * ERR_NOT_FOUND for function, dataset or init. */
+int owner_submit(owner *o, const request *r, const char *user, char id[40], err *e);
+/* Under a given id, so that who asks again after a lost answer makes no second one: ERR_EXISTS. */
+int owner_submit_as(owner *o, const request *r, const char *id, err *e);
+int owner_cancel(owner *o, const char *id, err *e);
+/* A job that ended goes on from its newest checkpoint. ERR_CONFLICT while it has not ended. */
+/* At its next merge; fine where it is suspended already. ERR_CONFLICT: it has ended. */
+int owner_suspend(owner *o, const char *id, err *e);
+int owner_resume(owner *o, const char *id, err *e);
+/* As the API shows it: GET /tasks/{id}, and all. `ended`: those too that have ended. */
+int owner_task(owner *o, const char *id, json_t **out, err *e);
+int owner_tasks(owner *o, bool active, bool ended, json_t **out, err *e);
+/* What functions use now, [{"job", "function", "incarnation", "cpu_percent", "memory_bytes", "gpu"}...]: GET /usage. */
+int owner_usage(owner *o, json_t **out, err *e);
+int owner_explain(owner *o, const char *id, json_t **out, err *e);
+/* The job's log so far, all pods' lines in order of time. Caller frees *out. */
+int owner_logs(owner *o, const char *id, char **out, size_t *len, err *e);
+/* Takes the stream: it gets what happens from now on, and is closed at the job's end. */
+int owner_follow_events(owner *o, const char *id, http_stream *stream, err *e);
+int owner_follow_logs(owner *o, const char *id, http_stream *stream, err *e);
+/* ERR_CONFLICT naming the job that uses the function or dataset (each may be NULL). */
+int owner_check_unused(owner *o, const char *function, const char *dataset, err *e);
+bool owner_runs(owner *o, const char *id); /* the job, or its last pods */
+/* ERR_CONFLICT unless the job has ended, with its pods, or is unknown. */
+int owner_check_ended(owner *o, const char *id, err *e);
+/* Drops the record of an ended job, and its log. */
+int owner_forget(owner *o, const char *id, err *e);
+
+/* A generic runtime for /infer: its open connection, which is the caller's until it is given back by
+ * owner_release_function. Blocks until one is there or the deadline. */
+int owner_take_function(owner *o, int64_t deadline_ms, wire **out, char name[CLUSTER_NAME_BYTES], err *e);
+void owner_release_function(owner *o, const char *name); /* ends it: it has loaded user's code */
+
+/* {"slots", "slots_free", "queued", "running", "pool": {...}}: for /ready and metrics. */
+int owner_status(owner *o, json_t **out, err *e);
+void owner_update_metrics(owner *o);
+
+/* infer.c: runtimes that serve models */
+
+infer *infer_open(controller *c);
+void infer_close(infer *i);
+void infer_reap(infer *i); /* ends those that nobody asked for long */
+
+#endif

@@ -1,0 +1,209 @@
+/* owner_follow.c: open event and log streams of jobs.
+ *
+ * Events are server-sent events: "state" with the task, at each change of state or reason, and
+ * "epoch" with an epoch's figures. A new follower first gets what was before. Logs are looked at every
+ * OWNER_LOG_POLL_MS while somebody follows. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "clock.h"
+#include "json_read.h"
+#include "log.h"
+#include "owner_internal.h"
+
+static void say(follower *f, const char *name, const json_t *data)
+{
+    char *text = json_dumps(data, JSON_COMPACT | JSON_REAL_PRECISION(12));
+    cleanup_buf buf line;
+    buf_init(&line, HTTP_STREAM_BYTES_MAX);
+    if (!text || buf_printf(&line, NULL, "event: %s\ndata: %s\n\n", name, text) ||
+        !http_stream_write(f->stream, line.bytes, line.len))
+        f->ended = true;
+    free(text);
+}
+
+/* What makes a state worth telling again; phases and messages change many times an epoch. */
+static void essence(const json_t *task, char *out, size_t bytes)
+{
+    static const char *const keys[] = {"state", "reason"};
+    size_t used = 0;
+    out[0] = '\0';
+    for (size_t i = 0; i < sizeof keys / sizeof *keys && used < bytes; i++) {
+        const char *text = json_string_value(json_object_get(task, keys[i]));
+        used += (size_t)snprintf(out + used, bytes - used, "%s|", text ? text : "");
+    }
+}
+
+static json_t *task_of(owner *o, const char *id)
+{
+    const job *j = jobs_find(o->machine, id);
+    json_t *out = NULL;
+    if (j)
+        return jobs_live_json(o, j);
+    cleanup_json json_t *record = NULL;
+    if (store_get(o->controller->store, "jobs", id, &record, NULL, NULL) == 0) {
+        out = jobs_task_json(record);
+        json_object_set_new(out, "phase", json_null());
+    }
+    return out;
+}
+
+static void say_state(follower *f, const json_t *task)
+{
+    char now[sizeof f->said];
+    essence(task, now, sizeof now);
+    if (strcmp(now, f->said) == 0)
+        return;
+    memcpy(f->said, now, sizeof now);
+    say(f, "state", task);
+}
+
+void follow_state(owner *o, const char *id)
+{
+    json_t *task = NULL;
+    for (follower *f = o->followers; f; f = f->next) {
+        if (f->logs || f->ended || strcmp(f->id, id) != 0)
+            continue;
+        if (!task)
+            task = task_of(o, id);
+        if (task)
+            say_state(f, task);
+    }
+    json_decref(task);
+}
+
+void follow_epoch(owner *o, const char *id, const json_t *epoch)
+{
+    for (follower *f = o->followers; f; f = f->next)
+        if (!f->logs && !f->ended && strcmp(f->id, id) == 0)
+            say(f, "epoch", epoch);
+}
+
+/* ---- logs ---------------------------------------------------------------------------------------------- */
+
+/* What came since the last look. A line that a pod writes late, with an earlier time, comes after
+ * what was sent: order holds within one look. */
+static void say_logs(owner *o, follower *f)
+{
+    cleanup_buf buf text;
+    buf_init(&text, (size_t)CONTROLLER_LOG_BYTES_MAX * 16);
+    if (logs_since(o, f->id, &f->positions, &text, NULL) == 0 && text.len &&
+        !http_stream_write(f->stream, text.bytes, text.len))
+        f->ended = true;
+}
+
+void follow_logs(owner *o, const char *id)
+{
+    for (follower *f = o->followers; f; f = f->next)
+        if (f->logs && !f->ended && strcmp(f->id, id) == 0)
+            say_logs(o, f);
+}
+
+void follow_end(owner *o, const char *id)
+{
+    for (follower *f = o->followers; f; f = f->next)
+        if (strcmp(f->id, id) == 0)
+            f->ended = true;
+}
+
+/* ---- the list ------------------------------------------------------------------------------------------- */
+
+static void free_follower(follower *f)
+{
+    http_stream_close(f->stream);
+    for (log_position *p = f->positions, *next; p; p = next) {
+        next = p->next;
+        free(p);
+    }
+    free(f);
+}
+
+static void say_past(owner *o, follower *f)
+{
+    side *s = sides_find(o, f->id);
+    json_t *epochs = s ? json_incref(s->epochs) : epochs_of_history(o->controller->store, f->id);
+    json_t *epoch, *task = task_of(o, f->id);
+    size_t i;
+    json_array_foreach(epochs, i, epoch)
+        say(f, "epoch", epoch);
+    if (task)
+        say_state(f, task);
+    json_decref(epochs);
+    json_decref(task);
+}
+
+/* Takes the stream in any case. */
+int follow_add(owner *o, const char *id, http_stream *stream, bool logs, err *e)
+{
+    follower *f = o->follower_count < OWNER_FOLLOWERS_MAX ? calloc(1, sizeof *f) : NULL;
+    if (!f) {
+        http_stream_close(stream);
+        return err_set(e, ERR_UNAVAILABLE, "%d streams are open already", OWNER_FOLLOWERS_MAX);
+    }
+    snprintf(f->id, sizeof f->id, "%s", id);
+    f->stream = stream;
+    f->logs = logs;
+    f->ping_ms = clock_deadline_ms(OWNER_STREAM_PING_MS);
+    f->next = o->followers;
+    o->followers = f;
+    o->follower_count++;
+    if (logs)
+        say_logs(o, f);
+    else
+        say_past(o, f);
+    if (!jobs_find(o->machine, id))
+        f->ended = true;
+    o->poll_logs_ms = clock_deadline_ms(f->ended ? 0 : OWNER_LOG_POLL_MS);
+    return 0;
+}
+
+static void ping(follower *f, int64_t now_ms)
+{
+    if (now_ms < f->ping_ms)
+        return;
+    f->ping_ms = now_ms + OWNER_STREAM_PING_MS;
+    /* A comment of the event stream; a log has none, and shows a closed client when it is written. */
+    if (f->logs ? !http_stream_alive(f->stream) : !http_stream_write(f->stream, ": here\n\n", 8))
+        f->ended = true;
+}
+
+void follow_timers(owner *o, int64_t now_ms)
+{
+    bool look = now_ms >= o->poll_logs_ms;
+    if (look)
+        o->poll_logs_ms = now_ms + OWNER_LOG_POLL_MS;
+    for (follower **at = &o->followers; *at;) {
+        follower *f = *at;
+        if (f->logs && look && !f->ended)
+            say_logs(o, f);
+        ping(f, now_ms);
+        if (!f->ended) {
+            at = &f->next;
+            continue;
+        }
+        *at = f->next;
+        o->follower_count--;
+        free_follower(f);
+    }
+}
+
+int64_t follow_deadline(const owner *o)
+{
+    int64_t first = INT64_MAX;
+    for (const follower *f = o->followers; f; f = f->next) {
+        int64_t due = f->ended ? 0 : f->logs && o->poll_logs_ms < f->ping_ms ? o->poll_logs_ms : f->ping_ms;
+        first = due < first ? due : first;
+    }
+    return first;
+}
+
+void follow_close(owner *o)
+{
+    for (follower *f = o->followers, *next; f; f = next) {
+        next = f->next;
+        free_follower(f);
+    }
+    o->followers = NULL;
+}

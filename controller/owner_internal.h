@@ -1,0 +1,244 @@
+/* owner_internal.h: what the files of the owner share; nobody else includes it.
+ *
+ * owner.c         the thread, its queue of calls, events and actions of job.h
+ * pool.c    pods and their connections, the warm pool
+ * owner_jobs.c    what the controller keeps of a job beside the machine; records and messages
+ * owner_api.c     the calls of owner.h
+ * owner_follow.c  event and log streams
+ *
+ * Everything here is touched by the owner's thread alone, except `lock` and what stands behind it. */
+#ifndef KUBEML_OWNER_INTERNAL_H
+#define KUBEML_OWNER_INTERNAL_H
+
+#include <pthread.h>
+
+#include "job.h"
+#include "name.h"
+#include "owner.h"
+
+enum {
+    POOL_TOKEN_BYTES = 65,
+    JOB_SECRET_TEXT_BYTES = 65,
+    CLUSTER_PODS_SEEN_MAX = 2048,
+    POD_DIAL_MS = 5,       /* between two tries to reach a pod that starts */
+    POD_DIAL_MS_MAX = 100,
+    POD_DEAD_MS = 3000,    /* without a sign of its node a pod's connection is over */
+    POD_LOST_MS = 1500,    /* then, in a cluster, until a kubeml-ps that cannot be reached is replaced */
+    POD_HELLO_MS = 60000,  /* a started pod that does not say welcome is ended */
+    LOG_EVIDENCE_BYTES = 2048, /* of a pod's log, in the message of its end */
+};
+
+/* ---- pods ---------------------------------------------------------------------------------------- */
+
+typedef enum pod_use {
+    USE_STARTING, /* dialled until it says welcome */
+    USE_WARM,     /* generic, idle, in the pool */
+    USE_JOB,      /* given to a job */
+    USE_SERVE,    /* given away for /infer */
+    USE_STOPPING, /* cluster stop was called */
+} pod_use;
+
+/* What is awaited on its connection. */
+typedef enum pod_talk { TALK_NONE, TALK_WELCOME, TALK_ACCEPTED, TALK_SPECIALISED, TALK_LIVE } pod_talk;
+
+typedef struct link_pod {
+    char name[CLUSTER_NAME_BYTES];
+    pod_role role;
+    char address[CLUSTER_ADDRESS_BYTES];
+    pod_use use;
+    pod_talk talk;
+    wire *wire;
+    char job[JOB_ID_BYTES]; /* "" */
+    int function, incarnation;
+    bool attach;          /* say `attach` after welcome */
+    bool found;           /* of an earlier controller: it is not ours to make ready */
+    int64_t dial_ms;      /* next try; INT64_MAX: none */
+    int64_t dial_wait_ms;
+    int64_t since_ms;     /* in this use */
+    struct take_waiter *waiter; /* of owner_take_function */
+    char waits_reason[32]; /* why it does not start, as the cluster says; "" */
+    char waits_message[CLUSTER_MESSAGE_BYTES];
+    struct link_pod *next;
+} link_pod;
+
+/* ---- jobs ---------------------------------------------------------------------------------------- */
+
+/* When what of a job's start was done, in clock_monotonic_ms; 0: not yet. */
+typedef struct job_times {
+    int64_t submitted, granted, ps, functions, training;
+} job_times;
+
+typedef struct side {
+    char id[JOB_ID_BYTES];
+    char secret[JOB_SECRET_TEXT_BYTES];
+    char user[NAME_BYTES]; /* who asked for it; "" */
+    json_t *function; /* {"name", "version", "digest", "object"} */
+    json_t *dataset;  /* as the `job` message wants it; with "locator" while sides_access holds */
+    json_t *info;     /* dataset_info_json: a trained model is served by it */
+    json_t *access;   /* of kubeml-ps, opaque; NULL */
+    json_t *epochs;   /* epoch messages as the API shows them */
+    json_t *usage;    /* what its functions use, as kubeml-ps told last; NULL */
+    json_t *plan;     /* recorded parallelism to replay, NULL */
+    char sha256[72];
+    blob *object;     /* open while functions may be started */
+    char object_path[FS_PATH_BYTES];
+    char locator[STORE_LOCATOR_BYTES]; /* of the store for kubeml-ps; "": none was made */
+    job_times times;
+    json_t *start_ms; /* kept with the record */
+    struct side *next;
+} side;
+
+/* ---- events --------------------------------------------------------------------------------------- */
+
+/* An event with its own texts, waiting for its step. */
+typedef struct event {
+    job_event e;
+    char job[JOB_ID_BYTES], pod[JOB_POD_BYTES], phase[16], name[JOB_REASON_BYTES];
+    char reason[JOB_REASON_BYTES], message[ERR_MESSAGE_BYTES];
+    struct event *next;
+} event;
+
+/* A call of another thread. */
+typedef struct call {
+    void (*run)(owner *o, void *arg);
+    void *arg;
+    bool done;
+    pthread_cond_t changed;
+    struct call *next;
+} call;
+
+typedef struct take_waiter {
+    wire *wire;
+    char pod[CLUSTER_NAME_BYTES];
+    bool done;
+    err why;
+} take_waiter;
+
+/* ---- followers -------------------------------------------------------------------------------------- */
+
+typedef struct log_position {
+    char pod[CLUSTER_NAME_BYTES];
+    size_t seen;
+    struct log_position *next;
+} log_position;
+
+typedef struct follower {
+    char id[JOB_ID_BYTES];
+    http_stream *stream;
+    bool logs;
+    bool ended;
+    char said[512]; /* the last state event */
+    int64_t ping_ms;
+    log_position *positions;
+    struct follower *next;
+} follower;
+
+struct owner {
+    controller *controller;
+    cluster *cluster;
+    jobs *machine;
+    char pool_token[POOL_TOKEN_BYTES];
+    char shm_dir[PATH_MAX / 4];
+    pthread_t thread;
+    bool running;
+
+    link_pod *pods;
+    side *sides;
+    follower *followers;
+    int follower_count;
+    event *events, **events_end;
+    int slots;
+    bool pumping;
+    uint32_t names; /* pods named so far */
+    json_t *unsaved; /* records of jobs by their id, for when the store is back */
+    int64_t poll_logs_ms, pool_retry_ms;
+    bool stop_pods;
+
+    int wake_fd; /* eventfd */
+    pthread_mutex_t lock;
+    call *calls, **calls_end;
+    bool stopping;
+    uint64_t jobs_done;   /* let go so far */
+    pthread_cond_t taken; /* a runtime for /infer, or one more of jobs_done */
+};
+
+/* owner.c */
+void owner_run(owner *o, void (*run)(owner *o, void *arg), void *arg);
+/* Queues an event; texts are copied. owner_pump steps through all of them. */
+void owner_event(owner *o, const job_event *e);
+void owner_pump(owner *o);
+
+/* pool.c */
+link_pod *pool_find(owner *o, const char *name);
+link_pod *pool_of(owner *o, const char *id, int function, int incarnation);
+void pool_take(owner *o, const job_action *a);
+void pool_stop(owner *o, const char *name, int grace_ms);
+void pool_ended(owner *o, const pod *p);
+void pool_changed(owner *o, const pod *p); /* its address is known, or why it waits */
+void pool_find_all(owner *o);  /* at start: what the cluster has */
+void pool_fill(owner *o);      /* the pool: start what is missing, end what is too much */
+void pool_timers(owner *o, int64_t now_ms);
+int64_t pool_deadline(const owner *o);
+void pool_counts(const owner *o, int *functions, int *ps, int *all);
+void pool_take_function(owner *o, take_waiter *w);
+void pool_close(owner *o);
+
+/* for pool_talk.c */
+void pool_use(link_pod *p, pod_use use);
+void pool_hang_up(link_pod *p);
+/* An event of the machine about this pod. */
+void pool_event(owner *o, const link_pod *p, job_event_type type, err_code code, const char *reason,
+                const char *message);
+void pool_welcome(owner *o, link_pod *p, const json_t *m); /* the first frame it sends */
+
+/* pool_talk.c */
+void pool_send_job(owner *o, const job_action *a);
+void pool_attach(owner *o, const job_action *a);
+void pool_specialise(owner *o, const job_action *a);
+void pool_tell(owner *o, const char *id, json_t *message);    /* to its kubeml-ps; steals */
+void pool_send(owner *o, link_pod *p, json_t *message);       /* steals */
+void pool_broken(owner *o, link_pod *p, const char *why);     /* its connection has ended */
+void pool_readable(owner *o, link_pod *p);
+
+/* owner_jobs.c */
+side *sides_find(owner *o, const char *id);
+side *sides_new(owner *o, const char *id);
+void sides_drop(owner *o, const char *id);
+json_t *sides_record(const side *s, const job *j); /* new reference */
+int sides_restore(owner *o, const json_t *record, side **out, err *e);
+/* What the job's pods read and write by: made and kept in the job's record, before the first is told. */
+int sides_access(owner *o, side *s, const job *j, err *e);
+/* Takes that back. */
+void sides_revoke(owner *o, side *s);
+/* What was given to jobs that are not here, before a crash or while the store was away, is taken back. */
+void sides_revoke_others(owner *o);
+int sides_open_object(owner *o, side *s, err *e);
+json_t *jobs_task_json(const json_t *record); /* a record as the API shows it */
+void jobs_save(owner *o, const job *j);
+void jobs_save_unsaved(owner *o);
+void jobs_archive(owner *o, const char *id); /* the logs of its pods, into the store */
+int jobs_store_log(owner *o, const char *id, const char *text, size_t len, err *e);
+json_t *jobs_live_json(owner *o, const job *j); /* the same for one in the machine, with its reason */
+json_t *epochs_of_history(store *st, const char *id);
+/* All pods' logs of a job, merged; from the cluster. */
+int logs_merged(owner *o, const char *id, buf *out, err *e);
+/* The same, but only what came after `positions`, which are moved on; whole lines. */
+int logs_since(owner *o, const char *id, log_position **positions, buf *out, err *e);
+/* Function and dataset as they are now; ERR_NOT_FOUND. */
+int sides_resolve(owner *o, side *s, const request *r, err *e);
+
+/* owner_follow.c */
+int follow_add(owner *o, const char *id, http_stream *stream, bool logs, err *e);
+void follow_state(owner *o, const char *id);
+
+/* ---- what functions use (owner_usage.c) ---- */
+void usage_take(owner *o, const char *id, const json_t *rows); /* borrows `rows`, of kubeml-ps's message */
+void usage_drop(owner *o, const char *id);
+void follow_epoch(owner *o, const char *id, const json_t *epoch);
+void follow_logs(owner *o, const char *id); /* what is left to say, before the logs are put away */
+void follow_end(owner *o, const char *id); /* after the last word */
+void follow_timers(owner *o, int64_t now_ms);
+int64_t follow_deadline(const owner *o);
+void follow_close(owner *o);
+
+#endif

@@ -1,0 +1,568 @@
+/* owner_jobs.c: what the controller keeps of a job beside the machine, its record and its log.
+ *
+ * A record of collection `jobs`: {"job": <job_record of job.h>, "function", "dataset", "secret",
+ * "user"?, "plan"?, "start_ms", "last": <the last epoch>, "sha256", "store"?}. The secret and the locators ("store"
+ * and the dataset's) never leave the store but in frames to the job's own pods. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "clock.h"
+#include "dataset.h"
+#include "json_read.h"
+#include "log.h"
+#include "owner_internal.h"
+#include "store_watch.h"
+
+/* ---- sides ------------------------------------------------------------------------------------------ */
+
+side *sides_find(owner *o, const char *id)
+{
+    for (side *s = o->sides; s; s = s->next)
+        if (strcmp(s->id, id) == 0)
+            return s;
+    return NULL;
+}
+
+side *sides_new(owner *o, const char *id)
+{
+    side *s = calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    snprintf(s->id, sizeof s->id, "%s", id);
+    owner_random_hex(s->secret, sizeof s->secret);
+    s->epochs = json_array();
+    s->times.submitted = clock_monotonic_ms();
+    s->next = o->sides;
+    o->sides = s;
+    return s;
+}
+
+void sides_drop(owner *o, const char *id)
+{
+    for (side **at = &o->sides; *at; at = &(*at)->next) {
+        side *s = *at;
+        if (strcmp(s->id, id) != 0)
+            continue;
+        *at = s->next;
+        json_decref(s->function);
+        json_decref(s->dataset);
+        json_decref(s->info);
+        json_decref(s->access);
+        json_decref(s->epochs);
+        json_decref(s->usage);
+        json_decref(s->plan);
+        json_decref(s->start_ms);
+        blob_close(s->object);
+        explicit_bzero(s->secret, sizeof s->secret);
+        explicit_bzero(s->locator, sizeof s->locator);
+        free(s);
+        return;
+    }
+}
+
+static json_t *dataset_message(const dataset_info *d, err *e)
+{
+    json_t *out = json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I}", "name", d->name, "digest", d->digest,
+                            "train_samples", (json_int_t)d->samples[DATASET_TRAIN], "train_chunks",
+                            (json_int_t)d->chunks[DATASET_TRAIN], "test_samples",
+                            (json_int_t)d->samples[DATASET_TEST], "test_chunks",
+                            (json_int_t)d->chunks[DATASET_TEST], "chunk_samples",
+                            (json_int_t)d->chunk_samples);
+    if (!out)
+        err_set(e, ERR_NOMEM, "no memory for the job");
+    return out;
+}
+
+int sides_resolve(owner *o, side *s, const request *r, err *e)
+{
+    cleanup_json json_t *record = NULL;
+    if (registry_get(o->controller, r->function_name, &record, e))
+        return -1;
+    s->function = json_object();
+    static const char *const kept[] = {"name", "version", "digest", "object"};
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+        json_object_set(s->function, kept[i], json_object_get(record, kept[i]));
+    dataset_info info;
+    err why = ERR_INIT;
+    if (dataset_find(o->controller->store, r->dataset, &info, NULL, &why)) {
+        *e = why;
+        return why.code == ERR_NOT_FOUND ? err_set(e, ERR_NOT_FOUND, "there is no dataset \"%s\"", r->dataset)
+                                         : -1;
+    }
+    s->dataset = dataset_message(&info, e);
+    s->info = dataset_info_json(&info);
+    dataset_info_free(&info);
+    return s->dataset ? 0 : -1;
+}
+
+int sides_open_object(owner *o, side *s, err *e)
+{
+    const char *object = json_string_value(json_object_get(s->function, "object"));
+    if (s->object || !object || strncmp(object, "zoo:", 4) == 0)
+        return 0;
+    if (store_blob_open(o->controller->store, object, &s->object, e))
+        return -1;
+    return blob_path(s->object, s->object_path, e);
+}
+
+/* ---- what its pods may read and write ---------------------------------------------------------------- */
+
+static int make_locators(store *st, side *s, err *e)
+{
+    char data[STORE_LOCATOR_BYTES];
+    const char *upload = json_string_value(json_object_get(s->info, "upload"));
+    if (!upload)
+        return err_set(e, ERR_CORRUPT, "the record of job %s names no dataset", s->id);
+    if (store_chunks_locator(st, upload, data, e))
+        return -1;
+    if (store_locator(st, STORE_USE_JOB, s->locator, e)) {
+        s->locator[0] = '\0';
+        store_revoke(st, data, NULL); /* what stays, the next start finds */
+        return -1;
+    }
+    json_object_set_new(s->dataset, "locator", json_string(data));
+    explicit_bzero(data, sizeof data);
+    return 0;
+}
+
+static bool is_open_to_all(const char *locator)
+{
+    return strncmp(locator, "mongodb", 7) == 0 && !store_locator_has_user(locator);
+}
+
+int sides_access(owner *o, side *s, const job *j, err *e)
+{
+    if (s->locator[0] && json_object_get(s->dataset, "locator"))
+        return 0;
+    if (make_locators(o->controller->store, s, e))
+        return err_wrap(e, "access to the store");
+    jobs_save(o, j);
+    log_context(s->id, -1, -1);
+    if (is_open_to_all(s->locator))
+        log_warn("the store has no users: whoever reaches it reads and writes all of it, this job's pods too");
+    else if (store_locator_has_user(s->locator))
+        log_info("its pods have users of their own in the store");
+    log_context(NULL, -1, -1);
+    return 0;
+}
+
+void sides_revoke(owner *o, side *s)
+{
+    const char *data = json_string_value(json_object_get(s->dataset, "locator"));
+    err e = ERR_INIT;
+    bool up = store_watch_up(o->controller->watch, NULL); /* else owner_store_back sees to them */
+    if ((up && data && store_revoke(o->controller->store, data, &e)) ||
+        (up && s->locator[0] && store_revoke(o->controller->store, s->locator, &e)))
+        log_warn("job %s: its users stay in the store for now: %s", s->id, e.message);
+    s->locator[0] = '\0';
+    json_object_del(s->dataset, "locator");
+}
+
+void sides_revoke_others(owner *o)
+{
+    size_t count = 0, revoked = 0;
+    err e = ERR_INIT;
+    for (const side *s = o->sides; s; s = s->next)
+        count += 2;
+    const char **kept = calloc(count + 1, sizeof *kept);
+    if (!kept)
+        return;
+    count = 0;
+    for (const side *s = o->sides; s; s = s->next) {
+        const char *data = json_string_value(json_object_get(s->dataset, "locator"));
+        kept[count++] = data ? data : "";
+        kept[count++] = s->locator;
+    }
+    if (store_revoke_others(o->controller->store, kept, count, &revoked, &e))
+        log_warn("users of jobs that ended may be left in the store: %s", e.message);
+    else if (revoked)
+        log_info("shut out %zu users of jobs that are no more", revoked);
+    free(kept);
+}
+
+/* ---- records ------------------------------------------------------------------------------------------- */
+
+static void set_since(json_t *out, const char *key, int64_t from, int64_t to)
+{
+    json_object_set_new(out, key, from && to >= from ? json_integer(to - from) : json_null());
+}
+
+/* Where the time from the request to the first training went. */
+static json_t *start_json(const job_times *t)
+{
+    json_t *out = json_object();
+    set_since(out, "queued", t->submitted, t->granted);
+    set_since(out, "ps", t->granted, t->ps);
+    set_since(out, "functions", t->ps, t->functions);
+    set_since(out, "training", t->functions, t->training);
+    set_since(out, "total", t->submitted, t->training);
+    return out;
+}
+
+json_t *sides_record(const side *s, const job *j)
+{
+    size_t epochs = json_array_size(s->epochs);
+    json_t *last = epochs ? json_array_get(s->epochs, epochs - 1) : NULL;
+    return json_pack("{s:o, s:O, s:O, s:O*, s:s, s:s*, s:O*, s:o, s:O*, s:s, s:s*}", "job", job_record(j), "function",
+                     s->function, "dataset", s->dataset, "dataset_info", s->info, "secret", s->secret, "user",
+                     s->user[0] ? s->user : NULL, "plan", s->plan,
+                     "start_ms", s->start_ms ? json_incref(s->start_ms) : start_json(&s->times), "last",
+                     last, "sha256", s->sha256, "store", s->locator[0] ? s->locator : NULL);
+}
+
+/* The epochs a job has done, from its history. */
+json_t *epochs_of_history(store *st, const char *id)
+{
+    static const char *const keys[][2] = {{"train_loss", "train_loss"},
+                                          {"validation_loss", "validation_loss"},
+                                          {"accuracy", "accuracy"},
+                                          {"parallelism", "parallelism"},
+                                          {"seconds", "epoch_duration"}};
+    cleanup_json json_t *history = NULL;
+    json_t *out = json_array();
+    if (store_get(st, "history", id, &history, NULL, NULL))
+        return out;
+    const json_t *data = json_object_get(history, "data");
+    size_t count = json_array_size(json_object_get(data, "train_loss"));
+    for (size_t i = 0; i < count; i++) {
+        json_t *epoch = json_pack("{s:I}", "epoch", (json_int_t)i + 1);
+        for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
+            json_t *value = json_array_get(json_object_get(data, keys[k][1]), i);
+            json_object_set(epoch, keys[k][0], value ? value : json_null());
+        }
+        json_array_append_new(out, epoch);
+    }
+    return out;
+}
+
+int sides_restore(owner *o, const json_t *record, side **out, err *e)
+{
+    const json_t *inner = json_object_get(record, "job");
+    const char *id = json_string_value(json_object_get(inner, "id"));
+    const char *secret = json_string_value(json_object_get(record, "secret"));
+    json_t *function = json_object_get(record, "function"), *data = json_object_get(record, "dataset");
+    if (!id || !secret || !json_is_object(function) || !json_is_object(data))
+        return err_set(e, ERR_CORRUPT, "the record has no id, secret, function or dataset");
+    side *s = sides_new(o, id);
+    if (!s)
+        return err_set(e, ERR_NOMEM, "no memory for the job");
+    const char *locator = json_string_value(json_object_get(record, "store"));
+    const char *user = json_string_value(json_object_get(record, "user"));
+    snprintf(s->secret, sizeof s->secret, "%s", secret);
+    snprintf(s->user, sizeof s->user, "%s", user ? user : "");
+    snprintf(s->locator, sizeof s->locator, "%s", locator ? locator : "");
+    s->function = json_incref(function);
+    s->dataset = json_incref(data);
+    s->info = json_incref(json_object_get(record, "dataset_info"));
+    s->plan = json_incref(json_object_get(record, "plan"));
+    s->start_ms = json_incref(json_object_get(record, "start_ms"));
+    json_decref(s->epochs);
+    s->epochs = epochs_of_history(o->controller->store, id);
+    *out = s;
+    return 0;
+}
+
+/* While the store is away the newest record of each job is kept here, ended jobs' too. */
+static void save(owner *o, const char *id, json_t *record)
+{
+    err e = ERR_INIT;
+    if (store_watch_up(o->controller->watch, &e) &&
+        store_put(o->controller->store, "jobs", id, record, STORE_ANY, NULL, &e) == 0) {
+        json_object_del(o->unsaved, id);
+        return;
+    }
+    log_error("the record of job %s cannot be written: %s", id, e.message);
+    json_t *copy = e.code == ERR_UNAVAILABLE ? json_deep_copy(record) : NULL;
+    if (copy)
+        json_object_set_new(o->unsaved, id, copy);
+}
+
+void jobs_save(owner *o, const job *j)
+{
+    side *s = sides_find(o, j->id);
+    cleanup_json json_t *record = s ? sides_record(s, j) : NULL;
+    if (record)
+        save(o, j->id, record);
+    else
+        log_error("no memory for the record of job %s", j->id);
+}
+
+void jobs_save_unsaved(owner *o)
+{
+    const char *id;
+    json_t *record;
+    void *next;
+    json_object_foreach_safe(o->unsaved, next, id, record) {
+        char name[JOB_ID_BYTES];
+        cleanup_json json_t *own = json_incref(record);
+        snprintf(name, sizeof name, "%s", id); /* the key goes with the entry */
+        save(o, name, own);
+    }
+}
+
+/* ---- as the API shows it ----------------------------------------------------------------------------------- */
+
+static void copy_field(json_t *to, const char *key, const json_t *from, const char *from_key)
+{
+    json_t *value = json_object_get(from, from_key);
+    json_object_set(to, key, value ? value : json_null());
+}
+
+static json_t *conditions_json(const json_t *conditions)
+{
+    json_t *out = json_array(), *c;
+    size_t i;
+    json_array_foreach((json_t *)(uintptr_t)conditions, i, c) {
+        json_t *shown = json_object();
+        copy_field(shown, "type", c, "type");
+        const json_t *status = json_object_get(c, "status");
+        json_object_set_new(shown, "status",
+                            json_string(json_is_string(status)  ? json_string_value(status)
+                                        : json_is_true(status) ? "True"
+                                                               : "False"));
+        copy_field(shown, "reason", c, "reason");
+        copy_field(shown, "message", c, "message");
+        rest_time(shown, "lastTransitionTime",
+                  json_integer_value(json_object_get(c, "since_ms")));
+        json_array_append_new(out, shown);
+    }
+    return out;
+}
+
+json_t *jobs_task_json(const json_t *record)
+{
+    static const char *const plain[] = {"id", "state", "reason", "message", "request"};
+    static const char *const last[] = {"train_loss", "validation_loss", "accuracy"};
+    const json_t *inner = json_object_get(record, "job"), *epoch = json_object_get(record, "last");
+    json_t *out = json_object();
+    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
+        copy_field(out, plain[i], inner, plain[i]);
+    copy_field(out, "user", record, "user");
+    copy_field(out, "epoch", inner, "epochs");
+    copy_field(out, "parallelism", inner, "parallelism");
+    json_object_set_new(out, "retries", json_integer(json_integer_value(json_object_get(inner, "retries"))));
+    for (size_t i = 0; i < sizeof last / sizeof *last; i++)
+        copy_field(out, last[i], epoch, last[i]);
+    json_object_set_new(out, "conditions", conditions_json(json_object_get(inner, "conditions")));
+    rest_time(out, "created", json_integer_value(json_object_get(inner, "created_ms")));
+    rest_time(out, "started", json_integer_value(json_object_get(inner, "started_ms")));
+    rest_time(out, "finished", json_integer_value(json_object_get(inner, "finished_ms")));
+    const json_t *function = json_object_get(record, "function");
+    json_object_set_new(out, "function_version", json_incref(json_object_get(function, "version")));
+    copy_field(out, "function_digest", function, "digest");
+    copy_field(out, "dataset_digest", json_object_get(record, "dataset"), "digest");
+    copy_field(out, "start_ms", record, "start_ms");
+    copy_field(out, "sha256", record, "sha256");
+    return out;
+}
+
+/* With the one dominant reason, where the state has none of its own. */
+json_t *jobs_live_json(owner *o, const job *j)
+{
+    side *s = sides_find(o, j->id);
+    cleanup_json json_t *record = s ? sides_record(s, j) : NULL;
+    if (!record)
+        return NULL;
+    json_t *out = jobs_task_json(record);
+    job_reason why;
+    jobs_explain(o->machine, j, clock_monotonic_ms(), &why);
+    json_object_set_new(out, "reason", json_string(why.reason));
+    json_object_set_new(out, "message", json_string(why.message));
+    json_object_set_new(out, "phase", j->phase[0] && !job_ended(j) ? json_string(j->phase) : json_null());
+    /* It goes to other threads: nothing in it may be shared with what stays here. */
+    json_t *own = json_deep_copy(out);
+    json_decref(out);
+    return own;
+}
+
+/* ---- logs ------------------------------------------------------------------------------------------------------ */
+
+typedef struct line {
+    char time[25]; /* of this line or of the last one of its pod that has one */
+    int pod;
+    size_t order;
+    const char *text;
+    int len;
+} line;
+
+typedef struct pod_log {
+    char *text;
+    size_t len;
+    char label[32];
+} pod_log;
+
+static bool has_time(const char *text, size_t len)
+{
+    return len > 24 && text[4] == '-' && text[10] == 'T' && text[23] == 'Z';
+}
+
+static void label_of(const pod *p, char *out, size_t bytes)
+{
+    int again = p->incarnation > 0 ? p->incarnation : 0;
+    const char *role = p->role == POD_PS ? "ps" : "function";
+    if (p->function >= 0 && again)
+        snprintf(out, bytes, "%s-%d.%d", role, p->function, again);
+    else if (p->function >= 0)
+        snprintf(out, bytes, "%s-%d", role, p->function);
+    else if (again)
+        snprintf(out, bytes, "%s.%d", role, again);
+    else
+        snprintf(out, bytes, "%s", role);
+}
+
+static int split(const pod_log *log, int which, line **lines, size_t *count, size_t *max, err *e)
+{
+    char time[25] = "";
+    for (const char *at = log->text, *end = log->text + log->len; at < end;) {
+        const char *newline = memchr(at, '\n', (size_t)(end - at));
+        size_t len = (size_t)((newline ? newline : end) - at);
+        if (*count == *max) {
+            size_t more = *max ? *max * 2 : 1024;
+            line *grown = realloc(*lines, more * sizeof **lines);
+            if (!grown)
+                return err_set(e, ERR_NOMEM, "no memory for the job's log");
+            *lines = grown;
+            *max = more;
+        }
+        if (has_time(at, len))
+            snprintf(time, sizeof time, "%.24s", at);
+        line *l = &(*lines)[*count];
+        *l = (line){.pod = which, .order = *count, .text = at, .len = (int)len};
+        memcpy(l->time, time, sizeof time);
+        ++*count;
+        at += len + 1;
+    }
+    return 0;
+}
+
+static int by_time(const void *a, const void *b)
+{
+    const line *x = a, *y = b;
+    int order = strcmp(x->time, y->time);
+    return order ? order : x->order < y->order ? -1 : 1;
+}
+
+static int write_lines(const pod_log *logs, size_t pods, buf *out, err *e)
+{
+    line *lines = NULL;
+    size_t count = 0, max = 0;
+    int status = 0;
+    for (size_t i = 0; i < pods && status == 0; i++)
+        status = split(&logs[i], (int)i, &lines, &count, &max, e);
+    if (count)
+        qsort(lines, count, sizeof *lines, by_time);
+    for (size_t i = 0; i < count && status == 0; i++)
+        status = buf_printf(out, e, "%-12s| %.*s\n", logs[lines[i].pod].label, lines[i].len, lines[i].text);
+    free(lines);
+    return status;
+}
+
+/* How far a follower has seen a pod's log; NULL: no memory, all of it is taken for new. */
+static log_position *position_of(log_position **list, const char *name)
+{
+    for (log_position *p = *list; p; p = p->next)
+        if (strcmp(p->pod, name) == 0)
+            return p;
+    log_position *p = calloc(1, sizeof *p);
+    if (!p)
+        return NULL;
+    snprintf(p->pod, sizeof p->pod, "%s", name);
+    p->next = *list;
+    *list = p;
+    return p;
+}
+
+/* Leaves what is new, up to the last whole line. A log over the limit shows only its tail, in which
+ * what was seen cannot be counted: then following it ends there. */
+static void cut_seen(pod_log *log, log_position *seen, bool ended)
+{
+    const char *last = ended ? NULL : memrchr(log->text, '\n', log->len);
+    size_t whole = ended ? log->len : last ? (size_t)(last - log->text) + 1 : 0;
+    size_t from = seen ? seen->seen : 0;
+    from = from < whole ? from : whole;
+    if (seen)
+        seen->seen = whole;
+    memmove(log->text, log->text + from, whole - from);
+    log->len = whole - from;
+}
+
+/* `positions` NULL: everything. */
+static int merge(owner *o, const char *id, log_position **positions, buf *out, err *e)
+{
+    size_t count = 0, used = 0;
+    cleanup_free pod *all = calloc(CLUSTER_PODS_SEEN_MAX, sizeof *all);
+    if (!all)
+        return err_set(e, ERR_NOMEM, "no memory for the job's log");
+    if (o->cluster->ops->list(o->cluster, all, CLUSTER_PODS_SEEN_MAX, &count, e))
+        return -1;
+    count = count < CLUSTER_PODS_SEEN_MAX ? count : CLUSTER_PODS_SEEN_MAX;
+    cleanup_free pod_log *logs = calloc(count + 1, sizeof *logs);
+    for (size_t i = 0; logs && i < count; i++) {
+        pod_log *log = &logs[used];
+        if (strcmp(all[i].job, id) != 0 ||
+            o->cluster->ops->log_tail(o->cluster, all[i].name, CONTROLLER_LOG_BYTES_MAX, &log->text,
+                                      &log->len, NULL))
+            continue;
+        label_of(&all[i], log->label, sizeof log->label);
+        if (positions)
+            cut_seen(log, position_of(positions, all[i].name), all[i].phase == POD_ENDED);
+        used++;
+    }
+    int status = logs ? write_lines(logs, used, out, e) : err_set(e, ERR_NOMEM, "no memory for the job's log");
+    for (size_t i = 0; i < used; i++)
+        free(logs[i].text);
+    return status;
+}
+
+int logs_merged(owner *o, const char *id, buf *out, err *e)
+{
+    return merge(o, id, NULL, out, e);
+}
+
+int logs_since(owner *o, const char *id, log_position **positions, buf *out, err *e)
+{
+    return merge(o, id, positions, out, e);
+}
+
+int jobs_store_log(owner *o, const char *id, const char *text, size_t len, err *e)
+{
+    char prefix[STORE_KEY_BYTES], name[STORE_KEY_BYTES];
+    blob_entry *entries = NULL;
+    size_t count = 0;
+    snprintf(prefix, sizeof prefix, "logs/%s/", id);
+    if (!store_watch_up(o->controller->watch, e) ||
+        store_blob_list(o->controller->store, prefix, NULL, 0, &entries, &count, e))
+        return -1;
+    free(entries);
+    snprintf(name, sizeof name, "logs/%s/%04zu", id, count);
+    return store_blob_put(o->controller->store, name, text, len, e);
+}
+
+/* Once it lies in the store the cluster need not keep it. */
+static void forget_pods(owner *o, const char *id)
+{
+    size_t count = 0;
+    cleanup_free pod *all = calloc(CLUSTER_PODS_SEEN_MAX, sizeof *all);
+    if (!all || o->cluster->ops->list(o->cluster, all, CLUSTER_PODS_SEEN_MAX, &count, NULL))
+        return;
+    for (size_t i = 0; i < count && i < CLUSTER_PODS_SEEN_MAX; i++)
+        if (all[i].phase == POD_ENDED && strcmp(all[i].job, id) == 0)
+            o->cluster->ops->stop(o->cluster, all[i].name, 0, NULL);
+}
+
+void jobs_archive(owner *o, const char *id)
+{
+    cleanup_buf buf text;
+    buf_init(&text, (size_t)CONTROLLER_LOG_BYTES_MAX * 16);
+    err e = ERR_INIT;
+    int status = logs_merged(o, id, &text, &e);
+    /* What is too long is kept as far as it goes. */
+    if (status && e.code != ERR_LIMIT)
+        log_error("the log of job %s: %s", id, e.message);
+    else if (text.len && jobs_store_log(o, id, text.bytes, text.len, &e))
+        log_error("the log of job %s cannot be kept: %s", id, e.message);
+    else
+        forget_pods(o, id);
+}

@@ -1,0 +1,73 @@
+/* owner_usage.c: what functions use, as each job's kubeml-ps tells every few seconds: for GET /usage and /metrics. */
+#include <stdio.h>
+
+#include "controller.h"
+#include "owner_internal.h"
+
+static void set_gauges(controller_metrics *g, const char *id, const json_t *row)
+{
+    char function[16];
+    const json_t *gpu = json_object_get(row, "gpu");
+    snprintf(function, sizeof function, "%d", (int)json_integer_value(json_object_get(row, "function")));
+    metric_set(g->cpu_percent, json_number_value(json_object_get(row, "cpu_percent")), id, function, NULL);
+    metric_set(g->memory_bytes, json_number_value(json_object_get(row, "memory_bytes")), id, function, NULL);
+    if (!gpu)
+        return;
+    metric_set(g->gpu_percent, json_number_value(json_object_get(gpu, "percent")), id, function, NULL);
+    metric_set(g->gpu_memory_bytes, json_number_value(json_object_get(gpu, "memory_bytes")), id, function, NULL);
+    metric_set(g->gpu_watts, json_number_value(json_object_get(gpu, "watts")), id, function, NULL);
+}
+
+void usage_drop(owner *o, const char *id)
+{
+    controller_metrics *g = &o->controller->metrics;
+    metric *const gauges[] = {g->cpu_percent, g->memory_bytes, g->gpu_percent, g->gpu_memory_bytes, g->gpu_watts};
+    side *s = sides_find(o, id);
+    for (size_t i = 0; i < sizeof gauges / sizeof *gauges; i++)
+        metric_drop(gauges[i], id);
+    if (s) {
+        json_decref(s->usage);
+        s->usage = NULL;
+    }
+}
+
+/* All rows anew: a function that was let go is in them no more. */
+void usage_take(owner *o, const char *id, const json_t *rows)
+{
+    side *s = sides_find(o, id);
+    json_t *row, *shown;
+    size_t i;
+    const job *j = jobs_find(o->machine, id);
+    if (!s || !j || job_ended(j) || !json_is_array(rows)) /* kubeml-ps may tell a last time after the end */
+        return;
+    usage_drop(o, id);
+    s->usage = json_array();
+    json_array_foreach((json_t *)(uintptr_t)rows, i, row)
+    {
+        shown = json_pack("{s:s}", "job", id);
+        json_object_update(shown, row);
+        if (!json_object_get(row, "gpu"))
+            json_object_set_new(shown, "gpu", json_null());
+        json_array_append_new(s->usage, shown);
+        set_gauges(&o->controller->metrics, id, row);
+    }
+}
+
+static void run_usage(owner *o, void *arg)
+{
+    json_t *all = json_array();
+    for (const side *s = o->sides; s; s = s->next) {
+        const job *j = jobs_find(o->machine, s->id);
+        if (s->usage && j && !job_ended(j)) /* one that ended lets its pods go first */
+            json_array_extend(all, s->usage);
+    }
+    *(json_t **)arg = json_deep_copy(all); /* it goes to another thread */
+    json_decref(all);
+}
+
+int owner_usage(owner *o, json_t **out, err *e)
+{
+    *out = NULL;
+    owner_run(o, run_usage, out);
+    return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for what functions use");
+}

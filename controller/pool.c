@@ -1,0 +1,557 @@
+/* pool.c: pods and the connections to them, and the pool of warm ones.
+ *
+ * A pod is started generic and dialled until it says welcome; then it is warm, or goes at once to
+ * the job that asked for it. It is labelled before it hears of the job. One that was given away never
+ * comes back. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "clock.h"
+#include "log.h"
+#include "owner_internal.h"
+
+enum {
+    REFILL_AFTER_MS = 150,  /* a job that has just taken pods needs the cores more than the pool */
+    RETRY_MS = 1000,        /* after a pod of the pool did not start; doubled each time */
+    RETRY_MS_MAX = 30000,
+    STARTING_MAX = 2,       /* pods of the pool that start at the same time */
+    STUCK_MS = 10000,       /* a pod that is placed and not made by then: its node may be gone */
+    STUCK_MS_MAX = 80000,
+};
+
+static int64_t pool_wait_ms = RETRY_MS;
+static int64_t stuck_ms = STUCK_MS; /* doubled with each that was stuck: a node may be slow, too */
+
+/* ---- the list --------------------------------------------------------------------------------------- */
+
+link_pod *pool_find(owner *o, const char *name)
+{
+    for (link_pod *p = o->pods; p; p = p->next)
+        if (strcmp(p->name, name) == 0)
+            return p;
+    return NULL;
+}
+
+link_pod *pool_of(owner *o, const char *id, int function, int incarnation)
+{
+    for (link_pod *p = o->pods; p; p = p->next)
+        if (strcmp(p->job, id) == 0 && p->function == function && p->incarnation == incarnation &&
+            p->use != USE_STOPPING)
+            return p;
+    return NULL;
+}
+
+void pool_hang_up(link_pod *p)
+{
+    wire_close(p->wire);
+    p->wire = NULL;
+    p->talk = TALK_NONE;
+}
+
+static void drop(owner *o, link_pod *gone)
+{
+    for (link_pod **at = &o->pods; *at; at = &(*at)->next)
+        if (*at == gone) {
+            *at = gone->next;
+            break;
+        }
+    pool_hang_up(gone);
+    free(gone);
+}
+
+void pool_close(owner *o)
+{
+    while (o->pods)
+        drop(o, o->pods);
+}
+
+void pool_counts(const owner *o, int *functions, int *ps, int *all)
+{
+    *functions = *ps = *all = 0;
+    for (const link_pod *p = o->pods; p; p = p->next) {
+        ++*all;
+        if (p->use == USE_WARM)
+            ++*(p->role == POD_PS ? ps : functions);
+    }
+}
+
+void pool_use(link_pod *p, pod_use use)
+{
+    p->use = use;
+    p->since_ms = clock_monotonic_ms();
+}
+
+/* ---- events ------------------------------------------------------------------------------------------- */
+
+void pool_event(owner *o, const link_pod *p, job_event_type type, err_code code, const char *reason,
+                 const char *message)
+{
+    owner_event(o, &(job_event){.type = type, .job = p->job, .pod = p->name, .function = p->function,
+                                .incarnation = p->incarnation, .code = code, .reason = reason,
+                                .message = message});
+}
+
+static void waiter_done(owner *o, link_pod *p, const err *why)
+{
+    take_waiter *w = p->waiter;
+    p->waiter = NULL;
+    pthread_mutex_lock(&o->lock);
+    if (why) {
+        w->why = *why;
+    } else {
+        w->wire = p->wire;
+        p->wire = NULL;
+        p->talk = TALK_NONE;
+        snprintf(w->pod, sizeof w->pod, "%s", p->name);
+    }
+    w->done = true;
+    pthread_cond_broadcast(&o->taken);
+    pthread_mutex_unlock(&o->lock);
+}
+
+/* ---- starting ------------------------------------------------------------------------------------------ */
+
+static link_pod *add(owner *o, const pod *from)
+{
+    link_pod *p = calloc(1, sizeof *p);
+    if (!p)
+        return NULL;
+    snprintf(p->name, sizeof p->name, "%s", from->name);
+    snprintf(p->address, sizeof p->address, "%s", from->address);
+    snprintf(p->job, sizeof p->job, "%s", from->job);
+    p->role = from->role;
+    p->function = from->function;
+    p->incarnation = from->incarnation;
+    p->dial_ms = INT64_MAX;
+    p->next = o->pods;
+    o->pods = p;
+    return p;
+}
+
+static link_pod *start(owner *o, pod_role role, err *e)
+{
+    pod_spec spec = {.role = role};
+    pod started;
+    char random[9];
+    owner_random_hex(random, sizeof random);
+    snprintf(spec.name, sizeof spec.name, "%s-%s", role == POD_PS ? "ps" : "function", random);
+    spec.limits.memory_bytes = role == POD_FUNCTION ? o->controller->config.function_memory : 0;
+    if (o->cluster->ops->start(o->cluster, &spec, &started, e))
+        return NULL;
+    link_pod *p = add(o, &started);
+    if (!p) {
+        o->cluster->ops->stop(o->cluster, spec.name, 0, NULL);
+        err_set(e, ERR_NOMEM, "no memory for pod %s", spec.name);
+        return NULL;
+    }
+    pool_use(p, USE_STARTING);
+    p->dial_wait_ms = POD_DIAL_MS;
+    /* Where it will be is not always known yet: pool_changed tells. */
+    p->dial_ms = p->address[0] ? clock_deadline_ms(POD_DIAL_MS) : INT64_MAX;
+    return p;
+}
+
+/* ---- giving ---------------------------------------------------------------------------------------------- */
+
+/* A pod that said welcome goes to the job in its fields. */
+static void give(owner *o, link_pod *p)
+{
+    err e = ERR_INIT;
+    if (o->cluster->ops->assign(o->cluster, p->name, p->job, p->function, p->incarnation, &e)) {
+        pool_event(o, p, JOB_POD_FAILED, e.code, "PodLost", e.message);
+        p->job[0] = '\0';
+        pool_stop(o, p->name, 0);
+        return;
+    }
+    pool_use(p, USE_JOB);
+    pool_event(o, p, JOB_POD_READY, ERR_NONE, NULL, NULL);
+}
+
+static void tell_waiting(owner *o, const link_pod *p)
+{
+    if (p->waits_reason[0])
+        pool_event(o, p, JOB_POD_WAITING, ERR_NONE, p->waits_reason, p->waits_message);
+}
+
+static link_pod *find_generic(owner *o, pod_role role, pod_use use)
+{
+    link_pod *oldest = NULL;
+    for (link_pod *p = o->pods; p; p = p->next)
+        if (p->role == role && p->use == use && !p->job[0] && !p->waiter)
+            oldest = p;
+    return oldest;
+}
+
+static void reserve(link_pod *p, const char *id, int function, int incarnation)
+{
+    snprintf(p->job, sizeof p->job, "%s", id);
+    p->function = function;
+    p->incarnation = incarnation;
+}
+
+void pool_take(owner *o, const job_action *a)
+{
+    pod_role role = a->function == JOB_KUBEML_PS ? POD_PS : POD_FUNCTION;
+    o->pool_retry_ms = clock_deadline_ms(REFILL_AFTER_MS);
+    link_pod *p = find_generic(o, role, USE_WARM);
+    if (p) {
+        reserve(p, a->job->id, a->function, a->incarnation);
+        give(o, p);
+        return;
+    }
+    err e = ERR_INIT;
+    p = find_generic(o, role, USE_STARTING);
+    if (!p)
+        p = start(o, role, &e);
+    if (!p) {
+        owner_event(o, &(job_event){.type = JOB_POD_FAILED, .job = a->job->id, .function = a->function,
+                                    .incarnation = a->incarnation, .code = e.code,
+                                    .reason = "PodNotStarted", .message = e.message});
+        return;
+    }
+    reserve(p, a->job->id, a->function, a->incarnation);
+    pool_event(o, p, JOB_POD_WAITING, ERR_NONE, "PoolEmpty",
+         role == POD_PS ? "no warm kubeml-ps was there; one is being started"
+                        : "no warm function was there; one is being started");
+    tell_waiting(o, p);
+}
+
+void pool_take_function(owner *o, take_waiter *w)
+{
+    err e = ERR_INIT;
+    link_pod *p = find_generic(o, POD_FUNCTION, USE_WARM);
+    bool warm = p != NULL;
+    if (!p)
+        p = find_generic(o, POD_FUNCTION, USE_STARTING);
+    if (!p)
+        p = start(o, POD_FUNCTION, &e);
+    if (!p) {
+        pthread_mutex_lock(&o->lock);
+        w->why = e;
+        w->done = true;
+        pthread_cond_broadcast(&o->taken);
+        pthread_mutex_unlock(&o->lock);
+        return;
+    }
+    p->waiter = w;
+    if (warm) {
+        pool_use(p, USE_SERVE);
+        waiter_done(o, p, NULL);
+    }
+}
+
+void pool_stop(owner *o, const char *name, int grace_ms)
+{
+    link_pod *p = pool_find(o, name);
+    if (p) {
+        pool_use(p, USE_STOPPING);
+        p->dial_ms = INT64_MAX;
+    }
+    err e = ERR_INIT;
+    if (o->cluster->ops->stop(o->cluster, name, grace_ms, &e))
+        log_error("pod %s cannot be stopped: %s", name, e.message);
+}
+
+/* ---- welcome ---------------------------------------------------------------------------------------- */
+
+/* A warm pod that nobody has asked for goes to who waits for one that is still being made. */
+static void give_or_keep(owner *o, link_pod *p)
+{
+    link_pod *late = NULL;
+    for (link_pod *other = o->pods; other; other = other->next)
+        if (other->role == p->role && other->use == USE_STARTING && other->job[0])
+            late = other;
+    if (!late) {
+        pool_use(p, USE_WARM);
+        return;
+    }
+    reserve(p, late->job, late->function, late->incarnation);
+    late->job[0] = '\0';
+    give(o, p);
+}
+
+void pool_welcome(owner *o, link_pod *p, const json_t *m)
+{
+    if (strcmp(wire_type(m), "welcome") != 0) {
+        const char *message = json_string_value(json_object_get(m, "message"));
+        log_error("pod %s says \"%s\" instead of welcome: %s", p->name, wire_type(m), message ? message : "");
+        pool_broken(o, p, "no welcome");
+        return;
+    }
+    p->talk = p->role == POD_PS ? TALK_LIVE : TALK_NONE;
+    pool_wait_ms = RETRY_MS;
+    stuck_ms = STUCK_MS;
+    if (p->attach) {
+        side *s = sides_find(o, p->job);
+        int after = s ? (int)json_array_size(s->epochs) - 1 : -1;
+        p->attach = false;
+        p->talk = TALK_ACCEPTED;
+        pool_send(o, p, json_pack("{s:s, s:s, s:i}", "type", "attach", "id", p->job, "after_epoch",
+                                     after));
+    } else if (p->waiter) {
+        pool_use(p, USE_SERVE);
+        waiter_done(o, p, NULL);
+    } else if (p->job[0]) {
+        give(o, p);
+    } else {
+        give_or_keep(o, p);
+    }
+}
+
+/* ---- dialling ---------------------------------------------------------------------------------------------------- */
+
+static void dial(owner *o, link_pod *p, int64_t now_ms)
+{
+    err e = ERR_INIT;
+    p->dial_ms = INT64_MAX;
+    p->wire = wire_dial(p->address, now_ms + POD_DIAL_MS_MAX, &e);
+    if (p->wire) {
+        p->talk = TALK_WELCOME;
+        wire_watch_peer(p->wire, POD_DEAD_MS);
+        pool_send(o, p, json_pack("{s:s, s:s}", "type", "hello", "token", o->pool_token));
+        return;
+    }
+    if (p->use == USE_STARTING && now_ms - p->since_ms > POD_HELLO_MS) {
+        log_error("pod %s does not answer: %s", p->name, e.message);
+        pool_stop(o, p->name, 0);
+        return;
+    }
+    if (p->use == USE_JOB && p->attach) {
+        p->attach = false;
+        pool_event(o, p, JOB_PS_CLOSED, e.code, NULL, e.message);
+        return;
+    }
+    p->dial_wait_ms = p->dial_wait_ms * 5 / 4 + 1;
+    if (p->dial_wait_ms > POD_DIAL_MS_MAX)
+        p->dial_wait_ms = POD_DIAL_MS_MAX;
+    p->dial_ms = now_ms + p->dial_wait_ms;
+}
+
+/* When a pod counts as stuck. Kubernetes still places pods on a node that has just lost its power, and
+ * keeps them there; where it says what a pod waits for (space, an image), another one would wait too. */
+static int64_t stuck_at(const link_pod *p)
+{
+    bool silent = !p->address[0] && (!p->waits_reason[0] || strcmp(p->waits_reason, "ContainerCreating") == 0);
+    return p->use == USE_STARTING && silent ? p->since_ms + stuck_ms : INT64_MAX;
+}
+
+/* Another pod in its place, for whom it was meant for. */
+static void replace(owner *o, link_pod *old)
+{
+    err e = ERR_INIT;
+    link_pod *p = start(o, old->role, &e);
+    if (!p) {
+        log_error("pod %s is stuck, and no other starts: %s", old->name, e.message);
+        pool_use(old, USE_STARTING); /* looked at again later */
+        return;
+    }
+    log_warn("pod %s is not made: pod %s starts in its place", old->name, p->name);
+    reserve(p, old->job, old->function, old->incarnation);
+    p->waiter = old->waiter;
+    old->waiter = NULL;
+    old->job[0] = '\0';
+    pool_stop(o, old->name, 0);
+}
+
+void pool_timers(owner *o, int64_t now_ms)
+{
+    bool stuck = false;
+    for (link_pod *p = o->pods, *next; p; p = next) {
+        next = p->next;
+        if (p->dial_ms <= now_ms) {
+            dial(o, p, now_ms);
+        } else if (stuck_at(p) <= now_ms) {
+            replace(o, p);
+            stuck = true;
+        }
+    }
+    if (stuck)
+        stuck_ms = stuck_ms * 2 > STUCK_MS_MAX ? STUCK_MS_MAX : stuck_ms * 2;
+}
+
+/* ---- ends ---------------------------------------------------------------------------------------------------------- */
+
+/* The last lines of a pod's log that fit into `bytes`, newlines as they are. */
+static void log_evidence(owner *o, const char *name, char *out, size_t bytes)
+{
+    cleanup_free char *text = NULL;
+    size_t len = 0;
+    out[0] = '\0';
+    if (o->cluster->ops->log_tail(o->cluster, name, LOG_EVIDENCE_BYTES, &text, &len, NULL))
+        return;
+    while (len && (text[len - 1] == '\n' || text[len - 1] == '\r'))
+        text[--len] = '\0';
+    const char *from = len >= bytes ? text + len - (bytes - 1) : text;
+    const char *newline = strchr(from, '\n');
+    if (from != text && newline && newline[1])
+        from = newline + 1; /* whole lines where there are some */
+    const char *last = strrchr(from, '\n');
+    snprintf(out, bytes, "%s", last && strlen(from) > 160 ? last + 1 : from);
+}
+
+/* ---- changes --------------------------------------------------------------------------------------------------------- */
+
+void pool_changed(owner *o, const pod *now)
+{
+    link_pod *p = pool_find(o, now->name);
+    if (!p || p->use != USE_STARTING)
+        return;
+    if (strcmp(p->waits_reason, now->reason) != 0 && now->reason[0])
+        log_warn("pod %s waits: %s", p->name, now->message);
+    snprintf(p->waits_reason, sizeof p->waits_reason, "%s", now->reason);
+    snprintf(p->waits_message, sizeof p->waits_message, "%s", now->message);
+    if (p->job[0])
+        tell_waiting(o, p);
+    if (now->address[0] && strcmp(p->address, now->address) != 0) {
+        snprintf(p->address, sizeof p->address, "%s", now->address);
+        pool_use(p, USE_STARTING); /* POD_HELLO_MS counts from here */
+        p->dial_wait_ms = POD_DIAL_MS;
+        p->dial_ms = clock_monotonic_ms();
+    }
+}
+
+void pool_ended(owner *o, const pod *ended)
+{
+    link_pod *p = pool_find(o, ended->name);
+    if (!p)
+        return;
+    char evidence[140], message[ERR_MESSAGE_BYTES];
+    bool well = ended->exit_status == 0 || p->use == USE_STOPPING;
+    evidence[0] = '\0';
+    if (!well)
+        log_evidence(o, ended->name, evidence, sizeof evidence);
+    snprintf(message, sizeof message, "%.90s%s%.140s", ended->message,
+             evidence[0] ? "; its log ends: " : "", evidence);
+    bool asked = p->use == USE_STOPPING;
+    bool generic = p->use == USE_STARTING || p->use == USE_WARM;
+    if (!well)
+        log_warn("pod %s %s", p->name, message);
+    if (p->waiter) {
+        err why = ERR_INIT;
+        err_set(&why, ERR_CRASHED, "the runtime ended: %s", message);
+        waiter_done(o, p, &why);
+    }
+    if (p->use == USE_STARTING && p->job[0])
+        pool_event(o, p, JOB_POD_FAILED, ERR_CRASHED, ended->reason, message);
+    else if (p->job[0])
+        pool_event(o, p, JOB_POD_ENDED, ERR_CRASHED, ended->reason, message);
+    if (generic && !asked) {
+        pool_wait_ms = pool_wait_ms * 2 > RETRY_MS_MAX ? RETRY_MS_MAX : pool_wait_ms * 2;
+        o->pool_retry_ms = clock_deadline_ms(pool_wait_ms);
+    }
+    if (p->job[0] && !jobs_find(o->machine, p->job))
+        jobs_archive(o, p->job);
+    drop(o, p);
+}
+
+/* ---- the pool ----------------------------------------------------------------------------------------------------------- */
+
+/* Warm and starting ones that nobody has asked for; the oldest warm one in *oldest. */
+static int generic_count(owner *o, pod_role role, int *starting, link_pod **oldest)
+{
+    int count = 0;
+    for (link_pod *p = o->pods; p; p = p->next) {
+        if (p->role != role || p->job[0] || p->waiter || (p->use != USE_WARM && p->use != USE_STARTING))
+            continue;
+        count++;
+        if (p->use == USE_STARTING)
+            ++*starting;
+        else
+            *oldest = p;
+    }
+    return count;
+}
+
+/* As many warm functions as could get a slot, and one for a function that is lost. */
+static int functions_wanted(const owner *o)
+{
+    int floor = o->controller->config.pool_functions, useful = jobs_slots_free(o->machine) + 1;
+    return jobs_waiting(o->machine) && floor > 1 ? 1 : floor < useful ? floor : useful;
+}
+
+static void fill_role(owner *o, pod_role role, int wanted, int floor)
+{
+    int starting = 0;
+    link_pod *oldest = NULL;
+    int have = generic_count(o, role, &starting, &oldest);
+    int64_t now = clock_monotonic_ms();
+    for (; have < wanted && starting < STARTING_MAX && now >= o->pool_retry_ms; have++, starting++) {
+        err e = ERR_INIT;
+        if (!start(o, role, &e)) {
+            log_error("the pool: %s", e.message);
+            o->pool_retry_ms = clock_deadline_ms(pool_wait_ms = pool_wait_ms * 2 > RETRY_MS_MAX
+                                                                    ? RETRY_MS_MAX
+                                                                    : pool_wait_ms * 2);
+            return;
+        }
+    }
+    if (have > floor && oldest && now - oldest->since_ms > OWNER_POOL_IDLE_MS)
+        pool_stop(o, oldest->name, 1000);
+}
+
+void pool_fill(owner *o)
+{
+    if (!o->machine)
+        return;
+    fill_role(o, POD_PS, o->controller->config.pool_ps, o->controller->config.pool_ps);
+    fill_role(o, POD_FUNCTION, functions_wanted(o), o->controller->config.pool_functions);
+}
+
+int64_t pool_deadline(const owner *o)
+{
+    int64_t first = o->pool_retry_ms > clock_monotonic_ms() ? o->pool_retry_ms : INT64_MAX;
+    for (const link_pod *p = o->pods; p; p = p->next) {
+        first = p->dial_ms < first ? p->dial_ms : first;
+        first = stuck_at(p) < first ? stuck_at(p) : first;
+        if (p->use == USE_WARM && p->since_ms + OWNER_POOL_IDLE_MS + 1 > clock_monotonic_ms() &&
+            p->since_ms + OWNER_POOL_IDLE_MS + 1 < first)
+            first = p->since_ms + OWNER_POOL_IDLE_MS + 1;
+    }
+    return first;
+}
+
+/* ---- after a restart ------------------------------------------------------------------------------------------------------ */
+
+static void found(owner *o, const pod *from)
+{
+    link_pod *p = add(o, from);
+    if (!p)
+        return;
+    pool_use(p, from->job[0] ? USE_JOB : USE_STARTING);
+    if (!from->job[0]) {
+        /* Generic as far as its labels say; what it was used for without them is over: its wire was
+         * the old controller's, and one that served a model must not come back. */
+        pool_stop(o, p->name, 1000);
+        return;
+    }
+    owner_event(o, &(job_event){.type = JOB_POD_FOUND, .job = p->job, .pod = p->name,
+                                .function = p->function, .incarnation = p->incarnation});
+}
+
+void pool_find_all(owner *o)
+{
+    size_t count = 0;
+    pod *all = calloc(CLUSTER_PODS_SEEN_MAX, sizeof *all);
+    err e = ERR_INIT;
+    if (!all || o->cluster->ops->list(o->cluster, all, CLUSTER_PODS_SEEN_MAX, &count, &e)) {
+        log_error("the pods of before cannot be listed: %s", all ? e.message : "no memory");
+        free(all);
+        return;
+    }
+    count = count < CLUSTER_PODS_SEEN_MAX ? count : CLUSTER_PODS_SEEN_MAX;
+    for (size_t i = 0; i < count; i++)
+        if (all[i].phase != POD_ENDED)
+            found(o, &all[i]);
+    /* The ends that nobody saw: of a job that goes on, the machine misses the pod by itself. */
+    pod ended;
+    while (o->cluster->ops->next_event(o->cluster, &ended, &e) > 0)
+        ;
+    for (size_t i = 0; i < count; i++)
+        if (all[i].phase == POD_ENDED && all[i].job[0] && !jobs_find(o->machine, all[i].job))
+            jobs_archive(o, all[i].job);
+        else if (all[i].phase == POD_ENDED && !all[i].job[0])
+            o->cluster->ops->stop(o->cluster, all[i].name, 0, NULL);
+    free(all);
+}

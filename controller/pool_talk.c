@@ -1,0 +1,400 @@
+/* pool_talk.c: what is said to pods and what they say: frames of architecture.md to events of the machine
+ * and back. Which pod is whose is pool.c's. */
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "clock.h"
+#include "log.h"
+#include "owner_internal.h"
+#include "store_watch.h"
+
+/* The kubeml-ps that a job talks to. */
+static link_pod *ps_of(owner *o, const char *id)
+{
+    for (link_pod *p = o->pods; p; p = p->next)
+        if (p->role == POD_PS && p->use == USE_JOB && strcmp(p->job, id) == 0)
+            return p;
+    return NULL;
+}
+
+/* ---- talking ------------------------------------------------------------------------------------------------ */
+
+void pool_broken(owner *o, link_pod *p, const char *why)
+{
+    pod_talk talk = p->talk;
+    pool_hang_up(p);
+    if (p->use == USE_STARTING) {
+        p->dial_ms = clock_deadline_ms(p->dial_wait_ms); /* once more, until POD_HELLO_MS */
+    } else if (p->use == USE_WARM) {
+        log_warn("pod %s hung up while it was warm: %s", p->name, why);
+        pool_stop(o, p->name, 0);
+    } else if (p->use == USE_JOB && p->role == POD_PS) {
+        pool_event(o, p, JOB_PS_CLOSED, ERR_UNAVAILABLE, NULL, why);
+    } else if (p->use == USE_JOB && talk == TALK_SPECIALISED) {
+        pool_event(o, p, JOB_UNSPECIALISED, ERR_UNAVAILABLE, "ConnectionLost", why);
+    }
+}
+
+void pool_send(owner *o, link_pod *p, json_t *message)
+{
+    err e = ERR_INIT;
+    if (!message)
+        err_set(&e, ERR_NOMEM, "no memory for a message");
+    else if (p->wire)
+        wire_send(p->wire, message, &e);
+    json_decref(message);
+    if (e.code != ERR_NONE)
+        pool_broken(o, p, e.message);
+}
+
+void pool_tell(owner *o, const char *id, json_t *message)
+{
+    link_pod *p = ps_of(o, id);
+    if (p && p->wire)
+        pool_send(o, p, message);
+    else
+        json_decref(message); /* the machine knows that there is no connection */
+}
+
+void pool_send_job(owner *o, const job_action *a)
+{
+    link_pod *p = pool_find(o, a->pod);
+    side *s = sides_find(o, a->job->id);
+    if (!p || !p->wire || !s) {
+        owner_event(o, &(job_event){.type = JOB_PS_CLOSED, .job = a->job->id, .code = ERR_UNAVAILABLE,
+                                    .message = "the pod is gone"});
+        return;
+    }
+    err e = ERR_INIT;
+    if (sides_access(o, s, a->job, &e)) {
+        owner_event(o, &(job_event){.type = JOB_PS_CLOSED, .job = a->job->id, .code = e.code,
+                                    .message = e.message});
+        return;
+    }
+    json_decref(s->access);
+    s->access = NULL;
+    p->talk = TALK_ACCEPTED;
+    json_t *message = json_pack(
+        "{s:s, s:s, s:s, s:o, s:O, s:O, s:s, s:s, s:b, s:i, s:i, s:i, s:O*}", "type", "job", "id", s->id,
+        "secret", s->secret, "request", request_json(&a->job->request), "function", s->function,
+        "dataset", s->dataset, "store", s->locator, "shm_dir", OWNER_SEGMENT_DIR,
+        "resume", a->job->resumed, "parallelism", a->job->parallelism, "slots_max", a->job->functions_max,
+        "generation", a->job->generation, "plan", s->plan);
+    pool_send(o, p, message);
+}
+
+void pool_attach(owner *o, const job_action *a)
+{
+    link_pod *p = pool_find(o, a->pod);
+    if (!p) {
+        owner_event(o, &(job_event){.type = JOB_PS_CLOSED, .job = a->job->id, .code = ERR_UNAVAILABLE,
+                                    .message = "the pod is gone"});
+        return;
+    }
+    pool_hang_up(p);
+    pool_use(p, USE_JOB);
+    p->attach = true;
+    p->dial_wait_ms = POD_DIAL_MS;
+    p->dial_ms = clock_monotonic_ms();
+}
+
+/* Pods elsewhere do not have our files, and what a database gave us is no file: the object's bytes are in
+ * the message, in base64. So that function pods, where user code runs, need no more of the store than
+ * their dataset. NULL on error. */
+static json_t *object_text(side *s, err *e)
+{
+    int fd;
+    uint64_t len = blob_size(s->object);
+    if (len > BUILDER_OBJECT_BYTES_MAX) {
+        err_set(e, ERR_LIMIT, "an object of %llu bytes", (unsigned long long)len);
+        return NULL;
+    }
+    if (blob_fd(s->object, &fd, e))
+        return NULL;
+    cleanup_free unsigned char *text = malloc((size_t)len / 3 * 4 + 5);
+    void *bytes = mmap(NULL, (size_t)len, PROT_READ, MAP_PRIVATE, fd, 0);
+    json_t *out = NULL;
+    if (text && bytes != MAP_FAILED) {
+        int chars = EVP_EncodeBlock(text, bytes, (int)len);
+        out = json_stringn_nocheck((const char *)text, (size_t)chars);
+    }
+    if (bytes != MAP_FAILED)
+        munmap(bytes, (size_t)len);
+    if (!out)
+        err_set(e, ERR_NOMEM, "no memory for the function's object");
+    return out;
+}
+
+static int specialise_message(const owner *o, const job_action *a, side *s, json_t **out, err *e)
+{
+    bool local = strcmp(o->controller->config.cluster, "local") == 0 && !store_watch_is_far(o->controller->watch);
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    int functions = a->job->parallelism > 0 ? a->job->parallelism : 1;
+    int threads = cores / functions > 1 ? (int)(cores / functions) : 1;
+    json_t *bytes = NULL;
+    if (!local && s->object && !(bytes = object_text(s, e)))
+        return -1;
+    *out = json_pack("{s:s, s:s, s:s, s:i, s:i, s:O, s:s*, s:o*, s:O, s:O, s:o, s:i, s:s}", "type",
+                     "specialise", "job", s->id, "secret", s->secret, "function", a->function,
+                     "incarnation", a->incarnation, "access", s->access, "object_path",
+                     local ? s->object_path : NULL, "object_bytes", bytes, "object",
+                     json_object_get(s->function, "object"), "dataset", s->dataset, "request",
+                     request_json(&a->job->request), "threads", threads, "backend", "cpu");
+    return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for a message");
+}
+
+void pool_specialise(owner *o, const job_action *a)
+{
+    link_pod *p = pool_find(o, a->pod);
+    side *s = sides_find(o, a->job->id);
+    job_event failed = {.type = JOB_UNSPECIALISED, .job = a->job->id, .function = a->function,
+                        .incarnation = a->incarnation, .code = ERR_UNAVAILABLE,
+                        .reason = "ConnectionLost", .message = "the pod is gone"};
+    err e = ERR_INIT;
+    if (!p || !p->wire || !s || !s->access) {
+        owner_event(o, &failed);
+        return;
+    }
+    json_t *message;
+    if (sides_open_object(o, s, &e) || specialise_message(o, a, s, &message, &e)) {
+        failed.code = e.code;
+        failed.reason = "ObjectMissing";
+        failed.message = e.message;
+        owner_event(o, &failed);
+        return;
+    }
+    p->talk = TALK_SPECIALISED;
+    pool_send(o, p, message);
+}
+
+/* ---- hearing -------------------------------------------------------------------------------------------------- */
+
+static const char *text_of(const json_t *m, const char *key)
+{
+    const char *text = json_string_value(json_object_get(m, key));
+    return text ? text : "";
+}
+
+static int number_of(const json_t *m, const char *key)
+{
+    return (int)json_integer_value(json_object_get(m, key));
+}
+
+static double real_of(const json_t *m, const char *key)
+{
+    return json_number_value(json_object_get(m, key));
+}
+
+static void note(int64_t *time)
+{
+    if (!*time)
+        *time = clock_monotonic_ms();
+}
+
+static void on_function(owner *o, link_pod *p, const json_t *m)
+{
+    bool done = strcmp(wire_type(m), "specialised") == 0;
+    if (p->talk != TALK_SPECIALISED || (!done && strcmp(wire_type(m), "failed") != 0)) {
+        log_warn("pod %s says \"%s\", which nobody asked for", p->name, wire_type(m));
+        return;
+    }
+    side *s = sides_find(o, p->job);
+    if (done && s && !s->times.training)
+        s->times.functions = clock_monotonic_ms(); /* the last one's counts */
+    /* From now on it talks to kubeml-ps alone. */
+    pool_hang_up(p);
+    if (done)
+        pool_event(o, p, JOB_SPECIALISED, ERR_NONE, NULL, NULL);
+    else
+        pool_event(o, p, JOB_UNSPECIALISED, err_from_name(text_of(m, "code")), text_of(m, "reason"),
+                   text_of(m, "message"));
+}
+
+/* An epoch as the API shows it: counted from 1. */
+static json_t *epoch_json(const json_t *m)
+{
+    static const char *const copied[] = {"train_loss", "validation_loss", "accuracy", "parallelism",
+                                         "seconds", "version", "samples"};
+    json_t *out = json_object();
+    json_object_set_new(out, "epoch", json_integer(number_of(m, "epoch") + 1));
+    for (size_t i = 0; i < sizeof copied / sizeof *copied; i++) {
+        json_t *value = json_object_get(m, copied[i]);
+        json_object_set(out, copied[i], value ? value : json_null());
+    }
+    return out;
+}
+
+/* Where the epoch's time went: how long functions waited for data shows here. */
+static void set_stages(controller_metrics *g, const char *id, const json_t *m)
+{
+    static const char *const stages[] = {"fetch", "load", "convert", "train", "publish", "merge", "validate", "checkpoint"};
+    const json_t *seconds = json_object_get(m, "stages");
+    for (size_t i = 0; i < sizeof stages / sizeof *stages; i++)
+        metric_set(g->stage_seconds, json_number_value(json_object_get(seconds, stages[i])), id, stages[i], NULL);
+}
+
+static void on_epoch(owner *o, link_pod *p, const json_t *m)
+{
+    side *s = sides_find(o, p->job);
+    controller_metrics *g = &o->controller->metrics;
+    if (!s || number_of(m, "epoch") + 1 <= (int)json_array_size(s->epochs))
+        return; /* told again after an attach */
+    json_t *shown = epoch_json(m);
+    json_array_append_new(s->epochs, shown);
+    metric_set(g->train_loss, real_of(m, "train_loss"), p->job, NULL, NULL);
+    if (json_is_number(json_object_get(m, "validation_loss")))
+        metric_set(g->validation_loss, real_of(m, "validation_loss"), p->job, NULL, NULL);
+    if (json_is_number(json_object_get(m, "accuracy")))
+        metric_set(g->accuracy, real_of(m, "accuracy"), p->job, NULL, NULL);
+    metric_set(g->parallelism, number_of(m, "parallelism"), p->job, NULL, NULL);
+    metric_set(g->epoch_seconds, real_of(m, "seconds"), p->job, NULL, NULL);
+    set_stages(g, p->job, m);
+    follow_epoch(o, p->job, shown);
+    owner_event(o, &(job_event){.type = JOB_PS_EPOCH, .job = p->job, .epoch = number_of(m, "epoch"),
+                                .value = number_of(m, "parallelism"), .seconds = real_of(m, "seconds")});
+}
+
+static void on_finished(owner *o, link_pod *p, const json_t *m)
+{
+    side *s = sides_find(o, p->job);
+    job_event v = {.type = JOB_PS_FINISHED, .job = p->job, .reason = text_of(m, "reason"),
+                   .message = text_of(m, "message"), .value = number_of(m, "epochs"),
+                   .state = JOB_FAILED};
+    if (!job_state_from_name(text_of(m, "state"), &v.state))
+        log_error("kubeml-ps of job %s finished as \"%s\"", p->job, text_of(m, "state"));
+    if (s)
+        snprintf(s->sha256, sizeof s->sha256, "%s", text_of(m, "sha256"));
+    owner_event(o, &v);
+}
+
+static void on_accepted(owner *o, link_pod *p)
+{
+    side *s = sides_find(o, p->job);
+    if (s)
+        note(&s->times.ps);
+    p->talk = TALK_LIVE;
+    pool_event(o, p, JOB_PS_ACCEPTED, ERR_NONE, NULL, NULL);
+}
+
+static void on_access(owner *o, link_pod *p, const json_t *m)
+{
+    side *s = sides_find(o, p->job);
+    if (!s)
+        return;
+    json_decref(s->access);
+    s->access = json_deep_copy(m);
+    json_object_del(s->access, "type");
+    owner_event(o, &(job_event){.type = JOB_PS_ACCESS, .job = p->job});
+    if (o->cluster->ops->publish)
+        o->cluster->ops->publish(o->cluster, p->name, p->job, json_object_get(s->access, "model"));
+}
+
+static void observe(owner *o, const char *part, int64_t from, int64_t to)
+{
+    if (from && to >= from)
+        metric_observe(o->controller->metrics.start_seconds, (double)(to - from) / 1000.0, part, NULL, NULL);
+}
+
+/* The start is over: where its time went. */
+static void note_training(owner *o, side *s)
+{
+    job_times *t = &s->times;
+    if (t->training)
+        return;
+    note(&t->training);
+    if (!t->functions) /* kubeml-ps was heard before the last function's answer */
+        t->functions = t->training;
+    observe(o, "queued", t->submitted, t->granted);
+    observe(o, "ps", t->granted, t->ps);
+    observe(o, "functions", t->ps, t->functions);
+    observe(o, "training", t->functions, t->training);
+    observe(o, "total", t->submitted, t->training);
+}
+
+static void on_phase(owner *o, link_pod *p, const json_t *m)
+{
+    side *s = sides_find(o, p->job);
+    if (s && strcmp(text_of(m, "phase"), "training") == 0)
+        note_training(o, s);
+    owner_event(o, &(job_event){.type = JOB_PS_PHASE, .job = p->job, .phase = text_of(m, "phase"),
+                                .epoch = number_of(m, "epoch"), .round = number_of(m, "round")});
+}
+
+static void on_ps(owner *o, link_pod *p, const json_t *m)
+{
+    const char *type = wire_type(m);
+    job_event v = {.job = p->job, .function = number_of(m, "function"),
+                   .incarnation = number_of(m, "incarnation"), .reason = text_of(m, "reason"),
+                   .message = text_of(m, "message"), .name = text_of(m, "name")};
+    if (strcmp(type, "refused") == 0 && p->talk == TALK_ACCEPTED) {
+        v.type = JOB_PS_REFUSED;
+        v.code = err_from_name(text_of(m, "code"));
+        owner_event(o, &v);
+        return;
+    }
+    /* An attach is answered by what is told first. */
+    if (p->talk == TALK_ACCEPTED)
+        on_accepted(o, p);
+    if (strcmp(type, "access") == 0) {
+        on_access(o, p, m);
+    } else if (strcmp(type, "need") == 0 || strcmp(type, "release") == 0) {
+        v.type = type[0] == 'n' ? JOB_PS_NEED : JOB_PS_RELEASE;
+        owner_event(o, &v);
+    } else if (strcmp(type, "phase") == 0) {
+        on_phase(o, p, m);
+    } else if (strcmp(type, "epoch") == 0) {
+        on_epoch(o, p, m);
+    } else if (strcmp(type, "ask") == 0) {
+        owner_event(o, &(job_event){.type = JOB_PS_ASK, .job = p->job, .epoch = number_of(m, "epoch"),
+                                    .value = number_of(m, "parallelism"), .seconds = real_of(m, "seconds")});
+    } else if (strcmp(type, "condition") == 0) {
+        const json_t *status = json_object_get(m, "status");
+        v.type = JOB_PS_CONDITION;
+        v.status = json_is_string(status) ? strcmp(json_string_value(status), "True") == 0
+                                          : json_is_true(status);
+        owner_event(o, &v);
+    } else if (strcmp(type, "usage") == 0) {
+        usage_take(o, p->job, json_object_get(m, "functions"));
+    } else if (strcmp(type, "finished") == 0) {
+        on_finished(o, p, m);
+    } else if (strcmp(type, "accepted") != 0) {
+        log_warn("kubeml-ps of job %s says \"%s\", which is not known", p->job, type);
+    }
+}
+
+static void on_message(owner *o, link_pod *p, const json_t *m)
+{
+    if (p->talk == TALK_WELCOME)
+        pool_welcome(o, p, m);
+    else if (p->role == POD_FUNCTION)
+        on_function(o, p, m);
+    else if (p->job[0] && p->use != USE_WARM)
+        on_ps(o, p, m);
+}
+
+void pool_readable(owner *o, link_pod *p)
+{
+    err e = ERR_INIT;
+    if (wire_wants_write(p->wire) && wire_flush(p->wire, &e)) {
+        pool_broken(o, p, e.message);
+        return;
+    }
+    /* A message may close the connection (specialised) or end the pod's entry. */
+    while (p->wire) {
+        json_t *m = NULL;
+        int got = wire_receive(p->wire, &m, &e);
+        if (got == 0)
+            return;
+        if (got < 0) {
+            pool_broken(o, p, e.message);
+            return;
+        }
+        on_message(o, p, m);
+        json_decref(m);
+    }
+}

@@ -1,0 +1,302 @@
+/* rest_history.c: /history, /history/{id}, /model and /model/{id}. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "buf.h"
+#include "clock.h"
+#include "controller.h"
+#include "json_read.h"
+#include "multipart.h"
+#include "name.h"
+#include "npz_model.h"
+#include "owner.h"
+#include "safetensors.h"
+#include "weights_model.h"
+
+/* ---- history ---------------------------------------------------------------------------------------------- */
+
+void rest_history_list(http_request *r, void *context)
+{
+    controller *c = context;
+    err e = ERR_INIT;
+    json_t *out = json_array();
+    char after[STORE_KEY_BYTES] = "";
+    for (bool more = true; more;) {
+        store_page page = {0};
+        if (store_list(c->store, "history", NULL, after[0] ? after : NULL, 0, &page, &e)) {
+            store_page_free(&page);
+            json_decref(out);
+            http_answer_error(r, &e);
+            return;
+        }
+        for (size_t i = 0; i < page.count; i++) {
+            json_array_append(out, page.records[i].value);
+            snprintf(after, sizeof after, "%s", page.records[i].key);
+        }
+        more = page.more && page.count;
+        store_page_free(&page);
+    }
+    http_answer_json(r, 200, out);
+}
+
+static int no_history(const char *id, err *e)
+{
+    return err_set(e, ERR_NOT_FOUND, "there is no history of a job \"%.40s\"", id);
+}
+
+void rest_history_get(http_request *r, void *context)
+{
+    controller *c = context;
+    const char *id = http_param(r, "id");
+    json_t *record = NULL;
+    err e = ERR_INIT;
+    int status = name_check("job", id, NULL) ? no_history(id, &e)
+                                             : store_get(c->store, "history", id, &record, NULL, &e);
+    if (status && e.code == ERR_NOT_FOUND)
+        no_history(id, &e);
+    if (status)
+        http_answer_error(r, &e);
+    else
+        http_answer_json(r, 200, record);
+}
+
+/* Checkpoints and the final model: all blobs below models/ID/. */
+static int delete_models(store *s, const char *id, size_t *count, err *e)
+{
+    char prefix[STORE_KEY_BYTES];
+    blob_entry *entries = NULL;
+    snprintf(prefix, sizeof prefix, "models/%s/", id);
+    if (store_blob_list(s, prefix, NULL, 0, &entries, count, e))
+        return -1;
+    int status = 0;
+    for (size_t i = 0; i < *count && status == 0; i++)
+        status = store_blob_delete(s, entries[i].name, e);
+    free(entries);
+    return status;
+}
+
+static json_t *deleted(const char *what, const char *id)
+{
+    json_t *out = json_object();
+    json_object_set_new(out, "result", json_sprintf("%s %s deleted", what, id));
+    return out;
+}
+
+/* With the history go the job's record, its log and its model: nothing of it is left. */
+void rest_history_delete(http_request *r, void *context)
+{
+    controller *c = context;
+    const char *id = http_param(r, "id");
+    size_t count = 0;
+    err e = ERR_INIT;
+    int status = name_check("job", id, NULL) ? no_history(id, &e)
+                                             : owner_check_ended(c->owner, id, &e);
+    if (status == 0 && store_delete(c->store, "history", id, STORE_ANY, &e))
+        status = e.code == ERR_NOT_FOUND ? no_history(id, &e) : -1;
+    if (status == 0)
+        status = delete_models(c->store, id, &count, &e) || owner_forget(c->owner, id, &e) ? -1 : 0;
+    if (status)
+        http_answer_error(r, &e);
+    else
+        http_answer_json(r, 200, deleted("history", id));
+}
+
+/* ---- models --------------------------------------------------------------------------------------------------- */
+
+static int no_model(const char *id, err *e)
+{
+    return err_set(e, ERR_NOT_FOUND, "there is no trained model \"%.40s\"", id);
+}
+
+/* The final model, or the newest checkpoint of a job that has none. */
+static int open_model(store *s, const char *id, blob **out, err *e)
+{
+    char name[STORE_KEY_BYTES];
+    err why = ERR_INIT;
+    if (name_check("job", id, NULL))
+        return no_model(id, e);
+    snprintf(name, sizeof name, "models/%s/final", id);
+    if (store_blob_open(s, name, out, &why) == 0)
+        return 0;
+    blob_entry *entries = NULL;
+    size_t count = 0;
+    snprintf(name, sizeof name, "models/%s/epoch-", id);
+    if (why.code == ERR_NOT_FOUND && store_blob_list(s, name, NULL, 0, &entries, &count, &why) == 0 && count) {
+        int status = store_blob_open(s, entries[count - 1].name, out, e);
+        free(entries);
+        return status;
+    }
+    free(entries);
+    if (why.code != ERR_NOT_FOUND && why.code != ERR_NONE) {
+        *e = why;
+        return -1;
+    }
+    return no_model(id, e);
+}
+
+typedef struct model_source {
+    blob *blob;
+    uint64_t at;
+} model_source;
+
+static ssize_t model_read(void *source, void *out, size_t max)
+{
+    model_source *m = source;
+    uint64_t left = blob_size(m->blob) - m->at;
+    size_t n = left < max ? (size_t)left : max;
+    if (n && blob_read_at(m->blob, m->at, out, n, NULL))
+        return -1;
+    m->at += n;
+    return (ssize_t)n;
+}
+
+static void model_close(void *source)
+{
+    model_source *m = source;
+    blob_close(m->blob);
+    free(m);
+}
+
+/* The checkpoint as it lies in the store, optimizer state and all. */
+static void send_checkpoint(http_request *r, blob *b)
+{
+    model_source *m = calloc(1, sizeof *m);
+    err e = ERR_INIT;
+    if (!m) {
+        blob_close(b);
+        err_set(&e, ERR_NOMEM, "no memory for the model");
+        http_answer_error(r, &e);
+        return;
+    }
+    m->blob = b;
+    http_answer_source(r, "application/octet-stream", blob_size(b), model_read, model_close, m);
+}
+
+static void send_written(http_request *r, controller *c, blob *b,
+                         int (*write)(blob *, const char *, int *, uint64_t *, err *))
+{
+    int fd = -1;
+    uint64_t len = 0;
+    err e = ERR_INIT;
+    int status = write(b, store_scratch_dir(c->store), &fd, &len, &e);
+    blob_close(b);
+    if (status)
+        http_answer_error(r, &e);
+    else
+        http_answer_file(r, "application/octet-stream", fd, len);
+}
+
+void rest_model_get(http_request *r, void *context)
+{
+    controller *c = context;
+    const char *format = http_query(r, "format"), *id = http_param(r, "id");
+    bool npz = format && strcmp(format, "npz") == 0;
+    bool checkpoint = format && strcmp(format, "checkpoint") == 0;
+    char disposition[128];
+    blob *b = NULL;
+    err e = ERR_INIT;
+    if (format && !npz && !checkpoint && strcmp(format, "safetensors") != 0)
+        err_set(&e, ERR_INVALID, "format must be safetensors or npz, or checkpoint");
+    if (e.code != ERR_NONE || open_model(c->store, id, &b, &e)) {
+        http_answer_error(r, &e);
+        return;
+    }
+    snprintf(disposition, sizeof disposition, "attachment; filename=\"%.60s.%s\"", id,
+             npz ? "npz" : "safetensors");
+    http_add_header(r, "Content-Disposition", disposition);
+    if (checkpoint)
+        send_checkpoint(r, b);
+    else
+        send_written(r, c, b, npz ? npz_model_write : weights_model_write);
+}
+
+void rest_model_delete(http_request *r, void *context)
+{
+    controller *c = context;
+    const char *id = http_param(r, "id");
+    size_t count = 0;
+    err e = ERR_INIT;
+    int status = name_check("job", id, NULL) ? no_model(id, &e) : owner_check_ended(c->owner, id, &e);
+    if (status == 0)
+        status = delete_models(c->store, id, &count, &e);
+    if (status == 0 && count == 0)
+        status = no_model(id, &e);
+    if (status)
+        http_answer_error(r, &e);
+    else
+        http_answer_json(r, 200, deleted("model", id));
+}
+
+/* ---- upload: one safetensors file in the multipart field "model" --------------------------------------------------- */
+
+static ssize_t read_body(void *source, void *out, size_t max, err *e)
+{
+    return http_body_read(source, out, max, e);
+}
+
+static int write_part(multipart *parts, blob_writer *to, uint64_t *total, err *e)
+{
+    const char *bytes;
+    ssize_t n;
+    while ((n = multipart_piece(parts, &bytes, e)) > 0) {
+        *total += (uint64_t)n;
+        if (*total > CONTROLLER_MODEL_BYTES_MAX)
+            return err_set(e, ERR_LIMIT, "the model is larger than %llu bytes",
+                           (unsigned long long)CONTROLLER_MODEL_BYTES_MAX);
+        if (blob_write(to, bytes, (size_t)n, e))
+            return -1;
+    }
+    return n < 0 ? -1 : 0;
+}
+
+static int take_model(multipart *parts, blob_writer *to, err *e)
+{
+    multipart_part part;
+    uint64_t total = 0;
+    int count = 0, more;
+    while ((more = multipart_next(parts, &part, e)) > 0) {
+        if (strcmp(part.name, "model") != 0 || count++)
+            return err_set(e, ERR_INVALID, "one field \"model\" is expected, not \"%s\"", part.name);
+        if (write_part(parts, to, &total, e))
+            return -1;
+    }
+    return more == 0 && count == 0 ? err_set(e, ERR_INVALID, "the field \"model\" is missing") : more;
+}
+
+/* What was uploaded is a safetensors file, or it goes again. */
+static int check_model(store *s, const char *name, err *e)
+{
+    blob *b = NULL;
+    if (store_blob_open(s, name, &b, e))
+        return -1;
+    int status = npz_model_check(b, e);
+    blob_close(b);
+    if (status)
+        store_blob_delete(s, name, NULL);
+    return status;
+}
+
+void rest_model_create(http_request *r, void *context)
+{
+    controller *c = context;
+    char id[17], name[STORE_KEY_BYTES];
+    multipart *parts = NULL;
+    blob_writer *to = NULL;
+    err e = ERR_INIT;
+    controller_random_id(id, sizeof id);
+    snprintf(name, sizeof name, "models/%s/final", id);
+    int status = multipart_open(http_content_type(r), read_body, r, &parts, &e) ||
+                         store_blob_begin(c->store, name, &to, &e)
+                     ? -1
+                     : take_model(parts, to, &e);
+    multipart_close(parts);
+    if (status)
+        blob_abort(to);
+    else
+        status = blob_commit(to, &e) || check_model(c->store, name, &e) ? -1 : 0;
+    if (status)
+        http_answer_error(r, &e);
+    else
+        http_answer_json(r, 200, json_pack("{s:s}", "id", id));
+}

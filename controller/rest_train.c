@@ -1,0 +1,158 @@
+/* rest_train.c: /train and /tasks. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "controller.h"
+#include "json_read.h"
+#include "owner.h"
+#include "request.h"
+
+static void answer(http_request *r, int status, json_t *body, const err *e)
+{
+    if (status)
+        http_answer_error(r, e);
+    else
+        http_answer_json(r, 200, body);
+}
+
+void rest_train(http_request *r, void *context)
+{
+    controller *c = context;
+    cleanup_json json_t *body = NULL;
+    request asked;
+    char id[40];
+    err e = ERR_INIT;
+    if (http_body_json(r, &body, &e) || request_parse(body, &asked, &e) ||
+        owner_submit(c->owner, &asked, http_user(r), id, &e)) {
+        http_answer_error(r, &e);
+        return;
+    }
+    /* The first KubeML's client sends no Accept and takes the whole body as the id. */
+    if (!http_has_accept(r) || strcmp(http_accepted(r), "text/plain") == 0)
+        http_answer_text(r, 200, "text/plain; charset=utf-8", id);
+    else
+        http_answer_json(r, 200, json_pack("{s:s}", "id", id));
+}
+
+void rest_task_list(http_request *r, void *context)
+{
+    controller *c = context;
+    const char *state = http_query(r, "state");
+    bool all = state && strcmp(state, "all") == 0, ended = state && strcmp(state, "ended") == 0;
+    err e = ERR_INIT;
+    json_t *out = NULL;
+    if (state && !all && !ended && strcmp(state, "active") != 0) {
+        err_set(&e, ERR_INVALID, "state must be active, ended or all");
+        http_answer_error(r, &e);
+        return;
+    }
+    int status = owner_tasks(c->owner, !ended, all || ended, &out, &e);
+    answer(r, status, out, &e);
+}
+
+void rest_usage(http_request *r, void *context)
+{
+    err e = ERR_INIT;
+    json_t *out = NULL;
+    int status = owner_usage(((controller *)context)->owner, &out, &e);
+    answer(r, status, out, &e);
+}
+
+void rest_task_get(http_request *r, void *context)
+{
+    err e = ERR_INIT;
+    json_t *out = NULL;
+    int status = owner_task(((controller *)context)->owner, http_param(r, "id"), &out, &e);
+    answer(r, status, out, &e);
+}
+
+static json_t *result(const char *id, const char *what)
+{
+    json_t *out = json_object();
+    json_object_set_new(out, "id", json_string(id));
+    json_object_set_new(out, "result", json_sprintf("job %s %s", id, what));
+    return out;
+}
+
+void rest_task_stop(http_request *r, void *context)
+{
+    err e = ERR_INIT;
+    int status = owner_cancel(((controller *)context)->owner, http_param(r, "id"), &e);
+    answer(r, status, status ? NULL : result(http_param(r, "id"), "is being stopped"), &e);
+}
+
+void rest_task_suspend(http_request *r, void *context)
+{
+    err e = ERR_INIT;
+    int status = owner_suspend(((controller *)context)->owner, http_param(r, "id"), &e);
+    answer(r, status, status ? NULL : result(http_param(r, "id"), "stops at its next merge"), &e);
+}
+
+void rest_task_resume(http_request *r, void *context)
+{
+    err e = ERR_INIT;
+    int status = owner_resume(((controller *)context)->owner, http_param(r, "id"), &e);
+    answer(r, status, status ? NULL : result(http_param(r, "id"), "is queued again"), &e);
+}
+
+void rest_task_explain(http_request *r, void *context)
+{
+    err e = ERR_INIT;
+    json_t *out = NULL;
+    int status = owner_explain(((controller *)context)->owner, http_param(r, "id"), &out, &e);
+    answer(r, status, out, &e);
+}
+
+/* ---- streams -------------------------------------------------------------------------------------------- */
+
+/* Is there such a job? Said before a stream is opened, which can only be cut off afterwards. */
+static bool known(http_request *r, controller *c)
+{
+    err e = ERR_INIT;
+    json_t *task = NULL;
+    if (owner_task(c->owner, http_param(r, "id"), &task, &e)) {
+        http_answer_error(r, &e);
+        return false;
+    }
+    json_decref(task);
+    return true;
+}
+
+void rest_task_events(http_request *r, void *context)
+{
+    controller *c = context;
+    if (!known(r, c))
+        return;
+    char id[64];
+    snprintf(id, sizeof id, "%s", http_param(r, "id"));
+    http_stream *stream = http_answer_stream(r, "text/event-stream");
+    if (stream)
+        owner_follow_events(c->owner, id, stream, NULL);
+}
+
+void rest_task_logs(http_request *r, void *context)
+{
+    controller *c = context;
+    const char *follow = http_query(r, "follow");
+    char *text = NULL, id[64];
+    size_t len = 0;
+    err e = ERR_INIT;
+    if (follow && strcmp(follow, "true") != 0 && strcmp(follow, "false") != 0) {
+        err_set(&e, ERR_INVALID, "follow must be true or false");
+        http_answer_error(r, &e);
+        return;
+    }
+    snprintf(id, sizeof id, "%s", http_param(r, "id"));
+    if (follow && strcmp(follow, "true") == 0 && owner_runs(c->owner, id)) {
+        http_stream *stream = http_answer_stream(r, "text/plain; charset=utf-8");
+        if (stream)
+            owner_follow_logs(c->owner, id, stream, NULL);
+        return;
+    }
+    if (owner_logs(c->owner, id, &text, &len, &e)) {
+        http_answer_error(r, &e);
+        return;
+    }
+    http_answer_bytes(r, 200, "text/plain; charset=utf-8", text, len);
+    free(text);
+}

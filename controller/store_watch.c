@@ -1,0 +1,167 @@
+/* store_watch.c: see store_watch.h. */
+#include "store_watch.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "clock.h"
+#include "log.h"
+#include "owner.h"
+
+struct store_watch {
+    controller *controller;
+    store *probe; /* with little patience; NULL: not open, or none is needed */
+    pthread_t thread;
+    bool threaded;
+    atomic_bool started;
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t changed;
+    bool up, ending;
+    char why[ERR_MESSAGE_BYTES];
+};
+
+bool store_watch_is_far(const store_watch *w)
+{
+    return strncmp(w->controller->config.store_locator, "mongodb", 7) == 0;
+}
+
+store_watch *store_watch_new(controller *c)
+{
+    store_watch *w = calloc(1, sizeof *w);
+    if (!w)
+        return NULL;
+    w->controller = c;
+    snprintf(w->why, sizeof w->why, "the controller is starting");
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    return w;
+}
+
+/* The locator with less patience; libmongoc takes the last of options that come twice. */
+static int open_probe(store_watch *w, err *e)
+{
+    char text[STORE_LOCATOR_BYTES];
+    const char *locator = w->controller->config.store_locator;
+    int len = snprintf(text, sizeof text, "%s%skubeml.patience_ms=%d&serverSelectionTimeoutMS=2500", locator,
+                       strchr(locator, '?') ? "&" : "?", STORE_WATCH_PATIENCE_MS);
+    if (len >= (int)sizeof text)
+        return err_set(e, ERR_LIMIT, "the store's locator is too long");
+    w->probe = store_open(text, e);
+    explicit_bzero(text, sizeof text);
+    return w->probe ? 0 : -1;
+}
+
+static int ask(store_watch *w, err *e)
+{
+    if (!store_watch_is_far(w))
+        return 0;
+    return w->probe ? store_ping(w->probe, e) : open_probe(w, e);
+}
+
+/* True when that is news. */
+static bool keep(store_watch *w, int status, const err *why)
+{
+    pthread_mutex_lock(&w->lock);
+    bool news = w->up != (status == 0);
+    w->up = status == 0;
+    snprintf(w->why, sizeof w->why, "the database does not answer: %.*s", (int)sizeof w->why - 40, why->message);
+    pthread_mutex_unlock(&w->lock);
+    return news;
+}
+
+int store_watch_try(store_watch *w, err *e)
+{
+    err why = ERR_INIT;
+    int status = ask(w, &why);
+    if (status)
+        keep(w, status, &why);
+    if (status)
+        *e = why;
+    return status;
+}
+
+static void *watch(void *arg)
+{
+    store_watch *w = arg;
+    pthread_mutex_lock(&w->lock);
+    while (!w->ending) {
+        int64_t next = clock_deadline_ms(STORE_WATCH_EVERY_MS);
+        struct timespec until = {next / 1000, next % 1000 * 1000000};
+        while (!w->ending && pthread_cond_timedwait(&w->changed, &w->lock, &until) == 0)
+            ;
+        if (w->ending)
+            break;
+        pthread_mutex_unlock(&w->lock);
+        err why = ERR_INIT;
+        int status = ask(w, &why);
+        bool news = keep(w, status, &why);
+        if (news && status)
+            log_error("the database does not answer: %s", why.message);
+        else if (news)
+            log_info("the database answers again");
+        if (news && status == 0 && controller_leads(w->controller))
+            owner_store_back(w->controller->owner);
+        pthread_mutex_lock(&w->lock);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+int store_watch_start(store_watch *w, err *e)
+{
+    pthread_mutex_lock(&w->lock);
+    w->up = true;
+    pthread_mutex_unlock(&w->lock);
+    atomic_store(&w->started, true);
+    if (!store_watch_is_far(w))
+        return 0;
+    if (pthread_create(&w->thread, NULL, watch, w))
+        return err_set(e, ERR_NOMEM, "no thread to watch the store");
+    w->threaded = true;
+    return 0;
+}
+
+bool store_watch_up(store_watch *w, err *why)
+{
+    pthread_mutex_lock(&w->lock);
+    bool up = w->up;
+    if (!up && why)
+        err_set(why, ERR_UNAVAILABLE, "%s", w->why);
+    pthread_mutex_unlock(&w->lock);
+    return up;
+}
+
+bool store_watch_started(const store_watch *w)
+{
+    return atomic_load(&w->started);
+}
+
+void store_watch_stop(store_watch *w)
+{
+    if (!w)
+        return;
+    pthread_mutex_lock(&w->lock);
+    w->ending = true;
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+    if (w->threaded)
+        pthread_join(w->thread, NULL);
+    w->threaded = false;
+}
+
+void store_watch_free(store_watch *w)
+{
+    if (!w)
+        return;
+    store_close(w->probe);
+    pthread_cond_destroy(&w->changed);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}

@@ -1,0 +1,28 @@
+/* store_watch.h: whether the store answers, for those who would rather not wait to find out.
+ *
+ * An operation on a database that is away is tried again until its patience is over. A thread of the
+ * watch asks a MongoDB store every second with little patience, so that the API can say at once what is
+ * wrong, /ready too, and that the owner learns when it is back. Other stores are on this host's disk:
+ * they are taken to answer. */
+#ifndef KUBEML_CONTROLLER_STORE_WATCH_H
+#define KUBEML_CONTROLLER_STORE_WATCH_H
+
+#include "controller.h"
+
+enum { STORE_WATCH_EVERY_MS = 1000, STORE_WATCH_PATIENCE_MS = 3000 };
+
+/* At first it says that the controller starts. NULL when memory is gone. */
+store_watch *store_watch_new(controller *c);
+bool store_watch_is_far(const store_watch *w); /* is there anything to watch? */
+/* Asks once, and keeps the answer: what store_watch_up then says. Only before store_watch_start. */
+int store_watch_try(store_watch *w, err *e);
+/* From here on the thread asks; `c->store` is open. */
+int store_watch_start(store_watch *w, err *e);
+/* False: `why` (may be NULL) says what is wrong, with ERR_UNAVAILABLE. */
+bool store_watch_up(store_watch *w, err *why);
+/* Was it started? Until then there are neither store nor owner. */
+bool store_watch_started(const store_watch *w);
+void store_watch_stop(store_watch *w);  /* no call into the owner after it; NULL is fine */
+void store_watch_free(store_watch *w);  /* NULL is fine */
+
+#endif

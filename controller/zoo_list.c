@@ -1,0 +1,131 @@
+/* zoo_list.c: which models the zoo has. The engine knows, and the engine is in kubeml-function: its
+ * command `zoo` is run once for the list, which is kept, and for each model that is asked for. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "buf.h"
+#include "cleanup.h"
+#include "clock.h"
+#include "controller.h"
+#include "fs.h"
+#include "json_read.h"
+
+enum { ZOO_MS = 10000, ZOO_BYTES_MAX = 256 << 10, ZOO_MODEL_BYTES = 64 };
+
+extern char **environ;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static json_t *known; /* behind the lock */
+
+static int read_all(int fd, buf *out, err *e)
+{
+    int64_t deadline = clock_deadline_ms(ZOO_MS);
+    for (;;) {
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        char bytes[4096];
+        int ready = poll(&p, 1, clock_left_ms(deadline));
+        if (ready == 0)
+            return err_set(e, ERR_TIMEOUT, "kubeml-function zoo did not answer");
+        ssize_t n = ready > 0 ? read(fd, bytes, sizeof bytes) : -1;
+        if (n == 0)
+            return 0;
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return err_set_errno(e, errno, "kubeml-function zoo");
+        if (buf_append(out, bytes, (size_t)n, e))
+            return -1;
+    }
+}
+
+static int run(const char *program, const char *model, buf *out, err *e)
+{
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC))
+        return err_set_errno(e, errno, "pipe");
+    char *argv[] = {(char *)(uintptr_t)program, "zoo", (char *)(uintptr_t)model, NULL};
+    posix_spawn_file_actions_t actions;
+    pid_t pid = 0;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    int status = posix_spawn(&pid, program, &actions, NULL, argv, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    close(ends[1]);
+    if (status) {
+        close(ends[0]);
+        return err_set_errno(e, status, "cannot run %.200s", program);
+    }
+    int result = read_all(ends[0], out, e), exit_status = 0;
+    close(ends[0]);
+    if (result)
+        kill(pid, SIGKILL);
+    while (waitpid(pid, &exit_status, 0) < 0 && errno == EINTR)
+        ;
+    if (result == 0 && exit_status != 0)
+        return err_set(e, ERR_UNAVAILABLE, "kubeml-function zoo ended with status %d", exit_status);
+    return result;
+}
+
+/* What `kubeml-function zoo` says, or of one model. */
+static int ask(controller *c, const char *model, json_t **out, err *e)
+{
+    char program[FS_PATH_BYTES];
+    cleanup_buf buf text;
+    buf_init(&text, ZOO_BYTES_MAX);
+    return fs_path(program, e, "%s/kubeml-function", c->config.bin_dir) || run(program, model, &text, e) ||
+                   json_read(text.bytes, text.len, 8, out, e)
+               ? -1
+               : 0;
+}
+
+static int ask_list(controller *c, json_t **out, err *e)
+{
+    if (ask(c, NULL, out, e))
+        return -1;
+    if (json_is_array(*out))
+        return 0;
+    json_decref(*out);
+    *out = NULL;
+    return err_set(e, ERR_CORRUPT, "kubeml-function zoo did not answer with a list");
+}
+
+int zoo_list(controller *c, json_t **out, err *e)
+{
+    pthread_mutex_lock(&lock);
+    int status = known ? 0 : ask_list(c, &known, e);
+    *out = status ? NULL : json_deep_copy(known);
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+int zoo_check(controller *c, const char *model, err *e)
+{
+    cleanup_json json_t *answer = NULL;
+    if (strlen(model) >= ZOO_MODEL_BYTES)
+        return err_set(e, ERR_INVALID, "model: %zu characters, at most %d", strlen(model), ZOO_MODEL_BYTES - 1);
+    if (ask(c, model, &answer, e))
+        return -1;
+    const char *code = json_string_value(json_object_get(answer, "code"));
+    const char *message = json_string_value(json_object_get(answer, "message"));
+    if (!code || !message)
+        return 0;
+    return err_set(e, err_from_name(code), "%.240s", message);
+}
+
+void rest_zoo(http_request *r, void *context)
+{
+    json_t *list = NULL;
+    err e = ERR_INIT;
+    if (zoo_list(context, &list, &e))
+        http_answer_error(r, &e);
+    else
+        http_answer_json(r, 200, list);
+}

@@ -1,0 +1,98 @@
+/* crash.c: see crash.h. The handler calls nothing but write and what is safe beside it. */
+#include "crash.h"
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { STACK_BYTES = 64 << 10 };
+
+static char name[96];
+static _Atomic(const char *) phase_now = "start";
+static atomic_int epoch_now = -1, round_now = -1;
+static char stack[STACK_BYTES];
+
+static const struct {
+    int number;
+    const char *text;
+} signals[] = {
+    {SIGSEGV, "SIGSEGV (it used memory that is not its own)"},
+    {SIGBUS, "SIGBUS (memory that is not there)"},
+    {SIGFPE, "SIGFPE (an integer division by zero)"},
+    {SIGILL, "SIGILL (an instruction this processor lacks, or __builtin_trap)"},
+    {SIGABRT, "SIGABRT (abort, or a failed assertion)"},
+    {SIGSYS, "SIGSYS (a system call of another architecture)"},
+};
+
+void crash_phase(const char *phase, int epoch, int round)
+{
+    atomic_store(&phase_now, phase);
+    atomic_store(&epoch_now, epoch);
+    atomic_store(&round_now, round);
+}
+
+static size_t put(char *line, size_t at, size_t room, const char *text)
+{
+    while (*text && at + 1 < room)
+        line[at++] = *text++;
+    return at;
+}
+
+static size_t put_number(char *line, size_t at, size_t room, int n)
+{
+    char digits[12];
+    int i = 0;
+    do
+        digits[i++] = (char)('0' + n % 10);
+    while ((n /= 10) > 0);
+    while (i > 0 && at + 1 < room)
+        line[at++] = digits[--i];
+    return at;
+}
+
+static void handle(int number)
+{
+    char line[320];
+    const size_t room = sizeof line;
+    const char *text = "a signal";
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        if (signals[i].number == number)
+            text = signals[i].text;
+    size_t at = put(line, 0, room, "error kubeml-function: ");
+    at = put(line, at, room, name);
+    at = put(line, at, room, " crashed with ");
+    at = put(line, at, room, text);
+    at = put(line, at, room, " while it did: ");
+    at = put(line, at, room, atomic_load(&phase_now));
+    int epoch = atomic_load(&epoch_now), round = atomic_load(&round_now);
+    if (epoch >= 0) {
+        at = put(line, at, room, ", epoch ");
+        at = put_number(line, at, room, epoch + 1);
+    }
+    if (round >= 0) {
+        at = put(line, at, room, ", round ");
+        at = put_number(line, at, room, round + 1);
+    }
+    line[at++] = '\n';
+    ssize_t wrote = write(STDERR_FILENO, line, at);
+    (void)wrote;
+    /* The default action stands again (SA_RESETHAND): a fault happens again on return. */
+    raise(number);
+}
+
+void crash_watch(const char *who)
+{
+    snprintf(name, sizeof name, "%s", who);
+    stack_t s = {.ss_sp = stack, .ss_size = sizeof stack};
+    sigaltstack(&s, NULL);
+    struct sigaction a;
+    memset(&a, 0, sizeof a);
+    a.sa_handler = handle;
+    a.sa_flags = SA_ONSTACK | (int)SA_RESETHAND;
+    sigemptyset(&a.sa_mask);
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        sigaction(signals[i].number, &a, NULL);
+}

@@ -1,0 +1,13 @@
+/* crash.h: one line in the log when user code brings the process down.
+ *
+ * The line names the signal and what was being done; then the process dies by that signal, so that
+ * the cluster sees it as well. */
+#ifndef KUBEML_CRASH_H
+#define KUBEML_CRASH_H
+
+/* On the calling thread, which gets a stack of its own for it (a stack overflow is a crash too). */
+void crash_watch(const char *who);
+/* What is being done now; `phase` is a literal. epoch and round -1: none. */
+void crash_phase(const char *phase, int epoch, int round);
+
+#endif

@@ -1,0 +1,145 @@
+/* kubeml-function.c: the program: a warm generic runtime that becomes a member of one job or serves one
+ * model, and then ends; or `run`, which trains a file in this process.
+ *
+ *     kubeml-function --listen unix:PATH|tcp:HOST:PORT     (KUBEML_POOL_TOKEN_FILE: the pool's token)
+ *     kubeml-function run FILE.c ...
+ *     kubeml-function zoo [MODEL]  (the models there are, or what is wrong with this one's text, as
+ *                                  JSON; kubeml-controller asks)
+ *
+ * Exit status: 0 told to end, 1 failed, 2 wrong usage. A process that ran user code ends; it is never
+ * made warm again. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "clock.h"
+#include "failpoint.h"
+#include "json_read.h"
+#include "log.h"
+#include "member.h"
+#include "run.h"
+#include "sandbox.h"
+#include "serve.h"
+#include "version.h"
+#include "warm.h"
+#include "zoo/zoo.h"
+
+enum { REPLY_MS = 10000 };
+
+static int tell(wire *w, const char *reason, const err *e)
+{
+    cleanup_json json_t *m =
+        reason ? json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", err_name(e->code), "reason",
+                           reason, "message", e->message)
+               : json_pack("{s:s}", "type", "specialised");
+    return m ? wire_send_wait(w, m, clock_deadline_ms(REPLY_MS), NULL) : -1;
+}
+
+/* The controller is told, and kubeml-ps as well where it can be reached: either may act first. */
+static int be_member(const json_t *order, wire *w, err *e)
+{
+    char reason[TRAINER_REASON_BYTES];
+    member *m = NULL;
+    int64_t began_ns = clock_monotonic_ns();
+    int rc = member_open(order, &m, reason, e);
+    if (rc != 0)
+        log_error("%s: %s", reason, e->message);
+    else
+        log_info("specialised in %.1f ms", (double)(clock_monotonic_ns() - began_ns) * 1e-6);
+    if (tell(w, rc == 0 ? NULL : reason, e) != 0)
+        log_warn("the controller is gone; kubeml-ps decides");
+    wire_close(w);
+    if (m) {
+        err joined = ERR_INIT;
+        int ran = member_run(m, &joined);
+        if (ran != 0 && rc == 0) {
+            *e = joined;
+            rc = -1;
+        }
+    }
+    member_close(m);
+    return rc;
+}
+
+static int listen_and_work(const char *address, err *e)
+{
+    char token[WARM_TOKEN_BYTES];
+    wire *w = NULL;
+    json_t *order = NULL;
+    if (warm_token(token, e) != 0)
+        return -1;
+    int fd = wire_listen(address, e);
+    if (fd < 0)
+        return -1;
+    log_info("kubeml-function %s waits at %s", KUBEML_VERSION, address);
+    int rc = warm_wait(fd, token, &w, &order, e);
+    explicit_bzero(token, sizeof token);
+    unsetenv("KUBEML_POOL_TOKEN_FILE");
+    if (rc != 0)
+        return -1;
+    if (strncmp(address, "unix:", 5) == 0)
+        unlink(address + 5);
+    int keep = wire_fd(w);
+    sandbox_close_others(&keep, 1);
+    if (strcmp(wire_type(order), "serve") == 0) {
+        rc = serve(order, w, e);
+        wire_close(w);
+    } else {
+        rc = be_member(order, w, e);
+    }
+    json_decref(order);
+    return rc;
+}
+
+/* [{"name", "summary", "parameters"}] on stdout. */
+static int print_zoo(void)
+{
+    cleanup_json json_t *list = json_array();
+    const zoo_model *m;
+    for (int i = 0; (m = zoo_at(i)); i++)
+        json_array_append_new(list, json_pack("{s:s, s:s, s:I}", "name", m->name, "summary", m->summary,
+                                              "parameters", (json_int_t)m->params));
+    return json_dumpf(list, stdout, JSON_INDENT(1)) || putchar('\n') == EOF ? 1 : 0;
+}
+
+/* {} for a model that there is, otherwise {"code", "message"}. */
+static int check_zoo(const char *text)
+{
+    err e = ERR_INIT;
+    zoo_options o = {0};
+    cleanup_json json_t *answer =
+        zoo_parse(text, &o, &e)
+            ? json_object()
+            : json_pack("{s:s, s:s}", "code", err_name(e.code), "message", e.message);
+    return json_dumpf(answer, stdout, JSON_COMPACT) || putchar('\n') == EOF ? 1 : 0;
+}
+
+int main(int argc, char **argv)
+{
+    signal(SIGPIPE, SIG_IGN);
+    if (argc >= 2 && strcmp(argv[1], "run") == 0)
+        return run_command(argc - 1, argv + 1);
+    if (argc == 2 && strcmp(argv[1], "zoo") == 0)
+        return print_zoo();
+    if (argc == 3 && strcmp(argv[1], "zoo") == 0)
+        return check_zoo(argv[2]);
+    if (argc == 2 && strcmp(argv[1], "--version") == 0) {
+        printf("kubeml-function %s\n", KUBEML_VERSION);
+        return 0;
+    }
+    if (argc != 3 || strcmp(argv[1], "--listen") != 0) {
+        fputs("usage: kubeml-function --listen unix:PATH|tcp:HOST:PORT\n"
+              "       kubeml-function run FILE.c ...   (--help says more)\n", stderr);
+        return 2;
+    }
+    log_open("kubeml-function");
+    failpoint_open();
+    err e = ERR_INIT;
+    if (listen_and_work(argv[2], &e) == 0)
+        return 0;
+    log_error("%s", e.message);
+    return err_exit_status(e.code);
+}

@@ -1,0 +1,387 @@
+/* member.c: see member.h. The computing thread's side; the connection is pslink.c's. */
+#include "member.h"
+
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backend.h"
+#include "cleanup.h"
+#include "clock.h"
+#include "crash.h"
+#include "failpoint.h"
+#include "json_read.h"
+#include "log.h"
+#include "member_internal.h"
+#include "wire.h"
+
+enum { ABI = 1 };
+
+static double seconds_since(int64_t *from_ns)
+{
+    int64_t now = clock_monotonic_ns();
+    double s = (double)(now - *from_ns) * 1e-9;
+    *from_ns = now;
+    return s;
+}
+
+static uint32_t progress(const void *of)
+{
+    return trainer_batches_done(of);
+}
+
+static void enter(member *m, const char *phase, int64_t epoch, int64_t round)
+{
+    pslink_phase(m->link, phase, epoch, round);
+    crash_phase(phase, (int)epoch, (int)round);
+    log_context(m->job, (int)epoch, (int)round);
+}
+
+/* ---- the model store ------------------------------------------------------------------------------ */
+
+static int make_reference(member *m, err *e)
+{
+    if (m->reference.floats)
+        return 0;
+    const state *s = trainer_state(m->trainer);
+    size_t counters = state_counters(s);
+    m->reference.floats = malloc(state_floats(s) * sizeof(float));
+    m->reference.counters = calloc(counters ? counters : 1, sizeof(int64_t));
+    if (!m->reference.floats || !m->reference.counters)
+        return err_set(e, ERR_NOMEM, "no memory for a model of %zu numbers", state_floats(s));
+    return 0;
+}
+
+/* The store may be away for a moment (its Redis is restarted), or not made yet. */
+static int attach(member *m, int64_t deadline_ms, err *e)
+{
+    int pause_ms = 5;
+    while (!m->attached) {
+        *e = (err)ERR_INIT;
+        if (!m->store &&
+            modelstore_open(&m->access, MODELSTORE_MEMBER, deadline_ms, &m->store, e) != 0)
+            return err_wrap(e, "model store");
+        layout found = {0};
+        if (modelstore_attach(m->store, &found, deadline_ms, e) == 0) {
+            uint64_t mine = state_layout(trainer_state(m->trainer))->digest, theirs = found.digest;
+            layout_free(&found);
+            if (mine != theirs)
+                return err_set(e, ERR_CONFLICT, "the model in the model store has another layout");
+            m->attached = true;
+        } else if (e->code != ERR_NOT_FOUND || clock_left_ms(deadline_ms) == 0) {
+            return err_wrap(e, "model store");
+        } else {
+            poll(NULL, 0, pause_ms); /* bounded by the deadline */
+            pause_ms = pause_ms < 200 ? 2 * pause_ms : 200;
+        }
+    }
+    return make_reference(m, e);
+}
+
+/* Version `version` into the engine; 1 when the store has a newer one already: the task is stale. */
+static int fetch(member *m, int64_t version, err *e)
+{
+    int64_t deadline_ms = clock_deadline_ms(MEMBER_STORE_MS);
+    modelstore_state at;
+    int pause_ms = 5;
+    for (;;) {
+        *e = (err)ERR_INIT;
+        if (attach(m, deadline_ms, e) != 0)
+            return -1;
+        if (modelstore_fetch(m->store, version, m->reference, deadline_ms, &at, e) == 0)
+            break;
+        if (e->code != ERR_NOT_FOUND || clock_left_ms(deadline_ms) == 0)
+            return err_wrap(e, "version %lld of the model", (long long)version);
+        poll(NULL, 0, pause_ms); /* kubeml-ps is about to put it back */
+        pause_ms = pause_ms < 200 ? 2 * pause_ms : 200;
+    }
+    failpoint("function.fetch");
+    if (at.version != version) {
+        log_info("version %lld is over, the model store has %lld", (long long)version,
+                 (long long)at.version);
+        return 1;
+    }
+    m->touched = true;
+    return state_import(trainer_state(m->trainer), m->reference, e);
+}
+
+static void half_published(void)
+{
+    failpoint("function.publish");
+}
+
+/* 1: the round was over already; the contribution is not wanted any more. */
+static int publish(member *m, const modelstore_publication *p, err *e)
+{
+    int64_t deadline_ms = clock_deadline_ms(MEMBER_STORE_MS);
+    block to;
+    if (attach(m, deadline_ms, e) != 0 || modelstore_slot(m->store, p->slot, &to, e) != 0 ||
+        state_export(trainer_state(m->trainer), to, half_published, e) != 0)
+        return -1;
+    if (modelstore_publish(m->store, p, NULL, deadline_ms, e) == 0)
+        return 0;
+    if (e->code != ERR_STALE)
+        return err_wrap(e, "publishing epoch %lld, round %lld", (long long)p->epoch + 1,
+                        (long long)p->round + 1);
+    log_warn("not published: %s", e->message);
+    *e = (err)ERR_INIT;
+    return 1;
+}
+
+/* ---- tasks ---------------------------------------------------------------------------------------- */
+
+/* What can never work is told to kubeml-ps, which ends the job. */
+static int tell_failed(member *m, const char *reason, err *e)
+{
+    log_error("%s: %s", reason, e->message);
+    pslink_send(m->link, json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", err_name(e->code),
+                                   "reason", reason, "message", e->message));
+    *e = (err)ERR_INIT;
+    return 0;
+}
+
+static int unpack(const json_t *task, err *e, const char *format, ...)
+{
+    json_error_t at;
+    va_list args;
+    va_start(args, format);
+    int rc = json_vunpack_ex((json_t *)task, &at, 0, format, args);
+    va_end(args);
+    return rc == 0 ? 0 : err_set(e, ERR_INVALID, "task %s: %s", wire_type(task), at.text);
+}
+
+/* Asked for version 0 after it has trained (the model store lost everything): as a fresh one would. */
+static int begin_anew(member *m, err *e)
+{
+    char reason[TRAINER_REASON_BYTES];
+    if (!m->touched)
+        return 0;
+    pslink_progress(m->link, NULL, NULL);
+    trainer_close(m->trainer);
+    m->trainer = NULL;
+    m->touched = false;
+    if (member_make_trainer(m, reason, e) != 0)
+        return -1;
+    pslink_progress(m->link, progress, m->trainer);
+    return 0;
+}
+
+static int do_init(member *m, const json_t *task, err *e)
+{
+    json_int_t epoch = -1, round = 0, slot = 0, seed = 0;
+    if (unpack(task, e, "{s?I,s?I,s?I,s:I}", "epoch", &epoch, "round", &round, "slot", &slot, "seed",
+               &seed) != 0)
+        return -1;
+    enter(m, "init", epoch, round);
+    if (begin_anew(m, e) != 0)
+        return -1;
+    modelstore_publication p = {.epoch = epoch,
+                                .round = round,
+                                .version = -1,
+                                .function = m->function,
+                                .incarnation = m->incarnation,
+                                .samples = 1,
+                                .slot = (int)slot};
+    int rc = publish(m, &p, e);
+    if (rc == 0)
+        pslink_send(m->link, json_pack("{s:s}", "type", "initialised"));
+    return rc < 0 ? -1 : 0;
+}
+
+typedef struct train_order {
+    json_int_t epoch, round, version, parallelism, function, batch_begin, batch_count, slot;
+    double lr;
+    json_t *history; /* borrowed: the validation losses of the epochs before; may be NULL */
+} train_order;
+
+static void send_published(member *m, const train_order *o, const trainer_result *r, double fetch_s,
+                           double publish_s)
+{
+    json_t *seconds = json_pack("{s:f,s:f,s:f,s:f,s:f}", "fetch", fetch_s, "load", r->load_s, "convert",
+                                r->convert_s, "train", r->train_s, "publish", publish_s);
+    pslink_send(m->link,
+                json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:f,s:I,s:o}", "type", "published", "epoch", o->epoch,
+                          "round", o->round, "samples", (json_int_t)r->samples, "sample_begin",
+                          (json_int_t)r->sample_begin, "sample_end", (json_int_t)r->sample_end,
+                          "loss_sum", r->loss_sum, "batches", (json_int_t)r->batches, "seconds", seconds));
+}
+
+/* For a schedule that looks at them. Caller frees. */
+static int read_history(member *m, const train_order *o, double **out, size_t *count, err *e)
+{
+    *out = NULL;
+    *count = json_array_size(o->history);
+    if (program_needs_history(m->program) && !o->history)
+        return err_set(e, ERR_UNSUPPORTED, "the function's schedule needs the validation losses, and "
+                       "kubeml-ps does not send them");
+    if (*count == 0)
+        return 0;
+    if (!(*out = calloc(*count, sizeof **out)))
+        return err_set(e, ERR_NOMEM, "no memory for the history");
+    for (size_t i = 0; i < *count; i++)
+        (*out)[i] = json_number_value(json_array_get(o->history, i));
+    return 0;
+}
+
+static int train(member *m, const train_order *o, err *e)
+{
+    int64_t clock_ns = clock_monotonic_ns();
+    enter(m, "fetch", o->epoch, o->round);
+    int rc = fetch(m, o->version, e);
+    if (rc != 0)
+        return rc < 0 ? -1 : 0;
+    double fetch_s = seconds_since(&clock_ns);
+    cleanup_free double *history = NULL;
+    size_t history_count;
+    if (read_history(m, o, &history, &history_count, e) != 0)
+        return tell_failed(m, "Unsupported", e);
+    enter(m, "train", o->epoch, o->round);
+    trainer_task task = {.epoch = (uint32_t)o->epoch,
+                         .parallelism = (int)o->parallelism,
+                         .function = (int)o->function,
+                         .batch_begin = (uint32_t)o->batch_begin,
+                         .batch_count = (uint32_t)o->batch_count,
+                         .lr = o->lr,
+                         .history = history,
+                         .history_count = history_count};
+    trainer_result r;
+    if (trainer_train(m->trainer, &task, &r, e) != 0)
+        return tell_failed(m, trainer_reason(m->trainer), e);
+    clock_ns = clock_monotonic_ns();
+    enter(m, "publish", o->epoch, o->round);
+    modelstore_publication p = {.epoch = o->epoch,
+                                .round = o->round,
+                                .version = o->version,
+                                .function = (int)o->function,
+                                .incarnation = m->incarnation,
+                                .samples = r.samples,
+                                .slot = (int)o->slot};
+    if ((rc = publish(m, &p, e)) != 0)
+        return rc < 0 ? -1 : 0;
+    send_published(m, o, &r, fetch_s, seconds_since(&clock_ns));
+    failpoint("function.wait");
+    return 0;
+}
+
+static int do_train(member *m, const json_t *task, err *e)
+{
+    train_order o = {.history = NULL};
+    if (unpack(task, e, "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:F,s:I,s?o}", "epoch", &o.epoch, "round", &o.round,
+               "version", &o.version, "parallelism", &o.parallelism, "function", &o.function,
+               "batch_begin", &o.batch_begin, "batch_count", &o.batch_count, "lr", &o.lr, "slot",
+               &o.slot, "validation_losses", &o.history) != 0)
+        return -1;
+    if (o.epoch < 0 || o.epoch > REQUEST_EPOCHS_MAX || o.parallelism < 1 ||
+        o.parallelism > REQUEST_PARALLELISM_MAX || o.function < 0 || o.function >= o.parallelism ||
+        o.batch_begin < 0 || o.batch_begin > UINT32_MAX || o.batch_count < 0 ||
+        o.batch_count > UINT32_MAX || o.slot < 0 || o.slot >= MODELSTORE_SLOTS_MAX)
+        return err_set(e, ERR_INVALID, "task train: a number is out of range");
+    return train(m, &o, e);
+}
+
+static int do_validate(member *m, const json_t *task, err *e)
+{
+    json_int_t epoch, version, parallelism, function;
+    if (unpack(task, e, "{s:I,s:I,s:I,s:I}", "epoch", &epoch, "version", &version, "parallelism",
+               &parallelism, "function", &function) != 0)
+        return -1;
+    if (epoch < 0 || epoch > REQUEST_EPOCHS_MAX || parallelism < 1 ||
+        parallelism > REQUEST_PARALLELISM_MAX || function < 0 || function >= parallelism)
+        return err_set(e, ERR_INVALID, "task validate: a number is out of range");
+    enter(m, "validate", epoch, -1);
+    int rc = fetch(m, version, e);
+    if (rc != 0)
+        return rc < 0 ? -1 : 0;
+    trainer_result r;
+    if (trainer_validate(m->trainer, (uint32_t)epoch, (int)parallelism, (int)function, &r, e) != 0)
+        return tell_failed(m, trainer_reason(m->trainer), e);
+    pslink_send(m->link, json_pack("{s:s,s:I,s:I,s:f,s:I}", "type", "validated", "epoch", epoch,
+                                   "samples", (json_int_t)r.samples, "loss_sum", r.loss_sum, "correct",
+                                   (json_int_t)r.correct));
+    return 0;
+}
+
+static int do_task(member *m, const json_t *task, err *e)
+{
+    const char *type = wire_type(task);
+    if (strcmp(type, "train") == 0)
+        return do_train(m, task, e);
+    if (strcmp(type, "validate") == 0)
+        return do_validate(m, task, e);
+    if (strcmp(type, "init") == 0)
+        return do_init(m, task, e);
+    return err_set(e, ERR_UNSUPPORTED, "kubeml-ps asks for \"%.40s\"", type);
+}
+
+/* ---- the life of a member --------------------------------------------------------------------------- */
+
+static json_t *ready_message(const member *m)
+{
+    char hex[20];
+    const layout *l = state_layout(trainer_state(m->trainer));
+    engine *g = trainer_engine(m->trainer);
+    snprintf(hex, sizeof hex, "%016llx", (unsigned long long)l->digest);
+    return json_pack("{s:s,s:o,s:I,s:s,s:s}", "type", "ready", "layout", layout_json(l), "parameters",
+                     (json_int_t)engine_param_count(g), "layout_digest", hex, "algorithms",
+                     engine_choices(g));
+}
+
+static int join(member *m, err *e)
+{
+    m->hello = json_pack("{s:s,s:s,s:s,s:i,s:i,s:I,s:s,s:i,s:i}", "type", "hello", "token", m->secret,
+                         "job", m->job, "function", m->function, "incarnation", m->incarnation, "pid",
+                         (json_int_t)getpid(), "cpu", member_cpu(), "threads",
+                         m->threads > 0 ? m->threads : 1, "abi", ABI);
+    m->opening = m->failed ? json_incref(m->failed) : ready_message(m);
+    if (!m->hello || !m->opening)
+        return err_set(e, ERR_NOMEM, "no memory for the greeting");
+    pslink_config c = {m->address, m->hello, m->opening, m->usage};
+    if (pslink_open(&c, &m->link, e) != 0)
+        return err_wrap(e, "joining job %s", m->job);
+    if (m->trainer)
+        pslink_progress(m->link, progress, m->trainer);
+    return 0;
+}
+
+int member_run(member *m, err *e)
+{
+    if (join(m, e) != 0)
+        return -1;
+    log_info("function %d, incarnation %d: joined", m->function, m->incarnation);
+    int rc = 0;
+    while (rc == 0) {
+        enter(m, "wait", -1, -1);
+        *e = (err)ERR_INIT;
+        cleanup_json json_t *task = pslink_task(m->link, e);
+        if (!task)
+            return e->code == ERR_NONE ? 0 : -1;
+        if (m->failed)
+            continue; /* it was told; what is left is `stop` */
+        rc = do_task(m, task, e);
+    }
+    return rc;
+}
+
+void member_close(member *m)
+{
+    if (!m)
+        return;
+    pslink_close(m->link, clock_deadline_ms(2000));
+    usage_close(m->usage);
+    json_decref(m->hello);
+    json_decref(m->opening);
+    json_decref(m->failed);
+    modelstore_close(m->store);
+    trainer_close(m->trainer);
+    program_close(m->program);
+    dataset_close(m->data);
+    if (m->object_fd >= 0)
+        close(m->object_fd);
+    free(m->reference.floats);
+    free(m->reference.counters);
+    memset(m->secret, 0, sizeof m->secret);
+    free(m);
+}

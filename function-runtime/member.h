@@ -1,0 +1,32 @@
+/* member.h: one function of a job: a runtime that was specialised.
+ *
+ * member_open does all that may fail once: opens the dataset, gives up what it does not need
+ * (sandbox.h), loads the code, compiles the model. member_run joins kubeml-ps and does its tasks until
+ * it is told to stop: fetch version r, train the share, publish; validate; make version 0. Between two
+ * tasks it keeps nothing that a replacement would not have. */
+#ifndef KUBEML_MEMBER_H
+#define KUBEML_MEMBER_H
+
+#include <jansson.h>
+
+#include "err.h"
+#include "trainer.h"
+
+enum {
+    MEMBER_STORE_MS = 60000, /* how long one call of the model store is tried again */
+    MEMBER_ADDRESS_BYTES = 160,
+    MEMBER_JOB_BYTES = 64,
+};
+
+typedef struct member member;
+
+/* `order` is the message `specialise`. Call with one thread alive: the process can start no other
+ * program afterwards. When the dataset, the code or the model is at fault `reason` says which
+ * ("ShapeMismatch", "LoadFailed", "DataError"), and *out is set all the same where kubeml-ps can be
+ * told (member_run then says `failed` to it). */
+int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BYTES], err *e);
+/* Until `stop` (0), or an error after which this function is of no use: -1. */
+int member_run(member *m, err *e);
+void member_close(member *m); /* NULL is fine */
+
+#endif

@@ -1,0 +1,236 @@
+/* member_open.c: from the message `specialise` to a compiled model. See member.h. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "crash.h"
+#include "failpoint.h"
+#include "fetch.h"
+#include "log.h"
+#include "member_internal.h"
+#include "sandbox.h"
+#include "zoo/zoo.h"
+
+enum { OPEN_FILES_MAX = 256 };
+static const uint64_t file_bytes_max = UINT64_C(1) << 30; /* its log */
+
+/* ---- the order ---------------------------------------------------------------------------------- */
+
+static int take_text(const json_t *from, const char *field, char *out, size_t room, err *e)
+{
+    const char *text = json_string_value(json_object_get(from, field));
+    if (!text || strlen(text) >= room)
+        return err_set(e, ERR_INVALID, "specialise: field %s is %s", field,
+                       text ? "too long" : "not a text");
+    strcpy(out, text); /* the length was just checked */
+    return 0;
+}
+
+static int take_int(const json_t *from, const char *field, int min, int max, int *out, err *e)
+{
+    const json_t *v = json_object_get(from, field);
+    json_int_t n = json_integer_value(v);
+    if (!json_is_integer(v) || n < min || n > max)
+        return err_set(e, ERR_INVALID, "specialise: field %s is not a number from %d to %d", field, min,
+                       max);
+    *out = (int)n;
+    return 0;
+}
+
+static int read_places(const json_t *order, member *m, err *e)
+{
+    const json_t *access = json_object_get(order, "access");
+    if (take_text(access, "address", m->address, sizeof m->address, e) != 0 ||
+        modelstore_access_parse(json_object_get(access, "model"), &m->access, e) != 0 ||
+        take_text(json_object_get(order, "dataset"), "locator", m->locator, sizeof m->locator, e) != 0 ||
+        take_text(order, "object", m->object, sizeof m->object, e) != 0)
+        return -1;
+    const json_t *path = json_object_get(order, "object_path");
+    if (json_is_string(path) && take_text(order, "object_path", m->object_path, sizeof m->object_path,
+                                          e) != 0)
+        return -1;
+    return 0;
+}
+
+int member_read_order(const json_t *order, member *m, err *e)
+{
+    if (take_text(order, "job", m->job, sizeof m->job, e) != 0 ||
+        take_text(order, "secret", m->secret, sizeof m->secret, e) != 0 ||
+        take_int(order, "function", 0, REQUEST_PARALLELISM_MAX - 1, &m->function, e) != 0 ||
+        take_int(order, "incarnation", 0, 1 << 30, &m->incarnation, e) != 0 ||
+        take_int(order, "threads", 0, ENGINE_THREADS_MAX, &m->threads, e) != 0 ||
+        read_places(order, m, e) != 0 ||
+        request_parse(json_object_get(order, "request"), &m->request, e) != 0)
+        return -1;
+    if (json_is_string(json_object_get(order, "backend")) &&
+        take_text(order, "backend", m->backend, sizeof m->backend, e) != 0)
+        return -1;
+    return 0;
+}
+
+const char *member_cpu(void)
+{
+    static char name[80];
+    struct utsname u;
+    uname(&u);
+    const char *level = "";
+#if defined(__x86_64__)
+    level = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") ? "-v4"
+            : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")       ? "-v3"
+                                                                                    : "-v2";
+#endif
+    snprintf(name, sizeof name, "%s%s", u.machine, level);
+    return name;
+}
+
+/* ---- the walls ------------------------------------------------------------------------------------ */
+
+static void add_port(sandbox *s, const char *address)
+{
+    const char *colon = strrchr(address, ':');
+    if (strncmp(address, "tcp:", 4) != 0 || !colon)
+        return;
+    uint16_t port = (uint16_t)strtoul(colon + 1, NULL, 10);
+    for (int i = 0; i < SANDBOX_PORTS_MAX; i++)
+        if (s->tcp_ports[i] == 0 || s->tcp_ports[i] == port) {
+            s->tcp_ports[i] = port;
+            return;
+        }
+}
+
+/* The servers of mongodb://[user@]host[:port],.../: chunks are read from them all the while. */
+static void add_store_ports(sandbox *s, const char *locator)
+{
+    const char *begin = strstr(locator, "://");
+    char hosts[512], *rest = hosts, *host;
+    if (!begin || strncmp(locator, "mongodb", 7) != 0)
+        return;
+    snprintf(hosts, sizeof hosts, "%s", begin + 3);
+    hosts[strcspn(hosts, "/?")] = '\0';
+    char *at = strrchr(hosts, '@');
+    if (at)
+        rest = at + 1;
+    while ((host = strsep(&rest, ","))) {
+        char address[300];
+        const char *colon = strrchr(host, ':');
+        snprintf(address, sizeof address, "tcp:%.250s%s", host, colon && !strchr(colon, ']') ? "" : ":27017");
+        add_port(s, address);
+    }
+}
+
+/* What the store's driver opens for each further connection: how names are found, and who signed the
+ * servers' certificates (tlsCAFile=PATH, in `path`). */
+static void add_store_files(sandbox *s, int reads, const char *locator, char path[256])
+{
+    static const char *const names[] = {"/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf"};
+    const char *option = strstr(locator, "tlsCAFile=");
+    if (strncmp(locator, "mongodb", 7) != 0)
+        return;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        s->read_folders[reads++] = names[i];
+    if (option && snprintf(path, 256, "%.*s", (int)strcspn(option + 10, "&"), option + 10) < 256)
+        s->read_folders[reads++] = path;
+}
+
+static int enter_sandbox(member *m, err *e)
+{
+    sandbox s = {.file_bytes = file_bytes_max, .open_files = OPEN_FILES_MAX};
+    char report[SANDBOX_REPORT_BYTES], marker[256], authority[256];
+    int reads = 0;
+    if (strcmp(m->access.carrier, "shm") == 0)
+        s.write_folders[0] = m->access.segment_dir[0] ? m->access.segment_dir : "/dev/shm";
+    if (m->object_path[0])
+        s.read_folders[reads++] = m->object_path;
+    s.read_folders[reads++] = "/sys/devices/system/cpu"; /* a backend asks how large the caches are */
+    add_store_files(&s, reads, m->locator, authority);
+    const char *file = getenv("KUBEML_FAILPOINT_FILE");
+    if (file && strlen(file) < sizeof marker && strrchr(file, '/')) {
+        snprintf(marker, sizeof marker, "%s", file);
+        *strrchr(marker, '/') = '\0';
+        s.create_folder = marker;
+    }
+    add_port(&s, m->address);
+    add_port(&s, m->access.address);
+    add_store_ports(&s, m->locator);
+    if (sandbox_enter(&s, report, e) != 0)
+        return err_wrap(e, "sandbox");
+    log_info("sandbox: %s", report);
+    return 0;
+}
+
+/* ---- the code ------------------------------------------------------------------------------------- */
+
+static int load_program(member *m, err *e)
+{
+    failpoint("function.load");
+    if (strncmp(m->object, "zoo:", 4) == 0)
+        return program_open_zoo(m->object + 4, &m->program, e);
+    if (m->object_path[0])
+        return program_open_object(m->object_path, &m->program, e);
+    if (m->object_fd < 0)
+        return err_set(e, ERR_INVALID, "specialise: there is neither object_path nor object_bytes");
+    return program_open_fd(m->object_fd, &m->program, e);
+}
+
+int member_make_trainer(member *m, char reason[TRAINER_REASON_BYTES], err *e)
+{
+    trainer_config c = {.program = m->program,
+                        .data = m->data,
+                        .batch = m->request.batch_size,
+                        .epochs = m->request.epochs,
+                        .threads = m->threads,
+                        .seed = m->request.seed,
+                        .backend = m->backend[0] ? m->backend : NULL,
+                        .reset_optimizer = m->request.optimizer_state == STATE_RESET,
+                        .precision = (backend_precision)m->request.precision,
+                        .device_memory = m->request.gpu.memory_bytes};
+    if (gpu_mps_limit(m->request.gpu, 0, e) != 0)
+        return -1;
+    return trainer_open(&c, &m->trainer, reason, e);
+}
+
+static int load(member *m, char *reason, err *e)
+{
+    snprintf(reason, TRAINER_REASON_BYTES, "LoadFailed");
+    return load_program(m, e) != 0 ? -1 : member_make_trainer(m, reason, e);
+}
+
+int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BYTES], err *e)
+{
+    snprintf(reason, TRAINER_REASON_BYTES, "LoadFailed");
+    member *m = calloc(1, sizeof *m);
+    if (!m)
+        return err_set(e, ERR_NOMEM, "no memory for the member");
+    m->object_fd = -1;
+    if (member_read_order(order, m, e) != 0) {
+        member_close(m);
+        return -1;
+    }
+    *out = m;
+    log_context(m->job, -1, -1);
+    char who[96];
+    snprintf(who, sizeof who, "function %d of job %.40s", m->function, m->job);
+    crash_watch(who);
+    crash_phase("load the code", -1, -1);
+    snprintf(reason, TRAINER_REASON_BYTES, "DataError");
+    const json_t *bytes = json_object_get(order, "object_bytes"); /* where the controller's files are not ours */
+    int rc = dataset_open(m->locator, &m->data, e);
+    if (rc != 0)
+        err_wrap(e, "dataset");
+    else if (json_is_string(bytes) && !m->object_path[0])
+        rc = fetch_given(json_string_value(bytes), &m->object_fd, e);
+    m->usage = usage_open();
+    if (rc == 0 && (rc = enter_sandbox(m, e)) == 0)
+        rc = load(m, reason, e);
+    if (rc == 0) {
+        if (strcmp(engine_backend(trainer_engine(m->trainer)), "cuda") != 0)
+            usage_without_gpu(m->usage);
+        return 0;
+    }
+    m->failed = json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", err_name(e->code), "reason",
+                          reason, "message", e->message);
+    return -1;
+}

@@ -1,0 +1,149 @@
+/* model_file.c: see model_file.h. */
+#include "model_file.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "safetensors.h"
+
+static bool in_file(const engine_var *v)
+{
+    return v->kind != VAR_STATE && strncmp(v->name, "optimizer.", 10) != 0;
+}
+
+static int check_tensor(const engine_var *v, const safetensor *t, err *e)
+{
+    safetensors_dtype want = v->kind == VAR_COUNTER ? SAFETENSORS_I64 : SAFETENSORS_F32;
+    char got[SAFETENSORS_SHAPE_BYTES], model[SAFETENSORS_SHAPE_BYTES];
+    uint64_t dims[4] = {0};
+    if (!t)
+        return err_set(e, ERR_INVALID, "tensor %s of the model is missing", v->name);
+    if (t->dtype != want)
+        return err_set(e, ERR_INVALID, "tensor %s is of type %s, not %s", v->name,
+                       safetensors_dtype_name(t->dtype), safetensors_dtype_name(want));
+    bool same = t->ndim == v->rank;
+    for (int i = 0; i < v->rank; i++) {
+        dims[i] = (uint64_t)v->dims[i];
+        same = same && t->shape[i] == dims[i];
+    }
+    if (!same)
+        return err_set(e, ERR_INVALID, "tensor %.64s has shape %.64s, the model's is %.64s", v->name,
+                       safetensors_shape_text(t->ndim, t->shape, got),
+                       safetensors_shape_text(v->rank, dims, model));
+    return 0;
+}
+
+/* Everything is checked before anything is overwritten. A counter may be missing: the oldest of PyTorch's
+ * checkpoints have none. */
+static int check_file(const safetensors *file, const engine_var *vars, size_t count, err *e)
+{
+    for (size_t i = 0; i < count; i++) {
+        const safetensor *t = safetensors_find(file, vars[i].name);
+        if (in_file(&vars[i]) && (t || vars[i].kind != VAR_COUNTER) && check_tensor(&vars[i], t, e) != 0)
+            return -1;
+    }
+    for (size_t i = 0; i < safetensors_count(file); i++) {
+        const char *name = safetensors_at(file, i)->name;
+        bool known = strncmp(name, "optimizer.", 10) == 0;
+        for (size_t j = 0; j < count && !known; j++)
+            known = strcmp(vars[j].name, name) == 0;
+        if (!known)
+            return err_set(e, ERR_INVALID, "tensor %s is none of the model's", name);
+    }
+    return 0;
+}
+
+static int read_tensors(engine *m, safetensors *file, const engine_var *vars, size_t count, err *e)
+{
+    float *floats = engine_floats(m, e);
+    int64_t *counters = floats ? engine_counters(m, e) : NULL;
+    if (!floats || !counters)
+        return -1;
+    for (size_t i = 0; i < count; i++) {
+        const engine_var *v = &vars[i];
+        const safetensor *t = safetensors_find(file, v->name);
+        void *to = v->kind == VAR_COUNTER ? (void *)(counters + v->offset) : floats + v->offset;
+        if (in_file(v) && t && safetensors_read(file, t, 0, to, (size_t)t->bytes, e) != 0)
+            return -1;
+    }
+    return engine_state_changed(m, e);
+}
+
+int model_file_load(engine *m, int fd, err *e)
+{
+    safetensors *file;
+    if (safetensors_open(fd, &file, e) != 0)
+        return -1;
+    size_t count;
+    const engine_var *vars = engine_layout(m, &count);
+    int rc = check_file(file, vars, count, e) || read_tensors(m, file, vars, count, e) ? -1 : 0;
+    safetensors_close(file);
+    return rc;
+}
+
+static int sink(void *arg, const void *bytes, size_t len, err *e)
+{
+    FILE *f = arg;
+    if (fwrite(bytes, 1, len, f) != len)
+        return err_set_errno(e, errno, "writing the model");
+    return 0;
+}
+
+static int write_tensors(engine *m, safetensors_writer *w, FILE *f, err *e)
+{
+    size_t count;
+    const engine_var *vars = engine_layout(m, &count);
+    const float *floats = engine_floats(m, e);
+    const int64_t *counters = engine_counters(m, e);
+    if (!floats || safetensors_writer_metadata(w, "format", "pt", e) != 0)
+        return -1;
+    for (size_t i = 0; i < count; i++) {
+        const engine_var *v = &vars[i];
+        uint64_t dims[4] = {0};
+        for (int d = 0; d < v->rank; d++)
+            dims[d] = (uint64_t)v->dims[d];
+        if (in_file(v) &&
+            safetensors_writer_add(w, v->name, v->kind == VAR_COUNTER ? SAFETENSORS_I64 : SAFETENSORS_F32,
+                                   v->rank, dims, e) != 0)
+            return -1;
+    }
+    if (safetensors_writer_begin(w, sink, f, e) != 0)
+        return -1;
+    for (size_t i = 0; i < count; i++) {
+        const engine_var *v = &vars[i];
+        const void *from = v->kind == VAR_COUNTER ? (const void *)(counters + v->offset)
+                                                  : floats + v->offset;
+        size_t each = v->kind == VAR_COUNTER ? sizeof *counters : sizeof *floats;
+        if (in_file(v) && safetensors_writer_data(w, from, v->count * each, e) != 0)
+            return -1;
+    }
+    return safetensors_writer_end(w, e);
+}
+
+int model_file_save(engine *m, const char *path, err *e)
+{
+    char part[4096];
+    if (snprintf(part, sizeof part, "%s.part", path) >= (int)sizeof part)
+        return err_set(e, ERR_LIMIT, "%.100s...: the path is too long", path);
+    FILE *f = fopen(part, "we");
+    if (!f)
+        return err_set_errno(e, errno, "%s", part);
+    safetensors_writer *w = NULL;
+    int rc = safetensors_writer_new(&w, e);
+    if (rc == 0)
+        rc = write_tensors(m, w, f, e);
+    safetensors_writer_free(w);
+    if (rc == 0 && (fflush(f) != 0 || fsync(fileno(f)) != 0))
+        rc = err_set_errno(e, errno, "%s", part);
+    if (fclose(f) != 0 && rc == 0)
+        rc = err_set_errno(e, errno, "%s", part);
+    if (rc == 0 && rename(part, path) != 0)
+        rc = err_set_errno(e, errno, "%s", path);
+    if (rc != 0)
+        unlink(part);
+    return rc;
+}

@@ -1,0 +1,49 @@
+/* pslink.h: a function's connection to its kubeml-ps, on a thread of its own.
+ *
+ * The thread owns the socket: it says hello and ready, sends a heartbeat every 500 ms whatever the
+ * computing thread does, hands tasks over one by one and sends what comes back. When kubeml-ps goes
+ * away it dials again for PSLINK_REDIAL_MS, says hello and ready anew, and sends what was not sent yet.
+ * A task that is the same as the one being worked on (asked again by a kubeml-ps that came back) is
+ * answered by that work, not done twice. */
+#ifndef KUBEML_PSLINK_H
+#define KUBEML_PSLINK_H
+
+#include <jansson.h>
+#include <stdint.h>
+
+#include "err.h"
+#include "usage.h"
+
+enum {
+    PSLINK_HEARTBEAT_MS = 500,
+    PSLINK_DIAL_MS = 10000,
+    PSLINK_REDIAL_MS = 30000,
+    PSLINK_TASKS_MAX = 64,
+};
+
+typedef struct pslink pslink;
+
+typedef struct pslink_config {
+    const char *address;
+    json_t *hello;   /* borrowed until pslink_close: the first frame */
+    json_t *opening; /* likewise: the second, `ready` or `failed` */
+    usage *usage;    /* likewise: told with each heartbeat; NULL: not */
+} pslink_config;
+
+/* Dials, and returns when kubeml-ps has said welcome; starts the thread. ERR_UNAVAILABLE,
+ * ERR_TIMEOUT, ERR_STALE or whatever code kubeml-ps refused with. */
+int pslink_open(const pslink_config *c, pslink **out, err *e);
+/* Sends what is queued (until the deadline), ends the thread. NULL is fine. */
+void pslink_close(pslink *l, int64_t deadline_ms);
+
+/* Waits for the next task: a new reference, which is the current one until the next call. NULL when
+ * it is over: `stop`, or kubeml-ps did not come back (e is set then, else e->code stays ERR_NONE). */
+json_t *pslink_task(pslink *l, err *e);
+/* Queues a message; steals the reference (NULL: memory is gone). */
+void pslink_send(pslink *l, json_t *message);
+/* What the heartbeats tell. `phase` is a literal. */
+void pslink_phase(pslink *l, const char *phase, int64_t epoch, int64_t round);
+/* Asked at each heartbeat, from the link's thread. */
+void pslink_progress(pslink *l, uint32_t (*batches)(const void *), const void *of);
+
+#endif

@@ -1,0 +1,471 @@
+/* run.c: see run.h. Compiles with the machine's own compiler, reads a dataset of the local platform or
+ * ingests files into a temporary store, and trains with the loop that jobs train with: one process
+ * gives the losses of a job with one function. */
+#include "run.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <getopt.h>
+#include <jansson.h>
+#include <libgen.h>
+#include <limits.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "builder.h"
+#include "cleanup.h"
+#include "clock.h"
+#include "crash.h"
+#include "dataset.h"
+#include "ingest.h"
+#include "kubeml.h"
+#include "model_file.h"
+#include "program.h"
+#include "request.h"
+#include "store.h"
+#include "trainer.h"
+
+typedef struct options {
+    const char *files[BUILDER_FILES_MAX];
+    size_t file_count;
+    const char *model, *dataset, *store, *save, *load, *backend;
+    ingest_files data;
+    int epochs, batch, threads;
+    double lr, goal;
+    uint64_t seed;
+    bool json, regression;
+} options;
+
+typedef struct session {
+    options o;
+    char folder[64]; /* temporary; "" */
+    store *store;
+    dataset *data;
+    program *program;
+    trainer *trainer;
+    double lr;
+} session;
+
+static const char usage[] =
+    "usage: kubeml run FILE.c [MORE.c MORE.h] [options]\n"
+    "       kubeml run --model NAME [options]\n"
+    "Trains in this process, without the platform.\n\n"
+    "data   --dataset NAME        of the local platform (kubeml dataset create)\n"
+    "       --traindata F --trainlabels F --testdata F --testlabels F\n"
+    "                             npy, npz, IDX (also .gz) or CIFAR-10 binary\n"
+    "       --regression          the labels are numbers, not classes\n"
+    "train  -e, --epochs N        5\n"
+    "       -b, --batch N         32\n"
+    "           --lr X            the code's own, else 0.01\n"
+    "           --seed N          0\n"
+    "           --goal-accuracy P end when the validation accuracy reaches P percent\n"
+    "           --threads N       as many as there are cores, at most 8\n"
+    "           --backend NAME    cpu, reference; the fastest\n"
+    "result     --init F          begin with the weights of a safetensors file\n"
+    "           --save F          write the weights as safetensors\n"
+    "           --json            one JSON object a line instead of text\n"
+    "           --store LOCATOR   of --dataset; lmdb:$KUBEML_HOME/store\n";
+
+/* ---- options ------------------------------------------------------------------------------------ */
+
+static int take_int(const char *name, const char *text, long min, long max, int *out, err *e)
+{
+    char *end;
+    errno = 0;
+    long n = strtol(text, &end, 10);
+    if (errno || *end || end == text || n < min || n > max)
+        return err_set(e, ERR_INVALID, "%s: \"%.40s\" is not a number from %ld to %ld", name, text, min,
+                       max);
+    *out = (int)n;
+    return 0;
+}
+
+static int take_real(const char *name, const char *text, double *out, err *e)
+{
+    char *end;
+    double x = strtod(text, &end);
+    if (*end || end == text || !(x > 0) || x > 1e6)
+        return err_set(e, ERR_INVALID, "%s: \"%.40s\" is not a number above 0", name, text);
+    *out = x;
+    return 0;
+}
+
+static int take_seed(const char *text, uint64_t *out, err *e)
+{
+    char *end;
+    errno = 0;
+    unsigned long long n = strtoull(text, &end, 10);
+    if (errno || *end || end == text || *text == '-' || n > UINT64_C(1) << 53)
+        return err_set(e, ERR_INVALID, "--seed: \"%.40s\" is not a number from 0 to 2^53", text);
+    *out = n;
+    return 0;
+}
+
+enum {
+    O_LR = 256, O_SEED, O_GOAL, O_THREADS, O_BACKEND, O_SAVE, O_INIT, O_JSON, O_STORE, O_MODEL,
+    O_XTRAIN, O_YTRAIN, O_XTEST, O_YTEST, O_REGRESSION,
+};
+
+static const struct option long_options[] = {
+    {"dataset", 1, NULL, 'd'},     {"epochs", 1, NULL, 'e'},      {"batch", 1, NULL, 'b'},
+    {"lr", 1, NULL, O_LR},         {"seed", 1, NULL, O_SEED},     {"goal-accuracy", 1, NULL, O_GOAL},
+    {"threads", 1, NULL, O_THREADS}, {"backend", 1, NULL, O_BACKEND}, {"save", 1, NULL, O_SAVE},
+    {"init", 1, NULL, O_INIT},     {"json", 0, NULL, O_JSON},     {"store", 1, NULL, O_STORE},
+    {"model", 1, NULL, O_MODEL},   {"traindata", 1, NULL, O_XTRAIN}, {"trainlabels", 1, NULL, O_YTRAIN},
+    {"testdata", 1, NULL, O_XTEST}, {"testlabels", 1, NULL, O_YTEST}, {"regression", 0, NULL, O_REGRESSION},
+    {"help", 0, NULL, 'h'},        {NULL, 0, NULL, 0},
+};
+
+static int take_option(options *o, int which, const char *text, err *e)
+{
+    switch (which) {
+    case 'd': o->dataset = text; return 0;
+    case 'e': return take_int("--epochs", text, 1, REQUEST_EPOCHS_MAX, &o->epochs, e);
+    case 'b': return take_int("--batch", text, 1, REQUEST_BATCH_MAX, &o->batch, e);
+    case O_LR: return take_real("--lr", text, &o->lr, e);
+    case O_SEED: return take_seed(text, &o->seed, e);
+    case O_GOAL: return take_real("--goal-accuracy", text, &o->goal, e);
+    case O_THREADS: return take_int("--threads", text, 1, ENGINE_THREADS_MAX, &o->threads, e);
+    case O_BACKEND: o->backend = text; return 0;
+    case O_SAVE: o->save = text; return 0;
+    case O_INIT: o->load = text; return 0;
+    case O_JSON: o->json = true; return 0;
+    case O_STORE: o->store = text; return 0;
+    case O_MODEL: o->model = text; return 0;
+    case O_XTRAIN: o->data.x_train = text; return 0;
+    case O_YTRAIN: o->data.y_train = text; return 0;
+    case O_XTEST: o->data.x_test = text; return 0;
+    case O_YTEST: o->data.y_test = text; return 0;
+    case O_REGRESSION: o->regression = true; return 0;
+    default: return err_set(e, ERR_INVALID, "unknown option; kubeml run --help lists them");
+    }
+}
+
+static int check_options(const options *o, err *e)
+{
+    if (!o->file_count == !o->model)
+        return err_set(e, ERR_INVALID, o->model ? "a FILE.c and --model exclude each other"
+                                                : "no FILE.c and no --model is given");
+    if (o->dataset && (o->data.x_train || o->data.y_train))
+        return err_set(e, ERR_INVALID, "--dataset and --traindata exclude each other");
+    if (!o->dataset && !o->data.x_train)
+        return err_set(e, ERR_INVALID, "no data: --dataset NAME, or --traindata and --trainlabels");
+    return 0;
+}
+
+/* 1: help was wanted. */
+static int parse(int argc, char **argv, options *o, err *e)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    *o = (options){.epochs = 5, .batch = 32, .goal = 100,
+                   .threads = cores < 1 ? 1 : cores > 8 ? 8 : (int)cores};
+    int which;
+    optind = 1;
+    opterr = 0;
+    while ((which = getopt_long(argc, argv, "d:e:b:h", long_options, NULL)) != -1) {
+        if (which == 'h')
+            return 1;
+        if (which == '?')
+            return err_set(e, ERR_INVALID, "%.80s: unknown option, or its value is missing",
+                           argv[optind - 1]);
+        if (take_option(o, which, optarg, e) != 0)
+            return -1;
+    }
+    for (; optind < argc; optind++) {
+        if (o->file_count == BUILDER_FILES_MAX)
+            return err_set(e, ERR_LIMIT, "more than %d files", BUILDER_FILES_MAX);
+        o->files[o->file_count++] = argv[optind];
+    }
+    return check_options(o, e);
+}
+
+/* ---- code ----------------------------------------------------------------------------------------- */
+
+/* Beside the installed program, in the source tree it was built in, or where the variable says. */
+static int include_dir(char out[PATH_MAX], err *e)
+{
+    static const char *const places[] = {"../include/kubeml.h", "../include/kubeml/kubeml.h",
+                                         "../../../function-runtime/include/kubeml.h"};
+    char self[PATH_MAX];
+    const char *given = getenv("KUBEML_INCLUDE");
+    if (given && snprintf(out, PATH_MAX, "%s", given) < PATH_MAX)
+        return 0;
+    ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[len > 0 ? len : 0] = '\0';
+    char *slash = strrchr(self, '/');
+    for (size_t i = 0; slash && i < sizeof places / sizeof *places; i++) {
+        if (snprintf(out, PATH_MAX, "%.*s/%s", (int)(slash - self), self, places[i]) < PATH_MAX &&
+            access(out, R_OK) == 0) {
+            *strrchr(out, '/') = '\0';
+            return 0;
+        }
+    }
+    return err_set(e, ERR_NOT_FOUND, "kubeml.h is not found; set KUBEML_INCLUDE to its folder");
+}
+
+static int read_file(const char *path, builder_source *out, err *e)
+{
+    cleanup_close int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat s;
+    if (fd < 0 || fstat(fd, &s) != 0)
+        return err_set_errno(e, errno, "%s", path);
+    if (!S_ISREG(s.st_mode) || s.st_size > BUILDER_SOURCE_BYTES_MAX)
+        return err_set(e, ERR_LIMIT, "%s is no file of at most %d bytes", path, BUILDER_SOURCE_BYTES_MAX);
+    char *text = malloc((size_t)s.st_size + 1);
+    ssize_t got = text ? read(fd, text, (size_t)s.st_size) : -1;
+    if (got < 0) {
+        free(text);
+        return err_set_errno(e, errno, "%s", path);
+    }
+    const char *slash = strrchr(path, '/');
+    *out = (builder_source){slash ? slash + 1 : path, text, (size_t)got};
+    return 0;
+}
+
+/* The object goes to the loader through a nameless file. */
+static int load_object(const builder_result *r, program **out, err *e)
+{
+    cleanup_close int fd = memfd_create("kubeml-object", MFD_CLOEXEC);
+    char path[64];
+    if (fd < 0)
+        return err_set_errno(e, errno, "memfd");
+    for (size_t done = 0; done < r->object_bytes;) {
+        ssize_t got = write(fd, r->object + done, r->object_bytes - done);
+        if (got < 0 && errno != EINTR)
+            return err_set_errno(e, errno, "writing the object");
+        done += got > 0 ? (size_t)got : 0;
+    }
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return program_open_object(path, out, e);
+}
+
+static int build(const builder_source *files, size_t n, program **out, err *e)
+{
+    char sdk[PATH_MAX];
+    if (include_dir(sdk, e) != 0)
+        return -1;
+    builder_config c = {.include_dir = sdk, .sandbox = BUILDER_SANDBOX_NONE, .abi = KUBEML_ABI};
+    builder_result r;
+    int rc = builder_compile(files, n, NULL, &c, &r, e);
+    if (r.text && r.text[0])
+        fputs(r.text, stderr);
+    if (rc == 0)
+        rc = load_object(&r, out, e);
+    builder_result_free(&r);
+    return rc;
+}
+
+static int load_code(session *s, err *e)
+{
+    if (s->o.model)
+        return program_open_zoo(s->o.model, &s->program, e);
+    builder_source files[BUILDER_FILES_MAX];
+    size_t n = 0;
+    int rc = 0;
+    while (rc == 0 && n < s->o.file_count) {
+        rc = read_file(s->o.files[n], &files[n], e);
+        n += rc == 0;
+    }
+    if (rc == 0)
+        rc = build(files, n, &s->program, e);
+    for (size_t i = 0; i < n; i++)
+        free((char *)files[i].text);
+    return rc;
+}
+
+/* ---- data ----------------------------------------------------------------------------------------- */
+
+static int open_platform_store(session *s, err *e)
+{
+    char locator[PATH_MAX];
+    const char *home = getenv("KUBEML_HOME"), *user = getenv("HOME");
+    if (s->o.store)
+        snprintf(locator, sizeof locator, "%s", s->o.store);
+    else if (home && *home)
+        snprintf(locator, sizeof locator, "lmdb:%s/store", home);
+    else
+        snprintf(locator, sizeof locator, "lmdb:%s/.kubeml/store", user && *user ? user : "/root");
+    if (!s->o.store && access(locator + 5, F_OK) != 0)
+        return err_set(e, ERR_NOT_FOUND, "there is no local platform at %s", locator + 5);
+    return (s->store = store_open(locator, e)) ? 0 : -1;
+}
+
+static int open_temporary_store(session *s, err *e)
+{
+    char locator[96];
+    snprintf(s->folder, sizeof s->folder, "/tmp/kubeml-run-XXXXXX");
+    if (!mkdtemp(s->folder)) {
+        s->folder[0] = '\0';
+        return err_set_errno(e, errno, "/tmp/kubeml-run-XXXXXX");
+    }
+    snprintf(locator, sizeof locator, "lmdb:%s", s->folder);
+    return (s->store = store_open(locator, e)) ? 0 : -1;
+}
+
+static int open_data(session *s, err *e)
+{
+    dataset_info info = {0};
+    char locator[STORE_LOCATOR_BYTES];
+    int rc;
+    if (s->o.dataset) {
+        rc = open_platform_store(s, e);
+        if (rc == 0)
+            rc = dataset_find(s->store, s->o.dataset, &info, NULL, e);
+    } else {
+        ingest_options o = {.regression = s->o.regression};
+        rc = open_temporary_store(s, e);
+        if (rc == 0)
+            rc = ingest_paths(s->store, "data", &o, &s->o.data, &info, e);
+    }
+    if (rc == 0)
+        rc = dataset_locator(s->store, &info, locator, e);
+    if (rc == 0)
+        rc = dataset_open(locator, &s->data, e);
+    dataset_info_free(&info);
+    return rc;
+}
+
+/* ---- training --------------------------------------------------------------------------------------- */
+
+static int begin(session *s, err *e)
+{
+    if (open_data(s, e) != 0)
+        return -1;
+    crash_watch("the function's code");
+    crash_phase("load the code", -1, -1);
+    if (load_code(s, e) != 0)
+        return -1;
+    char reason[TRAINER_REASON_BYTES];
+    trainer_config c = {.program = s->program, .data = s->data, .batch = s->o.batch,
+                        .epochs = s->o.epochs, .threads = s->o.threads, .seed = s->o.seed,
+                        .backend = s->o.backend};
+    if (trainer_open(&c, &s->trainer, reason, e) != 0)
+        return err_wrap(e, "%s", reason);
+    s->lr = s->o.lr > 0 ? s->o.lr : program_default_lr(s->program);
+    if (!s->o.load)
+        return 0;
+    cleanup_close int fd = open(s->o.load, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return err_set_errno(e, errno, "%s", s->o.load);
+    return model_file_load(trainer_engine(s->trainer), fd, e) != 0 ? err_wrap(e, "%s", s->o.load) : 0;
+}
+
+static void announce(const session *s)
+{
+    const dataset_info *d = dataset_get_info(s->data);
+    const engine *m = trainer_engine(s->trainer);
+    if (s->o.json)
+        return;
+    printf("%s: %zu parameters, %s backend, %d thread%s; %llu + %llu samples of (%u, %u, %u)\n",
+           program_name(s->program), engine_param_count(m), engine_backend(m), s->o.threads,
+           s->o.threads == 1 ? "" : "s", (unsigned long long)d->samples[DATASET_TRAIN],
+           (unsigned long long)d->samples[DATASET_TEST], d->channels, d->height, d->width);
+    fflush(stdout);
+}
+
+static void report(const session *s, int epoch, const trainer_result *t, const trainer_result *v,
+                   double seconds)
+{
+    double train_loss = t->loss_sum / (double)t->samples;
+    double loss = v->samples ? v->loss_sum / (double)v->samples : (double)NAN;
+    double accuracy = v->samples ? 100.0 * (double)v->correct / (double)v->samples : (double)NAN;
+    if (s->o.json) {
+        json_t *line = json_pack("{s:i,s:f,s:f,s:f,s:f,s:f,s:f}", "epoch", epoch + 1, "train_loss", train_loss,
+                                 "seconds", seconds, "load", t->load_s, "convert", t->convert_s, "train",
+                                 t->train_s, "validate", v->load_s + v->convert_s + v->train_s);
+        if (v->samples && line) {
+            json_object_set_new(line, "validation_loss", json_real(loss));
+            json_object_set_new(line, "accuracy", json_real(accuracy));
+        }
+        char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
+        puts(text ? text : "{}");
+        free(text);
+        json_decref(line);
+    } else if (v->samples) {
+        printf("epoch %*d/%d   train loss %8.4f   validation loss %8.4f   accuracy %6.2f %%   %6.2f s\n",
+               3, epoch + 1, s->o.epochs, train_loss, loss, accuracy, seconds);
+    } else {
+        printf("epoch %*d/%d   train loss %8.4f   %6.2f s\n", 3, epoch + 1, s->o.epochs, train_loss,
+               seconds);
+    }
+    fflush(stdout);
+}
+
+static int train(session *s, err *e)
+{
+    size_t seen = 0;
+    cleanup_free double *history = calloc((size_t)s->o.epochs, sizeof *history);
+    if (!history)
+        return err_set(e, ERR_NOMEM, "no memory for the history");
+    for (int epoch = 0; epoch < s->o.epochs; epoch++) {
+        int64_t began_ns = clock_monotonic_ns();
+        trainer_task task = {.epoch = (uint32_t)epoch, .parallelism = 1, .lr = s->lr,
+                             .history = history, .history_count = seen};
+        trainer_result t, v;
+        crash_phase("train", epoch, -1);
+        if (trainer_batches(s->trainer, task.epoch, 1, 0, &task.batch_count, e) != 0 ||
+            trainer_train(s->trainer, &task, &t, e) != 0)
+            return err_wrap(e, "%s", trainer_reason(s->trainer));
+        crash_phase("validate", epoch, -1);
+        if (trainer_validate(s->trainer, task.epoch, 1, 0, &v, e) != 0)
+            return err_wrap(e, "%s", trainer_reason(s->trainer));
+        if (v.samples)
+            history[seen++] = v.loss_sum / (double)v.samples;
+        report(s, epoch, &t, &v, (double)(clock_monotonic_ns() - began_ns) * 1e-9);
+        if (s->o.goal < 100 && v.samples && 100.0 * (double)v.correct / (double)v.samples >= s->o.goal)
+            break;
+    }
+    if (s->o.save && model_file_save(trainer_engine(s->trainer), s->o.save, e) != 0)
+        return -1;
+    if (s->o.save && !s->o.json)
+        printf("saved %s\n", s->o.save);
+    return 0;
+}
+
+static int remove_one(const char *path, const struct stat *s, int what, struct FTW *where)
+{
+    (void)s, (void)what, (void)where;
+    remove(path);
+    return 0;
+}
+
+static void end(session *s)
+{
+    trainer_close(s->trainer);
+    program_close(s->program);
+    dataset_close(s->data);
+    store_close(s->store);
+    if (s->folder[0])
+        nftw(s->folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+int run_command(int argc, char **argv)
+{
+    session s = {0};
+    err e = ERR_INIT;
+    int rc = parse(argc, argv, &s.o, &e);
+    if (rc == 1) {
+        fputs(usage, stdout);
+        return 0;
+    }
+    if (rc != 0) {
+        fprintf(stderr, "kubeml run: %s\n", e.message);
+        return 2;
+    }
+    rc = begin(&s, &e);
+    if (rc == 0) {
+        announce(&s);
+        rc = train(&s, &e);
+    }
+    if (rc != 0)
+        fprintf(stderr, "kubeml run: %s\n", e.message);
+    end(&s);
+    return rc == 0 ? 0 : 1;
+}

@@ -1,0 +1,34 @@
+/* sandbox.h: what a runtime gives up before it loads somebody's code.
+ *
+ * Everything the job needs is open by then: the dataset, the object, the connections. After
+ * sandbox_enter the process can start threads but no processes, run no program, signal and trace
+ * nobody but itself, create or read no file outside the folders named (where the kernel has
+ * Landlock), connect only to the TCP ports named, gain no privileges and leave no core dump; its
+ * limits stand. There is no way back. What a kernel cannot do is told in `report`, so that the log
+ * says how far the walls reach. */
+#ifndef KUBEML_SANDBOX_H
+#define KUBEML_SANDBOX_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "err.h"
+
+enum { SANDBOX_PORTS_MAX = 8, SANDBOX_FOLDERS_MAX = 8, SANDBOX_REPORT_BYTES = 160 };
+
+typedef struct sandbox {
+    uint64_t memory_bytes; /* private memory (RLIMIT_DATA); 0: no limit of that kind, as the next */
+    uint64_t file_bytes;   /* any file it writes to, its log too */
+    int open_files;
+    const char *write_folders[SANDBOX_FOLDERS_MAX]; /* NULL at the end: shared-memory segments */
+    const char *read_folders[SANDBOX_FOLDERS_MAX];  /* or files */
+    const char *create_folder;                      /* may be NULL; where it may make files: for tests */
+    uint16_t tcp_ports[SANDBOX_PORTS_MAX];          /* 0 at the end */
+} sandbox;
+
+/* ERR_IO when the kernel refuses a limit that it should have accepted. Call with one thread alive. */
+int sandbox_enter(const sandbox *s, char report[SANDBOX_REPORT_BYTES], err *e);
+/* Closes every descriptor above 2 but those of the list. */
+void sandbox_close_others(const int *keep, size_t count);
+
+#endif

@@ -1,0 +1,19 @@
+/* serve.h: answers /infer: a runtime that holds one trained model. */
+#ifndef KUBEML_SERVE_H
+#define KUBEML_SERVE_H
+
+#include <jansson.h>
+
+#include "err.h"
+#include "wire.h"
+
+enum {
+    SERVE_BATCH = 64,           /* samples computed at once */
+    SERVE_SAMPLES_MAX = 65536,  /* of one request */
+};
+
+/* `order` is the message `serve`. Loads, says `serving` or `failed`, and answers until the
+ * connection ends (0). -1 when it could not be loaded (and was told so), or the connection broke. */
+int serve(const json_t *order, wire *w, err *e);
+
+#endif

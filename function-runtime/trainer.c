@@ -1,0 +1,224 @@
+/* trainer.c: see trainer.h. */
+#include "trainer.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+#include "failpoint.h"
+#include "loader.h"
+
+struct trainer {
+    trainer_config config;
+    engine *engine;
+    state *state;
+    loader *loader;
+    bool regression;
+    char reason[TRAINER_REASON_BYTES];
+    _Atomic uint32_t batches_done;
+};
+
+static void set_reason(char out[TRAINER_REASON_BYTES], const char *reason)
+{
+    snprintf(out, TRAINER_REASON_BYTES, "%s", reason);
+}
+
+/* What the samples are labelled with must be what the loss and the outputs need. */
+static int check_labels(const dataset_info *d, const engine_config *c, int outputs, err *e)
+{
+    if (c->loss == LOSS_CROSS_ENTROPY && d->classes == 0)
+        return err_set(e, ERR_INVALID,
+                       "dataset %s has targets for regression, the function's loss needs labels of "
+                       "classes", d->name);
+    if (c->loss == LOSS_CROSS_ENTROPY && d->classes > (uint32_t)outputs)
+        return err_set(e, ERR_INVALID,
+                       "dataset %s has labels up to %u, the model has %d outputs (labels 0 to %d)",
+                       d->name, d->classes - 1, outputs, outputs - 1);
+    if (c->loss == LOSS_MSE && d->targets != (uint32_t)outputs)
+        return err_set(e, ERR_INVALID, "dataset %s has %u targets a sample, the model has %d outputs",
+                       d->name, d->targets, outputs);
+    return 0;
+}
+
+static int compile(trainer *t, char *reason, err *e)
+{
+    const dataset_info *d = dataset_get_info(t->config.data);
+    engine_config c = {0};
+    program_config(t->config.program, d, &c);
+    c.input = (shape){3, (int)d->channels, (int)d->height, (int)d->width};
+    c.batch = t->config.batch;
+    c.backend = t->config.backend;
+    c.threads = t->config.threads;
+    c.seed = t->config.seed;
+    c.precision = t->config.precision;
+    c.device_memory = t->config.device_memory;
+    t->regression = c.loss == LOSS_MSE;
+    set_reason(reason, "ShapeMismatch");
+    if (transform_check(program_transform(t->config.program), d, e) != 0)
+        return -1;
+    if (engine_compile(&c, &t->engine, e) != 0) {
+        if (e && e->code != ERR_INVALID)
+            set_reason(reason, "LoadFailed");
+        return err_wrap(e, "model for samples of (%u, %u, %u)", d->channels, d->height, d->width);
+    }
+    if (check_labels(d, &c, engine_outputs(t->engine), e) != 0)
+        return -1;
+    set_reason(reason, "LoadFailed");
+    return state_open(t->engine, !t->config.reset_optimizer, &t->state, e);
+}
+
+int trainer_open(const trainer_config *c, trainer **out, char reason[TRAINER_REASON_BYTES], err *e)
+{
+    set_reason(reason, "LoadFailed");
+    trainer *t = calloc(1, sizeof *t);
+    if (!t)
+        return err_set(e, ERR_NOMEM, "no memory for the trainer");
+    t->config = *c;
+    loader_config l = {.data = c->data,
+                       .transform = program_transform(c->program),
+                       .seed = c->seed,
+                       .batch = c->batch};
+    int rc = compile(t, reason, e);
+    l.regression = t->regression;
+    if (rc != 0 || loader_open(&l, &t->loader, e) != 0) {
+        trainer_close(t);
+        return -1;
+    }
+    *out = t;
+    return 0;
+}
+
+void trainer_close(trainer *t)
+{
+    if (!t)
+        return;
+    loader_close(t->loader);
+    state_close(t->state);
+    engine_free(t->engine);
+    free(t);
+}
+
+state *trainer_state(trainer *t)
+{
+    return t->state;
+}
+
+engine *trainer_engine(trainer *t)
+{
+    return t->engine;
+}
+
+const char *trainer_reason(const trainer *t)
+{
+    return t->reason;
+}
+
+uint32_t trainer_batches_done(const trainer *t)
+{
+    return atomic_load_explicit(&t->batches_done, memory_order_relaxed);
+}
+
+int trainer_batches(trainer *t, uint32_t epoch, int parallelism, int function, uint32_t *out, err *e)
+{
+    return loader_batches(t->loader, epoch, parallelism, function, out, e);
+}
+
+static double seconds_since(int64_t *from_ns)
+{
+    int64_t now = clock_monotonic_ns();
+    double s = (double)(now - *from_ns) * 1e-9;
+    *from_ns = now;
+    return s;
+}
+
+static void count(trainer *t, const engine_result *r, trainer_result *out)
+{
+    out->samples += (uint64_t)r->n;
+    out->loss_sum += r->loss_sum;
+    out->correct += r->correct;
+    out->batches++;
+    out->convert_s += r->convert_s;
+    atomic_store_explicit(&t->batches_done, out->batches, memory_order_relaxed);
+}
+
+static int train_batches(trainer *t, const trainer_task *task, uint32_t batches, trainer_result *out,
+                         err *e)
+{
+    engine_batch b;
+    int64_t clock_ns = clock_monotonic_ns();
+    for (;;) {
+        set_reason(t->reason, "DataError");
+        int more = loader_next(t->loader, &b, e);
+        out->load_s += seconds_since(&clock_ns);
+        if (more <= 0)
+            return more;
+        uint32_t batch = task->batch_begin + out->batches;
+        schedule_point at = {.epoch = (int)task->epoch,
+                             .step = batch,
+                             .steps = batches,
+                             .history = task->history,
+                             .history_count = task->history_count};
+        double lr = program_lr(t->config.program, task->lr, t->config.epochs, &at);
+        engine_result r;
+        set_reason(t->reason, program_has_step(t->config.program) ? "StepFailed" : "ShapeMismatch");
+        if (program_step(t->config.program, t->engine, &b, lr, &r, e) != 0)
+            return -1;
+        set_reason(t->reason, "NaNLoss");
+        if (!isfinite(r.loss_sum))
+            return err_set(e, ERR_INVALID,
+                           "the loss is %s in epoch %u, batch %u of function %d: training diverged at "
+                           "learning rate %g",
+                           isnan(r.loss_sum) ? "NaN" : "infinite", task->epoch + 1, batch + 1, task->function,
+                           lr);
+        count(t, &r, out);
+        out->train_s += seconds_since(&clock_ns) - r.convert_s;
+        failpoint("function.train");
+    }
+}
+
+int trainer_train(trainer *t, const trainer_task *task, trainer_result *out, err *e)
+{
+    *out = (trainer_result){0};
+    atomic_store(&t->batches_done, 0);
+    int64_t clock_ns = clock_monotonic_ns();
+    uint32_t batches;
+    set_reason(t->reason, "DataError");
+    if (loader_batches(t->loader, task->epoch, task->parallelism, task->function, &batches, e) != 0 ||
+        loader_train(t->loader, task->epoch, task->parallelism, task->function, task->batch_begin,
+                     task->batch_count, &out->sample_begin, &out->sample_end, e) != 0)
+        return -1;
+    out->load_s = seconds_since(&clock_ns);
+    int rc = train_batches(t, task, batches, out, e);
+    loader_end(t->loader);
+    return rc;
+}
+
+int trainer_validate(trainer *t, uint32_t epoch, int parallelism, int function, trainer_result *out,
+                     err *e)
+{
+    *out = (trainer_result){0};
+    atomic_store(&t->batches_done, 0);
+    engine_batch b;
+    engine_result r;
+    set_reason(t->reason, "DataError");
+    int64_t clock_ns = clock_monotonic_ns();
+    int rc = loader_test(t->loader, parallelism, function, &out->sample_end, e);
+    while (rc == 0) {
+        rc = loader_next(t->loader, &b, e);
+        out->load_s += seconds_since(&clock_ns);
+        if (rc <= 0)
+            break;
+        b.epoch = epoch;
+        set_reason(t->reason, "ShapeMismatch");
+        if ((rc = engine_eval(t->engine, &b, &r, e)) != 0)
+            break;
+        count(t, &r, out);
+        out->train_s += seconds_since(&clock_ns) - r.convert_s;
+        failpoint("function.validate");
+    }
+    loader_end(t->loader);
+    return rc;
+}

@@ -1,0 +1,67 @@
+/* trainer.h: the training loop that kubeml-function and `kubeml run` share: load, train, validate.
+ *
+ * Between two calls a trainer keeps nothing but the engine's state that a replacement would not
+ * compute alike: what trainer_train does to the state is a function of (state, program, dataset,
+ * seed, task) alone. One thread owns it; `trainer_batches_done` may be asked from another. */
+#ifndef KUBEML_TRAINER_H
+#define KUBEML_TRAINER_H
+
+#include <stdint.h>
+
+#include "dataset.h"
+#include "engine.h"
+#include "err.h"
+#include "program.h"
+#include "state.h"
+
+enum { TRAINER_REASON_BYTES = 32 };
+
+typedef struct trainer trainer;
+
+typedef struct trainer_config {
+    program *program; /* borrowed, as the next */
+    dataset *data;
+    int batch, epochs, threads;
+    uint64_t seed;
+    const char *backend;   /* NULL: the fastest here */
+    bool reset_optimizer;  /* the block has weights alone */
+    backend_precision precision;
+    size_t device_memory;  /* cap of GPU memory; 0: none */
+} trainer_config;
+
+typedef struct trainer_task {
+    uint32_t epoch;
+    int parallelism, function;
+    uint32_t batch_begin, batch_count; /* of the function's share */
+    double lr;
+    const double *history; /* the validation losses of the epochs before; for schedules that look */
+    size_t history_count;
+} trainer_task;
+
+typedef struct trainer_result {
+    uint64_t samples, sample_begin, sample_end; /* positions in the share */
+    uint32_t batches;
+    double loss_sum;
+    int64_t correct;
+    double load_s, convert_s, train_s; /* converting is no part of training here */
+} trainer_result;
+
+/* Compiles the program for the dataset's shape. On failure `reason` is one of "ShapeMismatch" (the
+ * message names the layer, or both numbers) and "LoadFailed". */
+int trainer_open(const trainer_config *c, trainer **out, char reason[TRAINER_REASON_BYTES], err *e);
+void trainer_close(trainer *t); /* NULL is fine */
+
+state *trainer_state(trainer *t); /* the trainer's own: its layout, import and export */
+engine *trainer_engine(trainer *t);
+/* Batches of the function's share in that epoch. */
+int trainer_batches(trainer *t, uint32_t epoch, int parallelism, int function, uint32_t *out, err *e);
+
+/* -1 with the reason: "NaNLoss" naming epoch and batch, "ShapeMismatch" (a label),
+ * "StepFailed" (the code's own step), "DataError". */
+int trainer_train(trainer *t, const trainer_task *task, trainer_result *out, err *e);
+int trainer_validate(trainer *t, uint32_t epoch, int parallelism, int function, trainer_result *out,
+                     err *e);
+const char *trainer_reason(const trainer *t);
+uint32_t trainer_batches_done(const trainer *t); /* of the present or last call */
+
+#endif

@@ -1,0 +1,175 @@
+/* backend.h: the seam between a model's graph and what computes it.
+ *
+ * Implementations: reference (plain C loops in double precision: the truth the others are tested
+ * against) and cpu (fast). A backend is given the whole graph once, at `prepare`: there it chooses
+ * kernels, fusion, layouts and threads, and allocates all it will ever need. After that no call
+ * allocates host or device memory.
+ *
+ * State. The caller owns four host blocks laid out as the graph says (graph.h, graph_var.offset):
+ * params, grads and optimizer state in the layout of params, buffers, and int64 counters. `load`
+ * tells the program where they lie and that their contents are new; between `load` and `store` a
+ * program may keep packed or device copies. A program that works in the blocks themselves leaves
+ * `store` NULL.
+ *
+ * Threads. A program belongs to one thread at a time; programs share nothing. All calls return when
+ * their work is done (a device backend synchronises before returning).
+ *
+ * Errors. ERR_UNSUPPORTED from prepare: this backend cannot run the graph or the precision, and the
+ * message names the layer. ERR_NOMEM from prepare: host or device memory; the message names the
+ * need. ERR_INTERNAL or ERR_UNAVAILABLE from the running calls: the device failed. Backends for the
+ * host's CPU never fail after prepare. NaN is not an error: it shows in the loss. */
+#ifndef KUBEML_BACKEND_H
+#define KUBEML_BACKEND_H
+
+#include <stdint.h>
+
+#include "graph.h"
+#include "optim.h"
+
+typedef enum backend_precision { PRECISION_FP32, PRECISION_TF32, PRECISION_BF16 } backend_precision;
+
+typedef enum backend_loss {
+    LOSS_CROSS_ENTROPY, /* mean over the batch of -log softmax(logits)[label] */
+    LOSS_MSE,           /* mean over batch and outputs of (y - target)^2 */
+} backend_loss;
+
+typedef struct backend_config {
+    int batch;      /* the most samples of one call */
+    int threads;    /* the most threads to compute with, the caller's among them; >= 1 */
+    bool inference; /* only `forward` will be called: no gradient memory */
+    backend_precision precision;
+    backend_loss loss;
+    optim optim;
+    uint64_t seed;        /* of dropout */
+    int device;           /* which GPU; 0 is the first. The host's backends have no use for it */
+    size_t device_memory; /* cap on this process's device memory in bytes; 0: none */
+} backend_config;
+
+/* Host blocks of the model; 64-byte aligned. grads and state are NULL for inference. */
+typedef struct backend_state {
+    float *params, *grads; /* graph.floats[VAR_PARAM] */
+    float *buffers;        /* graph.floats[VAR_BUFFER] */
+    float *state;      /* optim_slots() blocks of graph.floats[VAR_PARAM], one after the other */
+    int64_t *counters; /* graph.floats[VAR_COUNTER]; batch norm's num_batches_tracked */
+} backend_state;
+
+typedef enum backend_type { INPUT_FLOAT, INPUT_UINT8 } backend_type;
+
+/* n samples. Sample i lies at x[i], (C,H,W) without gaps, of `type`, any alignment; the network's
+ * input is value * scale[c] + shift[c] (NULL: 1 and 0). 1 <= n <= config.batch, labels in [0,
+ * outputs): the engine has checked both. */
+typedef struct backend_batch {
+    int n;
+    backend_type type;
+    const void *const *x;
+    const float *scale, *shift;
+    const int32_t *labels;  /* cross-entropy; NULL where no loss is asked for */
+    const float *targets;   /* MSE: (n, outputs); likewise */
+    const uint64_t *sample; /* keys of dropout, one a sample; never NULL in training */
+    uint32_t epoch;
+} backend_batch;
+
+/* Sums over the samples, so that shards and short batches add up. */
+typedef struct backend_result {
+    double loss_sum; /* the batch's mean loss is loss_sum / n */
+    int64_t correct; /* samples whose largest logit (the first of equals) is the label; MSE: 0 */
+    double convert_s; /* of the call's seconds: samples into the network's form; 0: not told (a GPU does it there) */
+} backend_result;
+
+typedef struct backend_update {
+    double lr;
+    int64_t step; /* 1 for the first update since the optimizer's state was zeroed */
+} backend_update;
+
+/* Samples that stay on the device while an epoch runs over them, and what happens to them on their way
+ * into a batch: function-runtime/transform.h's flip and crop, drawn by (seed, epoch, sample). */
+typedef struct backend_share {
+    uint32_t rows;
+    const uint8_t *const *x; /* (C,H,W) each */
+    const int32_t *labels;
+    const uint64_t *sample; /* their keys */
+    const float *scale, *shift;
+    bool flip;
+    int crop;
+    uint64_t seed; /* of the draws */
+} backend_share;
+
+/* Batches of `batch` rows in `order`, the last one short: ceil(rows / batch) updates, the first of
+ * which has number `first_step`. lr: one an update. */
+typedef struct backend_steps {
+    const uint32_t *order; /* rows of the share */
+    uint32_t rows;
+    int batch;
+    uint32_t epoch;
+    const double *lr;
+    int64_t first_step;
+} backend_steps;
+
+/* One graph made ready to run on one backend. The backend embeds this at the start of its own
+ * struct. */
+typedef struct backend_program {
+    const struct backend *backend;
+} backend_program;
+
+typedef struct backend {
+    const char *name; /* "reference", "cpu", "cuda" */
+
+    /* NULL when it can run on this machine, otherwise why not ("no AVX2"). Does not block. */
+    const char *(*missing)(void);
+
+    /* Compiles the graph, which must outlive the program. May take long (it may measure kernels).
+     * ERR_UNSUPPORTED, ERR_NOMEM, ERR_LIMIT; ERR_UNAVAILABLE: a thread could not be started. */
+    int (*prepare)(const graph *g, const backend_config *c, backend_program **out, err *e);
+    void (*release)(backend_program *p);
+
+    /* The host blocks lie at *s (copied) and hold what counts now. First call after prepare, and
+     * again whenever the caller has written to any of the blocks (after a `store`), or moved them.
+     */
+    int (*load)(backend_program *p, const backend_state *s, err *e);
+    /* Brings the host blocks up to date. NULL: they always are. */
+    int (*store)(backend_program *p, err *e);
+
+    /* Forward without training behaviour (running statistics, no dropout). logits: (n, outputs) or
+     * NULL. result: filled when not NULL, and then the batch has labels or targets. */
+    int (*forward)(backend_program *p, const backend_batch *b, float *logits,
+                   backend_result *result, err *e);
+
+    /* Forward in training mode and backward. Afterwards grads holds d(mean loss over the n
+     * samples)/dw of every parameter (after `store`, where there is one); running statistics and
+     * num_batches_tracked have moved on. */
+    int (*gradients)(backend_program *p, const backend_batch *b, backend_result *result, err *e);
+
+    /* Applies grads to params by config.optim. The caller may have changed grads since `gradients`,
+     * and then has called `load`. */
+    int (*update)(backend_program *p, backend_update u, err *e);
+
+    /* gradients and update in one, for fusion; grads need not be written. The result must equal the
+     * two calls within rounding. NULL: the engine makes the two calls. */
+    int (*step)(backend_program *p, const backend_batch *b, backend_update u,
+                backend_result *result, err *e);
+
+    /* Takes a share along; its memory is the caller's again afterwards. It replaces the one before;
+     * NULL leaves none. ERR_NOMEM: it does not fit, and there is none now. Both NULL: there is no
+     * device to keep it on. Cross-entropy alone. */
+    int (*share)(backend_program *p, const backend_share *s, err *e);
+    /* Steps over the share, one after the other without the host; the sums of all of them. */
+    int (*steps)(backend_program *p, const backend_steps *s, backend_result *result, err *e);
+
+    /* Bytes the program holds beside the state blocks. */
+    size_t (*memory)(const backend_program *p);
+
+    /* What was chosen, as text a job's record can keep: one line a node that has a choice
+     * ("conv1 direct-avx512\n..."). Owned by the program. NULL: nothing was chosen. */
+    const char *(*choices)(const backend_program *p);
+} backend;
+
+/* The backend of that name; "auto" (or NULL) is the fastest that can run here. NULL with
+ * ERR_NOT_FOUND, or ERR_UNSUPPORTED when this machine cannot run it. */
+const backend *backend_find(const char *name, err *e);
+/* All that were built, runnable or not; NULL past the end. */
+const backend *backend_at(int index);
+
+extern const backend backend_reference;
+extern const backend backend_cpu; /* kernels/cpu */
+
+#endif

@@ -1,0 +1,104 @@
+/* backends.c: the table of backends; see backend.h.
+ *
+ * The CUDA backend is an object of its own, lib/kubeml-cuda.so beside the program's folder: CUDA's
+ * libraries are half a gigabyte, and only programs that run where there is a GPU load them. */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "backend.h"
+
+#ifdef BACKEND_CUDA_LINKED /* programs that link it: its tests, check-gpu, bench-gpu */
+extern const backend backend_cuda;
+static const backend *cuda(void)
+{
+    return &backend_cuda;
+}
+#else
+static const backend *loaded;
+
+/* PREFIX/bin/program or PREFIX/test/program to PREFIX/lib/kubeml-cuda.so; false: cannot tell. */
+static bool object_path(char *path, size_t room)
+{
+    char self[1024];
+    ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (len <= 0)
+        return false;
+    self[len] = '\0';
+    for (int folders = 0; folders < 2; folders++) {
+        char *slash = strrchr(self, '/');
+        if (slash)
+            *slash = '\0';
+    }
+    int length = snprintf(path, room, "%s/lib/kubeml-cuda.so", self);
+    return length > 0 && (size_t)length < room;
+}
+
+/* Without a device of NVIDIA's there is no reason to load what needs one. */
+static void load(void)
+{
+    char path[1100];
+    if (access("/dev/nvidiactl", F_OK) || !object_path(path, sizeof path) || access(path, R_OK))
+        return;
+    void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* stays */
+    if (!object) {
+        fprintf(stderr, "the CUDA engine cannot be loaded: %s\n", dlerror());
+        return;
+    }
+    loaded = dlsym(object, "backend_cuda");
+}
+
+static const backend *cuda(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, load);
+    return loaded;
+}
+#endif
+
+/* Fastest first: "auto" takes the first that can run here. */
+static const backend *const host[] = {
+    &backend_cpu,
+    &backend_reference,
+};
+enum { HOSTS = sizeof host / sizeof *host };
+
+const backend *backend_at(int index)
+{
+    if (cuda() && index-- == 0)
+        return cuda();
+    return index >= 0 && index < HOSTS ? host[index] : NULL;
+}
+
+static const backend *fastest(err *e)
+{
+    for (int i = 0; backend_at(i); i++)
+        if (!backend_at(i)->missing())
+            return backend_at(i);
+    err_set(e, ERR_UNSUPPORTED, "no backend can run on this machine");
+    return NULL;
+}
+
+const backend *backend_find(const char *name, err *e)
+{
+    if (!name || strcmp(name, "auto") == 0)
+        return fastest(e);
+    for (int i = 0; backend_at(i); i++) {
+        const backend *b = backend_at(i);
+        if (strcmp(b->name, name) != 0)
+            continue;
+        const char *why = b->missing();
+        if (!why)
+            return b;
+        err_set(e, ERR_UNSUPPORTED, "backend %s cannot run on this machine: %s", name, why);
+        return NULL;
+    }
+    if (strcmp(name, "cuda") == 0)
+        err_set(e, ERR_UNSUPPORTED,
+                "backend cuda cannot run on this machine: no NVIDIA device, or not in this build");
+    else
+        err_set(e, ERR_NOT_FOUND, "no backend is named '%.40s'", name);
+    return NULL;
+}

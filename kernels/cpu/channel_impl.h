@@ -1,0 +1,330 @@
+/* channel_impl.h: kernels that never mix channels: depthwise convolutions, pooling, activations, gates.
+ * Rows and windows are lists of taps (cpu_kernels.h), so that borders cost nothing and need no padding. */
+
+#if KERNELS_WIDE
+#define CHANNELS_WIDE(call) for (; c + 16 <= g->cs; c += 16) call(16)
+#else
+#define CHANNELS_WIDE(call) (void)0
+#endif
+
+static void window(const window_geom *g, const float *x, const float *w, const float *b, float *y)
+{
+    for (int h = 0; h < g->h.count; h++)
+        for (int d = 0, next; d < g->w.count; d = next) {
+            float *to = y + (size_t)h * g->y_row + (size_t)d * (size_t)g->cs;
+            bool four = g->w.step[d] >= 0;
+            int c = 0;
+            next = d + (four ? 4 : 1);
+#define PIXELS(v)                                                                                  \
+    (w ? four ? window_pixels##v(g, h, d, 4, true, c, x, w, b, to)                                 \
+              : window_pixels##v(g, h, d, 1, true, c, x, w, b, to)                                 \
+     : four ? window_pixels##v(g, h, d, 4, false, c, x, w, b, to)                                  \
+            : window_pixels##v(g, h, d, 1, false, c, x, w, b, to))
+            CHANNELS_WIDE(PIXELS);
+            for (; c < g->cs; c += 8)
+                PIXELS(8);
+#undef PIXELS
+        }
+}
+
+static void window_dw(const window_geom *g, const float *x, const float *dy, size_t dy_row, float *dw)
+{
+    for (int r = 0; r < g->kh; r++)
+        for (int s = 0; s < g->kw; s++, dw += g->cs) {
+            const window_span *h = &g->h.spans[r], *w = &g->w.spans[s];
+            if (h->from >= h->to || w->from >= w->to)
+                continue;
+            int c = 0;
+#define TAP(v) store##v(dw + c, load##v(dw + c) + tap_gradient##v(g, h, w, x + c, dy + c, dy_row))
+            CHANNELS_WIDE(TAP);
+            for (; c < g->cs; c += 8)
+                TAP(8);
+#undef TAP
+        }
+}
+
+/* The taps of one window, so that the loop over channels has them at hand. */
+typedef struct max_tap {
+    const float *x;     /* the input, or dy */
+    const uint8_t *arg; /* backward: who won there */
+    int32_t tap;
+} max_tap;
+enum { MAX_TAPS = 256 };
+
+/* The first largest wins, and NaN over all. */
+INLINE void max_cell(const max_tap *t, const int n, size_t cs, float *y, uint8_t *arg)
+{
+    for (size_t c = 0; c < cs; c += 8) {
+        v8 best = load8(t[0].x + c);
+        v8i at = (v8i){0} + t[0].tap;
+        UNROLL for (int i = 1; i < n; i++) {
+            v8 v = load8(t[i].x + c);
+            larger8(v, t[i].tap, &best, &at);
+        }
+        store8(y + c, best);
+        if (arg)
+            *(v8bu *)(arg + c) = bytes8(at);
+    }
+}
+
+static void window_max(const window_geom *g, const float *x, float *y, uint8_t *arg)
+{
+    size_t cs = (size_t)g->cs;
+    max_tap taps[MAX_TAPS];
+    for (int h = 0; h < g->h.count; h++)
+        for (int d = 0; d < g->w.count; d++) {
+            int n = 0;
+            for (int r = g->h.begin[h]; r < g->h.begin[h + 1]; r++)
+                for (int s = g->w.begin[d]; s < g->w.begin[d + 1]; s++) {
+                    const window_tap *th = &g->h.taps[r], *tw = &g->w.taps[s];
+                    taps[n++] = (max_tap){x + (size_t)th->from * g->x_row + (size_t)tw->from * cs, NULL,
+                                          th->tap * g->kw + tw->tap};
+                }
+            float *to = y + (size_t)h * g->y_row + (size_t)d * cs;
+            uint8_t *won = arg ? arg + ((size_t)h * (size_t)g->w.count + (size_t)d) * cs : NULL;
+            switch (n) {
+            case 4: max_cell(taps, 4, cs, to, won); break;
+            case 9: max_cell(taps, 9, cs, to, won); break;
+            default: max_cell(taps, n, cs, to, won);
+            }
+        }
+}
+
+INLINE void max_back_cell(const max_tap *t, const int n, size_t cs, bool accumulate, float *dx)
+{
+    for (size_t c = 0; c < cs; c += 8) {
+        v8 sum = accumulate ? load8(dx + c) : (v8){0};
+        UNROLL for (int i = 0; i < n; i++) {
+            sum += where8(t[i].arg + c, t[i].tap, load8(t[i].x + c));
+        }
+        store8(dx + c, sum);
+    }
+}
+
+/* The axes are those of dx: each input pixel asks the outputs that saw it. */
+static void window_max_back(const window_geom *g, const float *dy, const uint8_t *arg, size_t arg_row,
+                            float *dx)
+{
+    size_t cs = (size_t)g->cs;
+    max_tap taps[MAX_TAPS];
+    for (int h = 0; h < g->h.count; h++)
+        for (int d = 0; d < g->w.count; d++) {
+            int n = 0;
+            for (int r = g->h.begin[h]; r < g->h.begin[h + 1]; r++)
+                for (int s = g->w.begin[d]; s < g->w.begin[d + 1]; s++) {
+                    const window_tap *th = &g->h.taps[r], *tw = &g->w.taps[s];
+                    size_t at = (size_t)tw->from * cs;
+                    taps[n++] = (max_tap){dy + (size_t)th->from * g->x_row + at,
+                                          arg + (size_t)th->from * arg_row + at, th->tap * g->kw + tw->tap};
+                }
+            float *to = dx + (size_t)h * g->y_row + (size_t)d * cs;
+            switch (n) {
+            case 1: max_back_cell(taps, 1, cs, g->accumulate, to); break;
+            case 2: max_back_cell(taps, 2, cs, g->accumulate, to); break;
+            case 4: max_back_cell(taps, 4, cs, g->accumulate, to); break;
+            default: max_back_cell(taps, n, cs, g->accumulate, to);
+            }
+        }
+}
+
+/* ---- activations --------------------------------------------------------------------------------- */
+
+/* e^x: 2^n e^r with |r| <= ln 2 / 2, e^r by its series to the seventh power. Within 2 units in the last
+ * place; x is held to [-87, 88], NaN stays. */
+INLINE v8 exp8(v8 x)
+{
+    const v8 low = all8(-87.0f), high = all8(88.0f);
+    x = gt8(low, x, low, x);
+    x = gt8(x, high, high, x);
+    v8 magic = all8(12582912.0f); /* adding it rounds to an integer in the low bits */
+    v8 n = (x * 1.44269504f + magic);
+    v8i bits = ((v8i)n - (v8i)magic) + 127;
+    n -= magic;
+    v8 r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    v8 e = all8(1.0f / 5040);
+    e = e * r + 1.0f / 720;
+    e = e * r + 1.0f / 120;
+    e = e * r + 1.0f / 24;
+    e = e * r + 1.0f / 6;
+    e = e * r + 0.5f;
+    e = e * r + 1.0f;
+    e = e * r + 1.0f;
+    return e * (v8)(bits << 23);
+}
+
+INLINE v8 sigmoid8(v8 x)
+{
+    return 1.0f / (1.0f + exp8(-x));
+}
+
+/* Near zero 1 - 2 / (1 + e^2x) would cancel: the series. */
+INLINE v8 tanh8(v8 x)
+{
+    v8 far = 1.0f - 2.0f / (1.0f + exp8(2.0f * x)), q = x * x, limit = all8(0.04f);
+    v8 near = x * (1.0f + q * (-1.0f / 3 + q * (2.0f / 15 + q * (-17.0f / 315 + q * (62.0f / 2835)))));
+    return gt8(q, limit, far, near);
+}
+
+/* Abramowitz and Stegun 7.1.26: within 2e-7 for all x; near zero the series. */
+INLINE v8 erf8(v8 x)
+{
+    v8 zero = {0}, a = gt8(zero, x, -x, x), t = 1.0f / (1.0f + 0.3275911f * a);
+    v8 p = all8(1.061405429f);
+    p = p * t - 1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t - 0.284496736f;
+    p = p * t + 0.254829592f;
+    v8 q = x * x, far = 1.0f - p * t * exp8(-q), limit = all8(0.04f);
+    far = gt8(zero, x, -far, far);
+    v8 near = x * (1.128379167f + q * (-0.376126389f + q * (0.112837917f + q * -0.026866171f)));
+    return gt8(q, limit, far, near);
+}
+
+INLINE v8 min8(v8 x, float top)
+{
+    v8 t = all8(top);
+    return gt8(x, t, t, x);
+}
+
+INLINE v8 value8(graph_act kind, float slope, v8 x)
+{
+    v8 zero = {0};
+    switch (kind) {
+    case ACT_RELU: return relu8(x);
+    case ACT_RELU6: return min8(relu8(x), 6);
+    case ACT_LEAKY_RELU: return gt8(x, zero, x, slope * x);
+    case ACT_HARDSIGMOID: return min8(relu8(x + 3.0f), 6) * (1 / 6.0f);
+    case ACT_HARDSWISH: return x * min8(relu8(x + 3.0f), 6) * (1 / 6.0f);
+    case ACT_SIGMOID: return sigmoid8(x);
+    case ACT_TANH: return tanh8(x);
+    case ACT_GELU: return x * 0.5f * (1.0f + erf8(x * 0.707106781f));
+    case ACT_SILU: return x * sigmoid8(x);
+    case ACT_COUNT: break;
+    }
+    return x;
+}
+
+INLINE v8 slope8(graph_act kind, float slope, v8 x)
+{
+    v8 zero = {0}, one = all8(1), s;
+    switch (kind) {
+    case ACT_RELU: return gt8(x, zero, one, zero);
+    case ACT_RELU6: return gt8(x, zero, gt8(all8(6), x, one, zero), zero);
+    case ACT_LEAKY_RELU: return gt8(x, zero, one, all8(slope));
+    case ACT_HARDSIGMOID: return gt8(x, all8(-3), gt8(all8(3), x, all8(1 / 6.0f), zero), zero);
+    case ACT_HARDSWISH:
+        return gt8(x, all8(-3), gt8(all8(3), x, (2.0f * x + 3.0f) * (1 / 6.0f), one), zero);
+    case ACT_SIGMOID: s = sigmoid8(x); return s * (1.0f - s);
+    case ACT_TANH: s = tanh8(x); return 1.0f - s * s;
+    case ACT_GELU:
+        return 0.5f * (1.0f + erf8(x * 0.707106781f)) + x * exp8(-0.5f * x * x) * 0.398942280f;
+    case ACT_SILU: s = sigmoid8(x); return s * (1.0f + x * (1.0f - s));
+    case ACT_COUNT: break;
+    }
+    return one;
+}
+
+#define EACH_ACT(X)                                                                                \
+    X(ACT_RELU) X(ACT_RELU6) X(ACT_LEAKY_RELU) X(ACT_HARDSIGMOID) X(ACT_HARDSWISH) X(ACT_SIGMOID)  \
+    X(ACT_TANH) X(ACT_GELU) X(ACT_SILU)
+
+static void act(graph_act kind, float slope, size_t n, const float *x, float *y)
+{
+#define FORWARD(k)                                                                                 \
+    case k:                                                                                        \
+        for (size_t i = 0; i < n; i += 8)                                                          \
+            store8(y + i, value8(k, slope, load8(x + i)));                                         \
+        break;
+    switch (kind) { EACH_ACT(FORWARD) case ACT_COUNT: break; }
+#undef FORWARD
+}
+
+static void act_back(graph_act kind, float slope, size_t n, const float *x, const float *dy, bool accumulate,
+                     float *dx)
+{
+    v8 zero = {0};
+#define BACK(k)                                                                                    \
+    case k:                                                                                        \
+        for (size_t i = 0; i < n; i += 8)                                                          \
+            store8(dx + i, (accumulate ? load8(dx + i) : zero) +                                   \
+                               load8(dy + i) * slope8(k, slope, load8(x + i)));                    \
+        break;
+    switch (kind) { EACH_ACT(BACK) case ACT_COUNT: break; }
+#undef BACK
+}
+
+/* ---- dropout --------------------------------------------------------------------------------------- */
+
+typedef uint64_t v8q __attribute__((vector_size(64)));
+typedef uint32_t v8n __attribute__((vector_size(32)));
+
+/* The products of the lower halves. */
+INLINE v8q halves8(v8q a, uint32_t k)
+{
+#if defined(__AVX512F__)
+    return (v8q)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64((long long)k));
+#else
+    return (a & 0xFFFFFFFFu) * (uint64_t)k;
+#endif
+}
+
+/* Philox4x32-10 as in common/rng.c, for eight counters that follow each other; only the lower halves of
+ * the lanes count. */
+INLINE void philox8(v8q c[4], uint32_t key0, uint32_t key1)
+{
+    for (int round = 0; round < 10; round++) {
+        v8q low = halves8(c[0], 0xD2511F53u), high = halves8(c[2], 0xCD9E8D57u);
+        c[0] = (high >> 32) ^ c[1] ^ (uint64_t)key0;
+        c[1] = high;
+        c[2] = (low >> 32) ^ c[3] ^ (uint64_t)key1;
+        c[3] = low;
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+}
+
+static void keep(const uint32_t key[2], const uint32_t counter[4], size_t n, uint32_t drop_below,
+                 float scale, float *y)
+{
+    for (size_t block = 0; block * 4 < n; block += 8) {
+        v8q c[4] = {(v8q){0, 1, 2, 3, 4, 5, 6, 7} + (uint64_t)(counter[0] + (uint32_t)block),
+                    (v8q){0} + (uint64_t)counter[1], (v8q){0} + (uint64_t)counter[2],
+                    (v8q){0} + (uint64_t)counter[3]};
+        philox8(c, key[0], key[1]);
+        uint32_t words[4][8];
+        UNROLL for (size_t i = 0; i < 4; i++) {
+            v8n low = __builtin_convertvector(c[i], v8n);
+            memcpy(words[i], &low, sizeof low);
+        }
+        for (size_t lane = 0; lane < 8; lane++) {
+            UNROLL for (size_t i = 0; i < 4; i++)
+                y[block * 4 + lane * 4 + i] = words[i][lane] >= drop_below ? scale : 0;
+        }
+    }
+}
+
+static void multiply(size_t n, const float *a, const float *b, bool accumulate, float *y)
+{
+    for (size_t i = 0; i < n; i += 8) {
+        v8 v = load8(a + i) * load8(b + i);
+        store8(y + i, accumulate ? load8(y + i) + v : v);
+    }
+}
+
+/* ---- gates: one factor a channel ----------------------------------------------------------------- */
+
+static void gate_back(int pixels, int cs, const float *x, const float *gate, const float *dy, bool accumulate,
+                      float *dx, float *dgate)
+{
+    v8 zero = {0};
+    for (int c = 0; c < cs; c += 8) {
+        v8 f = load8(gate + c), sum = zero;
+        for (size_t i = 0, at = (size_t)c; i < (size_t)pixels; i++, at += (size_t)cs) {
+            v8 d = load8(dy + at);
+            sum += d * load8(x + at);
+            if (dx)
+                store8(dx + at, (accumulate ? load8(dx + at) : zero) + d * f);
+        }
+        store8(dgate + c, load8(dgate + c) + sum);
+    }
+}

@@ -1,0 +1,48 @@
+/* channel_tile_impl.h: windows over single channels, VW of them at a time; included once a width. */
+
+/* Four neighbours with the same taps, or one pixel: y = b + sum of w (or the taps' scales) times x. */
+INLINE void T(window_pixels)(const window_geom *g, int h, int d, const int pixels, const bool weighted, int c,
+                             const float *x, const float *w, const float *b, float *y)
+{
+    VT acc[4], zero = {0};
+    size_t cs = (size_t)g->cs, step = pixels > 1 ? (size_t)g->w.step[d] * cs : 0;
+    UNROLL for (int i = 0; i < pixels; i++)
+        acc[i] = b ? T(load)(b + c) : zero;
+    for (int r = g->h.begin[h]; r < g->h.begin[h + 1]; r++) {
+        const window_tap *th = &g->h.taps[r];
+        const float *row = x + (size_t)th->from * g->x_row + c;
+        const float *weights = weighted ? w + (size_t)(th->tap * g->kw) * cs + c : NULL;
+        for (int s = g->w.begin[d]; s < g->w.begin[d + 1]; s++) {
+            const window_tap *tw = &g->w.taps[s];
+            const float *from = row + (size_t)tw->from * cs;
+            VT v = weighted ? T(load)(weights + (size_t)tw->tap * cs) : T(all)(th->scale * tw->scale);
+            UNROLL for (int i = 0; i < pixels; i++)
+                acc[i] += v * T(load)(from + (size_t)i * step);
+        }
+    }
+    UNROLL for (int i = 0; i < pixels; i++) {
+        float *to = y + (size_t)i * cs + c;
+        VT v = g->accumulate ? T(load)(to) + acc[i] : acc[i];
+        T(store)(to, g->relu ? T(relu)(v) : v);
+    }
+}
+
+/* One tap's weight gradient over the whole map: four sums, so that none waits for itself. */
+INLINE VT T(tap_gradient)(const window_geom *g, const window_span *h, const window_span *w, const float *x,
+                          const float *dy, size_t dy_row)
+{
+    VT acc[4] = {{0}, {0}, {0}, {0}};
+    size_t cs = (size_t)g->cs, step = (size_t)g->w.stride * cs;
+    for (int p = h->from; p < h->to; p++) {
+        const float *d = dy + (size_t)p * dy_row + (size_t)w->from * cs;
+        const float *v = x + (size_t)(p * g->h.stride + h->shift) * g->x_row +
+                         (size_t)(w->from * g->w.stride + w->shift) * cs;
+        int q = w->from;
+        for (; q + 4 <= w->to; q += 4, d += 4 * cs, v += 4 * step)
+            UNROLL for (int i = 0; i < 4; i++)
+                acc[i] += T(load)(d + (size_t)i * cs) * T(load)(v + (size_t)i * step);
+        for (; q < w->to; q++, d += cs, v += step)
+            acc[0] += T(load)(d) * T(load)(v);
+    }
+    return (acc[0] + acc[1]) + (acc[2] + acc[3]);
+}

@@ -1,0 +1,394 @@
+/* cpu_matmul.c: convolutions as plain matrix products over the pixels of many samples at once, without
+ * copies of the input: 1x1 kernels, where pixels that follow each other are the rows of a matrix, and small
+ * or strided images, where the same pixel of all samples is.
+ *
+ * A pixel's window is cut to the taps that lie inside the image, so that padding costs nothing: on 2x2
+ * pixels a 3x3 kernel needs 16 products of channels instead of 36. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cpu_program.h"
+
+enum {
+    PANEL = 32,            /* channels of a block of packed weights */
+    BLOCK_FLOATS = 1 << 16, /* of pixels that are worked on at a time: they stay in the second cache */
+    FILTERS = 48,          /* of a weight gradient's block */
+    PIXELS_MAX = 9,        /* of a small image */
+    CHANNELS_MIN = 8,
+    SAMPLES_MIN = 8,
+};
+
+static bool is_pointwise(const graph_node *n)
+{
+    return n->conv.kernel_h == 1 && n->conv.kernel_w == 1 && n->conv.stride_h == 1 &&
+           n->conv.stride_w == 1 && n->conv.pad_h == 0 && n->conv.pad_w == 0;
+}
+
+bool conv_is_matmul(const graph_node *n, shape in, int batch)
+{
+    if (n->conv.groups != 1 || in.c < CHANNELS_MIN)
+        return false;
+    bool strided = n->conv.stride_h > 1 || n->conv.stride_w > 1;
+    bool small = n->shape.h * n->shape.w <= PIXELS_MAX;
+    return is_pointwise(n) || ((strided || small) && batch >= SAMPLES_MIN && in.c >= 2 * CHANNELS_MIN);
+}
+
+static int least(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+static float *pixel(const tensor *t, const plane *a, int sample, int h, int w)
+{
+    return tensor_pixels(a, t->cs, sample) + (size_t)h * a->row + (size_t)(w * t->step);
+}
+
+/* ---- packed weights ------------------------------------------------------------------------------ */
+
+/* [C/PANEL][taps][rows][PANEL], the last panel as narrow as the channels allow: where panel `at` of `rows`
+ * times `taps` rows begins. */
+static size_t panel_at(const layer *l, int rows, int at)
+{
+    return (size_t)at * (size_t)(l->g.kh * l->g.kw) * (size_t)rows;
+}
+
+/* The filters of one panel: for y. [taps][C][width] from (K, C, taps). */
+static void pack_panel(const program *p, const layer *l, const float *w, int from, int width, float *to)
+{
+    enum { CHANNELS = 4, TAPS_MAX = 64 };
+    float turned[CHANNELS * TAPS_MAX * PANEL];
+    int taps = l->g.kh * l->g.kw, step = taps <= TAPS_MAX ? CHANNELS : 0, filters = least(l->g.k - from, width);
+    size_t filter = (size_t)(l->g.c * taps);
+    memset(turned, 0, sizeof turned);
+    for (int c = 0; c < l->g.c && step; c += step) {
+        int channels = least(step, l->g.c - c);
+        p->k->transpose(filters, channels * taps, w + (size_t)from * filter + (size_t)(c * taps), filter,
+                        turned, (size_t)width);
+        for (int i = 0; i < channels * taps; i++)
+            memcpy(to + (size_t)((i % taps) * l->g.c + c + i / taps) * (size_t)width,
+                   turned + (size_t)i * (size_t)width, (size_t)width * sizeof *to);
+    }
+    for (int i = 0; i < l->g.c * taps && !step; i++)
+        for (int f = 0; f < filters; f++)
+            to[(size_t)((i % taps) * l->g.c + i / taps) * (size_t)width + (size_t)f] =
+                w[(size_t)(from + f) * filter + (size_t)i];
+}
+
+/* The same weights for dx: panels of channels, [taps][K][width]. */
+static void pack_back(const program *p, const layer *l, const float *w)
+{
+    int taps = l->g.kh * l->g.kw;
+    size_t filter = (size_t)(l->g.c * taps);
+    for (int at = 0; at < l->g.cs; at += PANEL) {
+        int width = least(PANEL, l->g.cs - at), real = least(width, l->g.c - at);
+        float *to = l->wb + panel_at(l, l->g.k, at);
+        for (int f = 0; f < l->g.k && real > 0; f++, to += width)
+            p->k->transpose(real, taps, w + (size_t)f * filter + (size_t)(at * taps), (size_t)taps, to,
+                            (size_t)(l->g.k * width));
+    }
+}
+
+static void matmul_pack(program *p, layer *l)
+{
+    const float *w = layer_weights(p, l);
+    for (int at = 0; at < l->g.ks; at += PANEL)
+        pack_panel(p, l, w, at, least(PANEL, l->g.ks - at), l->wf + panel_at(l, l->g.c, at));
+    layer_bias(p, l, l->bf);
+    if (l->wb)
+        pack_back(p, l, w);
+}
+
+/* ---- pixels in a row ----------------------------------------------------------------------------- */
+
+/* m pixels of y and x that lie without gaps. */
+static void rows_forward(const program *p, const layer *l, int m, const float *x, float *y)
+{
+    size_t step = (size_t)p->tensors[l->out].step;
+    for (int at = 0; at < l->g.ks; at += PANEL) {
+        int width = least(PANEL, l->g.ks - at);
+        p->k->gemm(m, width, l->g.c, x, (size_t)l->g.cs, 1, l->wf + panel_at(l, l->g.c, at), (size_t)width,
+                   NULL, l->relu, l->bf + at, 0, y + at, step);
+    }
+}
+
+static void rows_backward(const program *p, const layer *l, int m, const float *x, const float *dy,
+                          float *dw, float *dx)
+{
+    size_t step = (size_t)p->tensors[l->out].step;
+    p->k->gemm(l->g.k, l->g.cs, m, dy, 1, step, x, (size_t)l->g.cs, NULL, false, dw,
+               (size_t)l->g.cs, dw, (size_t)l->g.cs);
+    for (int at = 0; at < l->g.cs && dx; at += PANEL) {
+        int width = least(PANEL, l->g.cs - at);
+        p->k->gemm(m, width, l->g.k, dy, step, 1, l->wb + panel_at(l, l->g.k, at), (size_t)width,
+                   NULL, false, l->add[0] ? dx + at : NULL, (size_t)l->g.cs, dx + at, (size_t)l->g.cs);
+    }
+}
+
+static int block_of(const layer *l)
+{
+    int pixels = BLOCK_FLOATS / (l->g.cs + l->g.ks) / 12 * 12;
+    return pixels > 24 ? pixels : 24;
+}
+
+/* Do the pixels of one sample, and of all, follow each other without gaps? */
+static bool sample_gapless(const plane *a)
+{
+    return a->halo == 0;
+}
+
+static bool gapless(const tensor *t, const plane *a)
+{
+    return a->halo == 0 && a->sample == (size_t)t->s.h * a->row;
+}
+
+/* The pixels of some samples as runs without gaps. */
+typedef struct runs {
+    int count, length, a_sample; /* a_sample: runs in a sample, 0 where a run is all of them */
+} runs;
+
+static runs runs_of(const tensor *x, int from, int to, bool whole, bool samples)
+{
+    if (whole)
+        return (runs){1, (to - from) * x->s.h * x->s.w, 0};
+    if (samples)
+        return (runs){to - from, x->s.h * x->s.w, 1};
+    return (runs){(to - from) * x->s.h, x->s.w, x->s.h};
+}
+
+/* The sample and the row in which run i begins. */
+static int run_sample(const runs *r, int from, int i)
+{
+    return r->a_sample ? from + i / r->a_sample : from;
+}
+
+static int run_row(const runs *r, int i)
+{
+    return r->a_sample ? i % r->a_sample : 0;
+}
+
+static void pointwise_forward(program *p, layer *l, int from, int to, int thread)
+{
+    (void)thread;
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    runs r = runs_of(x, from, to, gapless(x, &x->y) && gapless(y, &y->y),
+                     sample_gapless(&x->y) && sample_gapless(&y->y));
+    int block = block_of(l);
+    for (int i = 0; i < r.count; i++) {
+        int sample = run_sample(&r, from, i), h = run_row(&r, i);
+        for (int at = 0; at < r.length; at += block)
+            rows_forward(p, l, least(block, r.length - at), pixel(x, &x->y, sample, h, at),
+                         pixel(y, &y->y, sample, h, at));
+    }
+}
+
+/* dy of the samples through ReLU, and the bias' gradient. */
+static void mask(program *p, layer *l, int from, int to, float *db)
+{
+    const tensor *y = &p->tensors[l->out];
+    if (!l->relu && l->node->bias < 0)
+        return;
+    for (int i = from; i < to; i++)
+        for (int h = 0; h < y->s.h; h++)
+            p->k->mask_bias(y->s.w, y->cs, (size_t)y->step, l->relu ? pixel(y, &y->y, i, h, 0) : NULL,
+                            pixel(y, &y->dy, i, h, 0), pixel(y, &y->dy, i, h, 0), db);
+}
+
+static void pointwise_backward(program *p, layer *l, int from, int to, int thread)
+{
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    float *dw = l->dw + (size_t)thread * l->dw_floats, *db = l->db + (size_t)thread * l->db_floats;
+    bool whole = gapless(x, &x->y) && gapless(x, &x->dy) && gapless(y, &y->dy);
+    runs r = runs_of(x, from, to, whole,
+                     sample_gapless(&x->y) && sample_gapless(&x->dy) && sample_gapless(&y->dy));
+    int block = block_of(l);
+    mask(p, l, from, to, db);
+    for (int i = 0; i < r.count; i++) {
+        int sample = run_sample(&r, from, i), h = run_row(&r, i);
+        for (int at = 0; at < r.length; at += block)
+            rows_backward(p, l, least(block, r.length - at), pixel(x, &x->y, sample, h, at),
+                          pixel(y, &y->dy, sample, h, at), dw,
+                          x->dy.data ? pixel(x, &x->dy, sample, h, at) : NULL);
+    }
+}
+
+/* ---- one pixel of all samples -------------------------------------------------------------------- */
+
+/* Kernel rows [from, to) of the output row `o`, and the input row of the first. */
+typedef struct cut {
+    int from, to, first;
+} cut;
+
+static cut taps_of(int o, int in, int kernel, int stride, int pad, int dil)
+{
+    cut t = {.from = 0, .to = kernel};
+    int at = o * stride - pad;
+    while (t.from < kernel && at + t.from * dil < 0)
+        t.from++;
+    while (t.to > t.from && at + (t.to - 1) * dil >= in)
+        t.to--;
+    t.first = at + t.from * dil;
+    return t;
+}
+
+static cut taps_h(const layer *l, shape in, int o)
+{
+    return taps_of(o, in.h, l->g.kh, l->g.sh, l->node->conv.pad_h, l->g.dh);
+}
+
+static cut taps_w(const layer *l, shape in, int o)
+{
+    return taps_of(o, in.w, l->g.kw, l->g.sw, l->node->conv.pad_w, l->g.dw);
+}
+
+/* One panel of filters at output pixel (h, w) of the samples [from, to). */
+static void point_forward(const program *p, const layer *l, int from, int to, int h, int w, int at)
+{
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    int width = least(PANEL, l->g.ks - at);
+    cut v = taps_h(l, x->s, h), u = taps_w(l, x->s, w);
+    bool merged = l->g.dw == 1 && l->g.c == l->g.cs; /* a kernel row's taps follow each other */
+    int step = merged ? u.to - u.from : 1;
+    float *to_y = pixel(y, &y->y, from, h, w) + at;
+    const float *add = l->bf + at, *wf = l->wf + panel_at(l, l->g.c, at);
+    for (int r = v.from; r < v.to; r++) {
+        for (int s = u.from; s < u.to; s += step) {
+            const float *a = pixel(x, &x->y, from, v.first + (r - v.from) * l->g.dh,
+                                   u.first + (s - u.from) * l->g.dw);
+            p->k->gemm(to - from, width, step * l->g.c, a, x->y.sample, 1,
+                       wf + (size_t)((r * l->g.kw + s) * l->g.c) * (size_t)width, (size_t)width, NULL,
+                       l->relu && r + 1 == v.to && s + step >= u.to, add, add == to_y ? y->y.sample : 0,
+                       to_y, y->y.sample);
+            add = to_y;
+        }
+    }
+    if (add != to_y) /* a window of padding alone */
+        for (int i = from; i < to; i++, to_y += y->y.sample)
+            p->k->add((size_t)width, add, NULL, l->relu, to_y);
+}
+
+static void points_forward(program *p, layer *l, int from, int to, int thread)
+{
+    (void)thread;
+    for (int at = 0; at < l->g.ks; at += PANEL)
+        for (int h = 0; h < l->g.oh; h++)
+            for (int w = 0; w < l->g.ow; w++)
+                point_forward(p, l, from, to, h, w, at);
+}
+
+/* dw of some filters at one tap, from row h of the outputs whose tap lies in the image. first: none was
+ * there before. */
+static void tap_dw(const program *p, const layer *l, int from, int to, int h, int tap, int filter, bool first,
+                   float *dw)
+{
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    int filters = least(FILTERS, l->g.k - filter), pw = l->node->conv.pad_w, s = tap % l->g.kw;
+    int ih = h * l->g.sh - l->node->conv.pad_h + tap / l->g.kw * l->g.dh;
+    float *c = dw + (size_t)(tap * l->g.k + filter) * (size_t)l->g.cs, *add = first ? NULL : c;
+    for (int w = 0; w < l->g.ow && ih >= 0 && ih < x->s.h; w++) {
+        int iw = w * l->g.sw - pw + s * l->g.dw;
+        if (iw < 0 || iw >= x->s.w)
+            continue;
+        p->k->gemm(filters, l->g.cs, to - from, pixel(y, &y->dy, from, h, w) + filter, 1, y->dy.sample,
+                   pixel(x, &x->y, from, ih, iw), x->y.sample, NULL, false, add, (size_t)l->g.cs, c,
+                   (size_t)l->g.cs);
+        add = c;
+    }
+    if (!add)
+        memset(c, 0, (size_t)filters * (size_t)l->g.cs * sizeof *c);
+}
+
+/* One panel of channels of dx at input pixel (h, w): every output that saw it. */
+static void point_dx(const program *p, const layer *l, int from, int to, int h, int w, int at)
+{
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    int width = least(PANEL, l->g.cs - at);
+    float *c = pixel(x, &x->dy, from, h, w) + at;
+    const float *add = l->add[0] ? c : NULL, *wb = l->wb + panel_at(l, l->g.k, at);
+    bool any = l->add[0];
+    for (int r = 0; r < l->g.kh; r++) {
+        int oh = h + l->node->conv.pad_h - r * l->g.dh;
+        if (oh < 0 || oh % l->g.sh || oh / l->g.sh >= l->g.oh)
+            continue;
+        for (int s = 0; s < l->g.kw; s++) {
+            int ow = w + l->node->conv.pad_w - s * l->g.dw;
+            if (ow < 0 || ow % l->g.sw || ow / l->g.sw >= l->g.ow)
+                continue;
+            p->k->gemm(to - from, width, l->g.k, pixel(y, &y->dy, from, oh / l->g.sh, ow / l->g.sw),
+                       y->dy.sample, 1, wb + (size_t)((r * l->g.kw + s) * l->g.k) * (size_t)width,
+                       (size_t)width, NULL, false, add, x->dy.sample, c, x->dy.sample);
+            add = c, any = true;
+        }
+    }
+    for (int i = from; i < to && !any; i++, c += x->dy.sample)
+        memset(c, 0, (size_t)width * sizeof *c);
+}
+
+static void points_backward(program *p, layer *l, int from, int to, int thread)
+{
+    const tensor *x = &p->tensors[l->in[0]];
+    float *dw = l->dw + (size_t)thread * l->dw_floats, *db = l->db + (size_t)thread * l->db_floats;
+    mask(p, l, from, to, db);
+    for (int filter = 0; filter < l->g.k; filter += FILTERS)
+        for (int h = 0; h < l->g.oh; h++) /* all taps of a row: they meet the same pixels */
+            for (int t = 0; t < l->g.kh * l->g.kw; t++)
+                tap_dw(p, l, from, to, h, t, filter, h == 0, dw);
+    for (int at = 0; at < l->g.cs && x->dy.data; at += PANEL)
+        for (int h = 0; h < x->s.h; h++)
+            for (int w = 0; w < x->s.w; w++)
+                point_dx(p, l, from, to, h, w, at);
+}
+
+/* ---- the layer ----------------------------------------------------------------------------------- */
+
+/* The threads' [taps][K][cs] into (K, C, taps). */
+static void matmul_finish(program *p, layer *l)
+{
+    for (int t = 1; t < cpu_threads_count(p->threads); t++) {
+        p->k->add(l->dw_floats, l->dw, l->dw + (size_t)t * l->dw_floats, false, l->dw);
+        p->k->add(l->db_floats, l->db, l->db + (size_t)t * l->db_floats, false, l->db);
+    }
+    size_t tap_count = (size_t)(l->g.kh * l->g.kw), filter = (size_t)l->g.c * tap_count;
+    float *to = program_grad(p, l->node->weight);
+    for (size_t f = 0; f < (size_t)l->g.k; f++)
+        if (tap_count == 1)
+            memcpy(to + f * filter, l->dw + f * (size_t)l->g.cs, filter * sizeof *to);
+        else
+            p->k->transpose((int)tap_count, l->g.c, l->dw + f * (size_t)l->g.cs,
+                            (size_t)(l->g.k * l->g.cs), to + f * filter, tap_count);
+    if (l->node->bias >= 0)
+        memcpy(program_grad(p, l->node->bias), l->db, (size_t)l->g.k * sizeof(float));
+}
+
+static const layer_ops pointwise_ops = {.forward = pointwise_forward, .backward = pointwise_backward,
+                                        .finish = matmul_finish, .pack = matmul_pack};
+static const layer_ops points_ops = {.forward = points_forward, .backward = points_backward,
+                                     .finish = matmul_finish, .pack = matmul_pack};
+
+int layer_matmul(program *p, layer *l)
+{
+    enum { NARROW = 8, SMALL = 64 };
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    size_t threads = (size_t)cpu_threads_count(p->threads);
+    l->g = conv_geometry(p, l);
+    bool whole = x->y.halo == 0 && y->y.halo == 0 && x->dy.halo == 0 && y->dy.halo == 0;
+    bool rows = is_pointwise(l->node) && (whole || x->s.w >= NARROW || p->c.batch < SAMPLES_MIN);
+    l->ops = rows ? &pointwise_ops : &points_ops;
+    l->folds = true;
+    l->fresh = !rows;
+    l->together = !rows || x->s.h * x->s.w < SMALL;
+    size_t taps = (size_t)(l->g.kh * l->g.kw);
+    l->wf = program_floats(p, taps * (size_t)l->g.c * (size_t)l->g.ks);
+    l->bf = program_floats(p, (size_t)l->g.ks + CPU_SLACK);
+    snprintf(l->choice, sizeof l->choice, "%s%s", rows ? "matmul" : "matmul-points", l->relu ? "+relu" : "");
+    if (!l->wf || !l->bf)
+        return -1;
+    if (p->c.inference)
+        return 0;
+    l->dw_floats = taps * (size_t)l->g.k * (size_t)l->g.cs;
+    l->db_floats = ((size_t)l->g.ks + 15) / 16 * 16;
+    l->dw = program_floats(p, threads * l->dw_floats + CPU_SLACK);
+    l->db = program_floats(p, threads * l->db_floats);
+    if (x->dy.data)
+        l->wb = program_floats(p, taps * (size_t)l->g.k * (size_t)l->g.cs);
+    return l->dw && l->db && (!x->dy.data || l->wb) ? 0 : -1;
+}

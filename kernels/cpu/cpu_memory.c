@@ -1,0 +1,241 @@
+/* cpu_memory.c: which blocks of a program share memory, because they are never in use at the same time.
+ *
+ * Time is counted in segments: a layer that works on the batch as a whole is one, and so is each run of
+ * layers between two such, whose samples go through at their own pace. Forward segments come first, then
+ * the loss, then the backward ones. plan.h places the blocks.
+ *
+ * What takes part: the pixels of images without padding lanes (an activation only if it has no border,
+ * which must stay zero; the borders of gradients are cleared before each use), and what a layer leased.
+ * Everything else has memory of its own. */
+#include <limits.h>
+#include <stdlib.h>
+
+#include "cleanup.h"
+#include "cpu_program.h"
+#include "plan.h"
+
+/* A block that one layer needs during one of its two segments alone. */
+struct lease {
+    struct lease *next;
+    float **to;
+    size_t floats;
+    const layer *l;
+    lease_time when;
+};
+
+/* Where planes point until they are placed: layers ask whether there is a gradient before that. */
+static float unplaced[CPU_SLACK];
+
+int program_lease(program *p, float **to, size_t floats, const layer *l, lease_time when)
+{
+    struct lease *a = program_alloc(p, 1, sizeof *a);
+    if (!a)
+        return -1;
+    *a = (struct lease){p->leases, to, floats, l, when};
+    p->leases = a;
+    *to = unplaced;
+    return 0;
+}
+
+bool plane_shares(const program *p, int node, const plane *a)
+{
+    const tensor *t = &p->tensors[node];
+    bool gradient = a == &t->dy;
+    return node != 0 && node != p->g->output && t->form == FORM_IMAGE && t->cs == t->s.c &&
+           (gradient || a->halo == 0);
+}
+
+void plane_postpone(plane *a)
+{
+    a->data = unplaced;
+    a->shared = true;
+}
+
+/* ---- when a block is in use ---------------------------------------------------------------------- */
+
+typedef struct times {
+    int *forward, *backward; /* of each layer */
+    int *producer, *reader;  /* of each node: the layer that makes it, the last that reads it */
+    int loss;
+} times;
+
+static int count_times(const program *p, times *t)
+{
+    int now = 0;
+    for (int i = 0; i < p->layer_count; i++) {
+        bool alone = p->layers[i].ops->forward_whole, before = i && p->layers[i - 1].ops->forward_whole;
+        t->forward[i] = i == 0 ? now : alone || before ? ++now : now;
+        t->producer[p->layers[i].out] = i;
+        for (int j = 0; j < p->layers[i].in_count; j++)
+            t->reader[p->layers[i].in[j]] = i;
+    }
+    t->loss = ++now;
+    for (int i = p->layer_count - 1; i >= 0; i--) {
+        bool last = i == p->layer_count - 1;
+        bool alone = p->layers[i].ops->backward_whole, before = !last && p->layers[i + 1].ops->backward_whole;
+        t->backward[i] = last || alone || before ? ++now : now;
+    }
+    return now;
+}
+
+/* Does the layer's backward look at the values of its input j? */
+static bool reads_input(const layer *l, int j)
+{
+    switch (l->node->op) {
+    case OP_BATCH_NORM:
+        return j == 0; /* the other is added */
+    case OP_ADD:
+    case OP_CONCAT:
+    case OP_FLATTEN:
+    case OP_AVG_POOL:
+    case OP_ADAPTIVE_AVG_POOL:
+    case OP_DROPOUT:
+    case OP_PAD_CHANNELS:
+        return false;
+    default:
+        return true;
+    }
+}
+
+/* Does it look at its own result? */
+static bool reads_result(const layer *l)
+{
+    switch (l->node->op) {
+    case OP_CONV2D:
+    case OP_LINEAR:
+    case OP_ADD:
+        return l->relu;
+    case OP_BATCH_NORM: /* alone, it tells from its input what ReLU let through */
+        return l->relu && l->in_count > 1;
+    case OP_CONCAT:
+    case OP_FLATTEN:
+    case OP_AVG_POOL:
+    case OP_ADAPTIVE_AVG_POOL:
+        return false;
+    default:
+        return true;
+    }
+}
+
+static int last_use(const program *p, const times *t, int node)
+{
+    int made = t->producer[node], last = t->forward[t->reader[node]];
+    if (p->c.inference)
+        return last;
+    /* Backward runs the other way: the first of the layers that look at it is the last to do so. */
+    if (reads_result(&p->layers[made]))
+        return t->backward[made];
+    for (int i = made + 1; i <= t->reader[node]; i++)
+        for (int j = 0; j < p->layers[i].in_count; j++)
+            if (p->layers[i].in[j] == node && reads_input(&p->layers[i], j))
+                return t->backward[i];
+    return last;
+}
+
+/* ---- placing --------------------------------------------------------------------------------------- */
+
+typedef struct places {
+    plan_item *items;
+    float ***to;
+    int count;
+} places;
+
+static void add(places *a, float **to, size_t floats, int first, int last)
+{
+    a->items[a->count] = (plan_item){.bytes = floats * sizeof(float), .first = first, .last = last};
+    a->to[a->count++] = to;
+}
+
+/* From when to when a node's values and gradient are in use, and those of all that lies in its memory. */
+typedef struct life {
+    int y_first, y_last, dy_first, dy_last;
+} life;
+
+static life life_of(const program *p, const times *t, int node)
+{
+    life all = {INT_MAX, 0, INT_MAX, 0};
+    for (int i = 0; i < p->layer_count; i++) {
+        int n = p->layers[i].out;
+        if (n != node && p->tensors[n].root != node)
+            continue;
+        const layer *from = p->layers[i].folded_from; /* writes it where there is no training */
+        life one = {t->forward[from ? from - p->layers : i], last_use(p, t, n), t->backward[t->reader[n]], t->backward[i]};
+        all.y_first = one.y_first < all.y_first ? one.y_first : all.y_first;
+        all.y_last = one.y_last > all.y_last ? one.y_last : all.y_last;
+        all.dy_first = one.dy_first < all.dy_first ? one.dy_first : all.dy_first;
+        all.dy_last = one.dy_last > all.dy_last ? one.dy_last : all.dy_last;
+    }
+    return all;
+}
+
+static void collect(program *p, const times *t, places *a)
+{
+    for (int i = 0; i < p->layer_count; i++) {
+        tensor *x = &p->tensors[p->layers[i].out];
+        if (x->root || (!x->y.shared && !x->dy.shared))
+            continue;
+        life lives = life_of(p, t, p->layers[i].out);
+        if (x->y.shared)
+            add(a, &x->y.data, x->y.floats, lives.y_first, lives.y_last);
+        if (x->dy.shared)
+            add(a, &x->dy.data, x->dy.floats, lives.dy_first, lives.dy_last);
+    }
+    for (struct lease *l = p->leases; l; l = l->next) {
+        int when = (l->when == LEASE_FORWARD ? t->forward : t->backward)[l->l - p->layers];
+        add(a, l->to, l->floats, when, when);
+    }
+}
+
+static int place(program *p, places *a)
+{
+    size_t bytes = plan_assign(a->items, a->count);
+    char *block = bytes == SIZE_MAX ? NULL : program_alloc(p, bytes + PLAN_ALIGN, 1);
+    if (!block)
+        return -1;
+    for (int i = 0; i < a->count; i++)
+        *a->to[i] = (float *)(void *)(block + a->items[i].offset);
+    for (int i = 0; i < p->layer_count; i++) {
+        tensor *x = &p->tensors[p->layers[i].out];
+        const tensor *root = &p->tensors[x->root];
+        if (!x->root)
+            continue;
+        x->y.data = root->y.data + x->channel;
+        x->dy.data = x->dy.data ? root->dy.data + x->channel : NULL;
+    }
+    return 0;
+}
+
+/* One block for each thread serves all layers that asked: a thread is in one of them at a time. */
+static int share_scratch(program *p)
+{
+    size_t most = 0, threads = (size_t)cpu_threads_count(p->threads);
+    for (int i = 0; i < p->layer_count; i++)
+        if (p->layers[i].scratch_shared && p->layers[i].scratch_floats > most)
+            most = p->layers[i].scratch_floats;
+    most = (most + 15) / 16 * 16;
+    float *block = most ? program_floats(p, threads * most) : NULL;
+    for (int i = 0; i < p->layer_count; i++)
+        if (p->layers[i].scratch_shared) {
+            p->layers[i].scratch = block;
+            p->layers[i].scratch_floats = most;
+        }
+    return most && !block ? -1 : 0;
+}
+
+int program_place(program *p)
+{
+    size_t nodes = (size_t)p->g->node_count, leases = 0;
+    for (struct lease *l = p->leases; l; l = l->next)
+        leases++;
+    cleanup_free int *numbers = calloc(4 * nodes + 4, sizeof *numbers);
+    cleanup_free plan_item *items = calloc(2 * nodes + leases + 1, sizeof *items);
+    cleanup_free float ***to = calloc(2 * nodes + leases + 1, sizeof *to);
+    if (!numbers || !items || !to)
+        return -1;
+    times t = {.forward = numbers, .backward = numbers + nodes, .producer = numbers + 2 * nodes,
+               .reader = numbers + 3 * nodes};
+    places a = {.items = items, .to = to};
+    count_times(p, &t);
+    collect(p, &t, &a);
+    return place(p, &a) || share_scratch(p) ? -1 : 0;
+}

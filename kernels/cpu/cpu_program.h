@@ -1,0 +1,229 @@
+/* cpu_program.h: what the CPU backend's files share: a graph turned into layers over tensors.
+ *
+ * prepare fuses the graph's nodes into layers (convolution + ReLU + pooling is one), gives every node
+ * that remains visible a tensor in the layout its neighbours want, and allocates all of it. A layer
+ * either works on samples independently (`forward`, `backward` get a range; threads and cache blocks
+ * are ranges) or on the batch as a whole (`*_whole`, which start the threads themselves).
+ *
+ * Gradients: a layer's backward reads its output's dy (and may overwrite it) and writes each input's
+ * dy, or adds to it where `add[i]` says that a later reader of that input has written there already. */
+#ifndef KUBEML_CPU_PROGRAM_H
+#define KUBEML_CPU_PROGRAM_H
+
+#include "backend.h"
+#include "cpu_kernels.h"
+#include "cpu_threads.h"
+
+enum { CPU_CHUNK_BYTES = 128 * 1024 };
+
+typedef enum tensor_form {
+    FORM_NONE,    /* fused away */
+    FORM_IMAGE,   /* (N, H + 2 halo, W + 2 halo, cs) */
+    FORM_ROWS,    /* (N, cs): cs is features rounded up to 16 */
+    FORM_COLUMNS, /* (features, batch_pad) */
+} tensor_form;
+
+/* One of the two arrays of a tensor. */
+typedef struct plane {
+    float *data;
+    int halo;
+    size_t row, sample; /* floats; FORM_COLUMNS: row is batch_pad, sample 1 */
+    size_t floats;      /* of the whole batch, slack included */
+    bool shared;        /* its memory is others' too, at other times: cpu_memory.c */
+} plane;
+
+typedef struct tensor {
+    tensor_form form;
+    shape s;
+    int cs;
+    int step;     /* floats from one pixel of an image to the next: cs, or more in a joined concat */
+    int root;     /* the concat in whose memory this tensor lies, cpu_concat.c; 0: in its own */
+    int channel;  /* its first there */
+    bool strided; /* a strided convolution takes one pixel of all samples at a time */
+    plane y, dy; /* dy.data NULL: nobody needs it */
+} tensor;
+
+/* A tensor's element (n, c, h, w) is p[n*sn + c*sc + h*sh + w*sw], whatever its form. */
+typedef struct view {
+    float *p;
+    size_t sn, sc, sh, sw;
+} view;
+
+/* One axis of one phase of a strided convolution's input gradient; see cpu_conv.c. */
+typedef struct phase_axis {
+    int from, count;       /* input positions from, from + stride, ... */
+    int first, step, taps; /* kernel rows first, first + step, ... */
+    int pad, halo;         /* around dy */
+} phase_axis;
+
+typedef struct conv_phase {
+    phase_axis h, w;
+    conv_geom g;
+    float *wf;
+} conv_phase;
+
+typedef struct program program;
+typedef struct layer layer;
+
+typedef struct layer_ops {
+    void (*forward)(program *p, layer *l, int from, int to, int thread);
+    void (*forward_whole)(program *p, layer *l);
+    void (*backward)(program *p, layer *l, int from, int to, int thread);
+    void (*backward_whole)(program *p, layer *l);
+    void (*finish)(program *p, layer *l); /* after backward: the threads' weight gradients into grads */
+    void (*pack)(program *p, layer *l);   /* after the parameters have changed */
+    /* Before each forward and each backward: what it packs into leased memory. */
+    void (*pack_ahead)(program *p, layer *l);
+    void (*pack_back)(program *p, layer *l);
+} layer_ops;
+
+struct layer {
+    const layer_ops *ops;
+    const graph_node *node; /* the convolution, where several are fused */
+    int in_count;
+    int *in;   /* tensors */
+    bool *add; /* see above */
+    int out;
+    bool relu;
+    bool folds;                /* can take the norm after it into its weights */
+    struct fold *fold;         /* and has one: cpu_fold.c */
+    const layer *folded_from;  /* norms: by whom */
+    char choice[48]; /* "direct-avx512" */
+
+    /* Convolutions. */
+    conv_geom g;
+    float *wf, *bf, *wb;   /* packed weights, as cpu_kernels.h says; wb where backward scatters */
+    conv_phase *phases;    /* where it gathers */
+    int phase_count;
+    bool gaps;             /* some inputs lie under no output */
+    float *dw, *db;        /* a copy each thread */
+    size_t dw_floats, db_floats;
+    bool fresh;            /* backward writes dw, instead of adding to it; only where together */
+    float *zeros;          /* bias of the phases */
+    uint8_t *arg;          /* winners of the fused pooling */
+    size_t arg_sample;
+    float *scratch;        /* scratch_floats a thread */
+    size_t scratch_floats;
+    bool scratch_shared; /* with the other layers that say so: cpu_memory.c allocates it */
+
+    /* Depthwise convolutions and pooling: windows from inputs to outputs, and back. */
+    window_geom ahead, back;
+
+    /* Winograd convolutions: transformed weights for y and for dx, each thread's transformed weight
+     * gradient (in dw), and room for the tiles of one group (in scratch). */
+    float *u, *u_back;
+    int group;     /* tiles */
+    struct wino_fleeting *wino; /* of cpu_winograd_fleeting.c */
+    bool together; /* takes all samples of a thread at once: its weights are too large to come back to */
+
+    /* Linear layers: the input in the other form, and the input's gradient before its transpose. */
+    float *other, *dother;
+    size_t other_ld;
+
+    /* Batch norm: mean, 1/std, scale, shift, and the backward coefficients; sums a thread. */
+    float *stats;
+    double *sums;
+    const layer *known; /* the norm over this one's first channels, which has their sums already */
+};
+
+struct program {
+    backend_program base;
+    const graph *g;
+    backend_config c;
+    const cpu_kernels *k;
+    cpu_threads *threads;
+    tensor *tensors; /* one a node */
+    layer *layers;
+    int layer_count;
+    int batch_pad;
+    backend_state s;
+    bool stale;      /* the packed weights are older than the parameters */
+    bool training;   /* of the call in progress */
+    int folds;       /* layers that have a norm in their weights when `folded` */
+    bool folded;
+    float *fold_weights; /* room for one layer's */
+    const backend_batch *b;
+    int64_t convert_ns; /* of the call in progress: the first thread's, in the input layer */
+    char *choices;
+    size_t bytes;    /* allocated */
+    struct lease *leases;
+    struct block {
+        struct block *next;
+    } *blocks;
+};
+
+/* Zeroed, 64-byte aligned, freed with the program; NULL when there is no memory, or too much is asked. */
+void *program_alloc(program *p, size_t count, size_t size);
+float *program_floats(program *p, size_t count);
+
+/* Memory that l needs in its forward or its backward alone, and that others have at other times: *to is
+ * set by program_place. Undefined at each beginning. -1 when there is no memory. */
+typedef enum lease_time { LEASE_FORWARD, LEASE_BACKWARD } lease_time;
+int program_lease(program *p, float **to, size_t floats, const layer *l, lease_time when);
+/* May the plane of that node share memory? Then plane_postpone leaves it to program_place. */
+bool plane_shares(const program *p, int node, const plane *a);
+void plane_postpone(plane *a);
+/* When all layers are made: finds memory for what was postponed, leased, or is scratch of several. */
+int program_place(program *p);
+
+view tensor_view(const tensor *t);
+view tensor_gradient(const tensor *t);
+static inline float *tensor_pixels(const plane *a, int cs, int sample)
+{
+    return a->data + (size_t)sample * a->sample + (size_t)a->halo * (a->row + (size_t)cs);
+}
+/* Zeroes the border of one sample's gradient. */
+void tensor_clear_halo(const tensor *t, int sample);
+
+static inline const float *program_param(const program *p, int var)
+{
+    return var < 0 ? NULL : p->s.params + p->g->vars[var].offset;
+}
+static inline float *program_grad(const program *p, int var)
+{
+    return p->s.grads + p->g->vars[var].offset;
+}
+
+/* Each returns -1 when memory is gone. They set ops, choice and what the layer needs. */
+int layer_conv(program *p, layer *l, bool pooled);
+bool conv_is_matmul(const graph_node *n, shape in, int batch);
+int layer_matmul(program *p, layer *l);
+bool conv_is_winograd(const graph_node *n, int channels);
+int layer_winograd(program *p, layer *l);
+int layer_linear(program *p, layer *l);
+int layer_batch_norm(program *p, layer *l);
+int layer_add(program *p, layer *l);
+int layer_flatten(program *p, layer *l);
+int layer_relu(program *p, layer *l);
+int layer_depthwise(program *p, layer *l);
+int layer_group(program *p, layer *l);
+int layer_pool(program *p, layer *l);
+int layer_act(program *p, layer *l);
+int layer_dropout(program *p, layer *l);
+int layer_gate(program *p, layer *l);   /* image times one factor a channel */
+int layer_concat(program *p, layer *l);
+/* Lets concats and what they are made of share memory, so that nothing is copied; `slices`: layers that
+ * can write pixels apart. When forms and borders are known, before memory is. */
+void concat_join(program *p, const bool *slices);
+bool conv_is_depthwise(const graph_node *n);
+bool conv_is_grouped(const graph_node *n, const tensor *x, const tensor *y);
+int layer_any(program *p, layer *l); /* every other op, and odd cases of the above: plain loops */
+
+/* Norms in convolutions' weights, where there is no training: cpu_fold.c. fold_find: which; when all layers
+ * are made. fold_turn: true if weights have to be packed again. */
+int fold_find(program *p);
+bool fold_turn(program *p, bool folded);
+/* A convolution's weights and bias as they are to be packed; the former until the next call. */
+const float *layer_weights(const program *p, const layer *l);
+void layer_bias(const program *p, const layer *l, float *to);
+
+/* Can the convolution kernels do it (then which paddings they want), or only the plain loops? */
+bool conv_is_direct(const graph_node *n);
+conv_geom conv_geometry(const program *p, const layer *l);
+/* The border that the input gradient's phases read around dy; -1: it scatters into dx instead. */
+int conv_dy_halo(const graph_node *n, shape in);
+
+/* Loss over the logits' tensor: result, and with `gradient` its dy. */
+void loss_compute(program *p, const tensor *t, bool gradient, backend_result *r);
+
+#endif

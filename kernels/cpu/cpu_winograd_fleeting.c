@@ -1,0 +1,253 @@
+/* cpu_winograd_fleeting.c: Winograd layers of many channels and few tiles, as the last ones of a ResNet.
+ *
+ * Transformed, their weights are four times as large as before, more than the caches hold, while a batch
+ * has few tiles to use each of them for: reading and writing them would take as long as computing. So all
+ * tiles of the batch are transformed first, and then each block of weights is transformed, used for all of
+ * them while it is in the second cache, and forgotten; the weight gradient's blocks likewise. Threads share
+ * the tiles first and the blocks then; no sum crosses threads but the bias'. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cpu_winograd.h"
+
+enum {
+    PLANES = WINO_PLANES,
+    TILES_MAX = 64,           /* of the batch */
+    WEIGHTS_MIN = 128 * 256,  /* channels in times filters */
+    PANEL = WINO_PANEL,       /* channels of the result in a block */
+    ROWS = 128,               /* channels that are summed over in a block */
+    FILTERS = 48,             /* of a weight gradient's block */
+};
+
+/* Transformed tiles of one layer, leased: behind layer.wino. */
+struct wino_fleeting {
+    float *v;          /* forward: the input's tiles */
+    float *x, *d, *dy; /* backward: the input's tiles, dy's for the weights, dy's for dx */
+};
+
+typedef struct wino_work {
+    program *p;
+    layer *l;
+} wino_work;
+
+static int least(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+static int tiles_of(const wino_tiling *t, int n)
+{
+    return n * t->down * t->across;
+}
+
+bool wino_is_fleeting(const program *p, const layer *l)
+{
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
+    return x->s.c * y->s.c >= WEIGHTS_MIN && (int64_t)p->c.batch * t.down * t.across <= TILES_MAX;
+}
+
+/* ---- products of all tiles with weights that are made on the way ---------------------------------- */
+
+/* One panel of the result: m[36][n][width] = v[36][n][rows] * u[36][rows][width], u = the weights from
+ * w on, where row r, column c and tap lie at w[r*rs + c*cs + tap]. */
+typedef struct weights_at {
+    const float *w;
+    size_t rs, cs;
+    bool turned;
+} weights_at;
+
+static void panel_product(const program *p, const wino_array *v, int rows, const weights_at *w, int width,
+                          int real, float *u, const wino_array *m)
+{
+    for (int row = 0; row < rows; row += ROWS) {
+        int n = least(ROWS, rows - row);
+        p->k->wino_weights(n, real, (size_t)width, w->w + (size_t)row * w->rs, w->rs, w->cs, w->turned, u);
+        for (size_t q = 0; q < PLANES; q++) {
+            float *mq = m->data + q * wino_plane(m->count, width);
+            p->k->gemm(m->count, width, n, v->data + q * wino_plane(v->count, v->ld) + row, (size_t)v->ld, 1,
+                       u + q * wino_plane(n, width), (size_t)width, NULL, false, row ? mq : NULL,
+                       (size_t)width, mq, (size_t)width);
+        }
+    }
+}
+
+static float *thread_scratch(const layer *l, int thread)
+{
+    return l->scratch + (size_t)thread * l->scratch_floats;
+}
+
+/* Tiles of the input, this thread's samples. */
+static void gather_part(void *arg, int thread, int threads)
+{
+    wino_work *w = arg;
+    program *p = w->p;
+    const layer *l = w->l;
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
+    int n = p->b->n, from = tiles_of(&t, n * thread / threads), to = tiles_of(&t, n * (thread + 1) / threads);
+    wino_gather(p, x, &x->y, &t, l->node->conv.pad_h, l->node->conv.pad_w, from, to - from,
+                &(wino_array){l->wino->v, tiles_of(&t, n), x->cs}, from);
+}
+
+static void forward_part(void *arg, int thread, int threads)
+{
+    wino_work *w = arg;
+    program *p = w->p;
+    layer *l = w->l;
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
+    size_t filter = (size_t)x->s.c * 9;
+    const wino_array v = {l->wino->v, tiles_of(&t, p->b->n), x->cs};
+    const wino_end through = {l->bf, l->relu, false};
+    float *u = thread_scratch(l, thread), *m = u + PLANES * wino_plane(ROWS, PANEL);
+    int panels = (y->cs + PANEL - 1) / PANEL;
+    for (int i = panels * thread / threads; i < panels * (thread + 1) / threads; i++) {
+        int at = i * PANEL, width = least(PANEL, y->cs - at);
+        const wino_array out = {m, v.count, width};
+        panel_product(p, &v, x->s.c,
+                      &(weights_at){program_param(p, l->node->weight) + (size_t)at * filter, 9, filter, false},
+                      width, least(width, y->s.c - at), u, &out);
+        wino_scatter(p, y, &y->y, &t, &through, at, 0, &out);
+    }
+}
+
+static void fleeting_forward(program *p, layer *l)
+{
+    wino_work w = {p, l};
+    cpu_threads_run(p->threads, gather_part, &w);
+    cpu_threads_run(p->threads, forward_part, &w);
+}
+
+/* ---- backward -------------------------------------------------------------------------------------- */
+
+/* dy through ReLU, and the tiles that the gradients need, of this thread's samples. */
+static void gather_back_part(void *arg, int thread, int threads)
+{
+    wino_work *w = arg;
+    program *p = w->p;
+    layer *l = w->l;
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    int pad_h = l->node->conv.pad_h, pad_w = l->node->conv.pad_w;
+    int n = p->b->n, first = n * thread / threads, last = n * (thread + 1) / threads;
+    float *db = l->db + (size_t)thread * l->db_floats;
+    memset(db, 0, l->db_floats * sizeof *db);
+    for (int i = first; i < last; i++)
+        wino_mask(p, l, i, db);
+    wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
+    int from = tiles_of(&t, first), count = tiles_of(&t, last) - from, all = tiles_of(&t, n);
+    wino_gather(p, x, &x->y, &t, pad_h, pad_w, from, count, &(wino_array){l->wino->x, all, x->cs}, from);
+    wino_gather_dy(p, y, &t, from, count, &(wino_array){l->wino->d, all, y->cs}, from);
+    if (!x->dy.data)
+        return;
+    t = wino_tiles_over(x->s.h, x->s.w);
+    from = tiles_of(&t, first), count = tiles_of(&t, last) - from, all = tiles_of(&t, n);
+    wino_gather(p, y, &y->dy, &t, 2 - pad_h, 2 - pad_w, from, count,
+                &(wino_array){l->wino->dy, all, y->cs}, from);
+}
+
+/* Some filters' gradients of `channels` channels from `channel` on. */
+static void block_dw(program *p, layer *l, int tiles, int filter, int filters, int channel, int channels,
+                     float *du)
+{
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    for (size_t q = 0; q < PLANES; q++)
+        p->k->gemm(filters, channels, tiles, l->wino->d + q * wino_plane(tiles, y->cs) + filter, 1,
+                   (size_t)y->cs, l->wino->x + q * wino_plane(tiles, x->cs) + channel, (size_t)x->cs, NULL,
+                   false, NULL, 0, du + q * wino_plane(filters, channels), (size_t)channels);
+    size_t row = (size_t)x->s.c * 9;
+    p->k->wino_dw(filters, least(channels, x->s.c - channel), (size_t)channels, du,
+                  program_grad(p, l->node->weight) + (size_t)filter * row + (size_t)channel * 9, row);
+}
+
+static void weights_part(void *arg, int thread, int threads)
+{
+    wino_work *w = arg;
+    program *p = w->p;
+    layer *l = w->l;
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
+    int tiles = tiles_of(&t, p->b->n), blocks = (y->s.c + FILTERS - 1) / FILTERS;
+    for (int i = blocks * thread / threads; i < blocks * (thread + 1) / threads; i++)
+        for (int channel = 0; channel < x->cs; channel += ROWS)
+            block_dw(p, l, tiles, i * FILTERS, least(FILTERS, y->s.c - i * FILTERS), channel,
+                     least(ROWS, x->cs - channel), thread_scratch(l, thread));
+}
+
+static void dx_part(void *arg, int thread, int threads)
+{
+    wino_work *w = arg;
+    program *p = w->p;
+    layer *l = w->l;
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    wino_tiling t = wino_tiles_over(x->s.h, x->s.w);
+    size_t filter = (size_t)x->s.c * 9;
+    const wino_array v = {l->wino->dy, tiles_of(&t, p->b->n), y->cs};
+    const wino_end through = {l->zeros, false, l->add[0]};
+    float *u = thread_scratch(l, thread), *m = u + PLANES * wino_plane(ROWS, PANEL);
+    int panels = (x->cs + PANEL - 1) / PANEL;
+    for (int i = panels * thread / threads; i < panels * (thread + 1) / threads; i++) {
+        int at = i * PANEL, width = least(PANEL, x->cs - at);
+        const wino_array out = {m, v.count, width};
+        panel_product(p, &v, y->s.c,
+                      &(weights_at){program_param(p, l->node->weight) + (size_t)at * 9, filter, 9, true},
+                      width, least(width, x->s.c - at), u, &out);
+        wino_scatter(p, x, &x->dy, &t, &through, at, 0, &out);
+    }
+}
+
+static void fleeting_backward(program *p, layer *l)
+{
+    wino_work w = {p, l};
+    cpu_threads_run(p->threads, gather_back_part, &w);
+    cpu_threads_run(p->threads, weights_part, &w);
+    if (p->tensors[l->in[0]].dy.data)
+        cpu_threads_run(p->threads, dx_part, &w);
+    if (l->node->bias < 0)
+        return;
+    for (int t = 1; t < cpu_threads_count(p->threads); t++)
+        p->k->add(l->db_floats, l->db, l->db + (size_t)t * l->db_floats, false, l->db);
+    memcpy(program_grad(p, l->node->bias), l->db, (size_t)l->node->shape.c * sizeof(float));
+}
+
+/* ---- the layer --------------------------------------------------------------------------------------- */
+
+static void fleeting_pack(program *p, layer *l)
+{
+    layer_bias(p, l, l->bf);
+}
+
+static const layer_ops fleeting_ops = {.forward_whole = fleeting_forward, .backward_whole = fleeting_backward,
+                                       .pack = fleeting_pack};
+
+static int lease_tiles(program *p, layer *l, float **to, const tensor *over, int ld, lease_time when)
+{
+    wino_tiling t = wino_tiles_over(over->s.h, over->s.w);
+    return program_lease(p, to, PLANES * wino_plane(tiles_of(&t, p->c.batch), ld) + CPU_SLACK, l, when);
+}
+
+int layer_winograd_fleeting(program *p, layer *l)
+{
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    wino_tiling tx = wino_tiles_over(x->s.h, x->s.w), ty = wino_tiles_over(y->s.h, y->s.w);
+    int over_x = tiles_of(&tx, p->c.batch), over_y = tiles_of(&ty, p->c.batch);
+    l->ops = &fleeting_ops;
+    snprintf(l->choice, sizeof l->choice, l->relu ? "winograd4-fleeting+relu" : "winograd4-fleeting");
+    size_t u = PLANES * (wino_plane(ROWS, PANEL) + wino_plane(over_x > over_y ? over_x : over_y, PANEL));
+    size_t du = PLANES * wino_plane(FILTERS, ROWS);
+    l->scratch_floats = (u > du ? u : du) + CPU_SLACK;
+    l->scratch_shared = true;
+    l->wino = program_alloc(p, 1, sizeof *l->wino);
+    l->bf = program_floats(p, (size_t)y->cs + CPU_SLACK);
+    l->zeros = program_floats(p, (size_t)x->cs + CPU_SLACK);
+    if (!l->wino || !l->bf || !l->zeros || lease_tiles(p, l, &l->wino->v, y, x->cs, LEASE_FORWARD) != 0)
+        return -1;
+    if (p->c.inference)
+        return 0;
+    l->db_floats = ((size_t)y->cs + 15) / 16 * 16;
+    l->db = program_floats(p, (size_t)cpu_threads_count(p->threads) * l->db_floats);
+    if (!l->db || lease_tiles(p, l, &l->wino->x, y, x->cs, LEASE_BACKWARD) != 0 ||
+        lease_tiles(p, l, &l->wino->d, y, y->cs, LEASE_BACKWARD) != 0)
+        return -1;
+    return x->dy.data ? lease_tiles(p, l, &l->wino->dy, x, y->cs, LEASE_BACKWARD) : 0;
+}

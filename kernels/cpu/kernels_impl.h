@@ -1,0 +1,487 @@
+/* kernels_impl.h: the body of one cpu_kernels table. A file kernels_SET.c sets KERNELS_NAME,
+ * KERNELS_TABLE, TILE_PIXELS (accumulators in a row), MAX_ACC and KERNELS_WIDE (16 lanes pay), and
+ * includes this; the compiler's flags do the rest. */
+#include "cpu_kernels.h"
+#include "vec_impl.h"
+
+#include <math.h>
+
+/* The sanitizers see every access of every copy of a tile, and compile for minutes: they get few copies,
+ * which cover the same code. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define KERNELS_LEAN 1
+#undef TILE_PIXELS
+#undef MAX_ACC
+#define TILE_PIXELS 4
+#define MAX_ACC     6
+#else
+#define KERNELS_LEAN 0
+#endif
+
+/* Which copy of a tile has this step as a constant; 0 is the one that has none. */
+static int step_index(size_t step)
+{
+    switch (step) {
+    case 1: return 1;
+    case 3: return 2;
+    case 8: return 3;
+    case 16: return 4;
+    case 24: return 5;
+    case 32: return 6;
+    case 64: return 7;
+    default: return 0;
+    }
+}
+
+#define VT v8
+#define TI v8i
+#define TB v8b
+#define TBU v8bu
+#define VW 8
+#define T(name) name##8
+#include "conv_tile_impl.h"
+#include "gemm_impl.h"
+#include "channel_tile_impl.h"
+#undef VT
+#undef TI
+#undef TB
+#undef TBU
+#undef VW
+#undef T
+
+#if KERNELS_WIDE
+#define VT v16
+#define TI v16i
+#define TB v16b
+#define TBU v16bu
+#define VW 16
+#define T(name) name##16
+#include "conv_tile_impl.h"
+#include "gemm_impl.h"
+#include "channel_tile_impl.h"
+#undef VT
+#undef TI
+#undef TB
+#undef TBU
+#undef VW
+#undef T
+#endif
+
+/* 8x8 blocks through the compiler's shuffles; edges one by one. */
+static void transpose(int rows, int cols, const float *src, size_t lds, float *dst, size_t ldd)
+{
+    int i = 0;
+    for (; i + 8 <= rows; i += 8) {
+        int j = 0;
+        for (; j + 8 <= cols; j += 8) {
+            v8 r[8], s[8];
+            UNROLL for (int q = 0; q < 8; q++)
+                r[q] = load8(src + (size_t)(i + q) * lds + (size_t)j);
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (v8i){__VA_ARGS__})
+#endif
+            UNROLL for (int q = 0; q < 8; q += 2) {
+                s[q] = SHUFFLE(r[q], r[q + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+                s[q + 1] = SHUFFLE(r[q], r[q + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+            }
+            UNROLL for (int q = 0; q < 8; q += 4) {
+                UNROLL for (int h = 0; h < 2; h++) {
+                    r[q + 2 * h] = SHUFFLE(s[q + h], s[q + h + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+                    r[q + 2 * h + 1] = SHUFFLE(s[q + h], s[q + h + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+                }
+            }
+            UNROLL for (int q = 0; q < 4; q++) {
+                v8 low = SHUFFLE(r[q], r[q + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+                v8 high = SHUFFLE(r[q], r[q + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+                store8(dst + (size_t)(j + q) * ldd + (size_t)i, low);
+                store8(dst + (size_t)(j + q + 4) * ldd + (size_t)i, high);
+            }
+        }
+        for (; j < cols; j++)
+            for (int q = 0; q < 8; q++)
+                dst[(size_t)j * ldd + (size_t)(i + q)] = src[(size_t)(i + q) * lds + (size_t)j];
+    }
+    for (; i < rows; i++)
+        for (int j = 0; j < cols; j++)
+            dst[(size_t)j * ldd + (size_t)i] = src[(size_t)i * lds + (size_t)j];
+}
+
+#include "conv_back_impl.h"
+#include "wino_impl.h"
+#include "channel_impl.h"
+
+static void conv(const conv_geom *g, const float *x, const float *wf, const float *b, float *y)
+{
+    size_t taps = (size_t)g->kh * (size_t)g->kw * (size_t)g->c;
+    int o = 0, padded = (g->k + 7) / 8 * 8;
+#if KERNELS_WIDE
+    for (; o + 16 <= padded; o += 16)
+        conv_block16(g, x, wf + (size_t)o * taps, b + o, y + o);
+#endif
+    for (; o < padded; o += 8)
+        conv_block8(g, x, wf + (size_t)o * taps, b + o, y + o);
+}
+
+static void conv_pool(const conv_geom *g, const float *x, const float *wf, const float *b, float *y,
+                      uint8_t *arg)
+{
+    size_t taps = (size_t)g->kh * (size_t)g->kw * (size_t)g->c;
+    int o = 0, padded = (g->k + 7) / 8 * 8;
+#if KERNELS_WIDE
+    for (; o + 16 <= padded; o += 16)
+        conv_pool_block16(g, x, wf + (size_t)o * taps, b + o, y + o, arg ? arg + o : NULL);
+#endif
+    for (; o < padded; o += 8)
+        conv_pool_block8(g, x, wf + (size_t)o * taps, b + o, y + o, arg ? arg + o : NULL);
+}
+
+/* Kernels that sum over pixels go over them with BAND vectors of channels at a time, so that whole cache
+ * lines are used at once: `f(nv, first channel)` for bands of BAND vectors and then of one. */
+enum { BAND = 4 };
+#define BANDS(cs, f)                                                                               \
+    do {                                                                                           \
+        int c = 0;                                                                                 \
+        for (; c + 8 * BAND <= (cs); c += 8 * BAND)                                                \
+            f(BAND, (size_t)c);                                                                    \
+        for (; c < (cs); c += 8)                                                                   \
+            f(1, (size_t)c);                                                                       \
+    } while (0)
+
+INLINE void mask_band(const size_t nv, size_t c, int pixels, size_t step, const float *y, const float *dy,
+                      float *dst, float *db)
+{
+    v8 zero = {0}, sum[BAND];
+    UNROLL for (size_t v = 0; v < nv; v++)
+        sum[v] = zero;
+    for (size_t i = 0, at = c; i < (size_t)pixels; i++, at += step) {
+        UNROLL for (size_t v = 0; v < nv; v++) {
+            v8 d = load8(dy + at + 8 * v);
+            if (y)
+                d = gt8(load8(y + at + 8 * v), zero, d, zero);
+            sum[v] += d;
+            store8(dst + at + 8 * v, d);
+        }
+    }
+    UNROLL for (size_t v = 0; v < nv; v++)
+        store8(db + c + 8 * v, load8(db + c + 8 * v) + sum[v]);
+}
+
+static void mask_bias(int pixels, int ks, size_t step, const float *y, const float *dy, float *dst, float *db)
+{
+#define MASK(nv, c) mask_band(nv, c, pixels, step, y, dy, dst, db)
+    BANDS(ks, MASK);
+#undef MASK
+}
+
+static void gemm(int m, int n, int k, const float *a, size_t am, size_t ak, const float *b, size_t ldb,
+                 const float *bias, bool relu, const float *add, size_t lda, float *c, size_t ldc)
+{
+    int j = 0;
+#if KERNELS_WIDE
+    for (; j + 16 <= n; ) {
+        int nv = n - j >= 32 ? 2 : 1;
+        gemm_panel16(m, k, a, am, ak, b + j, ldb, bias, relu, add ? add + j : NULL, lda, c + j, ldc, nv);
+        j += nv * 16;
+    }
+#endif
+    for (; j + 8 <= n; ) {
+        int nv = n - j >= 16 ? 2 : 1;
+        gemm_panel8(m, k, a, am, ak, b + j, ldb, bias, relu, add ? add + j : NULL, lda, c + j, ldc, nv);
+        j += nv * 8;
+    }
+    for (; j < n; j++) {
+        for (int i = 0; i < m; i++) {
+            float s = bias ? bias[i] : 0.0f;
+            for (int q = 0; q < k; q++)
+                s += a[(size_t)i * am + (size_t)q * ak] * b[(size_t)q * ldb + (size_t)j];
+            s = add ? s + add[(size_t)i * lda + (size_t)j] : s;
+            c[(size_t)i * ldc + (size_t)j] = relu && s < 0 ? 0 : s;
+        }
+    }
+}
+
+static void sgd(size_t n, float *w, const float *g, float *b, float lr, float wd, float momentum,
+                float dampening, bool nesterov, bool first)
+{
+    float keep = first ? 0.0f : momentum, take = first ? 1.0f : 1.0f - dampening;
+    for (size_t i = 0; i + 8 <= n; i += 8) {
+        v8 wv = load8(w + i), gv = load8(g + i) + wd * wv;
+        if (b) {
+            v8 bv = keep * load8(b + i) + take * gv;
+            store8(b + i, bv);
+            gv = nesterov ? gv + momentum * bv : bv;
+        }
+        store8(w + i, wv - lr * gv);
+    }
+}
+
+static void adam(const optim *o, double lr, int64_t step, size_t n, float *w, const float *g, float *m,
+                 float *v)
+{
+    double correct1 = 1 - pow(o->beta1, (double)step), correct2 = 1 - pow(o->beta2, (double)step);
+    float rate = (float)(lr / correct1), root2 = 1 / (float)sqrt(correct2), eps = (float)o->eps;
+    float fresh1 = (float)(1 - o->beta1), beta2 = (float)o->beta2, fresh2 = (float)(1 - o->beta2);
+    float shrink = o->kind == OPTIM_ADAMW ? (float)(1 - lr * o->weight_decay) : 1.0f;
+    float decay = o->kind == OPTIM_ADAM ? (float)o->weight_decay : 0.0f;
+    for (size_t i = 0; i + 8 <= n; i += 8) {
+        v8 wv = load8(w + i), d = load8(g + i) + decay * wv, mv = load8(m + i);
+        mv += fresh1 * (d - mv);
+        v8 vv = beta2 * load8(v + i) + fresh2 * d * d;
+        store8(m + i, mv);
+        store8(v + i, vv);
+        store8(w + i, wv * shrink - rate * mv / (sqrt8(vv) * root2 + eps));
+    }
+}
+
+INLINE void affine_band(const size_t nv, size_t c, int pixels, size_t cs, const float *x,
+                        size_t x_step, const float *scale, const float *shift, const float *add, bool relu,
+                        float *y)
+{
+    v8 a[BAND], b[BAND];
+    UNROLL for (size_t v = 0; v < nv; v++)
+        a[v] = load8(scale + c + 8 * v), b[v] = load8(shift + c + 8 * v);
+    x += c;
+    for (size_t i = 0, at = c; i < (size_t)pixels; i++, at += cs, x += x_step) {
+        UNROLL for (size_t v = 0; v < nv; v++) {
+            v8 r = a[v] * load8(x + 8 * v) + b[v];
+            if (add)
+                r += load8(add + at + 8 * v);
+            store8(y + at + 8 * v, relu ? relu8(r) : r);
+        }
+    }
+}
+
+static void affine(int pixels, int cs, const float *x, size_t x_step, const float *scale,
+                   const float *shift, const float *add, bool relu, float *y)
+{
+#define AFFINE(nv, c) affine_band(nv, c, pixels, (size_t)cs, x, x_step, scale, shift, add, relu, y)
+    BANDS(cs, AFFINE);
+#undef AFFINE
+}
+
+INLINE void moments_band(const size_t nv, size_t c, int pixels, const float *x, size_t x_step,
+                         const float *center, float *sum, float *square)
+{
+    v8 m[BAND], s[BAND], q[BAND];
+    UNROLL for (size_t v = 0; v < nv; v++)
+        m[v] = load8(center + c + 8 * v), s[v] = (v8){0}, q[v] = (v8){0};
+    for (size_t i = 0, at = c; i < (size_t)pixels; i++, at += x_step) {
+        UNROLL for (size_t v = 0; v < nv; v++) {
+            v8 d = load8(x + at + 8 * v) - m[v];
+            s[v] += d;
+            q[v] += d * d;
+        }
+    }
+    UNROLL for (size_t v = 0; v < nv; v++) {
+        store8(sum + c + 8 * v, load8(sum + c + 8 * v) + s[v]);
+        store8(square + c + 8 * v, load8(square + c + 8 * v) + q[v]);
+    }
+}
+
+static void moments(int pixels, int cs, const float *x, size_t x_step, const float *center, float *sum, float *square)
+{
+#define MOMENTS(nv, c) moments_band(nv, c, pixels, x, x_step, center, sum, square)
+    BANDS(cs, MOMENTS);
+#undef MOMENTS
+}
+
+/* Which values ReLU let through: see bn_pass. */
+enum { GATE_NONE, GATE_RESULT, GATE_VALUE };
+
+static int gate_of(const bn_pass *in)
+{
+    return in->y ? GATE_RESULT : in->scale ? GATE_VALUE : GATE_NONE;
+}
+
+INLINE v8 gated(const int gate, const bn_pass *in, size_t at, v8 x, v8 scale, v8 shift)
+{
+    v8 zero = {0}, dy = load8(in->dy + at);
+    if (gate == GATE_NONE)
+        return dy;
+    return gt8(gate == GATE_RESULT ? load8(in->y + at) : scale * x + shift, zero, dy, zero);
+}
+
+INLINE void bn_sums_band(const size_t nv, size_t c, const int gate, int pixels, size_t cs, const bn_pass *in,
+                         float *sum, float *dot)
+{
+    v8 zero = {0}, m[BAND], s[BAND], q[BAND], scale[BAND], shift[BAND];
+    UNROLL for (size_t v = 0; v < nv; v++) {
+        m[v] = load8(in->mean + c + 8 * v), s[v] = zero, q[v] = zero;
+        scale[v] = gate == GATE_VALUE ? load8(in->scale + c + 8 * v) : zero;
+        shift[v] = gate == GATE_VALUE ? load8(in->shift + c + 8 * v) : zero;
+    }
+    const float *xi = in->x + c;
+    for (size_t i = 0, at = c; i < (size_t)pixels; i++, at += cs, xi += in->x_step) {
+        UNROLL for (size_t v = 0; v < nv; v++) {
+            v8 x = load8(xi + 8 * v), g = gated(gate, in, at + 8 * v, x, scale[v], shift[v]);
+            s[v] += g;
+            q[v] += g * (x - m[v]);
+        }
+    }
+    UNROLL for (size_t v = 0; v < nv; v++) {
+        store8(sum + c + 8 * v, load8(sum + c + 8 * v) + s[v]);
+        store8(dot + c + 8 * v, load8(dot + c + 8 * v) + q[v]);
+    }
+}
+
+static void bn_sums(int pixels, int cs, const bn_pass *in, float *sum, float *dot)
+{
+    const int gate = gate_of(in);
+#define SUMS(nv, c)                                                                                \
+    gate == GATE_VALUE    ? bn_sums_band(nv, c, GATE_VALUE, pixels, (size_t)cs, in, sum, dot)      \
+    : gate == GATE_RESULT ? bn_sums_band(nv, c, GATE_RESULT, pixels, (size_t)cs, in, sum, dot)     \
+                          : bn_sums_band(nv, c, GATE_NONE, pixels, (size_t)cs, in, sum, dot)
+    BANDS(cs, SUMS);
+#undef SUMS
+}
+
+/* Where bn_dx writes. */
+typedef struct bn_out {
+    const float *a, *b, *d;
+    bool dx_add, dres_add;
+    float *dx, *dres;
+} bn_out;
+
+INLINE void bn_dx_band(const size_t nv, size_t c, const int gate, int pixels, size_t cs, const bn_pass *in,
+                       const bn_out *out)
+{
+    v8 zero = {0}, m[BAND], av[BAND], bv[BAND], dv[BAND], scale[BAND], shift[BAND];
+    UNROLL for (size_t v = 0; v < nv; v++) {
+        m[v] = load8(in->mean + c + 8 * v), av[v] = load8(out->a + c + 8 * v);
+        bv[v] = load8(out->b + c + 8 * v), dv[v] = load8(out->d + c + 8 * v);
+        scale[v] = gate == GATE_VALUE ? load8(in->scale + c + 8 * v) : zero;
+        shift[v] = gate == GATE_VALUE ? load8(in->shift + c + 8 * v) : zero;
+    }
+    float *dx = out->dx, *dres = out->dres;
+    const bool dx_add = out->dx_add, dres_add = out->dres_add;
+    for (size_t i = 0, at = c, xt = c; i < (size_t)pixels; i++, at += cs, xt += in->x_step) {
+        UNROLL for (size_t v = 0; v < nv; v++) {
+            v8 x = load8(in->x + xt + 8 * v), g = gated(gate, in, at + 8 * v, x, scale[v], shift[v]);
+            v8 r = av[v] * g + (bv[v] * (x - m[v]) + dv[v]);
+            if (dx)
+                store8(dx + xt + 8 * v, dx_add ? load8(dx + xt + 8 * v) + r : r);
+            if (dres)
+                store8(dres + at + 8 * v, dres_add ? load8(dres + at + 8 * v) + g : g);
+        }
+    }
+}
+
+static void bn_dx(int pixels, int cs, const bn_pass *in, const float *a, const float *b, const float *d,
+                  bool dx_add, float *dx, bool dres_add, float *dres)
+{
+    const bn_out out = {a, b, d, dx_add, dres_add, dx, dres};
+    const int gate = gate_of(in);
+#define DX(nv, c)                                                                                  \
+    gate == GATE_VALUE    ? bn_dx_band(nv, c, GATE_VALUE, pixels, (size_t)cs, in, &out)            \
+    : gate == GATE_RESULT ? bn_dx_band(nv, c, GATE_RESULT, pixels, (size_t)cs, in, &out)           \
+                          : bn_dx_band(nv, c, GATE_NONE, pixels, (size_t)cs, in, &out)
+    BANDS(cs, DX);
+#undef DX
+}
+
+static void add(size_t n, const float *a, const float *b, bool relu, float *y)
+{
+    for (size_t i = 0; i < n; i += 8) {
+        v8 v = b ? load8(a + i) + load8(b + i) : load8(a + i);
+        store8(y + i, relu ? relu8(v) : v);
+    }
+}
+
+static void relu_back(size_t n, const float *y, const float *dy, bool accumulate, float *dx)
+{
+    v8 zero = {0};
+    for (size_t i = 0; i < n; i += 8) {
+        v8 g = load8(dy + i);
+        if (y)
+            g = gt8(load8(y + i), zero, g, zero);
+        store8(dx + i, accumulate ? load8(dx + i) + g : g);
+    }
+}
+
+/* Input samples may lie at any address. */
+static void input_floats(size_t n, const void *src, float scale, float shift, float *y)
+{
+    const char *from = src;
+    for (size_t i = 0; i < n; i++) {
+        float v;
+        memcpy(&v, from + i * sizeof v, sizeof v);
+        y[i] = v * scale + shift;
+    }
+}
+
+static void input_bytes(size_t n, const void *src, float scale, float shift, float *y)
+{
+    const uint8_t *from = src;
+    for (size_t i = 0; i < n; i++)
+        y[i] = (float)from[i] * scale + shift;
+}
+
+static inline void input8(const uint8_t *src, float scale, float shift, float *y)
+{
+    for (size_t i = 0; i < 8; i++)
+        y[i] = (float)src[i] * scale + shift;
+}
+
+static void input_plane(size_t h, size_t w, const uint8_t *src, float scale, float shift, float *y, size_t row)
+{
+    for (size_t r = 0; r < h; r++, src += w, y += row) {
+        if (w < 8) {
+            input_bytes(w, src, scale, shift, y);
+            continue;
+        }
+        for (size_t i = 0; i + 8 <= w; i += 8)
+            input8(src + i, scale, shift, y + i);
+        input8(src + w - 8, scale, shift, y + w - 8); /* what is left, and some of it again */
+    }
+}
+
+static void interleave3(size_t n, const float *a, const float *b, const float *c, float *y)
+{
+    for (size_t i = 0; i < n; i++) {
+        y[3 * i] = a[i];
+        y[3 * i + 1] = b[i];
+        y[3 * i + 2] = c[i];
+    }
+}
+
+const cpu_kernels KERNELS_TABLE = {
+    .name = KERNELS_NAME,
+    .block = KERNELS_WIDE ? 16 : 8,
+    .conv = conv,
+    .conv_pool = conv_pool,
+    .conv_dw = conv_dw,
+    .conv_pool_dw = conv_pool_dw,
+    .conv_pool_dx = conv_pool_dx,
+    .conv_dx = conv_dx,
+    .mask_bias = mask_bias,
+    .gemm = gemm,
+    .transpose = transpose,
+    .sgd = sgd,
+    .adam = adam,
+    .affine = affine,
+    .moments = moments,
+    .bn_sums = bn_sums,
+    .bn_dx = bn_dx,
+    .add = add,
+    .relu_back = relu_back,
+    .window = window,
+    .window_dw = window_dw,
+    .window_max = window_max,
+    .window_max_back = window_max_back,
+    .act = act,
+    .act_back = act_back,
+    .gate_back = gate_back,
+    .keep = keep,
+    .multiply = multiply,
+    .input_floats = input_floats,
+    .input_bytes = input_bytes,
+    .input_plane = input_plane,
+    .interleave3 = interleave3,
+    .wino_in = wino_in,
+    .wino_out = wino_out,
+    .wino_dy = wino_dy,
+    .wino_weights = wino_weights,
+    .wino_dw = wino_dw,
+};

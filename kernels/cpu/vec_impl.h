@@ -1,0 +1,190 @@
+/* vec_impl.h: vectors of 8 and 16 floats for the file that includes it, whatever the instruction set.
+ *
+ * Written with the compiler's vector extension; intrinsics only where it has no word for an operation
+ * (select, compare to a bit mask). What a set lacks the compiler splits into narrower registers. */
+#ifndef KUBEML_VEC_IMPL_H
+#define KUBEML_VEC_IMPL_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+/* Vectors pass between functions that are always inlined; no call depends on how. */
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+typedef float v8 __attribute__((vector_size(32)));
+typedef int32_t v8i __attribute__((vector_size(32)));
+typedef uint8_t v8b __attribute__((vector_size(8)));
+typedef float v8u __attribute__((vector_size(32), aligned(4), may_alias));
+typedef uint8_t v8bu __attribute__((vector_size(8), aligned(1), may_alias));
+typedef float v16 __attribute__((vector_size(64)));
+typedef int32_t v16i __attribute__((vector_size(64)));
+typedef uint8_t v16b __attribute__((vector_size(16)));
+typedef float v16u __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint8_t v16bu __attribute__((vector_size(16), aligned(1), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+
+/* Forgets what the compiler knows of p: it would carry pixels over from one step of a loop to the next
+ * and spill accumulators for them, where reading them again as memory operands costs nothing. */
+#define OPAQUE(p) __asm__("" : "+r"(p))
+
+INLINE v8 all8(float s)
+{
+    return (v8){s, s, s, s, s, s, s, s};
+}
+INLINE v16 all16(float s)
+{
+    return (v16){s, s, s, s, s, s, s, s, s, s, s, s, s, s, s, s};
+}
+INLINE v8 load8(const float *p)
+{
+    return *(const v8u *)p;
+}
+INLINE void store8(float *p, v8 v)
+{
+    *(v8u *)p = v;
+}
+INLINE v16 load16(const float *p)
+{
+    return *(const v16u *)p;
+}
+INLINE void store16(float *p, v16 v)
+{
+    *(v16u *)p = v;
+}
+
+/* a > b ? x : y, lane by lane. NaN in a or b: y. */
+INLINE v8 gt8(v8 a, v8 b, v8 x, v8 y)
+{
+#if defined(__AVX512VL__)
+    return (v8)_mm256_mask_blend_ps(_mm256_cmp_ps_mask((__m256)a, (__m256)b, _CMP_GT_OQ), (__m256)y,
+                                    (__m256)x);
+#elif defined(__AVX2__)
+    return (v8)_mm256_blendv_ps((__m256)y, (__m256)x,
+                                _mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GT_OQ));
+#else
+    v8i m = a > b;
+    return (v8)((m & (v8i)x) | (~m & (v8i)y));
+#endif
+}
+INLINE v16 gt16(v16 a, v16 b, v16 x, v16 y)
+{
+#if defined(__AVX512F__)
+    return (v16)_mm512_mask_blend_ps(_mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ), (__m512)y,
+                                     (__m512)x);
+#else
+    v16i m = a > b;
+    return (v16)((m & (v16i)x) | (~m & (v16i)y));
+#endif
+}
+INLINE v8 sqrt8(v8 v)
+{
+#if defined(__AVX2__)
+    return (v8)_mm256_sqrt_ps((__m256)v);
+#else
+    for (int i = 0; i < 8; i++)
+        v[i] = __builtin_sqrtf(v[i]);
+    return v;
+#endif
+}
+/* max(v, 0); NaN stays NaN. */
+INLINE v8 relu8(v8 v)
+{
+    v8 zero = {0};
+#if defined(__AVX2__)
+    return (v8)_mm256_max_ps((__m256)zero, (__m256)v);
+#else
+    return gt8(zero, v, zero, v);
+#endif
+}
+INLINE v16 relu16(v16 v)
+{
+    v16 zero = {0};
+#if defined(__AVX512F__)
+    return (v16)_mm512_max_ps((__m512)zero, (__m512)v);
+#else
+    return gt16(zero, v, zero, v);
+#endif
+}
+
+/* The low bytes of lanes that hold 0 to 3. */
+INLINE v8b bytes8(v8i v)
+{
+#if defined(__AVX512VL__)
+    return (v8b)_mm_cvtsi128_si64(_mm256_cvtepi32_epi8((__m256i)v));
+#else
+    return __builtin_convertvector(v, v8b);
+#endif
+}
+INLINE v16b bytes16(v16i v)
+{
+#if defined(__AVX512F__)
+    return (v16b)_mm512_cvtepi32_epi8((__m512i)v);
+#else
+    return __builtin_convertvector(v, v16b);
+#endif
+}
+
+/* best = v, at = tap in the lanes where v is larger, or NaN. */
+INLINE void larger8(v8 v, int32_t tap, v8 *best, v8i *at)
+{
+#if defined(__AVX512VL__)
+    __mmask8 m = _mm256_cmp_ps_mask((__m256)v, (__m256)*best, _CMP_GT_OQ) |
+                 _mm256_cmp_ps_mask((__m256)v, (__m256)v, _CMP_UNORD_Q);
+    *best = (v8)_mm256_mask_mov_ps((__m256)*best, m, (__m256)v);
+    *at = (v8i)_mm256_mask_set1_epi32((__m256i)*at, m, tap);
+#else
+    v8i better = (v > *best) | (v != v);
+    *best = (v8)((better & (v8i)v) | (~better & (v8i)*best));
+    *at = (better & ((v8i){0} + tap)) | (~better & *at);
+#endif
+}
+
+/* v in the lanes whose byte is `tap`, otherwise 0. */
+INLINE v8 where8(const uint8_t *bytes, int32_t tap, v8 v)
+{
+#if defined(__AVX2__)
+    v8i b = (v8i)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)bytes));
+#else
+    v8i b = __builtin_convertvector(*(const v8bu *)bytes, v8i);
+#endif
+#if defined(__AVX512VL__)
+    return (v8)_mm256_maskz_mov_ps(_mm256_cmpeq_epi32_mask((__m256i)b, _mm256_set1_epi32(tap)), (__m256)v);
+#else
+    return (v8)((b == (v8i){0} + tap) & (v8i)v);
+#endif
+}
+
+/* Of 8 filters: those with a gradient, by the position of their winner, as bits from `shift` on. */
+INLINE void winners8(const uint8_t *arg, const float *g, int shift, uint64_t set[4])
+{
+#if defined(__AVX512VL__) && defined(__AVX512BW__)
+    __m128i a = _mm_loadl_epi64((const __m128i *)(const void *)arg);
+    __mmask16 alive = _mm256_cmp_ps_mask(_mm256_loadu_ps(g), _mm256_setzero_ps(), _CMP_NEQ_UQ);
+    UNROLL for (int pos = 0; pos < 4; pos++)
+        set[pos] |= (uint64_t)_mm_mask_cmpeq_epi8_mask(alive, a, _mm_set1_epi8((char)pos)) << shift;
+#elif defined(__SSE2__)
+    __m128i a = _mm_loadl_epi64((const __m128i *)(const void *)arg);
+    unsigned low = (unsigned)_mm_movemask_ps(_mm_cmpneq_ps(_mm_loadu_ps(g), _mm_setzero_ps()));
+    unsigned high = (unsigned)_mm_movemask_ps(_mm_cmpneq_ps(_mm_loadu_ps(g + 4), _mm_setzero_ps()));
+    unsigned alive = low | high << 4;
+    UNROLL for (int pos = 0; pos < 4; pos++)
+        set[pos] |= (uint64_t)(alive & (unsigned)_mm_movemask_epi8(
+                                           _mm_cmpeq_epi8(a, _mm_set1_epi8((char)pos)))) << shift;
+#else
+    for (int i = 0; i < 8; i++)
+        if (g[i] != 0)
+            set[arg[i]] |= (uint64_t)1 << (shift + i);
+#endif
+}
+
+#endif

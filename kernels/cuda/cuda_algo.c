@@ -1,0 +1,353 @@
+/* cuda_algo.c: which way each convolution and linear layer is computed; see cuda_program.h.
+ *
+ * Every pass of every layer is timed once per machine type and shape: what the libraries offer and our
+ * own kernel, on the tensors that the plan has laid out. The winners are kept in memory and, where a
+ * cache folder is known, in a text file ("key<TAB>winner" a line) that later processes read, so that a
+ * warm function measures nothing and the same job computes the same way again. */
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "cuda/cuda_memory.h"
+#include "cuda/cuda_program.h"
+
+enum {
+    KEY_BYTES = 384,
+    WINNER_BYTES = 32,
+    CACHE_MAX = 16384, /* entries */
+    LINE_BYTES = KEY_BYTES + WINNER_BYTES + 2,
+    TIMED_RUNS = 5,
+    TIMED_ROUNDS = 3,
+};
+#define WORKSPACE_MAX ((size_t)1 << 30)
+
+static const char own_name[] = "own";
+
+/* ---- the cache ------------------------------------------------------------------------------- */
+
+typedef struct entry {
+    char key[KEY_BYTES], winner[WINNER_BYTES];
+} entry;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static entry *entries; /* the rest under the lock too; lives as long as the process */
+static int entry_count, entry_room;
+static bool read_once;
+
+/* KUBEML_CUDA_CACHE (empty: none), else ~/.cache/kubeml-cuda-algorithms; false: none. */
+static bool cache_path(char *path, size_t room)
+{
+    const char *named = getenv("KUBEML_CUDA_CACHE"), *home = getenv("HOME");
+    int length = -1;
+    if (named)
+        length = snprintf(path, room, "%s", named);
+    else if (home && *home)
+        length = snprintf(path, room, "%s/.cache/kubeml-cuda-algorithms", home);
+    return length > 0 && (size_t)length < room;
+}
+
+static entry *find(const char *key)
+{
+    for (int i = 0; i < entry_count; i++)
+        if (strcmp(entries[i].key, key) == 0)
+            return &entries[i];
+    return NULL;
+}
+
+/* A cache that has no room forgets nothing and learns nothing. */
+static void remember(const char *key, const char *winner)
+{
+    entry *at = find(key);
+    if (!at) {
+        if (entry_count == entry_room) {
+            int room = entry_room ? 2 * entry_room : 64;
+            entry *grown = room <= CACHE_MAX ? realloc(entries, (size_t)room * sizeof *grown) : NULL;
+            if (!grown)
+                return;
+            entries = grown;
+            entry_room = room;
+        }
+        at = &entries[entry_count++];
+    }
+    snprintf(at->key, sizeof at->key, "%s", key);
+    snprintf(at->winner, sizeof at->winner, "%s", winner);
+}
+
+/* Lines that are not ours are passed over: the file is a cache, not a source of truth. */
+static void read_file(void)
+{
+    char path[512], line[LINE_BYTES];
+    cleanup_fclose FILE *f = cache_path(path, sizeof path) ? fopen(path, "re") : NULL;
+    while (f && fgets(line, sizeof line, f)) {
+        char *tab = strchr(line, '\t'), *end = strchr(line, '\n');
+        if (!tab || !end || end < tab || end - tab > WINNER_BYTES || tab - line >= KEY_BYTES)
+            continue;
+        *tab = *end = '\0';
+        remember(line, tab + 1);
+    }
+}
+
+/* A cache that cannot be written costs the next process its measurements, nothing else. */
+static void write_file(void)
+{
+    char path[512], temporary[560];
+    if (!cache_path(path, sizeof path))
+        return;
+    char *slash = strrchr(path, '/');
+    if (slash && slash != path) {
+        *slash = '\0';
+        mkdir(path, 0700);
+        *slash = '/';
+    }
+    snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid());
+    FILE *f = fopen(temporary, "we");
+    if (!f)
+        return;
+    for (int i = 0; i < entry_count; i++)
+        fprintf(f, "%s\t%s\n", entries[i].key, entries[i].winner);
+    if (fclose(f) || rename(temporary, path))
+        unlink(temporary);
+}
+
+static bool recall(const char *key, char winner[WINNER_BYTES])
+{
+    pthread_mutex_lock(&lock);
+    if (!read_once)
+        read_file();
+    read_once = true;
+    const entry *at = find(key);
+    if (at)
+        memcpy(winner, at->winner, WINNER_BYTES);
+    pthread_mutex_unlock(&lock);
+    return at;
+}
+
+static void learn(const char *key, const char *winner)
+{
+    pthread_mutex_lock(&lock);
+    remember(key, winner);
+    pthread_mutex_unlock(&lock);
+}
+
+static void keep(void)
+{
+    pthread_mutex_lock(&lock);
+    write_file();
+    pthread_mutex_unlock(&lock);
+}
+
+/* For tests: a new process begins with nothing in memory. */
+void cuda_algorithms_forget(void);
+void cuda_algorithms_forget(void)
+{
+    pthread_mutex_lock(&lock);
+    entry_count = 0;
+    read_once = false;
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- one task -------------------------------------------------------------------------------- */
+
+static const char *const pass_names[CONV_PASSES] = {"forward", "data", "weights"};
+static const char *const precision_names[] = {"fp32", "tf32", "bf16"};
+
+static void make_key(const device_facts *f, const conv_task *t, char key[KEY_BYTES])
+{
+    const conv_shape *s = &t->s;
+    snprintf(key, KEY_BYTES,
+             "%s|%s|%s %s n%d c%d h%d w%d k%d r%d s%d p%d q%d stride%dx%d pad%dx%d dil%dx%d g%d%s%s%s",
+             f->name, f->libraries, pass_names[t->pass], precision_names[t->precision], s->n, s->c,
+             s->h, s->w, s->k, s->r, s->s, s->p, s->q, s->stride_h, s->stride_w, s->pad_h, s->pad_w,
+             s->dil_h, s->dil_w, s->groups, t->bias ? " bias" : "", t->relu ? " relu" : "",
+             t->add ? " add" : "");
+}
+
+/* The fastest round's microseconds a run; -1 when this way does not work. */
+static float time_pass(program *p, const layer *l, conv_pass pass, int choice, bool add)
+{
+    float best = -1, us;
+    if (cuda_conv_pass(p, l, pass, choice, add, NULL) || p->d->wait(p->dev, NULL))
+        return -1;
+    for (int round = 0; round < TIMED_ROUNDS; round++) {
+        if (p->d->mark(p->dev, 0, NULL))
+            return -1;
+        for (int i = 0; i < TIMED_RUNS; i++)
+            if (cuda_conv_pass(p, l, pass, choice, add, NULL))
+                return -1;
+        if (p->d->mark(p->dev, 1, NULL) || p->d->elapsed(p->dev, &us, NULL))
+            return -1;
+        us /= TIMED_RUNS;
+        best = best < 0 || us < best ? us : best;
+    }
+    return best;
+}
+
+typedef struct task {
+    layer *l;
+    conv_pass pass;
+    bool add;
+    conv_offer offers[CONV_OFFERS_MAX];
+    int offer_count;
+} task;
+
+static const char *offer_name(const task *t, int at)
+{
+    return at < 0 ? own_name : t->offers[at].name;
+}
+
+static void take_choice(task *t, int at)
+{
+    t->l->choice[t->pass] = at < 0 ? CHOICE_OWN : t->offers[at].id;
+    t->l->workspace[t->pass] = at < 0 ? 0 : t->offers[at].workspace;
+}
+
+/* -2: the winner is not among what can be done here. */
+static int find_offer(const task *t, const char *winner)
+{
+    if (strcmp(winner, own_name) == 0)
+        return -1;
+    for (int i = 0; i < t->offer_count; i++)
+        if (strcmp(t->offers[i].name, winner) == 0)
+            return i;
+    return -2;
+}
+
+/* Our own kernel always works: it is the choice when nothing else does. */
+static int measure(program *p, const task *t)
+{
+    int best = -1;
+    float best_us = time_pass(p, t->l, t->pass, CHOICE_OWN, t->add);
+    for (int i = 0; i < t->offer_count; i++) {
+        if (t->offers[i].workspace > p->workspace_bytes)
+            continue;
+        float us = time_pass(p, t->l, t->pass, t->offers[i].id, t->add);
+        if (us >= 0 && (best_us < 0 || us < best_us)) {
+            best = i;
+            best_us = us;
+        }
+    }
+    return best;
+}
+
+/* ---- all of them ----------------------------------------------------------------------------- */
+
+static bool has_pass(const program *p, const layer *l, conv_pass pass)
+{
+    if (l->node->op != OP_CONV2D && l->node->op != OP_LINEAR)
+        return false;
+    if (pass == CONV_FORWARD)
+        return true;
+    return !p->c.inference && (pass == CONV_WEIGHTS || p->tensors[l->node->in[0]].dy);
+}
+
+/* The data pass adds when another reader's backward comes first: a later layer reads the tensor. */
+static bool adds(const program *p, const layer *l, conv_pass pass)
+{
+    return pass == CONV_DATA && p->tensors[l->node->in[0]].last != (int)(l - p->layers);
+}
+
+static int collect(program *p, task *tasks)
+{
+    int count = 0;
+    for (int i = 0; i < p->layer_count; i++)
+        for (int pass = 0; pass < CONV_PASSES; pass++) {
+            layer *l = &p->layers[i];
+            if (!has_pass(p, l, (conv_pass)pass))
+                continue;
+            task *t = &tasks[count++];
+            t->l = l, t->pass = (conv_pass)pass, t->add = adds(p, l, t->pass);
+            conv_task c = cuda_conv_task(p, l, t->pass, t->add);
+            t->offer_count = p->d->offers(p->dev, &c, t->offers, CONV_OFFERS_MAX);
+        }
+    return count;
+}
+
+static int take_workspace(program *p, size_t bytes, err *e)
+{
+    cuda_memory_give(p->d, p->dev, p->workspace, p->workspace_bytes);
+    p->workspace = NULL, p->workspace_bytes = 0;
+    if (bytes == 0)
+        return 0;
+    if (cuda_memory_take(p->d, p->dev, bytes, "the convolutions' workspace", &p->workspace, e))
+        return -1;
+    p->workspace_bytes = bytes;
+    return 0;
+}
+
+/* The most that any offer wants and that is there to take: less room means fewer ways, not failure. */
+static void take_room(program *p, const task *tasks, int count)
+{
+    size_t most = WORKSPACE_MAX < cuda_memory_left() / 2 ? WORKSPACE_MAX : cuda_memory_left() / 2;
+    size_t want = 0;
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < tasks[i].offer_count; j++) {
+            size_t bytes = tasks[i].offers[j].workspace;
+            want = bytes <= most && bytes > want ? bytes : want;
+        }
+    err ignored = ERR_INIT;
+    while (want && take_workspace(p, want, &ignored))
+        want /= 2;
+}
+
+static bool decide(program *p, const device_facts *f, task *t)
+{
+    char key[KEY_BYTES], winner[WINNER_BYTES];
+    conv_task c = cuda_conv_task(p, t->l, t->pass, t->add);
+    make_key(f, &c, key);
+    int best = recall(key, winner) ? find_offer(t, winner) : -2;
+    bool known = best >= -1 && (best < 0 || t->offers[best].workspace <= p->workspace_bytes);
+    if (!known) {
+        best = measure(p, t);
+        learn(key, offer_name(t, best));
+    }
+    take_choice(t, best);
+    return !known;
+}
+
+static int write_choices(program *p, const task *tasks, int count, err *e)
+{
+    size_t room = (size_t)count * (GRAPH_NAME_BYTES + WINNER_BYTES + 16) + 1, at = 0;
+    p->choices = malloc(room);
+    if (!p->choices)
+        return err_set(e, ERR_NOMEM, "no memory for the list of choices");
+    p->choices[0] = '\0';
+    for (int i = 0; i < count; i++) {
+        const task *t = &tasks[i];
+        const char *name = own_name;
+        for (int j = 0; j < t->offer_count; j++)
+            if (t->offers[j].id == t->l->choice[t->pass])
+                name = t->offers[j].name;
+        at += (size_t)snprintf(p->choices + at, room - at, "%s %s %s\n", t->l->node->name,
+                               pass_names[t->pass], name);
+    }
+    return 0;
+}
+
+int cuda_choose(program *p, err *e)
+{
+    device_facts f;
+    cleanup_free task *tasks = calloc((size_t)p->layer_count * CONV_PASSES + 1, sizeof *tasks);
+    if (!tasks)
+        return err_set(e, ERR_NOMEM, "no memory to choose algorithms");
+    if (p->d->facts(p->dev, &f, e))
+        return -1;
+    int count = collect(p, tasks);
+    bool measured = false;
+    take_room(p, tasks, count);
+    for (int i = 0; i < count; i++)
+        measured |= decide(p, &f, &tasks[i]);
+    if (measured)
+        keep();
+    size_t needed = 0;
+    for (int i = 0; i < count; i++)
+        if (tasks[i].l->workspace[tasks[i].pass] > needed)
+            needed = tasks[i].l->workspace[tasks[i].pass];
+    if (take_workspace(p, needed, e) || write_choices(p, tasks, count, e))
+        return -1;
+    return p->d->zero(p->dev, p->memory, p->memory_bytes, e); /* what the timing left behind */
+}

@@ -1,0 +1,237 @@
+/* cuda_kernels.h: our own kernels, as the C side calls them.
+ *
+ * Every function only enqueues work on `stream` (a cudaStream_t) and returns; all pointers are the
+ * device's. Activations are NHWC of `element`; parameters, gradients and statistics are floats.
+ * `cap` is the batch that the program was compiled for: kernels always run over the whole of it, and
+ * samples from step_args.n on hold zeros or numbers that nothing reads, so that one captured CUDA
+ * graph serves short batches too. Every sum has a fixed order: same input, same bits. */
+#ifndef KUBEML_CUDA_KERNELS_H
+#define KUBEML_CUDA_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum element { ELEMENT_F32, ELEMENT_BF16 } element;
+
+static inline size_t element_bytes(element e)
+{
+    return e == ELEMENT_BF16 ? 2 : 4;
+}
+
+/* What differs from one step to the next; lies in device memory, so that a captured graph need not
+ * change. The optimizer's numbers are computed as in kernels/optim.c. */
+typedef struct step_args {
+    int32_t n;     /* samples of this batch */
+    int32_t uint8; /* the input's type */
+    uint32_t epoch;
+    float lr, kept, fresh;       /* SGD: b = kept * b + fresh * d */
+    float rate, root2, shrink;   /* Adam, AdamW */
+    int32_t row;   /* first of this step's rows in the share's order; see cuda_gather */
+    uint64_t seed; /* of dropout and augmentation */
+} step_args;
+
+typedef struct step_result {
+    double loss_sum;
+    int64_t correct;
+} step_result;
+
+/* ---- input.cu -------------------------------------------------------------------------------- */
+
+/* y (cap, HW, C) = raw (n, C, HW) * scale_shift[c] + scale_shift[C + c]; 0 from sample n on. */
+void cuda_input(void *stream, const step_args *a, const void *raw, const float *scale_shift, int cap,
+                int C, int HW, element t, void *y);
+
+typedef struct augmentation {
+    int flip, crop, c, h, w;
+    uint64_t seed;
+} augmentation;
+/* Takes row order[a->row + i] of the share's uint8 samples as sample i, flipped and shifted as
+ * transform_move does, and its label and its key; raw (n, C, H, W). */
+void cuda_gather(void *stream, const step_args *a, augmentation g, int cap, const uint8_t *share,
+                 const int32_t *share_labels, const uint64_t *share_keys, const uint32_t *order,
+                 uint8_t *raw, int32_t *labels, uint64_t *keys);
+/* Between two steps that the host does not touch: *a = steps[(*number)++]. */
+void cuda_next_step(void *stream, step_args *a, const step_args *steps, int64_t *number);
+/* *total += *one */
+void cuda_add_result(void *stream, const step_result *one, step_result *total);
+
+/* ---- pointwise.cu ---------------------------------------------------------------------------- */
+
+/* graph_act, for files that C++ compiles; cuda_run.c asserts that they agree. */
+typedef enum cuda_act {
+    CUDA_RELU,
+    CUDA_RELU6,
+    CUDA_LEAKY_RELU,
+    CUDA_HARDSIGMOID,
+    CUDA_HARDSWISH,
+    CUDA_SIGMOID,
+    CUDA_TANH,
+    CUDA_GELU,
+    CUDA_SILU,
+} cuda_act;
+
+void cuda_activation_forward(void *stream, element t, int kind, float slope, size_t count,
+                             const void *x, void *y);
+/* dx = dy * f'(x), or += with `add`. */
+void cuda_activation_backward(void *stream, element t, int kind, float slope, size_t count,
+                              const void *x, const void *dy, void *dx, bool add);
+/* dy = y > 0 ? dy : 0, in place: the backward of a ReLU that was fused into what made y. */
+void cuda_relu_mask(void *stream, element t, size_t count, const void *y, void *dy);
+
+/* y = a op b; b has a's shape or, `broadcast`, is (cap, C). ReLU after it where asked for. */
+void cuda_pair_forward(void *stream, element t, bool multiply, bool relu, bool broadcast, int cap,
+                       int C, int HW, const void *a, const void *b, void *y);
+/* dx = dy (multiply: dy * other). other_broadcast: `other` is (cap, C). */
+void cuda_pair_backward(void *stream, element t, bool multiply, bool other_broadcast, int cap, int C,
+                        int HW, const void *other, const void *dy, void *dx, bool add);
+/* db (cap, C) = sum over the plane of dy (multiply: dy * a). */
+void cuda_pair_backward_broadcast(void *stream, element t, bool multiply, int cap, int C, int HW,
+                                  const void *a, const void *dy, void *db, bool add);
+
+/* Channels [at, at + part) of y's C: from x (rows, part) forward, to dx backward. */
+void cuda_part_forward(void *stream, element t, size_t rows, int part, int C, int at, const void *x,
+                       void *y);
+void cuda_part_backward(void *stream, element t, size_t rows, int part, int C, int at,
+                        const void *dy, void *dx, bool add);
+
+/* Forward with x and y, backward with dy and dx. Elements count in NCHW order, as in graph.h. */
+void cuda_dropout(void *stream, element t, const step_args *a, const uint64_t *keys, double p,
+                  uint32_t layer, int cap, int C, int HW, const void *x, void *y, bool add);
+
+/* (N, rows, columns) -> (N, columns, rows); NHWC to NCHW with rows = HW, columns = C. */
+void cuda_transpose(void *stream, element t, int N, int rows, int columns, const void *x, void *y,
+                    bool add);
+void cuda_copy(void *stream, element t, size_t count, const void *x, void *y, bool add);
+void cuda_to_bf16(void *stream, size_t count, const float *x, void *y);
+void cuda_from_bf16(void *stream, size_t count, const void *x, float *y, bool add);
+/* y = x as floats. */
+void cuda_to_float(void *stream, element t, size_t count, const void *x, float *y);
+
+/* ---- pool.cu --------------------------------------------------------------------------------- */
+
+typedef struct pool_shape {
+    int n, c, h, w, p, q; /* (n, h, w, c) -> (n, p, q, c) */
+    int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
+    int count_pad, adaptive;
+} pool_shape;
+
+enum { POOL_WINDOW_MAX = 65535 };
+
+/* winner: the maximum's place in its window, r * kernel_w + s; NULL: not kept. */
+void cuda_max_pool_forward(void *stream, element t, pool_shape s, const void *x, uint16_t *winner,
+                           void *y);
+void cuda_max_pool_backward(void *stream, element t, pool_shape s, const uint16_t *winner,
+                            const void *dy, void *dx, bool add);
+void cuda_avg_pool_forward(void *stream, element t, pool_shape s, const void *x, void *y);
+void cuda_avg_pool_backward(void *stream, element t, pool_shape s, const void *dy, void *dx, bool add);
+
+/* ---- norm.cu --------------------------------------------------------------------------------- */
+
+enum { NORM_SPLITS_MAX = 256 };
+
+typedef struct norm_shape {
+    int n, c, hw; /* n: cap */
+    double eps, momentum;
+} norm_shape;
+
+/* Doubles of scratch that the functions below need. */
+size_t cuda_norm_scratch(norm_shape s);
+/* saved (2, C): mean and 1/sqrt(var + eps) of the batch's first n samples; the running statistics
+ * and the counter move on as in graph.h. */
+void cuda_norm_statistics(void *stream, element t, const step_args *a, norm_shape s, const void *x,
+                          double *scratch, float *saved, float *running_mean, float *running_var,
+                          int64_t *counter);
+/* saved from the running statistics. */
+void cuda_norm_running(void *stream, norm_shape s, const float *running_mean,
+                       const float *running_var, float *saved);
+/* y = (x - mean) * inverse * w + b, + also (or NULL), then ReLU where asked for; 0 from sample n. */
+void cuda_norm_apply(void *stream, element t, const step_args *a, norm_shape s, const void *x,
+                     const float *saved, const float *w, const float *b, const void *also, bool relu,
+                     void *y);
+/* dw, db and dx. y (or NULL): the fused ReLU's output, whose zeros mask dy. dalso (or NULL) gets the
+ * masked dy: the gradient of `also`. dx may be NULL. */
+void cuda_norm_backward(void *stream, element t, const step_args *a, norm_shape s, const void *x,
+                        const void *y, const float *saved, const float *w, const void *dy,
+                        double *scratch, float *dw, float *db, void *dx, bool add, void *dalso,
+                        bool add_also);
+
+/* ---- gemm.cu --------------------------------------------------------------------------------- */
+
+/* One convolution: (n, h, w, c) with weights (k, r, s, c / groups) to (n, p, q, k). A linear layer is
+ * one with h = w = r = s = p = q = 1. */
+typedef struct conv_shape {
+    int n, c, h, w, k, r, s, p, q;
+    int stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, groups;
+} conv_shape;
+
+typedef enum conv_pass { CONV_FORWARD, CONV_DATA, CONV_WEIGHTS, CONV_PASSES } conv_pass;
+
+/* Floats of scratch for the pass: what is summed in parts. */
+size_t cuda_conv_scratch(conv_shape s, conv_pass pass);
+/* y = x * w + bias (or NULL), ReLU where asked for. w is of element t. */
+void cuda_conv_forward(void *stream, element t, conv_shape s, const void *x, const void *w,
+                       const float *bias, bool relu, float *scratch, void *y);
+void cuda_conv_data(void *stream, element t, conv_shape s, const void *dy, const void *w,
+                    float *scratch, void *dx, bool add);
+void cuda_conv_weights(void *stream, element t, conv_shape s, const void *x, const void *dy,
+                       float *scratch, float *dw);
+/* y (rows, columns) += bias, then ReLU where asked for. bias may be NULL. */
+void cuda_bias(void *stream, element t, size_t rows, int columns, const float *bias, bool relu,
+               void *y);
+/* sum (columns) = the columns of x (rows, columns); scratch: floats as cuda_column_scratch says. */
+size_t cuda_column_scratch(size_t rows, int columns);
+void cuda_column_sums(void *stream, element t, size_t rows, int columns, const void *x,
+                      float *scratch, float *sum);
+
+/* ---- loss.cu --------------------------------------------------------------------------------- */
+
+/* Loss, correct answers and d(mean loss)/d(logits); dlogits may be NULL. per_row: cap results. */
+void cuda_cross_entropy(void *stream, element t, const step_args *a, int cap, int outputs,
+                        const void *logits, const int32_t *labels, void *dlogits,
+                        step_result *per_row, step_result *sum);
+void cuda_squared_error(void *stream, element t, const step_args *a, int cap, int outputs,
+                        const void *y, const float *targets, void *dy, step_result *per_row,
+                        step_result *sum);
+
+/* ---- optim.cu -------------------------------------------------------------------------------- */
+
+typedef struct optim_args {
+    int adam; /* 0: SGD */
+    int nesterov, has_momentum;
+    float decay, momentum;
+    float fresh1, beta2, fresh2, eps;
+} optim_args;
+/* The whole block at once: w, its gradient g, and the slots `stride` floats apart. */
+void cuda_optim(void *stream, const step_args *a, optim_args o, size_t n, float *w, const float *g,
+                float *state, size_t stride);
+
+/* ---- merge.cu -------------------------------------------------------------------------------- */
+
+enum { CUDA_MERGE_MAX = 64 };
+
+/* out[i] = sum of weight[k] * in[k][i], as common/merge.h defines it, bit for bit. *finite becomes 0
+ * when an output is not. `in` and `weight` are host arrays, copied by the call. `out` may be in[k]. */
+void cuda_merge(void *stream, int n, const float *const *in, const double *weight, size_t count,
+                float *out, int32_t *finite);
+/* The largest of each, for counters. */
+void cuda_merge_counters(void *stream, int n, const int64_t *const *in, size_t count, int64_t *out);
+
+/* QSGD (Alistarh et al. 2017) in buckets of QSGD_BUCKET: q = sign(x) * xi(x), norm the bucket's L2
+ * norm, levels up to 127. Which way a value rounds: Philox of (seed, round, its place). */
+enum { QSGD_BUCKET = 512, QSGD_LEVELS = 127, QSGD_USE = 10 };
+void cuda_quantise(void *stream, uint64_t seed, uint32_t round, size_t count, const float *x,
+                   int8_t *q, float *norms);
+/* y = norm * q / levels, or += with `add`. */
+void cuda_dequantise(void *stream, size_t count, const int8_t *q, const float *norms, float *y,
+                     bool add);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,21 @@
+/* cuda_memory.h: every byte of device memory that this process takes, under one cap.
+ *
+ * The ledger is the process's: programs of several threads share the cap that `--gpu-memory` sets, and
+ * none can take what another was promised. Thread-safe. */
+#ifndef KUBEML_CUDA_MEMORY_H
+#define KUBEML_CUDA_MEMORY_H
+
+#include "cuda/driver.h"
+
+/* 0: no cap but the device's. What is already held stays. */
+void cuda_memory_cap(size_t bytes);
+size_t cuda_memory_held(void);
+size_t cuda_memory_left(void); /* SIZE_MAX without a cap */
+
+/* ERR_NOMEM over the cap, and when the device has no more; `what` ("layer conv1: activations") and
+ * the need stand in the message. */
+int cuda_memory_take(const driver *d, device *dev, size_t bytes, const char *what, void **out,
+                     err *e);
+void cuda_memory_give(const driver *d, device *dev, void *p, size_t bytes);
+
+#endif

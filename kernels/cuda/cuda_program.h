@@ -1,0 +1,126 @@
+/* cuda_program.h: what the files of the CUDA backend share: one graph made ready for the device.
+ *
+ * The graph's nodes become layers: a convolution, a linear layer, a batch norm or a sum takes the ReLU
+ * behind it along, a batch norm also the sum before that ReLU (a residual block's end). Every layer
+ * makes one tensor, NHWC. Parameters, gradients and optimizer state lie on the device in the layout of
+ * the host's block, offset by offset, but weights are (K, R, S, C) inside: the optimizer and the
+ * averaging see floats in a row and do not care. */
+#ifndef KUBEML_CUDA_PROGRAM_H
+#define KUBEML_CUDA_PROGRAM_H
+
+#include "cuda/driver.h"
+
+enum { CHOICE_OWN = -1 };
+
+typedef struct layer {
+    const graph_node *node;
+    int out;           /* the node whose tensor this makes: the last one fused */
+    int also;          /* batch norm: the node that is added, or -1 */
+    bool relu;
+    conv_shape conv;   /* convolutions and linear layers */
+    int choice[CONV_PASSES]; /* CHOICE_OWN or the driver's offer */
+    size_t workspace[CONV_PASSES];
+} layer;
+
+/* A node's value and gradient on the device; NULL where there is none. */
+typedef struct tensor {
+    void *y, *dy;
+    bool needs;      /* a parameter lies at it or before it */
+    int made, last;  /* layers: the one that makes it, the last that reads it */
+    uint16_t *winner;
+    float *saved;
+} tensor;
+
+/* A weight whose device order differs: (outer, rows, columns) on the host is (outer, columns, rows). */
+typedef struct turned {
+    size_t offset, count;
+    int outer, rows, columns;
+} turned;
+
+/* The batch as it travels: offsets into one pinned block and its twin on the device. */
+typedef struct staging {
+    size_t args, scale_shift, labels, keys, targets, x; /* x is last: only what is used is copied */
+    size_t bytes;
+    char *host, *device;
+} staging;
+
+/* A share on the device: one block of it. The samples are uint8 (C,H,W), as the host has them. */
+typedef struct share {
+    char *memory;
+    size_t bytes;
+    uint32_t rows;
+    uint8_t *x;
+    int32_t *labels;
+    uint64_t *keys;
+    uint32_t *order;  /* rows of it */
+    step_args *steps; /* one an update, rows of it */
+    int64_t *number;  /* the next update's place among them */
+    step_result *total;
+    augmentation augment;
+    float *scale_shift; /* the host's, 2 * C */
+    device_graph *graph;
+} share;
+
+typedef enum run_kind { RUN_FORWARD, RUN_GRADIENTS, RUN_STEP, RUN_UPDATE, RUN_KINDS } run_kind;
+
+typedef struct program {
+    backend_program base;
+    const driver *d;
+    device *dev;
+    const graph *g;
+    backend_config c;
+    element t;
+    backend_state s; /* the caller's blocks */
+    bool fresh;      /* the host's blocks are up to date */
+
+    layer *layers;
+    int layer_count;
+    tensor *tensors; /* by node */
+    turned *turned;
+    int turned_count;
+
+    char *memory; /* all of it but the workspace: one block of the device's */
+    size_t memory_bytes;
+    float *params, *grads, *state, *buffers;
+    int64_t *counters;
+    void *weights16; /* bf16 copy of the parameters */
+    char *arena;     /* activations; also the way in and out of parameters */
+    float *sums;     /* scratch of our own products and sums */
+    double *norm_sums;
+    step_result *per_row, *result;
+    float *logits;
+    void *workspace; /* the libraries' */
+    size_t workspace_bytes;
+    staging in;
+
+    device_graph *graphs[RUN_KINDS];
+    share share;
+    char *choices;
+} program;
+
+/* cuda_plan.c. Both may be called once; cuda_release frees. */
+int cuda_plan_layers(program *p, err *e);
+int cuda_plan_memory(program *p, err *e);
+/* Whether a flatten's values keep their order (the layer behind it has turned its weights). */
+bool cuda_flatten_copies(const program *p, const layer *l);
+
+/* cuda_algo.c: measures what the libraries offer against our own kernels, or knows it from the cache;
+ * takes the workspace; writes `choices`. */
+int cuda_choose(program *p, err *e);
+
+/* cuda_share.c: backend.share and backend.steps. */
+int cuda_share_take(backend_program *base, const backend_share *s, err *e);
+int cuda_share_steps(backend_program *base, const backend_steps *s, backend_result *result, err *e);
+void cuda_share_drop(program *p);
+
+/* cuda_backend.c: the optimizer's numbers of one update, as kernels/optim.c computes them. */
+void cuda_set_update(const program *p, step_args *a, backend_update u);
+
+/* cuda_run.c: enqueues one run's work. */
+int cuda_enqueue(program *p, run_kind kind, err *e);
+
+/* One pass of one layer as it was chosen, or, while choosing, as `choice` says. */
+int cuda_conv_pass(program *p, const layer *l, conv_pass pass, int choice, bool add, err *e);
+conv_task cuda_conv_task(const program *p, const layer *l, conv_pass pass, bool add);
+
+#endif

@@ -1,0 +1,450 @@
+/* cuda_run.c: enqueues a forward pass, a backward pass and an update; see cuda_program.h.
+ *
+ * Nothing here waits and nothing depends on the batch: what is enqueued is captured once, at prepare,
+ * and replayed for every batch, whose size and numbers lie in step_args on the device. */
+#include <assert.h>
+
+#include "cuda/cuda_program.h"
+
+_Static_assert((int)ACT_RELU == (int)CUDA_RELU && (int)ACT_RELU6 == (int)CUDA_RELU6 &&
+                   (int)ACT_LEAKY_RELU == (int)CUDA_LEAKY_RELU &&
+                   (int)ACT_HARDSIGMOID == (int)CUDA_HARDSIGMOID &&
+                   (int)ACT_HARDSWISH == (int)CUDA_HARDSWISH &&
+                   (int)ACT_SIGMOID == (int)CUDA_SIGMOID && (int)ACT_TANH == (int)CUDA_TANH &&
+                   (int)ACT_GELU == (int)CUDA_GELU && (int)ACT_SILU == (int)CUDA_SILU,
+               "cuda_act is graph_act");
+
+/* One pass through the layers. */
+typedef struct run {
+    program *p;
+    void *stream;
+    const step_args *args;
+    bool training;
+    bool written[GRAPH_NODES_MAX]; /* has this node's gradient got its first part? */
+} run;
+
+static const tensor *input(const run *r, const layer *l, int k)
+{
+    return &r->p->tensors[l->node->in[k]];
+}
+
+static shape input_shape(const run *r, const layer *l, int k)
+{
+    return r->p->g->nodes[l->node->in[k]].shape;
+}
+
+static int plane(shape s)
+{
+    return s.h * s.w;
+}
+
+static size_t values(const run *r, shape s)
+{
+    return (size_t)r->p->c.batch * shape_count(s);
+}
+
+static float *param(const program *p, int var)
+{
+    return var < 0 ? NULL : p->params + p->g->vars[var].offset;
+}
+
+static float *grad(const program *p, int var)
+{
+    return p->grads + p->g->vars[var].offset;
+}
+
+static float *buffer(const program *p, int var)
+{
+    return p->buffers + p->g->vars[var].offset;
+}
+
+/* ---- convolutions and linear layers ---------------------------------------------------------- */
+
+static const void *weights(const program *p, const layer *l)
+{
+    size_t offset = p->g->vars[l->node->weight].offset;
+    if (p->t == ELEMENT_F32)
+        return p->params + offset;
+    return (const char *)p->weights16 + 2 * offset;
+}
+
+conv_task cuda_conv_task(const program *p, const layer *l, conv_pass pass, bool add)
+{
+    conv_task t = {.s = l->conv, .pass = pass, .t = p->t, .precision = p->c.precision, .add = add};
+    t.bias = pass == CONV_FORWARD && l->node->bias >= 0;
+    t.relu = pass == CONV_FORWARD && l->relu;
+    return t;
+}
+
+static void own_pass(program *p, const layer *l, conv_pass pass, const conv_operands *o, bool add)
+{
+    void *stream = p->d->stream(p->dev);
+    if (pass == CONV_FORWARD)
+        cuda_conv_forward(stream, p->t, l->conv, o->a, o->b, o->bias, l->relu, p->sums, o->out);
+    else if (pass == CONV_DATA)
+        cuda_conv_data(stream, p->t, l->conv, o->a, o->b, p->sums, o->out, add);
+    else
+        cuda_conv_weights(stream, p->t, l->conv, o->a, o->b, p->sums, o->out);
+}
+
+int cuda_conv_pass(program *p, const layer *l, conv_pass pass, int choice, bool add, err *e)
+{
+    const tensor *x = &p->tensors[l->node->in[0]], *y = &p->tensors[l->out];
+    conv_operands o = {.workspace = p->workspace, .workspace_bytes = p->workspace_bytes};
+    if (pass == CONV_FORWARD) {
+        o.a = x->y, o.b = weights(p, l), o.out = y->y;
+        o.bias = param(p, l->node->bias);
+    } else if (pass == CONV_DATA) {
+        o.a = y->dy, o.b = weights(p, l), o.out = x->dy;
+    } else {
+        o.a = x->y, o.b = y->dy, o.out = grad(p, l->node->weight);
+    }
+    if (choice != CHOICE_OWN) {
+        conv_task t = cuda_conv_task(p, l, pass, add);
+        return p->d->run(p->dev, &t, choice, &o, e);
+    }
+    own_pass(p, l, pass, &o, add);
+    return 0;
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+static norm_shape norm_of(const run *r, const graph_node *n)
+{
+    return (norm_shape){.n = r->p->c.batch,
+                        .c = n->shape.c,
+                        .hw = plane(n->shape),
+                        .eps = n->bn.eps,
+                        .momentum = n->bn.momentum};
+}
+
+static pool_shape pool_of(const run *r, const layer *l)
+{
+    const graph_node *n = l->node;
+    shape in = input_shape(r, l, 0);
+    pool_shape s = {.n = r->p->c.batch, .c = in.c, .h = in.h, .w = in.w};
+    s.p = n->shape.h, s.q = n->shape.w;
+    if (n->op == OP_ADAPTIVE_AVG_POOL) {
+        s.adaptive = 1;
+        return s;
+    }
+    s.kernel_h = n->pool.kernel_h, s.kernel_w = n->pool.kernel_w;
+    s.stride_h = n->pool.stride_h, s.stride_w = n->pool.stride_w;
+    s.pad_h = n->pool.pad_h, s.pad_w = n->pool.pad_w;
+    s.count_pad = n->pool.count_pad;
+    return s;
+}
+
+static void forward_norm(run *r, const layer *l, const tensor *y)
+{
+    program *p = r->p;
+    const graph_node *n = l->node;
+    norm_shape s = norm_of(r, n);
+    const void *x = input(r, l, 0)->y;
+    float *mean = buffer(p, n->running_mean), *var = buffer(p, n->running_var);
+    if (r->training)
+        cuda_norm_statistics(r->stream, p->t, r->args, s, x, p->norm_sums, y->saved, mean, var,
+                             p->counters + p->g->vars[n->batches].offset);
+    else
+        cuda_norm_running(r->stream, s, mean, var, y->saved);
+    cuda_norm_apply(r->stream, p->t, r->args, s, x, y->saved, param(p, n->weight),
+                    param(p, n->bias), l->also < 0 ? NULL : p->tensors[l->also].y, l->relu, y->y);
+}
+
+static int forward_parts(run *r, const layer *l, const tensor *y, err *e)
+{
+    const graph_node *n = l->node;
+    size_t rows = (size_t)r->p->c.batch * (size_t)plane(n->shape);
+    int at = n->op == OP_PAD_CHANNELS ? n->pad.before : 0;
+    if (n->op == OP_PAD_CHANNELS &&
+        r->p->d->zero(r->p->dev, y->y, values(r, n->shape) * element_bytes(r->p->t), e))
+        return -1;
+    for (int k = 0; k < n->in_count; k++) {
+        int part = input_shape(r, l, k).c;
+        cuda_part_forward(r->stream, r->p->t, rows, part, n->shape.c, at, input(r, l, k)->y, y->y);
+        at += part;
+    }
+    return 0;
+}
+
+static void forward_flatten(run *r, const layer *l, const tensor *y)
+{
+    shape in = input_shape(r, l, 0);
+    if (cuda_flatten_copies(r->p, l))
+        cuda_copy(r->stream, r->p->t, values(r, in), input(r, l, 0)->y, y->y, false);
+    else
+        cuda_transpose(r->stream, r->p->t, r->p->c.batch, plane(in), in.c, input(r, l, 0)->y, y->y,
+                       false);
+}
+
+static bool broadcasts(const run *r, const layer *l)
+{
+    return !shape_equal(input_shape(r, l, 0), input_shape(r, l, 1));
+}
+
+static void dropout(run *r, const layer *l, const void *x, void *y, bool add)
+{
+    const graph_node *n = l->node;
+    const program *p = r->p;
+    cuda_dropout(r->stream, p->t, r->args, (const uint64_t *)(const void *)(p->in.device + p->in.keys),
+                 n->dropout.p, n->dropout.layer, p->c.batch, n->shape.c, plane(n->shape), x, y, add);
+}
+
+static int forward_layer(run *r, const layer *l, err *e)
+{
+    program *p = r->p;
+    const graph_node *n = l->node;
+    const tensor *y = &p->tensors[l->out];
+    const staging *in = &p->in;
+    shape s = n->shape;
+    switch (n->op) {
+    case OP_INPUT:
+        cuda_input(r->stream, r->args, in->device + in->x,
+                   (const float *)(const void *)(in->device + in->scale_shift), p->c.batch, s.c,
+                   plane(s), p->t, y->y);
+        return 0;
+    case OP_CONV2D:
+    case OP_LINEAR:
+        return cuda_conv_pass(p, l, CONV_FORWARD, l->choice[CONV_FORWARD], false, e);
+    case OP_BATCH_NORM:
+        forward_norm(r, l, y);
+        return 0;
+    case OP_ACTIVATION:
+        cuda_activation_forward(r->stream, p->t, (int)n->act.kind, (float)n->act.slope,
+                                values(r, s), input(r, l, 0)->y, y->y);
+        return 0;
+    case OP_MAX_POOL:
+        cuda_max_pool_forward(r->stream, p->t, pool_of(r, l), input(r, l, 0)->y,
+                              r->training ? y->winner : NULL, y->y);
+        return 0;
+    case OP_AVG_POOL:
+    case OP_ADAPTIVE_AVG_POOL:
+        cuda_avg_pool_forward(r->stream, p->t, pool_of(r, l), input(r, l, 0)->y, y->y);
+        return 0;
+    case OP_ADD:
+    case OP_MUL:
+        cuda_pair_forward(r->stream, p->t, n->op == OP_MUL, l->relu, broadcasts(r, l), p->c.batch,
+                          s.c, plane(s), input(r, l, 0)->y, input(r, l, 1)->y, y->y);
+        return 0;
+    case OP_CONCAT:
+    case OP_PAD_CHANNELS:
+        return forward_parts(r, l, y, e);
+    case OP_FLATTEN:
+        forward_flatten(r, l, y);
+        return 0;
+    case OP_DROPOUT:
+        if (r->training)
+            dropout(r, l, input(r, l, 0)->y, y->y, false);
+        else
+            cuda_copy(r->stream, p->t, values(r, s), input(r, l, 0)->y, y->y, false);
+        return 0;
+    case OP_COUNT:
+        break;
+    }
+    return err_set(e, ERR_INTERNAL, "layer %s has no kernel", n->name);
+}
+
+static int forward(run *r, err *e)
+{
+    for (int l = 0; l < r->p->layer_count; l++)
+        if (forward_layer(r, &r->p->layers[l], e))
+            return -1;
+    return 0;
+}
+
+/* ---- loss ------------------------------------------------------------------------------------ */
+
+static void loss(run *r)
+{
+    program *p = r->p;
+    const tensor *out = &p->tensors[p->g->output];
+    int outputs = p->g->nodes[p->g->output].shape.c;
+    const void *labels = p->in.device + p->in.labels, *targets = p->in.device + p->in.targets;
+    void *d = r->training ? out->dy : NULL;
+    if (p->c.loss == LOSS_MSE)
+        cuda_squared_error(r->stream, p->t, r->args, p->c.batch, outputs, out->y, targets, d,
+                           p->per_row, p->result);
+    else
+        cuda_cross_entropy(r->stream, p->t, r->args, p->c.batch, outputs, out->y, labels, d,
+                           p->per_row, p->result);
+}
+
+/* ---- backward -------------------------------------------------------------------------------- */
+
+/* Where input k's gradient goes; *add: others have written there before. NULL: nobody needs it. */
+static void *gradient_of(run *r, int node, bool *add)
+{
+    const tensor *x = &r->p->tensors[node];
+    *add = r->written[node];
+    if (x->dy)
+        r->written[node] = true;
+    return x->dy;
+}
+
+static int backward_conv(run *r, const layer *l, const tensor *y, err *e)
+{
+    program *p = r->p;
+    const graph_node *n = l->node;
+    bool add;
+    if (n->bias >= 0)
+        cuda_column_sums(r->stream, p->t, (size_t)p->c.batch * (size_t)plane(n->shape), n->shape.c,
+                         y->dy, p->sums, grad(p, n->bias));
+    if (cuda_conv_pass(p, l, CONV_WEIGHTS, l->choice[CONV_WEIGHTS], false, e))
+        return -1;
+    if (!gradient_of(r, n->in[0], &add))
+        return 0;
+    return cuda_conv_pass(p, l, CONV_DATA, l->choice[CONV_DATA], add, e);
+}
+
+static void backward_norm(run *r, const layer *l, const tensor *y)
+{
+    program *p = r->p;
+    const graph_node *n = l->node;
+    bool add, add_also = false;
+    void *dx = gradient_of(r, n->in[0], &add), *dalso = NULL;
+    if (l->also >= 0)
+        dalso = gradient_of(r, l->also, &add_also);
+    cuda_norm_backward(r->stream, p->t, r->args, norm_of(r, n), input(r, l, 0)->y,
+                       l->relu ? y->y : NULL, y->saved, param(p, n->weight), y->dy, p->norm_sums,
+                       grad(p, n->weight), grad(p, n->bias), dx, add, dalso, add_also);
+}
+
+static void backward_pair(run *r, const layer *l, const tensor *y)
+{
+    program *p = r->p;
+    const graph_node *n = l->node;
+    int cap = p->c.batch, C = n->shape.c, HW = plane(n->shape);
+    bool multiply = n->op == OP_MUL, wide = broadcasts(r, l), add;
+    const void *a = input(r, l, 0)->y, *b = input(r, l, 1)->y;
+    void *da = gradient_of(r, n->in[0], &add);
+    if (da)
+        cuda_pair_backward(r->stream, p->t, multiply, wide, cap, C, HW, b, y->dy, da, add);
+    void *db = gradient_of(r, n->in[1], &add);
+    if (db && wide)
+        cuda_pair_backward_broadcast(r->stream, p->t, multiply, cap, C, HW, a, y->dy, db, add);
+    else if (db)
+        cuda_pair_backward(r->stream, p->t, multiply, false, cap, C, HW, a, y->dy, db, add);
+}
+
+static void backward_parts(run *r, const layer *l, const tensor *y)
+{
+    const graph_node *n = l->node;
+    size_t rows = (size_t)r->p->c.batch * (size_t)plane(n->shape);
+    int at = n->op == OP_PAD_CHANNELS ? n->pad.before : 0;
+    for (int k = 0; k < n->in_count; k++) {
+        bool add;
+        int part = input_shape(r, l, k).c;
+        void *dx = gradient_of(r, n->in[k], &add);
+        if (dx)
+            cuda_part_backward(r->stream, r->p->t, rows, part, n->shape.c, at, y->dy, dx, add);
+        at += part;
+    }
+}
+
+/* Layers with one input and no parameters. */
+static void backward_single(run *r, const layer *l, const tensor *y)
+{
+    program *p = r->p;
+    const graph_node *n = l->node;
+    bool add;
+    void *dx = gradient_of(r, n->in[0], &add);
+    shape in = input_shape(r, l, 0);
+    if (!dx)
+        return;
+    if (n->op == OP_ACTIVATION)
+        cuda_activation_backward(r->stream, p->t, (int)n->act.kind, (float)n->act.slope,
+                                 values(r, in), input(r, l, 0)->y, y->dy, dx, add);
+    else if (n->op == OP_MAX_POOL)
+        cuda_max_pool_backward(r->stream, p->t, pool_of(r, l), y->winner, y->dy, dx, add);
+    else if (n->op == OP_AVG_POOL || n->op == OP_ADAPTIVE_AVG_POOL)
+        cuda_avg_pool_backward(r->stream, p->t, pool_of(r, l), y->dy, dx, add);
+    else if (n->op == OP_DROPOUT)
+        dropout(r, l, y->dy, dx, add);
+    else if (cuda_flatten_copies(p, l))
+        cuda_copy(r->stream, p->t, values(r, in), y->dy, dx, add);
+    else
+        cuda_transpose(r->stream, p->t, p->c.batch, in.c, plane(in), y->dy, dx, add);
+}
+
+static int backward_layer(run *r, const layer *l, err *e)
+{
+    program *p = r->p;
+    const tensor *y = &p->tensors[l->out];
+    graph_op op = l->node->op;
+    if (l->relu && op != OP_BATCH_NORM) /* batch norm masks while it reads */
+        cuda_relu_mask(r->stream, p->t, values(r, l->node->shape), y->y, y->dy);
+    switch (op) {
+    case OP_CONV2D:
+    case OP_LINEAR:
+        return backward_conv(r, l, y, e);
+    case OP_BATCH_NORM:
+        backward_norm(r, l, y);
+        return 0;
+    case OP_ADD:
+    case OP_MUL:
+        backward_pair(r, l, y);
+        return 0;
+    case OP_CONCAT:
+    case OP_PAD_CHANNELS:
+        backward_parts(r, l, y);
+        return 0;
+    case OP_INPUT:
+        return 0;
+    default:
+        backward_single(r, l, y);
+        return 0;
+    }
+}
+
+static int backward(run *r, err *e)
+{
+    for (int l = r->p->layer_count - 1; l >= 0; l--)
+        if (r->p->tensors[r->p->layers[l].out].dy && backward_layer(r, &r->p->layers[l], e))
+            return -1;
+    return 0;
+}
+
+/* ---- update ---------------------------------------------------------------------------------- */
+
+static optim_args optim_args_of(const optim *o)
+{
+    return (optim_args){.adam = o->kind != OPTIM_SGD,
+                        .nesterov = o->nesterov,
+                        .has_momentum = o->kind == OPTIM_SGD && optim_slots(o) > 0,
+                        .decay = o->kind == OPTIM_ADAMW ? 0.0f : (float)o->weight_decay,
+                        .momentum = (float)o->momentum,
+                        .fresh1 = (float)(1 - o->beta1),
+                        .beta2 = (float)o->beta2,
+                        .fresh2 = (float)(1 - o->beta2),
+                        .eps = (float)o->eps};
+}
+
+static void update(run *r)
+{
+    program *p = r->p;
+    size_t params = p->g->floats[VAR_PARAM];
+    cuda_optim(r->stream, r->args, optim_args_of(&p->c.optim), params, p->params, p->grads, p->state,
+               params);
+    if (p->t == ELEMENT_BF16)
+        cuda_to_bf16(r->stream, params, p->params, p->weights16);
+}
+
+int cuda_enqueue(program *p, run_kind kind, err *e)
+{
+    run r = {.p = p, .stream = p->d->stream(p->dev), .training = kind != RUN_FORWARD};
+    r.args = (const step_args *)(const void *)(p->in.device + p->in.args);
+    assert(p->g->node_count <= GRAPH_NODES_MAX);
+    if (kind != RUN_UPDATE) {
+        if (forward(&r, e))
+            return -1;
+        loss(&r);
+    }
+    const graph_node *out = &p->g->nodes[p->g->output];
+    if (kind == RUN_FORWARD)
+        cuda_to_float(r.stream, p->t, values(&r, out->shape), p->tensors[p->g->output].y, p->logits);
+    if ((kind == RUN_GRADIENTS || kind == RUN_STEP) && backward(&r, e))
+        return -1;
+    if (kind == RUN_UPDATE || kind == RUN_STEP)
+        update(&r);
+    return 0;
+}

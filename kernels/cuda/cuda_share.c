@@ -1,0 +1,168 @@
+/* cuda_share.c: an epoch over samples that lie on the device; see backend.h.
+ *
+ * One update is one graph: take the next update's numbers, gather and augment its samples, forward,
+ * loss, backward, update, add to the sums. The host enqueues that graph as often as there are updates
+ * and waits once, at the end. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/cuda_memory.h"
+#include "cuda/cuda_program.h"
+
+static size_t aligned(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+void cuda_share_drop(program *p)
+{
+    if (p->share.graph)
+        p->d->release(p->dev, p->share.graph);
+    cuda_memory_give(p->d, p->dev, p->share.memory, p->share.bytes);
+    free(p->share.scale_shift);
+    p->share = (share){0};
+}
+
+/* Rows bound the updates too: a batch has one row at least. */
+static int place(program *p, uint32_t rows, err *e)
+{
+    share *h = &p->share;
+    size_t n = rows, sample = shape_count(p->g->nodes[0].shape);
+    const size_t bytes[] = {n * sample,
+                            n * sizeof *h->labels,
+                            n * sizeof *h->keys,
+                            n * sizeof *h->order,
+                            n * sizeof *h->steps,
+                            sizeof *h->number,
+                            sizeof *h->total};
+    void *at[7], *memory;
+    size_t all = 0;
+    for (size_t i = 0; i < 7; i++)
+        all += aligned(bytes[i]);
+    if (cuda_memory_take(p->d, p->dev, all, "the share's samples", &memory, e))
+        return -1;
+    h->memory = memory;
+    h->bytes = all;
+    h->rows = rows;
+    for (size_t i = 0, offset = 0; i < 7; offset += aligned(bytes[i]), i++)
+        at[i] = h->memory + offset;
+    h->x = at[0], h->labels = at[1], h->keys = at[2], h->order = at[3], h->steps = at[4];
+    h->number = at[5], h->total = at[6];
+    return 0;
+}
+
+static int copy_in(program *p, const backend_share *s, err *e)
+{
+    share *h = &p->share;
+    shape in = p->g->nodes[0].shape;
+    size_t sample = shape_count(in), c = (size_t)in.c;
+    for (uint32_t i = 0; i < s->rows; i++)
+        if (p->d->copy(p->dev, h->x + i * sample, s->x[i], sample, COPY_IN, e))
+            return -1;
+    h->augment = (augmentation){.flip = s->flip, .crop = s->crop, .c = in.c, .h = in.h, .w = in.w,
+                                .seed = s->seed};
+    h->scale_shift = malloc(2 * c * sizeof *h->scale_shift);
+    if (!h->scale_shift)
+        return err_set(e, ERR_NOMEM, "no memory for %zu channels", c);
+    for (size_t i = 0; i < c; i++) {
+        h->scale_shift[i] = s->scale ? s->scale[i] : 1.0f;
+        h->scale_shift[c + i] = s->shift ? s->shift[i] : 0.0f;
+    }
+    if (p->d->copy(p->dev, h->labels, s->labels, s->rows * sizeof *s->labels, COPY_IN, e) ||
+        p->d->copy(p->dev, h->keys, s->sample, s->rows * sizeof *s->sample, COPY_IN, e))
+        return -1;
+    return p->d->wait(p->dev, e);
+}
+
+static int enqueue(program *p, err *e)
+{
+    share *h = &p->share;
+    void *stream = p->d->stream(p->dev);
+    char *in = p->in.device;
+    step_args *args = (step_args *)(void *)(in + p->in.args);
+    cuda_next_step(stream, args, h->steps, h->number);
+    cuda_gather(stream, args, h->augment, p->c.batch, h->x, h->labels, h->keys, h->order,
+                (uint8_t *)(in + p->in.x), (int32_t *)(void *)(in + p->in.labels),
+                (uint64_t *)(void *)(in + p->in.keys));
+    if (cuda_enqueue(p, RUN_STEP, e))
+        return -1;
+    cuda_add_result(stream, p->result, h->total);
+    return 0;
+}
+
+static int capture(program *p, err *e)
+{
+    if (p->d->capture(p->dev, e))
+        return -1;
+    int failed = enqueue(p, e);
+    err ignored = ERR_INIT;
+    if (p->d->captured(p->dev, &p->share.graph, failed ? &ignored : e))
+        return -1;
+    return failed;
+}
+
+int cuda_share_take(backend_program *base, const backend_share *s, err *e)
+{
+    program *p = (program *)base;
+    cuda_share_drop(p);
+    if (!s)
+        return 0;
+    if (place(p, s->rows, e) == 0 && copy_in(p, s, e) == 0 && capture(p, e) == 0)
+        return 0;
+    cuda_share_drop(p);
+    return -1;
+}
+
+/* What the graph reads, one an update; the caller frees. */
+static step_args *list_steps(const program *p, const backend_steps *s, uint32_t count)
+{
+    step_args *list = calloc(count, sizeof *list);
+    for (uint32_t i = 0; list && i < count; i++) {
+        uint32_t row = i * (uint32_t)s->batch, left = s->rows - row;
+        list[i] = (step_args){.n = left < (uint32_t)s->batch ? (int32_t)left : s->batch,
+                              .uint8 = 1,
+                              .epoch = s->epoch,
+                              .row = (int32_t)row,
+                              .seed = p->c.seed};
+        cuda_set_update(p, &list[i], (backend_update){.lr = s->lr[i], .step = s->first_step + i});
+    }
+    return list;
+}
+
+static int run(program *p, const backend_steps *s, const step_args *list, uint32_t count,
+               backend_result *result, err *e)
+{
+    share *h = &p->share;
+    size_t channels = (size_t)p->g->nodes[0].shape.c;
+    step_result sum = {0};
+    const driver *d = p->d;
+    if (d->copy(p->dev, h->order, s->order, s->rows * sizeof *s->order, COPY_IN, e) ||
+        d->copy(p->dev, h->steps, list, count * sizeof *list, COPY_IN, e) ||
+        d->copy(p->dev, p->in.device + p->in.scale_shift, h->scale_shift,
+                2 * channels * sizeof(float), COPY_IN, e) ||
+        d->zero(p->dev, h->number, sizeof *h->number, e) ||
+        d->zero(p->dev, h->total, sizeof *h->total, e))
+        return -1;
+    for (uint32_t i = 0; i < count; i++)
+        if (d->replay(p->dev, h->graph, e))
+            return -1;
+    if (d->copy(p->dev, &sum, h->total, sizeof sum, COPY_OUT, e) || d->wait(p->dev, e))
+        return -1;
+    *result = (backend_result){.loss_sum = sum.loss_sum, .correct = sum.correct};
+    return 0;
+}
+
+int cuda_share_steps(backend_program *base, const backend_steps *s, backend_result *result, err *e)
+{
+    program *p = (program *)base;
+    if (s->rows > p->share.rows)
+        return err_set(e, ERR_INVALID, "%u rows in order, %u in the share", s->rows, p->share.rows);
+    uint32_t count = (s->rows - 1) / (uint32_t)s->batch + 1;
+    step_args *list = list_steps(p, s, count);
+    if (!list)
+        return err_set(e, ERR_NOMEM, "no memory for %u steps", count);
+    p->fresh = false;
+    int failed = run(p, s, list, count, result, e);
+    free(list);
+    return failed;
+}

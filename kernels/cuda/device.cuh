@@ -1,0 +1,119 @@
+/* device.cuh: what every .cu file begins with. Under nvcc it is CUDA; under the host's compiler the
+ * shim of test/cuda takes CUDA's place, so that the same bodies run in tests without a GPU.
+ *
+ * Launches go through two macros: LAUNCH for kernels whose threads never meet, LAUNCH_BLOCK for those
+ * with block barriers or warp shuffles. To nvcc they are the same; the shim gives each thread of the
+ * second kind a fiber. Launches return nothing: the driver asks for errors once, after all of them. */
+#ifndef KUBEML_DEVICE_CUH
+#define KUBEML_DEVICE_CUH
+
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#include <cuda_runtime.h>
+#define LAUNCH(kernel, grid, block, stream, ...)                                                   \
+    kernel<<<grid, block, 0, (cudaStream_t)(stream)>>>(__VA_ARGS__)
+#define LAUNCH_BLOCK LAUNCH
+#else
+#include "shim.h"
+#endif
+
+#include "cuda/cuda_kernels.h"
+
+/* bfloat16 as its bits: the upper half of a float's. */
+struct bf16 {
+    uint16_t bits;
+};
+
+static __device__ __forceinline__ float to_float(float x)
+{
+    return x;
+}
+
+static __device__ __forceinline__ float to_float(bf16 x)
+{
+    return __uint_as_float((uint32_t)x.bits << 16);
+}
+
+static __device__ __forceinline__ void put(float *at, float x)
+{
+    *at = x;
+}
+
+/* To the nearest, ties to even; a NaN stays one. */
+static __device__ __forceinline__ void put(bf16 *at, float x)
+{
+    uint32_t bits = __float_as_uint(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        at->bits = (uint16_t)((bits >> 16) | 0x40u);
+    else
+        at->bits = (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+template <class T> static __device__ __forceinline__ void put_or_add(T *at, float x, bool add)
+{
+    put(at, add ? to_float(*at) + x : x);
+}
+
+/* Philox4x32-10 with common/rng.h's counter: the same bits as rng_draw. */
+static __device__ __forceinline__ void draw(uint64_t seed, uint32_t use, uint32_t a, uint64_t b,
+                                            uint32_t c, uint32_t out[4])
+{
+    uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
+    out[0] = c;
+    out[1] = (uint32_t)b;
+    out[2] = (uint32_t)(b >> 32);
+    out[3] = (use << 28) | (a & 0x0FFFFFFFu);
+    for (int round = 0; round < 10; round++) {
+        uint64_t low = (uint64_t)0xD2511F53u * out[0], high = (uint64_t)0xCD9E8D57u * out[2];
+        uint32_t next0 = (uint32_t)(high >> 32) ^ out[1] ^ key0;
+        uint32_t next2 = (uint32_t)(low >> 32) ^ out[3] ^ key1;
+        out[0] = next0;
+        out[1] = (uint32_t)high;
+        out[2] = next2;
+        out[3] = (uint32_t)low;
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+}
+
+enum { THREADS = 256, GRID_MAX = 1 << 16 };
+
+/* Blocks of THREADS for `count` elements; kernels stride over the grid, so that any count fits. */
+static inline unsigned blocks_for(size_t count)
+{
+    size_t blocks = (count + THREADS - 1) / THREADS, most = GRID_MAX;
+    return (unsigned)(blocks > most ? most : blocks ? blocks : 1);
+}
+
+#define FOR_EACH(i, count)                                                                         \
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < (count);                    \
+         i += (size_t)gridDim.x * blockDim.x)
+
+/* i / d and i % d. Activations have less than 2^31 elements (cuda_plan.c checks), and a GPU divides 32
+ * bits several times as fast as 64. */
+typedef struct divided {
+    uint32_t times, rest;
+} divided;
+
+static __device__ __forceinline__ divided divide(size_t i, int d)
+{
+    divided r;
+    r.times = (uint32_t)i / (uint32_t)d;
+    r.rest = (uint32_t)i - r.times * (uint32_t)d;
+    return r;
+}
+
+/* Calls body<float> or body<bf16> by the element type. */
+#define BY_ELEMENT(element, call)                                                                  \
+    do {                                                                                           \
+        if ((element) == ELEMENT_BF16) {                                                           \
+            typedef bf16 T;                                                                        \
+            call;                                                                                  \
+        } else {                                                                                   \
+            typedef float T;                                                                       \
+            call;                                                                                  \
+        }                                                                                          \
+    } while (0)
+
+#endif

@@ -1,0 +1,100 @@
+/* driver.h: the seam between the CUDA backend's logic and the device.
+ *
+ * Two implementations: driver_cuda.c (CUDA's runtime, cuDNN, cuBLASLt) and the tests' fake, which
+ * runs everything on the host. The backend sees the device through this table alone, so that its
+ * planning, its graphs, its memory and its choice of algorithms are tested without a GPU.
+ *
+ * A `device` is one program's own stream with the libraries' handles; it belongs to one thread at a
+ * time. Everything between `capture` and `captured` is recorded, not run. Errors: ERR_NOMEM from
+ * allocations, ERR_UNAVAILABLE when the device failed (after which every call on it fails). */
+#ifndef KUBEML_CUDA_DRIVER_H
+#define KUBEML_CUDA_DRIVER_H
+
+#include "backend.h"
+#include "cuda/cuda_kernels.h"
+
+typedef struct device device;
+typedef struct device_graph device_graph;
+
+typedef enum copy_way { COPY_IN, COPY_OUT, COPY_WITHIN } copy_way;
+
+typedef struct device_facts {
+    char name[96];      /* "NVIDIA H200": one machine type, one name */
+    char libraries[96]; /* versions; part of the algorithm cache's key */
+    int multiprocessors;
+    size_t memory_bytes, free_bytes;
+} device_facts;
+
+/* One pass of one convolution or linear layer. The forward pass adds a bias and applies ReLU where
+ * asked for; the data pass adds to dx where asked for; the weights pass writes floats. */
+typedef struct conv_task {
+    conv_shape s;
+    conv_pass pass;
+    element t;
+    backend_precision precision;
+    bool bias, relu, add;
+} conv_task;
+
+enum { CONV_OFFERS_MAX = 16 };
+
+/* One way of the libraries' to do it; `id` means something to the driver alone. */
+typedef struct conv_offer {
+    int id;
+    size_t workspace;
+    char name[32];
+} conv_offer;
+
+/* The three operands of a pass: forward x, w -> y; data dy, w -> dx; weights x, dy -> dw. */
+typedef struct conv_operands {
+    const void *a, *b;
+    const float *bias;
+    void *out;
+    void *workspace;
+    size_t workspace_bytes;
+} conv_operands;
+
+typedef struct driver {
+    const char *name; /* "cuda", "fake" */
+
+    /* NULL when there is a device, otherwise why not. May take a second the first time. */
+    const char *(*missing)(void);
+    /* May take seconds the first time in a process (the context, the libraries); a device that was
+     * closed is kept warm and given out again. */
+    int (*open)(int ordinal, device **out, err *e);
+    void (*close)(device *d);
+    int (*facts)(device *d, device_facts *f, err *e);
+
+    int (*alloc)(device *d, size_t bytes, void **out, err *e);
+    void (*free)(device *d, void *p);
+    int (*alloc_host)(device *d, size_t bytes, void **out, err *e); /* pinned */
+    void (*free_host)(device *d, void *p);
+    int (*copy)(device *d, void *to, const void *from, size_t bytes, copy_way way, err *e);
+    int (*zero)(device *d, void *to, size_t bytes, err *e);
+
+    void *(*stream)(device *d); /* for our own kernels */
+    /* Blocks until all work is done; the first error of any of it. */
+    int (*wait)(device *d, err *e);
+
+    int (*capture)(device *d, err *e);
+    int (*captured)(device *d, device_graph **out, err *e);
+    int (*replay)(device *d, device_graph *g, err *e);
+    void (*release)(device *d, device_graph *g);
+
+    /* Microseconds of device time between two marks: `which` 0, then 1, then `elapsed` (waits). */
+    int (*mark)(device *d, int which, err *e);
+    int (*elapsed)(device *d, float *us, err *e);
+
+    /* What the libraries offer for the task, deterministic ways only; 0: nothing. */
+    int (*offers)(device *d, const conv_task *t, conv_offer *list, int room);
+    int (*run)(device *d, const conv_task *t, int id, const conv_operands *o, err *e);
+
+    /* Memory that another process opens: functions of one job on one device. */
+    int (*share)(device *d, void *p, unsigned char handle[64], err *e);
+    int (*open_shared)(device *d, const unsigned char handle[64], void **out, err *e);
+    void (*close_shared)(device *d, void *p);
+} driver;
+
+/* The one that this build has. */
+extern const driver *const cuda_driver;
+
+#endif

@@ -1,0 +1,321 @@
+/* driver_cuda.c: the device itself, by CUDA's runtime; see driver.h.
+ *
+ * A device that a program gives back keeps its stream and its libraries' handles on a list: making them
+ * takes hundreds of milliseconds, which a warm function does not have. */
+#include <limits.h>
+#include <nccl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/driver_cuda.h"
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+static int failed(err *e, cudaError_t code, const char *what)
+{
+    err_code kind = code == cudaErrorMemoryAllocation ? ERR_NOMEM
+                    : code == cudaErrorNoDevice || code == cudaErrorInsufficientDriver ||
+                            code == cudaErrorInvalidDevice
+                        ? ERR_UNSUPPORTED
+                        : ERR_UNAVAILABLE;
+    return err_set(e, kind, "%s: the GPU says: %s (%d)", what, cudaGetErrorString(code), (int)code);
+}
+
+#define TRY(call, what)                                                                            \
+    do {                                                                                           \
+        cudaError_t code_ = (call);                                                                \
+        if (code_ != cudaSuccess)                                                                  \
+            return failed(e, code_, what);                                                         \
+    } while (0)
+
+static const char *real_missing(void)
+{
+    static _Thread_local char why[128];
+    int count = 0;
+    cudaError_t code = cudaGetDeviceCount(&count);
+    if (code == cudaSuccess && count > 0)
+        return NULL;
+    snprintf(why, sizeof why, "no GPU: %s", code ? cudaGetErrorString(code) : "none is there");
+    return why;
+}
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static device *warm; /* under the lock */
+
+static device *take_warm(int ordinal)
+{
+    pthread_mutex_lock(&lock);
+    device **at = &warm;
+    while (*at && (*at)->ordinal != ordinal)
+        at = &(*at)->next;
+    device *found = *at;
+    if (found)
+        *at = found->next;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+static void destroy(device *d)
+{
+    if (d->lt)
+        cublasLtDestroy(d->lt);
+    if (d->cudnn)
+        cudnnDestroy(d->cudnn);
+    for (int i = 0; i < 2; i++)
+        if (d->marks[i])
+            cudaEventDestroy(d->marks[i]);
+    if (d->stream)
+        cudaStreamDestroy(d->stream);
+    free(d);
+}
+
+static int make(device *d, err *e)
+{
+    TRY(cudaSetDevice(d->ordinal), "choosing the GPU");
+    TRY(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "a stream");
+    for (int i = 0; i < 2; i++)
+        TRY(cudaEventCreate(&d->marks[i]), "an event");
+    cudnnStatus_t dnn = cudnnCreate(&d->cudnn);
+    if (dnn == CUDNN_STATUS_SUCCESS)
+        dnn = cudnnSetStream(d->cudnn, d->stream);
+    if (dnn != CUDNN_STATUS_SUCCESS)
+        return err_set(e, ERR_UNAVAILABLE, "cuDNN does not start: %s", cudnnGetErrorString(dnn));
+    cublasStatus_t lt = cublasLtCreate(&d->lt);
+    if (lt != CUBLAS_STATUS_SUCCESS)
+        return err_set(e, ERR_UNAVAILABLE, "cuBLASLt does not start: %s",
+                       cublasLtGetStatusString(lt));
+    return 0;
+}
+
+static int real_open(int ordinal, device **out, err *e)
+{
+    device *d = take_warm(ordinal);
+    if (d) {
+        TRY(cudaSetDevice(ordinal), "choosing the GPU");
+        *out = d;
+        return 0;
+    }
+    d = calloc(1, sizeof *d);
+    if (!d)
+        return err_set(e, ERR_NOMEM, "no memory for a device");
+    d->ordinal = ordinal;
+    if (make(d, e)) {
+        destroy(d);
+        return -1;
+    }
+    *out = d;
+    return 0;
+}
+
+/* A device whose context has failed is of no more use. */
+static void real_close(device *d)
+{
+    if (cudaStreamSynchronize(d->stream) != cudaSuccess) {
+        destroy(d);
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    d->next = warm;
+    warm = d;
+    pthread_mutex_unlock(&lock);
+}
+
+static int real_facts(device *d, device_facts *f, err *e)
+{
+    struct cudaDeviceProp prop;
+    size_t available, total;
+    int nccl = 0;
+    TRY(cudaGetDeviceProperties(&prop, d->ordinal), "the GPU's properties");
+    TRY(cudaMemGetInfo(&available, &total), "the GPU's memory");
+    ncclGetVersion(&nccl);
+    snprintf(f->name, sizeof f->name, "%.95s", prop.name);
+    snprintf(f->libraries, sizeof f->libraries, "sm%d%d cudnn%zu cublasLt%zu nccl%d", prop.major,
+             prop.minor, cudnnGetVersion(), cublasLtGetVersion(), nccl);
+    f->multiprocessors = prop.multiProcessorCount;
+    f->memory_bytes = total;
+    f->free_bytes = available;
+    return 0;
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static int real_alloc(device *d, size_t bytes, void **out, err *e)
+{
+    (void)d;
+    TRY(cudaMalloc(out, bytes), "memory");
+    return 0;
+}
+
+static void real_free(device *d, void *p)
+{
+    (void)d;
+    cudaFree(p);
+}
+
+static int real_alloc_host(device *d, size_t bytes, void **out, err *e)
+{
+    (void)d;
+    TRY(cudaMallocHost(out, bytes), "pinned memory of the host");
+    return 0;
+}
+
+static void real_free_host(device *d, void *p)
+{
+    (void)d;
+    cudaFreeHost(p);
+}
+
+static int real_copy(device *d, void *to, const void *from, size_t bytes, copy_way way, err *e)
+{
+    static const enum cudaMemcpyKind kinds[] = {[COPY_IN] = cudaMemcpyHostToDevice,
+                                                [COPY_OUT] = cudaMemcpyDeviceToHost,
+                                                [COPY_WITHIN] = cudaMemcpyDeviceToDevice};
+    if (bytes)
+        TRY(cudaMemcpyAsync(to, from, bytes, kinds[way], d->stream), "copying");
+    return 0;
+}
+
+static int real_zero(device *d, void *to, size_t bytes, err *e)
+{
+    if (bytes)
+        TRY(cudaMemsetAsync(to, 0, bytes, d->stream), "clearing");
+    return 0;
+}
+
+/* Kernels are launched on the thread's present device, whichever thread that is. */
+static void *real_stream(device *d)
+{
+    cudaSetDevice(d->ordinal);
+    return d->stream;
+}
+
+static int real_wait(device *d, err *e)
+{
+    TRY(cudaGetLastError(), "starting a kernel");
+    TRY(cudaStreamSynchronize(d->stream), "running");
+    return 0;
+}
+
+/* ---- graphs and time ------------------------------------------------------------------------- */
+
+static int real_capture(device *d, err *e)
+{
+    TRY(cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal), "capturing");
+    return 0;
+}
+
+static int real_captured(device *d, device_graph **out, err *e)
+{
+    cudaGraph_t recorded;
+    cudaGraphExec_t ready;
+    TRY(cudaStreamEndCapture(d->stream, &recorded), "capturing");
+    cudaError_t code = cudaGraphInstantiate(&ready, recorded, 0);
+    cudaGraphDestroy(recorded);
+    if (code != cudaSuccess)
+        return failed(e, code, "preparing a graph");
+    *out = (device_graph *)(void *)ready;
+    return 0;
+}
+
+static int real_replay(device *d, device_graph *g, err *e)
+{
+    TRY(cudaGraphLaunch((cudaGraphExec_t)(void *)g, d->stream), "starting a graph");
+    return 0;
+}
+
+static void real_release(device *d, device_graph *g)
+{
+    (void)d;
+    cudaGraphExecDestroy((cudaGraphExec_t)(void *)g);
+}
+
+static int real_mark(device *d, int which, err *e)
+{
+    TRY(cudaEventRecord(d->marks[which], d->stream), "an event");
+    return 0;
+}
+
+static int real_elapsed(device *d, float *us, err *e)
+{
+    float ms;
+    TRY(cudaEventSynchronize(d->marks[1]), "an event");
+    TRY(cudaEventElapsedTime(&ms, d->marks[0], d->marks[1]), "an event");
+    *us = ms * 1000;
+    return 0;
+}
+
+/* ---- what the libraries compute -------------------------------------------------------------- */
+
+static int real_offers(device *d, const conv_task *t, conv_offer *list, int room)
+{
+    int count = driver_conv_offers(d, t, list, room);
+    if (driver_gemm_fits(t))
+        count += driver_gemm_offers(d, t, list + count, room - count);
+    return count;
+}
+
+static int real_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e)
+{
+    return id >= GEMM_FIRST_ID ? driver_gemm_run(d, t, id, o, e) : driver_conv_run(d, t, id, o, e);
+}
+
+/* ---- between processes ----------------------------------------------------------------------- */
+
+_Static_assert(sizeof(cudaIpcMemHandle_t) == 64, "driver.h passes handles of 64 bytes");
+
+static int real_share(device *d, void *p, unsigned char handle[64], err *e)
+{
+    cudaIpcMemHandle_t h;
+    (void)d;
+    TRY(cudaIpcGetMemHandle(&h, p), "sharing memory");
+    memcpy(handle, &h, sizeof h);
+    return 0;
+}
+
+static int real_open_shared(device *d, const unsigned char handle[64], void **out, err *e)
+{
+    cudaIpcMemHandle_t h;
+    (void)d;
+    memcpy(&h, handle, sizeof h);
+    TRY(cudaIpcOpenMemHandle(out, h, cudaIpcMemLazyEnablePeerAccess), "opening shared memory");
+    return 0;
+}
+
+static void real_close_shared(device *d, void *p)
+{
+    (void)d;
+    cudaIpcCloseMemHandle(p);
+}
+
+static const driver real = {
+    .name = "cuda",
+    .missing = real_missing,
+    .open = real_open,
+    .close = real_close,
+    .facts = real_facts,
+    .alloc = real_alloc,
+    .free = real_free,
+    .alloc_host = real_alloc_host,
+    .free_host = real_free_host,
+    .copy = real_copy,
+    .zero = real_zero,
+    .stream = real_stream,
+    .wait = real_wait,
+    .capture = real_capture,
+    .captured = real_captured,
+    .replay = real_replay,
+    .release = real_release,
+    .mark = real_mark,
+    .elapsed = real_elapsed,
+    .offers = real_offers,
+    .run = real_run,
+    .share = real_share,
+    .open_shared = real_open_shared,
+    .close_shared = real_close_shared,
+};
+
+const driver *const cuda_driver = &real;

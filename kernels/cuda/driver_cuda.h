@@ -1,0 +1,29 @@
+/* driver_cuda.h: what the real driver's files share. */
+#ifndef KUBEML_DRIVER_CUDA_H
+#define KUBEML_DRIVER_CUDA_H
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+#include <cudnn.h>
+
+#include "cuda/driver.h"
+
+struct device {
+    int ordinal;
+    cudaStream_t stream;
+    cudaEvent_t marks[2];
+    cudnnHandle_t cudnn;
+    cublasLtHandle_t lt;
+    struct device *next; /* among those kept warm */
+};
+
+/* driver_conv.c */
+int driver_conv_offers(device *d, const conv_task *t, conv_offer *list, int room);
+int driver_conv_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e);
+/* driver_gemm.c: for what is a plain matrix product */
+enum { GEMM_FIRST_ID = 100, GEMM_OFFERS = 4 };
+bool driver_gemm_fits(const conv_task *t);
+int driver_gemm_offers(device *d, const conv_task *t, conv_offer *list, int room);
+int driver_gemm_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e);
+
+#endif

@@ -1,0 +1,100 @@
+/* input.cu: from a batch as the host gives it to the network's input; see cuda_kernels.h. */
+#include "cuda/device.cuh"
+
+/* ---- bytes or floats, NCHW, to NHWC ---------------------------------------------------------- */
+
+template <class T>
+static __global__ void input(const step_args *a, const void *raw, const float *scale_shift, int cap,
+                             int C, int HW, T *y)
+{
+    size_t sample = (size_t)C * (size_t)HW;
+    FOR_EACH(i, (size_t)cap * sample)
+    {
+        divided channel = divide(i, C), pixel = divide(channel.times, HW);
+        int c = (int)channel.rest;
+        float value = 0;
+        if ((int)pixel.times < a->n) {
+            size_t at = pixel.times * sample + (size_t)c * (size_t)HW + pixel.rest;
+            value = a->uint8 ? (float)((const uint8_t *)raw)[at] : ((const float *)raw)[at];
+            value = value * scale_shift[c] + scale_shift[C + c];
+        }
+        put(&y[i], value);
+    }
+}
+
+void cuda_input(void *stream, const step_args *a, const void *raw, const float *scale_shift, int cap,
+                int C, int HW, element t, void *y)
+{
+    size_t count = (size_t)cap * (size_t)C * (size_t)HW;
+    BY_ELEMENT(t, LAUNCH(input<T>, blocks_for(count), THREADS, stream, a, raw, scale_shift, cap, C,
+                         HW, (T *)y));
+}
+
+/* ---- a share that lies on the device --------------------------------------------------------- */
+
+enum { USE_AUGMENT = 5 }; /* RNG_AUGMENT */
+
+static __device__ int below(uint32_t bits, int n)
+{
+    return (int)(((uint64_t)bits * (uint64_t)n) >> 32);
+}
+
+/* A block a sample: every thread draws the same numbers for it. */
+static __global__ void gather(const step_args *a, augmentation g, const uint8_t *share,
+                              const int32_t *share_labels, const uint64_t *share_keys,
+                              const uint32_t *order, uint8_t *raw, int32_t *labels, uint64_t *keys)
+{
+    int i = (int)blockIdx.x, size = g.c * g.h * g.w;
+    if (i >= a->n)
+        return;
+    uint32_t row = order[a->row + i], word[4];
+    uint64_t key = share_keys[row];
+    draw(g.seed, USE_AUGMENT, a->epoch, key, 0, word);
+    bool mirror = g.flip && (word[0] & 1);
+    int dy = g.crop ? below(word[1], 2 * g.crop + 1) - g.crop : 0;
+    int dx = g.crop ? below(word[2], 2 * g.crop + 1) - g.crop : 0;
+    const uint8_t *from = share + (size_t)row * (size_t)size;
+    uint8_t *to = raw + (size_t)i * (size_t)size;
+    for (int j = (int)threadIdx.x; j < size; j += (int)blockDim.x) {
+        int x = j % g.w, y = j / g.w % g.h, c = j / (g.w * g.h);
+        int from_x = (mirror ? g.w - 1 - x : x) + dx, from_y = y + dy;
+        bool inside = from_x >= 0 && from_x < g.w && from_y >= 0 && from_y < g.h;
+        to[j] = inside ? from[(c * g.h + from_y) * g.w + from_x] : (uint8_t)0;
+    }
+    if (threadIdx.x == 0) {
+        labels[i] = share_labels[row];
+        keys[i] = key;
+    }
+}
+
+void cuda_gather(void *stream, const step_args *a, augmentation g, int cap, const uint8_t *share,
+                 const int32_t *share_labels, const uint64_t *share_keys, const uint32_t *order,
+                 uint8_t *raw, int32_t *labels, uint64_t *keys)
+{
+    LAUNCH(gather, (unsigned)cap, 128, stream, a, g, share, share_labels, share_keys, order, raw,
+           labels, keys);
+}
+
+static __global__ void next_step(step_args *a, const step_args *steps, int64_t *number)
+{
+    if (threadIdx.x == 0)
+        *a = steps[(*number)++];
+}
+
+void cuda_next_step(void *stream, step_args *a, const step_args *steps, int64_t *number)
+{
+    LAUNCH(next_step, 1, 1, stream, a, steps, number);
+}
+
+static __global__ void add_result(const step_result *one, step_result *total)
+{
+    if (threadIdx.x == 0) {
+        total->loss_sum += one->loss_sum;
+        total->correct += one->correct;
+    }
+}
+
+void cuda_add_result(void *stream, const step_result *one, step_result *total)
+{
+    LAUNCH(add_result, 1, 1, stream, one, total);
+}

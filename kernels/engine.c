@@ -1,0 +1,570 @@
+/* engine.c: see engine.h.
+ *
+ * The float block: [parameters P][buffers B][optimizer state, slot by slot, P each].
+ * The counter block: [the graph's counters][optimizer.step, when training]. */
+#include "engine.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct engine {
+    graph *g;
+    const backend *backend;
+    backend_program *program;
+    backend_config c;
+    shape input;
+    int outputs;
+
+    size_t params, buffers,
+        slots; /* floats of a parameter block, of the buffers; optimizer slots */
+    size_t counter_count;
+    float *floats, *own_floats; /* where the state lies now; the engine's own memory for it */
+    int64_t *counters, *own_counters;
+    float *grads;
+    bool grads_lent; /* engine_grads gave them away: the backend must read them again */
+
+    engine_var *layout;
+    size_t layout_count;
+    char *names; /* of the optimizer's state; GRAPH_NAME_BYTES + 32 each */
+    char *layout_text;
+
+    const void **rows; /* one batch's pointers, labels and sample numbers */
+    int32_t *labels;
+    uint64_t *samples;
+    uint32_t share_rows; /* of the share that the backend keeps; 0: none */
+};
+
+enum { STATE_NAME_BYTES = GRAPH_NAME_BYTES + 32 };
+
+/* ---- compile --------------------------------------------------------------------------------- */
+
+static int check_config(const engine_config *c, err *e)
+{
+    if (c->batch < 1 || c->batch > ENGINE_BATCH_MAX)
+        return err_set(e, ERR_INVALID, "batch size %d is not between 1 and %d", c->batch,
+                       ENGINE_BATCH_MAX);
+    if (c->threads < 0 || c->threads > ENGINE_THREADS_MAX)
+        return err_set(e, ERR_INVALID, "%d threads: between 1 and %d are possible", c->threads,
+                       ENGINE_THREADS_MAX);
+    if (c->outputs < 0 || c->outputs > ENGINE_OUTPUTS_MAX)
+        return err_set(e, ERR_INVALID, "%d outputs: at most %d are possible", c->outputs,
+                       ENGINE_OUTPUTS_MAX);
+    return c->inference ? 0 : optim_check(&c->optim, e);
+}
+
+static int build_graph(engine *m, const engine_config *c, err *e)
+{
+    m->g = graph_new(c->input);
+    if (!m->g)
+        return err_set(e, ERR_NOMEM, "no memory for the model's graph");
+    int out = c->build(m->g, 0, c->outputs, c->user);
+    if (graph_finish(m->g, out, c->outputs, e))
+        return -1;
+    m->input = c->input;
+    m->outputs = graph_shape(m->g, out).c;
+    m->params = m->g->floats[VAR_PARAM];
+    m->buffers = m->g->floats[VAR_BUFFER];
+    m->slots = c->inference ? 0 : (size_t)optim_slots(&c->optim);
+    m->counter_count = m->g->floats[VAR_COUNTER] + (c->inference ? 0 : 1);
+    return 0;
+}
+
+static void *take(size_t count, size_t size)
+{
+    return calloc(count ? count : 1, size);
+}
+
+/* 64-byte aligned and zero. */
+static float *take_floats(size_t count)
+{
+    size_t bytes = (count * sizeof(float) + 127) / 64 * 64;
+    float *block = aligned_alloc(64, bytes);
+    if (block)
+        memset(block, 0, bytes);
+    return block;
+}
+
+static int allocate(engine *m, err *e)
+{
+    size_t batch = (size_t)m->c.batch, state = engine_state_floats(m);
+    m->floats = m->own_floats = take_floats(state);
+    m->counters = m->own_counters = take(m->counter_count, sizeof *m->counters);
+    m->grads = take_floats(m->c.inference ? 0 : m->params);
+    m->rows = take(batch, sizeof *m->rows);
+    m->labels = take(batch, sizeof *m->labels);
+    m->samples = take(batch, sizeof *m->samples);
+    m->layout_count = (size_t)m->g->var_count * (1 + m->slots) + 1;
+    m->layout = take(m->layout_count, sizeof *m->layout);
+    m->names = take((size_t)m->g->var_count * m->slots, STATE_NAME_BYTES);
+    if (!m->floats || !m->counters || !m->grads || !m->rows || !m->labels || !m->samples ||
+        !m->layout || !m->names)
+        return err_set(e, ERR_NOMEM, "no memory: the model's state needs %zu MiB",
+                       (state + m->params) * sizeof(float) >> 20);
+    return 0;
+}
+
+/* ---- layout ---------------------------------------------------------------------------------- */
+
+static engine_var *add_var(engine *m, const graph_var *v, const char *name, size_t offset)
+{
+    engine_var *to = &m->layout[m->layout_count++];
+    *to = (engine_var){.name = name, .kind = v->kind, .rank = v->rank, .count = v->count};
+    memcpy(to->dims, v->dims, sizeof to->dims);
+    to->offset = offset + v->offset;
+    return to;
+}
+
+static void add_kind(engine *m, graph_kind kind, size_t offset)
+{
+    for (int i = 0; i < m->g->var_count; i++)
+        if (m->g->vars[i].kind == kind)
+            add_var(m, &m->g->vars[i], m->g->vars[i].name, offset);
+}
+
+static void add_slots(engine *m)
+{
+    char *name = m->names;
+    for (size_t slot = 0; slot < m->slots; slot++)
+        for (int i = 0; i < m->g->var_count; i++) {
+            const graph_var *v = &m->g->vars[i];
+            if (v->kind != VAR_PARAM)
+                continue;
+            snprintf(name, STATE_NAME_BYTES, "optimizer.%s.%.95s",
+                     optim_slot_name(&m->c.optim, (int)slot), v->name);
+            add_var(m, v, name, m->params + m->buffers + slot * m->params)->kind = VAR_STATE;
+            name += STATE_NAME_BYTES;
+        }
+}
+
+static const char *const kind_names[VAR_KIND_COUNT] = {[VAR_PARAM] = "param",
+                                                       [VAR_BUFFER] = "buffer",
+                                                       [VAR_COUNTER] = "counter",
+                                                       [VAR_STATE] = "state"};
+
+static int write_layout_text(engine *m, err *e)
+{
+    size_t room = m->layout_count * (STATE_NAME_BYTES + 64) + 1, at = 0;
+    m->layout_text = malloc(room);
+    if (!m->layout_text)
+        return err_set(e, ERR_NOMEM, "no memory for the model's layout");
+    m->layout_text[0] = '\0';
+    for (size_t i = 0; i < m->layout_count; i++) {
+        const engine_var *v = &m->layout[i];
+        at +=
+            (size_t)snprintf(m->layout_text + at, room - at, "%s %s", v->name, kind_names[v->kind]);
+        for (int j = 0; j < v->rank; j++)
+            at += (size_t)snprintf(m->layout_text + at, room - at, " %d", v->dims[j]);
+        at += (size_t)snprintf(m->layout_text + at, room - at, "\n");
+        assert(at < room);
+    }
+    return 0;
+}
+
+static int make_layout(engine *m, err *e)
+{
+    m->layout_count = 0;
+    add_kind(m, VAR_PARAM, 0);
+    add_kind(m, VAR_BUFFER, m->params);
+    add_slots(m);
+    add_kind(m, VAR_COUNTER, 0);
+    if (!m->c.inference) {
+        graph_var step = {.kind = VAR_COUNTER, .count = 1, .offset = m->g->floats[VAR_COUNTER]};
+        add_var(m, &step, "optimizer.step", 0);
+    }
+    return write_layout_text(m, e);
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static int load(engine *m, err *e)
+{
+    backend_state s = {.params = m->floats,
+                       .grads = m->c.inference ? NULL : m->grads,
+                       .buffers = m->floats + m->params,
+                       .state = m->slots ? m->floats + m->params + m->buffers : NULL,
+                       .counters = m->counters};
+    return m->backend->load(m->program, &s, e);
+}
+
+static int store(engine *m, err *e)
+{
+    return m->backend->store ? m->backend->store(m->program, e) : 0;
+}
+
+static int compile(engine *m, const engine_config *c, err *e)
+{
+    m->c = (backend_config){.batch = c->batch,
+                            .threads = c->threads ? c->threads : 1,
+                            .inference = c->inference,
+                            .precision = c->precision,
+                            .loss = c->loss,
+                            .optim = c->optim,
+                            .seed = c->seed,
+                            .device = c->device,
+                            .device_memory = c->device_memory};
+    m->backend = backend_find(c->backend, e);
+    if (!m->backend || build_graph(m, c, e) || allocate(m, e) || make_layout(m, e) ||
+        m->backend->prepare(m->g, &m->c, &m->program, e))
+        return -1;
+    graph_init_vars(m->g, c->seed, m->floats, m->floats + m->params, m->counters);
+    return load(m, e);
+}
+
+int engine_compile(const engine_config *c, engine **out, err *e)
+{
+    if (check_config(c, e))
+        return -1;
+    engine *m = calloc(1, sizeof *m);
+    if (!m)
+        return err_set(e, ERR_NOMEM, "no memory for a model");
+    if (compile(m, c, e)) {
+        engine_free(m);
+        return -1;
+    }
+    *out = m;
+    return 0;
+}
+
+void engine_free(engine *m)
+{
+    if (!m)
+        return;
+    if (m->program)
+        m->backend->release(m->program);
+    graph_free(m->g);
+    free(m->own_floats);
+    free(m->own_counters);
+    free(m->grads);
+    free(m->layout);
+    free(m->names);
+    free(m->layout_text);
+    free(m->rows);
+    free(m->labels);
+    free(m->samples);
+    free(m);
+}
+
+/* ---- state ----------------------------------------------------------------------------------- */
+
+const engine_var *engine_layout(const engine *m, size_t *count)
+{
+    *count = m->layout_count;
+    return m->layout;
+}
+
+const char *engine_layout_text(const engine *m)
+{
+    return m->layout_text;
+}
+
+size_t engine_weights_floats(const engine *m)
+{
+    return m->params + m->buffers;
+}
+
+size_t engine_state_floats(const engine *m)
+{
+    return m->params + m->buffers + m->slots * m->params;
+}
+
+size_t engine_counter_count(const engine *m)
+{
+    return m->counter_count;
+}
+
+float *engine_floats(engine *m, err *e)
+{
+    return store(m, e) ? NULL : m->floats;
+}
+
+int64_t *engine_counters(engine *m, err *e)
+{
+    return store(m, e) ? NULL : m->counters;
+}
+
+int engine_state_changed(engine *m, err *e)
+{
+    return load(m, e);
+}
+
+int engine_export(engine *m, float *floats, int64_t *counters, err *e)
+{
+    if (store(m, e))
+        return -1;
+    memcpy(floats, m->floats, engine_state_floats(m) * sizeof *floats);
+    memcpy(counters, m->counters, m->counter_count * sizeof *counters);
+    return 0;
+}
+
+int engine_import(engine *m, const float *floats, const int64_t *counters, err *e)
+{
+    memcpy(m->floats, floats, engine_state_floats(m) * sizeof *floats);
+    memcpy(m->counters, counters, m->counter_count * sizeof *counters);
+    return load(m, e);
+}
+
+static void zero_optimizer(engine *m)
+{
+    memset(m->floats + engine_weights_floats(m), 0, m->slots * m->params * sizeof *m->floats);
+    if (!m->c.inference)
+        m->counters[m->counter_count - 1] = 0;
+}
+
+int engine_import_weights(engine *m, const float *floats, const int64_t *counters, err *e)
+{
+    memcpy(m->floats, floats, engine_weights_floats(m) * sizeof *floats);
+    if (m->g->floats[VAR_COUNTER])
+        memcpy(m->counters, counters, m->g->floats[VAR_COUNTER] * sizeof *counters);
+    zero_optimizer(m);
+    return load(m, e);
+}
+
+int engine_reset_optimizer(engine *m, err *e)
+{
+    if (store(m, e))
+        return -1;
+    zero_optimizer(m);
+    return load(m, e);
+}
+
+int engine_place(engine *m, float *floats, int64_t *counters, err *e)
+{
+    assert(!floats == !counters && (uintptr_t)floats % 64 == 0);
+    if (store(m, e))
+        return -1;
+    float *to = floats ? floats : m->own_floats;
+    int64_t *to_counters = counters ? counters : m->own_counters;
+    if (to != m->floats)
+        memmove(to, m->floats, engine_state_floats(m) * sizeof *to);
+    if (to_counters != m->counters)
+        memmove(to_counters, m->counters, m->counter_count * sizeof *to_counters);
+    m->floats = to;
+    m->counters = to_counters;
+    return load(m, e);
+}
+
+/* ---- work ------------------------------------------------------------------------------------ */
+
+static int check_label(const engine *m, int64_t label, int i, err *e)
+{
+    if (label >= 0 && label < m->outputs)
+        return 0;
+    return err_set(e, ERR_INVALID,
+                   "label %lld (sample %d of the batch) is outside the model's %d outputs",
+                   (long long)label, i, m->outputs);
+}
+
+static int read_labels(engine *m, const engine_batch *b, backend_batch *to, err *e)
+{
+    if (m->c.loss == LOSS_MSE) {
+        if (!b->targets)
+            return err_set(e, ERR_INVALID, "the batch has no targets, which MSE needs");
+        to->targets = b->targets;
+        return 0;
+    }
+    if (!b->labels && !b->labels64)
+        return err_set(e, ERR_INVALID, "the batch has no labels, which cross-entropy needs");
+    for (int i = 0; i < b->n; i++) {
+        int64_t label = b->labels64 ? b->labels64[i] : b->labels[i];
+        if (check_label(m, label, i, e))
+            return -1;
+        m->labels[i] = (int32_t)label;
+    }
+    to->labels = m->labels;
+    return 0;
+}
+
+static void read_rows(engine *m, const engine_batch *b)
+{
+    size_t sample = shape_count(m->input) * (b->type == INPUT_FLOAT ? sizeof(float) : 1);
+    for (int i = 0; i < b->n; i++) {
+        m->rows[i] = b->rows ? b->rows[i] : (const char *)b->x + (size_t)i * sample;
+        m->samples[i] = b->sample ? b->sample[i] : (uint64_t)i;
+    }
+}
+
+static int read_batch(engine *m, const engine_batch *b, bool with_labels, backend_batch *to, err *e)
+{
+    if (b->n < 1 || b->n > m->c.batch)
+        return err_set(e, ERR_INVALID, "a batch of %d samples: between 1 and %d are possible", b->n,
+                       m->c.batch);
+    if (!b->x && !b->rows)
+        return err_set(e, ERR_INVALID, "the batch has no samples");
+    *to = (backend_batch){.n = b->n,
+                          .type = b->type,
+                          .x = m->rows,
+                          .scale = b->scale,
+                          .shift = b->shift,
+                          .sample = m->samples,
+                          .epoch = b->epoch};
+    read_rows(m, b);
+    return with_labels ? read_labels(m, b, to, e) : 0;
+}
+
+static void fill_result(const engine_batch *b, const backend_result *from, engine_result *r)
+{
+    *r = (engine_result){.loss = from->loss_sum / b->n,
+                         .loss_sum = from->loss_sum,
+                         .correct = from->correct,
+                         .n = b->n,
+                         .convert_s = from->convert_s};
+}
+
+static int check_training(const engine *m, err *e)
+{
+    return m->c.inference ? err_set(e, ERR_UNSUPPORTED, "the model was compiled for inference") : 0;
+}
+
+static backend_update next_update(const engine *m, double lr)
+{
+    return (backend_update){.lr = lr, .step = m->counters[m->counter_count - 1] + 1};
+}
+
+int engine_train(engine *m, const engine_batch *b, double lr, engine_result *r, err *e)
+{
+    if (!m->backend->step)
+        return engine_gradients(m, b, r, e) || engine_update(m, lr, e) ? -1 : 0;
+    backend_batch batch;
+    backend_result result;
+    if (check_training(m, e) || read_batch(m, b, true, &batch, e) ||
+        m->backend->step(m->program, &batch, next_update(m, lr), &result, e))
+        return -1;
+    m->counters[m->counter_count - 1]++;
+    fill_result(b, &result, r);
+    return 0;
+}
+
+int engine_share(engine *m, const backend_share *s, err *e)
+{
+    if (check_training(m, e))
+        return -1;
+    if (!m->backend->share)
+        return err_set(e, ERR_UNSUPPORTED, "the %s backend keeps no share", m->backend->name);
+    if (m->c.loss != LOSS_CROSS_ENTROPY)
+        return err_set(e, ERR_UNSUPPORTED, "a share on the device has labels, which MSE does not use");
+    for (uint32_t i = 0; s && i < s->rows; i++)
+        if (check_label(m, s->labels[i], (int)i, e))
+            return -1;
+    m->share_rows = 0;
+    if (m->backend->share(m->program, s && s->rows ? s : NULL, e))
+        return -1;
+    m->share_rows = s ? s->rows : 0;
+    return 0;
+}
+
+int engine_train_share(engine *m, const backend_steps *s, engine_result *r, err *e)
+{
+    backend_steps steps = *s;
+    backend_result result;
+    if (s->batch < 1 || s->batch > m->c.batch || s->rows < 1)
+        return err_set(e, ERR_INVALID, "batches of %d from %u rows: between 1 and %d are possible",
+                       s->batch, s->rows, m->c.batch);
+    for (uint32_t i = 0; i < s->rows; i++)
+        if (s->order[i] >= m->share_rows)
+            return err_set(e, ERR_INVALID, "row %u of a share of %u", s->order[i], m->share_rows);
+    steps.first_step = m->counters[m->counter_count - 1] + 1;
+    if (m->backend->steps(m->program, &steps, &result, e))
+        return -1;
+    m->counters[m->counter_count - 1] += (s->rows - 1) / (uint32_t)s->batch + 1;
+    *r = (engine_result){.loss = result.loss_sum / s->rows,
+                         .loss_sum = result.loss_sum,
+                         .correct = result.correct,
+                         .n = (int)s->rows};
+    return 0;
+}
+
+int engine_gradients(engine *m, const engine_batch *b, engine_result *r, err *e)
+{
+    backend_batch batch;
+    backend_result result;
+    if (check_training(m, e) || read_batch(m, b, true, &batch, e) ||
+        m->backend->gradients(m->program, &batch, &result, e))
+        return -1;
+    fill_result(b, &result, r);
+    return 0;
+}
+
+float *engine_grads(engine *m, size_t *count, err *e)
+{
+    *count = m->params;
+    if (check_training(m, e) || store(m, e))
+        return NULL;
+    m->grads_lent = true;
+    return m->grads;
+}
+
+int engine_update(engine *m, double lr, err *e)
+{
+    if (check_training(m, e) || (m->grads_lent && load(m, e)))
+        return -1;
+    m->grads_lent = false;
+    if (m->backend->update(m->program, next_update(m, lr), e))
+        return -1;
+    m->counters[m->counter_count - 1]++;
+    return 0;
+}
+
+int engine_eval(engine *m, const engine_batch *b, engine_result *r, err *e)
+{
+    backend_batch batch;
+    backend_result result;
+    if (read_batch(m, b, true, &batch, e) ||
+        m->backend->forward(m->program, &batch, NULL, &result, e))
+        return -1;
+    fill_result(b, &result, r);
+    return 0;
+}
+
+int engine_infer(engine *m, const engine_batch *b, float *logits, err *e)
+{
+    backend_batch batch;
+    return read_batch(m, b, false, &batch, e) ||
+                   m->backend->forward(m->program, &batch, logits, NULL, e)
+               ? -1
+               : 0;
+}
+
+/* ---- facts ----------------------------------------------------------------------------------- */
+
+const graph *engine_graph(const engine *m)
+{
+    return m->g;
+}
+
+int engine_outputs(const engine *m)
+{
+    return m->outputs;
+}
+
+int engine_batch_max(const engine *m)
+{
+    return m->c.batch;
+}
+
+shape engine_input(const engine *m)
+{
+    return m->input;
+}
+
+size_t engine_param_count(const engine *m)
+{
+    return m->g->param_count;
+}
+
+size_t engine_memory(const engine *m)
+{
+    size_t floats = engine_state_floats(m) + (m->c.inference ? 0 : m->params);
+    return floats * sizeof(float) + m->backend->memory(m->program);
+}
+
+const char *engine_backend(const engine *m)
+{
+    return m->backend->name;
+}
+
+const char *engine_choices(const engine *m)
+{
+    return m->backend->choices ? m->backend->choices(m->program) : "";
+}

@@ -1,0 +1,153 @@
+/* engine.h: a model that trains: graph, backend, optimizer and all of the model's state in one
+ * handle.
+ *
+ * State. All floats of a model lie in one block: parameters, buffers (running statistics),
+ * optimizer state; all counters (num_batches_tracked, optimizer.step) in one int64 block. These two
+ * blocks are what a function publishes and what is averaged; engine_layout names every piece.
+ * Publishing the weights alone means the first engine_weights_floats() of the float block. The
+ * blocks may be moved into memory of the caller's (a shared-memory segment), so that publishing
+ * copies nothing.
+ *
+ * A handle belongs to one thread at a time. After engine_compile no call allocates. */
+#ifndef KUBEML_ENGINE_H
+#define KUBEML_ENGINE_H
+
+#include "backend.h"
+#include "graph.h"
+#include "optim.h"
+
+typedef struct engine engine;
+
+/* Appends the model to the graph, reading node `x`, and returns the logits' node. `outputs` is the
+ * number of classes (or of regression outputs) wanted. Mistakes stay in the graph. */
+typedef int (*engine_builder)(graph *g, int x, int outputs, void *user);
+
+enum {
+    ENGINE_BATCH_MAX = 65536,
+    ENGINE_THREADS_MAX = 256,
+    ENGINE_OUTPUTS_MAX = 1 << 20,
+};
+
+typedef struct engine_config {
+    engine_builder build;
+    void *user;
+    shape input;         /* (C,H,W), rank 3 */
+    int outputs;         /* 0: whatever the model has */
+    int batch;           /* the most samples of one call */
+    const char *backend; /* NULL: the fastest here */
+    int threads;         /* 0: 1 */
+    backend_precision precision;
+    backend_loss loss;
+    optim optim;
+    uint64_t seed;  /* initial weights and dropout */
+    bool inference; /* no gradients, no optimizer state */
+    int device;           /* which GPU, for the backends that run on one */
+    size_t device_memory; /* cap in bytes on this process's memory there; 0: none */
+} engine_config;
+
+/* Builds the graph, compiles it, allocates everything and initialises the weights from the seed.
+ * Errors: the builder's (ERR_INVALID, naming the layer), ERR_LIMIT, ERR_NOMEM, ERR_UNSUPPORTED.
+ * Free with engine_free. */
+int engine_compile(const engine_config *c, engine **out, err *e);
+void engine_free(engine *m);
+
+/* ---- state ---------------------------------------------------------------------------------- */
+
+/* One named piece of the state. `offset` counts from the start of the float block, or of the
+ * counter block for VAR_COUNTER. Optimizer state is named "optimizer.<slot>.<parameter>", its
+ * counter "optimizer.step". Order: as the blocks lie. */
+typedef struct engine_var {
+    const char *name;
+    graph_kind kind; /* VAR_PARAM, VAR_BUFFER, VAR_STATE, VAR_COUNTER */
+    int rank;
+    int dims[4];
+    size_t count, offset;
+} engine_var;
+
+/* The list of all pieces; owned by the engine, valid until engine_free. */
+const engine_var *engine_layout(const engine *m, size_t *count);
+size_t engine_state_floats(const engine *m);   /* parameters, buffers, optimizer state */
+size_t engine_weights_floats(const engine *m); /* of them, parameters and buffers: a prefix */
+size_t engine_counter_count(const engine *m);
+/* A digest-like text of the layout ("name kind dims\n" a line) for comparing two models. Owned. */
+const char *engine_layout_text(const engine *m);
+
+/* The blocks where they lie now. Brought up to date first (a device backend copies); NULL + e when
+ * that fails. Valid until engine_place or engine_free. Who writes to them calls
+ * engine_state_changed. */
+float *engine_floats(engine *m, err *e);
+int64_t *engine_counters(engine *m, err *e);
+int engine_state_changed(engine *m, err *e);
+
+/* Copies the state out, or in (with engine_state_changed). Sizes as above. */
+int engine_export(engine *m, float *floats, int64_t *counters, err *e);
+int engine_import(engine *m, const float *floats, const int64_t *counters, err *e);
+/* As engine_import, parameters and buffers and their counters alone; optimizer state becomes 0. */
+int engine_import_weights(engine *m, const float *floats, const int64_t *counters, err *e);
+/* Zeroes the optimizer's state and its step counter. */
+int engine_reset_optimizer(engine *m, err *e);
+
+/* Moves the state into the caller's memory (64-byte aligned, sizes as above, contents overwritten
+ * by the current state), which must stay mapped until the next engine_place or engine_free. NULL,
+ * NULL moves it back into the engine's own. */
+int engine_place(engine *m, float *floats, int64_t *counters, err *e);
+
+/* ---- work ----------------------------------------------------------------------------------- */
+
+/* One batch. x: n samples, each (C,H,W) without gaps. Either `rows` (n pointers, one a sample) or
+ * `x` (all samples one after the other). scale and shift: C floats or NULL. Exactly one kind of
+ * label. */
+typedef struct engine_batch {
+    int n;
+    backend_type type;
+    const void *x;
+    const void *const *rows;
+    const float *scale, *shift;
+    const int32_t *labels;
+    const int64_t *labels64;
+    const float *targets;   /* MSE: (n, outputs) */
+    const uint64_t *sample; /* sample numbers, the keys of dropout; NULL: 0, 1, 2, ... */
+    uint32_t epoch;
+} engine_batch;
+
+typedef struct engine_result {
+    double loss; /* mean over the n samples; NaN or infinite when training has diverged */
+    double loss_sum;
+    int64_t correct;
+    int n;
+    double convert_s; /* of the call's seconds: samples into the network's form; 0: not told (a GPU does it there) */
+} engine_result;
+
+/* One update. ERR_INVALID: n out of range, a label outside the outputs (named with its position).
+ */
+int engine_train(engine *m, const engine_batch *b, double lr, engine_result *r, err *e);
+/* Keeps a share of samples where the engine computes, for engine_train_share; labels as in a batch.
+ * ERR_UNSUPPORTED: this backend keeps nothing; ERR_NOMEM: it does not fit. NULL lets it go. */
+int engine_share(engine *m, const backend_share *s, err *e);
+/* All updates that `s` says (its first_step is the engine's to fill), without the host between them.
+ * Equals engine_train on the same batches. ERR_INVALID: a row outside the share, a wrong batch. */
+int engine_train_share(engine *m, const backend_steps *s, engine_result *r, err *e);
+/* The halves of engine_train, for a custom step: gradients of the mean loss, then the update.
+ * Between the two the caller may change engine_grads. */
+int engine_gradients(engine *m, const engine_batch *b, engine_result *r, err *e);
+/* In the layout of the parameters, gaps included; NULL + e when a device cannot bring them. */
+float *engine_grads(engine *m, size_t *count, err *e);
+int engine_update(engine *m, double lr, err *e);
+
+/* Loss and correct answers, without training behaviour. */
+int engine_eval(engine *m, const engine_batch *b, engine_result *r, err *e);
+/* logits: (n, outputs). Labels are not needed. */
+int engine_infer(engine *m, const engine_batch *b, float *logits, err *e);
+
+/* ---- facts ---------------------------------------------------------------------------------- */
+
+const graph *engine_graph(const engine *m);
+int engine_outputs(const engine *m);
+int engine_batch_max(const engine *m);
+shape engine_input(const engine *m);
+size_t engine_param_count(const engine *m);  /* trainable numbers */
+size_t engine_memory(const engine *m);       /* bytes held, state included */
+const char *engine_backend(const engine *m); /* "reference", "cpu" */
+const char *engine_choices(const engine *m); /* see backend.h; "" when none */
+
+#endif

@@ -1,0 +1,45 @@
+/* zoo.h: the models that come with KubeML, by name.
+ *
+ * ResNet, VGG, SqueezeNet, MobileNet and DenseNet are torchvision's networks layer for layer, with
+ * its parameter names, so that its checkpoints fit. Each builder adapts to any number of channels
+ * and outputs. Errors stay in the graph, as everywhere (graph.h). */
+#ifndef KUBEML_ZOO_H
+#define KUBEML_ZOO_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "engine.h"
+
+/* How the network begins: torchvision's way for large images, or one that keeps a 32x32 image's
+ * resolution. AUTO: CIFAR when both sides are below 64. */
+typedef enum zoo_stem { ZOO_STEM_AUTO, ZOO_STEM_CIFAR, ZOO_STEM_IMAGENET } zoo_stem;
+
+/* What a builder gets as `user`; NULL means {0}. */
+typedef struct zoo_options {
+    zoo_stem stem;
+    bool no_dropout; /* for comparing with another engine, whose dropout draws other numbers */
+} zoo_options;
+
+typedef struct zoo_model {
+    const char *name;
+    const char *summary;                  /* one line for `kubeml zoo list` */
+    engine_builder build;                 /* user: const zoo_options * */
+    int channels, height, width, outputs; /* what the summary's figures are for */
+    size_t params; /* with those; equals torchvision's count where it has the model */
+    bool stems;    /* has one for small and one for large images */
+} zoo_model;
+
+enum { ZOO_TEXT_BYTES = 64 }; /* of a model's text with its options */
+
+/* All models; NULL past the end. */
+const zoo_model *zoo_at(int index);
+/* The model of that name, or NULL with ERR_NOT_FOUND, and the nearest names in the message. */
+const zoo_model *zoo_find(const char *name, err *e);
+/* A model as text: "resnet34", "resnet34,stem=imagenet". Fills *o and returns the model, or NULL with
+ * zoo_find's error, or ERR_INVALID: an unknown option or stem, a stem for a model that has but one. */
+const zoo_model *zoo_parse(const char *text, zoo_options *o, err *e);
+/* "cifar", "imagenet", "auto". */
+int zoo_stem_parse(const char *text, zoo_stem *out, err *e);
+
+#endif

@@ -1,0 +1,407 @@
+/* checkpoint.c: see checkpoint.h. */
+#include "checkpoint.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "failpoint.h"
+#include "log.h"
+#include "safetensors.h"
+
+enum { READ_BYTES = 8 << 20 };
+
+/* ---- models in memory ------------------------------------------------------------------------ */
+
+static size_t float_bytes(const model *m)
+{
+    return (size_t)m->layout.shape.floats * sizeof(float);
+}
+
+static size_t counter_bytes(const model *m)
+{
+    return (size_t)m->layout.shape.counters * sizeof(int64_t);
+}
+
+int model_new(model *m, const char *layout_text, err *e)
+{
+    memset(m, 0, sizeof *m);
+    if (layout_parse_text(layout_text, strlen(layout_text), &m->layout, e))
+        return -1;
+    size_t bytes = block_bytes(m->layout.shape);
+    if (posix_memalign(&m->memory, BLOCK_ALIGN, bytes)) {
+        m->memory = NULL;
+        model_free(m);
+        return err_set(e, ERR_NOMEM, "no memory for a model of %zu bytes", bytes);
+    }
+    memset(m->memory, 0, bytes);
+    m->block = block_at(m->memory, m->layout.shape);
+    return 0;
+}
+
+void model_free(model *m)
+{
+    layout_free(&m->layout);
+    free(m->memory);
+    memset(m, 0, sizeof *m);
+}
+
+int model_digest(const model *m, char out[DIGEST_HEX_BYTES], err *e)
+{
+    digest_sum *d;
+    if (digest_new(&d, e))
+        return -1;
+    digest_update(d, m->block.floats, float_bytes(m));
+    if (counter_bytes(m))
+        digest_update(d, m->block.counters, counter_bytes(m));
+    digest_finish_hex(d, out);
+    digest_free(d);
+    return 0;
+}
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+__attribute__((format(printf, 3, 4))) static int blob_name(char out[STORE_KEY_BYTES], err *e,
+                                                           const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    int len = vsnprintf(out, STORE_KEY_BYTES, fmt, args);
+    va_end(args);
+    return len < STORE_KEY_BYTES ? 0 : err_set(e, ERR_LIMIT, "a blob's name is too long: %s", out);
+}
+
+int checkpoint_name(char out[STORE_KEY_BYTES], const char *job, int epochs, err *e)
+{
+    return blob_name(out, e, "models/%s/epoch-%06d", job, epochs);
+}
+
+int checkpoint_final_name(char out[STORE_KEY_BYTES], const char *job, err *e)
+{
+    return blob_name(out, e, "models/%s/final", job);
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+__attribute__((format(printf, 4, 5))) static int put_meta(safetensors_writer *w, const char *key,
+                                                          err *e, const char *fmt, ...)
+{
+    char text[128];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    return safetensors_writer_metadata(w, key, text, e);
+}
+
+static int put_metadata(safetensors_writer *w, const checkpoint_info *info, const model *m, err *e)
+{
+    return safetensors_writer_metadata(w, "format", "kubeml-checkpoint-1", e) ||
+                   safetensors_writer_metadata(w, "job", info->job, e) ||
+                   safetensors_writer_metadata(w, "state", info->state, e) ||
+                   put_meta(w, "epochs", e, "%d", info->epochs) ||
+                   put_meta(w, "version", e, "%" PRId64, info->version) ||
+                   put_meta(w, "epoch", e, "%" PRId64, info->epoch) ||
+                   put_meta(w, "round", e, "%" PRId64, info->round) ||
+                   put_meta(w, "seed", e, "%" PRIu64, info->seed) ||
+                   put_meta(w, "parallelism", e, "%d", info->parallelism) ||
+                   safetensors_writer_metadata(w, "sha256", info->sha256, e) ||
+                   safetensors_writer_metadata(w, "layout", m->layout.text, e)
+               ? -1
+               : 0;
+}
+
+static int by_offset(const void *a, const void *b)
+{
+    const layout_entry *x = *(const layout_entry *const *)a, *y = *(const layout_entry *const *)b;
+    bool x_counter = x->kind == LAYOUT_COUNTER, y_counter = y->kind == LAYOUT_COUNTER;
+    if (x_counter != y_counter)
+        return x_counter ? -1 : 1;
+    return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+/* The counters first, so that their eight bytes are aligned in the file. */
+static int declare(safetensors_writer *w, const layout *l, err *e)
+{
+    cleanup_free const layout_entry **order = calloc(l->count + 1, sizeof(layout_entry *));
+    if (!order)
+        return err_set(e, ERR_NOMEM, "no memory for a checkpoint");
+    for (size_t i = 0; i < l->count; i++)
+        order[i] = &l->entries[i];
+    qsort(order, l->count, sizeof *order, by_offset);
+    for (size_t i = 0; i < l->count; i++)
+        if (safetensors_writer_add(w, order[i]->name,
+                                   order[i]->kind == LAYOUT_COUNTER ? SAFETENSORS_I64
+                                                                    : SAFETENSORS_F32,
+                                   order[i]->rank, order[i]->dims, e))
+            return -1;
+    return 0;
+}
+
+static int write_to(safetensors_writer *w, blob_writer *to, const checkpoint_info *info,
+                    const model *m, err *e)
+{
+    if (put_metadata(w, info, m, e) || declare(w, &m->layout, e) ||
+        safetensors_writer_begin(w, safetensors_blob_sink, to, e))
+        return -1;
+    if (counter_bytes(m) && safetensors_writer_data(w, m->block.counters, counter_bytes(m), e))
+        return -1;
+    if (safetensors_writer_data(w, m->block.floats, float_bytes(m), e))
+        return -1;
+    return safetensors_writer_end(w, e);
+}
+
+static int write_once(store *s, const char *name, const checkpoint_info *info, const model *m,
+                      err *e)
+{
+    safetensors_writer *w;
+    blob_writer *to;
+    if (safetensors_writer_new(&w, e))
+        return -1;
+    int status = store_blob_begin(s, name, &to, e);
+    if (status == 0) {
+        status = write_to(w, to, info, m, e);
+        failpoint("mid-checkpoint");
+        if (status)
+            blob_abort(to);
+        else
+            status = blob_commit(to, e);
+    }
+    safetensors_writer_free(w);
+    return status;
+}
+
+int checkpoint_write(store *s, const char *name, checkpoint_info *info, const model *m, err *e)
+{
+    if (model_digest(m, info->sha256, e))
+        return -1;
+    err first = ERR_INIT;
+    int status = write_once(s, name, info, m, &first);
+    if (status && first.code == ERR_EXISTS) {
+        /* Left by a try that did not live to say so, or by the same job before it was resumed. */
+        err_clear(&first);
+        if (store_blob_delete(s, name, &first) == 0 || first.code == ERR_NOT_FOUND)
+            status = write_once(s, name, info, m, &first);
+    }
+    if (status && e)
+        *e = first;
+    return status ? err_wrap(e, "checkpoint %s", name) : 0;
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static long long meta_number(const safetensors *f, const char *key)
+{
+    const char *text = safetensors_metadata(f, key);
+    return text ? strtoll(text, NULL, 10) : -1;
+}
+
+static void get_info(const safetensors *f, checkpoint_info *info)
+{
+    const char *job = safetensors_metadata(f, "job"), *state = safetensors_metadata(f, "state"),
+               *seed = safetensors_metadata(f, "seed"), *sha = safetensors_metadata(f, "sha256");
+    memset(info, 0, sizeof *info);
+    snprintf(info->job, sizeof info->job, "%s", job ? job : "");
+    snprintf(info->state, sizeof info->state, "%s", state ? state : "");
+    snprintf(info->sha256, sizeof info->sha256, "%s", sha ? sha : "");
+    info->epochs = (int)meta_number(f, "epochs");
+    info->version = meta_number(f, "version");
+    info->epoch = meta_number(f, "epoch");
+    info->round = meta_number(f, "round");
+    info->parallelism = (int)meta_number(f, "parallelism");
+    info->seed = seed ? strtoull(seed, NULL, 10) : 0;
+}
+
+/* Where an entry lies in the model's memory. */
+static void *place_of(const model *m, const layout_entry *at, size_t *bytes)
+{
+    if (at->kind == LAYOUT_COUNTER) {
+        *bytes = (size_t)at->count * sizeof(int64_t);
+        return m->block.counters + at->offset;
+    }
+    *bytes = (size_t)at->count * sizeof(float);
+    return m->block.floats + at->offset;
+}
+
+static int check_tensor(const safetensor *t, const layout_entry *at, err *e)
+{
+    safetensors_dtype want = at->kind == LAYOUT_COUNTER ? SAFETENSORS_I64 : SAFETENSORS_F32;
+    if (t->dtype != want)
+        return err_set(e, ERR_INVALID, "tensor %s is of type %s, not %s", at->name,
+                       safetensors_dtype_name(t->dtype), safetensors_dtype_name(want));
+    bool same = t->ndim == at->rank;
+    for (int d = 0; same && d < at->rank; d++)
+        same = t->shape[d] == at->dims[d];
+    char got[SAFETENSORS_SHAPE_BYTES], want_shape[SAFETENSORS_SHAPE_BYTES];
+    if (!same)
+        return err_set(e, ERR_INVALID, "tensor %.64s has shape %.64s, the model's is %.64s", at->name,
+                       safetensors_shape_text(t->ndim, t->shape, got),
+                       safetensors_shape_text(at->rank, at->dims, want_shape));
+    return 0;
+}
+
+static int read_entry(safetensors *f, const model *m, const layout_entry *at, err *e)
+{
+    const safetensor *t = safetensors_find(f, at->name);
+    if (!t)
+        return err_set(e, ERR_INVALID, "tensor %s of the model is missing", at->name);
+    if (check_tensor(t, at, e))
+        return -1;
+    size_t bytes;
+    char *to = place_of(m, at, &bytes);
+    for (size_t done = 0; done < bytes; done += READ_BYTES) {
+        size_t part = bytes - done < READ_BYTES ? bytes - done : READ_BYTES;
+        if (safetensors_read(f, t, done, to + done, part, e))
+            return -1;
+    }
+    return 0;
+}
+
+static int read_all(safetensors *f, checkpoint_info *info, model *out, err *e)
+{
+    const char *format = safetensors_metadata(f, "format"),
+               *text = safetensors_metadata(f, "layout");
+    if (!format || strcmp(format, "kubeml-checkpoint-1") != 0 || !text)
+        return err_set(e, ERR_CORRUPT, "not a checkpoint");
+    get_info(f, info);
+    if (info->epochs < 0 || info->version < 0)
+        return err_set(e, ERR_CORRUPT, "a checkpoint without its place in the job");
+    if (model_new(out, text, e))
+        return -1;
+    for (size_t i = 0; i < out->layout.count; i++)
+        if (read_entry(f, out, &out->layout.entries[i], e))
+            return -1;
+    char sum[DIGEST_HEX_BYTES];
+    if (model_digest(out, sum, e))
+        return -1;
+    if (strcmp(sum, info->sha256) != 0)
+        return err_set(e, ERR_CORRUPT, "the weights are not those of their SHA-256");
+    return 0;
+}
+
+/* Opens the blob as safetensors; both to be closed. */
+static int open_blob(store *s, const char *name, blob **b, safetensors **f, err *e)
+{
+    int fd;
+    if (store_blob_open(s, name, b, e))
+        return -1;
+    if (blob_fd(*b, &fd, e) == 0 && safetensors_open(fd, f, e) == 0)
+        return 0;
+    blob_close(*b);
+    return -1;
+}
+
+int checkpoint_read(store *s, const char *name, checkpoint_info *info, model *out, err *e)
+{
+    blob *b;
+    safetensors *f;
+    memset(out, 0, sizeof *out);
+    if (open_blob(s, name, &b, &f, e))
+        return err_wrap(e, "%s", name);
+    int status = read_all(f, info, out, e);
+    safetensors_close(f);
+    blob_close(b);
+    if (status == 0)
+        return 0;
+    model_free(out);
+    return err_wrap(e, "%s", name);
+}
+
+/* All checkpoints of the job in order of age; the caller frees *out. */
+static int list(store *s, const char *job, blob_entry **out, size_t *count, err *e)
+{
+    char prefix[STORE_KEY_BYTES];
+    return blob_name(prefix, e, "models/%s/epoch-", job) ||
+                   store_blob_list(s, prefix, NULL, 0, out, count, e)
+               ? -1
+               : 0;
+}
+
+int checkpoint_newest(store *s, const char *job, int epochs_max, checkpoint_info *info, model *out,
+                      err *e)
+{
+    cleanup_free blob_entry *found = NULL;
+    size_t count = 0;
+    char newest[STORE_KEY_BYTES];
+    if (list(s, job, &found, &count, e) || checkpoint_name(newest, job, epochs_max, e))
+        return -1;
+    err last = ERR_INIT;
+    while (count > 0 && strcmp(found[count - 1].name, newest) > 0)
+        count--;
+    for (size_t i = count; i-- > 0;) {
+        err_clear(&last);
+        if (checkpoint_read(s, found[i].name, info, out, &last) == 0)
+            return 0;
+        log_warn("passing over a checkpoint: %s", last.message);
+    }
+    if (count == 0)
+        return err_set(e, ERR_NOT_FOUND, "job %s has no checkpoint", job);
+    if (e)
+        *e = last;
+    return -1;
+}
+
+int checkpoint_prune(store *s, const char *job, size_t keep, err *e)
+{
+    cleanup_free blob_entry *found = NULL;
+    size_t count = 0;
+    if (list(s, job, &found, &count, e))
+        return -1;
+    for (size_t i = 0; i + keep < count; i++) {
+        err gone = ERR_INIT;
+        if (store_blob_delete(s, found[i].name, &gone) && gone.code != ERR_NOT_FOUND) {
+            if (e)
+                *e = gone;
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* ---- another model's weights ----------------------------------------------------------------- */
+
+static bool is_weight(const char *name)
+{
+    return strncmp(name, "optimizer.", 10) != 0;
+}
+
+static int take_weights(safetensors *f, model *m, err *e)
+{
+    for (size_t i = 0; i < m->layout.count; i++) {
+        const layout_entry *at = &m->layout.entries[i];
+        bool optional = at->kind == LAYOUT_COUNTER && !safetensors_find(f, at->name);
+        if (at->kind != LAYOUT_STATE && is_weight(at->name) && !optional && read_entry(f, m, at, e))
+            return -1;
+    }
+    for (size_t i = 0; i < safetensors_count(f); i++) {
+        const char *name = safetensors_at(f, i)->name;
+        if (is_weight(name) && !layout_find(&m->layout, name))
+            return err_set(e, ERR_INVALID, "tensor %s is none of the model's", name);
+    }
+    return 0;
+}
+
+int checkpoint_init(store *s, const char *init, model *m, err *e)
+{
+    char name[STORE_KEY_BYTES];
+    blob *b;
+    safetensors *f;
+    err first = ERR_INIT;
+    if (checkpoint_final_name(name, init, e))
+        return -1;
+    if (open_blob(s, name, &b, &f, &first)) {
+        if (first.code != ERR_NOT_FOUND || open_blob(s, init, &b, &f, &first)) {
+            if (e)
+                *e = first;
+            return err_wrap(e, "init: %s", init);
+        }
+    }
+    int status = take_weights(f, m, e);
+    safetensors_close(f);
+    blob_close(b);
+    return status ? err_wrap(e, "init: %s", init) : 0;
+}

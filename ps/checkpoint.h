@@ -1,0 +1,63 @@
+/* checkpoint.h: a job's model as a blob of the store: all that is needed to go on with the same
+ * bits.
+ *
+ * `models/<job>/epoch-NNNNNN` after N epochs, `models/<job>/final` at the end. The blob is a
+ * safetensors file: the counters (I64), then parameters, buffers and optimizer state (F32) under
+ * the names of the layout, each block in the order in which it lies in memory. Its metadata hold
+ * the place in the job and the SHA-256 over the floats' bytes followed by the counters' bytes;
+ * reading verifies it. There is the whole blob or none. Everything here blocks on the store. */
+#ifndef KUBEML_PS_CHECKPOINT_H
+#define KUBEML_PS_CHECKPOINT_H
+
+#include <stdint.h>
+
+#include "block.h"
+#include "digest.h"
+#include "err.h"
+#include "layout.h"
+#include "store.h"
+
+enum { CHECKPOINTS_KEPT = 2 };
+
+typedef struct checkpoint_info {
+    char job[STORE_KEY_BYTES];
+    char state[16]; /* "running", or how the job ended */
+    int epochs;     /* done; the next one has this number */
+    int64_t version;
+    int64_t epoch, round; /* the round that was open */
+    uint64_t seed;
+    int parallelism; /* of the epoch done last */
+    char sha256[DIGEST_HEX_BYTES];
+} checkpoint_info;
+
+/* A model in memory of its own. */
+typedef struct model {
+    layout layout;
+    void *memory; /* contiguous, block_bytes(layout.shape) */
+    block block;
+} model;
+
+/* Zeroed memory for a copy of `text`'s layout. */
+int model_new(model *m, const char *layout_text, err *e);
+void model_free(model *m); /* all zero is fine */
+int model_digest(const model *m, char out[DIGEST_HEX_BYTES], err *e);
+
+/* Replaces what stands under `name`. Fills info->sha256. */
+int checkpoint_write(store *s, const char *name, checkpoint_info *info, const model *m, err *e);
+/* ERR_NOT_FOUND; ERR_CORRUPT when the bytes are not those of its SHA-256. */
+int checkpoint_read(store *s, const char *name, checkpoint_info *info, model *out, err *e);
+/* The newest readable one of the job after at most `epochs_max` epochs; damaged ones are passed
+ * over with a warning. ERR_NOT_FOUND. */
+int checkpoint_newest(store *s, const char *job, int epochs_max, checkpoint_info *info, model *out,
+                      err *e);
+/* Removes all but the `keep` newest. */
+int checkpoint_prune(store *s, const char *job, size_t keep, err *e);
+/* Fills the weights of `m` (parameters, buffers, their counters; optimizer state stays zero) from
+ * `models/<init>/final` or the blob `init`. ERR_NOT_FOUND; ERR_INVALID naming a tensor that is
+ * missing, too much, or of another shape or type. */
+int checkpoint_init(store *s, const char *init, model *m, err *e);
+
+int checkpoint_name(char out[STORE_KEY_BYTES], const char *job, int epochs, err *e);
+int checkpoint_final_name(char out[STORE_KEY_BYTES], const char *job, err *e);
+
+#endif

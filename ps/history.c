@@ -1,0 +1,311 @@
+/* history.c: see history.h. */
+#include "history.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+
+struct history {
+    json_t *record;
+};
+
+/* Where each number of an epoch stands in the record: "list" or "object.list". */
+static const struct column {
+    const char *object, *list;
+    enum { REAL, WHOLE, BIG, TEXT } kind;
+    size_t offset;
+    bool validation; /* null where the epoch was not validated */
+} columns[] = {
+#define AT(field) offsetof(epoch_result, field)
+    {"data", "train_loss", REAL, AT(train_loss), false},
+    {"data", "validation_loss", REAL, AT(validation_loss), true},
+    {"data", "accuracy", REAL, AT(accuracy), true},
+    {"data", "parallelism", WHOLE, AT(parallelism), false},
+    {"data", "epoch_duration", REAL, AT(seconds), false},
+    {NULL, "versions", BIG, AT(version), false},
+    {NULL, "samples", BIG, AT(samples), false},
+    {NULL, "ledger", TEXT, AT(ledger), false},
+    {"seconds", "fetch", REAL, AT(fetch_s), false},
+    {"seconds", "load", REAL, AT(load_s), false},
+    {"seconds", "convert", REAL, AT(convert_s), false},
+    {"seconds", "train", REAL, AT(train_s), false},
+    {"seconds", "publish", REAL, AT(publish_s), false},
+    {"seconds", "merge", REAL, AT(merge_s), false},
+    {"seconds", "validate", REAL, AT(validate_s), false},
+    {"seconds", "checkpoint", REAL, AT(checkpoint_s), false},
+    {"usage", "cpu_percent", REAL, AT(cpu_percent), false},
+    {"usage", "memory_bytes", BIG, AT(memory_bytes), false},
+    {"usage", "gpu_percent", REAL, AT(gpu_percent), false},
+    {"usage", "gpu_memory_bytes", BIG, AT(gpu_memory_bytes), false},
+    {"usage", "gpu_watts", REAL, AT(gpu_watts), false},
+#undef AT
+};
+enum { COLUMNS = sizeof columns / sizeof columns[0] };
+
+static json_t *column_list(const json_t *record, const struct column *c)
+{
+    return json_object_get(c->object ? json_object_get(record, c->object) : record, c->list);
+}
+
+static json_t *empty_lists(json_t *record)
+{
+    for (size_t i = 0; i < COLUMNS; i++) {
+        json_t *in = record;
+        if (columns[i].object && !(in = json_object_get(record, columns[i].object))) {
+            in = json_object();
+            json_object_set_new(record, columns[i].object, in);
+        }
+        if (json_object_set_new(in, columns[i].list, json_array()))
+            return NULL;
+    }
+    return record;
+}
+
+static json_t *plan_of(const job_spec *spec)
+{
+    return json_pack("{s:I,s:O,s:O}", "seed", (json_int_t)spec->request.seed, "function",
+                     spec->function, "dataset", spec->dataset);
+}
+
+history *history_new(const job_spec *spec, err *e)
+{
+    char now[25];
+    clock_rfc3339(clock_wall_ms(), now);
+    history *h = calloc(1, sizeof *h);
+    if (h)
+        h->record = json_pack("{s:s,s:O,s:{},s:s,s:s,s:s,s:s,s:[],s:[],s:o,s:s,s:s}", "id",
+                              spec->id, "task", spec->task, "data", "state", "running", "reason",
+                              "", "message", "", "sha256", "", "conditions", "shares", "plan",
+                              plan_of(spec), "created", now, "updated", now);
+    if (!h || !h->record || !empty_lists(h->record)) {
+        history_free(h);
+        err_set(e, ERR_NOMEM, "no memory for the history");
+        return NULL;
+    }
+    return h;
+}
+
+void history_free(history *h)
+{
+    if (!h)
+        return;
+    json_decref(h->record);
+    free(h);
+}
+
+static json_t *number_or_null(double x)
+{
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+static json_t *value_of(const epoch_result *r, const struct column *c)
+{
+    const char *at = (const char *)r + c->offset;
+    uint64_t big;
+    int whole;
+    double real;
+    if (c->validation && !r->validated)
+        return json_null();
+    switch (c->kind) {
+    case TEXT:
+        return json_string(at);
+    case BIG:
+        memcpy(&big, at, sizeof big);
+        return big == UINT64_MAX ? json_null() : json_integer((json_int_t)big);
+    case WHOLE:
+        memcpy(&whole, at, sizeof whole);
+        return json_integer(whole);
+    case REAL:
+    default:
+        memcpy(&real, at, sizeof real);
+        return number_or_null(real);
+    }
+}
+
+static void take_value(epoch_result *r, const struct column *c, const json_t *value)
+{
+    char *at = (char *)r + c->offset;
+    if (c->validation)
+        r->validated = !json_is_null(value);
+    if (c->kind == TEXT) {
+        const char *text = json_string_value(value);
+        size_t len = text ? strnlen(text, DIGEST_HEX_BYTES - 1) : 0;
+        memcpy(at, text ? text : "", len);
+        at[len] = '\0';
+    } else if (c->kind == BIG) {
+        uint64_t big = (uint64_t)json_integer_value(value);
+        memcpy(at, &big, sizeof big);
+    } else if (c->kind == WHOLE) {
+        int whole = (int)json_integer_value(value);
+        memcpy(at, &whole, sizeof whole);
+    } else {
+        double real = json_number_value(value);
+        memcpy(at, &real, sizeof real);
+    }
+}
+
+int history_add(history *h, const epoch_result *r, json_t *shares, err *e)
+{
+    if (json_array_append_new(json_object_get(h->record, "shares"), shares))
+        return err_set(e, ERR_NOMEM, "no memory for the history of epoch %d", r->epoch);
+    for (size_t i = 0; i < COLUMNS; i++)
+        if (json_array_append_new(column_list(h->record, &columns[i]), value_of(r, &columns[i])))
+            return err_set(e, ERR_NOMEM, "no memory for the history of epoch %d", r->epoch);
+    return 0;
+}
+
+static void cut_list(json_t *list, int epochs)
+{
+    while (json_array_size(list) > (size_t)epochs)
+        json_array_remove(list, json_array_size(list) - 1);
+}
+
+void history_cut(history *h, int epochs)
+{
+    for (size_t i = 0; i < COLUMNS; i++)
+        cut_list(column_list(h->record, &columns[i]), epochs);
+    cut_list(json_object_get(h->record, "shares"), epochs);
+}
+
+void history_checkpoint_seconds(history *h, int epoch, double seconds)
+{
+    json_t *list = json_object_get(json_object_get(h->record, "seconds"), "checkpoint");
+    json_array_set_new(list, (size_t)epoch, json_real(seconds));
+}
+
+int history_epochs(const history *h)
+{
+    return (int)json_array_size(json_object_get(h->record, "versions"));
+}
+
+json_t *history_losses(const history *h, int epochs)
+{
+    const json_t *all = json_object_get(json_object_get(h->record, "data"), "validation_loss"),
+                 *one;
+    json_t *out = json_array();
+    size_t i;
+    json_array_foreach(all, i, one)
+    {
+        if (i < (size_t)epochs && !json_is_null(one))
+            json_array_append(out, (json_t *)one);
+    }
+    return out;
+}
+
+int history_at(const history *h, int epoch, epoch_result *out)
+{
+    if (epoch < 0 || epoch >= history_epochs(h))
+        return -1;
+    memset(out, 0, sizeof *out);
+    for (size_t i = 0; i < COLUMNS; i++)
+        take_value(out, &columns[i],
+                   json_array_get(column_list(h->record, &columns[i]), (size_t)epoch));
+    out->epoch = epoch;
+    return 0;
+}
+
+/* Without `from`, a list of nulls: a stage that the record's version did not measure. */
+static int restore_list(const json_t *from, json_t *to, int epochs, const char *name, err *e)
+{
+    if (from && json_array_size(from) < (size_t)epochs)
+        return err_set(e, ERR_CORRUPT, "the history's %s ends before epoch %d", name, epochs);
+    json_array_clear(to);
+    for (int n = 0; n < epochs; n++)
+        if (json_array_append_new(to, from ? json_deep_copy(json_array_get(from, (size_t)n)) : json_null()))
+            return err_set(e, ERR_NOMEM, "no memory for the history");
+    return 0;
+}
+
+int history_restore(history *h, const json_t *record, int epochs, err *e)
+{
+    for (size_t i = 0; i < COLUMNS; i++) {
+        const json_t *from = column_list(record, &columns[i]);
+        const char *object = columns[i].object;
+        bool newer = object && (strcmp(object, "seconds") == 0 || strcmp(object, "usage") == 0);
+        if (!from && !newer)
+            return err_set(e, ERR_CORRUPT, "the history has no %s", columns[i].list);
+        if (restore_list(from, column_list(h->record, &columns[i]), epochs, columns[i].list, e))
+            return -1;
+    }
+    if (!json_object_get(record, "shares"))
+        return err_set(e, ERR_CORRUPT, "the history has no shares");
+    if (restore_list(json_object_get(record, "shares"), json_object_get(h->record, "shares"),
+                     epochs, "shares", e))
+        return -1;
+    static const char *const kept[] = {"conditions", "created"};
+    for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++)
+        if (json_object_get(record, kept[i]))
+            json_object_set_new(h->record, kept[i],
+                                json_deep_copy(json_object_get(record, kept[i])));
+    json_t *plan = json_object_get(h->record, "plan");
+    const char *key;
+    json_t *value;
+    json_object_foreach(json_object_get(record, "plan"), key, value)
+    {
+        if (!json_object_get(plan, key))
+            json_object_set_new(plan, key, json_deep_copy(value));
+    }
+    return 0;
+}
+
+int history_plan(history *h, const char *key, json_t *value)
+{
+    json_t *plan = json_object_get(h->record, "plan"), *present = json_object_get(plan, key);
+    if (!present)
+        return json_object_set_new(plan, key, value);
+    int same = json_equal(present, value);
+    json_decref(value);
+    return same ? 0 : -1;
+}
+
+void history_condition(history *h, const char *name, const char *status, const char *reason,
+                       const char *message)
+{
+    char now[25];
+    clock_rfc3339(clock_wall_ms(), now);
+    json_t *list = json_object_get(h->record, "conditions"), *one;
+    size_t i;
+    json_array_foreach(list, i, one)
+    {
+        const char *type = json_string_value(json_object_get(one, "type"));
+        if (type && strcmp(type, name) == 0)
+            break;
+    }
+    if (i == json_array_size(list))
+        json_array_append_new(list, json_object());
+    one = json_array_get(list, i);
+    const char *before = json_string_value(json_object_get(one, "status"));
+    if (!before || strcmp(before, status) != 0)
+        json_object_set_new(one, "lastTransitionTime", json_string(now));
+    json_object_set_new(one, "type", json_string(name));
+    json_object_set_new(one, "status", json_string(status));
+    json_object_set_new(one, "reason", json_string(reason));
+    json_object_set_new(one, "message", json_string(message));
+}
+
+void history_state(history *h, const char *state, const char *reason, const char *message,
+                   const char *sha256)
+{
+    json_object_set_new(h->record, "state", json_string(state));
+    json_object_set_new(h->record, "reason", json_string(reason));
+    json_object_set_new(h->record, "message", json_string(message));
+    json_object_set_new(h->record, "sha256", json_string(sha256));
+}
+
+void history_open(history *h, json_t *open)
+{
+    if (open)
+        json_object_set_new(h->record, "open", open);
+    else
+        json_object_del(h->record, "open");
+}
+
+json_t *history_json(const history *h)
+{
+    char now[25];
+    clock_rfc3339(clock_wall_ms(), now);
+    json_object_set_new(h->record, "updated", json_string(now));
+    return json_deep_copy(h->record);
+}

@@ -1,0 +1,224 @@
+/* hub.c: see hub.h. */
+#include "hub.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "log.h"
+
+struct hub {
+    int listen_fd;
+    char unix_path[WIRE_ADDRESS_BYTES]; /* "" for TCP */
+    const hub_ops *ops;
+    void *ctx;
+    conn *conns[HUB_CONNECTIONS_MAX];
+    size_t count;
+};
+
+hub *hub_open(const char *address, const hub_ops *ops, void *ctx, err *e)
+{
+    hub *h = calloc(1, sizeof *h);
+    if (!h) {
+        err_set(e, ERR_NOMEM, "no memory for the connections");
+        return NULL;
+    }
+    h->ops = ops;
+    h->ctx = ctx;
+    h->listen_fd = wire_listen(address, e);
+    if (h->listen_fd < 0) {
+        free(h);
+        return NULL;
+    }
+    if (strncmp(address, "unix:", 5) == 0 && strlen(address) < sizeof h->unix_path + 5)
+        strcpy(h->unix_path, address + 5);
+    return h;
+}
+
+void hub_close(hub *h)
+{
+    if (!h)
+        return;
+    for (size_t i = 0; i < h->count; i++) {
+        wire_close(h->conns[i]->wire);
+        free(h->conns[i]);
+    }
+    close(h->listen_fd);
+    if (h->unix_path[0])
+        unlink(h->unix_path);
+    free(h);
+}
+
+int hub_address(const hub *h, char out[WIRE_ADDRESS_BYTES], err *e)
+{
+    return wire_address(h->listen_fd, out, e);
+}
+
+void hub_admit(hub *h, conn *c, conn_kind kind)
+{
+    (void)h;
+    c->kind = kind;
+    c->hello_deadline_ms = INT64_MAX;
+    wire_set_limit(c->wire, WIRE_FRAME_BYTES);
+}
+
+void hub_drop(hub *h, conn *c)
+{
+    (void)h;
+    c->gone = true;
+    c->heard = true;
+}
+
+static void lose(hub *h, conn *c, const err *why)
+{
+    if (c->gone)
+        return;
+    c->gone = true;
+    if (!c->heard)
+        h->ops->closed(h->ctx, c, why);
+    c->heard = true;
+}
+
+void hub_send(hub *h, conn *c, json_t *message)
+{
+    err e = ERR_INIT;
+    (void)h;
+    if (!message) {
+        log_error("no memory for a message");
+        return;
+    }
+    if (!c->mute && !c->gone && wire_send(c->wire, message, &e)) {
+        /* What it said before it went is still to be read; end of stream ends it then. */
+        log_debug("send %s: %s", wire_type(message), e.message);
+        c->mute = true;
+        if (e.code == ERR_LIMIT)
+            shutdown(wire_fd(c->wire), SHUT_RDWR);
+    }
+    json_decref(message);
+}
+
+void hub_tell(hub *h, json_t *message)
+{
+    for (size_t i = 0; i < h->count; i++)
+        if (h->conns[i]->kind == CONN_CONTROLLER && h->conns[i]->attached && !h->conns[i]->gone)
+            hub_send(h, h->conns[i], json_incref(message));
+    json_decref(message);
+}
+
+conn *hub_function(hub *h, int function)
+{
+    for (size_t i = 0; i < h->count; i++)
+        if (h->conns[i]->kind == CONN_FUNCTION && h->conns[i]->function == function &&
+            !h->conns[i]->gone)
+            return h->conns[i];
+    return NULL;
+}
+
+int hub_controllers(const hub *h)
+{
+    int n = 0;
+    for (size_t i = 0; i < h->count; i++)
+        n += h->conns[i]->kind == CONN_CONTROLLER && !h->conns[i]->gone;
+    return n;
+}
+
+size_t hub_prepare(hub *h, struct pollfd *out, int64_t *deadline_ms)
+{
+    out[0] =
+        (struct pollfd){.fd = h->listen_fd, .events = h->count < HUB_CONNECTIONS_MAX ? POLLIN : 0};
+    for (size_t i = 0; i < h->count; i++) {
+        const conn *c = h->conns[i];
+        short events = (short)(POLLIN | (wire_wants_write(c->wire) && !c->mute ? POLLOUT : 0));
+        out[i + 1] = (struct pollfd){.fd = wire_fd(c->wire), .events = events};
+        if (c->hello_deadline_ms < *deadline_ms)
+            *deadline_ms = c->hello_deadline_ms;
+    }
+    return h->count + 1;
+}
+
+static size_t strangers(const hub *h)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < h->count; i++)
+        n += h->conns[i]->kind == CONN_STRANGER;
+    return n;
+}
+
+static void accept_all(hub *h)
+{
+    while (h->count < HUB_CONNECTIONS_MAX) {
+        err e = ERR_INIT;
+        wire *w = wire_accept(h->listen_fd, &e);
+        if (!w) {
+            if (e.code)
+                log_warn("%s", e.message);
+            return;
+        }
+        conn *c = strangers(h) < HUB_STRANGERS_MAX ? calloc(1, sizeof *c) : NULL;
+        if (!c) {
+            log_warn("too many connections without a hello: closed one");
+            wire_close(w);
+            continue;
+        }
+        wire_set_limit(w, HUB_STRANGER_FRAME_BYTES);
+        c->wire = w;
+        c->function = c->incarnation = -1;
+        c->hello_deadline_ms = clock_deadline_ms(HUB_HELLO_MS);
+        h->conns[h->count++] = c;
+    }
+}
+
+static void receive(hub *h, conn *c)
+{
+    for (int i = 0; i < HUB_MESSAGES_A_TURN && !c->gone; i++) {
+        err e = ERR_INIT;
+        json_t *message = NULL;
+        int got = wire_receive(c->wire, &message, &e);
+        if (got == 0)
+            return;
+        if (got < 0) {
+            lose(h, c, &e);
+            return;
+        }
+        h->ops->message(h->ctx, c, message);
+        json_decref(message);
+    }
+}
+
+static void reap(hub *h)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < h->count; i++) {
+        conn *c = h->conns[i];
+        if (!c->gone) {
+            h->conns[kept++] = c;
+            continue;
+        }
+        wire_close(c->wire);
+        free(c);
+    }
+    h->count = kept;
+}
+
+void hub_turn(hub *h, const struct pollfd *polled, size_t count)
+{
+    size_t before = h->count;
+    for (size_t i = 0; i < before && i + 1 < count; i++) {
+        conn *c = h->conns[i];
+        short ready = polled[i + 1].revents;
+        err e = ERR_INIT;
+        if (ready & POLLOUT && wire_flush(c->wire, &e))
+            c->mute = true;
+        if (ready & (POLLIN | POLLHUP | POLLERR))
+            receive(h, c);
+        if (c->kind == CONN_STRANGER && clock_monotonic_ms() >= c->hello_deadline_ms) {
+            err_set(&e, ERR_TIMEOUT, "no hello within %d ms", HUB_HELLO_MS);
+            lose(h, c, &e);
+        }
+    }
+    if (count && polled[0].revents)
+        accept_all(h);
+    reap(h);
+}

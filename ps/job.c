@@ -1,0 +1,484 @@
+/* job.c: see job.h. Begin, outcomes of tasks, Redis, time. */
+#include "job.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+#include "failpoint.h"
+#include "job_internal.h"
+#include "json_read.h"
+#include "log.h"
+
+/* ---- begin and end --------------------------------------------------------------------------- */
+
+static int functions_max(const job_spec *s)
+{
+    int most = s->parallelism;
+    bool fixed = s->request.static_parallelism || s->plan_epochs > 0;
+    if (!fixed && s->slots_max > most)
+        most = s->slots_max;
+    for (int i = 0; i < s->plan_epochs; i++)
+        most = s->plan[i] > most ? s->plan[i] : most;
+    return most < ROUND_FUNCTIONS_MAX ? most : ROUND_FUNCTIONS_MAX;
+}
+
+static int open_machine(job *j, err *e)
+{
+    const job_spec *s = &j->spec;
+    round_config config = {.request = s->request,
+                           .parallelism = s->parallelism,
+                           .functions_max = functions_max(s),
+                           .plan = s->plan,
+                           .plan_epochs = s->plan_epochs,
+                           .train_samples = s->train_samples,
+                           .test_samples = s->test_samples,
+                           .chunk_samples = (uint32_t)s->chunk_samples,
+                           .generation = s->generation >= 0 ? s->generation : s->resume};
+    round_limits_default(&config.limits);
+    if (round_open(&config, &j->machine, e))
+        return err_wrap(e, "job");
+    j->keeper = keeper_new(round_slots(&config), e);
+    return j->keeper ? 0 : -1;
+}
+
+static void post_prepare(job *j)
+{
+    database_task *t = database_task_new(j->host.database, DATABASE_PREPARE);
+    if (!t)
+        return;
+    snprintf(t->job, sizeof t->job, "%s", j->spec.id);
+    snprintf(t->kind_name, sizeof t->kind_name, "%s",
+             j->spec.request.merge == MERGE_SERVER ? "server" : "database");
+    snprintf(t->shm_dir, sizeof t->shm_dir, "%s", j->spec.shm_dir);
+    j->database_busy = true;
+    worker_post(j->host.nurse, &t->work);
+}
+
+job *job_begin(const job_host *host, conn *c, const json_t *message, err *e)
+{
+    job *j = calloc(1, sizeof *j);
+    if (!j) {
+        err_set(e, ERR_NOMEM, "no memory for a job");
+        return NULL;
+    }
+    j->host = *host;
+    j->epoch = j->round = -1;
+    j->finish_due_ms = j->revive_due_ms = INT64_MAX;
+    j->asker = c;
+    j->shares = json_array();
+    if (job_spec_parse(message, &j->spec, e) || open_machine(j, e) ||
+        !(j->history = history_new(&j->spec, e))) {
+        job_free(j, true);
+        return NULL;
+    }
+    log_context(j->spec.id, -1, -1);
+    j->stage = JOB_PREPARING;
+    post_prepare(j);
+    return j;
+}
+
+void job_free(job *j, bool kept)
+{
+    if (!j)
+        return;
+    keeper_free(j->keeper, !kept);
+    round_close(j->machine);
+    history_free(j->history);
+    for (size_t i = 0; i < ROUND_FUNCTIONS_MAX; i++)
+        json_decref(j->about[i]);
+    job_usage_clear(&j->usage);
+    json_decref(j->shares);
+    json_decref(j->losses);
+    json_decref(j->finished);
+    free(j->layout);
+    free(j->stop);
+    explicit_bzero(&j->owner, sizeof j->owner);
+    explicit_bzero(&j->member, sizeof j->member);
+    job_spec_free(&j->spec);
+    free(j);
+}
+
+const char *job_id(const job *j)
+{
+    return j->spec.id;
+}
+
+const char *job_shm_dir(const job *j)
+{
+    return j->spec.shm_dir;
+}
+
+bool job_over(const job *j)
+{
+    return j->stage == JOB_OVER;
+}
+
+bool job_refused(const job *j)
+{
+    return j->stage == JOB_REFUSED;
+}
+
+bool job_database_busy(const job *j)
+{
+    return j->database_busy;
+}
+
+/* What a killed kubeml-ps had written of later epochs is forgotten. */
+static int restore(job *j, const json_t *record, const checkpoint_info *info, err *e)
+{
+    epoch_result last = {0};
+    if (history_restore(j->history, record, info->epochs, e))
+        return -1;
+    j->told_epochs = info->epochs;
+    if (info->epochs > 0 && history_at(j->history, info->epochs - 1, &last))
+        return err_set(e, ERR_CORRUPT, "the checkpoint is of no epoch");
+    memcpy(j->ledger, last.ledger, sizeof j->ledger);
+    job_reset_epoch(j);
+    return 0;
+}
+
+static round_resume resume_of(const job *j, const checkpoint_info *info)
+{
+    epoch_result last = {0};
+    history_at(j->history, info->epochs - 1, &last);
+    return (round_resume){.epoch = info->epochs - 1,
+                          .parallelism = last.parallelism,
+                          .version = info->version,
+                          .committed = true,
+                          .validated = last.validated,
+                          .accuracy = last.accuracy,
+                          .seconds = last.seconds};
+}
+
+/* ---- outcomes of tasks ----------------------------------------------------------------------- */
+
+static void run(job *j, const round_resume *resume)
+{
+    char algorithms[DIGEST_HEX_BYTES]; /* of an earlier run: a rerun on another machine is not exact */
+    cleanup_json json_t *record = history_json(j->history);
+    j->stage = JOB_RUNNING;
+    if (job_algorithms(json_object_get(record, "plan"), algorithms, NULL) != 0)
+        algorithms[0] = '\0';
+    job_step(j, (round_event){.type = ROUND_START, .resume = resume, .algorithms = algorithms});
+    if (j->stop)
+        job_step(j, (round_event){.type = j->stop_suspends ? ROUND_SUSPEND : ROUND_STOP, .message = j->stop});
+}
+
+static void end_as_recorded(job *j, const json_t *record)
+{
+    const char *reason = "", *message = "", *sha = "";
+    json_unpack((json_t *)record, "{s:s,s:s,s:s}", "reason", &reason, "message", &message, "sha256",
+                &sha);
+    size_t epochs = json_array_size(json_object_get(record, "versions"));
+    err e = ERR_INIT;
+    if (history_restore(j->history, record, (int)epochs, &e))
+        log_warn("%s", e.message);
+    j->told_epochs = (int)epochs;
+    job_end(j, "succeeded", reason, message, (int)epochs, sha);
+}
+
+static void open_failed(job *j, const err *e)
+{
+    const char *reason = e->code == ERR_CORRUPT ? "CheckpointCorrupt" : "StoreUnavailable";
+    job_end(j, "failed", reason, e->message, 0, "");
+}
+
+static void opened(job *j, task *t)
+{
+    if (j->stage != JOB_OPENING)
+        return; /* a fresh job runs already; what it cannot write it hears of later */
+    if (t->status) {
+        open_failed(j, &t->e);
+        return;
+    }
+    const char *state = json_string_value(json_object_get(t->record, "state"));
+    if (!t->resumed && state && strcmp(state, "succeeded") == 0) {
+        end_as_recorded(j, t->record);
+        return;
+    }
+    if (!t->resumed) {
+        run(j, NULL);
+        return;
+    }
+    err e = ERR_INIT;
+    if (restore(j, t->record, &t->info, &e)) {
+        open_failed(j, &e);
+        return;
+    }
+    round_resume resume = {0};
+    if (!t->open)
+        resume = resume_of(j, &t->info);
+    else if (job_open_read(j, json_object_get(t->record, "open"), &resume, &e)) {
+        open_failed(j, &e);
+        return;
+    }
+    char text[ERR_MESSAGE_BYTES];
+    snprintf(text, sizeof text, "goes on from the checkpoint after %d epochs%s", t->info.epochs,
+             t->open ? " and the merges of the next one so far" : "");
+    job_tell_condition(j, NULL, "Resumed", true, "Checkpoint", text);
+    j->initial_done = true;
+    run(j, &resume);
+    free((void *)(uintptr_t)(t->open ? resume.rows : NULL));
+}
+
+static void created(job *j, const task *t)
+{
+    if (t->status)
+        job_step(j, (round_event){
+                        .type = ROUND_LOAD_FAILED, .code = t->e.code, .message = t->e.message});
+    else if (j->initial_done) /* function 0 was replaced after its model had been merged */
+        job_step(j, (round_event){.type = ROUND_INITIALISED,
+                                  .function = 0,
+                                  .incarnation = j->init_incarnation});
+    else
+        job_send_init(j);
+}
+
+static void loaded(job *j, const task *t)
+{
+    if (t->status)
+        job_step(j, (round_event){
+                        .type = ROUND_LOAD_FAILED, .code = t->e.code, .message = t->e.message});
+    else
+        job_step(j, (round_event){.type = ROUND_LOADED, .version = t->version});
+}
+
+static void initial_merged(job *j, const task *t)
+{
+    if (t->status) {
+        job_step(j, (round_event){
+                        .type = ROUND_LOAD_FAILED, .code = t->e.code, .message = t->e.message});
+        return;
+    }
+    j->initial_done = true;
+    job_step(
+        j, (round_event){.type = ROUND_INITIALISED, .function = 0, .incarnation = t->incarnation});
+}
+
+static void merged(job *j, const task *t)
+{
+    round_event event = {.type = ROUND_MERGED,
+                         .epoch = t->merge.epoch,
+                         .round = t->merge.round,
+                         .version = t->version,
+                         .function = -1};
+    if (t->status) {
+        event.type = ROUND_MERGE_FAILED;
+        event.code = j->redis_down ? ERR_UNAVAILABLE : t->e.code;
+        event.function = t->bad_function;
+        event.message = t->e.message;
+    } else if (round_version(j->machine) == t->merge.base_version) {
+        j->seconds.merge += t->work.seconds;
+        job_note_merge(j, &t->merge, t->rows);
+    }
+    job_step(j, event);
+}
+
+static void committed(job *j, const task *t)
+{
+    int epoch = t->info.epochs - 1;
+    if (t->status) {
+        job_step(j, (round_event){.type = ROUND_COMMIT_FAILED,
+                                  .epoch = epoch,
+                                  .code = j->redis_down ? ERR_UNAVAILABLE : t->e.code,
+                                  .message = t->e.message});
+        return;
+    }
+    log_info("checkpoint of epoch %d: version=%lld sha256=%s seconds=%.3f", epoch + 1,
+             (long long)t->info.version, t->info.sha256, t->work.seconds);
+    history_checkpoint_seconds(j->history, epoch, t->work.seconds);
+    job_reset_epoch(j);
+    job_step(j, (round_event){.type = ROUND_COMMITTED, .epoch = epoch});
+}
+
+static void put_back(job *j, const task *t)
+{
+    if (t->status) {
+        job_step(j, (round_event){
+                        .type = ROUND_LOAD_FAILED, .code = t->e.code, .message = t->e.message});
+        return;
+    }
+    if (!t->resumed) {
+        job_step(j, (round_event){.type = ROUND_LOADED, .version = t->version});
+        return;
+    }
+    json_t *record = history_json(j->history);
+    err e = ERR_INIT;
+    if (restore(j, record, &t->info, &e))
+        log_error("%s", e.message);
+    json_decref(record);
+    const round_resume resume = resume_of(j, &t->info);
+    job_step(j, (round_event){.type = ROUND_LOADED, .version = t->version, .resume = &resume});
+}
+
+static void finished(job *j, const task *t)
+{
+    const json_t *r = t->record;
+    if (t->status && clock_monotonic_ms() < j->finish_give_up_ms &&
+        (err_retry_may_help(t->e.code) || j->redis_down)) {
+        j->finish_due_ms = clock_deadline_ms(JOB_FINISH_RETRY_MS);
+        return;
+    }
+    if (t->status) {
+        char text[ERR_MESSAGE_BYTES + 32];
+        snprintf(text, sizeof text, "the end could not be written: %s", t->e.message);
+        job_end(j, "failed", "StoreUnavailable", text, j->final.epochs, "");
+        return;
+    }
+    const char *state = "", *reason = "", *message = "";
+    json_unpack((json_t *)r, "{s:s,s:s,s:s}", "state", &state, "reason", &reason, "message",
+                &message);
+    job_end(j, state, reason, message, j->final.epochs, t->info.sha256);
+}
+
+/* The news that Redis is back waits for the tasks that still spoke to the old one: the machine
+ * would take their outcomes for those of what comes after. */
+static void say_redis_back(job *j)
+{
+    if (!j->redis_back || j->tasks_out > 0 || j->stage == JOB_OPENING)
+        return;
+    j->redis_back = j->redis_down = false;
+    if (j->stage == JOB_RUNNING)
+        job_step(j, (round_event){.type = ROUND_REDIS_BACK, .empty = true});
+    else if (j->stage == JOB_FINISHING)
+        job_post(j, task_new(j->keeper, TASK_PUT_BACK));
+}
+
+void job_task_done(job *j, task *t)
+{
+    j->tasks_out--;
+    log_context(j->spec.id, j->epoch, j->round);
+    if (j->stage != JOB_OVER) {
+        switch (t->kind) {
+        case TASK_OPEN:
+            opened(j, t);
+            break;
+        case TASK_CREATE:
+            created(j, t);
+            break;
+        case TASK_LOAD:
+            loaded(j, t);
+            break;
+        case TASK_INITIAL:
+            initial_merged(j, t);
+            break;
+        case TASK_MERGE:
+            merged(j, t);
+            break;
+        case TASK_COMMIT:
+            committed(j, t);
+            break;
+        case TASK_PUT_BACK:
+            put_back(j, t);
+            break;
+        case TASK_FINISH:
+            finished(j, t);
+            break;
+        }
+    }
+    task_free(t);
+    say_redis_back(j);
+}
+
+/* ---- Redis ----------------------------------------------------------------------------------- */
+
+static void post_open(job *j)
+{
+    task *t = task_new(j->keeper, TASK_OPEN);
+    if (t) {
+        t->access = j->owner;
+        t->resume = j->spec.resume;
+        t->parallelism = j->spec.parallelism;
+        t->generation = j->spec.generation > 0 ? j->spec.generation : 0;
+        snprintf(t->store, sizeof t->store, "%s", j->spec.store);
+    }
+    job_post(j, t);
+}
+
+static void prepared(job *j, const database_task *t)
+{
+    if (t->status) {
+        j->stage = JOB_REFUSED;
+        log_error("no Redis for the job: %s", t->e.message);
+        if (j->asker)
+            hub_send(j->host.hub, j->asker,
+                     json_pack("{s:s,s:s,s:s,s:s}", "type", "refused", "code", err_name(t->e.code),
+                               "reason", t->e.code == ERR_NOT_FOUND ? "RedisMissing" : "RedisGone",
+                               "message", t->e.message));
+        return;
+    }
+    j->owner = t->owner;
+    j->member = t->member;
+    if (j->asker) {
+        j->asker->attached = true;
+        hub_send(j->host.hub, j->asker, json_pack("{s:s}", "type", "accepted"));
+        hub_send(j->host.hub, j->asker, job_access_message(j));
+    }
+    post_open(j);
+    if (j->spec.resume)
+        j->stage = JOB_OPENING;
+    else
+        run(j, NULL);
+}
+
+void job_database_done(job *j, database_task *t)
+{
+    j->database_busy = false;
+    if (t->kind == DATABASE_PREPARE) {
+        prepared(j, t);
+    } else if (t->status == 0) {
+        log_info("redis-server runs again");
+        j->redis_back = true;
+        say_redis_back(j);
+    } else {
+        /* Until the machine's deadline for it ends the job. */
+        log_error("redis-server cannot be restarted: %s", t->e.message);
+        j->revive_due_ms = clock_deadline_ms(JOB_REVIVE_RETRY_MS);
+    }
+    database_task_drop(&t->work);
+}
+
+static void post_revive(job *j)
+{
+    database_task *t = database_task_new(j->host.database, DATABASE_REVIVE);
+    j->revive_due_ms = t ? INT64_MAX : clock_deadline_ms(JOB_REVIVE_RETRY_MS);
+    if (!t)
+        return;
+    j->database_busy = true;
+    worker_post(j->host.nurse, &t->work);
+}
+
+void job_database_died(job *j, const char *message)
+{
+    log_context(j->spec.id, j->epoch, j->round);
+    log_warn("redis-server died: %s", message);
+    j->redis_down = true;
+    j->redis_back = false;
+    if (j->stage == JOB_RUNNING)
+        job_step(j, (round_event){.type = ROUND_REDIS_GONE, .message = message});
+    post_revive(j);
+}
+
+/* ---- time ------------------------------------------------------------------------------------ */
+
+int64_t job_deadline(const job *j)
+{
+    int64_t due = j->stage == JOB_RUNNING ? round_deadline(j->machine) : INT64_MAX;
+    if (j->revive_due_ms < due && j->stage != JOB_OVER)
+        due = j->revive_due_ms;
+    return j->finish_due_ms < due ? j->finish_due_ms : due;
+}
+
+void job_tick(job *j)
+{
+    int64_t now = clock_monotonic_ms();
+    if (j->stage == JOB_RUNNING && now >= round_deadline(j->machine))
+        job_step(j, (round_event){.type = ROUND_TICK});
+    if (now >= j->finish_due_ms)
+        job_post_finish(j);
+    if (now >= j->revive_due_ms && j->stage != JOB_OVER)
+        post_revive(j);
+}

@@ -1,0 +1,532 @@
+/* keeper.c: see keeper.h. */
+#include "keeper.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "buf.h"
+#include "clock.h"
+#include "failpoint.h"
+#include "history.h"
+#include "json_read.h"
+#include "log.h"
+#include "store.h"
+
+enum { HELD_NONE = -2, HISTORY_TRIES = 10 };
+
+struct keeper {
+    store *store;
+    modelstore *models;
+    modelstore_access access;
+    char job[64], locator[STORE_LOCATOR_BYTES];
+    int slots, generation;
+    modelstore_state state; /* as committed last; version -1: no model yet */
+    bool created;
+    buf ledger;   /* the elements so far, with commas between */
+    model model;  /* room for the reference; its layout is the job's */
+    int64_t held; /* the version that `model` is a copy of; HELD_NONE */
+};
+
+/* ---- tasks ----------------------------------------------------------------------------------- */
+
+const char *task_name(task_kind kind)
+{
+    static const char *const names[] = {"open",  "create", "load",     "initial",
+                                        "merge", "commit", "put back", "finish"};
+    return names[kind];
+}
+
+void task_free(task *t)
+{
+    if (!t)
+        return;
+    explicit_bzero(&t->access, sizeof t->access);
+    free(t->layout);
+    free(t->rows);
+    free(t->ledger);
+    json_decref(t->record);
+    free(t);
+}
+
+void task_drop(work *w)
+{
+    task_free((task *)w);
+}
+
+keeper *keeper_new(int slots, err *e)
+{
+    keeper *k = calloc(1, sizeof *k);
+    if (!k) {
+        err_set(e, ERR_NOMEM, "no memory for the keeper");
+        return NULL;
+    }
+    k->slots = slots;
+    k->state.version = -1;
+    k->held = HELD_NONE;
+    buf_init(&k->ledger, KEEPER_LEDGER_BYTES_MAX);
+    return k;
+}
+
+static int64_t soon(void)
+{
+    return clock_deadline_ms(KEEPER_CALL_MS);
+}
+
+void keeper_free(keeper *k, bool drop_model)
+{
+    if (!k)
+        return;
+    err e = ERR_INIT;
+    if (k->models && drop_model && modelstore_drop(k->models, clock_deadline_ms(500), &e))
+        log_warn("the model store was not emptied: %s", e.message);
+    modelstore_close(k->models);
+    store_close(k->store);
+    model_free(&k->model);
+    buf_free(&k->ledger);
+    explicit_bzero(&k->access, sizeof k->access);
+    free(k);
+}
+
+/* ---- the reference --------------------------------------------------------------------------- */
+
+static bool shared(const keeper *k)
+{
+    return strcmp(k->access.carrier, "shm") == 0;
+}
+
+static int set_layout(keeper *k, const char *text, err *e)
+{
+    if (k->model.memory && strcmp(k->model.layout.text, text) == 0)
+        return 0;
+    model_free(&k->model);
+    k->held = HELD_NONE;
+    return model_new(&k->model, text, e);
+}
+
+/* Brings the reference into k->model. */
+static int fetch(keeper *k, err *e)
+{
+    modelstore_state got;
+    if (k->held == k->state.version)
+        return 0;
+    k->held = HELD_NONE;
+    if (modelstore_fetch(k->models, k->state.version, k->model.block, soon(), &got, e))
+        return -1;
+    if (got.version != k->state.version)
+        return err_set(e, ERR_STALE, "the model store is at version %lld, not %lld",
+                       (long long)got.version, (long long)k->state.version);
+    k->held = got.version;
+    return 0;
+}
+
+/* After each change of the reference: without a segment only our own memory survives Redis. */
+static int hold(keeper *k, err *e)
+{
+    return shared(k) ? 0 : fetch(k, e);
+}
+
+/* The model store at k->state: from our copy, or from what the segment holds, or empty. */
+static int create(keeper *k, err *e)
+{
+    bool copy = k->state.version >= 0 && k->held == k->state.version;
+    buf text;
+    buf_init(&text, KEEPER_LEDGER_BYTES_MAX + 8);
+    int status = buf_append(&text, "[", 1, e) ||
+                 buf_append(&text, k->ledger.len ? k->ledger.bytes : "", k->ledger.len, e) ||
+                 buf_append(&text, "]", 1, e);
+    if (status == 0)
+        status = modelstore_create(k->models, &k->model.layout, &k->state, k->slots,
+                                   copy ? &k->model.block : NULL, text.bytes, soon(), e);
+    buf_free(&text);
+    if (status)
+        return -1;
+    k->created = true;
+    return 0;
+}
+
+/* The store says what the block's checksum is; needed to find it again in the segment. */
+static int learn_state(keeper *k, err *e)
+{
+    modelstore_status *now = malloc(sizeof *now);
+    if (!now)
+        return err_set(e, ERR_NOMEM, "no memory for the model store's state");
+    int status = modelstore_status_get(k->models, soon(), now, e);
+    if (status == 0)
+        k->state = now->state;
+    free(now);
+    return status;
+}
+
+static int create_from_model(keeper *k, err *e)
+{
+    k->held = k->state.version;
+    return block_checksum(k->model.layout.shape, k->model.block, 1, &k->state.checksum, e) ||
+                   create(k, e) || learn_state(k, e)
+               ? -1
+               : 0;
+}
+
+/* ---- open ------------------------------------------------------------------------------------ */
+
+/* Goes on from a checkpoint's model, which becomes the keeper's. */
+static int take_model(keeper *k, task *t, model *found, err *e)
+{
+    model_free(&k->model);
+    k->model = *found;
+    k->state = (modelstore_state){
+        .version = t->info.version, .epoch = t->info.epoch, .round = t->info.round};
+    buf_reset(&k->ledger);
+    if (create_from_model(k, e))
+        return -1;
+    t->resumed = true;
+    t->version = k->state.version;
+    return 0;
+}
+
+static int from_checkpoint(keeper *k, task *t, int epochs_max, err *e)
+{
+    model found;
+    return checkpoint_newest(k->store, k->job, epochs_max, &t->info, &found, e) || take_model(k, t, &found, e) ? -1 : 0;
+}
+
+/* A job that was suspended between two merges of an epoch left its model as the final one. False:
+ * there is none that the history knows, and the newest checkpoint counts. */
+static bool find_suspended(keeper *k, task *t, model *found)
+{
+    const json_t *open = json_object_get(t->record, "open");
+    char name[STORE_KEY_BYTES];
+    err e = ERR_INIT;
+    if (!open || json_integer_value(json_object_get(open, "parallelism")) > t->parallelism)
+        return false;
+    if (checkpoint_final_name(name, k->job, &e) || checkpoint_read(k->store, name, &t->info, found, &e)) {
+        log_warn("the suspended model: %s", e.message);
+        return false;
+    }
+    if (t->info.version == json_integer_value(json_object_get(open, "version")))
+        return true;
+    model_free(found);
+    return false;
+}
+
+static int resume(keeper *k, task *t, err *e)
+{
+    const char *state = json_string_value(json_object_get(t->record, "state"));
+    if (state && strcmp(state, "succeeded") == 0)
+        return 0; /* nothing is left to do but to say so */
+    model found;
+    if (find_suspended(k, t, &found)) {
+        t->open = true;
+        return take_model(k, t, &found, e);
+    }
+    err none = ERR_INIT;
+    /* A checkpoint that the history does not know belongs to a commit that was never acknowledged.
+     */
+    size_t epochs = json_array_size(json_object_get(t->record, "versions"));
+    if (from_checkpoint(k, t, (int)epochs, &none) == 0)
+        return 0;
+    if (none.code == ERR_NOT_FOUND && epochs <= 1) {
+        log_warn("no checkpoint yet: the job begins anew");
+        return 0;
+    }
+    if (none.code == ERR_NOT_FOUND)
+        return err_set(e, ERR_CORRUPT, "the history has %zu epochs, but there is no checkpoint",
+                       epochs);
+    if (e)
+        *e = none;
+    return -1;
+}
+
+static int ensure_open(keeper *k, err *e)
+{
+    if (!k->store && !(k->store = store_open(k->locator, e)))
+        return err_wrap(e, "store");
+    if (!k->models && modelstore_open(&k->access, MODELSTORE_OWNER, soon(), &k->models, e))
+        return err_wrap(e, "model store");
+    return 0;
+}
+
+static int run_open(keeper *k, task *t, err *e)
+{
+    err none = ERR_INIT;
+    if (store_get(k->store, HISTORY_COLLECTION, k->job, &t->record, NULL, &none) &&
+        none.code != ERR_NOT_FOUND) {
+        if (e)
+            *e = none;
+        return -1;
+    }
+    failpoint("opened");
+    return t->resume ? resume(k, t, e) : 0;
+}
+
+/* ---- version 0 ------------------------------------------------------------------------------- */
+
+static int run_create(keeper *k, task *t, err *e)
+{
+    if (k->created)
+        return 0;
+    if (set_layout(k, t->layout, e))
+        return -1;
+    k->state = (modelstore_state){.version = -1, .epoch = KEEPER_INIT_EPOCH, .round = 0};
+    if (create(k, e))
+        return -1;
+    failpoint("created");
+    return 0;
+}
+
+static int run_load(keeper *k, task *t, err *e)
+{
+    if (set_layout(k, t->layout, e))
+        return -1;
+    memset(k->model.memory, 0, block_bytes(k->model.layout.shape));
+    k->held = HELD_NONE;
+    if (checkpoint_init(k->store, t->init, &k->model, e))
+        return -1;
+    k->state = (modelstore_state){.version = 0, .epoch = 0, .round = 0};
+    if (create_from_model(k, e))
+        return -1;
+    failpoint("created");
+    t->version = 0;
+    return 0;
+}
+
+/* ---- merging --------------------------------------------------------------------------------- */
+
+static bool merged_already(const modelstore_state *now, const modelstore_round *r)
+{
+    return now->version == r->version + 1 && now->epoch == r->next_epoch &&
+           now->round == r->next_round;
+}
+
+static int note_ledger(keeper *k, const char *element, err *e)
+{
+    if (k->ledger.len && buf_append(&k->ledger, ",", 1, e))
+        return -1;
+    return buf_append(&k->ledger, element, strlen(element), e);
+}
+
+static int merge(keeper *k, task *t, const modelstore_round *r, err *e)
+{
+    modelstore_merged out = {.bad_function = -1};
+    t->bad_function = -1;
+    if (!merged_already(&k->state, r)) {
+        err why = ERR_INIT;
+        if (modelstore_merge(k->models, r, soon(), &out, &why)) {
+            t->bad_function = out.bad_function;
+            /* The answer to an earlier try was lost on the way: what it did is what we want. */
+            if (why.code != ERR_STALE || !merged_already(&out.state, r)) {
+                if (e)
+                    *e = why;
+                return -1;
+            }
+            t->bad_function = -1;
+        }
+        k->state = out.state;
+        if (note_ledger(k, r->ledger, e))
+            return -1;
+    }
+    t->version = k->state.version;
+    return hold(k, e);
+}
+
+static int run_initial(keeper *k, task *t, err *e)
+{
+    const modelstore_part part = {.function = 0, .incarnation = t->incarnation, .samples = 1};
+    const modelstore_round r = {.epoch = KEEPER_INIT_EPOCH,
+                                .round = 0,
+                                .version = -1,
+                                .next_epoch = 0,
+                                .next_round = 0,
+                                .rule = "mean",
+                                .parts = &part,
+                                .count = 1,
+                                .ledger = t->ledger};
+    return merge(k, t, &r, e);
+}
+
+static int run_merge(keeper *k, task *t, err *e)
+{
+    modelstore_part *parts = calloc(t->merge.count + 1, sizeof *parts);
+    if (!parts)
+        return err_set(e, ERR_NOMEM, "no memory for a merge");
+    size_t count = 0;
+    for (size_t i = 0; i < t->merge.count; i++)
+        parts[count++] = (modelstore_part){.function = t->rows[i].function,
+                                           .incarnation = t->rows[i].incarnation,
+                                           .samples = t->rows[i].samples};
+    const modelstore_round r = {.epoch = t->merge.epoch,
+                                .round = t->merge.round,
+                                .version = t->merge.base_version,
+                                .next_epoch = t->merge.next_epoch,
+                                .next_round = t->merge.next_round,
+                                .rule = "mean",
+                                .parts = parts,
+                                .count = count,
+                                .ledger = t->ledger};
+    failpoint("before-merge");
+    int status = merge(k, t, &r, e);
+    failpoint("after-merge");
+    free(parts);
+    return status;
+}
+
+/* ---- checkpoints and history ----------------------------------------------------------------- */
+
+/* The pod of a lost node may go on there, with a Redis of its own: what the kubeml-ps that followed it
+ * has written stays. `*version` is what stands there now, to be replaced. */
+static int fence(keeper *k, uint64_t *version, err *e)
+{
+    cleanup_json json_t *record = NULL;
+    err none = ERR_INIT;
+    *version = STORE_NEW;
+    if (store_get(k->store, HISTORY_COLLECTION, k->job, &record, version, &none)) {
+        if (none.code != ERR_NOT_FOUND)
+            *e = none;
+        return none.code == ERR_NOT_FOUND ? 0 : -1;
+    }
+    json_int_t writer = json_integer_value(json_object_get(record, "generation"));
+    return writer <= k->generation ? 0
+                                   : err_set(e, ERR_STALE, "kubeml-ps %lld of this job goes on, this is %d",
+                                             (long long)writer, k->generation);
+}
+
+/* Replaces what was looked at and nothing else: between look and write another may have begun. */
+static int put_history(keeper *k, json_t *record, err *e)
+{
+    if (!record)
+        return err_set(e, ERR_NOMEM, "no memory for the history");
+    json_object_set_new(record, "generation", json_integer(k->generation));
+    failpoint("before-history");
+    for (int tries = 0;; tries++) {
+        err last = ERR_INIT;
+        uint64_t version;
+        if (fence(k, &version, e))
+            return -1;
+        if (store_put(k->store, HISTORY_COLLECTION, k->job, record, version, NULL, &last) == 0)
+            break;
+        bool overtaken = last.code == ERR_CONFLICT || last.code == ERR_EXISTS || last.code == ERR_NOT_FOUND;
+        if (!overtaken || tries == HISTORY_TRIES) {
+            *e = last;
+            return err_wrap(e, "history");
+        }
+    }
+    failpoint("after-history");
+    return 0;
+}
+
+/* Fills in what only the model store knows. */
+static int place_in_job(keeper *k, checkpoint_info *info, err *e)
+{
+    if (fetch(k, e))
+        return err_wrap(e, "checkpoint");
+    memcpy(info->job, k->job, sizeof k->job);
+    info->version = k->state.version;
+    info->epoch = k->state.epoch;
+    info->round = k->state.round;
+    return 0;
+}
+
+/* What is checkpointed stands in the history; the model store begins a new ledger. Nothing is
+ * published at this time. */
+static int trim_ledger(keeper *k, err *e)
+{
+    log_info("a new ledger after %zu bytes", k->ledger.len);
+    buf_reset(&k->ledger);
+    return create(k, e);
+}
+
+static int run_commit(keeper *k, task *t, err *e)
+{
+    char name[STORE_KEY_BYTES];
+    /* The history first: on resuming, entries beyond the checkpoint are cut, while a checkpoint
+     * without its entries would have lost them. */
+    if (put_history(k, t->record, e) || place_in_job(k, &t->info, e) ||
+        checkpoint_name(name, k->job, t->info.epochs, e) ||
+        checkpoint_write(k->store, name, &t->info, &k->model, e))
+        return -1;
+    failpoint("after-checkpoint");
+    err old = ERR_INIT;
+    if (checkpoint_prune(k->store, k->job, CHECKPOINTS_KEPT, &old))
+        log_warn("old checkpoints stay: %s", old.message);
+    return k->ledger.len > KEEPER_LEDGER_TRIM_BYTES ? trim_ledger(k, e) : 0;
+}
+
+static int run_put_back(keeper *k, task *t, err *e)
+{
+    k->created = false;
+    if (k->state.version < 0) {
+        if (!k->model.memory)
+            return 0; /* it was never filled */
+        t->version = -1;
+        return create(k, e);
+    }
+    err why = ERR_INIT;
+    if (create(k, &why) == 0) {
+        t->version = k->state.version;
+        return 0;
+    }
+    if (why.code != ERR_CORRUPT && why.code != ERR_NOT_FOUND) {
+        if (e)
+            *e = why;
+        return -1;
+    }
+    log_warn("version %lld is gone (%s): back to the newest checkpoint",
+             (long long)k->state.version, why.message);
+    return from_checkpoint(k, t, REQUEST_EPOCHS_MAX, e);
+}
+
+static int run_finish(keeper *k, task *t, err *e)
+{
+    char name[STORE_KEY_BYTES];
+    uint64_t version;
+    failpoint("before-final");
+    if (fence(k, &version, e))
+        return -1;
+    if (t->keep_model && k->state.version >= 0) {
+        if (place_in_job(k, &t->info, e) || checkpoint_final_name(name, k->job, e) ||
+            checkpoint_write(k->store, name, &t->info, &k->model, e))
+            return -1;
+    }
+    failpoint("after-final");
+    json_object_set_new(t->record, "sha256", json_string(t->info.sha256));
+    if (put_history(k, t->record, e))
+        return -1;
+    bool complete = strcmp(t->info.state, "succeeded") == 0;
+    err old = ERR_INIT;
+    if (complete && checkpoint_prune(k->store, k->job, 0, &old))
+        log_warn("old checkpoints stay: %s", old.message);
+    failpoint("finished");
+    return 0;
+}
+
+static void task_run(work *w)
+{
+    static int (*const runs[])(keeper *, task *, err *) = {
+        [TASK_OPEN] = run_open,         [TASK_CREATE] = run_create, [TASK_LOAD] = run_load,
+        [TASK_INITIAL] = run_initial,   [TASK_MERGE] = run_merge,   [TASK_COMMIT] = run_commit,
+        [TASK_PUT_BACK] = run_put_back, [TASK_FINISH] = run_finish};
+    task *t = (task *)w;
+    log_context(t->job[0] ? t->job : t->keeper->job, t->merge.count ? t->merge.epoch : -1,
+                t->merge.count ? t->merge.round : -1);
+    err_clear(&t->e);
+    if (t->kind == TASK_OPEN) {
+        t->keeper->access = t->access;
+        memcpy(t->keeper->job, t->job, sizeof t->job);
+        memcpy(t->keeper->locator, t->store, sizeof t->store);
+        t->keeper->generation = t->generation;
+    }
+    t->status = ensure_open(t->keeper, &t->e) ? -1 : runs[t->kind](t->keeper, t, &t->e);
+    if (t->status)
+        log_warn("%s failed: %s", task_name(t->kind), t->e.message);
+}
+
+task *task_new(keeper *k, task_kind kind)
+{
+    task *t = calloc(1, sizeof *t);
+    if (!t)
+        return NULL;
+    t->work.run = task_run;
+    t->kind = kind;
+    t->keeper = k;
+    t->bad_function = -1;
+    return t;
+}

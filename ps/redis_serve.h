@@ -1,0 +1,25 @@
+/* redis_serve.h: redis-server as a container of its own beside kubeml-ps.
+ *
+ * The two containers share one folder, in memory where the cluster gives such: the Unix socket lies
+ * there, and the default user's password, which the first start draws and later ones keep, so that
+ * kubeml-ps gets in again after the cluster has started the container anew. The rules of the
+ * functions' user (with the hash of their password) lie there too: a server that is back knows them
+ * before anybody dials. Only the pod's own containers see that folder. */
+#ifndef KUBEML_REDIS_SERVE_H
+#define KUBEML_REDIS_SERVE_H
+
+#include <stdbool.h>
+
+#include "err.h"
+#include "redis_server.h"
+
+/* Becomes the redis-server of `spec` (its folder, listen, module, segment_dir); returns on errors
+ * alone. */
+int redis_serve(const redis_server_spec *spec, err *e);
+/* The password of `folder`; drawn where there is none and `draw` says so. ERR_NOT_FOUND. */
+int redis_serve_password(const char *folder, bool draw, char out[REDIS_SERVER_PASSWORD_BYTES], err *e);
+
+/* Keeps the rules of the functions' user for the next start. */
+int redis_serve_keep_user(const char *folder, const char *rules, err *e);
+
+#endif

@@ -1,0 +1,257 @@
+#!/usr/bin/env python3
+"""How well the engine learns, on real CIFAR-10; long runs, whose numbers go into small CSV files.
+
+    bench_accuracy.py platform   ResNet-20, 4 functions, through the platform until 70 % validation accuracy
+    bench_accuracy.py curve      ResNet-20 in one process beside PyTorch, 3 seeds, 5 epochs
+    bench_accuracy.py resnet34   ResNet-34 (CIFAR stem), batch 128, 2 epochs beside PyTorch, the same seeds
+
+SGD with lr 0.1, momentum 0.9, weight decay 1e-4; pad 4, random crop, flip, standardisation by the training
+set's mean and deviation. --data FOLDER holds data_batch_1..5.bin and test_batch.bin (CIFAR-10's binary
+version); --samples N takes the first N training images and N/5 test images, to try a script out: such a run
+is no result, and its file has "try" in its name. Each epoch is a row of the CSV file as soon as it is over; a run
+that is ended goes on, when it is started again with the same --out, with the seeds that it had not finished.
+--side trains one of the two alone, so that both may run at once; the comparison is printed by the call that finds
+every seed done. `platform` runs under any Python; the others need PyTorch for its side.
+"""
+import argparse
+import csv
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+BUILD = ROOT / os.environ.get("BUILD", "build/release")
+IMAGE = 3073
+FUNCTION = """#include <kubeml.h>
+
+static kml_tensor model(kml_graph *g, kml_tensor x)
+{
+    return kml_zoo(g, x, "%s", kml_classes(g));
+}
+
+KUBEML_FUNCTION(.model = model, .optimizer = kml_sgd(.momentum = 0.9, .weight_decay = 1e-4),
+                .transform = kml_transform(.standardise = true, .flip = true, .crop = 4), .lr = 0.1);
+"""
+
+
+def cifar(options, folder):
+    """Two files in `folder`: the training and the test images."""
+    parts = {"train.bin": [f"data_batch_{i}.bin" for i in range(1, 6)], "test.bin": ["test_batch.bin"]}
+    for name, sources in parts.items():
+        raw = b"".join((options.data / source).read_bytes() for source in sources)
+        keep = options.samples if name == "train.bin" else options.samples // 5
+        (folder / name).write_bytes(raw[:keep * IMAGE] if options.samples else raw)
+    return folder / "train.bin", folder / "test.bin"
+
+
+class Log:
+    """A CSV file and the same on stdout; rows that `keep` of an earlier run's file stay."""
+
+    def __init__(self, options, name, columns, keep=lambda rows: []):
+        self.path = options.out / f"{name}{'-try' if options.samples else ''}.csv"
+        options.out.mkdir(parents=True, exist_ok=True)
+        before = list(csv.reader(open(self.path, newline=""))) if self.path.exists() else []
+        self.kept = keep(before[1:]) if before[:1] == [list(columns)] else []
+        with open(self.path, "w", newline="") as file:
+            csv.writer(file).writerows([columns, *self.kept])
+        print(*columns, sep="\t", flush=True)
+        self.file = open(self.path, "a", newline="")
+        self.writer = csv.writer(self.file)
+
+    def write(self, *row):
+        row = [f"{x:.4f}" if isinstance(x, float) else x for x in row]
+        self.writer.writerow(row)
+        self.file.flush()
+        print(*row, sep="\t", flush=True)
+
+
+# ---- through the platform ---------------------------------------------------------------------------
+
+def follow(url, job, log, began):
+    """A line an epoch until the job has ended; the last state."""
+    seen = 0
+    while True:
+        with urllib.request.urlopen(f"{url}/tasks/{job}", timeout=60) as reply:
+            state = json.load(reply)["state"]
+        try:
+            with urllib.request.urlopen(f"{url}/history/{job}", timeout=60) as reply:
+                data = json.load(reply)["data"]
+        except urllib.error.HTTPError:
+            data = {"train_loss": []}
+        for i in range(seen, len(data["train_loss"])):
+            log.write(i + 1, data["parallelism"][i], data["train_loss"][i], data["validation_loss"][i],
+                      data["accuracy"][i], data["epoch_duration"][i], time.time() - began)
+        seen = len(data["train_loss"])
+        if state in ("succeeded", "failed", "cancelled"):
+            return state, max(data.get("accuracy", [0]) or [0])
+        time.sleep(2)
+
+
+def platform(options, folder):
+    train, test = cifar(options, folder)
+    (folder / "r20.c").write_text(FUNCTION % "resnet20")
+    environment = {**os.environ, "KUBEML_HOME": str(folder / "home")}
+    environment.pop("KUBEML_URL", None)
+
+    def kubeml(*words):
+        return subprocess.run([BUILD / "bin/kubeml", *map(str, words)], env=environment, check=True, text=True,
+                              stdout=subprocess.PIPE).stdout
+
+    url = kubeml("up", "--listen", "127.0.0.1:0").split(" at ")[1].split()[0]
+    environment["KUBEML_URL"] = url
+    try:
+        kubeml("dataset", "create", "--name", "cifar", "--traindata", train, "--testdata", test)
+        kubeml("function", "create", "--name", "r20", "--code", folder / "r20.c")
+        log = Log(options, "resnet20-platform", ("epoch", "functions", "train_loss", "validation_loss", "accuracy",
+                                                 "seconds", "elapsed"))
+        began = time.time()
+        job = kubeml("train", "-f", "r20", "-d", "cifar", "-e", options.epochs or 60, "-b", options.batch, "--lr", 0.1,
+                     "-p", 4, "--static", "--K", options.k, "--goal-accuracy", 70).strip()
+        state, best = follow(url, job, log, began)
+    finally:
+        kubeml("down")
+    print(f"{state}: {best:.2f} % in {(time.time() - began) / 60:.1f} min")
+    return state == "succeeded" and (best >= 70 or options.samples > 0)
+
+
+# ---- one process beside PyTorch ----------------------------------------------------------------------
+
+def ours(options, model, epochs, seed, train, test, folder, log):
+    code = folder / "model.c"
+    code.write_text(FUNCTION % model)
+    command = [BUILD / "bin/kubeml-function", "run", code, "--traindata", train, "--testdata", test, "-e", epochs, "-b",
+               options.batch, "--lr", 0.1, "--seed", seed, "--threads", options.threads, "--json"]
+    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as child:
+        for line in child.stdout:
+            e = json.loads(line)
+            log.write("kubeml", seed, e["epoch"], e["train_loss"], e["validation_loss"], e["accuracy"], e["seconds"])
+    if child.returncode:
+        sys.exit(f"kubeml-function run ended with status {child.returncode}")
+
+
+def torch_model(name):
+    sys.path.insert(0, str(ROOT / "test/golden"))
+    import make_golden
+    return make_golden.ResNetCifar(3) if name == "resnet20" else make_golden.torchvision_model(name, "cifar")
+
+
+def read_images(path):
+    import torch
+    raw = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).reshape(-1, IMAGE)
+    return raw[:, 1:].reshape(-1, 3, 32, 32).float() / 255, raw[:, 0].long()
+
+
+def augment(x, generator):
+    """Pad 4, random crop, flip, each image by itself."""
+    import torch
+    n = len(x)
+    padded = torch.nn.functional.pad(x, (4, 4, 4, 4))
+    dy, dx = (torch.randint(0, 9, (n, 1, 1), generator=generator) for _ in range(2))
+    rows, columns = torch.arange(32).view(1, 32, 1) + dy, torch.arange(32).view(1, 1, 32) + dx
+    out = padded[torch.arange(n).view(n, 1, 1), :, rows, columns].permute(0, 3, 1, 2)
+    flip = torch.rand(n, generator=generator) < 0.5
+    return torch.where(flip.view(n, 1, 1, 1), out.flip(3), out)
+
+
+def theirs(options, name, epochs, seed, train, test, log):
+    import torch
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    (x, y), (tx, ty) = read_images(train), read_images(test)
+    mean, std = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True, correction=0)
+    model = torch_model(name).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    for epoch in range(epochs):
+        began, total = time.time(), 0.0
+        model.train()
+        for part in torch.randperm(len(x), generator=generator).split(options.batch):
+            # The zeros of the padding are the image's, as the engine's are: standardised after it.
+            b = (augment(x[part], generator) - mean) / std
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(model(b.contiguous(memory_format=torch.channels_last)), y[part])
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(part)
+        model.eval()
+        with torch.no_grad():
+            logits = torch.cat([model((part - mean) / std) for part in tx.split(500)])
+        accuracy = 100 * (logits.argmax(1) == ty).float().mean().item()
+        log.write("pytorch", seed, epoch + 1, total / len(x), torch.nn.functional.cross_entropy(logits, ty).item(),
+                  accuracy, time.time() - began)
+
+
+def done(rows, side, seed, epochs):
+    """The accuracies of a seed all of whose epochs are there, else []."""
+    found = {int(r[2]): float(r[5]) for r in rows if r[0] == side and int(r[1]) == seed}
+    return [found[n] for n in range(1, epochs + 1)] if set(range(1, epochs + 1)) <= set(found) else []
+
+
+def beside(options, folder, model, epochs, seeds):
+    """The mean over the seeds must lie within PyTorch's spread, one deviation wider on either side."""
+    train, test = cifar(options, folder)
+
+    def runs(side):
+        return options.side in (None, side)
+
+    def keep(before):
+        """All of the other side, and of this one the seeds that are done."""
+        return [r for r in before if not runs(r[0]) or done(before, r[0], int(r[1]), epochs)]
+
+    log = Log(options, f"{model}-beside-pytorch", ("side", "seed", "epoch", "train_loss", "validation_loss", "accuracy",
+                                                   "seconds"), keep)
+    for seed in range(seeds):
+        if runs("kubeml") and not done(log.kept, "kubeml", seed, epochs):
+            ours(options, model, epochs, seed, train, test, folder, log)
+        if runs("pytorch") and not done(log.kept, "pytorch", seed, epochs):
+            theirs(options, model, epochs, seed, train, test, log)
+    rows = list(csv.reader(open(log.path, newline="")))[1:]
+    a, b = ([done(rows, side, seed, epochs) for seed in range(seeds)] for side in ("kubeml", "pytorch"))
+    if not all(a + b):
+        print("not every seed is done; no comparison")
+        return options.side is not None
+    good = True
+    for epoch in range(epochs):
+        mine, other = [r[epoch] for r in a], [r[epoch] for r in b]
+        slack = statistics.pstdev(other) if seeds > 1 else 0
+        within = min(other) - slack <= statistics.mean(mine) <= max(other) + slack
+        good = good and (within or seeds == 1)
+        print(f"epoch {epoch + 1}: kubeml {statistics.mean(mine):.2f} %, PyTorch {statistics.mean(other):.2f} % "
+              f"({min(other):.2f} to {max(other):.2f}){'' if within else '   outside'}")
+    return good or options.samples > 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("platform", "curve", "resnet34"))
+    parser.add_argument("--data", type=pathlib.Path, default=os.environ.get("CIFAR10"))
+    parser.add_argument("--out", type=pathlib.Path, default=BUILD / "accuracy")
+    parser.add_argument("--samples", type=int, default=0)
+    parser.add_argument("--epochs", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=0)
+    parser.add_argument("--side", choices=("kubeml", "pytorch"))
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("-k", type=int, default=-1, help="local steps between two merges; -1: once an epoch")
+    options = parser.parse_args()
+    if not options.data or not (pathlib.Path(options.data) / "test_batch.bin").exists():
+        sys.exit("--data FOLDER (or CIFAR10=FOLDER) must hold data_batch_1..5.bin and test_batch.bin")
+    options.data = pathlib.Path(options.data)
+    with tempfile.TemporaryDirectory(prefix="kubeml-accuracy-") as name:
+        folder = pathlib.Path(name)
+        if options.what == "platform":
+            good = platform(options, folder)
+        elif options.what == "curve":
+            good = beside(options, folder, "resnet20", options.epochs or 5, options.seeds or 3)
+        else:
+            good = beside(options, folder, "resnet34", options.epochs or 2, options.seeds or 1)
+    sys.exit(not good)
+
+
+main()

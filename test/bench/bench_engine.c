@@ -1,0 +1,131 @@
+/* bench_engine.c: one model on the engine, timed on request; bench_engine.py drives it beside PyTorch.
+ *
+ *   bench_engine MODEL BATCH THREADS [BACKEND]
+ *
+ * Reads "train K" or "infer K" from stdin, does K steps, and writes the seconds they took by the wall
+ * clock and of CPU time; "choices" writes the algorithm table. The batch is made of fixed pseudo-random floats. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "clock.h"
+#include "engine.h"
+#include "rng.h"
+#include "zoo/zoo.h"
+
+typedef struct bench_model {
+    const char *name;
+    shape input;
+    int first, second, kernel, pad; /* filters of the two convolutions */
+} bench_model;
+
+/* LeNet's plan with other extents. */
+static const bench_model models[] = {
+    {"lenet", {3, 1, 28, 28}, 6, 16, 5, 2},
+    {"lenet-3x3-8-20", {3, 1, 28, 28}, 8, 20, 3, 1},
+    {"lenet-rgb32", {3, 3, 32, 32}, 6, 16, 5, 2},
+    {"lenet-rgb32-3x3-8-20", {3, 3, 32, 32}, 8, 20, 3, 1},
+};
+
+static int build_lenet(graph *g, int x, int outputs, void *user)
+{
+    const bench_model *b = user;
+    x = graph_conv2d(g, x, (conv2d_options){.filters = b->first, .kernel = b->kernel, .padding = b->pad});
+    x = graph_max_pool2d(g, graph_relu(g, x), (pool_options){.kernel = 2});
+    x = graph_conv2d(g, x, (conv2d_options){.filters = b->second, .kernel = b->kernel});
+    x = graph_max_pool2d(g, graph_relu(g, x), (pool_options){.kernel = 2});
+    x = graph_relu(g, graph_linear(g, graph_flatten(g, x), 120, (linear_options){0}));
+    x = graph_relu(g, graph_linear(g, x, 84, (linear_options){0}));
+    return graph_linear(g, x, outputs, (linear_options){0});
+}
+
+static int fail(const err *e)
+{
+    fprintf(stderr, "bench_engine: %s\n", e->message);
+    return 1;
+}
+
+static int configure(const char *name, engine_config *c, err *e)
+{
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        if (strcmp(models[i].name, name) != 0)
+            continue;
+        c->build = build_lenet, c->user = (void *)(uintptr_t)&models[i];
+        c->input = models[i].input, c->outputs = 10;
+        return 0;
+    }
+    const zoo_model *z = zoo_find(name, e);
+    if (!z)
+        return -1;
+    c->build = z->build;
+    int side = z->height < 32 ? z->height : 32; /* the zoo's large models in their CIFAR form */
+    c->input = (shape){3, z->channels, side, side}, c->outputs = 10;
+    return 0;
+}
+
+static double cpu_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static int run(engine *m, const engine_batch *b, bool train, long steps, float *logits, err *e)
+{
+    engine_result r;
+    double cpu = cpu_seconds();
+    int64_t begin = clock_monotonic_ns();
+    for (long i = 0; i < steps; i++)
+        if (train ? engine_train(m, b, 0.01, &r, e) : engine_infer(m, b, logits, e))
+            return -1;
+    printf("%.9f %.9f\n", (double)(clock_monotonic_ns() - begin) * 1e-9, cpu_seconds() - cpu);
+    return 0;
+}
+
+static int serve(engine *m, const engine_batch *b, float *logits)
+{
+    err e = ERR_INIT;
+    char line[64];
+    while (fgets(line, sizeof line, stdin)) {
+        if (strncmp(line, "choices", 7) == 0) {
+            printf("%s\n", engine_choices(m));
+        } else if (run(m, b, line[0] == 't', strtol(line + 6, NULL, 10), logits, &e) != 0) {
+            return fail(&e);
+        }
+        fflush(stdout);
+    }
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    err e = ERR_INIT;
+    engine *m = NULL;
+    if (argc < 4) {
+        fprintf(stderr, "usage: bench_engine MODEL BATCH THREADS [BACKEND]\n");
+        return 2;
+    }
+    engine_config c = {.batch = (int)strtol(argv[2], NULL, 10),
+                       .threads = (int)strtol(argv[3], NULL, 10),
+                       .backend = argc > 4 ? argv[4] : NULL,
+                       .optim = {.kind = OPTIM_SGD, .momentum = 0.9}};
+    if (configure(argv[1], &c, &e) != 0 || engine_compile(&c, &m, &e) != 0)
+        return fail(&e);
+    size_t count = (size_t)c.batch * shape_count(c.input);
+    float *x = malloc(count * sizeof *x), *logits = malloc((size_t)c.batch * (size_t)c.outputs * sizeof *x);
+    int32_t *labels = malloc((size_t)c.batch * sizeof *labels);
+    if (!x || !logits || !labels)
+        return 1;
+    rng r;
+    rng_init(&r, 1, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < count; i++)
+        x[i] = (float)(rng_u32(&r) >> 8) * 0x1p-23f - 1;
+    for (int i = 0; i < c.batch; i++)
+        labels[i] = (int32_t)(rng_u32(&r) % (uint32_t)c.outputs);
+    engine_batch b = {.n = c.batch, .type = INPUT_FLOAT, .x = x, .labels = labels};
+    int status = serve(m, &b, logits);
+    engine_free(m);
+    free(x), free(logits), free(labels);
+    return status;
+}

@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""The engine beside PyTorch: training steps and inference, same model, batch, threads, fp32, one run.
+
+The two take turns in short rounds, so that what else the machine does meets both alike; a cell is the
+median over the rounds, in samples a second, a ratio is against PyTorch's fastest mode.
+
+  BUILD=build/release python3 test/bench/bench_engine.py [--rounds 7] [--cases lenet:32:1,...] [--floor]
+
+Without --cases: every promised ratio on one thread and on two, other batches with --batches 16,64,512.
+"peak" is the share of the machine's sgemm (the faster of PyTorch's and numpy's on 1536x1536, on as many
+threads) that ours reaches, counting what the direct algorithms would compute; Winograd's may be over 100 %.
+
+By default a speed is by the clock, which means something on a quiet machine alone. --cpu-time divides by
+the process' CPU seconds instead: with other work on the machine, ratios of one thread stay comparable;
+what two threads gain is not in it.
+
+Runs under a Python that has PyTorch and torchvision (the make target bench-engine sets one up). --floor
+exits 1 when a ratio is under the project's promise for that case.
+"""
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+import torch
+from torch import nn
+
+from torch_models import flops_of, model_of
+
+# What is promised for training and for inference, and at which batches: the smallest ratio.
+TRAIN = {"lenet": {16: 6.0, 32: 5.0, 128: 4.5}, "lenet-3x3-8-20": {32: 4.0}, "lenet-rgb32": {32: 4.0},
+         "lenet-rgb32-3x3-8-20": {32: 4.0}, "resnet20": {32: None}, "resnet18": {32: 2.0}, "resnet34": {32: 2.0},
+         "vgg11": {32: 2.0}, "squeezenet1_1": {32: 2.0}, "mobilenet_v3_small": {32: 2.5},
+         "densenet121": {32: 1.5}}
+INFER = {"lenet": 2.5, "resnet18": 1.6, "resnet34": 1.6, "vgg11": 1.5, "squeezenet1_1": 1.5,
+         "mobilenet_v3_small": 2.0, "densenet121": 1.3}
+MODES = ("eager", "channels_last", "compile")
+
+
+class Torch:
+    def __init__(self, name, batch, what, mode, cpu_time):
+        self.clock = time.process_time if cpu_time else time.perf_counter
+        torch.manual_seed(1)
+        model, shape = model_of(name)
+        self.x = torch.rand(batch, *shape) * 2 - 1
+        if mode == "channels_last":
+            model = model.to(memory_format=torch.channels_last)
+            self.x = self.x.to(memory_format=torch.channels_last)
+        self.labels = torch.randint(0, 10, (batch,))
+        self.train = what == "train"
+        model.train(self.train)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+        self.model = torch.compile(model) if mode == "compile" else model
+
+    def step(self):
+        if not self.train:
+            with torch.inference_mode():
+                self.model(self.x)
+            return
+        self.optimizer.zero_grad(set_to_none=True)
+        nn.functional.cross_entropy(self.model(self.x), self.labels).backward()
+        self.optimizer.step()
+
+    def run(self, steps):
+        begin = self.clock()
+        for _ in range(steps):
+            self.step()
+        return self.clock() - begin
+
+
+class Engine:
+    def __init__(self, name, batch, threads, what, cpu_time):
+        self.column = 1 if cpu_time else 0
+        program = os.path.join(os.environ.get("BUILD", "build/release"), "bench/bench_engine")
+        self.what = what
+        self.child = subprocess.Popen([program, name, str(batch), str(threads)], text=True,
+                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def run(self, steps):
+        self.child.stdin.write(f"{self.what} {steps}\n")
+        self.child.stdin.flush()
+        return float(self.child.stdout.readline().split()[self.column])
+
+    def close(self):
+        self.child.stdin.close()
+        self.child.wait()
+
+
+def measure(contestant, batch, seconds):
+    """Samples a second over about that many seconds."""
+    if not hasattr(contestant, "steps"):
+        contestant.run(2)
+        contestant.steps = max(1, int(seconds / max(contestant.run(3) / 3, 1e-6)))
+    steps = contestant.steps
+    return steps * batch / contestant.run(steps)
+
+
+def compare(name, batch, threads, what, options):
+    torch.set_num_threads(threads)
+    ours = Engine(name, batch, threads, what, options.cpu_time)
+    rivals = {mode: Torch(name, batch, what, mode, options.cpu_time) for mode in options.modes}
+    speeds = {mode: [] for mode in ["ours", *rivals]}
+    for _ in range(options.rounds):
+        for mode, rival in rivals.items():
+            speeds["ours"].append(measure(ours, batch, options.seconds))
+            speeds[mode].append(measure(rival, batch, options.seconds))
+    ours.close()
+    return {mode: statistics.median(v) for mode, v in speeds.items()}
+
+
+def sgemm_peak(threads, cpu_time):
+    """Floating-point operations a second of the better sgemm, best of a few."""
+    torch.set_num_threads(threads)
+    clock = time.process_time if cpu_time else time.perf_counter
+    n, a = 1536, torch.rand(1536, 1536)
+    products = [lambda: torch.mm(a, a)]
+    if threads == 1:
+        products.append(lambda b=a.numpy(): b @ b)  # OpenBLAS: its threads are chosen at import
+    times = []
+    for _ in range(6):
+        for product in products:
+            begin = clock()
+            product()
+            times.append(clock() - begin)
+    return 2 * n ** 3 / min(times)
+
+
+def all_cases(batches, threads):
+    for t in threads:
+        for model, promised in TRAIN.items():
+            for batch in sorted({*promised, *batches}):
+                yield model, batch, t, "train"
+        for model in INFER:
+            yield model, 32, t, "infer"
+
+
+def promise(model, batch, threads, what):
+    if what == "infer":
+        return INFER.get(model) if batch == 32 else None
+    return TRAIN.get(model, {}).get(batch)
+
+
+def number(v):
+    return f"{v / 1000:.1f}k" if v >= 1000 else f"{v:.1f}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.25, help="of one turn")
+    parser.add_argument("--cases", help="model:batch:threads[:infer],...; default: all")
+    parser.add_argument("--batches", default=[], type=lambda s: [int(v) for v in s.split(",")])
+    parser.add_argument("--threads", default=[1, 2], type=lambda s: [int(v) for v in s.split(",")])
+    parser.add_argument("--modes", default=",".join(MODES), type=lambda s: s.split(","))
+    parser.add_argument("--cpu-time", action="store_true",
+                        help="CPU seconds instead of the clock's: one thread on a machine with other work")
+    parser.add_argument("--floor", action="store_true", help="exit 1 under a promised ratio")
+    options = parser.parse_args()
+    cases = list(all_cases(options.batches, options.threads))
+    if options.cases:
+        cases = [(c.split(":") + ["train"])[:4] for c in options.cases.split(",")]
+    unit = "CPU second" if options.cpu_time else "second"
+    print(f"PyTorch {torch.__version__}; samples a {unit}, medians of {options.rounds} rounds")
+    head = f"{'model':22}{'batch':>6}{'thr':>4} {'what':6}{'ours':>9}"
+    print(head + "".join(f"{m:>15}" for m in options.modes) + f"{'ratio':>8}{'promised':>10}{'peak':>7}")
+    missed, peaks = 0, {}
+    for name, batch, threads, what in cases:
+        batch, threads = int(batch), int(threads)
+        if threads not in peaks:
+            peaks[threads] = sgemm_peak(threads, options.cpu_time)
+        r = compare(name, batch, threads, what, options)
+        ratio, floor = r["ours"] / max(r[m] for m in options.modes), promise(name, batch, threads, what)
+        share = r["ours"] * flops_of(name, what == "train") / peaks[threads]
+        missed += floor is not None and ratio < floor
+        print(f"{name:22}{batch:6}{threads:4} {what:6}{number(r['ours']):>9}" +
+              "".join(f"{number(r[m]):>15}" for m in options.modes) +
+              f"{ratio:8.2f}{floor if floor else '-':>10}{share:7.0%}", flush=True)
+    return 1 if missed and options.floor else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+#!/usr/bin/python3
+"""Two functions of one thread each beside one: how much more LeNet they train together.
+
+usage: bench_functions.py [--rounds N] [--seconds S] [--batch N] [--floor]
+
+Two processes with an engine each. In turn, one trains alone and both train at once, each for about S seconds
+with the same number of steps; a round's gain is the steps a second of both together over those of one alone
+(the mean of the two when each was alone). The bar is 1.8, on two cores with nothing else running. --floor: status 1 under it.
+"""
+import argparse
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+PROGRAM = ROOT / os.environ.get("BUILD", "build/release") / "bench/bench_engine"
+GOAL = 1.8
+
+
+class Function:
+    def __init__(self, batch):
+        self.child = subprocess.Popen([PROGRAM, "lenet", str(batch), "1"], text=True, stdin=subprocess.PIPE,
+                                      stdout=subprocess.PIPE)
+
+    def begin(self, steps):
+        self.child.stdin.write(f"train {steps}\n")
+        self.child.stdin.flush()
+
+    def seconds(self):
+        return float(self.child.stdout.readline().split()[0])
+
+    def close(self):
+        self.child.stdin.close()
+        self.child.wait()
+
+
+def speeds(functions, steps):
+    """Steps a second of each, all running at once."""
+    for f in functions:
+        f.begin(steps)
+    return [steps / f.seconds() for f in functions]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--seconds", type=float, default=1)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--floor", action="store_true", help="exit 1 under the bar")
+    options = parser.parse_args()
+    pair = [Function(options.batch) for _ in range(2)]
+    steps = max(1, int(min(speeds(pair[:1], 500)) * options.seconds))
+    gains, alone = [], []
+    for _ in range(options.rounds):
+        one = [speeds([f], steps)[0] for f in pair]
+        gains.append(sum(speeds(pair, steps)) / statistics.mean(one))
+        alone += one
+    for f in pair:
+        f.close()
+    gain = statistics.median(gains)
+    print(f"LeNet, batch {options.batch}, one thread: {statistics.median(alone) * options.batch:,.0f} samples a second alone")
+    print(f"two functions: {gain:.2f} times as fast (median of {options.rounds}: {min(gains):.2f} to {max(gains):.2f}; "
+          f"goal: at least {GOAL})")
+    return 1 if options.floor and gain < GOAL else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+# The model store's rounds against gloo and raw SET and GET. TORCH_PYTHON: a Python with PyTorch.
+TORCH_PYTHON ?=
+.PHONY: bench-round
+bench-round: $(BUILD)/bench/bench_round $(BUILD)/lib/kubeml-redis.so ## time rounds of the model store
+	TORCH_PYTHON=$(TORCH_PYTHON) python3 test/bench/bench_round.py $(abspath $(BUILD))/bench/bench_round

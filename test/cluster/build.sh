@@ -1,0 +1,35 @@
+#!/bin/bash
+# Builds the cluster's programs into $KUBEML_TC_BIN: kube (all of Kubernetes, etcd and the stand-ins of kube/), its
+# links, and helm. What is there already and up to date is left alone. Needs Go, and its module proxy the first time.
+set -euo pipefail
+. "$(dirname "$0")/env.sh"
+
+mkdir -p "$KUBEML_TC_BIN"
+source_digest=$(cat "$here"/kube/* "$0" | sha256sum | cut -d' ' -f1)
+if [ "$(cat "$KUBEML_TC_BIN/source" 2>/dev/null)" = "$source_digest" ] && [ -x "$KUBEML_TC_BIN/helm" ]; then
+    exit 0
+fi
+
+# The version that `kubectl version` and a chart's kubeVersion see.
+cd "$here/kube"
+version=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
+minor=${version#v1.}
+set_version=""
+for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+    set_version+=" -X $package.gitVersion=$version -X $package.gitMajor=1 -X $package.gitMinor=${minor%%.*}"
+    set_version+=" -X $package.gitTreeState=clean -X $package.gitCommit=unknown"
+    set_version+=" -X $package.buildDate=1970-01-01T00:00:00Z"
+done
+echo "building the test cluster's programs (minutes the first time)"
+CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w$set_version" -o "$KUBEML_TC_BIN/kube.new" .
+mv "$KUBEML_TC_BIN/kube.new" "$KUBEML_TC_BIN/kube"
+for name in etcd kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl coredns \
+    fake-gpu netpol; do
+    ln -sf kube "$KUBEML_TC_BIN/$name"
+done
+if [ ! -x "$KUBEML_TC_BIN/helm" ]; then
+    GOBIN=$KUBEML_TC_BIN CGO_ENABLED=0 go install -trimpath \
+        -ldflags "-s -w -X helm.sh/helm/v3/internal/version.version=$KUBEML_TC_HELM" \
+        "helm.sh/helm/v3/cmd/helm@$KUBEML_TC_HELM"
+fi
+echo "$source_digest" >"$KUBEML_TC_BIN/source"

@@ -1,0 +1,254 @@
+"""The chart: that it is well formed, that the API server takes every object of it under every value, that its pods
+pass Pod Security "restricted", and that its Role holds the verbs that are used."""
+import copy
+import json
+import re
+import shutil
+import subprocess
+
+import yaml
+
+import cluster
+from cluster import CHART, apply, case, harness, helm, kubectl, namespace
+
+# Another value for each of values.yaml, so that each is rendered once otherwise than by default.
+OTHERWISE = {
+    "nameOverride": "other", "image.prefix": "registry.example/team/", "image.tag": "9.9", "image.pullPolicy": "Always",
+    "image.pullSecrets": ["registry"], "controller.replicas": 1, "controller.image": "own-controller",
+    "builder.replicas": 0, "builder.image": "own-builder", "builder.scratchSize": "1Gi",
+    "controller.slots": 0, "controller.homeSize": "1Gi", "controller.extraArgs": ["--function-memory=1000000000"],
+    "secrets.make": False, "token.existingSecret": "mine", "users.existingSecret": "users", "service.type": "NodePort", "service.port": 80,
+    "service.annotations": {"example.com/x": "y"}, "pool.functions": 1, "pool.ps": 2,
+    "function.image": "own-function", "function.scratchSize": "3Gi", "function.runtimeClassName": "nvidia",
+    "function.env": [{"name": "A", "value": "b"}], "ps.image": "own-ps", "ps.scratchSize": "1Gi",
+    "gpu.enabled": True, "gpu.resource": "nvidia.com/gpu.shared", "gpu.count": 2, "gpu.countNodes": True,
+    "gpu.sharing.configMap": True, "gpu.sharing.strategy": "mps", "gpu.sharing.replicas": 8, "gpu.sharing.rename": True,
+    "mongodb.uri": "mongodb://u:p@db.example/kubeml", "mongodb.existingSecret": "store",
+    "mongodb.egress": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "mongodb.port": 27018,
+    "mongodb.tls.caConfigMap": "mongodb-ca",
+    "mongodb.bundled.image": "registry.example/mongo:8", "mongodb.bundled.size": "1Gi",
+    "mongodb.bundled.storageClass": "fast", "mongodb.bundled.keep": False, "mongodb.bundled.cacheGB": 1.5,
+    "security.userID": 1000, "security.mongoUserID": 1001, "rbac.create": False, "serviceAccount.name": "mine",
+    "serviceAccount.annotations": {"example.com/x": "y"}, "networkPolicy.enabled": False,
+    "networkPolicy.serviceProxy": False, "rbac.userRole": True,
+    "networkPolicy.ingress": [{"ipBlock": {"cidr": "10.1.0.0/16"}}],
+    "networkPolicy.apiServer": [{"ipBlock": {"cidr": "10.96.0.1/32"}}], "networkPolicy.apiServerPorts": [8443],
+    "podDisruptionBudget.enabled": False, "serviceMonitor.enabled": True, "serviceMonitor.interval": "1m",
+    "serviceMonitor.labels": {"release": "prometheus"}, "grafana.dashboard": True, "grafana.labels": {"x": "y"},
+}
+PLACES = {"nodeSelector": {"disk": "fast"}, "tolerations": [{"key": "gpu", "operator": "Exists"}],
+          "affinity": {"nodeAffinity": {}}, "requests": {"cpu": "50m"}, "limits": {"memory": "3Gi"}}
+# Values that show only beside another one.
+BESIDE = {"gpu.resource": "gpu.enabled", "gpu.count": "gpu.enabled", "mongodb.egress": "mongodb.uri",
+          "mongodb.port": "mongodb.uri", "serviceMonitor.interval": "serviceMonitor.enabled",
+          "serviceMonitor.labels": "serviceMonitor.enabled", "grafana.labels": "grafana.dashboard",
+          **{f"gpu.sharing.{k}": "gpu.sharing.configMap" for k in ("strategy", "replicas", "rename")}}
+
+
+def leaves(values, path=""):
+    for key, value in values.items():
+        here = f"{path}.{key}".lstrip(".")
+        if isinstance(value, dict) and value and key not in ("requests", "limits", "labels"):
+            yield from leaves(value, here)
+        else:
+            yield here, key
+
+
+def put(values, path, value):
+    *folders, last = path.split(".")
+    for folder in folders:
+        values = values.setdefault(folder, {})
+    values[last] = value
+
+
+def render(values, folder=cluster.FOLDER):
+    path = f"{folder}/values.json"
+    with open(path, "w") as file:
+        json.dump(values, file)
+    text = helm("template", "rel", CHART, "-n", "default", "--kube-version", "1.34.0", "-f", path).stdout
+    return [d for d in yaml.safe_load_all(text) if d]
+
+
+def stable(documents):
+    """Without what is made by chance in each rendering."""
+    documents = copy.deepcopy(documents)
+    for d in documents:
+        if d["kind"] == "Secret":
+            d["data"] = sorted(d["data"])
+        d.get("spec", {}).get("template", {}).get("metadata", {}).get("annotations", {}).pop("checksum/config", None)
+    return documents
+
+
+def pods(documents):
+    """Everything of the chart that becomes a pod: (name, spec)."""
+    for d in documents:
+        if d["kind"] in ("Deployment", "StatefulSet"):
+            yield d["metadata"]["name"], d["spec"]["template"]
+        if d["kind"] == "ConfigMap" and "pods.json" in d["data"]:
+            for role in ("function", "ps"):
+                yield role, json.loads(d["data"]["pods.json"])[role]
+
+
+@case(platform=False)
+def lint_finds_nothing():
+    said = helm("lint", CHART, "--strict").stdout
+    assert "0 chart(s) failed" in said and "[ERROR]" not in said and "[WARNING]" not in said, said
+
+
+@case(limit=300, platform=False)
+def every_value_is_rendered_and_taken():
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    without = {None: stable(render({}))}
+    for beside in sorted(set(BESIDE.values())):
+        alone = {}
+        put(alone, beside, OTHERWISE[beside])
+        without[beside] = stable(render(alone))
+    distinct = {}
+    for path, key in leaves(values):
+        assert key in PLACES or path in OTHERWISE, f"{path} is in values.yaml but not in this test"
+        changed = {}
+        for name in (path, BESIDE.get(path)):
+            if name:
+                put(changed, name, OTHERWISE.get(name, PLACES.get(key)))
+        documents = stable(render(changed))
+        assert documents != without[BESIDE.get(path)], f"{path} changes nothing"
+        for d in documents:
+            # Not in every cluster: the operator's kind. A Secret's data are names here.
+            if d["kind"] not in ("ServiceMonitor", "Secret"):
+                distinct[json.dumps(d, sort_keys=True)] = d
+    with namespace() as ns:
+        for d in distinct.values():
+            if "namespace" in d["metadata"]:
+                d["metadata"]["namespace"] = ns
+        apply(list(distinct.values()), ns, "--dry-run=server")
+
+
+@case(platform=False)
+def bad_values_are_refused():
+    for bad in ("pool.functoins=1", "pool.functions=-1", "service.type=Magic", "gpu.sharing.strategy=both",
+                "mongodb.uri=http://x", "controller.replicas=0", "controller.homeSize=much"):
+        done = helm("template", "rel", CHART, "--kube-version", "1.34.0", "--set", bad, check=False)
+        key = bad.split("=")[0].split(".")[-1]
+        assert done.returncode != 0 and key in done.stderr, (bad, done.stderr)
+
+
+@case(limit=180, platform=False)
+def prometheus_and_grafana_take_what_is_for_them():
+    """The ServiceMonitor by the operator's own definition; the dashboard by the metrics that there are."""
+    source = "github.com/prometheus-operator/prometheus-operator@v0.82.2"
+    documents = render({"serviceMonitor": {"enabled": True, "labels": {"release": "x"}}, "grafana": {"dashboard": True}})
+    board, = [d["data"]["kubeml.json"] for d in documents if d["metadata"]["name"] == "rel-dashboard"]
+    shown = {n.removesuffix("_bucket") for n in re.findall(r"kubeml_[a-z_]+", json.dumps(json.loads(board)["panels"]))}
+    there = set(re.findall(r'"(kubeml_[a-z_]+)"', (cluster.ROOT / "controller/metrics_controller.c").read_text()))
+    assert shown and shown <= there, shown - there
+    if not shutil.which("go"):
+        cluster.skip("no go, which the operator's definitions come by")
+    done = subprocess.run(["go", "mod", "download", "-json", source], capture_output=True, text=True, cwd="/")
+    if done.returncode:
+        cluster.skip("the operator's definitions cannot be downloaded: " + done.stdout[-200:])
+    crds = f"{json.loads(done.stdout)['Dir']}/example/prometheus-operator-crd"
+    kubectl("apply", "--server-side", "-f", f"{crds}/monitoring.coreos.com_servicemonitors.yaml")
+    try:
+        kubectl("wait", "--for=condition=Established", "crd/servicemonitors.monitoring.coreos.com", "--timeout=30s")
+        monitor, = [d for d in documents if d["kind"] == "ServiceMonitor"]
+        with namespace() as ns:
+            apply([monitor], ns, "--dry-run=server")
+            monitor["spec"]["endpoints"][0]["intervall"] = "1s"  # the control
+            assert apply([monitor], ns, "--dry-run=server", check=False).returncode != 0
+    finally:
+        kubectl("delete", "crd", "servicemonitors.monitoring.coreos.com", check=False)
+
+
+@case(limit=120, platform=False)
+def pods_are_restricted():
+    documents = render({"gpu": {"enabled": True}})
+    found = dict(pods(documents))
+    assert set(found) == {"rel-controller", "rel-builder", "rel-mongodb", "function", "ps"}, set(found)
+    with namespace("restricted") as ns:
+        for name, template in found.items():
+            spec = template["spec"]
+            spec.pop("serviceAccountName", None)
+            if name == "rel-mongodb":  # the claim's, which a StatefulSet adds
+                spec["volumes"].append({"name": "data", "emptyDir": {}})
+            one = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+            apply([one], ns, "--dry-run=server")
+            for container in spec["containers"]:
+                assert container["securityContext"]["readOnlyRootFilesystem"] is True, name
+                assert {"cpu", "memory"} <= set(container["resources"]["limits"]), name
+            if name != "rel-controller":
+                assert spec["automountServiceAccountToken"] is False, name
+            # The control: the same pod is refused when it asks for more.
+            spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+            assert apply([one], ns, "--dry-run=server", check=False).returncode != 0, name
+
+
+@case(limit=120, platform=False)
+def the_role_allows_its_verbs_alone():
+    with namespace() as ns:
+        kubectl("apply", "-f", CHART / "crds")
+        apply([d for d in render({}) if d["kind"] in ("Role", "ServiceAccount")], ns)
+        kubectl("create", "rolebinding", "rel", "--role=rel", f"--serviceaccount={ns}:rel", "-n", ns)
+
+        def may(verb, what, where=ns):  # RESOURCE, RESOURCE/SUBRESOURCE or RESOURCE/NAME
+            kind, _, part = what.partition("/")
+            chosen = [kind, f"--subresource={part}"] if part in ("log", "exec", "status") else [what]
+            return kubectl("auth", "can-i", verb, *chosen, "-n", where, f"--as=system:serviceaccount:{ns}:rel",
+                           check=False).stdout.strip() == "yes"
+        cluster.until(lambda: may("create", "pods"), 20)
+        for verb, what in (("get", "pods/log"), ("patch", "pods"), ("create", "networkpolicies.networking.k8s.io"),
+                           ("create", "services"), ("create", "secrets"), ("patch", "functions.kubeml.dev/status"),
+                           ("update", "leases.coordination.k8s.io/rel-controller"),
+                           ("watch", "trainjobs.kubeml.dev"), ("patch", "trainjobs.kubeml.dev/status")):
+            assert may(verb, what), (verb, what)
+        for verb, what in (("create", "pods/exec"), ("get", "secrets"), ("list", "secrets"), ("update", "pods"),
+                           ("deletecollection", "pods"), ("delete", "networkpolicies.networking.k8s.io"), ("delete", "services"), ("delete", "secrets"), ("update", "secrets"), ("watch", "secrets"),
+                           ("create", "leases.coordination.k8s.io"), ("update", "leases.coordination.k8s.io"), ("list", "leases.coordination.k8s.io"),
+                           ("update", "trainjobs.kubeml.dev"),
+                           ("update", "trainjobs.kubeml.dev/status"), ("patch", "functions.kubeml.dev"), ("delete", "datasets.kubeml.dev"), ("list", "nodes"), ("create", "roles.rbac.authorization.k8s.io"), ("list", "configmaps")):
+            assert not may(verb, what), (verb, what)
+        assert not may("list", "pods", "kube-system")
+
+
+@case(limit=180, platform=False)
+def secrets_and_data_outlive_upgrades_and_uninstalls():
+    """Objects alone: nothing has to run for it."""
+    def there(kind, name):
+        return kubectl("get", kind, name, "-n", ns, check=False).returncode == 0
+
+    def secrets():
+        return {name: cluster.get("secret", name, "-n", ns)["data"]
+                for name in ("kubeml-pool", "kubeml-builder", "kubeml-token", "kubeml-store")}
+    claim = "data-kubeml-mongodb-0"
+    with namespace("restricted") as ns:
+        helm("install", "kubeml", CHART, "-n", ns, "--set", "image.tag=none")
+        cluster.until(lambda: there("pvc", claim), 30)
+        before = secrets()
+        assert all(before.values())
+        helm("upgrade", "kubeml", CHART, "-n", ns, "--reuse-values", "--set", "controller.replicas=3")
+        assert secrets() == before
+        assert cluster.get("deployment", "kubeml-controller", "-n", ns)["spec"]["replicas"] == 3
+        helm("uninstall", "kubeml", "-n", ns, "--wait")
+        assert there("pvc", claim) and there("secret", "kubeml-store")
+        assert not there("secret", "kubeml-token") and not there("lease", "kubeml-controller")
+        # Back under the same name, it opens what it left.
+        helm("install", "kubeml", CHART, "-n", ns, "--set", "image.tag=none,mongodb.bundled.keep=false")
+        assert secrets()["kubeml-store"] == before["kubeml-store"]
+        cluster.until(lambda: cluster.get("pvc", claim, "-n", ns)["metadata"].get("ownerReferences"), 60)
+        helm("uninstall", "kubeml", "-n", ns, "--wait")
+        cluster.until(lambda: not there("pvc", claim) and not there("secret", "kubeml-store"), 60)
+
+
+@case(limit=60, platform=False)
+def the_manifest_is_the_chart():
+    """manifests/kubeml.yaml is what `make manifests` gives, and the API server takes it."""
+    made = cluster.run(cluster.ROOT / "manifests/render.sh").stdout
+    assert made == (cluster.ROOT / "manifests/kubeml.yaml").read_text(), "run make manifests"
+    done = kubectl("create", "namespace", "kubeml", check=False)
+    try:
+        kubectl("apply", "--dry-run=server", "-f", cluster.ROOT / "manifests/kubeml.yaml")
+    finally:
+        if done.returncode == 0:
+            kubectl("delete", "namespace", "kubeml", "--wait=false")
+
+
+harness.main(globals())

@@ -1,0 +1,74 @@
+"""The local platform's end-to-end cases, against a release of the chart: the same code, another address.
+
+What is left out is named here with its reason; a case that is added there runs here too.
+"""
+import importlib
+import os
+import pathlib
+import sys
+
+import cluster  # noqa: F401
+import release
+from cluster import harness
+
+MODULES = ("test_rest", "test_cli", "test_explain", "test_faults", "test_mnist", "test_notebook")
+
+LOCAL = "it starts a platform of this machine"
+OPTIONS = "it wants options of its own; the chart's are test_install's"
+ARMED = "it arms places in the functions' code, which pods do not have; test_kills kills them"
+NO_PLATFORM = "it asks no platform"
+LONG = "minutes, of arithmetic that is the same in a pod; with KUBEML_TC_ALL=1 it runs"
+OTHERWISE = {
+    "test_rest.a_second_controller_is_refused": LOCAL,
+    "test_rest.a_token": LOCAL + "; every request here carries a token",
+    "test_rest.a_stopped_platform_goes_on": LOCAL + "; test_upgrade stops this one",
+    "test_rest.an_empty_pool_starts_what_is_needed": OPTIONS,
+    "test_rest.idle_connections_block_nobody": "a port-forward would be measured, not the server",
+    "test_rest.an_upload_that_breaks_off_leaves_nothing": "a port-forward keeps the connection open",
+    "test_rest.the_server_keeps_openapi": LONG,
+    "test_rest.bodies_over_the_limit": "a port-forward cuts off what is refused before it is read",
+    "test_cli.up_status_down": LOCAL, "test_cli.up_that_cannot_start": LOCAL, "test_cli.a_token": LOCAL, "test_cli.users_have_tokens_of_their_own": LOCAL + "; test_tenants has two users",
+    "test_cli.the_same_file_in_one_process": "it reads the local platform's store",
+    "test_cli.usage": NO_PLATFORM, "test_cli.completion": NO_PLATFORM, "test_cli.no_redis": OPTIONS,
+    "test_explain.pool_empty": OPTIONS, "test_explain.redis_missing": OPTIONS,
+    "test_explain.store_down": "it takes away the local platform's folder",
+    "test_faults.the_controller_killed_in_every_state": "kubelet waits longer before each start; test_kills kills it",
+    "test_faults.a_job_given_up_leaves_no_segment": "segments are the pods' own and go with them",
+    **{f"test_faults.a_function_killed_{name}": ARMED for name in (
+        "while_it_loads", "while_it_fetches", "while_it_trains", "half_way_through_a_publish", "while_it_waits",
+        "while_it_validates", "under_a_server_merge")},
+    "test_mnist.sorted_by_label": LONG, "test_mnist.every_k_trains": LONG,
+    "test_mnist.an_elastic_job_says_how_many_trained": LONG,
+    "test_mnist.one_function_is_kubeml_run": "it reads the local platform's store",
+    "test_notebook.what_it_needs": NO_PLATFORM,
+}
+
+
+def left_out(reason):
+    def why():
+        harness.skip(reason)
+    why.case = {"limit": 30, "alone": False, "platform": False, "options": (), "env": None}
+    return why
+
+
+def cases():
+    sys.path.insert(0, str(pathlib.Path(harness.__file__).parent))
+    found = {}
+    for module in MODULES:
+        for name, function in vars(importlib.import_module(module)).items():
+            if isinstance(getattr(function, "case", None), dict):
+                name = f"{module}.{name}"
+                reason = OTHERWISE.get(name)
+                if reason == LONG and os.environ.get("KUBEML_TC_ALL"):
+                    reason = None
+                found[name] = left_out(reason) if reason else function
+    unknown = set(OTHERWISE) - set(found)
+    assert not unknown, f"no such case is there to leave out: {unknown}"
+    for function in found.values():
+        # An installation may come first.
+        function.case = {**function.case, "limit": function.case["limit"] + 180}
+    return found
+
+
+harness.another_platform = release.shared
+harness.main(cases())

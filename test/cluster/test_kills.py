@@ -1,0 +1,65 @@
+"""kill -9, one after the other, of everything that a job stands on; it ends with the weights that it would have had."""
+import os
+import signal
+
+import release
+from cluster import case, harness, until
+
+OPTIONS = {"k": 2, "default_parallelism": 2, "seed": 3}
+
+
+def epoch(p, job):
+    return p.task(job)["epoch"]
+
+
+def goes_on(p, job, said):
+    before = epoch(p, job)
+    until(lambda: epoch(p, job) > before + 1 or p.task(job)["state"] == "succeeded", 90, every=0.2,
+          message=f"after {said} was killed the job does not go on")
+    assert p.task(job)["state"] != "succeeded", "the job was too short to be hit"
+
+
+def restarts(pod):
+    return sum(c["restartCount"] for c in pod["status"].get("containerStatuses", []))
+
+
+@case(limit=480, platform=False)
+def leader_function_redis_and_ps_are_killed():
+    with release.shared() as p:
+        p.dataset()
+        p.function()
+        epochs = release.epochs_for(p, 40, **OPTIONS)
+        want = p.succeed(p.train(epochs=epochs, **OPTIONS), 180)["sha256"]
+        job = p.train(epochs=epochs, **OPTIONS)
+        until(lambda: epoch(p, job) >= 1, 60)
+
+        killed = p.kill()
+        # Another one, or the same one in a new container: kubelet is often quicker than the lease's end.
+        until(lambda: (now := p.leader()) and release.ready(now) and (
+            now["metadata"]["name"] != killed or restarts(now)), 60, message="nobody leads")
+        goes_on(p, job, "the leader")
+
+        pod = p.pod(job=job, role="function", function=1)
+        os.kill(pod["pid"], signal.SIGKILL)
+        until(lambda: any(o["incarnation"] > pod["incarnation"]
+                          for o in p.pods(job=job, role="function", function=1)), 60, message="no other function 1")
+        goes_on(p, job, "a function")
+
+        redis = p.redis(job)
+        os.kill(redis, signal.SIGKILL)
+        until(lambda: not harness.alive(redis), 10)
+        goes_on(p, job, "Redis")
+
+        ps = p.pod(job=job, role="ps")
+        os.kill(ps["pid"], signal.SIGKILL)
+        until(lambda: any(o["uid"] != ps["uid"] or o["pid"] not in (0, ps["pid"])
+                          for o in p.pods(job=job, role="ps")), 60, message="no other kubeml-ps")
+        goes_on(p, job, "kubeml-ps")
+
+        task = p.succeed(job, 180)
+        assert task["sha256"] == want, "other weights than without the kills"
+        assert len(p.get(f"/history/{job}")["data"]["accuracy"]) == epochs
+        until(lambda: not p.pods(job=job), 60, message="pods of an ended job")
+
+
+harness.main(globals())

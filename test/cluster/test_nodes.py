@@ -1,0 +1,86 @@
+"""Two nodes: one is drained, comes back, and loses its power; the job goes on on the other."""
+import os
+import subprocess
+
+import cluster
+import release
+from cluster import HERE, case, get, harness, kubectl, skip, until
+
+OPTIONS = {"k": 2, "default_parallelism": 4, "seed": 4}
+LOST = "node1"
+
+
+def nodes_of(p, job):
+    return {pod["name"]: pod["node"] for pod in p.pods(job=job)}
+
+
+def ready_node(name):
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in get("node", name)["status"]["conditions"])
+
+
+def on_both(p, want):
+    """A warm pool that has functions on both nodes."""
+    p.warm(*want)
+    pods = p.pods(role="function")
+    nodes = {pod["node"] for pod in pods}
+    if LOST not in nodes:
+        # The pool was filled while the node was away; it fills again.
+        for pod in pods:
+            kubectl("delete", "pod", "-n", p.ns, pod["name"], "--wait=false")
+        until(lambda: LOST in {pod["node"] for pod in p.pods(role="function") if pod["pid"]}, 60,
+              message=f"no function pod on {LOST}")
+        p.warm(*want)
+
+
+def goes_on_without(p, job, seconds):
+    """Its pods are on the other node alone, and it trains."""
+    until(lambda: (nodes := nodes_of(p, job)) and LOST not in nodes.values() and len(nodes) >= 5, seconds, every=0.2,
+          message=f"the job still stands on {LOST}: {nodes_of(p, job)}")
+    before = p.task(job)["epoch"]
+    until(lambda: p.task(job)["epoch"] > before or p.task(job)["state"] == "succeeded", 90, every=0.2,
+          message="the job does not go on")
+    assert p.task(job)["state"] != "succeeded", "the job was too short to be hit"
+
+
+@case(limit=600, platform=False)
+def a_node_is_drained_and_one_is_lost():
+    if not cluster.OURS:
+        skip("a node of somebody's cluster is not killed")
+    if not (cluster.STATE / f"{LOST}.ns").exists():
+        skip("the cluster has one node")
+    with release.shared() as p:
+        p.dataset()
+        p.function()
+        epochs = release.epochs_for(p, 40, **OPTIONS)
+        want = p.succeed(p.train(epochs=epochs, **OPTIONS), 180)["sha256"]
+        try:
+            on_both(p, (4, 1))
+            job = p.train(epochs=epochs, **OPTIONS)
+            until(lambda: p.task(job)["epoch"] >= 1, 60)
+            assert LOST in nodes_of(p, job).values(), nodes_of(p, job)
+            kubectl("drain", LOST, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=90s",
+                    seconds=120)
+            goes_on_without(p, job, 60)
+            assert p.succeed(job, 180)["sha256"] == want, "other weights than without the drain"
+            kubectl("uncordon", LOST)
+
+            on_both(p, (4, 1))
+            job = p.train(epochs=epochs, **OPTIONS)
+            until(lambda: p.task(job)["epoch"] >= 1, 60)
+            assert LOST in nodes_of(p, job).values(), nodes_of(p, job)
+            subprocess.run([str(HERE / "down.sh"), LOST[4:]], check=True)
+            goes_on_without(p, job, 120)
+            assert p.succeed(job, 180)["sha256"] == want, "other weights than without the loss"
+            history = p.get(f"/history/{job}")
+            assert len(history["data"]["accuracy"]) == epochs, history
+            assert len(p.get(f"/model/{job}")) > 61706 * 4
+        finally:
+            kubectl("uncordon", LOST, check=False)
+            if not (cluster.STATE / f"{LOST}.ns").exists():
+                subprocess.run([str(HERE / "up.sh"), LOST[4:]], check=True, stdout=subprocess.DEVNULL,
+                               env={**os.environ})
+                until(lambda: ready_node(LOST), 90, every=0.5, message=f"{LOST} does not come back")
+
+
+if __name__ == "__main__":
+    harness.main(globals())

@@ -1,0 +1,247 @@
+"""TrainJobs, Functions and Datasets: what kubectl shows, suspend and delete, deadline and time to live, what is refused;
+what stands beside a job, and a model served in a pod."""
+import json
+
+import cluster
+import release
+from cluster import apply, case, harness, kubectl, until
+
+CONDITIONS = {"Accepted", "FunctionsReady", "Training", "Degraded", "Suspended", "Complete", "Failed"}
+
+
+def trainjob(name, **spec):
+    return {"apiVersion": "kubeml.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": name}, "spec": {
+        "function": "lenet", "dataset": "tiny", "epochs": 2, "batchSize": 32, "lr": 0.01, "parallelism": 2,
+        "staticParallelism": True, **spec}}
+
+
+def found(p, name):
+    return next((t for t in cluster.listed("trainjobs", p.ns) if t["metadata"]["name"] == name), None)
+
+
+def status(p, name):
+    return (found(p, name) or {}).get("status", {})
+
+
+def condition(p, name, kind):
+    """(status, reason, message)"""
+    return next(((c["status"], c.get("reason"), c.get("message", "")) for c in status(p, name).get("conditions", [])
+                 if c["type"] == kind), (None, None, ""))
+
+
+def holds(p, name, kind, seconds=60, value="True"):
+    until(lambda: condition(p, name, kind)[0] == value, seconds, every=0.1,
+          message=f"{name} is not {kind}={value}: {json.dumps(status(p, name))}")
+    return condition(p, name, kind)
+
+
+def ready(p):
+    p.dataset()
+    p.function()
+    return p
+
+
+def gone(p, *names):
+    for name in names:
+        kubectl("delete", "trainjob", name, "-n", p.ns, "--ignore-not-found", "--wait=false", check=False)
+
+
+@case(limit=300, platform=False)
+def made_by_kubectl_and_seen_by_both():
+    with release.shared() as p:
+        ready(p)
+        try:
+            apply([trainjob("by-hand", k=8)], p.ns)
+            holds(p, "by-hand", "Complete", 90)
+            now = found(p, "by-hand")
+            assert now["status"]["observedGeneration"] == now["metadata"]["generation"], now
+            assert {c["type"] for c in now["status"]["conditions"]} == CONDITIONS, now["status"]["conditions"]
+            job = now["status"]["job"]
+            assert p.get(f"/tasks/{job}")["state"] == "succeeded"
+
+            # By short name, by category, with its columns, narrow and wide.
+            narrow = kubectl("get", "tj", "by-hand", "-n", p.ns).stdout.splitlines()
+            assert narrow[0].split() == ["NAME", "STATE", "EPOCH", "ACC", "LOSS", "WORKERS", "AGE"], narrow
+            row = narrow[1].split()
+            assert row[:3] == ["by-hand", "succeeded", "2"] and float(row[3]) > 0 and float(row[4]) > 0 and row[5] == "2", row
+            wide = kubectl("get", "trainjob", "by-hand", "-n", p.ns, "-o", "wide").stdout.splitlines()
+            assert wide[0].split()[7:] == ["K", "MODE", "DATASET", "FUNCTION", "GPU", "USER"], wide
+            assert wide[1].split()[7:11] == ["8", "database", "tiny", "lenet"], wide
+            assert "by-hand" in kubectl("get", "kubeml", "-n", p.ns).stdout
+
+            # A job of the API shows as a TrainJob.
+            other = p.train(epochs=1)
+            name = until(lambda: next((t["metadata"]["name"] for t in cluster.listed("trainjobs", p.ns)
+                                       if t.get("status", {}).get("job") == other), None), 30,
+                         message="a job of the API has no TrainJob")
+            holds(p, name, "Complete", 90)
+            assert p.task(other)["state"] == "succeeded"
+        finally:
+            gone(p, "by-hand")
+
+
+@case(limit=300, platform=False)
+def suspend_stops_at_a_merge_and_goes_on_there():
+    with release.shared() as p:
+        ready(p)
+        spec = {"epochs": 30, "k": 2, "seed": 5}
+        try:
+            want = p.succeed(p.train(**{"epochs": 30, "k": 2, "seed": 5}), 120)["sha256"]
+            apply([trainjob("pause", **spec)], p.ns)
+            until(lambda: (status(p, "pause").get("epoch") or 0) >= 2, 60, every=0.1, message="it does not train")
+            kubectl("patch", "trainjob", "pause", "-n", p.ns, "--type=merge", "-p", '{"spec":{"suspend":true}}')
+            holds(p, "pause", "Suspended", 60)
+            job = status(p, "pause")["job"]
+            until(lambda: not p.pods(job=job), 60, message="a suspended job keeps its pods")
+            epoch = p.task(job)["epoch"]
+            assert epoch < spec["epochs"], "it was over before it was suspended"
+            kubectl("patch", "trainjob", "pause", "-n", p.ns, "--type=merge", "-p", '{"spec":{"suspend":false}}')
+            holds(p, "pause", "Suspended", 60, "False")
+            holds(p, "pause", "Complete", 120)
+            task = p.task(job)
+            assert task["sha256"] == want, "other weights than without the pause"
+            assert len(p.get(f"/history/{job}")["data"]["accuracy"]) == spec["epochs"]
+
+            # What is made suspended waits, without a job of its own.
+            apply([trainjob("later", suspend=True)], p.ns)
+            holds(p, "later", "Suspended", 30)
+            kubectl("patch", "trainjob", "later", "-n", p.ns, "--type=merge", "-p", '{"spec":{"suspend":false}}')
+            holds(p, "later", "Complete", 90)
+        finally:
+            gone(p, "pause", "later")
+
+
+@case(limit=300, platform=False)
+def delete_deadline_and_time_to_live():
+    with release.shared() as p:
+        ready(p)
+        try:
+            apply([trainjob("long", epochs=5000)], p.ns)
+            holds(p, "long", "Training", 60)
+            job = status(p, "long")["job"]
+            kubectl("delete", "trainjob", "long", "-n", p.ns, "--timeout=60s")
+            until(lambda: not p.pods(job=job), 60, message="the pods of a deleted TrainJob stay")
+            assert p.wait(job)["state"] == "cancelled"
+
+            apply([trainjob("short", epochs=5000, activeDeadlineSeconds=3, ttlSecondsAfterFinished=3)], p.ns)
+            failed = holds(p, "short", "Failed", 60)
+            assert failed[1] == "DeadlineExceeded", failed
+            job = status(p, "short")["job"]
+            until(lambda: found(p, "short") is None, 60, message="it stays after its time")
+            assert p.get(f"/history/{job}")["id"] == job, "its history stays"
+        finally:
+            gone(p, "long", "short")
+
+
+@case(limit=300, platform=False)
+def what_is_refused():
+    with release.shared() as p:
+        ready(p)
+        try:
+            for name, spec, says in (
+                    ("negative", {"epochs": -1}, "spec.epochs"), ("zero", {"epochs": 0}, "spec.epochs"),
+                    ("unknown", {"epoks": 3}, "epoks"), ("rate", {"lr": -0.5}, "spec.lr"),
+                    ("goal", {"goalAccuracy": 101}, "goalAccuracy"), ("merge", {"merge": "magic"}, "magic"),
+                    ("text", {"epochs": "three"}, "spec.epochs")):
+                done = apply([trainjob(name, **spec)], p.ns, check=False)
+                assert done.returncode != 0 and says in done.stderr, (name, done.stdout, done.stderr)
+            lacking = trainjob("lacking")
+            del lacking["spec"]["dataset"]
+            done = apply([lacking], p.ns, check=False)
+            assert done.returncode != 0 and '"dataset"' in done.stderr, done.stderr
+            assert not [t for t in cluster.listed("trainjobs", p.ns) if t["metadata"]["name"] in
+                        ("negative", "unknown", "lacking")]
+
+            for name, spec, says in (("nofunction", {"function": "nono"}, 'no function "nono"'),
+                                     ("nodata", {"dataset": "nono"}, 'no dataset "nono"')):
+                apply([trainjob(name, **spec)], p.ns)
+                value, reason, message = holds(p, name, "Accepted", 20, "False")
+                assert reason == "NotFound" and says in message, (name, reason, message)
+
+            # What is trained is not changed under way.
+            apply([trainjob("fixed", epochs=1)], p.ns)
+            done = kubectl("patch", "trainjob", "fixed", "-n", p.ns, "--type=merge", "-p", '{"spec":{"epochs":7}}',
+                           check=False)
+            assert done.returncode != 0 and "cannot be changed" in done.stderr, done.stderr
+            holds(p, "fixed", "Complete", 90)
+        finally:
+            gone(p, "nofunction", "nodata", "fixed")
+
+
+def resource(kind, name, **spec):
+    return {"apiVersion": "kubeml.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def ready_of(p, kind, name):
+    one = next((o for o in cluster.listed(kind, p.ns) if o["metadata"]["name"] == name), {})
+    return next(((c["status"], c["reason"], c.get("message", "")) for c in one.get("status", {}).get("conditions", [])
+                 if c["type"] == "Ready"), (None, None, "")), one.get("status", {})
+
+
+def becomes(p, kind, name, value, reason):
+    until(lambda: ready_of(p, kind, name)[0][:2] == (value, reason), 60, every=0.2,
+          message=f"{kind} {name}: {ready_of(p, kind, name)}")
+    return ready_of(p, kind, name)
+
+
+@case(limit=300, platform=False)
+def functions_and_datasets_have_their_status():
+    with release.shared() as p:
+        try:
+            apply([resource("Function", "ours", model="lenet5"),
+                   resource("Function", "nobodys", model="nothing-of-the-kind"),
+                   resource("Function", "broken", source="int main(void) { return x; }"),
+                   resource("Dataset", "tiny")], p.ns)
+            told = becomes(p, "functions", "ours", "True", "Registered")[1]
+            assert told["version"] == 1 and told["digest"] == p.get("/function/ours")["digest"], told
+            assert becomes(p, "functions", "nobodys", "False", "NotFound")[0][2]
+            assert "x" in becomes(p, "functions", "broken", "False", "BuildFailed")[0][2]
+            p.get("/function/broken", 404)
+            assert "kubeml dataset create" in becomes(p, "datasets", "tiny", "False", "NotFound")[0][2]
+            p.dataset()
+            told = becomes(p, "datasets", "tiny", "True", "Uploaded")[1]
+            assert told["trainSamples"] == 512 and told["testSamples"] == 128 and told["digest"], told
+
+            apply([trainjob("with-ours", function="ours", epochs=1)], p.ns)
+            holds(p, "with-ours", "Complete", 90)
+            start = status(p, "with-ours")["startMilliseconds"]
+            print("start:", start)
+            assert start["total"] >= start["ps"] + start["functions"], start
+
+            # The model is served by a pod that has nothing of the controller's.
+            job = status(p, "with-ours")["job"]
+            image = [[[0.0] * 28 for _ in range(28)]]
+            answer = p.post("/infer", json={"model_id": job, "data": [image, image]})
+            assert len(answer["predictions"]) == 2 and len(answer["logits"][0]) == 10, answer
+
+            kubectl("delete", "function", "ours", "-n", p.ns)
+            until(lambda: p.call("GET", "/function", 200) is not None and
+                  "ours" not in str(p.get("/function")), 30, message="a deleted Function stays registered")
+        finally:
+            gone(p, "with-ours")
+            kubectl("delete", "functions,datasets", "--all", "-n", p.ns, check=False)
+
+
+@case(limit=300, platform=False)
+def a_job_has_its_service_and_policy_and_is_suspended_from_both_sides():
+    with release.shared() as p:
+        p.dataset()
+        p.function()
+        job = p.train(epochs=200, k=2)
+        until(lambda: p.task(job)["epoch"] >= 1, 60)
+        name = until(lambda: next((t["metadata"]["name"] for t in cluster.listed("trainjobs", p.ns)
+                                   if t.get("status", {}).get("job") == job), None), 30)
+        for kind in ("services", "networkpolicies"):
+            assert cluster.listed(kind, p.ns, f"kubeml.dev/job={job}"), f"the job has no {kind}"
+        p.post(f"/tasks/{job}/suspend")
+        holds(p, name, "Suspended", 60)
+        until(lambda: found(p, name)["spec"].get("suspend") is True, 30, message="the spec does not follow the API")
+        for kind in ("services", "networkpolicies"):
+            until(lambda: not cluster.listed(kind, p.ns, f"kubeml.dev/job={job}"), 60, message=f"its {kind} stay")
+        kubectl("patch", "trainjob", name, "-n", p.ns, "--type=merge", "-p", '{"spec":{"suspend":false}}')
+        until(lambda: p.task(job)["state"] == "running", 60, message="unset in the spec it does not go on")
+        kubectl("delete", "trainjob", name, "-n", p.ns, "--wait=false")
+        assert p.wait(job)["state"] == "cancelled"
+
+
+harness.main(globals())

@@ -1,0 +1,347 @@
+// fake_driver.cc: a device of the tests' own behind driver.h, on the host.
+//
+// Its memory is the host's, of a size that a test sets; its stream runs work at once or, while a graph
+// is captured, keeps it. It offers two ways for every convolution, computed by plain loops in double
+// precision ("direct" and "reversed", which sums the other way round), so that the backend's choosing,
+// caching and running of the libraries' ways is exercised; which one seems the fastest is a test's to
+// say. Nothing of cuDNN's or cuBLAS's own behaviour is imitated beyond that.
+#include "fake_driver.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "shim.h"
+
+extern "C" {
+#include "err.h"
+}
+
+struct device {
+    shim_stream stream;
+    int marks[2];
+};
+
+struct device_graph {
+    std::vector<std::function<void()>> work;
+};
+
+static std::mutex gate;
+static size_t memory_bytes = (size_t)8 << 30, memory_used;
+static std::atomic<long> measured, replays;
+static std::atomic<int> fail_after{-1};
+static int favourite = 2;
+static int clock_us;
+
+// Tests that name no cache of algorithms have none: what one learns is not the next one's business.
+__attribute__((constructor)) static void no_cache()
+{
+    setenv("KUBEML_CUDA_CACHE", "", 0);
+}
+
+void fake_memory(size_t bytes)
+{
+    memory_bytes = bytes;
+}
+
+size_t fake_memory_used(void)
+{
+    return memory_used;
+}
+
+void fake_favourite(int offer)
+{
+    favourite = offer;
+}
+
+long fake_measurements(void)
+{
+    return measured;
+}
+
+long fake_replays(void)
+{
+    return replays;
+}
+
+void fake_fail_after(int calls)
+{
+    fail_after = calls;
+}
+
+// True when a test wants this call to fail.
+static int failing(err *e)
+{
+    int left = fail_after.load();
+    if (left < 0 || fail_after.fetch_sub(1) > 0)
+        return 0;
+    fail_after = 0;
+    return err_set(e, ERR_UNAVAILABLE, "the GPU failed: fake");
+}
+
+static const char *fake_missing(void)
+{
+    return nullptr;
+}
+
+static int fake_open(int ordinal, device **out, err *e)
+{
+    if (ordinal != 0)
+        return err_set(e, ERR_UNSUPPORTED, "there is no GPU %d: this machine has 1", ordinal);
+    *out = new device();
+    return 0;
+}
+
+static void fake_close(device *d)
+{
+    delete d;
+}
+
+static int fake_facts(device *, device_facts *f, err *)
+{
+    memset(f, 0, sizeof *f);
+    snprintf(f->name, sizeof f->name, "fake");
+    snprintf(f->libraries, sizeof f->libraries, "none");
+    f->multiprocessors = 1;
+    f->memory_bytes = memory_bytes;
+    f->free_bytes = memory_bytes - memory_used;
+    return 0;
+}
+
+// ---- memory --------------------------------------------------------------------------------------
+
+enum { HEAD = 256 };
+
+static int fake_alloc(device *, size_t bytes, void **out, err *e)
+{
+    std::lock_guard<std::mutex> hold(gate);
+    if (bytes > memory_bytes - memory_used)
+        return err_set(e, ERR_NOMEM, "the GPU has %zu MiB left", (memory_bytes - memory_used) >> 20);
+    char *at = (char *)aligned_alloc(256, (bytes + HEAD + 255) / 256 * 256);
+    if (!at)
+        return err_set(e, ERR_NOMEM, "no memory for the fake GPU");
+    *(size_t *)(void *)at = bytes;
+    memory_used += bytes;
+    memset(at + HEAD, 0xff, bytes); // NaN: what is used before it is written shows
+    *out = at + HEAD;
+    return 0;
+}
+
+static void fake_free(device *, void *p)
+{
+    std::lock_guard<std::mutex> hold(gate);
+    char *at = (char *)p - HEAD;
+    memory_used -= *(size_t *)(void *)at;
+    free(at);
+}
+
+static int fake_alloc_host(device *, size_t bytes, void **out, err *e)
+{
+    *out = malloc(bytes);
+    return *out ? 0 : err_set(e, ERR_NOMEM, "no memory");
+}
+
+static void fake_free_host(device *, void *p)
+{
+    free(p);
+}
+
+static int fake_copy(device *d, void *to, const void *from, size_t bytes, copy_way, err *e)
+{
+    if (failing(e))
+        return -1;
+    if (bytes)
+        shim_enqueue(&d->stream, [=]() { memcpy(to, from, bytes); });
+    return 0;
+}
+
+static int fake_zero(device *d, void *to, size_t bytes, err *)
+{
+    shim_enqueue(&d->stream, [=]() { memset(to, 0, bytes); });
+    return 0;
+}
+
+static void *fake_stream(device *d)
+{
+    return &d->stream;
+}
+
+static int fake_wait(device *, err *e)
+{
+    return failing(e);
+}
+
+// ---- graphs and time -----------------------------------------------------------------------------
+
+static int fake_capture(device *d, err *)
+{
+    d->stream.capturing = true;
+    return 0;
+}
+
+static int fake_captured(device *d, device_graph **out, err *)
+{
+    d->stream.capturing = false;
+    *out = new device_graph{std::move(d->stream.kept)};
+    d->stream.kept.clear();
+    return 0;
+}
+
+static int fake_replay(device *d, device_graph *g, err *e)
+{
+    if (failing(e))
+        return -1;
+    replays++;
+    for (const auto &work : g->work)
+        shim_enqueue(&d->stream, work);
+    return 0;
+}
+
+static void fake_release(device *, device_graph *g)
+{
+    delete g;
+}
+
+static int fake_mark(device *d, int which, err *)
+{
+    if (which == 0)
+        clock_us = 100; // our own kernel's time, unless one of the offers runs
+    d->marks[which] = clock_us;
+    return 0;
+}
+
+static int fake_elapsed(device *, float *us, err *)
+{
+    measured++;
+    *us = (float)clock_us;
+    return 0;
+}
+
+// ---- convolutions --------------------------------------------------------------------------------
+
+static double value_at(element t, const void *p, size_t i)
+{
+    if (t == ELEMENT_F32)
+        return (double)((const float *)p)[i];
+    return (double)__uint_as_float((uint32_t)((const uint16_t *)p)[i] << 16);
+}
+
+static void put_at(element t, void *p, size_t i, double x)
+{
+    if (t == ELEMENT_F32) {
+        ((float *)p)[i] = (float)x;
+        return;
+    }
+    uint32_t bits = __float_as_uint((float)x);
+    ((uint16_t *)p)[i] = (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// Calls use(output index, input index, weight index) for every product of the convolution.
+template <class F> static void each_product(const conv_shape &s, bool reversed, F use)
+{
+    int c_each = s.c / s.groups, k_each = s.k / s.groups, taps = s.r * s.s;
+    for (int n = 0; n < s.n; n++)
+        for (int p = 0; p < s.p; p++)
+            for (int q = 0; q < s.q; q++)
+                for (int i = 0; i < taps; i++) {
+                    int tap = reversed ? taps - 1 - i : i;
+                    int h = p * s.stride_h - s.pad_h + tap / s.s * s.dil_h;
+                    int w = q * s.stride_w - s.pad_w + tap % s.s * s.dil_w;
+                    if (h < 0 || h >= s.h || w < 0 || w >= s.w)
+                        continue;
+                    for (int k = 0; k < s.k; k++)
+                        for (int c = 0; c < c_each; c++)
+                            use((((size_t)n * s.p + p) * s.q + q) * s.k + k,
+                                (((size_t)n * s.h + h) * s.w + w) * s.c + k / k_each * c_each + c,
+                                ((size_t)k * taps + tap) * c_each + c);
+                }
+}
+
+static void convolve(conv_task t, bool reversed, conv_operands o)
+{
+    const conv_shape &s = t.s;
+    size_t y = (size_t)s.n * s.p * s.q * s.k, x = (size_t)s.n * s.h * s.w * s.c;
+    size_t w = (size_t)s.k * s.r * s.s * (s.c / s.groups);
+    size_t count = t.pass == CONV_FORWARD ? y : t.pass == CONV_DATA ? x : w;
+    element out = t.pass == CONV_WEIGHTS ? ELEMENT_F32 : t.t;
+    std::vector<double> sum(count, 0.0);
+    each_product(s, reversed, [&](size_t yi, size_t xi, size_t wi) {
+        if (t.pass == CONV_FORWARD)
+            sum[yi] += value_at(t.t, o.a, xi) * value_at(t.t, o.b, wi);
+        else if (t.pass == CONV_DATA)
+            sum[xi] += value_at(t.t, o.a, yi) * value_at(t.t, o.b, wi);
+        else
+            sum[wi] += value_at(t.t, o.a, xi) * value_at(t.t, o.b, yi);
+    });
+    for (size_t i = 0; i < count; i++) {
+        double z = sum[i];
+        if (t.bias)
+            z += (double)o.bias[i % (size_t)s.k];
+        if (t.relu && z < 0)
+            z = 0;
+        if (t.add)
+            z += value_at(out, o.out, i);
+        put_at(out, o.out, i, z);
+    }
+    if (o.workspace_bytes)
+        memset(o.workspace, 0x55, o.workspace_bytes); // as a library might
+}
+
+static int fake_offers(device *, const conv_task *t, conv_offer *list, int room)
+{
+    if (room < 2 || t->s.groups > 1)
+        return 0; // the libraries have nothing for some shapes
+    list[0].id = 10;
+    list[0].workspace = 0;
+    snprintf(list[0].name, sizeof list[0].name, "direct");
+    list[1].id = 11;
+    list[1].workspace = (size_t)(t->s.k) * 64;
+    snprintf(list[1].name, sizeof list[1].name, "reversed");
+    return 2;
+}
+
+static int fake_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e)
+{
+    size_t needs = id == 11 ? (size_t)t->s.k * 64 : 0;
+    if (o->workspace_bytes < needs)
+        return err_set(e, ERR_INTERNAL, "a workspace of %zu bytes for a way that needs %zu",
+                       o->workspace_bytes, needs);
+    clock_us = favourite == 2 ? 50 + (t->s.k + (int)t->pass + id) % 3 * 40 : favourite == id - 10 ? 10 : 200;
+    conv_task task = *t;
+    conv_operands operands = *o;
+    operands.workspace_bytes = needs;
+    shim_enqueue(&d->stream, [=]() { convolve(task, id == 11, operands); });
+    return 0;
+}
+
+// ---- sharing -------------------------------------------------------------------------------------
+
+static int fake_share(device *, void *p, unsigned char handle[64], err *)
+{
+    memset(handle, 0, 64);
+    memcpy(handle, &p, sizeof p);
+    return 0;
+}
+
+static int fake_open_shared(device *, const unsigned char handle[64], void **out, err *)
+{
+    memcpy(out, handle, sizeof *out);
+    return 0;
+}
+
+static void fake_close_shared(device *, void *)
+{
+}
+
+static const driver fake = {
+    "fake",        fake_missing,    fake_open,        fake_close,    fake_facts, fake_alloc,
+    fake_free,     fake_alloc_host, fake_free_host,   fake_copy,     fake_zero,  fake_stream,
+    fake_wait,     fake_capture,    fake_captured,    fake_replay,   fake_release, fake_mark,
+    fake_elapsed,  fake_offers,     fake_run,         fake_share,    fake_open_shared,
+    fake_close_shared,
+};
+
+extern "C" const driver *const cuda_driver = &fake;

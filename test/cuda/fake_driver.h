@@ -1,0 +1,24 @@
+/* fake_driver.h: what tests set and see of the fake device. */
+#ifndef KUBEML_FAKE_DRIVER_H
+#define KUBEML_FAKE_DRIVER_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#include "cuda/driver.h"
+
+void fake_memory(size_t bytes); /* of the device; 8 GiB */
+size_t fake_memory_used(void);
+/* Which way seems the fastest: 0 "direct", 1 "reversed", -1 our own kernel, 2 now this now that. */
+void fake_favourite(int offer);
+long fake_measurements(void);
+long fake_replays(void);
+/* The device fails for good after that many copies, replays and waits; -1: never. */
+void fake_fail_after(int calls);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,19 @@
+/* probe.c: loads the CUDA engine's object as programs do, with every symbol bound, and asks it whether it
+ * can run here. Exit status 0: it can, or says why not. */
+#include <dlfcn.h>
+#include <stdio.h>
+
+#include "backend.h"
+
+int main(int argc, char **argv)
+{
+    void *object = argc == 2 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
+    const backend *b = object ? dlsym(object, "backend_cuda") : NULL;
+    if (!b) {
+        fprintf(stderr, "probe: %s\n", argc == 2 ? dlerror() : "usage: probe OBJECT");
+        return 1;
+    }
+    const char *why = b->missing();
+    printf("%s is loaded; %s\n", b->name, why ? why : "a GPU is here");
+    return 0;
+}

@@ -1,0 +1,186 @@
+"""An API server of Kubernetes for programs that run here: Leases with versions, pods that never start, and the proxy
+of a Service "kubeml" whose pod is at `backend`, which like the real one keeps Authorization for itself.
+
+It can be told to go away for a while (`away`), and with `tls` asks for a client's certificate. Anything else is not
+there (404).
+"""
+import base64
+import contextlib
+import http.client
+import http.server
+import json
+import ssl
+import subprocess
+import threading
+import urllib.parse
+
+PROXY = "/api/v1/namespaces/ml/services/kubeml:api/proxy"
+TOKEN = "of-the-api-server"
+
+
+class FakeKube:
+    def __init__(self, folder, tls=False):
+        self.lock = threading.Lock()
+        self.backend, self.secret, self.services = None, None, ["kubeml"]
+        self.forbidden = ()  # parts of paths
+        self.leases, self.version, self.away = {}, 1, False
+        self.ended = threading.Event()
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_):
+                pass
+
+            def pass_on(self):
+                """Both ways as it comes, in pieces."""
+                to = urllib.parse.urlparse(outer.backend)
+                there = http.client.HTTPConnection(to.hostname, to.port, timeout=60)
+                headers = {k: v for k, v in self.headers.items() if k.lower() not in ("authorization", "host")}
+                there.putrequest(self.command, self.path[len(PROXY):], skip_accept_encoding=True)
+                for key, value in headers.items():
+                    there.putheader(key, value)
+                there.endheaders()
+                left = int(self.headers.get("Content-Length") or 0)
+                while left:
+                    piece = self.rfile.read(min(left, 1 << 16))
+                    left -= len(piece)
+                    there.send(piece)
+                answer = there.getresponse()
+                self.send_response(answer.status)
+                for key, value in answer.getheaders():
+                    if key.lower() not in ("transfer-encoding", "connection"):
+                        self.send_header(key, value)
+                self.send_header("Connection", "close")
+                self.end_headers()
+                self.close_connection = True
+                while piece := answer.read1(1 << 16):
+                    self.wfile.write(piece)
+                    self.wfile.flush()
+
+            def handle_any(self):
+                known = tls or self.headers.get("Authorization") == "Bearer " + TOKEN
+                if known and outer.backend and self.path.startswith(PROXY + "/"):
+                    return self.pass_on()
+                length = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(length)) if length else None
+                status, answer = outer.answer(self.command, self.path, body) if known else outer.status(401, "Unauthorized")
+                if status == "watch":
+                    self.send_response(200)
+                    self.end_headers()
+                    outer.ended.wait(3600)
+                    self.close_connection = True
+                    return
+                text = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any
+
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads = True
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        cluster, user = f'server: "http://127.0.0.1:{self.server.server_port}"', f"token: {TOKEN}"
+        if tls:
+            cluster, user = self.use_tls(folder)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.config, self.pods = folder / "kubeconfig", folder / "pods.json"
+        self.config.write_text(f"""
+apiVersion: v1
+kind: Config
+current-context: other
+clusters: [{{name: test, cluster: {{{cluster}}}}}]
+contexts: [{{name: test, context: {{cluster: test, user: test, namespace: ml}}}},
+           {{name: other, context: {{cluster: test, user: other, namespace: elsewhere}}}}]
+users: [{{name: test, user: {{{user}}}}}, {{name: other, user: {{token: wrong}}}}]
+""")
+        template = {"spec": {"containers": [{"name": "program", "image": "none"}]}}
+        self.pods.write_text(json.dumps({"install": "kubeml", "function": template, "ps": template, "slots": 4}))
+
+    def use_tls(self, folder):
+        """A server's and a client's certificate that one authority signed; nobody else gets in."""
+        def openssl(*arguments):
+            subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, cwd=folder)
+        key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+        openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=ca", "-days", "2")
+        for name, extra in (("server", "subjectAltName=IP:127.0.0.1"), ("client", "extendedKeyUsage=clientAuth")):
+            openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+            (folder / "ext").write_text(extra)
+            openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
+                    "-days", "2", "-extfile", "ext", "-out", f"{name}.crt")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / "server.crt", folder / "server.key")
+        context.load_verify_locations(folder / "ca.crt")
+        context.verify_mode = ssl.CERT_REQUIRED
+        self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+        def data(name):
+            return base64.b64encode((folder / name).read_bytes()).decode()
+        return (f'server: "https://127.0.0.1:{self.server.server_port}", certificate-authority: ca.crt',
+                f"client-certificate-data: {data('client.crt')}, client-key-data: {data('client.key')}")
+
+    @staticmethod
+    def status(code, reason):
+        return code, {"kind": "Status", "code": code, "reason": reason, "message": reason}
+
+    def answer(self, method, path, body):
+        path, _, query = path.partition("?")
+        if self.away:
+            return self.status(503, "ServiceUnavailable")
+        if path == "/api/v1/namespaces/ml/pods":
+            if method == "GET" and "watch=" in query:
+                return "watch", None
+            if method == "GET":
+                return 200, {"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []}
+            return 403, {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "exceeded quota: none"}
+        if any(part in path for part in self.forbidden):
+            return self.status(403, "Forbidden")
+        if path == "/api/v1/namespaces/ml/services":
+            return 200, {"items": [{"metadata": {"name": n, "annotations": {"kubeml.dev/token-secret": f"{n}-own"}},
+                                    "spec": {"ports": [{"name": "api", "port": 10100}]}} for n in self.services]}
+        if path == "/api/v1/namespaces/ml/secrets/kubeml-own" and self.secret:
+            return 200, {"data": {"token": base64.b64encode(self.secret.encode()).decode()}}
+        if path.endswith("/services"):
+            return 200, {"items": []}
+        folder, _, name = path.partition("/apis/coordination.k8s.io/v1/namespaces/ml/leases")
+        if folder:
+            return self.status(404, "NotFound")
+        with self.lock:
+            return self.lease(method, name.strip("/") or (body or {}).get("metadata", {}).get("name"), body)
+
+    def lease(self, method, name, body):
+        old = self.leases.get(name)
+        if method != "POST" and not old:
+            return self.status(404, "NotFound")
+        if method == "GET":
+            return 200, old
+        if method == "POST" and old:
+            return self.status(409, "AlreadyExists")
+        if method == "PUT" and body["metadata"].get("resourceVersion") != old["metadata"]["resourceVersion"]:
+            return self.status(409, "Conflict")
+        self.version += 1
+        body["metadata"]["resourceVersion"] = str(self.version)
+        self.leases[name] = body
+        return 201 if method == "POST" else 200, body
+
+    def holder(self, name="kubeml"):
+        with self.lock:
+            return self.leases.get(name, {}).get("spec", {}).get("holderIdentity")
+
+    def close(self):
+        self.ended.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@contextlib.contextmanager
+def fake_kube(folder, tls=False):
+    kube = FakeKube(folder, tls)
+    try:
+        yield kube
+    finally:
+        kube.close()

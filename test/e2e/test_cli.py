@@ -1,0 +1,690 @@
+#!/usr/bin/python3
+"""The command line: every verb against a running platform, its formats, its exit statuses (0 done, 1
+failed, 2 wrong usage), and what it says when the input is wrong."""
+import gzip
+import http.server
+import json
+import os
+import pathlib
+import pickle
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+
+import numpy as np
+import yaml
+
+import harness
+from harness import case, until
+
+KUBEML = harness.BIN / "kubeml"
+MODEL = ("#include <kubeml.h>\n\nstatic kml_tensor model(kml_graph *g, kml_tensor x)\n{\n"
+         "    return kml_linear(g, kml_flatten(g, x), %s);\n}\n\nKUBEML_FUNCTION(.model = model);\n")
+
+
+class Shell:
+    """A user's shell: a folder, and the environment of one platform."""
+
+    def __init__(self, **environment):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="s", dir=os.environ.get("TEST_TMP")))
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith("KUBEML_")}
+        self.environment.update({k: str(v) for k, v in environment.items()})
+
+    def run(self, *words, status=0, seconds=60):
+        """(stdout, stderr) of `kubeml WORDS`."""
+        done = subprocess.run([str(KUBEML), *map(str, words)], capture_output=True, text=True, cwd=self.folder,
+                              stdin=subprocess.DEVNULL, timeout=seconds * harness.STRETCH, env=self.environment)
+        assert done.returncode == status, (words, done.returncode, done.stdout, done.stderr)
+        return done.stdout, done.stderr
+
+    def out(self, *words, **more):
+        return self.run(*words, **more)[0]
+
+    def json(self, *words):
+        return json.loads(self.out(*words, "-o", "json"))
+
+    def refused(self, *words, says, status=1):
+        """It fails with that status, says these words, and prints nothing that a script would take."""
+        out, problem = self.run(*words, status=status)
+        assert out == "", (words, out)
+        for part in [says] if isinstance(says, str) else says:
+            assert part in problem, (words, part, problem)
+
+    def write(self, name, data):
+        (self.folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+        return name
+
+
+def shell(p, **environment):
+    return Shell(**p.environment(), **environment)
+
+
+def upload(s, name="tiny"):
+    """tiny_mnist, from gzipped files."""
+    files = {k: s.write(f"{k}.gz", gzip.compress(v)) for k, v in harness.tiny_mnist().items()}
+    s.out("dataset", "create", "--name", name, "--traindata", files["x-train"], "--trainlabels", files["y-train"],
+          "--testdata", files["x-test"], "--testlabels", files["y-test"])
+
+
+def ready(p):
+    s = shell(p)
+    upload(s)
+    s.out("function", "create", "--name", "lenet", "--code", harness.LENET)
+    return s
+
+
+def train(s, *more, epochs=2):
+    return s.out("train", "-f", "lenet", "-d", "tiny", "-e", epochs, "-b", 32, "--lr", 0.01, "-p", 2, "--static",
+                 *more).strip()
+
+
+def endless(s):
+    """A job that runs until it is stopped."""
+    job = train(s, epochs=5000)
+    until(lambda: s.json("task", "get", job)["epoch"] >= 1)
+    return job
+
+
+def table(text):
+    """Rows of a table as dictionaries; columns are two blanks apart."""
+    head, *rows = text.splitlines()
+    return [dict(zip(head.split(), row.split())) for row in rows]
+
+
+def safetensors(path):
+    raw = pathlib.Path(path).read_bytes()
+    size = struct.unpack("<Q", raw[:8])[0]
+    head = json.loads(raw[8:8 + size])
+    head.pop("__metadata__", None)
+    return {k: np.frombuffer(raw[8 + size:], np.float32, (v["data_offsets"][1] - v["data_offsets"][0]) // 4,
+                             v["data_offsets"][0]).reshape(v["shape"])
+            for k, v in head.items() if v["dtype"] == "F32"}
+
+
+# ---- the platform itself ------------------------------------------------------------------------
+
+@case(platform=False)
+def up_status_down():
+    s = Shell()
+    s.environment["KUBEML_HOME"] = str(s.folder / "deep/home")
+    out = s.out("up", "--listen", "127.0.0.1:0", "--slots", 5)
+    try:
+        url = out.split(" at ")[1].split()[0]
+        assert f"export KUBEML_URL={url}" in out and "controller.log" in out, out
+        s.environment["KUBEML_URL"] = url
+        assert f"at {url}: ready" in s.out("status"), s.out("status")
+        assert s.json("status")["checks"]["slots"] == 5, s.json("status")
+        assert s.out("version").count("\n") == 2 and url in s.out("version")
+        upload(s)
+        port = url.rsplit(":", 1)[1]
+        s.refused("up", "--listen", f"127.0.0.1:{port}", says="another controller runs on")
+        other = Shell(KUBEML_HOME=s.folder / "other")
+        other.refused("up", "--listen", f"127.0.0.1:{port}", says=f"port {port} on 127.0.0.1 is taken")
+        assert "tiny" in s.out("dataset", "list"), "the first one is untouched"
+    finally:
+        assert s.out("down") == "kubeml is down\n"
+    assert not harness.processes_of(s.folder), harness.processes_of(s.folder)
+    s.refused("status", says=["connect", "kubeml up"])
+    assert "no platform at" in s.out("version")
+    assert "no platform runs in" in s.out("down")
+    s.out("up", "--listen", "127.0.0.1:0")
+    s.out("down")
+
+
+@case(platform=False)
+def up_that_cannot_start():
+    s = Shell()
+    s.environment["KUBEML_HOME"] = s.write("file", "")
+    s.refused("up", "--listen", "127.0.0.1:0", says="file")
+    s.environment["KUBEML_HOME"] = str(s.folder / "home")
+    s.refused("up", "--listen", "0.0.0.0:0", says="needs a token")
+    s.refused("up", "--listen", "nonsense", says="HOST:PORT", status=2)
+    s.refused("up", "--slots", "0", says="--slots", status=2)
+    s.refused("up", "--listen", "127.0.0.1:0", "--token-file", "none", says="none")
+    assert not harness.processes_of(s.folder)
+
+
+@case(platform=False)
+def a_token():
+    s = Shell()
+    s.environment["KUBEML_HOME"] = str(s.folder / "home")
+    s.write("token", "sesame\n")
+    out = s.out("up", "--listen", "127.0.0.1:0", "--token-file", "token")
+    try:
+        s.environment["KUBEML_URL"] = out.split(" at ")[1].split()[0]
+        s.refused("task", "list", says="KUBEML_TOKEN")
+        s.environment["KUBEML_TOKEN"] = "sesam"
+        s.refused("task", "list", says="KUBEML_TOKEN")
+        s.environment["KUBEML_TOKEN"] = "sesame"
+        s.out("task", "list")
+    finally:
+        s.out("down")
+
+
+@case(limit=120, platform=False)
+def users_have_tokens_of_their_own():
+    s = Shell()
+    s.environment["KUBEML_HOME"] = str(s.folder / "home")
+
+    def up():
+        out = s.out("up", "--listen", "127.0.0.1:0", "--token-file", "tokens")
+        s.environment["KUBEML_URL"] = out.split(" at ")[1].split()[0]
+    s.write("tokens", "anna:of-anna\nben\n\nan na:x\n")
+    s.refused("up", "--listen", "127.0.0.1:0", "--token-file", "tokens", says=["tokens: line 4", "user name"])
+    s.write("tokens", "# the team's\nanna:of-anna\nben:of-ben\n\nof-nobody\n")
+    up()
+    try:
+        s.environment["KUBEML_TOKEN"] = "anna:of-anna"
+        s.refused("task", "list", says="KUBEML_TOKEN")
+        jobs = {}
+        for user, token in (("anna", "of-anna"), ("ben", "of-ben"), (None, "of-nobody")):
+            s.environment["KUBEML_TOKEN"] = token
+            if not jobs:
+                upload(s)
+                s.out("function", "create", "--name", "lenet", "--code", harness.LENET)
+            jobs[train(s)] = user
+            s.out("task", "wait", list(jobs)[-1])
+        head, *lines = s.out("task", "list", "--all", "-o", "wide").splitlines()
+        assert head.split()[-2:] == ["USER", "REASON"], head
+        rows = {line.split()[0]: line.split()[-2] for line in lines}
+        log = (s.folder / "home/controller.log").read_text()
+        for job, user in jobs.items():
+            assert s.json("task", "get", job)["user"] == user and rows[job] == (user or "-"), rows
+            assert (f"job={job} asked for by {user}" in log) == bool(user), log
+        assert "of-anna" not in log and "of-nobody" not in log
+        s.out("down")
+        up()
+        assert {t["id"]: t["user"] for t in s.json("task", "list", "--all")} == jobs
+    finally:
+        s.out("down")
+
+
+# ---- from upload to model --------------------------------------------------------------------------
+
+@case(limit=90)
+def a_job_by_hand(p):
+    s = ready(p)
+    job = train(s)
+    assert len(job) == 12 and job.isalnum(), job
+    out, said = s.run("task", "wait", job, "--watch")
+    assert [line.split()[0] for line in out.splitlines()] == ["epoch", "1", "2"], out
+    assert said.splitlines()[-1] == "succeeded: 2 epochs are trained", said
+    assert "Completed" in s.out("explain", job) and s.json("explain", job)["reason"] == "Completed"
+    history = s.json("history", "get", "--id", job)
+    assert len(history["data"]["accuracy"]) == 2 and history["state"] == "succeeded", history
+    assert "joined" in s.out("logs", "--id", job) and "finished" in s.out("function", "logs", "lenet")
+
+    s.out("model", "export", "--id", job, "-o", "m.safetensors")
+    s.out("model", "export", job, "-o", "m.npz")
+    tensors, arrays = safetensors(s.folder / "m.safetensors"), np.load(s.folder / "m.npz")
+    names = [f"{layer}.{what}" for layer in ("conv1", "conv2", "fc1", "fc2", "fc3") for what in ("weight", "bias")]
+    assert sorted(tensors) == sorted(arrays.files) == sorted(names), arrays.files
+    assert sum(t.size for t in tensors.values()) == 61706
+    assert all((arrays[k] == tensors[k]).all() for k in tensors)
+    assert sorted(f.name for f in s.folder.glob("m.*")) == ["m.npz", "m.safetensors"]
+
+    images = np.frombuffer(harness.tiny_mnist()["x-test"], np.uint8, offset=16).reshape(-1, 1, 28, 28)[:5]
+    np.save(s.folder / "five.npy", images)
+    np.save(s.folder / "one.npy", images[0])
+    s.write("five.json", json.dumps(images.tolist()))
+    guesses = s.out("infer", "-n", job, "--datafile", "five.npy")
+    assert len(guesses.split()) == 5 and guesses == s.out("infer", "-n", job, "--datafile", "five.json")
+    assert s.out("infer", "-n", job, "--datafile", "one.npy").split() == guesses.split()[:1]
+    answer = json.loads(s.out("infer", "-n", job, "--datafile", "five.npy", "-o", "json"))
+    assert np.argmax(answer["logits"], 1).tolist() == answer["predictions"] == [int(g) for g in guesses.split()]
+
+
+@case(limit=90)
+def going_on_from_a_model(p):
+    s = ready(p)
+    first = train(s, "--watch", epochs=3)
+    job = s.json("task", "list", "--all")[0]["id"]
+    assert job not in first, "the table alone is on stdout"
+    s.out("model", "export", job, "-o", "m.safetensors")
+    fresh = s.json("history", "get", job)["data"]["train_loss"][0]
+    ids = [train(s, "--init", init, epochs=1) for init in (job, "m.safetensors", f"{s.folder}/m.safetensors")]
+    for again in ids:
+        s.out("task", "wait", again)
+        # What is started anew are the optimizer's momenta; the weights are those that were reached.
+        assert s.json("history", "get", again)["data"]["train_loss"][0] < fresh, "it began from scratch"
+    shas = {s.json("task", "get", again)["sha256"] for again in ids[1:]}
+    assert len(shas) == 1, "one file, one result"
+    s.refused("train", "-f", "lenet", "-d", "tiny", "--init", "none.safetensors", says="no file none.safetensors")
+    s.refused("train", "-f", "lenet", "-d", "tiny", "--init", "none", says='no model "none"')
+    s.write("bad.safetensors", "no weights")
+    s.refused("train", "-f", "lenet", "-d", "tiny", "--init", "bad.safetensors", says="safetensors")
+
+
+SMALL = """#include <kubeml.h>
+
+static kml_tensor model(kml_graph *g, kml_tensor x)
+{
+    x = kml_conv2d(g, x, .name = "conv1", .filters = 4, .kernel = 3, .padding = 1, .no_bias = true);
+    x = kml_max_pool2d(g, kml_relu(g, kml_batch_norm2d(g, x, .name = "bn1")), .kernel = 2);
+    x = kml_conv2d(g, x, .name = "layer1.0.conv1", .filters = 8, .kernel = 3, .padding = 1);
+    x = kml_relu(g, kml_batch_norm2d(g, x, .name = "layer1.0.bn1"));
+    x = kml_flatten(g, kml_global_avg_pool2d(g, x));
+    return kml_linear(g, x, kml_classes(g), .name = "fc");
+}
+
+KUBEML_FUNCTION(.model = model);
+"""
+GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "golden/checkpoint.safetensors"
+
+
+def header(path):
+    raw = pathlib.Path(path).read_bytes()
+    return json.loads(raw[8:8 + struct.unpack("<Q", raw[:8])[0]])
+
+
+@case(limit=90)
+def weights_from_pytorch_and_back(p):
+    s = shell(p)
+    random = np.random.default_rng(1)
+    np.save(s.folder / "x.npy", random.integers(0, 255, (24, 8, 8), dtype=np.uint8))
+    np.save(s.folder / "y.npy", np.arange(24) % 3)
+    s.out("dataset", "create", "--name", "small", "--traindata", "x.npy", "--trainlabels", "y.npy",
+          "--testdata", "x.npy", "--testlabels", "y.npy")
+    s.out("function", "create", "--name", "small", "--code", s.write("small.c", SMALL))
+    train = ("train", "-f", "small", "-d", "small", "-e", 1, "-b", 8, "-p", 1, "--lr", 1e-30)
+    job = s.out(*train, "--init", GOLDEN).strip()
+    s.out("task", "wait", job)
+    s.out("model", "export", job, "-o", "back.safetensors")
+    theirs, ours = header(GOLDEN), header(s.folder / "back.safetensors")
+    assert ours["__metadata__"] == {"format": "pt"}, ours["__metadata__"]
+    shapes = lambda h: {k: (v["dtype"], v["shape"]) for k, v in h.items() if k != "__metadata__"}  # noqa: E731
+    assert shapes(ours) == shapes(theirs), ours
+    before, after = safetensors(GOLDEN), safetensors(s.folder / "back.safetensors")
+    for name, t in before.items():  # a step of 1e-30 moves no weight; the running statistics move
+        assert ((t == after[name]).all() if "running" not in name else (t != after[name]).any()), name
+    renamed = GOLDEN.read_bytes().replace(b'"fc.bias"', b'"fc.bios"')
+    for data, says in ((renamed, "fc.bias"), (GOLDEN.read_bytes().replace(b"[3,8]", b"[8,3]"), "fc.weight has shape (8, 3)")):
+        failed = s.out(*train, "--init", s.write("wrong.safetensors", data)).strip()
+        said = s.run("task", "wait", failed, status=1)[1]
+        assert says in said, said
+    s.refused(*train, "--init", s.write("cut.safetensors", GOLDEN.read_bytes()[:-5]), says="lie beyond")
+
+
+@case(limit=90)
+def formats(p):
+    s = ready(p)
+    job = train(s)
+    s.out("task", "wait", job)
+    for words, columns in (("dataset list", "NAME TRAIN TEST SHAPE CLASSES"), ("function list", "NAME VERSION KIND"),
+                           ("task list --all", "ID STATE EPOCH OF"), ("history list", "ID FUNCTION DATASET EPOCHS"),
+                           ("zoo list", "NAME PARAMETERS ABOUT")):
+        words = words.split()
+        narrow, wide = s.out(*words), s.out(*words, "-o", "wide")
+        assert narrow.split()[:len(columns.split())] == columns.split(), narrow
+        assert narrow.splitlines()[0] == s.out(*words, "-o", "table").splitlines()[0]
+        assert narrow.count("\n") == wide.count("\n"), (narrow, wide)
+        assert len(wide.splitlines()[0]) >= len(narrow.splitlines()[0])
+        told = s.json(*words)
+        assert len(told) == narrow.count("\n") - 1
+        # What a job before this one left may still change between two looks.
+        until(lambda w=words: yaml.safe_load(s.out(*w, "-o", "yaml")) == s.json(*w), 20,
+              message=f"{words}: YAML is read as something else than JSON")
+    for words in ("dataset get tiny", "function get lenet", f"task get {job}", f"history get {job}", f"explain {job}",
+                  "status"):
+        told = s.json(*words.split())
+        if words != "status":
+            assert yaml.safe_load(s.out(*words.split(), "-o", "yaml")) == told, words
+    assert table(s.out("dataset", "list")) == [
+        {"NAME": "tiny", "TRAIN": "512", "TEST": "128", "SHAPE": "1x28x28", "CLASSES": "10"}]
+    for words in ("dataset list", "dataset get tiny", "function get lenet", f"task get {job}", f"explain {job}",
+                  f"history get {job}", "zoo list", "status"):
+        s.refused(*words.split(), "-o", "xml", says='no output format "xml"', status=2)
+
+
+SCALARS = ["2026-11-21T20:56:38.450Z", "2026-11-21", "2026-11-21 20:56:38", "190:20:30", "1:30", "1_000", "0b101", "0o17",
+           "017", "0x1F", "1e5", "1234e56789", "12345678901234567890", "+1", "-1.5", ".5", ".inf", "-.INF", ".nan", "inf", "nan",
+           "=", "<<", "~", "", "null", "Yes", "OFF", "n", "true", "- a", "a: b", "#", "2 epochs are trained", "two\nlines", " ",
+           "ä", "'", '"', "\\", "*a", "&a", "!a", "%a", "@a", "`a", "{}", "[]", "? a", "---", "..."]
+NUMBERS = [0, -1, 9007199254740993, 0.0, 1.0, -2.5, 1e-05, 2e-07, 1e22, -3e+100, 1.5e-300, 0.1, 5e-324, True, False, None]
+
+
+@case(limit=60, platform=False)
+def yaml_is_read_as_what_json_says():
+    """Also by YAML 1.1: times, digits with a colon, and numbers without a point."""
+    told = [{"name": "a", "words": SCALARS, "numbers": NUMBERS, **{word: word for word in SCALARS}}]
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = json.dumps(told).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        s = Shell(KUBEML_URL=f"http://127.0.0.1:{server.server_port}")
+        assert s.json("function", "list") == told
+        read = yaml.safe_load(s.out("function", "list", "-o", "yaml"))
+        server.shutdown()
+    for key, value in told[0].items():
+        assert read[0][key] == value, (key, value, read[0][key])
+        assert list(map(type, value)) == list(map(type, read[0][key])), (key, value, read[0][key])
+    assert read == told
+
+
+@case(limit=90)
+def top(p):
+    s = ready(p)
+    assert "no function of a job runs" in s.run("top")[1] and s.json("top") == []
+    job = endless(s)
+    until(lambda: len(s.json("top")) == 2, 20)
+    head, *rows = s.out("top").splitlines()
+    assert head.split() == "JOB FUNCTION CPU % MEMORY GPU % GPU MEMORY WATTS".split(), head
+    for i, row in enumerate(rows):
+        id, function, cpu, memory, *gpu = row.split()
+        assert (id, function, gpu) == (job, str(i), ["-"] * 3) and memory.endswith("Mi") and int(memory[:-2]) > 0, row
+    until(lambda: all(r["cpu_percent"] > 0 for r in s.json("top")), 20)
+    s.out("task", "stop", job)
+    s.run("task", "wait", job, status=1)
+    assert s.json("top") == [], s.json("top")
+    used = json.loads(s.out("history", "get", job, "-o", "json"))["usage"]
+    assert len(used["cpu_percent"]) == len(used["memory_bytes"]) and max(filter(None, used["memory_bytes"])) > 1 << 20
+
+
+@case(limit=90)
+def tasks(p):
+    s = ready(p)
+    assert "no job waits or runs" in s.run("task", "list")[1] and s.json("task", "list") == []
+    job = endless(s)
+    row, = table(s.out("task", "list"))
+    assert row["ID"] == job and row["STATE"] == "running" and row["OF"] == "5000", row
+    s.refused("task", "wait", job, "--timeout", 1, says="did not end within 1 s")
+    assert s.out("task", "stop", "--id", job) == f"job {job} stopped\n"
+    out, said = s.run("task", "wait", job, status=1)
+    assert said.startswith("cancelled: Cancelled:"), said
+    s.refused("task", "stop", job, says=job)
+    done = s.json("task", "get", job)["epoch"]
+    s.out("task", "resume", job)
+    until(lambda: s.json("task", "get", job)["epoch"] > done, message="it does not go on")
+    waits = train(s, "-p", 4)
+    assert s.out("explain", waits).split()[5] == "NoFreeSlot", s.out("explain", waits)
+    out = s.out("task", "prune")
+    assert job in out and waits in out, out
+    until(lambda: s.json("task", "list") == [])
+    with subprocess.Popen([str(KUBEML), "logs", "-f", job], stdout=subprocess.PIPE, text=True,
+                          env=s.environment) as follow:
+        assert "kubeml-function" in follow.communicate(timeout=30)[0] and follow.returncode == 0
+
+
+@case(limit=90)
+def logs_are_followed_to_the_end(p):
+    s = ready(p)
+    job = endless(s)
+    with subprocess.Popen([str(KUBEML), "logs", "--id", job, "-f"], stdout=subprocess.PIPE, text=True,
+                          env=s.environment) as follow:
+        first = follow.stdout.readline()
+        assert "kubeml" in first and follow.poll() is None, "it does not end before the job does"
+        s.out("task", "stop", job)
+        rest = follow.stdout.read()  # to its end; the case's limit is the deadline
+        assert follow.wait() == 0
+    assert "epoch=1 " in rest and "epoch=0 " not in rest, "epochs count from 1, as in the table"
+    assert "finished: state=cancelled" in rest, rest[-400:]
+
+
+@case(limit=90)
+def functions_and_histories(p):
+    s = ready(p)
+    s.write("linear.c", MODEL % "10")
+    s.out("function", "update", "--name", "lenet", "--code", "linear.c")
+    about = s.json("function", "get", "lenet")
+    assert about["version"] == 2 and len(about["versions"]) == 2, about
+    s.out("function", "create", "-n", "zoo", "--model", "mlp")
+    assert [r["MODEL"] for r in table(s.out("function", "list")) if r["NAME"] == "zoo"] == ["mlp"]
+    jobs = [train(s, epochs=1) for _ in range(3)]
+    for job in jobs:
+        s.out("task", "wait", job)
+    # A job of a case before that was stopped while it waited has no history that could be deleted.
+    listed = [r["ID"] for r in table(s.out("task", "list", "-a")) if r["ID"] in jobs]
+    assert listed == jobs, (listed, jobs)
+    # In the order of their starts, and two may start at once.
+    assert sorted(r["ID"] for r in table(s.out("history", "list"))) == sorted(jobs)
+    s.out("history", "delete", jobs[0])
+    s.refused("history", "get", jobs[0], says=jobs[0])
+    s.refused("model", "export", jobs[0], "-o", "x.npz", says=jobs[0])
+    assert list(s.folder.glob("x.npz*")) == [], "a refused export leaves no file"
+    assert s.out("history", "prune").count("deleted") == 2 and s.json("history", "list") == []
+    for name in ("lenet", "zoo"):
+        s.out("function", "delete", name)
+    s.out("dataset", "delete", "--name", "tiny")
+    assert s.json("function", "list") == [] and s.json("dataset", "list") == []
+
+
+@case(limit=120)
+def the_same_file_in_one_process(p):
+    """kubeml run, and the platform with one function: the same losses."""
+    s = ready(p)
+    job = s.out("train", "-f", "lenet", "-d", "tiny", "-e", 3, "-b", 32, "--lr", 0.01, "-p", 1, "--static", "--K", -1,
+                "--seed", 3).strip()
+    s.out("task", "wait", job)
+    history = s.json("history", "get", job)
+    alone = [json.loads(line) for line in
+             s.out("run", harness.LENET, "--dataset", "tiny", "-e", 3, "-b", 32, "--lr", 0.01, "--seed", 3,
+                   "--threads", history["plan"]["threads"], "--json").splitlines()]
+    alone = [line for line in alone if "train_loss" in line]
+    assert len(alone) == 3, alone
+    for i, line in enumerate(alone):
+        assert abs(line["train_loss"] - history["data"]["train_loss"][i]) < 1e-8, (i, alone, history["data"])
+    text = s.out("run", harness.LENET, "--dataset", "tiny", "-e", 1, "-b", 32, "--lr", 0.01)
+    assert "epoch" in text, text
+
+
+# ---- wrong usage ---------------------------------------------------------------------------------------
+
+@case(platform=False)
+def usage():
+    s = Shell(KUBEML_URL="http://127.0.0.1:1")
+    assert "usage: kubeml [--context NAME] COMMAND" in s.out("--help")
+    s.refused(says="usage: kubeml [--context NAME] COMMAND", status=2)
+    s.refused("task", says="kubeml task list", status=2)
+    s.refused("trian", says='no command "trian"', status=2)
+    s.refused("train", "-d", "x", says="--function NAME is missing", status=2)
+    s.refused("train", "-f", "a", "-d", "x", "--bogus", says="no option --bogus", status=2)
+    s.refused("train", "-f", "a", "-d", "x", "-e", "3x", says='whole number, not "3x"', status=2)
+    s.refused("train", "-f", "a", "-d", "x", "--lr", "nan", says="--lr", status=2)
+    s.refused("train", "-f", "a", "-d", "x", "-e", says="-e wants a value", status=2)
+    s.refused("train", "-f", "", "-d", "x", says="--function must not be empty", status=2)
+    s.refused("task", "get", says="which job?", status=2)
+    s.refused("task", "get", "a", "b", says='"b" is too much', status=2)
+    s.refused("function", "create", "--name", "x", says="either --code FILE or --model NAME", status=2)
+    s.refused("completion", "fish", says="only bash", status=2)
+    s.refused("task", "list", says=["connect", "kubeml up"])
+    verbs = [line.split("  ")[1].strip() for line in s.out("--help").splitlines() if line.startswith("  ")
+             and not line.strip().startswith(("KUBEML_", "--"))]
+    assert len(verbs) > 25, verbs
+    for verb in verbs:
+        page = s.out(*verb.split(), "--help")
+        assert "usage: kubeml " + verb in page, (verb, page)
+        assert max(map(len, page.splitlines())) <= 120, page
+
+
+@case(platform=False)
+def completion():
+    s = Shell()
+    s.write("complete.sh", f"""PATH={harness.BIN}:$PATH
+source <(kubeml completion bash)
+complete -p kubeml
+try() {{
+    COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
+    _kubeml 2>/dev/null
+    echo "${{COMPREPLY[@]}}"
+}}
+try kubeml da
+try kubeml task re
+try kubeml train --goal
+""")
+    done = subprocess.run(["bash", s.folder / "complete.sh"], capture_output=True, text=True, env=s.environment, timeout=60)
+    lines = done.stdout.splitlines()
+    assert "-F _kubeml kubeml" in lines[0], done
+    assert set(lines[1].split()) == {"dataset"} and lines[2] == "resume" and lines[3] == "--goal-accuracy=", lines
+
+
+# ---- bad input -------------------------------------------------------------------------------------------
+
+def arrays(s):
+    """Good arrays, and each of the ways in which one can be wrong."""
+    random = np.random.default_rng(1)
+    x, y = random.integers(0, 255, (64, 28, 28), dtype=np.uint8), np.arange(64) % 10
+    real = (x / 255).astype(np.float32)
+    broken = real.copy()
+    broken[3, 4, 5] = np.nan
+    for name, value in {"x": x, "y": y, "y60": y[:60], "negative": y - 1, "half": y + 0.5, "real": real,
+                        "nan": broken, "none": x[:0], "small": x[:, :3, :3]}.items():
+        np.save(s.folder / f"{name}.npy", value)
+    np.save(s.folder / "objects.npy", np.array([1, "a", None], dtype=object), allow_pickle=True)
+    idx = gzip.compress(harness.idx(x.tobytes(), 64, 28, 28))
+    s.write("cut.npy", (s.folder / "x.npy").read_bytes()[:5000])
+    s.write("cut.gz", idx[:len(idx) // 2])
+    s.write("pickle.pkl", pickle.dumps({"data": x}))
+    s.write("text.txt", "this is no array\n")
+    s.write("empty.npy", b"")
+
+
+def make(x, y, tx="x.npy", ty="y.npy", name="new"):
+    return ("dataset", "create", "--name", name, "--traindata", x, "--trainlabels", y, "--testdata", tx, "--testlabels", ty)
+
+
+@case(limit=90)
+def bad_datasets(p):
+    s = shell(p)
+    arrays(s)
+    s.out(*make("x.npy", "y.npy", name="taken"))
+    before = s.out("dataset", "list", "-o", "json"), p.stored_files()
+    s.refused(*make("x.npy", "y60.npy"), says="x-train has 64 samples and y-train has 60")
+    s.refused(*make("cut.npy", "y.npy"), says=["x-train (cut.npy)", "cut"])
+    s.refused(*make("cut.gz", "y.npy"), says=["x-train (cut.gz)", "cut"])
+    s.refused(*make("nan.npy", "y.npy", "real.npy"), says=["x-train (nan.npy)", "sample 3"])
+    s.refused(*make("x.npy", "negative.npy"), says=["y-train (negative.npy)", "label -1 at sample 0"])
+    s.refused(*make("x.npy", "half.npy"), says=["y-train (half.npy)", "label 0.5"])
+    s.refused(*make("none.npy", "y.npy"), says="x-train")
+    s.refused(*make("x.npy", "y.npy", "small.npy"), says=["(1, 28, 28)", "(1, 3, 3)"])
+    s.refused(*make("pickle.pkl", "y.npy"), says=["x-train (pickle.pkl)", "pickle", "np.savez"])
+    s.refused(*make("objects.npy", "y.npy"), says=["x-train (objects.npy)", "np.save"])
+    s.refused(*make("text.txt", "y.npy"), says="x-train (text.txt): neither npy")
+    s.refused(*make("empty.npy", "y.npy"), says="x-train (empty.npy): the file is empty")
+    s.refused(*make("absent.npy", "y.npy"), says="no file absent.npy")
+    s.refused(*make("x.npy", "y.npy", name="taken"), says='"taken" exists')
+    for name, says in (("a/b", "a/b"), ("../../etc", "../../etc"), ("n" * 300, "300 characters, more than 63")):
+        s.refused(*make("x.npy", "y.npy", name=name), says=says)
+    s.refused(*make("x.npy", "y.npy"), "--layout", "xyz", says="layout must be")
+    assert (s.out("dataset", "list", "-o", "json"), p.stored_files()) == before, "a refusal changed something"
+
+
+@case(limit=120)
+def bad_requests(p):
+    s = ready(p)
+    before = s.json("task", "list", "--all")
+    for words, says in {
+            "-f nono -d tiny": 'no function "nono"', "-f lenet -d nono": 'no dataset "nono"',
+            "-f lenet -d tiny -e 0": "epochs: 0", "-f lenet -d tiny -e -3": "epochs: -3",
+            "-f lenet -d tiny -b 0": "batch_size: 0", "-f lenet -d tiny -b -1": "batch_size: -1",
+            "-f lenet -d tiny -K 0": "options.k", "-f lenet -d tiny -K -2": "options.k: -2",
+            "-f lenet -d tiny -p 0": "options.default_parallelism: 0",
+            "-f lenet -d tiny -p 1000": "options.default_parallelism: 1000 is not within 1 to 256",
+            "-f lenet -d tiny --lr -1": "lr: -1", "-f lenet -d tiny --goal-accuracy 101": "options.goal_accuracy: 101",
+            "-f lenet -d tiny --merge x": "options.merge", "-f lenet -d tiny --mode p2p": '"p2p" is not built yet',
+            "-f a/b -d tiny": "function_name", f"-f {'n' * 300} -d tiny": "function_name: 300 characters"}.items():
+        s.refused("train", *words.split(), says=says)
+    assert p.post("/train", 422, json={"function_name": "lenet", "dataset": "tiny", "epochs": 1, "batch_size": 32,
+                                       "lr": 0.1, "options": {"mode": "p2p"}})["reason"] == "unsupported"
+    assert "line 1" in p.post("/train", 400, data='{"epochs": 1,}', headers={"Content-Type": "application/json"})["detail"]
+    for words in ("task get x", "task stop x", "task resume x", "task wait x", "explain x", "logs x", "history get x",
+                  "history delete x", "model export x -o x.npz", "dataset get x", "dataset delete x", "function get x",
+                  "function delete x", "function logs x"):
+        s.refused(*words.split(), says='"x"')
+    assert s.json("task", "list", "--all") == before, "a refusal made a job"
+
+
+@case(limit=120)
+def data_that_does_not_fit_the_model(p):
+    s = ready(p)
+    arrays(s)
+    s.out(*make("small.npy", "y.npy", "small.npy", name="small"))
+    s.write("five.c", MODEL % "5")
+    s.out("function", "create", "--name", "five", "--code", "five.c")
+    s.out("function", "create", "--name", "vgg", "--model", "vgg11")
+    for function, dataset, says in (("lenet", "small", ["ShapeMismatch", "conv2", "kernel 5"]),
+                                    ("vgg", "tiny", ["ShapeMismatch", "max_pool2d 'features.20'", "kernel 2", "1x1"]),
+                                    ("five", "tiny", ["ShapeMismatch", "labels", "5 outputs"])):
+        job = s.out("train", "-f", function, "-d", dataset).strip()
+        out, said = s.run("task", "wait", job, status=1)
+        for part in ["failed"] + says:
+            assert part in said, (part, said)
+        assert says[0] in s.out("explain", job)
+
+
+@case(limit=120)
+def bad_inference(p):
+    s = ready(p)
+    arrays(s)
+    job = train(s, epochs=1)
+    s.out("task", "wait", job)
+    s.refused("infer", "-n", "none", "--datafile", "x.npy", says='"none"')
+    s.refused("infer", "-n", job, "--datafile", "absent.npy", says="absent.npy: No such file")
+    s.refused("infer", "-n", job, "--datafile", "cut.npy", says="cut.npy")
+    s.refused("infer", "-n", job, "--datafile", "small.npy", says=["(64, 3, 3)", "(1, 28, 28)"])
+    s.write("bad.json", "[1,\n")
+    s.refused("infer", "-n", job, "--datafile", "bad.json", says=["bad.json", "line 2"])
+    s.refused("infer", "-n", job, "--datafile", "text.txt", says="neither npy nor JSON")
+
+
+HOSTILE = {
+    "shadow": ('#include "/etc/shadow"\n', "shadow.c:1:10"),
+    "environ": ("#include </proc/self/environ>\n", "environ.c:1:10"),
+    "itself": ('#include "itself.c"\n', "nested"),
+    "incbin": ('#include <kubeml.h>\n__asm__(".incbin \\"/etc/passwd\\"");\n', "/etc/passwd"),
+    "nothing": ("#include <kubeml.h>\nint main(void) { return 0; }\n", "KUBEML_FUNCTION"),
+    "syntax": ("#include <kubeml.h>\n\nint x = ;\n", "syntax.c:3:9: error"),
+    # Each line doubles what the one before expands to.
+    "bomb": ("#define A0 x x\n" + "".join(f"#define A{i} A{i - 1} A{i - 1}\n" for i in range(1, 40)) + "int A39;\n", ""),
+}
+
+
+@case(limit=180)
+def bad_code(p):
+    s = ready(p)
+    for name, (code, says) in HOSTILE.items():
+        if name in ("environ", "incbin") and not p.sandbox:
+            continue  # the builder's own pod: it may look there, and finds no token (test_controllers)
+        s.write(f"{name}.c", code)
+        started = time.monotonic()
+        s.refused("function", "create", "--name", name, "--code", f"{name}.c", says=says)
+        assert time.monotonic() - started < 45 * harness.STRETCH, name
+    s.write("huge.c", " " * 3000000)
+    s.refused("function", "create", "--name", "huge", "--code", "huge.c", says="over the limit of 2097152")
+    s.refused("function", "create", "--name", "absent", "--code", "absent.c", says="no file absent.c")
+    s.refused("function", "create", "--name", "zoo", "--model", "resnet43", says="the nearest are 'resnet")
+    s.refused("function", "create", "--name", "zoo", "--model", "resnet34", "--stem", "mnist", says="neither cifar")
+    s.refused("function", "create", "--name", "zoo", "--model", "lenet5", "--stem", "cifar", says="one stem alone")
+    s.refused("function", "create", "--name", "zoo", "--code", harness.LENET, "--stem", "cifar", says="goes with --model", status=2)
+    s.refused("function", "create", "--name", "lenet", "--code", harness.LENET, says="update it instead")
+    s.refused("function", "update", "--name", "nono", "--code", harness.LENET, says='"nono"')
+    for name in ("a/b", "n" * 300):
+        s.refused("function", "create", "--name", name, "--code", harness.LENET, says="function name")
+    assert [f["name"] for f in s.json("function", "list")] == ["lenet"], "a refusal left a function"
+    assert s.json("function", "get", "lenet")["version"] == 1
+
+
+@case(options=("--pool-functions", "0", "--pool-ps", "0"), env={"PATH": "/nonexistent"})
+def no_redis(p):
+    s = shell(p)
+    upload(s)
+    s.out("function", "create", "--name", "zoo", "--model", "lenet5")
+    job = s.out("train", "-f", "zoo", "-d", "tiny").strip()
+    said = s.run("task", "wait", job, status=1)[1]
+    assert "RedisMissing" in said and "redis-server" in said and "install" in said, said
+
+
+if __name__ == "__main__":
+    harness.main(globals())

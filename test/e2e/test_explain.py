@@ -1,0 +1,185 @@
+#!/usr/bin/python3
+"""`kubeml explain`: each cause of waiting or failing is named, with its evidence, in the job's
+conditions, the REST answer and the command line alike."""
+import os
+import pathlib
+import signal
+import subprocess
+
+import harness
+from harness import case, until
+
+HEAD = "#include <kubeml.h>\n#include <math.h>\n#include <stdlib.h>\n"
+MODEL = ("static kml_tensor model(kml_graph *g, kml_tensor x)\n"
+         "{\n    return kml_linear(g, kml_flatten(g, x), 10);\n}\n")
+
+
+def cli(p, *words, status=0):
+    done = subprocess.run([harness.BIN / "kubeml", *words], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "KUBEML_URL": p.url})
+    assert done.returncode == status, (words, done.returncode, done.stdout, done.stderr)
+    return done.stdout + done.stderr
+
+
+def explained(p, job, reason, *parts):
+    """REST and the command line name that reason, and say those words."""
+    why = p.get(f"/tasks/{job}/explain")
+    assert why["reason"] == reason, why
+    text = cli(p, "explain", job)
+    assert reason in text and why["message"] in text, (why, text)
+    for part in parts:
+        assert part in why["message"] + " ".join(map(str, why.get("evidence", []))), (part, why)
+    return why
+
+
+@case()
+def no_free_slot(p):
+    p.dataset()
+    p.function()
+    long = p.train(epochs=5000, default_parallelism=4)
+    until(lambda: p.task(long)["state"] == "running")
+    waits = p.train(epochs=1, default_parallelism=2)
+    explained(p, waits, "NoFreeSlot", "0 of 4", long)
+    p.delete(f"/tasks/{waits}")
+    p.delete(f"/tasks/{long}")
+    p.wait(long)
+
+
+@case(options=("--pool-functions", "0", "--pool-ps", "0"))
+def pool_empty(p):
+    """With nothing warm a job waits for its pods. A frozen one keeps it there long enough to be asked."""
+    p.dataset()
+    p.function()
+    job = p.train(epochs=1)
+    pod = p.pod(role="ps")
+    os.kill(pod["pid"], signal.SIGSTOP)
+    try:
+        until(lambda: p.get(f"/tasks/{job}/explain")["reason"] == "PoolEmpty", message="never PoolEmpty")
+        explained(p, job, "PoolEmpty")
+    finally:
+        os.kill(pod["pid"], signal.SIGCONT)
+    p.succeed(job)
+
+
+@case()
+def compile_error(p):
+    """The compiler's words with their lines, and no function."""
+    code = HEAD + MODEL.replace("10);", "10)") + "KUBEML_FUNCTION(.model = model);\n"
+    folder = pathlib.Path(os.environ.get("TEST_TMP", "/tmp"))
+    (folder / "broken.c").write_text(code)
+    text = cli(p, "function", "create", "--name", "broken", "--code", str(folder / "broken.c"), status=1)
+    assert "broken.c:7:1: error: expected" in text, text
+    p.get("/function/broken", 404)
+
+
+@case(options=("--pool-functions", "0", "--pool-ps", "0"), env={"PATH": "/nonexistent"})
+def redis_missing(p):
+    p.dataset()
+    p.post("/function/zoo", json={"model": "lenet5"})
+    job = p.train(function="zoo", epochs=1)
+    assert p.wait(job)["state"] == "failed"
+    explained(p, job, "RedisMissing", "redis-server", "install")
+
+
+@case(limit=120)
+def redis_gone(p):
+    """Redis dies again and again: the job says so while it restarts it."""
+    p.dataset()
+    p.function()
+    job = p.train(epochs=400, k=1)
+    until(lambda: p.task(job)["epoch"] >= 1)
+    os.kill(p.redis(job), signal.SIGKILL)
+    until(lambda: any(c["type"] in ("RedisGone", "RedisRestarted") for c in p.task(job)["conditions"]))
+    p.delete(f"/tasks/{job}")
+    p.wait(job)
+
+
+@case(limit=150)
+def store_down(p):
+    """The store's folder cannot be written: the checkpoint waits, with the reason, then goes on."""
+    p.dataset()
+    p.function()
+    job = p.train(epochs=200, k=1)
+    until(lambda: p.task(job)["epoch"] >= 1)
+    tmp = p.folder / "home/store/tmp"
+    hidden = p.folder / "home/store/tmp-hidden"
+    tmp.rename(hidden)
+    tmp.write_text("not a folder")
+    try:
+        until(lambda: p.get(f"/tasks/{job}/explain")["reason"] in ("StoreDown", "StoreUnavailable"), 30)
+    finally:
+        tmp.unlink()
+        hidden.rename(tmp)
+    until(lambda: p.get(f"/tasks/{job}/explain")["reason"] not in ("StoreDown", "StoreUnavailable"), 30)
+    p.delete(f"/tasks/{job}")
+    p.wait(job)
+
+
+@case(limit=120)
+def straggler(p):
+    p.dataset()
+    p.function()
+    job = p.train(epochs=5000, k=1)
+    until(lambda: p.task(job)["epoch"] >= 1)
+    slow = p.pod(job=job, role="function", function=1)
+    os.kill(slow["pid"], signal.SIGSTOP)
+    try:
+        until(lambda: p.get(f"/tasks/{job}/explain")["reason"] == "Straggler", 30)
+        explained(p, job, "Straggler", "function 1")
+    finally:
+        os.kill(slow["pid"], signal.SIGCONT)
+    p.delete(f"/tasks/{job}")
+    p.wait(job)
+
+
+@case()
+def not_a_number(p):
+    p.dataset()
+    doubled = "    x = kml_linear(g, kml_flatten(g, x), 10);\n" + "    x = kml_add(g, x, x);\n" * 140
+    diverges = MODEL.replace("    return kml_linear(g, kml_flatten(g, x), 10);", doubled + "    return x;")
+    p.function("nan", HEAD + diverges + "KUBEML_FUNCTION(.model = model);\n")
+    job = p.train(function="nan", epochs=50)
+    task = p.wait(job)
+    assert task["state"] == "failed", task
+    explained(p, job, "NaNLoss", "epoch 1")
+
+
+@case()
+def crash_at_start(p):
+    p.dataset()
+    crashing = MODEL.replace("    return", "    *(volatile int *)0 = 1;\n    return")
+    p.function("crash", HEAD + crashing + "KUBEML_FUNCTION(.model = model);\n")
+    job = p.train(function="crash")
+    task = p.wait(job)
+    assert task["state"] == "failed", task
+    explained(p, job, "Crashed", "SIGSEGV")
+
+
+@case(limit=120)
+def ps_restarted(p):
+    p.dataset()
+    p.function()
+    job = p.train(epochs=5000, k=1)
+    until(lambda: p.task(job)["epoch"] >= 1)
+    os.kill(p.pod(job=job, role="ps")["pid"], signal.SIGKILL)
+    until(lambda: p.get(f"/tasks/{job}/explain")["reason"] == "PSRestarted", 30,
+          message=p.get(f"/tasks/{job}/explain"))
+    before = p.task(job)["epoch"]
+    until(lambda: p.task(job)["epoch"] > before)
+    p.delete(f"/tasks/{job}")
+    p.wait(job)
+
+
+@case()
+def cancelled(p):
+    p.dataset()
+    p.function()
+    job = p.train(epochs=5000)
+    until(lambda: p.task(job)["state"] == "running")
+    cli(p, "task", "stop", job)
+    assert p.wait(job)["state"] == "cancelled"
+    explained(p, job, "Cancelled")
+
+
+if __name__ == "__main__":
+    harness.main(globals())

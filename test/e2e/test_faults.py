@@ -1,0 +1,183 @@
+#!/usr/bin/python3
+"""Faults on the whole platform: what is killed, when, and that the job ends with the same weights.
+
+Function pods share one environment; KUBEML_FAILPOINT arms a place in their code, and the marker file
+lets exactly one of them die there and proves that it did (common/failpoint.h).
+"""
+import os
+import pathlib
+import signal
+import tempfile
+
+import harness
+from harness import case, until
+
+EPOCHS = 3
+KILLS = 5
+
+
+def failpoint_platform(point):
+    """A platform whose functions are armed, and the marker."""
+    folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+    marker = folder / "fired"
+    return harness.Platform(home=str(folder), env={
+        "KUBEML_FAILPOINT": point, "KUBEML_FAILPOINT_FILE": str(marker)}), marker
+
+
+def clean_sha(**options):
+    """The weights of the job without any fault."""
+    with harness.Platform() as p:
+        p.dataset()
+        p.function()
+        return p.succeed(p.train(epochs=EPOCHS, **options))["sha256"]
+
+
+def killed_in(phase, count, **options):
+    """KILLS jobs, each with one function killed at the count-th passage of that phase."""
+    options = {"k": 2, "default_parallelism": 2, **options}
+    want = clean_sha(**options)
+    p, marker = failpoint_platform(f"function.{phase}:{count}")
+    with p:
+        p.dataset()
+        p.function()
+        for _ in range(KILLS):
+            marker.unlink(missing_ok=True)
+            # Warm pods read the marker at the place itself, so a removed one arms them again.
+            job = p.train(epochs=EPOCHS, **options)
+            task = p.succeed(job)
+            assert marker.exists(), f"no function was killed in {phase}"
+            assert task["sha256"] == want, f"killed in {phase}: other weights"
+            lost = [c for c in task["conditions"] if c["type"] == "FunctionLost"]
+            assert lost, task["conditions"]
+
+
+@case(limit=120, platform=False)
+def a_function_killed_while_it_loads():
+    killed_in("load", 1)
+
+
+@case(limit=120, platform=False)
+def a_function_killed_while_it_fetches():
+    killed_in("fetch", 3)
+
+
+@case(limit=120, platform=False)
+def a_function_killed_while_it_trains():
+    killed_in("train", 4)
+
+
+@case(limit=120, platform=False)
+def a_function_killed_half_way_through_a_publish():
+    killed_in("publish", 3)
+
+
+@case(limit=120, platform=False)
+def a_function_killed_while_it_waits():
+    killed_in("wait", 3)
+
+
+@case(limit=120, platform=False)
+def a_function_killed_while_it_validates():
+    killed_in("validate", 2)
+
+
+@case(limit=120, platform=False)
+def a_function_killed_under_a_server_merge():
+    killed_in("publish", 2, merge="server")
+
+
+@case(limit=120)
+def every_process_of_a_job_killed_at_random_places(p):
+    """kill -9 of functions, kubeml-ps and its Redis, one after the other, at every epoch reached."""
+    p.dataset()
+    p.function()
+    options = {"epochs": 12, "k": 2, "default_parallelism": 3}
+    want = p.succeed(p.train(**options))["sha256"]
+    job = p.train(**options)
+    victims = [dict(role="function", function=0), dict(role="function", function=2), dict(role="ps"),
+               dict(role="function", function=1)]
+    for i, victim in enumerate(victims):
+        until(lambda: p.task(job)["epoch"] >= 2 * i + 1)
+        pod = p.pod(job=job, **victim)
+        os.kill(pod["pid"], signal.SIGKILL)
+        until(lambda: not harness.alive(pod["pid"]))
+    task = p.succeed(job)
+    assert task["sha256"] == want, "other weights than without the kills"
+    kinds = {c["type"] for c in task["conditions"]}
+    assert "FunctionLost" in kinds and "PSRestarted" in kinds, task["conditions"]
+    until(lambda: not p.pods(job=job), message="pods of an ended job")
+
+
+@case(limit=120)
+def redis_killed(p):
+    p.dataset()
+    p.function()
+    want = p.succeed(p.train(epochs=8, k=2))["sha256"]
+    job = p.train(epochs=8, k=2)
+    until(lambda: p.task(job)["epoch"] >= 2)
+    os.kill(p.redis(job), signal.SIGKILL)
+    assert p.succeed(job)["sha256"] == want
+
+
+@case(limit=120)
+def a_function_is_stopped_and_goes_on(p):
+    """SIGSTOP: the job names the straggler, replaces it in time, and the late one changes nothing."""
+    p.dataset()
+    p.function()
+    want = p.succeed(p.train(epochs=6, k=2))["sha256"]
+    job = p.train(epochs=6, k=2)
+    until(lambda: p.task(job)["epoch"] >= 1)
+    frozen = p.pod(job=job, role="function", function=1)
+    os.kill(frozen["pid"], signal.SIGSTOP)
+    until(lambda: p.task(job)["epoch"] >= 3 or p.task(job)["state"] == "succeeded", 60)
+    if harness.alive(frozen["pid"]):
+        os.kill(frozen["pid"], signal.SIGCONT)
+    assert p.succeed(job)["sha256"] == want
+
+
+@case(limit=180)
+def the_controller_killed_in_every_state(p):
+    """Killed five times while one job runs and one waits; nothing is lost, nothing doubled."""
+    p.dataset()
+    p.function()
+    want = p.succeed(p.train(epochs=20, k=2))["sha256"]
+    job = p.train(epochs=20, k=2)
+    waits = p.train(epochs=1, default_parallelism=4)
+    for i in range(KILLS):
+        until(lambda: p.task(job)["epoch"] >= 2 * i)
+        p.kill()
+        p.start()
+    assert p.succeed(job)["sha256"] == want
+    p.succeed(waits)
+    history = p.get(f"/history/{job}")["data"]
+    assert len(history["accuracy"]) == 20, history
+
+
+@case()
+def a_job_given_up_leaves_no_segment(p):
+    """kubeml-ps killed, the job stopped before another takes its place: nobody but the controller cleans."""
+    p.dataset()
+    p.function()
+    job = p.train(epochs=5000)
+    until(lambda: p.task(job)["epoch"] >= 1)
+    segments = [f for f in os.listdir("/dev/shm") if job in f]
+    assert segments, "the job has its segment"
+    ps = p.pod(job=job, role="ps")
+    os.kill(ps["pid"], signal.SIGSTOP)  # so that it cannot clean up when it is told to stop
+    p.delete(f"/tasks/{job}")
+    os.kill(ps["pid"], signal.SIGKILL)
+    p.wait(job)
+    until(lambda: not [f for f in os.listdir("/dev/shm") if job in f], message="a segment was left behind")
+
+
+@case(limit=120)
+def two_jobs_at_once_do_not_disturb_each_other(p):
+    p.dataset()
+    p.function()
+    want = p.succeed(p.train(epochs=6))["sha256"]
+    jobs = [p.train(epochs=6), p.train(epochs=6)]
+    assert [p.succeed(job)["sha256"] for job in jobs] == [want, want]
+
+
+if __name__ == "__main__":
+    harness.main(globals())

@@ -1,0 +1,98 @@
+#!/usr/bin/python3
+"""`kubeml run`: the same file in one process; its losses are those of a job with one function."""
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+
+import harness
+from harness import BIN, LENET, STRETCH, case
+
+
+def run(*arguments, status=0, env=None):
+    """kubeml-function run ...: its output and what it said."""
+    done = subprocess.run([str(BIN / "kubeml-function"), "run", *map(str, arguments)], capture_output=True,
+                          text=True, timeout=60 * STRETCH, stdin=subprocess.DEVNULL,
+                          env={**os.environ, "KUBEML_INCLUDE": str(harness.ROOT / "function-runtime/include"),
+                               **(env or {})})
+    assert done.returncode == status, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout, done.stderr
+
+
+def files():
+    """tiny_mnist as files, and the options that name them."""
+    folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+    options = []
+    for field, option in (("x-train", "--traindata"), ("y-train", "--trainlabels"), ("x-test", "--testdata"),
+                          ("y-test", "--testlabels")):
+        (folder / field).write_bytes(harness.tiny_mnist()[field])
+        options += [option, folder / field]
+    return folder, options
+
+
+def epochs(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def same(a, b):
+    return len(a) == len(b) and all(abs(x - y) <= 1e-9 * abs(y) for x, y in zip(a, b))
+
+
+@case(limit=60)
+def the_losses_of_a_job_with_one_function(p):
+    p.dataset()
+    p.function()
+    job = p.train(epochs=3, default_parallelism=1, seed=5)
+    p.succeed(job)
+    record = p.get(f"/history/{job}")
+    data, threads = record["data"], record["plan"]["threads"] # they fix the order of sums
+    options = [LENET, "-e", 3, "-b", 32, "--lr", 0.01, "--seed", 5, "--threads", threads, "--json"]
+    by_store = epochs(run(*options, "--dataset", "tiny", env={"KUBEML_HOME": str(p.folder / "home")})[0])
+    by_files = epochs(run(*options, *files()[1])[0])
+    for mine in (by_store, by_files):
+        assert same([e["train_loss"] for e in mine], data["train_loss"]), (mine, data)
+        assert same([e["validation_loss"] for e in mine], data["validation_loss"]), (mine, data)
+        assert [e["accuracy"] for e in mine] == data["accuracy"], (mine, data)
+    other = epochs(run(*options, *files()[1], "--seed", 6)[0])
+    assert not same([e["train_loss"] for e in other], data["train_loss"])
+
+
+@case(platform=False)
+def saved_weights_are_a_beginning():
+    folder, data = files()
+    model = folder / "lenet.safetensors"
+    first = epochs(run(LENET, *data, "-e", 2, "--json", "--save", model)[0])
+    assert model.stat().st_size > 61706 * 4
+    second = epochs(run(LENET, *data, "-e", 1, "--json", "--init", model)[0])
+    assert second[0]["train_loss"] < first[0]["train_loss"]
+    # Of another model it is refused by the tensor's name.
+    said = run("--model", "mlp", *data, "-e", 1, "--init", model, status=1)[1]
+    assert "fc1.weight" in said, said
+
+
+@case(platform=False)
+def its_lines_and_its_words():
+    folder, data = files()
+    out, said = run("--model", "lenet5", *data, "-e", 1)
+    assert "61706 parameters" in out and "epoch   1/1   train loss" in out and not said, (out, said)
+    assert "usage: kubeml run" in run("--help")[0]
+    for arguments, part in (((LENET,), "no data"), ((), "no FILE.c"), ((LENET, *data, "-e", "0"), "--epochs"),
+                            ((LENET, *data, "--lr", "-1"), "--lr"), ((LENET, *data, "--frob"), "--frob"),
+                            ((LENET, "--model", "mlp", *data), "exclude")):
+        said = run(*arguments, status=2)[1]
+        assert part in said, said
+    broken = folder / "broken.c"
+    broken.write_text("#include <kubeml.h>\n\nint x = y;\n")
+    said = run(broken, *data, status=1)[1]
+    assert "broken.c:3:9: error: " in said, said
+    said = run(folder / "none.c", *data, status=1)[1]
+    assert "none.c" in said, said
+    said = run(LENET, "--dataset", "x", status=1, env={"KUBEML_HOME": str(folder / "home")})[1]
+    assert "no local platform" in said, said
+    said = run(LENET, *data, "--lr", "1000", status=1)[1]
+    assert "NaNLoss" in said, said
+
+
+if __name__ == "__main__":
+    harness.main(globals())

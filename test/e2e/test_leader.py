@@ -1,0 +1,249 @@
+"""Two controllers on one store: one leads by a Lease, both answer, and the other takes over."""
+import contextlib
+import pathlib
+import signal
+import subprocess
+import socket
+import tempfile
+import threading
+import os
+
+import requests
+import yaml
+
+import harness
+from fake_kube import fake_kube
+from harness import Platform, case, until
+
+TOKEN = "the-token-of-both"
+USER, OF_USER = "anna", "the-token-of-anna"
+
+
+@contextlib.contextmanager
+def controllers(*names, store=None):
+    """Controllers of one store and one API server, by name; they are ended, however they are."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="l", dir=os.environ.get("TEST_TMP")))
+    (folder / "token").write_text(f"{TOKEN}\n{USER}:{OF_USER}\n")
+    (folder / "store").mkdir()
+    with fake_kube(folder) as kube:
+        made = {}
+        for name in names:
+            (folder / name).mkdir()
+            made[name] = Platform("--cluster", "kubernetes", "--pods", str(kube.pods), "--lease", "kubeml", "--context", "test",
+                                  "--store", store or f"lmdb:{folder}/store", "--pool-functions", "0", "--pool-ps", "0",
+                                  "--token-file", str(folder / "token"), home=folder / name,
+                                  env={"POD_NAME": name, "KUBECONFIG": str(kube.config)})
+        try:
+            yield kube, made
+        finally:
+            for platform in made.values():
+                if platform.process and platform.process.poll() is None:
+                    platform.process.send_signal(signal.SIGCONT)
+                    platform.kill()
+
+
+def call(platform, method, path, token=TOKEN, **arguments):
+    headers = {"Authorization": f"Bearer {token}", "Accept": "application/json, */*;q=0.5"}
+    return requests.request(method, platform.url + path, headers=headers, timeout=60 * harness.STRETCH, **arguments)
+
+
+def train(platform, token=TOKEN):
+    return call(platform, "POST", "/train", token, json={
+        "function_name": "zoo", "dataset": "tiny", "epochs": 2, "batch_size": 32, "lr": 0.01,
+        "options": {"default_parallelism": 2, "static_parallelism": True}})
+
+
+def uploads(platform):
+    reply = call(platform, "POST", "/dataset/tiny", files=harness.tiny_mnist())
+    assert reply.status_code == 200, reply.text
+    reply = call(platform, "POST", "/function/zoo", json={"model": "lenet5"})
+    assert reply.status_code == 200, reply.text
+
+
+def leads(platform):
+    return call(platform, "GET", "/ready").json()["leads"]
+
+
+def two(made):
+    """The one that leads and the one that stands by."""
+    a, b = made["a"].start(), made["b"].start()
+    until(lambda: leads(a) or leads(b), 20)
+    first, second = (a, b) if leads(a) else (b, a)
+    until(lambda: call(second, "GET", "/tasks").status_code == 200, 20, message="the standby knows no leader")
+    return first, second
+
+
+def follow(platform, path, lines):
+    with requests.get(platform.url + path, headers={"Authorization": f"Bearer {TOKEN}"}, stream=True, timeout=60) as reply:
+        assert reply.status_code == 200, reply.text
+        with contextlib.suppress(requests.RequestException):
+            for line in reply.iter_lines(decode_unicode=True):
+                lines.append(line)
+    lines.append(None)
+
+
+@case(limit=90, platform=False)
+def both_answer_and_one_leads():
+    with controllers("a", "b") as (kube, made):
+        first, second = two(made)
+        assert not leads(second) and kube.holder() in ("a", "b")
+        mine, other = call(first, "GET", "/ready").json(), call(second, "GET", "/ready").json()
+        assert {**mine, "leads": False} == other and other["slots"] == 4, (mine, other)
+        assert b"kubeml_leads 1" in call(first, "GET", "/metrics").content
+        assert b"kubeml_leads 0" in call(second, "GET", "/metrics").content
+        uploads(second)
+        for platform in (first, second):
+            assert [d["name"] for d in call(platform, "GET", "/dataset").json()] == ["tiny"]
+        job = train(second)
+        assert job.status_code == 200, job.text
+        job = job.json()["id"]
+        for platform in (first, second):
+            assert call(platform, "GET", f"/tasks/{job}").json()["id"] == job
+            assert call(platform, "GET", f"/tasks/{job}/logs").status_code == 200
+        # Whoever asks the other one asks the leader by it.
+        of_user = train(second, OF_USER).json()["id"]
+        for platform in (first, second):
+            assert call(platform, "GET", f"/tasks/{job}").json()["user"] is None
+            assert call(platform, "GET", f"/tasks/{of_user}").json()["user"] == USER
+        assert call(second, "DELETE", f"/tasks/{of_user}", OF_USER).status_code == 200
+        # What the leader refuses is refused in its words; what does not come with the token is not handed on.
+        for method, path in (("GET", "/tasks/none"), ("DELETE", "/tasks/none"), ("GET", "/tasks/none/events")):
+            here, there = call(first, method, path), call(second, method, path)
+            assert (here.status_code, here.json()) == (there.status_code, there.json()) and here.status_code == 404
+        assert requests.get(second.url + "/tasks").status_code == 401
+        assert call(second, "DELETE", "/dataset/tiny").status_code == 409
+        # A stream comes through as it is written, and ends with its server.
+        lines = []
+        stream = threading.Thread(target=follow, args=(second, f"/tasks/{job}/events", lines))
+        stream.start()
+        until(lambda: "event: state" in lines, 20)
+        assert None not in lines
+        assert call(second, "DELETE", f"/tasks/{job}").status_code == 200
+        until(lambda: any('"cancelled"' in line for line in lines if line), 20, message=str(lines))
+        assert first.stop() == 0 and second.stop() == 0
+        stream.join(30 * harness.STRETCH)
+        assert lines[-1] is None
+
+
+@case(limit=120, platform=False)
+def a_request_is_handed_on_once():
+    """Two that each take the other for the leader do not send it round."""
+    with controllers("a", "b") as (kube, made):
+        _, second = two(made)
+        reply = requests.get(second.url + "/tasks", headers={"Authorization": f"Bearer {TOKEN}", "X-KubeML-Forwarded": "1"})
+        assert reply.status_code == 503 and reply.headers["Retry-After"] == "1", reply.text
+
+
+@case(limit=120, platform=False)
+def the_other_takes_over_after_kill_9():
+    with controllers("a", "b") as (kube, made):
+        first, second = two(made)
+        uploads(first)
+        job = train(first).json()["id"]
+        lines = []
+        stream = threading.Thread(target=follow, args=(second, f"/tasks/{job}/events", lines))
+        stream.start()
+        until(lambda: "event: state" in lines, 20)
+        first.kill()
+        # Nobody hangs: 503 and Retry-After, until it is the other's.
+        reply = call(second, "GET", f"/tasks/{job}")
+        assert reply.status_code == 503 and reply.headers["Retry-After"], reply.text
+        assert train(second).status_code == 503
+        stream.join(30 * harness.STRETCH)
+        assert not stream.is_alive()
+        # The command line waits for as long as that takes.
+        done = subprocess.run([str(harness.BIN / "kubeml"), "task", "get", job], capture_output=True, text=True,
+                              env={**os.environ, "KUBEML_URL": second.url, "KUBEML_TOKEN": TOKEN})
+        assert done.returncode == 0 and job in done.stdout, done
+        until(lambda: call(second, "GET", f"/tasks/{job}").status_code == 200, 30)
+        assert leads(second) and call(second, "GET", f"/tasks/{job}").json()["id"] == job
+        assert [t["id"] for t in call(second, "GET", "/tasks").json()] == [job]
+        # Back under another name, the first stands by.
+        first.start()
+        until(lambda: call(first, "GET", f"/tasks/{job}").status_code == 200, 20)
+        assert not leads(first)
+        # An orderly end lets go of the lease at once.
+        assert second.stop() == 0
+        until(lambda: leads(first), 20)
+        assert call(first, "GET", f"/tasks/{job}").json()["id"] == job
+
+
+@case(limit=120, platform=False)
+def who_was_stopped_for_long_acts_no_more():
+    with controllers("a", "b") as (kube, made):
+        first, second = two(made)
+        first.process.send_signal(signal.SIGSTOP)
+        until(lambda: leads(second), 30)
+        assert call(second, "GET", "/tasks").status_code == 200
+        first.process.send_signal(signal.SIGCONT)
+        assert first.process.wait(20 * harness.STRETCH) == 1
+        assert "lease" in first.log_text().splitlines()[-1], first.log_text()
+
+
+@case(limit=120, platform=False)
+def without_the_api_server_nobody_leads_for_long():
+    with controllers("a", "b") as (kube, made):
+        first, second = two(made)
+        kube.away = True
+        assert first.process.wait(30 * harness.STRETCH) == 1
+        assert call(second, "GET", "/dataset").status_code == 200
+        reply = call(second, "GET", "/tasks")
+        assert reply.status_code == 503 and not leads(second), reply.text
+        kube.away = False
+        until(lambda: leads(second), 30)
+        assert call(second, "GET", "/tasks").json() == []
+
+
+@case(limit=120, platform=False)
+def nothing_of_a_leaders_is_touched_before_it_leads():
+    """Every path of the API, on a controller that has never led."""
+    paths = yaml.safe_load((harness.ROOT / "docs/openapi.yaml").read_text())["paths"]
+    with controllers("a") as (kube, made):
+        kube.away = True
+        a = made["a"].start()
+        asked = 0
+        for path, methods in paths.items():
+            for method in set(methods) & {"get", "post", "put", "delete"}:
+                takes = methods[method].get("requestBody", {}).get("content", {})
+                body = {"json": {}} if "application/json" in takes else {"files": {"x": b"x"}} if takes else {}
+                reply = call(a, method.upper(), path.replace("{", "").replace("}", ""), **body)
+                led = path.startswith(("/tasks", "/train", "/infer", "/usage")) or method == "delete"
+                assert (reply.status_code == 503) is led, (method, path, reply.status_code, reply.text)
+                asked += 1
+        assert asked > 25 and a.process.poll() is None
+        assert call(a, "GET", "/ready").json() == {"status": "ready", "leads": False}
+
+
+@case(limit=120, platform=False)
+def no_store_is_said_and_waited_for():
+    if not list((harness.BUILD / "lib").glob("kubeml-mongo.so")):
+        harness.skip("built without libmongoc")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        with controllers("a", store=f"mongodb://{address}/kubeml?serverSelectionTimeoutMS=500") as (kube, made):
+            a = made["a"]
+            a.options += ["--listen", f"127.0.0.1:{port}"]
+            starter = threading.Thread(target=lambda: a.start(wait=False))
+            starter.start()
+            a.url = f"http://127.0.0.1:{port}"
+
+            def answer():
+                with contextlib.suppress(requests.ConnectionError):
+                    reply = call(a, "GET", "/ready")
+                    return [reply] if "starting" not in reply.text else None  # a 503 counts as false
+            reply = until(answer, 30)[0]
+            assert reply.status_code == 503 and address in reply.json()["detail"], reply.text
+            assert reply.headers["Retry-After"]
+            assert call(a, "GET", "/health").status_code == 200
+            assert call(a, "GET", "/dataset").status_code == 503
+            assert requests.get(a.url + "/dataset").status_code == 401
+            assert kube.holder() is None
+            assert a.stop() == 0
+            starter.join(20)
+
+
+harness.main(globals())

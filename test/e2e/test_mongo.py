@@ -1,0 +1,230 @@
+#!/usr/bin/python3
+"""The platform on MongoDB: its users of one job, and what it does without it."""
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import tempfile
+
+import requests
+
+import harness
+from harness import Platform, case, skip, until
+
+SERVER = pathlib.Path(__file__).resolve().parent.parent / "mongo"
+
+
+def server_uri(database, kind="users"):
+    """A server with users: MONGODB_URI, or the stand-in that tests share; "tls": one behind TLS."""
+    if not (harness.BIN.parent / "lib/kubeml-mongo.so").exists():
+        skip("this build has no MongoDB: libmongoc's headers are not installed")
+    told = subprocess.run([SERVER / "uri.sh", kind], capture_output=True, text=True)
+    if told.returncode == 77:
+        skip(told.stdout.strip())
+    assert told.returncode == 0, told
+    before, _, options = told.stdout.strip().partition("?")
+    if "MONGODB_URI" not in os.environ:
+        print("the server is the tests' stand-in, not MongoDB")
+    return before.rstrip("/") + f"/{database}?{options}"
+
+
+def client(uri):
+    try:
+        import pymongo
+    except ImportError:
+        skip("python3-pymongo is not here, which looks at the server's users")
+    return pymongo.MongoClient(uri.replace("kubeml.keep_ms", "ignored"), serverSelectionTimeoutMS=5000)
+
+
+def job_users(mongo, database):
+    found = mongo.admin.command({"usersInfo": {"forAllDBs": True}})["users"]
+    return {u["user"]: u for u in found if u["user"].startswith("job-") and u["db"].startswith(database)}
+
+
+def clean(mongo, database):
+    for name in job_users(mongo, database).values():
+        mongo[name["db"]].command("dropUser", name["user"])
+    for name in mongo.list_database_names():
+        if name == database or name.startswith(database + "_"):
+            mongo.drop_database(name)
+
+
+class Server:
+    """A stand-in of our own, without users, whose data outlive it."""
+
+    def __init__(self):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            self.port = s.getsockname()[1]
+        self.folder = tempfile.TemporaryDirectory()
+        self.process = None
+        self.uri = f"mongodb://127.0.0.1:{self.port}/kubeml?kubeml.patience_ms=4000"
+
+    def start(self):
+        self.process = subprocess.Popen(
+            [SERVER / "run.sh", "127.0.0.1", str(self.port), "300", self.folder.name + "/data"],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+            env={k: v for k, v in os.environ.items() if not k.startswith("MONGO_")})
+        line = self.process.stdout.readline()
+        assert line.startswith("listening on"), line
+
+    def stop(self):
+        """With SIGTERM: unlike MongoDB's, the stand-in's file may be empty after a kill -9 between two writes."""
+        if self.process:
+            os.killpg(self.process.pid, signal.SIGTERM)
+            self.process.wait(30)
+            self.process.stdout.close()
+            self.process = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+        self.folder.cleanup()
+
+
+@case(limit=120, platform=False)
+def users_live_as_long_as_their_job():
+    database = f"e2e_{os.getpid()}"
+    uri = server_uri(database)
+    mongo = client(uri)
+    try:
+        with Platform("--store", uri) as p:
+            ready(p)
+            p.dataset()
+            p.function()
+            job = p.train(epochs=5000, default_parallelism=2)
+            until(lambda: p.task(job)["state"] == "running" and p.task(job)["epoch"] >= 1, 40)
+            users = job_users(mongo, database)
+            assert len(users) == 2, users
+            roles = sorted((r["role"], r["db"] == database) for u in users.values() for r in u["roles"])
+            assert roles == [("kubeml-job-1", True), ("read", False)], roles
+            # No pod was given the store's own user, by its arguments, its environment or its messages.
+            for pod in p.pods():
+                for place in ("cmdline", "environ"):
+                    assert b"mongodb" not in pathlib.Path(f"/proc/{pod['pid']}/{place}").read_bytes(), pod
+            # A crash forgets nobody who is still needed, and somebody whose job is gone is not kept.
+            mongo[database].command("createUser", "job-0123456789abcdef", pwd="x" * 32,
+                                    roles=[{"role": "read", "db": database}])
+            p.kill()
+            p.start()
+            ready(p)
+            until(lambda: set(job_users(mongo, database)) == set(users), 20, message="users after a crash")
+            epoch = p.task(job)["epoch"]
+            until(lambda: p.task(job)["epoch"] > epoch, 40)
+            p.delete(f"/tasks/{job}")
+            p.wait(job)
+            until(lambda: not job_users(mongo, database), 20, message="users after the job's end")
+            done = p.train(epochs=1)
+            p.succeed(done)
+            assert len(p.post("/infer", json={"model_id": done, "data": [[[0.0] * 28] * 28]})["predictions"]) == 1
+            until(lambda: not job_users(mongo, database), 20, message="users after inference")
+            assert "its pods have users of their own in the store" in p.log_text()
+            # One that goes on gets new ones.
+            p.post(f"/tasks/{job}/resume")
+            until(lambda: len(job_users(mongo, database)) == 2, 20)
+            p.delete(f"/tasks/{job}")
+            p.wait(job)
+            assert "@" not in "".join(line for line in p.log_text().splitlines() if "mongodb:" in line)
+    finally:
+        clean(mongo, database)
+
+
+@case(limit=120, platform=False)
+def what_is_replaced_leaves_nothing():
+    """A job replaces its checkpoint after every epoch: the database must not keep them all."""
+    with Server() as server:
+        server.start()
+        mongo = client(server.uri).kubeml
+        with Platform("--store", server.uri) as p:
+            ready(p)
+            p.dataset()
+            p.function()
+            p.succeed(p.train(epochs=15, default_parallelism=2), 60)
+            until(lambda: {c["files_id"] for c in mongo["blobs.chunks"].find({}, {"files_id": 1})}
+                  == {f["_id"] for f in mongo["blobs.files"].find()}, 10, message="bytes that nothing names")
+            assert mongo["blobs.files"].count_documents({}) > 0
+            assert mongo.uploads.count_documents({"state": "deleted"}) == 0, list(mongo.uploads.find())
+
+
+def ready(p):
+    """A slow server is waited for, and said to be away until it answers."""
+    until(lambda: requests.get(p.url + "/ready", timeout=20).status_code == 200, 30, message="never ready")
+
+
+def problem(p, path, **arguments):
+    answer = requests.get(p.url + path, timeout=20, **arguments)
+    assert answer.status_code == 503, (path, answer.status_code, answer.text)
+    assert answer.headers["Content-Type"].startswith("application/problem+json"), answer.headers
+    assert "Retry-After" in answer.headers or path == "/ready"
+    detail = answer.json()["detail"]
+    assert "database" in detail, detail
+    return detail
+
+
+@case(limit=120, platform=False)
+def no_database_is_said_and_waited_for():
+    server_uri("x")  # leaves the case out where there is no server
+    with Server() as server:
+        with Platform("--store", server.uri) as p:
+            assert p.get("/health")["status"] == "ok"
+            for path in ("/ready", "/dataset", "/function", "/tasks", "/history"):
+                assert f"mongodb://127.0.0.1:{server.port}/kubeml" in problem(p, path), path
+            p.get("/version")
+            server.start()
+            ready(p)
+            p.dataset()
+            p.function()
+            assert "the store has no users" not in p.log_text()
+            p.succeed(p.train(epochs=1))
+            assert "the store has no users" in p.log_text()  # the stand-in's, here
+            # In the middle of a job: it is said again, and what happened meanwhile is written later.
+            job = p.train(epochs=100000)
+            until(lambda: p.task(job)["epoch"] >= 1, 30)
+            server.stop()
+            until(lambda: requests.get(p.url + "/ready", timeout=20).status_code == 503, 30)
+            problem(p, "/ready")
+            problem(p, "/dataset")
+            assert p.get(f"/tasks/{job}/explain")["state"] == "running"
+            p.delete(f"/tasks/{job}")
+            server.start()
+            ready(p)
+            names = [d["name"] for d in p.get("/dataset")]
+            assert names == ["tiny"], names
+            p.wait(job, 60)
+            p.kill()  # what the record says is in the store
+            p.start()
+            ready(p)
+            until(lambda: p.task(job)["state"] in ("cancelled", "stopped", "failed"), 20)
+
+
+@case(limit=60, platform=False)
+def a_database_that_lets_nobody_in_is_named():
+    uri = server_uri("x")
+    if "@" not in uri:
+        skip("MONGODB_URI names no user")
+    wrong = uri[:uri.index("://") + 3] + "nobody:secret-word@" + uri[uri.rindex("@") + 1:]
+    with Platform("--store", wrong) as p:
+        detail = problem(p, "/ready")
+        assert "uthenticat" in detail and "secret-word" not in detail, detail
+        assert "secret-word" not in p.log_text()
+
+
+@case(limit=90, platform=False)
+def a_job_reads_through_tls_from_a_server_by_name():
+    database = f"e2e_{os.getpid()}"
+    uri = server_uri(database, "tls").replace("127.0.0.1", "localhost")
+    try:
+        with Platform("--store", uri) as p:
+            ready(p)
+            p.dataset(files=harness.tiny_mnist(6000, 512))
+            p.function()
+            p.succeed(p.train(epochs=2, k=2, batch_size=64, default_parallelism=2))
+    finally:
+        clean(client(uri), database)
+
+
+if __name__ == "__main__":
+    harness.main(globals())

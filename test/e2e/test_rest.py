@@ -1,0 +1,402 @@
+#!/usr/bin/env python3
+"""The API: cases as data (test/rest/*.json), and what needs more than one request."""
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+
+import requests
+
+import harness
+from harness import case, until
+
+REST = pathlib.Path(__file__).resolve().parents[1] / "rest"
+
+
+def send(p, c):
+    method, path = c["request"].split(" ", 1)
+    arguments = {"headers": dict(c.get("send", {}))}
+    if "json" in c:
+        arguments["json"] = c["json"]
+    if "text" in c:
+        arguments["data"] = c["text"].encode()
+        arguments["headers"].setdefault("Content-Type", "application/json")
+    if "multipart" in c:
+        arguments["files"] = {k: (k, v.encode()) for k, v in c["multipart"].items()}
+    # Prepared by hand: requests would tidy up the path.
+    request = requests.Request(method, p.url, **arguments).prepare()
+    request.url = p.url + path
+    with requests.Session() as session:
+        return session.send(request, timeout=60)
+
+
+def check(p, c):
+    reply = send(p, c)
+    assert reply.status_code == c["status"], f"{reply.status_code} {reply.text[:500]}"
+    for name, value in c.get("headers", {}).items():
+        assert reply.headers.get(name) == value, f"{name}: {reply.headers.get(name)}"
+    if c.get("empty"):
+        assert reply.content == b"", reply.content
+        return
+    body = reply.json()
+    if "body" in c:
+        assert body == c["body"], body
+    for key in c.get("has", []):
+        assert key in body, body
+    if "problem" in c:
+        assert reply.headers["Content-Type"] == "application/problem+json", reply.headers
+        assert body["status"] == body["code"] == c["status"] and body["error"] == body["detail"], body
+        assert c["problem"] in body["detail"], body["detail"]
+
+
+# Epochs of a job that is hit while it runs; a sanitizer makes each of them many times as long.
+LASTING = 10 if os.environ.get("SANITIZER") else 30
+
+
+@case(limit=120)
+def cases_as_data(p):
+    p.dataset()
+    p.function()
+    before = p.get("/dataset"), p.get("/function"), p.get("/tasks?state=all")
+    failed = []
+    for path in sorted(REST.glob("*.json")):
+        for c in json.loads(path.read_text()):
+            try:
+                check(p, c)
+            except AssertionError as e:
+                failed.append(f"{path.name}: {c['name']}: {e}")
+    assert not failed, "\n" + "\n".join(failed)
+    assert before == (p.get("/dataset"), p.get("/function"), p.get("/tasks?state=all")), "a refusal changed something"
+
+
+@case()
+def a_job_from_upload_to_inference(p):
+    p.dataset()
+    made = p.function()
+    assert made["version"] == 1 and made["kind"] == "code", made
+    listed = p.get("/dataset")
+    assert [(d["name"], d["train_set_size"], d["test_set_size"]) for d in listed] == [("tiny", 512, 128)], listed
+    job = p.train(epochs=3)
+    events = p.events(job)
+    assert [d["epoch"] for n, d in events if n == "epoch"] == [1, 2, 3], events
+    assert events[-1][0] == "state" and events[-1][1]["state"] == "succeeded", events[-1]
+    task = p.succeed(job)
+    assert len(task["sha256"]) == 64 and task["epoch"] == 3 and task["start_ms"]["total"] is not None, task
+    history = p.get(f"/history/{job}")
+    assert history["task"]["function_name"] == "lenet", history
+    for key in ("train_loss", "validation_loss", "accuracy", "parallelism", "epoch_duration"):
+        assert len(history["data"][key]) == 3, (key, history)
+    model = p.get(f"/model/{job}")
+    header = json.loads(model[8:8 + int.from_bytes(model[:8], "little")])
+    assert header["conv1.weight"]["shape"] == [6, 1, 5, 5], header
+    assert p.get(f"/model/{job}?format=npz")[:2] == b"PK"
+    image = [[[0] * 28 for _ in range(28)]]
+    assert len(p.post("/infer", json={"model_id": job, "data": [image, image]})["predictions"]) == 2
+    log = p.get(f"/tasks/{job}/logs").decode()
+    assert "ps          | " in log and "function-1  | " in log, log
+    assert p.events(job)[-1][1]["state"] == "succeeded", "the events of an ended job"
+    assert p.get("/tasks") == [] and [t["id"] for t in p.get("/tasks?state=all")] == [job]
+    # A second job from the first one's model, and from an upload of it.
+    p.succeed(p.post("/train", json={"function_name": "lenet", "dataset": "tiny", "epochs": 1, "batch_size": 32,
+                                     "lr": 0.01, "init": job})["id"])
+    uploaded = p.post("/model", files={"model": model})["id"]
+    p.succeed(p.post("/train", json={"function_name": "lenet", "dataset": "tiny", "epochs": 1, "batch_size": 32,
+                                     "lr": 0.01, "init": uploaded})["id"])
+    p.delete(f"/history/{job}")
+    for path in (f"/history/{job}", f"/tasks/{job}", f"/model/{job}"):
+        p.get(path, 404)
+
+
+@case()
+def the_id_alone_for_clients_without_accept(p):
+    p.dataset()
+    p.function()
+    body = {"function_name": "lenet", "dataset": "tiny", "epochs": 1, "batch_size": 32, "lr": 0.01,
+            "model_type": "x", "options": {"K": -1}}
+    for headers in ({"Accept": None}, {"Accept": "text/plain, application/json;q=0.5"}):
+        reply = requests.post(p.url + "/train", json=body, headers=headers, timeout=30)
+        assert reply.headers["Content-Type"].startswith("text/plain") and len(reply.text) == 12, reply.text
+        p.succeed(reply.text)
+    reply = requests.post(p.url + "/train", json=body, timeout=30)  # Accept: */*
+    p.succeed(reply.json()["id"])
+
+
+@case()
+def functions_have_versions(p):
+    first = p.function()
+    again = p.call("PUT", "/function/lenet", files={"code": ("lenet.c", harness.LENET.read_bytes())})
+    assert again == first, "the same code is the same version"
+    second = p.call("PUT", "/function/lenet", json={"model": "lenet5"})
+    assert second["version"] == 2 and second["kind"] == "zoo" and second["object"] == "zoo:lenet5", second
+    assert [v["version"] for v in second["versions"]] == [1, 2]
+    third = p.call("PUT", "/function/lenet", json={"model": "resnet34", "stem": "cifar"})
+    assert third["object"] == "zoo:resnet34,stem=cifar" and third["model"] == "resnet34,stem=cifar", third
+    assert p.call("PUT", "/function/lenet", json={"model": "resnet34,stem=cifar", "stem": "auto"}) == third
+    p.delete("/function/lenet")
+    p.get("/function/lenet", 404)
+
+
+@case()
+def suspended_and_resumed_it_ends_as_if_nothing_had_been(p):
+    p.dataset()
+    p.function()
+    options = dict(epochs=12, default_parallelism=2, static_parallelism=True, k=2, seed=5)
+    calm = p.succeed(p.train(**options))
+    job = p.train(**options)
+    until(lambda: p.task(job)["epoch"] >= 2)
+    p.post(f"/tasks/{job}/suspend")
+    task = p.wait(job)
+    assert task["state"] == "suspended" and task["reason"] == "Suspended" and task["finished"] is None, task
+    assert 2 <= task["epoch"] < 12, task
+    p.post(f"/tasks/{job}/suspend")  # it is: nothing changes
+    until(lambda: not p.pods(job=job))
+    p.post(f"/tasks/{job}/resume")
+    assert p.succeed(job)["sha256"] == calm["sha256"]
+    p.post(f"/tasks/{job}/suspend", 409)
+
+
+@case()
+def bounds_of_a_job(p):
+    p.dataset()
+    p.function()
+    job = p.train(epochs=5000, active_deadline_seconds=1, backoff_limit=2)
+    task = p.wait(job)
+    assert task["state"] == "failed" and task["reason"] == "DeadlineExceeded", task
+    assert task["request"]["options"]["backoff_limit"] == 2, task
+
+
+@case()
+def a_data_set_tells_its_statistics(p):
+    files = harness.tiny_mnist()
+    p.dataset(files=files)
+    pixels = files["x-train"][16:]
+    mean = sum(pixels) / len(pixels) / 255
+    std = (sum((x / 255 - mean) ** 2 for x in pixels) / len(pixels)) ** 0.5
+    told = p.get("/dataset/tiny")
+    for name, want in (("mean", mean), ("std", std), ("min", min(pixels) / 255), ("max", max(pixels) / 255)):
+        assert len(told[name]) == 1 and abs(told[name][0] - want) < 1e-5, (name, told[name], want)
+    assert "mean" not in p.get("/dataset")[0]
+
+
+@case()
+def stop_and_what_is_in_use(p):
+    p.dataset()
+    p.function()
+    job = p.train(epochs=5000)
+    until(lambda: p.task(job)["state"] == "running")
+    assert job in p.delete("/dataset/tiny", 409)["detail"]
+    assert job in p.delete("/function/lenet", 409)["detail"]
+    p.delete(f"/history/{job}", 409)
+    p.post(f"/tasks/{job}/resume", 409)
+    until(lambda: p.task(job)["epoch"] >= 1)
+    p.delete(f"/tasks/{job}")
+    task = p.wait(job)
+    assert task["state"] == "cancelled", task
+    p.delete(f"/tasks/{job}", 409)
+    until(lambda: not p.pods(job=job), message="pods of a stopped job")
+    p.delete("/dataset/tiny")
+    p.delete("/function/lenet")
+
+
+@case()
+def a_queue_with_priorities(p):
+    p.dataset()
+    p.function()
+    long = p.train(epochs=5000, default_parallelism=4)
+    until(lambda: p.task(long)["state"] == "running")
+    low, high = p.train(epochs=1, priority=0, default_parallelism=4), p.train(epochs=1, priority=5, default_parallelism=4)
+    for job in (low, high):
+        why = p.get(f"/tasks/{job}/explain")
+        assert why["state"] == "queued" and why["reason"] == "NoFreeSlot", why
+    p.delete(f"/tasks/{long}")
+    high_end, low_end = p.succeed(high), p.succeed(low)
+    assert high_end["started"] <= low_end["started"], (high_end, low_end)
+
+
+@case(options=("--pool-functions", "0", "--pool-ps", "0"))
+def an_empty_pool_starts_what_is_needed(p):
+    assert p.pods() == []
+    p.dataset()
+    p.function()
+    p.succeed(p.train(epochs=1))
+    until(lambda: not p.pods(), message="with a floor of 0 nothing stays")
+
+
+@case(limit=120)
+def a_killed_controller_adopts(p):
+    p.dataset()
+    p.function()
+    sha = p.succeed(p.train(epochs=LASTING))["sha256"]
+    job = p.train(epochs=LASTING)
+    queued = p.train(epochs=LASTING, default_parallelism=4)
+    until(lambda: p.task(job)["epoch"] >= 2)
+    pods = {pod["name"] for pod in p.pods(job=job)}
+    p.kill()
+    p.start()
+    assert p.succeed(job)["sha256"] == sha, "other weights than without the kill"
+    assert pods, "the job had pods"
+    p.succeed(queued)
+
+
+@case(limit=120)
+def a_stopped_platform_goes_on(p):
+    p.dataset()
+    p.function()
+    sha = p.succeed(p.train(epochs=LASTING))["sha256"]
+    job = p.train(epochs=LASTING)
+    until(lambda: p.task(job)["epoch"] >= 2)
+    assert p.stop() == 0
+    until(lambda: not harness.processes_of(p.folder), message="processes are left")
+    p.start()
+    assert p.succeed(job)["sha256"] == sha, "other weights than without the stop"
+
+
+@case(limit=120)
+def a_killed_ps_is_replaced(p):
+    p.dataset()
+    p.function()
+    sha = p.succeed(p.train(epochs=LASTING))["sha256"]
+    job = p.train(epochs=LASTING)
+    until(lambda: p.task(job)["epoch"] >= 2)
+    os.kill(p.pod(job=job, role="ps")["pid"], 9)
+    task = p.succeed(job)
+    assert task["sha256"] == sha, "other weights than without the kill"
+
+
+@case(platform=False)
+def a_second_controller_is_refused():
+    with harness.Platform() as p:
+        second = harness.Platform(home=p.folder)
+        second.start(wait=False)
+        assert second.process.wait(20) == 1
+        assert "another controller runs on" in p.log_text()
+        assert (p.folder / "home/run/controller.pid").read_text().strip() == str(p.process.pid)
+        port = urllib.parse.urlparse(p.url).port
+        done = subprocess.run([str(harness.BIN / "kubeml-controller"), "--home", str(p.folder / "other"), "--listen",
+                               f"127.0.0.1:{port}"], capture_output=True, text=True, timeout=20)
+        assert done.returncode == 1 and f"port {port} on 127.0.0.1 is taken" in done.stderr, done.stderr
+
+
+@case(platform=False)
+def a_token():
+    with harness.Platform(env={"KUBEML_TOKEN": "sesame"}) as p:
+        assert p.get("/health") == {"status": "ok"}
+        reply = requests.get(p.url + "/tasks", timeout=20)
+        assert reply.status_code == 401 and reply.headers["WWW-Authenticate"].startswith("Bearer"), reply.headers
+        p.get("/tasks", 401, headers={"Authorization": "Bearer sesam"})
+        p.get("/tasks", 401, headers={"Authorization": "Basic sesame"})
+        assert p.get("/tasks", headers={"Authorization": "Bearer sesame"}) == []
+        assert "sesame" not in p.log_text()
+
+
+@case()
+def bodies_over_the_limit(p):
+    for size in (2 << 20, 40 << 20):
+        try:
+            reply = requests.post(p.url + "/train", data=b"x" * size, timeout=30,
+                                  headers={"Content-Type": "application/json"})
+            assert reply.status_code == 413, reply.text
+        except requests.exceptions.ConnectionError:
+            assert size > 16 << 20, "what is not far over the limit is answered"
+
+    def endless():
+        for _ in range(40):
+            yield b" " * 65536
+    reply = requests.post(p.url + "/train", data=endless(), timeout=30, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 413, reply.text
+    deep = "[" * 100000 + "]" * 100000
+    reply = requests.post(p.url + "/train", data=deep, timeout=30, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 400 and "nested" in reply.text, reply.text
+
+
+@case()
+def idle_connections_block_nobody(p):
+    port = urllib.parse.urlparse(p.url).port
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(1000)]
+    idle[0].sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+    started = time.monotonic()
+    assert p.get("/health") == {"status": "ok"}
+    assert time.monotonic() - started < 5 * harness.STRETCH
+    for connection in idle:
+        connection.close()
+
+
+@case()
+def an_upload_that_breaks_off_leaves_nothing(p):
+    port = urllib.parse.urlparse(p.url).port
+    connection = socket.create_connection(("127.0.0.1", port))
+    head = (b"POST /dataset/half HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+            b"Content-Length: 100000\r\n\r\n--b\r\nContent-Disposition: form-data; name=\"x-train\"\r\n\r\n")
+    connection.sendall(head + harness.tiny_mnist()["x-train"][:1000])
+    connection.close()
+    p.dataset("half")  # the name is free
+
+
+@case()
+def logs_are_followed(p):
+    p.dataset()
+    p.function()
+    job = p.train(epochs=20)
+    with requests.get(p.url + f"/tasks/{job}/logs?follow=true", stream=True, timeout=60) as reply:
+        lines = list(reply.iter_lines(decode_unicode=True))
+    assert any("function-0" in line and "joined" in line for line in lines), lines
+    assert any(line.startswith("ps") and "finished" in line for line in lines), lines
+
+
+@case()
+def a_log_does_not_tell_of_ends_that_were_asked_for(p):
+    p.dataset()
+    p.function()
+    job = p.train(epochs=3)
+    p.get(f"/tasks/{job}/logs?follow=true")  # to the end of its last process
+    log = p.get(f"/tasks/{job}/logs").decode()
+    assert "finished: state=succeeded" in log.splitlines()[-1], log
+    for words in ("ended:", "closed by the peer", "by a signal", "asked to"):
+        assert words not in log, (words, log)
+
+
+@case()
+def metrics_have_kubemls_names(p):
+    p.dataset()
+    p.function()
+    job = p.train(epochs=5000)
+    until(lambda: p.task(job)["epoch"] >= 1)
+    for name in ("validation_loss", "validation_accuracy", "train_loss", "parallelism", "epoch_duration_seconds"):
+        assert p.metric(f'kubeml_job_{name}{{jobid="{job}"}}') is not None, name
+    stage = {name: p.metric(f'kubeml_job_stage_seconds{{jobid="{job}",stage="{name}"}}')
+             for name in ("fetch", "load", "convert", "train", "publish", "merge", "validate", "checkpoint")}
+    assert all(seconds is not None for seconds in stage.values()) and stage["train"] > 0, stage
+    assert p.metric('kubeml_job_running_total{type="train"}') == 1
+    p.delete(f"/tasks/{job}")
+    p.wait(job)
+    until(lambda: p.metric('kubeml_jobs_total{state="cancelled"}') == 1)
+
+
+@case(limit=400, alone=True)
+def the_server_keeps_openapi(p):
+    st = harness.ROOT / "build/schemathesis/bin/st"
+    if not st.exists():
+        made = subprocess.run(f"{sys.executable} -m venv {st.parents[1]} && {st.parent}/pip -q install "
+                              f"'schemathesis==4.32.*'", shell=True, capture_output=True, text=True)
+        if made.returncode:
+            shutil.rmtree(st.parents[1], ignore_errors=True)
+            harness.skip("schemathesis cannot be installed: " + made.stderr.strip().splitlines()[-1])
+    p.dataset()
+    p.function()
+    p.succeed(p.train(epochs=1))
+    done = subprocess.run([str(st), "--config-file", str(REST / "schemathesis.toml"), "run",
+                           str(harness.ROOT / "docs/openapi.yaml"), "--url", p.url, "--checks", "all",
+                           "--phases", "examples,coverage,fuzzing,stateful", "--max-examples", "20"],
+                          capture_output=True, text=True, timeout=390, cwd=p.folder)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert p.get("/health") == {"status": "ok"}
+
+
+if __name__ == "__main__":
+    harness.main(globals())

@@ -1,0 +1,238 @@
+/* test_gpu_models.c: what only a GPU can show: every model of the zoo against the CPU's engine, reduced
+ * precision, caps, and several functions on one device. Part of `make check-gpu`. */
+#include <pthread.h>
+
+#include "cuda/cuda_memory.h"
+#include "cuda/driver.h"
+#include "engine.h"
+#include "rng.h"
+#include "test.h"
+#include "zoo/zoo.h"
+
+enum { BATCH = 8, STEPS = 20, CLASSES = 10, FUNCTIONS = 8 };
+
+static void need_gpu(void)
+{
+    const char *why = cuda_driver->missing();
+    if (why)
+        test_skip(why);
+}
+
+/* Small models at the size of their data, the others at 32x32, which all of the zoo takes. */
+static engine_config config(const zoo_model *z, const char *on, int batch)
+{
+    bool small = z->height <= 32;
+    return (engine_config){.build = z->build,
+                           .input = {3, z->channels, small ? z->height : 32, small ? z->width : 32},
+                           .outputs = CLASSES,
+                           .batch = batch,
+                           .backend = on,
+                           .threads = 4,
+                           .optim = {.kind = OPTIM_SGD, .momentum = 0.9},
+                           .seed = 5};
+}
+
+typedef struct work {
+    float *x;
+    int32_t labels[BATCH];
+    engine_batch b;
+} work;
+
+static void draw_work(work *w, shape s, uint64_t key, int n)
+{
+    rng r;
+    size_t count = shape_count(s) * (size_t)n;
+    rng_init(&r, 3, RNG_TEST, 0, key);
+    w->x = realloc(w->x, count * sizeof *w->x);
+    CHECK(w->x);
+    for (size_t i = 0; i < count; i++)
+        w->x[i] = 2 * rng_uniform(&r) - 1;
+    for (int i = 0; i < n; i++)
+        w->labels[i] = (int32_t)rng_below(&r, CLASSES);
+    w->b = (engine_batch){.n = n, .x = w->x, .labels = w->labels};
+}
+
+/* The first loss depends on rounding alone; later ones part as training amplifies it. */
+static void compare_model(const zoo_model *z, backend_precision precision, double first, double later)
+{
+    err e = ERR_INIT;
+    engine *m, *truth;
+    engine_config c = config(z, "cpu", BATCH);
+    if (engine_compile(&c, &truth, &e)) {
+        printf("%s does not take 32x32: %s\n", z->name, e.message);
+        return;
+    }
+    c.backend = "cuda", c.precision = precision;
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    work w = {0};
+    for (int i = 0; i < STEPS; i++) {
+        engine_result r, s;
+        draw_work(&w, c.input, (uint64_t)i, i == 5 ? BATCH - 3 : BATCH);
+        CHECK_OK(engine_train(m, &w.b, 0.005, &r, &e), e);
+        CHECK_OK(engine_train(truth, &w.b, 0.005, &s, &e), e);
+        double apart = fabs(r.loss - s.loss) / fmax(1, fabs(s.loss));
+        printf("%s step %d: %.6f, on the CPU %.6f\n", z->name, i, r.loss, s.loss);
+        if (!(apart <= (i == 0 ? first : later)))
+            test_fail(__FILE__, __LINE__, "%s, step %d: loss %.6f, on the CPU %.6f", z->name, i,
+                      r.loss, s.loss);
+    }
+    free(w.x);
+    engine_free(m);
+    engine_free(truth);
+}
+
+TEST_LIMIT(every_model_of_the_zoo_trains_as_on_the_cpu, 1200)
+{
+    need_gpu();
+    for (int i = 0; zoo_at(i); i++)
+        compare_model(zoo_at(i), PRECISION_FP32, 2e-5, 5e-2);
+}
+
+TEST_LIMIT(tf32_and_bf16_stay_near, 300)
+{
+    static const char *const names[] = {"lenet5", "resnet20", "resnet34"};
+    err e = ERR_INIT;
+    need_gpu();
+    for (int i = 0; i < 3; i++) {
+        compare_model(zoo_find(names[i], &e), PRECISION_TF32, 1e-2, 2e-1);
+        compare_model(zoo_find(names[i], &e), PRECISION_BF16, 5e-2, 3e-1);
+    }
+}
+
+TEST_LIMIT(same_bits_twice, 120)
+{
+    err e = ERR_INIT;
+    need_gpu();
+    engine_config c = config(zoo_find("resnet20", &e), "cuda", BATCH);
+    engine *m[2];
+    work w = {0};
+    engine_result r;
+    for (int k = 0; k < 2; k++) {
+        CHECK_OK(engine_compile(&c, &m[k], &e), e);
+        for (int i = 0; i < 5; i++) {
+            draw_work(&w, c.input, (uint64_t)i, BATCH);
+            CHECK_OK(engine_train(m[k], &w.b, 0.01, &r, &e), e);
+        }
+    }
+    CHECK(memcmp(engine_floats(m[0], &e), engine_floats(m[1], &e),
+                 engine_state_floats(m[0]) * sizeof(float)) == 0);
+    engine_free(m[0]);
+    engine_free(m[1]);
+    free(w.x);
+}
+
+TEST_LIMIT(a_cap_holds_and_names_the_layer, 120)
+{
+    err e = ERR_INIT;
+    need_gpu();
+    engine *m;
+    engine_config c = config(zoo_find("resnet34", &e), "cuda", 256);
+    c.device_memory = (size_t)128 << 20;
+    CHECK_ERR(engine_compile(&c, &m, &e), e, ERR_NOMEM, "MiB of GPU memory");
+    CHECK_CONTAINS(e.message, "layer");
+    CHECK_INT(cuda_memory_held(), 0);
+    c.device_memory = (size_t)8 << 30;
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK(cuda_memory_held() <= c.device_memory);
+    engine_free(m);
+}
+
+/* ---- a share on the device ------------------------------------------------------------------- */
+
+TEST_LIMIT(steps_over_a_share_equal_steps_from_the_host, 120)
+{
+    enum { ROWS = 3 * BATCH - 2, SAMPLE = 3 * 32 * 32 };
+    static uint8_t x[ROWS][SAMPLE];
+    static const double lr[3] = {0.05, 0.02, 0.01};
+    const uint8_t *rows[ROWS];
+    int32_t labels[ROWS];
+    uint64_t keys[ROWS];
+    uint32_t order[ROWS];
+    err e = ERR_INIT;
+    need_gpu();
+    rng r;
+    rng_init(&r, 9, RNG_TEST, 0, 0);
+    rng_permutation(&r, order, ROWS);
+    for (int i = 0; i < ROWS; i++) {
+        rows[i] = x[i];
+        labels[i] = (int32_t)rng_below(&r, CLASSES);
+        keys[i] = (uint64_t)i;
+        for (int j = 0; j < SAMPLE; j++)
+            x[i][j] = (uint8_t)rng_u32(&r);
+    }
+    engine *m[2];
+    engine_result result;
+    engine_config c = config(zoo_find("resnet20", &e), "cuda", BATCH);
+    for (int k = 0; k < 2; k++)
+        CHECK_OK(engine_compile(&c, &m[k], &e), e);
+    backend_share share = {.rows = ROWS, .x = rows, .labels = labels, .sample = keys};
+    backend_steps steps = {.order = order, .rows = ROWS, .batch = BATCH, .lr = lr};
+    CHECK_OK(engine_share(m[0], &share, &e), e);
+    CHECK_OK(engine_train_share(m[0], &steps, &result, &e), e);
+    for (int first = 0; first < ROWS; first += BATCH) {
+        const void *taken[BATCH];
+        int32_t taken_labels[BATCH];
+        int n = ROWS - first < BATCH ? ROWS - first : BATCH;
+        for (int i = 0; i < n; i++) {
+            taken[i] = x[order[first + i]];
+            taken_labels[i] = labels[order[first + i]];
+        }
+        engine_batch b = {.n = n, .type = INPUT_UINT8, .rows = taken, .labels = taken_labels};
+        CHECK_OK(engine_train(m[1], &b, lr[first / BATCH], &result, &e), e);
+    }
+    CHECK(memcmp(engine_floats(m[0], &e), engine_floats(m[1], &e),
+                 engine_state_floats(m[0]) * sizeof(float)) == 0);
+    engine_free(m[0]);
+    engine_free(m[1]);
+}
+
+/* ---- functions on one device ----------------------------------------------------------------- */
+
+typedef struct function {
+    pthread_t thread;
+    double losses[STEPS];
+    char error[ERR_MESSAGE_BYTES];
+} function;
+
+static void *train(void *arg)
+{
+    function *f = arg;
+    err e = ERR_INIT;
+    engine *m = NULL;
+    work w = {0};
+    engine_config c = config(zoo_find("lenet5", &e), "cuda", BATCH);
+    int failed = engine_compile(&c, &m, &e);
+    for (int i = 0; !failed && i < STEPS; i++) {
+        engine_result r;
+        draw_work(&w, c.input, (uint64_t)i, BATCH);
+        failed = engine_train(m, &w.b, 0.01, &r, &e);
+        f->losses[i] = r.loss;
+    }
+    if (failed)
+        snprintf(f->error, sizeof f->error, "%s", e.message);
+    engine_free(m);
+    free(w.x);
+    return NULL;
+}
+
+static void train_together(int functions)
+{
+    static function f[FUNCTIONS];
+    memset(f, 0, sizeof f);
+    for (int i = 0; i < functions; i++)
+        CHECK(pthread_create(&f[i].thread, NULL, train, &f[i]) == 0);
+    for (int i = 0; i < functions; i++)
+        CHECK(pthread_join(f[i].thread, NULL) == 0);
+    for (int i = 0; i < functions; i++) {
+        CHECK_STR(f[i].error, "");
+        CHECK(memcmp(f[i].losses, f[0].losses, sizeof f[0].losses) == 0);
+    }
+}
+
+TEST_LIMIT(two_and_eight_functions_share_the_device, 240)
+{
+    need_gpu();
+    train_together(1); /* chooses the algorithms: the others must not choose others */
+    train_together(2);
+    train_together(FUNCTIONS);
+}

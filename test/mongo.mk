@@ -1,0 +1,14 @@
+# mongo.mk: the stand-in for MongoDB that tests use where MONGODB_URI names no real one. It is fetched
+# and compiled once, into KUBEML_MONGO_CACHE; where that cannot be, the tests say what they left out.
+
+.PHONY: mongo-stand-in
+mongo-stand-in: ## fetch and build the tests' stand-in for MongoDB (needs maven and a JDK)
+	@test/mongo/build.sh || [ $$? = 77 ]
+
+EXTRA_test_support_stores = $(if $(MONGO_PKG),-DMONGO_DRIVER=1)
+
+check-built: | mongo-stand-in
+
+# These look at what lies in the server with libmongoc itself.
+EXTRA_test_unit_test_store_mongo_form = $(MONGO_CFLAGS)
+$(BUILD)/test/test_store_mongo_form: LIBS_common += $(MONGO_LIBS)

@@ -1,0 +1,4 @@
+# Where the stand-in for MongoDB is kept: built once, outside of the build folder, a folder for each of its versions.
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+: "${KUBEML_MONGO_CACHE:=${XDG_CACHE_HOME:-$HOME/.cache}/kubeml/mongo-stand-in-$(cat "$here"/*.java "$here/pom.xml" | cksum | cut -d' ' -f1)}"
+: "${MONGO_HEAP:=1g}"

@@ -1,0 +1,7 @@
+# nvml.mk: the NVML that tests load: machines without a GPU have none.
+FAKE_NVML := $(BUILD)/testlib/fake-nvml.so
+$(FAKE_NVML): test/nvml/fake_nvml.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo '  CC   $<'
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -shared $< -o $@
+tests: $(FAKE_NVML)

@@ -1,0 +1,102 @@
+/* fake_nvml.c: an NVML with two GPUs, one of which is ours. FAKE_NVML=broken: its memory cannot be asked for. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct gpu {
+    const char *uuid;
+    unsigned long long used;
+} gpu;
+
+static const gpu gpus[] = {{"GPU-0", 1ULL << 30}, {"GPU-1", 3ULL << 30}};
+
+typedef struct memory_info {
+    unsigned long long total, free, used;
+} memory_info;
+
+typedef struct utilization {
+    unsigned gpu, memory;
+} utilization;
+
+typedef struct process_info {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+} process_info;
+
+int nvmlInit_v2(void);
+int nvmlShutdown(void);
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, const gpu **out);
+int nvmlDeviceGetHandleByUUID(const char *uuid, const gpu **out);
+int nvmlDeviceGetName(const gpu *g, char *out, unsigned bytes);
+int nvmlDeviceGetMemoryInfo(const gpu *g, memory_info *out);
+int nvmlDeviceGetUtilizationRates(const gpu *g, utilization *out);
+int nvmlDeviceGetPowerUsage(const gpu *g, unsigned *milliwatts);
+int nvmlDeviceGetComputeRunningProcesses_v3(const gpu *g, unsigned *count, process_info *out);
+
+#define EXPORT __attribute__((visibility("default")))
+
+EXPORT int nvmlInit_v2(void)
+{
+    return 0;
+}
+
+EXPORT int nvmlShutdown(void)
+{
+    return 0;
+}
+
+EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, const gpu **out)
+{
+    if (index >= sizeof gpus / sizeof *gpus)
+        return 6;
+    *out = &gpus[index];
+    return 0;
+}
+
+EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, const gpu **out)
+{
+    for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++)
+        if (strcmp(gpus[i].uuid, uuid) == 0) {
+            *out = &gpus[i];
+            return 0;
+        }
+    return 6;
+}
+
+EXPORT int nvmlDeviceGetName(const gpu *g, char *out, unsigned bytes)
+{
+    snprintf(out, bytes, "Fake %s", g->uuid);
+    return 0;
+}
+
+EXPORT int nvmlDeviceGetMemoryInfo(const gpu *g, memory_info *out)
+{
+    const char *how = getenv("FAKE_NVML");
+    *out = (memory_info){8ULL << 30, (8ULL << 30) - g->used, g->used};
+    return how && strcmp(how, "broken") == 0 ? 15 : 0;
+}
+
+EXPORT int nvmlDeviceGetUtilizationRates(const gpu *g, utilization *out)
+{
+    *out = (utilization){g == &gpus[0] ? 40 : 90, 10};
+    return 0;
+}
+
+EXPORT int nvmlDeviceGetPowerUsage(const gpu *g, unsigned *milliwatts)
+{
+    *milliwatts = g == &gpus[0] ? 123400 : 300000;
+    return 0;
+}
+
+/* Ours is on the first, beside another. */
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(const gpu *g, unsigned *count, process_info *out)
+{
+    if (*count < 2)
+        return 7;
+    out[0] = (process_info){1, 5 << 20, 0, 0};
+    out[1] = (process_info){(unsigned)getpid(), 7 << 20, 0, 0};
+    *count = g == &gpus[0] ? 2 : 1;
+    return 0;
+}

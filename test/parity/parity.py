@@ -1,0 +1,280 @@
+#!/usr/bin/env python3
+"""Every model of the zoo beside PyTorch's own (torchvision's, where it has the model).
+
+    BUILD=build/release python3 test/parity/parity.py [MODEL ...]
+
+PyTorch initialises a model and saves it with safetensors; the engine loads that file and computes
+logits, loss, every gradient, running statistics and STEPS steps of SGD; what it saves then is loaded
+back into PyTorch's model. The truth is PyTorch in fp64. Two engines are held to it:
+
+- the reference backend, which computes in fp64 and keeps fp32: every gradient within EXACT;
+- the backend that trains, in fp32. Where an activation is so close to a ReLU's kink that rounding puts it
+  on the other side, a gradient moves by up to a percent whoever computes it (PyTorch's fp32 too), and over
+  the steps that grows: the bounds of ROUNDED, or FACTOR times PyTorch's own distance between fp32 and fp64.
+
+Ends with status 1 and the list of what differs.
+"""
+import argparse
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import torch
+import torchvision
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "golden"))
+import make_golden  # noqa: E402
+
+PROGRAM = pathlib.Path(os.environ.get("BUILD", "build/release")).resolve() / "parity/parity"
+STEPS, BATCH, LR = 20, 8, 0.001
+REFERENCE_BATCH = 2
+LOGITS, EXACT, FACTOR = 1e-4, 1e-5, 5.0
+ROUNDED = {"logits": 1e-4, "losses": 1e-2, "gradients": 2e-2, "statistics": 1e-5, "trained": 5e-2}
+
+# (model's text, channels, side, classes): each model with both of its stems, and with one channel.
+CASES = [("lenet5", 1, 28, 10), ("mlp", 1, 28, 10)]
+CASES += [(f"resnet{n}", 3, 32, 10) for n in (20, 32, 56)]
+CASES += [(f"{name},stem={stem}", 3, side, 10) for name in make_golden.ZOO
+          for stem, side in (("cifar", 32), ("imagenet", 64))]
+CASES += [("resnet18", 1, 28, 7), ("squeezenet1_1", 1, 28, 7), ("mobilenet_v3_small", 1, 28, 7), ("densenet121", 1, 28, 7)]
+
+
+class MLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(784, 256), nn.Linear(256, 128), nn.Linear(128, 10)
+
+    def forward(self, x):
+        return self.fc3(torch.relu(self.fc2(torch.relu(self.fc1(x.flatten(1))))))
+
+
+def torch_model(text, channels, side, classes):
+    name, _, option = text.partition(",stem=")
+    own = {"lenet5": make_golden.LeNet5, "mlp": MLP}
+    if name in own:
+        return own[name]()
+    if name in ("resnet20", "resnet32", "resnet56"):
+        return make_golden.ResNetCifar((int(name[6:]) - 2) // 6)
+    return make_golden.torchvision_model(name, option or ("cifar" if side < 64 else "imagenet"), channels, classes)
+
+
+def layer_norms(grads):
+    """Of each layer's weight and bias together: a bias before batch norm has a gradient of rounding alone."""
+    norms = {}
+    for name, g in grads.items():
+        prefix = name.rpartition(".")[0]
+        norms[prefix] = math.hypot(norms.get(prefix, 0), g.norm().item())
+    return norms
+
+
+def distance(a, b):
+    return (a.double() - b.double()).norm().item()
+
+
+def relative(a, b):
+    """Of logits that are all 0 (SqueezeNet's end in a ReLU) any distance is too much."""
+    apart, norm = distance(a, b), b.double().norm().item()
+    return apart / norm if norm else float("inf") if apart else 0.0
+
+
+class Torch:
+    """One pass and a step for each batch, as parity.c does them."""
+
+    def __init__(self, model, init, x, y, dtype, steps):
+        model.load_state_dict(init)
+        self.model = model.to(dtype)
+        x = x.to(dtype)
+        self.logits = self.infer(x[0])
+        self.model.train()
+        loss = nn.functional.cross_entropy(self.model(x[0]), y[0])
+        loss.backward()
+        self.losses = [loss.item()]
+        self.grads = {k: p.grad.clone() for k, p in self.model.named_parameters()}
+        self.stats = {k: b.clone() for k, b in self.model.named_buffers()}
+        self.model.load_state_dict(init)
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=LR, momentum=0.9, weight_decay=1e-4)
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(self.model(x[step]), y[step])
+            loss.backward()
+            optimizer.step()
+            self.losses.append(loss.item())
+        self.trained = {k: t.clone() for k, t in self.model.state_dict().items()}
+        self.model = None  # its gradients and the momentum go with it: of VGG's large stem, gigabytes
+
+    def infer(self, x):
+        self.model.eval()
+        with torch.no_grad():
+            return self.model(x)
+
+
+class Engine:
+    def __init__(self, text, channels, side, classes, init, x, y, steps, backend, folder):
+        # A list of its own for the file: safetensors refuses tensors that share memory.
+        save_file({k: t.clone() for k, t in init.items()}, folder / "init.safetensors")
+        x.numpy().tofile(folder / "x.f32")
+        y.int().numpy().tofile(folder / "y.i32")
+        numbers = map(str, (channels, side, classes, x.shape[1], len(x), steps, LR))
+        out = subprocess.run([PROGRAM, "run", folder, text, *numbers, backend], check=True, stdout=subprocess.PIPE,
+                             text=True).stdout
+        self.losses = [float(line) for line in out.split()]
+        self.vars = []
+        for line in (folder / "names.txt").read_text().splitlines():
+            name, kind, offset, *dims = line.split()
+            self.vars.append((name, kind, int(offset), tuple(map(int, dims))))
+        flat = self.read(folder / "grads.f32")
+        self.grads = {n: flat[o:o + math.prod(d)].reshape(d) for n, k, o, d in self.vars if k == "param"}
+        self.logits = self.read(folder / "logits.f32").reshape(-1, classes)
+        self.logits_trained = self.read(folder / "logits_trained.f32").reshape(-1, classes)
+        self.stats, self.trained = load_file(folder / "stats.safetensors"), load_file(folder / "trained.safetensors")
+
+    @staticmethod
+    def read(path):
+        return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float32)
+
+
+class Case:
+    def __init__(self, text, channels, side, classes):
+        self.label = f"{text} {channels}x{side}x{side}"
+        self.failures, self.worst = [], {}
+        torch.manual_seed(1)
+        # 130 million parameters of VGG's large stem: two steps show what twenty would.
+        steps = 2 if text.startswith("vgg") and side >= 64 else STEPS
+        x, y = torch.randn(steps, BATCH, channels, side, side), torch.randint(0, classes, (steps, BATCH))
+        make = lambda: torch_model(text, channels, side, classes)  # noqa: E731
+        init = {k: t.clone() for k, t in make().state_dict().items()}
+        shape = (text, channels, side, classes, init)
+        with tempfile.TemporaryDirectory() as folder:
+            few = x[:1, :REFERENCE_BATCH], y[:1, :REFERENCE_BATCH]
+            self.compare_exact(Engine(*shape, *few, 0, "reference", pathlib.Path(folder)),
+                               Torch(make(), init, *few, torch.float64, 0))
+            self.ours = Engine(*shape, x, y, steps, "auto", pathlib.Path(folder))
+        self.single, self.double = (Torch(make(), init, x, y, t, steps) for t in (torch.float32, torch.float64))
+        self.compare(init)
+        self.check_back(make(), x[0])
+
+    def fail(self, what):
+        self.failures.append(f"{self.label}: {what}")
+
+    def within(self, what, kind, got, single, double, scale):
+        """`got` beside PyTorch's two: the distance, in units of `scale`, the norm that counts here."""
+        apart, allowed = distance(got, double), ROUNDED[kind] * scale + FACTOR * distance(single, double)
+        self.worst[kind] = max(self.worst.get(kind, 0), apart / scale if scale else 0)
+        if not apart <= allowed:
+            self.fail(f"{what} is {apart:.3g} from fp64 PyTorch, {allowed:.3g} allowed (norm {scale:.3g})")
+
+    def compare_exact(self, ours, double):
+        self.worst["exact"] = 0
+        layer = layer_norms(double.grads)
+        for name, g in double.grads.items():
+            scale = layer[name.rpartition(".")[0]]
+            apart = distance(ours.grads[name], g)
+            self.worst["exact"] = max(self.worst["exact"], apart / scale if scale else 0)
+            if not apart <= EXACT * scale:
+                self.fail(f"the reference's gradient of {name} is {apart:.3g} from fp64 PyTorch (norm {scale:.3g})")
+
+    def compare(self, init):
+        ours, single, double = self.ours, self.single, self.double
+        names = [v[0] for v in ours.vars if not v[0].startswith("optimizer.")]
+        if sorted(names) != sorted(init):
+            self.fail(f"names differ: {sorted(set(names) ^ set(init))}")
+            return
+        shapes = {n: d for n, k, o, d in ours.vars}
+        for name, t in init.items():
+            if shapes[name] != tuple(t.shape):
+                self.fail(f"{name} has shape {shapes[name]}, PyTorch's {tuple(t.shape)}")
+        params = [v[0] for v in ours.vars if v[1] == "param"]
+        if params != list(double.grads):
+            self.fail("parameters stand in another order")
+        error = relative(ours.logits, single.logits)
+        self.worst["logits"] = error
+        if not error < LOGITS:
+            self.fail(f"logits: relative error {error:.3g} against fp32 PyTorch")
+        self.within("logits", "logits", ours.logits, single.logits, double.logits, double.logits.norm().item())
+        self.compare_losses()
+        layer = layer_norms(double.grads)
+        for name, g in double.grads.items():
+            self.within(f"gradient of {name}", "gradients", ours.grads[name], single.grads[name], g,
+                        layer[name.rpartition(".")[0]])
+        for name, t in double.stats.items():
+            self.compare_count(ours.stats, name, t) or self.within(
+                f"statistics {name}", "statistics", ours.stats[name], single.stats[name], t,
+                max(t.norm().item(), 1e-3 * math.sqrt(t.numel())))
+        moved = [name for name, t in double.trained.items() if not self.compare_count(ours.trained, name, t)]
+        flat = lambda of: torch.cat([of[name].double().flatten() for name in moved])  # noqa: E731
+        self.within("the way the weights went", "trained", flat(ours.trained), flat(single.trained),
+                    flat(double.trained), distance(flat(double.trained), flat(init)))
+
+    def compare_count(self, mine, name, want):
+        """Counts are equal; whether it was one."""
+        if want.is_floating_point():
+            return False
+        if mine[name].item() != want.item():
+            self.fail(f"{name}: {mine[name].item()}, not {want.item()}")
+        return True
+
+    def compare_losses(self):
+        spread = 0
+        for step, (a, b, c) in enumerate(zip(self.ours.losses, self.single.losses, self.double.losses)):
+            spread = max(spread, abs(b - c))
+            apart = abs(a - c)
+            self.worst["losses"] = max(self.worst.get("losses", 0), apart / c)
+            if not apart <= (ROUNDED["losses"] if step else EXACT) * c + FACTOR * spread:
+                self.fail(f"loss {step}: {a:.7g}, PyTorch {b:.7g} in fp32 and {c:.7g} in fp64")
+
+    def check_back(self, model, x):
+        """What the engine saved, in PyTorch's model: the same logits there."""
+        model.load_state_dict(self.ours.trained)
+        model.eval()
+        with torch.no_grad():
+            error = relative(model(x), self.ours.logits_trained)
+        self.worst["back"] = error
+        if not error < LOGITS:
+            self.fail(f"the trained model gives other logits in PyTorch: relative error {error:.3g}")
+
+
+def check_counts():
+    """The table of `kubeml zoo list` beside torchvision, with its own number of classes."""
+    failures = []
+    for line in subprocess.run([PROGRAM, "zoo"], check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines():
+        name, channels, height, _, classes, count = line.split()
+        if name in make_golden.ZOO:
+            with torch.device("meta"):
+                model = getattr(torchvision.models, name)(num_classes=int(classes))
+        else:
+            model = torch_model(name, int(channels), int(height), int(classes))
+        want = sum(p.numel() for p in model.parameters())
+        if want != int(count):
+            failures.append(f"{name}: {count} parameters, PyTorch has {want}")
+    return failures
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", nargs="*")
+    wanted = parser.parse_args().model
+    torch.set_num_threads(1)
+    failures, columns = check_counts(), ("exact", "logits", "losses", "gradients", "statistics", "trained", "back")
+    print(f"PyTorch {torch.__version__}, torchvision {torchvision.__version__}; largest relative errors against fp64")
+    print(f"{'model':34}" + "".join(f"{c:>11}" for c in columns))
+    done = 0
+    for case in CASES:
+        if wanted and case[0].partition(",")[0] not in wanted:
+            continue
+        c = Case(*case)
+        failures += c.failures
+        done += 1
+        print(f"{c.label:34}" + "".join(f"{c.worst.get(k, float('nan')):11.1e}" for k in columns)
+              + ("   FAILED" if c.failures else ""), flush=True)
+    if not done:
+        sys.exit(f"no such model: {' '.join(wanted)}")
+    print("\n".join(failures) if failures else f"{done} cases agree")
+    sys.exit(1 if failures else 0)
+
+
+main()

@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""Runs every test case in a process of its own, with a time limit and an empty folder.
+
+A test program answers `--list` with "name seconds" lines and runs one case when given its name:
+exit status 0 passed, 77 left out (the reason on stdout), anything else failed. Programs are the
+unit tests under $BUILD/test and the end-to-end tests test/e2e/test_*.py (see test/e2e/harness.py).
+A case whose name is followed by "alone" runs with nothing beside it.
+
+usage: run.py [--unit | --e2e | --cluster] [-j N] [-v] [PATTERN ...]
+"""
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILD = ROOT / os.environ.get("BUILD", "build/release")
+SANITIZER = os.environ.get("SANITIZER", "")
+# Sanitized code is slower; the limit catches hangs, it is no measurement.
+STRETCH = float(os.environ.get("TEST_STRETCH", 6 if "thread" in SANITIZER else 4 if SANITIZER else 1))
+
+
+# What a sanitizer has nothing to find in, and would spend most of its time on. (sanitizer, cases, why)
+LEFT_OUT = [
+    # The cases with threads (layers_3_threads_avx512, threads_agree, the merge, the stores, the programs) stay.
+    ("thread", r"test_mnist.py:|test_notebook.py:the_|test_golden:|test_graph_ops:|test_zoo:models_|test_simulate:|test_cpu_golden:(lenet5|resnet20|same_bits)_"
+               r"|test_cpu_layers:(layers|ops)_(avx512|avx2|generic)|test_cpu_layers:layers_3_threads_(avx2|generic)",
+     "one thread has no races, and whole epochs find none that tiny ones do not; it runs without ThreadSanitizer"),
+    # one_seed_one_model stays: the same programs on the same data, for three epochs instead of 38.
+    ("", r"test_notebook.py:the_notebook|test_mnist.py:(sorted_by_label|one_function_is_kubeml_run|every_k_trains|an_elastic_job_)",
+     "how well many epochs learn is no question of memory or threads; it runs without sanitizers"),
+]
+
+
+def label_of(program, name):
+    return f"{pathlib.Path(program[-1]).name}:{name}"
+
+
+def left_out_reason(label):
+    return next((why for sanitizer, cases, why in LEFT_OUT
+                 if SANITIZER and sanitizer in SANITIZER and re.match(cases, label)), None)
+
+
+def sanitizer_environment():
+    """Options under which a report is a failure."""
+    return {
+        "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:allocator_may_return_null=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        "TSAN_OPTIONS": f"halt_on_error=1:second_deadlock_stack=1:suppressions={ROOT}/test/tsan.supp",
+        "LSAN_OPTIONS": f"suppressions={ROOT}/test/lsan.supp:print_suppressions=0",
+    }
+
+
+def find_data():
+    """Real data for the cases that want some: DATA, else what lies beside the checkout."""
+    beside = ROOT.parent / "shared/data"
+    if "DATA" not in os.environ and (beside / "mnist").is_dir():
+        os.environ["DATA"] = str(beside)
+
+
+def programs(args):
+    found = []
+    if args.cluster:
+        return [[sys.executable, str(p)] for p in sorted((ROOT / "test/cluster").glob("test_*.py"))]
+    if not args.e2e:
+        found += [[str(p)] for p in sorted((BUILD / "test").glob("*"))
+                  if os.access(p, os.X_OK) and p.is_file() and p.name != "simulate"]
+    if not args.unit:
+        found += [[sys.executable, str(p)] for p in sorted((ROOT / "test/e2e").glob("test_*.py"))]
+    return found
+
+
+def cases(args):
+    for program in programs(args):
+        environment = {**os.environ, **sanitizer_environment()}
+        listing = subprocess.run(program + ["--list"], capture_output=True, text=True, timeout=60,
+                                 env=environment)
+        if listing.returncode != 0:
+            yield program, "--list", 60, True
+            continue
+        for line in listing.stdout.splitlines():
+            name, limit, *rest = line.split()
+            label = label_of(program, name)
+            if not args.pattern or any(p in label for p in args.pattern):
+                yield program, name, int(limit), "alone" in rest
+
+
+def run(case):
+    program, name, limit, _ = case
+    label = label_of(program, name)
+    folder = tempfile.mkdtemp(prefix="kubeml-test-")
+    started = time.monotonic()
+    environment = {**os.environ, **sanitizer_environment(), "TEST_TMP": folder,
+                   "BUILD": str(BUILD), "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen(program + [name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               stdin=subprocess.DEVNULL, env=environment, cwd=ROOT,
+                               start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=limit * STRETCH)
+        status = process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGABRT)
+        try:
+            output, _ = process.communicate(timeout=5)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+        output += f"\nno end within {limit * STRETCH} s".encode()
+        status = "timeout"
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)  # whatever the case left behind
+        except ProcessLookupError:
+            pass
+        shutil.rmtree(folder, ignore_errors=True)
+    return label, status, output.decode(errors="replace"), time.monotonic() - started
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--unit", action="store_true")
+    parser.add_argument("--e2e", action="store_true")
+    parser.add_argument("--cluster", action="store_true", help="see test/cluster/run.sh, which starts one")
+    parser.add_argument("-j", type=int, default=(os.cpu_count() or 1) + 1,
+                        help="so many at once; one more than there are cores, since most of them wait for others")
+    parser.add_argument("-v", action="store_true")
+    parser.add_argument("pattern", nargs="*")
+    args = parser.parse_args()
+    find_data()
+    counts = {"passed": 0, "failed": 0, "skipped": 0}
+    left_out = []
+    slowest = []
+
+    def report(result):
+        label, status, output, seconds = result
+        slowest.append((seconds, label))
+        if status == 0:
+            counts["passed"] += 1
+            if args.v:
+                print(f"ok   {label} ({seconds:.1f} s)")
+        elif status == 77:
+            counts["skipped"] += 1
+            left_out.append(f"{label}: {output.strip().splitlines()[-1] if output.strip() else ''}")
+        else:
+            counts["failed"] += 1
+            print(f"FAIL {label} ({status}, {seconds:.1f} s)")
+            print("".join(f"     {line}\n" for line in output.splitlines()[-(250 if args.cluster else 60):]), flush=True)
+
+    every = []
+    for case in cases(args):
+        label = label_of(case[0], case[1])
+        reason = left_out_reason(label)
+        if reason:
+            counts["skipped"] += 1
+            left_out.append(f"{label}: {reason}")
+        else:
+            every.append(case)
+    with concurrent.futures.ThreadPoolExecutor(args.j) as pool:
+        beside = [c for c in every if not c[3]]
+        if args.j > 1: # the longest first, or one of them is left to run with nothing beside it
+            beside.sort(key=lambda c: -c[2])
+        for result in pool.map(run, beside):
+            report(result)
+    for case in (c for c in every if c[3]):
+        report(run(case))
+    for line in left_out:
+        print(f"left out {line}")
+    if slowest:
+        print("the slowest:", ", ".join(f"{label} {seconds:.0f} s"
+                                      for seconds, label in sorted(slowest, reverse=True)[:10]))
+    skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
+    print(f"{counts['passed']} passed, {counts['failed']} failed{skipped}")
+    sys.exit(1 if counts["failed"] or not counts["passed"] else 0)
+
+
+if __name__ == "__main__":
+    main()

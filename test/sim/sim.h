@@ -1,0 +1,240 @@
+/* sim.h: the simulator: the production state machines in a made-up world.
+ *
+ * One seed is one schedule: one or two jobs, a controller that runs job.h, kubeml-ps processes that
+ * run round.h, functions, a model store each, one store; a clock that jumps from event to event, a
+ * network that delays, doubles and breaks, and faults at any moment, also half-way through a publish
+ * or a commit. Nothing here runs in parallel and nothing looks at the real clock, so the same seed is
+ * the same trace.
+ *
+ * The model is a number: a contribution is a hash of the reference it was trained from and of the
+ * samples it saw, a merge a hash chain over the contributions in their order. So "the same weights as
+ * without faults" is one comparison.
+ *
+ * sim.c            the clock, the network, processes, faults, the run
+ * sim_store.c      model store, ledger, checkpoints: every safety check of a merge and a commit
+ * sim_ps.c         kubeml-ps around a round_machine
+ * sim_function.c   a function
+ * sim_controller.c the controller and its cluster around a jobs machine */
+#ifndef KUBEML_SIM_H
+#define KUBEML_SIM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "deal.h"
+#include "job.h"
+#include "rng.h"
+#include "round.h"
+
+enum {
+    SIM_JOBS_MAX = 2,
+    SIM_FUNCTIONS_MAX = 6,
+    SIM_EPOCHS_MAX = 4,
+    SIM_ROWS_MAX = 400, /* of one epoch */
+    SIM_PROCESSES_MAX = 600,
+    SIM_CONNS_MAX = 1500,
+    SIM_SLOTS_MAX = 4 * (2 * SIM_FUNCTIONS_MAX + 8),
+    SIM_CONTROLLER = -1,
+    SIM_SAMPLES_MAX = 200,
+};
+
+typedef struct sim sim;
+typedef struct message message;
+
+/* One thing that happens at a time: a frame that arrives, a wait that ends, a fault. */
+struct message {
+    int64_t at;
+    uint64_t seq;
+    void (*deliver)(sim *s, message *m);
+    int to;     /* process, or SIM_CONTROLLER: not delivered to the dead, kept while it is stopped */
+    int life;   /* of the controller it was meant for; -1: any */
+    int conn;   /* -1: none; otherwise dropped when that is broken */
+    int from;   /* process */
+    int number; /* whatever the receiver wants to know */
+    round_event round;
+    round_action task;
+    job_event job;
+    char text[JOB_POD_BYTES];
+    message *next_free;
+};
+
+typedef struct sim_conn {
+    int end[2]; /* processes; end[0] dialled */
+    bool open;
+    int64_t last_at[2]; /* what goes to end[i] arrives in order */
+} sim_conn;
+
+/* What one place of the model store holds. */
+typedef struct sim_place {
+    bool writing, published;
+    int writer; /* process */
+    int function, incarnation, epoch, round;
+    uint64_t samples, value;
+} sim_place;
+
+/* A state of the model with the ledger of its epoch. */
+typedef struct sim_model {
+    int64_t version;
+    uint64_t value;
+    int epoch, round; /* open */
+    int rows_epoch, parallelism, rows;
+    round_row row[SIM_ROWS_MAX];
+} sim_model;
+
+typedef struct redis {
+    bool up;
+    bool inited; /* function 0 has published the first model */
+    sim_model model;
+    sim_place place[SIM_SLOTS_MAX];
+} redis;
+
+typedef struct ps {
+    round_machine *machine;
+    redis *redis;
+    sim_model merged, pending; /* the last state it knows of, to put back; what its merge gave */
+    round_merge out;       /* the merge that is out */
+    round_row out_row[SIM_FUNCTIONS_MAX];
+    round_resume resume;
+    bool started;
+    int64_t io_free; /* slow calls are made one after the other */
+    uint64_t tick;
+    struct {
+        int incarnation, conn;
+    } joined[SIM_FUNCTIONS_MAX];
+    int controller; /* conn, -1 */
+    bool finished;
+} ps;
+
+typedef struct process {
+    bool is_ps, alive, halted;
+    int job, function, incarnation;
+    int64_t stopped_until;
+    int slow; /* times the usual time */
+    int ps_process, conn; /* of a function */
+    bool specialised, busy, waiting;
+    round_action task, next;
+    uint64_t value; /* what it trained */
+    int tries;
+    ps *ps;
+    char name[JOB_POD_BYTES];
+} process;
+
+/* What the store keeps of a job, and what the checks know of it. */
+typedef struct sim_job {
+    char id[JOB_ID_BYTES];
+    request request;
+    round_limits limits;
+    uint64_t samples, test_samples;
+    uint32_t chunk_samples;
+    json_t *record;
+    bool done, submitted;
+    /* checkpoints */
+    int committed;
+    struct {
+        round_epoch record;
+        uint64_t value;
+    } epoch[SIM_EPOCHS_MAX];
+    bool final; /* the final record is written */
+    job_state final_state;
+    char final_reason[ROUND_REASON_BYTES];
+    char final_message[ERR_MESSAGE_BYTES];
+    int final_epochs;
+    redis *left; /* Redis that outlived its kubeml-ps */
+    int generation_sent, generation_process;
+    bool cancelled, nan;
+    /* the end */
+    job_state state;
+    char reason[JOB_REASON_BYTES];
+} sim_job;
+
+struct sim {
+    uint64_t seed;
+    rng rng;
+    bool verbose;
+    int64_t now;
+    uint64_t next_seq;
+    message **heap;
+    int heap_count, heap_room;
+    message *free_list;
+    process *process;
+    int processes;
+    sim_conn *conn;
+    int conns;
+    sim_job job[SIM_JOBS_MAX];
+    int jobs;
+    bool store_up;
+    redis *all_redis[64];
+    int redises;
+    /* controller */
+    jobs *machine;
+    int life; /* of the present controller */
+    int slots;
+    job_limits limits;
+    uint64_t controller_tick;
+    int ps_conn[SIM_JOBS_MAX];
+    /* faults */
+    int faults_left;
+    int64_t calm_ms; /* from here on nothing breaks any more */
+    double duplicate, lag;
+    bool strict; /* small bounds: "Crashed" is a fair end */
+    int lost_replies, flips;
+    uint64_t steps, hash;
+    char wrong[512]; /* the first violation; "" */
+};
+
+/* Runs one seed. 0, or -1 with `wrong` saying what was violated. `hash` is of the whole trace. */
+int sim_run(uint64_t seed, bool verbose, char wrong[512], uint64_t *hash);
+
+/* ---- sim.c: the world -------------------------------------------------------------------------- */
+void sim_wrong(sim *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void sim_trace(sim *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+uint64_t sim_mix(uint64_t a, uint64_t b);
+int64_t sim_between(sim *s, int64_t low, int64_t high); /* [low, high] */
+bool sim_chance(sim *s, double p);
+bool sim_fault(sim *s, double p); /* a fault happens here and now */
+message *sim_after(sim *s, int64_t ms, int to, void (*deliver)(sim *, message *));
+message *sim_send(sim *s, int conn, int to, void (*deliver)(sim *, message *));
+int sim_connect(sim *s, int from, int to);
+void sim_break(sim *s, int conn);
+int sim_start_process(sim *s, bool is_ps, int who, int function, int incarnation);
+void sim_kill(sim *s, int p, const char *reason);
+process *sim_process(sim *s, const char *name);
+
+/* ---- sim_store.c ------------------------------------------------------------------------------- */
+redis *redis_new(sim *s);
+int redis_merge(sim *s, int who, redis *r, const round_merge *m, int *bad);
+void store_commit(sim *s, int who, const ps *p, const round_epoch *record);
+uint64_t store_reference(sim *s, int who); /* the model of the same plan without faults */
+uint64_t model_contribution(uint64_t base, int epoch, int parallelism, int function, uint64_t begin,
+                            uint64_t end);
+uint64_t model_first(const sim_job *j);
+uint64_t model_correct(uint64_t value, int function, uint64_t samples);
+
+/* ---- sim_ps.c ---------------------------------------------------------------------------------- */
+void ps_begin(sim *s, int p, bool resume, int generation, int parallelism, int functions_max);
+void ps_free(ps *p);
+void ps_step(sim *s, int p, const round_event *event, int conn, int from);
+void ps_from_function(sim *s, message *m); /* round, conn, from */
+void ps_conn_closed(sim *s, int p, int conn, int other);
+void ps_attach(sim *s, message *m);
+void ps_told(sim *s, message *m); /* round */
+void ps_bye(sim *s, message *m);
+void ps_redis_down(sim *s, int p, bool empty, int64_t ms);
+
+/* ---- sim_function.c ---------------------------------------------------------------------------- */
+void function_specialise(sim *s, message *m);
+void function_welcome(sim *s, message *m);
+void function_task(sim *s, message *m);
+void function_halt(sim *s, message *m);
+void function_conn_closed(sim *s, int p);
+
+/* ---- sim_controller.c -------------------------------------------------------------------------- */
+void controller_begin(sim *s);
+void controller_die(sim *s, int64_t away_ms);
+void controller_event(sim *s, const job_event *event);
+void controller_hears(sim *s, message *m); /* job */
+void controller_conn_closed(sim *s, int conn);
+void controller_pod_ended(sim *s, int p, const char *reason);
+void controller_cancel(sim *s, int who);
+
+#endif

@@ -1,0 +1,356 @@
+/* sim_controller.c: the controller in the simulated world: a jobs machine, the records it saves, and a
+ * cluster whose pods are processes. It can die at any moment and finds its jobs again. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim.h"
+
+static int job_index(const sim *s, const char *id)
+{
+    for (int i = 0; i < s->jobs; i++)
+        if (strcmp(s->job[i].id, id) == 0)
+            return i;
+    return 0;
+}
+
+static process *living(sim *s, const char *name)
+{
+    process *p = sim_process(s, name);
+    return p && p->alive ? p : NULL;
+}
+
+/* An event that comes to this controller by itself, after a while. */
+static message *later(sim *s, int64_t ms, job_event_type type, int who)
+{
+    message *m = sim_after(s, ms, SIM_CONTROLLER, controller_hears);
+    m->life = s->life;
+    m->job = (job_event){.type = type, .job = s->job[who].id};
+    return m;
+}
+
+/* ---- pods ---------------------------------------------------------------------------------------- */
+
+static void taken(sim *s, message *m)
+{
+    job_event e = m->job;
+    e.type = JOB_POD_READY;
+    if (sim_fault(s, 0.02)) {
+        e.type = JOB_POD_FAILED;
+        e.code = ERR_UNAVAILABLE;
+        e.message = "simulated";
+    } else {
+        int p = sim_start_process(s, e.function == JOB_KUBEML_PS, job_index(s, e.job), e.function,
+                                  e.incarnation);
+        memcpy(m->text, s->process[p].name, sizeof m->text);
+        e.pod = m->text;
+    }
+    controller_event(s, &e);
+}
+
+static void take(sim *s, int who, const job_action *a)
+{
+    bool cold = sim_chance(s, 0.2);
+    message *m = sim_after(s, cold ? sim_between(s, 200, 3000) : sim_between(s, 0, 20),
+                           SIM_CONTROLLER, taken);
+    m->life = s->life;
+    m->job = (job_event){.job = s->job[who].id, .function = a->function, .incarnation = a->incarnation};
+    if (cold) {
+        message *w = later(s, 0, JOB_POD_WAITING, who);
+        w->job.function = a->function;
+        w->job.incarnation = a->incarnation;
+        w->job.message = "no warm pod";
+    }
+}
+
+static void stop_now(sim *s, message *m)
+{
+    process *p = living(s, m->text);
+    if (p)
+        sim_kill(s, (int)(p - s->process), "Stopped");
+}
+
+static void stop(sim *s, const char *pod)
+{
+    message *m = sim_after(s, sim_between(s, 0, 2000), SIM_CONTROLLER, stop_now);
+    m->life = -1; /* the cluster does it, whoever asked */
+    memcpy(m->text, pod, sizeof m->text);
+}
+
+void controller_pod_ended(sim *s, int p, const char *reason)
+{
+    message *m = sim_after(s, sim_between(s, 0, 300), SIM_CONTROLLER, controller_hears);
+    m->life = s->life;
+    m->job = (job_event){.type = JOB_POD_ENDED, .reason = reason, .message = "simulated"};
+    memcpy(m->text, s->process[p].name, sizeof m->text);
+}
+
+/* ---- kubeml-ps and functions --------------------------------------------------------------------- */
+
+static void given(sim *s, message *m)
+{
+    process *p = &s->process[m->to];
+    if (!p->ps)
+        ps_begin(s, m->to, m->job.status, m->job.incarnation, m->job.value, m->job.round);
+    ps_attach(s, m);
+}
+
+static void send_job(sim *s, int who, const job_action *a, process *p)
+{
+    sim_job *j = &s->job[who];
+    int index = (int)(p - s->process);
+    if (a->job->generation < j->generation_sent ||
+        (a->job->generation == j->generation_sent && j->generation_process != index))
+        sim_wrong(s, "job %s: generation %d used for two kubeml-ps", j->id, a->job->generation);
+    j->generation_sent = a->job->generation;
+    j->generation_process = index;
+    s->ps_conn[who] = sim_connect(s, SIM_CONTROLLER, (int)(p - s->process));
+    message *m = sim_send(s, s->ps_conn[who], (int)(p - s->process), given);
+    m->life = s->life;
+    m->job = (job_event){.job = j->id,
+                         .status = a->job->resumed,
+                         .incarnation = a->job->generation,
+                         .value = a->job->parallelism,
+                         .round = a->job->functions_max};
+}
+
+static void attach(sim *s, int who, process *p)
+{
+    s->ps_conn[who] = sim_connect(s, SIM_CONTROLLER, (int)(p - s->process));
+    sim_send(s, s->ps_conn[who], (int)(p - s->process), ps_attach)->life = s->life;
+}
+
+static void specialise(sim *s, int who, const job_action *a, process *p)
+{
+    int conn = sim_connect(s, SIM_CONTROLLER, (int)(p - s->process));
+    message *m = sim_send(s, conn, (int)(p - s->process), function_specialise);
+    m->life = s->life;
+    m->job = (job_event){.job = s->job[who].id, .function = a->function, .incarnation = a->incarnation,
+                         .message = "simulated"};
+    for (int i = s->processes - 1; i >= 0; i--)
+        if (s->process[i].is_ps && s->process[i].job == who) {
+            m->number = i;
+            break;
+        }
+}
+
+static void tell(sim *s, int who, const job_action *a)
+{
+    int conn = s->ps_conn[who];
+    if (conn < 0 || !s->conn[conn].open)
+        return;
+    message *m = sim_send(s, conn, s->conn[conn].end[1],
+                          a->type == JOB_TELL_BYE ? ps_bye : ps_told);
+    m->round = (round_event){.function = a->function,
+                             .incarnation = a->incarnation,
+                             .epoch = a->epoch,
+                             .value = a->value,
+                             .ended = true,
+                             .reason = "Ended",
+                             .message = "simulated",
+                             .type = a->type == JOB_TELL_LOST          ? ROUND_LOST
+                                     : a->type == JOB_TELL_PARALLELISM ? ROUND_PARALLELISM
+                                                                       : ROUND_STOP};
+}
+
+static void act_on_pod(sim *s, int who, const job_action *a)
+{
+    process *p = living(s, a->pod);
+    if (a->type == JOB_STOP)
+        stop(s, a->pod);
+    else if (!p && a->type == JOB_SPECIALISE) {
+        message *m = later(s, 5, JOB_UNSPECIALISED, who);
+        m->job.function = a->function;
+        m->job.incarnation = a->incarnation;
+        m->job.code = ERR_UNAVAILABLE;
+    } else if (!p)
+        later(s, 5, JOB_PS_CLOSED, who);
+    else if (a->type == JOB_SEND)
+        send_job(s, who, a, p);
+    else if (a->type == JOB_ATTACH)
+        attach(s, who, p);
+    else
+        specialise(s, who, a, p);
+}
+
+static void act(sim *s, const job_action *a)
+{
+    int who = a->job ? job_index(s, a->job->id) : 0;
+    sim_job *j = &s->job[who];
+    if (a->type != JOB_CHANGED)
+        sim_trace(s, "controller: %d %s pod=%s f=%d i=%d e=%d value=%d %s", (int)a->type,
+                  a->job ? a->job->id : "-", a->pod, a->function, a->incarnation, a->epoch, a->value,
+                  a->job ? job_state_name(a->job->state) : "");
+    switch (a->type) {
+    case JOB_SAVE:
+        json_decref(j->record);
+        j->record = job_record(a->job);
+        break;
+    case JOB_TAKE: take(s, who, a); break;
+    case JOB_SEND:
+    case JOB_ATTACH:
+    case JOB_SPECIALISE:
+    case JOB_STOP: act_on_pod(s, who, a); break;
+    case JOB_TELL_LOST:
+    case JOB_TELL_PARALLELISM:
+    case JOB_TELL_STOP:
+    case JOB_TELL_BYE: tell(s, who, a); break;
+    case JOB_CHANGED: break;
+    case JOB_DONE:
+        j->done = true;
+        j->state = a->job->state;
+        memcpy(j->reason, a->job->reason, sizeof j->reason);
+        break;
+    }
+}
+
+/* ---- the step ------------------------------------------------------------------------------------ */
+
+static void tick(sim *s, message *m)
+{
+    if ((uint64_t)m->number == s->controller_tick)
+        controller_event(s, &(job_event){.type = JOB_TICK});
+}
+
+static void check(sim *s)
+{
+    int held = 0;
+    for (size_t k = 0; k < jobs_count(s->machine); k++) {
+        const job *j = jobs_at(s->machine, k);
+        int present = 0;
+        uint64_t used = 0;
+        for (int i = 0; i < j->pods; i++) {
+            const job_pod *p = &j->pod[i];
+            present += p->function == JOB_KUBEML_PS && p->phase < JOB_POD_STOPPING && !p->unwanted;
+            bool waits = p->phase == JOB_POD_WANTED && p->name[0] == '\0';
+            if (p->function >= 0 && p->phase != JOB_POD_GONE && !waits)
+                used |= UINT64_C(1) << p->function;
+        }
+        /* A function that ends while its replacement starts counts once, a granted one always. */
+        for (int f = 0; f < SIM_FUNCTIONS_MAX; f++)
+            held += (used >> f & 1) || (!job_ended(j) && f < j->parallelism);
+        if (present > 1)
+            sim_wrong(s, "job %s has %d kubeml-ps", j->id, present);
+    }
+    if (held > s->slots)
+        sim_wrong(s, "%d of %d slots are held", held, s->slots);
+}
+
+void controller_event(sim *s, const job_event *event)
+{
+    job_event e = *event;
+    const job_action *actions;
+    if (!s->machine)
+        return;
+    e.now_ms = s->now;
+    e.wall_ms = s->now;
+    if (e.type != JOB_TICK)
+        sim_trace(s, "controller < %d %s pod=%s f=%d i=%d e=%d value=%d", (int)e.type,
+                  e.job ? e.job : "-", e.pod ? e.pod : "-", e.function, e.incarnation, e.epoch,
+                  e.value);
+    size_t n = jobs_step(s->machine, &e, &actions);
+    for (size_t i = 0; i < n; i++)
+        act(s, &actions[i]);
+    check(s);
+    int64_t due = jobs_deadline(s->machine);
+    s->controller_tick++;
+    if (due != INT64_MAX) {
+        message *m = sim_after(s, due > s->now ? due - s->now : 1, SIM_CONTROLLER, tick);
+        m->life = s->life;
+        m->number = (int)s->controller_tick;
+    }
+}
+
+void controller_hears(sim *s, message *m)
+{
+    if (m->text[0])
+        m->job.pod = m->text;
+    controller_event(s, &m->job);
+}
+
+void controller_conn_closed(sim *s, int conn)
+{
+    const process *p = &s->process[s->conn[conn].end[1]];
+    job_event e = {.job = s->job[p->job].id, .function = p->function, .incarnation = p->incarnation,
+                   .code = ERR_UNAVAILABLE, .message = "simulated"};
+    e.type = p->is_ps ? JOB_PS_CLOSED : JOB_UNSPECIALISED;
+    if (!p->is_ps || s->ps_conn[p->job] == conn)
+        controller_event(s, &e);
+}
+
+void controller_cancel(sim *s, int who)
+{
+    s->job[who].cancelled = true;
+    controller_event(s, &(job_event){.type = JOB_CANCEL, .job = s->job[who].id});
+}
+
+/* ---- begin and die ------------------------------------------------------------------------------- */
+
+static void submit(sim *s, message *m)
+{
+    sim_job *j = &s->job[m->number];
+    err e = ERR_INIT;
+    if (jobs_submit(s->machine, j->id, &j->request, false, s->now, &e) < 0)
+        sim_wrong(s, "submit: %s", e.message);
+    j->submitted = true;
+    controller_event(s, &(job_event){.type = JOB_TICK});
+}
+
+static void restore(sim *s)
+{
+    err e = ERR_INIT;
+    for (int i = 0; i < s->jobs; i++)
+        if (s->job[i].record && !s->job[i].done && jobs_restore(s->machine, s->job[i].record, &e) < 0)
+            sim_wrong(s, "restore: %s", e.message);
+    for (int p = 0; p < s->processes; p++)
+        if (s->process[p].alive)
+            controller_event(s, &(job_event){.type = JOB_POD_FOUND,
+                                             .job = s->job[s->process[p].job].id,
+                                             .pod = s->process[p].name,
+                                             .function = s->process[p].function,
+                                             .incarnation = s->process[p].incarnation});
+    for (int i = 0; i < s->jobs; i++)
+        if (s->job[i].final)
+            controller_event(s, &(job_event){.type = JOB_PS_FINISHED,
+                                             .job = s->job[i].id,
+                                             .state = s->job[i].final_state,
+                                             .reason = s->job[i].final_reason,
+                                             .message = s->job[i].final_message,
+                                             .value = s->job[i].final_epochs});
+    controller_event(s, &(job_event){.type = JOB_ADOPT});
+}
+
+void controller_begin(sim *s)
+{
+    err e = ERR_INIT;
+    if (jobs_open(&s->limits, s->slots, &s->machine, &e) < 0)
+        abort();
+    for (int i = 0; i < SIM_JOBS_MAX; i++)
+        s->ps_conn[i] = -1;
+    restore(s);
+    for (int i = 0; i < s->jobs; i++)
+        if (!s->job[i].submitted) {
+            message *m = sim_after(s, sim_between(s, 0, 1000), SIM_CONTROLLER, submit);
+            m->life = s->life;
+            m->number = i;
+        }
+}
+
+static void come_back(sim *s, message *m)
+{
+    (void)m;
+    controller_begin(s);
+}
+
+void controller_die(sim *s, int64_t away_ms)
+{
+    if (!s->machine)
+        return;
+    sim_trace(s, "the controller dies for %lld ms", (long long)away_ms);
+    jobs_close(s->machine);
+    s->machine = NULL;
+    s->life++;
+    for (int c = 0; c < s->conns; c++)
+        if (s->conn[c].open && s->conn[c].end[0] == SIM_CONTROLLER)
+            sim_break(s, c);
+    sim_after(s, away_ms, SIM_CONTROLLER, come_back)->life = -1;
+}

@@ -1,0 +1,320 @@
+/* sim_function.c: a function as kubeml-ps and the controller meet it: it loads, fetches, trains, writes
+ * its contribution in two halves, says so, and sends heartbeats. It dies at any of these points. */
+#include <string.h>
+
+#include "sim.h"
+
+#define HEARTBEAT_MS 1000
+#define RETRY_MS     150
+#define TRIES_MAX    500
+
+static void next_task(sim *s, int p);
+
+static int64_t takes(sim *s, int p, int64_t low, int64_t high)
+{
+    return sim_between(s, low, high) * s->process[p].slow;
+}
+
+static message *report(sim *s, int p, round_event_type type)
+{
+    process *f = &s->process[p];
+    message *m = sim_send(s, f->conn, f->ps_process, ps_from_function);
+    m->from = p;
+    m->round = (round_event){.type = type,
+                             .function = f->function,
+                             .incarnation = f->incarnation,
+                             .epoch = f->task.epoch,
+                             .round = f->task.round};
+    return m;
+}
+
+static void beat(sim *s, message *m)
+{
+    int p = m->to;
+    process *f = &s->process[p];
+    if (f->halted)
+        return;
+    message *r = report(s, p, ROUND_HEARTBEAT);
+    r->round.phase = f->busy ? "train" : "wait";
+    r->round.batches = (uint32_t)s->now; /* progress, as far as anybody can see */
+    sim_after(s, HEARTBEAT_MS, p, beat);
+}
+
+static void loaded(sim *s, message *m)
+{
+    if (sim_fault(s, 0.01)) {
+        sim_kill(s, m->to, "Killed");
+        return;
+    }
+    message *r = report(s, m->to, ROUND_READY);
+    r->round.layout = "layout";
+    r->round.algorithms = "plain";
+}
+
+void function_welcome(sim *s, message *m)
+{
+    sim_after(s, HEARTBEAT_MS, m->to, beat);
+    sim_after(s, takes(s, m->to, 5, 200), m->to, loaded);
+}
+
+static void dial(sim *s, message *m)
+{
+    process *f = &s->process[m->to];
+    if (!s->process[f->ps_process].alive) {
+        sim_kill(s, m->to, "Exited");
+        return;
+    }
+    f->conn = sim_connect(s, m->to, f->ps_process);
+    report(s, m->to, ROUND_HELLO);
+}
+
+void function_specialise(sim *s, message *m)
+{
+    process *f = &s->process[m->to];
+    message *answer = sim_send(s, m->conn, SIM_CONTROLLER, controller_hears);
+    answer->life = m->life;
+    answer->job = m->job;
+    answer->job.type = f->specialised ? JOB_UNSPECIALISED : JOB_SPECIALISED;
+    answer->job.code = ERR_UNAVAILABLE;
+    if (f->specialised)
+        return;
+    f->specialised = true;
+    f->ps_process = m->number;
+    sim_after(s, takes(s, m->to, 1, 50), m->to, dial);
+}
+
+/* ---- a task ------------------------------------------------------------------------------------ */
+
+static redis *store_of(sim *s, int p)
+{
+    return s->process[s->process[p].ps_process].ps->redis;
+}
+
+/* The model store does not answer or has not what is needed: later again, within bounds. */
+static bool again(sim *s, int p, void (*step)(sim *, message *))
+{
+    if (s->process[p].tries++ > TRIES_MAX)
+        return false;
+    sim_after(s, RETRY_MS, p, step);
+    return true;
+}
+
+static void task_over(sim *s, int p)
+{
+    s->process[p].busy = false;
+    next_task(s, p);
+}
+
+static void say_published(sim *s, int p)
+{
+    process *f = &s->process[p];
+    const sim_job *j = &s->job[f->job];
+    const round_action *t = &f->task;
+    message *m = report(s, p, ROUND_PUBLISHED);
+    deal d;
+    err e = ERR_INIT;
+    if (deal_init(&d,
+                  &(deal_spec){.seed = j->request.seed,
+                               .samples = j->samples,
+                               .chunk_samples = j->chunk_samples,
+                               .batch_size = (uint32_t)j->request.batch_size,
+                               .parallelism = t->parallelism,
+                               .epoch = (uint32_t)t->epoch},
+                  &e) < 0)
+        return;
+    deal_samples(&d, f->function, t->batch_begin, t->batch_count, &m->round.sample_begin,
+                 &m->round.sample_end);
+    deal_free(&d);
+    m->round.samples = m->round.sample_end - m->round.sample_begin;
+    m->round.batches = t->batch_count;
+    m->round.loss_sum = (double)m->round.samples;
+    if (sim_chance(s, s->duplicate)) { /* the same frame again, at some other time, by any way */
+        message *twice = sim_after(s, sim_between(s, 0, 3000), f->ps_process, ps_from_function);
+        twice->round = m->round;
+        twice->from = p;
+    }
+}
+
+static uint64_t task_samples(sim *s, int p, uint64_t *begin, uint64_t *end)
+{
+    process *f = &s->process[p];
+    const sim_job *j = &s->job[f->job];
+    deal d;
+    err e = ERR_INIT;
+    if (deal_init(&d,
+                  &(deal_spec){.seed = j->request.seed,
+                               .samples = j->samples,
+                               .chunk_samples = j->chunk_samples,
+                               .batch_size = (uint32_t)j->request.batch_size,
+                               .parallelism = f->task.parallelism,
+                               .epoch = (uint32_t)f->task.epoch},
+                  &e) < 0)
+        return 0;
+    deal_samples(&d, f->function, f->task.batch_begin, f->task.batch_count, begin, end);
+    deal_free(&d);
+    return *end - *begin;
+}
+
+static void publish_end(sim *s, message *m)
+{
+    int p = m->to;
+    process *f = &s->process[p];
+    redis *r = store_of(s, p);
+    sim_place *at = &r->place[f->task.slot];
+    uint64_t begin, end;
+    if (at->writer != p) {
+        sim_wrong(s, "%s finished writing slot %d, which process %d writes to", f->name, f->task.slot,
+                  at->writer);
+        return;
+    }
+    if (!r->up || r->model.version < 0) {
+        again(s, p, publish_end);
+        return;
+    }
+    at->writing = false;
+    if (r->model.epoch == f->task.epoch && r->model.round == f->task.round) {
+        at->published = true;
+        at->function = f->function;
+        at->incarnation = f->incarnation;
+        at->epoch = f->task.epoch;
+        at->round = f->task.round;
+        at->samples = task_samples(s, p, &begin, &end);
+        at->value = f->value;
+        if (s->flips > 0 && sim_chance(s, 0.2)) { /* a bit flips; the checksum tells */
+            s->flips--;
+            at->published = false;
+        }
+        if (sim_fault(s, 0.01)) {
+            sim_kill(s, p, "Killed");
+            return;
+        }
+        say_published(s, p);
+    }
+    task_over(s, p);
+}
+
+static void publish_begin(sim *s, message *m)
+{
+    int p = m->to;
+    process *f = &s->process[p];
+    sim_place *at = &store_of(s, p)->place[f->task.slot];
+    if (at->writing && at->writer != p && s->process[at->writer].alive) {
+        sim_wrong(s, "%s writes to slot %d while %s does", f->name, f->task.slot,
+                  s->process[at->writer].name);
+        return;
+    }
+    at->writing = true;
+    at->published = false;
+    at->writer = p;
+    if (sim_fault(s, 0.02)) {
+        sim_kill(s, p, "Killed");
+        return;
+    }
+    sim_after(s, takes(s, p, 1, 40), p, publish_end);
+}
+
+static void validate_end(sim *s, message *m)
+{
+    int p = m->to;
+    process *f = &s->process[p];
+    const sim_job *j = &s->job[f->job];
+    uint32_t begin, end;
+    message *r = report(s, p, ROUND_VALIDATED);
+    deal_test_share(j->test_samples, j->chunk_samples, f->task.parallelism, f->function, &begin, &end,
+                    &r->round.samples);
+    r->round.correct = model_correct(f->value, f->function, r->round.samples);
+    r->round.loss_sum = 1;
+    task_over(s, p);
+}
+
+static void fetch(sim *s, message *m)
+{
+    int p = m->to;
+    process *f = &s->process[p];
+    const redis *r = store_of(s, p);
+    uint64_t begin, end;
+    if (!r->up || r->model.version < f->task.version) {
+        if (!f->waiting) /* a newer task does not wait behind one that cannot be done */
+            again(s, p, fetch);
+        else
+            task_over(s, p);
+        return;
+    }
+    if (r->model.version > f->task.version) {
+        task_over(s, p); /* the round is merged without it */
+        return;
+    }
+    if (f->task.type == ROUND_VALIDATE) {
+        f->value = r->model.value;
+        sim_after(s, takes(s, p, 5, 100), p, validate_end);
+        return;
+    }
+    task_samples(s, p, &begin, &end);
+    f->value = model_contribution(r->model.value, f->task.epoch, f->task.parallelism, f->function,
+                                  begin, end);
+    if (s->job[f->job].nan && sim_chance(s, 0.2)) {
+        message *bad = report(s, p, ROUND_FAILED);
+        bad->round.reason = "NaNLoss";
+        bad->round.message = "the loss is not a number";
+        return;
+    }
+    if (sim_fault(s, 0.01)) {
+        sim_kill(s, p, "Killed");
+        return;
+    }
+    sim_after(s, takes(s, p, 10, 300), p, publish_begin);
+}
+
+static void initialise(sim *s, message *m)
+{
+    redis *r = store_of(s, m->to);
+    if (sim_fault(s, 0.03)) {
+        sim_kill(s, m->to, "Killed");
+        return;
+    }
+    if (!r->up) {
+        again(s, m->to, initialise);
+        return;
+    }
+    r->inited = true;
+    report(s, m->to, ROUND_INITIALISED);
+    task_over(s, m->to);
+}
+
+static void next_task(sim *s, int p)
+{
+    process *f = &s->process[p];
+    if (f->busy || !f->waiting || f->halted)
+        return;
+    f->waiting = false;
+    f->busy = true;
+    f->tries = 0;
+    f->task = f->next;
+    sim_after(s, takes(s, p, 0, 10), p, f->task.type == ROUND_INIT ? initialise : fetch);
+}
+
+void function_task(sim *s, message *m)
+{
+    process *f = &s->process[m->to];
+    f->next = m->task;
+    f->waiting = true;
+    next_task(s, m->to);
+}
+
+static void leave(sim *s, message *m)
+{
+    sim_kill(s, m->to, "Exited");
+}
+
+void function_halt(sim *s, message *m)
+{
+    s->process[m->to].halted = true;
+    sim_after(s, sim_between(s, 0, 20), m->to, leave);
+}
+
+/* It notices, but what it writes at this moment it goes on writing for a while. */
+void function_conn_closed(sim *s, int p)
+{
+    s->process[p].halted = true;
+    sim_after(s, sim_between(s, 0, 2000), p, leave);
+}

@@ -1,0 +1,536 @@
+/* sim_ps.c: kubeml-ps in the simulated world: a round_machine, its connections and its slow calls of
+ * model store and store, which the process may not survive. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim.h"
+
+#define BYE_MS    60000
+#define ANSWER_MS 10
+
+static void tick(sim *s, message *m)
+{
+    if ((uint64_t)m->number == s->process[m->to].ps->tick)
+        ps_step(s, m->to, &(round_event){.type = ROUND_TICK}, -1, -1);
+}
+
+static void plan_tick(sim *s, int p)
+{
+    ps *own = s->process[p].ps;
+    int64_t due = round_deadline(own->machine);
+    own->tick++;
+    if (due == INT64_MAX)
+        return;
+    message *m = sim_after(s, due > s->now ? due - s->now : 1, p, tick);
+    m->number = (int)own->tick;
+}
+
+/* ---- to the controller --------------------------------------------------------------------------- */
+
+static message *to_controller(sim *s, int p, job_event_type type)
+{
+    const process *own = &s->process[p];
+    static message nowhere;
+    int conn = own->ps->controller;
+    if (conn < 0 || !s->conn[conn].open)
+        return &nowhere;
+    message *m = sim_send(s, conn, SIM_CONTROLLER, controller_hears);
+    m->life = s->life;
+    m->job = (job_event){.type = type, .job = s->job[own->job].id};
+    return m;
+}
+
+static void tell_epoch(sim *s, int p, const round_epoch *r)
+{
+    message *m = to_controller(s, p, JOB_PS_EPOCH);
+    m->job.epoch = r->epoch;
+    m->job.value = r->parallelism;
+    m->job.seconds = r->seconds;
+}
+
+static void tell_final(sim *s, int p)
+{
+    const sim_job *j = &s->job[s->process[p].job];
+    message *m = to_controller(s, p, JOB_PS_FINISHED);
+    m->job.state = j->final_state;
+    m->job.reason = j->final_reason;
+    m->job.message = j->final_message;
+    m->job.value = j->final_epochs;
+}
+
+static void tell_controller(sim *s, int p, const round_action *a)
+{
+    message *m;
+    switch (a->type) {
+    case ROUND_NEED:
+    case ROUND_RELEASE:
+        m = to_controller(s, p, a->type == ROUND_NEED ? JOB_PS_NEED : JOB_PS_RELEASE);
+        m->job.function = a->function;
+        m->job.incarnation = a->incarnation;
+        break;
+    case ROUND_PHASE:
+        m = to_controller(s, p, JOB_PS_PHASE);
+        m->job.phase = a->phase;
+        m->job.epoch = a->epoch;
+        m->job.round = a->round;
+        break;
+    case ROUND_EPOCH: tell_epoch(s, p, &a->record); break;
+    case ROUND_ASK:
+        m = to_controller(s, p, JOB_PS_ASK);
+        m->job.epoch = a->epoch;
+        m->job.value = a->parallelism;
+        m->job.seconds = a->seconds;
+        break;
+    case ROUND_CONDITION:
+        m = to_controller(s, p, JOB_PS_CONDITION);
+        m->job.name = a->name;
+        m->job.status = a->status;
+        m->job.reason = a->name;
+        break;
+    default: break;
+    }
+}
+
+void ps_bye(sim *s, message *m)
+{
+    sim_kill(s, m->to, "Exited");
+}
+
+static void finish(sim *s, int p, const round_action *a)
+{
+    sim_job *j = &s->job[s->process[p].job];
+    if (a->superseded) {
+        sim_wrong(s, "job %s: superseded, and there is no other kubeml-ps", j->id);
+        return;
+    }
+    if (sim_fault(s, 0.05)) {
+        sim_kill(s, p, "Killed");
+        return;
+    }
+    j->final = true;
+    j->final_state = a->state == ROUND_SUCCEEDED      ? JOB_SUCCEEDED
+                     : a->state == ROUND_FAILED_STATE ? JOB_FAILED
+                                                      : JOB_CANCELLED;
+    memcpy(j->final_reason, a->reason, sizeof j->final_reason);
+    memcpy(j->final_message, a->message, sizeof j->final_message);
+    j->final_epochs = a->epochs;
+    s->process[p].ps->finished = true;
+    tell_final(s, p);
+    sim_after(s, BYE_MS, p, ps_bye);
+}
+
+/* ---- slow calls ---------------------------------------------------------------------------------- */
+
+static void result(sim *s, message *m)
+{
+    ps *own = s->process[m->to].ps;
+    ps_step(s, m->to, &m->round, -1, -1);
+    if (s->process[m->to].alive && round_version(own->machine) == own->pending.version)
+        own->merged = own->pending;
+}
+
+/* One after the other, each with its answer, as a thread of its own makes them. */
+static message *slow_call(sim *s, int p, int64_t ms, void (*call)(sim *, message *))
+{
+    ps *o = s->process[p].ps;
+    int64_t begin = o->io_free > s->now ? o->io_free : s->now;
+    int64_t at = begin + sim_between(s, 1, ms);
+    o->io_free = at + ANSWER_MS + 1;
+    return sim_after(s, at - s->now, p, call);
+}
+
+static message *answer(sim *s, int p, round_event_type type)
+{
+    message *m = sim_after(s, sim_between(s, 0, ANSWER_MS), p, result);
+    m->round = (round_event){.type = type, .function = -1, .message = "simulated"};
+    return m;
+}
+
+static void merge_now(sim *s, message *m)
+{
+    process *own = &s->process[m->to];
+    ps *o = own->ps;
+    int bad = -1, code;
+    if (sim_fault(s, 0.01)) {
+        sim_kill(s, m->to, "Killed");
+        return;
+    }
+    code = redis_merge(s, own->job, o->redis, &o->out, &bad);
+    if (code == ERR_NONE)
+        o->pending = o->redis->model;
+    if (sim_fault(s, 0.02)) { /* committed, and nobody knows */
+        sim_kill(s, m->to, "Killed");
+        return;
+    }
+    if (s->lost_replies > 0 && sim_chance(s, 0.2)) {
+        s->lost_replies--;
+        code = ERR_TIMEOUT;
+    }
+    message *r = answer(s, m->to, code == ERR_NONE ? ROUND_MERGED : ROUND_MERGE_FAILED);
+    r->round.epoch = o->out.epoch;
+    r->round.round = o->out.round;
+    r->round.version = o->out.base_version + 1;
+    r->round.code = (err_code)code;
+    r->round.function = bad;
+    if (code == ERR_NONE && sim_chance(s, s->duplicate)) {
+        message *twice = sim_after(s, sim_between(s, 0, 2000), m->to, result);
+        twice->round = r->round;
+    }
+}
+
+static void commit_now(sim *s, message *m)
+{
+    process *own = &s->process[m->to];
+    if (sim_fault(s, 0.02)) {
+        sim_kill(s, m->to, "Killed");
+        return;
+    }
+    if (s->store_up)
+        store_commit(s, own->job, own->ps, &m->task.record);
+    if (sim_fault(s, 0.03)) {
+        sim_kill(s, m->to, "Killed");
+        return;
+    }
+    message *r = answer(s, m->to, s->store_up ? ROUND_COMMITTED : ROUND_COMMIT_FAILED);
+    r->round.epoch = m->task.record.epoch;
+    r->round.code = ERR_UNAVAILABLE;
+}
+
+/* Function 0 has published version 0: it is merged as any other contribution. */
+static void init_now(sim *s, message *m)
+{
+    process *own = &s->process[m->to];
+    redis *r = own->ps->redis;
+    if (!r->up || (!r->inited && r->model.version < 0)) {
+        answer(s, m->to, ROUND_LOAD_FAILED)->round.code = r->up ? ERR_NOT_FOUND : ERR_UNAVAILABLE;
+        return;
+    }
+    if (r->model.version < 0) {
+        memset(&r->model, 0, sizeof r->model);
+        r->model.value = model_first(&s->job[own->job]);
+    }
+    message *a = answer(s, m->to, ROUND_INITIALISED);
+    a->round.function = m->round.function;
+    a->round.incarnation = m->round.incarnation;
+}
+
+static void load_now(sim *s, message *m)
+{
+    process *own = &s->process[m->to];
+    redis *r = own->ps->redis;
+    if (r->up && s->store_up) {
+        memset(&r->model, 0, sizeof r->model);
+        r->model.value = model_first(&s->job[own->job]);
+        answer(s, m->to, ROUND_LOADED);
+    } else {
+        answer(s, m->to, ROUND_LOAD_FAILED)->round.code = ERR_UNAVAILABLE;
+    }
+}
+
+/* The checkpoint becomes the model store's state; the resume says the epoch is committed. */
+static void load_checkpoint(sim *s, int p)
+{
+    process *own = &s->process[p];
+    const sim_job *j = &s->job[own->job];
+    int e = j->committed - 1;
+    const round_epoch *record = &j->epoch[e].record;
+    own->ps->redis->model = (sim_model){.version = record->version,
+                                    .value = j->epoch[e].value,
+                                    .epoch = e + 1,
+                                    .rows_epoch = e,
+                                    .parallelism = record->parallelism};
+    own->ps->resume = (round_resume){.epoch = e,
+                                     .parallelism = record->parallelism,
+                                     .version = record->version,
+                                     .committed = true,
+                                     .validated = record->validated,
+                                     .accuracy = record->accuracy};
+}
+
+static void put_back_now(sim *s, message *m)
+{
+    process *own = &s->process[m->to];
+    ps *o = own->ps;
+    int64_t version = m->task.version;
+    if (!o->redis->up) {
+        answer(s, m->to, ROUND_LOAD_FAILED)->round.code = ERR_UNAVAILABLE;
+        return;
+    }
+    if (s->job[own->job].committed > 0 && sim_chance(s, 0.4)) {
+        load_checkpoint(s, m->to);
+        o->merged = o->pending = o->redis->model;
+        answer(s, m->to, ROUND_LOADED)->round.resume = &o->resume;
+        return;
+    }
+    if (version >= 0)
+        o->redis->model = o->merged.version == version ? o->merged : o->pending;
+    if (version >= 0 && o->redis->model.version != version)
+        sim_wrong(s, "kubeml-ps has no version %lld to put back", (long long)version);
+    answer(s, m->to, ROUND_LOADED);
+}
+
+/* What it knows without a merge of its own: version 0, and what a resume found. */
+static void keep_known(sim *s, int p)
+{
+    ps *o = s->process[p].ps;
+    if (o->merged.version < 0 && round_version(o->machine) == 0)
+        o->merged = o->pending = (sim_model){.value = model_first(&s->job[s->process[p].job])};
+    else if (o->redis->model.version >= 0 && round_version(o->machine) == o->redis->model.version)
+        o->merged = o->pending = o->redis->model;
+}
+
+/* ---- functions ----------------------------------------------------------------------------------- */
+
+static int joined_conn(const ps *o, int function, int incarnation)
+{
+    return o->joined[function].incarnation == incarnation ? o->joined[function].conn : -1;
+}
+
+static void tell_function(sim *s, int p, const round_action *a, void (*deliver)(sim *, message *))
+{
+    int conn = joined_conn(s->process[p].ps, a->function, a->incarnation);
+    if (conn < 0 || !s->conn[conn].open)
+        return;
+    message *m = sim_send(s, conn, s->conn[conn].end[0], deliver);
+    m->task = *a;
+}
+
+void ps_conn_closed(sim *s, int p, int conn, int other)
+{
+    ps *o = s->process[p].ps;
+    if (!o)
+        return;
+    if (conn == o->controller) {
+        o->controller = -1;
+        return;
+    }
+    if (other == SIM_CONTROLLER)
+        return; /* an older connection than the present one */
+    const process *f = &s->process[other];
+    if (!o->finished && joined_conn(o, f->function, f->incarnation) == conn)
+        ps_step(s, p,
+                &(round_event){.type = ROUND_LOST,
+                               .function = f->function,
+                               .incarnation = f->incarnation,
+                               .reason = "Closed",
+                               .message = "the connection broke"},
+                -1, -1);
+}
+
+void ps_from_function(sim *s, message *m)
+{
+    if (!s->process[m->to].ps)
+        return;
+    if (m->round.type == ROUND_INITIALISED)
+        slow_call(s, m->to, 30, init_now)->round = m->round;
+    else
+        ps_step(s, m->to, &m->round, m->conn, m->from);
+}
+
+/* ---- the step ------------------------------------------------------------------------------------ */
+
+static void act(sim *s, int p, const round_action *a, int conn)
+{
+    ps *o = s->process[p].ps;
+    sim_trace(s, "%s: %s f=%d i=%d e=%d r=%d v=%lld p=%d slot=%d batches=%u+%u %s %s",
+              s->process[p].name, round_action_name(a->type), a->function, a->incarnation, a->epoch,
+              a->round, (long long)a->version, a->parallelism, a->slot, a->batch_begin,
+              a->batch_count, a->reason, a->message);
+    switch (a->type) {
+    case ROUND_WELCOME:
+        o->joined[a->function].incarnation = a->incarnation;
+        o->joined[a->function].conn = conn;
+        tell_function(s, p, a, function_welcome);
+        break;
+    case ROUND_REFUSE:
+        if (conn >= 0)
+            sim_break(s, conn);
+        break;
+    case ROUND_CLOSE:
+        if (joined_conn(o, a->function, a->incarnation) >= 0)
+            sim_break(s, joined_conn(o, a->function, a->incarnation));
+        break;
+    case ROUND_INIT:
+    case ROUND_TRAIN:
+    case ROUND_VALIDATE: tell_function(s, p, a, function_task); break;
+    case ROUND_HALT: tell_function(s, p, a, function_halt); break;
+    case ROUND_MERGE:
+        o->out = a->merge;
+        memcpy(o->out_row, a->merge.rows, a->merge.count * sizeof *a->merge.rows);
+        o->out.rows = o->out_row;
+        slow_call(s, p, 30, merge_now);
+        break;
+    case ROUND_LOAD: slow_call(s, p, 50, load_now); break;
+    case ROUND_COMMIT: slow_call(s, p, 50, commit_now)->task = *a; break;
+    case ROUND_PUT_BACK: slow_call(s, p, 50, put_back_now)->task = *a; break;
+    case ROUND_FINISHED: finish(s, p, a); break;
+    default: tell_controller(s, p, a); break;
+    }
+}
+
+void ps_step(sim *s, int p, const round_event *event, int conn, int from)
+{
+    ps *o = s->process[p].ps;
+    round_event e = *event;
+    const round_action *actions;
+    if (!o || !o->started)
+        return;
+    (void)from;
+    e.now_ms = s->now;
+    if (e.type != ROUND_HEARTBEAT && e.type != ROUND_TICK)
+        sim_trace(s, "%s < %s f=%d i=%d e=%d r=%d v=%lld", s->process[p].name,
+                  round_event_name(e.type), e.function, e.incarnation, e.epoch, e.round,
+                  (long long)e.version);
+    int64_t before = round_version(o->machine);
+    size_t n = round_step(o->machine, &e, &actions);
+    if (round_version(o->machine) < before && e.type != ROUND_LOADED)
+        sim_wrong(s, "%s: the version went back from %lld to %lld", s->process[p].name,
+                  (long long)before, (long long)round_version(o->machine));
+    if (round_version(o->machine) > before + 1 && e.type != ROUND_START)
+        sim_wrong(s, "%s: the version jumped", s->process[p].name);
+    for (size_t i = 0; i < n && s->process[p].alive; i++)
+        act(s, p, &actions[i], conn);
+    if (!s->process[p].alive)
+        return;
+    if (e.type == ROUND_INITIALISED || e.type == ROUND_LOADED || e.type == ROUND_START)
+        keep_known(s, p);
+    plan_tick(s, p);
+}
+
+/* ---- begin --------------------------------------------------------------------------------------- */
+
+/* From the ledger of a Redis that outlived its kubeml-ps, else the checkpoint, else from the start. */
+static const round_resume *find_resume(sim *s, int p)
+{
+    process *own = &s->process[p];
+    ps *o = own->ps;
+    sim_job *j = &s->job[own->job];
+    const sim_model *m = &o->redis->model;
+    if (m->version >= 0 && (m->rows > 0 || m->version == 0)) {
+        bool committed = m->rows > 0 && j->committed > m->rows_epoch;
+        o->resume = (round_resume){.epoch = m->rows > 0 ? m->rows_epoch : 0,
+                                   .parallelism = m->rows > 0 ? m->parallelism : 0,
+                                   .version = m->version,
+                                   .rows = m->row,
+                                   .count = (size_t)m->rows,
+                                   .committed = committed};
+        if (committed) {
+            o->resume.validated = j->epoch[m->rows_epoch].record.validated;
+            o->resume.accuracy = j->epoch[m->rows_epoch].record.accuracy;
+        }
+        return &o->resume;
+    }
+    if (j->committed == 0)
+        return NULL;
+    load_checkpoint(s, p);
+    return &o->resume;
+}
+
+static void start(sim *s, message *m)
+{
+    ps *o = s->process[m->to].ps;
+    o->started = true;
+    const round_resume *resume = m->number ? find_resume(s, m->to) : NULL;
+    ps_step(s, m->to, &(round_event){.type = ROUND_START, .resume = resume}, -1, -1);
+}
+
+void ps_begin(sim *s, int p, bool resume, int generation, int parallelism, int functions_max)
+{
+    process *own = &s->process[p];
+    sim_job *j = &s->job[own->job];
+    err e = ERR_INIT;
+    ps *o = calloc(1, sizeof *o);
+    if (!o)
+        abort();
+    own->ps = o;
+    o->controller = -1;
+    o->merged.version = o->pending.version = -1;
+    o->redis = j->left && resume ? j->left : redis_new(s);
+    j->left = NULL;
+    o->redis->up = true;
+    for (int f = 0; f < SIM_FUNCTIONS_MAX; f++)
+        o->joined[f].incarnation = -1;
+    round_config c = {.request = j->request,
+                      .parallelism = parallelism,
+                      .functions_max = functions_max,
+                      .train_samples = j->samples,
+                      .test_samples = j->test_samples,
+                      .chunk_samples = j->chunk_samples,
+                      .generation = generation,
+                      .limits = j->limits};
+    if (round_open(&c, &o->machine, &e) < 0) {
+        sim_wrong(s, "round_open: %s", e.message);
+        return;
+    }
+    sim_after(s, sim_between(s, 1, 100), p, start)->number = resume;
+}
+
+void ps_free(ps *o)
+{
+    if (!o)
+        return;
+    round_close(o->machine);
+    free(o);
+}
+
+void ps_told(sim *s, message *m)
+{
+    if (s->process[m->to].ps)
+        ps_step(s, m->to, &m->round, -1, -1);
+}
+
+/* A controller has dialled: it hears what is open. */
+void ps_attach(sim *s, message *m)
+{
+    process *own = &s->process[m->to];
+    const round_action *actions;
+    if (!own->ps) { /* it never got its job */
+        message *no = sim_send(s, m->conn, SIM_CONTROLLER, controller_hears);
+        no->life = m->life;
+        no->job = (job_event){.type = JOB_PS_REFUSED, .job = s->job[own->job].id, .code = ERR_NOT_FOUND};
+        return;
+    }
+    own->ps->controller = m->conn;
+    to_controller(s, m->to, JOB_PS_ACCEPTED);
+    to_controller(s, m->to, JOB_PS_ACCESS);
+    for (int e = 0; e < s->job[own->job].committed; e++)
+        tell_epoch(s, m->to, &s->job[own->job].epoch[e].record);
+    if (own->ps->finished) {
+        tell_final(s, m->to);
+        return;
+    }
+    if (!own->ps->started)
+        return;
+    size_t n = round_tell(own->ps->machine, &actions);
+    for (size_t i = 0; i < n; i++)
+        tell_controller(s, m->to, &actions[i]);
+}
+
+/* ---- Redis --------------------------------------------------------------------------------------- */
+
+static void redis_is_gone(sim *s, message *m)
+{
+    ps_step(s, m->to, &(round_event){.type = ROUND_REDIS_GONE, .message = "simulated"}, -1, -1);
+}
+
+static void redis_is_back(sim *s, message *m)
+{
+    s->process[m->to].ps->redis->up = true;
+    ps_step(s, m->to, &(round_event){.type = ROUND_REDIS_BACK, .empty = m->number}, -1, -1);
+}
+
+void ps_redis_down(sim *s, int p, bool empty, int64_t ms)
+{
+    ps *o = s->process[p].ps;
+    if (!o || !o->started || o->finished || !o->redis->up)
+        return;
+    o->redis->up = false;
+    if (empty) {
+        o->redis->model.version = -1;
+        o->redis->inited = false;
+        for (int i = 0; i < SIM_SLOTS_MAX; i++)
+            o->redis->place[i].published = false;
+    }
+    sim_after(s, ms / 2, p, redis_is_gone);
+    sim_after(s, ms, p, redis_is_back)->number = empty;
+}

@@ -1,0 +1,82 @@
+/* test_simulate.c: ten thousand schedules without a violation, and every planted mistake found in them. */
+#include <libgen.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "sim.h"
+#include "test.h"
+
+enum { SEEDS = 10000 };
+
+static void run_seeds(uint64_t from, uint64_t to)
+{
+    char wrong[512];
+    uint64_t hash;
+    for (uint64_t seed = from; seed < to; seed++)
+        if (sim_run(seed, false, wrong, &hash) < 0)
+            test_fail(__FILE__, __LINE__, "seed %llu: %s; replay with simulate --seed %llu -v",
+                      (unsigned long long)seed, wrong, (unsigned long long)seed);
+}
+
+TEST_LIMIT(ten_thousand_seeds, 300)
+{
+    run_seeds(0, SEEDS);
+}
+
+TEST_LIMIT(the_same_seed_is_the_same_trace, 60)
+{
+    char wrong[512];
+    uint64_t first, again, other;
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        sim_run(seed, false, wrong, &first);
+        sim_run(seed, false, wrong, &again);
+        sim_run(seed + 1, false, wrong, &other);
+        CHECK(first == again);
+        CHECK(first != other);
+    }
+}
+
+/* Runs the simulator whose logic was compiled with one mistake: it must find a violation. */
+static void check_found(int mutation)
+{
+    char self[4096], path[4352], line[600] = "";
+    ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
+    CHECK(len > 0);
+    self[len] = '\0';
+    snprintf(path, sizeof path, "%s/mutant-%d --seeds %d", dirname(self), mutation, SEEDS);
+    FILE *out = popen(path, "r");
+    CHECK(out);
+    if (!fgets(line, sizeof line, out))
+        line[0] = '\0';
+    for (char rest[256]; fgets(rest, sizeof rest, out);)
+        ;
+    int status = pclose(out);
+    printf("mutation %d: %s", mutation, line[0] ? line : "ended without a word\n");
+    /* Found: by a check (1), or by an assertion of the logic itself. Never: could not be run (127). */
+    CHECK((WIFEXITED(status) && (WEXITSTATUS(status) == 1 || WEXITSTATUS(status) == 134)) ||
+          (WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT));
+}
+
+#define FINDS(number, mistake)                                                                     \
+    TEST_LIMIT(finds_##mistake, 300)                                                               \
+    {                                                                                              \
+        check_found(number);                                                                       \
+    }
+
+FINDS(1, slot_given_away_while_its_old_process_lives)
+FINDS(2, lost_function_not_trained_again)
+FINDS(3, incarnation_ignored)
+FINDS(4, stale_round_accepted)
+FINDS(5, wrong_divisor)
+FINDS(6, merge_in_order_of_arrival)
+FINDS(7, merge_counted_twice)
+FINDS(8, samples_merged_and_trained_again)
+FINDS(9, corrupt_contribution_not_trained_again)
+FINDS(10, ledger_not_replayed_on_resume)
+FINDS(11, published_before_redis_restarted_still_counts)
+FINDS(12, lost_chunk)
+FINDS(20, pods_kept_after_cancel)
+FINDS(21, generation_used_twice)
+FINDS(22, more_functions_than_slots)

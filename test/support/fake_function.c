@@ -1,0 +1,366 @@
+/* fake_function.c: see fake_function.h. */
+#include "fake_function.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "deal.h"
+#include "modelstore.h"
+#include "wire.h"
+
+enum { HEARTBEAT_MS = 500, CALL_MS = 30000, OPEN_MS = 10000 };
+
+typedef struct peer {
+    const fake_function *f;
+    wire *wire;
+    modelstore *models;
+    modelstore_access access;
+    layout layout;
+    bool attached;
+    char phase[16];
+} peer;
+
+static void fail(const char *what, const err *e)
+{
+    fprintf(stderr, "fake function: %s: %s\n", what, e->message);
+    _exit(3);
+}
+
+static bool fault(const peer *p, const char *name, int epoch, int round)
+{
+    return p->f->fault && strcmp(p->f->fault, name) == 0 && epoch == p->f->fault_epoch &&
+           round == p->f->fault_round;
+}
+
+static void die(const peer *p, const char *name, int epoch, int round)
+{
+    if (fault(p, name, epoch, round))
+        raise(SIGKILL);
+}
+
+static void say(peer *p, json_t *message)
+{
+    err e = ERR_INIT;
+    if (wire_send_wait(p->wire, message, clock_deadline_ms(CALL_MS), &e))
+        _exit(0); /* kubeml-ps went */
+    json_decref(message);
+}
+
+static void heartbeat(peer *p)
+{
+    say(p, json_pack("{s:s,s:s,s:i,s:i,s:i}", "type", "heartbeat", "phase", p->phase, "epoch", 0,
+                     "round", 0, "batches", 0));
+}
+
+/* ---- the model ------------------------------------------------------------------------------- */
+
+static void make_layout(peer *p)
+{
+    uint64_t n = (uint64_t)p->f->floats + (p->f->fault && strcmp(p->f->fault, "shape") == 0);
+    layout_entry entries[] = {
+        {.name = "fc.weight", .kind = LAYOUT_PARAM, .rank = 2, .dims = {n, 2}},
+        {.name = "bn.running_mean", .kind = LAYOUT_BUFFER, .rank = 1, .dims = {3}},
+        {.name = "optimizer.momentum.fc.weight", .kind = LAYOUT_STATE, .rank = 2, .dims = {n, 2}},
+        {.name = "optimizer.step", .kind = LAYOUT_COUNTER, .rank = 0}};
+    err e = ERR_INIT;
+    if (layout_make(entries, sizeof entries / sizeof entries[0], &p->layout, &e))
+        fail("layout", &e);
+}
+
+static void train_sample(const peer *p, block b, uint32_t sample, float lr)
+{
+    for (uint64_t i = 0; i < p->layout.shape.floats; i++)
+        b.floats[i] = b.floats[i] * 0.97f +
+                      lr * (float)((sample * 2654435761u + (uint32_t)i * 40503u) >> 16) / 65536.0f;
+}
+
+static double sample_loss(uint32_t sample)
+{
+    return 1.0 + (double)(sample % 17) / 17.0;
+}
+
+/* The model store's Redis may be dead, or alive and still empty: worth another try for a while. */
+static bool again(peer *p, err *e, int *tries)
+{
+    if ((e->code != ERR_UNAVAILABLE && e->code != ERR_NOT_FOUND) || ++*tries > 1000)
+        return false;
+    err_clear(e);
+    usleep(20000);
+    if (*tries % 20 == 0)
+        heartbeat(p);
+    return true;
+}
+
+static void ensure_attached(peer *p)
+{
+    err e = ERR_INIT;
+    int tries = 0;
+    while (!p->attached) {
+        p->attached = modelstore_attach(p->models, NULL, clock_deadline_ms(2000), &e) == 0;
+        if (!p->attached && !again(p, &e, &tries))
+            fail("attach", &e);
+    }
+}
+
+static bool fetch(peer *p, int64_t version, block to)
+{
+    err e = ERR_INIT;
+    int tries = 0;
+    modelstore_state state;
+    do {
+        if (modelstore_fetch(p->models, version, to, clock_deadline_ms(2000), &state, &e) == 0)
+            return true;
+    } while (again(p, &e, &tries) || (e.code == ERR_TIMEOUT && ++tries < 10));
+    if (e.code != ERR_STALE)
+        fail("fetch", &e);
+    return false;
+}
+
+/* ERR_STALE and ERR_CONFLICT are what a late function must expect; the rest is our fault. */
+static bool publish(peer *p, const modelstore_publication *to, block b)
+{
+    err e = ERR_INIT;
+    int tries = 0;
+    do {
+        if (modelstore_publish(p->models, to, &b, clock_deadline_ms(2000), &e) == 0)
+            return true;
+    } while (again(p, &e, &tries) || (e.code == ERR_TIMEOUT && ++tries < 10));
+    if (e.code != ERR_STALE && e.code != ERR_CONFLICT)
+        fail("publish", &e);
+    return false;
+}
+
+static block new_block(const peer *p, void **memory)
+{
+    if (posix_memalign(memory, BLOCK_ALIGN, block_bytes(p->layout.shape)))
+        _exit(4);
+    memset(*memory, 0, block_bytes(p->layout.shape));
+    return block_at(*memory, p->layout.shape);
+}
+
+/* ---- tasks ----------------------------------------------------------------------------------- */
+
+static void take_init(peer *p, const json_t *m)
+{
+    int epoch, round, slot;
+    json_int_t seed;
+    void *memory;
+    if (json_unpack((json_t *)m, "{s:i,s:i,s:i,s:I}", "epoch", &epoch, "round", &round, "slot",
+                    &slot, "seed", &seed))
+        _exit(5);
+    die(p, "init", -1, 0);
+    ensure_attached(p);
+    block b = new_block(p, &memory);
+    for (uint64_t i = 0; i < p->layout.shape.floats; i++)
+        b.floats[i] = (float)(((uint64_t)seed + i) % 101) / 101.0f;
+    if (p->layout.shape.counters)
+        b.counters[0] = 0;
+    const modelstore_publication to = {.epoch = epoch,
+                                       .round = round,
+                                       .version = -1,
+                                       .function = p->f->function,
+                                       .incarnation = p->f->incarnation,
+                                       .samples = 1,
+                                       .slot = slot};
+    if (publish(p, &to, b))
+        say(p, json_pack("{s:s}", "type", "initialised"));
+    free(memory);
+}
+
+typedef struct train_task {
+    int epoch, round, parallelism, slot;
+    json_int_t version, begin, count;
+    double lr;
+    uint64_t sample_begin, sample_end;
+    double loss;
+} train_task;
+
+static void train(peer *p, train_task *t, block b)
+{
+    deal d = {0};
+    err e = ERR_INIT;
+    const deal_spec spec = {.seed = p->f->seed,
+                            .samples = p->f->train_samples,
+                            .chunk_samples = FAKE_CHUNK_SAMPLES,
+                            .batch_size = (uint32_t)p->f->batch_size,
+                            .parallelism = t->parallelism,
+                            .epoch = (uint32_t)t->epoch};
+    if (deal_init(&d, &spec, &e))
+        fail("deal", &e);
+    uint32_t *order = calloc(d.share[p->f->function] + 1, sizeof *order);
+    deal_order(&d, p->f->function, order);
+    deal_samples(&d, p->f->function, (uint32_t)t->begin, (uint32_t)t->count, &t->sample_begin,
+                 &t->sample_end);
+    for (uint64_t i = t->sample_begin; i < t->sample_end; i++) {
+        uint32_t chunk, offset;
+        deal_locate(&d, p->f->function, order[i], &chunk, &offset);
+        train_sample(p, b, chunk * FAKE_CHUNK_SAMPLES + offset, (float)t->lr);
+        t->loss += sample_loss(chunk * FAKE_CHUNK_SAMPLES + offset);
+        if (i == (t->sample_begin + t->sample_end) / 2) {
+            die(p, "train", t->epoch, t->round);
+            if (fault(p, "freeze", t->epoch, t->round))
+                raise(SIGSTOP);
+        }
+    }
+    b.counters[0] += t->count;
+    free(order);
+    deal_free(&d);
+}
+
+/* Half of the weights are in the slot when it dies. */
+static void half_publish(peer *p, const train_task *t, block b)
+{
+    err e = ERR_INIT;
+    block slot;
+    if (!fault(p, "publish", t->epoch, t->round))
+        return;
+    if (modelstore_slot(p->models, t->slot, &slot, &e))
+        fail("slot", &e);
+    memcpy(slot.floats, b.floats, (size_t)p->layout.shape.floats * 2);
+    raise(SIGKILL);
+}
+
+static void take_train(peer *p, const json_t *m)
+{
+    train_task t = {0};
+    int function;
+    void *memory;
+    if (json_unpack((json_t *)m, "{s:i,s:i,s:I,s:i,s:i,s:I,s:I,s:F,s:i}", "epoch", &t.epoch,
+                    "round", &t.round, "version", &t.version, "parallelism", &t.parallelism,
+                    "function", &function, "batch_begin", &t.begin, "batch_count", &t.count, "lr",
+                    &t.lr, "slot", &t.slot) ||
+        function != p->f->function)
+        _exit(5);
+    die(p, "fetch", t.epoch, t.round);
+    ensure_attached(p);
+    block b = new_block(p, &memory);
+    if (!fetch(p, t.version, b)) {
+        free(memory);
+        return;
+    }
+    train(p, &t, b);
+    if (fault(p, "nan", t.epoch, t.round))
+        b.floats[1] = NAN;
+    if (fault(p, "nanloss", t.epoch, t.round)) {
+        say(p, json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", "invalid", "reason",
+                         "NaNLoss", "message", "the loss is not a number"));
+        free(memory);
+        return;
+    }
+    half_publish(p, &t, b);
+    const modelstore_publication to = {.epoch = t.epoch,
+                                       .round = t.round,
+                                       .version = t.version,
+                                       .function = function,
+                                       .incarnation = p->f->incarnation,
+                                       .samples = t.sample_end - t.sample_begin,
+                                       .slot = t.slot};
+    bool done = publish(p, &to, b);
+    die(p, "published", t.epoch, t.round);
+    if (done)
+        say(p,
+            json_pack("{s:s,s:i,s:i,s:I,s:I,s:I,s:f,s:I,s:{s:f,s:f,s:f,s:f,s:f}}", "type", "published",
+                      "epoch", t.epoch, "round", t.round, "samples", (json_int_t)to.samples,
+                      "sample_begin", (json_int_t)t.sample_begin, "sample_end",
+                      (json_int_t)t.sample_end, "loss_sum", t.loss, "batches", t.count, "seconds",
+                      "fetch", 0.0, "load", 0.0, "convert", 0.0, "train", 0.0, "publish", 0.0));
+    if (fault(p, "garbage", t.epoch, t.round))
+        say(p, json_pack("{s:s}", "type", "nonsense"));
+    die(p, "wait", t.epoch, t.round);
+    free(memory);
+}
+
+static void take_validate(peer *p, const json_t *m)
+{
+    int epoch, parallelism;
+    json_int_t version;
+    uint32_t begin, end;
+    uint64_t samples;
+    void *memory;
+    if (json_unpack((json_t *)m, "{s:i,s:I,s:i}", "epoch", &epoch, "version", &version,
+                    "parallelism", &parallelism))
+        _exit(5);
+    die(p, "validate", epoch, 0);
+    ensure_attached(p);
+    block b = new_block(p, &memory);
+    if (!fetch(p, version, b))
+        _exit(3);
+    deal_test_share(FAKE_TEST_SAMPLES, FAKE_CHUNK_SAMPLES, parallelism, p->f->function, &begin,
+                    &end, &samples);
+    say(p, json_pack("{s:s,s:i,s:I,s:f,s:I}", "type", "validated", "epoch", epoch, "samples",
+                     (json_int_t)samples, "loss_sum", fabs((double)b.floats[0]) * (double)samples,
+                     "correct", (json_int_t)(samples / 2)));
+    free(memory);
+}
+
+/* ---- the conversation
+ * --------------------------------------------------------------------- */
+
+static json_t *receive(peer *p)
+{
+    for (;;) {
+        json_t *m = NULL;
+        err e = ERR_INIT;
+        if (wire_receive_wait(p->wire, &m, clock_deadline_ms(HEARTBEAT_MS), &e) == 0)
+            return m;
+        if (e.code != ERR_TIMEOUT)
+            _exit(0);
+        heartbeat(p);
+    }
+}
+
+static void join(peer *p)
+{
+    err e = ERR_INIT;
+    char hex[20];
+    const fake_function *f = p->f;
+    say(p, json_pack("{s:s,s:s,s:s,s:i,s:i,s:i,s:s,s:i,s:i}", "type", "hello", "token", f->secret,
+                     "job", f->job, "function", f->function, "incarnation", f->incarnation, "pid",
+                     (int)getpid(), "cpu", "fake", "threads", 1, "abi", 1));
+    json_t *answer = receive(p);
+    if (strcmp(wire_type(answer), "welcome") != 0)
+        _exit(0); /* refused: another incarnation is wanted by now */
+    json_decref(answer);
+    die(p, "load", 0, 0);
+    make_layout(p);
+    if (modelstore_access_parse(json_object_get(f->access, "model"), &p->access, &e) ||
+        modelstore_open(&p->access, MODELSTORE_MEMBER, clock_deadline_ms(OPEN_MS), &p->models, &e))
+        fail("model store", &e);
+    snprintf(hex, sizeof hex, "%016llx", (unsigned long long)p->layout.digest);
+    say(p, json_pack("{s:s,s:o,s:i,s:s,s:s}", "type", "ready", "layout", layout_json(&p->layout),
+                     "parameters", f->floats * 2, "layout_digest", hex, "algorithms", "adding"));
+}
+
+int fake_function_run(const fake_function *f)
+{
+    peer p = {.f = f, .phase = "wait"};
+    err e = ERR_INIT;
+    p.wire = wire_dial(json_string_value(json_object_get(f->access, "address")),
+                       clock_deadline_ms(CALL_MS), &e);
+    if (!p.wire)
+        return 0; /* kubeml-ps is gone already */
+    join(&p);
+    for (;;) {
+        json_t *m = receive(&p);
+        const char *type = wire_type(m);
+        if (strcmp(type, "init") == 0)
+            take_init(&p, m);
+        else if (strcmp(type, "train") == 0)
+            take_train(&p, m);
+        else if (strcmp(type, "validate") == 0)
+            take_validate(&p, m);
+        else if (strcmp(type, "stop") == 0)
+            break;
+        json_decref(m);
+    }
+    modelstore_close(p.models);
+    layout_free(&p.layout);
+    wire_close(p.wire);
+    return 0;
+}

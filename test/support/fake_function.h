@@ -1,0 +1,32 @@
+/* fake_function.h: a function of a job without an engine: it trains by adding numbers.
+ *
+ * It speaks the protocol of architecture.md, keeps its model in the job's model store and takes
+ * exactly the samples that deal.h gives it: each sample changes every weight, and the result
+ * depends on their order, so that a sample twice, never or elsewhere is another SHA-256 in the end.
+ */
+#ifndef KUBEML_FAKE_FUNCTION_H
+#define KUBEML_FAKE_FUNCTION_H
+
+#include <jansson.h>
+#include <stdint.h>
+
+enum { FAKE_CHUNK_SAMPLES = 8, FAKE_TEST_SAMPLES = 40 };
+
+typedef struct fake_function {
+    const json_t *access; /* kubeml-ps's `access` message */
+    const char *job, *secret;
+    int function, incarnation;
+    uint64_t seed, train_samples;
+    int batch_size, floats;
+    /* Where it ends by SIGKILL ("load", "init", "fetch", "train", "publish", "published", "wait",
+     * "validate") or misbehaves ("nan": publishes NaN; "nanloss": says `failed`; "shape": another
+     * layout; "garbage": a message nobody understands; "freeze": SIGSTOP in training). NULL: not at
+     * all. */
+    const char *fault;
+    int fault_epoch, fault_round;
+} fake_function;
+
+/* Until it is told to stop or kubeml-ps goes. Returns the exit status. */
+int fake_function_run(const fake_function *f);
+
+#endif

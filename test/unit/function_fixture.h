@@ -1,0 +1,126 @@
+/* function_fixture.h: what the runtime's tests train on: two blobs of 8x8 uint8 images in a store of the
+ * test's own, and small functions compiled from text. */
+#ifndef KUBEML_FUNCTION_FIXTURE_H
+#define KUBEML_FUNCTION_FIXTURE_H
+
+#include <sys/stat.h>
+
+#include "builder.h"
+#include "dataset.h"
+#include "ingest.h"
+#include "kubeml.h"
+#include "rng.h"
+#include "store.h"
+#include "test.h"
+
+enum { BLOB_TRAIN = 640, BLOB_TEST = 200, BLOB_SIDE = 8, BLOB_CHUNK = 64 };
+
+static inline void write_npy(const char *path, const char *type, const char *shape, const void *bytes,
+                             size_t len)
+{
+    char head[128];
+    FILE *f = fopen(path, "w");
+    CHECK(f);
+    int used = snprintf(head, sizeof head, "{'descr': '%s', 'fortran_order': False, 'shape': %s, }", type,
+                        shape);
+    for (; (10 + used + 1) % 64 != 0; used++)
+        head[used] = ' ';
+    head[used++] = '\n';
+    CHECK(fwrite("\x93NUMPY\x01\x00", 1, 8, f) == 8);
+    CHECK(fputc(used & 255, f) != EOF && fputc(used >> 8, f) != EOF);
+    CHECK(fwrite(head, 1, (size_t)used, f) == (size_t)used && fwrite(bytes, 1, len, f) == len);
+    CHECK(fclose(f) == 0);
+}
+
+/* Class 1 is brighter in its upper half, class 0 in its lower one; the noise hides single pixels. */
+static inline void write_blobs(const char *x_path, const char *y_path, size_t n, uint64_t stream,
+                               int classes)
+{
+    size_t each = BLOB_SIDE * BLOB_SIDE;
+    unsigned char *x = malloc(n * each);
+    int64_t *y = malloc(n * sizeof *y);
+    char shape[64];
+    rng r;
+    CHECK(x && y);
+    rng_init(&r, 7, RNG_TEST, 1, stream);
+    for (size_t i = 0; i < n; i++) {
+        y[i] = (int64_t)rng_below(&r, (uint64_t)classes);
+        for (size_t p = 0; p < each; p++) {
+            bool bright = (p < each / 2) == (y[i] & 1);
+            x[i * each + p] = (unsigned char)((bright ? 100 : 60) + (int)rng_below(&r, 96));
+        }
+    }
+    snprintf(shape, sizeof shape, "(%zu, %d, %d)", n, BLOB_SIDE, BLOB_SIDE);
+    write_npy(x_path, "|u1", shape, x, n * each);
+    snprintf(shape, sizeof shape, "(%zu,)", n);
+    write_npy(y_path, "<i8", shape, y, n * sizeof *y);
+    free(x);
+    free(y);
+}
+
+/* The dataset's locator; the store is closed again. */
+static inline void make_blobs(int classes, char locator[STORE_LOCATOR_BYTES])
+{
+    char paths[4][300], where[320];
+    static const char *const names[] = {"xtrain", "ytrain", "xtest", "ytest"};
+    err e = ERR_INIT;
+    for (int i = 0; i < 4; i++)
+        snprintf(paths[i], sizeof paths[i], "%s/%s.npy", test_tmp(), names[i]);
+    write_blobs(paths[0], paths[1], BLOB_TRAIN, 1, classes);
+    write_blobs(paths[2], paths[3], BLOB_TEST, 2, classes);
+    snprintf(where, sizeof where, "lmdb:%s/store-%d", test_tmp(), classes);
+    store *s = store_open(where, &e);
+    if (!s)
+        test_fail(__FILE__, __LINE__, "%s", e.message);
+    ingest_options o = {.chunk_samples = BLOB_CHUNK};
+    ingest_files files = {paths[0], paths[1], paths[2], paths[3]};
+    dataset_info info;
+    if (dataset_find(s, "blobs", &info, NULL, NULL) != 0)
+        CHECK_OK(ingest_paths(s, "blobs", &o, &files, &info, &e), e);
+    CHECK_OK(dataset_locator(s, &info, locator, &e), e);
+    dataset_info_free(&info);
+    store_close(s);
+}
+
+static inline dataset *open_blobs(int classes)
+{
+    char locator[STORE_LOCATOR_BYTES];
+    dataset *d;
+    err e = ERR_INIT;
+    make_blobs(classes, locator);
+    CHECK_OK(dataset_open(locator, &d, &e), e);
+    return d;
+}
+
+#define BLOB_MODEL(layers, settings)                                                               \
+    "#include <kubeml.h>\n"                                                                        \
+    "static kml_tensor model(kml_graph *g, kml_tensor x)\n"                                        \
+    "{\n" layers "}\n"                                                                             \
+    "KUBEML_FUNCTION(.model = model" settings ");\n"
+
+/* Convolution, batch norm and dropout: running statistics, counters and draws all have a part. */
+#define BLOB_LAYERS                                                                                \
+    "    x = kml_conv2d(g, x, .filters = 4, .kernel = 3, .padding = 1);\n"                         \
+    "    x = kml_relu(g, kml_batch_norm2d(g, x));\n"                                               \
+    "    x = kml_max_pool2d(g, x, .kernel = 2);\n"                                                 \
+    "    x = kml_dropout(g, kml_flatten(g, x), 0.25);\n"                                           \
+    "    return kml_linear(g, x, kml_classes(g));\n"
+#define BLOB_SETTINGS ", .optimizer = kml_sgd(.momentum = 0.9), .lr = 0.01"
+#define BLOB_AUGMENTED BLOB_SETTINGS ", .transform = kml_transform(.flip = true, .crop = 1, .standardise = true)"
+
+/* Compiles and writes the object to TEST_TMP/NAME.so; its path in `out`. */
+static inline void make_object(const char *name, const char *text, char out[300])
+{
+    builder_config c = {.include_dir = "function-runtime/include", .sandbox = BUILDER_SANDBOX_NONE,
+                        .abi = KUBEML_ABI, .tmp_dir = test_tmp()};
+    builder_source s = {"model.c", text, strlen(text)};
+    builder_result r;
+    err e = ERR_INIT;
+    CHECK_OK(builder_compile(&s, 1, NULL, &c, &r, &e), e);
+    snprintf(out, 300, "%s/%s.so", test_tmp(), name);
+    FILE *f = fopen(out, "w");
+    CHECK(f && fwrite(r.object, 1, r.object_bytes, f) == r.object_bytes && fclose(f) == 0);
+    builder_result_free(&r);
+}
+
+#endif

@@ -1,0 +1,337 @@
+/* test_builder.c: good sources, broken ones, and hostile ones that must end within the limits. */
+#include <sys/stat.h>
+
+#include "builder.h"
+#include "builder_text.h"
+#include "clock.h"
+#include "test.h"
+
+/* A header that stands in for the SDK's: the builder knows none of its contents. */
+static const char header[] = "extern int kml_relu(int);\n"
+                             "#define KUBEML_FUNCTION(m) __attribute__((visibility(\"default\"))) \\\n"
+                             "    int (*const kubeml_function)(int) = m\n";
+static const char good[] = "#include <kubeml.h>\n"
+                           "#include <math.h>\n"
+                           "static int model(int x) { return kml_relu(x + (int)sqrt(x)); }\n"
+                           "KUBEML_FUNCTION(model);\n";
+
+static builder_config config(builder_sandbox sandbox)
+{
+    static char folder[256];
+    char path[300];
+    snprintf(folder, sizeof folder, "%s/sdk", test_tmp());
+    mkdir(folder, 0755);
+    snprintf(path, sizeof path, "%s/kubeml.h", folder);
+    FILE *f = fopen(path, "w");
+    CHECK(f && fputs(header, f) >= 0 && fclose(f) == 0);
+    return (builder_config){.include_dir = folder, .sandbox = sandbox, .abi = 1,
+                            .tmp_dir = test_tmp()};
+}
+
+static builder_source source(const char *name, const char *text)
+{
+    return (builder_source){name, text, strlen(text)};
+}
+
+static int compile(const char *text, const builder_limits *l, builder_result *out, err *e)
+{
+    builder_config c = config(BUILDER_SANDBOX_BWRAP);
+    builder_source s = source("lenet.c", text);
+    int rc = builder_compile(&s, 1, l, &c, out, e);
+    if (rc != 0 && e->code == ERR_UNSUPPORTED && strstr(e->message, "cannot be set up here"))
+        test_skip(e->message);
+    return rc;
+}
+
+/* Expects an error of that code, with that part, and before the limits plus a second for the rest. */
+static void refuse(const char *text, err_code code, const char *part)
+{
+    builder_limits l = {.wall_ms = 6000, .cpu_s = 2, .memory_bytes = 256 << 20};
+    builder_result r;
+    err e = ERR_INIT;
+    CHECK_ERR(compile(text, &l, &r, &e), e, code, part);
+    CHECK(!r.object);
+    CHECK(r.seconds < 8);
+    CHECK(r.text && strlen(r.text) <= BUILDER_TEXT_BYTES_MAX + 1024);
+    builder_result_free(&r);
+}
+
+TEST(a_good_source_gives_an_object)
+{
+    builder_result r;
+    err e = ERR_INIT;
+    CHECK_OK(compile(good, NULL, &r, &e), e);
+    CHECK(r.object_bytes > 1000 && memcmp(r.object, "\177ELF", 4) == 0);
+    CHECK_INT(r.error_count, 0);
+    CHECK_INT(strlen(r.key), 64);
+    CHECK_STR(r.text, "");
+    builder_config c = config(BUILDER_SANDBOX_BWRAP);
+    builder_source s = source("lenet.c", good);
+    char key[BUILDER_KEY_BYTES];
+    CHECK_OK(builder_key(&s, 1, &c, key, &e), e);
+    CHECK_STR(key, r.key);
+    builder_result_free(&r);
+}
+
+TEST(the_same_sources_give_the_same_bytes)
+{
+    builder_result a, b;
+    err e = ERR_INIT;
+    CHECK_OK(compile(good, NULL, &a, &e), e);
+    CHECK_OK(compile(good, NULL, &b, &e), e);
+    CHECK_INT(a.object_bytes, b.object_bytes);
+    CHECK(memcmp(a.object, b.object, a.object_bytes) == 0);
+    builder_result_free(&a);
+    builder_result_free(&b);
+}
+
+TEST(several_files_in_any_order_have_one_key)
+{
+    builder_config c = config(BUILDER_SANDBOX_BWRAP);
+    builder_source files[] = {
+        source("main.c", "#include <kubeml.h>\n#include \"net.h\"\nKUBEML_FUNCTION(model);\n"),
+        source("net.h", "int model(int x);\n"),
+        source("net.c", "#include \"net.h\"\nint model(int x) { return x; }\n"),
+    };
+    builder_source turned[] = {files[2], files[0], files[1]};
+    char key[BUILDER_KEY_BYTES], other[BUILDER_KEY_BYTES];
+    err e = ERR_INIT;
+    CHECK_OK(builder_key(files, 3, &c, key, &e), e);
+    CHECK_OK(builder_key(turned, 3, &c, other, &e), e);
+    CHECK_STR(key, other);
+    c.abi = 2;
+    CHECK_OK(builder_key(files, 3, &c, other, &e), e);
+    CHECK(strcmp(key, other) != 0);
+    c.abi = 1;
+    builder_result r;
+    CHECK_OK(builder_compile(files, 3, NULL, &c, &r, &e), e);
+    CHECK_STR(r.key, key);
+    builder_result_free(&r);
+}
+
+TEST(an_error_has_file_line_and_column)
+{
+    builder_result r;
+    err e = ERR_INIT;
+    CHECK_ERR(compile("#include <kubeml.h>\n\nint f(void)\n{\n    return y;\n}\n", NULL, &r, &e), e,
+              ERR_INVALID, "lenet.c:5:12: error: 'y' undeclared");
+    CHECK(r.diagnostic_count >= 1 && r.error_count == 1);
+    CHECK_STR(r.diagnostics[0].file, "lenet.c");
+    CHECK_INT(r.diagnostics[0].line, 5);
+    CHECK_INT(r.diagnostics[0].column, 12);
+    CHECK_STR(r.diagnostics[0].severity, "error");
+    CHECK_CONTAINS(r.text, "return y;");
+    builder_result_free(&r);
+}
+
+TEST(a_warning_is_told_and_does_not_fail)
+{
+    builder_result r;
+    err e = ERR_INIT;
+    CHECK_OK(compile("#include <kubeml.h>\nstatic int model(int x) { int z; return x; }\n"
+                     "KUBEML_FUNCTION(model);\n", NULL, &r, &e), e);
+    CHECK_INT(r.error_count, 0);
+    CHECK_INT(r.diagnostic_count, 1);
+    CHECK_STR(r.diagnostics[0].severity, "warning");
+    CHECK_INT(r.diagnostics[0].line, 2);
+    builder_result_free(&r);
+}
+
+TEST(a_missing_kubeml_function_is_explained)
+{
+    refuse("int model(int x) { return x; }\n", ERR_INVALID, "add KUBEML_FUNCTION(");
+}
+
+TEST(an_undefined_function_is_named_with_its_place)
+{
+    refuse("#include <kubeml.h>\nint foo(int);\nint model(int x)\n{\n    return kml_relu(foo(x));\n}\n"
+           "KUBEML_FUNCTION(model);\n",
+           ERR_INVALID, "lenet.c:5: error: undefined reference to 'foo'");
+    refuse("#include <kubeml.h>\nint model(int x)\n{\n    return kml_rellu(x);\n}\n"
+           "KUBEML_FUNCTION(model);\n",
+           ERR_INVALID, "lenet.c:4:12: error: implicit declaration of function 'kml_rellu'");
+}
+
+/* Where binutils puts the place changed with its versions. */
+TEST(every_linkers_words_are_read)
+{
+    static const char *const said[] = {
+        "/usr/bin/ld: ./lenet.c:5: warning: undefined reference to `foo'\n",
+        "/usr/bin/ld: /tmp/c.o: in function `model':\n"
+        "./lenet.c:5:(.text+0x5): warning: undefined reference to `foo'\n",
+        "./lenet.c:5:(.text+0x5): undefined reference to `foo'\n",
+    };
+    for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
+        builder_result r = {0};
+        err e = ERR_INIT;
+        CHECK_OK(builder_text_read(said[i], strlen(said[i]), &r, &e), e);
+        CHECK_INT(r.diagnostic_count, 1);
+        CHECK_STR(r.diagnostics[0].file, "lenet.c");
+        CHECK_INT(r.diagnostics[0].line, 5);
+        CHECK_STR(r.diagnostics[0].message, "undefined reference to 'foo'");
+        builder_result_free(&r);
+    }
+}
+
+TEST(names_and_sizes_are_checked)
+{
+    builder_config c = config(BUILDER_SANDBOX_BWRAP);
+    static const char *const bad[] = {"../x.c", "/etc/x.c", "x.s", "-o.c", ".c", "a b.c", "x.c\n.c",
+                                      "$(id).c", ""};
+    builder_result r;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        err e = ERR_INIT;
+        builder_source s = source(bad[i], good);
+        CHECK_ERR(builder_compile(&s, 1, NULL, &c, &r, &e), e, ERR_INVALID, "file name");
+        builder_result_free(&r);
+    }
+    err e = ERR_INIT;
+    builder_source twice[] = {source("a.c", good), source("a.c", good)};
+    CHECK_ERR(builder_compile(twice, 2, NULL, &c, &r, &e), e, ERR_INVALID, "a.c is given twice");
+    builder_result_free(&r);
+    builder_source head = source("a.h", good);
+    CHECK_ERR(builder_compile(&head, 1, NULL, &c, &r, &e), e, ERR_INVALID, "no .c file");
+    builder_result_free(&r);
+    CHECK_ERR(builder_compile(NULL, 0, NULL, &c, &r, &e), e, ERR_INVALID, "0 source files");
+    builder_result_free(&r);
+    builder_source large = {"a.c", good, BUILDER_SOURCE_BYTES_MAX + 1};
+    CHECK_ERR(builder_compile(&large, 1, NULL, &c, &r, &e), e, ERR_LIMIT, "larger than");
+    builder_result_free(&r);
+}
+
+TEST(no_sandbox_no_compile)
+{
+    builder_config c = config(BUILDER_SANDBOX_BWRAP);
+    c.bwrap = "/nowhere/bwrap";
+    builder_source s = source("lenet.c", good);
+    builder_result r;
+    err e = ERR_INIT;
+    CHECK_ERR(builder_compile(&s, 1, NULL, &c, &r, &e), e, ERR_UNSUPPORTED,
+              "install the package bubblewrap");
+    builder_result_free(&r);
+}
+
+TEST(no_compiler_is_named)
+{
+    builder_config c = config(BUILDER_SANDBOX_BWRAP);
+    c.compiler = "/nowhere/cc";
+    builder_source s = source("lenet.c", good);
+    builder_result r;
+    err e = ERR_INIT;
+    CHECK_ERR(builder_compile(&s, 1, NULL, &c, &r, &e), e, ERR_UNSUPPORTED, "/nowhere/cc");
+    builder_result_free(&r);
+}
+
+/* The container is the sandbox: the same object, and nothing left behind. */
+TEST(without_a_sandbox_on_request)
+{
+    builder_config c = config(BUILDER_SANDBOX_NONE);
+    builder_source s = source("lenet.c", good);
+    builder_result boxed, open;
+    err e = ERR_INIT;
+    CHECK_OK(builder_compile(&s, 1, NULL, &c, &open, &e), e);
+    CHECK_OK(compile(good, NULL, &boxed, &e), e);
+    CHECK_STR(open.key, boxed.key);
+    CHECK_INT(open.object_bytes, boxed.object_bytes);
+    CHECK(memcmp(open.object, boxed.object, open.object_bytes) == 0);
+    builder_result_free(&open);
+    builder_result_free(&boxed);
+    char command[400];
+    snprintf(command, sizeof command, "test -z \"$(ls -d %s/kubeml-build-* 2>/dev/null)\"", test_tmp());
+    CHECK_INT(system(command), 0);
+}
+
+/* ---- hostile ---------------------------------------------------------------------------------- */
+
+TEST(the_host_cannot_be_read)
+{
+    static const char *const paths[] = {"/etc/shadow", "/etc/passwd", "/proc/self/environ",
+                                        "/dev/zero", "/dev/stdin", "/root/.profile", "/tmp/x"};
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        char text[200], want[200];
+        snprintf(text, sizeof text, "#include \"%s\"\n", paths[i]);
+        snprintf(want, sizeof want, "lenet.c:1:10: error: %s: No such file", paths[i]);
+        refuse(text, ERR_INVALID, want);
+    }
+    refuse("__asm__(\".incbin \\\"/etc/shadow\\\"\");\n", ERR_INVALID, "/etc/shadow");
+}
+
+/* Twice at every depth: 2^100 includes. */
+static const char include_bomb[] = "#if __INCLUDE_LEVEL__ < 100\n"
+                                   "#include \"lenet.c\"\n#include \"lenet.c\"\n#endif\n";
+
+TEST(a_file_that_includes_itself)
+{
+    refuse("#include \"lenet.c\"\n", ERR_INVALID, "include nested depth");
+    refuse(include_bomb, ERR_LIMIT, "compiling ");
+}
+
+TEST_LIMIT(a_macro_bomb, 40)
+{
+    char text[4096] = "#define A0 +1+1+1+1+1+1+1+1\n";
+    for (int i = 1; i < 12; i++) {
+        char line[200];
+        snprintf(line, sizeof line, "#define A%d A%d A%d A%d A%d A%d A%d A%d A%d\n", i, i - 1, i - 1,
+                 i - 1, i - 1, i - 1, i - 1, i - 1, i - 1);
+        strcat(text, line);
+    }
+    strcat(text, "int x = A11;\n");
+    refuse(text, ERR_LIMIT, "compiling ");
+}
+
+TEST_LIMIT(gigabytes_of_memory, 40)
+{
+    refuse("char a[3000000000u] = {1};\nint x[1 << 28] = {[(1 << 28) - 1] = 1};\n", ERR_LIMIT, "");
+}
+
+TEST_LIMIT(an_object_of_gigabytes, 40)
+{
+    refuse("__asm__(\".data\\n.fill 2000000000, 1, 7\\n\");\n", ERR_LIMIT, "");
+}
+
+/* A source of a line made over and over, each time with another number. */
+static char *many_lines(const char *line)
+{
+    size_t len = 0, room = 900000;
+    char *text = malloc(room + 100);
+    CHECK(text);
+    while (len < room)
+        len += (size_t)sprintf(text + len, line, len, len);
+    return text;
+}
+
+TEST_LIMIT(an_error_in_every_line, 40)
+{
+    char *text = many_lines("int f%zu(void) { return y%zu; }\n");
+    refuse(text, ERR_INVALID, "error: ");
+    free(text);
+}
+
+/* Each static that nobody uses is warned of; what is kept of the words has an end. */
+TEST_LIMIT(megabytes_of_messages, 40)
+{
+    char *text = many_lines("static int v%zu = %zu;\n");
+    builder_limits l = {.wall_ms = 30000, .cpu_s = 30, .memory_bytes = 512 << 20};
+    builder_result r;
+    err e = ERR_INIT;
+    CHECK_ERR(compile(text, &l, &r, &e), e, ERR_INVALID, "no function to train");
+    CHECK(r.text && strstr(r.text, "warning: "));
+    CHECK(strlen(r.text) <= BUILDER_TEXT_BYTES_MAX + 1024);
+    builder_result_free(&r);
+    free(text);
+}
+
+/* Minutes of optimising; the deadline of the wall is what ends it when the processor's does not. */
+TEST_LIMIT(the_deadline_kills_the_tree, 40)
+{
+    builder_limits l = {.wall_ms = 1000, .cpu_s = 100};
+    builder_result r;
+    err e = ERR_INIT;
+    int64_t began = clock_monotonic_ms();
+    CHECK_ERR(compile(include_bomb, &l, &r, &e), e, ERR_LIMIT,
+              "longer than 1 s");
+    CHECK(clock_monotonic_ms() - began < 4000);
+    builder_result_free(&r);
+    /* Nothing of it runs on: a compiler with our file's name would show in a process list. */
+    CHECK_INT(system("test -z \"$(pgrep -P 1 -f 'cc1.*lenet.c')\""), 0);
+}

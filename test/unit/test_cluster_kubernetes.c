@@ -1,0 +1,535 @@
+/* test_cluster_kubernetes.c: pods of Kubernetes behind cluster.h, against a scripted API server: none
+ * is lost or doubled whatever answer is lost, and each wait and end has its reason in words. */
+#include <poll.h>
+#include <unistd.h>
+
+#include "../../controller/cluster.h"
+#include "../../controller/cluster_kubernetes.h"
+#include "../../controller/kube_pods.h"
+#include "clock.h"
+#include "fake_kube.h"
+#include "fs.h"
+#include "json_read.h"
+#include "test.h"
+
+enum { WAIT_MS = 15000 };
+
+static const char templates[] =
+    "{\"install\": \"here\", \"namespace\": \"test\", \"slots\": 6, \"port\": 4000,"
+    " \"function\": {\"metadata\": {\"labels\": {\"app\": \"x\"}}, \"spec\": {\"containers\": [{\"name\": \"function\","
+    " \"image\": \"localhost/f:1\"}]}},"
+    " \"ps\": {\"spec\": {\"containers\": [{\"name\": \"ps\", \"image\": \"localhost/p:1\"}]}}}";
+
+typedef struct world {
+    fake_kube *server;
+    kube_config access;
+    cluster *c;
+} world;
+
+static void open_cluster(world *w)
+{
+    char path[600];
+    err e = ERR_INIT;
+    snprintf(path, sizeof path, "%s/pods.json", test_tmp());
+    CHECK_OK(fs_write_file(path, templates, strlen(templates), 0600, &e), e);
+    cluster_kubernetes_config config = {.templates = path, .access = &w->access, .slots = 3};
+    CHECK_OK(cluster_open("kubernetes", &config, &w->c, &e), e);
+}
+
+static void open_world(world *w)
+{
+    *w = (world){.server = fake_kube_start()};
+    w->access.server = strdup(fake_kube_url(w->server));
+    open_cluster(w);
+}
+
+static void close_world(world *w)
+{
+    w->c->ops->close(w->c, false);
+    fake_kube_stop(w->server);
+    kube_config_free(&w->access);
+}
+
+static void start(world *w, const char *name, pod_role role)
+{
+    pod_spec spec = {.role = role};
+    pod p;
+    err e = ERR_INIT;
+    snprintf(spec.name, sizeof spec.name, "%s", name);
+    CHECK_OK(w->c->ops->start(w->c, &spec, &p, &e), e);
+    CHECK_INT(p.phase, POD_PENDING);
+    CHECK_STR(p.address, "");
+}
+
+static pod next_event(world *w)
+{
+    pod p;
+    err e = ERR_INIT;
+    int64_t deadline = clock_deadline_ms(WAIT_MS);
+    while (w->c->ops->next_event(w->c, &p, &e) == 0) {
+        struct pollfd wait = {.fd = w->c->ops->event_fd(w->c), .events = POLLIN};
+        CHECK(poll(&wait, 1, clock_left_ms(deadline)) > 0);
+    }
+    return p;
+}
+
+/* The server's pod, once it is there, or is there no more. */
+static json_t *wait_pod(world *w, const char *name, bool there)
+{
+    int64_t deadline = clock_deadline_ms(WAIT_MS);
+    for (;;) {
+        cleanup_json json_t *all = fake_kube_copy(w->server);
+        json_t *one = json_object_get(all, name);
+        if ((one != NULL) == there)
+            return json_incref(one);
+        CHECK(clock_monotonic_ms() < deadline);
+        poll(NULL, 0, 2);
+    }
+}
+
+static void drop_pod(json_t *object)
+{
+    json_decref(object);
+}
+
+static void runs(world *w, const char *name)
+{
+    drop_pod(wait_pod(w, name, true));
+    fake_kube_put(w->server, name, json_pack("{s:{s:s, s:s}}", "status", "phase", "Running", "podIP", "10.1.2.3"));
+    pod p = next_event(w);
+    CHECK_STR(p.name, name);
+    CHECK_INT(p.phase, POD_RUNNING);
+    CHECK_STR(p.address, "tcp:10.1.2.3:4000");
+}
+
+static json_t *dig(const json_t *from, const char *path)
+{
+    char copy[200], *rest = copy, *part;
+    json_t *at = (json_t *)(uintptr_t)from;
+    snprintf(copy, sizeof copy, "%s", path);
+    while ((part = strsep(&rest, "|")))
+        at = json_is_array(at) ? json_array_get(at, (size_t)atol(part)) : json_object_get(at, part);
+    return at;
+}
+
+TEST(a_pod_is_made_hardened_and_answers_with_its_address)
+{
+    world w;
+    open_world(&w);
+    start(&w, "function-1", POD_FUNCTION);
+    runs(&w, "function-1");
+    cleanup_json json_t *made = wait_pod(&w, "function-1", true);
+    CHECK_STR(json_string_value(dig(made, "metadata|labels|kubeml.dev/state")), "warm");
+    CHECK_STR(json_string_value(dig(made, "metadata|labels|app")), "x");
+    CHECK_STR(json_string_value(dig(made, "spec|restartPolicy")), "Never");
+    CHECK(json_is_false(dig(made, "spec|automountServiceAccountToken")));
+    CHECK_STR(json_string_value(dig(made, "spec|securityContext|seccompProfile|type")), "RuntimeDefault");
+    CHECK(json_is_true(dig(made, "spec|containers|0|securityContext|readOnlyRootFilesystem")));
+    CHECK_STR(json_string_value(dig(made, "spec|containers|0|securityContext|capabilities|drop|0")), "ALL");
+    int slots = 0;
+    err e = ERR_INIT;
+    CHECK_OK(w.c->ops->slots(w.c, &slots, &e), e);
+    CHECK_INT(slots, 6);
+    close_world(&w);
+}
+
+TEST(a_lost_answer_doubles_nothing)
+{
+    world w;
+    open_world(&w);
+    fake_kube_leave_out_events(w.server, true); /* the watch does not save us */
+    fake_kube_fault(w.server, FAKE_CREATE, FAULT_DONE_DROP, 0, 0, 1);
+    start(&w, "function-1", POD_FUNCTION);
+    int64_t deadline = clock_deadline_ms(WAIT_MS);
+    while (fake_kube_requests(w.server, FAKE_CREATE) < 2) {
+        CHECK(clock_monotonic_ms() < deadline);
+        poll(NULL, 0, 5);
+    }
+    pod p = next_event(&w);
+    CHECK_INT(p.phase, POD_PENDING);
+    CHECK_STR(p.reason, "ApiServerUnavailable");
+    cleanup_json json_t *all = fake_kube_copy(w.server);
+    CHECK_INT(json_object_size(all), 1);
+    pod list[4];
+    size_t count = 0;
+    err e = ERR_INIT;
+    CHECK_OK(w.c->ops->list(w.c, list, 4, &count, &e), e);
+    CHECK_INT(count, 1);
+    close_world(&w);
+}
+
+TEST(a_spent_quota_is_waited_for)
+{
+    world w;
+    open_world(&w);
+    fake_kube_fault(w.server, FAKE_CREATE, FAULT_QUOTA, 0, 0, 2);
+    int64_t began = clock_monotonic_ms();
+    start(&w, "function-1", POD_FUNCTION);
+    pod p = next_event(&w);
+    CHECK(clock_monotonic_ms() - began < 5000);
+    CHECK_INT(p.phase, POD_PENDING);
+    CHECK_STR(p.reason, "QuotaExceeded");
+    CHECK_CONTAINS(p.message, "exceeded quota: small");
+    drop_pod(wait_pod(&w, "function-1", true));
+    CHECK_INT(fake_kube_requests(w.server, FAKE_CREATE), 3);
+    close_world(&w);
+}
+
+TEST(a_template_that_the_server_refuses_ends_the_pod)
+{
+    world w;
+    open_world(&w);
+    fake_kube_fault(w.server, FAKE_CREATE, FAULT_STATUS, 422, -1, 1);
+    start(&w, "function-1", POD_FUNCTION);
+    pod p = next_event(&w);
+    CHECK_INT(p.phase, POD_ENDED);
+    CHECK_STR(p.reason, "PodRefused");
+    CHECK_CONTAINS(p.message, "as the test says");
+    close_world(&w);
+}
+
+static void put_status(world *w, const char *name, json_t *status)
+{
+    fake_kube_put(w->server, name, json_pack("{s:o}", "status", status));
+}
+
+TEST(a_pod_that_is_slow_to_be_made_says_so)
+{
+    world w;
+    open_world(&w);
+    int64_t began = clock_monotonic_ms();
+    start(&w, "function-1", POD_FUNCTION);
+    pod p = next_event(&w);
+    CHECK(clock_monotonic_ms() - began < 5000);
+    CHECK_INT(p.phase, POD_PENDING);
+    CHECK_STR(p.reason, "ContainerCreating");
+    CHECK_CONTAINS(p.message, "localhost/f:1");
+    close_world(&w);
+}
+
+TEST(each_wait_has_its_reason)
+{
+    world w;
+    open_world(&w);
+    start(&w, "function-1", POD_FUNCTION);
+    drop_pod(wait_pod(&w, "function-1", true));
+    put_status(&w, "function-1", json_pack("{s:[{s:s, s:s, s:s, s:s}]}", "conditions", "type", "PodScheduled", "status",
+                                           "False", "reason", "Unschedulable", "message",
+                                           "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."));
+    pod p = next_event(&w);
+    CHECK_INT(p.phase, POD_PENDING);
+    CHECK_STR(p.reason, "Unschedulable");
+    CHECK_CONTAINS(p.message, "Insufficient nvidia.com/gpu");
+    put_status(&w, "function-1",
+               json_pack("{s:[], s:[{s:s, s:s, s:{s:{s:s, s:s}}}]}", "conditions", "containerStatuses", "name",
+                         "function", "image", "nowhere/f:1", "state", "waiting", "reason", "ErrImagePull", "message",
+                         "no such host"));
+    p = next_event(&w);
+    CHECK_STR(p.reason, "ImageNotPulled");
+    CHECK_CONTAINS(p.message, "nowhere/f:1 cannot be pulled: no such host");
+    put_status(&w, "function-1",
+               json_pack("{s:s, s:s, s:[{s:s, s:b, s:{s:{}}}], s:[{s:s, s:s}]}", "phase", "Running", "podIP", "10.0.0.1",
+                         "containerStatuses", "name", "function", "ready", 1, "state", "running", "conditions", "type",
+                         "Ready", "status", "True"));
+    p = next_event(&w);
+    CHECK_INT(p.phase, POD_RUNNING);
+    CHECK_STR(p.reason, "");
+    put_status(&w, "function-1", json_pack("{s:[{s:s, s:s}]}", "conditions", "type", "Ready", "status", "False"));
+    p = next_event(&w);
+    CHECK_INT(p.phase, POD_ENDED);
+    CHECK_STR(p.reason, "NodeLost");
+    close_world(&w);
+}
+
+TEST(a_container_beside_the_others_may_end_and_come_back)
+{
+    world w;
+    open_world(&w);
+    start(&w, "ps-1", POD_PS);
+    runs(&w, "ps-1");
+    fake_kube_put(w.server, "ps-1",
+                  json_pack("{s:{s:[{s:s, s:s, s:s}]}, s:{s:[{s:s, s:{s:{s:i, s:s}}}]}}", "spec", "initContainers", "name",
+                            "redis", "image", "localhost/p:1", "restartPolicy", "Always", "status",
+                            "initContainerStatuses", "name", "redis", "state", "terminated", "exitCode", 137, "reason",
+                            "Error"));
+    put_status(&w, "ps-1", json_pack("{s:[{s:s, s:{s:{s:s, s:s}}}]}", "initContainerStatuses", "name", "redis", "state",
+                                     "waiting", "reason", "CrashLoopBackOff", "message", "back-off 10s"));
+    pod p = next_event(&w);
+    CHECK_INT(p.phase, POD_RUNNING);
+    CHECK_STR(p.reason, "CrashLoopBackOff");
+    put_status(&w, "ps-1", json_pack("{s:[{s:s, s:{s:{s:i, s:s}}}]}", "containerStatuses", "name", "ps", "state",
+                                     "terminated", "exitCode", 1, "reason", "Error"));
+    p = next_event(&w);
+    CHECK_INT(p.phase, POD_ENDED);
+    CHECK_CONTAINS(p.message, "container ps exited");
+    close_world(&w);
+}
+
+static void ends(world *w, const char *name, int status, const char *reason)
+{
+    put_status(w, name, json_pack("{s:s, s:[{s:s, s:{s:{s:i, s:s}}}]}", "phase", "Failed", "containerStatuses", "name",
+                                  "function", "state", "terminated", "exitCode", status, "reason", reason));
+}
+
+TEST(each_end_has_its_reason)
+{
+    static const struct {
+        int status, signal;
+        const char *said, *reason, *words;
+    } known[] = {{3, 0, "Error", "Exited", "status 3"},
+                 {137, 9, "OOMKilled", "OutOfMemory", "over its limit"},
+                 {139, 11, "Error", "Killed", "SIGSEGV"}};
+    world w;
+    char name[20];
+    open_world(&w);
+    for (int i = 0; i < 3; i++) {
+        snprintf(name, sizeof name, "function-%d", i);
+        start(&w, name, POD_FUNCTION);
+        runs(&w, name);
+        ends(&w, name, known[i].status, known[i].said);
+        pod p = next_event(&w);
+        CHECK_STR(p.name, name);
+        CHECK_INT(p.phase, POD_ENDED);
+        CHECK_INT(p.exit_status, known[i].status);
+        CHECK_INT(p.signal, known[i].signal);
+        CHECK_STR(p.reason, known[i].reason);
+        CHECK_CONTAINS(p.message, known[i].words);
+        err e = ERR_INIT;
+        CHECK_OK(w.c->ops->stop(w.c, name, 0, &e), e); /* forgets it */
+        drop_pod(wait_pod(&w, name, false));
+    }
+    close_world(&w);
+}
+
+TEST(a_pod_is_given_once)
+{
+    world w;
+    err e = ERR_INIT;
+    open_world(&w);
+    start(&w, "function-1", POD_FUNCTION);
+    runs(&w, "function-1");
+    fake_kube_fault(w.server, FAKE_PATCH, FAULT_DONE_DROP, 0, 0, 1); /* done, and the answer is lost */
+    CHECK_OK(w.c->ops->assign(w.c, "function-1", "job7", 2, 1, &e), e);
+    cleanup_json json_t *made = wait_pod(&w, "function-1", true);
+    CHECK_STR(json_string_value(dig(made, "metadata|labels|kubeml.dev/job")), "job7");
+    CHECK_STR(json_string_value(dig(made, "metadata|labels|kubeml.dev/function")), "2");
+    CHECK_ERR(w.c->ops->assign(w.c, "function-1", "job8", 0, 0, &e), e, ERR_CONFLICT, "given away");
+    CHECK_ERR(w.c->ops->assign(w.c, "nobody", "job8", 0, 0, &e), e, ERR_NOT_FOUND, "nobody");
+    close_world(&w);
+}
+
+static void give_up(world *w, const char *name, const char *node)
+{
+    err e = ERR_INIT;
+    start(w, name, POD_PS);
+    drop_pod(wait_pod(w, name, true));
+    fake_kube_put(w->server, name, json_pack("{s:{s:s}, s:{s:s, s:s}}", "spec", "nodeName", node, "status", "phase",
+                                             "Running", "podIP", "10.1.2.3"));
+    CHECK_INT(next_event(w).phase, POD_RUNNING);
+    CHECK_OK(w->c->ops->stop(w->c, name, 0, &e), e);
+    CHECK_INT(next_event(w).phase, POD_ENDED);
+}
+
+#define AVOIDED "spec|affinity|nodeAffinity|preferredDuringSchedulingIgnoredDuringExecution|0|preference|matchFields"
+
+TEST(a_pod_that_is_given_up_is_deleted_at_once_and_its_node_avoided)
+{
+    world w;
+    open_world(&w);
+    give_up(&w, "ps-1", "node7");
+    start(&w, "ps-2", POD_PS);
+    cleanup_json json_t *made = wait_pod(&w, "ps-2", true);
+    CHECK_STR(json_string_value(dig(made, AVOIDED "|0|values|0")), "node7");
+    close_world(&w);
+}
+
+/* Each is a requirement of its own: the API server refuses one with two values, and every pod with it. */
+TEST(several_nodes_are_avoided)
+{
+    world w;
+    open_world(&w);
+    give_up(&w, "ps-1", "node7");
+    give_up(&w, "ps-2", "node8");
+    give_up(&w, "ps-3", "node7");
+    start(&w, "ps-4", POD_PS);
+    cleanup_json json_t *made = wait_pod(&w, "ps-4", true);
+    CHECK_INT(json_array_size(dig(made, AVOIDED)), 2);
+    CHECK_STR(json_string_value(dig(made, AVOIDED "|0|values|0")), "node7");
+    CHECK_STR(json_string_value(dig(made, AVOIDED "|1|values|0")), "node8");
+    close_world(&w);
+}
+
+TEST(slots_are_counted_on_the_nodes)
+{
+    static const char counted[] =
+        "{\"install\": \"here\", \"namespace\": \"test\", \"slots_resource\": \"nvidia.com/gpu\","
+        " \"function\": {\"spec\": {\"containers\": [{\"name\": \"f\", \"image\": \"f\"}]}},"
+        " \"ps\": {\"spec\": {\"containers\": [{\"name\": \"ps\", \"image\": \"p\"}]}}}";
+    world w = {.server = fake_kube_start()};
+    char path[600];
+    int slots = 0;
+    err e = ERR_INIT;
+    w.access.server = strdup(fake_kube_url(w.server));
+    snprintf(path, sizeof path, "%s/counted.json", test_tmp());
+    CHECK_OK(fs_write_file(path, counted, strlen(counted), 0600, &e), e);
+    cluster_kubernetes_config config = {.templates = path, .access = &w.access, .slots = 3};
+    CHECK_OK(cluster_open("kubernetes", &config, &w.c, &e), e);
+    CHECK_ERR(w.c->ops->slots(w.c, &slots, &e), e, ERR_NOT_FOUND, "slots from nvidia.com/gpu need");
+    /* One shares its two GPUs four times, one has none, one is drained. */
+    fake_kube_set(w.server, "/api/v1/nodes",
+                  json_pack("{s:[{s:{s:{s:s}}}, {s:{s:{s:s}}}, {s:{s:b}, s:{s:{s:s}}}]}", "items", "status", "allocatable",
+                            "nvidia.com/gpu", "8", "status", "allocatable", "cpu", "4", "spec", "unschedulable", 1,
+                            "status", "allocatable", "nvidia.com/gpu", "4"));
+    err_clear(&e);
+    CHECK_OK(w.c->ops->slots(w.c, &slots, &e), e);
+    CHECK_INT(slots, 8);
+    close_world(&w);
+}
+
+TEST(a_ps_gets_its_policy)
+{
+    world w;
+    err e = ERR_INIT;
+    open_world(&w);
+    start(&w, "ps-1", POD_PS);
+    runs(&w, "ps-1");
+    CHECK_OK(w.c->ops->assign(w.c, "ps-1", "job7", -1, 0, &e), e);
+    cleanup_json json_t *policy =
+        fake_kube_object(w.server, "/apis/networking.k8s.io/v1/namespaces/test/networkpolicies/here-ps-1");
+    CHECK(policy);
+    CHECK_STR(json_string_value(dig(policy, "metadata|ownerReferences|0|name")), "ps-1");
+    CHECK_STR(json_string_value(dig(policy, "spec|ingress|0|from|0|podSelector|matchLabels|kubeml.dev/job")), "job7");
+    CHECK_INT(json_integer_value(dig(policy, "spec|ingress|0|ports|1|port")), 6379);
+    CHECK_INT(json_array_size(dig(policy, "spec|ingress|1|ports")), 1); /* Redis is not the controller's */
+    cleanup_json json_t *service = fake_kube_object(w.server, "/api/v1/namespaces/test/services/here-ps-1");
+    CHECK_STR(json_string_value(dig(service, "spec|selector|kubeml.dev/job")), "job7");
+    CHECK_STR(json_string_value(dig(service, "metadata|ownerReferences|0|name")), "ps-1");
+
+    static const char at[] = "/api/v1/namespaces/test/secrets/here-ps-1";
+    cleanup_json json_t *access = json_pack("{s:s, s:s, s:s, s:s}", "kind", "redis", "address", "tcp:10.0.0.7:6379",
+                                            "user", "function", "password", "sesame");
+    CHECK(fake_kube_object(w.server, at) == NULL);
+    fake_kube_fault(w.server, FAKE_CREATE, FAULT_DONE_DROP, 0, 0, 1); /* done, and not heard: it is there already */
+    w.c->ops->publish(w.c, "ps-1", "job7", access);
+    w.c->ops->publish(w.c, "ps-1", "job7", access);
+    cleanup_json json_t *secret = fake_kube_object(w.server, at);
+    CHECK_STR(json_string_value(dig(secret, "kind")), "Secret");
+    CHECK_STR(json_string_value(dig(secret, "metadata|labels|kubeml.dev/job")), "job7");
+    CHECK_STR(json_string_value(dig(secret, "metadata|ownerReferences|0|name")), "ps-1");
+    CHECK_STR(json_string_value(dig(secret, "stringData|address")), "10.0.0.7:6379");
+    CHECK_STR(json_string_value(dig(secret, "stringData|user")), "function");
+    CHECK_STR(json_string_value(dig(secret, "stringData|password")), "sesame");
+    CHECK_STR(json_string_value(dig(secret, "stringData|url")), "redis://function:sesame@10.0.0.7:6379");
+    w.c->ops->publish(w.c, "ps-0", "job7", access); /* no such pod: nothing is made */
+    CHECK(fake_kube_object(w.server, "/api/v1/namespaces/test/secrets/here-ps-0") == NULL);
+    close_world(&w);
+}
+
+TEST(a_stopped_pod_is_deleted)
+{
+    world w;
+    err e = ERR_INIT;
+    open_world(&w);
+    start(&w, "function-1", POD_FUNCTION);
+    runs(&w, "function-1");
+    fake_kube_fault(w.server, FAKE_DELETE, FAULT_STATUS, 500, -1, 1);
+    fake_kube_fault(w.server, FAKE_DELETE, FAULT_DONE_DROP, 0, 0, 1);
+    CHECK_OK(w.c->ops->stop(w.c, "function-1", 2000, &e), e);
+    CHECK_OK(w.c->ops->stop(w.c, "function-1", 2000, &e), e);
+    pod p = next_event(&w);
+    CHECK_INT(p.phase, POD_ENDED);
+    CHECK_STR(p.reason, "Stopped");
+    CHECK_OK(w.c->ops->stop(w.c, "function-1", 0, &e), e);
+    CHECK_OK(w.c->ops->stop(w.c, "function-1", 0, &e), e); /* is not there: no error */
+    close_world(&w);
+}
+
+TEST(pods_are_found_again_and_echoes_are_not_kept)
+{
+    world w;
+    err e = ERR_INIT;
+    open_world(&w);
+    start(&w, "function-1", POD_FUNCTION);
+    runs(&w, "function-1");
+    CHECK_OK(w.c->ops->assign(w.c, "function-1", "job7", 0, 3, &e), e);
+    w.c->ops->close(w.c, true);
+    open_cluster(&w);
+    pod list[4];
+    size_t count = 0;
+    CHECK_OK(w.c->ops->list(w.c, list, 4, &count, &e), e);
+    CHECK_INT(count, 1);
+    CHECK_STR(list[0].job, "job7");
+    CHECK_INT(list[0].incarnation, 3);
+    CHECK_STR(list[0].address, "tcp:10.1.2.3:4000");
+    /* A create of ours that was thought lost comes through later. */
+    fake_kube_put(w.server, "function-9", json_pack("{s:{s:{s:s, s:s}}}", "metadata", "labels", KUBE_LABEL_ROLE,
+                                                    "function", KUBE_LABEL_STATE, "warm"));
+    drop_pod(wait_pod(&w, "function-9", false));
+    drop_pod(wait_pod(&w, "function-1", true));
+    close_world(&w);
+}
+
+/* The watch is cut and gone while pods come and end: every end is told once. */
+TEST(no_end_is_lost_or_told_twice)
+{
+    world w;
+    char name[20];
+    int told[8] = {0};
+    open_world(&w);
+    for (int i = 0; i < 8; i++) {
+        snprintf(name, sizeof name, "function-%d", i);
+        start(&w, name, POD_FUNCTION);
+        runs(&w, name);
+    }
+    for (int i = 0; i < 8; i++) {
+        snprintf(name, sizeof name, "function-%d", i);
+        fake_kube_leave_out_events(w.server, i % 2 == 0);
+        fake_kube_remove(w.server, name);
+        if (i % 4 == 1)
+            fake_kube_cut(w.server);
+        if (i % 2 == 0)
+            fake_kube_compact(w.server);
+    }
+    fake_kube_leave_out_events(w.server, false);
+    fake_kube_compact(w.server);
+    for (int i = 0; i < 8; i++) {
+        pod p = next_event(&w);
+        CHECK_INT(p.phase, POD_ENDED);
+        CHECK_STR(p.reason, "Deleted");
+        told[p.name[9] - '0']++;
+    }
+    for (int i = 0; i < 8; i++)
+        CHECK_INT(told[i], 1);
+    struct pollfd wait = {.fd = w.c->ops->event_fd(w.c), .events = POLLIN};
+    pod none;
+    err e = ERR_INIT;
+    poll(&wait, 1, 300);
+    CHECK_INT(w.c->ops->next_event(w.c, &none, &e), 0);
+    close_world(&w);
+}
+
+TEST(bad_templates_are_refused)
+{
+    static const struct {
+        const char *text, *says;
+    } known[] = {
+        {"{", "line 1"},
+        {"{\"function\": {}}", "install"},
+        {"{\"install\": \"x\", \"what\": 1}", "what"},
+        {"{\"install\": \"x\", \"function\": {\"spec\": {}}}", "containers"},
+        {"{\"install\": \"x\", \"function\": {\"spec\": {\"hostNetwork\": true, \"containers\": [{\"name\": \"a\", "
+         "\"image\": \"b\"}]}}}",
+         "hostNetwork"},
+        {"{\"install\": \"x\", \"function\": {\"spec\": {\"containers\": [{\"name\": \"a\", \"image\": \"b\", "
+         "\"securityContext\": {\"privileged\": true}}]}}}",
+         "privileges"},
+    };
+    char path[600];
+    snprintf(path, sizeof path, "%s/pods.json", test_tmp());
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        err e = ERR_INIT;
+        kube_templates t;
+        CHECK_OK(fs_write_file(path, known[i].text, strlen(known[i].text), 0600, &e), e);
+        CHECK_ERR(kube_templates_read(path, &t, &e), e, ERR_INVALID, known[i].says);
+    }
+}

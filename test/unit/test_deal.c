@@ -1,0 +1,185 @@
+/* test_deal.c: every sample exactly once, whatever the numbers. */
+#include <stdlib.h>
+
+#include "deal.h"
+#include "rng.h"
+#include "test.h"
+
+/* Walks the whole epoch and marks each sample seen. */
+static void check_exactly_once(const deal_spec *s)
+{
+    err e = ERR_INIT;
+    deal d;
+    CHECK_OK(deal_init(&d, s, &e), e);
+    unsigned char *seen = calloc(s->samples, 1);
+    uint32_t *order = calloc(s->samples, sizeof *order);
+    uint64_t least = UINT64_MAX, most = 0;
+    CHECK(seen && order);
+    for (int f = 0; f < s->parallelism; f++) {
+        uint64_t begin, end, at = 0;
+        deal_order(&d, f, order);
+        for (uint32_t b = 0; b < deal_batches(&d, f); b++) {
+            deal_samples(&d, f, b, 1, &begin, &end);
+            CHECK_INT(begin, at);
+            CHECK(end > begin && end - begin <= s->batch_size);
+            for (; at < end; at++) {
+                uint32_t chunk, offset;
+                deal_locate(&d, f, order[at], &chunk, &offset);
+                uint64_t sample = (uint64_t)chunk * s->chunk_samples + offset;
+                CHECK(offset < s->chunk_samples && sample < s->samples && !seen[sample]);
+                seen[sample] = 1;
+            }
+        }
+        CHECK_INT(at, d.share[f]);
+        least = d.share[f] < least ? d.share[f] : least;
+        most = d.share[f] > most ? d.share[f] : most;
+    }
+    for (uint64_t i = 0; i < s->samples; i++)
+        CHECK(seen[i]);
+    CHECK(most - least <= s->chunk_samples);
+    free(seen);
+    free(order);
+    deal_free(&d);
+}
+
+TEST(every_sample_once)
+{
+    static const deal_spec fixed[] = {
+        {.samples = 1, .chunk_samples = 1, .batch_size = 1, .parallelism = 1},
+        {.samples = 60000, .chunk_samples = 256, .batch_size = 32, .parallelism = 4},
+        {.samples = 60000, .chunk_samples = 256, .batch_size = 32, .parallelism = 7, .epoch = 3},
+        {.samples = 100, .chunk_samples = 64, .batch_size = 32, .parallelism = 5},
+        {.samples = 1000, .chunk_samples = 1, .batch_size = 3, .parallelism = 256},
+        {.samples = 1025, .chunk_samples = 256, .batch_size = 65536, .parallelism = 2},
+    };
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
+        check_exactly_once(&fixed[i]);
+    rng r;
+    rng_init(&r, 1, RNG_TEST, 0, 0);
+    for (int i = 0; i < 300; i++)
+        check_exactly_once(&(deal_spec){.seed = rng_u64(&r),
+                                        .samples = 1 + rng_below(&r, 3000),
+                                        .chunk_samples = 1 + (uint32_t)rng_below(&r, 200),
+                                        .batch_size = 1 + (uint32_t)rng_below(&r, 100),
+                                        .parallelism = 1 + (int)rng_below(&r, 20),
+                                        .epoch = (uint32_t)rng_below(&r, 1000)});
+}
+
+/* Rounds of K batches cover each function's batches in order, and no round is without work. */
+TEST(rounds_tile_the_batches)
+{
+    static const int ks[] = {-1, 1, 2, 7, 1000000};
+    err e = ERR_INIT;
+    deal d;
+    CHECK_OK(deal_init(&d,
+                       &(deal_spec){.samples = 1000, .chunk_samples = 30, .batch_size = 8,
+                                    .parallelism = 6},
+                       &e),
+             e);
+    for (size_t i = 0; i < sizeof ks / sizeof *ks; i++) {
+        uint32_t rounds = deal_rounds(&d, ks[i]), worked = 0, begin, count;
+        for (int f = 0; f < 6; f++) {
+            uint32_t at = 0;
+            for (uint32_t r = 0; r < rounds; r++) {
+                deal_range(&d, f, ks[i], r, &begin, &count);
+                CHECK_INT(begin, at);
+                at += count;
+                worked += r == rounds - 1 && count > 0;
+            }
+            CHECK_INT(at, deal_batches(&d, f));
+            deal_range(&d, f, ks[i], rounds, &begin, &count);
+            CHECK_INT(count, 0);
+        }
+        CHECK(worked > 0);
+    }
+    CHECK_INT(deal_rounds(&d, -1), 1);
+    deal_free(&d);
+}
+
+TEST(same_numbers_same_deal_other_epoch_other_deal)
+{
+    deal_spec s = {.seed = 5, .samples = 6000, .chunk_samples = 64, .batch_size = 32,
+                   .parallelism = 3};
+    err e = ERR_INIT;
+    deal a, b, c;
+    CHECK_OK(deal_init(&a, &s, &e), e);
+    CHECK_OK(deal_init(&b, &s, &e), e);
+    s.epoch = 1;
+    CHECK_OK(deal_init(&c, &s, &e), e);
+    CHECK(memcmp(a.chunk, b.chunk, a.chunks * sizeof *a.chunk) == 0);
+    CHECK(memcmp(a.chunk, c.chunk, a.chunks * sizeof *a.chunk) != 0);
+    uint32_t *x = calloc(6000, sizeof *x), *y = calloc(6000, sizeof *y);
+    CHECK(x && y);
+    deal_order(&a, 0, x);
+    deal_order(&b, 0, y);
+    CHECK(memcmp(x, y, a.share[0] * sizeof *x) == 0);
+    deal_order(&a, 1, y);
+    CHECK(memcmp(x, y, (a.share[0] < a.share[1] ? a.share[0] : a.share[1]) * sizeof *x) != 0);
+    free(x);
+    free(y);
+    deal_free(&a);
+    deal_free(&b);
+    deal_free(&c);
+}
+
+/* The deal is part of the plan: a job replayed by a later version must see the same samples. */
+TEST(the_deal_is_fixed_for_good)
+{
+    err e = ERR_INIT;
+    deal d;
+    CHECK_OK(deal_init(&d,
+                       &(deal_spec){.seed = 1, .samples = 95, .chunk_samples = 10, .batch_size = 4,
+                                    .parallelism = 3, .epoch = 2},
+                       &e),
+             e);
+    char text[128] = "";
+    for (int f = 0; f < 3; f++) {
+        for (uint32_t i = 0; i < deal_chunk_count(&d, f); i++)
+            snprintf(text + strlen(text), sizeof text - strlen(text), "%u ",
+                     deal_chunk_list(&d, f)[i]);
+        strcat(text, "| ");
+    }
+    CHECK_STR(text, "7 5 6 9 | 3 0 4 | 8 2 1 | ");
+    deal_free(&d);
+}
+
+TEST(test_shares)
+{
+    for (int p = 1; p <= 12; p++) {
+        uint32_t at = 0;
+        uint64_t sum = 0;
+        for (int f = 0; f < p; f++) {
+            uint32_t begin, end;
+            uint64_t samples;
+            deal_test_share(1001, 128, p, f, &begin, &end, &samples);
+            CHECK_INT(begin, at);
+            CHECK((samples == 0) == (begin == end));
+            at = end;
+            sum += samples;
+        }
+        CHECK_INT(at, 8);
+        CHECK_INT(sum, 1001);
+    }
+}
+
+TEST(wrong_numbers)
+{
+    static const struct {
+        deal_spec s;
+        const char *part;
+    } cases[] = {
+        {{.samples = 0, .chunk_samples = 1, .batch_size = 1, .parallelism = 1}, "samples: 0"},
+        {{.samples = UINT64_MAX, .chunk_samples = 1, .batch_size = 1, .parallelism = 1}, "samples:"},
+        {{.samples = 1, .chunk_samples = 0, .batch_size = 1, .parallelism = 1}, "chunk_samples:"},
+        {{.samples = 1 << 30, .chunk_samples = 1, .batch_size = 1, .parallelism = 1}, "chunks"},
+        {{.samples = 1, .chunk_samples = 1, .batch_size = 0, .parallelism = 1}, "batch_size:"},
+        {{.samples = 1, .chunk_samples = 1, .batch_size = 1, .parallelism = 0}, "parallelism: 0"},
+        {{.samples = 1, .chunk_samples = 1, .batch_size = 1, .parallelism = 257}, "parallelism:"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        err e = ERR_INIT;
+        deal d;
+        CHECK_ERR(deal_init(&d, &cases[i].s, &e), e, ERR_INVALID, cases[i].part);
+        deal_free(&d);
+    }
+}

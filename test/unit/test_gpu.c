@@ -1,0 +1,93 @@
+/* test_gpu.c: sizes, placing on GPUs, MPS's environment. */
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include "gpu.h"
+#include "test.h"
+
+#define GIB ((uint64_t)1 << 30)
+
+TEST(sizes_of_memory_are_read_and_written)
+{
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+        const char *back;
+    } good[] = {{"2Gi", 2 * GIB, "2Gi"},
+                {"512Mi", GIB / 2, "512Mi"},
+                {"1.5Gi", 3 * GIB / 2, "1536Mi"},
+                {"4096", 4096, "4Ki"},
+                {"4097", 4097, "4097"}};
+    static const char *const bad[] = {"",   "Gi",  "2Gb", "-1",   "inf", "0x10", "1e9",
+                                      "0",  ".5Gi", "2 Gi", "9000000Ti", "nan", "1.2.3"};
+    err e = ERR_INIT;
+    uint64_t bytes;
+    char text[GPU_MEMORY_TEXT_BYTES];
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        CHECK_OK(gpu_memory_parse(good[i].text, &bytes, &e), e);
+        CHECK_INT(bytes, good[i].bytes);
+        gpu_memory_text(bytes, text);
+        CHECK_STR(text, good[i].back);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        CHECK_ERR(gpu_memory_parse(bad[i], &bytes, &e), e, ERR_INVALID, "no size of memory");
+}
+
+TEST(policies_choose_among_gpus_with_room)
+{
+    const gpu_state gpus[] = {{80 * GIB, 10 * GIB, 25, 1},
+                              {80 * GIB, 70 * GIB, 50, 4},
+                              {40 * GIB, 0, 0, 0},
+                              {80 * GIB, 20 * GIB, 90, 2}};
+    gpu_share small = {.memory_bytes = 2 * GIB, .threads = 25};
+    CHECK_INT(gpu_place(GPU_BEST_FIT, gpus, 4, small), 1);
+    CHECK_INT(gpu_place(GPU_SPREAD, gpus, 4, small), 2);
+    CHECK_INT(gpu_place(GPU_PACK, gpus, 4, small), 1);
+    gpu_share large = {.memory_bytes = 50 * GIB, .threads = 5};
+    CHECK_INT(gpu_place(GPU_BEST_FIT, gpus, 4, large), 3);
+    CHECK_INT(gpu_place(GPU_PACK, gpus, 4, large), 3);
+    large.threads = 25; /* the third has no threads left */
+    CHECK_INT(gpu_place(GPU_BEST_FIT, gpus, 4, large), 0);
+    large.memory_bytes = 71 * GIB;
+    CHECK_INT(gpu_place(GPU_BEST_FIT, gpus, 4, large), -1);
+    CHECK_INT(gpu_place(GPU_SPREAD, gpus, 0, small), -1);
+}
+
+TEST(functions_without_a_limit_share_a_gpu_equally)
+{
+    gpu_state gpu = {.memory_bytes = 80 * GIB};
+    gpu_share any = {0};
+    int placed = 0;
+    while (gpu_place(GPU_PACK, &gpu, 1, any) == 0) {
+        gpu.taken_bytes += gpu_share_bytes(&gpu, any);
+        gpu.functions++;
+        CHECK(++placed <= GPU_UNCAPPED_PARTS);
+    }
+    CHECK_INT(placed, GPU_UNCAPPED_PARTS);
+}
+
+TEST(policies_have_names)
+{
+    err e = ERR_INIT;
+    gpu_policy p;
+    CHECK_OK(gpu_policy_parse("spread", &p, &e), e);
+    CHECK_INT(p, GPU_SPREAD);
+    CHECK_ERR(gpu_policy_parse("random", &p, &e), e, ERR_INVALID, "best-fit");
+}
+
+TEST(mps_is_told_the_limits_where_it_runs)
+{
+    err e = ERR_INIT;
+    gpu_share share = {.memory_bytes = 3 * GIB / 2 + 1, .threads = 25};
+    char path[512];
+    setenv("CUDA_MPS_PIPE_DIRECTORY", test_tmp(), 1);
+    CHECK(!gpu_mps_runs());
+    CHECK_OK(gpu_mps_limit(share, 0, &e), e);
+    CHECK(getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") == NULL);
+    snprintf(path, sizeof path, "%s/control", test_tmp());
+    CHECK(mkfifo(path, 0600) == 0);
+    CHECK(gpu_mps_runs());
+    CHECK_OK(gpu_mps_limit(share, 1, &e), e);
+    CHECK_STR(getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), "25");
+    CHECK_STR(getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"), "1=1537M");
+}

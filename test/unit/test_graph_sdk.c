@@ -1,0 +1,276 @@
+/* test_graph_sdk.c: kubeml.h: the examples, and what a wrong function is told. */
+#include "golden.h"
+#include "sdk.h"
+#include "zoo/zoo.h"
+
+/* As two programs would see them. */
+#define kubeml_function lenet_function
+#include "../../function-runtime/examples/lenet.c"
+#undef kubeml_function
+#define kubeml_function resnet_function
+#include "../../function-runtime/examples/resnet.c"
+#undef kubeml_function
+
+static engine *compile(const kml_function *f, shape input, int batch, const char *on)
+{
+    err e = ERR_INIT;
+    engine *m = NULL;
+    engine_config c = {.input = input, .outputs = 10, .batch = batch, .backend = on, .seed = 4};
+    CHECK_OK(sdk_check(f, &e), e);
+    sdk_config(f, &c);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    return m;
+}
+
+static engine *compile_zoo(const char *name, shape input, int batch, optim o)
+{
+    err e = ERR_INIT;
+    engine *m = NULL;
+    engine_config c = {.build = zoo_find(name, &e)->build,
+                       .input = input,
+                       .outputs = 10,
+                       .batch = batch,
+                       .seed = 4,
+                       .optim = o};
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    return m;
+}
+
+/* The example is the zoo's model: same names, same first weights, same training. */
+static void check_example(const kml_function *example, const char *zoo, shape input)
+{
+    kml_function f = *example;
+    f.step = NULL; /* resnet.c's own clips */
+    engine *a = compile(&f, input, 8, NULL);
+    engine *b = compile_zoo(zoo, input, 8,
+                            (optim){.kind = OPTIM_SGD, .momentum = 0.9, .weight_decay = 1e-4});
+    CHECK_STR(engine_layout_text(a), engine_layout_text(b));
+    err e = ERR_INIT;
+    golden_batch batch = {0};
+    engine_result ra, rb;
+    golden_draw(&batch, 0, 8, input, 10);
+    for (int step_count = 0; step_count < 3; step_count++) {
+        CHECK_OK(sdk_step(&f, a, &batch.b, 0.001, &ra, &e), e);
+        CHECK_OK(engine_train(b, &batch.b, 0.001, &rb, &e), e);
+        CHECK_NEAR(ra.loss, rb.loss, 0);
+    }
+    free(batch.x);
+    engine_free(a);
+    engine_free(b);
+}
+
+TEST(the_examples_are_the_zoos_models)
+{
+    check_example(&lenet_function, "lenet5", (shape){3, 1, 28, 28});
+    check_example(&resnet_function, "resnet20", (shape){3, 3, 32, 32});
+}
+
+TEST(an_example_with_the_wrong_images_says_which_layer)
+{
+    err e = ERR_INIT;
+    engine *m = NULL;
+    engine_config c = {.input = {3, 1, 8, 8}, .outputs = 10, .batch = 8};
+    sdk_config(&lenet_function, &c);
+    CHECK_ERR(engine_compile(&c, &m, &e), e, ERR_INVALID,
+              "conv2d 'conv2': kernel 5 is larger than its input 4x4");
+}
+
+TEST(clipping_holds_the_norm)
+{
+    engine *m = compile(&lenet_function, (shape){3, 1, 28, 28}, 8, NULL);
+    err e = ERR_INIT;
+    golden_batch batch = {0};
+    engine_result r;
+    golden_draw(&batch, 0, 8, (shape){3, 1, 28, 28}, 10);
+    CHECK_OK(engine_gradients(m, &batch.b, &r, &e), e);
+    size_t count;
+    float *grads = engine_grads(m, &count, &e);
+    double before = 0, after = 0;
+    for (size_t i = 0; i < count; i++)
+        before += (double)grads[i] * (double)grads[i];
+    kml_function f = lenet_function;
+    f.step = step; /* clips at 5, far above */
+    CHECK_OK(sdk_step(&f, m, &batch.b, 0, &r, &e), e);
+    for (size_t i = 0; i < count; i++)
+        after += (double)grads[i] * (double)grads[i];
+    CHECK_NEAR(after, before, 1e-4 * before);
+    free(batch.x);
+    engine_free(m);
+}
+
+static double seen_norm, left_norm;
+static int clipping_step(kml_step *s)
+{
+    size_t count;
+    if (kml_gradients(s))
+        return -1;
+    seen_norm = kml_clip_gradient_norm(s, 1e-3);
+    float *g = kml_gradient_values(s, &count);
+    double sum = 0;
+    for (size_t i = 0; i < count; i++)
+        sum += (double)g[i] * (double)g[i];
+    left_norm = sqrt(sum);
+    return kml_update(s, kml_learning_rate(s));
+}
+static int lazy_step(kml_step *s)
+{
+    (void)s;
+    return 0;
+}
+static int stopping_step(kml_step *s)
+{
+    if (kml_gradients(s))
+        return -1;
+    return kml_step_fail(s, "loss %.0f in epoch %u is no good", kml_batch_loss(s), kml_epoch(s));
+}
+static int silent_step(kml_step *s)
+{
+    (void)s;
+    return 7;
+}
+
+TEST(a_step_of_ones_own)
+{
+    engine *m = compile(&lenet_function, (shape){3, 1, 28, 28}, 8, NULL);
+    err e = ERR_INIT;
+    golden_batch batch = {0};
+    engine_result r;
+    golden_draw(&batch, 0, 8, (shape){3, 1, 28, 28}, 10);
+    kml_function f = lenet_function;
+    f.step = clipping_step;
+    float first = engine_floats(m, &e)[0];
+    CHECK_OK(sdk_step(&f, m, &batch.b, 100, &r, &e), e);
+    CHECK(seen_norm > 0.1);
+    CHECK_NEAR(left_norm, 1e-3, 1e-6);
+    CHECK(engine_floats(m, &e)[0] != first && r.loss > 2);
+    f.step = lazy_step;
+    CHECK_ERR(sdk_step(&f, m, &batch.b, 1, &r, &e), e, ERR_INVALID, "never called kml_gradients");
+    f.step = stopping_step;
+    batch.b.epoch = 3;
+    CHECK_ERR(sdk_step(&f, m, &batch.b, 1, &r, &e), e, ERR_INVALID, "in epoch 3 is no good");
+    f.step = silent_step;
+    CHECK_ERR(sdk_step(&f, m, &batch.b, 1, &r, &e), e, ERR_INVALID, "gave up (7)");
+    batch.labels[2] = 99;
+    f.step = clipping_step;
+    CHECK_ERR(sdk_step(&f, m, &batch.b, 1, &r, &e), e, ERR_INVALID, "label 99");
+    free(batch.x);
+    engine_free(m);
+}
+
+/* ---- everything at once, so that each kml_ name is called -------------------------------------
+ */
+
+static kml_tensor kitchen_sink(kml_graph *g, kml_tensor x)
+{
+    x = kml_conv2d(g, x, .filters = 4, .kernel_h = 3, .kernel_w = 1, .he = true, .name = "stem");
+    x = kml_batch_norm2d(g, x, .momentum = 0.2);
+    kml_tensor a = kml_relu(g, x), b = kml_relu6(g, x), c = kml_leaky_relu(g, x, 0.1);
+    kml_tensor d = kml_hardsigmoid(g, x), e = kml_hardswish(g, x), f = kml_sigmoid(g, x);
+    kml_tensor h = kml_tanh(g, x), i = kml_gelu(g, x), j = kml_silu(g, x);
+    x = kml_concat(g, a, b, c, d, e, f, h, i, j);
+    if (kml_channels(g, x) != 36 || kml_height(g, x) != 14 || kml_width(g, x) != 16)
+        return kml_fail(g, "%d %d %d", kml_channels(g, x), kml_height(g, x), kml_width(g, x));
+    x = kml_max_pool2d(g, x, .kernel = 3, .stride = 2, .padding = 1);
+    x = kml_avg_pool2d(g, x, .kernel = 2, .ceil_mode = true, .exclude_padding = true);
+    x = kml_mul(g, x, kml_global_avg_pool2d(g, x));
+    x = kml_add(g, x, kml_adaptive_avg_pool2d(g, x, 1, 1));
+    x = kml_dropout(g, kml_pad_channels(g, x, 1, 0), 0.5);
+    return kml_linear(g, kml_flatten(g, x), kml_classes(g), .no_bias = true);
+}
+
+TEST(every_name_of_the_sdk_works)
+{
+    kml_function f = {.abi = KUBEML_ABI, .size = sizeof f, .model = kitchen_sink};
+    f.optimizer = (kml_optimizer)kml_adamw(.beta1 = 0.8);
+    engine *m = compile(&f, (shape){3, 2, 16, 16}, 4, NULL);
+    err e = ERR_INIT;
+    golden_batch batch = {0};
+    engine_result r;
+    golden_draw(&batch, 0, 4, (shape){3, 2, 16, 16}, 10);
+    double first = 0;
+    for (int i = 0; i < 20; i++) {
+        CHECK_OK(sdk_step(&f, m, &batch.b, 0.01, &r, &e), e);
+        first = i == 0 ? r.loss : first;
+    }
+    CHECK(r.loss < first / 2);
+    CHECK(graph_var_find(engine_graph(m), "stem.weight") == 0);
+    free(batch.x);
+    engine_free(m);
+}
+
+static kml_tensor from_zoo(kml_graph *g, kml_tensor x)
+{
+    return kml_zoo(g, x, "mlp", kml_classes(g));
+}
+static kml_tensor wrong_zoo(kml_graph *g, kml_tensor x)
+{
+    return kml_zoo(g, x, "resnet21", 10);
+}
+static kml_tensor failing(kml_graph *g, kml_tensor x)
+{
+    if (kml_channels(g, x) != 3)
+        return kml_fail(g, "this model is for colour images, not for %d channels",
+                        kml_channels(g, x));
+    return x;
+}
+
+static void check_build_error(kml_model model, err_code code, const char *says)
+{
+    kml_function f = {.abi = KUBEML_ABI, .size = sizeof f, .model = model};
+    err e = ERR_INIT;
+    engine *m = NULL;
+    engine_config c = {.input = {3, 1, 28, 28}, .outputs = 10, .batch = 8};
+    sdk_config(&f, &c);
+    CHECK_ERR(engine_compile(&c, &m, &e), e, code, says);
+}
+
+TEST(models_of_the_zoo_and_mistakes)
+{
+    kml_function f = {.abi = KUBEML_ABI, .size = sizeof f, .model = from_zoo};
+    engine *m = compile(&f, (shape){3, 1, 28, 28}, 4, NULL);
+    CHECK_INT(engine_param_count(m), 235146);
+    engine_free(m);
+    check_build_error(wrong_zoo, ERR_NOT_FOUND, "the nearest are 'resnet20' and");
+    check_build_error(failing, ERR_INVALID, "this model is for colour images, not for 1 channels");
+}
+
+TEST(wrong_functions_are_refused)
+{
+    err e = ERR_INIT;
+    kml_function f = lenet_function;
+    f.abi = 99;
+    CHECK_ERR(sdk_check(&f, &e), e, ERR_UNSUPPORTED, "ABI 99");
+    f = lenet_function, f.size--;
+    CHECK_ERR(sdk_check(&f, &e), e, ERR_UNSUPPORTED, "create it anew");
+    f = lenet_function, f.model = NULL;
+    CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, "no .model");
+    f = lenet_function, f.optimizer.kind = (kml_optimizer_kind)9;
+    CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, "optimizer 9");
+    f = lenet_function, f.optimizer.momentum = 2;
+    CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, "momentum 2");
+    f = lenet_function, f.schedule = (kml_schedule)kml_step_lr();
+    CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, "every 0 epochs");
+    f = lenet_function, f.transform.std[0] = 0;
+    CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, "channel 0 has no deviation");
+    f = lenet_function, f.lr = -1;
+    CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, "learning rate -1");
+    f = lenet_function, f.schedule = (kml_schedule)kml_milestones(.at = {3, 2});
+    CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, "2 does not follow 3");
+}
+
+TEST(schedules_take_the_jobs_length)
+{
+    err e = ERR_INIT;
+    kml_function f = lenet_function;
+    f.schedule = (kml_schedule)kml_cosine(.warmup_epochs = 2);
+    CHECK_INT(sdk_schedule(&f, 12).epochs, 10);
+    CHECK_INT(sdk_schedule(&f, 1).epochs, 1);
+    f.schedule = (kml_schedule)kml_plateau(.patience = -1);
+    CHECK_OK(sdk_check(&f, &e), e);
+    CHECK_INT(sdk_schedule(&f, 1).patience, 0);
+    f.schedule = (kml_schedule)kml_plateau();
+    CHECK_INT(sdk_schedule(&f, 1).patience, 10);
+    schedule s = sdk_schedule(&resnet_function, 200);
+    CHECK_INT(s.milestone_count, 2);
+    CHECK_INT(s.milestones[1], 123);
+}

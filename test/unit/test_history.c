@@ -1,0 +1,86 @@
+/* test_history.c: a job's record, as a later kubeml-ps finds it. */
+#include "../../ps/history.h"
+#include "json_read.h"
+#include "test.h"
+
+static history *make(void)
+{
+    err e = ERR_INIT;
+    json_t *nothing = json_object();
+    const job_spec spec = {.id = "job1", .task = nothing, .function = nothing, .dataset = nothing};
+    history *h = history_new(&spec, &e);
+    json_decref(nothing);
+    CHECK_OK(h ? 0 : -1, e);
+    return h;
+}
+
+/* Of two epochs. */
+static json_t *record(void)
+{
+    err e = ERR_INIT;
+    history *h = make();
+    for (int n = 0; n < 2; n++) {
+        epoch_result r = {.epoch = n, .train_loss = 2 - n, .parallelism = 3, .load_s = 0.25, .convert_s = 0.125,
+                          .train_s = 4, .samples = 100};
+        CHECK_OK(history_add(h, &r, json_array(), &e), e);
+    }
+    CHECK(history_plan(h, "algorithms", json_string("conv1 direct\n")) == 0);
+    json_t *out = history_json(h);
+    history_free(h);
+    return out;
+}
+
+TEST(restored)
+{
+    err e = ERR_INIT;
+    cleanup_json json_t *before = record();
+    history *h = make();
+    CHECK_OK(history_restore(h, before, 1, &e), e);
+    CHECK_INT(history_epochs(h), 1);
+    epoch_result r;
+    CHECK(history_at(h, 0, &r) == 0);
+    CHECK_NEAR(r.load_s, 0.25, 0);
+    CHECK_NEAR(r.convert_s, 0.125, 0);
+    CHECK_NEAR(r.train_s, 4, 0);
+    /* The algorithms of its first run are the job's: others are told apart. */
+    CHECK(history_plan(h, "algorithms", json_string("conv1 direct\n")) == 0);
+    CHECK(history_plan(h, "algorithms", json_string("conv1 winograd4\n")) != 0);
+    history_free(h);
+}
+
+/* Written before converting was a stage of its own. */
+TEST(restored_from_a_record_with_fewer_stages)
+{
+    err e = ERR_INIT;
+    cleanup_json json_t *before = record();
+    CHECK(json_object_del(json_object_get(before, "seconds"), "convert") == 0);
+    history *h = make();
+    CHECK_OK(history_restore(h, before, 2, &e), e);
+    epoch_result r = {.epoch = 2, .convert_s = 1};
+    CHECK_OK(history_add(h, &r, json_array(), &e), e);
+    CHECK(history_at(h, 1, &r) == 0);
+    CHECK_NEAR(r.convert_s, 0, 0);
+    CHECK_NEAR(r.train_s, 4, 0);
+    CHECK(history_at(h, 2, &r) == 0);
+    CHECK_NEAR(r.convert_s, 1, 0);
+    history_free(h);
+}
+
+TEST(not_restored_without_its_losses)
+{
+    err e = ERR_INIT;
+    cleanup_json json_t *before = record();
+    CHECK(json_object_del(json_object_get(before, "data"), "train_loss") == 0);
+    history *h = make();
+    CHECK_ERR(history_restore(h, before, 2, &e), e, ERR_CORRUPT, "train_loss");
+    history_free(h);
+}
+
+TEST(not_restored_beyond_its_end)
+{
+    err e = ERR_INIT;
+    cleanup_json json_t *before = record();
+    history *h = make();
+    CHECK_ERR(history_restore(h, before, 3, &e), e, ERR_CORRUPT, "before epoch 3");
+    history_free(h);
+}

@@ -1,0 +1,427 @@
+/* test_http_server.c: the server over real sockets, with small limits and short deadlines. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "http_server.h"
+#include "test.h"
+
+enum { HEADER_MS = 300, BODY_MS = 300, IDLE_MS = 400 };
+
+static http_server *server;
+static http_stream *kept;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static bool blocked, released;
+static char read_error[256];
+static long long read_bytes;
+
+static void hello(http_request *r, void *context)
+{
+    (void)context;
+    http_answer_json(r, 200, json_pack("{s:s}", "hello", http_param(r, "name")));
+}
+
+static void echo(http_request *r, void *context)
+{
+    (void)context;
+    json_t *body = NULL;
+    err e = ERR_INIT;
+    if (http_body_json(r, &body, &e))
+        http_answer_error(r, &e);
+    else
+        http_answer_json(r, 200, body);
+}
+
+/* Counts a streamed body, and says how it ended. */
+static void count(http_request *r, void *context)
+{
+    (void)context;
+    char bytes[1000];
+    long long total = 0;
+    err e = ERR_INIT;
+    ssize_t n;
+    while ((n = http_body_read(r, bytes, sizeof bytes, &e)) > 0)
+        total += n;
+    pthread_mutex_lock(&lock);
+    snprintf(read_error, sizeof read_error, "%s", n < 0 ? e.message : "none");
+    read_bytes = total;
+    released = true;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    if (n < 0)
+        http_answer_error(r, &e);
+    else
+        http_answer_json(r, 200, json_pack("{s:I}", "bytes", (json_int_t)total));
+}
+
+static void refuse(http_request *r, void *context)
+{
+    (void)context;
+    err e = ERR_INIT;
+    err_set(&e, ERR_EXISTS, "it is there");
+    http_answer_error(r, &e);
+}
+
+static void block(http_request *r, void *context)
+{
+    (void)context;
+    pthread_mutex_lock(&lock);
+    blocked = true;
+    pthread_cond_broadcast(&changed);
+    while (!released)
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+    http_answer_text(r, 200, "text/plain", "released");
+}
+
+static void stream(http_request *r, void *context)
+{
+    (void)context;
+    http_stream *s = http_answer_stream(r, "text/event-stream");
+    pthread_mutex_lock(&lock);
+    kept = s;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+static void say_user(http_request *r, void *context)
+{
+    (void)context;
+    char text[NAME_BYTES + 8];
+    snprintf(text, sizeof text, "{user=%s}", http_user(r));
+    http_answer_text(r, 200, "text/plain", text);
+}
+
+static const http_route routes[] = {
+    {.method = "GET", .pattern = "/user", .handle = say_user, .gives = "text/plain"},
+    {.method = "GET", .pattern = "/hello/{name}", .handle = hello, .open = true},
+    {.method = "POST", .pattern = "/echo", .handle = echo, .body = HTTP_BODY_WHOLE, .takes = "application/json",
+     .body_bytes_max = 1000},
+    {.method = "POST", .pattern = "/count", .handle = count, .body = HTTP_BODY_STREAM, .body_bytes_max = 4 << 20,
+     .slow = true},
+    {.method = "POST", .pattern = "/refuse", .handle = refuse, .body = HTTP_BODY_STREAM, .body_bytes_max = 64 << 20},
+    {.method = "GET", .pattern = "/block", .handle = block, .gives = "text/plain", .slow = true},
+    {.method = "GET", .pattern = "/stream", .handle = stream, .gives = "text/event-stream"},
+};
+
+static tokens *taken;
+
+static void serve(const char *list)
+{
+    err e = ERR_INIT;
+    tokens_free(taken);
+    taken = list ? tokens_new(&e) : NULL;
+    if (list)
+        CHECK_OK(tokens_read(taken, list, &e), e);
+    http_config c = {.host = "127.0.0.1", .routes = routes, .route_count = sizeof routes / sizeof *routes,
+                     .tokens = taken, .header_ms = HEADER_MS, .body_ms = BODY_MS, .idle_ms = IDLE_MS,
+                     .rate_min = 1 << 20, .workers_max = 4};
+    CHECK_OK(http_server_start(&c, &server, &e), e);
+}
+
+static int dial(void)
+{
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(http_server_port(server)),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    CHECK(connect(fd, (struct sockaddr *)&to, sizeof to) == 0);
+    return fd;
+}
+
+static void say(int fd, const char *text)
+{
+    size_t len = strlen(text);
+    CHECK_INT(send(fd, text, len, MSG_NOSIGNAL), len);
+}
+
+/* Everything until the server closes, or `stop` has been read; false at the deadline. */
+static bool hear(int fd, char *out, size_t bytes, const char *stop, int timeout_ms)
+{
+    size_t used = strlen(out);
+    int64_t deadline = clock_deadline_ms(timeout_ms);
+    while (!stop || !strstr(out, stop)) {
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        if (poll(&p, 1, clock_left_ms(deadline)) <= 0)
+            return false;
+        ssize_t n = recv(fd, out + used, bytes - 1 - used, 0);
+        if (n <= 0)
+            return !stop;
+        used += (size_t)n;
+        out[used] = '\0';
+    }
+    return true;
+}
+
+static void check_answer(const char *request, const char *status, const char *part)
+{
+    char out[4096] = "";
+    int fd = dial();
+    say(fd, request);
+    CHECK(hear(fd, out, sizeof out, "}", 5000));
+    CHECK(strncmp(out, "HTTP/1.1 ", 9) == 0 && strncmp(out + 9, status, 3) == 0);
+    CHECK_CONTAINS(out, part);
+    close(fd);
+}
+
+#define GET(path) "GET " path " HTTP/1.1\r\nHost: x\r\n\r\n"
+#define POST(path, headers, body) "POST " path " HTTP/1.1\r\nHost: x\r\n" headers "\r\n" body
+#define JSON "Content-Type: application/json\r\n"
+
+TEST(answers)
+{
+    serve(NULL);
+    check_answer(GET("/hello/you"), "200", "{\"hello\":\"you\"}");
+    check_answer(GET("/nobody"), "404", "\"reason\":\"not-found\"");
+    check_answer("PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", "405", "Allow: POST");
+    check_answer(POST("/echo", JSON "Content-Length: 8\r\n", "{\"a\":1}\n"), "200", "{\"a\":1}");
+    check_answer(POST("/echo", JSON "Transfer-Encoding: chunked\r\n", "7\r\n{\"a\":1}\r\n0\r\n\r\n"), "200",
+                 "{\"a\":1}");
+    check_answer(POST("/echo", JSON, ""), "411", "Content-Length");
+    check_answer(POST("/echo", "Content-Type: a/b\r\nContent-Length: 2\r\n", "{}"), "415", "application/json");
+    check_answer(POST("/echo", JSON "Content-Length: 1001\r\nExpect: 100-continue\r\n", ""), "413", "limit of 1000");
+    check_answer(POST("/echo", JSON "Content-Length: 2\r\n", "[]"), "400", "object");
+    check_answer(GET("/hello/a%00"), "400", "NUL");
+    http_server_stop(server, 2000);
+}
+
+TEST(who_has_a_token)
+{
+    serve("secret\nanna:of-anna\nben:of-ben");
+    check_answer(GET("/hello/you"), "200", "you");
+    check_answer(GET("/block"), "401", "WWW-Authenticate: Bearer");
+    check_answer("GET /block HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secre\r\n\r\n", "401", "wrong");
+    check_answer(POST("/echo", JSON "Authorization: bearer secret\r\nContent-Length: 2\r\n", "{}"), "200", "{}");
+    check_answer("GET /user HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n\r\n", "200", "{user=}");
+    check_answer("GET /user HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer of-anna\r\n\r\n", "200", "{user=anna}");
+    check_answer("GET /user HTTP/1.1\r\nHost: x\r\nX-KubeML-Token: of-ben\r\n\r\n", "200", "{user=ben}");
+    check_answer("GET /user HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ben:of-ben\r\n\r\n", "401", "wrong");
+    http_server_stop(server, 2000);
+    tokens_free(taken);
+    taken = NULL;
+}
+
+/* One header byte at a time: the connection lives for HEADER_MS and not for as long as bytes come. */
+TEST(a_slow_head_is_cut_off)
+{
+    serve(NULL);
+    int fd = dial();
+    say(fd, "GET /hello/you HTTP/1.1\r\nX: ");
+    int64_t begin = clock_monotonic_ms();
+    char out[256] = "";
+    while (clock_monotonic_ms() - begin < 10 * HEADER_MS && !hear(fd, out, sizeof out, NULL, 20))
+        send(fd, "a", 1, MSG_NOSIGNAL);
+    int64_t lived = clock_monotonic_ms() - begin;
+    CHECK(lived >= HEADER_MS - 20);
+    CHECK(lived < 8 * HEADER_MS);
+    close(fd);
+    http_server_stop(server, 2000);
+}
+
+TEST(a_slow_body_is_cut_off)
+{
+    serve(NULL);
+    static const char *const heads[] = {POST("/echo", JSON "Content-Length: 900\r\n", ""),
+                                        POST("/count", "Content-Length: 4000000\r\n", "")};
+    for (int i = 0; i < 2; i++) {
+        int fd = dial();
+        say(fd, heads[i]);
+        int64_t begin = clock_monotonic_ms();
+        char out[256] = "";
+        while (clock_monotonic_ms() - begin < 20 * BODY_MS && !hear(fd, out, sizeof out, NULL, 20))
+            send(fd, "a", 1, MSG_NOSIGNAL);
+        int64_t lived = clock_monotonic_ms() - begin;
+        CHECK(lived >= BODY_MS - 20);
+        CHECK(lived < 10 * BODY_MS);
+        close(fd);
+    }
+    pthread_mutex_lock(&lock);
+    while (!released)
+        pthread_cond_wait(&changed, &lock);
+    CHECK_CONTAINS(read_error, "cut off");
+    pthread_mutex_unlock(&lock);
+    http_server_stop(server, 2000);
+}
+
+TEST(an_idle_connection_ends)
+{
+    serve(NULL);
+    int fd = dial();
+    char out[1024] = "";
+    say(fd, GET("/hello/you"));
+    CHECK(hear(fd, out, sizeof out, "}", 5000));
+    int64_t begin = clock_monotonic_ms();
+    CHECK(hear(fd, out, sizeof out, NULL, 20 * IDLE_MS));
+    CHECK(clock_monotonic_ms() - begin >= IDLE_MS - 50);
+    close(fd);
+    http_server_stop(server, 2000);
+}
+
+static void *send_bytes(void *fd)
+{
+    static const char block_of[65536];
+    for (int i = 0; i < 48; i++)
+        for (size_t at = 0; at < sizeof block_of;) {
+            ssize_t n = send(*(int *)fd, block_of + at, sizeof block_of - at, MSG_NOSIGNAL);
+            if (n <= 0)
+                return NULL;
+            at += (size_t)n;
+        }
+    return NULL;
+}
+
+static void upload(const char *path, const char *status, const char *part)
+{
+    char head[256], out[1024] = "";
+    int fd = dial();
+    snprintf(head, sizeof head, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", path, 48 * 65536);
+    say(fd, head);
+    pthread_t sender;
+    CHECK(pthread_create(&sender, NULL, send_bytes, &fd) == 0);
+    CHECK(hear(fd, out, sizeof out, "}", 10000));
+    CHECK_CONTAINS(out, status);
+    CHECK_CONTAINS(out, part);
+    pthread_join(sender, NULL);
+    close(fd);
+}
+
+TEST(uploads_stream)
+{
+    serve(NULL);
+    upload("/count", " 200 ", "{\"bytes\":3145728}");
+    upload("/refuse", " 409 ", "it is there"); /* and the client could send all of it */
+    http_server_stop(server, 2000);
+}
+
+TEST(an_upload_over_its_limit)
+{
+    serve(NULL);
+    char out[1024] = "";
+    int fd = dial();
+    say(fd, POST("/count", "Content-Length: 9000000\r\nExpect: 100-continue\r\n", ""));
+    CHECK(hear(fd, out, sizeof out, "}", 5000));
+    CHECK_CONTAINS(out, " 413 ");
+    close(fd);
+    http_server_stop(server, 2000);
+}
+
+TEST(a_client_that_goes_away)
+{
+    serve(NULL);
+    int fd = dial();
+    say(fd, POST("/count", "Content-Length: 1000\r\n", "abc"));
+    close(fd);
+    pthread_mutex_lock(&lock);
+    while (!released)
+        pthread_cond_wait(&changed, &lock);
+    CHECK_INT(read_bytes, 3);
+    CHECK_CONTAINS(read_error, "cut off after 3 bytes");
+    pthread_mutex_unlock(&lock);
+    http_server_stop(server, 2000);
+}
+
+TEST(a_blocked_handler_holds_up_nobody)
+{
+    serve(NULL);
+    int fd[6];
+    for (int i = 0; i < 6; i++) { /* more than there may be workers for such */
+        fd[i] = dial();
+        say(fd[i], GET("/block"));
+    }
+    pthread_mutex_lock(&lock);
+    while (!blocked)
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+    check_answer(GET("/hello/you"), "200", "you");
+    pthread_mutex_lock(&lock);
+    released = true;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    for (int i = 0; i < 6; i++) {
+        char out[1024] = "";
+        CHECK(hear(fd[i], out, sizeof out, "released", 5000));
+        close(fd[i]);
+    }
+    http_server_stop(server, 2000);
+}
+
+static http_stream *open_stream(int fd)
+{
+    say(fd, GET("/stream"));
+    pthread_mutex_lock(&lock);
+    while (!kept)
+        pthread_cond_wait(&changed, &lock);
+    http_stream *s = kept;
+    kept = NULL;
+    pthread_mutex_unlock(&lock);
+    return s;
+}
+
+TEST(streams)
+{
+    serve(NULL);
+    char out[1024] = "";
+    int fd = dial();
+    http_stream *s = open_stream(fd);
+    CHECK(http_stream_write(s, "one\n", 4));
+    CHECK(hear(fd, out, sizeof out, "one\n", 5000));
+    CHECK(http_stream_write(s, "two\n", 4));
+    CHECK(hear(fd, out, sizeof out, "two\n", 5000));
+    http_stream_close(s);
+    CHECK(hear(fd, out, sizeof out, "0\r\n\r\n", 5000)); /* the last chunk */
+    close(fd);
+    /* A client that is gone is noticed by writing. */
+    fd = dial();
+    s = open_stream(fd);
+    close(fd);
+    int64_t deadline = clock_deadline_ms(10000);
+    while (http_stream_write(s, "x", 1))
+        CHECK(clock_monotonic_ms() < deadline);
+    http_stream_close(s);
+    /* One that does not read is cut off at the limit, and not kept in memory. */
+    fd = dial();
+    s = open_stream(fd);
+    static char much[64 << 10];
+    size_t written = 0;
+    while (http_stream_write(s, much, sizeof much)) {
+        written += sizeof much;
+        CHECK(written < (size_t)64 << 20);
+    }
+    http_stream_close(s);
+    close(fd);
+    /* Open ones end with the server. */
+    fd = dial();
+    s = open_stream(fd);
+    http_stream_close(s);
+    http_server_stop(server, 2000);
+    close(fd);
+}
+
+/* Whoever feeds a stream may hear of the end later than the server: its handle stays good. */
+TEST(a_stream_outlives_its_server)
+{
+    serve(NULL);
+    int fd = dial();
+    http_stream *s = open_stream(fd);
+    http_server_stop(server, 2000);
+    CHECK(!http_stream_alive(s));
+    CHECK(!http_stream_write(s, "late", 4));
+    http_stream_close(s);
+    close(fd);
+}
+
+TEST(a_taken_port)
+{
+    serve(NULL);
+    http_config c = {.host = "127.0.0.1", .port = http_server_port(server), .routes = routes, .route_count = 1};
+    http_server *second = NULL;
+    err e = ERR_INIT;
+    CHECK_ERR(http_server_start(&c, &second, &e), e, ERR_EXISTS, "is taken");
+    c.host = "no such host";
+    CHECK_ERR(http_server_start(&c, &second, &e), e, ERR_INVALID, "no such host");
+    http_server_stop(server, 2000);
+}

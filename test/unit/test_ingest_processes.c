@@ -1,0 +1,260 @@
+/* test_ingest_processes.c: an upload that dies leaves nothing, a full disk is said, a large upload
+ * needs little memory. */
+#include <errno.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "arrays.h"
+#include "clock.h"
+#include "failpoint.h"
+#include "ingest.h"
+#include "rng.h"
+#include "stores.h"
+
+static store *open_store(void)
+{
+    return test_store("");
+}
+
+/* Feeds `samples` images of 8 KiB each, made as they go, and as many labels; the test split has
+ * one. */
+enum { IMAGE = 8192, BLOCK = 128 };
+
+static int feed_images(ingest *i, const char *field, uint64_t samples, err *e)
+{
+    static uint8_t block[BLOCK * IMAGE];
+    char dict[100];
+    snprintf(dict, sizeof dict,
+             "{'descr': '|u1', 'fortran_order': False, 'shape': (%llu, 8, 32, 32), }",
+             (unsigned long long)samples);
+    cleanup_bytes bytes head = make_npy_raw(dict, "", 0);
+    if (ingest_part(i, field, NULL, e) != 0 || ingest_bytes(i, field, head.at, head.len, e) != 0)
+        return -1;
+    for (uint64_t done = 0; done < samples; done += BLOCK) {
+        memset(block, (int)(done / BLOCK), sizeof block);
+        size_t n = samples - done < BLOCK ? (size_t)(samples - done) : BLOCK;
+        if (ingest_bytes(i, field, block, n * IMAGE, e) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int feed_labels(ingest *i, const char *field, uint64_t samples, err *e)
+{
+    uint8_t *labels = calloc(samples, 1);
+    for (uint64_t k = 0; k < samples; k++)
+        labels[k] = (uint8_t)(k / BLOCK);
+    cleanup_bytes bytes y = make_npy(ARRAY_U8, SHAPE(samples), labels);
+    free(labels);
+    return ingest_part(i, field, NULL, e) != 0 ? -1 : ingest_bytes(i, field, y.at, y.len, e);
+}
+
+static int upload(store *s, uint64_t samples, dataset_info *out, err *e)
+{
+    ingest *i;
+    if (ingest_begin(s, "d", NULL, &i, e) != 0)
+        return -1;
+    if (feed_images(i, "x-train", samples, e) != 0 || feed_labels(i, "y-train", samples, e) != 0 ||
+        feed_images(i, "x-test", 1, e) != 0 || feed_labels(i, "y-test", 1, e) != 0) {
+        ingest_abort(i);
+        return -1;
+    }
+    return ingest_end(i, out, e);
+}
+
+/* Every chunk matches its checksum, and each image its label. */
+static void check_dataset(store *s)
+{
+    err e = ERR_INIT;
+    dataset_info info;
+    dataset *d;
+    char locator[STORE_LOCATOR_BYTES];
+    CHECK_OK(dataset_find(s, "d", &info, NULL, &e), e);
+    CHECK_OK(dataset_locator(s, &info, locator, &e), e);
+    CHECK_OK(dataset_open(locator, &d, &e), e);
+    for (uint32_t c = 0; c < info.chunks[DATASET_TRAIN]; c++) {
+        dataset_chunk chunk;
+        CHECK_OK(dataset_view(d, DATASET_TRAIN, c, &chunk, &e), e);
+        for (uint32_t k = 0; k < chunk.samples; k++)
+            CHECK_INT(((const uint8_t *)chunk.data)[k * IMAGE], chunk.labels[k]);
+    }
+    dataset_close(d);
+    dataset_info_free(&info);
+}
+
+static int files_left(void)
+{
+    char command[700];
+    snprintf(command, sizeof command, "find '%s/store' -mindepth 2 | wc -l", test_tmp());
+    FILE *f = popen(command, "r");
+    int files = -1;
+    CHECK(f && fscanf(f, "%d", &files) == 1);
+    pclose(f);
+    return files;
+}
+
+/* Sweeps until the one upload that is left over is gone. In MongoDB that is when its owner's lease, or
+ * the time that deleted ones are kept, is over. */
+static void sweep_all(store *s)
+{
+    err e = ERR_INIT;
+    size_t removed = 0;
+    int64_t deadline = clock_deadline_ms(20000);
+    CHECK_OK(store_sweep(s, &removed, &e), e);
+    if (test_store_now() != ON_MONGO) {
+        CHECK_INT(files_left(), 0);
+        return;
+    }
+    while (removed == 0) {
+        CHECK(clock_left_ms(deadline) > 0);
+        CHECK_OK(store_sweep(s, &removed, &e), e);
+    }
+    CHECK_INT(removed, 1);
+    CHECK_OK(store_sweep(s, &removed, &e), e);
+    CHECK_INT(removed, 0);
+}
+
+/* What a process sees that comes after the dead one. */
+static bool check_after_death(void)
+{
+    err e = ERR_INIT;
+    store *s = open_store();
+    dataset_info info;
+    if (test_store_now() != ON_MONGO)
+        CHECK_OK(store_sweep(s, NULL, &e), e);
+    bool published = dataset_find(s, "d", &info, NULL, &e) == 0;
+    if (published) {
+        dataset_info_free(&info);
+        check_dataset(s);
+        CHECK_OK(dataset_delete(s, "d", &e), e);
+    }
+    sweep_all(s);
+    CHECK_OK(upload(s, 200, NULL, &e), e); /* the name is free */
+    check_dataset(s);
+    CHECK_OK(dataset_delete(s, "d", &e), e);
+    sweep_all(s);
+    store_close(s);
+    return published;
+}
+
+static pid_t spawn_upload(const char *where)
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        err e = ERR_INIT;
+        if (where) {
+            setenv("KUBEML_FAILPOINT", where, 1);
+            failpoint_open();
+        }
+        store *s = open_store();
+        CHECK_OK(upload(s, 1000, NULL, &e), e);
+        store_close(s);
+        _exit(0);
+    }
+    return pid;
+}
+
+ON_DURABLE_STORES(an_upload_killed_at_each_step_leaves_nothing)
+{
+    test_store_mongo_option("kubeml.lease_ms=400");
+    test_store_mongo_option("kubeml.keep_ms=400");
+    const struct {
+        const char *where;
+        bool published;
+    } steps[] = {{"ingest-chunk:1", false}, {"ingest-chunk:9", false}, {"ingest-chunk:16", false},
+                 {"ingest-seal", false},    {"ingest-sealed", false},  {"ingest-published", true}};
+    for (size_t k = 0; k < sizeof steps / sizeof *steps; k++) {
+        int status;
+        pid_t pid = spawn_upload(steps[k].where);
+        CHECK_INT(waitpid(pid, &status, 0), pid);
+        CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL); /* it did fire */
+        if (check_after_death() != steps[k].published)
+            test_fail(__FILE__, __LINE__, "%s: published is not %d", steps[k].where,
+                      steps[k].published);
+    }
+}
+
+TEST_LIMIT(an_upload_killed_at_any_time_leaves_nothing, 120)
+{
+    rng r;
+    rng_init(&r, 5, RNG_TEST, 0, 0);
+    int killed = 0;
+    for (int k = 0; k < 25; k++) {
+        int status;
+        pid_t pid = spawn_upload(NULL);
+        usleep((useconds_t)rng_below(&r, 60000)); /* the fault's time is what is random here */
+        kill(pid, SIGKILL);
+        CHECK_INT(waitpid(pid, &status, 0), pid);
+        killed += WIFSIGNALED(status);
+        check_after_death();
+    }
+    CHECK(killed > 0);
+}
+
+/* A limit on file sizes stands for a full disk. */
+static void limit_files(rlim_t most)
+{
+    signal(SIGXFSZ, SIG_IGN);
+    struct rlimit limit;
+    CHECK_INT(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    limit.rlim_cur = most;
+    CHECK_INT(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+TEST(a_full_disk_leaves_nothing)
+{
+    err e = ERR_INIT;
+    store *s = open_store();
+    limit_files(1 << 20); /* the spool */
+    CHECK_ERR(upload(s, 1000, NULL, &e), e, ERR_IO,
+              "x-train: cannot write upload's spool file: File too large");
+    CHECK_INT(files_left(), 0);
+    limit_files(1000 * IMAGE + 4096); /* the chunks, which are a little larger */
+    CHECK_ERR(upload(s, 1000, NULL, &e), e, ERR_IO, "data.mdb: ");
+    CHECK_INT(files_left(), 0);
+    limit_files(RLIM_INFINITY);
+    CHECK_OK(upload(s, 1000, NULL, &e), e);
+    check_dataset(s);
+    store_close(s);
+}
+
+static long peak_kib(void)
+{
+    long kib = -1;
+    char line[200];
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "VmHWM: %ld", &kib) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return kib;
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { LARGE_MIB = 64, MEASURED = 0 }; /* the sanitizers' own memory would be measured */
+#else
+enum { LARGE_MIB = 256, MEASURED = 1 };
+#endif
+
+TEST_LIMIT(a_large_upload_needs_little_memory, 120)
+{
+    err e = ERR_INIT;
+    store *s = open_store();
+    long before = peak_kib();
+    dataset_info info;
+    CHECK_OK(upload(s, (uint64_t)LARGE_MIB << 20 >> 13, &info, &e), e);
+    long after = peak_kib();
+    CHECK(info.bytes >= (uint64_t)LARGE_MIB << 20);
+    CHECK(before > 0 && after > 0);
+    printf("%d MiB: %ld MiB of memory\n", LARGE_MIB, (after - before) >> 10);
+    if (MEASURED)
+        CHECK(after - before < 48 << 10);
+    dataset_info_free(&info);
+    check_dataset(s);
+    store_close(s);
+}

@@ -1,0 +1,507 @@
+/* test_job.c: the jobs machine, step by step; the simulator has the schedules. */
+#include "job.h"
+#include "policy.h"
+#include "test.h"
+
+static jobs *m;
+static const job_action *actions;
+static size_t count;
+static int64_t now;
+
+static void open_machine(int slots)
+{
+    job_limits l;
+    err e = ERR_INIT;
+    job_limits_default(&l);
+    now = 1000;
+    CHECK_OK(jobs_open(&l, slots, &m, &e), e);
+}
+
+static void step(job_event e)
+{
+    e.now_ms = now;
+    e.wall_ms = 1700000000000 + now;
+    count = jobs_step(m, &e, &actions);
+}
+
+static const job_action *find(job_action_type type)
+{
+    for (size_t i = 0; i < count; i++)
+        if (actions[i].type == type)
+            return &actions[i];
+    return NULL;
+}
+
+static const job_action *get(job_action_type type)
+{
+    const job_action *a = find(type);
+    if (!a)
+        test_fail(__FILE__, __LINE__, "no action %d", (int)type);
+    return a;
+}
+
+static int number_of(job_action_type type)
+{
+    int n = 0;
+    for (size_t i = 0; i < count; i++)
+        n += actions[i].type == type;
+    return n;
+}
+
+static void submit(const char *id, int parallelism, int priority, bool is_static)
+{
+    request r = {.function_name = "f", .dataset = "d", .epochs = 3, .batch_size = 8, .lr = 0.1,
+                 .default_parallelism = parallelism, .static_parallelism = is_static, .k = -1,
+                 .validate_every = 1, .goal_accuracy = 100, .priority = priority};
+    err e = ERR_INIT;
+    CHECK_OK(jobs_submit(m, id, &r, false, 1, &e), e);
+}
+
+static void check_reason(const char *id, const char *reason, const char *part)
+{
+    job_reason r;
+    jobs_explain(m, jobs_find(m, id), now, &r);
+    CHECK_STR(r.reason, reason);
+    CHECK_CONTAINS(r.message, part);
+}
+
+/* From submitted to training with `functions` functions; kubeml-ps is pod "<id>-ps-<generation>". */
+static void ps_starts(const char *id, int generation)
+{
+    char pod[JOB_POD_BYTES];
+    snprintf(pod, sizeof pod, "%s-ps-%d", id, generation);
+    step((job_event){.type = JOB_POD_READY, .job = id, .function = JOB_KUBEML_PS,
+                     .incarnation = generation, .pod = pod});
+    CHECK_STR(get(JOB_SEND)->pod, pod);
+    step((job_event){.type = JOB_PS_ACCEPTED, .job = id});
+    step((job_event){.type = JOB_PS_ACCESS, .job = id});
+}
+
+static void function_joins(const char *id, int f, int incarnation)
+{
+    char pod[JOB_POD_BYTES];
+    snprintf(pod, sizeof pod, "%s-f-%d-%d", id, f, incarnation);
+    step((job_event){.type = JOB_PS_NEED, .job = id, .function = f, .incarnation = incarnation});
+    CHECK_INT(get(JOB_TAKE)->function, f);
+    step((job_event){.type = JOB_POD_READY, .job = id, .function = f, .incarnation = incarnation,
+                     .pod = pod});
+    CHECK_STR(get(JOB_SPECIALISE)->pod, pod);
+    step((job_event){.type = JOB_SPECIALISED, .job = id, .function = f, .incarnation = incarnation});
+}
+
+static void run_job(const char *id, int functions)
+{
+    submit(id, functions, 0, true);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(actions[0].type, JOB_SAVE); /* before anything is asked for */
+    CHECK_INT(get(JOB_TAKE)->function, JOB_KUBEML_PS);
+    ps_starts(id, 0);
+    for (int f = 0; f < functions; f++)
+        function_joins(id, f, 0);
+    step((job_event){.type = JOB_PS_PHASE, .job = id, .phase = "training"});
+    CHECK_INT(jobs_find(m, id)->state, JOB_RUNNING);
+}
+
+TEST(a_whole_job)
+{
+    err e = ERR_INIT;
+    open_machine(4);
+    run_job("a", 2);
+    CHECK_INT(jobs_slots_free(m), 2);
+    check_reason("a", "Training", "epoch 1 of 3");
+    step((job_event){.type = JOB_PS_EPOCH, .job = "a", .epoch = 0, .value = 2, .seconds = 4});
+    CHECK_INT(jobs_find(m, "a")->epochs, 1);
+    get(JOB_SAVE);
+    step((job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_SUCCEEDED, .value = 3,
+                     .reason = "Completed", .message = "3 epochs"});
+    get(JOB_TELL_BYE);
+    CHECK_INT(number_of(JOB_STOP), 3);
+    CHECK_INT(jobs_slots_free(m), 2); /* until they have ended */
+    CHECK_ERR(jobs_forget(m, "a", &e), e, ERR_CONFLICT, "has not ended");
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-0-0"});
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-1-0"});
+    CHECK(!find(JOB_DONE));
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-ps-0"});
+    CHECK_INT(get(JOB_DONE)->job->state, JOB_SUCCEEDED);
+    CHECK_INT(get(JOB_DONE)->job->epochs, 3);
+    CHECK_INT(jobs_slots_free(m), 4);
+    check_reason("a", "Completed", "3 epochs");
+    CHECK(jobs_deadline(m) == INT64_MAX);
+    CHECK_OK(jobs_forget(m, "a", &e), e);
+    CHECK(!jobs_find(m, "a"));
+    jobs_close(m);
+}
+
+TEST(the_queue_is_by_priority_then_by_age_and_nobody_overtakes)
+{
+    err e = ERR_INIT;
+    request r = {.default_parallelism = 1};
+    open_machine(4);
+    run_job("first", 3);
+    submit("big", 3, 0, true);
+    submit("small", 1, 0, true);
+    submit("urgent", 2, 5, true);
+    CHECK_ERR(jobs_submit(m, "big", &r, false, 1, &e), e, ERR_EXISTS, "big");
+    step((job_event){.type = JOB_TICK});
+    CHECK(!find(JOB_TAKE)); /* small would fit, and does not overtake */
+    CHECK(jobs_waiting(m));
+    check_reason("big", "NoFreeSlot", "needs 3 function slots, 1 of 4 are free, 1 jobs are before");
+    check_reason("big", "NoFreeSlot", "first (3)");
+    check_reason("urgent", "NoFreeSlot", "0 jobs are before");
+    step((job_event){.type = JOB_SLOTS, .value = 5});
+    CHECK_STR(get(JOB_TAKE)->job->id, "urgent");
+    CHECK_INT(number_of(JOB_TAKE), 1);
+    step((job_event){.type = JOB_SLOTS, .value = 8});
+    CHECK_STR(get(JOB_TAKE)->job->id, "big");
+    step((job_event){.type = JOB_CANCEL, .job = "small", .message = "not needed"});
+    CHECK_INT(jobs_find(m, "small")->state, JOB_CANCELLED);
+    CHECK_STR(get(JOB_DONE)->job->id, "small");
+    submit("huge", 9, 0, true);
+    step((job_event){.type = JOB_TICK});
+    check_reason("huge", "NoFreeSlot", "needs 9 function slots and the cluster has 8");
+    jobs_close(m);
+}
+
+TEST(an_elastic_job_begins_with_what_there_is)
+{
+    open_machine(2);
+    submit("a", 4, 0, false);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(get(JOB_TAKE)->job->parallelism, 2);
+    jobs_close(m);
+}
+
+TEST(a_lost_function_gets_another_pod)
+{
+    open_machine(2);
+    run_job("a", 2);
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-1-0", .reason = "Killed", .message = "signal 9"});
+    CHECK_INT(get(JOB_TELL_LOST)->function, 1);
+    CHECK_STR(get(JOB_TELL_LOST)->message, "signal 9");
+    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 1, .incarnation = 1});
+    CHECK_INT(get(JOB_TAKE)->incarnation, 1);
+    step((job_event){.type = JOB_POD_WAITING, .job = "a", .function = 1, .incarnation = 1,
+                     .message = "no warm runtime, one is starting"});
+    check_reason("a", "PoolEmpty", "no warm runtime");
+    step((job_event){.type = JOB_POD_READY, .job = "a", .function = 1, .incarnation = 1, .pod = "x"});
+    get(JOB_SPECIALISE);
+    check_reason("a", "Training", "");
+    jobs_close(m);
+}
+
+TEST(kubeml_ps_is_started_again_and_the_bound_holds)
+{
+    open_machine(2);
+    run_job("a", 1);
+    for (int g = 1; g <= 5; g++) {
+        char pod[JOB_POD_BYTES];
+        snprintf(pod, sizeof pod, "a-ps-%d", g - 1);
+        step((job_event){.type = JOB_POD_ENDED, .pod = pod, .reason = "Killed", .message = "signal 9"});
+        CHECK_INT(get(JOB_TAKE)->incarnation, g);
+        CHECK(get(JOB_TAKE)->job->resumed);
+        check_reason("a", "PSRestarted", "signal 9");
+        if (g == 1)
+            CHECK_STR(get(JOB_STOP)->pod, "a-f-0-0"); /* it belongs to the one before */
+        ps_starts("a", g);
+    }
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-ps-5", .reason = "Killed", .message = "signal 9"});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_FAILED);
+    check_reason("a", "PSCrashed", "signal 9");
+    jobs_close(m);
+}
+
+TEST(a_broken_connection_is_made_again)
+{
+    open_machine(2);
+    run_job("a", 1);
+    step((job_event){.type = JOB_PS_CLOSED, .job = "a"});
+    CHECK(!find(JOB_ATTACH));
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-0-0"}); /* told later */
+    CHECK(!find(JOB_TELL_LOST));
+    now = jobs_deadline(m);
+    step((job_event){.type = JOB_TICK});
+    CHECK_STR(get(JOB_ATTACH)->pod, "a-ps-0");
+    step((job_event){.type = JOB_PS_ACCEPTED, .job = "a"});
+    CHECK_INT(get(JOB_TELL_LOST)->function, 0);
+    /* and when it cannot be made, kubeml-ps is replaced */
+    step((job_event){.type = JOB_PS_CLOSED, .job = "a"});
+    for (int i = 0; i < 1000 && !find(JOB_STOP); i++) {
+        now = jobs_deadline(m);
+        step((job_event){.type = JOB_TICK});
+        if (find(JOB_ATTACH))
+            step((job_event){.type = JOB_PS_CLOSED, .job = "a"});
+    }
+    CHECK_STR(get(JOB_STOP)->pod, "a-ps-0");
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-ps-0"});
+    CHECK_INT(get(JOB_TAKE)->incarnation, 1);
+    jobs_close(m);
+}
+
+TEST(cancel_gives_a_bounded_time)
+{
+    open_machine(2);
+    run_job("a", 1);
+    step((job_event){.type = JOB_CANCEL, .job = "a", .message = "by hand"});
+    get(JOB_TELL_STOP);
+    CHECK_INT(jobs_find(m, "a")->state, JOB_RUNNING);
+    check_reason("a", "Cancelled", "by hand");
+    now = jobs_deadline(m);
+    CHECK_INT(now, 1000 + 10000);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_CANCELLED);
+    CHECK_INT(number_of(JOB_STOP), 2);
+    for (int i = 0; i < 100 && !find(JOB_DONE); i++) { /* their ends are never seen */
+        now = jobs_deadline(m);
+        step((job_event){.type = JOB_TICK});
+    }
+    get(JOB_DONE);
+    jobs_close(m);
+}
+
+TEST(suspend_waits_for_the_merge_and_a_cancel_overtakes_it)
+{
+    open_machine(2);
+    run_job("a", 1);
+    step((job_event){.type = JOB_SUSPEND, .job = "a"});
+    CHECK_INT(get(JOB_TELL_STOP)->value, 1);
+    CHECK_INT(jobs_find(m, "a")->state, JOB_RUNNING);
+    now += 3600 * 1000; /* however long the round takes */
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_RUNNING);
+    step((job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_SUSPENDED, .value = 3});
+    const job *j = jobs_find(m, "a");
+    CHECK_INT(j->state, JOB_SUSPENDED);
+    CHECK_INT(j->epochs, 3);
+    CHECK(j->finished_wall_ms == 0);
+    get(JOB_TELL_BYE);
+    check_reason("a", "Suspended", "on request");
+    run_job("b", 1);
+    step((job_event){.type = JOB_SUSPEND, .job = "b"});
+    step((job_event){.type = JOB_CANCEL, .job = "b", .message = "enough"});
+    CHECK_INT(get(JOB_TELL_STOP)->value, 0);
+    step((job_event){.type = JOB_PS_FINISHED, .job = "b", .state = JOB_CANCELLED});
+    CHECK_INT(jobs_find(m, "b")->state, JOB_CANCELLED);
+    jobs_close(m);
+    /* Queued it is suspended at once; what fails on the way to its merge has failed. */
+    open_machine(1);
+    run_job("a", 1);
+    submit("b", 1, 0, true);
+    step((job_event){.type = JOB_SUSPEND, .job = "b"});
+    CHECK_INT(jobs_find(m, "b")->state, JOB_SUSPENDED);
+    step((job_event){.type = JOB_SUSPEND, .job = "a"});
+    step((job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_FAILED, .reason = "NaNLoss"});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_FAILED);
+    check_reason("a", "NaNLoss", "");
+    jobs_close(m);
+}
+
+static void submit_bound(const char *id, int deadline_s, int backoff)
+{
+    request r = {.epochs = 10, .batch_size = 4, .default_parallelism = 1, .static_parallelism = true,
+                 .active_deadline_seconds = deadline_s, .backoff_limit = backoff};
+    err e = ERR_INIT;
+    CHECK_OK(jobs_submit(m, id, &r, false, 1, &e), e);
+}
+
+TEST(a_deadline_fails_the_job)
+{
+    open_machine(1);
+    submit_bound("a", 60, 3);
+    submit_bound("b", 60, 0);
+    step((job_event){.type = JOB_TICK});
+    step((job_event){.type = JOB_POD_READY, .job = "a", .function = JOB_KUBEML_PS, .pod = "p"});
+    step((job_event){.type = JOB_PS_ACCEPTED, .job = "a"});
+    CHECK(jobs_deadline(m) <= 1000 + 60000);
+    now = 1000 + 60000;
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(get(JOB_TELL_STOP)->value, 0);
+    step((job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_CANCELLED});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_FAILED); /* without a retry */
+    check_reason("a", "DeadlineExceeded", "longer than 60 s");
+    CHECK_INT(jobs_find(m, "b")->state, JOB_STARTING); /* its own has just begun: queued does not count */
+    jobs_close(m);
+}
+
+TEST(a_failed_job_is_tried_again_from_its_checkpoint)
+{
+    open_machine(1);
+    submit_bound("a", 0, 2);
+    step((job_event){.type = JOB_TICK});
+    for (int retry = 1; retry <= 3; retry++) {
+        step((job_event){.type = JOB_POD_READY, .job = "a", .function = JOB_KUBEML_PS, .incarnation = retry - 1,
+                         .pod = retry == 1 ? "p1" : retry == 2 ? "p2" : "p3"});
+        CHECK_INT(get(JOB_SEND)->job->resumed, retry > 1);
+        step((job_event){.type = JOB_PS_ACCEPTED, .job = "a"});
+        step((job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_FAILED, .reason = "NaNLoss",
+                         .message = "function 0"});
+        get(JOB_TELL_BYE);
+        get(JOB_STOP);
+        if (retry == 3)
+            break;
+        CHECK_INT(jobs_find(m, "a")->state, JOB_QUEUED);
+        CHECK_INT(jobs_find(m, "a")->retries, retry);
+        check_reason("a", "Retrying", "function 0");
+        CHECK_INT(jobs_slots_free(m), 1);
+        CHECK(!jobs_waiting(m));
+        CHECK_INT(jobs_deadline(m) - now, retry == 1 ? 10000 : 20000);
+        now = jobs_deadline(m);
+        step((job_event){.type = JOB_POD_ENDED, .pod = retry == 1 ? "p1" : "p2"});
+        CHECK_INT(jobs_find(m, "a")->state, JOB_STARTING);
+        CHECK_INT(jobs_find(m, "a")->generation, retry);
+    }
+    CHECK_INT(jobs_find(m, "a")->state, JOB_FAILED);
+    check_reason("a", "NaNLoss", "function 0");
+    jobs_close(m);
+}
+
+TEST(cancel_while_a_pod_is_on_its_way)
+{
+    open_machine(2);
+    submit("a", 1, 0, true);
+    step((job_event){.type = JOB_TICK});
+    step((job_event){.type = JOB_CANCEL, .job = "a"});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_CANCELLED);
+    CHECK(!find(JOB_DONE));
+    step((job_event){.type = JOB_POD_READY, .job = "a", .function = JOB_KUBEML_PS, .pod = "p"});
+    CHECK_STR(get(JOB_STOP)->pod, "p");
+    step((job_event){.type = JOB_POD_ENDED, .pod = "p"});
+    get(JOB_DONE);
+    jobs_close(m);
+}
+
+TEST(what_cannot_help_fails_at_once)
+{
+    open_machine(4);
+    submit("a", 1, 0, true);
+    step((job_event){.type = JOB_TICK});
+    step((job_event){.type = JOB_POD_READY, .job = "a", .function = JOB_KUBEML_PS, .pod = "p"});
+    step((job_event){.type = JOB_PS_REFUSED, .job = "a", .code = ERR_NOT_FOUND,
+                     .reason = "RedisMissing", .message = "redis-server is not installed"});
+    step((job_event){.type = JOB_POD_ENDED, .pod = "p"});
+    now += 20000;
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_FAILED);
+    check_reason("a", "RedisMissing", "not installed");
+
+    run_job("b", 1);
+    step((job_event){.type = JOB_PS_NEED, .job = "b", .function = 0, .incarnation = 1});
+    step((job_event){.type = JOB_POD_READY, .job = "b", .function = 0, .incarnation = 1, .pod = "y"});
+    step((job_event){.type = JOB_UNSPECIALISED, .job = "b", .function = 0, .incarnation = 1,
+                     .code = ERR_INVALID, .reason = "LoadFailed", .message = "undefined symbol"});
+    get(JOB_TELL_STOP);
+    step((job_event){.type = JOB_PS_FINISHED, .job = "b", .state = JOB_CANCELLED});
+    CHECK_INT(jobs_find(m, "b")->state, JOB_FAILED);
+    check_reason("b", "LoadFailed", "function 0: undefined symbol");
+    jobs_close(m);
+}
+
+TEST(conditions_keep_their_time_and_the_worst_one_is_the_reason)
+{
+    open_machine(2);
+    run_job("a", 1);
+    step((job_event){.type = JOB_PS_CONDITION, .job = "a", .name = "Straggler", .status = true,
+                     .reason = "Straggler", .message = "function 0"});
+    int64_t since = jobs_find(m, "a")->condition[0].since_wall_ms;
+    check_reason("a", "Straggler", "function 0");
+    now += 50;
+    step((job_event){.type = JOB_PS_CONDITION, .job = "a", .name = "Straggler", .status = true,
+                     .reason = "Straggler", .message = "function 0, still"});
+    CHECK_INT(jobs_find(m, "a")->condition[0].since_wall_ms, since);
+    step((job_event){.type = JOB_PS_CONDITION, .job = "a", .name = "RedisGone", .status = true,
+                     .reason = "RedisGone", .message = "connection refused"});
+    check_reason("a", "RedisGone", "connection refused");
+    step((job_event){.type = JOB_PS_CONDITION, .job = "a", .name = "RedisGone", .status = false,
+                     .reason = "Answers", .message = ""});
+    check_reason("a", "Straggler", "still");
+    jobs_close(m);
+}
+
+TEST(elastic_answers_stay_within_the_slots)
+{
+    open_machine(3);
+    submit("a", 2, 0, false);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    step((job_event){.type = JOB_PS_EPOCH, .job = "a", .epoch = 0, .value = 2, .seconds = 4});
+    step((job_event){.type = JOB_PS_ASK, .job = "a", .epoch = 0, .value = 2, .seconds = 4});
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3);
+    CHECK_INT(jobs_slots_free(m), 0);
+    step((job_event){.type = JOB_PS_ASK, .job = "a", .epoch = 0, .value = 2, .seconds = 4});
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3); /* asked again, answered the same */
+    step((job_event){.type = JOB_PS_EPOCH, .job = "a", .epoch = 1, .value = 3, .seconds = 6});
+    step((job_event){.type = JOB_PS_ASK, .job = "a", .epoch = 1, .value = 3, .seconds = 6});
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2); /* 1.5 times the last one */
+    jobs_close(m);
+}
+
+TEST(the_policy)
+{
+    static const struct {
+        int parallelism;
+        double seconds, last;
+        int ceiling, want;
+    } cases[] = {
+        {4, 10, 0, 8, 5},    {4, 10.5, 10, 8, 5}, {4, 10.6, 10, 8, 4}, {4, 11.9, 10, 8, 4},
+        {4, 12, 10, 8, 3},   {1, 99, 10, 8, 1},   {4, 5, 10, 4, 4},    {4, 5, 10, 2, 2},
+        {4, 99, 10, 0, 1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        CHECK_INT(policy_elastic(cases[i].parallelism, cases[i].seconds, cases[i].last,
+                                 cases[i].ceiling),
+                  cases[i].want);
+}
+
+TEST(a_restarted_controller_adopts)
+{
+    err e = ERR_INIT;
+    open_machine(4);
+    run_job("a", 2);
+    submit("q", 4, 7, true);
+    step((job_event){.type = JOB_PS_CONDITION, .job = "a", .name = "Straggler", .status = true,
+                     .reason = "Straggler", .message = "function 1"});
+    json_t *a = job_record(jobs_find(m, "a")), *q = job_record(jobs_find(m, "q"));
+    jobs_close(m);
+    open_machine(4);
+    CHECK_OK(jobs_restore(m, a, &e), e);
+    CHECK_OK(jobs_restore(m, q, &e), e);
+    step((job_event){.type = JOB_TICK});
+    CHECK(!find(JOB_TAKE)); /* nothing before JOB_ADOPT */
+    step((job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "a-ps-0"});
+    step((job_event){.type = JOB_POD_FOUND, .job = "a", .function = 0, .pod = "a-f-0-0"});
+    step((job_event){.type = JOB_POD_FOUND, .job = "who", .function = 0, .pod = "nobodys"});
+    CHECK_STR(get(JOB_STOP)->pod, "nobodys");
+    CHECK(!get(JOB_STOP)->job);
+    step((job_event){.type = JOB_ADOPT});
+    CHECK_STR(get(JOB_ATTACH)->pod, "a-ps-0");
+    CHECK_INT(jobs_find(m, "a")->state, JOB_RUNNING);
+    CHECK_INT(jobs_find(m, "q")->state, JOB_QUEUED);
+    check_reason("a", "Straggler", "function 1");
+    step((job_event){.type = JOB_PS_ACCEPTED, .job = "a"});
+    step((job_event){.type = JOB_PS_ACCESS, .job = "a"});
+    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 1, .incarnation = 1});
+    get(JOB_TAKE);
+
+    json_object_set_new(a, "state", json_string("asleep"));
+    CHECK_ERR(jobs_restore(m, a, &e), e, ERR_INVALID, "state");
+    CHECK_ERR(jobs_restore(m, q, &e), e, ERR_EXISTS, "q");
+    json_decref(a);
+    json_decref(q);
+    jobs_close(m);
+}
+
+TEST(a_job_whose_kubeml_ps_is_gone_at_adoption_gets_another)
+{
+    err e = ERR_INIT;
+    open_machine(4);
+    run_job("a", 1);
+    json_t *a = job_record(jobs_find(m, "a"));
+    jobs_close(m);
+    open_machine(4);
+    CHECK_OK(jobs_restore(m, a, &e), e);
+    step((job_event){.type = JOB_POD_FOUND, .job = "a", .function = 0, .pod = "a-f-0-0"});
+    step((job_event){.type = JOB_ADOPT});
+    CHECK_INT(get(JOB_TAKE)->incarnation, 1);
+    CHECK_STR(get(JOB_STOP)->pod, "a-f-0-0");
+    json_decref(a);
+    jobs_close(m);
+}

@@ -1,0 +1,207 @@
+/* test_kube_jobs.c: TrainJobs and jobs kept alike, and the lease of the leader. */
+#include <poll.h>
+#include <unistd.h>
+
+#include "../../controller/kube_jobs.h"
+#include "../../controller/kube_lease.h"
+#include "clock.h"
+#include "fake_kube.h"
+#include "json_read.h"
+#include "request.h"
+#include "test.h"
+
+static const char now_text[] = "2026-01-02T03:04:05.000Z";
+
+static const json_t *condition(const json_t *status, const char *type)
+{
+    json_t *one;
+    size_t i;
+    json_array_foreach(json_object_get(status, "conditions"), i, one) {
+        if (strcmp(json_string_value(json_object_get(one, "type")), type) == 0)
+            return one;
+    }
+    test_fail(__FILE__, __LINE__, "no condition %s", type);
+}
+
+static const char *text(const json_t *object, const char *key)
+{
+    const char *value = json_string_value(json_object_get(object, key));
+    return value ? value : "";
+}
+
+TEST(a_spec_is_a_request_and_back)
+{
+    cleanup_json json_t *spec =
+        json_pack("{s:s, s:s, s:i, s:i, s:f, s:i, s:i, s:s, s:b, s:i}", "function", "lenet", "dataset", "mnist", "epochs", 3,
+                  "batchSize", 64, "lr", 0.5, "k", 8, "parallelism", 2, "merge", "server", "suspend", 0, "backoffLimit", 2);
+    cleanup_json json_t *asked = kube_trainjob_request(spec);
+    request r;
+    err e = ERR_INIT;
+    CHECK_OK(request_parse(asked, &r, &e), e); /* what steers is no part of it */
+    CHECK_INT(r.k, 8);
+    CHECK_INT(r.default_parallelism, 2);
+    CHECK_INT(r.merge, MERGE_SERVER);
+    CHECK_INT(r.backoff_limit, 2);
+    cleanup_json json_t *whole = request_json(&r), *back = kube_trainjob_spec(whole), *again = kube_trainjob_request(back);
+    request same;
+    CHECK_OK(request_parse(again, &same, &e), e);
+    cleanup_json json_t *whole_again = request_json(&same);
+    CHECK(json_equal(whole, whole_again));
+}
+
+static json_t *train_job(int suspend)
+{
+    return json_pack("{s:{s:s, s:i}, s:{s:b}}", "metadata", "name", "one", "generation", 4, "spec", "suspend", suspend);
+}
+
+static json_t *task(const char *state)
+{
+    return json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:f, s:f}", "id", "j1", "state", state, "reason", "", "message", "", "epoch",
+                     3, "parallelism", 4, "accuracy", 98.765, "validation_loss", 0.01234);
+}
+
+static void set_status(json_t *object, const json_t *status)
+{
+    json_object_set_new(object, "status", json_deep_copy(status));
+}
+
+TEST(a_status_says_what_happens)
+{
+    const kube_trainjob_gpu gpu = {"nvidia.com/gpu", 1};
+    cleanup_json json_t *object = train_job(0), *running = task("running"), *done = task("succeeded");
+    json_object_set_new(running, "phase", json_string("training"));
+    json_object_set_new(running, "start_ms", json_pack("{s:i, s:i, s:n}", "queued", 3, "ps", 4, "total"));
+    cleanup_json json_t *one = kube_trainjob_status(object, running, NULL, &gpu, now_text);
+    CHECK_STR(text(one, "state"), "running");
+    CHECK_STR(text(one, "accuracy"), "98.77");
+    CHECK_STR(text(one, "loss"), "0.0123");
+    CHECK_STR(text(one, "gpu"), "4 nvidia.com/gpu");
+    CHECK_INT(json_integer_value(json_object_get(json_object_get(one, "startMilliseconds"), "ps")), 4);
+    CHECK_INT(json_integer_value(json_object_get(one, "observedGeneration")), 4);
+    CHECK_STR(text(condition(one, "Training"), "status"), "True");
+    CHECK_STR(text(condition(one, "Training"), "reason"), "training");
+    CHECK_STR(text(condition(one, "FunctionsReady"), "status"), "True");
+    CHECK_STR(text(condition(one, "Complete"), "status"), "False");
+    set_status(object, one);
+    cleanup_json json_t *two = kube_trainjob_status(object, done, NULL, &gpu, "2027-01-01T00:00:00.000Z");
+    CHECK(!json_object_get(two, "gpu"));
+    CHECK_STR(text(condition(two, "Complete"), "status"), "True");
+    CHECK_STR(text(condition(two, "Complete"), "lastTransitionTime"), "2027-01-01T00:00:00.000Z");
+    CHECK_STR(text(condition(two, "Accepted"), "lastTransitionTime"), now_text); /* did not change */
+    set_status(object, two);
+    cleanup_json json_t *three = kube_trainjob_status(object, done, NULL, &gpu, "2028-01-01T00:00:00.000Z");
+    CHECK(json_equal(two, three)); /* nothing to write */
+}
+
+TEST(what_a_job_waits_for_stands_in_its_conditions)
+{
+    cleanup_json json_t *object = train_job(0), *starting = task("starting");
+    json_object_set_new(starting, "conditions",
+                        json_pack("[{s:s, s:s, s:s, s:s}, {s:s, s:s, s:s, s:s}]", "type", "Exact", "status", "True",
+                                  "reason", "Exact", "message", "", "type", "PoolEmpty", "status", "True", "reason",
+                                  "ImageNotPulled", "message", "the image nowhere/f:1 cannot be pulled"));
+    cleanup_json json_t *status = kube_trainjob_status(object, starting, NULL, NULL, now_text);
+    CHECK_STR(text(condition(status, "FunctionsReady"), "status"), "False");
+    CHECK_STR(text(condition(status, "FunctionsReady"), "reason"), "ImageNotPulled");
+    CHECK_CONTAINS(text(condition(status, "Degraded"), "message"), "nowhere/f:1");
+}
+
+TEST(a_refusal_and_a_suspension_are_told)
+{
+    err why = ERR_INIT;
+    err_set(&why, ERR_NOT_FOUND, "there is no function \"x\"");
+    cleanup_json json_t *object = train_job(0), *held = train_job(1), *stopped = task("suspended");
+    cleanup_json json_t *refused = kube_trainjob_status(object, NULL, &why, NULL, now_text);
+    CHECK_STR(text(condition(refused, "Accepted"), "status"), "False");
+    CHECK_STR(text(condition(refused, "Accepted"), "message"), "there is no function \"x\"");
+    cleanup_json json_t *suspended = kube_trainjob_status(held, stopped, NULL, NULL, now_text);
+    CHECK_STR(text(suspended, "state"), "suspended");
+    CHECK_STR(text(condition(suspended, "Suspended"), "status"), "True");
+    CHECK_STR(text(condition(suspended, "Failed"), "status"), "False");
+    cleanup_json json_t *never = kube_trainjob_status(held, NULL, NULL, NULL, now_text);
+    CHECK_STR(text(condition(never, "Accepted"), "status"), "True");
+    CHECK_STR(text(never, "state"), "suspended");
+}
+
+/* `was`: the state that the status has; `seen`: of the present generation. */
+static kube_trainjob_step next(int suspend, const char *was, bool seen, const char *state)
+{
+    cleanup_json json_t *object = train_job(suspend), *now = task(state);
+    json_object_set_new(object, "status", json_pack("{s:s, s:i}", "state", was, "observedGeneration", seen ? 4 : 3));
+    return kube_trainjob_next(object, now, 0);
+}
+
+TEST(suspended_here_or_there_both_agree)
+{
+    CHECK_INT(next(0, "running", true, "running"), TRAINJOB_KEEP);
+    CHECK_INT(next(1, "running", false, "running"), TRAINJOB_SUSPEND); /* in the spec */
+    CHECK_INT(next(1, "running", true, "running"), TRAINJOB_SUSPEND);  /* still on its way to the merge */
+    CHECK_INT(next(1, "running", true, "suspended"), TRAINJOB_KEEP);
+    CHECK_INT(next(0, "suspended", false, "suspended"), TRAINJOB_RESUME);
+    CHECK_INT(next(0, "suspended", false, "queued"), TRAINJOB_KEEP);
+    CHECK_INT(next(0, "running", true, "suspended"), TRAINJOB_NOTE_SUSPENDED); /* through the API */
+    CHECK_INT(next(1, "suspended", true, "queued"), TRAINJOB_NOTE_RESUMED);
+    CHECK_INT(next(1, "suspended", false, "running"), TRAINJOB_SUSPEND); /* again, before we looked */
+    CHECK_INT(next(1, "running", true, "succeeded"), TRAINJOB_KEEP);
+}
+
+TEST(a_finished_one_has_its_time_to_live)
+{
+    cleanup_json json_t *object = train_job(0), *done = task("failed");
+    json_object_set_new(done, "finished", json_string("2026-01-02T03:04:05.000Z"));
+    const int64_t finished_ms = INT64_C(1767323045000);
+    CHECK_INT(kube_trainjob_next(object, done, finished_ms + 100000), TRAINJOB_KEEP);
+    json_object_set_new(json_object_get(object, "spec"), "ttlSecondsAfterFinished", json_integer(60));
+    CHECK_INT(kube_trainjob_next(object, done, finished_ms + 59000), TRAINJOB_KEEP);
+    CHECK_INT(kube_trainjob_next(object, done, finished_ms + 60000), TRAINJOB_EXPIRE);
+}
+
+TEST(one_of_two_leads)
+{
+    fake_kube *server = fake_kube_start();
+    kube_config access = {.server = strdup(fake_kube_url(server)), .namespace_name = "test"};
+    kube_lease *a = NULL, *b = NULL;
+    err e = ERR_INIT;
+    CHECK_OK(kube_lease_open(&access, "kubeml", "a", "http://a", &a, &e), e);
+    CHECK_OK(kube_lease_open(&access, "kubeml", "b", "http://b", &b, &e), e);
+    CHECK_INT(kube_lease_try(a, 1000, &e), 1);
+    CHECK_INT(kube_lease_try(b, 1000, &e), 0);
+    CHECK_STR(kube_lease_leader(b), "http://a");
+    CHECK_STR(kube_lease_leader(a), "");
+    CHECK_INT(kube_lease_try(a, 2000, &e), 1);
+    CHECK(kube_lease_held(a, 6999) && !kube_lease_held(a, 7000));
+    CHECK(!kube_lease_held(b, 2000));
+    /* a is gone: nobody takes over before its time is up, as b sees it. */
+    CHECK_INT(kube_lease_try(b, 3000, &e), 0);
+    CHECK_INT(kube_lease_try(b, 9999, &e), 0);
+    CHECK_INT(kube_lease_try(b, 10000, &e), 1);
+    CHECK_STR(kube_lease_leader(b), "");
+    CHECK_INT(kube_lease_try(a, 10500, &e), 0);
+    CHECK_STR(kube_lease_leader(a), "http://b");
+    CHECK(!kube_lease_held(a, 10500));
+    /* The server is away: what is held stays held until its time is up. */
+    fake_kube_fault(server, FAKE_GET, FAULT_STATUS, 503, -1, 1);
+    CHECK_ERR(kube_lease_try(b, 12000, &e), e, ERR_UNAVAILABLE, "test says");
+    CHECK(kube_lease_held(b, 14999) && !kube_lease_held(b, 15000));
+    kube_lease_close(b, true);
+    err_clear(&e);
+    CHECK_INT(kube_lease_try(a, 15500, &e), 1); /* let go: at once */
+    kube_lease_close(a, false);
+    fake_kube_stop(server);
+    kube_config_free(&access);
+}
+
+TEST(a_write_that_comes_second_does_not_lead)
+{
+    fake_kube *server = fake_kube_start();
+    kube_config access = {.server = strdup(fake_kube_url(server)), .namespace_name = "test"};
+    kube_lease *a = NULL;
+    err e = ERR_INIT;
+    CHECK_OK(kube_lease_open(&access, "kubeml", "a", "http://a", &a, &e), e);
+    fake_kube_fault(server, FAKE_CREATE, FAULT_STATUS, 409, -1, 1);
+    CHECK_INT(kube_lease_try(a, 1000, &e), 0);
+    CHECK(!kube_lease_held(a, 1000));
+    kube_lease_close(a, true);
+    fake_kube_stop(server);
+    kube_config_free(&access);
+}

@@ -1,0 +1,868 @@
+/* test_modelstore.c: one set of cases for every implementation and carrier of modelstore.h. */
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "merge.h"
+#include "modelstore_fixture.h"
+#include "resp.h"
+#include "shm.h"
+#include "test.h"
+
+/* More than one chunk, no multiple of anything. */
+enum { FLOATS = 300007 };
+
+#define IN_EVERY_STORE(name, seconds)                                                              \
+    static void name(const char *kind, const char *carrier);                                       \
+    TEST_LIMIT(name##_memory, seconds)                                                             \
+    {                                                                                              \
+        name("memory", "socket");                                                                  \
+    }                                                                                              \
+    IN_EVERY_REDIS_TESTS(name, seconds)                                                            \
+    static void name(const char *kind, const char *carrier)
+#define IN_EVERY_REDIS(name, seconds)                                                              \
+    static void name(const char *kind, const char *carrier);                                       \
+    IN_EVERY_REDIS_TESTS(name, seconds)                                                            \
+    static void name(const char *kind, const char *carrier)
+#define IN_EVERY_REDIS_TESTS(name, seconds)                                                        \
+    TEST_LIMIT(name##_database_shm, seconds)                                                       \
+    {                                                                                              \
+        name("database", "shm");                                                                   \
+    }                                                                                              \
+    TEST_LIMIT(name##_database_socket, seconds)                                                    \
+    {                                                                                              \
+        name("database", "socket");                                                                \
+    }                                                                                              \
+    TEST_LIMIT(name##_server_shm, seconds)                                                         \
+    {                                                                                              \
+        name("server", "shm");                                                                     \
+    }                                                                                              \
+    TEST_LIMIT(name##_server_socket, seconds)                                                      \
+    {                                                                                              \
+        name("server", "socket");                                                                  \
+    }
+
+/* ---- a job's life in a few words ---------------------------------------------------------------
+ */
+
+static void create_empty(fixture *f)
+{
+    err e = ERR_INIT;
+    const modelstore_state start = {.version = -1, .epoch = 0, .round = 0};
+    CHECK_OK(
+        modelstore_create(f->owner, &f->layout, &start, 16, NULL, NULL, fixture_deadline(), &e), e);
+}
+
+static modelstore *attached_member(const fixture *f)
+{
+    err e = ERR_INIT;
+    modelstore *m = fixture_member(f);
+    CHECK_OK(modelstore_attach(m, NULL, fixture_deadline(), &e), e);
+    return m;
+}
+
+static int publish(modelstore *m, int64_t epoch, int64_t round, int64_t version, int function,
+                   int incarnation, uint64_t samples, uint64_t seed, const fixture *f, err *e)
+{
+    block b = fixture_block(f->layout.shape);
+    fixture_fill(f->layout.shape, b, seed);
+    const modelstore_publication p = {.epoch = epoch,
+                                      .round = round,
+                                      .version = version,
+                                      .function = function,
+                                      .incarnation = incarnation,
+                                      .samples = samples,
+                                      .slot = function * 2 + incarnation % 2};
+    int rc = modelstore_publish(m, &p, &b, fixture_deadline(), e);
+    munmap(b.floats, block_bytes(f->layout.shape));
+    return rc;
+}
+
+static int merge(fixture *f, int64_t epoch, int64_t round, int64_t version,
+                 const modelstore_part *parts, size_t count, const char *ledger,
+                 modelstore_merged *out, err *e)
+{
+    const modelstore_round r = {.epoch = epoch,
+                                .round = round,
+                                .version = version,
+                                .next_epoch = epoch,
+                                .next_round = round + 1,
+                                .rule = "mean",
+                                .parts = parts,
+                                .count = count,
+                                .ledger = ledger};
+    return modelstore_merge(f->owner, &r, fixture_deadline(), out, e);
+}
+
+/* Function 0 publishes the first model (seed 7), which becomes version 0; open is round (0, 1). */
+static void begin_job(fixture *f)
+{
+    err e = ERR_INIT;
+    modelstore_merged merged;
+    const modelstore_part part = {0, 1, 1};
+    create_empty(f);
+    modelstore *m = attached_member(f);
+    CHECK_OK(publish(m, 0, 0, -1, 0, 1, 1, 7, f, &e), e);
+    CHECK_OK(merge(f, 0, 0, -1, &part, 1, "{\"version\":0}", &merged, &e), e);
+    CHECK_INT(merged.state.version, 0);
+    modelstore_close(m);
+}
+
+/* What the merge of (seed, samples) pairs must be: computed here once more, in plain words. */
+static void check_reference(const fixture *f, block got, const uint64_t (*part)[2], int n)
+{
+    block_shape s = f->layout.shape;
+    block x[8];
+    double total = 0;
+    CHECK(n <= 8);
+    for (int k = 0; k < n; k++) {
+        x[k] = fixture_block(s);
+        fixture_fill(s, x[k], part[k][0]);
+        total += (double)part[k][1];
+    }
+    for (uint64_t i = 0; i < s.floats; i++) {
+        double sum = 0;
+        for (int k = 0; k < n; k++) {
+            double product = (double)part[k][1] / total * (double)x[k].floats[i];
+            sum = k == 0 ? product : sum + product;
+        }
+        if (got.floats[i] != (float)sum)
+            test_fail(__FILE__, __LINE__, "number %llu is %a, not %a", (unsigned long long)i,
+                      got.floats[i], (float)sum);
+    }
+    for (uint64_t i = 0; i < s.counters; i++) {
+        int64_t largest = INT64_MIN;
+        for (int k = 0; k < n; k++)
+            largest = x[k].counters[i] > largest ? x[k].counters[i] : largest;
+        CHECK_INT(got.counters[i], largest);
+    }
+}
+
+static void check_fetched(fixture *f, int64_t version, const uint64_t (*part)[2], int n)
+{
+    err e = ERR_INIT;
+    modelstore *m = attached_member(f);
+    modelstore_state state;
+    block got = fixture_block(f->layout.shape);
+    CHECK_OK(modelstore_fetch(m, version, got, fixture_deadline(), &state, &e), e);
+    CHECK_INT(state.version, version);
+    check_reference(f, got, part, n);
+    modelstore_close(m);
+}
+
+/* ---- the cases ---------------------------------------------------------------------------------
+ */
+
+IN_EVERY_STORE(rounds_merge_what_was_published, 20)
+{
+    fixture f;
+    err e = ERR_INIT;
+    modelstore_merged merged;
+    modelstore_status status;
+    fixture_init(&f, kind, carrier, FLOATS);
+    begin_job(&f);
+    check_fetched(&f, 0, (uint64_t[][2]){{7, 1}}, 1);
+    modelstore *m[3];
+    const modelstore_part parts[3] = {{0, 1, 100}, {1, 1, 250}, {2, 1, 0}};
+    for (int i = 0; i < 3; i++)
+        m[i] = attached_member(&f);
+    for (int r = 1; r <= 3; r++) {
+        for (int i = 2; i >= 0; i--) /* the order of arrival does not count */
+            CHECK_OK(
+                publish(m[i], 0, r, r - 1, i, 1, parts[i].samples, (uint64_t)(10 * r + i), &f, &e),
+                e);
+        CHECK_OK(modelstore_status_get(f.owner, fixture_deadline(), &status, &e), e);
+        CHECK_INT(status.count, 3);
+        CHECK_INT(status.published[1].samples, 250);
+        CHECK_INT(status.state.version, r - 1);
+        char ledger[64];
+        snprintf(ledger, sizeof ledger, "{\"version\":%d}", r);
+        CHECK_OK(merge(&f, 0, r, r - 1, parts, 3, ledger, &merged, &e), e);
+        CHECK_INT(merged.state.version, r);
+        CHECK_INT(merged.state.round, r + 1);
+        CHECK_INT(merged.bad_function, -1);
+        check_fetched(&f, r,
+                      (uint64_t[][2]){{(uint64_t)(10 * r), 100}, {(uint64_t)(10 * r + 1), 250}}, 2);
+    }
+    CHECK_OK(modelstore_status_get(f.owner, fixture_deadline(), &status, &e), e);
+    CHECK_INT(status.count, 0);
+    CHECK_INT(status.state.checksum, merged.state.checksum);
+    char *ledger;
+    size_t len;
+    CHECK_OK(modelstore_ledger(f.owner, fixture_deadline(), &ledger, &len, &e), e);
+    CHECK_STR(ledger, "[{\"version\":0},{\"version\":1},{\"version\":2},{\"version\":3}]");
+    CHECK_INT(len, strlen(ledger));
+    free(ledger);
+    for (int i = 0; i < 3; i++)
+        modelstore_close(m[i]);
+    CHECK_OK(modelstore_drop(f.owner, fixture_deadline(), &e), e);
+    CHECK_ERR(modelstore_status_get(f.owner, fixture_deadline(), &status, &e), e, ERR_NOT_FOUND,
+              "no such job");
+    CHECK_OK(modelstore_drop(f.owner, fixture_deadline(), &e), e);
+    fixture_free(&f);
+}
+
+IN_EVERY_STORE(what_is_stale_or_doubled_is_refused, 20)
+{
+    fixture f;
+    err e = ERR_INIT;
+    modelstore_merged merged;
+    const modelstore_part one = {0, 3, 10}, wrong = {0, 3, 11}, missing[] = {{0, 3, 10}, {1, 1, 5}};
+    fixture_init(&f, kind, carrier, FLOATS);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    CHECK_ERR(publish(m, 0, 0, -1, 0, 1, 1, 7, &f, &e), e, ERR_STALE, "epoch 0, round 0 is over");
+    CHECK_ERR(publish(m, 0, 2, 0, 0, 1, 1, 7, &f, &e), e, ERR_CONFLICT, "not open yet");
+    CHECK_ERR(publish(m, 0, 1, -1, 0, 1, 1, 7, &f, &e), e, ERR_STALE, "version -1");
+    CHECK_OK(publish(m, 0, 1, 0, 0, 2, 10, 21, &f, &e), e);
+    CHECK_OK(publish(m, 0, 1, 0, 0, 2, 10, 21, &f, &e), e); /* again: no difference */
+    CHECK_ERR(publish(m, 0, 1, 0, 0, 2, 10, 22, &f, &e), e, ERR_CONFLICT, "other bytes before");
+    CHECK_ERR(publish(m, 0, 1, 0, 0, 1, 10, 21, &f, &e), e, ERR_STALE, "incarnation 1 is over");
+    CHECK_OK(publish(m, 0, 1, 0, 0, 3, 10, 23, &f, &e), e); /* replaces */
+    CHECK_ERR(publish(m, 0, 1, 0, 0, 2, 10, 21, &f, &e), e, ERR_STALE, "incarnation 2 is over");
+    CHECK_ERR(merge(&f, 0, 1, 0, &wrong, 1, "{}", &merged, &e), e, ERR_CONFLICT, "10 samples");
+    CHECK_ERR(merge(&f, 0, 1, 0, missing, 2, "{}", &merged, &e), e, ERR_CONFLICT,
+              "function 1 (incarnation 1) has not published");
+    CHECK_ERR(merge(&f, 0, 1, 1, &one, 1, "{}", &merged, &e), e, ERR_CONFLICT, "version 1");
+    CHECK_OK(merge(&f, 0, 1, 0, &one, 1, "{\"v\":1}", &merged, &e), e);
+    CHECK_ERR(merge(&f, 0, 1, 0, &one, 1, "{\"v\":1}", &merged, &e), e, ERR_STALE, "is over");
+    CHECK_INT(merged.state.version, 1);
+    CHECK_ERR(publish(m, 0, 1, 0, 0, 4, 10, 21, &f, &e), e, ERR_STALE, "is over");
+    check_fetched(&f, 1, (uint64_t[][2]){{23, 10}}, 1);
+    char *ledger;
+    CHECK_OK(modelstore_ledger(f.owner, fixture_deadline(), &ledger, NULL, &e), e);
+    CHECK_STR(ledger, "[{\"version\":0},{\"v\":1}]");
+    free(ledger);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+IN_EVERY_STORE(numbers_that_are_none_never_enter, 20)
+{
+    fixture f;
+    err e = ERR_INIT;
+    modelstore_merged merged;
+    const modelstore_part parts[] = {{0, 1, 10}, {1, 1, 5}}, again[] = {{0, 1, 10}, {1, 2, 5}};
+    fixture_init(&f, kind, carrier, FLOATS);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    block b = fixture_block(f.layout.shape);
+    fixture_fill(f.layout.shape, b, 5);
+    b.floats[FLOATS - 1] = NAN;
+    const modelstore_publication p = {.epoch = 0,
+                                      .round = 1,
+                                      .version = 0,
+                                      .function = 1,
+                                      .incarnation = 1,
+                                      .samples = 5,
+                                      .slot = 9};
+    CHECK_OK(publish(m, 0, 1, 0, 0, 1, 10, 31, &f, &e), e);
+    CHECK_OK(modelstore_publish(m, &p, &b, fixture_deadline(), &e), e);
+    CHECK_ERR(merge(&f, 0, 1, 0, parts, 2, "{}", &merged, &e), e, ERR_INVALID,
+              "function 1 (incarnation 1) published numbers that are NaN");
+    CHECK_INT(merged.bad_function, 1);
+    check_fetched(&f, 0, (uint64_t[][2]){{7, 1}}, 1); /* as before */
+    CHECK_OK(publish(m, 0, 1, 0, 1, 2, 5, 32, &f, &e), e);
+    CHECK_OK(merge(&f, 0, 1, 0, again, 2, "{}", &merged, &e), e);
+    check_fetched(&f, 1, (uint64_t[][2]){{31, 10}, {32, 5}}, 2);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+IN_EVERY_STORE(fetch_waits_until_its_deadline, 20)
+{
+    fixture f;
+    err e = ERR_INIT;
+    modelstore_state state;
+    fixture_init(&f, kind, carrier, 64);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    block got = fixture_block(f.layout.shape);
+    int64_t before = clock_monotonic_ms();
+    CHECK_ERR(modelstore_fetch(m, 1, got, clock_deadline_ms(60), &state, &e), e, ERR_TIMEOUT,
+              "version 1");
+    CHECK(clock_monotonic_ms() - before >= 60);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+typedef struct waiter {
+    fixture *f;
+    atomic_bool waiting;
+} waiter;
+
+static void *wait_for_version_1(void *arg)
+{
+    waiter *w = arg;
+    err e = ERR_INIT;
+    modelstore_state state;
+    modelstore *m = attached_member(w->f);
+    block got = fixture_block(w->f->layout.shape);
+    atomic_store(&w->waiting, true);
+    CHECK_OK(modelstore_fetch(m, 1, got, fixture_deadline(), &state, &e), e);
+    check_reference(w->f, got, (uint64_t[][2]){{41, 3}}, 1);
+    modelstore_close(m);
+    return NULL;
+}
+
+IN_EVERY_STORE(fetch_sees_the_merge_it_waits_for, 20)
+{
+    fixture f;
+    err e = ERR_INIT;
+    pthread_t thread;
+    const modelstore_part part = {0, 1, 3};
+    fixture_init(&f, kind, carrier, FLOATS);
+    begin_job(&f);
+    waiter w = {.f = &f};
+    CHECK(pthread_create(&thread, NULL, wait_for_version_1, &w) == 0);
+    while (!atomic_load(&w.waiting))
+        usleep(100);
+    modelstore *m = attached_member(&f);
+    CHECK_OK(publish(m, 0, 1, 0, 0, 1, 3, 41, &f, &e), e);
+    CHECK_OK(merge(&f, 0, 1, 0, &part, 1, "{}", NULL, &e), e);
+    pthread_join(thread, NULL);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+/* Who asks for an older version than there is gets the newest, and the connection stays in step. */
+IN_EVERY_STORE(fetch_takes_a_newer_version, 20)
+{
+    fixture f;
+    err e = ERR_INIT;
+    modelstore_merged merged;
+    modelstore_state state;
+    const modelstore_part part = {0, 1, 10};
+    fixture_init(&f, kind, carrier, FLOATS);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    block got = fixture_block(f.layout.shape);
+    for (int round = 1; round <= 3; round++) {
+        CHECK_OK(publish(m, 0, round, round - 1, 0, 1, 10, 40 + (uint64_t)round, &f, &e), e);
+        CHECK_OK(merge(&f, 0, round, round - 1, &part, 1, "{}", &merged, &e), e);
+        CHECK_OK(modelstore_fetch(m, round - 1, got, fixture_deadline(), &state, &e), e);
+        CHECK_INT(state.version, round);
+        CHECK_OK(modelstore_fetch(m, -1, got, fixture_deadline(), &state, &e), e);
+        CHECK_INT(state.version, round);
+        check_fetched(&f, round, (uint64_t[][2]){{40 + (uint64_t)round, 10}}, 1);
+    }
+    munmap(got.floats, block_bytes(f.layout.shape));
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+IN_EVERY_STORE(publishing_from_the_slot_itself, 20)
+{
+    fixture f;
+    err e = ERR_INIT;
+    block b;
+    const modelstore_part part = {0, 1, 3};
+    const modelstore_publication p = {
+        .epoch = 0, .round = 1, .version = 0, .incarnation = 1, .samples = 3, .slot = 5};
+    fixture_init(&f, kind, carrier, FLOATS);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    CHECK_OK(modelstore_slot(m, 5, &b, &e), e);
+    CHECK(((uintptr_t)b.floats & 63) == 0 && ((uintptr_t)b.counters & 63) == 0);
+    CHECK_OK(modelstore_fetch(m, 0, b, fixture_deadline(), NULL, &e), e);
+    fixture_fill(f.layout.shape, b, 51);
+    CHECK_OK(modelstore_publish(m, &p, NULL, fixture_deadline(), &e), e);
+    CHECK_OK(merge(&f, 0, 1, 0, &part, 1, "{}", NULL, &e), e);
+    check_fetched(&f, 1, (uint64_t[][2]){{51, 3}}, 1);
+    CHECK_ERR(modelstore_slot(m, MODELSTORE_SLOTS_MAX, &b, &e), e, ERR_INVALID, "out of range");
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+IN_EVERY_STORE(a_resumed_job_goes_on_from_its_checkpoint, 20)
+{
+    fixture f;
+    err e = ERR_INIT;
+    const modelstore_state start = {.version = 41, .epoch = 6, .round = 2};
+    const modelstore_part part = {0, 1, 3};
+    modelstore_merged merged;
+    fixture_init(&f, kind, carrier, FLOATS);
+    block b = fixture_block(f.layout.shape);
+    fixture_fill(f.layout.shape, b, 61);
+    CHECK_OK(modelstore_create(f.owner, &f.layout, &start, 4, &b, "[{\"old\":1}]",
+                               fixture_deadline(), &e),
+             e);
+    check_fetched(&f, 41, (uint64_t[][2]){{61, 1}}, 1);
+    modelstore *m = attached_member(&f);
+    layout l;
+    CHECK_OK(modelstore_attach(m, &l, fixture_deadline(), &e), e);
+    CHECK(l.digest == f.layout.digest);
+    layout_free(&l);
+    CHECK_ERR(publish(m, 6, 1, 41, 0, 1, 3, 62, &f, &e), e, ERR_STALE, "is over");
+    CHECK_OK(publish(m, 6, 2, 41, 0, 1, 3, 62, &f, &e), e);
+    CHECK_OK(merge(&f, 6, 2, 41, &part, 1, "{\"new\":1}", &merged, &e), e);
+    CHECK_INT(merged.state.version, 42);
+    char *ledger;
+    CHECK_OK(modelstore_ledger(f.owner, fixture_deadline(), &ledger, NULL, &e), e);
+    CHECK_STR(ledger, "[{\"old\":1},{\"new\":1}]");
+    free(ledger);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+IN_EVERY_STORE(another_layout_is_refused, 20)
+{
+    fixture f;
+    err e = ERR_INIT;
+    fixture_init(&f, kind, carrier, 64);
+    begin_job(&f);
+    modelstore *m = fixture_member(&f);
+    modelstore_state state = {.version = -1};
+    if (f.server) {
+        block b;
+        CHECK_ERR(modelstore_slot(m, 0, &b, &e), e, ERR_CONFLICT, "not attached");
+    }
+    CHECK_ERR(modelstore_create(m, &f.layout, &state, 4, NULL, NULL, fixture_deadline(), &e), e,
+              ERR_FORBIDDEN, "owner");
+    const modelstore_part part = {0, 1, 3};
+    const modelstore_round r = {.next_round = 1, .rule = "mean", .parts = &part, .count = 1};
+    CHECK_ERR(modelstore_merge(m, &r, fixture_deadline(), NULL, &e), e, ERR_FORBIDDEN, "owner");
+    CHECK_ERR(modelstore_create(f.owner, &f.layout, &state, 0, NULL, NULL, fixture_deadline(), &e),
+              e, ERR_INVALID, "0 slots");
+    CHECK_ERR(modelstore_create(f.owner, &f.layout, &state, 4, NULL, "{}", fixture_deadline(), &e),
+              e, ERR_INVALID, "ledger");
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+/* ---- Redis in trouble
+ * ---------------------------------------------------------------------------- */
+
+IN_EVERY_REDIS(redis_killed_is_put_back, 30)
+{
+    fixture f;
+    err e = ERR_INIT;
+    modelstore_merged merged;
+    modelstore_status status;
+    const modelstore_part part = {0, 1, 3};
+    fixture_init(&f, kind, carrier, FLOATS);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    CHECK_OK(publish(m, 0, 1, 0, 0, 1, 3, 71, &f, &e), e);
+    CHECK_OK(merge(&f, 0, 1, 0, &part, 1, "{}", &merged, &e), e);
+    block kept = fixture_block(f.layout.shape);
+    CHECK_OK(modelstore_fetch(m, 1, kept, fixture_deadline(), NULL, &e), e);
+    CHECK_OK(publish(m, 0, 2, 1, 0, 1, 3, 72, &f, &e), e); /* is lost */
+    kill(redis_server_pid(f.server), SIGKILL);
+    CHECK_ERR(modelstore_status_get(f.owner, clock_deadline_ms(50), &status, &e), e,
+              ERR_UNAVAILABLE, "redis");
+    char how[256];
+    CHECK(!redis_server_alive(f.server));
+    redis_server_epitaph(f.server, how, sizeof how);
+    CHECK_CONTAINS(how, "signal 9");
+    CHECK_OK(redis_server_restart(f.server, fixture_deadline(), &e), e);
+    CHECK_ERR(publish(m, 0, 2, 1, 0, 1, 3, 72, &f, &e), e, ERR_NOT_FOUND, "no such job");
+    bool mapped = strcmp(carrier, "shm") == 0;
+    CHECK_OK(modelstore_create(f.owner, &f.layout, &merged.state, 16, mapped ? NULL : &kept,
+                               "[{},{}]", fixture_deadline(), &e),
+             e);
+    check_fetched(&f, 1, (uint64_t[][2]){{71, 3}}, 1);
+    CHECK_OK(publish(m, 0, 2, 1, 0, 1, 3, 72, &f, &e), e); /* with the handle of before */
+    CHECK_OK(merge(&f, 0, 2, 1, &part, 1, "{}", &merged, &e), e);
+    check_fetched(&f, 2, (uint64_t[][2]){{72, 3}}, 1);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+IN_EVERY_REDIS(an_owner_that_died_finds_the_job_again, 30)
+{
+    fixture f;
+    err e = ERR_INIT;
+    layout l;
+    modelstore_merged merged;
+    modelstore_status status;
+    const modelstore_part part = {0, 1, 3};
+    fixture_init(&f, kind, carrier, FLOATS);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    CHECK_OK(publish(m, 0, 1, 0, 0, 1, 3, 81, &f, &e), e);
+    modelstore_close(f.owner);
+    CHECK_OK(modelstore_open(&f.owner_access, MODELSTORE_OWNER, fixture_deadline(), &f.owner, &e),
+             e);
+    CHECK_OK(modelstore_attach(f.owner, &l, fixture_deadline(), &e), e);
+    CHECK(l.digest == f.layout.digest);
+    layout_free(&l);
+    CHECK_OK(modelstore_status_get(f.owner, fixture_deadline(), &status, &e), e);
+    CHECK_INT(status.count, 1);
+    CHECK_OK(merge(&f, 0, 1, 0, &part, 1, "{}", &merged, &e), e);
+    check_fetched(&f, 1, (uint64_t[][2]){{81, 3}}, 1);
+    if (strcmp(carrier, "shm") == 0) { /* and when Redis is gone as well */
+        modelstore_close(f.owner);
+        CHECK_OK(redis_server_restart(f.server, fixture_deadline(), &e), e);
+        CHECK_OK(
+            modelstore_open(&f.owner_access, MODELSTORE_OWNER, fixture_deadline(), &f.owner, &e),
+            e);
+        CHECK_OK(modelstore_create(f.owner, &f.layout, &merged.state, 16, NULL, "[]",
+                                   fixture_deadline(), &e),
+                 e);
+        check_fetched(&f, 1, (uint64_t[][2]){{81, 3}}, 1);
+        merged.state.checksum ^= 1;
+        CHECK_ERR(modelstore_create(f.owner, &f.layout, &merged.state, 16, NULL, "[]",
+                                    fixture_deadline(), &e),
+                  e, ERR_CORRUPT, "version 1");
+    }
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+/* ---- writers that die
+ * ---------------------------------------------------------------------------- */
+
+/* A child that publishes the same models over and over until it is killed; tells when it has begun.
+ */
+static pid_t start_writer(fixture *f, int incarnation, int tell)
+{
+    pid_t child = fork();
+    if (child != 0)
+        return child;
+    modelstore *m = attached_member(f);
+    block slot;
+    err e = ERR_INIT;
+    CHECK_OK(modelstore_slot(m, incarnation % 2, &slot, &e), e);
+    CHECK(write(tell, "x", 1) == 1);
+    for (uint64_t i = 0;; i++) {
+        memset(slot.floats, (int)(i & 0x3f), f->layout.shape.floats * sizeof(float) / 2);
+        publish(m, 0, 1, 0, 0, incarnation, 3, 90 + i % 2, f, NULL);
+    }
+}
+
+IN_EVERY_REDIS(a_half_written_block_is_never_merged, 60)
+{
+    fixture f;
+    err e = ERR_INIT;
+    int ends[2];
+    fixture_init(&f, kind, carrier, FLOATS);
+    begin_job(&f);
+    CHECK(pipe2(ends, O_CLOEXEC) == 0);
+    modelstore *m = attached_member(&f);
+    int merged_whole = 0, refused = 0;
+    enum { KILLS = 25 };
+    err unused = ERR_INIT;
+    int64_t before = clock_monotonic_ns(); /* how long a publication takes here */
+    publish(m, 0, 9, 0, 0, 0, 3, 90, &f, &unused);
+    useconds_t span = (useconds_t)((clock_monotonic_ns() - before) / 1000 * 4 + 1);
+    for (int i = 0; i < KILLS; i++) {
+        char x;
+        pid_t child = start_writer(&f, i, ends[1]);
+        CHECK(read(ends[0], &x, 1) == 1);
+        usleep(span / KILLS * (useconds_t)(i * 7 % KILLS));
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+        /* Whatever it left: merged is what one of its publications said, or nothing. */
+        const modelstore_part part = {0, i, 3};
+        modelstore_merged merged;
+        err why = ERR_INIT;
+        modelstore_status status;
+        CHECK_OK(modelstore_status_get(f.owner, fixture_deadline(), &status, &e), e);
+        if (status.count == 1 && status.published[0].incarnation == i &&
+            merge(&f, 0, 1, 0, &part, 1, "{}", &merged, &why) == 0) {
+            block got = fixture_block(f.layout.shape);
+            CHECK_OK(modelstore_fetch(m, 1, got, fixture_deadline(), NULL, &e), e);
+            block want = fixture_block(f.layout.shape);
+            fixture_fill(f.layout.shape, want, 90);
+            if (got.floats[0] != want.floats[0])
+                fixture_fill(f.layout.shape, want, 91);
+            CHECK(memcmp(got.floats, want.floats, f.layout.shape.floats * sizeof(float)) == 0);
+            merged_whole++;
+            begin_job(&f); /* a fresh store for the next */
+            modelstore_close(m);
+            m = attached_member(&f);
+        } else if (why.code != ERR_NONE) {
+            CHECK_INT(why.code, ERR_CORRUPT);
+            CHECK_INT(merged.bad_function, 0);
+            CHECK_CONTAINS(why.message, "function 0");
+            refused++;
+        }
+    }
+    printf("%d kills: %d merged whole, %d refused as corrupt\n", KILLS, merged_whole, refused);
+    CHECK(merged_whole + refused > 0);
+    const modelstore_part part = {0, KILLS, 3};
+    CHECK_OK(publish(m, 0, 1, 0, 0, KILLS, 3, 99, &f, &e), e);
+    CHECK_OK(merge(&f, 0, 1, 0, &part, 1, "{}", NULL, &e), e);
+    check_fetched(&f, 1, (uint64_t[][2]){{99, 3}}, 1);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+static void flipped_in_segment(const char *kind)
+{
+    fixture f;
+    err e = ERR_INIT;
+    block slot;
+    modelstore_merged merged;
+    const modelstore_part parts[] = {{0, 1, 10}, {3, 1, 5}};
+    fixture_init(&f, kind, "shm", FLOATS);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    CHECK_OK(publish(m, 0, 1, 0, 0, 1, 10, 31, &f, &e), e);
+    CHECK_OK(publish(m, 0, 1, 0, 3, 1, 5, 32, &f, &e), e);
+    CHECK_OK(modelstore_slot(m, 7, &slot, &e), e);
+    ((unsigned char *)slot.floats)[123456] ^= 0x20;
+    CHECK_ERR(merge(&f, 0, 1, 0, parts, 2, "{}", &merged, &e), e, ERR_CORRUPT,
+              "function 3 (incarnation 1) published bytes that do not match");
+    CHECK_INT(merged.bad_function, 3);
+    check_fetched(&f, 0, (uint64_t[][2]){{7, 1}}, 1);
+    CHECK_OK(publish(m, 0, 1, 0, 3, 1, 5, 32, &f, &e), e); /* forgotten: may be published again */
+    CHECK_OK(merge(&f, 0, 1, 0, parts, 2, "{}", &merged, &e), e);
+    check_fetched(&f, 1, (uint64_t[][2]){{31, 10}, {32, 5}}, 2);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+TEST(a_flipped_byte_is_named_database_shm)
+{
+    flipped_in_segment("database");
+}
+
+TEST(a_flipped_byte_is_named_server_shm)
+{
+    flipped_in_segment("server");
+}
+
+TEST(a_flipped_byte_is_named_server_socket)
+{
+    fixture f;
+    err e = ERR_INIT;
+    modelstore_merged merged;
+    const modelstore_part parts[] = {{0, 1, 10}};
+    fixture_init(&f, "server", "socket", FLOATS);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    CHECK_OK(publish(m, 0, 1, 0, 0, 1, 10, 31, &f, &e), e);
+    resp *c;
+    static resp_command set;
+    CHECK_OK(
+        resp_dial(f.owner_access.address, "", f.owner_access.password, fixture_deadline(), &c, &e),
+        e);
+    resp_begin(&set, "SETRANGE");
+    resp_add(&set, "kubeml:{job1}:pub:0:1:0:1:1");
+    resp_add(&set, "77");
+    resp_add(&set, "\x7f");
+    CHECK_OK(resp_call(c, &set, NULL, fixture_deadline(), &e), e);
+    resp_close(c);
+    CHECK_ERR(merge(&f, 0, 1, 0, parts, 1, "{}", &merged, &e), e, ERR_CORRUPT, "function 0");
+    CHECK_INT(merged.bad_function, 0);
+    check_fetched(&f, 0, (uint64_t[][2]){{7, 1}}, 1);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+TEST(a_reference_that_changed_is_not_fetched)
+{
+    fixture f;
+    err e = ERR_INIT;
+    char name[SHM_NAME_BYTES];
+    shm *s;
+    fixture_init(&f, "database", "shm", FLOATS);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    CHECK_OK(shm_find(test_tmp(), "job1", name, &e), e);
+    CHECK_OK(shm_open_segment(test_tmp(), name, true, &s, &e), e);
+    shm_reference(s, 0).floats[99] += 1;
+    block got = fixture_block(f.layout.shape);
+    CHECK_ERR(modelstore_fetch(m, 0, got, fixture_deadline(), NULL, &e), e, ERR_CORRUPT,
+              "version 0");
+    shm_close(s);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+typedef struct racer {
+    fixture *f;
+    int incarnation;
+} racer;
+
+static void *race(void *arg)
+{
+    racer *r = arg;
+    err e = ERR_INIT;
+    modelstore *m = attached_member(r->f);
+    if (publish(m, 0, 1, 0, 0, r->incarnation, 3, 90, r->f, &e))
+        CHECK_INT(e.code, ERR_STALE);
+    modelstore_close(m);
+    return NULL;
+}
+
+/* A zombie and its replacement publish at the same instant: the replacement's stands. */
+IN_EVERY_STORE(a_zombie_never_replaces_its_replacement, 60)
+{
+    fixture f;
+    err e = ERR_INIT;
+    modelstore_status status;
+    fixture_init(&f, kind, carrier, 64);
+    begin_job(&f);
+    for (int i = 0; i < 150; i++) {
+        racer r[2] = {{&f, 2 * i}, {&f, 2 * i + 1}};
+        pthread_t thread[2];
+        for (int k = 0; k < 2; k++)
+            CHECK(pthread_create(&thread[k], NULL, race, &r[(k + i) % 2]) == 0);
+        for (int k = 0; k < 2; k++)
+            pthread_join(thread[k], NULL);
+        CHECK_OK(modelstore_status_get(f.owner, fixture_deadline(), &status, &e), e);
+        CHECK_INT(status.published[0].incarnation, 2 * i + 1);
+    }
+    fixture_free(&f);
+}
+
+/* ---- the rest
+ * ------------------------------------------------------------------------------------ */
+
+TEST(tcp_carries_as_well)
+{
+    fixture f;
+    err e = ERR_INIT;
+    const modelstore_part part = {0, 1, 3};
+    fixture_init(&f, "database", "tcp", FLOATS);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    CHECK_OK(publish(m, 0, 1, 0, 0, 1, 3, 11, &f, &e), e);
+    CHECK_OK(merge(&f, 0, 1, 0, &part, 1, "{}", NULL, &e), e);
+    check_fetched(&f, 1, (uint64_t[][2]){{11, 3}}, 1);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+IN_EVERY_REDIS(a_member_may_no_more_than_it_needs, 20)
+{
+    fixture f;
+    err e = ERR_INIT;
+    resp *c;
+    static resp_command call;
+    static const char *const forbidden[][3] = {
+        {"FLUSHALL", NULL, NULL},
+        {"KEYS", "*", NULL},
+        {"CONFIG", "GET", "requirepass"},
+        {"ACL", "LIST", NULL},
+        {"EVAL", "return 1", "0"},
+        {"SET", "kubeml:{job1}:state", "x"},
+        {"SET", "kubeml:{job1}:ref:0:0", "x"},
+        {"GET", "kubeml:{job2}:state", NULL},
+        {"SET", "kubeml:{job2}:pub:0", "x"},
+        {"GET", "other", NULL},
+        {"SHUTDOWN", "NOSAVE", NULL},
+        {"DUMP", "kubeml:{job1}:model", NULL},
+    };
+    fixture_init(&f, kind, carrier, 64);
+    begin_job(&f);
+    CHECK_OK(resp_dial(f.member_access.address, f.member_access.user, f.member_access.password,
+                       fixture_deadline(), &c, &e),
+             e);
+    for (size_t i = 0; i < sizeof forbidden / sizeof forbidden[0]; i++) {
+        resp_begin(&call, forbidden[i][0]);
+        for (int a = 1; a < 3 && forbidden[i][a]; a++)
+            resp_add(&call, forbidden[i][a]);
+        CHECK_ERR(resp_call(c, &call, NULL, fixture_deadline(), &e), e, ERR_FORBIDDEN, "NOPERM");
+    }
+    resp_close(c);
+    CHECK_ERR(resp_dial(f.member_access.address, "function", "wrong", fixture_deadline(), &c, &e),
+              e, ERR_UNAUTHORIZED, "WRONGPASS");
+    fixture_free(&f);
+}
+
+/* The owner puts the user back as soon as Redis has refused it once. */
+static void *put_user_back(void *arg)
+{
+    fixture *f = arg;
+    static resp_command log;
+    err e = ERR_INIT;
+    resp *c;
+    resp_reply reply;
+    size_t refused = 0;
+    CHECK_OK(resp_dial(f->owner_access.address, "", f->owner_access.password, fixture_deadline(), &c, &e), e);
+    for (int64_t deadline = fixture_deadline(); refused == 0 && clock_left_ms(deadline) > 0;) {
+        resp_begin(&log, "ACL");
+        resp_add(&log, "LOG");
+        CHECK_OK(resp_call(c, &log, &reply, fixture_deadline(), &e), e);
+        refused = reply.count;
+        resp_reply_free(&reply);
+    }
+    resp_close(c);
+    CHECK(refused > 0);
+    CHECK_OK(redis_server_user(f->server, "function", f->member_access.password, "job1",
+                               fixture_deadline(), &e),
+             e);
+    return NULL;
+}
+
+TEST(a_user_that_is_gone_for_a_while_is_waited_for)
+{
+    fixture f;
+    static resp_command drop;
+    static modelstore_status status;
+    err e = ERR_INIT;
+    resp *c;
+    pthread_t owner;
+    fixture_init(&f, "database", "socket", FLOATS);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    CHECK_OK(resp_dial(f.owner_access.address, "", f.owner_access.password, fixture_deadline(), &c, &e), e);
+    resp_begin(&drop, "ACL");
+    resp_add(&drop, "DELUSER");
+    resp_add(&drop, "function");
+    CHECK_OK(resp_call(c, &drop, NULL, fixture_deadline(), &e), e);
+    resp_close(c);
+    CHECK(pthread_create(&owner, NULL, put_user_back, &f) == 0);
+    CHECK_OK(modelstore_status_get(m, fixture_deadline(), &status, &e), e);
+    CHECK_INT(status.state.version, 0);
+    CHECK(pthread_join(owner, NULL) == 0);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+TEST(opening_says_what_is_missing)
+{
+    fixture f;
+    err e = ERR_INIT;
+    modelstore *m;
+    fixture_init(&f, "server", "socket", 64);
+    modelstore_access a = f.owner_access;
+    snprintf(a.kind, sizeof a.kind, "database");
+    CHECK_ERR(modelstore_open(&a, MODELSTORE_OWNER, fixture_deadline(), &m, &e), e, ERR_UNSUPPORTED,
+              "kubeml-redis.so");
+    snprintf(a.kind, sizeof a.kind, "mongo");
+    CHECK_ERR(modelstore_open(&a, MODELSTORE_OWNER, fixture_deadline(), &m, &e), e, ERR_UNSUPPORTED,
+              "mongo");
+    a = f.owner_access;
+    snprintf(a.carrier, sizeof a.carrier, "pigeon");
+    CHECK_ERR(modelstore_open(&a, MODELSTORE_OWNER, fixture_deadline(), &m, &e), e, ERR_UNSUPPORTED,
+              "pigeon");
+    a = f.owner_access;
+    snprintf(a.address, sizeof a.address, "unix:%s/nobody.sock", test_tmp());
+    CHECK_ERR(modelstore_open(&a, MODELSTORE_OWNER, clock_deadline_ms(30), &m, &e), e,
+              ERR_UNAVAILABLE, "No such file");
+    a = f.owner_access;
+    snprintf(a.password, sizeof a.password, "guess");
+    CHECK_ERR(modelstore_open(&a, MODELSTORE_OWNER, fixture_deadline(), &m, &e), e,
+              ERR_UNAUTHORIZED, "WRONGPASS");
+    fixture_free(&f);
+}
+
+TEST(access_travels_as_json)
+{
+    err e = ERR_INIT;
+    modelstore_access a = {.kind = "database",
+                           .address = "unix:/x",
+                           .password = "p",
+                           .job = "j",
+                           .carrier = "shm"},
+                      b;
+    json_t *j = modelstore_access_json(&a);
+    CHECK_OK(modelstore_access_parse(j, &b, &e), e);
+    CHECK(memcmp(&a, &b, sizeof a) == 0);
+    json_object_set_new(j, "extra", json_true());
+    CHECK_ERR(modelstore_access_parse(j, &b, &e), e, ERR_INVALID, "extra");
+    json_object_del(j, "extra");
+    json_object_del(j, "job");
+    CHECK_ERR(modelstore_access_parse(j, &b, &e), e, ERR_INVALID, "job");
+    json_decref(j);
+}

@@ -1,0 +1,819 @@
+/* test_ps.c: kubeml-ps with a real redis-server, a real store and functions that add numbers. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../../ps/checkpoint.h"
+#include "clock.h"
+#include "ps_world.h"
+#include "test.h"
+
+/* The SHA-256 of a job that nothing happened to. */
+static void calm(const world_options *like, char sha256[65])
+{
+    world w;
+    world_options o = *like;
+    o.job = "calm";
+    o.fault = o.failpoint = NULL;
+    world_start(&w, &o);
+    world_finish(&w, "succeeded", sha256);
+    CHECK_INT(w.deaths, 0);
+    world_end(&w);
+}
+
+/* Each sample once an epoch: the shares of the history tile the deal. */
+static void check_shares(const json_t *record, int epochs, int samples)
+{
+    CHECK_INT(json_array_size(json_object_get(record, "shares")), epochs);
+    for (int epoch = 0; epoch < epochs; epoch++) {
+        const json_t *shares = json_array_get(json_object_get(record, "shares"), (size_t)epoch),
+                     *one;
+        size_t i;
+        json_int_t sum = 0;
+        json_array_foreach(shares, i, one)
+        {
+            sum += json_integer_value(json_array_get(one, 3)) -
+                   json_integer_value(json_array_get(one, 2));
+        }
+        CHECK_INT(sum, samples);
+    }
+}
+
+TEST_LIMIT(a_whole_job, 60)
+{
+    world w;
+    char sha256[65];
+    world_start(&w, &(world_options){.epochs = 3});
+    for (int epoch = 0; epoch < 3; epoch++) {
+        json_t *m = world_wait(&w, "epoch");
+        CHECK_INT(json_integer_value(json_object_get(m, "epoch")), epoch);
+        CHECK_INT(json_integer_value(json_object_get(m, "samples")), 100);
+        CHECK_NEAR(json_real_value(json_object_get(m, "accuracy")), 50, 5);
+    }
+    world_finish(&w, "succeeded", sha256);
+    CHECK_INT(strlen(sha256), 64);
+    json_t *record = world_history(&w);
+    CHECK_STR(json_string_value(json_object_get(record, "sha256")), sha256);
+    CHECK_INT(json_array_size(json_object_get(json_object_get(record, "data"), "accuracy")), 3);
+    check_shares(record, 3, 100);
+    json_decref(record);
+    world_end(&w);
+}
+
+static void same_bits(const world_options *o, const char *want)
+{
+    world w;
+    char got[65];
+    world_start(&w, o);
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    json_t *record = world_history(&w);
+    check_shares(record, w.o.epochs, w.o.samples);
+    json_decref(record);
+    world_end(&w);
+}
+
+TEST_LIMIT(both_merges_and_carriers_give_the_same_bits, 60)
+{
+    char want[65];
+    calm(&(world_options){.epochs = 2}, want);
+    same_bits(&(world_options){.job = "server", .merge = "server"}, want);
+    same_bits(&(world_options){.job = "socket", .carrier = "socket"}, want);
+    same_bits(&(world_options){.job = "both", .carrier = "socket", .merge = "server"}, want);
+}
+
+TEST_LIMIT(between_pods_everything_goes_over_tcp, 60)
+{
+    char want[65];
+    calm(&(world_options){.epochs = 2}, want);
+    same_bits(&(world_options){.job = "tcp", .carrier = "socket", .tcp = true}, want);
+}
+
+TEST_LIMIT(other_numbers_give_other_bits, 60)
+{
+    world w;
+    char one[65], other[65];
+    calm(&(world_options){.epochs = 2}, one);
+    world_start(&w, &(world_options){.job = "other", .epochs = 2, .functions = 2});
+    world_finish(&w, "succeeded", other);
+    CHECK(strcmp(one, other) != 0);
+    world_end(&w);
+}
+
+/* ---- functions that end
+ * ------------------------------------------------------------------- */
+
+static void lose(const char *fault, int function, int epoch, int round)
+{
+    world w;
+    char want[65], got[65];
+    const world_options o = {.job = "loss",
+                             .epochs = 2,
+                             .fault = fault,
+                             .fault_function = function,
+                             .fault_epoch = epoch,
+                             .fault_round = round};
+    calm(&o, want);
+    world_start(&w, &o);
+    world_finish(&w, "succeeded", got);
+    CHECK_INT(w.deaths, 1);
+    CHECK(world_told_condition(&w, "FunctionLost"));
+    CHECK_STR(got, want);
+    json_t *record = world_history(&w);
+    check_shares(record, 2, 100);
+    json_decref(record);
+    world_end(&w);
+}
+
+TEST_LIMIT(a_function_dies_while_it_loads, 60)
+{
+    lose("load", 1, 0, 0);
+}
+TEST_LIMIT(function_0_dies_before_it_made_the_model, 60)
+{
+    lose("init", 0, -1, 0);
+}
+TEST_LIMIT(a_function_dies_before_it_fetches, 60)
+{
+    lose("fetch", 2, 1, 0);
+}
+TEST_LIMIT(a_function_dies_while_it_trains, 60)
+{
+    lose("train", 0, 0, 1);
+}
+TEST_LIMIT(a_function_dies_half_way_through_a_publish, 60)
+{
+    lose("publish", 1, 0, 1);
+}
+TEST_LIMIT(a_function_dies_before_it_says_published, 60)
+{
+    lose("published", 2, 0, 0);
+}
+TEST_LIMIT(a_function_dies_while_it_waits, 60)
+{
+    lose("wait", 1, 1, 1);
+}
+TEST_LIMIT(a_function_dies_while_it_validates, 60)
+{
+    lose("validate", 1, 0, 0);
+}
+TEST_LIMIT(a_frozen_function_is_replaced, 60)
+{
+    lose("freeze", 1, 0, 1);
+}
+
+/* The lost share comes in later rounds: other bits, but each sample once. */
+TEST_LIMIT(on_loss_continue_trains_the_rest_later, 60)
+{
+    world w;
+    world_start(&w, &(world_options){.fault = "train",
+                                     .fault_function = 1,
+                                     .fault_round = 1,
+                                     .on_loss = "continue"});
+    world_finish(&w, "succeeded", NULL);
+    CHECK_INT(w.deaths, 1);
+    json_t *record = world_history(&w);
+    check_shares(record, 2, 100);
+    json_decref(record);
+    world_end(&w);
+}
+
+/* ---- functions that are wrong
+ * ------------------------------------------------------------- */
+
+static void go_wrong(const char *fault, const char *reason, const char *message)
+{
+    world w;
+    world_start(&w, &(world_options){.fault = fault, .fault_function = 1, .fault_round = 1});
+    json_t *m = world_wait(&w, "finished");
+    CHECK_STR(json_string_value(json_object_get(m, "state")), "failed");
+    CHECK_STR(json_string_value(json_object_get(m, "reason")), reason);
+    CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), message);
+    w.waited--;
+    world_finish(&w, "failed", NULL);
+    world_end(&w);
+}
+
+TEST_LIMIT(nan_in_a_publication_fails_the_job, 60)
+{
+    go_wrong("nan", "NaNLoss", "function 1");
+}
+TEST_LIMIT(a_function_that_says_failed_fails_the_job, 60)
+{
+    go_wrong("nanloss", "NaNLoss", "the loss is not a number");
+}
+TEST_LIMIT(another_layout_fails_the_job, 60)
+{
+    go_wrong("shape", "ShapeMismatch", "function");
+}
+
+TEST_LIMIT(a_function_that_talks_nonsense_is_replaced, 60)
+{
+    world w;
+    char want[65], got[65];
+    const world_options o = {.job = "nonsense", .fault = "garbage", .fault_function = 1};
+    calm(&o, want);
+    world_start(&w, &o);
+    world_finish(&w, "succeeded", got);
+    CHECK(world_told_condition(&w, "FunctionLost"));
+    CHECK_STR(got, want);
+    world_end(&w);
+}
+
+/* ---- kubeml-ps and Redis end
+ * -------------------------------------------------------------- */
+
+static void die_at(const char *failpoint)
+{
+    world w;
+    char want[65], got[65];
+    const world_options o = {.job = "again", .epochs = 3, .failpoint = failpoint};
+    calm(&o, want);
+    world_start(&w, &o);
+    world_await_death(&w);
+    world_restart(&w);
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    json_t *record = world_history(&w);
+    check_shares(record, 3, 100);
+    CHECK_STR(json_string_value(json_object_get(record, "sha256")), want);
+    json_decref(record);
+    world_end(&w);
+}
+
+TEST_LIMIT(killed_when_opened, 60)
+{
+    die_at("opened");
+}
+TEST_LIMIT(killed_when_the_model_is_created, 60)
+{
+    die_at("created");
+}
+TEST_LIMIT(killed_before_a_merge, 60)
+{
+    die_at("before-merge:4");
+}
+TEST_LIMIT(killed_after_a_merge, 60)
+{
+    die_at("after-merge:4");
+}
+TEST_LIMIT(killed_after_the_first_merge, 60)
+{
+    die_at("after-merge");
+}
+TEST_LIMIT(killed_before_the_first_history, 60)
+{
+    die_at("before-history");
+}
+TEST_LIMIT(killed_before_a_history, 60)
+{
+    die_at("before-history:2");
+}
+TEST_LIMIT(killed_after_a_history, 60)
+{
+    die_at("after-history:2");
+}
+TEST_LIMIT(killed_in_the_first_checkpoint, 60)
+{
+    die_at("mid-checkpoint");
+}
+TEST_LIMIT(killed_in_a_checkpoint, 60)
+{
+    die_at("mid-checkpoint:2");
+}
+TEST_LIMIT(killed_after_a_checkpoint, 60)
+{
+    die_at("after-checkpoint:2");
+}
+TEST_LIMIT(killed_before_the_final_model, 60)
+{
+    die_at("before-final");
+}
+TEST_LIMIT(killed_in_the_final_model, 60)
+{
+    die_at("mid-checkpoint:4");
+}
+TEST_LIMIT(killed_after_the_final_model, 60)
+{
+    die_at("after-final");
+}
+TEST_LIMIT(killed_before_it_says_finished, 60)
+{
+    die_at("finished");
+}
+
+TEST_LIMIT(killed_in_every_epoch, 60)
+{
+    world w;
+    char want[65], got[65];
+    const world_options o = {.job = "hunted", .epochs = 6, .k = 1};
+    calm(&o, want);
+    world_start(&w, &o);
+    for (int i = 0; i < 4; i++) {
+        world_wait(&w, "epoch");
+        CHECK_INT(kill(w.ps, SIGKILL), 0);
+        world_await_death(&w);
+        w.waited = json_array_size(w.told);
+        world_restart(&w);
+    }
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    json_t *record = world_history(&w);
+    check_shares(record, 6, 100);
+    json_decref(record);
+    world_end(&w);
+}
+
+static void kill_redis(const world_options *like, const char *at)
+{
+    world w;
+    char want[65], got[65];
+    world_options o = *like;
+    o.epochs = 3;
+    o.job = "redis";
+    calm(&o, want);
+    world_start(&w, &o);
+    world_wait(&w, at);
+    pid_t redis = world_redis(&w);
+    CHECK(redis > 0 && kill(redis, SIGKILL) == 0);
+    world_finish(&w, "succeeded", got);
+    CHECK(world_told_condition(&w, "RedisGone"));
+    CHECK_STR(got, want);
+    world_end(&w);
+}
+
+TEST_LIMIT(redis_dies_at_the_start, 60)
+{
+    kill_redis(&(world_options){.k = 1}, "need");
+}
+TEST_LIMIT(redis_dies_between_epochs, 60)
+{
+    kill_redis(&(world_options){.k = 1}, "epoch");
+}
+TEST_LIMIT(redis_dies_under_a_server_merge, 60)
+{
+    kill_redis(&(world_options){.k = 1, .merge = "server"}, "epoch");
+}
+TEST_LIMIT(redis_dies_with_all_tensors_in_it, 60)
+{
+    kill_redis(&(world_options){.k = 1, .carrier = "socket"}, "epoch");
+}
+
+/* In a pod Redis is a container of its own: the kubelet starts it anew, empty, with the old password. */
+static const world_options in_a_pod = {.k = 1, .carrier = "socket", .tcp = true, .container = true};
+
+TEST_LIMIT(redis_in_its_own_container_gives_the_same_bits, 60)
+{
+    char want[65];
+    calm(&(world_options){.epochs = 2}, want);
+    same_bits(&(world_options){.job = "pod", .carrier = "socket", .tcp = true, .container = true}, want);
+}
+TEST_LIMIT(the_container_of_redis_dies_at_the_start, 60)
+{
+    kill_redis(&in_a_pod, "need");
+}
+TEST_LIMIT(the_container_of_redis_dies_between_epochs, 60)
+{
+    kill_redis(&in_a_pod, "epoch");
+}
+
+/* ---- controllers
+ * -------------------------------------------------------------------------- */
+
+TEST_LIMIT(a_controller_comes_back, 60)
+{
+    world w;
+    err e = ERR_INIT;
+    char want[65], got[65];
+    const world_options o = {.job = "attach", .epochs = 4};
+    calm(&o, want);
+    world_start(&w, &o);
+    world_wait(&w, "epoch");
+    world_dial(&w); /* the old connection is closed without a word */
+    json_array_clear(w.told);
+    w.waited = 0;
+    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s,s:i}", "type", "attach", "id", "attach",
+                        "after_epoch", -1),
+             e);
+    world_wait(&w, "access");
+    for (int epoch = 0; epoch < 4; epoch++)
+        CHECK_INT(json_integer_value(json_object_get(world_wait(&w, "epoch"), "epoch")), epoch);
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    world_end(&w);
+}
+
+TEST_LIMIT(attaching_after_the_end_tells_the_end, 60)
+{
+    world w;
+    err e = ERR_INIT;
+    world_start(&w, &(world_options){.epochs = 2});
+    world_wait(&w, "finished");
+    world_dial(&w);
+    json_array_clear(w.told);
+    w.waited = 0;
+    CHECK_OK(
+        wire_sendf(w.wire, &e, "{s:s,s:s,s:i}", "type", "attach", "id", "job", "after_epoch", 0),
+        e);
+    CHECK_INT(json_integer_value(json_object_get(world_wait(&w, "epoch"), "epoch")), 1);
+    world_finish(&w, "succeeded", NULL);
+    world_end(&w);
+}
+
+TEST_LIMIT(stop_in_the_middle_keeps_what_was_merged, 60)
+{
+    world w;
+    err e = ERR_INIT;
+    char sha256[65];
+    world_start(&w, &(world_options){.epochs = 1000});
+    world_wait(&w, "epoch");
+    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "stop", "reason", "asked to"), e);
+    world_finish(&w, "cancelled", sha256);
+    CHECK_INT(strlen(sha256), 64);
+    world_end(&w);
+}
+
+/* The node of a kubeml-ps is given up, another one goes on, and the old one is still there. */
+TEST_LIMIT(a_later_kubeml_ps_fences_the_one_before, 60)
+{
+    world w;
+    err e = ERR_INIT;
+    world_start(&w, &(world_options){.epochs = 1000, .job = "fenced"});
+    world_wait(&w, "epoch");
+    store *s = store_open(w.locator, &e);
+    CHECK(s);
+    json_t *record = world_history(&w);
+    json_object_set_new(record, "generation", json_integer(1));
+    CHECK_OK(store_put(s, "history", "fenced", record, STORE_ANY, NULL, &e), e);
+    json_t *m = world_wait(&w, "finished");
+    CHECK_STR(json_string_value(json_object_get(m, "state")), "failed");
+    CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "goes on");
+    json_t *now = world_history(&w);
+    CHECK_INT(json_integer_value(json_object_get(now, "generation")), 1);
+    CHECK_STR(json_string_value(json_object_get(now, "state")), "running");
+    json_decref(record);
+    json_decref(now);
+    store_close(s);
+    world_end(&w);
+    kill(w.ps, SIGTERM);
+    world_ended(&w, -1);
+}
+
+/* Suspended within an epoch it goes on there, with the same bits, ledger and shares. */
+static void suspend_and_resume(world_options o, const char *at, bool within)
+{
+    world w;
+    err e = ERR_INIT;
+    char want[65], got[65];
+    calm(&o, want);
+    o.job = "suspended";
+    world_start(&w, &o);
+    world_wait(&w, at);
+    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s,s:b}", "type", "stop", "reason", "later", "suspend", 1), e);
+    world_finish(&w, "suspended", NULL);
+    json_t *record = world_history(&w);
+    CHECK_STR(json_string_value(json_object_get(record, "state")), "suspended");
+    if (within)
+        CHECK(json_object_get(record, "open"));
+    json_decref(record);
+    world_restart(&w);
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    record = world_history(&w);
+    CHECK(!json_object_get(record, "open"));
+    check_shares(record, o.epochs, o.samples);
+    json_t *ledger = json_incref(json_object_get(record, "ledger"));
+    json_decref(record);
+    w.o.job = "calm";
+    record = world_history(&w);
+    CHECK(json_equal(ledger, json_object_get(record, "ledger")));
+    json_decref(ledger);
+    json_decref(record);
+    world_end(&w);
+}
+
+TEST_LIMIT(suspended_within_an_epoch_it_goes_on_there, 60)
+{
+    suspend_and_resume((world_options){.k = 1, .epochs = 3, .samples = 400}, "epoch", true);
+}
+TEST_LIMIT(suspended_within_the_first_epoch_it_goes_on_there, 60)
+{
+    suspend_and_resume((world_options){.k = 1, .epochs = 1, .samples = 2000}, "access", false);
+}
+TEST_LIMIT(suspended_with_one_merge_an_epoch_it_goes_on_there, 60)
+{
+    suspend_and_resume((world_options){.k = -1, .epochs = 4, .samples = 100, .carrier = "socket"}, "epoch", false);
+}
+
+TEST_LIMIT(a_cancelled_job_is_resumed, 60)
+{
+    world w;
+    err e = ERR_INIT;
+    char want[65], got[65];
+    const world_options o = {.job = "cancelled", .epochs = 60, .k = 1};
+    calm(&o, want);
+    world_start(&w, &o);
+    world_wait(&w, "epoch");
+    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "stop", "reason", "asked to"), e);
+    world_finish(&w, "cancelled", NULL);
+    world_restart(&w);
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    world_end(&w);
+}
+
+/* What an unfinished commit left behind is passed over. */
+TEST_LIMIT(a_checkpoint_without_its_history_is_passed_over, 60)
+{
+    world w;
+    err e = ERR_INIT;
+    char want[65], got[65];
+    json_t *record;
+    const world_options o = {.job = "ahead", .epochs = 4, .failpoint = "before-history:4"};
+    calm(&o, want);
+    world_start(&w, &o);
+    world_await_death(&w);
+    store *s = store_open(w.locator, &e);
+    CHECK(s != NULL);
+    CHECK_OK(store_get(s, "history", "ahead", &record, NULL, &e), e);
+    json_t *list = json_object_get(json_object_get(record, "data"), "train_loss");
+    CHECK_INT(json_array_size(list), 3);
+    json_array_remove(json_object_get(record, "versions"), 2);
+    json_array_remove(list, 2);
+    CHECK_OK(store_put(s, "history", "ahead", record, STORE_ANY, NULL, &e), e);
+    json_decref(record);
+    store_close(s);
+    world_restart(&w);
+    json_t *m = world_wait(&w, "condition");
+    CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "after 2 epochs");
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    world_end(&w);
+}
+
+TEST_LIMIT(an_elastic_job_replays_from_its_record, 60)
+{
+    world w;
+    world_start(&w, &(world_options){.epochs = 4, .elastic = true});
+    world_wait(&w, "ask");
+    world_finish(&w, "succeeded", NULL);
+    json_t *record = world_history(&w);
+    const json_t *list = json_object_get(json_object_get(record, "data"), "parallelism");
+    const int want[] = {3, 4, 2, 4};
+    for (size_t i = 0; i < 4; i++)
+        CHECK_INT(json_integer_value(json_array_get(list, i)), want[i]);
+    check_shares(record, 4, 100);
+    json_decref(record);
+    world_end(&w);
+}
+
+TEST_LIMIT(init_from_another_job, 60)
+{
+    world w;
+    char one[65], two[65];
+    calm(&(world_options){.epochs = 1}, one);
+    world_start(&w, &(world_options){.job = "next", .init = "calm", .epochs = 1});
+    world_finish(&w, "succeeded", two);
+    CHECK(strcmp(one, two) != 0);
+    world_end(&w);
+    world_start(&w, &(world_options){.job = "wide", .init = "calm", .floats = 51});
+    json_t *m = world_wait(&w, "finished");
+    CHECK_STR(json_string_value(json_object_get(m, "reason")), "InitFailed");
+    CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "fc.weight");
+    w.waited--;
+    world_finish(&w, "failed", NULL);
+    world_end(&w);
+}
+
+/* ---- strangers and refusals
+ * --------------------------------------------------------------- */
+
+/* What kubeml-ps answers to a first message; NULL when it closes instead. */
+static json_t *first_words(const world *w, json_t *m)
+{
+    err e = ERR_INIT;
+    json_t *answer = NULL;
+    wire *c = wire_dial(w->address, clock_deadline_ms(5000), &e);
+    CHECK(c != NULL);
+    CHECK_OK(wire_send_wait(c, m, clock_deadline_ms(5000), &e), e);
+    json_decref(m);
+    if (wire_receive_wait(c, &answer, clock_deadline_ms(5000), &e))
+        CHECK_INT(e.code, ERR_UNAVAILABLE); /* closed, and not silent until a deadline */
+    wire_close(c);
+    return answer;
+}
+
+static json_t *function_hello(const char *token, int function, int incarnation)
+{
+    return json_pack("{s:s,s:s,s:s,s:i,s:i,s:i,s:s,s:i,s:i}", "type", "hello", "token", token,
+                     "job", "job", "function", function, "incarnation", incarnation, "pid", 1,
+                     "cpu", "fake", "threads", 1, "abi", 1);
+}
+
+TEST_LIMIT(tokens_and_incarnations_are_checked, 60)
+{
+    world w;
+    world_start(&w, &(world_options){.deaf = true});
+    world_wait(&w, "need");
+    const char *secret = "the-job-secret-of-this-test";
+    CHECK(!first_words(&w, json_pack("{s:s,s:s}", "type", "hello", "token", "wrong")));
+    CHECK(!first_words(&w, json_pack("{s:s,s:s}", "type", "hello", "token", secret)));
+    CHECK(!first_words(&w, json_pack("{s:s}", "type", "hello")));
+    CHECK(!first_words(&w, json_pack("{s:s,s:s}", "type", "attach", "id", "job")));
+    CHECK(!first_words(&w, function_hello("the-pool-token-of-this-test", 0, 0)));
+    json_t *answer = first_words(&w, function_hello(secret, 0, 1));
+    CHECK_STR(wire_type(answer), "refused");
+    CHECK_STR(json_string_value(json_object_get(answer, "code")), "stale");
+    json_decref(answer);
+    answer = first_words(&w, function_hello(secret, 200, 0));
+    CHECK_STR(wire_type(answer), "refused");
+    json_decref(answer);
+    answer = first_words(&w, function_hello(secret, 0, 0)); /* joins, and is lost again */
+    CHECK_STR(wire_type(answer), "welcome");
+    json_decref(answer);
+    for (json_t *m = world_wait(&w, "need");; m = world_wait(&w, "need"))
+        if (json_integer_value(json_object_get(m, "incarnation")) == 1)
+            break;
+    answer = first_words(&w, function_hello(secret, 0, 0)); /* stale by now */
+    CHECK_STR(wire_type(answer), "refused");
+    json_decref(answer);
+    err e = ERR_INIT;
+    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "stop", "reason", "seen enough"), e);
+    world_finish(&w, "cancelled", NULL);
+    world_end(&w);
+}
+
+TEST_LIMIT(wrong_jobs_are_refused_by_field, 60)
+{
+    world w;
+    json_t *answer;
+    world_start(&w, &(world_options){.deaf = true});
+    world_wait(&w, "need");
+    err e = ERR_INIT;
+    world_dial(&w);
+    world_send_job(&w, &answer);
+    CHECK_STR(wire_type(answer), "refused");
+    CHECK_STR(json_string_value(json_object_get(answer, "code")), "conflict");
+    json_decref(answer);
+    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "attach", "id", "another"), e);
+    json_t *m = world_wait(&w, "refused");
+    CHECK_STR(json_string_value(json_object_get(m, "code")), "not-found");
+    world_dial(&w);
+    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "attach", "id", "job"), e);
+    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "stop", "reason", ""), e);
+    world_finish(&w, "cancelled", NULL);
+    world_end(&w);
+}
+
+TEST_LIMIT(without_redis_a_job_is_refused, 60)
+{
+    world w;
+    json_t *answer;
+    world_start(&w, &(world_options){.redis = "/nowhere/redis-server", .no_job = true});
+    world_send_job(&w, &answer);
+    CHECK_STR(wire_type(answer), "refused");
+    CHECK_STR(json_string_value(json_object_get(answer, "code")), "not-found");
+    CHECK_CONTAINS(json_string_value(json_object_get(answer, "message")), "redis-server");
+    json_decref(answer);
+    world_ended(&w, -1);
+    world_end(&w);
+}
+
+TEST_LIMIT(a_wrong_field_is_named, 60)
+{
+    world w;
+    err e = ERR_INIT;
+    world_start(&w, &(world_options){.no_job = true});
+    static const struct {
+        const char *text, *part;
+    } wrong[] = {{"{\"type\":\"job\"}", "id is missing"},
+                 {"{\"type\":\"job\",\"id\":7}", "id is not a text"},
+                 {"{\"type\":\"attach\",\"id\":\"job\"}", "no job"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        json_t *m = json_loads(wrong[i].text, 0, NULL), *answer = NULL;
+        CHECK_OK(wire_send_wait(w.wire, m, clock_deadline_ms(5000), &e), e);
+        CHECK_OK(wire_receive_wait(w.wire, &answer, clock_deadline_ms(5000), &e), e);
+        CHECK_STR(wire_type(answer), "refused");
+        CHECK_CONTAINS(json_string_value(json_object_get(answer, "message")), wrong[i].part);
+        json_decref(m);
+        json_decref(answer);
+    }
+    w.o.batch_size = -3;
+    json_t *answer;
+    world_send_job(&w, &answer);
+    CHECK_CONTAINS(json_string_value(json_object_get(answer, "message")), "batch_size");
+    json_decref(answer);
+    CHECK_INT(kill(w.ps, SIGTERM), 0);
+    world_ended(&w, world_redis(&w));
+    world_end(&w);
+}
+
+TEST_LIMIT(sigterm_ends_it_and_leaves_nothing, 60)
+{
+    world w;
+    world_start(&w, &(world_options){.epochs = 100000});
+    world_wait(&w, "epoch");
+    pid_t redis = world_redis(&w);
+    CHECK_INT(kill(w.ps, SIGTERM), 0);
+    world_ended(&w, redis);
+    world_end(&w);
+}
+
+TEST_LIMIT(killed_it_takes_redis_along, 60)
+{
+    world w;
+    world_start(&w, &(world_options){.epochs = 100000});
+    world_wait(&w, "epoch");
+    pid_t redis = world_redis(&w);
+    CHECK(redis > 0);
+    CHECK_INT(kill(w.ps, SIGKILL), 0);
+    world_await_death(&w);
+    int64_t deadline = clock_deadline_ms(5000);
+    while (kill(redis, 0) == 0)
+        CHECK(clock_monotonic_ms() < deadline);
+    world_restart(&w); /* the socket, the folder and the segment of the dead one are no hindrance */
+    world_wait(&w, "epoch");
+    err e = ERR_INIT;
+    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "stop", "reason", ""), e);
+    world_finish(&w, "cancelled", NULL);
+    world_end(&w);
+}
+
+TEST_LIMIT(the_goal_ends_a_job_early, 60)
+{
+    world w;
+    world_start(&w, &(world_options){.epochs = 10, .goal = 40});
+    json_t *m = world_wait(&w, "finished");
+    CHECK_STR(json_string_value(json_object_get(m, "reason")), "GoalReached");
+    CHECK_INT(json_integer_value(json_object_get(m, "epochs")), 1);
+    w.waited--;
+    world_finish(&w, "succeeded", NULL);
+    world_end(&w);
+}
+
+TEST_LIMIT(redis_dies_again_and_again, 60)
+{
+    world w;
+    char want[65], got[65];
+    const world_options o = {.job = "storm", .epochs = 6, .k = 1};
+    calm(&o, want);
+    world_start(&w, &o);
+    for (int i = 0; i < 4; i++) {
+        world_wait(&w, "epoch");
+        int64_t deadline = clock_deadline_ms(10000);
+        while (world_redis(&w) < 0) /* the last kill is still being repaired */
+            CHECK(clock_monotonic_ms() < deadline);
+        kill(world_redis(&w), SIGKILL);
+    }
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    world_end(&w);
+}
+
+/* The last checkpoint is damaged: the one before it is taken. */
+TEST_LIMIT(a_damaged_checkpoint_is_passed_over, 60)
+{
+    world w;
+    err e = ERR_INIT;
+    char want[65], got[65];
+    const world_options o = {.job = "damaged", .epochs = 4, .failpoint = "before-history:4"};
+    calm(&o, want);
+    world_start(&w, &o);
+    world_await_death(&w);
+    store *s = store_open(w.locator, &e);
+    CHECK(s != NULL);
+    CHECK_OK(store_blob_delete(s, "models/damaged/epoch-000003", &e), e);
+    CHECK_OK(store_blob_put(s, "models/damaged/epoch-000003", "rubbish", 7, &e), e);
+    store_close(s);
+    world_restart(&w);
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    world_end(&w);
+}
+
+/* Private bytes of an idle kubeml-ps; Redis beside it is counted by itself. */
+TEST_LIMIT(an_idle_one_is_small, 60)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    test_skip("a sanitizer's own memory is counted too");
+#endif
+    world w;
+    char path[64], line[256];
+    long kib = 0, part;
+    world_start(&w, &(world_options){.deaf = true});
+    world_wait(&w, "need");
+    snprintf(path, sizeof path, "/proc/%d/smaps_rollup", (int)w.ps);
+    FILE *f = fopen(path, "r");
+    CHECK(f != NULL);
+    while (fgets(line, sizeof line, f))
+        if (sscanf(line, "Private_%*[^:]: %ld", &part) == 1)
+            kib += part;
+    fclose(f);
+    printf("private: %ld KiB\n", kib);
+    CHECK(kib > 0 && kib < 6144);
+    err e = ERR_INIT;
+    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "stop", "reason", ""), e);
+    world_finish(&w, "cancelled", NULL);
+    world_end(&w);
+}

@@ -1,0 +1,176 @@
+/* test_resp.c: the client of Redis's protocol against a peer that is this test. */
+#include <errno.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "resp.h"
+#include "test.h"
+
+static resp *client;
+static int peer;
+static resp_command command;
+
+static void begin(void)
+{
+    int pair[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
+    client = resp_adopt(pair[0]);
+    CHECK(client);
+    peer = pair[1];
+}
+
+static void finish(void)
+{
+    resp_close(client);
+    close(peer);
+}
+
+static int64_t soon(void)
+{
+    return clock_deadline_ms(5000);
+}
+
+/* What has reached the peer by now; "" nothing. */
+static const char *arrived(void)
+{
+    static char text[1 << 20];
+    ssize_t n = read(peer, text, sizeof text - 1);
+    CHECK(n >= 0 || errno == EAGAIN);
+    text[n > 0 ? n : 0] = '\0';
+    return text;
+}
+
+static void say(const char *text)
+{
+    CHECK(write(peer, text, strlen(text)) == (ssize_t)strlen(text));
+}
+
+static void hold(const char *word)
+{
+    err e = ERR_INIT;
+    resp_begin(&command, word);
+    CHECK_OK(resp_hold(client, &command, soon(), &e), e);
+}
+
+TEST(what_is_held_travels_with_the_next_one)
+{
+    err e = ERR_INIT;
+    begin();
+    hold("ONE");
+    hold("TWO");
+    CHECK_STR(arrived(), "");
+    resp_begin(&command, "THREE");
+    CHECK_OK(resp_send(client, &command, soon(), &e), e);
+    CHECK_STR(arrived(), "*1\r\n$3\r\nONE\r\n*1\r\n$3\r\nTWO\r\n*1\r\n$5\r\nTHREE\r\n");
+    finish();
+}
+
+TEST(what_is_held_is_sent_before_a_reply_is_waited_for)
+{
+    err e = ERR_INIT;
+    resp_reply reply;
+    char four[4];
+    begin();
+    hold("ONE");
+    say("+OK\r\n$4\r\nabcd\r\n");
+    CHECK_OK(resp_receive(client, &reply, soon(), &e), e);
+    CHECK_STR(reply.bytes, "OK");
+    resp_reply_free(&reply);
+    CHECK_STR(arrived(), "*1\r\n$3\r\nONE\r\n");
+    hold("TWO");
+    CHECK_OK(resp_receive_into(client, four, sizeof four, soon(), &e), e);
+    CHECK(memcmp(four, "abcd", 4) == 0);
+    CHECK_STR(arrived(), "*1\r\n$3\r\nTWO\r\n");
+    finish();
+}
+
+/* A long argument is not copied; what was held before it goes first. */
+TEST(a_long_argument_is_sent_at_once)
+{
+    static char bytes[100000];
+    err e = ERR_INIT;
+    begin();
+    memset(bytes, 'x', sizeof bytes);
+    hold("ONE");
+    resp_begin(&command, "TWO");
+    resp_add_bytes(&command, bytes, sizeof bytes);
+    CHECK_OK(resp_hold(client, &command, soon(), &e), e);
+    const char *got = arrived();
+    CHECK_CONTAINS(got, "*1\r\n$3\r\nONE\r\n*2\r\n$3\r\nTWO\r\n$100000\r\nxxxx");
+    CHECK_INT(strlen(got), 13 + 13 + 9 + 100000 + 2);
+    finish();
+}
+
+TEST(more_than_can_be_held_is_sent_in_order)
+{
+    enum { COMMANDS = 1000 };
+    char word[16], want[64];
+    size_t used = 0;
+    static char all[COMMANDS * 32];
+    begin();
+    for (int i = 0; i < COMMANDS; i++) {
+        snprintf(word, sizeof word, "N%d", i);
+        hold(word);
+        const char *got = arrived();
+        CHECK(used + strlen(got) < sizeof all);
+        memcpy(all + used, got, strlen(got) + 1);
+        used += strlen(got);
+    }
+    err e = ERR_INIT;
+    resp_reply reply;
+    say("+OK\r\n");
+    CHECK_OK(resp_receive(client, &reply, soon(), &e), e);
+    resp_reply_free(&reply);
+    snprintf(all + used, sizeof all - used, "%s", arrived());
+    const char *at = all;
+    for (int i = 0; i < COMMANDS; i++) {
+        snprintf(word, sizeof word, "N%d", i);
+        int len = snprintf(want, sizeof want, "*1\r\n$%zu\r\n%s\r\n", strlen(word), word);
+        CHECK(strncmp(at, want, (size_t)len) == 0);
+        at += len;
+    }
+    CHECK_STR(at, "");
+    finish();
+}
+
+/* What comes right behind a bulk is kept for the next reply, wherever the pieces are cut. */
+TEST(a_bulk_ends_where_it_ends)
+{
+    enum { BYTES = 50000 };
+    static char into[BYTES], text[BYTES + 64];
+    err e = ERR_INIT;
+    resp_reply reply;
+    memset(text, 'y', sizeof text);
+    int head = snprintf(text, sizeof text, "$%d\r\n", BYTES);
+    text[head] = 'y';
+    int len = head + BYTES + snprintf(text + head + BYTES, 32, "\r\n:42\r\n$3\r\nend\r\n");
+    for (int cut = len - 25; cut <= len; cut++) {
+        begin();
+        CHECK(write(peer, text, (size_t)cut) == cut);
+        if (fork() == 0) { /* the rest, later or not: the reader waits for it */
+            CHECK(write(peer, text + cut, (size_t)(len - cut)) == len - cut);
+            _exit(0);
+        }
+        CHECK_OK(resp_receive_into(client, into, BYTES, soon(), &e), e);
+        CHECK(into[0] == 'y' && into[BYTES - 1] == 'y');
+        CHECK_OK(resp_receive(client, &reply, soon(), &e), e);
+        CHECK_INT(reply.integer, 42);
+        CHECK_OK(resp_receive(client, &reply, soon(), &e), e);
+        CHECK_STR(reply.bytes, "end");
+        resp_reply_free(&reply);
+        finish();
+    }
+}
+
+TEST(a_peer_that_is_gone_is_told_of)
+{
+    err e = ERR_INIT;
+    resp_reply reply;
+    begin();
+    close(peer);
+    hold("ONE");
+    CHECK_ERR(resp_receive(client, &reply, soon(), &e), e, ERR_UNAVAILABLE, "closed");
+    CHECK(resp_broken(client));
+    resp_close(client);
+}

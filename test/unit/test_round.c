@@ -1,0 +1,560 @@
+/* test_round.c: the round machine, step by step; the simulator has the schedules. */
+#include <math.h>
+
+#include "deal.h"
+#include "round.h"
+#include "test.h"
+
+static round_machine *m;
+static const round_action *actions;
+static size_t count;
+static int64_t now;
+
+static round_config config(int parallelism, int epochs)
+{
+    round_config c = {.request = {.epochs = epochs,
+                                  .batch_size = 10,
+                                  .k = -1,
+                                  .validate_every = 0,
+                                  .goal_accuracy = 100,
+                                  .static_parallelism = true,
+                                  .seed = 3},
+                      .parallelism = parallelism,
+                      .functions_max = 4,
+                      .train_samples = 100,
+                      .chunk_samples = 10};
+    round_limits_default(&c.limits);
+    return c;
+}
+
+static void step(round_event e)
+{
+    e.now_ms = now;
+    count = round_step(m, &e, &actions);
+}
+
+static const round_action *find(round_action_type type)
+{
+    for (size_t i = 0; i < count; i++)
+        if (actions[i].type == type)
+            return &actions[i];
+    return NULL;
+}
+
+static const round_action *get(round_action_type type)
+{
+    const round_action *a = find(type);
+    if (!a)
+        test_fail(__FILE__, __LINE__, "no action %s", round_action_name(type));
+    return a;
+}
+
+static int number_of(round_action_type type)
+{
+    int n = 0;
+    for (size_t i = 0; i < count; i++)
+        n += actions[i].type == type;
+    return n;
+}
+
+static void open_machine(const round_config *c)
+{
+    err e = ERR_INIT;
+    now = 1000;
+    CHECK_OK(round_open(c, &m, &e), e);
+}
+
+static void join(int f, int incarnation)
+{
+    step((round_event){.type = ROUND_HELLO, .function = f, .incarnation = incarnation});
+    get(ROUND_WELCOME);
+    step((round_event){.type = ROUND_READY, .function = f, .incarnation = incarnation,
+                       .layout = "l", .algorithms = "a"});
+}
+
+/* To the first round with `functions` functions in training. */
+static void begin(const round_config *c)
+{
+    open_machine(c);
+    step((round_event){.type = ROUND_START});
+    CHECK_INT(number_of(ROUND_NEED), c->parallelism);
+    int first = c->generation * ROUND_GENERATION_STEP;
+    for (int f = 0; f < c->parallelism; f++)
+        join(f, first);
+    step((round_event){.type = ROUND_INITIALISED, .function = 0, .incarnation = first});
+    CHECK_INT(number_of(ROUND_TRAIN), c->parallelism);
+}
+
+static round_event report(const round_config *c, int f, int incarnation, int epoch, int round)
+{
+    deal d;
+    err e = ERR_INIT;
+    round_event p = {.type = ROUND_PUBLISHED, .function = f, .incarnation = incarnation,
+                     .epoch = epoch, .round = round, .loss_sum = 1};
+    uint32_t first;
+    CHECK_OK(deal_init(&d,
+                       &(deal_spec){.seed = 3, .samples = 100, .chunk_samples = 10, .batch_size = 10,
+                                    .parallelism = c->parallelism, .epoch = (uint32_t)epoch},
+                       &e),
+             e);
+    deal_range(&d, f, c->request.k, (uint32_t)round, &first, &p.batches);
+    deal_samples(&d, f, first, p.batches, &p.sample_begin, &p.sample_end);
+    p.samples = p.sample_end - p.sample_begin;
+    deal_free(&d);
+    return p;
+}
+
+static void publish(const round_config *c, int f, int incarnation, int epoch, int round)
+{
+    step(report(c, f, incarnation, epoch, round));
+}
+
+static void merged(int epoch, int round, int64_t version)
+{
+    step((round_event){.type = ROUND_MERGED, .epoch = epoch, .round = round, .version = version});
+}
+
+TEST(a_whole_job)
+{
+    round_config c = config(2, 2);
+    c.test_samples = 25;
+    begin(&c);
+    for (int epoch = 0; epoch < 2; epoch++) {
+        publish(&c, 0, 0, epoch, 0);
+        CHECK(!find(ROUND_MERGE));
+        publish(&c, 1, 0, epoch, 0);
+        const round_merge *merge = &get(ROUND_MERGE)->merge;
+        CHECK_INT(merge->base_version, epoch);
+        CHECK_INT(merge->samples, 100);
+        CHECK_INT(merge->count, 2);
+        CHECK_INT(merge->next_epoch, epoch + 1);
+        CHECK(merge->rows[0].complete && merge->rows[1].complete);
+        merged(epoch, 0, epoch + 1);
+        if (epoch == 1) { /* validate_every 0: only at the end */
+            CHECK_INT(number_of(ROUND_VALIDATE), 2);
+            step((round_event){.type = ROUND_VALIDATED, .function = 1, .epoch = 1, .samples = 15,
+                               .correct = 15, .loss_sum = 3});
+            step((round_event){.type = ROUND_VALIDATED, .function = 0, .epoch = 1, .samples = 10,
+                               .correct = 5, .loss_sum = 2});
+        }
+        const round_epoch *record = &get(ROUND_COMMIT)->record;
+        CHECK_INT(record->validated, epoch == 1);
+        CHECK_NEAR(record->train_loss, 0.02, 1e-12);
+        CHECK_NEAR(record->accuracy, epoch == 1 ? 80 : 0, 1e-9);
+        step((round_event){.type = ROUND_COMMITTED, .epoch = epoch});
+        get(ROUND_EPOCH);
+    }
+    const round_action *end = get(ROUND_FINISHED);
+    CHECK_INT(end->state, ROUND_SUCCEEDED);
+    CHECK_INT(end->epochs, 2);
+    CHECK_INT(number_of(ROUND_HALT), 2);
+    CHECK_INT(number_of(ROUND_RELEASE), 2);
+    step((round_event){.type = ROUND_STOP});
+    CHECK_INT(count, 0);
+    round_close(m);
+}
+
+TEST(a_lost_function_is_replaced_and_trains_the_same_again)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "Killed", .message = "signal 9"});
+    CHECK_INT(get(ROUND_NEED)->incarnation, 1);
+    CHECK_INT(get(ROUND_RELEASE)->incarnation, 0);
+    CHECK_STR(get(ROUND_CONDITION)->name, "FunctionLost");
+    CHECK_CONTAINS(get(ROUND_CONDITION)->message, "signal 9");
+    publish(&c, 1, 0, 0, 0); /* a late word of the dead one */
+    CHECK(!find(ROUND_MERGE));
+    step((round_event){.type = ROUND_HELLO, .function = 1, .incarnation = 0});
+    CHECK_INT(get(ROUND_REFUSE)->code, ERR_STALE);
+    step((round_event){.type = ROUND_HELLO, .function = 1, .incarnation = 1});
+    int slot = get(ROUND_WELCOME)->slot;
+    step((round_event){.type = ROUND_READY, .function = 1, .incarnation = 1, .layout = "l",
+                       .algorithms = "a"});
+    CHECK_INT(get(ROUND_TRAIN)->batch_begin, 0);
+    CHECK_INT(get(ROUND_TRAIN)->slot, slot);
+    publish(&c, 1, 1, 0, 0);
+    CHECK_INT(get(ROUND_MERGE)->merge.rows[1].incarnation, 1);
+    CHECK(get(ROUND_MERGE)->merge.rows[1].slot != get(ROUND_MERGE)->merge.rows[0].slot);
+    round_close(m);
+}
+
+TEST(a_slot_is_used_again_only_after_its_process_ended)
+{
+    round_config c = config(1, 1);
+    c.limits.losses_max = 100;
+    begin(&c);
+    step((round_event){.type = ROUND_LOST, .function = 0, .incarnation = 0});
+    step((round_event){.type = ROUND_HELLO, .function = 0, .incarnation = 1});
+    CHECK_INT(get(ROUND_WELCOME)->slot, 1); /* 0 may still be written to */
+    step((round_event){.type = ROUND_LOST, .function = 0, .incarnation = 0, .ended = true});
+    CHECK_INT(number_of(ROUND_NEED), 0);
+    step((round_event){.type = ROUND_LOST, .function = 0, .incarnation = 1});
+    step((round_event){.type = ROUND_HELLO, .function = 0, .incarnation = 2});
+    CHECK_INT(get(ROUND_WELCOME)->slot, 0);
+    round_close(m);
+}
+
+TEST(who_was_sent_home_is_not_lost)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    CHECK(!round_dismissed(m, 0, 0) && !round_dismissed(m, 1, 0));
+    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "Killed", .message = "signal 9"});
+    CHECK(!round_dismissed(m, 1, 0)); /* how it died is still to be told */
+    CHECK(!round_dismissed(m, 1, 1)); /* awaited */
+    step((round_event){.type = ROUND_STOP});
+    CHECK(round_dismissed(m, 0, 0));
+    CHECK(!round_dismissed(m, 1, 0));
+    CHECK(round_dismissed(m, 1, 1));
+    CHECK(round_dismissed(m, 99, 0) && round_dismissed(m, -1, 0));
+    round_close(m);
+}
+
+TEST(on_loss_continue_merges_the_others_and_catches_up)
+{
+    round_config c = config(2, 1);
+    c.request.on_loss = ON_LOSS_CONTINUE;
+    c.request.k = 2; /* 5 batches each */
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "Killed", .message = ""});
+    CHECK_INT(get(ROUND_MERGE)->merge.count, 1);
+    CHECK_INT(get(ROUND_MERGE)->merge.samples, 20);
+    merged(0, 0, 1);
+    publish(&c, 0, 0, 0, 1);
+    merged(0, 1, 2);
+    join(1, 1);
+    publish(&c, 0, 0, 0, 2); /* its last batch */
+    merged(0, 2, 3);
+    CHECK_INT(get(ROUND_TRAIN)->function, 1);
+    CHECK_INT(get(ROUND_TRAIN)->batch_begin, 0);
+    for (int round = 3; round < 6; round++) {
+        round_event p = report(&c, 1, 1, 0, round - 3);
+        p.round = round;
+        step(p);
+        CHECK_INT(get(ROUND_MERGE)->merge.count, 1);
+        merged(0, round, round + 1);
+    }
+    CHECK_INT(get(ROUND_COMMIT)->record.samples, 100);
+    round_close(m);
+}
+
+TEST(silence_is_a_loss_but_not_when_we_slept_ourselves)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    while (now < 5000) {
+        now += 500;
+        step((round_event){.type = ROUND_HEARTBEAT, .function = 0, .phase = "train", .batches = 1});
+        CHECK(!find(ROUND_NEED));
+    }
+    CHECK_INT(round_deadline(m), 1000 + 5000);
+    now = 1000 + 5000;
+    step((round_event){.type = ROUND_TICK});
+    CHECK_INT(get(ROUND_NEED)->function, 1);
+    CHECK_STR(get(ROUND_NEED)->reason, "Silent");
+    now += 60000; /* this process was stopped */
+    step((round_event){.type = ROUND_HEARTBEAT, .function = 0, .phase = "train", .batches = 2});
+    CHECK(!find(ROUND_NEED));
+    round_close(m);
+}
+
+TEST(a_straggler_is_named)
+{
+    round_config c = config(3, 1);
+    begin(&c);
+    now += 500;
+    publish(&c, 0, 0, 0, 0);
+    publish(&c, 2, 0, 0, 0);
+    now += 1600;
+    step((round_event){.type = ROUND_HEARTBEAT, .function = 1, .phase = "train", .batches = 1});
+    CHECK_STR(get(ROUND_CONDITION)->name, "Straggler");
+    CHECK(get(ROUND_CONDITION)->status);
+    CHECK_CONTAINS(get(ROUND_CONDITION)->message, "function 1");
+    publish(&c, 1, 0, 0, 0);
+    CHECK(!get(ROUND_CONDITION)->status);
+    get(ROUND_MERGE);
+    round_close(m);
+}
+
+TEST(a_straggler_in_a_validation_is_named)
+{
+    round_config c = config(2, 1);
+    c.test_samples = 25;
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    publish(&c, 1, 0, 0, 0);
+    merged(0, 0, 1);
+    now += 500;
+    step((round_event){.type = ROUND_VALIDATED, .function = 0, .samples = 10, .correct = 9, .loss_sum = 1});
+    now += 1600;
+    step((round_event){.type = ROUND_HEARTBEAT, .function = 1, .phase = "validate"});
+    CHECK_STR(get(ROUND_CONDITION)->name, "Straggler");
+    CHECK_CONTAINS(get(ROUND_CONDITION)->message, "function 1 (incarnation 0) has not validated epoch 1");
+    step((round_event){.type = ROUND_VALIDATED, .function = 1, .samples = 15, .correct = 9, .loss_sum = 1});
+    CHECK(!get(ROUND_CONDITION)->status);
+    round_close(m);
+}
+
+static void expect_failure(const char *reason, const char *part)
+{
+    const round_action *end = get(ROUND_FINISHED);
+    CHECK_INT(end->state, ROUND_FAILED_STATE);
+    CHECK_STR(end->reason, reason);
+    CHECK_CONTAINS(end->message, part);
+    CHECK(round_finished(m));
+    CHECK(round_deadline(m) == INT64_MAX);
+    round_close(m);
+}
+
+TEST(bad_code_fails_at_once)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    step((round_event){.type = ROUND_FAILED, .function = 1, .reason = "NaNLoss",
+                       .message = "epoch 0, batch 7"});
+    expect_failure("NaNLoss", "function 1: epoch 0, batch 7");
+
+    begin(&c);
+    round_event p = report(&c, 0, 0, 0, 0);
+    p.loss_sum = (double)NAN;
+    step(p);
+    expect_failure("NaNLoss", "function 0");
+
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    step((round_event){.type = ROUND_HELLO, .function = 1});
+    step((round_event){.type = ROUND_LOST, .function = 1, .message = "exit status 3"});
+    CHECK(!find(ROUND_FINISHED)); /* once may be bad luck */
+    step((round_event){.type = ROUND_LOST, .function = 1, .incarnation = 1, .message = "exit status 3"});
+    expect_failure("Crashed", "exit status 3");
+
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    join(0, 0);
+    step((round_event){.type = ROUND_HELLO, .function = 1});
+    step((round_event){.type = ROUND_READY, .function = 1, .layout = "other", .algorithms = "a"});
+    expect_failure("ShapeMismatch", "function 1");
+
+    begin(&c);
+    for (int i = 0; i < 4; i++) {
+        step((round_event){.type = ROUND_LOST, .function = 0, .incarnation = i, .message = "SIGSEGV"});
+        CHECK(!find(ROUND_FINISHED));
+        join(0, i + 1);
+    }
+    step((round_event){.type = ROUND_LOST, .function = 0, .incarnation = 4, .message = "SIGSEGV"});
+    expect_failure("Crashed", "SIGSEGV");
+}
+
+TEST(a_store_that_is_away_is_tried_again_within_bounds)
+{
+    round_config c = config(1, 1);
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    get(ROUND_MERGE);
+    int tries = 0;
+    while (!round_finished(m)) {
+        step((round_event){.type = ROUND_MERGE_FAILED, .function = -1, .code = ERR_UNAVAILABLE,
+                           .message = "connection refused"});
+        if (tries++ == 0)
+            CHECK_STR(get(ROUND_CONDITION)->name, "RedisGone");
+        CHECK(tries < 100);
+        if (round_finished(m))
+            break;
+        CHECK(round_deadline(m) > now);
+        while (!find(ROUND_MERGE)) {
+            now = round_deadline(m);
+            step((round_event){.type = ROUND_HEARTBEAT, .phase = "wait", .batches = (uint32_t)now});
+        }
+    }
+    CHECK(tries > 10);
+    expect_failure("RedisGone", "connection refused");
+}
+
+TEST(a_corrupt_contribution_is_trained_again)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    publish(&c, 1, 0, 0, 0);
+    step((round_event){.type = ROUND_MERGE_FAILED, .function = 1, .code = ERR_CORRUPT, .message = "x"});
+    CHECK_INT(number_of(ROUND_TRAIN), 1);
+    CHECK_INT(get(ROUND_TRAIN)->function, 1);
+    publish(&c, 1, 0, 0, 0);
+    CHECK_INT(get(ROUND_MERGE)->merge.count, 2);
+    round_close(m);
+}
+
+TEST(redis_restarted_empty_puts_back_and_redoes_the_round)
+{
+    round_config c = config(2, 2);
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    step((round_event){.type = ROUND_REDIS_GONE, .message = "closed"});
+    CHECK_STR(get(ROUND_CONDITION)->name, "RedisGone");
+    step((round_event){.type = ROUND_REDIS_BACK, .empty = true});
+    CHECK_INT(get(ROUND_PUT_BACK)->version, 0);
+    CHECK(!find(ROUND_TRAIN));
+    step((round_event){.type = ROUND_LOADED});
+    CHECK_INT(get(ROUND_TRAIN)->function, 0);
+    CHECK_INT(number_of(ROUND_TRAIN), 1);
+    round_close(m);
+}
+
+TEST(resume_goes_on_in_the_middle_of_an_epoch)
+{
+    round_config c = config(2, 3);
+    c.request.k = 2;
+    c.generation = 2;
+    round_row rows[2];
+    for (int f = 0; f < 2; f++) {
+        round_event p = report(&c, f, 7, 1, 0);
+        rows[f] = (round_row){.epoch = 1, .function = f, .incarnation = 7, .samples = p.samples,
+                              .sample_begin = p.sample_begin, .sample_end = p.sample_end,
+                              .batches = p.batches};
+    }
+    round_resume r = {.epoch = 1, .parallelism = 2, .version = 4, .rows = rows, .count = 2};
+    open_machine(&c);
+    step((round_event){.type = ROUND_START, .resume = &r});
+    CHECK_INT(get(ROUND_NEED)->incarnation, 2 * ROUND_GENERATION_STEP);
+    join(0, 20000);
+    CHECK_INT(get(ROUND_TRAIN)->batch_begin, 2);
+    CHECK_INT(get(ROUND_TRAIN)->round, 1);
+    CHECK_INT(get(ROUND_TRAIN)->version, 4);
+    round_close(m);
+
+    /* What it computed with before is known: another machine's arithmetic is told, and no reason to fail. */
+    open_machine(&c);
+    step((round_event){.type = ROUND_START, .resume = &r, .algorithms = "a"});
+    join(0, 20000);
+    CHECK(!find(ROUND_CONDITION));
+    round_close(m);
+    open_machine(&c);
+    step((round_event){.type = ROUND_START, .resume = &r, .algorithms = "b"});
+    join(0, 20000);
+    CHECK_STR(get(ROUND_CONDITION)->name, "Exact");
+    CHECK(!get(ROUND_CONDITION)->status);
+    CHECK(get(ROUND_TRAIN));
+    round_close(m);
+
+    rows[1].sample_begin++;
+    open_machine(&c);
+    step((round_event){.type = ROUND_START, .resume = &r});
+    expect_failure("LedgerCorrupt", "epoch 2");
+}
+
+TEST(parallelism_is_asked_for_and_grows_or_stays)
+{
+    round_config c = config(2, 3);
+    c.request.static_parallelism = false;
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    publish(&c, 1, 0, 0, 0);
+    merged(0, 0, 1);
+    step((round_event){.type = ROUND_COMMITTED, .epoch = 0});
+    get(ROUND_ASK);
+    step((round_event){.type = ROUND_PARALLELISM, .epoch = 0, .value = 3});
+    CHECK_INT(get(ROUND_NEED)->function, 2);
+    CHECK(!find(ROUND_TRAIN));
+    join(2, 0);
+    CHECK_INT(number_of(ROUND_TRAIN), 3);
+    c.parallelism = 3;
+    for (int f = 0; f < 3; f++)
+        publish(&c, f, 0, 1, 0);
+    merged(1, 0, 2);
+    step((round_event){.type = ROUND_COMMITTED, .epoch = 1});
+    now = round_deadline(m); /* no controller answers: it stays */
+    step((round_event){.type = ROUND_TICK});
+    CHECK_INT(number_of(ROUND_TRAIN), 3);
+    round_close(m);
+}
+
+TEST(a_goal_ends_the_job_early)
+{
+    round_config c = config(1, 9);
+    c.test_samples = 10;
+    c.request.validate_every = 1;
+    c.request.goal_accuracy = 90;
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    merged(0, 0, 1);
+    step((round_event){.type = ROUND_VALIDATED, .samples = 10, .correct = 9, .loss_sum = 1});
+    step((round_event){.type = ROUND_COMMITTED, .epoch = 0});
+    CHECK_STR(get(ROUND_FINISHED)->reason, "GoalReached");
+    round_close(m);
+}
+
+TEST(stop_at_any_moment)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    step((round_event){.type = ROUND_STOP, .message = "by hand"});
+    CHECK_INT(get(ROUND_FINISHED)->state, ROUND_CANCELLED);
+    CHECK_STR(get(ROUND_FINISHED)->message, "by hand");
+    round_close(m);
+}
+
+TEST(suspended_after_the_round_in_training)
+{
+    round_config c = config(2, 2);
+    c.request.k = 2;
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    step((round_event){.type = ROUND_SUSPEND, .message = "by hand"});
+    CHECK(!find(ROUND_FINISHED)); /* function 1 still trains */
+    publish(&c, 1, 0, 0, 0);
+    get(ROUND_MERGE);
+    merged(0, 0, 1);
+    CHECK_INT(get(ROUND_FINISHED)->state, ROUND_SUSPENDED);
+    CHECK_STR(get(ROUND_FINISHED)->message, "by hand");
+    CHECK_INT(get(ROUND_FINISHED)->epochs, 0);
+    CHECK(!find(ROUND_TRAIN));
+    round_close(m);
+}
+
+TEST(suspended_after_the_epoch_that_is_being_written)
+{
+    round_config c = config(1, 2);
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    merged(0, 0, 1);
+    get(ROUND_COMMIT);
+    step((round_event){.type = ROUND_SUSPEND});
+    CHECK(!find(ROUND_FINISHED));
+    step((round_event){.type = ROUND_COMMITTED, .epoch = 0});
+    CHECK_INT(get(ROUND_FINISHED)->state, ROUND_SUSPENDED);
+    CHECK_INT(get(ROUND_FINISHED)->epochs, 1);
+    round_close(m);
+}
+
+TEST(suspended_at_once_where_nobody_trains)
+{
+    round_config c = config(2, 1);
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    step((round_event){.type = ROUND_SUSPEND});
+    CHECK_INT(get(ROUND_FINISHED)->state, ROUND_SUSPENDED);
+    round_close(m);
+    /* What is lost in the round is not waited for. */
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    step((round_event){.type = ROUND_SUSPEND});
+    step((round_event){.type = ROUND_LOST, .function = 1, .incarnation = 0, .ended = true});
+    CHECK_INT(get(ROUND_FINISHED)->state, ROUND_SUSPENDED);
+    round_close(m);
+}
+
+TEST(wrong_configurations)
+{
+    err e = ERR_INIT;
+    round_config c = config(5, 1);
+    CHECK_ERR(round_open(&c, &m, &e), e, ERR_INVALID, "parallelism: 5");
+    c = config(1, 1);
+    c.functions_max = 257;
+    CHECK_ERR(round_open(&c, &m, &e), e, ERR_INVALID, "functions_max: 257");
+    c = config(1, 1);
+    c.train_samples = 0;
+    CHECK_ERR(round_open(&c, &m, &e), e, ERR_INVALID, "samples: 0");
+}

@@ -1,0 +1,158 @@
+/* test_safetensors.c: what is written comes back, and each lie of a header is refused. */
+#include "buf.h"
+#include "safetensors.h"
+#include "store.h"
+#include "test.h"
+
+static int to_buf(void *arg, const void *bytes, size_t len, err *e)
+{
+    return buf_append(arg, bytes, len, e);
+}
+
+static const float weights[6] = {1, 2, 3, 4, 5, 6};
+static const int64_t steps = 7;
+
+static void write_model(safetensors_sink sink, void *arg)
+{
+    err e = ERR_INIT;
+    safetensors_writer *w;
+    CHECK_OK(safetensors_writer_new(&w, &e), e);
+    CHECK_OK(safetensors_writer_metadata(w, "format", "kubeml", &e), e);
+    CHECK_OK(safetensors_writer_add(w, "conv.weight", SAFETENSORS_F32, 2, (uint64_t[]){2, 3}, &e),
+             e);
+    CHECK_OK(safetensors_writer_add(w, "empty", SAFETENSORS_F32, 1, (uint64_t[]){0}, &e), e);
+    CHECK_OK(safetensors_writer_add(w, "steps", SAFETENSORS_I64, 0, NULL, &e), e);
+    CHECK_ERR(safetensors_writer_add(w, "steps", SAFETENSORS_I64, 0, NULL, &e), e, ERR_EXISTS,
+              "steps");
+    CHECK_OK(safetensors_writer_begin(w, sink, arg, &e), e);
+    CHECK_OK(safetensors_writer_data(w, weights, 10, &e), e);
+    CHECK_OK(safetensors_writer_data(w, (const char *)weights + 10, 14, &e), e);
+    CHECK_ERR(safetensors_writer_end(w, &e), e, ERR_INVALID, "32 bytes were declared, 24 given");
+    CHECK_OK(safetensors_writer_data(w, &steps, 8, &e), e);
+    CHECK_ERR(safetensors_writer_data(w, &steps, 1, &e), e, ERR_INVALID, "more bytes");
+    CHECK_OK(safetensors_writer_end(w, &e), e);
+    safetensors_writer_free(w);
+}
+
+static void check_model(safetensors *s)
+{
+    err e = ERR_INIT;
+    CHECK_INT(safetensors_count(s), 3);
+    CHECK_STR(safetensors_metadata(s, "format"), "kubeml");
+    CHECK(!safetensors_metadata(s, "other") && !safetensors_find(s, "other"));
+    const safetensor *t = safetensors_find(s, "conv.weight");
+    CHECK(t && t == safetensors_at(s, 0));
+    CHECK(t->dtype == SAFETENSORS_F32 && t->ndim == 2 && t->shape[0] == 2 && t->shape[1] == 3);
+    CHECK_INT(t->offset % 64, 0);
+    float got[6];
+    CHECK_OK(safetensors_read(s, t, 0, got, sizeof got, &e), e);
+    CHECK(memcmp(got, weights, sizeof got) == 0);
+    CHECK_ERR(safetensors_read(s, t, 20, got, 5, &e), e, ERR_INVALID, "of a tensor of 24");
+    int64_t number;
+    t = safetensors_find(s, "steps");
+    CHECK(t && t->ndim == 0);
+    CHECK_OK(safetensors_read(s, t, 0, &number, sizeof number, &e), e);
+    CHECK_INT(number, 7);
+}
+
+TEST(a_model_comes_back_from_memory)
+{
+    err e = ERR_INIT;
+    cleanup_buf buf b;
+    buf_init(&b, 1 << 20);
+    write_model(to_buf, &b);
+    safetensors *s;
+    CHECK_OK(safetensors_open_memory(b.bytes, b.len, &s, &e), e);
+    check_model(s);
+    safetensors_close(s);
+    /* Cut anywhere, it is refused. */
+    for (size_t len = 0; len < b.len; len++) {
+        char *cut = malloc(len + 1);
+        memcpy(cut, b.bytes, len);
+        CHECK_INT(safetensors_open_memory(cut, len, &s, &e), -1);
+        CHECK(e.code == ERR_CORRUPT);
+        free(cut);
+    }
+    CHECK_OK(buf_append(&b, "x", 1, &e), e);
+    CHECK_ERR(safetensors_open_memory(b.bytes, b.len, &s, &e), e, ERR_CORRUPT, "1 bytes follow");
+}
+
+TEST(a_model_comes_back_from_a_blob)
+{
+    err e = ERR_INIT;
+    char locator[512];
+    snprintf(locator, sizeof locator, "lmdb:%s", test_tmp());
+    store *s = store_open(locator, &e);
+    CHECK(s);
+    blob_writer *w;
+    CHECK_OK(store_blob_begin(s, "models/1", &w, &e), e);
+    write_model(safetensors_blob_sink, w);
+    CHECK_OK(blob_commit(w, &e), e);
+    blob *b;
+    int fd;
+    safetensors *t;
+    CHECK_OK(store_blob_open(s, "models/1", &b, &e), e);
+    CHECK_OK(blob_fd(b, &fd, &e), e);
+    CHECK_OK(safetensors_open(fd, &t, &e), e);
+    check_model(t);
+    safetensors_close(t);
+    blob_close(b);
+    store_close(s);
+}
+
+static void check_refused(const char *header, size_t data, err_code code, const char *part)
+{
+    err e = ERR_INIT;
+    size_t len = strlen(header);
+    uint8_t *file = calloc(1, 8 + len + data);
+    for (int i = 0; i < 8; i++)
+        file[i] = (uint8_t)((uint64_t)len >> (8 * i));
+    memcpy(file + 8, header, len);
+    safetensors *s;
+    CHECK_ERR(safetensors_open_memory(file, 8 + len + data, &s, &e), e, code, part);
+    free(file);
+}
+
+#define T(shape, from, to)                                                                         \
+    "{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":[" from "," to "]}"
+
+TEST(lies_are_refused)
+{
+    check_refused("", 0, ERR_CORRUPT, "header");
+    check_refused("[]", 0, ERR_CORRUPT, "no object");
+    check_refused("{\"a\":1}", 0, ERR_CORRUPT, "tensor \"a\"");
+    check_refused("{\"a\":" T("[2]", "0", "8") "}", 7, ERR_CORRUPT, "\"a\": its bytes lie beyond");
+    check_refused("{\"a\":" T("[2]", "8", "0") "}", 8, ERR_CORRUPT, "\"a\": its bytes lie beyond");
+    check_refused("{\"a\":" T("[3]", "0", "8") "}", 8, ERR_CORRUPT, "\"a\": its shape and dtype");
+    check_refused("{\"a\":" T("[-2]", "0", "8") "}", 8, ERR_CORRUPT, "\"a\": its shape has");
+    check_refused("{\"a\":" T("[2.0]", "0", "8") "}", 8, ERR_CORRUPT, "\"a\": its shape has");
+    check_refused("{\"a\":" T("[4294967296,4294967296,2]", "0", "0") "}", 0, ERR_CORRUPT,
+                  "shape and dtype");
+    check_refused("{\"a\":" T("[1,1,1,1,1,1,1,1,2]", "0", "8") "}", 8, ERR_CORRUPT, "at most 8");
+    check_refused("{\"a\":" T("[1]", "4", "8") "}", 8, ERR_CORRUPT, "\"a\": there is a gap");
+    check_refused("{\"a\":" T("[2]", "0", "8") ",\"b\":" T("[2]", "4", "12") "}", 12, ERR_CORRUPT,
+                  "\"b\": it overlaps");
+    check_refused("{\"a\":" T("[1]", "0", "4") ",\"b\":" T("[1]", "8", "12") "}", 12, ERR_CORRUPT,
+                  "\"b\": there is a gap");
+    check_refused("{\"a\":" T("[1]", "0", "4") ",\"a\":" T("[1]", "4", "8") "}", 8, ERR_CORRUPT,
+                  "duplicate");
+    check_refused("{\"a\":{\"dtype\":\"F31\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
+                  ERR_CORRUPT, "\"a\": its dtype");
+    check_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"x\":1}}", 4,
+                  ERR_CORRUPT, "alone");
+    check_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, ERR_CORRUPT,
+                  "two counts");
+    check_refused("{\"__metadata__\":{\"a\":1}}", 0, ERR_CORRUPT, "__metadata__");
+    check_refused("{\"\":" T("[1]", "0", "4") "}", 4, ERR_CORRUPT, "name is empty");
+    check_refused("{\"a\xFF\":1}", 0, ERR_CORRUPT, "header");
+    safetensors *s;
+    err e = ERR_INIT;
+    CHECK_ERR(safetensors_open_memory("\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF{}", 10, &s, &e), e,
+              ERR_LIMIT, "a header of 18446744073709551615 bytes");
+    /* Depth is bounded by the JSON parser. */
+    char *deep = malloc(100001);
+    memset(deep, '[', 100000);
+    deep[100000] = '\0';
+    check_refused(deep, 0, ERR_CORRUPT, "header");
+    free(deep);
+}

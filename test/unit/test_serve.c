@@ -1,0 +1,148 @@
+/* test_serve.c: a runtime that serves a model: the model and its code come from files of the host or,
+ * in a pod, from the store, and answer alike. */
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "function_fixture.h"
+#include "model_file.h"
+#include "program.h"
+#include "serve.h"
+#include "wire.h"
+
+enum { WAIT_MS = 60000 };
+
+static void put_file(store *s, const char *name, const char *path)
+{
+    buf bytes;
+    err e = ERR_INIT;
+    buf_init(&bytes, 64 << 20);
+    CHECK_OK(fs_read_file(path, &bytes, &e), e);
+    CHECK_OK(store_blob_put(s, name, bytes.bytes, bytes.len, &e), e);
+    buf_free(&bytes);
+}
+
+typedef struct world {
+    char object[300], model[300], locator[320];
+    json_t *info;
+} world;
+
+/* An untrained model as file and blob, with the code that it needs. */
+static void make_world(world *w)
+{
+    char data[STORE_LOCATOR_BYTES];
+    program *p;
+    dataset_info info;
+    engine *m;
+    err e = ERR_INIT;
+    make_blobs(2, data);
+    make_object("served", BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS), w->object);
+    snprintf(w->locator, sizeof w->locator, "lmdb:%s/store-2", test_tmp());
+    snprintf(w->model, sizeof w->model, "%s/model.safetensors", test_tmp());
+    store *s = store_open(w->locator, &e);
+    CHECK(s);
+    CHECK_OK(dataset_find(s, "blobs", &info, NULL, &e), e);
+    CHECK_OK(program_open_object(w->object, &p, &e), e);
+    engine_config c = {.seed = 3};
+    program_config(p, &info, &c);
+    c.input = (shape){3, (int)info.channels, (int)info.height, (int)info.width};
+    c.batch = 8;
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_OK(model_file_save(m, w->model, &e), e);
+    engine_free(m);
+    program_close(p);
+    put_file(s, "models/job1/final", w->model);
+    put_file(s, "objects/served", w->object);
+    w->info = dataset_info_json(&info);
+    dataset_info_free(&info);
+    store_close(s);
+}
+
+static json_t *answer_to(wire *w, json_t *message)
+{
+    json_t *reply = NULL;
+    err e = ERR_INIT;
+    CHECK_OK(wire_send_wait(w, message, clock_deadline_ms(WAIT_MS), &e), e);
+    CHECK_OK(wire_receive_wait(w, &reply, clock_deadline_ms(WAIT_MS), &e), e);
+    json_decref(message);
+    return reply;
+}
+
+/* The answer to `order` of a process of its own, and to one sample after it; NULL where it failed. */
+static json_t *serve_once(json_t *order, json_t **first)
+{
+    int ends[2];
+    err e = ERR_INIT;
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        json_t *got = NULL;
+        close(ends[0]);
+        wire *w = wire_adopt(ends[1], &e);
+        bool well = w && wire_receive_wait(w, &got, clock_deadline_ms(WAIT_MS), &e) == 0 && serve(got, w, &e) == 0;
+        _exit(well ? 0 : 1);
+    }
+    close(ends[1]);
+    wire *w = wire_adopt(ends[0], &e);
+    CHECK(w);
+    wire_set_limit(w, WIRE_FRAME_BYTES_MAX);
+    *first = answer_to(w, order);
+    json_t *guess = NULL;
+    if (strcmp(wire_type(*first), "serving") == 0) {
+        json_t *rows = json_array(), *data = json_array();
+        for (int y = 0; y < BLOB_SIDE; y++) {
+            json_t *row = json_array();
+            for (int x = 0; x < BLOB_SIDE; x++)
+                json_array_append_new(row, json_integer(y * 20 + x));
+            json_array_append_new(rows, row);
+        }
+        json_array_append_new(data, json_pack("[o]", rows));
+        guess = answer_to(w, json_pack("{s:s, s:o}", "type", "infer", "data", data));
+    }
+    wire_close(w);
+    CHECK(waitpid(pid, NULL, 0) == pid);
+    return guess;
+}
+
+static json_t *order_of(const world *w, bool files, const char *model, const char *object)
+{
+    return json_pack("{s:s, s:s*, s:s*, s:s*, s:s*, s:s, s:O}", "type", "serve", "model_path",
+                     files ? w->model : NULL, "object_path", files ? w->object : NULL, "store",
+                     files ? NULL : w->locator, "model", files ? NULL : model, "object", object, "dataset", w->info);
+}
+
+TEST(files_and_blobs_answer_alike)
+{
+    world w;
+    json_t *first;
+    make_world(&w);
+    json_t *files = serve_once(order_of(&w, true, NULL, "objects/served"), &first);
+    json_decref(first);
+    json_t *blobs = serve_once(order_of(&w, false, "models/job1/final", "objects/served"), &first);
+    CHECK_STR(wire_type(first), "serving");
+    json_decref(first);
+    CHECK_STR(wire_type(files), "predictions");
+    CHECK(json_equal(files, blobs));
+    json_decref(files);
+    json_decref(blobs);
+    json_decref(w.info);
+}
+
+TEST(what_is_not_in_the_store_is_named)
+{
+    static const struct {
+        const char *model, *object, *says;
+    } known[] = {{"models/job2/final", "objects/served", "the model"}, {"models/job1/final", "objects/none", "the code"},
+                 {NULL, "objects/served", "neither model_path nor"}};
+    world w;
+    make_world(&w);
+    for (int i = 0; i < 3; i++) {
+        json_t *first;
+        CHECK(!serve_once(order_of(&w, false, known[i].model, known[i].object), &first));
+        CHECK_STR(wire_type(first), "failed");
+        CHECK_CONTAINS(json_string_value(json_object_get(first, "message")), known[i].says);
+        json_decref(first);
+    }
+    json_decref(w.info);
+}

@@ -1,0 +1,195 @@
+/* test_store_nomem.c: the k-th allocation fails, for every k: an upload, a record, a blob and a
+ * model file end with an error or do what they should, and leave nothing half done.
+ *
+ * This program's malloc stands before the C library's, for the libraries too. Under a sanitizer,
+ * which has a malloc of its own, it is left out. */
+#include <errno.h>
+
+#include "arrays.h"
+#include "ingest.h"
+#include "safetensors.h"
+#include "test.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+
+TEST(each_allocation_fails_once)
+{
+    test_skip("the sanitizer has a malloc of its own");
+}
+
+#else
+
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *old, size_t size);
+
+static long countdown; /* allocations until the one that fails; 0: none does */
+
+static bool fails(void)
+{
+    return countdown > 0 && --countdown == 0;
+}
+
+__attribute__((visibility("default"))) void *malloc(size_t size)
+{
+    return fails() ? (errno = ENOMEM, NULL) : __libc_malloc(size);
+}
+
+__attribute__((visibility("default"))) void *calloc(size_t count, size_t size)
+{
+    return fails() ? (errno = ENOMEM, NULL) : __libc_calloc(count, size);
+}
+
+__attribute__((visibility("default"))) void *realloc(void *old, size_t size)
+{
+    return fails() ? (errno = ENOMEM, NULL) : __libc_realloc(old, size);
+}
+
+static uint8_t images[40 * 3 * 8 * 8], labels[40];
+
+static int upload(store *s, bytes npz, err *e)
+{
+    ingest *i;
+    if (ingest_begin(s, "d", NULL, &i, e) != 0)
+        return -1;
+    if (ingest_part(i, "x-train", "all.npz", e) != 0 ||
+        ingest_bytes(i, "x-train", npz.at, npz.len, e) != 0) {
+        ingest_abort(i);
+        return -1;
+    }
+    return ingest_end(i, NULL, e);
+}
+
+static int to_nothing(void *arg, const void *at, size_t len, err *e)
+{
+    (void)arg;
+    (void)at;
+    (void)len;
+    (void)e;
+    return 0;
+}
+
+static int write_and_read_model(store *s, err *e)
+{
+    static const char file[] =
+        "\x36\0\0\0\0\0\0\0"
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}1234";
+    safetensors *t;
+    safetensors_writer *w;
+    (void)s;
+    if (safetensors_open_memory(file, sizeof file - 1, &t, e) != 0)
+        return -1;
+    safetensors_close(t);
+    if (safetensors_writer_new(&w, e) != 0)
+        return -1;
+    int result = safetensors_writer_metadata(w, "k", "v", e);
+    if (result == 0)
+        result = safetensors_writer_add(w, "a", SAFETENSORS_F32, 1, (uint64_t[]){4}, e);
+    if (result == 0)
+        result = safetensors_writer_begin(w, to_nothing, NULL, e);
+    safetensors_writer_free(w);
+    return result;
+}
+
+static int put_get_list(store *s, err *e)
+{
+    json_t *value = json_pack("{s:i}", "value", 1), *got = NULL;
+    int result = value ? store_put(s, "things", "a", value, STORE_ANY, NULL, e)
+                       : err_set(e, ERR_NOMEM, "in the test");
+    json_decref(value);
+    if (result == 0)
+        result = store_get(s, "things", "a", &got, NULL, e);
+    json_decref(got);
+    store_page page = {0};
+    if (result == 0)
+        result = store_list(s, "things", NULL, NULL, 0, &page, e);
+    store_page_free(&page);
+    return result;
+}
+
+static int blob_round(store *s, err *e)
+{
+    blob_entry *entries = NULL;
+    size_t count;
+    buf text;
+    buf_init(&text, 100);
+    int result = store_blob_put(s, "b", "hello", 5, e);
+    if (result == 0)
+        result = store_blob_read(s, "b", &text, e);
+    if (result == 0)
+        result = store_blob_list(s, NULL, NULL, 0, &entries, &count, e);
+    free(entries);
+    buf_free(&text);
+    return result;
+}
+
+static bytes all_in_one(void)
+{
+    for (size_t i = 0; i < sizeof labels; i++)
+        labels[i] = (uint8_t)(i % 3);
+    bytes x = make_npy(ARRAY_U8, SHAPE(40, 3, 8, 8), images),
+          y = make_npy(ARRAY_U8, SHAPE(40), labels);
+    bytes npz = make_npz((const char *[]){"x_train", "y_train", "x_test", "y_test"},
+                         (bytes[]){x, y, x, y}, 4, true);
+    bytes_free(&x);
+    bytes_free(&y);
+    return npz;
+}
+
+static int count_files(void)
+{
+    char command[700];
+    snprintf(command, sizeof command, "find '%s/store' -mindepth 2 | wc -l", test_tmp());
+    FILE *f = popen(command, "r");
+    int files = -1;
+    CHECK(f && fscanf(f, "%d", &files) == 1);
+    pclose(f);
+    return files;
+}
+
+TEST_LIMIT(each_allocation_fails_once, 120)
+{
+    err e = ERR_INIT;
+    char locator[600];
+    snprintf(locator, sizeof locator, "lmdb:%s/store", test_tmp());
+    store *s = store_open(locator, &e);
+    CHECK(s);
+    bytes npz = all_in_one();
+    long failed[4] = {0};
+    bool done = false;
+    for (long k = 1; !done; k++) {
+        done = true;
+        for (int what = 0; what < 4; what++) {
+            err inner = ERR_INIT;
+            countdown = k;
+            int result = what == 0   ? upload(s, npz, &inner)
+                         : what == 1 ? put_get_list(s, &inner)
+                         : what == 2 ? blob_round(s, &inner)
+                                     : write_and_read_model(s, &inner);
+            bool fired = countdown == 0;
+            countdown = 0;
+            CHECK(result == 0 ||
+                  (inner.code != ERR_NONE && inner.message[0] && inner.code != ERR_EXISTS));
+            if (!fired && result != 0)
+                test_fail(__FILE__, __LINE__, "step %d, allocation %ld: %s", what, k,
+                          inner.message);
+            failed[what] += result != 0;
+            done = done && !fired;
+            if (what == 0 && result != 0)
+                CHECK_INT(count_files(), 0);
+            if (what == 0 && result == 0)
+                CHECK_OK(dataset_delete(s, "d", &e), e);
+            if (what == 2)
+                store_blob_delete(s, "b", NULL);
+        }
+        CHECK(k < 20000);
+    }
+    for (int what = 0; what < 4; what++)
+        CHECK(failed[what] > 0);
+    printf("failures: upload %ld, records %ld, blobs %ld, models %ld\n", failed[0], failed[1],
+           failed[2], failed[3]);
+    bytes_free(&npz);
+    store_close(s);
+}
+
+#endif

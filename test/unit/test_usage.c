@@ -1,0 +1,165 @@
+/* What a function's process uses: of the processor and memory, and of a GPU by NVML (test/nvml); and what kubeml-ps makes
+ * of it. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "clock.h"
+#include "nvml.h"
+#include "test.h"
+#include "usage.h"
+#include "../../ps/job_usage.h"
+
+static void use_fake(const char *visible)
+{
+    char path[600];
+    const char *build = getenv("BUILD");
+    snprintf(path, sizeof path, "%s/testlib/fake-nvml.so", build ? build : "build/release");
+    setenv("KUBEML_NVML", path, 1);
+    if (visible)
+        setenv("CUDA_VISIBLE_DEVICES", visible, 1);
+    else
+        unsetenv("CUDA_VISIBLE_DEVICES");
+}
+
+TEST(a_gpu_says_what_it_does)
+{
+    err e = ERR_INIT;
+    nvml *n;
+    nvml_sample s;
+    use_fake(NULL);
+    CHECK_OK(nvml_open(&n, &e), e);
+    CHECK_OK(nvml_read(n, &s, &e), e);
+    CHECK_STR(s.name, "Fake GPU-0");
+    CHECK_INT(s.busy_percent, 40);
+    CHECK_INT(s.memory_bytes, 1 << 30);
+    CHECK_INT(s.own_bytes, 7 << 20);
+    CHECK_INT(s.memory_total >> 30, 8);
+    CHECK(fabs(s.watts - 123.4) < 1e-9);
+    nvml_close(n);
+}
+
+TEST(the_gpu_is_the_one_that_cuda_sees_first)
+{
+    static const char *const seconds[] = {"1", "1,0", "GPU-1", "GPU-1,GPU-0"};
+    err e = ERR_INIT;
+    nvml *n;
+    nvml_sample s;
+    for (size_t i = 0; i < sizeof seconds / sizeof *seconds; i++) {
+        use_fake(seconds[i]);
+        CHECK_OK(nvml_open(&n, &e), e);
+        CHECK_OK(nvml_read(n, &s, &e), e);
+        CHECK_STR(s.name, "Fake GPU-1");
+        CHECK_INT(s.own_bytes, 0); /* ours is on the other */
+        nvml_close(n);
+    }
+    use_fake("7");
+    CHECK_ERR(nvml_open(&n, &e), e, ERR_UNAVAILABLE, "no GPU \"7\"");
+    use_fake("");
+    CHECK_ERR(nvml_open(&n, &e), e, ERR_UNAVAILABLE, "no GPU \"\"");
+}
+
+TEST(without_a_library_there_is_none)
+{
+    err e = ERR_INIT;
+    nvml *n;
+    setenv("KUBEML_NVML", "/nowhere/libnvidia-ml.so", 1);
+    CHECK_ERR(nvml_open(&n, &e), e, ERR_UNAVAILABLE, "there is no NVML");
+    setenv("KUBEML_NVML", "libm.so.6", 1);
+    CHECK_ERR(nvml_open(&n, &e), e, ERR_UNAVAILABLE, "NVML has no nvml");
+}
+
+TEST(a_process_says_what_it_uses)
+{
+    use_fake(NULL);
+    usage *u = usage_open();
+    CHECK(u);
+    for (int64_t until = clock_monotonic_ns() + 50000000; clock_monotonic_ns() < until;)
+        ;
+    json_t *m = usage_json(u), *gpu = json_object_get(m, "gpu");
+    CHECK(json_number_value(json_object_get(m, "cpu_percent")) > 0);
+    CHECK(json_integer_value(json_object_get(m, "memory_bytes")) > 1 << 20);
+    CHECK_INT(json_integer_value(json_object_get(gpu, "percent")), 40);
+    CHECK_INT(json_integer_value(json_object_get(gpu, "own_bytes")), 7 << 20);
+    json_decref(m);
+    setenv("FAKE_NVML", "broken", 1);
+    m = usage_json(u);
+    CHECK(m && !json_object_get(m, "gpu"));
+    json_decref(m);
+    unsetenv("FAKE_NVML");
+    usage_without_gpu(u);
+    m = usage_json(u);
+    CHECK(m && !json_object_get(m, "gpu"));
+    json_decref(m);
+    usage_close(u);
+}
+
+/* ---- in kubeml-ps ------------------------------------------------------------------------------ */
+
+static job_usage board;
+
+static void take(int function, double cpu, int memory, int gpu_percent, int64_t now_ms)
+{
+    err e = ERR_INIT;
+    json_t *m = json_pack("{s:f,s:i}", "cpu_percent", cpu, "memory_bytes", memory);
+    if (gpu_percent >= 0)
+        json_object_set_new(m, "gpu", json_pack("{s:s,s:i,s:i,s:i,s:f}", "name", "g", "percent", gpu_percent, "memory_bytes",
+                                                memory * 2, "own_bytes", 1, "watts", 100.0));
+    CHECK_OK(job_usage_take(&board, function, 3, m, now_ms, &e), e);
+    json_decref(m);
+}
+
+TEST(controllers_are_told_now_and_then_of_those_that_live)
+{
+    take(0, 50, 1000, -1, 10000);
+    take(2, 150, 2000, 60, 10000);
+    json_t *m = job_usage_message(&board, 10000);
+    json_t *rows = json_object_get(m, "functions");
+    CHECK_STR(json_string_value(json_object_get(m, "type")), "usage");
+    CHECK_INT(json_array_size(rows), 2);
+    CHECK_INT(json_integer_value(json_object_get(json_array_get(rows, 1), "function")), 2);
+    CHECK_INT(json_integer_value(json_object_get(json_array_get(rows, 1), "incarnation")), 3);
+    json_decref(m);
+    CHECK(!job_usage_message(&board, 10000 + JOB_USAGE_TELL_MS - 1));
+    take(2, 150, 2000, 60, 14000);
+    m = job_usage_message(&board, 10000 + JOB_USAGE_STALE_MS);
+    CHECK_INT(json_array_size(json_object_get(m, "functions")), 1); /* the other is silent */
+    json_decref(m);
+    job_usage_clear(&board);
+}
+
+TEST(an_epoch_has_its_means_and_its_most)
+{
+    epoch_result r;
+    job_usage_epoch(&board, &r);
+    CHECK(isnan(r.cpu_percent) && isnan(r.gpu_percent) && isnan(r.gpu_watts));
+    CHECK(r.memory_bytes == UINT64_MAX && r.gpu_memory_bytes == UINT64_MAX);
+    take(0, 50, 1000, 20, 1);
+    take(1, 100, 3000, 40, 2);
+    take(0, 60, 2000, 60, 3);
+    job_usage_epoch(&board, &r);
+    CHECK(fabs(r.cpu_percent - 70) < 1e-9 && fabs(r.gpu_percent - 40) < 1e-9 && fabs(r.gpu_watts - 100) < 1e-9);
+    CHECK_INT(r.memory_bytes, 3000);
+    CHECK_INT(r.gpu_memory_bytes, 6000);
+    job_usage_epoch(&board, &r); /* shorter than a heartbeat: the last ones' */
+    CHECK(fabs(r.cpu_percent - 80) < 1e-9);
+    CHECK_INT(r.memory_bytes, 3000);
+    job_usage_clear(&board);
+}
+
+TEST(a_heartbeat_that_says_nonsense_is_refused)
+{
+    static const char *const wrong[] = {"{}", "{\"cpu_percent\":1}", "{\"cpu_percent\":\"1\",\"memory_bytes\":1}",
+                                        "{\"cpu_percent\":1,\"memory_bytes\":-1}",
+                                        "{\"cpu_percent\":1,\"memory_bytes\":1,\"more\":1}",
+                                        "{\"cpu_percent\":1,\"memory_bytes\":1,\"gpu\":{\"name\":\"x\"}}"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        err e = ERR_INIT;
+        json_t *m = json_loads(wrong[i], 0, NULL);
+        CHECK_ERR(job_usage_take(&board, 0, 0, m, 1, &e), e, ERR_INVALID, "usage");
+        json_decref(m);
+    }
+    CHECK(!board.rows[0].last);
+}
+

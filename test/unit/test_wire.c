@@ -1,0 +1,220 @@
+/* test_wire.c: frames over real sockets: whole, cut, too large, too deep, not JSON. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "test.h"
+#include "wire.h"
+
+/* A wire on one end of a socket pair, the raw descriptor of the other in *peer. */
+static wire *pair(int *peer)
+{
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    *peer = ends[1];
+    err e = ERR_INIT;
+    wire *w = wire_adopt(ends[0], &e);
+    CHECK(w);
+    return w;
+}
+
+static void send_raw(int fd, uint32_t len, const char *text)
+{
+    unsigned char header[4] = {(unsigned char)len, (unsigned char)(len >> 8),
+                               (unsigned char)(len >> 16), (unsigned char)(len >> 24)};
+    CHECK(write(fd, header, 4) == 4);
+    CHECK(write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+}
+
+TEST(a_message_goes_through)
+{
+    err e = ERR_INIT;
+    char address[256], dialled[WIRE_ADDRESS_BYTES];
+    snprintf(address, sizeof address, "unix:%.200s/s", test_tmp());
+    int listener = wire_listen(address, &e);
+    CHECK(listener >= 0);
+    CHECK_OK(wire_address(listener, dialled, &e), e);
+    CHECK_STR(dialled, address);
+    wire *client = wire_dial(address, clock_deadline_ms(5000), &e);
+    CHECK(client);
+    wire *server = wire_accept(listener, &e);
+    CHECK(server);
+    CHECK_OK(wire_sendf(client, &e, "{s:s, s:i}", "type", "hello", "n", 7), e);
+    json_t *message = NULL;
+    CHECK_OK(wire_receive_wait(server, &message, clock_deadline_ms(5000), &e), e);
+    CHECK_STR(wire_type(message), "hello");
+    CHECK_INT(json_integer_value(json_object_get(message, "n")), 7);
+    json_decref(message);
+    wire_close(client);
+    CHECK_ERR(wire_receive_wait(server, &message, clock_deadline_ms(5000), &e), e, ERR_UNAVAILABLE,
+              "closed");
+    wire_close(server);
+    close(listener);
+}
+
+TEST(tcp_tells_its_port)
+{
+    err e = ERR_INIT;
+    char address[WIRE_ADDRESS_BYTES];
+    int listener = wire_listen("tcp:127.0.0.1:0", &e);
+    CHECK(listener >= 0);
+    CHECK_OK(wire_address(listener, address, &e), e);
+    wire *client = wire_dial(address, clock_deadline_ms(5000), &e);
+    CHECK(client);
+    wire_close(client);
+    close(listener);
+    CHECK(!wire_dial(address, clock_deadline_ms(5000), &e));
+    CHECK_INT(e.code, ERR_UNAVAILABLE);
+}
+
+/* What a machine without power leaves behind is found out by the kernel, at both ends. */
+TEST(tcp_gives_up_a_peer_that_is_silent)
+{
+    err e = ERR_INIT;
+    char address[WIRE_ADDRESS_BYTES];
+    int listener = wire_listen("tcp:127.0.0.1:0", &e);
+    CHECK_OK(wire_address(listener, address, &e), e);
+    wire *ends[2] = {wire_dial(address, clock_deadline_ms(5000), &e), NULL};
+    for (int64_t end = clock_deadline_ms(5000); !ends[1] && clock_monotonic_ms() < end;)
+        ends[1] = wire_accept(listener, &e);
+    for (int i = 0; i < 2; i++) {
+        unsigned dead_ms = 0;
+        int probes = 0;
+        socklen_t len = sizeof dead_ms;
+        CHECK(ends[i]);
+        CHECK(getsockopt(wire_fd(ends[i]), IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_ms, &len) == 0);
+        CHECK_INT(dead_ms, WIRE_DEAD_MS);
+        CHECK(getsockopt(wire_fd(ends[i]), SOL_SOCKET, SO_KEEPALIVE, &probes, &len) == 0 && probes);
+        wire_close(ends[i]);
+    }
+    close(listener);
+}
+
+TEST(a_second_listener_is_refused_and_a_dead_one_replaced)
+{
+    err e = ERR_INIT;
+    char address[256];
+    snprintf(address, sizeof address, "unix:%.200s/s", test_tmp());
+    int listener = wire_listen(address, &e);
+    CHECK(listener >= 0);
+    CHECK_ERR(wire_listen(address, &e), e, ERR_EXISTS, "in use");
+    close(listener); /* the file stays, as after kill -9 */
+    listener = wire_listen(address, &e);
+    CHECK(listener >= 0);
+    close(listener);
+}
+
+TEST(a_frame_may_come_byte_by_byte)
+{
+    err e = ERR_INIT;
+    int peer;
+    wire *w = pair(&peer);
+    const char text[] = "\x0e\0\0\0{\"type\":\"ab\"}\n";
+    json_t *message = NULL;
+    for (size_t i = 0; i + 1 < sizeof text; i++) {
+        CHECK_INT(wire_receive(w, &message, &e), 0);
+        CHECK(write(peer, text + i, 1) == 1);
+    }
+    CHECK_INT(wire_receive(w, &message, &e), 1);
+    CHECK_STR(wire_type(message), "ab");
+    json_decref(message);
+    wire_close(w);
+    close(peer);
+}
+
+static void refuse(uint32_t len, const char *text, const char *part)
+{
+    err e = ERR_INIT;
+    int peer;
+    wire *w = pair(&peer);
+    send_raw(peer, len, text);
+    json_t *message = NULL;
+    CHECK_ERR(wire_receive_wait(w, &message, clock_deadline_ms(5000), &e), e, ERR_CORRUPT, part);
+    wire_close(w);
+    close(peer);
+}
+
+TEST(bad_frames_are_refused)
+{
+    refuse(WIRE_FRAME_BYTES + 1, "", "over the limit");
+    refuse(0xffffffff, "", "over the limit");
+    refuse(3, "[1]", "no type");
+    refuse(12, "{\"type\": 12}", "no type");
+    refuse(5, "{\"a\":", "not a message");
+    refuse(25, "{\"type\":\"a\",\"type\":\"b\"}  ", "not a message");
+    char deep[101] = "{\"type\":\"a\",\"b\":";
+    memset(deep + 16, '[', 84);
+    refuse(100, deep, "nested deeper");
+}
+
+TEST(brackets_in_strings_are_not_depth)
+{
+    err e = ERR_INIT;
+    int peer;
+    wire *w = pair(&peer);
+    const char text[] = "{\"type\":\"[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[\\\"[[[[\\\\\"}";
+    send_raw(peer, sizeof text - 1, text);
+    json_t *message = NULL;
+    CHECK_OK(wire_receive_wait(w, &message, clock_deadline_ms(5000), &e), e);
+    json_decref(message);
+    wire_close(w);
+    close(peer);
+}
+
+static void *read_all(void *context)
+{
+    err e = ERR_INIT;
+    wire *w = context;
+    for (int i = 0; i < 64; i++) {
+        json_t *message = NULL;
+        CHECK_OK(wire_receive_wait(w, &message, clock_deadline_ms(20000), &e), e);
+        CHECK_INT(json_integer_value(json_object_get(message, "n")), i);
+        json_decref(message);
+    }
+    return NULL;
+}
+
+/* More than a socket takes at once, so that frames are cut at every place. */
+TEST(many_large_messages_stay_in_order)
+{
+    err e = ERR_INIT;
+    int peer;
+    wire *sender = pair(&peer);
+    wire *receiver = wire_adopt(peer, &e);
+    pthread_t reader;
+    pthread_create(&reader, NULL, read_all, receiver);
+    char *filler = malloc(300001);
+    memset(filler, 'x', 300000);
+    filler[300000] = '\0';
+    for (int i = 0; i < 64; i++) {
+        json_t *message = json_pack("{s:s,s:i,s:s}", "type", "bulk", "n", i, "filler", filler);
+        CHECK_OK(wire_send_wait(sender, message, clock_deadline_ms(20000), &e), e);
+        json_decref(message);
+    }
+    pthread_join(reader, NULL);
+    free(filler);
+    wire_close(sender);
+    wire_close(receiver);
+}
+
+TEST(a_peer_that_does_not_read_fills_the_queue)
+{
+    err e = ERR_INIT;
+    int peer;
+    wire *w = pair(&peer);
+    char *filler = malloc((4 << 20) + 1);
+    memset(filler, 'x', 4 << 20);
+    filler[4 << 20] = '\0';
+    int sent = 0;
+    while (sent < 100 && wire_sendf(w, &e, "{s:s,s:s}", "type", "bulk", "filler", filler) == 0)
+        sent++;
+    CHECK(sent > 10 && sent < 30);
+    CHECK_INT(e.code, ERR_LIMIT);
+    free(filler);
+    wire_close(w);
+    close(peer);
+}

@@ -1,0 +1,32 @@
+# zoo.mk: every model of the zoo beside PyTorch's and torchvision's own: what it computes, what memory it
+# takes, how well it learns. TORCH_PYTHON as in bench.mk; it must import torchvision and safetensors too,
+# which the build folder's environment has.
+
+OWN_TORCH := $(if $(filter $(abspath $(TORCH_VENV))/%,$(TORCH_PYTHON)),$(TORCH_VENV)/ready-zoo)
+
+.PHONY: check-parity bench-engine-memory bench-accuracy bench-accuracy-platform
+check-parity: $(BUILD)/parity/parity $(OWN_TORCH) ## every model beside PyTorch's: logits, gradients, 20 steps (PARITY_ARGS="resnet18 vgg11")
+	BUILD=$(BUILD) $(TORCH_PYTHON) test/parity/parity.py $(PARITY_ARGS)
+
+bench-engine-memory: $(BUILD)/bench/bench_engine $(OWN_TORCH) ## peak memory of a training step beside PyTorch's (BENCH_ARGS="--model resnet18")
+	BUILD=$(BUILD) $(TORCH_PYTHON) test/bench/bench_memory.py $(BENCH_ARGS)
+
+# Hours on two cores; CIFAR10=FOLDER holds data_batch_1..5.bin and test_batch.bin.
+bench-accuracy: bench-accuracy-platform bench-accuracy-curve bench-accuracy-resnet34 ## ResNets on CIFAR-10, through the platform and beside PyTorch (CIFAR10=FOLDER)
+
+bench-accuracy-platform: all
+	BUILD=$(BUILD) $(PYTHON) test/bench/bench_accuracy.py platform $(BENCH_ARGS)
+
+bench-accuracy-%: all $(OWN_TORCH)
+	BUILD=$(BUILD) $(TORCH_PYTHON) test/bench/bench_accuracy.py $* $(BENCH_ARGS)
+
+# torchvision's version follows from torch's: pip finds the one that was built for it.
+$(TORCH_VENV)/ready-zoo: $(TORCH_VENV)/ready
+	$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check safetensors torchvision \
+		"torch==$$($(TORCH_VENV)/bin/python -c 'import torch; print(torch.__version__.split("+")[0])')"
+	@touch $@
+
+$(BUILD)/parity/parity: $(BUILD)/obj/test/parity/parity.o $(LIB_function) $(LIB_kernels) $(LIB_common)
+	@mkdir -p $(@D)
+	@echo '  LINK $@'
+	$(Q)$(CC) $(LDFLAGS) -rdynamic -o $@ $< -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)
