@@ -403,14 +403,6 @@ def shared():
         p.disconnect()
 
 
-def epochs_for(p, seconds, **options):
-    """How many epochs of such a job take about that long here: what is to be hit in the middle must still run."""
-    job = p.train(epochs=20, **options)
-    p.succeed(job, 120)
-    took = p.get(f"/history/{job}")["data"]["epoch_duration"][2:]
-    return max(60, int(seconds * harness.STRETCH * len(took) / max(sum(took), 0.001)))
-
-
 def images_stamp():
     folder = pathlib.Path(os.environ.get("KUBEML_TC_IMAGES", "/nonexistent"))
     return max((f.stat().st_mtime_ns for f in folder.glob("*.tar")), default=0)

@@ -78,7 +78,7 @@ def each_replica_answers_and_a_stopped_leader_is_replaced():
                                *options, f"http://{pod['status']['podIP']}:10100{path}", check=False).stdout.rsplit("\n", 1)
         p.dataset()
         assert ask(second, "/function/lenet", "-F", f"code=@{harness.LENET}")[1] == "200"
-        job = p.train(epochs=60, k=2)
+        job = p.train(p.paced(), epochs=60, k=2)
         until(lambda: p.task(job)["epoch"] >= 1, 60)
         for pod in (first, second):
             assert ask(pod, f"/tasks/{job}")[1] == "200"

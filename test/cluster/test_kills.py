@@ -6,6 +6,7 @@ import release
 from cluster import case, harness, until
 
 OPTIONS = {"k": 2, "default_parallelism": 2, "seed": 3}
+EPOCHS = 60  # of 8 batches: paced, 48 s and more
 
 
 def epoch(p, job):
@@ -28,9 +29,9 @@ def leader_function_redis_and_ps_are_killed():
     with release.shared() as p:
         p.dataset()
         p.function()
-        epochs = release.epochs_for(p, 40, **OPTIONS)
-        want = p.succeed(p.train(epochs=epochs, **OPTIONS), 180)["sha256"]
-        job = p.train(epochs=epochs, **OPTIONS)
+        slow = p.paced(0.1)
+        want = p.succeed(p.train(epochs=EPOCHS, **OPTIONS), 180)["sha256"]
+        job = p.train(slow, epochs=EPOCHS, **OPTIONS)
         until(lambda: epoch(p, job) >= 1, 60)
 
         killed = p.kill()
@@ -58,7 +59,7 @@ def leader_function_redis_and_ps_are_killed():
 
         task = p.succeed(job, 180)
         assert task["sha256"] == want, "other weights than without the kills"
-        assert len(p.get(f"/history/{job}")["data"]["accuracy"]) == epochs
+        assert len(p.get(f"/history/{job}")["data"]["accuracy"]) == EPOCHS
         until(lambda: not p.pods(job=job), 60, message="pods of an ended job")
 
 

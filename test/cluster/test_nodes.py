@@ -7,6 +7,7 @@ import release
 from cluster import HERE, case, get, harness, kubectl, skip, until
 
 OPTIONS = {"k": 2, "default_parallelism": 4, "seed": 4}
+EPOCHS = 100  # of 4 batches: paced, 40 s and more
 LOST = "node1"
 
 
@@ -51,11 +52,11 @@ def a_node_is_drained_and_one_is_lost():
     with release.shared() as p:
         p.dataset()
         p.function()
-        epochs = release.epochs_for(p, 40, **OPTIONS)
-        want = p.succeed(p.train(epochs=epochs, **OPTIONS), 180)["sha256"]
+        slow = p.paced(0.1)
+        want = p.succeed(p.train(epochs=EPOCHS, **OPTIONS), 180)["sha256"]
         try:
             on_both(p, (4, 1))
-            job = p.train(epochs=epochs, **OPTIONS)
+            job = p.train(slow, epochs=EPOCHS, **OPTIONS)
             until(lambda: p.task(job)["epoch"] >= 1, 60)
             assert LOST in nodes_of(p, job).values(), nodes_of(p, job)
             kubectl("drain", LOST, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=90s",
@@ -65,14 +66,14 @@ def a_node_is_drained_and_one_is_lost():
             kubectl("uncordon", LOST)
 
             on_both(p, (4, 1))
-            job = p.train(epochs=epochs, **OPTIONS)
+            job = p.train(slow, epochs=EPOCHS, **OPTIONS)
             until(lambda: p.task(job)["epoch"] >= 1, 60)
             assert LOST in nodes_of(p, job).values(), nodes_of(p, job)
             subprocess.run([str(HERE / "down.sh"), LOST[4:]], check=True)
             goes_on_without(p, job, 120)
             assert p.succeed(job, 180)["sha256"] == want, "other weights than without the loss"
             history = p.get(f"/history/{job}")
-            assert len(history["data"]["accuracy"]) == epochs, history
+            assert len(history["data"]["accuracy"]) == EPOCHS, history
             assert len(p.get(f"/model/{job}")) > 61706 * 4
         finally:
             kubectl("uncordon", LOST, check=False)

@@ -227,7 +227,7 @@ def a_job_has_its_service_and_policy_and_is_suspended_from_both_sides():
     with release.shared() as p:
         p.dataset()
         p.function()
-        job = p.train(epochs=200, k=2)
+        job = p.train(epochs=5000, k=2)
         until(lambda: p.task(job)["epoch"] >= 1, 60)
         name = until(lambda: next((t["metadata"]["name"] for t in cluster.listed("trainjobs", p.ns)
                                    if t.get("status", {}).get("job") == job), None), 30)

@@ -33,6 +33,7 @@ BUILD = pathlib.Path(os.environ.get("BUILD", "build/release"))
 BUILD = BUILD if BUILD.is_absolute() else ROOT / BUILD
 BIN = BUILD / "bin"
 LENET = ROOT / "function-runtime/examples/lenet.c"
+PACE = 0.04  # seconds that a batch of a paced function takes at least
 # Sanitized code is slower, and so is a busy machine: deadlines stretch, as test/run.py's do.
 SANITIZER = os.environ.get("SANITIZER", "")
 STRETCH = float(os.environ.get("TEST_STRETCH", 6 if "thread" in SANITIZER else 4 if SANITIZER else 1))
@@ -213,6 +214,22 @@ class Platform:
         else:
             files = {"code": (f"{name}.c", code)}
         return self.post(f"/function/{name}", files=files)
+
+    def paced(self, seconds=PACE, name="paced"):
+        """LeNet whose batches take a while, as a large model's do: on any machine its job still runs when a test gets
+        to what it does in the middle. It trains to the same weights as LeNet."""
+        code = LENET.read_text().replace("#include <kubeml.h>", f"""#define _POSIX_C_SOURCE 200809L
+#include <kubeml.h>
+#include <time.h>
+
+static int paced(kml_step *s)
+{{
+    nanosleep(&(struct timespec){{.tv_sec = {int(seconds)}, .tv_nsec = {round(seconds % 1 * 1e9)}}}, NULL);
+    return kml_gradients(s) ? -1 : kml_update(s, kml_learning_rate(s));
+}}
+""").replace(".lr = 0.01", ".lr = 0.01, .step = paced")
+        self.function(name, code)
+        return name
 
     def train(self, function="lenet", dataset="tiny", epochs=2, batch_size=32, lr=0.01, **options):
         options = {"default_parallelism": 2, "static_parallelism": True, **options}

@@ -86,7 +86,7 @@ def redis_gone(p):
     """Redis dies again and again: the job says so while it restarts it."""
     p.dataset()
     p.function()
-    job = p.train(epochs=400, k=1)
+    job = p.train(epochs=5000, k=1)
     until(lambda: p.task(job)["epoch"] >= 1)
     os.kill(p.redis(job), signal.SIGKILL)
     until(lambda: any(c["type"] in ("RedisGone", "RedisRestarted") for c in p.task(job)["conditions"]))
@@ -99,7 +99,7 @@ def store_down(p):
     """The store's folder cannot be written: the checkpoint waits, with the reason, then goes on."""
     p.dataset()
     p.function()
-    job = p.train(epochs=200, k=1)
+    job = p.train(epochs=5000, k=1)
     until(lambda: p.task(job)["epoch"] >= 1)
     tmp = p.folder / "home/store/tmp"
     hidden = p.folder / "home/store/tmp-hidden"

@@ -93,7 +93,7 @@ def every_process_of_a_job_killed_at_random_places(p):
     p.function()
     options = {"epochs": 12, "k": 2, "default_parallelism": 3}
     want = p.succeed(p.train(**options))["sha256"]
-    job = p.train(**options)
+    job = p.train(p.paced(), **options)
     victims = [dict(role="function", function=0), dict(role="function", function=2), dict(role="ps"),
                dict(role="function", function=1)]
     for i, victim in enumerate(victims):
@@ -113,7 +113,7 @@ def redis_killed(p):
     p.dataset()
     p.function()
     want = p.succeed(p.train(epochs=8, k=2))["sha256"]
-    job = p.train(epochs=8, k=2)
+    job = p.train(p.paced(), epochs=8, k=2)
     until(lambda: p.task(job)["epoch"] >= 2)
     os.kill(p.redis(job), signal.SIGKILL)
     assert p.succeed(job)["sha256"] == want
@@ -125,7 +125,7 @@ def a_function_is_stopped_and_goes_on(p):
     p.dataset()
     p.function()
     want = p.succeed(p.train(epochs=6, k=2))["sha256"]
-    job = p.train(epochs=6, k=2)
+    job = p.train(p.paced(), epochs=6, k=2)
     until(lambda: p.task(job)["epoch"] >= 1)
     frozen = p.pod(job=job, role="function", function=1)
     os.kill(frozen["pid"], signal.SIGSTOP)
@@ -141,7 +141,7 @@ def the_controller_killed_in_every_state(p):
     p.dataset()
     p.function()
     want = p.succeed(p.train(epochs=20, k=2))["sha256"]
-    job = p.train(epochs=20, k=2)
+    job = p.train(p.paced(), epochs=20, k=2)
     waits = p.train(epochs=1, default_parallelism=4)
     for i in range(KILLS):
         until(lambda: p.task(job)["epoch"] >= 2 * i)

@@ -56,7 +56,7 @@ def check(p, c):
 
 
 # Epochs of a job that is hit while it runs; a sanitizer makes each of them many times as long.
-LASTING = 10 if os.environ.get("SANITIZER") else 30
+EPOCHS = 10
 
 
 @case(limit=120)
@@ -148,7 +148,7 @@ def suspended_and_resumed_it_ends_as_if_nothing_had_been(p):
     p.function()
     options = dict(epochs=12, default_parallelism=2, static_parallelism=True, k=2, seed=5)
     calm = p.succeed(p.train(**options))
-    job = p.train(**options)
+    job = p.train(p.paced(), **options)
     until(lambda: p.task(job)["epoch"] >= 2)
     p.post(f"/tasks/{job}/suspend")
     task = p.wait(job)
@@ -232,9 +232,9 @@ def an_empty_pool_starts_what_is_needed(p):
 def a_killed_controller_adopts(p):
     p.dataset()
     p.function()
-    sha = p.succeed(p.train(epochs=LASTING))["sha256"]
-    job = p.train(epochs=LASTING)
-    queued = p.train(epochs=LASTING, default_parallelism=4)
+    sha = p.succeed(p.train(epochs=EPOCHS))["sha256"]
+    job = p.train(p.paced(), epochs=EPOCHS)
+    queued = p.train(epochs=EPOCHS, default_parallelism=4)
     until(lambda: p.task(job)["epoch"] >= 2)
     pods = {pod["name"] for pod in p.pods(job=job)}
     p.kill()
@@ -248,8 +248,8 @@ def a_killed_controller_adopts(p):
 def a_stopped_platform_goes_on(p):
     p.dataset()
     p.function()
-    sha = p.succeed(p.train(epochs=LASTING))["sha256"]
-    job = p.train(epochs=LASTING)
+    sha = p.succeed(p.train(epochs=EPOCHS))["sha256"]
+    job = p.train(p.paced(), epochs=EPOCHS)
     until(lambda: p.task(job)["epoch"] >= 2)
     assert p.stop() == 0
     until(lambda: not harness.processes_of(p.folder), message="processes are left")
@@ -261,8 +261,8 @@ def a_stopped_platform_goes_on(p):
 def a_killed_ps_is_replaced(p):
     p.dataset()
     p.function()
-    sha = p.succeed(p.train(epochs=LASTING))["sha256"]
-    job = p.train(epochs=LASTING)
+    sha = p.succeed(p.train(epochs=EPOCHS))["sha256"]
+    job = p.train(p.paced(), epochs=EPOCHS)
     until(lambda: p.task(job)["epoch"] >= 2)
     os.kill(p.pod(job=job, role="ps")["pid"], 9)
     task = p.succeed(job)
