@@ -223,7 +223,7 @@ class Release(harness.Platform):
                 if method != "GET" or arguments.get("stream") or time.monotonic() > deadline:
                     raise
             except AssertionError as e:
-                if "503" not in str(e) or "takes over" not in str(e) or time.monotonic() > deadline:
+                if ": 503 " not in str(e) or "within seconds" not in str(e) or time.monotonic() > deadline:
                     raise
             time.sleep(0.2)
 
