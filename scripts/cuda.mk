@@ -77,7 +77,7 @@ CXX          ?= g++
 ifeq ($(origin CXX),default)
 CXX          := g++
 endif
-SHIM_FLAGS   := -std=c++17 -O2 -g -fno-omit-frame-pointer -ffp-contract=off -D_GNU_SOURCE -Wall -Wextra -Werror \
+SHIM_FLAGS   := -std=c++17 $(if $(SANITIZER),-O1 -g1,-O2 -g) -fno-omit-frame-pointer -ffp-contract=off -D_GNU_SOURCE -Wall -Wextra -Werror \
                 -Wno-unused-function -Ikernels -Icommon -Itest/cuda \
                 $(if $(SANITIZER),-fsanitize=$(SANITIZER) -fno-sanitize-recover=undefined)
 SRC_shim     := $(sort $(wildcard test/cuda/*.cc))

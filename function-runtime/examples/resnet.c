@@ -37,7 +37,7 @@ static kml_tensor resnet(kml_graph *g, kml_tensor x)
     x = kml_relu(g, conv_bn(g, x, "", 1, 16, 1));
     for (int stage = 0; stage < 3; stage++)
         for (int i = 0; i < BLOCKS; i++) {
-            char prefix[24];
+            char prefix[32];
             snprintf(prefix, sizeof prefix, "layer%d.%d.", stage + 1, i);
             x = block(g, x, prefix, 16 << stage, stage > 0 && i == 0 ? 2 : 1);
         }

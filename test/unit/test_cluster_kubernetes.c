@@ -280,7 +280,7 @@ TEST(each_end_has_its_reason)
                  {137, 9, "OOMKilled", "OutOfMemory", "over its limit"},
                  {139, 11, "Error", "Killed", "SIGSEGV"}};
     world w;
-    char name[20];
+    char name[24];
     open_world(&w);
     for (int i = 0; i < 3; i++) {
         snprintf(name, sizeof name, "function-%d", i);
@@ -473,7 +473,7 @@ TEST(pods_are_found_again_and_echoes_are_not_kept)
 TEST(no_end_is_lost_or_told_twice)
 {
     world w;
-    char name[20];
+    char name[24];
     int told[8] = {0};
     open_world(&w);
     for (int i = 0; i < 8; i++) {
