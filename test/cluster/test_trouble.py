@@ -111,7 +111,7 @@ def mongodb_goes_away_and_comes_back():
         p.function()
         options = {"epochs": 40, "k": 2, "seed": 6}
         want = p.succeed(p.train(**options), 120)["sha256"]
-        job = p.train(**options)
+        job = p.train(p.paced(), **options)
         until(lambda: p.task(job)["epoch"] >= 1, 60)
         server = stand_in()
         os.kill(server, signal.SIGSTOP)

@@ -27,11 +27,12 @@ def a_release_through_its_life():
         with release.installed(ns) as p:
             p.dataset()
             p.function()
+            slow = p.paced()
             first = p.train(**OPTIONS)
             want = p.succeed(first, 120)["sha256"]
             before, model, token = kept(p), p.get(f"/model/{first}"), p.token
 
-            job = p.train(**OPTIONS)
+            job = p.train(slow, **OPTIONS)
             until(lambda: p.task(job)["epoch"] >= 1, 60)
             old = {c["metadata"]["name"] for c in p.controllers()}
             p.settings["controller.resources.requests.memory"] = "96Mi"
@@ -44,7 +45,7 @@ def a_release_through_its_life():
             assert p.token == token, "an upgrade made another token"
             holds(before, kept(p))
 
-            job = p.train(**OPTIONS)
+            job = p.train(slow, **OPTIONS)
             until(lambda: p.task(job)["epoch"] >= 1, 60)
             replicas = len(p.controllers())
             kubectl("scale", "deployment", f"{p.name}-controller", "-n", ns, "--replicas=0")
