@@ -5,6 +5,9 @@ set -euo pipefail
 . "$(dirname "$0")/env.sh"
 
 mkdir -p "$KUBEML_TC_BIN"
+# One at a time: whoever comes while another builds waits for it and finds it done.
+exec 9>"$KUBEML_TC_BIN/lock"
+flock 9
 source_digest=$(cat "$here"/kube/* "$0" | sha256sum | cut -d' ' -f1)
 if [ "$(cat "$KUBEML_TC_BIN/source" 2>/dev/null)" = "$source_digest" ] && [ -x "$KUBEML_TC_BIN/helm" ]; then
     exit 0
