@@ -135,12 +135,14 @@ static int wait_ready(const start *s, char *url, size_t size)
 
 int cmd_up(cli *c, int argc, char **argv)
 {
-    const char *listen = "127.0.0.1:10100", *token_file = NULL;
+    const char *listen = "127.0.0.1:10100", *token_file = NULL, *gpus = NULL, *gpu_policy = NULL;
     long slots = 0;
     bool slots_seen = false, foreground = false;
     const cli_option options[] = {
         {"listen", 'l', OPTION_TEXT, "HOST:PORT", "where the API answers (127.0.0.1:10100)", &listen, NULL, false, false},
         {"slots", 0, OPTION_INT, "N", "functions that run at once (cores, at least 4)", &slots, &slots_seen, false, false},
+        {"gpus", 0, OPTION_TEXT, "WHICH", "auto, all or none of the GPUs (auto: all, where the CUDA engine was built)", &gpus, NULL, false, false},
+        {"gpu-policy", 0, OPTION_TEXT, "POLICY", "where a function goes: best-fit, spread or pack (best-fit)", &gpu_policy, NULL, false, false},
         {"token-file", 0, OPTION_TEXT, "FILE", "callers must send the token in this file", &token_file, NULL, false, false},
         {"foreground", 0, OPTION_FLAG, NULL, "stay, and log to this terminal", &foreground, NULL, false, false},
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
@@ -155,16 +157,18 @@ int cmd_up(cli *c, int argc, char **argv)
         return cli_fail(&e);
     snprintf(program, sizeof program, "%s", local_program("kubeml-controller"));
     snprintf(slots_text, sizeof slots_text, "%ld", slots);
-    char *arguments[16] = {program, "--listen", (char *)listen, "--home", (char *)local_home()};
+    const char *const given[][2] = {{"--token-file", token_file}, {"--gpus", gpus}, {"--gpu-policy", gpu_policy}};
+    char *arguments[20] = {program, "--listen", (char *)listen, "--home", (char *)local_home()};
     size_t count = 5;
     if (slots_seen) {
         arguments[count++] = "--slots";
         arguments[count++] = slots_text;
     }
-    if (token_file) {
-        arguments[count++] = "--token-file";
-        arguments[count++] = (char *)token_file;
-    }
+    for (size_t i = 0; i < sizeof given / sizeof *given; i++)
+        if (given[i][1]) {
+            arguments[count++] = (char *)(uintptr_t)given[i][0];
+            arguments[count++] = (char *)(uintptr_t)given[i][1];
+        }
     if (foreground) {
         execvp(program, arguments);
         err_set_errno(&e, errno, "%s", program);

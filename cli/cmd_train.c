@@ -9,7 +9,7 @@
 
 typedef struct train_options {
     const char *function, *dataset, *init, *merge, *mode, *optimizer_state, *on_loss;
-    const char *gpu_memory, *precision;
+    const char *gpu_memory, *precision, *device;
     long epochs, batch, parallelism, k, validate_every, priority, seed, deadline, backoff, ttl, gpu_threads;
     double lr, goal;
     bool fixed, watch;
@@ -52,9 +52,9 @@ static json_t *options_json(const train_options *o)
         json_object_set_new(out, "backoff_limit", json_integer(o->backoff));
     if (o->ttl_seen)
         json_object_set_new(out, "ttl_seconds_after_finished", json_integer(o->ttl));
-    const char *const names[] = {"merge", "mode", "optimizer_state", "on_loss"};
-    const char *const values[] = {o->merge, o->mode, o->optimizer_state, o->on_loss};
-    for (size_t i = 0; i < 4; i++)
+    const char *const names[] = {"merge", "mode", "optimizer_state", "on_loss", "device"};
+    const char *const values[] = {o->merge, o->mode, o->optimizer_state, o->on_loss, o->device};
+    for (size_t i = 0; i < 5; i++)
         if (values[i])
             json_object_set_new(out, names[i], json_string(values[i]));
     if (o->gpu_memory || o->gpu_threads_seen || o->precision)
@@ -117,6 +117,7 @@ int cmd_train(cli *c, int argc, char **argv)
         {"active-deadline", 0, OPTION_INT, "SECONDS", "a job that is active longer fails", &o.deadline, &o.deadline_seen, false, false},
         {"backoff-limit", 0, OPTION_INT, "N", "how often a failed job goes on from its checkpoint (0)", &o.backoff, &o.backoff_seen, false, false},
         {"ttl-after-finished", 0, OPTION_INT, "SECONDS", "in a cluster: then its TrainJob is removed", &o.ttl, &o.ttl_seen, false, false},
+        {"device", 0, OPTION_TEXT, "KIND", "auto, cpu or cuda (auto: a GPU where the platform knows one)", &o.device, NULL, false, false},
         {"gpu-memory", 0, OPTION_TEXT, "SIZE", "GPU memory a function may take, such as 2Gi (no limit)", &o.gpu_memory, NULL, false, false},
         {"gpu-threads", 0, OPTION_INT, "PERCENT", "of the GPU's threads, where MPS runs (no limit)", &o.gpu_threads, &o.gpu_threads_seen, false, false},
         {"precision", 0, OPTION_TEXT, "KIND", "fp32, tf32 or bf16 (fp32)", &o.precision, NULL, false, false},

@@ -11,7 +11,8 @@
  * A failed job with retries left goes back to QUEUED instead, under the next generation.
  *
  * Invariants
- *  1. The slots that jobs hold are never more than there are, except that the cluster shrank.
+ *  1. The slots that jobs hold are never more than there are, except that the cluster shrank; nor is more of a
+ *     GPU's memory (and threads, where they count) taken than it has.
  *  2. Among queued jobs the highest priority starts first, the oldest among equals; nobody overtakes.
  *  3. A job has at most one kubeml-ps that is not being stopped, of the present generation; the
  *     generation is saved before its pod is asked for, so that no number is used twice.
@@ -423,7 +424,8 @@ static void ps_epoch(jobs *m, job *j, const job_event *event)
     j->last_seconds = event->seconds;
     /* What kubeml-ps made of the last answer, as far as the slots are there. */
     if (event->value > 0 && event->epoch > j->decided_epoch &&
-        (event->value < j->parallelism || jobs_slots_for(m, j, event->value)))
+        (event->value < j->parallelism ||
+         (jobs_slots_for(m, j, event->value) && job_place(m, j, event->value) == event->value)))
         j->parallelism = event->value;
     j->restarts = 0;
     job_condition_set(m, j, "PSRestarted", false, "Trains", "an epoch was committed since");
@@ -443,6 +445,8 @@ static void ps_ask(jobs *m, job *j, const job_event *event)
             ceiling = j->functions_max;
         j->parallelism = policy_elastic(event->value, event->seconds, j->before_seconds,
                                         MUTATE(22, ceiling, j->functions_max));
+        int placed = job_place(m, j, j->parallelism);
+        j->parallelism = placed > 1 ? placed : 1;
         j->decided_epoch = event->epoch;
         save(m, j);
     }
@@ -475,7 +479,9 @@ int job_wants(const jobs *m, const job *j)
     int want = j->request.default_parallelism;
     if (!j->request.static_parallelism && want > m->slots)
         want = m->slots > 0 ? m->slots : 1;
-    return want;
+    if (!j->request.static_parallelism)
+        want = job_gpu_room(m, j, want);
+    return want > 0 ? want : 1;
 }
 
 static bool start_job(jobs *m, job *j)
@@ -503,9 +509,15 @@ static bool start_job(jobs *m, job *j)
 static void schedule(jobs *m)
 {
     job *j;
-    while ((j = next_queued(m)) && m->slots - slots_held(m) >= job_wants(m, j))
-        if (!start_job(m, j))
-            return; /* memory is gone: the job waits for the next step */
+    while ((j = next_queued(m))) {
+        int wants = job_wants(m, j);
+        if (m->slots - slots_held(m) < wants)
+            return;
+        if (job_place(m, j, wants) < wants || !start_job(m, j)) { /* or memory is gone: it waits for the next step */
+            job_unplace(j);
+            return;
+        }
+    }
 }
 
 /* ---- after a restart --------------------------------------------------------------------------- */
@@ -660,6 +672,7 @@ size_t jobs_step(jobs *m, const job_event *event, const job_action **actions)
         m->now_ms = event->now_ms;
     m->wall_ms = event->wall_ms;
     take(m, &known);
+    jobs_unplace(m);
     if (!m->adopting)
         schedule(m);
     for (size_t k = 0; k < m->count; k++)

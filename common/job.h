@@ -84,6 +84,8 @@ typedef struct job {
     int64_t created_wall_ms, started_wall_ms, finished_wall_ms; /* 0: not yet */
     uint64_t order;    /* place in the queue among equal priorities */
     int parallelism;   /* granted functions, 0 while queued */
+    uint8_t gpu[REQUEST_PARALLELISM_MAX]; /* of each function, counted from 1; 0: none (job_gpu) */
+    int gpu_functions; /* no function from here on has one */
     int functions_max; /* most it can ever have; `slots_max` of the message to kubeml-ps */
     int epochs;        /* committed */
     double last_seconds, before_seconds; /* of the last two epochs, for the policy */
@@ -203,6 +205,11 @@ typedef struct job_action {
 typedef struct jobs jobs;
 
 int jobs_open(const job_limits *limits, int slots, jobs **out, err *e);
+/* The GPUs that functions are placed on (at most GPU_COUNT_MAX; none until this is called), and whether
+ * threads count, which they do where MPS holds functions to them. Before jobs_restore and the first step. */
+void jobs_gpus(jobs *m, gpu_policy policy, bool limits_threads, const uint64_t *memory_bytes, int count);
+/* Somebody else hands out GPUs (Kubernetes' device plugin): functions that want one are not placed here. */
+void jobs_gpus_elsewhere(jobs *m);
 void jobs_close(jobs *m);
 
 /* Puts a job into the queue; the next step (a TICK will do) saves and perhaps starts it. ERR_EXISTS,
@@ -225,6 +232,8 @@ int64_t jobs_deadline(const jobs *m); /* the next TICK; INT64_MAX: no wait is op
 const job *jobs_find(const jobs *m, const char *id); /* NULL: unknown */
 size_t jobs_count(const jobs *m);
 const job *jobs_at(const jobs *m, size_t index); /* in order of submission */
+int job_gpu(const job *j, int function);         /* the index of its GPU; -1: none */
+void jobs_gpu_states(const jobs *m, gpu_state out[GPU_COUNT_MAX]); /* what is booked on each */
 int jobs_slots_free(const jobs *m);
 bool jobs_waiting(const jobs *m); /* a queued job waits for slots: do not refill the pool */
 
@@ -237,7 +246,7 @@ bool job_ended(const job *j);
 
 /* The one dominant reason why the job is where it is, with its evidence. */
 typedef struct job_reason {
-    char reason[JOB_REASON_BYTES]; /* NoFreeSlot, PoolEmpty, Straggler, RedisGone, NaNLoss, ... */
+    char reason[JOB_REASON_BYTES]; /* NoFreeSlot, NoGpuMemory, PoolEmpty, Straggler, RedisGone, NaNLoss, ... */
     char message[ERR_MESSAGE_BYTES];
 } job_reason;
 void jobs_explain(const jobs *m, const job *j, int64_t now_ms, job_reason *out);

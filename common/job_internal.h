@@ -2,6 +2,7 @@
  *
  * job.c         the machine: queue, states, kubeml-ps, verdicts
  * job_pod.c     the pods of a job from the wish to the end
+ * job_gpu.c     on which GPU each function is
  * job_record.c  the record's text form, and the one reason */
 #ifndef KUBEML_JOB_INTERNAL_H
 #define KUBEML_JOB_INTERNAL_H
@@ -18,6 +19,10 @@ struct jobs {
     size_t count, room;
     job_action *action;
     size_t actions, actions_room, reserved;
+    gpu_policy gpu_policy;
+    bool gpu_threads, gpus_elsewhere; /* threads are limited; others place functions on GPUs */
+    int gpus;
+    uint64_t gpu_bytes[GPU_COUNT_MAX];
 };
 
 /* job.c */
@@ -35,9 +40,21 @@ int job_wants(const jobs *m, const job *j);  /* slots it needs to start */
 bool jobs_slots_for(const jobs *m, const job *j, int parallelism); /* free, or held by it already */
 int jobs_add(jobs *m, job *j, err *e);       /* takes `j` over, also when it fails */
 
+/* job_gpu.c */
+bool job_on_gpu(const jobs *m, const job *j); /* its functions are to be placed */
+/* Gives each of the first `functions` a GPU that has none; how many have one then (all, where none is wanted).
+ * What is placed beyond what is granted is taken back by jobs_unplace. */
+int job_place(jobs *m, job *j, int functions);
+int job_gpu_room(const jobs *m, const job *j, int functions); /* of that many, how many the GPUs hold when empty */
+void job_unplace(job *j);
+void jobs_unplace(jobs *m);
+/* True where it is for want of a GPU that `functions` of it cannot start. */
+bool job_explain_gpu(const jobs *m, const job *j, int functions, job_reason *out);
+
 /* job_pod.c */
 int job_pods_room(jobs *m, job *j); /* 0, or -1 when memory is gone */
 int job_held(const job *j);         /* slots the job occupies */
+bool job_function_exists(const job *j, int function); /* a pod of it is there or on its way */
 void pod_want(jobs *m, job *j, int function, int incarnation);
 job_pod *pod_of(job *j, int function, int incarnation); /* not STOPPING or GONE; NULL */
 job_pod *pod_ps(job *j);                                /* the present kubeml-ps, or NULL */

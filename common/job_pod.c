@@ -45,6 +45,14 @@ static bool counted_before(const job *j, int i)
     return false;
 }
 
+bool job_function_exists(const job *j, int function)
+{
+    for (int i = 0; i < j->pods; i++)
+        if (j->pod[i].function == function && exists(&j->pod[i]))
+            return true;
+    return false;
+}
+
 /* What was granted, and what of the functions beyond that has not ended yet. */
 int job_held(const job *j)
 {
@@ -79,10 +87,13 @@ job_pod *pod_ps(job *j)
  * not heard) waits until there is a slot for it. */
 static bool wait_for_slot(jobs *m, job *j, job_pod *p)
 {
-    if (p->function < j->parallelism)
+    int upto = p->function + 1;
+    bool granted = upto <= j->parallelism;
+    if (p->function == JOB_KUBEML_PS || (granted && (!job_on_gpu(m, j) || j->gpu[p->function])))
         return false;
-    if (jobs_slots_for(m, j, p->function + 1)) {
-        j->parallelism = p->function + 1;
+    /* Granted, and without a GPU: the one it had is not there since the controller came back. */
+    if ((granted || jobs_slots_for(m, j, upto)) && job_place(m, j, upto) == upto) {
+        j->parallelism = granted ? j->parallelism : upto;
         j->unsaved = true;
         return false;
     }

@@ -40,6 +40,15 @@ static json_t *conditions_json(const job *j)
     return list;
 }
 
+/* Of each function, counted from 1; NULL where none has a GPU. */
+static json_t *gpus_json(const job *j)
+{
+    json_t *list = j->gpu_functions ? json_array() : NULL;
+    for (int f = 0; list && f < j->gpu_functions; f++)
+        json_array_append_new(list, json_integer(j->gpu[f]));
+    return list;
+}
+
 json_t *job_record(const job *j)
 {
     json_t *asked = request_json(&j->request), *conditions = conditions_json(j);
@@ -50,7 +59,7 @@ json_t *job_record(const job *j)
     }
     return json_pack(
         "{s:s, s:o, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:i, s:i, s:i, s:f, s:f, s:i, s:i, s:i, "
-        "s:b, s:s, s:s, s:i, s:i, s:o, s:i}",
+        "s:b, s:s, s:s, s:i, s:i, s:o, s:i, s:o*}",
         "id", j->id, "request", asked, "state", job_state_name(j->state), "reason", j->reason,
         "message", j->message, "created_ms", (json_int_t)j->created_wall_ms, "started_ms",
         (json_int_t)j->started_wall_ms, "finished_ms", (json_int_t)j->finished_wall_ms, "order",
@@ -59,7 +68,7 @@ json_t *job_record(const job *j)
         "decided_epoch", j->decided_epoch, "generation", j->generation, "restarts", j->restarts,
         "resumed", (int)j->resumed, "verdict", j->verdict ? job_state_name(j->verdict_state) : "",
         "phase", j->phase, "epoch", j->epoch, "round", j->round, "conditions", conditions,
-        "retries", j->retries);
+        "retries", j->retries, "gpus", gpus_json(j));
 }
 
 /* ---- back -------------------------------------------------------------------------------------- */
@@ -144,6 +153,24 @@ static int read_conditions(const json_t *o, job *j, err *e)
     return 0;
 }
 
+/* Older records have none. */
+static int read_gpus(const json_t *o, job *j, err *e)
+{
+    const json_t *list = json_object_get(o, "gpus"), *one;
+    size_t f;
+    if (list && (!json_is_array(list) || json_array_size(list) > REQUEST_PARALLELISM_MAX))
+        return err_set(e, ERR_INVALID, "job record: gpus");
+    json_array_foreach(list, f, one)
+    {
+        json_int_t at = json_integer_value(one);
+        if (!json_is_integer(one) || at < 0 || at > GPU_COUNT_MAX)
+            return err_set(e, ERR_INVALID, "job record: gpus");
+        j->gpu[f] = (uint8_t)at;
+    }
+    j->gpu_functions = (int)json_array_size(list);
+    return 0;
+}
+
 static int read_record(const json_t *o, job *j, err *e)
 {
     json_int_t order;
@@ -164,7 +191,7 @@ static int read_record(const json_t *o, job *j, err *e)
         read_small(o, "generation", 0, 200000, &j->generation, e) < 0 ||
         read_small(o, "restarts", 0, 1000, &j->restarts, e) < 0 ||
         read_small(o, "epoch", 0, REQUEST_EPOCHS_MAX, &j->epoch, e) < 0 ||
-        read_small(o, "round", 0, INT32_MAX, &j->round, e) < 0 || read_conditions(o, j, e) < 0)
+        read_small(o, "round", 0, INT32_MAX, &j->round, e) < 0 || read_conditions(o, j, e) < 0 || read_gpus(o, j, e) < 0)
         return -1;
     j->order = (uint64_t)order;
     j->resumed = json_is_true(json_object_get(o, "resumed"));
@@ -183,6 +210,9 @@ int jobs_restore(jobs *m, const json_t *record, err *e)
         free(j);
         return -1;
     }
+    for (int f = 0; f < j->gpu_functions; f++) /* fewer GPUs than before: it is placed anew, when it is next asked for */
+        if (j->gpu[f] > m->gpus)
+            j->gpu[f] = 0;
     if (job_active(j) && job_pods_room(m, j) < 0) {
         free(j);
         return err_set(e, ERR_NOMEM, "no memory for a job");
@@ -215,6 +245,14 @@ static void explain_queued(const jobs *m, const job *j, job_reason *out)
             snprintf(holders + used, sizeof holders - used, "%s%s (%d)", used ? ", " : "",
                      other->id, job_held(other));
     }
+    int wants = job_wants(m, j);
+    if ((before == 0 && wants <= jobs_slots_free(m)) || (m->gpus == 0 && job_on_gpu(m, j)))
+        if (job_explain_gpu(m, j, wants, out)) {
+            size_t used = strlen(out->message);
+            if (holders[0] && m->gpus)
+                snprintf(out->message + used, sizeof out->message - used, "; slots are held by: %s", holders);
+            return;
+        }
     snprintf(out->reason, sizeof out->reason, "NoFreeSlot");
     if (job_wants(m, j) > m->slots)
         snprintf(out->message, sizeof out->message,

@@ -37,16 +37,17 @@ struct nvml {
     int (*busy)(device, utilization *out);
     int (*power)(device, unsigned *milliwatts);
     int (*processes)(device, unsigned *count, process_info *out);
+    int (*count)(unsigned *out);
+    int (*uuid)(device, char *out, unsigned bytes);
 };
 
-static int find_gpu(nvml *n, err *e)
+/* By number or UUID, up to the next comma. */
+static int find_named(nvml *n, const char *name, device *out, err *e)
 {
-    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-    char first[NVML_NAME_BYTES] = "0", *end;
-    if (visible)
-        snprintf(first, sizeof first, "%.*s", (int)strcspn(visible, ","), visible);
+    char first[NVML_NAME_BYTES], *end;
+    snprintf(first, sizeof first, "%.*s", (int)strcspn(name, ","), name);
     unsigned long index = strtoul(first, &end, 10);
-    int status = end != first && !*end ? n->by_index((unsigned)index, &n->gpu) : n->by_uuid(first, &n->gpu);
+    int status = end != first && !*end ? n->by_index((unsigned)index, out) : n->by_uuid(first, out);
     return status == 0 ? 0 : err_set(e, ERR_UNAVAILABLE, "NVML knows no GPU \"%s\" (%d)", first, status);
 }
 
@@ -63,7 +64,9 @@ static int find_calls(nvml *n, int (**init)(void), err *e)
                  {&n->memory, "nvmlDeviceGetMemoryInfo"},
                  {&n->busy, "nvmlDeviceGetUtilizationRates"},
                  {&n->power, "nvmlDeviceGetPowerUsage"},
-                 {&n->processes, "nvmlDeviceGetComputeRunningProcesses_v3"}};
+                 {&n->processes, "nvmlDeviceGetComputeRunningProcesses_v3"},
+                 {&n->count, "nvmlDeviceGetCount_v2"},
+                 {&n->uuid, "nvmlDeviceGetUUID"}};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         void *found = dlsym(n->library, calls[i].name);
         if (!found)
@@ -73,7 +76,7 @@ static int find_calls(nvml *n, int (**init)(void), err *e)
     return 0;
 }
 
-int nvml_open(nvml **out, err *e)
+static int load(nvml **out, err *e)
 {
     const char *named = getenv("KUBEML_NVML");
     nvml *n = calloc(1, sizeof *n);
@@ -94,12 +97,66 @@ int nvml_open(nvml **out, err *e)
         free(n);
         return -1;
     }
-    if (find_gpu(n, e) != 0) {
+    *out = n;
+    return 0;
+}
+
+int nvml_open(nvml **out, err *e)
+{
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    nvml *n = NULL;
+    if (load(&n, e) != 0)
+        return -1;
+    if (find_named(n, visible ? visible : "0", &n->gpu, e) != 0) {
         nvml_close(n);
         return -1;
     }
     *out = n;
     return 0;
+}
+
+static int describe(nvml *n, device gpu, nvml_gpu *out, err *e)
+{
+    memory_info memory = {0};
+    int status = n->uuid(gpu, out->uuid, sizeof out->uuid);
+    if (status == 0)
+        status = n->memory(gpu, &memory);
+    if (status != 0)
+        return err_set(e, ERR_UNAVAILABLE, "a GPU does not say what it is (%d)", status);
+    out->memory_bytes = memory.total;
+    return 0;
+}
+
+static int list(nvml *n, nvml_gpu *out, int max, int *count, err *e)
+{
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    unsigned all = 0;
+    device gpu;
+    if (!visible && n->count(&all) != 0)
+        return err_set(e, ERR_UNAVAILABLE, "NVML does not say how many GPUs there are");
+    for (unsigned i = 0; !visible && i < all && *count < max; i++) {
+        if (n->by_index(i, &gpu) != 0)
+            return err_set(e, ERR_UNAVAILABLE, "GPU %u does not answer", i);
+        if (describe(n, gpu, &out[(*count)++], e) != 0)
+            return -1;
+    }
+    for (const char *at = visible; at && *at && *count < max; at += *at == ',') {
+        if (find_named(n, at, &gpu, e) != 0 || describe(n, gpu, &out[(*count)++], e) != 0)
+            return -1;
+        at += strcspn(at, ",");
+    }
+    return 0;
+}
+
+int nvml_list(nvml_gpu *out, int max, int *count, err *e)
+{
+    nvml *n = NULL;
+    *count = 0;
+    if (load(&n, e) != 0)
+        return -1;
+    int status = list(n, out, max, count, e);
+    nvml_close(n);
+    return status;
 }
 
 void nvml_close(nvml *n)

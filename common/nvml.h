@@ -11,6 +11,13 @@
 
 enum { NVML_NAME_BYTES = 96 };
 
+/* A GPU of this machine; its UUID is what CUDA_VISIBLE_DEVICES takes, whatever order CUDA counts in. */
+typedef struct nvml_gpu {
+    char uuid[NVML_NAME_BYTES];
+    uint64_t memory_bytes;
+} nvml_gpu;
+
+
 typedef struct nvml nvml;
 
 typedef struct nvml_sample {
@@ -25,6 +32,9 @@ typedef struct nvml_sample {
  * ERR_UNAVAILABLE: no library, or no such GPU. */
 int nvml_open(nvml **out, err *e);
 void nvml_close(nvml *n); /* NULL is fine */
+/* The GPUs that this process may use (CUDA_VISIBLE_DEVICES, else all), `max` at most. ERR_UNAVAILABLE: no
+ * library, or one of them does not answer. */
+int nvml_list(nvml_gpu *out, int max, int *count, err *e);
 /* What the library does not tell is 0. ERR_UNAVAILABLE: the GPU does not answer. */
 int nvml_read(nvml *n, nvml_sample *out, err *e);
 

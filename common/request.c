@@ -16,7 +16,7 @@ typedef struct field {
     bool required;
     size_t at;           /* in request */
     double low, high;    /* INT: both included; REAL: low excluded */
-    const char *words[2]; /* WORD: the names of 0 and 1 */
+    const char *words[3]; /* WORD: the names of 0, 1 and, where there is one, 2 */
 } field;
 
 #define AT(member) offsetof(request, member)
@@ -49,6 +49,7 @@ static const field option_fields[] = {
     {.name = "seed", .kind = FIELD_SEED, .at = AT(seed)},
     {.name = "optimizer_state", .kind = FIELD_WORD, .at = AT(optimizer_state),
      .words = {"average", "reset"}},
+    {.name = "device", .kind = FIELD_WORD, .at = AT(device), .words = {"auto", "cpu", "cuda"}},
     {.name = "gpu", .kind = FIELD_GPU},
     {.name = "on_loss", .kind = FIELD_WORD, .at = AT(on_loss), .words = {"recompute", "continue"}},
     {.name = "active_deadline_seconds", .kind = FIELD_INT, .at = AT(active_deadline_seconds), .low = 1,
@@ -146,12 +147,14 @@ static int read_word(const char *where, const field *f, const json_t *v, unsigne
 {
     if (!json_is_string(v))
         return wrong_kind(where, "a text", v, e);
-    for (unsigned i = 0; i < 2; i++)
+    for (unsigned i = 0; i < COUNT(f->words) && f->words[i]; i++)
         if (strcmp(json_string_value(v), f->words[i]) == 0) {
             *out = i;
             return 0;
         }
-    return err_set(e, ERR_INVALID, "%s: must be \"%s\" or \"%s\"", where, f->words[0], f->words[1]);
+    return f->words[2] ? err_set(e, ERR_INVALID, "%s: must be \"%s\", \"%s\" or \"%s\"", where, f->words[0],
+                                 f->words[1], f->words[2])
+                       : err_set(e, ERR_INVALID, "%s: must be \"%s\" or \"%s\"", where, f->words[0], f->words[1]);
 }
 
 static int read_seed(const char *where, const json_t *v, uint64_t *out, err *e)
@@ -309,7 +312,10 @@ static json_t *with_bounds(json_t *body, const request *r)
 /* Likewise: nothing at all is no "gpu". */
 static int add_gpu(const request *r, json_t *options)
 {
+    static const char *const devices[] = {"auto", "cpu", "cuda"};
     char memory[GPU_MEMORY_TEXT_BYTES];
+    if (r->device != DEVICE_AUTO && json_object_set_new(options, "device", json_string(devices[r->device])))
+        return -1;
     if (!r->gpu.memory_bytes && !r->gpu.threads && r->precision == GPU_FP32)
         return 0;
     json_t *gpu = json_object();

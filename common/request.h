@@ -27,6 +27,7 @@ enum {
 typedef enum merge_place { MERGE_DATABASE, MERGE_SERVER } merge_place;
 typedef enum optimizer_state_rule { STATE_AVERAGE, STATE_RESET } optimizer_state_rule;
 typedef enum gpu_precision { GPU_FP32, GPU_TF32, GPU_BF16 } gpu_precision;
+typedef enum train_device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } train_device;
 typedef enum on_loss { ON_LOSS_RECOMPUTE, ON_LOSS_CONTINUE } on_loss;
 
 typedef struct request {
@@ -50,6 +51,7 @@ typedef struct request {
     int active_deadline_seconds;    /* from the first start on; then the job fails */
     int backoff_limit;              /* how often a failed job goes on from its last checkpoint */
     int ttl_seconds_after_finished; /* after which the TrainJob is deleted; model and history stay */
+    train_device device;     /* default auto: a GPU where the platform knows one, else the CPU */
     gpu_share gpu;           /* of each function; default no limits */
     gpu_precision precision; /* on a GPU; default fp32 */
 } request;

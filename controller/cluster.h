@@ -19,6 +19,7 @@ enum {
     CLUSTER_ADDRESS_BYTES = 160,
     CLUSTER_JOB_BYTES = 40,
     CLUSTER_MESSAGE_BYTES = 256,
+    CLUSTER_GPU_BYTES = 96,
 };
 
 typedef enum pod_role { POD_FUNCTION, POD_PS } pod_role;
@@ -36,7 +37,14 @@ typedef struct pod_spec {
     char name[CLUSTER_NAME_BYTES]; /* unique; [a-z0-9-] */
     pod_role role;
     pod_limits limits;
+    char gpu[CLUSTER_GPU_BYTES]; /* of this GPU alone, made ready at once; "": told later, or none */
 } pod_spec;
+
+/* A GPU that functions are placed on. */
+typedef struct cluster_gpu {
+    char id[CLUSTER_GPU_BYTES]; /* as CUDA_VISIBLE_DEVICES takes it */
+    uint64_t memory_bytes;
+} cluster_gpu;
 
 typedef struct pod {
     char name[CLUSTER_NAME_BYTES];
@@ -76,6 +84,10 @@ typedef struct cluster_ops {
     int (*next_event)(cluster *c, pod *out, err *e);
     /* How many function slots there are (cores, shared GPUs). */
     int (*slots)(cluster *c, int *out, err *e);
+    /* The GPUs that the controller places functions on, `max` at most; none is no error. NULL: somebody else
+     * places them, and `pod_gpus` says how many each function's pod has. */
+    int (*gpus)(cluster *c, cluster_gpu *out, int max, int *count, err *e);
+    int (*pod_gpus)(cluster *c); /* NULL with `gpus` */
     /* The last `bytes_max` bytes a pod wrote to its log, NUL-terminated; ended pods too until they
      * are forgotten by the backend. *len excludes the NUL. Caller frees *out. */
     int (*log_tail)(cluster *c, const char *name, size_t bytes_max, char **out, size_t *len, err *e);

@@ -443,6 +443,12 @@ static int slots_of_nodes(kube *k, int *out, err *e)
     return 0;
 }
 
+static int kube_pod_gpus(cluster *c)
+{
+    char resource[128];
+    return kube_templates_gpu(&((kube *)c)->templates, resource, sizeof resource);
+}
+
 static int kube_slots(cluster *c, int *out, err *e)
 {
     kube *k = (kube *)c;
@@ -509,6 +515,7 @@ static const cluster_ops ops = {
     .event_fd = kube_event_fd,
     .next_event = kube_next_event,
     .slots = kube_slots,
+    .pod_gpus = kube_pod_gpus,
     .log_tail = kube_log_tail,
     .close = kube_close,
 };

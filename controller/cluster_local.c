@@ -27,6 +27,7 @@
 #include "fs.h"
 #include "json_read.h"
 #include "log.h"
+#include "nvml.h"
 
 enum { RECORD_BYTES_MAX = 4096, LOG_TAIL_MAX = 64 << 20, SOCKET_DIR_MAX = 60 };
 
@@ -50,6 +51,7 @@ typedef struct local {
     char sockets[SOCKET_DIR_MAX + 64];
     char bin_dir[FS_PATH_BYTES], token_file[FS_PATH_BYTES];
     int slots;
+    bool gpus;
     int epoll_fd, timer_fd;
     local_pod *pods; /* the youngest first */
     int living, ended;
@@ -235,7 +237,8 @@ static bool environment_passes(const char *entry)
 {
     static const char *const names[] = {"PATH=", "HOME=", "LANG=", "LC_", "TMPDIR=", "TZ=", "LD_LIBRARY_PATH=",
                                         "KUBEML_", "ASAN_OPTIONS=", "UBSAN_OPTIONS=", "TSAN_OPTIONS=",
-                                        "LSAN_OPTIONS=", "OMP_", "TEST_TMP="};
+                                        "LSAN_OPTIONS=", "OMP_", "TEST_TMP=", "CUDA_MPS_PIPE_DIRECTORY=",
+                                        "CUDA_MPS_LOG_DIRECTORY=", "FAKE_NVML="};
     if (strncmp(entry, "KUBEML_TOKEN", 12) == 0 || strncmp(entry, "KUBEML_POOL_TOKEN", 17) == 0)
         return false;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -244,19 +247,19 @@ static bool environment_passes(const char *entry)
     return false;
 }
 
-/* What the pod gets: pointers into our own environment, and the token file in `last`. */
-static char **environment_new(char *last)
+/* What the pod gets: pointers into our own environment, and what is in `more`. */
+static char **environment_new(char *const *more, size_t more_count)
 {
     size_t count = 0;
     while (environ[count])
         count++;
-    char **out = calloc(count + 2, sizeof *out);
+    char **out = calloc(count + more_count + 1, sizeof *out);
     size_t n = 0;
     for (size_t i = 0; out && i < count; i++)
         if (environment_passes(environ[i]))
             out[n++] = environ[i];
-    if (out)
-        out[n] = last;
+    for (size_t i = 0; out && i < more_count; i++)
+        out[n++] = more[i];
     return out;
 }
 
@@ -319,20 +322,23 @@ static int spawn(const local *l, local_pod *p, char *const argv[], char *const e
     return code ? err_set_errno(e, code, "cannot start %.160s", argv[0]) : 0;
 }
 
-static int launch(local *l, local_pod *p, const pod_limits *limits, err *e)
+static int launch(local *l, local_pod *p, const pod_spec *spec, err *e)
 {
-    char program[FS_PATH_BYTES + 32], token[FS_PATH_BYTES + 32];
+    char program[FS_PATH_BYTES + 32], token[FS_PATH_BYTES + 32], gpu[CLUSTER_GPU_BYTES + 32];
+    static char warm[] = "KUBEML_WARM_GPU=1";
     snprintf(program, sizeof program, "%s/%s", l->bin_dir,
              p->seen.role == POD_PS ? "kubeml-ps" : "kubeml-function");
     snprintf(token, sizeof token, "KUBEML_POOL_TOKEN_FILE=%s", l->token_file);
-    cleanup_free char **environment = environment_new(token);
+    snprintf(gpu, sizeof gpu, "CUDA_VISIBLE_DEVICES=%s", spec->gpu);
+    char *const more[] = {token, gpu, warm};
+    cleanup_free char **environment = environment_new(more, spec->gpu[0] ? 3 : 1);
     if (!environment)
         return err_set(e, ERR_NOMEM, "no memory for pod %s", p->seen.name);
     char run_dir[FS_PATH_BYTES];
     socket_path(l, p->seen.name, ".d", run_dir, sizeof run_dir);
     bool ps = p->seen.role == POD_PS;
     char *argv[] = {program, "--listen", p->seen.address, ps ? "--run-dir" : NULL, run_dir, NULL};
-    if (spawn(l, p, argv, environment, limits, e))
+    if (spawn(l, p, argv, environment, &spec->limits, e))
         return -1;
     p->child = true;
     p->started = start_time(p->pid);
@@ -354,7 +360,7 @@ static int local_start(cluster *c, const pod_spec *spec, pod *out, err *e)
     snprintf(p->seen.address, sizeof p->seen.address, "unix:%.150s", path);
     /* Written before the process is there, without its pid: a controller that dies in between finds
      * the process by the address among its arguments. */
-    if (record_write(l, p, e) || launch(l, p, &spec->limits, e) || watch(l, p, e) ||
+    if (record_write(l, p, e) || launch(l, p, spec, e) || watch(l, p, e) ||
         record_write(l, p, e)) {
         if (p->pid > 0) {
             kill(-p->pid, SIGKILL);
@@ -540,6 +546,28 @@ static int local_slots(cluster *c, int *out, err *e)
 {
     (void)e;
     *out = ((local *)c)->slots;
+    return 0;
+}
+
+_Static_assert((int)CLUSTER_GPU_BYTES == (int)NVML_NAME_BYTES, "a GPU's name passes from NVML to the cluster");
+
+/* A machine without NVIDIA's driver has no NVML. */
+static int local_gpus(cluster *c, cluster_gpu *out, int max, int *count, err *e)
+{
+    nvml_gpu gpus[64];
+    err why = ERR_INIT;
+    *count = 0;
+    (void)e;
+    if (!((local *)c)->gpus)
+        return 0;
+    if (nvml_list(gpus, max < 64 ? max : 64, count, &why)) {
+        log_info("no GPU is used: %s", why.message);
+        *count = 0;
+    }
+    for (int i = 0; i < *count; i++) {
+        memcpy(out[i].id, gpus[i].uuid, sizeof out[i].id); /* ends within, as NVML's does */
+        out[i].memory_bytes = gpus[i].memory_bytes;
+    }
     return 0;
 }
 
@@ -744,6 +772,7 @@ static const cluster_ops ops = {
     .event_fd = local_event_fd,
     .next_event = local_next_event,
     .slots = local_slots,
+    .gpus = local_gpus,
     .log_tail = local_log_tail,
     .close = local_close,
 };
@@ -767,6 +796,7 @@ int cluster_local_open(const void *config, cluster **out, err *e)
         return err_set(e, ERR_NOMEM, "no memory for the cluster");
     l->base.ops = &ops;
     l->slots = c->slots;
+    l->gpus = c->gpus;
     l->epoll_fd = l->timer_fd = -1;
     l->oom_kills = oom_kill_count();
     snprintf(l->bin_dir, sizeof l->bin_dir, "%s", c->bin_dir);

@@ -7,7 +7,8 @@
  * pid that was used again is never taken for a pod. When the leader ends, all of its group is killed.
  *
  * It is started as `PROGRAM --listen ADDRESS` with the pool's token file in KUBEML_POOL_TOKEN_FILE
- * and an environment cut down to what the programs read. Limits are set from outside, before any
+ * and an environment cut down to what the programs read; one of a certain GPU has that one alone in
+ * CUDA_VISIBLE_DEVICES, and KUBEML_WARM_GPU, upon which it makes it ready. Limits are set from outside, before any
  * user's code is there. */
 #ifndef KUBEML_CLUSTER_LOCAL_H
 #define KUBEML_CLUSTER_LOCAL_H
@@ -26,6 +27,7 @@ typedef struct cluster_local_config {
     const char *bin_dir;    /* where kubeml-function and kubeml-ps are */
     const char *token_file; /* of the pool */
     int slots;
+    bool gpus; /* functions are placed on the GPUs that NVML knows */
 } cluster_local_config;
 
 int cluster_local_open(const void *config, cluster **out, err *e);

@@ -21,6 +21,7 @@
 
 #include "builder.h"
 #include "cluster.h"
+#include "gpu.h"
 #include "http_server.h"
 #include "leader.h"
 #include "metrics.h"
@@ -46,6 +47,8 @@ typedef struct controller_config {
     int slots;
     int pool_functions, pool_ps; /* warm ones to keep */
     uint64_t function_memory;    /* address space of a function; 0: no limit */
+    enum { GPUS_AUTO, GPUS_ALL, GPUS_NONE } gpus; /* auto: all, where the CUDA engine was built */
+    gpu_policy gpu_policy;
     tokens *tokens;              /* NULL: the API asks for none */
     const char *cluster;         /* "local", or "kubernetes" with: */
     const char *pods_file;       /* pod templates, kube_pods.h */

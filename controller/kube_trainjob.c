@@ -39,6 +39,7 @@ static const struct {
     {"seed", "seed", true},
     {"optimizerState", "optimizer_state", true},
     {"onLoss", "on_loss", true},
+    {"device", "device", true},
     {"gpu", "gpu", true},
     {"activeDeadlineSeconds", "active_deadline_seconds", true},
     {"backoffLimit", "backoff_limit", true},

@@ -55,6 +55,9 @@ static const char usage_text[] =
     "  --pool-functions N     warm functions to keep (4)\n"
     "  --pool-ps N            warm kubeml-ps to keep (1)\n"
     "  --function-memory N    bytes of address space a function may have (0: no limit)\n"
+    "  --gpus WHICH           local: auto, all or none of this machine's GPUs (auto: all, where the CUDA\n"
+    "                         engine was built)\n"
+    "  --gpu-policy POLICY    local: where a function goes: best-fit, spread or pack (best-fit)\n"
     "  --token-file FILE      callers must send one of the tokens in FILE, one a line, USER:TOKEN or TOKEN;\n"
     "                         may be given several times ($KUBEML_TOKEN: one token)\n"
     "  --cluster KIND         where pods run: local, or kubernetes (local)\n"
@@ -193,6 +196,27 @@ static void set_defaults(program *p)
         snprintf(c->home, sizeof c->home, "%.900s/.kubeml", user && *user ? user : "/root");
 }
 
+static int take_gpus(const char *text, controller_config *c)
+{
+    static const char *const names[] = {"auto", "all", "none"};
+    for (unsigned i = 0; i < 3; i++)
+        if (strcmp(text, names[i]) == 0) {
+            c->gpus = i;
+            return 0;
+        }
+    fprintf(stderr, "kubeml-controller: --gpus must be auto, all or none\n");
+    return -1;
+}
+
+static int take_policy(const char *text, controller_config *c)
+{
+    err e = ERR_INIT;
+    if (gpu_policy_parse(text, &c->gpu_policy, &e) == 0)
+        return 0;
+    fprintf(stderr, "kubeml-controller: --gpu-policy: %s\n", e.message);
+    return -1;
+}
+
 static int set_option(program *p, int option, const char *value)
 {
     controller_config *c = &p->controller.config;
@@ -227,6 +251,8 @@ static int set_option(program *p, int option, const char *value)
         p->ready_fd = (int)n;
         return 0;
     case 'n': p->sandbox = false; return 0;
+    case 'g': return take_gpus(value, c);
+    case 'G': return take_policy(value, c);
     case 'c': c->cluster = value; return 0;
     case 'P': c->pods_file = value; return 0;
     case 'x': c->context = value; return 0;
@@ -245,6 +271,7 @@ static int parse_options(program *p, int argc, char **argv)
         {"slots", required_argument, NULL, 's'},      {"pool-functions", required_argument, NULL, 'f'},
         {"pool-ps", required_argument, NULL, 'p'},    {"function-memory", required_argument, NULL, 'm'},
         {"builder", required_argument, NULL, 'B'},    {"builder-token-file", required_argument, NULL, 'b'},
+        {"gpus", required_argument, NULL, 'g'},       {"gpu-policy", required_argument, NULL, 'G'},
         {"ready-fd", required_argument, NULL, 'r'},   {"no-sandbox", no_argument, NULL, 'n'},
         {"cluster", required_argument, NULL, 'c'},    {"pods", required_argument, NULL, 'P'},
         {"lease", required_argument, NULL, 'L'},

@@ -392,12 +392,41 @@ static int restore_jobs(owner *o, err *e)
     return 0;
 }
 
+/* Without the engine's object functions compute on the CPU, and must not wait for a GPU. */
+static bool wants_gpus(const controller_config *config)
+{
+    char engine[FS_PATH_BYTES];
+    return config->gpus == GPUS_ALL ||
+           (config->gpus == GPUS_AUTO && fs_path(engine, NULL, "%s/../lib/kubeml-cuda.so", config->bin_dir) == 0 &&
+            fs_exists(engine));
+}
+
+static int open_gpus(owner *o, err *e)
+{
+    uint64_t bytes[GPU_COUNT_MAX];
+    if (!o->cluster->ops->gpus) {
+        jobs_gpus_elsewhere(o->machine);
+        return 0;
+    }
+    if (o->cluster->ops->gpus(o->cluster, o->gpu, GPU_COUNT_MAX, &o->gpus, e))
+        return -1;
+    for (int i = 0; i < o->gpus; i++) {
+        bytes[i] = o->gpu[i].memory_bytes;
+        log_info("GPU %d: %s, %.1f GiB", i, o->gpu[i].id, (double)bytes[i] / 0x1p30);
+    }
+    o->mps = o->gpus && gpu_mps_runs();
+    if (o->gpus && o->controller->config.function_memory)
+        log_warn("--function-memory is not set on functions: CUDA takes more addresses than any such limit");
+    jobs_gpus(o->machine, o->controller->config.gpu_policy, o->mps, bytes, o->gpus);
+    return 0;
+}
+
 static int open_parts(owner *o, err *e)
 {
     controller_config *config = &o->controller->config;
     char token_path[FS_PATH_BYTES];
     cluster_local_config local = {.home = config->home, .bin_dir = config->bin_dir,
-                                  .token_file = token_path, .slots = config->slots};
+                                  .token_file = token_path, .slots = config->slots, .gpus = wants_gpus(config)};
     cluster_kubernetes_config kubernetes = {.templates = config->pods_file, .context = config->context,
                                             .slots = config->slots};
     bool is_local = strcmp(config->cluster, "local") == 0;
@@ -413,7 +442,7 @@ static int open_parts(owner *o, err *e)
     o->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (o->wake_fd < 0)
         return err_set_errno(e, errno, "eventfd");
-    return jobs_open(&limits, o->slots, &o->machine, e) || restore_jobs(o, e);
+    return jobs_open(&limits, o->slots, &o->machine, e) || open_gpus(o, e) || restore_jobs(o, e);
 }
 
 static void owner_free(owner *o)

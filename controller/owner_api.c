@@ -353,12 +353,14 @@ int owner_explain(owner *o, const char *id, json_t **out, err *e)
     cleanup_json json_t *task = NULL;
     if (owner_task(o, id, &task, e))
         return -1;
-    json_t *evidence = json_array(), *condition;
+    json_t *evidence = json_array(), *condition, *gpu;
     size_t i;
     const json_t *phase = json_object_get(task, "phase");
     if (json_is_string(phase))
         json_array_append_new(evidence, json_sprintf("kubeml-ps is %s; epochs done: %d", json_string_value(phase),
                                                      (int)json_integer_value(json_object_get(task, "epoch"))));
+    json_array_foreach(json_object_get(task, "gpus"), i, gpu)
+        json_array_append_new(evidence, json_sprintf("function %d is on GPU %s", (int)i, json_string_value(gpu)));
     json_array_foreach(json_object_get(task, "conditions"), i, condition) {
         const char *message = json_string_value(json_object_get(condition, "message"));
         if (strcmp(json_string_value(json_object_get(condition, "status")), "True") == 0)

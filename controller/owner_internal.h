@@ -55,6 +55,7 @@ typedef struct link_pod {
     int64_t dial_ms;      /* next try; INT64_MAX: none */
     int64_t dial_wait_ms;
     int64_t since_ms;     /* in this use */
+    int gpu;              /* that it was made ready on; -1: none, it can be told any */
     struct take_waiter *waiter; /* of owner_take_function */
     char waits_reason[32]; /* why it does not start, as the cluster says; "" */
     char waits_message[CLUSTER_MESSAGE_BYTES];
@@ -148,6 +149,9 @@ struct owner {
     int follower_count;
     event *events, **events_end;
     int slots;
+    cluster_gpu gpu[GPU_COUNT_MAX]; /* where functions are placed, by the machine's index */
+    int gpus;
+    bool mps; /* its daemon runs */
     bool pumping;
     uint32_t names; /* pods named so far */
     json_t *unsaved; /* records of jobs by their id, for when the store is back */

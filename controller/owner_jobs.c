@@ -355,7 +355,18 @@ json_t *jobs_task_json(const json_t *record)
     copy_field(out, "dataset_digest", json_object_get(record, "dataset"), "digest");
     copy_field(out, "start_ms", record, "start_ms");
     copy_field(out, "sha256", record, "sha256");
+    json_object_set_new(out, "gpus", json_array());
     return out;
+}
+
+/* Of each function that is placed on one, its name. */
+static json_t *gpus_json(const owner *o, const job *j)
+{
+    json_t *list = json_array();
+    for (int f = 0; f < j->parallelism; f++)
+        if (job_gpu(j, f) >= 0)
+            json_array_append_new(list, json_string(o->gpu[job_gpu(j, f)].id));
+    return list;
 }
 
 /* With the one dominant reason, where the state has none of its own. */
@@ -370,6 +381,7 @@ json_t *jobs_live_json(owner *o, const job *j)
     jobs_explain(o->machine, j, clock_monotonic_ms(), &why);
     json_object_set_new(out, "reason", json_string(why.reason));
     json_object_set_new(out, "message", json_string(why.message));
+    json_object_set_new(out, "gpus", gpus_json(o, j));
     json_object_set_new(out, "phase", j->phase[0] && !job_ended(j) ? json_string(j->phase) : json_null());
     /* It goes to other threads: nothing in it may be shared with what stays here. */
     json_t *own = json_deep_copy(out);

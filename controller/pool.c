@@ -125,19 +125,24 @@ static link_pod *add(owner *o, const pod *from)
     p->function = from->function;
     p->incarnation = from->incarnation;
     p->dial_ms = INT64_MAX;
+    p->gpu = -1;
     p->next = o->pods;
     o->pods = p;
     return p;
 }
 
-static link_pod *start(owner *o, pod_role role, err *e)
+/* `gpu` -1: for any, or none. */
+static link_pod *start(owner *o, pod_role role, int gpu, err *e)
 {
     pod_spec spec = {.role = role};
     pod started;
     char random[9];
     owner_random_hex(random, sizeof random);
     snprintf(spec.name, sizeof spec.name, "%s-%s", role == POD_PS ? "ps" : "function", random);
-    spec.limits.memory_bytes = role == POD_FUNCTION ? o->controller->config.function_memory : 0;
+    /* CUDA takes terabytes of addresses. */
+    spec.limits.memory_bytes = role == POD_FUNCTION && o->gpus == 0 ? o->controller->config.function_memory : 0;
+    if (gpu >= 0)
+        snprintf(spec.gpu, sizeof spec.gpu, "%s", o->gpu[gpu].id);
     if (o->cluster->ops->start(o->cluster, &spec, &started, e))
         return NULL;
     link_pod *p = add(o, &started);
@@ -147,6 +152,7 @@ static link_pod *start(owner *o, pod_role role, err *e)
         return NULL;
     }
     pool_use(p, USE_STARTING);
+    p->gpu = gpu;
     p->dial_wait_ms = POD_DIAL_MS;
     /* Where it will be is not always known yet: pool_changed tells. */
     p->dial_ms = p->address[0] ? clock_deadline_ms(POD_DIAL_MS) : INT64_MAX;
@@ -175,11 +181,24 @@ static void tell_waiting(owner *o, const link_pod *p)
         pool_event(o, p, JOB_POD_WAITING, ERR_NONE, p->waits_reason, p->waits_message);
 }
 
-static link_pod *find_generic(owner *o, pod_role role, pod_use use)
+/* Whether a pod can work for that function. MPS's limits are read when CUDA starts: in one that was made ready
+ * on a GPU they can no longer be set. */
+static bool suits(const owner *o, const link_pod *p, const char *id, int function)
+{
+    const job *j = jobs_find(o->machine, id);
+    if (p->gpu < 0)
+        return true;
+    return j && p->gpu == job_gpu(j, function) &&
+           (!o->mps || (j->request.gpu.memory_bytes == 0 && j->request.gpu.threads == 0));
+}
+
+/* The oldest; one that is ready on the function's GPU before one that is on none. `id` NULL: for no job. */
+static link_pod *find_generic(owner *o, pod_role role, pod_use use, const char *id, int function)
 {
     link_pod *oldest = NULL;
     for (link_pod *p = o->pods; p; p = p->next)
-        if (p->role == role && p->use == use && !p->job[0] && !p->waiter)
+        if (p->role == role && p->use == use && !p->job[0] && !p->waiter &&
+            (id ? suits(o, p, id, function) : p->gpu < 0) && (!oldest || oldest->gpu < 0 || p->gpu >= 0))
             oldest = p;
     return oldest;
 }
@@ -195,16 +214,16 @@ void pool_take(owner *o, const job_action *a)
 {
     pod_role role = a->function == JOB_KUBEML_PS ? POD_PS : POD_FUNCTION;
     o->pool_retry_ms = clock_deadline_ms(REFILL_AFTER_MS);
-    link_pod *p = find_generic(o, role, USE_WARM);
+    link_pod *p = find_generic(o, role, USE_WARM, a->job->id, a->function);
     if (p) {
         reserve(p, a->job->id, a->function, a->incarnation);
         give(o, p);
         return;
     }
     err e = ERR_INIT;
-    p = find_generic(o, role, USE_STARTING);
+    p = find_generic(o, role, USE_STARTING, a->job->id, a->function);
     if (!p)
-        p = start(o, role, &e);
+        p = start(o, role, -1, &e);
     if (!p) {
         owner_event(o, &(job_event){.type = JOB_POD_FAILED, .job = a->job->id, .function = a->function,
                                     .incarnation = a->incarnation, .code = e.code,
@@ -221,12 +240,12 @@ void pool_take(owner *o, const job_action *a)
 void pool_take_function(owner *o, take_waiter *w)
 {
     err e = ERR_INIT;
-    link_pod *p = find_generic(o, POD_FUNCTION, USE_WARM);
+    link_pod *p = find_generic(o, POD_FUNCTION, USE_WARM, NULL, -1);
     bool warm = p != NULL;
     if (!p)
-        p = find_generic(o, POD_FUNCTION, USE_STARTING);
+        p = find_generic(o, POD_FUNCTION, USE_STARTING, NULL, -1);
     if (!p)
-        p = start(o, POD_FUNCTION, &e);
+        p = start(o, POD_FUNCTION, -1, &e);
     if (!p) {
         pthread_mutex_lock(&o->lock);
         w->why = e;
@@ -261,7 +280,8 @@ static void give_or_keep(owner *o, link_pod *p)
 {
     link_pod *late = NULL;
     for (link_pod *other = o->pods; other; other = other->next)
-        if (other->role == p->role && other->use == USE_STARTING && other->job[0])
+        if (other->role == p->role && other->use == USE_STARTING && other->job[0] &&
+            suits(o, p, other->job, other->function))
             late = other;
     if (!late) {
         pool_use(p, USE_WARM);
@@ -341,7 +361,7 @@ static int64_t stuck_at(const link_pod *p)
 static void replace(owner *o, link_pod *old)
 {
     err e = ERR_INIT;
-    link_pod *p = start(o, old->role, &e);
+    link_pod *p = start(o, old->role, old->gpu, &e);
     if (!p) {
         log_error("pod %s is stuck, and no other starts: %s", old->name, e.message);
         pool_use(old, USE_STARTING); /* looked at again later */
@@ -471,6 +491,29 @@ static int functions_wanted(const owner *o)
     return jobs_waiting(o->machine) && floor > 1 ? 1 : floor < useful ? floor : useful;
 }
 
+/* Warm functions are ready on the GPU that has the fewest of them. A platform with MPS has plain ones too: every
+ * second, for jobs with limits. */
+static int gpu_to_warm(const owner *o, pod_role role)
+{
+    int ready[GPU_COUNT_MAX] = {0}, plain = 0, all = 0, least = 0;
+    if (role != POD_FUNCTION || o->gpus == 0)
+        return -1;
+    for (const link_pod *p = o->pods; p; p = p->next) {
+        if (p->role != role || p->job[0] || p->waiter || (p->use != USE_WARM && p->use != USE_STARTING))
+            continue;
+        all++;
+        if (p->gpu < 0)
+            plain++;
+        else
+            ready[p->gpu]++;
+    }
+    if (o->mps && 2 * plain <= all)
+        return -1;
+    for (int i = 1; i < o->gpus; i++)
+        least = ready[i] < ready[least] ? i : least;
+    return least;
+}
+
 static void fill_role(owner *o, pod_role role, int wanted, int floor)
 {
     int starting = 0;
@@ -479,7 +522,7 @@ static void fill_role(owner *o, pod_role role, int wanted, int floor)
     int64_t now = clock_monotonic_ms();
     for (; have < wanted && starting < STARTING_MAX && now >= o->pool_retry_ms; have++, starting++) {
         err e = ERR_INIT;
-        if (!start(o, role, &e)) {
+        if (!start(o, role, gpu_to_warm(o, role), &e)) {
             log_error("the pool: %s", e.message);
             o->pool_retry_ms = clock_deadline_ms(pool_wait_ms = pool_wait_ms * 2 > RETRY_MS_MAX
                                                                     ? RETRY_MS_MAX

@@ -130,21 +130,32 @@ static json_t *object_text(side *s, err *e)
     return out;
 }
 
+/* What computes: the function's own GPU where it is placed on one, or the one its pod has. */
+static const char *backend_of(const owner *o, const job *j, int function)
+{
+    bool gpu = job_gpu(j, function) >= 0 || (o->cluster->ops->pod_gpus && o->cluster->ops->pod_gpus(o->cluster) > 0);
+    if (j->request.device == DEVICE_CUDA)
+        return "cuda";
+    return gpu && j->request.device == DEVICE_AUTO ? "auto" : "cpu";
+}
+
 static int specialise_message(const owner *o, const job_action *a, side *s, json_t **out, err *e)
 {
     bool local = strcmp(o->controller->config.cluster, "local") == 0 && !store_watch_is_far(o->controller->watch);
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     int functions = a->job->parallelism > 0 ? a->job->parallelism : 1;
     int threads = cores / functions > 1 ? (int)(cores / functions) : 1;
+    int gpu = job_gpu(a->job, a->function);
     json_t *bytes = NULL;
     if (!local && s->object && !(bytes = object_text(s, e)))
         return -1;
-    *out = json_pack("{s:s, s:s, s:s, s:i, s:i, s:O, s:s*, s:o*, s:O, s:O, s:o, s:i, s:s}", "type",
+    *out = json_pack("{s:s, s:s, s:s, s:i, s:i, s:O, s:s*, s:o*, s:O, s:O, s:o, s:i, s:s, s:s*}", "type",
                      "specialise", "job", s->id, "secret", s->secret, "function", a->function,
                      "incarnation", a->incarnation, "access", s->access, "object_path",
                      local ? s->object_path : NULL, "object_bytes", bytes, "object",
                      json_object_get(s->function, "object"), "dataset", s->dataset, "request",
-                     request_json(&a->job->request), "threads", threads, "backend", "cpu");
+                     request_json(&a->job->request), "threads", threads, "backend", backend_of(o, a->job, a->function),
+                     "gpu", gpu >= 0 ? o->gpu[gpu].id : NULL);
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for a message");
 }
 

@@ -17,6 +17,7 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "failpoint.h"
+#include "function_gpu.h"
 #include "json_read.h"
 #include "log.h"
 #include "member.h"
@@ -74,6 +75,7 @@ static int listen_and_work(const char *address, err *e)
     int fd = wire_listen(address, e);
     if (fd < 0)
         return -1;
+    function_gpu_warm();
     log_info("kubeml-function %s waits at %s", KUBEML_VERSION, address);
     int rc = warm_wait(fd, token, &w, &order, e);
     explicit_bzero(token, sizeof token);

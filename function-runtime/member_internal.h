@@ -13,7 +13,7 @@ struct member {
     int function, incarnation, threads;
     modelstore_access access;
     request request;
-    char backend[32];
+    char backend[32], gpu[96]; /* gpu: as CUDA_VISIBLE_DEVICES takes it; "": whatever this process sees */
     char object_path[512], object[256], locator[512];
     int object_fd; /* the code where object_path is empty; -1: not open */
 

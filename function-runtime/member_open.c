@@ -9,6 +9,7 @@
 #include "crash.h"
 #include "failpoint.h"
 #include "fetch.h"
+#include "function_gpu.h"
 #include "log.h"
 #include "member_internal.h"
 #include "sandbox.h"
@@ -67,6 +68,8 @@ int member_read_order(const json_t *order, member *m, err *e)
         return -1;
     if (json_is_string(json_object_get(order, "backend")) &&
         take_text(order, "backend", m->backend, sizeof m->backend, e) != 0)
+        return -1;
+    if (json_is_string(json_object_get(order, "gpu")) && take_text(order, "gpu", m->gpu, sizeof m->gpu, e) != 0)
         return -1;
     return 0;
 }
@@ -138,13 +141,15 @@ static void add_store_files(sandbox *s, int reads, const char *locator, char pat
 static int enter_sandbox(member *m, err *e)
 {
     sandbox s = {.file_bytes = file_bytes_max, .open_files = OPEN_FILES_MAX};
-    char report[SANDBOX_REPORT_BYTES], marker[256], authority[256];
+    char report[SANDBOX_REPORT_BYTES], marker[256], authority[256], libraries[256];
     int reads = 0;
     if (strcmp(m->access.carrier, "shm") == 0)
         s.write_folders[0] = m->access.segment_dir[0] ? m->access.segment_dir : "/dev/shm";
     if (m->object_path[0])
         s.read_folders[reads++] = m->object_path;
     s.read_folders[reads++] = "/sys/devices/system/cpu"; /* a backend asks how large the caches are */
+    if (function_gpu_libraries(libraries))
+        s.read_folders[reads++] = libraries; /* cuDNN loads parts of itself when they are first used */
     add_store_files(&s, reads, m->locator, authority);
     const char *file = getenv("KUBEML_FAILPOINT_FILE");
     if (file && strlen(file) < sizeof marker && strrchr(file, '/')) {
@@ -187,8 +192,6 @@ int member_make_trainer(member *m, char reason[TRAINER_REASON_BYTES], err *e)
                         .reset_optimizer = m->request.optimizer_state == STATE_RESET,
                         .precision = (backend_precision)m->request.precision,
                         .device_memory = m->request.gpu.memory_bytes};
-    if (gpu_mps_limit(m->request.gpu, 0, e) != 0)
-        return -1;
     return trainer_open(&c, &m->trainer, reason, e);
 }
 
@@ -222,12 +225,17 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
         err_wrap(e, "dataset");
     else if (json_is_string(bytes) && !m->object_path[0])
         rc = fetch_given(json_string_value(bytes), &m->object_fd, e);
+    if (rc == 0 && (rc = function_gpu_open(m->backend, m->gpu, m->request.gpu, e)) != 0)
+        snprintf(reason, TRAINER_REASON_BYTES, "NoGpu");
     m->usage = usage_open();
     if (rc == 0 && (rc = enter_sandbox(m, e)) == 0)
         rc = load(m, reason, e);
     if (rc == 0) {
-        if (strcmp(engine_backend(trainer_engine(m->trainer)), "cuda") != 0)
+        bool cuda = strcmp(engine_backend(trainer_engine(m->trainer)), "cuda") == 0;
+        if (!cuda)
             usage_without_gpu(m->usage);
+        if (!cuda && m->gpu[0])
+            log_warn("placed on GPU %s, and computing on the %s backend", m->gpu, engine_backend(trainer_engine(m->trainer)));
         return 0;
     }
     m->failed = json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", err_name(e->code), "reason",

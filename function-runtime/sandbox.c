@@ -233,7 +233,8 @@ static int enter_seccomp(void)
         RETURN(SECCOMP_RET_ALLOW),
     };
     struct sock_fprog program = {(unsigned short)(sizeof filter / sizeof *filter), filter};
-    return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0) == 0;
+    /* Also on threads that CUDA has started by now; Landlock knows no such thing. */
+    return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
 }
 
 int sandbox_enter(const sandbox *s, char report[SANDBOX_REPORT_BYTES], err *e)

@@ -26,7 +26,8 @@ typedef struct sandbox {
     uint16_t tcp_ports[SANDBOX_PORTS_MAX];          /* 0 at the end */
 } sandbox;
 
-/* ERR_IO when the kernel refuses a limit that it should have accepted. Call with one thread alive. */
+/* ERR_IO when the kernel refuses a limit that it should have accepted. Call before any thread of user
+ * code is there: of threads that are (a GPU driver's own) only the calls are walled, not the files. */
 int sandbox_enter(const sandbox *s, char report[SANDBOX_REPORT_BYTES], err *e);
 /* Closes every descriptor above 2 but those of the list. */
 void sandbox_close_others(const int *keep, size_t count);

@@ -72,6 +72,7 @@ static int compile(server *s, err *e)
     c->input = (shape){3, (int)s->info.channels, (int)s->info.height, (int)s->info.width};
     c->batch = SERVE_BATCH;
     c->threads = 1;
+    c->backend = "cpu"; /* no place on a GPU is booked for it */
     c->inference = true;
     if (engine_compile(c, &s->engine, e) != 0)
         return -1;

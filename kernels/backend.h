@@ -117,6 +117,10 @@ typedef struct backend {
     /* NULL when it can run on this machine, otherwise why not ("no AVX2"). Does not block. */
     const char *(*missing)(void);
 
+    /* Does once a process what takes long before the first prepare: a device's context, its libraries' handles.
+     * ERR_UNSUPPORTED, ERR_UNAVAILABLE, ERR_NOMEM. NULL: there is no such thing. */
+    int (*warm)(int device, err *e);
+
     /* Compiles the graph, which must outlive the program. May take long (it may measure kernels).
      * ERR_UNSUPPORTED, ERR_NOMEM, ERR_LIMIT; ERR_UNAVAILABLE: a thread could not be started. */
     int (*prepare)(const graph *g, const backend_config *c, backend_program **out, err *e);
@@ -166,6 +170,8 @@ typedef struct backend {
 /* The backend of that name; "auto" (or NULL) is the fastest that can run here. NULL with
  * ERR_NOT_FOUND, or ERR_UNSUPPORTED when this machine cannot run it. */
 const backend *backend_find(const char *name, err *e);
+/* Makes that backend ready on that device, so that a model is compiled sooner. Errors: both's. */
+int backend_warm(const char *name, int device, err *e);
 /* All that were built, runnable or not; NULL past the end. */
 const backend *backend_at(int index);
 

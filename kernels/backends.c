@@ -102,3 +102,9 @@ const backend *backend_find(const char *name, err *e)
         err_set(e, ERR_NOT_FOUND, "no backend is named '%.40s'", name);
     return NULL;
 }
+
+int backend_warm(const char *name, int device, err *e)
+{
+    const backend *b = backend_find(name, e);
+    return !b || (b->warm && b->warm(device, e)) ? -1 : 0;
+}

@@ -114,12 +114,19 @@ static void write_file(void)
         unlink(temporary);
 }
 
-static bool recall(const char *key, char winner[WINNER_BYTES])
+void cuda_algorithms_read(void)
 {
     pthread_mutex_lock(&lock);
     if (!read_once)
         read_file();
     read_once = true;
+    pthread_mutex_unlock(&lock);
+}
+
+static bool recall(const char *key, char winner[WINNER_BYTES])
+{
+    cuda_algorithms_read();
+    pthread_mutex_lock(&lock);
     const entry *at = find(key);
     if (at)
         memcpy(winner, at->winner, WINNER_BYTES);

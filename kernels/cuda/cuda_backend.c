@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/cuda_devices.h"
 #include "cuda/cuda_memory.h"
 #include "cuda/cuda_program.h"
 
@@ -34,7 +35,7 @@ static void cuda_release(backend_program *base)
         cuda_memory_give(p->d, p->dev, p->workspace, p->workspace_bytes);
         if (p->in.host)
             p->d->free_host(p->dev, p->in.host);
-        p->d->close(p->dev);
+        cuda_device_close(p->d, p->c.device, p->dev);
     }
     free(p->layers);
     free(p->tensors);
@@ -56,7 +57,7 @@ static int capture(program *p, run_kind kind, err *e)
 
 static int prepare(program *p, err *e)
 {
-    if (p->d->open(p->c.device, &p->dev, e) || cuda_plan_layers(p, e) || cuda_plan_memory(p, e) ||
+    if (cuda_device_open(p->d, p->c.device, &p->dev, e) || cuda_plan_layers(p, e) || cuda_plan_memory(p, e) ||
         cuda_choose(p, e))
         return -1;
     for (int kind = 0; kind < RUN_KINDS; kind++)
@@ -291,6 +292,13 @@ static const char *cuda_missing(void)
     return cuda_driver->missing();
 }
 
+/* The cache is read as well: later a function may no longer open files. */
+static int cuda_warm(int ordinal, err *e)
+{
+    cuda_algorithms_read();
+    return cuda_device_warm(cuda_driver, ordinal, e);
+}
+
 static size_t cuda_memory(const backend_program *base)
 {
     const program *p = (const program *)base;
@@ -305,6 +313,7 @@ static const char *cuda_choices(const backend_program *base)
 __attribute__((visibility("default"))) const backend backend_cuda = {
     .name = "cuda",
     .missing = cuda_missing,
+    .warm = cuda_warm,
     .prepare = cuda_prepare,
     .release = cuda_release,
     .load = cuda_load,

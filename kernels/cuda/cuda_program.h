@@ -107,6 +107,7 @@ bool cuda_flatten_copies(const program *p, const layer *l);
 /* cuda_algo.c: measures what the libraries offer against our own kernels, or knows it from the cache;
  * takes the workspace; writes `choices`. */
 int cuda_choose(program *p, err *e);
+void cuda_algorithms_read(void); /* the cache's file, once a process */
 
 /* cuda_share.c: backend.share and backend.steps. */
 int cuda_share_take(backend_program *base, const backend_share *s, err *e);

@@ -58,8 +58,7 @@ typedef struct driver {
 
     /* NULL when there is a device, otherwise why not. May take a second the first time. */
     const char *(*missing)(void);
-    /* May take seconds the first time in a process (the context, the libraries); a device that was
-     * closed is kept warm and given out again. */
+    /* May take seconds the first time in a process (the context, the libraries): cuda_devices.h keeps them. */
     int (*open)(int ordinal, device **out, err *e);
     void (*close)(device *d);
     int (*facts)(device *d, device_facts *f, err *e);
@@ -71,7 +70,7 @@ typedef struct driver {
     int (*copy)(device *d, void *to, const void *from, size_t bytes, copy_way way, err *e);
     int (*zero)(device *d, void *to, size_t bytes, err *e);
 
-    void *(*stream)(device *d); /* for our own kernels */
+    void *(*stream)(device *d); /* for our own kernels; makes the device this thread's present one */
     /* Blocks until all work is done; the first error of any of it. */
     int (*wait)(device *d, err *e);
 

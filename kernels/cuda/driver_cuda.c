@@ -1,10 +1,6 @@
-/* driver_cuda.c: the device itself, by CUDA's runtime; see driver.h.
- *
- * A device that a program gives back keeps its stream and its libraries' handles on a list: making them
- * takes hundreds of milliseconds, which a warm function does not have. */
+/* driver_cuda.c: the device itself, by CUDA's runtime; see driver.h. */
 #include <limits.h>
 #include <nccl.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,22 +39,6 @@ static const char *real_missing(void)
 
 /* ---- devices --------------------------------------------------------------------------------- */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static device *warm; /* under the lock */
-
-static device *take_warm(int ordinal)
-{
-    pthread_mutex_lock(&lock);
-    device **at = &warm;
-    while (*at && (*at)->ordinal != ordinal)
-        at = &(*at)->next;
-    device *found = *at;
-    if (found)
-        *at = found->next;
-    pthread_mutex_unlock(&lock);
-    return found;
-}
-
 static void destroy(device *d)
 {
     if (d->lt)
@@ -93,13 +73,7 @@ static int make(device *d, err *e)
 
 static int real_open(int ordinal, device **out, err *e)
 {
-    device *d = take_warm(ordinal);
-    if (d) {
-        TRY(cudaSetDevice(ordinal), "choosing the GPU");
-        *out = d;
-        return 0;
-    }
-    d = calloc(1, sizeof *d);
+    device *d = calloc(1, sizeof *d);
     if (!d)
         return err_set(e, ERR_NOMEM, "no memory for a device");
     d->ordinal = ordinal;
@@ -109,19 +83,6 @@ static int real_open(int ordinal, device **out, err *e)
     }
     *out = d;
     return 0;
-}
-
-/* A device whose context has failed is of no more use. */
-static void real_close(device *d)
-{
-    if (cudaStreamSynchronize(d->stream) != cudaSuccess) {
-        destroy(d);
-        return;
-    }
-    pthread_mutex_lock(&lock);
-    d->next = warm;
-    warm = d;
-    pthread_mutex_unlock(&lock);
 }
 
 static int real_facts(device *d, device_facts *f, err *e)
@@ -295,7 +256,7 @@ static const driver real = {
     .name = "cuda",
     .missing = real_missing,
     .open = real_open,
-    .close = real_close,
+    .close = destroy,
     .facts = real_facts,
     .alloc = real_alloc,
     .free = real_free,

@@ -14,7 +14,6 @@ struct device {
     cudaEvent_t marks[2];
     cudnnHandle_t cudnn;
     cublasLtHandle_t lt;
-    struct device *next; /* among those kept warm */
 };
 
 /* driver_conv.c */

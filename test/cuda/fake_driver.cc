@@ -31,7 +31,7 @@ struct device_graph {
 
 static std::mutex gate;
 static size_t memory_bytes = (size_t)8 << 30, memory_used;
-static std::atomic<long> measured, replays;
+static std::atomic<long> measured, replays, opens;
 static std::atomic<int> fail_after{-1};
 static int favourite = 2;
 static int clock_us;
@@ -60,6 +60,11 @@ void fake_favourite(int offer)
 long fake_measurements(void)
 {
     return measured;
+}
+
+long fake_opens(void)
+{
+    return opens;
 }
 
 long fake_replays(void)
@@ -91,6 +96,7 @@ static int fake_open(int ordinal, device **out, err *e)
 {
     if (ordinal != 0)
         return err_set(e, ERR_UNSUPPORTED, "there is no GPU %d: this machine has 1", ordinal);
+    opens++;
     *out = new device();
     return 0;
 }

@@ -15,6 +15,7 @@ size_t fake_memory_used(void);
 void fake_favourite(int offer);
 long fake_measurements(void);
 long fake_replays(void);
+long fake_opens(void); /* devices made */
 /* The device fails for good after that many copies, replays and waits; -1: never. */
 void fake_fail_after(int calls);
 

@@ -2,6 +2,7 @@
  * of algorithms and its cache, graphs, bf16, a device that fails. */
 #include <unistd.h>
 
+#include "cuda/cuda_devices.h"
 #include "cuda/cuda_memory.h"
 #include "engine.h"
 #include "fake_driver.h"
@@ -387,6 +388,33 @@ TEST(a_device_that_is_not_there_is_named)
     engine_config c = config("cuda");
     c.device = 3;
     CHECK_ERR(engine_compile(&c, &m, &e), e, ERR_UNSUPPORTED, "GPU 3");
+}
+
+TEST(a_warm_process_opens_its_device_before_the_first_model)
+{
+    err e = ERR_INIT;
+    engine *m, *other;
+    engine_config c = config("cuda");
+    CHECK_OK(backend_warm("cuda", 0, &e), e);
+    CHECK_INT(fake_opens(), 1);
+    CHECK_OK(backend_warm("cuda", 0, &e), e); /* it is there */
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_INT(fake_opens(), 1);
+    CHECK_OK(engine_compile(&c, &other, &e), e); /* two models have a stream each */
+    CHECK_INT(fake_opens(), 2);
+    engine_free(m);
+    engine_free(other);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_INT(fake_opens(), 2);
+    fake_fail_after(0); /* one that has failed is not kept */
+    engine_free(m);
+    fake_fail_after(-1);
+    cuda_devices_forget(cuda_driver);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_INT(fake_opens(), 3);
+    engine_free(m);
+    CHECK_OK(backend_warm("reference", 0, &e), e);
+    CHECK_ERR(backend_warm("cuda", 4, &e), e, ERR_UNSUPPORTED, "GPU 4");
 }
 
 /* ---- models ---------------------------------------------------------------------------------- */

@@ -29,6 +29,8 @@ int nvmlInit_v2(void);
 int nvmlShutdown(void);
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, const gpu **out);
 int nvmlDeviceGetHandleByUUID(const char *uuid, const gpu **out);
+int nvmlDeviceGetCount_v2(unsigned *out);
+int nvmlDeviceGetUUID(const gpu *g, char *out, unsigned bytes);
 int nvmlDeviceGetName(const gpu *g, char *out, unsigned bytes);
 int nvmlDeviceGetMemoryInfo(const gpu *g, memory_info *out);
 int nvmlDeviceGetUtilizationRates(const gpu *g, utilization *out);
@@ -63,6 +65,18 @@ EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, const gpu **out)
             return 0;
         }
     return 6;
+}
+
+EXPORT int nvmlDeviceGetCount_v2(unsigned *out)
+{
+    *out = sizeof gpus / sizeof *gpus;
+    return 0;
+}
+
+EXPORT int nvmlDeviceGetUUID(const gpu *g, char *out, unsigned bytes)
+{
+    snprintf(out, bytes, "%s", g->uuid);
+    return 0;
 }
 
 EXPORT int nvmlDeviceGetName(const gpu *g, char *out, unsigned bytes)

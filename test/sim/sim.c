@@ -316,6 +316,17 @@ static void plan_faults(sim *s)
 
 /* ---- the world ----------------------------------------------------------------------------------- */
 
+/* A static job must fit at all. */
+static void choose_gpu(sim *s, request *r)
+{
+    uint64_t bytes = sim_chance(s, 0.2) ? 0 : (uint64_t)sim_between(s, 50, SIM_GPU_BYTES);
+    int most = s->gpus * (int)(bytes ? SIM_GPU_BYTES / bytes : GPU_UNCAPPED_PARTS);
+    r->gpu.memory_bytes = bytes;
+    r->device = sim_chance(s, 0.2) ? DEVICE_CPU : sim_chance(s, 0.5) ? DEVICE_CUDA : DEVICE_AUTO;
+    if (r->default_parallelism > most)
+        r->default_parallelism = most;
+}
+
 static void make_job(sim *s, int i)
 {
     static const int ks[] = {-1, -1, 1, 2, 3, 5};
@@ -342,6 +353,8 @@ static void make_job(sim *s, int i)
         strcpy(j->request.init, "another");
     if (j->request.default_parallelism > s->slots)
         j->request.default_parallelism = s->slots;
+    if (s->gpus)
+        choose_gpu(s, &j->request);
     round_limits_default(&j->limits);
     if (!s->strict)
         j->limits.start_failures_max = j->limits.losses_max = 1000;
@@ -356,6 +369,7 @@ static void make_world(sim *s)
     s->strict = sim_chance(s, 0.1);
     s->store_up = true;
     s->slots = (int)sim_between(s, 2, SIM_FUNCTIONS_MAX);
+    s->gpus = sim_chance(s, 0.5) ? (int)sim_between(s, 1, SIM_GPUS_MAX) : 0;
     job_limits_default(&s->limits);
     if (!s->strict)
         s->limits.ps_restarts_max = s->limits.pod_tries_max = 900;

@@ -36,6 +36,8 @@ enum {
     SIM_SLOTS_MAX = 4 * (2 * SIM_FUNCTIONS_MAX + 8),
     SIM_CONTROLLER = -1,
     SIM_SAMPLES_MAX = 200,
+    SIM_GPUS_MAX = 3,
+    SIM_GPU_BYTES = 1000,
 };
 
 typedef struct sim sim;
@@ -169,6 +171,7 @@ struct sim {
     jobs *machine;
     int life; /* of the present controller */
     int slots;
+    int gpus; /* of SIM_GPU_BYTES each */
     job_limits limits;
     uint64_t controller_tick;
     int ps_conn[SIM_JOBS_MAX];

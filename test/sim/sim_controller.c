@@ -211,9 +211,22 @@ static void tick(sim *s, message *m)
         controller_event(s, &(job_event){.type = JOB_TICK});
 }
 
+/* What the function takes of a GPU: by what is there, not by the machine's own books. */
+static void use_gpu(sim *s, const job *j, int f, uint64_t taken[SIM_GPUS_MAX])
+{
+    int at = job_gpu(j, f);
+    if (s->gpus == 0 || j->request.device == DEVICE_CPU)
+        return;
+    if (at < 0 || at >= s->gpus)
+        sim_wrong(s, "function %d of job %s has no GPU", f, j->id);
+    else
+        taken[at] += j->request.gpu.memory_bytes ? j->request.gpu.memory_bytes : SIM_GPU_BYTES / GPU_UNCAPPED_PARTS;
+}
+
 static void check(sim *s)
 {
     int held = 0;
+    uint64_t taken[SIM_GPUS_MAX] = {0};
     for (size_t k = 0; k < jobs_count(s->machine); k++) {
         const job *j = jobs_at(s->machine, k);
         int present = 0;
@@ -226,13 +239,20 @@ static void check(sim *s)
                 used |= UINT64_C(1) << p->function;
         }
         /* A function that ends while its replacement starts counts once, a granted one always. */
-        for (int f = 0; f < SIM_FUNCTIONS_MAX; f++)
-            held += (used >> f & 1) || (!job_ended(j) && f < j->parallelism);
+        for (int f = 0; f < SIM_FUNCTIONS_MAX; f++) {
+            bool holds = (used >> f & 1) || (!job_ended(j) && f < j->parallelism);
+            held += holds;
+            if (holds)
+                use_gpu(s, j, f, taken);
+        }
         if (present > 1)
             sim_wrong(s, "job %s has %d kubeml-ps", j->id, present);
     }
     if (held > s->slots)
         sim_wrong(s, "%d of %d slots are held", held, s->slots);
+    for (int i = 0; i < s->gpus; i++)
+        if (taken[i] > SIM_GPU_BYTES)
+            sim_wrong(s, "%llu of %d bytes of GPU %d are taken", (unsigned long long)taken[i], SIM_GPU_BYTES, i);
 }
 
 void controller_event(sim *s, const job_event *event)
@@ -322,8 +342,10 @@ static void restore(sim *s)
 void controller_begin(sim *s)
 {
     err e = ERR_INIT;
+    const uint64_t gpus[SIM_GPUS_MAX] = {SIM_GPU_BYTES, SIM_GPU_BYTES, SIM_GPU_BYTES};
     if (jobs_open(&s->limits, s->slots, &s->machine, &e) < 0)
         abort();
+    jobs_gpus(s->machine, (gpu_policy)(s->seed % 3), false, gpus, s->gpus);
     for (int i = 0; i < SIM_JOBS_MAX; i++)
         s->ps_conn[i] = -1;
     restore(s);

@@ -434,6 +434,148 @@ TEST(elastic_answers_stay_within_the_slots)
     jobs_close(m);
 }
 
+#define GIB ((uint64_t)1 << 30)
+
+static void submit_on_gpu(const char *id, int parallelism, bool is_static, train_device device, gpu_share share)
+{
+    request r = {.function_name = "f", .dataset = "d", .epochs = 3, .batch_size = 8, .lr = 0.1,
+                 .default_parallelism = parallelism, .static_parallelism = is_static, .k = -1,
+                 .validate_every = 1, .goal_accuracy = 100, .device = device, .gpu = share};
+    err e = ERR_INIT;
+    CHECK_OK(jobs_submit(m, id, &r, false, 1, &e), e);
+    step((job_event){.type = JOB_TICK});
+}
+
+static void open_with_gpus(gpu_policy policy, bool threads, uint64_t first, uint64_t second)
+{
+    const uint64_t bytes[] = {first, second};
+    open_machine(8);
+    jobs_gpus(m, policy, threads, bytes, second ? 2 : first ? 1 : 0);
+}
+
+static void check_places(const char *id, const char *want)
+{
+    char got[64] = "";
+    const job *j = jobs_find(m, id);
+    for (int f = 0; f < j->gpu_functions; f++)
+        snprintf(got + strlen(got), sizeof got - strlen(got), "%d", job_gpu(j, f));
+    CHECK_STR(got, want);
+}
+
+TEST(functions_are_placed_on_gpus_by_policy)
+{
+    static const struct {
+        gpu_policy policy;
+        const char *places;
+    } cases[] = {{GPU_BEST_FIT, "1100"}, {GPU_SPREAD, "0101"}, {GPU_PACK, "1100"}};
+    for (size_t i = 0; i < 3; i++) {
+        open_with_gpus(cases[i].policy, false, 16 * GIB, 8 * GIB);
+        submit_on_gpu("a", 4, true, DEVICE_AUTO, (gpu_share){3 * GIB, 50}); /* threads do not count here */
+        check_places("a", cases[i].places);
+        submit_on_gpu("c", 2, true, DEVICE_CPU, (gpu_share){0});
+        CHECK_INT(jobs_find(m, "c")->state, JOB_STARTING);
+        check_places("c", "");
+        jobs_close(m);
+    }
+}
+
+TEST(a_job_that_finds_no_gpu_memory_waits_until_another_has_ended)
+{
+    gpu_state gpus[GPU_COUNT_MAX];
+    open_with_gpus(GPU_BEST_FIT, false, 8 * GIB, 0);
+    submit_on_gpu("a", 2, true, DEVICE_AUTO, (gpu_share){3 * GIB, 0});
+    ps_starts("a", 0);
+    function_joins("a", 0, 0);
+    function_joins("a", 1, 0);
+    submit_on_gpu("b", 1, true, DEVICE_CUDA, (gpu_share){4 * GIB, 0});
+    CHECK_INT(jobs_find(m, "b")->state, JOB_QUEUED);
+    check_reason("b", "NoGpuMemory", "needs 4.0 GiB of GPU memory");
+    check_reason("b", "NoGpuMemory", "2.0 of 8.0 GiB");
+    check_reason("b", "NoGpuMemory", "a (2)");
+    step((job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_SUCCEEDED, .value = 3});
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-ps-0"});
+    CHECK_INT(jobs_find(m, "b")->state, JOB_QUEUED); /* its functions still hold what they hold */
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-0-0"});
+    CHECK_INT(jobs_find(m, "b")->state, JOB_STARTING);
+    check_places("b", "0");
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-1-0"});
+    jobs_gpu_states(m, gpus);
+    CHECK_INT(gpus[0].taken_bytes, 4 * GIB);
+    CHECK_INT(gpus[0].functions, 1);
+    jobs_close(m);
+}
+
+TEST(why_there_is_no_gpu_for_a_job)
+{
+    open_with_gpus(GPU_BEST_FIT, true, 8 * GIB, 0);
+    submit_on_gpu("large", 1, false, DEVICE_AUTO, (gpu_share){9 * GIB, 0});
+    check_reason("large", "NoGpuMemory", "needs 9.0 GiB of GPU memory, and the largest GPU has 8.0 GiB");
+    jobs_close(m);
+    open_with_gpus(GPU_BEST_FIT, true, 8 * GIB, 0);
+    submit_on_gpu("threads", 3, true, DEVICE_AUTO, (gpu_share){GIB, 40});
+    check_reason("threads", "NoGpuThreads", "40 % of a GPU's threads, and 2 find a place");
+    jobs_close(m);
+    open_with_gpus(GPU_BEST_FIT, true, 0, 0);
+    submit_on_gpu("none", 1, true, DEVICE_CUDA, (gpu_share){0});
+    check_reason("none", "NoGpu", "knows none");
+    jobs_close(m);
+    open_with_gpus(GPU_BEST_FIT, true, 0, 0);
+    jobs_gpus_elsewhere(m); /* the pod has one, or is not scheduled */
+    submit_on_gpu("pod", 1, true, DEVICE_CUDA, (gpu_share){0});
+    CHECK_INT(jobs_find(m, "pod")->state, JOB_STARTING);
+    jobs_close(m);
+}
+
+TEST(an_elastic_job_has_as_many_functions_as_its_gpus_hold)
+{
+    open_with_gpus(GPU_BEST_FIT, false, 8 * GIB, 8 * GIB);
+    submit_on_gpu("a", 6, false, DEVICE_AUTO, (gpu_share){3 * GIB, 0});
+    CHECK_INT(jobs_find(m, "a")->parallelism, 4);
+    check_places("a", "0011");
+    ps_starts("a", 0);
+    step((job_event){.type = JOB_PS_EPOCH, .job = "a", .epoch = 0, .value = 4, .seconds = 4});
+    step((job_event){.type = JOB_PS_ASK, .job = "a", .epoch = 0, .value = 4, .seconds = 4});
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 4); /* there is a slot, and no memory */
+    step((job_event){.type = JOB_PS_EPOCH, .job = "a", .epoch = 1, .value = 4, .seconds = 9});
+    step((job_event){.type = JOB_PS_ASK, .job = "a", .epoch = 1, .value = 4, .seconds = 9});
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3);
+    step((job_event){.type = JOB_TICK});
+    check_places("a", "001");
+    jobs_close(m);
+}
+
+TEST(a_replacement_takes_the_place_of_the_lost_one)
+{
+    err e = ERR_INIT;
+    open_with_gpus(GPU_SPREAD, false, 8 * GIB, 8 * GIB);
+    submit_on_gpu("a", 2, true, DEVICE_AUTO, (gpu_share){8 * GIB, 0});
+    ps_starts("a", 0);
+    function_joins("a", 0, 0);
+    function_joins("a", 1, 0);
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-1-0"});
+    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 1, .incarnation = 1});
+    CHECK_INT(get(JOB_TAKE)->incarnation, 1);
+    check_places("a", "01");
+    /* The controller comes back, and with one GPU only: whom it had lost its place waits. */
+    json_t *record = job_record(jobs_find(m, "a"));
+    jobs_close(m);
+    const uint64_t one = 8 * GIB;
+    job_limits l;
+    job_limits_default(&l);
+    CHECK_OK(jobs_open(&l, 8, &m, &e), e);
+    jobs_gpus(m, GPU_SPREAD, false, &one, 1);
+    CHECK_OK(jobs_restore(m, record, &e), e);
+    json_decref(record);
+    step((job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "a-ps-0"});
+    step((job_event){.type = JOB_ADOPT});
+    step((job_event){.type = JOB_PS_ACCEPTED, .job = "a"});
+    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 1, .incarnation = 2});
+    CHECK(!find(JOB_TAKE));
+    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 0, .incarnation = 1});
+    CHECK_INT(get(JOB_TAKE)->function, 0);
+    jobs_close(m);
+}
+
 TEST(the_policy)
 {
     static const struct {

@@ -40,6 +40,22 @@ TEST(defaults)
     CHECK_INT(r.on_loss, ON_LOSS_RECOMPUTE);
 }
 
+TEST(the_device_comes_back_where_it_was_asked_for)
+{
+    err e = ERR_INIT;
+    request r;
+    CHECK_OK(parse("{" TOP ",\"options\":{\"device\":\"cuda\"}}", &r, &e), e);
+    CHECK_INT(r.device, DEVICE_CUDA);
+    json_t *back = request_json(&r);
+    CHECK_STR(json_string_value(json_object_get(json_object_get(back, "options"), "device")), "cuda");
+    json_decref(back);
+    CHECK_OK(parse("{" TOP "}", &r, &e), e);
+    CHECK_INT(r.device, DEVICE_AUTO);
+    back = request_json(&r); /* digests of before stay */
+    CHECK(!json_object_get(json_object_get(back, "options"), "device"));
+    json_decref(back);
+}
+
 TEST(every_option)
 {
     err e = ERR_INIT;
@@ -155,6 +171,7 @@ TEST(refusals_name_the_field)
         {OPTION("\"seed\":9007199254740993"), ERR_INVALID, "options.seed: 9007199254740993"},
         {OPTION("\"optimizer_state\":\"keep\""), ERR_INVALID, "options.optimizer_state: must be"},
         {OPTION("\"on_loss\":\"ignore\""), ERR_INVALID, "options.on_loss: must be"},
+        {OPTION("\"device\":\"gpu\""), ERR_INVALID, "options.device: must be \"auto\", \"cpu\" or \"cuda\""},
         {OPTION("\"gpu\":1"), ERR_INVALID, "options.gpu: must be an object"},
         {OPTION("\"gpu\":{\"cores\":1}"), ERR_INVALID, "options.gpu.cores: unknown field"},
         {OPTION("\"gpu\":{\"memory\":2}"), ERR_INVALID, "options.gpu.memory: must be a text"},

@@ -60,6 +60,35 @@ TEST(the_gpu_is_the_one_that_cuda_sees_first)
     CHECK_ERR(nvml_open(&n, &e), e, ERR_UNAVAILABLE, "no GPU \"\"");
 }
 
+TEST(the_gpus_of_a_machine_are_listed)
+{
+    err e = ERR_INIT;
+    nvml_gpu gpus[4];
+    int count = 0;
+    use_fake(NULL);
+    CHECK_OK(nvml_list(gpus, 4, &count, &e), e);
+    CHECK_INT(count, 2);
+    CHECK_STR(gpus[1].uuid, "GPU-1");
+    CHECK_INT(gpus[1].memory_bytes >> 30, 8);
+    CHECK_OK(nvml_list(gpus, 1, &count, &e), e);
+    CHECK_INT(count, 1);
+    use_fake("1,GPU-0");
+    CHECK_OK(nvml_list(gpus, 4, &count, &e), e);
+    CHECK_INT(count, 2);
+    CHECK_STR(gpus[0].uuid, "GPU-1");
+    CHECK_STR(gpus[1].uuid, "GPU-0");
+    use_fake("");
+    CHECK_OK(nvml_list(gpus, 4, &count, &e), e);
+    CHECK_INT(count, 0);
+    use_fake("0,7");
+    CHECK_ERR(nvml_list(gpus, 4, &count, &e), e, ERR_UNAVAILABLE, "no GPU \"7\"");
+    use_fake(NULL);
+    setenv("FAKE_NVML", "broken", 1);
+    e = (err)ERR_INIT;
+    CHECK_ERR(nvml_list(gpus, 4, &count, &e), e, ERR_UNAVAILABLE, "does not say what it is");
+    unsetenv("FAKE_NVML");
+}
+
 TEST(without_a_library_there_is_none)
 {
     err e = ERR_INIT;

@@ -97,6 +97,10 @@ spec:
     env:
     - {name: KUBEML_POOL_TOKEN_FILE, value: /etc/kubeml/pool/token}
     - {name: TMPDIR, value: /tmp}
+    {{- /* MPS reads its limits when CUDA starts, which is when a job is known. */}}
+    {{- if and .Values.gpu.enabled (ne .Values.gpu.sharing.strategy "mps") }}
+    - {name: KUBEML_WARM_GPU, value: "1"}
+    {{- end }}
     {{- with .Values.function.env }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

@@ -1,0 +1,77 @@
+/* function_gpu.c: see function_gpu.h. */
+#include "function_gpu.h"
+
+#include <link.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend.h"
+#include "clock.h"
+#include "log.h"
+
+static bool ready; /* CUDA has started */
+
+static int warm(err *e)
+{
+    int64_t began_ns = clock_monotonic_ns();
+    if (backend_warm("cuda", 0, e) != 0)
+        return -1;
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    ready = true;
+    log_info("GPU %s is ready after %.0f ms", visible ? visible : "0", (double)(clock_monotonic_ns() - began_ns) * 1e-6);
+    return 0;
+}
+
+void function_gpu_warm(void)
+{
+    const char *wanted = getenv("KUBEML_WARM_GPU");
+    err e = ERR_INIT;
+    if (wanted && *wanted && warm(&e) != 0)
+        log_warn("the GPU is not made ready: %s", e.message);
+}
+
+int function_gpu_open(const char *on, const char *gpu, gpu_share share, err *e)
+{
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    bool insists = strcmp(on, "cuda") == 0;
+    if (!insists && strcmp(on, "auto") != 0)
+        return 0;
+    if (ready && gpu[0] && (!visible || strcmp(visible, gpu) != 0))
+        return err_set(e, ERR_CONFLICT, "this process was made ready on GPU %.40s and is wanted on %.40s",
+                       visible ? visible : "0", gpu);
+    if (ready && gpu_mps_runs() && (share.threads || share.memory_bytes))
+        log_warn("CUDA has started: MPS does not hold it to its share; the engine keeps the cap on memory");
+    if (ready)
+        return 0;
+    if (gpu[0] && setenv("CUDA_VISIBLE_DEVICES", gpu, 1) != 0)
+        return err_set(e, ERR_NOMEM, "no memory for the GPU's name");
+    if (gpu_mps_limit(share, 0, e) != 0)
+        return -1;
+    err why = ERR_INIT;
+    if (warm(&why) == 0)
+        return 0;
+    if (insists) {
+        *e = why;
+        return -1;
+    }
+    log_info("no GPU: %s", why.message);
+    return 0;
+}
+
+static int find_folder(struct dl_phdr_info *info, size_t size, void *to)
+{
+    char *out = to;
+    (void)size;
+    if (!info->dlpi_name || !strstr(info->dlpi_name, "/libcudnn") || strlen(info->dlpi_name) > 255)
+        return 0;
+    snprintf(out, 256, "%s", info->dlpi_name);
+    *strrchr(out, '/') = '\0';
+    return 1;
+}
+
+bool function_gpu_libraries(char out[256])
+{
+    out[0] = '\0';
+    return dl_iterate_phdr(find_folder, out) == 1;
+}

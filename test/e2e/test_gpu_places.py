@@ -1,0 +1,98 @@
+#!/usr/bin/python3
+"""Functions are placed on the GPUs that NVML knows (here: the tests' own, with two of 8 GiB and no driver behind them, so
+that the functions compute on the CPU all the same), and a job that finds no room waits and says for what."""
+import pathlib
+
+import harness
+from harness import BUILD, case, skip, until
+
+NVML = BUILD / "testlib/fake-nvml.so"
+ENV = {"KUBEML_NVML": str(NVML)}
+OPTIONS = ("--gpus", "all", "--slots", "8")
+
+
+def prepare(p):
+    if not NVML.exists():
+        skip("the tests' NVML is not built: make tests")
+    if pathlib.Path("/dev/nvidiactl").exists():
+        skip("here is a real GPU, which the tests' NVML does not know")
+    p.dataset()
+    p.post("/function/lenet", json={"model": "lenet5"})
+
+
+def placed(p, job, parallelism):
+    """The GPUs of its functions, when it trains."""
+    until(lambda: p.task(job)["epoch"] >= 1, 60, message=f"{job} does not train")
+    gpus = p.task(job)["gpus"]
+    assert len(gpus) == parallelism, gpus
+    return gpus
+
+
+@case(options=OPTIONS, env=ENV, limit=120)
+def a_job_waits_for_gpu_memory_and_gets_it(p):
+    prepare(p)
+    long = p.train(epochs=50000, default_parallelism=3, gpu={"memory": "3Gi"})
+    assert placed(p, long, 3) == ["GPU-0", "GPU-0", "GPU-1"], p.task(long)
+    text = p.get(f"/tasks/{long}/explain")["evidence"]
+    assert "function 2 is on GPU GPU-1" in text, text
+    waits = p.train(epochs=1, default_parallelism=1, gpu={"memory": "6Gi"})
+    why = until(lambda: (w := p.get(f"/tasks/{waits}/explain"))["reason"] == "NoGpuMemory" and w)
+    assert "needs 6.0 GiB" in why["message"] and long in why["message"], why
+    assert "2.0 of 8.0 GiB on GPU 0, 5.0 of 8.0 GiB" in why["message"], why
+    p.delete(f"/tasks/{long}")
+    p.succeed(waits, 60)
+
+
+@case(options=(*OPTIONS, "--gpu-policy", "spread", "--pool-functions", "0"), env=ENV, limit=120)
+def spread_uses_both(p):
+    prepare(p)
+    job = p.train(epochs=50000, default_parallelism=2, gpu={"memory": "1Gi"})
+    assert placed(p, job, 2) == ["GPU-0", "GPU-1"], p.task(job)
+    logs = p.get(f"/tasks/{job}/logs").decode()
+    for gpu in ("GPU-0", "GPU-1"):
+        assert f"placed on GPU {gpu}, and computing on the cpu backend" in logs, logs
+    p.delete(f"/tasks/{job}")
+    p.wait(job)
+
+
+@case(options=OPTIONS, env=ENV, limit=120)
+def warm_functions_belong_to_a_gpu(p):
+    """A warm function has one GPU alone before its eyes; a job's function gets one of its GPU."""
+    prepare(p)
+    p.warm(2, 1)
+
+    def gpu_of(pod):
+        for line in pathlib.Path(f"/proc/{pod['pid']}/environ").read_bytes().split(b"\0"):
+            if line.startswith(b"CUDA_VISIBLE_DEVICES="):
+                return line.split(b"=")[1].decode()
+        return None
+    assert {gpu_of(pod) for pod in p.pods(role="function")} == {"GPU-0", "GPU-1"}
+    job = p.train(epochs=50000, default_parallelism=2, gpu={"memory": "5Gi"})
+    assert placed(p, job, 2) == ["GPU-0", "GPU-1"]
+    for pod in p.pods(role="function", job=job):
+        assert gpu_of(pod) in (None, f"GPU-{pod['function']}"), pod
+    p.delete(f"/tasks/{job}")
+    p.wait(job)
+
+
+@case(options=OPTIONS, env=ENV, limit=120)
+def a_function_without_the_engine_fails_where_a_gpu_is_insisted_on(p):
+    prepare(p)
+    job = p.train(epochs=1, default_parallelism=1, device="cuda")
+    task = p.wait(job)
+    assert task["state"] == "failed" and task["reason"] == "NoGpu", task
+    assert "cuda" in task["message"], task
+    on_cpu = p.train(epochs=1, default_parallelism=1, device="cpu")
+    assert p.succeed(on_cpu)["gpus"] == []
+
+
+@case(options=("--gpus", "none"), limit=60)
+def without_gpus_only_who_insists_waits(p):
+    prepare(p)
+    waits = p.train(epochs=1, default_parallelism=1, device="cuda")
+    until(lambda: p.get(f"/tasks/{waits}/explain")["reason"] == "NoGpu")
+    p.delete(f"/tasks/{waits}")
+    p.succeed(p.train(epochs=1, default_parallelism=1, gpu={"memory": "2Gi"}))
+
+
+harness.main(globals())
