@@ -186,16 +186,21 @@ static int read_memory(const char *where, const json_t *v, uint64_t *out, err *e
     return gpu_memory_parse(json_string_value(v), out, e) ? err_wrap(e, "%s", where) : 0;
 }
 
+int request_precision(const char *text, gpu_precision *out, err *e)
+{
+    for (unsigned i = 0; i < COUNT(precision_names); i++)
+        if (strcmp(text, precision_names[i]) == 0) {
+            *out = (gpu_precision)i;
+            return 0;
+        }
+    return err_set(e, ERR_INVALID, "must be \"fp32\", \"tf32\" or \"bf16\"");
+}
+
 static int read_precision(const char *where, const json_t *v, gpu_precision *out, err *e)
 {
     if (!json_is_string(v))
         return wrong_kind(where, "a text", v, e);
-    for (unsigned i = 0; i < COUNT(precision_names); i++)
-        if (strcmp(json_string_value(v), precision_names[i]) == 0) {
-            *out = (gpu_precision)i;
-            return 0;
-        }
-    return err_set(e, ERR_INVALID, "%s: must be \"fp32\", \"tf32\" or \"bf16\"", where);
+    return request_precision(json_string_value(v), out, e) ? err_wrap(e, "%s", where) : 0;
 }
 
 static int read_object(const json_t *object, const char *prefix, const field *fields, size_t count,

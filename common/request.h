@@ -59,6 +59,8 @@ typedef struct request {
 /* Parses and checks; `body` is borrowed. ERR_INVALID naming the field; ERR_UNSUPPORTED for
  * "mode": "p2p", which is not built. Accepts the first KubeML's "model_type" and "K". */
 int request_parse(const json_t *body, request *out, err *e);
+/* "fp32", "tf32", "bf16". ERR_INVALID. */
+int request_precision(const char *text, gpu_precision *out, err *e);
 json_t *request_json(const request *r); /* new reference; NULL when memory is gone */
 
 #endif

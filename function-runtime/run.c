@@ -36,6 +36,8 @@ typedef struct options {
     const char *files[BUILDER_FILES_MAX];
     size_t file_count;
     const char *model, *dataset, *store, *save, *load, *backend;
+    gpu_share gpu;
+    gpu_precision precision;
     ingest_files data;
     int epochs, batch, threads;
     double lr, goal;
@@ -67,7 +69,10 @@ static const char usage[] =
     "           --seed N          0\n"
     "           --goal-accuracy P end when the validation accuracy reaches P percent\n"
     "           --threads N       as many as there are cores, at most 8\n"
-    "           --backend NAME    cpu, reference; the fastest\n"
+    "           --device KIND     cpu or cuda; the fastest\n"
+    "           --gpu-memory SIZE most that it takes of the GPU, such as 2Gi; only with one\n"
+    "           --precision KIND  fp32, tf32 or bf16; fp32\n"
+    "           --backend NAME    cpu, reference, cuda; instead of --device\n"
     "result     --init F          begin with the weights of a safetensors file\n"
     "           --save F          write the weights as safetensors\n"
     "           --json            one JSON object a line instead of text\n"
@@ -110,7 +115,7 @@ static int take_seed(const char *text, uint64_t *out, err *e)
 
 enum {
     O_LR = 256, O_SEED, O_GOAL, O_THREADS, O_BACKEND, O_SAVE, O_INIT, O_JSON, O_STORE, O_MODEL,
-    O_XTRAIN, O_YTRAIN, O_XTEST, O_YTEST, O_REGRESSION,
+    O_XTRAIN, O_YTRAIN, O_XTEST, O_YTEST, O_REGRESSION, O_DEVICE, O_GPU_MEMORY, O_PRECISION,
 };
 
 static const struct option long_options[] = {
@@ -120,8 +125,24 @@ static const struct option long_options[] = {
     {"init", 1, NULL, O_INIT},     {"json", 0, NULL, O_JSON},     {"store", 1, NULL, O_STORE},
     {"model", 1, NULL, O_MODEL},   {"traindata", 1, NULL, O_XTRAIN}, {"trainlabels", 1, NULL, O_YTRAIN},
     {"testdata", 1, NULL, O_XTEST}, {"testlabels", 1, NULL, O_YTEST}, {"regression", 0, NULL, O_REGRESSION},
+    {"device", 1, NULL, O_DEVICE}, {"gpu-memory", 1, NULL, O_GPU_MEMORY}, {"precision", 1, NULL, O_PRECISION},
     {"help", 0, NULL, 'h'},        {NULL, 0, NULL, 0},
 };
+
+static int take_backend(options *o, const char *text, err *e)
+{
+    if (o->backend)
+        return err_set(e, ERR_INVALID, "--device and --backend name one thing: give one of them");
+    o->backend = text;
+    return 0;
+}
+
+static int take_device(options *o, const char *text, err *e)
+{
+    if (strcmp(text, "cpu") != 0 && strcmp(text, "cuda") != 0)
+        return err_set(e, ERR_INVALID, "--device: \"%.40s\" is neither cpu nor cuda", text);
+    return take_backend(o, text, e);
+}
 
 static int take_option(options *o, int which, const char *text, err *e)
 {
@@ -133,7 +154,11 @@ static int take_option(options *o, int which, const char *text, err *e)
     case O_SEED: return take_seed(text, &o->seed, e);
     case O_GOAL: return take_real("--goal-accuracy", text, &o->goal, e);
     case O_THREADS: return take_int("--threads", text, 1, ENGINE_THREADS_MAX, &o->threads, e);
-    case O_BACKEND: o->backend = text; return 0;
+    case O_BACKEND: return take_backend(o, text, e);
+    case O_DEVICE: return take_device(o, text, e);
+    case O_GPU_MEMORY:
+        return gpu_memory_parse(text, &o->gpu.memory_bytes, e) ? err_wrap(e, "--gpu-memory") : 0;
+    case O_PRECISION: return request_precision(text, &o->precision, e) ? err_wrap(e, "--precision") : 0;
     case O_SAVE: o->save = text; return 0;
     case O_INIT: o->load = text; return 0;
     case O_JSON: o->json = true; return 0;
@@ -155,6 +180,8 @@ static int check_options(const options *o, err *e)
                                                 : "no FILE.c and no --model is given");
     if (o->dataset && (o->data.x_train || o->data.y_train))
         return err_set(e, ERR_INVALID, "--dataset and --traindata exclude each other");
+    if (o->gpu.memory_bytes && o->backend && strcmp(o->backend, "cuda") != 0)
+        return err_set(e, ERR_INVALID, "--gpu-memory says nothing on the %.40s backend", o->backend);
     if (!o->dataset && !o->data.x_train)
         return err_set(e, ERR_INVALID, "no data: --dataset NAME, or --traindata and --trainlabels");
     return 0;
@@ -345,7 +372,8 @@ static int begin(session *s, err *e)
     char reason[TRAINER_REASON_BYTES];
     trainer_config c = {.program = s->program, .data = s->data, .batch = s->o.batch,
                         .epochs = s->o.epochs, .threads = s->o.threads, .seed = s->o.seed,
-                        .backend = s->o.backend};
+                        .backend = s->o.gpu.memory_bytes ? "cuda" : s->o.backend,
+                        .precision = (backend_precision)s->o.precision, .device_memory = s->o.gpu.memory_bytes};
     if (trainer_open(&c, &s->trainer, reason, e) != 0)
         return err_wrap(e, "%s", reason);
     s->lr = s->o.lr > 0 ? s->o.lr : program_default_lr(s->program);

@@ -61,7 +61,7 @@ static int compile(trainer *t, char *reason, err *e)
         return -1;
     if (engine_compile(&c, &t->engine, e) != 0) {
         if (e && e->code != ERR_INVALID)
-            set_reason(reason, "LoadFailed");
+            set_reason(reason, e->code == ERR_NOMEM && c.device_memory ? "GpuMemory" : "LoadFailed");
         return err_wrap(e, "model for samples of (%u, %u, %u)", d->channels, d->height, d->width);
     }
     if (check_labels(d, &c, engine_outputs(t->engine), e) != 0)
