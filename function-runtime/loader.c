@@ -335,3 +335,75 @@ void loader_end(loader *l)
     release_views(l);
     l->run.open = false;
 }
+
+/* ---- for an engine that keeps the samples itself ------------------------------------------------- */
+
+bool loader_keeps(const loader *l, uint64_t bytes_max)
+{
+    uint64_t samples = l->info->samples[DATASET_TRAIN];
+    return l->info->dtype == DATASET_U8 && l->info->classes && !l->config.regression && samples > 0 &&
+           samples <= INT32_MAX && samples <= bytes_max / l->sample_bytes && !dataset_prefetches(l->config.data);
+}
+
+static int lend_chunk(loader *l, uint32_t chunk, const uint8_t **x, int32_t *labels, uint64_t *sample, uint32_t want,
+                      err *e)
+{
+    dataset_chunk c;
+    if (dataset_view(l->config.data, DATASET_TRAIN, chunk, &c, e) != 0)
+        return -1;
+    if (c.samples != want || !c.labels) {
+        dataset_release(l->config.data, DATASET_TRAIN, chunk);
+        return err_set(e, ERR_CORRUPT, "chunk %u of the train set has %u samples, %u are needed", chunk, c.samples, want);
+    }
+    for (uint32_t i = 0; i < want; i++) {
+        x[i] = (const uint8_t *)c.data + i * l->sample_bytes;
+        labels[i] = c.labels[i];
+        sample[i] = c.index[i];
+    }
+    return 0;
+}
+
+static uint32_t train_chunks(const loader *l)
+{
+    return (uint32_t)((l->info->samples[DATASET_TRAIN] - 1) / l->info->chunk_samples + 1);
+}
+
+int loader_lend(loader *l, backend_share *out, err *e)
+{
+    size_t n = (size_t)l->info->samples[DATASET_TRAIN], each = l->info->chunk_samples;
+    const uint8_t **x = calloc(n, sizeof *x);
+    int32_t *labels = calloc(n, sizeof *labels);
+    uint64_t *sample = calloc(n, sizeof *sample);
+    loader_end(l);
+    *out = (backend_share){.rows = (uint32_t)n, .x = x, .labels = labels, .sample = sample, .scale = l->scale,
+                           .shift = l->shift, .flip = l->config.transform->flip, .crop = l->config.transform->crop,
+                           .seed = l->config.seed};
+    int rc = x && labels && sample ? 0 : err_set(e, ERR_NOMEM, "no memory for a list of %zu samples", n);
+    uint32_t seen = 0;
+    for (size_t row = 0; rc == 0 && row < n; row += each, seen += rc == 0)
+        rc = lend_chunk(l, seen, x + row, labels + row, sample + row, (uint32_t)(n - row < each ? n - row : each), e);
+    if (rc == 0)
+        return 0;
+    while (seen > 0)
+        dataset_release(l->config.data, DATASET_TRAIN, --seen);
+    out->rows = 0;
+    loader_lent(l, out);
+    return -1;
+}
+
+void loader_lent(loader *l, backend_share *s)
+{
+    for (uint32_t i = 0; s->rows && i < train_chunks(l); i++)
+        dataset_release(l->config.data, DATASET_TRAIN, i);
+    free((void *)(uintptr_t)s->x);
+    free((void *)(uintptr_t)s->labels);
+    free((void *)(uintptr_t)s->sample);
+    *s = (backend_share){0};
+}
+
+void loader_rows(const loader *l, uint32_t *out)
+{
+    uint32_t each = l->info->chunk_samples;
+    for (uint64_t at = l->run.at; at < l->run.end; at++)
+        out[at - l->run.at] = l->chunk_list[l->order[at] / each] * each + l->order[at] % each;
+}

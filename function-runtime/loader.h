@@ -44,4 +44,15 @@ int loader_batches(loader *l, uint32_t epoch, int parallelism, int function, uin
 int loader_next(loader *l, engine_batch *out, err *e);
 void loader_end(loader *l); /* lets go of the chunks; also before the end */
 
+/* ---- for an engine that keeps the samples itself ---- */
+
+/* Whether it can be handed the training set: labelled bytes on this machine, `bytes_max` at most. */
+bool loader_keeps(const loader *l, uint64_t bytes_max);
+/* The whole training set, a row a sample in the order of its chunks; what is lent is valid until loader_lent. Ends a
+ * run. ERR_CORRUPT, ERR_UNAVAILABLE, ERR_NOMEM. */
+int loader_lend(loader *l, backend_share *out, err *e);
+void loader_lent(loader *l, backend_share *s);
+/* The rows of the run begun with loader_train, instead of its batches. */
+void loader_rows(const loader *l, uint32_t *out);
+
 #endif

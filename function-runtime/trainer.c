@@ -7,12 +7,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cleanup.h"
 #include "clock.h"
 #include "failpoint.h"
 #include "loader.h"
+#include "log.h"
+
+enum {
+    SHARE_BATCHES = 64, /* of one call, so that progress is told and a loss that is no number found soon */
+};
+#define SHARE_BYTES_MAX ((uint64_t)1 << 30)
+
+/* Whether the engine has the training set's samples, so that batches need not travel. */
+typedef enum share_state { SHARE_UNASKED, SHARE_KEPT, SHARE_NOT } share_state;
 
 struct trainer {
     trainer_config config;
+    share_state share;
     engine *engine;
     state *state;
     loader *loader;
@@ -179,19 +190,92 @@ static int train_batches(trainer *t, const trainer_task *task, uint32_t batches,
     }
 }
 
+/* ---- with the samples on the device ------------------------------------------------------------------ */
+
+/* Once; where it does not work batches are handed over as ever. */
+static void offer_share(trainer *t)
+{
+    err why = ERR_INIT;
+    backend_share s;
+    t->share = SHARE_NOT;
+    if (program_has_step(t->config.program) || !engine_keeps_share(t->engine) || !loader_keeps(t->loader, SHARE_BYTES_MAX))
+        return;
+    if (loader_lend(t->loader, &s, &why) == 0) {
+        if (engine_share(t->engine, &s, &why) == 0)
+            t->share = SHARE_KEPT;
+        loader_lent(t->loader, &s);
+    }
+    if (t->share == SHARE_KEPT)
+        log_info("the %s backend keeps the training set", engine_backend(t->engine));
+    else
+        log_info("samples travel with every batch: %s", why.message);
+}
+
+static int train_some(trainer *t, const trainer_task *task, uint32_t batches, const uint32_t *order, uint32_t rows,
+                      double *lr, trainer_result *out, err *e)
+{
+    int batch = t->config.batch;
+    uint32_t count = (rows - 1) / (uint32_t)batch + 1, first = task->batch_begin + out->batches;
+    engine_result r;
+    for (uint32_t i = 0; i < count; i++) {
+        schedule_point at = {.epoch = (int)task->epoch, .step = first + i, .steps = batches,
+                             .history = task->history, .history_count = task->history_count};
+        lr[i] = program_lr(t->config.program, task->lr, t->config.epochs, &at);
+    }
+    set_reason(t->reason, "ShapeMismatch");
+    backend_steps s = {.order = order, .rows = rows, .batch = batch, .epoch = task->epoch, .lr = lr};
+    if (engine_train_share(t->engine, &s, &r, e) != 0)
+        return -1;
+    set_reason(t->reason, "NaNLoss");
+    if (!isfinite(r.loss_sum))
+        return err_set(e, ERR_INVALID,
+                       "the loss is %s in epoch %u, within batches %u to %u of function %d: training diverged at "
+                       "learning rate %g", isnan(r.loss_sum) ? "NaN" : "infinite", task->epoch + 1, first + 1,
+                       first + count, task->function, lr[0]);
+    out->samples += rows;
+    out->loss_sum += r.loss_sum;
+    out->correct += r.correct;
+    out->batches += count;
+    atomic_store_explicit(&t->batches_done, out->batches, memory_order_relaxed);
+    failpoint("function.train");
+    return 0;
+}
+
+/* The same updates as train_batches', without the host between them. */
+static int train_share(trainer *t, const trainer_task *task, uint32_t batches, trainer_result *out, err *e)
+{
+    int64_t clock_ns = clock_monotonic_ns();
+    uint64_t rows = out->sample_end - out->sample_begin;
+    const uint64_t some = (uint64_t)t->config.batch * SHARE_BATCHES;
+    cleanup_free uint32_t *order = calloc(rows ? (size_t)rows : 1, sizeof *order);
+    double lr[SHARE_BATCHES];
+    int rc = 0;
+    set_reason(t->reason, "DataError");
+    if (!order)
+        return err_set(e, ERR_NOMEM, "no memory for the order of %llu samples", (unsigned long long)rows);
+    loader_rows(t->loader, order);
+    out->load_s += seconds_since(&clock_ns);
+    for (uint64_t at = 0; rc == 0 && at < rows; at += some)
+        rc = train_some(t, task, batches, order + at, (uint32_t)(rows - at < some ? rows - at : some), lr, out, e);
+    out->train_s += seconds_since(&clock_ns);
+    return rc;
+}
+
 int trainer_train(trainer *t, const trainer_task *task, trainer_result *out, err *e)
 {
     *out = (trainer_result){0};
     atomic_store(&t->batches_done, 0);
     int64_t clock_ns = clock_monotonic_ns();
     uint32_t batches;
+    if (t->share == SHARE_UNASKED)
+        offer_share(t);
     set_reason(t->reason, "DataError");
     if (loader_batches(t->loader, task->epoch, task->parallelism, task->function, &batches, e) != 0 ||
         loader_train(t->loader, task->epoch, task->parallelism, task->function, task->batch_begin,
                      task->batch_count, &out->sample_begin, &out->sample_end, e) != 0)
         return -1;
     out->load_s = seconds_since(&clock_ns);
-    int rc = train_batches(t, task, batches, out, e);
+    int rc = t->share == SHARE_KEPT ? train_share(t, task, batches, out, e) : train_batches(t, task, batches, out, e);
     loader_end(t->loader);
     return rc;
 }

@@ -159,6 +159,12 @@ typedef struct backend {
     /* Steps over the share, one after the other without the host; the sums of all of them. */
     int (*steps)(backend_program *p, const backend_steps *s, backend_result *result, err *e);
 
+    /* All programs' parameters, buffers and optimizer state become the weighted mean of them (weights sum to 1; those
+     * of 0 are not read), counters the largest. n programs of this backend for one graph, `load`ed. On one device with
+     * the bits of common/merge.h; over several only with `across`, in an order of the library's own: ERR_UNSUPPORTED
+     * otherwise. ERR_INVALID: NaN or infinity; what the programs hold is then undefined. NULL: the host does it. */
+    int (*average)(backend_program *const *programs, const double *weight, int n, bool across, err *e);
+
     /* Bytes the program holds beside the state blocks. */
     size_t (*memory)(const backend_program *p);
 

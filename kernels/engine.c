@@ -436,6 +436,11 @@ int engine_train(engine *m, const engine_batch *b, double lr, engine_result *r, 
     return 0;
 }
 
+bool engine_keeps_share(const engine *m)
+{
+    return m->backend->share && m->c.loss == LOSS_CROSS_ENTROPY && !m->c.inference;
+}
+
 int engine_share(engine *m, const backend_share *s, err *e)
 {
     if (check_training(m, e))
@@ -472,6 +477,34 @@ int engine_train_share(engine *m, const backend_steps *s, engine_result *r, err 
                          .loss_sum = result.loss_sum,
                          .correct = result.correct,
                          .n = (int)s->rows};
+    return 0;
+}
+
+bool engine_averages(engine *const *models, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (!models[i]->backend->average || models[i]->backend != models[0]->backend ||
+            strcmp(models[i]->layout_text, models[0]->layout_text) != 0)
+            return false;
+    return n <= ENGINE_AVERAGE_MAX;
+}
+
+int engine_average(engine *const *models, const double *weight, int n, bool across, err *e)
+{
+    backend_program *programs[ENGINE_AVERAGE_MAX] = {NULL};
+    int64_t steps = 0;
+    if (!engine_averages(models, n))
+        return err_set(e, ERR_UNSUPPORTED, "these %d models cannot be averaged where they are", n);
+    for (int i = 0; i < n; i++) {
+        int64_t own = models[i]->c.inference ? 0 : models[i]->counters[models[i]->counter_count - 1];
+        programs[i] = models[i]->program;
+        steps = own > steps && weight[i] > 0 ? own : steps;
+    }
+    if (models[0]->backend->average(programs, weight, n, across, e))
+        return -1;
+    for (int i = 0; i < n; i++)
+        if (!models[i]->c.inference)
+            models[i]->counters[models[i]->counter_count - 1] = steps;
     return 0;
 }
 
@@ -562,6 +595,11 @@ size_t engine_memory(const engine *m)
 const char *engine_backend(const engine *m)
 {
     return m->backend->name;
+}
+
+int engine_device(const engine *m)
+{
+    return m->c.device;
 }
 
 const char *engine_choices(const engine *m)

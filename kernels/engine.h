@@ -26,6 +26,7 @@ enum {
     ENGINE_BATCH_MAX = 65536,
     ENGINE_THREADS_MAX = 256,
     ENGINE_OUTPUTS_MAX = 1 << 20,
+    ENGINE_AVERAGE_MAX = 64,
 };
 
 typedef struct engine_config {
@@ -121,12 +122,19 @@ typedef struct engine_result {
 /* One update. ERR_INVALID: n out of range, a label outside the outputs (named with its position).
  */
 int engine_train(engine *m, const engine_batch *b, double lr, engine_result *r, err *e);
+/* Whether its backend can keep a share at all. */
+bool engine_keeps_share(const engine *m);
 /* Keeps a share of samples where the engine computes, for engine_train_share; labels as in a batch.
  * ERR_UNSUPPORTED: this backend keeps nothing; ERR_NOMEM: it does not fit. NULL lets it go. */
 int engine_share(engine *m, const backend_share *s, err *e);
 /* All updates that `s` says (its first_step is the engine's to fill), without the host between them.
  * Equals engine_train on the same batches. ERR_INVALID: a row outside the share, a wrong batch. */
 int engine_train_share(engine *m, const backend_steps *s, engine_result *r, err *e);
+/* Whether engine_average can do it where these models are. */
+bool engine_averages(engine *const *models, int n);
+/* All models get the weighted mean of all, where they are computed (backend.h's average); their layouts are alike.
+ * ERR_UNSUPPORTED, ERR_INVALID as there. */
+int engine_average(engine *const *models, const double *weight, int n, bool across, err *e);
 /* The halves of engine_train, for a custom step: gradients of the mean loss, then the update.
  * Between the two the caller may change engine_grads. */
 int engine_gradients(engine *m, const engine_batch *b, engine_result *r, err *e);
@@ -148,6 +156,7 @@ shape engine_input(const engine *m);
 size_t engine_param_count(const engine *m);  /* trainable numbers */
 size_t engine_memory(const engine *m);       /* bytes held, state included */
 const char *engine_backend(const engine *m); /* "reference", "cpu" */
+int engine_device(const engine *m);          /* which GPU; of no meaning on the CPU */
 const char *engine_choices(const engine *m); /* see backend.h; "" when none */
 
 #endif

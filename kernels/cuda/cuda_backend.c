@@ -324,6 +324,7 @@ __attribute__((visibility("default"))) const backend backend_cuda = {
     .step = cuda_step,
     .share = cuda_share_take,
     .steps = cuda_share_steps,
+    .average = cuda_average,
     .memory = cuda_memory,
     .choices = cuda_choices,
 };

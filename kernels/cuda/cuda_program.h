@@ -114,6 +114,9 @@ int cuda_share_take(backend_program *base, const backend_share *s, err *e);
 int cuda_share_steps(backend_program *base, const backend_steps *s, backend_result *result, err *e);
 void cuda_share_drop(program *p);
 
+/* cuda_average.c: backend.average. */
+int cuda_average(backend_program *const *programs, const double *weight, int n, bool across, err *e);
+
 /* cuda_backend.c: the optimizer's numbers of one update, as kernels/optim.c computes them. */
 void cuda_set_update(const program *p, step_args *a, backend_update u);
 

@@ -56,9 +56,13 @@ static int copy_in(program *p, const backend_share *s, err *e)
     share *h = &p->share;
     shape in = p->g->nodes[0].shape;
     size_t sample = shape_count(in), c = (size_t)in.c;
-    for (uint32_t i = 0; i < s->rows; i++)
-        if (p->d->copy(p->dev, h->x + i * sample, s->x[i], sample, COPY_IN, e))
+    /* Rows that lie one after the other, as in a dataset's chunks, travel together. */
+    for (uint32_t i = 0, n; i < s->rows; i += n) {
+        for (n = 1; i + n < s->rows && s->x[i + n] == s->x[i] + n * sample;)
+            n++;
+        if (p->d->copy(p->dev, h->x + i * sample, s->x[i], n * sample, COPY_IN, e))
             return -1;
+    }
     h->augment = (augmentation){.flip = s->flip, .crop = s->crop, .c = in.c, .h = in.h, .w = in.w,
                                 .seed = s->seed};
     h->scale_shift = malloc(2 * c * sizeof *h->scale_shift);

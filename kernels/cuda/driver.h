@@ -91,6 +91,10 @@ typedef struct driver {
     int (*share)(device *d, void *p, unsigned char handle[64], err *e);
     int (*open_shared)(device *d, const unsigned char handle[64], void **out, err *e);
     void (*close_shared)(device *d, void *p);
+
+    /* Every block becomes the sum of all of them: n different devices of this process, a block of `count` floats on
+     * each. In an order of the library's own; enqueued on each device's stream. */
+    int (*sum)(device **devs, float **blocks, int n, size_t count, err *e);
 } driver;
 
 /* The one that this build has. */

@@ -277,6 +277,7 @@ static const driver real = {
     .share = real_share,
     .open_shared = real_open_shared,
     .close_shared = real_close_shared,
+    .sum = driver_nccl_sum,
 };
 
 const driver *const cuda_driver = &real;

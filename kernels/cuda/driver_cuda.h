@@ -19,6 +19,8 @@ struct device {
 /* driver_conv.c */
 int driver_conv_offers(device *d, const conv_task *t, conv_offer *list, int room);
 int driver_conv_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e);
+/* driver_nccl.c */
+int driver_nccl_sum(device **devs, float **blocks, int n, size_t count, err *e);
 /* driver_gemm.c: for what is a plain matrix product */
 enum { GEMM_FIRST_ID = 100, GEMM_OFFERS = 4 };
 bool driver_gemm_fits(const conv_task *t);

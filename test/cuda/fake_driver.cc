@@ -31,7 +31,8 @@ struct device_graph {
 
 static std::mutex gate;
 static size_t memory_bytes = (size_t)8 << 30, memory_used;
-static std::atomic<long> measured, replays, opens;
+static std::atomic<long> measured, replays, opens, sums;
+static int gpus = 1;
 static std::atomic<int> fail_after{-1};
 static int favourite = 2;
 static int clock_us;
@@ -60,6 +61,16 @@ void fake_favourite(int offer)
 long fake_measurements(void)
 {
     return measured;
+}
+
+void fake_gpus(int count)
+{
+    gpus = count;
+}
+
+long fake_sums(void)
+{
+    return sums;
 }
 
 long fake_opens(void)
@@ -94,8 +105,8 @@ static const char *fake_missing(void)
 
 static int fake_open(int ordinal, device **out, err *e)
 {
-    if (ordinal != 0)
-        return err_set(e, ERR_UNSUPPORTED, "there is no GPU %d: this machine has 1", ordinal);
+    if (ordinal >= gpus)
+        return err_set(e, ERR_UNSUPPORTED, "there is no GPU %d: this machine has %d", ordinal, gpus);
     opens++;
     *out = new device();
     return 0;
@@ -342,12 +353,28 @@ static void fake_close_shared(device *, void *)
 {
 }
 
+// From the last to the first: whoever relies on the order sees it.
+static int fake_sum(device **, float **blocks, int n, size_t count, err *e)
+{
+    if (failing(e))
+        return -1;
+    sums++;
+    for (size_t i = 0; i < count; i++) {
+        float sum = blocks[n - 1][i];
+        for (int k = n - 2; k >= 0; k--)
+            sum += blocks[k][i];
+        for (int k = 0; k < n; k++)
+            blocks[k][i] = sum;
+    }
+    return 0;
+}
+
 static const driver fake = {
     "fake",        fake_missing,    fake_open,        fake_close,    fake_facts, fake_alloc,
     fake_free,     fake_alloc_host, fake_free_host,   fake_copy,     fake_zero,  fake_stream,
     fake_wait,     fake_capture,    fake_captured,    fake_replay,   fake_release, fake_mark,
     fake_elapsed,  fake_offers,     fake_run,         fake_share,    fake_open_shared,
-    fake_close_shared,
+    fake_close_shared, fake_sum,
 };
 
 extern "C" const driver *const cuda_driver = &fake;

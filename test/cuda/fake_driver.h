@@ -16,6 +16,8 @@ void fake_favourite(int offer);
 long fake_measurements(void);
 long fake_replays(void);
 long fake_opens(void); /* devices made */
+void fake_gpus(int count); /* 1 */
+long fake_sums(void);  /* over several devices */
 /* The device fails for good after that many copies, replays and waits; -1: never. */
 void fake_fail_after(int calls);
 

@@ -6,6 +6,7 @@
 #include "cuda/cuda_memory.h"
 #include "engine.h"
 #include "fake_driver.h"
+#include "merge_variants.h"
 #include "rng.h"
 #include "test.h"
 #include "zoo/zoo.h"
@@ -415,6 +416,148 @@ TEST(a_warm_process_opens_its_device_before_the_first_model)
     engine_free(m);
     CHECK_OK(backend_warm("reference", 0, &e), e);
     CHECK_ERR(backend_warm("cuda", 4, &e), e, ERR_UNSUPPORTED, "GPU 4");
+}
+
+/* ---- averaging ------------------------------------------------------------------------------- */
+
+enum { FUNCTIONS = 3 };
+
+/* Three models of one beginning, each trained on other samples; their states before in `was`. */
+static void diverge(engine *m[FUNCTIONS], const int devices[FUNCTIONS], backend_precision precision, float *was[FUNCTIONS])
+{
+    static work w;
+    err e = ERR_INIT;
+    engine_result r;
+    for (int i = 0; i < FUNCTIONS; i++) {
+        engine_config c = config("cuda");
+        c.device = devices[i];
+        c.precision = precision;
+        CHECK_OK(engine_compile(&c, &m[i], &e), e);
+        for (int step = 0; step <= i; step++) {
+            draw_work(&w, (uint64_t)(10 * i + step), BATCH);
+            CHECK_OK(engine_train(m[i], &w.b, 0.1, &r, &e), e);
+        }
+        was[i] = malloc(engine_state_floats(m[i]) * sizeof(float));
+        memcpy(was[i], engine_floats(m[i], &e), engine_state_floats(m[i]) * sizeof(float));
+    }
+}
+
+static void check_mean(engine *m[FUNCTIONS], float *was[FUNCTIONS], const double *weight, double bound)
+{
+    err e = ERR_INIT;
+    size_t count = engine_state_floats(m[0]), last = engine_counter_count(m[0]) - 1;
+    const void *in[FUNCTIONS];
+    double some[FUNCTIONS];
+    int inputs = 0;
+    float *want = malloc(count * sizeof *want);
+    for (int i = 0; i < FUNCTIONS; i++)
+        if (weight[i] > 0) {
+            in[inputs] = was[i];
+            some[inputs++] = weight[i];
+        }
+    CHECK(merge_floats_generic(want, in, some, inputs, count));
+    for (int i = 0; i < FUNCTIONS; i++) {
+        const float *got = engine_floats(m[i], &e);
+        for (size_t k = 0; k < count; k++)
+            CHECK_NEAR(got[k], want[k], bound);
+        CHECK(memcmp(got, engine_floats(m[0], &e), count * sizeof *got) == 0);
+        CHECK_INT(engine_counters(m[i], &e)[last], FUNCTIONS);
+        CHECK_INT(engine_counters(m[i], &e)[0], FUNCTIONS); /* num_batches_tracked */
+    }
+    free(want);
+}
+
+static void drop_all(engine *m[FUNCTIONS], float *was[FUNCTIONS])
+{
+    for (int i = 0; i < FUNCTIONS; i++) {
+        engine_free(m[i]);
+        free(was[i]);
+    }
+}
+
+TEST(models_of_one_device_are_averaged_there_with_the_servers_bits)
+{
+    static const double weights[][FUNCTIONS] = {{0.25, 0.25, 0.5}, {0.1, 0.2, 0.7}, {0, 0.375, 0.625}};
+    static work w;
+    err e = ERR_INIT;
+    engine *m[FUNCTIONS];
+    engine_result a, b;
+    float *was[FUNCTIONS];
+    for (size_t i = 0; i < 3; i++) {
+        diverge(m, (const int[]){0, 0, 0}, PRECISION_FP32, was);
+        CHECK(engine_averages(m, FUNCTIONS));
+        CHECK_OK(engine_average(m, weights[i], FUNCTIONS, false, &e), e);
+        check_mean(m, was, weights[i], 0);
+        CHECK_INT(fake_sums(), 0);
+        draw_work(&w, 99, BATCH);
+        CHECK_OK(engine_train(m[0], &w.b, 0.1, &a, &e), e); /* from one state, one step is one step */
+        CHECK_OK(engine_train(m[2], &w.b, 0.1, &b, &e), e);
+        CHECK(a.loss_sum == b.loss_sum);
+        drop_all(m, was);
+    }
+    CHECK_INT(cuda_memory_held(), 0);
+}
+
+TEST(averaged_bf16_models_compute_with_the_mean)
+{
+    static const double weight[FUNCTIONS] = {0.25, 0.25, 0.5};
+    static work w;
+    err e = ERR_INIT;
+    engine *m[FUNCTIONS], *fresh;
+    engine_result a, b;
+    float *was[FUNCTIONS];
+    diverge(m, (const int[]){0, 0, 0}, PRECISION_BF16, was);
+    CHECK_OK(engine_average(m, weight, FUNCTIONS, false, &e), e);
+    check_mean(m, was, weight, 0);
+    engine_config c = config("cuda");
+    c.precision = PRECISION_BF16;
+    CHECK_OK(engine_compile(&c, &fresh, &e), e);
+    CHECK_OK(engine_import(fresh, engine_floats(m[1], &e), engine_counters(m[1], &e), &e), e);
+    draw_work(&w, 98, BATCH);
+    CHECK_OK(engine_eval(m[1], &w.b, &a, &e), e);
+    CHECK_OK(engine_eval(fresh, &w.b, &b, &e), e);
+    CHECK(a.loss_sum == b.loss_sum);
+    engine_free(fresh);
+    drop_all(m, was);
+}
+
+TEST(models_of_several_devices_are_summed_by_the_library)
+{
+    static const double weight[FUNCTIONS] = {0.25, 0.35, 0.4}, last_alone[FUNCTIONS] = {0, 0, 1};
+    err e = ERR_INIT;
+    engine *m[FUNCTIONS];
+    float *was[FUNCTIONS];
+    fake_gpus(2);
+    diverge(m, (const int[]){0, 1, 0}, PRECISION_FP32, was);
+    CHECK_ERR(engine_average(m, weight, FUNCTIONS, false, &e), e, ERR_UNSUPPORTED, "on 2 devices");
+    e = (err)ERR_INIT;
+    CHECK_OK(engine_average(m, weight, FUNCTIONS, true, &e), e);
+    CHECK_INT(fake_sums(), 3); /* parameters, buffers, optimizer state */
+    check_mean(m, was, weight, 1e-6);
+    drop_all(m, was);
+    diverge(m, (const int[]){0, 1, 0}, PRECISION_FP32, was);
+    CHECK_OK(engine_average(m, last_alone, FUNCTIONS, true, &e), e); /* one device gives nothing, and gets all */
+    check_mean(m, was, last_alone, 0);
+    drop_all(m, was);
+}
+
+TEST(what_is_not_finite_is_not_averaged)
+{
+    static const double weight[FUNCTIONS] = {0.25, 0.25, 0.5};
+    err e = ERR_INIT;
+    engine *m[FUNCTIONS], *host;
+    float *was[FUNCTIONS];
+    diverge(m, (const int[]){0, 0, 0}, PRECISION_FP32, was);
+    engine_floats(m[1], &e)[5] = NAN;
+    CHECK_OK(engine_state_changed(m[1], &e), e);
+    CHECK_ERR(engine_average(m, weight, FUNCTIONS, false, &e), e, ERR_INVALID, "NaN or infinity");
+    drop_all(m, was);
+    engine_config c = config("reference");
+    e = (err)ERR_INIT;
+    CHECK_OK(engine_compile(&c, &host, &e), e);
+    CHECK(!engine_averages(&host, 1));
+    CHECK_ERR(engine_average(&host, weight, 1, false, &e), e, ERR_UNSUPPORTED, "cannot be averaged");
+    engine_free(host);
 }
 
 /* ---- models ---------------------------------------------------------------------------------- */
