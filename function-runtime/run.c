@@ -24,13 +24,13 @@
 #include "clock.h"
 #include "crash.h"
 #include "dataset.h"
+#include "group.h"
 #include "ingest.h"
 #include "kubeml.h"
 #include "model_file.h"
 #include "program.h"
 #include "request.h"
 #include "store.h"
-#include "trainer.h"
 
 typedef struct options {
     const char *files[BUILDER_FILES_MAX];
@@ -38,6 +38,8 @@ typedef struct options {
     const char *model, *dataset, *store, *save, *load, *backend;
     gpu_share gpu;
     gpu_precision precision;
+    int functions, k, gpus;
+    average_wish wish;
     ingest_files data;
     int epochs, batch, threads;
     double lr, goal;
@@ -51,7 +53,7 @@ typedef struct session {
     store *store;
     dataset *data;
     program *program;
-    trainer *trainer;
+    group *group;
     double lr;
 } session;
 
@@ -69,6 +71,10 @@ static const char usage[] =
     "           --seed N          0\n"
     "           --goal-accuracy P end when the validation accuracy reaches P percent\n"
     "           --threads N       as many as there are cores, at most 8\n"
+    "           --functions N     1; functions of one job, in this process, averaged as a job's are\n"
+    "           --k N             batches of each between two merges; -1: once an epoch\n"
+    "           --gpus N          1; of those that are seen: function i is on GPU i mod N\n"
+    "           --merge WHERE     auto, or nccl: between GPUs, by NCCL, in an order of its own\n"
     "           --device KIND     cpu or cuda; the fastest\n"
     "           --gpu-memory SIZE most that it takes of the GPU, such as 2Gi; only with one\n"
     "           --precision KIND  fp32, tf32 or bf16; fp32\n"
@@ -116,6 +122,7 @@ static int take_seed(const char *text, uint64_t *out, err *e)
 enum {
     O_LR = 256, O_SEED, O_GOAL, O_THREADS, O_BACKEND, O_SAVE, O_INIT, O_JSON, O_STORE, O_MODEL,
     O_XTRAIN, O_YTRAIN, O_XTEST, O_YTEST, O_REGRESSION, O_DEVICE, O_GPU_MEMORY, O_PRECISION,
+    O_FUNCTIONS, O_K, O_GPUS, O_MERGE,
 };
 
 static const struct option long_options[] = {
@@ -125,7 +132,8 @@ static const struct option long_options[] = {
     {"init", 1, NULL, O_INIT},     {"json", 0, NULL, O_JSON},     {"store", 1, NULL, O_STORE},
     {"model", 1, NULL, O_MODEL},   {"traindata", 1, NULL, O_XTRAIN}, {"trainlabels", 1, NULL, O_YTRAIN},
     {"testdata", 1, NULL, O_XTEST}, {"testlabels", 1, NULL, O_YTEST}, {"regression", 0, NULL, O_REGRESSION},
-    {"device", 1, NULL, O_DEVICE}, {"gpu-memory", 1, NULL, O_GPU_MEMORY}, {"precision", 1, NULL, O_PRECISION},
+    {"functions", 1, NULL, O_FUNCTIONS}, {"k", 1, NULL, O_K}, {"gpus", 1, NULL, O_GPUS},
+    {"merge", 1, NULL, O_MERGE}, {"device", 1, NULL, O_DEVICE}, {"gpu-memory", 1, NULL, O_GPU_MEMORY}, {"precision", 1, NULL, O_PRECISION},
     {"help", 0, NULL, 'h'},        {NULL, 0, NULL, 0},
 };
 
@@ -144,6 +152,14 @@ static int take_device(options *o, const char *text, err *e)
     return take_backend(o, text, e);
 }
 
+static int take_merge(const char *text, average_wish *out, err *e)
+{
+    if (strcmp(text, "auto") != 0 && strcmp(text, "nccl") != 0)
+        return err_set(e, ERR_INVALID, "--merge: \"%.40s\" is neither auto nor nccl", text);
+    *out = text[0] == 'n' ? AVERAGE_NCCL_WANTED : AVERAGE_ANY;
+    return 0;
+}
+
 static int take_option(options *o, int which, const char *text, err *e)
 {
     switch (which) {
@@ -155,6 +171,10 @@ static int take_option(options *o, int which, const char *text, err *e)
     case O_GOAL: return take_real("--goal-accuracy", text, &o->goal, e);
     case O_THREADS: return take_int("--threads", text, 1, ENGINE_THREADS_MAX, &o->threads, e);
     case O_BACKEND: return take_backend(o, text, e);
+    case O_FUNCTIONS: return take_int("--functions", text, 1, GROUP_FUNCTIONS_MAX, &o->functions, e);
+    case O_K: return take_int("--k", text, -1, REQUEST_K_MAX, &o->k, e);
+    case O_GPUS: return take_int("--gpus", text, 1, GPU_COUNT_MAX, &o->gpus, e);
+    case O_MERGE: return take_merge(text, &o->wish, e);
     case O_DEVICE: return take_device(o, text, e);
     case O_GPU_MEMORY:
         return gpu_memory_parse(text, &o->gpu.memory_bytes, e) ? err_wrap(e, "--gpu-memory") : 0;
@@ -182,6 +202,8 @@ static int check_options(const options *o, err *e)
         return err_set(e, ERR_INVALID, "--dataset and --traindata exclude each other");
     if (o->gpu.memory_bytes && o->backend && strcmp(o->backend, "cuda") != 0)
         return err_set(e, ERR_INVALID, "--gpu-memory says nothing on the %.40s backend", o->backend);
+    if (o->k == 0)
+        return err_set(e, ERR_INVALID, "--k: 1 or more, or -1 for once an epoch");
     if (!o->dataset && !o->data.x_train)
         return err_set(e, ERR_INVALID, "no data: --dataset NAME, or --traindata and --trainlabels");
     return 0;
@@ -191,7 +213,7 @@ static int check_options(const options *o, err *e)
 static int parse(int argc, char **argv, options *o, err *e)
 {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    *o = (options){.epochs = 5, .batch = 32, .goal = 100,
+    *o = (options){.epochs = 5, .batch = 32, .goal = 100, .functions = 1, .k = -1, .gpus = 1,
                    .threads = cores < 1 ? 1 : cores > 8 ? 8 : (int)cores};
     int which;
     optind = 1;
@@ -374,7 +396,10 @@ static int begin(session *s, err *e)
                         .epochs = s->o.epochs, .threads = s->o.threads, .seed = s->o.seed,
                         .backend = s->o.gpu.memory_bytes ? "cuda" : s->o.backend,
                         .precision = (backend_precision)s->o.precision, .device_memory = s->o.gpu.memory_bytes};
-    if (trainer_open(&c, &s->trainer, reason, e) != 0)
+    /* The code's own step may have a state that is no thread's: one after the other then. */
+    group_config all = {.trainer = c, .functions = s->o.functions, .gpus = s->o.gpus, .k = s->o.k, .wish = s->o.wish,
+                        .together = program_has_step(s->program) ? 1 : s->o.functions};
+    if (group_open(&all, &s->group, reason, e) != 0)
         return err_wrap(e, "%s", reason);
     s->lr = s->o.lr > 0 ? s->o.lr : program_default_lr(s->program);
     if (!s->o.load)
@@ -382,19 +407,22 @@ static int begin(session *s, err *e)
     cleanup_close int fd = open(s->o.load, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return err_set_errno(e, errno, "%s", s->o.load);
-    return model_file_load(trainer_engine(s->trainer), fd, e) != 0 ? err_wrap(e, "%s", s->o.load) : 0;
+    return model_file_load(trainer_engine(group_trainer(s->group)), fd, e) != 0 ? err_wrap(e, "%s", s->o.load)
+                                                                                : group_copy_first(s->group, e);
 }
 
 static void announce(const session *s)
 {
     const dataset_info *d = dataset_get_info(s->data);
-    const engine *m = trainer_engine(s->trainer);
+    const engine *m = trainer_engine(group_trainer(s->group));
     if (s->o.json)
         return;
     printf("%s: %zu parameters, %s backend, %d thread%s; %llu + %llu samples of (%u, %u, %u)\n",
            program_name(s->program), engine_param_count(m), engine_backend(m), s->o.threads,
            s->o.threads == 1 ? "" : "s", (unsigned long long)d->samples[DATASET_TRAIN],
            (unsigned long long)d->samples[DATASET_TEST], d->channels, d->height, d->width);
+    if (s->o.functions > 1)
+        printf("%d functions; %s\n", s->o.functions, group_choice(s->group)->text);
     fflush(stdout);
 }
 
@@ -434,23 +462,21 @@ static int train(session *s, err *e)
         return err_set(e, ERR_NOMEM, "no memory for the history");
     for (int epoch = 0; epoch < s->o.epochs; epoch++) {
         int64_t began_ns = clock_monotonic_ns();
-        trainer_task task = {.epoch = (uint32_t)epoch, .parallelism = 1, .lr = s->lr,
-                             .history = history, .history_count = seen};
+        trainer_task task = {.epoch = (uint32_t)epoch, .lr = s->lr, .history = history, .history_count = seen};
         trainer_result t, v;
         crash_phase("train", epoch, -1);
-        if (trainer_batches(s->trainer, task.epoch, 1, 0, &task.batch_count, e) != 0 ||
-            trainer_train(s->trainer, &task, &t, e) != 0)
-            return err_wrap(e, "%s", trainer_reason(s->trainer));
+        if (group_train(s->group, &task, &t, e) != 0)
+            return err_wrap(e, "%s", group_reason(s->group));
         crash_phase("validate", epoch, -1);
-        if (trainer_validate(s->trainer, task.epoch, 1, 0, &v, e) != 0)
-            return err_wrap(e, "%s", trainer_reason(s->trainer));
+        if (group_validate(s->group, task.epoch, &v, e) != 0)
+            return err_wrap(e, "%s", group_reason(s->group));
         if (v.samples)
             history[seen++] = v.loss_sum / (double)v.samples;
         report(s, epoch, &t, &v, (double)(clock_monotonic_ns() - began_ns) * 1e-9);
         if (s->o.goal < 100 && v.samples && 100.0 * (double)v.correct / (double)v.samples >= s->o.goal)
             break;
     }
-    if (s->o.save && model_file_save(trainer_engine(s->trainer), s->o.save, e) != 0)
+    if (s->o.save && model_file_save(trainer_engine(group_trainer(s->group)), s->o.save, e) != 0)
         return -1;
     if (s->o.save && !s->o.json)
         printf("saved %s\n", s->o.save);
@@ -466,7 +492,7 @@ static int remove_one(const char *path, const struct stat *s, int what, struct F
 
 static void end(session *s)
 {
-    trainer_close(s->trainer);
+    group_close(s->group);
     program_close(s->program);
     dataset_close(s->data);
     store_close(s->store);

@@ -66,6 +66,7 @@ static int compile(trainer *t, char *reason, err *e)
     c.seed = t->config.seed;
     c.precision = t->config.precision;
     c.device_memory = t->config.device_memory;
+    c.device = t->config.device;
     t->regression = c.loss == LOSS_MSE;
     set_reason(reason, "ShapeMismatch");
     if (transform_check(program_transform(t->config.program), d, e) != 0)

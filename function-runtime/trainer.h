@@ -27,6 +27,7 @@ typedef struct trainer_config {
     bool reset_optimizer;  /* the block has weights alone */
     backend_precision precision;
     size_t device_memory;  /* cap of GPU memory; 0: none */
+    int device;            /* which GPU, of those that the process sees */
 } trainer_config;
 
 typedef struct trainer_task {

@@ -2,9 +2,12 @@
  * bits that batches from the host give, also cut into rounds; what is over the cap is named. */
 #include "../unit/function_fixture.h"
 
+#include <math.h>
+
 #include "cuda/cuda_memory.h"
 #include "fake_driver.h"
-#include "trainer.h"
+#include "group.h"
+#include "merge.h"
 
 typedef struct setup {
     program *program;
@@ -125,4 +128,131 @@ TEST_LIMIT(a_loss_that_is_no_number_is_found_on_the_device, 60)
     CHECK_ERR(trainer_train(s.trainer, &task, &r, &e), e, ERR_INVALID, "in epoch 1, within batches 1 to 40 of function 0");
     CHECK_STR(trainer_reason(s.trainer), "NaNLoss");
     close_trainer(&s);
+}
+
+/* ---- several functions on one device ---------------------------------------------------------- */
+
+static group *open_group(setup *s, const char *on, int functions, int gpus, average_wish wish)
+{
+    err e = ERR_INIT;
+    group *g = NULL;
+    s->program = load_program(BLOB_SETTINGS);
+    s->data = s->data ? s->data : open_blobs(2);
+    group_config c = {.trainer = {.program = s->program, .data = s->data, .batch = 16, .epochs = 2, .threads = 1,
+                                  .seed = 3, .backend = on},
+                      .functions = functions, .gpus = gpus, .k = 3, .together = 1, .wish = wish};
+    CHECK_OK(group_open(&c, &g, s->reason, &e), e);
+    return g;
+}
+
+/* An epoch by hand: every function trains, its state is exported, merge_run merges, all import. */
+static void train_by_hand(setup *s, int functions, float *out, size_t floats)
+{
+    enum { MOST = 4 };
+    trainer *t[MOST];
+    block blocks[MOST], merged;
+    uint32_t batches[MOST], done[MOST] = {0}, most = 0;
+    err e = ERR_INIT;
+    const merge_rule *mean;
+    CHECK_OK(merge_rule_find("mean", &mean, &e), e);
+    for (int i = 0; i < functions; i++) {
+        trainer_config c = {.program = s->program, .data = s->data, .batch = 16, .epochs = 2, .threads = 1, .seed = 3,
+                            .backend = "cuda"};
+        CHECK_OK(trainer_open(&c, &t[i], s->reason, &e), e);
+        CHECK_OK(trainer_batches(t[i], 0, functions, i, &batches[i], &e), e);
+        most = batches[i] > most ? batches[i] : most;
+        const layout *l = state_layout(trainer_state(t[i]));
+        blocks[i] = (block){calloc(l->shape.floats, 4), calloc(l->shape.counters + 1, 8)};
+    }
+    block_shape shape_of = state_layout(trainer_state(t[0]))->shape;
+    merged = (block){calloc(shape_of.floats, 4), calloc(shape_of.counters + 1, 8)};
+    for (uint32_t round = 0; round < (most + 2) / 3; round++) {
+        merge_input in[MOST];
+        const void *chunks[MOST][2];
+        merge_result merged_how;
+        for (int i = 0; i < functions; i++) {
+            trainer_result r;
+            uint32_t left = batches[i] - done[i];
+            trainer_task task = {.parallelism = functions, .function = i, .batch_begin = done[i],
+                                 .batch_count = left < 3 ? left : 3, .lr = 0.05};
+            CHECK_OK(trainer_train(t[i], &task, &r, &e), e);
+            done[i] += r.batches;
+            CHECK_OK(state_export(trainer_state(t[i]), blocks[i], NULL, &e), e);
+            in[i] = (merge_input){.function = i, .samples = r.samples};
+            CHECK_OK(block_checksum(shape_of, blocks[i], 1, &in[i].checksum, &e), e);
+            merge_input_contiguous(&in[i], &blocks[i], chunks[i]);
+        }
+        CHECK_OK(merge_run(mean, shape_of, in, functions, merged, 1, &merged_how, &e), e);
+        for (int i = 0; i < functions; i++)
+            CHECK_OK(state_import(trainer_state(t[i]), merged, &e), e);
+    }
+    memcpy(out, engine_floats(trainer_engine(t[0]), &e), floats * sizeof *out);
+    for (int i = 0; i < functions; i++) {
+        trainer_close(t[i]);
+        free(blocks[i].floats), free(blocks[i].counters);
+    }
+    free(merged.floats), free(merged.counters);
+}
+
+TEST_LIMIT(functions_of_one_device_are_averaged_on_it_with_a_jobs_bits, 120)
+{
+    err e = ERR_INIT;
+    setup s = {0};
+    trainer_result r;
+    group *g = open_group(&s, "cuda", 3, 1, AVERAGE_ANY);
+    CHECK_INT(group_choice(g)->path, AVERAGE_DEVICE);
+    trainer_task task = {.lr = 0.05};
+    CHECK_OK(group_train(g, &task, &r, &e), e);
+    CHECK_INT(r.samples, BLOB_TRAIN);
+    size_t floats = engine_state_floats(trainer_engine(group_trainer(g)));
+    float *want = malloc(floats * sizeof *want);
+    train_by_hand(&s, 3, want, floats);
+    CHECK(memcmp(engine_floats(trainer_engine(group_trainer(g)), &e), want, floats * sizeof *want) == 0);
+    CHECK_OK(group_validate(g, 0, &r, &e), e);
+    CHECK_INT(r.samples, BLOB_TEST);
+    group_close(g);
+    free(want);
+    dataset_close(s.data);
+    CHECK_INT(cuda_memory_held(), 0);
+}
+
+TEST_LIMIT(functions_of_two_devices_are_averaged_on_the_host_unless_nccl_is_wanted, 120)
+{
+    err e = ERR_INIT;
+    setup s = {0};
+    trainer_result r;
+    trainer_task task = {.lr = 0.05};
+    float *states[2];
+    size_t floats = 0;
+    fake_gpus(2);
+    for (int wish = 0; wish < 2; wish++) {
+        group *g = open_group(&s, "cuda", 3, 2, (average_wish)wish);
+        CHECK_INT(group_choice(g)->path, wish ? AVERAGE_NCCL : AVERAGE_HOST);
+        CHECK_INT(group_choice(g)->exact, !wish);
+        CHECK_OK(group_train(g, &task, &r, &e), e);
+        CHECK((fake_sums() > 0) == (wish == 1));
+        floats = engine_state_floats(trainer_engine(group_trainer(g)));
+        states[wish] = malloc(floats * sizeof(float));
+        memcpy(states[wish], engine_floats(trainer_engine(group_trainer(g)), &e), floats * sizeof(float));
+        group_close(g);
+    }
+    double most = 0;
+    for (size_t i = 0; i < floats; i++)
+        most = fmax(most, fabs((double)states[0][i] - (double)states[1][i]));
+    CHECK(most < 1e-4); /* another order of the same sums */
+    free(states[0]), free(states[1]);
+    dataset_close(s.data);
+}
+
+TEST_LIMIT(a_function_that_diverges_ends_the_group, 60)
+{
+    err e = ERR_INIT;
+    setup s = {0};
+    trainer_result r;
+    group *g = open_group(&s, "cuda", 2, 1, AVERAGE_ANY);
+    trainer_task task = {.lr = 1e30};
+    CHECK_ERR(group_train(g, &task, &r, &e), e, ERR_INVALID, "");
+    CHECK(strcmp(group_reason(g), "NaNLoss") == 0 || strcmp(group_reason(g), "MergeFailed") == 0);
+    group_close(g);
+    dataset_close(s.data);
 }

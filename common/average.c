@@ -1,0 +1,58 @@
+/* average.c: see average.h. */
+#include "average.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+/* How many GPUs the functions are on; 0: one of them at least computes on a CPU. */
+static int count_gpus(const average_facts *f)
+{
+    int count = 0;
+    for (int i = 0; i < f->functions; i++) {
+        bool seen = false;
+        if (!f->device || f->device[i] < 0)
+            return 0;
+        for (int k = 0; k < i && !seen; k++)
+            seen = f->device[k] == f->device[i];
+        count += !seen;
+    }
+    return count;
+}
+
+static void choose(average_choice *out, average_path path, const char *text)
+{
+    out->path = path;
+    out->exact = path != AVERAGE_NCCL;
+    snprintf(out->text, sizeof out->text, "%s", text);
+}
+
+static int refuse_nccl(const average_facts *f, int gpus, err *e)
+{
+    if (!f->one_process)
+        return err_set(e, ERR_UNSUPPORTED, "merge: nccl averages the functions of one process, and these have one each");
+    return gpus == 0 ? err_set(e, ERR_UNSUPPORTED, "merge: nccl averages on GPUs, and not every function has one") : 0;
+}
+
+int average_choose(const average_facts *f, average_choice *out, err *e)
+{
+    assert(f->functions >= 1 && f->functions <= AVERAGE_FUNCTIONS_MAX);
+    int gpus = count_gpus(f);
+    bool wanted = f->wish == AVERAGE_NCCL_WANTED;
+    if (wanted && refuse_nccl(f, gpus, e) != 0)
+        return -1;
+    if (!f->one_process && f->carrier && strcmp(f->carrier, "shm") == 0)
+        choose(out, AVERAGE_HOST, "models are averaged on the host, in function order, through shared memory");
+    else if (!f->one_process)
+        choose(out, AVERAGE_HOST, "models are averaged on the host, in function order, through sockets");
+    else if (gpus == 0)
+        choose(out, AVERAGE_HOST, "models are averaged on the host, in function order: not every function has a GPU");
+    else if (gpus == 1)
+        choose(out, AVERAGE_DEVICE, "models are averaged on their one GPU, in function order");
+    else if (wanted)
+        choose(out, AVERAGE_NCCL, "models are averaged between their GPUs by NCCL, whose order of summation is its own");
+    else
+        choose(out, AVERAGE_HOST, "models are averaged on the host, in function order: they are on several GPUs, and "
+                                  "NCCL, whose order is its own, was not asked for");
+    return 0;
+}

@@ -1,0 +1,50 @@
+/* test_average.c: where models are averaged, by where the functions are. */
+#include "average.h"
+#include "test.h"
+
+static const int none[] = {-1, -1, -1}, one[] = {2, 2, 2}, two[] = {0, 1, 0}, some[] = {0, -1, 0};
+
+TEST(the_choice_follows_from_where_the_functions_are)
+{
+    static const struct {
+        average_facts facts;
+        average_path path;
+        bool exact;
+        const char *says;
+    } cases[] = {
+        {{3, true, NULL, NULL, AVERAGE_ANY}, AVERAGE_HOST, true, "not every function has a GPU"},
+        {{3, true, none, NULL, AVERAGE_ANY}, AVERAGE_HOST, true, "not every function has a GPU"},
+        {{3, true, some, NULL, AVERAGE_ANY}, AVERAGE_HOST, true, "not every function has a GPU"},
+        {{3, true, one, NULL, AVERAGE_ANY}, AVERAGE_DEVICE, true, "one GPU, in function order"},
+        {{3, true, one, NULL, AVERAGE_NCCL_WANTED}, AVERAGE_DEVICE, true, "one GPU"},
+        {{3, true, two, NULL, AVERAGE_ANY}, AVERAGE_HOST, true, "was not asked for"},
+        {{3, true, two, NULL, AVERAGE_NCCL_WANTED}, AVERAGE_NCCL, false, "order of summation is its own"},
+        {{1, true, two, NULL, AVERAGE_ANY}, AVERAGE_DEVICE, true, "one GPU"},
+        {{3, false, one, "shm", AVERAGE_ANY}, AVERAGE_HOST, true, "shared memory"},
+        {{3, false, two, "tcp", AVERAGE_ANY}, AVERAGE_HOST, true, "sockets"},
+        {{3, false, NULL, "shm", AVERAGE_ANY}, AVERAGE_HOST, true, "shared memory"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        err e = ERR_INIT;
+        average_choice c;
+        CHECK_OK(average_choose(&cases[i].facts, &c, &e), e);
+        CHECK_INT(c.path, cases[i].path);
+        CHECK_INT(c.exact, cases[i].exact);
+        CHECK_CONTAINS(c.text, cases[i].says);
+    }
+}
+
+TEST(nccl_is_refused_where_it_cannot_be)
+{
+    static const struct {
+        average_facts facts;
+        const char *says;
+    } cases[] = {{{3, false, two, "shm", AVERAGE_NCCL_WANTED}, "functions of one process"},
+                 {{3, true, some, NULL, AVERAGE_NCCL_WANTED}, "not every function has one"},
+                 {{3, true, NULL, NULL, AVERAGE_NCCL_WANTED}, "not every function has one"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        err e = ERR_INIT;
+        average_choice c;
+        CHECK_ERR(average_choose(&cases[i].facts, &c, &e), e, ERR_UNSUPPORTED, cases[i].says);
+    }
+}
