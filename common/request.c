@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "average.h"
+
 typedef enum field_kind { FIELD_NAME, FIELD_PATH, FIELD_INT, FIELD_REAL, FIELD_BOOL, FIELD_WORD,
                           FIELD_SEED, FIELD_IGNORED, FIELD_OPTIONS, FIELD_MODE, FIELD_GPU,
                           FIELD_MEMORY, FIELD_PRECISION } field_kind;
@@ -42,7 +44,7 @@ static const field option_fields[] = {
     {.name = "validate_every", .kind = FIELD_INT, .at = AT(validate_every), .low = 0,
      .high = REQUEST_EPOCHS_MAX},
     {.name = "goal_accuracy", .kind = FIELD_REAL, .at = AT(goal_accuracy), .low = 0, .high = 100},
-    {.name = "merge", .kind = FIELD_WORD, .at = AT(merge), .words = {"database", "server"}},
+    {.name = "merge", .kind = FIELD_WORD, .at = AT(merge), .words = {"database", "server", "nccl"}},
     {.name = "mode", .kind = FIELD_MODE},
     {.name = "priority", .kind = FIELD_INT, .at = AT(priority), .low = -REQUEST_PRIORITY_MAX,
      .high = REQUEST_PRIORITY_MAX},
@@ -297,6 +299,12 @@ int request_parse(const json_t *body, request *out, err *e)
         return -1;
     if (r.k == 0)
         return err_set(e, ERR_INVALID, "options.k: must be 1 or more, or -1 for once an epoch");
+    if (r.merge == MERGE_NCCL) {
+        average_choice choice;
+        average_facts facts = {.functions = r.default_parallelism, .wish = AVERAGE_NCCL_WANTED};
+        if (average_choose(&facts, &choice, e) != 0)
+            return err_wrap(e, "options.merge");
+    }
     *out = r;
     return 0;
 }

@@ -24,7 +24,7 @@ enum {
     REQUEST_BACKOFF_MAX = 100,
 };
 
-typedef enum merge_place { MERGE_DATABASE, MERGE_SERVER } merge_place;
+typedef enum merge_place { MERGE_DATABASE, MERGE_SERVER, MERGE_NCCL } merge_place; /* the last is refused */
 typedef enum optimizer_state_rule { STATE_AVERAGE, STATE_RESET } optimizer_state_rule;
 typedef enum gpu_precision { GPU_FP32, GPU_TF32, GPU_BF16 } gpu_precision;
 typedef enum train_device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } train_device;
@@ -57,7 +57,7 @@ typedef struct request {
 } request;
 
 /* Parses and checks; `body` is borrowed. ERR_INVALID naming the field; ERR_UNSUPPORTED for
- * "mode": "p2p", which is not built. Accepts the first KubeML's "model_type" and "K". */
+ * "mode": "p2p", which is not built, and for "merge": "nccl", which functions in processes of their own have not. Accepts the first KubeML's "model_type" and "K". */
 int request_parse(const json_t *body, request *out, err *e);
 /* "fp32", "tf32", "bf16". ERR_INVALID. */
 int request_precision(const char *text, gpu_precision *out, err *e);

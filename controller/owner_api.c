@@ -359,6 +359,9 @@ int owner_explain(owner *o, const char *id, json_t **out, err *e)
     if (json_is_string(phase))
         json_array_append_new(evidence, json_sprintf("kubeml-ps is %s; epochs done: %d", json_string_value(phase),
                                                      (int)json_integer_value(json_object_get(task, "epoch"))));
+    const json_t *averaging = json_object_get(task, "averaging");
+    if (json_is_string(averaging))
+        json_array_append_new(evidence, json_string(json_string_value(averaging)));
     json_array_foreach(json_object_get(task, "gpus"), i, gpu)
         json_array_append_new(evidence, json_sprintf("function %d is on GPU %s", (int)i, json_string_value(gpu)));
     json_array_foreach(json_object_get(task, "conditions"), i, condition) {

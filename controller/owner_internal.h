@@ -12,6 +12,7 @@
 
 #include <pthread.h>
 
+#include "average.h"
 #include "job.h"
 #include "name.h"
 #include "owner.h"
@@ -81,6 +82,7 @@ typedef struct side {
     json_t *usage;    /* what its functions use, as kubeml-ps told last; NULL */
     json_t *plan;     /* recorded parallelism to replay, NULL */
     char sha256[72];
+    char averaging[AVERAGE_TEXT_BYTES]; /* where its models are averaged; "": not decided yet */
     blob *object;     /* open while functions may be started */
     char object_path[FS_PATH_BYTES];
     char locator[STORE_LOCATOR_BYTES]; /* of the store for kubeml-ps; "": none was made */

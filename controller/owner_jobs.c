@@ -205,11 +205,12 @@ json_t *sides_record(const side *s, const job *j)
 {
     size_t epochs = json_array_size(s->epochs);
     json_t *last = epochs ? json_array_get(s->epochs, epochs - 1) : NULL;
-    return json_pack("{s:o, s:O, s:O, s:O*, s:s, s:s*, s:O*, s:o, s:O*, s:s, s:s*}", "job", job_record(j), "function",
+    return json_pack("{s:o, s:O, s:O, s:O*, s:s, s:s*, s:O*, s:o, s:O*, s:s, s:s*, s:s*}", "job", job_record(j), "function",
                      s->function, "dataset", s->dataset, "dataset_info", s->info, "secret", s->secret, "user",
                      s->user[0] ? s->user : NULL, "plan", s->plan,
                      "start_ms", s->start_ms ? json_incref(s->start_ms) : start_json(&s->times), "last",
-                     last, "sha256", s->sha256, "store", s->locator[0] ? s->locator : NULL);
+                     last, "sha256", s->sha256, "store", s->locator[0] ? s->locator : NULL, "averaging",
+                     s->averaging[0] ? s->averaging : NULL);
 }
 
 /* The epochs a job has done, from its history. */
@@ -250,6 +251,8 @@ int sides_restore(owner *o, const json_t *record, side **out, err *e)
         return err_set(e, ERR_NOMEM, "no memory for the job");
     const char *locator = json_string_value(json_object_get(record, "store"));
     const char *user = json_string_value(json_object_get(record, "user"));
+    const char *averaging = json_string_value(json_object_get(record, "averaging"));
+    snprintf(s->averaging, sizeof s->averaging, "%s", averaging ? averaging : "");
     snprintf(s->secret, sizeof s->secret, "%s", secret);
     snprintf(s->user, sizeof s->user, "%s", user ? user : "");
     snprintf(s->locator, sizeof s->locator, "%s", locator ? locator : "");
@@ -340,6 +343,7 @@ json_t *jobs_task_json(const json_t *record)
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
         copy_field(out, plain[i], inner, plain[i]);
     copy_field(out, "user", record, "user");
+    copy_field(out, "averaging", record, "averaging");
     copy_field(out, "epoch", inner, "epochs");
     copy_field(out, "parallelism", inner, "parallelism");
     json_object_set_new(out, "retries", json_integer(json_integer_value(json_object_get(inner, "retries"))));

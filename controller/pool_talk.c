@@ -292,6 +292,15 @@ static void on_accepted(owner *o, link_pod *p)
     pool_event(o, p, JOB_PS_ACCEPTED, ERR_NONE, NULL, NULL);
 }
 
+/* Functions of a job are processes of their own, so that it is the carrier that decides. */
+static void decide_averaging(side *s)
+{
+    average_choice choice;
+    average_facts facts = {.functions = 1, .carrier = text_of(json_object_get(s->access, "model"), "carrier")};
+    if (average_choose(&facts, &choice, NULL) == 0)
+        snprintf(s->averaging, sizeof s->averaging, "%s", choice.text);
+}
+
 static void on_access(owner *o, link_pod *p, const json_t *m)
 {
     side *s = sides_find(o, p->job);
@@ -300,6 +309,7 @@ static void on_access(owner *o, link_pod *p, const json_t *m)
     json_decref(s->access);
     s->access = json_deep_copy(m);
     json_object_del(s->access, "type");
+    decide_averaging(s);
     owner_event(o, &(job_event){.type = JOB_PS_ACCESS, .job = p->job});
     if (o->cluster->ops->publish)
         o->cluster->ops->publish(o->cluster, p->name, p->job, json_object_get(s->access, "model"));

@@ -440,6 +440,10 @@ static void report(const session *s, int epoch, const trainer_result *t, const t
             json_object_set_new(line, "validation_loss", json_real(loss));
             json_object_set_new(line, "accuracy", json_real(accuracy));
         }
+        if (s->o.functions > 1 && line) {
+            json_object_set_new(line, "averaging", json_string(group_choice(s->group)->text));
+            json_object_set_new(line, "exact", json_boolean(group_choice(s->group)->exact));
+        }
         char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
         puts(text ? text : "{}");
         free(text);

@@ -2,7 +2,7 @@
 # each mutation: the same sources compiled with -DMUTATION=n (common/mutation.h), where one decision is
 # taken wrongly. test_simulate shows that every one of those is found.
 
-SIM_LOGIC  := $(filter common/deal.c common/request.c common/gpu.c common/policy.c common/round%.c common/job%.c,$(SRC_common))
+SIM_LOGIC  := $(filter common/deal.c common/request.c common/average.c common/gpu.c common/policy.c common/round%.c common/job%.c,$(SRC_common))
 SIM_GROUND := common/rng.c common/err.c common/clock.c common/log.c
 SIM_WORLD  := test/sim/sim.c test/sim/sim_store.c test/sim/sim_ps.c test/sim/sim_function.c test/sim/sim_controller.c
 SIM_SHARED := $(call obj,$(SIM_GROUND) $(SIM_WORLD))
