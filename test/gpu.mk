@@ -7,12 +7,15 @@ GPU_CORE     := $(call obj,$(filter-out kernels/backends.c,$(SRC_kernels)) $(CUD
 GPU_TESTS    := $(addprefix $(BUILD)/gpu/test_gpu_,graph_ops graph_engine golden models)
 gpu_link      = @mkdir -p $(@D); echo '  LINK $@'; $(CC) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) $(CUDA_LIBS) -lpthread -ldl -lm
 
-.PHONY: check-gpu bench-gpu
+.PHONY: check-gpu bench-gpu bench-paper-gpu
 check-gpu: $(GPU_TESTS) ## on a machine with a GPU: every op, golden losses, the zoo, caps, sharing
 	@failed=0; for test in $(GPU_TESTS); do echo "== $$test"; $$test || failed=1; done; exit $$failed
 
 bench-gpu: $(BUILD)/gpu/bench_gpu ## on a machine with a GPU: the engine beside PyTorch, as CSV
 	$(GPU_PYTHON) test/gpu/bench_gpu.py $< $(GPU_OUT)/bench_gpu.csv
+
+bench-paper-gpu: all ## on a machine with a GPU: time to accuracy beside PyTorch DDP (GPU_PYTHON, DATA=folder), as CSV
+	BUILD=$(BUILD) $(PYTHON) test/gpu/bench_paper_gpu.py --python $(GPU_PYTHON) --out $(GPU_OUT) $(PAPER)
 
 # What counts this process's allocations counts the CUDA driver's too: those cases are left out.
 $(BUILD)/gpu/obj/%.o: test/unit/%.c $(BUILD)/flags
