@@ -48,6 +48,9 @@ int function_gpu_open(const char *on, const char *gpu, gpu_share share, err *e)
         return err_set(e, ERR_NOMEM, "no memory for the GPU's name");
     if (gpu_mps_limit(share, 0, e) != 0)
         return -1;
+    if (gpu_mps_runs() && (share.threads || share.memory_bytes))
+        log_info("MPS: %s %% of the threads, memory %s", getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") ?: "100",
+                 getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") ?: "without a limit");
     err why = ERR_INIT;
     if (warm(&why) == 0)
         return 0;

@@ -1,7 +1,9 @@
 #!/usr/bin/python3
 """Functions are placed on the GPUs that NVML knows (here: the tests' own, with two of 8 GiB and no driver behind them, so
 that the functions compute on the CPU all the same), and a job that finds no room waits and says for what."""
+import os
 import pathlib
+import tempfile
 
 import harness
 from harness import BUILD, case, skip, until
@@ -84,6 +86,23 @@ def a_function_without_the_engine_fails_where_a_gpu_is_insisted_on(p):
     assert "cuda" in task["message"], task
     on_cpu = p.train(epochs=1, default_parallelism=1, device="cpu")
     assert p.succeed(on_cpu)["gpus"] == []
+
+
+@case(platform=False, limit=120)
+def where_mps_runs_threads_count_and_its_limits_are_set():
+    pipe = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+    (pipe / "control").write_text("")
+    with harness.Platform(*OPTIONS, env={**ENV, "CUDA_MPS_PIPE_DIRECTORY": str(pipe)}) as p:
+        prepare(p)
+        long = p.train(epochs=50000, default_parallelism=4, gpu={"memory": "1Gi", "threads": 50})
+        assert placed(p, long, 4) == ["GPU-0", "GPU-0", "GPU-1", "GPU-1"], p.task(long)
+        logs = p.get(f"/tasks/{long}/logs").decode()
+        assert logs.count("MPS: 50 % of the threads, memory 0=1024M") == 4, logs
+        waits = p.train(epochs=1, default_parallelism=1, gpu={"memory": "1Gi", "threads": 10})
+        why = until(lambda: (w := p.get(f"/tasks/{waits}/explain"))["reason"] == "NoGpuThreads" and w)
+        assert "10 % of a GPU's threads" in why["message"], why
+        p.delete(f"/tasks/{long}")
+        p.succeed(waits, 60)
 
 
 @case(options=("--gpus", "none"), limit=60)

@@ -78,7 +78,9 @@ def peer_worker(rank, work):
     cuda = work["device"] == "cuda"
     world = work["world"]
     where = torch.device("cuda", rank) if cuda else torch.device("cpu")
-    if cuda:
+    if not cuda:
+        torch.set_num_threads(1)  # as ours
+    else:
         torch.cuda.set_device(rank)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = work["precision"] == "tf32"
         torch.backends.cudnn.benchmark = True
