@@ -64,12 +64,17 @@ ifeq ($(CUDA),1)
 all: $(BUILD)/lib/kubeml-cuda.so
 endif
 
-check-cuda: $(BUILD)/lib/kubeml-cuda.so $(BUILD)/cuda-probe tests ## compile, link and load the CUDA engine, and run its tests on the host
+check-cuda: $(BUILD)/lib/kubeml-cuda.so $(BUILD)/cuda-probe $(BUILD)/cuda-probe-graph tests ## compile, link and load the CUDA engine, and run its tests on the host
 	$(BUILD)/cuda-probe $<
+	$(BUILD)/cuda-probe-graph
 	BUILD=$(BUILD) SANITIZER=$(SANITIZER) $(PYTHON) test/run.py --unit test_cuda_
 
 $(BUILD)/cuda-probe: $(call obj,test/cuda/probe.c)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ -ldl
+
+$(BUILD)/obj/test/cuda/probe_graph.o: CPPFLAGS += $(CUDA_INCLUDE)
+$(BUILD)/cuda-probe-graph: $(call obj,test/cuda/probe_graph.c common/err.c)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -ldl
 
 # ---- for the host: the same sources on a shim and a fake driver ------------------------------
 

@@ -41,6 +41,7 @@ static const char *real_missing(void)
 
 static void destroy(device *d)
 {
+    driver_graph_forget(d);
     if (d->lt)
         cublasLtDestroy(d->lt);
     if (d->cudnn)
@@ -214,6 +215,7 @@ static int real_elapsed(device *d, float *us, err *e)
 static int real_offers(device *d, const conv_task *t, conv_offer *list, int room)
 {
     int count = driver_conv_offers(d, t, list, room);
+    count += driver_graph_offers(d, t, list + count, room - count);
     if (driver_gemm_fits(t))
         count += driver_gemm_offers(d, t, list + count, room - count);
     return count;
@@ -221,7 +223,9 @@ static int real_offers(device *d, const conv_task *t, conv_offer *list, int room
 
 static int real_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e)
 {
-    return id >= GEMM_FIRST_ID ? driver_gemm_run(d, t, id, o, e) : driver_conv_run(d, t, id, o, e);
+    return id >= GEMM_FIRST_ID    ? driver_gemm_run(d, t, id, o, e)
+           : id >= GRAPH_FIRST_ID ? driver_graph_run(d, t, id, o, e)
+                                  : driver_conv_run(d, t, id, o, e);
 }
 
 /* ---- between processes ----------------------------------------------------------------------- */

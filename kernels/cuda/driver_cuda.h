@@ -14,11 +14,17 @@ struct device {
     cudaEvent_t marks[2];
     cudnnHandle_t cudnn;
     cublasLtHandle_t lt;
+    struct driver_plans *plans; /* driver_graph.c's */
 };
 
 /* driver_conv.c */
 int driver_conv_offers(device *d, const conv_task *t, conv_offer *list, int room);
 int driver_conv_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e);
+/* driver_graph.c: a forward pass with bias or ReLU as one graph of cuDNN's */
+enum { GRAPH_FIRST_ID = 60, GRAPH_OFFERS = 4 };
+int driver_graph_offers(device *d, const conv_task *t, conv_offer *list, int room);
+int driver_graph_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e);
+void driver_graph_forget(device *d);
 /* driver_nccl.c */
 int driver_nccl_sum(device **devs, float **blocks, int n, size_t count, err *e);
 /* driver_gemm.c: for what is a plain matrix product */

@@ -6,6 +6,7 @@
 
 #include "cuda/cuda_memory.h"
 #include "fake_driver.h"
+#include "function_gpu.h"
 #include "group.h"
 #include "merge.h"
 
@@ -255,4 +256,32 @@ TEST_LIMIT(a_function_that_diverges_ends_the_group, 60)
     CHECK(strcmp(group_reason(g), "NaNLoss") == 0 || strcmp(group_reason(g), "MergeFailed") == 0);
     group_close(g);
     dataset_close(s.data);
+}
+
+/* ---- a warm function -------------------------------------------------------------------------- */
+
+TEST_LIMIT(a_warm_function_has_its_device_before_its_job, 60)
+{
+    err e = ERR_INIT;
+    setup s = {0};
+    setenv("CUDA_VISIBLE_DEVICES", "GPU-a", 1);
+    function_gpu_warm();
+    CHECK_INT(fake_opens(), 0); /* not one that was not started for a GPU */
+    setenv("KUBEML_WARM_GPU", "1", 1);
+    function_gpu_warm();
+    CHECK_INT(fake_opens(), 1);
+    CHECK_OK(function_gpu_open("cuda", "GPU-a", (gpu_share){0}, &e), e);
+    CHECK_OK(function_gpu_open("cpu", "GPU-b", (gpu_share){0}, &e), e); /* it does not concern it */
+    CHECK_OK(open_trainer(&s, BLOB_SETTINGS, 0, &e), e);
+    CHECK_INT(fake_opens(), 1);
+    close_trainer(&s);
+    CHECK_ERR(function_gpu_open("auto", "GPU-b", (gpu_share){0}, &e), e, ERR_CONFLICT, "ready on GPU GPU-a");
+}
+
+TEST_LIMIT(a_cold_function_is_told_its_gpu, 60)
+{
+    err e = ERR_INIT;
+    CHECK_OK(function_gpu_open("auto", "GPU-b", (gpu_share){0}, &e), e);
+    CHECK_INT(fake_opens(), 1);
+    CHECK_STR(getenv("CUDA_VISIBLE_DEVICES"), "GPU-b");
 }
