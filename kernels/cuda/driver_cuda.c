@@ -107,7 +107,7 @@ static int real_facts(device *d, device_facts *f, err *e)
 
 static int real_alloc(device *d, size_t bytes, void **out, err *e)
 {
-    (void)d;
+    TRY(cudaSetDevice(d->ordinal), "choosing the GPU"); /* the thread may have used another, or none */
     TRY(cudaMalloc(out, bytes), "memory");
     return 0;
 }
@@ -166,6 +166,7 @@ static int real_wait(device *d, err *e)
 
 static int real_capture(device *d, err *e)
 {
+    TRY(cudaSetDevice(d->ordinal), "choosing the GPU");
     TRY(cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal), "capturing");
     return 0;
 }
@@ -185,6 +186,7 @@ static int real_captured(device *d, device_graph **out, err *e)
 
 static int real_replay(device *d, device_graph *g, err *e)
 {
+    TRY(cudaSetDevice(d->ordinal), "choosing the GPU");
     TRY(cudaGraphLaunch((cudaGraphExec_t)(void *)g, d->stream), "starting a graph");
     return 0;
 }

@@ -363,7 +363,8 @@ TEST(slots_are_counted_on_the_nodes)
 {
     static const char counted[] =
         "{\"install\": \"here\", \"namespace\": \"test\", \"slots_resource\": \"nvidia.com/gpu\","
-        " \"function\": {\"spec\": {\"containers\": [{\"name\": \"f\", \"image\": \"f\"}]}},"
+        " \"function\": {\"spec\": {\"containers\": [{\"name\": \"f\", \"image\": \"f\","
+        " \"resources\": {\"limits\": {\"nvidia.com/gpu\": \"2\"}}}]}},"
         " \"ps\": {\"spec\": {\"containers\": [{\"name\": \"ps\", \"image\": \"p\"}]}}}";
     world w = {.server = fake_kube_start()};
     char path[600];
@@ -383,6 +384,8 @@ TEST(slots_are_counted_on_the_nodes)
     err_clear(&e);
     CHECK_OK(w.c->ops->slots(w.c, &slots, &e), e);
     CHECK_INT(slots, 8);
+    CHECK(!w.c->ops->gpus); /* the device plugin places */
+    CHECK_INT(w.c->ops->pod_gpus(w.c), 2);
     close_world(&w);
 }
 

@@ -109,6 +109,47 @@ static void wait_gone(pid_t pid)
     }
 }
 
+TEST(a_pod_of_a_gpu_sees_that_one_alone)
+{
+    script("kubeml-function", "echo gpu $CUDA_VISIBLE_DEVICES warm $KUBEML_WARM_GPU mps $CUDA_MPS_PIPE_DIRECTORY .");
+    setenv("CUDA_VISIBLE_DEVICES", "0,1", 1); /* the controller's own: what it may place on */
+    setenv("CUDA_MPS_PIPE_DIRECTORY", "/pipe", 1);
+    cluster *c = open_cluster();
+    pod p;
+    err e = ERR_INIT;
+    pod_spec spec = {.name = "two", .role = POD_FUNCTION, .gpu = "GPU-1"};
+    start(c, "one", POD_FUNCTION);
+    wait_log(c, "one", "gpu warm mps /pipe .");
+    CHECK_OK(c->ops->start(c, &spec, &p, &e), e);
+    wait_log(c, "two", "gpu GPU-1 warm 1 mps /pipe .");
+    c->ops->close(c, true);
+}
+
+TEST(the_gpus_of_this_machine_are_those_of_nvml)
+{
+    char path[600];
+    cluster_gpu gpus[4];
+    int count = -1;
+    err e = ERR_INIT;
+    const char *build = getenv("BUILD");
+    cluster *c = open_cluster(); /* not asked for */
+    CHECK_OK(c->ops->gpus(c, gpus, 4, &count, &e), e);
+    CHECK_INT(count, 0);
+    c->ops->close(c, true);
+    snprintf(path, sizeof path, "%s/testlib/fake-nvml.so", build ? build : "build/release");
+    setenv("KUBEML_NVML", path, 1);
+    cluster_local_config config = {.home = test_tmp(), .bin_dir = test_tmp(), .token_file = "t", .slots = 4, .gpus = true};
+    CHECK_OK(cluster_open("local", &config, &c, &e), e);
+    CHECK_OK(c->ops->gpus(c, gpus, 4, &count, &e), e);
+    CHECK_INT(count, 2);
+    CHECK_STR(gpus[1].id, "GPU-1");
+    CHECK_INT(gpus[1].memory_bytes >> 30, 8);
+    setenv("KUBEML_NVML", "/nowhere", 1);
+    CHECK_OK(c->ops->gpus(c, gpus, 4, &count, &e), e); /* a machine without a driver */
+    CHECK_INT(count, 0);
+    c->ops->close(c, true);
+}
+
 TEST(a_pod_that_exits)
 {
     script("kubeml-function", "echo args $1 $2; echo token $KUBEML_POOL_TOKEN_FILE; echo secret $SECRET; exit 3");
