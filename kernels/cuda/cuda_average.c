@@ -140,7 +140,7 @@ static int sum_all(team *teams, int count, err *e)
 
 int cuda_average(backend_program *const *programs, const double *weight, int n, bool across, err *e)
 {
-    program *all[CUDA_MERGE_MAX];
+    program *all[CUDA_MERGE_MAX] = {NULL};
     team teams[CUDA_MERGE_MAX];
     int count = 0;
     if (n > CUDA_MERGE_MAX)
