@@ -1,13 +1,15 @@
-# gpu.mk: what needs a GPU. Built from kernels/, two files of common/ and the CUDA toolkit alone: no
+# gpu.mk: what needs a GPU. Built from kernels/, three files of common/ and the CUDA toolkit alone: no
 # server library, no data. PyTorch's side of the benchmark needs GPU_PYTHON to have PyTorch.
 
 GPU_OUT      ?= $(BUILD)/gpu
-GPU_CORE     := $(call obj,$(filter-out kernels/backends.c,$(SRC_kernels)) $(CUDA_COMMON)) $(CUDA_OBJECTS) \
+GPU_CORE     := $(call obj,$(filter-out kernels/backends.c,$(SRC_kernels)) $(CUDA_COMMON) common/clock.c) $(CUDA_OBJECTS) \
                 $(BUILD)/shim/kernels/backends.o
 GPU_TESTS    := $(addprefix $(BUILD)/gpu/test_gpu_,graph_ops graph_engine golden models)
 gpu_link      = @mkdir -p $(@D); echo '  LINK $@'; $(CC) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) $(CUDA_LIBS) -lpthread -ldl -lm
 
 .PHONY: check-gpu bench-gpu bench-paper-gpu
+# What cannot run without a GPU is linked at least, so that it runs when there is one.
+check-cuda: $(GPU_TESTS) $(BUILD)/gpu/bench_gpu
 check-gpu: $(GPU_TESTS) ## on a machine with a GPU: every op, golden losses, the zoo, caps, sharing
 	@failed=0; for test in $(GPU_TESTS); do echo "== $$test"; $$test || failed=1; done; exit $$failed
 

@@ -236,3 +236,82 @@ TEST_LIMIT(two_and_eight_functions_share_the_device, 240)
     train_together(2);
     train_together(FUNCTIONS);
 }
+
+/* ---- averaging ------------------------------------------------------------------------------- */
+
+enum { AVERAGED = 3 };
+
+/* Trained on different samples; their states in `was`. */
+static void diverge(engine *m[AVERAGED], const int *devices, float *was[AVERAGED])
+{
+    err e = ERR_INIT;
+    engine_result r;
+    work w = {0};
+    for (int i = 0; i < AVERAGED; i++) {
+        engine_config c = config(zoo_find("resnet20", &e), "cuda", BATCH);
+        c.device = devices[i];
+        CHECK_OK(engine_compile(&c, &m[i], &e), e);
+        for (int step = 0; step <= i; step++) {
+            draw_work(&w, c.input, (uint64_t)(100 * i + step), BATCH);
+            CHECK_OK(engine_train(m[i], &w.b, 0.05, &r, &e), e);
+        }
+        size_t bytes = engine_state_floats(m[i]) * sizeof(float);
+        was[i] = malloc(bytes);
+        CHECK(was[i]);
+        memcpy(was[i], engine_floats(m[i], &e), bytes);
+    }
+    free(w.x);
+}
+
+/* common/merge.h's sum; `bound` 0: its bits. */
+static void check_mean(engine *m[AVERAGED], float *was[AVERAGED], const double *weight, double bound)
+{
+    err e = ERR_INIT;
+    size_t count = engine_state_floats(m[0]);
+    for (int i = 0; i < AVERAGED; i++) {
+        const float *got = engine_floats(m[i], &e);
+        CHECK(got);
+        for (size_t k = 0; k < count; k++) {
+            volatile double sum = weight[0] * (double)was[0][k]; /* rounded at every step */
+            for (int j = 1; j < AVERAGED; j++) {
+                volatile double product = weight[j] * (double)was[j][k];
+                sum = sum + product;
+            }
+            CHECK_NEAR(got[k], (double)(float)sum, bound);
+        }
+    }
+    for (int i = 0; i < AVERAGED; i++) {
+        engine_free(m[i]);
+        free(was[i]);
+    }
+}
+
+TEST_LIMIT(models_of_one_device_are_averaged_there_with_the_hosts_bits, 120)
+{
+    static const double weight[AVERAGED] = {0.25, 0.15, 0.6};
+    static const int devices[AVERAGED] = {0, 0, 0};
+    err e = ERR_INIT;
+    engine *m[AVERAGED];
+    float *was[AVERAGED];
+    need_gpu();
+    diverge(m, devices, was);
+    CHECK_OK(engine_average(m, weight, AVERAGED, false, &e), e);
+    check_mean(m, was, weight, 0);
+}
+
+TEST_LIMIT(models_of_two_devices_are_averaged_by_nccl, 120)
+{
+    static const double weight[AVERAGED] = {0.25, 0.15, 0.6};
+    static const int devices[AVERAGED] = {0, 1, 0};
+    err e = ERR_INIT;
+    engine *m[AVERAGED];
+    float *was[AVERAGED];
+    device *second;
+    need_gpu();
+    if (cuda_driver->open(1, &second, &e) != 0)
+        test_skip("there is one GPU only");
+    cuda_driver->close(second);
+    diverge(m, devices, was);
+    CHECK_OK(engine_average(m, weight, AVERAGED, true, &e), e);
+    check_mean(m, was, weight, 1e-5);
+}
