@@ -38,7 +38,6 @@ static void rest_ready(http_request *r, void *context)
     bool leads = controller_leads(c);
     if (!store_watch_up(c->watch, &e) || (!store_watch_is_far(c->watch) && store_ping(c->store, &e)) ||
         (leads && owner_status(c->owner, &status, &e))) {
-        http_add_header(r, "Retry-After", "2");
         http_answer_problem(r, 503, &e, NULL);
         return;
     }
@@ -59,7 +58,6 @@ bool rest_refuse(void *context, const http_route *route, http_request *r)
         return false;
     if (store_watch_up(c->watch, &why))
         return false;
-    http_add_header(r, "Retry-After", "2");
     http_answer_error(r, &why);
     return true;
 }

@@ -145,7 +145,8 @@ def prometheus_and_grafana_take_what_is_for_them():
         cluster.skip("no go, which the operator's definitions come by")
     done = subprocess.run(["go", "mod", "download", "-json", source], capture_output=True, text=True, cwd="/")
     if done.returncode:
-        cluster.skip("the operator's definitions cannot be downloaded: " + done.stdout[-200:])
+        why = json.loads(done.stdout or "{}").get("Error", done.stderr[-200:]).replace("\n", " ")
+        cluster.skip("the operator's definitions cannot be downloaded: " + why)
     crds = f"{json.loads(done.stdout)['Dir']}/example/prometheus-operator-crd"
     kubectl("apply", "--server-side", "-f", f"{crds}/monitoring.coreos.com_servicemonitors.yaml")
     try:
