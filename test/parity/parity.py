@@ -9,8 +9,15 @@ back into PyTorch's model. The truth is PyTorch in fp64. Two engines are held to
 
 - the reference backend, which computes in fp64 and keeps fp32: every gradient within EXACT;
 - the backend that trains, in fp32. Where an activation is so close to a ReLU's kink that rounding puts it
-  on the other side, a gradient moves by up to a percent whoever computes it (PyTorch's fp32 too), and over
-  the steps that grows: the bounds of ROUNDED, or FACTOR times PyTorch's own distance between fp32 and fp64.
+  on the other side, a gradient moves by up to a percent whoever computes it, and over the steps that grows
+  until the paths part: weights moved by 1e-7 of themselves bring
+  PyTorch's loss 4 % away from its own within 12 steps. How far is measured in the same run, on PYTORCH's
+  fp32 in several forms: with two memory layouts, and with weights moved by as little as rounding does. The
+  bounds are those of ROUNDED and, beyond, FACTOR times the furthest of these.
+
+What such a bound would hide, an error that every step makes, is looked for apart: at STATES states of fp64's
+own path, from where each computes one gradient. Kinks are crossed at some of them; the best of them must
+be within STEADY, or FACTOR times what PyTorch's forms reach.
 
 Ends with status 1 and the list of what differs.
 """
@@ -33,7 +40,11 @@ import make_golden  # noqa: E402
 PROGRAM = pathlib.Path(os.environ.get("BUILD", "build/release")).resolve() / "parity/parity"
 STEPS, BATCH, LR = 20, 8, 0.001
 REFERENCE_BATCH = 2
-LOGITS, EXACT, FACTOR = 1e-4, 1e-5, 5.0
+LOGITS, EXACT, STEADY, FACTOR = 1e-4, 1e-5, 5e-5, 3.0
+STATES = 4
+# PyTorch's fp32: channels_last or not, and by how much of itself each weight is moved before each pass.
+# 1e-6 of a weight moves logits by about as much as the rounding of any backend here does.
+PYTORCH = [(False, 0), (True, 0), (False, 1e-6), (True, 1e-6)]
 ROUNDED = {"logits": 1e-4, "losses": 1e-2, "gradients": 2e-2, "statistics": 1e-5, "trained": 5e-2}
 
 # (model's text, channels, side, classes): each model with both of its stems, and with one channel.
@@ -82,35 +93,74 @@ def relative(a, b):
     return apart / norm if norm else float("inf") if apart else 0.0
 
 
-class Torch:
-    """One pass and a step for each batch, as parity.c does them."""
+def total(grads):
+    return math.sqrt(sum(g.norm().item() ** 2 for g in grads.values()))
 
-    def __init__(self, model, init, x, y, dtype, steps):
-        model.load_state_dict(init)
-        self.model = model.to(dtype)
-        x = x.to(dtype)
+
+def gradient_error(grads, want):
+    return total({k: grads[k].double() - g for k, g in want.items()}) / total(want)
+
+
+class Torch:
+    """One pass and a step for each batch, as parity.c does them. `states`: of the first few steps, weights in
+    fp32 as they were before, and the gradient there."""
+
+    def __init__(self, model, init, x, y, dtype, steps, channels_last=False, noise=0.0):
+        self.noise, self.random = noise, torch.Generator().manual_seed(2)
+        self.form = torch.channels_last if channels_last else torch.contiguous_format
+        self.model = model.to(dtype).to(memory_format=self.form)
+        self.start(init)
+        x = [b.to(dtype).contiguous(memory_format=self.form) for b in x]
         self.logits = self.infer(x[0])
-        self.model.train()
-        loss = nn.functional.cross_entropy(self.model(x[0]), y[0])
-        loss.backward()
-        self.losses = [loss.item()]
-        self.grads = {k: p.grad.clone() for k, p in self.model.named_parameters()}
+        self.losses = [self.loss(x[0], y[0])]
+        self.grads = self.gradients()
         self.stats = {k: b.clone() for k, b in self.model.named_buffers()}
-        self.model.load_state_dict(init)
+        self.start(init)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=LR, momentum=0.9, weight_decay=1e-4)
+        self.states = []
         for step in range(steps):
+            # VGG's large stem: gigabytes for each.
+            before = self.weights(torch.float32) if step < (STATES if steps == STEPS else 1) else None
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(self.model(x[step]), y[step])
-            loss.backward()
+            self.losses.append(self.loss(x[step], y[step]))
+            if before:
+                self.states.append((before, self.gradients()))
             optimizer.step()
-            self.losses.append(loss.item())
-        self.trained = {k: t.clone() for k, t in self.model.state_dict().items()}
-        self.model = None  # its gradients and the momentum go with it: of VGG's large stem, gigabytes
+        self.trained = self.weights(dtype)
+        self.model = self.random = None  # gradients and momentum go with it: of VGG's large stem, gigabytes
+
+    def start(self, state):
+        self.model.load_state_dict(state)
+        self.model.train()
+
+    def weights(self, dtype):
+        return {k: (t.to(dtype) if t.is_floating_point() else t).clone(memory_format=torch.contiguous_format)
+                for k, t in self.model.state_dict().items()}
+
+    def gradients(self):
+        return {k: p.grad.clone(memory_format=torch.contiguous_format) for k, p in self.model.named_parameters()}
+
+    def loss(self, x, y):
+        """With its gradients."""
+        with torch.no_grad():
+            for p in self.model.parameters() if self.noise else ():
+                p.mul_(1 + self.noise * (2 * torch.rand(p.shape, generator=self.random, dtype=p.dtype) - 1))
+        loss = nn.functional.cross_entropy(self.model(x), y)
+        loss.backward()
+        return loss.item()
 
     def infer(self, x):
         self.model.eval()
         with torch.no_grad():
-            return self.model(x)
+            logits = self.model(x)
+        self.model.train()
+        return logits
+
+
+def torch_errors(model, states, x, y, channels_last, noise):
+    """Of one of PyTorch's forms in fp32: its gradient's distance from fp64's at each state."""
+    return [gradient_error(Torch(model, state, x[i:i + 1], y[i:i + 1], torch.float32, 0, channels_last, noise).grads,
+                           want) for i, (state, want) in enumerate(states)]
 
 
 class Engine:
@@ -154,19 +204,34 @@ class Case:
             self.compare_exact(Engine(*shape, *few, 0, "reference", pathlib.Path(folder)),
                                Torch(make(), init, *few, torch.float64, 0))
             self.ours = Engine(*shape, x, y, steps, "auto", pathlib.Path(folder))
-        self.single, self.double = (Torch(make(), init, x, y, t, steps) for t in (torch.float32, torch.float64))
+        self.double = Torch(make(), init, x, y, torch.float64, steps)
+        self.peers = [Torch(make(), init, x, y, torch.float32, steps, *form) for form in PYTORCH]
         self.compare(init)
+        self.compare_states(make, shape[:-1], x, y)
         self.check_back(make(), x[0])
 
     def fail(self, what):
         self.failures.append(f"{self.label}: {what}")
 
-    def within(self, what, kind, got, single, double, scale):
-        """`got` beside PyTorch's two: the distance, in units of `scale`, the norm that counts here."""
-        apart, allowed = distance(got, double), ROUNDED[kind] * scale + FACTOR * distance(single, double)
+    def within(self, what, kind, got, peers, double, scale):
+        """`got` beside PyTorch's: the distance, in units of `scale`, the norm that counts here."""
+        apart, furthest = distance(got, double), max(distance(p, double) for p in peers)
+        allowed = ROUNDED[kind] * scale + FACTOR * furthest
         self.worst[kind] = max(self.worst.get(kind, 0), apart / scale if scale else 0)
         if not apart <= allowed:
             self.fail(f"{what} is {apart:.3g} from fp64 PyTorch, {allowed:.3g} allowed (norm {scale:.3g})")
+
+    def compare_states(self, make, shape, x, y):
+        """The gradient at states of fp64's path."""
+        states = self.double.states
+        with tempfile.TemporaryDirectory() as folder:
+            ours = [gradient_error(Engine(*shape, state, x[i:i + 1], y[i:i + 1], 0, "auto", pathlib.Path(folder)).grads,
+                                   want) for i, (state, want) in enumerate(states)]
+        theirs = max(min(torch_errors(make(), states, x, y, *form)) for form in PYTORCH)
+        self.worst["steady"] = min(ours)
+        if not min(ours) <= STEADY + FACTOR * theirs:
+            self.fail(f"gradients from fp64's path are {', '.join(f'{e:.1e}' for e in ours)} from fp64's own, "
+                      f"PyTorch's in fp32 {theirs:.1e} at best")
 
     def compare_exact(self, ours, double):
         self.worst["exact"] = 0
@@ -179,7 +244,7 @@ class Case:
                 self.fail(f"the reference's gradient of {name} is {apart:.3g} from fp64 PyTorch (norm {scale:.3g})")
 
     def compare(self, init):
-        ours, single, double = self.ours, self.single, self.double
+        ours, peers, double = self.ours, self.peers, self.double
         names = [v[0] for v in ours.vars if not v[0].startswith("optimizer.")]
         if sorted(names) != sorted(init):
             self.fail(f"names differ: {sorted(set(names) ^ set(init))}")
@@ -191,23 +256,24 @@ class Case:
         params = [v[0] for v in ours.vars if v[1] == "param"]
         if params != list(double.grads):
             self.fail("parameters stand in another order")
-        error = relative(ours.logits, single.logits)
+        error = relative(ours.logits, peers[0].logits)
         self.worst["logits"] = error
         if not error < LOGITS:
             self.fail(f"logits: relative error {error:.3g} against fp32 PyTorch")
-        self.within("logits", "logits", ours.logits, single.logits, double.logits, double.logits.norm().item())
+        self.within("logits", "logits", ours.logits, [p.logits for p in peers], double.logits,
+                    double.logits.norm().item())
         self.compare_losses()
         layer = layer_norms(double.grads)
         for name, g in double.grads.items():
-            self.within(f"gradient of {name}", "gradients", ours.grads[name], single.grads[name], g,
+            self.within(f"gradient of {name}", "gradients", ours.grads[name], [p.grads[name] for p in peers], g,
                         layer[name.rpartition(".")[0]])
         for name, t in double.stats.items():
             self.compare_count(ours.stats, name, t) or self.within(
-                f"statistics {name}", "statistics", ours.stats[name], single.stats[name], t,
+                f"statistics {name}", "statistics", ours.stats[name], [p.stats[name] for p in peers], t,
                 max(t.norm().item(), 1e-3 * math.sqrt(t.numel())))
         moved = [name for name, t in double.trained.items() if not self.compare_count(ours.trained, name, t)]
         flat = lambda of: torch.cat([of[name].double().flatten() for name in moved])  # noqa: E731
-        self.within("the way the weights went", "trained", flat(ours.trained), flat(single.trained),
+        self.within("the way the weights went", "trained", flat(ours.trained), [flat(p.trained) for p in peers],
                     flat(double.trained), distance(flat(double.trained), flat(init)))
 
     def compare_count(self, mine, name, want):
@@ -220,12 +286,14 @@ class Case:
 
     def compare_losses(self):
         spread = 0
-        for step, (a, b, c) in enumerate(zip(self.ours.losses, self.single.losses, self.double.losses)):
-            spread = max(spread, abs(b - c))
+        for step, (a, c) in enumerate(zip(self.ours.losses, self.double.losses)):
+            theirs = [p.losses[step] for p in self.peers]
+            spread = max([spread] + [abs(b - c) for b in theirs])
             apart = abs(a - c)
             self.worst["losses"] = max(self.worst.get("losses", 0), apart / c)
             if not apart <= (ROUNDED["losses"] if step else EXACT) * c + FACTOR * spread:
-                self.fail(f"loss {step}: {a:.7g}, PyTorch {b:.7g} in fp32 and {c:.7g} in fp64")
+                self.fail(f"loss {step}: {a:.7g}, PyTorch {min(theirs):.7g} to {max(theirs):.7g} in fp32 and {c:.7g} "
+                          "in fp64")
 
     def check_back(self, model, x):
         """What the engine saved, in PyTorch's model: the same logits there."""
@@ -259,7 +327,8 @@ def main():
     parser.add_argument("model", nargs="*")
     wanted = parser.parse_args().model
     torch.set_num_threads(1)
-    failures, columns = check_counts(), ("exact", "logits", "losses", "gradients", "statistics", "trained", "back")
+    failures, columns = check_counts(), ("exact", "logits", "losses", "gradients", "steady", "statistics", "trained",
+                                         "back")
     print(f"PyTorch {torch.__version__}, torchvision {torchvision.__version__}; largest relative errors against fp64")
     print(f"{'model':34}" + "".join(f"{c:>11}" for c in columns))
     done = 0
