@@ -4,62 +4,7 @@
  *   Y = A^T [ (G g G^T) * (B^T d B) ] A        dg = G^T [ (B^T d B) * (A dY A^T) ] G
  *
  * A transformed array has 36 planes, `plane` floats apart; channels lie 8 to a vector. */
-
-/* o = B^T d */
-INLINE void wino_bt(const v8 d[6], v8 o[6])
-{
-    v8 a = d[4] - 4.0f * d[2], b = d[3] - 4.0f * d[1], c = d[4] - d[2], e = 2.0f * (d[3] - d[1]);
-    o[0] = 4.0f * d[0] - 5.0f * d[2] + d[4];
-    o[1] = a + b;
-    o[2] = a - b;
-    o[3] = c + e;
-    o[4] = c - e;
-    o[5] = 4.0f * d[1] - 5.0f * d[3] + d[5];
-}
-
-/* o = A^T m */
-INLINE void wino_at(const v8 m[6], v8 o[4])
-{
-    v8 a = m[1] + m[2], b = m[1] - m[2], c = m[3] + m[4], d = m[3] - m[4];
-    o[0] = m[0] + a + c;
-    o[1] = b + 2.0f * d;
-    o[2] = a + 4.0f * c;
-    o[3] = b + 8.0f * d + m[5];
-}
-
-/* o = A y */
-INLINE void wino_a(const v8 y[4], v8 o[6])
-{
-    v8 a = y[0] + y[2], b = y[1] + y[3], c = y[0] + 4.0f * y[2], d = 2.0f * y[1] + 8.0f * y[3];
-    o[0] = y[0];
-    o[1] = a + b;
-    o[2] = a - b;
-    o[3] = c + d;
-    o[4] = c - d;
-    o[5] = y[3];
-}
-
-/* o = G g */
-INLINE void wino_g(const v8 g[3], v8 o[6])
-{
-    v8 a = (g[0] + g[2]) * (1 / 6.0f), b = g[1] * (1 / 6.0f);
-    v8 c = g[0] * (1 / 24.0f) + g[2] * (1 / 6.0f), d = g[1] * (1 / 12.0f);
-    o[0] = 0.25f * g[0];
-    o[1] = -a - b;
-    o[2] = b - a;
-    o[3] = c + d;
-    o[4] = c - d;
-    o[5] = g[2];
-}
-
-/* o = G^T u */
-INLINE void wino_gt(const v8 u[6], v8 o[3])
-{
-    v8 a = u[1] + u[2], b = u[2] - u[1], c = u[3] + u[4], d = u[3] - u[4];
-    o[0] = 0.25f * u[0] - a * (1 / 6.0f) + c * (1 / 24.0f);
-    o[1] = b * (1 / 6.0f) + d * (1 / 12.0f);
-    o[2] = c * (1 / 6.0f) - a * (1 / 6.0f) + u[5];
-}
+#include "wino_math_impl.h"
 
 /* v = B^T d B of one tile; of d only rows [r0, r1) and columns [c0, c1) exist, the rest is zero. */
 static void wino_in(const wino_span *s, int channels, const float *x, size_t x_step, size_t x_row, float *v, size_t plane)
