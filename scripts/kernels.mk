@@ -2,3 +2,4 @@
 # inlined functions alone, so that how the ABI would pass them does not matter.
 EXTRA_kernels_cpu_kernels_generic := -Wno-psabi
 EXTRA_kernels_cpu_kernels_avx2    := -Wno-psabi
+EXTRA_kernels_cpu_kernels_avx512_bf16 := -mavx512bf16

@@ -485,8 +485,8 @@ static int write_choices(program *p)
     p->choices = program_alloc(p, room, 1);
     if (!p->choices)
         return -1;
-    int at = snprintf(p->choices, room, "kernels %s\nthreads %d\n", p->k->name,
-                      cpu_threads_count(p->threads));
+    int at = snprintf(p->choices, room, "kernels %s%s%s\nthreads %d\n", p->k->name, p->k16 ? " " : "",
+                      p->k16 ? p->k16->name : "", cpu_threads_count(p->threads));
     for (int i = 0; i < p->layer_count; i++)
         if (p->layers[i].choice[0])
             at += snprintf(p->choices + at, room - (size_t)at, "%s %s\n", p->layers[i].node->name,
@@ -528,14 +528,18 @@ static void cpu_release(backend_program *base)
 static int cpu_prepare(const graph *g, const backend_config *c, backend_program **out, err *e)
 {
     const char *why;
-    if (c->precision != PRECISION_FP32)
-        return err_set(e, ERR_UNSUPPORTED, "the cpu backend computes in fp32 alone");
+    if (c->precision == PRECISION_TF32)
+        return err_set(e, ERR_UNSUPPORTED, "the cpu backend computes in fp32 or bf16, not in tf32");
+    const cpu_kernels16 *k16 = c->precision == PRECISION_BF16 ? cpu_kernels16_pick(&why) : NULL;
+    if (c->precision == PRECISION_BF16 && !k16)
+        return err_set(e, ERR_UNSUPPORTED, "the cpu backend cannot compute in bf16 here: %s", why);
     program *p = calloc(1, sizeof *p);
     if (!p)
         return err_set(e, ERR_NOMEM, "no memory for the cpu backend");
     p->base.backend = &backend_cpu;
     p->g = g, p->c = *c, p->stale = true;
     p->batch_pad = (c->batch + 15) / 16 * 16;
+    p->k16 = k16;
     p->k = cpu_kernels_pick(&why);
     if (!p->k)
         err_set(e, ERR_UNSUPPORTED, "%s", why);

@@ -1,5 +1,5 @@
 /* cpu_isa.c: which table of kernels runs here. */
-#include "cpu_kernels.h"
+#include "cpu_kernels16.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -49,5 +49,21 @@ const cpu_kernels *cpu_kernels_pick(const char **why)
     }
 #endif
     *why = "KUBEML_CPU is none of avx512, avx2, generic that this build has";
+    return NULL;
+}
+
+const cpu_kernels16 *cpu_kernels16_pick(const char **why)
+{
+    const cpu_kernels *k = cpu_kernels_pick(why);
+    if (!k)
+        return NULL;
+#if defined(__x86_64__)
+    if (k == &cpu_kernels_avx512 && __builtin_cpu_supports("avx512bf16"))
+        return &cpu_kernels16_avx512;
+    *why = k == &cpu_kernels_avx512 ? "this CPU has no AVX512-BF16"
+                                    : "bf16 needs AVX512-BF16, which this CPU lacks or KUBEML_CPU leaves out";
+#else
+    *why = "bf16 needs AVX512-BF16";
+#endif
     return NULL;
 }

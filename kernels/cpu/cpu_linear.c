@@ -129,6 +129,8 @@ static const layer_ops linear_ops = {.forward_whole = linear_forward,
 int layer_linear(program *p, layer *l)
 {
     const tensor *x = &p->tensors[l->in[0]];
+    if (p->k16)
+        return layer_linear16(p, l);
     l->ops = &linear_ops;
     bool rows = x->form == FORM_ROWS;
     size_t features = ((size_t)x->s.c + 15) / 16 * 16, batch = (size_t)p->batch_pad;

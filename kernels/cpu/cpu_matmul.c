@@ -3,11 +3,15 @@
  * or strided images, where the same pixel of all samples is.
  *
  * A pixel's window is cut to the taps that lie inside the image, so that padding costs nothing: on 2x2
- * pixels a 3x3 kernel needs 16 products of channels instead of 36. */
+ * pixels a 3x3 kernel needs 16 products of channels instead of 36.
+ *
+ * In bf16 the operands of the products are not the tensors but cpu_matmul16.c's copies of them in words,
+ * which lie in memory of the same kind and half as long; weights are packed into words, and all below
+ * that says "rows" of what is summed over has half as many. */
 #include <stdio.h>
 #include <string.h>
 
-#include "cpu_program.h"
+#include "cpu_matmul16.h"
 
 enum {
     PANEL = 32,            /* channels of a block of packed weights */
@@ -38,6 +42,36 @@ static int least(int a, int b)
     return a < b ? a : b;
 }
 
+/* How many elements of an operand k summed values are. */
+static int depth(const program *p, int k)
+{
+    return p->k16 ? (k + 1) / 2 : k;
+}
+
+/* cpu_kernels.gemm without a bias of rows, k values deep; a and b are floats, or words. */
+static void product(const program *p, int m, int n, int k, matmul_rows a, size_t am, size_t ak, matmul_rows b,
+                    bool relu, const float *add, size_t lda, float *c, size_t ldc)
+{
+    if (p->k16)
+        p->k16->gemm(m, n, depth(p, k), matmul_words(a.data), am, ak, matmul_words(b.data), b.ld, NULL, relu, add,
+                     lda, c, ldc);
+    else
+        p->k->gemm(m, n, k, a.data, am, ak, b.data, b.ld, NULL, relu, add, lda, c, ldc);
+}
+
+/* a's rows are the product's, or what it sums over. */
+static void product_rows(const program *p, int m, int n, int k, matmul_rows a, matmul_rows b, bool relu,
+                         const float *add, size_t lda, float *c, size_t ldc)
+{
+    product(p, m, n, k, a, a.ld, 1, b, relu, add, lda, c, ldc);
+}
+
+static void product_sum(const program *p, int m, int n, int k, matmul_rows a, matmul_rows b, const float *add,
+                        size_t lda, float *c, size_t ldc)
+{
+    product(p, m, n, k, a, 1, a.ld, b, false, add, lda, c, ldc);
+}
+
 static float *pixel(const tensor *t, const plane *a, int sample, int h, int w)
 {
     return tensor_pixels(a, t->cs, sample) + (size_t)h * a->row + (size_t)(w * t->step);
@@ -47,9 +81,22 @@ static float *pixel(const tensor *t, const plane *a, int sample, int h, int w)
 
 /* [C/PANEL][taps][rows][PANEL], the last panel as narrow as the channels allow: where panel `at` of `rows`
  * times `taps` rows begins. */
-static size_t panel_at(const layer *l, int rows, int at)
+static size_t panel_at(const program *p, const layer *l, int rows, int at)
 {
-    return (size_t)at * (size_t)(l->g.kh * l->g.kw) * (size_t)rows;
+    return (size_t)at * (size_t)(l->g.kh * l->g.kw) * (size_t)depth(p, rows);
+}
+
+/* A panel of `rows` rows a tap, which is packed in scratch where it has to become words, to `to`. */
+static float *panel_room(const program *p, const layer *l, float *to)
+{
+    return p->k16 ? l->scratch : to;
+}
+
+static void panel_done(const program *p, const layer *l, int rows, int width, float *to)
+{
+    for (int tap = 0; tap < l->g.kh * l->g.kw && p->k16; tap++)
+        p->k16->across(rows, width, l->scratch + (size_t)tap * (size_t)(rows * width), (size_t)width,
+                       matmul_words_to(to) + (size_t)tap * (size_t)(depth(p, rows) * width), (size_t)width);
 }
 
 /* The filters of one panel: for y. [taps][C][width] from (K, C, taps). */
@@ -81,18 +128,27 @@ static void pack_back(const program *p, const layer *l, const float *w)
     size_t filter = (size_t)(l->g.c * taps);
     for (int at = 0; at < l->g.cs; at += PANEL) {
         int width = least(PANEL, l->g.cs - at), real = least(width, l->g.c - at);
-        float *to = l->wb + panel_at(l, l->g.k, at);
+        float *panel = l->wb + panel_at(p, l, l->g.k, at), *to = panel_room(p, l, panel);
+        if (p->k16 && real < width)
+            memset(to, 0, (size_t)(taps * l->g.k * width) * sizeof *to);
         for (int f = 0; f < l->g.k && real > 0; f++, to += width)
             p->k->transpose(real, taps, w + (size_t)f * filter + (size_t)(at * taps), (size_t)taps, to,
                             (size_t)(l->g.k * width));
+        panel_done(p, l, l->g.k, width, panel);
     }
 }
 
 static void matmul_pack(program *p, layer *l)
 {
     const float *w = layer_weights(p, l);
-    for (int at = 0; at < l->g.ks; at += PANEL)
-        pack_panel(p, l, w, at, least(PANEL, l->g.ks - at), l->wf + panel_at(l, l->g.c, at));
+    for (int at = 0; at < l->g.ks; at += PANEL) {
+        int width = least(PANEL, l->g.ks - at);
+        float *to = l->wf + panel_at(p, l, l->g.c, at), *room = panel_room(p, l, to);
+        if (p->k16)
+            memset(room, 0, (size_t)(l->g.kh * l->g.kw * l->g.c * width) * sizeof *room);
+        pack_panel(p, l, w, at, width, room);
+        panel_done(p, l, l->g.c, width, to);
+    }
     layer_bias(p, l, l->bf);
     if (l->wb)
         pack_back(p, l, w);
@@ -100,27 +156,32 @@ static void matmul_pack(program *p, layer *l)
 
 /* ---- pixels in a row ----------------------------------------------------------------------------- */
 
-/* m pixels of y and x that lie without gaps. */
-static void rows_forward(const program *p, const layer *l, int m, const float *x, float *y)
+/* m pixels of y and x that lie without gaps; room: a thread's scratch, for words. */
+static void rows_forward(const program *p, const layer *l, int m, const float *x, float *y, float *room)
 {
     size_t step = (size_t)p->tensors[l->out].step;
+    matmul_rows a = matmul_along(p, m, l->g.c, (matmul_rows){x, (size_t)l->g.cs}, room);
     for (int at = 0; at < l->g.ks; at += PANEL) {
         int width = least(PANEL, l->g.ks - at);
-        p->k->gemm(m, width, l->g.c, x, (size_t)l->g.cs, 1, l->wf + panel_at(l, l->g.c, at), (size_t)width,
-                   NULL, l->relu, l->bf + at, 0, y + at, step);
+        matmul_rows w = {l->wf + panel_at(p, l, l->g.c, at), (size_t)width};
+        product_rows(p, m, width, l->g.c, a, w, l->relu, l->bf + at, 0, y + at, step);
     }
 }
 
 static void rows_backward(const program *p, const layer *l, int m, const float *x, const float *dy,
-                          float *dw, float *dx)
+                          float *dw, float *dx, float *room)
 {
-    size_t step = (size_t)p->tensors[l->out].step;
-    p->k->gemm(l->g.k, l->g.cs, m, dy, 1, step, x, (size_t)l->g.cs, NULL, false, dw,
-               (size_t)l->g.cs, dw, (size_t)l->g.cs);
-    for (int at = 0; at < l->g.cs && dx; at += PANEL) {
+    size_t cs = (size_t)l->g.cs, ks = (size_t)l->g.ks, pairs = (size_t)(m + 1) / 2;
+    matmul_rows xr = {x, cs}, dyr = {dy, (size_t)p->tensors[l->out].step};
+    product_sum(p, l->g.k, l->g.cs, m, matmul_across(p, m, l->g.ks, dyr, room),
+                matmul_across(p, m, l->g.cs, xr, room + pairs * ks), dw, cs, dw, cs);
+    if (!dx)
+        return;
+    matmul_rows a = matmul_along(p, m, l->g.k, dyr, room);
+    for (int at = 0; at < l->g.cs; at += PANEL) {
         int width = least(PANEL, l->g.cs - at);
-        p->k->gemm(m, width, l->g.k, dy, step, 1, l->wb + panel_at(l, l->g.k, at), (size_t)width,
-                   NULL, false, l->add[0] ? dx + at : NULL, (size_t)l->g.cs, dx + at, (size_t)l->g.cs);
+        matmul_rows w = {l->wb + panel_at(p, l, l->g.k, at), (size_t)width};
+        product_rows(p, m, width, l->g.k, a, w, false, l->add[0] ? dx + at : NULL, cs, dx + at, cs);
     }
 }
 
@@ -166,9 +227,13 @@ static int run_row(const runs *r, int i)
     return r->a_sample ? i % r->a_sample : 0;
 }
 
+static float *thread_scratch(const layer *l, int thread)
+{
+    return l->scratch + (size_t)thread * l->scratch_floats;
+}
+
 static void pointwise_forward(program *p, layer *l, int from, int to, int thread)
 {
-    (void)thread;
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     runs r = runs_of(x, from, to, gapless(x, &x->y) && gapless(y, &y->y),
                      sample_gapless(&x->y) && sample_gapless(&y->y));
@@ -177,7 +242,7 @@ static void pointwise_forward(program *p, layer *l, int from, int to, int thread
         int sample = run_sample(&r, from, i), h = run_row(&r, i);
         for (int at = 0; at < r.length; at += block)
             rows_forward(p, l, least(block, r.length - at), pixel(x, &x->y, sample, h, at),
-                         pixel(y, &y->y, sample, h, at));
+                         pixel(y, &y->y, sample, h, at), thread_scratch(l, thread));
     }
 }
 
@@ -207,7 +272,7 @@ static void pointwise_backward(program *p, layer *l, int from, int to, int threa
         for (int at = 0; at < r.length; at += block)
             rows_backward(p, l, least(block, r.length - at), pixel(x, &x->y, sample, h, at),
                           pixel(y, &y->dy, sample, h, at), dw,
-                          x->dy.data ? pixel(x, &x->dy, sample, h, at) : NULL);
+                          x->dy.data ? pixel(x, &x->dy, sample, h, at) : NULL, thread_scratch(l, thread));
     }
 }
 
@@ -240,24 +305,52 @@ static cut taps_w(const layer *l, shape in, int o)
     return taps_of(o, in.w, l->g.kw, l->g.sw, l->node->conv.pad_w, l->g.dw);
 }
 
+/* One pixel of the samples from `from` on, as it is to be multiplied with weights, and summed over. */
+static matmul_rows x_rows(const program *p, const layer *l, int from, int h, int w)
+{
+    const tensor *x = &p->tensors[l->in[0]];
+    return p->k16 ? points16_row(p, l->points16->x, x, from, h, w)
+                  : (matmul_rows){pixel(x, &x->y, from, h, w), x->y.sample};
+}
+
+static matmul_rows dy_rows(const program *p, const layer *l, int from, int h, int w)
+{
+    const tensor *y = &p->tensors[l->out];
+    return p->k16 ? points16_row(p, l->points16->dy, y, from, h, w)
+                  : (matmul_rows){pixel(y, &y->dy, from, h, w), y->dy.sample};
+}
+
+static matmul_rows x_sum(const program *p, const layer *l, int from, int thread, int h, int w)
+{
+    const tensor *x = &p->tensors[l->in[0]];
+    return p->k16 ? points16_two(p, l->points16->x_two, x, from, thread, h, w)
+                  : (matmul_rows){pixel(x, &x->y, from, h, w), x->y.sample};
+}
+
+static matmul_rows dy_sum(const program *p, const layer *l, int from, int thread, int h, int w)
+{
+    const tensor *y = &p->tensors[l->out];
+    return p->k16 ? points16_two(p, l->points16->dy_two, y, from, thread, h, w)
+                  : (matmul_rows){pixel(y, &y->dy, from, h, w), y->dy.sample};
+}
+
 /* One panel of filters at output pixel (h, w) of the samples [from, to). */
 static void point_forward(const program *p, const layer *l, int from, int to, int h, int w, int at)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     int width = least(PANEL, l->g.ks - at);
     cut v = taps_h(l, x->s, h), u = taps_w(l, x->s, w);
-    bool merged = l->g.dw == 1 && l->g.c == l->g.cs; /* a kernel row's taps follow each other */
+    /* a kernel row's taps follow each other */
+    bool merged = l->g.dw == 1 && l->g.c == l->g.cs && !p->k16;
     int step = merged ? u.to - u.from : 1;
     float *to_y = pixel(y, &y->y, from, h, w) + at;
-    const float *add = l->bf + at, *wf = l->wf + panel_at(l, l->g.c, at);
+    const float *add = l->bf + at, *wf = l->wf + panel_at(p, l, l->g.c, at);
     for (int r = v.from; r < v.to; r++) {
         for (int s = u.from; s < u.to; s += step) {
-            const float *a = pixel(x, &x->y, from, v.first + (r - v.from) * l->g.dh,
-                                   u.first + (s - u.from) * l->g.dw);
-            p->k->gemm(to - from, width, step * l->g.c, a, x->y.sample, 1,
-                       wf + (size_t)((r * l->g.kw + s) * l->g.c) * (size_t)width, (size_t)width, NULL,
-                       l->relu && r + 1 == v.to && s + step >= u.to, add, add == to_y ? y->y.sample : 0,
-                       to_y, y->y.sample);
+            matmul_rows a = x_rows(p, l, from, v.first + (r - v.from) * l->g.dh, u.first + (s - u.from) * l->g.dw);
+            matmul_rows b = {wf + (size_t)((r * l->g.kw + s) * depth(p, l->g.c) * width), (size_t)width};
+            product_rows(p, to - from, width, step * l->g.c, a, b, l->relu && r + 1 == v.to && s + step >= u.to, add,
+                         add == to_y ? y->y.sample : 0, to_y, y->y.sample);
             add = to_y;
         }
     }
@@ -269,28 +362,31 @@ static void point_forward(const program *p, const layer *l, int from, int to, in
 static void points_forward(program *p, layer *l, int from, int to, int thread)
 {
     (void)thread;
+    if (p->k16)
+        points16_forward(p, l, from, to);
     for (int at = 0; at < l->g.ks; at += PANEL)
         for (int h = 0; h < l->g.oh; h++)
             for (int w = 0; w < l->g.ow; w++)
                 point_forward(p, l, from, to, h, w, at);
 }
 
-/* dw of some filters at one tap, from row h of the outputs whose tap lies in the image. first: none was
- * there before. */
-static void tap_dw(const program *p, const layer *l, int from, int to, int h, int tap, int filter, bool first,
+/* dw of some filters at one tap, from row h of the outputs whose tap lies in the image; of the first row,
+ * nothing was there before. */
+static void tap_dw(const program *p, const layer *l, int from, int to, int thread, int h, int tap, int filter,
                    float *dw)
 {
-    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    const tensor *x = &p->tensors[l->in[0]];
     int filters = least(FILTERS, l->g.k - filter), pw = l->node->conv.pad_w, s = tap % l->g.kw;
     int ih = h * l->g.sh - l->node->conv.pad_h + tap / l->g.kw * l->g.dh;
-    float *c = dw + (size_t)(tap * l->g.k + filter) * (size_t)l->g.cs, *add = first ? NULL : c;
+    float *c = dw + (size_t)(tap * l->g.k + filter) * (size_t)l->g.cs, *add = h == 0 ? NULL : c;
     for (int w = 0; w < l->g.ow && ih >= 0 && ih < x->s.h; w++) {
         int iw = w * l->g.sw - pw + s * l->g.dw;
         if (iw < 0 || iw >= x->s.w)
             continue;
-        p->k->gemm(filters, l->g.cs, to - from, pixel(y, &y->dy, from, h, w) + filter, 1, y->dy.sample,
-                   pixel(x, &x->y, from, ih, iw), x->y.sample, NULL, false, add, (size_t)l->g.cs, c,
-                   (size_t)l->g.cs);
+        matmul_rows a = dy_sum(p, l, from, thread, h, w);
+        a.data += filter;
+        product_sum(p, filters, l->g.cs, to - from, a, x_sum(p, l, from, thread, ih, iw), add, (size_t)l->g.cs, c,
+                    (size_t)l->g.cs);
         add = c;
     }
     if (!add)
@@ -300,10 +396,10 @@ static void tap_dw(const program *p, const layer *l, int from, int to, int h, in
 /* One panel of channels of dx at input pixel (h, w): every output that saw it. */
 static void point_dx(const program *p, const layer *l, int from, int to, int h, int w, int at)
 {
-    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    const tensor *x = &p->tensors[l->in[0]];
     int width = least(PANEL, l->g.cs - at);
     float *c = pixel(x, &x->dy, from, h, w) + at;
-    const float *add = l->add[0] ? c : NULL, *wb = l->wb + panel_at(l, l->g.k, at);
+    const float *add = l->add[0] ? c : NULL, *wb = l->wb + panel_at(p, l, l->g.k, at);
     bool any = l->add[0];
     for (int r = 0; r < l->g.kh; r++) {
         int oh = h + l->node->conv.pad_h - r * l->g.dh;
@@ -313,9 +409,9 @@ static void point_dx(const program *p, const layer *l, int from, int to, int h, 
             int ow = w + l->node->conv.pad_w - s * l->g.dw;
             if (ow < 0 || ow % l->g.sw || ow / l->g.sw >= l->g.ow)
                 continue;
-            p->k->gemm(to - from, width, l->g.k, pixel(y, &y->dy, from, oh / l->g.sh, ow / l->g.sw),
-                       y->dy.sample, 1, wb + (size_t)((r * l->g.kw + s) * l->g.k) * (size_t)width,
-                       (size_t)width, NULL, false, add, x->dy.sample, c, x->dy.sample);
+            matmul_rows b = {wb + (size_t)((r * l->g.kw + s) * depth(p, l->g.k) * width), (size_t)width};
+            product_rows(p, to - from, width, l->g.k, dy_rows(p, l, from, oh / l->g.sh, ow / l->g.sw), b, false, add,
+                         x->dy.sample, c, x->dy.sample);
             add = c, any = true;
         }
     }
@@ -328,10 +424,12 @@ static void points_backward(program *p, layer *l, int from, int to, int thread)
     const tensor *x = &p->tensors[l->in[0]];
     float *dw = l->dw + (size_t)thread * l->dw_floats, *db = l->db + (size_t)thread * l->db_floats;
     mask(p, l, from, to, db);
+    if (p->k16)
+        points16_backward(p, l, from, to, thread);
     for (int filter = 0; filter < l->g.k; filter += FILTERS)
         for (int h = 0; h < l->g.oh; h++) /* all taps of a row: they meet the same pixels */
             for (int t = 0; t < l->g.kh * l->g.kw; t++)
-                tap_dw(p, l, from, to, h, t, filter, h == 0, dw);
+                tap_dw(p, l, from, to, thread, h, t, filter, dw);
     for (int at = 0; at < l->g.cs && x->dy.data; at += PANEL)
         for (int h = 0; h < x->s.h; h++)
             for (int w = 0; w < x->s.w; w++)
@@ -364,6 +462,16 @@ static const layer_ops pointwise_ops = {.forward = pointwise_forward, .backward 
 static const layer_ops points_ops = {.forward = points_forward, .backward = points_backward,
                                      .finish = matmul_finish, .pack = matmul_pack};
 
+/* Scratch for a packed panel, and a block's words: at most as many as its floats. */
+static int room_for_words(program *p, layer *l, bool rows)
+{
+    int deepest = l->g.c > l->g.k ? l->g.c : l->g.k;
+    size_t panel = (size_t)(l->g.kh * l->g.kw * deepest) * PANEL, block = (size_t)(block_of(l) + 1) * (size_t)(l->g.cs + l->g.ks);
+    l->scratch_floats = (rows && block > panel ? block : panel) + CPU_SLACK;
+    l->scratch_shared = true;
+    return rows ? 0 : points16_alloc(p, l);
+}
+
 int layer_matmul(program *p, layer *l)
 {
     enum { NARROW = 8, SMALL = 64 };
@@ -379,8 +487,9 @@ int layer_matmul(program *p, layer *l)
     size_t taps = (size_t)(l->g.kh * l->g.kw);
     l->wf = program_floats(p, taps * (size_t)l->g.c * (size_t)l->g.ks);
     l->bf = program_floats(p, (size_t)l->g.ks + CPU_SLACK);
-    snprintf(l->choice, sizeof l->choice, "%s%s", rows ? "matmul" : "matmul-points", l->relu ? "+relu" : "");
-    if (!l->wf || !l->bf)
+    snprintf(l->choice, sizeof l->choice, "%s%s%s", rows ? "matmul" : "matmul-points", p->k16 ? "-bf16" : "",
+             l->relu ? "+relu" : "");
+    if (!l->wf || !l->bf || (p->k16 && room_for_words(p, l, rows) != 0))
         return -1;
     if (p->c.inference)
         return 0;

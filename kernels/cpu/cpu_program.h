@@ -11,7 +11,7 @@
 #define KUBEML_CPU_PROGRAM_H
 
 #include "backend.h"
-#include "cpu_kernels.h"
+#include "cpu_kernels16.h"
 #include "cpu_threads.h"
 
 enum { CPU_CHUNK_BYTES = 128 * 1024 };
@@ -114,8 +114,10 @@ struct layer {
     float *u, *u_back;
     int group;     /* tiles */
     struct wino_fleeting *wino; /* of cpu_winograd_fleeting.c */
+    struct points16 *points16;  /* of cpu_matmul16.c */
     bool together; /* takes all samples of a thread at once: its weights are too large to come back to */
 
+    struct linear16 *linear16; /* of cpu_linear16.c */
     /* Linear layers: the input in the other form, and the input's gradient before its transpose. */
     float *other, *dother;
     size_t other_ld;
@@ -131,6 +133,7 @@ struct program {
     const graph *g;
     backend_config c;
     const cpu_kernels *k;
+    const cpu_kernels16 *k16; /* NULL: all is fp32 */
     cpu_threads *threads;
     tensor *tensors; /* one a node */
     layer *layers;
@@ -191,6 +194,7 @@ int layer_matmul(program *p, layer *l);
 bool conv_is_winograd(const graph_node *n, int channels);
 int layer_winograd(program *p, layer *l);
 int layer_linear(program *p, layer *l);
+int layer_linear16(program *p, layer *l);
 int layer_batch_norm(program *p, layer *l);
 int layer_add(program *p, layer *l);
 int layer_flatten(program *p, layer *l);

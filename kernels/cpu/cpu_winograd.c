@@ -26,6 +26,22 @@ size_t wino_plane(int rows, int ld)
     return (size_t)rows * (size_t)ld + WINO_GAP;
 }
 
+/* Words between two planes of `rows` x `ld` bf16. */
+static size_t plane16(int rows, int ld)
+{
+    return (size_t)((rows + 1) / 2) * (size_t)ld + WINO_GAP;
+}
+
+size_t wino_weights_plane(const program *p, int rows, int ld)
+{
+    return p->k16 ? plane16(rows, ld) : wino_plane(rows, ld);
+}
+
+int wino_weights_rows(const program *p, int rows)
+{
+    return p->k16 ? (rows + 1) / 2 : rows;
+}
+
 static int least(int a, int b)
 {
     return a < b ? a : b;
@@ -46,18 +62,57 @@ static place tile_place(const wino_tiling *t, int tile)
     return (place){tile / per, i / t->across * 4, i % t->across * 4};
 }
 
+/* Where a tile's surroundings begin, and what of them exists. */
+static const float *surroundings(const tensor *x, const plane *a, const wino_tiling *t, int pad_h, int pad_w,
+                                 int tile, wino_span *s)
+{
+    place w = tile_place(t, tile);
+    int r = w.row - pad_h + a->halo, c = w.col - pad_w + a->halo;
+    int rows = x->s.h + 2 * a->halo - r, cols = x->s.w + 2 * a->halo - c;
+    *s = (wino_span){r < 0 ? -r : 0, least(rows, 6), c < 0 ? -c : 0, least(cols, 6)};
+    return a->data + (size_t)w.sample * a->sample + ((ptrdiff_t)r * (ptrdiff_t)a->row + (ptrdiff_t)c * x->step);
+}
+
+static bf16_word *words(float *data)
+{
+    return (bf16_word *)(void *)data;
+}
+
+static const bf16_word *words_of(const float *data)
+{
+    return (const bf16_word *)(const void *)data;
+}
+
 void wino_gather(const program *p, const tensor *x, const plane *a, const wino_tiling *t, int pad_h, int pad_w,
                  int from, int n, const wino_array *v, int at)
 {
-    float *to = v->data + (size_t)at * (size_t)v->ld;
-    for (int i = 0; i < n; i++, to += v->ld) {
-        place w = tile_place(t, from + i);
-        int r = w.row - pad_h + a->halo, c = w.col - pad_w + a->halo;
-        int rows = x->s.h + 2 * a->halo - r, cols = x->s.w + 2 * a->halo - c;
-        wino_span s = {r < 0 ? -r : 0, least(rows, 6), c < 0 ? -c : 0, least(cols, 6)};
-        const float *from_pixel = a->data + (size_t)w.sample * a->sample +
-                                  ((ptrdiff_t)r * (ptrdiff_t)a->row + (ptrdiff_t)c * x->step);
-        p->k->wino_in(&s, x->cs, from_pixel, (size_t)x->step, a->row, to, wino_plane(v->count, v->ld));
+    size_t ld = (size_t)v->ld;
+    for (int i = 0; i < n; i++) {
+        wino_span s;
+        const float *pixel = surroundings(x, a, t, pad_h, pad_w, from + i, &s);
+        if (p->k16)
+            p->k16->wino_in(&s, x->cs, x->s.c, pixel, (size_t)x->step, a->row,
+                            words(v->data) + (size_t)(at + i) * ld / 2, plane16(v->count, v->ld));
+        else
+            p->k->wino_in(&s, x->cs, pixel, (size_t)x->step, a->row, v->data + (size_t)(at + i) * ld,
+                          wino_plane(v->count, v->ld));
+    }
+}
+
+void wino_gather_x(const program *p, const tensor *x, const wino_tiling *t, int pad_h, int pad_w, int from, int n,
+                   const wino_array *v, int at)
+{
+    if (!p->k16) {
+        wino_gather(p, x, &x->y, t, pad_h, pad_w, from, n, v, at);
+        return;
+    }
+    for (int i = 0; i < n; i += 2) {
+        wino_span s[2];
+        const float *pixel[2] = {surroundings(x, &x->y, t, pad_h, pad_w, from + i, &s[0]), NULL};
+        if (i + 1 < n)
+            pixel[1] = surroundings(x, &x->y, t, pad_h, pad_w, from + i + 1, &s[1]);
+        p->k16->wino_in_two(s, x->cs, pixel, (size_t)x->step, x->y.row,
+                            words(v->data) + (size_t)((at + i) / 2) * (size_t)v->ld, plane16(v->count, v->ld));
     }
 }
 
@@ -66,14 +121,29 @@ static float *tile_pixels(const tensor *t, const plane *a, const place *w)
     return tensor_pixels(a, t->cs, w->sample) + (size_t)w->row * a->row + (size_t)(w->col * t->step);
 }
 
+static const float *result(const tensor *y, const wino_tiling *t, int tile, wino_span *s)
+{
+    place w = tile_place(t, tile);
+    *s = (wino_span){0, least(t->h - w.row, 4), 0, least(t->w - w.col, 4)};
+    return tile_pixels(y, &y->dy, &w);
+}
+
 void wino_gather_dy(const program *p, const tensor *y, const wino_tiling *t, int from, int n,
                     const wino_array *v, int at)
 {
-    float *to = v->data + (size_t)at * (size_t)v->ld;
-    for (int i = 0; i < n; i++, to += v->ld) {
-        place w = tile_place(t, from + i);
-        wino_span s = {0, least(t->h - w.row, 4), 0, least(t->w - w.col, 4)};
-        p->k->wino_dy(&s, y->cs, tile_pixels(y, &y->dy, &w), (size_t)y->step, y->dy.row, to, wino_plane(v->count, v->ld));
+    size_t ld = (size_t)v->ld, step = (size_t)y->step;
+    for (int i = 0; i < n && !p->k16; i++) {
+        wino_span s;
+        const float *pixel = result(y, t, from + i, &s);
+        p->k->wino_dy(&s, y->cs, pixel, step, y->dy.row, v->data + (size_t)(at + i) * ld, wino_plane(v->count, v->ld));
+    }
+    for (int i = 0; i < n && p->k16; i += 2) {
+        wino_span s[2];
+        const float *pixel[2] = {result(y, t, from + i, &s[0]), NULL};
+        if (i + 1 < n)
+            pixel[1] = result(y, t, from + i + 1, &s[1]);
+        p->k16->wino_dy_two(s, y->cs, pixel, step, y->dy.row, words(v->data) + (size_t)((at + i) / 2) * ld,
+                            plane16(v->count, v->ld));
     }
 }
 
@@ -89,17 +159,50 @@ void wino_scatter(const program *p, const tensor *y, const plane *a, const wino_
     }
 }
 
-/* m[36][n][out] = v[36][n][in] * u[36][out / WINO_PANEL][in][WINO_PANEL]; `in` real channels in rows of in_ld. */
-static void products(const program *p, int n, int in, int in_ld, int out, const float *v,
-                     const float *u, float *m)
+void wino_pack(const program *p, int rows, int cols, int ld, const float *w, size_t rs, size_t cs, bool turned, float *u)
 {
+    if (p->k16)
+        p->k16->wino_weights(rows, cols, (size_t)ld, w, rs, cs, turned, words(u), plane16(rows, ld));
+    else
+        p->k->wino_weights(rows, cols, (size_t)ld, w, rs, cs, turned, u);
+}
+
+void wino_product(const program *p, size_t q, const wino_array *v, int row, int rows, const float *u, int width,
+                  bool add, float *m, size_t ldm)
+{
+    size_t ld = (size_t)v->ld;
+    if (p->k16)
+        p->k16->gemm(v->count, width, (rows + 1) / 2, words_of(v->data) + q * plane16(v->count, v->ld) + row / 2,
+                     ld / 2, 1, words_of(u), (size_t)width, NULL, false, add ? m : NULL, ldm, m, ldm);
+    else
+        p->k->gemm(v->count, width, rows, v->data + q * wino_plane(v->count, v->ld) + row, ld, 1, u,
+                   (size_t)width, NULL, false, add ? m : NULL, ldm, m, ldm);
+}
+
+void wino_sum(const program *p, size_t q, const wino_array *d, const wino_array *x, const wino_part *part,
+              bool add, float *du, size_t ld)
+{
+    size_t d_ld = (size_t)d->ld, x_ld = (size_t)x->ld;
+    if (p->k16)
+        p->k16->gemm(part->filters, part->channels, (d->count + 1) / 2,
+                     words_of(d->data) + q * plane16(d->count, d->ld) + part->filter, 1, d_ld,
+                     words_of(x->data) + q * plane16(x->count, x->ld) + part->channel, x_ld, NULL, false,
+                     add ? du : NULL, ld, du, ld);
+    else
+        p->k->gemm(part->filters, part->channels, d->count,
+                   d->data + q * wino_plane(d->count, d->ld) + part->filter, 1, d_ld,
+                   x->data + q * wino_plane(x->count, x->ld) + part->channel, x_ld, NULL, false,
+                   add ? du : NULL, ld, du, ld);
+}
+
+/* m[36][n][out] = v[36][n][in] * u[36][out / WINO_PANEL][in][WINO_PANEL] over `in` real channels. */
+static void products(const program *p, const wino_array *v, int in, int out, const float *u, float *m)
+{
+    size_t rows = (size_t)wino_weights_rows(p, in), step = wino_weights_plane(p, in, out);
     for (size_t q = 0; q < PLANES; q++)
-        for (int at = 0; at < out; at += WINO_PANEL) {
-            int width = least(WINO_PANEL, out - at);
-            p->k->gemm(n, width, in, v + q * wino_plane(n, in_ld), (size_t)in_ld, 1,
-                       u + q * wino_plane(in, out) + (size_t)at * (size_t)in, (size_t)width, NULL, false, NULL,
-                       0, m + q * wino_plane(n, out) + at, (size_t)out);
-        }
+        for (int at = 0; at < out; at += WINO_PANEL)
+            wino_product(p, q, v, 0, in, u + q * step + (size_t)at * rows, least(WINO_PANEL, out - at), false,
+                         m + q * wino_plane(v->count, out) + at, (size_t)out);
 }
 
 static void winograd_forward(program *p, layer *l, int from, int to, int thread)
@@ -112,9 +215,9 @@ static void winograd_forward(program *p, layer *l, int from, int to, int thread)
     const wino_end through = {l->bf, l->relu, false};
     for (int at = from * per; at < end; at += l->group) {
         int n = least(l->group, end - at);
-        wino_gather(p, x, &x->y, &t, l->node->conv.pad_h, l->node->conv.pad_w, at, n,
-                    &(wino_array){v, n, x->cs}, 0);
-        products(p, n, x->s.c, x->cs, y->cs, v, l->u, m);
+        const wino_array tiles = {v, n, x->cs};
+        wino_gather(p, x, &x->y, &t, l->node->conv.pad_h, l->node->conv.pad_w, at, n, &tiles, 0);
+        products(p, &tiles, x->s.c, y->cs, l->u, m);
         wino_scatter(p, y, &y->y, &t, &through, 0, at, &(wino_array){m, n, y->cs});
     }
 }
@@ -140,15 +243,12 @@ static void weight_gradient(program *p, layer *l, int from, int to, int thread)
     float *du = l->dw + (size_t)thread * l->dw_floats;
     for (int at = from * per; at < end; at += BACK_GROUP) {
         int n = least(BACK_GROUP, end - at);
-        wino_gather(p, x, &x->y, &t, l->node->conv.pad_h, l->node->conv.pad_w, at, n,
-                    &(wino_array){v, n, x->cs}, 0);
-        wino_gather_dy(p, y, &t, at, n, &(wino_array){d, n, y->cs}, 0);
-        for (size_t q = 0; q < PLANES; q++) {
-            float *to_du = du + q * wino_plane(K, x->cs);
-            p->k->gemm(K, x->cs, n, d + q * wino_plane(n, y->cs), 1, (size_t)y->cs,
-                       v + q * wino_plane(n, x->cs), (size_t)x->cs, NULL, false,
-                       at > from * per ? to_du : NULL, (size_t)x->cs, to_du, (size_t)x->cs);
-        }
+        const wino_array xs = {v, n, x->cs}, ds = {d, n, y->cs};
+        wino_gather_x(p, x, &t, l->node->conv.pad_h, l->node->conv.pad_w, at, n, &xs, 0);
+        wino_gather_dy(p, y, &t, at, n, &ds, 0);
+        for (size_t q = 0; q < PLANES; q++)
+            wino_sum(p, q, &ds, &xs, &(wino_part){0, K, 0, x->cs}, at > from * per, du + q * wino_plane(K, x->cs),
+                     (size_t)x->cs);
     }
 }
 
@@ -167,9 +267,9 @@ static void winograd_backward(program *p, layer *l, int from, int to, int thread
     const wino_end through = {l->zeros, false, l->add[0]};
     for (int at = from * per; at < end; at += l->group) {
         int n = least(l->group, end - at);
-        wino_gather(p, y, &y->dy, &t, 2 - l->node->conv.pad_h, 2 - l->node->conv.pad_w, at, n,
-                    &(wino_array){v, n, y->cs}, 0);
-        products(p, n, y->s.c, y->cs, x->cs, v, l->u_back, m);
+        const wino_array tiles = {v, n, y->cs};
+        wino_gather(p, y, &y->dy, &t, 2 - l->node->conv.pad_h, 2 - l->node->conv.pad_w, at, n, &tiles, 0);
+        products(p, &tiles, y->s.c, x->cs, l->u_back, m);
         wino_scatter(p, x, &x->dy, &t, &through, 0, at, &(wino_array){m, n, x->cs});
     }
 }
@@ -184,7 +284,7 @@ static void winograd_pack(program *p, layer *l)
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     size_t filter = (size_t)x->s.c * 9;
     if (!winograd_leases(p))
-        p->k->wino_weights(x->s.c, y->s.c, (size_t)y->cs, layer_weights(p, l), 9, filter, false, l->u);
+        wino_pack(p, x->s.c, y->s.c, y->cs, layer_weights(p, l), 9, filter, false, l->u);
     layer_bias(p, l, l->bf);
 }
 
@@ -192,8 +292,7 @@ static void winograd_pack_ahead(program *p, layer *l)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     if (winograd_leases(p))
-        p->k->wino_weights(x->s.c, y->s.c, (size_t)y->cs, program_param(p, l->node->weight), 9,
-                           (size_t)x->s.c * 9, false, l->u);
+        wino_pack(p, x->s.c, y->s.c, y->cs, program_param(p, l->node->weight), 9, (size_t)x->s.c * 9, false, l->u);
 }
 
 static void winograd_pack_back(program *p, layer *l)
@@ -201,7 +300,7 @@ static void winograd_pack_back(program *p, layer *l)
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     const float *w = program_param(p, l->node->weight);
     if (l->u_back)
-        p->k->wino_weights(y->s.c, x->s.c, (size_t)x->cs, w, (size_t)x->s.c * 9, 9, true, l->u_back);
+        wino_pack(p, y->s.c, x->s.c, x->cs, w, (size_t)x->s.c * 9, 9, true, l->u_back);
 }
 
 static void winograd_finish(program *p, layer *l)
@@ -251,7 +350,7 @@ int layer_winograd(program *p, layer *l)
         l->u = program_floats(p, u_floats);
     l->bf = program_floats(p, (size_t)y->cs + CPU_SLACK);
     l->zeros = program_floats(p, (size_t)x->cs + CPU_SLACK);
-    snprintf(l->choice, sizeof l->choice, l->relu ? "winograd4+relu" : "winograd4");
+    snprintf(l->choice, sizeof l->choice, "winograd4%s%s", p->k16 ? "-bf16" : "", l->relu ? "+relu" : "");
     if (!l->u || !l->bf || !l->zeros)
         return -1;
     return p->c.inference ? 0 : alloc_backward(p, l, x, y, threads);

@@ -62,13 +62,10 @@ static void panel_product(const program *p, const wino_array *v, int rows, const
 {
     for (int row = 0; row < rows; row += ROWS) {
         int n = least(ROWS, rows - row);
-        p->k->wino_weights(n, real, (size_t)width, w->w + (size_t)row * w->rs, w->rs, w->cs, w->turned, u);
-        for (size_t q = 0; q < PLANES; q++) {
-            float *mq = m->data + q * wino_plane(m->count, width);
-            p->k->gemm(m->count, width, n, v->data + q * wino_plane(v->count, v->ld) + row, (size_t)v->ld, 1,
-                       u + q * wino_plane(n, width), (size_t)width, NULL, false, row ? mq : NULL,
-                       (size_t)width, mq, (size_t)width);
-        }
+        wino_pack(p, n, real, width, w->w + (size_t)row * w->rs, w->rs, w->cs, w->turned, u);
+        for (size_t q = 0; q < PLANES; q++)
+            wino_product(p, q, v, row, n, u + q * wino_weights_plane(p, n, width), width, row > 0,
+                         m->data + q * wino_plane(m->count, width), (size_t)width);
     }
 }
 
@@ -121,6 +118,12 @@ static void fleeting_forward(program *p, layer *l)
 
 /* ---- backward -------------------------------------------------------------------------------------- */
 
+/* Where a thread's samples begin: words of bf16 hold two tiles, so that it is an even number of them. */
+static int even_part(int n, int thread, int threads)
+{
+    return thread == threads ? n : n / 2 * thread / threads * 2;
+}
+
 /* dy through ReLU, and the tiles that the gradients need, of this thread's samples. */
 static void gather_back_part(void *arg, int thread, int threads)
 {
@@ -129,14 +132,14 @@ static void gather_back_part(void *arg, int thread, int threads)
     layer *l = w->l;
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     int pad_h = l->node->conv.pad_h, pad_w = l->node->conv.pad_w;
-    int n = p->b->n, first = n * thread / threads, last = n * (thread + 1) / threads;
+    int n = p->b->n, first = even_part(n, thread, threads), last = even_part(n, thread + 1, threads);
     float *db = l->db + (size_t)thread * l->db_floats;
     memset(db, 0, l->db_floats * sizeof *db);
     for (int i = first; i < last; i++)
         wino_mask(p, l, i, db);
     wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
     int from = tiles_of(&t, first), count = tiles_of(&t, last) - from, all = tiles_of(&t, n);
-    wino_gather(p, x, &x->y, &t, pad_h, pad_w, from, count, &(wino_array){l->wino->x, all, x->cs}, from);
+    wino_gather_x(p, x, &t, pad_h, pad_w, from, count, &(wino_array){l->wino->x, all, x->cs}, from);
     wino_gather_dy(p, y, &t, from, count, &(wino_array){l->wino->d, all, y->cs}, from);
     if (!x->dy.data)
         return;
@@ -151,10 +154,10 @@ static void block_dw(program *p, layer *l, int tiles, int filter, int filters, i
                      float *du)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    const wino_array d = {l->wino->d, tiles, y->cs}, v = {l->wino->x, tiles, x->cs};
+    const wino_part part = {filter, filters, channel, channels};
     for (size_t q = 0; q < PLANES; q++)
-        p->k->gemm(filters, channels, tiles, l->wino->d + q * wino_plane(tiles, y->cs) + filter, 1,
-                   (size_t)y->cs, l->wino->x + q * wino_plane(tiles, x->cs) + channel, (size_t)x->cs, NULL,
-                   false, NULL, 0, du + q * wino_plane(filters, channels), (size_t)channels);
+        wino_sum(p, q, &d, &v, &part, false, du + q * wino_plane(filters, channels), (size_t)channels);
     size_t row = (size_t)x->s.c * 9;
     p->k->wino_dw(filters, least(channels, x->s.c - channel), (size_t)channels, du,
                   program_grad(p, l->node->weight) + (size_t)filter * row + (size_t)channel * 9, row);
@@ -232,7 +235,7 @@ int layer_winograd_fleeting(program *p, layer *l)
     wino_tiling tx = wino_tiles_over(x->s.h, x->s.w), ty = wino_tiles_over(y->s.h, y->s.w);
     int over_x = tiles_of(&tx, p->c.batch), over_y = tiles_of(&ty, p->c.batch);
     l->ops = &fleeting_ops;
-    snprintf(l->choice, sizeof l->choice, l->relu ? "winograd4-fleeting+relu" : "winograd4-fleeting");
+    snprintf(l->choice, sizeof l->choice, "winograd4-fleeting%s%s", p->k16 ? "-bf16" : "", l->relu ? "+relu" : "");
     size_t u = PLANES * (wino_plane(ROWS, PANEL) + wino_plane(over_x > over_y ? over_x : over_y, PANEL));
     size_t du = PLANES * wino_plane(FILTERS, ROWS);
     l->scratch_floats = (u > du ? u : du) + CPU_SLACK;

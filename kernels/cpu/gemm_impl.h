@@ -1,9 +1,10 @@
-/* gemm_impl.h: matrix products for linear layers and small transposes. Included by kernels_impl.h.
+/* gemm_impl.h: matrix products. Included by kernels_impl.h, and by kernels_avx512_bf16.c with words of two bf16
+ * for elements: GEMM_T is an element of a and b, GEMM_LOAD a vector of b, GEMM_ADD(acc, s, v) acc + s * v.
  *
  * The inner tile keeps MR rows x NV vectors of c in registers; a is broadcast from memory with any two
  * strides, so that weights are used where they lie, in both directions, without packing. */
 
-INLINE void T(gemm_tile)(int k, const float *a, size_t am, size_t ak, const float *b, size_t ldb,
+INLINE void T(gemm_tile)(int k, const GEMM_T *a, size_t am, size_t ak, const GEMM_T *b, size_t ldb,
                          const float *bias, bool relu, const float *add, size_t lda, float *c,
                          size_t ldc, const int mr, const int nv)
 {
@@ -13,20 +14,20 @@ INLINE void T(gemm_tile)(int k, const float *a, size_t am, size_t ak, const floa
         UNROLL for (int v = 0; v < nv; v++)
             acc[i][v] = start;
     }
-    const float *a0 = a, *a1 = a + 4 * am, *a2 = a + 8 * am;
+    const GEMM_T *a0 = a, *a1 = a + 4 * am, *a2 = a + 8 * am;
     const size_t m3 = 3 * am;
     for (int q = 0; q < k; q++, b += ldb, a0 += ak, a1 += ak, a2 += ak) {
-        VT bv[4];
+        GEMM_V bv[4];
         UNROLL for (int v = 0; v < nv; v++)
-            bv[v] = T(load)(b + (size_t)v * VW);
+            bv[v] = GEMM_LOAD(b + (size_t)v * VW);
         UNROLL for (int i = 0; i < mr; i++) {
-            const float *base = i < 4 ? a0 : i < 8 ? a1 : a2;
-            float s = i % 4 == 0   ? base[0]
+            const GEMM_T *base = i < 4 ? a0 : i < 8 ? a1 : a2;
+            GEMM_T s = i % 4 == 0   ? base[0]
                       : i % 4 == 1 ? base[am]
                       : i % 4 == 2 ? base[2 * am]
                                    : base[m3];
             UNROLL for (int v = 0; v < nv; v++)
-                acc[i][v] += s * bv[v];
+                GEMM_ADD(acc[i][v], s, bv[v]);
         }
     }
     UNROLL for (int i = 0; i < mr; i++) {
@@ -38,10 +39,10 @@ INLINE void T(gemm_tile)(int k, const float *a, size_t am, size_t ak, const floa
     }
 }
 
-typedef void T(gemm_fn)(int, const float *, size_t, size_t, const float *, size_t, const float *, bool,
+typedef void T(gemm_fn)(int, const GEMM_T *, size_t, size_t, const GEMM_T *, size_t, const float *, bool,
                         const float *, size_t, float *, size_t);
 #define GEMM(MR, NV)                                                                               \
-    static void T(gemm_##MR##_##NV)(int k, const float *a, size_t am, size_t ak, const float *b,   \
+    static void T(gemm_##MR##_##NV)(int k, const GEMM_T *a, size_t am, size_t ak, const GEMM_T *b,   \
                                     size_t ldb, const float *bias, bool relu, const float *add,    \
                                     size_t lda, float *c, size_t ldc)                              \
     {                                                                                              \
@@ -71,7 +72,7 @@ static const struct {
 #endif
 
 /* Columns of nv vectors, all rows. */
-static void T(gemm_panel)(int m, int k, const float *a, size_t am, size_t ak, const float *b, size_t ldb,
+static void T(gemm_panel)(int m, int k, const GEMM_T *a, size_t am, size_t ak, const GEMM_T *b, size_t ldb,
                           const float *bias, bool relu, const float *add, size_t lda, float *c,
                           size_t ldc, int nv)
 {

@@ -33,7 +33,12 @@ static int step_index(size_t step)
     }
 }
 
+#define GEMM_T             float
+#define GEMM_ADD(acc, s, v) ((acc) += (s) * (v))
+
 #define VT v8
+#define GEMM_V             v8
+#define GEMM_LOAD          load8
 #define TI v8i
 #define TB v8b
 #define TBU v8bu
@@ -43,6 +48,8 @@ static int step_index(size_t step)
 #include "gemm_impl.h"
 #include "channel_tile_impl.h"
 #undef VT
+#undef GEMM_V
+#undef GEMM_LOAD
 #undef TI
 #undef TB
 #undef TBU
@@ -51,6 +58,8 @@ static int step_index(size_t step)
 
 #if KERNELS_WIDE
 #define VT v16
+#define GEMM_V             v16
+#define GEMM_LOAD          load16
 #define TI v16i
 #define TB v16b
 #define TBU v16bu
@@ -60,6 +69,8 @@ static int step_index(size_t step)
 #include "gemm_impl.h"
 #include "channel_tile_impl.h"
 #undef VT
+#undef GEMM_V
+#undef GEMM_LOAD
 #undef TI
 #undef TB
 #undef TBU

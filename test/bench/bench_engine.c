@@ -1,6 +1,6 @@
 /* bench_engine.c: one model on the engine, timed on request; bench_engine.py drives it beside PyTorch.
  *
- *   bench_engine MODEL BATCH THREADS [BACKEND]
+ *   bench_engine MODEL BATCH THREADS [BACKEND [bf16]]
  *
  * Reads "train K" or "infer K" from stdin, does K steps, and writes the seconds they took by the wall
  * clock and of CPU time; "choices" writes the algorithm table. The batch is made of fixed pseudo-random floats. */
@@ -103,12 +103,13 @@ int main(int argc, char **argv)
     err e = ERR_INIT;
     engine *m = NULL;
     if (argc < 4) {
-        fprintf(stderr, "usage: bench_engine MODEL BATCH THREADS [BACKEND]\n");
+        fprintf(stderr, "usage: bench_engine MODEL BATCH THREADS [BACKEND [bf16]]\n");
         return 2;
     }
     engine_config c = {.batch = (int)strtol(argv[2], NULL, 10),
                        .threads = (int)strtol(argv[3], NULL, 10),
                        .backend = argc > 4 ? argv[4] : NULL,
+                       .precision = argc > 5 && strcmp(argv[5], "bf16") == 0 ? PRECISION_BF16 : PRECISION_FP32,
                        .optim = {.kind = OPTIM_SGD, .momentum = 0.9}};
     if (configure(argv[1], &c, &e) != 0 || engine_compile(&c, &m, &e) != 0)
         return fail(&e);

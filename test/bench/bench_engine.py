@@ -14,6 +14,8 @@ By default a speed is by the clock, which means something on a quiet machine alo
 the process' CPU seconds instead: with other work on the machine, ratios of one thread stay comparable;
 what two threads gain is not in it.
 
+--precision bf16: ours in bf16 beside PyTorch's autocast to bfloat16.
+
 Runs under a Python that has PyTorch and torchvision (the make target bench-engine sets one up). --floor
 exits 1 when a ratio is under the project's promise for that case.
 """
@@ -37,12 +39,14 @@ TRAIN = {"lenet": {16: 6.0, 32: 5.0, 128: 4.5}, "lenet-3x3-8-20": {32: 4.0}, "le
          "densenet121": {32: 1.5}}
 INFER = {"lenet": 2.5, "resnet18": 1.6, "resnet34": 1.6, "vgg11": 1.5, "squeezenet1_1": 1.5,
          "mobilenet_v3_small": 2.0, "densenet121": 1.3}
+BF16 = {"resnet34": 1.05}  # training beside autocast
 MODES = ("eager", "channels_last", "compile")
 
 
 class Torch:
-    def __init__(self, name, batch, what, mode, cpu_time):
-        self.clock = time.process_time if cpu_time else time.perf_counter
+    def __init__(self, name, batch, what, mode, options):
+        self.clock = time.process_time if options.cpu_time else time.perf_counter
+        self.autocast = options.precision == "bf16"
         torch.manual_seed(1)
         model, shape = model_of(name)
         self.x = torch.rand(batch, *shape) * 2 - 1
@@ -56,12 +60,15 @@ class Torch:
         self.model = torch.compile(model) if mode == "compile" else model
 
     def step(self):
+        half = torch.autocast("cpu", torch.bfloat16, enabled=self.autocast)
         if not self.train:
-            with torch.inference_mode():
+            with torch.inference_mode(), half:
                 self.model(self.x)
             return
         self.optimizer.zero_grad(set_to_none=True)
-        nn.functional.cross_entropy(self.model(self.x), self.labels).backward()
+        with half:
+            loss = nn.functional.cross_entropy(self.model(self.x), self.labels)
+        loss.backward()
         self.optimizer.step()
 
     def run(self, steps):
@@ -72,11 +79,11 @@ class Torch:
 
 
 class Engine:
-    def __init__(self, name, batch, threads, what, cpu_time):
-        self.column = 1 if cpu_time else 0
+    def __init__(self, name, batch, threads, what, options):
+        self.column = 1 if options.cpu_time else 0
         program = os.path.join(os.environ.get("BUILD", "build/release"), "bench/bench_engine")
         self.what = what
-        self.child = subprocess.Popen([program, name, str(batch), str(threads)], text=True,
+        self.child = subprocess.Popen([program, name, str(batch), str(threads), "cpu", options.precision], text=True,
                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def run(self, steps):
@@ -100,8 +107,8 @@ def measure(contestant, batch, seconds):
 
 def compare(name, batch, threads, what, options):
     torch.set_num_threads(threads)
-    ours = Engine(name, batch, threads, what, options.cpu_time)
-    rivals = {mode: Torch(name, batch, what, mode, options.cpu_time) for mode in options.modes}
+    ours = Engine(name, batch, threads, what, options)
+    rivals = {mode: Torch(name, batch, what, mode, options) for mode in options.modes}
     speeds = {mode: [] for mode in ["ours", *rivals]}
     for _ in range(options.rounds):
         for mode, rival in rivals.items():
@@ -137,7 +144,9 @@ def all_cases(batches, threads):
             yield model, 32, t, "infer"
 
 
-def promise(model, batch, threads, what):
+def promise(model, batch, threads, what, precision):
+    if precision == "bf16":
+        return BF16.get(model) if what == "train" else None
     if what == "infer":
         return INFER.get(model) if batch == 32 else None
     return TRAIN.get(model, {}).get(batch)
@@ -157,13 +166,14 @@ def main():
     parser.add_argument("--modes", default=",".join(MODES), type=lambda s: s.split(","))
     parser.add_argument("--cpu-time", action="store_true",
                         help="CPU seconds instead of the clock's: one thread on a machine with other work")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--floor", action="store_true", help="exit 1 under a promised ratio")
     options = parser.parse_args()
     cases = list(all_cases(options.batches, options.threads))
     if options.cases:
         cases = [(c.split(":") + ["train"])[:4] for c in options.cases.split(",")]
     unit = "CPU second" if options.cpu_time else "second"
-    print(f"PyTorch {torch.__version__}; samples a {unit}, medians of {options.rounds} rounds")
+    print(f"PyTorch {torch.__version__}; {options.precision}, samples a {unit}, medians of {options.rounds} rounds")
     head = f"{'model':22}{'batch':>6}{'thr':>4} {'what':6}{'ours':>9}"
     print(head + "".join(f"{m:>15}" for m in options.modes) + f"{'ratio':>8}{'promised':>10}{'peak':>7}")
     missed, peaks = 0, {}
@@ -172,7 +182,7 @@ def main():
         if threads not in peaks:
             peaks[threads] = sgemm_peak(threads, options.cpu_time)
         r = compare(name, batch, threads, what, options)
-        ratio, floor = r["ours"] / max(r[m] for m in options.modes), promise(name, batch, threads, what)
+        ratio, floor = r["ours"] / max(r[m] for m in options.modes), promise(name, batch, threads, what, options.precision)
         share = r["ours"] * flops_of(name, what == "train") / peaks[threads]
         missed += floor is not None and ratio < floor
         print(f"{name:22}{batch:6}{threads:4} {what:6}{number(r['ours']):>9}" +

@@ -346,19 +346,24 @@ static int build(graph *g, int x, int outputs, void *user)
     return graph_linear(g, graph_flatten(g, m->build(g, x)), outputs, (linear_options){0});
 }
 
-static engine *compile(const model *m, const char *on, int threads)
+static engine *compile_in(const model *m, const char *on, int threads, backend_precision precision)
 {
     err e = ERR_INIT;
     engine *out = NULL;
     engine_config c = {.build = build, .user = (void *)(uintptr_t)m, .input = m->input,
                        .outputs = OUTPUTS, .batch = BATCH, .backend = on, .threads = threads,
-                       .seed = 5, .optim = {.kind = OPTIM_SGD, .momentum = 0.9}};
+                       .seed = 5, .precision = precision, .optim = {.kind = OPTIM_SGD, .momentum = 0.9}};
     bool adam = strcmp(m->name, "Adam") == 0, adamw = strcmp(m->name, "AdamW") == 0;
     if (adam || adamw) /* cases named after the optimizer they use */
         c.optim = (optim){.kind = adam ? OPTIM_ADAM : OPTIM_ADAMW, .beta1 = 0.9, .beta2 = 0.99, .eps = 0.01, .weight_decay = 0.1};
     if (engine_compile(&c, &out, &e) != 0)
         test_fail(__FILE__, __LINE__, "%s on %s: %s", m->name, on, e.message);
     return out;
+}
+
+static engine *compile(const model *m, const char *on, int threads)
+{
+    return compile_in(m, on, threads, PRECISION_FP32);
 }
 
 static void compare(const model *m, const char *what, int n, const float *got, const float *want,
@@ -374,25 +379,30 @@ static void compare(const model *m, const char *what, int n, const float *got, c
                   what, sqrt(apart / scale));
 }
 
-static void compare_step(const model *m, engine *fast, engine *truth, const engine_batch *b)
+/* Relative to the reference: of the loss and logits, and of each parameter's gradient. */
+typedef struct bounds {
+    double logits, gradients;
+} bounds;
+
+static void compare_step(const model *m, engine *fast, engine *truth, const engine_batch *b, bounds within)
 {
     err e = ERR_INIT;
     engine_result r, want;
     size_t count, vars;
     CHECK_OK(engine_gradients(truth, b, &want, &e), e);
     CHECK_OK(engine_gradients(fast, b, &r, &e), e);
-    CHECK_NEAR(r.loss, want.loss, 2e-5);
+    CHECK_NEAR(r.loss, want.loss, within.logits * fmax(1, want.loss));
     CHECK(b->n < BATCH || (r.convert_s > 0 && r.convert_s < 60)); /* few samples may all be another thread's */
     const float *g = engine_grads(fast, &count, &e), *w = engine_grads(truth, &count, &e);
     const engine_var *layout = engine_layout(truth, &vars);
     for (size_t i = 0; i < vars; i++)
         if (layout[i].kind == VAR_PARAM)
             compare(m, layout[i].name, b->n, g + layout[i].offset, w + layout[i].offset, layout[i].count,
-                    1e-4);
+                    within.gradients);
     float got[BATCH * OUTPUTS], logits[BATCH * OUTPUTS];
     CHECK_OK(engine_infer(truth, b, logits, &e), e);
     CHECK_OK(engine_infer(fast, b, got, &e), e);
-    compare(m, "logits", b->n, got, logits, (size_t)b->n * OUTPUTS, 2e-5);
+    compare(m, "logits", b->n, got, logits, (size_t)b->n * OUTPUTS, within.logits);
     CHECK_OK(engine_update(truth, 0.01, &e), e);
     CHECK_OK(engine_update(fast, 0.01, &e), e);
 }
@@ -404,9 +414,9 @@ static bool says(engine *m, const char *choice)
     return strstr(engine_choices(m), line) != NULL;
 }
 
-static void check_model(const model *m, int threads)
+static void check_model(const model *m, int threads, backend_precision precision, bounds within)
 {
-    engine *fast = compile(m, "cpu", threads), *truth = compile(m, "reference", 1);
+    engine *fast = compile_in(m, "cpu", threads, precision), *truth = compile(m, "reference", 1);
     CHECK(!m->choice || says(fast, m->choice));
     size_t each = shape_count(m->input);
     uint8_t *x = malloc(BATCH * each);
@@ -425,7 +435,7 @@ static void check_model(const model *m, int threads)
         if (n == 1 && (m->build == shared || m->build == normed_residual || m->build == norms || m->build == dense || m->build == apart))
             continue; /* batch norm over few values amplifies rounding beyond any tolerance */
         compare_step(m, fast, truth, &(engine_batch){.n = n, .type = INPUT_UINT8, .x = x, .scale = scale,
-                                                     .shift = shift, .labels = labels});
+                                                     .shift = shift, .labels = labels}, within);
     }
     free(x);
     engine_free(fast);
@@ -444,7 +454,7 @@ static void check_models(const char *set, int threads)
 {
     use_set(set);
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)
-        check_model(&models[i], threads);
+        check_model(&models[i], threads, PRECISION_FP32, (bounds){2e-5, 1e-4});
 }
 
 #define ON_EVERY_SET(X) X(avx512) X(avx2) X(generic)
@@ -478,6 +488,86 @@ static void run_ops(const char *set)
         run_ops(#set);                                                                             \
     }
 ON_EVERY_SET(OPS)
+
+/* ---- bf16 ---------------------------------------------------------------------------------------- */
+
+static bool has_bf16(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512bf16");
+#else
+    return false;
+#endif
+}
+
+/* Each kind of layer that computes in bf16. */
+static const model models16[] = {
+    {"winograd", "winograd4-bf16", {3, 3, 12, 12}, wide},
+    {"winograd, odd", "winograd4-bf16", {3, 3, 11, 9}, wide_bare},
+    {"winograd, border 2", "winograd4-bf16", {3, 3, 5, 6}, wide_border},
+    {"winograd from 16 channels", "winograd4-bf16", {3, 3, 9, 8}, from_16},
+    {"winograd, weights made on the way", "winograd4-fleeting-bf16+relu", {3, 3, 5, 4}, deep},
+    {"stride 2", "matmul-points-bf16", {3, 3, 13, 14}, stride2},
+    {"stride 2, 1x1", "matmul-points-bf16", {3, 3, 9, 9}, stride2_one},
+    {"3x3 on 2x2", "matmul-points-bf16", {3, 3, 2, 2}, small},
+    {"3x3 on 2x3, whole vectors", "matmul-points-bf16+relu", {3, 3, 2, 3}, small_relu},
+    {"dilated on 3x3", "matmul-points-bf16", {3, 3, 3, 3}, small_dilated},
+    {"windows of padding alone", "matmul-points-bf16", {3, 3, 4, 5}, padding_alone},
+    {"1x1", "matmul-bf16", {3, 3, 23, 25}, large_one},
+    {"fire", "matmul-bf16+relu", {3, 3, 9, 10}, fire},
+    {"wide linear layers", "gemm-bf16+relu", {3, 3, 5, 5}, wide_linear},
+    {"LeNet's stages", "gemm-bf16", {3, 1, 28, 28}, stages_6_16_5},
+};
+
+/* Norms over few values and ReLU after ReLU: each lets through what the one before it has moved. */
+static const model deep16[] = {
+    {"one tensor, many readers", "winograd4-bf16", {3, 3, 10, 10}, shared},
+    {"dense block", "joined", {3, 3, 7, 6}, dense},
+    {"norms in the weights", "winograd4-bf16", {3, 3, 9, 8}, norms},
+};
+
+/* bf16 has 8 bits: a product of two rounded values is 2^-8 from the exact one at most and 0.16 % on average,
+ * which Winograd's transforms make 0.7 %; then the logits move the loss' gradient, a ReLU beside 0 lets
+ * another one through, and biases' gradients are small sums of large parts. A tap beside its place or a sign
+ * turned would be 100 % apart; test_cpu_bf16.c holds the products themselves to bf16's own bounds. */
+static void check_bf16(int threads)
+{
+    if (!has_bf16())
+        test_skip("this CPU has no AVX512-BF16");
+    setenv("KUBEML_CPU", "auto", 1);
+    for (size_t i = 0; i < sizeof models16 / sizeof *models16; i++)
+        check_model(&models16[i], threads, PRECISION_BF16, (bounds){2e-2, 0.2});
+    for (size_t i = 0; i < sizeof deep16 / sizeof *deep16; i++)
+        check_model(&deep16[i], threads, PRECISION_BF16, (bounds){0.1, 0.8});
+}
+
+TEST_LIMIT(layers_bf16, 120)
+{
+    check_bf16(1);
+}
+
+TEST_LIMIT(layers_bf16_3_threads, 120)
+{
+    check_bf16(3);
+}
+
+/* Refused with its type and the reason, never computed in something else instead. */
+TEST(bf16_is_refused_where_the_set_lacks_it)
+{
+    static const char *const sets[] = {"avx2", "generic", "auto"};
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        err e = ERR_INIT;
+        engine *m = NULL;
+        setenv("KUBEML_CPU", sets[i], 1);
+        if (!backend_find("cpu", &e) || (has_bf16() && strcmp(sets[i], "auto") == 0))
+            continue;
+        engine_config c = {.build = build, .user = (void *)(uintptr_t)&models16[0], .input = models16[0].input,
+                           .outputs = OUTPUTS, .batch = BATCH, .backend = "cpu", .precision = PRECISION_BF16};
+        CHECK_ERR(engine_compile(&c, &m, &e), e, ERR_UNSUPPORTED, "AVX512-BF16");
+        CHECK(!m);
+    }
+}
 
 /* An unknown name is an error that says so; it never falls back. */
 TEST(unknown_set)
