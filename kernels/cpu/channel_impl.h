@@ -256,7 +256,7 @@ static void act_back(graph_act kind, float slope, size_t n, const float *x, cons
 /* ---- dropout --------------------------------------------------------------------------------------- */
 
 typedef uint64_t v8q __attribute__((vector_size(64)));
-typedef uint32_t v8n __attribute__((vector_size(32)));
+typedef uint32_t v16n __attribute__((vector_size(64)));
 
 /* The products of the lower halves. */
 INLINE v8q halves8(v8q a, uint32_t k)
@@ -291,15 +291,11 @@ static void keep(const uint32_t key[2], const uint32_t counter[4], size_t n, uin
                     (v8q){0} + (uint64_t)counter[1], (v8q){0} + (uint64_t)counter[2],
                     (v8q){0} + (uint64_t)counter[3]};
         philox8(c, key[0], key[1]);
-        uint32_t words[4][8];
-        UNROLL for (size_t i = 0; i < 4; i++) {
-            v8n low = __builtin_convertvector(c[i], v8n);
-            memcpy(words[i], &low, sizeof low);
-        }
-        for (size_t lane = 0; lane < 8; lane++) {
-            UNROLL for (size_t i = 0; i < 4; i++)
-                y[block * 4 + lane * 4 + i] = words[i][lane] >= drop_below ? scale : 0;
-        }
+        v8q low = (c[0] & 0xFFFFFFFFu) | c[1] << 32, high = (c[2] & 0xFFFFFFFFu) | c[3] << 32;
+        v16n words[2] = {(v16n)__builtin_shufflevector(low, high, 0, 8, 1, 9, 2, 10, 3, 11),
+                         (v16n)__builtin_shufflevector(low, high, 4, 12, 5, 13, 6, 14, 7, 15)};
+        UNROLL for (size_t i = 0; i < 2; i++)
+            store16(y + block * 4 + i * 16, (v16)((v16i)(words[i] >= drop_below) & (v16i)all16(scale)));
     }
 }
 
