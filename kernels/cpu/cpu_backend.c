@@ -1,7 +1,8 @@
 /* cpu_backend.c: the fast backend for the host's CPU behind backend.h: fuses a graph into layers, lays
  * out their tensors, and runs them. Which instructions: cpu_isa.c; the layers: cpu_conv.c,
  * cpu_winograd.c, cpu_winograd_fleeting.c, cpu_matmul.c, cpu_linear.c, cpu_norm.c, cpu_channel.c,
- * cpu_concat.c, cpu_any.c; norms in convolutions' weights: cpu_fold.c; inner loops: kernels_impl.h.
+ * cpu_concat.c, cpu_any.c; norms in convolutions' weights: cpu_fold.c; inner loops: kernels_impl.h. In bf16:
+ * cpu_linear16.c, cpu_matmul16.c and the words of cpu_winograd.c; inner loops: kernels_avx512_bf16.c.
  *
  * Same graph, batch, CPU class (the table's name) and thread count give the same bits: work is split
  * by sample or by output, and every sum across threads runs in thread order.

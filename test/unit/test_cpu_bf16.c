@@ -247,7 +247,7 @@ TEST_LIMIT(lenet_learns_as_in_fp32, 60)
     check_training("lenet5", 60, 0.05);
 }
 
-TEST_LIMIT(resnet20_learns_as_in_fp32, 120)
+TEST_LIMIT(resnet20_learns_as_in_fp32, 300)
 {
     check_training("resnet20", 48, 0.004);
 }
