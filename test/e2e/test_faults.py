@@ -158,7 +158,7 @@ def a_job_given_up_leaves_no_segment(p):
     """kubeml-ps killed, the job stopped before another takes its place: nobody but the controller cleans."""
     p.dataset()
     p.function()
-    job = p.train(epochs=5000)
+    job = p.train(p.paced(), epochs=5000)
     until(lambda: p.task(job)["epoch"] >= 1)
     segments = [f for f in os.listdir("/dev/shm") if job in f]
     assert segments, "the job has its segment"
