@@ -87,7 +87,7 @@ def suspend_stops_at_a_merge_and_goes_on_there():
         spec = {"epochs": 30, "k": 2, "seed": 5}
         try:
             want = p.succeed(p.train(**{"epochs": 30, "k": 2, "seed": 5}), 120)["sha256"]
-            apply([trainjob("pause", **spec)], p.ns)
+            apply([trainjob("pause", function=p.paced(), **spec)], p.ns)
             until(lambda: (status(p, "pause").get("epoch") or 0) >= 2, 60, every=0.1, message="it does not train")
             kubectl("patch", "trainjob", "pause", "-n", p.ns, "--type=merge", "-p", '{"spec":{"suspend":true}}')
             holds(p, "pause", "Suspended", 60)
