@@ -8,7 +8,9 @@
  * transaction.
  * 3. The map grows by doubling when a write finds it full; others see it at their next transaction
  *    (MDB_MAP_RESIZED) and adopt the size.
- * 4. A record's version is the count of all writes, so that a deleted and rewritten record never
+ * 4. A writer takes its turn (store_lmdb_writer.h), which has a deadline, before `map` and before
+ * LMDB's lock, which has none.
+ * 5. A record's version is the count of all writes, so that a deleted and rewritten record never
  * has an old version again.
  *
  * A record's key is collection NUL key; its value is the version (8 bytes, this machine's order)
@@ -28,8 +30,12 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
+#include "failpoint.h"
+#include "store_lmdb_writer.h"
 
 enum {
+    TURN_MS = 5000,       /* a write is milliseconds; a disk that syncs for others may take seconds */
     MAP_BYTES = 64 << 20, /* at first */
     MAP_BYTES_MIN = 1 << 16,
     READERS_MAX = 1024,
@@ -45,6 +51,7 @@ typedef struct lmdb_records {
     MDB_env *env; /* `map` guards */
     MDB_dbi dbi;
     pthread_rwlock_t map;
+    lmdb_writer *writer;
 } lmdb_records;
 
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER; /* guards open_records and users */
@@ -119,6 +126,16 @@ static int open_env(lmdb_records *r, size_t map_bytes, err *e)
     return 0;
 }
 
+/* Beside DIR/records.mdb: DIR/records.writer. */
+static lmdb_writer *open_writer(const char *records, err *e)
+{
+    char path[FS_PATH_BYTES];
+    const char *dot = strrchr(records, '.');
+    return fs_path(path, e, "%.*s.writer", (int)(dot - records), records) == 0
+               ? lmdb_writer_open(path, e)
+               : NULL;
+}
+
 static lmdb_records *records_new(const char *path, size_t map_bytes, err *e)
 {
     lmdb_records *r = calloc(1, sizeof *r);
@@ -128,7 +145,9 @@ static lmdb_records *records_new(const char *path, size_t map_bytes, err *e)
     }
     r->pid = getpid();
     r->users = 1;
-    if (fs_path(r->path, e, "%s", path) != 0 || open_env(r, map_bytes, e) != 0) {
+    if (fs_path(r->path, e, "%s", path) != 0 || !(r->writer = open_writer(path, e)) ||
+        open_env(r, map_bytes, e) != 0) {
+        lmdb_writer_close(r->writer);
         free(r);
         return NULL;
     }
@@ -163,6 +182,7 @@ static void records_drop(lmdb_records *r)
         if (r->pid == getpid() && r->env)
             mdb_env_close(r->env);
         pthread_rwlock_destroy(&r->map);
+        lmdb_writer_close(r->writer);
         free(r);
     }
     pthread_mutex_unlock(&open_lock);
@@ -234,6 +254,8 @@ static int run_once(lmdb_records *r, unsigned flags, operation op, void *arg, bo
     if (status != 0)
         return status;
     status = op(txn, r->dbi, arg, refused, e);
+    if (!(flags & MDB_RDONLY))
+        failpoint("store-write");
     if (status != 0 || *refused || flags & MDB_RDONLY) {
         mdb_txn_abort(txn);
         return status;
@@ -241,10 +263,9 @@ static int run_once(lmdb_records *r, unsigned flags, operation op, void *arg, bo
     return mdb_txn_commit(txn);
 }
 
-static int run(store *s, bool write, operation op, void *arg, const char *what, err *e)
+static int run_until_done(lmdb_records *r, bool write, operation op, void *arg, const char *what,
+                          err *e)
 {
-    lmdb_records *r = ((lmdb_store *)s)->records;
-    assert(r->pid == getpid()); /* a forked child opens the store anew */
     for (int tries = 0;; tries++) {
         bool refused = false;
         pthread_rwlock_rdlock(&r->map);
@@ -259,6 +280,19 @@ static int run(store *s, bool write, operation op, void *arg, const char *what, 
         if (recover(r, status, what, e) != 0)
             return -1;
     }
+}
+
+static int run(store *s, bool write, operation op, void *arg, const char *what, err *e)
+{
+    lmdb_records *r = ((lmdb_store *)s)->records;
+    assert(r->pid == getpid()); /* a forked child opens the store anew */
+    if (!write)
+        return run_until_done(r, false, op, arg, what, e);
+    if (lmdb_writer_lock(r->writer, clock_deadline_ms(TURN_MS), e) != 0)
+        return -1;
+    int result = run_until_done(r, true, op, arg, what, e);
+    lmdb_writer_unlock(r->writer);
+    return result;
 }
 
 /* ---- records -----------------------------------------------------------------------------------
@@ -580,8 +614,13 @@ static int nothing_in(MDB_txn *txn, MDB_dbi dbi, void *arg, bool *refused, err *
     return mdb_stat(txn, dbi, &stat);
 }
 
+/* A store that nobody can write does not answer. */
 static int lmdb_ping(store *s, err *e)
 {
+    lmdb_writer *writer = ((lmdb_store *)s)->records->writer;
+    if (lmdb_writer_lock(writer, clock_deadline_ms(TURN_MS), e) != 0)
+        return -1;
+    lmdb_writer_unlock(writer);
     return run(s, false, nothing_in, NULL, ((lmdb_store *)s)->records->path, e);
 }
 

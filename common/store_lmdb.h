@@ -1,6 +1,7 @@
 /* store_lmdb.h: what the files of the LMDB store share. For store_lmdb*.c alone.
  *
  *     DIR/records.mdb         all records, one environment for all processes (store_lmdb.c)
+ *     DIR/records.writer      whose turn it is to write them (store_lmdb_writer.c)
  *     DIR/blobs/NAME          a blob, '/' written as '+' (store_lmdb_blobs.c)
  *     DIR/datasets/ID/        data.mdb, a chunk set (store_lmdb_chunks.c), and `lock`
  *     DIR/tmp/                blobs being written

@@ -95,6 +95,8 @@ static void run_submit(owner *o, void *arg)
     cleanup_json json_t *record = NULL;
     owner_random_hex(id, 13);
     c->status = -1;
+    if (!store_watch_writable(o->controller->watch, &c->why))
+        return;
     if (c->id)
         snprintf(id, sizeof id, "%s", c->id);
     if (c->id && (jobs_find(o->machine, id) || get_record(o, id, &record, NULL) == 0)) {

@@ -271,8 +271,8 @@ int sides_restore(owner *o, const json_t *record, side **out, err *e)
 static void save(owner *o, const char *id, json_t *record)
 {
     err e = ERR_INIT;
-    if (store_watch_up(o->controller->watch, &e) &&
-        store_put(o->controller->store, "jobs", id, record, STORE_ANY, NULL, &e) == 0) {
+    bool tried = store_watch_writable(o->controller->watch, &e);
+    if (tried && store_put(o->controller->store, "jobs", id, record, STORE_ANY, NULL, &e) == 0) {
         json_object_del(o->unsaved, id);
         return;
     }
@@ -280,6 +280,8 @@ static void save(owner *o, const char *id, json_t *record)
     json_t *copy = e.code == ERR_UNAVAILABLE ? json_deep_copy(record) : NULL;
     if (copy)
         json_object_set_new(o->unsaved, id, copy);
+    if (tried && e.code == ERR_UNAVAILABLE) /* behind the record: the store may be back at once */
+        store_watch_failed(o->controller->watch, &e);
 }
 
 void jobs_save(owner *o, const job *j)

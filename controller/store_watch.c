@@ -20,6 +20,7 @@ struct store_watch {
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t changed;
     bool up, ending;
+    bool failed; /* a write of the owner did, and no answer came since */
     char why[ERR_MESSAGE_BYTES];
 };
 
@@ -61,16 +62,19 @@ static int open_probe(store_watch *w, err *e)
 static int ask(store_watch *w, err *e)
 {
     if (!store_watch_is_far(w))
-        return 0;
+        return w->controller->store ? store_ping(w->controller->store, e) : 0;
     return w->probe ? store_ping(w->probe, e) : open_probe(w, e);
 }
 
-/* True when that is news. */
+/* True when that is news, to the owner at least. */
 static bool keep(store_watch *w, int status, const err *why)
 {
     pthread_mutex_lock(&w->lock);
-    bool news = w->up != (status == 0);
-    w->up = status == 0;
+    bool up = status == 0 || !store_watch_is_far(w);
+    bool news = w->up != up || (status == 0 && w->failed);
+    w->up = up;
+    if (status == 0)
+        w->failed = false;
     snprintf(w->why, sizeof w->why, "the database does not answer: %.*s", (int)sizeof w->why - 40, why->message);
     pthread_mutex_unlock(&w->lock);
     return news;
@@ -87,27 +91,35 @@ int store_watch_try(store_watch *w, err *e)
     return status;
 }
 
+/* Until it is time to ask, with the lock held. */
+static void await_turn(store_watch *w)
+{
+    while (!w->ending && !store_watch_is_far(w) && !w->failed)
+        pthread_cond_wait(&w->changed, &w->lock);
+    int64_t next = clock_deadline_ms(STORE_WATCH_EVERY_MS);
+    struct timespec until = {next / 1000, next % 1000 * 1000000};
+    while (!w->ending && pthread_cond_timedwait(&w->changed, &w->lock, &until) == 0)
+        ;
+}
+
 static void *watch(void *arg)
 {
     store_watch *w = arg;
     pthread_mutex_lock(&w->lock);
     while (!w->ending) {
-        int64_t next = clock_deadline_ms(STORE_WATCH_EVERY_MS);
-        struct timespec until = {next / 1000, next % 1000 * 1000000};
-        while (!w->ending && pthread_cond_timedwait(&w->changed, &w->lock, &until) == 0)
-            ;
+        await_turn(w);
         if (w->ending)
             break;
         pthread_mutex_unlock(&w->lock);
         err why = ERR_INIT;
         int status = ask(w, &why);
         bool news = keep(w, status, &why);
-        if (news && status)
-            log_error("the database does not answer: %s", why.message);
-        else if (news)
-            log_info("the database answers again");
         if (news && status == 0 && controller_leads(w->controller))
             owner_store_back(w->controller->owner);
+        if (news && status)
+            log_error("the store does not answer: %s", why.message);
+        else if (news)
+            log_info("the store answers again");
         pthread_mutex_lock(&w->lock);
     }
     pthread_mutex_unlock(&w->lock);
@@ -120,8 +132,6 @@ int store_watch_start(store_watch *w, err *e)
     w->up = true;
     pthread_mutex_unlock(&w->lock);
     atomic_store(&w->started, true);
-    if (!store_watch_is_far(w))
-        return 0;
     if (pthread_create(&w->thread, NULL, watch, w))
         return err_set(e, ERR_NOMEM, "no thread to watch the store");
     w->threaded = true;
@@ -136,6 +146,26 @@ bool store_watch_up(store_watch *w, err *why)
         err_set(why, ERR_UNAVAILABLE, "%s", w->why);
     pthread_mutex_unlock(&w->lock);
     return up;
+}
+
+bool store_watch_writable(store_watch *w, err *why)
+{
+    pthread_mutex_lock(&w->lock);
+    bool writable = w->up && !w->failed;
+    if (!writable && why)
+        err_set(why, ERR_UNAVAILABLE, "%s", w->why);
+    pthread_mutex_unlock(&w->lock);
+    return writable;
+}
+
+void store_watch_failed(store_watch *w, const err *why)
+{
+    pthread_mutex_lock(&w->lock);
+    w->failed = true;
+    if (w->up)
+        snprintf(w->why, sizeof w->why, "%s", why->message);
+    pthread_cond_broadcast(&w->changed);
+    pthread_mutex_unlock(&w->lock);
 }
 
 bool store_watch_started(const store_watch *w)

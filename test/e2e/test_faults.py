@@ -158,7 +158,7 @@ def a_job_given_up_leaves_no_segment(p):
     """kubeml-ps killed, the job stopped before another takes its place: nobody but the controller cleans."""
     p.dataset()
     p.function()
-    job = p.train(p.paced(), epochs=5000)
+    job = p.train(epochs=5000)
     until(lambda: p.task(job)["epoch"] >= 1)
     segments = [f for f in os.listdir("/dev/shm") if job in f]
     assert segments, "the job has its segment"
@@ -168,6 +168,34 @@ def a_job_given_up_leaves_no_segment(p):
     os.kill(ps["pid"], signal.SIGKILL)
     p.wait(job)
     until(lambda: not [f for f in os.listdir("/dev/shm") if job in f], message="a segment was left behind")
+
+
+def state_of(pid):
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+@case(limit=120, platform=False)
+def a_ps_stopped_in_the_middle_of_a_write_holds_up_only_writes():
+    p, marker = failpoint_platform("store-write:3:stop")
+    with p:
+        p.dataset()
+        p.function()
+        job = p.train(epochs=5000)
+        until(marker.exists, message="kubeml-ps has not written")
+        ps = p.pod(job=job, role="ps")
+        until(lambda: state_of(ps["pid"]) == "T", message="kubeml-ps is not stopped")
+        # It blocks the store's writers until it is given up as silent: a write waits that long or says so.
+        reply = p.ask("POST", "/function/other", None, files={"code": ("lenet.c", harness.LENET.read_bytes())})
+        assert reply.status_code == 200 or f"process {ps['pid']} is writing" in reply.json()["detail"], reply.text
+        p.delete(f"/tasks/{job}")
+        p.wait(job)
+        until(lambda: not pathlib.Path(f"/proc/{ps['pid']}").exists(), message="kubeml-ps was left stopped")
+        p.function("another")
+        until(lambda: "cannot be written" not in p.log_text() or "the store answers again" in p.log_text(),
+              message="what was kept is not written")
+        p.kill()
+        p.start()
+        assert p.task(job)["state"] == "cancelled", "its end was not written"
 
 
 @case(limit=120)

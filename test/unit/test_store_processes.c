@@ -9,6 +9,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cleanup.h"
+#include "failpoint.h"
+#include "fs.h"
 #include "rng.h"
 #include "store.h"
 #include "test.h"
@@ -183,6 +186,80 @@ TEST_LIMIT(a_killed_writer_loses_nothing_and_blocks_nobody, 60)
             CHECK_OK(store_delete(s, "things", page.records[i].key, STORE_ANY, &e), e);
         store_page_free(&page);
     }
+    store_close(s);
+}
+
+/* Stops itself in the middle of a write, and goes on with others when it is told to. */
+static void write_and_stop(int to)
+{
+    err e = ERR_INIT;
+    store *s = must_open("");
+    setenv("KUBEML_FAILPOINT", "store-write:1:stop", 1);
+    failpoint_open();
+    CHECK_OK(put(s, "stopped", 1, STORE_NEW, &e), e);
+    say(to, 'w');
+    pause();
+}
+
+TEST_LIMIT(a_stopped_writer_holds_up_others_to_a_deadline, 60)
+{
+    err e = ERR_INIT;
+    store *s = must_open("");
+    CHECK_OK(put(s, "a", 1, STORE_NEW, &e), e);
+    child c = spawn(write_and_stop);
+    int status;
+    CHECK_INT(waitpid(c.pid, &status, WUNTRACED), c.pid);
+    CHECK(WIFSTOPPED(status));
+    CHECK_INT(put(s, "a", 2, STORE_ANY, &e), -1);
+    CHECK_INT(e.code, ERR_UNAVAILABLE);
+    char process[32];
+    snprintf(process, sizeof process, "process %d ", (int)c.pid);
+    CHECK(strstr(e.message, process));
+    CHECK_INT(value_of(s, "a"), 1); /* reading needs no turn */
+    CHECK_INT(kill(c.pid, SIGCONT), 0);
+    expect(&c, 'w');
+    e = (err)ERR_INIT;
+    CHECK_OK(put(s, "a", 3, STORE_ANY, &e), e);
+    CHECK_INT(value_of(s, "stopped"), 1);
+    kill_child(&c);
+    store_close(s);
+}
+
+TEST_LIMIT(a_writer_killed_while_it_is_stopped_gives_up_its_turn, 60)
+{
+    err e = ERR_INIT;
+    store *s = must_open("");
+    child c = spawn(write_and_stop);
+    int status;
+    CHECK_INT(waitpid(c.pid, &status, WUNTRACED), c.pid);
+    CHECK(WIFSTOPPED(status));
+    kill_child(&c);
+    CHECK_OK(put(s, "a", 2, STORE_NEW, &e), e);
+    CHECK_INT(store_get(s, "things", "stopped", &(json_t *){NULL}, NULL, &e), -1);
+    CHECK_INT(e.code, ERR_NOT_FOUND);
+    store_close(s);
+}
+
+/* A boot ago somebody held the turn, and cannot give it up any more. */
+TEST(the_turn_of_an_earlier_boot_is_nobodys)
+{
+    err e = ERR_INIT;
+    char path[600];
+    store *s = must_open("");
+    child c = spawn(write_and_stop);
+    int status;
+    CHECK_INT(waitpid(c.pid, &status, WUNTRACED), c.pid);
+    snprintf(path, sizeof path, "%s/store/records.writer", test_tmp());
+    store_close(s);
+    cleanup_buf buf file;
+    buf_init(&file, 4096);
+    CHECK_OK(fs_read_file(path, &file, &e), e);
+    kill_child(&c);
+    file.bytes[0] ^= 1; /* its boot id */
+    CHECK_OK(fs_write_file(path, file.bytes, file.len, 0600, &e), e);
+    s = must_open("");
+    CHECK_OK(put(s, "a", 1, STORE_NEW, &e), e);
+    CHECK_INT(value_of(s, "a"), 1);
     store_close(s);
 }
 
