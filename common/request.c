@@ -53,6 +53,7 @@ static const field option_fields[] = {
      .words = {"average", "reset"}},
     {.name = "device", .kind = FIELD_WORD, .at = AT(device), .words = {"auto", "cpu", "cuda"}},
     {.name = "gpu", .kind = FIELD_GPU},
+    {.name = "process", .kind = FIELD_WORD, .at = AT(process), .words = {"own", "shared"}},
     {.name = "on_loss", .kind = FIELD_WORD, .at = AT(on_loss), .words = {"recompute", "continue"}},
     {.name = "active_deadline_seconds", .kind = FIELD_INT, .at = AT(active_deadline_seconds), .low = 1,
      .high = REQUEST_SECONDS_MAX},
@@ -289,6 +290,21 @@ static int read_object(const json_t *object, const char *prefix, const field *fi
     return 0;
 }
 
+/* The functions of a shared process are there together or not at all, on one GPU if on any. */
+static int check_shared(const request *r, err *e)
+{
+    int n = r->default_parallelism;
+    if (!r->static_parallelism)
+        return err_set(e, ERR_INVALID, "options.process: \"shared\" needs options.static_parallelism");
+    if (n > REQUEST_SHARED_MAX)
+        return err_set(e, ERR_INVALID, "options.process: %d functions in one process, at most %d", n, REQUEST_SHARED_MAX);
+    if (n * r->gpu.threads > 100)
+        return err_set(e, ERR_INVALID, "options.gpu.threads: %d functions with %d %% each share one GPU", n, r->gpu.threads);
+    if (r->merge == MERGE_NCCL)
+        return err_set(e, ERR_UNSUPPORTED, "options.merge: nccl averages between GPUs, and a shared process has one");
+    return 0;
+}
+
 int request_parse(const json_t *body, request *out, err *e)
 {
     request r = {.default_parallelism = 4, .k = -1, .validate_every = 1, .goal_accuracy = 100,
@@ -299,6 +315,8 @@ int request_parse(const json_t *body, request *out, err *e)
         return -1;
     if (r.k == 0)
         return err_set(e, ERR_INVALID, "options.k: must be 1 or more, or -1 for once an epoch");
+    if (r.process == PROCESS_SHARED && check_shared(&r, e) != 0)
+        return -1;
     if (r.merge == MERGE_NCCL) {
         average_choice choice;
         average_facts facts = {.functions = r.default_parallelism, .wish = AVERAGE_NCCL_WANTED};
@@ -317,6 +335,8 @@ static json_t *with_bounds(json_t *body, const request *r)
         json_object_set_new(options, "active_deadline_seconds", json_integer(r->active_deadline_seconds));
     if (r->backoff_limit > 0)
         json_object_set_new(options, "backoff_limit", json_integer(r->backoff_limit));
+    if (r->process == PROCESS_SHARED)
+        json_object_set_new(options, "process", json_string("shared"));
     if (r->ttl_seconds_after_finished >= 0)
         json_object_set_new(options, "ttl_seconds_after_finished", json_integer(r->ttl_seconds_after_finished));
     return body;

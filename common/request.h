@@ -22,12 +22,14 @@ enum {
     REQUEST_PRIORITY_MAX = 1000, /* and -1000; higher is sooner */
     REQUEST_SECONDS_MAX = 1000000000,
     REQUEST_BACKOFF_MAX = 100,
+    REQUEST_SHARED_MAX = 64, /* functions of one process */
 };
 
 typedef enum merge_place { MERGE_DATABASE, MERGE_SERVER, MERGE_NCCL } merge_place; /* the last is refused */
 typedef enum optimizer_state_rule { STATE_AVERAGE, STATE_RESET } optimizer_state_rule;
 typedef enum gpu_precision { GPU_FP32, GPU_TF32, GPU_BF16 } gpu_precision;
 typedef enum train_device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } train_device;
+typedef enum process_rule { PROCESS_OWN, PROCESS_SHARED } process_rule;
 typedef enum on_loss { ON_LOSS_RECOMPUTE, ON_LOSS_CONTINUE } on_loss;
 
 typedef struct request {
@@ -47,12 +49,15 @@ typedef struct request {
     uint64_t seed;           /* default 0; at most 2^53 */
     optimizer_state_rule optimizer_state; /* default average */
     on_loss on_loss;                      /* default recompute */
+    /* Default own: each function is a process. Shared: all are threads of one, where their models are averaged,
+     * so that the round has one contribution; static jobs of at most REQUEST_SHARED_MAX functions. */
+    process_rule process;
     /* The names of Kubernetes' Job. 0 of the first two and -1 of the last are the defaults: none. */
     int active_deadline_seconds;    /* from the first start on; then the job fails */
     int backoff_limit;              /* how often a failed job goes on from its last checkpoint */
     int ttl_seconds_after_finished; /* after which the TrainJob is deleted; model and history stay */
     train_device device;     /* default auto: a GPU where the platform knows one, else the CPU */
-    gpu_share gpu;           /* of each function; default no limits */
+    gpu_share gpu;           /* of each function; default no limits. Of one process: together at most 100 % of threads */
     gpu_precision precision; /* on a GPU; default fp32 */
 } request;
 

@@ -30,7 +30,9 @@
  *  6. No process is given a slot in which another, not known to be dead, may still write.
  *  7. An epoch is reported, and the job succeeds, only after COMMITTED.
  *  8. Every wait has a deadline: round_deadline is never later than the first of them.
- *  9. After FINISHED nothing is done any more. */
+ *  9. After FINISHED nothing is done any more.
+ * 10. The functions of a shared process are in one state and have one incarnation; what they published
+ *     is merged, or trained again, together. */
 #include "round.h"
 
 #include <assert.h>
@@ -259,18 +261,30 @@ static void train_on(round_machine *m)
         open_round(m);
 }
 
+static int slot_of(const round_machine *m, int f)
+{
+    return m->slot_first + m->member[member_process(m, f)].slot;
+}
+
+/* It has something to do from now on. */
+static void begin_work(round_machine *m, int f)
+{
+    m->member[f].sent_ms = m->now_ms;
+    m->member[member_process(m, f)].progress_ms = m->now_ms;
+    m->member[f].late = false;
+}
+
 static void send_train(round_machine *m, int f)
 {
     member *b = &m->member[f];
     b->task = TASK_SENT;
-    b->sent_ms = b->progress_ms = m->now_ms;
-    b->late = false;
+    begin_work(m, f);
     round_action *a = round_emit(m, ROUND_TRAIN);
     a->function = f;
     a->incarnation = b->incarnation;
     a->batch_begin = b->batch_begin;
     a->batch_count = b->batch_count;
-    a->slot = m->slot_first + b->slot;
+    a->slot = slot_of(m, f);
     a->seed = m->config.request.seed;
 }
 
@@ -278,8 +292,7 @@ static void send_validate(round_machine *m, int f)
 {
     member *b = &m->member[f];
     b->check = TASK_SENT;
-    b->sent_ms = b->progress_ms = m->now_ms;
-    b->late = false;
+    begin_work(m, f);
     round_action *a = round_emit(m, ROUND_VALIDATE);
     a->function = f;
     a->incarnation = b->incarnation;
@@ -301,7 +314,7 @@ static void send_model(round_machine *m)
     round_action *a = round_emit(m, fresh ? ROUND_INIT : ROUND_LOAD);
     a->function = f;
     a->incarnation = m->member[f].incarnation;
-    a->slot = m->slot_first + m->member[f].slot;
+    a->slot = slot_of(m, f);
     a->seed = m->config.request.seed;
     m->member[f].progress_ms = m->now_ms;
 }
@@ -360,7 +373,7 @@ static void published(round_machine *m, const round_event *event)
                          .sample_end = event->sample_end,
                          .loss_sum = event->loss_sum,
                          .batches = event->batches,
-                         .slot = m->slot_first + b->slot,
+                         .slot = slot_of(m, event->function),
                          .complete = end == b->share};
 }
 
@@ -404,6 +417,7 @@ static void merge(round_machine *m)
                              .next_round = last ? 0 : m->round + 1,
                              .parallelism = m->parallelism,
                              .base_version = m->version,
+                             .as_one = m->config.request.process == PROCESS_SHARED,
                              .rows = m->row};
     for (int f = 0; f < m->parallelism; f++) {
         const member *b = &m->member[f];
@@ -438,7 +452,7 @@ static void merged(round_machine *m, const round_event *event)
         const round_row *row = &m->row[i];
         member *b = &m->member[row->function];
         b->cursor += MUTATE(8, row->batches, 0);
-        b->losses = 0;
+        m->member[member_process(m, row->function)].losses = 0;
         b->task = TASK_NONE;
         m->loss_sum += row->loss_sum;
         m->samples += row->samples;
@@ -457,7 +471,7 @@ static void retrain(round_machine *m, int function, const char *message)
     }
     m->stage = STAGE_TRAIN;
     for (int f = 0; f < m->parallelism; f++)
-        if (m->member[f].task == TASK_DONE && (function < 0 || function == f))
+        if (m->member[f].task == TASK_DONE && (function < 0 || function == member_process(m, f)))
             m->member[f].task = MUTATE(9, TASK_TODO, TASK_DONE);
 }
 
@@ -742,7 +756,8 @@ static void resume(round_machine *m, const round_resume *r)
 {
     int parallelism = r->parallelism > 0 ? r->parallelism : m->config.parallelism;
     m->version = r->version;
-    if (parallelism > m->config.functions_max || r->epoch < 0 ||
+    bool shared = m->config.request.process == PROCESS_SHARED;
+    if (parallelism > m->config.functions_max || (shared && parallelism < m->config.functions_max) || r->epoch < 0 ||
         r->epoch >= m->config.request.epochs) {
         round_fail(m, "LedgerCorrupt", "epoch %d with %d functions is not of this job", r->epoch + 1,
                    parallelism);
@@ -1019,8 +1034,12 @@ static int check_config(const round_config *c, err *e)
         return err_set(e, ERR_INVALID, "generation: %d", c->generation);
     if (c->plan_epochs < 0 || (c->plan_epochs > 0 && !c->plan))
         return err_set(e, ERR_INVALID, "plan: missing");
+    bool shared = c->request.process == PROCESS_SHARED;
+    if (shared && (!c->request.static_parallelism || c->parallelism != c->functions_max))
+        return err_set(e, ERR_INVALID, "parallelism: %d functions of %d, which share a process, is not all", c->parallelism,
+                       c->functions_max);
     for (int i = 0; i < c->plan_epochs; i++)
-        if (c->plan[i] < 1 || c->plan[i] > c->functions_max)
+        if (c->plan[i] < (shared ? c->parallelism : 1) || c->plan[i] > c->functions_max)
             return err_set(e, ERR_INVALID, "plan: %d functions in epoch %d", c->plan[i], i);
     return deal_check(&(deal_spec){.samples = c->train_samples,
                                    .chunk_samples = c->chunk_samples,

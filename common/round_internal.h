@@ -133,6 +133,8 @@ void round_set_condition(round_machine *m, int which, bool status, const char *r
                          const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 
 /* round_member.c */
+/* The function that the process of function f joined as. */
+int member_process(const round_machine *m, int f);
 void member_need(round_machine *m, int f, const char *reason);
 void member_release(round_machine *m, int f, bool halt);
 /* The function is gone: its tasks wait for the replacement, which is asked for. */

@@ -10,7 +10,8 @@
  * was lost may still live and write. So a slot is given to the next one only when the process that
  * had it is known to have ended and nothing of it waits to be merged. When the ends stay unknown
  * until all slots are used, the one left longest ago is taken: the model store checks every block
- * against its checksum, so that even then nothing half-written is merged. A kubeml-ps that follows
+ * against its checksum, so that even then nothing half-written is merged. A shared process has one slot,
+ * function 0's. A kubeml-ps that follows
  * another one knows nothing of the functions before its time: it uses another bank of slots. */
 #include <assert.h>
 #include <stdio.h>
@@ -18,6 +19,17 @@
 
 #include "mutation.h"
 #include "round_internal.h"
+
+int member_process(const round_machine *m, int f)
+{
+    return m->config.request.process == PROCESS_SHARED ? 0 : f;
+}
+
+/* Behind the last function of the process that joined as function f. */
+static int process_end(const round_machine *m, int f)
+{
+    return m->config.request.process == PROCESS_SHARED ? m->config.functions_max : f + 1;
+}
 
 static bool slot_pending(const round_machine *m, int s)
 {
@@ -66,6 +78,8 @@ void member_need(round_machine *m, int f, const char *reason)
     b->incarnation = b->incarnation < first ? first : b->incarnation + 1;
     b->state = MEMBER_NEEDED;
     b->needed_ms = m->now_ms;
+    if (member_process(m, f) != f)
+        return; /* in a process that is needed already */
     round_action *a = round_emit(m, ROUND_NEED);
     a->function = f;
     a->incarnation = b->incarnation;
@@ -75,6 +89,10 @@ void member_need(round_machine *m, int f, const char *reason)
 void member_release(round_machine *m, int f, bool halt)
 {
     member *b = &m->member[f];
+    if (member_process(m, f) != f) {
+        b->state = MEMBER_NONE;
+        return;
+    }
     if (halt && b->state >= MEMBER_JOINED) {
         round_action *a = round_emit(m, ROUND_HALT);
         a->function = f;
@@ -110,12 +128,9 @@ static bool lost_too_often(round_machine *m, int f, const char *reason, const ch
     return false;
 }
 
-void member_lose(round_machine *m, int f, const char *reason, const char *message)
+static void lose_one(round_machine *m, int f)
 {
     member *b = &m->member[f];
-    int incarnation = b->incarnation;
-    if (lost_too_often(m, f, reason, message))
-        return;
     member_release(m, f, false);
     if (b->task == TASK_SENT)
         b->task = m->config.request.on_loss == ON_LOSS_CONTINUE ? TASK_SKIPPED
@@ -126,9 +141,19 @@ void member_lose(round_machine *m, int f, const char *reason, const char *messag
         m->asked = false, m->op.due_ms = m->now_ms; /* the next one makes version 0 */
     b->late = false;
     b->replacement = true;
+}
+
+void member_lose(round_machine *m, int f, const char *reason, const char *message)
+{
+    int incarnation = m->member[f].incarnation;
+    if (lost_too_often(m, f, reason, message))
+        return;
+    for (int g = f; g < process_end(m, f); g++)
+        lose_one(m, g);
     round_set_condition(m, CONDITION_LOST, true, reason, "function %d (incarnation %d): %.200s", f,
                         incarnation, message);
-    member_need(m, f, reason);
+    for (int g = f; g < process_end(m, f); g++)
+        member_need(m, g, reason);
 }
 
 member *member_present(round_machine *m, const round_event *event)
@@ -151,10 +176,17 @@ static void refuse(round_machine *m, const round_event *event, err_code code, co
     snprintf(a->message, sizeof a->message, "%s", message);
 }
 
+/* The functions of one process load and are ready together. */
+static void enter_all(round_machine *m, int f, member_state state)
+{
+    for (int g = f; g < process_end(m, f); g++)
+        m->member[g].state = state;
+}
+
 void member_hello(round_machine *m, const round_event *event)
 {
     member *b = member_present(m, event);
-    if (!b) {
+    if (!b || member_process(m, event->function) != event->function) {
         refuse(m, event, ERR_STALE, "this function and incarnation is not awaited");
         return;
     }
@@ -162,7 +194,7 @@ void member_hello(round_machine *m, const round_event *event)
         refuse(m, event, ERR_CONFLICT, "this incarnation has joined already");
         return;
     }
-    b->state = MEMBER_JOINED;
+    enter_all(m, event->function, MEMBER_JOINED);
     b->heard_ms = b->progress_ms = m->now_ms;
     b->phase[0] = '\0';
     b->beat_batches = 0;
@@ -205,7 +237,7 @@ void member_ready(round_machine *m, const round_event *event)
     member *b = member_present(m, event);
     if (!b || b->state != MEMBER_JOINED || !same_code(m, event))
         return;
-    b->state = MEMBER_READY;
+    enter_all(m, event->function, MEMBER_READY);
     b->start_failures = 0;
     b->heard_ms = b->progress_ms = m->now_ms;
     if (!any_missing(m))
@@ -253,9 +285,10 @@ void member_lost(round_machine *m, const round_event *event)
 
 static bool works(const round_machine *m, int f)
 {
-    const member *b = &m->member[f];
-    return b->state == MEMBER_JOINED || b->task == TASK_SENT || b->check == TASK_SENT ||
-           (f == 0 && m->stage == STAGE_MODEL && m->asked);
+    for (int g = f; g < process_end(m, f); g++)
+        if (m->member[g].task == TASK_SENT || m->member[g].check == TASK_SENT)
+            return true;
+    return m->member[f].state == MEMBER_JOINED || (f == 0 && m->stage == STAGE_MODEL && m->asked);
 }
 
 static void time_of(round_machine *m, int f)
@@ -280,7 +313,8 @@ static void time_of(round_machine *m, int f)
 void member_time(round_machine *m)
 {
     for (int f = 0; f < m->config.functions_max && m->stage != STAGE_END; f++)
-        time_of(m, f);
+        if (member_process(m, f) == f)
+            time_of(m, f);
 }
 
 /* What it has to do in this stage. */
@@ -296,6 +330,8 @@ int64_t member_deadline(const round_machine *m)
     for (int f = 0; f < m->config.functions_max; f++) {
         const member *b = &m->member[f];
         int64_t at = INT64_MAX;
+        if (member_process(m, f) != f)
+            continue; /* its process is waited for */
         if (b->state == MEMBER_NEEDED)
             at = b->needed_ms + l->function_wait_ms;
         else if (b->state >= MEMBER_JOINED)

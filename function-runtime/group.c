@@ -13,7 +13,6 @@ typedef struct function {
     trainer *trainer;
     block block;            /* where the host averages */
     uint32_t batches, done; /* of the epoch */
-    trainer_result result;  /* of the round */
     int status;
     err why;
 } function;
@@ -23,7 +22,6 @@ struct group {
     function *functions;
     average_choice choice;
     block merged;
-    trainer_task task;
     char reason[TRAINER_REASON_BYTES];
 };
 
@@ -116,53 +114,71 @@ const char *group_reason(const group *g)
 
 /* ---- averaging ----------------------------------------------------------------------------------- */
 
-static int average_on_host(group *g, err *e)
+static int average_on_host(group *g, const group_part *parts, int n, block to, err *e)
 {
     merge_input in[GROUP_FUNCTIONS_MAX];
     const void *chunks[GROUP_FUNCTIONS_MAX][2];
     const merge_rule *mean;
     merge_result result;
-    int n = g->config.functions;
+    int count = 0;
     const layout *l = state_layout(trainer_state(g->functions[0].trainer));
     if (merge_rule_find("mean", &mean, e) != 0)
         return -1;
     for (int i = 0; i < n; i++) {
-        function *f = &g->functions[i];
-        in[i] = (merge_input){.function = i, .samples = f->result.samples};
+        function *f = &g->functions[parts[i].function];
+        merge_input *one = &in[count];
+        if (parts[i].result.samples == 0)
+            continue;
+        *one = (merge_input){.function = parts[i].function, .samples = parts[i].result.samples};
         if (state_export(trainer_state(f->trainer), f->block, NULL, e) != 0 ||
-            block_checksum(l->shape, f->block, merge_threads(l->shape, 1), &in[i].checksum, e) != 0)
+            block_checksum(l->shape, f->block, merge_threads(l->shape, 1), &one->checksum, e) != 0)
             return -1;
-        merge_input_contiguous(&in[i], &f->block, chunks[i]);
+        merge_input_contiguous(one, &f->block, chunks[count++]);
     }
-    if (merge_run(mean, l->shape, in, n, g->merged, merge_threads(l->shape, n), &result, e) != 0)
-        return -1;
-    for (int i = 0; i < n; i++)
-        if (state_import(trainer_state(g->functions[i].trainer), g->merged, e) != 0)
-            return -1;
-    return 0;
+    return merge_run(mean, l->shape, in, count, to, merge_threads(l->shape, count), &result, e);
 }
 
 /* The weights of those that trained, as common/merge.h computes them. */
-static int average_on_device(group *g, err *e)
+static int average_on_device(group *g, const group_part *parts, int n, err *e)
 {
     engine *models[GROUP_FUNCTIONS_MAX] = {NULL};
     uint64_t samples[GROUP_FUNCTIONS_MAX];
     double some[GROUP_FUNCTIONS_MAX], weight[GROUP_FUNCTIONS_MAX] = {0};
-    int trained[GROUP_FUNCTIONS_MAX], count = 0, n = g->config.functions;
+    int trained[GROUP_FUNCTIONS_MAX], count = 0;
     const merge_rule *mean;
     if (merge_rule_find("mean", &mean, e) != 0)
         return -1;
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < g->config.functions; i++)
         models[i] = trainer_engine(g->functions[i].trainer);
-        if (g->functions[i].result.samples == 0)
+    for (int i = 0; i < n; i++) {
+        if (parts[i].result.samples == 0)
             continue;
-        samples[count] = g->functions[i].result.samples;
-        trained[count++] = i;
+        samples[count] = parts[i].result.samples;
+        trained[count++] = parts[i].function;
     }
+    if (count == 0)
+        return err_set(e, ERR_INVALID, "nobody has trained");
     mean->weights(samples, count, some);
     for (int i = 0; i < count; i++)
         weight[trained[i]] = some[i];
-    return engine_average(models, weight, n, g->choice.path == AVERAGE_NCCL, e);
+    return engine_average(models, weight, g->config.functions, g->choice.path == AVERAGE_NCCL, e);
+}
+
+int group_mean(group *g, const group_part *parts, int n, block to, void (*half)(void), err *e)
+{
+    if (g->choice.path != AVERAGE_HOST)
+        return average_on_device(g, parts, n, e) != 0 ? -1 : state_export(trainer_state(group_trainer(g)), to, half, e);
+    if (half)
+        half();
+    return average_on_host(g, parts, n, to, e);
+}
+
+int group_import(group *g, block from, err *e)
+{
+    for (int i = 0; i < g->config.functions; i++)
+        if (state_import(trainer_state(g->functions[i].trainer), from, e) != 0)
+            return -1;
+    return 0;
 }
 
 int group_copy_first(group *g, err *e)
@@ -177,25 +193,77 @@ int group_copy_first(group *g, err *e)
     return 0;
 }
 
-/* ---- an epoch ------------------------------------------------------------------------------------ */
+/* ---- one round, one validation -------------------------------------------------------------------- */
 
-static void train_function(size_t i, void *user)
+/* What the functions' threads work on. */
+typedef struct work {
+    group *group;
+    trainer_task task;
+    group_part *parts;
+} work;
+
+static void train_part(size_t i, void *user)
 {
-    group *g = user;
-    function *f = &g->functions[i];
-    trainer_task task = g->task;
-    uint32_t left = f->batches - f->done, k = g->config.k < 0 ? left : (uint32_t)g->config.k;
-    f->result = (trainer_result){0};
-    f->status = 0;
-    if (left == 0)
-        return;
-    task.parallelism = g->config.functions;
-    task.function = (int)i;
-    task.batch_begin = f->done;
-    task.batch_count = left < k ? left : k;
+    work *w = user;
+    group_part *part = &w->parts[i];
+    function *f = &w->group->functions[part->function];
+    trainer_task task = w->task;
+    part->result = (trainer_result){0};
     f->why = (err)ERR_INIT;
-    f->status = trainer_train(f->trainer, &task, &f->result, &f->why);
+    f->status = 0;
+    if (part->batch_count == 0)
+        return;
+    task.function = part->function;
+    task.batch_begin = part->batch_begin;
+    task.batch_count = part->batch_count;
+    f->status = trainer_train(f->trainer, &task, &part->result, &f->why);
 }
+
+static void validate_part(size_t i, void *user)
+{
+    work *w = user;
+    group_part *part = &w->parts[i];
+    function *f = &w->group->functions[part->function];
+    f->why = (err)ERR_INIT;
+    f->status = trainer_validate(f->trainer, w->task.epoch, w->task.parallelism, part->function, &part->result, &f->why);
+}
+
+/* The first failure, in function order: which thread was first is chance. */
+static int run_parts(work *w, int n, void (*one)(size_t, void *), err *e)
+{
+    group *g = w->group;
+    parallel_for((size_t)n, g->config.together, one, w);
+    for (int i = 0; i < n; i++) {
+        function *f = &g->functions[w->parts[i].function];
+        if (f->status != 0) {
+            snprintf(g->reason, sizeof g->reason, "%s", trainer_reason(f->trainer));
+            *e = f->why;
+            return -1;
+        }
+    }
+    return 0;
+}
+
+int group_train_parts(group *g, const trainer_task *task, group_part *parts, int n, err *e)
+{
+    return run_parts(&(work){.group = g, .task = *task, .parts = parts}, n, train_part, e);
+}
+
+int group_validate_parts(group *g, uint32_t epoch, int parallelism, group_part *parts, int n, err *e)
+{
+    work w = {.group = g, .task = {.epoch = epoch, .parallelism = parallelism}, .parts = parts};
+    return run_parts(&w, n, validate_part, e);
+}
+
+uint32_t group_batches_done(const group *g)
+{
+    uint32_t done = 0;
+    for (int i = 0; i < g->config.functions; i++)
+        done += trainer_batches_done(g->functions[i].trainer);
+    return done;
+}
+
+/* ---- an epoch without a server --------------------------------------------------------------------- */
 
 static void add(trainer_result *sum, const trainer_result *r)
 {
@@ -209,23 +277,27 @@ static void add(trainer_result *sum, const trainer_result *r)
 }
 
 /* Seconds are those of the functions, one after the other. */
-static int train_round(group *g, trainer_result *out, err *e)
+static int train_round(group *g, const trainer_task *task, trainer_result *out, err *e)
 {
-    parallel_for((size_t)g->config.functions, g->config.together, train_function, g);
-    for (int i = 0; i < g->config.functions; i++) {
+    group_part parts[GROUP_FUNCTIONS_MAX];
+    int n = g->config.functions;
+    for (int i = 0; i < n; i++) {
         function *f = &g->functions[i];
-        if (f->status != 0) {
-            snprintf(g->reason, sizeof g->reason, "%s", trainer_reason(f->trainer));
-            *e = f->why;
-            return -1;
-        }
-        f->done += f->result.batches;
-        add(out, &f->result);
+        uint32_t left = f->batches - f->done, k = g->config.k < 0 ? left : (uint32_t)g->config.k;
+        parts[i] = (group_part){.function = i, .batch_begin = f->done, .batch_count = left < k ? left : k};
+    }
+    if (group_train_parts(g, task, parts, n, e) != 0)
+        return -1;
+    for (int i = 0; i < n; i++) {
+        g->functions[i].done += parts[i].result.batches;
+        add(out, &parts[i].result);
     }
     snprintf(g->reason, sizeof g->reason, "MergeFailed");
-    if (g->config.functions == 1)
+    if (n == 1)
         return 0;
-    return g->choice.path == AVERAGE_HOST ? average_on_host(g, e) : average_on_device(g, e);
+    if (g->choice.path != AVERAGE_HOST)
+        return average_on_device(g, parts, n, e);
+    return average_on_host(g, parts, n, g->merged, e) != 0 ? -1 : group_import(g, g->merged, e);
 }
 
 static bool over(const group *g)
@@ -238,8 +310,9 @@ static bool over(const group *g)
 
 int group_train(group *g, const trainer_task *task, trainer_result *out, err *e)
 {
+    trainer_task all = *task;
     *out = (trainer_result){0};
-    g->task = *task;
+    all.parallelism = g->config.functions;
     for (int i = 0; i < g->config.functions; i++) {
         function *f = &g->functions[i];
         f->done = 0;
@@ -248,7 +321,7 @@ int group_train(group *g, const trainer_task *task, trainer_result *out, err *e)
             return -1;
     }
     while (!over(g))
-        if (train_round(g, out, e) != 0)
+        if (train_round(g, &all, out, e) != 0)
             return -1;
     return 0;
 }

@@ -546,6 +546,112 @@ TEST(suspended_at_once_where_nobody_trains)
     round_close(m);
 }
 
+/* Functions 0 to 2 in one process, which joined as function 0. */
+static round_config begin_shared(void)
+{
+    round_config c = config(3, 2);
+    c.functions_max = 3;
+    c.request.k = 2;
+    c.request.process = PROCESS_SHARED;
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    CHECK_INT(number_of(ROUND_NEED), 1);
+    CHECK_INT(get(ROUND_NEED)->function, 0);
+    step((round_event){.type = ROUND_HELLO, .function = 1, .incarnation = 0});
+    CHECK_INT(get(ROUND_REFUSE)->code, ERR_STALE);
+    join(0, 0);
+    CHECK_INT(get(ROUND_INIT)->function, 0);
+    step((round_event){.type = ROUND_INITIALISED, .function = 0, .incarnation = 0});
+    return c;
+}
+
+TEST(functions_of_one_process_train_and_are_merged_as_one)
+{
+    round_config c = begin_shared();
+    CHECK_INT(number_of(ROUND_TRAIN), 3);
+    int slot = get(ROUND_TRAIN)->slot;
+    for (size_t i = 0, f = 0; i < count; i++)
+        if (actions[i].type == ROUND_TRAIN) {
+            CHECK_INT(actions[i].function, (int)f++);
+            CHECK_INT(actions[i].incarnation, 0);
+            CHECK_INT(actions[i].slot, slot);
+        }
+    for (int f = 0; f < 3; f++) {
+        CHECK(!find(ROUND_MERGE));
+        publish(&c, f, 0, 0, 0);
+    }
+    const round_merge merge = get(ROUND_MERGE)->merge;
+    CHECK(merge.as_one);
+    CHECK_INT(merge.count, 3);
+    CHECK_INT(merge.samples, 60);
+    for (int f = 0; f < 3; f++)
+        CHECK_INT(merge.rows[f].function, f);
+    merged(0, 0, 1);
+    CHECK_INT(number_of(ROUND_TRAIN), 3); /* of 4, 3 and 3 batches */
+    CHECK_INT(get(ROUND_TRAIN)->batch_count, 2);
+    round_close(m);
+}
+
+TEST(functions_of_one_process_are_lost_and_replaced_together)
+{
+    round_config c = begin_shared();
+    for (int f = 0; f < 3; f++)
+        publish(&c, f, 0, 0, 0);
+    get(ROUND_MERGE);
+    merged(0, 0, 1);
+    step((round_event){.type = ROUND_LOST, .function = 0, .incarnation = 0, .ended = true, .reason = "Killed"});
+    CHECK_INT(number_of(ROUND_NEED), 1);
+    CHECK_INT(get(ROUND_NEED)->function, 0);
+    CHECK_INT(get(ROUND_NEED)->incarnation, 1);
+    CHECK_INT(number_of(ROUND_RELEASE), 1);
+    publish(&c, 1, 0, 0, 1); /* of the process that is gone */
+    join(0, 1);
+    CHECK_INT(number_of(ROUND_TRAIN), 3);
+    for (size_t i = 0; i < count; i++)
+        if (actions[i].type == ROUND_TRAIN)
+            CHECK_INT(actions[i].incarnation, 1);
+    for (int f = 0; f < 3; f++)
+        publish(&c, f, 1, 0, 1);
+    step((round_event){.type = ROUND_MERGE_FAILED, .code = ERR_CORRUPT, .epoch = 0, .round = 1, .function = 0,
+                       .message = "a checksum"});
+    CHECK_INT(number_of(ROUND_TRAIN), 3); /* none of them was merged */
+    round_close(m);
+}
+
+/* It is heard of as function 0 alone, and works as long as any of them does. */
+TEST(a_silent_process_is_a_loss_of_all_its_functions)
+{
+    begin_shared();
+    for (int beat = 1; beat <= 40; beat++) {
+        now += 4000;
+        step((round_event){.type = ROUND_HEARTBEAT, .function = 0, .incarnation = 0, .phase = "train",
+                           .batches = (uint32_t)beat});
+        CHECK(!find(ROUND_NEED));
+    }
+    now = round_deadline(m);
+    step((round_event){.type = ROUND_TICK});
+    CHECK_STR(get(ROUND_NEED)->reason, "Silent");
+    CHECK_INT(number_of(ROUND_NEED), 1);
+    CHECK_INT(number_of(ROUND_CLOSE), 1);
+    round_close(m);
+}
+
+TEST(a_process_is_not_shared_by_some)
+{
+    err e = ERR_INIT;
+    round_config c = config(3, 2);
+    c.request.process = PROCESS_SHARED; /* of 4 */
+    CHECK_ERR(round_open(&c, &m, &e), e, ERR_INVALID, "parallelism: 3 functions of 4");
+    c.functions_max = 3;
+    c.request.static_parallelism = false;
+    CHECK_ERR(round_open(&c, &m, &e), e, ERR_INVALID, "parallelism");
+    c.request.static_parallelism = true;
+    const int plan[] = {3, 2};
+    c.plan = plan;
+    c.plan_epochs = 2;
+    CHECK_ERR(round_open(&c, &m, &e), e, ERR_INVALID, "plan: 2 functions");
+}
+
 TEST(wrong_configurations)
 {
     err e = ERR_INIT;
