@@ -1128,7 +1128,7 @@ size_t round_tell(round_machine *m, const round_action **actions)
         if (m->condition[which].raised)
             emit_condition(m, which);
     for (int f = 0; f < m->config.functions_max; f++)
-        if (m->member[f].state == MEMBER_NEEDED) {
+        if (m->member[f].state == MEMBER_NEEDED && member_process(m, f) == f) {
             round_action *a = round_emit(m, ROUND_NEED);
             a->function = f;
             a->incarnation = m->member[f].incarnation;

@@ -20,7 +20,7 @@
 
 enum { ABI = 1 };
 
-static double seconds_since(int64_t *from_ns)
+double member_seconds(int64_t *from_ns)
 {
     int64_t now = clock_monotonic_ns();
     double s = (double)(now - *from_ns) * 1e-9;
@@ -30,10 +30,11 @@ static double seconds_since(int64_t *from_ns)
 
 static uint32_t progress(const void *of)
 {
-    return trainer_batches_done(of);
+    const member *m = of;
+    return m->group ? group_batches_done(m->group) : trainer_batches_done(m->trainer);
 }
 
-static void enter(member *m, const char *phase, int64_t epoch, int64_t round)
+void member_enter(member *m, const char *phase, int64_t epoch, int64_t round)
 {
     pslink_phase(m->link, phase, epoch, round);
     crash_phase(phase, (int)epoch, (int)round);
@@ -81,8 +82,7 @@ static int attach(member *m, int64_t deadline_ms, err *e)
     return make_reference(m, e);
 }
 
-/* Version `version` into the engine; 1 when the store has a newer one already: the task is stale. */
-static int fetch(member *m, int64_t version, err *e)
+int member_fetch(member *m, int64_t version, err *e)
 {
     int64_t deadline_ms = clock_deadline_ms(MEMBER_STORE_MS);
     modelstore_state at;
@@ -105,23 +105,23 @@ static int fetch(member *m, int64_t version, err *e)
         return 1;
     }
     m->touched = true;
-    return state_import(trainer_state(m->trainer), m->reference, e);
+    return m->group ? group_import(m->group, m->reference, e)
+                    : state_import(trainer_state(m->trainer), m->reference, e);
 }
 
-static void half_published(void)
+void member_half_published(void)
 {
     failpoint("function.publish");
 }
 
-/* 1: the round was over already; the contribution is not wanted any more. */
-static int publish(member *m, const modelstore_publication *p, err *e)
+int member_slot(member *m, int slot, block *to, err *e)
 {
-    int64_t deadline_ms = clock_deadline_ms(MEMBER_STORE_MS);
-    block to;
-    if (attach(m, deadline_ms, e) != 0 || modelstore_slot(m->store, p->slot, &to, e) != 0 ||
-        state_export(trainer_state(m->trainer), to, half_published, e) != 0)
-        return -1;
-    if (modelstore_publish(m->store, p, NULL, deadline_ms, e) == 0)
+    return attach(m, clock_deadline_ms(MEMBER_STORE_MS), e) != 0 || modelstore_slot(m->store, slot, to, e) != 0 ? -1 : 0;
+}
+
+int member_publish(member *m, const modelstore_publication *p, err *e)
+{
+    if (modelstore_publish(m->store, p, NULL, clock_deadline_ms(MEMBER_STORE_MS), e) == 0)
         return 0;
     if (e->code != ERR_STALE)
         return err_wrap(e, "publishing epoch %lld, round %lld", (long long)p->epoch + 1,
@@ -131,10 +131,19 @@ static int publish(member *m, const modelstore_publication *p, err *e)
     return 1;
 }
 
+/* The trainer's own state. */
+static int publish(member *m, const modelstore_publication *p, err *e)
+{
+    block to;
+    if (member_slot(m, p->slot, &to, e) != 0 ||
+        state_export(trainer_state(m->trainer), to, member_half_published, e) != 0)
+        return -1;
+    return member_publish(m, p, e);
+}
+
 /* ---- tasks ---------------------------------------------------------------------------------------- */
 
-/* What can never work is told to kubeml-ps, which ends the job. */
-static int tell_failed(member *m, const char *reason, err *e)
+int member_tell_failed(member *m, const char *reason, err *e)
 {
     log_error("%s: %s", reason, e->message);
     pslink_send(m->link, json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", err_name(e->code),
@@ -143,7 +152,7 @@ static int tell_failed(member *m, const char *reason, err *e)
     return 0;
 }
 
-static int unpack(const json_t *task, err *e, const char *format, ...)
+int member_unpack(const json_t *task, err *e, const char *format, ...)
 {
     json_error_t at;
     va_list args;
@@ -160,22 +169,21 @@ static int begin_anew(member *m, err *e)
     if (!m->touched)
         return 0;
     pslink_progress(m->link, NULL, NULL);
-    trainer_close(m->trainer);
-    m->trainer = NULL;
+    member_drop_trainer(m);
     m->touched = false;
     if (member_make_trainer(m, reason, e) != 0)
         return -1;
-    pslink_progress(m->link, progress, m->trainer);
+    pslink_progress(m->link, progress, m);
     return 0;
 }
 
 static int do_init(member *m, const json_t *task, err *e)
 {
     json_int_t epoch = -1, round = 0, slot = 0, seed = 0;
-    if (unpack(task, e, "{s?I,s?I,s?I,s:I}", "epoch", &epoch, "round", &round, "slot", &slot, "seed",
+    if (member_unpack(task, e, "{s?I,s?I,s?I,s:I}", "epoch", &epoch, "round", &round, "slot", &slot, "seed",
                &seed) != 0)
         return -1;
-    enter(m, "init", epoch, round);
+    member_enter(m, "init", epoch, round);
     if (begin_anew(m, e) != 0)
         return -1;
     modelstore_publication p = {.epoch = epoch,
@@ -191,12 +199,6 @@ static int do_init(member *m, const json_t *task, err *e)
     return rc < 0 ? -1 : 0;
 }
 
-typedef struct train_order {
-    json_int_t epoch, round, version, parallelism, function, batch_begin, batch_count, slot;
-    double lr;
-    json_t *history; /* borrowed: the validation losses of the epochs before; may be NULL */
-} train_order;
-
 static void send_published(member *m, const train_order *o, const trainer_result *r, double fetch_s,
                            double publish_s)
 {
@@ -209,8 +211,7 @@ static void send_published(member *m, const train_order *o, const trainer_result
                           "loss_sum", r->loss_sum, "batches", (json_int_t)r->batches, "seconds", seconds));
 }
 
-/* For a schedule that looks at them. Caller frees. */
-static int read_history(member *m, const train_order *o, double **out, size_t *count, err *e)
+int member_history(member *m, const train_order *o, double **out, size_t *count, err *e)
 {
     *out = NULL;
     *count = json_array_size(o->history);
@@ -229,16 +230,16 @@ static int read_history(member *m, const train_order *o, double **out, size_t *c
 static int train(member *m, const train_order *o, err *e)
 {
     int64_t clock_ns = clock_monotonic_ns();
-    enter(m, "fetch", o->epoch, o->round);
-    int rc = fetch(m, o->version, e);
+    member_enter(m, "fetch", o->epoch, o->round);
+    int rc = member_fetch(m, o->version, e);
     if (rc != 0)
         return rc < 0 ? -1 : 0;
-    double fetch_s = seconds_since(&clock_ns);
+    double fetch_s = member_seconds(&clock_ns);
     cleanup_free double *history = NULL;
     size_t history_count;
-    if (read_history(m, o, &history, &history_count, e) != 0)
-        return tell_failed(m, "Unsupported", e);
-    enter(m, "train", o->epoch, o->round);
+    if (member_history(m, o, &history, &history_count, e) != 0)
+        return member_tell_failed(m, "Unsupported", e);
+    member_enter(m, "train", o->epoch, o->round);
     trainer_task task = {.epoch = (uint32_t)o->epoch,
                          .parallelism = (int)o->parallelism,
                          .function = (int)o->function,
@@ -249,9 +250,9 @@ static int train(member *m, const train_order *o, err *e)
                          .history_count = history_count};
     trainer_result r;
     if (trainer_train(m->trainer, &task, &r, e) != 0)
-        return tell_failed(m, trainer_reason(m->trainer), e);
+        return member_tell_failed(m, trainer_reason(m->trainer), e);
     clock_ns = clock_monotonic_ns();
-    enter(m, "publish", o->epoch, o->round);
+    member_enter(m, "publish", o->epoch, o->round);
     modelstore_publication p = {.epoch = o->epoch,
                                 .round = o->round,
                                 .version = o->version,
@@ -261,7 +262,7 @@ static int train(member *m, const train_order *o, err *e)
                                 .slot = (int)o->slot};
     if ((rc = publish(m, &p, e)) != 0)
         return rc < 0 ? -1 : 0;
-    send_published(m, o, &r, fetch_s, seconds_since(&clock_ns));
+    send_published(m, o, &r, fetch_s, member_seconds(&clock_ns));
     failpoint("function.wait");
     return 0;
 }
@@ -269,7 +270,7 @@ static int train(member *m, const train_order *o, err *e)
 static int do_train(member *m, const json_t *task, err *e)
 {
     train_order o = {.history = NULL};
-    if (unpack(task, e, "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:F,s:I,s?o}", "epoch", &o.epoch, "round", &o.round,
+    if (member_unpack(task, e, "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:F,s:I,s?o}", "epoch", &o.epoch, "round", &o.round,
                "version", &o.version, "parallelism", &o.parallelism, "function", &o.function,
                "batch_begin", &o.batch_begin, "batch_count", &o.batch_count, "lr", &o.lr, "slot",
                &o.slot, "validation_losses", &o.history) != 0)
@@ -285,19 +286,19 @@ static int do_train(member *m, const json_t *task, err *e)
 static int do_validate(member *m, const json_t *task, err *e)
 {
     json_int_t epoch, version, parallelism, function;
-    if (unpack(task, e, "{s:I,s:I,s:I,s:I}", "epoch", &epoch, "version", &version, "parallelism",
+    if (member_unpack(task, e, "{s:I,s:I,s:I,s:I}", "epoch", &epoch, "version", &version, "parallelism",
                &parallelism, "function", &function) != 0)
         return -1;
     if (epoch < 0 || epoch > REQUEST_EPOCHS_MAX || parallelism < 1 ||
         parallelism > REQUEST_PARALLELISM_MAX || function < 0 || function >= parallelism)
         return err_set(e, ERR_INVALID, "task validate: a number is out of range");
-    enter(m, "validate", epoch, -1);
-    int rc = fetch(m, version, e);
+    member_enter(m, "validate", epoch, -1);
+    int rc = member_fetch(m, version, e);
     if (rc != 0)
         return rc < 0 ? -1 : 0;
     trainer_result r;
     if (trainer_validate(m->trainer, (uint32_t)epoch, (int)parallelism, (int)function, &r, e) != 0)
-        return tell_failed(m, trainer_reason(m->trainer), e);
+        return member_tell_failed(m, trainer_reason(m->trainer), e);
     pslink_send(m->link, json_pack("{s:s,s:I,s:I,s:f,s:I}", "type", "validated", "epoch", epoch,
                                    "samples", (json_int_t)r.samples, "loss_sum", r.loss_sum, "correct",
                                    (json_int_t)r.correct));
@@ -308,9 +309,9 @@ static int do_task(member *m, const json_t *task, err *e)
 {
     const char *type = wire_type(task);
     if (strcmp(type, "train") == 0)
-        return do_train(m, task, e);
+        return m->group ? member_train_shared(m, task, e) : do_train(m, task, e);
     if (strcmp(type, "validate") == 0)
-        return do_validate(m, task, e);
+        return m->group ? member_validate_shared(m, task, e) : do_validate(m, task, e);
     if (strcmp(type, "init") == 0)
         return do_init(m, task, e);
     return err_set(e, ERR_UNSUPPORTED, "kubeml-ps asks for \"%.40s\"", type);
@@ -342,7 +343,7 @@ static int join(member *m, err *e)
     if (pslink_open(&c, &m->link, e) != 0)
         return err_wrap(e, "joining job %s", m->job);
     if (m->trainer)
-        pslink_progress(m->link, progress, m->trainer);
+        pslink_progress(m->link, progress, m);
     return 0;
 }
 
@@ -353,7 +354,7 @@ int member_run(member *m, err *e)
     log_info("function %d, incarnation %d: joined", m->function, m->incarnation);
     int rc = 0;
     while (rc == 0) {
-        enter(m, "wait", -1, -1);
+        member_enter(m, "wait", -1, -1);
         *e = (err)ERR_INIT;
         cleanup_json json_t *task = pslink_task(m->link, e);
         if (!task)
@@ -375,7 +376,7 @@ void member_close(member *m)
     json_decref(m->opening);
     json_decref(m->failed);
     modelstore_close(m->store);
-    trainer_close(m->trainer);
+    member_drop_trainer(m);
     program_close(m->program);
     dataset_close(m->data);
     if (m->object_fd >= 0)

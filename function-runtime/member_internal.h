@@ -1,7 +1,9 @@
-/* member_internal.h: what member_open.c makes and member.c runs. */
+/* member_internal.h: what member_open.c makes and member.c runs; member_shared.c does the tasks of a process that all
+ * functions of the job share. */
 #ifndef KUBEML_MEMBER_INTERNAL_H
 #define KUBEML_MEMBER_INTERNAL_H
 
+#include "group.h"
 #include "member.h"
 #include "modelstore.h"
 #include "pslink.h"
@@ -11,6 +13,7 @@ struct member {
     /* The order. */
     char job[MEMBER_JOB_BYTES], address[MEMBER_ADDRESS_BYTES], secret[256];
     int function, incarnation, threads;
+    int functions; /* of this process, `function` being the first; 1 unless it is shared */
     modelstore_access access;
     request request;
     char backend[32], gpu[96]; /* gpu: as CUDA_VISIBLE_DEVICES takes it; "": whatever this process sees */
@@ -20,7 +23,8 @@ struct member {
     /* What was made of it. */
     dataset *data;
     program *program;
-    trainer *trainer;
+    trainer *trainer; /* of a group: its first function's */
+    group *group;     /* NULL unless the process is shared */
     json_t *failed; /* the message to kubeml-ps when something above could not be made */
 
     /* While it runs. */
@@ -34,7 +38,38 @@ struct member {
 
 /* Copies the order into the member; ERR_INVALID naming the field. */
 int member_read_order(const json_t *order, member *m, err *e);
+/* The trainer, or the group of them. */
+void member_drop_trainer(member *m);
 int member_make_trainer(member *m, char reason[TRAINER_REASON_BYTES], err *e);
 const char *member_cpu(void); /* "x86_64-v4", ... */
+
+/* ---- what the tasks are made of (member.c) ---- */
+
+typedef struct train_order {
+    json_int_t epoch, round, version, parallelism, function, batch_begin, batch_count, slot;
+    double lr;
+    json_t *history; /* borrowed: the validation losses of the epochs before; may be NULL */
+} train_order;
+
+double member_seconds(int64_t *from_ns); /* since then; moves it on */
+void member_enter(member *m, const char *phase, int64_t epoch, int64_t round);
+/* ERR_INVALID naming the task. */
+int member_unpack(const json_t *task, err *e, const char *format, ...);
+/* Version `version` into the engine; 1 when the store has a newer one already: the task is stale. */
+int member_fetch(member *m, int64_t version, err *e);
+/* The memory that a contribution of that slot is published from. */
+int member_slot(member *m, int slot, block *to, err *e);
+/* What lies there. 1: the round was over already; the contribution is not wanted any more. */
+int member_publish(member *m, const modelstore_publication *p, err *e);
+void member_half_published(void);
+/* For a schedule that looks at them. Caller frees. */
+int member_history(member *m, const train_order *o, double **out, size_t *count, err *e);
+/* What can never work is told to kubeml-ps, which ends the job. 0. */
+int member_tell_failed(member *m, const char *reason, err *e);
+
+/* ---- member_shared.c ---- */
+
+int member_train_shared(member *m, const json_t *task, err *e);
+int member_validate_shared(member *m, const json_t *task, err *e);
 
 #endif

@@ -66,6 +66,13 @@ int member_read_order(const json_t *order, member *m, err *e)
         read_places(order, m, e) != 0 ||
         request_parse(json_object_get(order, "request"), &m->request, e) != 0)
         return -1;
+    m->functions = 1;
+    if (m->request.process == PROCESS_SHARED) {
+        if (take_int(order, "functions", 1, GROUP_FUNCTIONS_MAX, &m->functions, e) != 0)
+            return -1;
+        m->request.gpu.memory_bytes *= (uint64_t)m->functions; /* the process's share: what all of them have */
+        m->request.gpu.threads *= m->functions;
+    }
     if (json_is_string(json_object_get(order, "backend")) &&
         take_text(order, "backend", m->backend, sizeof m->backend, e) != 0)
         return -1;
@@ -192,7 +199,28 @@ int member_make_trainer(member *m, char reason[TRAINER_REASON_BYTES], err *e)
                         .reset_optimizer = m->request.optimizer_state == STATE_RESET,
                         .precision = (backend_precision)m->request.precision,
                         .device_memory = m->request.gpu.memory_bytes};
-    return trainer_open(&c, &m->trainer, reason, e);
+    if (m->request.process != PROCESS_SHARED)
+        return trainer_open(&c, &m->trainer, reason, e);
+    /* Steps of the user's own may keep something between two lines of theirs: not at the same time. */
+    group_config all = {.trainer = c,
+                        .functions = m->functions,
+                        .gpus = 1,
+                        .k = 1,
+                        .together = program_has_step(m->program) ? 1 : m->functions};
+    if (group_open(&all, &m->group, reason, e) != 0)
+        return -1;
+    m->trainer = group_trainer(m->group);
+    return 0;
+}
+
+void member_drop_trainer(member *m)
+{
+    if (m->group)
+        group_close(m->group);
+    else
+        trainer_close(m->trainer);
+    m->group = NULL;
+    m->trainer = NULL;
 }
 
 static int load(member *m, char *reason, err *e)

@@ -92,6 +92,7 @@ void job_free(job *j, bool kept)
     job_usage_clear(&j->usage);
     json_decref(j->shares);
     json_decref(j->losses);
+    json_decref(j->gathered);
     json_decref(j->finished);
     free(j->layout);
     free(j->stop);

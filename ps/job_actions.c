@@ -262,12 +262,42 @@ static void welcome(job *j, const round_action *a)
     hub_send(j->host.hub, c, json_pack("{s:s}", "type", "welcome"));
 }
 
+/* The functions of a shared process get what a step gives them to do as one frame: they begin and end together. */
+static void gather(job *j, const round_action *a, json_t *frame, const char *list, json_t *one)
+{
+    if (j->gathered)
+        json_decref(frame);
+    else
+        j->gathered = frame;
+    j->gathered_incarnation = a->incarnation;
+    json_array_append_new(json_object_get(j->gathered, list), one);
+}
+
+static void send_gathered(job *j)
+{
+    if (j->gathered)
+        send_to(j, &(round_action){.function = 0, .incarnation = j->gathered_incarnation}, j->gathered);
+    j->gathered = NULL;
+}
+
+static bool is_shared(const job *j)
+{
+    return j->spec.request.process == PROCESS_SHARED;
+}
+
 static void send_train(job *j, const round_action *a)
 {
     if (!j->losses || j->losses_epoch != a->epoch) {
         json_decref(j->losses);
         j->losses = history_losses(j->history, a->epoch);
         j->losses_epoch = a->epoch;
+    }
+    if (is_shared(j)) {
+        gather(j, a, json_pack("{s:s,s:i,s:i,s:I,s:i,s:f,s:i,s:O,s:[]}", "type", "train", "epoch", a->epoch, "round",
+                               a->round, "version", (json_int_t)a->version, "parallelism", a->parallelism, "lr",
+                               j->spec.request.lr, "slot", a->slot, "validation_losses", j->losses, "shares"),
+               "shares", json_pack("[i,I,I]", a->function, (json_int_t)a->batch_begin, (json_int_t)a->batch_count));
+        return;
     }
     send_to(j, a,
             json_pack("{s:s,s:i,s:i,s:I,s:i,s:i,s:I,s:I,s:f,s:i,s:O}", "type", "train", "epoch",
@@ -281,6 +311,12 @@ static void send_validate(job *j, const round_action *a)
 {
     if (!j->validating_since_ms)
         j->validating_since_ms = clock_monotonic_ms();
+    if (is_shared(j)) {
+        gather(j, a, json_pack("{s:s,s:i,s:I,s:i,s:[]}", "type", "validate", "epoch", a->epoch, "version",
+                               (json_int_t)a->version, "parallelism", a->parallelism, "functions"),
+               "functions", json_integer(a->function));
+        return;
+    }
     send_to(j, a,
             json_pack("{s:s,s:i,s:I,s:i,s:i}", "type", "validate", "epoch", a->epoch, "version",
                       (json_int_t)a->version, "parallelism", a->parallelism, "function",
@@ -534,4 +570,5 @@ void job_step(job *j, round_event event)
     size_t count = round_step(j->machine, &event, &actions);
     for (size_t i = 0; i < count; i++)
         job_perform(j, &actions[i], NULL);
+    send_gathered(j);
 }

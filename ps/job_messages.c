@@ -211,6 +211,62 @@ static int ready(job *j, conn *c, const json_t *m, err *e)
     return 0;
 }
 
+/* What functions of a shared process say is told as if each had said it, one right after the other. */
+static bool is_shared(const job *j)
+{
+    return j->spec.request.process == PROCESS_SHARED;
+}
+
+static void add_seconds(job *j, job_seconds s, size_t functions)
+{
+    j->seconds.fetch += s.fetch * (double)functions;
+    j->seconds.load += s.load;
+    j->seconds.convert += s.convert;
+    j->seconds.train += s.train;
+    j->seconds.publish += s.publish * (double)functions;
+}
+
+static int published_share(const json_t *share, round_event *event, err *e)
+{
+    json_int_t samples, begin, stop_at, batches;
+    json_error_t problem;
+    if (json_unpack_ex((json_t *)(uintptr_t)share, &problem, JSON_STRICT, "{s:i,s:I,s:I,s:I,s:F,s:I}", "function", &event->function,
+                       "samples", &samples, "sample_begin", &begin, "sample_end", &stop_at, "loss_sum",
+                       &event->loss_sum, "batches", &batches))
+        return err_set(e, ERR_INVALID, "published: shares: %s", problem.text);
+    if (samples < 0 || begin < 0 || stop_at < begin || batches < 0 || batches > UINT32_MAX)
+        return err_set(e, ERR_INVALID, "published: shares: a count out of range");
+    event->samples = (uint64_t)samples;
+    event->sample_begin = (uint64_t)begin;
+    event->sample_end = (uint64_t)stop_at;
+    event->batches = (uint32_t)batches;
+    return 0;
+}
+
+/* All or none: the one contribution holds them all. */
+static int published_shared(job *j, conn *c, const json_t *m, err *e)
+{
+    round_event event = from(c, ROUND_PUBLISHED), checked = event;
+    job_seconds s = {0};
+    const char *type;
+    json_t *shares, *share;
+    json_error_t problem;
+    size_t i;
+    if (json_unpack_ex((json_t *)(uintptr_t)m, &problem, JSON_STRICT, "{s:s,s:i,s:i,s:o,s:{s:F,s:F,s:F,s:F,s:F}}", "type", &type,
+                       "epoch", &event.epoch, "round", &event.round, "shares", &shares, "seconds", "fetch", &s.fetch,
+                       "load", &s.load, "convert", &s.convert, "train", &s.train, "publish", &s.publish))
+        return err_set(e, ERR_INVALID, "published: %s", problem.text);
+    json_array_foreach(shares, i, share)
+        if (published_share(share, &checked, e))
+            return -1;
+    add_seconds(j, s, json_array_size(shares));
+    json_array_foreach(shares, i, share) {
+        published_share(share, &event, e);
+        job_step(j, event);
+    }
+    return 0;
+}
+
 static int published(job *j, conn *c, const json_t *m, err *e)
 {
     round_event event = from(c, ROUND_PUBLISHED);
@@ -218,6 +274,8 @@ static int published(job *j, conn *c, const json_t *m, err *e)
     job_seconds s = {0};
     const char *type;
     json_error_t problem;
+    if (is_shared(j))
+        return published_shared(j, c, m, e);
     if (json_unpack_ex((json_t *)m, &problem, JSON_STRICT,
                        "{s:s,s:i,s:i,s:I,s:I,s:I,s:F,s:I,s:{s:F,s:F,s?F,s:F,s:F}}", "type", &type,
                        "epoch", &event.epoch, "round", &event.round, "samples", &samples,
@@ -231,12 +289,32 @@ static int published(job *j, conn *c, const json_t *m, err *e)
     event.sample_begin = (uint64_t)begin;
     event.sample_end = (uint64_t)stop_at;
     event.batches = (uint32_t)batches;
-    j->seconds.fetch += s.fetch;
-    j->seconds.load += s.load;
-    j->seconds.convert += s.convert;
-    j->seconds.train += s.train;
-    j->seconds.publish += s.publish;
+    add_seconds(j, s, 1);
     job_step(j, event);
+    return 0;
+}
+
+static int validated_shared(job *j, conn *c, const json_t *m, err *e)
+{
+    round_event event = from(c, ROUND_VALIDATED);
+    json_int_t samples, correct;
+    const char *type;
+    json_t *shares, *share;
+    json_error_t problem;
+    size_t i;
+    if (json_unpack_ex((json_t *)(uintptr_t)m, &problem, JSON_STRICT, "{s:s,s:i,s:o}", "type", &type, "epoch", &event.epoch,
+                       "shares", &shares))
+        return err_set(e, ERR_INVALID, "validated: %s", problem.text);
+    json_array_foreach(shares, i, share) {
+        if (json_unpack_ex(share, &problem, JSON_STRICT, "{s:i,s:I,s:F,s:I}", "function", &event.function, "samples",
+                           &samples, "loss_sum", &event.loss_sum, "correct", &correct))
+            return err_set(e, ERR_INVALID, "validated: shares: %s", problem.text);
+        if (samples < 0 || correct < 0 || correct > samples)
+            return err_set(e, ERR_INVALID, "validated: shares: a count out of range");
+        event.samples = (uint64_t)samples;
+        event.correct = (uint64_t)correct;
+        job_step(j, event);
+    }
     return 0;
 }
 
@@ -246,6 +324,8 @@ static int validated(job *j, conn *c, const json_t *m, err *e)
     json_int_t samples, correct;
     const char *type;
     json_error_t problem;
+    if (is_shared(j))
+        return validated_shared(j, c, m, e);
     if (json_unpack_ex((json_t *)m, &problem, JSON_STRICT, "{s:s,s:i,s:I,s:F,s:I}", "type", &type,
                        "epoch", &event.epoch, "samples", &samples, "loss_sum", &event.loss_sum,
                        "correct", &correct))

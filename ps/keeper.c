@@ -343,16 +343,25 @@ static int run_initial(keeper *k, task *t, err *e)
     return merge(k, t, &r, e);
 }
 
+static size_t parts_of(const task *t, modelstore_part *parts)
+{
+    if (t->merge.as_one) {
+        parts[0] = (modelstore_part){.function = 0, .incarnation = t->rows[0].incarnation, .samples = t->merge.samples};
+        return 1;
+    }
+    for (size_t i = 0; i < t->merge.count; i++)
+        parts[i] = (modelstore_part){.function = t->rows[i].function,
+                                     .incarnation = t->rows[i].incarnation,
+                                     .samples = t->rows[i].samples};
+    return t->merge.count;
+}
+
 static int run_merge(keeper *k, task *t, err *e)
 {
     modelstore_part *parts = calloc(t->merge.count + 1, sizeof *parts);
     if (!parts)
         return err_set(e, ERR_NOMEM, "no memory for a merge");
-    size_t count = 0;
-    for (size_t i = 0; i < t->merge.count; i++)
-        parts[count++] = (modelstore_part){.function = t->rows[i].function,
-                                           .incarnation = t->rows[i].incarnation,
-                                           .samples = t->rows[i].samples};
+    size_t count = parts_of(t, parts);
     const modelstore_round r = {.epoch = t->merge.epoch,
                                 .round = t->merge.round,
                                 .version = t->merge.base_version,
