@@ -8,7 +8,7 @@
 #include "cli.h"
 
 typedef struct train_options {
-    const char *function, *dataset, *init, *merge, *mode, *optimizer_state, *on_loss;
+    const char *function, *dataset, *init, *merge, *mode, *optimizer_state, *on_loss, *process;
     const char *gpu_memory, *precision, *device;
     long epochs, batch, parallelism, k, validate_every, priority, seed, deadline, backoff, ttl, gpu_threads;
     double lr, goal;
@@ -52,9 +52,9 @@ static json_t *options_json(const train_options *o)
         json_object_set_new(out, "backoff_limit", json_integer(o->backoff));
     if (o->ttl_seen)
         json_object_set_new(out, "ttl_seconds_after_finished", json_integer(o->ttl));
-    const char *const names[] = {"merge", "mode", "optimizer_state", "on_loss", "device"};
-    const char *const values[] = {o->merge, o->mode, o->optimizer_state, o->on_loss, o->device};
-    for (size_t i = 0; i < 5; i++)
+    const char *const names[] = {"merge", "mode", "optimizer_state", "on_loss", "device", "process"};
+    const char *const values[] = {o->merge, o->mode, o->optimizer_state, o->on_loss, o->device, o->process};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (values[i])
             json_object_set_new(out, names[i], json_string(values[i]));
     if (o->gpu_memory || o->gpu_threads_seen || o->precision)
@@ -112,6 +112,7 @@ int cmd_train(cli *c, int argc, char **argv)
         {"mode", 0, OPTION_TEXT, "MODE", "ps", &o.mode, NULL, false, false},
         {"optimizer-state", 0, OPTION_TEXT, "RULE", "average or reset (average)", &o.optimizer_state, NULL, false, false},
         {"on-loss", 0, OPTION_TEXT, "RULE", "a lost function: recompute or continue (recompute)", &o.on_loss, NULL, false, false},
+        {"process", 0, OPTION_TEXT, "RULE", "own: each function is a process; shared, with --static: all are threads of one (own)", &o.process, NULL, false, false},
         {"priority", 0, OPTION_INT, "N", "higher is sooner (0)", &o.priority, &o.priority_seen, false, false},
         {"seed", 0, OPTION_INT, "N", "of everything that is drawn (0)", &o.seed, &o.seed_seen, false, false},
         {"active-deadline", 0, OPTION_INT, "SECONDS", "a job that is active longer fails", &o.deadline, &o.deadline_seen, false, false},

@@ -1,5 +1,7 @@
 /* job_gpu.c: on which GPU each function of a job is. See job.c for the whole machine.
  *
+ * The functions of a shared process have one GPU, or wait for one that has room for all of them.
+ *
  * A function's place is booked from the grant of its slot until its last pod has ended, so that what stands in
  * a GPU's books is never less than what is there. A replacement takes the place of the one before it. */
 #include <assert.h>
@@ -69,10 +71,38 @@ void jobs_gpu_states(const jobs *m, gpu_state out[GPU_COUNT_MAX])
     }
 }
 
+/* The functions of a shared process: all on one GPU, or none anywhere. */
+static int count_shared(const jobs *m, const job *j, gpu_state gpus[GPU_COUNT_MAX], uint8_t *places)
+{
+    int functions = j->request.default_parallelism, count = 0, index[GPU_COUNT_MAX];
+    gpu_share share = share_of(m, j);
+    gpu_state roomy[GPU_COUNT_MAX];
+    if (places[0])
+        return functions;
+    for (int i = 0; i < m->gpus; i++) {
+        gpu_state filled = gpus[i];
+        int n = 0;
+        for (; n < functions && gpu_place(m->gpu_policy, &filled, 1, share) == 0; n++)
+            book(&filled, share);
+        if (n == functions) {
+            roomy[count] = gpus[i];
+            index[count++] = i;
+        }
+    }
+    int at = gpu_place(m->gpu_policy, roomy, count, share);
+    for (int f = 0; at >= 0 && f < functions; f++) {
+        book(&gpus[index[at]], share);
+        places[f] = (uint8_t)(index[at] + 1);
+    }
+    return at < 0 ? 0 : functions;
+}
+
 /* How many of the first `functions` can have a place, beside those that have one. */
 static int count_places(const jobs *m, const job *j, int functions, gpu_state gpus[GPU_COUNT_MAX], uint8_t *places)
 {
     gpu_share share = share_of(m, j);
+    if (j->request.process == PROCESS_SHARED)
+        return count_shared(m, j, gpus, places);
     for (int f = 0; f < functions; f++) {
         if (places[f])
             continue;
@@ -167,7 +197,12 @@ bool job_explain_gpu(const jobs *m, const job *j, int functions, job_reason *out
     char free_text[120];
     say_free(m, gpus, free_text, sizeof free_text);
     snprintf(out->reason, sizeof out->reason, threads ? "NoGpuThreads" : "NoGpuMemory");
-    if (share.memory_bytes > largest(m))
+    bool shared = j->request.process == PROCESS_SHARED;
+    if (shared)
+        snprintf(out->message, sizeof out->message,
+                 "its %d functions share a process and need %.1f GiB of GPU memory%s on one GPU; free is %s", functions,
+                 functions * (double)gpu_share_bytes(&gpus[0], share) / 0x1p30, threads ? " and the threads" : "", free_text);
+    else if (share.memory_bytes > largest(m))
         snprintf(out->message, sizeof out->message,
                  "a function of it needs %.1f GiB of GPU memory, and the largest GPU has %.1f GiB",
                  (double)share.memory_bytes / 0x1p30, (double)largest(m) / 0x1p30);

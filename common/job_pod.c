@@ -45,12 +45,23 @@ static bool counted_before(const job *j, int i)
     return false;
 }
 
+int job_process(const job *j, int function)
+{
+    return j->request.process == PROCESS_SHARED ? 0 : function;
+}
+
 bool job_function_exists(const job *j, int function)
 {
     for (int i = 0; i < j->pods; i++)
-        if (j->pod[i].function == function && exists(&j->pod[i]))
+        if (j->pod[i].function == job_process(j, function) && exists(&j->pod[i]))
             return true;
     return false;
+}
+
+/* That live in the pod of one. */
+static int functions_of_pod(const job *j, const job_pod *p)
+{
+    return p->function != JOB_KUBEML_PS && j->request.process == PROCESS_SHARED ? j->request.default_parallelism : 1;
 }
 
 /* What was granted, and what of the functions beyond that has not ended yet. */
@@ -58,7 +69,8 @@ int job_held(const job *j)
 {
     int held = job_active(j) ? j->parallelism : 0, granted = held;
     for (int i = 0; i < j->pods; i++)
-        held += j->pod[i].function >= granted && exists(&j->pod[i]) && !counted_before(j, i);
+        if (j->pod[i].function >= granted && exists(&j->pod[i]) && !counted_before(j, i))
+            held += functions_of_pod(j, &j->pod[i]);
     return held;
 }
 
@@ -87,7 +99,7 @@ job_pod *pod_ps(job *j)
  * not heard) waits until there is a slot for it. */
 static bool wait_for_slot(jobs *m, job *j, job_pod *p)
 {
-    int upto = p->function + 1;
+    int upto = p->function == JOB_KUBEML_PS ? 0 : p->function + functions_of_pod(j, p);
     bool granted = upto <= j->parallelism;
     if (p->function == JOB_KUBEML_PS || (granted && (!job_on_gpu(m, j) || j->gpu[p->function])))
         return false;

@@ -38,6 +38,7 @@ static const struct {
     {"priority", "priority", true},
     {"seed", "seed", true},
     {"optimizerState", "optimizer_state", true},
+    {"process", "process", true},
     {"onLoss", "on_loss", true},
     {"device", "device", true},
     {"gpu", "gpu", true},

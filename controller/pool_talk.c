@@ -149,13 +149,14 @@ static int specialise_message(const owner *o, const job_action *a, side *s, json
     json_t *bytes = NULL;
     if (!local && s->object && !(bytes = object_text(s, e)))
         return -1;
-    *out = json_pack("{s:s, s:s, s:s, s:i, s:i, s:O, s:s*, s:o*, s:O, s:O, s:o, s:i, s:s, s:s*}", "type",
+    json_t *shared = a->job->request.process == PROCESS_SHARED ? json_integer(functions) : NULL;
+    *out = json_pack("{s:s, s:s, s:s, s:i, s:i, s:O, s:s*, s:o*, s:O, s:O, s:o, s:i, s:s, s:s*, s:o*}", "type",
                      "specialise", "job", s->id, "secret", s->secret, "function", a->function,
                      "incarnation", a->incarnation, "access", s->access, "object_path",
                      local ? s->object_path : NULL, "object_bytes", bytes, "object",
                      json_object_get(s->function, "object"), "dataset", s->dataset, "request",
                      request_json(&a->job->request), "threads", threads, "backend", backend_of(o, a->job, a->function),
-                     "gpu", gpu >= 0 ? o->gpu[gpu].id : NULL);
+                     "gpu", gpu >= 0 ? o->gpu[gpu].id : NULL, "functions", shared);
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for a message");
 }
 
@@ -217,6 +218,8 @@ static void on_function(owner *o, link_pod *p, const json_t *m)
     side *s = sides_find(o, p->job);
     if (done && s && !s->times.training)
         s->times.functions = clock_monotonic_ms(); /* the last one's counts */
+    if (done && s && text_of(m, "averaging")[0])
+        snprintf(s->averaging, sizeof s->averaging, "its functions share one process; %s", text_of(m, "averaging"));
     /* From now on it talks to kubeml-ps alone. */
     pool_hang_up(p);
     if (done)
@@ -292,10 +295,13 @@ static void on_accepted(owner *o, link_pod *p)
     pool_event(o, p, JOB_PS_ACCEPTED, ERR_NONE, NULL, NULL);
 }
 
-/* Functions of a job are processes of their own, so that it is the carrier that decides. */
-static void decide_averaging(side *s)
+/* Where functions are processes of their own it is the carrier that decides. A shared process says it itself. */
+static void decide_averaging(owner *o, side *s)
 {
     average_choice choice;
+    const job *j = jobs_find(o->machine, s->id);
+    if (j && j->request.process == PROCESS_SHARED)
+        return;
     average_facts facts = {.functions = 1, .carrier = text_of(json_object_get(s->access, "model"), "carrier")};
     if (average_choose(&facts, &choice, NULL) == 0)
         snprintf(s->averaging, sizeof s->averaging, "%s", choice.text);
@@ -309,7 +315,7 @@ static void on_access(owner *o, link_pod *p, const json_t *m)
     json_decref(s->access);
     s->access = json_deep_copy(m);
     json_object_del(s->access, "type");
-    decide_averaging(s);
+    decide_averaging(o, s);
     owner_event(o, &(job_event){.type = JOB_PS_ACCESS, .job = p->job});
     if (o->cluster->ops->publish)
         o->cluster->ops->publish(o->cluster, p->name, p->job, json_object_get(s->access, "model"));

@@ -30,12 +30,12 @@
 
 enum { REPLY_MS = 10000 };
 
-static int tell(wire *w, const char *reason, const err *e)
+static int tell(wire *w, const char *reason, const char *averaging, const err *e)
 {
     cleanup_json json_t *m =
         reason ? json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", err_name(e->code), "reason",
                            reason, "message", e->message)
-               : json_pack("{s:s}", "type", "specialised");
+               : json_pack("{s:s,s:s*}", "type", "specialised", "averaging", averaging);
     return m ? wire_send_wait(w, m, clock_deadline_ms(REPLY_MS), NULL) : -1;
 }
 
@@ -50,7 +50,7 @@ static int be_member(const json_t *order, wire *w, err *e)
         log_error("%s: %s", reason, e->message);
     else
         log_info("specialised in %.1f ms", (double)(clock_monotonic_ns() - began_ns) * 1e-6);
-    if (tell(w, rc == 0 ? NULL : reason, e) != 0)
+    if (tell(w, rc == 0 ? NULL : reason, rc == 0 ? member_averaging(m) : NULL, e) != 0)
         log_warn("the controller is gone; kubeml-ps decides");
     wire_close(w);
     if (m) {

@@ -366,6 +366,11 @@ int member_run(member *m, err *e)
     return rc;
 }
 
+const char *member_averaging(const member *m)
+{
+    return m->group ? group_choice(m->group)->text : NULL;
+}
+
 void member_close(member *m)
 {
     if (!m)
