@@ -436,6 +436,16 @@ TEST(elastic_answers_stay_within_the_slots)
 
 #define GIB ((uint64_t)1 << 30)
 
+static void submit_shared(const char *id, int parallelism, gpu_share share)
+{
+    request r = {.function_name = "f", .dataset = "d", .epochs = 3, .batch_size = 8, .lr = 0.1,
+                 .default_parallelism = parallelism, .static_parallelism = true, .k = -1, .validate_every = 1,
+                 .goal_accuracy = 100, .process = PROCESS_SHARED, .gpu = share};
+    err e = ERR_INIT;
+    CHECK_OK(jobs_submit(m, id, &r, false, 1, &e), e);
+    step((job_event){.type = JOB_TICK});
+}
+
 static void submit_on_gpu(const char *id, int parallelism, bool is_static, train_device device, gpu_share share)
 {
     request r = {.function_name = "f", .dataset = "d", .epochs = 3, .batch_size = 8, .lr = 0.1,
@@ -502,6 +512,51 @@ TEST(a_job_that_finds_no_gpu_memory_waits_until_another_has_ended)
     jobs_gpu_states(m, gpus);
     CHECK_INT(gpus[0].taken_bytes, 4 * GIB);
     CHECK_INT(gpus[0].functions, 1);
+    jobs_close(m);
+}
+
+TEST(a_shared_process_holds_the_slots_of_all_its_functions_until_it_has_ended)
+{
+    open_machine(4);
+    submit_shared("a", 3, (gpu_share){0});
+    CHECK_INT(jobs_slots_free(m), 1);
+    ps_starts("a", 0);
+    function_joins("a", 0, 0);
+    submit("b", 2, 0, true);
+    step((job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_SUCCEEDED, .value = 3});
+    CHECK_INT(number_of(JOB_STOP), 2); /* one function's pod, and kubeml-ps */
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-ps-0"});
+    CHECK_INT(jobs_slots_free(m), 1);
+    CHECK_INT(jobs_find(m, "b")->state, JOB_QUEUED);
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-0-0"});
+    CHECK_INT(jobs_find(m, "b")->state, JOB_STARTING);
+    jobs_close(m);
+}
+
+TEST(the_functions_of_a_shared_process_have_one_gpu)
+{
+    gpu_state gpus[GPU_COUNT_MAX];
+    open_with_gpus(GPU_BEST_FIT, false, 8 * GIB, 12 * GIB);
+    submit_on_gpu("one", 1, true, DEVICE_AUTO, (gpu_share){3 * GIB, 0});
+    check_places("one", "0");
+    submit_shared("a", 3, (gpu_share){3 * GIB, 0}); /* 9 GiB: two of them would fit on GPU 0 better */
+    check_places("a", "111");
+    ps_starts("a", 0);
+    function_joins("a", 0, 0);
+    submit_shared("b", 2, (gpu_share){3 * GIB, 0}); /* 5 and 3 GiB are free */
+    CHECK_INT(jobs_find(m, "b")->state, JOB_QUEUED);
+    check_reason("b", "NoGpuMemory", "its 2 functions share a process and need 6.0 GiB of GPU memory on one GPU");
+    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 0, .incarnation = 1}); /* it was replaced */
+    jobs_gpu_states(m, gpus);
+    CHECK_INT(gpus[1].taken_bytes, 9 * GIB);
+    step((job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_SUCCEEDED, .value = 3});
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-ps-0"});
+    jobs_gpu_states(m, gpus);
+    CHECK_INT(gpus[1].taken_bytes, 9 * GIB); /* what it holds it still holds */
+    step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 0, .incarnation = 1, .code = ERR_UNAVAILABLE});
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-0-0"});
+    CHECK_INT(jobs_find(m, "b")->state, JOB_STARTING);
+    check_places("b", "11");
     jobs_close(m);
 }
 

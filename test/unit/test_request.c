@@ -118,6 +118,24 @@ TEST(canonical_text)
     "{\"function_name\":\"f\",\"dataset\":\"d\",\"epochs\":" epochs ",\"batch_size\":" batch         \
     ",\"lr\":" lr "}"
 
+#define SHARED "\"process\":\"shared\",\"static_parallelism\":true"
+
+TEST(a_shared_process_comes_back_where_it_was_asked_for)
+{
+    err e = ERR_INIT;
+    request r;
+    CHECK_OK(parse("{" TOP ",\"options\":{" SHARED ",\"default_parallelism\":64,\"gpu\":{\"memory\":\"1Gi\"}}}", &r, &e), e);
+    CHECK_INT(r.process, PROCESS_SHARED);
+    json_t *back = request_json(&r);
+    CHECK_STR(json_string_value(json_object_get(json_object_get(back, "options"), "process")), "shared");
+    json_decref(back);
+    CHECK_OK(parse("{" TOP ",\"options\":{\"process\":\"own\"}}", &r, &e), e);
+    CHECK_INT(r.process, PROCESS_OWN);
+    back = request_json(&r); /* digests of before stay */
+    CHECK(!json_object_get(json_object_get(back, "options"), "process"));
+    json_decref(back);
+}
+
 TEST(refusals_name_the_field)
 {
     static const struct {
@@ -147,6 +165,11 @@ TEST(refusals_name_the_field)
         {NUMBERS("1", "1", "1e300"), ERR_INVALID, "lr: 1e+300"},
         {NUMBERS("1", "1", "null"), ERR_INVALID, "lr: must be a number, not null"},
         {WITH("\"colour\":1"), ERR_INVALID, "colour: unknown field"},
+        {WITH("\"options\":{\"process\":\"both\"}"), ERR_INVALID, "options.process: must be \"own\" or \"shared\""},
+        {WITH("\"options\":{\"process\":\"shared\"}"), ERR_INVALID, "needs options.static_parallelism"},
+        {WITH("\"options\":{" SHARED ",\"default_parallelism\":65}"), ERR_INVALID, "65 functions in one process, at most 64"},
+        {WITH("\"options\":{" SHARED ",\"gpu\":{\"threads\":26}}"), ERR_INVALID, "4 functions with 26 % each share one GPU"},
+        {WITH("\"options\":{" SHARED ",\"merge\":\"nccl\"}"), ERR_UNSUPPORTED, "a shared process has one"},
         {WITH("\"options\":[]"), ERR_INVALID, "options: must be an object, not an array"},
         {WITH("\"model_type\":7"), ERR_INVALID, "model_type: must be a text"},
         {WITH("\"init\":\"a/../b\""), ERR_INVALID, "init: must begin"},
