@@ -36,13 +36,6 @@ static void forget(shapes *s)
 
 #define cleanup_shapes __attribute__((cleanup(forget)))
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        cudnnStatus_t status_ = (call);                                                            \
-        if (status_ != CUDNN_STATUS_SUCCESS)                                                       \
-            return status_;                                                                        \
-    } while (0)
-
 static cudnnStatus_t describe(const conv_task *t, shapes *d)
 {
     const conv_shape *s = &t->s;

@@ -19,7 +19,8 @@ static int failed(err *e, cudaError_t code, const char *what)
     return err_set(e, kind, "%s: the GPU says: %s (%d)", what, cudaGetErrorString(code), (int)code);
 }
 
-#define TRY(call, what)                                                                            \
+/* TRY with an error that says what was done. */
+#define ASK(call, what)                                                                            \
     do {                                                                                           \
         cudaError_t code_ = (call);                                                                \
         if (code_ != cudaSuccess)                                                                  \
@@ -56,10 +57,10 @@ static void destroy(device *d)
 
 static int make(device *d, err *e)
 {
-    TRY(cudaSetDevice(d->ordinal), "choosing the GPU");
-    TRY(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "a stream");
+    ASK(cudaSetDevice(d->ordinal), "choosing the GPU");
+    ASK(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "a stream");
     for (int i = 0; i < 2; i++)
-        TRY(cudaEventCreate(&d->marks[i]), "an event");
+        ASK(cudaEventCreate(&d->marks[i]), "an event");
     cudnnStatus_t dnn = cudnnCreate(&d->cudnn);
     if (dnn == CUDNN_STATUS_SUCCESS)
         dnn = cudnnSetStream(d->cudnn, d->stream);
@@ -91,8 +92,8 @@ static int real_facts(device *d, device_facts *f, err *e)
     struct cudaDeviceProp prop;
     size_t available, total;
     int nccl = 0;
-    TRY(cudaGetDeviceProperties(&prop, d->ordinal), "the GPU's properties");
-    TRY(cudaMemGetInfo(&available, &total), "the GPU's memory");
+    ASK(cudaGetDeviceProperties(&prop, d->ordinal), "the GPU's properties");
+    ASK(cudaMemGetInfo(&available, &total), "the GPU's memory");
     ncclGetVersion(&nccl);
     snprintf(f->name, sizeof f->name, "%.95s", prop.name);
     snprintf(f->libraries, sizeof f->libraries, "sm%d%d cudnn%zu cublasLt%zu nccl%d", prop.major,
@@ -107,8 +108,8 @@ static int real_facts(device *d, device_facts *f, err *e)
 
 static int real_alloc(device *d, size_t bytes, void **out, err *e)
 {
-    TRY(cudaSetDevice(d->ordinal), "choosing the GPU"); /* the thread may have used another, or none */
-    TRY(cudaMalloc(out, bytes), "memory");
+    ASK(cudaSetDevice(d->ordinal), "choosing the GPU"); /* the thread may have used another, or none */
+    ASK(cudaMalloc(out, bytes), "memory");
     return 0;
 }
 
@@ -121,7 +122,7 @@ static void real_free(device *d, void *p)
 static int real_alloc_host(device *d, size_t bytes, void **out, err *e)
 {
     (void)d;
-    TRY(cudaMallocHost(out, bytes), "pinned memory of the host");
+    ASK(cudaMallocHost(out, bytes), "pinned memory of the host");
     return 0;
 }
 
@@ -137,14 +138,14 @@ static int real_copy(device *d, void *to, const void *from, size_t bytes, copy_w
                                                 [COPY_OUT] = cudaMemcpyDeviceToHost,
                                                 [COPY_WITHIN] = cudaMemcpyDeviceToDevice};
     if (bytes)
-        TRY(cudaMemcpyAsync(to, from, bytes, kinds[way], d->stream), "copying");
+        ASK(cudaMemcpyAsync(to, from, bytes, kinds[way], d->stream), "copying");
     return 0;
 }
 
 static int real_zero(device *d, void *to, size_t bytes, err *e)
 {
     if (bytes)
-        TRY(cudaMemsetAsync(to, 0, bytes, d->stream), "clearing");
+        ASK(cudaMemsetAsync(to, 0, bytes, d->stream), "clearing");
     return 0;
 }
 
@@ -157,8 +158,8 @@ static void *real_stream(device *d)
 
 static int real_wait(device *d, err *e)
 {
-    TRY(cudaGetLastError(), "starting a kernel");
-    TRY(cudaStreamSynchronize(d->stream), "running");
+    ASK(cudaGetLastError(), "starting a kernel");
+    ASK(cudaStreamSynchronize(d->stream), "running");
     return 0;
 }
 
@@ -166,8 +167,8 @@ static int real_wait(device *d, err *e)
 
 static int real_capture(device *d, err *e)
 {
-    TRY(cudaSetDevice(d->ordinal), "choosing the GPU");
-    TRY(cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal), "capturing");
+    ASK(cudaSetDevice(d->ordinal), "choosing the GPU");
+    ASK(cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal), "capturing");
     return 0;
 }
 
@@ -175,7 +176,7 @@ static int real_captured(device *d, device_graph **out, err *e)
 {
     cudaGraph_t recorded;
     cudaGraphExec_t ready;
-    TRY(cudaStreamEndCapture(d->stream, &recorded), "capturing");
+    ASK(cudaStreamEndCapture(d->stream, &recorded), "capturing");
     cudaError_t code = cudaGraphInstantiate(&ready, recorded, 0);
     cudaGraphDestroy(recorded);
     if (code != cudaSuccess)
@@ -186,8 +187,8 @@ static int real_captured(device *d, device_graph **out, err *e)
 
 static int real_replay(device *d, device_graph *g, err *e)
 {
-    TRY(cudaSetDevice(d->ordinal), "choosing the GPU");
-    TRY(cudaGraphLaunch((cudaGraphExec_t)(void *)g, d->stream), "starting a graph");
+    ASK(cudaSetDevice(d->ordinal), "choosing the GPU");
+    ASK(cudaGraphLaunch((cudaGraphExec_t)(void *)g, d->stream), "starting a graph");
     return 0;
 }
 
@@ -199,15 +200,15 @@ static void real_release(device *d, device_graph *g)
 
 static int real_mark(device *d, int which, err *e)
 {
-    TRY(cudaEventRecord(d->marks[which], d->stream), "an event");
+    ASK(cudaEventRecord(d->marks[which], d->stream), "an event");
     return 0;
 }
 
 static int real_elapsed(device *d, float *us, err *e)
 {
     float ms;
-    TRY(cudaEventSynchronize(d->marks[1]), "an event");
-    TRY(cudaEventElapsedTime(&ms, d->marks[0], d->marks[1]), "an event");
+    ASK(cudaEventSynchronize(d->marks[1]), "an event");
+    ASK(cudaEventElapsedTime(&ms, d->marks[0], d->marks[1]), "an event");
     *us = ms * 1000;
     return 0;
 }
@@ -238,7 +239,7 @@ static int real_share(device *d, void *p, unsigned char handle[64], err *e)
 {
     cudaIpcMemHandle_t h;
     (void)d;
-    TRY(cudaIpcGetMemHandle(&h, p), "sharing memory");
+    ASK(cudaIpcGetMemHandle(&h, p), "sharing memory");
     memcpy(handle, &h, sizeof h);
     return 0;
 }
@@ -248,7 +249,7 @@ static int real_open_shared(device *d, const unsigned char handle[64], void **ou
     cudaIpcMemHandle_t h;
     (void)d;
     memcpy(&h, handle, sizeof h);
-    TRY(cudaIpcOpenMemHandle(out, h, cudaIpcMemLazyEnablePeerAccess), "opening shared memory");
+    ASK(cudaIpcOpenMemHandle(out, h, cudaIpcMemLazyEnablePeerAccess), "opening shared memory");
     return 0;
 }
 

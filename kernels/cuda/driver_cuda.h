@@ -17,6 +17,14 @@ struct device {
     struct driver_plans *plans; /* driver_graph.c's */
 };
 
+/* Returns what a library's call says unless that is its success: 0 of cuDNN's and of cuBLASLt's. */
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        __typeof__(call) status_ = (call);                                                         \
+        if (status_ != 0)                                                                          \
+            return status_;                                                                        \
+    } while (0)
+
 /* driver_conv.c */
 int driver_conv_offers(device *d, const conv_task *t, conv_offer *list, int room);
 int driver_conv_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e);

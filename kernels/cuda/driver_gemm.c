@@ -42,13 +42,6 @@ static void forget(product *p)
 
 #define cleanup_product __attribute__((cleanup(forget)))
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        cublasStatus_t status_ = (call);                                                           \
-        if (status_ != CUBLAS_STATUS_SUCCESS)                                                      \
-            return status_;                                                                        \
-    } while (0)
-
 static cublasStatus_t set(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t what,
                           const void *value, size_t bytes)
 {

@@ -39,13 +39,6 @@ static void forget(pieces *p)
 
 #define cleanup_pieces __attribute__((cleanup(forget)))
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        cudnnStatus_t status_ = (call);                                                            \
-        if (status_ != CUDNN_STATUS_SUCCESS)                                                       \
-            return status_;                                                                        \
-    } while (0)
-
 static cudnnStatus_t piece(pieces *p, cudnnBackendDescriptorType_t type, descriptor *out)
 {
     if (p->count == PIECES)

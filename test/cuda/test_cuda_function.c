@@ -217,6 +217,55 @@ TEST_LIMIT(functions_of_one_device_are_averaged_on_it_with_a_jobs_bits, 120)
     CHECK_INT(cuda_memory_held(), 0);
 }
 
+/* As a member does it for kubeml-ps: rounds that others open, a reference that is fetched, a mean that is published. */
+static void train_rounds(group *g, int functions, block to)
+{
+    group_part parts[4];
+    uint32_t batches[4], most = 0;
+    err e = ERR_INIT;
+    trainer *first = group_trainer(g);
+    for (int f = 0; f < functions; f++) {
+        CHECK_OK(trainer_batches(first, 0, functions, f, &batches[f], &e), e);
+        most = batches[f] > most ? batches[f] : most;
+    }
+    CHECK_OK(state_export(trainer_state(first), to, NULL, &e), e);
+    for (uint32_t at = 0; at < most; at += 3) {
+        int n = 0;
+        for (int f = 0; f < functions; f++) /* only those that have batches left are named */
+            if (batches[f] > at)
+                parts[n++] = (group_part){.function = f, .batch_begin = at,
+                                          .batch_count = batches[f] - at < 3 ? batches[f] - at : 3};
+        trainer_task task = {.parallelism = functions, .lr = 0.05};
+        CHECK_OK(group_import(g, to, &e), e);
+        CHECK_OK(group_train_parts(g, &task, parts, n, &e), e);
+        CHECK_OK(group_mean(g, parts, n, to, NULL, &e), e);
+    }
+}
+
+TEST_LIMIT(a_shared_process_publishes_the_mean_of_its_device, 120)
+{
+    err e = ERR_INIT;
+    setup s = {0};
+    group *g = open_group(&s, "cuda", 3, 1, AVERAGE_ANY);
+    state *of = trainer_state(group_trainer(g));
+    block mean = {calloc(state_floats(of), 4), calloc(state_counters(of) + 1, 8)};
+    CHECK_INT(group_choice(g)->path, AVERAGE_DEVICE);
+    train_rounds(g, 3, mean);
+    CHECK_OK(group_import(g, mean, &e), e);
+    engine *m = trainer_engine(group_trainer(g));
+    size_t floats = engine_state_floats(m);
+    float *want = malloc(floats * sizeof *want);
+    train_by_hand(&s, 3, want, floats);
+    CHECK(memcmp(engine_floats(m, &e), want, floats * sizeof *want) == 0);
+    group_part parts[3] = {{.function = 0}, {.function = 1}, {.function = 2}};
+    CHECK_OK(group_validate_parts(g, 0, 3, parts, 3, &e), e);
+    CHECK_INT(parts[0].result.samples + parts[1].result.samples + parts[2].result.samples, BLOB_TEST);
+    group_close(g);
+    free(want), free(mean.floats), free(mean.counters);
+    dataset_close(s.data);
+    CHECK_INT(cuda_memory_held(), 0);
+}
+
 TEST_LIMIT(functions_of_two_devices_are_averaged_on_the_host_unless_nccl_is_wanted, 120)
 {
     err e = ERR_INIT;
