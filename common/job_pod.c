@@ -53,7 +53,7 @@ int job_process(const job *j, int function)
 bool job_function_exists(const job *j, int function)
 {
     for (int i = 0; i < j->pods; i++)
-        if (j->pod[i].function == job_process(j, function) && exists(&j->pod[i]))
+        if (j->pod[i].function == MUTATE(25, job_process(j, function), function) && exists(&j->pod[i]))
             return true;
     return false;
 }
@@ -61,7 +61,8 @@ bool job_function_exists(const job *j, int function)
 /* That live in the pod of one. */
 static int functions_of_pod(const job *j, const job_pod *p)
 {
-    return p->function != JOB_KUBEML_PS && j->request.process == PROCESS_SHARED ? j->request.default_parallelism : 1;
+    bool shared = p->function != JOB_KUBEML_PS && j->request.process == PROCESS_SHARED;
+    return MUTATE(24, shared, false) ? j->request.default_parallelism : 1;
 }
 
 /* What was granted, and what of the functions beyond that has not ended yet. */

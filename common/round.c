@@ -417,7 +417,7 @@ static void merge(round_machine *m)
                              .next_round = last ? 0 : m->round + 1,
                              .parallelism = m->parallelism,
                              .base_version = m->version,
-                             .as_one = m->config.request.process == PROCESS_SHARED,
+                             .as_one = MUTATE(14, m->config.request.process == PROCESS_SHARED, false),
                              .rows = m->row};
     for (int f = 0; f < m->parallelism; f++) {
         const member *b = &m->member[f];
@@ -471,7 +471,7 @@ static void retrain(round_machine *m, int function, const char *message)
     }
     m->stage = STAGE_TRAIN;
     for (int f = 0; f < m->parallelism; f++)
-        if (m->member[f].task == TASK_DONE && (function < 0 || function == member_process(m, f)))
+        if (m->member[f].task == TASK_DONE && (function < 0 || function == MUTATE(13, member_process(m, f), f)))
             m->member[f].task = MUTATE(9, TASK_TODO, TASK_DONE);
 }
 

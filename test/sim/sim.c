@@ -316,11 +316,11 @@ static void plan_faults(sim *s)
 
 /* ---- the world ----------------------------------------------------------------------------------- */
 
-/* A static job must fit at all. */
+/* A static job must fit at all, the functions of a shared process on one GPU. */
 static void choose_gpu(sim *s, request *r)
 {
     uint64_t bytes = sim_chance(s, 0.2) ? 0 : (uint64_t)sim_between(s, 50, SIM_GPU_BYTES);
-    int most = s->gpus * (int)(bytes ? SIM_GPU_BYTES / bytes : GPU_UNCAPPED_PARTS);
+    int most = (r->process == PROCESS_SHARED ? 1 : s->gpus) * (int)(bytes ? SIM_GPU_BYTES / bytes : GPU_UNCAPPED_PARTS);
     r->gpu.memory_bytes = bytes;
     r->device = sim_chance(s, 0.2) ? DEVICE_CPU : sim_chance(s, 0.5) ? DEVICE_CUDA : DEVICE_AUTO;
     if (r->default_parallelism > most)
@@ -353,6 +353,8 @@ static void make_job(sim *s, int i)
         strcpy(j->request.init, "another");
     if (j->request.default_parallelism > s->slots)
         j->request.default_parallelism = s->slots;
+    if (j->request.static_parallelism && sim_mix(s->seed, (uint64_t)i) % 3 == 0)
+        j->request.process = PROCESS_SHARED;
     if (s->gpus)
         choose_gpu(s, &j->request);
     round_limits_default(&j->limits);

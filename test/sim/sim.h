@@ -43,6 +43,19 @@ enum {
 typedef struct sim sim;
 typedef struct message message;
 
+/* What one function of a process is to train, and what it made of it. */
+typedef struct sim_share {
+    int function;
+    uint32_t batch_begin, batch_count;
+    uint64_t value;
+} sim_share;
+
+/* A task's functions: one, or those of a shared process. */
+typedef struct sim_shares {
+    int count;
+    sim_share of[SIM_FUNCTIONS_MAX];
+} sim_shares;
+
 /* One thing that happens at a time: a frame that arrives, a wait that ends, a fault. */
 struct message {
     int64_t at;
@@ -55,6 +68,7 @@ struct message {
     int number; /* whatever the receiver wants to know */
     round_event round;
     round_action task;
+    sim_shares shares; /* of the task, or of the report on it */
     job_event job;
     char text[JOB_POD_BYTES];
     message *next_free;
@@ -71,7 +85,8 @@ typedef struct sim_place {
     bool writing, published;
     int writer; /* process */
     int function, incarnation, epoch, round;
-    uint64_t samples, value;
+    uint64_t samples;
+    sim_shares shares; /* whose contributions are in it */
 } sim_place;
 
 /* A state of the model with the ledger of its epoch. */
@@ -115,7 +130,7 @@ typedef struct process {
     int ps_process, conn; /* of a function */
     bool specialised, busy, waiting;
     round_action task, next;
-    uint64_t value; /* what it trained */
+    sim_shares shares, next_shares; /* of these */
     int tries;
     ps *ps;
     char name[JOB_POD_BYTES];
@@ -223,6 +238,9 @@ void ps_attach(sim *s, message *m);
 void ps_told(sim *s, message *m); /* round */
 void ps_bye(sim *s, message *m);
 void ps_redis_down(sim *s, int p, bool empty, int64_t ms);
+
+/* ---- sim_function.c: a frame of a process, as what each of its functions reports --- */
+void report_share(sim *s, int which, const round_action *task, const sim_share *share, round_event *out);
 
 /* ---- sim_function.c ---------------------------------------------------------------------------- */
 void function_specialise(sim *s, message *m);

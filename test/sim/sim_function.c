@@ -105,54 +105,65 @@ static void task_over(sim *s, int p)
     next_task(s, p);
 }
 
-static void say_published(sim *s, int p)
+static int deal_of_task(sim *s, int which, const round_action *t, deal *d)
 {
-    process *f = &s->process[p];
-    const sim_job *j = &s->job[f->job];
-    const round_action *t = &f->task;
-    message *m = report(s, p, ROUND_PUBLISHED);
-    deal d;
+    const sim_job *j = &s->job[which];
     err e = ERR_INIT;
-    if (deal_init(&d,
-                  &(deal_spec){.seed = j->request.seed,
-                               .samples = j->samples,
-                               .chunk_samples = j->chunk_samples,
-                               .batch_size = (uint32_t)j->request.batch_size,
-                               .parallelism = t->parallelism,
-                               .epoch = (uint32_t)t->epoch},
-                  &e) < 0)
-        return;
-    deal_samples(&d, f->function, t->batch_begin, t->batch_count, &m->round.sample_begin,
-                 &m->round.sample_end);
+    return deal_init(d,
+                     &(deal_spec){.seed = j->request.seed,
+                                  .samples = j->samples,
+                                  .chunk_samples = j->chunk_samples,
+                                  .batch_size = (uint32_t)j->request.batch_size,
+                                  .parallelism = t->parallelism,
+                                  .epoch = (uint32_t)t->epoch},
+                     &e);
+}
+
+static uint64_t share_samples(sim *s, int which, const round_action *t, const sim_share *share, uint64_t *begin, uint64_t *end)
+{
+    deal d;
+    if (deal_of_task(s, which, t, &d) < 0)
+        return 0;
+    deal_samples(&d, share->function, share->batch_begin, share->batch_count, begin, end);
     deal_free(&d);
-    m->round.samples = m->round.sample_end - m->round.sample_begin;
-    m->round.batches = t->batch_count;
-    m->round.loss_sum = (double)m->round.samples;
-    if (sim_chance(s, s->duplicate)) { /* the same frame again, at some other time, by any way */
-        message *twice = sim_after(s, sim_between(s, 0, 3000), f->ps_process, ps_from_function);
-        twice->round = m->round;
-        twice->from = p;
+    return *end - *begin;
+}
+
+void report_share(sim *s, int which, const round_action *task, const sim_share *share, round_event *out)
+{
+    const sim_job *j = &s->job[which];
+    uint32_t begin, end;
+    out->function = share->function;
+    if (out->type == ROUND_PUBLISHED) {
+        out->samples = share_samples(s, which, task, share, &out->sample_begin, &out->sample_end);
+        out->batches = share->batch_count;
+        out->loss_sum = (double)out->samples;
+    } else if (out->type == ROUND_VALIDATED) {
+        deal_test_share(j->test_samples, j->chunk_samples, task->parallelism, share->function, &begin, &end, &out->samples);
+        out->correct = model_correct(share->value, share->function, out->samples);
+        out->loss_sum = 1;
     }
 }
 
-static uint64_t task_samples(sim *s, int p, uint64_t *begin, uint64_t *end)
+/* All its functions in one frame. */
+static message *report_shares(sim *s, int p, round_event_type type)
 {
-    process *f = &s->process[p];
-    const sim_job *j = &s->job[f->job];
-    deal d;
-    err e = ERR_INIT;
-    if (deal_init(&d,
-                  &(deal_spec){.seed = j->request.seed,
-                               .samples = j->samples,
-                               .chunk_samples = j->chunk_samples,
-                               .batch_size = (uint32_t)j->request.batch_size,
-                               .parallelism = f->task.parallelism,
-                               .epoch = (uint32_t)f->task.epoch},
-                  &e) < 0)
-        return 0;
-    deal_samples(&d, f->function, f->task.batch_begin, f->task.batch_count, begin, end);
-    deal_free(&d);
-    return *end - *begin;
+    message *m = report(s, p, type);
+    m->task = s->process[p].task;
+    m->shares = s->process[p].shares;
+    return m;
+}
+
+static void say_published(sim *s, int p)
+{
+    message *m = report_shares(s, p, ROUND_PUBLISHED);
+    if (sim_chance(s, s->duplicate)) { /* the same frame again, at some other time, by any way */
+        message *twice = sim_after(s, sim_between(s, 0, 3000), s->process[p].ps_process, ps_from_function);
+        twice->round = m->round;
+        twice->task = m->task;
+        twice->shares = m->shares;
+        twice->from = p;
+    }
 }
 
 static void publish_end(sim *s, message *m)
@@ -161,7 +172,6 @@ static void publish_end(sim *s, message *m)
     process *f = &s->process[p];
     redis *r = store_of(s, p);
     sim_place *at = &r->place[f->task.slot];
-    uint64_t begin, end;
     if (at->writer != p) {
         sim_wrong(s, "%s finished writing slot %d, which process %d writes to", f->name, f->task.slot,
                   at->writer);
@@ -178,8 +188,12 @@ static void publish_end(sim *s, message *m)
         at->incarnation = f->incarnation;
         at->epoch = f->task.epoch;
         at->round = f->task.round;
-        at->samples = task_samples(s, p, &begin, &end);
-        at->value = f->value;
+        at->samples = 0;
+        at->shares = f->shares;
+        for (int i = 0; i < f->shares.count; i++) {
+            uint64_t begin, end;
+            at->samples += share_samples(s, f->job, &f->task, &f->shares.of[i], &begin, &end);
+        }
         if (s->flips > 0 && sim_chance(s, 0.2)) { /* a bit flips; the checksum tells */
             s->flips--;
             at->published = false;
@@ -215,16 +229,8 @@ static void publish_begin(sim *s, message *m)
 
 static void validate_end(sim *s, message *m)
 {
-    int p = m->to;
-    process *f = &s->process[p];
-    const sim_job *j = &s->job[f->job];
-    uint32_t begin, end;
-    message *r = report(s, p, ROUND_VALIDATED);
-    deal_test_share(j->test_samples, j->chunk_samples, f->task.parallelism, f->function, &begin, &end,
-                    &r->round.samples);
-    r->round.correct = model_correct(f->value, f->function, r->round.samples);
-    r->round.loss_sum = 1;
-    task_over(s, p);
+    report_shares(s, m->to, ROUND_VALIDATED);
+    task_over(s, m->to);
 }
 
 static void fetch(sim *s, message *m)
@@ -232,7 +238,6 @@ static void fetch(sim *s, message *m)
     int p = m->to;
     process *f = &s->process[p];
     const redis *r = store_of(s, p);
-    uint64_t begin, end;
     if (!r->up || r->model.version < f->task.version) {
         if (!f->waiting) /* a newer task does not wait behind one that cannot be done */
             again(s, p, fetch);
@@ -245,13 +250,17 @@ static void fetch(sim *s, message *m)
         return;
     }
     if (f->task.type == ROUND_VALIDATE) {
-        f->value = r->model.value;
+        for (int i = 0; i < f->shares.count; i++)
+            f->shares.of[i].value = r->model.value;
         sim_after(s, takes(s, p, 5, 100), p, validate_end);
         return;
     }
-    task_samples(s, p, &begin, &end);
-    f->value = model_contribution(r->model.value, f->task.epoch, f->task.parallelism, f->function,
-                                  begin, end);
+    for (int i = 0; i < f->shares.count; i++) {
+        sim_share *share = &f->shares.of[i];
+        uint64_t begin, end;
+        share_samples(s, f->job, &f->task, share, &begin, &end);
+        share->value = model_contribution(r->model.value, f->task.epoch, f->task.parallelism, share->function, begin, end);
+    }
     if (s->job[f->job].nan && sim_chance(s, 0.2)) {
         message *bad = report(s, p, ROUND_FAILED);
         bad->round.reason = "NaNLoss";
@@ -290,6 +299,7 @@ static void next_task(sim *s, int p)
     f->busy = true;
     f->tries = 0;
     f->task = f->next;
+    f->shares = f->next_shares;
     sim_after(s, takes(s, p, 0, 10), p, f->task.type == ROUND_INIT ? initialise : fetch);
 }
 
@@ -297,6 +307,7 @@ void function_task(sim *s, message *m)
 {
     process *f = &s->process[m->to];
     f->next = m->task;
+    f->next_shares = m->shares;
     f->waiting = true;
     next_task(s, m->to);
 }

@@ -323,8 +323,13 @@ void ps_from_function(sim *s, message *m)
         return;
     if (m->round.type == ROUND_INITIALISED)
         slow_call(s, m->to, 30, init_now)->round = m->round;
-    else
+    else if (m->shares.count == 0)
         ps_step(s, m->to, &m->round, m->conn, m->from);
+    for (int i = 0; i < m->shares.count && s->process[m->to].alive; i++) { /* with nothing in between */
+        round_event one = m->round;
+        report_share(s, s->process[m->to].job, &m->task, &m->shares.of[i], &one);
+        ps_step(s, m->to, &one, m->conn, m->from);
+    }
 }
 
 /* ---- the step ------------------------------------------------------------------------------------ */
@@ -350,9 +355,9 @@ static void act(sim *s, int p, const round_action *a, int conn)
         if (joined_conn(o, a->function, a->incarnation) >= 0)
             sim_break(s, joined_conn(o, a->function, a->incarnation));
         break;
-    case ROUND_INIT:
+    case ROUND_INIT: tell_function(s, p, a, function_task); break;
     case ROUND_TRAIN:
-    case ROUND_VALIDATE: tell_function(s, p, a, function_task); break;
+    case ROUND_VALIDATE: break; /* give_tasks */
     case ROUND_HALT: tell_function(s, p, a, function_halt); break;
     case ROUND_MERGE:
         o->out = a->merge;
@@ -365,6 +370,30 @@ static void act(sim *s, int p, const round_action *a, int conn)
     case ROUND_PUT_BACK: slow_call(s, p, 50, put_back_now)->task = *a; break;
     case ROUND_FINISHED: finish(s, p, a); break;
     default: tell_controller(s, p, a); break;
+    }
+}
+
+/* A process gets what a step gives its functions to do as one frame. */
+static void give_tasks(sim *s, int p, const round_action *actions, size_t n)
+{
+    bool shared = s->job[s->process[p].job].request.process == PROCESS_SHARED;
+    for (size_t i = 0, next; i < n; i = next) {
+        round_action first = actions[i];
+        sim_shares shares = {0};
+        next = i + 1;
+        if (first.type != ROUND_TRAIN && first.type != ROUND_VALIDATE)
+            continue;
+        for (next = i; next < n && actions[next].type == first.type && (shared || next == i); next++)
+            shares.of[shares.count++] = (sim_share){.function = actions[next].function,
+                                                    .batch_begin = actions[next].batch_begin,
+                                                    .batch_count = actions[next].batch_count};
+        first.function = shared ? 0 : first.function;
+        int conn = joined_conn(s->process[p].ps, first.function, first.incarnation);
+        if (conn < 0 || !s->conn[conn].open)
+            continue;
+        message *m = sim_send(s, conn, s->conn[conn].end[0], function_task);
+        m->task = first;
+        m->shares = shares;
     }
 }
 
@@ -392,6 +421,7 @@ void ps_step(sim *s, int p, const round_event *event, int conn, int from)
         act(s, p, &actions[i], conn);
     if (!s->process[p].alive)
         return;
+    give_tasks(s, p, actions, n);
     if (e.type == ROUND_INITIALISED || e.type == ROUND_LOADED || e.type == ROUND_START)
         keep_known(s, p);
     plan_tick(s, p);
@@ -452,7 +482,7 @@ void ps_begin(sim *s, int p, bool resume, int generation, int parallelism, int f
         o->joined[f].incarnation = -1;
     round_config c = {.request = j->request,
                       .parallelism = parallelism,
-                      .functions_max = functions_max,
+                      .functions_max = j->request.process == PROCESS_SHARED ? parallelism : functions_max,
                       .train_samples = j->samples,
                       .test_samples = j->test_samples,
                       .chunk_samples = j->chunk_samples,

@@ -123,11 +123,17 @@ static void check_merge(sim *s, int who, const redis *r, const round_merge *m)
                   r->model.epoch, r->model.round);
 }
 
-static bool is_published(const sim_place *p, const round_row *row)
+/* As one: the whole merge is in function 0's place, whichever of its rows is looked at. */
+static const sim_share *find_share(const sim_place *p, const round_merge *m, const round_row *row)
 {
-    return p->published && !p->writing && p->function == row->function &&
-           p->incarnation == row->incarnation && p->epoch == row->epoch && p->round == row->round &&
-           p->samples == row->samples;
+    int publisher = m->as_one ? 0 : row->function;
+    if (!p->published || p->writing || p->function != publisher || p->incarnation != row->incarnation ||
+        p->epoch != row->epoch || p->round != row->round || p->samples != (m->as_one ? m->samples : row->samples))
+        return NULL;
+    for (int i = 0; i < p->shares.count; i++)
+        if (p->shares.of[i].function == row->function)
+            return &p->shares.of[i];
+    return NULL;
 }
 
 /* Merges as the model store would: idempotent, all or nothing. Returns the err_code. */
@@ -153,12 +159,13 @@ int redis_merge(sim *s, int who, redis *r, const round_merge *m, int *bad)
     check_merge(s, who, r, m);
     for (size_t i = 0; i < m->count; i++) {
         const sim_place *p = &r->place[m->rows[i].slot];
-        if (m->rows[i].slot < 0 || m->rows[i].slot >= SIM_SLOTS_MAX || !is_published(p, &m->rows[i])) {
-            *bad = m->rows[i].function;
+        const sim_share *share = m->rows[i].slot < 0 || m->rows[i].slot >= SIM_SLOTS_MAX ? NULL : find_share(p, m, &m->rows[i]);
+        if (!share) {
+            *bad = m->as_one ? 0 : m->rows[i].function;
             return ERR_CORRUPT;
         }
-        value[i] = p->value;
-        samples[i] = p->samples;
+        value[i] = share->value;
+        samples[i] = m->rows[i].samples;
         if (value[i] != model_contribution(now->value, m->epoch, m->parallelism, m->rows[i].function,
                                            m->rows[i].sample_begin, m->rows[i].sample_end))
             sim_wrong(s, "job %s: function %d's contribution is not of this round", s->job[who].id,
