@@ -83,8 +83,12 @@ typedef struct backend_update {
 
 /* Samples that stay on the device while an epoch runs over them, and what happens to them on their way
  * into a batch: function-runtime/transform.h's flip and crop, drawn by (seed, epoch, sample). */
+enum { BACKEND_SET_NAME_BYTES = 80 };
 typedef struct backend_share {
     uint32_t rows;
+    /* Names what rows there are (samples, labels, keys): programs that are given the same name may share them. Shorter than
+     * BACKEND_SET_NAME_BYTES; NULL: they are nobody else's. */
+    const char *set;
     const uint8_t *const *x; /* (C,H,W) each */
     const int32_t *labels;
     const uint64_t *sample; /* their keys */

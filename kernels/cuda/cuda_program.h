@@ -8,6 +8,7 @@
 #ifndef KUBEML_CUDA_PROGRAM_H
 #define KUBEML_CUDA_PROGRAM_H
 
+#include "cuda/cuda_samples.h"
 #include "cuda/driver.h"
 
 enum { CHOICE_OWN = -1 };
@@ -44,14 +45,12 @@ typedef struct staging {
     char *host, *device;
 } staging;
 
-/* A share on the device: one block of it. The samples are uint8 (C,H,W), as the host has them. */
+/* A share on the device. The samples are uint8 (C,H,W), as the host has them; the rest is one block of the program's own. */
 typedef struct share {
     char *memory;
     size_t bytes;
     uint32_t rows;
-    uint8_t *x;
-    int32_t *labels;
-    uint64_t *keys;
+    cuda_samples *samples;
     uint32_t *order;  /* rows of it */
     step_args *steps; /* one an update, rows of it */
     int64_t *number;  /* the next update's place among them */

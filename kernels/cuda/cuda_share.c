@@ -2,7 +2,7 @@
  *
  * One update is one graph: take the next update's numbers, gather and augment its samples, forward,
  * loss, backward, update, add to the sums. The host enqueues that graph as often as there are updates
- * and waits once, at the end. */
+ * and waits once, at the end. The samples lie apart (cuda_samples.h): programs of one process share them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +18,7 @@ void cuda_share_drop(program *p)
 {
     if (p->share.graph)
         p->d->release(p->dev, p->share.graph);
+    cuda_samples_give(p->dev, p->share.samples);
     cuda_memory_give(p->d, p->dev, p->share.memory, p->share.bytes);
     free(p->share.scale_shift);
     p->share = (share){0};
@@ -27,42 +28,31 @@ void cuda_share_drop(program *p)
 static int place(program *p, uint32_t rows, err *e)
 {
     share *h = &p->share;
-    size_t n = rows, sample = shape_count(p->g->nodes[0].shape);
-    const size_t bytes[] = {n * sample,
-                            n * sizeof *h->labels,
-                            n * sizeof *h->keys,
-                            n * sizeof *h->order,
-                            n * sizeof *h->steps,
-                            sizeof *h->number,
-                            sizeof *h->total};
-    void *at[7], *memory;
+    size_t n = rows;
+    const size_t bytes[] = {n * sizeof *h->order, n * sizeof *h->steps, sizeof *h->number, sizeof *h->total};
+    enum { PARTS = sizeof bytes / sizeof *bytes };
+    void *at[PARTS], *memory;
     size_t all = 0;
-    for (size_t i = 0; i < 7; i++)
+    for (size_t i = 0; i < PARTS; i++)
         all += aligned(bytes[i]);
-    if (cuda_memory_take(p->d, p->dev, all, "the share's samples", &memory, e))
+    if (cuda_memory_take(p->d, p->dev, all, "the share's order", &memory, e))
         return -1;
     h->memory = memory;
     h->bytes = all;
     h->rows = rows;
-    for (size_t i = 0, offset = 0; i < 7; offset += aligned(bytes[i]), i++)
+    for (size_t i = 0, offset = 0; i < PARTS; offset += aligned(bytes[i]), i++)
         at[i] = h->memory + offset;
-    h->x = at[0], h->labels = at[1], h->keys = at[2], h->order = at[3], h->steps = at[4];
-    h->number = at[5], h->total = at[6];
+    h->order = at[0], h->steps = at[1], h->number = at[2], h->total = at[3];
     return 0;
 }
 
-static int copy_in(program *p, const backend_share *s, err *e)
+static int take_samples(program *p, const backend_share *s, err *e)
 {
     share *h = &p->share;
     shape in = p->g->nodes[0].shape;
-    size_t sample = shape_count(in), c = (size_t)in.c;
-    /* Rows that lie one after the other, as in a dataset's chunks, travel together. */
-    for (uint32_t i = 0, n; i < s->rows; i += n) {
-        for (n = 1; i + n < s->rows && s->x[i + n] == s->x[i] + n * sample;)
-            n++;
-        if (p->d->copy(p->dev, h->x + i * sample, s->x[i], n * sample, COPY_IN, e))
-            return -1;
-    }
+    size_t c = (size_t)in.c;
+    if (cuda_samples_take(p->d, p->dev, p->c.device, s, shape_count(in), &h->samples, e))
+        return -1;
     h->augment = (augmentation){.flip = s->flip, .crop = s->crop, .c = in.c, .h = in.h, .w = in.w,
                                 .seed = s->seed};
     h->scale_shift = malloc(2 * c * sizeof *h->scale_shift);
@@ -72,10 +62,7 @@ static int copy_in(program *p, const backend_share *s, err *e)
         h->scale_shift[i] = s->scale ? s->scale[i] : 1.0f;
         h->scale_shift[c + i] = s->shift ? s->shift[i] : 0.0f;
     }
-    if (p->d->copy(p->dev, h->labels, s->labels, s->rows * sizeof *s->labels, COPY_IN, e) ||
-        p->d->copy(p->dev, h->keys, s->sample, s->rows * sizeof *s->sample, COPY_IN, e))
-        return -1;
-    return p->d->wait(p->dev, e);
+    return 0;
 }
 
 static int enqueue(program *p, err *e)
@@ -85,7 +72,7 @@ static int enqueue(program *p, err *e)
     char *in = p->in.device;
     step_args *args = (step_args *)(void *)(in + p->in.args);
     cuda_next_step(stream, args, h->steps, h->number);
-    cuda_gather(stream, args, h->augment, p->c.batch, h->x, h->labels, h->keys, h->order,
+    cuda_gather(stream, args, h->augment, p->c.batch, h->samples->x, h->samples->labels, h->samples->keys, h->order,
                 (uint8_t *)(in + p->in.x), (int32_t *)(void *)(in + p->in.labels),
                 (uint64_t *)(void *)(in + p->in.keys));
     if (cuda_enqueue(p, RUN_STEP, e))
@@ -111,7 +98,7 @@ int cuda_share_take(backend_program *base, const backend_share *s, err *e)
     cuda_share_drop(p);
     if (!s)
         return 0;
-    if (place(p, s->rows, e) == 0 && copy_in(p, s, e) == 0 && capture(p, e) == 0)
+    if (take_samples(p, s, e) == 0 && place(p, s->rows, e) == 0 && capture(p, e) == 0)
         return 0;
     cuda_share_drop(p);
     return -1;

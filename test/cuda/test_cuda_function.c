@@ -266,6 +266,33 @@ TEST_LIMIT(a_shared_process_publishes_the_mean_of_its_device, 120)
     CHECK_INT(cuda_memory_held(), 0);
 }
 
+/* The training set lies once on a device, whoever of its functions came first or leaves first. */
+TEST_LIMIT(functions_of_one_device_hold_the_training_set_once, 60)
+{
+    err e = ERR_INIT;
+    setup s[3] = {0};
+    trainer_result r;
+    trainer_task task = {.parallelism = 3, .batch_count = 2, .lr = 0.05};
+    const size_t set = (size_t)BLOB_TRAIN * BLOB_SIDE * BLOB_SIDE;
+    size_t before = 0, grown[3];
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(open_trainer(&s[i], BLOB_SETTINGS, 0, &e), e);
+        size_t model = cuda_memory_held() - before;
+        task.function = i;
+        CHECK_OK(trainer_train(s[i].trainer, &task, &r, &e), e);
+        grown[i] = cuda_memory_held() - before - model;
+        before = cuda_memory_held();
+    }
+    CHECK(grown[0] > set);
+    CHECK(grown[0] - grown[1] >= set && grown[1] == grown[2]);
+    close_trainer(&s[0]); /* who brought it */
+    CHECK_OK(trainer_train(s[1].trainer, &task, &r, &e), e);
+    close_trainer(&s[2]);
+    CHECK(cuda_memory_held() > set);
+    close_trainer(&s[1]);
+    CHECK_INT(cuda_memory_held(), 0);
+}
+
 TEST_LIMIT(functions_of_two_devices_are_averaged_on_the_host_unless_nccl_is_wanted, 120)
 {
     err e = ERR_INIT;
