@@ -44,12 +44,10 @@ static int decide(group *g, err *e)
     bool there = engine_averages(models, n);
     for (int i = 0; i < n; i++)
         device[i] = there ? engine_device(models[i]) : -1;
-    average_facts facts = {.functions = n, .one_process = true, .device = device, .wish = g->config.wish};
+    average_facts facts = {.functions = n, .one_process = true, .device = device, .wish = g->config.wish,
+                           .weights_alone = g->config.trainer.reset_optimizer};
     if (average_choose(&facts, &g->choice, e) != 0)
         return -1;
-    /* Without optimizer state the models' blocks differ from what is averaged. */
-    if (g->config.trainer.reset_optimizer && g->choice.path != AVERAGE_HOST)
-        return err_set(e, ERR_UNSUPPORTED, "on a GPU the optimizer's state is averaged with the weights");
     const state *s = trainer_state(g->functions[0].trainer);
     for (int i = 0; i < n && g->choice.path == AVERAGE_HOST; i++)
         if (block_make(s, &g->functions[i].block, e) != 0)

@@ -266,6 +266,29 @@ TEST_LIMIT(a_shared_process_publishes_the_mean_of_its_device, 120)
     CHECK_INT(cuda_memory_held(), 0);
 }
 
+TEST_LIMIT(weights_alone_are_averaged_on_the_host, 60)
+{
+    err e = ERR_INIT;
+    setup s = {.program = load_program(BLOB_SETTINGS), .data = open_blobs(2)};
+    group *g;
+    group_config c = {.trainer = {.program = s.program, .data = s.data, .batch = 16, .epochs = 2, .threads = 1, .seed = 3,
+                                  .backend = "cuda", .reset_optimizer = true},
+                      .functions = 2, .gpus = 1, .k = 3, .together = 1};
+    CHECK_OK(group_open(&c, &g, s.reason, &e), e);
+    CHECK_INT(group_choice(g)->path, AVERAGE_HOST);
+    state *of = trainer_state(group_trainer(g));
+    CHECK(state_floats(of) < engine_state_floats(trainer_engine(group_trainer(g))));
+    block mean = {calloc(state_floats(of), 4), calloc(state_counters(of) + 1, 8)};
+    train_rounds(g, 2, mean);
+    float sum = 0;
+    for (size_t i = 0; i < state_floats(of); i++)
+        sum += fabsf(mean.floats[i]);
+    CHECK(isfinite(sum) && sum > 0);
+    group_close(g);
+    free(mean.floats), free(mean.counters);
+    dataset_close(s.data);
+}
+
 /* The training set lies once on a device, whoever of its functions came first or leaves first. */
 TEST_LIMIT(functions_of_one_device_hold_the_training_set_once, 60)
 {

@@ -45,6 +45,23 @@ def a_job_waits_for_gpu_memory_and_gets_it(p):
     p.succeed(waits, 60)
 
 
+@case(options=OPTIONS, env=ENV, limit=120)
+def a_shared_process_has_one_gpu_with_room_for_all_its_functions(p):
+    prepare(p)
+    small = p.train(epochs=50000, default_parallelism=1, gpu={"memory": "3Gi"})
+    assert placed(p, small, 1) == ["GPU-0"]
+    job = p.train(epochs=50000, default_parallelism=3, process="shared", gpu={"memory": "2Gi"})
+    assert placed(p, job, 3) == ["GPU-1"] * 3, "5 GiB are free on GPU 0, and it needs 6"
+    assert len(p.pods(job=job, role="function")) == 1
+    waits = p.train(epochs=1, default_parallelism=3, process="shared", gpu={"memory": "2Gi"})
+    why = until(lambda: (w := p.get(f"/tasks/{waits}/explain"))["reason"] == "NoGpuMemory" and w)
+    assert "its 3 functions share a process and need 6.0 GiB of GPU memory on one GPU" in why["message"], why
+    p.delete(f"/tasks/{small}")
+    p.succeed(waits, 60)
+    p.delete(f"/tasks/{job}")
+    p.wait(job)
+
+
 @case(options=(*OPTIONS, "--gpu-policy", "spread", "--pool-functions", "0"), env=ENV, limit=120)
 def spread_uses_both(p):
     prepare(p)
@@ -103,6 +120,10 @@ def where_mps_runs_threads_count_and_its_limits_are_set():
         assert "10 % of a GPU's threads" in why["message"], why
         p.delete(f"/tasks/{long}")
         p.succeed(waits, 60)
+        shared = p.train(epochs=1, default_parallelism=2, process="shared", gpu={"memory": "1Gi", "threads": 50})
+        p.succeed(shared, 60)
+        logs = p.get(f"/tasks/{shared}/logs").decode()
+        assert "MPS: 100 % of the threads, memory 0=2048M" in logs, logs
 
 
 @case(options=("--gpus", "none"), limit=60)
