@@ -298,8 +298,6 @@ static int check_shared(const request *r, err *e)
         return err_set(e, ERR_INVALID, "options.process: \"shared\" needs options.static_parallelism");
     if (n > REQUEST_SHARED_MAX)
         return err_set(e, ERR_INVALID, "options.process: %d functions in one process, at most %d", n, REQUEST_SHARED_MAX);
-    if (n * r->gpu.threads > 100)
-        return err_set(e, ERR_INVALID, "options.gpu.threads: %d functions with %d %% each share one GPU", n, r->gpu.threads);
     if (r->merge == MERGE_NCCL)
         return err_set(e, ERR_UNSUPPORTED, "options.merge: nccl averages between GPUs, and a shared process has one");
     return 0;

@@ -57,7 +57,7 @@ typedef struct request {
     int backoff_limit;              /* how often a failed job goes on from its last checkpoint */
     int ttl_seconds_after_finished; /* after which the TrainJob is deleted; model and history stay */
     train_device device;     /* default auto: a GPU where the platform knows one, else the CPU */
-    gpu_share gpu;           /* of each function; default no limits. Of one process: together at most 100 % of threads */
+    gpu_share gpu;           /* of each function; default no limits */
     gpu_precision precision; /* on a GPU; default fp32 */
 } request;
 

@@ -72,6 +72,8 @@ int member_read_order(const json_t *order, member *m, err *e)
             return -1;
         m->request.gpu.memory_bytes *= (uint64_t)m->functions; /* the process's share: what all of them have */
         m->request.gpu.threads *= m->functions;
+        if (m->request.gpu.threads > 100)
+            m->request.gpu.threads = 100; /* there are no more */
     }
     if (json_is_string(json_object_get(order, "backend")) &&
         take_text(order, "backend", m->backend, sizeof m->backend, e) != 0)

@@ -120,8 +120,7 @@ def what_cannot_share_is_refused_and_what_fails_is_named(p):
     for options, why in (({"process": "shared"}, "static_parallelism"),
                          ({"process": "both"}, "must be"),
                          ({"process": "shared", "static_parallelism": True, "default_parallelism": 65}, "at most 64"),
-                         ({"process": "shared", "static_parallelism": True, "merge": "nccl"}, "nccl"),
-                         ({"process": "shared", "static_parallelism": True, "gpu": {"threads": 30}}, "gpu.threads")):
+                         ({"process": "shared", "static_parallelism": True, "merge": "nccl"}, "nccl")):
         reply = p.ask("POST", "/train", None, json={**body, "options": options}, timeout=60)
         assert reply.status_code in (400, 422) and why in reply.text, (options, reply.status_code, reply.text)
     job = p.train(lr=1e6, epochs=3, process="shared", **OPTIONS)

@@ -168,7 +168,6 @@ TEST(refusals_name_the_field)
         {WITH("\"options\":{\"process\":\"both\"}"), ERR_INVALID, "options.process: must be \"own\" or \"shared\""},
         {WITH("\"options\":{\"process\":\"shared\"}"), ERR_INVALID, "needs options.static_parallelism"},
         {WITH("\"options\":{" SHARED ",\"default_parallelism\":65}"), ERR_INVALID, "65 functions in one process, at most 64"},
-        {WITH("\"options\":{" SHARED ",\"gpu\":{\"threads\":26}}"), ERR_INVALID, "4 functions with 26 % each share one GPU"},
         {WITH("\"options\":{" SHARED ",\"merge\":\"nccl\"}"), ERR_UNSUPPORTED, "a shared process has one"},
         {WITH("\"options\":[]"), ERR_INVALID, "options: must be an object, not an array"},
         {WITH("\"model_type\":7"), ERR_INVALID, "model_type: must be a text"},
