@@ -32,7 +32,8 @@ static int refuse_nccl(const average_facts *f, int gpus, err *e)
     if (!f->one_process)
         return err_set(e, ERR_UNSUPPORTED, "merge: nccl averages the functions of one process, and these have one each");
     if (f->weights_alone)
-        return err_set(e, ERR_UNSUPPORTED, "merge: nccl averages the optimizer's state with the weights");
+        return err_set(e, ERR_UNSUPPORTED,
+                       "merge: nccl averages the optimizer's state with the weights");
     return gpus == 0 ? err_set(e, ERR_UNSUPPORTED, "merge: nccl averages on GPUs, and not every function has one") : 0;
 }
 
@@ -50,7 +51,9 @@ int average_choose(const average_facts *f, average_choice *out, err *e)
     else if (gpus == 0)
         choose(out, AVERAGE_HOST, "models are averaged on the host, in function order: not every function has a GPU");
     else if (f->weights_alone)
-        choose(out, AVERAGE_HOST, "models are averaged on the host, in function order: weights alone, without optimizer state");
+        choose(out, AVERAGE_HOST,
+               "models are averaged on the host, in function order: weights alone, without "
+               "optimizer state");
     else if (gpus == 1)
         choose(out, AVERAGE_DEVICE, "models are averaged on their one GPU, in function order");
     else if (wanted)

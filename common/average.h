@@ -22,7 +22,7 @@ typedef struct average_facts {
     const int *device;   /* of each function: its GPU, counted from 0; -1: it computes on a CPU. NULL: all do */
     const char *carrier; /* what carries models between processes: "shm" or "tcp"; NULL in one process */
     average_wish wish;
-    bool weights_alone;  /* the optimizer's state is not averaged with them: the host does it */
+    bool weights_alone; /* the optimizer's state is not averaged with them: the host does it */
 } average_facts;
 
 typedef struct average_choice {
@@ -31,8 +31,9 @@ typedef struct average_choice {
     char text[AVERAGE_TEXT_BYTES]; /* for people: where, in which order, why */
 } average_choice;
 
-/* ERR_UNSUPPORTED: NCCL was asked for, and functions are in processes of their own, on a CPU, or average weights alone. (It refuses two ranks
- * of one device: the functions of one are summed in order before, and on one GPU alone it has nothing to do.) */
+/* ERR_UNSUPPORTED: NCCL was asked for, and functions are in processes of their own, on a CPU, or
+ * average weights alone. (It refuses two ranks of one device: the functions of one are summed in
+ * order before, and on one GPU alone it has nothing to do.) */
 int average_choose(const average_facts *f, average_choice *out, err *e);
 
 #endif

@@ -2,8 +2,9 @@
  *
  * The functions of a shared process have one GPU, or wait for one that has room for all of them.
  *
- * A function's place is booked from the grant of its slot until its last pod has ended, so that what stands in
- * a GPU's books is never less than what is there. A replacement takes the place of the one before it. */
+ * A function's place is booked from the grant of its slot until its last pod has ended, so that
+ * what stands in a GPU's books is never less than what is there. A replacement takes the place of
+ * the one before it. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -200,8 +201,10 @@ bool job_explain_gpu(const jobs *m, const job *j, int functions, job_reason *out
     bool shared = j->request.process == PROCESS_SHARED;
     if (shared)
         snprintf(out->message, sizeof out->message,
-                 "its %d functions share a process and need %.1f GiB of GPU memory%s on one GPU; free is %s", functions,
-                 functions * (double)gpu_share_bytes(&gpus[0], share) / 0x1p30, threads ? " and the threads" : "", free_text);
+                 "its %d functions share a process and need %.1f GiB of GPU memory%s on one GPU; "
+                 "free is %s",
+                 functions, functions * (double)gpu_share_bytes(&gpus[0], share) / 0x1p30,
+                 threads ? " and the threads" : "", free_text);
     else if (share.memory_bytes > largest(m))
         snprintf(out->message, sizeof out->message,
                  "a function of it needs %.1f GiB of GPU memory, and the largest GPU has %.1f GiB",

@@ -52,7 +52,8 @@ void jobs_unplace(jobs *m);
 bool job_explain_gpu(const jobs *m, const job *j, int functions, job_reason *out);
 
 /* job_pod.c */
-int job_process(const job *j, int function); /* the function whose pod it lives in: 0 of a shared process */
+/* The function whose pod it lives in: 0 of a shared process. */
+int job_process(const job *j, int function);
 int job_pods_room(jobs *m, job *j); /* 0, or -1 when memory is gone */
 int job_held(const job *j);         /* slots the job occupies */
 bool job_function_exists(const job *j, int function); /* a pod of it is there or on its way */

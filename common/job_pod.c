@@ -53,7 +53,8 @@ int job_process(const job *j, int function)
 bool job_function_exists(const job *j, int function)
 {
     for (int i = 0; i < j->pods; i++)
-        if (j->pod[i].function == MUTATE(25, job_process(j, function), function) && exists(&j->pod[i]))
+        if (j->pod[i].function == MUTATE(25, job_process(j, function), function) &&
+            exists(&j->pod[i]))
             return true;
     return false;
 }

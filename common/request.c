@@ -295,11 +295,14 @@ static int check_shared(const request *r, err *e)
 {
     int n = r->default_parallelism;
     if (!r->static_parallelism)
-        return err_set(e, ERR_INVALID, "options.process: \"shared\" needs options.static_parallelism");
+        return err_set(e, ERR_INVALID,
+                       "options.process: \"shared\" needs options.static_parallelism");
     if (n > REQUEST_SHARED_MAX)
-        return err_set(e, ERR_INVALID, "options.process: %d functions in one process, at most %d", n, REQUEST_SHARED_MAX);
+        return err_set(e, ERR_INVALID, "options.process: %d functions in one process, at most %d",
+                       n, REQUEST_SHARED_MAX);
     if (r->merge == MERGE_NCCL)
-        return err_set(e, ERR_UNSUPPORTED, "options.merge: nccl averages between GPUs, and a shared process has one");
+        return err_set(e, ERR_UNSUPPORTED,
+                       "options.merge: nccl averages between GPUs, and a shared process has one");
     return 0;
 }
 

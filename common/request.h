@@ -49,8 +49,9 @@ typedef struct request {
     uint64_t seed;           /* default 0; at most 2^53 */
     optimizer_state_rule optimizer_state; /* default average */
     on_loss on_loss;                      /* default recompute */
-    /* Default own: each function is a process. Shared: all are threads of one, where their models are averaged,
-     * so that the round has one contribution; static jobs of at most REQUEST_SHARED_MAX functions. */
+    /* Default own: each function is a process. Shared: all are threads of one, where their models
+     * are averaged, so that the round has one contribution; static jobs of at most
+     * REQUEST_SHARED_MAX functions. */
     process_rule process;
     /* The names of Kubernetes' Job. 0 of the first two and -1 of the last are the defaults: none. */
     int active_deadline_seconds;    /* from the first start on; then the job fails */

@@ -31,8 +31,8 @@
  *  7. An epoch is reported, and the job succeeds, only after COMMITTED.
  *  8. Every wait has a deadline: round_deadline is never later than the first of them.
  *  9. After FINISHED nothing is done any more.
- * 10. The functions of a shared process are in one state and have one incarnation; what they published
- *     is merged, or trained again, together. */
+ * 10. The functions of a shared process are in one state and have one incarnation; what they
+ *     published is merged, or trained again, together. */
 #include "round.h"
 
 #include <assert.h>
@@ -411,14 +411,15 @@ static bool ends_epoch(const round_machine *m)
 static void merge(round_machine *m)
 {
     bool last = ends_epoch(m);
-    m->merge = (round_merge){.epoch = m->epoch,
-                             .round = m->round,
-                             .next_epoch = last ? m->epoch + 1 : m->epoch,
-                             .next_round = last ? 0 : m->round + 1,
-                             .parallelism = m->parallelism,
-                             .base_version = m->version,
-                             .as_one = MUTATE(14, m->config.request.process == PROCESS_SHARED, false),
-                             .rows = m->row};
+    m->merge =
+        (round_merge){.epoch = m->epoch,
+                      .round = m->round,
+                      .next_epoch = last ? m->epoch + 1 : m->epoch,
+                      .next_round = last ? 0 : m->round + 1,
+                      .parallelism = m->parallelism,
+                      .base_version = m->version,
+                      .as_one = MUTATE(14, m->config.request.process == PROCESS_SHARED, false),
+                      .rows = m->row};
     for (int f = 0; f < m->parallelism; f++) {
         const member *b = &m->member[f];
         if (b->task == TASK_DONE) {
@@ -471,7 +472,8 @@ static void retrain(round_machine *m, int function, const char *message)
     }
     m->stage = STAGE_TRAIN;
     for (int f = 0; f < m->parallelism; f++)
-        if (m->member[f].task == TASK_DONE && (function < 0 || function == MUTATE(13, member_process(m, f), f)))
+        if (m->member[f].task == TASK_DONE &&
+            (function < 0 || function == MUTATE(13, member_process(m, f), f)))
             m->member[f].task = MUTATE(9, TASK_TODO, TASK_DONE);
 }
 
@@ -757,7 +759,8 @@ static void resume(round_machine *m, const round_resume *r)
     int parallelism = r->parallelism > 0 ? r->parallelism : m->config.parallelism;
     m->version = r->version;
     bool shared = m->config.request.process == PROCESS_SHARED;
-    if (parallelism > m->config.functions_max || (shared && parallelism < m->config.functions_max) || r->epoch < 0 ||
+    if (parallelism > m->config.functions_max ||
+        (shared && parallelism < m->config.functions_max) || r->epoch < 0 ||
         r->epoch >= m->config.request.epochs) {
         round_fail(m, "LedgerCorrupt", "epoch %d with %d functions is not of this job", r->epoch + 1,
                    parallelism);
@@ -1036,8 +1039,9 @@ static int check_config(const round_config *c, err *e)
         return err_set(e, ERR_INVALID, "plan: missing");
     bool shared = c->request.process == PROCESS_SHARED;
     if (shared && (!c->request.static_parallelism || c->parallelism != c->functions_max))
-        return err_set(e, ERR_INVALID, "parallelism: %d functions of %d, which share a process, is not all", c->parallelism,
-                       c->functions_max);
+        return err_set(e, ERR_INVALID,
+                       "parallelism: %d functions of %d, which share a process, is not all",
+                       c->parallelism, c->functions_max);
     for (int i = 0; i < c->plan_epochs; i++)
         if (c->plan[i] < (shared ? c->parallelism : 1) || c->plan[i] > c->functions_max)
             return err_set(e, ERR_INVALID, "plan: %d functions in epoch %d", c->plan[i], i);

@@ -14,9 +14,10 @@
  * was started before; the controller says it) begin at g * ROUND_GENERATION_STEP, so that nothing
  * left over from an earlier kubeml-ps is ever taken for a present function.
  *
- * A shared process (request.process): all functions live in function 0's process. It is needed, joins,
- * is heard of, lost and released as function 0, and that counts for all of them; they train, publish
- * and validate each its own share, and what they published is merged as one contribution, function 0's. */
+ * A shared process (request.process): all functions live in function 0's process. It is needed,
+ * joins, is heard of, lost and released as function 0, and that counts for all of them; they train,
+ * publish and validate each its own share, and what they published is merged as one contribution,
+ * function 0's. */
 #ifndef KUBEML_ROUND_H
 #define KUBEML_ROUND_H
 
@@ -80,7 +81,8 @@ typedef struct round_merge {
     int next_epoch, next_round; /* the round that this merge opens; (epoch + 1, 0) after the last */
     int64_t base_version;
     uint64_t samples;
-    bool as_one;  /* the rows were averaged where they were trained: one contribution, function 0's */
+    bool
+        as_one; /* the rows were averaged where they were trained: one contribution, function 0's */
     size_t count;
     const round_row *rows; /* the machine's, valid until the next step */
 } round_merge;

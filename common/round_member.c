@@ -10,9 +10,9 @@
  * was lost may still live and write. So a slot is given to the next one only when the process that
  * had it is known to have ended and nothing of it waits to be merged. When the ends stay unknown
  * until all slots are used, the one left longest ago is taken: the model store checks every block
- * against its checksum, so that even then nothing half-written is merged. A shared process has one slot,
- * function 0's. A kubeml-ps that follows
- * another one knows nothing of the functions before its time: it uses another bank of slots. */
+ * against its checksum, so that even then nothing half-written is merged. A shared process has one
+ * slot, function 0's. A kubeml-ps that follows another one knows nothing of the functions before
+ * its time: it uses another bank of slots. */
 #include <assert.h>
 #include <stdio.h>
 #include <string.h>

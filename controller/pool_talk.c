@@ -150,13 +150,14 @@ static int specialise_message(const owner *o, const job_action *a, side *s, json
     if (!local && s->object && !(bytes = object_text(s, e)))
         return -1;
     json_t *shared = a->job->request.process == PROCESS_SHARED ? json_integer(functions) : NULL;
-    *out = json_pack("{s:s, s:s, s:s, s:i, s:i, s:O, s:s*, s:o*, s:O, s:O, s:o, s:i, s:s, s:s*, s:o*}", "type",
-                     "specialise", "job", s->id, "secret", s->secret, "function", a->function,
-                     "incarnation", a->incarnation, "access", s->access, "object_path",
-                     local ? s->object_path : NULL, "object_bytes", bytes, "object",
-                     json_object_get(s->function, "object"), "dataset", s->dataset, "request",
-                     request_json(&a->job->request), "threads", threads, "backend", backend_of(o, a->job, a->function),
-                     "gpu", gpu >= 0 ? o->gpu[gpu].id : NULL, "functions", shared);
+    *out = json_pack(
+        "{s:s, s:s, s:s, s:i, s:i, s:O, s:s*, s:o*, s:O, s:O, s:o, s:i, s:s, s:s*, s:o*}", "type",
+        "specialise", "job", s->id, "secret", s->secret, "function", a->function, "incarnation",
+        a->incarnation, "access", s->access, "object_path", local ? s->object_path : NULL,
+        "object_bytes", bytes, "object", json_object_get(s->function, "object"), "dataset",
+        s->dataset, "request", request_json(&a->job->request), "threads", threads, "backend",
+        backend_of(o, a->job, a->function), "gpu", gpu >= 0 ? o->gpu[gpu].id : NULL, "functions",
+        shared);
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for a message");
 }
 
@@ -219,7 +220,8 @@ static void on_function(owner *o, link_pod *p, const json_t *m)
     if (done && s && !s->times.training)
         s->times.functions = clock_monotonic_ms(); /* the last one's counts */
     if (done && s && text_of(m, "averaging")[0])
-        snprintf(s->averaging, sizeof s->averaging, "its functions share one process; %s", text_of(m, "averaging"));
+        snprintf(s->averaging, sizeof s->averaging, "its functions share one process; %s",
+                 text_of(m, "averaging"));
     /* From now on it talks to kubeml-ps alone. */
     pool_hang_up(p);
     if (done)
@@ -295,7 +297,8 @@ static void on_accepted(owner *o, link_pod *p)
     pool_event(o, p, JOB_PS_ACCEPTED, ERR_NONE, NULL, NULL);
 }
 
-/* Where functions are processes of their own it is the carrier that decides. A shared process says it itself. */
+/* Where functions are processes of their own it is the carrier that decides. A shared process says
+ * it itself. */
 static void decide_averaging(owner *o, side *s)
 {
     average_choice choice;

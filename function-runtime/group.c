@@ -44,7 +44,10 @@ static int decide(group *g, err *e)
     bool there = engine_averages(models, n);
     for (int i = 0; i < n; i++)
         device[i] = there ? engine_device(models[i]) : -1;
-    average_facts facts = {.functions = n, .one_process = true, .device = device, .wish = g->config.wish,
+    average_facts facts = {.functions = n,
+                           .one_process = true,
+                           .device = device,
+                           .wish = g->config.wish,
                            .weights_alone = g->config.trainer.reset_optimizer};
     if (average_choose(&facts, &g->choice, e) != 0)
         return -1;
@@ -165,7 +168,9 @@ static int average_on_device(group *g, const group_part *parts, int n, err *e)
 int group_mean(group *g, const group_part *parts, int n, block to, void (*half)(void), err *e)
 {
     if (g->choice.path != AVERAGE_HOST)
-        return average_on_device(g, parts, n, e) != 0 ? -1 : state_export(trainer_state(group_trainer(g)), to, half, e);
+        return average_on_device(g, parts, n, e) != 0
+                   ? -1
+                   : state_export(trainer_state(group_trainer(g)), to, half, e);
     if (half)
         half();
     return average_on_host(g, parts, n, to, e);
@@ -191,7 +196,8 @@ int group_copy_first(group *g, err *e)
     return 0;
 }
 
-/* ---- one round, one validation -------------------------------------------------------------------- */
+/* ---- one round, one validation
+ * -------------------------------------------------------------------- */
 
 /* What the functions' threads work on. */
 typedef struct work {
@@ -223,7 +229,8 @@ static void validate_part(size_t i, void *user)
     group_part *part = &w->parts[i];
     function *f = &w->group->functions[part->function];
     f->why = (err)ERR_INIT;
-    f->status = trainer_validate(f->trainer, w->task.epoch, w->task.parallelism, part->function, &part->result, &f->why);
+    f->status = trainer_validate(f->trainer, w->task.epoch, w->task.parallelism, part->function,
+                                 &part->result, &f->why);
 }
 
 /* The first failure, in function order: which thread was first is chance. */
@@ -247,7 +254,8 @@ int group_train_parts(group *g, const trainer_task *task, group_part *parts, int
     return run_parts(&(work){.group = g, .task = *task, .parts = parts}, n, train_part, e);
 }
 
-int group_validate_parts(group *g, uint32_t epoch, int parallelism, group_part *parts, int n, err *e)
+int group_validate_parts(group *g, uint32_t epoch, int parallelism, group_part *parts, int n,
+                         err *e)
 {
     work w = {.group = g, .task = {.epoch = epoch, .parallelism = parallelism}, .parts = parts};
     return run_parts(&w, n, validate_part, e);
@@ -261,7 +269,8 @@ uint32_t group_batches_done(const group *g)
     return done;
 }
 
-/* ---- an epoch without a server --------------------------------------------------------------------- */
+/* ---- an epoch without a server
+ * --------------------------------------------------------------------- */
 
 static void add(trainer_result *sum, const trainer_result *r)
 {
@@ -282,7 +291,8 @@ static int train_round(group *g, const trainer_task *task, trainer_result *out, 
     for (int i = 0; i < n; i++) {
         function *f = &g->functions[i];
         uint32_t left = f->batches - f->done, k = g->config.k < 0 ? left : (uint32_t)g->config.k;
-        parts[i] = (group_part){.function = i, .batch_begin = f->done, .batch_count = left < k ? left : k};
+        parts[i] =
+            (group_part){.function = i, .batch_begin = f->done, .batch_count = left < k ? left : k};
     }
     if (group_train_parts(g, task, parts, n, e) != 0)
         return -1;

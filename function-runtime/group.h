@@ -1,9 +1,11 @@
 /* group.h: several functions of one job in one process.
  *
- * Each has an engine, a stream where it computes on a GPU, and its share of every epoch, dealt as a job's are; after each
- * round the models are averaged, weighted by samples, where average.h decides. On the CPU, and on one GPU, the weights are
- * those of a job with as many processes, bit for bit. A member (member.h) does the rounds that kubeml-ps opens;
- * `kubeml run` all of an epoch's, without a server. One thread owns a group; group_batches_done may be asked from another. */
+ * Each has an engine, a stream where it computes on a GPU, and its share of every epoch, dealt as a
+ * job's are; after each round the models are averaged, weighted by samples, where average.h
+ * decides. On the CPU, and on one GPU, the weights are those of a job with as many processes, bit
+ * for bit. A member (member.h) does the rounds that kubeml-ps opens; `kubeml run` all of an
+ * epoch's, without a server. One thread owns a group; group_batches_done may be asked from another.
+ */
 #ifndef KUBEML_FUNCTION_GROUP_H
 #define KUBEML_FUNCTION_GROUP_H
 
@@ -18,7 +20,7 @@ typedef struct group_config {
     trainer_config trainer; /* of each; `device` is the first one's */
     int functions;          /* 1 .. GROUP_FUNCTIONS_MAX */
     int gpus;               /* function i is on GPU device + i % gpus; at least 1 */
-    int k;                  /* batches between two merges; -1: once an epoch; of group_train alone */
+    int k; /* batches between two merges; -1: once an epoch; of group_train alone */
     int together;           /* functions that train at the same time, each in a thread of its own */
     average_wish wish;
 } group_config;
@@ -40,12 +42,15 @@ typedef struct group_part {
 
 /* All get these weights (and no optimizer state where it is reset). */
 int group_import(group *g, block from, err *e);
-/* The functions named train these batches, each its own. `task` says the rest. -1 with group_reason. */
+/* The functions named train these batches, each its own. `task` says the rest. -1 with
+ * group_reason. */
 int group_train_parts(group *g, const trainer_task *task, group_part *parts, int n, err *e);
-/* The mean of those that trained, in their order, weighted by samples: into `to`. What the functions' own models are then is
- * left open. `half` (may be NULL) is called before `to` is complete: where a test kills. ERR_INVALID: one is not finite. */
+/* The mean of those that trained, in their order, weighted by samples: into `to`. What the
+ * functions' own models are then is left open. `half` (may be NULL) is called before `to` is
+ * complete: where a test kills. ERR_INVALID: one is not finite. */
 int group_mean(group *g, const group_part *parts, int n, block to, void (*half)(void), err *e);
-int group_validate_parts(group *g, uint32_t epoch, int parallelism, group_part *parts, int n, err *e);
+int group_validate_parts(group *g, uint32_t epoch, int parallelism, group_part *parts, int n,
+                         err *e);
 uint32_t group_batches_done(const group *g); /* of the present or last call, all functions' */
 
 /* Without a server. One epoch. `task` says epoch, lr and history. -1 with group_reason. */

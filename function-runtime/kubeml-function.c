@@ -33,8 +33,8 @@ enum { REPLY_MS = 10000 };
 static int tell(wire *w, const char *reason, const char *averaging, const err *e)
 {
     cleanup_json json_t *m =
-        reason ? json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", err_name(e->code), "reason",
-                           reason, "message", e->message)
+        reason ? json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", err_name(e->code),
+                           "reason", reason, "message", e->message)
                : json_pack("{s:s,s:s*}", "type", "specialised", "averaging", averaging);
     return m ? wire_send_wait(w, m, clock_deadline_ms(REPLY_MS), NULL) : -1;
 }

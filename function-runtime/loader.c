@@ -375,9 +375,16 @@ int loader_lend(loader *l, backend_share *out, err *e)
     int32_t *labels = calloc(n, sizeof *labels);
     uint64_t *sample = calloc(n, sizeof *sample);
     loader_end(l);
-    *out = (backend_share){.rows = (uint32_t)n, .x = x, .labels = labels, .sample = sample, .scale = l->scale,
-                           .shift = l->shift, .flip = l->config.transform->flip, .crop = l->config.transform->crop,
-                           .seed = l->config.seed, .set = l->info->digest[0] ? l->info->digest : NULL};
+    *out = (backend_share){.rows = (uint32_t)n,
+                           .x = x,
+                           .labels = labels,
+                           .sample = sample,
+                           .scale = l->scale,
+                           .shift = l->shift,
+                           .flip = l->config.transform->flip,
+                           .crop = l->config.transform->crop,
+                           .seed = l->config.seed,
+                           .set = l->info->digest[0] ? l->info->digest : NULL};
     int rc = x && labels && sample ? 0 : err_set(e, ERR_NOMEM, "no memory for a list of %zu samples", n);
     uint32_t seen = 0;
     for (size_t row = 0; rc == 0 && row < n; row += each, seen += rc == 0)

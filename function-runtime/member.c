@@ -116,7 +116,10 @@ void member_half_published(void)
 
 int member_slot(member *m, int slot, block *to, err *e)
 {
-    return attach(m, clock_deadline_ms(MEMBER_STORE_MS), e) != 0 || modelstore_slot(m->store, slot, to, e) != 0 ? -1 : 0;
+    return attach(m, clock_deadline_ms(MEMBER_STORE_MS), e) != 0 ||
+                   modelstore_slot(m->store, slot, to, e) != 0
+               ? -1
+               : 0;
 }
 
 int member_publish(member *m, const modelstore_publication *p, err *e)
@@ -180,8 +183,8 @@ static int begin_anew(member *m, err *e)
 static int do_init(member *m, const json_t *task, err *e)
 {
     json_int_t epoch = -1, round = 0, slot = 0, seed = 0;
-    if (member_unpack(task, e, "{s?I,s?I,s?I,s:I}", "epoch", &epoch, "round", &round, "slot", &slot, "seed",
-               &seed) != 0)
+    if (member_unpack(task, e, "{s?I,s?I,s?I,s:I}", "epoch", &epoch, "round", &round, "slot", &slot,
+                      "seed", &seed) != 0)
         return -1;
     member_enter(m, "init", epoch, round);
     if (begin_anew(m, e) != 0)
@@ -270,10 +273,11 @@ static int train(member *m, const train_order *o, err *e)
 static int do_train(member *m, const json_t *task, err *e)
 {
     train_order o = {.history = NULL};
-    if (member_unpack(task, e, "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:F,s:I,s?o}", "epoch", &o.epoch, "round", &o.round,
-               "version", &o.version, "parallelism", &o.parallelism, "function", &o.function,
-               "batch_begin", &o.batch_begin, "batch_count", &o.batch_count, "lr", &o.lr, "slot",
-               &o.slot, "validation_losses", &o.history) != 0)
+    if (member_unpack(task, e, "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:F,s:I,s?o}", "epoch", &o.epoch,
+                      "round", &o.round, "version", &o.version, "parallelism", &o.parallelism,
+                      "function", &o.function, "batch_begin", &o.batch_begin, "batch_count",
+                      &o.batch_count, "lr", &o.lr, "slot", &o.slot, "validation_losses",
+                      &o.history) != 0)
         return -1;
     if (o.epoch < 0 || o.epoch > REQUEST_EPOCHS_MAX || o.parallelism < 1 ||
         o.parallelism > REQUEST_PARALLELISM_MAX || o.function < 0 || o.function >= o.parallelism ||
@@ -286,8 +290,8 @@ static int do_train(member *m, const json_t *task, err *e)
 static int do_validate(member *m, const json_t *task, err *e)
 {
     json_int_t epoch, version, parallelism, function;
-    if (member_unpack(task, e, "{s:I,s:I,s:I,s:I}", "epoch", &epoch, "version", &version, "parallelism",
-               &parallelism, "function", &function) != 0)
+    if (member_unpack(task, e, "{s:I,s:I,s:I,s:I}", "epoch", &epoch, "version", &version,
+                      "parallelism", &parallelism, "function", &function) != 0)
         return -1;
     if (epoch < 0 || epoch > REQUEST_EPOCHS_MAX || parallelism < 1 ||
         parallelism > REQUEST_PARALLELISM_MAX || function < 0 || function >= parallelism)

@@ -27,7 +27,8 @@ typedef struct member member;
 int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BYTES], err *e);
 /* Until `stop` (0), or an error after which this function is of no use: -1. */
 int member_run(member *m, err *e);
-/* Where the models of a shared process are averaged, for people; NULL: every function has a process of its own. */
+/* Where the models of a shared process are averaged, for people; NULL: every function has a process
+ * of its own. */
 const char *member_averaging(const member *m);
 void member_close(member *m); /* NULL is fine */
 

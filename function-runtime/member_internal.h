@@ -1,5 +1,5 @@
-/* member_internal.h: what member_open.c makes and member.c runs; member_shared.c does the tasks of a process that all
- * functions of the job share. */
+/* member_internal.h: what member_open.c makes and member.c runs; member_shared.c does the tasks of
+ * a process that all functions of the job share. */
 #ifndef KUBEML_MEMBER_INTERNAL_H
 #define KUBEML_MEMBER_INTERNAL_H
 
@@ -55,7 +55,8 @@ double member_seconds(int64_t *from_ns); /* since then; moves it on */
 void member_enter(member *m, const char *phase, int64_t epoch, int64_t round);
 /* ERR_INVALID naming the task. */
 int member_unpack(const json_t *task, err *e, const char *format, ...);
-/* Version `version` into the engine; 1 when the store has a newer one already: the task is stale. */
+/* Version `version` into the engine; 1 when the store has a newer one already: the task is stale.
+ */
 int member_fetch(member *m, int64_t version, err *e);
 /* The memory that a contribution of that slot is published from. */
 int member_slot(member *m, int slot, block *to, err *e);

@@ -70,7 +70,8 @@ int member_read_order(const json_t *order, member *m, err *e)
     if (m->request.process == PROCESS_SHARED) {
         if (take_int(order, "functions", 1, GROUP_FUNCTIONS_MAX, &m->functions, e) != 0)
             return -1;
-        m->request.gpu.memory_bytes *= (uint64_t)m->functions; /* the process's share: what all of them have */
+        m->request.gpu.memory_bytes *=
+            (uint64_t)m->functions; /* the process's share: what all of them have */
         m->request.gpu.threads *= m->functions;
         if (m->request.gpu.threads > 100)
             m->request.gpu.threads = 100; /* there are no more */
@@ -203,7 +204,8 @@ int member_make_trainer(member *m, char reason[TRAINER_REASON_BYTES], err *e)
                         .device_memory = m->request.gpu.memory_bytes};
     if (m->request.process != PROCESS_SHARED)
         return trainer_open(&c, &m->trainer, reason, e);
-    /* Steps of the user's own may keep something between two lines of theirs: not at the same time. */
+    /* Steps of the user's own may keep something between two lines of theirs: not at the same time.
+     */
     group_config all = {.trainer = c,
                         .functions = m->functions,
                         .gpus = 1,

@@ -1,6 +1,7 @@
-/* member_shared.c: the tasks of a process that all functions of a job share. Its frames name the functions; it fetches
- * once, the functions train at the same time, and what is published is their mean: one contribution, whose samples are
- * the sum. So a process that dies leaves all of a round's work or none. */
+/* member_shared.c: the tasks of a process that all functions of a job share. Its frames name the
+ * functions; it fetches once, the functions train at the same time, and what is published is their
+ * mean: one contribution, whose samples are the sum. So a process that dies leaves all of a round's
+ * work or none. */
 #include <stdlib.h>
 
 #include "cleanup.h"
@@ -9,13 +10,17 @@
 #include "member_internal.h"
 
 /* In their order, no function twice. */
-static int check_functions(const group_part *parts, int n, json_int_t parallelism, int functions, err *e)
+static int check_functions(const group_part *parts, int n, json_int_t parallelism, int functions,
+                           err *e)
 {
     if (parallelism != functions)
-        return err_set(e, ERR_INVALID, "%lld functions, and this process has %d", (long long)parallelism, functions);
+        return err_set(e, ERR_INVALID, "%lld functions, and this process has %d",
+                       (long long)parallelism, functions);
     for (int i = 0; i < n; i++)
         if (parts[i].function <= (i ? parts[i - 1].function : -1) || parts[i].function >= functions)
-            return err_set(e, ERR_INVALID, "function %d is not of this process, or out of its place", parts[i].function);
+            return err_set(e, ERR_INVALID,
+                           "function %d is not of this process, or out of its place",
+                           parts[i].function);
     return n > 0 ? 0 : err_set(e, ERR_INVALID, "no function is named");
 }
 
@@ -25,7 +30,8 @@ static int read_shares(const json_t *shares, group_part parts[GROUP_FUNCTIONS_MA
     json_t *share;
     if (count > GROUP_FUNCTIONS_MAX)
         return err_set(e, ERR_INVALID, "task train: %zu functions", count);
-    json_array_foreach(shares, i, share) {
+    json_array_foreach(shares, i, share)
+    {
         json_int_t begin, batches;
         if (member_unpack(share, e, "[i,I,I]", &parts[i].function, &begin, &batches) != 0)
             return -1;
@@ -46,24 +52,26 @@ static uint64_t samples_of(const group_part *parts, int n)
     return sum;
 }
 
-static void send_published(member *m, const train_order *o, const group_part *parts, int n, double fetch_s,
-                           double publish_s)
+static void send_published(member *m, const train_order *o, const group_part *parts, int n,
+                           double fetch_s, double publish_s)
 {
     json_t *shares = json_array();
     double load = 0, convert = 0, training = 0;
     for (int i = 0; i < n; i++) {
         const trainer_result *r = &parts[i].result;
-        json_array_append_new(shares, json_pack("{s:i,s:I,s:I,s:I,s:f,s:I}", "function", parts[i].function, "samples",
-                                                (json_int_t)r->samples, "sample_begin", (json_int_t)r->sample_begin,
-                                                "sample_end", (json_int_t)r->sample_end, "loss_sum", r->loss_sum,
-                                                "batches", (json_int_t)r->batches));
+        json_array_append_new(
+            shares, json_pack("{s:i,s:I,s:I,s:I,s:f,s:I}", "function", parts[i].function, "samples",
+                              (json_int_t)r->samples, "sample_begin", (json_int_t)r->sample_begin,
+                              "sample_end", (json_int_t)r->sample_end, "loss_sum", r->loss_sum,
+                              "batches", (json_int_t)r->batches));
         load += r->load_s;
         convert += r->convert_s;
         training += r->train_s;
     }
-    pslink_send(m->link, json_pack("{s:s,s:I,s:I,s:o,s:{s:f,s:f,s:f,s:f,s:f}}", "type", "published", "epoch", o->epoch,
-                                   "round", o->round, "shares", shares, "seconds", "fetch", fetch_s, "load", load,
-                                   "convert", convert, "train", training, "publish", publish_s));
+    pslink_send(m->link, json_pack("{s:s,s:I,s:I,s:o,s:{s:f,s:f,s:f,s:f,s:f}}", "type", "published",
+                                   "epoch", o->epoch, "round", o->round, "shares", shares,
+                                   "seconds", "fetch", fetch_s, "load", load, "convert", convert,
+                                   "train", training, "publish", publish_s));
 }
 
 /* A model that is not finite is told: nobody could merge it. */
@@ -123,10 +131,11 @@ int member_train_shared(member *m, const json_t *task, err *e)
     group_part parts[GROUP_FUNCTIONS_MAX];
     json_t *shares;
     int n = 0;
-    if (member_unpack(task, e, "{s:I,s:I,s:I,s:I,s:F,s:I,s?o,s:o}", "epoch", &o.epoch, "round", &o.round, "version",
-                      &o.version, "parallelism", &o.parallelism, "lr", &o.lr, "slot", &o.slot, "validation_losses",
-                      &o.history, "shares", &shares) != 0 ||
-        read_shares(shares, parts, &n, e) != 0 || check_functions(parts, n, o.parallelism, m->functions, e) != 0)
+    if (member_unpack(task, e, "{s:I,s:I,s:I,s:I,s:F,s:I,s?o,s:o}", "epoch", &o.epoch, "round",
+                      &o.round, "version", &o.version, "parallelism", &o.parallelism, "lr", &o.lr,
+                      "slot", &o.slot, "validation_losses", &o.history, "shares", &shares) != 0 ||
+        read_shares(shares, parts, &n, e) != 0 ||
+        check_functions(parts, n, o.parallelism, m->functions, e) != 0)
         return -1;
     if (o.epoch < 0 || o.epoch > REQUEST_EPOCHS_MAX || o.slot < 0 || o.slot >= MODELSTORE_SLOTS_MAX)
         return err_set(e, ERR_INVALID, "task train: a number is out of range");
@@ -138,9 +147,9 @@ static json_t *validated_message(json_int_t epoch, const group_part *parts, int 
     json_t *shares = json_array();
     for (int i = 0; i < n; i++) {
         const trainer_result *r = &parts[i].result;
-        json_array_append_new(shares, json_pack("{s:i,s:I,s:f,s:I}", "function", parts[i].function, "samples",
-                                                (json_int_t)r->samples, "loss_sum", r->loss_sum, "correct",
-                                                (json_int_t)r->correct));
+        json_array_append_new(shares, json_pack("{s:i,s:I,s:f,s:I}", "function", parts[i].function,
+                                                "samples", (json_int_t)r->samples, "loss_sum",
+                                                r->loss_sum, "correct", (json_int_t)r->correct));
     }
     return json_pack("{s:s,s:I,s:o}", "type", "validated", "epoch", epoch, "shares", shares);
 }
@@ -151,14 +160,14 @@ int member_validate_shared(member *m, const json_t *task, err *e)
     group_part parts[GROUP_FUNCTIONS_MAX];
     json_t *functions, *one;
     size_t i;
-    if (member_unpack(task, e, "{s:I,s:I,s:I,s:o}", "epoch", &epoch, "version", &version, "parallelism", &parallelism,
-                      "functions", &functions) != 0)
+    if (member_unpack(task, e, "{s:I,s:I,s:I,s:o}", "epoch", &epoch, "version", &version,
+                      "parallelism", &parallelism, "functions", &functions) != 0)
         return -1;
     size_t n = json_array_size(functions);
     if (epoch < 0 || epoch > REQUEST_EPOCHS_MAX || n > GROUP_FUNCTIONS_MAX)
         return err_set(e, ERR_INVALID, "task validate: a number is out of range");
-    json_array_foreach(functions, i, one)
-        parts[i] = (group_part){.function = (int)json_integer_value(one)};
+    json_array_foreach(functions, i, one) parts[i] =
+        (group_part){.function = (int)json_integer_value(one)};
     if (check_functions(parts, (int)n, parallelism, m->functions, e) != 0)
         return -1;
     member_enter(m, "validate", epoch, -1);

@@ -86,8 +86,8 @@ typedef struct backend_update {
 enum { BACKEND_SET_NAME_BYTES = 80 };
 typedef struct backend_share {
     uint32_t rows;
-    /* Names what rows there are (samples, labels, keys): programs that are given the same name may share them. Shorter than
-     * BACKEND_SET_NAME_BYTES; NULL: they are nobody else's. */
+    /* Names what rows there are (samples, labels, keys): programs that are given the same name may
+     * share them. Shorter than BACKEND_SET_NAME_BYTES; NULL: they are nobody else's. */
     const char *set;
     const uint8_t *const *x; /* (C,H,W) each */
     const int32_t *labels;

@@ -262,7 +262,8 @@ static void welcome(job *j, const round_action *a)
     hub_send(j->host.hub, c, json_pack("{s:s}", "type", "welcome"));
 }
 
-/* The functions of a shared process get what a step gives them to do as one frame: they begin and end together. */
+/* The functions of a shared process get what a step gives them to do as one frame: they begin and
+ * end together. */
 static void gather(job *j, const round_action *a, json_t *frame, const char *list, json_t *one)
 {
     if (j->gathered)
@@ -276,7 +277,8 @@ static void gather(job *j, const round_action *a, json_t *frame, const char *lis
 static void send_gathered(job *j)
 {
     if (j->gathered)
-        send_to(j, &(round_action){.function = 0, .incarnation = j->gathered_incarnation}, j->gathered);
+        send_to(j, &(round_action){.function = 0, .incarnation = j->gathered_incarnation},
+                j->gathered);
     j->gathered = NULL;
 }
 
@@ -293,10 +295,14 @@ static void send_train(job *j, const round_action *a)
         j->losses_epoch = a->epoch;
     }
     if (is_shared(j)) {
-        gather(j, a, json_pack("{s:s,s:i,s:i,s:I,s:i,s:f,s:i,s:O,s:[]}", "type", "train", "epoch", a->epoch, "round",
-                               a->round, "version", (json_int_t)a->version, "parallelism", a->parallelism, "lr",
-                               j->spec.request.lr, "slot", a->slot, "validation_losses", j->losses, "shares"),
-               "shares", json_pack("[i,I,I]", a->function, (json_int_t)a->batch_begin, (json_int_t)a->batch_count));
+        gather(j, a,
+               json_pack("{s:s,s:i,s:i,s:I,s:i,s:f,s:i,s:O,s:[]}", "type", "train", "epoch",
+                         a->epoch, "round", a->round, "version", (json_int_t)a->version,
+                         "parallelism", a->parallelism, "lr", j->spec.request.lr, "slot", a->slot,
+                         "validation_losses", j->losses, "shares"),
+               "shares",
+               json_pack("[i,I,I]", a->function, (json_int_t)a->batch_begin,
+                         (json_int_t)a->batch_count));
         return;
     }
     send_to(j, a,
@@ -312,8 +318,9 @@ static void send_validate(job *j, const round_action *a)
     if (!j->validating_since_ms)
         j->validating_since_ms = clock_monotonic_ms();
     if (is_shared(j)) {
-        gather(j, a, json_pack("{s:s,s:i,s:I,s:i,s:[]}", "type", "validate", "epoch", a->epoch, "version",
-                               (json_int_t)a->version, "parallelism", a->parallelism, "functions"),
+        gather(j, a,
+               json_pack("{s:s,s:i,s:I,s:i,s:[]}", "type", "validate", "epoch", a->epoch, "version",
+                         (json_int_t)a->version, "parallelism", a->parallelism, "functions"),
                "functions", json_integer(a->function));
         return;
     }

@@ -46,7 +46,7 @@ struct job {
     char *layout;                       /* canonical text, from the first `ready` */
     bool initial_done;                  /* version 0 is merged */
     int init_incarnation, init_slot;    /* whom ROUND_INIT asked */
-    json_t *gathered;                   /* the task of a shared process, made of the step's tasks of its functions */
+    json_t *gathered; /* the task of a shared process, made of the step's tasks of its functions */
     int gathered_incarnation;
     json_t *about[ROUND_FUNCTIONS_MAX]; /* {"cpu","threads"} of each function's hello */
     /* Redis */

@@ -211,7 +211,7 @@ static int ready(job *j, conn *c, const json_t *m, err *e)
     return 0;
 }
 
-/* What functions of a shared process say is told as if each had said it, one right after the other. */
+/* What functions of a shared process say is told as if each had said it, one after the other. */
 static bool is_shared(const job *j)
 {
     return j->spec.request.process == PROCESS_SHARED;
@@ -230,8 +230,9 @@ static int published_share(const json_t *share, round_event *event, err *e)
 {
     json_int_t samples, begin, stop_at, batches;
     json_error_t problem;
-    if (json_unpack_ex((json_t *)(uintptr_t)share, &problem, JSON_STRICT, "{s:i,s:I,s:I,s:I,s:F,s:I}", "function", &event->function,
-                       "samples", &samples, "sample_begin", &begin, "sample_end", &stop_at, "loss_sum",
+    if (json_unpack_ex((json_t *)(uintptr_t)share, &problem, JSON_STRICT,
+                       "{s:i,s:I,s:I,s:I,s:F,s:I}", "function", &event->function, "samples",
+                       &samples, "sample_begin", &begin, "sample_end", &stop_at, "loss_sum",
                        &event->loss_sum, "batches", &batches))
         return err_set(e, ERR_INVALID, "published: shares: %s", problem.text);
     if (samples < 0 || begin < 0 || stop_at < begin || batches < 0 || batches > UINT32_MAX)
@@ -252,15 +253,16 @@ static int published_shared(job *j, conn *c, const json_t *m, err *e)
     json_t *shares, *share;
     json_error_t problem;
     size_t i;
-    if (json_unpack_ex((json_t *)(uintptr_t)m, &problem, JSON_STRICT, "{s:s,s:i,s:i,s:o,s:{s:F,s:F,s:F,s:F,s:F}}", "type", &type,
-                       "epoch", &event.epoch, "round", &event.round, "shares", &shares, "seconds", "fetch", &s.fetch,
-                       "load", &s.load, "convert", &s.convert, "train", &s.train, "publish", &s.publish))
+    if (json_unpack_ex((json_t *)(uintptr_t)m, &problem, JSON_STRICT,
+                       "{s:s,s:i,s:i,s:o,s:{s:F,s:F,s:F,s:F,s:F}}", "type", &type, "epoch",
+                       &event.epoch, "round", &event.round, "shares", &shares, "seconds", "fetch",
+                       &s.fetch, "load", &s.load, "convert", &s.convert, "train", &s.train,
+                       "publish", &s.publish))
         return err_set(e, ERR_INVALID, "published: %s", problem.text);
-    json_array_foreach(shares, i, share)
-        if (published_share(share, &checked, e))
-            return -1;
+    json_array_foreach(shares, i, share) if (published_share(share, &checked, e)) return -1;
     add_seconds(j, s, json_array_size(shares));
-    json_array_foreach(shares, i, share) {
+    json_array_foreach(shares, i, share)
+    {
         published_share(share, &event, e);
         job_step(j, event);
     }
@@ -302,12 +304,14 @@ static int validated_shared(job *j, conn *c, const json_t *m, err *e)
     json_t *shares, *share;
     json_error_t problem;
     size_t i;
-    if (json_unpack_ex((json_t *)(uintptr_t)m, &problem, JSON_STRICT, "{s:s,s:i,s:o}", "type", &type, "epoch", &event.epoch,
-                       "shares", &shares))
+    if (json_unpack_ex((json_t *)(uintptr_t)m, &problem, JSON_STRICT, "{s:s,s:i,s:o}", "type",
+                       &type, "epoch", &event.epoch, "shares", &shares))
         return err_set(e, ERR_INVALID, "validated: %s", problem.text);
-    json_array_foreach(shares, i, share) {
-        if (json_unpack_ex(share, &problem, JSON_STRICT, "{s:i,s:I,s:F,s:I}", "function", &event.function, "samples",
-                           &samples, "loss_sum", &event.loss_sum, "correct", &correct))
+    json_array_foreach(shares, i, share)
+    {
+        if (json_unpack_ex(share, &problem, JSON_STRICT, "{s:i,s:I,s:F,s:I}", "function",
+                           &event.function, "samples", &samples, "loss_sum", &event.loss_sum,
+                           "correct", &correct))
             return err_set(e, ERR_INVALID, "validated: shares: %s", problem.text);
         if (samples < 0 || correct < 0 || correct > samples)
             return err_set(e, ERR_INVALID, "validated: shares: a count out of range");

@@ -346,7 +346,8 @@ static int run_initial(keeper *k, task *t, err *e)
 static size_t parts_of(const task *t, modelstore_part *parts)
 {
     if (t->merge.as_one) {
-        parts[0] = (modelstore_part){.function = 0, .incarnation = t->rows[0].incarnation, .samples = t->merge.samples};
+        parts[0] = (modelstore_part){
+            .function = 0, .incarnation = t->rows[0].incarnation, .samples = t->merge.samples};
         return 1;
     }
     for (size_t i = 0; i < t->merge.count; i++)

@@ -45,7 +45,8 @@ typedef struct staging {
     char *host, *device;
 } staging;
 
-/* A share on the device. The samples are uint8 (C,H,W), as the host has them; the rest is one block of the program's own. */
+/* A share on the device. The samples are uint8 (C,H,W), as the host has them; the rest is one block
+ * of the program's own. */
 typedef struct share {
     char *memory;
     size_t bytes;

@@ -8,14 +8,15 @@
 
 #include "cuda/cuda_memory.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* also while one copies: who wants the same set waits for it */
+/* Held also while one copies: who wants the same set waits for it. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static cuda_samples *all;
 
 static cuda_samples *find(const driver *d, int ordinal, const backend_share *s, size_t sample_bytes)
 {
     for (cuda_samples *h = all; h; h = h->next)
-        if (s->set && h->d == d && h->ordinal == ordinal && h->rows == s->rows && h->sample_bytes == sample_bytes &&
-            strcmp(h->name, s->set) == 0)
+        if (s->set && h->d == d && h->ordinal == ordinal && h->rows == s->rows &&
+            h->sample_bytes == sample_bytes && strcmp(h->name, s->set) == 0)
             return h;
     return NULL;
 }
@@ -56,7 +57,8 @@ static int copy_in(cuda_samples *h, device *dev, const backend_share *s, err *e)
     return h->d->wait(dev, e); /* before another stream reads them */
 }
 
-static cuda_samples *make(const driver *d, device *dev, int ordinal, const backend_share *s, size_t sample_bytes, err *e)
+static cuda_samples *make(const driver *d, device *dev, int ordinal, const backend_share *s,
+                          size_t sample_bytes, err *e)
 {
     cuda_samples *h = calloc(1, sizeof *h);
     if (!h) {
@@ -78,8 +80,8 @@ static cuda_samples *make(const driver *d, device *dev, int ordinal, const backe
     return NULL;
 }
 
-int cuda_samples_take(const driver *d, device *dev, int ordinal, const backend_share *s, size_t sample_bytes,
-                      cuda_samples **out, err *e)
+int cuda_samples_take(const driver *d, device *dev, int ordinal, const backend_share *s,
+                      size_t sample_bytes, cuda_samples **out, err *e)
 {
     pthread_mutex_lock(&lock);
     cuda_samples *h = find(d, ordinal, s, sample_bytes);

@@ -1,5 +1,6 @@
-/* cuda_samples.h: a training set on a device: uint8 samples, labels, keys. Programs of this process that are given a set
- * of the same name on one device have one copy of it, until the last of them gives it back. Thread-safe. */
+/* cuda_samples.h: a training set on a device: uint8 samples, labels, keys. Programs of this process
+ * that are given a set of the same name on one device have one copy of it, until the last of them
+ * gives it back. Thread-safe. */
 #ifndef KUBEML_CUDA_SAMPLES_H
 #define KUBEML_CUDA_SAMPLES_H
 
@@ -20,9 +21,10 @@ typedef struct cuda_samples {
     struct cuda_samples *next;
 } cuda_samples;
 
-/* Copies them, or finds them there. Blocks while another thread copies. ERR_NOMEM: over the cap, or the device is full. */
-int cuda_samples_take(const driver *d, device *dev, int ordinal, const backend_share *s, size_t sample_bytes,
-                      cuda_samples **out, err *e);
+/* Copies them, or finds them there. Blocks while another thread copies. ERR_NOMEM: over the cap, or
+ * the device is full. */
+int cuda_samples_take(const driver *d, device *dev, int ordinal, const backend_share *s,
+                      size_t sample_bytes, cuda_samples **out, err *e);
 void cuda_samples_give(device *dev, cuda_samples *s); /* NULL is fine */
 
 #endif

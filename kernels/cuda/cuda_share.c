@@ -1,8 +1,9 @@
 /* cuda_share.c: an epoch over samples that lie on the device; see backend.h.
  *
  * One update is one graph: take the next update's numbers, gather and augment its samples, forward,
- * loss, backward, update, add to the sums. The host enqueues that graph as often as there are updates
- * and waits once, at the end. The samples lie apart (cuda_samples.h): programs of one process share them. */
+ * loss, backward, update, add to the sums. The host enqueues that graph as often as there are
+ * updates and waits once, at the end. The samples lie apart (cuda_samples.h): programs of one
+ * process share them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,7 +30,8 @@ static int place(program *p, uint32_t rows, err *e)
 {
     share *h = &p->share;
     size_t n = rows;
-    const size_t bytes[] = {n * sizeof *h->order, n * sizeof *h->steps, sizeof *h->number, sizeof *h->total};
+    const size_t bytes[] = {n * sizeof *h->order, n * sizeof *h->steps, sizeof *h->number,
+                            sizeof *h->total};
     enum { PARTS = sizeof bytes / sizeof *bytes };
     void *at[PARTS], *memory;
     size_t all = 0;
@@ -72,9 +74,9 @@ static int enqueue(program *p, err *e)
     char *in = p->in.device;
     step_args *args = (step_args *)(void *)(in + p->in.args);
     cuda_next_step(stream, args, h->steps, h->number);
-    cuda_gather(stream, args, h->augment, p->c.batch, h->samples->x, h->samples->labels, h->samples->keys, h->order,
-                (uint8_t *)(in + p->in.x), (int32_t *)(void *)(in + p->in.labels),
-                (uint64_t *)(void *)(in + p->in.keys));
+    cuda_gather(stream, args, h->augment, p->c.batch, h->samples->x, h->samples->labels,
+                h->samples->keys, h->order, (uint8_t *)(in + p->in.x),
+                (int32_t *)(void *)(in + p->in.labels), (uint64_t *)(void *)(in + p->in.keys));
     if (cuda_enqueue(p, RUN_STEP, e))
         return -1;
     cuda_add_result(stream, p->result, h->total);

@@ -108,7 +108,8 @@ static int real_facts(device *d, device_facts *f, err *e)
 
 static int real_alloc(device *d, size_t bytes, void **out, err *e)
 {
-    ASK(cudaSetDevice(d->ordinal), "choosing the GPU"); /* the thread may have used another, or none */
+    /* The thread may have used another, or none. */
+    ASK(cudaSetDevice(d->ordinal), "choosing the GPU");
     ASK(cudaMalloc(out, bytes), "memory");
     return 0;
 }

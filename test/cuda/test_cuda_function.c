@@ -217,7 +217,8 @@ TEST_LIMIT(functions_of_one_device_are_averaged_on_it_with_a_jobs_bits, 120)
     CHECK_INT(cuda_memory_held(), 0);
 }
 
-/* As a member does it for kubeml-ps: rounds that others open, a reference that is fetched, a mean that is published. */
+/* As a member does it for kubeml-ps: rounds that others open, a reference that is fetched, a mean
+ * that is published. */
 static void train_rounds(group *g, int functions, block to)
 {
     group_part parts[4];
@@ -233,7 +234,8 @@ static void train_rounds(group *g, int functions, block to)
         int n = 0;
         for (int f = 0; f < functions; f++) /* only those that have batches left are named */
             if (batches[f] > at)
-                parts[n++] = (group_part){.function = f, .batch_begin = at,
+                parts[n++] = (group_part){.function = f,
+                                          .batch_begin = at,
                                           .batch_count = batches[f] - at < 3 ? batches[f] - at : 3};
         trainer_task task = {.parallelism = functions, .lr = 0.05};
         CHECK_OK(group_import(g, to, &e), e);
@@ -259,7 +261,8 @@ TEST_LIMIT(a_shared_process_publishes_the_mean_of_its_device, 120)
     CHECK(memcmp(engine_floats(m, &e), want, floats * sizeof *want) == 0);
     group_part parts[3] = {{.function = 0}, {.function = 1}, {.function = 2}};
     CHECK_OK(group_validate_parts(g, 0, 3, parts, 3, &e), e);
-    CHECK_INT(parts[0].result.samples + parts[1].result.samples + parts[2].result.samples, BLOB_TEST);
+    CHECK_INT(parts[0].result.samples + parts[1].result.samples + parts[2].result.samples,
+              BLOB_TEST);
     group_close(g);
     free(want), free(mean.floats), free(mean.counters);
     dataset_close(s.data);
@@ -271,9 +274,18 @@ TEST_LIMIT(weights_alone_are_averaged_on_the_host, 60)
     err e = ERR_INIT;
     setup s = {.program = load_program(BLOB_SETTINGS), .data = open_blobs(2)};
     group *g;
-    group_config c = {.trainer = {.program = s.program, .data = s.data, .batch = 16, .epochs = 2, .threads = 1, .seed = 3,
-                                  .backend = "cuda", .reset_optimizer = true},
-                      .functions = 2, .gpus = 1, .k = 3, .together = 1};
+    group_config c = {.trainer = {.program = s.program,
+                                  .data = s.data,
+                                  .batch = 16,
+                                  .epochs = 2,
+                                  .threads = 1,
+                                  .seed = 3,
+                                  .backend = "cuda",
+                                  .reset_optimizer = true},
+                      .functions = 2,
+                      .gpus = 1,
+                      .k = 3,
+                      .together = 1};
     CHECK_OK(group_open(&c, &g, s.reason, &e), e);
     CHECK_INT(group_choice(g)->path, AVERAGE_HOST);
     state *of = trainer_state(group_trainer(g));

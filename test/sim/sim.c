@@ -320,7 +320,8 @@ static void plan_faults(sim *s)
 static void choose_gpu(sim *s, request *r)
 {
     uint64_t bytes = sim_chance(s, 0.2) ? 0 : (uint64_t)sim_between(s, 50, SIM_GPU_BYTES);
-    int most = (r->process == PROCESS_SHARED ? 1 : s->gpus) * (int)(bytes ? SIM_GPU_BYTES / bytes : GPU_UNCAPPED_PARTS);
+    int most = (r->process == PROCESS_SHARED ? 1 : s->gpus) *
+               (int)(bytes ? SIM_GPU_BYTES / bytes : GPU_UNCAPPED_PARTS);
     r->gpu.memory_bytes = bytes;
     r->device = sim_chance(s, 0.2) ? DEVICE_CPU : sim_chance(s, 0.5) ? DEVICE_CUDA : DEVICE_AUTO;
     if (r->default_parallelism > most)

@@ -240,7 +240,8 @@ void ps_bye(sim *s, message *m);
 void ps_redis_down(sim *s, int p, bool empty, int64_t ms);
 
 /* ---- sim_function.c: a frame of a process, as what each of its functions reports --- */
-void report_share(sim *s, int which, const round_action *task, const sim_share *share, round_event *out);
+void report_share(sim *s, int which, const round_action *task, const sim_share *share,
+                  round_event *out);
 
 /* ---- sim_function.c ---------------------------------------------------------------------------- */
 void function_specialise(sim *s, message *m);

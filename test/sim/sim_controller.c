@@ -236,8 +236,9 @@ static void check(sim *s)
             present += p->function == JOB_KUBEML_PS && p->phase < JOB_POD_STOPPING && !p->unwanted;
             bool waits = p->phase == JOB_POD_WANTED && p->name[0] == '\0';
             if (p->function >= 0 && p->phase != JOB_POD_GONE && !waits)
-                used |= j->request.process == PROCESS_SHARED ? (UINT64_C(1) << j->request.default_parallelism) - 1
-                                                             : UINT64_C(1) << p->function;
+                used |= j->request.process == PROCESS_SHARED
+                            ? (UINT64_C(1) << j->request.default_parallelism) - 1
+                            : UINT64_C(1) << p->function;
         }
         /* A function that ends while its replacement starts counts once, a granted one always. */
         for (int f = 0; f < SIM_FUNCTIONS_MAX; f++) {

@@ -119,7 +119,8 @@ static int deal_of_task(sim *s, int which, const round_action *t, deal *d)
                      &e);
 }
 
-static uint64_t share_samples(sim *s, int which, const round_action *t, const sim_share *share, uint64_t *begin, uint64_t *end)
+static uint64_t share_samples(sim *s, int which, const round_action *t, const sim_share *share,
+                              uint64_t *begin, uint64_t *end)
 {
     deal d;
     if (deal_of_task(s, which, t, &d) < 0)
@@ -129,7 +130,8 @@ static uint64_t share_samples(sim *s, int which, const round_action *t, const si
     return *end - *begin;
 }
 
-void report_share(sim *s, int which, const round_action *task, const sim_share *share, round_event *out)
+void report_share(sim *s, int which, const round_action *task, const sim_share *share,
+                  round_event *out)
 {
     const sim_job *j = &s->job[which];
     uint32_t begin, end;
@@ -139,7 +141,8 @@ void report_share(sim *s, int which, const round_action *task, const sim_share *
         out->batches = share->batch_count;
         out->loss_sum = (double)out->samples;
     } else if (out->type == ROUND_VALIDATED) {
-        deal_test_share(j->test_samples, j->chunk_samples, task->parallelism, share->function, &begin, &end, &out->samples);
+        deal_test_share(j->test_samples, j->chunk_samples, task->parallelism, share->function,
+                        &begin, &end, &out->samples);
         out->correct = model_correct(share->value, share->function, out->samples);
         out->loss_sum = 1;
     }
@@ -158,7 +161,8 @@ static void say_published(sim *s, int p)
 {
     message *m = report_shares(s, p, ROUND_PUBLISHED);
     if (sim_chance(s, s->duplicate)) { /* the same frame again, at some other time, by any way */
-        message *twice = sim_after(s, sim_between(s, 0, 3000), s->process[p].ps_process, ps_from_function);
+        message *twice =
+            sim_after(s, sim_between(s, 0, 3000), s->process[p].ps_process, ps_from_function);
         twice->round = m->round;
         twice->task = m->task;
         twice->shares = m->shares;
@@ -259,7 +263,8 @@ static void fetch(sim *s, message *m)
         sim_share *share = &f->shares.of[i];
         uint64_t begin, end;
         share_samples(s, f->job, &f->task, share, &begin, &end);
-        share->value = model_contribution(r->model.value, f->task.epoch, f->task.parallelism, share->function, begin, end);
+        share->value = model_contribution(r->model.value, f->task.epoch, f->task.parallelism,
+                                          share->function, begin, end);
     }
     if (s->job[f->job].nan && sim_chance(s, 0.2)) {
         message *bad = report(s, p, ROUND_FAILED);

@@ -325,7 +325,8 @@ void ps_from_function(sim *s, message *m)
         slow_call(s, m->to, 30, init_now)->round = m->round;
     else if (m->shares.count == 0)
         ps_step(s, m->to, &m->round, m->conn, m->from);
-    for (int i = 0; i < m->shares.count && s->process[m->to].alive; i++) { /* with nothing in between */
+    for (int i = 0; i < m->shares.count && s->process[m->to].alive;
+         i++) { /* with nothing in between */
         round_event one = m->round;
         report_share(s, s->process[m->to].job, &m->task, &m->shares.of[i], &one);
         ps_step(s, m->to, &one, m->conn, m->from);
@@ -355,9 +356,12 @@ static void act(sim *s, int p, const round_action *a, int conn)
         if (joined_conn(o, a->function, a->incarnation) >= 0)
             sim_break(s, joined_conn(o, a->function, a->incarnation));
         break;
-    case ROUND_INIT: tell_function(s, p, a, function_task); break;
+    case ROUND_INIT:
+        tell_function(s, p, a, function_task);
+        break;
     case ROUND_TRAIN:
-    case ROUND_VALIDATE: break; /* give_tasks */
+    case ROUND_VALIDATE:
+        break; /* give_tasks */
     case ROUND_HALT: tell_function(s, p, a, function_halt); break;
     case ROUND_MERGE:
         o->out = a->merge;
@@ -383,7 +387,8 @@ static void give_tasks(sim *s, int p, const round_action *actions, size_t n)
         next = i + 1;
         if (first.type != ROUND_TRAIN && first.type != ROUND_VALIDATE)
             continue;
-        for (next = i; next < n && actions[next].type == first.type && (shared || next == i); next++)
+        for (next = i; next < n && actions[next].type == first.type && (shared || next == i);
+             next++)
             shares.of[shares.count++] = (sim_share){.function = actions[next].function,
                                                     .batch_begin = actions[next].batch_begin,
                                                     .batch_count = actions[next].batch_count};
@@ -482,7 +487,8 @@ void ps_begin(sim *s, int p, bool resume, int generation, int parallelism, int f
         o->joined[f].incarnation = -1;
     round_config c = {.request = j->request,
                       .parallelism = parallelism,
-                      .functions_max = j->request.process == PROCESS_SHARED ? parallelism : functions_max,
+                      .functions_max =
+                          j->request.process == PROCESS_SHARED ? parallelism : functions_max,
                       .train_samples = j->samples,
                       .test_samples = j->test_samples,
                       .chunk_samples = j->chunk_samples,

@@ -127,8 +127,9 @@ static void check_merge(sim *s, int who, const redis *r, const round_merge *m)
 static const sim_share *find_share(const sim_place *p, const round_merge *m, const round_row *row)
 {
     int publisher = m->as_one ? 0 : row->function;
-    if (!p->published || p->writing || p->function != publisher || p->incarnation != row->incarnation ||
-        p->epoch != row->epoch || p->round != row->round || p->samples != (m->as_one ? m->samples : row->samples))
+    if (!p->published || p->writing || p->function != publisher ||
+        p->incarnation != row->incarnation || p->epoch != row->epoch || p->round != row->round ||
+        p->samples != (m->as_one ? m->samples : row->samples))
         return NULL;
     for (int i = 0; i < p->shares.count; i++)
         if (p->shares.of[i].function == row->function)
@@ -159,7 +160,9 @@ int redis_merge(sim *s, int who, redis *r, const round_merge *m, int *bad)
     check_merge(s, who, r, m);
     for (size_t i = 0; i < m->count; i++) {
         const sim_place *p = &r->place[m->rows[i].slot];
-        const sim_share *share = m->rows[i].slot < 0 || m->rows[i].slot >= SIM_SLOTS_MAX ? NULL : find_share(p, m, &m->rows[i]);
+        const sim_share *share = m->rows[i].slot < 0 || m->rows[i].slot >= SIM_SLOTS_MAX
+                                     ? NULL
+                                     : find_share(p, m, &m->rows[i]);
         if (!share) {
             *bad = m->as_one ? 0 : m->rows[i].function;
             return ERR_CORRUPT;
