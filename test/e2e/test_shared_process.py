@@ -28,6 +28,7 @@ def compare(p, own, shared):
     for name in ("train_loss", "validation_loss", "accuracy", "parallelism"):
         assert old["data"][name] == new["data"][name], name
     assert not [c for c in b["conditions"] if c["type"] == "Exact" and c["status"] == "False"], b
+    assert not [c for c in b["conditions"] if c["type"] == "FunctionLost"], "its process ended, and was replaced"
 
 
 @case(limit=120)
