@@ -32,8 +32,9 @@ static const char *text(const json_t *object, const char *key)
 TEST(a_spec_is_a_request_and_back)
 {
     cleanup_json json_t *spec =
-        json_pack("{s:s, s:s, s:i, s:i, s:f, s:i, s:i, s:s, s:b, s:i}", "function", "lenet", "dataset", "mnist", "epochs", 3,
-                  "batchSize", 64, "lr", 0.5, "k", 8, "parallelism", 2, "merge", "server", "suspend", 0, "backoffLimit", 2);
+        json_pack("{s:s, s:s, s:i, s:i, s:f, s:i, s:i, s:s, s:b, s:i, s:b, s:s}", "function", "lenet", "dataset", "mnist", "epochs", 3,
+                  "batchSize", 64, "lr", 0.5, "k", 8, "parallelism", 2, "merge", "server", "suspend", 0, "backoffLimit", 2,
+                  "staticParallelism", 1, "process", "shared");
     cleanup_json json_t *asked = kube_trainjob_request(spec);
     request r;
     err e = ERR_INIT;
@@ -42,6 +43,7 @@ TEST(a_spec_is_a_request_and_back)
     CHECK_INT(r.default_parallelism, 2);
     CHECK_INT(r.merge, MERGE_SERVER);
     CHECK_INT(r.backoff_limit, 2);
+    CHECK_INT(r.process, PROCESS_SHARED);
     cleanup_json json_t *whole = request_json(&r), *back = kube_trainjob_spec(whole), *again = kube_trainjob_request(back);
     request same;
     CHECK_OK(request_parse(again, &same, &e), e);
