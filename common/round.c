@@ -868,6 +868,15 @@ static void redis_back(round_machine *m, const round_event *event)
     }
 }
 
+/* What is trained at this moment may come with the numbers of a round that is opened anew, of another
+ * deal where the parallelism is asked for again: only another incarnation tells it from that one's. */
+static void lose_busy(round_machine *m)
+{
+    for (int f = 0; f < m->config.functions_max && m->stage != STAGE_END; f++)
+        if (m->member[f].task == TASK_SENT)
+            member_lose(m, member_process(m, f), "RolledBack", "it trains on a state that was lost");
+}
+
 static void loaded(round_machine *m, const round_event *event)
 {
     if (!m->putting_back) {
@@ -878,7 +887,9 @@ static void loaded(round_machine *m, const round_event *event)
     round_set_condition(m, CONDITION_REDIS, false, "PutBack", "the model is back in the model store");
     if (event->resume) {
         m->rolled_back = true;
-        resume(m, event->resume);
+        lose_busy(m);
+        if (m->stage != STAGE_END)
+            resume(m, event->resume);
         return;
     }
     for (int f = 0; f < m->parallelism && m->stage == STAGE_TRAIN; f++)

@@ -403,6 +403,30 @@ TEST(redis_restarted_empty_puts_back_and_redoes_the_round)
     round_close(m);
 }
 
+/* Its numbers may be those of a round that is opened anew, of another deal. */
+TEST(what_trains_on_a_state_that_was_lost_is_replaced)
+{
+    round_config c = config(2, 2);
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    step((round_event){.type = ROUND_REDIS_GONE, .message = "connection refused"});
+    step((round_event){.type = ROUND_REDIS_BACK, .empty = true});
+    get(ROUND_PUT_BACK);
+    round_resume older = {.epoch = 0, .parallelism = 2, .version = 0};
+    step((round_event){.type = ROUND_LOADED, .resume = &older});
+    CHECK_INT(number_of(ROUND_NEED), 1);
+    CHECK_INT(get(ROUND_NEED)->function, 1);
+    CHECK_INT(get(ROUND_NEED)->incarnation, 1);
+    CHECK_INT(number_of(ROUND_TRAIN), 1); /* function 0 had published, and trains again */
+    publish(&c, 1, 0, 0, 0);
+    publish(&c, 0, 0, 0, 0);
+    CHECK(!find(ROUND_MERGE));
+    join(1, 1);
+    publish(&c, 1, 1, 0, 0);
+    get(ROUND_MERGE);
+    round_close(m);
+}
+
 TEST(resume_goes_on_in_the_middle_of_an_epoch)
 {
     round_config c = config(2, 3);
