@@ -196,8 +196,7 @@ int group_copy_first(group *g, err *e)
     return 0;
 }
 
-/* ---- one round, one validation
- * -------------------------------------------------------------------- */
+/* ---- one round, one validation ---- */
 
 /* What the functions' threads work on. */
 typedef struct work {
@@ -269,8 +268,7 @@ uint32_t group_batches_done(const group *g)
     return done;
 }
 
-/* ---- an epoch without a server
- * --------------------------------------------------------------------- */
+/* ---- an epoch without a server ---- */
 
 static void add(trainer_result *sum, const trainer_result *r)
 {
