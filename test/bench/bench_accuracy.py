@@ -4,6 +4,8 @@
     bench_accuracy.py platform   ResNet-20, 4 functions, through the platform until 70 % validation accuracy
     bench_accuracy.py curve      ResNet-20 in one process beside PyTorch, 3 seeds, 5 epochs
     bench_accuracy.py resnet34   ResNet-34 (CIFAR stem), batch 128, 2 epochs beside PyTorch, the same seeds
+    bench_accuracy.py bf16       ResNet-20 (--model NAME) in bf16 beside itself in fp32, 3 seeds, 5 epochs in which
+                                 the learning rate falls to 0 by half a cosine: the last accuracy is what counts
 
 SGD with lr 0.1, momentum 0.9, weight decay 1e-4; pad 4, random crop, flip, standardisation by the training
 set's mean and deviation. --data FOLDER holds data_batch_1..5.bin and test_batch.bin (CIFAR-10's binary
@@ -11,7 +13,7 @@ version); --samples N takes the first N training images and N/5 test images, to 
 is no result, and its file has "try" in its name. Each epoch is a row of the CSV file as soon as it is over; a run
 that is ended goes on, when it is started again with the same --out, with the seeds that it had not finished.
 --side trains one of the two alone, so that both may run at once; the comparison is printed by the call that finds
-every seed done. `platform` runs under any Python; the others need PyTorch for its side.
+every seed done. `platform` and `bf16` run under any Python; the others need PyTorch for its side.
 """
 import argparse
 import csv
@@ -36,8 +38,9 @@ static kml_tensor model(kml_graph *g, kml_tensor x)
 }
 
 KUBEML_FUNCTION(.model = model, .optimizer = kml_sgd(.momentum = 0.9, .weight_decay = 1e-4),
-                .transform = kml_transform(.standardise = true, .flip = true, .crop = 4), .lr = 0.1);
+                .transform = kml_transform(.standardise = true, .flip = true, .crop = 4),%s .lr = 0.1);
 """
+COSINE = " .schedule = kml_cosine(.per_step = true),"
 
 
 def cifar(options, folder):
@@ -95,7 +98,7 @@ def follow(url, job, log, began):
 
 def platform(options, folder):
     train, test = cifar(options, folder)
-    (folder / "r20.c").write_text(FUNCTION % "resnet20")
+    (folder / "r20.c").write_text(FUNCTION % ("resnet20", ""))
     environment = {**os.environ, "KUBEML_HOME": str(folder / "home")}
     environment.pop("KUBEML_URL", None)
 
@@ -122,15 +125,16 @@ def platform(options, folder):
 
 # ---- one process beside PyTorch ----------------------------------------------------------------------
 
-def ours(options, model, epochs, seed, train, test, folder, log):
+def ours(options, model, epochs, seed, train, test, folder, log, side="kubeml", schedule="", precision="fp32"):
     code = folder / "model.c"
-    code.write_text(FUNCTION % model)
+    code.write_text(FUNCTION % (model, schedule))
     command = [BUILD / "bin/kubeml-function", "run", code, "--traindata", train, "--testdata", test, "-e", epochs, "-b",
-               options.batch, "--lr", 0.1, "--seed", seed, "--threads", options.threads, "--json"]
+               options.batch, "--lr", 0.1, "--seed", seed, "--threads", options.threads, "--json", "--backend", "cpu",
+               "--precision", precision]
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as child:
         for line in child.stdout:
             e = json.loads(line)
-            log.write("kubeml", seed, e["epoch"], e["train_loss"], e["validation_loss"], e["accuracy"], e["seconds"])
+            log.write(side, seed, e["epoch"], e["train_loss"], e["validation_loss"], e["accuracy"], e["seconds"])
     if child.returncode:
         sys.exit(f"kubeml-function run ended with status {child.returncode}")
 
@@ -193,10 +197,9 @@ def done(rows, side, seed, epochs):
     return [found[n] for n in range(1, epochs + 1)] if set(range(1, epochs + 1)) <= set(found) else []
 
 
-def beside(options, folder, model, epochs, seeds):
-    """The mean over the seeds must lie within PyTorch's spread, one deviation wider on either side."""
-    train, test = cifar(options, folder)
-
+def run_seeds(options, name, sides, epochs, seeds):
+    """Every seed on each of the two sides, {side: train(seed, log)}, but those that the file has; each side's
+    accuracies, or None while a seed is missing."""
     def runs(side):
         return options.side in (None, side)
 
@@ -204,18 +207,28 @@ def beside(options, folder, model, epochs, seeds):
         """All of the other side, and of this one the seeds that are done."""
         return [r for r in before if not runs(r[0]) or done(before, r[0], int(r[1]), epochs)]
 
-    log = Log(options, f"{model}-beside-pytorch", ("side", "seed", "epoch", "train_loss", "validation_loss", "accuracy",
-                                                   "seconds"), keep)
+    log = Log(options, name, ("side", "seed", "epoch", "train_loss", "validation_loss", "accuracy", "seconds"), keep)
     for seed in range(seeds):
-        if runs("kubeml") and not done(log.kept, "kubeml", seed, epochs):
-            ours(options, model, epochs, seed, train, test, folder, log)
-        if runs("pytorch") and not done(log.kept, "pytorch", seed, epochs):
-            theirs(options, model, epochs, seed, train, test, log)
+        for side, train in sides.items():
+            if runs(side) and not done(log.kept, side, seed, epochs):
+                train(seed, log)
     rows = list(csv.reader(open(log.path, newline="")))[1:]
-    a, b = ([done(rows, side, seed, epochs) for seed in range(seeds)] for side in ("kubeml", "pytorch"))
-    if not all(a + b):
-        print("not every seed is done; no comparison")
+    found = [[done(rows, side, seed, epochs) for seed in range(seeds)] for side in sides]
+    if all(sum(found, [])):
+        return found
+    print("not every seed is done; no comparison")
+    return None
+
+
+def beside(options, folder, model, epochs, seeds):
+    """The mean over the seeds must lie within PyTorch's spread, one deviation wider on either side."""
+    train, test = cifar(options, folder)
+    found = run_seeds(options, f"{model}-beside-pytorch", {
+        "kubeml": lambda seed, log: ours(options, model, epochs, seed, train, test, folder, log),
+        "pytorch": lambda seed, log: theirs(options, model, epochs, seed, train, test, log)}, epochs, seeds)
+    if not found:
         return options.side is not None
+    a, b = found
     good = True
     for epoch in range(epochs):
         mine, other = [r[epoch] for r in a], [r[epoch] for r in b]
@@ -227,15 +240,33 @@ def beside(options, folder, model, epochs, seeds):
     return good or options.samples > 0
 
 
+BF16_LOSES = 0.5  # points of final accuracy, at most
+
+
+def halves(options, folder, model, epochs, seeds):
+    """The mean of the seeds' last accuracies must not be less in bf16 by more than BF16_LOSES."""
+    train, test = cifar(options, folder)
+    sides = {precision: lambda seed, log, precision=precision: ours(
+        options, model, epochs, seed, train, test, folder, log, precision, COSINE, precision) for precision in ("fp32", "bf16")}
+    found = run_seeds(options, f"{model}-bf16", sides, epochs, seeds)
+    if not found:
+        return options.side is not None
+    last = [[run[-1] for run in side] for side in found]
+    for side, accuracies in zip(sides, last):
+        print(f"{side}: {statistics.mean(accuracies):.2f} % ({min(accuracies):.2f} to {max(accuracies):.2f})")
+    return statistics.mean(last[1]) >= statistics.mean(last[0]) - BF16_LOSES or options.samples > 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("platform", "curve", "resnet34"))
+    parser.add_argument("what", choices=("platform", "curve", "resnet34", "bf16"))
     parser.add_argument("--data", type=pathlib.Path, default=os.environ.get("CIFAR10"))
     parser.add_argument("--out", type=pathlib.Path, default=BUILD / "accuracy")
     parser.add_argument("--samples", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=0)
-    parser.add_argument("--side", choices=("kubeml", "pytorch"))
+    parser.add_argument("--side", choices=("kubeml", "pytorch", "fp32", "bf16"))
+    parser.add_argument("--model", default="resnet20", help="of bf16")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("-k", type=int, default=-1, help="local steps between two merges; -1: once an epoch")
@@ -249,6 +280,8 @@ def main():
             good = platform(options, folder)
         elif options.what == "curve":
             good = beside(options, folder, "resnet20", options.epochs or 5, options.seeds or 3)
+        elif options.what == "bf16":
+            good = halves(options, folder, options.model, options.epochs or 5, options.seeds or 3)
         else:
             good = beside(options, folder, "resnet34", options.epochs or 2, options.seeds or 1)
     sys.exit(not good)
