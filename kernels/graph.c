@@ -272,6 +272,17 @@ shape graph_shape(const graph *g, int x)
     return g->nodes[x].shape;
 }
 
+int graph_only_reader(const graph *g, int x)
+{
+    if (g->nodes[x].uses != 1 || g->output == x)
+        return -1;
+    for (int i = x + 1; i < g->node_count; i++)
+        for (int j = 0; j < g->nodes[i].in_count; j++)
+            if (g->nodes[i].in[j] == x)
+                return i;
+    return -1;
+}
+
 int graph_var_find(const graph *g, const char *name)
 {
     for (int i = 0; i < g->var_count; i++)

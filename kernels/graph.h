@@ -239,6 +239,8 @@ int graph_pad_channels(graph *g, int x, int before, int after);
 
 /* Shape of node x; all zeros when the graph has failed. */
 shape graph_shape(const graph *g, int x);
+/* The one node that reads node x, or -1: none, several, or x is the output. */
+int graph_only_reader(const graph *g, int x);
 /* The variable's index by its full name, -1 when there is none. */
 int graph_var_find(const graph *g, const char *name);
 

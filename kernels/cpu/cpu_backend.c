@@ -1,11 +1,12 @@
-/* cpu_backend.c: the fast backend for the host's CPU behind backend.h: fuses a graph into layers, lays
- * out their tensors, and runs them. Which instructions: cpu_isa.c; the layers: cpu_conv.c,
+/* cpu_backend.c: the fast backend for the host's CPU behind backend.h: fuses a graph into layers,
+ * lays out their tensors, and runs them. Which instructions: cpu_isa.c; the layers: cpu_conv.c,
  * cpu_winograd.c, cpu_winograd_fleeting.c, cpu_matmul.c, cpu_linear.c, cpu_norm.c, cpu_channel.c,
- * cpu_concat.c, cpu_any.c; norms in convolutions' weights: cpu_fold.c; inner loops: kernels_impl.h. In bf16:
- * cpu_linear16.c, cpu_matmul16.c and the words of cpu_winograd.c; inner loops: kernels_avx512_bf16.c.
+ * cpu_concat.c, cpu_rows.c, cpu_any.c; norms in convolutions: cpu_fold.c, cpu_entry.c; inner loops:
+ * kernels_impl.h. In bf16: cpu_linear16.c, cpu_matmul16.c and the words of cpu_winograd.c; inner
+ * loops: kernels_avx512_bf16.c.
  *
- * Same graph, batch, CPU class (the table's name) and thread count give the same bits: work is split
- * by sample or by output, and every sum across threads runs in thread order.
+ * Same graph, batch, CPU class (the table's name) and thread count give the same bits: work is
+ * split by sample or by output, and every sum across threads runs in thread order.
  *
  * Memory: all of it is allocated in prepare, in blocks that the program owns. Parameters stay where
  * the caller has them (`store` is NULL); packed copies of convolution weights follow them. */
@@ -116,18 +117,6 @@ static int plane_alloc(program *p, const tensor *t, plane *a)
 
 /* ---- fusing: nodes into layers ------------------------------------------------------------------- */
 
-/* The one node that reads node i, or -1. */
-static int only_reader(const graph *g, int i)
-{
-    if (g->nodes[i].uses != 1 || g->output == i)
-        return -1;
-    for (int j = i + 1; j < g->node_count; j++)
-        for (int k = 0; k < g->nodes[j].in_count; k++)
-            if (g->nodes[j].in[k] == i)
-                return j;
-    return -1;
-}
-
 static bool is_relu(const graph *g, int i)
 {
     return i >= 0 && g->nodes[i].op == OP_ACTIVATION && g->nodes[i].act.kind == ACT_RELU;
@@ -167,20 +156,20 @@ static int summand(const graph *g, int i, int next)
 static int fuse(const graph *g, int i, int batch, bool *relu, bool *pool)
 {
     graph_op op = g->nodes[i].op;
-    int next = only_reader(g, i);
+    int next = graph_only_reader(g, i);
     *relu = *pool = false;
     if (op == OP_CONV2D && pools_direct(g, i, batch)) {
-        if (pools(g, i, next) && is_relu(g, only_reader(g, next))) {
+        if (pools(g, i, next) && is_relu(g, graph_only_reader(g, next))) {
             *relu = *pool = true;
-            return only_reader(g, next);
+            return graph_only_reader(g, next);
         }
-        if (is_relu(g, next) && pools(g, i, only_reader(g, next))) {
+        if (is_relu(g, next) && pools(g, i, graph_only_reader(g, next))) {
             *relu = *pool = true;
-            return only_reader(g, next);
+            return graph_only_reader(g, next);
         }
     }
     if (summand(g, i, next) > 0) {
-        int after = only_reader(g, next);
+        int after = graph_only_reader(g, next);
         *relu = is_relu(g, after);
         return *relu ? after : next;
     }
@@ -210,7 +199,7 @@ static int make_layers(program *p, bool *inside, layer_kind *kinds)
         const graph_node *n = &g->nodes[i];
         int last = fuse(g, i, p->c.batch, &relu, &pool);
         for (int j = i; j != last;) {
-            j = only_reader(g, j);
+            j = graph_only_reader(g, j);
             inside[j] = true;
         }
         layer *l = &p->layers[p->layer_count];
@@ -222,7 +211,7 @@ static int make_layers(program *p, bool *inside, layer_kind *kinds)
             return -1;
         if (n->in_count)
             memcpy(l->in, n->in, (size_t)n->in_count * sizeof *l->in);
-        int other = summand(g, i, only_reader(g, i));
+        int other = summand(g, i, graph_only_reader(g, i));
         if (other > 0) /* the network's input may lie without padding lanes */
             l->in[l->in_count++] = other;
     }
@@ -324,6 +313,8 @@ static int lay_out(program *p, const layer_kind *kinds, bool *flags)
     needs_gradient(p->g, flags);
     for (int i = 0; i < p->layer_count; i++) {
         tensor *t = &p->tensors[p->layers[i].out];
+        if (p->layers[i].entered) /* has no result of its own */
+            continue;
         if (plane_alloc(p, t, &t->y) != 0 ||
             (!p->c.inference && flags[p->layers[i].out] && plane_alloc(p, t, &t->dy) != 0))
             return -1;
@@ -502,8 +493,10 @@ static int build(program *p)
     p->layers = program_alloc(p, nodes, sizeof *p->layers);
     bool *flags = program_alloc(p, nodes, sizeof *flags);
     layer_kind *kinds = program_alloc(p, nodes, sizeof *kinds);
-    if (!p->tensors || !p->layers || !flags || !kinds || make_layers(p, flags, kinds) != 0 ||
-        lay_out(p, kinds, flags) != 0)
+    if (!p->tensors || !p->layers || !flags || !kinds || make_layers(p, flags, kinds) != 0)
+        return -1;
+    entry_find(p);
+    if (lay_out(p, kinds, flags) != 0)
         return -1;
     for (int i = 0; i < p->layer_count; i++)
         if (make_layer(p, &p->layers[i], kinds[i]) != 0)
@@ -618,7 +611,8 @@ static void run_forward(program *p)
 
 static bool has_backward(const program *p, const layer *l)
 {
-    return p->tensors[l->out].dy.data && (l->ops->backward || l->ops->backward_whole);
+    return p->tensors[l->entered ? l->entered->out : l->out].dy.data &&
+           (l->ops->backward || l->ops->backward_whole);
 }
 
 /* Gradients that this layer is the first to write: their borders, where the memory was others' before. */
@@ -649,6 +643,8 @@ static void backward_stretch(void *arg, int thread, int threads)
                 memset(l->dw + (size_t)thread * l->dw_floats, 0, l->dw_floats * sizeof(float));
             memset(l->db + (size_t)thread * l->db_floats, 0, l->db_floats * sizeof(float));
         }
+        if (l->entry)
+            norm_begin(s->p, l->entry, thread);
     }
     for (; from < to; from += chunk)
         for (int i = s->last; i >= s->first; i--) {

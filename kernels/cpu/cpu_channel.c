@@ -367,8 +367,8 @@ static void gate_forward(program *p, layer *l, int from, int to, int thread)
     const tensor *x = &p->tensors[l->in[0]], *f = &p->tensors[l->in[1]], *y = &p->tensors[l->out];
     for (int i = from; i < to; i++)
         for (int h = 0; h < y->s.h; h++)
-            p->k->affine(y->s.w, y->cs, row_of(x, &x->y, i, h), (size_t)x->cs, pixels(f, &f->y, i), l->zeros, NULL, false,
-                         row_of(y, &y->y, i, h));
+            p->k->affine(y->s.w, y->cs, row_of(x, &x->y, i, h), (size_t)x->cs, pixels(f, &f->y, i),
+                         l->zeros, NULL, false, row_of(y, &y->y, i, h), (size_t)y->cs);
 }
 
 static void gate_backward(program *p, layer *l, int from, int to, int thread)

@@ -1,13 +1,14 @@
 /* cpu_concat.c: concat of images, without copies where what makes the parts can write pixels apart.
  *
- * DenseNet's concats grow: each begins with all of the one before. Such a chain lies in the memory of its
- * last concat, the root: every concat of it is the root's first channels, and a part that only the chain
- * reads is some channels of it, written there by the layer that makes it. So a chain is rewritten as
- * "the one before, and what is new", which also tells the norms over it whose gradients add up to what is
- * there. Other parts are copied, once.
+ * DenseNet's concats grow: each begins with all of the one before. Such a chain lies in the memory
+ * of its last concat, the root: every concat of it is the root's first channels, and a part that
+ * only the chain reads is some channels of it, written there by the layer that makes it. So a chain
+ * is rewritten as "the one before, and what is new", which also tells the norms over it whose
+ * gradients add up to what is there. Other parts are copied, once.
  *
- * A tensor in a root's memory has `root` set; its pixels are `step` floats apart. Layers that read one
- * with step > cs: batch norm and concat alone. Layers that write one: those of `slices`. */
+ * A tensor in a root's memory has `root` set; its pixels are `step` floats apart. Layers that read
+ * one with step > cs: batch norm, a convolution that applies one, and concat alone. Layers that
+ * write one: those of `slices`. */
 #include <stdio.h>
 #include <string.h>
 
@@ -49,12 +50,13 @@ static bool continues(const layer *l, const layer *before)
            memcmp(l->in, before->in, (size_t)before->in_count * sizeof *l->in) == 0;
 }
 
-/* Do norms alone read the node? */
+/* Do norms alone read the node, or what applies them? */
 static bool read_by_norms(const program *p, int node)
 {
     for (int i = 0; i < p->layer_count; i++)
         for (int j = 0; j < p->layers[i].in_count; j++)
-            if (p->layers[i].in[j] == node && (p->layers[i].node->op != OP_BATCH_NORM || j > 0))
+            if (p->layers[i].in[j] == node && !p->layers[i].entry &&
+                (p->layers[i].node->op != OP_BATCH_NORM || j > 0))
                 return false;
     return true;
 }

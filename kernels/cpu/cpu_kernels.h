@@ -120,10 +120,10 @@ typedef struct cpu_kernels {
     /* Adam and AdamW likewise; m and v are the moments. */
     void (*adam)(const optim *o, double lr, int64_t step, size_t n, float *w, const float *g, float *m,
                  float *v);
-    /* y = x * scale + shift, ReLU when asked, y += add before it when not NULL; per channel of cs. Pixels of
-     * x are x_step floats apart, others cs. */
-    void (*affine)(int pixels, int cs, const float *x, size_t x_step, const float *scale, const float *shift,
-                   const float *add, bool relu, float *y);
+    /* y = x * scale + shift, ReLU when asked, y += add before it when not NULL; per channel of cs.
+     * Pixels of x are x_step floats apart, of y y_step, of add cs. */
+    void (*affine)(int pixels, int cs, const float *x, size_t x_step, const float *scale,
+                   const float *shift, const float *add, bool relu, float *y, size_t y_step);
     /* sum[c] += x, square[c] += (x - center[c])^2 over the pixels. */
     void (*moments)(int pixels, int cs, const float *x, size_t x_step, const float *center, float *sum, float *square);
     /* sum[c] += g, dot[c] += g * (x - mean[c]). */
@@ -132,6 +132,14 @@ typedef struct cpu_kernels {
      * Either may be NULL. */
     void (*bn_dx)(int pixels, int cs, const bn_pass *in, const float *a, const float *b, const float *d,
                   bool dx_add, float *dx, bool dres_add, float *dres);
+    /* Both at once, but for what of dx needs the sums: sum and dot as in bn_sums, dx (+)= a[c]*g.
+     * dx may be NULL; of `in` scale and shift do not count; pixels of dy and y are `step` floats
+     * apart. */
+    void (*bn_through)(int pixels, int cs, const bn_pass *in, size_t step, const float *a,
+                       bool dx_add, float *dx, float *sum, float *dot);
+    /* y += b[c]*(x - mean[c]) + d[c]; pixels of both are `step` floats apart. */
+    void (*bn_line)(int pixels, int cs, size_t step, const float *x, const float *mean,
+                    const float *b, const float *d, float *y);
     /* y = a + b (b NULL: a), relu when asked; n a multiple of 8. */
     void (*add)(size_t n, const float *a, const float *b, bool relu, float *y);
     /* dx (+)= y > 0 ? dy : 0; y NULL: all. */

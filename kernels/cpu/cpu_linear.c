@@ -59,6 +59,22 @@ static void linear_forward(program *p, layer *l)
     cpu_threads_run(p->threads, forward_part, &w);
 }
 
+void linear_mask(program *p, const layer *l, int from, int to)
+{
+    const tensor *y = &p->tensors[l->out];
+    size_t n = ((size_t)p->b->n + 7) / 8 * 8;
+    float *db = l->node->bias >= 0 ? program_grad(p, l->node->bias) : NULL;
+    for (int o = from; o < to; o++) {
+        float *d = y->dy.data + (size_t)o * y->dy.row, sum = 0;
+        if (l->relu)
+            p->k->relu_back(n, y->y.data + (size_t)o * y->y.row, d, false, d);
+        for (int i = 0; i < p->b->n; i++)
+            sum += d[i];
+        if (db)
+            db[o] = sum;
+    }
+}
+
 /* dy masked by ReLU; db and dW of some outputs. */
 static void weights_part(void *arg, int thread, int threads)
 {
@@ -66,17 +82,9 @@ static void weights_part(void *arg, int thread, int threads)
     program *p = w->p;
     layer *l = w->l;
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    int in = x->s.c, from = part(y->s.c, 12, thread, threads), to = part(y->s.c, 12, thread + 1, threads);
-    float *db = l->node->bias >= 0 ? program_grad(p, l->node->bias) : NULL;
-    for (int o = from; o < to; o++) {
-        float *d = y->dy.data + (size_t)o * y->dy.row, sum = 0;
-        if (l->relu)
-            p->k->relu_back((size_t)w->n, y->y.data + (size_t)o * y->y.row, d, false, d);
-        for (int i = 0; i < p->b->n; i++)
-            sum += d[i];
-        if (db)
-            db[o] = sum;
-    }
+    int in = x->s.c, from = part(y->s.c, 12, thread, threads),
+        to = part(y->s.c, 12, thread + 1, threads);
+    linear_mask(p, l, from, to);
     bool rows = x->form == FORM_ROWS;
     float *dw = program_grad(p, l->node->weight);
     for (int o = from; o < to; o += OUTPUTS) /* few rows of dw at a time: each has its own pages */

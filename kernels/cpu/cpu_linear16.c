@@ -119,16 +119,8 @@ static void weights_part(void *arg, int thread, int threads)
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     const struct linear16 *s = l->linear16;
     int in = x->s.c, from = part(y->s.c, thread, threads), to = part(y->s.c, thread + 1, threads);
-    float *db = l->node->bias >= 0 ? program_grad(p, l->node->bias) : NULL, *dw = program_grad(p, l->node->weight);
-    for (int o = from; o < to; o++) {
-        float *d = y->dy.data + (size_t)o * y->dy.row, sum = 0;
-        if (l->relu)
-            p->k->relu_back((size_t)w->n, y->y.data + (size_t)o * y->y.row, d, false, d);
-        for (int i = 0; i < p->b->n; i++)
-            sum += d[i];
-        if (db)
-            db[o] = sum;
-    }
+    float *dw = program_grad(p, l->node->weight);
+    linear_mask(w->p, l, from, to);
     const float *dy = y->dy.data + (size_t)from * y->dy.row;
     p->k16->across(to - from, w->n, dy, y->dy.row, words_to(s->dy) + (size_t)from / 2 * (size_t)p->batch_pad,
                    (size_t)p->batch_pad);

@@ -22,7 +22,7 @@ enum {
     SAMPLES_MIN = 8,
 };
 
-static bool is_pointwise(const graph_node *n)
+bool conv_is_pointwise(const graph_node *n)
 {
     return n->conv.kernel_h == 1 && n->conv.kernel_w == 1 && n->conv.stride_h == 1 &&
            n->conv.stride_w == 1 && n->conv.pad_h == 0 && n->conv.pad_w == 0;
@@ -34,7 +34,8 @@ bool conv_is_matmul(const graph_node *n, shape in, int batch)
         return false;
     bool strided = n->conv.stride_h > 1 || n->conv.stride_w > 1;
     bool small = n->shape.h * n->shape.w <= PIXELS_MAX;
-    return is_pointwise(n) || ((strided || small) && batch >= SAMPLES_MIN && in.c >= 2 * CHANNELS_MIN);
+    return conv_is_pointwise(n) ||
+           ((strided || small) && batch >= SAMPLES_MIN && in.c >= 2 * CHANNELS_MIN);
 }
 
 static int least(int a, int b)
@@ -156,11 +157,41 @@ static void matmul_pack(program *p, layer *l)
 
 /* ---- pixels in a row ----------------------------------------------------------------------------- */
 
-/* m pixels of y and x that lie without gaps; room: a thread's scratch, for words. */
+static int block_of(const layer *l)
+{
+    int pixels = BLOCK_FLOATS / (l->g.cs * (l->entry ? 2 : 1) + l->g.ks) / 12 * 12;
+    return pixels > 24 ? pixels : 24;
+}
+
+static float *thread_scratch(const layer *l, int thread)
+{
+    return l->scratch + (size_t)thread * l->scratch_floats;
+}
+
+/* Of what the norm before gives: an odd number of lines a pixel, so that pixels do not share lines
+ * of the cache. */
+static size_t entry_step(const layer *l)
+{
+    return (((size_t)l->g.cs + 15) / 16 | 1) * 16;
+}
+
+/* Room for a block of that, and of its gradient: the first of a thread's scratch. */
+static size_t entry_floats(const layer *l)
+{
+    return l->entry ? 2 * (size_t)block_of(l) * entry_step(l) : 0;
+}
+
+/* m pixels of y and x that lie without gaps; room: a thread's scratch. */
 static void rows_forward(const program *p, const layer *l, int m, const float *x, float *y, float *room)
 {
-    size_t step = (size_t)p->tensors[l->out].step;
-    matmul_rows a = matmul_along(p, m, l->g.c, (matmul_rows){x, (size_t)l->g.cs}, room);
+    size_t step = (size_t)p->tensors[l->out].step, x_step = (size_t)l->g.cs;
+    if (l->entry) {
+        x_step = entry_step(l);
+        norm_enter(p, l->entry, m, x, room, x_step);
+        x = room;
+        room += entry_floats(l);
+    }
+    matmul_rows a = matmul_along(p, m, l->g.c, (matmul_rows){x, x_step}, room);
     for (int at = 0; at < l->g.ks; at += PANEL) {
         int width = least(PANEL, l->g.ks - at);
         matmul_rows w = {l->wf + panel_at(p, l, l->g.c, at), (size_t)width};
@@ -168,27 +199,37 @@ static void rows_forward(const program *p, const layer *l, int m, const float *x
     }
 }
 
-static void rows_backward(const program *p, const layer *l, int m, const float *x, const float *dy,
-                          float *dw, float *dx, float *room)
+static void rows_dx(const program *p, const layer *l, int m, matmul_rows dy, bool add, float *dx,
+                    size_t step, float *room)
 {
-    size_t cs = (size_t)l->g.cs, ks = (size_t)l->g.ks, pairs = (size_t)(m + 1) / 2;
-    matmul_rows xr = {x, cs}, dyr = {dy, (size_t)p->tensors[l->out].step};
-    product_sum(p, l->g.k, l->g.cs, m, matmul_across(p, m, l->g.ks, dyr, room),
-                matmul_across(p, m, l->g.cs, xr, room + pairs * ks), dw, cs, dw, cs);
-    if (!dx)
-        return;
-    matmul_rows a = matmul_along(p, m, l->g.k, dyr, room);
+    matmul_rows a = matmul_along(p, m, l->g.k, dy, room);
     for (int at = 0; at < l->g.cs; at += PANEL) {
         int width = least(PANEL, l->g.cs - at);
         matmul_rows w = {l->wb + panel_at(p, l, l->g.k, at), (size_t)width};
-        product_rows(p, m, width, l->g.k, a, w, false, l->add[0] ? dx + at : NULL, cs, dx + at, cs);
+        product_rows(p, m, width, l->g.k, a, w, false, add ? dx + at : NULL, step, dx + at, step);
     }
 }
 
-static int block_of(const layer *l)
+static void rows_backward(const program *p, const layer *l, int thread, int m, const float *x,
+                          const float *dy, float *dx)
 {
-    int pixels = BLOCK_FLOATS / (l->g.cs + l->g.ks) / 12 * 12;
-    return pixels > 24 ? pixels : 24;
+    size_t cs = (size_t)l->g.cs, ks = (size_t)l->g.ks, pairs = (size_t)(m + 1) / 2;
+    float *first = thread_scratch(l, thread), *room = first + entry_floats(l),
+          *dw = l->dw + (size_t)thread * l->dw_floats;
+    matmul_rows xr = {x, cs}, dyr = {dy, (size_t)p->tensors[l->out].step};
+    if (l->entry) {
+        xr = (matmul_rows){first, entry_step(l)};
+        norm_enter(p, l->entry, m, x, first, xr.ld);
+    }
+    product_sum(p, l->g.k, l->g.cs, m, matmul_across(p, m, l->g.ks, dyr, room),
+                matmul_across(p, m, l->g.cs, xr, room + pairs * ks), dw, cs, dw, cs);
+    if (l->entry) {
+        float *gradient = first + (size_t)m * xr.ld;
+        rows_dx(p, l, m, dyr, false, gradient, xr.ld, room);
+        norm_leave(p, l->entry, thread, m, x, xr.data, gradient, xr.ld, l->add[0], dx);
+    } else if (dx) {
+        rows_dx(p, l, m, dyr, l->add[0], dx, cs, room);
+    }
 }
 
 /* Do the pixels of one sample, and of all, follow each other without gaps? */
@@ -227,11 +268,6 @@ static int run_row(const runs *r, int i)
     return r->a_sample ? i % r->a_sample : 0;
 }
 
-static float *thread_scratch(const layer *l, int thread)
-{
-    return l->scratch + (size_t)thread * l->scratch_floats;
-}
-
 static void pointwise_forward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
@@ -261,7 +297,7 @@ static void mask(program *p, layer *l, int from, int to, float *db)
 static void pointwise_backward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    float *dw = l->dw + (size_t)thread * l->dw_floats, *db = l->db + (size_t)thread * l->db_floats;
+    float *db = l->db + (size_t)thread * l->db_floats;
     bool whole = gapless(x, &x->y) && gapless(x, &x->dy) && gapless(y, &y->dy);
     runs r = runs_of(x, from, to, whole,
                      sample_gapless(&x->y) && sample_gapless(&x->dy) && sample_gapless(&y->dy));
@@ -270,9 +306,9 @@ static void pointwise_backward(program *p, layer *l, int from, int to, int threa
     for (int i = 0; i < r.count; i++) {
         int sample = run_sample(&r, from, i), h = run_row(&r, i);
         for (int at = 0; at < r.length; at += block)
-            rows_backward(p, l, least(block, r.length - at), pixel(x, &x->y, sample, h, at),
-                          pixel(y, &y->dy, sample, h, at), dw,
-                          x->dy.data ? pixel(x, &x->dy, sample, h, at) : NULL, thread_scratch(l, thread));
+            rows_backward(p, l, thread, least(block, r.length - at), pixel(x, &x->y, sample, h, at),
+                          pixel(y, &y->dy, sample, h, at),
+                          x->dy.data ? pixel(x, &x->dy, sample, h, at) : NULL);
     }
 }
 
@@ -465,9 +501,11 @@ static const layer_ops points_ops = {.forward = points_forward, .backward = poin
 /* Scratch for a packed panel, and a block's words: at most as many as its floats. */
 static int room_for_words(program *p, layer *l, bool rows)
 {
+    if (!p->k16)
+        return 0;
     int deepest = l->g.c > l->g.k ? l->g.c : l->g.k;
     size_t panel = (size_t)(l->g.kh * l->g.kw * deepest) * PANEL, block = (size_t)(block_of(l) + 1) * (size_t)(l->g.cs + l->g.ks);
-    l->scratch_floats = (rows && block > panel ? block : panel) + CPU_SLACK;
+    l->scratch_floats += (rows && block > panel ? block : panel) + CPU_SLACK;
     l->scratch_shared = true;
     return rows ? 0 : points16_alloc(p, l);
 }
@@ -479,7 +517,8 @@ int layer_matmul(program *p, layer *l)
     size_t threads = (size_t)cpu_threads_count(p->threads);
     l->g = conv_geometry(p, l);
     bool whole = x->y.halo == 0 && y->y.halo == 0 && x->dy.halo == 0 && y->dy.halo == 0;
-    bool rows = is_pointwise(l->node) && (whole || x->s.w >= NARROW || p->c.batch < SAMPLES_MIN);
+    bool rows = conv_is_pointwise(l->node) &&
+                (l->entry || whole || x->s.w >= NARROW || p->c.batch < SAMPLES_MIN);
     l->ops = rows ? &pointwise_ops : &points_ops;
     l->folds = true;
     l->fresh = !rows;
@@ -489,7 +528,9 @@ int layer_matmul(program *p, layer *l)
     l->bf = program_floats(p, (size_t)l->g.ks + CPU_SLACK);
     snprintf(l->choice, sizeof l->choice, "%s%s%s", rows ? "matmul" : "matmul-points", p->k16 ? "-bf16" : "",
              l->relu ? "+relu" : "");
-    if (!l->wf || !l->bf || (p->k16 && room_for_words(p, l, rows) != 0))
+    l->scratch_floats = entry_floats(l);
+    l->scratch_shared = l->entry != NULL;
+    if (!l->wf || !l->bf || room_for_words(p, l, rows) != 0)
         return -1;
     if (p->c.inference)
         return 0;
@@ -497,7 +538,7 @@ int layer_matmul(program *p, layer *l)
     l->db_floats = ((size_t)l->g.ks + 15) / 16 * 16;
     l->dw = program_floats(p, threads * l->dw_floats + CPU_SLACK);
     l->db = program_floats(p, threads * l->db_floats);
-    if (x->dy.data)
+    if (x->dy.data || l->entry)
         l->wb = program_floats(p, taps * (size_t)l->g.k * (size_t)l->g.cs);
-    return l->dw && l->db && (!x->dy.data || l->wb) ? 0 : -1;
+    return l->dw && l->db && ((!x->dy.data && !l->entry) || l->wb) ? 0 : -1;
 }

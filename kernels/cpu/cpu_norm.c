@@ -1,8 +1,14 @@
-/* cpu_norm.c: batch norm with a residual's sum and ReLU, and the pixel-wise layers that have a fast way:
- * ReLU, add, flatten.
+/* cpu_norm.c: batch norm with a residual's sum and ReLU.
  *
- * Sums over a batch: floats within a sample, doubles over the samples of a thread, then the threads in
- * order. Values are taken relative to the channel's first one, so that a large mean costs no digits. */
+ * Sums over a batch: floats within a sample, doubles over the samples of a thread, then the threads
+ * in order. Values are taken relative to the channel's first one, so that a large mean costs no
+ * digits.
+ *
+ * dx = a g + b (x - mean) + d. Of these a is known before the sums are, and b and d are so few that
+ * they need not be applied at once: norms over the same tensor, which DenseNet has by the dozen,
+ * have one mean, so that their b and d add up. A norm whose convolution has written a g already
+ * (cpu_entry.c) therefore gives its line to the norm over its first channels, whose backward comes
+ * later, and applies it to the other channels alone. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +16,20 @@
 #include "cpu_program.h"
 
 /* Rows of `stats`, cs floats each. */
-enum { S_CENTER, S_MEAN, S_INVSTD, S_SCALE, S_SHIFT, S_A, S_B, S_D, S_REST, S_ROWS };
+enum {
+    S_CENTER,
+    S_MEAN,
+    S_INVSTD,
+    S_SCALE,
+    S_SHIFT,
+    S_A,
+    S_B,
+    S_D,
+    S_REST,
+    S_LATER_B,
+    S_LATER_D,
+    S_ROWS
+};
 
 static float *stat(const layer *l, const program *p, int row)
 {
@@ -84,7 +103,8 @@ static void sums_part(void *arg, int thread, int threads)
 static void batch_sums(program *p, layer *l, bool back)
 {
     norm_work w = {p, l, back};
-    cpu_threads_run(p->threads, sums_part, &w);
+    if (!back || !l->entered) /* then the convolution has them */
+        cpu_threads_run(p->threads, sums_part, &w);
     size_t cs = (size_t)p->tensors[l->out].cs;
     for (int t = 1; t < cpu_threads_count(p->threads); t++)
         for (size_t c = 0; c < 2 * cs; c++)
@@ -145,8 +165,10 @@ static void apply_part(void *arg, int thread, int threads)
     int n = p->b->n;
     for (int i = n * thread / threads; i < n * (thread + 1) / threads; i++)
         for (int h = 0; h < x->s.h; h++)
-            p->k->affine(x->s.w, x->cs, row_at(x, &x->y, i, h), (size_t)x->step, stat(l, p, S_SCALE), stat(l, p, S_SHIFT),
-                         add ? row_at(add, &add->y, i, h) : NULL, l->relu, row_at(y, &y->y, i, h));
+            p->k->affine(x->s.w, x->cs, row_at(x, &x->y, i, h), (size_t)x->step,
+                         stat(l, p, S_SCALE), stat(l, p, S_SHIFT),
+                         add ? row_at(add, &add->y, i, h) : NULL, l->relu, row_at(y, &y->y, i, h),
+                         (size_t)y->cs);
 }
 
 static void norm_forward(program *p, layer *l)
@@ -162,7 +184,8 @@ static void norm_forward(program *p, layer *l)
         stat(l, p, S_SHIFT)[c] = b[c] - stat(l, p, S_MEAN)[c] * scale;
     }
     norm_work work = {p, l, false};
-    cpu_threads_run(p->threads, apply_part, &work);
+    if (!l->entered)
+        cpu_threads_run(p->threads, apply_part, &work);
 }
 
 /* dx = w*invstd * (g - sum(g)/M - (x - mean) * invstd^2 * sum(g * (x - mean))/M), Ioffe and Szegedy 2015. */
@@ -183,6 +206,11 @@ static void coefficients(program *p, layer *l)
         /* Of the rounded a, b and mean: dx then sums to zero over the channel as it should. */
         stat(l, p, S_D)[c] = (float)(-((double)af * sum / count + (double)bf * (double)stat(l, p, S_REST)[c]));
     }
+    size_t cs = (size_t)x->cs;
+    p->k->add(cs, stat(l, p, S_B), stat(l, p, S_LATER_B), false, stat(l, p, S_B));
+    p->k->add(cs, stat(l, p, S_D), stat(l, p, S_LATER_D), false, stat(l, p, S_D));
+    memset(stat(l, p, S_LATER_B), 0, cs * sizeof(float));
+    memset(stat(l, p, S_LATER_D), 0, cs * sizeof(float));
 }
 
 static void dx_part(void *arg, int thread, int threads)
@@ -202,14 +230,83 @@ static void dx_part(void *arg, int thread, int threads)
         }
 }
 
+/* The line of an entered norm, where no norm before it takes it. */
+static void line_part(void *arg, int thread, int threads)
+{
+    norm_work *w = arg;
+    program *p = w->p;
+    layer *l = w->l;
+    const tensor *x = &p->tensors[l->in[0]];
+    int n = p->b->n, known = l->known ? p->tensors[l->known->out].cs : 0;
+    for (int i = n * thread / threads; i < n * (thread + 1) / threads; i++)
+        for (int h = 0; h < x->s.h; h++)
+            p->k->bn_line(x->s.w, x->cs - known, (size_t)x->step, row_at(x, &x->y, i, h) + known,
+                          stat(l, p, S_MEAN) + known, stat(l, p, S_B) + known,
+                          stat(l, p, S_D) + known, row_at(x, &x->dy, i, h) + known);
+}
+
+static void hand_on(program *p, const layer *l)
+{
+    const layer *to = l->known;
+    size_t cs = (size_t)p->tensors[to->out].cs;
+    p->k->add(cs, stat(to, p, S_LATER_B), stat(l, p, S_B), false, stat(to, p, S_LATER_B));
+    p->k->add(cs, stat(to, p, S_LATER_D), stat(l, p, S_D), false, stat(to, p, S_LATER_D));
+}
+
 static void norm_backward(program *p, layer *l)
 {
     batch_sums(p, l, true);
     coefficients(p, l);
     norm_work w = {p, l, true};
     const tensor *res = residual(p, l);
-    if (p->tensors[l->in[0]].dy.data || (res && res->dy.data))
+    if (l->entered && l->known)
+        hand_on(p, l);
+    if (l->entered) {
+        if (p->tensors[l->in[0]].dy.data)
+            cpu_threads_run(p->threads, line_part, &w);
+    } else if (p->tensors[l->in[0]].dy.data || (res && res->dy.data))
         cpu_threads_run(p->threads, dx_part, &w);
+}
+
+/* ---- for the convolution that applies it
+ * --------------------------------------------------------- */
+
+void norm_enter(const program *p, const layer *norm, int pixels, const float *x, float *y,
+                size_t step)
+{
+    const tensor *t = &p->tensors[norm->in[0]];
+    p->k->affine(pixels, t->cs, x, (size_t)t->step, stat(norm, p, S_SCALE), stat(norm, p, S_SHIFT),
+                 NULL, norm->relu, y, step);
+}
+
+static double *thread_sums(const program *p, const layer *norm, int thread)
+{
+    return norm->sums + (size_t)thread * 2 * (size_t)p->tensors[norm->out].cs;
+}
+
+void norm_begin(const program *p, const layer *norm, int thread)
+{
+    memset(thread_sums(p, norm, thread), 0,
+           2 * (size_t)p->tensors[norm->out].cs * sizeof *norm->sums);
+}
+
+/* The factor of g, w/std, is the forward's scale. */
+void norm_leave(const program *p, const layer *norm, int thread, int pixels, const float *x,
+                const float *y, const float *dy, size_t step, bool dx_add, float *dx)
+{
+    const tensor *t = &p->tensors[norm->in[0]];
+    float *fsum = norm->scratch + (size_t)thread * norm->scratch_floats;
+    double *sums = thread_sums(p, norm, thread);
+    bn_pass in = {.x = x,
+                  .mean = stat(norm, p, S_MEAN),
+                  .dy = dy,
+                  .y = norm->relu ? y : NULL,
+                  .x_step = (size_t)t->step};
+    memset(fsum, 0, 2 * (size_t)t->cs * sizeof *fsum);
+    p->k->bn_through(pixels, t->cs, &in, step, stat(norm, p, S_SCALE), dx_add, dx, fsum,
+                     fsum + t->cs);
+    for (int c = 0; c < 2 * t->cs; c++)
+        sums[c] += (double)fsum[c];
 }
 
 static const layer_ops norm_ops = {.forward_whole = norm_forward, .backward_whole = norm_backward};
@@ -222,116 +319,7 @@ int layer_batch_norm(program *p, layer *l)
     l->sums = program_alloc(p, threads * 2 * cs, sizeof(double));
     l->scratch_floats = 2 * cs + CPU_SLACK;
     l->scratch = program_floats(p, threads * l->scratch_floats);
-    snprintf(l->choice, sizeof l->choice, "fused%s%s", l->in_count > 1 ? "+add" : "", l->relu ? "+relu" : "");
+    snprintf(l->choice, sizeof l->choice, "%s%s%s", l->entered ? "entry" : "fused",
+             l->in_count > 1 ? "+add" : "", l->relu ? "+relu" : "");
     return l->stats && l->sums && l->scratch ? 0 : -1;
-}
-
-/* ---- add and ReLU, row by row ------------------------------------------------------------------- */
-
-static void add_forward(program *p, layer *l, int from, int to, int thread)
-{
-    (void)thread;
-    const tensor *a = &p->tensors[l->in[0]], *b = &p->tensors[l->in[1]], *y = &p->tensors[l->out];
-    for (int i = from; i < to; i++)
-        for (int h = 0; h < y->s.h; h++)
-            p->k->add((size_t)(y->s.w * y->cs), tensor_pixels(&a->y, a->cs, i) + (size_t)h * a->y.row,
-                      tensor_pixels(&b->y, b->cs, i) + (size_t)h * b->y.row, l->relu,
-                      tensor_pixels(&y->y, y->cs, i) + (size_t)h * y->y.row);
-}
-
-static void pass_back(program *p, layer *l, int input, bool relu, int i)
-{
-    const tensor *x = &p->tensors[l->in[input]], *y = &p->tensors[l->out];
-    if (!x->dy.data)
-        return;
-    for (int h = 0; h < y->s.h; h++)
-        p->k->relu_back((size_t)(y->s.w * y->cs),
-                        relu ? tensor_pixels(&y->y, y->cs, i) + (size_t)h * y->y.row : NULL,
-                        tensor_pixels(&y->dy, y->cs, i) + (size_t)h * y->dy.row, l->add[input],
-                        tensor_pixels(&x->dy, x->cs, i) + (size_t)h * x->dy.row);
-}
-
-static void add_backward(program *p, layer *l, int from, int to, int thread)
-{
-    (void)thread;
-    for (int i = from; i < to; i++) {
-        pass_back(p, l, 0, l->relu, i);
-        pass_back(p, l, 1, l->relu, i);
-    }
-}
-
-static const layer_ops add_ops = {.forward = add_forward, .backward = add_backward};
-
-int layer_add(program *p, layer *l)
-{
-    (void)p;
-    l->ops = &add_ops;
-    snprintf(l->choice, sizeof l->choice, l->relu ? "fused+relu" : "fused");
-    return 0;
-}
-
-static void relu_forward(program *p, layer *l, int from, int to, int thread)
-{
-    (void)thread;
-    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    for (int i = from; i < to; i++)
-        for (int h = 0; h < y->s.h; h++) {
-            const float *row = tensor_pixels(&x->y, x->cs, i) + (size_t)h * x->y.row;
-            p->k->add((size_t)(y->s.w * y->cs), row, NULL, true,
-                      tensor_pixels(&y->y, y->cs, i) + (size_t)h * y->y.row);
-        }
-}
-
-static void relu_backward(program *p, layer *l, int from, int to, int thread)
-{
-    (void)thread;
-    for (int i = from; i < to; i++)
-        pass_back(p, l, 0, true, i);
-}
-
-static const layer_ops relu_ops = {.forward = relu_forward, .backward = relu_backward};
-
-int layer_relu(program *p, layer *l)
-{
-    (void)p;
-    l->ops = &relu_ops;
-    snprintf(l->choice, sizeof l->choice, "fused");
-    return 0;
-}
-
-/* ---- flatten: channels first again, one row a sample ------------------------------------------- */
-
-static void flatten_forward(program *p, layer *l, int from, int to, int thread)
-{
-    (void)thread;
-    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    int whole = x->y.halo == 0, rows = whole ? 1 : x->s.h, pixels = x->s.h * x->s.w / rows;
-    for (int i = from; i < to; i++)
-        for (int h = 0; h < rows; h++)
-            p->k->transpose(pixels, x->s.c, tensor_pixels(&x->y, x->cs, i) + (size_t)h * x->y.row,
-                            (size_t)x->cs, y->y.data + (size_t)i * y->y.sample + (size_t)(h * pixels),
-                            (size_t)(x->s.h * x->s.w));
-}
-
-static void flatten_backward(program *p, layer *l, int from, int to, int thread)
-{
-    (void)thread;
-    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    int whole = x->dy.halo == 0, rows = whole ? 1 : x->s.h, pixels = x->s.h * x->s.w / rows;
-    for (int i = from; i < to && x->dy.data; i++)
-        for (int h = 0; h < rows; h++)
-            p->k->transpose(x->s.c, pixels,
-                            y->dy.data + (size_t)i * y->dy.sample + (size_t)(h * pixels),
-                            (size_t)(x->s.h * x->s.w),
-                            tensor_pixels(&x->dy, x->cs, i) + (size_t)h * x->dy.row, (size_t)x->cs);
-}
-
-static const layer_ops flatten_ops = {.forward = flatten_forward, .backward = flatten_backward};
-
-int layer_flatten(program *p, layer *l)
-{
-    (void)p;
-    l->ops = &flatten_ops;
-    snprintf(l->choice, sizeof l->choice, "transpose");
-    return 0;
 }

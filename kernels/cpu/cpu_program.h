@@ -126,6 +126,8 @@ struct layer {
     float *stats;
     double *sums;
     const layer *known; /* the norm over this one's first channels, which has their sums already */
+    layer *entry; /* of a 1x1 convolution: the norm that it applies to what it reads, cpu_entry.c */
+    const layer *entered; /* of that norm: by whom */
 };
 
 struct program {
@@ -190,11 +192,14 @@ static inline float *program_grad(const program *p, int var)
 /* Each returns -1 when memory is gone. They set ops, choice and what the layer needs. */
 int layer_conv(program *p, layer *l, bool pooled);
 bool conv_is_matmul(const graph_node *n, shape in, int batch);
+bool conv_is_pointwise(const graph_node *n); /* 1x1, neither strided nor padded */
 int layer_matmul(program *p, layer *l);
 bool conv_is_winograd(const graph_node *n, int channels);
 int layer_winograd(program *p, layer *l);
 int layer_linear(program *p, layer *l);
 int layer_linear16(program *p, layer *l);
+/* dy of the linear layer's outputs [from, to) through its ReLU, and their bias' gradient. */
+void linear_mask(program *p, const layer *l, int from, int to);
 int layer_batch_norm(program *p, layer *l);
 int layer_add(program *p, layer *l);
 int layer_flatten(program *p, layer *l);
@@ -212,6 +217,18 @@ void concat_join(program *p, const bool *slices);
 bool conv_is_depthwise(const graph_node *n);
 bool conv_is_grouped(const graph_node *n, const tensor *x, const tensor *y);
 int layer_any(program *p, layer *l); /* every other op, and odd cases of the above: plain loops */
+
+/* Norms that the 1x1 convolution after them applies: cpu_entry.c. entry_find: which; when all
+ * layers are known, before memory is. What such a convolution calls, for some pixels, which are
+ * `step` floats apart but in x and dx: norm_enter, y = norm(x); norm_leave, from dy and y, the
+ * thread's sums and dx but for what only the whole sums tell, which the norm's own backward adds.
+ * norm_begin: before the first of a thread. */
+void entry_find(program *p);
+void norm_enter(const program *p, const layer *norm, int pixels, const float *x, float *y,
+                size_t step);
+void norm_begin(const program *p, const layer *norm, int thread);
+void norm_leave(const program *p, const layer *norm, int thread, int pixels, const float *x,
+                const float *y, const float *dy, size_t step, bool dx_add, float *dx);
 
 /* Norms in convolutions' weights, where there is no training: cpu_fold.c. fold_find: which; when all layers
  * are made. fold_turn: true if weights have to be packed again. */

@@ -10,18 +10,6 @@
 
 /* ---- fusing ---------------------------------------------------------------------------------- */
 
-/* The one node that reads node i, or -1. */
-static int only_reader(const graph *g, int i)
-{
-    if (g->nodes[i].uses != 1 || g->output == i)
-        return -1;
-    for (int j = i + 1; j < g->node_count; j++)
-        for (int k = 0; k < g->nodes[j].in_count; k++)
-            if (g->nodes[j].in[k] == i)
-                return j;
-    return -1;
-}
-
 static bool is_relu(const graph *g, int i)
 {
     return i >= 0 && g->nodes[i].op == OP_ACTIVATION && g->nodes[i].act.kind == ACT_RELU;
@@ -42,13 +30,13 @@ static int added(const graph *g, int i, int j)
 static void fuse(const graph *g, int i, layer *l)
 {
     graph_op op = g->nodes[i].op;
-    int next = only_reader(g, i);
+    int next = graph_only_reader(g, i);
     l->node = &g->nodes[i];
     l->out = i;
     l->also = op == OP_BATCH_NORM ? added(g, i, next) : -1;
     if (l->also >= 0) {
         l->out = next;
-        next = only_reader(g, next);
+        next = graph_only_reader(g, next);
     }
     bool takes = op == OP_CONV2D || op == OP_LINEAR || op == OP_BATCH_NORM || op == OP_ADD;
     if (takes && is_relu(g, next)) {
@@ -123,7 +111,7 @@ int cuda_plan_layers(program *p, err *e)
         layer *l = &p->layers[p->layer_count++];
         fuse(g, i, l);
         for (int j = i; j != l->out;) {
-            j = only_reader(g, j);
+            j = graph_only_reader(g, j);
             inside[j] = true;
         }
         if (l->node->op == OP_CONV2D || l->node->op == OP_LINEAR)
@@ -140,7 +128,7 @@ int cuda_plan_layers(program *p, err *e)
 static bool folds(const graph *g, const graph_node *linear, shape *from)
 {
     const graph_node *n = &g->nodes[linear->in[0]];
-    if (linear->op != OP_LINEAR || n->op != OP_FLATTEN || only_reader(g, linear->in[0]) < 0)
+    if (linear->op != OP_LINEAR || n->op != OP_FLATTEN || graph_only_reader(g, linear->in[0]) < 0)
         return false;
     *from = g->nodes[n->in[0]].shape;
     return from->c > 1 && from->h * from->w > 1;
@@ -311,7 +299,7 @@ bool cuda_flatten_copies(const program *p, const layer *l)
     shape in = p->g->nodes[l->node->in[0]].shape, from;
     if (in.c == 1 || in.h * in.w == 1)
         return true;
-    int reader = only_reader(p->g, l->out);
+    int reader = graph_only_reader(p->g, l->out);
     return reader >= 0 && folds(p->g, &p->g->nodes[reader], &from);
 }
 

@@ -251,3 +251,82 @@ TEST_LIMIT(resnet20_learns_as_in_fp32, 300)
 {
     check_training("resnet20", 48, 0.004);
 }
+
+/* ---- the zoo
+ * --------------------------------------------------------------------------------------- */
+
+enum { FEW = 8 };
+
+static engine *compile_zoo(const zoo_model *z, backend_precision precision, bool inference)
+{
+    err e = ERR_INIT;
+    engine *m = NULL;
+    int side = z->height < 32 ? z->height : 32;
+    engine_config c = {.build = z->build,
+                       .input = {3, z->channels, side, side},
+                       .outputs = CLASSES,
+                       .batch = FEW,
+                       .backend = "cpu",
+                       .precision = precision,
+                       .seed = 3,
+                       .inference = inference,
+                       .optim = {.kind = OPTIM_SGD, .momentum = 0.9}};
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    return m;
+}
+
+/* How far the vectors are from each other, in units of the second one. */
+static double apart(const float *a, const float *b, size_t n)
+{
+    double square = 0, scale = 0;
+    for (size_t i = 0; i < n; i++) {
+        square += pow((double)a[i] - (double)b[i], 2);
+        scale += pow((double)b[i], 2);
+    }
+    return sqrt(square) / fmax(sqrt(scale), 1e-6);
+}
+
+/* The logits of both, of programs that can train and of such as only evaluate. */
+static void check_logits(const zoo_model *z, engine *const m[2], const engine_batch *b,
+                         double within)
+{
+    err e = ERR_INIT;
+    float logits[2][FEW * CLASSES];
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(engine_infer(m[i], b, logits[i], &e), e);
+    double distance = apart(logits[1], logits[0], FEW * CLASSES);
+    if (!(distance > 0 && distance < within))
+        test_fail(__FILE__, __LINE__, "%s: logits in bf16 are %.3g from fp32's", z->name, distance);
+}
+
+/* One model in both precisions, from the same weights: the logits, then a step of SGD. */
+static void check_zoo(const zoo_model *z)
+{
+    err e = ERR_INIT;
+    engine *m[2] = {compile_zoo(z, PRECISION_FP32, false), compile_zoo(z, PRECISION_BF16, false)};
+    engine *fixed[2] = {compile_zoo(z, PRECISION_FP32, true), compile_zoo(z, PRECISION_BF16, true)};
+    samples s = draw(
+        (shape){3, z->channels, z->height < 32 ? z->height : 32, z->height < 32 ? z->height : 32},
+        FEW, 5);
+    engine_batch b = {.n = FEW, .x = s.x, .labels = s.labels};
+    engine_result r[2];
+    CHECK(strstr(engine_choices(m[1]), "-bf16") && strstr(engine_choices(fixed[1]), "-bf16"));
+    check_logits(z, m, &b, 0.1);
+    check_logits(z, fixed, &b, 0.1);
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(engine_train(m[i], &b, 0.01, &r[i], &e), e);
+    if (!(fabs(r[1].loss - r[0].loss) < 0.05 * r[0].loss))
+        test_fail(__FILE__, __LINE__, "%s: loss %.4f in bf16, %.4f in fp32", z->name, r[1].loss,
+                  r[0].loss);
+    for (int i = 0; i < 2; i++)
+        engine_free(m[i]), engine_free(fixed[i]);
+    free(s.x), free(s.labels);
+}
+
+TEST_LIMIT(every_model_of_the_zoo, 300)
+{
+    kernels();
+    const zoo_model *z;
+    for (int i = 0; (z = zoo_at(i)); i++)
+        check_zoo(z);
+}

@@ -252,6 +252,44 @@ static int dense(graph *g, int x)
                                    (pool_options){.kernel = 2, .stride = 2})}, 2);
 }
 
+/* DenseNet's bottlenecks: 1x1 convolutions that apply the norm over a growing concat, whose first
+ * part is copied; one norm without ReLU, one convolution with it, one norm over the same that is
+ * applied by itself. */
+static int bottlenecks(graph *g, int x)
+{
+    int parts[5] = {pool(
+        g, graph_relu(g, conv(g, x, (conv2d_options){.filters = 24, .kernel = 3, .padding = 1})))};
+    for (int i = 1; i < 5; i++) {
+        int y = graph_batch_norm(g, i == 1 ? parts[0] : graph_concat(g, parts, i),
+                                 (batch_norm_options){0});
+        y = i == 2 ? y : graph_relu(g, y);
+        if (i != 3)
+            y = conv(g, y, (conv2d_options){.filters = 20, .kernel = 1});
+        parts[i] =
+            conv(g, i == 4 ? graph_relu(g, y) : y,
+                 (conv2d_options){.filters = 32, .kernel = 3, .padding = 1, .no_bias = true});
+    }
+    int all =
+        graph_relu(g, graph_batch_norm(g, graph_concat(g, parts, 5), (batch_norm_options){0}));
+    return graph_avg_pool2d(g, conv(g, all, (conv2d_options){.filters = 9, .kernel = 1}),
+                            (pool_options){.kernel = 2});
+}
+
+/* What a convolution applies a norm to, where that has a border that another reader wants, channels
+ * that fill no vector, or no gradient. */
+static int norm_of_bordered(graph *g, int x)
+{
+    x = pool(g, conv(g, x, (conv2d_options){.filters = 11, .kernel = 3, .padding = 1}));
+    int a = conv(g, graph_relu(g, graph_batch_norm(g, x, (batch_norm_options){0})),
+                 (conv2d_options){.filters = 13, .kernel = 1});
+    return graph_add(g, a, conv(g, x, (conv2d_options){.filters = 13, .kernel = 5, .padding = 2}));
+}
+static int norm_of_input(graph *g, int x)
+{
+    x = graph_batch_norm(g, pool(g, x), (batch_norm_options){0});
+    return conv(g, graph_relu(g, x), (conv2d_options){.filters = 10, .kernel = 1});
+}
+
 /* Norms that evaluation takes into the weights before them: of every kind of convolution, with and without
  * ReLU, and with a border around what they write. No bias: before a norm, its gradient is rounding alone. */
 static int normed(graph *g, int x, conv2d_options o, bool relu)
@@ -335,6 +373,9 @@ static const model models[] = {
     {"residual", "fused+relu", {3, 3, 9, 8}, residual},
     {"norm with a residual", "fused+add+relu", {3, 3, 8, 7}, normed_residual},
     {"samples apart", "matmul-points", {3, 3, 8, 8}, apart},
+    {"bottlenecks", "entry+relu", {3, 3, 16, 14}, bottlenecks},
+    {"norm of what has a border", "entry+relu", {3, 3, 17, 18}, norm_of_bordered},
+    {"norm of what has no gradient", "entry+relu", {3, 8, 12, 12}, norm_of_input},
     {"dense block", "joined", {3, 3, 7, 6}, dense},
     {"norms in the weights", "winograd4", {3, 3, 9, 8}, norms},
     {"the input itself", NULL, {3, 3, 8, 7}, input_twice},
@@ -432,7 +473,10 @@ static void check_model(const model *m, int threads, backend_precision precision
             x[i] = (uint8_t)rng_u32(&r);
         for (int i = 0; i < BATCH; i++)
             labels[i] = (int32_t)(rng_u32(&r) % OUTPUTS);
-        if (n == 1 && (m->build == shared || m->build == normed_residual || m->build == norms || m->build == dense || m->build == apart))
+        if (n == 1 &&
+            (m->build == bottlenecks || m->build == norm_of_bordered || m->build == norm_of_input ||
+             m->build == shared || m->build == normed_residual || m->build == norms ||
+             m->build == dense || m->build == apart))
             continue; /* batch norm over few values amplifies rounding beyond any tolerance */
         compare_step(m, fast, truth, &(engine_batch){.n = n, .type = INPUT_UINT8, .x = x, .scale = scale,
                                                      .shift = shift, .labels = labels}, within);
@@ -522,6 +566,8 @@ static const model models16[] = {
 
 /* Norms over few values and ReLU after ReLU: each lets through what the one before it has moved. */
 static const model deep16[] = {
+    {"bottlenecks", "entry+relu", {3, 3, 16, 14}, bottlenecks},
+    {"norm of what has a border", "entry+relu", {3, 3, 17, 18}, norm_of_bordered},
     {"one tensor, many readers", "winograd4-bf16", {3, 3, 10, 10}, shared},
     {"dense block", "joined", {3, 3, 7, 6}, dense},
     {"norms in the weights", "winograd4-bf16", {3, 3, 9, 8}, norms},
