@@ -106,8 +106,8 @@ def best(states):
 
 
 class Torch:
-    """One pass and a step for each batch, as parity.c does them. `states`: of the first few steps, weights in
-    fp32 as they were before, and the gradient there."""
+    """One pass and a step for each batch, as parity.c does them. `states`: in fp64, of the first few steps,
+    weights in fp32 as they were before, and the gradient there."""
 
     def __init__(self, model, init, x, y, dtype, steps, channels_last=False, noise=0.0):
         self.noise, self.random = noise, torch.Generator().manual_seed(2)
@@ -123,7 +123,8 @@ class Torch:
         optimizer = torch.optim.SGD(self.model.parameters(), lr=LR, momentum=0.9, weight_decay=1e-4)
         self.states = []
         for step in range(steps):
-            before = self.weights(torch.float32) if step < STATES and steps == STEPS else None
+            # Of fp64's path alone: of every form, ResNet-50's would be gigabytes.
+            before = self.weights(torch.float32) if step < STATES and steps == STEPS and dtype == torch.float64 else None
             optimizer.zero_grad()
             self.losses.append(self.loss(x[step], y[step]))
             if before:
