@@ -132,11 +132,11 @@ typedef struct cpu_kernels {
      * Either may be NULL. */
     void (*bn_dx)(int pixels, int cs, const bn_pass *in, const float *a, const float *b, const float *d,
                   bool dx_add, float *dx, bool dres_add, float *dres);
-    /* Both at once, but for what of dx needs the sums: sum and dot as in bn_sums, dx (+)= a[c]*g.
-     * dx may be NULL; of `in` scale and shift do not count; pixels of dy and y are `step` floats
-     * apart. */
-    void (*bn_through)(int pixels, int cs, const bn_pass *in, size_t step, const float *a,
-                       bool dx_add, float *dx, float *sum, float *dot);
+    /* Both at once, but for what of dx needs the sums: sum and dot as in bn_sums, and dx (+)=
+     * scale[c]*g, since what the forward multiplied with is a. relu: of dy counts what x * scale +
+     * shift let through. Pixels of dy are `step` floats apart; y is not read; dx may be NULL. */
+    void (*bn_through)(int pixels, int cs, const bn_pass *in, size_t step, bool relu, bool dx_add,
+                       float *dx, float *sum, float *dot);
     /* y += b[c]*(x - mean[c]) + d[c]; pixels of both are `step` floats apart. */
     void (*bn_line)(int pixels, int cs, size_t step, const float *x, const float *mean,
                     const float *b, const float *d, float *y);

@@ -157,6 +157,7 @@ static void matmul_pack(program *p, layer *l)
 
 /* ---- pixels in a row ----------------------------------------------------------------------------- */
 
+/* A norm on entry has its input and result in the cache, both as wide. */
 static int block_of(const layer *l)
 {
     int pixels = BLOCK_FLOATS / (l->g.cs * (l->entry ? 2 : 1) + l->g.ks) / 12 * 12;
@@ -175,10 +176,10 @@ static size_t entry_step(const layer *l)
     return (((size_t)l->g.cs + 15) / 16 | 1) * 16;
 }
 
-/* Room for a block of that, and of its gradient: the first of a thread's scratch. */
+/* Room for a block of that, and then of its gradient: the first of a thread's scratch. */
 static size_t entry_floats(const layer *l)
 {
-    return l->entry ? 2 * (size_t)block_of(l) * entry_step(l) : 0;
+    return l->entry ? (size_t)block_of(l) * entry_step(l) : 0;
 }
 
 /* m pixels of y and x that lie without gaps; room: a thread's scratch. */
@@ -224,9 +225,8 @@ static void rows_backward(const program *p, const layer *l, int thread, int m, c
     product_sum(p, l->g.k, l->g.cs, m, matmul_across(p, m, l->g.ks, dyr, room),
                 matmul_across(p, m, l->g.cs, xr, room + pairs * ks), dw, cs, dw, cs);
     if (l->entry) {
-        float *gradient = first + (size_t)m * xr.ld;
-        rows_dx(p, l, m, dyr, false, gradient, xr.ld, room);
-        norm_leave(p, l->entry, thread, m, x, xr.data, gradient, xr.ld, l->add[0], dx);
+        rows_dx(p, l, m, dyr, false, first, xr.ld, room);
+        norm_leave(p, l->entry, thread, m, x, first, xr.ld, l->add[0], dx);
     } else if (dx) {
         rows_dx(p, l, m, dyr, l->add[0], dx, cs, room);
     }

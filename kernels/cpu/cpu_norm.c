@@ -290,9 +290,8 @@ void norm_begin(const program *p, const layer *norm, int thread)
            2 * (size_t)p->tensors[norm->out].cs * sizeof *norm->sums);
 }
 
-/* The factor of g, w/std, is the forward's scale. */
 void norm_leave(const program *p, const layer *norm, int thread, int pixels, const float *x,
-                const float *y, const float *dy, size_t step, bool dx_add, float *dx)
+                const float *dy, size_t step, bool dx_add, float *dx)
 {
     const tensor *t = &p->tensors[norm->in[0]];
     float *fsum = norm->scratch + (size_t)thread * norm->scratch_floats;
@@ -300,11 +299,11 @@ void norm_leave(const program *p, const layer *norm, int thread, int pixels, con
     bn_pass in = {.x = x,
                   .mean = stat(norm, p, S_MEAN),
                   .dy = dy,
-                  .y = norm->relu ? y : NULL,
+                  .scale = stat(norm, p, S_SCALE),
+                  .shift = stat(norm, p, S_SHIFT),
                   .x_step = (size_t)t->step};
     memset(fsum, 0, 2 * (size_t)t->cs * sizeof *fsum);
-    p->k->bn_through(pixels, t->cs, &in, step, stat(norm, p, S_SCALE), dx_add, dx, fsum,
-                     fsum + t->cs);
+    p->k->bn_through(pixels, t->cs, &in, step, norm->relu, dx_add, dx, fsum, fsum + t->cs);
     for (int c = 0; c < 2 * t->cs; c++)
         sums[c] += (double)fsum[c];
 }

@@ -146,23 +146,23 @@ static void bn_dx(int pixels, int cs, const bn_pass *in, const float *a, const f
 #undef DX
 }
 
-INLINE void through_band(const size_t nv, size_t c, int pixels, size_t step, const bn_pass *in, const float *a,
+INLINE void through_band(const size_t nv, size_t c, int pixels, const bn_pass *in, size_t step, bool relu,
                          bool dx_add, float *dx, float *sum, float *dot)
 {
-    v8 zero = {0}, m[BAND], s[BAND], q[BAND], av[BAND];
+    v8 zero = {0}, m[BAND], s[BAND], q[BAND], scale[BAND], shift[BAND];
     UNROLL for (size_t v = 0; v < nv; v++) {
-        m[v] = load8(in->mean + c + 8 * v), av[v] = load8(a + c + 8 * v);
-        s[v] = zero, q[v] = zero;
+        m[v] = load8(in->mean + c + 8 * v), s[v] = zero, q[v] = zero;
+        scale[v] = load8(in->scale + c + 8 * v), shift[v] = load8(in->shift + c + 8 * v);
     }
     for (size_t i = 0, at = c, xt = c; i < (size_t)pixels; i++, at += step, xt += in->x_step) {
         UNROLL for (size_t v = 0; v < nv; v++) {
-            v8 g = load8(in->dy + at + 8 * v);
-            if (in->y)
-                g = gt8(load8(in->y + at + 8 * v), zero, g, zero);
+            v8 g = load8(in->dy + at + 8 * v), x = load8(in->x + xt + 8 * v);
+            if (relu)
+                g = gt8(scale[v] * x + shift[v], zero, g, zero);
             s[v] += g;
-            q[v] += g * (load8(in->x + xt + 8 * v) - m[v]);
+            q[v] += g * (x - m[v]);
             if (dx)
-                store8(dx + xt + 8 * v, dx_add ? load8(dx + xt + 8 * v) + av[v] * g : av[v] * g);
+                store8(dx + xt + 8 * v, dx_add ? load8(dx + xt + 8 * v) + scale[v] * g : scale[v] * g);
         }
     }
     UNROLL for (size_t v = 0; v < nv; v++) {
@@ -171,10 +171,10 @@ INLINE void through_band(const size_t nv, size_t c, int pixels, size_t step, con
     }
 }
 
-static void bn_through(int pixels, int cs, const bn_pass *in, size_t step, const float *a, bool dx_add, float *dx, float *sum,
-                       float *dot)
+static void bn_through(int pixels, int cs, const bn_pass *in, size_t step, bool relu, bool dx_add, float *dx,
+                       float *sum, float *dot)
 {
-#define THROUGH(nv, c) through_band(nv, c, pixels, step, in, a, dx_add, dx, sum, dot)
+#define THROUGH(nv, c) through_band(nv, c, pixels, in, step, relu, dx_add, dx, sum, dot)
     BANDS(cs, THROUGH);
 #undef THROUGH
 }
