@@ -4,7 +4,8 @@
 A test program answers `--list` with "name seconds" lines and runs one case when given its name:
 exit status 0 passed, 77 left out (the reason on stdout), anything else failed. Programs are the
 unit tests under $BUILD/test and the end-to-end tests test/e2e/test_*.py (see test/e2e/harness.py).
-A case whose name is followed by "alone" runs with nothing beside it.
+A case whose name is followed by "alone" runs with nothing beside it. Those that run beside each other find a number of
+their own in TEST_LANE, from 0 on.
 
 usage: run.py [--unit | --e2e | --cluster] [-j N] [-v] [PATTERN ...]
 """
@@ -12,6 +13,7 @@ import argparse
 import concurrent.futures
 import os
 import pathlib
+import queue
 import re
 import shutil
 import signal
@@ -93,13 +95,13 @@ def cases(args):
                 yield program, name, int(limit), "alone" in rest
 
 
-def run(case):
+def run(case, lane=0):
     program, name, limit, _ = case
     label = label_of(program, name)
     folder = tempfile.mkdtemp(prefix="kubeml-test-")
     started = time.monotonic()
     environment = {**os.environ, **sanitizer_environment(), "TEST_TMP": folder,
-                   "BUILD": str(BUILD), "PYTHONDONTWRITEBYTECODE": "1"}
+                   "TEST_LANE": str(lane), "BUILD": str(BUILD), "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(program + [name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                stdin=subprocess.DEVNULL, env=environment, cwd=ROOT,
                                start_new_session=True)
@@ -164,11 +166,21 @@ def main():
             left_out.append(f"{label}: {reason}")
         else:
             every.append(case)
+    lanes = queue.SimpleQueue()
+    for lane in range(args.j):
+        lanes.put(lane)
+
+    def run_in_lane(case):
+        lane = lanes.get()
+        try:
+            return run(case, lane)
+        finally:
+            lanes.put(lane)
     with concurrent.futures.ThreadPoolExecutor(args.j) as pool:
         beside = [c for c in every if not c[3]]
         if args.j > 1: # the longest first, or one of them is left to run with nothing beside it
             beside.sort(key=lambda c: -c[2])
-        for result in pool.map(run, beside):
+        for result in pool.map(run_in_lane, beside):
             report(result)
     for case in (c for c in every if c[3]):
         report(run(case))

@@ -4,6 +4,7 @@ The cluster is the one that up.sh started (KUBEML_TC_STATE), or that of KUBECONF
 Cases are written as the end-to-end tests are (test/e2e/harness.py), with platform=False.
 """
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -56,6 +57,14 @@ def kubeconfig():
     return os.environ.get("KUBECONFIG") or str(STATE / "pki/admin.kubeconfig")
 
 
+@contextlib.contextmanager
+def one_at_a_time(what):
+    """What two cases beside each other must not do both: of our own cluster, whose folder it is noted in."""
+    with open(STATE / f"{what}.lock", "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 PATHS = {"pods": "api/v1", "events": "api/v1", "secrets": "api/v1", "namespaces": "api/v1", "leases": "apis/coordination.k8s.io/v1",
          "services": "api/v1", "networkpolicies": "apis/networking.k8s.io/v1",
          **dict.fromkeys(("trainjobs", "functions", "datasets"), "apis/kubeml.dev/v1alpha1")}
@@ -99,10 +108,12 @@ def tools_image(folder):
     if mark.exists():
         return TOOLS
     root, tar = pathlib.Path(folder) / "tools", pathlib.Path(folder) / "tools.tar"
-    for command in ([HERE / "mkroot.sh", root, "/bin/bash", "cat", "sleep", "timeout", "redis-server", "redis-cli", "getent"],
-                    [HERE / "mkimage.py", TOOLS, root, tar], [HERE / "load.sh", tar]):
-        subprocess.run([str(c) for c in command], check=True, capture_output=True)
-    mark.touch()
+    with one_at_a_time("images"):
+        if not mark.exists():
+            for command in ([HERE / "mkroot.sh", root, "/bin/bash", "cat", "sleep", "timeout", "redis-server", "redis-cli", "getent"],
+                            [HERE / "mkimage.py", TOOLS, root, tar], [HERE / "load.sh", tar]):
+                subprocess.run([str(c) for c in command], check=True, capture_output=True)
+            mark.touch()
     return TOOLS
 
 

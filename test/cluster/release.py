@@ -2,8 +2,8 @@
 port-forward, and processes of pods that can be killed where the cluster is ours.
 
 `installed(...)` is a release of one case's own, in a namespace of its own. `shared()` is one that all cases after each
-other use, because an installation takes seconds; it begins with nothing in it. It stays up until run.sh ends the
-cluster (or `release.py down`, where the cluster is somebody's).
+other use, because an installation takes seconds; it begins with nothing in it. Cases beside each other have one each.
+It stays up until run.sh ends the cluster (or `release.py down`, where the cluster is somebody's).
 """
 import base64
 import contextlib
@@ -23,7 +23,7 @@ from cluster import CHART, HERE, ROOT, harness, helm, kubectl, skip, until
 MONGO_PORT, MONGO_TLS_PORT = 27017, 27018
 MONGO_ROOT = "root:stand-in"  # it may make users: each job's pods have one of their own
 MONGO_HOST = "10.123.0.1"  # node0; the stand-in runs beside the pods, and outlives every release
-SHARED = "kubeml-e2e"
+SHARED = "kubeml-e2e-"  # and the lane
 USERS = {"anna": "token-of-anna-alone", "ben": "token-of-ben-alone"}  # of the shared release
 PROGRAMS = {"kubeml-ps": "ps", "kubeml-function": "function", "kubeml-controll": "controller",
             "redis-server": "redis"}  # as /proc cuts their names
@@ -45,6 +45,11 @@ def load_images():
         return
     if not folder:
         skip("no images: they are built where buildah and debootstrap are (scripts/install-packages cluster)")
+    with cluster.one_at_a_time("images"):
+        load_into_nodes(folder)
+
+
+def load_into_nodes(folder):
     for node in sorted(cluster.STATE.glob("node*.ns")):
         for tar in (pathlib.Path(folder) / f"{n}.tar" for n in ("controller", "builder", "ps", "function-cpu")):
             mark = cluster.STATE / f"{node.stem}-{tar.stem}.loaded"
@@ -62,9 +67,14 @@ def answers(port):
 
 
 def stand_in(port, **environment):
-    """MongoDB's, with users, on node0; it ends with the cluster."""
-    if answers(port):
-        return
+    """MongoDB's, with users, on node0: its URI without a database. It ends with the cluster."""
+    with cluster.one_at_a_time(f"mongodb-{port}"):
+        if not answers(port):
+            start_stand_in(port, environment)
+    return f"mongodb://{MONGO_ROOT}@{MONGO_HOST}:{port}"
+
+
+def start_stand_in(port, environment):
     path = cluster.STATE / f"log/mongodb-{port}.log"
     with open(path, "ab") as log:
         process = subprocess.Popen([str(HERE / "in.sh"), str(ROOT / "test/mongo/run.sh"), "0.0.0.0", str(port)],
@@ -81,8 +91,7 @@ def mongodb(database):
     %s replaced; "": the chart brings one."""
     if not cluster.OURS:
         return os.environ.get("KUBEML_TC_MONGODB", "").replace("%s", database)
-    stand_in(MONGO_PORT, MONGO_HEAP="2g")
-    return f"mongodb://{MONGO_ROOT}@{MONGO_HOST}:{MONGO_PORT}/{database}?authSource=admin"
+    return stand_in(MONGO_PORT, MONGO_HEAP="2g") + f"/{database}?authSource=admin"
 
 
 def mongodb_behind_tls(ns):
@@ -92,12 +101,11 @@ def mongodb_behind_tls(ns):
         return {}
     folder = cluster.STATE / "mongodb-tls"
     subprocess.run([str(ROOT / "test/mongo/certs.sh"), str(folder), MONGO_HOST], check=True, capture_output=True)
-    stand_in(MONGO_TLS_PORT, MONGO_HEAP="512m", MONGO_TLS=str(folder))
+    uri = stand_in(MONGO_TLS_PORT, MONGO_HEAP="512m", MONGO_TLS=str(folder))
     cluster.apply([{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mongodb-ca"},
                     "data": {"ca.crt": (folder / "ca.crt").read_text()}}], ns)
     return {"mongodb.tls.caConfigMap": "mongodb-ca", "mongodb.uri":
-            f"mongodb://{MONGO_ROOT}@{MONGO_HOST}:{MONGO_TLS_PORT}/{ns}?authSource=admin&tls=true"
-            "&tlsCAFile=/etc/kubeml/mongodb-ca/ca.crt", "mongodb.port": MONGO_TLS_PORT}
+            f"{uri}/{ns}?authSource=admin&tls=true&tlsCAFile=/etc/kubeml/mongodb-ca/ca.crt", "mongodb.port": MONGO_TLS_PORT}
 
 
 # ---- a release -----------------------------------------------------------------------------------------
@@ -372,24 +380,25 @@ def installed(ns=None, wait=True, **settings):
 def shared():
     """The release that cases have one after the other, empty."""
     load_images()
-    p = Release(SHARED, **{"users.existingSecret": "users"})
+    ns = SHARED + os.environ.get("TEST_LANE", "0")
+    p = Release(ns, **{"users.existingSecret": "users"})
     wanted = " ".join(sorted(p.values())) + str(images_stamp())
     note = next((n["metadata"].get("annotations", {}).get("values") for n in cluster.listed("namespaces")
-                 if n["metadata"]["name"] == SHARED), None)
+                 if n["metadata"]["name"] == ns), None)
     try:
         if note != wanted:
-            cluster.make_namespace(SHARED)
+            cluster.make_namespace(ns)
             cluster.apply([{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "users"}, "stringData": {
-                "tokens": "".join(f"{name}:{token}\n" for name, token in USERS.items())}}], SHARED)
-            if helm("list", "-n", SHARED, "-q").stdout.split():
+                "tokens": "".join(f"{name}:{token}\n" for name, token in USERS.items())}}], ns)
+            if helm("list", "-n", ns, "-q").stdout.split():
                 p.uninstall()
             p.install()
-            kubectl("annotate", "namespace", SHARED, "--overwrite", f"values={wanted}")
+            kubectl("annotate", "namespace", ns, "--overwrite", f"values={wanted}")
         p.start()
         for pod in p.controllers():
             # A killed one waits longer each time before it starts again.
             if any(c["restartCount"] for c in pod["status"].get("containerStatuses", [])):
-                kubectl("delete", "pod", "-n", SHARED, pod["metadata"]["name"])
+                kubectl("delete", "pod", "-n", ns, pod["metadata"]["name"])
         until(lambda: p.controllers() and all(map(ready, p.controllers())), 60, message="the controllers are not ready")
         p.start()
         p.empty()
@@ -409,4 +418,6 @@ def images_stamp():
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["down"]:
-    kubectl("delete", "namespace", SHARED, "--ignore-not-found", check=False)
+    made = [n["metadata"]["name"] for n in cluster.listed("namespaces") if n["metadata"]["name"].startswith(SHARED)]
+    if made:
+        kubectl("delete", "namespace", *made, check=False)

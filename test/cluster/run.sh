@@ -15,6 +15,7 @@ set -uo pipefail
 unset_state=${KUBEML_TC_STATE:-}
 # What the cases want: a node that may be lost, and a GPU that four may share.
 : "${KUBEML_TC_NODES:=2}" "${KUBEML_TC_GPUS:=1}" "${KUBEML_TC_GPU_REPLICAS:=4}"
+: "${KUBEML_TC_LANES:=2}" # cases beside each other: they wait for Kubernetes most of the time
 . "$(dirname "$0")/env.sh"
 root=$(cd "$here/../.." && pwd)
 leave_out() {
@@ -65,7 +66,7 @@ if [ -z "${KUBECONFIG:-}" ]; then
     inside=(nsenter -t "$node" --net)
     export KUBEML_TC_INSIDE=1
 fi
-program=("$root/test/run.py" --cluster -j 1)
+program=("$root/test/run.py" --cluster -j "$KUBEML_TC_LANES")
 [ -z "${KUBEML_TC_BENCH:-}" ] || program=("$here/bench.py") # make bench-cluster
 "${inside[@]}" "${PYTHON:-/usr/bin/python3}" "${program[@]}" "$@"
 status=$?

@@ -14,6 +14,7 @@ import release
 from cluster import apply, case, harness, kubectl, until
 
 TOLD = 5  # seconds from the trouble to the word; the looks at it take a moment more
+AWAY_PORT = 27019  # of the MongoDB that goes away
 EMPTY = {"pool.functions": 0, "pool.ps": 0}
 
 
@@ -106,7 +107,12 @@ def mongodb_goes_away_and_comes_back():
     """Frozen, so that nothing answers and nothing is lost: the job waits with the reason, then ends well."""
     if not cluster.OURS:
         harness.skip("somebody's MongoDB is not frozen")
-    with release.shared() as p:
+    # A server of its own: what runs beside this has the other one.
+    settings = {"mongodb.port": AWAY_PORT, "mongodb.uri":
+                release.stand_in(AWAY_PORT, MONGO_HEAP="512m") + "/away?authSource=admin"}
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: os.kill(stand_in(), signal.SIGKILL))
+        p = stack.enter_context(release.installed(**settings))
         p.dataset()
         p.function()
         options = {"epochs": 40, "k": 2, "seed": 6}
@@ -126,10 +132,10 @@ def mongodb_goes_away_and_comes_back():
 
 
 def stand_in():
-    """The process that stands in for MongoDB on node0."""
+    """The process that stands in for MongoDB there, on node0."""
     for entry in pathlib.Path("/proc").iterdir():
         if entry.name.isdigit() and b"MongoServerMain" in read(entry / "cmdline") and \
-                f":{release.MONGO_PORT}".encode() in read(entry / "cmdline").replace(b"\0", b":"):
+                f":{AWAY_PORT}".encode() in read(entry / "cmdline").replace(b"\0", b":"):
             if os.readlink(entry / "ns/net") == os.readlink("/proc/self/ns/net"):
                 return int(entry.name)
     raise AssertionError("the stand-in is not found")
