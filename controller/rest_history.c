@@ -83,6 +83,23 @@ static json_t *deleted(const char *what, const char *id)
     return out;
 }
 
+/* A job that ended before its first batch has a record and no history. */
+static int delete_history(store *s, const char *id, err *e)
+{
+    json_t *record = NULL;
+    err why = ERR_INIT;
+    if (store_delete(s, "history", id, STORE_ANY, &why) == 0)
+        return 0;
+    if (why.code == ERR_NOT_FOUND && store_get(s, "jobs", id, &record, NULL, &why) == 0) {
+        json_decref(record);
+        return 0;
+    }
+    if (why.code == ERR_NOT_FOUND)
+        return no_history(id, e);
+    *e = why;
+    return -1;
+}
+
 /* With the history go the job's record, its log and its model: nothing of it is left. */
 void rest_history_delete(http_request *r, void *context)
 {
@@ -92,10 +109,11 @@ void rest_history_delete(http_request *r, void *context)
     err e = ERR_INIT;
     int status = name_check("job", id, NULL) ? no_history(id, &e)
                                              : owner_check_ended(c->owner, id, &e);
-    if (status == 0 && store_delete(c->store, "history", id, STORE_ANY, &e))
-        status = e.code == ERR_NOT_FOUND ? no_history(id, &e) : -1;
     if (status == 0)
-        status = delete_models(c->store, id, &count, &e) || owner_forget(c->owner, id, &e) ? -1 : 0;
+        status = delete_history(c->store, id, &e) || delete_models(c->store, id, &count, &e) ||
+                         owner_forget(c->owner, id, &e)
+                     ? -1
+                     : 0;
     if (status)
         http_answer_error(r, &e);
     else

@@ -104,9 +104,7 @@ def lose(p):
 
 
 def node():
-    with release.shared() as p:
-        p.dataset()
-        p.function()
+    with test_nodes.pair() as p:
         print("\na node of two loses its power while a job with 4 functions trains")
         for _ in range(TIMES):
             try:
@@ -115,9 +113,7 @@ def node():
                     (k.replace("asked", "its pods are replaced").replace("trains", "it trains again"), v)
                     for k, v in found.items())))
             finally:
-                if not (cluster.STATE / f"{test_nodes.LOST}.ns").exists():
-                    subprocess.run([str(HERE / "up.sh"), test_nodes.LOST[4:]], check=True, stdout=subprocess.DEVNULL)
-                    until(lambda: test_nodes.ready_node(test_nodes.LOST), 90, every=0.5, message="it does not come back")
+                test_nodes.back()
             # A controller that has lost pods on a node uses the others for two minutes.
             cluster.kubectl("rollout", "restart", f"deployment/{p.name}-controller", "-n", p.ns)
             cluster.kubectl("rollout", "status", f"deployment/{p.name}-controller", "-n", p.ns, "--timeout=90s")

@@ -4,11 +4,12 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 : "${KUBEML_TC_BIN:=${XDG_CACHE_HOME:-$HOME/.cache}/kubeml-cluster/bin}" # what build.sh makes
 images_cache=$(dirname "$KUBEML_TC_BIN")/images # what images.sh keeps
 : "${KUBEML_TC_NODES:=1}"        # 0: API server and controllers alone
+: "${KUBEML_TC_SPARE:=0}"        # of them, the last ones: for pods that tolerate the taint "spare" alone, without a GPU
 : "${KUBEML_TC_GPUS:=0}"         # GPUs that each node pretends to have
 : "${KUBEML_TC_GPU_REPLICAS:=1}" # pods that may share each of them
 : "${KUBEML_TC_PROXY_MODE:=iptables}" # of kube-proxy; or nftables
 : "${KUBEML_TC_HELM:=v3.22.0}"
-export KUBEML_TC_STATE KUBEML_TC_BIN KUBEML_TC_NODES KUBEML_TC_GPUS KUBEML_TC_GPU_REPLICAS KUBEML_TC_PROXY_MODE
+export KUBEML_TC_STATE KUBEML_TC_BIN KUBEML_TC_NODES KUBEML_TC_SPARE KUBEML_TC_GPUS KUBEML_TC_GPU_REPLICAS KUBEML_TC_PROXY_MODE
 export PATH=$KUBEML_TC_BIN:$PATH:/usr/sbin:/sbin
 state=$KUBEML_TC_STATE pki=$KUBEML_TC_STATE/pki logs=$KUBEML_TC_STATE/log
 cgroup=$(basename "$KUBEML_TC_STATE")

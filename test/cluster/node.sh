@@ -1,5 +1,6 @@
 # Part of init.sh: containerd, kubelet, kube-proxy and the policy agent; on node 0 cluster DNS too.
 d=$state/$name
+spare=$((n >= KUBEML_TC_NODES - KUBEML_TC_SPARE))
 mount --make-rshared /
 # A node's usual paths, in this mount namespace alone.
 for p in /var/lib/kubelet /var/lib/containerd /run/containerd /var/lib/cni /run/netns \
@@ -56,6 +57,7 @@ evictionHard: {memory.available: 100Mi, nodefs.available: 100Mi, imagefs.availab
 nodeStatusUpdateFrequency: 4s
 nodeLeaseDurationSeconds: 12
 syncFrequency: 10s
+$([ $spare = 0 ] || echo 'registerWithTaints: [{key: spare, effect: NoSchedule}]')
 Y
 cat >"$d/proxy.yaml" <<Y
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
@@ -110,7 +112,7 @@ Y
   await 120 curl -sf http://127.0.0.1:8181/ready
 fi
 await 120 kc wait --for=condition=Ready "node/$name" --timeout=1s
-if [ "$KUBEML_TC_GPUS" -gt 0 ]; then
+if [ "$KUBEML_TC_GPUS" -gt 0 ] && [ $spare = 0 ]; then
   # Ready may still be said of the node that was; a plugin that comes too early ends.
   await 120 [ -S /var/lib/kubelet/device-plugins/kubelet.sock ]
   start "$name-fake-gpu" fake-gpu -gpus "$KUBEML_TC_GPUS" -replicas "$KUBEML_TC_GPU_REPLICAS"

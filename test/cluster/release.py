@@ -327,8 +327,9 @@ class Release(harness.Platform):
         until(lambda: not self.get("/tasks"), 60, every=0.1, message="jobs do not end")
         kubectl("delete", "trainjobs", "--all", "-n", self.ns, "--wait=false")
         for task in self.get("/tasks?state=all"):
-            with contextlib.suppress(AssertionError):
+            with contextlib.suppress(AssertionError):  # its TrainJob's end was quicker
                 self.delete(f"/history/{task['id']}")
+        until(lambda: not self.get("/tasks?state=all"), 20, every=0.1, message="jobs are not forgotten")
         for kind in ("function", "dataset"):
             for one in self.get(f"/{kind}"):
                 self.delete(f"/{kind}/{one['name']}")

@@ -1,5 +1,5 @@
 """Two nodes: one is drained, comes back, and loses its power; the job goes on on the other."""
-import os
+import contextlib
 import subprocess
 
 import cluster
@@ -8,7 +8,7 @@ from cluster import HERE, case, get, harness, kubectl, skip, until
 
 OPTIONS = {"k": 2, "default_parallelism": 4, "seed": 4}
 EPOCHS = 40  # of 4 batches: paced, 16 s and more, not counting the time without a node's functions
-LOST = "node1"
+LOST = "node2"
 
 
 def nodes_of(p, job):
@@ -17,6 +17,48 @@ def nodes_of(p, job):
 
 def ready_node(name):
     return any(c["type"] == "Ready" and c["status"] == "True" for c in get("node", name)["status"]["conditions"])
+
+
+def up():
+    """Gives the node its power back, in the background: up.sh ends when it is there."""
+    return subprocess.Popen([str(HERE / "up.sh"), LOST[4:]], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+
+def down():
+    with cluster.one_at_a_time("images"):  # nobody is giving it one
+        subprocess.run([str(HERE / "down.sh"), LOST[4:]], check=True)
+
+
+def is_there():
+    return (cluster.STATE / f"{LOST}.ns").exists()
+
+
+def back(process=None):
+    if process or not is_there():
+        assert (process or up()).wait(300) == 0, f"{LOST} does not start"
+    until(lambda: ready_node(LOST), 90, every=0.5, message=f"{LOST} does not come back")
+
+
+@contextlib.contextmanager
+def pair():
+    """A release on two nodes. Nothing else runs on the second (KUBEML_TC_SPARE): what is done to it disturbs nobody."""
+    if not cluster.OURS:
+        skip("a node of somebody's cluster is not killed")
+    if not is_there():
+        skip(f"the cluster has no {LOST}")
+    kubectl("label", "node", "node1", LOST, "pair=yes", "--overwrite")
+    settings = {}
+    for part in ("controller", "function", "ps"):
+        settings |= {f"{part}.nodeSelector.pair": "yes", f"{part}.tolerations[0].key": "spare",
+                     f"{part}.tolerations[0].operator": "Exists"}
+    with release.installed(**settings) as p:
+        p.dataset()
+        p.function()
+        try:
+            yield p
+        finally:
+            kubectl("uncordon", LOST, check=False)
+            back()
 
 
 def on_both(p, want):
@@ -28,9 +70,18 @@ def on_both(p, want):
         # The pool was filled while the node was away; it fills again.
         for pod in pods:
             kubectl("delete", "pod", "-n", p.ns, pod["name"], "--wait=false")
-        until(lambda: LOST in {pod["node"] for pod in p.pods(role="function") if pod["pid"]}, 60,
-              message=f"no function pod on {LOST}")
-        p.warm(*want)
+    until(lambda: LOST in {pod["node"] for pod in p.pods(role="function") if pod["pid"]}, 60,
+          message=f"no function pod on {LOST}")
+    p.warm(*want)
+
+
+def trains_on_both(p, slow):
+    """A job some way on, with functions on both nodes."""
+    on_both(p, (4, 1))
+    job = p.train(slow, epochs=EPOCHS, **OPTIONS)
+    until(lambda: p.task(job)["epoch"] >= 1, 60)
+    assert LOST in nodes_of(p, job).values(), nodes_of(p, job)
+    return job
 
 
 def goes_on_without(p, job, seconds):
@@ -45,42 +96,39 @@ def goes_on_without(p, job, seconds):
 
 @case(limit=600, platform=False)
 def a_node_is_drained_and_one_is_lost():
-    if not cluster.OURS:
-        skip("a node of somebody's cluster is not killed")
-    if not (cluster.STATE / f"{LOST}.ns").exists():
-        skip("the cluster has one node")
-    with release.shared() as p:
-        p.dataset()
-        p.function()
+    import time; T=time.monotonic(); log=open("/tmp/wt-k8s-nodes.log","a")
+    def say(x): print(f"{time.monotonic()-T:.1f}", x, file=log, flush=True)
+    say("---")
+    with pair() as p:
+        say("installed")
         slow = p.paced(0.1)
         want = p.succeed(p.train(epochs=EPOCHS, **OPTIONS), 180)["sha256"]
-        try:
-            on_both(p, (4, 1))
-            job = p.train(slow, epochs=EPOCHS, **OPTIONS)
-            until(lambda: p.task(job)["epoch"] >= 1, 60)
-            assert LOST in nodes_of(p, job).values(), nodes_of(p, job)
-            kubectl("drain", LOST, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=90s",
-                    seconds=120)
-            goes_on_without(p, job, 60)
-            assert p.succeed(job, 180)["sha256"] == want, "other weights than without the drain"
-            kubectl("uncordon", LOST)
+        say("want")
+        job = trains_on_both(p, slow)
+        say("trains")
+        kubectl("drain", LOST, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=90s", seconds=120)
+        say("drained")
+        goes_on_without(p, job, 60)
+        say("goes on")
+        assert p.succeed(job, 180)["sha256"] == want, "other weights than without the drain"
+        say("ok")
+        kubectl("uncordon", LOST)
 
-            on_both(p, (4, 1))
-            job = p.train(slow, epochs=EPOCHS, **OPTIONS)
-            until(lambda: p.task(job)["epoch"] >= 1, 60)
-            assert LOST in nodes_of(p, job).values(), nodes_of(p, job)
-            subprocess.run([str(HERE / "down.sh"), LOST[4:]], check=True)
-            goes_on_without(p, job, 120)
-            assert p.succeed(job, 180)["sha256"] == want, "other weights than without the loss"
-            history = p.get(f"/history/{job}")
-            assert len(history["data"]["accuracy"]) == EPOCHS, history
-            assert len(p.get(f"/model/{job}")) > 61706 * 4
-        finally:
-            kubectl("uncordon", LOST, check=False)
-            if not (cluster.STATE / f"{LOST}.ns").exists():
-                subprocess.run([str(HERE / "up.sh"), LOST[4:]], check=True, stdout=subprocess.DEVNULL,
-                               env={**os.environ})
-                until(lambda: ready_node(LOST), 90, every=0.5, message=f"{LOST} does not come back")
+        job = trains_on_both(p, slow)
+        say("trains")
+        down()
+        say("down")
+        goes_on_without(p, job, 120)
+        say("goes on")
+        returns = up()
+        assert p.succeed(job, 180)["sha256"] == want, "other weights than without the loss"
+        say("ok")
+        history = p.get(f"/history/{job}")
+        assert len(history["data"]["accuracy"]) == EPOCHS, history
+        assert len(p.get(f"/model/{job}")) > 61706 * 4
+        back(returns)
+        say("back")
+    say("end")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def blocks(page):
 
 def images():
     """Of our images, those that a default installation runs: NAME:TAG."""
-    text = helm("template", "kubeml", CHART).stdout
+    text = helm("template", "kubeml", CHART, "--kube-version", "1.34.0").stdout
     return set(re.findall(r"localhost/(kubeml-[a-z-]+:[0-9.]+)", text))
 
 

@@ -219,6 +219,21 @@ def a_queue_with_priorities(p):
     assert high_end["started"] <= low_end["started"], (high_end, low_end)
 
 
+@case()
+def a_job_that_never_began_is_deleted_too(p):
+    p.dataset()
+    p.function()
+    long = p.train(epochs=5000, default_parallelism=4)
+    queued = p.train(epochs=1, default_parallelism=4)
+    for job in (queued, long):
+        p.delete(f"/tasks/{job}")
+        p.wait(job)
+    p.get(f"/history/{queued}", 404)  # nothing was trained
+    p.delete(f"/history/{queued}")
+    assert [t["id"] for t in p.get("/tasks?state=all")] == [long]
+    p.delete(f"/history/{queued}", 404)
+
+
 @case(options=("--pool-functions", "0", "--pool-ps", "0"))
 def an_empty_pool_starts_what_is_needed(p):
     assert p.pods() == []
@@ -365,6 +380,7 @@ def a_log_does_not_tell_of_ends_that_were_asked_for(p):
 def metrics_have_kubemls_names(p):
     p.dataset()
     p.function()
+    cancelled = p.metric('kubeml_jobs_total{state="cancelled"}') or 0
     job = p.train(epochs=5000)
     until(lambda: p.task(job)["epoch"] >= 1)
     for name in ("validation_loss", "validation_accuracy", "train_loss", "parallelism", "epoch_duration_seconds"):
@@ -375,7 +391,7 @@ def metrics_have_kubemls_names(p):
     assert p.metric('kubeml_job_running_total{type="train"}') == 1
     p.delete(f"/tasks/{job}")
     p.wait(job)
-    until(lambda: p.metric('kubeml_jobs_total{state="cancelled"}') == 1)
+    until(lambda: p.metric('kubeml_jobs_total{state="cancelled"}') == cancelled + 1)
 
 
 @case(limit=400, alone=True)
