@@ -9,7 +9,8 @@ images_cache=$(dirname "$KUBEML_TC_BIN")/images # what images.sh keeps
 : "${KUBEML_TC_GPU_REPLICAS:=1}" # pods that may share each of them
 : "${KUBEML_TC_PROXY_MODE:=iptables}" # of kube-proxy; or nftables
 : "${KUBEML_TC_HELM:=v3.22.0}"
-export KUBEML_TC_STATE KUBEML_TC_BIN KUBEML_TC_NODES KUBEML_TC_SPARE KUBEML_TC_GPUS KUBEML_TC_GPU_REPLICAS KUBEML_TC_PROXY_MODE
+: "${KUBEML_TC_PROMETHEUS:=github.com/prometheus-operator/prometheus-operator@v0.82.2}" # whose kinds test_chart.py takes
+export KUBEML_TC_STATE KUBEML_TC_BIN KUBEML_TC_NODES KUBEML_TC_SPARE KUBEML_TC_GPUS KUBEML_TC_GPU_REPLICAS KUBEML_TC_PROXY_MODE KUBEML_TC_PROMETHEUS
 export PATH=$KUBEML_TC_BIN:$PATH:/usr/sbin:/sbin
 state=$KUBEML_TC_STATE pki=$KUBEML_TC_STATE/pki logs=$KUBEML_TC_STATE/log
 cgroup=$(basename "$KUBEML_TC_STATE")

@@ -6,6 +6,7 @@ other use, because an installation takes seconds; it begins with nothing in it. 
 It stays up until run.sh ends the cluster (or `release.py down`, where the cluster is somebody's).
 """
 import base64
+import concurrent.futures
 import contextlib
 import os
 import pathlib
@@ -50,7 +51,7 @@ def load_images():
 
 
 def load_into_nodes(folder):
-    for node in sorted(cluster.STATE.glob("node*.ns")):
+    def load(node):
         for tar in (pathlib.Path(folder) / f"{n}.tar" for n in ("controller", "builder", "ps", "function-cpu")):
             mark = cluster.STATE / f"{node.stem}-{tar.stem}.loaded"
             newest = str(os.stat(tar).st_mtime_ns)
@@ -58,6 +59,8 @@ def load_into_nodes(folder):
                 subprocess.run([str(HERE / "in.sh"), "-n", node.stem[4:], "ctr", "-n", "k8s.io", "images", "import",
                                 str(tar)], check=True, capture_output=True)
                 mark.write_text(newest)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(load, sorted(cluster.STATE.glob("node*.ns"))))
 
 
 def answers(port):

@@ -1,7 +1,9 @@
 """The chart: that it is well formed, that the API server takes every object of it under every value, that its pods
 pass Pod Security "restricted", and that its Role holds the verbs that are used."""
+import contextlib
 import copy
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -135,7 +137,6 @@ def bad_values_are_refused():
 @case(limit=180, platform=False)
 def prometheus_and_grafana_take_what_is_for_them():
     """The ServiceMonitor by the operator's own definition; the dashboard by the metrics that there are."""
-    source = "github.com/prometheus-operator/prometheus-operator@v0.82.2"
     documents = render({"serviceMonitor": {"enabled": True, "labels": {"release": "x"}}, "grafana": {"dashboard": True}})
     board, = [d["data"]["kubeml.json"] for d in documents if d["metadata"]["name"] == "rel-dashboard"]
     shown = {n.removesuffix("_bucket") for n in re.findall(r"kubeml_[a-z_]+", json.dumps(json.loads(board)["panels"]))}
@@ -143,7 +144,7 @@ def prometheus_and_grafana_take_what_is_for_them():
     assert shown and shown <= there, shown - there
     if not shutil.which("go"):
         cluster.skip("no go, which the operator's definitions come by")
-    done = subprocess.run(["go", "mod", "download", "-json", source], capture_output=True, text=True, cwd="/")
+    done = subprocess.run(["go", "mod", "download", "-json", os.environ["KUBEML_TC_PROMETHEUS"]], capture_output=True, text=True, cwd="/")
     if done.returncode:
         why = json.loads(done.stdout or "{}").get("Error", done.stderr[-200:]).replace("\n", " ")
         cluster.skip("the operator's definitions cannot be downloaded: " + why)
@@ -244,12 +245,14 @@ def the_manifest_is_the_chart():
     """manifests/kubeml.yaml is what `make manifests` gives, and the API server takes it."""
     made = cluster.run(cluster.ROOT / "manifests/render.sh").stdout
     assert made == (cluster.ROOT / "manifests/kubeml.yaml").read_text(), "run make manifests"
-    done = kubectl("create", "namespace", "kubeml", check=False)
-    try:
-        kubectl("apply", "--dry-run=server", "-f", cluster.ROOT / "manifests/kubeml.yaml")
-    finally:
-        if done.returncode == 0:
-            kubectl("delete", "namespace", "kubeml", "--wait=false")
+    # test_pages installs by it, into the same namespace.
+    with cluster.one_at_a_time("pages") if cluster.OURS else contextlib.nullcontext():
+        done = kubectl("create", "namespace", "kubeml", check=False)
+        try:
+            kubectl("apply", "--dry-run=server", "-f", cluster.ROOT / "manifests/kubeml.yaml")
+        finally:
+            if done.returncode == 0:
+                kubectl("delete", "namespace", "kubeml", "--timeout=60s")
 
 
 harness.main(globals())

@@ -1,7 +1,8 @@
-"""docs/kind.md and docs/microk8s.md, command by command, on the test cluster: all of Kubernetes, Helm and kubeml in them
-is real, with the chart's own MongoDB, whose server is the stand-in (bundled.py). What `kind`, `microk8s` and `make` would
-do to a machine is done by stand-ins that note how they were called."""
+"""docs/kind.md, docs/microk8s.md, what Helm prints and the manifest's head, command by command: all of Kubernetes, Helm
+and kubeml in them is real, with the chart's own MongoDB, whose server is the stand-in (bundled.py). What `kind`,
+`microk8s` and `make` would do to a machine is done by stand-ins that note how they were called."""
 import contextlib
+import gzip
 import json
 import os
 import pathlib
@@ -16,6 +17,8 @@ import release
 from cluster import CHART, FOLDER, ROOT, apply, case, harness, helm, kubectl, until, wait_ready
 
 NS = "ml"  # the pages'
+NOTES = {"train-images-idx3-ubyte.gz": "x-train", "train-labels-idx1-ubyte.gz": "y-train",
+         "t10k-images-idx3-ubyte.gz": "x-test", "t10k-labels-idx1-ubyte.gz": "y-test"}  # the files of Helm's notes
 STAND_INS = {
     "kind": 'echo "kind $*" >>"$CALLS"',
     # The targets and their settings must be there.
@@ -44,6 +47,15 @@ def images():
     return set(re.findall(r"localhost/(kubeml-[a-z-]+:[0-9.]+)", text))
 
 
+def notes():
+    """The commands that Helm prints after an installation: they stand apart from its words."""
+    said = helm("install", "kubeml", CHART, "-n", NS, "--dry-run=client").stdout.split("NOTES:")[1]
+    found = re.sub(r" \\\n *", " ", said).splitlines()
+    found = [line.strip() for line in found if line.startswith("  ")]
+    assert len(found) == 5 and "kubeml" in found[-1] and " train " in found[-1], said
+    return found
+
+
 def by_hand(context, scripts, calls):
     """A user's shell in a checkout, whose kubeconfig has that context. It stops at the first command that fails."""
     folder = pathlib.Path(FOLDER)
@@ -56,6 +68,9 @@ def by_hand(context, scripts, calls):
     for name in ("charts", "manifests"):
         (checkout / name).symlink_to(ROOT / name)
     (checkout / "build/images").symlink_to(os.environ["KUBEML_TC_IMAGES"])
+    data = harness.tiny_mnist()
+    for name, part in NOTES.items():
+        (checkout / name).write_bytes(gzip.compress(data[part]))
     config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json").stdout)
     config["contexts"][0]["name"] = config["current-context"] = context
     (folder / "kubeconfig").write_text(json.dumps(config))
@@ -68,17 +83,17 @@ def by_hand(context, scripts, calls):
 
 
 @contextlib.contextmanager
-def place():
-    """The namespace that the pages make, once at a time, gone afterwards; and the disk that the cluster has for MongoDB."""
+def place(ns=NS):
+    """The namespace that a page makes, one at a time, gone afterwards; and the disk that the cluster has for MongoDB."""
     if not cluster.OURS:
         cluster.skip("the pages' namespace may be somebody's own")
     release.load_images()
-    with cluster.one_at_a_time("pages"), bundled.disk(NS):
+    with cluster.one_at_a_time("pages"), bundled.disk(ns):
         try:
             yield
         finally:
-            helm("uninstall", "kubeml", "-n", NS, check=False)
-            kubectl("delete", "namespace", NS, "--timeout=90s", check=False)
+            helm("uninstall", "kubeml", "-n", ns, check=False)
+            kubectl("delete", "namespace", ns, "--timeout=90s", check=False)
 
 
 def nobody_else_reaches_it(p, address):
@@ -101,7 +116,7 @@ def there(kind, name):
 
 
 def holds(p, job, model):
-    assert [d["name"] for d in p.get("/dataset")] == ["tiny"] and [f["name"] for f in p.get("/function")] == ["lenet"]
+    assert "tiny" in [d["name"] for d in p.get("/dataset")] and "lenet" in [f["name"] for f in p.get("/function")]
     assert len(p.get(f"/history/{job}")["data"]["accuracy"]) == 2 and p.get(f"/model/{job}") == model
 
 
@@ -135,8 +150,10 @@ def on_kind_with_the_charts_mongodb():
     shown, text = blocks("kind.md")
     calls = pathlib.Path(FOLDER) / "calls"
     with place():
-        by_hand(f"kind-{name}", shown[:-1], calls)
-        keeps_its_claim(release.Release(NS).start())
+        by_hand(f"kind-{name}", shown[:-1] + notes(), calls)
+        p = release.Release(NS).start()
+        assert [(t["state"], t["epoch"]) for t in p.get("/tasks?state=all")] == [("succeeded", 5)], p.get("/tasks?state=all")
+        keeps_its_claim(p)
     called = calls.read_text().splitlines()
     assert called[0] == "kind create cluster --config manifests/kind.yaml" and called[1] == "make images", called
     loaded = next(c for c in called if c.startswith("kind load docker-image")).split()
@@ -155,6 +172,16 @@ def on_microk8s():
     assert called[:2] == ["microk8s enable dns hostpath-storage helm3", "make images OUT=build/images"], called
     given = {pathlib.Path(c.split()[-1]).stem for c in called if c.startswith("microk8s ctr image import")}
     assert {f"kubeml-{g}" for g in given} == {i.split(":")[0] for i in images()}, given
+
+
+@case(limit=190, platform=False)
+def the_manifest_without_helm():
+    text = (ROOT / "manifests/kubeml.yaml").read_text()
+    commands = "\n".join(re.findall("^#   (.*)$", text, flags=re.M))
+    assert commands.splitlines()[-1] == "kubectl apply -f manifests/kubeml.yaml", commands
+    with place("kubeml"):
+        by_hand("here", [commands, "kubectl -n kubeml rollout status deployment/kubeml-controller --timeout=120s",
+                         "kubeml --namespace kubeml dataset list"], pathlib.Path(FOLDER) / "calls")
 
 
 harness.main(globals())
