@@ -9,7 +9,7 @@ from cluster import case, harness, skip
 
 MOST = {"controller": 90}  # MiB beyond the base
 IN = {"controller": ("usr/lib/kubeml/bin/kubeml-controller",), "builder": ("usr/bin/gcc",),
-      "ps": ("usr/lib/kubeml/bin/kubeml-ps", "redis-server", "kubeml.so"), "function-cpu": ("usr/lib/kubeml/bin/kubeml-function",)}
+      "ps": ("usr/lib/kubeml/bin/kubeml-ps", "redis-server", "kubeml-redis.so"), "function-cpu": ("usr/lib/kubeml/bin/kubeml-function",)}
 NOT_IN = {name: ("bin/gcc", "/cc1", "bin/ld") for name in ("controller", "ps", "function-cpu")}
 
 
