@@ -20,6 +20,8 @@ sys.path.insert(0, str(ROOT / "test/e2e"))
 import harness  # noqa: E402
 from harness import case, skip, until  # noqa: E402, F401
 
+# A look goes through kubectl, the API server, kubelet and containerd, which all have other things to do.
+harness.EVERY = 0.1
 CHART = ROOT / "charts/kubeml"
 OURS = not os.environ.get("KUBECONFIG")
 STATE = pathlib.Path(os.environ.get("KUBEML_TC_STATE", "/var/tmp/kubeml-cluster"))
@@ -70,12 +72,15 @@ PATHS = {"pods": "api/v1", "events": "api/v1", "secrets": "api/v1", "namespaces"
          **dict.fromkeys(("trainjobs", "functions", "datasets"), "apis/kubeml.dev/v1alpha1")}
 
 
+api = requests.Session()
+
+
 def listed(kind, ns=None, selector=None):
     """Objects, of a namespace; of our own cluster asked directly, because cases look often."""
     if not os.environ.get("KUBEML_TC_INSIDE"):
         return get(kind, *(["-n", ns] if ns else []), *(["-l", selector] if selector else []))["items"]
     pki, within = STATE / "pki", f"namespaces/{ns}/" if ns else ""
-    reply = requests.get(f"https://10.123.0.1:6443/{PATHS[kind]}/{within}{kind}",
+    reply = api.get(f"https://10.123.0.1:6443/{PATHS[kind]}/{within}{kind}",
                          params={"labelSelector": selector} if selector else {}, verify=str(pki / "ca.crt"),
                          cert=(str(pki / "admin.crt"), str(pki / "admin.key")), timeout=20)
     assert reply.status_code == 200, reply.text

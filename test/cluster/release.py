@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -117,19 +118,23 @@ def pods_of(ns, selector="kubeml.dev/install=kubeml"):
     return cluster.listed("pods", ns, selector)
 
 
-def pids_of(uid):
-    """{program: [pid]} of a pod, as this machine counts processes."""
+def processes():
+    """{pod's uid: {program: [pid]}}, as this machine counts processes."""
     if not cluster.OURS:
         skip("processes of pods can be killed on a cluster of our own alone")
     found = {}
-    for entry in pathlib.Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if uid in (entry / "cgroup").read_text():
-                    name = PROGRAMS.get((entry / "comm").read_text().strip())
-                    if name and harness.alive(entry.name):
-                        found.setdefault(name, []).append(int(entry.name))
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            name = PROGRAMS.get(pathlib.Path(f"/proc/{entry}/comm").read_text().strip())
+            pod = name and re.search("pod([0-9a-f-]{36})", pathlib.Path(f"/proc/{entry}/cgroup").read_text())
+            if pod and harness.alive(entry):
+                found.setdefault(pod[1], {}).setdefault(name, []).append(int(entry))
     return found
+
+
+def pids_of(uid):
+    """{program: [pid]} of a pod."""
+    return processes().get(uid, {})
 
 
 def ready(pod):
@@ -242,8 +247,9 @@ class Release(harness.Platform):
 
     def pods(self, **wanted):
         """As Platform's: those that live, with the process of their program where it can be seen."""
-        out = []
-        for pod in pods_of(self.ns):
+        out, found = [], pods_of(self.ns)
+        running = processes() if cluster.OURS else {}
+        for pod in found:
             labels = pod["metadata"]["labels"]
             if pod["metadata"].get("deletionTimestamp") or pod["status"].get("phase") not in ("Pending", "Running"):
                 continue
@@ -254,7 +260,7 @@ class Release(harness.Platform):
                       "incarnation": int(labels.get("kubeml.dev/incarnation", -1))}
             if all(record[k] == v for k, v in wanted.items()):
                 if cluster.OURS:
-                    record["pid"] = (pids_of(record["uid"]).get(record["role"]) or [0])[0]
+                    record["pid"] = (running.get(record["uid"], {}).get(record["role"]) or [0])[0]
                 out.append(record)
         return out
 

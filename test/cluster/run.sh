@@ -55,7 +55,7 @@ if [ -z "${KUBECONFIG:-}" ]; then
     fi
     # Here, because there is no way out of the cluster's network; without it a case is left out, and says so.
     "$root/test/mongo/build.sh" || [ $? = 77 ] || exit 1
-    ! command -v go >/dev/null || (cd / && go mod download "$KUBEML_TC_PROMETHEUS") >/dev/null 2>&1 || true
+    ! command -v go >/dev/null || (cd / && timeout 60 go mod download "$KUBEML_TC_PROMETHEUS") >/dev/null 2>&1 || true
     running "${KUBEML_TC_KEEP:-}" || "$here/up.sh" || exit 1
 else
     command -v kubectl >/dev/null && command -v helm >/dev/null || leave_out "no kubectl or no helm"

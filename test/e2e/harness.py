@@ -33,6 +33,7 @@ BUILD = pathlib.Path(os.environ.get("BUILD", "build/release"))
 BUILD = BUILD if BUILD.is_absolute() else ROOT / BUILD
 BIN = BUILD / "bin"
 LENET = ROOT / "function-runtime/examples/lenet.c"
+EVERY = 0.02  # seconds between two looks at what is waited for
 PACE = 0.04  # seconds that a batch of a paced function takes at least
 # Sanitized code is slower, and so is a busy machine: deadlines stretch, as test/run.py's do.
 SANITIZER = os.environ.get("SANITIZER", "")
@@ -47,7 +48,7 @@ def skip(reason):
     raise Skip(reason)
 
 
-def until(what, seconds=20, every=0.02, message=None):
+def until(what, seconds=20, every=None, message=None):
     """Calls `what` until it gives something true; that is returned."""
     deadline = time.monotonic() + seconds * STRETCH
     while True:
@@ -55,7 +56,7 @@ def until(what, seconds=20, every=0.02, message=None):
         if value:
             return value
         assert time.monotonic() < deadline, message or f"not within {seconds} s: {what}"
-        time.sleep(every)
+        time.sleep(every or EVERY)
 
 
 def alive(pid):
