@@ -150,8 +150,9 @@ class Forward:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
         inside = [str(HERE / "in.sh")] if cluster.OURS else []
-        again = f"while :; do kubectl -n {ns} port-forward {target} {port}:10100; sleep 0.3; done >/dev/null 2>&1"
-        self.process = subprocess.Popen([*inside, "bash", "-c", again], stdin=subprocess.DEVNULL, start_new_session=True)
+        again = f"while :; do kubectl -n {ns} port-forward {target} {port}:10100; sleep 0.3; done"
+        self.process = subprocess.Popen([*inside, "bash", "-c", again], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.DEVNULL, start_new_session=True)
         self.url = f"http://127.0.0.1:{port}"
 
     def close(self):
