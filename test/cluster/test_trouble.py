@@ -109,7 +109,7 @@ def mongodb_goes_away_and_comes_back():
         harness.skip("somebody's MongoDB is not frozen")
     # A server of its own: what runs beside this has the other one.
     settings = {"mongodb.port": AWAY_PORT, "mongodb.uri":
-                release.stand_in(AWAY_PORT, MONGO_HEAP="512m") + "/away?authSource=admin"}
+                release.stand_in(AWAY_PORT, MONGO_HEAP="512m") + f"/away-{os.getpid()}?authSource=admin"}
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: os.kill(stand_in(), signal.SIGKILL))
         p = stack.enter_context(release.installed(**settings))
