@@ -40,6 +40,12 @@ SANITIZER = os.environ.get("SANITIZER", "")
 STRETCH = float(os.environ.get("TEST_STRETCH", 6 if "thread" in SANITIZER else 4 if SANITIZER else 1))
 
 
+def times(n):
+    """How often a case does the same again: under ThreadSanitizer, where a job takes ten times as long, once or twice is
+    enough to find a race. How often a fault must be survived is counted without it."""
+    return min(n, 2) if "thread" in SANITIZER else n
+
+
 class Skip(Exception):
     pass
 

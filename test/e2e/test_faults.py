@@ -13,7 +13,7 @@ import harness
 from harness import case, until
 
 EPOCHS = 3
-KILLS = 5
+KILLS = harness.times(5)
 
 
 def failpoint_platform(point):

@@ -10,7 +10,7 @@ import harness
 from harness import case, until
 
 EPOCHS = 3
-KILLS = 3
+KILLS = harness.times(3)
 OPTIONS = {"k": 2, "default_parallelism": 3, "seed": 7}
 
 
