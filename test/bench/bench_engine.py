@@ -152,6 +152,14 @@ def promise(model, batch, threads, what, precision):
     return TRAIN.get(model, {}).get(batch)
 
 
+def case(text):
+    """"lenet:32:1" or "lenet:32:1:infer"."""
+    model, *rest = text.split(":")
+    if model not in TRAIN or len(rest) not in (2, 3) or not all(n.isdigit() for n in rest[:2]) or rest[2:] not in ([], ["infer"], ["train"]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not model:batch:threads[:infer]; models: {', '.join(TRAIN)}")
+    return model, int(rest[0]), int(rest[1]), (rest[2:] or ["train"])[0]
+
+
 def number(v):
     return f"{v / 1000:.1f}k" if v >= 1000 else f"{v:.1f}"
 
@@ -160,7 +168,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.25, help="of one turn")
-    parser.add_argument("--cases", help="model:batch:threads[:infer],...; default: all")
+    parser.add_argument("--cases", type=lambda s: [case(c) for c in s.split(",")],
+                        help="model:batch:threads[:infer],...; default: all")
     parser.add_argument("--batches", default=[], type=lambda s: [int(v) for v in s.split(",")])
     parser.add_argument("--threads", default=[1, 2], type=lambda s: [int(v) for v in s.split(",")])
     parser.add_argument("--modes", default=",".join(MODES), type=lambda s: s.split(","))
@@ -169,16 +178,13 @@ def main():
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--floor", action="store_true", help="exit 1 under a promised ratio")
     options = parser.parse_args()
-    cases = list(all_cases(options.batches, options.threads))
-    if options.cases:
-        cases = [(c.split(":") + ["train"])[:4] for c in options.cases.split(",")]
+    cases = options.cases or list(all_cases(options.batches, options.threads))
     unit = "CPU second" if options.cpu_time else "second"
     print(f"PyTorch {torch.__version__}; {options.precision}, samples a {unit}, medians of {options.rounds} rounds")
     head = f"{'model':22}{'batch':>6}{'thr':>4} {'what':6}{'ours':>9}"
     print(head + "".join(f"{m:>15}" for m in options.modes) + f"{'ratio':>8}{'promised':>10}{'peak':>7}")
     missed, peaks = 0, {}
     for name, batch, threads, what in cases:
-        batch, threads = int(batch), int(threads)
         if threads not in peaks:
             peaks[threads] = sgemm_peak(threads, options.cpu_time)
         r = compare(name, batch, threads, what, options)
