@@ -184,6 +184,26 @@ def pods_are_restricted():
             assert apply([one], ns, "--dry-run=server", check=False).returncode != 0, name
 
 
+@case(platform=False)
+def a_function_asks_for_what_a_gpu_operator_counts():
+    """A share by NVIDIA's device plugin, a part of a GPU by MIG, by HAMi with its limits: as docs/kubernetes.md says."""
+    page = (cluster.ROOT / "docs/kubernetes.md").read_text()
+    hami = json.loads(re.search(r"--set-json 'function.resources.limits=(.*)'", page)[1])
+    for resource, limits in (("nvidia.com/gpu.shared", {}), ("nvidia.com/mig-1g.10gb", {}), ("nvidia.com/gpu", hami)):
+        settings = {"gpu": {"enabled": True, "resource": resource}}
+        if limits:
+            settings["function"] = {"resources": {"limits": limits}}
+        with namespace() as ns:
+            spec = dict(pods(render(settings)))["function"]["spec"]
+            got = spec["containers"][0]["resources"]["limits"]
+            assert got[resource] == "1" and limits.items() <= got.items() and {"cpu", "memory"} <= set(got), got
+            spec.pop("serviceAccountName", None)
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "function"}, "spec": spec}
+            apply([pod], ns, "--dry-run=server")
+            spec["containers"][0]["resources"]["limits"][resource] = "half"  # the control
+            assert apply([pod], ns, "--dry-run=server", check=False).returncode != 0
+
+
 @case(limit=120, platform=False)
 def the_role_allows_its_verbs_alone():
     with namespace() as ns:

@@ -11,7 +11,8 @@ import cluster  # noqa: F401
 import release
 from cluster import harness
 
-MODULES = ("test_rest", "test_cli", "test_explain", "test_faults", "test_mnist", "test_notebook")
+MODULES = ("test_rest", "test_cli", "test_explain", "test_faults", "test_mnist", "test_notebook",
+           "test_shared_process")
 
 LOCAL = "it starts a platform of this machine"
 OPTIONS = "it wants options of its own; the chart's are test_install's"
@@ -33,6 +34,8 @@ OTHERWISE = {
     "test_explain.pool_empty": OPTIONS, "test_explain.redis_missing": OPTIONS,
     "test_explain.store_down": "it takes away the local platform's folder",
     "test_faults.the_controller_killed_in_every_state": "kubelet waits longer before each start; test_kills kills it",
+    "test_faults.a_ps_stopped_in_the_middle_of_a_write_holds_up_only_writes": LOCAL,
+    "test_shared_process.killed_at_every_phase": ARMED,
     "test_faults.a_job_given_up_leaves_no_segment": "segments are the pods' own and go with them",
     **{f"test_faults.a_function_killed_{name}": ARMED for name in (
         "while_it_loads", "while_it_fetches", "while_it_trains", "half_way_through_a_publish", "while_it_waits",

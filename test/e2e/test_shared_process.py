@@ -129,4 +129,5 @@ def what_cannot_share_is_refused_and_what_fails_is_named(p):
     assert task["state"] == "failed" and task["reason"] == "NaNLoss", task
 
 
-harness.main(globals())
+if __name__ == "__main__":
+    harness.main(globals())
