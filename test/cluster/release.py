@@ -233,6 +233,9 @@ class Release(harness.Platform):
     def ask(self, method, path, status, **arguments):
         """As Platform's, again while a controller is replaced by another: what only reads, and what was not done."""
         deadline = time.monotonic() + 60 * harness.STRETCH
+        reads = method == "GET" and not arguments.get("stream")
+        if reads:
+            arguments["timeout"] = min(arguments.get("timeout", 60), 15 * harness.STRETCH)
         while True:
             try:
                 reply = super().ask(method, path, status, **arguments)
@@ -240,8 +243,14 @@ class Release(harness.Platform):
                         time.monotonic() > deadline:
                     return reply
             except requests.exceptions.ConnectionError:
-                if method != "GET" or arguments.get("stream") or time.monotonic() > deadline:
+                if not reads or time.monotonic() > deadline:
                     raise
+            except requests.exceptions.ReadTimeout:
+                # A port-forward may take a connection for a pod that is just gone, and keep it without an answer.
+                if not reads or time.monotonic() > deadline:
+                    raise
+                self.disconnect()
+                self.connect()
             time.sleep(0.2)
 
     # pods and their processes
