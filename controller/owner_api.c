@@ -345,9 +345,43 @@ int owner_tasks(owner *o, bool active, bool ended, json_t **out, err *e)
     return status;
 }
 
+/* ---- why ---------------------------------------------------------------------------------------------------- */
+
+enum { LOG_END_LINES = 8, LOG_END_LINE_BYTES = 400 };
+
 static void add_evidence(json_t *list, const char *fmt, const char *a, const char *b)
 {
     json_array_append_new(list, json_sprintf(fmt, a, b));
+}
+
+/* A line as JSON can hold it: user code writes whatever it likes. */
+static json_t *log_line(char *text, size_t len)
+{
+    len = len < LOG_END_LINE_BYTES ? len : LOG_END_LINE_BYTES;
+    json_t *line = json_stringn(text, len);
+    for (size_t i = 0; !line && i < len; i++)
+        if ((unsigned char)text[i] >= 0x80)
+            text[i] = '?';
+    return line ? line : json_stringn(text, len);
+}
+
+/* The end of a failed job's log, where its code said why; nothing where there is no log. */
+static void add_log_end(owner *o, const char *id, json_t *evidence)
+{
+    cleanup_free char *text = NULL;
+    size_t len = 0, from, lines = 0;
+    if (owner_logs(o, id, &text, &len, NULL))
+        return;
+    while (len && text[len - 1] == '\n')
+        len--;
+    for (from = len; from > 0 && !(text[from - 1] == '\n' && ++lines == LOG_END_LINES); from--)
+        ;
+    while (from < len) {
+        const char *newline = memchr(text + from, '\n', len - from);
+        size_t end = newline ? (size_t)(newline - text) : len;
+        json_array_append_new(evidence, log_line(text + from, end - from));
+        from = end + 1;
+    }
 }
 
 int owner_explain(owner *o, const char *id, json_t **out, err *e)
@@ -372,6 +406,8 @@ int owner_explain(owner *o, const char *id, json_t **out, err *e)
             add_evidence(evidence, "%s: %s", json_string_value(json_object_get(condition, "type")),
                          message ? message : "");
     }
+    if (strcmp(json_string_value(json_object_get(task, "state")), "failed") == 0)
+        add_log_end(o, id, evidence);
     *out = json_pack("{s:O, s:O, s:O, s:O, s:o}", "id", json_object_get(task, "id"), "state",
                      json_object_get(task, "state"), "reason", json_object_get(task, "reason"), "message",
                      json_object_get(task, "message"), "evidence", evidence);
