@@ -838,6 +838,9 @@ static void redis_gone(round_machine *m, const round_event *event)
     if (!m->redis_gone)
         m->redis_give_up_ms = m->now_ms + m->config.limits.store_ms;
     m->redis_gone = true;
+    condition *said = &m->condition[CONDITION_REDIS];
+    if (strncmp(said->message, event->message, 240) != 0)
+        said->raised = false; /* told again, with why it cannot be restarted */
     round_set_condition(m, CONDITION_REDIS, true, "RedisGone", "%.240s", event->message);
 }
 
@@ -940,8 +943,8 @@ static void take(round_machine *m, const round_event *event)
 static void pass_time(round_machine *m)
 {
     if (m->redis_gone && m->now_ms >= m->redis_give_up_ms) {
-        round_fail(m, "RedisGone", "Redis did not come back within %lld s",
-                   (long long)(m->config.limits.store_ms / 1000));
+        round_fail(m, "RedisGone", "Redis did not come back within %lld s: %.200s",
+                   (long long)(m->config.limits.store_ms / 1000), m->condition[CONDITION_REDIS].message);
         return;
     }
     if (m->stage == STAGE_ASK && m->now_ms >= m->stage_due_ms)

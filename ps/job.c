@@ -436,7 +436,11 @@ void job_database_done(job *j, database_task *t)
         say_redis_back(j);
     } else {
         /* Until the machine's deadline for it ends the job. */
-        log_error("redis-server cannot be restarted: %s", t->e.message);
+        char text[ERR_MESSAGE_BYTES + 64];
+        snprintf(text, sizeof text, "the job's redis-server cannot be restarted: %s", t->e.message);
+        log_error("%s", text);
+        if (j->stage == JOB_RUNNING)
+            job_step(j, (round_event){.type = ROUND_REDIS_GONE, .message = text});
         j->revive_due_ms = clock_deadline_ms(JOB_REVIVE_RETRY_MS);
     }
     database_task_drop(&t->work);
@@ -454,12 +458,14 @@ static void post_revive(job *j)
 
 void job_database_died(job *j, const char *message)
 {
+    char text[ERR_MESSAGE_BYTES + 32];
+    snprintf(text, sizeof text, "the job's redis-server %s", message);
     log_context(j->spec.id, j->epoch, j->round);
-    log_warn("redis-server died: %s", message);
+    log_warn("%s", text);
     j->redis_down = true;
     j->redis_back = false;
     if (j->stage == JOB_RUNNING)
-        job_step(j, (round_event){.type = ROUND_REDIS_GONE, .message = message});
+        job_step(j, (round_event){.type = ROUND_REDIS_GONE, .message = text});
     post_revive(j);
 }
 

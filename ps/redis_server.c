@@ -314,13 +314,13 @@ void redis_server_epitaph(redis_server *r, char *out, size_t out_bytes)
 {
     char line[200];
     if (r->joined) {
-        snprintf(out, out_bytes, "its container ended; it is started again by the cluster");
+        snprintf(out, out_bytes, "ended with its container, which the cluster starts again");
         return;
     }
     reap(r, false);
     last_line(r->log, line, sizeof line);
     if (r->pid > 0)
-        snprintf(out, out_bytes, "it runs");
+        snprintf(out, out_bytes, "runs");
     else if (WIFSIGNALED(r->status))
         snprintf(out, out_bytes, "ended by signal %d; its last words: %s", WTERMSIG(r->status),
                  line);

@@ -3,13 +3,15 @@
 conditions, the REST answer and the command line alike."""
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
+import tempfile
 
 import harness
 from harness import case, until
 
-HEAD = "#include <kubeml.h>\n#include <math.h>\n#include <stdlib.h>\n"
+HEAD = "#include <kubeml.h>\n#include <math.h>\n#include <stdio.h>\n#include <stdlib.h>\n"
 MODEL = ("static kml_tensor model(kml_graph *g, kml_tensor x)\n"
          "{\n    return kml_linear(g, kml_flatten(g, x), 10);\n}\n")
 
@@ -68,7 +70,7 @@ def compile_error(p):
     folder = pathlib.Path(os.environ.get("TEST_TMP", "/tmp"))
     (folder / "broken.c").write_text(code)
     text = cli(p, "function", "create", "--name", "broken", "--code", str(folder / "broken.c"), status=1)
-    assert "broken.c:7:1: error: expected" in text, text
+    assert "broken.c:8:1: error: expected" in text, text
     p.get("/function/broken", 404)
 
 
@@ -83,15 +85,40 @@ def redis_missing(p):
 
 @case(limit=120)
 def redis_gone(p):
-    """Redis dies again and again: the job says so while it restarts it."""
+    """Redis dies: the job's conditions say so, and that it came back."""
     p.dataset()
     p.function()
     job = p.train(epochs=5000, k=1)
     until(lambda: p.task(job)["epoch"] >= 1)
     os.kill(p.redis(job), signal.SIGKILL)
-    until(lambda: any(c["type"] in ("RedisGone", "RedisRestarted") for c in p.task(job)["conditions"]))
+    until(lambda: any(c["type"] == "RedisGone" for c in p.task(job)["conditions"]))
     p.delete(f"/tasks/{job}")
     p.wait(job)
+
+
+@case(limit=120, platform=False)
+def redis_stays_away():
+    """One that cannot be started again is named while it is tried; when it can be, the job goes on."""
+    folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+    (folder / "redis-server").write_text(f"#!/bin/sh\ntest ! -e {folder}/away || {{ echo out of order; exit 1; }}\n"
+                                         f"exec {shutil.which('redis-server')} \"$@\"\n")
+    (folder / "redis-server").chmod(0o755)
+    with harness.Platform(env={"PATH": f"{folder}:{os.environ['PATH']}"}) as p:
+        p.dataset()
+        p.function()
+        job = p.train(epochs=5000, k=1)
+        until(lambda: p.task(job)["epoch"] >= 1)
+        (folder / "away").touch()
+        os.kill(p.redis(job), signal.SIGKILL)
+        until(lambda: p.get(f"/tasks/{job}/explain")["reason"] == "RedisGone", message="never RedisGone")
+        until(lambda: "cannot be restarted" in p.get(f"/tasks/{job}/explain")["message"], message="it does not say why")
+        explained(p, job, "RedisGone", "the job's redis-server cannot be restarted", "out of order")
+        before = p.task(job)["epoch"]
+        (folder / "away").unlink()
+        until(lambda: p.task(job)["epoch"] > before, 60, message="it does not go on")
+        assert p.get(f"/tasks/{job}/explain")["reason"] != "RedisGone"
+        p.delete(f"/tasks/{job}")
+        p.wait(job)
 
 
 @case(limit=150)
@@ -106,11 +133,12 @@ def store_down(p):
     tmp.rename(hidden)
     tmp.write_text("not a folder")
     try:
-        until(lambda: p.get(f"/tasks/{job}/explain")["reason"] in ("StoreDown", "StoreUnavailable"), 30)
+        until(lambda: p.get(f"/tasks/{job}/explain")["reason"] == "StoreDown", 30)
+        explained(p, job, "StoreDown", "store/tmp")
     finally:
         tmp.unlink()
         hidden.rename(tmp)
-    until(lambda: p.get(f"/tasks/{job}/explain")["reason"] not in ("StoreDown", "StoreUnavailable"), 30)
+    until(lambda: p.get(f"/tasks/{job}/explain")["reason"] != "StoreDown", 30)
     p.delete(f"/tasks/{job}")
     p.wait(job)
 
@@ -147,23 +175,24 @@ def not_a_number(p):
 @case()
 def crash_at_start(p):
     p.dataset()
-    crashing = MODEL.replace("    return", "    *(volatile int *)0 = 1;\n    return")
+    words = '    fputs("no table of weights\\n\\377 at all\\n", stderr);\n'
+    crashing = MODEL.replace("    return", words + "    *(volatile int *)0 = 1;\n    return")
     p.function("crash", HEAD + crashing + "KUBEML_FUNCTION(.model = model);\n")
     job = p.train(function="crash")
     task = p.wait(job)
     assert task["state"] == "failed", task
-    explained(p, job, "Crashed", "SIGSEGV")
+    explained(p, job, "Crashed", "SIGSEGV", "no table of weights", "? at all", "ended 2 times before it was ready")
 
 
 @case(limit=120)
 def ps_restarted(p):
     p.dataset()
-    p.function()
-    job = p.train(epochs=5000, k=1)
+    job = p.train(p.paced(0.25), epochs=5000, k=1)  # it is said until the next epoch is there
     until(lambda: p.task(job)["epoch"] >= 1)
     os.kill(p.pod(job=job, role="ps")["pid"], signal.SIGKILL)
     until(lambda: p.get(f"/tasks/{job}/explain")["reason"] == "PSRestarted", 30,
           message=p.get(f"/tasks/{job}/explain"))
+    explained(p, job, "PSRestarted", "kubeml-ps ended")
     before = p.task(job)["epoch"]
     until(lambda: p.task(job)["epoch"] > before)
     p.delete(f"/tasks/{job}")

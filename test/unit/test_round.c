@@ -403,6 +403,21 @@ TEST(redis_restarted_empty_puts_back_and_redoes_the_round)
     round_close(m);
 }
 
+TEST(redis_that_stays_away_is_said_with_its_reason)
+{
+    round_config c = config(2, 2);
+    begin(&c);
+    step((round_event){.type = ROUND_REDIS_GONE, .message = "ended by signal 9"});
+    CHECK_CONTAINS(get(ROUND_CONDITION)->message, "signal 9");
+    for (int i = 0; i < 2; i++) {
+        step((round_event){.type = ROUND_REDIS_GONE, .message = "it cannot be restarted: no memory"});
+        CHECK_INT(number_of(ROUND_CONDITION), i == 0); /* news is told once */
+    }
+    now += c.limits.store_ms;
+    step((round_event){.type = ROUND_TICK});
+    expect_failure("RedisGone", "cannot be restarted: no memory");
+}
+
 /* Its numbers may be those of a round that is opened anew, of another deal. */
 TEST(what_trains_on_a_state_that_was_lost_is_replaced)
 {
