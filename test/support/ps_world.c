@@ -156,12 +156,12 @@ static json_t *job_message(const world *w)
                   (int)deal_chunks((uint64_t)o->samples, FAKE_CHUNK_SAMPLES), "test_samples",
                   FAKE_TEST_SAMPLES, "test_chunks", FAKE_TEST_SAMPLES / FAKE_CHUNK_SAMPLES,
                   "chunk_samples", FAKE_CHUNK_SAMPLES);
-    return json_pack("{s:s,s:s,s:s,s:o,s:{s:s,s:i,s:s},s:o,s:s,s:s,s:b,s:i,s:i,s:i}", "type", "job",
-                     "id", o->job, "secret", SECRET, "request", request, "function", "name",
+    return json_pack("{s:s,s:s,s:s,s:o,s:{s:s,s:i,s:s},s:o,s:s,s:s,s:b,s:i,s:i,s:i,s:O*}", "type",
+                     "job", "id", o->job, "secret", SECRET, "request", request, "function", "name",
                      "adding", "version", 1, "object", "zoo:adding", "dataset", dataset, "store",
                      w->locator, "shm_dir", w->shm_dir, "resume", o->resume, "parallelism",
                      o->functions, "slots_max", o->functions + (o->elastic ? 2 : 0), "generation",
-                     o->generation);
+                     o->generation, "plan", o->plan);
 }
 
 void world_send_job(world *w, json_t **answer)

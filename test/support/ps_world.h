@@ -23,6 +23,7 @@ typedef struct world_options {
     const char *init;
     const char *on_loss; /* "recompute" */
     bool elastic;
+    const json_t *plan; /* the functions of each epoch, as a record told them; NULL: none */
     const char *carrier; /* "shm" */
     double goal;
     const char *fault; /* fake_function.h, of the first incarnation of `fault_function` */

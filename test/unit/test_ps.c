@@ -552,20 +552,61 @@ TEST_LIMIT(a_checkpoint_without_its_history_is_passed_over, 60)
     world_end(&w);
 }
 
+static bool was_told(const world *w, const char *type)
+{
+    size_t i;
+    json_t *m;
+    json_array_foreach(w->told, i, m)
+    {
+        if (strcmp(wire_type(m), type) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* The same job with a plan, which nobody is asked about; killed there, where `failpoint` is one. */
+static void replay(const char *job, int functions, const json_t *plan, const char *failpoint, const json_t *record,
+                   const char *want)
+{
+    world w;
+    char got[65];
+    world_start(&w, &(world_options){.job = job, .functions = functions, .epochs = 4, .elastic = true, .plan = plan,
+                                     .failpoint = failpoint});
+    if (failpoint) {
+        world_await_death(&w);
+        world_restart(&w);
+    }
+    world_finish(&w, "succeeded", got);
+    CHECK(!was_told(&w, "ask"));
+    CHECK_STR(got, want);
+    json_t *again = world_history(&w);
+    CHECK(json_equal(json_object_get(again, "ledger"), json_object_get(record, "ledger")));
+    json_decref(again);
+    world_end(&w);
+}
+
 TEST_LIMIT(an_elastic_job_replays_from_its_record, 60)
 {
     world w;
+    char elastic[65], fixed[65];
     world_start(&w, &(world_options){.epochs = 4, .elastic = true});
     world_wait(&w, "ask");
-    world_finish(&w, "succeeded", NULL);
+    world_finish(&w, "succeeded", elastic);
     json_t *record = world_history(&w);
-    const json_t *list = json_object_get(json_object_get(record, "data"), "parallelism");
+    json_t *plan = json_object_get(json_object_get(record, "data"), "parallelism");
     const int want[] = {3, 4, 2, 4};
     for (size_t i = 0; i < 4; i++)
-        CHECK_INT(json_integer_value(json_array_get(list, i)), want[i]);
+        CHECK_INT(json_integer_value(json_array_get(plan, i)), want[i]);
     check_shares(record, 4, 100);
-    json_decref(record);
     world_end(&w);
+
+    replay("again", 3, plan, NULL, record, elastic);
+    replay("other", 2, plan, NULL, record, elastic); /* the plan says how many, from the first epoch on */
+    replay("early", 2, plan, "before-history", record, elastic);
+    replay("later", 2, plan, "before-merge:4", record, elastic);
+    calm(&(world_options){.epochs = 4}, fixed);
+    CHECK(strcmp(fixed, elastic) != 0); /* so that how many there are does count */
+    json_decref(record);
 }
 
 TEST_LIMIT(init_from_another_job, 60)
