@@ -127,6 +127,8 @@ typedef struct progress {
 } progress;
 void progress_begin(progress *p, const char *label);
 void progress_update(progress *p, uint64_t done, uint64_t total);
+/* The same for http_call.progress, with the bar as its context. */
+void progress_of_call(void *bar, uint64_t done, uint64_t total);
 void progress_end(progress *p);
 
 /* ---- following a job (watch.c) ---- */

@@ -29,11 +29,6 @@ static void format_shape(const json_t *shape, char *out, size_t size)
     }
 }
 
-static void show_progress(void *context, uint64_t sent, uint64_t total)
-{
-    progress_update(context, sent, total);
-}
-
 static int add_files(http_part *parts, size_t *count, const char *field, const cli_list *files,
                      err *e)
 {
@@ -89,7 +84,7 @@ int cmd_dataset_create(cli *c, int argc, char **argv)
     progress bar;
     progress_begin(&bar, name);
     http_call call = {.method = "POST", .parts = parts, .part_count = count,
-                      .progress = show_progress, .context = &bar, .idle_s = 600};
+                      .progress = progress_of_call, .context = &bar, .idle_s = 600};
     http_reply reply;
     char query[256];
     snprintf(query, sizeof query, "%s", query_of(regression, layout, seed, seed_seen));

@@ -1,4 +1,4 @@
-/* cmd_model.c: kubeml model export, kubeml infer, kubeml zoo list. */
+/* cmd_model.c: kubeml model export, kubeml zoo list. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,9 +8,19 @@
 #include "cleanup.h"
 #include "cli.h"
 
+typedef struct target {
+    FILE *file;
+    progress bar;
+} target;
+
 static int write_file(void *context, const char *bytes, size_t len)
 {
-    return fwrite(bytes, 1, len, context) == len ? 0 : 1;
+    return fwrite(bytes, 1, len, ((target *)context)->file) == len ? 0 : 1;
+}
+
+static void show(void *context, uint64_t done, uint64_t total)
+{
+    progress_update(&((target *)context)->bar, done, total);
 }
 
 /* Downloads into a temporary file beside the target, then renames: a broken download leaves no half
@@ -20,15 +30,17 @@ static int download(const cli *c, const char *path, const char *to, err *e)
     char temporary[4096];
     if ((size_t)snprintf(temporary, sizeof temporary, "%s.part-%d", to, (int)getpid()) >= sizeof temporary)
         return err_set(e, ERR_LIMIT, "the file's name has more than %zu bytes", sizeof temporary - 16);
-    FILE *file = fopen(temporary, "wbx");
-    if (!file)
+    target t = {.file = fopen(temporary, "wbx")};
+    if (!t.file)
         return err_set_errno(e, errno, "%s", temporary);
-    http_call call = {.method = "GET", .accept = "*/*", .sink = write_file, .context = file};
+    progress_begin(&t.bar, to);
+    http_call call = {.method = "GET", .accept = "*/*", .sink = write_file, .progress = show, .context = &t};
     http_reply reply;
     int status = cli_call_raw(c, &call, path, &reply, e);
+    progress_end(&t.bar);
     http_reply_free(&reply);
-    bool broken = ferror(file) != 0;
-    if ((fclose(file) || broken) && status == 0)
+    bool broken = ferror(t.file) != 0;
+    if ((fclose(t.file) || broken) && status == 0)
         status = err_set_errno(e, errno ? errno : EIO, "%s", temporary);
     if (status == 0 && rename(temporary, to))
         status = err_set_errno(e, errno, "%s", to);

@@ -79,9 +79,12 @@ static int upload_init(const cli *c, train_options *o, char *id, size_t size, er
     if (stat(o->init, &about) != 0 || !S_ISREG(about.st_mode))
         return err_set(e, ERR_NOT_FOUND, "--init: no file %.200s", o->init);
     http_part part = {.field = "model", .path = o->init};
-    http_call call = {.method = "POST", .parts = &part, .part_count = 1};
+    progress bar;
+    progress_begin(&bar, o->init);
+    http_call call = {.method = "POST", .parts = &part, .part_count = 1, .progress = progress_of_call, .context = &bar};
     http_reply reply;
     int status = cli_call_raw(c, &call, "/model", &reply, e);
+    progress_end(&bar);
     json_t *answer = status ? NULL : http_reply_json(&reply, e);
     http_reply_free(&reply);
     const char *given = json_string_value(json_object_get(answer, "id"));

@@ -29,6 +29,11 @@ void progress_update(progress *p, uint64_t done, uint64_t total)
             (double)done / 1048576, (double)total / 1048576, (double)done / 1048576 / seconds);
 }
 
+void progress_of_call(void *bar, uint64_t done, uint64_t total)
+{
+    progress_update(bar, done, total);
+}
+
 void progress_end(progress *p)
 {
     if (p->shown)

@@ -42,13 +42,14 @@ static size_t take_body(char *bytes, size_t size, size_t count, void *context)
     return 0;
 }
 
+/* Of what is sent, where something is: the reply to an upload is no news. */
 static int tell_progress(void *context, curl_off_t down_total, curl_off_t down, curl_off_t up_total,
                          curl_off_t up)
 {
-    (void)down_total, (void)down;
     const transfer *t = context;
-    if (t->call->progress && up_total > 0)
-        t->call->progress(t->call->context, (uint64_t)up, (uint64_t)up_total);
+    curl_off_t total = up_total > 0 ? up_total : down_total;
+    if (t->call->progress && total > 0)
+        t->call->progress(t->call->context, (uint64_t)(up_total > 0 ? up : down), (uint64_t)total);
     return 0;
 }
 

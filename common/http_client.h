@@ -47,8 +47,8 @@ typedef struct http_call {
     /* Takes a successful reply's bytes as they come, instead of `out->body`. Non-zero ends the call
      * without an error. */
     int (*sink)(void *context, const char *bytes, size_t len);
-    /* Told what was uploaded so far, of how much. */
-    void (*progress)(void *context, uint64_t sent, uint64_t total);
+    /* Told what was sent so far, of how much; of a call that sends nothing, what was received. */
+    void (*progress)(void *context, uint64_t done, uint64_t total);
     void *context;
 } http_call;
 
