@@ -18,8 +18,8 @@ PYTHON    ?= /usr/bin/python3
 OPT       ?= $(if $(SANITIZER),-O1,-O2)
 Q         := $(if $(V),,@)
 
-# Debian 12 to 13 and Ubuntu 24.04: what has the same name everywhere is in PACKAGES; scripts/install
-# picks the names that differ.
+# Debian 12 to 13 and Ubuntu 24.04; scripts/install-packages knows the packages and the names that
+# differ.
 LIBS_common := -llmdb -lyaml -lmicrohttpd -ljansson -lhiredis -lcurl -lz -lzip -lxxhash -lcrypto -lpthread -ldl -lm
 
 CPPFLAGS  += -D_GNU_SOURCE -Icommon -Ikernels -Ifunction-runtime/include -Ifunction-runtime -Itest/support
