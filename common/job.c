@@ -765,7 +765,8 @@ int jobs_add(jobs *m, job *j, err *e)
     return 0;
 }
 
-static int submit(jobs *m, const char *id, const request *r, bool resumed, int generation, int64_t wall_ms, err *e)
+static int submit(jobs *m, const char *id, const request *r, bool resumed, int generation, int epochs, int64_t wall_ms,
+                  err *e)
 {
     if (id[0] == '\0' || strlen(id) >= JOB_ID_BYTES)
         return err_set(e, ERR_INVALID, "id: 1 to %d characters", JOB_ID_BYTES - 1);
@@ -778,6 +779,7 @@ static int submit(jobs *m, const char *id, const request *r, bool resumed, int g
     j->order = m->next_order;
     j->resumed = resumed;
     j->generation = generation;
+    j->epochs = epochs;
     j->decided_epoch = -1;
     j->unsaved = true;
     return jobs_add(m, j, e);
@@ -785,12 +787,12 @@ static int submit(jobs *m, const char *id, const request *r, bool resumed, int g
 
 int jobs_submit(jobs *m, const char *id, const request *r, bool resumed, int64_t wall_ms, err *e)
 {
-    return submit(m, id, r, resumed, 0, wall_ms, e);
+    return submit(m, id, r, resumed, 0, 0, wall_ms, e);
 }
 
-int jobs_resubmit(jobs *m, const char *id, const request *r, int generation, int64_t wall_ms, err *e)
+int jobs_resubmit(jobs *m, const char *id, const request *r, int generation, int epochs, int64_t wall_ms, err *e)
 {
-    return submit(m, id, r, true, generation + 1, wall_ms, e);
+    return submit(m, id, r, true, generation + 1, epochs, wall_ms, e);
 }
 
 int jobs_forget(jobs *m, const char *id, err *e)

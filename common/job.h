@@ -215,9 +215,9 @@ void jobs_close(jobs *m);
 /* Puts a job into the queue; the next step (a TICK will do) saves and perhaps starts it. ERR_EXISTS,
  * ERR_LIMIT, ERR_NOMEM. */
 int jobs_submit(jobs *m, const char *id, const request *r, bool resumed, int64_t wall_ms, err *e);
-/* Puts one that has ended into the queue again, to go on; `generation` is that of its record: the next
- * one fences what may still run of it. Errors as above. */
-int jobs_resubmit(jobs *m, const char *id, const request *r, int generation, int64_t wall_ms, err *e);
+/* Puts one that has ended into the queue again, to go on; `generation`, `epochs` (done) and `wall_ms` (created) are
+ * those of its record: the next generation fences what may still run of it. Errors as above. */
+int jobs_resubmit(jobs *m, const char *id, const request *r, int generation, int epochs, int64_t wall_ms, err *e);
 /* Takes back a job from its record, fields it does not know left aside; no step starts anything until
  * JOB_ADOPT. ERR_INVALID naming the field, ERR_EXISTS, ERR_LIMIT, ERR_NOMEM. */
 int jobs_restore(jobs *m, const json_t *record, err *e);

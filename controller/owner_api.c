@@ -220,7 +220,9 @@ static int resume(owner *o, const char *id, const json_t *record, err *e)
     json_decref(s->start_ms);
     s->start_ms = NULL;
     int generation = (int)json_integer_value(json_object_get(inner, "generation"));
-    if (jobs_resubmit(o->machine, id, &r, generation, clock_wall_ms(), e) == 0)
+    int epochs = (int)json_integer_value(json_object_get(inner, "epochs"));
+    int64_t created = json_integer_value(json_object_get(inner, "created_ms"));
+    if (jobs_resubmit(o->machine, id, &r, generation, epochs, created, e) == 0)
         return 0;
     sides_drop(o, id);
     return -1;

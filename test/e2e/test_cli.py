@@ -406,8 +406,11 @@ def tasks(p):
     out, said = s.run("task", "wait", job, status=1)
     assert said.startswith("cancelled: Cancelled:"), said
     s.refused("task", "stop", job, says=job)
-    done = s.json("task", "get", job)["epoch"]
+    before = s.json("task", "get", job)
+    done = before["epoch"]
     s.out("task", "resume", job)
+    now = s.json("task", "get", job)
+    assert now["epoch"] >= done and now["created"] == before["created"], (now, "what was trained is trained")
     until(lambda: s.json("task", "get", job)["epoch"] > done, message="it does not go on")
     waits = train(s, "-p", 4)
     assert s.out("explain", waits).split()[5] == "NoFreeSlot", s.out("explain", waits)
@@ -688,7 +691,7 @@ HOSTILE = {
     "nothing": ("#include <kubeml.h>\nint main(void) { return 0; }\n", "KUBEML_FUNCTION"),
     "syntax": ("#include <kubeml.h>\n\nint x = ;\n", "syntax.c:3:9: error"),
     # Each line doubles what the one before expands to.
-    "bomb": ("#define A0 x x\n" + "".join(f"#define A{i} A{i - 1} A{i - 1}\n" for i in range(1, 40)) + "int A39;\n", ""),
+    "bomb": ("#define A0 x x\n" + "".join(f"#define A{i} A{i - 1} A{i - 1}\n" for i in range(1, 40)) + "int A39;\n", "compiling "),
 }
 
 
