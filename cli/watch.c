@@ -18,7 +18,7 @@ typedef struct watcher {
     int status;
     int last_epoch;
     int64_t deadline_ms;
-    char said[256]; /* the last waiting reason printed */
+    char said[512]; /* the last waiting reason printed */
     buf in;
 } watcher;
 
@@ -64,7 +64,7 @@ static void on_state(watcher *w, const json_t *task)
                strcmp(state, "suspended") == 0;
     if (w->ended)
         w->status = succeeded ? CLI_OK : CLI_FAILED;
-    char text[256];
+    char text[512];
     /* While all goes well the message says everything; else the reason's name is what to look up. */
     bool well = succeeded || strcmp(state, "running") == 0 || strcmp(state, "starting") == 0;
     snprintf(text, sizeof text, "%s%s%s%s%s", state, !well && reason && *reason ? ": " : "",

@@ -116,12 +116,12 @@ static bool lost_too_often(round_machine *m, int f, const char *reason, const ch
 {
     member *b = &m->member[f];
     if (b->state != MEMBER_READY && ++b->start_failures >= m->config.limits.start_failures_max) {
-        round_fail(m, "Crashed", "function %d ended %d times before it was ready: %s: %.150s", f,
+        round_fail(m, "Crashed", "function %d ended %d times before it was ready: %s: %.190s", f,
                    b->start_failures, reason, message);
         return true;
     }
     if (b->state == MEMBER_READY && ++b->losses >= m->config.limits.losses_max) {
-        round_fail(m, "Crashed", "function %d was lost %d times without a contribution: %s: %.150s",
+        round_fail(m, "Crashed", "function %d was lost %d times without a contribution: %s: %.190s",
                    f, b->losses, reason, message);
         return true;
     }

@@ -184,6 +184,19 @@ def crash_at_start(p):
     explained(p, job, "Crashed", "SIGSEGV", "no table of weights", "? at all", "ended 2 times before it was ready")
 
 
+@case()
+def ended_at_start(p):
+    """Its last words are in the message itself, however long the lines before them."""
+    p.dataset()
+    leaves = MODEL.replace("    return", '    fputs("my table is empty\\n", stderr);\n    exit(3);\n    return')
+    p.function("leaves", HEAD + leaves + "KUBEML_FUNCTION(.model = model);\n")
+    job = p.train(function="leaves")
+    assert p.wait(job)["state"] == "failed"
+    why = explained(p, job, "Crashed", "exited with status 3")
+    assert "my table is empty" in why["message"], why
+    assert "my table is empty" in cli(p, "task", "wait", job, status=1)
+
+
 @case(limit=120)
 def ps_restarted(p):
     p.dataset()
