@@ -38,25 +38,38 @@ TEST_LIMIT(the_same_seed_is_the_same_trace, 60)
     }
 }
 
-/* Runs the simulator whose logic was compiled with one mistake: it must find a violation. */
-static void check_found(int mutation)
+/* Whether `command` found a violation, by a check (1) or by an assertion of the logic itself, and the line that says
+ * so. Never: could not be run (127). */
+static bool finds(const char *command, char line[600])
 {
-    char self[4096], path[4352], line[600] = "";
-    ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
-    CHECK(len > 0);
-    self[len] = '\0';
-    snprintf(path, sizeof path, "%s/mutant-%d --seeds %d", dirname(self), mutation, SEEDS);
-    FILE *out = popen(path, "r");
+    FILE *out = popen(command, "r");
     CHECK(out);
-    if (!fgets(line, sizeof line, out))
+    if (!fgets(line, 600, out))
         line[0] = '\0';
     for (char rest[256]; fgets(rest, sizeof rest, out);)
         ;
     int status = pclose(out);
+    return (WIFEXITED(status) && (WEXITSTATUS(status) == 1 || WEXITSTATUS(status) == 134)) ||
+           (WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+}
+
+/* Runs the simulator whose logic was compiled with one mistake: it must find a violation, name the seed, and find the
+ * same with that seed alone. */
+static void check_found(int mutation)
+{
+    char self[4096], path[4352], command[4400], line[600], again[600];
+    unsigned long long seed;
+    ssize_t len = readlink("/proc/self/exe", self, sizeof self - 1);
+    CHECK(len > 0);
+    self[len] = '\0';
+    snprintf(path, sizeof path, "%s/mutant-%d", dirname(self), mutation);
+    snprintf(command, sizeof command, "%s --seeds %d", path, SEEDS);
+    bool found = finds(command, line);
     printf("mutation %d: %s", mutation, line[0] ? line : "ended without a word\n");
-    /* Found: by a check (1), or by an assertion of the logic itself. Never: could not be run (127). */
-    CHECK((WIFEXITED(status) && (WEXITSTATUS(status) == 1 || WEXITSTATUS(status) == 134)) ||
-          (WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT));
+    CHECK(found && sscanf(line, "seed %llu:", &seed) == 1);
+    snprintf(command, sizeof command, "%s --seed %llu", path, seed);
+    CHECK(finds(command, again));
+    CHECK_STR(again, line);
 }
 
 #define FINDS(number, mistake)                                                                     \
