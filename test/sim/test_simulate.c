@@ -2,6 +2,7 @@
 #include <libgen.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -36,6 +37,25 @@ TEST_LIMIT(the_same_seed_is_the_same_trace, 60)
         CHECK(first == again);
         CHECK(first != other);
     }
+}
+
+TEST(an_assertion_names_its_seed)
+{
+    int ends[2], status;
+    char said[200] = "", wrong[512];
+    uint64_t hash;
+    CHECK(pipe(ends) == 0);
+    fflush(NULL);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        dup2(ends[1], STDOUT_FILENO);
+        sim_run(7, false, wrong, &hash);
+        abort();
+    }
+    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    CHECK(read(ends[0], said, sizeof said - 1) > 0);
+    CHECK_STR(said, "seed 7: aborted\nreplay: simulate --seed 7 -v\n");
 }
 
 /* Whether `command` found a violation, by a check (1) or by an assertion of the logic itself, and the line that says
