@@ -85,6 +85,15 @@ def processes_of(folder):
     return found
 
 
+def shown_on(terminal):
+    """All that was written to the other end of a pseudoterminal, which is closed by now; closes this one."""
+    shown = b""
+    with os.fdopen(terminal, "rb", buffering=0) as ours, contextlib.suppress(OSError):  # EIO: the end
+        while block := ours.read(1 << 16):
+            shown += block
+    return shown.decode()
+
+
 # ---- data ---------------------------------------------------------------------------------------
 
 def idx(values, *shape):

@@ -585,18 +585,30 @@ def a_large_upload_needs_little_memory(p):
     assert harness.SANITIZER or most() - before < 48 << 10
 
 
-@case(limit=60)
-def an_upload_shows_a_bar_on_a_terminal(p):
-    s = shell(p)
-    arrays(s)
+def on_terminal(s, *words):
+    """(stdout, what a terminal got as stderr) of `kubeml WORDS`, which succeeds."""
     ours, theirs = pty.openpty()
-    done = subprocess.run([str(KUBEML), *make("x.npy", "y.npy")], stdout=subprocess.PIPE, stderr=theirs, cwd=s.folder,
-                          env=s.environment, text=True, timeout=60 * harness.STRETCH)
-    os.close(theirs)
-    shown = os.read(ours, 1 << 16).decode()
-    assert done.returncode == 0 and done.stdout == "dataset new created\n", done
-    assert "new ██" in shown and "100 %" in shown and "MiB/s" in shown and shown.endswith("\r\033[K"), shown
+    with os.fdopen(theirs, "w") as terminal:
+        done = subprocess.run([str(KUBEML), *map(str, words)], stdout=subprocess.PIPE, stderr=terminal, cwd=s.folder,
+                              env=s.environment, text=True, timeout=60 * harness.STRETCH, check=True)
+    return done.stdout, harness.shown_on(ours)
+
+
+@case(limit=90)
+def what_is_long_shows_a_bar_on_a_terminal(p):
+    s = ready(p)
+    arrays(s)
+    job = train(s, epochs=1)
+    s.out("task", "wait", job)
+    for words, label, out in ((make("x.npy", "y.npy"), "new", "dataset new created\n"),
+                              (("model", "export", job, "-o", "m.npz"), "m.npz", f"model of job {job} in m.npz\n"),
+                              (("model", "export", job, "-o", "m.safetensors"), "m.safetensors", None),
+                              (("train", "-f", "lenet", "-d", "tiny", "--init", "m.safetensors"), "m.safetensors", None)):
+        told, shown = on_terminal(s, *words)
+        assert f"{label} ██" in shown and "100 %" in shown and "MiB/s" in shown and shown.endswith("\r\033[K"), shown
+        assert out in (None, told), told
     assert s.run(*make("x.npy", "y.npy", name="quiet"))[1] == "", "a log file gets none"
+    assert "█" not in on_terminal(s, "task", "list", "--all")[1]
 
 
 @case(limit=90)
