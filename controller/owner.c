@@ -128,9 +128,9 @@ static void act(owner *o, const job_action *a)
         pool_specialise(o, a);
         break;
     case JOB_TELL_LOST:
-        pool_tell(o, a->job->id, json_pack("{s:s, s:i, s:i, s:s, s:s, s:s}", "type", "lost", "function",
+        pool_tell(o, a->job->id, json_pack("{s:s, s:i, s:i, s:s, s:s}", "type", "lost", "function",
                                            a->function, "incarnation", a->incarnation, "reason",
-                                           a->reason, "message", a->message, "log", ""));
+                                           a->reason, "message", a->message));
         break;
     case JOB_TELL_PARALLELISM:
         pool_tell(o, a->job->id, json_pack("{s:s, s:i, s:i}", "type", "parallelism", "epoch", a->epoch,

@@ -56,11 +56,10 @@ static bool is_news(const job *j, int function, int incarnation)
 static void lost(job *j, const json_t *m)
 {
     round_event event = {.type = ROUND_LOST, .ended = true};
-    const char *log = NULL;
     json_error_t problem;
-    if (json_unpack_ex((json_t *)m, &problem, 0, "{s:i,s:i,s:s,s:s,s?s}", "function",
+    if (json_unpack_ex((json_t *)m, &problem, 0, "{s:i,s:i,s:s,s:s}", "function",
                        &event.function, "incarnation", &event.incarnation, "reason", &event.reason,
-                       "message", &event.message, "log", &log)) {
+                       "message", &event.message)) {
         log_warn("lost: %s", problem.text);
         return;
     }

@@ -265,9 +265,9 @@ static void report(world *w, const world_child *c, int status)
     snprintf(text, sizeof text, "ended with %s %d", WIFSIGNALED(status) ? "signal" : "status",
              WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
     if (w->wire)
-        wire_sendf(w->wire, &e, "{s:s,s:i,s:i,s:s,s:s,s:s}", "type", "lost", "function",
+        wire_sendf(w->wire, &e, "{s:s,s:i,s:i,s:s,s:s}", "type", "lost", "function",
                    c->function, "incarnation", c->incarnation, "reason",
-                   WIFSIGNALED(status) ? "Killed" : "Exited", "message", text, "log", "");
+                   WIFSIGNALED(status) ? "Killed" : "Exited", "message", text);
 }
 
 static void reap(world *w)
