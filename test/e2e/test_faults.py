@@ -46,6 +46,7 @@ def killed_in(phase, count, **options):
             job = p.train(epochs=EPOCHS, **options)
             task = p.succeed(job)
             assert marker.exists(), f"no function was killed in {phase}"
+            assert marker.read_text().split()[0] == f"function.{phase}", marker.read_text()
             assert task["sha256"] == want, f"killed in {phase}: other weights"
             lost = [c for c in task["conditions"] if c["type"] == "FunctionLost"]
             assert lost, task["conditions"]

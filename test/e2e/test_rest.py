@@ -390,6 +390,19 @@ def an_upload_that_breaks_off_leaves_nothing(p):
     until(lambda: p.stored_files() == before, message=f"it left {p.stored_files()}")
 
 
+@case(platform=False)
+def orphans_are_swept_at_start():
+    with harness.Platform() as p:
+        p.dataset()
+        before = p.stored_files()
+    kept, = (p.folder / "home/store/datasets").iterdir()
+    shutil.copytree(kept, kept.parent / "0123456789abcdef")  # what an upload leaves whose controller was killed
+    with harness.Platform(home=p.folder) as p:
+        until(lambda: p.stored_files() == before, message=f"an orphan stays: {p.stored_files()}")
+        p.function()
+        p.succeed(p.train(epochs=1))
+
+
 @case()
 def logs_are_followed(p):
     p.dataset()
