@@ -73,7 +73,8 @@ static void write_status(kube_catalog *k, const shelf *s, const json_t *object, 
     err e = ERR_INIT;
     const char *key;
     json_t *value, *old = json_object_get(object, "status");
-    cleanup_json json_t *whole = status;
+    cleanup_json json_t *owned = status; /* whichever way this ends */
+    (void)owned;
     if (!status || json_equal(status, old))
         return;
     cleanup_json json_t *patch = json_pack("{s:O}", "status", status);

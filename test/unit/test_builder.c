@@ -156,8 +156,8 @@ TEST(every_linkers_words_are_read)
 {
     static const char *const said[] = {
         "/usr/bin/ld: ./lenet.c:5: warning: undefined reference to `foo'\n",
-        "/usr/bin/ld: /tmp/c.o: in function `model':\n"
-        "./lenet.c:5:(.text+0x5): warning: undefined reference to `foo'\n",
+        ("/usr/bin/ld: /tmp/c.o: in function `model':\n"
+         "./lenet.c:5:(.text+0x5): warning: undefined reference to `foo'\n"),
         "./lenet.c:5:(.text+0x5): undefined reference to `foo'\n",
     };
     for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
