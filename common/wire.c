@@ -20,7 +20,7 @@
 #include "cleanup.h"
 #include "clock.h"
 
-enum { HEADER_BYTES = 4, READ_BYTES = 64 << 10, DEPTH_MAX = 32, BACKLOG = 128 };
+enum { HEADER_BYTES = 4, READ_BYTES = 64 << 10, DEPTH_MAX = 32, BACKLOG = 128, BACKLOG_PAUSE_MS = 5 };
 
 struct wire {
     int fd;
@@ -70,10 +70,11 @@ static int stream_socket(int family, err *e)
     return fd;
 }
 
+/* A full backlog is somebody's too: of one who is busy, or stopped. */
 static bool somebody_answers(const struct sockaddr_un *at)
 {
-    cleanup_close int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    return fd >= 0 && connect(fd, (const struct sockaddr *)at, sizeof *at) == 0;
+    cleanup_close int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    return fd >= 0 && (connect(fd, (const struct sockaddr *)at, sizeof *at) == 0 || errno == EAGAIN);
 }
 
 static int listen_unix(const char *path, err *e)
@@ -210,14 +211,27 @@ static int wait_for(int fd, short events, int64_t deadline_ms, err *e)
     }
 }
 
+/* 0, or errno. EAGAIN is a Unix socket with a full backlog: no connection has begun, and nothing tells when
+ * there is room, so it is tried again. */
+static int connect_once(int fd, const struct sockaddr *to, socklen_t len, int64_t deadline_ms)
+{
+    int status;
+    while ((status = connect(fd, to, len) == 0 ? 0 : errno) == EAGAIN && clock_left_ms(deadline_ms) > 0)
+        poll(NULL, 0, BACKLOG_PAUSE_MS);
+    return status;
+}
+
 static int connect_wait(int fd, const struct sockaddr *to, socklen_t len, int64_t deadline_ms, err *e)
 {
-    if (connect(fd, to, len) == 0)
+    int begun = connect_once(fd, to, len, deadline_ms);
+    if (begun == 0)
         return 0;
-    if (errno == ENOENT)
+    if (begun == ENOENT)
         return err_set(e, ERR_UNAVAILABLE, "nobody listens");
-    if (errno != EINPROGRESS && errno != EAGAIN)
-        return err_set_errno(e, errno, "connect");
+    if (begun == EAGAIN)
+        return err_set(e, ERR_TIMEOUT, "who listens takes no more connections");
+    if (begun != EINPROGRESS)
+        return err_set_errno(e, begun, "connect");
     if (wait_for(fd, POLLOUT, deadline_ms, e))
         return -1;
     int status = 0;

@@ -4,6 +4,7 @@
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "clock.h"
@@ -105,6 +106,59 @@ TEST(a_second_listener_is_refused_and_a_dead_one_replaced)
     close(listener); /* the file stays, as after kill -9 */
     listener = wire_listen(address, &e);
     CHECK(listener >= 0);
+    close(listener);
+}
+
+/* Who listens there takes nothing, as a process does that was stopped, and as many have connected as may
+ * wait. */
+static int busy_listener(const char *address, int waiting[4])
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    snprintf(at.sun_path, sizeof at.sun_path, "%.107s", address + strlen("unix:"));
+    int listener = socket(AF_UNIX, SOCK_STREAM, 0), connected = 0;
+    CHECK(bind(listener, (struct sockaddr *)&at, sizeof at) == 0 && listen(listener, 0) == 0);
+    for (int i = 0; i < 4; i++) {
+        waiting[i] = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        connected += connect(waiting[i], (struct sockaddr *)&at, sizeof at) == 0;
+    }
+    CHECK(connected > 0 && connected < 4);
+    return listener;
+}
+
+static void *dial_patiently(void *address)
+{
+    err e = ERR_INIT;
+    return wire_dial(address, clock_deadline_ms(10000), &e);
+}
+
+TEST(a_full_backlog_is_waited_for)
+{
+    err e = ERR_INIT;
+    char address[256];
+    int waiting[4];
+    pthread_t thread;
+    void *dialled = NULL;
+    snprintf(address, sizeof address, "unix:%.200s/s", test_tmp());
+    int listener = busy_listener(address, waiting);
+    CHECK(!wire_dial(address, clock_deadline_ms(50), &e));
+    CHECK_INT(e.code, ERR_TIMEOUT);
+    CHECK(pthread_create(&thread, NULL, dial_patiently, address) == 0);
+    for (int i = 0; i < 2; i++)
+        close(accept(listener, NULL, NULL));
+    CHECK(pthread_join(thread, &dialled) == 0);
+    CHECK(dialled);
+    wire_close(dialled);
+    close(listener);
+}
+
+TEST(a_stopped_listener_is_in_use)
+{
+    err e = ERR_INIT;
+    char address[256];
+    int waiting[4];
+    snprintf(address, sizeof address, "unix:%.200s/s", test_tmp());
+    int listener = busy_listener(address, waiting);
+    CHECK_ERR(wire_listen(address, &e), e, ERR_EXISTS, "in use");
     close(listener);
 }
 
