@@ -421,20 +421,32 @@ static void build_free(build *b)
 
 /* ---- what came of it -------------------------------------------------------------------------- */
 
+/* Whether the compiler says so: the lines of the source that it shows begin with a blank. */
+static bool says(const char *text, const char *words)
+{
+    for (const char *line = text; *line;) {
+        size_t len = strcspn(line, "\n");
+        if (line[0] != ' ' && memmem(line, len, words, strlen(words)))
+            return true;
+        line += len + (line[len] == '\n');
+    }
+    return false;
+}
+
 static int limit_met(const build *b, err *e)
 {
     const char *text = b->text.bytes ? b->text.bytes : "";
     if (b->run.timed_out)
         return err_set(e, ERR_LIMIT, "compiling took longer than %d s", b->limits.wall_ms / 1000);
-    if (b->run.output_over || strstr(text, "File size limit exceeded") ||
-        strstr(text, "No space left on device") || strstr(text, "File too large"))
+    if (b->run.output_over || says(text, "File size limit exceeded") ||
+        says(text, "No space left on device") || says(text, "File too large"))
         return err_set(e, ERR_LIMIT, "the compiled code is larger than %d MiB",
                        BUILDER_OBJECT_BYTES_MAX >> 20);
-    if (strstr(text, "CPU time limit exceeded") || strstr(text, "Killed signal terminated"))
+    if (says(text, "CPU time limit exceeded") || says(text, "Killed signal terminated"))
         return err_set(e, ERR_LIMIT, "compiling took more than %d s of processor time",
                        b->limits.cpu_s);
-    if (strstr(text, "out of memory") || strstr(text, "virtual memory exhausted") ||
-        strstr(text, "annot allocate memory") || strstr(text, "memory exhausted"))
+    if (says(text, "out of memory") || says(text, "virtual memory exhausted") ||
+        says(text, "annot allocate memory") || says(text, "memory exhausted"))
         return err_set(e, ERR_LIMIT, "compiling needed more than %llu MiB of memory",
                        (unsigned long long)(b->limits.memory_bytes >> 20));
     return 0;
