@@ -6,6 +6,7 @@
 #include <linux/close_range.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/pidfd.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -68,18 +69,18 @@ static int take(int fd, buf *b, bool strict)
     return strict && n < (size_t)got ? -1 : 1;
 }
 
-/* Until both pipes are closed, or a limit is met. */
+/* Until both pipes are closed, or a limit is met. The deadline holds for one that never stops writing, too. */
 static void collect(builder_run *r, int out_fd, int text_fd, buf *out, buf *text)
 {
     struct pollfd p[2] = {{out_fd, POLLIN, 0}, {text_fd, POLLIN, 0}};
     while (p[0].fd >= 0 || p[1].fd >= 0) {
         int ready = poll(p, 2, clock_left_ms(r->deadline_ms));
-        if (ready < 0 && errno == EINTR)
-            continue;
-        if (ready <= 0 && clock_monotonic_ms() >= r->deadline_ms) {
+        if (clock_left_ms(r->deadline_ms) == 0) {
             r->timed_out = true;
             return;
         }
+        if (ready <= 0)
+            continue;
         if (p[0].fd >= 0 && p[0].revents) {
             int more = take(p[0].fd, out, true);
             if (more < 0) {
@@ -93,24 +94,21 @@ static void collect(builder_run *r, int out_fd, int text_fd, buf *out, buf *text
     }
 }
 
-/* Waits for the end, and makes it come at the deadline (a program may close its outputs and go on). */
+/* Waits for the end, and makes it come at the deadline (a program may close its outputs and go on). Until it
+ * is reaped its pid, and so the number of its group, is nobody else's: what it left there is ended first. */
 static void reap(builder_run *r, pid_t pid)
 {
-    bool kill_it = r->timed_out || r->output_over;
-    for (;;) {
-        if (kill_it)
-            kill(-pid, SIGKILL), kill(pid, SIGKILL);
-        pid_t got = waitpid(pid, &r->status, kill_it ? 0 : WNOHANG);
-        if (got == pid || (got < 0 && errno != EINTR))
-            break;
-        if (got == 0) {
-            if (clock_monotonic_ms() >= r->deadline_ms)
-                kill_it = r->timed_out = true;
-            else
-                poll(NULL, 0, 2);
-        }
-    }
-    kill(-pid, SIGKILL); /* what it left behind in its group */
+    cleanup_close int end = pidfd_open(pid, 0);
+    struct pollfd p = {.fd = end, .events = POLLIN};
+    bool kill_it = r->timed_out || r->output_over || end < 0;
+    while (!kill_it && poll(&p, 1, clock_left_ms(r->deadline_ms)) <= 0)
+        if (clock_left_ms(r->deadline_ms) == 0)
+            kill_it = r->timed_out = true;
+    kill(-pid, SIGKILL);
+    if (kill_it)
+        kill(pid, SIGKILL);
+    while (waitpid(pid, &r->status, 0) < 0 && errno == EINTR)
+        ;
 }
 
 static int start(builder_run *r, int out_fd, int text_fd, pid_t *pid, err *e)

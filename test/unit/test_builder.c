@@ -1,7 +1,11 @@
 /* test_builder.c: good sources, broken ones, and hostile ones that must end within the limits. */
+#include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "builder.h"
+#include "builder_run.h"
 #include "builder_text.h"
 #include "test.h"
 
@@ -331,4 +335,52 @@ TEST_LIMIT(the_deadline_kills_the_tree, 40)
     builder_result_free(&r);
     /* Nothing of it runs on: a compiler with our file's name would show in a process list. */
     CHECK_INT(system("test -z \"$(pgrep -P 1 -f 'cc1.*lenet.c')\""), 0);
+}
+
+TEST(the_deadline_holds_while_it_writes)
+{
+    static char *const argv[] = {"/bin/sh", "-c", "while :; do echo x; done >&2", NULL}, *const none[] = {NULL};
+    builder_run r = {.argv = argv, .envp = none, .deadline_ms = clock_deadline_ms(300)};
+    buf out, text;
+    err e = ERR_INIT;
+    buf_init(&out, 64);
+    buf_init(&text, 64);
+    CHECK_OK(builder_run_program(&r, &out, &text, &e), e);
+    CHECK(r.timed_out);
+    CHECK_INT(text.len, 64);
+    buf_free(&out);
+    buf_free(&text);
+}
+
+/* It holds a pipe, whose end is seen when it is gone. */
+TEST(what_a_program_leaves_behind_is_ended)
+{
+    static char *const argv[] = {"/bin/sh", "-c", "sleep 1000 >&- 2>&- &", NULL}, *const path[] = {"PATH=/usr/bin:/bin", NULL};
+    int held[2];
+    CHECK(pipe2(held, O_CLOEXEC) == 0);
+    builder_run r = {.argv = argv, .envp = path, .keep = {held[1]}, .keep_count = 1,
+                     .deadline_ms = clock_deadline_ms(10000)};
+    buf out, text;
+    err e = ERR_INIT;
+    buf_init(&out, 64);
+    buf_init(&text, 64);
+    CHECK_OK(builder_run_program(&r, &out, &text, &e), e);
+    CHECK(!r.timed_out);
+    CHECK_INT(r.status, 0);
+    close(held[1]);
+    struct pollfd p = {.fd = held[0], .events = POLLIN};
+    CHECK_INT(poll(&p, 1, 5000), 1);
+    close(held[0]);
+    buf_free(&out);
+    buf_free(&text);
+}
+
+/* The compiler shows the line; what stands in it is not the compiler's. */
+TEST(words_of_the_source_are_no_cause)
+{
+    refuse("#include <stdio.h>\n"
+           "void full(void) {\n"
+           "    puts(\"No space left on device, File too large, out of memory\")\n"
+           "}\n",
+           ERR_INVALID, "lenet.c:3");
 }
