@@ -1,4 +1,5 @@
 /* http_route.c: the pure part of the HTTP server: URIs, routes and media types. */
+#include <arpa/inet.h>
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -261,4 +262,20 @@ bool http_accept_best(const char *accept, const char *gives, char *out, size_t o
         gives += len + (gives[len] == ',');
     }
     return best > 0;
+}
+
+/* ---- hosts ---------------------------------------------------------------------------------------- */
+
+bool http_host_is_local(const char *host)
+{
+    char name[64];
+    struct in_addr v4;
+    const char *bracket = host[0] == '[' ? strchr(host, ']') : NULL;
+    size_t len = bracket ? (size_t)(bracket + 1 - host) : strcspn(host, ":");
+    if (len >= sizeof name || (host[len] && host[len] != ':'))
+        return false;
+    memcpy(name, host, len);
+    name[len] = '\0';
+    return strcasecmp(name, "localhost") == 0 || strcmp(name, "[::1]") == 0 ||
+           (inet_pton(AF_INET, name, &v4) == 1 && ntohl(v4.s_addr) >> 24 == 127);
 }

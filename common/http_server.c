@@ -256,6 +256,16 @@ static int check_token(http_request *r, err *e)
                                                     : "a token is needed: Authorization: Bearer TOKEN");
 }
 
+/* Without a token the API is for this machine alone, and so are its names: a page whose own name was made to
+ * mean 127.0.0.1 after it was loaded has the same Origin as Host. */
+static int check_host(http_request *r, err *e)
+{
+    const char *host = header_value(r, "Host");
+    if (r->server->config.tokens || !host || http_host_is_local(host))
+        return 0;
+    return err_set(e, ERR_FORBIDDEN, "without tokens the API answers to localhost and 127.0.0.1, not to \"%.64s\"", host);
+}
+
 /* A browser names the page that a request comes from; a page of another site may not use an API that
  * may be without a token on the loopback address. */
 static int check_origin(http_request *r, err *e)
@@ -349,7 +359,7 @@ static int check_request(http_request *r, unsigned *status, err *e)
         return err_set(e, ERR_LIMIT, "the URI is longer than %d bytes", HTTP_URI_BYTES_MAX);
     }
     if (http_target_parse(r->uri, &r->target, e) || find_route(r, status, e) ||
-        check_token(r, e) || check_origin(r, e) || check_queries(r, e) ||
+        check_token(r, e) || check_host(r, e) || check_origin(r, e) || check_queries(r, e) ||
         check_accept(r, status, e) || check_body(r, status, e))
         return -1;
     return 0;

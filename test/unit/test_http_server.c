@@ -168,8 +168,8 @@ static void check_answer(const char *request, const char *status, const char *pa
     close(fd);
 }
 
-#define GET(path) "GET " path " HTTP/1.1\r\nHost: x\r\n\r\n"
-#define POST(path, headers, body) "POST " path " HTTP/1.1\r\nHost: x\r\n" headers "\r\n" body
+#define GET(path) "GET " path " HTTP/1.1\r\nHost: localhost\r\n\r\n"
+#define POST(path, headers, body) "POST " path " HTTP/1.1\r\nHost: localhost\r\n" headers "\r\n" body
 #define JSON "Content-Type: application/json\r\n"
 
 TEST(answers)
@@ -177,7 +177,7 @@ TEST(answers)
     serve(NULL);
     check_answer(GET("/hello/you"), "200", "{\"hello\":\"you\"}");
     check_answer(GET("/nobody"), "404", "\"reason\":\"not-found\"");
-    check_answer("PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", "405", "Allow: POST");
+    check_answer("PUT /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n", "405", "Allow: POST");
     check_answer(POST("/echo", JSON "Content-Length: 8\r\n", "{\"a\":1}\n"), "200", "{\"a\":1}");
     check_answer(POST("/echo", JSON "Transfer-Encoding: chunked\r\n", "7\r\n{\"a\":1}\r\n0\r\n\r\n"), "200",
                  "{\"a\":1}");
@@ -189,17 +189,39 @@ TEST(answers)
     http_server_stop(server, 2000);
 }
 
+/* A page of another site may have its own name mean this machine by the time it asks. */
+TEST(without_tokens_only_this_machines_names_are_answered)
+{
+    static const char *const own[] = {"localhost", "LOCALHOST:10100", "127.0.0.1:10100", "127.8.9.10", "[::1]", "[::1]:1"};
+    static const char *const others[] = {"rebound.example", "rebound.example:10100", "127.0.0.1.example", "localhost.example:1",
+                                         "10.0.0.1", "[::2]", "[::1]x", "[", "127.0.0.1@example"};
+    char request[256];
+    serve(NULL);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
+        snprintf(request, sizeof request, "GET /hello/you HTTP/1.1\r\nHost: %s\r\n\r\n", own[i]);
+        check_answer(request, "200", "you");
+    }
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        snprintf(request, sizeof request, "GET /hello/you HTTP/1.1\r\nHost: %s\r\nOrigin: http://%s\r\n\r\n", others[i], others[i]);
+        check_answer(request, "403", "localhost");
+    }
+    http_server_stop(server, 2000);
+    serve("secret");
+    check_answer("GET /user HTTP/1.1\r\nHost: rebound.example\r\nAuthorization: Bearer secret\r\n\r\n", "200", "{user=}");
+    http_server_stop(server, 2000);
+}
+
 TEST(who_has_a_token)
 {
     serve("secret\nanna:of-anna\nben:of-ben");
     check_answer(GET("/hello/you"), "200", "you");
     check_answer(GET("/block"), "401", "WWW-Authenticate: Bearer");
-    check_answer("GET /block HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secre\r\n\r\n", "401", "wrong");
+    check_answer("GET /block HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secre\r\n\r\n", "401", "wrong");
     check_answer(POST("/echo", JSON "Authorization: bearer secret\r\nContent-Length: 2\r\n", "{}"), "200", "{}");
-    check_answer("GET /user HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n\r\n", "200", "{user=}");
-    check_answer("GET /user HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer of-anna\r\n\r\n", "200", "{user=anna}");
-    check_answer("GET /user HTTP/1.1\r\nHost: x\r\nX-KubeML-Token: of-ben\r\n\r\n", "200", "{user=ben}");
-    check_answer("GET /user HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ben:of-ben\r\n\r\n", "401", "wrong");
+    check_answer("GET /user HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n\r\n", "200", "{user=}");
+    check_answer("GET /user HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer of-anna\r\n\r\n", "200", "{user=anna}");
+    check_answer("GET /user HTTP/1.1\r\nHost: localhost\r\nX-KubeML-Token: of-ben\r\n\r\n", "200", "{user=ben}");
+    check_answer("GET /user HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ben:of-ben\r\n\r\n", "401", "wrong");
     http_server_stop(server, 2000);
     tokens_free(taken);
     taken = NULL;
@@ -278,7 +300,7 @@ static void upload(const char *path, const char *status, const char *part)
 {
     char head[256], out[1024] = "";
     int fd = dial();
-    snprintf(head, sizeof head, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", path, 48 * 65536);
+    snprintf(head, sizeof head, "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n", path, 48 * 65536);
     say(fd, head);
     pthread_t sender;
     CHECK(pthread_create(&sender, NULL, send_bytes, &fd) == 0);
