@@ -774,21 +774,20 @@ int http_server_listen(const char *host, uint16_t number, err *e)
     int status = getaddrinfo(host, port, &hints, &at);
     if (status)
         return err_set(e, ERR_INVALID, "the address %s: %s", host, gai_strerror(status));
-    cleanup_close int fd =
-        socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    int on = 1, bound = -1;
-    if (fd >= 0) {
+    cleanup_close int fd = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int on = 1, failed = fd < 0 ? errno : 0;
+    if (fd >= 0)
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-        bound = bind(fd, at->ai_addr, at->ai_addrlen);
-    }
-    int os_errno = errno;
+    /* Of two that bind at the same time one may be told by listen alone that it came too late. */
+    if (fd >= 0 && (bind(fd, at->ai_addr, at->ai_addrlen) != 0 || listen(fd, 511) != 0))
+        failed = errno;
     freeaddrinfo(at);
-    if (bound == 0 && listen(fd, 511) == 0)
+    if (failed == 0)
         return steal_fd(fd);
-    if (os_errno == EADDRINUSE)
+    if (failed == EADDRINUSE)
         return err_set(e, ERR_EXISTS, "port %u on %s is taken: another server runs there", number,
                        host);
-    return err_set_errno(e, os_errno, "cannot listen on %s port %u", host, number);
+    return err_set_errno(e, failed, "cannot listen on %s port %u", host, number);
 }
 
 static uint16_t bound_port(int fd)
