@@ -6,6 +6,7 @@
  * else the pod has is the compiler and the SDK's headers. Sources and objects live in TMPDIR for as long as
  * their build takes. Exit status: 0 after a signal, 1 when it cannot start, 2 for wrong usage. */
 #include <getopt.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -93,6 +94,35 @@ static int parse_listen(program *p, const char *text)
     return 0;
 }
 
+static int set_option(program *p, int option, const char *value)
+{
+    char *end = NULL;
+    long fd;
+    switch (option) {
+    case 'l':
+        return parse_listen(p, value);
+    case 'i':
+        if (strlen(value) >= sizeof p->include_dir) {
+            fprintf(stderr, "kubeml-builder: --include is longer than %zu characters\n", sizeof p->include_dir - 1);
+            return -1;
+        }
+        strcpy(p->include_dir, value);
+        return 0;
+    case 'r':
+        fd = strtol(value, &end, 10);
+        p->ready_fd = (int)fd;
+        if (end != value && !*end && fd >= 0 && fd <= INT_MAX)
+            return 0;
+        fprintf(stderr, "kubeml-builder: --ready-fd must be a descriptor's number\n");
+        return -1;
+    case 'H':
+        fputs(usage_text, stdout);
+        exit(0);
+    default:
+        return -1;
+    }
+}
+
 static int parse_options(program *p, int argc, char **argv)
 {
     static const struct option known[] = {{"listen", required_argument, NULL, 'l'},
@@ -100,18 +130,9 @@ static int parse_options(program *p, int argc, char **argv)
                                           {"ready-fd", required_argument, NULL, 'r'},
                                           {"help", no_argument, NULL, 'H'},
                                           {NULL, 0, NULL, 0}};
-    for (int got; (got = getopt_long(argc, argv, "", known, NULL)) != -1;) {
-        if (got == 'H') {
-            fputs(usage_text, stdout);
-            exit(0);
-        }
-        if (got == 'l' ? parse_listen(p, optarg) : got == '?')
+    for (int got; (got = getopt_long(argc, argv, "", known, NULL)) != -1;)
+        if (set_option(p, got, optarg))
             return -1;
-        if (got == 'i')
-            snprintf(p->include_dir, sizeof p->include_dir, "%s", optarg);
-        if (got == 'r')
-            p->ready_fd = (int)strtol(optarg, NULL, 10);
-    }
     if (optind == argc)
         return 0;
     fprintf(stderr, "kubeml-builder: \"%s\" is too much\n", argv[optind]);
@@ -191,7 +212,7 @@ int main(int argc, char **argv)
         int number;
         sigwait(&ends, &number);
     }
-    http_server_stop(http, STOP_MS);
-    tokens_free(p.tokens);
+    if (http_server_stop(http, STOP_MS)) /* a build that is not over yet goes on until the process ends */
+        tokens_free(p.tokens);
     return status ? 1 : 0;
 }

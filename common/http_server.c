@@ -915,10 +915,10 @@ static bool workers_end(http_server *s, int grace_ms)
     return gone;
 }
 
-void http_server_stop(http_server *s, int grace_ms)
+bool http_server_stop(http_server *s, int grace_ms)
 {
     if (!s)
-        return;
+        return true;
     /* Its threads take the socket out of their epoll sets when they get to it, and end the process if
      * it is closed by then: it stays open until they are gone. */
     MHD_socket listening = s->daemon ? MHD_quiesce_daemon(s->daemon) : MHD_INVALID_SOCKET;
@@ -929,11 +929,12 @@ void http_server_stop(http_server *s, int grace_ms)
         /* A handler still holds a suspended connection, which libmicrohttpd cannot stop with. The
          * process is about to end; until then these stay. */
         log_warn("stopped with requests still being handled");
-        return;
+        return false;
     }
     if (s->daemon)
         MHD_stop_daemon(s->daemon);
     if (listening != MHD_INVALID_SOCKET)
         close(listening);
     server_free(s);
+    return true;
 }

@@ -96,6 +96,16 @@ static int parse_number(const char *text, long long low, long long high, long lo
     return 0;
 }
 
+static int copy_text(char *to, size_t bytes, const char *text, const char *name)
+{
+    if (strlen(text) >= bytes) {
+        fprintf(stderr, "kubeml-controller: --%s is longer than %zu characters\n", name, bytes - 1);
+        return -1;
+    }
+    strcpy(to, text); /* the length was just checked */
+    return 0;
+}
+
 static int parse_listen(const char *text, controller_config *c)
 {
     const char *colon = strrchr(text, ':');
@@ -223,8 +233,8 @@ static int set_option(program *p, int option, const char *value)
     long long n = 0;
     switch (option) {
     case 'l': return parse_listen(value, c);
-    case 'h': snprintf(c->home, sizeof c->home, "%s", value); return 0;
-    case 'S': snprintf(c->store_locator, sizeof c->store_locator, "%s", value); return 0;
+    case 'h': return copy_text(c->home, sizeof c->home, value, "home");
+    case 'S': return copy_text(c->store_locator, sizeof c->store_locator, value, "store");
     case 't': return read_tokens(value, &c->tokens);
     case 'b': return read_token(value, &c->builder_token);
     case 'B': c->builder_url = value; return 0;
@@ -313,7 +323,6 @@ static int find_programs(controller_config *c, err *e)
     return 0;
 }
 
-/* The SDK's ABI, as kubeml.h has it: part of what a compiled function is known by. */
 static int lock_home(program *p, err *e)
 {
     char path[FS_PATH_BYTES];
@@ -545,12 +554,26 @@ static int start(program *p, const sigset_t *signals, err *e)
 
 /* ---- end ----------------------------------------------------------------------------------------------------- */
 
-static void stop(program *p)
+static void remove_announced(const program *p)
+{
+    if (p->announced) {
+        remove_run_file(p, "controller.pid");
+        remove_run_file(p, "controller.url");
+    }
+}
+
+static void stop(program *p, int status)
 {
     controller *c = &p->controller;
     kube_mirror_stop(p->mirror);
     store_watch_stop(c->watch); /* it asks the owner */
-    http_server_stop(c->http, STOP_REQUESTS_MS);
+    if (!http_server_stop(c->http, STOP_REQUESTS_MS)) {
+        /* Handlers that are still at work stand on all that follows: nothing is given back but to others. */
+        owner_leave(c->owner);
+        leader_release(c->leader);
+        remove_announced(p);
+        _exit(status);
+    }
     forward_drain();
     owner *o = c->owner;
     c->owner = NULL;
@@ -558,10 +581,7 @@ static void stop(program *p)
     owner_stop(o, true);
     leader_stop(atomic_exchange(&c->leader, NULL));
     kube_config_free(&p->lease_access);
-    if (p->announced) {
-        remove_run_file(p, "controller.pid");
-        remove_run_file(p, "controller.url");
-    }
+    remove_announced(p);
     store_close(c->store);
     store_watch_free(c->watch);
     if (c->metrics.all)
@@ -623,6 +643,7 @@ int main(int argc, char **argv)
     }
     if (status)
         fprintf(stderr, "kubeml-controller: %s\n", e.message);
-    stop(&p);
-    return status ? 1 : 0;
+    status = status ? 1 : 0;
+    stop(&p, status);
+    return status;
 }

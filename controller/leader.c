@@ -114,7 +114,7 @@ int leader_start(const kube_config *access, const char *name, const char *me, co
     return 0;
 }
 
-void leader_stop(leader *l)
+void leader_release(leader *l)
 {
     if (!l)
         return;
@@ -124,6 +124,14 @@ void leader_stop(leader *l)
     pthread_mutex_unlock(&l->lock);
     pthread_join(l->thread, NULL);
     kube_lease_close(l->lease, leader_is_us(l));
+    l->lease = NULL;
+}
+
+void leader_stop(leader *l)
+{
+    if (!l)
+        return;
+    leader_release(l);
     pthread_cond_destroy(&l->changed);
     pthread_mutex_destroy(&l->lock);
     free(l);

@@ -11,12 +11,13 @@
 
 typedef struct leader leader;
 
-/* `won` is called once, from the thread, when the lease is ours. `access` outlives
- * it. */
+/* `won` is called once, from the thread, when the lease is ours. `access` outlives it. */
 int leader_start(const kube_config *access, const char *name, const char *me, const char *address,
                  void (*won)(void *context), void *context, leader **out, err *e);
 /* Lets go of what is held, so that another need not wait. NULL is fine. */
 void leader_stop(leader *l);
+/* The same, and frees nothing: others may still ask `l`. */
+void leader_release(leader *l);
 
 bool leader_is_us(const leader *l);
 /* It was ours and is not any more. */

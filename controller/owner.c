@@ -533,10 +533,8 @@ int owner_start(controller *c, owner **out, err *e)
     return 0;
 }
 
-void owner_stop(owner *o, bool stop_pods)
+static void join(owner *o)
 {
-    if (!o)
-        return;
     pthread_mutex_lock(&o->lock);
     o->stopping = true;
     pthread_cond_broadcast(&o->taken);
@@ -544,6 +542,23 @@ void owner_stop(owner *o, bool stop_pods)
     pthread_mutex_unlock(&o->lock);
     if (o->running)
         pthread_join(o->thread, NULL);
+    o->running = false;
+}
+
+void owner_leave(owner *o)
+{
+    if (!o)
+        return;
+    join(o);
+    o->cluster->ops->close(o->cluster, true);
+    o->cluster = NULL;
+}
+
+void owner_stop(owner *o, bool stop_pods)
+{
+    if (!o)
+        return;
+    join(o);
     o->stop_pods = stop_pods;
     owner_free(o);
 }

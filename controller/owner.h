@@ -3,7 +3,8 @@
  * It turns what comes in - requests of the API, frames of pods, changes in the cluster, time - into
  * events of job.h, and its actions into frames, calls of cluster.h and records. Everybody else asks
  * by `owner_run` or one of the calls below, all of which block their caller until the owner has
- * answered (it never waits for anything but the store). What they return belongs to the caller. */
+ * answered (it waits for the store and the cluster alone, each with a deadline). What they return
+ * belongs to the caller. */
 #ifndef KUBEML_OWNER_H
 #define KUBEML_OWNER_H
 
@@ -32,6 +33,9 @@ void owner_store_back(owner *o);
 /* Ends the thread. `stop_pods`: and every pod; jobs stay in their records and go on at the next
  * start. NULL is fine. */
 void owner_stop(owner *o, bool stop_pods);
+/* Ends the thread and every pod and frees nothing, for a process that ends now while others may still
+ * hold `o`: their calls fail, or do not return. NULL is fine. */
+void owner_leave(owner *o);
 void owner_random_hex(char *out, size_t bytes); /* bytes - 1 digits, unguessable */
 
 /* Puts a job into the queue; `id` receives its id. `user` asks for it, "": it is not known who.
@@ -40,9 +44,9 @@ int owner_submit(owner *o, const request *r, const char *user, char id[40], err 
 /* Under a given id, so that who asks again after a lost answer makes no second one: ERR_EXISTS. */
 int owner_submit_as(owner *o, const request *r, const char *id, err *e);
 int owner_cancel(owner *o, const char *id, err *e);
-/* A job that ended goes on from its newest checkpoint. ERR_CONFLICT while it has not ended. */
 /* At its next merge; fine where it is suspended already. ERR_CONFLICT: it has ended. */
 int owner_suspend(owner *o, const char *id, err *e);
+/* A job that ended goes on from its newest checkpoint. ERR_CONFLICT while it has not ended. */
 int owner_resume(owner *o, const char *id, err *e);
 /* As the API shows it: GET /tasks/{id}, and all. `ended`: those too that have ended. */
 int owner_task(owner *o, const char *id, json_t **out, err *e);

@@ -37,6 +37,7 @@ OTHERWISE = {
     "test_explain.store_down": "it takes away the local platform's folder",
     "test_faults.the_controller_killed_in_every_state": "kubelet waits longer before each start; test_kills kills it",
     "test_faults.a_ps_stopped_in_the_middle_of_a_write_holds_up_only_writes": LOCAL,
+    "test_faults.an_end_while_a_runtime_does_not_answer": LOCAL,
     "test_shared_process.killed_at_every_phase": ARMED,
     "test_faults.a_job_given_up_leaves_no_segment": "segments are the pods' own and go with them",
     **{f"test_faults.a_function_killed_{name}": ARMED for name in (

@@ -4,10 +4,14 @@
 Function pods share one environment; KUBEML_FAILPOINT arms a place in their code, and the marker file
 lets exactly one of them die there and proves that it did (common/failpoint.h).
 """
+import contextlib
 import os
 import pathlib
 import signal
 import tempfile
+import threading
+
+import requests
 
 import harness
 from harness import case, until
@@ -197,6 +201,28 @@ def a_ps_stopped_in_the_middle_of_a_write_holds_up_only_writes():
         p.kill()
         p.start()
         assert p.task(job)["state"] == "cancelled", "its end was not written"
+
+
+@case(limit=120, platform=False)
+def an_end_while_a_runtime_does_not_answer():
+    """The handler of an inference outlives the wait for handlers: the controller ends as ever, and with status 0."""
+    with harness.Platform("--pool-functions", "1", "--pool-ps", "1") as p:
+        p.dataset()
+        p.function()
+        job = p.train(epochs=1, default_parallelism=1)
+        p.succeed(job)
+        until(lambda: p.get("/ready")["warm_functions"] == len(p.pods(role="function")) == 1, 30)
+        os.kill(p.pod(role="function")["pid"], signal.SIGSTOP)
+
+        def infer():
+            with contextlib.suppress(requests.ConnectionError):
+                p.ask("POST", "/infer", None, json={"model_id": job, "data": [[[0.0] * 28] * 28]})
+        asks = threading.Thread(target=infer)
+        asks.start()
+        until(lambda: len(p.pods(role="function")) == 2, message="the stopped runtime was not taken")
+        assert p.stop() == 0, p.log_text()
+        asks.join(20 * harness.STRETCH)
+        assert not asks.is_alive()
 
 
 @case(limit=120)
