@@ -200,8 +200,12 @@ static int dial_again(pslink *l, err *e)
             return -1;
         if (clock_left_ms(deadline_ms) == 0)
             return err_wrap(e, "kubeml-ps did not come back in %d s", PSLINK_REDIAL_MS / 1000);
+        /* Who wakes the thread may have closed the link; what else is sent waits in `out`, and must not make
+         * every pause none. */
         struct pollfd p = {l->wake, POLLIN, 0};
-        poll(&p, 1, pause_ms);
+        uint64_t count;
+        if (poll(&p, 1, pause_ms) > 0 && read(l->wake, &count, sizeof count) < 0 && errno != EAGAIN)
+            return err_set_errno(e, errno, "eventfd");
         pause_ms = pause_ms < 500 ? 2 * pause_ms : 500;
     }
     return err_set(e, ERR_CANCELLED, "closed");
