@@ -11,6 +11,7 @@
 
 struct hub {
     int listen_fd;
+    int64_t accept_ms; /* not before then: there was no descriptor for the last one */
     char unix_path[WIRE_ADDRESS_BYTES]; /* "" for TCP */
     const hub_ops *ops;
     void *ctx;
@@ -126,8 +127,11 @@ int hub_controllers(const hub *h)
 
 size_t hub_prepare(hub *h, struct pollfd *out, int64_t *deadline_ms)
 {
-    out[0] =
-        (struct pollfd){.fd = h->listen_fd, .events = h->count < HUB_CONNECTIONS_MAX ? POLLIN : 0};
+    int64_t now_ms = clock_monotonic_ms();
+    bool takes = h->count < HUB_CONNECTIONS_MAX && now_ms >= h->accept_ms;
+    out[0] = (struct pollfd){.fd = h->listen_fd, .events = takes ? POLLIN : 0};
+    if (h->accept_ms > now_ms && h->accept_ms < *deadline_ms)
+        *deadline_ms = h->accept_ms;
     for (size_t i = 0; i < h->count; i++) {
         const conn *c = h->conns[i];
         short events = (short)(POLLIN | (wire_wants_write(c->wire) && !c->mute ? POLLOUT : 0));
@@ -152,8 +156,10 @@ static void accept_all(hub *h)
         err e = ERR_INIT;
         wire *w = wire_accept(h->listen_fd, &e);
         if (!w) {
-            if (e.code)
+            if (e.code) {
                 log_warn("%s", e.message);
+                h->accept_ms = clock_deadline_ms(HUB_ACCEPT_PAUSE_MS);
+            }
             return;
         }
         conn *c = strangers(h) < HUB_STRANGERS_MAX ? calloc(1, sizeof *c) : NULL;

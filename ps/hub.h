@@ -19,6 +19,7 @@
 enum {
     HUB_HELLO_MS = 5000,
     HUB_STRANGERS_MAX = 64,
+    HUB_ACCEPT_PAUSE_MS = 250, /* without a descriptor for it a connection waits */
     HUB_CONNECTIONS_MAX = REQUEST_PARALLELISM_MAX + HUB_STRANGERS_MAX + 32,
     HUB_STRANGER_FRAME_BYTES = 16 << 10,
     HUB_MESSAGES_A_TURN = 64, /* of one connection, before the others are looked at */
