@@ -2,6 +2,9 @@
 #include "job_usage.h"
 
 #include <math.h>
+#include <string.h>
+
+#include "nvml.h"
 
 static void add(usage_sums *s, const json_t *row)
 {
@@ -31,6 +34,9 @@ int job_usage_take(job_usage *u, int function, int incarnation, const json_t *us
         (gpu && json_unpack_ex(gpu, &problem, JSON_STRICT, "{s:s,s:F,s:I,s:I,s:F}", "name", &name, "percent", &percent,
                                "memory_bytes", &taken, "own_bytes", &own, "watts", &watts) != 0))
         return err_set(e, ERR_INVALID, "usage: %s", problem.text);
+    /* A name as NVML gives it: the rows of all functions go out in one frame, again and again. */
+    if (gpu && strlen(name) >= NVML_NAME_BYTES)
+        return err_set(e, ERR_INVALID, "usage: a GPU's name of %zu bytes", strlen(name));
     if (function < 0 || function >= ROUND_FUNCTIONS_MAX || memory < 0 || (gpu && (taken < 0 || own < 0)))
         return err_set(e, ERR_INVALID, "usage: a number out of range");
     json_t *row = json_deep_copy(usage);

@@ -192,3 +192,22 @@ TEST(a_heartbeat_that_says_nonsense_is_refused)
     CHECK(!board.rows[0].last);
 }
 
+/* What is told again for every function every two seconds is no longer than NVML makes it. */
+TEST(a_gpus_name_has_its_length)
+{
+    char name[NVML_NAME_BYTES + 1];
+    err e = ERR_INIT;
+    memset(name, 'x', sizeof name);
+    for (size_t len = NVML_NAME_BYTES - 1; len <= NVML_NAME_BYTES; len++) {
+        name[len] = '\0';
+        json_t *m = json_pack("{s:f,s:i,s:{s:s,s:f,s:i,s:i,s:f}}", "cpu_percent", 1.0, "memory_bytes", 1, "gpu", "name",
+                              name, "percent", 1.0, "memory_bytes", 1, "own_bytes", 1, "watts", 1.0);
+        if (len < NVML_NAME_BYTES)
+            CHECK_OK(job_usage_take(&board, 0, 0, m, 1, &e), e);
+        else
+            CHECK_ERR(job_usage_take(&board, 0, 0, m, 1, &e), e, ERR_INVALID, "name of 96 bytes");
+        json_decref(m);
+        name[len] = 'x';
+    }
+    job_usage_clear(&board);
+}
