@@ -109,7 +109,8 @@ void job_from_controller(job *j, conn *c, const json_t *message)
 
 /* ---- functions ------------------------------------------------------------------------------- */
 
-static int read_hello(job *j, conn *c, const json_t *m, err *e)
+/* `*about`: what it computes with, a new reference. */
+static int read_hello(const job *j, conn *c, const json_t *m, json_t **about, err *e)
 {
     const char *type, *token, *id;
     json_t *cpu;
@@ -129,15 +130,15 @@ static int read_hello(job *j, conn *c, const json_t *m, err *e)
         return err_set(e, ERR_INVALID, "hello: function %d", c->function);
     if (j->stage != JOB_RUNNING)
         return err_set(e, ERR_STALE, "the job takes no functions now");
-    json_decref(j->about[c->function]);
-    j->about[c->function] = json_pack("{s:O,s:i}", "cpu", cpu, "threads", threads);
+    *about = json_pack("{s:O,s:i}", "cpu", cpu, "threads", threads);
     return 0;
 }
 
 void job_hello(job *j, conn *c, const json_t *message)
 {
+    json_t *about = NULL;
     err e = ERR_INIT;
-    if (read_hello(j, c, message, &e)) {
+    if (read_hello(j, c, message, &about, &e)) {
         log_warn("refused a function: %s", e.message);
         c->function = -1;
         job_reply_refused(j, c, e.code, e.message);
@@ -147,6 +148,12 @@ void job_hello(job *j, conn *c, const json_t *message)
     job_step(j, (round_event){
                     .type = ROUND_HELLO, .function = c->function, .incarnation = c->incarnation});
     j->current = NULL;
+    /* Of a member alone: one that was refused is an older one, perhaps on another machine. */
+    if (c->kind == CONN_FUNCTION) {
+        json_decref(j->about[c->function]);
+        j->about[c->function] = json_incref(about);
+    }
+    json_decref(about);
 }
 
 static round_event from(const conn *c, round_event_type type)

@@ -6,6 +6,7 @@
 
 #include "../../ps/checkpoint.h"
 #include "clock.h"
+#include "layout.h"
 #include "ps_world.h"
 #include "test.h"
 
@@ -682,6 +683,55 @@ TEST_LIMIT(tokens_and_incarnations_are_checked, 60)
     err e = ERR_INIT;
     CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "stop", "reason", "seen enough"), e);
     world_finish(&w, "cancelled", NULL);
+    world_end(&w);
+}
+
+static void say_ready(wire *w)
+{
+    layout_entry entries[] = {{.name = "weight", .kind = LAYOUT_PARAM, .rank = 1, .dims = {4}}};
+    layout l;
+    char digest[20];
+    err e = ERR_INIT;
+    CHECK_OK(layout_make(entries, 1, &l, &e), e);
+    snprintf(digest, sizeof digest, "%016llx", (unsigned long long)l.digest);
+    CHECK_OK(wire_sendf(w, &e, "{s:s,s:o,s:i,s:s,s:s}", "type", "ready", "layout", layout_json(&l), "parameters", 4,
+                        "layout_digest", digest, "algorithms", "adding"), e);
+    layout_free(&l);
+}
+
+/* What a function computes with decides whether a job is exact: it is the member's, not that of one that was
+ * refused meanwhile. */
+TEST_LIMIT(a_stale_function_leaves_no_trace, 60)
+{
+    world w;
+    err e = ERR_INIT;
+    json_t *answer = NULL, *stale;
+    const char *secret = "the-job-secret-of-this-test";
+    world_start(&w, &(world_options){.deaf = true});
+    world_wait(&w, "need");
+    wire *member = wire_dial(w.address, clock_deadline_ms(5000), &e);
+    CHECK(member);
+    json_t *hello = function_hello(secret, 0, 0);
+    CHECK_OK(wire_send_wait(member, hello, clock_deadline_ms(5000), &e), e);
+    json_decref(hello);
+    CHECK_OK(wire_receive_wait(member, &answer, clock_deadline_ms(5000), &e), e);
+    CHECK_STR(wire_type(answer), "welcome");
+    json_decref(answer);
+    stale = function_hello(secret, 0, -1);
+    json_object_set_new(stale, "cpu", json_string("another"));
+    answer = first_words(&w, stale);
+    CHECK_STR(wire_type(answer), "refused");
+    json_decref(answer);
+    say_ready(member);
+    CHECK_OK(wire_receive_wait(member, &answer, clock_deadline_ms(20000), &e), e);
+    CHECK_STR(wire_type(answer), "init");
+    json_decref(answer);
+    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "stop", "reason", "seen enough"), e);
+    world_finish(&w, "cancelled", NULL);
+    wire_close(member);
+    json_t *record = world_history(&w);
+    CHECK_STR(json_string_value(json_object_get(json_object_get(record, "plan"), "cpu")), "fake");
+    json_decref(record);
     world_end(&w);
 }
 
