@@ -310,6 +310,9 @@ static int merge(keeper *k, task *t, const modelstore_round *r, err *e)
     t->bad_function = -1;
     if (!merged_already(&k->state, r)) {
         err why = ERR_INIT;
+        /* Room for the note before there is something to note: a repeated merge notes nothing any more. */
+        if (buf_reserve(&k->ledger, strlen(r->ledger) + 1, e))
+            return -1;
         if (modelstore_merge(k->models, r, soon(), &out, &why)) {
             t->bad_function = out.bad_function;
             /* The answer to an earlier try was lost on the way: what it did is what we want. */
