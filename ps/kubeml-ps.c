@@ -106,7 +106,10 @@ static int parse_options(int argc, char **argv, options *o)
             break;
         case 'c':
             o->database.socket = strcmp(optarg, "socket") == 0;
-            break;
+            if (o->database.socket || strcmp(optarg, "shm") == 0)
+                break;
+            fprintf(stderr, "kubeml-ps: --carrier is shm or socket, not %s\n", optarg);
+            return -1;
         case 'L':
             o->database.listen = optarg;
             break;
