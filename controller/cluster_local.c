@@ -477,7 +477,10 @@ static void describe(local *l, local_pod *p)
 
 static void has_ended(local *l, local_pod *p)
 {
-    kill(-p->pid, SIGKILL); /* what the leader left of its group; before it is reaped */
+    /* What the leader left of its group. Ours is not reaped yet; another's pid may have changed hands, and then its
+     * group is empty. */
+    if (p->child || start_time(p->pid) == 0)
+        kill(-p->pid, SIGKILL);
     siginfo_t info = {0};
     if (p->child && waitid(P_PID, (id_t)p->pid, &info, WEXITED | WNOHANG) == 0 && info.si_pid) {
         p->seen.exit_status = info.si_code == CLD_EXITED ? info.si_status : -1;
@@ -656,8 +659,11 @@ static int adopt(local *l, const char *path, err *e)
     }
     bool living = p->pid > 1 && p->started && start_time(p->pid) == p->started && watch(l, p, e) == 0;
     /* Between the look and the open the pid may have changed hands. */
-    if (living && start_time(p->pid) != p->started)
+    if (living && start_time(p->pid) != p->started) {
         living = false;
+        close(p->pidfd); /* it is somebody else's, whose end is not ours to hear */
+        p->pidfd = -1;
+    }
     if (!living) {
         /* The leader is gone, and with its pid unused what has that group number is its rest. */
         if (p->pid > 1 && start_time(p->pid) == 0)
