@@ -73,6 +73,7 @@ int main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN);
     const char *url = getenv("KUBEML_URL");
     static cluster_access cluster;
+    static char version[] = "version";
     cli c = {.url = url && *url ? url : "http://127.0.0.1:10100", .token = getenv("KUBEML_TOKEN"), .cluster = &cluster};
     if (argc > 1 && strcmp(argv[1], "__options") == 0) {
         c.describe = true; /* for the shell completion: the options of the verb that follows */
@@ -95,7 +96,7 @@ int main(int argc, char **argv)
         return CLI_OK;
     }
     if (strcmp(argv[1], "--version") == 0)
-        argv[1] = (char[]){"version"};
+        argv[1] = version;
     int words = 0;
     c.verb = find_verb(argc, argv, &words);
     if (c.verb && cluster.wanted && is_local(c.verb)) {
