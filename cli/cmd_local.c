@@ -186,34 +186,44 @@ int cmd_up(cli *c, int argc, char **argv)
     return CLI_OK;
 }
 
-/* The pid in the controller's file, 0 where none runs. */
-static pid_t running_controller(void)
+/* Opens the process in the controller's file; *process is -1 where none runs. Its file may be stale and its
+ * number somebody else's by now: who it is is looked at behind the descriptor, which goes on meaning this one. */
+static int open_controller(pid_t *pid, int *process, err *e)
 {
     char path[PATH_MAX + 32], comm_path[64], comm[32] = "";
     snprintf(path, sizeof path, "%s/run/controller.pid", local_home());
     cleanup_fclose FILE *file = fopen(path, "r");
-    long pid = 0;
-    if (!file || fscanf(file, "%ld", &pid) != 1 || pid <= 1)
+    long number = 0;
+    *process = -1;
+    if (!file || fscanf(file, "%ld", &number) != 1 || number <= 1)
         return 0;
-    snprintf(comm_path, sizeof comm_path, "/proc/%ld/comm", pid);
+    *pid = (pid_t)number;
+    *process = open_process(*pid);
+    if (*process < 0)
+        return errno == ESRCH ? 0 : err_set_errno(e, errno, "controller, pid %ld", number);
+    snprintf(comm_path, sizeof comm_path, "/proc/%ld/comm", number);
     cleanup_fclose FILE *about = fopen(comm_path, "r");
-    /* A stale file whose number somebody else has by now must not be killed. */
-    bool ours = about && fgets(comm, sizeof comm, about) && strncmp(comm, "kubeml-control", 14) == 0;
-    return ours ? (pid_t)pid : 0;
+    if (!about || !fgets(comm, sizeof comm, about) || strncmp(comm, "kubeml-control", 14) != 0) {
+        close(*process);
+        *process = -1;
+    }
+    return 0;
 }
 
 int cmd_down(cli *c, int argc, char **argv)
 {
     const cli_option options[] = {{NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
-    pid_t pid = running_controller();
-    if (!pid) {
+    err e = ERR_INIT;
+    pid_t pid = 0;
+    cleanup_close int process = -1;
+    if (open_controller(&pid, &process, &e))
+        return cli_fail(&e);
+    if (process < 0) {
         printf("no platform runs in %s\n", local_home());
         return CLI_OK;
     }
-    cleanup_close int process = open_process(pid);
-    if (process < 0 || kill(pid, SIGTERM)) {
-        err e = ERR_INIT;
+    if (syscall(SYS_pidfd_send_signal, process, SIGTERM, NULL, 0)) {
         err_set_errno(&e, errno, "controller, pid %d", (int)pid);
         return cli_fail(&e);
     }
