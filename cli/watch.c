@@ -11,10 +11,11 @@
 #include "cli.h"
 #include "clock.h"
 
-enum { EVENT_BYTES_MAX = 1 << 20, RECONNECTS_MAX = 40, RECONNECT_MS = 500 };
+enum { EVENT_BYTES_MAX = 1 << 20, RECONNECTS_MAX = 40 /* in a row, without an event */, RECONNECT_MS = 500 };
 
 typedef struct watcher {
     bool quiet, headed, ended;
+    bool heard; /* an event, on this connection */
     int status;
     int last_epoch;
     int64_t deadline_ms;
@@ -86,6 +87,7 @@ static void on_event(watcher *w, char *text)
             data = line + 5 + (line[5] == ' ');
     }
     json_t *value = name && data ? json_loads(data, 0, NULL) : NULL;
+    w->heard |= value != NULL;
     if (value && strcmp(name, "epoch") == 0)
         on_epoch(w, value);
     else if (value && strcmp(name, "state") == 0)
@@ -130,6 +132,9 @@ int watch_job(const cli *c, const char *id, bool quiet, long timeout_s)
         }
         if (status && e.code != ERR_UNAVAILABLE && e.code != ERR_TIMEOUT)
             return cli_fail(&e);
+        if (w.heard) /* a proxy that ends every long stream must not end a long watch */
+            attempt = 0;
+        w.heard = false;
         if (!w.ended) /* a pause between attempts; what is waited for is the server's return */
             nanosleep(&(struct timespec){0, RECONNECT_MS * 1000000L}, NULL);
     }
