@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <curl/curl.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -11,6 +12,8 @@
 #include "cleanup.h"
 #include "http_server.h"
 #include "kube_tls.h"
+
+enum { HEADER_BYTES_MAX = 4200 };
 
 typedef struct transfer {
     const http_call *call;
@@ -53,46 +56,62 @@ static int tell_progress(void *context, curl_off_t down_total, curl_off_t down, 
     return 0;
 }
 
-static curl_mime *multipart(CURL *curl, const http_call *call)
+static int multipart(CURL *curl, const http_call *call, curl_mime **out, err *e)
 {
-    curl_mime *form = curl_mime_init(curl);
-    for (size_t i = 0; form && i < call->part_count; i++) {
+    *out = call->part_count ? curl_mime_init(curl) : NULL;
+    bool whole = *out || call->part_count == 0;
+    for (size_t i = 0; whole && i < call->part_count; i++) {
         const http_part *part = &call->parts[i];
-        curl_mimepart *field = curl_mime_addpart(form);
-        curl_mime_name(field, part->field);
-        if (part->path)
-            curl_mime_filedata(field, part->path);
-        else
-            curl_mime_data(field, part->bytes, part->len);
-        if (part->filename)
-            curl_mime_filename(field, part->filename);
+        curl_mimepart *field = curl_mime_addpart(*out);
+        whole = field && curl_mime_name(field, part->field) == CURLE_OK;
+        /* A file that cannot be read is told by the transfer. */
+        if (whole && part->path)
+            whole = curl_mime_filedata(field, part->path) != CURLE_OUT_OF_MEMORY;
+        else if (whole)
+            whole = curl_mime_data(field, part->bytes, part->len) == CURLE_OK;
+        if (whole && part->filename)
+            whole = curl_mime_filename(field, part->filename) == CURLE_OK;
     }
-    return form;
+    return whole ? 0 : err_set(e, ERR_NOMEM, "no memory for a form");
 }
 
-static struct curl_slist *headers_of(const http_call *call, const char *bearer)
+static int append(struct curl_slist **list, const char *line, err *e)
 {
-    struct curl_slist *headers = NULL;
-    char line[4200];
-    snprintf(line, sizeof line, "Accept: %s", call->accept ? call->accept : "application/json");
-    headers = curl_slist_append(headers, line);
-    if (call->body) {
-        snprintf(line, sizeof line, "Content-Type: %s",
-                 call->content_type ? call->content_type : "application/json");
-        headers = curl_slist_append(headers, line);
-    }
+    struct curl_slist *longer = curl_slist_append(*list, line);
+    if (!longer) /* the list is as it was: a request without its token must not go out */
+        return err_set(e, ERR_NOMEM, "no memory for a header");
+    *list = longer;
+    return 0;
+}
+
+static __attribute__((format(printf, 3, 4))) int add_header(struct curl_slist **list, err *e, const char *format, ...)
+{
+    char line[HEADER_BYTES_MAX];
+    va_list values;
+    va_start(values, format);
+    int len = vsnprintf(line, sizeof line, format, values);
+    va_end(values);
+    if (len < 0 || (size_t)len >= sizeof line)
+        return err_set(e, ERR_LIMIT, "a header of %d bytes; at most %d", len, HEADER_BYTES_MAX - 1);
+    return append(list, line, e);
+}
+
+static int headers_of(const http_call *call, const char *bearer, struct curl_slist **out, err *e)
+{
+    if (add_header(out, e, "Accept: %s", call->accept ? call->accept : "application/json"))
+        return -1;
+    if (call->body &&
+        add_header(out, e, "Content-Type: %s", call->content_type ? call->content_type : "application/json"))
+        return -1;
     /* The server refuses early by closing; waiting a second for its permission only costs time. */
-    headers = curl_slist_append(headers, "Expect:");
-    if (call->token && call->token[0]) {
-        snprintf(line, sizeof line, call->kube ? HTTP_TOKEN_HEADER ": %.4000s" : "Authorization: Bearer %.4000s",
-                 call->token);
-        headers = curl_slist_append(headers, line);
-    }
-    if (call->hop)
-        headers = curl_slist_append(headers, HTTP_HOP_HEADER ": 1");
-    if (bearer)
-        headers = curl_slist_append(headers, bearer);
-    return headers;
+    if (add_header(out, e, "Expect:"))
+        return -1;
+    if (call->token && call->token[0] &&
+        add_header(out, e, "%s%s", call->kube ? HTTP_TOKEN_HEADER ": " : "Authorization: Bearer ", call->token))
+        return -1;
+    if (call->hop && add_header(out, e, HTTP_HOP_HEADER ": 1"))
+        return -1;
+    return bearer ? append(out, bearer, e) : 0;
 }
 
 static void set_limits(CURL *curl, const http_call *call)
@@ -172,6 +191,30 @@ static int curl_error(CURLcode code, const char *url, const char *detail, err *e
     }
 }
 
+/* All of the request, or an error: what libcurl could not take must not be missing from it. */
+static int prepare(CURL *curl, const http_call *call, const char *bearer, struct curl_slist **headers, curl_mime **form,
+                   err *e)
+{
+    if (headers_of(call, bearer, headers, e) || multipart(curl, call, form, e))
+        return -1;
+    if (curl_easy_setopt(curl, CURLOPT_URL, call->url) != CURLE_OK ||
+        curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, call->method) != CURLE_OK)
+        return err_set(e, ERR_NOMEM, "no memory for a request");
+    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, *headers);
+    if (strcmp(call->method, "HEAD") == 0)
+        curl_easy_setopt(curl, CURLOPT_NOBODY, 1L);
+    if (call->body) {
+        curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)call->body_len);
+        curl_easy_setopt(curl, CURLOPT_POSTFIELDS, call->body);
+    }
+    if (*form)
+        curl_easy_setopt(curl, CURLOPT_MIMEPOST, *form);
+    set_limits(curl, call);
+    if (call->kube)
+        kube_tls_set(curl, call->kube);
+    return 0;
+}
+
 int http_call_run(const http_call *call, http_reply *out, err *e)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -186,36 +229,28 @@ int http_call_run(const http_call *call, http_reply *out, err *e)
         return err_set(e, ERR_NOMEM, "no memory for an HTTP call");
     transfer t = {.call = call, .reply = out, .curl = curl, .problem = e};
     char detail[CURL_ERROR_SIZE] = "";
-    struct curl_slist *headers = headers_of(call, bearer);
-    curl_mime *form = call->part_count ? multipart(curl, call) : NULL;
-    curl_easy_setopt(curl, CURLOPT_URL, call->url);
-    curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, call->method);
-    curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, detail);
-    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
-    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, take_body);
-    curl_easy_setopt(curl, CURLOPT_WRITEDATA, &t);
-    curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
-    curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, tell_progress);
-    curl_easy_setopt(curl, CURLOPT_XFERINFODATA, &t);
-    if (strcmp(call->method, "HEAD") == 0)
-        curl_easy_setopt(curl, CURLOPT_NOBODY, 1L);
-    if (call->body) {
-        curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)call->body_len);
-        curl_easy_setopt(curl, CURLOPT_POSTFIELDS, call->body);
+    struct curl_slist *headers = NULL;
+    curl_mime *form = NULL;
+    CURLcode code = CURLE_OK;
+    int status = prepare(curl, call, bearer, &headers, &form, e);
+    if (status == 0) {
+        curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, detail);
+        curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, take_body);
+        curl_easy_setopt(curl, CURLOPT_WRITEDATA, &t);
+        curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
+        curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, tell_progress);
+        curl_easy_setopt(curl, CURLOPT_XFERINFODATA, &t);
+        code = curl_easy_perform(curl);
+        curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &out->status);
+        const char *type = NULL;
+        curl_easy_getinfo(curl, CURLINFO_CONTENT_TYPE, &type);
+        snprintf(out->content_type, sizeof out->content_type, "%s", type ? type : "");
     }
-    if (form)
-        curl_easy_setopt(curl, CURLOPT_MIMEPOST, form);
-    set_limits(curl, call);
-    if (call->kube)
-        kube_tls_set(curl, call->kube);
-    CURLcode code = curl_easy_perform(curl);
-    curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &out->status);
-    const char *type = NULL;
-    curl_easy_getinfo(curl, CURLINFO_CONTENT_TYPE, &type);
-    snprintf(out->content_type, sizeof out->content_type, "%s", type ? type : "");
     curl_slist_free_all(headers);
     curl_mime_free(form);
     curl_easy_cleanup(curl);
+    if (status)
+        return -1;
     /* A server that refuses an upload answers and closes before it has read all: the answer counts. */
     if (out->status >= 400)
         return status_error(out, e);
