@@ -20,6 +20,7 @@ import os
 import pathlib
 import random
 import re
+import signal
 import statistics
 import struct
 import subprocess
@@ -32,28 +33,39 @@ import requests
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BUILD = ROOT / os.environ.get("BUILD", "build/release")
 PORT = 10170
+ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Platform:
-    """A platform of its own home and port, for one benchmark."""
+    """A platform of its own home and port, for one benchmark; it ends with it, however that ends."""
 
     def __enter__(self):
         self.folder = tempfile.TemporaryDirectory(prefix="kubeml-bench-")
         self.home = self.folder.name
         self.url = f"http://127.0.0.1:{PORT}"
         self.environment = {**os.environ, "KUBEML_HOME": self.home, "KUBEML_URL": self.url}
-        self.kubeml("up", "--listen", f"127.0.0.1:{PORT}")
         self.api = requests.Session()
         self.api.headers["Accept"] = "application/json"
+        try:
+            self.kubeml("up", "--listen", f"127.0.0.1:{PORT}")
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_):
-        self.kubeml("down")
-        self.folder.cleanup()
+        for number in ENDS:
+            signal.signal(number, signal.SIG_IGN)  # a second ^C must not leave the platform behind
+        try:
+            self.kubeml("down")
+        finally:
+            self.folder.cleanup()
 
     def kubeml(self, *words):
-        return subprocess.run([BUILD / "bin/kubeml", *words], env=self.environment, check=True,
-                              stdout=subprocess.PIPE, text=True).stdout
+        done = subprocess.run([BUILD / "bin/kubeml", *words], env=self.environment, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"kubeml {' '.join(words)}: {done.stderr}")
+        return done.stdout
 
     def call(self, method, path, **arguments):
         reply = self.api.request(method, self.url + path, timeout=120, **arguments)
@@ -150,6 +162,11 @@ def wait_warm(platform):
     sys.exit("the pool did not become warm within 30 s")
 
 
+def progress(done, count):
+    if sys.stderr.isatty():
+        print(f"\r  {done} of {count} jobs", end="\n" if done == count else "", file=sys.stderr, flush=True)
+
+
 def bench_start(jobs):
     request = {"function_name": "lenet", "dataset": "mnist", "epochs": 1, "batch_size": 32, "lr": 0.01,
                "options": {"default_parallelism": 1, "static_parallelism": True}}
@@ -157,7 +174,8 @@ def bench_start(jobs):
     with Platform() as platform:
         platform.upload(small(mnist(), 32))
         specialise = []
-        for _ in range(jobs):
+        for done in range(jobs):
+            progress(done, jobs)
             wait_warm(platform)
             job = platform.call("POST", "/train", json=request)["id"]
             platform.kubeml("task", "wait", job)
@@ -166,6 +184,7 @@ def bench_start(jobs):
             log = platform.kubeml("logs", job)
             specialise += [float(ms) for ms in re.findall(r"specialised in ([0-9.]+) ms", log)]
             platform.call("DELETE", f"/history/{job}")
+        progress(jobs, jobs)
     print(f"start: POST /train to the first trained batch, {jobs} jobs of one batch, warm pool")
     print(f"  p50 {percentile(starts, .5):.0f} ms   p95 {percentile(starts, .95):.0f} ms   "
           f"p99 {percentile(starts, .99):.0f} ms   (goal: p95 at most 150 ms)")
@@ -259,6 +278,8 @@ def main():
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--floor", action="store_true", help="exit 1 where a goal is missed")
     args = parser.parse_args()
+    for number in ENDS:
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     if args.what == "load":
         bench_load(args.floor)
     elif args.what == "job":
