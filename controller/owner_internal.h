@@ -158,6 +158,8 @@ struct owner {
     uint32_t names; /* pods named so far */
     json_t *unsaved; /* records of jobs by their id, for when the store is back */
     int64_t poll_logs_ms, pool_retry_ms;
+    int64_t pool_wait_ms; /* until the pool tries again, doubled with each pod that did not start */
+    int64_t stuck_ms;     /* doubled with each that was stuck: a node may be slow, too */
     bool stop_pods;
 
     int wake_fd; /* eventfd */

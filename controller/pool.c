@@ -21,8 +21,18 @@ enum {
     STUCK_MS_MAX = 80000,
 };
 
-static int64_t pool_wait_ms = RETRY_MS;
-static int64_t stuck_ms = STUCK_MS; /* doubled with each that was stuck: a node may be slow, too */
+/* What started says that pods start: the next failure waits as the first did. */
+static void forget_failures(owner *o)
+{
+    o->pool_wait_ms = RETRY_MS;
+    o->stuck_ms = STUCK_MS;
+}
+
+static void retry_later(owner *o)
+{
+    o->pool_wait_ms = o->pool_wait_ms * 2 > RETRY_MS_MAX ? RETRY_MS_MAX : o->pool_wait_ms * 2;
+    o->pool_retry_ms = clock_deadline_ms(o->pool_wait_ms);
+}
 
 /* ---- the list --------------------------------------------------------------------------------------- */
 
@@ -301,8 +311,7 @@ void pool_welcome(owner *o, link_pod *p, const json_t *m)
         return;
     }
     p->talk = p->role == POD_PS ? TALK_LIVE : TALK_NONE;
-    pool_wait_ms = RETRY_MS;
-    stuck_ms = STUCK_MS;
+    forget_failures(o);
     if (p->attach) {
         side *s = sides_find(o, p->job);
         int after = s ? (int)json_array_size(s->epochs) - 1 : -1;
@@ -351,10 +360,10 @@ static void dial(owner *o, link_pod *p, int64_t now_ms)
 
 /* When a pod counts as stuck. Kubernetes still places pods on a node that has just lost its power, and
  * keeps them there; where it says what a pod waits for (space, an image), another one would wait too. */
-static int64_t stuck_at(const link_pod *p)
+static int64_t stuck_at(const owner *o, const link_pod *p)
 {
     bool silent = !p->address[0] && (!p->waits_reason[0] || strcmp(p->waits_reason, "ContainerCreating") == 0);
-    return p->use == USE_STARTING && silent ? p->since_ms + stuck_ms : INT64_MAX;
+    return p->use == USE_STARTING && silent ? p->since_ms + o->stuck_ms : INT64_MAX;
 }
 
 /* Another pod in its place, for whom it was meant for. */
@@ -382,13 +391,13 @@ void pool_timers(owner *o, int64_t now_ms)
         next = p->next;
         if (p->dial_ms <= now_ms) {
             dial(o, p, now_ms);
-        } else if (stuck_at(p) <= now_ms) {
+        } else if (stuck_at(o, p) <= now_ms) {
             replace(o, p);
             stuck = true;
         }
     }
     if (stuck)
-        stuck_ms = stuck_ms * 2 > STUCK_MS_MAX ? STUCK_MS_MAX : stuck_ms * 2;
+        o->stuck_ms = o->stuck_ms * 2 > STUCK_MS_MAX ? STUCK_MS_MAX : o->stuck_ms * 2;
 }
 
 /* ---- ends ---------------------------------------------------------------------------------------------------------- */
@@ -457,10 +466,8 @@ void pool_ended(owner *o, const pod *ended)
         pool_event(o, p, JOB_POD_FAILED, ERR_CRASHED, ended->reason, message);
     else if (p->job[0])
         pool_event(o, p, JOB_POD_ENDED, ERR_CRASHED, ended->reason, message);
-    if (generic && !asked) {
-        pool_wait_ms = pool_wait_ms * 2 > RETRY_MS_MAX ? RETRY_MS_MAX : pool_wait_ms * 2;
-        o->pool_retry_ms = clock_deadline_ms(pool_wait_ms);
-    }
+    if (generic && !asked)
+        retry_later(o);
     if (p->job[0] && !jobs_find(o->machine, p->job))
         jobs_archive(o, p->job);
     drop(o, p);
@@ -524,9 +531,7 @@ static void fill_role(owner *o, pod_role role, int wanted, int floor)
         err e = ERR_INIT;
         if (!start(o, role, gpu_to_warm(o, role), &e)) {
             log_error("the pool: %s", e.message);
-            o->pool_retry_ms = clock_deadline_ms(pool_wait_ms = pool_wait_ms * 2 > RETRY_MS_MAX
-                                                                    ? RETRY_MS_MAX
-                                                                    : pool_wait_ms * 2);
+            retry_later(o);
             return;
         }
     }
@@ -547,7 +552,7 @@ int64_t pool_deadline(const owner *o)
     int64_t first = o->pool_retry_ms > clock_monotonic_ms() ? o->pool_retry_ms : INT64_MAX;
     for (const link_pod *p = o->pods; p; p = p->next) {
         first = p->dial_ms < first ? p->dial_ms : first;
-        first = stuck_at(p) < first ? stuck_at(p) : first;
+        first = stuck_at(o, p) < first ? stuck_at(o, p) : first;
         if (p->use == USE_WARM && p->since_ms + OWNER_POOL_IDLE_MS + 1 > clock_monotonic_ms() &&
             p->since_ms + OWNER_POOL_IDLE_MS + 1 < first)
             first = p->since_ms + OWNER_POOL_IDLE_MS + 1;
@@ -578,6 +583,7 @@ void pool_find_all(owner *o)
     size_t count = 0;
     pod *all = calloc(CLUSTER_PODS_SEEN_MAX, sizeof *all);
     err e = ERR_INIT;
+    forget_failures(o);
     if (!all || o->cluster->ops->list(o->cluster, all, CLUSTER_PODS_SEEN_MAX, &count, &e)) {
         log_error("the pods of before cannot be listed: %s", all ? e.message : "no memory");
         free(all);
