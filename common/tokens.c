@@ -99,12 +99,12 @@ int tokens_read(tokens *t, const char *text, err *e)
     return t->count > before ? 0 : err_set(e, ERR_INVALID, "no token stands there");
 }
 
-static int same(const char *have, const char *want)
+bool tokens_same(const char *given, const char *want)
 {
-    size_t have_len = strlen(have), want_len = strlen(want);
-    unsigned char differs = have_len != want_len;
-    for (size_t i = 0; i < have_len; i++)
-        differs |= (unsigned char)(have[i] ^ want[want_len ? i % want_len : 0]);
+    size_t given_len = strlen(given), want_len = strlen(want);
+    unsigned char differs = given_len != want_len;
+    for (size_t i = 0; i < given_len; i++)
+        differs |= (unsigned char)(given[i] ^ want[want_len ? i % want_len : 0]);
     return differs == 0;
 }
 
@@ -112,7 +112,7 @@ const char *tokens_user(const tokens *t, const char *text)
 {
     const char *user = NULL;
     for (size_t i = 0; i < t->count; i++)
-        user = same(text, t->all[i].text) ? t->all[i].user : user;
+        user = tokens_same(text, t->all[i].text) ? t->all[i].user : user;
     return user;
 }
 

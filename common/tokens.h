@@ -19,6 +19,8 @@ void tokens_free(tokens *t); /* overwritten first; NULL is fine */
 int tokens_add(tokens *t, const char *user, const char *token, err *e);
 /* A list: ERR_INVALID with the line's number, or where it has none. */
 int tokens_read(tokens *t, const char *text, err *e);
+/* How long it takes says nothing of `want`. */
+bool tokens_same(const char *given, const char *want);
 /* Whose it is: "" is nobody's in particular, NULL: it is none of them. How long it takes says nothing of them. */
 const char *tokens_user(const tokens *t, const char *token);
 /* The first of that user; NULL user: of anybody. NULL: there is none. */

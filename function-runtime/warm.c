@@ -14,6 +14,7 @@
 #include "clock.h"
 #include "json_read.h"
 #include "log.h"
+#include "tokens.h"
 
 enum { ABI = 1 };
 
@@ -43,15 +44,6 @@ int warm_token(char out[WARM_TOKEN_BYTES], err *e)
     out[len] = '\0';
     out[strcspn(out, "\r\n")] = '\0';
     return out[0] ? 0 : err_set(e, ERR_INVALID, "%s holds no token", path);
-}
-
-static bool same_token(const char *a, const char *b)
-{
-    size_t n = strlen(a), m = strlen(b);
-    unsigned char diff = (unsigned char)(n != m);
-    for (size_t i = 0; i < n; i++)
-        diff |= (unsigned char)(a[i] ^ (m ? b[i % m] : 0));
-    return diff == 0;
 }
 
 static void drop(connection *c, const char *why)
@@ -91,7 +83,7 @@ static int answer(warm *w, connection *c, const json_t *m)
     const char *token = json_string_value(json_object_get(m, "token"));
     if (c->welcome || strcmp(type, "hello") != 0) {
         drop(c, c->welcome ? "an unknown order" : "no hello");
-    } else if (!token || !same_token(token, w->token)) {
+    } else if (!token || !tokens_same(token, w->token)) {
         drop(c, "a wrong token");
     } else if (wire_sendf(c->wire, &e, "{s:s,s:s,s:i,s:I}", "type", "welcome", "role", "function", "abi",
                           ABI, "pid", (json_int_t)getpid()) != 0) {

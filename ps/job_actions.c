@@ -282,11 +282,6 @@ static void send_gathered(job *j)
     j->gathered = NULL;
 }
 
-static bool is_shared(const job *j)
-{
-    return j->spec.request.process == PROCESS_SHARED;
-}
-
 static void send_train(job *j, const round_action *a)
 {
     if (!j->losses || j->losses_epoch != a->epoch) {
@@ -294,7 +289,7 @@ static void send_train(job *j, const round_action *a)
         j->losses = history_losses(j->history, a->epoch);
         j->losses_epoch = a->epoch;
     }
-    if (is_shared(j)) {
+    if (job_is_shared(j)) {
         gather(j, a,
                json_pack("{s:s,s:i,s:i,s:I,s:i,s:f,s:i,s:O,s:[]}", "type", "train", "epoch",
                          a->epoch, "round", a->round, "version", (json_int_t)a->version,
@@ -317,7 +312,7 @@ static void send_validate(job *j, const round_action *a)
 {
     if (!j->validating_since_ms)
         j->validating_since_ms = clock_monotonic_ms();
-    if (is_shared(j)) {
+    if (job_is_shared(j)) {
         gather(j, a,
                json_pack("{s:s,s:i,s:I,s:i,s:[]}", "type", "validate", "epoch", a->epoch, "version",
                          (json_int_t)a->version, "parallelism", a->parallelism, "functions"),

@@ -74,10 +74,15 @@ struct job {
     int64_t finish_due_ms, finish_give_up_ms;
 };
 
-/* Takes `event` (its time is filled in) and carries out what follows. */
+static inline bool job_is_shared(const job *j) /* one process runs all of its functions */
+{
+    return j->spec.request.process == PROCESS_SHARED;
+}
+
 /* The digest of what functions compute with, from an object with "cpu", "threads" and "algorithms": same text,
  * same bits. Other members are not looked at; without one of the three, "". */
 int job_algorithms(const json_t *about, char out[DIGEST_HEX_BYTES], err *e);
+/* Takes `event` (its time is filled in) and carries out what follows. */
 void job_step(job *j, round_event event);
 /* The machine wants this done; what is told goes to `only`, or to all (NULL). */
 void job_perform(job *j, const round_action *a, conn *only);

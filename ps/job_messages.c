@@ -3,16 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <openssl/crypto.h>
-
 #include "clock.h"
 #include "job_internal.h"
 #include "log.h"
+#include "tokens.h"
 
 bool job_secret_is(const job *j, const char *token)
 {
-    size_t len = strlen(j->spec.secret);
-    return strlen(token) == len && CRYPTO_memcmp(token, j->spec.secret, len) == 0;
+    return tokens_same(token, j->spec.secret);
 }
 
 /* ---- controllers ----------------------------------------------------------------------------- */
@@ -217,12 +215,6 @@ static int ready(job *j, conn *c, const json_t *m, err *e)
     return 0;
 }
 
-/* What functions of a shared process say is told as if each had said it, one after the other. */
-static bool is_shared(const job *j)
-{
-    return j->spec.request.process == PROCESS_SHARED;
-}
-
 static void add_seconds(job *j, job_seconds s, size_t functions)
 {
     j->seconds.fetch += s.fetch * (double)functions;
@@ -250,7 +242,8 @@ static int published_share(const json_t *share, round_event *event, err *e)
     return 0;
 }
 
-/* All or none: the one contribution holds them all. */
+/* What functions of a shared process say is told as if each had said it, one after the other. All or none: the one
+ * contribution holds them all. */
 static int published_shared(job *j, conn *c, const json_t *m, err *e)
 {
     round_event event = from(c, ROUND_PUBLISHED), checked = event;
@@ -282,7 +275,7 @@ static int published(job *j, conn *c, const json_t *m, err *e)
     job_seconds s = {0};
     const char *type;
     json_error_t problem;
-    if (is_shared(j))
+    if (job_is_shared(j))
         return published_shared(j, c, m, e);
     if (json_unpack_ex((json_t *)m, &problem, JSON_STRICT,
                        "{s:s,s:i,s:i,s:I,s:I,s:I,s:F,s:I,s:{s:F,s:F,s?F,s:F,s:F}}", "type", &type,
@@ -334,7 +327,7 @@ static int validated(job *j, conn *c, const json_t *m, err *e)
     json_int_t samples, correct;
     const char *type;
     json_error_t problem;
-    if (is_shared(j))
+    if (job_is_shared(j))
         return validated_shared(j, c, m, e);
     if (json_unpack_ex((json_t *)m, &problem, JSON_STRICT, "{s:s,s:i,s:I,s:F,s:I}", "type", &type,
                        "epoch", &event.epoch, "samples", &samples, "loss_sum", &event.loss_sum,

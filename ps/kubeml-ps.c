@@ -16,8 +16,6 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-#include <openssl/crypto.h>
-
 #include "cleanup.h"
 #include "clock.h"
 #include "failpoint.h"
@@ -27,6 +25,7 @@
 #include "log.h"
 #include "redis_serve.h"
 #include "shm.h"
+#include "tokens.h"
 
 enum {
     FIXED_FDS = 4,    /* signals, keeper, nurse, Redis */
@@ -177,12 +176,6 @@ static void find_module(program *p)
 
 /* ---- who says what --------------------------------------------------------------------------- */
 
-static bool is_pool_token(const program *p, const char *token)
-{
-    size_t len = strlen(p->token);
-    return strlen(token) == len && CRYPTO_memcmp(token, p->token, len) == 0;
-}
-
 static void hello(program *p, conn *c, json_t *m)
 {
     const char *token = json_string_value(json_object_get(m, "token"));
@@ -193,7 +186,7 @@ static void hello(program *p, conn *c, json_t *m)
         job_hello(p->job, c, m);
         return;
     }
-    if (!is_function && is_pool_token(p, token)) {
+    if (!is_function && tokens_same(token, p->token)) {
         hub_admit(p->host.hub, c, CONN_CONTROLLER);
         hub_send(p->host.hub, c,
                  json_pack("{s:s,s:s,s:i,s:i}", "type", "welcome", "role", "ps", "abi", 1, "pid",
