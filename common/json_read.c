@@ -5,8 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* jansson's own limit on depth is 2048 levels of recursion; ours is checked before it starts. */
-static int depth_of(const char *text, size_t len)
+int json_depth(const char *text, size_t len)
 {
     int depth = 0, deepest = 0;
     bool quoted = false;
@@ -31,7 +30,7 @@ int json_read(const char *text, size_t len, int depth_max, json_t **out, err *e)
 {
     if (len == 0)
         return err_set(e, ERR_INVALID, "the body is empty; JSON is expected");
-    if (depth_of(text, len) > depth_max)
+    if (json_depth(text, len) > depth_max)
         return err_set(e, ERR_INVALID, "the JSON is nested deeper than %d levels", depth_max);
     json_error_t problem;
     json_t *value = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &problem);

@@ -14,6 +14,9 @@ static inline void json_cleanup_(json_t **value)
 }
 #define cleanup_json __attribute__((cleanup(json_cleanup_)))
 
+/* How deep a text nests; it need not be JSON. jansson goes down 2048 levels by recursion, so ours is checked
+ * before it starts. */
+int json_depth(const char *text, size_t len);
 /* Parses a whole text: no duplicate keys, no NUL, valid UTF-8, at most `depth_max` levels.
  * ERR_INVALID with line and column. */
 int json_read(const char *text, size_t len, int depth_max, json_t **out, err *e);

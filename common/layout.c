@@ -6,17 +6,10 @@
 #include <xxhash.h>
 
 #include "cleanup.h"
+#include "json_read.h"
 
 static const char *const kind_name[] = {"param", "buffer", "state", "counter"};
 enum { KINDS = sizeof kind_name / sizeof kind_name[0] };
-
-typedef json_t json_owned;
-#define cleanup_json_ref __attribute__((cleanup(drop_json)))
-
-static void drop_json(json_owned **j)
-{
-    json_decref(*j);
-}
 
 void layout_free(layout *l)
 {
@@ -142,7 +135,7 @@ static int finish(layout *l, err *e)
     qsort(l->entries, l->count, sizeof *l->entries, by_place);
     if (check_places(l, e) || check_names(l, e))
         return -1;
-    cleanup_json_ref json_t *json = layout_json(l);
+    cleanup_json json_t *json = layout_json(l);
     l->text = json ? json_dumps(json, JSON_COMPACT) : NULL;
     if (!l->text)
         return err_set(e, ERR_INVALID, "layout: a name is not UTF-8, or memory is gone");
@@ -257,7 +250,7 @@ int layout_parse_text(const char *text, size_t len, layout *out, err *e)
     json_error_t where;
     if (len > LAYOUT_TEXT_BYTES_MAX)
         return err_set(e, ERR_LIMIT, "layout: a text over %d bytes", LAYOUT_TEXT_BYTES_MAX);
-    cleanup_json_ref json_t *json = json_loadb(text, len, JSON_REJECT_DUPLICATES, &where);
+    cleanup_json json_t *json = json_loadb(text, len, JSON_REJECT_DUPLICATES, &where);
     if (!json)
         return err_set(e, ERR_INVALID, "layout: %.150s", where.text);
     return layout_parse(json, out, e);

@@ -19,6 +19,7 @@
 #include "buf.h"
 #include "cleanup.h"
 #include "clock.h"
+#include "json_read.h"
 
 enum { HEADER_BYTES = 4, READ_BYTES = 64 << 10, DEPTH_MAX = 32, BACKLOG = 128, BACKLOG_PAUSE_MS = 5 };
 
@@ -364,27 +365,6 @@ int wire_sendf(wire *w, err *e, const char *pack_format, ...)
 
 /* ---- receiving ------------------------------------------------------------------------------ */
 
-static int depth_of(const char *text, size_t len)
-{
-    int depth = 0, deepest = 0;
-    bool quoted = false;
-    for (size_t i = 0; i < len; i++) {
-        if (quoted) {
-            if (text[i] == '\\')
-                i++;
-            else if (text[i] == '"')
-                quoted = false;
-        } else if (text[i] == '"') {
-            quoted = true;
-        } else if (text[i] == '{' || text[i] == '[') {
-            deepest = ++depth > deepest ? depth : deepest;
-        } else if (text[i] == '}' || text[i] == ']') {
-            depth--;
-        }
-    }
-    return deepest;
-}
-
 /* 1 with a message taken from the buffer, 0 when none is whole, -1. */
 static int take_frame(wire *w, json_t **out, err *e)
 {
@@ -399,7 +379,7 @@ static int take_frame(wire *w, json_t **out, err *e)
     if (w->in.len < HEADER_BYTES + len)
         return 0;
     const char *text = w->in.bytes + HEADER_BYTES;
-    if (depth_of(text, len) > DEPTH_MAX)
+    if (json_depth(text, len) > DEPTH_MAX)
         return err_set(e, ERR_CORRUPT, "a message nested deeper than %d", DEPTH_MAX);
     json_error_t problem;
     json_t *message = json_loadb(text, len, JSON_REJECT_DUPLICATES, &problem);
