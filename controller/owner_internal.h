@@ -1,10 +1,12 @@
 /* owner_internal.h: what the files of the owner share; nobody else includes it.
  *
  * owner.c         the thread, its queue of calls, events and actions of job.h
- * pool.c    pods and their connections, the warm pool
+ * pool.c          pods, the warm pool
+ * pool_talk.c     what is said to pods and what they say
  * owner_jobs.c    what the controller keeps of a job beside the machine; records and messages
  * owner_api.c     the calls of owner.h
  * owner_follow.c  event and log streams
+ * owner_usage.c   what functions use now
  *
  * Everything here is touched by the owner's thread alone, except `lock` and what stands behind it. */
 #ifndef KUBEML_OWNER_INTERNAL_H
@@ -238,15 +240,15 @@ int sides_resolve(owner *o, side *s, const request *r, err *e);
 /* owner_follow.c */
 int follow_add(owner *o, const char *id, http_stream *stream, bool logs, err *e);
 void follow_state(owner *o, const char *id);
-
-/* ---- what functions use (owner_usage.c) ---- */
-void usage_take(owner *o, const char *id, const json_t *rows); /* borrows `rows`, of kubeml-ps's message */
-void usage_drop(owner *o, const char *id);
 void follow_epoch(owner *o, const char *id, const json_t *epoch);
 void follow_logs(owner *o, const char *id); /* what is left to say, before the logs are put away */
 void follow_end(owner *o, const char *id); /* after the last word */
 void follow_timers(owner *o, int64_t now_ms);
 int64_t follow_deadline(const owner *o);
 void follow_close(owner *o);
+
+/* owner_usage.c: what functions use */
+void usage_take(owner *o, const char *id, const json_t *rows); /* borrows `rows`, of kubeml-ps's message */
+void usage_drop(owner *o, const char *id);
 
 #endif
