@@ -55,8 +55,7 @@ const char *array_text(const array_head *head, char out[ARRAY_TEXT_BYTES])
     return out;
 }
 
-/* ---- one number --------------------------------------------------------------------------------
- */
+/* ---- one number ---------------------------------------------------------------------------- */
 
 /* IEEE 754 binary16 to binary32, exactly. */
 static float half_to_float(uint16_t half)

@@ -37,8 +37,7 @@ enum {
     VALUE_OFFSET = 16, /* of LMDB's values in their page */
 };
 
-/* ---- info --------------------------------------------------------------------------------------
- */
+/* ---- info ---------------------------------------------------------------------------------- */
 
 void dataset_info_free(dataset_info *info)
 {
@@ -199,8 +198,7 @@ int dataset_info_parse(const json_t *json, dataset_info *out, err *e)
     return 0;
 }
 
-/* ---- in a store --------------------------------------------------------------------------------
- */
+/* ---- in a store ---------------------------------------------------------------------------- */
 
 int dataset_find(store *s, const char *name, dataset_info *out, uint64_t *version, err *e)
 {
@@ -239,8 +237,7 @@ int dataset_delete(store *s, const char *name, err *e)
     return result;
 }
 
-/* ---- a chunk's bytes ---------------------------------------------------------------------------
- */
+/* ---- a chunk's bytes ----------------------------------------------------------------------- */
 
 void dataset_layout_of(const dataset_info *info, uint32_t samples, dataset_layout *out)
 {
@@ -306,8 +303,7 @@ int dataset_chunk_parse(const dataset_info *info, uint32_t samples, const void *
     return 0;
 }
 
-/* ---- reading -----------------------------------------------------------------------------------
- */
+/* ---- reading ------------------------------------------------------------------------------- */
 
 struct dataset {
     chunk_reader *reader;

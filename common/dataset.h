@@ -59,8 +59,7 @@ uint32_t dataset_chunk_count(uint64_t samples, uint32_t chunk_samples);
 json_t *dataset_info_json(const dataset_info *info); /* new reference; NULL when memory is gone */
 int dataset_info_parse(const json_t *json, dataset_info *out, err *e); /* ERR_CORRUPT */
 
-/* ---- in a store --------------------------------------------------------------------------------
- */
+/* ---- in a store ---------------------------------------------------------------------------- */
 
 /* ERR_NOT_FOUND: no such dataset. `version` (may be NULL) is the record's. */
 int dataset_find(store *s, const char *name, dataset_info *out, uint64_t *version, err *e);
@@ -68,8 +67,7 @@ int dataset_locator(store *s, const dataset_info *info, char out[STORE_LOCATOR_B
 /* Open datasets stay readable. ERR_NOT_FOUND. */
 int dataset_delete(store *s, const char *name, err *e);
 
-/* ---- reading ------------------------------------------------------------------------------------
- */
+/* ---- reading ------------------------------------------------------------------------------- */
 
 typedef struct dataset dataset;
 
@@ -98,8 +96,7 @@ bool dataset_prefetches(const dataset *d);
 
 const char *dataset_split_name(dataset_split split); /* "train", "test" */
 
-/* ---- the bytes of a chunk, for the writer (ingest.c) and tests
- * ----------------------------------- */
+/* ---- the bytes of a chunk, for the writer (ingest.c) and tests ----------------------------- */
 
 /* How long a chunk's value is, and where its parts begin. */
 typedef struct dataset_layout {

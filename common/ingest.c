@@ -58,8 +58,7 @@ static ingest_field y_of(int split)
     return split == DATASET_TRAIN ? INGEST_Y_TRAIN : INGEST_Y_TEST;
 }
 
-/* ---- errors and progress -----------------------------------------------------------------------
- */
+/* ---- errors and progress ------------------------------------------------------------------- */
 
 /* Names from outside may be any bytes; what is said must be text. */
 static void make_printable(char *text)
@@ -99,8 +98,7 @@ static void begin_phase(ingest *i, uint64_t total)
     i->total = total;
 }
 
-/* ---- receiving ---------------------------------------------------------------------------------
- */
+/* ---- receiving ----------------------------------------------------------------------------- */
 
 static int check_options(const ingest_options *o, err *e)
 {
@@ -205,8 +203,7 @@ void ingest_abort(ingest *i)
     free(i);
 }
 
-/* ---- checking: shapes and labels ---------------------------------------------------------------
- */
+/* ---- checking: shapes and labels ----------------------------------------------------------- */
 
 static int check_lengths(ingest *i, err *e)
 {
@@ -319,8 +316,7 @@ static int read_labels(ingest *i, int split, err *e)
     return digest_of(i->labels[split], bytes, i->sums[split][1], e);
 }
 
-/* ---- checking: samples -------------------------------------------------------------------------
- */
+/* ---- checking: samples --------------------------------------------------------------------- */
 
 /* Sums of a channel. uint8: exact. float32: of the differences to `shift`, the channel's first
  * value, so that a large mean costs no digits of the deviation. */
@@ -540,8 +536,7 @@ static int check_all(ingest *i, err *e)
     return sum_up(i, e);
 }
 
-/* ---- writing -----------------------------------------------------------------------------------
- */
+/* ---- writing ------------------------------------------------------------------------------- */
 
 static int shuffle(ingest *i, err *e)
 {
@@ -669,8 +664,7 @@ static int publish(ingest *i, err *e)
     return result;
 }
 
-/* ---- the end -----------------------------------------------------------------------------------
- */
+/* ---- the end ------------------------------------------------------------------------------- */
 
 static int end_parts(ingest *i, err *e)
 {

@@ -32,8 +32,7 @@ static bool is_test(ingest_field field)
     return field == INGEST_X_TEST || field == INGEST_Y_TEST;
 }
 
-/* ---- finding the arrays ------------------------------------------------------------------------
- */
+/* ---- finding the arrays -------------------------------------------------------------------- */
 
 static int array_source(spool *s, ingest_source *out, err *e)
 {
@@ -168,8 +167,7 @@ int ingest_find_sources(spool *const spools[INGEST_FIELDS], const char *dir, uin
     return 0;
 }
 
-/* ---- shapes ------------------------------------------------------------------------------------
- */
+/* ---- shapes -------------------------------------------------------------------------------- */
 
 static bool is_channels(uint64_t n)
 {
@@ -218,8 +216,7 @@ int ingest_shape_of(const ingest_source *x, ingest_layout layout, ingest_shape *
     return 0;
 }
 
-/* ---- reading -----------------------------------------------------------------------------------
- */
+/* ---- reading ------------------------------------------------------------------------------- */
 
 int ingest_read(const ingest_source *s, uint64_t first, size_t n, void *raw, err *e)
 {

@@ -113,8 +113,7 @@ static void *new_block(block_shape s)
     return posix_memalign(&at, BLOCK_ALIGN, block_bytes(s)) == 0 ? at : NULL;
 }
 
-/* ---- calls under the lock ----------------------------------------------------------------------
- */
+/* ---- calls under the lock ------------------------------------------------------------------ */
 
 static int fill(shared *s, const layout *l, const modelstore_state *start, const block *b,
                 const char *ledger, err *e)
@@ -330,8 +329,7 @@ static int status(memory *m, modelstore_status *out, err *e)
     return 0;
 }
 
-/* ---- the table's functions: the same under the lock
- * ---------------------------------------------- */
+/* ---- the table's functions: the same under the lock ---------------------------------------- */
 
 #define LOCKED(call)                                                                               \
     pthread_mutex_lock(&lock);                                                                     \

@@ -99,8 +99,7 @@ static void reference_key(const remote *r, int64_t version, size_t chunk,
     modelstore_key(r, suffix, out);
 }
 
-/* ---- small commands ---------------------------------------------------------------------------
- */
+/* ---- small commands ------------------------------------------------------------------------ */
 
 /* One command on the present connection, without retry: what stands under WATCH must not hop. */
 static int call2(remote *r, const char *command, const char *a, const char *b, resp_reply *out,
@@ -178,8 +177,7 @@ static int attempts(remote *r, int (*attempt)(remote *, void *, int64_t, err *),
     }
 }
 
-/* ---- bytes over sockets -----------------------------------------------------------------------
- */
+/* ---- bytes over sockets -------------------------------------------------------------------- */
 
 typedef void (*name_chunk)(const remote *r, const void *of, size_t chunk,
                            char out[REMOTE_KEY_BYTES]);
@@ -262,8 +260,7 @@ static int remove_chunks(remote *r, name_chunk name, const void *of, int64_t dea
     return 0;
 }
 
-/* ---- opening and attaching ----------------------------------------------------------------------
- */
+/* ---- opening and attaching ----------------------------------------------------------------- */
 
 static int server_open(const modelstore_access *a, modelstore_role role, int64_t deadline_ms,
                        modelstore **out, err *e)

@@ -66,8 +66,7 @@ static bool measure(safetensors_dtype dtype, int ndim, const uint64_t *shape, ui
     return ok && bytes < (uint64_t)1 << 60;
 }
 
-/* ---- reading -----------------------------------------------------------------------------------
- */
+/* ---- reading ------------------------------------------------------------------------------- */
 
 struct safetensors {
     int fd; /* -1: in memory */
@@ -315,8 +314,7 @@ int safetensors_read(safetensors *s, const safetensor *t, uint64_t offset, void 
     return read_at(s, t->offset + offset, out, len, e);
 }
 
-/* ---- writing -----------------------------------------------------------------------------------
- */
+/* ---- writing ------------------------------------------------------------------------------- */
 
 struct safetensors_writer {
     json_t *header; /* in order of declaration */

@@ -53,8 +53,7 @@ enum { SAFETENSORS_SHAPE_BYTES = SAFETENSORS_DIMS_MAX * 21 + 4 };
 /* "(64, 3, 7, 7)", for messages; "()" is a scalar's. Returns `out`. */
 const char *safetensors_shape_text(int ndim, const uint64_t *shape, char out[SAFETENSORS_SHAPE_BYTES]);
 
-/* ---- reading: blocks on the disk ----------------------------------------------------------------
- */
+/* ---- reading: blocks on the disk ----------------------------------------------------------- */
 
 typedef struct safetensors safetensors;
 
@@ -72,8 +71,7 @@ const char *safetensors_metadata(const safetensors *s, const char *key);    /* N
 int safetensors_read(safetensors *s, const safetensor *t, uint64_t offset, void *out, size_t len,
                      err *e);
 
-/* ---- writing ------------------------------------------------------------------------------------
- */
+/* ---- writing ------------------------------------------------------------------------------- */
 
 typedef int (*safetensors_sink)(void *arg, const void *bytes, size_t len, err *e);
 typedef struct safetensors_writer safetensors_writer;

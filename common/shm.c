@@ -354,8 +354,7 @@ bool shm_whole(const shm *s)
     return fstat(s->fd, &st) == 0 && st.st_size == slot_offset(s, s->slots);
 }
 
-/* ---- the committed state: a sequence lock -----------------------------------------------------
- */
+/* ---- the committed state: a sequence lock -------------------------------------------------- */
 
 shm_state shm_state_get(const shm *s)
 {

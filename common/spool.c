@@ -68,8 +68,7 @@ void spool_free(spool *s)
     free(s);
 }
 
-/* ---- recognising -------------------------------------------------------------------------------
- */
+/* ---- recognising --------------------------------------------------------------------------- */
 
 /* What people upload that is none of ours, by its first bytes. */
 static const struct {
@@ -162,8 +161,7 @@ static int recognise(spool *s, bool over, err *e)
     return known;
 }
 
-/* ---- writing -----------------------------------------------------------------------------------
- */
+/* ---- writing ------------------------------------------------------------------------------- */
 
 static bool has_length(const spool *s)
 {
@@ -314,8 +312,7 @@ int spool_next(spool *s, err *e)
     return 0;
 }
 
-/* ---- what it is --------------------------------------------------------------------------------
- */
+/* ---- what it is ---------------------------------------------------------------------------- */
 
 spool_format spool_get_format(const spool *s)
 {

@@ -130,8 +130,7 @@ const char *store_scratch_dir(const store *s)
     return s->driver->scratch_dir(s);
 }
 
-/* ---- names ------------------------------------------------------------------------------------
- */
+/* ---- names --------------------------------------------------------------------------------- */
 
 static bool is_plain(char c)
 {
@@ -188,8 +187,7 @@ static int check_record(const char *collection, const char *key, err *e)
     return check_collection(collection, e) != 0 ? -1 : check_key("key", key, e);
 }
 
-/* ---- records ----------------------------------------------------------------------------------
- */
+/* ---- records ------------------------------------------------------------------------------- */
 
 int store_put(store *s, const char *collection, const char *key, const json_t *value,
               uint64_t expected, uint64_t *version, err *e)
@@ -304,8 +302,7 @@ void store_page_free(store_page *p)
     *p = (store_page){0};
 }
 
-/* ---- blobs ------------------------------------------------------------------------------------
- */
+/* ---- blobs --------------------------------------------------------------------------------- */
 
 int store_blob_begin(store *s, const char *name, blob_writer **out, err *e)
 {
@@ -427,8 +424,7 @@ int store_blob_list(store *s, const char *prefix, const char *after, size_t limi
     return s->driver->blob_list(s, prefix ? prefix : "", after, limit, out, count, e);
 }
 
-/* ---- chunk sets -------------------------------------------------------------------------------
- */
+/* ---- chunk sets ---------------------------------------------------------------------------- */
 
 int store_chunks_begin(store *s, uint64_t bytes_hint, char *id, chunk_writer **out, err *e)
 {
@@ -484,8 +480,7 @@ int store_chunks_locator(store *s, const char *id, char out[STORE_LOCATOR_BYTES]
     return s->driver->chunks_locator(s, id, out, e);
 }
 
-/* ---- who may read and write --------------------------------------------------------------------
- */
+/* ---- who may read and write ---------------------------------------------------------------- */
 
 int store_locator(store *s, store_use use, char out[STORE_LOCATOR_BYTES], err *e)
 {

@@ -196,8 +196,7 @@ int store_revoke_others(store *s, const char *const *kept, size_t count, size_t 
 /* Did it come with a user of its own? */
 bool store_locator_has_user(const char *locator);
 
-/* ---- for tests --------------------------------------------------------------------------------
- */
+/* ---- for tests ----------------------------------------------------------------------------- */
 
 /* Of a "memory:" store: the n-th operation from now (1: the next) fails with `code`; 0: none. */
 void store_memory_fail(store *s, unsigned n, err_code code);

@@ -92,8 +92,7 @@ int lmdb_try_lock(int fd)
     return flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &st) == 0 && st.st_nlink > 0;
 }
 
-/* ---- the environment ---------------------------------------------------------------------------
- */
+/* ---- the environment ----------------------------------------------------------------------- */
 
 static int open_env(lmdb_records *r, size_t map_bytes, err *e)
 {
@@ -188,8 +187,7 @@ static void records_drop(lmdb_records *r)
     pthread_mutex_unlock(&open_lock);
 }
 
-/* ---- transactions ------------------------------------------------------------------------------
- */
+/* ---- transactions -------------------------------------------------------------------------- */
 
 static int adopt_map(lmdb_records *r)
 {
@@ -295,8 +293,7 @@ static int run(store *s, bool write, operation op, void *arg, const char *what, 
     return result;
 }
 
-/* ---- records -----------------------------------------------------------------------------------
- */
+/* ---- records ------------------------------------------------------------------------------- */
 
 typedef struct record_op {
     const char *collection, *key;
@@ -535,8 +532,7 @@ static int lmdb_list(store *s, const char *collection, const char *prefix, const
     return 0;
 }
 
-/* ---- the store ---------------------------------------------------------------------------------
- */
+/* ---- the store ----------------------------------------------------------------------------- */
 
 /* "DIR?map_bytes=N". */
 static int parse_locator(const char *rest, char *dir, size_t *map_bytes, err *e)

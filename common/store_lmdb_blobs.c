@@ -42,8 +42,7 @@ static int blob_file(const store *s, const char *name, char out[FS_PATH_BYTES], 
     return fs_path(out, e, "%s/blobs/%s", ((const lmdb_store *)s)->dir, file);
 }
 
-/* ---- writing -----------------------------------------------------------------------------------
- */
+/* ---- writing ------------------------------------------------------------------------------- */
 
 /* A new file under tmp/ with our lock on it. A sweep may take the lock first, in the moment
  * between: then the file is gone, and another one is made. */
@@ -116,8 +115,7 @@ int lmdb_blob_commit(blob_writer *base, err *e)
     return result;
 }
 
-/* ---- reading -----------------------------------------------------------------------------------
- */
+/* ---- reading ------------------------------------------------------------------------------- */
 
 int lmdb_blob_open(store *s, const char *name, blob **out, err *e)
 {
@@ -172,8 +170,7 @@ int lmdb_blob_path(blob *base, char out[FS_PATH_BYTES], err *e)
     return fs_path(out, e, "%s", ((file_blob *)base)->path);
 }
 
-/* ---- names -------------------------------------------------------------------------------------
- */
+/* ---- names --------------------------------------------------------------------------------- */
 
 int lmdb_blob_delete(store *s, const char *name, err *e)
 {

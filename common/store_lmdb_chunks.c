@@ -46,8 +46,7 @@ static MDB_val val(const void *bytes, size_t len)
     return (MDB_val){len, (void *)(uintptr_t)bytes};
 }
 
-/* ---- writing -----------------------------------------------------------------------------------
- */
+/* ---- writing ------------------------------------------------------------------------------- */
 
 typedef struct env_writer {
     chunk_writer base;
@@ -251,8 +250,7 @@ void lmdb_chunk_abort(chunk_writer *base)
     free_writer(w);
 }
 
-/* ---- sets --------------------------------------------------------------------------------------
- */
+/* ---- sets ---------------------------------------------------------------------------------- */
 
 int lmdb_chunks_delete(store *s, const char *id, err *e)
 {
@@ -314,8 +312,7 @@ int lmdb_sweep_chunks(lmdb_store *s, size_t *removed, err *e)
     return result;
 }
 
-/* ---- reading -----------------------------------------------------------------------------------
- */
+/* ---- reading ------------------------------------------------------------------------------- */
 
 typedef struct env_reader {
     chunk_reader base;

@@ -68,8 +68,7 @@ static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static memory_store *all;
 static uint64_t next_serial = 1;
 
-/* ---- arrays, order, failures -------------------------------------------------------------------
- */
+/* ---- arrays, order, failures --------------------------------------------------------------- */
 
 /* Room for one more element; NULL when memory is gone. */
 static void *grow(void *array, size_t count, size_t *room, size_t element)
@@ -116,8 +115,7 @@ void store_memory_fail(store *base, unsigned n, err_code code)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* ---- records -----------------------------------------------------------------------------------
- */
+/* ---- records ------------------------------------------------------------------------------- */
 
 static int compare(const record *r, const char *collection, const char *key)
 {
@@ -251,8 +249,7 @@ static int memory_list(store *base, const char *collection, const char *prefix, 
     return end(s, 0);
 }
 
-/* ---- blobs -------------------------------------------------------------------------------------
- */
+/* ---- blobs --------------------------------------------------------------------------------- */
 
 typedef struct memory_writer {
     blob_writer base;
@@ -446,8 +443,7 @@ static int memory_blob_list(store *base, const char *prefix, const char *after, 
     return end(s, 0);
 }
 
-/* ---- chunk sets --------------------------------------------------------------------------------
- */
+/* ---- chunk sets ---------------------------------------------------------------------------- */
 
 typedef struct memory_chunk_writer {
     chunk_writer base;
@@ -668,8 +664,7 @@ static int memory_reader_info(chunk_reader *base, const char **text, size_t *len
     return 0;
 }
 
-/* ---- the store ---------------------------------------------------------------------------------
- */
+/* ---- the store ----------------------------------------------------------------------------- */
 
 static store *memory_open(const char *rest, err *e)
 {

@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the store ---------------------------------------------------------------------------------
- */
+/* ---- the store ----------------------------------------------------------------------------- */
 
 static bool find_schema(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                         bson_error_t *error)
@@ -173,8 +172,7 @@ static const char *mongo_scratch_dir(const store *s)
     return ((const mongo_store *)s)->scratch_dir;
 }
 
-/* ---- the drivers -------------------------------------------------------------------------------
- */
+/* ---- the drivers --------------------------------------------------------------------------- */
 
 /* store.c cuts the scheme off; libmongoc wants it back. */
 static char *with_scheme(const store_driver *driver, const char *rest, err *e)

@@ -53,8 +53,7 @@ int mongo_scratch_file(int *fd, err *e)
     return *fd >= 0 ? 0 : err_set_errno(e, errno, "no place for what a store gives");
 }
 
-/* ---- writing -----------------------------------------------------------------------------------
- */
+/* ---- writing ------------------------------------------------------------------------------- */
 
 static void free_writer(mongo_blob_writer *w)
 {
@@ -236,8 +235,7 @@ int mongo_blob_commit(blob_writer *base, err *e)
     return 0;
 }
 
-/* ---- reading -----------------------------------------------------------------------------------
- */
+/* ---- reading ------------------------------------------------------------------------------- */
 
 typedef struct find_op {
     blob_file *file;
@@ -460,8 +458,7 @@ int mongo_blob_path(blob *base, char out[FS_PATH_BYTES], err *e)
     return fs_path(out, e, "/proc/%ld/fd/%d", (long)getpid(), ((mongo_blob *)base)->fd);
 }
 
-/* ---- names -------------------------------------------------------------------------------------
- */
+/* ---- names --------------------------------------------------------------------------------- */
 
 /* The name goes first, then the chunks; what is not done then a sweep does. */
 int mongo_blob_delete(store *base, const char *name, err *e)

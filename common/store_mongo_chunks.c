@@ -41,8 +41,7 @@ void mongo_set_db(const mongo_store *s, const char *id, char out[MONGO_DB_BYTES]
     snprintf(out, MONGO_DB_BYTES, "%.*s_%.16s", MONGO_STORE_DB_BYTES - 1, s->link.db, id);
 }
 
-/* ---- writing -----------------------------------------------------------------------------------
- */
+/* ---- writing ------------------------------------------------------------------------------- */
 
 static void free_writer(mongo_chunk_writer *w)
 {
@@ -242,8 +241,7 @@ void mongo_chunk_abort(chunk_writer *base)
     free_writer(w);
 }
 
-/* ---- sets --------------------------------------------------------------------------------------
- */
+/* ---- sets ---------------------------------------------------------------------------------- */
 
 typedef struct set_op {
     char db[MONGO_DB_BYTES];

@@ -19,8 +19,7 @@ enum {
     SOCKET_MS = 30000,
 };
 
-/* ---- the locator -------------------------------------------------------------------------------
- */
+/* ---- the locator --------------------------------------------------------------------------- */
 
 /* Takes "kubeml.NAME=NUMBER" out of the URI's options. `found` keeps its value without one. */
 static int take_option(char *uri, const char *name, int64_t *found, err *e)
@@ -137,8 +136,7 @@ void mongo_link_close(mongo_link *l)
     l->uri = NULL;
 }
 
-/* ---- trying ------------------------------------------------------------------------------------
- */
+/* ---- trying -------------------------------------------------------------------------------- */
 
 /* Servers that step down, shut down, cannot reach a majority or each other. */
 static bool is_passing(const bson_error_t *error)
@@ -196,8 +194,7 @@ int mongo_run(const mongo_link *l, mongo_op op, void *arg, const char *what, err
     }
 }
 
-/* ---- single documents --------------------------------------------------------------------------
- */
+/* ---- single documents ---------------------------------------------------------------------- */
 
 int64_t mongo_number(const bson_t *document, const char *field, int64_t otherwise)
 {

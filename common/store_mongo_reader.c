@@ -61,8 +61,7 @@ static chunk *chunk_of(const mongo_reader *r, int64_t id)
     return split < MONGO_SPLITS_MAX && index < r->counts[split] ? &r->chunks[split][index] : NULL;
 }
 
-/* ---- fetching ----------------------------------------------------------------------------------
- */
+/* ---- fetching ------------------------------------------------------------------------------ */
 
 typedef struct fetch_op {
     mongo_reader *r;
@@ -179,8 +178,7 @@ static int fetch(mongo_reader *r, const int64_t *ids, size_t count, err *e)
     return result;
 }
 
-/* ---- running ahead -----------------------------------------------------------------------------
- */
+/* ---- running ahead ------------------------------------------------------------------------- */
 
 static int by_id(const void *a, const void *b)
 {
@@ -264,8 +262,7 @@ void mongo_reader_prefetch(chunk_reader *base, uint32_t split, const uint32_t *i
     free(queue);
 }
 
-/* ---- views -------------------------------------------------------------------------------------
- */
+/* ---- views --------------------------------------------------------------------------------- */
 
 static const void *bytes_of(const mongo_reader *r, const chunk *c, size_t *len)
 {
@@ -310,8 +307,7 @@ int mongo_reader_info(chunk_reader *base, const char **text, size_t *len, err *e
     return 0;
 }
 
-/* ---- opening -----------------------------------------------------------------------------------
- */
+/* ---- opening ------------------------------------------------------------------------------- */
 
 static bool read_info(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                       bson_error_t *error)

@@ -23,8 +23,7 @@ static mongoc_collection_t *records_of(const mongo_link *l, mongoc_client_t *cli
     return mongoc_client_get_collection(client, l->db, name);
 }
 
-/* ---- versions ----------------------------------------------------------------------------------
- */
+/* ---- versions ------------------------------------------------------------------------------ */
 
 static bool draw_version(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                          bson_error_t *error)
@@ -57,8 +56,7 @@ static bool draw_version(const mongo_link *l, mongoc_client_t *client, int attem
     return done;
 }
 
-/* ---- records -----------------------------------------------------------------------------------
- */
+/* ---- records ------------------------------------------------------------------------------- */
 
 typedef enum outcome { DONE, EXISTS, OTHER_VERSION, GONE } outcome;
 
@@ -284,8 +282,7 @@ int mongo_get(store *s, const char *collection, const char *key, buf *out,
     return 0;
 }
 
-/* ---- lists -------------------------------------------------------------------------------------
- */
+/* ---- lists --------------------------------------------------------------------------------- */
 
 void mongo_append_range(bson_t *filter, const char *field, const char *prefix, const char *after)
 {

@@ -20,8 +20,7 @@ enum {
     LEASES_KEPT = 10, /* leases after which one is dropped */
 };
 
-/* ---- leases ------------------------------------------------------------------------------------
- */
+/* ---- leases -------------------------------------------------------------------------------- */
 
 static bool renew_once(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                        bson_error_t *error)
@@ -102,8 +101,7 @@ void mongo_keeper_stop(mongo_store *s)
     mongo_run(&s->link, drop_lease, s->owner, "dropping a lease", NULL);
 }
 
-/* ---- uploads -----------------------------------------------------------------------------------
- */
+/* ---- uploads ------------------------------------------------------------------------------- */
 
 typedef struct upload_op {
     const char *id, *kind, *owner, *state; /* owner, state: what must stand there; NULL: anything */
@@ -214,8 +212,7 @@ int mongo_upload_end(mongo_store *s, const char *id, err *e)
                          (long long)s->link.lease_ms);
 }
 
-/* ---- removing ----------------------------------------------------------------------------------
- */
+/* ---- removing ------------------------------------------------------------------------------ */
 
 static bool drop_blob(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                       bson_error_t *error)
@@ -262,8 +259,7 @@ void mongo_upload_abort(mongo_store *s, const char *id, const char *kind)
         mongo_run(&s->link, forget_upload, &op, "ending an upload", NULL);
 }
 
-/* ---- sweeping ----------------------------------------------------------------------------------
- */
+/* ---- sweeping ------------------------------------------------------------------------------ */
 
 typedef struct upload {
     char id[STORE_ID_BYTES], kind[8], state[16], owner[STORE_ID_BYTES];

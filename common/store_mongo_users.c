@@ -40,8 +40,7 @@ typedef struct user_op {
     const char *role;
 } user_op;
 
-/* ---- making and dropping -----------------------------------------------------------------------
- */
+/* ---- making and dropping ------------------------------------------------------------------- */
 
 static bool create_user(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                         bson_error_t *error)
@@ -114,8 +113,7 @@ static int make_user(const mongo_store *s, user_op *op, const char *what, err *e
     return mongo_run(&s->link, create_user, op, what, e);
 }
 
-/* ---- locators ----------------------------------------------------------------------------------
- */
+/* ---- locators ------------------------------------------------------------------------------ */
 
 /* Appends the options of `query`, which may be NULL; the user's database goes where there is a user. */
 static int append_options(buf *out, const char *query, const char *auth_source, err *e)
@@ -192,8 +190,7 @@ int mongo_locator(store *base, store_use use, char out[STORE_LOCATOR_BYTES], err
     return result;
 }
 
-/* ---- taking back -------------------------------------------------------------------------------
- */
+/* ---- taking back --------------------------------------------------------------------------- */
 
 /* Is it one that was made here? */
 static bool is_ours(const mongo_store *s, const char *name, const char *db)

@@ -18,8 +18,7 @@ static kml_tensor tensor(int id)
     return (kml_tensor){id};
 }
 
-/* ---- graph ------------------------------------------------------------------------------------
- */
+/* ---- graph --------------------------------------------------------------------------------- */
 
 int kml_classes(const kml_graph *g)
 {
@@ -183,8 +182,7 @@ kml_tensor kml_zoo(kml_graph *g, kml_tensor x, const char *name, int outputs)
     return tensor(z->build(g->g, x.id, outputs, &o));
 }
 
-/* ---- the function ------------------------------------------------------------------------------
- */
+/* ---- the function -------------------------------------------------------------------------- */
 
 static optim optim_of(const kml_optimizer *o)
 {
@@ -291,8 +289,7 @@ void sdk_config(const kml_function *f, engine_config *c)
     c->optim = optim_of(&f->optimizer);
 }
 
-/* ---- a step ------------------------------------------------------------------------------------
- */
+/* ---- a step -------------------------------------------------------------------------------- */
 
 struct kml_step {
     engine *m;

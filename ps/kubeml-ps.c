@@ -335,8 +335,7 @@ static void turn(program *p)
     watch_end(p);
 }
 
-/* ---- begin and end
- * ------------------------------------------------------------------------ */
+/* ---- begin and end ------------------------------------------------------------------------- */
 
 static int catch_signals(program *p, err *e)
 {

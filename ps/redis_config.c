@@ -91,8 +91,7 @@ int redis_config_write(const redis_config *r, buf *b, err *e)
     return r->user[0] ? buf_printf(b, e, "user %s\n", r->user) : 0;
 }
 
-/* ---- the functions' user ----------------------------------------------------------------------
- */
+/* ---- the functions' user ------------------------------------------------------------------- */
 
 static bool name_ok(const char *name)
 {

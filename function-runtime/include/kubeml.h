@@ -54,8 +54,7 @@ typedef struct kml_tensor {
     int id;
 } kml_tensor;
 
-/* ---- facts about the graph ---------------------------------------------------------------------
- */
+/* ---- facts about the graph ----------------------------------------------------------------- */
 
 /* How many classes the dataset has (of regression: how many targets). */
 KML_API int kml_classes(const kml_graph *g);
@@ -68,8 +67,7 @@ KML_API int kml_width(const kml_graph *g, kml_tensor x);
 KML_API kml_tensor kml_fail(kml_graph *g, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* ---- layers with parameters --------------------------------------------------------------------
- */
+/* ---- layers with parameters ---------------------------------------------------------------- */
 
 typedef struct kml_conv2d_options {
     const char *name;                  /* "conv1", "conv2", ... */
@@ -114,8 +112,7 @@ typedef struct kml_batch_norm_options {
     kml_batch_norm2d_with((g), (x), (kml_batch_norm_options){__VA_ARGS__})
 KML_API kml_tensor kml_batch_norm2d_with(kml_graph *g, kml_tensor x, kml_batch_norm_options o);
 
-/* ---- activations: any shape, element by element -------------------------------------------------
- */
+/* ---- activations: any shape, element by element -------------------------------------------- */
 
 KML_API kml_tensor kml_relu(kml_graph *g, kml_tensor x);  /* max(x, 0) */
 KML_API kml_tensor kml_relu6(kml_graph *g, kml_tensor x); /* min(max(x, 0), 6) */
@@ -128,8 +125,7 @@ KML_API kml_tensor kml_tanh(kml_graph *g, kml_tensor x);
 KML_API kml_tensor kml_gelu(kml_graph *g, kml_tensor x); /* x * (1 + erf(x / sqrt 2)) / 2 */
 KML_API kml_tensor kml_silu(kml_graph *g, kml_tensor x); /* x * sigmoid(x) */
 
-/* ---- pooling
- * ------------------------------------------------------------------------------------- */
+/* ---- pooling ------------------------------------------------------------------------------- */
 
 typedef struct kml_pool_options {
     const char *name;                  /* for messages */
@@ -149,8 +145,7 @@ KML_API kml_tensor kml_avg_pool2d_with(kml_graph *g, kml_tensor x, kml_pool_opti
 KML_API kml_tensor kml_adaptive_avg_pool2d(kml_graph *g, kml_tensor x, int height, int width);
 KML_API kml_tensor kml_global_avg_pool2d(kml_graph *g, kml_tensor x);
 
-/* ---- joining and shaping
- * ------------------------------------------------------------------------- */
+/* ---- joining and shaping ------------------------------------------------------------------- */
 
 /* Element by element; equal shapes, or one of them (C,1,1) (squeeze and excite). */
 KML_API kml_tensor kml_add(kml_graph *g, kml_tensor a, kml_tensor b);
@@ -172,8 +167,7 @@ KML_API kml_tensor kml_pad_channels(kml_graph *g, kml_tensor x, int before, int 
  * from x's size; "resnet18,stem=cifar" and "resnet18,stem=imagenet" say which. */
 KML_API kml_tensor kml_zoo(kml_graph *g, kml_tensor x, const char *name, int outputs);
 
-/* ---- optimizer: .optimizer = kml_sgd(...), kml_adam(...) or kml_adamw(...)
- * ------------------------ */
+/* ---- optimizer: .optimizer = kml_sgd(...), kml_adam(...) or kml_adamw(...) ----------------- */
 
 typedef enum kml_optimizer_kind { KML_SGD, KML_ADAM, KML_ADAMW } kml_optimizer_kind;
 
@@ -199,16 +193,14 @@ typedef struct kml_optimizer {
         .kind = KML_ADAMW, __VA_ARGS__                                                             \
     }
 
-/* ---- loss: .loss = ...
- * ----------------------------------------------------------------------------- */
+/* ---- loss: .loss = ... --------------------------------------------------------------------- */
 
 typedef enum kml_loss {
     KML_CROSS_ENTROPY, /* mean over the batch of -log softmax(y)[label]; the default */
     KML_MSE,           /* mean over batch and outputs of (y - target)^2 */
 } kml_loss;
 
-/* ---- learning rate over time: .schedule = kml_cosine(...), ...
- * ------------------------------------- */
+/* ---- learning rate over time: .schedule = kml_cosine(...), ... ----------------------------- */
 
 typedef enum kml_schedule_kind {
     KML_CONSTANT,
@@ -254,8 +246,7 @@ typedef struct kml_schedule {
     } /* lr * gamma where the validation                                                           \
           loss has stopped to fall */
 
-/* ---- what is done to a sample: .transform = kml_transform(...)
- * ------------------------------------- */
+/* ---- what is done to a sample: .transform = kml_transform(...) ----------------------------- */
 
 /* uint8 images become x / 255 first. Flips and crops are for training alone and depend on (job's
  * seed, epoch, sample) alone. */
@@ -274,8 +265,7 @@ typedef struct kml_transform {
         __VA_ARGS__                                                                                \
     }
 
-/* ---- a step of one's own: .step = ...
- * --------------------------------------------------------------- */
+/* ---- a step of one's own: .step = ... ------------------------------------------------------ */
 
 /* Called for every batch instead of the platform's own step, which is
  *     return kml_gradients(s) || kml_update(s, kml_learning_rate(s)) ? -1 : 0;
@@ -301,8 +291,7 @@ KML_API double kml_clip_gradient_norm(kml_step *s, double max);
 /* Keeps the message of this step's end; returns -1. */
 KML_API int kml_step_fail(kml_step *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* ---- the function
- * ------------------------------------------------------------------------------------ */
+/* ---- the function -------------------------------------------------------------------------- */
 
 typedef kml_tensor (*kml_model)(kml_graph *g, kml_tensor x);
 

@@ -299,8 +299,7 @@ static void take_validate(peer *p, const json_t *m)
     free(memory);
 }
 
-/* ---- the conversation
- * --------------------------------------------------------------------- */
+/* ---- the conversation ---------------------------------------------------------------------- */
 
 static json_t *receive(peer *p)
 {

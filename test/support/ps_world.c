@@ -35,8 +35,7 @@ static void defaults(world_options *o)
     o->carrier = o->carrier ? o->carrier : "shm";
 }
 
-/* ---- kubeml-ps
- * ---------------------------------------------------------------------------- */
+/* ---- kubeml-ps ----------------------------------------------------------------------------- */
 
 static void write_token(const world *w)
 {
@@ -222,8 +221,7 @@ void world_start(world *w, const world_options *o)
     begin(w);
 }
 
-/* ---- functions
- * ---------------------------------------------------------------------------- */
+/* ---- functions ----------------------------------------------------------------------------- */
 
 static void start_function(world *w, int function, int incarnation)
 {
@@ -292,8 +290,7 @@ static void kill_function(world *w, int function, int incarnation)
             kill(w->children[i].pid, SIGKILL);
 }
 
-/* ---- messages
- * ----------------------------------------------------------------------------- */
+/* ---- messages ------------------------------------------------------------------------------ */
 
 static void take(world *w, json_t *m)
 {

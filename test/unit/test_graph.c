@@ -73,8 +73,7 @@ TEST(variables_are_named_and_placed)
     graph_free(g);
 }
 
-/* ---- mistakes ----------------------------------------------------------------------------------
- */
+/* ---- mistakes ------------------------------------------------------------------------------ */
 
 typedef int (*mistake)(graph *g, int x);
 
@@ -257,8 +256,7 @@ TEST(a_graph_without_end_is_refused)
     graph_free(g);
 }
 
-/* ---- beginnings --------------------------------------------------------------------------------
- */
+/* ---- beginnings ---------------------------------------------------------------------------- */
 
 static void moments(const float *x, size_t count, double *mean, double *deviation, double *largest)
 {
@@ -323,8 +321,7 @@ TEST(dropout_keeps_its_share_and_depends_on_its_key_alone)
     CHECK_INT(graph_dropout_draw(1, 2, 3, 0, 0, 0), 15);
 }
 
-/* ---- memory plan --------------------------------------------------------------------------------
- */
+/* ---- memory plan --------------------------------------------------------------------------- */
 
 TEST(planned_blocks_never_overlap_in_time_and_place)
 {

@@ -299,8 +299,7 @@ static engine *compile(const op_case *c, const char *on, int threads)
     return m;
 }
 
-/* ---- gradients against finite differences, in the reference -----------------------------------
- */
+/* ---- gradients against finite differences, in the reference -------------------------------- */
 
 static double loss_at(engine *m, const engine_batch *b)
 {
@@ -364,8 +363,7 @@ TEST_LIMIT(gradients_are_finite_differences, 120)
         check_differences(&cases[i]);
 }
 
-/* ---- other backends against the reference ------------------------------------------------------
- */
+/* ---- other backends against the reference -------------------------------------------------- */
 
 typedef struct distance {
     double apart, scale; /* norms of got - want, and of want */
@@ -499,8 +497,7 @@ TEST_LIMIT(every_backend_agrees_with_the_reference, 120)
     }
 }
 
-/* ---- random models: what a backend fuses, it must fuse rightly wherever it stands
- * ----------------- */
+/* ---- random models: what a backend fuses, it must fuse rightly wherever it stands ---------- */
 
 static uint64_t random_seed;
 

@@ -157,8 +157,7 @@ TEST(a_step_of_ones_own)
     engine_free(m);
 }
 
-/* ---- everything at once, so that each kml_ name is called -------------------------------------
- */
+/* ---- everything at once, so that each kml_ name is called ---------------------------------- */
 
 static kml_tensor kitchen_sink(kml_graph *g, kml_tensor x)
 {

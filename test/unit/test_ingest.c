@@ -46,8 +46,7 @@ static int send(store *s, const char *name, const ingest_options *options, const
     return ingest_end(i, out, e);
 }
 
-/* ---- one set of samples -------------------------------------------------------------------------
- */
+/* ---- one set of samples -------------------------------------------------------------------- */
 
 enum { TRAIN = 150, TEST_SAMPLES = 20, IMAGE = CIFAR_IMAGE_BYTES };
 
@@ -332,8 +331,7 @@ TEST(the_memory_store_holds_datasets_too)
     store_close(s);
 }
 
-/* ---- numbers ------------------------------------------------------------------------------------
- */
+/* ---- numbers ------------------------------------------------------------------------------- */
 
 static const float numbers[2 * 3] = {0.5f, -1.25f, 3, 1e6f, -0.0f, 2};
 static const uint8_t classes[3] = {0, 1, 0};
@@ -463,8 +461,7 @@ ON_STORES(regression_has_float_targets)
     store_close(s);
 }
 
-/* ---- refusals -----------------------------------------------------------------------------------
- */
+/* ---- refusals ------------------------------------------------------------------------------ */
 
 /* The store holds no file that was not there when it was empty. */
 static void check_empty(store *s)
@@ -796,8 +793,7 @@ ON_STORES(progress_can_cancel_until_it_is_published)
     store_close(s);
 }
 
-/* ---- two at once --------------------------------------------------------------------------------
- */
+/* ---- two at once --------------------------------------------------------------------------- */
 
 typedef struct racer {
     store *store;
@@ -852,8 +848,7 @@ ON_STORES(of_two_uploads_at_once_one_wins)
     store_close(s);
 }
 
-/* ---- real data ----------------------------------------------------------------------------------
- */
+/* ---- real data ----------------------------------------------------------------------------- */
 
 TEST_LIMIT(mnist_comes_in, 60)
 {

@@ -47,8 +47,7 @@ enum { FLOATS = 300007 };
         name("server", "socket");                                                                  \
     }
 
-/* ---- a job's life in a few words ---------------------------------------------------------------
- */
+/* ---- a job's life in a few words ----------------------------------------------------------- */
 
 static void create_empty(fixture *f)
 {
@@ -155,8 +154,7 @@ static void check_fetched(fixture *f, int64_t version, const uint64_t (*part)[2]
     modelstore_close(m);
 }
 
-/* ---- the cases ---------------------------------------------------------------------------------
- */
+/* ---- the cases ----------------------------------------------------------------------------- */
 
 IN_EVERY_STORE(rounds_merge_what_was_published, 20)
 {
@@ -435,8 +433,7 @@ IN_EVERY_STORE(another_layout_is_refused, 20)
     fixture_free(&f);
 }
 
-/* ---- Redis in trouble
- * ---------------------------------------------------------------------------- */
+/* ---- Redis in trouble ---------------------------------------------------------------------- */
 
 IN_EVERY_REDIS(redis_killed_is_put_back, 30)
 {
@@ -515,8 +512,7 @@ IN_EVERY_REDIS(an_owner_that_died_finds_the_job_again, 30)
     fixture_free(&f);
 }
 
-/* ---- writers that die
- * ---------------------------------------------------------------------------- */
+/* ---- writers that die ---------------------------------------------------------------------- */
 
 /* A child that publishes the same models over and over until it is killed; tells when it has begun.
  */
@@ -714,8 +710,7 @@ IN_EVERY_STORE(a_zombie_never_replaces_its_replacement, 60)
     fixture_free(&f);
 }
 
-/* ---- the rest
- * ------------------------------------------------------------------------------------ */
+/* ---- the rest ------------------------------------------------------------------------------ */
 
 TEST(tcp_carries_as_well)
 {

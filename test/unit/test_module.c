@@ -16,8 +16,7 @@
 #include "rng.h"
 #include "test.h"
 
-/* ---- a host without Redis
- * ------------------------------------------------------------------------ */
+/* ---- a host without Redis ------------------------------------------------------------------ */
 
 static int retained, allocated, allocations_until_failure = -1;
 
@@ -301,8 +300,7 @@ TEST(logic_merges_beside_readers)
     CHECK_INT(allocated, 0);
 }
 
-/* ---- payloads
- * -------------------------------------------------------------------------------------- */
+/* ---- payloads ------------------------------------------------------------------------------ */
 
 typedef struct tape {
     unsigned char *bytes;
@@ -414,8 +412,7 @@ TEST_LIMIT(logic_loads_what_it_saved_and_nothing_else, 60)
     free(t.bytes);
 }
 
-/* ---- in a real Redis
- * ------------------------------------------------------------------------------- */
+/* ---- in a real Redis ----------------------------------------------------------------------- */
 
 static resp_command command;
 

@@ -102,8 +102,7 @@ TEST_LIMIT(other_numbers_give_other_bits, 60)
     world_end(&w);
 }
 
-/* ---- functions that end
- * ------------------------------------------------------------------- */
+/* ---- functions that end -------------------------------------------------------------------- */
 
 static void lose(const char *fault, int function, int epoch, int round)
 {
@@ -180,8 +179,7 @@ TEST_LIMIT(on_loss_continue_trains_the_rest_later, 60)
     world_end(&w);
 }
 
-/* ---- functions that are wrong
- * ------------------------------------------------------------- */
+/* ---- functions that are wrong -------------------------------------------------------------- */
 
 static void go_wrong(const char *fault, const char *reason, const char *message)
 {
@@ -222,8 +220,7 @@ TEST_LIMIT(a_function_that_talks_nonsense_is_replaced, 60)
     world_end(&w);
 }
 
-/* ---- kubeml-ps and Redis end
- * -------------------------------------------------------------- */
+/* ---- kubeml-ps and Redis end --------------------------------------------------------------- */
 
 static void die_at(const char *failpoint)
 {
@@ -379,8 +376,7 @@ TEST_LIMIT(the_container_of_redis_dies_between_epochs, 60)
     kill_redis(&in_a_pod, "epoch");
 }
 
-/* ---- controllers
- * -------------------------------------------------------------------------- */
+/* ---- controllers --------------------------------------------------------------------------- */
 
 TEST_LIMIT(a_controller_comes_back, 60)
 {
@@ -628,8 +624,7 @@ TEST_LIMIT(init_from_another_job, 60)
     world_end(&w);
 }
 
-/* ---- strangers and refusals
- * --------------------------------------------------------------- */
+/* ---- strangers and refusals ---------------------------------------------------------------- */
 
 /* What kubeml-ps answers to a first message; NULL when it closes instead. */
 static json_t *first_words(const world *w, json_t *m)

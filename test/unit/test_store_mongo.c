@@ -31,8 +31,7 @@ static int put(store *s, const char *key, int value, uint64_t expected, err *e)
     return result;
 }
 
-/* ---- a line that can be cut --------------------------------------------------------------------
- */
+/* ---- a line that can be cut ---------------------------------------------------------------- */
 
 /* Forwards connections to the server; `open` says whether it takes them, and closing it ends those that are
  * there. */
@@ -171,8 +170,7 @@ static void end_line(line *l)
     close(l->wake[1]);
 }
 
-/* ---- servers that are gone ---------------------------------------------------------------------
- */
+/* ---- servers that are gone ----------------------------------------------------------------- */
 
 TEST(no_server_is_an_error_that_names_the_store)
 {
@@ -284,8 +282,7 @@ TEST_LIMIT(a_short_outage_is_waited_out, 60)
     end_line(&l);
 }
 
-/* ---- leases ------------------------------------------------------------------------------------
- */
+/* ---- leases -------------------------------------------------------------------------------- */
 
 static void half_write(int to)
 {
@@ -408,8 +405,7 @@ TEST_LIMIT(a_writer_that_slept_too_long_publishes_nothing, 60)
     store_close(s);
 }
 
-/* ---- form --------------------------------------------------------------------------------------
- */
+/* ---- form ---------------------------------------------------------------------------------- */
 
 TEST(records_of_every_form_come_back)
 {
@@ -461,8 +457,7 @@ TEST(the_driver_is_loaded_by_those_who_ask)
     store_close(s);
 }
 
-/* ---- users -------------------------------------------------------------------------------------
- */
+/* ---- users --------------------------------------------------------------------------------- */
 
 TEST(a_locator_reads_its_dataset_and_nothing_else)
 {
@@ -624,8 +619,7 @@ TEST(a_store_without_users_gives_locators_without_passwords)
     store_close(s);
 }
 
-/* ---- TLS ---------------------------------------------------------------------------------------
- */
+/* ---- TLS ----------------------------------------------------------------------------------- */
 
 TEST_LIMIT(tls_is_the_locators_matter, 60)
 {
@@ -664,8 +658,7 @@ TEST_LIMIT(tls_is_the_locators_matter, 60)
     CHECK_CONTAINS(e.message, "TLS handshake failed");
 }
 
-/* ---- reading ahead -----------------------------------------------------------------------------
- */
+/* ---- reading ahead ------------------------------------------------------------------------- */
 
 enum { CHUNKS = 400, CHUNK_LEN = 50000 };
 

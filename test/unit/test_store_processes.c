@@ -97,8 +97,7 @@ static void join_child(child *c)
     close(c->from);
 }
 
-/* ---- growth ------------------------------------------------------------------------------------
- */
+/* ---- growth -------------------------------------------------------------------------------- */
 
 static void add_many(int to)
 {
@@ -139,8 +138,7 @@ TEST_LIMIT(two_processes_grow_the_map, 60)
     store_close(s);
 }
 
-/* ---- kill -9 -----------------------------------------------------------------------------------
- */
+/* ---- kill -9 ------------------------------------------------------------------------------- */
 
 /* Writes pairs of records, the second after the first, and says when a pair is acknowledged. */
 static void write_forever(int to)
@@ -302,8 +300,7 @@ TEST_LIMIT(dead_readers_are_cleared, 60)
     store_close(s);
 }
 
-/* ---- sweeping ----------------------------------------------------------------------------------
- */
+/* ---- sweeping ------------------------------------------------------------------------------ */
 
 static size_t files_in(const char *part)
 {
@@ -422,8 +419,7 @@ TEST_LIMIT(a_sweep_never_takes_from_a_writer, 60)
     store_close(s);
 }
 
-/* ---- a full disk -------------------------------------------------------------------------------
- */
+/* ---- a full disk --------------------------------------------------------------------------- */
 
 /* A limit on file sizes stands for it: the write fails half-way with EFBIG. */
 static void limit_files(rlim_t bytes)

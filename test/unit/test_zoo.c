@@ -148,8 +148,7 @@ TEST(an_unknown_name_gets_the_nearest)
     CHECK(!zoo_find(longest, &e) && e.code == ERR_NOT_FOUND);
 }
 
-/* ---- numbers
- * ------------------------------------------------------------------------------------- */
+/* ---- numbers ------------------------------------------------------------------------------- */
 
 enum { IMAGES = 2, CLASSES = 10, VARS_MAX = 1024 };
 
