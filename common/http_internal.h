@@ -1,7 +1,9 @@
 /* http_internal.h: what the files of the HTTP server share; nobody else includes it.
  *
- * http_server.c  the daemon, its connections' deadlines, the workers
- * http_route.c   pure: URIs, routes, Accept and Content-Type
+ * http_server.c   the daemon, its connections' deadlines, the workers
+ * http_request.c  what headers say: checks, and what handlers ask
+ * http_body.c     bodies on their way to handlers
+ * http_route.c    pure: URIs, routes, Accept and Content-Type
  * http_answer.c   answers and open streams
  *
  * A request is held by libmicrohttpd (from the request line to the completed callback) and by the
@@ -110,12 +112,33 @@ struct http_server {
     bool stopping;
 };
 
+/* http_server.c */
 void http_request_unref(http_request *r);
 /* Lets libmicrohttpd's thread look at the request again. Needs r->lock. */
 void http_request_wake(http_request *r);
 /* Makes `response` the answer; takes it. */
 void http_request_answer(http_request *r, unsigned status, struct MHD_Response *response,
                          int64_t send_ms);
+/* When it is shut down; HTTP_NEVER while we are the ones who work. `idle`: no whole request yet. NULL is fine. */
+void http_connection_deadline(http_connection *c, int64_t deadline_ms, bool idle);
+/* Hands the request to a worker. Needs r->lock; false when there is none to be had. */
+bool http_request_dispatch(http_request *r);
+/* Gives libmicrohttpd the answer that was made. Only in its thread, while the connection is not suspended. */
+enum MHD_Result http_request_queue_answer(http_request *r);
+
+/* http_request.c */
+/* Only in libmicrohttpd's thread: a worker may outlive the connection. NULL: no such header. */
+const char *http_header_value(const http_request *r, const char *name);
+/* Everything that can be said from the headers alone: the route is set, or *status where the error's own would be wrong. */
+int http_request_check(http_request *r, unsigned *status, err *e);
+
+/* http_body.c: both in libmicrohttpd's thread */
+/* Takes what it can of a piece; *len is what is left of it. MHD_NO ends the connection. */
+enum MHD_Result http_body_piece(http_request *r, const char *bytes, size_t *len);
+/* The body is complete: hand it over, wait for the worker, or answer. */
+enum MHD_Result http_body_end(http_request *r);
+
+/* http_answer.c */
 void http_streams_end(http_server *s);
 /* After the daemon is gone: those that handlers still hold are on their own from here on. */
 void http_streams_forget(http_server *server);

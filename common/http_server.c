@@ -14,13 +14,11 @@
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "cleanup.h"
 #include "clock.h"
-#include "json_read.h"
 #include "log.h"
 
 enum {
@@ -84,7 +82,7 @@ static void connection_notify(void *context, struct MHD_Connection *connection, 
         connection_closed(context, *socket_context);
 }
 
-static void connection_deadline(http_connection *c, int64_t deadline_ms, bool idle)
+void http_connection_deadline(http_connection *c, int64_t deadline_ms, bool idle)
 {
     if (!c)
         return;
@@ -201,7 +199,7 @@ static void request_completed(void *context, struct MHD_Connection *connection, 
     r->gone = true;
     pthread_cond_broadcast(&r->changed);
     pthread_mutex_unlock(&r->lock);
-    connection_deadline(r->conn, clock_deadline_ms(s->config.idle_ms), true);
+    http_connection_deadline(r->conn, clock_deadline_ms(s->config.idle_ms), true);
     if (s->config.observe && r->queued)
         s->config.observe(s->config.context, r->method, r->route ? r->route->pattern : "other",
                           r->status, (double)(clock_monotonic_ns() - r->started_ns) / 1e9);
@@ -233,138 +231,6 @@ void http_request_answer(http_request *r, unsigned status, struct MHD_Response *
     pthread_mutex_unlock(&r->lock);
 }
 
-/* Only in libmicrohttpd's thread: a worker may outlive the connection. */
-static const char *header_value(const http_request *r, const char *name)
-{
-    return MHD_lookup_connection_value(r->connection, MHD_HEADER_KIND, name);
-}
-
-static int check_token(http_request *r, err *e)
-{
-    const tokens *taken = r->server->config.tokens;
-    const char *have = header_value(r, "Authorization"), *own = header_value(r, HTTP_TOKEN_HEADER);
-    const char *token = own ? own : have && strncasecmp(have, "Bearer ", 7) == 0 ? have + 7 : NULL;
-    if (!taken || (r->route && r->route->open))
-        return 0;
-    const char *user = token ? tokens_user(taken, token) : NULL;
-    if (user) {
-        snprintf(r->user, sizeof r->user, "%s", user);
-        return 0;
-    }
-    http_add_header(r, "WWW-Authenticate", "Bearer realm=\"kubeml\"");
-    return err_set(e, ERR_UNAUTHORIZED, have || own ? "the token is wrong"
-                                                    : "a token is needed: Authorization: Bearer TOKEN");
-}
-
-/* Without a token the API is for this machine alone, and so are its names: a page whose own name was made to
- * mean 127.0.0.1 after it was loaded has the same Origin as Host. */
-static int check_host(http_request *r, err *e)
-{
-    const char *host = header_value(r, "Host");
-    if (r->server->config.tokens || !host || http_host_is_local(host))
-        return 0;
-    return err_set(e, ERR_FORBIDDEN, "without tokens the API answers to localhost and 127.0.0.1, not to \"%.64s\"", host);
-}
-
-/* A browser names the page that a request comes from; a page of another site may not use an API that
- * may be without a token on the loopback address. */
-static int check_origin(http_request *r, err *e)
-{
-    const char *origin = header_value(r, "Origin"), *host = header_value(r, "Host");
-    const char *authority = origin ? strstr(origin, "://") : NULL;
-    if (!origin || (authority && host && strcasecmp(authority + 3, host) == 0))
-        return 0;
-    return err_set(e, ERR_FORBIDDEN, "requests from pages of another origin are refused");
-}
-
-/* Finds the route; otherwise 404, or 405 with the methods there are. */
-static int find_route(http_request *r, unsigned *status, err *e)
-{
-    char allow[HTTP_HEADERS_MAX * 16] = "";
-    for (size_t i = 0; i < r->server->config.route_count; i++) {
-        const http_route *route = &r->server->config.routes[i];
-        if (!http_pattern_matches(route->pattern, &r->target))
-            continue;
-        if (strcmp(route->method, r->head ? "GET" : r->method) == 0) {
-            r->route = route;
-            return 0;
-        }
-        const char *more = strcmp(route->method, "GET") == 0 ? "GET, HEAD" : route->method;
-        size_t used = strlen(allow);
-        snprintf(allow + used, sizeof allow - used, "%s%s", used ? ", " : "", more);
-    }
-    if (!allow[0])
-        return err_set(e, ERR_NOT_FOUND, "there is no such path");
-    http_add_header(r, "Allow", allow);
-    *status = 405;
-    return err_set(e, ERR_UNSUPPORTED, "this path takes %s", allow);
-}
-
-static int check_queries(const http_request *r, err *e)
-{
-    for (int i = 0; i < r->target.query_count; i++)
-        if (!http_list_has(r->route->queries, r->target.query_names[i]))
-            return err_set(e, ERR_INVALID, "unknown query parameter \"%.64s\"",
-                           r->target.query_names[i]);
-    return 0;
-}
-
-static int check_body(http_request *r, unsigned *status, err *e)
-{
-    const http_route *route = r->route;
-    const char *length = header_value(r, "Content-Length");
-    const char *chunked = header_value(r, "Transfer-Encoding");
-    const char *type = header_value(r, "Content-Type");
-    uint64_t most = route->body_bytes_max ? route->body_bytes_max : HTTP_JSON_BYTES_MAX;
-    snprintf(r->content_type, sizeof r->content_type, "%s", type ? type : "");
-    r->body.max = most < HTTP_DRAIN_BYTES_MAX ? (size_t)most : HTTP_DRAIN_BYTES_MAX;
-    if (length)
-        r->content_length = strtoll(length, NULL, 10); /* libmicrohttpd has checked the number */
-    if (route->body == HTTP_BODY_NONE)
-        return 0;
-    if (!length && !chunked) {
-        *status = 411;
-        return err_set(e, ERR_INVALID, "a body is needed: send Content-Length or use chunks");
-    }
-    if (route->takes && (type || r->content_length != 0) &&
-        !(type && http_type_listed(route->takes, type))) {
-        *status = 415;
-        return err_set(e, ERR_UNSUPPORTED, "Content-Type must be %s, not %.64s", route->takes,
-                       type ? type : "absent");
-    }
-    if (r->content_length > 0 && (uint64_t)r->content_length > most) {
-        r->over = true;
-        return err_set(e, ERR_LIMIT, "the body of %lld bytes is over the limit of %llu",
-                       (long long)r->content_length, (unsigned long long)most);
-    }
-    return 0;
-}
-
-static int check_accept(http_request *r, unsigned *status, err *e)
-{
-    const char *accept = header_value(r, "Accept");
-    const char *gives = r->route->gives ? r->route->gives : "application/json";
-    r->has_accept = accept != NULL;
-    if (http_accept_best(accept, gives, r->accepted, sizeof r->accepted))
-        return 0;
-    *status = 406;
-    return err_set(e, ERR_UNSUPPORTED, "this answers with %s, which Accept leaves out", gives);
-}
-
-/* Everything that can be said from the headers alone. */
-static int check_request(http_request *r, unsigned *status, err *e)
-{
-    if (!r->uri) {
-        *status = 414;
-        return err_set(e, ERR_LIMIT, "the URI is longer than %d bytes", HTTP_URI_BYTES_MAX);
-    }
-    if (http_target_parse(r->uri, &r->target, e) || find_route(r, status, e) ||
-        check_token(r, e) || check_host(r, e) || check_origin(r, e) || check_queries(r, e) ||
-        check_accept(r, status, e) || check_body(r, status, e))
-        return -1;
-    return 0;
-}
-
 /* The first call of a request: its headers are complete. */
 static void request_begin(http_request *r, struct MHD_Connection *connection, const char *method)
 {
@@ -373,18 +239,18 @@ static void request_begin(http_request *r, struct MHD_Connection *connection, co
     r->connection = connection;
     snprintf(r->method, sizeof r->method, "%s", method);
     r->head = strcmp(method, "HEAD") == 0;
-    r->forwarded = header_value(r, HTTP_HOP_HEADER) != NULL;
-    connection_deadline(r->conn, clock_deadline_ms(s->config.body_ms), false);
+    r->forwarded = http_header_value(r, HTTP_HOP_HEADER) != NULL;
+    http_connection_deadline(r->conn, clock_deadline_ms(s->config.body_ms), false);
     err e = ERR_INIT;
     unsigned status = 0;
-    if (check_request(r, &status, &e))
+    if (http_request_check(r, &status, &e))
         http_answer_problem(r, status ? status : (unsigned)err_http_status(e.code), &e, NULL);
 }
 
-static enum MHD_Result queue_answer(http_request *r)
+enum MHD_Result http_request_queue_answer(http_request *r)
 {
     r->queued = true;
-    connection_deadline(r->conn, r->send_ms == HTTP_NEVER ? HTTP_NEVER : clock_deadline_ms(r->send_ms),
+    http_connection_deadline(r->conn, r->send_ms == HTTP_NEVER ? HTTP_NEVER : clock_deadline_ms(r->send_ms),
                         false);
     return MHD_queue_response(r->connection, r->status, r->response);
 }
@@ -393,7 +259,7 @@ static enum MHD_Result queue_answer(http_request *r)
  * that is still sending may otherwise never read why. */
 static bool may_answer_early(const http_request *r)
 {
-    const char *expect = header_value(r, "Expect");
+    const char *expect = http_header_value(r, "Expect");
     bool streams = r->route && r->route->body == HTTP_BODY_STREAM && !r->over;
     return expect || (r->content_length > HTTP_DRAIN_BYTES_MAX && !streams);
 }
@@ -475,8 +341,7 @@ static int worker_start(http_server *s)
     return status;
 }
 
-/* Hands the request to a worker. Needs r->lock; false when there is none to be had. */
-static bool dispatch(http_request *r)
+bool http_request_dispatch(http_request *r)
 {
     http_server *s = r->server;
     pthread_mutex_lock(&s->lock);
@@ -497,136 +362,7 @@ static bool dispatch(http_request *r)
     return given;
 }
 
-/* ---- bodies ---------------------------------------------------------------------------------------- */
-
-/* A stream's deadline: the grace, and what came so far at the minimum rate; the time in which we did
- * not read is not the client's. Needs r->lock. */
-static void stream_deadline(http_request *r)
-{
-    const http_config *c = &r->server->config;
-    int64_t earned = (int64_t)(r->seen / (uint64_t)c->rate_min) * 1000;
-    int64_t due = r->started_ns / 1000000 + c->body_ms + earned + r->paused_ms;
-    int64_t grace = clock_deadline_ms(c->body_ms);
-    connection_deadline(r->conn, due < grace ? due : grace, false);
-}
-
-static bool ring_ready(http_request *r)
-{
-    if (!r->ring)
-        r->ring = malloc(HTTP_RING_BYTES);
-    return r->ring != NULL;
-}
-
-/* Copies what fits. Needs r->lock. */
-static size_t ring_put(http_request *r, const char *bytes, size_t len)
-{
-    size_t room = HTTP_RING_BYTES - r->ring_len, put = len < room ? len : room;
-    size_t at = (r->ring_start + r->ring_len) % HTTP_RING_BYTES;
-    size_t first = put < HTTP_RING_BYTES - at ? put : HTTP_RING_BYTES - at;
-    memcpy(r->ring + at, bytes, first);
-    memcpy(r->ring, bytes + first, put - first);
-    r->ring_len += put;
-    return put;
-}
-
-static size_t ring_get(http_request *r, char *out, size_t max)
-{
-    size_t got = r->ring_len < max ? r->ring_len : max;
-    size_t first = got < HTTP_RING_BYTES - r->ring_start ? got : HTTP_RING_BYTES - r->ring_start;
-    memcpy(out, r->ring + r->ring_start, first);
-    memcpy(out + first, r->ring, got - first);
-    r->ring_start = (r->ring_start + got) % HTTP_RING_BYTES;
-    r->ring_len -= got;
-    return got;
-}
-
-static void suspend(http_request *r)
-{
-    r->suspended = true;
-    r->paused_since_ms = clock_monotonic_ms();
-    connection_deadline(r->conn, HTTP_NEVER, false);
-    MHD_suspend_connection(r->connection);
-}
-
-/* Takes a piece of a streamed body: how much of it. Needs r->lock. */
-static size_t stream_take(http_request *r, const char *bytes, size_t len)
-{
-    if (!ring_ready(r))
-        r->discard = true; /* http_body_read finds no ring and says so */
-    if (r->discard)
-        return len;
-    size_t put = ring_put(r, bytes, len);
-    if (put < len)
-        suspend(r);
-    else
-        stream_deadline(r);
-    pthread_cond_broadcast(&r->changed);
-    return put;
-}
-
-/* The body of a request that was refused, or whose answer is ready: read and forgotten. */
-static void take_whole(http_request *r, const char *bytes, size_t len)
-{
-    err e = ERR_INIT;
-    if (r->over || buf_append(&r->body, bytes, len, &e) == 0)
-        return;
-    r->over = true;
-    buf_free(&r->body);
-}
-
-static enum MHD_Result body_piece(http_request *r, const char *bytes, size_t *len)
-{
-    bool stream = r->route && r->route->body == HTTP_BODY_STREAM;
-    pthread_mutex_lock(&r->lock);
-    size_t taken = *len;
-    bool taken_on = true;
-    if (r->response || r->discard) {
-        if (stream)
-            stream_deadline(r);
-    } else if (stream) {
-        if (!r->dispatched)
-            taken_on = dispatch(r);
-        taken = stream_take(r, bytes, *len);
-    } else {
-        take_whole(r, bytes, *len);
-    }
-    r->seen += taken;
-    bool flood = (r->response || r->over) && !stream && r->seen > HTTP_DRAIN_BYTES_MAX;
-    pthread_mutex_unlock(&r->lock);
-    *len -= taken;
-    return taken_on && !flood ? MHD_YES : MHD_NO;
-}
-
-/* The body is complete: hand it over, wait for the worker, or answer. */
-static enum MHD_Result body_end(http_request *r)
-{
-    pthread_mutex_lock(&r->lock);
-    r->ended = true;
-    bool over = r->over && !r->response && !r->dispatched;
-    pthread_mutex_unlock(&r->lock);
-    if (over) {
-        err e = ERR_INIT;
-        err_set(&e, ERR_LIMIT, "the body is over the limit of %zu bytes", r->body.max);
-        http_answer_error(r, &e);
-    }
-    pthread_mutex_lock(&r->lock);
-    enum MHD_Result result = MHD_YES;
-    if (r->response) {
-        result = queue_answer(r);
-    } else if (r->status) {
-        result = MHD_NO; /* there was no memory for the answer */
-    } else {
-        /* Suspended first: a worker may answer before this returns. */
-        suspend(r);
-        if (!r->dispatched && !dispatch(r)) {
-            http_request_wake(r);
-            result = MHD_NO;
-        }
-        pthread_cond_broadcast(&r->changed);
-    }
-    pthread_mutex_unlock(&r->lock);
-    return result;
-}
+/* ---- libmicrohttpd's calls --------------------------------------------------------------------------- */
 
 static enum MHD_Result access_request(void *context, struct MHD_Connection *connection,
                                       const char *url, const char *method, const char *version,
@@ -638,117 +374,9 @@ static enum MHD_Result access_request(void *context, struct MHD_Connection *conn
         return MHD_NO; /* no memory for it */
     if (!r->begun) {
         request_begin(r, connection, method);
-        return r->response && may_answer_early(r) ? queue_answer(r) : MHD_YES;
+        return r->response && may_answer_early(r) ? http_request_queue_answer(r) : MHD_YES;
     }
-    return *len ? body_piece(r, bytes, len) : body_end(r);
-}
-
-ssize_t http_body_read(http_request *r, void *out, size_t max, err *e)
-{
-    uint64_t most = r->route->body_bytes_max ? r->route->body_bytes_max : HTTP_JSON_BYTES_MAX;
-    pthread_mutex_lock(&r->lock);
-    while (r->ring_len == 0 && !r->ended && !r->gone && !r->discard)
-        pthread_cond_wait(&r->changed, &r->lock); /* ends by the connection's deadline */
-    ssize_t got = -1;
-    if (r->ring_len && r->seen <= most) {
-        got = (ssize_t)ring_get(r, out, max);
-        if (r->suspended && !r->ended && r->ring_len <= HTTP_RING_BYTES / 2) {
-            r->paused_ms += clock_monotonic_ms() - r->paused_since_ms;
-            stream_deadline(r);
-            http_request_wake(r);
-        }
-    } else if (r->seen > most) {
-        err_set(e, ERR_LIMIT, "the body is over the limit of %llu bytes", (unsigned long long)most);
-    } else if (r->gone) {
-        err_set(e, ERR_UNAVAILABLE, "the body was cut off after %llu bytes",
-                (unsigned long long)r->seen);
-    } else if (r->discard) {
-        err_set(e, ERR_NOMEM, "no memory for the upload");
-    } else {
-        got = 0;
-    }
-    pthread_mutex_unlock(&r->lock);
-    return got;
-}
-
-/* ---- what handlers ask ------------------------------------------------------------------------------ */
-
-const char *http_param(const http_request *r, const char *name)
-{
-    int i = http_pattern_index(r->route->pattern, name);
-    return i < 0 ? "" : r->target.segments[i];
-}
-
-const char *http_query(const http_request *r, const char *name)
-{
-    for (int i = 0; i < r->target.query_count; i++)
-        if (strcmp(r->target.query_names[i], name) == 0)
-            return r->target.query_values[i];
-    return NULL;
-}
-
-bool http_type_is(const http_request *r, const char *type)
-{
-    return http_type_listed(type, r->content_type);
-}
-
-const char *http_content_type(const http_request *r)
-{
-    return r->content_type;
-}
-
-const char *http_method(const http_request *r)
-{
-    return r->method;
-}
-
-const char *http_accepted(const http_request *r)
-{
-    return r->accepted;
-}
-
-const char *http_uri(const http_request *r)
-{
-    return r->uri;
-}
-
-bool http_is_forwarded(const http_request *r)
-{
-    return r->forwarded;
-}
-
-const char *http_user(const http_request *r)
-{
-    return r->user;
-}
-
-bool http_has_accept(const http_request *r)
-{
-    return r->has_accept;
-}
-
-const char *http_body_bytes(const http_request *r, size_t *len)
-{
-    *len = r->body.len;
-    return r->body.bytes ? r->body.bytes : "";
-}
-
-int http_body_json(const http_request *r, json_t **out, err *e)
-{
-    json_t *value = NULL;
-    if (json_read(r->body.bytes, r->body.len, HTTP_JSON_DEPTH_MAX, &value, e))
-        return -1;
-    if (!json_is_object(value)) {
-        json_decref(value);
-        return err_set(e, ERR_INVALID, "the body must be a JSON object");
-    }
-    *out = value;
-    return 0;
-}
-
-int64_t http_body_length(const http_request *r)
-{
-    return r->content_length;
+    return *len ? http_body_piece(r, bytes, len) : http_body_end(r);
 }
 
 /* ---- start and stop ---------------------------------------------------------------------------------- */
