@@ -181,7 +181,8 @@ static long enter_landlock(const sandbox *s, err *e)
 /* One refused call: goes on behind it for others. */
 #define DENY(nr) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (nr), 0, 1), REFUSE(EPERM)
 
-static int enter_seccomp(void)
+/* 1 when it is in force, 0 where the kernel has none, -1 on error. */
+static int enter_seccomp(err *e)
 {
     uint32_t self = (uint32_t)getpid();
     struct sock_filter filter[] = {
@@ -223,6 +224,13 @@ static int enter_seccomp(void)
         BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, CLONE_THREAD, 1, 0),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
+        /* Its own limits may be asked for and lowered; those of other processes of the same user may not. */
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_prlimit64, 0, 5),
+        LOAD(args[0]),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 2, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, self, 1, 0),
+        REFUSE(EPERM),
+        RETURN(SECCOMP_RET_ALLOW),
         /* A process may signal itself: abort, and the end by a signal. */
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_kill, 1, 0),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_tgkill, 0, 4),
@@ -234,7 +242,12 @@ static int enter_seccomp(void)
     };
     struct sock_fprog program = {(unsigned short)(sizeof filter / sizeof *filter), filter};
     /* Also on threads that CUDA has started by now; Landlock knows no such thing. */
-    return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
+    long failed = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program);
+    if (failed == 0)
+        return 1;
+    if (failed > 0)
+        return err_set(e, ERR_IO, "seccomp: thread %ld has a filter of its own", failed);
+    return errno == ENOSYS || errno == EINVAL ? 0 : err_set_errno(e, errno, "seccomp");
 }
 
 int sandbox_enter(const sandbox *s, char report[SANDBOX_REPORT_BYTES], err *e)
@@ -247,7 +260,9 @@ int sandbox_enter(const sandbox *s, char report[SANDBOX_REPORT_BYTES], err *e)
     long landlock = enter_landlock(s, e);
     if (landlock < 0)
         return -1;
-    int seccomp = enter_seccomp();
+    int seccomp = enter_seccomp(e);
+    if (seccomp < 0)
+        return -1;
     note_inside();
     snprintf(report, SANDBOX_REPORT_BYTES, "limits, no new privileges, %s%ld, %s",
              landlock ? "Landlock " : "no Landlock in this kernel: ", landlock,

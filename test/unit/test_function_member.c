@@ -568,17 +568,18 @@ TEST(the_walls_stand_before_user_code_runs)
 {
     char text[3000];
     snprintf(text, sizeof text,
-             "#include <kubeml.h>\n#include <errno.h>\n#include <fcntl.h>\n#include <signal.h>\n"
-             "#include <sys/prctl.h>\n#include <unistd.h>\n"
+             "#define _GNU_SOURCE\n#include <kubeml.h>\n#include <errno.h>\n#include <fcntl.h>\n#include <signal.h>\n"
+             "#include <sys/prctl.h>\n#include <sys/resource.h>\n#include <unistd.h>\n"
              "static kml_tensor model(kml_graph *g, kml_tensor x)\n{\n"
              "    (void)x;\n"
              "    int shadow = open(\"/etc/hostname\", O_RDONLY), made = open(\"%s/made\", O_CREAT | O_RDWR, 0600);\n"
              "    int child = (int)fork(); if (child == 0) _exit(0);\n"
              "    int killed = kill(getppid(), 0), ran = execl(\"/bin/true\", \"true\", (char *)0);\n"
-             "    return kml_fail(g, \"open %%d make %%d fork %%d kill %%d exec %%d privs %%d dump %%d\", shadow, made, child,\n"
-             "                    killed, ran, prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0), prctl(PR_GET_DUMPABLE, 0, 0, 0, 0));\n"
+             "    struct rlimit l; int limits = prlimit(getppid(), RLIMIT_NOFILE, NULL, &l), own = getrlimit(RLIMIT_NOFILE, &l);\n"
+             "    return kml_fail(g, \"open %%d make %%d fork %%d kill %%d exec %%d limits %%d own %%d privs %%d dump %%d\", shadow,\n"
+             "                    made, child, killed, ran, limits, own, prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0), prctl(PR_GET_DUMPABLE, 0, 0, 0, 0));\n"
              "}\nKUBEML_FUNCTION(.model = model);\n", "/tmp");
-    expect_failed(text, "ShapeMismatch", "open -1 make -1 fork -1 kill -1 exec -1 privs 1 dump 0");
+    expect_failed(text, "ShapeMismatch", "open -1 make -1 fork -1 kill -1 exec -1 limits -1 own 0 privs 1 dump 0");
 }
 
 TEST(a_crash_while_it_loads_leaves_its_line)

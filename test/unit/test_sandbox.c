@@ -1,0 +1,46 @@
+/* test_sandbox.c: what the walls say when the kernel does not take them. What they hold back is
+ * test_function_member.c's. */
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "sandbox.h"
+#include "test.h"
+
+enum { NO_FILTERS = 40, ENTERED, REFUSED };
+
+/* The kernel takes so many instructions of filters and no more. */
+static void fill_with_filters(void)
+{
+    static struct sock_filter all[BPF_MAXINSNS];
+    for (size_t i = 0; i < BPF_MAXINSNS; i++)
+        all[i] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    for (unsigned short len = BPF_MAXINSNS; len > 0; len /= 2) {
+        struct sock_fprog program = {len, all};
+        while (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == 0)
+            ;
+    }
+}
+
+TEST(without_its_filter_nothing_runs)
+{
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        char report[SANDBOX_REPORT_BYTES];
+        err e = ERR_INIT;
+        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || syscall(SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0,
+                                                                   &(uint32_t){SECCOMP_RET_ERRNO}) != 0)
+            _exit(NO_FILTERS); /* this kernel has none */
+        fill_with_filters();
+        _exit(sandbox_enter(&(sandbox){0}, report, &e) == 0 ? ENTERED : REFUSED);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    if (WEXITSTATUS(status) == NO_FILTERS)
+        test_skip("the kernel has no filters");
+    CHECK_INT(WEXITSTATUS(status), REFUSED);
+}
