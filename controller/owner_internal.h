@@ -3,7 +3,8 @@
  * owner.c         the thread, its queue of calls, events and actions of job.h
  * pool.c          pods, the warm pool
  * pool_talk.c     what is said to pods and what they say
- * owner_jobs.c    what the controller keeps of a job beside the machine; records and messages
+ * owner_jobs.c    what the controller keeps of a job beside the machine; records
+ * owner_logs.c    jobs' logs
  * owner_api.c     the calls of owner.h
  * owner_follow.c  event and log streams
  * owner_usage.c   what functions use now
@@ -224,18 +225,20 @@ void sides_revoke(owner *o, side *s);
 void sides_revoke_others(owner *o);
 int sides_open_object(owner *o, side *s, err *e);
 json_t *jobs_task_json(const json_t *record); /* a record as the API shows it */
+json_t *jobs_live_json(owner *o, const job *j); /* the same for one in the machine, with its reason */
 void jobs_save(owner *o, const job *j);
 void jobs_save_unsaved(owner *o);
-void jobs_archive(owner *o, const char *id); /* the logs of its pods, into the store */
-int jobs_store_log(owner *o, const char *id, const char *text, size_t len, err *e);
-json_t *jobs_live_json(owner *o, const job *j); /* the same for one in the machine, with its reason */
 json_t *epochs_of_history(store *st, const char *id);
+/* Function and dataset as they are now; ERR_NOT_FOUND. */
+int sides_resolve(owner *o, side *s, const request *r, err *e);
+
+/* owner_logs.c */
 /* All pods' logs of a job, merged; from the cluster. */
 int logs_merged(owner *o, const char *id, buf *out, err *e);
 /* The same, but only what came after `positions`, which are moved on; whole lines. */
 int logs_since(owner *o, const char *id, log_position **positions, buf *out, err *e);
-/* Function and dataset as they are now; ERR_NOT_FOUND. */
-int sides_resolve(owner *o, side *s, const request *r, err *e);
+void jobs_archive(owner *o, const char *id); /* the logs of its pods, into the store */
+int jobs_store_log(owner *o, const char *id, const char *text, size_t len, err *e);
 
 /* owner_follow.c */
 int follow_add(owner *o, const char *id, http_stream *stream, bool logs, err *e);
