@@ -302,6 +302,24 @@ void store_page_free(store_page *p)
     *p = (store_page){0};
 }
 
+int store_walk(store *s, const char *collection, store_visit visit, void *context, err *e)
+{
+    char after[STORE_KEY_BYTES] = "";
+    for (bool more = true; more;) {
+        store_page page;
+        int status = store_list(s, collection, NULL, after[0] ? after : NULL, 0, &page, e);
+        for (size_t i = 0; status == 0 && i < page.count; i++)
+            status = visit(context, page.records[i].key, page.records[i].value, e);
+        if (page.count)
+            snprintf(after, sizeof after, "%s", page.records[page.count - 1].key);
+        more = page.more && page.count;
+        store_page_free(&page);
+        if (status)
+            return status;
+    }
+    return 0;
+}
+
 /* ---- blobs --------------------------------------------------------------------------------- */
 
 int store_blob_begin(store *s, const char *name, blob_writer **out, err *e)
@@ -552,28 +570,27 @@ bool chunk_prefetches(const chunk_reader *r)
     return r->driver->reader_prefetch != NULL;
 }
 
+typedef struct upload_search {
+    const char *id;
+    bool named;
+} upload_search;
+
+static int names_upload(void *context, const char *key, json_t *value, err *e)
+{
+    (void)key;
+    (void)e;
+    upload_search *search = context;
+    const char *upload = json_string_value(json_object_get(value, "upload"));
+    search->named |= upload && strcmp(upload, search->id) == 0;
+    return 0;
+}
+
 int store_chunks_named(store *s, const char *id, bool *named, err *e)
 {
-    *named = false;
-    store_page page = {.more = true};
-    char after[STORE_KEY_BYTES] = "";
-    while (page.more && !*named) {
-        if (store_list(s, STORE_DATASETS, NULL, *after ? after : NULL, 0, &page, e) != 0) {
-            store_page_free(&page);
-            return -1;
-        }
-        for (size_t i = 0; i < page.count; i++) {
-            const char *upload =
-                json_string_value(json_object_get(page.records[i].value, "upload"));
-            *named = *named || (upload && strcmp(upload, id) == 0);
-        }
-        if (page.count > 0)
-            snprintf(after, sizeof after, "%s", page.records[page.count - 1].key);
-        bool more = page.more;
-        store_page_free(&page);
-        page.more = more;
-    }
-    return 0;
+    upload_search search = {.id = id};
+    int status = store_walk(s, STORE_DATASETS, names_upload, &search, e);
+    *named = search.named;
+    return status;
 }
 
 int store_drop(store *s, err *e)

@@ -85,6 +85,10 @@ typedef struct store_page {
 int store_list(store *s, const char *collection, const char *prefix, const char *after,
                size_t limit, store_page *out, err *e);
 void store_page_free(store_page *p);
+/* Hands over every record of a collection, in order of the keys, a page at a time: what is put meanwhile may be among
+ * them or not. Borrowed for the call. What `visit` returns other than 0 ends it and is returned. */
+typedef int (*store_visit)(void *context, const char *key, json_t *value, err *e);
+int store_walk(store *s, const char *collection, store_visit visit, void *context, err *e);
 
 /* ---- blobs ----------------------------------------------------------------------------------- */
 

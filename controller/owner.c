@@ -352,44 +352,28 @@ static int pool_token(owner *o, char path[FS_PATH_BYTES], err *e)
     return fs_write_file(path, o->pool_token, strlen(o->pool_token), 0600, e);
 }
 
-static int restore_page(owner *o, const store_page *page, err *e)
+static int restore_job(void *context, const char *key, json_t *record, err *e)
 {
-    for (size_t i = 0; i < page->count; i++) {
-        const json_t *record = page->records[i].value, *inner = json_object_get(record, "job");
-        job_state state;
-        const char *name = json_string_value(json_object_get(inner, "state"));
-        if (!name || !job_state_from_name(name, &state)) {
-            log_error("the record of job %s is not one; it is left out", page->records[i].key);
-            continue;
-        }
-        if (state != JOB_QUEUED && state != JOB_STARTING && state != JOB_RUNNING)
-            continue;
-        side *s = NULL;
-        err why = ERR_INIT;
-        if (jobs_restore(o->machine, inner, &why) || sides_restore(o, record, &s, &why))
-            log_error("job %s cannot be taken up again: %s", page->records[i].key, why.message);
-        if (why.code == ERR_NOMEM)
-            return err_set(e, ERR_NOMEM, "no memory for the jobs in the store");
+    owner *o = context;
+    json_t *inner = json_object_get(record, "job");
+    job_state state;
+    const char *name = json_string_value(json_object_get(inner, "state"));
+    if (!name || !job_state_from_name(name, &state)) {
+        log_error("the record of job %s is not one; it is left out", key);
+        return 0;
     }
-    return 0;
+    if (state != JOB_QUEUED && state != JOB_STARTING && state != JOB_RUNNING)
+        return 0;
+    side *s = NULL;
+    err why = ERR_INIT;
+    if (jobs_restore(o->machine, inner, &why) || sides_restore(o, record, &s, &why))
+        log_error("job %s cannot be taken up again: %s", key, why.message);
+    return why.code == ERR_NOMEM ? err_set(e, ERR_NOMEM, "no memory for the jobs in the store") : 0;
 }
 
 static int restore_jobs(owner *o, err *e)
 {
-    char after[STORE_KEY_BYTES] = "";
-    for (bool more = true; more;) {
-        store_page page = {0};
-        int status = store_list(o->controller->store, "jobs", NULL, after[0] ? after : NULL, 0, &page, e);
-        if (status == 0)
-            status = restore_page(o, &page, e);
-        if (page.count)
-            snprintf(after, sizeof after, "%s", page.records[page.count - 1].key);
-        more = status == 0 && page.more && page.count;
-        store_page_free(&page);
-        if (status)
-            return err_wrap(e, "the jobs in the store");
-    }
-    return 0;
+    return store_walk(o->controller->store, "jobs", restore_job, o, e) ? err_wrap(e, "the jobs in the store") : 0;
 }
 
 /* Without the engine's object functions compute on the CPU, and must not wait for a GPU. */

@@ -309,27 +309,27 @@ static bool record_ended(const json_t *record)
     return name && job_state_from_name(name, &state) && state >= JOB_SUCCEEDED;
 }
 
-/* From the store, in the caller's thread. */
-static int add_ended(owner *o, json_t *live, json_t *out, err *e)
+typedef struct ended_list {
+    const json_t *live;
+    json_t *out;
+} ended_list;
+
+static int add_if_ended(void *context, const char *key, json_t *record, err *e)
 {
-    char after[STORE_KEY_BYTES] = "";
-    for (bool more = true; more;) {
-        store_page page = {0};
-        int status = store_list(o->controller->store, "jobs", NULL, after[0] ? after : NULL, 0, &page, e);
-        for (size_t i = 0; status == 0 && i < page.count; i++) {
-            snprintf(after, sizeof after, "%s", page.records[i].key);
-            if (!record_ended(page.records[i].value) || has_task(live, page.records[i].key))
-                continue;
-            json_t *task = jobs_task_json(page.records[i].value);
-            json_object_set_new(task, "phase", json_null());
-            json_array_append_new(out, task);
-        }
-        more = status == 0 && page.more && page.count;
-        store_page_free(&page);
-        if (status)
-            return -1;
-    }
+    (void)e;
+    const ended_list *l = context;
+    if (!record_ended(record) || has_task(l->live, key))
+        return 0;
+    json_t *task = jobs_task_json(record);
+    json_object_set_new(task, "phase", json_null());
+    json_array_append_new(l->out, task);
     return 0;
+}
+
+/* From the store, in the caller's thread. */
+static int add_ended(owner *o, const json_t *live, json_t *out, err *e)
+{
+    return store_walk(o->controller->store, "jobs", add_if_ended, &(ended_list){live, out}, e);
 }
 
 int owner_tasks(owner *o, bool active, bool ended, json_t **out, err *e)

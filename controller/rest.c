@@ -22,6 +22,36 @@ void rest_time(json_t *object, const char *key, int64_t wall_ms)
     json_object_set_new(object, key, wall_ms > 0 ? json_string(text) : json_null());
 }
 
+typedef struct shown_list {
+    json_t *out;
+    json_t *(*show)(json_t *record);
+} shown_list;
+
+static int show_one(void *context, const char *key, json_t *record, err *e)
+{
+    (void)key;
+    (void)e;
+    const shown_list *l = context;
+    json_t *shown = l->show ? l->show(record) : json_incref(record);
+    if (shown)
+        json_array_append_new(l->out, shown);
+    return 0;
+}
+
+void rest_list(http_request *r, const controller *c, const char *collection, json_t *(*show)(json_t *record))
+{
+    err e = ERR_INIT;
+    shown_list l = {.out = json_array(), .show = show};
+    if (!l.out)
+        err_set(&e, ERR_NOMEM, "no memory for the answer");
+    if (l.out && store_walk(c->store, collection, show_one, &l, &e) == 0) {
+        http_answer_json(r, 200, l.out);
+        return;
+    }
+    json_decref(l.out);
+    http_answer_error(r, &e);
+}
+
 static void rest_health(http_request *r, void *context)
 {
     (void)context;

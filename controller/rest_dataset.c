@@ -58,32 +58,19 @@ static void answer_or_no_memory(http_request *r, json_t *body)
     http_answer_error(r, &e);
 }
 
+static json_t *show_dataset(json_t *record)
+{
+    dataset_info info;
+    if (dataset_info_parse(record, &info, NULL))
+        return NULL;
+    json_t *out = dataset_json(&info);
+    dataset_info_free(&info);
+    return out;
+}
+
 void rest_dataset_list(http_request *r, void *context)
 {
-    controller *c = context;
-    err e = ERR_INIT;
-    json_t *out = json_array();
-    char after[STORE_KEY_BYTES] = "";
-    for (bool more = true; more;) {
-        store_page page = {0};
-        if (store_list(c->store, STORE_DATASETS, NULL, after[0] ? after : NULL, 0, &page, &e)) {
-            store_page_free(&page);
-            json_decref(out);
-            http_answer_error(r, &e);
-            return;
-        }
-        for (size_t i = 0; i < page.count; i++) {
-            dataset_info info;
-            if (dataset_info_parse(page.records[i].value, &info, &e) == 0) {
-                json_array_append_new(out, dataset_json(&info));
-                dataset_info_free(&info);
-            }
-            snprintf(after, sizeof after, "%s", page.records[i].key);
-        }
-        more = page.more && page.count;
-        store_page_free(&page);
-    }
-    answer_or_no_memory(r, out);
+    rest_list(r, context, STORE_DATASETS, show_dataset);
 }
 
 void rest_dataset_get(http_request *r, void *context)

@@ -11,26 +11,7 @@
 
 void rest_function_list(http_request *r, void *context)
 {
-    controller *c = context;
-    err e = ERR_INIT;
-    json_t *out = json_array();
-    char after[STORE_KEY_BYTES] = "";
-    for (bool more = true; more;) {
-        store_page page = {0};
-        if (store_list(c->store, "functions", NULL, after[0] ? after : NULL, 0, &page, &e)) {
-            store_page_free(&page);
-            json_decref(out);
-            http_answer_error(r, &e);
-            return;
-        }
-        for (size_t i = 0; i < page.count; i++) {
-            json_array_append(out, page.records[i].value);
-            snprintf(after, sizeof after, "%s", page.records[i].key);
-        }
-        more = page.more && page.count;
-        store_page_free(&page);
-    }
-    http_answer_json(r, 200, out);
+    rest_list(r, context, "functions", NULL);
 }
 
 void rest_function_get(http_request *r, void *context)

@@ -114,6 +114,45 @@ ON_STORES(lists_are_in_order)
     store_close(s);
 }
 
+typedef struct met {
+    int count;
+    char last[STORE_KEY_BYTES];
+} met;
+
+/* In order, each once; one named "enough" is the last that is wanted. */
+static int meet(void *context, const char *key, json_t *value, err *e)
+{
+    met *m = context;
+    CHECK(strcmp(m->last, key) < 0 && json_is_object(value));
+    snprintf(m->last, sizeof m->last, "%s", key);
+    m->count++;
+    return strcmp(key, "enough") == 0 ? err_set(e, ERR_CANCELLED, "enough") : 0;
+}
+
+/* Walking is the same over every driver; this one has no disk to wait for. */
+TEST(each_record_is_met_once)
+{
+    err e = ERR_INIT;
+    store *s = store_open("memory:", &e);
+    CHECK(s);
+    met m = {0};
+    CHECK_OK(store_walk(s, "things", meet, &m, &e), e);
+    CHECK_INT(m.count, 0);
+    for (int i = 0; i < STORE_LIST_MAX + 1; i++) { /* two pages */
+        char key[16];
+        snprintf(key, sizeof key, "a%04d", i);
+        CHECK_OK(put(s, key, i, STORE_NEW, NULL, &e), e);
+    }
+    CHECK_OK(store_walk(s, "things", meet, &m, &e), e);
+    CHECK_INT(m.count, STORE_LIST_MAX + 1);
+    CHECK_OK(put(s, "enough", 0, STORE_NEW, NULL, &e), e);
+    CHECK_OK(put(s, "more", 0, STORE_NEW, NULL, &e), e);
+    m = (met){0};
+    CHECK_ERR(store_walk(s, "things", meet, &m, &e), e, ERR_CANCELLED, "enough");
+    CHECK_INT(m.count, STORE_LIST_MAX + 2);
+    store_close(s);
+}
+
 /* Far beyond the map's first size: it grows, for large and for many small records. */
 ON_STORES(records_outgrow_the_map)
 {
