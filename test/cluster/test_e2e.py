@@ -21,6 +21,7 @@ NO_PLATFORM = "it asks no platform"
 LONG = "minutes, of arithmetic that is the same in a pod; with KUBEML_TC_ALL=1 it runs"
 OTHERWISE = {
     "test_rest.a_second_controller_is_refused": LOCAL, "test_rest.orphans_are_swept_at_start": LOCAL,
+    "test_rest.options_are_taken_whole_or_refused": NO_PLATFORM,
     "test_rest.a_token": LOCAL + "; every request here carries a token",
     "test_rest.a_stopped_platform_goes_on": LOCAL + "; test_upgrade stops this one",
     "test_rest.an_empty_pool_starts_what_is_needed": OPTIONS,

@@ -301,6 +301,19 @@ def a_second_controller_is_refused():
 
 
 @case(platform=False)
+def options_are_taken_whole_or_refused():
+    long = "/" + "x" * 5000
+    for said, program, *words in [
+            ("--home is longer", "kubeml-controller", "--home", long),
+            ("--store is longer", "kubeml-controller", "--store", "lmdb:" + long),
+            ("--include is longer", "kubeml-builder", "--include", long),
+            ("--ready-fd must be", "kubeml-builder", "--ready-fd", "1x"),
+            ("--carrier is shm or socket", "kubeml-ps", "--listen", "unix:x", "--run-dir", ".", "--carrier", "sockets")]:
+        done = subprocess.run([str(harness.BIN / program), *words], capture_output=True, text=True, timeout=20)
+        assert done.returncode == 2 and said in done.stderr, (words[0], done)
+
+
+@case(platform=False)
 def a_token():
     with harness.Platform(env={"KUBEML_TOKEN": "sesame"}) as p:
         assert p.get("/health") == {"status": "ok"}
