@@ -5,17 +5,6 @@
 
 #include "cli.h"
 
-static const cli_column columns[] = {
-    {"NAME", "name", false, NULL, false},
-    {"TRAIN", "train_set_size", false, NULL, true},
-    {"TEST", "test_set_size", false, NULL, true},
-    {"SHAPE", "shape", false, NULL, false},
-    {"TYPE", "dtype", true, NULL, false},
-    {"CLASSES", "classes", false, NULL, true},
-    {"DIGEST", "digest", true, NULL, false},
-    {NULL, NULL, false, NULL, false},
-};
-
 static void format_shape(const json_t *shape, char *out, size_t size)
 {
     size_t used = 0, i;
@@ -28,6 +17,17 @@ static void format_shape(const json_t *shape, char *out, size_t size)
         used += n > 0 && (size_t)n < size - used ? (size_t)n : 0;
     }
 }
+
+static const cli_column columns[] = {
+    {"NAME", "name", false, NULL, false},
+    {"TRAIN", "train_set_size", false, NULL, true},
+    {"TEST", "test_set_size", false, NULL, true},
+    {"SHAPE", "shape", false, format_shape, false},
+    {"TYPE", "dtype", true, NULL, false},
+    {"CLASSES", "classes", false, NULL, true},
+    {"DIGEST", "digest", true, NULL, false},
+    {NULL, NULL, false, NULL, false},
+};
 
 static int add_files(http_part *parts, size_t *count, const char *field, const cli_list *files,
                      err *e)
@@ -99,57 +99,15 @@ int cmd_dataset_create(cli *c, int argc, char **argv)
 
 int cmd_dataset_list(cli *c, int argc, char **argv)
 {
-    const char *format = "table";
-    const cli_option options[] = {
-        {"output", 'o', OPTION_TEXT, "FORMAT", "table, wide, json or yaml", &format, NULL, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
-    if (!output_known(c, format, OUTPUT_ROWS))
-        return CLI_USAGE;
-    err e = ERR_INIT;
-    json_t *rows = NULL;
-    if (cli_call(c, "GET", "/dataset", NULL, &rows, &e))
-        return cli_fail(&e);
-    cli_column shown[sizeof columns / sizeof *columns];
-    memcpy(shown, columns, sizeof columns);
-    shown[3].format = format_shape;
-    int status = output_rows(rows, shown, format, "no data sets; kubeml dataset create makes one");
-    json_decref(rows);
-    return status;
+    return object_list(c, argc, argv, "/dataset", columns, false, "no data sets; kubeml dataset create makes one");
 }
 
 int cmd_dataset_get(cli *c, int argc, char **argv)
 {
-    const char *format = "yaml", *name = NULL;
-    const cli_option options[] = {
-        {"output", 'o', OPTION_TEXT, "FORMAT", "json or yaml", &format, NULL, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    CLI_PARSE(c, argc, argv, options, 1, 1, &name);
-    if (!output_known(c, format, OUTPUT_VALUE))
-        return CLI_USAGE;
-    err e = ERR_INIT;
-    json_t *value = NULL;
-    if (cli_call(c, "GET", cli_path("/dataset/", name, ""), NULL, &value, &e))
-        return cli_fail(&e);
-    int status = output_value(value, format);
-    json_decref(value);
-    return status;
+    return object_get(c, argc, argv, "/dataset/");
 }
 
 int cmd_dataset_delete(cli *c, int argc, char **argv)
 {
-    const char *name = NULL;
-    const cli_option options[] = {
-        {"name", 'n', OPTION_TEXT, "NAME", "the data set", &name, NULL, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    const char *given = NULL;
-    CLI_PARSE(c, argc, argv, options, 0, 1, &given);
-    name = given ? given : name;
-    if (!name)
-        return cli_usage(c, "which data set?");
-    err e = ERR_INIT;
-    if (cli_call(c, "DELETE", cli_path("/dataset/", name, ""), NULL, NULL, &e))
-        return cli_fail(&e);
-    printf("dataset %s deleted\n", name);
-    return CLI_OK;
+    return object_delete(c, argc, argv, "/dataset/", "dataset", "the data set");
 }

@@ -91,55 +91,17 @@ int cmd_function_update(cli *c, int argc, char **argv)
 
 int cmd_function_list(cli *c, int argc, char **argv)
 {
-    const char *format = "table";
-    const cli_option options[] = {
-        {"output", 'o', OPTION_TEXT, "FORMAT", "table, wide, json or yaml", &format, NULL, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
-    if (!output_known(c, format, OUTPUT_ROWS))
-        return CLI_USAGE;
-    err e = ERR_INIT;
-    json_t *rows = NULL;
-    if (cli_call(c, "GET", "/function", NULL, &rows, &e))
-        return cli_fail(&e);
-    int status = output_rows(rows, columns, format, "no functions; kubeml function create makes one");
-    json_decref(rows);
-    return status;
+    return object_list(c, argc, argv, "/function", columns, false, "no functions; kubeml function create makes one");
 }
 
 int cmd_function_get(cli *c, int argc, char **argv)
 {
-    const char *format = "yaml", *name = NULL;
-    const cli_option options[] = {
-        {"output", 'o', OPTION_TEXT, "FORMAT", "json or yaml", &format, NULL, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    CLI_PARSE(c, argc, argv, options, 1, 1, &name);
-    if (!output_known(c, format, OUTPUT_VALUE))
-        return CLI_USAGE;
-    err e = ERR_INIT;
-    json_t *value = NULL;
-    if (cli_call(c, "GET", cli_path("/function/", name, ""), NULL, &value, &e))
-        return cli_fail(&e);
-    int status = output_value(value, format);
-    json_decref(value);
-    return status;
+    return object_get(c, argc, argv, "/function/");
 }
 
 int cmd_function_delete(cli *c, int argc, char **argv)
 {
-    const char *name = NULL, *given = NULL;
-    const cli_option options[] = {
-        {"name", 'n', OPTION_TEXT, "NAME", "the function", &name, NULL, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    CLI_PARSE(c, argc, argv, options, 0, 1, &given);
-    name = given ? given : name;
-    if (!name)
-        return cli_usage(c, "which function?");
-    err e = ERR_INIT;
-    if (cli_call(c, "DELETE", cli_path("/function/", name, ""), NULL, NULL, &e))
-        return cli_fail(&e);
-    printf("function %s deleted\n", name);
-    return CLI_OK;
+    return object_delete(c, argc, argv, "/function/", "function", "the function");
 }
 
 /* The id of the newest job of this function, in `id`; -1 where there is none. */

@@ -92,21 +92,7 @@ int cmd_history_get(cli *c, int argc, char **argv)
 
 int cmd_history_list(cli *c, int argc, char **argv)
 {
-    const char *format = "table";
-    const cli_option options[] = {
-        {"output", 'o', OPTION_TEXT, "FORMAT", "table, wide, json or yaml", &format, NULL, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
-    if (!output_known(c, format, OUTPUT_ROWS))
-        return CLI_USAGE;
-    err e = ERR_INIT;
-    json_t *rows = NULL;
-    if (cli_call(c, "GET", "/history", NULL, &rows, &e))
-        return cli_fail(&e);
-    output_sort(rows);
-    int status = output_rows(rows, columns, format, "no histories: no job has trained yet");
-    json_decref(rows);
-    return status;
+    return object_list(c, argc, argv, "/history", columns, true, "no histories: no job has trained yet");
 }
 
 int cmd_history_delete(cli *c, int argc, char **argv)

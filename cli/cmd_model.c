@@ -77,18 +77,5 @@ int cmd_zoo_list(cli *c, int argc, char **argv)
         {"ABOUT", "summary", false, NULL, false},
         {NULL, NULL, false, NULL, false},
     };
-    const char *format = "table";
-    const cli_option options[] = {
-        {"output", 'o', OPTION_TEXT, "FORMAT", "table, json or yaml", &format, NULL, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
-    if (!output_known(c, format, OUTPUT_ROWS))
-        return CLI_USAGE;
-    err e = ERR_INIT;
-    json_t *rows = NULL;
-    if (cli_call(c, "GET", "/zoo", NULL, &rows, &e))
-        return cli_fail(&e);
-    int status = output_rows(rows, columns, format, "the zoo is empty");
-    json_decref(rows);
-    return status;
+    return object_list(c, argc, argv, "/zoo", columns, false, "the zoo is empty");
 }
