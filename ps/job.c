@@ -44,17 +44,18 @@ static int open_machine(job *j, err *e)
     return j->keeper ? 0 : -1;
 }
 
-static void post_prepare(job *j)
+static int post_prepare(job *j, err *e)
 {
     database_task *t = database_task_new(j->host.database, DATABASE_PREPARE);
     if (!t)
-        return;
+        return err_set(e, ERR_NOMEM, "no memory for the job's first task");
     snprintf(t->job, sizeof t->job, "%s", j->spec.id);
     snprintf(t->kind_name, sizeof t->kind_name, "%s",
              j->spec.request.merge == MERGE_SERVER ? "server" : "database");
     snprintf(t->shm_dir, sizeof t->shm_dir, "%s", j->spec.shm_dir);
     j->database_busy = true;
     worker_post(j->host.nurse, &t->work);
+    return 0;
 }
 
 job *job_begin(const job_host *host, conn *c, const json_t *message, err *e)
@@ -70,13 +71,12 @@ job *job_begin(const job_host *host, conn *c, const json_t *message, err *e)
     j->asker = c;
     j->shares = json_array();
     if (job_spec_parse(message, &j->spec, e) || open_machine(j, e) ||
-        !(j->history = history_new(&j->spec, e))) {
+        !(j->history = history_new(&j->spec, e)) || post_prepare(j, e)) {
         job_free(j, true);
         return NULL;
     }
     log_context(j->spec.id, -1, -1);
     j->stage = JOB_PREPARING;
-    post_prepare(j);
     return j;
 }
 

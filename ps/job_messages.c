@@ -258,6 +258,8 @@ static int published_shared(job *j, conn *c, const json_t *m, err *e)
                        &s.fetch, "load", &s.load, "convert", &s.convert, "train", &s.train,
                        "publish", &s.publish))
         return err_set(e, ERR_INVALID, "published: %s", problem.text);
+    if (!json_is_array(shares))
+        return err_set(e, ERR_INVALID, "published: shares is no list");
     json_array_foreach(shares, i, share) if (published_share(share, &checked, e)) return -1;
     add_seconds(j, s, json_array_size(shares));
     json_array_foreach(shares, i, share)
@@ -306,6 +308,8 @@ static int validated_shared(job *j, conn *c, const json_t *m, err *e)
     if (json_unpack_ex((json_t *)(uintptr_t)m, &problem, JSON_STRICT, "{s:s,s:i,s:o}", "type",
                        &type, "epoch", &event.epoch, "shares", &shares))
         return err_set(e, ERR_INVALID, "validated: %s", problem.text);
+    if (!json_is_array(shares))
+        return err_set(e, ERR_INVALID, "validated: shares is no list");
     json_array_foreach(shares, i, share)
     {
         if (json_unpack_ex(share, &problem, JSON_STRICT, "{s:i,s:I,s:F,s:I}", "function",
