@@ -120,7 +120,8 @@ const json_t *output_at(const json_t *value, const char *path);
 
 /* ---- list, get and delete (objects.c) ---- */
 /* Whole verbs: they parse the options, ask the API and print. `by_time`: in order of when they were created. */
-int object_list(cli *c, int argc, char **argv, const char *path, const cli_column *columns, bool by_time, const char *empty);
+int object_list(cli *c, int argc, char **argv, const char *path, const cli_column *columns, bool by_time,
+                const char *empty);
 int object_get(cli *c, int argc, char **argv, const char *prefix); /* "/dataset/": the name comes behind it */
 /* `kind` stands in what is said when it is done, `the` ("the data set") in the help. */
 int object_delete(cli *c, int argc, char **argv, const char *prefix, const char *kind, const char *the);

@@ -4,7 +4,8 @@
 
 #include "cli.h"
 
-int object_list(cli *c, int argc, char **argv, const char *path, const cli_column *columns, bool by_time, const char *empty)
+int object_list(cli *c, int argc, char **argv, const char *path, const cli_column *columns, bool by_time,
+                const char *empty)
 {
     const char *format = "table";
     const cli_option options[] = {

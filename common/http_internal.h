@@ -129,7 +129,8 @@ enum MHD_Result http_request_queue_answer(http_request *r);
 /* http_request.c */
 /* Only in libmicrohttpd's thread: a worker may outlive the connection. NULL: no such header. */
 const char *http_header_value(const http_request *r, const char *name);
-/* Everything that can be said from the headers alone: the route is set, or *status where the error's own would be wrong. */
+/* Everything that can be said from the headers alone: sets the route, or *status where the error's own would be
+ * wrong. */
 int http_request_check(http_request *r, unsigned *status, err *e);
 
 /* http_body.c: both in libmicrohttpd's thread */

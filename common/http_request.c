@@ -36,7 +36,8 @@ static int check_host(http_request *r, err *e)
     const char *host = http_header_value(r, "Host");
     if (r->server->config.tokens || !host || http_host_is_local(host))
         return 0;
-    return err_set(e, ERR_FORBIDDEN, "without tokens the API answers to localhost and 127.0.0.1, not to \"%.64s\"", host);
+    return err_set(e, ERR_FORBIDDEN, "without tokens the API answers to localhost and 127.0.0.1, not to \"%.64s\"",
+                   host);
 }
 
 /* A browser names the page that a request comes from; a page of another site may not use an API that

@@ -93,8 +93,9 @@ int http_server_listen(const char *host, uint16_t port, err *e);
 /* Starts to listen and to answer. ERR_EXISTS when the port is taken, ERR_INVALID, ERR_IO. */
 int http_server_start(const http_config *config, http_server **out, err *e);
 uint16_t http_server_port(const http_server *s);
-/* No new requests; open streams end; waits up to `grace_ms` for handlers. False: some are still at work. Then nothing of
- * the server is given back, and what handlers and `config` use must stay until the process ends. NULL is fine: true. */
+/* No new requests; open streams end; waits up to `grace_ms` for handlers. False: some are still at work. Then
+ * nothing of the server is given back, and what handlers and `config` use must stay until the process ends.
+ * NULL is fine: true. */
 bool http_server_stop(http_server *s, int grace_ms);
 int http_server_connections(http_server *s);
 

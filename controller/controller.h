@@ -120,7 +120,8 @@ int zoo_check(controller *c, const char *model, err *e);
 /* helpers of the handlers, rest.c */
 void controller_random_id(char *out, size_t bytes); /* hex digits */
 void rest_time(json_t *object, const char *key, int64_t wall_ms); /* RFC 3339, or null for 0 */
-/* Answers with all records of a collection, each as `show` has it (NULL: as it is; one for which it gives NULL is left out). */
+/* Answers with all records of a collection, each as `show` has it; NULL: as it is. One for which it gives NULL is
+ * left out. */
 void rest_list(http_request *r, const controller *c, const char *collection, json_t *(*show)(json_t *record));
 
 void rest_dataset_list(http_request *r, void *context);
