@@ -4,7 +4,6 @@
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -13,8 +12,8 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <sys/un.h>
 
+#include "address.h"
 #include "cleanup.h"
 #include "clock.h"
 
@@ -98,63 +97,14 @@ static int wait_for(resp *r, short events, int64_t deadline_ms, short *got, err 
     }
 }
 
-static int finish_connect(resp *r, int64_t deadline_ms, err *e)
+/* As much as the system allows, so that a small model is one write; TCP sizes its buffers itself. */
+static void tune(int fd, const char *address)
 {
-    short got;
-    int failed = 0;
-    socklen_t len = sizeof failed;
-    if (wait_for(r, POLLOUT, deadline_ms, &got, e))
-        return -1;
-    if (getsockopt(r->fd, SOL_SOCKET, SO_ERROR, &failed, &len) != 0)
-        failed = errno;
-    return failed ? err_set(e, ERR_UNAVAILABLE, "redis: %s", strerror(failed)) : 0;
-}
-
-static int connect_to(resp *r, const struct sockaddr *to, socklen_t len, int64_t deadline_ms,
-                      err *e)
-{
-    r->fd = socket(to->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (r->fd < 0)
-        return err_set_errno(e, errno, "redis: socket");
-    if (connect(r->fd, to, len) == 0)
-        return 0;
-    if (errno == EINPROGRESS)
-        return finish_connect(r, deadline_ms, e);
-    return err_set(e, ERR_UNAVAILABLE, "redis: %s", strerror(errno));
-}
-
-static int connect_unix(resp *r, const char *path, int64_t deadline_ms, err *e)
-{
-    struct sockaddr_un to = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof to.sun_path)
-        return err_set(e, ERR_INVALID, "redis: socket path %s is too long", path);
-    memcpy(to.sun_path, path, strlen(path) + 1);
-    if (connect_to(r, (struct sockaddr *)&to, sizeof to, deadline_ms, e))
-        return -1;
-    /* A small model in one write. As much as the system allows; TCP sizes its buffers itself. */
-    int bytes = SEND_BUFFER_BYTES;
-    setsockopt(r->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
-    return 0;
-}
-
-static int connect_tcp(resp *r, const char *host_port, int64_t deadline_ms, err *e)
-{
-    char host[200];
-    const char *colon = strrchr(host_port, ':');
-    if (!colon || (size_t)(colon - host_port) >= sizeof host || !colon[1])
-        return err_set(e, ERR_INVALID, "redis: \"%s\" is not host:port", host_port);
-    memcpy(host, host_port, (size_t)(colon - host_port));
-    host[colon - host_port] = '\0';
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
-    int rc = getaddrinfo(host, colon + 1, &hints, &found);
-    if (rc != 0)
-        return err_set(e, ERR_UNAVAILABLE, "redis: %s: %s", host, gai_strerror(rc));
-    rc = connect_to(r, found->ai_addr, found->ai_addrlen, deadline_ms, e);
-    freeaddrinfo(found);
-    int one = 1;
-    if (rc == 0)
-        setsockopt(r->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    return rc;
+    int bytes = SEND_BUFFER_BYTES, one = 1;
+    if (strncmp(address, "unix:", 5) == 0)
+        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+    else
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 }
 
 static int log_in(resp *r, const char *user, const char *password, int64_t deadline_ms, err *e)
@@ -187,16 +137,12 @@ int resp_dial(const char *address, const char *user, const char *password, int64
     resp *r = resp_adopt(-1);
     if (!r)
         return err_set(e, ERR_NOMEM, "redis: no memory for a connection");
-    int rc;
-    if (strncmp(address, "unix:", 5) == 0)
-        rc = connect_unix(r, address + 5, deadline_ms, e);
-    else if (strncmp(address, "tcp:", 4) == 0)
-        rc = connect_tcp(r, address + 4, deadline_ms, e);
-    else
-        rc = err_set(e, ERR_INVALID, "redis: \"%.100s\" is not unix:/path or tcp:host:port",
-                     address);
-    if (rc == 0)
+    r->fd = address_dial(address, deadline_ms, e);
+    int rc = r->fd < 0 ? err_wrap(e, "redis") : 0;
+    if (rc == 0) {
+        tune(r->fd, address);
         rc = log_in(r, user, password, deadline_ms, e);
+    }
     if (rc != 0) {
         resp_close(r);
         return -1;

@@ -16,12 +16,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "address.h"
 #include "buf.h"
 #include "cleanup.h"
 #include "clock.h"
 #include "json_read.h"
 
-enum { HEADER_BYTES = 4, READ_BYTES = 64 << 10, DEPTH_MAX = 32, BACKLOG = 128, BACKLOG_PAUSE_MS = 5 };
+enum { HEADER_BYTES = 4, READ_BYTES = 64 << 10, DEPTH_MAX = 32, BACKLOG = 128 };
 
 struct wire {
     int fd;
@@ -31,37 +32,6 @@ struct wire {
 };
 
 /* ---- addresses ------------------------------------------------------------------------------ */
-
-static int unix_address(const char *path, struct sockaddr_un *to, err *e)
-{
-    *to = (struct sockaddr_un){.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof to->sun_path)
-        return err_set(e, ERR_LIMIT, "socket path over %zu bytes: %s", sizeof to->sun_path - 1, path);
-    memcpy(to->sun_path, path, strlen(path) + 1);
-    return 0;
-}
-
-/* "host:port" to the first address it resolves to; the host may stand in brackets. */
-static int tcp_address(const char *text, bool passive, struct addrinfo **out, err *e)
-{
-    char host[WIRE_ADDRESS_BYTES];
-    const char *colon = strrchr(text, ':');
-    if (!colon || (size_t)(colon - text) >= sizeof host)
-        return err_set(e, ERR_INVALID, "not host:port: %s", text);
-    size_t len = (size_t)(colon - text);
-    memcpy(host, text, len);
-    host[len] = '\0';
-    char *name = host;
-    if (len > 1 && host[0] == '[' && host[len - 1] == ']') {
-        host[len - 1] = '\0';
-        name++;
-    }
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = passive ? AI_PASSIVE : 0};
-    int status = getaddrinfo(*name ? name : NULL, colon + 1, &hints, out);
-    if (status)
-        return err_set(e, ERR_UNAVAILABLE, "%s: %s", text, gai_strerror(status));
-    return 0;
-}
 
 static int stream_socket(int family, err *e)
 {
@@ -81,7 +51,7 @@ static bool somebody_answers(const struct sockaddr_un *at)
 static int listen_unix(const char *path, err *e)
 {
     struct sockaddr_un at;
-    if (unix_address(path, &at, e))
+    if (address_unix(path, &at, e))
         return -1;
     if (access(path, F_OK) == 0) {
         if (somebody_answers(&at))
@@ -102,7 +72,7 @@ static int listen_unix(const char *path, err *e)
 static int listen_tcp(const char *text, err *e)
 {
     struct addrinfo *at = NULL;
-    if (tcp_address(text, true, &at, e))
+    if (address_tcp(text, true, &at, e))
         return -1;
     cleanup_close int fd = stream_socket(at->ai_family, e);
     int one = 1;
@@ -212,60 +182,9 @@ static int wait_for(int fd, short events, int64_t deadline_ms, err *e)
     }
 }
 
-/* 0, or errno. EAGAIN is a Unix socket with a full backlog: no connection has begun, and nothing tells when
- * there is room, so it is tried again. */
-static int connect_once(int fd, const struct sockaddr *to, socklen_t len, int64_t deadline_ms)
-{
-    int status;
-    while ((status = connect(fd, to, len) == 0 ? 0 : errno) == EAGAIN && clock_left_ms(deadline_ms) > 0)
-        poll(NULL, 0, BACKLOG_PAUSE_MS);
-    return status;
-}
-
-static int connect_wait(int fd, const struct sockaddr *to, socklen_t len, int64_t deadline_ms, err *e)
-{
-    int begun = connect_once(fd, to, len, deadline_ms);
-    if (begun == 0)
-        return 0;
-    if (begun == ENOENT)
-        return err_set(e, ERR_UNAVAILABLE, "nobody listens");
-    if (begun == EAGAIN)
-        return err_set(e, ERR_TIMEOUT, "who listens takes no more connections");
-    if (begun != EINPROGRESS)
-        return err_set_errno(e, begun, "connect");
-    if (wait_for(fd, POLLOUT, deadline_ms, e))
-        return -1;
-    int status = 0;
-    socklen_t status_len = sizeof status;
-    getsockopt(fd, SOL_SOCKET, SO_ERROR, &status, &status_len);
-    return status ? err_set_errno(e, status, "connect") : 0;
-}
-
-static int dial_fd(const char *address, int64_t deadline_ms, err *e)
-{
-    if (strncmp(address, "unix:", 5) == 0) {
-        struct sockaddr_un at;
-        if (unix_address(address + 5, &at, e))
-            return -1;
-        cleanup_close int fd = stream_socket(AF_UNIX, e);
-        if (fd < 0 || connect_wait(fd, (struct sockaddr *)&at, sizeof at, deadline_ms, e))
-            return -1;
-        return steal_fd(fd);
-    }
-    if (strncmp(address, "tcp:", 4) != 0)
-        return err_set(e, ERR_INVALID, "an address begins with unix: or tcp:, not %s", address);
-    struct addrinfo *at = NULL;
-    if (tcp_address(address + 4, false, &at, e))
-        return -1;
-    cleanup_close int fd = stream_socket(at->ai_family, e);
-    int status = fd < 0 ? -1 : connect_wait(fd, at->ai_addr, at->ai_addrlen, deadline_ms, e);
-    freeaddrinfo(at);
-    return status ? -1 : steal_fd(fd);
-}
-
 wire *wire_dial(const char *address, int64_t deadline_ms, err *e)
 {
-    int fd = dial_fd(address, deadline_ms, e);
+    int fd = address_dial(address, deadline_ms, e);
     if (fd < 0) {
         err_wrap(e, "%s", address);
         return NULL;

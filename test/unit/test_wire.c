@@ -151,6 +151,33 @@ TEST(a_full_backlog_is_waited_for)
     close(listener);
 }
 
+/* Its packets are dropped at first, here by a full backlog. */
+TEST(a_tcp_connection_is_waited_for)
+{
+    err e = ERR_INIT;
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t len = sizeof at;
+    char address[64];
+    pthread_t thread;
+    void *dialled = NULL;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(bind(listener, (struct sockaddr *)&at, sizeof at) == 0 && listen(listener, 0) == 0);
+    CHECK(getsockname(listener, (struct sockaddr *)&at, &len) == 0);
+    snprintf(address, sizeof address, "tcp:127.0.0.1:%d", ntohs(at.sin_port));
+    int waiting = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect(waiting, (struct sockaddr *)&at, sizeof at) == 0);
+    CHECK(!wire_dial(address, clock_deadline_ms(500), &e));
+    CHECK_INT(e.code, ERR_TIMEOUT);
+    CHECK(pthread_create(&thread, NULL, dial_patiently, address) == 0);
+    for (int i = 0; i < 2; i++)
+        close(accept(listener, NULL, NULL));
+    CHECK(pthread_join(thread, &dialled) == 0);
+    CHECK(dialled);
+    wire_close(dialled);
+    close(waiting);
+    close(listener);
+}
+
 TEST(a_stopped_listener_is_in_use)
 {
     err e = ERR_INIT;
