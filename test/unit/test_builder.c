@@ -7,6 +7,7 @@
 #include "builder.h"
 #include "builder_run.h"
 #include "builder_text.h"
+#include "clock.h"
 #include "test.h"
 
 /* A header that stands in for the SDK's: the builder knows none of its contents. */
