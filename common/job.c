@@ -47,6 +47,7 @@ void job_limits_default(job_limits *l)
                       .ps_restarts_max = 5,
                       .pod_tries_max = 8,
                       .again_ms = 10000,
+                      .grow_again_ms = 60000,
                       .grace_ms = 2000};
 }
 
@@ -427,6 +428,8 @@ static void ps_epoch(jobs *m, job *j, const job_event *event)
         (event->value < j->parallelism ||
          (jobs_slots_for(m, j, event->value) && job_place(m, j, event->value) == event->value)))
         j->parallelism = event->value;
+    if (event->value > j->most)
+        j->no_more[0] = '\0';
     j->restarts = 0;
     job_condition_set(m, j, "PSRestarted", false, "Trains", "an epoch was committed since");
     save(m, j);
@@ -443,6 +446,9 @@ static void ps_ask(jobs *m, job *j, const job_event *event)
             ceiling += free;
         if (ceiling > j->functions_max)
             ceiling = j->functions_max;
+        if (m->now_ms < j->grow_ms && ceiling > j->most)
+            ceiling = event->value > j->most ? event->value : j->most;
+        j->trained = event->value;
         j->parallelism = policy_elastic(event->value, event->seconds, j->before_seconds,
                                         MUTATE(22, ceiling, j->functions_max));
         int placed = job_place(m, j, j->parallelism);

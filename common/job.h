@@ -68,7 +68,7 @@ typedef struct job_pod {
     int64_t since_ms;         /* when it was first wanted */
     int tries;
     bool cold;                /* no warm pod was there */
-    bool unwanted;            /* TAKING, but to be stopped as soon as it is there */
+    bool unwanted;            /* TAKING, JOB_UNTAKE is out; stopped if it is there all the same */
     bool found;               /* adopted: it may or may not have been told what to do */
     char reason[JOB_REASON_BYTES]; /* GONE: what kubeml-ps is to be told */
     char message[ERR_MESSAGE_BYTES];
@@ -90,6 +90,10 @@ typedef struct job {
     int epochs;        /* committed */
     double last_seconds, before_seconds; /* of the last two epochs, for the policy */
     int decided_epoch; /* the epoch that `parallelism` was decided after; -1 */
+    int trained;       /* functions in that epoch: those from here on are additional */
+    int64_t grow_ms;   /* until then no more functions than `most` */
+    int most;          /* it had when an additional one could not be had, */
+    char no_more[ERR_MESSAGE_BYTES]; /* and why; "" */
     int generation;    /* kubeml-ps of this job started before the present one */
     int restarts;      /* of kubeml-ps since the last committed epoch */
     bool resumed;      /* kubeml-ps is to look for a ledger or checkpoint */
@@ -121,6 +125,7 @@ typedef struct job_limits {
     int ps_restarts_max;   /* 5 without a committed epoch in between */
     int pod_tries_max;     /* 8 for one place in a job */
     int64_t again_ms;      /* 10 s until a failed job's first retry, doubling to 6 min */
+    int64_t grow_again_ms; /* 60 s after an additional function could not be had until another is asked for */
     int grace_ms;          /* 2 s given to a pod that is asked to end */
 } job_limits;
 void job_limits_default(job_limits *l);
@@ -138,7 +143,7 @@ typedef enum job_event_type {
     JOB_POD_WAITING, /* job, function, incarnation, reason, message: no warm one, a cold one is starting, or why
                       * it does not (Unschedulable, ImageNotPulled, QuotaExceeded, ...) */
     JOB_POD_READY,   /* job, function, incarnation, pod: taken, labelled, said welcome */
-    JOB_POD_FAILED,  /* job, function, incarnation, code, message: TAKE did not work */
+    JOB_POD_FAILED,  /* job, function, incarnation, code, message: TAKE did not work, or was taken back */
     JOB_POD_ENDED,   /* pod, reason, message (with exit status and the log's end) */
     /* answers to specialise */
     JOB_SPECIALISED, /* job, function, incarnation */
@@ -177,11 +182,12 @@ typedef struct job_event {
 typedef enum job_action_type {
     JOB_SAVE,       /* write the job's record (job_record) before what follows */
     JOB_TAKE,       /* get a pod for function, incarnation; -> POD_READY or POD_FAILED */
+    JOB_UNTAKE,     /* that pod is wanted no more: -> POD_FAILED, unless it is on its way already */
     JOB_SEND,       /* send `job` to kubeml-ps `pod`, with job->resumed, ->generation, ->parallelism */
     JOB_ATTACH,     /* dial kubeml-ps `pod`, `attach`; -> PS_ACCEPTED, PS_REFUSED or PS_CLOSED */
     JOB_SPECIALISE, /* send `specialise` to `pod`; -> SPECIALISED or UNSPECIALISED */
     JOB_TELL_LOST,  /* to kubeml-ps: function, incarnation, reason, message */
-    JOB_TELL_PARALLELISM, /* to kubeml-ps: epoch, value */
+    JOB_TELL_PARALLELISM, /* to kubeml-ps: epoch, value; a second time, with less: do not wait for more */
     JOB_TELL_STOP,  /* to kubeml-ps: reason; value 1: at the next merge */
     JOB_TELL_BYE,   /* to kubeml-ps */
     JOB_STOP,       /* cluster stop `pod` with grace value ms */

@@ -144,7 +144,12 @@ void pod_want(jobs *m, job *j, int function, int incarnation)
 static void stop_within(jobs *m, job *j, job_pod *p, int grace_ms)
 {
     if (p->phase == JOB_POD_TAKING) {
-        p->unwanted = true; /* what was asked for will come, and is stopped then */
+        if (!p->unwanted) { /* one that is there before it is heard is stopped then */
+            job_action *a = jobs_emit(m, JOB_UNTAKE, j);
+            a->function = p->function;
+            a->incarnation = p->incarnation;
+        }
+        p->unwanted = true;
         return;
     }
     if (p->phase >= JOB_POD_STOPPING)
@@ -237,11 +242,44 @@ void pod_found(jobs *m, job *j, const job_event *event)
         pod_stop(m, j, p);
 }
 
+/* An additional function, which kubeml-ps waits for before it trains the next epoch. */
+static bool is_additional(const job *j, const job_pod *p)
+{
+    return j->decided_epoch >= 0 && j->epoch == j->decided_epoch && p->function >= j->trained &&
+           p->function < j->parallelism;
+}
+
+/* The next epoch goes with what is there, and so do those after it for a while. */
+static void no_more(jobs *m, job *j, const job_pod *p, const char *message)
+{
+    j->parallelism = j->most = p->function;
+    j->grow_ms = m->now_ms + m->limits.grow_again_ms;
+    snprintf(j->no_more, sizeof j->no_more, "%s", message);
+    j->unsaved = true;
+    job_action *a = jobs_emit(m, JOB_TELL_PARALLELISM, j);
+    a->epoch = j->decided_epoch;
+    a->value = j->parallelism;
+}
+
+/* Another pod would wait for the same: space, a quota, an image. */
+static bool is_no_room(const char *reason)
+{
+    static const char *const passing[] = {"", "PoolEmpty", "ContainerCreating", "ApiServerUnavailable"};
+    for (size_t i = 0; i < sizeof passing / sizeof *passing; i++)
+        if (strcmp(reason, passing[i]) == 0)
+            return false;
+    return true;
+}
+
 void pod_waiting(jobs *m, job *j, const job_event *event)
 {
     job_pod *p = pod_of(j, event->function, event->incarnation);
     if (!p || p->phase != JOB_POD_TAKING)
         return;
+    if (is_additional(j, p) && is_no_room(event->reason)) {
+        no_more(m, j, p, event->message);
+        return;
+    }
     p->cold = true;
     job_condition_set(m, j, "PoolEmpty", true, event->reason[0] ? event->reason : "PoolEmpty", event->message);
 }
@@ -289,6 +327,15 @@ void pod_failed(jobs *m, job *j, job_pod *p, err_code code, const char *message)
     const char *what = p->function == JOB_KUBEML_PS ? "kubeml-ps" : "a function";
     if (p->unwanted) {
         pod_forget(j, p);
+        if (job_active(j))
+            cold_condition(m, j);
+        return;
+    }
+    if (is_additional(j, p)) {
+        p->phase = JOB_POD_WANTED; /* until kubeml-ps lets it go */
+        p->name[0] = '\0';
+        p->due_ms = m->now_ms + RETRY_MOST_MS;
+        no_more(m, j, p, message);
         return;
     }
     if (hopeless(code) || ++p->tries >= m->limits.pod_tries_max) {

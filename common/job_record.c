@@ -217,6 +217,7 @@ int jobs_restore(jobs *m, const json_t *record, err *e)
         free(j);
         return err_set(e, ERR_NOMEM, "no memory for a job");
     }
+    j->trained = REQUEST_PARALLELISM_MAX; /* not known any more; until it is asked for the next time */
     m->adopting = true;
     return jobs_add(m, j, e);
 }
@@ -310,8 +311,10 @@ void jobs_explain(const jobs *m, const job *j, int64_t now_ms, job_reason *out)
     } else if (j->state == JOB_STARTING) {
         explain_starting(j, now_ms, out);
     } else {
+        bool bound = j->no_more[0] && j->parallelism >= j->most;
         snprintf(out->reason, sizeof out->reason, "Training");
-        snprintf(out->message, sizeof out->message, "%s, epoch %d of %d, %d functions", j->phase,
-                 j->epoch + 1, j->request.epochs, j->parallelism);
+        snprintf(out->message, sizeof out->message, "%s, epoch %d of %d, %d functions%s%.150s", j->phase,
+                 j->epoch + 1, j->request.epochs, j->parallelism, bound ? "; there is no more of them: " : "",
+                 bound ? j->no_more : "");
     }
 }

@@ -927,6 +927,8 @@ static void take(round_machine *m, const round_event *event)
     case ROUND_PARALLELISM:
         if (m->stage == STAGE_ASK && event->epoch == m->epoch)
             grow(m, event->value);
+        else if (m->stage == STAGE_GROW && event->epoch == m->epoch && event->value < m->parallelism)
+            grown(m, true);
         break;
     case ROUND_REDIS_GONE: redis_gone(m, event); break;
     case ROUND_REDIS_BACK: redis_back(m, event); break;

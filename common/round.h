@@ -134,7 +134,7 @@ typedef enum round_event_type {
                          * this one ends at once. A round merged by an earlier try is MERGED instead */
     ROUND_COMMITTED,    /* epoch: checkpoint and history are durable */
     ROUND_COMMIT_FAILED, /* code, message */
-    ROUND_PARALLELISM,  /* epoch, value: the controller's answer to ASK */
+    ROUND_PARALLELISM,  /* epoch, value: the controller's answer to ASK; once more, with less: there is no more to wait for */
     ROUND_REDIS_GONE,   /* message: the model store does not answer; kubeml-ps restarts Redis */
     ROUND_REDIS_BACK,   /* Redis answers again. `empty`: its data is gone (PUT_BACK, INIT or LOAD follow) */
     ROUND_STOP,         /* message: somebody wants the end */

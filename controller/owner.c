@@ -118,6 +118,9 @@ static void act(owner *o, const job_action *a)
     case JOB_TAKE:
         pool_take(o, a);
         break;
+    case JOB_UNTAKE:
+        pool_untake(o, a);
+        break;
     case JOB_SEND:
         pool_send_job(o, a);
         break;

@@ -183,6 +183,7 @@ void owner_pump(owner *o);
 link_pod *pool_find(owner *o, const char *name);
 link_pod *pool_of(owner *o, const char *id, int function, int incarnation);
 void pool_take(owner *o, const job_action *a);
+void pool_untake(owner *o, const job_action *a); /* of what pool_take started and is not there yet */
 void pool_stop(owner *o, const char *name, int grace_ms);
 void pool_ended(owner *o, const pod *p);
 void pool_changed(owner *o, const pod *p); /* its address is known, or why it waits */

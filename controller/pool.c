@@ -247,6 +247,16 @@ void pool_take(owner *o, const job_action *a)
     tell_waiting(o, p);
 }
 
+void pool_untake(owner *o, const job_action *a)
+{
+    link_pod *p = pool_of(o, a->job->id, a->function, a->incarnation);
+    if (!p || p->use != USE_STARTING)
+        return; /* what became of it is said already */
+    pool_event(o, p, JOB_POD_FAILED, ERR_CANCELLED, "Untaken", "it is wanted no more");
+    p->job[0] = '\0';
+    pool_stop(o, p->name, 0);
+}
+
 void pool_take_function(owner *o, take_waiter *w)
 {
     err e = ERR_INIT;
@@ -358,12 +368,17 @@ static void dial(owner *o, link_pod *p, int64_t now_ms)
     p->dial_ms = now_ms + p->dial_wait_ms;
 }
 
+/* Kubernetes says what it waits for (space, an image): another one would wait for the same. */
+static bool waits_for_room(const link_pod *p)
+{
+    return p->waits_reason[0] && strcmp(p->waits_reason, "ContainerCreating") != 0;
+}
+
 /* When a pod counts as stuck. Kubernetes still places pods on a node that has just lost its power, and
- * keeps them there; where it says what a pod waits for (space, an image), another one would wait too. */
+ * keeps them there. */
 static int64_t stuck_at(const owner *o, const link_pod *p)
 {
-    bool silent = !p->address[0] && (!p->waits_reason[0] || strcmp(p->waits_reason, "ContainerCreating") == 0);
-    return p->use == USE_STARTING && silent ? p->since_ms + o->stuck_ms : INT64_MAX;
+    return p->use == USE_STARTING && !p->address[0] && !waits_for_room(p) ? p->since_ms + o->stuck_ms : INT64_MAX;
 }
 
 /* Another pod in its place, for whom it was meant for. */
@@ -475,7 +490,8 @@ void pool_ended(owner *o, const pod *ended)
 
 /* ---- the pool ----------------------------------------------------------------------------------------------------------- */
 
-/* Warm and starting ones that nobody has asked for; the oldest warm one in *oldest. */
+/* Warm and starting ones that nobody has asked for; the oldest warm one in *oldest. Where one waits for room it is
+ * the only one that is started. */
 static int generic_count(owner *o, pod_role role, int *starting, link_pod **oldest)
 {
     int count = 0;
@@ -484,7 +500,7 @@ static int generic_count(owner *o, pod_role role, int *starting, link_pod **olde
             continue;
         count++;
         if (p->use == USE_STARTING)
-            ++*starting;
+            *starting += waits_for_room(p) ? STARTING_MAX : 1;
         else
             *oldest = p;
     }

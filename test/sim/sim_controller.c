@@ -50,15 +50,37 @@ static void taken(sim *s, message *m)
 static void take(sim *s, int who, const job_action *a)
 {
     bool cold = sim_chance(s, 0.2);
-    message *m = sim_after(s, cold ? sim_between(s, 200, 3000) : sim_between(s, 0, 20),
-                           SIM_CONTROLLER, taken);
+    int64_t ms = cold ? sim_between(s, 200, 3000) : sim_between(s, 0, 20);
+    bool full = cold && ms % 4 == 0; /* no node has room for it, for a while */
+    ms = full ? 14 * ms : ms;
+    message *m = sim_after(s, ms, SIM_CONTROLLER, taken);
     m->life = s->life;
     m->job = (job_event){.job = s->job[who].id, .function = a->function, .incarnation = a->incarnation};
     if (cold) {
         message *w = later(s, 0, JOB_POD_WAITING, who);
         w->job.function = a->function;
         w->job.incarnation = a->incarnation;
-        w->job.message = "no warm pod";
+        w->job.reason = full ? "Unschedulable" : "PoolEmpty";
+        w->job.message = full ? "no node takes the pod" : "no warm pod";
+    }
+}
+
+static void taken_back(sim *s, message *m)
+{
+    job_event e = m->job;
+    e.type = JOB_POD_FAILED;
+    e.code = ERR_CANCELLED;
+    controller_event(s, &e);
+}
+
+/* Of what is on its way; what came too late is stopped by the machine. */
+static void untake(sim *s, int who, const job_action *a)
+{
+    for (int i = 0; i < s->heap_count; i++) {
+        message *m = s->heap[i];
+        if (m->deliver == taken && m->life == s->life && strcmp(m->job.job, s->job[who].id) == 0 &&
+            m->job.function == a->function && m->job.incarnation == a->incarnation)
+            m->deliver = taken_back;
     }
 }
 
@@ -186,6 +208,7 @@ static void act(sim *s, const job_action *a)
         j->record = job_record(a->job);
         break;
     case JOB_TAKE: take(s, who, a); break;
+    case JOB_UNTAKE: untake(s, who, a); break;
     case JOB_SEND:
     case JOB_ATTACH:
     case JOB_SPECIALISE:

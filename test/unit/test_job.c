@@ -369,6 +369,20 @@ TEST(cancel_while_a_pod_is_on_its_way)
     jobs_close(m);
 }
 
+TEST(a_pod_that_is_not_there_yet_holds_up_no_cancelled_job)
+{
+    open_machine(2);
+    submit("a", 1, 0, true);
+    step((job_event){.type = JOB_TICK});
+    step((job_event){.type = JOB_CANCEL, .job = "a"});
+    CHECK_INT(get(JOB_UNTAKE)->function, JOB_KUBEML_PS);
+    step((job_event){.type = JOB_CANCEL, .job = "a"});
+    CHECK(!find(JOB_UNTAKE)); /* once */
+    step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = JOB_KUBEML_PS, .code = ERR_CANCELLED});
+    CHECK_INT(get(JOB_DONE)->job->state, JOB_CANCELLED);
+    jobs_close(m);
+}
+
 TEST(what_cannot_help_fails_at_once)
 {
     open_machine(4);
@@ -431,6 +445,115 @@ TEST(elastic_answers_stay_within_the_slots)
     step((job_event){.type = JOB_PS_EPOCH, .job = "a", .epoch = 1, .value = 3, .seconds = 6});
     step((job_event){.type = JOB_PS_ASK, .job = "a", .epoch = 1, .value = 3, .seconds = 6});
     CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2); /* 1.5 times the last one */
+    jobs_close(m);
+}
+
+/* An elastic job with two functions whose next epoch is to get a third. */
+static void grows(const char *id)
+{
+    submit(id, 2, 0, false);
+    step((job_event){.type = JOB_TICK});
+    ps_starts(id, 0);
+    for (int f = 0; f < 2; f++)
+        function_joins(id, f, 0);
+    step((job_event){.type = JOB_PS_PHASE, .job = id, .phase = "training"});
+    step((job_event){.type = JOB_PS_EPOCH, .job = id, .epoch = 0, .value = 2, .seconds = 4});
+    step((job_event){.type = JOB_PS_ASK, .job = id, .epoch = 0, .value = 2, .seconds = 4});
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3);
+    step((job_event){.type = JOB_PS_NEED, .job = id, .function = 2});
+    CHECK_INT(get(JOB_TAKE)->function, 2);
+}
+
+static bool is_raised(const char *id, const char *type)
+{
+    const job *j = jobs_find(m, id);
+    for (int i = 0; i < j->conditions; i++)
+        if (strcmp(j->condition[i].type, type) == 0)
+            return j->condition[i].status;
+    return false;
+}
+
+static void trains_in(const char *id, int epoch, int functions, double seconds)
+{
+    step((job_event){.type = JOB_PS_PHASE, .job = id, .phase = "training", .epoch = epoch});
+    step((job_event){.type = JOB_PS_EPOCH, .job = id, .epoch = epoch, .value = functions, .seconds = seconds});
+    step((job_event){.type = JOB_PS_ASK, .job = id, .epoch = epoch, .value = functions, .seconds = seconds});
+}
+
+static void trains(const char *id, int epoch, int functions)
+{
+    trains_in(id, epoch, functions, 4);
+}
+
+TEST(an_elastic_job_does_not_wait_for_room_that_is_not_there)
+{
+    open_machine(8);
+    grows("a");
+    step((job_event){.type = JOB_POD_WAITING, .job = "a", .function = 2, .reason = "PoolEmpty",
+                     .message = "one is being started"});
+    CHECK(!find(JOB_TELL_PARALLELISM)); /* that one comes */
+    step((job_event){.type = JOB_POD_WAITING, .job = "a", .function = 2, .reason = "Unschedulable",
+                     .message = "no node takes the pod: Insufficient cpu"});
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->epoch, 0);
+    step((job_event){.type = JOB_PS_RELEASE, .job = "a", .function = 2});
+    CHECK_INT(get(JOB_UNTAKE)->function, 2);
+    step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 2, .code = ERR_CANCELLED});
+    CHECK_INT(jobs_slots_free(m), 6);
+    CHECK(!is_raised("a", "PoolEmpty")); /* nothing is wrong with the job */
+    step((job_event){.type = JOB_PS_PHASE, .job = "a", .phase = "training", .epoch = 1});
+    check_reason("a", "Training", "epoch 2 of 3, 2 functions; there is no more of them: no node takes the pod");
+
+    trains("a", 1, 2);
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2); /* not again and again */
+    now += 60000;
+    trains("a", 2, 2);
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3);
+    trains("a", 3, 3);
+    check_reason("a", "Training", "functions");
+    CHECK_STR(jobs_find(m, "a")->no_more, "");
+    jobs_close(m);
+}
+
+TEST(a_job_that_shrinks_may_grow_to_what_it_had)
+{
+    open_machine(8);
+    grows("a");
+    step((job_event){.type = JOB_POD_WAITING, .job = "a", .function = 2, .reason = "QuotaExceeded", .message = "pods: 9"});
+    step((job_event){.type = JOB_PS_RELEASE, .job = "a", .function = 2});
+    step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 2, .code = ERR_CANCELLED});
+    trains_in("a", 1, 2, 8);
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 1);
+    job_reason why;
+    jobs_explain(m, jobs_find(m, "a"), now, &why);
+    CHECK(!strstr(why.message, "no more"));
+    trains_in("a", 2, 1, 8);
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
+    trains_in("a", 3, 2, 8);
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2); /* and no further */
+    check_reason("a", "Training", "2 functions; there is no more of them: pods: 9");
+    jobs_close(m);
+}
+
+TEST(a_job_outlives_that_it_cannot_grow)
+{
+    open_machine(8);
+    grows("a");
+    step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 2, .code = ERR_FORBIDDEN, .message = "not allowed"});
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
+    step((job_event){.type = JOB_PS_RELEASE, .job = "a", .function = 2});
+    trains("a", 1, 2);
+    CHECK_INT(jobs_find(m, "a")->state, JOB_RUNNING);
+    check_reason("a", "Training", "there is no more of them: not allowed");
+
+    /* One that is lost is needed: that is waited for. */
+    step((job_event){.type = JOB_PS_PHASE, .job = "a", .phase = "training", .epoch = 2});
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-1-0", .reason = "Killed", .message = "SIGKILL"});
+    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 1, .incarnation = 1});
+    step((job_event){.type = JOB_POD_WAITING, .job = "a", .function = 1, .incarnation = 1, .reason = "Unschedulable",
+                     .message = "no node takes the pod"});
+    CHECK(!find(JOB_TELL_PARALLELISM));
+    check_reason("a", "Unschedulable", "no node takes the pod");
     jobs_close(m);
 }
 

@@ -510,6 +510,27 @@ TEST(parallelism_is_asked_for_and_grows_or_stays)
     round_close(m);
 }
 
+TEST(a_function_that_cannot_be_had_is_not_waited_for)
+{
+    round_config c = config(2, 3);
+    c.request.static_parallelism = false;
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    publish(&c, 1, 0, 0, 0);
+    merged(0, 0, 1);
+    step((round_event){.type = ROUND_COMMITTED, .epoch = 0});
+    step((round_event){.type = ROUND_PARALLELISM, .epoch = 0, .value = 3});
+    CHECK_INT(get(ROUND_NEED)->function, 2);
+    step((round_event){.type = ROUND_PARALLELISM, .epoch = 0, .value = 3});
+    CHECK(!find(ROUND_TRAIN)); /* the same answer again says nothing new */
+    step((round_event){.type = ROUND_PARALLELISM, .epoch = 0, .value = 2});
+    CHECK_INT(get(ROUND_RELEASE)->function, 2);
+    CHECK_INT(number_of(ROUND_TRAIN), 2);
+    step((round_event){.type = ROUND_PARALLELISM, .epoch = 0, .value = 1});
+    CHECK(!find(ROUND_RELEASE)); /* too late for this epoch */
+    round_close(m);
+}
+
 TEST(a_goal_ends_the_job_early)
 {
     round_config c = config(1, 9);
