@@ -82,7 +82,8 @@ typedef struct cluster_ops {
     int (*event_fd)(cluster *c);
     /* Takes one change of phase, 1; 0 none now; -1. */
     int (*next_event)(cluster *c, pod *out, err *e);
-    /* How many function slots there are (cores, shared GPUs). */
+    /* How many function slots there are (cores, shared GPUs). Nodes come and go: looked at again whenever event_fd was
+     * readable. Does not block but the first time. */
     int (*slots)(cluster *c, int *out, err *e);
     /* The GPUs that the controller places functions on, `max` at most; none is no error. NULL: somebody else
      * places them, and `pod_gpus` says how many each function's pod has. */

@@ -424,20 +424,24 @@ static int kube_next_event(cluster *c, pod *out, err *e)
     return got;
 }
 
-static int slots_of_nodes(kube *k, int *out, err *e)
+/* Shares of a GPU that the nodes have, in functions: each takes some of one node's. */
+int kube_count_slots(kube *k, kube_client *c, int *out, err *e)
 {
+    char resource[128];
+    int each = kube_templates_gpu(&k->templates, resource, sizeof resource);
     cleanup_json json_t *nodes = NULL;
     json_t *node;
     size_t i;
     long total = 0;
-    if (kube_get(k->calls, "/api/v1/nodes", NULL, clock_deadline_ms(SLOTS_MS), &nodes, e))
+    each = each > 0 && strcmp(resource, k->templates.slots_resource) == 0 ? each : 1;
+    if (kube_get(c, "/api/v1/nodes", NULL, clock_deadline_ms(SLOTS_MS), &nodes, e))
         return err_wrap(e, "slots from %s need a ClusterRole that may list nodes (or set `slots`)",
                         k->templates.slots_resource);
     json_array_foreach(json_object_get(nodes, "items"), i, node) {
         const json_t *has = json_object_get(json_object_get(node, "status"), "allocatable");
         const char *text = json_string_value(json_object_get(has, k->templates.slots_resource));
         long n = text ? strtol(text, NULL, 10) : 0;
-        total += n > 0 && !json_is_true(json_object_get(json_object_get(node, "spec"), "unschedulable")) ? n : 0;
+        total += n > 0 && !json_is_true(json_object_get(json_object_get(node, "spec"), "unschedulable")) ? n / each : 0;
     }
     *out = total < 1 ? 1 : total > 100000 ? 100000 : (int)total;
     return 0;
@@ -452,8 +456,21 @@ static int kube_pod_gpus(cluster *c)
 static int kube_slots(cluster *c, int *out, err *e)
 {
     kube *k = (kube *)c;
-    if (k->templates.slots_resource[0] && !k->templates.slots)
-        return slots_of_nodes(k, out, e);
+    bool counts = k->templates.slots_resource[0] && !k->templates.slots;
+    pthread_mutex_lock(&k->lock);
+    *out = k->counted;
+    pthread_mutex_unlock(&k->lock);
+    if (counts && *out == 0) { /* the first time; then the worker does */
+        if (kube_count_slots(k, k->calls, out, e))
+            return -1;
+        pthread_mutex_lock(&k->lock);
+        k->counted = *out;
+        k->count_ms = clock_deadline_ms(k->slots_every_ms);
+        pthread_cond_signal(&k->changed);
+        pthread_mutex_unlock(&k->lock);
+    }
+    if (counts)
+        return 0;
     *out = k->templates.slots ? k->templates.slots : k->slots;
     return 0;
 }
@@ -584,6 +601,8 @@ static kube *kube_new(const cluster_kubernetes_config *c)
         return NULL;
     k->base.ops = &ops;
     k->slots = c->slots;
+    k->slots_every_ms = c->slots_every_ms ? c->slots_every_ms : CLUSTER_KUBERNETES_SLOTS_MS;
+    k->count_ms = INT64_MAX;
     k->event_fd = -1;
     pthread_mutex_init(&k->lock, NULL);
     pthread_condattr_t monotonic;

@@ -3,8 +3,8 @@
  * `start` puts a pod into our list and returns; a worker thread asks the API server for it, again and
  * again while the server is away or a quota is spent (the pod then waits, with that reason), and
  * deletes what is to go. A watch tells what became of each: an event for every change of phase,
- * address or reason. Only `assign` (5 s at most), `log_tail` (5 s) and `slots` (10 s) ask the server
- * themselves.
+ * address or reason. Only `assign` (5 s at most), `log_tail` (5 s) and the first `slots` (10 s) ask the
+ * server themselves.
  *
  * A pod is created under a random name, and one that is there already after a try whose answer was
  * lost is that one: none is doubled. A warm pod that the watch shows and nobody here has asked for is
@@ -22,6 +22,7 @@ enum {
     CLUSTER_KUBERNETES_LOG_BYTES = 256 << 10, /* kept of a job's pod that is deleted */
     CLUSTER_KUBERNETES_OPEN_MS = 30000,
     CLUSTER_KUBERNETES_SLOW_MS = 3000, /* a pod that is still being made says so */
+    CLUSTER_KUBERNETES_SLOTS_MS = 30000, /* between two counts of the nodes' slots */
 };
 
 /* What cluster_open("kubernetes", ...) takes. */
@@ -30,6 +31,7 @@ typedef struct cluster_kubernetes_config {
     const kube_config *access; /* NULL: the pod's service account or the kubeconfig; copied from */
     const char *context;       /* of the kubeconfig; NULL: the current one */
     int slots;                 /* where the templates name neither slots nor a resource */
+    int slots_every_ms;        /* how often those of the nodes are counted; 0: CLUSTER_KUBERNETES_SLOTS_MS */
 } cluster_kubernetes_config;
 
 int cluster_kubernetes_open(const void *config, cluster **out, err *e);

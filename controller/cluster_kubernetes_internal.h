@@ -57,7 +57,7 @@ typedef struct kube {
     kube_config access;
     kube_templates templates;
     char owner_uid[KUBE_UID_BYTES];
-    int slots;
+    int slots, slots_every_ms;
     kube_watch *watch;
     kube_client *calls; /* of the owner's thread */
     kube_client *work;  /* of the worker */
@@ -72,6 +72,8 @@ typedef struct kube {
     entry *entries;         /* the youngest first */
     int living, ended;
     suspect suspects[SUSPECTS_MAX];
+    int counted;      /* slots on the nodes; 0: not asked for yet */
+    int64_t count_ms; /* when the worker counts again */
     bool synced, stopping;
     uint64_t seeds;
 } kube;
@@ -86,6 +88,7 @@ void kube_set_words(pod *p, const char *reason, const char *message);
 
 /* without it */
 void kube_pods_path(const kube *k, const char *name, char out[PATH_BYTES]);
+int kube_count_slots(kube *k, kube_client *c, int *out, err *e);
 
 /* cluster_kubernetes_worker.c */
 void *kube_worker(void *k); /* its thread */

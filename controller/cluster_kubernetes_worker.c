@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cleanup.h"
 #include "clock.h"
@@ -174,7 +175,7 @@ static void say_slow(kube *k, entry *p)
 static entry *next_task(kube *k, int64_t now, int64_t *first)
 {
     entry *best = NULL;
-    *first = INT64_MAX;
+    *first = k->count_ms;
     for (entry *p = k->entries; p; p = p->next) {
         if (p->slow_ms <= now)
             say_slow(k, p);
@@ -186,6 +187,25 @@ static entry *next_task(kube *k, int64_t now, int64_t *first)
         *first = p->due_ms < *first ? p->due_ms : *first;
     }
     return best;
+}
+
+static void count_again(kube *k)
+{
+    err e = ERR_INIT;
+    uint64_t one = 1;
+    int slots = 0;
+    k->count_ms = INT64_MAX;
+    pthread_mutex_unlock(&k->lock);
+    int status = kube_count_slots(k, k->work, &slots, &e);
+    pthread_mutex_lock(&k->lock);
+    k->count_ms = clock_deadline_ms(k->slots_every_ms);
+    if (status && e.code != ERR_CANCELLED)
+        log_warn("%s", e.message);
+    if (status || slots == k->counted)
+        return;
+    k->counted = slots;
+    ssize_t n = write(k->event_fd, &one, sizeof one);
+    (void)n; /* full means readable already */
 }
 
 static void perform(kube *k, entry *p)
@@ -215,9 +235,11 @@ void *kube_worker(void *arg)
     kube *k = arg;
     pthread_mutex_lock(&k->lock);
     while (!k->stopping) {
-        int64_t first;
-        entry *p = next_task(k, clock_monotonic_ms(), &first);
-        if (p) {
+        int64_t first, now = clock_monotonic_ms();
+        entry *p = next_task(k, now, &first);
+        if (k->count_ms <= now) {
+            count_again(k);
+        } else if (p) {
             perform(k, p);
         } else if (first == INT64_MAX) {
             pthread_cond_wait(&k->changed, &k->lock);

@@ -247,6 +247,17 @@ static void end_if_fenced(const owner *o)
 
 /* ---- the loop --------------------------------------------------------------------------------------- */
 
+/* Nodes with GPUs come and go. */
+static void look_at_slots(owner *o)
+{
+    int slots = o->slots;
+    if (o->cluster->ops->slots(o->cluster, &slots, NULL) || slots == o->slots)
+        return;
+    log_info("%d function slots, before it were %d", slots, o->slots);
+    o->slots = slots;
+    owner_event(o, &(job_event){.type = JOB_SLOTS, .value = slots});
+}
+
 static void take_cluster_events(owner *o)
 {
     pod p;
@@ -259,6 +270,7 @@ static void take_cluster_events(owner *o)
             pool_changed(o, &p);
     if (got < 0)
         log_error("the cluster: %s", e.message);
+    look_at_slots(o);
 }
 
 static int64_t next_deadline(const owner *o)

@@ -91,6 +91,44 @@ def slots_are_counted_on_the_nodes():
         explained(p, fifth, "NoFreeSlot", "0 of 4", four)
         p.delete(f"/tasks/{four}")
         p.succeed(fifth, 90)
+        kubectl("uncordon", "node1")
+        until(lambda: p.ask_leader("/ready").json()["slots"] == 8, 60, every=2, message="a node that comes gives no slots")
+
+
+@case(limit=300, platform=False)
+def an_elastic_job_grows_as_far_as_there_are_gpus():
+    """It has slots for eight functions and GPUs for four: it trains on with four, and says why there is no fifth."""
+    with with_gpus() as settings, release.installed(**settings, **{"controller.slots": 8}) as p:
+        p.dataset()
+        # Its epochs take long enough to be equally long: the policy gives a job whose epochs get longer fewer functions.
+        job = p.train(p.paced(0.2), epochs=10000, default_parallelism=4, static_parallelism=False)
+        until(lambda: p.task(job)["epoch"] >= 1, 90, message="four do not train")
+
+        def says_so():
+            why = p.get(f"/tasks/{job}/explain")
+            return why["reason"] == "Training" and "4 functions; there is no more of them" in why["message"] and \
+                RESOURCE in why["message"]
+        until(says_so, 30, every=0.1, message="it does not say why it does not grow: " + str(p.get(f"/tasks/{job}/explain")))
+        explained(p, job, "no more of them", RESOURCE)
+        until(lambda: len(p.pods(job=job, role="function")) == 4 and len(p.pods(role="function")) == 4, 20,
+              message="pods wait for GPUs that nobody has")
+        name = next(t["metadata"]["name"] for t in cluster.listed("trainjobs", p.ns) if t.get("status", {}).get("job") == job)
+
+        def status():
+            return get("trainjob", name, "-n", p.ns)["status"]
+
+        def as_it_should_be():
+            now = status()
+            conditions = {c["type"]: c["status"] for c in now["conditions"]}
+            return now.get("gpu") == f"4 {RESOURCE}" and "no more of them" in now["message"] and \
+                conditions["Degraded"] == "False" and conditions["FunctionsReady"] == "True"
+        until(as_it_should_be, 20, every=0.2, message="the TrainJob says otherwise: " + str(status()))
+        wide = kubectl("get", "trainjob", name, "-n", p.ns, "-o", "wide").stdout
+        assert f"4 {RESOURCE}" in wide, wide
+        before = p.task(job)["epoch"]
+        until(lambda: p.task(job)["epoch"] > before + 5, 25, message="it waits for a fifth each epoch")
+        p.delete(f"/tasks/{job}")
+        until(lambda: "gpu" not in status(), 30, message="an ended job has GPUs")
 
 
 harness.main(globals())

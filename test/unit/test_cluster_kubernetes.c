@@ -373,17 +373,27 @@ TEST(slots_are_counted_on_the_nodes)
     w.access.server = strdup(fake_kube_url(w.server));
     snprintf(path, sizeof path, "%s/counted.json", test_tmp());
     CHECK_OK(fs_write_file(path, counted, strlen(counted), 0600, &e), e);
-    cluster_kubernetes_config config = {.templates = path, .access = &w.access, .slots = 3};
+    cluster_kubernetes_config config = {.templates = path, .access = &w.access, .slots = 3, .slots_every_ms = 20};
     CHECK_OK(cluster_open("kubernetes", &config, &w.c, &e), e);
     CHECK_ERR(w.c->ops->slots(w.c, &slots, &e), e, ERR_NOT_FOUND, "slots from nvidia.com/gpu need");
-    /* One shares its two GPUs four times, one has none, one is drained. */
+    /* One shares its two GPUs four times, one has none, one is drained; a function takes two shares of one node. */
     fake_kube_set(w.server, "/api/v1/nodes",
                   json_pack("{s:[{s:{s:{s:s}}}, {s:{s:{s:s}}}, {s:{s:b}, s:{s:{s:s}}}]}", "items", "status", "allocatable",
-                            "nvidia.com/gpu", "8", "status", "allocatable", "cpu", "4", "spec", "unschedulable", 1,
+                            "nvidia.com/gpu", "9", "status", "allocatable", "cpu", "4", "spec", "unschedulable", 1,
                             "status", "allocatable", "nvidia.com/gpu", "4"));
     err_clear(&e);
     CHECK_OK(w.c->ops->slots(w.c, &slots, &e), e);
-    CHECK_INT(slots, 8);
+    CHECK_INT(slots, 4);
+    /* Another node joins. */
+    fake_kube_set(w.server, "/api/v1/nodes",
+                  json_pack("{s:[{s:{s:{s:s}}}, {s:{s:{s:s}}}]}", "items", "status", "allocatable", "nvidia.com/gpu", "9",
+                            "status", "allocatable", "nvidia.com/gpu", "3"));
+    pod none;
+    struct pollfd wait = {.fd = w.c->ops->event_fd(w.c), .events = POLLIN};
+    CHECK(poll(&wait, 1, WAIT_MS) == 1);
+    CHECK_INT(w.c->ops->next_event(w.c, &none, &e), 0);
+    CHECK_OK(w.c->ops->slots(w.c, &slots, &e), e);
+    CHECK_INT(slots, 5);
     CHECK(!w.c->ops->gpus); /* the device plugin places */
     CHECK_INT(w.c->ops->pod_gpus(w.c), 2);
     close_world(&w);
