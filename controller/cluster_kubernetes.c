@@ -275,7 +275,7 @@ static const json_t *owner_of_job(kube *k, const char *job)
     if (strcmp(k->job_known, job) == 0)
         return k->job_owner;
     cleanup_json json_t *list = NULL;
-    snprintf(path, sizeof path, "/apis/kubeml.dev/v1alpha1/namespaces/%s/trainjobs", k->access.namespace_name);
+    snprintf(path, sizeof path, "/apis/" KUBE_RESOURCES "/namespaces/%s/trainjobs", k->access.namespace_name);
     snprintf(query, sizeof query, "labelSelector=%s%%3D%s", "kubeml.dev%2Fjob", job);
     kube_outcome o;
     cleanup_buf buf text;
@@ -289,7 +289,7 @@ static const json_t *owner_of_job(kube *k, const char *job)
         return NULL;
     const json_t *first = json_array_get(json_object_get(list, "items"), 0);
     if (first)
-        k->job_owner = json_pack("[{s:s, s:s, s:s, s:s}]", "apiVersion", "kubeml.dev/v1alpha1", "kind", "TrainJob",
+        k->job_owner = json_pack("[{s:s, s:s, s:s, s:s}]", "apiVersion", KUBE_RESOURCES, "kind", "TrainJob",
                                  "name", kube_object_text(first, "name"), "uid", kube_object_text(first, "uid"));
     return k->job_owner;
 }

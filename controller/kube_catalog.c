@@ -21,6 +21,7 @@ enum { CALL_MS = 10000, OPEN_MS = 30000, RETRY_MS = 10000 };
 /* One of the two kinds. */
 typedef struct shelf {
     struct kube_catalog *catalog;
+    const char *kind;
     char path[300];
     kube_watch *watch;
     json_t *objects; /* by name; with the lock */
@@ -69,23 +70,13 @@ static json_t *ready_condition(const json_t *object, bool yes, const char *reaso
 /* Steals `status`. */
 static void write_status(kube_catalog *k, const shelf *s, const json_t *object, json_t *status)
 {
-    char path[700];
     err e = ERR_INIT;
-    const char *key;
-    json_t *value, *old = json_object_get(object, "status");
-    cleanup_json json_t *owned = status; /* whichever way this ends */
-    (void)owned;
-    if (!status || json_equal(status, old))
-        return;
-    cleanup_json json_t *patch = json_pack("{s:O}", "status", status);
-    json_object_foreach(old, key, value) {
-        if (!json_object_get(status, key))
-            json_object_set_new(status, key, json_null()); /* what is no longer so is taken out */
-    }
-    snprintf(path, sizeof path, "%s/%s/status", s->path, kube_object_text(object, "name"));
-    if (kube_merge_patch(k->client, path, patch, clock_deadline_ms(CALL_MS), NULL, &e) && e.code != ERR_NOT_FOUND &&
-        e.code != ERR_CANCELLED)
-        log_warn("the status of %s: %s", path, e.message);
+    const char *name = kube_object_text(object, "name");
+    if (status && !json_equal(status, json_object_get(object, "status")) &&
+        kube_apply_status(k->client, s->path, s->kind, name, status, clock_deadline_ms(CALL_MS), &e) &&
+        e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
+        log_warn("the status of %s %s: %s", s->kind, name, e.message);
+    json_decref(status);
 }
 
 /* ---- functions --------------------------------------------------------------------------------------- */
@@ -264,13 +255,14 @@ static void *run(void *arg)
 
 /* ---- start and end --------------------------------------------------------------------------------------- */
 
-static int open_shelf(kube_catalog *k, shelf *s, const kube_config *access, const char *plural, err *e)
+static int open_shelf(kube_catalog *k, shelf *s, const kube_config *access, const char *kind, const char *plural, err *e)
 {
     kube_watch_config config = {.access = access, .path = s->path, .changed = on_change, .context = s};
     s->catalog = k;
+    s->kind = kind;
     s->objects = json_object();
     s->gone = json_array();
-    snprintf(s->path, sizeof s->path, "/apis/kubeml.dev/v1alpha1/namespaces/%s/%s", access->namespace_name, plural);
+    snprintf(s->path, sizeof s->path, "/apis/" KUBE_RESOURCES "/namespaces/%s/%s", access->namespace_name, plural);
     if (!s->objects || !s->gone)
         return err_set(e, ERR_NOMEM, "no memory for the %s", plural);
     if (kube_watch_start(&config, &s->watch, e) || kube_watch_wait(s->watch, clock_deadline_ms(OPEN_MS), e))
@@ -289,8 +281,9 @@ static int start(kube_catalog *k, const kube_config *access, err *e)
 {
     if (!k->tried)
         return err_set(e, ERR_NOMEM, "no memory for functions and data sets");
-    if (kube_client_open(access, &k->client, e) || open_shelf(k, &k->functions, access, "functions", e) ||
-        open_shelf(k, &k->datasets, access, "datasets", e))
+    if (kube_client_open(access, &k->client, e) ||
+        open_shelf(k, &k->functions, access, "Function", "functions", e) ||
+        open_shelf(k, &k->datasets, access, "Dataset", "datasets", e))
         return -1;
     if (pthread_create(&k->thread, NULL, run, k))
         return err_set(e, ERR_NOMEM, "no thread for functions and data sets");

@@ -384,6 +384,36 @@ int kube_apply(kube_client *c, const char *path, const json_t *object, int64_t d
     return kube_call(c, &r, deadline_ms, out, NULL, e);
 }
 
+/* Fields that another manager has said stay after an apply; a status is ours alone. */
+static int take_out_others(kube_client *c, const char *path, const json_t *status, const json_t *now, int64_t deadline_ms,
+                           err *e)
+{
+    const char *key;
+    json_t *value, *there = json_object_get(now, "status");
+    cleanup_json json_t *whole = json_copy((json_t *)(uintptr_t)status), *patch = NULL;
+    if (json_equal(status, there))
+        return 0;
+    json_object_foreach(there, key, value) {
+        if (!json_object_get(status, key))
+            json_object_set_new(whole, key, json_null());
+    }
+    patch = json_pack("{s:O}", "status", whole);
+    return patch ? kube_merge_patch(c, path, patch, deadline_ms, NULL, e) : err_set(e, ERR_NOMEM, "no memory for a status");
+}
+
+int kube_apply_status(kube_client *c, const char *collection, const char *kind, const char *name, const json_t *status,
+                      int64_t deadline_ms, err *e)
+{
+    char path[700];
+    cleanup_json json_t *now = NULL;
+    snprintf(path, sizeof path, "%s/%s/status", collection, name);
+    cleanup_json json_t *object = json_pack("{s:s, s:s, s:{s:s}, s:O}", "apiVersion", KUBE_RESOURCES, "kind", kind,
+                                            "metadata", "name", name, "status", status);
+    if (!object)
+        return err_set(e, ERR_NOMEM, "no memory for a status");
+    return kube_apply(c, path, object, deadline_ms, &now, e) || take_out_others(c, path, status, now, deadline_ms, e) ? -1 : 0;
+}
+
 int kube_delete(kube_client *c, const char *path, int grace_s, int64_t deadline_ms, err *e)
 {
     char query[80] = "propagationPolicy=Background";

@@ -31,6 +31,7 @@ enum {
     KUBE_RETRY_AFTER_S_MAX = 60, /* a server that asks for more is asked again after this */
 };
 #define KUBE_FIELD_MANAGER "kubeml"
+#define KUBE_RESOURCES     "kubeml.dev/v1alpha1" /* of our custom resources */
 
 typedef struct kube_client kube_client;
 
@@ -79,6 +80,9 @@ int kube_merge_patch(kube_client *c, const char *path, const json_t *patch, int6
                      err *e);
 /* Server-side apply; conflicts with other managers are taken over. */
 int kube_apply(kube_client *c, const char *path, const json_t *object, int64_t deadline_ms, json_t **out, err *e);
+/* The status of one of our custom resources, applied to its subresource: what is not in it goes, whoever said it. */
+int kube_apply_status(kube_client *c, const char *collection, const char *kind, const char *name, const json_t *status,
+                      int64_t deadline_ms, err *e);
 /* grace_s -1: the object's own. What is not there is no error. */
 int kube_delete(kube_client *c, const char *path, int grace_s, int64_t deadline_ms, err *e);
 

@@ -71,21 +71,12 @@ static void object_path(const kube_jobs *j, const json_t *object, const char *wh
 
 static void write_status(kube_jobs *j, const json_t *object, json_t *status)
 {
-    char path[700];
     err e = ERR_INIT;
-    const char *key;
-    json_t *value, *old = json_object_get(object, "status");
-    if (!json_equal(status, old)) {
-        cleanup_json json_t *patch = json_pack("{s:O}", "status", status);
-        json_object_foreach(old, key, value) {
-            if (!json_object_get(status, key))
-                json_object_set_new(status, key, json_null()); /* what is no longer so is taken out */
-        }
-        object_path(j, object, "/status", path, sizeof path);
-        if (kube_merge_patch(j->client, path, patch, clock_deadline_ms(CALL_MS), NULL, &e) && e.code != ERR_NOT_FOUND &&
-            e.code != ERR_CANCELLED)
-            log_warn("the status of TrainJob %s: %s", kube_object_text(object, "name"), e.message);
-    }
+    const char *name = kube_object_text(object, "name");
+    if (!json_equal(status, json_object_get(object, "status")) &&
+        kube_apply_status(j->client, j->path, "TrainJob", name, status, clock_deadline_ms(CALL_MS), &e) &&
+        e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
+        log_warn("the status of TrainJob %s: %s", name, e.message);
     json_decref(status);
 }
 
@@ -197,7 +188,7 @@ static void show(kube_jobs *j, const json_t *task)
     const char *id = text_of(task, "id");
     err e = ERR_INIT;
     cleanup_json json_t *object = json_pack(
-        "{s:s, s:s, s:{s:o, s:{s:s, s:s}}, s:o}", "apiVersion", "kubeml.dev/v1alpha1", "kind", "TrainJob", "metadata",
+        "{s:s, s:s, s:{s:o, s:{s:s, s:s}}, s:o}", "apiVersion", KUBE_RESOURCES, "kind", "TrainJob", "metadata",
         "name", json_sprintf("job-%s", id), "labels", KUBE_LABEL_JOB, id, "app.kubernetes.io/managed-by", "kubeml",
         "spec", kube_trainjob_spec(json_object_get(task, "request")));
     if (object && kube_create(j->client, j->path, object, clock_deadline_ms(CALL_MS), NULL, &e) &&
@@ -310,7 +301,7 @@ int kube_jobs_start(const kube_config *access, const kube_jobs_host *host, kube_
         return err_set(e, ERR_NOMEM, "no memory for the TrainJobs");
     j->access = access;
     j->host = *host;
-    snprintf(j->path, sizeof j->path, "/apis/kubeml.dev/v1alpha1/namespaces/%s/trainjobs", access->namespace_name);
+    snprintf(j->path, sizeof j->path, "/apis/" KUBE_RESOURCES "/namespaces/%s/trainjobs", access->namespace_name);
     pthread_mutex_init(&j->lock, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);

@@ -55,6 +55,9 @@ def made_by_kubectl_and_seen_by_both():
             holds(p, "by-hand", "Complete", 90)
             now = found(p, "by-hand")
             assert now["status"]["observedGeneration"] == now["metadata"]["generation"], now
+            # Server-side apply: the status has one manager.
+            said = [(f["manager"], f["operation"]) for f in now["metadata"]["managedFields"] if f.get("subresource") == "status"]
+            assert said == [("kubeml", "Apply")], now["metadata"]["managedFields"]
             assert {c["type"] for c in now["status"]["conditions"]} == CONDITIONS, now["status"]["conditions"]
             job = now["status"]["job"]
             assert p.get(f"/tasks/{job}")["state"] == "succeeded"

@@ -447,6 +447,32 @@ TEST(calls_go_on_after_faults)
     close_world(&w);
 }
 
+TEST(a_status_is_applied_whole)
+{
+    static const char collection[] = "/apis/" KUBE_RESOURCES "/namespaces/test/trainjobs";
+    world w;
+    char path[200];
+    open_world(&w, NULL);
+    kube_client *c = open_client(&w);
+    err e = ERR_INIT;
+    cleanup_json json_t *done = json_pack("{s:s, s:i}", "state", "succeeded", "epoch", 3);
+    snprintf(path, sizeof path, "%s/one/status", collection);
+    /* Of another manager, which an apply leaves there. */
+    fake_kube_set(w.server, path, json_pack("{s:{s:s, s:s}}", "status", "state", "running", "gpu", "4 nvidia.com/gpu"));
+    CHECK_OK(kube_apply_status(c, collection, "TrainJob", "one", done, clock_deadline_ms(WAIT_MS), &e), e);
+    cleanup_json json_t *now = fake_kube_object(w.server, path);
+    CHECK(json_equal(json_object_get(now, "status"), done));
+    CHECK_STR(json_string_value(json_object_get(now, "kind")), "TrainJob"); /* an apply says what it is */
+    CHECK_INT(fake_kube_requests(w.server, FAKE_PATCH), 2);
+    CHECK_OK(kube_apply_status(c, collection, "TrainJob", "one", done, clock_deadline_ms(WAIT_MS), &e), e);
+    CHECK_INT(fake_kube_requests(w.server, FAKE_PATCH), 3);
+    fake_kube_fault(w.server, FAKE_PATCH, FAULT_STATUS, 404, -1, 1);
+    CHECK_ERR(kube_apply_status(c, collection, "TrainJob", "one", done, clock_deadline_ms(WAIT_MS), &e), e, ERR_NOT_FOUND,
+              "test says");
+    kube_client_close(c);
+    close_world(&w);
+}
+
 TEST(a_deadline_ends_it)
 {
     world w;
