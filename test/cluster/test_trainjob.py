@@ -41,6 +41,10 @@ def ready(p):
     return p
 
 
+def change_spec(p, name, **fields):
+    return kubectl("patch", "trainjob", name, "-n", p.ns, "--type=merge", "-p", json.dumps({"spec": fields}), check=False)
+
+
 def gone(p, *names):
     for name in names:
         kubectl("delete", "trainjob", name, "-n", p.ns, "--ignore-not-found", "--wait=false", check=False)
@@ -163,9 +167,12 @@ def what_is_refused():
 
             # What is trained is not changed under way.
             apply([trainjob("fixed", epochs=1)], p.ns)
-            done = kubectl("patch", "trainjob", "fixed", "-n", p.ns, "--type=merge", "-p", '{"spec":{"epochs":7}}',
-                           check=False)
-            assert done.returncode != 0 and "cannot be changed" in done.stderr, done.stderr
+            for change in ({"epochs": 7}, {"function": "other"}, {"parallelism": 3}, {"staticParallelism": False}, {"init": "another"},
+                           {"goalAccuracy": 90}, {"merge": "server"}, {"priority": 3}, {"onLoss": "continue"}, {"validateEvery": 0},
+                           {"gpu": {"threads": 50}}, {"backoffLimit": 2}, {"activeDeadlineSeconds": 60}, {"process": "shared"}):
+                done = change_spec(p, "fixed", **change)
+                assert done.returncode != 0 and "cannot be changed" in done.stderr, (change, done.stderr)
+            assert change_spec(p, "fixed", ttlSecondsAfterFinished=1000).returncode == 0
             holds(p, "fixed", "Complete", 90)
         finally:
             gone(p, "nofunction", "nodata", "fixed")
@@ -203,6 +210,10 @@ def functions_and_datasets_have_their_status():
             assert "kubeml dataset create" in becomes(p, "datasets", "tiny", "False", "NotFound")[0][2]
             p.dataset()
             told = becomes(p, "datasets", "tiny", "True", "Uploaded")[1]
+            shown = [line.split() for line in kubectl("get", "kfn,kds", "-n", p.ns).stdout.splitlines() if line]
+            assert ["NAME", "VERSION", "MODEL", "READY", "AGE"] in shown and ["NAME", "TRAIN", "TEST", "READY", "AGE"] in shown, shown
+            assert any(row[:4] == ["function.kubeml.dev/ours", "1", "lenet5", "True"] for row in shown), shown
+            assert any(row[:4] == ["dataset.kubeml.dev/tiny", "512", "128", "True"] for row in shown), shown
             assert told["trainSamples"] == 512 and told["testSamples"] == 128 and told["digest"], told
 
             apply([trainjob("with-ours", function="ours", epochs=1)], p.ns)
@@ -247,4 +258,5 @@ def a_job_has_its_service_and_policy_and_is_suspended_from_both_sides():
         assert p.wait(job)["state"] == "cancelled"
 
 
-harness.main(globals())
+if __name__ == "__main__":
+    harness.main(globals())
