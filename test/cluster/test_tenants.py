@@ -101,6 +101,38 @@ def two_users_jobs_cannot_reach_each_others_redis():
               message="the policy is gone and the connection stays")
 
 
+def opens(ns, client, host, port):
+    return kubectl("exec", "-n", ns, client, "--", "timeout", "3", "bash", "-c", f": </dev/tcp/{host}/{port}",
+                   check=False).returncode == 0
+
+
+@case(limit=300, platform=False)
+def a_functions_pod_reaches_its_store_and_its_own_kubeml_ps():
+    """The pods that users' code runs in, as the job has them: where they get, where not, and who gets to them."""
+    with two_jobs() as (p, jobs, address):
+        anna, ben = jobs.values()
+        mine, other = (p.pods(job=job, role="function") for job in (anna, ben))
+        ps = p.pod(job=anna, role="ps")["address"]
+        api = until(p.controllers, 30)[0]["status"]["podIP"]
+        store, port = (release.MONGO_HOST, release.MONGO_PORT) if cluster.OURS else (None, None)
+        allowed = [(ps, 6379), (ps, 10200)] + ([(store, port)] if store else [])
+        refused = [(address[ben], 6379), (address[ben], 10200), (other[0]["address"], 10200), (mine[1]["address"], 10200),
+                   (api, 10100), ("kubernetes.default", 443)]
+        apply([pod("stranger", ["sleep", "3600"])], p.ns)
+        try:
+            wait_ready("pod/stranger", p.ns)
+            # The control: what nobody forbids reaches the API server and the platform's.
+            assert opens(p.ns, "stranger", "kubernetes.default", 443) and opens(p.ns, "stranger", api, 10100)
+            for where in allowed:
+                assert opens(p.ns, mine[0]["name"], *where), where
+            for where in refused:
+                assert not opens(p.ns, mine[0]["name"], *where), where
+            for where in [(ps, 6379), (ps, 10200), (mine[0]["address"], 10200)]:
+                assert not opens(p.ns, "stranger", *where), where
+        finally:
+            kubectl("delete", "pod", "-n", p.ns, "stranger", "--wait=false", check=False)
+
+
 @case(limit=400, platform=False)
 def redis_refuses_by_password():
     """The network lets the pod in, as every cluster does whose CNI enforces no policies."""
