@@ -4,7 +4,7 @@
  * The driver alone: one cursor over all chunks in their order, every document looked at and its bytes
  * summed. A function: dataset_open, dataset_prefetch of its share, dataset_view of each chunk (which
  * verifies its checksum) and the same sum. Both in turn, each round with a reader that has nothing
- * yet; the medians count. Exits 1 when the ratio is below 0.8. */
+ * yet; the best round of each counts. Exits 1 when the ratio is below 0.8. */
 #include <mongoc/mongoc.h>
 #include <stdio.h>
 #include <stdlib.h>
