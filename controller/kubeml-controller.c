@@ -28,6 +28,7 @@
 #include "controller.h"
 #include "fs.h"
 #include "forward.h"
+#include "kube_end.h"
 #include "kube_mirror.h"
 #include "log.h"
 #include "owner.h"
@@ -66,6 +67,7 @@ static const char usage_text[] =
     "  --lease NAME           kubernetes: one of several controllers, that of the Lease NAME, leads; the\n"
     "                         others answer too, and hand on to it what is about jobs ($POD_NAME and\n"
     "                         $POD_IP say who this one is)\n"
+    "  --end-pods NAME        kubernetes: deletes the pods of the installation NAME, and ends\n"
     "  --pool-token-file FILE the token that warm pods know (made in HOME/run)\n"
     "  --ready-fd N           descriptor that the URL is written to when the API answers\n"
     "  --builder URL          a kubeml-builder that compiles functions, instead of this machine's compiler\n"
@@ -76,7 +78,7 @@ typedef struct program {
     controller controller;
     kube_mirror *mirror; /* NULL but on Kubernetes */
     kube_config lease_access;
-    const char *lease_name;
+    const char *lease_name, *end_pods;
     int ready_fd, lock_fd, listen_fd;
     bool sandbox;
     bool announced; /* the files in run/ are ours */
@@ -268,6 +270,7 @@ static int set_option(program *p, int option, const char *value)
     case 'x': c->context = value; return 0;
     case 'L': p->lease_name = value; return 0;
     case 'T': c->pool_token_file = value; return 0;
+    case 'E': p->end_pods = value; return 0;
     default: return -1;
     }
 }
@@ -284,7 +287,7 @@ static int parse_options(program *p, int argc, char **argv)
         {"gpus", required_argument, NULL, 'g'},       {"gpu-policy", required_argument, NULL, 'G'},
         {"ready-fd", required_argument, NULL, 'r'},   {"no-sandbox", no_argument, NULL, 'n'},
         {"cluster", required_argument, NULL, 'c'},    {"pods", required_argument, NULL, 'P'},
-        {"lease", required_argument, NULL, 'L'},
+        {"lease", required_argument, NULL, 'L'},         {"end-pods", required_argument, NULL, 'E'},
         {"context", required_argument, NULL, 'x'},    {"pool-token-file", required_argument, NULL, 'T'},
         {"help", no_argument, NULL, 'H'},             {"version", no_argument, NULL, 'V'},
         {NULL, 0, NULL, 0}};
@@ -614,6 +617,22 @@ static int wait_for_end(program *p, const sigset_t *signals, err *e)
     }
 }
 
+static int end_pods(const program *p)
+{
+    err e = ERR_INIT;
+    int count = 0;
+    kube_config access = {0};
+    int status = kube_config_find(p->controller.config.context, &access, &e);
+    if (status == 0)
+        status = kube_end_pods(&access, p->end_pods, clock_deadline_ms(KUBE_END_MS), &count, &e);
+    kube_config_free(&access);
+    if (status)
+        fprintf(stderr, "kubeml-controller: %s\n", e.message);
+    else
+        log_info("ended %d pods of %s", count, p->end_pods);
+    return status ? 1 : 0;
+}
+
 int main(int argc, char **argv)
 {
     static program p;
@@ -624,6 +643,8 @@ int main(int argc, char **argv)
         fputs("See kubeml-controller --help.\n", stderr);
         return 2;
     }
+    if (p.end_pods)
+        return end_pods(&p);
     raise_descriptors();
     sigset_t signals;
     sigemptyset(&signals);

@@ -30,7 +30,8 @@ USERS = {"anna": "token-of-anna-alone", "ben": "token-of-ben-alone"}  # of the s
 PROGRAMS = {"kubeml-ps": "ps", "kubeml-function": "function", "kubeml-controll": "controller",
             "redis-server": "redis"}  # as /proc cuts their names
 # Requests are small, so that pods fit beside each other on a small machine; limits are the chart's.
-SMALL = {"pool.functions": 4, "pool.ps": 1, "controller.slots": 4, "function.resources.requests.cpu": "20m",
+SMALL = {"uninstall.endJobs": "false",  # a pod more for each uninstall: test_upgrade has it
+         "pool.functions": 4, "pool.ps": 1, "controller.slots": 4, "function.resources.requests.cpu": "20m",
          "ps.resources.requests.cpu": "20m", "controller.resources.requests.cpu": "20m",
          "builder.resources.requests.cpu": "20m",
          "function.resources.requests.memory": "64Mi", "ps.resources.requests.memory": "64Mi"}
@@ -193,7 +194,7 @@ class Release(harness.Platform):
 
     def uninstall(self):
         self.disconnect()
-        helm("uninstall", self.name, "-n", self.ns, "--wait", "--timeout", "60s", check=False, seconds=120)
+        helm("uninstall", self.name, "-n", self.ns, "--wait", "--timeout", "90s", check=False, seconds=180)
 
     # the connection
 

@@ -34,8 +34,9 @@ OTHERWISE = {
     "serviceAccount.annotations": {"example.com/x": "y"}, "networkPolicy.enabled": False,
     "networkPolicy.serviceProxy": False, "rbac.userRole": True,
     "networkPolicy.ingress": [{"ipBlock": {"cidr": "10.1.0.0/16"}}],
+    "networkPolicy.dns": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}],
     "networkPolicy.apiServer": [{"ipBlock": {"cidr": "10.96.0.1/32"}}], "networkPolicy.apiServerPorts": [8443],
-    "podDisruptionBudget.enabled": False, "serviceMonitor.enabled": True, "serviceMonitor.interval": "1m",
+    "resourceQuota": {"pods": "40"}, "uninstall.endJobs": False, "podDisruptionBudget.enabled": False, "serviceMonitor.enabled": True, "serviceMonitor.interval": "1m",
     "serviceMonitor.labels": {"release": "prometheus"}, "grafana.dashboard": True, "grafana.labels": {"x": "y"},
 }
 PLACES = {"nodeSelector": {"disk": "fast"}, "tolerations": [{"key": "gpu", "operator": "Exists"}],
@@ -84,7 +85,7 @@ def stable(documents):
 def pods(documents):
     """Everything of the chart that becomes a pod: (name, spec)."""
     for d in documents:
-        if d["kind"] in ("Deployment", "StatefulSet"):
+        if d["kind"] in ("Deployment", "StatefulSet", "Job"):
             yield d["metadata"]["name"], d["spec"]["template"]
         if d["kind"] == "ConfigMap" and "pods.json" in d["data"]:
             for role in ("function", "ps"):
@@ -123,6 +124,24 @@ def every_value_is_rendered_and_taken():
             if "namespace" in d["metadata"]:
                 d["metadata"]["namespace"] = ns
         apply(list(distinct.values()), ns, "--dry-run=server")
+
+
+@case(platform=False)
+def every_value_is_explained():
+    """Beside it in values.yaml, or, where every part has one, at its head."""
+    text = (CHART / "values.yaml").read_text()
+    head, rest = text.split("\n\n", 1)
+    everywhere = set(re.findall(r"`(\w+)`", head))
+    places = {}
+    folders = []
+    for line in rest.splitlines():
+        if found := re.match(r"( *)(\w+):", line):
+            folders[len(found[1]) // 2:] = [found[2]]
+            places[".".join(folders)] = line
+    values = yaml.safe_load(text)
+    unexplained = [path for path, key in leaves(values) if key not in everywhere and
+                   "#" not in places.get(path, places.get(path.rpartition(".")[0], ""))]
+    assert len(places) > 80 and not unexplained, unexplained
 
 
 @case(platform=False)
@@ -165,7 +184,7 @@ def prometheus_and_grafana_take_what_is_for_them():
 def pods_are_restricted():
     documents = render({"gpu": {"enabled": True}})
     found = dict(pods(documents))
-    assert set(found) == {"rel-controller", "rel-builder", "rel-mongodb", "function", "ps"}, set(found)
+    assert set(found) == {"rel-controller", "rel-builder", "rel-mongodb", "rel-uninstall", "function", "ps"}, set(found)
     with namespace("restricted") as ns:
         for name, template in found.items():
             spec = template["spec"]
@@ -174,10 +193,15 @@ def pods_are_restricted():
                 spec["volumes"].append({"name": "data", "emptyDir": {}})
             one = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
             apply([one], ns, "--dry-run=server")
-            for container in spec["containers"]:
+            # Redis is an init container that stays.
+            containers = spec["containers"] + spec.get("initContainers", [])
+            assert len(containers) == (2 if name == "ps" else 1), name
+            for container in containers:
                 assert container["securityContext"]["readOnlyRootFilesystem"] is True, name
                 assert {"cpu", "memory"} <= set(container["resources"]["limits"]), name
-            if name != "rel-controller":
+            for volume in spec.get("volumes", []):
+                assert "emptyDir" not in volume or name == "rel-mongodb" or volume["emptyDir"]["sizeLimit"], (name, volume)
+            if name not in ("rel-controller", "rel-uninstall"):
                 assert spec["automountServiceAccountToken"] is False, name
             # The control: the same pod is refused when it asks for more.
             spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True

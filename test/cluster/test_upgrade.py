@@ -1,7 +1,9 @@
 """helm upgrade while a job runs, the controllers away for a while, and a release that is taken away and made again:
 what was uploaded, trained and recorded is there afterwards."""
+import cluster
 import release
-from cluster import case, harness, helm, kubectl, namespace, until
+from cluster import CHART, apply, case, harness, helm, kubectl, namespace, until
+from test_trainjob import holds, status, trainjob
 
 OPTIONS = {"epochs": 40, "k": 2, "seed": 7}
 
@@ -14,7 +16,7 @@ def kept(p):
             "jobs": jobs, "histories": {j: p.get(f"/history/{j}")["data"]["accuracy"] for j in jobs}}
 
 
-def holds(before, after):
+def same(before, after):
     for kind in ("datasets", "functions"):
         assert before[kind] == after[kind], (kind, before[kind], after[kind])
     for kind in ("jobs", "histories"):
@@ -24,7 +26,7 @@ def holds(before, after):
 @case(limit=600, platform=False)
 def a_release_through_its_life():
     with namespace() as ns:
-        with release.installed(ns) as p:
+        with release.installed(ns, **{"uninstall.endJobs": "true"}) as p:
             p.dataset()
             p.function()
             slow = p.paced()
@@ -35,6 +37,7 @@ def a_release_through_its_life():
             job = p.train(slow, **OPTIONS)
             until(lambda: p.task(job)["epoch"] >= 1, 60)
             old = {c["metadata"]["name"] for c in p.controllers()}
+            kubectl("apply", "--server-side", "--force-conflicts", "-f", CHART / "crds")  # as docs/kubernetes.md says
             p.settings["controller.resources.requests.memory"] = "96Mi"
             p.install(verb="upgrade")
             kubectl("rollout", "status", f"deployment/{p.name}-controller", "-n", ns, "--timeout=90s", seconds=120)
@@ -43,24 +46,35 @@ def a_release_through_its_life():
             p.disconnect()
             p.connect()
             assert p.token == token, "an upgrade made another token"
-            holds(before, kept(p))
+            same(before, kept(p))
 
             job = p.train(slow, **OPTIONS)
             until(lambda: p.task(job)["epoch"] >= 1, 60)
+            apply([trainjob("unwatched", epochs=5000)], ns)
+            holds(p, "unwatched", "Training", 60)
+            unwatched = status(p, "unwatched")["job"]
             replicas = len(p.controllers())
             kubectl("scale", "deployment", f"{p.name}-controller", "-n", ns, "--replicas=0")
             until(lambda: not p.controllers(), 60, message="the controllers do not end")
+            # Its pods are the TrainJob's: they go with it, though nobody of ours looks.
+            kubectl("delete", "trainjob", "unwatched", "-n", ns, "--timeout=30s")
+            until(lambda: not p.pods(job=unwatched), 60, message="the pods of a deleted TrainJob stay")
             kubectl("scale", "deployment", f"{p.name}-controller", "-n", ns, f"--replicas={replicas}")
             p.start()
             assert p.succeed(job, 180)["sha256"] == want, "other weights than with a controller all the while"
+            assert p.wait(unwatched, 30)["state"] == "cancelled"
             helm("rollback", p.name, "1", "-n", ns, "--wait", "--timeout", "90s", seconds=120)
             p.start()
             before = kept(p)
+            running = p.train(slow, **OPTIONS)
+            until(lambda: p.task(running)["epoch"] >= 1, 60)
+        assert not cluster.listed("pods", ns, f"kubeml.dev/job={running}"), "a job's pods outlive the platform"
 
-        # Uninstalled, and installed again: the database has outlived it.
+        # Installed again: the database has outlived it, and the job goes on from its checkpoint.
         with release.installed(ns) as p:
-            holds(before, kept(p))
+            same(before, kept(p))
             assert p.get(f"/model/{first}") == model, "another model than before"
+            assert p.succeed(running, 180)["sha256"] == want, "other weights than without the uninstall"
             p.succeed(p.train(epochs=1))
 
 

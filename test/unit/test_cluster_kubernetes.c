@@ -5,6 +5,7 @@
 
 #include "../../controller/cluster.h"
 #include "../../controller/cluster_kubernetes.h"
+#include "../../controller/kube_end.h"
 #include "../../controller/kube_pods.h"
 #include "clock.h"
 #include "fake_kube.h"
@@ -519,6 +520,30 @@ TEST(no_end_is_lost_or_told_twice)
     poll(&wait, 1, 300);
     CHECK_INT(w.c->ops->next_event(w.c, &none, &e), 0);
     close_world(&w);
+}
+
+TEST(what_an_installation_left_is_ended)
+{
+    world w = {.server = fake_kube_start()};
+    err e = ERR_INIT;
+    int count = -1;
+    w.access.server = strdup(fake_kube_url(w.server));
+    snprintf(w.access.namespace_name, sizeof w.access.namespace_name, "test");
+    fake_kube_put(w.server, "function-1", json_object());
+    fake_kube_put(w.server, "ps-1", json_object());
+    fake_kube_fault(w.server, FAKE_DELETE, FAULT_STATUS, 500, -1, 1);
+    fake_kube_fault(w.server, FAKE_DELETE, FAULT_DONE_DROP, 0, 0, 1);
+    CHECK_OK(kube_end_pods(&w.access, "here", clock_deadline_ms(WAIT_MS), &count, &e), e);
+    CHECK_INT(count, 2);
+    cleanup_json json_t *left = fake_kube_copy(w.server);
+    CHECK_INT(json_object_size(left), 0);
+    CHECK_OK(kube_end_pods(&w.access, "here", clock_deadline_ms(WAIT_MS), &count, &e), e);
+    CHECK_INT(count, 0);
+    /* On a node that is gone it stays until Kubernetes gives it up. */
+    fake_kube_put(w.server, "ps-2", json_pack("{s:{s:s}}", "metadata", "deletionTimestamp", "2026-01-02T03:04:05Z"));
+    CHECK_ERR(kube_end_pods(&w.access, "here", clock_deadline_ms(20), &count, &e), e, ERR_TIMEOUT, "ps-2");
+    fake_kube_stop(w.server);
+    kube_config_free(&w.access);
 }
 
 TEST(bad_templates_are_refused)

@@ -19,6 +19,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .root.Values.image.prefix }}{{ .name }}:{{ default .root.Chart.AppVersion .root.Values.image.tag }}
 {{- end -}}
 
+{{/* A hook, by its weight; nothing of it stays when it has succeeded. */}}
+{{- define "kubeml.afterUninstall" -}}
+helm.sh/hook: post-delete
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
 {{- define "kubeml.account" -}}
 {{- default (include "kubeml.name" .) .Values.serviceAccount.name -}}
 {{- end -}}
@@ -184,6 +191,9 @@ spec:
 {{/* Egress rules that several policies have. */}}
 {{- define "kubeml.dns" -}}
 - ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
+  {{- with .Values.networkPolicy.dns }}
+  to: {{ toJson . }}
+  {{- end }}
 {{- end }}
 {{- define "kubeml.toStore" -}}
 {{- if include "kubeml.bundled" . }}
