@@ -47,7 +47,7 @@ void job_limits_default(job_limits *l)
                       .ps_restarts_max = 5,
                       .pod_tries_max = 8,
                       .again_ms = 10000,
-                      .grow_again_ms = 60000,
+                      .grow_again_ms = 5000,
                       .grace_ms = 2000};
 }
 
@@ -428,8 +428,10 @@ static void ps_epoch(jobs *m, job *j, const job_event *event)
         (event->value < j->parallelism ||
          (jobs_slots_for(m, j, event->value) && job_place(m, j, event->value) == event->value)))
         j->parallelism = event->value;
-    if (event->value > j->most)
+    if (event->value > j->most) {
         j->no_more[0] = '\0';
+        j->grow_wait_ms = 0;
+    }
     j->restarts = 0;
     job_condition_set(m, j, "PSRestarted", false, "Trains", "an epoch was committed since");
     save(m, j);

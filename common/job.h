@@ -91,7 +91,7 @@ typedef struct job {
     double last_seconds, before_seconds; /* of the last two epochs, for the policy */
     int decided_epoch; /* the epoch that `parallelism` was decided after; -1 */
     int trained;       /* functions in that epoch: those from here on are additional */
-    int64_t grow_ms;   /* until then no more functions than `most` */
+    int64_t grow_ms, grow_wait_ms; /* until then no more functions than `most`; how long that was */
     int most;          /* it had when an additional one could not be had, */
     char no_more[ERR_MESSAGE_BYTES]; /* and why; "" */
     int generation;    /* kubeml-ps of this job started before the present one */
@@ -125,7 +125,8 @@ typedef struct job_limits {
     int ps_restarts_max;   /* 5 without a committed epoch in between */
     int pod_tries_max;     /* 8 for one place in a job */
     int64_t again_ms;      /* 10 s until a failed job's first retry, doubling to 6 min */
-    int64_t grow_again_ms; /* 60 s after an additional function could not be had until another is asked for */
+    int64_t grow_again_ms; /* 5 s after an additional function could not be had until another is asked for, doubling
+                            * to a minute */
     int grace_ms;          /* 2 s given to a pod that is asked to end */
 } job_limits;
 void job_limits_default(job_limits *l);

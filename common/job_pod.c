@@ -16,6 +16,7 @@
 #include "mutation.h"
 
 #define RETRY_MOST_MS  5000
+#define GROW_MOST_MS   60000
 #define STOP_TRIES_MAX 10
 
 int job_pods_room(jobs *m, job *j)
@@ -253,7 +254,9 @@ static bool is_additional(const job *j, const job_pod *p)
 static void no_more(jobs *m, job *j, const job_pod *p, const char *message)
 {
     j->parallelism = j->most = p->function;
-    j->grow_ms = m->now_ms + m->limits.grow_again_ms;
+    int64_t wait = j->grow_wait_ms ? 2 * j->grow_wait_ms : m->limits.grow_again_ms;
+    j->grow_wait_ms = wait < GROW_MOST_MS ? wait : GROW_MOST_MS;
+    j->grow_ms = m->now_ms + j->grow_wait_ms;
     snprintf(j->no_more, sizeof j->no_more, "%s", message);
     j->unsaved = true;
     job_action *a = jobs_emit(m, JOB_TELL_PARALLELISM, j);

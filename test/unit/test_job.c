@@ -506,10 +506,26 @@ TEST(an_elastic_job_does_not_wait_for_room_that_is_not_there)
 
     trains("a", 1, 2);
     CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2); /* not again and again */
+    int64_t waits[] = {5000, 10000, 20000, 40000, 60000, 60000};
+    int epoch = 2;
+    for (int i = 0; i < 6; i++) { /* less and less often */
+        now += waits[i] - 1;
+        trains("a", epoch++, 2);
+        CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
+        now += 1;
+        trains("a", epoch++, 2);
+        CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3);
+        step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 2, .incarnation = i + 1});
+        step((job_event){.type = JOB_POD_WAITING, .job = "a", .function = 2, .incarnation = i + 1,
+                         .reason = "Unschedulable", .message = "no node takes the pod"});
+        CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
+        step((job_event){.type = JOB_PS_RELEASE, .job = "a", .function = 2, .incarnation = i + 1});
+        step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 2, .incarnation = i + 1, .code = ERR_CANCELLED});
+    }
     now += 60000;
-    trains("a", 2, 2);
+    trains("a", epoch++, 2);
     CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3);
-    trains("a", 3, 3);
+    trains("a", epoch, 3);
     check_reason("a", "Training", "functions");
     CHECK_STR(jobs_find(m, "a")->no_more, "");
     jobs_close(m);
