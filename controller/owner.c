@@ -253,7 +253,7 @@ static void look_at_slots(owner *o)
     int slots = o->slots;
     if (o->cluster->ops->slots(o->cluster, &slots, NULL) || slots == o->slots)
         return;
-    log_info("%d function slots, before it were %d", slots, o->slots);
+    log_info("%d function slots; there were %d", slots, o->slots);
     o->slots = slots;
     owner_event(o, &(job_event){.type = JOB_SLOTS, .value = slots});
 }
