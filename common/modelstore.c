@@ -177,13 +177,14 @@ int modelstore_slot(modelstore *m, int slot, block *out, err *e)
 }
 
 int modelstore_publish(modelstore *m, const modelstore_publication *p, const block *b,
-                       int64_t deadline_ms, err *e)
+                       int64_t deadline_ms, uint64_t *checksum, err *e)
 {
+    uint64_t unused;
     if (p->function < 0 || p->function >= MODELSTORE_FUNCTIONS_MAX || p->incarnation < 0 ||
         p->samples > INT64_MAX)
         return err_set(e, ERR_INVALID, "function %d, incarnation %d is out of range", p->function,
                        p->incarnation);
-    return m->ops->publish(m, p, b, deadline_ms, e);
+    return m->ops->publish(m, p, b, deadline_ms, checksum ? checksum : &unused, e);
 }
 
 int modelstore_merge(modelstore *m, const modelstore_round *r, int64_t deadline_ms,
@@ -204,6 +205,11 @@ int modelstore_fetch(modelstore *m, int64_t version_min, block to, int64_t deadl
     modelstore_state unused;
     return m->ops->fetch(m, version_min < 0 ? 0 : version_min, to, deadline_ms, out ? out : &unused,
                          e);
+}
+
+int modelstore_state_get(modelstore *m, int64_t deadline_ms, modelstore_state *out, err *e)
+{
+    return m->ops->state(m, deadline_ms, out, e);
 }
 
 int modelstore_status_get(modelstore *m, int64_t deadline_ms, modelstore_status *out, err *e)

@@ -121,11 +121,12 @@ typedef struct modelstore_ops {
     int (*attach)(modelstore *m, layout *out, int64_t deadline_ms, err *e);
     int (*slot)(modelstore *m, int slot, block *out, err *e);
     int (*publish)(modelstore *m, const modelstore_publication *p, const block *b,
-                   int64_t deadline_ms, err *e);
+                   int64_t deadline_ms, uint64_t *checksum, err *e);
     int (*merge)(modelstore *m, const modelstore_round *r, int64_t deadline_ms,
                  modelstore_merged *out, err *e);
     int (*fetch)(modelstore *m, int64_t version_min, block to, int64_t deadline_ms,
                  modelstore_state *out, err *e);
+    int (*state)(modelstore *m, int64_t deadline_ms, modelstore_state *out, err *e);
     int (*status)(modelstore *m, int64_t deadline_ms, modelstore_status *out, err *e);
     int (*ledger)(modelstore *m, int64_t deadline_ms, char **out, size_t *len, err *e);
     int (*drop)(modelstore *m, int64_t deadline_ms, err *e);
@@ -165,10 +166,11 @@ int modelstore_attach(modelstore *m, layout *out, int64_t deadline_ms, err *e);
 int modelstore_slot(modelstore *m, int slot, block *out, err *e);
 
 /* Publishes. `b` NULL: what lies in the slot's memory now, which must stay unchanged until the
- * round is merged; else copied from there. ERR_STALE, ERR_CONFLICT (another round is open;
+ * round is merged; else copied from there. `checksum` (may be NULL): of what was published; the
+ * merge of that one contribution alone has the same. ERR_STALE, ERR_CONFLICT (another round is open;
  * published before with other bytes). */
 int modelstore_publish(modelstore *m, const modelstore_publication *p, const block *b,
-                       int64_t deadline_ms, err *e);
+                       int64_t deadline_ms, uint64_t *checksum, err *e);
 
 /* Owner only: merges and commits. ERR_STALE when that round was merged before (out->state tells the
  * present state), ERR_CONFLICT when a part has not been published as stated. */
@@ -178,6 +180,10 @@ int modelstore_merge(modelstore *m, const modelstore_round *r, int64_t deadline_
 /* Copies the reference of at least that version into `to` and verifies it; waits for it. */
 int modelstore_fetch(modelstore *m, int64_t version_min, block to, int64_t deadline_ms,
                      modelstore_state *out, err *e);
+
+/* What the reference is now, without its bytes: for who may have them already. Waits for no version.
+ */
+int modelstore_state_get(modelstore *m, int64_t deadline_ms, modelstore_state *out, err *e);
 
 int modelstore_status_get(modelstore *m, int64_t deadline_ms, modelstore_status *out, err *e);
 

@@ -102,6 +102,22 @@ static int database_status(modelstore *m, int64_t deadline_ms, modelstore_status
     return rc;
 }
 
+static int database_state(modelstore *m, int64_t deadline_ms, modelstore_state *out, err *e)
+{
+    modelstore_status *status;
+    if (remote_need_layout(remote_of(m), e))
+        return -1;
+    if (remote_of(m)->shared)
+        return remote_state_shared(remote_of(m), out);
+    if (!(status = malloc(sizeof *status)))
+        return err_set(e, ERR_NOMEM, "no memory for a status");
+    int rc = database_status(m, deadline_ms, status, e);
+    if (rc == 0)
+        *out = status->state;
+    free(status);
+    return rc;
+}
+
 static int database_attach(modelstore *m, layout *out, int64_t deadline_ms, err *e)
 {
     remote *r = remote_of(m);
@@ -200,24 +216,23 @@ static int send_publish(remote *r, const modelstore_publication *p, uint64_t che
  * final only if PUBLISH fails too: a repeated publication's chunks are refused because it is there
  * already. */
 static int publish_by_chunks(remote *r, const modelstore_publication *p, block b,
-                             int64_t deadline_ms, err *e)
+                             int64_t deadline_ms, uint64_t *checksum, err *e)
 {
     char key[REMOTE_KEY_BYTES];
     size_t pieces = block_pieces(r->layout.shape), ahead;
     cleanup_free uint64_t *hash = calloc(pieces, sizeof *hash);
     cleanup_reply resp_reply reply = {.type = RESP_NIL};
     err refusal = ERR_INIT, last = ERR_INIT;
-    uint64_t checksum;
     if (!hash)
         return err_set(e, ERR_NOMEM, "no memory for the hashes of %zu pieces", pieces);
     if (remote_connect(r, deadline_ms, e) ||
         write_chunks(r, p, b, hash, deadline_ms, &ahead, &refusal, e))
         return -1;
     if (refusal.code == ERR_NONE)
-        checksum = block_root_hash(hash, pieces);
-    else if (block_checksum(r->layout.shape, b, 1, &checksum, e))
+        *checksum = block_root_hash(hash, pieces);
+    else if (block_checksum(r->layout.shape, b, 1, checksum, e))
         return remote_disconnect(r), -1; /* replies are still to come */
-    begin_publish(r, p, checksum, -1, key);
+    begin_publish(r, p, *checksum, -1, key);
     if (resp_hold(r->c, r->cmd, deadline_ms, e) ||
         take_writes(r, ahead, deadline_ms, &refusal, e) ||
         resp_receive(r->c, &reply, deadline_ms, e))
@@ -231,16 +246,15 @@ static int publish_by_chunks(remote *r, const modelstore_publication *p, block b
 }
 
 static int database_publish(modelstore *m, const modelstore_publication *p, const block *b,
-                            int64_t deadline_ms, err *e)
+                            int64_t deadline_ms, uint64_t *checksum, err *e)
 {
     remote *r = remote_of(m);
-    uint64_t checksum;
     block from;
     if (remote_need_layout(r, e))
         return -1;
     if (r->shared)
-        return remote_fill_slot(r, p->slot, b, &checksum, e) ||
-                       send_publish(r, p, checksum, p->slot, deadline_ms, e)
+        return remote_fill_slot(r, p->slot, b, checksum, e) ||
+                       send_publish(r, p, *checksum, p->slot, deadline_ms, e)
                    ? -1
                    : 0;
     if (b)
@@ -249,7 +263,7 @@ static int database_publish(modelstore *m, const modelstore_publication *p, cons
         return -1;
     for (int pause_ms = 1;;) {
         err last = ERR_INIT;
-        if (publish_by_chunks(r, p, from, deadline_ms, &last) == 0)
+        if (publish_by_chunks(r, p, from, deadline_ms, checksum, &last) == 0)
             return 0;
         if (last.code != ERR_UNAVAILABLE || remote_pause(&pause_ms, deadline_ms, NULL)) {
             if (e)
@@ -497,8 +511,9 @@ static int create_by_chunks(remote *r, const modelstore_state *start, const bloc
                                     .parts = &part,
                                     .count = 1};
     modelstore_merged merged;
+    uint64_t checksum;
     if (send_create(r, start, p.version, p.round, false, ledger, deadline_ms, e) ||
-        database_publish(&r->base, &p, b, deadline_ms, e) ||
+        database_publish(&r->base, &p, b, deadline_ms, &checksum, e) ||
         merge_call(r, &round, deadline_ms, &merged, e))
         return err_wrap(e, "first reference");
     return 0;
@@ -590,6 +605,7 @@ const modelstore_ops modelstore_database = {
     .publish = database_publish,
     .merge = database_merge,
     .fetch = database_fetch,
+    .state = database_state,
     .status = database_status,
     .ledger = database_ledger,
     .drop = database_drop,

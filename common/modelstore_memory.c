@@ -179,7 +179,8 @@ static int keep_bytes(shared *s, contribution *c, block from, uint64_t *checksum
     return 0;
 }
 
-static int publish(memory *m, const modelstore_publication *p, const block *b, err *e)
+static int publish(memory *m, const modelstore_publication *p, const block *b, uint64_t *checksum,
+                   err *e)
 {
     shared *s = m->s;
     block from;
@@ -193,6 +194,7 @@ static int publish(memory *m, const modelstore_publication *p, const block *b, e
         modelstore_check_version(&s->state, p->version, e) ||
         block_checksum(s->layout.shape, from, 1, &now.checksum, e))
         return -1;
+    *checksum = now.checksum;
     int rc = modelstore_check_publication(c->there ? &c->p : NULL, &now, e);
     if (rc != 0)
         return rc < 0 ? -1 : 0;
@@ -318,6 +320,14 @@ static int fetch(memory *m, int64_t version_min, block to, int64_t deadline_ms,
     return checksum == s->state.checksum ? 0 : err_set(e, ERR_CORRUPT, "the reference is corrupt");
 }
 
+static int state(memory *m, modelstore_state *out, err *e)
+{
+    if (need_job(m, e))
+        return -1;
+    *out = m->s->state;
+    return 0;
+}
+
 static int status(memory *m, modelstore_status *out, err *e)
 {
     if (need_job(m, e))
@@ -366,10 +376,10 @@ static int memory_slot(modelstore *m, int slot, block *out, err *e)
 }
 
 static int memory_publish(modelstore *m, const modelstore_publication *p, const block *b,
-                          int64_t deadline_ms, err *e)
+                          int64_t deadline_ms, uint64_t *checksum, err *e)
 {
     (void)deadline_ms;
-    LOCKED(publish(memory_of(m), p, b, e));
+    LOCKED(publish(memory_of(m), p, b, checksum, e));
 }
 
 static int memory_merge(modelstore *m, const modelstore_round *r, int64_t deadline_ms,
@@ -383,6 +393,12 @@ static int memory_fetch(modelstore *m, int64_t version_min, block to, int64_t de
                         modelstore_state *out, err *e)
 {
     LOCKED(fetch(memory_of(m), version_min, to, deadline_ms, out, e));
+}
+
+static int memory_state(modelstore *m, int64_t deadline_ms, modelstore_state *out, err *e)
+{
+    (void)deadline_ms;
+    LOCKED(state(memory_of(m), out, e));
 }
 
 static int memory_status(modelstore *m, int64_t deadline_ms, modelstore_status *out, err *e)
@@ -435,6 +451,7 @@ const modelstore_ops modelstore_memory = {
     .publish = memory_publish,
     .merge = memory_merge,
     .fetch = memory_fetch,
+    .state = memory_state,
     .status = memory_status,
     .ledger = memory_ledger,
     .drop = memory_drop,

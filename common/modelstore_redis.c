@@ -296,6 +296,13 @@ int remote_fetch_shared(remote *r, int64_t version_min, block to, int64_t deadli
     }
 }
 
+int remote_state_shared(const remote *r, modelstore_state *out)
+{
+    shm_state s = shm_state_get(r->segment);
+    *out = (modelstore_state){s.version, s.epoch, s.round, s.checksum};
+    return 0;
+}
+
 /* ---- chunks --------------------------------------------------------------------------------- */
 
 static size_t float_chunks(block_shape s)

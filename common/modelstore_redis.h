@@ -53,6 +53,9 @@ int remote_fill_slot(remote *r, int slot, const block *b, uint64_t *checksum, er
 int remote_fetch_shared(remote *r, int64_t version_min, block to, int64_t deadline_ms,
                         modelstore_state *out, err *e);
 
+/* The segment's header; 0. */
+int remote_state_shared(const remote *r, modelstore_state *out);
+
 /* Chunks of a block: floats', then counters'. */
 size_t remote_chunks(block_shape s);
 char *remote_chunk(block_shape s, block b, size_t i, size_t *len);

@@ -344,7 +344,7 @@ static int publish_once(remote *r, void *user, int64_t deadline_ms, err *e)
 }
 
 static int server_publish(modelstore *m, const modelstore_publication *p, const block *b,
-                          int64_t deadline_ms, err *e)
+                          int64_t deadline_ms, uint64_t *checksum, err *e)
 {
     remote *r = remote_of(m);
     publishing w = {.p = p, .now = {p->function, p->incarnation, p->samples, 0}};
@@ -359,6 +359,7 @@ static int server_publish(modelstore *m, const modelstore_publication *p, const 
         if (block_checksum(r->layout.shape, *b, 1, &w.now.checksum, e))
             return -1;
     }
+    *checksum = w.now.checksum;
     return attempts(r, publish_once, &w, NULL, deadline_ms, e);
 }
 
@@ -621,6 +622,24 @@ static int server_fetch(modelstore *m, int64_t version_min, block to, int64_t de
     }
 }
 
+static int server_state(modelstore *m, int64_t deadline_ms, modelstore_state *out, err *e)
+{
+    remote *r = remote_of(m);
+    stored_state s;
+    cleanup_reply resp_reply reply = {.type = RESP_NIL};
+    char key[REMOTE_KEY_BYTES];
+    if (remote_need_layout(r, e))
+        return -1;
+    if (r->shared)
+        return remote_state_shared(r, out);
+    resp_begin(r->cmd, "GET");
+    resp_add(r->cmd, modelstore_key(r, "state", key));
+    if (remote_call(r, &reply, NULL, deadline_ms, e) || parse_state(&reply, &s, e))
+        return -1;
+    *out = s.state;
+    return 0;
+}
+
 static int server_status(modelstore *m, int64_t deadline_ms, modelstore_status *out, err *e)
 {
     remote *r = remote_of(m);
@@ -811,6 +830,7 @@ const modelstore_ops modelstore_server = {
     .publish = server_publish,
     .merge = server_merge,
     .fetch = server_fetch,
+    .state = server_state,
     .status = server_status,
     .ledger = server_ledger,
     .drop = server_drop,

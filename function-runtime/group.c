@@ -22,6 +22,7 @@ struct group {
     function *functions;
     average_choice choice;
     block merged;
+    bool alike; /* all hold what a device averaged last */
     char reason[TRAINER_REASON_BYTES];
 };
 
@@ -162,7 +163,8 @@ static int average_on_device(group *g, const group_part *parts, int n, err *e)
     mean->weights(samples, count, some);
     for (int i = 0; i < count; i++)
         weight[trained[i]] = some[i];
-    return engine_average(models, weight, g->config.functions, g->choice.path == AVERAGE_NCCL, e);
+    g->alike = engine_average(models, weight, g->config.functions, g->choice.path == AVERAGE_NCCL, e) == 0;
+    return g->alike ? 0 : -1;
 }
 
 int group_mean(group *g, const group_part *parts, int n, block to, void (*half)(void), err *e)
@@ -178,15 +180,22 @@ int group_mean(group *g, const group_part *parts, int n, block to, void (*half)(
 
 int group_import(group *g, block from, err *e)
 {
+    g->alike = false;
     for (int i = 0; i < g->config.functions; i++)
         if (state_import(trainer_state(g->functions[i].trainer), from, e) != 0)
             return -1;
     return 0;
 }
 
+int group_take_mean(group *g, block mean, err *e)
+{
+    return g->alike ? 0 : group_import(g, mean, e);
+}
+
 int group_copy_first(group *g, err *e)
 {
     engine *first = trainer_engine(g->functions[0].trainer);
+    g->alike = false;
     for (int i = 1; i < g->config.functions; i++) {
         const float *floats = engine_floats(first, e);
         const int64_t *counters = engine_counters(first, e);
@@ -250,6 +259,7 @@ static int run_parts(work *w, int n, void (*one)(size_t, void *), err *e)
 
 int group_train_parts(group *g, const trainer_task *task, group_part *parts, int n, err *e)
 {
+    g->alike = false;
     return run_parts(&(work){.group = g, .task = *task, .parts = parts}, n, train_part, e);
 }
 

@@ -46,9 +46,12 @@ int group_import(group *g, block from, err *e);
  * group_reason. */
 int group_train_parts(group *g, const trainer_task *task, group_part *parts, int n, err *e);
 /* The mean of those that trained, in their order, weighted by samples: into `to`. What the
- * functions' own models are then is left open. `half` (may be NULL) is called before `to` is
- * complete: where a test kills. ERR_INVALID: one is not finite. */
+ * functions' own models are until group_take_mean is left open. `half` (may be NULL) is called
+ * before `to` is complete: where a test kills. ERR_INVALID: one is not finite. */
 int group_mean(group *g, const group_part *parts, int n, block to, void (*half)(void), err *e);
+/* All get the last group_mean, which still lies in `mean`; what was averaged on a device is there
+ * already, and nothing moves. */
+int group_take_mean(group *g, block mean, err *e);
 int group_validate_parts(group *g, uint32_t epoch, int parallelism, group_part *parts, int n,
                          err *e);
 uint32_t group_batches_done(const group *g); /* of the present or last call, all functions' */

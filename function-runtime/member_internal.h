@@ -9,6 +9,13 @@
 #include "pslink.h"
 #include "request.h"
 
+/* What a shared process published last: the next reference, if the merge was of that alone. */
+typedef struct member_mean {
+    int64_t version; /* that it becomes; -1: there is none */
+    uint64_t checksum;
+    block at; /* the slot that it was published from */
+} member_mean;
+
 struct member {
     /* The order. */
     char job[MEMBER_JOB_BYTES], address[MEMBER_ADDRESS_BYTES], secret[256];
@@ -34,6 +41,7 @@ struct member {
     modelstore *store;
     bool attached, touched; /* touched: the engine has other weights than it began with */
     block reference; /* fetched versions; the member's own memory */
+    member_mean mean;
 };
 
 /* Copies the order into the member; ERR_INVALID naming the field. */
@@ -60,8 +68,9 @@ int member_unpack(const json_t *task, err *e, const char *format, ...);
 int member_fetch(member *m, int64_t version, err *e);
 /* The memory that a contribution of that slot is published from. */
 int member_slot(member *m, int slot, block *to, err *e);
-/* What lies there. 1: the round was over already; the contribution is not wanted any more. */
-int member_publish(member *m, const modelstore_publication *p, err *e);
+/* What lies there, with its checksum. 1: the round was over already; the contribution is not wanted any
+ * more. */
+int member_publish(member *m, const modelstore_publication *p, uint64_t *checksum, err *e);
 void member_half_published(void);
 /* For a schedule that looks at them. Caller frees. */
 int member_history(member *m, const train_order *o, double **out, size_t *count, err *e);

@@ -225,6 +225,7 @@ void member_drop_trainer(member *m)
         trainer_close(m->trainer);
     m->group = NULL;
     m->trainer = NULL;
+    m->mean.version = -1;
 }
 
 static int load(member *m, char *reason, err *e)
@@ -240,6 +241,7 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
     if (!m)
         return err_set(e, ERR_NOMEM, "no memory for the member");
     m->object_fd = -1;
+    m->mean.version = -1;
     if (member_read_order(order, m, e) != 0) {
         member_close(m);
         return -1;

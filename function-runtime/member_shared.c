@@ -1,7 +1,8 @@
 /* member_shared.c: the tasks of a process that all functions of a job share. Its frames name the
  * functions; it fetches once, the functions train at the same time, and what is published is their
  * mean: one contribution, whose samples are the sum. So a process that dies leaves all of a round's
- * work or none. */
+ * work or none. What it published and is the next reference it has already: only the checksum is
+ * looked at. */
 #include <stdlib.h>
 
 #include "cleanup.h"
@@ -85,6 +86,7 @@ static int publish(member *m, const train_order *o, const group_part *parts, int
                                 .incarnation = m->incarnation,
                                 .samples = samples_of(parts, n),
                                 .slot = (int)o->slot};
+    m->mean.version = -1; /* the slot may be the same */
     if (member_slot(m, p.slot, &to, e) != 0)
         return -1;
     if (group_mean(m->group, parts, n, to, member_half_published, e) != 0) {
@@ -93,7 +95,11 @@ static int publish(member *m, const train_order *o, const group_part *parts, int
         member_tell_failed(m, "NaNLoss", e);
         return 1;
     }
-    return member_publish(m, &p, e);
+    uint64_t checksum;
+    int rc = member_publish(m, &p, &checksum, e);
+    if (rc == 0)
+        m->mean = (member_mean){.version = o->version + 1, .checksum = checksum, .at = to};
+    return rc;
 }
 
 static int train(member *m, const train_order *o, group_part *parts, int n, err *e)

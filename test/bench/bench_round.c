@@ -70,7 +70,7 @@ static void work(int function, int from, int to)
                                           .samples = 100,
                                           .slot = function};
         if (o.what == 'p')
-            CHECK_OK(modelstore_publish(m, &p, NULL, fixture_deadline(), &e), e);
+            CHECK_OK(modelstore_publish(m, &p, NULL, fixture_deadline(), NULL, &e), e);
         else if (o.what == 'f')
             CHECK_OK(modelstore_fetch(m, o.version, b, fixture_deadline(), NULL, &e), e);
         else

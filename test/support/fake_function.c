@@ -128,7 +128,7 @@ static bool publish(peer *p, const modelstore_publication *to, block b)
     err e = ERR_INIT;
     int tries = 0;
     do {
-        if (modelstore_publish(p->models, to, &b, clock_deadline_ms(2000), &e) == 0)
+        if (modelstore_publish(p->models, to, &b, clock_deadline_ms(2000), NULL, &e) == 0)
             return true;
     } while (again(p, &e, &tries) || (e.code == ERR_TIMEOUT && ++tries < 10));
     if (e.code != ERR_STALE && e.code != ERR_CONFLICT)

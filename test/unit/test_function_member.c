@@ -14,6 +14,7 @@
 #include "json_read.h"
 #include "layout.h"
 #include "modelstore.h"
+#include "shm.h"
 #include "wire.h"
 
 #include "../../ps/redis_server.h"
@@ -205,6 +206,8 @@ static json_t *specialise(platform *p, runtime *r)
     greet(r);
     cleanup_json json_t *m = specialise_message(p, r);
     CHECK(m);
+    if (strstr(p->request, "shared"))
+        json_object_set_new(m, "functions", json_integer(FUNCTIONS));
     CHECK_OK(wire_send_wait(r->control, m, soon(), &e), e);
     return receive(r->control);
 }
@@ -455,6 +458,94 @@ TEST_LIMIT(killed_while_it_waits, 120)
 TEST_LIMIT(killed_while_it_validates, 120)
 {
     kill_at("validate", (int[]){1, 4, 5}, 3);
+}
+
+/* ---- a shared process ------------------------------------------------------------------------------ */
+
+static void open_shared(platform *p)
+{
+    open_platform(p, "f", BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS),
+                  ",\"process\":\"shared\",\"static_parallelism\":true,\"default_parallelism\":2");
+    CHECK(join(p, &p->functions[0]));
+    init_model(p);
+}
+
+static void close_shared(platform *p)
+{
+    err e = ERR_INIT;
+    wire_sendf(p->functions[0].ps, &e, "{s:s}", "type", "stop");
+    CHECK_INT(WEXITSTATUS(wait_end(&p->functions[0])), 0);
+    close_platform(p);
+}
+
+/* Both functions train 5 batches, and their mean is merged. The reference's checksum. */
+static uint64_t shared_round(platform *p, int epoch, int round, int batch)
+{
+    err e = ERR_INIT;
+    modelstore_state state;
+    json_t *task = json_pack("{s:s,s:i,s:i,s:I,s:i,s:f,s:i,s:[[i,i,i],[i,i,i]]}", "type", "train", "epoch", epoch,
+                             "round", round, "version", (json_int_t)p->version, "parallelism", FUNCTIONS, "lr", 0.01,
+                             "slot", 0, "shares", 0, batch, 5, 1, batch, 5);
+    json_decref(do_task(p, &p->functions[0], task, "published"));
+    modelstore_part part = {0, p->functions[0].incarnation, 320};
+    merge(p, epoch, round, round ? epoch + 1 : epoch, round ? 0 : 1, &part, 1);
+    CHECK_OK(modelstore_state_get(p->owner, soon(), &state, &e), e);
+    return state.checksum;
+}
+
+static void shared_validate(platform *p, int epoch)
+{
+    json_decref(do_task(p, &p->functions[0],
+                        json_pack("{s:s,s:i,s:I,s:i,s:[i,i]}", "type", "validate", "epoch", epoch, "version",
+                                  (json_int_t)p->version, "parallelism", FUNCTIONS, "functions", 0, 1),
+                        "validated"));
+}
+
+/* Whoever reads it now finds that it does not match its checksum. */
+static void spoil_reference(const platform *p)
+{
+    char name[SHM_NAME_BYTES];
+    shm *s;
+    err e = ERR_INIT;
+    CHECK_OK(shm_find(test_tmp(), "job1", name, &e), e);
+    CHECK_OK(shm_open_segment(test_tmp(), name, true, &s, &e), e);
+    shm_reference(s, p->version).floats[0] += 1;
+    shm_close(s);
+}
+
+TEST_LIMIT(a_shared_process_does_not_fetch_what_it_published, 90)
+{
+    uint64_t last[2];
+    for (int spoiled = 0; spoiled < 2; spoiled++) {
+        platform p;
+        open_shared(&p);
+        for (int epoch = 0; epoch < EPOCHS; epoch++) {
+            for (int round = 0; round < 2; round++) {
+                last[spoiled] = shared_round(&p, epoch, round, 5 * round);
+                if (spoiled)
+                    spoil_reference(&p);
+            }
+            shared_validate(&p, epoch);
+        }
+        close_shared(&p);
+    }
+    CHECK(last[0] == last[1]);
+}
+
+/* After a model store that was put back to an older state the numbers of versions come again. */
+TEST_LIMIT(a_shared_process_fetches_another_reference_of_the_same_version, 90)
+{
+    platform p;
+    err e = ERR_INIT;
+    open_shared(&p);
+    block first = {malloc(p.layout.shape.floats * 4), calloc(p.layout.shape.counters + 1, 8)};
+    CHECK_OK(modelstore_fetch(p.owner, 0, first, soon(), NULL, &e), e);
+    uint64_t want = shared_round(&p, 0, 0, 0);
+    modelstore_state back = {.version = p.version, .epoch = 0, .round = 1};
+    CHECK_OK(modelstore_create(p.owner, &p.layout, &back, SLOTS, &first, NULL, soon(), &e), e);
+    CHECK(shared_round(&p, 0, 1, 0) == want);
+    free(first.floats), free(first.counters);
+    close_shared(&p);
 }
 
 /* ---- the rest of its life ------------------------------------------------------------------------- */

@@ -77,7 +77,7 @@ static int publish(modelstore *m, int64_t epoch, int64_t round, int64_t version,
                                       .incarnation = incarnation,
                                       .samples = samples,
                                       .slot = function * 2 + incarnation % 2};
-    int rc = modelstore_publish(m, &p, &b, fixture_deadline(), e);
+    int rc = modelstore_publish(m, &p, &b, fixture_deadline(), NULL, e);
     munmap(b.floats, block_bytes(f->layout.shape));
     return rc;
 }
@@ -260,7 +260,7 @@ IN_EVERY_STORE(numbers_that_are_none_never_enter, 20)
                                       .samples = 5,
                                       .slot = 9};
     CHECK_OK(publish(m, 0, 1, 0, 0, 1, 10, 31, &f, &e), e);
-    CHECK_OK(modelstore_publish(m, &p, &b, fixture_deadline(), &e), e);
+    CHECK_OK(modelstore_publish(m, &p, &b, fixture_deadline(), NULL, &e), e);
     CHECK_ERR(merge(&f, 0, 1, 0, parts, 2, "{}", &merged, &e), e, ERR_INVALID,
               "function 1 (incarnation 1) published numbers that are NaN");
     CHECK_INT(merged.bad_function, 1);
@@ -354,6 +354,35 @@ IN_EVERY_STORE(fetch_takes_a_newer_version, 20)
     fixture_free(&f);
 }
 
+/* So whoever published it has the reference already, and sees that by its checksum. */
+IN_EVERY_STORE(one_contribution_alone_becomes_the_reference, 20)
+{
+    fixture f;
+    err e = ERR_INIT;
+    block b;
+    modelstore_state state;
+    uint64_t checksum = 0;
+    const modelstore_part parts[2] = {{0, 1, 3}, {1, 1, 5}};
+    fixture_init(&f, kind, carrier, FLOATS);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    for (int alone = 1; alone >= 0; alone--) {
+        modelstore_publication p = {.round = 2 - alone, .version = 1 - alone, .incarnation = 1, .samples = 3, .slot = 5};
+        CHECK_OK(modelstore_slot(m, 5, &b, &e), e);
+        fixture_fill(f.layout.shape, b, 51);
+        CHECK_OK(modelstore_publish(m, &p, NULL, fixture_deadline(), &checksum, &e), e);
+        if (!alone)
+            CHECK_OK(publish(f.owner, 0, 2, 1, 1, 1, 5, 52, &f, &e), e);
+        CHECK_OK(merge(&f, 0, p.round, p.version, parts, alone ? 1 : 2, "{}", NULL, &e), e);
+        CHECK_OK(modelstore_state_get(m, fixture_deadline(), &state, &e), e);
+        CHECK_INT(state.version, p.version + 1);
+        CHECK_INT(state.round, p.round + 1);
+        CHECK((state.checksum == checksum) == (alone == 1));
+    }
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
 IN_EVERY_STORE(publishing_from_the_slot_itself, 20)
 {
     fixture f;
@@ -369,7 +398,7 @@ IN_EVERY_STORE(publishing_from_the_slot_itself, 20)
     CHECK(((uintptr_t)b.floats & 63) == 0 && ((uintptr_t)b.counters & 63) == 0);
     CHECK_OK(modelstore_fetch(m, 0, b, fixture_deadline(), NULL, &e), e);
     fixture_fill(f.layout.shape, b, 51);
-    CHECK_OK(modelstore_publish(m, &p, NULL, fixture_deadline(), &e), e);
+    CHECK_OK(modelstore_publish(m, &p, NULL, fixture_deadline(), NULL, &e), e);
     CHECK_OK(merge(&f, 0, 1, 0, &part, 1, "{}", NULL, &e), e);
     check_fetched(&f, 1, (uint64_t[][2]){{51, 3}}, 1);
     CHECK_ERR(modelstore_slot(m, MODELSTORE_SLOTS_MAX, &b, &e), e, ERR_INVALID, "out of range");

@@ -599,7 +599,7 @@ TEST_LIMIT(others_are_served_during_a_merge, 60)
         for (int i = 0; i < FUNCTIONS; i++) {
             const modelstore_publication p = {
                 .round = round, .version = round - 1, .function = i, .samples = 10, .slot = i};
-            CHECK_OK(modelstore_publish(m, &p, NULL, fixture_deadline(), &e), e);
+            CHECK_OK(modelstore_publish(m, &p, NULL, fixture_deadline(), NULL, &e), e);
         }
         words w;
         split(&w, "0 %d %d 0 %d mean {} 3 0 0 10 1 0 10 2 0 10", round, round - 1, round + 1);
@@ -637,7 +637,7 @@ TEST_LIMIT(a_merge_outlives_its_key_and_its_client, 60)
         modelstore *m = fixture_member(&f);
         CHECK_OK(modelstore_attach(m, NULL, fixture_deadline(), &e), e);
         const modelstore_publication p = {.round = 1, .samples = 10};
-        CHECK_OK(modelstore_publish(m, &p, NULL, fixture_deadline(), &e), e);
+        CHECK_OK(modelstore_publish(m, &p, NULL, fixture_deadline(), NULL, &e), e);
         resp *merging = dial(&f), *other = dial(&f);
         words w;
         split(&w, "0 1 0 0 2 mean {} 1 0 0 10");
@@ -682,7 +682,7 @@ TEST_LIMIT(memory_that_is_gone_is_an_error, 60)
     modelstore *m = fixture_member(&f);
     CHECK_OK(modelstore_attach(m, NULL, fixture_deadline(), &e), e);
     const modelstore_publication p = {.version = -1, .samples = 10};
-    CHECK_ERR(modelstore_publish(m, &p, NULL, fixture_deadline(), &e), e, ERR_NOMEM, "OOM");
+    CHECK_ERR(modelstore_publish(m, &p, NULL, fixture_deadline(), NULL, &e), e, ERR_NOMEM, "OOM");
     CHECK(redis_server_alive(f.server));
     redis_server_stop(f.server);
     spec = (redis_server_spec){
