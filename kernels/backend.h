@@ -109,11 +109,45 @@ typedef struct backend_steps {
     int64_t first_step;
 } backend_steps;
 
+/* Where a process keeps a model on a device so that other processes of that device can read it. Plain bytes, which
+ * travel in messages; the model's owner may give it up at any time. */
+enum { BACKEND_HANDLE_BYTES = 64, BACKEND_DEVICE_BYTES = 16 };
+typedef struct backend_loan {
+    unsigned char handle[BACKEND_HANDLE_BYTES], device[BACKEND_DEVICE_BYTES];
+    uint64_t params, buffers, state, counters; /* where in the memory behind the handle */
+} backend_loan;
+
+/* One model of a mean. */
+typedef struct backend_lent {
+    backend_loan where;
+    uint64_t sum; /* what backend_peers.sum said of it */
+    double weight;
+} backend_lent;
+
 /* One graph made ready to run on one backend. The backend embeds this at the start of its own
  * struct. */
 typedef struct backend_program {
     const struct backend *backend;
 } backend_program;
+
+/* Models of one graph in several processes on one device, averaged there. Each process lends its model; one leads:
+ * it computes the mean, and lends that. Whoever reads makes sure that he read what was lent, by a sum over it, so
+ * that nobody needs to know whether the others live: ERR_CORRUPT when it was not. ERR_UNSUPPORTED, with the reason:
+ * the device does not share memory between these processes, or the model's owner is gone. */
+typedef struct backend_peers {
+    /* Where this program's model lies, as long as the program does. */
+    int (*lend)(backend_program *p, backend_loan *out, err *e);
+    /* Opens the models that it will read, and takes memory for a mean. ERR_NOMEM: it does not fit, or is over the cap. */
+    int (*lead)(backend_program *p, const backend_loan *of, int n, backend_loan *mean, err *e);
+    /* The sum over parameters, buffers, optimizer state and counters as they are now. */
+    int (*sum)(backend_program *p, uint64_t *out, err *e);
+    /* The leader: the weighted mean (weights sum to 1; those of 0 are not read), in that order, with the bits of
+     * common/merge.h, and of counters the largest; no model changes, its own neither. `sum`: of the mean. ERR_CORRUPT,
+     * ERR_UNSUPPORTED, ERR_INVALID (NaN or infinity): `bad` is whose model it was, or -1. */
+    int (*average)(backend_program *p, const backend_lent *of, int n, uint64_t *sum, int *bad, err *e);
+    /* The program's model becomes what lies there, if that has this sum; otherwise zeros. */
+    int (*adopt)(backend_program *p, const backend_loan *from, uint64_t sum, err *e);
+} backend_peers;
 
 typedef struct backend {
     const char *name; /* "reference", "cpu", "cuda" */
@@ -168,6 +202,8 @@ typedef struct backend {
      * the bits of common/merge.h; over several only with `across`, in an order of the library's own: ERR_UNSUPPORTED
      * otherwise. ERR_INVALID: NaN or infinity; what the programs hold is then undefined. NULL: the host does it. */
     int (*average)(backend_program *const *programs, const double *weight, int n, bool across, err *e);
+
+    const backend_peers *peers; /* NULL: no process can read another's models */
 
     /* Bytes the program holds beside the state blocks. */
     size_t (*memory)(const backend_program *p);

@@ -508,6 +508,60 @@ int engine_average(engine *const *models, const double *weight, int n, bool acro
     return 0;
 }
 
+static const backend_peers *peers_of(const engine *m, err *e)
+{
+    if (!m->backend->peers)
+        err_set(e, ERR_UNSUPPORTED, "the %s backend shares no memory between processes", m->backend->name);
+    return m->backend->peers;
+}
+
+int engine_lend(engine *m, backend_loan *out, err *e)
+{
+    const backend_peers *peers = peers_of(m, e);
+    return peers ? peers->lend(m->program, out, e) : -1;
+}
+
+int engine_lead(engine *m, const backend_loan *of, int n, backend_loan *mean, err *e)
+{
+    const backend_peers *peers = peers_of(m, e);
+    return peers ? peers->lead(m->program, of, n, mean, e) : -1;
+}
+
+int engine_sealed(engine *m, engine_seal *out, err *e)
+{
+    const backend_peers *peers = peers_of(m, e);
+    out->step = m->c.inference ? 0 : m->counters[m->counter_count - 1];
+    return peers ? peers->sum(m->program, &out->sum, e) : -1;
+}
+
+int engine_average_lent(engine *m, const engine_peer *of, int n, engine_seal *mean, int *bad, err *e)
+{
+    const backend_peers *peers = peers_of(m, e);
+    backend_lent lent[ENGINE_AVERAGE_MAX];
+    *bad = -1;
+    if (!peers)
+        return -1;
+    if (n > ENGINE_AVERAGE_MAX)
+        return err_set(e, ERR_UNSUPPORTED, "%d models: at most %d are averaged where they are", n, ENGINE_AVERAGE_MAX);
+    mean->step = 0;
+    for (int i = 0; i < n; i++) {
+        lent[i] = (backend_lent){.where = of[i].where, .sum = of[i].seal.sum, .weight = of[i].weight};
+        if (of[i].weight > 0 && of[i].seal.step > mean->step)
+            mean->step = of[i].seal.step;
+    }
+    return peers->average(m->program, lent, n, &mean->sum, bad, e);
+}
+
+int engine_adopt(engine *m, const backend_loan *mean, const engine_seal *seal, err *e)
+{
+    const backend_peers *peers = peers_of(m, e);
+    if (!peers || peers->adopt(m->program, mean, seal->sum, e))
+        return -1;
+    if (!m->c.inference)
+        m->counters[m->counter_count - 1] = seal->step;
+    return 0;
+}
+
 int engine_gradients(engine *m, const engine_batch *b, engine_result *r, err *e)
 {
     backend_batch batch;

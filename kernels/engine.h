@@ -135,6 +135,24 @@ bool engine_averages(engine *const *models, int n);
 /* All models get the weighted mean of all, where they are computed (backend.h's average); their layouts are alike.
  * ERR_UNSUPPORTED, ERR_INVALID as there. */
 int engine_average(engine *const *models, const double *weight, int n, bool across, err *e);
+/* Models of one device in processes of their own (backend_peers). Each process lends its model and, for every round,
+ * tells its seal; one leads. All are of one layout. ERR_UNSUPPORTED, with the reason: not here. */
+typedef struct engine_seal {
+    uint64_t sum; /* of all that is averaged */
+    int64_t step; /* optimizer.step */
+} engine_seal;
+typedef struct engine_peer {
+    backend_loan where;
+    engine_seal seal;
+    double weight;
+} engine_peer;
+int engine_lend(engine *m, backend_loan *out, err *e);
+int engine_lead(engine *m, const backend_loan *of, int n, backend_loan *mean, err *e);
+int engine_sealed(engine *m, engine_seal *out, err *e);
+/* The mean into the memory of engine_lead; no model changes. Weights, bits, `bad` and errors as in backend_peers. */
+int engine_average_lent(engine *m, const engine_peer *of, int n, engine_seal *mean, int *bad, err *e);
+/* The model becomes the mean. ERR_CORRUPT: it lies there no more, and the model has to be imported. */
+int engine_adopt(engine *m, const backend_loan *mean, const engine_seal *seal, err *e);
 /* The halves of engine_train, for a custom step: gradients of the mean loss, then the update.
  * Between the two the caller may change engine_grads. */
 int engine_gradients(engine *m, const engine_batch *b, engine_result *r, err *e);

@@ -28,6 +28,7 @@ static void cuda_release(backend_program *base)
     if (p->dev) {
         p->d->wait(p->dev, NULL);
         cuda_share_drop(p);
+        cuda_peers_drop(p);
         for (int i = 0; i < RUN_KINDS; i++)
             if (p->graphs[i])
                 p->d->release(p->dev, p->graphs[i]);
@@ -325,6 +326,7 @@ __attribute__((visibility("default"))) const backend backend_cuda = {
     .share = cuda_share_take,
     .steps = cuda_share_steps,
     .average = cuda_average,
+    .peers = &cuda_peers,
     .memory = cuda_memory,
     .choices = cuda_choices,
 };

@@ -221,6 +221,10 @@ void cuda_merge(void *stream, int n, const float *const *in, const double *weigh
 /* The largest of each, for counters. */
 void cuda_merge_counters(void *stream, int n, const int64_t *const *in, size_t count, int64_t *out);
 
+/* *sum += a sum over the words and their places; `block` sets blocks of one model apart. Whatever order the words
+ * are taken in, it is the same; one word that differs always shows, more of them all but for one in 2^64. */
+void cuda_sum_words(void *stream, uint32_t block, size_t count, const void *words, uint64_t *sum);
+
 /* QSGD (Alistarh et al. 2017) in buckets of QSGD_BUCKET: q = sign(x) * xi(x), norm the bucket's L2
  * norm, levels up to 127. Which way a value rounds: Philox of (seed, round, its place). */
 enum { QSGD_BUCKET = 512, QSGD_LEVELS = 127, QSGD_USE = 10 };

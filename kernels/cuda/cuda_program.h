@@ -95,6 +95,7 @@ typedef struct program {
 
     device_graph *graphs[RUN_KINDS];
     share share;
+    struct peers *peers; /* cuda_peer.c's; NULL: nobody else reads this model */
     char *choices;
 } program;
 
@@ -116,6 +117,10 @@ void cuda_share_drop(program *p);
 
 /* cuda_average.c: backend.average. */
 int cuda_average(backend_program *const *programs, const double *weight, int n, bool across, err *e);
+
+/* cuda_peer.c: backend.peers. */
+extern const backend_peers cuda_peers;
+void cuda_peers_drop(program *p);
 
 /* cuda_backend.c: the optimizer's numbers of one update, as kernels/optim.c computes them. */
 void cuda_set_update(const program *p, step_args *a, backend_update u);

@@ -21,6 +21,7 @@ typedef enum copy_way { COPY_IN, COPY_OUT, COPY_WITHIN } copy_way;
 typedef struct device_facts {
     char name[96];      /* "NVIDIA H200": one machine type, one name */
     char libraries[96]; /* versions; part of the algorithm cache's key */
+    unsigned char uuid[BACKEND_DEVICE_BYTES]; /* of this very GPU */
     int multiprocessors;
     size_t memory_bytes, free_bytes;
 } device_facts;
@@ -87,9 +88,11 @@ typedef struct driver {
     int (*offers)(device *d, const conv_task *t, conv_offer *list, int room);
     int (*run)(device *d, const conv_task *t, int id, const conv_operands *o, err *e);
 
-    /* Memory that another process opens: functions of one job on one device. */
-    int (*share)(device *d, void *p, unsigned char handle[64], err *e);
-    int (*open_shared)(device *d, const unsigned char handle[64], void **out, err *e);
+    /* Memory of `alloc` that another process opens: functions of one job on one device. ERR_UNSUPPORTED: not
+     * between these processes (another GPU or part of one, walls around them), or its owner is gone; the device
+     * works on. What is open stays memory, of any contents, when its owner gives it up. */
+    int (*share)(device *d, void *p, unsigned char handle[BACKEND_HANDLE_BYTES], err *e);
+    int (*open_shared)(device *d, const unsigned char handle[BACKEND_HANDLE_BYTES], void **out, err *e);
     void (*close_shared)(device *d, void *p);
 
     /* Every block becomes the sum of all of them: n different devices of this process, a block of `count` floats on

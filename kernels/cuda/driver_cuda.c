@@ -96,6 +96,7 @@ static int real_facts(device *d, device_facts *f, err *e)
     ASK(cudaMemGetInfo(&available, &total), "the GPU's memory");
     ncclGetVersion(&nccl);
     snprintf(f->name, sizeof f->name, "%.95s", prop.name);
+    memcpy(f->uuid, prop.uuid.bytes, sizeof f->uuid);
     snprintf(f->libraries, sizeof f->libraries, "sm%d%d cudnn%zu cublasLt%zu nccl%d", prop.major,
              prop.minor, cudnnGetVersion(), cublasLtGetVersion(), nccl);
     f->multiprocessors = prop.multiProcessorCount;
@@ -234,30 +235,41 @@ static int real_run(device *d, const conv_task *t, int id, const conv_operands *
 
 /* ---- between processes ----------------------------------------------------------------------- */
 
-_Static_assert(sizeof(cudaIpcMemHandle_t) == 64, "driver.h passes handles of 64 bytes");
+_Static_assert(sizeof(cudaIpcMemHandle_t) == BACKEND_HANDLE_BYTES, "CUDA's handles are of another size");
+_Static_assert(sizeof(cudaUUID_t) == BACKEND_DEVICE_BYTES, "a GPU's name is of another size");
 
-static int real_share(device *d, void *p, unsigned char handle[64], err *e)
+/* No reason to give up the device: what was refused is forgotten, or the next wait would tell of it. */
+static int not_shared(err *e, cudaError_t code)
+{
+    cudaGetLastError();
+    return err_set(e, ERR_UNSUPPORTED, "the GPU's memory is not shared between these processes: %s (%d)",
+                   cudaGetErrorString(code), (int)code);
+}
+
+static int real_share(device *d, void *p, unsigned char handle[BACKEND_HANDLE_BYTES], err *e)
 {
     cudaIpcMemHandle_t h;
-    (void)d;
-    ASK(cudaIpcGetMemHandle(&h, p), "sharing memory");
+    ASK(cudaSetDevice(d->ordinal), "choosing the GPU");
+    cudaError_t code = cudaIpcGetMemHandle(&h, p);
+    if (code != cudaSuccess)
+        return not_shared(e, code);
     memcpy(handle, &h, sizeof h);
     return 0;
 }
 
-static int real_open_shared(device *d, const unsigned char handle[64], void **out, err *e)
+static int real_open_shared(device *d, const unsigned char handle[BACKEND_HANDLE_BYTES], void **out, err *e)
 {
     cudaIpcMemHandle_t h;
-    (void)d;
     memcpy(&h, handle, sizeof h);
-    ASK(cudaIpcOpenMemHandle(out, h, cudaIpcMemLazyEnablePeerAccess), "opening shared memory");
-    return 0;
+    ASK(cudaSetDevice(d->ordinal), "choosing the GPU");
+    cudaError_t code = cudaIpcOpenMemHandle(out, h, cudaIpcMemLazyEnablePeerAccess);
+    return code == cudaSuccess ? 0 : not_shared(e, code);
 }
 
 static void real_close_shared(device *d, void *p)
 {
-    (void)d;
-    cudaIpcCloseMemHandle(p);
+    if (cudaSetDevice(d->ordinal) != cudaSuccess || cudaIpcCloseMemHandle(p) != cudaSuccess)
+        cudaGetLastError(); /* its owner is gone: there is nothing left to close */
 }
 
 static const driver real = {

@@ -1,4 +1,4 @@
-/* merge.cu: averaging models on the device, and QSGD; see cuda_kernels.h. */
+/* merge.cu: averaging models on the device, sums that tell them apart, and QSGD; see cuda_kernels.h. */
 #include "cuda/device.cuh"
 
 typedef struct merge_list {
@@ -54,6 +54,44 @@ void cuda_merge_counters(void *stream, int n, const int64_t *const *in, size_t c
     for (int k = 0; k < n; k++)
         list.in[k] = in[k];
     LAUNCH(merge_counters, blocks_for(count), THREADS, stream, list, count, out);
+}
+
+/* ---- sums of words --------------------------------------------------------------------------- */
+
+enum { SUM_THREADS = 128, SUM_BLOCKS_MAX = 1024 };
+
+/* The last steps of splitmix64 (Steele et al. 2014): a bijection. */
+static __device__ __forceinline__ uint64_t mixed(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+static __global__ void sum_words(uint64_t first, size_t count, const uint32_t *words, unsigned long long *sum)
+{
+    __shared__ uint64_t part[SUM_THREADS];
+    int t = (int)threadIdx.x;
+    uint64_t own = 0;
+    FOR_EACH(i, count)
+    own += mixed((first + i) * 0x9E3779B97F4A7C15u + words[i]);
+    part[t] = own;
+    __syncthreads();
+    for (int half = SUM_THREADS / 2; half; half /= 2) {
+        if (t < half)
+            part[t] += part[t + half];
+        __syncthreads();
+    }
+    if (t == 0)
+        atomicAdd(sum, (unsigned long long)part[0]);
+}
+
+void cuda_sum_words(void *stream, uint32_t block, size_t count, const void *words, uint64_t *sum)
+{
+    size_t blocks = (count + SUM_THREADS - 1) / SUM_THREADS, most = SUM_BLOCKS_MAX;
+    if (count)
+        LAUNCH_BLOCK(sum_words, (unsigned)(blocks < most ? blocks : most), SUM_THREADS, stream,
+                     (uint64_t)block << 40, count, (const uint32_t *)words, (unsigned long long *)sum);
 }
 
 /* ---- QSGD ------------------------------------------------------------------------------------ */

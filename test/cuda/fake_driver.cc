@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <set>
 
 #include "shim.h"
 
@@ -22,7 +23,7 @@ extern "C" {
 
 struct device {
     shim_stream stream;
-    int marks[2];
+    int marks[2], ordinal;
 };
 
 struct device_graph {
@@ -31,8 +32,10 @@ struct device_graph {
 
 static std::mutex gate;
 static size_t memory_bytes = (size_t)8 << 30, memory_used;
-static std::atomic<long> measured, replays, opens, sums;
+static std::atomic<long> measured, replays, opens, sums, copies_in;
 static int gpus = 1;
+static bool refuses; // sharing
+static int opened;
 static std::atomic<int> fail_after{-1};
 static int favourite = 2;
 static int clock_us;
@@ -73,6 +76,16 @@ long fake_sums(void)
     return sums;
 }
 
+void fake_refuse_sharing(bool refuse)
+{
+    refuses = refuse;
+}
+
+int fake_opened(void)
+{
+    return opened;
+}
+
 long fake_opens(void)
 {
     return opens;
@@ -83,14 +96,35 @@ long fake_replays(void)
     return replays;
 }
 
+long fake_copies_in(void)
+{
+    return copies_in;
+}
+
 void fake_fail_after(int calls)
 {
     fail_after = calls;
 }
 
+static void (*interruption)(void *);
+static void *interrupted;
+static int interrupt_after;
+
+void fake_interrupt(int calls, void (*what)(void *user), void *user)
+{
+    interruption = what;
+    interrupted = user;
+    interrupt_after = calls;
+}
+
 // True when a test wants this call to fail.
 static int failing(err *e)
 {
+    if (interruption && interrupt_after-- == 0) {
+        void (*now)(void *) = interruption;
+        interruption = nullptr; // it makes calls itself
+        now(interrupted);
+    }
     int left = fail_after.load();
     if (left < 0 || fail_after.fetch_sub(1) > 0)
         return 0;
@@ -109,6 +143,7 @@ static int fake_open(int ordinal, device **out, err *e)
         return err_set(e, ERR_UNSUPPORTED, "there is no GPU %d: this machine has %d", ordinal, gpus);
     opens++;
     *out = new device();
+    (*out)->ordinal = ordinal;
     return 0;
 }
 
@@ -117,10 +152,11 @@ static void fake_close(device *d)
     delete d;
 }
 
-static int fake_facts(device *, device_facts *f, err *)
+static int fake_facts(device *d, device_facts *f, err *)
 {
     memset(f, 0, sizeof *f);
     snprintf(f->name, sizeof f->name, "fake");
+    f->uuid[0] = (unsigned char)(1 + d->ordinal);
     snprintf(f->libraries, sizeof f->libraries, "none");
     f->multiprocessors = 1;
     f->memory_bytes = memory_bytes;
@@ -132,6 +168,21 @@ static int fake_facts(device *, device_facts *f, err *)
 
 enum { HEAD = 256 };
 
+// Before each allocation. Memory that its owner gives up while others have it open stays, with other contents, until
+// they close it.
+struct head {
+    size_t bytes;
+    int opened;
+    bool given_up;
+};
+
+static std::set<void *> living; // what is allocated, by its address; under the gate
+
+static head *head_of(void *p)
+{
+    return (head *)(void *)((char *)p - HEAD);
+}
+
 static int fake_alloc(device *, size_t bytes, void **out, err *e)
 {
     std::lock_guard<std::mutex> hold(gate);
@@ -140,7 +191,8 @@ static int fake_alloc(device *, size_t bytes, void **out, err *e)
     char *at = (char *)aligned_alloc(256, (bytes + HEAD + 255) / 256 * 256);
     if (!at)
         return err_set(e, ERR_NOMEM, "no memory for the fake GPU");
-    *(size_t *)(void *)at = bytes;
+    *(head *)(void *)at = {bytes, 0, false};
+    living.insert(at + HEAD);
     memory_used += bytes;
     memset(at + HEAD, 0xff, bytes); // NaN: what is used before it is written shows
     *out = at + HEAD;
@@ -150,9 +202,14 @@ static int fake_alloc(device *, size_t bytes, void **out, err *e)
 static void fake_free(device *, void *p)
 {
     std::lock_guard<std::mutex> hold(gate);
-    char *at = (char *)p - HEAD;
-    memory_used -= *(size_t *)(void *)at;
-    free(at);
+    head *h = head_of(p);
+    memory_used -= h->bytes;
+    living.erase(p);
+    h->given_up = true;
+    if (h->opened)
+        memset(p, 0xee, h->bytes);
+    else
+        free(h);
 }
 
 static int fake_alloc_host(device *, size_t bytes, void **out, err *e)
@@ -166,10 +223,11 @@ static void fake_free_host(device *, void *p)
     free(p);
 }
 
-static int fake_copy(device *d, void *to, const void *from, size_t bytes, copy_way, err *e)
+static int fake_copy(device *d, void *to, const void *from, size_t bytes, copy_way way, err *e)
 {
     if (failing(e))
         return -1;
+    copies_in += way == COPY_IN;
     if (bytes)
         shim_enqueue(&d->stream, [=]() { memcpy(to, from, bytes); });
     return 0;
@@ -336,21 +394,34 @@ static int fake_run(device *d, const conv_task *t, int id, const conv_operands *
 
 // ---- sharing -------------------------------------------------------------------------------------
 
-static int fake_share(device *, void *p, unsigned char handle[64], err *)
+// Processes are the tests' own: a handle is an address.
+static int fake_share(device *, void *p, unsigned char handle[BACKEND_HANDLE_BYTES], err *e)
 {
-    memset(handle, 0, 64);
+    if (refuses)
+        return err_set(e, ERR_UNSUPPORTED, "the GPU's memory is not shared between these processes: fake");
+    memset(handle, 0, BACKEND_HANDLE_BYTES);
     memcpy(handle, &p, sizeof p);
     return 0;
 }
 
-static int fake_open_shared(device *, const unsigned char handle[64], void **out, err *)
+static int fake_open_shared(device *, const unsigned char handle[BACKEND_HANDLE_BYTES], void **out, err *e)
 {
+    std::lock_guard<std::mutex> hold(gate);
     memcpy(out, handle, sizeof *out);
+    if (refuses || !living.count(*out))
+        return err_set(e, ERR_UNSUPPORTED, "the GPU's memory is not shared between these processes: fake");
+    head_of(*out)->opened++;
+    opened++;
     return 0;
 }
 
-static void fake_close_shared(device *, void *)
+static void fake_close_shared(device *, void *p)
 {
+    std::lock_guard<std::mutex> hold(gate);
+    head *h = head_of(p);
+    opened--;
+    if (--h->opened == 0 && h->given_up)
+        free(h);
 }
 
 // From the last to the first: whoever relies on the order sees it.

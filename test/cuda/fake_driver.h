@@ -15,9 +15,15 @@ size_t fake_memory_used(void);
 void fake_favourite(int offer);
 long fake_measurements(void);
 long fake_replays(void);
+long fake_copies_in(void); /* from the host's memory */
 long fake_opens(void); /* devices made */
 void fake_gpus(int count); /* 1 */
 long fake_sums(void);  /* over several devices */
+/* Memory is not shared between processes from now on: what is open stays so. */
+void fake_refuse_sharing(bool refuse);
+int fake_opened(void); /* handles that are open */
+/* Calls `what` once, in the copy, replay or wait after that many of them: what happens in the middle of something. */
+void fake_interrupt(int calls, void (*what)(void *user), void *user);
 /* The device fails for good after that many copies, replays and waits; -1: never. */
 void fake_fail_after(int calls);
 

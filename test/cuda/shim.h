@@ -91,6 +91,13 @@ static inline int atomicAnd(int *at, int value)
     return before;
 }
 
+static inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long value)
+{
+    unsigned long long before = *at;
+    *at += value;
+    return before;
+}
+
 static inline float __uint_as_float(uint32_t bits)
 {
     float x;

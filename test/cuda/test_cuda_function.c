@@ -219,7 +219,7 @@ TEST_LIMIT(functions_of_one_device_are_averaged_on_it_with_a_jobs_bits, 120)
 
 /* As a member does it for kubeml-ps: rounds that others open, a reference that is fetched, a mean
  * that is published. */
-static void train_rounds(group *g, int functions, block to)
+static void train_rounds(group *g, int functions, block to, bool fetches)
 {
     group_part parts[4];
     uint32_t batches[4], most = 0;
@@ -238,13 +238,16 @@ static void train_rounds(group *g, int functions, block to)
                                           .batch_begin = at,
                                           .batch_count = batches[f] - at < 3 ? batches[f] - at : 3};
         trainer_task task = {.parallelism = functions, .lr = 0.05};
-        CHECK_OK(group_import(g, to, &e), e);
+        if (fetches || at == 0)
+            CHECK_OK(group_import(g, to, &e), e);
+        else
+            CHECK_OK(group_take_mean(g, to, &e), e);
         CHECK_OK(group_train_parts(g, &task, parts, n, &e), e);
         CHECK_OK(group_mean(g, parts, n, to, NULL, &e), e);
     }
 }
 
-TEST_LIMIT(a_shared_process_publishes_the_mean_of_its_device, 120)
+static void train_shared(bool fetches)
 {
     err e = ERR_INIT;
     setup s = {0};
@@ -252,8 +255,13 @@ TEST_LIMIT(a_shared_process_publishes_the_mean_of_its_device, 120)
     state *of = trainer_state(group_trainer(g));
     block mean = {calloc(state_floats(of), 4), calloc(state_counters(of) + 1, 8)};
     CHECK_INT(group_choice(g)->path, AVERAGE_DEVICE);
-    train_rounds(g, 3, mean);
-    CHECK_OK(group_import(g, mean, &e), e);
+    train_rounds(g, 3, mean, fetches);
+    long copied = fake_copies_in();
+    if (fetches)
+        CHECK_OK(group_import(g, mean, &e), e);
+    else
+        CHECK_OK(group_take_mean(g, mean, &e), e);
+    CHECK((fake_copies_in() > copied) == fetches);
     engine *m = trainer_engine(group_trainer(g));
     size_t floats = engine_state_floats(m);
     float *want = malloc(floats * sizeof *want);
@@ -267,6 +275,16 @@ TEST_LIMIT(a_shared_process_publishes_the_mean_of_its_device, 120)
     free(want), free(mean.floats), free(mean.counters);
     dataset_close(s.data);
     CHECK_INT(cuda_memory_held(), 0);
+}
+
+TEST_LIMIT(a_shared_process_publishes_the_mean_of_its_device, 120)
+{
+    train_shared(true);
+}
+
+TEST_LIMIT(and_trains_on_from_it_without_the_way_through_the_host, 120)
+{
+    train_shared(false);
 }
 
 TEST_LIMIT(weights_alone_are_averaged_on_the_host, 60)
@@ -291,7 +309,7 @@ TEST_LIMIT(weights_alone_are_averaged_on_the_host, 60)
     state *of = trainer_state(group_trainer(g));
     CHECK(state_floats(of) < engine_state_floats(trainer_engine(group_trainer(g))));
     block mean = {calloc(state_floats(of), 4), calloc(state_counters(of) + 1, 8)};
-    train_rounds(g, 2, mean);
+    train_rounds(g, 2, mean, false);
     float sum = 0;
     for (size_t i = 0; i < state_floats(of); i++)
         sum += fabsf(mean.floats[i]);

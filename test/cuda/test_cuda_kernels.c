@@ -65,6 +65,54 @@ TEST(merged_counters_are_the_largest)
     CHECK_INT(out[1], 9);
 }
 
+/* The same in plain words. */
+static uint64_t sum_of(const uint32_t *words, size_t count, uint32_t which)
+{
+    uint64_t sum = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t x = (((uint64_t)which << 40) + i) * UINT64_C(0x9E3779B97F4A7C15) + words[i];
+        x = (x ^ (x >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
+        x = (x ^ (x >> 27)) * UINT64_C(0x94D049BB133111EB);
+        sum += x ^ (x >> 31);
+    }
+    return sum;
+}
+
+static uint64_t summed(const uint32_t *words, size_t count, uint32_t which)
+{
+    uint64_t sum = 0;
+    cuda_sum_words(NULL, which, count, words, &sum);
+    CHECK(sum == sum_of(words, count, which));
+    return sum;
+}
+
+TEST(a_sum_of_words_tells_what_differs)
+{
+    enum { MANY = 128 * 1024 + 77, WORDS = 3001 }; /* the largest grid does not take so many at once */
+    static uint32_t words[MANY];
+    for (uint32_t i = 0; i < MANY; i++)
+        words[i] = i * 2654435761u;
+    summed(words, MANY, 2);
+    uint64_t was = summed(words, WORDS, 0), zero[2] = {0};
+    CHECK(summed(words, WORDS, 1) != was); /* another block */
+    CHECK(summed(words, WORDS - 1, 0) != was);
+    for (int bit = 0; bit < 32; bit++) {
+        words[90 * bit] ^= 1u << bit;
+        CHECK(summed(words, WORDS, 0) != was);
+        words[90 * bit] ^= 1u << bit;
+    }
+    uint32_t first = words[0];
+    words[0] = words[1], words[1] = first; /* the same words elsewhere */
+    CHECK(summed(words, WORDS, 0) != was);
+    words[1] = words[0], words[0] = first;
+    CHECK(summed(words, WORDS, 0) == was);
+    cuda_sum_words(NULL, 0, 0, words, zero); /* nothing */
+    CHECK_INT(zero[0], 0);
+    cuda_sum_words(NULL, 0, 3, words, zero); /* onto what is there */
+    cuda_sum_words(NULL, 1, 5, words, zero);
+    CHECK(zero[0] == sum_of(words, 3, 0) + sum_of(words, 5, 1));
+}
+
 /* ---- optimizers ------------------------------------------------------------------------------ */
 
 enum { WEIGHTS = 1000, UPDATES = 4 };

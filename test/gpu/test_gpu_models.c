@@ -1,6 +1,11 @@
 /* test_gpu_models.c: what only a GPU can show: every model of the zoo against the CPU's engine, reduced
- * precision, caps, and several functions on one device. Part of `make check-gpu`. */
+ * precision, caps, several functions on one device, and two processes. Part of `make check-gpu`. */
 #include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "cuda/cuda_memory.h"
 #include "cuda/driver.h"
@@ -314,4 +319,127 @@ TEST_LIMIT(models_of_two_devices_are_averaged_by_nccl, 120)
     diverge(m, devices, was);
     CHECK_OK(engine_average(m, weight, AVERAGED, true, &e), e);
     check_mean(m, was, weight, 1e-5);
+}
+
+/* ---- models of two processes ----------------------------------------------------------------- */
+
+enum { PEER_FD = 100 };
+extern char **environ;
+
+static void send_all(int fd, const void *bytes, size_t len)
+{
+    for (const char *at = bytes; len > 0;) {
+        ssize_t n = write(fd, at, len);
+        CHECK(n > 0);
+        at += n, len -= (size_t)n;
+    }
+}
+
+static void receive_all(int fd, void *bytes, size_t len)
+{
+    for (char *at = bytes; len > 0;) {
+        ssize_t n = read(fd, at, len);
+        CHECK(n > 0);
+        at += n, len -= (size_t)n;
+    }
+}
+
+static engine *trained(int steps)
+{
+    err e = ERR_INIT;
+    engine *m;
+    engine_result r;
+    work w = {0};
+    engine_config c = config(zoo_find("resnet20", &e), "cuda", BATCH);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    for (int step = 0; step < steps; step++) {
+        draw_work(&w, c.input, (uint64_t)(1000 * steps + step), BATCH);
+        CHECK_OK(engine_train(m, &w.b, 0.05, &r, &e), e);
+    }
+    free(w.x);
+    return m;
+}
+
+/* The other process: lends its model, and adopts the mean that it is told of. */
+static void be_peer(void)
+{
+    err e = ERR_INIT;
+    engine_peer own = {.weight = 0.75};
+    backend_loan mean;
+    engine_seal seal;
+    engine *m = trained(3);
+    size_t bytes = engine_state_floats(m) * sizeof(float);
+    CHECK_OK(engine_lend(m, &own.where, &e), e);
+    CHECK_OK(engine_sealed(m, &own.seal, &e), e);
+    send_all(PEER_FD, &own, sizeof own);
+    send_all(PEER_FD, engine_floats(m, &e), bytes);
+    receive_all(PEER_FD, &mean, sizeof mean);
+    receive_all(PEER_FD, &seal, sizeof seal);
+    CHECK_OK(engine_adopt(m, &mean, &seal, &e), e);
+    send_all(PEER_FD, engine_floats(m, &e), bytes);
+    pause(); /* until it is killed */
+}
+
+/* This program once more, as the case that is running. */
+static pid_t start_peer(const char *name, int *fd)
+{
+    char *argv[] = {(char *)"peer", (char *)(uintptr_t)name, NULL};
+    posix_spawn_file_actions_t actions;
+    int both[2];
+    pid_t pid;
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both) == 0);
+    CHECK(setenv("KUBEML_TEST_PEER", "1", 1) == 0);
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, both[1], PEER_FD);
+    CHECK(posix_spawn(&pid, "/proc/self/exe", &actions, NULL, argv, environ) == 0);
+    posix_spawn_file_actions_destroy(&actions);
+    CHECK(unsetenv("KUBEML_TEST_PEER") == 0);
+    close(both[1]);
+    *fd = both[0];
+    return pid;
+}
+
+TEST_LIMIT(models_of_two_processes_are_averaged_on_their_device, 120)
+{
+    int fd, bad, status;
+    err e = ERR_INIT;
+    engine_result r;
+    engine_peer of[2] = {{.weight = 0.25}};
+    backend_loan mean;
+    engine_seal seal;
+    work w = {0};
+    if (getenv("KUBEML_TEST_PEER"))
+        be_peer();
+    need_gpu();
+    pid_t peer = start_peer("models_of_two_processes_are_averaged_on_their_device", &fd);
+    engine *m = trained(2);
+    size_t count = engine_state_floats(m), bytes = count * sizeof(float);
+    float *theirs = malloc(bytes), *ours = malloc(bytes), *adopted = malloc(bytes);
+    CHECK(theirs && ours && adopted);
+    memcpy(ours, engine_floats(m, &e), bytes);
+    receive_all(fd, &of[1], sizeof of[1]);
+    receive_all(fd, theirs, bytes);
+    CHECK_OK(engine_lead(m, &of[1].where, 1, &mean, &e), e);
+    CHECK_OK(engine_lend(m, &of[0].where, &e), e);
+    CHECK_OK(engine_sealed(m, &of[0].seal, &e), e);
+    CHECK_OK(engine_average_lent(m, of, 2, &seal, &bad, &e), e);
+    CHECK_OK(engine_adopt(m, &mean, &seal, &e), e);
+    send_all(fd, &mean, sizeof mean);
+    send_all(fd, &seal, sizeof seal);
+    receive_all(fd, adopted, bytes);
+    const float *got = engine_floats(m, &e);
+    for (size_t i = 0; i < count; i++) {
+        volatile double first = 0.25 * (double)ours[i], second = 0.75 * (double)theirs[i];
+        CHECK_NEAR(got[i], (double)(float)(first + second), 0);
+    }
+    CHECK(memcmp(got, adopted, bytes) == 0);
+    /* Whoever is gone is part of no mean, and the device works on. */
+    CHECK(kill(peer, SIGKILL) == 0 && waitpid(peer, &status, 0) == peer);
+    CHECK_OK(engine_sealed(m, &of[0].seal, &e), e);
+    CHECK_INT(engine_average_lent(m, of, 2, &seal, &bad, &e), -1);
+    CHECK_INT(bad, 1);
+    draw_work(&w, engine_input(m), 7, BATCH);
+    CHECK_OK(engine_train(m, &w.b, 0.05, &r, &e), e);
+    engine_free(m);
+    free(theirs), free(ours), free(adopted), free(w.x);
 }
