@@ -27,6 +27,15 @@ static void choose(average_choice *out, average_path path, const char *text)
     snprintf(out->text, sizeof out->text, "%s", text);
 }
 
+static void choose_host(const average_facts *f, average_choice *out)
+{
+    char text[AVERAGE_TEXT_BYTES];
+    snprintf(text, sizeof text, "models are averaged on the host, in function order, through %s%s%.200s",
+             f->carrier && strcmp(f->carrier, "shm") == 0 ? "shared memory" : "sockets", f->why_not ? "; not on a GPU: " : "",
+             f->why_not ? f->why_not : "");
+    choose(out, AVERAGE_HOST, text);
+}
+
 static int refuse_nccl(const average_facts *f, int gpus, err *e)
 {
     if (!f->one_process)
@@ -44,10 +53,10 @@ int average_choose(const average_facts *f, average_choice *out, err *e)
     bool wanted = f->wish == AVERAGE_NCCL_WANTED;
     if (wanted && refuse_nccl(f, gpus, e) != 0)
         return -1;
-    if (!f->one_process && f->carrier && strcmp(f->carrier, "shm") == 0)
-        choose(out, AVERAGE_HOST, "models are averaged on the host, in function order, through shared memory");
+    if (!f->one_process && f->lent)
+        choose(out, AVERAGE_LENT, "models are averaged on their one GPU, in function order, by CUDA IPC");
     else if (!f->one_process)
-        choose(out, AVERAGE_HOST, "models are averaged on the host, in function order, through sockets");
+        choose_host(f, out);
     else if (gpus == 0)
         choose(out, AVERAGE_HOST, "models are averaged on the host, in function order: not every function has a GPU");
     else if (f->weights_alone)

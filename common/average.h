@@ -6,13 +6,14 @@
 
 #include "err.h"
 
-enum { AVERAGE_TEXT_BYTES = 160, AVERAGE_FUNCTIONS_MAX = 256 };
+enum { AVERAGE_TEXT_BYTES = 320, AVERAGE_FUNCTIONS_MAX = 256 };
 
 typedef enum average_wish { AVERAGE_ANY, AVERAGE_NCCL_WANTED } average_wish;
 
 typedef enum average_path {
     AVERAGE_HOST,   /* in function order, by common/merge.h */
     AVERAGE_DEVICE, /* on the one GPU that all have, in function order, with the host's bits */
+    AVERAGE_LENT,   /* the same between processes: the leader reads the others' memory (CUDA IPC) */
     AVERAGE_NCCL,   /* over several GPUs, in an order of NCCL's own: not exact */
 } average_path;
 
@@ -23,6 +24,8 @@ typedef struct average_facts {
     const char *carrier; /* what carries models between processes: "shm" or "tcp"; NULL in one process */
     average_wish wish;
     bool weights_alone; /* the optimizer's state is not averaged with them: the host does it */
+    bool lent;           /* processes: the leader can read all of their models on the GPU that they have */
+    const char *why_not; /* processes: why it cannot, if that was tried; else NULL */
 } average_facts;
 
 typedef struct average_choice {

@@ -355,6 +355,16 @@ static void on_phase(owner *o, link_pod *p, const json_t *m)
                                 .epoch = number_of(m, "epoch"), .round = number_of(m, "round")});
 }
 
+static void on_averaging(owner *o, const link_pod *p, const json_t *m)
+{
+    side *s = sides_find(o, p->job);
+    const job *j = jobs_find(o->machine, p->job);
+    if (!s || !j)
+        return;
+    snprintf(s->averaging, sizeof s->averaging, "%s", text_of(m, "text"));
+    jobs_save(o, j);
+}
+
 static void on_ps(owner *o, link_pod *p, const json_t *m)
 {
     const char *type = wire_type(m);
@@ -388,6 +398,8 @@ static void on_ps(owner *o, link_pod *p, const json_t *m)
         v.status = json_is_string(status) ? strcmp(json_string_value(status), "True") == 0
                                           : json_is_true(status);
         owner_event(o, &v);
+    } else if (strcmp(type, "averaging") == 0) {
+        on_averaging(o, p, m);
     } else if (strcmp(type, "usage") == 0) {
         usage_take(o, p->job, json_object_get(m, "functions"));
     } else if (strcmp(type, "finished") == 0) {

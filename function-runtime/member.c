@@ -91,7 +91,7 @@ static bool has_mean(member *m, int64_t version, int64_t deadline_ms)
            at.version == version && at.checksum == m->mean.checksum;
 }
 
-int member_fetch(member *m, int64_t version, err *e)
+int member_fetch(member *m, int64_t version, const json_t *mean, err *e)
 {
     int64_t deadline_ms = clock_deadline_ms(MEMBER_STORE_MS);
     modelstore_state at;
@@ -99,6 +99,10 @@ int member_fetch(member *m, int64_t version, err *e)
     if (has_mean(m, version, deadline_ms)) {
         failpoint("function.fetch");
         return group_take_mean(m->group, m->mean.at, e);
+    }
+    if (member_adopt(m, version, mean, deadline_ms)) {
+        failpoint("function.fetch");
+        return 0;
     }
     for (;;) {
         *e = (err)ERR_INIT;
@@ -215,16 +219,18 @@ static int do_init(member *m, const json_t *task, err *e)
     return rc < 0 ? -1 : 0;
 }
 
+/* Steals the seal; NULL: it lies in the model store. */
 static void send_published(member *m, const train_order *o, const trainer_result *r, double fetch_s,
-                           double publish_s)
+                           double publish_s, json_t *seal)
 {
     json_t *seconds = json_pack("{s:f,s:f,s:f,s:f,s:f}", "fetch", fetch_s, "load", r->load_s, "convert",
                                 r->convert_s, "train", r->train_s, "publish", publish_s);
     pslink_send(m->link,
-                json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:f,s:I,s:o}", "type", "published", "epoch", o->epoch,
+                json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:f,s:I,s:o,s:o*}", "type", "published", "epoch", o->epoch,
                           "round", o->round, "samples", (json_int_t)r->samples, "sample_begin",
                           (json_int_t)r->sample_begin, "sample_end", (json_int_t)r->sample_end,
-                          "loss_sum", r->loss_sum, "batches", (json_int_t)r->batches, "seconds", seconds));
+                          "loss_sum", r->loss_sum, "batches", (json_int_t)r->batches, "seconds", seconds, "seal",
+                          seal));
 }
 
 int member_history(member *m, const train_order *o, double **out, size_t *count, err *e)
@@ -247,7 +253,7 @@ static int train(member *m, const train_order *o, err *e)
 {
     int64_t clock_ns = clock_monotonic_ns();
     member_enter(m, "fetch", o->epoch, o->round);
-    int rc = member_fetch(m, o->version, e);
+    int rc = member_fetch(m, o->version, o->mean, e);
     if (rc != 0)
         return rc < 0 ? -1 : 0;
     double fetch_s = member_seconds(&clock_ns);
@@ -276,9 +282,10 @@ static int train(member *m, const train_order *o, err *e)
                                 .incarnation = m->incarnation,
                                 .samples = r.samples,
                                 .slot = (int)o->slot};
-    if ((rc = publish(m, &p, e)) != 0)
+    json_t *seal = o->keep ? member_seal(m) : NULL;
+    if (!seal && (rc = publish(m, &p, e)) != 0)
         return rc < 0 ? -1 : 0;
-    send_published(m, o, &r, fetch_s, member_seconds(&clock_ns));
+    send_published(m, o, &r, fetch_s, member_seconds(&clock_ns), seal);
     failpoint("function.wait");
     return 0;
 }
@@ -297,6 +304,8 @@ static int do_train(member *m, const json_t *task, err *e)
         o.batch_begin < 0 || o.batch_begin > UINT32_MAX || o.batch_count < 0 ||
         o.batch_count > UINT32_MAX || o.slot < 0 || o.slot >= MODELSTORE_SLOTS_MAX)
         return err_set(e, ERR_INVALID, "task train: a number is out of range");
+    o.keep = m->loan[0] && json_is_true(json_object_get(task, "keep"));
+    o.mean = json_object_get(task, "mean");
     return train(m, &o, e);
 }
 
@@ -310,7 +319,7 @@ static int do_validate(member *m, const json_t *task, err *e)
         parallelism > REQUEST_PARALLELISM_MAX || function < 0 || function >= parallelism)
         return err_set(e, ERR_INVALID, "task validate: a number is out of range");
     member_enter(m, "validate", epoch, -1);
-    int rc = member_fetch(m, version, e);
+    int rc = member_fetch(m, version, json_object_get(task, "mean"), e);
     if (rc != 0)
         return rc < 0 ? -1 : 0;
     trainer_result r;
@@ -331,6 +340,10 @@ static int do_task(member *m, const json_t *task, err *e)
         return m->group ? member_validate_shared(m, task, e) : do_validate(m, task, e);
     if (strcmp(type, "init") == 0)
         return do_init(m, task, e);
+    if (m->loan[0] && strcmp(type, "lead") == 0)
+        return member_lead(m, task, e);
+    if (m->loan[0] && strcmp(type, "average") == 0)
+        return member_average(m, task, e);
     return err_set(e, ERR_UNSUPPORTED, "kubeml-ps asks for \"%.40s\"", type);
 }
 
@@ -342,9 +355,10 @@ static json_t *ready_message(const member *m)
     const layout *l = state_layout(trainer_state(m->trainer));
     engine *g = trainer_engine(m->trainer);
     snprintf(hex, sizeof hex, "%016llx", (unsigned long long)l->digest);
-    return json_pack("{s:s,s:o,s:I,s:s,s:s}", "type", "ready", "layout", layout_json(l), "parameters",
+    return json_pack("{s:s,s:o,s:I,s:s,s:s,s:s*,s:s*}", "type", "ready", "layout", layout_json(l), "parameters",
                      (json_int_t)engine_param_count(g), "layout_digest", hex, "algorithms",
-                     engine_choices(g));
+                     engine_choices(g), "loan", m->loan[0] ? m->loan : NULL, "no_loan",
+                     m->no_loan[0] ? m->no_loan : NULL);
 }
 
 static int join(member *m, err *e)

@@ -9,6 +9,8 @@
 #include "pslink.h"
 #include "request.h"
 
+enum { MEMBER_LOAN_BYTES = 320 };
+
 /* What a shared process published last: the next reference, if the merge was of that alone. */
 typedef struct member_mean {
     int64_t version; /* that it becomes; -1: there is none */
@@ -42,6 +44,8 @@ struct member {
     bool attached, touched; /* touched: the engine has other weights than it began with */
     block reference; /* fetched versions; the member's own memory */
     member_mean mean;
+    char loan[MEMBER_LOAN_BYTES]; /* where the model lies on a GPU, for other processes; "": nowhere that they can read */
+    char no_loan[ERR_MESSAGE_BYTES]; /* on a GPU, and why they cannot; "": no such thing */
 };
 
 /* Copies the order into the member; ERR_INVALID naming the field. */
@@ -56,6 +60,8 @@ const char *member_cpu(void); /* "x86_64-v4", ... */
 typedef struct train_order {
     json_int_t epoch, round, version, parallelism, function, batch_begin, batch_count, slot;
     double lr;
+    bool keep;          /* what is trained stays on the GPU, where another function reads it */
+    const json_t *mean; /* borrowed: where on the GPU the version lies; NULL: nowhere */
     json_t *history; /* borrowed: the validation losses of the epochs before; may be NULL */
 } train_order;
 
@@ -63,9 +69,9 @@ double member_seconds(int64_t *from_ns); /* since then; moves it on */
 void member_enter(member *m, const char *phase, int64_t epoch, int64_t round);
 /* ERR_INVALID naming the task. */
 int member_unpack(const json_t *task, err *e, const char *format, ...);
-/* Version `version` into the engine; 1 when the store has a newer one already: the task is stale.
- */
-int member_fetch(member *m, int64_t version, err *e);
+/* Version `version` into the engine, from the GPU where `mean` (may be NULL) says that it lies there; 1 when the
+ * store has a newer one already: the task is stale. */
+int member_fetch(member *m, int64_t version, const json_t *mean, err *e);
 /* The memory that a contribution of that slot is published from. */
 int member_slot(member *m, int slot, block *to, err *e);
 /* What lies there, with its checksum. 1: the round was over already; the contribution is not wanted any
@@ -76,6 +82,16 @@ void member_half_published(void);
 int member_history(member *m, const train_order *o, double **out, size_t *count, err *e);
 /* What can never work is told to kubeml-ps, which ends the job. 0. */
 int member_tell_failed(member *m, const char *reason, err *e);
+
+/* ---- member_device.c ---- */
+
+void member_lend(member *m); /* fills loan, or no_loan */
+/* What the model is now, for those who read it there; NULL: it has to be published. New reference. */
+json_t *member_seal(member *m);
+/* The engine has version `version` from where `mean` (may be NULL) says; false: it has to be fetched. */
+bool member_adopt(member *m, int64_t version, const json_t *mean, int64_t deadline_ms);
+int member_lead(member *m, const json_t *task, err *e);
+int member_average(member *m, const json_t *task, err *e);
 
 /* ---- member_shared.c ---- */
 

@@ -265,6 +265,7 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
     if (rc == 0 && (rc = enter_sandbox(m, e)) == 0)
         rc = load(m, reason, e);
     if (rc == 0) {
+        member_lend(m);
         bool cuda = strcmp(engine_backend(trainer_engine(m->trainer)), "cuda") == 0;
         if (!cuda)
             usage_without_gpu(m->usage);

@@ -106,7 +106,7 @@ static int train(member *m, const train_order *o, group_part *parts, int n, err 
 {
     int64_t clock_ns = clock_monotonic_ns();
     member_enter(m, "fetch", o->epoch, o->round);
-    int rc = member_fetch(m, o->version, e);
+    int rc = member_fetch(m, o->version, NULL, e);
     if (rc != 0)
         return rc < 0 ? -1 : 0;
     double fetch_s = member_seconds(&clock_ns);
@@ -177,7 +177,7 @@ int member_validate_shared(member *m, const json_t *task, err *e)
     if (check_functions(parts, (int)n, parallelism, m->functions, e) != 0)
         return -1;
     member_enter(m, "validate", epoch, -1);
-    int rc = member_fetch(m, version, e);
+    int rc = member_fetch(m, version, NULL, e);
     if (rc != 0)
         return rc < 0 ? -1 : 0;
     if (group_validate_parts(m->group, (uint32_t)epoch, (int)parallelism, parts, (int)n, e) != 0)

@@ -70,6 +70,7 @@ job *job_begin(const job_host *host, conn *c, const json_t *message, err *e)
     j->finish_due_ms = j->revive_due_ms = INT64_MAX;
     j->asker = c;
     j->shares = json_array();
+    job_device_init(&j->device);
     if (job_spec_parse(message, &j->spec, e) || open_machine(j, e) ||
         !(j->history = history_new(&j->spec, e)) || post_prepare(j, e)) {
         job_free(j, true);
@@ -90,6 +91,7 @@ void job_free(job *j, bool kept)
     for (size_t i = 0; i < ROUND_FUNCTIONS_MAX; i++)
         json_decref(j->about[i]);
     job_usage_clear(&j->usage);
+    job_device_free(&j->device);
     json_decref(j->shares);
     json_decref(j->losses);
     json_decref(j->gathered);
@@ -476,6 +478,8 @@ int64_t job_deadline(const job *j)
     int64_t due = j->stage == JOB_RUNNING ? round_deadline(j->machine) : INT64_MAX;
     if (j->revive_due_ms < due && j->stage != JOB_OVER)
         due = j->revive_due_ms;
+    if (j->stage == JOB_RUNNING && j->device.due_ms < due)
+        due = j->device.due_ms;
     return j->finish_due_ms < due ? j->finish_due_ms : due;
 }
 
@@ -484,6 +488,8 @@ void job_tick(job *j)
     int64_t now = clock_monotonic_ms();
     if (j->stage == JOB_RUNNING && now >= round_deadline(j->machine))
         job_step(j, (round_event){.type = ROUND_TICK});
+    if (j->stage == JOB_RUNNING)
+        job_device_tick(j, now);
     if (now >= j->finish_due_ms)
         job_post_finish(j);
     if (now >= j->revive_due_ms && j->stage != JOB_OVER)

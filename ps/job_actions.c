@@ -259,6 +259,7 @@ static void welcome(job *j, const round_action *a)
     if (before && before != c)
         hub_drop(j->host.hub, before);
     hub_admit(j->host.hub, c, CONN_FUNCTION);
+    job_device_welcome(j, a);
     hub_send(j->host.hub, c, json_pack("{s:s}", "type", "welcome"));
 }
 
@@ -300,12 +301,13 @@ static void send_train(job *j, const round_action *a)
                          (json_int_t)a->batch_count));
         return;
     }
-    send_to(j, a,
-            json_pack("{s:s,s:i,s:i,s:I,s:i,s:i,s:I,s:I,s:f,s:i,s:O}", "type", "train", "epoch",
-                      a->epoch, "round", a->round, "version", (json_int_t)a->version, "parallelism",
-                      a->parallelism, "function", a->function, "batch_begin",
-                      (json_int_t)a->batch_begin, "batch_count", (json_int_t)a->batch_count, "lr",
-                      j->spec.request.lr, "slot", a->slot, "validation_losses", j->losses));
+    json_t *frame =
+        json_pack("{s:s,s:i,s:i,s:I,s:i,s:i,s:I,s:I,s:f,s:i,s:O}", "type", "train", "epoch", a->epoch, "round", a->round,
+                  "version", (json_int_t)a->version, "parallelism", a->parallelism, "function", a->function, "batch_begin",
+                  (json_int_t)a->batch_begin, "batch_count", (json_int_t)a->batch_count, "lr", j->spec.request.lr, "slot",
+                  a->slot, "validation_losses", j->losses);
+    job_device_task(j, a, frame);
+    send_to(j, a, frame);
 }
 
 static void send_validate(job *j, const round_action *a)
@@ -319,10 +321,10 @@ static void send_validate(job *j, const round_action *a)
                "functions", json_integer(a->function));
         return;
     }
-    send_to(j, a,
-            json_pack("{s:s,s:i,s:I,s:i,s:i}", "type", "validate", "epoch", a->epoch, "version",
-                      (json_int_t)a->version, "parallelism", a->parallelism, "function",
-                      a->function));
+    json_t *frame = json_pack("{s:s,s:i,s:I,s:i,s:i}", "type", "validate", "epoch", a->epoch, "version",
+                              (json_int_t)a->version, "parallelism", a->parallelism, "function", a->function);
+    job_device_task(j, a, frame);
+    send_to(j, a, frame);
 }
 
 void job_send_init(job *j)
@@ -413,11 +415,13 @@ void job_post_initial(job *j, int incarnation)
     job_post(j, t);
 }
 
-static void post_merge(job *j, const round_merge *merge)
+void job_post_merge(job *j, const round_merge *merge, int one)
 {
     task *t = task_new(j->keeper, TASK_MERGE);
     if (t) {
         t->merge = *merge;
+        t->merge.as_one = one >= 0;
+        t->incarnation = one;
         t->rows = calloc(merge->count + 1, sizeof *t->rows);
         t->ledger = ledger_text(merge);
         if (t->rows)
@@ -531,12 +535,14 @@ void job_perform(job *j, const round_action *a, conn *only)
         send_validate(j, a);
         break;
     case ROUND_MERGE:
-        post_merge(j, &a->merge);
+        if (!job_device_merge(j, &a->merge))
+            job_post_merge(j, &a->merge, a->merge.as_one ? a->merge.rows[0].incarnation : -1);
         break;
     case ROUND_COMMIT:
         post_commit(j, &a->record);
         break;
     case ROUND_PUT_BACK:
+        job_device_put_back(j);
         job_post(j, task_new(j->keeper, TASK_PUT_BACK));
         break;
     case ROUND_PHASE:
@@ -573,4 +579,5 @@ void job_step(job *j, round_event event)
     for (size_t i = 0; i < count; i++)
         job_perform(j, &actions[i], NULL);
     send_gathered(j);
+    job_device_settle(j);
 }

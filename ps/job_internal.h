@@ -6,6 +6,7 @@
 #include "digest.h"
 #include "history.h"
 #include "job.h"
+#include "job_device.h"
 #include "job_spec.h"
 #include "job_usage.h"
 #include "layout.h"
@@ -48,6 +49,7 @@ struct job {
     int init_incarnation, init_slot;    /* whom ROUND_INIT asked */
     json_t *gathered; /* the task of a shared process, made of the step's tasks of its functions */
     int gathered_incarnation;
+    job_device device;
     json_t *about[ROUND_FUNCTIONS_MAX]; /* {"cpu","threads"} of each function's hello */
     /* Redis */
     bool database_busy, redis_down, redis_back; /* back, but a task is still out */
@@ -90,6 +92,8 @@ void job_perform(job *j, const round_action *a, conn *only);
 void job_end(job *j, const char *state, const char *reason, const char *message, int epochs,
              const char *sha256);
 void job_post(job *j, task *t); /* to the keeper; NULL: memory was gone */
+/* `one` >= 0: the rows were averaged already, and function 0's incarnation `one` published the mean. */
+void job_post_merge(job *j, const round_merge *merge, int one);
 void job_post_initial(job *j, int incarnation);
 void job_post_finish(job *j);
 void job_send_init(job *j);

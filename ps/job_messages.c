@@ -39,6 +39,7 @@ void job_attach(job *j, conn *c, const json_t *message)
     size_t count = round_tell(j->machine, &actions);
     for (size_t i = 0; i < count; i++)
         job_perform(j, &actions[i], c);
+    job_device_tell(j, c);
     for (int epoch = after + 1; epoch < j->told_epochs; epoch++)
         job_tell_epoch(j, c, epoch);
     if (j->stage == JOB_OVER)
@@ -190,12 +191,13 @@ static int algorithms_of(job *j, const conn *c, const json_t *algorithms,
 
 static int ready(job *j, conn *c, const json_t *m, err *e)
 {
-    const char *type, *told = NULL;
+    const char *type, *told = NULL, *loan = NULL, *why = NULL;
     json_t *shape, *parameters, *algorithms;
     json_error_t problem;
-    if (json_unpack_ex((json_t *)m, &problem, JSON_STRICT, "{s:s,s:o,s:o,s:s,s:o}", "type", &type,
+    if (json_unpack_ex((json_t *)m, &problem, JSON_STRICT, "{s:s,s:o,s:o,s:s,s:o,s?s,s?s}", "type", &type,
                        "layout", &shape, "parameters", &parameters, "layout_digest", &told,
-                       "algorithms", &algorithms))
+                       "algorithms", &algorithms, "loan", &loan, "no_loan", &why) ||
+        (loan && strlen(loan) >= JOB_DEVICE_LOAN_BYTES))
         return err_set(e, ERR_INVALID, "ready: %s", problem.text);
     cleanup_layout layout l = {0};
     char hex[20], sum[DIGEST_HEX_BYTES];
@@ -211,6 +213,7 @@ static int ready(job *j, conn *c, const json_t *m, err *e)
     round_event event = from(c, ROUND_READY);
     event.layout = hex;
     event.algorithms = sum;
+    job_device_ready(j, c, loan, why);
     job_step(j, event);
     return 0;
 }
@@ -276,18 +279,21 @@ static int published(job *j, conn *c, const json_t *m, err *e)
     json_int_t samples, begin, stop_at, batches;
     job_seconds s = {0};
     const char *type;
+    json_t *seal = NULL;
     json_error_t problem;
     if (job_is_shared(j))
         return published_shared(j, c, m, e);
     if (json_unpack_ex((json_t *)m, &problem, JSON_STRICT,
-                       "{s:s,s:i,s:i,s:I,s:I,s:I,s:F,s:I,s:{s:F,s:F,s?F,s:F,s:F}}", "type", &type,
+                       "{s:s,s:i,s:i,s:I,s:I,s:I,s:F,s:I,s:{s:F,s:F,s?F,s:F,s:F},s?o}", "type", &type,
                        "epoch", &event.epoch, "round", &event.round, "samples", &samples,
                        "sample_begin", &begin, "sample_end", &stop_at, "loss_sum", &event.loss_sum,
                        "batches", &batches, "seconds", "fetch", &s.fetch, "load", &s.load, "convert",
-                       &s.convert, "train", &s.train, "publish", &s.publish))
+                       &s.convert, "train", &s.train, "publish", &s.publish, "seal", &seal))
         return err_set(e, ERR_INVALID, "published: %s", problem.text);
     if (samples < 0 || begin < 0 || stop_at < begin || batches < 0 || batches > UINT32_MAX)
         return err_set(e, ERR_INVALID, "published: a count out of range");
+    if (job_device_published(j, c, event.epoch, event.round, seal, e))
+        return -1;
     event.samples = (uint64_t)samples;
     event.sample_begin = (uint64_t)begin;
     event.sample_end = (uint64_t)stop_at;
@@ -393,7 +399,8 @@ void job_from_function(job *j, conn *c, const json_t *message)
         const char *type;
         int (*take)(job *, conn *, const json_t *, err *);
     } kinds[] = {{"ready", ready},         {"initialised", initialised}, {"published", published},
-                 {"validated", validated}, {"heartbeat", heartbeat},     {"failed", failed}};
+                 {"validated", validated}, {"heartbeat", heartbeat},     {"failed", failed},
+                 {"leads", job_device_leads}, {"averaged", job_device_averaged}};
     if (j->stage != JOB_RUNNING)
         return;
     err e = ERR_INIT;

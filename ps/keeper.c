@@ -350,7 +350,7 @@ static size_t parts_of(const task *t, modelstore_part *parts)
 {
     if (t->merge.as_one) {
         parts[0] = (modelstore_part){
-            .function = 0, .incarnation = t->rows[0].incarnation, .samples = t->merge.samples};
+            .function = 0, .incarnation = t->incarnation, .samples = t->merge.samples};
         return 1;
     }
     for (size_t i = 0; i < t->merge.count; i++)

@@ -35,7 +35,7 @@ typedef enum task_kind {
     TASK_CREATE,   /* in: layout. An empty model store, its round (-1, 0) open for version 0 */
     TASK_LOAD,     /* in: layout, init. Version 0 from another model. out: version */
     TASK_INITIAL,  /* in: incarnation. Merges function 0's initial model. out: version */
-    TASK_MERGE,    /* in: merge, rows, ledger. out: version, bad_function */
+    TASK_MERGE,    /* in: merge, rows, ledger, incarnation. out: version, bad_function */
     TASK_COMMIT,   /* in: record, info. History and checkpoint, durable. out: info.sha256 */
     TASK_PUT_BACK, /* after Redis came back empty. out: version; resumed, info if from a checkpoint
                     */
@@ -56,7 +56,7 @@ typedef struct task {
     int generation;  /* OPEN: nothing is written once a later kubeml-ps of the job has */
     int parallelism; /* OPEN: an epoch that was begun with more functions is begun anew */
     char *layout;
-    int incarnation;
+    int incarnation; /* INITIAL, and MERGE as one: function 0's that published */
     round_merge merge;
     round_row *rows;
     char *ledger;

@@ -118,4 +118,14 @@ $(BUILD)/test/%: $(BUILD)/obj/test/cuda/%.o $(SHIM_OBJECTS) $(LIB_support) $(LIB
 	$(shim_link)
 	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)
 
+# The programs with a function whose engine computes on the fake device: a platform on GPUs, without one.
+FAKEGPU      := $(BUILD)/fakegpu/bin
+$(FAKEGPU)/kubeml-function: $(call obj,function-runtime/kubeml-function.c) $(SHIM_OBJECTS) $(LIB_function) $(LIB_kernels) $(LIB_common)
+	$(shim_link)
+	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)
+$(FAKEGPU)/kubeml-%: $(BUILD)/bin/kubeml-%
+	@mkdir -p $(@D)
+	$(Q)ln -f $< $@ && ln -sfn ../lib $(BUILD)/fakegpu/lib
+tests: $(if $(findstring thread,$(SANITIZER)),,$(addprefix $(FAKEGPU)/kubeml-,function controller ps builder))
+
 -include $(shell find $(BUILD)/shim $(BUILD)/cuda -name '*.d' 2>/dev/null)

@@ -5,11 +5,16 @@
 // precision ("direct" and "reversed", which sums the other way round), so that the backend's choosing,
 // caching and running of the libraries' ways is exercised; which one seems the fastest is a test's to
 // say. Nothing of cuDNN's or cuBLAS's own behaviour is imitated beyond that.
+//
+// With KUBEML_FAKE_GPU its memory is that file's, which all processes map that name it: they can open each other's.
 #include "fake_driver.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <mutex>
@@ -137,8 +142,40 @@ static const char *fake_missing(void)
     return nullptr;
 }
 
+enum { HEAD = 256 };
+static const size_t common_bytes = (size_t)4 << 30; // of a file with holes
+static char *common; // all processes'; begins with how much of it is used. NULL: this process's memory is its own
+
+// At the first device: later a function may no longer open files.
+static int map_common(err *e)
+{
+    const char *path = getenv("KUBEML_FAKE_GPU");
+    std::lock_guard<std::mutex> hold(gate);
+    if (common || !path || !*path)
+        return 0;
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0 || ftruncate(fd, (off_t)common_bytes))
+        return err_set(e, ERR_IO, "the fake GPU's file %s", path);
+    void *at = mmap(nullptr, common_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (at == MAP_FAILED)
+        return err_set(e, ERR_NOMEM, "no room for the fake GPU's file");
+    common = (char *)at;
+    return 0;
+}
+
+static char *take(size_t bytes)
+{
+    if (!common)
+        return (char *)aligned_alloc(256, bytes);
+    size_t at = HEAD + __atomic_fetch_add((size_t *)(void *)common, bytes, __ATOMIC_SEQ_CST);
+    return at + bytes <= common_bytes ? common + at : nullptr;
+}
+
 static int fake_open(int ordinal, device **out, err *e)
 {
+    if (map_common(e))
+        return -1;
     if (ordinal >= gpus)
         return err_set(e, ERR_UNSUPPORTED, "there is no GPU %d: this machine has %d", ordinal, gpus);
     opens++;
@@ -156,7 +193,8 @@ static int fake_facts(device *d, device_facts *f, err *)
 {
     memset(f, 0, sizeof *f);
     snprintf(f->name, sizeof f->name, "fake");
-    f->uuid[0] = (unsigned char)(1 + d->ordinal);
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    snprintf((char *)f->uuid, sizeof f->uuid, "%d %.12s", d->ordinal, visible ? visible : "");
     snprintf(f->libraries, sizeof f->libraries, "none");
     f->multiprocessors = 1;
     f->memory_bytes = memory_bytes;
@@ -165,8 +203,6 @@ static int fake_facts(device *d, device_facts *f, err *)
 }
 
 // ---- memory --------------------------------------------------------------------------------------
-
-enum { HEAD = 256 };
 
 // Before each allocation. Memory that its owner gives up while others have it open stays, with other contents, until
 // they close it.
@@ -188,7 +224,7 @@ static int fake_alloc(device *, size_t bytes, void **out, err *e)
     std::lock_guard<std::mutex> hold(gate);
     if (bytes > memory_bytes - memory_used)
         return err_set(e, ERR_NOMEM, "the GPU has %zu MiB left", (memory_bytes - memory_used) >> 20);
-    char *at = (char *)aligned_alloc(256, (bytes + HEAD + 255) / 256 * 256);
+    char *at = take((bytes + HEAD + 255) / 256 * 256);
     if (!at)
         return err_set(e, ERR_NOMEM, "no memory for the fake GPU");
     *(head *)(void *)at = {bytes, 0, false};
@@ -206,7 +242,7 @@ static void fake_free(device *, void *p)
     memory_used -= h->bytes;
     living.erase(p);
     h->given_up = true;
-    if (h->opened)
+    if (h->opened || common)
         memset(p, 0xee, h->bytes);
     else
         free(h);
@@ -394,13 +430,14 @@ static int fake_run(device *d, const conv_task *t, int id, const conv_operands *
 
 // ---- sharing -------------------------------------------------------------------------------------
 
-// Processes are the tests' own: a handle is an address.
+// A handle is an address, in the common memory where there is one.
 static int fake_share(device *, void *p, unsigned char handle[BACKEND_HANDLE_BYTES], err *e)
 {
     if (refuses)
         return err_set(e, ERR_UNSUPPORTED, "the GPU's memory is not shared between these processes: fake");
+    size_t at = common ? (size_t)((char *)p - common) : (size_t)p;
     memset(handle, 0, BACKEND_HANDLE_BYTES);
-    memcpy(handle, &p, sizeof p);
+    memcpy(handle, &at, sizeof at);
     return 0;
 }
 
@@ -408,6 +445,10 @@ static int fake_open_shared(device *, const unsigned char handle[BACKEND_HANDLE_
 {
     std::lock_guard<std::mutex> hold(gate);
     memcpy(out, handle, sizeof *out);
+    if (common && !refuses) {
+        *out = common + (size_t)*out;
+        return 0; // whoever gives it up leaves it to all of them
+    }
     if (refuses || !living.count(*out))
         return err_set(e, ERR_UNSUPPORTED, "the GPU's memory is not shared between these processes: fake");
     head_of(*out)->opened++;
@@ -419,6 +460,8 @@ static void fake_close_shared(device *, void *p)
 {
     std::lock_guard<std::mutex> hold(gate);
     head *h = head_of(p);
+    if (common)
+        return;
     opened--;
     if (--h->opened == 0 && h->given_up)
         free(h);

@@ -7,7 +7,9 @@
 #include "cuda/cuda_memory.h"
 #include "fake_driver.h"
 #include "function_gpu.h"
+#include "clock.h"
 #include "group.h"
+#include "member_internal.h"
 #include "merge.h"
 
 typedef struct setup {
@@ -385,6 +387,83 @@ TEST_LIMIT(a_function_that_diverges_ends_the_group, 60)
     CHECK(strcmp(group_reason(g), "NaNLoss") == 0 || strcmp(group_reason(g), "MergeFailed") == 0);
     group_close(g);
     dataset_close(s.data);
+}
+
+/* ---- functions in processes of their own ------------------------------------------------------- */
+
+/* What the model store has is asked for: numbers of versions come again where it was put back to an older state. */
+TEST_LIMIT(a_mean_on_the_device_is_adopted_only_if_it_is_the_reference, 60)
+{
+    err e = ERR_INIT;
+    setup s[2] = {0};
+    trainer_result r;
+    trainer_task task = {.parallelism = 2, .batch_count = 2, .lr = 0.05};
+    modelstore_access a = {.kind = "memory", .address = "here", .job = "j"};
+    modelstore_state start = {.version = 3}, at;
+    modelstore *owner;
+    member m[2] = {{.attached = true}, {.attached = true}};
+    char checksum[20];
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(open_trainer(&s[i], BLOB_SETTINGS, 0, &e), e);
+        m[i].trainer = s[i].trainer;
+        member_lend(&m[i]);
+        CHECK(m[i].loan[0]);
+    }
+    CHECK_OK(trainer_train(s[0].trainer, &task, &r, &e), e);
+    state *of = trainer_state(s[0].trainer);
+    block b = {calloc(state_floats(of), 4), calloc(state_counters(of) + 1, 8)};
+    CHECK_OK(modelstore_open(&a, MODELSTORE_OWNER, clock_deadline_ms(5000), &owner, &e), e);
+    CHECK_OK(modelstore_open(&a, MODELSTORE_MEMBER, clock_deadline_ms(5000), &m[1].store, &e), e);
+    CHECK_OK(modelstore_create(owner, state_layout(of), &start, 4, &b, NULL, clock_deadline_ms(5000), &e), e);
+    CHECK_OK(modelstore_state_get(m[1].store, clock_deadline_ms(5000), &at, &e), e);
+    json_t *mean = member_seal(&m[0]), *before = member_seal(&m[1]);
+    snprintf(checksum, sizeof checksum, "%016llx", (unsigned long long)at.checksum);
+    json_object_set_new(mean, "loan", json_string(m[0].loan));
+    json_object_set_new(mean, "checksum", json_string("0123456789abcdef"));
+    CHECK(!member_adopt(&m[1], 3, mean, clock_deadline_ms(5000))); /* another reference */
+    json_object_set_new(mean, "checksum", json_string(checksum));
+    CHECK(!member_adopt(&m[1], 4, mean, clock_deadline_ms(5000))); /* another version */
+    CHECK(!member_adopt(&m[1], 3, NULL, clock_deadline_ms(5000)));
+    json_t *same = member_seal(&m[1]);
+    CHECK(json_equal(before, same)); /* nothing has changed so far */
+    CHECK(member_adopt(&m[1], 3, mean, clock_deadline_ms(5000)));
+    json_decref(same);
+    same = member_seal(&m[1]);
+    CHECK_STR(json_string_value(json_object_get(same, "sum")), json_string_value(json_object_get(mean, "sum")));
+    CHECK_INT(json_integer_value(json_object_get(same, "step")), 2);
+    json_object_set_new(mean, "sum", json_string("0123456789abcdef"));
+    CHECK(!member_adopt(&m[1], 3, mean, clock_deadline_ms(5000))); /* something else lies there */
+    json_object_set_new(mean, "loan", json_string("no loan"));
+    CHECK(!member_adopt(&m[1], 3, mean, clock_deadline_ms(5000)));
+    json_decref(mean), json_decref(before), json_decref(same);
+    modelstore_close(m[1].store);
+    modelstore_close(owner);
+    free(b.floats), free(b.counters);
+    close_trainer(&s[0]);
+    close_trainer(&s[1]);
+}
+
+TEST_LIMIT(what_cannot_be_lent_is_not_offered, 60)
+{
+    err e = ERR_INIT;
+    setup s = {0};
+    member m = {.request.optimizer_state = STATE_RESET};
+    CHECK_OK(open_trainer(&s, BLOB_SETTINGS, 0, &e), e);
+    m.trainer = s.trainer;
+    member_lend(&m);
+    CHECK_STR(m.loan, "");
+    m.request.optimizer_state = STATE_AVERAGE;
+    member_lend(&m);
+    CHECK(m.loan[0] && !m.no_loan[0]);
+    fake_refuse_sharing(true);
+    setup other = {0};
+    CHECK_OK(open_trainer(&other, BLOB_SETTINGS, 0, &e), e);
+    m.trainer = other.trainer;
+    member_lend(&m); /* refused: it says so, and publishes as ever */
+    CHECK_STR(m.loan, "");
+    CHECK_CONTAINS(m.no_loan, "not shared between these processes");
+    close_trainer(&other);
+    close_trainer(&s);
 }
 
 /* ---- a warm function -------------------------------------------------------------------------- */

@@ -11,6 +11,7 @@
 
 #include "clock.h"
 #include "deal.h"
+#include "merge.h"
 #include "modelstore.h"
 #include "wire.h"
 
@@ -22,7 +23,7 @@ typedef struct peer {
     modelstore *models;
     modelstore_access access;
     layout layout;
-    bool attached;
+    bool attached, misbehaved; /* the faults that are no end come once */
     char phase[16];
 } peer;
 
@@ -38,10 +39,29 @@ static bool fault(const peer *p, const char *name, int epoch, int round)
            round == p->f->fault_round;
 }
 
+enum { LOAN_BYTES = 400 };
+
+static void loan_of(const peer *p, const char *what, char out[LOAN_BYTES])
+{
+    snprintf(out, LOAN_BYTES, "%s/%s-%d-%d", p->f->device, what, p->f->function, p->f->incarnation);
+}
+
+/* What it has on the device goes with it. */
+static void end(const peer *p)
+{
+    static const char *const mine[] = {"model", "mean"};
+    char loan[LOAN_BYTES];
+    for (int i = 0; i < 2 && p->f->device; i++) {
+        loan_of(p, mine[i], loan);
+        unlink(loan);
+    }
+    raise(SIGKILL);
+}
+
 static void die(const peer *p, const char *name, int epoch, int round)
 {
     if (fault(p, name, epoch, round))
-        raise(SIGKILL);
+        end(p);
 }
 
 static void say(peer *p, json_t *message)
@@ -144,6 +164,159 @@ static block new_block(const peer *p, void **memory)
     return block_at(*memory, p->layout.shape);
 }
 
+/* ---- the device ------------------------------------------------------------------------------ */
+
+static void write_model(const peer *p, const char *loan, block b)
+{
+    FILE *f = fopen(loan, "w");
+    const block_shape s = p->layout.shape;
+    if (!f || fwrite(b.floats, sizeof *b.floats, s.floats, f) != s.floats ||
+        fwrite(b.counters, sizeof *b.counters, s.counters, f) != s.counters || fclose(f))
+        _exit(6);
+}
+
+static uint64_t sum_of(const peer *p, block b)
+{
+    err e = ERR_INIT;
+    uint64_t sum;
+    if (block_checksum(p->layout.shape, b, 1, &sum, &e))
+        fail("checksum", &e);
+    return sum;
+}
+
+/* Whether it is what was lent. */
+static bool read_model(const peer *p, const char *loan, const char *sum, block to)
+{
+    FILE *f = fopen(loan, "r");
+    const block_shape s = p->layout.shape;
+    bool whole = f && fread(to.floats, sizeof *to.floats, s.floats, f) == s.floats &&
+                 fread(to.counters, sizeof *to.counters, s.counters, f) == s.counters;
+    if (f)
+        fclose(f);
+    return whole && sum_of(p, to) == strtoull(sum, NULL, 16);
+}
+
+static void note(const peer *p, const char *what)
+{
+    char path[LOAN_BYTES];
+    snprintf(path, sizeof path, "%s/%s", p->f->device, what);
+    FILE *f = fopen(path, "a");
+    if (!f || fputc('.', f) == EOF || fclose(f))
+        _exit(6);
+}
+
+static bool once(peer *p, const char *name, int epoch, int round)
+{
+    if (p->misbehaved || !fault(p, name, epoch, round))
+        return false;
+    return p->misbehaved = true;
+}
+
+/* New reference. */
+static json_t *keep_model(const peer *p, block b)
+{
+    char loan[LOAN_BYTES], sum[20];
+    loan_of(p, "model", loan);
+    write_model(p, loan, b);
+    snprintf(sum, sizeof sum, "%016llx", (unsigned long long)sum_of(p, b));
+    return json_pack("{s:s,s:I}", "sum", sum, "step", (json_int_t)b.counters[0]);
+}
+
+static bool adopt(const peer *p, const json_t *mean, block to)
+{
+    const char *loan, *sum, *checksum;
+    json_int_t step;
+    if (json_unpack((json_t *)(uintptr_t)mean, "{s:s,s:s,s:I,s:s}", "loan", &loan, "sum", &sum, "step", &step, "checksum",
+                    &checksum) ||
+        !read_model(p, loan, sum, to))
+        return false;
+    note(p, "adopted");
+    return true;
+}
+
+static void take_lead(peer *p)
+{
+    char loan[LOAN_BYTES];
+    bool refuses = p->f->fault && strcmp(p->f->fault, "refuse") == 0;
+    die(p, "lead", 0, 0);
+    loan_of(p, "mean", loan);
+    say(p, json_pack("{s:s,s:s}", "type", "leads", refuses ? "message" : "mean", refuses ? "walls between processes" : loan));
+}
+
+static void say_not_averaged(peer *p, int ask, const char *code, int function)
+{
+    say(p, json_pack("{s:s,s:i,s:s,s:s,s:i}", "type", "averaged", "ask", ask, "code", code, "message",
+                     "it cannot be read", "function", function));
+}
+
+static void take_average(peer *p, const json_t *m)
+{
+    enum { MOST = 16 };
+    modelstore_publication to = {.function = p->f->function, .incarnation = p->f->incarnation};
+    merge_input in[MOST];
+    const void *chunks[MOST][2];
+    void *memory[MOST + 1];
+    block models[MOST], mean = new_block(p, &memory[MOST]);
+    const merge_rule *rule;
+    merge_result result;
+    json_t *list, *one;
+    json_int_t epoch, round, version;
+    err e = ERR_INIT;
+    size_t i;
+    int ask, n = 0;
+    char loan[LOAN_BYTES], sums[2][20];
+    uint64_t checksum;
+    if (json_unpack((json_t *)(uintptr_t)m, "{s:i,s:I,s:I,s:I,s:i,s:o}", "ask", &ask, "epoch", &epoch, "round", &round,
+                    "version", &version, "slot", &to.slot, "models", &list) ||
+        json_array_size(list) > MOST || merge_rule_find("mean", &rule, &e))
+        _exit(5);
+    to.epoch = epoch, to.round = round, to.version = version;
+    die(p, "average", (int)epoch, (int)round);
+    if (fault(p, "freeze_average", (int)epoch, (int)round))
+        raise(SIGSTOP);
+    if (once(p, "refuse_average", (int)epoch, (int)round)) {
+        say_not_averaged(p, ask, "unsupported", 1);
+        return;
+    }
+    json_array_foreach(list, i, one)
+    {
+        const char *from, *sum;
+        json_int_t samples, step;
+        int function;
+        if (json_unpack(one, "{s:i,s:I,s:s,s:s,s:I}", "function", &function, "samples", &samples, "loan", &from, "sum", &sum,
+                        "step", &step))
+            _exit(5);
+        models[n] = new_block(p, &memory[n]);
+        if (!read_model(p, from, sum, models[n])) {
+            say_not_averaged(p, ask, "corrupt", function);
+            return;
+        }
+        in[n] = (merge_input){.function = function, .samples = (uint64_t)samples, .checksum = sum_of(p, models[n])};
+        merge_input_contiguous(&in[n], &models[n], chunks[n]);
+        to.samples += (uint64_t)samples;
+        n++;
+    }
+    if (merge_run(rule, p->layout.shape, in, n, mean, 1, &result, &e)) {
+        say_not_averaged(p, ask, "invalid", result.bad >= 0 ? in[result.bad].function : -1);
+        return;
+    }
+    loan_of(p, "mean", loan);
+    write_model(p, loan, mean);
+    note(p, "averaged");
+    if (modelstore_publish(p->models, &to, &mean, clock_deadline_ms(2000), &checksum, &e)) {
+        say_not_averaged(p, ask, err_name(e.code), -1);
+        return;
+    }
+    die(p, "averaged", (int)epoch, (int)round);
+    snprintf(sums[0], sizeof sums[0], "%016llx", (unsigned long long)sum_of(p, mean));
+    snprintf(sums[1], sizeof sums[1], "%016llx", (unsigned long long)checksum);
+    say(p, json_pack("{s:s,s:i,s:s,s:I,s:s}", "type", "averaged", "ask", ask, "sum", sums[0], "step",
+                     (json_int_t)mean.counters[0], "checksum", sums[1]));
+    for (int k = 0; k < n; k++)
+        free(memory[k]);
+    free(memory[MOST]);
+}
+
 /* ---- tasks ----------------------------------------------------------------------------------- */
 
 static void take_init(peer *p, const json_t *m)
@@ -223,7 +396,7 @@ static void half_publish(peer *p, const train_task *t, block b)
     if (modelstore_slot(p->models, t->slot, &slot, &e))
         fail("slot", &e);
     memcpy(slot.floats, b.floats, (size_t)p->layout.shape.floats * 2);
-    raise(SIGKILL);
+    end(p);
 }
 
 static void take_train(peer *p, const json_t *m)
@@ -240,7 +413,7 @@ static void take_train(peer *p, const json_t *m)
     die(p, "fetch", t.epoch, t.round);
     ensure_attached(p);
     block b = new_block(p, &memory);
-    if (!fetch(p, t.version, b)) {
+    if (!adopt(p, json_object_get(m, "mean"), b) && !fetch(p, t.version, b)) {
         free(memory);
         return;
     }
@@ -261,15 +434,24 @@ static void take_train(peer *p, const json_t *m)
                                        .incarnation = p->f->incarnation,
                                        .samples = t.sample_end - t.sample_begin,
                                        .slot = t.slot};
-    bool done = publish(p, &to, b);
+    json_t *seal = json_is_true(json_object_get(m, "keep")) ? keep_model(p, b) : NULL;
+    bool kept = seal, done = kept || publish(p, &to, b);
     die(p, "published", t.epoch, t.round);
+    if (kept && once(p, "spoiled", t.epoch, t.round)) {
+        char loan[LOAN_BYTES];
+        loan_of(p, "model", loan);
+        b.floats[0] += 1;
+        write_model(p, loan, b);
+    }
     if (done)
         say(p,
-            json_pack("{s:s,s:i,s:i,s:I,s:I,s:I,s:f,s:I,s:{s:f,s:f,s:f,s:f,s:f}}", "type", "published",
+            json_pack("{s:s,s:i,s:i,s:I,s:I,s:I,s:f,s:I,s:{s:f,s:f,s:f,s:f,s:f},s:o*}", "type", "published",
                       "epoch", t.epoch, "round", t.round, "samples", (json_int_t)to.samples,
                       "sample_begin", (json_int_t)t.sample_begin, "sample_end",
                       (json_int_t)t.sample_end, "loss_sum", t.loss, "batches", t.count, "seconds",
-                      "fetch", 0.0, "load", 0.0, "convert", 0.0, "train", 0.0, "publish", 0.0));
+                      "fetch", 0.0, "load", 0.0, "convert", 0.0, "train", 0.0, "publish", 0.0, "seal", seal));
+    if (kept)
+        die(p, "sealed", t.epoch, t.round);
     if (fault(p, "garbage", t.epoch, t.round))
         say(p, json_pack("{s:s}", "type", "nonsense"));
     die(p, "wait", t.epoch, t.round);
@@ -289,7 +471,7 @@ static void take_validate(peer *p, const json_t *m)
     die(p, "validate", epoch, 0);
     ensure_attached(p);
     block b = new_block(p, &memory);
-    if (!fetch(p, version, b))
+    if (!adopt(p, json_object_get(m, "mean"), b) && !fetch(p, version, b))
         _exit(3);
     deal_test_share(FAKE_TEST_SAMPLES, FAKE_CHUNK_SAMPLES, parallelism, p->f->function, &begin,
                     &end, &samples);
@@ -331,9 +513,14 @@ static void join(peer *p)
     if (modelstore_access_parse(json_object_get(f->access, "model"), &p->access, &e) ||
         modelstore_open(&p->access, MODELSTORE_MEMBER, clock_deadline_ms(OPEN_MS), &p->models, &e))
         fail("model store", &e);
+    char loan[LOAN_BYTES];
+    bool walled = f->fault && strcmp(f->fault, "walled") == 0;
+    if (f->device)
+        loan_of(p, "model", loan);
     snprintf(hex, sizeof hex, "%016llx", (unsigned long long)p->layout.digest);
-    say(p, json_pack("{s:s,s:o,s:i,s:s,s:s}", "type", "ready", "layout", layout_json(&p->layout),
-                     "parameters", f->floats * 2, "layout_digest", hex, "algorithms", "adding"));
+    say(p, json_pack("{s:s,s:o,s:i,s:s,s:s,s:s*,s:s*}", "type", "ready", "layout", layout_json(&p->layout),
+                     "parameters", f->floats * 2, "layout_digest", hex, "algorithms", "adding", "loan",
+                     f->device && !walled ? loan : NULL, "no_loan", f->device && walled ? "walls around it" : NULL));
 }
 
 int fake_function_run(const fake_function *f)
@@ -354,6 +541,10 @@ int fake_function_run(const fake_function *f)
             take_train(&p, m);
         else if (strcmp(type, "validate") == 0)
             take_validate(&p, m);
+        else if (strcmp(type, "lead") == 0)
+            take_lead(&p);
+        else if (strcmp(type, "average") == 0)
+            take_average(&p, m);
         else if (strcmp(type, "stop") == 0)
             break;
         json_decref(m);

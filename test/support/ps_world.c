@@ -234,7 +234,8 @@ static void start_function(world *w, int function, int incarnation)
                        .seed = 7,
                        .train_samples = (uint64_t)o->samples,
                        .batch_size = o->batch_size,
-                       .floats = o->floats};
+                       .floats = o->floats,
+                       .device = o->device ? w->folder : NULL};
     bool first = incarnation % 10000 == 0 && w->o.generation == 0;
     if (first && o->fault && function == o->fault_function) {
         f.fault = o->fault;
@@ -285,7 +286,7 @@ static void kill_function(world *w, int function, int incarnation)
 {
     for (int i = 0; i < w->count; i++)
         if (w->children[i].function == function && w->children[i].incarnation == incarnation &&
-            w->o.fault && strcmp(w->o.fault, "freeze") == 0 && function == w->o.fault_function &&
+            w->o.fault && strncmp(w->o.fault, "freeze", 6) == 0 && function == w->o.fault_function &&
             incarnation == 0)
             kill(w->children[i].pid, SIGKILL);
 }

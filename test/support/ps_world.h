@@ -31,6 +31,7 @@ typedef struct world_options {
     const char *failpoint; /* of kubeml-ps */
     bool resume;
     int generation;
+    bool device;       /* functions are on one GPU: fake_function.h */
     bool deaf;         /* functions are not started */
     const char *redis; /* NULL: the one in PATH */
     bool tcp;          /* everything over TCP, as between pods */

@@ -12,19 +12,21 @@ TEST(the_choice_follows_from_where_the_functions_are)
         bool exact;
         const char *says;
     } cases[] = {
-        {{3, true, NULL, NULL, AVERAGE_ANY, false}, AVERAGE_HOST, true, "not every function has a GPU"},
-        {{3, true, none, NULL, AVERAGE_ANY, false}, AVERAGE_HOST, true, "not every function has a GPU"},
-        {{3, true, some, NULL, AVERAGE_ANY, false}, AVERAGE_HOST, true, "not every function has a GPU"},
-        {{3, true, one, NULL, AVERAGE_ANY, false}, AVERAGE_DEVICE, true, "one GPU, in function order"},
-        {{3, true, one, NULL, AVERAGE_NCCL_WANTED, false}, AVERAGE_DEVICE, true, "one GPU"},
-        {{3, true, two, NULL, AVERAGE_ANY, false}, AVERAGE_HOST, true, "was not asked for"},
-        {{3, true, two, NULL, AVERAGE_NCCL_WANTED, false}, AVERAGE_NCCL, false, "order of summation is its own"},
-        {{1, true, two, NULL, AVERAGE_ANY, false}, AVERAGE_DEVICE, true, "one GPU"},
-        {{3, false, one, "shm", AVERAGE_ANY, false}, AVERAGE_HOST, true, "shared memory"},
-        {{3, false, two, "tcp", AVERAGE_ANY, false}, AVERAGE_HOST, true, "sockets"},
-        {{3, false, NULL, "shm", AVERAGE_ANY, false}, AVERAGE_HOST, true, "shared memory"},
-        {{3, true, one, NULL, AVERAGE_ANY, true}, AVERAGE_HOST, true, "without optimizer state"},
-        {{3, true, NULL, NULL, AVERAGE_ANY, true}, AVERAGE_HOST, true, "not every function has a GPU"},
+        {{3, true, NULL, NULL, AVERAGE_ANY, false, false, NULL}, AVERAGE_HOST, true, "not every function has a GPU"},
+        {{3, true, none, NULL, AVERAGE_ANY, false, false, NULL}, AVERAGE_HOST, true, "not every function has a GPU"},
+        {{3, true, some, NULL, AVERAGE_ANY, false, false, NULL}, AVERAGE_HOST, true, "not every function has a GPU"},
+        {{3, true, one, NULL, AVERAGE_ANY, false, false, NULL}, AVERAGE_DEVICE, true, "one GPU, in function order"},
+        {{3, true, one, NULL, AVERAGE_NCCL_WANTED, false, false, NULL}, AVERAGE_DEVICE, true, "one GPU"},
+        {{3, true, two, NULL, AVERAGE_ANY, false, false, NULL}, AVERAGE_HOST, true, "was not asked for"},
+        {{3, true, two, NULL, AVERAGE_NCCL_WANTED, false, false, NULL}, AVERAGE_NCCL, false, "order of summation is its own"},
+        {{1, true, two, NULL, AVERAGE_ANY, false, false, NULL}, AVERAGE_DEVICE, true, "one GPU"},
+        {{3, false, one, "shm", AVERAGE_ANY, false, false, NULL}, AVERAGE_HOST, true, "shared memory"},
+        {{3, false, two, "tcp", AVERAGE_ANY, false, false, NULL}, AVERAGE_HOST, true, "sockets"},
+        {{3, false, NULL, "shm", AVERAGE_ANY, false, false, NULL}, AVERAGE_HOST, true, "shared memory"},
+        {{3, false, NULL, "shm", AVERAGE_ANY, false, true, NULL}, AVERAGE_LENT, true, "one GPU, in function order, by CUDA IPC"},
+        {{3, false, NULL, "shm", AVERAGE_ANY, false, false, "walls"}, AVERAGE_HOST, true, "shared memory; not on a GPU: walls"},
+        {{3, true, one, NULL, AVERAGE_ANY, true, false, NULL}, AVERAGE_HOST, true, "without optimizer state"},
+        {{3, true, NULL, NULL, AVERAGE_ANY, true, false, NULL}, AVERAGE_HOST, true, "not every function has a GPU"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         err e = ERR_INIT;
@@ -41,10 +43,10 @@ TEST(nccl_is_refused_where_it_cannot_be)
     static const struct {
         average_facts facts;
         const char *says;
-    } cases[] = {{{3, false, two, "shm", AVERAGE_NCCL_WANTED, false}, "functions of one process"},
-                 {{3, true, two, NULL, AVERAGE_NCCL_WANTED, true}, "the optimizer's state with the weights"},
-                 {{3, true, some, NULL, AVERAGE_NCCL_WANTED, false}, "not every function has one"},
-                 {{3, true, NULL, NULL, AVERAGE_NCCL_WANTED, false}, "not every function has one"}};
+    } cases[] = {{{3, false, two, "shm", AVERAGE_NCCL_WANTED, false, false, NULL}, "functions of one process"},
+                 {{3, true, two, NULL, AVERAGE_NCCL_WANTED, true, false, NULL}, "the optimizer's state with the weights"},
+                 {{3, true, some, NULL, AVERAGE_NCCL_WANTED, false, false, NULL}, "not every function has one"},
+                 {{3, true, NULL, NULL, AVERAGE_NCCL_WANTED, false, false, NULL}, "not every function has one"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         err e = ERR_INIT;
         average_choice c;
