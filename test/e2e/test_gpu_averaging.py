@@ -84,6 +84,11 @@ def on_one_gpu_with_the_bits_of_the_hosts_averaging():
         reset = train(p, optimizer_state="reset")
         p.succeed(reset)
         assert HERE not in evidence(p, reset), "weights alone are averaged on the host"
+    with platform(KUBEML_GPU_AVERAGE="host") as p:
+        prepare(p)
+        job = train(p)
+        assert p.succeed(job)["sha256"] == task["sha256"], "other weights than on the GPU"
+        assert any("KUBEML_GPU_AVERAGE says so" in line for line in evidence(p, job)), evidence(p, job)
 
 
 @case(limit=240, platform=False)
