@@ -541,7 +541,7 @@ TEST(what_an_installation_left_is_ended)
     CHECK_INT(count, 0);
     /* On a node that is gone it stays until Kubernetes gives it up. */
     fake_kube_put(w.server, "ps-2", json_pack("{s:{s:s}}", "metadata", "deletionTimestamp", "2026-01-02T03:04:05Z"));
-    CHECK_ERR(kube_end_pods(&w.access, "here", clock_deadline_ms(20), &count, &e), e, ERR_TIMEOUT, "ps-2");
+    CHECK_ERR(kube_end_pods(&w.access, "here", clock_deadline_ms(2000), &count, &e), e, ERR_TIMEOUT, "ps-2");
     fake_kube_stop(w.server);
     kube_config_free(&w.access);
 }

@@ -863,7 +863,7 @@ TEST(opening_says_what_is_missing)
     a = f.owner_access;
     snprintf(a.address, sizeof a.address, "unix:%s/nobody.sock", test_tmp());
     CHECK_ERR(modelstore_open(&a, MODELSTORE_OWNER, clock_deadline_ms(30), &m, &e), e,
-              ERR_UNAVAILABLE, "No such file");
+              ERR_UNAVAILABLE, "nobody listens");
     a = f.owner_access;
     snprintf(a.password, sizeof a.password, "guess");
     CHECK_ERR(modelstore_open(&a, MODELSTORE_OWNER, fixture_deadline(), &m, &e), e,
