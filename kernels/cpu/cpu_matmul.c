@@ -16,6 +16,8 @@
 enum {
     PANEL = 32,            /* channels of a block of packed weights */
     BLOCK_FLOATS = 1 << 16, /* of pixels that are worked on at a time: they stay in the second cache */
+    BACK_PIXELS = 132,      /* whose panel stays in the first */
+    TILE_ROWS = 12,         /* of the products' widest tile */
     FILTERS = 48,          /* of a weight gradient's block */
     PIXELS_MAX = 9,        /* of a small image */
     CHANNELS_MIN = 8,
@@ -157,11 +159,27 @@ static void matmul_pack(program *p, layer *l)
 
 /* ---- pixels in a row ----------------------------------------------------------------------------- */
 
-/* A norm on entry has its input and result in the cache, both as wide. */
-static int block_of(const layer *l)
+/* Of so many pixels in a row, how many to take at a time: at most `most`, a multiple of TILE_ROWS, and as
+ * even parts as that allows. */
+static int part_of(int pixels, int most)
 {
-    int pixels = BLOCK_FLOATS / (l->g.cs * (l->entry ? 2 : 1) + l->g.ks) / 12 * 12;
-    return pixels > 24 ? pixels : 24;
+    int parts = (pixels + most - 1) / most, each = parts ? (pixels + parts - 1) / parts : 0;
+    return (each + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+}
+
+/* Forward, a block's pixels and results are in the second cache; a norm on entry has its input and result
+ * there, both as wide. */
+static int most_forward(const layer *l)
+{
+    int pixels = BLOCK_FLOATS / (l->g.cs * (l->entry ? 2 : 1) + l->g.ks) / TILE_ROWS * TILE_ROWS;
+    return pixels > 2 * TILE_ROWS ? pixels : 2 * TILE_ROWS;
+}
+
+/* Backward, the results' gradient is; of the input a panel at a time is in the first cache. */
+static int most_backward(const layer *l)
+{
+    int pixels = least(BACK_PIXELS, BLOCK_FLOATS / l->g.ks / TILE_ROWS * TILE_ROWS);
+    return pixels > 2 * TILE_ROWS ? pixels : 2 * TILE_ROWS;
 }
 
 static float *thread_scratch(const layer *l, int thread)
@@ -176,10 +194,16 @@ static size_t entry_step(const layer *l)
     return (((size_t)l->g.cs + 15) / 16 | 1) * 16;
 }
 
-/* Room for a block of that, and then of its gradient: the first of a thread's scratch. */
+/* Room for a block of that: the first of a thread's scratch. Backward it is for a panel, and then for the
+ * panel's gradient. */
 static size_t entry_floats(const layer *l)
 {
-    return l->entry ? (size_t)block_of(l) * entry_step(l) : 0;
+    return l->entry ? (size_t)most_forward(l) * entry_step(l) : 0;
+}
+
+static size_t entry_back_floats(const layer *l)
+{
+    return l->entry ? (size_t)most_backward(l) * PANEL : 0;
 }
 
 /* m pixels of y and x that lie without gaps; room: a thread's scratch. */
@@ -188,7 +212,7 @@ static void rows_forward(const program *p, const layer *l, int m, const float *x
     size_t step = (size_t)p->tensors[l->out].step, x_step = (size_t)l->g.cs;
     if (l->entry) {
         x_step = entry_step(l);
-        norm_enter(p, l->entry, m, x, room, x_step);
+        norm_enter(p, l->entry, (norm_part){m, 0, l->g.cs}, x, room, x_step);
         x = room;
         room += entry_floats(l);
     }
@@ -200,36 +224,52 @@ static void rows_forward(const program *p, const layer *l, int m, const float *x
     }
 }
 
-static void rows_dx(const program *p, const layer *l, int m, matmul_rows dy, bool add, float *dx,
-                    size_t step, float *room)
+/* Does anyone want the gradient of what the weights are multiplied with? */
+static bool asks_gradient(const program *p, const layer *l)
 {
-    matmul_rows a = matmul_along(p, m, l->g.k, dy, room);
-    for (int at = 0; at < l->g.cs; at += PANEL) {
-        int width = least(PANEL, l->g.cs - at);
-        matmul_rows w = {l->wb + panel_at(p, l, l->g.k, at), (size_t)width};
-        product_rows(p, m, width, l->g.k, a, w, false, add ? dx + at : NULL, step, dx + at, step);
+    return p->tensors[l->in[0]].dy.data || l->entry;
+}
+
+/* dy of some pixels as the products take it: its rows summed over, and multiplied with weights. */
+typedef struct back_block {
+    int thread, pixels;
+    matmul_rows sum, rows;
+    float *panel, *room; /* of a norm on entry, and for words */
+} back_block;
+
+/* One panel of channels: the weight gradient, which lies panel by panel as [K][width], and dx. */
+static void panel_backward(const program *p, const layer *l, const back_block *b, int at, const float *x, float *dx)
+{
+    int width = least(PANEL, l->g.cs - at);
+    size_t ld = (size_t)width, step = (size_t)l->g.cs;
+    const norm_part part = {b->pixels, at, width};
+    matmul_rows xr = {x, step}, w = {l->wb ? l->wb + panel_at(p, l, l->g.k, at) : NULL, ld};
+    float *dw = l->dw + (size_t)b->thread * l->dw_floats + (size_t)at * (size_t)l->g.k;
+    if (l->entry) {
+        norm_enter(p, l->entry, part, x, b->panel, ld);
+        xr = (matmul_rows){b->panel, ld};
+    }
+    product_sum(p, l->g.k, width, b->pixels, b->sum, matmul_across(p, b->pixels, width, xr, b->room), dw, ld, dw, ld);
+    if (l->entry) {
+        product_rows(p, b->pixels, width, l->g.k, b->rows, w, false, NULL, 0, b->panel, ld);
+        norm_leave(p, l->entry, b->thread, part, x, b->panel, ld, l->add[0], dx);
+    } else if (dx) {
+        product_rows(p, b->pixels, width, l->g.k, b->rows, w, false, l->add[0] ? dx : NULL, step, dx, step);
     }
 }
 
 static void rows_backward(const program *p, const layer *l, int thread, int m, const float *x,
                           const float *dy, float *dx)
 {
-    size_t cs = (size_t)l->g.cs, ks = (size_t)l->g.ks, pairs = (size_t)(m + 1) / 2;
-    float *first = thread_scratch(l, thread), *room = first + entry_floats(l),
-          *dw = l->dw + (size_t)thread * l->dw_floats;
-    matmul_rows xr = {x, cs}, dyr = {dy, (size_t)p->tensors[l->out].step};
-    if (l->entry) {
-        xr = (matmul_rows){first, entry_step(l)};
-        norm_enter(p, l->entry, m, x, first, xr.ld);
-    }
-    product_sum(p, l->g.k, l->g.cs, m, matmul_across(p, m, l->g.ks, dyr, room),
-                matmul_across(p, m, l->g.cs, xr, room + pairs * ks), dw, cs, dw, cs);
-    if (l->entry) {
-        rows_dx(p, l, m, dyr, false, first, xr.ld, room);
-        norm_leave(p, l->entry, thread, m, x, first, xr.ld, l->add[0], dx);
-    } else if (dx) {
-        rows_dx(p, l, m, dyr, l->add[0], dx, cs, room);
-    }
+    size_t ks = (size_t)l->g.ks, pairs = (size_t)(m + 1) / 2;
+    float *panel = thread_scratch(l, thread), *room = panel + entry_back_floats(l);
+    const matmul_rows dyr = {dy, (size_t)p->tensors[l->out].step};
+    back_block b = {thread, m, matmul_across(p, m, l->g.ks, dyr, room), dyr, panel, room + pairs * ks};
+    if (asks_gradient(p, l))
+        b.rows = matmul_along(p, m, l->g.k, dyr, b.room), b.room += (size_t)m * b.rows.ld;
+    /* a norm's input may lie in a concat, its pixels further apart */
+    for (int at = 0; at < l->g.cs; at += PANEL)
+        panel_backward(p, l, &b, at, x + at, dx ? dx + at : NULL);
 }
 
 /* Do the pixels of one sample, and of all, follow each other without gaps? */
@@ -273,7 +313,7 @@ static void pointwise_forward(program *p, layer *l, int from, int to, int thread
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     runs r = runs_of(x, from, to, gapless(x, &x->y) && gapless(y, &y->y),
                      sample_gapless(&x->y) && sample_gapless(&y->y));
-    int block = block_of(l);
+    int block = part_of(r.length, most_forward(l));
     for (int i = 0; i < r.count; i++) {
         int sample = run_sample(&r, from, i), h = run_row(&r, i);
         for (int at = 0; at < r.length; at += block)
@@ -301,7 +341,7 @@ static void pointwise_backward(program *p, layer *l, int from, int to, int threa
     bool whole = gapless(x, &x->y) && gapless(x, &x->dy) && gapless(y, &y->dy);
     runs r = runs_of(x, from, to, whole,
                      sample_gapless(&x->y) && sample_gapless(&x->dy) && sample_gapless(&y->dy));
-    int block = block_of(l);
+    int block = part_of(r.length, most_backward(l));
     mask(p, l, from, to, db);
     for (int i = 0; i < r.count; i++) {
         int sample = run_sample(&r, from, i), h = run_row(&r, i);
@@ -474,13 +514,34 @@ static void points_backward(program *p, layer *l, int from, int to, int thread)
 
 /* ---- the layer ----------------------------------------------------------------------------------- */
 
-/* The threads' [taps][K][cs] into (K, C, taps). */
-static void matmul_finish(program *p, layer *l)
+/* All threads' into the first one's, and the bias'. */
+static void sum_threads(program *p, layer *l)
 {
     for (int t = 1; t < cpu_threads_count(p->threads); t++) {
         p->k->add(l->dw_floats, l->dw, l->dw + (size_t)t * l->dw_floats, false, l->dw);
         p->k->add(l->db_floats, l->db, l->db + (size_t)t * l->db_floats, false, l->db);
     }
+    if (l->node->bias >= 0)
+        memcpy(program_grad(p, l->node->bias), l->db, (size_t)l->g.k * sizeof(float));
+}
+
+/* [cs/PANEL][K][PANEL] into (K, C). */
+static void pointwise_finish(program *p, layer *l)
+{
+    sum_threads(p, l);
+    float *to = program_grad(p, l->node->weight);
+    for (int at = 0; at < l->g.c; at += PANEL) {
+        size_t width = (size_t)least(PANEL, l->g.cs - at), real = (size_t)least(PANEL, l->g.c - at);
+        const float *from = l->dw + (size_t)at * (size_t)l->g.k;
+        for (size_t f = 0; f < (size_t)l->g.k; f++)
+            memcpy(to + f * (size_t)l->g.c + (size_t)at, from + f * width, real * sizeof *to);
+    }
+}
+
+/* [taps][K][cs] into (K, C, taps). */
+static void points_finish(program *p, layer *l)
+{
+    sum_threads(p, l);
     size_t tap_count = (size_t)(l->g.kh * l->g.kw), filter = (size_t)l->g.c * tap_count;
     float *to = program_grad(p, l->node->weight);
     for (size_t f = 0; f < (size_t)l->g.k; f++)
@@ -489,25 +550,29 @@ static void matmul_finish(program *p, layer *l)
         else
             p->k->transpose((int)tap_count, l->g.c, l->dw + f * (size_t)l->g.cs,
                             (size_t)(l->g.k * l->g.cs), to + f * filter, tap_count);
-    if (l->node->bias >= 0)
-        memcpy(program_grad(p, l->node->bias), l->db, (size_t)l->g.k * sizeof(float));
 }
 
 static const layer_ops pointwise_ops = {.forward = pointwise_forward, .backward = pointwise_backward,
-                                        .finish = matmul_finish, .pack = matmul_pack};
+                                        .finish = pointwise_finish, .pack = matmul_pack};
 static const layer_ops points_ops = {.forward = points_forward, .backward = points_backward,
-                                     .finish = matmul_finish, .pack = matmul_pack};
+                                     .finish = points_finish, .pack = matmul_pack};
 
-/* Scratch for a packed panel, and a block's words: at most as many as its floats. */
-static int room_for_words(program *p, layer *l, bool rows)
+/* A thread's scratch: what a norm on entry gives, and in bf16 a block's words or a packed panel. Backward, words
+ * are dy's twice and a panel's. */
+static void size_scratch(const program *p, layer *l, bool rows)
 {
-    if (!p->k16)
-        return 0;
-    int deepest = l->g.c > l->g.k ? l->g.c : l->g.k;
-    size_t panel = (size_t)(l->g.kh * l->g.kw * deepest) * PANEL, block = (size_t)(block_of(l) + 1) * (size_t)(l->g.cs + l->g.ks);
-    l->scratch_floats += (rows && block > panel ? block : panel) + CPU_SLACK;
-    l->scratch_shared = true;
-    return rows ? 0 : points16_alloc(p, l);
+    size_t ahead = entry_floats(l), back = entry_back_floats(l), panel = 0;
+    if (p->k16) {
+        int deepest = l->g.c > l->g.k ? l->g.c : l->g.k;
+        panel = (size_t)(l->g.kh * l->g.kw * deepest) * PANEL;
+    }
+    if (p->k16 && rows) {
+        ahead += (size_t)(most_forward(l) + 1) * (size_t)l->g.cs;
+        back += (size_t)(most_backward(l) + 1) * (size_t)(l->g.ks + PANEL);
+    }
+    size_t most = ahead > back ? ahead : back;
+    l->scratch_floats = (most > panel ? most : panel) + CPU_SLACK;
+    l->scratch_shared = p->k16 || l->entry;
 }
 
 int layer_matmul(program *p, layer *l)
@@ -528,9 +593,8 @@ int layer_matmul(program *p, layer *l)
     l->bf = program_floats(p, (size_t)l->g.ks + CPU_SLACK);
     snprintf(l->choice, sizeof l->choice, "%s%s%s", rows ? "matmul" : "matmul-points", p->k16 ? "-bf16" : "",
              l->relu ? "+relu" : "");
-    l->scratch_floats = entry_floats(l);
-    l->scratch_shared = l->entry != NULL;
-    if (!l->wf || !l->bf || room_for_words(p, l, rows) != 0)
+    size_scratch(p, l, rows);
+    if (!l->wf || !l->bf || (p->k16 && !rows && points16_alloc(p, l) != 0))
         return -1;
     if (p->c.inference)
         return 0;
@@ -538,7 +602,8 @@ int layer_matmul(program *p, layer *l)
     l->db_floats = ((size_t)l->g.ks + 15) / 16 * 16;
     l->dw = program_floats(p, threads * l->dw_floats + CPU_SLACK);
     l->db = program_floats(p, threads * l->db_floats);
-    if (x->dy.data || l->entry)
+    bool back = asks_gradient(p, l);
+    if (back)
         l->wb = program_floats(p, taps * (size_t)l->g.k * (size_t)l->g.cs);
-    return l->dw && l->db && ((!x->dy.data && !l->entry) || l->wb) ? 0 : -1;
+    return l->dw && l->db && (!back || l->wb) ? 0 : -1;
 }

@@ -271,12 +271,11 @@ static void norm_backward(program *p, layer *l)
 /* ---- for the convolution that applies it
  * --------------------------------------------------------- */
 
-void norm_enter(const program *p, const layer *norm, int pixels, const float *x, float *y,
-                size_t step)
+void norm_enter(const program *p, const layer *norm, norm_part part, const float *x, float *y, size_t step)
 {
     const tensor *t = &p->tensors[norm->in[0]];
-    p->k->affine(pixels, t->cs, x, (size_t)t->step, stat(norm, p, S_SCALE), stat(norm, p, S_SHIFT),
-                 NULL, norm->relu, y, step);
+    p->k->affine(part.pixels, part.channels, x, (size_t)t->step, stat(norm, p, S_SCALE) + part.channel,
+                 stat(norm, p, S_SHIFT) + part.channel, NULL, norm->relu, y, step);
 }
 
 static double *thread_sums(const program *p, const layer *norm, int thread)
@@ -290,22 +289,24 @@ void norm_begin(const program *p, const layer *norm, int thread)
            2 * (size_t)p->tensors[norm->out].cs * sizeof *norm->sums);
 }
 
-void norm_leave(const program *p, const layer *norm, int thread, int pixels, const float *x,
+void norm_leave(const program *p, const layer *norm, int thread, norm_part part, const float *x,
                 const float *dy, size_t step, bool dx_add, float *dx)
 {
     const tensor *t = &p->tensors[norm->in[0]];
     float *fsum = norm->scratch + (size_t)thread * norm->scratch_floats;
-    double *sums = thread_sums(p, norm, thread);
+    double *sum = thread_sums(p, norm, thread) + part.channel, *dot = sum + t->cs;
     bn_pass in = {.x = x,
-                  .mean = stat(norm, p, S_MEAN),
+                  .mean = stat(norm, p, S_MEAN) + part.channel,
                   .dy = dy,
-                  .scale = stat(norm, p, S_SCALE),
-                  .shift = stat(norm, p, S_SHIFT),
+                  .scale = stat(norm, p, S_SCALE) + part.channel,
+                  .shift = stat(norm, p, S_SHIFT) + part.channel,
                   .x_step = (size_t)t->step};
-    memset(fsum, 0, 2 * (size_t)t->cs * sizeof *fsum);
-    p->k->bn_through(pixels, t->cs, &in, step, norm->relu, dx_add, dx, fsum, fsum + t->cs);
-    for (int c = 0; c < 2 * t->cs; c++)
-        sums[c] += (double)fsum[c];
+    memset(fsum, 0, 2 * (size_t)part.channels * sizeof *fsum);
+    p->k->bn_through(part.pixels, part.channels, &in, step, norm->relu, dx_add, dx, fsum, fsum + part.channels);
+    for (int c = 0; c < part.channels; c++) {
+        sum[c] += (double)fsum[c];
+        dot[c] += (double)fsum[part.channels + c];
+    }
 }
 
 static const layer_ops norm_ops = {.forward_whole = norm_forward, .backward_whole = norm_backward};

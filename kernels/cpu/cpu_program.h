@@ -219,15 +219,17 @@ bool conv_is_grouped(const graph_node *n, const tensor *x, const tensor *y);
 int layer_any(program *p, layer *l); /* every other op, and odd cases of the above: plain loops */
 
 /* Norms that the 1x1 convolution after them applies: cpu_entry.c. entry_find: which; when all
- * layers are known, before memory is. What such a convolution calls, for some pixels, which are
+ * layers are known, before memory is. What such a convolution calls, for some channels of some pixels, which are
  * `step` floats apart but in x and dx: norm_enter, y = norm(x); norm_leave, from dy, the
  * thread's sums and dx but for what only the whole sums tell, which the norm's own backward adds.
  * norm_begin: before the first of a thread. */
+typedef struct norm_part {
+    int pixels, channel, channels;
+} norm_part;
 void entry_find(program *p);
-void norm_enter(const program *p, const layer *norm, int pixels, const float *x, float *y,
-                size_t step);
+void norm_enter(const program *p, const layer *norm, norm_part part, const float *x, float *y, size_t step);
 void norm_begin(const program *p, const layer *norm, int thread);
-void norm_leave(const program *p, const layer *norm, int thread, int pixels, const float *x,
+void norm_leave(const program *p, const layer *norm, int thread, norm_part part, const float *x,
                 const float *dy, size_t step, bool dx_add, float *dx);
 
 /* Norms in convolutions' weights, where there is no training: cpu_fold.c. fold_find: which; when all layers
