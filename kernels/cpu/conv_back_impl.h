@@ -208,18 +208,18 @@ static list_dw_fn *const list_dw_copies[] = {
 };
 
 /* Appends one cell's winners of `no` filters; without a branch, since half of them may be dead. */
-INLINE void list_add(winner_list *l, const size_t at[4], size_t base, const float *dp,
+INLINE void list_add(winner_list *l, const uint32_t *at, size_t base, const float *dp,
                      const uint8_t *arg, int no)
 {
     for (int o = 0; o < no; o++) {
         int n = l->count[o];
-        l->at[o][n] = (uint32_t)(base + at[arg[o]]);
+        l->at[o][n] = (uint32_t)base + at[arg[o]];
         l->g[o][n] = dp[o];
         l->count[o] = n + (dp[o] != 0);
     }
 }
 
-/* Empties the list into dw of the filters from o on. */
+/* Empties the list into dw of the filters from o on; too large ones go vector by vector. */
 static void list_flush(const conv_geom *g, const pieces *cut, const float *x, winner_list *l, float *dw,
                        int no)
 {
@@ -227,26 +227,29 @@ static void list_flush(const conv_geom *g, const pieces *cut, const float *x, wi
         for (int i = 0; i < cut->count; i++)
             list_dw_copies[cut->of[i].tile](g, x + cut->of[i].x, l->at[q], l->g[q], l->count[q],
                                             dw + cut->of[i].w);
+        for (size_t r = 0; r < (size_t)g->kh && cut->count == 0; r++)
+            for (size_t v = 0; v < g->run; v += 8)
+                list_dw_1_1(g, x + r * g->x_row + v, l->at[q], l->g[q], l->count[q], dw + r * g->run + v);
         l->count[q] = 0;
     }
 }
 
-static void list_dw(const conv_geom *g, const pieces *cut, const float *x, const float *dp,
-                    const uint8_t *arg, float *dw)
+static void list_dw(const conv_geom *g, const pool_cells *cells, const pieces *cut, const float *x,
+                    const float *dp, const uint8_t *arg, float *dw)
 {
     winner_list l;
-    const size_t at[4] = {0, (size_t)g->cs, g->x_row, g->x_row + (size_t)g->cs}, ks = (size_t)g->ks;
+    const size_t ks = (size_t)g->ks;
     memset(l.count, 0, sizeof l.count);
     for (int o = 0; o < g->k; o += WINNER_FILTERS) {
         int no = g->k - o < WINNER_FILTERS ? g->k - o : WINNER_FILTERS, held = 0;
         size_t cell = (size_t)o;
-        for (int i = 0; i + 1 < g->oh; i += 2) {
-            for (int j = 0; j + 1 < g->ow; j += 2, cell += ks) {
-                size_t base = (size_t)i * g->x_row + (size_t)(j * g->cs);
+        for (int i = 0; i < cells->h; i++) {
+            for (int j = 0; j < cells->w; j++, cell += ks) {
+                size_t base = (size_t)i * cells->row + (size_t)j * cells->step;
                 if (no == WINNER_FILTERS)
-                    list_add(&l, at, base, dp + cell, arg + cell, WINNER_FILTERS);
+                    list_add(&l, cells->at, base, dp + cell, arg + cell, WINNER_FILTERS);
                 else
-                    list_add(&l, at, base, dp + cell, arg + cell, no);
+                    list_add(&l, cells->at, base, dp + cell, arg + cell, no);
                 if (++held == WINNERS_MAX) {
                     list_flush(g, cut, x, &l, dw + (size_t)o * (size_t)g->kh * g->run, no);
                     held = 0;
@@ -262,10 +265,21 @@ static void conv_pool_dw(const conv_geom *g, const float *x, const float *dp, co
 {
     int vectors = (int)(g->run / 8);
     pieces cut = {.count = 0};
+    uint32_t row = (uint32_t)g->x_row, step = (uint32_t)g->cs, at[4] = {0, step, row, row + step};
+    const pool_cells cells = {g->oh / 2, g->ow / 2, 2 * g->x_row, (size_t)(2 * g->cs), at};
     if (vectors * g->kh >= 8 && cover(g, 0, 0, g->kh, vectors, &cut))
-        list_dw(g, &cut, x, dp, arg, dw);
+        list_dw(g, &cells, &cut, x, dp, arg, dw);
     else
         pool_dw_cover(g, x, dp, arg, dw, g->k, g->kh, vectors);
+}
+
+static void conv_window_dw(const conv_geom *g, const pool_cells *cells, const float *x, const float *dp,
+                           const uint8_t *arg, float *dw)
+{
+    pieces cut = {.count = 0};
+    if (!cover(g, 0, 0, g->kh, (int)(g->run / 8), &cut))
+        cut.count = 0;
+    list_dw(g, cells, &cut, x, dp, arg, dw);
 }
 
 /* ---- input gradient through 2x2 max pooling ------------------------------------------------------ */

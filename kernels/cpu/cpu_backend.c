@@ -146,6 +146,19 @@ static bool pools(const graph *g, int conv, int i)
            c->conv.stride_w == 1 && c->conv.dil_h == 1 && c->conv.dil_w == 1;
 }
 
+/* Any window, where the convolution reads the network's input, whose gradient nobody asks for. */
+static bool pools_windows(const graph *g, int conv, int i)
+{
+    const graph_node *c = &g->nodes[conv], *n = i < 0 ? NULL : &g->nodes[i];
+    return n && n->op == OP_MAX_POOL && c->in[0] == 0 && c->conv.dil_h == 1 && c->conv.dil_w == 1 &&
+           (int64_t)n->pool.kernel_h * n->pool.kernel_w <= UINT8_MAX + 1;
+}
+
+static fused_pool pool_of(const graph *g, int conv, int i)
+{
+    return pools(g, conv, i) ? POOL_CELLS : pools_windows(g, conv, i) ? POOL_WINDOWS : POOL_NONE;
+}
+
 typedef enum layer_kind { KIND_ANY, KIND_CONV, KIND_CONV_POOL, KIND_MATMUL } layer_kind;
 
 /* A convolution for which another way than the direct one is better even without the pooling in it. */
@@ -167,20 +180,17 @@ static int summand(const graph *g, int i, int next)
 }
 
 /* Follows what can be computed together from node i on; returns the last node. */
-static int fuse(const graph *g, int i, int batch, bool *relu, bool *pool)
+static int fuse(const graph *g, int i, int batch, bool *relu, fused_pool *pool)
 {
     graph_op op = g->nodes[i].op;
     int next = graph_only_reader(g, i);
-    *relu = *pool = false;
-    if (op == OP_CONV2D && pools_direct(g, i, batch)) {
-        if (pools(g, i, next) && is_relu(g, graph_only_reader(g, next))) {
-            *relu = *pool = true;
-            return graph_only_reader(g, next);
-        }
-        if (is_relu(g, next) && pools(g, i, graph_only_reader(g, next))) {
-            *relu = *pool = true;
-            return graph_only_reader(g, next);
-        }
+    *relu = false, *pool = POOL_NONE;
+    if (op == OP_CONV2D && next >= 0 && pools_direct(g, i, batch)) {
+        int after = graph_only_reader(g, next);
+        *pool = is_relu(g, next) ? pool_of(g, i, after) : is_relu(g, after) ? pool_of(g, i, next) : POOL_NONE;
+        *relu = *pool != POOL_NONE;
+        if (*relu)
+            return after;
     }
     if (summand(g, i, next) > 0) {
         int after = graph_only_reader(g, next);
@@ -194,11 +204,11 @@ static int fuse(const graph *g, int i, int batch, bool *relu, bool *pool)
     return i;
 }
 
-static layer_kind kind_of(const program *p, const graph_node *n, bool pool)
+static layer_kind kind_of(const program *p, const graph_node *n, fused_pool pool)
 {
     if (n->op != OP_CONV2D || !conv_is_direct(n))
         return KIND_ANY;
-    if (pool)
+    if (pool != POOL_NONE)
         return KIND_CONV_POOL;
     return conv_is_matmul(n, p->g->nodes[n->in[0]].shape, p->c.batch) ? KIND_MATMUL : KIND_CONV;
 }
@@ -209,7 +219,8 @@ static int make_layers(program *p, bool *inside, layer_kind *kinds)
     for (int i = 0; i < g->node_count; i++) {
         if (inside[i])
             continue;
-        bool pool, relu;
+        bool relu;
+        fused_pool pool;
         const graph_node *n = &g->nodes[i];
         int last = fuse(g, i, p->c.batch, &relu, &pool);
         for (int j = i; j != last;) {
@@ -218,7 +229,7 @@ static int make_layers(program *p, bool *inside, layer_kind *kinds)
         }
         layer *l = &p->layers[p->layer_count];
         kinds[p->layer_count++] = kind_of(p, n, pool);
-        l->node = n, l->in_count = n->in_count, l->out = last, l->relu = relu;
+        l->node = n, l->in_count = n->in_count, l->out = last, l->relu = relu, l->pool = pool;
         l->in = program_alloc(p, (size_t)n->in_count + 1, sizeof *l->in);
         l->add = program_alloc(p, (size_t)n->in_count + 1, sizeof *l->add);
         if (!l->in || !l->add)
@@ -447,7 +458,7 @@ static int make_layer(program *p, layer *l, layer_kind kind)
     if (kind == KIND_MATMUL)
         return layer_matmul(p, l);
     if (kind != KIND_ANY)
-        return layer_conv(p, l, kind == KIND_CONV_POOL);
+        return layer_conv(p, l);
     switch (l->node->op) {
     case OP_INPUT:
         l->ops = &input_ops;

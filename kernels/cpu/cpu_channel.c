@@ -261,17 +261,32 @@ static void average_backward(program *p, layer *l, int from, int to, int thread)
 static const layer_ops max_ops = {.forward = max_forward, .backward = max_backward};
 static const layer_ops average_ops = {.forward = average_forward, .backward = average_backward};
 
+static void pool_rules(const graph_node *n, shape in, axis_rule *h, axis_rule *w)
+{
+    bool pad = n->op == OP_AVG_POOL && n->pool.count_pad;
+    *h = (axis_rule){n->op, in.h, n->shape.h, 0, 1, 0, 1, pad};
+    *w = (axis_rule){n->op, in.w, n->shape.w, 0, 1, 0, 1, pad};
+    if (n->op == OP_ADAPTIVE_AVG_POOL)
+        return;
+    h->kernel = n->pool.kernel_h, h->stride = n->pool.stride_h, h->pad = n->pool.pad_h;
+    w->kernel = n->pool.kernel_w, w->stride = n->pool.stride_w, w->pad = n->pool.pad_w;
+}
+
+int pool_windows(program *p, const graph_node *n, shape in, int cs, window_geom *to)
+{
+    axis_rule h, w;
+    pool_rules(n, in, &h, &w);
+    *to = (window_geom){.cs = cs, .kh = h.kernel, .kw = w.kernel, .x_row = (size_t)(in.w * cs)};
+    return make_axis(p, &h, &to->h) != 0 || make_axis(p, &w, &to->w) != 0 ? -1 : 0;
+}
+
 int layer_pool(program *p, layer *l)
 {
     const graph_node *n = l->node;
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    bool max = n->op == OP_MAX_POOL, adaptive = n->op == OP_ADAPTIVE_AVG_POOL;
-    bool pad = n->op == OP_AVG_POOL && n->pool.count_pad;
-    axis_rule h = {n->op, x->s.h, y->s.h, 0, 1, 0, 1, pad}, w = {n->op, x->s.w, y->s.w, 0, 1, 0, 1, pad};
-    if (!adaptive) {
-        h.kernel = n->pool.kernel_h, h.stride = n->pool.stride_h, h.pad = n->pool.pad_h;
-        w.kernel = n->pool.kernel_w, w.stride = n->pool.stride_w, w.pad = n->pool.pad_w;
-    }
+    bool max = n->op == OP_MAX_POOL;
+    axis_rule h, w;
+    pool_rules(n, x->s, &h, &w);
     if (max && (int64_t)h.kernel * w.kernel > UINT8_MAX + 1)
         return layer_any(p, l);
     l->ops = max ? &max_ops : &average_ops;

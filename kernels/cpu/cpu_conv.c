@@ -1,6 +1,8 @@
-/* cpu_conv.c: convolutions with their bias, ReLU and 2x2 max pooling as one layer, sample by sample.
+/* cpu_conv.c: convolutions with their bias, ReLU and max pooling as one layer, sample by sample.
  *
- * Backward through the pooling touches the winners alone, a quarter of the work. Without pooling the
+ * Backward through the pooling touches the winners alone, a quarter of the work. 2x2 pooling is done in the
+ * registers; other windows, which overlap, after the convolution, while its result is in the second cache:
+ * over the network's input alone, since only the weights' gradient is then by winners. Without pooling the
  * input gradient is again a convolution, over dy with a border, where the stride is 1; otherwise the
  * output pixels scatter. Weight gradients gather in a block of each thread's own and are summed in
  * thread order. */
@@ -95,23 +97,53 @@ static void pooled_forward(program *p, layer *l, int from, int to, int thread)
                         p->training ? l->arg + (size_t)i * l->arg_sample : NULL);
 }
 
-static void pooled_backward(program *p, layer *l, int from, int to, int thread)
+static void windows_forward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    float *result = l->scratch + (size_t)thread * l->scratch_floats;
+    for (int i = from; i < to; i++) {
+        p->k->conv(&l->g, window(&x->y, x->cs, i, l->node->conv.pad_h, l->node->conv.pad_w), l->wf, l->bf, result);
+        p->k->window_max(&l->ahead, result, tensor_pixels(&y->y, y->cs, i),
+                         p->training ? l->arg + (size_t)i * l->arg_sample : NULL);
+    }
+}
+
+/* dp = one sample's dy through ReLU, without gaps, and the bias' gradient. */
+static void pooled_gradient(const program *p, const layer *l, int i, float *dp, float *db)
+{
+    const tensor *y = &p->tensors[l->out];
+    const float *yi = tensor_pixels(&y->y, y->cs, i), *dyi = tensor_pixels(&y->dy, y->cs, i);
+    size_t row = (size_t)(y->s.w * y->cs);
+    if (y->y.halo == 0 && y->dy.halo == 0)
+        p->k->mask_bias(y->s.h * y->s.w, y->cs, (size_t)y->cs, l->relu ? yi : NULL, dyi, dp, db);
+    else
+        for (int h = 0; h < y->s.h; h++)
+            p->k->mask_bias(y->s.w, y->cs, (size_t)y->cs, l->relu ? yi + (size_t)h * y->y.row : NULL,
+                            dyi + (size_t)h * y->dy.row, dp + (size_t)h * row, db);
+}
+
+static void windows_backward(program *p, layer *l, int from, int to, int thread)
+{
+    const tensor *x = &p->tensors[l->in[0]];
+    float *dp = l->scratch + (size_t)thread * l->scratch_floats;
+    float *dw = l->dw + (size_t)thread * l->dw_floats, *db = l->db + (size_t)thread * l->db_floats;
+    for (int i = from; i < to; i++) {
+        pooled_gradient(p, l, i, dp, db);
+        p->k->conv_window_dw(&l->g, &l->cells, window(&x->y, x->cs, i, l->node->conv.pad_h, l->node->conv.pad_w),
+                             dp, l->arg + (size_t)i * l->arg_sample, dw);
+    }
+}
+
+static void pooled_backward(program *p, layer *l, int from, int to, int thread)
+{
+    const tensor *x = &p->tensors[l->in[0]];
     int ph = l->node->conv.pad_h, pw = l->node->conv.pad_w, t = thread;
     float *dp = l->scratch + (size_t)t * l->scratch_floats;
     float *dw = l->dw + (size_t)t * l->dw_floats, *db = l->db + (size_t)t * l->db_floats;
     conv_geom gx = l->g;
     gx.x_row = x->dy.row;
     for (int i = from; i < to; i++) {
-        const float *yi = tensor_pixels(&y->y, y->cs, i), *dyi = tensor_pixels(&y->dy, y->cs, i);
-        size_t row = (size_t)(y->s.w * y->cs);
-        if (y->y.halo == 0 && y->dy.halo == 0)
-            p->k->mask_bias(y->s.h * y->s.w, y->cs, (size_t)y->cs, l->relu ? yi : NULL, dyi, dp, db);
-        else
-            for (int h = 0; h < y->s.h; h++)
-                p->k->mask_bias(y->s.w, y->cs, (size_t)y->cs, l->relu ? yi + (size_t)h * y->y.row : NULL,
-                                dyi + (size_t)h * y->dy.row, dp + (size_t)h * row, db);
+        pooled_gradient(p, l, i, dp, db);
         const uint8_t *arg = l->arg + (size_t)i * l->arg_sample;
         p->k->conv_pool_dw(&l->g, window(&x->y, x->cs, i, ph, pw), dp, arg, dw);
         if (!x->dy.data)
@@ -258,6 +290,8 @@ static const layer_ops conv_ops = {
     .forward = conv_forward, .backward = dense_backward, .finish = conv_finish, .pack = conv_pack};
 static const layer_ops pooled_ops = {
     .forward = pooled_forward, .backward = pooled_backward, .finish = conv_finish, .pack = conv_pack};
+static const layer_ops windows_ops = {
+    .forward = windows_forward, .backward = windows_backward, .finish = conv_finish, .pack = conv_pack};
 
 conv_geom conv_geometry(const program *p, const layer *l)
 {
@@ -306,8 +340,9 @@ static int make_phases(program *p, layer *l)
     return 0;
 }
 
-static int alloc_backward(program *p, layer *l, bool pooled)
+static int alloc_backward(program *p, layer *l)
 {
+    const bool pooled = l->pool != POOL_NONE;
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     const conv_geom *g = &l->g;
     size_t threads = (size_t)cpu_threads_count(p->threads);
@@ -315,15 +350,17 @@ static int alloc_backward(program *p, layer *l, bool pooled)
     l->db_floats = round_up((size_t)y->cs, 16);
     l->dw = program_floats(p, threads * l->dw_floats);
     l->db = program_floats(p, threads * l->db_floats);
-    l->scratch_floats = round_up(pooled ? (size_t)(y->s.h * y->s.w * y->cs)
-                                        : (size_t)(x->s.h * x->s.w * x->cs), 16) + CPU_SLACK;
-    if (pooled || l->add[0])
+    bool own = l->pool == POOL_CELLS || (!pooled && l->add[0]);
+    if (own) {
+        l->scratch_floats = round_up(pooled ? (size_t)(y->s.h * y->s.w * y->cs)
+                                            : (size_t)(x->s.h * x->s.w * x->cs), 16) + CPU_SLACK;
         l->scratch = program_floats(p, threads * l->scratch_floats);
+    }
     if (pooled) {
         l->arg_sample = (size_t)(y->s.h * y->s.w * y->cs);
         l->arg = program_alloc(p, (size_t)p->c.batch * l->arg_sample + CPU_SLACK, 1);
     }
-    if (!l->dw || !l->db || (pooled && !l->arg) || ((pooled || l->add[0]) && !l->scratch))
+    if (!l->dw || !l->db || (pooled && !l->arg) || (own && !l->scratch))
         return -1;
     if (!x->dy.data)
         return 0;
@@ -333,17 +370,44 @@ static int alloc_backward(program *p, layer *l, bool pooled)
     return l->wb ? 0 : -1;
 }
 
-int layer_conv(program *p, layer *l, bool pooled)
+/* The convolution writes its result into scratch, without gaps; the windows are taken over that. */
+static int make_windows(program *p, layer *l)
 {
+    const graph *g = p->g;
+    const tensor *y = &p->tensors[l->out];
+    int after = graph_only_reader(g, (int)(l->node - g->nodes));
+    if (g->nodes[after].op != OP_MAX_POOL) /* ReLU */
+        after = graph_only_reader(g, after);
+    const graph_node *n = &g->nodes[after];
+    l->g.y_row = (size_t)(l->g.ow * l->g.ks), l->g.y_step = (size_t)l->g.ks;
+    size_t result = (size_t)l->g.oh * l->g.y_row, pooled = (size_t)(y->s.h * y->s.w * y->cs);
+    l->scratch_floats = (result > pooled ? result : pooled) + CPU_SLACK;
+    l->scratch_shared = true;
+    if (pool_windows(p, n, l->node->shape, l->g.ks, &l->ahead) != 0)
+        return -1;
+    l->ahead.y_row = y->y.row;
+    int64_t row = (int64_t)l->g.x_row * l->g.sh, step = (int64_t)l->g.cs * l->g.sw;
+    l->cells = (pool_cells){y->s.h, y->s.w, (size_t)(row * n->pool.stride_h), (size_t)(step * n->pool.stride_w),
+                            program_alloc(p, (size_t)(n->pool.kernel_h * n->pool.kernel_w), sizeof(uint32_t))};
+    for (int r = 0, t = 0; l->cells.at && r < n->pool.kernel_h; r++)
+        for (int s = 0; s < n->pool.kernel_w; s++, t++)
+            l->cells.at[t] = (uint32_t)((r - n->pool.pad_h) * row + (s - n->pool.pad_w) * step);
+    return l->cells.at ? 0 : -1;
+}
+
+int layer_conv(program *p, layer *l)
+{
+    static const layer_ops *const ops[] = {&conv_ops, &pooled_ops, &windows_ops};
+    static const char *const names[] = {"direct", "direct+pool", "direct+windows"};
     const graph_node *n = l->node;
     l->g = conv_geometry(p, l);
-    l->ops = pooled ? &pooled_ops : &conv_ops;
-    l->folds = !pooled;
+    l->ops = ops[l->pool];
+    l->folds = l->pool == POOL_NONE;
     size_t taps = (size_t)(n->conv.kernel_h * n->conv.kernel_w) * (size_t)l->g.c;
     l->wf = program_floats(p, round_up((size_t)l->g.k, 8) * taps);
     l->bf = program_floats(p, round_up((size_t)l->g.k, 16));
-    if (!l->wf || !l->bf || (!p->c.inference && alloc_backward(p, l, pooled) != 0))
+    snprintf(l->choice, sizeof l->choice, "%s%s", names[l->pool], l->pool == POOL_NONE && l->relu ? "+relu" : "");
+    if (!l->wf || !l->bf || (l->pool == POOL_WINDOWS && make_windows(p, l) != 0))
         return -1;
-    snprintf(l->choice, sizeof l->choice, pooled ? "direct+pool" : l->relu ? "direct+relu" : "direct");
-    return 0;
+    return p->c.inference ? 0 : alloc_backward(p, l);
 }

@@ -65,6 +65,14 @@ typedef struct window_geom {
     bool relu, accumulate;
 } window_geom;
 
+/* The windows of a pooling over a convolution's results, as floats of the convolution's input: cells lie `row`
+ * and `step` apart, and tap t's window at[t] (modulo 2^32) after its cell's. */
+typedef struct pool_cells {
+    int h, w;
+    size_t row, step;
+    uint32_t *at;
+} pool_cells;
+
 /* What batch norm's backward reads: the gradient g is dy where ReLU let the value through. That is told by
  * the result y where there is one; by x * scale + shift, which is what the forward computed, where there
  * is scale; otherwise (both NULL) everything passed. */
@@ -97,6 +105,9 @@ typedef struct cpu_kernels {
     /* The same through the pooling: dp[oh/2][ow/2][ks] without gaps, only the winners count. */
     void (*conv_pool_dw)(const conv_geom *g, const float *x, const float *dp, const uint8_t *arg,
                          float *dw);
+    /* The same of other windows: arg[cells][ks] is the winner's tap. */
+    void (*conv_window_dw)(const conv_geom *g, const pool_cells *cells, const float *x, const float *dp,
+                           const uint8_t *arg, float *dw);
     /* dx += ..., laid out as x (x_row, cs); the halo is written too. cs is a multiple of 8. */
     void (*conv_pool_dx)(const conv_geom *g, const float *dp, const uint8_t *arg, const float *wb,
                          float *dx);

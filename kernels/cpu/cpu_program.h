@@ -62,6 +62,9 @@ typedef struct conv_phase {
     float *wf;
 } conv_phase;
 
+/* A max pooling that a convolution has taken over: 2x2 at stride 2, or another over the network's input. */
+typedef enum fused_pool { POOL_NONE, POOL_CELLS, POOL_WINDOWS } fused_pool;
+
 typedef struct program program;
 typedef struct layer layer;
 
@@ -85,6 +88,7 @@ struct layer {
     bool *add; /* see above */
     int out;
     bool relu;
+    fused_pool pool;
     bool folds;                /* can take the norm after it into its weights */
     struct fold *fold;         /* and has one: cpu_fold.c */
     const layer *folded_from;  /* norms: by whom */
@@ -102,6 +106,7 @@ struct layer {
     float *zeros;          /* bias of the phases */
     uint8_t *arg;          /* winners of the fused pooling */
     size_t arg_sample;
+    pool_cells cells;      /* of POOL_WINDOWS */
     float *scratch;        /* scratch_floats a thread */
     size_t scratch_floats;
     bool scratch_shared; /* with the other layers that say so: cpu_memory.c allocates it */
@@ -190,7 +195,7 @@ static inline float *program_grad(const program *p, int var)
 }
 
 /* Each returns -1 when memory is gone. They set ops, choice and what the layer needs. */
-int layer_conv(program *p, layer *l, bool pooled);
+int layer_conv(program *p, layer *l);
 bool conv_is_matmul(const graph_node *n, shape in, int batch);
 bool conv_is_pointwise(const graph_node *n); /* 1x1, neither strided nor padded */
 int layer_matmul(program *p, layer *l);
@@ -207,6 +212,8 @@ int layer_relu(program *p, layer *l);
 int layer_depthwise(program *p, layer *l);
 int layer_group(program *p, layer *l);
 int layer_pool(program *p, layer *l);
+/* The windows of max pooling n over a gapless image of shape `in`, with cs floats a pixel. */
+int pool_windows(program *p, const graph_node *n, shape in, int cs, window_geom *to);
 int layer_act(program *p, layer *l);
 int layer_dropout(program *p, layer *l);
 int layer_gate(program *p, layer *l);   /* image times one factor a channel */

@@ -320,6 +320,7 @@ const cpu_kernels KERNELS_TABLE = {
     .conv_pool = conv_pool,
     .conv_dw = conv_dw,
     .conv_pool_dw = conv_pool_dw,
+    .conv_window_dw = conv_window_dw,
     .conv_pool_dx = conv_pool_dx,
     .conv_dx = conv_dx,
     .mask_bias = mask_bias,

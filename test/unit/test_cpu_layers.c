@@ -117,6 +117,25 @@ static int windows(graph *g, int x)
     return graph_adaptive_avg_pool2d(g, graph_concat(g, parts, 4), 4, 7);
 }
 
+/* Stems whose pooling's windows overlap and reach into the border; of a strided one ReLU comes after the pooling,
+ * and the filters of another are of more pieces than are listed. */
+static int stem(graph *g, int x)
+{
+    x = graph_relu(g, conv(g, x, (conv2d_options){.filters = 21, .kernel = 3, .padding = 1}));
+    x = graph_max_pool2d(g, x, (pool_options){.kernel = 3, .stride = 2, .padding = 1, .ceil_mode = true});
+    return conv(g, x, (conv2d_options){.filters = 9, .kernel = 3, .padding = 2});
+}
+static int stem_strided(graph *g, int x)
+{
+    x = conv(g, x, (conv2d_options){.filters = 8, .kernel_h = 5, .kernel_w = 4, .stride_h = 2, .stride_w = 1, .padding = 2});
+    return graph_relu(g, graph_max_pool2d(g, x, (pool_options){.kernel_h = 2, .kernel_w = 3, .stride_h = 1, .stride_w = 3}));
+}
+static int stem_large(graph *g, int x)
+{
+    x = graph_relu(g, conv(g, x, (conv2d_options){.filters = 9, .kernel = 63, .padding = 31}));
+    return graph_max_pool2d(g, x, (pool_options){.kernel = 3, .stride = 1, .padding = 1});
+}
+
 /* MobileNet's block: a gate over what it also multiplies, and a sum around it all. */
 static int excite(graph *g, int x)
 {
@@ -368,6 +387,9 @@ static const model models[] = {
     {"windows", "window", {3, 3, 13, 14}, windows},
     {"squeeze and excite", "gate", {3, 3, 9, 8}, excite},
     {"smooth activations", "vector", {3, 3, 9, 8}, smooth},
+    {"a stem's windows", "direct+windows", {3, 3, 20, 17}, stem},
+    {"a strided stem's windows", "direct+windows", {3, 2, 19, 22}, stem_strided},
+    {"a stem of large filters", "direct+windows", {3, 4, 6, 5}, stem_large},
     {"VGG's order", "direct+pool", {3, 3, 12, 14}, vgg},
     {"one tensor, many readers", "winograd4", {3, 3, 10, 10}, shared},
     {"residual", "fused+relu", {3, 3, 9, 8}, residual},
