@@ -9,6 +9,10 @@
 
 enum { PLANES = WINO_PLANES, CHANNELS_MIN = 16, PRODUCT_MIN = 1024, GROUP_MIN = 24, GROUP_MAX = 132, BACK_GROUP = 96 };
 
+/* Up to so many pairs of channels, transformed weights leave the second cache room for the tiles of a group, too:
+ * ROOM channels of them, in and out. */
+enum { SMALL_PAIRS = 4096, ROOM = 3840 };
+
 /* From this batch on, a model in training keeps no transformed weights between a layer's forward and the
  * next: four times the weights' memory, for a few percent more time where it only evaluates. */
 enum { LEASE_BATCH = 64 };
@@ -232,17 +236,37 @@ void wino_mask(program *p, layer *l, int i, float *db)
                         dyi + (size_t)h * y->dy.row, dyi + (size_t)h * y->dy.row, db);
 }
 
+static int group_for(int room, int channels, int most)
+{
+    int tiles = room / channels / 12 * 12;
+    return tiles < GROUP_MIN ? GROUP_MIN : least(tiles, most);
+}
+
+/* Tiles of a group forward, and for dx. */
+static int group_ahead(int in, int out)
+{
+    int wanted = least((in + 47) / 48 * 12, GROUP_MAX);
+    wanted = wanted < GROUP_MIN ? GROUP_MIN : wanted;
+    return in * out <= SMALL_PAIRS ? group_for(ROOM, in + out, wanted) : wanted;
+}
+
+/* For the weight gradient, which is read and written once a group. */
+static int group_back(const tensor *x, const tensor *y)
+{
+    return x->s.c * y->s.c <= SMALL_PAIRS ? group_for(2 * ROOM, x->s.c + y->s.c, BACK_GROUP) : BACK_GROUP;
+}
+
 /* du[36][K][C] += sum over tiles of (A dy A^T)[k] * (B^T x B)[c]. */
 static void weight_gradient(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
-    int per = t.down * t.across, end = to * per, K = y->s.c;
+    int per = t.down * t.across, end = to * per, K = y->s.c, group = group_back(x, y);
     float *v = l->scratch + (size_t)thread * l->scratch_floats;
-    float *d = v + PLANES * wino_plane(BACK_GROUP, x->cs);
+    float *d = v + PLANES * wino_plane(group, x->cs);
     float *du = l->dw + (size_t)thread * l->dw_floats;
-    for (int at = from * per; at < end; at += BACK_GROUP) {
-        int n = least(BACK_GROUP, end - at);
+    for (int at = from * per; at < end; at += group) {
+        int n = least(group, end - at);
         const wino_array xs = {v, n, x->cs}, ds = {d, n, y->cs};
         wino_gather_x(p, x, &t, l->node->conv.pad_h, l->node->conv.pad_w, at, n, &xs, 0);
         wino_gather_dy(p, y, &t, at, n, &ds, 0);
@@ -335,12 +359,11 @@ int layer_winograd(program *p, layer *l)
     size_t threads = (size_t)cpu_threads_count(p->threads);
     if (wino_is_fleeting(p, l))
         return layer_winograd_fleeting(p, l);
-    int wanted = (x->s.c + 47) / 48 * 12;
     l->ops = &winograd_ops;
     l->together = l->fresh = true;
     l->folds = !winograd_leases(p);
-    l->group = wanted < GROUP_MIN ? GROUP_MIN : wanted > GROUP_MAX ? GROUP_MAX : wanted;
-    int widest = p->c.inference || l->group > BACK_GROUP ? l->group : BACK_GROUP;
+    l->group = group_ahead(x->s.c, y->s.c);
+    int back = group_back(x, y), widest = p->c.inference || l->group > back ? l->group : back;
     l->scratch_floats = PLANES * (wino_plane(widest, x->cs) + wino_plane(widest, y->cs)) + CPU_SLACK;
     l->scratch_shared = true;
     size_t u_floats = PLANES * wino_plane(x->s.c, y->cs);

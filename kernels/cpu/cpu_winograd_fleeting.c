@@ -14,6 +14,7 @@ enum {
     PLANES = WINO_PLANES,
     TILES_MAX = 64,           /* of the batch */
     WEIGHTS_MIN = 128 * 256,  /* channels in times filters */
+    TRAINED_MIN = 48 * 192,   /* the same where weights change with each batch */
     PANEL = WINO_PANEL,       /* channels of the result in a block */
     ROWS = 128,               /* channels that are summed over in a block */
     FILTERS = 48,             /* of a weight gradient's block */
@@ -44,7 +45,7 @@ bool wino_is_fleeting(const program *p, const layer *l)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
-    return x->s.c * y->s.c >= WEIGHTS_MIN && (int64_t)p->c.batch * t.down * t.across <= TILES_MAX;
+    return x->s.c * y->s.c >= (p->c.inference ? WEIGHTS_MIN : TRAINED_MIN) && (int64_t)p->c.batch * t.down * t.across <= TILES_MAX;
 }
 
 /* ---- products of all tiles with weights that are made on the way ---------------------------------- */
