@@ -1,9 +1,10 @@
 /* cpu_entry.c: 1x1 convolutions that apply the norm before them, ReLU included, to each block of
  * pixels as they read it, where that norm cannot go into the weights of a convolution before it:
  * DenseNet's way. The norm's layer then finds its statistics alone. Its result and the result's
- * gradient are no tensors any more: a block of each lies in the second cache, the result is
- * computed again where backward needs it, and the norm's sums are taken while the gradient is
- * there. So of three passes over memory forward and eight backward, one and three are left.
+ * gradient are no tensors any more: a block of the result lies in the second cache, and backward a
+ * panel of either in the first; the result is computed again where backward needs it, and the
+ * norm's sums are taken while the gradient is there. So of three passes over memory forward and
+ * eight backward, one and three are left.
  *
  * The convolution reads the norm's input as its own, and writes its gradient but for a line in x:
  * cpu_norm.c. */
