@@ -55,6 +55,7 @@ typedef struct pod {
     int function, incarnation;           /* of that job; -1 */
     /* After its end: */
     int exit_status, signal;             /* -1 and 0 where unknown (an adopted process) */
+    bool by_itself;                      /* no `stop` brought it about; false where that is not known */
     char reason[32];                     /* "Exited", "Killed", "OutOfMemory", "Pending..." */
     char message[CLUSTER_MESSAGE_BYTES]; /* in words, with evidence */
 } pod;

@@ -3,6 +3,7 @@
 #include "cluster_kubernetes_internal.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -73,6 +74,8 @@ void kube_has_ended(kube *k, entry *p)
         k->living--;
         k->ended++;
     }
+    /* One that was about to end when it was asked has another status than what a deletion makes. */
+    p->seen.by_itself = !p->asked || (p->seen.exit_status > 0 && p->seen.signal != SIGTERM && p->seen.signal != SIGKILL);
     kube_note(k, p);
 }
 

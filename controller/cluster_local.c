@@ -462,7 +462,10 @@ static void describe(local *l, local_pod *p)
     l->oom_kills = oom;
     const char *reason = for_memory ? "OutOfMemory" : s->signal ? "Killed" : "Exited";
     snprintf(s->reason, sizeof s->reason, "%s", reason);
-    const char *who = p->asked ? ", as it was asked to" : "";
+    /* One that was about to end when it was asked has another status than what the asking makes. */
+    bool made = s->signal ? s->signal == SIGTERM || s->signal == SIGKILL : s->exit_status <= 0;
+    s->by_itself = !p->asked || !made;
+    const char *who = s->by_itself ? "" : ", as it was asked to";
     if (for_memory)
         snprintf(s->message, sizeof s->message, "killed by the kernel for want of memory");
     else if (s->signal)

@@ -462,7 +462,7 @@ void pool_ended(owner *o, const pod *ended)
     if (!p)
         return;
     char evidence[140], message[ERR_MESSAGE_BYTES];
-    bool well = ended->exit_status == 0 || p->use == USE_STOPPING;
+    bool well = ended->exit_status == 0 || (p->use == USE_STOPPING && !ended->by_itself);
     evidence[0] = '\0';
     if (!well)
         log_evidence(o, ended->name, evidence, sizeof evidence);

@@ -192,9 +192,10 @@ def ended_at_start(p):
     p.function("leaves", HEAD + leaves + "KUBEML_FUNCTION(.model = model);\n")
     job = p.train(function="leaves")
     assert p.wait(job)["state"] == "failed"
-    why = explained(p, job, "Crashed", "exited with status 3")
-    assert "my table is empty" in why["message"], why
-    assert "my table is empty" in cli(p, "task", "wait", job, status=1)
+    why = explained(p, job, "Crashed", "exited with status 3", "my table is empty")
+    if not harness.another_platform:  # in a cluster the pod may be gone before its log is asked for
+        assert "my table is empty" in why["message"], why
+        assert "my table is empty" in cli(p, "task", "wait", job, status=1)
 
 
 @case(limit=120)

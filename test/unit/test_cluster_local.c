@@ -218,6 +218,30 @@ TEST(stop_asks_then_kills)
     c->ops->close(c, true);
 }
 
+/* Its end was there before it was asked, but not heard yet: what it says of itself is not lost. */
+TEST(an_end_that_nobody_asked_for)
+{
+    script("kubeml-function", "echo child $$; exit 3");
+    script("kubeml-ps", "echo child $$; exec sleep 100");
+    cluster *c = open_cluster();
+    err e = ERR_INIT;
+    start(c, "one", POD_FUNCTION);
+    wait_gone(pid_in_log(c, "one"));
+    CHECK_OK(c->ops->stop(c, "one", 0, &e), e);
+    pod p = next_end(c);
+    CHECK_INT(p.exit_status, 3);
+    CHECK(p.by_itself);
+    CHECK_STR(p.message, "exited with status 3");
+    start(c, "two", POD_PS);
+    pid_in_log(c, "two");
+    CHECK_OK(c->ops->stop(c, "two", 0, &e), e);
+    p = next_end(c);
+    CHECK_INT(p.signal, SIGKILL);
+    CHECK(!p.by_itself);
+    CHECK_CONTAINS(p.message, "as it was asked to");
+    c->ops->close(c, true);
+}
+
 TEST(a_program_that_is_not_there)
 {
     cluster *c = open_cluster();
