@@ -55,7 +55,7 @@ SRC_controller := $(call src,controller)
 SRC_cli      := $(call src,cli)
 SRC_unit     := $(filter-out $(if $(MONGO_PKG),,test/unit/test_store_mongo_form.c),$(call src,test/unit))
 SRC_sim      := $(call src,test/sim)
-SRC_bench    := $(filter-out $(if $(MONGO_PKG),,test/bench/bench_mongo.c),$(call src,test/bench))
+SRC_bench    := $(filter-out test/bench/bench_onednn.c $(if $(MONGO_PKG),,test/bench/bench_mongo.c),$(call src,test/bench))
 SRC_fuzz     := $(call src,test/fuzz)
 SRC_support  := $(call src,test/support)
 
@@ -105,8 +105,8 @@ check-unit: tests ## the unit tests alone
 check-api: all ## docs/openapi.yaml against a running platform, by schemathesis
 	BUILD=$(BUILD) SANITIZER=$(SANITIZER) $(PYTHON) test/run.py -v the_server_keeps_openapi
 
-format: ## clang-format over the tree
-	git ls-files '*.c' '*.h' | xargs clang-format -i
+format: ## clang-format over the lines that differ from the last commit
+	git clang-format --extensions c,h,cu,cuh
 
 clean: ## remove the build folder
 	rm -rf build
@@ -145,10 +145,14 @@ $(BUILD)/bin/kubeml-controller: $(call obj,controller/kubeml-controller.c) $(LIB
 $(BUILD)/bin/kubeml-builder: $(call obj,builder/kubeml-builder.c) $(LIB_common)
 $(BUILD)/bin/kubeml: $(call obj,cli/kubeml.c) $(LIB_cli) $(LIB_common)
 # User code resolves kml_* from the program itself: the whole SDK goes in and is exported.
-# Under ThreadSanitizer a job's functions take the loops of kernels_SET.c without it: with it they are most of what the
-# end-to-end tests wait for. Which thread computes what is decided in the files around the loops, and test_cpu_layers runs
-# the watched loops with several threads.
-PLAIN_LOOPS := $(if $(findstring thread,$(SANITIZER)),$(patsubst %.c,$(BUILD)/plain/%.o,$(wildcard kernels/cpu/kernels_*.c)))
+# Where there is a sanitizer a job's functions take the loops of the usual instruction sets without it: with it they are
+# most of what the end-to-end tests wait for. Which thread computes what, and where, is decided in the files around the
+# loops, and test_cpu_layers runs the watched loops, on every kind of layer and with several threads.
+PLAIN_LOOPS := $(if $(SANITIZER),$(addprefix $(BUILD)/plain/kernels/cpu/kernels_,avx2.o avx512.o))
+# Nor is the reference watched where it is but the truth for others, nor the random numbers of their weights: test_graph_ops
+# and test_golden watch the one, test_common the other.
+PLAIN_TRUTH := $(if $(SANITIZER),$(patsubst %.c,$(BUILD)/plain/%.o,common/rng.c $(wildcard kernels/reference/ref_*.c)))
+$(addprefix $(BUILD)/test/test_,cpu_layers cpu_golden zoo): $(PLAIN_TRUTH)
 $(BUILD)/bin/kubeml-function: $(call obj,function-runtime/kubeml-function.c) $(PLAIN_LOOPS) $(LIB_function) $(LIB_kernels) $(LIB_common)
 $(BUILD)/bin/kubeml-function: EXTRA_LDFLAGS = -rdynamic
 $(BUILD)/bin/%:
@@ -158,7 +162,7 @@ $(BUILD)/bin/%:
 
 # The module runs inside redis-server: it carries the merge and no other library of ours, and never a
 # sanitizer, whose runtime redis-server does not have (its logic runs under them in test_module).
-MODULE_SRC := $(SRC_module) $(wildcard $(addprefix common/,err.c block.c parallel.c shm.c merge.c merge_generic.c merge_avx2.c merge_avx512.c))
+MODULE_SRC := $(SRC_module) $(wildcard $(addprefix common/,err.c block.c hash64.c hash64_avx2.c hash64_avx512.c parallel.c shm.c merge.c merge_generic.c merge_avx2.c merge_avx512.c))
 $(BUILD)/plain/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo '  CC   $< (no sanitizer)'
@@ -182,7 +186,7 @@ ALL_LIBS := $(foreach part,$(PARTS),$(LIB_$(part)))
 $(BUILD)/test/%: $(BUILD)/obj/test/unit/%.o $(LIB_support) $(ALL_LIBS)
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
-	$(Q)$(CC) $(LDFLAGS) -rdynamic -o $@ $< -Wl,--start-group $(LIB_support) $(ALL_LIBS) -Wl,--end-group $(LIBS_common)
+	$(Q)$(CC) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) -Wl,--start-group $(LIB_support) $(ALL_LIBS) -Wl,--end-group $(LIBS_common)
 $(BUILD)/test/%: $(BUILD)/obj/test/sim/%.o $(call obj,$(filter-out $(wildcard test/sim/test_*.c test/sim/simulate.c),$(SRC_sim))) $(LIB_support) $(ALL_LIBS)
 	@mkdir -p $(@D)
 	@echo '  LINK $@'

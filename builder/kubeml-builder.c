@@ -1,10 +1,11 @@
-/* kubeml-builder.c: the program that compiles uploaded functions where the controller has no compiler: a pod
- * of its own, which is the sandbox.
+/* kubeml-builder.c: the program that compiles uploaded functions where the controller has no
+ * compiler: a pod of its own, which is the sandbox.
  *
- * POST /build, see builder_remote.h; GET /health. The token is taken from the environment and not left there,
- * and no other process may look into this one: a source that includes /proc/1/environ gets nothing, and what
- * else the pod has is the compiler and the SDK's headers. Sources and objects live in TMPDIR for as long as
- * their build takes. Exit status: 0 after a signal, 1 when it cannot start, 2 for wrong usage. */
+ * POST /build, see builder_remote.h; GET /health. The token is taken from the environment and not
+ * left there, and no other process may look into this one: a source that includes /proc/1/environ
+ * gets nothing, and what else the pod has is the compiler and the SDK's headers. Sources and
+ * objects live in TMPDIR for as long as their build takes. Exit status: 0 after a signal, 1 when it
+ * cannot start, 2 for wrong usage. */
 #include <getopt.h>
 #include <limits.h>
 #include <signal.h>
@@ -42,7 +43,7 @@ typedef struct program {
     builder_config config;
 } program;
 
-/* ---- the API ------------------------------------------------------------------------------------------ */
+/* ---- the API --------------------------------------------------------------------------------- */
 
 static void handle_health(http_request *r, void *context)
 {
@@ -77,7 +78,7 @@ static const http_route routes[] = {
      .takes = "application/json", .body_bytes_max = BUILDER_REQUEST_BYTES_MAX, .slow = true},
 };
 
-/* ---- options --------------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 static int parse_listen(program *p, const char *text)
 {
@@ -103,7 +104,8 @@ static int set_option(program *p, int option, const char *value)
         return parse_listen(p, value);
     case 'i':
         if (strlen(value) >= sizeof p->include_dir) {
-            fprintf(stderr, "kubeml-builder: --include is longer than %zu characters\n", sizeof p->include_dir - 1);
+            fprintf(stderr, "kubeml-builder: --include is longer than %zu characters\n",
+                    sizeof p->include_dir - 1);
             return -1;
         }
         strcpy(p->include_dir, value);
@@ -144,19 +146,22 @@ static int take_token(program *p, err *e)
 {
     char *given = getenv("KUBEML_BUILDER_TOKEN");
     if (!given || strlen(given) < 16)
-        return err_set(e, ERR_INVALID, "KUBEML_BUILDER_TOKEN must be set, to 16 characters or more");
+        return err_set(e, ERR_INVALID,
+                       "KUBEML_BUILDER_TOKEN must be set, to 16 characters or more");
     p->tokens = tokens_new(e);
     if (!p->tokens || tokens_add(p->tokens, "", given, e))
         return err_wrap(e, "KUBEML_BUILDER_TOKEN");
     explicit_bzero(given, strlen(given));
     unsetenv("KUBEML_BUILDER_TOKEN");
-    /* From here on /proc/PID of this process is root's alone, its memory and descriptors included. */
+    /* From here on /proc/PID of this process is root's alone, its memory and descriptors
+     * included. */
     return prctl(PR_SET_DUMPABLE, 0) ? err_set(e, ERR_IO, "prctl") : 0;
 }
 
 static int find_headers(program *p, err *e)
 {
-    static const char *const beside[] = {"../include/kubeml", "../include", "../../../function-runtime/include"};
+    static const char *const beside[] = {"../include/kubeml", "../include",
+                                         "../../../function-runtime/include"};
     char path[FS_PATH_BYTES], folder[FS_PATH_BYTES];
     if (p->include_dir[0])
         return 0;
@@ -168,15 +173,17 @@ static int find_headers(program *p, err *e)
     for (size_t i = 0; i < sizeof beside / sizeof *beside; i++)
         if (fs_path(path, e, "%s/%s/kubeml.h", folder, beside[i]) == 0 && fs_exists(path))
             return fs_path(p->include_dir, e, "%s/%s", folder, beside[i]);
-    return err_set(e, ERR_NOT_FOUND, "kubeml.h is not beside the program; --include says where it is");
+    return err_set(e, ERR_NOT_FOUND,
+                   "kubeml.h is not beside the program; --include says where it is");
 }
 
 static int announce(const program *p, const http_server *http, err *e)
 {
     char url[192];
     int len = snprintf(url, sizeof url, "http://%s:%u\n", p->host, http_server_port(http));
-    log_info("kubeml-builder %s: api=%.*s files=%d source=%d object=%d seconds=%d", KUBEML_VERSION, len - 1, url,
-             BUILDER_FILES_MAX, BUILDER_SOURCE_BYTES_MAX, BUILDER_OBJECT_BYTES_MAX, BUILDER_WALL_MS / 1000);
+    log_info("kubeml-builder %s: api=%.*s files=%d source=%d object=%d seconds=%d", KUBEML_VERSION,
+             len - 1, url, BUILDER_FILES_MAX, BUILDER_SOURCE_BYTES_MAX, BUILDER_OBJECT_BYTES_MAX,
+             BUILDER_WALL_MS / 1000);
     if (p->ready_fd < 0)
         return 0;
     ssize_t written = write(p->ready_fd, url, (size_t)len);
@@ -203,8 +210,10 @@ int main(int argc, char **argv)
     int status = find_headers(&p, &e) || take_token(&p, &e);
     p.config = (builder_config){.include_dir = p.include_dir, .sandbox = BUILDER_SANDBOX_NONE,
                                 .abi = builder_abi(p.include_dir)};
-    http_config config = {.host = p.host, .port = p.port, .routes = routes, .route_count = sizeof routes / sizeof *routes,
-                          .context = &p, .tokens = p.tokens, .workers_max = WORKERS};
+    http_config config = {.host = p.host,        .port = p.port,
+                          .routes = routes,      .route_count = sizeof routes / sizeof *routes,
+                          .context = &p,         .tokens = p.tokens,
+                          .workers_max = WORKERS};
     if (status || http_server_start(&config, &http, &e) || announce(&p, http, &e)) {
         fprintf(stderr, "kubeml-builder: %s\n", e.message);
         status = 1;
@@ -212,7 +221,8 @@ int main(int argc, char **argv)
         int number;
         sigwait(&ends, &number);
     }
-    if (http_server_stop(http, STOP_MS)) /* a build that is not over yet goes on until the process ends */
+    /* a build that is not over yet goes on until the process ends */
+    if (http_server_stop(http, STOP_MS))
         tokens_free(p.tokens);
     return status ? 1 : 0;
 }

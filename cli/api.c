@@ -3,19 +3,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "cli.h"
 #include "clock.h"
 
-/* 503 says that nothing was done and that a retry helps: a controller takes over from another within this. */
+/* 503 says that nothing was done and that a retry helps: a controller takes over from another
+ * within this. */
 enum { AWAY_MS = 12000, PAUSE_MS = 500 };
 
 int cli_fail(const err *e)
 {
     fprintf(stderr, "kubeml: %s\n", e->message);
     if (e->code == ERR_UNAVAILABLE && e->os_errno == ECONNREFUSED)
-        fprintf(stderr, "Is the platform running? `kubeml up` starts it; KUBEML_URL says where it is.\n");
+        fprintf(stderr,
+                "Is the platform running? `kubeml up` starts it; KUBEML_URL says where it is.\n");
     if (e->code == ERR_UNAUTHORIZED)
         fprintf(stderr, "Set KUBEML_TOKEN to the platform's token.\n");
     return CLI_FAILED;
@@ -31,6 +34,19 @@ const char *cli_path(const char *prefix, const char *name, const char *tail)
     snprintf(path, sizeof path, "%s%s%s", prefix, encoded.bytes ? encoded.bytes : "", tail);
     buf_free(&encoded);
     return path;
+}
+
+int cli_part(http_part *part, const char *field, const char *path, err *e)
+{
+    struct stat about;
+    *part = (http_part){.field = field, .path = path};
+    if (stat(path, &about))
+        return errno == ENOENT ? err_set(e, ERR_NOT_FOUND, "no file %.200s", path)
+                               : err_set_errno(e, errno, "%.200s", path);
+    if (S_ISDIR(about.st_mode))
+        return err_set(e, ERR_INVALID, "%.200s is a folder, not a file", path);
+    return S_ISREG(about.st_mode) ? 0
+                                  : err_set(e, ERR_INVALID, "%.200s is not a regular file", path);
 }
 
 int cli_call_raw(const cli *c, http_call *call, const char *path, http_reply *reply, err *e)
@@ -52,8 +68,9 @@ int cli_call_raw(const cli *c, http_call *call, const char *path, http_reply *re
     return http_call_run(call, reply, e);
 }
 
-int cli_call(const cli *c, const char *method, const char *path, const json_t *body, json_t **out,
-             err *e)
+/* `next` (may be NULL) holds HTTP_NEXT_BYTES: where a list goes on, "" where it does not. */
+static int call_for(const cli *c, const char *method, const char *path, const json_t *body,
+                    json_t **out, char *next, err *e)
 {
     char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
     http_call call = {.method = method, .body = text, .body_len = text ? strlen(text) : 0};
@@ -75,6 +92,38 @@ int cli_call(const cli *c, const char *method, const char *path, const json_t *b
         *out = http_reply_json(&reply, e);
         status = *out ? 0 : -1;
     }
+    if (next)
+        memcpy(next, reply.next, sizeof reply.next);
     http_reply_free(&reply);
     return status;
+}
+
+int cli_call(const cli *c, const char *method, const char *path, const json_t *body, json_t **out,
+             err *e)
+{
+    return call_for(c, method, path, body, out, NULL, e);
+}
+
+int cli_call_list(const cli *c, const char *path, json_t **rows, err *e)
+{
+    char at[HTTP_NEXT_BYTES], next[HTTP_NEXT_BYTES];
+    snprintf(at, sizeof at, "%s", path);
+    *rows = json_array();
+    do {
+        json_t *page = NULL;
+        int status = *rows ? call_for(c, "GET", at, NULL, &page, next, e)
+                           : err_set(e, ERR_NOMEM, "no memory for a list");
+        if (status == 0 && !json_is_array(page))
+            status = err_set(e, ERR_CORRUPT, "%s is no list", path);
+        else if (status == 0 && json_array_extend(*rows, page))
+            status = err_set(e, ERR_NOMEM, "no memory for a list");
+        json_decref(page);
+        if (status) {
+            json_decref(*rows);
+            *rows = NULL;
+            return -1;
+        }
+        memcpy(at, next, sizeof at);
+    } while (at[0]);
+    return 0;
 }

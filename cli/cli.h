@@ -1,8 +1,8 @@
 /* cli.h: what the commands of `kubeml` share.
  *
- * Each command is one file, cmd_<noun>.c, that gives a table of verbs: name, help, options, run. The
- * help pages, the parsing and the shell completion all follow from that table. A command returns the
- * process's exit status: 0 done, 1 failed, 2 wrong usage. */
+ * Each command is one file, cmd_<noun>.c, that gives a table of verbs: name, help, options, run.
+ * The help pages, the parsing and the shell completion all follow from that table. A command
+ * returns the process's exit status: 0 done, 1 failed, 2 wrong usage. */
 #ifndef KUBEML_CLI_H
 #define KUBEML_CLI_H
 
@@ -49,16 +49,18 @@ typedef struct cli_verb {
 } cli_verb;
 
 /* ---- the platform of a cluster (cluster.c) ---- */
-/* What --context and its like say. `cluster_reach` looks for the platform once, with what the kubeconfig
- * gives, through the API server's Service proxy. */
+/* What --context and its like say. `cluster_reach` looks for the platform once, with what the
+ * kubeconfig gives, through the API server's Service proxy. */
 typedef struct cluster_access {
     const char *context, *kubeconfig, *namespace_name, *service; /* NULL: not given */
     bool wanted;         /* one of them is */
     kube_config *config; /* after cluster_reach, as the rest: */
     char base[1024];     /* of the proxy; what the API's paths are appended to */
-    char *token;         /* the platform's, out of its Secret; NULL: it asks for none, or KUBEML_TOKEN is set */
+    /* the platform's, out of its Secret; NULL: it asks for none, or KUBEML_TOKEN is set */
+    char *token;
 } cluster_access;
-/* Takes the options before the verb; returns how many words they are, -1 with the complaint printed. */
+/* Takes the options before the verb; returns how many words they are, -1 with the complaint
+ * printed. */
 int cluster_options(cluster_access *a, int argc, char **argv);
 int cluster_reach(cluster_access *a, bool has_token, err *e);
 
@@ -91,6 +93,10 @@ int cli_usage(const cli *c, const char *fmt, ...) __attribute__((format(printf, 
  * `out` is NULL. */
 int cli_call(const cli *c, const char *method, const char *path, const json_t *body, json_t **out,
              err *e);
+/* All rows of a list, page after page. `path` may have a query. */
+int cli_call_list(const cli *c, const char *path, json_t **rows, err *e);
+/* A file to upload as that field; what is no file, or is not there, is told by its name. */
+int cli_part(http_part *part, const char *field, const char *path, err *e);
 int cli_call_raw(const cli *c, http_call *call, const char *path, http_reply *reply, err *e);
 /* "/tasks/" + percent-encoded name + tail, in a static buffer. */
 const char *cli_path(const char *prefix, const char *name, const char *tail);
@@ -104,7 +110,19 @@ typedef struct cli_column {
     void (*format)(const json_t *value, char *out, size_t size);
     bool right;
 } cli_column;
+/* The table of a job's epochs, as `train --watch` and `history get` show it. */
+enum {
+    EPOCH_TRAIN_LOSS,
+    EPOCH_VALIDATION_LOSS,
+    EPOCH_ACCURACY,
+    EPOCH_SECONDS,
+    EPOCH_PARALLELISM,
+    EPOCH_VALUES
+};
+void output_epochs_head(void);
+void output_epoch(int number, json_t *const value[EPOCH_VALUES]); /* "-" for what is no number */
 #define OUTPUT_ROWS "table wide json yaml"
+#define OUTPUT_TABLE "table json yaml"
 #define OUTPUT_VALUE "json yaml"
 #define OUTPUT_TEXT "text json yaml"
 /* Whether `format` is one of the words in `known`; complains and is false otherwise. */
@@ -119,12 +137,27 @@ void output_age(const json_t *rfc3339, char *out, size_t size);
 const json_t *output_at(const json_t *value, const char *path);
 
 /* ---- list, get and delete (objects.c) ---- */
-/* Whole verbs: they parse the options, ask the API and print. `by_time`: in order of when they were created. */
-int object_list(cli *c, int argc, char **argv, const char *path, const cli_column *columns, bool by_time,
-                const char *empty);
-int object_get(cli *c, int argc, char **argv, const char *prefix); /* "/dataset/": the name comes behind it */
+/* Parses the options `more` (ended by a NULL name; may be NULL) and what the verb is about: `the`
+ * ("the data set"), given either as the one argument or by --name; `the job` by --id. Returns as
+ * cli_parse does. */
+int object_name(cli *c, int argc, char **argv, const char *the, const cli_option *more,
+                const char **name);
+int object_id(cli *c, int argc, char **argv, const cli_option *more, const char **id);
+#define OBJECT_ID(c, argc, argv, more, id)                                                         \
+    do {                                                                                           \
+        int stop_ = object_id(c, argc, argv, more, id);                                            \
+        if (stop_)                                                                                 \
+            return stop_ - 1;                                                                      \
+    } while (0)
+/* Whole verbs: they parse the options, ask the API and print. `by_time`: in order of when they were
+ * created. */
+int object_list(cli *c, int argc, char **argv, const char *path, const cli_column *columns,
+                bool by_time, const char *empty);
+/* "/dataset/": the name comes behind it */
+int object_get(cli *c, int argc, char **argv, const char *prefix);
 /* `kind` stands in what is said when it is done, `the` ("the data set") in the help. */
-int object_delete(cli *c, int argc, char **argv, const char *prefix, const char *kind, const char *the);
+int object_delete(cli *c, int argc, char **argv, const char *prefix, const char *kind,
+                  const char *the);
 
 /* ---- progress (progress.c) ---- */
 /* A bar on stderr while it is a terminal, nothing otherwise. */

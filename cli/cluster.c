@@ -1,9 +1,10 @@
 /* cluster.c: the platform of a cluster, found through the kubeconfig.
  *
- * Requests go to the API server's proxy of the platform's Service, with the user's own credentials: what
- * they need is `get` and `create` on services/proxy, nothing is opened and nothing has to be forwarded. The
- * Service is found by its labels, the platform's token in the Secret that the Service names. Where one of the
- * two may not be read, the chart's usual name, and KUBEML_TOKEN, stand in. */
+ * Requests go to the API server's proxy of the platform's Service, with the user's own credentials:
+ * what they need is `get` and `create` on services/proxy, nothing is opened and nothing has to be
+ * forwarded. The Service is found by its labels, the platform's token in the Secret that the
+ * Service names. Where one of the two may not be read, the chart's usual name, and KUBEML_TOKEN,
+ * stand in. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,11 +13,12 @@
 #include "cli.h"
 #include "json_read.h"
 
-static const char selector[] = "app.kubernetes.io%2Fname%3Dkubeml%2Capp.kubernetes.io%2Fcomponent%3Dcontroller";
+static const char selector[] =
+    "app.kubernetes.io%2Fname%3Dkubeml%2Capp.kubernetes.io%2Fcomponent%3Dcontroller";
 static const char secret_key[] = "kubeml.dev/token-secret"; /* annotation of the Service */
 enum { REPLY_MS = 30000 };
 
-/* ---- options ------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
 int cluster_options(cluster_access *a, int argc, char **argv)
 {
@@ -30,12 +32,15 @@ int cluster_options(cluster_access *a, int argc, char **argv)
         size_t i = 0, len = 0;
         for (; i < sizeof known / sizeof *known; i++) {
             len = strlen(known[i].name);
-            if (strncmp(argv[used], known[i].name, len) == 0 && (!argv[used][len] || argv[used][len] == '='))
+            if (strncmp(argv[used], known[i].name, len) == 0 &&
+                (!argv[used][len] || argv[used][len] == '='))
                 break;
         }
         if (i == sizeof known / sizeof *known)
             return used;
-        const char *value = argv[used][len] ? argv[used] + len + 1 : used + 1 < argc ? argv[used + 1] : "";
+        const char *value = argv[used][len]   ? argv[used] + len + 1
+                            : used + 1 < argc ? argv[used + 1]
+                                              : "";
         if (!*value) {
             fprintf(stderr, "kubeml: %s wants a value\n", known[i].name);
             return -1;
@@ -47,7 +52,7 @@ int cluster_options(cluster_access *a, int argc, char **argv)
     return used;
 }
 
-/* ---- the Service ----------------------------------------------------------------------------------- */
+/* ---- the Service ----------------------------------------------------------------------------- */
 
 static int get(const kube_config *k, const char *path, json_t **out, err *e)
 {
@@ -66,7 +71,8 @@ static int get(const kube_config *k, const char *path, json_t **out, err *e)
 
 static const char *name_of(const json_t *object)
 {
-    const char *name = json_string_value(json_object_get(json_object_get(object, "metadata"), "name"));
+    const char *name =
+        json_string_value(json_object_get(json_object_get(object, "metadata"), "name"));
     return name ? name : "";
 }
 
@@ -79,11 +85,13 @@ static int find_service(const cluster_access *a, json_t **out, err *e)
     size_t i, found = 0;
     err why = ERR_INIT;
     *out = NULL;
-    snprintf(path, sizeof path, "/api/v1/namespaces/%s/services?labelSelector=%s", a->config->namespace_name, selector);
+    snprintf(path, sizeof path, "/api/v1/namespaces/%s/services?labelSelector=%s",
+             a->config->namespace_name, selector);
     if (get(a->config, path, &list, &why)) {
         if (why.code == ERR_FORBIDDEN)
             return 0;
-        return err_set(e, why.code == ERR_UNAUTHORIZED ? ERR_FORBIDDEN : why.code, "the API server: %s", why.message);
+        return err_set(e, why.code == ERR_UNAUTHORIZED ? ERR_FORBIDDEN : why.code,
+                       "the API server: %s", why.message);
     }
     json_array_foreach(json_object_get(list, "items"), i, item) {
         if (a->service && strcmp(name_of(item), a->service) != 0)
@@ -98,13 +106,15 @@ static int find_service(const cluster_access *a, json_t **out, err *e)
     json_decref(*out);
     *out = NULL;
     if (found)
-        return err_set(e, ERR_INVALID, "namespace %s has several platforms, name one with --service: %s",
+        return err_set(e, ERR_INVALID,
+                       "namespace %s has several platforms, name one with --service: %s",
                        a->config->namespace_name, names);
-    return err_set(e, ERR_NOT_FOUND, "there is no %s in namespace %s; --namespace says where the platform is",
+    return err_set(e, ERR_NOT_FOUND,
+                   "there is no %s in namespace %s; --namespace says where the platform is",
                    a->service ? a->service : "Service of KubeML", a->config->namespace_name);
 }
 
-/* ---- the token --------------------------------------------------------------------------------------- */
+/* ---- the token ------------------------------------------------------------------------------- */
 
 static int find_token(cluster_access *a, const json_t *service, const char *name, err *e)
 {
@@ -115,9 +125,11 @@ static int find_token(cluster_access *a, const json_t *service, const char *name
     const char *given = json_string_value(json_object_get(notes, secret_key));
     snprintf(usual, sizeof usual, "%.250s-token", name);
     given = given ? given : usual;
-    snprintf(path, sizeof path, "/api/v1/namespaces/%s/secrets/%.250s", a->config->namespace_name, given);
+    snprintf(path, sizeof path, "/api/v1/namespaces/%s/secrets/%.250s", a->config->namespace_name,
+             given);
     if (get(a->config, path, &secret, &why))
-        return err_set(e, ERR_UNAUTHORIZED, "the platform's token cannot be read from Secret %.80s: %.120s", given,
+        return err_set(e, ERR_UNAUTHORIZED,
+                       "the platform's token cannot be read from Secret %.80s: %.120s", given,
                        why.message);
     const char *text = json_string_value(json_object_get(json_object_get(secret, "data"), "token"));
     if (!text)
@@ -144,10 +156,11 @@ int cluster_reach(cluster_access *a, bool has_token, err *e)
         return -1;
     }
     const char *name = service ? name_of(service) : a->service ? a->service : "kubeml";
-    const json_t *port = json_array_get(json_object_get(json_object_get(service, "spec"), "ports"), 0);
+    const json_t *port =
+        json_array_get(json_object_get(json_object_get(service, "spec"), "ports"), 0);
     const char *port_name = json_string_value(json_object_get(port, "name"));
-    snprintf(a->base, sizeof a->base, "%s/api/v1/namespaces/%s/services/%.250s:%s/proxy", config.server,
-             config.namespace_name, name, port_name ? port_name : "api");
+    snprintf(a->base, sizeof a->base, "%s/api/v1/namespaces/%s/services/%.250s:%s/proxy",
+             config.server, config.namespace_name, name, port_name ? port_name : "api");
     if (has_token || find_token(a, service, name, e) == 0)
         return 0;
     a->config = NULL;

@@ -1,7 +1,6 @@
 /* cmd_dataset.c: kubeml dataset create | list | get | delete. */
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "cli.h"
 
@@ -32,12 +31,9 @@ static const cli_column columns[] = {
 static int add_files(http_part *parts, size_t *count, const char *field, const cli_list *files,
                      err *e)
 {
-    for (size_t i = 0; i < files->count; i++) {
-        struct stat about;
-        if (stat(files->item[i], &about) != 0 || !S_ISREG(about.st_mode))
-            return err_set(e, ERR_NOT_FOUND, "no file %s", files->item[i]);
-        parts[(*count)++] = (http_part){.field = field, .path = files->item[i]};
-    }
+    for (size_t i = 0; i < files->count; i++)
+        if (cli_part(&parts[(*count)++], field, files->item[i], e))
+            return -1;
     return 0;
 }
 
@@ -50,7 +46,8 @@ static const char *query_of(bool regression, const char *layout, long seed, bool
         snprintf(layout_part, sizeof layout_part, "layout=%s&", cli_path("", layout, ""));
     if (seed_seen)
         snprintf(seed_part, sizeof seed_part, "seed=%ld&", seed);
-    snprintf(query, sizeof query, "?%s%s%s", layout_part, seed_part, regression ? "regression=true" : "");
+    snprintf(query, sizeof query, "?%s%s%s", layout_part, seed_part,
+             regression ? "regression=true" : "");
     size_t len = strlen(query);
     if (query[len - 1] == '&' || query[len - 1] == '?')
         query[len - 1] = '\0';
@@ -67,11 +64,15 @@ int cmd_dataset_create(cli *c, int argc, char **argv)
         {"name", 'n', OPTION_TEXT, "NAME", "what to call it", &name, NULL, true, false},
         {"traindata", 0, OPTION_TEXT, "FILE", "training samples", &files[0], NULL, true, true},
         {"trainlabels", 0, OPTION_TEXT, "FILE", "their labels", &files[1], NULL, false, true},
-        {"testdata", 0, OPTION_TEXT, "FILE", "test samples", &files[2], NULL, true, true},
+        {"testdata", 0, OPTION_TEXT, "FILE", "test samples, where --traindata has none", &files[2],
+         NULL, false, true},
         {"testlabels", 0, OPTION_TEXT, "FILE", "their labels", &files[3], NULL, false, true},
-        {"regression", 0, OPTION_FLAG, NULL, "the labels are numbers, not classes", &regression, NULL, false, false},
-        {"layout", 0, OPTION_TEXT, "ORDER", "of images: auto, chw or hwc (auto)", &layout, NULL, false, false},
-        {"seed", 0, OPTION_INT, "N", "of the order in which samples are stored (0)", &seed, &seed_seen, false, false},
+        {"regression", 0, OPTION_FLAG, NULL, "the labels are numbers, not classes", &regression,
+         NULL, false, false},
+        {"layout", 0, OPTION_TEXT, "ORDER", "of images: auto, chw or hwc (auto)", &layout, NULL,
+         false, false},
+        {"seed", 0, OPTION_INT, "N", "of the order in which samples are stored (0)", &seed,
+         &seed_seen, false, false},
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     static const char *const fields[] = {"x-train", "y-train", "x-test", "y-test"};
@@ -99,7 +100,8 @@ int cmd_dataset_create(cli *c, int argc, char **argv)
 
 int cmd_dataset_list(cli *c, int argc, char **argv)
 {
-    return object_list(c, argc, argv, "/dataset", columns, false, "no data sets; kubeml dataset create makes one");
+    return object_list(c, argc, argv, "/dataset", columns, false,
+                       "no data sets; kubeml dataset create makes one");
 }
 
 int cmd_dataset_get(cli *c, int argc, char **argv)

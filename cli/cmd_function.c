@@ -1,7 +1,6 @@
 /* cmd_function.c: kubeml function create | update | list | get | delete | logs. */
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "cli.h"
 
@@ -18,7 +17,8 @@ static const cli_column columns[] = {
 /* The compiler's own lines, as a compiler would print them; whether there were any. */
 static bool print_diagnostics(const http_reply *reply)
 {
-    json_t *problem = reply->body.len ? json_loadb(reply->body.bytes, reply->body.len, 0, NULL) : NULL;
+    json_t *problem =
+        reply->body.len ? json_loadb(reply->body.bytes, reply->body.len, 0, NULL) : NULL;
     const char *text = json_string_value(json_object_get(problem, "compiler_output"));
     if (text && *text)
         fprintf(stderr, "%s%s", text, text[strlen(text) - 1] == '\n' ? "" : "\n");
@@ -27,37 +27,41 @@ static bool print_diagnostics(const http_reply *reply)
     return any;
 }
 
-static int upload(const cli *c, const char *method, const char *name, const cli_list *files)
+/* *record is what the platform knows of the function afterwards. */
+static int upload(const cli *c, const char *method, const char *name, const cli_list *files,
+                  json_t **record)
 {
     err e = ERR_INIT;
     http_part parts[CLI_LIST_MAX];
-    for (size_t i = 0; i < files->count; i++) {
-        struct stat about;
-        if (stat(files->item[i], &about) != 0 || !S_ISREG(about.st_mode)) {
-            err_set(&e, ERR_NOT_FOUND, "no file %s", files->item[i]);
+    for (size_t i = 0; i < files->count; i++)
+        if (cli_part(&parts[i], "code", files->item[i], &e))
             return cli_fail(&e);
-        }
-        parts[i] = (http_part){.field = "code", .path = files->item[i]};
-    }
     http_call call = {.method = method, .parts = parts, .part_count = files->count, .idle_s = 300};
     http_reply reply;
     int status = cli_call_raw(c, &call, cli_path("/function/", name, ""), &reply, &e);
     /* A limit that was met is told as it is. */
     if (status && print_diagnostics(&reply) && e.code == ERR_INVALID)
-        err_set(&e, ERR_INVALID, "function %.64s: the code does not compile; nothing has changed", name);
+        err_set(&e, ERR_INVALID, "function %.64s: the code does not compile; nothing has changed",
+                name);
+    *record = status ? NULL : http_reply_json(&reply, &e);
     http_reply_free(&reply);
-    return status ? cli_fail(&e) : CLI_OK;
+    return *record ? CLI_OK : cli_fail(&e);
 }
 
-static int create(cli *c, int argc, char **argv, const char *method, const char *done)
+static int put(cli *c, int argc, char **argv, bool update)
 {
+    const char *method = update ? "PUT" : "POST";
     const char *name = NULL, *model = NULL, *stem = NULL;
     cli_list files = {{0}, 0};
     const cli_option options[] = {
         {"name", 'n', OPTION_TEXT, "NAME", "what to call it", &name, NULL, true, false},
-        {"code", 'c', OPTION_TEXT, "FILE", "a C file against kubeml.h; may be repeated", &files, NULL, false, true},
-        {"model", 'm', OPTION_TEXT, "NAME", "a model of the zoo instead of code", &model, NULL, false, false},
-        {"stem", 0, OPTION_TEXT, "KIND", "the model's beginning: cifar or imagenet (auto: by the dataset)", &stem, NULL, false, false},
+        {"code", 'c', OPTION_TEXT, "FILE", "a C file against kubeml.h; may be repeated", &files,
+         NULL, false, true},
+        {"model", 'm', OPTION_TEXT, "NAME", "a model of the zoo instead of code", &model, NULL,
+         false, false},
+        {"stem", 0, OPTION_TEXT, "KIND",
+         "the model's beginning: cifar or imagenet (auto: by the dataset)", &stem, NULL, false,
+         false},
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     if ((files.count > 0) == (model != NULL))
@@ -65,33 +69,39 @@ static int create(cli *c, int argc, char **argv, const char *method, const char 
     if (stem && !model)
         return cli_usage(c, "--stem goes with --model");
     int status = CLI_OK;
+    json_t *record = NULL;
     if (model) {
         err e = ERR_INIT;
         json_t *body = json_pack("{s:s, s:s*}", "model", model, "stem", stem);
-        if (cli_call(c, method, cli_path("/function/", name, ""), body, NULL, &e))
+        if (cli_call(c, method, cli_path("/function/", name, ""), body, &record, &e))
             status = cli_fail(&e);
         json_decref(body);
     } else {
-        status = upload(c, method, name, &files);
+        status = upload(c, method, name, &files, &record);
     }
-    if (status == CLI_OK)
-        printf("function %s %s\n", name, done);
+    if (status == CLI_OK && update) /* the same code again makes no new one */
+        printf("function %s is at version %lld\n", name,
+               (long long)json_integer_value(json_object_get(record, "version")));
+    else if (status == CLI_OK)
+        printf("function %s created\n", name);
+    json_decref(record);
     return status;
 }
 
 int cmd_function_create(cli *c, int argc, char **argv)
 {
-    return create(c, argc, argv, "POST", "created");
+    return put(c, argc, argv, false);
 }
 
 int cmd_function_update(cli *c, int argc, char **argv)
 {
-    return create(c, argc, argv, "PUT", "updated");
+    return put(c, argc, argv, true);
 }
 
 int cmd_function_list(cli *c, int argc, char **argv)
 {
-    return object_list(c, argc, argv, "/function", columns, false, "no functions; kubeml function create makes one");
+    return object_list(c, argc, argv, "/function", columns, false,
+                       "no functions; kubeml function create makes one");
 }
 
 int cmd_function_get(cli *c, int argc, char **argv)
@@ -109,7 +119,7 @@ static int newest_job(const cli *c, const char *function, char *id, size_t size,
 {
     json_t *rows = NULL, *row;
     size_t i;
-    if (cli_call(c, "GET", "/tasks?state=all", NULL, &rows, e))
+    if (cli_call_list(c, "/tasks?state=all", &rows, e))
         return -1;
     const char *newest = "";
     id[0] = '\0';

@@ -30,59 +30,38 @@ static const cli_column columns[] = {
     {"TRAIN LOSS", "data.train_loss", false, last_of, true},
     {"BATCH", "task.batch_size", true, NULL, true},
     {"LR", "task.lr", true, NULL, true},
+    {"STATE", "state", true, NULL, false},
     {NULL, NULL, false, NULL, false},
 };
 
 static void print_epochs(const json_t *history)
 {
-    static const char *const keys[] = {"train_loss", "validation_loss", "accuracy",
-                                       "epoch_duration", "parallelism"};
-    static const int decimals[] = {4, 4, 2, 2, 0};
+    static const char *const keys[EPOCH_VALUES] = {"train_loss", "validation_loss", "accuracy",
+                                                   "epoch_duration", "parallelism"};
     const json_t *data = json_object_get(history, "data");
-    printf("%5s %10s %10s %10s %9s %11s\n", "epoch", "train loss", "val loss", "accuracy %",
-           "seconds", "parallelism");
+    json_t *value[EPOCH_VALUES];
+    output_epochs_head();
     for (size_t i = 0; i < json_array_size(json_object_get(data, "epoch_duration")); i++) {
-        printf("%5zu", i + 1);
-        static const int width[] = {10, 10, 10, 9, 11};
-        for (size_t k = 0; k < 5; k++) {
-            const json_t *value = json_array_get(json_object_get(data, keys[k]), i);
-            if (json_is_number(value))
-                printf(" %*.*f", width[k], decimals[k], json_number_value(value));
-            else
-                printf(" %*s", width[k], "-");
-        }
-        putchar('\n');
+        for (size_t k = 0; k < EPOCH_VALUES; k++)
+            value[k] = json_array_get(json_object_get(data, keys[k]), i);
+        output_epoch((int)i + 1, value);
     }
-}
-
-static int one_id(cli *c, int argc, char **argv, const char **id, const char **format)
-{
-    const char *given = NULL;
-    const cli_option options[] = {
-        {"id", 0, OPTION_TEXT, "ID", "the job", id, NULL, false, false},
-        {format ? "output" : NULL, 'o', OPTION_TEXT, "FORMAT", "table, json or yaml", format, NULL, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    int stop = cli_parse(c, argc, argv, options, 0, 1, &given);
-    if (stop)
-        return stop;
-    if (given)
-        *id = given;
-    return *id ? 0 : cli_usage(c, "which job? give its id") + 1;
 }
 
 int cmd_history_get(cli *c, int argc, char **argv)
 {
     const char *id = NULL, *format = "table";
-    int stop = one_id(c, argc, argv, &id, &format);
-    if (stop)
-        return stop - 1;
-    if (!output_known(c, format, OUTPUT_ROWS))
+    const cli_option more[] = {
+        {"output", 'o', OPTION_TEXT, "FORMAT", "table, json or yaml", &format, NULL, false, false},
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    OBJECT_ID(c, argc, argv, more, &id);
+    if (!output_known(c, format, OUTPUT_TABLE))
         return CLI_USAGE;
     err e = ERR_INIT;
     json_t *history = NULL;
     if (cli_call(c, "GET", cli_path("/history/", id, ""), NULL, &history, &e))
         return cli_fail(&e);
-    if (strcmp(format, "table") == 0 || strcmp(format, "wide") == 0)
+    if (strcmp(format, "table") == 0)
         print_epochs(history);
     else
         output_value(history, format);
@@ -92,15 +71,14 @@ int cmd_history_get(cli *c, int argc, char **argv)
 
 int cmd_history_list(cli *c, int argc, char **argv)
 {
-    return object_list(c, argc, argv, "/history", columns, true, "no histories: no job has trained yet");
+    return object_list(c, argc, argv, "/history", columns, true,
+                       "no histories: no job has trained yet");
 }
 
 int cmd_history_delete(cli *c, int argc, char **argv)
 {
     const char *id = NULL;
-    int stop = one_id(c, argc, argv, &id, NULL);
-    if (stop)
-        return stop - 1;
+    OBJECT_ID(c, argc, argv, NULL, &id);
     err e = ERR_INIT;
     if (cli_call(c, "DELETE", cli_path("/history/", id, ""), NULL, NULL, &e))
         return cli_fail(&e);
@@ -115,7 +93,7 @@ int cmd_history_prune(cli *c, int argc, char **argv)
     err e = ERR_INIT;
     json_t *rows = NULL, *row;
     size_t i;
-    if (cli_call(c, "GET", "/history", NULL, &rows, &e))
+    if (cli_call_list(c, "/history", &rows, &e))
         return cli_fail(&e);
     int status = CLI_OK;
     json_array_foreach(rows, i, row)

@@ -1,5 +1,7 @@
-/* cmd_infer.c: kubeml infer: samples from npy or JSON to the trained model, predictions to stdout. */
+/* cmd_infer.c: kubeml infer: samples from npy or JSON to the trained model, predictions to
+ * stdout. */
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,13 +24,30 @@ static int read_file(const char *path, buf *out, err *e)
     return ferror(file) ? err_set_errno(e, errno, "%s", path) : 0;
 }
 
+/* JSON has no word for it, so that the server could only say that this is no JSON. */
+static int not_finite(const array_head *head, uint64_t at, float value, err *e)
+{
+    char place[160] = "";
+    for (int dim = head->ndim - 1; dim >= 0; dim--) {
+        char rest[sizeof place];
+        snprintf(rest, sizeof rest, "%s", place);
+        snprintf(place, sizeof place, "%s%llu%.120s", dim ? ", " : "",
+                 (unsigned long long)(at % head->shape[dim]), rest);
+        at /= head->shape[dim];
+    }
+    return err_set(e, ERR_INVALID, "%s at [%s]", isnan(value) ? "NaN" : "an infinite value", place);
+}
+
 /* The numbers [at, at + n) of the array, as nested JSON lists; `dim` is the outermost of them. */
-static int append_nested(const array_head *head, const char *numbers, int dim, uint64_t at, uint64_t n,
-                         buf *out, err *e)
+static int append_nested(const array_head *head, const char *numbers, int dim, uint64_t at,
+                         uint64_t n, buf *out, err *e)
 {
     if (dim == head->ndim) {
         float value;
-        array_to_f32(head->dtype, head->swap, numbers + at * array_dtype_bytes(head->dtype), &value, 1);
+        array_to_f32(head->dtype, head->swap, numbers + at * array_dtype_bytes(head->dtype), &value,
+                     1);
+        if (!isfinite(value))
+            return not_finite(head, at, value, e);
         return buf_printf(out, e, "%.9g", (double)value);
     }
     uint64_t stride = head->shape[dim] ? n / head->shape[dim] : 0;
@@ -72,8 +91,8 @@ static int build_request(const char *id, const char *path, buf *out, err *e)
     json_error_t where;
     json_t *list = npy ? NULL : json_loadb(file.bytes ? file.bytes : "", file.len, 0, &where);
     if (!npy && !list)
-        return err_set(e, ERR_INVALID, "%s: neither npy nor JSON: line %d, column %d: %s", path, where.line,
-                       where.column, where.text);
+        return err_set(e, ERR_INVALID, "%s: neither npy nor JSON: line %d, column %d: %s", path,
+                       where.line, where.column, where.text);
     json_decref(list);
     int status = npy ? npy_to_json(&file, out, e) : buf_append(out, file.bytes, file.len, e);
     if (status)
@@ -100,8 +119,10 @@ int cmd_infer(cli *c, int argc, char **argv)
     const char *id = NULL, *path = NULL, *format = "text";
     const cli_option options[] = {
         {"network", 'n', OPTION_TEXT, "ID", "the job whose model answers", &id, NULL, true, false},
-        {"datafile", 0, OPTION_TEXT, "FILE", "samples: npy, or JSON lists", &path, NULL, true, false},
-        {"output", 'o', OPTION_TEXT, "FORMAT", "text, json or yaml; json has the logits too", &format, NULL, false, false},
+        {"datafile", 0, OPTION_TEXT, "FILE", "samples: npy, or JSON lists", &path, NULL, true,
+         false},
+        {"output", 'o', OPTION_TEXT, "FORMAT", "text, json or yaml; json has the logits too",
+         &format, NULL, false, false},
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     if (!output_known(c, format, OUTPUT_TEXT))

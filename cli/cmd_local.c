@@ -101,8 +101,8 @@ static void print_log_end(const start *s)
     fputs(text, stderr);
 }
 
-/* Until the controller says where it answers, it ended, or the deadline. Asking its port instead could
- * be answered by another platform that has it already. */
+/* Until the controller says where it answers, it ended, or the deadline. Asking its port instead
+ * could be answered by another platform that has it already. */
 static int wait_ready(const start *s, char *url, size_t size)
 {
     int64_t deadline = clock_deadline_ms(UP_DEADLINE_MS);
@@ -139,12 +139,20 @@ int cmd_up(cli *c, int argc, char **argv)
     long slots = 0;
     bool slots_seen = false, foreground = false;
     const cli_option options[] = {
-        {"listen", 'l', OPTION_TEXT, "HOST:PORT", "where the API answers (127.0.0.1:10100)", &listen, NULL, false, false},
-        {"slots", 0, OPTION_INT, "N", "functions that run at once (cores, at least 4)", &slots, &slots_seen, false, false},
-        {"gpus", 0, OPTION_TEXT, "WHICH", "auto, all or none of the GPUs (auto: all, where the CUDA engine was built)", &gpus, NULL, false, false},
-        {"gpu-policy", 0, OPTION_TEXT, "POLICY", "where a function goes: best-fit, spread or pack (best-fit)", &gpu_policy, NULL, false, false},
-        {"token-file", 0, OPTION_TEXT, "FILE", "callers must send the token in this file", &token_file, NULL, false, false},
-        {"foreground", 0, OPTION_FLAG, NULL, "stay, and log to this terminal", &foreground, NULL, false, false},
+        {"listen", 'l', OPTION_TEXT, "HOST:PORT", "where the API answers (127.0.0.1:10100)",
+         &listen, NULL, false, false},
+        {"slots", 0, OPTION_INT, "N", "functions that run at once (cores, at least 4)", &slots,
+         &slots_seen, false, false},
+        {"gpus", 0, OPTION_TEXT, "WHICH",
+         "auto, all or none of the GPUs (auto: all, where the CUDA engine was built)", &gpus, NULL,
+         false, false},
+        {"gpu-policy", 0, OPTION_TEXT, "POLICY",
+         "where a function goes: best-fit, spread or pack (best-fit)", &gpu_policy, NULL, false,
+         false},
+        {"token-file", 0, OPTION_TEXT, "FILE", "callers must send the token in this file",
+         &token_file, NULL, false, false},
+        {"foreground", 0, OPTION_FLAG, NULL, "stay, and log to this terminal", &foreground, NULL,
+         false, false},
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     if (!strchr(listen, ':'))
@@ -157,7 +165,8 @@ int cmd_up(cli *c, int argc, char **argv)
         return cli_fail(&e);
     snprintf(program, sizeof program, "%s", local_program("kubeml-controller"));
     snprintf(slots_text, sizeof slots_text, "%ld", slots);
-    const char *const given[][2] = {{"--token-file", token_file}, {"--gpus", gpus}, {"--gpu-policy", gpu_policy}};
+    const char *const given[][2] = {
+        {"--token-file", token_file}, {"--gpus", gpus}, {"--gpu-policy", gpu_policy}};
     char *arguments[20] = {program, "--listen", (char *)listen, "--home", (char *)local_home()};
     size_t count = 5;
     if (slots_seen) {
@@ -175,7 +184,8 @@ int cmd_up(cli *c, int argc, char **argv)
         return cli_fail(&e);
     }
     start s = {.log_path = log_path, .ready_fd = -1};
-    int status = start_controller(arguments, count, &s, &e) ? cli_fail(&e) : wait_ready(&s, url, sizeof url);
+    int status =
+        start_controller(arguments, count, &s, &e) ? cli_fail(&e) : wait_ready(&s, url, sizeof url);
     if (s.ready_fd >= 0)
         close(s.ready_fd);
     if (status != CLI_OK)
@@ -186,8 +196,9 @@ int cmd_up(cli *c, int argc, char **argv)
     return CLI_OK;
 }
 
-/* Opens the process in the controller's file; *process is -1 where none runs. Its file may be stale and its
- * number somebody else's by now: who it is is looked at behind the descriptor, which goes on meaning this one. */
+/* Opens the process in the controller's file; *process is -1 where none runs. Its file may be stale
+ * and its number somebody else's by now: who it is is looked at behind the descriptor, which goes
+ * on meaning this one. */
 static int open_controller(pid_t *pid, int *process, err *e)
 {
     char path[PATH_MAX + 32], comm_path[64], comm[32] = "";
@@ -237,6 +248,11 @@ int cmd_down(cli *c, int argc, char **argv)
     return CLI_OK;
 }
 
+static long long number_of(const json_t *object, const char *key)
+{
+    return (long long)json_integer_value(json_object_get(object, key));
+}
+
 int cmd_status(cli *c, int argc, char **argv)
 {
     const char *format = "text";
@@ -258,6 +274,10 @@ int cmd_status(cli *c, int argc, char **argv)
     } else {
         printf("kubeml %s at %s: %s\n", json_string_value(json_object_get(about, "version")) ?: "?",
                c->url, is_ready ? "ready" : e.message);
+        if (json_object_get(ready, "slots")) /* one that stands by may not know */
+            printf("jobs: %lld running, %lld queued; slots: %lld of %lld free\n",
+                   number_of(ready, "running"), number_of(ready, "queued"),
+                   number_of(ready, "slots_free"), number_of(ready, "slots"));
     }
     json_decref(all);
     return is_ready ? CLI_OK : CLI_FAILED;

@@ -14,22 +14,18 @@ static int print_bytes(void *context, const char *bytes, size_t len)
 
 int cmd_logs(cli *c, int argc, char **argv)
 {
-    const char *id = NULL, *given = NULL;
+    const char *id = NULL;
     bool follow = false;
-    const cli_option options[] = {
-        {"id", 0, OPTION_TEXT, "ID", "the job", &id, NULL, false, false},
+    const cli_option more[] = {
         {"follow", 'f', OPTION_FLAG, NULL, "go on until the job ends", &follow, NULL, false, false},
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    CLI_PARSE(c, argc, argv, options, 0, 1, &given);
-    id = given ? given : id;
-    if (!id)
-        return cli_usage(c, "which job? give its id");
+    OBJECT_ID(c, argc, argv, more, &id);
     err e = ERR_INIT;
     http_call call = {.method = "GET", .accept = "text/plain", .sink = print_bytes,
                       .idle_s = follow ? -1 : 0};
     http_reply reply;
-    int status = cli_call_raw(c, &call, cli_path("/tasks/", id, follow ? "/logs?follow=true" : "/logs"),
-                              &reply, &e);
+    int status = cli_call_raw(
+        c, &call, cli_path("/tasks/", id, follow ? "/logs?follow=true" : "/logs"), &reply, &e);
     http_reply_free(&reply);
     return status ? cli_fail(&e) : CLI_OK;
 }
@@ -74,7 +70,8 @@ int cmd_version(cli *c, int argc, char **argv)
     printf("kubeml %s\n", KUBEML_VERSION);
     json_t *about = NULL;
     if (cli_call(c, "GET", "/version", NULL, &about, NULL) == 0)
-        printf("platform %s at %s\n", json_string_value(json_object_get(about, "version")) ?: "?", c->url);
+        printf("platform %s at %s\n", json_string_value(json_object_get(about, "version")) ?: "?",
+               c->url);
     else
         printf("no platform at %s\n", c->url);
     json_decref(about);

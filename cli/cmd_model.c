@@ -28,13 +28,16 @@ static void show(void *context, uint64_t done, uint64_t total)
 static int download(const cli *c, const char *path, const char *to, err *e)
 {
     char temporary[4096];
-    if ((size_t)snprintf(temporary, sizeof temporary, "%s.part-%d", to, (int)getpid()) >= sizeof temporary)
-        return err_set(e, ERR_LIMIT, "the file's name has more than %zu bytes", sizeof temporary - 16);
+    if ((size_t)snprintf(temporary, sizeof temporary, "%s.part-%d", to, (int)getpid()) >=
+        sizeof temporary)
+        return err_set(e, ERR_LIMIT, "the file's name has more than %zu bytes",
+                       sizeof temporary - 16);
     target t = {.file = fopen(temporary, "wbx")};
     if (!t.file)
         return err_set_errno(e, errno, "%s", temporary);
     progress_begin(&t.bar, to);
-    http_call call = {.method = "GET", .accept = "*/*", .sink = write_file, .progress = show, .context = &t};
+    http_call call = {.method = "GET", .accept = "*/*", .sink = write_file, .progress = show,
+                      .context = &t};
     http_reply reply;
     int status = cli_call_raw(c, &call, path, &reply, e);
     progress_end(&t.bar);
@@ -51,19 +54,17 @@ static int download(const cli *c, const char *path, const char *to, err *e)
 
 int cmd_model_export(cli *c, int argc, char **argv)
 {
-    const char *id = NULL, *output = NULL, *given = NULL;
-    const cli_option options[] = {
-        {"id", 0, OPTION_TEXT, "ID", "the job", &id, NULL, false, false},
-        {"output", 'o', OPTION_TEXT, "FILE", "where to: safetensors, as PyTorch loads it; .npz for numpy", &output, NULL, true, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    CLI_PARSE(c, argc, argv, options, 0, 1, &given);
-    id = given ? given : id;
-    if (!id)
-        return cli_usage(c, "which job? give its id");
+    const char *id = NULL, *output = NULL;
+    const cli_option more[] = {{"output", 'o', OPTION_TEXT, "FILE",
+                                "where to: safetensors, as PyTorch loads it; .npz for numpy",
+                                &output, NULL, true, false},
+                               {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    OBJECT_ID(c, argc, argv, more, &id);
     size_t len = strlen(output);
     bool npz = len > 4 && strcmp(output + len - 4, ".npz") == 0;
     err e = ERR_INIT;
-    if (download(c, cli_path("/model/", id, npz ? "?format=npz" : "?format=safetensors"), output, &e))
+    if (download(c, cli_path("/model/", id, npz ? "?format=npz" : "?format=safetensors"), output,
+                 &e))
         return cli_fail(&e);
     printf("model of job %s in %s\n", id, output);
     return CLI_OK;

@@ -1,4 +1,5 @@
-/* cmd_task.c: kubeml task list | get | stop | suspend | resume | wait | prune, and kubeml explain. */
+/* cmd_task.c: kubeml task list | get | stop | suspend | resume | wait | prune, and kubeml
+ * explain. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,7 @@ static const cli_column columns[] = {
     {"EPOCH", "epoch", false, NULL, true},
     {"OF", "request.epochs", false, NULL, true},
     {"ACC %", "accuracy", false, NULL, true},
-    {"LOSS", "train_loss", false, NULL, true},
+    {"LOSS", "validation_loss", false, NULL, true},
     {"WORKERS", "parallelism", false, NULL, true},
     {"AGE", "created", false, output_age, true},
     {"FUNCTION", "request.function_name", true, NULL, false},
@@ -40,27 +41,14 @@ int cmd_task_list(cli *c, int argc, char **argv)
         return CLI_USAGE;
     err e = ERR_INIT;
     json_t *rows = NULL;
-    if (cli_call(c, "GET", all ? "/tasks?state=all" : "/tasks", NULL, &rows, &e))
+    if (cli_call_list(c, all ? "/tasks?state=all" : "/tasks", &rows, &e))
         return cli_fail(&e);
     output_sort(rows);
-    int status = output_rows(rows, columns, format, all ? "no jobs" : "no job waits or runs; --all shows those that ended");
+    int status =
+        output_rows(rows, columns, format,
+                    all ? "no jobs" : "no job waits or runs; --all shows those that ended");
     json_decref(rows);
     return status;
-}
-
-/* The id, given as the one argument or by --id. 0, or the exit status + 1. */
-static int parse_id(cli *c, int argc, char **argv, const char **id, const cli_option *more)
-{
-    const char *given = NULL;
-    cli_option options[6] = {{"id", 0, OPTION_TEXT, "ID", "the job", id, NULL, false, false}};
-    for (size_t i = 0; more && more[i].name && i < 4; i++)
-        options[i + 1] = more[i];
-    int stop = cli_parse(c, argc, argv, options, 0, 1, &given);
-    if (stop)
-        return stop;
-    if (given)
-        *id = given;
-    return *id ? 0 : cli_usage(c, "which job? give its id") + 1;
 }
 
 int cmd_task_get(cli *c, int argc, char **argv)
@@ -68,9 +56,7 @@ int cmd_task_get(cli *c, int argc, char **argv)
     const char *id = NULL, *format = "yaml";
     const cli_option more[] = {format_only(&format, "json or yaml"),
                                {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    int stop = parse_id(c, argc, argv, &id, more);
-    if (stop)
-        return stop - 1;
+    OBJECT_ID(c, argc, argv, more, &id);
     if (!output_known(c, format, OUTPUT_VALUE))
         return CLI_USAGE;
     err e = ERR_INIT;
@@ -82,12 +68,11 @@ int cmd_task_get(cli *c, int argc, char **argv)
     return status;
 }
 
-static int act(cli *c, int argc, char **argv, const char *method, const char *tail, const char *done)
+static int act(cli *c, int argc, char **argv, const char *method, const char *tail,
+               const char *done)
 {
     const char *id = NULL;
-    int stop = parse_id(c, argc, argv, &id, NULL);
-    if (stop)
-        return stop - 1;
+    OBJECT_ID(c, argc, argv, NULL, &id);
     err e = ERR_INIT;
     if (cli_call(c, method, cli_path("/tasks/", id, tail), NULL, NULL, &e))
         return cli_fail(&e);
@@ -115,13 +100,12 @@ int cmd_task_wait(cli *c, int argc, char **argv)
     const char *id = NULL;
     long timeout_s = 0;
     bool watch = false;
-    const cli_option more[] = {
-        {"watch", 'w', OPTION_FLAG, NULL, "print a line an epoch meanwhile", &watch, NULL, false, false},
-        {"timeout", 't', OPTION_INT, "SECONDS", "give up after so long (0: never)", &timeout_s, NULL, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    int stop = parse_id(c, argc, argv, &id, more);
-    if (stop)
-        return stop - 1;
+    const cli_option more[] = {{"watch", 'w', OPTION_FLAG, NULL, "print a line an epoch meanwhile",
+                                &watch, NULL, false, false},
+                               {"timeout", 't', OPTION_INT, "SECONDS",
+                                "give up after so long (0: never)", &timeout_s, NULL, false, false},
+                               {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    OBJECT_ID(c, argc, argv, more, &id);
     return watch_job(c, id, !watch, timeout_s);
 }
 
@@ -132,7 +116,7 @@ int cmd_task_prune(cli *c, int argc, char **argv)
     err e = ERR_INIT;
     json_t *rows = NULL, *row;
     size_t i;
-    if (cli_call(c, "GET", "/tasks", NULL, &rows, &e))
+    if (cli_call_list(c, "/tasks", &rows, &e))
         return cli_fail(&e);
     int status = CLI_OK;
     json_array_foreach(rows, i, row)
@@ -155,9 +139,7 @@ int cmd_explain(cli *c, int argc, char **argv)
     const cli_option more[] = {
         format_only(&format, "text, json or yaml"),
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    int stop = parse_id(c, argc, argv, &id, more);
-    if (stop)
-        return stop - 1;
+    OBJECT_ID(c, argc, argv, more, &id);
     if (!output_known(c, format, OUTPUT_TEXT))
         return CLI_USAGE;
     err e = ERR_INIT;

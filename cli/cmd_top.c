@@ -8,7 +8,8 @@ enum { TOP_AGAIN_MS = 2000 };
 
 static void mib(const json_t *value, char *out, size_t size)
 {
-    snprintf(out, size, json_is_number(value) ? "%.0fMi" : "-", json_number_value(value) / (1 << 20));
+    snprintf(out, size, json_is_number(value) ? "%.0fMi" : "-",
+             json_number_value(value) / (1 << 20));
 }
 
 static void whole(const json_t *value, char *out, size_t size)
@@ -35,7 +36,8 @@ int cmd_top(cli *c, int argc, char **argv)
     const char *format = "table";
     bool watch = false;
     const cli_option options[] = {
-        {"output", 'o', OPTION_TEXT, "FORMAT", "table, wide, json or yaml", &format, NULL, false, false},
+        {"output", 'o', OPTION_TEXT, "FORMAT", "table, wide, json or yaml", &format, NULL, false,
+         false},
         {"watch", 'w', OPTION_FLAG, NULL, "again and again", &watch, NULL, false, false},
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);

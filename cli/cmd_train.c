@@ -2,7 +2,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli.h"
@@ -10,7 +9,8 @@
 typedef struct train_options {
     const char *function, *dataset, *init, *merge, *mode, *optimizer_state, *on_loss, *process;
     const char *gpu_memory, *precision, *device;
-    long epochs, batch, parallelism, k, validate_every, priority, seed, deadline, backoff, ttl, gpu_threads;
+    long epochs, batch, parallelism, k, validate_every, priority, seed, deadline, backoff, ttl,
+        gpu_threads;
     double lr, goal;
     bool fixed, watch;
     bool validate_seen, goal_seen, priority_seen, seed_seen, parallelism_seen, k_seen;
@@ -52,8 +52,10 @@ static json_t *options_json(const train_options *o)
         json_object_set_new(out, "backoff_limit", json_integer(o->backoff));
     if (o->ttl_seen)
         json_object_set_new(out, "ttl_seconds_after_finished", json_integer(o->ttl));
-    const char *const names[] = {"merge", "mode", "optimizer_state", "on_loss", "device", "process"};
-    const char *const values[] = {o->merge, o->mode, o->optimizer_state, o->on_loss, o->device, o->process};
+    const char *const names[] = {"merge",   "mode",   "optimizer_state",
+                                 "on_loss", "device", "process"};
+    const char *const values[] = {o->merge,   o->mode,   o->optimizer_state,
+                                  o->on_loss, o->device, o->process};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (values[i])
             json_object_set_new(out, names[i], json_string(values[i]));
@@ -73,18 +75,20 @@ static bool is_file(const char *init)
 /* A file of weights becomes a model on the platform first; its id replaces the path. */
 static int upload_init(const cli *c, train_options *o, char *id, size_t size, err *e)
 {
-    struct stat about;
+    http_part part;
     if (!o->init || !is_file(o->init))
         return 0;
-    if (stat(o->init, &about) != 0 || !S_ISREG(about.st_mode))
-        return err_set(e, ERR_NOT_FOUND, "--init: no file %.200s", o->init);
-    http_part part = {.field = "model", .path = o->init};
+    if (cli_part(&part, "model", o->init, e))
+        return err_wrap(e, "--init");
     progress bar;
     progress_begin(&bar, o->init);
-    http_call call = {.method = "POST", .parts = &part, .part_count = 1, .progress = progress_of_call, .context = &bar};
+    http_call call = {.method = "POST", .parts = &part, .part_count = 1,
+                      .progress = progress_of_call, .context = &bar};
     http_reply reply;
     int status = cli_call_raw(c, &call, "/model", &reply, e);
     progress_end(&bar);
+    if (status)
+        err_wrap(e, "--init %.100s", o->init);
     json_t *answer = status ? NULL : http_reply_json(&reply, e);
     http_reply_free(&reply);
     const char *given = json_string_value(json_object_get(answer, "id"));
@@ -103,30 +107,57 @@ int cmd_train(cli *c, int argc, char **argv)
     const cli_option options[] = {
         {"function", 'f', OPTION_TEXT, "NAME", "what to train", &o.function, NULL, true, false},
         {"dataset", 'd', OPTION_TEXT, "NAME", "on what", &o.dataset, NULL, true, false},
-        {"epochs", 'e', OPTION_INT, "N", "how often over the data (1)", &o.epochs, NULL, false, false},
-        {"batch", 'b', OPTION_INT, "N", "samples a step of each function (64)", &o.batch, NULL, false, false},
+        {"epochs", 'e', OPTION_INT, "N", "how often over the data (1)", &o.epochs, NULL, false,
+         false},
+        {"batch", 'b', OPTION_INT, "N", "samples a step of each function (64)", &o.batch, NULL,
+         false, false},
         {"lr", 0, OPTION_NUMBER, "RATE", "learning rate (0.01)", &o.lr, NULL, false, false},
-        {"parallelism", 'p', OPTION_INT, "N", "functions to begin with (4)", &o.parallelism, &o.parallelism_seen, false, false},
-        {"static", 's', OPTION_FLAG, NULL, "keep the parallelism as it is", &o.fixed, NULL, false, false},
-        {"K", 'K', OPTION_INT, "N", "local steps between two merges; -1: once an epoch (-1)", &o.k, &o.k_seen, false, false},
-        {"validate-every", 0, OPTION_INT, "N", "epochs between validations; 0: at the end (1)", &o.validate_every, &o.validate_seen, false, false},
-        {"goal-accuracy", 0, OPTION_NUMBER, "PERCENT", "stop when the validation reaches it", &o.goal, &o.goal_seen, false, false},
-        {"merge", 0, OPTION_TEXT, "WHERE", "database or server (database)", &o.merge, NULL, false, false},
+        {"parallelism", 'p', OPTION_INT, "N", "functions to begin with (4)", &o.parallelism,
+         &o.parallelism_seen, false, false},
+        {"static", 's', OPTION_FLAG, NULL, "keep the parallelism as it is", &o.fixed, NULL, false,
+         false},
+        {"K", 'K', OPTION_INT, "N", "local steps between two merges; -1: once an epoch (-1)", &o.k,
+         &o.k_seen, false, false},
+        {"validate-every", 0, OPTION_INT, "N", "epochs between validations; 0: at the end (1)",
+         &o.validate_every, &o.validate_seen, false, false},
+        {"goal-accuracy", 0, OPTION_NUMBER, "PERCENT", "stop when the validation reaches it",
+         &o.goal, &o.goal_seen, false, false},
+        {"merge", 0, OPTION_TEXT, "WHERE",
+         "database, server, or nccl: between the functions' GPUs (database)", &o.merge, NULL, false,
+         false},
         {"mode", 0, OPTION_TEXT, "MODE", "ps", &o.mode, NULL, false, false},
-        {"optimizer-state", 0, OPTION_TEXT, "RULE", "average or reset (average)", &o.optimizer_state, NULL, false, false},
-        {"on-loss", 0, OPTION_TEXT, "RULE", "a lost function: recompute or continue (recompute)", &o.on_loss, NULL, false, false},
-        {"process", 0, OPTION_TEXT, "RULE", "own: each function is a process; shared, with --static: all are threads of one (own)", &o.process, NULL, false, false},
-        {"priority", 0, OPTION_INT, "N", "higher is sooner (0)", &o.priority, &o.priority_seen, false, false},
-        {"seed", 0, OPTION_INT, "N", "of everything that is drawn (0)", &o.seed, &o.seed_seen, false, false},
-        {"active-deadline", 0, OPTION_INT, "SECONDS", "a job that is active longer fails", &o.deadline, &o.deadline_seen, false, false},
-        {"backoff-limit", 0, OPTION_INT, "N", "how often a failed job goes on from its checkpoint (0)", &o.backoff, &o.backoff_seen, false, false},
-        {"ttl-after-finished", 0, OPTION_INT, "SECONDS", "in a cluster: then its TrainJob is removed", &o.ttl, &o.ttl_seen, false, false},
-        {"device", 0, OPTION_TEXT, "KIND", "auto, cpu or cuda (auto: a GPU where the platform knows one)", &o.device, NULL, false, false},
-        {"gpu-memory", 0, OPTION_TEXT, "SIZE", "GPU memory a function may take, such as 2Gi (no limit)", &o.gpu_memory, NULL, false, false},
-        {"gpu-threads", 0, OPTION_INT, "PERCENT", "of the GPU's threads, where MPS runs (no limit)", &o.gpu_threads, &o.gpu_threads_seen, false, false},
-        {"precision", 0, OPTION_TEXT, "KIND", "fp32, tf32 or bf16 (fp32)", &o.precision, NULL, false, false},
-        {"init", 0, OPTION_TEXT, "ID|FILE", "begin with a job's model, or a safetensors file", &o.init, NULL, false, false},
-        {"watch", 'w', OPTION_FLAG, NULL, "follow the job until its end", &o.watch, NULL, false, false},
+        {"optimizer-state", 0, OPTION_TEXT, "RULE", "average or reset (average)",
+         &o.optimizer_state, NULL, false, false},
+        {"on-loss", 0, OPTION_TEXT, "RULE", "a lost function: recompute or continue (recompute)",
+         &o.on_loss, NULL, false, false},
+        {"process", 0, OPTION_TEXT, "RULE",
+         "own: each function is a process; shared, with --static: all are threads of one (own)",
+         &o.process, NULL, false, false},
+        {"priority", 0, OPTION_INT, "N", "higher is sooner (0)", &o.priority, &o.priority_seen,
+         false, false},
+        {"seed", 0, OPTION_INT, "N", "of everything that is drawn (0)", &o.seed, &o.seed_seen,
+         false, false},
+        {"active-deadline", 0, OPTION_INT, "SECONDS", "a job that is active longer fails",
+         &o.deadline, &o.deadline_seen, false, false},
+        {"backoff-limit", 0, OPTION_INT, "N",
+         "how often a failed job goes on from its checkpoint (0)", &o.backoff, &o.backoff_seen,
+         false, false},
+        {"ttl-after-finished", 0, OPTION_INT, "SECONDS",
+         "in a cluster: then its TrainJob is removed", &o.ttl, &o.ttl_seen, false, false},
+        {"device", 0, OPTION_TEXT, "KIND",
+         "auto, cpu or cuda (auto: a GPU where the platform knows one)", &o.device, NULL, false,
+         false},
+        {"gpu-memory", 0, OPTION_TEXT, "SIZE",
+         "GPU memory a function may take, such as 2Gi (no limit)", &o.gpu_memory, NULL, false,
+         false},
+        {"gpu-threads", 0, OPTION_INT, "PERCENT", "of the GPU's threads, where MPS runs (no limit)",
+         &o.gpu_threads, &o.gpu_threads_seen, false, false},
+        {"precision", 0, OPTION_TEXT, "KIND", "fp32, tf32 or bf16 (fp32)", &o.precision, NULL,
+         false, false},
+        {"init", 0, OPTION_TEXT, "ID|FILE", "begin with a job's model, or a safetensors file",
+         &o.init, NULL, false, false},
+        {"watch", 'w', OPTION_FLAG, NULL, "follow the job until its end", &o.watch, NULL, false,
+         false},
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     err e = ERR_INIT;

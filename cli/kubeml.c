@@ -14,20 +14,24 @@ static bool starts_with_word(const char *name, const char *word)
 
 static void print_overview(FILE *to)
 {
-    fprintf(to, "kubeml trains deep networks with serverless functions: Local SGD on shared GPUs or "
-                "cores.\n\nusage: kubeml [--context NAME] COMMAND [options]; kubeml COMMAND --help says more\n\n");
+    fprintf(
+        to,
+        "kubeml trains deep networks with serverless functions: Local SGD on shared GPUs or "
+        "cores.\n\nusage: kubeml [--context NAME] COMMAND [options]; kubeml COMMAND --help says more\n\n");
     for (const cli_verb *v = cli_verbs; v->name; v++)
         fprintf(to, "  %-18s %s\n", v->name, v->summary);
-    fprintf(to, "\nfor a platform on Kubernetes, before the command; any of them wins over KUBEML_URL:\n"
-                "  --context NAME     of the kubeconfig (its current one)\n"
-                "  --namespace NAME   where the platform is (the context's)\n"
-                "  --kubeconfig FILE  (KUBECONFIG, or ~/.kube/config)\n"
-                "  --service NAME     the platform's Service (the one there is)\n"
-                "\nenvironment:\n"
-                "  KUBEML_URL         the platform's API (http://127.0.0.1:10100)\n"
-                "  KUBEML_TOKEN       its bearer token (on Kubernetes: read from its Secret)\n"
-                "  KUBEML_HOME        where the local platform keeps its files (~/.kubeml)\n"
-                "\nexit status: 0 done, 1 failed, 2 wrong usage\n");
+    fprintf(
+        to,
+        "\nfor a platform on Kubernetes, before the command; any of them wins over KUBEML_URL:\n"
+        "  --context NAME     of the kubeconfig (its current one)\n"
+        "  --namespace NAME   where the platform is (the context's)\n"
+        "  --kubeconfig FILE  (KUBECONFIG, or ~/.kube/config)\n"
+        "  --service NAME     the platform's Service (the one there is)\n"
+        "\nenvironment:\n"
+        "  KUBEML_URL         the platform's API (http://127.0.0.1:10100)\n"
+        "  KUBEML_TOKEN       its bearer token (on Kubernetes: read from its Secret)\n"
+        "  KUBEML_HOME        where the local platform keeps its files (~/.kubeml)\n"
+        "\nexit status: 0 done, 1 failed, 2 wrong usage\n");
 }
 
 /* `kubeml dataset` alone lists that noun's verbs. */
@@ -74,7 +78,8 @@ int main(int argc, char **argv)
     const char *url = getenv("KUBEML_URL");
     static cluster_access cluster;
     static char version[] = "version";
-    cli c = {.url = url && *url ? url : "http://127.0.0.1:10100", .token = getenv("KUBEML_TOKEN"), .cluster = &cluster};
+    cli c = {.url = url && *url ? url : "http://127.0.0.1:10100", .token = getenv("KUBEML_TOKEN"),
+             .cluster = &cluster};
     if (argc > 1 && strcmp(argv[1], "__options") == 0) {
         c.describe = true; /* for the shell completion: the options of the verb that follows */
         argv++;
@@ -91,7 +96,8 @@ int main(int argc, char **argv)
         print_overview(stderr);
         return CLI_USAGE;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        strcmp(argv[1], "help") == 0) {
         print_overview(stdout);
         return CLI_OK;
     }

@@ -105,7 +105,8 @@ static void print_table(const json_t *rows, const cli_column *columns, bool wide
     }
 }
 
-int output_rows(const json_t *rows, const cli_column *columns, const char *format, const char *empty)
+int output_rows(const json_t *rows, const cli_column *columns, const char *format,
+                const char *empty)
 {
     bool wide = strcmp(format, "wide") == 0;
     if (!wide && strcmp(format, "table") != 0)
@@ -135,24 +136,26 @@ static int emit(yaml_emitter_t *emitter, yaml_event_t *event)
 static int emit_scalar(yaml_emitter_t *emitter, const char *text, bool quoted)
 {
     yaml_event_t event;
-    yaml_scalar_event_initialize(&event, NULL, NULL, (const yaml_char_t *)text, (int)strlen(text), 1,
-                                 1, quoted ? YAML_DOUBLE_QUOTED_SCALAR_STYLE : YAML_PLAIN_SCALAR_STYLE);
+    yaml_scalar_event_initialize(
+        &event, NULL, NULL, (const yaml_char_t *)text, (int)strlen(text), 1, 1,
+        quoted ? YAML_DOUBLE_QUOTED_SCALAR_STYLE : YAML_PLAIN_SCALAR_STYLE);
     return emit(emitter, &event);
 }
 
-/* Whether a plain scalar would be read as something else than this text: by YAML 1.1, which most still read, a time
- * as 2026-11-21T20:56:38Z is no string, nor are 1:30, 1_000 and 0b1. */
+/* Whether a plain scalar would be read as something else than this text: by YAML 1.1, which most
+ * still read, a time as 2026-11-21T20:56:38Z is no string, nor are 1:30, 1_000 and 0b1. */
 static bool needs_quotes(const char *text)
 {
-    static const char *const words[] = {"",   "~",   "null", "true",  "false", "yes",  "no", "y",
-                                        "n",  "on",  "off",  ".inf",  "+.inf", "-.inf", ".nan", "=", "<<"};
+    static const char *const words[] = {"",      "~",     "null", "true", "false", "yes",
+                                        "no",    "y",     "n",    "on",   "off",   ".inf",
+                                        "+.inf", "-.inf", ".nan", "=",    "<<"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         if (strcasecmp(text, words[i]) == 0)
             return true;
     char *end = NULL;
     strtod(text, &end);
-    return *end == '\0' ||
-           (strchr("+-.0123456789", *text) && text[strspn(text, "0123456789+-._: \tbeoxtzBEOXTZ")] == '\0');
+    return *end == '\0' || (strchr("+-.0123456789", *text) &&
+                            text[strspn(text, "0123456789+-._: \tbeoxtzBEOXTZ")] == '\0');
 }
 
 /* With a point, without which YAML 1.1 takes 1e-05 for a word. */
@@ -201,7 +204,8 @@ static int emit_value(yaml_emitter_t *emitter, const json_t *value)
         return emit(emitter, &event);
     }
     if (json_is_string(value))
-        return emit_scalar(emitter, json_string_value(value), needs_quotes(json_string_value(value)));
+        return emit_scalar(emitter, json_string_value(value),
+                           needs_quotes(json_string_value(value)));
     if (json_is_integer(value))
         snprintf(text, sizeof text, "%lld", (long long)json_integer_value(value));
     else if (json_is_real(value))
@@ -335,4 +339,37 @@ void output_sort(json_t *rows)
     for (i = 0; i < count; i++)
         json_array_append_new(rows, all[i]);
     free(all);
+}
+
+static const struct {
+    const char *title;
+    int width, decimals;
+} epoch_columns[EPOCH_VALUES] = {[EPOCH_TRAIN_LOSS] = {"train loss", 10, 4},
+                                 [EPOCH_VALIDATION_LOSS] = {"val loss", 10, 4},
+                                 [EPOCH_ACCURACY] = {"accuracy %", 10, 2},
+                                 [EPOCH_SECONDS] = {"seconds", 9, 2},
+                                 [EPOCH_PARALLELISM] = {"parallelism", 11, 0}};
+
+void output_epochs_head(void)
+{
+    printf("epoch");
+    for (size_t k = 0; k < EPOCH_VALUES; k++)
+        printf(" %*s", epoch_columns[k].width, epoch_columns[k].title);
+    putchar('\n');
+}
+
+void output_epoch(int number, json_t *const value[EPOCH_VALUES])
+{
+    printf("%5d", number);
+    for (size_t k = 0; k < EPOCH_VALUES; k++) {
+        int width = epoch_columns[k].width;
+        double v = json_number_value(value[k]);
+        if (!json_is_number(value[k]))
+            printf(" %*s", width, "-");
+        else if (snprintf(NULL, 0, "%.*f", epoch_columns[k].decimals, v) > width)
+            printf(" %*.4g", width, v); /* a loss that has grown out of its column */
+        else
+            printf(" %*.*f", width, epoch_columns[k].decimals, v);
+    }
+    putchar('\n');
 }

@@ -13,14 +13,15 @@ const cli_verb cli_verbs[] = {
     {"status", "", "what runs here", NULL, cmd_status},
     {"dataset create", "", "upload a data set",
      "Files may be npy, npz, IDX (also .gz) or CIFAR-10 batches; the format is recognised by content.\n"
-     "CIFAR-10's batches hold their labels: give --traindata several times and leave --trainlabels out.\n\n"
+     "CIFAR-10's batches hold their labels: give --traindata several times and leave --trainlabels out.\n"
+     "An npz with x_train, y_train, x_test and y_test is a whole data set: --traindata alone.\n\n"
      "  kubeml dataset create --name mnist --traindata train-images-idx3-ubyte.gz \\\n"
      "      --trainlabels train-labels-idx1-ubyte.gz --testdata t10k-images-idx3-ubyte.gz \\\n"
      "      --testlabels t10k-labels-idx1-ubyte.gz",
      cmd_dataset_create},
     {"dataset list", "", "list the data sets", NULL, cmd_dataset_list},
     {"dataset get", "NAME", "show one data set", NULL, cmd_dataset_get},
-    {"dataset delete", "[NAME]", "delete a data set", NULL, cmd_dataset_delete},
+    {"dataset delete", "NAME", "delete a data set", NULL, cmd_dataset_delete},
     {"function create", "", "upload the code that trains a model",
      "The code is compiled once, in a sandbox; the compiler's errors come back with their lines.\n\n"
      "  kubeml function create --name lenet --code lenet.c\n"
@@ -31,7 +32,7 @@ const cli_verb cli_verbs[] = {
      "Jobs that run keep the version they began with.", cmd_function_update},
     {"function list", "", "list the functions", NULL, cmd_function_list},
     {"function get", "NAME", "show one function and its versions", NULL, cmd_function_get},
-    {"function delete", "[NAME]", "delete a function", NULL, cmd_function_delete},
+    {"function delete", "NAME", "delete a function", NULL, cmd_function_delete},
     {"function logs", "NAME", "the log of the newest job that ran a function", NULL,
      cmd_function_logs},
     {"train", "", "train a function on a data set",
@@ -41,35 +42,36 @@ const cli_verb cli_verbs[] = {
     {"task list", "", "list the jobs that wait or run", NULL, cmd_task_list},
     {"task get", "ID", "show one job", NULL, cmd_task_get},
     {"task stop", "ID", "stop a job; what was merged stays", NULL, cmd_task_stop},
-    {"task suspend", "ID", "stop a job at its next merge, to be resumed there", NULL, cmd_task_suspend},
-    {"task resume", "ID", "go on with a suspended, stopped or failed job from where it stands", NULL,
-     cmd_task_resume},
+    {"task suspend", "ID", "stop a job at its next merge, to be resumed there", NULL,
+     cmd_task_suspend},
+    {"task resume", "ID", "go on with a suspended, stopped or failed job from where it stands",
+     NULL, cmd_task_resume},
     {"task wait", "ID", "wait for a job's end", "Exit status 0 when it succeeded, 1 otherwise.",
      cmd_task_wait},
     {"task prune", "", "stop every job that waits or runs", NULL, cmd_task_prune},
     {"history list", "", "list the histories of all jobs", NULL, cmd_history_list},
-    {"history get", "[ID]", "losses, accuracy and times of a job, epoch by epoch", NULL,
+    {"history get", "ID", "losses, accuracy and times of a job, epoch by epoch", NULL,
      cmd_history_get},
-    {"history delete", "[ID]", "delete a job's history and model", NULL, cmd_history_delete},
+    {"history delete", "ID", "delete a job's history and model", NULL, cmd_history_delete},
     {"history prune", "", "delete the histories and models of all ended jobs", NULL,
      cmd_history_prune},
     {"top", "", "what running functions use: processor, memory, GPU",
      "CPU % is of one core; MEMORY the most that was resident; GPU %, GPU MEMORY and WATTS are those of the whole GPU, with\n"
      "all that run on it, and OWN what this function holds there. --watch prints again every two seconds.",
      cmd_top},
-    {"logs", "[ID]", "what a job's processes said", NULL, cmd_logs},
+    {"logs", "ID", "what a job's processes said", NULL, cmd_logs},
     {"explain", "ID", "why a job waits, or what went wrong, with the evidence", NULL, cmd_explain},
     {"infer", "", "classify with a trained model",
      "The data file is npy or JSON, one sample or an array of them.\n\n"
      "  kubeml infer -n ID --datafile samples.npy",
      cmd_infer},
-    {"model export", "[ID]", "download a trained model as safetensors or npz", NULL,
+    {"model export", "ID", "download a trained model as safetensors or npz", NULL,
      cmd_model_export},
     {"run", "FILE.c", "train in this process, without the platform",
      "The same file that would be uploaded. All options: kubeml run --help.", cmd_run},
     {"zoo list", "", "the models that need no code", NULL, cmd_zoo_list},
-    {"completion", "[bash]", "print the shell completion",
-     "  source <(kubeml completion bash)", cmd_completion},
+    {"completion", "[bash]", "print the shell completion", "  source <(kubeml completion bash)",
+     cmd_completion},
     {"version", "", "this program's version, and the platform's", NULL, cmd_version},
     {NULL, NULL, NULL, NULL, NULL},
 };

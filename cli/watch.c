@@ -1,7 +1,7 @@
 /* watch.c: follows a job through its server-sent events.
  *
- * The stream is read again from where it broke (Last-Event-ID is not needed: every stream begins with
- * all that happened), so that a controller's restart does not end a watch. */
+ * The stream is read again from where it broke (Last-Event-ID is not needed: every stream begins
+ * with all that happened), so that a controller's restart does not end a watch. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,11 @@
 #include "cli.h"
 #include "clock.h"
 
-enum { EVENT_BYTES_MAX = 1 << 20, RECONNECTS_MAX = 40 /* in a row, without an event */, RECONNECT_MS = 500 };
+enum {
+    EVENT_BYTES_MAX = 1 << 20,
+    RECONNECTS_MAX = 40 /* in a row, without an event */,
+    RECONNECT_MS = 500
+};
 
 typedef struct watcher {
     bool quiet, headed, ended;
@@ -23,15 +27,6 @@ typedef struct watcher {
     buf in;
 } watcher;
 
-static void print_cell(const json_t *epoch, const char *key, const char *format)
-{
-    const json_t *value = json_object_get(epoch, key);
-    if (json_is_number(value))
-        printf(format, json_number_value(value));
-    else
-        printf("%*s", 10, "-");
-}
-
 static void on_epoch(watcher *w, const json_t *epoch)
 {
     int number = (int)json_integer_value(json_object_get(epoch, "epoch"));
@@ -39,17 +34,14 @@ static void on_epoch(watcher *w, const json_t *epoch)
         return;
     w->last_epoch = number;
     if (!w->headed)
-        printf("%5s %10s %10s %10s %9s %11s\n", "epoch", "train loss", "val loss", "accuracy %",
-               "seconds", "parallelism");
+        output_epochs_head();
     w->headed = true;
-    printf("%5d ", number);
-    print_cell(epoch, "train_loss", "%10.4f");
-    putchar(' ');
-    print_cell(epoch, "validation_loss", "%10.4f");
-    putchar(' ');
-    print_cell(epoch, "accuracy", "%10.2f");
-    print_cell(epoch, "seconds", " %9.2f");
-    printf(" %11d\n", (int)json_integer_value(json_object_get(epoch, "parallelism")));
+    static const char *const keys[EPOCH_VALUES] = {"train_loss", "validation_loss", "accuracy",
+                                                   "seconds", "parallelism"};
+    json_t *value[EPOCH_VALUES];
+    for (size_t k = 0; k < EPOCH_VALUES; k++)
+        value[k] = json_object_get(epoch, keys[k]);
+    output_epoch(number, value);
     fflush(stdout);
 }
 
@@ -66,10 +58,12 @@ static void on_state(watcher *w, const json_t *task)
     if (w->ended)
         w->status = succeeded ? CLI_OK : CLI_FAILED;
     char text[512];
-    /* While all goes well the message says everything; else the reason's name is what to look up. */
+    /* While all goes well the message says everything; else the reason's name is what to look
+     * up. */
     bool well = succeeded || strcmp(state, "running") == 0 || strcmp(state, "starting") == 0;
     snprintf(text, sizeof text, "%s%s%s%s%s", state, !well && reason && *reason ? ": " : "",
-             !well && reason ? reason : "", message && *message ? ": " : "", message ? message : "");
+             !well && reason ? reason : "", message && *message ? ": " : "",
+             message ? message : "");
     if (strcmp(text, w->said) == 0 || (w->quiet && !w->ended))
         return;
     snprintf(w->said, sizeof w->said, "%s", text);

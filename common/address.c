@@ -1,8 +1,9 @@
 /* address.c: see address.h.
  *
- * A pod's packets are dropped until every node knows the policy that lets them through, some tens of milliseconds after the
- * pod got its label. The kernel sends a connection's first packet again after a whole second; a new connection sends one
- * at once. So the first tries are short, and each is twice as long as the last, for hosts that are far. */
+ * A pod's packets are dropped until every node knows the policy that lets them through, some tens
+ * of milliseconds after the pod got its label. The kernel sends a connection's first packet again
+ * after a whole second; a new connection sends one at once. So the first tries are short, and each
+ * is twice as long as the last, for hosts that are far. */
 #include "address.h"
 
 #include <errno.h>
@@ -19,7 +20,8 @@ int address_unix(const char *path, struct sockaddr_un *to, err *e)
 {
     *to = (struct sockaddr_un){.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof to->sun_path)
-        return err_set(e, ERR_LIMIT, "socket path over %zu bytes: %s", sizeof to->sun_path - 1, path);
+        return err_set(e, ERR_LIMIT, "socket path over %zu bytes: %s", sizeof to->sun_path - 1,
+                       path);
     memcpy(to->sun_path, path, strlen(path) + 1);
     return 0;
 }
@@ -60,8 +62,8 @@ static int established(int fd, int64_t deadline_ms)
     return getsockopt(fd, SOL_SOCKET, SO_ERROR, &status, &len) ? errno : status;
 }
 
-/* One connection. 0 or errno; EAGAIN is a Unix socket with a full backlog: no connection has begun, and nothing tells
- * when there is room. */
+/* One connection. 0 or errno; EAGAIN is a Unix socket with a full backlog: no connection has begun,
+ * and nothing tells when there is room. */
 static int try_once(const struct sockaddr *to, socklen_t len, int64_t deadline_ms, int *out)
 {
     cleanup_close int fd = socket(to->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -95,7 +97,8 @@ static int dial_unix(const char *path, int64_t deadline_ms, err *e)
     int fd = -1, status;
     if (address_unix(path, &to, e))
         return -1;
-    while ((status = try_once((struct sockaddr *)&to, sizeof to, deadline_ms, &fd)) == EAGAIN && clock_left_ms(deadline_ms) > 0)
+    while ((status = try_once((struct sockaddr *)&to, sizeof to, deadline_ms, &fd)) == EAGAIN &&
+           clock_left_ms(deadline_ms) > 0)
         poll(NULL, 0, BACKLOG_PAUSE_MS);
     return status ? failed(status, e) : fd;
 }

@@ -1,4 +1,5 @@
-/* address.h: where somebody listens, "unix:/path" or "tcp:host:port" ("tcp:[::1]:80" too), and how it is dialled. */
+/* address.h: where somebody listens, "unix:/path" or "tcp:host:port" ("tcp:[::1]:80" too), and how
+ * it is dialled. */
 #ifndef KUBEML_ADDRESS_H
 #define KUBEML_ADDRESS_H
 
@@ -11,14 +12,15 @@
 
 enum { ADDRESS_BYTES = 256 };
 
-/* A connected socket that does not block, the caller's to close, or -1. ERR_INVALID: no address. ERR_UNAVAILABLE: nobody
- * listens there, or no such host. ERR_TIMEOUT: no answer by the deadline. (A host's name is looked up by the system, with
- * the system's own deadline.) */
+/* A connected socket that does not block, the caller's to close, or -1. ERR_INVALID: no address.
+ * ERR_UNAVAILABLE: nobody listens there, or no such host. ERR_TIMEOUT: no answer by the deadline.
+ * (A host's name is looked up by the system, with the system's own deadline.) */
 int address_dial(const char *address, int64_t deadline_ms, err *e);
 
 /* A path, without "unix:". ERR_LIMIT: it is too long for a socket. */
 int address_unix(const char *path, struct sockaddr_un *to, err *e);
-/* "host:port", without "tcp:"; `passive`: to listen there. Caller frees with freeaddrinfo. ERR_INVALID, ERR_UNAVAILABLE. */
+/* "host:port", without "tcp:"; `passive`: to listen there. Caller frees with freeaddrinfo.
+ * ERR_INVALID, ERR_UNAVAILABLE. */
 int address_tcp(const char *host_port, bool passive, struct addrinfo **out, err *e);
 
 #endif

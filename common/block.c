@@ -3,9 +3,9 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "cleanup.h"
+#include "hash64.h"
 #include "parallel.h"
 
 int block_shape_check(block_shape s, err *e)
@@ -54,12 +54,12 @@ size_t block_pieces(block_shape s)
 
 uint64_t block_piece_hash(const void *bytes, size_t len)
 {
-    return XXH3_64bits(bytes, len);
+    return hash64(bytes, len);
 }
 
 uint64_t block_root_hash(const uint64_t *piece_hashes, size_t pieces)
 {
-    return XXH3_64bits(piece_hashes, pieces * sizeof *piece_hashes);
+    return hash64(piece_hashes, pieces * sizeof *piece_hashes);
 }
 
 typedef struct walk {

@@ -1,5 +1,5 @@
-/* builder.c: see builder.h. Checks the sources, runs the compiler in its sandbox (builder_run.c), reads
- * what it said, and checks what it made (builder_object.c). */
+/* builder.c: see builder.h. Checks the sources, runs the compiler in its sandbox (builder_run.c),
+ * reads what it said, and checks what it made (builder_object.c). */
 #include "builder.h"
 
 #include <errno.h>
@@ -23,7 +23,8 @@
 #include "fs.h"
 
 /* No -march: an object must load on every machine of the platform, and give the same bits there.
- * -fmax-errors: for each unknown name the compiler looks for one spelt alike, which takes minutes for thousands. */
+ * -fmax-errors: for each unknown name the compiler looks for one spelt alike, which takes minutes
+ * for thousands. */
 #define FLAGS                                                                                      \
     "-std=gnu11 -O2 -g1 -fPIC -shared -fvisibility=hidden -ffp-contract=off -frandom-seed=kubeml " \
     "-Wall -Werror=implicit-function-declaration -Werror=incompatible-pointer-types "              \
@@ -58,8 +59,8 @@ static bool is_c(const char *name)
 static int check_sources(const builder_source *files, size_t n, err *e)
 {
     if (n == 0 || n > BUILDER_FILES_MAX)
-        return err_set(e, n ? ERR_LIMIT : ERR_INVALID, "%zu source files, between 1 and %d are allowed",
-                       n, BUILDER_FILES_MAX);
+        return err_set(e, n ? ERR_LIMIT : ERR_INVALID,
+                       "%zu source files, between 1 and %d are allowed", n, BUILDER_FILES_MAX);
     size_t total = 0, c_files = 0;
     for (size_t i = 0; i < n; i++) {
         if (!name_ok(files[i].name))
@@ -79,7 +80,7 @@ static int check_sources(const builder_source *files, size_t n, err *e)
     return c_files ? 0 : err_set(e, ERR_INVALID, "there is no .c file among the sources");
 }
 
-/* ---- the programs it needs -------------------------------------------------------------------- */
+/* ---- the programs it needs ------------------------------------------------------------------- */
 
 static const char *find_compiler(const builder_config *c)
 {
@@ -106,9 +107,10 @@ static int find_bwrap(const builder_config *c, char out[256], err *e)
             return 0;
         paths += len + (paths[len] == ':');
     }
-    return err_set(e, ERR_UNSUPPORTED,
-                   "no compile sandbox: bubblewrap (the program bwrap) is not installed; install the "
-                   "package bubblewrap");
+    return err_set(
+        e, ERR_UNSUPPORTED,
+        "no compile sandbox: bubblewrap (the program bwrap) is not installed; install the "
+        "package bubblewrap");
 }
 
 static char *const plain_env[] = {"PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C", NULL};
@@ -128,7 +130,7 @@ static int compiler_version(const char *compiler, buf *out, err *e)
     return 0;
 }
 
-/* ---- the SDK ---------------------------------------------------------------------------------- */
+/* ---- the SDK --------------------------------------------------------------------------------- */
 
 int builder_abi(const char *include_dir)
 {
@@ -138,12 +140,13 @@ int builder_abi(const char *include_dir)
         return 0;
     cleanup_fclose FILE *f = fopen(path, "re");
     while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "#define KUBEML_ABI %d", &abi) == 1 || sscanf(line, "#define KML_ABI %d", &abi) == 1)
+        if (sscanf(line, "#define KUBEML_ABI %d", &abi) == 1 ||
+            sscanf(line, "#define KML_ABI %d", &abi) == 1)
             break;
     return abi;
 }
 
-/* ---- the key ---------------------------------------------------------------------------------- */
+/* ---- the key --------------------------------------------------------------------------------- */
 
 static int by_name(const void *a, const void *b)
 {
@@ -179,8 +182,9 @@ static int make_key(const builder_source *files, size_t n, int abi, const char *
     struct utsname machine;
     uname(&machine);
     char head[1024];
-    int len = snprintf(head, sizeof head, "kubeml-build 1\nabi %d\nmachine %s\nflags %s\ncompiler %.*s\n",
-                       abi, machine.machine, FLAGS, (int)strcspn(version, "\n"), version);
+    int len =
+        snprintf(head, sizeof head, "kubeml-build 1\nabi %d\nmachine %s\nflags %s\ncompiler %.*s\n",
+                 abi, machine.machine, FLAGS, (int)strcspn(version, "\n"), version);
     if (len < 0 || (size_t)len >= sizeof head)
         return err_set(e, ERR_INTERNAL, "the compiler's version line is too long");
     EVP_MD_CTX *md = EVP_MD_CTX_new();
@@ -213,7 +217,7 @@ int builder_key(const builder_source *files, size_t n, const builder_config *c,
     return rc;
 }
 
-/* ---- the sandbox ------------------------------------------------------------------------------ */
+/* ---- the sandbox ----------------------------------------------------------------------------- */
 
 enum { ARGS_MAX = 256, ARG_BYTES_MAX = 64 << 10 };
 
@@ -386,7 +390,8 @@ static int make_command(build *b, err *e)
 {
     if (!(b->command.text = malloc(ARG_BYTES_MAX)))
         return err_set(e, ERR_NOMEM, "no memory for the command");
-    int rc = b->config->sandbox == BUILDER_SANDBOX_NONE ? open_command(b, e) : sandbox_command(b, e);
+    int rc =
+        b->config->sandbox == BUILDER_SANDBOX_NONE ? open_command(b, e) : sandbox_command(b, e);
     if (rc != 0)
         return -1;
     arg(&b->command, "%s", script);
@@ -419,7 +424,7 @@ static void build_free(build *b)
     buf_free(&b->version);
 }
 
-/* ---- what came of it -------------------------------------------------------------------------- */
+/* ---- what came of it ------------------------------------------------------------------------- */
 
 /* Whether the compiler says so: the lines of the source that it shows begin with a blank. */
 static bool says(const char *text, const char *words)

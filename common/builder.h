@@ -1,14 +1,15 @@
 /* builder.h: compiles an uploaded function's C files into a shared object, once, in a sandbox.
  *
- * The compiler runs under bubblewrap: it sees itself, the SDK's headers and the sources; no home, no
- * /etc, no /proc, no network, nothing it may write to but a small tmpfs; with limits on CPU time,
- * memory, file size and output, and a deadline after which the whole tree is killed. Where bubblewrap
- * is missing nothing is compiled, unless BUILDER_SANDBOX_NONE is asked for by name, which is for a
- * container that is the sandbox itself, and for `kubeml run` on the user's own files.
+ * The compiler runs under bubblewrap: it sees itself, the SDK's headers and the sources; no home,
+ * no /etc, no /proc, no network, nothing it may write to but a small tmpfs; with limits on CPU
+ * time, memory, file size and output, and a deadline after which the whole tree is killed. Where
+ * bubblewrap is missing nothing is compiled, unless BUILDER_SANDBOX_NONE is asked for by name,
+ * which is for a container that is the sandbox itself, and for `kubeml run` on the user's own
+ * files.
  *
  * A hostile source (an include of /etc/shadow, an include bomb, minutes of compiling, gigabytes of
- * memory) is an error within the limits. builder_compile blocks its thread for up to wall_ms; it may be
- * called from several threads at once and keeps no state between calls. */
+ * memory) is an error within the limits. builder_compile blocks its thread for up to wall_ms; it
+ * may be called from several threads at once and keeps no state between calls. */
 #ifndef KUBEML_BUILDER_H
 #define KUBEML_BUILDER_H
 
@@ -78,16 +79,16 @@ typedef struct builder_result {
 int builder_abi(const char *include_dir);
 
 /* The name under which the object is stored: SHA-256 of the sources (in order of their names), the
- * SDK's ABI, the compiler's version, the flags and the instruction set. Runs the compiler once to ask
- * for its version. ERR_INVALID and ERR_LIMIT as builder_compile. */
+ * SDK's ABI, the compiler's version, the flags and the instruction set. Runs the compiler once to
+ * ask for its version. ERR_INVALID and ERR_LIMIT as builder_compile. */
 int builder_key(const builder_source *files, size_t n, const builder_config *c,
                 char key[BUILDER_KEY_BYTES], err *e);
 
 /* Compiles and links. `limits` NULL: the defaults. *out is set in every case and is freed with
- * builder_result_free; on failure it has what the compiler said. Errors: ERR_INVALID (a file's name; the
- * first compile error as "file.c:12:5: error: ..."; KUBEML_FUNCTION is missing; an undefined symbol),
- * ERR_LIMIT (too large; time, memory or output used up), ERR_UNSUPPORTED (no bubblewrap, no compiler,
- * no namespaces here), ERR_IO, ERR_NOMEM. */
+ * builder_result_free; on failure it has what the compiler said. Errors: ERR_INVALID (a file's
+ * name; the first compile error as "file.c:12:5: error: ..."; KUBEML_FUNCTION is missing; an
+ * undefined symbol), ERR_LIMIT (too large; time, memory or output used up), ERR_UNSUPPORTED (no
+ * bubblewrap, no compiler, no namespaces here), ERR_IO, ERR_NOMEM. */
 int builder_compile(const builder_source *files, size_t n, const builder_limits *limits,
                     const builder_config *c, builder_result *out, err *e);
 void builder_result_free(builder_result *r);

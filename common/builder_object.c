@@ -1,5 +1,6 @@
-/* builder_object.c: reads an ELF object's dynamic symbols. The bytes come from a compiler that ran on
- * somebody else's sources, so every offset is checked before it is followed. See builder_run.h. */
+/* builder_object.c: reads an ELF object's dynamic symbols. The bytes come from a compiler that ran
+ * on somebody else's sources, so every offset is checked before it is followed. See
+ * builder_run.h. */
 #include <elf.h>
 #include <stdint.h>
 #include <string.h>

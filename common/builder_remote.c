@@ -14,7 +14,7 @@
 
 enum { PAUSE_MS = 500, CONNECT_MS = 3000 };
 
-/* ---- what the compiler said -------------------------------------------------------------------------- */
+/* ---- what the compiler said ------------------------------------------------------------------ */
 
 json_t *builder_said_json(const builder_result *b)
 {
@@ -22,13 +22,14 @@ json_t *builder_said_json(const builder_result *b)
     for (size_t i = 0; i < b->diagnostic_count; i++) {
         const builder_diagnostic *d = &b->diagnostics[i];
         json_t *entry = json_pack("{s:s, s:i, s:i, s:s, s:s%}", "file", d->file, "line", d->line,
-                                  "column", d->column, "severity", d->severity, "message", d->message,
-                                  strlen(d->message));
+                                  "column", d->column, "severity", d->severity, "message",
+                                  d->message, strlen(d->message));
         if (entry)
             json_array_append_new(list, entry);
     }
     json_t *text = b->text ? json_string(b->text) : NULL;
-    return json_pack("{s:o, s:o}", "diagnostics", list, "compiler_output", text ? text : json_string(""));
+    return json_pack("{s:o, s:o}", "diagnostics", list, "compiler_output",
+                     text ? text : json_string(""));
 }
 
 static void take_text(const json_t *object, const char *key, char *out, size_t bytes)
@@ -57,9 +58,10 @@ static void said_read(const json_t *said, builder_result *out)
     }
 }
 
-/* ---- the builder's end ---------------------------------------------------------------------------------- */
+/* ---- the builder's end ----------------------------------------------------------------------- */
 
-int builder_request_read(const json_t *request, builder_source files[BUILDER_FILES_MAX], size_t *n, err *e)
+int builder_request_read(const json_t *request, builder_source files[BUILDER_FILES_MAX], size_t *n,
+                         err *e)
 {
     static const char *const known[] = {"files", NULL}, *const of_file[] = {"name", "text", NULL};
     const json_t *list = json_object_get(request, "files");
@@ -86,16 +88,17 @@ json_t *builder_built_json(const builder_result *r)
     if (!text)
         return NULL;
     int len = EVP_EncodeBlock(text, r->object, (int)r->object_bytes);
-    return json_pack("{s:s, s:s%, s:f, s:s}", "key", r->key, "object", text, (size_t)len, "seconds", r->seconds,
-                     "text", r->text ? r->text : "");
+    return json_pack("{s:s, s:s%, s:f, s:s}", "key", r->key, "object", text, (size_t)len, "seconds",
+                     r->seconds, "text", r->text ? r->text : "");
 }
 
-/* ---- the caller's end -------------------------------------------------------------------------------------- */
+/* ---- the caller's end ------------------------------------------------------------------------ */
 
 static int object_read(const json_t *reply, builder_result *out, err *e)
 {
     const json_t *object = json_object_get(reply, "object");
-    const char *text = json_string_value(object), *key = json_string_value(json_object_get(reply, "key"));
+    const char *text = json_string_value(object),
+               *key = json_string_value(json_object_get(reply, "key"));
     size_t len = json_string_length(object), padding = 0;
     if (!text || len < 4 || len % 4 || len / 4 * 3 > BUILDER_OBJECT_BYTES_MAX + 3 || !key ||
         strlen(key) != BUILDER_KEY_BYTES - 1)
@@ -120,8 +123,14 @@ static int ask(const builder_remote *where, const char *body, builder_result *ou
     char url[512];
     http_reply reply;
     snprintf(url, sizeof url, "%s/build", where->url);
-    http_call call = {.method = "POST", .url = url, .token = where->token, .body = body, .body_len = strlen(body),
-                      .connect_ms = CONNECT_MS, .idle_s = -1, .total_ms = BUILDER_ANSWER_MS};
+    http_call call = {.method = "POST",
+                      .url = url,
+                      .token = where->token,
+                      .body = body,
+                      .body_len = strlen(body),
+                      .connect_ms = CONNECT_MS,
+                      .idle_s = -1,
+                      .total_ms = BUILDER_ANSWER_MS};
     int status = http_call_run(&call, &reply, e);
     cleanup_json json_t *answer = reply.body.len ? http_reply_json(&reply, NULL) : NULL;
     const char *reason = json_string_value(json_object_get(answer, "reason"));
@@ -139,7 +148,8 @@ static char *request_text(const builder_source *files, size_t n, err *e)
 {
     cleanup_json json_t *list = json_array();
     for (size_t i = 0; i < n; i++) {
-        json_t *file = json_pack("{s:s, s:s%}", "name", files[i].name, "text", files[i].text, files[i].len);
+        json_t *file =
+            json_pack("{s:s, s:s%}", "name", files[i].name, "text", files[i].text, files[i].len);
         if (!file || json_array_append_new(list, file)) {
             err_set(e, ERR_INVALID, "%s is not UTF-8 text", files[i].name);
             return NULL;
@@ -152,8 +162,8 @@ static char *request_text(const builder_source *files, size_t n, err *e)
     return text;
 }
 
-int builder_remote_compile(const builder_remote *where, const builder_source *files, size_t n, builder_result *out,
-                           err *e)
+int builder_remote_compile(const builder_remote *where, const builder_source *files, size_t n,
+                           builder_result *out, err *e)
 {
     *out = (builder_result){0};
     cleanup_free char *body = request_text(files, n, e);
@@ -170,6 +180,7 @@ int builder_remote_compile(const builder_remote *where, const builder_source *fi
         }
         builder_result_free(out);
         *out = (builder_result){0};
-        nanosleep(&(struct timespec){0, PAUSE_MS * 1000000L}, NULL); /* between tries; what is waited for is its pod */
+        /* between tries; what is waited for is its pod */
+        nanosleep(&(struct timespec){0, PAUSE_MS * 1000000L}, NULL);
     }
 }

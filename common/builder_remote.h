@@ -1,7 +1,8 @@
 /* builder_remote.h: builder.h in a pod of its own, over HTTP: both ends of it.
  *
- * POST /build {"files": [{"name", "text"}]} gives {"key", "object" (base64), "seconds", "text"}, or a problem
- * document with the members of builder_said_json. The one who asks is known by a bearer token. */
+ * POST /build {"files": [{"name", "text"}]} gives {"key", "object" (base64), "seconds", "text"}, or
+ * a problem document with the members of builder_said_json. The one who asks is known by a bearer
+ * token. */
 #ifndef KUBEML_BUILDER_REMOTE_H
 #define KUBEML_BUILDER_REMOTE_H
 
@@ -11,7 +12,8 @@
 
 enum {
     BUILDER_REQUEST_BYTES_MAX = 8 << 20,
-    BUILDER_ANSWER_MS = 2 * BUILDER_WALL_MS + 15000, /* of one try; another's build may be under way */
+    /* of one try; another's build may be under way */
+    BUILDER_ANSWER_MS = 2 * BUILDER_WALL_MS + 15000,
     BUILDER_AWAY_MS = 20000, /* a builder that is not there is asked again for so long */
 };
 
@@ -19,16 +21,17 @@ typedef struct builder_remote {
     const char *url, *token;
 } builder_remote;
 
-/* As builder_compile, there. A build has no effect but its answer, so that one which was lost is asked for
- * again. ERR_UNAVAILABLE when no builder answers. */
-int builder_remote_compile(const builder_remote *where, const builder_source *files, size_t n, builder_result *out,
-                           err *e);
+/* As builder_compile, there. A build has no effect but its answer, so that one which was lost is
+ * asked for again. ERR_UNAVAILABLE when no builder answers. */
+int builder_remote_compile(const builder_remote *where, const builder_source *files, size_t n,
+                           builder_result *out, err *e);
 
 /* What the compiler said: {"diagnostics": [{"file", "line", "column", "severity", "message"}],
  * "compiler_output"}. New reference. */
 json_t *builder_said_json(const builder_result *r);
 /* The other end. The sources point into `request`. ERR_INVALID, ERR_LIMIT. */
-int builder_request_read(const json_t *request, builder_source files[BUILDER_FILES_MAX], size_t *n, err *e);
+int builder_request_read(const json_t *request, builder_source files[BUILDER_FILES_MAX], size_t *n,
+                         err *e);
 json_t *builder_built_json(const builder_result *r); /* new reference; NULL: no memory */
 
 #endif

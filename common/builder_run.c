@@ -69,7 +69,8 @@ static int take(int fd, buf *b, bool strict)
     return strict && n < (size_t)got ? -1 : 1;
 }
 
-/* Until both pipes are closed, or a limit is met. The deadline holds for one that never stops writing, too. */
+/* Until both pipes are closed, or a limit is met. The deadline holds for one that never stops
+ * writing, too. */
 static void collect(builder_run *r, int out_fd, int text_fd, buf *out, buf *text)
 {
     struct pollfd p[2] = {{out_fd, POLLIN, 0}, {text_fd, POLLIN, 0}};
@@ -94,8 +95,9 @@ static void collect(builder_run *r, int out_fd, int text_fd, buf *out, buf *text
     }
 }
 
-/* Waits for the end, and makes it come at the deadline (a program may close its outputs and go on). Until it
- * is reaped its pid, and so the number of its group, is nobody else's: what it left there is ended first. */
+/* Waits for the end, and makes it come at the deadline (a program may close its outputs and go on).
+ * Until it is reaped its pid, and so the number of its group, is nobody else's: what it left there
+ * is ended first. */
 static void reap(builder_run *r, pid_t pid)
 {
     cleanup_close int end = pidfd_open(pid, 0);

@@ -15,7 +15,8 @@ typedef struct builder_run {
     char *const *argv; /* argv[0] is a path; NULL at the end */
     char *const *envp;
     const char *folder;                /* working directory; NULL: / */
-    int keep[BUILDER_RUN_FDS_MAX];     /* descriptors that the program inherits under their numbers */
+    /* descriptors that the program inherits under their numbers */
+    int keep[BUILDER_RUN_FDS_MAX];
     size_t keep_count;
     int64_t deadline_ms;
     int cpu_s;             /* 0: no limit, as the next */
@@ -25,13 +26,14 @@ typedef struct builder_run {
     bool timed_out, output_over; /* killed for it */
 } builder_run;
 
-/* Runs to the end or the deadline; then nothing of the process group is left. stdin is empty. stdout
- * goes to `out`: more than its maximum ends the program. stderr goes to `text`: what does not fit is
- * read and dropped. -1 when the program could not be started (ERR_NOT_FOUND, ERR_IO, ERR_NOMEM). */
+/* Runs to the end or the deadline; then nothing of the process group is left. stdin is empty.
+ * stdout goes to `out`: more than its maximum ends the program. stderr goes to `text`: what does
+ * not fit is read and dropped. -1 when the program could not be started (ERR_NOT_FOUND, ERR_IO,
+ * ERR_NOMEM). */
 int builder_run_program(builder_run *r, buf *out, buf *text, err *e);
 
-/* Checks a linked object: 64-bit ELF of this machine, defines `symbol`, and every undefined symbol is
- * the SDK's (kml_*), weak, or versioned (libc, libm). ERR_INVALID says which is not so. */
+/* Checks a linked object: 64-bit ELF of this machine, defines `symbol`, and every undefined symbol
+ * is the SDK's (kml_*), weak, or versioned (libc, libm). ERR_INVALID says which is not so. */
 int builder_object_check(const unsigned char *bytes, size_t len, const char *symbol, err *e);
 
 #endif

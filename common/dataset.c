@@ -17,8 +17,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
+#include "hash64.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "chunks are little-endian");
 
@@ -252,7 +252,7 @@ void dataset_layout_of(const dataset_info *info, uint32_t samples, dataset_layou
 
 static uint64_t checksum(const uint8_t *value, size_t bytes)
 {
-    return XXH3_64bits(value + sizeof(chunk_header), bytes - sizeof(chunk_header));
+    return hash64(value + sizeof(chunk_header), bytes - sizeof(chunk_header));
 }
 
 void dataset_chunk_finish(const dataset_info *info, uint32_t samples, uint8_t *value)

@@ -47,8 +47,8 @@ typedef struct dataset_info {
     uint32_t targets; /* float32 targets a sample; 0: classification */
     uint64_t bytes;   /* of the samples alone */
     int64_t created_ms;
-    /* Per channel, of the training samples as float32 (uint8: of x/255); the info's own. Datasets of
-     * before have no min and max: NULL. */
+    /* Per channel, of the training samples as float32 (uint8: of x/255); the info's own. Datasets
+     * of before have no min and max: NULL. */
     float *mean, *std, *min, *max;
 } dataset_info;
 
@@ -89,8 +89,8 @@ const dataset_info *dataset_get_info(const dataset *d);
  * the first view of a chunk: ERR_CORRUPT names split and chunk. Several threads may call. */
 int dataset_view(dataset *d, dataset_split split, uint32_t chunk, dataset_chunk *out, err *e);
 void dataset_release(dataset *d, dataset_split split, uint32_t chunk);
-/* These chunks will be viewed, in about this order. A store that is far away fetches them ahead of the
- * views; does not block. dataset_prefetches: is it of use here? */
+/* These chunks will be viewed, in about this order. A store that is far away fetches them ahead of
+ * the views; does not block. dataset_prefetches: is it of use here? */
 void dataset_prefetch(dataset *d, dataset_split split, const uint32_t *chunks, size_t count);
 bool dataset_prefetches(const dataset *d);
 

@@ -32,8 +32,8 @@ int gpu_memory_parse(const char *text, uint64_t *bytes, err *e)
             return 0;
         }
     }
-    return err_set(e, ERR_INVALID, "\"%.32s\" is no size of memory such as 2Gi, 512Mi or 1073741824",
-                   text);
+    return err_set(e, ERR_INVALID,
+                   "\"%.32s\" is no size of memory such as 2Gi, 512Mi or 1073741824", text);
 }
 
 void gpu_memory_text(uint64_t bytes, char out[GPU_MEMORY_TEXT_BYTES])
@@ -99,7 +99,8 @@ bool gpu_mps_runs(void)
 {
     const char *named = getenv("CUDA_MPS_PIPE_DIRECTORY");
     char path[512];
-    int len = snprintf(path, sizeof path, "%s/control", named && *named ? named : "/tmp/nvidia-mps");
+    int len =
+        snprintf(path, sizeof path, "%s/control", named && *named ? named : "/tmp/nvidia-mps");
     return len > 0 && (size_t)len < sizeof path && access(path, W_OK) == 0;
 }
 

@@ -1,5 +1,5 @@
-/* gpu.h: how much of a GPU a function may use, and on which GPU of a machine it goes. Pure, but for the
- * environment of a process that is about to start CUDA. */
+/* gpu.h: how much of a GPU a function may use, and on which GPU of a machine it goes. Pure, but for
+ * the environment of a process that is about to start CUDA. */
 #ifndef KUBEML_GPU_H
 #define KUBEML_GPU_H
 
@@ -38,8 +38,8 @@ typedef struct gpu_state {
 
 /* "best-fit", "spread", "pack". ERR_INVALID. */
 int gpu_policy_parse(const char *text, gpu_policy *out, err *e);
-/* Index of the GPU for one more function, the first of equals; -1: none has room. A function without
- * a memory limit is counted with an equal part: GPU_UNCAPPED_PARTS of them fill a GPU. */
+/* Index of the GPU for one more function, the first of equals; -1: none has room. A function
+ * without a memory limit is counted with an equal part: GPU_UNCAPPED_PARTS of them fill a GPU. */
 enum { GPU_UNCAPPED_PARTS = 8 };
 int gpu_place(gpu_policy policy, const gpu_state *gpus, int count, gpu_share want);
 /* What the function takes there, for the caller to book. */

@@ -35,8 +35,8 @@ static int64_t send_ms(const http_request *r, uint64_t len)
     return SEND_MS + (int64_t)(len / (uint64_t)r->server->config.rate_min) * 1000;
 }
 
-static void answer(http_request *r, unsigned status, const char *type, struct MHD_Response *response,
-                   int64_t ms)
+static void answer(http_request *r, unsigned status, const char *type,
+                   struct MHD_Response *response, int64_t ms)
 {
     if (response) {
         MHD_add_response_header(response, "Content-Type", type);
@@ -46,7 +46,8 @@ static void answer(http_request *r, unsigned status, const char *type, struct MH
     http_request_answer(r, status, response, ms);
 }
 
-void http_answer_bytes(http_request *r, unsigned status, const char *type, const void *bytes, size_t len)
+void http_answer_bytes(http_request *r, unsigned status, const char *type, const void *bytes,
+                       size_t len)
 {
     struct MHD_Response *response = MHD_create_response_from_buffer(
         len, (void *)(uintptr_t)bytes, MHD_RESPMEM_MUST_COPY);
@@ -63,14 +64,16 @@ static void reply_document(http_request *r, unsigned status, const char *type, j
     char *text = json_dumps(body, JSON_COMPACT | JSON_REAL_PRECISION(12));
     json_decref(body);
     if (!text) {
-        http_answer_text(r, 503, "application/problem+json",
-                        "{\"type\":\"about:blank\",\"title\":\"Service Unavailable\",\"status\":503,"
-                        "\"detail\":\"no memory for the answer\",\"code\":503,"
-                        "\"error\":\"no memory for the answer\",\"reason\":\"no-memory\"}");
+        http_answer_text(
+            r, 503, "application/problem+json",
+            "{\"type\":\"about:blank\",\"title\":\"Service Unavailable\",\"status\":503,"
+            "\"detail\":\"no memory for the answer\",\"code\":503,"
+            "\"error\":\"no memory for the answer\",\"reason\":\"no-memory\"}");
         return;
     }
     size_t len = strlen(text);
-    struct MHD_Response *response = MHD_create_response_from_buffer(len, text, MHD_RESPMEM_MUST_FREE);
+    struct MHD_Response *response =
+        MHD_create_response_from_buffer(len, text, MHD_RESPMEM_MUST_FREE);
     if (!response)
         free(text);
     answer(r, status, type, response, send_ms(r, len));
@@ -144,7 +147,7 @@ void http_answer_file(http_request *r, const char *type, int fd, uint64_t len)
     answer(r, 200, type, response, send_ms(r, len));
 }
 
-/* ---- sources ------------------------------------------------------------------------------------ */
+/* ---- sources --------------------------------------------------------------------------------- */
 
 typedef struct source {
     ssize_t (*read)(void *source, void *out, size_t max);
@@ -186,10 +189,10 @@ void http_answer_source(http_request *r, const char *type, uint64_t len,
     answer(r, 200, type, response, len == UINT64_MAX ? HTTP_NEVER : send_ms(r, len));
 }
 
-/* ---- open streams --------------------------------------------------------------------------------- */
+/* ---- open streams ---------------------------------------------------------------------------- */
 
-/* Guards every server's list of streams, and each stream's `server`. Not the server's own lock: whoever
- * holds a stream may close it after the server is gone. */
+/* Guards every server's list of streams, and each stream's `server`. Not the server's own lock:
+ * whoever holds a stream may close it after the server is gone. */
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void stream_unref(http_stream *s)

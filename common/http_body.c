@@ -1,5 +1,5 @@
-/* http_body.c: the body of a request on its way from libmicrohttpd's thread to the handler: in one piece, or through a
- * ring while it comes; too slow, too large and unwanted ones. */
+/* http_body.c: the body of a request on its way from libmicrohttpd's thread to the handler: in one
+ * piece, or through a ring while it comes; too slow, too large and unwanted ones. */
 #include "http_internal.h"
 
 #include <stdlib.h>
@@ -8,8 +8,8 @@
 #include "clock.h"
 #include "json_read.h"
 
-/* A stream's deadline: the grace, and what came so far at the minimum rate; the time in which we did
- * not read is not the client's. Needs r->lock. */
+/* A stream's deadline: the grace, and what came so far at the minimum rate; the time in which we
+ * did not read is not the client's. Needs r->lock. */
 static void stream_deadline(http_request *r)
 {
     const http_config *c = &r->server->config;
@@ -136,7 +136,7 @@ enum MHD_Result http_body_end(http_request *r)
     return result;
 }
 
-/* ---- what handlers ask -------------------------------------------------------------------------- */
+/* ---- what handlers ask ----------------------------------------------------------------------- */
 
 ssize_t http_body_read(http_request *r, void *out, size_t max, err *e)
 {

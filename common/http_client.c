@@ -84,7 +84,8 @@ static int append(struct curl_slist **list, const char *line, err *e)
     return 0;
 }
 
-static __attribute__((format(printf, 3, 4))) int add_header(struct curl_slist **list, err *e, const char *format, ...)
+static __attribute__((format(printf, 3, 4))) int add_header(struct curl_slist **list, err *e,
+                                                            const char *format, ...)
 {
     char line[HEADER_BYTES_MAX];
     va_list values;
@@ -100,14 +101,15 @@ static int headers_of(const http_call *call, const char *bearer, struct curl_sli
 {
     if (add_header(out, e, "Accept: %s", call->accept ? call->accept : "application/json"))
         return -1;
-    if (call->body &&
-        add_header(out, e, "Content-Type: %s", call->content_type ? call->content_type : "application/json"))
+    if (call->body && add_header(out, e, "Content-Type: %s",
+                                 call->content_type ? call->content_type : "application/json"))
         return -1;
     /* The server refuses early by closing; waiting a second for its permission only costs time. */
     if (add_header(out, e, "Expect:"))
         return -1;
     if (call->token && call->token[0] &&
-        add_header(out, e, "%s%s", call->kube ? HTTP_TOKEN_HEADER ": " : "Authorization: Bearer ", call->token))
+        add_header(out, e, "%s%s", call->kube ? HTTP_TOKEN_HEADER ": " : "Authorization: Bearer ",
+                   call->token))
         return -1;
     if (call->hop && add_header(out, e, HTTP_HOP_HEADER ": 1"))
         return -1;
@@ -156,7 +158,8 @@ static err_code code_of_status(long status)
 
 static int status_error(const http_reply *reply, err *e)
 {
-    json_t *problem = reply->body.len ? json_loadb(reply->body.bytes, reply->body.len, 0, NULL) : NULL;
+    json_t *problem =
+        reply->body.len ? json_loadb(reply->body.bytes, reply->body.len, 0, NULL) : NULL;
     const char *detail = json_string_value(json_object_get(problem, "detail"));
     if (!detail)
         detail = json_string_value(json_object_get(problem, "error"));
@@ -192,8 +195,8 @@ static int curl_error(CURLcode code, const char *url, const char *detail, err *e
 }
 
 /* All of the request, or an error: what libcurl could not take must not be missing from it. */
-static int prepare(CURL *curl, const http_call *call, const char *bearer, struct curl_slist **headers, curl_mime **form,
-                   err *e)
+static int prepare(CURL *curl, const http_call *call, const char *bearer,
+                   struct curl_slist **headers, curl_mime **form, err *e)
 {
     if (headers_of(call, bearer, headers, e) || multipart(curl, call, form, e))
         return -1;
@@ -213,6 +216,17 @@ static int prepare(CURL *curl, const http_call *call, const char *bearer, struct
     if (call->kube)
         kube_tls_set(curl, call->kube);
     return 0;
+}
+
+static void take_next(CURL *curl, http_reply *out)
+{
+    struct curl_header *link;
+    if (curl_easy_header(curl, "Link", 0, CURLH_HEADER, -1, &link) != CURLHE_OK ||
+        strncmp(link->value, "</", 2) != 0)
+        return;
+    size_t len = strcspn(link->value, ">") - 1;
+    if (strcmp(link->value + 1 + len, ">; rel=\"next\"") == 0 && len < sizeof out->next)
+        memcpy(out->next, link->value + 1, len);
 }
 
 int http_call_run(const http_call *call, http_reply *out, err *e)
@@ -245,13 +259,15 @@ int http_call_run(const http_call *call, http_reply *out, err *e)
         const char *type = NULL;
         curl_easy_getinfo(curl, CURLINFO_CONTENT_TYPE, &type);
         snprintf(out->content_type, sizeof out->content_type, "%s", type ? type : "");
+        take_next(curl, out);
     }
     curl_slist_free_all(headers);
     curl_mime_free(form);
     curl_easy_cleanup(curl);
     if (status)
         return -1;
-    /* A server that refuses an upload answers and closes before it has read all: the answer counts. */
+    /* A server that refuses an upload answers and closes before it has read all: the answer
+     * counts. */
     if (out->status >= 400)
         return status_error(out, e);
     if (t.refused)
@@ -278,7 +294,8 @@ json_t *http_reply_json(const http_reply *reply, err *e)
 
 int http_encode(buf *out, const char *text, err *e)
 {
-    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
+    static const char plain[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
     for (const char *c = text; *c; c++) {
         int status = strchr(plain, *c) ? buf_append(out, c, 1, e)
                                        : buf_printf(out, e, "%%%02X", (unsigned char)*c);

@@ -1,8 +1,9 @@
 /* http_client.h: calls to an HTTP API, on libcurl.
  *
- * A call blocks until its reply is whole, its sink refuses, or a limit is reached: connecting takes at
- * most connect_ms, the whole call total_ms (0: none), and a transfer that moves nothing for idle_s
- * ends. A status of 400 and above is an error whose message is the problem document's detail. */
+ * A call blocks until its reply is whole, its sink refuses, or a limit is reached: connecting takes
+ * at most connect_ms, the whole call total_ms (0: none), and a transfer that moves nothing for
+ * idle_s ends. A status of 400 and above is an error whose message is the problem document's
+ * detail. */
 #ifndef KUBEML_HTTP_CLIENT_H
 #define KUBEML_HTTP_CLIENT_H
 
@@ -19,6 +20,7 @@ enum {
     HTTP_CONNECT_MS = 5000,
     HTTP_IDLE_S = 60,
     HTTP_REPLY_BYTES_MAX = 64 << 20,
+    HTTP_NEXT_BYTES = 512,
 };
 
 /* One field of a multipart body: a file that is streamed, or bytes. */
@@ -33,8 +35,9 @@ typedef struct http_part {
 typedef struct http_call {
     const char *method, *url;
     const char *token;        /* NULL or "": no Authorization header */
-    const kube_config *kube;  /* `url` goes through this API server, which takes Authorization for itself:
-                                 `token` travels as HTTP_TOKEN_HEADER. NULL: it does not */
+    /* `url` goes through this API server, which takes Authorization for itself: `token` travels as
+     * HTTP_TOKEN_HEADER. NULL: it does not */
+    const kube_config *kube;
     bool hop;                 /* sent with HTTP_HOP_HEADER */
     const char *accept;       /* NULL: application/json */
     const char *body;         /* with content_type; NULL: none */
@@ -55,12 +58,15 @@ typedef struct http_call {
 typedef struct http_reply {
     long status;
     char content_type[80];
+    /* of a list's page, where the next one is: the header Link's rel="next"; "": nowhere */
+    char next[HTTP_NEXT_BYTES];
     buf body;
 } http_reply;
 
 /* `out` is set up by the call and released with http_reply_free, whatever it returns.
- * ERR_UNAVAILABLE when nobody answers (os_errno ECONNREFUSED when nobody listens there), ERR_TIMEOUT, and what the status means. When the server sent
- * a problem document it stays in out->body. */
+ * ERR_UNAVAILABLE when nobody answers (os_errno ECONNREFUSED when nobody listens there),
+ * ERR_TIMEOUT, and what the status means. When the server sent a problem document it stays in
+ * out->body. */
 int http_call_run(const http_call *call, http_reply *out, err *e);
 void http_reply_free(http_reply *reply);
 

@@ -20,7 +20,7 @@
 
 #define HTTP_NEVER INT64_MAX
 
-/* ---- http_route.c ----------------------------------------------------------------------------- */
+/* ---- http_route.c ---------------------------------------------------------------------------- */
 
 typedef struct http_target {
     char *memory; /* the decoded segments and queries lie in here */
@@ -47,7 +47,7 @@ bool http_text_valid(const char *text, size_t len); /* UTF-8 without NUL */
 /* Whether a Host header names this machine itself, with any port: localhost, 127.x.y.z, [::1]. */
 bool http_host_is_local(const char *host);
 
-/* ---- connections and requests ------------------------------------------------------------------ */
+/* ---- connections and requests ---------------------------------------------------------------- */
 
 typedef struct http_connection {
     http_server *server;
@@ -119,18 +119,20 @@ void http_request_wake(http_request *r);
 /* Makes `response` the answer; takes it. */
 void http_request_answer(http_request *r, unsigned status, struct MHD_Response *response,
                          int64_t send_ms);
-/* When it is shut down; HTTP_NEVER while we are the ones who work. `idle`: no whole request yet. NULL is fine. */
+/* When it is shut down; HTTP_NEVER while we are the ones who work. `idle`: no whole request yet.
+ * NULL is fine. */
 void http_connection_deadline(http_connection *c, int64_t deadline_ms, bool idle);
 /* Hands the request to a worker. Needs r->lock; false when there is none to be had. */
 bool http_request_dispatch(http_request *r);
-/* Gives libmicrohttpd the answer that was made. Only in its thread, while the connection is not suspended. */
+/* Gives libmicrohttpd the answer that was made. Only in its thread, while the connection is not
+ * suspended. */
 enum MHD_Result http_request_queue_answer(http_request *r);
 
 /* http_request.c */
 /* Only in libmicrohttpd's thread: a worker may outlive the connection. NULL: no such header. */
 const char *http_header_value(const http_request *r, const char *name);
-/* Everything that can be said from the headers alone: sets the route, or *status where the error's own would be
- * wrong. */
+/* Everything that can be said from the headers alone: sets the route, or *status where the error's
+ * own would be wrong. */
 int http_request_check(http_request *r, unsigned *status, err *e);
 
 /* http_body.c: both in libmicrohttpd's thread */

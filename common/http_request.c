@@ -1,4 +1,5 @@
-/* http_request.c: what a request's headers say: the checks before a handler runs, and what handlers ask. */
+/* http_request.c: what a request's headers say: the checks before a handler runs, and what handlers
+ * ask. */
 #include "http_internal.h"
 
 #include <stdlib.h>
@@ -10,12 +11,13 @@ const char *http_header_value(const http_request *r, const char *name)
     return MHD_lookup_connection_value(r->connection, MHD_HEADER_KIND, name);
 }
 
-/* ---- checks ------------------------------------------------------------------------------------- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 static int check_token(http_request *r, err *e)
 {
     const tokens *taken = r->server->config.tokens;
-    const char *have = http_header_value(r, "Authorization"), *own = http_header_value(r, HTTP_TOKEN_HEADER);
+    const char *have = http_header_value(r, "Authorization"),
+               *own = http_header_value(r, HTTP_TOKEN_HEADER);
     const char *token = own ? own : have && strncasecmp(have, "Bearer ", 7) == 0 ? have + 7 : NULL;
     if (!taken || (r->route && r->route->open))
         return 0;
@@ -25,23 +27,25 @@ static int check_token(http_request *r, err *e)
         return 0;
     }
     http_add_header(r, "WWW-Authenticate", "Bearer realm=\"kubeml\"");
-    return err_set(e, ERR_UNAUTHORIZED, have || own ? "the token is wrong"
-                                                    : "a token is needed: Authorization: Bearer TOKEN");
+    return err_set(e, ERR_UNAUTHORIZED,
+                   have || own ? "the token is wrong"
+                               : "a token is needed: Authorization: Bearer TOKEN");
 }
 
-/* Without a token the API is for this machine alone, and so are its names: a page whose own name was made to
- * mean 127.0.0.1 after it was loaded has the same Origin as Host. */
+/* Without a token the API is for this machine alone, and so are its names: a page whose own name
+ * was made to mean 127.0.0.1 after it was loaded has the same Origin as Host. */
 static int check_host(http_request *r, err *e)
 {
     const char *host = http_header_value(r, "Host");
     if (r->server->config.tokens || !host || http_host_is_local(host))
         return 0;
-    return err_set(e, ERR_FORBIDDEN, "without tokens the API answers to localhost and 127.0.0.1, not to \"%.64s\"",
+    return err_set(e, ERR_FORBIDDEN,
+                   "without tokens the API answers to localhost and 127.0.0.1, not to \"%.64s\"",
                    host);
 }
 
-/* A browser names the page that a request comes from; a page of another site may not use an API that
- * may be without a token on the loopback address. */
+/* A browser names the page that a request comes from; a page of another site may not use an API
+ * that may be without a token on the loopback address. */
 static int check_origin(http_request *r, err *e)
 {
     const char *origin = http_header_value(r, "Origin"), *host = http_header_value(r, "Host");
@@ -76,10 +80,15 @@ static int find_route(http_request *r, unsigned *status, err *e)
 
 static int check_queries(const http_request *r, err *e)
 {
-    for (int i = 0; i < r->target.query_count; i++)
-        if (!http_list_has(r->route->queries, r->target.query_names[i]))
-            return err_set(e, ERR_INVALID, "unknown query parameter \"%.64s\"",
-                           r->target.query_names[i]);
+    const http_target *t = &r->target;
+    for (int i = 0; i < t->query_count; i++) {
+        if (!http_list_has(r->route->queries, t->query_names[i]))
+            return err_set(e, ERR_INVALID, "unknown query parameter \"%.64s\"", t->query_names[i]);
+        for (int before = 0; before < i; before++)
+            if (strcmp(t->query_names[before], t->query_names[i]) == 0)
+                return err_set(e, ERR_INVALID, "query parameter \"%s\" is given twice",
+                               t->query_names[i]);
+    }
     return 0;
 }
 
@@ -138,7 +147,7 @@ int http_request_check(http_request *r, unsigned *status, err *e)
     return 0;
 }
 
-/* ---- what handlers ask -------------------------------------------------------------------------- */
+/* ---- what handlers ask ----------------------------------------------------------------------- */
 
 const char *http_param(const http_request *r, const char *name)
 {

@@ -7,7 +7,7 @@
 
 #include "http_internal.h"
 
-/* ---- text ------------------------------------------------------------------------------------- */
+/* ---- text ------------------------------------------------------------------------------------ */
 
 /* Length of the UTF-8 sequence that begins with `first` and the least code point it may encode. */
 static size_t sequence_len(unsigned char first, uint32_t *code, uint32_t *least)
@@ -17,7 +17,10 @@ static size_t sequence_len(unsigned char first, uint32_t *code, uint32_t *least)
         *least = 0;
         return 1;
     }
-    size_t len = (first & 0xe0) == 0xc0 ? 2 : (first & 0xf0) == 0xe0 ? 3 : (first & 0xf8) == 0xf0 ? 4 : 0;
+    size_t len = (first & 0xe0) == 0xc0   ? 2
+                 : (first & 0xf0) == 0xe0 ? 3
+                 : (first & 0xf8) == 0xf0 ? 4
+                                          : 0;
     if (len) {
         *code = first & (0xffu >> (len + 1));
         *least = len == 2 ? 0x80 : len == 3 ? 0x800 : 0x10000;
@@ -59,7 +62,8 @@ static int decode(const char *text, size_t len, bool plus, char **to, err *e)
     char *start = *to;
     for (size_t i = 0; i < len; i++) {
         if (text[i] == '%') {
-            int high = len - i > 2 ? hex(text[i + 1]) : -1, low = len - i > 2 ? hex(text[i + 2]) : -1;
+            int high = len - i > 2 ? hex(text[i + 1]) : -1,
+                low = len - i > 2 ? hex(text[i + 2]) : -1;
             if (high < 0 || low < 0)
                 return err_set(e, ERR_INVALID, "the URI has a broken percent-encoding");
             *(*to)++ = (char)(high << 4 | low);
@@ -74,7 +78,7 @@ static int decode(const char *text, size_t len, bool plus, char **to, err *e)
     return 0;
 }
 
-/* ---- the request's target --------------------------------------------------------------------- */
+/* ---- the request's target -------------------------------------------------------------------- */
 
 static int parse_path(const char *path, size_t len, http_target *t, char **to, err *e)
 {
@@ -97,7 +101,7 @@ static int parse_query(const char *query, http_target *t, char **to, err *e)
         size_t len = strcspn(query, "&"), name = strcspn(query, "=&");
         if (len) {
             if (t->query_count == HTTP_QUERIES_MAX)
-                return err_set(e, ERR_LIMIT, "more than %d query parameters", HTTP_QUERIES_MAX);
+                return err_set(e, ERR_INVALID, "more than %d query parameters", HTTP_QUERIES_MAX);
             t->query_names[t->query_count] = *to;
             if (decode(query, name, true, to, e))
                 return -1;
@@ -133,7 +137,7 @@ void http_target_free(http_target *t)
     t->memory = NULL;
 }
 
-/* ---- patterns ---------------------------------------------------------------------------------- */
+/* ---- patterns -------------------------------------------------------------------------------- */
 
 /* The next segment of a pattern: its start and length; NULL at the end. */
 static const char *pattern_next(const char *at, size_t *len)
@@ -181,7 +185,7 @@ bool http_list_has(const char *list, const char *item)
     return false;
 }
 
-/* ---- media types -------------------------------------------------------------------------------- */
+/* ---- media types ----------------------------------------------------------------------------- */
 
 bool http_type_listed(const char *list, const char *content_type)
 {
@@ -264,7 +268,7 @@ bool http_accept_best(const char *accept, const char *gives, char *out, size_t o
     return best > 0;
 }
 
-/* ---- hosts ---------------------------------------------------------------------------------------- */
+/* ---- hosts ----------------------------------------------------------------------------------- */
 
 bool http_host_is_local(const char *host)
 {

@@ -32,7 +32,7 @@ enum {
     SEND_MS = 60000,
 };
 
-/* ---- connections and their deadlines ------------------------------------------------------------ */
+/* ---- connections and their deadlines --------------------------------------------------------- */
 
 static void connection_opened(http_server *s, struct MHD_Connection *connection, void **context)
 {
@@ -55,6 +55,10 @@ static void connection_opened(http_server *s, struct MHD_Connection *connection,
     if (c->next)
         c->next->prev = c;
     s->connections = c;
+    if (s->stopping) { /* libmicrohttpd closes it when it reads the end */
+        shutdown(c->fd, SHUT_RDWR);
+        c->deadline_ms = HTTP_NEVER;
+    }
     if (s->connection_count++ == 0)
         pthread_cond_signal(&s->tick);
     pthread_mutex_unlock(&s->lock);
@@ -73,8 +77,8 @@ static void connection_closed(http_server *s, http_connection *c)
     free(c);
 }
 
-static void connection_notify(void *context, struct MHD_Connection *connection, void **socket_context,
-                              enum MHD_ConnectionNotificationCode what)
+static void connection_notify(void *context, struct MHD_Connection *connection,
+                              void **socket_context, enum MHD_ConnectionNotificationCode what)
 {
     if (what == MHD_CONNECTION_NOTIFY_STARTED)
         connection_opened(context, connection, socket_context);
@@ -139,7 +143,7 @@ static void *timer_run(void *context)
     return NULL;
 }
 
-/* ---- requests ------------------------------------------------------------------------------------ */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 /* libmicrohttpd has the request line. What this returns is the request's context. */
 static void *target_begin(void *context, const char *uri, struct MHD_Connection *connection)
@@ -250,13 +254,13 @@ static void request_begin(http_request *r, struct MHD_Connection *connection, co
 enum MHD_Result http_request_queue_answer(http_request *r)
 {
     r->queued = true;
-    http_connection_deadline(r->conn, r->send_ms == HTTP_NEVER ? HTTP_NEVER : clock_deadline_ms(r->send_ms),
-                        false);
+    http_connection_deadline(
+        r->conn, r->send_ms == HTTP_NEVER ? HTTP_NEVER : clock_deadline_ms(r->send_ms), false);
     return MHD_queue_response(r->connection, r->status, r->response);
 }
 
-/* A refused request is answered at once only when no body is under way, or too much of one: a client
- * that is still sending may otherwise never read why. */
+/* A refused request is answered at once only when no body is under way, or too much of one: a
+ * client that is still sending may otherwise never read why. */
 static bool may_answer_early(const http_request *r)
 {
     const char *expect = http_header_value(r, "Expect");
@@ -264,7 +268,7 @@ static bool may_answer_early(const http_request *r)
     return expect || (r->content_length > HTTP_DRAIN_BYTES_MAX && !streams);
 }
 
-/* ---- workers --------------------------------------------------------------------------------------- */
+/* ---- workers --------------------------------------------------------------------------------- */
 
 static bool worker_may_take(const http_server *s, const http_request *r)
 {
@@ -362,7 +366,7 @@ bool http_request_dispatch(http_request *r)
     return given;
 }
 
-/* ---- libmicrohttpd's calls --------------------------------------------------------------------------- */
+/* ---- libmicrohttpd's calls ------------------------------------------------------------------- */
 
 static enum MHD_Result access_request(void *context, struct MHD_Connection *connection,
                                       const char *url, const char *method, const char *version,
@@ -379,7 +383,7 @@ static enum MHD_Result access_request(void *context, struct MHD_Connection *conn
     return *len ? http_body_piece(r, bytes, len) : http_body_end(r);
 }
 
-/* ---- start and stop ---------------------------------------------------------------------------------- */
+/* ---- start and stop -------------------------------------------------------------------------- */
 
 static void set_defaults(http_config *c)
 {
@@ -397,7 +401,8 @@ int http_server_listen(const char *host, uint16_t number, err *e)
 {
     char port[8];
     snprintf(port, sizeof port, "%u", number);
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM,
+                             .ai_flags = AI_PASSIVE};
     struct addrinfo *at = NULL;
     int status = getaddrinfo(host, port, &hints, &at);
     if (status)
@@ -547,9 +552,8 @@ bool http_server_stop(http_server *s, int grace_ms)
 {
     if (!s)
         return true;
-    /* Its threads take the socket out of their epoll sets when they get to it, and end the process if
-     * it is closed by then: it stays open until they are gone. */
-    MHD_socket listening = s->daemon ? MHD_quiesce_daemon(s->daemon) : MHD_INVALID_SOCKET;
+    /* Not by MHD_quiesce_daemon: it takes the socket out of the threads' epoll sets beside them,
+     * and one that is about to do the same ends the process. */
     bool quiet = workers_end(s, grace_ms);
     pthread_join(s->timer, NULL);
     http_streams_end(s);
@@ -561,8 +565,6 @@ bool http_server_stop(http_server *s, int grace_ms)
     }
     if (s->daemon)
         MHD_stop_daemon(s->daemon);
-    if (listening != MHD_INVALID_SOCKET)
-        close(listening);
     server_free(s);
     return true;
 }

@@ -2,8 +2,8 @@
  *
  * A thin layer over libmicrohttpd. Its own threads (epoll) only move bytes; a handler runs in a
  * worker thread and may block, so that a slow request never holds up another. Every request has an
- * absolute deadline for its headers and body (an upload: a minimum rate), kept by a timer of our own
- * that shuts the socket down: libmicrohttpd's own time-out counts inactivity only. Errors are
+ * absolute deadline for its headers and body (an upload: a minimum rate), kept by a timer of our
+ * own that shuts the socket down: libmicrohttpd's own time-out counts inactivity only. Errors are
  * RFC 9457 problem documents that also carry the first KubeML's "code" and "error".
  *
  * What the server refuses by itself, before a handler runs: an unknown path (404), another method
@@ -67,9 +67,9 @@ typedef struct http_config {
     const http_route *routes;
     size_t route_count;
     void *context;     /* handed to handlers */
-    const tokens *tokens; /* that are taken, the caller's; NULL: none is asked for. A token comes as
-                             Authorization: Bearer, or as HTTP_TOKEN_HEADER where a proxy in between keeps
-                             Authorization for itself */
+    /* that are taken, the caller's; NULL: none is asked for. A token comes as Authorization:
+     * Bearer, or as HTTP_TOKEN_HEADER where a proxy in between keeps Authorization for itself */
+    const tokens *tokens;
     /* 0: the default in brackets */
     int connections_max; /* [4096] */
     int event_threads;   /* [2] */
@@ -83,7 +83,8 @@ typedef struct http_config {
                     double seconds);
     /* Asked first, in a worker: true when it has answered, with why it is not done. NULL: never. */
     bool (*refuse)(void *context, const http_route *route, http_request *r);
-    /* Asked in a worker before the handler of a route that is `led`: true when it has answered. NULL: never. */
+    /* Asked in a worker before the handler of a route that is `led`: true when it has answered.
+     * NULL: never. */
     bool (*divert)(void *context, http_request *r);
 } http_config;
 
@@ -93,9 +94,9 @@ int http_server_listen(const char *host, uint16_t port, err *e);
 /* Starts to listen and to answer. ERR_EXISTS when the port is taken, ERR_INVALID, ERR_IO. */
 int http_server_start(const http_config *config, http_server **out, err *e);
 uint16_t http_server_port(const http_server *s);
-/* No new requests; open streams end; waits up to `grace_ms` for handlers. False: some are still at work. Then
- * nothing of the server is given back, and what handlers and `config` use must stay until the process ends.
- * NULL is fine: true. */
+/* No new requests; open streams end; waits up to `grace_ms` for handlers. False: some are still at
+ * work. Then nothing of the server is given back, and what handlers and `config` use must stay
+ * until the process ends. NULL is fine: true. */
 bool http_server_stop(http_server *s, int grace_ms);
 int http_server_connections(http_server *s);
 
@@ -106,7 +107,8 @@ int http_server_connections(http_server *s);
 
 const char *http_uri(const http_request *r); /* path and query as they came */
 bool http_is_forwarded(const http_request *r); /* it has HTTP_HOP_HEADER */
-const char *http_user(const http_request *r); /* whose token came with it; "": nobody's in particular */
+/* whose token came with it; "": nobody's in particular */
+const char *http_user(const http_request *r);
 
 const char *http_param(const http_request *r, const char *name); /* of the pattern; never NULL */
 const char *http_query(const http_request *r, const char *name); /* NULL when not given */
@@ -126,7 +128,8 @@ int http_body_json(const http_request *r, json_t **out, err *e);
 ssize_t http_body_read(http_request *r, void *out, size_t max, err *e);
 int64_t http_body_length(const http_request *r); /* as announced; -1: not announced */
 
-/* Adds a header to the reply to come; both are copied. Values from outside must be checked first. */
+/* Adds a header to the reply to come; both are copied. Values from outside must be checked
+ * first. */
 void http_add_header(http_request *r, const char *name, const char *value);
 
 void http_answer_json(http_request *r, unsigned status, json_t *body); /* steals body */

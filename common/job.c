@@ -11,9 +11,10 @@
  * A failed job with retries left goes back to QUEUED instead, under the next generation.
  *
  * Invariants
- *  1. The slots that jobs hold are never more than there are, except that the cluster shrank; nor is more of a
- *     GPU's memory (and threads, where they count) taken than it has.
- *  2. Among queued jobs the highest priority starts first, the oldest among equals; nobody overtakes.
+ *  1. The slots that jobs hold are never more than there are, except that the cluster shrank; nor
+ *     is more of a GPU's memory (and threads, where they count) taken than it has.
+ *  2. Among queued jobs the highest priority starts first, the oldest among equals; nobody
+ *     overtakes.
  *  3. A job has at most one kubeml-ps that is not being stopped, of the present generation; the
  *     generation is saved before its pod is asked for, so that no number is used twice.
  *  4. Every pod that was asked for is stopped or seen to end; JOB_DONE comes after the last one.
@@ -48,6 +49,7 @@ void job_limits_default(job_limits *l)
                       .pod_tries_max = 8,
                       .again_ms = 10000,
                       .grow_again_ms = 5000,
+                      .room_ms = 5000,
                       .grace_ms = 2000};
 }
 
@@ -61,7 +63,7 @@ bool job_ended(const job *j)
     return j->state >= JOB_SUCCEEDED;
 }
 
-/* ---- what the machine says --------------------------------------------------------------------- */
+/* ---- what the machine says ------------------------------------------------------------------- */
 
 job_action *jobs_emit(jobs *m, job_action_type type, const job *j)
 {
@@ -124,7 +126,7 @@ void job_condition_set(jobs *m, job *j, const char *type, bool status, const cha
         j->unsaved = true;
 }
 
-/* ---- the end ----------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 /* A failed job goes on from its newest checkpoint, if it may. Its deadline goes on too. */
 static bool try_again(jobs *m, job *j, const char *reason, const char *message)
@@ -135,7 +137,9 @@ static bool try_again(jobs *m, job *j, const char *reason, const char *message)
     int64_t wait = m->limits.again_ms;
     for (int i = 0; i < j->retries && wait < AGAIN_MOST_MS; i++)
         wait *= 2;
-    j->again_ms = m->now_ms + (wait < AGAIN_MOST_MS ? wait : AGAIN_MOST_MS);
+    wait = wait < AGAIN_MOST_MS ? wait : AGAIN_MOST_MS;
+    j->again_ms = m->now_ms + wait;
+    j->again_wall_ms = m->wall_ms + wait;
     j->retries++;
     j->generation++;
     j->state = JOB_QUEUED;
@@ -167,7 +171,11 @@ void job_end(jobs *m, job *j, job_state state, const char *reason, const char *m
     j->verdict = false;
     j->finished_wall_ms = state == JOB_SUSPENDED ? 0 : m->wall_ms;
     snprintf(j->reason, sizeof j->reason, "%s", reason);
-    snprintf(j->message, sizeof j->message, "%s", message);
+    if (state == JOB_FAILED && j->retries > 0)
+        snprintf(j->message, sizeof j->message, "%.200s; after %d of %d retries", message,
+                 j->retries, j->request.backoff_limit);
+    else
+        snprintf(j->message, sizeof j->message, "%s", message);
     for (int i = 0; i < j->conditions; i++)
         if (strcmp(j->condition[i].type, "Exact") != 0 && j->condition[i].status)
             job_condition_set(m, j, j->condition[i].type, false, "Ended", "the job has ended");
@@ -187,11 +195,12 @@ static void tell_stop(jobs *m, const job *j)
     a->value = j->verdict_state == JOB_SUSPENDED;
 }
 
-/* Decides the end; kubeml-ps is told and gets a bounded time to finish what it is writing. One that is
- * to be suspended has the time until its next merge, which kubeml-ps bounds. */
+/* Decides the end; kubeml-ps is told and gets a bounded time to finish what it is writing. One that
+ * is to be suspended has the time until its next merge, which kubeml-ps bounds. */
 static void give_verdict(jobs *m, job *j, job_state state, const char *reason, const char *message)
 {
-    if (!job_active(j) || (j->verdict && (j->verdict_state != JOB_SUSPENDED || state == JOB_SUSPENDED)))
+    if (!job_active(j) ||
+        (j->verdict && (j->verdict_state != JOB_SUSPENDED || state == JOB_SUSPENDED)))
         return;
     j->verdict = true;
     j->verdict_state = state;
@@ -202,7 +211,8 @@ static void give_verdict(jobs *m, job *j, job_state state, const char *reason, c
     const job_pod *ps = pod_ps(j);
     if (j->connected) {
         tell_stop(m, j);
-    } else if (!ps || (ps->phase != JOB_POD_TOLD && !(ps->phase == JOB_POD_WANTED && ps->name[0]))) {
+    } else if (!ps ||
+               (ps->phase != JOB_POD_TOLD && !(ps->phase == JOB_POD_WANTED && ps->name[0]))) {
         j->due_ms = m->now_ms; /* nobody has begun anything */
     }
 }
@@ -258,7 +268,8 @@ static void check_deadline(jobs *m, job *j)
     char text[ERR_MESSAGE_BYTES];
     if (m->now_ms < deadline_of(j))
         return;
-    snprintf(text, sizeof text, "it was active longer than %d s", j->request.active_deadline_seconds);
+    snprintf(text, sizeof text, "it was active longer than %d s",
+             j->request.active_deadline_seconds);
     if (j->state == JOB_QUEUED)
         job_end(m, j, JOB_FAILED, "DeadlineExceeded", text);
     else
@@ -271,8 +282,8 @@ static void finished(jobs *m, job *j, const job_event *event)
         return;
     if (event->value > j->epochs)
         j->epochs = event->value;
-    /* What was decided here stands, unless the job was done before it heard of it, or failed on the way
-     * to the merge that it was to be suspended at. */
+    /* What was decided here stands, unless the job was done before it heard of it, or failed on the
+     * way to the merge that it was to be suspended at. */
     bool overtaken = event->state == JOB_SUCCEEDED ||
                      (j->verdict_state == JOB_SUSPENDED && event->state == JOB_FAILED);
     if (j->verdict && !overtaken)
@@ -281,7 +292,7 @@ static void finished(jobs *m, job *j, const job_event *event)
         job_end(m, j, event->state, event->reason, event->message);
 }
 
-/* ---- kubeml-ps --------------------------------------------------------------------------------- */
+/* ---- kubeml-ps ------------------------------------------------------------------------------- */
 
 static void start_ps(jobs *m, job *j)
 {
@@ -322,6 +333,8 @@ static void ps_accepted(jobs *m, job *j)
     pods_tell_gone(m, j);
     if (j->verdict)
         tell_stop(m, j);
+    else if (j->no_more[0]) /* it may not have heard it, and waits */
+        pods_tell_no_more(m, j);
 }
 
 static void ps_refused(jobs *m, job *j, const job_event *event)
@@ -463,7 +476,7 @@ static void ps_ask(jobs *m, job *j, const job_event *event)
     a->value = j->parallelism;
 }
 
-/* ---- the queue --------------------------------------------------------------------------------- */
+/* ---- the queue ------------------------------------------------------------------------------- */
 
 bool job_sooner(const job *a, const job *b)
 {
@@ -472,16 +485,8 @@ bool job_sooner(const job *a, const job *b)
     return a->order < b->order;
 }
 
-static job *next_queued(const jobs *m)
-{
-    job *best = NULL;
-    for (size_t k = 0; k < m->count; k++)
-        if (m->job[k]->state == JOB_QUEUED && m->job[k]->again_ms <= m->now_ms && (!best || job_sooner(m->job[k], best)))
-            best = m->job[k];
-    return best;
-}
-
-/* A static job gets what it asks for or waits; an elastic one begins with what the cluster can give. */
+/* A static job gets what it asks for or waits; an elastic one begins with what the cluster can
+ * give. */
 int job_wants(const jobs *m, const job *j)
 {
     int want = j->request.default_parallelism;
@@ -490,6 +495,19 @@ int job_wants(const jobs *m, const job *j)
     if (!j->request.static_parallelism)
         want = job_gpu_room(m, j, want);
     return want > 0 ? want : 1;
+}
+
+/* One that asks for more slots than there are waits for the cluster to grow, and nobody for it. */
+static job *next_queued(const jobs *m)
+{
+    job *best = NULL;
+    for (size_t k = 0; k < m->count; k++) {
+        job *j = m->job[k];
+        if (j->state == JOB_QUEUED && j->again_ms <= m->now_ms && job_wants(m, j) <= m->slots &&
+            (!best || job_sooner(j, best)))
+            best = j;
+    }
+    return best;
 }
 
 static bool start_job(jobs *m, job *j)
@@ -521,14 +539,15 @@ static void schedule(jobs *m)
         int wants = job_wants(m, j);
         if (m->slots - slots_held(m) < wants)
             return;
-        if (job_place(m, j, wants) < wants || !start_job(m, j)) { /* or memory is gone: it waits for the next step */
+        /* or memory is gone: it waits for the next step */
+        if (job_place(m, j, wants) < wants || !start_job(m, j)) {
             job_unplace(j);
             return;
         }
     }
 }
 
-/* ---- after a restart --------------------------------------------------------------------------- */
+/* ---- after a restart ------------------------------------------------------------------------- */
 
 /* How long it has been active is known by the calendar alone. */
 static void recall_begin(const jobs *m, job *j)
@@ -540,9 +559,19 @@ static void recall_begin(const jobs *m, job *j)
         j->begun_ms = -1;
 }
 
+/* Nor is how long it still waits. A clock that was set does not make that longer than any wait
+ * is. */
+static void recall_again(const jobs *m, job *j)
+{
+    int64_t left_ms = j->again_wall_ms - m->wall_ms;
+    if (j->state == JOB_QUEUED && j->retries > 0 && left_ms > 0)
+        j->again_ms = m->now_ms + (left_ms < AGAIN_MOST_MS ? left_ms : AGAIN_MOST_MS);
+}
+
 static void adopt(jobs *m, job *j)
 {
     recall_begin(m, j);
+    recall_again(m, j);
     if (!job_active(j))
         return;
     if (j->verdict && j->verdict_state == JOB_SUSPENDED)
@@ -564,7 +593,7 @@ static void adopt_all(jobs *m)
         adopt(m, m->job[k]);
 }
 
-/* ---- the step ---------------------------------------------------------------------------------- */
+/* ---- the step -------------------------------------------------------------------------------- */
 
 static void take_pod_event(jobs *m, job *j, const job_event *event)
 {
@@ -710,7 +739,7 @@ int64_t jobs_deadline(const jobs *m)
     return due;
 }
 
-/* ---- open, submit, forget ---------------------------------------------------------------------- */
+/* ---- open, submit, forget -------------------------------------------------------------------- */
 
 int jobs_open(const job_limits *limits, int slots, jobs **out, err *e)
 {
@@ -773,8 +802,8 @@ int jobs_add(jobs *m, job *j, err *e)
     return 0;
 }
 
-static int submit(jobs *m, const char *id, const request *r, bool resumed, int generation, int epochs, int64_t wall_ms,
-                  err *e)
+static int submit(jobs *m, const char *id, const request *r, bool resumed, int generation,
+                  int epochs, int64_t wall_ms, err *e)
 {
     if (id[0] == '\0' || strlen(id) >= JOB_ID_BYTES)
         return err_set(e, ERR_INVALID, "id: 1 to %d characters", JOB_ID_BYTES - 1);
@@ -798,7 +827,8 @@ int jobs_submit(jobs *m, const char *id, const request *r, bool resumed, int64_t
     return submit(m, id, r, resumed, 0, 0, wall_ms, e);
 }
 
-int jobs_resubmit(jobs *m, const char *id, const request *r, int generation, int epochs, int64_t wall_ms, err *e)
+int jobs_resubmit(jobs *m, const char *id, const request *r, int generation, int epochs,
+                  int64_t wall_ms, err *e)
 {
     return submit(m, id, r, true, generation + 1, epochs, wall_ms, e);
 }
@@ -820,7 +850,7 @@ int jobs_forget(jobs *m, const char *id, err *e)
     return err_set(e, ERR_NOT_FOUND, "job %s", id);
 }
 
-/* ---- to look at -------------------------------------------------------------------------------- */
+/* ---- to look at ------------------------------------------------------------------------------ */
 
 const job *jobs_find(const jobs *m, const char *id)
 {

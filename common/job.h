@@ -1,14 +1,14 @@
 /* job.h: the controller's side of all jobs' lifecycle, as a pure state machine.
  *
  * Queue, slots, pods, kubeml-ps's restarts, cancellation, and the one reason a job waits or ended.
- * `jobs_step(machine, event)` gives the actions to carry out, in order; there is no I/O, no clock and
- * no thread in it. The controller turns frames of kubeml-ps, the cluster's changes and results into
- * events, and actions into frames, calls of cluster.h and records. job.c has the state diagram and
- * the invariants.
+ * `jobs_step(machine, event)` gives the actions to carry out, in order; there is no I/O, no clock
+ * and no thread in it. The controller turns frames of kubeml-ps, the cluster's changes and results
+ * into events, and actions into frames, calls of cluster.h and records. job.c has the state diagram
+ * and the invariants.
  *
- * The warm pool is the controller's: JOB_TAKE asks for a pod, warm or started anew, and JOB_POD_READY
- * answers once its control address said welcome. The controller labels it (cluster assign) before it
- * says so, which is what lets a restarted controller find it again.
+ * The warm pool is the controller's: JOB_TAKE asks for a pod, warm or started anew, and
+ * JOB_POD_READY answers once its control address said welcome. The controller labels it (cluster
+ * assign) before it says so, which is what lets a restarted controller find it again.
  *
  * After a restart: jobs_restore for every record, JOB_POD_FOUND for every labelled pod of the
  * cluster's list, then JOB_ADOPT once. Jobs go on where they are; pods nobody knows are stopped. */
@@ -39,7 +39,8 @@ typedef enum job_state {
     JOB_SUCCEEDED,
     JOB_FAILED,
     JOB_CANCELLED,
-    JOB_SUSPENDED, /* stopped at a merge; ended as the others here, until it is submitted again to go on */
+    /* stopped at a merge; ended as the others here, until it is submitted again to go on */
+    JOB_SUSPENDED,
 } job_state;
 
 typedef struct job_condition {
@@ -66,12 +67,13 @@ typedef struct job_pod {
     char name[JOB_POD_BYTES]; /* "" while none is taken */
     int64_t due_ms;           /* the phase's deadline, or when to try again */
     int64_t since_ms;         /* when it was first wanted */
+    int64_t room_ms;          /* TAKING, no room for it: when the job begins without; 0: there is */
     int tries;
     bool cold;                /* no warm pod was there */
     bool unwanted;            /* TAKING, JOB_UNTAKE is out; stopped if it is there all the same */
     bool found;               /* adopted: it may or may not have been told what to do */
     char reason[JOB_REASON_BYTES]; /* GONE: what kubeml-ps is to be told */
-    char message[ERR_MESSAGE_BYTES];
+    char message[ERR_MESSAGE_BYTES]; /* that too; TAKING: what it waits for */
 } job_pod;
 
 /* Read-only for everybody but job.c. */
@@ -110,7 +112,8 @@ typedef struct job {
     int pods, pods_max;
     int64_t due_ms;    /* of the verdict */
     int64_t begun_ms;  /* first started, for active_deadline_seconds; 0: not yet */
-    int64_t again_ms;  /* QUEUED after a failure: not before */
+    /* QUEUED after a failure: not before; the calendar's for the record */
+    int64_t again_ms, again_wall_ms;
     int retries;       /* of backoff_limit */
     bool unsaved, done_told;
 } job;
@@ -125,8 +128,12 @@ typedef struct job_limits {
     int ps_restarts_max;   /* 5 without a committed epoch in between */
     int pod_tries_max;     /* 8 for one place in a job */
     int64_t again_ms;      /* 10 s until a failed job's first retry, doubling to 6 min */
-    int64_t grow_again_ms; /* 5 s after an additional function could not be had until another is asked for, doubling
-                            * to a minute */
+    /* 5 s after an additional function could not be had until another is asked for, doubling to a
+     * minute */
+    int64_t grow_again_ms;
+    /* 5 s until an elastic job begins without a function that there is no room for: the pods of
+     * jobs before may be ending */
+    int64_t room_ms;
     int grace_ms;          /* 2 s given to a pod that is asked to end */
 } job_limits;
 void job_limits_default(job_limits *l);
@@ -141,10 +148,12 @@ typedef enum job_event_type {
     /* the cluster and the pool; `function` JOB_KUBEML_PS for kubeml-ps */
     JOB_POD_FOUND,   /* after a restart: job, function, incarnation, pod */
     JOB_ADOPT,       /* all found pods are told */
-    JOB_POD_WAITING, /* job, function, incarnation, reason, message: no warm one, a cold one is starting, or why
-                      * it does not (Unschedulable, ImageNotPulled, QuotaExceeded, ...) */
+    /* job, function, incarnation, reason, message: no warm one, a cold one is starting, or why it
+     * does not (Unschedulable, ImageNotPulled, QuotaExceeded, ...) */
+    JOB_POD_WAITING,
     JOB_POD_READY,   /* job, function, incarnation, pod: taken, labelled, said welcome */
-    JOB_POD_FAILED,  /* job, function, incarnation, code, message: TAKE did not work, or was taken back */
+    /* job, function, incarnation, code, message: TAKE did not work, or was taken back */
+    JOB_POD_FAILED,
     JOB_POD_ENDED,   /* pod, reason, message (with exit status and the log's end) */
     /* answers to specialise */
     JOB_SPECIALISED, /* job, function, incarnation */
@@ -152,7 +161,8 @@ typedef enum job_event_type {
                         * connection broke (ERR_UNAVAILABLE: it is stopped, and kubeml-ps told) */
     /* kubeml-ps */
     JOB_PS_ACCEPTED, /* job: `accepted`, or the attach was answered */
-    JOB_PS_REFUSED,  /* job, code, reason, message; ERR_NOT_FOUND for an attach: it has no job yet */
+    /* job, code, reason, message; ERR_NOT_FOUND for an attach: it has no job yet */
+    JOB_PS_REFUSED,
     JOB_PS_CLOSED,   /* job: the connection broke or could not be made */
     JOB_PS_ACCESS,   /* job; the controller keeps the contents */
     JOB_PS_NEED,     /* job, function, incarnation, reason */
@@ -184,11 +194,13 @@ typedef enum job_action_type {
     JOB_SAVE,       /* write the job's record (job_record) before what follows */
     JOB_TAKE,       /* get a pod for function, incarnation; -> POD_READY or POD_FAILED */
     JOB_UNTAKE,     /* that pod is wanted no more: -> POD_FAILED, unless it is on its way already */
-    JOB_SEND,       /* send `job` to kubeml-ps `pod`, with job->resumed, ->generation, ->parallelism */
+    /* send `job` to kubeml-ps `pod`, with job->resumed, ->generation, ->parallelism */
+    JOB_SEND,
     JOB_ATTACH,     /* dial kubeml-ps `pod`, `attach`; -> PS_ACCEPTED, PS_REFUSED or PS_CLOSED */
     JOB_SPECIALISE, /* send `specialise` to `pod`; -> SPECIALISED or UNSPECIALISED */
     JOB_TELL_LOST,  /* to kubeml-ps: function, incarnation, reason, message */
-    JOB_TELL_PARALLELISM, /* to kubeml-ps: epoch, value; a second time, with less: do not wait for more */
+    /* to kubeml-ps: epoch, value; a second time, with less: do not wait for more */
+    JOB_TELL_PARALLELISM,
     JOB_TELL_STOP,  /* to kubeml-ps: reason; value 1: at the next merge */
     JOB_TELL_BYE,   /* to kubeml-ps */
     JOB_STOP,       /* cluster stop `pod` with grace value ms */
@@ -196,8 +208,8 @@ typedef enum job_action_type {
     JOB_DONE,       /* ended, no pod left: take what is needed, then jobs_forget */
 } job_action_type;
 
-/* `job` belongs to the machine and is valid until its next step. `job` is NULL in a JOB_STOP of a pod
- * that no known job has. */
+/* `job` belongs to the machine and is valid until its next step. `job` is NULL in a JOB_STOP of a
+ * pod that no known job has. */
 typedef struct job_action {
     job_action_type type;
     const job *job;
@@ -212,21 +224,26 @@ typedef struct job_action {
 typedef struct jobs jobs;
 
 int jobs_open(const job_limits *limits, int slots, jobs **out, err *e);
-/* The GPUs that functions are placed on (at most GPU_COUNT_MAX; none until this is called), and whether
- * threads count, which they do where MPS holds functions to them. Before jobs_restore and the first step. */
-void jobs_gpus(jobs *m, gpu_policy policy, bool limits_threads, const uint64_t *memory_bytes, int count);
-/* Somebody else hands out GPUs (Kubernetes' device plugin): functions that want one are not placed here. */
+/* The GPUs that functions are placed on (at most GPU_COUNT_MAX; none until this is called), and
+ * whether threads count, which they do where MPS holds functions to them. Before jobs_restore and
+ * the first step. */
+void jobs_gpus(jobs *m, gpu_policy policy, bool limits_threads, const uint64_t *memory_bytes,
+               int count);
+/* Somebody else hands out GPUs (Kubernetes' device plugin): functions that want one are not placed
+ * here. */
 void jobs_gpus_elsewhere(jobs *m);
 void jobs_close(jobs *m);
 
-/* Puts a job into the queue; the next step (a TICK will do) saves and perhaps starts it. ERR_EXISTS,
- * ERR_LIMIT, ERR_NOMEM. */
+/* Puts a job into the queue; the next step (a TICK will do) saves and perhaps starts it.
+ * ERR_EXISTS, ERR_LIMIT, ERR_NOMEM. */
 int jobs_submit(jobs *m, const char *id, const request *r, bool resumed, int64_t wall_ms, err *e);
-/* Puts one that has ended into the queue again, to go on; `generation`, `epochs` (done) and `wall_ms` (created) are
- * those of its record: the next generation fences what may still run of it. Errors as above. */
-int jobs_resubmit(jobs *m, const char *id, const request *r, int generation, int epochs, int64_t wall_ms, err *e);
-/* Takes back a job from its record, fields it does not know left aside; no step starts anything until
- * JOB_ADOPT. ERR_INVALID naming the field, ERR_EXISTS, ERR_LIMIT, ERR_NOMEM. */
+/* Puts one that has ended into the queue again, to go on; `generation`, `epochs` (done) and
+ * `wall_ms` (created) are those of its record: the next generation fences what may still run of it.
+ * Errors as above. */
+int jobs_resubmit(jobs *m, const char *id, const request *r, int generation, int epochs,
+                  int64_t wall_ms, err *e);
+/* Takes back a job from its record, fields it does not know left aside; no step starts anything
+ * until JOB_ADOPT. ERR_INVALID naming the field, ERR_EXISTS, ERR_LIMIT, ERR_NOMEM. */
 int jobs_restore(jobs *m, const json_t *record, err *e);
 /* Drops a job after JOB_DONE. ERR_NOT_FOUND; ERR_CONFLICT while it has not ended. */
 int jobs_forget(jobs *m, const char *id, err *e);
@@ -244,8 +261,8 @@ void jobs_gpu_states(const jobs *m, gpu_state out[GPU_COUNT_MAX]); /* what is bo
 int jobs_slots_free(const jobs *m);
 bool jobs_waiting(const jobs *m); /* a queued job waits for slots: do not refill the pool */
 
-/* Everything that survives a restart; the caller may add fields of its own. New reference, NULL when
- * memory is gone. */
+/* Everything that survives a restart; the caller may add fields of its own. New reference, NULL
+ * when memory is gone. */
 json_t *job_record(const job *j);
 const char *job_state_name(job_state s);
 bool job_state_from_name(const char *name, job_state *out);
@@ -253,7 +270,8 @@ bool job_ended(const job *j);
 
 /* The one dominant reason why the job is where it is, with its evidence. */
 typedef struct job_reason {
-    char reason[JOB_REASON_BYTES]; /* NoFreeSlot, NoGpuMemory, PoolEmpty, Straggler, RedisGone, NaNLoss, ... */
+    /* NoFreeSlot, NoGpuMemory, PoolEmpty, Straggler, RedisGone, NaNLoss, ... */
+    char reason[JOB_REASON_BYTES];
     char message[ERR_MESSAGE_BYTES];
 } job_reason;
 void jobs_explain(const jobs *m, const job *j, int64_t now_ms, job_reason *out);

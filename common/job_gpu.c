@@ -1,6 +1,7 @@
 /* job_gpu.c: on which GPU each function of a job is. See job.c for the whole machine.
  *
  * The functions of a shared process have one GPU, or wait for one that has room for all of them.
+ * Those of a job with `merge: nccl` have GPUs of their own as far as there are any.
  *
  * A function's place is booked from the grant of its slot until its last pod has ended, so that
  * what stands in a GPU's books is never less than what is there. A replacement takes the place of
@@ -13,7 +14,8 @@
 #include "job_internal.h"
 #include "mutation.h"
 
-void jobs_gpus(jobs *m, gpu_policy policy, bool limits_threads, const uint64_t *memory_bytes, int count)
+void jobs_gpus(jobs *m, gpu_policy policy, bool limits_threads, const uint64_t *memory_bytes,
+               int count)
 {
     assert(count >= 0 && count <= GPU_COUNT_MAX);
     m->gpu_policy = policy;
@@ -39,7 +41,8 @@ int job_gpu(const job *j, int function)
     return function >= 0 && function < REQUEST_PARALLELISM_MAX ? j->gpu[function] - 1 : -1;
 }
 
-/* What one function of the job is counted with. Threads are nothing that anybody holds to without MPS. */
+/* What one function of the job is counted with. Threads are nothing that anybody holds to without
+ * MPS. */
 static gpu_share share_of(const jobs *m, const job *j)
 {
     gpu_share share = j->request.gpu;
@@ -98,8 +101,29 @@ static int count_shared(const jobs *m, const job *j, gpu_state gpus[GPU_COUNT_MA
     return at < 0 ? 0 : functions;
 }
 
+/* Of a job whose functions are to be ranks of NCCL's: a GPU on which none of it is, as long as
+ * there is one with room. */
+static int place_apart(const jobs *m, const gpu_state gpus[GPU_COUNT_MAX], const uint8_t *places,
+                       gpu_share share)
+{
+    gpu_state untouched[GPU_COUNT_MAX];
+    int index[GPU_COUNT_MAX], count = 0;
+    for (int i = 0; i < m->gpus; i++) {
+        bool taken = false;
+        for (int f = 0; f < REQUEST_PARALLELISM_MAX && !taken; f++)
+            taken = places[f] == i + 1;
+        if (!taken) {
+            untouched[count] = gpus[i];
+            index[count++] = i;
+        }
+    }
+    int at = gpu_place(m->gpu_policy, untouched, count, share);
+    return at < 0 ? -1 : index[at];
+}
+
 /* How many of the first `functions` can have a place, beside those that have one. */
-static int count_places(const jobs *m, const job *j, int functions, gpu_state gpus[GPU_COUNT_MAX], uint8_t *places)
+static int count_places(const jobs *m, const job *j, int functions, gpu_state gpus[GPU_COUNT_MAX],
+                        uint8_t *places)
 {
     gpu_share share = share_of(m, j);
     if (j->request.process == PROCESS_SHARED)
@@ -107,7 +131,11 @@ static int count_places(const jobs *m, const job *j, int functions, gpu_state gp
     for (int f = 0; f < functions; f++) {
         if (places[f])
             continue;
-        int at = gpu_place(m->gpu_policy, gpus, m->gpus, share);
+        int at = MUTATE(26, j->request.merge == MERGE_NCCL, false)
+                     ? place_apart(m, gpus, places, share)
+                     : -1;
+        if (at < 0)
+            at = gpu_place(m->gpu_policy, gpus, m->gpus, share);
         if (at < 0)
             return f;
         book(&gpus[at], share);
@@ -156,7 +184,7 @@ void jobs_unplace(jobs *m)
             job_unplace(m->job[k]);
 }
 
-/* ---- why it waits ------------------------------------------------------------------------------ */
+/* ---- why it waits ---------------------------------------------------------------------------- */
 
 static void say_free(const jobs *m, const gpu_state *gpus, char *out, size_t bytes)
 {
@@ -184,7 +212,8 @@ bool job_explain_gpu(const jobs *m, const job *j, int functions, job_reason *out
         return false;
     if (m->gpus == 0) {
         snprintf(out->reason, sizeof out->reason, "NoGpu");
-        snprintf(out->message, sizeof out->message, "it wants a GPU, and this platform knows none that it could use");
+        snprintf(out->message, sizeof out->message,
+                 "it wants a GPU, and this platform knows none that it could use");
         return true;
     }
     jobs_gpu_states(m, gpus);
@@ -210,12 +239,14 @@ bool job_explain_gpu(const jobs *m, const job *j, int functions, job_reason *out
                  "a function of it needs %.1f GiB of GPU memory, and the largest GPU has %.1f GiB",
                  (double)share.memory_bytes / 0x1p30, (double)largest(m) / 0x1p30);
     else if (threads)
-        snprintf(out->message, sizeof out->message,
-                 "each of its %d functions needs %d %% of a GPU's threads, and %d find a place; free is %s", functions,
-                 share.threads, placed, free_text);
+        snprintf(
+            out->message, sizeof out->message,
+            "each of its %d functions needs %d %% of a GPU's threads, and %d find a place; free is %s",
+            functions, share.threads, placed, free_text);
     else
-        snprintf(out->message, sizeof out->message,
-                 "each of its %d functions needs %.1f GiB of GPU memory, and %d find a place; free is %s", functions,
-                 (double)gpu_share_bytes(&gpus[0], share) / 0x1p30, placed, free_text);
+        snprintf(
+            out->message, sizeof out->message,
+            "each of its %d functions needs %.1f GiB of GPU memory, and %d find a place; free is %s",
+            functions, (double)gpu_share_bytes(&gpus[0], share) / 0x1p30, placed, free_text);
     return true;
 }

@@ -42,10 +42,11 @@ int jobs_add(jobs *m, job *j, err *e);       /* takes `j` over, also when it fai
 
 /* job_gpu.c */
 bool job_on_gpu(const jobs *m, const job *j); /* its functions are to be placed */
-/* Gives each of the first `functions` a GPU that has none; how many have one then (all, where none is wanted).
- * What is placed beyond what is granted is taken back by jobs_unplace. */
+/* Gives each of the first `functions` a GPU that has none; how many have one then (all, where none
+ * is wanted). What is placed beyond what is granted is taken back by jobs_unplace. */
 int job_place(jobs *m, job *j, int functions);
-int job_gpu_room(const jobs *m, const job *j, int functions); /* of that many, how many the GPUs hold when empty */
+/* of that many, how many the GPUs hold when empty */
+int job_gpu_room(const jobs *m, const job *j, int functions);
 void job_unplace(job *j);
 void jobs_unplace(jobs *m);
 /* True where it is for want of a GPU that `functions` of it cannot start. */
@@ -64,6 +65,7 @@ void pod_stop(jobs *m, job *j, job_pod *p);
 void pods_stop(jobs *m, job *j, bool ps_too);
 void pod_tell(jobs *m, job *j, job_pod *p); /* SEND, ATTACH or SPECIALISE */
 void pods_tell_gone(jobs *m, job *j);       /* after a connection to kubeml-ps was made */
+void pods_tell_no_more(jobs *m, job *j);    /* that no more functions can be had than granted */
 void pod_found(jobs *m, job *j, const job_event *event);
 void pod_waiting(jobs *m, job *j, const job_event *event);
 void pod_ready(jobs *m, job *j, const job_event *event);

@@ -98,8 +98,8 @@ job_pod *pod_ps(job *j)
     return pod_of(j, JOB_KUBEML_PS, j->generation);
 }
 
-/* A function beyond what was granted (kubeml-ps goes on with more than the last answer, which it has
- * not heard) waits until there is a slot for it. */
+/* A function beyond what was granted (kubeml-ps goes on with more than the last answer, which it
+ * has not heard) waits until there is a slot for it. */
 static bool wait_for_slot(jobs *m, job *j, job_pod *p)
 {
     int upto = p->function == JOB_KUBEML_PS ? 0 : p->function + functions_of_pod(j, p);
@@ -125,6 +125,7 @@ static void take(jobs *m, job *j, job_pod *p)
     p->phase = JOB_POD_TAKING;
     p->name[0] = '\0';
     p->cold = false;
+    p->room_ms = 0;
     p->due_ms = m->now_ms + m->limits.pod_ms;
     job_action *a = jobs_emit(m, JOB_TAKE, j);
     a->function = p->function;
@@ -221,7 +222,8 @@ static void cold_condition(jobs *m, job *j)
     for (int i = 0; i < j->pods; i++)
         if (j->pod[i].phase < JOB_POD_TOLD && j->pod[i].cold)
             return;
-    job_condition_set(m, j, "PoolEmpty", false, "Answered", "every pod that was asked for is there");
+    job_condition_set(m, j, "PoolEmpty", false, "Answered",
+                      "every pod that was asked for is there");
 }
 
 void pod_found(jobs *m, job *j, const job_event *event)
@@ -243,31 +245,48 @@ void pod_found(jobs *m, job *j, const job_event *event)
         pod_stop(m, j, p);
 }
 
-/* An additional function, which kubeml-ps waits for before it trains the next epoch. */
-static bool is_additional(const job *j, const job_pod *p)
+/* Nobody works for the job yet, or again. */
+static bool begins(const job *j)
 {
-    return j->decided_epoch >= 0 && j->epoch == j->decided_epoch && p->function >= j->trained &&
-           p->function < j->parallelism;
+    return strcmp(j->phase, "starting") == 0;
+}
+
+/* One of an elastic job's that kubeml-ps waits for before it trains the next epoch, and that it can
+ * go without: an additional one, or any but the first where it is to begin. */
+static bool can_be_missed(const job *j, const job_pod *p)
+{
+    if (j->request.static_parallelism || p->function < 1 || p->function >= j->parallelism)
+        return false;
+    return begins(j) ||
+           (j->decided_epoch >= 0 && j->epoch == j->decided_epoch && p->function >= j->trained);
+}
+
+void pods_tell_no_more(jobs *m, job *j)
+{
+    job_action *a = jobs_emit(m, JOB_TELL_PARALLELISM, j);
+    a->epoch = j->decided_epoch;
+    a->value = j->parallelism;
 }
 
 /* The next epoch goes with what is there, and so do those after it for a while. */
 static void no_more(jobs *m, job *j, const job_pod *p, const char *message)
 {
     j->parallelism = j->most = p->function;
-    int64_t wait = j->grow_wait_ms ? 2 * j->grow_wait_ms : m->limits.grow_again_ms;
-    j->grow_wait_ms = wait < GROW_MOST_MS ? wait : GROW_MOST_MS;
-    j->grow_ms = m->now_ms + j->grow_wait_ms;
+    if (m->now_ms >= j->grow_ms) { /* several that are refused at once are one refusal */
+        int64_t wait = j->grow_wait_ms ? 2 * j->grow_wait_ms : m->limits.grow_again_ms;
+        j->grow_wait_ms = wait < GROW_MOST_MS ? wait : GROW_MOST_MS;
+        j->grow_ms = m->now_ms + j->grow_wait_ms;
+    }
     snprintf(j->no_more, sizeof j->no_more, "%s", message);
     j->unsaved = true;
-    job_action *a = jobs_emit(m, JOB_TELL_PARALLELISM, j);
-    a->epoch = j->decided_epoch;
-    a->value = j->parallelism;
+    pods_tell_no_more(m, j);
 }
 
 /* Another pod would wait for the same: space, a quota, an image. */
 static bool is_no_room(const char *reason)
 {
-    static const char *const passing[] = {"", "PoolEmpty", "ContainerCreating", "ApiServerUnavailable"};
+    static const char *const passing[] = {"", "PoolEmpty", "ContainerCreating",
+                                          "ApiServerUnavailable"};
     for (size_t i = 0; i < sizeof passing / sizeof *passing; i++)
         if (strcmp(reason, passing[i]) == 0)
             return false;
@@ -279,12 +298,19 @@ void pod_waiting(jobs *m, job *j, const job_event *event)
     job_pod *p = pod_of(j, event->function, event->incarnation);
     if (!p || p->phase != JOB_POD_TAKING)
         return;
-    if (is_additional(j, p) && is_no_room(event->reason)) {
+    bool missed = can_be_missed(j, p) && is_no_room(event->reason);
+    if (missed && !begins(j)) {
         no_more(m, j, p, event->message);
         return;
     }
+    if (!missed)
+        p->room_ms = 0;
+    else if (!p->room_ms)
+        p->room_ms = m->now_ms + m->limits.room_ms;
+    snprintf(p->message, sizeof p->message, "%s", event->message);
     p->cold = true;
-    job_condition_set(m, j, "PoolEmpty", true, event->reason[0] ? event->reason : "PoolEmpty", event->message);
+    job_condition_set(m, j, "PoolEmpty", true, event->reason[0] ? event->reason : "PoolEmpty",
+                      event->message);
 }
 
 static job_pod *taking(job *j, const job_event *event)
@@ -318,10 +344,11 @@ void pod_ready(jobs *m, job *j, const job_event *event)
     cold_condition(m, j);
 }
 
+/* Rights may come: an API server takes a moment to know of a role that was made with the
+ * controller. */
 static bool hopeless(err_code code)
 {
-    return code == ERR_INVALID || code == ERR_NOT_FOUND || code == ERR_UNSUPPORTED ||
-           code == ERR_FORBIDDEN || code == ERR_UNAUTHORIZED;
+    return code == ERR_INVALID || code == ERR_NOT_FOUND || code == ERR_UNSUPPORTED;
 }
 
 /* The pod could not be had; another try later, within bounds. */
@@ -334,14 +361,16 @@ void pod_failed(jobs *m, job *j, job_pod *p, err_code code, const char *message)
             cold_condition(m, j);
         return;
     }
-    if (is_additional(j, p)) {
+    bool missed = can_be_missed(j, p), additional = missed && !begins(j);
+    bool given_up = additional || hopeless(code) || ++p->tries >= m->limits.pod_tries_max;
+    if (given_up && missed) {
         p->phase = JOB_POD_WANTED; /* until kubeml-ps lets it go */
         p->name[0] = '\0';
         p->due_ms = m->now_ms + RETRY_MOST_MS;
         no_more(m, j, p, message);
         return;
     }
-    if (hopeless(code) || ++p->tries >= m->limits.pod_tries_max) {
+    if (given_up) {
         int tries = p->tries;
         pod_forget(j, p);
         job_fail(m, j, "PodFailed", "no pod for %s after %d tries: %.170s", what,
@@ -415,8 +444,8 @@ void pod_unspecialised(jobs *m, job *j, const job_event *event)
                  event->function, event->message);
         return;
     }
-    /* It may have joined all the same. Its end is told to kubeml-ps, which needs the next incarnation
-     * then: one number is never used for two processes. */
+    /* It may have joined all the same. Its end is told to kubeml-ps, which needs the next
+     * incarnation then: one number is never used for two processes. */
     pod_stop(m, j, p);
 }
 
@@ -431,7 +460,8 @@ static void pod_due(jobs *m, job *j, job_pod *p)
         if (p->name[0] == '\0') {
             take(m, j, p);
         } else if (m->now_ms - p->since_ms > m->limits.attach_ms) {
-            stop_within(m, j, p, 0); /* it cannot be reached and is given up; its end brings the next one */
+            /* it cannot be reached and is given up; its end brings the next one */
+            stop_within(m, j, p, 0);
         } else {
             j->attaching = true;
             pod_tell(m, j, p);
@@ -464,8 +494,20 @@ static void pod_due(jobs *m, job *j, job_pod *p)
     }
 }
 
+/* The job begins without one that there is still no room for. */
+static void begin_without(jobs *m, job *j, job_pod *p)
+{
+    if (p->phase != JOB_POD_TAKING || !p->room_ms || m->now_ms < p->room_ms)
+        return;
+    p->room_ms = 0;
+    if (begins(j) && can_be_missed(j, p))
+        no_more(m, j, p, p->message);
+}
+
 void pods_time(jobs *m, job *j)
 {
+    for (int i = j->pods - 1; i >= 0; i--)
+        begin_without(m, j, &j->pod[i]);
     for (int i = j->pods - 1; i >= 0; i--)
         if (i < j->pods && j->pod[i].phase != JOB_POD_GIVEN && m->now_ms >= j->pod[i].due_ms)
             pod_due(m, j, &j->pod[i]);
@@ -478,5 +520,8 @@ int64_t pods_deadline(const job *j)
         if (j->pod[i].phase != JOB_POD_GIVEN && j->pod[i].phase != JOB_POD_GONE &&
             j->pod[i].due_ms < due)
             due = j->pod[i].due_ms;
+    for (int i = 0; i < j->pods; i++)
+        if (j->pod[i].phase == JOB_POD_TAKING && j->pod[i].room_ms && j->pod[i].room_ms < due)
+            due = j->pod[i].room_ms;
     return due;
 }

@@ -59,7 +59,7 @@ json_t *job_record(const job *j)
     }
     return json_pack(
         "{s:s, s:o, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:i, s:i, s:i, s:f, s:f, s:i, s:i, s:i, "
-        "s:b, s:s, s:s, s:i, s:i, s:o, s:i, s:o*}",
+        "s:b, s:s, s:s, s:i, s:i, s:o, s:i, s:I, s:o*}",
         "id", j->id, "request", asked, "state", job_state_name(j->state), "reason", j->reason,
         "message", j->message, "created_ms", (json_int_t)j->created_wall_ms, "started_ms",
         (json_int_t)j->started_wall_ms, "finished_ms", (json_int_t)j->finished_wall_ms, "order",
@@ -68,10 +68,10 @@ json_t *job_record(const job *j)
         "decided_epoch", j->decided_epoch, "generation", j->generation, "restarts", j->restarts,
         "resumed", (int)j->resumed, "verdict", j->verdict ? job_state_name(j->verdict_state) : "",
         "phase", j->phase, "epoch", j->epoch, "round", j->round, "conditions", conditions,
-        "retries", j->retries, "gpus", gpus_json(j));
+        "retries", j->retries, "again_ms", (json_int_t)j->again_wall_ms, "gpus", gpus_json(j));
 }
 
-/* ---- back -------------------------------------------------------------------------------------- */
+/* ---- back ------------------------------------------------------------------------------------ */
 
 static int read_text(const json_t *o, const char *name, char *out, size_t size, err *e)
 {
@@ -191,11 +191,14 @@ static int read_record(const json_t *o, job *j, err *e)
         read_small(o, "generation", 0, 200000, &j->generation, e) < 0 ||
         read_small(o, "restarts", 0, 1000, &j->restarts, e) < 0 ||
         read_small(o, "epoch", 0, REQUEST_EPOCHS_MAX, &j->epoch, e) < 0 ||
-        read_small(o, "round", 0, INT32_MAX, &j->round, e) < 0 || read_conditions(o, j, e) < 0 || read_gpus(o, j, e) < 0)
+        read_small(o, "round", 0, INT32_MAX, &j->round, e) < 0 || read_conditions(o, j, e) < 0 ||
+        read_gpus(o, j, e) < 0)
         return -1;
     j->order = (uint64_t)order;
     j->resumed = json_is_true(json_object_get(o, "resumed"));
-    j->retries = (int)json_integer_value(json_object_get(o, "retries")); /* older records have none */
+    /* Older records have none of these. */
+    j->retries = (int)json_integer_value(json_object_get(o, "retries"));
+    j->again_wall_ms = json_integer_value(json_object_get(o, "again_ms"));
     if (request_parse(json_object_get(o, "request"), &j->request, e) < 0)
         return err_wrap(e, "job record: request");
     return 0;
@@ -210,19 +213,21 @@ int jobs_restore(jobs *m, const json_t *record, err *e)
         free(j);
         return -1;
     }
-    for (int f = 0; f < j->gpu_functions; f++) /* fewer GPUs than before: it is placed anew, when it is next asked for */
+    /* fewer GPUs than before: it is placed anew, when it is next asked for */
+    for (int f = 0; f < j->gpu_functions; f++)
         if (j->gpu[f] > m->gpus)
             j->gpu[f] = 0;
     if (job_active(j) && job_pods_room(m, j) < 0) {
         free(j);
         return err_set(e, ERR_NOMEM, "no memory for a job");
     }
-    j->trained = REQUEST_PARALLELISM_MAX; /* not known any more; until it is asked for the next time */
+    /* not known any more; until it is asked for the next time */
+    j->trained = REQUEST_PARALLELISM_MAX;
     m->adopting = true;
     return jobs_add(m, j, e);
 }
 
-/* ---- the one reason ---------------------------------------------------------------------------- */
+/* ---- the one reason -------------------------------------------------------------------------- */
 
 /* Most telling first: what blocks everything, then what slows it down. */
 static const char *const dominant[] = {"RedisGone",    "StoreUnavailable", "PoolEmpty",
@@ -251,7 +256,8 @@ static void explain_queued(const jobs *m, const job *j, job_reason *out)
         if (job_explain_gpu(m, j, wants, out)) {
             size_t used = strlen(out->message);
             if (holders[0] && m->gpus)
-                snprintf(out->message + used, sizeof out->message - used, "; slots are held by: %s", holders);
+                snprintf(out->message + used, sizeof out->message - used, "; slots are held by: %s",
+                         holders);
             return;
         }
     snprintf(out->reason, sizeof out->reason, "NoFreeSlot");
@@ -259,10 +265,10 @@ static void explain_queued(const jobs *m, const job *j, job_reason *out)
         snprintf(out->message, sizeof out->message,
                  "it needs %d function slots and the cluster has %d", job_wants(m, j), m->slots);
     else
-        snprintf(out->message, sizeof out->message,
-                 "it needs %d function slots, %d of %d are free, %d jobs are before it; held by: %s",
-                 job_wants(m, j), jobs_slots_free(m), m->slots, before,
-                 holders[0] ? holders : "nobody");
+        snprintf(
+            out->message, sizeof out->message,
+            "it needs %d function slots, %d of %d are free, %d jobs are before it; held by: %s",
+            job_wants(m, j), jobs_slots_free(m), m->slots, before, holders[0] ? holders : "nobody");
 }
 
 static bool explain_condition(const job *j, job_reason *out)
@@ -284,17 +290,17 @@ static void explain_starting(const job *j, int64_t now_ms, job_reason *out)
             continue;
         snprintf(out->reason, sizeof out->reason, "Starting");
         if (p->function == JOB_KUBEML_PS)
-            snprintf(out->message, sizeof out->message, "waiting for kubeml-ps %s for %.1f s",
+            snprintf(out->message, sizeof out->message, "waiting for kubeml-ps (%s) for %.1f s",
                      p->name, (double)(now_ms - p->since_ms) / 1000);
         else
-            snprintf(out->message, sizeof out->message, "waiting for function %d %s for %.1f s",
+            snprintf(out->message, sizeof out->message, "waiting for function %d (%s) for %.1f s",
                      p->function, p->name, (double)(now_ms - p->since_ms) / 1000);
         return;
     }
     set(out, "Starting", "its functions load their code and make the model");
 }
 
-void jobs_explain(const jobs *m, const job *j, int64_t now_ms, job_reason *out)
+static void explain(const jobs *m, const job *j, int64_t now_ms, job_reason *out)
 {
     if (job_ended(j)) {
         set(out, j->reason, j->message);
@@ -302,8 +308,9 @@ void jobs_explain(const jobs *m, const job *j, int64_t now_ms, job_reason *out)
         set(out, j->reason, j->message);
     } else if (j->state == JOB_QUEUED && j->again_ms > now_ms) {
         snprintf(out->reason, sizeof out->reason, "Retrying");
-        snprintf(out->message, sizeof out->message, "retry %d of %d in %.0f s, after %.180s", j->retries,
-                 j->request.backoff_limit, (double)(j->again_ms - now_ms) / 1000, j->message);
+        snprintf(out->message, sizeof out->message, "retry %d of %d in %.0f s, after %.180s",
+                 j->retries, j->request.backoff_limit, (double)(j->again_ms - now_ms) / 1000,
+                 j->message);
     } else if (j->state == JOB_QUEUED) {
         explain_queued(m, j, out);
     } else if (explain_condition(j, out)) {
@@ -313,8 +320,18 @@ void jobs_explain(const jobs *m, const job *j, int64_t now_ms, job_reason *out)
     } else {
         bool bound = j->no_more[0] && j->parallelism >= j->most;
         snprintf(out->reason, sizeof out->reason, "Training");
-        snprintf(out->message, sizeof out->message, "%s, epoch %d of %d, %d functions%s%.150s", j->phase,
-                 j->epoch + 1, j->request.epochs, j->parallelism, bound ? "; there is no more of them: " : "",
-                 bound ? j->no_more : "");
+        snprintf(out->message, sizeof out->message, "%s, epoch %d of %d, %d functions%s%.150s",
+                 j->phase, j->epoch + 1, j->request.epochs, j->parallelism,
+                 bound ? "; there is no more of them: " : "", bound ? j->no_more : "");
     }
+}
+
+void jobs_explain(const jobs *m, const job *j, int64_t now_ms, job_reason *out)
+{
+    explain(m, j, now_ms, out);
+    size_t used = strlen(out->message);
+    bool waits = j->state == JOB_QUEUED && j->again_ms > now_ms; /* says so itself */
+    if (j->retries > 0 && !job_ended(j) && !waits)
+        snprintf(out->message + used, sizeof out->message - used, "; retry %d of %d", j->retries,
+                 j->request.backoff_limit);
 }

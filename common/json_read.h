@@ -14,8 +14,8 @@ static inline void json_cleanup_(json_t **value)
 }
 #define cleanup_json __attribute__((cleanup(json_cleanup_)))
 
-/* How deep a text nests; it need not be JSON. jansson goes down 2048 levels by recursion, so ours is checked
- * before it starts. */
+/* How deep a text nests; it need not be JSON. jansson goes down 2048 levels by recursion, so ours
+ * is checked before it starts. */
 int json_depth(const char *text, size_t len);
 /* Parses a whole text: no duplicate keys, no NUL, valid UTF-8, at most `depth_max` levels.
  * ERR_INVALID with line and column. */

@@ -34,7 +34,7 @@ static int copy(char **to, const char *from, err *e)
     return *to ? 0 : err_set(e, ERR_NOMEM, "no memory for the cluster's access");
 }
 
-/* ---- in a pod --------------------------------------------------------------------------------- */
+/* ---- in a pod -------------------------------------------------------------------------------- */
 
 static int account_file(const char *dir, const char *name, char **out, err *e)
 {
@@ -42,7 +42,8 @@ static int account_file(const char *dir, const char *name, char **out, err *e)
     if (fs_path(path, e, "%s/%s", dir, name))
         return -1;
     if (!fs_exists(path))
-        return err_set(e, ERR_NOT_FOUND, "%.200s is not there: does the pod have a service account?", path);
+        return err_set(e, ERR_NOT_FOUND,
+                       "%.200s is not there: does the pod have a service account?", path);
     return copy(out, path, e);
 }
 
@@ -68,7 +69,8 @@ int kube_config_in_cluster(const char *dir, kube_config *out, err *e)
     *out = (kube_config){0};
     if (!host || !*host || !port || !*port)
         return err_set(e, ERR_NOT_FOUND, "not in a pod: KUBERNETES_SERVICE_HOST is not set");
-    snprintf(server, sizeof server, strchr(host, ':') ? "https://[%s]:%s" : "https://%s:%s", host, port);
+    snprintf(server, sizeof server, strchr(host, ':') ? "https://[%s]:%s" : "https://%s:%s", host,
+             port);
     dir = dir ? dir : account_dir;
     if (copy(&out->server, server, e) || account_file(dir, "ca.crt", &out->ca_file, e) ||
         account_file(dir, "token", &out->token_file, e) || account_namespace(dir, out, e)) {
@@ -78,7 +80,7 @@ int kube_config_in_cluster(const char *dir, kube_config *out, err *e)
     return 0;
 }
 
-/* ---- YAML ------------------------------------------------------------------------------------- */
+/* ---- YAML ------------------------------------------------------------------------------------ */
 
 /* Scalars become texts; aliases are followed, within the limits. */
 static json_t *node_json(yaml_document_t *d, yaml_node_t *n, int depth, int *nodes)
@@ -89,15 +91,18 @@ static json_t *node_json(yaml_document_t *d, yaml_node_t *n, int depth, int *nod
         return json_stringn((const char *)n->data.scalar.value, n->data.scalar.length);
     if (n->type == YAML_SEQUENCE_NODE) {
         json_t *list = json_array();
-        for (yaml_node_item_t *i = n->data.sequence.items.start; list && i < n->data.sequence.items.top; i++)
-            if (json_array_append_new(list, node_json(d, yaml_document_get_node(d, *i), depth + 1, nodes))) {
+        for (yaml_node_item_t *i = n->data.sequence.items.start;
+             list && i < n->data.sequence.items.top; i++)
+            if (json_array_append_new(
+                    list, node_json(d, yaml_document_get_node(d, *i), depth + 1, nodes))) {
                 json_decref(list);
                 return NULL;
             }
         return list;
     }
     json_t *object = json_object();
-    for (yaml_node_pair_t *p = n->data.mapping.pairs.start; object && p < n->data.mapping.pairs.top; p++) {
+    for (yaml_node_pair_t *p = n->data.mapping.pairs.start; object && p < n->data.mapping.pairs.top;
+         p++) {
         yaml_node_t *key = yaml_document_get_node(d, p->key);
         json_t *value = node_json(d, yaml_document_get_node(d, p->value), depth + 1, nodes);
         if (!key || key->type != YAML_SCALAR_NODE || !value ||
@@ -120,7 +125,8 @@ static int yaml_read(const char *path, json_t **out, err *e)
     int nodes = 0;
     if (!yaml_parser_initialize(&parser))
         return err_set(e, ERR_NOMEM, "no memory to read %.150s", path);
-    yaml_parser_set_input_string(&parser, (const unsigned char *)(text.bytes ? text.bytes : ""), text.len);
+    yaml_parser_set_input_string(&parser, (const unsigned char *)(text.bytes ? text.bytes : ""),
+                                 text.len);
     if (!yaml_parser_load(&parser, &document)) {
         err_set(e, ERR_INVALID, "%.150s, line %zu: %s", path, parser.problem_mark.line + 1,
                 parser.problem ? parser.problem : "not YAML");
@@ -137,7 +143,7 @@ static int yaml_read(const char *path, json_t **out, err *e)
     return err_set(e, ERR_INVALID, "%.150s is not a kubeconfig", path);
 }
 
-/* ---- kubeconfig ------------------------------------------------------------------------------- */
+/* ---- kubeconfig ------------------------------------------------------------------------------ */
 
 /* All files of the list as one: `clusters`, `users` and `contexts` in a row, each entry with the
  * folder that its relative paths start from. The first that names something wins. */
@@ -151,8 +157,10 @@ static int merge(json_t *all, const json_t *one, const char *path, err *e)
         json_t *into = json_object_get(all, lists[k]), *entry;
         size_t i;
         json_array_foreach(json_object_get(one, lists[k]), i, entry) {
-            if (json_object_set_new(entry, "folder", json_string(folder)) || json_array_append(into, entry))
-                return err_set(e, ERR_INVALID, "%.150s: %s has an entry that is not one", path, lists[k]);
+            if (json_object_set_new(entry, "folder", json_string(folder)) ||
+                json_array_append(into, entry))
+                return err_set(e, ERR_INVALID, "%.150s: %s has an entry that is not one", path,
+                               lists[k]);
         }
     }
     const char *now = json_string_value(json_object_get(one, "current-context"));
@@ -220,7 +228,8 @@ int kube_config_decode(const char *text, const char *field, char **out, err *e)
 }
 
 /* NAME-data holds it in base64, NAME is a file. */
-static int take_pem(const json_t *from, const char *name, const char *folder, char **file, char **pem, err *e)
+static int take_pem(const json_t *from, const char *name, const char *folder, char **file,
+                    char **pem, err *e)
 {
     char key[64], path[FS_PATH_BYTES];
     snprintf(key, sizeof key, "%s-data", name);
@@ -239,10 +248,11 @@ static int take_user(const json_t *user, const char *folder, kube_config *c, err
     static const char *const refused[] = {"exec", "auth-provider", "username", "as"};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
         if (json_object_get(user, refused[i]))
-            return err_set(e, ERR_UNSUPPORTED,
-                           "the kubeconfig's user signs in by \"%s\", which KubeML does not do; use a token "
-                           "(kubectl create token) or a client certificate",
-                           refused[i]);
+            return err_set(
+                e, ERR_UNSUPPORTED,
+                "the kubeconfig's user signs in by \"%s\", which KubeML does not do; use a token "
+                "(kubectl create token) or a client certificate",
+                refused[i]);
     if (take_pem(user, "client-certificate", folder, &c->cert_file, &c->cert_pem, e) ||
         take_pem(user, "client-key", folder, &c->key_file, &c->key_pem, e))
         return -1;
@@ -258,11 +268,14 @@ static int take_user(const json_t *user, const char *folder, kube_config *c, err
 
 static int take_cluster(const json_t *cluster, const char *folder, kube_config *c, err *e)
 {
-    const char *server = text_in(cluster, "server"), *insecure = text_in(cluster, "insecure-skip-tls-verify");
+    const char *server = text_in(cluster, "server"),
+               *insecure = text_in(cluster, "insecure-skip-tls-verify");
     if (!server || (strncmp(server, "https://", 8) != 0 && strncmp(server, "http://", 7) != 0))
-        return err_set(e, ERR_INVALID, "the kubeconfig's cluster has no server that is an http(s) address");
+        return err_set(e, ERR_INVALID,
+                       "the kubeconfig's cluster has no server that is an http(s) address");
     if (text_in(cluster, "tls-server-name") || text_in(cluster, "proxy-url"))
-        return err_set(e, ERR_UNSUPPORTED, "tls-server-name and proxy-url of a kubeconfig are not supported");
+        return err_set(e, ERR_UNSUPPORTED,
+                       "tls-server-name and proxy-url of a kubeconfig are not supported");
     if (copy(&c->server, server, e))
         return -1;
     for (size_t len = strlen(c->server); len && c->server[len - 1] == '/'; len--)

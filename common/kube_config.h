@@ -2,8 +2,8 @@
  *
  * In a pod: the service account's files, whose token is rotated, so that it is read anew for each
  * request. Outside: a kubeconfig (KUBECONFIG, a list as kubectl takes it, or ~/.kube/config) with
- * tokens, client certificates and CA data. What would run a program (exec plugins, auth-provider) is
- * refused with a message that says so. */
+ * tokens, client certificates and CA data. What would run a program (exec plugins, auth-provider)
+ * is refused with a message that says so. */
 #ifndef KUBEML_KUBE_CONFIG_H
 #define KUBEML_KUBE_CONFIG_H
 

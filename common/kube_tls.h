@@ -8,8 +8,8 @@
 
 /* `c` outlives the handle's use. */
 void kube_tls_set(CURL *curl, const kube_config *c);
-/* "Authorization: Bearer ..."; *out stays NULL where it has no token. A token's file is read anew each
- * time: it is rotated. Caller frees. */
+/* "Authorization: Bearer ..."; *out stays NULL where it has no token. A token's file is read anew
+ * each time: it is rotated. Caller frees. */
 int kube_bearer(const kube_config *c, char **out, err *e);
 
 #endif

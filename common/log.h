@@ -10,8 +10,8 @@ typedef enum log_level { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR } log_level;
 
 void log_open(const char *component); /* level from KUBEML_LOG (debug|info|warn|error) */
 void log_set_level(log_level level);
-/* Epoch and round as the code counts them, from 0; people read them counted from 1, as in the tables. job
- * NULL: none; -1: not shown. */
+/* Epoch and round as the code counts them, from 0; people read them counted from 1, as in the
+ * tables. job NULL: none; -1: not shown. */
 void log_context(const char *job, int epoch, int round);
 void log_write(log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 

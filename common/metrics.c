@@ -167,7 +167,7 @@ void metric_drop(metric *f, const char *a)
     pthread_mutex_unlock(&f->owner->lock);
 }
 
-/* ---- writing ------------------------------------------------------------------------------------ */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static int write_value(buf *out, double value, err *e)
 {
@@ -182,7 +182,10 @@ static int write_value(buf *out, double value, err *e)
 static int write_label(buf *out, const char *value, err *e)
 {
     for (; *value; value++) {
-        const char *escaped = *value == '\\' ? "\\\\" : *value == '"' ? "\\\"" : *value == '\n' ? "\\n" : NULL;
+        const char *escaped = *value == '\\'   ? "\\\\"
+                              : *value == '"'  ? "\\\""
+                              : *value == '\n' ? "\\n"
+                                               : NULL;
         if (escaped ? buf_append(out, escaped, 2, e) : buf_append(out, value, 1, e))
             return -1;
     }
@@ -190,16 +193,16 @@ static int write_label(buf *out, const char *value, err *e)
 }
 
 /* name{labels...,le="..."}; `le` NULL where there is none. */
-static int write_name(buf *out, const metric *f, const series *s, const char *suffix, const char *le,
-                      err *e)
+static int write_name(buf *out, const metric *f, const series *s, const char *suffix,
+                      const char *le, err *e)
 {
     if (buf_printf(out, e, "%s%s", f->name, suffix))
         return -1;
     const char *name = f->labels;
     for (int i = 0; i < f->label_count; i++) {
         int len = (int)strcspn(name, ",");
-        if (buf_printf(out, e, "%s%.*s=\"", i ? "," : "{", len, name) || write_label(out, s->label[i], e) ||
-            buf_append(out, "\"", 1, e))
+        if (buf_printf(out, e, "%s%.*s=\"", i ? "," : "{", len, name) ||
+            write_label(out, s->label[i], e) || buf_append(out, "\"", 1, e))
             return -1;
         name += len + (name[len] == ',');
     }
@@ -225,7 +228,8 @@ static int write_histogram(buf *out, const metric *f, const series *s, err *e)
 static int write_family(buf *out, const metric *f, err *e)
 {
     static const char *const kinds[] = {"counter", "gauge", "histogram"};
-    if (buf_printf(out, e, "# HELP %s %s\n# TYPE %s %s\n", f->name, f->help, f->name, kinds[f->kind]))
+    if (buf_printf(out, e, "# HELP %s %s\n# TYPE %s %s\n", f->name, f->help, f->name,
+                   kinds[f->kind]))
         return -1;
     for (const series *s = f->first; s; s = s->next)
         if (f->kind == METRIC_HISTOGRAM

@@ -167,8 +167,8 @@ int modelstore_slot(modelstore *m, int slot, block *out, err *e);
 
 /* Publishes. `b` NULL: what lies in the slot's memory now, which must stay unchanged until the
  * round is merged; else copied from there. `checksum` (may be NULL): of what was published; the
- * merge of that one contribution alone has the same. ERR_STALE, ERR_CONFLICT (another round is open;
- * published before with other bytes). */
+ * merge of that one contribution alone has the same. ERR_STALE, ERR_CONFLICT (another round is
+ * open; published before with other bytes). */
 int modelstore_publish(modelstore *m, const modelstore_publication *p, const block *b,
                        int64_t deadline_ms, uint64_t *checksum, err *e);
 
@@ -181,7 +181,8 @@ int modelstore_merge(modelstore *m, const modelstore_round *r, int64_t deadline_
 int modelstore_fetch(modelstore *m, int64_t version_min, block to, int64_t deadline_ms,
                      modelstore_state *out, err *e);
 
-/* What the reference is now, without its bytes: for who may have them already. Waits for no version.
+/* What the reference is now, without its bytes: for who may have them already. Waits for no
+ * version.
  */
 int modelstore_state_get(modelstore *m, int64_t deadline_ms, modelstore_state *out, err *e);
 

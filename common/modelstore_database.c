@@ -10,7 +10,7 @@
 #include "modelstore_redis.h"
 #include "modelstore_table.h"
 
-enum { MODULE_VERSION = 1, STATUS_HEAD = 10 };
+enum { MODULE_VERSION = 2, STATUS_HEAD = 10 };
 
 static remote *remote_of(modelstore *m)
 {
@@ -136,17 +136,36 @@ static int database_attach(modelstore *m, layout *out, int64_t deadline_ms, err 
     return out ? layout_parse_text(text.bytes, text.len, out, e) : 0;
 }
 
-/* ---- publishing ----------------------------------------------------------------------------- */
+/* ---- publishing -----------------------------------------------------------------------------
+ *
+ * Chunks travel on a connection of their own, whose next command is announced as soon as the last
+ * one was carried out (resp_announce): a model of one chunk, which is a small one's whole round, is
+ * read by Redis to where it stays until the merge. */
 
-static void begin_write(remote *r, const modelstore_publication *p, size_t chunk,
-                        char key[REMOTE_KEY_BYTES])
+enum { WRITE_ARGUMENTS = 8 };
+
+static int announce_chunk(remote *r, size_t len, int64_t deadline_ms, err *e)
 {
+    char key[REMOTE_KEY_BYTES];
     begin(r, "KUBEML.WRITE", key);
+    return resp_announce(r->writer, r->cmd, WRITE_ARGUMENTS, len, deadline_ms, e);
+}
+
+static int write_chunk(remote *r, const modelstore_publication *p, block b, size_t chunk,
+                       int64_t deadline_ms, err *e)
+{
+    size_t len;
+    const char *at = remote_chunk(r->layout.shape, b, chunk, &len);
+    if (!r->announced && announce_chunk(r, len, deadline_ms, e))
+        return -1;
+    r->announced = false;
+    resp_begin_rest(r->cmd);
     resp_add_int(r->cmd, p->epoch);
     resp_add_int(r->cmd, p->round);
     resp_add_int(r->cmd, p->function);
     resp_add_int(r->cmd, p->incarnation);
     resp_add_int(r->cmd, (int64_t)chunk);
+    return resp_send_rest(r->writer, at, len, r->cmd, deadline_ms, e);
 }
 
 /* Takes `count` replies to WRITE; the first refusal goes to `refusal`. */
@@ -154,7 +173,7 @@ static int take_writes(remote *r, size_t count, int64_t deadline_ms, err *refusa
 {
     for (size_t i = 0; i < count; i++) {
         resp_reply reply;
-        if (resp_receive(r->c, &reply, deadline_ms, e))
+        if (resp_receive(r->writer, &reply, deadline_ms, e))
             return -1;
         if (reply.type == RESP_ERROR && refusal->code == ERR_NONE)
             resp_error(&reply, refusal);
@@ -168,15 +187,10 @@ static int take_writes(remote *r, size_t count, int64_t deadline_ms, err *refusa
 static int write_chunks(remote *r, const modelstore_publication *p, block b, uint64_t *hash,
                         int64_t deadline_ms, size_t *ahead, err *refusal, err *e)
 {
-    char key[REMOTE_KEY_BYTES];
     size_t chunks = remote_chunks(r->layout.shape);
     *ahead = 0;
     for (size_t i = 0; i < chunks && refusal->code == ERR_NONE; i++) {
-        size_t len;
-        const char *at = remote_chunk(r->layout.shape, b, i, &len);
-        begin_write(r, p, i, key);
-        resp_add_bytes(r->cmd, at, len);
-        if (resp_hold(r->c, r->cmd, deadline_ms, e))
+        if (write_chunk(r, p, b, i, deadline_ms, e))
             return -1;
         remote_hash_chunk(r->layout.shape, b, i, hash);
         if (*ahead == REMOTE_WINDOW) {
@@ -219,23 +233,26 @@ static int publish_by_chunks(remote *r, const modelstore_publication *p, block b
                              int64_t deadline_ms, uint64_t *checksum, err *e)
 {
     char key[REMOTE_KEY_BYTES];
-    size_t pieces = block_pieces(r->layout.shape), ahead;
+    size_t pieces = block_pieces(r->layout.shape), ahead, first;
     cleanup_free uint64_t *hash = calloc(pieces, sizeof *hash);
     cleanup_reply resp_reply reply = {.type = RESP_NIL};
     err refusal = ERR_INIT, last = ERR_INIT;
     if (!hash)
         return err_set(e, ERR_NOMEM, "no memory for the hashes of %zu pieces", pieces);
-    if (remote_connect(r, deadline_ms, e) ||
+    if (remote_connect_writer(r, deadline_ms, e) ||
         write_chunks(r, p, b, hash, deadline_ms, &ahead, &refusal, e))
         return -1;
     if (refusal.code == ERR_NONE)
         *checksum = block_root_hash(hash, pieces);
     else if (block_checksum(r->layout.shape, b, 1, checksum, e))
-        return remote_disconnect(r), -1; /* replies are still to come */
+        return remote_disconnect_writer(r), -1; /* replies are still to come */
+    remote_chunk(r->layout.shape, b, 0, &first);
     begin_publish(r, p, *checksum, -1, key);
-    if (resp_hold(r->c, r->cmd, deadline_ms, e) ||
-        take_writes(r, ahead, deadline_ms, &refusal, e) ||
-        resp_receive(r->c, &reply, deadline_ms, e))
+    if (resp_hold(r->writer, r->cmd, deadline_ms, e) || announce_chunk(r, first, deadline_ms, e))
+        return -1;
+    r->announced = true;
+    if (take_writes(r, ahead, deadline_ms, &refusal, e) ||
+        resp_receive(r->writer, &reply, deadline_ms, e))
         return -1;
     if (reply.type != RESP_ERROR)
         return 0;
@@ -314,7 +331,8 @@ static int take_chunks(remote *r, const modelstore_state *s, size_t asked, block
     }
     return block_root_hash(hash, pieces) == s->checksum
                ? 0
-               : err_set(e, ERR_CORRUPT, "the reference of version %lld does not match its checksum",
+               : err_set(e, ERR_CORRUPT,
+                         "the reference of version %lld does not match its checksum",
                          (long long)s->version);
 }
 

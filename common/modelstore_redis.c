@@ -52,6 +52,7 @@ int remote_open(const modelstore_ops *ops, const modelstore_access *a, modelstor
 void remote_close(remote *r)
 {
     resp_close(r->c);
+    resp_close(r->writer);
     layout_free(&r->layout);
     shm_close(r->segment);
     if (r->own)
@@ -75,6 +76,13 @@ void remote_disconnect(remote *r)
     r->c = NULL;
 }
 
+void remote_disconnect_writer(remote *r)
+{
+    resp_close(r->writer);
+    r->writer = NULL;
+    r->announced = false;
+}
+
 int remote_pause(int *pause_ms, int64_t deadline_ms, err *e)
 {
     int left = clock_left_ms(deadline_ms);
@@ -85,15 +93,12 @@ int remote_pause(int *pause_ms, int64_t deadline_ms, err *e)
     return 0;
 }
 
-int remote_connect(remote *r, int64_t deadline_ms, err *e)
+static int dial(remote *r, int64_t deadline_ms, resp **out, err *e)
 {
     int pause_ms = 1;
-    if (r->c && !resp_broken(r->c))
-        return 0;
-    remote_disconnect(r);
     for (;;) {
         err last = ERR_INIT;
-        if (resp_dial(r->access.address, r->access.user, r->access.password, deadline_ms, &r->c,
+        if (resp_dial(r->access.address, r->access.user, r->access.password, deadline_ms, out,
                       &last) == 0) {
             r->known = true;
             return 0;
@@ -106,6 +111,22 @@ int remote_connect(remote *r, int64_t deadline_ms, err *e)
             return -1;
         }
     }
+}
+
+int remote_connect(remote *r, int64_t deadline_ms, err *e)
+{
+    if (r->c && !resp_broken(r->c))
+        return 0;
+    remote_disconnect(r);
+    return dial(r, deadline_ms, &r->c, e);
+}
+
+int remote_connect_writer(remote *r, int64_t deadline_ms, err *e)
+{
+    if (r->writer && !resp_broken(r->writer))
+        return 0;
+    remote_disconnect_writer(r);
+    return dial(r, deadline_ms, &r->writer, e);
 }
 
 int remote_call(remote *r, resp_reply *out, bool *again, int64_t deadline_ms, err *e)
@@ -143,6 +164,7 @@ int remote_need_layout(const remote *r, err *e)
 
 static void forget_memory(remote *r)
 {
+    remote_disconnect_writer(r); /* what is announced there has the old layout's length */
     shm_close(r->segment);
     r->segment = NULL;
     if (r->own)

@@ -16,6 +16,8 @@ typedef struct remote {
     bool shared; /* carrier shm */
     bool known;  /* its name and password were good once */
     resp *c;     /* NULL: not connected */
+    resp *writer;   /* a second connection, for chunks alone; NULL: not connected */
+    bool announced; /* the first chunk of the next publication, to `writer` */
     resp_command *cmd;
     layout layout; /* count 0: not attached */
     shm *segment;
@@ -34,8 +36,11 @@ int remote_connect(remote *r, int64_t deadline_ms, err *e);
 /* Sends r->cmd and takes the reply (may be NULL), anew on a new connection when the old one broke.
  * *again (may be NULL) tells that it may have been carried out before. */
 int remote_call(remote *r, resp_reply *out, bool *again, int64_t deadline_ms, err *e);
+/* The same for the writer; on a new one nothing is announced. */
+int remote_connect_writer(remote *r, int64_t deadline_ms, err *e);
 /* The connection is given up; the next call dials. */
 void remote_disconnect(remote *r);
+void remote_disconnect_writer(remote *r);
 /* A pause that grows, for waits without an event; ERR_TIMEOUT when the deadline passed. */
 int remote_pause(int *pause_ms, int64_t deadline_ms, err *e);
 

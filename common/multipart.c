@@ -78,7 +78,8 @@ static int refill(multipart *m, err *e)
     }
     if (m->end == sizeof m->buffer)
         return err_set(e, ERR_INVALID, "a part's headers are too long");
-    ssize_t got = m->source_over ? 0 : m->read(m->source, m->buffer + m->end, sizeof m->buffer - m->end, e);
+    ssize_t got =
+        m->source_over ? 0 : m->read(m->source, m->buffer + m->end, sizeof m->buffer - m->end, e);
     if (got < 0)
         return -1;
     m->source_over = got == 0;
@@ -136,7 +137,8 @@ static int header(const char *text, multipart_part *out, err *e)
     if (strncasecmp(text, name, sizeof name - 1) != 0)
         return 0;
     if (!parameter(text, "name", out->name, sizeof out->name))
-        return err_set(e, ERR_INVALID, "a part's Content-Disposition has no name of at most %zu bytes",
+        return err_set(e, ERR_INVALID,
+                       "a part's Content-Disposition has no name of at most %zu bytes",
                        sizeof out->name - 1);
     if (!parameter(text, "filename", out->filename, sizeof out->filename))
         out->filename[0] = '\0';

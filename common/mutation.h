@@ -1,7 +1,8 @@
 /* mutation.h: deliberate mistakes, so that the simulator can be shown to find them.
  *
  * MUTATE(n, original, mutant) is `original`. Only test/sim.mk compiles an object with
- * -DMUTATION=n, where it is `mutant`; those objects are linked into nothing but simulate-mutation-n. */
+ * -DMUTATION=n, where it is `mutant`; those objects are linked into nothing but
+ * simulate-mutation-n. */
 #ifndef KUBEML_MUTATION_H
 #define KUBEML_MUTATION_H
 

@@ -1,5 +1,5 @@
-/* nvml.c: see nvml.h. The declarations are those of NVML's ABI, stable since 2013; of the list of processes the third
- * version, of 2021. */
+/* nvml.c: see nvml.h. The declarations are those of NVML's ABI, stable since 2013; of the list of
+ * processes the third version, of 2021. */
 #include "nvml.h"
 
 #include <dlfcn.h>
@@ -48,7 +48,9 @@ static int find_named(nvml *n, const char *name, device *out, err *e)
     snprintf(first, sizeof first, "%.*s", (int)strcspn(name, ","), name);
     unsigned long index = strtoul(first, &end, 10);
     int status = end != first && !*end ? n->by_index((unsigned)index, out) : n->by_uuid(first, out);
-    return status == 0 ? 0 : err_set(e, ERR_UNAVAILABLE, "NVML knows no GPU \"%s\" (%d)", first, status);
+    return status == 0
+               ? 0
+               : err_set(e, ERR_UNAVAILABLE, "NVML knows no GPU \"%s\" (%d)", first, status);
 }
 
 static int find_calls(nvml *n, int (**init)(void), err *e)
@@ -70,8 +72,10 @@ static int find_calls(nvml *n, int (**init)(void), err *e)
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         void *found = dlsym(n->library, calls[i].name);
         if (!found)
-            return err_set(e, ERR_UNAVAILABLE, "NVML has no %s: the driver is too old", calls[i].name);
-        memcpy(calls[i].to, &found, sizeof found); /* C knows no cast from an object's pointer to a function's */
+            return err_set(e, ERR_UNAVAILABLE, "NVML has no %s: the driver is too old",
+                           calls[i].name);
+        /* C knows no cast from an object's pointer to a function's */
+        memcpy(calls[i].to, &found, sizeof found);
     }
     return 0;
 }
@@ -189,7 +193,8 @@ int nvml_read(nvml *n, nvml_sample *out, err *e)
     *out = (nvml_sample){0};
     int status = n->memory(n->gpu, &memory);
     if (status != 0)
-        return err_set(e, ERR_UNAVAILABLE, "the GPU does not say how much of its memory is taken (%d)", status);
+        return err_set(e, ERR_UNAVAILABLE,
+                       "the GPU does not say how much of its memory is taken (%d)", status);
     if (n->name(n->gpu, out->name, sizeof out->name) != 0)
         out->name[0] = '\0';
     out->memory_total = memory.total;

@@ -1,12 +1,11 @@
-/* request.c: see request.h. One table a level; a field is read by its kind and checked by its range. */
+/* request.c: see request.h. One table a level; a field is read by its kind and checked by its
+ * range. */
 #include "request.h"
 
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-#include "average.h"
 
 typedef enum field_kind { FIELD_NAME, FIELD_PATH, FIELD_INT, FIELD_REAL, FIELD_BOOL, FIELD_WORD,
                           FIELD_SEED, FIELD_IGNORED, FIELD_OPTIONS, FIELD_MODE, FIELD_GPU,
@@ -55,11 +54,12 @@ static const field option_fields[] = {
     {.name = "gpu", .kind = FIELD_GPU},
     {.name = "process", .kind = FIELD_WORD, .at = AT(process), .words = {"own", "shared"}},
     {.name = "on_loss", .kind = FIELD_WORD, .at = AT(on_loss), .words = {"recompute", "continue"}},
-    {.name = "active_deadline_seconds", .kind = FIELD_INT, .at = AT(active_deadline_seconds), .low = 1,
-     .high = REQUEST_SECONDS_MAX},
-    {.name = "backoff_limit", .kind = FIELD_INT, .at = AT(backoff_limit), .low = 0, .high = REQUEST_BACKOFF_MAX},
-    {.name = "ttl_seconds_after_finished", .kind = FIELD_INT, .at = AT(ttl_seconds_after_finished), .low = 0,
-     .high = REQUEST_SECONDS_MAX},
+    {.name = "active_deadline_seconds", .kind = FIELD_INT, .at = AT(active_deadline_seconds),
+     .low = 1, .high = REQUEST_SECONDS_MAX},
+    {.name = "backoff_limit", .kind = FIELD_INT, .at = AT(backoff_limit), .low = 0,
+     .high = REQUEST_BACKOFF_MAX},
+    {.name = "ttl_seconds_after_finished", .kind = FIELD_INT, .at = AT(ttl_seconds_after_finished),
+     .low = 0, .high = REQUEST_SECONDS_MAX},
 };
 
 static const field gpu_fields[] = {
@@ -155,9 +155,10 @@ static int read_word(const char *where, const field *f, const json_t *v, unsigne
             *out = i;
             return 0;
         }
-    return f->words[2] ? err_set(e, ERR_INVALID, "%s: must be \"%s\", \"%s\" or \"%s\"", where, f->words[0],
-                                 f->words[1], f->words[2])
-                       : err_set(e, ERR_INVALID, "%s: must be \"%s\" or \"%s\"", where, f->words[0], f->words[1]);
+    return f->words[2] ? err_set(e, ERR_INVALID, "%s: must be \"%s\", \"%s\" or \"%s\"", where,
+                                 f->words[0], f->words[1], f->words[2])
+                       : err_set(e, ERR_INVALID, "%s: must be \"%s\" or \"%s\"", where, f->words[0],
+                                 f->words[1]);
 }
 
 static int read_seed(const char *where, const json_t *v, uint64_t *out, err *e)
@@ -306,6 +307,21 @@ static int check_shared(const request *r, err *e)
     return 0;
 }
 
+/* Where its functions are is known when they are there; what can never be is refused now. */
+static int check_nccl(const request *r, err *e)
+{
+    if (!r->static_parallelism)
+        return err_set(e, ERR_INVALID, "options.merge: \"nccl\" needs options.static_parallelism");
+    if (r->optimizer_state == STATE_RESET)
+        return err_set(e, ERR_UNSUPPORTED,
+                       "options.merge: nccl averages the optimizer's state with the weights, and "
+                       "options.optimizer_state is \"reset\"");
+    if (r->device == DEVICE_CPU)
+        return err_set(e, ERR_UNSUPPORTED,
+                       "options.merge: nccl averages between GPUs, and options.device is \"cpu\"");
+    return 0;
+}
+
 int request_parse(const json_t *body, request *out, err *e)
 {
     request r = {.default_parallelism = 4, .k = -1, .validate_every = 1, .goal_accuracy = 100,
@@ -318,12 +334,8 @@ int request_parse(const json_t *body, request *out, err *e)
         return err_set(e, ERR_INVALID, "options.k: must be 1 or more, or -1 for once an epoch");
     if (r.process == PROCESS_SHARED && check_shared(&r, e) != 0)
         return -1;
-    if (r.merge == MERGE_NCCL) {
-        average_choice choice;
-        average_facts facts = {.functions = r.default_parallelism, .wish = AVERAGE_NCCL_WANTED};
-        if (average_choose(&facts, &choice, e) != 0)
-            return err_wrap(e, "options.merge");
-    }
+    if (r.merge == MERGE_NCCL && check_nccl(&r, e) != 0)
+        return -1;
     *out = r;
     return 0;
 }
@@ -333,13 +345,15 @@ static json_t *with_bounds(json_t *body, const request *r)
 {
     json_t *options = json_object_get(body, "options");
     if (r->active_deadline_seconds > 0)
-        json_object_set_new(options, "active_deadline_seconds", json_integer(r->active_deadline_seconds));
+        json_object_set_new(options, "active_deadline_seconds",
+                            json_integer(r->active_deadline_seconds));
     if (r->backoff_limit > 0)
         json_object_set_new(options, "backoff_limit", json_integer(r->backoff_limit));
     if (r->process == PROCESS_SHARED)
         json_object_set_new(options, "process", json_string("shared"));
     if (r->ttl_seconds_after_finished >= 0)
-        json_object_set_new(options, "ttl_seconds_after_finished", json_integer(r->ttl_seconds_after_finished));
+        json_object_set_new(options, "ttl_seconds_after_finished",
+                            json_integer(r->ttl_seconds_after_finished));
     return body;
 }
 
@@ -348,7 +362,8 @@ static int add_gpu(const request *r, json_t *options)
 {
     static const char *const devices[] = {"auto", "cpu", "cuda"};
     char memory[GPU_MEMORY_TEXT_BYTES];
-    if (r->device != DEVICE_AUTO && json_object_set_new(options, "device", json_string(devices[r->device])))
+    if (r->device != DEVICE_AUTO &&
+        json_object_set_new(options, "device", json_string(devices[r->device])))
         return -1;
     if (!r->gpu.memory_bytes && !r->gpu.threads && r->precision == GPU_FP32)
         return 0;
@@ -366,13 +381,14 @@ static int add_gpu(const request *r, json_t *options)
 
 json_t *request_json(const request *r)
 {
+    static const char *const merges[] = {"database", "server", "nccl"};
     json_t *body = json_pack(
         "{s:s, s:s, s:s, s:i, s:i, s:f, s:{s:i, s:b, s:i, s:i, s:f, s:s, s:s, s:i, s:I, s:s, s:s}}",
         "function_name", r->function_name, "dataset", r->dataset, "init", r->init, "epochs",
         r->epochs, "batch_size", r->batch_size, "lr", r->lr, "options", "default_parallelism",
         r->default_parallelism, "static_parallelism", (int)r->static_parallelism, "k", r->k,
         "validate_every", r->validate_every, "goal_accuracy", r->goal_accuracy, "merge",
-        r->merge == MERGE_SERVER ? "server" : "database", "mode", "ps", "priority", r->priority,
+        merges[r->merge], "mode", "ps", "priority", r->priority,
         "seed", (json_int_t)r->seed, "optimizer_state",
         r->optimizer_state == STATE_RESET ? "reset" : "average", "on_loss",
         r->on_loss == ON_LOSS_CONTINUE ? "continue" : "recompute");

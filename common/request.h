@@ -1,8 +1,8 @@
 /* request.h: a train request, KubeML's own with what the platform adds.
  *
  * `request_parse` is the one place that knows its fields, defaults and limits. Unknown fields are
- * refused by name; every refusal names the field. The text form is canonical: the same request gives
- * the same bytes, which the job's record and the plan's digest keep. */
+ * refused by name; every refusal names the field. The text form is canonical: the same request
+ * gives the same bytes, which the job's record and the plan's digest keep. */
 #ifndef KUBEML_REQUEST_H
 #define KUBEML_REQUEST_H
 
@@ -25,7 +25,9 @@ enum {
     REQUEST_SHARED_MAX = 64, /* functions of one process */
 };
 
-typedef enum merge_place { MERGE_DATABASE, MERGE_SERVER, MERGE_NCCL } merge_place; /* the last is refused */
+/* MERGE_NCCL: between the functions' GPUs where each has one of its own; elsewhere as
+ * MERGE_DATABASE. Static jobs. */
+typedef enum merge_place { MERGE_DATABASE, MERGE_SERVER, MERGE_NCCL } merge_place;
 typedef enum optimizer_state_rule { STATE_AVERAGE, STATE_RESET } optimizer_state_rule;
 typedef enum gpu_precision { GPU_FP32, GPU_TF32, GPU_BF16 } gpu_precision;
 typedef enum train_device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } train_device;
@@ -53,17 +55,20 @@ typedef struct request {
      * are averaged, so that the round has one contribution; static jobs of at most
      * REQUEST_SHARED_MAX functions. */
     process_rule process;
-    /* The names of Kubernetes' Job. 0 of the first two and -1 of the last are the defaults: none. */
+    /* The names of Kubernetes' Job. 0 of the first two and -1 of the last are the defaults:
+     * none. */
     int active_deadline_seconds;    /* from the first start on; then the job fails */
     int backoff_limit;              /* how often a failed job goes on from its last checkpoint */
-    int ttl_seconds_after_finished; /* after which the TrainJob is deleted; model and history stay */
+    /* after which the TrainJob is deleted; model and history stay */
+    int ttl_seconds_after_finished;
     train_device device;     /* default auto: a GPU where the platform knows one, else the CPU */
     gpu_share gpu;           /* of each function; default no limits */
     gpu_precision precision; /* on a GPU; default fp32 */
 } request;
 
 /* Parses and checks; `body` is borrowed. ERR_INVALID naming the field; ERR_UNSUPPORTED for
- * "mode": "p2p", which is not built, and for "merge": "nccl", which functions in processes of their own have not. Accepts the first KubeML's "model_type" and "K". */
+ * "mode": "p2p", which is not built, and for "merge": "nccl" of what is never on several GPUs.
+ * Accepts the first KubeML's "model_type" and "K". */
 int request_parse(const json_t *body, request *out, err *e);
 /* "fp32", "tf32", "bf16". ERR_INVALID. */
 int request_precision(const char *text, gpu_precision *out, err *e);

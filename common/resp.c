@@ -38,10 +38,15 @@ struct resp {
 
 /* ---- commands ------------------------------------------------------------------------------- */
 
-void resp_begin(resp_command *c, const char *name)
+void resp_begin_rest(resp_command *c)
 {
     c->argc = 0;
     c->used = 0;
+}
+
+void resp_begin(resp_command *c, const char *name)
+{
+    resp_begin_rest(c);
     resp_add(c, name);
 }
 
@@ -97,7 +102,8 @@ static int wait_for(resp *r, short events, int64_t deadline_ms, short *got, err 
     }
 }
 
-/* As much as the system allows, so that a small model is one write; TCP sizes its buffers itself. */
+/* As much as the system allows, so that a small model is one write; TCP sizes its buffers
+ * itself. */
 static void tune(int fd, const char *address)
 {
     int bytes = SEND_BUFFER_BYTES, one = 1;
@@ -319,7 +325,8 @@ static int write_all(resp *r, struct iovec *v, int count, int64_t deadline_ms, e
     return 0;
 }
 
-/* An upper bound of the frame's bytes; `*longs`: how many arguments are sent from where they lie. */
+/* An upper bound of the frame's bytes; `*longs`: how many arguments are sent from where they
+ * lie. */
 static size_t frame_bound(const resp_command *c, int *longs)
 {
     size_t bound = 32;
@@ -332,10 +339,12 @@ static size_t frame_bound(const resp_command *c, int *longs)
     return bound;
 }
 
-/* "$len\r\n" and the argument's end go through `frame`, short arguments too. Returns its end. */
-static char *frame_write(const resp_command *c, char *frame, struct iovec *v, int *count)
+/* The arguments, behind what stands in `frame` up to `at`: "$len\r\n" and the argument's end go
+ * through `frame`, short arguments too. Returns its end. */
+static char *frame_arguments(const resp_command *c, char *frame, char *at, struct iovec *v,
+                             int *count)
 {
-    char *from = frame, *at = frame + sprintf(frame, "*%d\r\n", c->argc);
+    char *from = frame;
     for (int i = 0; i < c->argc; i++) {
         at += sprintf(at, "$%zu\r\n", c->arg[i].len);
         if (c->arg[i].len <= SHORT_BYTES) {
@@ -351,6 +360,11 @@ static char *frame_write(const resp_command *c, char *frame, struct iovec *v, in
     }
     v[(*count)++] = (struct iovec){from, (size_t)(at - from)};
     return at;
+}
+
+static char *frame_write(const resp_command *c, char *frame, struct iovec *v, int *count)
+{
+    return frame_arguments(c, frame, frame + sprintf(frame, "*%d\r\n", c->argc), v, count);
 }
 
 static int send_held(resp *r, int64_t deadline_ms, err *e)
@@ -385,6 +399,46 @@ int resp_hold(resp *r, const resp_command *c, int64_t deadline_ms, err *e)
         return resp_send(r, c, deadline_ms, e);
     r->held = (size_t)(frame_write(c, r->out + r->held, &whole, &count) - r->out);
     return 0;
+}
+
+int resp_announce(resp *r, const resp_command *c, int argc, size_t len, int64_t deadline_ms, err *e)
+{
+    struct iovec whole;
+    int longs, count = 0;
+    size_t bound = frame_bound(c, &longs) + 32;
+    if (longs > 0 || bound > sizeof r->out)
+        return err_set(e, ERR_LIMIT, "redis: too much before a long argument");
+    if (bound > sizeof r->out - r->held && send_held(r, deadline_ms, e))
+        return -1;
+    char *frame = r->out + r->held;
+    char *at = frame_arguments(c, frame, frame + sprintf(frame, "*%d\r\n", argc), &whole, &count);
+    at += sprintf(at, "$%zu\r\n", len);
+    r->held = (size_t)(at - r->out);
+    return 0;
+}
+
+int resp_send_rest(resp *r, const void *bytes, size_t len, const resp_command *rest,
+                   int64_t deadline_ms, err *e)
+{
+    char frame[HELD_BYTES] = "\r\n", *end;
+    struct iovec v[3];
+    int longs, count = 0;
+    size_t bound = frame_bound(rest, &longs);
+    if (longs > 0 || bound > sizeof frame)
+        return err_set(e, ERR_LIMIT, "redis: too much behind a long argument");
+    if (len <= SHORT_BYTES && len + bound <= sizeof r->out - r->held) {
+        memcpy(r->out + r->held, bytes, len);
+        end = r->out + r->held + len;
+        memcpy(end, "\r\n", 2);
+        r->held = (size_t)(frame_arguments(rest, end, end + 2, v, &count) - r->out);
+        return 0;
+    }
+    if (r->held > 0)
+        v[count++] = (struct iovec){r->out, r->held};
+    r->held = 0;
+    v[count++] = (struct iovec){(void *)(uintptr_t)bytes, len};
+    frame_arguments(rest, frame, frame + 2, v, &count);
+    return write_all(r, v, count, deadline_ms, e);
 }
 
 /* ---- replies -------------------------------------------------------------------------------- */

@@ -55,6 +55,8 @@ typedef struct resp_command {
 } resp_command;
 
 void resp_begin(resp_command *c, const char *name);
+/* no name: what resp_send_rest sends behind the long argument */
+void resp_begin_rest(resp_command *c);
 void resp_add(resp_command *c, const char *text); /* borrowed */
 void resp_add_bytes(resp_command *c, const void *bytes, size_t len);
 void resp_add_int(resp_command *c, int64_t n);
@@ -71,9 +73,18 @@ bool resp_broken(const resp *r);
 int resp_fd(const resp *r); /* to poll; the connection's own */
 
 int resp_send(resp *r, const resp_command *c, int64_t deadline_ms, err *e);
-/* The same, but a small command may wait for the next resp_send or resp_receive and then travel with
- * it: for commands whose replies are taken together. */
+/* The same, but a small command may wait for the next resp_send or resp_receive and then travel
+ * with it: for commands whose replies are taken together. */
 int resp_hold(resp *r, const resp_command *c, int64_t deadline_ms, err *e);
+/* A command in two parts, for one long argument. resp_announce tells (held like resp_hold) that
+ * there will be `argc` arguments: those of `c`, one of `len` bytes, and more; resp_send_rest sends
+ * these bytes and the rest. In between nothing may be sent, but replies may be taken. Redis, which
+ * then knows the length before the bytes come, reads them to where they stay; it copies an argument
+ * that arrives with its length. */
+int resp_announce(resp *r, const resp_command *c, int argc, size_t len, int64_t deadline_ms,
+                  err *e);
+int resp_send_rest(resp *r, const void *bytes, size_t len, const resp_command *rest,
+                   int64_t deadline_ms, err *e);
 /* One reply, error replies included. Free with resp_reply_free. ERR_CORRUPT, ERR_LIMIT. */
 int resp_receive(resp *r, resp_reply *out, int64_t deadline_ms, err *e);
 /* One reply that must be a bulk of exactly `len` bytes, read to `to`. An error reply is an error,

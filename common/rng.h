@@ -1,8 +1,9 @@
 /* rng.h: all chance in KubeML, as a counter-based generator.
  *
  * Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a pure
- * function from (key, counter) to 128 random bits. A draw depends on what it is for and never on how
- * many draws came before, so that a replaced function draws the same numbers as the one that died. */
+ * function from (key, counter) to 128 random bits. A draw depends on what it is for and never on
+ * how many draws came before, so that a replaced function draws the same numbers as the one that
+ * died. */
 #ifndef KUBEML_RNG_H
 #define KUBEML_RNG_H
 
@@ -25,7 +26,8 @@ typedef enum rng_use {
 /* 128 bits for (seed, use, a, b, c). Same arguments, same bits, on every machine. */
 void rng_draw(uint64_t seed, rng_use use, uint32_t a, uint64_t b, uint32_t c, uint32_t out[4]);
 
-/* The key and the counter behind that, for code that computes many draws at once: c counts in counter[0]. */
+/* The key and the counter behind that, for code that computes many draws at once: c counts in
+ * counter[0]. */
 void rng_counter(uint64_t seed, rng_use use, uint32_t a, uint64_t b, uint32_t c, uint32_t key[2],
                  uint32_t counter[4]);
 

@@ -11,6 +11,8 @@
  *                  │ more      │ same, fewer                  ▼
  *                  └────────  ASK  ◄────── COMMITTED ───── COMMIT ──► last epoch, goal: END
  *
+ *   An elastic job goes from MODEL to GROW: of its first functions too it trains with those that
+ *   can be had, one at least.
  *   From every stage: STOP, a function's own failure, a bound that is passed ──► END.
  *   SUSPEND: END as soon as the round that is in training is merged, or the epoch committed.
  *   Redis restarted empty: PUT_BACK in any stage; TRAIN and MERGE redo their round.
@@ -24,8 +26,8 @@
  *  3. The version grows by one a merge; MERGED counts only for the merge that is out, once.
  *  4. A report counts only from the present incarnation of its function, for the open round, for
  *     the task that was sent, once.
- *  5. With on_loss recompute a round is merged only with the contribution of every function that has
- *     batches left, so that losses change no bit. With continue a lost function's batches stay
+ *  5. With on_loss recompute a round is merged only with the contribution of every function that
+ *     has batches left, so that losses change no bit. With continue a lost function's batches stay
  *     where they are in its share and come in later rounds of the epoch.
  *  6. No process is given a slot in which another, not known to be dead, may still write.
  *  7. An epoch is reported, and the job succeeds, only after COMMITTED.
@@ -60,18 +62,20 @@ static void after_commit(round_machine *m);
 
 void round_limits_default(round_limits *l)
 {
-    *l = (round_limits){.heartbeat_ms = 5000,
+    *l = (round_limits){.heartbeat_ms = 3500,
                         .stall_ms = 180000,
                         .function_wait_ms = 600000,
+                        .end_wait_ms = 3000,
                         .grow_wait_ms = 30000,
                         .ask_ms = 3000,
                         .store_ms = 60000,
                         .straggler_ms = 2000,
                         .start_failures_max = 2,
-                        .losses_max = 5};
+                        .losses_max = 5,
+                        .crashes_max = 2};
 }
 
-/* ---- what the machine says --------------------------------------------------------------------- */
+/* ---- what the machine says ------------------------------------------------------------------- */
 
 round_action *round_emit(round_machine *m, round_action_type type)
 {
@@ -176,7 +180,7 @@ static bool idle(const round_machine *m)
     return true;
 }
 
-/* ---- tries ------------------------------------------------------------------------------------- */
+/* ---- tries ----------------------------------------------------------------------------------- */
 
 static void retry_begin(retry *r)
 {
@@ -202,7 +206,7 @@ static bool retry_due(const round_machine *m, const retry *r)
     return m->now_ms >= r->due_ms;
 }
 
-/* ---- the round --------------------------------------------------------------------------------- */
+/* ---- the round ------------------------------------------------------------------------------- */
 
 static bool paused(const round_machine *m)
 {
@@ -342,7 +346,8 @@ static void published(round_machine *m, const round_event *event)
     member *b = member_present(m, event);
     if (!b || b->state != MEMBER_READY || m->stage != STAGE_TRAIN)
         return;
-    if (b->task != TASK_SENT || MUTATE(4, event->epoch != m->epoch || event->round != m->round, false))
+    if (b->task != TASK_SENT ||
+        MUTATE(4, event->epoch != m->epoch || event->round != m->round, false))
         return;
     uint64_t begin, end;
     deal_samples(&m->deal, event->function, b->batch_begin, b->batch_count, &begin, &end);
@@ -377,7 +382,7 @@ static void published(round_machine *m, const round_event *event)
                          .complete = end == b->share};
 }
 
-/* ---- the merge --------------------------------------------------------------------------------- */
+/* ---- the merge ------------------------------------------------------------------------------- */
 
 static bool all_published(const round_machine *m)
 {
@@ -453,7 +458,8 @@ static void merged(round_machine *m, const round_event *event)
         const round_row *row = &m->row[i];
         member *b = &m->member[row->function];
         b->cursor += MUTATE(8, row->batches, 0);
-        m->member[member_process(m, row->function)].losses = 0;
+        member *leads = &m->member[member_process(m, row->function)];
+        leads->losses = leads->crashes = 0;
         b->task = TASK_NONE;
         m->loss_sum += row->loss_sum;
         m->samples += row->samples;
@@ -467,7 +473,8 @@ static void merged(round_machine *m, const round_event *event)
 static void retrain(round_machine *m, int function, const char *message)
 {
     if (++m->retrains > RETRAINS_MAX) {
-        round_fail(m, "ModelStoreCorrupt", "epoch %d, round %d: %.180s", m->epoch + 1, m->round + 1, message);
+        round_fail(m, "ModelStoreCorrupt", "epoch %d, round %d: %.180s", m->epoch + 1, m->round + 1,
+                   message);
         return;
     }
     m->stage = STAGE_TRAIN;
@@ -483,7 +490,8 @@ static void merge_failed(round_machine *m, const round_event *event)
         return;
     switch (event->code) {
     case ERR_STALE:
-        finish(m, ROUND_FAILED_STATE, true, "Superseded", "another kubeml-ps goes on with this job");
+        finish(m, ROUND_FAILED_STATE, true, "Superseded",
+               "another kubeml-ps goes on with this job");
         return;
     case ERR_INVALID:
         round_fail(m, "NaNLoss", "function %d published values that are not finite: %.180s",
@@ -506,7 +514,7 @@ static void merge_failed(round_machine *m, const round_event *event)
                    (long long)(m->config.limits.store_ms / 1000), event->message);
 }
 
-/* ---- the epoch --------------------------------------------------------------------------------- */
+/* ---- the epoch ------------------------------------------------------------------------------- */
 
 static void need_members(round_machine *m, int parallelism, const char *reason)
 {
@@ -518,7 +526,8 @@ static void need_members(round_machine *m, int parallelism, const char *reason)
             member_release(m, f, true);
 }
 
-/* Deals epoch `epoch`; no batch of it is trained yet. False when memory is gone: the job has failed. */
+/* Deals epoch `epoch`; no batch of it is trained yet. False when memory is gone: the job has
+ * failed. */
 static bool deal_epoch(round_machine *m, int epoch, int parallelism)
 {
     const round_config *c = &m->config;
@@ -675,6 +684,11 @@ static void commit_failed(round_machine *m, const round_event *event)
                    (long long)(m->config.limits.store_ms / 1000), event->message);
 }
 
+static bool is_elastic(const round_machine *m)
+{
+    return !m->config.request.static_parallelism && !m->plan;
+}
+
 /* The epoch is durable: the end, or the next one with as many functions as there shall be. */
 static void after_commit(round_machine *m)
 {
@@ -685,14 +699,14 @@ static void after_commit(round_machine *m)
                  m->record.accuracy, m->committed, m->committed == 1 ? "" : "s", r->goal_accuracy);
         finish(m, ROUND_SUCCEEDED, false, "GoalReached", text);
     } else if (m->committed >= r->epochs) {
-        snprintf(text, sizeof text, m->committed == 1 ? "%d epoch is trained" : "%d epochs are trained",
-                 m->committed);
+        snprintf(text, sizeof text,
+                 m->committed == 1 ? "%d epoch is trained" : "%d epochs are trained", m->committed);
         finish(m, ROUND_SUCCEEDED, false, "Completed", text);
     } else if (suspend_here(m)) {
         return;
     } else if (m->plan && m->epoch + 1 < m->config.plan_epochs) {
         train_epoch(m, m->epoch + 1, m->plan[m->epoch + 1]);
-    } else if (r->static_parallelism || m->plan) {
+    } else if (!is_elastic(m)) {
         train_epoch(m, m->epoch + 1, m->parallelism);
     } else {
         m->stage = STAGE_ASK;
@@ -708,29 +722,71 @@ static int first_not_ready(const round_machine *m, int from, int to)
     return from;
 }
 
+static void gathered(round_machine *m, bool late)
+{
+    int ready = first_not_ready(m, m->grow_from, m->parallelism);
+    if (ready == m->parallelism || late)
+        train_epoch(m, m->next_epoch, ready > 1 ? ready : 1);
+}
+
+/* With `value` functions from `epoch` on: those from `from` on are waited for, until `due_ms`. */
+static void gather(round_machine *m, int epoch, int from, int value, int64_t due_ms)
+{
+    m->stage = STAGE_GROW;
+    m->next_epoch = epoch;
+    m->grow_from = from;
+    m->parallelism = value;
+    m->stage_due_ms = due_ms;
+    need_members(m, value, "Grow");
+    gathered(m, false);
+}
+
+/* When an elastic job that nobody works for yet begins without those who have not joined: before
+ * one of them is called missing. */
+static int64_t begin_due(const round_machine *m)
+{
+    int64_t wait = m->config.limits.function_wait_ms, due = m->now_ms + wait;
+    for (int f = 0; f < m->parallelism; f++)
+        if (m->member[f].state == MEMBER_NEEDED && m->member[f].needed_ms + wait < due)
+            due = m->member[f].needed_ms + wait;
+    return due;
+}
+
 /* With `value` functions from now on; additional ones are waited for, but not for ever. */
 static void grow(round_machine *m, int value)
 {
     value = value < 1 ? 1 : value > m->config.functions_max ? m->config.functions_max : value;
-    if (value <= m->parallelism) {
+    if (m->member[0].state == MEMBER_NONE) { /* after a resume */
+        tell_phase(m, "starting", true);
+        gather(m, m->epoch + 1, 0, value, m->now_ms + m->config.limits.function_wait_ms);
+    } else if (value <= m->parallelism) {
         train_epoch(m, m->epoch + 1, value);
-        return;
+    } else {
+        gather(m, m->epoch + 1, m->parallelism, value, m->now_ms + m->config.limits.grow_wait_ms);
     }
-    m->stage = STAGE_GROW;
-    m->grow_from = m->parallelism;
-    m->parallelism = value;
-    m->stage_due_ms = m->now_ms + m->config.limits.grow_wait_ms;
-    need_members(m, value, "Grow");
 }
 
-static void grown(round_machine *m, bool late)
+/* Functions from `value` on cannot be had: nobody waits for them any more. */
+static void go_without(round_machine *m, int value)
 {
-    int ready = first_not_ready(m, m->grow_from, m->parallelism);
-    if (ready == m->parallelism || late)
-        train_epoch(m, m->epoch + 1, ready);
+    int least = m->stage == STAGE_GROW && m->grow_from > 1 ? m->grow_from : 1;
+    m->parallelism = value > least ? value : least;
+    need_members(m, m->parallelism, "Start");
+    if (m->stage == STAGE_GROW)
+        gathered(m, false);
 }
 
-/* ---- begin and resume -------------------------------------------------------------------------- */
+static void take_parallelism(round_machine *m, const round_event *event)
+{
+    bool waits = (m->stage == STAGE_MODEL && is_elastic(m)) ||
+                 (m->stage == STAGE_GROW && event->epoch + 1 == m->next_epoch);
+    if (m->stage == STAGE_ASK && event->epoch == m->epoch)
+        grow(m, event->value);
+    else if (waits && event->value < m->parallelism)
+        go_without(m, event->value);
+}
+
+/* ---- begin and resume ------------------------------------------------------------------------ */
 
 /* Row by row the ledger must continue each share where it stands. */
 static bool replay_rows(round_machine *m, const round_resume *r)
@@ -762,8 +818,8 @@ static void resume(round_machine *m, const round_resume *r)
     if (parallelism > m->config.functions_max ||
         (shared && parallelism < m->config.functions_max) || r->epoch < 0 ||
         r->epoch >= m->config.request.epochs) {
-        round_fail(m, "LedgerCorrupt", "epoch %d with %d functions is not of this job", r->epoch + 1,
-                   parallelism);
+        round_fail(m, "LedgerCorrupt", "epoch %d with %d functions is not of this job",
+                   r->epoch + 1, parallelism);
         return;
     }
     if (!r->committed) /* else it is open how many the next epoch has */
@@ -771,7 +827,8 @@ static void resume(round_machine *m, const round_resume *r)
     if (!deal_epoch(m, r->epoch, parallelism))
         return;
     if (!replay_rows(m, r)) {
-        round_fail(m, "LedgerCorrupt", "the ledger of epoch %d does not fit its deal", r->epoch + 1);
+        round_fail(m, "LedgerCorrupt", "the ledger of epoch %d does not fit its deal",
+                   r->epoch + 1);
         return;
     }
     m->seconds_before = r->seconds;
@@ -813,7 +870,10 @@ static void model_made(round_machine *m, bool by_function, const round_event *ev
     if (fresh && (event->function != 0 || !member_present(m, event)))
         return;
     m->version = 0;
-    train_epoch(m, 0, m->parallelism);
+    if (is_elastic(m))
+        gather(m, 0, 0, m->parallelism, begin_due(m));
+    else
+        train_epoch(m, 0, m->parallelism);
 }
 
 static void load_failed(round_machine *m, const round_event *event)
@@ -831,7 +891,7 @@ static void load_failed(round_machine *m, const round_event *event)
     m->asked = false;
 }
 
-/* ---- Redis restarted --------------------------------------------------------------------------- */
+/* ---- Redis restarted ------------------------------------------------------------------------- */
 
 static void redis_gone(round_machine *m, const round_event *event)
 {
@@ -871,13 +931,15 @@ static void redis_back(round_machine *m, const round_event *event)
     }
 }
 
-/* What is trained at this moment may come with the numbers of a round that is opened anew, of another
- * deal where the parallelism is asked for again: only another incarnation tells it from that one's. */
+/* What is trained at this moment may come with the numbers of a round that is opened anew, of
+ * another deal where the parallelism is asked for again: only another incarnation tells it from
+ * that one's. */
 static void lose_busy(round_machine *m)
 {
     for (int f = 0; f < m->config.functions_max && m->stage != STAGE_END; f++)
         if (m->member[f].task == TASK_SENT)
-            member_lose(m, member_process(m, f), "RolledBack", "it trains on a state that was lost");
+            member_lose(m, member_process(m, f), "RolledBack",
+                        "it trains on a state that was lost");
 }
 
 static void loaded(round_machine *m, const round_event *event)
@@ -887,7 +949,8 @@ static void loaded(round_machine *m, const round_event *event)
         return;
     }
     m->putting_back = false;
-    round_set_condition(m, CONDITION_REDIS, false, "PutBack", "the model is back in the model store");
+    round_set_condition(m, CONDITION_REDIS, false, "PutBack",
+                        "the model is back in the model store");
     if (event->resume) {
         m->rolled_back = true;
         lose_busy(m);
@@ -900,7 +963,7 @@ static void loaded(round_machine *m, const round_event *event)
             m->member[f].task = MUTATE(11, TASK_TODO, TASK_DONE);
 }
 
-/* ---- the step ---------------------------------------------------------------------------------- */
+/* ---- the step -------------------------------------------------------------------------------- */
 
 static void take(round_machine *m, const round_event *event)
 {
@@ -924,12 +987,7 @@ static void take(round_machine *m, const round_event *event)
     case ROUND_MERGE_FAILED: merge_failed(m, event); break;
     case ROUND_COMMITTED: committed(m, event); break;
     case ROUND_COMMIT_FAILED: commit_failed(m, event); break;
-    case ROUND_PARALLELISM:
-        if (m->stage == STAGE_ASK && event->epoch == m->epoch)
-            grow(m, event->value);
-        else if (m->stage == STAGE_GROW && event->epoch == m->epoch && event->value < m->parallelism)
-            grown(m, true);
-        break;
+    case ROUND_PARALLELISM: take_parallelism(m, event); break;
     case ROUND_REDIS_GONE: redis_gone(m, event); break;
     case ROUND_REDIS_BACK: redis_back(m, event); break;
     case ROUND_STOP:
@@ -946,13 +1004,14 @@ static void pass_time(round_machine *m)
 {
     if (m->redis_gone && m->now_ms >= m->redis_give_up_ms) {
         round_fail(m, "RedisGone", "Redis did not come back within %lld s: %.200s",
-                   (long long)(m->config.limits.store_ms / 1000), m->condition[CONDITION_REDIS].message);
+                   (long long)(m->config.limits.store_ms / 1000),
+                   m->condition[CONDITION_REDIS].message);
         return;
     }
     if (m->stage == STAGE_ASK && m->now_ms >= m->stage_due_ms)
         grow(m, m->parallelism);
     if (m->stage == STAGE_GROW)
-        grown(m, m->now_ms >= m->stage_due_ms);
+        gathered(m, m->now_ms >= m->stage_due_ms);
     if (m->stage == STAGE_MERGE && !paused(m) && retry_due(m, &m->op))
         emit_merge(m);
     if (m->stage == STAGE_COMMIT && !paused(m) && retry_due(m, &m->op))
@@ -1029,7 +1088,7 @@ int64_t round_deadline(const round_machine *m)
     return due;
 }
 
-/* ---- open, close, look ------------------------------------------------------------------------- */
+/* ---- open, close, look ----------------------------------------------------------------------- */
 
 static int bank_slots(const round_config *c)
 {
@@ -1081,7 +1140,8 @@ static int allocate(round_machine *m, err *e)
     if (m->config.plan_epochs > 0)
         m->plan = calloc((size_t)m->config.plan_epochs, sizeof *m->plan);
     if (!m->member || !m->slot || !m->row || !m->action || (m->config.plan_epochs > 0 && !m->plan))
-        return err_set(e, ERR_NOMEM, "no memory for a job of %d functions", m->config.functions_max);
+        return err_set(e, ERR_NOMEM, "no memory for a job of %d functions",
+                       m->config.functions_max);
     if (m->plan)
         memcpy(m->plan, m->config.plan, (size_t)m->config.plan_epochs * sizeof *m->plan);
     m->config.plan = m->plan;
@@ -1101,7 +1161,7 @@ int round_open(const round_config *config, round_machine **out, err *e)
         return -1;
     }
     for (int f = 0; f < config->functions_max; f++) {
-        m->member[f].incarnation = -1;
+        m->member[f].incarnation = m->member[f].lost = -1;
         m->member[f].slot = -1;
     }
     m->version = -1;
@@ -1148,7 +1208,8 @@ size_t round_tell(round_machine *m, const round_action **actions)
         if (m->condition[which].raised)
             emit_condition(m, which);
     for (int f = 0; f < m->config.functions_max; f++)
-        if (m->member[f].state == MEMBER_NEEDED && member_process(m, f) == f) {
+        if (m->member[f].state == MEMBER_NEEDED && !m->member[f].tell_ms &&
+            member_process(m, f) == f) {
             round_action *a = round_emit(m, ROUND_NEED);
             a->function = f;
             a->incarnation = m->member[f].incarnation;

@@ -37,15 +37,19 @@ enum {
 
 /* All waits. round_limits_default fills in what stands beside. */
 typedef struct round_limits {
-    int64_t heartbeat_ms;       /* 5 s of silence: the function is lost */
+    int64_t heartbeat_ms;       /* 3.5 s of silence, seven heartbeats: the function is lost */
     int64_t stall_ms;           /* 180 s of heartbeats without progress: lost too */
-    int64_t function_wait_ms;   /* 600 s for a needed function to join, else the job fails */
+    /* 600 s for a needed function to join, else the job fails; an elastic one that is to begin, or
+     * to go on after a resume, does without all but function 0 */
+    int64_t function_wait_ms;
+    int64_t end_wait_ms;        /* 3 s to learn how one that was not ready yet has ended */
     int64_t grow_wait_ms;       /* 30 s for an additional function; then the epoch goes without */
     int64_t ask_ms;             /* 3 s for the controller's answer on parallelism */
     int64_t store_ms;           /* 60 s of back-off for the model store or the store */
     int64_t straggler_ms;       /* 2 s: the least lateness that is called a straggler */
-    int start_failures_max;     /* 2 ends in a row before `ready`: the code is bad */
+    int start_failures_max;     /* 2 ends in a row before `ready`, where none is known as a crash */
     int losses_max;             /* 5 losses of one function without a merged contribution */
+    int crashes_max;            /* 2 of those losses, where they are known as crashes */
 } round_limits;
 void round_limits_default(round_limits *l);
 
@@ -67,15 +71,16 @@ typedef struct round_config {
  * [0, share samples) without gap or overlap. */
 typedef struct round_row {
     int epoch, round, function, incarnation;
-    uint64_t samples, sample_begin, sample_end; /* positions in deal_order; end - begin == samples */
+    /* positions in deal_order; end - begin == samples */
+    uint64_t samples, sample_begin, sample_end;
     double loss_sum;                            /* over the samples */
     uint32_t batches;
     int slot;      /* where in the model store the contribution lies */
     bool complete; /* ends its share: the share's chunks (deal_chunk_list) all count from here on */
 } round_row;
 
-/* One merge: base_version and these rows make base_version + 1. Rows are in function order, which is
- * the order of the sum; `samples` is the divisor and the sum of the rows' samples. */
+/* One merge: base_version and these rows make base_version + 1. Rows are in function order, which
+ * is the order of the sum; `samples` is the divisor and the sum of the rows' samples. */
 typedef struct round_merge {
     int epoch, round, parallelism;
     int next_epoch, next_round; /* the round that this merge opens; (epoch + 1, 0) after the last */
@@ -98,7 +103,8 @@ typedef struct round_epoch {
     uint64_t samples;
 } round_epoch;
 
-/* Where to go on: what the model store's ledger, or else the last checkpoint and the history say. */
+/* Where to go on: what the model store's ledger, or else the last checkpoint and the history
+ * say. */
 typedef struct round_resume {
     int epoch, parallelism;
     int64_t version;
@@ -126,20 +132,27 @@ typedef enum round_event_type {
     ROUND_VALIDATED,   /* function, incarnation, epoch, samples, loss_sum, correct */
     ROUND_HEARTBEAT,   /* function, incarnation, phase, batches */
     ROUND_FAILED,      /* function, incarnation, reason, message: its own "failed" */
-    ROUND_LOST,        /* function, incarnation, reason, message; `ended`: the process is known dead */
-    ROUND_MERGED,      /* epoch, round, version: that merge is committed (now or by an earlier try) */
-    ROUND_MERGE_FAILED, /* epoch, round, code, message, function or -1. ERR_CORRUPT, ERR_NOT_FOUND, ERR_CONFLICT:
-                         * the contribution of `function` (-1: all) is not there and is trained again;
-                         * ERR_INVALID: it is not finite; ERR_STALE: some other kubeml-ps has gone on,
-                         * this one ends at once. A round merged by an earlier try is MERGED instead */
+    /* function, incarnation, reason, message; `ended`: the process is known dead */
+    ROUND_LOST,
+    /* epoch, round, version: that merge is committed (now or by an earlier try) */
+    ROUND_MERGED,
+    /* epoch, round, code, message, function or -1. ERR_CORRUPT, ERR_NOT_FOUND, ERR_CONFLICT: the
+     * contribution of `function` (-1: all) is not there and is trained again; ERR_INVALID: it is
+     * not finite; ERR_STALE: some other kubeml-ps has gone on, this one ends at once. A round
+     * merged by an earlier try is MERGED instead */
+    ROUND_MERGE_FAILED,
     ROUND_COMMITTED,    /* epoch: checkpoint and history are durable */
     ROUND_COMMIT_FAILED, /* code, message */
-    ROUND_PARALLELISM,  /* epoch, value: the controller's answer to ASK; once more, with less: there is no more to wait for */
+    /* epoch, value: the controller's answer to ASK; once more, with less: there is no more to wait
+     * for. Of an elastic job's first functions that is told with epoch -1 */
+    ROUND_PARALLELISM,
     ROUND_REDIS_GONE,   /* message: the model store does not answer; kubeml-ps restarts Redis */
-    ROUND_REDIS_BACK,   /* Redis answers again. `empty`: its data is gone (PUT_BACK, INIT or LOAD follow) */
+    /* Redis answers again. `empty`: its data is gone (PUT_BACK, INIT or LOAD follow) */
+    ROUND_REDIS_BACK,
     ROUND_STOP,         /* message: somebody wants the end */
-    ROUND_SUSPEND,      /* message: the end after the next merge, to be resumed there; at once where none is
-                         * under way */
+    /* message: the end after the next merge, to be resumed there; at once where none is under
+     * way */
+    ROUND_SUSPEND,
 } round_event_type;
 
 typedef struct round_event {
@@ -155,14 +168,15 @@ typedef struct round_event {
     bool ended, empty;
     err_code code;
     const char *phase, *reason, *message;   /* NULL: "" */
-    const char *layout, *algorithms;        /* digests; READY. START: the algorithms of the job's first run, if it had one */
+    /* digests; READY. START: the algorithms of the job's first run, if it had one */
+    const char *layout, *algorithms;
     const round_resume *resume;             /* START, LOADED after a put-back (NULL: as it was) */
 } round_event;
 
 /* ---- actions ------------------------------------------------------------------------------- */
 
-/* The slow ones (LOAD, MERGE, COMMIT, PUT_BACK and the merge behind INITIALISED) are carried out one
- * after the other, in the order given, and each is answered once, in that order. */
+/* The slow ones (LOAD, MERGE, COMMIT, PUT_BACK and the merge behind INITIALISED) are carried out
+ * one after the other, in the order given, and each is answered once, in that order. */
 
 typedef enum round_action_type {
     ROUND_NEED,     /* tell the controller: function, incarnation, reason */
@@ -170,16 +184,17 @@ typedef enum round_action_type {
     ROUND_WELCOME,  /* answer the hello of this step */
     ROUND_REFUSE,   /* answer the hello of this step: code, message; close that connection only */
     ROUND_CLOSE,    /* close the connection of (function, incarnation), if there is one */
-    ROUND_INIT,     /* create the model store empty if it is not there, send `init` with the seed and
-                     * slot to function 0; its `initialised` is merged, then told as INITIALISED, or
-                     * as LOAD_FAILED */
+    /* create the model store empty if it is not there, send `init` with the seed and slot to
+     * function 0; its `initialised` is merged, then told as INITIALISED, or as LOAD_FAILED */
+    ROUND_INIT,
     ROUND_LOAD,     /* put the model `request.init` names into the model store as version 0 */
     ROUND_TRAIN,    /* send `train`: function, incarnation, epoch, round, version, parallelism,
                      * batch_begin, batch_count, slot */
     ROUND_VALIDATE, /* send `validate`: function, incarnation, epoch, version, parallelism */
     ROUND_MERGE,    /* merge; again and again the same until MERGED: it must be idempotent */
-    ROUND_COMMIT,   /* write checkpoint and history entry `record`; idempotent by its epoch. Only with
-                     * the weights of record.version: ERR_UNAVAILABLE when the store is not there */
+    /* write checkpoint and history entry `record`; idempotent by its epoch. Only with the weights
+     * of record.version: ERR_UNAVAILABLE when the store is not there */
+    ROUND_COMMIT,
     ROUND_PUT_BACK, /* Redis is empty: put version `version` (epoch, round) back, or the newest
                      * checkpoint; answer LOADED, with `resume` if it is an older state */
     ROUND_PHASE,    /* tell the controller: phase, epoch, round */
@@ -187,11 +202,17 @@ typedef enum round_action_type {
     ROUND_ASK,      /* ask the controller: epoch (the finished one), parallelism, seconds */
     ROUND_CONDITION, /* tell the controller: name, status, reason, message */
     ROUND_HALT,     /* send `stop` to (function, incarnation) */
-    ROUND_FINISHED, /* state, reason, message, epochs: write the final record (not when `superseded`)
-                     * and tell the controller. No event changes anything any more */
+    /* state, reason, message, epochs: write the final record (not when `superseded`) and tell the
+     * controller. No event changes anything any more */
+    ROUND_FINISHED,
 } round_action_type;
 
-typedef enum round_state { ROUND_SUCCEEDED, ROUND_FAILED_STATE, ROUND_CANCELLED, ROUND_SUSPENDED } round_state;
+typedef enum round_state {
+    ROUND_SUCCEEDED,
+    ROUND_FAILED_STATE,
+    ROUND_CANCELLED,
+    ROUND_SUSPENDED
+} round_state;
 
 typedef struct round_action {
     round_action_type type;
@@ -221,9 +242,9 @@ typedef struct round_machine round_machine;
 int round_open(const round_config *config, round_machine **out, err *e);
 void round_close(round_machine *m); /* NULL is fine */
 
-/* Takes one event. Returns how many actions are to be done and where they are; they stay valid until
- * the next step. Cannot fail: what is wrong or late is refused, by an action where somebody waits
- * for an answer. */
+/* Takes one event. Returns how many actions are to be done and where they are; they stay valid
+ * until the next step. Cannot fail: what is wrong or late is refused, by an action where somebody
+ * waits for an answer. */
 size_t round_step(round_machine *m, const round_event *event, const round_action **actions);
 /* When the next ROUND_TICK is due; INT64_MAX: no wait is open. */
 int64_t round_deadline(const round_machine *m);

@@ -16,7 +16,7 @@ typedef enum stage {
     STAGE_VALIDATE, /* the functions validate */
     STAGE_COMMIT,   /* COMMIT is out, or waits for its next try */
     STAGE_ASK,      /* waiting for the controller's parallelism */
-    STAGE_GROW,     /* waiting for additional functions */
+    STAGE_GROW,     /* waiting for additional functions, or for an elastic job's first ones */
     STAGE_END,
 } stage;
 
@@ -40,7 +40,10 @@ typedef struct member {
     member_state state;
     int incarnation; /* of the present or the last process; -1: none yet */
     int slot;        /* -1: none */
-    int start_failures, losses;
+    int start_failures, losses, crashes;
+    int lost; /* the incarnation that was lost last; -1: none */
+    bool lost_ready;
+    int64_t tell_ms;  /* NEEDED: when the controller is told of it; 0: it was */
     bool replacement; /* follows a lost one in this epoch */
     int64_t needed_ms, heard_ms, progress_ms;
     char phase[16]; /* of the last heartbeat, to see progress by */
@@ -102,7 +105,7 @@ struct round_machine {
     char suspend_message[ERR_MESSAGE_BYTES];
     bool rolled_back; /* an older state was put back: round numbers have come twice */
     int64_t redis_give_up_ms;
-    int grow_from;
+    int grow_from, next_epoch; /* GROW: functions from that one on are waited for, to train that */
     int retrains; /* of this round */
     char layout[ROUND_DIGEST_BYTES], algorithms[ROUND_DIGEST_BYTES];
     /* this epoch */

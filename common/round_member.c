@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ending.h"
 #include "mutation.h"
 #include "round_internal.h"
 
@@ -70,14 +71,10 @@ static void slot_leave(round_machine *m, member *b)
     b->slot = -1;
 }
 
-void member_need(round_machine *m, int f, const char *reason)
+static void tell_need(round_machine *m, int f, const char *reason)
 {
     member *b = &m->member[f];
-    assert(b->state == MEMBER_NONE);
-    int first = m->config.generation * ROUND_GENERATION_STEP;
-    b->incarnation = b->incarnation < first ? first : b->incarnation + 1;
-    b->state = MEMBER_NEEDED;
-    b->needed_ms = m->now_ms;
+    b->tell_ms = 0;
     if (member_process(m, f) != f)
         return; /* in a process that is needed already */
     round_action *a = round_emit(m, ROUND_NEED);
@@ -86,10 +83,32 @@ void member_need(round_machine *m, int f, const char *reason)
     snprintf(a->reason, sizeof a->reason, "%s", reason);
 }
 
+static void need(round_machine *m, int f)
+{
+    member *b = &m->member[f];
+    assert(b->state == MEMBER_NONE);
+    int first = m->config.generation * ROUND_GENERATION_STEP;
+    b->incarnation = b->incarnation < first ? first : b->incarnation + 1;
+    b->state = MEMBER_NEEDED;
+    b->needed_ms = m->now_ms;
+}
+
+void member_need(round_machine *m, int f, const char *reason)
+{
+    need(m, f);
+    tell_need(m, f, reason);
+}
+
+/* Nobody was told that it is needed. */
+static bool is_untold(const member *b)
+{
+    return b->state == MEMBER_NEEDED && b->tell_ms;
+}
+
 void member_release(round_machine *m, int f, bool halt)
 {
     member *b = &m->member[f];
-    if (member_process(m, f) != f) {
+    if (member_process(m, f) != f || is_untold(b)) {
         b->state = MEMBER_NONE;
         return;
     }
@@ -111,10 +130,28 @@ void member_release(round_machine *m, int f, bool halt)
     b->state = MEMBER_NONE;
 }
 
-/* A function that ends again and again is bad code, not bad luck. */
+/* Code that crashes where it starts, or again and again, is bad, and no retry can help. */
+static bool is_bad_code(round_machine *m, int f, bool was_ready, const char *reason,
+                        const char *message)
+{
+    member *b = &m->member[f];
+    if (!ending_is_crash(reason))
+        return false;
+    if (!was_ready)
+        round_fail(m, "Crashed", "function %d crashed before it was ready: %.200s", f, message);
+    else if (++b->crashes >= m->config.limits.crashes_max)
+        round_fail(m, "Crashed", "function %d crashed %d times without a contribution: %.190s", f,
+                   b->crashes, message);
+    else
+        return false;
+    return true;
+}
+
 static bool lost_too_often(round_machine *m, int f, const char *reason, const char *message)
 {
     member *b = &m->member[f];
+    if (is_bad_code(m, f, b->state == MEMBER_READY, reason, message))
+        return true;
     if (b->state != MEMBER_READY && ++b->start_failures >= m->config.limits.start_failures_max) {
         round_fail(m, "Crashed", "function %d ended %d times before it was ready: %s: %.190s", f,
                    b->start_failures, reason, message);
@@ -146,14 +183,29 @@ static void lose_one(round_machine *m, int f)
 void member_lose(round_machine *m, int f, const char *reason, const char *message)
 {
     int incarnation = m->member[f].incarnation;
+    /* How it ended is told a moment after its connection has: the next one may be of no use. */
+    bool how_comes = m->member[f].state == MEMBER_JOINED && strcmp(reason, "ConnectionLost") == 0;
     if (lost_too_often(m, f, reason, message))
         return;
+    m->member[f].lost = incarnation;
+    m->member[f].lost_ready = m->member[f].state == MEMBER_READY;
     for (int g = f; g < process_end(m, f); g++)
         lose_one(m, g);
     round_set_condition(m, CONDITION_LOST, true, reason, "function %d (incarnation %d): %.200s", f,
                         incarnation, message);
+    for (int g = f; g < process_end(m, f); g++) {
+        need(m, g);
+        if (how_comes)
+            m->member[g].tell_ms = m->now_ms + m->config.limits.end_wait_ms;
+        else
+            tell_need(m, g, reason);
+    }
+}
+
+static void tell_all(round_machine *m, int f, const char *reason)
+{
     for (int g = f; g < process_end(m, f); g++)
-        member_need(m, g, reason);
+        tell_need(m, g, reason);
 }
 
 member *member_present(round_machine *m, const round_event *event)
@@ -205,7 +257,8 @@ void member_hello(round_machine *m, const round_event *event)
     a->slot = m->slot_first + b->slot;
 }
 
-/* All functions must have made the same model; the same arithmetic is only a matter of exactness. */
+/* All functions must have made the same model; the same arithmetic is only a matter of
+ * exactness. */
 static bool same_code(round_machine *m, const round_event *event)
 {
     if (m->layout[0] == '\0')
@@ -213,7 +266,8 @@ static bool same_code(round_machine *m, const round_event *event)
     if (m->algorithms[0] == '\0')
         snprintf(m->algorithms, sizeof m->algorithms, "%s", event->algorithms);
     if (strncmp(m->layout, event->layout, sizeof m->layout - 1) != 0) {
-        round_fail(m, "ShapeMismatch", "function %d made another model (%.60s) than the others (%.60s)",
+        round_fail(m, "ShapeMismatch",
+                   "function %d made another model (%.60s) than the others (%.60s)",
                    event->function, event->layout, m->layout);
         return false;
     }
@@ -277,11 +331,21 @@ void member_lost(round_machine *m, const round_event *event)
         if (m->slot[s].taken && m->slot[s].function == event->function &&
             m->slot[s].incarnation == event->incarnation)
             m->slot[s].ended = true;
-    if (member_present(m, event))
+    if (member_present(m, event)) {
         member_lose(m, event->function, event->reason, event->message);
+        return;
+    }
+    if (!event->ended || event->function < 0 || event->function >= m->config.functions_max)
+        return;
+    const member *b = &m->member[event->function];
+    if (b->state == MEMBER_NONE || b->lost != event->incarnation)
+        return;
+    bool bad = is_bad_code(m, event->function, b->lost_ready, event->reason, event->message);
+    if (!bad && is_untold(b))
+        tell_all(m, event->function, event->reason);
 }
 
-/* ---- time -------------------------------------------------------------------------------------- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 static bool works(const round_machine *m, int f)
 {
@@ -296,14 +360,17 @@ static void time_of(round_machine *m, int f)
     const round_limits *l = &m->config.limits;
     member *b = &m->member[f];
     char text[ERR_MESSAGE_BYTES];
-    if (b->state == MEMBER_NEEDED && m->now_ms >= b->needed_ms + l->function_wait_ms) {
+    if (is_untold(b) && m->now_ms >= b->tell_ms) {
+        tell_all(m, f, "ConnectionLost");
+    } else if (b->state == MEMBER_NEEDED && m->now_ms >= b->needed_ms + l->function_wait_ms) {
         round_fail(m, "FunctionMissing", "function %d (incarnation %d) did not join within %lld s",
                    f, b->incarnation, (long long)(l->function_wait_ms / 1000));
     } else if (b->state >= MEMBER_JOINED && m->now_ms >= b->heard_ms + l->heartbeat_ms) {
         snprintf(text, sizeof text, "nothing was heard of it for %.1f s",
                  (double)(m->now_ms - b->heard_ms) / 1000);
         member_lose(m, f, "Silent", text);
-    } else if (b->state >= MEMBER_JOINED && works(m, f) && m->now_ms >= b->progress_ms + l->stall_ms) {
+    } else if (b->state >= MEMBER_JOINED && works(m, f) &&
+               m->now_ms >= b->progress_ms + l->stall_ms) {
         snprintf(text, sizeof text, "no progress for %.0f s in phase \"%s\"",
                  (double)(m->now_ms - b->progress_ms) / 1000, b->phase);
         member_lose(m, f, "Stalled", text);
@@ -332,7 +399,9 @@ int64_t member_deadline(const round_machine *m)
         int64_t at = INT64_MAX;
         if (member_process(m, f) != f)
             continue; /* its process is waited for */
-        if (b->state == MEMBER_NEEDED)
+        if (is_untold(b))
+            at = b->tell_ms;
+        else if (b->state == MEMBER_NEEDED)
             at = b->needed_ms + l->function_wait_ms;
         else if (b->state >= MEMBER_JOINED)
             at = b->heard_ms + l->heartbeat_ms;
@@ -350,12 +419,14 @@ void member_forgive(round_machine *m, int64_t late_ms)
 {
     for (int f = 0; f < m->config.functions_max; f++) {
         m->member[f].needed_ms += late_ms;
+        if (m->member[f].tell_ms)
+            m->member[f].tell_ms += late_ms;
         m->member[f].heard_ms += late_ms;
         m->member[f].progress_ms += late_ms;
     }
 }
 
-/* ---- stragglers -------------------------------------------------------------------------------- */
+/* ---- stragglers ------------------------------------------------------------------------------ */
 
 /* The median of what those who are done needed; -1 while fewer than half are. */
 static int64_t usual_ms(const round_machine *m)

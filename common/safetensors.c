@@ -45,7 +45,8 @@ const char *safetensors_dtype_name(safetensors_dtype dtype)
     return dtypes[dtype].name;
 }
 
-const char *safetensors_shape_text(int ndim, const uint64_t *shape, char out[SAFETENSORS_SHAPE_BYTES])
+const char *safetensors_shape_text(int ndim, const uint64_t *shape,
+                                   char out[SAFETENSORS_SHAPE_BYTES])
 {
     size_t at = (size_t)snprintf(out, SAFETENSORS_SHAPE_BYTES, "(");
     for (int i = 0; i < ndim && i < SAFETENSORS_DIMS_MAX; i++)
@@ -219,12 +220,14 @@ static int read_header(safetensors *s, err *e)
         return -1;
     for (int i = 0; i < PREFIX_BYTES; i++)
         header |= (uint64_t)prefix[i] << (8 * i);
+    if (header > s->len - PREFIX_BYTES)
+        return err_set(e, ERR_CORRUPT,
+                       "safetensors: cut, or of another format: a header of %llu bytes, "
+                       "%llu are there",
+                       (unsigned long long)header, (unsigned long long)(s->len - PREFIX_BYTES));
     if (header > SAFETENSORS_HEADER_BYTES_MAX)
         return err_set(e, ERR_LIMIT, "safetensors: a header of %llu bytes, more than %d",
                        (unsigned long long)header, SAFETENSORS_HEADER_BYTES_MAX);
-    if (header > s->len - PREFIX_BYTES)
-        return err_set(e, ERR_CORRUPT, "safetensors: cut: a header of %llu bytes, %llu are there",
-                       (unsigned long long)header, (unsigned long long)(s->len - PREFIX_BYTES));
     cleanup_free char *text = malloc((size_t)header + 1);
     if (!text)
         return err_set(e, ERR_NOMEM, "no memory for a safetensors header");

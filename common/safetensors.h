@@ -51,7 +51,8 @@ typedef struct safetensor {
 
 enum { SAFETENSORS_SHAPE_BYTES = SAFETENSORS_DIMS_MAX * 21 + 4 };
 /* "(64, 3, 7, 7)", for messages; "()" is a scalar's. Returns `out`. */
-const char *safetensors_shape_text(int ndim, const uint64_t *shape, char out[SAFETENSORS_SHAPE_BYTES]);
+const char *safetensors_shape_text(int ndim, const uint64_t *shape,
+                                   char out[SAFETENSORS_SHAPE_BYTES]);
 
 /* ---- reading: blocks on the disk ----------------------------------------------------------- */
 

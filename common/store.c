@@ -11,8 +11,9 @@
 #include "jsontext.h"
 #include "store_driver.h"
 
-/* MongoDB's driver is an object of its own, in lib beside the program's folder: libmongoc and what it
- * brings along would be memory in every program, and is loaded by those whose locator asks for it. */
+/* MongoDB's driver is an object of its own, in lib beside the program's folder: libmongoc and what
+ * it brings along would be memory in every program, and is loaded by those whose locator asks for
+ * it. */
 static const struct scheme {
     const char *name;
     const store_driver *driver; /* NULL: in `object` */

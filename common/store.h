@@ -36,9 +36,9 @@ typedef struct store store;
 
 /* `locator` is "lmdb:DIR" (made if it is not there; "lmdb:DIR?map_bytes=N" starts with a smaller or
  * larger map, which grows by itself), "memory:" (a fresh, empty store of this process), or a URI
- * "mongodb://..." or "mongodb+srv://..." with the database's name (docs/datasets.md has its options).
- * ERR_UNSUPPORTED for another scheme, and for MongoDB in a build without it; ERR_UNAVAILABLE when no
- * server answers within 10 s. NULL on error. */
+ * "mongodb://..." or "mongodb+srv://..." with the database's name (docs/datasets.md has its
+ * options). ERR_UNSUPPORTED for another scheme, and for MongoDB in a build without it;
+ * ERR_UNAVAILABLE when no server answers within 10 s. NULL on error. */
 store *store_open(const char *locator, err *e);
 void store_close(store *s);       /* NULL is fine; writers and readers are closed before */
 int store_ping(store *s, err *e); /* can a record be read now? */
@@ -85,8 +85,9 @@ typedef struct store_page {
 int store_list(store *s, const char *collection, const char *prefix, const char *after,
                size_t limit, store_page *out, err *e);
 void store_page_free(store_page *p);
-/* Hands over every record of a collection, in order of the keys, a page at a time: what is put meanwhile may be among
- * them or not. Borrowed for the call. What `visit` returns other than 0 ends it and is returned. */
+/* Hands over every record of a collection, in order of the keys, a page at a time: what is put
+ * meanwhile may be among them or not. Borrowed for the call. What `visit` returns other than 0 ends
+ * it and is returned. */
 typedef int (*store_visit)(void *context, const char *key, json_t *value, err *e);
 int store_walk(store *s, const char *collection, store_visit visit, void *context, err *e);
 
@@ -105,11 +106,12 @@ void blob_abort(blob_writer *w); /* NULL is fine */
 /* All in one. */
 int store_blob_put(store *s, const char *name, const void *bytes, size_t len, err *e);
 
-/* Is there one, and how large? ERR_NOT_FOUND. Costs no more than a look, unlike an open. `bytes` may be NULL. */
+/* Is there one, and how large? ERR_NOT_FOUND. Costs no more than a look, unlike an open. `bytes`
+ * may be NULL. */
 int store_blob_find(store *s, const char *name, uint64_t *bytes, err *e);
 
-/* ERR_NOT_FOUND. An open blob stays readable when its name is deleted; a store over the network fetches all of it
- * here. */
+/* ERR_NOT_FOUND. An open blob stays readable when its name is deleted; a store over the network
+ * fetches all of it here. */
 int store_blob_open(store *s, const char *name, blob **out, err *e);
 void blob_close(blob *b); /* NULL is fine */
 uint64_t blob_size(const blob *b);
@@ -159,8 +161,8 @@ void chunk_release(chunk_writer *w);
 void chunk_abort(chunk_writer *w);
 /* Removes a chunk set whose record is gone. Open readers go on reading. ERR_NOT_FOUND. */
 int store_chunks_delete(store *s, const char *id, err *e);
-/* What chunk_reader_open takes, on any process of this host (LMDB) or of the cluster (MongoDB). It may hold
- * a password, of a user that was made for this call and reads this chunk set alone. */
+/* What chunk_reader_open takes, on any process of this host (LMDB) or of the cluster (MongoDB). It
+ * may hold a password, of a user that was made for this call and reads this chunk set alone. */
 int store_chunks_locator(store *s, const char *id, char out[STORE_LOCATOR_BYTES], err *e);
 /* The locator without user and password, for logs. */
 void store_redact(const char *locator, char out[STORE_LOCATOR_BYTES]);
@@ -174,28 +176,29 @@ int chunk_view(chunk_reader *r, uint32_t split, uint32_t index, const void **byt
                err *e);
 void chunk_view_release(chunk_reader *r, uint32_t split, uint32_t index);
 int chunk_reader_info(chunk_reader *r, const char **text, size_t *len, err *e);
-/* These will be wanted soon, in this order: a store that is far away fetches them ahead. Replaces the
- * list before. Does not block; what goes wrong is said by chunk_view. */
+/* These will be wanted soon, in this order: a store that is far away fetches them ahead. Replaces
+ * the list before. Does not block; what goes wrong is said by chunk_view. */
 void chunk_prefetch(chunk_reader *r, uint32_t split, const uint32_t *indices, size_t count);
 /* Is that of any use to this reader? */
 bool chunk_prefetches(const chunk_reader *r);
 
 /* ---- who may read and write -------------------------------------------------------------------
- * Of a MongoDB store whose locator names a user; with the others, who reaches the store may use it. */
+ * Of a MongoDB store whose locator names a user; with the others, who reaches the store may use
+ * it. */
 
 typedef enum store_use {
     STORE_USE_JOB,  /* a job's kubeml-ps: reads and writes blobs and the records of `history` */
     STORE_USE_READ, /* reads blobs */
 } store_use;
 
-/* What store_open takes in a process that needs this and nothing else. It may hold a password, of a user
- * that was made for this call. */
+/* What store_open takes in a process that needs this and nothing else. It may hold a password, of a
+ * user that was made for this call. */
 int store_locator(store *s, store_use use, char out[STORE_LOCATOR_BYTES], err *e);
-/* Takes back what store_chunks_locator or store_locator gave: who came by it is shut out. Fine when that
- * was done before; a chunk set's go with it, too. */
+/* Takes back what store_chunks_locator or store_locator gave: who came by it is shut out. Fine when
+ * that was done before; a chunk set's go with it, too. */
 int store_revoke(store *s, const char *locator, err *e);
-/* Takes back all that were given but the `count` in `kept`: for a program's start, when what was given
- * before a crash is forgotten. `revoked` (may be NULL) counts. */
+/* Takes back all that were given but the `count` in `kept`: for a program's start, when what was
+ * given before a crash is forgotten. `revoked` (may be NULL) counts. */
 int store_revoke_others(store *s, const char *const *kept, size_t count, size_t *revoked, err *e);
 /* Did it come with a user of its own? */
 bool store_locator_has_user(const char *locator);
@@ -204,7 +207,8 @@ bool store_locator_has_user(const char *locator);
 
 /* Of a "memory:" store: the n-th operation from now (1: the next) fails with `code`; 0: none. */
 void store_memory_fail(store *s, unsigned n, err_code code);
-/* Removes a "mongodb:" store with all its datasets, whoever uses them. ERR_UNSUPPORTED of others. */
+/* Removes a "mongodb:" store with all its datasets, whoever uses them. ERR_UNSUPPORTED of
+ * others. */
 int store_drop(store *s, err *e);
 
 #endif

@@ -55,7 +55,8 @@ struct store_driver {
     int (*blob_write)(blob_writer *w, const void *bytes, size_t len, err *e);
     int (*blob_commit)(blob_writer *w, err *e);
     void (*blob_abort)(blob_writer *w);
-    int (*blob_find)(store *s, const char *name, uint64_t *bytes, err *e); /* NULL: an open costs as little */
+    /* NULL: an open costs as little */
+    int (*blob_find)(store *s, const char *name, uint64_t *bytes, err *e);
     int (*blob_open)(store *s, const char *name, blob **out, err *e);
     void (*blob_close)(blob *b);
     int (*blob_read_at)(blob *b, uint64_t offset, void *out, size_t len, err *e); /* in range */

@@ -35,7 +35,8 @@
 #include "store_lmdb_writer.h"
 
 enum {
-    TURN_MS = 5000,       /* a write is milliseconds; a disk that syncs for others may take seconds */
+    /* a write is milliseconds; a disk that syncs for others may take seconds */
+    TURN_MS = 5000,
     MAP_BYTES = 64 << 20, /* at first */
     MAP_BYTES_MIN = 1 << 16,
     READERS_MAX = 1024,

@@ -103,7 +103,8 @@ static int publish_file(const file_writer *w, err *e)
     if (link(w->temporary, path) != 0) {
         if (errno == EEXIST)
             return err_set(e, ERR_EXISTS, "blob %s exists", w->name);
-        return err_set_errno(e, errno, "cannot name blob %s", w->name);
+        return err_set_errno(e, errno, "blob %s: cannot link %s to its place", w->name,
+                             w->temporary);
     }
     return fs_sync_dir(dir, e);
 }

@@ -289,9 +289,16 @@ static int sweep_set(lmdb_store *s, const char *id, size_t *removed, err *e)
         return -1;
     if (named)
         return 0;
-    if (fs_remove_tree(dir, e) != 0)
+    if (fs_remove_tree(dir, e) == 0) {
+        ++*removed;
+        return 0;
+    }
+    /* A writer that has made its folder and not locked it yet puts its lock beside what is removed:
+     * it is his then. */
+    cleanup_close int again = -1;
+    if (lock_dir(dir, &again, NULL) != 0)
         return -1;
-    ++*removed;
+    err_clear(e);
     return 0;
 }
 

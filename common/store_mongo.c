@@ -98,8 +98,8 @@ static bool ask_hello(const mongo_link *l, mongoc_client_t *client, int attempt,
     return true;
 }
 
-/* The schema's version comes last into a new database: where it stands, the indexes do. So whoever opens
- * the store later writes nothing, and need not be allowed to. */
+/* The schema's version comes last into a new database: where it stands, the indexes do. So whoever
+ * opens the store later writes nothing, and need not be allowed to. */
 static int prepare(mongo_store *s, err *e)
 {
     const mongo_link *l = &s->link;

@@ -13,8 +13,9 @@
  * {_id: "info", ...}, the latter written when it is sealed.
  *
  * Whatever is larger than a document is written first and named by one document last. A writer's
- * `uploads` document stands before its first byte; whoever finds one whose owner's lease has run out
- * makes it "dead", which the writer, should it come back, sees before it can count as published.
+ * `uploads` document stands before its first byte; whoever finds one whose owner's lease has run
+ * out makes it "dead", which the writer, should it come back, sees before it can count as
+ * published.
  *
  * These files are a shared object of their own that store.c loads when a locator asks for it:
  * libmongoc and what it needs stays out of programs that do not use it. libbson ends the process
@@ -35,7 +36,8 @@ enum {
     MONGO_COLLECTION_BYTES = STORE_COLLECTION_BYTES + 8,
     MONGO_PATIENCE_MS = 10000, /* how long an operation is tried again */
     MONGO_LEASE_MS = 60000,
-    MONGO_KEEP_BLOB_MS = 60 * 1000,       /* before a sweep ends what a delete began: it may be under way */
+    /* before a sweep ends what a delete began: it may be under way */
+    MONGO_KEEP_BLOB_MS = 60 * 1000,
     MONGO_KEEP_SET_MS = 24 * 3600 * 1000, /* deleted, for those who have it open */
     MONGO_DUPLICATE_KEY = 11000,
     MONGO_SPLITS_MAX = 16,
@@ -66,13 +68,14 @@ typedef bool (*mongo_op)(const mongo_link *l, mongoc_client_t *client, int attem
  * patience_ms and one attempt. */
 int mongo_run(const mongo_link *l, mongo_op op, void *arg, const char *what, err *e);
 
-/* What an attempt is made of. All of them take filter, update and command over; what was given back may be
- * NULL where nobody asks. */
+/* What an attempt is made of. All of them take filter, update and command over; what was given back
+ * may be NULL where nobody asks. */
 /* A copy of the document, or NULL; of its fields only `field` unless that is NULL. */
 bool mongo_find_one(mongoc_client_t *client, const char *db, const char *collection, bson_t *filter,
                     const char *field, bson_t **document, bson_error_t *error);
-bool mongo_update_one(mongoc_client_t *client, const char *db, const char *collection, bson_t *filter,
-                      bson_t *update, bool upsert, int64_t *matched, bson_error_t *error);
+bool mongo_update_one(mongoc_client_t *client, const char *db, const char *collection,
+                      bson_t *filter, bson_t *update, bool upsert, int64_t *matched,
+                      bson_error_t *error);
 bool mongo_delete(mongoc_client_t *client, const char *db, const char *collection, bson_t *filter,
                   bool many, int64_t *deleted, bson_error_t *error);
 /* A command with the link's write concern. `reply` is to be destroyed whatever came of it. */
@@ -136,10 +139,11 @@ bool mongo_drop_users(const mongo_store *s, mongoc_client_t *client, bson_error_
 
 int mongo_put(store *s, const char *collection, const char *key, const char *text, size_t len,
               uint64_t expected, uint64_t *version, err *e);
-int mongo_get(store *s, const char *collection, const char *key, buf *out, uint64_t *version, err *e);
+int mongo_get(store *s, const char *collection, const char *key, buf *out, uint64_t *version,
+              err *e);
 int mongo_remove(store *s, const char *collection, const char *key, uint64_t expected, err *e);
-int mongo_list(store *s, const char *collection, const char *prefix, const char *after, size_t limit,
-               store_each each, void *arg, bool *more, err *e);
+int mongo_list(store *s, const char *collection, const char *prefix, const char *after,
+               size_t limit, store_each each, void *arg, bool *more, err *e);
 
 /* ---- parts ----------------------------------------------------------------------------------- */
 

@@ -1,9 +1,10 @@
-/* store_mongo_blobs.c: blobs of the MongoDB store are files of GridFS (bucket "blobs"), readable by any
- * of its tools. See store_mongo.h.
+/* store_mongo_blobs.c: blobs of the MongoDB store are files of GridFS (bucket "blobs"), readable by
+ * any of its tools. See store_mongo.h.
  *
- * Chunks are written first, under an id of this upload; inserting the file's document, whose name is
- * unique, is the commit. Who opens a blob fetches it into a nameless file: after that it needs no server, and
- * the bytes of a deleted one can go at once, which a job that replaces its checkpoint every few seconds needs. */
+ * Chunks are written first, under an id of this upload; inserting the file's document, whose name
+ * is unique, is the commit. Who opens a blob fetches it into a nameless file: after that it needs
+ * no server, and the bytes of a deleted one can go at once, which a job that replaces its
+ * checkpoint every few seconds needs. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,7 +98,8 @@ static bool insert_batch(const mongo_link *l, mongoc_client_t *client, int attem
     size_t count = 0;
     bool done = true;
     if (attempt > 0) { /* the one before may have inserted some */
-        bson_t *filter = BCON_NEW("files_id", BCON_UTF8(w->id), "n", "{", "$gte", BCON_INT32(first), "}");
+        bson_t *filter =
+            BCON_NEW("files_id", BCON_UTF8(w->id), "n", "{", "$gte", BCON_INT32(first), "}");
         done = mongoc_collection_delete_many(c, filter, NULL, NULL, error);
         bson_destroy(filter);
     }

@@ -1,8 +1,9 @@
-/* store_mongo_bson.c: records as documents: JSON to BSON and back without a loss. See store_mongo.h.
+/* store_mongo_bson.c: records as documents: JSON to BSON and back without a loss. See
+ * store_mongo.h.
  *
  * Integers become int64, reals doubles. In names of fields '%', '.' and a '$' at the beginning are
- * written %25, %2E and %24: servers give the latter two a meaning. No name at all, which libmongoc refuses,
- * is a single %. */
+ * written %25, %2E and %24: servers give the latter two a meaning. No name at all, which libmongoc
+ * refuses, is a single %. */
 #include <jansson.h>
 #include <string.h>
 
@@ -117,13 +118,14 @@ int mongo_bson_append_json(bson_t *out, const char *key, const char *text, size_
 {
     json_error_t problem;
     json_t *value = json_loadb(text, len, JSON_ALLOW_NUL, &problem);
-    int result = json_is_object(value) ? append_value(out, key, strlen(key), value, 0, e)
-                                       : err_set(e, ERR_CORRUPT, "no JSON object: %s", problem.text);
+    int result = json_is_object(value)
+                     ? append_value(out, key, strlen(key), value, 0, e)
+                     : err_set(e, ERR_CORRUPT, "no JSON object: %s", problem.text);
     json_decref(value);
     return result;
 }
 
-/* ---- back -------------------------------------------------------------------------------------- */
+/* ---- back ------------------------------------------------------------------------------------ */
 
 static json_t *from_bson(const bson_iter_t *iter, int depth);
 

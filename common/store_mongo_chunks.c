@@ -1,8 +1,8 @@
 /* store_mongo_chunks.c: a chunk set of the MongoDB store is a database: writing and deleting. See
  * store_mongo.h.
  *
- * A database of its own lets a reader's user see this dataset and nothing else, and makes deleting one
- * command. */
+ * A database of its own lets a reader's user see this dataset and nothing else, and makes deleting
+ * one command. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -229,7 +229,8 @@ void mongo_chunk_release(chunk_writer *base)
 {
     mongo_chunk_writer *w = (mongo_chunk_writer *)base;
     assert(w->sealed);
-    /* What fails here a sweep does: it finds the record that names the set, and forgets the upload. */
+    /* What fails here a sweep does: it finds the record that names the set, and forgets the
+     * upload. */
     mongo_upload_end((mongo_store *)base->store, w->id, NULL);
     free_writer(w);
 }
@@ -255,8 +256,8 @@ static bool see_info(const mongo_link *l, mongoc_client_t *client, int attempt, 
     (void)attempt;
     set_op *op = arg;
     bson_t *document;
-    if (!mongo_find_one(client, op->db, "meta", BCON_NEW("_id", BCON_UTF8("info")), "_id", &document,
-                        error))
+    if (!mongo_find_one(client, op->db, "meta", BCON_NEW("_id", BCON_UTF8("info")), "_id",
+                        &document, error))
         return false;
     op->matched = document != NULL;
     bson_destroy(document);
@@ -280,8 +281,8 @@ static bool remove_info(const mongo_link *l, mongoc_client_t *client, int attemp
     (void)l;
     set_op *op = arg;
     op->matched = 0;
-    if (!mongo_delete(client, op->db, "meta", BCON_NEW("_id", BCON_UTF8("info")), false, &op->matched,
-                      error))
+    if (!mongo_delete(client, op->db, "meta", BCON_NEW("_id", BCON_UTF8("info")), false,
+                      &op->matched, error))
         return false;
     op->matched += attempt > 0;
     return true;

@@ -188,7 +188,8 @@ int mongo_run(const mongo_link *l, mongo_op op, void *arg, const char *what, err
         if (!is_passing(&error) || clock_left_ms(deadline) <= delay)
             return err_set(e, code_of(&error), "store %s: %s: %s%s", l->name, what, error.message,
                            attempt ? " (tried again until the time was up)" : "");
-        /* Half of it differs, so that those who lost the same server do not all come back at once. */
+        /* Half of it differs, so that those who lost the same server do not all come back at
+         * once. */
         pause_ms(delay / 2 + clock_monotonic_ns() % (delay / 2 + 1));
         delay = 2 * delay < DELAY_MS_MAX ? 2 * delay : DELAY_MS_MAX;
     }
@@ -220,8 +221,9 @@ bool mongo_find_one(mongoc_client_t *client, const char *db, const char *collect
     return done;
 }
 
-bool mongo_update_one(mongoc_client_t *client, const char *db, const char *collection, bson_t *filter,
-                      bson_t *update, bool upsert, int64_t *matched, bson_error_t *error)
+bool mongo_update_one(mongoc_client_t *client, const char *db, const char *collection,
+                      bson_t *filter, bson_t *update, bool upsert, int64_t *matched,
+                      bson_error_t *error)
 {
     mongoc_collection_t *c = mongoc_client_get_collection(client, db, collection);
     bson_t opts = BSON_INITIALIZER, reply;
@@ -257,8 +259,8 @@ bool mongo_command(mongoc_client_t *client, const char *db, bson_t *command, bso
                    bson_error_t *error)
 {
     bson_t own;
-    bool done = mongoc_client_write_command_with_opts(client, db, command, NULL, reply ? reply : &own,
-                                                      error);
+    bool done = mongoc_client_write_command_with_opts(client, db, command, NULL,
+                                                      reply ? reply : &own, error);
     if (!reply)
         bson_destroy(&own);
     bson_destroy(command);

@@ -2,8 +2,8 @@
  * nameless file that is mapped. See store_mongo.h.
  *
  * chunk_view fetches what it does not find and waits for what is on its way. chunk_prefetch hands
- * a list to FETCHERS threads, each with a connection of its own, that run ahead of it; what they fail
- * to get is left to chunk_view, which says why. A chunk is written to the file once and never
+ * a list to FETCHERS threads, each with a connection of its own, that run ahead of it; what they
+ * fail to get is left to chunk_view, which says why. A chunk is written to the file once and never
  * moved, so that views last as long as the reader; the kernel writes pages out and drops them as it
  * needs memory, as it does with LMDB's. */
 #include <assert.h>
@@ -81,9 +81,10 @@ static int take_room(mongo_reader *r, size_t len, uint64_t *at, err *e)
         r->used = begin + len;
     pthread_mutex_unlock(&r->lock);
     *at = begin;
-    return fits ? 0
-                : err_set(e, ERR_CORRUPT, "dataset %s: its chunks are more than its description says",
-                          r->link.name);
+    return fits
+               ? 0
+               : err_set(e, ERR_CORRUPT,
+                         "dataset %s: its chunks are more than its description says", r->link.name);
 }
 
 static int take_chunk(mongo_reader *r, const bson_t *document, err *e)
@@ -160,7 +161,8 @@ static bool fetch_chunks(const mongo_link *l, mongoc_client_t *client, int attem
     return done;
 }
 
-/* Fetches chunks that this thread has marked as coming; those that did not come are absent again. */
+/* Fetches chunks that this thread has marked as coming; those that did not come are absent
+ * again. */
 static int fetch(mongo_reader *r, const int64_t *ids, size_t count, err *e)
 {
     fetch_op op = {.r = r, .ids = ids, .count = count, .e = e};
@@ -313,7 +315,8 @@ static bool read_info(const mongo_link *l, mongoc_client_t *client, int attempt,
                       bson_error_t *error)
 {
     (void)attempt;
-    return mongo_find_one(client, l->db, "meta", BCON_NEW("_id", BCON_UTF8("info")), NULL, arg, error);
+    return mongo_find_one(client, l->db, "meta", BCON_NEW("_id", BCON_UTF8("info")), NULL, arg,
+                          error);
 }
 
 static int take_counts(mongo_reader *r, const bson_t *document, err *e)
@@ -358,7 +361,8 @@ static int take_info(mongo_reader *r, const bson_t *document, err *e)
     uint32_t len = 0;
     if (mongo_number(document, "version", -1) != MONGO_SCHEMA)
         return err_set(e, ERR_UNSUPPORTED, "dataset %s has schema %lld; this program knows %d",
-                       r->link.name, (long long)mongo_number(document, "version", -1), MONGO_SCHEMA);
+                       r->link.name, (long long)mongo_number(document, "version", -1),
+                       MONGO_SCHEMA);
     if (!bson_iter_init_find(&at, document, "text") || !BSON_ITER_HOLDS_UTF8(&at))
         return err_set(e, ERR_CORRUPT, "dataset %s has no description", r->link.name);
     const char *text = bson_iter_utf8(&at, &len);
@@ -366,9 +370,9 @@ static int take_info(mongo_reader *r, const bson_t *document, err *e)
         return err_set(e, ERR_NOMEM, "no memory for a dataset");
     memcpy(r->info, text, (size_t)len + 1);
     r->info_len = len;
-    return take_counts(r, document, e) != 0
-               ? -1
-               : map_file(r, mongo_number(document, "chunks", -1), mongo_number(document, "bytes", -1), e);
+    return take_counts(r, document, e) != 0 ? -1
+                                            : map_file(r, mongo_number(document, "chunks", -1),
+                                                       mongo_number(document, "bytes", -1), e);
 }
 
 static int open_reader(mongo_reader *r, const char *uri, err *e)

@@ -120,7 +120,8 @@ static bool replace_record(const mongo_link *l, mongoc_client_t *client, record_
     for (int tries = 0; !done && (tries == 0 || error->code == MONGO_DUPLICATE_KEY) && tries < 10;
          tries++) {
         done = mongoc_collection_replace_one(c, filter, op->document, opts, &reply, error);
-        bool matched = done && (op->expected == STORE_ANY || mongo_number(&reply, "matchedCount", 0) > 0);
+        bool matched =
+            done && (op->expected == STORE_ANY || mongo_number(&reply, "matchedCount", 0) > 0);
         bson_destroy(&reply);
         if (done && !matched)
             done = explain(l, client, op, error);

@@ -1,11 +1,12 @@
 /* store_mongo_uploads.c: who is writing what, and what became of the dead. See store_mongo.h.
  *
  * An upload's state goes living -> (gone: it is published) or living -> dead -> (gone: removed), or
- * it begins as deleted and goes when its time is over. Each arrow is one update whose filter holds the state
- * before; only a sweep makes an upload dead, and only when its owner's lease has run out.
+ * it begins as deleted and goes when its time is over. Each arrow is one update whose filter holds
+ * the state before; only a sweep makes an upload dead, and only when its owner's lease has run out.
  *
  * A writer publishes first and then asks whether it is dead (mongo_upload_end, mongo_upload_dead);
- * a sweep makes it dead first and then asks whether it is published: one of the two sees the other. */
+ * a sweep makes it dead first and then asks whether it is published: one of the two sees the
+ * other. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,15 +28,16 @@ static bool renew_once(const mongo_link *l, mongoc_client_t *client, int attempt
 {
     (void)attempt;
     return mongo_update_one(client, l->db, "leases", BCON_NEW("_id", BCON_UTF8(arg)),
-                            BCON_NEW("$currentDate", "{", "renewed", BCON_BOOL(true), "}"), true, NULL,
-                            error);
+                            BCON_NEW("$currentDate", "{", "renewed", BCON_BOOL(true), "}"), true,
+                            NULL, error);
 }
 
 static bool drop_lease(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                        bson_error_t *error)
 {
     (void)attempt;
-    return mongo_delete(client, l->db, "leases", BCON_NEW("_id", BCON_UTF8(arg)), false, NULL, error);
+    return mongo_delete(client, l->db, "leases", BCON_NEW("_id", BCON_UTF8(arg)), false, NULL,
+                        error);
 }
 
 static int sweep(mongo_store *s, bool orphans, size_t *removed, err *e);
@@ -139,8 +141,8 @@ static bool write_upload(const mongo_link *l, mongoc_client_t *client, int attem
     bson_t *update = BCON_NEW("$set", "{", "kind", BCON_UTF8(op->kind), "owner",
                               BCON_UTF8(op->owner), "state", BCON_UTF8(op->becomes), "}",
                               "$currentDate", "{", "at", BCON_BOOL(true), "}");
-    return mongo_update_one(client, l->db, "uploads", BCON_NEW("_id", BCON_UTF8(op->id)), update, true,
-                            NULL, error);
+    return mongo_update_one(client, l->db, "uploads", BCON_NEW("_id", BCON_UTF8(op->id)), update,
+                            true, NULL, error);
 }
 
 static bool change_state(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
@@ -149,7 +151,8 @@ static bool change_state(const mongo_link *l, mongoc_client_t *client, int attem
     (void)attempt;
     upload_op *op = arg;
     bson_t *update = BCON_NEW("$set", "{", "state", BCON_UTF8(op->becomes), "}");
-    return mongo_update_one(client, l->db, "uploads", filter_of(op), update, false, &op->matched, error);
+    return mongo_update_one(client, l->db, "uploads", filter_of(op), update, false, &op->matched,
+                            error);
 }
 
 static bool forget_upload(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
@@ -218,8 +221,8 @@ static bool drop_blob(const mongo_link *l, mongoc_client_t *client, int attempt,
                       bson_error_t *error)
 {
     (void)attempt;
-    return mongo_delete(client, l->db, "blobs.chunks", BCON_NEW("files_id", BCON_UTF8(arg)), true, NULL,
-                        error);
+    return mongo_delete(client, l->db, "blobs.chunks", BCON_NEW("files_id", BCON_UTF8(arg)), true,
+                        NULL, error);
 }
 
 typedef struct drop_op {
@@ -235,8 +238,8 @@ static bool drop_set(const mongo_link *l, mongoc_client_t *client, int attempt, 
     const drop_op *op = arg;
     bool done = true;
     if (op->users)
-        done = mongo_command(client, op->db, BCON_NEW("dropAllUsersFromDatabase", BCON_INT32(1)), NULL,
-                             error);
+        done = mongo_command(client, op->db, BCON_NEW("dropAllUsersFromDatabase", BCON_INT32(1)),
+                             NULL, error);
     mongoc_database_t *db = mongoc_client_get_database(client, op->db);
     done = done && mongoc_database_drop_with_opts(db, NULL, error);
     mongoc_database_destroy(db);
@@ -336,8 +339,8 @@ static bool see_lease(const mongo_link *l, mongoc_client_t *client, int attempt,
     (void)attempt;
     sweep_op *op = arg;
     bson_t *document;
-    if (!mongo_find_one(client, l->db, "leases", BCON_NEW("_id", BCON_UTF8(op->id)), NULL, &document,
-                        error))
+    if (!mongo_find_one(client, l->db, "leases", BCON_NEW("_id", BCON_UTF8(op->id)), NULL,
+                        &document, error))
         return false;
     op->found = document && take_date(document, "renewed") + l->lease_ms > op->now_ms;
     bson_destroy(document);
@@ -353,8 +356,8 @@ static bool see_named(const mongo_link *l, mongoc_client_t *client, int attempt,
     bool is_blob = strcmp(op->uploads[0].kind, "blob") == 0;
     bson_t *filter = bson_new(), *document;
     BSON_APPEND_UTF8(filter, is_blob ? "_id" : "value.upload", op->uploads[0].id);
-    if (!mongo_find_one(client, l->db, is_blob ? "blobs.files" : "records." STORE_DATASETS, filter, "_id",
-                        &document, error))
+    if (!mongo_find_one(client, l->db, is_blob ? "blobs.files" : "records." STORE_DATASETS, filter,
+                        "_id", &document, error))
         return false;
     op->found = document != NULL;
     bson_destroy(document);

@@ -1,13 +1,14 @@
-/* store_mongo_users.c: who may read and write what: locators with users that are made for one job. See
- * store.h and store_mongo.h.
+/* store_mongo_users.c: who may read and write what: locators with users that are made for one job.
+ * See store.h and store_mongo.h.
  *
- * Where the store's own locator names a user, the server has users: then every locator that is given out
- * has one of its own, with a password from the system's randomness.
+ * Where the store's own locator names a user, the server has users: then every locator that is
+ * given out has one of its own, with a password from the system's randomness.
  * - A dataset's reader: in the dataset's database, with the role "read" on that database.
- * - A job's kubeml-ps: in the store's database, with a role of its own: GridFS, the histories, and what a
- *   writer needs (uploads, leases, the counter of versions). It cannot read records of jobs, which hold
- *   secrets, nor datasets, and makes no users. All jobs' models lie in one bucket, so one kubeml-ps could
- *   write another's; it runs no user's code, and a user's code never has its locator.
+ * - A job's kubeml-ps: in the store's database, with a role of its own: GridFS, the histories, and
+ *   what a writer needs (uploads, leases, the counter of versions). It cannot read records of jobs,
+ *   which hold secrets, nor datasets, and makes no users. All jobs' models lie in one bucket, so
+ *   one kubeml-ps could write another's; it runs no user's code, and a user's code never has its
+ *   locator.
  * - Who serves a model: in the store's database too, with a role that reads GridFS.
  * Names begin with USER_PREFIX: only such users are ever dropped. */
 #include <stdio.h>
@@ -20,15 +21,21 @@
 
 #define USER_PREFIX "job-"
 
-/* By store_use. Another number in the name when what it may do changes: roles of a database stay. */
+/* By store_use. Another number in the name when what it may do changes: roles of a database
+ * stay. */
 static const struct role {
     const char *name, *what;
     bool writes;
     const char *collections[6];
 } roles[] = {
-    [STORE_USE_JOB] = {"kubeml-job-1", "making a job's user", true,
-                       {"blobs.files", "blobs.chunks", "records.history", "uploads", "leases", "counters"}},
-    [STORE_USE_READ] = {"kubeml-read-1", "making a user that reads models", false,
+    [STORE_USE_JOB] = {"kubeml-job-1",
+                       "making a job's user",
+                       true,
+                       {"blobs.files", "blobs.chunks", "records.history", "uploads", "leases",
+                        "counters"}},
+    [STORE_USE_READ] = {"kubeml-read-1",
+                        "making a user that reads models",
+                        false,
                         {"blobs.files", "blobs.chunks"}},
 };
 
@@ -65,8 +72,8 @@ static bool drop_user(const mongo_link *l, mongoc_client_t *client, int attempt,
            error->code == NO_SUCH_USER;
 }
 
-static void append_privilege(bson_t *privileges, uint32_t at, const char *db, const char *collection,
-                             bool writes)
+static void append_privilege(bson_t *privileges, uint32_t at, const char *db,
+                             const char *collection, bool writes)
 {
     static const char *const actions[] = {"find", "insert", "update", "remove"};
     bson_t privilege, list;
@@ -74,7 +81,8 @@ static void append_privilege(bson_t *privileges, uint32_t at, const char *db, co
     const char *key;
     bson_uint32_to_string(at, &key, number, sizeof number);
     BSON_APPEND_DOCUMENT_BEGIN(privileges, key, &privilege);
-    BCON_APPEND(&privilege, "resource", "{", "db", BCON_UTF8(db), "collection", BCON_UTF8(collection), "}");
+    BCON_APPEND(&privilege, "resource", "{", "db", BCON_UTF8(db), "collection",
+                BCON_UTF8(collection), "}");
     BSON_APPEND_ARRAY_BEGIN(&privilege, "actions", &list);
     for (uint32_t i = 0; i < (writes ? sizeof actions / sizeof *actions : 1); i++) {
         bson_uint32_to_string(i, &key, place, sizeof place);
@@ -115,7 +123,8 @@ static int make_user(const mongo_store *s, user_op *op, const char *what, err *e
 
 /* ---- locators ------------------------------------------------------------------------------ */
 
-/* Appends the options of `query`, which may be NULL; the user's database goes where there is a user. */
+/* Appends the options of `query`, which may be NULL; the user's database goes where there is a
+ * user. */
 static int append_options(buf *out, const char *query, const char *auth_source, err *e)
 {
     static const char source[] = "authSource=";
@@ -145,9 +154,10 @@ static int write_locator(const mongo_store *s, const char *db, const user_op *us
     const char *query = strchr(end, '?');
     cleanup_buf buf text;
     buf_init(&text, STORE_LOCATOR_BYTES - 1);
-    int result = buf_printf(&text, e, "%.*s%s%s%s%s%.*s/%s", (int)(begin - s->link.text), s->link.text,
-                            user ? user->name : "", user ? ":" : "", user ? user->password : "",
-                            user ? "@" : "", (int)(end - hosts), hosts, db);
+    int result =
+        buf_printf(&text, e, "%.*s%s%s%s%s%.*s/%s", (int)(begin - s->link.text), s->link.text,
+                   user ? user->name : "", user ? ":" : "", user ? user->password : "",
+                   user ? "@" : "", (int)(end - hosts), hosts, db);
     if (result == 0)
         result = append_options(&text, query ? query + 1 : NULL, user ? user->db : NULL, e);
     if (result == 0 && limited)
@@ -229,7 +239,8 @@ static bool list_users(const mongo_link *l, mongoc_client_t *client, int attempt
     (void)l;
     (void)attempt;
     bson_t reply, *command = BCON_NEW("usersInfo", "{", "forAllDBs", BCON_BOOL(true), "}");
-    bool done = mongoc_client_read_command_with_opts(client, "admin", command, NULL, NULL, &reply, error);
+    bool done =
+        mongoc_client_read_command_with_opts(client, "admin", command, NULL, NULL, &reply, error);
     if (done)
         *(bson_t **)arg = bson_copy(&reply);
     bson_destroy(&reply);
@@ -287,8 +298,8 @@ bool mongo_drop_users(const mongo_store *s, mongoc_client_t *client, bson_error_
     }
     bool done = true;
     for (size_t i = 0; done && i < sizeof roles / sizeof *roles; i++)
-        done = mongo_command(client, s->link.db, BCON_NEW("dropRole", BCON_UTF8(roles[i].name)), NULL,
-                             error) ||
+        done = mongo_command(client, s->link.db, BCON_NEW("dropRole", BCON_UTF8(roles[i].name)),
+                             NULL, error) ||
                error->code == NO_SUCH_ROLE;
     return done;
 }

@@ -45,7 +45,8 @@ static int check(const char *user, const char *text, err *e)
         return err_set(e, ERR_INVALID, "a token is longer than %d bytes", TOKENS_TOKEN_BYTES_MAX);
     for (const char *c = text; *c; c++)
         if (*c <= ' ' || *c > '~')
-            return err_set(e, ERR_INVALID, "a token has a blank or another character that no header carries");
+            return err_set(e, ERR_INVALID,
+                           "a token has a blank or another character that no header carries");
     return 0;
 }
 
@@ -76,7 +77,8 @@ static int read_line(tokens *t, char *line, err *e)
     if (!colon)
         return tokens_add(t, "", line, e);
     *colon = '\0';
-    return line[0] ? tokens_add(t, line, colon + 1, e) : err_set(e, ERR_INVALID, "no user stands before the colon");
+    return line[0] ? tokens_add(t, line, colon + 1, e)
+                   : err_set(e, ERR_INVALID, "no user stands before the colon");
 }
 
 int tokens_read(tokens *t, const char *text, err *e)

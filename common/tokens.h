@@ -1,7 +1,8 @@
 /* tokens.h: the bearer tokens that an HTTP server takes, and whose they are.
  *
- * A list is text: one token a line, `NAME:TOKEN` for a user's or `TOKEN` for nobody's in particular; what begins with #
- * and empty lines are left out. A user may have several tokens, so that one can follow another; a token is one user's.
+ * A list is text: one token a line, `NAME:TOKEN` for a user's or `TOKEN` for nobody's in
+ * particular; what begins with # and empty lines are left out. A user may have several tokens, so
+ * that one can follow another; a token is one user's.
  */
 #ifndef KUBEML_TOKENS_H
 #define KUBEML_TOKENS_H
@@ -21,7 +22,8 @@ int tokens_add(tokens *t, const char *user, const char *token, err *e);
 int tokens_read(tokens *t, const char *text, err *e);
 /* How long it takes says nothing of `want`. */
 bool tokens_same(const char *given, const char *want);
-/* Whose it is: "" is nobody's in particular, NULL: it is none of them. How long it takes says nothing of them. */
+/* Whose it is: "" is nobody's in particular, NULL: it is none of them. How long it takes says
+ * nothing of them. */
 const char *tokens_user(const tokens *t, const char *token);
 /* The first of that user; NULL user: of anybody. NULL: there is none. */
 const char *tokens_first(const tokens *t, const char *user);

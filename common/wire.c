@@ -45,7 +45,8 @@ static int stream_socket(int family, err *e)
 static bool somebody_answers(const struct sockaddr_un *at)
 {
     cleanup_close int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    return fd >= 0 && (connect(fd, (const struct sockaddr *)at, sizeof *at) == 0 || errno == EAGAIN);
+    return fd >= 0 &&
+           (connect(fd, (const struct sockaddr *)at, sizeof *at) == 0 || errno == EAGAIN);
 }
 
 static int listen_unix(const char *path, err *e)
@@ -118,8 +119,8 @@ int wire_address(int listen_fd, char out[WIRE_ADDRESS_BYTES], err *e)
 
 /* ---- connections ---------------------------------------------------------------------------- */
 
-/* A machine that has lost its power closes nothing: probes find out, and what it does not acknowledge.
- * All of it is refused on Unix sockets, which is fine. */
+/* A machine that has lost its power closes nothing: probes find out, and what it does not
+ * acknowledge. All of it is refused on Unix sockets, which is fine. */
 static void set_tcp(int fd)
 {
     int one = 1, idle_s = 2, between_s = 1;
@@ -155,7 +156,8 @@ void wire_watch_peer(wire *w, int dead_ms)
     setsockopt(w->fd, IPPROTO_TCP, TCP_KEEPIDLE, &second, sizeof second);
     setsockopt(w->fd, IPPROTO_TCP, TCP_KEEPINTVL, &second, sizeof second);
     setsockopt(w->fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-    setsockopt(w->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_ms, sizeof dead_ms); /* with bytes on their way */
+    /* with bytes on their way */
+    setsockopt(w->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_ms, sizeof dead_ms);
 }
 
 wire *wire_accept(int listen_fd, err *e)

@@ -3,8 +3,8 @@
  * A frame is a little-endian u32 length and that many bytes of UTF-8 JSON, always an object with a
  * "type". One connection belongs to one thread. Addresses are "unix:/path" or "tcp:host:port".
  * Reads and writes never block unless the function's comment says so; a frame over the connection's
- * limit, a depth over 32 or text that is not such an object is ERR_CORRUPT, and the connection is of
- * no more use. */
+ * limit, a depth over 32 or text that is not such an object is ERR_CORRUPT, and the connection is
+ * of no more use. */
 #ifndef KUBEML_WIRE_H
 #define KUBEML_WIRE_H
 
@@ -41,7 +41,8 @@ wire *wire_adopt(int fd, err *e);
 void wire_close(wire *w); /* NULL is fine */
 
 int wire_fd(const wire *w);
-/* A peer whose machine is gone is noticed within about dead_ms (at least 3 s); nothing on Unix sockets. */
+/* A peer whose machine is gone is noticed dead_ms (2 s or more, whole seconds) after it was last
+ * heard, or a moment later; nothing on Unix sockets. */
 void wire_watch_peer(wire *w, int dead_ms);
 void wire_set_limit(wire *w, size_t frame_bytes_max); /* at most WIRE_FRAME_BYTES_MAX */
 bool wire_wants_write(const wire *w);                 /* poll for POLLOUT too */
@@ -52,8 +53,9 @@ int wire_send(wire *w, const json_t *message, err *e);
 /* wire_send with json_pack's format; steals "o" arguments as json_pack does. */
 int wire_sendf(wire *w, err *e, const char *pack_format, ...);
 int wire_flush(wire *w, err *e); /* after POLLOUT */
-/* After POLLIN: reads what is there. Returns 1 with a new reference in *out, 0 when no whole message
- * is there yet, -1 on error (ERR_UNAVAILABLE "closed by the peer" at end of stream). Call until 0. */
+/* After POLLIN: reads what is there. Returns 1 with a new reference in *out, 0 when no whole
+ * message is there yet, -1 on error (ERR_UNAVAILABLE "closed by the peer" at end of stream). Call
+ * until 0. */
 int wire_receive(wire *w, json_t **out, err *e);
 
 /* For callers with nothing else to do: block until sent or received, or the deadline. */

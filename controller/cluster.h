@@ -1,8 +1,8 @@
 /* cluster.h: the seam behind which pods are started, watched and stopped.
  *
  * A pod is one process tree with a name, a role, a log and an end: a local process here, a pod of
- * Kubernetes there. The controller is the only caller, from one thread. Pods outlive the controller:
- * after a restart `list` finds them by their labels, so that running jobs are adopted.
+ * Kubernetes there. The controller is the only caller, from one thread. Pods outlive the
+ * controller: after a restart `list` finds them by their labels, so that running jobs are adopted.
  * No call blocks longer than its comment says; what takes longer is reported by `next_event`. */
 #ifndef KUBEML_CLUSTER_H
 #define KUBEML_CLUSTER_H
@@ -37,7 +37,8 @@ typedef struct pod_spec {
     char name[CLUSTER_NAME_BYTES]; /* unique; [a-z0-9-] */
     pod_role role;
     pod_limits limits;
-    char gpu[CLUSTER_GPU_BYTES]; /* of this GPU alone, made ready at once; "": told later, or none */
+    /* of this GPU alone, made ready at once; "": told later, or none */
+    char gpu[CLUSTER_GPU_BYTES];
 } pod_spec;
 
 /* A GPU that functions are placed on. */
@@ -55,8 +56,9 @@ typedef struct pod {
     int function, incarnation;           /* of that job; -1 */
     /* After its end: */
     int exit_status, signal;             /* -1 and 0 where unknown (an adopted process) */
-    bool by_itself;                      /* no `stop` brought it about; false where that is not known */
-    char reason[32];                     /* "Exited", "Killed", "OutOfMemory", "Pending..." */
+    /* no `stop` brought it about; false where that is not known */
+    bool by_itself;
+    char reason[32];                     /* ending.h's, "OutOfMemory", "Pending..." */
     char message[CLUSTER_MESSAGE_BYTES]; /* in words, with evidence */
 } pod;
 
@@ -71,9 +73,13 @@ typedef struct cluster_ops {
      * ERR_NOT_FOUND. */
     int (*assign)(cluster *c, const char *name, const char *job, int function, int incarnation,
                   err *e);
-    /* Keeps how the Redis of a job's kubeml-ps is reached (modelstore_access_json) where those find it who
-     * may; what cannot be kept is logged. NULL: the backend has no such place. */
+    /* Keeps how the Redis of a job's kubeml-ps is reached (modelstore_access_json) where those find
+     * it who may; what cannot be kept is logged. NULL: the backend has no such place. */
     void (*publish)(cluster *c, const char *name, const char *job, const json_t *access);
+    /* Lets a job's functions reach each other, as NCCL's ranks must, for as long as its kubeml-ps
+     * `name` is there; what cannot be made is logged. Any number of times. NULL: nothing keeps them
+     * apart. */
+    void (*let_meet)(cluster *c, const char *name, const char *job);
     /* Ends a pod: asks it to end, kills after grace_ms. Returns at once; the end comes as an event.
      * Stopping what is not there is no error; stopping what has ended forgets it, and its log. */
     int (*stop)(cluster *c, const char *name, int grace_ms, err *e);
@@ -83,16 +89,18 @@ typedef struct cluster_ops {
     int (*event_fd)(cluster *c);
     /* Takes one change of phase, 1; 0 none now; -1. */
     int (*next_event)(cluster *c, pod *out, err *e);
-    /* How many function slots there are (cores, shared GPUs). Nodes come and go: looked at again whenever event_fd was
-     * readable. Does not block but the first time. */
+    /* How many function slots there are (cores, shared GPUs). Nodes come and go: looked at again
+     * whenever event_fd was readable. Does not block but the first time. */
     int (*slots)(cluster *c, int *out, err *e);
-    /* The GPUs that the controller places functions on, `max` at most; none is no error. NULL: somebody else
-     * places them, and `pod_gpus` says how many each function's pod has. */
+    bool slots_stay; /* there will never be more of them */
+    /* The GPUs that the controller places functions on, `max` at most; none is no error. NULL:
+     * somebody else places them, and `pod_gpus` says how many each function's pod has. */
     int (*gpus)(cluster *c, cluster_gpu *out, int max, int *count, err *e);
     int (*pod_gpus)(cluster *c); /* NULL with `gpus` */
     /* The last `bytes_max` bytes a pod wrote to its log, NUL-terminated; ended pods too until they
      * are forgotten by the backend. *len excludes the NUL. Caller frees *out. */
-    int (*log_tail)(cluster *c, const char *name, size_t bytes_max, char **out, size_t *len, err *e);
+    int (*log_tail)(cluster *c, const char *name, size_t bytes_max, char **out, size_t *len,
+                    err *e);
     /* Releases the handle; pods go on unless `stop_all`. Blocks at most 10 s. */
     void (*close)(cluster *c, bool stop_all);
 } cluster_ops;

@@ -1,5 +1,5 @@
-/* cluster_kubernetes.c: see cluster_kubernetes.h. The list of pods, what the watch tells of them, and the calls
- * of cluster.h; cluster_kubernetes_worker.c makes and deletes them. */
+/* cluster_kubernetes.c: see cluster_kubernetes.h. The list of pods, what the watch tells of them,
+ * and the calls of cluster.h; cluster_kubernetes_worker.c makes and deletes them. */
 #include "cluster_kubernetes_internal.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 #include "kube_beside.h"
 #include "log.h"
 
-/* ---- the list; all of it with the lock held ------------------------------------------------------- */
+/* ---- the list; all of it with the lock held -------------------------------------------------- */
 
 static entry *find(kube *k, const char *name)
 {
@@ -75,26 +75,55 @@ void kube_has_ended(kube *k, entry *p)
         k->ended++;
     }
     /* One that was about to end when it was asked has another status than what a deletion makes. */
-    p->seen.by_itself = !p->asked || (p->seen.exit_status > 0 && p->seen.signal != SIGTERM && p->seen.signal != SIGKILL);
+    p->seen.by_itself = !p->asked || (p->seen.exit_status > 0 && p->seen.signal != SIGTERM &&
+                                      p->seen.signal != SIGKILL);
     kube_note(k, p);
+}
+
+/* The entry of a node, or the one that is needed least. */
+static suspect *suspect_of(kube *k, const char *node)
+{
+    suspect *at = &k->suspects[0];
+    for (int i = 0; i < SUSPECTS_MAX; i++) {
+        suspect *s = &k->suspects[i];
+        if (strcmp(s->node, node) == 0)
+            return s;
+        at = s->until_ms < at->until_ms ? s : at;
+    }
+    *at = (suspect){0};
+    snprintf(at->node, sizeof at->node, "%s", node);
+    return at;
 }
 
 /* New pods go elsewhere if they can, until Kubernetes knows it better. */
 static void suspect_node(kube *k, const char *node)
 {
-    suspect *at = &k->suspects[0];
     if (!node[0])
         return;
-    for (int i = 0; i < SUSPECTS_MAX; i++) {
-        suspect *s = &k->suspects[i];
-        if (strcmp(s->node, node) == 0) {
-            at = s;
-            break;
-        }
-        at = s->until_ms < at->until_ms ? s : at;
-    }
-    snprintf(at->node, sizeof at->node, "%s", node);
-    at->until_ms = clock_deadline_ms(SUSPECT_MS);
+    suspect *s = suspect_of(k, node);
+    s->until_ms = clock_deadline_ms(SUSPECT_MS);
+    s->deaf_until_ms = clock_deadline_ms(DEAF_MS);
+}
+
+bool kube_is_deaf(const kube *k, const char *node)
+{
+    for (int i = 0; i < SUSPECTS_MAX; i++)
+        if (node[0] && strcmp(k->suspects[i].node, node) == 0)
+            return clock_left_ms(k->suspects[i].deaf_until_ms) > 0;
+    return false;
+}
+
+/* The API server waits for a node that is gone longer than anybody here can, and would for each
+ * pod. */
+void kube_log_failed(kube *k, const char *node, int64_t began_ms, const err *why)
+{
+    bool silent = why->code == ERR_TIMEOUT || why->code == ERR_UNAVAILABLE;
+    if (!silent || clock_monotonic_ms() - began_ms < DEAF_AFTER_MS || !node[0])
+        return;
+    pthread_mutex_lock(&k->lock);
+    suspect_of(k, node)->deaf_until_ms = clock_deadline_ms(DEAF_MS);
+    pthread_mutex_unlock(&k->lock);
+    log_warn("node %s gives no logs: it is not asked for more for %d s", node, DEAF_MS / 1000);
 }
 
 json_t *kube_suspected(const kube *k)
@@ -134,7 +163,8 @@ static void forget_old(kube *k)
 
 void kube_pods_path(const kube *k, const char *name, char out[PATH_BYTES])
 {
-    snprintf(out, PATH_BYTES, "/api/v1/namespaces/%s/pods%s%s", k->access.namespace_name, *name ? "/" : "", name);
+    snprintf(out, PATH_BYTES, "/api/v1/namespaces/%s/pods%s%s", k->access.namespace_name,
+             *name ? "/" : "", name);
 }
 
 void kube_set_words(pod *p, const char *reason, const char *message)
@@ -143,7 +173,7 @@ void kube_set_words(pod *p, const char *reason, const char *message)
     snprintf(p->message, sizeof p->message, "%s", message);
 }
 
-/* ---- what the watch tells --------------------------------------------------------------------------- */
+/* ---- what the watch tells -------------------------------------------------------------------- */
 
 void kube_is_gone(kube *k, entry *p, const pod *last)
 {
@@ -162,7 +192,10 @@ void kube_is_gone(kube *k, entry *p, const pod *last)
         p->seen.signal = last->signal;
     }
     bool said = last->phase == POD_ENDED || (!p->asked && last->reason[0]);
-    snprintf(p->seen.reason, sizeof p->seen.reason, "%s", said ? last->reason : p->asked ? "Stopped" : "Deleted");
+    snprintf(p->seen.reason, sizeof p->seen.reason, "%s",
+             said       ? last->reason
+             : p->asked ? "Stopped"
+                        : "Deleted");
     snprintf(p->seen.message, sizeof p->seen.message, "%s",
              said       ? last->message
              : p->asked ? "the pod was deleted, as it was asked to"
@@ -172,8 +205,8 @@ void kube_is_gone(kube *k, entry *p, const pod *last)
 
 static bool differs(const pod *a, const pod *b)
 {
-    return a->phase != b->phase || strcmp(a->address, b->address) != 0 || strcmp(a->reason, b->reason) != 0 ||
-           strcmp(a->message, b->message) != 0;
+    return a->phase != b->phase || strcmp(a->address, b->address) != 0 ||
+           strcmp(a->reason, b->reason) != 0 || strcmp(a->message, b->message) != 0;
 }
 
 /* Labels are ours to set: what a watch shows may be older than the last assign. */
@@ -195,7 +228,8 @@ static void pod_has_changed(kube *k, entry *p, const pod *now)
     kube_note(k, p);
 }
 
-/* One of an earlier controller: adopted at the start; later it is the late echo of a lost answer. */
+/* One of an earlier controller: adopted at the start; later it is the late echo of a lost
+ * answer. */
 static void stranger(kube *k, const pod *seen, const char *uid, const char *node)
 {
     entry *p = add(k, seen);
@@ -236,6 +270,7 @@ static void on_change(void *context, kube_change change, const json_t *object)
             p->want = WANT_NOTHING; /* the answer was lost, the pod is not */
         snprintf(p->uid, sizeof p->uid, "%s", kube_object_text(object, "uid"));
         snprintf(p->node, sizeof p->node, "%s", kube_pod_node(object));
+        p->leaving = *kube_object_text(object, "deletionTimestamp");
         pod_has_changed(k, p, &now);
     }
     pthread_mutex_unlock(&k->lock);
@@ -247,12 +282,13 @@ static void on_failure(void *context, const err *why)
     log_warn("the watch of pods: %s", why->message);
 }
 
-/* ---- cluster.h -------------------------------------------------------------------------------------------- */
+/* ---- cluster.h ------------------------------------------------------------------------------- */
 
 static int kube_start(cluster *c, const pod_spec *spec, pod *out, err *e)
 {
     kube *k = (kube *)c;
-    pod fresh = {.role = spec->role, .phase = POD_PENDING, .function = -1, .incarnation = -1, .exit_status = -1};
+    pod fresh = {.role = spec->role, .phase = POD_PENDING, .function = -1, .incarnation = -1,
+                 .exit_status = -1};
     snprintf(fresh.name, sizeof fresh.name, "%s", spec->name);
     int status = 0;
     pthread_mutex_lock(&k->lock);
@@ -278,7 +314,8 @@ static const json_t *owner_of_job(kube *k, const char *job)
     if (strcmp(k->job_known, job) == 0)
         return k->job_owner;
     cleanup_json json_t *list = NULL;
-    snprintf(path, sizeof path, "/apis/" KUBE_RESOURCES "/namespaces/%s/trainjobs", k->access.namespace_name);
+    snprintf(path, sizeof path, "/apis/" KUBE_RESOURCES "/namespaces/%s/trainjobs",
+             k->access.namespace_name);
     snprintf(query, sizeof query, "labelSelector=%s%%3D%s", "kubeml.dev%2Fjob", job);
     kube_outcome o;
     cleanup_buf buf text;
@@ -292,21 +329,25 @@ static const json_t *owner_of_job(kube *k, const char *job)
         return NULL;
     const json_t *first = json_array_get(json_object_get(list, "items"), 0);
     if (first)
-        k->job_owner = json_pack("[{s:s, s:s, s:s, s:s}]", "apiVersion", KUBE_RESOURCES, "kind", "TrainJob",
-                                 "name", kube_object_text(first, "name"), "uid", kube_object_text(first, "uid"));
+        k->job_owner = json_pack("[{s:s, s:s, s:s, s:s}]", "apiVersion", KUBE_RESOURCES, "kind",
+                                 "TrainJob", "name", kube_object_text(first, "name"), "uid",
+                                 kube_object_text(first, "uid"));
     return k->job_owner;
 }
 
-static int relabel(kube *k, const char *name, const char *job, int function, int incarnation, err *e)
+static int relabel(kube *k, const char *name, const char *job, int function, int incarnation,
+                   err *e)
 {
     char path[PATH_BYTES];
     err why = ERR_INIT;
     int64_t deadline = clock_deadline_ms(CALL_MS);
-    cleanup_json json_t *patch = kube_pod_assignment(job, function, incarnation, owner_of_job(k, job));
+    cleanup_json json_t *patch =
+        kube_pod_assignment(job, function, incarnation, owner_of_job(k, job));
     kube_pods_path(k, name, path);
     if (!patch)
         return err_set(e, ERR_NOMEM, "no memory to give pod %s away", name);
-    kube_request r = {.method = "PATCH", .path = path, .body = patch, .type = "application/json-patch+json",
+    kube_request r = {.method = "PATCH", .path = path, .body = patch,
+                      .type = "application/json-patch+json",
                       .query = "fieldManager=" KUBE_FIELD_MANAGER};
     if (kube_call(k->calls, &r, deadline, NULL, NULL, &why) == 0)
         return 0;
@@ -331,7 +372,8 @@ static bool living_uid(kube *k, const char *name, char uid[KUBE_UID_BYTES])
     return living;
 }
 
-static int kube_assign(cluster *c, const char *name, const char *job, int function, int incarnation, err *e)
+static int kube_assign(cluster *c, const char *name, const char *job, int function, int incarnation,
+                       err *e)
 {
     kube *k = (kube *)c;
     char uid[KUBE_UID_BYTES];
@@ -340,7 +382,8 @@ static int kube_assign(cluster *c, const char *name, const char *job, int functi
     if (relabel(k, name, job, function, incarnation, e))
         return -1;
     if (function < 0)
-        kube_beside_make(k->calls, &k->templates, k->access.namespace_name, job, name, uid, clock_deadline_ms(CALL_MS));
+        kube_beside_make(k->calls, &k->templates, k->access.namespace_name, job, name, uid,
+                         clock_deadline_ms(CALL_MS));
     pthread_mutex_lock(&k->lock);
     entry *p = find(k, name);
     if (p) {
@@ -357,8 +400,17 @@ static void kube_publish(cluster *c, const char *name, const char *job, const js
     kube *k = (kube *)c;
     char uid[KUBE_UID_BYTES];
     if (living_uid(k, name, uid))
-        kube_beside_publish(k->calls, &k->templates, k->access.namespace_name, job, name, uid, access,
-                            clock_deadline_ms(CALL_MS));
+        kube_beside_publish(k->calls, &k->templates, k->access.namespace_name, job, name, uid,
+                            access, clock_deadline_ms(CALL_MS));
+}
+
+static void kube_let_meet(cluster *c, const char *name, const char *job)
+{
+    kube *k = (kube *)c;
+    char uid[KUBE_UID_BYTES];
+    if (living_uid(k, name, uid))
+        kube_beside_let_meet(k->calls, &k->templates, k->access.namespace_name, job, name, uid,
+                             clock_deadline_ms(CALL_MS));
 }
 
 static int kube_stop(cluster *c, const char *name, int grace_ms, err *e)
@@ -376,8 +428,9 @@ static int kube_stop(cluster *c, const char *name, int grace_ms, err *e)
     } else if (p && (!p->asked || (grace_ms + 999) / 1000 < p->grace_s)) {
         p->asked = true;
         p->grace_s = (grace_ms + 999) / 1000;
-        if (p->grace_s == 0 && p->seen.phase == POD_RUNNING)
-            suspect_node(k, p->node); /* it is given up, not asked to end */
+        /* It is given up, not asked to end; nor is it silent because it was deleted. */
+        if (p->grace_s == 0 && p->seen.phase == POD_RUNNING && !p->leaving)
+            suspect_node(k, p->node);
         want_it(k, p, WANT_DELETE, 0);
     }
     pthread_mutex_unlock(&k->lock);
@@ -444,7 +497,10 @@ int kube_count_slots(kube *k, kube_client *c, int *out, err *e)
         const json_t *has = json_object_get(json_object_get(node, "status"), "allocatable");
         const char *text = json_string_value(json_object_get(has, k->templates.slots_resource));
         long n = text ? strtol(text, NULL, 10) : 0;
-        total += n > 0 && !json_is_true(json_object_get(json_object_get(node, "spec"), "unschedulable")) ? n / each : 0;
+        total +=
+            n > 0 && !json_is_true(json_object_get(json_object_get(node, "spec"), "unschedulable"))
+                ? n / each
+                : 0;
     }
     *out = total < 1 ? 1 : total > 100000 ? 100000 : (int)total;
     return 0;
@@ -478,24 +534,48 @@ static int kube_slots(cluster *c, int *out, err *e)
     return 0;
 }
 
-static int kube_log_tail(cluster *c, const char *name, size_t bytes_max, char **out, size_t *len, err *e)
+/* What was taken of its log before it was deleted; -1: nothing. */
+static int kept_log(kube *k, const char *name, size_t bytes_max, char **out, size_t *len)
+{
+    pthread_mutex_lock(&k->lock);
+    const entry *p = find(k, name);
+    int status = p && p->log ? kube_tail(p->log, p->log_len, bytes_max, out, len, NULL) : -1;
+    pthread_mutex_unlock(&k->lock);
+    return status;
+}
+
+static int kube_log_tail(cluster *c, const char *name, size_t bytes_max, char **out, size_t *len,
+                         err *e)
 {
     kube *k = (kube *)c;
     pthread_mutex_lock(&k->lock);
-    entry *p = find(k, name);
-    bool kept = p && p->log && !p->there;
+    const entry *p = find(k, name);
+    bool known = p != NULL, gone = p && p->log && !p->there;
     pod_role role = p ? p->seen.role : POD_FUNCTION;
-    int status = kept ? kube_tail(p->log, p->log_len, bytes_max, out, len, e) : 0;
+    char node[NODE_BYTES];
+    snprintf(node, sizeof node, "%s", p ? p->node : "");
+    bool deaf = kube_is_deaf(k, node);
     pthread_mutex_unlock(&k->lock);
-    if (kept || status)
-        return status;
-    if (!p)
+    if (!known)
         return err_set(e, ERR_NOT_FOUND, "there is no pod %s", name);
+    if ((gone || deaf) && kept_log(k, name, bytes_max, out, len) == 0)
+        return 0;
+    if (deaf)
+        return err_set(e, ERR_UNAVAILABLE, "node %.150s, which pod %.60s is on, does not answer",
+                       node, name);
+    err why = ERR_INIT;
+    int64_t began_ms = clock_monotonic_ms();
     cleanup_buf buf text;
     buf_init(&text, KUBE_REPLY_BYTES_MAX);
-    if (kube_fetch_log(k, k->calls, name, role, bytes_max, &text, e))
-        return -1;
-    return kube_tail(text.bytes, text.len, bytes_max, out, len, e);
+    int status =
+        kube_fetch_log(k, k->calls, name, role, bytes_max, began_ms + CALL_MS, &text, &why);
+    if (status)
+        kube_log_failed(k, node, began_ms, &why);
+    /* A pod that is on its way out gives none from some moment on. */
+    if ((status || text.len == 0) && kept_log(k, name, bytes_max, out, len) == 0)
+        return 0;
+    return status ? err_set(e, why.code, "%s", why.message)
+                  : kube_tail(text.bytes, text.len, bytes_max, out, len, e);
 }
 
 static void kube_close(cluster *c, bool stop_all)
@@ -530,6 +610,7 @@ static const cluster_ops ops = {
     .start = kube_start,
     .assign = kube_assign,
     .publish = kube_publish,
+    .let_meet = kube_let_meet,
     .stop = kube_stop,
     .list = kube_list,
     .event_fd = kube_event_fd,
@@ -540,7 +621,7 @@ static const cluster_ops ops = {
     .close = kube_close,
 };
 
-/* ---- open ----------------------------------------------------------------------------------------------------- */
+/* ---- open ------------------------------------------------------------------------------------ */
 
 static char *copy_of(const char *text)
 {
@@ -552,11 +633,12 @@ static int take_access(kube *k, const cluster_kubernetes_config *c, err *e)
     const kube_config *from = c->access;
     if (!from)
         return kube_config_find(c->context, &k->access, e);
-    k->access = (kube_config){.server = copy_of(from->server), .ca_file = copy_of(from->ca_file),
-                              .ca_pem = copy_of(from->ca_pem), .token_file = copy_of(from->token_file),
-                              .token = copy_of(from->token), .cert_file = copy_of(from->cert_file),
-                              .cert_pem = copy_of(from->cert_pem), .key_file = copy_of(from->key_file),
-                              .key_pem = copy_of(from->key_pem), .insecure = from->insecure};
+    k->access =
+        (kube_config){.server = copy_of(from->server),     .ca_file = copy_of(from->ca_file),
+                      .ca_pem = copy_of(from->ca_pem),     .token_file = copy_of(from->token_file),
+                      .token = copy_of(from->token),       .cert_file = copy_of(from->cert_file),
+                      .cert_pem = copy_of(from->cert_pem), .key_file = copy_of(from->key_file),
+                      .key_pem = copy_of(from->key_pem),   .insecure = from->insecure};
     snprintf(k->access.namespace_name, sizeof k->access.namespace_name, "%s", from->namespace_name);
     return k->access.server ? 0 : err_set(e, ERR_NOMEM, "no memory for the cluster's access");
 }
@@ -568,8 +650,9 @@ static int find_owner(kube *k, err *e)
     if (!owner)
         return 0;
     const char *version = json_string_value(json_object_get(owner, "apiVersion"));
-    snprintf(path, sizeof path, "/%s/%.80s/namespaces/%s/%.80s/%.250s", strchr(version, '/') ? "apis" : "api", version,
-             k->access.namespace_name, json_string_value(json_object_get(owner, "plural")),
+    snprintf(path, sizeof path, "/%s/%.80s/namespaces/%s/%.80s/%.250s",
+             strchr(version, '/') ? "apis" : "api", version, k->access.namespace_name,
+             json_string_value(json_object_get(owner, "plural")),
              json_string_value(json_object_get(owner, "name")));
     cleanup_json json_t *object = NULL;
     if (kube_get(k->calls, path, NULL, clock_deadline_ms(CLUSTER_KUBERNETES_OPEN_MS), &object, e))
@@ -583,8 +666,8 @@ static int start_threads(kube *k, err *e)
     char path[PATH_BYTES], selector[200];
     kube_pods_path(k, "", path);
     snprintf(selector, sizeof selector, "kubeml.dev%%2Finstall%%3D%s", k->templates.install);
-    kube_watch_config config = {.access = &k->access, .path = path, .selector = selector, .changed = on_change,
-                                .failed = on_failure, .context = k};
+    kube_watch_config config = {.access = &k->access, .path = path,         .selector = selector,
+                                .changed = on_change, .failed = on_failure, .context = k};
     if (kube_watch_start(&config, &k->watch, e) ||
         kube_watch_wait(k->watch, clock_deadline_ms(CLUSTER_KUBERNETES_OPEN_MS), e))
         return err_wrap(e, "pods in namespace %s", k->access.namespace_name);
@@ -622,15 +705,17 @@ int cluster_kubernetes_open(const void *config, cluster **out, err *e)
     kube *k = kube_new(c);
     if (!k)
         return err_set(e, ERR_NOMEM, "no memory for the cluster");
-    int status = kube_templates_read(c->templates, &k->templates, e) || take_access(k, c, e) ? -1 : 0;
+    int status =
+        kube_templates_read(c->templates, &k->templates, e) || take_access(k, c, e) ? -1 : 0;
     if (status == 0 && k->templates.namespace_name[0])
-        snprintf(k->access.namespace_name, sizeof k->access.namespace_name, "%s", k->templates.namespace_name);
+        snprintf(k->access.namespace_name, sizeof k->access.namespace_name, "%s",
+                 k->templates.namespace_name);
     if (status == 0) {
         k->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         status = k->event_fd < 0 ? err_set_errno(e, errno, "eventfd") : 0;
     }
-    if (status || kube_client_open(&k->access, &k->calls, e) || kube_client_open(&k->access, &k->work, e) ||
-        find_owner(k, e) || start_threads(k, e)) {
+    if (status || kube_client_open(&k->access, &k->calls, e) ||
+        kube_client_open(&k->access, &k->work, e) || find_owner(k, e) || start_threads(k, e)) {
         kube_close(&k->base, false);
         return -1;
     }

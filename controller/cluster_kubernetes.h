@@ -1,15 +1,15 @@
 /* cluster_kubernetes.h: pods of Kubernetes. The "kubernetes" of cluster_open.
  *
- * `start` puts a pod into our list and returns; a worker thread asks the API server for it, again and
- * again while the server is away or a quota is spent (the pod then waits, with that reason), and
- * deletes what is to go. A watch tells what became of each: an event for every change of phase,
- * address or reason. Only `assign` (5 s at most), `log_tail` (5 s) and the first `slots` (10 s) ask the
- * server themselves.
+ * `start` puts a pod into our list and returns; a worker thread asks the API server for it, again
+ * and again while the server is away or a quota is spent (the pod then waits, with that reason),
+ * and deletes what is to go. A watch tells what became of each: an event for every change of phase,
+ * address or reason. Only `assign` (5 s at most), `log_tail` (5 s) and the first `slots` (10 s) ask
+ * the server themselves.
  *
  * A pod is created under a random name, and one that is there already after a try whose answer was
- * lost is that one: none is doubled. A warm pod that the watch shows and nobody here has asked for is
- * what an earlier controller left behind a lost answer: it is deleted. Pods go on when the handle is
- * closed, whatever `stop_all` says: another replica takes them over. */
+ * lost is that one: none is doubled. A warm pod that the watch shows and nobody here has asked for
+ * is what an earlier controller left behind a lost answer: it is deleted. Pods go on when the
+ * handle is closed, whatever `stop_all` says: another replica takes them over. */
 #ifndef KUBEML_CLUSTER_KUBERNETES_H
 #define KUBEML_CLUSTER_KUBERNETES_H
 
@@ -31,7 +31,8 @@ typedef struct cluster_kubernetes_config {
     const kube_config *access; /* NULL: the pod's service account or the kubeconfig; copied from */
     const char *context;       /* of the kubeconfig; NULL: the current one */
     int slots;                 /* where the templates name neither slots nor a resource */
-    int slots_every_ms;        /* how often those of the nodes are counted; 0: CLUSTER_KUBERNETES_SLOTS_MS */
+    /* how often those of the nodes are counted; 0: CLUSTER_KUBERNETES_SLOTS_MS */
+    int slots_every_ms;
 } cluster_kubernetes_config;
 
 int cluster_kubernetes_open(const void *config, cluster **out, err *e);

@@ -1,8 +1,8 @@
 /* cluster_kubernetes_internal.h: what cluster_kubernetes.c and its worker share.
  *
- * Three threads: the owner's, which calls cluster.h; the watch's, which only tells; the worker, which
- * creates and deletes. What they share is the list of entries, behind `lock`; no request is made
- * while it is held. An entry's `want` is what the worker is still to do for it. */
+ * Three threads: the owner's, which calls cluster.h; the watch's, which only tells; the worker,
+ * which creates and deletes. What they share is the list of entries, behind `lock`; no request is
+ * made while it is held. An entry's `want` is what the worker is still to do for it. */
 #ifndef KUBEML_CLUSTER_KUBERNETES_INTERNAL_H
 #define KUBEML_CLUSTER_KUBERNETES_INTERNAL_H
 
@@ -16,6 +16,7 @@
 
 enum {
     CALL_MS = 5000,
+    LOG_MS = 2000,       /* of a pod that is to be deleted: others wait for the worker meanwhile */
     SLOTS_MS = 10000,
     LOG_LINE_BYTES = 16, /* a guess at the shortest, to ask for enough lines */
     LOG_LINES_MAX = 100000,
@@ -23,6 +24,8 @@ enum {
     NODE_BYTES = 256,
     SUSPECTS_MAX = 16,
     SUSPECT_MS = 120000, /* in which Kubernetes sees by itself that a node is gone */
+    DEAF_AFTER_MS = 1000, /* that a log was waited for in vain: its node does not answer, */
+    DEAF_MS = 15000,      /* and is not asked for one for so long */
 };
 
 typedef enum want { WANT_NOTHING, WANT_CREATE, WANT_DELETE } want;
@@ -39,6 +42,7 @@ typedef struct entry {
     bool listed;          /* the watch has shown it */
     bool busy;            /* the worker is at it, without the lock */
     bool asked;           /* by `stop` */
+    bool leaving;         /* somebody has deleted it */
     bool untold;
     bool forgotten;       /* freed as soon as it is deleted */
     char *log;            /* of a deleted pod */
@@ -46,10 +50,11 @@ typedef struct entry {
     struct entry *next;
 } entry;
 
-/* A node whose pod had to be given up. */
+/* A node whose pod had to be given up, or that did not answer. */
 typedef struct suspect {
     char node[NODE_BYTES];
-    int64_t until_ms;
+    int64_t until_ms;      /* new pods better avoid it */
+    int64_t deaf_until_ms; /* its pods' logs are not asked for */
 } suspect;
 
 typedef struct kube {
@@ -84,15 +89,18 @@ void kube_drop(kube *k, entry *gone);
 void kube_has_ended(kube *k, entry *p);
 void kube_is_gone(kube *k, entry *p, const pod *last);
 json_t *kube_suspected(const kube *k);  /* nodes that new pods better avoid; a new reference */
+bool kube_is_deaf(const kube *k, const char *node);
 void kube_set_words(pod *p, const char *reason, const char *message);
 
 /* without it */
 void kube_pods_path(const kube *k, const char *name, char out[PATH_BYTES]);
+void kube_log_failed(kube *k, const char *node, int64_t began_ms, const err *why);
 int kube_count_slots(kube *k, kube_client *c, int *out, err *e);
 
 /* cluster_kubernetes_worker.c */
 void *kube_worker(void *k); /* its thread */
-int kube_fetch_log(kube *k, kube_client *c, const char *name, pod_role role, size_t bytes_max, buf *text, err *e);
+int kube_fetch_log(kube *k, kube_client *c, const char *name, pod_role role, size_t bytes_max,
+                   int64_t deadline_ms, buf *text, err *e);
 /* The last bytes, NUL-terminated. */
 int kube_tail(const char *text, size_t len, size_t bytes_max, char **out, size_t *out_len, err *e);
 

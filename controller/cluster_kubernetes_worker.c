@@ -1,5 +1,5 @@
-/* cluster_kubernetes_worker.c: the thread that creates and deletes pods, one request at a time, and says when one
- * is slow to be made. See cluster_kubernetes_internal.h. */
+/* cluster_kubernetes_worker.c: the thread that creates and deletes pods, one request at a time, and
+ * says when one is slow to be made. See cluster_kubernetes_internal.h. */
 #include "cluster_kubernetes_internal.h"
 
 #include <stdio.h>
@@ -12,7 +12,8 @@
 #include "json_read.h"
 #include "log.h"
 
-int kube_fetch_log(kube *k, kube_client *c, const char *name, pod_role role, size_t bytes_max, buf *text, err *e)
+int kube_fetch_log(kube *k, kube_client *c, const char *name, pod_role role, size_t bytes_max,
+                   int64_t deadline_ms, buf *text, err *e)
 {
     char path[PATH_BYTES + 8], query[160];
     size_t lines = bytes_max / LOG_LINE_BYTES + 1;
@@ -21,8 +22,8 @@ int kube_fetch_log(kube *k, kube_client *c, const char *name, pod_role role, siz
     snprintf(path + strlen(path), 8, "/log");
     snprintf(query, sizeof query, "container=%s&tailLines=%zu", k->templates.container[role],
              lines < LOG_LINES_MAX ? lines : (size_t)LOG_LINES_MAX);
-    return kube_try(c, &(kube_request){.method = "GET", .path = path, .query = query}, clock_deadline_ms(CALL_MS), text,
-                    &o, e);
+    return kube_try(c, &(kube_request){.method = "GET", .path = path, .query = query}, deadline_ms,
+                    text, &o, e);
 }
 
 int kube_tail(const char *text, size_t len, size_t bytes_max, char **out, size_t *out_len, err *e)
@@ -42,6 +43,7 @@ int kube_tail(const char *text, size_t len, size_t bytes_max, char **out, size_t
 /* What the worker needs of an entry while the lock is not held. */
 typedef struct task {
     pod seen;
+    char node[NODE_BYTES];
     want what;
     int grace_s;
     bool there, log;
@@ -60,7 +62,8 @@ static void create(kube *k, const task *t, done *d)
 {
     char path[PATH_BYTES];
     kube_outcome o;
-    cleanup_json json_t *object = kube_pod_build(&k->templates, t->seen.name, t->seen.role, k->owner_uid);
+    cleanup_json json_t *object =
+        kube_pod_build(&k->templates, t->seen.name, t->seen.role, k->owner_uid);
     cleanup_buf buf text;
     buf_init(&text, KUBE_REPLY_BYTES_MAX);
     kube_pods_path(k, "", path);
@@ -69,18 +72,25 @@ static void create(kube *k, const task *t, done *d)
         return;
     }
     kube_pod_avoid(object, t->avoid);
-    kube_request r = {.method = "POST", .path = path, .body = object, .query = "fieldManager=" KUBE_FIELD_MANAGER};
+    kube_request r = {.method = "POST", .path = path, .body = object,
+                      .query = "fieldManager=" KUBE_FIELD_MANAGER};
     /* There already: an earlier try's answer was lost. The name is random, so it is ours. */
-    if (kube_try(k->work, &r, clock_deadline_ms(CALL_MS), &text, &o, &d->why) && d->why.code == ERR_EXISTS && t->there)
+    if (kube_try(k->work, &r, clock_deadline_ms(CALL_MS), &text, &o, &d->why) &&
+        d->why.code == ERR_EXISTS && t->there)
         err_clear(&d->why);
     d->retry_after_ms = (int)o.retry_after_ms;
 }
 
 static void take_log(kube *k, const task *t, done *d)
 {
+    err why = ERR_INIT;
+    int64_t began_ms = clock_monotonic_ms();
     cleanup_buf buf text;
     buf_init(&text, KUBE_REPLY_BYTES_MAX);
-    if (kube_fetch_log(k, k->work, t->seen.name, t->seen.role, CLUSTER_KUBERNETES_LOG_BYTES, &text, NULL) == 0)
+    if (kube_fetch_log(k, k->work, t->seen.name, t->seen.role, CLUSTER_KUBERNETES_LOG_BYTES,
+                       began_ms + LOG_MS, &text, &why))
+        kube_log_failed(k, t->node, began_ms, &why);
+    else
         kube_tail(text.bytes, text.len, CLUSTER_KUBERNETES_LOG_BYTES, &d->log, &d->log_len, NULL);
 }
 
@@ -94,7 +104,8 @@ static void delete(kube *k, const task *t, done *d)
     if (t->grace_s >= 0)
         snprintf(query, sizeof query, "gracePeriodSeconds=%d", t->grace_s);
     kube_request r = {.method = "DELETE", .path = path, .query = query[0] ? query : NULL};
-    if (kube_try(k->work, &r, clock_deadline_ms(CALL_MS), NULL, &o, &d->why) && d->why.code == ERR_NOT_FOUND) {
+    if (kube_try(k->work, &r, clock_deadline_ms(CALL_MS), NULL, &o, &d->why) &&
+        d->why.code == ERR_NOT_FOUND) {
         err_clear(&d->why);
         o.status = 404;
     }
@@ -105,8 +116,8 @@ static void delete(kube *k, const task *t, done *d)
 
 static bool waits(err_code code)
 {
-    return code == ERR_UNAVAILABLE || code == ERR_TIMEOUT || code == ERR_LIMIT || code == ERR_UNAUTHORIZED ||
-           code == ERR_NOMEM || code == ERR_CONFLICT;
+    return code == ERR_UNAVAILABLE || code == ERR_TIMEOUT || code == ERR_LIMIT ||
+           code == ERR_UNAUTHORIZED || code == ERR_NOMEM || code == ERR_CONFLICT;
 }
 
 static void after_create(kube *k, entry *p, const done *d)
@@ -122,13 +133,17 @@ static void after_create(kube *k, entry *p, const done *d)
     if (p->want != WANT_CREATE)
         return;
     if (waits(d->why.code)) {
-        p->due_ms = clock_deadline_ms(kube_backoff_next(&p->backoff) + (d->retry_after_ms > 0 ? d->retry_after_ms : 0));
-        kube_set_words(&p->seen, d->why.code == ERR_LIMIT ? "QuotaExceeded" : "ApiServerUnavailable", d->why.message);
+        p->due_ms = clock_deadline_ms(kube_backoff_next(&p->backoff) +
+                                      (d->retry_after_ms > 0 ? d->retry_after_ms : 0));
+        kube_set_words(&p->seen,
+                       d->why.code == ERR_LIMIT ? "QuotaExceeded" : "ApiServerUnavailable",
+                       d->why.message);
         kube_note(k, p);
         return;
     }
     p->want = WANT_NOTHING;
-    kube_set_words(&p->seen, d->why.code == ERR_FORBIDDEN ? "Forbidden" : "PodRefused", d->why.message);
+    kube_set_words(&p->seen, d->why.code == ERR_FORBIDDEN ? "Forbidden" : "PodRefused",
+                   d->why.message);
     kube_has_ended(k, p);
 }
 
@@ -140,7 +155,8 @@ static void after_delete(kube *k, entry *p, done *d)
         p->log_len = d->log_len;
     }
     if (d->why.code != ERR_NONE && waits(d->why.code)) {
-        p->due_ms = clock_deadline_ms(kube_backoff_next(&p->backoff) + (d->retry_after_ms > 0 ? d->retry_after_ms : 0));
+        p->due_ms = clock_deadline_ms(kube_backoff_next(&p->backoff) +
+                                      (d->retry_after_ms > 0 ? d->retry_after_ms : 0));
         return;
     }
     if (d->why.code != ERR_NONE && d->why.code != ERR_CANCELLED)
@@ -165,9 +181,10 @@ static void say_slow(kube *k, entry *p)
     p->slow_ms = INT64_MAX;
     if (p->seen.phase != POD_PENDING || p->seen.reason[0] || p->want != WANT_NOTHING)
         return;
-    snprintf(message, sizeof message,
-             "the pod is still being made after %d s: its image (%.120s) is being pulled, or a volume is not there",
-             CLUSTER_KUBERNETES_SLOW_MS / 1000, image ? image : "?");
+    snprintf(
+        message, sizeof message,
+        "the pod is still being made after %d s: its image (%.120s) is being pulled, or a volume is not there",
+        CLUSTER_KUBERNETES_SLOW_MS / 1000, image ? image : "?");
     kube_set_words(&p->seen, "ContainerCreating", message);
     kube_note(k, p);
 }
@@ -182,8 +199,8 @@ static entry *next_task(kube *k, int64_t now, int64_t *first)
         *first = p->slow_ms < *first ? p->slow_ms : *first;
         if (p->want == WANT_NOTHING)
             continue;
-        if (p->due_ms <= now)
-            best = p; /* the oldest */
+        if (p->due_ms <= now && (!best || p->want == WANT_CREATE || best->want == WANT_DELETE))
+            best = p; /* the oldest, and who waits for a pod before whom we are rid of */
         *first = p->due_ms < *first ? p->due_ms : *first;
     }
     return best;
@@ -211,8 +228,10 @@ static void count_again(kube *k)
 static void perform(kube *k, entry *p)
 {
     task t = {.seen = p->seen, .what = p->want, .grace_s = p->grace_s, .there = p->there,
-              .log = p->seen.job[0] && !p->log && !p->forgotten && p->listed};
+              .log = p->seen.job[0] && !p->log && !p->forgotten && p->listed &&
+                  !kube_is_deaf(k, p->node)};
     done d = {.why = ERR_INIT, .retry_after_ms = -1};
+    snprintf(t.node, sizeof t.node, "%s", p->node);
     t.avoid = t.what == WANT_CREATE ? kube_suspected(k) : NULL;
     p->busy = true;
     pthread_mutex_unlock(&k->lock);

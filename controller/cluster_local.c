@@ -24,6 +24,7 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "ending.h"
 #include "fs.h"
 #include "json_read.h"
 #include "log.h"
@@ -58,7 +59,7 @@ typedef struct local {
     long oom_kills; /* of our control group, as last read */
 } local;
 
-/* ---- what the kernel says ---------------------------------------------------------------------- */
+/* ---- what the kernel says -------------------------------------------------------------------- */
 
 /* A process's start time; 0 when there is no such process, or only its remains. */
 static unsigned long long start_time(pid_t pid)
@@ -68,7 +69,8 @@ static unsigned long long start_time(pid_t pid)
     cleanup_fclose FILE *f = fopen(path, "re");
     size_t len = f ? fread(text, 1, sizeof text - 1, f) : 0;
     text[len] = '\0';
-    /* The name may hold anything, so fields are counted from its closing bracket: 3 is the state. */
+    /* The name may hold anything, so fields are counted from its closing bracket: 3 is the
+     * state. */
     char *at = strrchr(text, ')');
     if (!at || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X')
         return 0;
@@ -94,7 +96,7 @@ static long oom_kill_count(void)
     return count;
 }
 
-/* ---- files --------------------------------------------------------------------------------------- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 static void pod_path(const local *l, const char *name, const char *suffix, char out[FS_PATH_BYTES])
 {
@@ -125,7 +127,8 @@ static int record_write(const local *l, const local_pod *p, err *e)
 }
 
 /* Beside the control sockets, whose paths are short: Redis has its own there. */
-static void socket_path(const local *l, const char *name, const char *suffix, char *out, size_t out_bytes)
+static void socket_path(const local *l, const char *name, const char *suffix, char *out,
+                        size_t out_bytes)
 {
     snprintf(out, out_bytes, "%s/%s%s", l->sockets, name, suffix);
 }
@@ -153,7 +156,7 @@ static void files_remove(const local *l, const char *name)
     sockets_remove(l, name);
 }
 
-/* ---- the list ------------------------------------------------------------------------------------ */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 static local_pod *find(const local *l, const char *name)
 {
@@ -231,14 +234,27 @@ static int watch(local *l, local_pod *p, err *e)
     return 0;
 }
 
-/* ---- starting -------------------------------------------------------------------------------------- */
+/* ---- starting -------------------------------------------------------------------------------- */
 
 static bool environment_passes(const char *entry)
 {
-    static const char *const names[] = {"PATH=", "HOME=", "LANG=", "LC_", "TMPDIR=", "TZ=", "LD_LIBRARY_PATH=",
-                                        "KUBEML_", "ASAN_OPTIONS=", "UBSAN_OPTIONS=", "TSAN_OPTIONS=",
-                                        "LSAN_OPTIONS=", "OMP_", "TEST_TMP=", "CUDA_MPS_PIPE_DIRECTORY=",
-                                        "CUDA_MPS_LOG_DIRECTORY=", "FAKE_NVML="};
+    static const char *const names[] = {"PATH=",
+                                        "HOME=",
+                                        "LANG=",
+                                        "LC_",
+                                        "TMPDIR=",
+                                        "TZ=",
+                                        "LD_LIBRARY_PATH=",
+                                        "KUBEML_",
+                                        "ASAN_OPTIONS=",
+                                        "UBSAN_OPTIONS=",
+                                        "TSAN_OPTIONS=",
+                                        "LSAN_OPTIONS=",
+                                        "OMP_",
+                                        "TEST_TMP=",
+                                        "CUDA_MPS_PIPE_DIRECTORY=",
+                                        "CUDA_MPS_LOG_DIRECTORY=",
+                                        "FAKE_NVML="};
     if (strncmp(entry, "KUBEML_TOKEN", 12) == 0 || strncmp(entry, "KUBEML_POOL_TOKEN", 17) == 0)
         return false;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -270,8 +286,8 @@ static void limit_self(__rlimit_resource_t resource, uint64_t value)
         _exit(126);
 }
 
-/* In the child, before the program: only calls that are safe after fork in a process with threads. The
- * limits are there before the program's first instruction. */
+/* In the child, before the program: only calls that are safe after fork in a process with threads.
+ * The limits are there before the program's first instruction. */
 static void child_exec(const char *log_path, const char *dir, char *const argv[],
                        char *const environment[], const pod_limits *limits, int fail_fd)
 {
@@ -376,8 +392,8 @@ static int local_start(cluster *c, const pod_spec *spec, pod *out, err *e)
     return 0;
 }
 
-static int local_assign(cluster *c, const char *name, const char *job, int function, int incarnation,
-                        err *e)
+static int local_assign(cluster *c, const char *name, const char *job, int function,
+                        int incarnation, err *e)
 {
     local *l = (local *)c;
     local_pod *p = find(l, name);
@@ -389,7 +405,7 @@ static int local_assign(cluster *c, const char *name, const char *job, int funct
     return record_write(l, p, e);
 }
 
-/* ---- ending ---------------------------------------------------------------------------------------- */
+/* ---- ending ---------------------------------------------------------------------------------- */
 
 static void arm(local *l)
 {
@@ -406,8 +422,8 @@ static void arm(local *l)
 
 static void send_signal(const local_pod *p, int number)
 {
-    /* While the leader is not reaped its pid, and so the group's number, stays taken. An adopted one
-     * is checked first. */
+    /* While the leader is not reaped its pid, and so the group's number, stays taken. An adopted
+     * one is checked first. */
     if (p->child || start_time(p->pid) == p->started)
         kill(-p->pid, number);
 }
@@ -460,7 +476,9 @@ static void describe(local *l, local_pod *p)
     long oom = oom_kill_count();
     bool for_memory = s->signal == SIGKILL && !p->killed && oom > l->oom_kills;
     l->oom_kills = oom;
-    const char *reason = for_memory ? "OutOfMemory" : s->signal ? "Killed" : "Exited";
+    const char *reason = for_memory
+                             ? "OutOfMemory"
+                             : ending_reason(s->exit_status, s->signal, s->role == POD_FUNCTION);
     snprintf(s->reason, sizeof s->reason, "%s", reason);
     /* One that was about to end when it was asked has another status than what the asking makes. */
     bool made = s->signal ? s->signal == SIGTERM || s->signal == SIGKILL : s->exit_status <= 0;
@@ -474,14 +492,14 @@ static void describe(local *l, local_pod *p)
     else if (s->exit_status >= 0)
         snprintf(s->message, sizeof s->message, "exited with status %d%s", s->exit_status, who);
     else
-        snprintf(s->message, sizeof s->message, "ended%s; how is not known, an earlier controller had started it",
-                 who);
+        snprintf(s->message, sizeof s->message,
+                 "ended%s; how is not known, an earlier controller had started it", who);
 }
 
 static void has_ended(local *l, local_pod *p)
 {
-    /* What the leader left of its group. Ours is not reaped yet; another's pid may have changed hands, and then its
-     * group is empty. */
+    /* What the leader left of its group. Ours is not reaped yet; another's pid may have changed
+     * hands, and then its group is empty. */
     if (p->child || start_time(p->pid) == 0)
         kill(-p->pid, SIGKILL);
     siginfo_t info = {0};
@@ -534,7 +552,7 @@ static int local_next_event(cluster *c, pod *out, err *e)
     return 0;
 }
 
-/* ---- looking ---------------------------------------------------------------------------------------- */
+/* ---- looking --------------------------------------------------------------------------------- */
 
 static int local_list(cluster *c, pod *out, size_t max, size_t *count, err *e)
 {
@@ -555,7 +573,8 @@ static int local_slots(cluster *c, int *out, err *e)
     return 0;
 }
 
-_Static_assert((int)CLUSTER_GPU_BYTES == (int)NVML_NAME_BYTES, "a GPU's name passes from NVML to the cluster");
+_Static_assert((int)CLUSTER_GPU_BYTES == (int)NVML_NAME_BYTES,
+               "a GPU's name passes from NVML to the cluster");
 
 /* A machine without NVIDIA's driver has no NVML. */
 static int local_gpus(cluster *c, cluster_gpu *out, int max, int *count, err *e)
@@ -577,7 +596,8 @@ static int local_gpus(cluster *c, cluster_gpu *out, int max, int *count, err *e)
     return 0;
 }
 
-static int local_log_tail(cluster *c, const char *name, size_t bytes_max, char **out, size_t *len, err *e)
+static int local_log_tail(cluster *c, const char *name, size_t bytes_max, char **out, size_t *len,
+                          err *e)
 {
     local *l = (local *)c;
     char path[FS_PATH_BYTES];
@@ -600,7 +620,7 @@ static int local_log_tail(cluster *c, const char *name, size_t bytes_max, char *
     return 0;
 }
 
-/* ---- open and close ----------------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 /* A process of ours that has the address among its arguments: a pod whose starter died before it
  * knew the pid. */
@@ -629,9 +649,9 @@ static local_pod *record_parse(const json_t *record)
     const char *name, *role, *address, *job;
     json_int_t pid, started;
     int function, incarnation;
-    if (json_unpack((json_t *)(uintptr_t)record, "{s:s, s:s, s:I, s:I, s:s, s:s, s:i, s:i}", "name", &name, "role",
-                    &role, "pid", &pid, "started", &started, "address", &address, "job", &job,
-                    "function", &function, "incarnation", &incarnation))
+    if (json_unpack((json_t *)(uintptr_t)record, "{s:s, s:s, s:I, s:I, s:s, s:s, s:i, s:i}", "name",
+                    &name, "role", &role, "pid", &pid, "started", &started, "address", &address,
+                    "job", &job, "function", &function, "incarnation", &incarnation))
         return NULL;
     local_pod *p = pod_new(name, strcmp(role, "ps") == 0 ? POD_PS : POD_FUNCTION);
     if (!p)
@@ -660,7 +680,8 @@ static int adopt(local *l, const char *path, err *e)
         p->pid = find_by_address(p->seen.address);
         p->started = p->pid ? start_time(p->pid) : 0;
     }
-    bool living = p->pid > 1 && p->started && start_time(p->pid) == p->started && watch(l, p, e) == 0;
+    bool living =
+        p->pid > 1 && p->started && start_time(p->pid) == p->started && watch(l, p, e) == 0;
     /* Between the look and the open the pid may have changed hands. */
     if (living && start_time(p->pid) != p->started) {
         living = false;
@@ -703,8 +724,8 @@ static int adopt_all(local *l, err *e)
     return 0;
 }
 
-/* Control sockets lie beside the records, or, since their paths may have 107 bytes only, in a folder
- * of /tmp that nobody else can have made. */
+/* Control sockets lie beside the records, or, since their paths may have 107 bytes only, in a
+ * folder of /tmp that nobody else can have made. */
 static int choose_sockets(local *l, err *e)
 {
     if (strlen(l->dir) <= SOCKET_DIR_MAX - 20) {
@@ -781,6 +802,7 @@ static const cluster_ops ops = {
     .event_fd = local_event_fd,
     .next_event = local_next_event,
     .slots = local_slots,
+    .slots_stay = true,
     .gpus = local_gpus,
     .log_tail = local_log_tail,
     .close = local_close,

@@ -3,13 +3,14 @@
  * A pod is a session of its own (`setsid`) whose leader is kubeml-function or kubeml-ps from the
  * controller's own folder. In HOME/run/pods lie, per pod NAME, NAME.json (pid, start time, labels;
  * replaced atomically), NAME.log (what it wrote) and NAME.sock (its control socket; for a long HOME
- * in a folder of /tmp that is ours alone). A process is known again by pid and start time, so that a
- * pid that was used again is never taken for a pod. When the leader ends, all of its group is killed.
+ * in a folder of /tmp that is ours alone). A process is known again by pid and start time, so that
+ * a pid that was used again is never taken for a pod. When the leader ends, all of its group is
+ * killed.
  *
  * It is started as `PROGRAM --listen ADDRESS` with the pool's token file in KUBEML_POOL_TOKEN_FILE
  * and an environment cut down to what the programs read; one of a certain GPU has that one alone in
- * CUDA_VISIBLE_DEVICES, and KUBEML_WARM_GPU, upon which it makes it ready. Limits are set from outside, before any
- * user's code is there. */
+ * CUDA_VISIBLE_DEVICES, and KUBEML_WARM_GPU, upon which it makes it ready. Limits are set from
+ * outside, before any user's code is there. */
 #ifndef KUBEML_CLUSTER_LOCAL_H
 #define KUBEML_CLUSTER_LOCAL_H
 

@@ -65,9 +65,11 @@ typedef struct store_watch store_watch;
 typedef struct controller_metrics {
     metrics *all;
     metric *http_seconds, *http_requests;
-    metric *validation_loss, *accuracy, *train_loss, *parallelism, *epoch_seconds, *stage_seconds, *running;
+    metric *validation_loss, *accuracy, *train_loss, *parallelism, *epoch_seconds, *stage_seconds,
+        *averaging, *running;
     metric *cpu_percent, *memory_bytes, *gpu_percent, *gpu_memory_bytes, *gpu_watts;
-    metric *jobs_total, *queue, *slots, *slots_free, *pool_warm, *pods, *start_seconds, *restarts, *leads;
+    metric *jobs_total, *queue, *slots, *slots_free, *pool_warm, *pods, *start_seconds, *restarts,
+        *leads;
 } controller_metrics;
 
 typedef struct controller {
@@ -105,24 +107,46 @@ typedef struct registry_upload {
     size_t count;
     const char *model; /* of the zoo, instead of files; with its options as zoo.h's text */
 } registry_upload;
-/* Compiles and stores; `update`: a new version of an existing one, otherwise ERR_EXISTS. On a compile
- * error *diagnostics holds members for the problem document. *out is a new reference. */
-int registry_put(controller *c, const char *name, const registry_upload *u, bool update, json_t **out,
-                 json_t **diagnostics, err *e);
+/* Compiles and stores; `update`: a new version of an existing one, otherwise ERR_EXISTS. On a
+ * compile error *diagnostics holds members for the problem document. *out is a new reference. */
+int registry_put(controller *c, const char *name, const registry_upload *u, bool update,
+                 json_t **out, json_t **diagnostics, err *e);
 int registry_get(controller *c, const char *name, json_t **out, err *e);
 
 /* zoo_list.c: the models that can be named instead of code: [{"name", "parameters", "summary"}], as
  * `kubeml-function zoo` tells them; asked once. New reference. */
 int zoo_list(controller *c, json_t **out, err *e);
-/* "resnet34", "resnet34,stem=cifar". ERR_NOT_FOUND with the nearest names, ERR_INVALID: an option. */
+/* "resnet34", "resnet34,stem=cifar". ERR_NOT_FOUND with the nearest names, ERR_INVALID: an
+ * option. */
 int zoo_check(controller *c, const char *model, err *e);
 
 /* helpers of the handlers, rest.c */
 void controller_random_id(char *out, size_t bytes); /* hex digits */
 void rest_time(json_t *object, const char *key, int64_t wall_ms); /* RFC 3339, or null for 0 */
-/* Answers with all records of a collection, each as `show` has it; NULL: as it is. One for which it gives NULL is
- * left out. */
-void rest_list(http_request *r, const controller *c, const char *collection, json_t *(*show)(json_t *record));
+
+/* rest_list.c: lists, a page an answer. */
+enum {
+    LIST_LIMIT = 1000,      /* of a page, at most and unless fewer are asked for */
+    LIST_BYTES = 16 << 20,  /* of JSON; the entry that reaches it is a page's last */
+};
+typedef struct list_page {
+    size_t limit, count, bytes;
+    char after[STORE_KEY_BYTES]; /* the key that was looked at last; "": none */
+    bool more;
+} list_page;
+/* A record as the API shows it, a new reference; NULL: it is left out. */
+typedef json_t *(*list_show)(void *context, const char *key, json_t *record);
+/* From `limit` and `continue` of the query. ERR_INVALID. */
+int list_page_parse(http_request *r, list_page *out, err *e);
+/* Appends records of a collection, from where the page stands, until it is full; `show` NULL: as
+ * they are. */
+int list_add(store *s, const char *collection, list_page *p, list_show show, void *context,
+             json_t *out, err *e);
+/* Takes `out`. `path` is the list's own, with what else its query says. */
+void list_answer(http_request *r, const list_page *p, const char *path, json_t *out);
+/* All of it, for a list of one collection. */
+void rest_list(http_request *r, const controller *c, const char *path, const char *collection,
+               list_show show);
 
 void rest_dataset_list(http_request *r, void *context);
 void rest_dataset_get(http_request *r, void *context);

@@ -21,7 +21,7 @@ typedef struct hop {
     CURL *curl;
     CURLM *multi;
     struct curl_slist *headers;
-    char type[80];
+    char type[80], link[STORE_KEY_BYTES + 128];
     buf body;
     long status;
     bool sized;  /* the answer says how long it is */
@@ -66,7 +66,7 @@ static void hop_free(hop *h)
     free(h);
 }
 
-/* ---- what comes back ---------------------------------------------------------------------------- */
+/* ---- what comes back ------------------------------------------------------------------------- */
 
 static size_t take_header(char *bytes, size_t size, size_t count, void *context)
 {
@@ -74,6 +74,8 @@ static size_t take_header(char *bytes, size_t size, size_t count, void *context)
     size_t len = size * count;
     if (len >= 15 && strncasecmp(bytes, "content-length:", 15) == 0)
         h->sized = true;
+    if (len > 7 && strncasecmp(bytes, "link: ", 6) == 0)
+        snprintf(h->link, sizeof h->link, "%.*s", (int)strcspn(bytes + 6, "\r\n"), bytes + 6);
     if (len > 2)
         return len;
     const char *type = NULL;
@@ -88,7 +90,8 @@ static size_t take_bytes(char *bytes, size_t size, size_t count, void *context)
 {
     hop *h = context;
     size_t len = size * count;
-    bool taken = h->stream ? http_stream_write(h->stream, bytes, len) : buf_append(&h->body, bytes, len, NULL) == 0;
+    bool taken = h->stream ? http_stream_write(h->stream, bytes, len)
+                           : buf_append(&h->body, bytes, len, NULL) == 0;
     h->refused = !taken;
     return taken ? len : 0;
 }
@@ -99,8 +102,8 @@ static bool same_leader(const hop *h)
     return leader_where(h->c->leader, where) && strcmp(where, h->where) == 0;
 }
 
-/* Until the answer is whole, or its headers say that it is a stream. False: it was lost; *result then says
- * how. */
+/* Until the answer is whole, or its headers say that it is a stream. False: it was lost; *result
+ * then says how. */
 static bool await_answer(hop *h, CURLcode *result)
 {
     int64_t deadline = clock_deadline_ms(FORWARD_ANSWER_MS);
@@ -122,7 +125,7 @@ static bool await_answer(hop *h, CURLcode *result)
     }
 }
 
-/* ---- streams --------------------------------------------------------------------------------------- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 static void *run_stream(void *arg)
 {
@@ -164,13 +167,14 @@ static void answer_stream(hop *h, http_request *r)
     pthread_attr_destroy(&attr);
 }
 
-/* ---- what goes out ------------------------------------------------------------------------------------ */
+/* ---- what goes out --------------------------------------------------------------------------- */
 
 static bool add_header(hop *h, const char *fmt, const char *value)
 {
     char line[4400];
     int len = snprintf(line, sizeof line, fmt, value);
-    struct curl_slist *more = len > 0 && (size_t)len < sizeof line ? curl_slist_append(h->headers, line) : NULL;
+    struct curl_slist *more =
+        len > 0 && (size_t)len < sizeof line ? curl_slist_append(h->headers, line) : NULL;
     if (more)
         h->headers = more;
     return more != NULL;
@@ -179,10 +183,12 @@ static bool add_header(hop *h, const char *fmt, const char *value)
 static bool set_headers(hop *h, const http_request *r)
 {
     /* The caller's, or another of the same user: the leader sees who asks. */
-    const char *token = h->c->config.tokens ? tokens_first(h->c->config.tokens, http_user(r)) : NULL;
+    const char *token =
+        h->c->config.tokens ? tokens_first(h->c->config.tokens, http_user(r)) : NULL;
     return add_header(h, HTTP_HOP_HEADER ": %s", "1") && add_header(h, "%s", "Expect:") &&
            (!token || add_header(h, "Authorization: Bearer %s", token)) &&
-           (http_has_accept(r) ? add_header(h, "Accept: %s", http_accepted(r)) : add_header(h, "%s", "Accept:")) &&
+           (http_has_accept(r) ? add_header(h, "Accept: %s", http_accepted(r))
+                               : add_header(h, "%s", "Accept:")) &&
            (!*http_content_type(r) || add_header(h, "Content-Type: %s", http_content_type(r)));
 }
 
@@ -233,13 +239,14 @@ json_t *forward_look(controller *c, const char *path)
         return NULL;
     snprintf(url, sizeof url, "%s%s", where, path);
     const char *token = c->config.tokens ? tokens_first(c->config.tokens, NULL) : NULL;
-    http_call call = {.method = "GET", .url = url, .token = token, .hop = true, .total_ms = FORWARD_LOOK_MS};
+    http_call call = {.method = "GET", .url = url, .token = token, .hop = true,
+                      .total_ms = FORWARD_LOOK_MS};
     json_t *out = http_call_run(&call, &reply, NULL) == 0 ? http_reply_json(&reply, NULL) : NULL;
     http_reply_free(&reply);
     return out;
 }
 
-/* ---- the request ------------------------------------------------------------------------------------------ */
+/* ---- the request ----------------------------------------------------------------------------- */
 
 static void answer_lost(const hop *h, http_request *r, CURLcode result)
 {
@@ -249,9 +256,11 @@ static void answer_lost(const hop *h, http_request *r, CURLcode result)
     if (h->refused)
         err_set(&e, ERR_LIMIT, "the leader's answer is over %d bytes", FORWARD_BYTES_MAX);
     else if (harmless || result == CURLE_COULDNT_CONNECT)
-        err_set(&e, ERR_UNAVAILABLE, "the leading controller does not answer; another takes over within seconds");
+        err_set(&e, ERR_UNAVAILABLE,
+                "the leading controller does not answer; another takes over within seconds");
     else
-        err_set(&e, ERR_TIMEOUT, "the leading controller was lost before it answered: look whether it was done");
+        err_set(&e, ERR_TIMEOUT,
+                "the leading controller was lost before it answered: look whether it was done");
     http_answer_error(r, &e);
 }
 
@@ -273,7 +282,10 @@ static void forward(controller *c, const char *where, http_request *r)
     } else {
         if (h->status == 503)
             http_add_header(r, "Retry-After", "1");
-        http_answer_bytes(r, (unsigned)h->status, h->type, h->body.len ? h->body.bytes : "", h->body.len);
+        if (h->link[0])
+            http_add_header(r, "Link", h->link);
+        http_answer_bytes(r, (unsigned)h->status, h->type, h->body.len ? h->body.bytes : "",
+                          h->body.len);
     }
     hop_free(h);
 }
@@ -290,7 +302,8 @@ bool forward_divert(void *context, http_request *r)
     if (http_is_forwarded(r) || !l || !leader_where(l, where))
         err_set(&e, ERR_UNAVAILABLE, "no controller leads at the moment; one will within seconds");
     else if (!few)
-        err_set(&e, ERR_UNAVAILABLE, "%d requests wait for the leading controller already", FORWARD_WAITING_MAX);
+        err_set(&e, ERR_UNAVAILABLE, "%d requests wait for the leading controller already",
+                FORWARD_WAITING_MAX);
     else
         forward(c, where, r);
     if (e.code != ERR_NONE)

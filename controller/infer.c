@@ -1,8 +1,9 @@
 /* infer.c: /infer: runtimes that serve trained models, kept warm for a while.
  *
- * A runtime of the pool gets the model and its code (`serve`) and from then on belongs to that model.
- * A handler takes an idle one or makes one, talks to it over its connection, and puts it back; two
- * requests for a model run beside each other in two runtimes, up to OWNER_SERVERS_MAX of all. */
+ * A runtime of the pool gets the model and its code (`serve`) and from then on belongs to that
+ * model. A handler takes an idle one or makes one, talks to it over its connection, and puts it
+ * back; two requests for a model run beside each other in two runtimes, up to OWNER_SERVERS_MAX of
+ * all. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,7 +104,7 @@ void infer_reap(infer *i)
     }
 }
 
-/* ---- the model ------------------------------------------------------------------------------------------ */
+/* ---- the model ------------------------------------------------------------------------------- */
 
 /* Everything `serve` needs, and the blobs that must stay open until it is loaded. */
 typedef struct material {
@@ -140,14 +141,15 @@ static int open_material(controller *c, const char *id, material *m, err *e)
     if (store_get(c->store, "jobs", id, &m->record, NULL, &why)) {
         *e = why;
         return why.code == ERR_NOT_FOUND
-                   ? err_set(e, ERR_CONFLICT, "model \"%s\" was uploaded: it has no code to infer with", id)
+                   ? err_set(e, ERR_CONFLICT,
+                             "model \"%s\" was uploaded: it has no code to infer with", id)
                    : -1;
     }
     const char *sha = json_string_value(json_object_get(m->record, "sha256"));
     if (sha && *sha)
         snprintf(m->version, sizeof m->version, "%s", sha);
-    if (m->local &&
-        (store_blob_open(c->store, m->model_name, &m->model, e) || blob_path(m->model, m->model_path, e)))
+    if (m->local && (store_blob_open(c->store, m->model_name, &m->model, e) ||
+                     blob_path(m->model, m->model_path, e)))
         return -1;
     const char *object =
         json_string_value(json_object_get(json_object_get(m->record, "function"), "object"));
@@ -155,13 +157,17 @@ static int open_material(controller *c, const char *id, material *m, err *e)
         return err_set(e, ERR_CORRUPT, "the record of job %s names no object", id);
     if (!m->local || strncmp(object, "zoo:", 4) == 0)
         return 0;
-    return store_blob_open(c->store, object, &m->object, e) || blob_path(m->object, m->object_path, e) ? -1 : 0;
+    return store_blob_open(c->store, object, &m->object, e) ||
+                   blob_path(m->object, m->object_path, e)
+               ? -1
+               : 0;
 }
 
-/* ---- one server --------------------------------------------------------------------------------------------- */
+/* ---- one server ------------------------------------------------------------------------------ */
 
 /* Sends and waits for the answer; a `failed` one is an error. */
-static int exchange(wire *w, json_t *message, const char *want, int timeout_ms, json_t **out, err *e)
+static int exchange(wire *w, json_t *message, const char *want, int timeout_ms, json_t **out,
+                    err *e)
 {
     int64_t deadline = clock_deadline_ms(timeout_ms);
     cleanup_json json_t *question = message;
@@ -176,7 +182,8 @@ static int exchange(wire *w, json_t *message, const char *want, int timeout_ms, 
     }
     const char *code = json_string_value(json_object_get(answer, "code"));
     const char *text = json_string_value(json_object_get(answer, "message"));
-    err_set(e, code ? err_from_name(code) : ERR_INTERNAL, "%s", text ? text : "the runtime did not answer");
+    err_set(e, code ? err_from_name(code) : ERR_INTERNAL, "%s",
+            text ? text : "the runtime did not answer");
     json_decref(answer);
     return 1; /* refused, and the runtime is as it was */
 }
@@ -192,14 +199,15 @@ static int load(infer *i, server *s, const material *m, err *e)
     char locator[STORE_LOCATOR_BYTES] = "";
     if (!m->local && store_locator(st, STORE_USE_READ, locator, e))
         return -1;
-    json_t *order = json_pack("{s:s, s:s*, s:s*, s:s*, s:s*, s:O, s:O*}", "type", "serve", "object_path",
-                              m->local ? m->object_path : NULL, "model_path", m->local ? m->model_path : NULL,
-                              "store", m->local ? NULL : locator, "model", m->local ? NULL : m->model_name,
-                              "object", json_object_get(function, "object"), "dataset",
-                              json_object_get(m->record, "dataset_info"));
+    json_t *order = json_pack(
+        "{s:s, s:s*, s:s*, s:s*, s:s*, s:O, s:O*}", "type", "serve", "object_path",
+        m->local ? m->object_path : NULL, "model_path", m->local ? m->model_path : NULL, "store",
+        m->local ? NULL : locator, "model", m->local ? NULL : m->model_name, "object",
+        json_object_get(function, "object"), "dataset", json_object_get(m->record, "dataset_info"));
     int status = exchange(s->wire, order, "serving", SERVE_MS, &answer, e) ? -1 : 0;
     if (locator[0])
-        store_revoke(st, locator, NULL); /* it has what it needs; what stays, the next start finds */
+        /* it has what it needs; what stays, the next start finds */
+        store_revoke(st, locator, NULL);
     explicit_bzero(locator, sizeof locator);
     return status;
 }
@@ -241,7 +249,9 @@ static int reserve(infer *i, const char *id, const char *version, server **out, 
     if (*out)
         (*out)->busy = true;
     pthread_mutex_unlock(&i->lock);
-    return *out ? 0 : err_set(e, ERR_UNAVAILABLE, "all %d runtimes for inference are busy", OWNER_SERVERS_MAX);
+    return *out ? 0
+                : err_set(e, ERR_UNAVAILABLE, "all %d runtimes for inference are busy",
+                          OWNER_SERVERS_MAX);
 }
 
 static void give_back(infer *i, server *s, bool fit)
@@ -271,8 +281,8 @@ static int ask(infer *i, const char *id, json_t *data, json_t **out, err *e)
         status = load(i, s, &m, e);
     }
     if (status == 0) {
-        status = exchange(s->wire, json_pack("{s:s, s:O}", "type", "infer", "data", data), "predictions",
-                          INFER_MS, out, e);
+        status = exchange(s->wire, json_pack("{s:s, s:O}", "type", "infer", "data", data),
+                          "predictions", INFER_MS, out, e);
         fit = status >= 0;
     }
     if (s)

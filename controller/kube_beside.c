@@ -9,14 +9,16 @@
 
 enum { PATH_BYTES = 300 };
 
-static json_t *beside(const kube_templates *t, const char *version, const char *kind, const char *job,
-                      const char *ps_pod, const char *ps_uid, const char *key, json_t *value)
+/* `part` tells several of one kind apart. Steals `value`. */
+static json_t *beside_as(const kube_templates *t, const char *version, const char *kind,
+                         const char *part, const char *job, const char *ps_pod, const char *ps_uid,
+                         const char *key, json_t *value)
 {
-    json_t *object =
-        json_pack("{s:s, s:s, s:{s:o, s:{s:s, s:s, s:s}, s:o}}", "apiVersion", version, "kind", kind, "metadata", "name",
-                  json_sprintf("%s-%s", t->install, ps_pod), "labels", "app.kubernetes.io/managed-by", "kubeml",
-                  KUBE_LABEL_INSTALL, t->install, KUBE_LABEL_JOB, job, "ownerReferences",
-                  kube_owner_reference("v1", "Pod", ps_pod, ps_uid));
+    json_t *object = json_pack(
+        "{s:s, s:s, s:{s:o, s:{s:s, s:s, s:s}, s:o}}", "apiVersion", version, "kind", kind,
+        "metadata", "name", json_sprintf("%s-%s%s", t->install, ps_pod, part), "labels",
+        "app.kubernetes.io/managed-by", "kubeml", KUBE_LABEL_INSTALL, t->install, KUBE_LABEL_JOB,
+        job, "ownerReferences", kube_owner_reference("v1", "Pod", ps_pod, ps_uid));
     int status = json_object_set_new(object, key, value);
     if (status == 0)
         return object;
@@ -24,30 +26,66 @@ static json_t *beside(const kube_templates *t, const char *version, const char *
     return NULL;
 }
 
-static json_t *ps_labels(const kube_templates *t, const char *job)
+static json_t *beside(const kube_templates *t, const char *version, const char *kind,
+                      const char *job, const char *ps_pod, const char *ps_uid, const char *key,
+                      json_t *value)
 {
-    return json_pack("{s:s, s:s, s:s}", KUBE_LABEL_INSTALL, t->install, KUBE_LABEL_JOB, job, KUBE_LABEL_ROLE, "ps");
+    return beside_as(t, version, kind, "", job, ps_pod, ps_uid, key, value);
 }
 
-json_t *kube_policy_build(const kube_templates *t, const char *job, const char *ps_pod, const char *ps_uid)
+static json_t *labels_of(const kube_templates *t, const char *job, const char *role)
+{
+    return json_pack("{s:s, s:s, s:s}", KUBE_LABEL_INSTALL, t->install, KUBE_LABEL_JOB, job,
+                     KUBE_LABEL_ROLE, role);
+}
+
+static json_t *ps_labels(const kube_templates *t, const char *job)
+{
+    return labels_of(t, job, "ps");
+}
+
+json_t *kube_policy_build(const kube_templates *t, const char *job, const char *ps_pod,
+                          const char *ps_uid)
 {
     json_t *functions =
-        json_pack("{s:[{s:{s:{s:s, s:s, s:s}}}], s:[{s:i}, {s:i}]}", "from", "podSelector", "matchLabels",
-                  KUBE_LABEL_INSTALL, t->install, KUBE_LABEL_JOB, job, KUBE_LABEL_ROLE, "function", "ports", "port",
-                  t->port, "port", KUBE_REDIS_PORT);
-    json_t *controller = json_pack("{s:[{s:{s:{s:s, s:s}}}], s:[{s:i}]}", "from", "podSelector", "matchLabels",
-                                   "app.kubernetes.io/instance", t->install, "app.kubernetes.io/component",
-                                   "controller", "ports", "port", t->port);
-    json_t *spec = json_pack("{s:{s:o}, s:[s], s:[o, o]}", "podSelector", "matchLabels", ps_labels(t, job),
-                             "policyTypes", "Ingress", "ingress", functions, controller);
+        json_pack("{s:[{s:{s:o}}], s:[{s:i}, {s:i}]}", "from", "podSelector", "matchLabels",
+                  labels_of(t, job, "function"), "ports", "port", t->port, "port", KUBE_REDIS_PORT);
+    json_t *controller =
+        json_pack("{s:[{s:{s:{s:s, s:s}}}], s:[{s:i}]}", "from", "podSelector", "matchLabels",
+                  "app.kubernetes.io/instance", t->install, "app.kubernetes.io/component",
+                  "controller", "ports", "port", t->port);
+    json_t *spec =
+        json_pack("{s:{s:o}, s:[s], s:[o, o]}", "podSelector", "matchLabels", ps_labels(t, job),
+                  "policyTypes", "Ingress", "ingress", functions, controller);
     return beside(t, "networking.k8s.io/v1", "NetworkPolicy", job, ps_pod, ps_uid, "spec", spec);
 }
 
-json_t *kube_service_build(const kube_templates *t, const char *job, const char *ps_pod, const char *ps_uid)
+static json_t *ranks_peer(const kube_templates *t, const char *job, const char *side)
 {
-    json_t *spec = json_pack("{s:s, s:o, s:[{s:s, s:i}, {s:s, s:i}]}", "clusterIP", "None", "selector",
-                             ps_labels(t, job), "ports", "name", "control", "port", t->port, "name", "redis", "port",
-                             KUBE_REDIS_PORT);
+    return json_pack("[{s:[{s:{s:o}}], s:[{s:s, s:i, s:i}]}]", side, "podSelector", "matchLabels",
+                     labels_of(t, job, "function"), "ports", "protocol", "TCP", "port",
+                     t->first_rank_port, "endPort", t->last_rank_port);
+}
+
+json_t *kube_ranks_policy_build(const kube_templates *t, const char *job, const char *ps_pod,
+                                const char *ps_uid)
+{
+    if (!t->first_rank_port)
+        return NULL;
+    json_t *spec =
+        json_pack("{s:{s:o}, s:[s, s], s:o, s:o}", "podSelector", "matchLabels",
+                  labels_of(t, job, "function"), "policyTypes", "Ingress", "Egress", "ingress",
+                  ranks_peer(t, job, "from"), "egress", ranks_peer(t, job, "to"));
+    return beside_as(t, "networking.k8s.io/v1", "NetworkPolicy", "-ranks", job, ps_pod, ps_uid,
+                     "spec", spec);
+}
+
+json_t *kube_service_build(const kube_templates *t, const char *job, const char *ps_pod,
+                           const char *ps_uid)
+{
+    json_t *spec = json_pack("{s:s, s:o, s:[{s:s, s:i}, {s:s, s:i}]}", "clusterIP", "None",
+                             "selector", ps_labels(t, job), "ports", "name", "control", "port",
+                             t->port, "name", "redis", "port", KUBE_REDIS_PORT);
     return beside(t, "v1", "Service", job, ps_pod, ps_uid, "spec", spec);
 }
 
@@ -57,22 +95,24 @@ static const char *text_of(const json_t *object, const char *key)
     return text ? text : "";
 }
 
-json_t *kube_secret_build(const kube_templates *t, const char *job, const char *ps_pod, const char *ps_uid,
-                          const json_t *access)
+json_t *kube_secret_build(const kube_templates *t, const char *job, const char *ps_pod,
+                          const char *ps_uid, const json_t *access)
 {
     const char *address = text_of(access, "address"), *user = text_of(access, "user");
     const char *password = text_of(access, "password");
     if (strncmp(address, "tcp:", 4) == 0)
         address += 4;
-    json_t *data = json_pack("{s:s, s:s, s:s, s:s, s:o}", "job", job, "address", address, "user", user, "password",
-                             password, "url", json_sprintf("redis://%s:%s@%s", user, password, address));
+    json_t *data = json_pack("{s:s, s:s, s:s, s:s, s:o}", "job", job, "address", address, "user",
+                             user, "password", password, "url",
+                             json_sprintf("redis://%s:%s@%s", user, password, address));
     json_t *secret = beside(t, "v1", "Secret", job, ps_pod, ps_uid, "stringData", data);
     if (secret)
         json_object_set_new(secret, "immutable", json_true());
     return secret;
 }
 
-static void make(kube_client *c, const char *path, json_t *object, const char *job, const char *what, int64_t deadline_ms)
+static void make(kube_client *c, const char *path, json_t *object, const char *job,
+                 const char *what, int64_t deadline_ms)
 {
     err e = ERR_INIT;
     if (!object)
@@ -84,18 +124,36 @@ static void make(kube_client *c, const char *path, json_t *object, const char *j
     json_decref(object);
 }
 
-void kube_beside_make(kube_client *c, const kube_templates *t, const char *namespace_name, const char *job,
-                      const char *ps_pod, const char *ps_uid, int64_t deadline_ms)
+static void policies_path(const char *namespace_name, char path[PATH_BYTES])
+{
+    snprintf(path, PATH_BYTES, "/apis/networking.k8s.io/v1/namespaces/%s/networkpolicies",
+             namespace_name);
+}
+
+void kube_beside_let_meet(kube_client *c, const kube_templates *t, const char *namespace_name,
+                          const char *job, const char *ps_pod, const char *ps_uid,
+                          int64_t deadline_ms)
 {
     char path[PATH_BYTES];
-    snprintf(path, sizeof path, "/apis/networking.k8s.io/v1/namespaces/%s/networkpolicies", namespace_name);
+    policies_path(namespace_name, path);
+    if (t->first_rank_port)
+        make(c, path, kube_ranks_policy_build(t, job, ps_pod, ps_uid), job,
+             "NetworkPolicy between its functions", deadline_ms);
+}
+
+void kube_beside_make(kube_client *c, const kube_templates *t, const char *namespace_name,
+                      const char *job, const char *ps_pod, const char *ps_uid, int64_t deadline_ms)
+{
+    char path[PATH_BYTES];
+    policies_path(namespace_name, path);
     make(c, path, kube_policy_build(t, job, ps_pod, ps_uid), job, "NetworkPolicy", deadline_ms);
     snprintf(path, sizeof path, "/api/v1/namespaces/%s/services", namespace_name);
     make(c, path, kube_service_build(t, job, ps_pod, ps_uid), job, "Service", deadline_ms);
 }
 
-void kube_beside_publish(kube_client *c, const kube_templates *t, const char *namespace_name, const char *job,
-                         const char *ps_pod, const char *ps_uid, const json_t *access, int64_t deadline_ms)
+void kube_beside_publish(kube_client *c, const kube_templates *t, const char *namespace_name,
+                         const char *job, const char *ps_pod, const char *ps_uid,
+                         const json_t *access, int64_t deadline_ms)
 {
     char path[PATH_BYTES];
     snprintf(path, sizeof path, "/api/v1/namespaces/%s/secrets", namespace_name);

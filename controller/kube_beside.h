@@ -1,8 +1,10 @@
-/* kube_beside.h: what stands beside a job's kubeml-ps in the cluster: a Service, a NetworkPolicy and a Secret.
+/* kube_beside.h: what stands beside a job's kubeml-ps in the cluster: a Service, a NetworkPolicy
+ * and a Secret, and a second NetworkPolicy where the job's functions are to reach each other.
  *
- * All are owned by the pod and go with it; each kubeml-ps of a job has its own, so that none waits for
- * the end of those before. The Secret is for people: the job's secret and the password of its Redis travel to
- * its pods in the frames of `job` and `specialise`, since warm ones have nothing that could be mounted later. */
+ * All are owned by the pod and go with it; each kubeml-ps of a job has its own, so that none waits
+ * for the end of those before. The Secret is for people: the job's secret and the password of its
+ * Redis travel to its pods in the frames of `job` and `specialise`, since warm ones have nothing
+ * that could be mounted later. */
 #ifndef KUBEML_KUBE_BESIDE_H
 #define KUBEML_KUBE_BESIDE_H
 
@@ -11,19 +13,33 @@
 
 enum { KUBE_REDIS_PORT = 6379 };
 
-/* The job's functions reach kubeml-ps and Redis, the controller reaches kubeml-ps, nobody else anything. */
-json_t *kube_policy_build(const kube_templates *t, const char *job, const char *ps_pod, const char *ps_uid);
+/* The job's functions reach kubeml-ps and Redis, the controller reaches kubeml-ps, nobody else
+ * anything. */
+json_t *kube_policy_build(const kube_templates *t, const char *job, const char *ps_pod,
+                          const char *ps_uid);
+/* The job's functions reach each other on the ports of ranks, nobody else anything. NULL where
+ * there are no such ports too. */
+json_t *kube_ranks_policy_build(const kube_templates *t, const char *job, const char *ps_pod,
+                                const char *ps_uid);
 /* A name in the cluster's DNS for kubeml-ps, for people and metrics; functions dial the pod. */
-json_t *kube_service_build(const kube_templates *t, const char *job, const char *ps_pod, const char *ps_uid);
+json_t *kube_service_build(const kube_templates *t, const char *job, const char *ps_pod,
+                           const char *ps_uid);
 /* How the functions' user gets into the job's Redis: `access` as in modelstore_access_json. */
-json_t *kube_secret_build(const kube_templates *t, const char *job, const char *ps_pod, const char *ps_uid,
-                          const json_t *access);
+json_t *kube_secret_build(const kube_templates *t, const char *job, const char *ps_pod,
+                          const char *ps_uid, const json_t *access);
 
-/* Makes Service and policy; what cannot be made is logged: a cluster may forbid either, and the job goes on. */
-void kube_beside_make(kube_client *c, const kube_templates *t, const char *namespace_name, const char *job,
-                      const char *ps_pod, const char *ps_uid, int64_t deadline_ms);
+/* Makes Service and policy; what cannot be made is logged: a cluster may forbid either, and the job
+ * goes on. */
+void kube_beside_make(kube_client *c, const kube_templates *t, const char *namespace_name,
+                      const char *job, const char *ps_pod, const char *ps_uid, int64_t deadline_ms);
+/* Makes the policy of a job whose functions are NCCL's ranks, likewise; nothing where no ports are
+ * kept for them. */
+void kube_beside_let_meet(kube_client *c, const kube_templates *t, const char *namespace_name,
+                          const char *job, const char *ps_pod, const char *ps_uid,
+                          int64_t deadline_ms);
 /* Makes the Secret, likewise. */
-void kube_beside_publish(kube_client *c, const kube_templates *t, const char *namespace_name, const char *job,
-                         const char *ps_pod, const char *ps_uid, const json_t *access, int64_t deadline_ms);
+void kube_beside_publish(kube_client *c, const kube_templates *t, const char *namespace_name,
+                         const char *job, const char *ps_pod, const char *ps_uid,
+                         const json_t *access, int64_t deadline_ms);
 
 #endif

@@ -1,5 +1,5 @@
-/* kube_catalog.c: see kube_catalog.h. The watches' threads only keep copies; one thread of ours turns
- * through all objects, every two seconds and when one changed. */
+/* kube_catalog.c: see kube_catalog.h. The watches' threads only keep copies; one thread of ours
+ * turns through all objects, every two seconds and when one changed. */
 #include "kube_catalog.h"
 
 #include <pthread.h>
@@ -52,9 +52,10 @@ static json_int_t generation_of(const json_t *object)
     return json_integer_value(json_object_get(json_object_get(object, "metadata"), "generation"));
 }
 
-/* ---- status ---------------------------------------------------------------------------------------- */
+/* ---- status ---------------------------------------------------------------------------------- */
 
-static json_t *ready_condition(const json_t *object, bool yes, const char *reason, const char *message)
+static json_t *ready_condition(const json_t *object, bool yes, const char *reason,
+                               const char *message)
 {
     const json_t *list = json_object_get(json_object_get(object, "status"), "conditions");
     const json_t *old = json_array_get(list, 0);
@@ -62,8 +63,9 @@ static json_t *ready_condition(const json_t *object, bool yes, const char *reaso
     char now[32];
     clock_rfc3339(clock_wall_ms() / 1000 * 1000, now);
     bool same = strcmp(text_of(old, "status"), status) == 0;
-    return json_pack("[{s:s, s:s, s:s, s:s, s:I, s:s}]", "type", "Ready", "status", status, "reason", reason, "message",
-                     message, "observedGeneration", generation_of(object), "lastTransitionTime",
+    return json_pack("[{s:s, s:s, s:s, s:s, s:I, s:s}]", "type", "Ready", "status", status,
+                     "reason", reason, "message", message, "observedGeneration",
+                     generation_of(object), "lastTransitionTime",
                      same ? text_of(old, "lastTransitionTime") : now);
 }
 
@@ -73,15 +75,17 @@ static void write_status(kube_catalog *k, const shelf *s, const json_t *object, 
     err e = ERR_INIT;
     const char *name = kube_object_text(object, "name");
     if (status && !json_equal(status, json_object_get(object, "status")) &&
-        kube_apply_status(k->client, s->path, s->kind, name, status, clock_deadline_ms(CALL_MS), &e) &&
+        kube_apply_status(k->client, s->path, s->kind, name, status, clock_deadline_ms(CALL_MS),
+                          &e) &&
         e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
         log_warn("the status of %s %s: %s", s->kind, name, e.message);
     json_decref(status);
 }
 
-/* ---- functions --------------------------------------------------------------------------------------- */
+/* ---- functions ------------------------------------------------------------------------------- */
 
-static int put_function(controller *c, const char *name, const json_t *spec, bool update, json_t **record, err *e)
+static int put_function(controller *c, const char *name, const json_t *spec, bool update,
+                        json_t **record, err *e)
 {
     const char *source = json_string_value(json_object_get(spec, "source"));
     char file[BUILDER_NAME_BYTES];
@@ -102,30 +106,37 @@ static int put_function(controller *c, const char *name, const json_t *spec, boo
     return status;
 }
 
-/* Whether this generation was tried already: a mistake in the code is not compiled again and again. */
+/* Whether this generation was tried already: a mistake in the code is not compiled again and
+ * again. */
 static const json_t *failure_of(const kube_catalog *k, const json_t *object)
 {
     const json_t *last = json_object_get(k->tried, kube_object_text(object, "uid"));
     const json_t *when = json_object_get(last, "when");
     if (!last || json_integer_value(json_object_get(last, "generation")) != generation_of(object))
         return NULL;
-    return json_integer_value(when) == 0 || clock_monotonic_ms() < json_integer_value(when) + RETRY_MS ? last : NULL;
+    return json_integer_value(when) == 0 ||
+                   clock_monotonic_ms() < json_integer_value(when) + RETRY_MS
+               ? last
+               : NULL;
 }
 
 static json_t *function_failed(kube_catalog *k, const json_t *object, const err *e)
 {
-    const char *reason = e->code == ERR_NOT_FOUND ? "NotFound" : err_retry_may_help(e->code) ? "Unavailable" : "BuildFailed";
-    json_t *last = json_pack("{s:I, s:I, s:s, s:s}", "generation", generation_of(object), "when",
-                             err_retry_may_help(e->code) ? (json_int_t)clock_monotonic_ms() : (json_int_t)0, "reason",
-                             reason, "message", e->message);
+    const char *reason = e->code == ERR_NOT_FOUND      ? "NotFound"
+                         : err_retry_may_help(e->code) ? "Unavailable"
+                                                       : "BuildFailed";
+    json_t *last =
+        json_pack("{s:I, s:I, s:s, s:s}", "generation", generation_of(object), "when",
+                  err_retry_may_help(e->code) ? (json_int_t)clock_monotonic_ms() : (json_int_t)0,
+                  "reason", reason, "message", e->message);
     json_object_set_new(k->tried, kube_object_text(object, "uid"), last);
     return last;
 }
 
 static json_t *function_status(const json_t *object, const json_t *record)
 {
-    json_t *status = json_pack("{s:I, s:o}", "observedGeneration", generation_of(object), "conditions",
-                               ready_condition(object, true, "Registered", ""));
+    json_t *status = json_pack("{s:I, s:o}", "observedGeneration", generation_of(object),
+                               "conditions", ready_condition(object, true, "Registered", ""));
     json_object_set(status, "version", json_object_get(record, "version"));
     json_object_set(status, "digest", json_object_get(record, "digest"));
     return status;
@@ -138,7 +149,8 @@ static void take_function(kube_catalog *k, const json_t *object)
     cleanup_json json_t *record = NULL;
     err e = ERR_INIT;
     bool known = registry_get(k->controller, name, &record, &e) == 0;
-    bool seen = json_integer_value(json_object_get(status, "observedGeneration")) == generation_of(object) &&
+    bool seen = json_integer_value(json_object_get(status, "observedGeneration")) ==
+                    generation_of(object) &&
                 json_object_get(status, "version");
     if (!known && e.code != ERR_NOT_FOUND)
         return; /* the store is away: what is said stays */
@@ -155,8 +167,10 @@ static void take_function(kube_catalog *k, const json_t *object)
     }
     if (failed)
         write_status(k, &k->functions, object,
-                     json_pack("{s:I, s:o}", "observedGeneration", generation_of(object), "conditions",
-                               ready_condition(object, false, text_of(failed, "reason"), text_of(failed, "message"))));
+                     json_pack("{s:I, s:o}", "observedGeneration", generation_of(object),
+                               "conditions",
+                               ready_condition(object, false, text_of(failed, "reason"),
+                                               text_of(failed, "message"))));
     else if (record)
         write_status(k, &k->functions, object, function_status(object, record));
 }
@@ -172,7 +186,7 @@ static void drop_function(kube_catalog *k, const char *name)
         log_warn("function %s stays, though its object was deleted: %s", name, e.message);
 }
 
-/* ---- datasets ------------------------------------------------------------------------------------------ */
+/* ---- datasets -------------------------------------------------------------------------------- */
 
 static void take_dataset(kube_catalog *k, const json_t *object)
 {
@@ -181,20 +195,22 @@ static void take_dataset(kube_catalog *k, const json_t *object)
     err e = ERR_INIT;
     json_t *status = NULL;
     if (dataset_find(k->controller->store, name, &info, NULL, &e) == 0) {
-        status = json_pack("{s:I, s:I, s:I, s:s, s:o}", "observedGeneration", generation_of(object), "trainSamples",
-                           (json_int_t)info.samples[DATASET_TRAIN], "testSamples",
-                           (json_int_t)info.samples[DATASET_TEST], "digest", info.digest, "conditions",
-                           ready_condition(object, true, "Uploaded", ""));
+        status = json_pack("{s:I, s:I, s:I, s:s, s:o}", "observedGeneration", generation_of(object),
+                           "trainSamples", (json_int_t)info.samples[DATASET_TRAIN], "testSamples",
+                           (json_int_t)info.samples[DATASET_TEST], "digest", info.digest,
+                           "conditions", ready_condition(object, true, "Uploaded", ""));
         dataset_info_free(&info);
     } else if (e.code == ERR_NOT_FOUND) {
-        status = json_pack("{s:I, s:o}", "observedGeneration", generation_of(object), "conditions",
-                           ready_condition(object, false, "NotFound",
-                                           "there is no data set of this name yet; upload it: kubeml dataset create"));
+        status = json_pack(
+            "{s:I, s:o}", "observedGeneration", generation_of(object), "conditions",
+            ready_condition(
+                object, false, "NotFound",
+                "there is no data set of this name yet; upload it: kubeml dataset create"));
     }
     write_status(k, &k->datasets, object, status);
 }
 
-/* ---- turning --------------------------------------------------------------------------------------------- */
+/* ---- turning --------------------------------------------------------------------------------- */
 
 static void on_change(void *context, kube_change change, const json_t *object)
 {
@@ -253,19 +269,23 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* ---- start and end --------------------------------------------------------------------------------------- */
+/* ---- start and end --------------------------------------------------------------------------- */
 
-static int open_shelf(kube_catalog *k, shelf *s, const kube_config *access, const char *kind, const char *plural, err *e)
+static int open_shelf(kube_catalog *k, shelf *s, const kube_config *access, const char *kind,
+                      const char *plural, err *e)
 {
-    kube_watch_config config = {.access = access, .path = s->path, .changed = on_change, .context = s};
+    kube_watch_config config = {.access = access, .path = s->path, .changed = on_change,
+                                .context = s};
     s->catalog = k;
     s->kind = kind;
     s->objects = json_object();
     s->gone = json_array();
-    snprintf(s->path, sizeof s->path, "/apis/" KUBE_RESOURCES "/namespaces/%s/%s", access->namespace_name, plural);
+    snprintf(s->path, sizeof s->path, "/apis/" KUBE_RESOURCES "/namespaces/%s/%s",
+             access->namespace_name, plural);
     if (!s->objects || !s->gone)
         return err_set(e, ERR_NOMEM, "no memory for the %s", plural);
-    if (kube_watch_start(&config, &s->watch, e) || kube_watch_wait(s->watch, clock_deadline_ms(OPEN_MS), e))
+    if (kube_watch_start(&config, &s->watch, e) ||
+        kube_watch_wait(s->watch, clock_deadline_ms(OPEN_MS), e))
         return err_wrap(e, "%s", plural);
     return 0;
 }

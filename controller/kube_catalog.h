@@ -2,8 +2,8 @@
  *
  * A Function that somebody makes or changes is registered under its name, compiled as an upload is;
  * deleting it deletes the function unless a job uses it. A Dataset describes one that is uploaded
- * through the API: its status says whether there is one and how large it is, and deleting it deletes
- * nothing. What is made through the API alone has no object. */
+ * through the API: its status says whether there is one and how large it is, and deleting it
+ * deletes nothing. What is made through the API alone has no object. */
 #ifndef KUBEML_KUBE_CATALOG_H
 #define KUBEML_KUBE_CATALOG_H
 

@@ -24,7 +24,7 @@ struct kube_client {
     kube_backoff backoff;
 };
 
-/* ---- waits ------------------------------------------------------------------------------------ */
+/* ---- waits ----------------------------------------------------------------------------------- */
 
 void kube_backoff_init(kube_backoff *b, uint64_t seed)
 {
@@ -55,7 +55,7 @@ bool kube_client_sleep(kube_client *c, int ms)
     return !atomic_load(&c->cancelled);
 }
 
-/* ---- open and close ----------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 static void start_curl(void)
 {
@@ -101,7 +101,7 @@ void kube_client_cancel(kube_client *c)
     curl_multi_wakeup(c->multi);
 }
 
-/* ---- one transfer --------------------------------------------------------------------------------- */
+/* ---- one transfer ---------------------------------------------------------------------------- */
 
 typedef struct transfer {
     kube_client *client;
@@ -158,7 +158,8 @@ static size_t take_header(char *bytes, size_t size, size_t count, void *context)
         char *end;
         long seconds = strtol(number, &end, 10);
         if (end != number && seconds >= 0)
-            t->retry_after_ms = (seconds < KUBE_RETRY_AFTER_S_MAX ? seconds : KUBE_RETRY_AFTER_S_MAX) * 1000;
+            t->retry_after_ms =
+                (seconds < KUBE_RETRY_AFTER_S_MAX ? seconds : KUBE_RETRY_AFTER_S_MAX) * 1000;
     }
     return len;
 }
@@ -170,7 +171,8 @@ static int set_headers(const kube_client *c, const kube_request *r, struct curl_
     if (kube_bearer(c->config, &token, e))
         return -1;
     snprintf(type, sizeof type, "Content-Type: %s", r->type ? r->type : "application/json");
-    const char *lines[] = {"Accept: application/json, */*", "Expect:", r->body ? type : "Content-Type:", token};
+    const char *lines[] = {"Accept: application/json, */*",
+                           "Expect:", r->body ? type : "Content-Type:", token};
     for (size_t i = 0; i < sizeof lines / sizeof *lines && lines[i]; i++) {
         struct curl_slist *more = curl_slist_append(*out, lines[i]);
         if (!more)
@@ -205,8 +207,8 @@ static void set_options(transfer *t, const kube_request *r, const char *url, con
     kube_tls_set(curl, t->client->config);
 }
 
-/* Runs what the handle is set up for. CURLE_OPERATION_TIMEDOUT at the deadline, CURLE_ABORTED_BY_CALLBACK
- * when it was cancelled. */
+/* Runs what the handle is set up for. CURLE_OPERATION_TIMEDOUT at the deadline,
+ * CURLE_ABORTED_BY_CALLBACK when it was cancelled. */
 static CURLcode perform(kube_client *c, int64_t deadline_ms)
 {
     CURLcode result = CURLE_OPERATION_TIMEDOUT;
@@ -233,7 +235,8 @@ static CURLcode perform(kube_client *c, int64_t deadline_ms)
     return result;
 }
 
-static int transfer_run(transfer *t, const kube_request *r, int64_t deadline_ms, kube_outcome *o, err *e)
+static int transfer_run(transfer *t, const kube_request *r, int64_t deadline_ms, kube_outcome *o,
+                        err *e)
 {
     kube_client *c = t->client;
     char url[2048], detail[CURL_ERROR_SIZE] = "";
@@ -269,11 +272,12 @@ static int transfer_run(transfer *t, const kube_request *r, int64_t deadline_ms,
     o->status = 0; /* an answer that was cut is none */
     if (code == CURLE_OPERATION_TIMEDOUT)
         return err_set(e, ERR_TIMEOUT, "the API server did not answer in time");
-    return err_set(e, code == CURLE_OUT_OF_MEMORY ? ERR_NOMEM : ERR_UNAVAILABLE, "the API server %.80s: %s",
-                   c->config->server, detail[0] ? detail : curl_easy_strerror(code));
+    return err_set(e, code == CURLE_OUT_OF_MEMORY ? ERR_NOMEM : ERR_UNAVAILABLE,
+                   "the API server %.80s: %s", c->config->server,
+                   detail[0] ? detail : curl_easy_strerror(code));
 }
 
-/* ---- what a status means ----------------------------------------------------------------------------- */
+/* ---- what a status means --------------------------------------------------------------------- */
 
 static err_code code_of(long status, const char *reason, const char *message)
 {
@@ -302,7 +306,8 @@ static int status_error(long status, const buf *text, err *e)
     return err_set(e, code, "the API server answered %ld", status);
 }
 
-int kube_try(kube_client *c, const kube_request *r, int64_t deadline_ms, buf *text, kube_outcome *o, err *e)
+int kube_try(kube_client *c, const kube_request *r, int64_t deadline_ms, buf *text, kube_outcome *o,
+             err *e)
 {
     cleanup_buf buf own;
     buf_init(&own, KUBE_REPLY_BYTES_MAX);
@@ -320,7 +325,8 @@ static bool may_repeat(const err *e, const kube_outcome *o, int tries)
     return e->code == ERR_UNAVAILABLE || (e->code == ERR_TIMEOUT && o->status == 0);
 }
 
-int kube_call(kube_client *c, const kube_request *r, int64_t deadline_ms, json_t **out, bool *repeated, err *e)
+int kube_call(kube_client *c, const kube_request *r, int64_t deadline_ms, json_t **out,
+              bool *repeated, err *e)
 {
     bool unknown = false;
     if (out)
@@ -351,42 +357,50 @@ int kube_call(kube_client *c, const kube_request *r, int64_t deadline_ms, json_t
     }
 }
 
-/* ---- in short ------------------------------------------------------------------------------------------ */
+/* ---- in short -------------------------------------------------------------------------------- */
 
-int kube_get(kube_client *c, const char *path, const char *query, int64_t deadline_ms, json_t **out, err *e)
+int kube_get(kube_client *c, const char *path, const char *query, int64_t deadline_ms, json_t **out,
+             err *e)
 {
-    return kube_call(c, &(kube_request){.method = "GET", .path = path, .query = query}, deadline_ms, out, NULL, e);
+    return kube_call(c, &(kube_request){.method = "GET", .path = path, .query = query}, deadline_ms,
+                     out, NULL, e);
 }
 
-int kube_create(kube_client *c, const char *path, const json_t *object, int64_t deadline_ms, json_t **out, err *e)
+int kube_create(kube_client *c, const char *path, const json_t *object, int64_t deadline_ms,
+                json_t **out, err *e)
 {
     bool repeated = false;
     err why = ERR_INIT;
-    kube_request r = {.method = "POST", .path = path, .body = object, .query = "fieldManager=" KUBE_FIELD_MANAGER};
-    if (kube_call(c, &r, deadline_ms, out, &repeated, &why) == 0 || (repeated && why.code == ERR_EXISTS))
+    kube_request r = {.method = "POST", .path = path, .body = object,
+                      .query = "fieldManager=" KUBE_FIELD_MANAGER};
+    if (kube_call(c, &r, deadline_ms, out, &repeated, &why) == 0 ||
+        (repeated && why.code == ERR_EXISTS))
         return 0;
     return err_set(e, why.code, "%s", why.message);
 }
 
-int kube_merge_patch(kube_client *c, const char *path, const json_t *patch, int64_t deadline_ms, json_t **out,
-                     err *e)
+int kube_merge_patch(kube_client *c, const char *path, const json_t *patch, int64_t deadline_ms,
+                     json_t **out, err *e)
 {
-    kube_request r = {.method = "PATCH", .path = path, .body = patch, .type = "application/merge-patch+json",
+    kube_request r = {.method = "PATCH", .path = path, .body = patch,
+                      .type = "application/merge-patch+json",
                       .query = "fieldManager=" KUBE_FIELD_MANAGER};
     return kube_call(c, &r, deadline_ms, out, NULL, e);
 }
 
-int kube_apply(kube_client *c, const char *path, const json_t *object, int64_t deadline_ms, json_t **out, err *e)
+int kube_apply(kube_client *c, const char *path, const json_t *object, int64_t deadline_ms,
+               json_t **out, err *e)
 {
     /* JSON is YAML. */
-    kube_request r = {.method = "PATCH", .path = path, .body = object, .type = "application/apply-patch+yaml",
+    kube_request r = {.method = "PATCH", .path = path, .body = object,
+                      .type = "application/apply-patch+yaml",
                       .query = "force=true&fieldManager=" KUBE_FIELD_MANAGER};
     return kube_call(c, &r, deadline_ms, out, NULL, e);
 }
 
 /* Fields that another manager has said stay after an apply; a status is ours alone. */
-static int take_out_others(kube_client *c, const char *path, const json_t *status, const json_t *now, int64_t deadline_ms,
-                           err *e)
+static int take_out_others(kube_client *c, const char *path, const json_t *status,
+                           const json_t *now, int64_t deadline_ms, err *e)
 {
     const char *key;
     json_t *value, *there = json_object_get(now, "status");
@@ -398,27 +412,33 @@ static int take_out_others(kube_client *c, const char *path, const json_t *statu
             json_object_set_new(whole, key, json_null());
     }
     patch = json_pack("{s:O}", "status", whole);
-    return patch ? kube_merge_patch(c, path, patch, deadline_ms, NULL, e) : err_set(e, ERR_NOMEM, "no memory for a status");
+    return patch ? kube_merge_patch(c, path, patch, deadline_ms, NULL, e)
+                 : err_set(e, ERR_NOMEM, "no memory for a status");
 }
 
-int kube_apply_status(kube_client *c, const char *collection, const char *kind, const char *name, const json_t *status,
-                      int64_t deadline_ms, err *e)
+int kube_apply_status(kube_client *c, const char *collection, const char *kind, const char *name,
+                      const json_t *status, int64_t deadline_ms, err *e)
 {
     char path[700];
     cleanup_json json_t *now = NULL;
     snprintf(path, sizeof path, "%s/%s/status", collection, name);
-    cleanup_json json_t *object = json_pack("{s:s, s:s, s:{s:s}, s:O}", "apiVersion", KUBE_RESOURCES, "kind", kind,
-                                            "metadata", "name", name, "status", status);
+    cleanup_json json_t *object =
+        json_pack("{s:s, s:s, s:{s:s}, s:O}", "apiVersion", KUBE_RESOURCES, "kind", kind,
+                  "metadata", "name", name, "status", status);
     if (!object)
         return err_set(e, ERR_NOMEM, "no memory for a status");
-    return kube_apply(c, path, object, deadline_ms, &now, e) || take_out_others(c, path, status, now, deadline_ms, e) ? -1 : 0;
+    return kube_apply(c, path, object, deadline_ms, &now, e) ||
+                   take_out_others(c, path, status, now, deadline_ms, e)
+               ? -1
+               : 0;
 }
 
 int kube_delete(kube_client *c, const char *path, int grace_s, int64_t deadline_ms, err *e)
 {
     char query[80] = "propagationPolicy=Background";
     if (grace_s >= 0)
-        snprintf(query, sizeof query, "propagationPolicy=Background&gracePeriodSeconds=%d", grace_s);
+        snprintf(query, sizeof query, "propagationPolicy=Background&gracePeriodSeconds=%d",
+                 grace_s);
     err why = ERR_INIT;
     kube_request r = {.method = "DELETE", .path = path, .query = query};
     if (kube_call(c, &r, deadline_ms, NULL, NULL, &why) == 0 || why.code == ERR_NOT_FOUND)
@@ -426,13 +446,14 @@ int kube_delete(kube_client *c, const char *path, int grace_s, int64_t deadline_
     return err_set(e, why.code, "%s", why.message);
 }
 
-int kube_stream(kube_client *c, const char *path, const char *query, int64_t deadline_ms, kube_line take,
-                void *context, kube_outcome *o, err *e)
+int kube_stream(kube_client *c, const char *path, const char *query, int64_t deadline_ms,
+                kube_line take, void *context, kube_outcome *o, err *e)
 {
     cleanup_buf buf line;
     buf_init(&line, LINE_BYTES_MAX);
     transfer t = {.client = c, .text = &line, .take = take, .context = context};
-    if (transfer_run(&t, &(kube_request){.method = "GET", .path = path, .query = query}, deadline_ms, o, e))
+    if (transfer_run(&t, &(kube_request){.method = "GET", .path = path, .query = query},
+                     deadline_ms, o, e))
         return -1;
     return o->status >= 200 && o->status < 300 ? 0 : status_error(o->status, &line, e);
 }

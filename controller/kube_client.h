@@ -1,9 +1,9 @@
 /* kube_client.h: calls to the API server of Kubernetes, on libcurl and jansson.
  *
  * A client is one connection and belongs to one thread; only kube_client_cancel may come from
- * another. Each call has an absolute deadline (clock_deadline_ms). What may be repeated is: a refused
- * or cut connection, 429 and 5xx after Retry-After or a doubling wait with jitter, 401 a few times,
- * since the token's file is read anew for each try and may just have been rotated.
+ * another. Each call has an absolute deadline (clock_deadline_ms). What may be repeated is: a
+ * refused or cut connection, 429 and 5xx after Retry-After or a doubling wait with jitter, 401 a
+ * few times, since the token's file is read anew for each try and may just have been rotated.
  *
  * What a status means: 401 ERR_UNAUTHORIZED, 403 ERR_FORBIDDEN (a spent quota: ERR_LIMIT), 404
  * ERR_NOT_FOUND, 409 ERR_CONFLICT or (AlreadyExists) ERR_EXISTS, 410 ERR_STALE, 400, 413, 422
@@ -67,22 +67,28 @@ typedef struct kube_outcome {
 } kube_outcome;
 
 /* One try. `text` takes the reply's bytes, whatever the status (NULL: not wanted). */
-int kube_try(kube_client *c, const kube_request *r, int64_t deadline_ms, buf *text, kube_outcome *o, err *e);
+int kube_try(kube_client *c, const kube_request *r, int64_t deadline_ms, buf *text, kube_outcome *o,
+             err *e);
 /* Tries until it works, cannot work, or the deadline is over. *out: new reference, or NULL when the
  * answer is no JSON; `out` may be NULL. *repeated (may be NULL): an earlier try may have been
  * carried out although its answer is not known. */
-int kube_call(kube_client *c, const kube_request *r, int64_t deadline_ms, json_t **out, bool *repeated, err *e);
+int kube_call(kube_client *c, const kube_request *r, int64_t deadline_ms, json_t **out,
+              bool *repeated, err *e);
 
-int kube_get(kube_client *c, const char *path, const char *query, int64_t deadline_ms, json_t **out, err *e);
+int kube_get(kube_client *c, const char *path, const char *query, int64_t deadline_ms, json_t **out,
+             err *e);
 /* An object that is there already after a repeated try is ours: no error. */
-int kube_create(kube_client *c, const char *path, const json_t *object, int64_t deadline_ms, json_t **out, err *e);
-int kube_merge_patch(kube_client *c, const char *path, const json_t *patch, int64_t deadline_ms, json_t **out,
-                     err *e);
+int kube_create(kube_client *c, const char *path, const json_t *object, int64_t deadline_ms,
+                json_t **out, err *e);
+int kube_merge_patch(kube_client *c, const char *path, const json_t *patch, int64_t deadline_ms,
+                     json_t **out, err *e);
 /* Server-side apply; conflicts with other managers are taken over. */
-int kube_apply(kube_client *c, const char *path, const json_t *object, int64_t deadline_ms, json_t **out, err *e);
-/* The status of one of our custom resources, applied to its subresource: what is not in it goes, whoever said it. */
-int kube_apply_status(kube_client *c, const char *collection, const char *kind, const char *name, const json_t *status,
-                      int64_t deadline_ms, err *e);
+int kube_apply(kube_client *c, const char *path, const json_t *object, int64_t deadline_ms,
+               json_t **out, err *e);
+/* The status of one of our custom resources, applied to its subresource: what is not in it goes,
+ * whoever said it. */
+int kube_apply_status(kube_client *c, const char *collection, const char *kind, const char *name,
+                      const json_t *status, int64_t deadline_ms, err *e);
 /* grace_s -1: the object's own. What is not there is no error. */
 int kube_delete(kube_client *c, const char *path, int grace_s, int64_t deadline_ms, err *e);
 
@@ -90,7 +96,7 @@ int kube_delete(kube_client *c, const char *path, int grace_s, int64_t deadline_
  * changed. A line that was cut off at the end is not handed over. The sink's non-zero ends the call
  * without an error. */
 typedef int (*kube_line)(void *context, char *line, size_t len);
-int kube_stream(kube_client *c, const char *path, const char *query, int64_t deadline_ms, kube_line take,
-                void *context, kube_outcome *o, err *e);
+int kube_stream(kube_client *c, const char *path, const char *query, int64_t deadline_ms,
+                kube_line take, void *context, kube_outcome *o, err *e);
 
 #endif

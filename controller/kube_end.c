@@ -10,8 +10,8 @@
 #include "kube_pods.h"
 
 /* Asks for the end of all that are not ending yet; how many there are, -1 on error. */
-static int end_all(kube_client *c, const char *pods, const char *install, int64_t deadline_ms, char *last, size_t bytes,
-                   err *e)
+static int end_all(kube_client *c, const char *pods, const char *install, int64_t deadline_ms,
+                   char *last, size_t bytes, err *e)
 {
     char query[200], path[500];
     cleanup_json json_t *list = NULL;
@@ -24,14 +24,15 @@ static int end_all(kube_client *c, const char *pods, const char *install, int64_
     json_array_foreach(items, i, one) {
         snprintf(last, bytes, "%s", kube_object_text(one, "name"));
         snprintf(path, sizeof path, "%.200s/%.250s", pods, last);
-        if (!*kube_object_text(one, "deletionTimestamp") && kube_delete(c, path, KUBE_END_GRACE_S, deadline_ms, e))
+        if (!*kube_object_text(one, "deletionTimestamp") &&
+            kube_delete(c, path, KUBE_END_GRACE_S, deadline_ms, e))
             return -1;
     }
     return (int)json_array_size(items);
 }
 
-static int end_and_wait(kube_client *c, const kube_config *access, const char *install, int64_t deadline_ms, int *count,
-                        err *e)
+static int end_and_wait(kube_client *c, const kube_config *access, const char *install,
+                        int64_t deadline_ms, int *count, err *e)
 {
     char pods[200], last[260] = "";
     snprintf(pods, sizeof pods, "/api/v1/namespaces/%.100s/pods", access->namespace_name);
@@ -48,7 +49,8 @@ static int end_and_wait(kube_client *c, const kube_config *access, const char *i
     return 0;
 }
 
-int kube_end_pods(const kube_config *access, const char *install, int64_t deadline_ms, int *count, err *e)
+int kube_end_pods(const kube_config *access, const char *install, int64_t deadline_ms, int *count,
+                  err *e)
 {
     kube_client *c;
     if (kube_client_open(access, &c, e))

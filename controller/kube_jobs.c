@@ -23,7 +23,8 @@ struct kube_jobs {
     bool running;
     char path[300];
     json_t *tried; /* uid: when, in monotonic ms; our thread's, as the next two */
-    json_t *gone_before; /* ids of jobs whose TrainJob was deleted before our start */
+    /* ids of jobs whose TrainJob was deleted, until they are not active any more */
+    json_t *leaving;
     bool turned;
 
     pthread_mutex_t lock;
@@ -44,7 +45,7 @@ static const char *job_of(const json_t *object)
     return text_of(json_object_get(json_object_get(object, "metadata"), "labels"), KUBE_LABEL_JOB);
 }
 
-/* ---- what the watch tells ------------------------------------------------------------------------------ */
+/* ---- what the watch tells -------------------------------------------------------------------- */
 
 static void on_change(void *context, kube_change change, const json_t *object)
 {
@@ -62,20 +63,40 @@ static void on_change(void *context, kube_change change, const json_t *object)
     pthread_mutex_unlock(&j->lock);
 }
 
-/* ---- turning ---------------------------------------------------------------------------------------------- */
+/* ---- turning --------------------------------------------------------------------------------- */
 
-static void object_path(const kube_jobs *j, const json_t *object, const char *what, char *out, size_t bytes)
+static void object_path(const kube_jobs *j, const json_t *object, const char *what, char *out,
+                        size_t bytes)
 {
     snprintf(out, bytes, "%s/%s%s", j->path, kube_object_text(object, "name"), what);
+}
+
+/* For people: `kubectl describe`, `kubectl get events`. Where it cannot be made, the status has
+ * said it all the same. */
+static void tell_event(kube_jobs *j, const json_t *object, const json_t *status)
+{
+    char now[32], path[300];
+    err e = ERR_INIT;
+    clock_rfc3339(clock_wall_ms() / 1000 * 1000, now);
+    cleanup_json json_t *event = kube_trainjob_event(object, status, now);
+    snprintf(path, sizeof path, "/api/v1/namespaces/%s/events", j->access->namespace_name);
+    if (event && kube_create(j->client, path, event, clock_deadline_ms(CALL_MS), NULL, &e) &&
+        e.code != ERR_EXISTS && e.code != ERR_CANCELLED)
+        log_warn("an event of TrainJob %s: %s", kube_object_text(object, "name"), e.message);
 }
 
 static void write_status(kube_jobs *j, const json_t *object, json_t *status)
 {
     err e = ERR_INIT;
     const char *name = kube_object_text(object, "name");
-    if (!json_equal(status, json_object_get(object, "status")) &&
-        kube_apply_status(j->client, j->path, "TrainJob", name, status, clock_deadline_ms(CALL_MS), &e) &&
-        e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
+    if (json_equal(status, json_object_get(object, "status"))) {
+        json_decref(status);
+        return;
+    }
+    if (kube_apply_status(j->client, j->path, "TrainJob", name, status, clock_deadline_ms(CALL_MS),
+                          &e) == 0)
+        tell_event(j, object, status);
+    else if (e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
         log_warn("the status of TrainJob %s: %s", name, e.message);
     json_decref(status);
 }
@@ -99,35 +120,49 @@ static void id_from_uid(const char *uid, char out[ID_BYTES])
     out[n] = '\0';
 }
 
+/* Notes on the object which job it is, before there is the job: its pods get what bears that note
+ * as their owner. */
+static int note_job(kube_jobs *j, const json_t *object, const char *id)
+{
+    char path[700];
+    err e = ERR_INIT;
+    if (strcmp(job_of(object), id) == 0)
+        return 0;
+    cleanup_json json_t *patch =
+        json_pack("{s:{s:{s:s}}}", "metadata", "labels", KUBE_LABEL_JOB, id);
+    object_path(j, object, "", path, sizeof path);
+    if (kube_merge_patch(j->client, path, patch, clock_deadline_ms(CALL_MS), NULL, &e) == 0)
+        return 0;
+    if (e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
+        log_warn("TrainJob %s is to be job %s, which cannot be noted: %s",
+                 kube_object_text(object, "name"), id, e.message);
+    return -1;
+}
+
 static void submit(kube_jobs *j, const json_t *object, const char *now)
 {
     const json_t *spec = json_object_get(object, "spec");
     const char *uid = kube_object_text(object, "uid");
-    char id[ID_BYTES], path[700];
+    char id[ID_BYTES];
     err e = ERR_INIT;
     if (json_is_true(json_object_get(spec, "suspend"))) {
         write_status(j, object, kube_trainjob_status(object, NULL, NULL, &j->host.gpu, now));
         return;
     }
-    if (too_early(j, uid))
-        return;
     id_from_uid(uid, id);
+    if (too_early(j, uid) || note_job(j, object, id))
+        return;
     cleanup_json json_t *request = kube_trainjob_request(spec);
     if (j->host.submit(j->host.context, request, id, &e) && e.code != ERR_EXISTS) {
         write_status(j, object, kube_trainjob_status(object, NULL, &e, &j->host.gpu, now));
         return;
     }
-    cleanup_json json_t *patch = json_pack("{s:{s:{s:s}}}", "metadata", "labels", KUBE_LABEL_JOB, id);
-    object_path(j, object, "", path, sizeof path);
-    err_clear(&e);
-    if (kube_merge_patch(j->client, path, patch, clock_deadline_ms(CALL_MS), NULL, &e))
-        log_warn("TrainJob %s is job %s, which cannot be noted: %s", kube_object_text(object, "name"), id, e.message);
-    else
-        j->host.link(j->host.context, id, true);
+    j->host.link(j->host.context, id, true);
     json_object_del(j->tried, uid);
 }
 
-static void call(int (*what)(void *, const char *, err *), kube_jobs *j, const char *id, const char *verb)
+static void call(int (*what)(void *, const char *, err *), kube_jobs *j, const char *id,
+                 const char *verb)
 {
     err e = ERR_INIT;
     if (what(j->host.context, id, &e) && e.code != ERR_CONFLICT && e.code != ERR_NOT_FOUND)
@@ -139,7 +174,8 @@ static int patch_object(kube_jobs *j, const json_t *object, json_t *patch)
     char path[700];
     err e = ERR_INIT;
     object_path(j, object, "", path, sizeof path);
-    int status = patch ? kube_merge_patch(j->client, path, patch, clock_deadline_ms(CALL_MS), NULL, &e) : -1;
+    int status =
+        patch ? kube_merge_patch(j->client, path, patch, clock_deadline_ms(CALL_MS), NULL, &e) : -1;
     if (status && e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
         log_warn("TrainJob %s: %s", kube_object_text(object, "name"), e.message);
     json_decref(patch);
@@ -160,8 +196,10 @@ static bool steer(kube_jobs *j, const json_t *object, const json_t *task)
     switch (kube_trainjob_next(object, task, clock_wall_ms())) {
     case TRAINJOB_SUSPEND: call(j->host.suspend, j, id, "suspended"); return true;
     case TRAINJOB_RESUME: call(j->host.resume, j, id, "resumed"); return true;
-    case TRAINJOB_NOTE_SUSPENDED: return patch_object(j, object, json_pack("{s:{s:b}}", "spec", "suspend", 1)) == 0;
-    case TRAINJOB_NOTE_RESUMED: return patch_object(j, object, json_pack("{s:{s:b}}", "spec", "suspend", 0)) == 0;
+    case TRAINJOB_NOTE_SUSPENDED:
+        return patch_object(j, object, json_pack("{s:{s:b}}", "spec", "suspend", 1)) == 0;
+    case TRAINJOB_NOTE_RESUMED:
+        return patch_object(j, object, json_pack("{s:{s:b}}", "spec", "suspend", 0)) == 0;
     case TRAINJOB_EXPIRE: remove_object(j, object); return false;
     case TRAINJOB_KEEP: break;
     }
@@ -173,9 +211,12 @@ static void follow(kube_jobs *j, const json_t *object, const char *now)
     cleanup_json json_t *task = NULL;
     err e = ERR_INIT;
     if (j->host.task(j->host.context, job_of(object), &task, &e)) {
-        /* Deleted through the API, with its history: what stands for it goes too. */
+        /* Deleted through the API, with its history: what stands for it goes too. Or there was none
+         * yet. */
         if (e.code == ERR_NOT_FOUND && *text_of(json_object_get(object, "status"), "job"))
             remove_object(j, object);
+        else if (e.code == ERR_NOT_FOUND)
+            submit(j, object, now);
         return;
     }
     if (steer(j, object, task))
@@ -187,10 +228,11 @@ static void show(kube_jobs *j, const json_t *task)
 {
     const char *id = text_of(task, "id");
     err e = ERR_INIT;
-    cleanup_json json_t *object = json_pack(
-        "{s:s, s:s, s:{s:o, s:{s:s, s:s}}, s:o}", "apiVersion", KUBE_RESOURCES, "kind", "TrainJob", "metadata",
-        "name", json_sprintf("job-%s", id), "labels", KUBE_LABEL_JOB, id, "app.kubernetes.io/managed-by", "kubeml",
-        "spec", kube_trainjob_spec(json_object_get(task, "request")));
+    cleanup_json json_t *object =
+        json_pack("{s:s, s:s, s:{s:o, s:{s:s, s:s}}, s:o}", "apiVersion", KUBE_RESOURCES, "kind",
+                  "TrainJob", "metadata", "name", json_sprintf("job-%s", id), "labels",
+                  KUBE_LABEL_JOB, id, "app.kubernetes.io/managed-by", "kubeml", "spec",
+                  kube_trainjob_spec(json_object_get(task, "request")));
     if (object && kube_create(j->client, j->path, object, clock_deadline_ms(CALL_MS), NULL, &e) &&
         e.code != ERR_EXISTS && e.code != ERR_CANCELLED)
         log_warn("job %s gets no TrainJob: %s", id, e.message);
@@ -198,50 +240,71 @@ static void show(kube_jobs *j, const json_t *task)
         j->host.link(j->host.context, id, true);
 }
 
-static void show_others(kube_jobs *j, const json_t *objects, const json_t *gone)
+static bool stands_for(const json_t *objects, const char *job)
 {
-    cleanup_json json_t *active = NULL, *known = json_object();
     json_t *one;
     const char *name;
-    size_t i;
     char id[ID_BYTES];
     json_object_foreach((json_t *)(uintptr_t)objects, name, one) {
-        json_object_set_new(known, job_of(one), json_true());
         id_from_uid(kube_object_text(one, "uid"), id); /* submitted, not yet labelled */
-        json_object_set_new(known, id, json_true());
+        if (strcmp(job_of(one), job) == 0 || strcmp(id, job) == 0)
+            return true;
     }
-    json_array_foreach(gone, i, one)
-        json_object_set_new(known, json_string_value(one), json_true());
-    if (j->host.active(j->host.context, &active, NULL))
-        return;
+    return false;
+}
+
+static void show_others(kube_jobs *j, const json_t *objects, const json_t *active)
+{
+    json_t *one;
+    size_t i;
     json_array_foreach(active, i, one) {
         const char *job = text_of(one, "id");
-        if (json_object_get(known, job))
+        if (json_object_get(j->leaving, job) || stands_for(objects, job))
             continue;
         /* It had one when we began: that was deleted while nobody looked. */
         if (!j->turned && j->host.linked(j->host.context, job))
-            json_array_append_new(j->gone_before, json_string(job));
+            json_object_set_new(j->leaving, job, json_true());
         else
             show(j, one);
     }
 }
 
-/* Its TrainJob was deleted. */
-static void let_go(kube_jobs *j, const char *id)
+static bool is_active(const json_t *active, const char *job)
 {
-    call(j->host.cancel, j, id, "cancelled");
-    j->host.link(j->host.context, id, false);
+    const json_t *one;
+    size_t i;
+    json_array_foreach(active, i, one)
+        if (strcmp(text_of(one, "id"), job) == 0)
+            return true;
+    return false;
+}
+
+/* Their TrainJobs were deleted. Until its pods have ended, a job is active, and gets none anew; and
+ * it is noted as one that had some, for a controller that comes after us. */
+static void let_go(kube_jobs *j, const json_t *active)
+{
+    const char *id;
+    json_t *one;
+    void *next;
+    json_object_foreach_safe(j->leaving, next, id, one) {
+        call(j->host.cancel, j, id, "cancelled");
+        if (is_active(active, id))
+            continue;
+        j->host.link(j->host.context, id, false);
+        json_object_del(j->leaving, id);
+    }
 }
 
 static void turn(kube_jobs *j, const json_t *objects, const json_t *gone)
 {
     char now[32];
+    cleanup_json json_t *active = NULL;
     json_t *one;
     const char *name;
     size_t i;
     clock_rfc3339(clock_wall_ms() / 1000 * 1000, now);
     json_array_foreach(gone, i, one)
-        let_go(j, json_string_value(one));
+        json_object_set_new(j->leaving, json_string_value(one), json_true());
     json_object_foreach((json_t *)(uintptr_t)objects, name, one) {
         if (*kube_object_text(one, "deletionTimestamp"))
             continue;
@@ -250,10 +313,10 @@ static void turn(kube_jobs *j, const json_t *objects, const json_t *gone)
         else
             submit(j, one, now);
     }
-    show_others(j, objects, gone);
-    json_array_foreach(j->gone_before, i, one)
-        let_go(j, json_string_value(one));
-    json_array_clear(j->gone_before);
+    if (j->host.active(j->host.context, &active, NULL))
+        return;
+    show_others(j, objects, active);
+    let_go(j, active);
     j->turned = true;
 }
 
@@ -278,12 +341,13 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* ---- start and end ------------------------------------------------------------------------------------------ */
+/* ---- start and end --------------------------------------------------------------------------- */
 
 static int start(kube_jobs *j, err *e)
 {
-    kube_watch_config config = {.access = j->access, .path = j->path, .changed = on_change, .context = j};
-    if (!j->objects || !j->gone || !j->tried || !j->gone_before)
+    kube_watch_config config = {.access = j->access, .path = j->path, .changed = on_change,
+                                .context = j};
+    if (!j->objects || !j->gone || !j->tried || !j->leaving)
         return err_set(e, ERR_NOMEM, "no memory for the TrainJobs");
     if (kube_client_open(j->access, &j->client, e) || kube_watch_start(&config, &j->watch, e) ||
         kube_watch_wait(j->watch, clock_deadline_ms(OPEN_MS), e))
@@ -301,7 +365,8 @@ int kube_jobs_start(const kube_config *access, const kube_jobs_host *host, kube_
         return err_set(e, ERR_NOMEM, "no memory for the TrainJobs");
     j->access = access;
     j->host = *host;
-    snprintf(j->path, sizeof j->path, "/apis/" KUBE_RESOURCES "/namespaces/%s/trainjobs", access->namespace_name);
+    snprintf(j->path, sizeof j->path, "/apis/" KUBE_RESOURCES "/namespaces/%s/trainjobs",
+             access->namespace_name);
     pthread_mutex_init(&j->lock, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
@@ -311,7 +376,7 @@ int kube_jobs_start(const kube_config *access, const kube_jobs_host *host, kube_
     j->objects = json_object();
     j->gone = json_array();
     j->tried = json_object();
-    j->gone_before = json_array();
+    j->leaving = json_object();
     if (start(j, e)) {
         kube_jobs_stop(j);
         return -1;
@@ -337,7 +402,7 @@ void kube_jobs_stop(kube_jobs *j)
     json_decref(j->objects);
     json_decref(j->gone);
     json_decref(j->tried);
-    json_decref(j->gone_before);
+    json_decref(j->leaving);
     pthread_cond_destroy(&j->changed);
     pthread_mutex_destroy(&j->lock);
     free(j);

@@ -22,8 +22,8 @@ struct kube_lease {
     int64_t renewed_ms;   /* our last write that was taken began then; INT64_MIN: not held */
 };
 
-int kube_lease_open(const kube_config *access, const char *name, const char *me, const char *address,
-                    kube_lease **out, err *e)
+int kube_lease_open(const kube_config *access, const char *name, const char *me,
+                    const char *address, kube_lease **out, err *e)
 {
     kube_lease *l = calloc(1, sizeof *l);
     if (!l)
@@ -32,8 +32,8 @@ int kube_lease_open(const kube_config *access, const char *name, const char *me,
     snprintf(l->name, sizeof l->name, "%s", name);
     snprintf(l->me, sizeof l->me, "%s", me);
     snprintf(l->address, sizeof l->address, "%s", address);
-    snprintf(l->collection, sizeof l->collection, "/apis/coordination.k8s.io/v1/namespaces/%s/leases",
-             access->namespace_name);
+    snprintf(l->collection, sizeof l->collection,
+             "/apis/coordination.k8s.io/v1/namespaces/%s/leases", access->namespace_name);
     snprintf(l->path, sizeof l->path, "%.190s/%s", l->collection, l->name);
     if (kube_client_open(access, &l->client, e)) {
         free(l);
@@ -52,20 +52,24 @@ static json_t *lease_new(const kube_lease *l, const json_t *before, const char *
     const json_t *old = json_object_get(before, "spec");
     const char *held = json_string_value(json_object_get(old, "holderIdentity"));
     bool ours = held && strcmp(held, l->me) == 0;
-    json_int_t changes = json_integer_value(json_object_get(old, "leaseTransitions")) + (ours ? 0 : 1);
+    json_int_t changes =
+        json_integer_value(json_object_get(old, "leaseTransitions")) + (ours ? 0 : 1);
     const char *since = ours ? json_string_value(json_object_get(old, "acquireTime")) : now;
-    json_t *lease = before ? json_deep_copy(before)
-                           : json_pack("{s:s, s:s, s:{s:s}}", "apiVersion", "coordination.k8s.io/v1", "kind", "Lease",
-                                       "metadata", "name", l->name);
+    json_t *lease = before
+                        ? json_deep_copy(before)
+                        : json_pack("{s:s, s:s, s:{s:s}}", "apiVersion", "coordination.k8s.io/v1",
+                                    "kind", "Lease", "metadata", "name", l->name);
     json_t *metadata = json_object_get(lease, "metadata");
     json_object_del(metadata, "managedFields");
     if (!json_object_get(metadata, "annotations"))
         json_object_set_new(metadata, "annotations", json_object());
-    json_object_set_new(json_object_get(metadata, "annotations"), address_key, json_string(*holder ? l->address : ""));
+    json_object_set_new(json_object_get(metadata, "annotations"), address_key,
+                        json_string(*holder ? l->address : ""));
     json_object_set_new(lease, "spec",
-                        json_pack("{s:s, s:i, s:s, s:s, s:I}", "holderIdentity", holder, "leaseDurationSeconds",
-                                  KUBE_LEASE_S, "acquireTime", since ? since : now, "renewTime", now,
-                                  "leaseTransitions", changes));
+                        json_pack("{s:s, s:i, s:s, s:s, s:I}", "holderIdentity", holder,
+                                  "leaseDurationSeconds", KUBE_LEASE_S, "acquireTime",
+                                  since ? since : now, "renewTime", now, "leaseTransitions",
+                                  changes));
     return lease;
 }
 
@@ -75,7 +79,8 @@ static int take(kube_lease *l, const json_t *before, const char *holder, int64_t
     cleanup_json json_t *lease = lease_new(l, before, holder);
     kube_outcome o;
     err why = ERR_INIT;
-    kube_request r = {.method = before ? "PUT" : "POST", .path = before ? l->path : l->collection, .body = lease};
+    kube_request r = {.method = before ? "PUT" : "POST", .path = before ? l->path : l->collection,
+                      .body = lease};
     if (!lease)
         return err_set(e, ERR_NOMEM, "no memory for the lease");
     if (kube_try(l->client, &r, clock_deadline_ms(CALL_MS), NULL, &o, &why) == 0) {
@@ -140,7 +145,8 @@ void kube_lease_close(kube_lease *l, bool release)
     cleanup_json json_t *lease = NULL;
     if (release && l->renewed_ms != INT64_MIN &&
         kube_get(l->client, l->path, NULL, clock_deadline_ms(CALL_MS), &lease, NULL) == 0) {
-        const char *holder = json_string_value(json_object_get(json_object_get(lease, "spec"), "holderIdentity"));
+        const char *holder =
+            json_string_value(json_object_get(json_object_get(lease, "spec"), "holderIdentity"));
         if (holder && strcmp(holder, l->me) == 0)
             take(l, lease, "", 0, NULL);
     }

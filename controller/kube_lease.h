@@ -1,7 +1,7 @@
 /* kube_lease.h: which of several controllers leads, by a Lease of Kubernetes.
  *
- * Held for KUBE_LEASE_S and renewed every KUBE_LEASE_RENEW_MS. Another's lease is taken over when it
- * has not changed before our own eyes for as long as it says: clocks of two machines are never
+ * Held for KUBE_LEASE_S and renewed every KUBE_LEASE_RENEW_MS. Another's lease is taken over when
+ * it has not changed before our own eyes for as long as it says: clocks of two machines are never
  * compared. Every write names the version it saw, so that of two that try one gets 409. Who cannot
  * renew for KUBE_LEASE_LOST_MS has lost it, before anybody else may take it. The annotation
  * kubeml.dev/api says where the leader's API answers. */
@@ -19,10 +19,12 @@ enum {
 
 typedef struct kube_lease kube_lease;
 
-/* `me`: this replica, the pod's name; `address`: of its API, for the annotation. `access` outlives it. */
-int kube_lease_open(const kube_config *access, const char *name, const char *me, const char *address,
-                    kube_lease **out, err *e);
-/* One look and at most one write: 1 we lead, 0 another does, -1 nobody knows (the server is away). */
+/* `me`: this replica, the pod's name; `address`: of its API, for the annotation. `access` outlives
+ * it. */
+int kube_lease_open(const kube_config *access, const char *name, const char *me,
+                    const char *address, kube_lease **out, err *e);
+/* One look and at most one write: 1 we lead, 0 another does, -1 nobody knows (the server is
+ * away). */
 int kube_lease_try(kube_lease *l, int64_t now_ms, err *e);
 bool kube_lease_held(const kube_lease *l, int64_t now_ms);
 const char *kube_lease_leader(const kube_lease *l); /* the other's address, as last seen; "" */

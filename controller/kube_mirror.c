@@ -54,7 +54,7 @@ static int task(void *context, const char *id, json_t **out, err *e)
 static int active(void *context, json_t **out, err *e)
 {
     json_t *all = NULL;
-    if (owner_tasks(owner_of(context), true, false, &all, e))
+    if (owner_tasks(owner_of(context), true, false, NULL, &all, e))
         return -1;
     json_t *list = json_is_array(all) ? all : json_object_get(all, "tasks");
     *out = json_incref(list);
@@ -62,7 +62,8 @@ static int active(void *context, json_t **out, err *e)
     return *out ? 0 : err_set(e, ERR_INTERNAL, "the list of jobs is none");
 }
 
-/* Which jobs have a TrainJob is remembered: one that is deleted while no controller runs is deleted. */
+/* Which jobs have a TrainJob is remembered: one that is deleted while no controller runs is
+ * deleted. */
 static void link_job(void *context, const char *id, bool yes)
 {
     store *st = ((controller *)context)->store;
@@ -71,7 +72,8 @@ static void link_job(void *context, const char *id, bool yes)
     int status = yes ? store_put(st, TRAINJOBS, id, mark, STORE_ANY, NULL, &e)
                      : store_delete(st, TRAINJOBS, id, STORE_ANY, &e);
     if (status && e.code != ERR_NOT_FOUND)
-        log_warn("that job %s %s a TrainJob cannot be noted: %s", id, yes ? "has" : "has no more", e.message);
+        log_warn("that job %s %s a TrainJob cannot be noted: %s", id, yes ? "has" : "has no more",
+                 e.message);
 }
 
 static bool linked(void *context, const char *id)
@@ -97,13 +99,17 @@ int kube_mirror_access(const controller *c, kube_config *out, err *e)
 static int start(kube_mirror *m, controller *c, err *e)
 {
     kube_templates t;
-    kube_jobs_host host = {.submit = submit, .cancel = cancel, .suspend = suspend, .resume = resume, .task = task,
-                           .active = active, .link = link_job, .linked = linked, .context = c};
+    kube_jobs_host host = {.submit = submit, .cancel = cancel, .suspend = suspend,
+                           .resume = resume, .task = task,     .active = active,
+                           .link = link_job, .linked = linked, .context = c};
     if (kube_mirror_access(c, &m->access, e) || kube_templates_read(c->config.pods_file, &t, e))
         return -1;
     host.gpu.count = kube_templates_gpu(&t, host.gpu.resource, sizeof host.gpu.resource);
     kube_templates_free(&t);
-    return kube_jobs_start(&m->access, &host, &m->jobs, e) || kube_catalog_start(&m->access, c, &m->catalog, e) ? -1 : 0;
+    return kube_jobs_start(&m->access, &host, &m->jobs, e) ||
+                   kube_catalog_start(&m->access, c, &m->catalog, e)
+               ? -1
+               : 0;
 }
 
 kube_mirror *kube_mirror_start(controller *c)

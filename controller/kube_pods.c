@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ending.h"
 #include "fs.h"
 #include "json_read.h"
 
@@ -23,7 +24,7 @@ static const char *text_of(const json_t *object, const char *key)
     return text ? text : "";
 }
 
-/* ---- templates --------------------------------------------------------------------------------- */
+/* ---- templates ------------------------------------------------------------------------------- */
 
 static int check_containers(const json_t *spec, const char *list, const char *what, err *e)
 {
@@ -32,7 +33,8 @@ static int check_containers(const json_t *spec, const char *list, const char *wh
     json_array_foreach(json_object_get(spec, list), i, one) {
         const json_t *security = json_object_get(one, "securityContext");
         if (!*text_of(one, "name") || !*text_of(one, "image"))
-            return err_set(e, ERR_INVALID, "%s.spec.%s[%zu] has no name or no image", what, list, i);
+            return err_set(e, ERR_INVALID, "%s.spec.%s[%zu] has no name or no image", what, list,
+                           i);
         if (json_is_true(json_object_get(security, "privileged")) ||
             json_is_true(json_object_get(security, "allowPrivilegeEscalation")))
             return err_set(e, ERR_INVALID, "%s.spec.%s[%zu] asks for privileges", what, list, i);
@@ -43,14 +45,16 @@ static int check_containers(const json_t *spec, const char *list, const char *wh
 static int check_template(const json_t *template, const char *what, err *e)
 {
     static const char *const host[] = {"hostNetwork", "hostPID", "hostIPC"};
-    const json_t *spec = json_object_get(template, "spec"), *security = json_object_get(spec, "securityContext");
+    const json_t *spec = json_object_get(template, "spec"),
+                 *security = json_object_get(spec, "securityContext");
     json_t *volume;
     size_t i;
     if (json_array_size(json_object_get(spec, "containers")) == 0)
         return err_set(e, ERR_INVALID, "%s.spec.containers is missing", what);
     for (i = 0; i < sizeof host / sizeof *host; i++)
         if (json_is_true(json_object_get(spec, host[i])))
-            return err_set(e, ERR_INVALID, "%s.spec.%s: a pod of ours has no part in its host", what, host[i]);
+            return err_set(e, ERR_INVALID, "%s.spec.%s: a pod of ours has no part in its host",
+                           what, host[i]);
     json_array_foreach(json_object_get(spec, "volumes"), i, volume) {
         if (json_object_get(volume, "hostPath"))
             return err_set(e, ERR_INVALID, "%s.spec.volumes[%zu] is a hostPath", what, i);
@@ -58,20 +62,40 @@ static int check_template(const json_t *template, const char *what, err *e)
     const json_t *user = json_object_get(security, "runAsUser");
     if (user && json_integer_value(user) == 0)
         return err_set(e, ERR_INVALID, "%s.spec.securityContext.runAsUser is root", what);
-    return check_containers(spec, "containers", what, e) || check_containers(spec, "initContainers", what, e) ? -1 : 0;
+    return check_containers(spec, "containers", what, e) ||
+                   check_containers(spec, "initContainers", what, e)
+               ? -1
+               : 0;
 }
 
-static int take_template(const json_t *all, const char *key, pod_role role, json_t **out, kube_templates *t, err *e)
+static int take_template(const json_t *all, const char *key, pod_role role, json_t **out,
+                         kube_templates *t, err *e)
 {
     const json_t *template = json_object_get(all, key);
     if (!json_is_object(template))
         return err_set(e, ERR_INVALID, "the pod template \"%s\" is missing", key);
     if (check_template(template, key, e))
         return -1;
-    const json_t *first = json_array_get(json_object_get(json_object_get(template, "spec"), "containers"), 0);
+    const json_t *first =
+        json_array_get(json_object_get(json_object_get(template, "spec"), "containers"), 0);
     snprintf(t->container[role], sizeof t->container[role], "%s", text_of(first, "name"));
     *out = json_deep_copy(template);
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for the pod templates");
+}
+
+static int take_rank_ports(const json_t *ports, kube_templates *t, err *e)
+{
+    if (!ports)
+        return 0;
+    t->first_rank_port = (int)json_integer_value(json_object_get(ports, "first"));
+    t->last_rank_port = (int)json_integer_value(json_object_get(ports, "last"));
+    if (t->first_rank_port < 1024 || t->last_rank_port < t->first_rank_port ||
+        t->last_rank_port > 65535)
+        return err_set(e, ERR_INVALID, "\"rank_ports\" is no range of ports from 1024 on");
+    if (t->first_rank_port <= t->port && t->port <= t->last_rank_port)
+        return err_set(e, ERR_INVALID, "\"rank_ports\" has the pods' own port %d among them",
+                       t->port);
+    return 0;
 }
 
 static int take_settings(const json_t *all, kube_templates *t, err *e)
@@ -79,7 +103,9 @@ static int take_settings(const json_t *all, kube_templates *t, err *e)
     const json_t *port = json_object_get(all, "port"), *slots = json_object_get(all, "slots");
     const char *install = text_of(all, "install");
     if (!*install || strlen(install) >= sizeof t->install)
-        return err_set(e, ERR_INVALID, "\"install\", the name that tells installations apart, is missing or too long");
+        return err_set(
+            e, ERR_INVALID,
+            "\"install\", the name that tells installations apart, is missing or too long");
     snprintf(t->install, sizeof t->install, "%s", install);
     snprintf(t->namespace_name, sizeof t->namespace_name, "%s", text_of(all, "namespace"));
     snprintf(t->slots_resource, sizeof t->slots_resource, "%s", text_of(all, "slots_resource"));
@@ -89,9 +115,11 @@ static int take_settings(const json_t *all, kube_templates *t, err *e)
         return err_set(e, ERR_INVALID, "\"port\" is not one");
     if ((slots && !json_is_integer(slots)) || t->slots < 0)
         return err_set(e, ERR_INVALID, "\"slots\" is not a number of functions");
+    if (take_rank_ports(json_object_get(all, "rank_ports"), t, e))
+        return -1;
     json_t *owner = json_object_get(all, "owner");
-    if (owner && (!*text_of(owner, "apiVersion") || !*text_of(owner, "kind") || !*text_of(owner, "plural") ||
-                  !*text_of(owner, "name")))
+    if (owner && (!*text_of(owner, "apiVersion") || !*text_of(owner, "kind") ||
+                  !*text_of(owner, "plural") || !*text_of(owner, "name")))
         return err_set(e, ERR_INVALID, "\"owner\" needs apiVersion, kind, plural and name");
     t->owner = json_incref(owner);
     return 0;
@@ -99,8 +127,9 @@ static int take_settings(const json_t *all, kube_templates *t, err *e)
 
 int kube_templates_read(const char *path, kube_templates *out, err *e)
 {
-    static const char *const known[] = {"install", "namespace",      "port",  "slots",    "slots_resource",
-                                        "owner",   "function",       "ps",    NULL};
+    static const char *const known[] = {
+        "install",    "namespace", "port",     "slots", "slots_resource",
+        "rank_ports", "owner",     "function", "ps",    NULL};
     cleanup_buf buf text;
     cleanup_json json_t *all = NULL;
     *out = (kube_templates){0};
@@ -127,19 +156,23 @@ void kube_templates_free(kube_templates *t)
 
 static bool is_gpu(const kube_templates *t, const char *resource)
 {
-    return (t->slots_resource[0] && strcmp(resource, t->slots_resource) == 0) || strstr(resource, "/gpu") ||
-           strstr(resource, "/mig-");
+    return (t->slots_resource[0] && strcmp(resource, t->slots_resource) == 0) ||
+           strstr(resource, "/gpu") || strstr(resource, "/mig-");
 }
 
 int kube_templates_gpu(const kube_templates *t, char *resource, size_t bytes)
 {
-    const json_t *first = json_array_get(json_object_get(json_object_get(t->function, "spec"), "containers"), 0);
+    const json_t *first =
+        json_array_get(json_object_get(json_object_get(t->function, "spec"), "containers"), 0);
     const char *key;
     json_t *value;
     snprintf(resource, bytes, "%s", "");
-    json_object_foreach(json_object_get(json_object_get(first, "resources"), "limits"), key, value) {
+    json_object_foreach (json_object_get(json_object_get(first, "resources"), "limits"), key,
+                         value) {
         const char *text = json_string_value(value);
-        long count = json_is_integer(value) ? (long)json_integer_value(value) : text ? strtol(text, NULL, 10) : 0;
+        long count = json_is_integer(value) ? (long)json_integer_value(value)
+                     : text                 ? strtol(text, NULL, 10)
+                                            : 0;
         if (!is_gpu(t, key) || count < 1)
             continue;
         snprintf(resource, bytes, "%s", key);
@@ -148,7 +181,7 @@ int kube_templates_gpu(const kube_templates *t, char *resource, size_t bytes)
     return 0;
 }
 
-/* ---- making -------------------------------------------------------------------------------------- */
+/* ---- making ---------------------------------------------------------------------------------- */
 
 static json_t *child(json_t *object, const char *key)
 {
@@ -171,7 +204,8 @@ static void harden_containers(json_t *spec, const char *list)
         json_object_set_new(security, "runAsNonRoot", json_true());
         json_object_set_new(security, "capabilities", json_pack("{s:[s]}", "drop", "ALL"));
         if (!json_object_get(one, "terminationMessagePolicy"))
-            json_object_set_new(one, "terminationMessagePolicy", json_string("FallbackToLogsOnError"));
+            json_object_set_new(one, "terminationMessagePolicy",
+                                json_string("FallbackToLogsOnError"));
     }
 }
 
@@ -187,12 +221,15 @@ static void harden(json_t *spec)
     harden_containers(spec, "initContainers");
 }
 
-json_t *kube_owner_reference(const char *version, const char *kind, const char *name, const char *uid)
+json_t *kube_owner_reference(const char *version, const char *kind, const char *name,
+                             const char *uid)
 {
-    return json_pack("[{s:s, s:s, s:s, s:s}]", "apiVersion", version, "kind", kind, "name", name, "uid", uid);
+    return json_pack("[{s:s, s:s, s:s, s:s}]", "apiVersion", version, "kind", kind, "name", name,
+                     "uid", uid);
 }
 
-json_t *kube_pod_build(const kube_templates *t, const char *name, pod_role role, const char *owner_uid)
+json_t *kube_pod_build(const kube_templates *t, const char *name, pod_role role,
+                       const char *owner_uid)
 {
     json_t *object = json_deep_copy(role == POD_PS ? t->ps : t->function);
     if (!object)
@@ -207,8 +244,9 @@ json_t *kube_pod_build(const kube_templates *t, const char *name, pod_role role,
     json_object_set_new(labels, KUBE_LABEL_STATE, json_string("warm"));
     if (t->owner && *owner_uid)
         json_object_set_new(meta, "ownerReferences",
-                            kube_owner_reference(text_of(t->owner, "apiVersion"), text_of(t->owner, "kind"),
-                                            text_of(t->owner, "name"), owner_uid));
+                            kube_owner_reference(text_of(t->owner, "apiVersion"),
+                                                 text_of(t->owner, "kind"),
+                                                 text_of(t->owner, "name"), owner_uid));
     harden(child(object, "spec"));
     return object;
 }
@@ -227,9 +265,10 @@ void kube_pod_avoid(json_t *object, json_t *nodes)
     json_t *fields = json_array(), *node;
     size_t i;
     json_array_foreach(nodes, i, node)
-        json_array_append_new(fields, json_pack("{s:s, s:s, s:[O]}", "key", "metadata.name", "operator", "NotIn",
-                                                "values", node));
-    json_array_append_new(list, json_pack("{s:i, s:{s:o}}", "weight", 100, "preference", "matchFields", fields));
+        json_array_append_new(fields, json_pack("{s:s, s:s, s:[O]}", "key", "metadata.name",
+                                                "operator", "NotIn", "values", node));
+    json_array_append_new(
+        list, json_pack("{s:i, s:{s:o}}", "weight", 100, "preference", "matchFields", fields));
 }
 
 const char *kube_pod_node(const json_t *object)
@@ -239,7 +278,8 @@ const char *kube_pod_node(const json_t *object)
 
 static void patch_add(json_t *patch, const char *op, const char *path, json_t *value)
 {
-    json_array_append_new(patch, json_pack("{s:s, s:s, s:o}", "op", op, "path", path, "value", value));
+    json_array_append_new(patch,
+                          json_pack("{s:s, s:s, s:o}", "op", op, "path", path, "value", value));
 }
 
 json_t *kube_pod_assignment(const char *job, int function, int incarnation, const json_t *owner)
@@ -251,8 +291,10 @@ json_t *kube_pod_assignment(const char *job, int function, int incarnation, cons
     patch_add(patch, "replace", "/metadata/labels/kubeml.dev~1state", json_string("job"));
     patch_add(patch, "add", "/metadata/labels/kubeml.dev~1job", json_string(job));
     if (function >= 0)
-        patch_add(patch, "add", "/metadata/labels/kubeml.dev~1function", json_sprintf("%d", function));
-    patch_add(patch, "add", "/metadata/labels/kubeml.dev~1incarnation", json_sprintf("%d", incarnation));
+        patch_add(patch, "add", "/metadata/labels/kubeml.dev~1function",
+                  json_sprintf("%d", function));
+    patch_add(patch, "add", "/metadata/labels/kubeml.dev~1incarnation",
+              json_sprintf("%d", incarnation));
     if (owner)
         patch_add(patch, "add", "/metadata/ownerReferences", json_deep_copy(owner));
     return patch;
@@ -279,9 +321,10 @@ bool kube_pod_is_given(const json_t *object, const char *job, int function, int 
            label_number(labels, KUBE_LABEL_INCARNATION, -1) == incarnation;
 }
 
-/* ---- reading ---------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
-static void because(pod *out, const char *reason, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+static void because(pod *out, const char *reason, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 static void because(pod *out, const char *reason, const char *fmt, ...)
 {
     va_list args;
@@ -312,13 +355,16 @@ static void read_waiting(const json_t *container, pod *out)
 {
     const json_t *waiting = json_object_get(json_object_get(container, "state"), "waiting");
     const char *reason = text_of(waiting, "reason"), *message = text_of(waiting, "message");
-    if (!waiting || !*reason || strcmp(reason, "ContainerCreating") == 0 || strcmp(reason, "PodInitializing") == 0)
+    if (!waiting || !*reason || strcmp(reason, "ContainerCreating") == 0 ||
+        strcmp(reason, "PodInitializing") == 0)
         return;
-    if (starts(reason, "ErrImage") || starts(reason, "ImagePull") || strcmp(reason, "InvalidImageName") == 0)
-        because(out, "ImageNotPulled", "the image %.80s cannot be pulled: %.120s", text_of(container, "image"),
-                *message ? message : reason);
+    if (starts(reason, "ErrImage") || starts(reason, "ImagePull") ||
+        strcmp(reason, "InvalidImageName") == 0)
+        because(out, "ImageNotPulled", "the image %.80s cannot be pulled: %.120s",
+                text_of(container, "image"), *message ? message : reason);
     else
-        because(out, reason, "container %.40s waits: %s %.150s", text_of(container, "name"), reason, message);
+        because(out, reason, "container %.40s waits: %s %.150s", text_of(container, "name"), reason,
+                message);
 }
 
 static void read_end(const json_t *container, pod *out)
@@ -332,12 +378,14 @@ static void read_end(const json_t *container, pod *out)
     out->exit_status = status;
     out->signal = status > 128 && status < 128 + 65 ? status - 128 : 0;
     const char *signal_name = out->signal ? sigabbrev_np(out->signal) : NULL;
+    const char *what = ending_reason(status, out->signal, out->role == POD_FUNCTION);
     if (strcmp(reason, "OOMKilled") == 0)
-        because(out, "OutOfMemory", "container %.40s was killed for memory: it is over its limit", name);
+        because(out, "OutOfMemory", "container %.40s was killed for memory: it is over its limit",
+                name);
     else if (out->signal)
-        because(out, "Killed", "container %.40s ended by SIG%s", name, signal_name ? signal_name : "?");
+        because(out, what, "container %.40s ended by SIG%s", name, signal_name ? signal_name : "?");
     else
-        because(out, "Exited", "container %.40s exited with status %d", name, status);
+        because(out, what, "container %.40s exited with status %d", name, status);
 }
 
 /* A container beside the others, which the kubelet starts again: its end is not the pod's. */
@@ -379,15 +427,26 @@ static bool node_is_lost(const json_t *status)
            !*text_of(ready, "reason");
 }
 
+/* "0/3 nodes are available: 3 Insufficient cpu. preemption: 0/3 ...": what follows is about other
+ * pods. */
+static void not_scheduled(const json_t *scheduled, pod *out)
+{
+    const char *reason = text_of(scheduled, "reason"), *message = text_of(scheduled, "message");
+    const char *end = strstr(message, ". ");
+    int len = end && end - message < 200 ? (int)(end - message) : 200;
+    because(out, *reason ? reason : "Unschedulable", "no node takes the pod: %.*s", len, message);
+}
+
 static void read_phase(const json_t *object, pod *out)
 {
-    const json_t *status = json_object_get(object, "status"), *scheduled = condition(status, "PodScheduled");
+    const json_t *status = json_object_get(object, "status"),
+                 *scheduled = condition(status, "PodScheduled");
     const json_t *target = condition(status, "DisruptionTarget");
-    const char *phase = text_of(status, "phase"), *node = text_of(json_object_get(object, "spec"), "nodeName");
+    const char *phase = text_of(status, "phase"),
+               *node = text_of(json_object_get(object, "spec"), "nodeName");
     out->phase = strcmp(phase, "Running") == 0 ? POD_RUNNING : POD_PENDING;
     if (scheduled && strcmp(text_of(scheduled, "status"), "False") == 0)
-        because(out, *text_of(scheduled, "reason") ? text_of(scheduled, "reason") : "Unschedulable",
-                "no node takes the pod: %.200s", text_of(scheduled, "message"));
+        not_scheduled(scheduled, out);
     read_containers(object, "initContainerStatuses", false, out);
     read_containers(object, "containerStatuses", true, out);
     if (strcmp(phase, "Failed") == 0 || strcmp(phase, "Succeeded") == 0) {
@@ -400,8 +459,10 @@ static void read_phase(const json_t *object, pod *out)
     } else if (out->phase == POD_RUNNING && node_is_lost(status)) {
         out->phase = POD_ENDED;
         because(out, "NodeLost", "node %.100s does not answer any more", node);
-    } else if (target && out->phase == POD_RUNNING && *kube_object_text(object, "deletionTimestamp")) {
-        because(out, text_of(target, "reason"), "node %.80s: %.150s", node, text_of(target, "message"));
+    } else if (target && out->phase == POD_RUNNING &&
+               *kube_object_text(object, "deletionTimestamp")) {
+        because(out, text_of(target, "reason"), "node %.80s: %.150s", node,
+                text_of(target, "message"));
     }
 }
 
@@ -411,14 +472,17 @@ int kube_pod_read(const json_t *object, int port, pod *out, err *e)
     const char *name = kube_object_text(object, "name"), *role = text_of(labels, KUBE_LABEL_ROLE);
     const char *ip = text_of(json_object_get(object, "status"), "podIP");
     *out = (pod){.exit_status = -1, .role = strcmp(role, "ps") == 0 ? POD_PS : POD_FUNCTION};
-    if (!*name || strlen(name) >= sizeof out->name || (out->role == POD_FUNCTION && strcmp(role, "function") != 0))
+    if (!*name || strlen(name) >= sizeof out->name ||
+        (out->role == POD_FUNCTION && strcmp(role, "function") != 0))
         return err_set(e, ERR_INVALID, "pod %.100s is none of ours", name);
     snprintf(out->name, sizeof out->name, "%s", name);
-    snprintf(out->job, sizeof out->job, "%.*s", (int)sizeof out->job - 1, text_of(labels, KUBE_LABEL_JOB));
+    snprintf(out->job, sizeof out->job, "%.*s", (int)sizeof out->job - 1,
+             text_of(labels, KUBE_LABEL_JOB));
     out->function = label_number(labels, KUBE_LABEL_FUNCTION, -1);
     out->incarnation = label_number(labels, KUBE_LABEL_INCARNATION, -1);
     read_phase(object, out);
     if (*ip && out->phase == POD_RUNNING)
-        snprintf(out->address, sizeof out->address, strchr(ip, ':') ? "tcp:[%.60s]:%d" : "tcp:%.60s:%d", ip, port);
+        snprintf(out->address, sizeof out->address,
+                 strchr(ip, ':') ? "tcp:[%.60s]:%d" : "tcp:%.60s:%d", ip, port);
     return 0;
 }

@@ -1,14 +1,19 @@
 /* kube_pods.h: pods of Kubernetes as texts: made from a template, and read back. Pure.
  *
  * The templates are one JSON file (a ConfigMap of the chart, mounted):
- *   {"install": "kubeml", "namespace"?: "ml", "port"?: 10200, "slots"?: 4, "slots_resource"?: "nvidia.com/gpu",
- *    "owner"?: {"apiVersion": "v1", "kind": "ConfigMap", "plural": "configmaps", "name": "kubeml-pods"},
- *    "function": {"metadata"?: {...}, "spec": {...}}, "ps": {...}}
+ *   {"install": "kubeml", "namespace"?: "ml", "port"?: 10200, "slots"?: 4, "slots_resource"?:
+ *   "nvidia.com/gpu",
+ *    "rank_ports"?: {"first": 50000, "last": 59999},
+ *    "owner"?: {"apiVersion": "v1", "kind": "ConfigMap", "plural": "configmaps", "name":
+ *    "kubeml-pods"}, "function": {"metadata"?: {...}, "spec": {...}}, "ps": {...}}
  * `function` and `ps` are pod templates whose first container is the program. What Pod Security
  * "restricted" wants, a read-only root and no service account's token are set on every pod, and a
  * template that contradicts (host namespaces, hostPath, privileged) is refused.
  *
- * `owner` is what the pods go with when it is deleted: uninstalling leaves nothing behind. */
+ * `rank_ports` are those that programs in a function's pod are given when they ask for any (its
+ * sysctl net.ipv4.ip_local_port_range): the functions of a job may then be let reach each other
+ * there alone. `owner` is what the pods go with when it is deleted: uninstalling leaves nothing
+ * behind. */
 #ifndef KUBEML_KUBE_PODS_H
 #define KUBEML_KUBE_PODS_H
 
@@ -31,6 +36,7 @@ typedef struct kube_templates {
     char install[KUBE_INSTALL_BYTES], namespace_name[64], slots_resource[128];
     char container[2][64]; /* the program's, by pod_role */
     int port, slots;
+    int first_rank_port, last_rank_port; /* 0: none are kept for them */
 } kube_templates;
 
 /* ERR_INVALID naming the field. */
@@ -38,25 +44,28 @@ int kube_templates_read(const char *path, kube_templates *out, err *e);
 void kube_templates_free(kube_templates *t);
 
 /* The object to create; `owner_uid` "": without an owner. New reference. */
-json_t *kube_pod_build(const kube_templates *t, const char *name, pod_role role, const char *owner_uid);
+json_t *kube_pod_build(const kube_templates *t, const char *name, pod_role role,
+                       const char *owner_uid);
 /* JSON patch that gives a warm pod to a job; it fails where the pod is warm no longer. `owner`: the
  * job's reference, NULL to leave the owner as it is. New reference. */
 json_t *kube_pod_assignment(const char *job, int function, int incarnation, const json_t *owner);
 bool kube_pod_is_given(const json_t *object, const char *job, int function, int incarnation);
 
-/* What an object says: phase, address, labels, and in words why it waits or how it ended. ERR_INVALID
- * when it is no pod of ours. */
+/* What an object says: phase, address, labels, and in words why it waits or how it ended.
+ * ERR_INVALID when it is no pod of ours. */
 int kube_pod_read(const json_t *object, int port, pod *out, err *e);
-const char *kube_object_text(const json_t *object, const char *key); /* of the metadata; never NULL */
+/* of the metadata; never NULL */
+const char *kube_object_text(const json_t *object, const char *key);
 
 /* A list of one owner. New reference. */
-json_t *kube_owner_reference(const char *version, const char *kind, const char *name, const char *uid);
+json_t *kube_owner_reference(const char *version, const char *kind, const char *name,
+                             const char *uid);
 /* Prefers other nodes than those: a pod is not to be put where another has just been lost. */
 void kube_pod_avoid(json_t *object, json_t *nodes);
 const char *kube_pod_node(const json_t *object); /* "" while it has none */
 
-/* How many of the first GPU resource in the function's limits (nvidia.com/gpu, .shared, a MIG slice, ...) one
- * pod asks for; `resource` is "" and the count 0 where there is none. */
+/* How many of the first GPU resource in the function's limits (nvidia.com/gpu, .shared, a MIG
+ * slice, ...) one pod asks for; `resource` is "" and the count 0 where there is none. */
 int kube_templates_gpu(const kube_templates *t, char *resource, size_t bytes);
 
 #endif

@@ -1,9 +1,12 @@
 /* kube_trainjob.c: see kube_trainjob.h. */
 #include "kube_trainjob.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+
+#include "digest.h"
 
 static const char *text_of(const json_t *object, const char *key)
 {
@@ -16,7 +19,7 @@ static bool is(const char *a, const char *b)
     return strcmp(a, b) == 0;
 }
 
-/* ---- spec and request --------------------------------------------------------------------------- */
+/* ---- spec and request ------------------------------------------------------------------------ */
 
 /* The same thing in the custom resource and in the API. */
 static const struct {
@@ -53,7 +56,8 @@ json_t *kube_trainjob_request(const json_t *spec)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         json_t *value = json_object_get(spec, names[i].spec);
         if (value)
-            json_object_set_new(names[i].option ? options : request, names[i].request, json_deep_copy(value));
+            json_object_set_new(names[i].option ? options : request, names[i].request,
+                                json_deep_copy(value));
     }
     json_object_set_new(request, "options", options);
     return request;
@@ -71,7 +75,7 @@ json_t *kube_trainjob_spec(const json_t *request)
     return spec;
 }
 
-/* ---- status ---------------------------------------------------------------------------------------- */
+/* ---- status ---------------------------------------------------------------------------------- */
 
 static const json_t *condition(const json_t *status, const char *type)
 {
@@ -91,18 +95,26 @@ typedef struct writing {
     const char *now;
 } writing;
 
+/* Kubernetes writes reasons in CamelCase; ours may be a state or a phase of the job. */
+static json_t *reason_json(const char *word)
+{
+    return json_sprintf("%c%s", toupper((unsigned char)*word), word + 1);
+}
+
 static void put(writing *w, const char *type, bool yes, const char *reason, const char *message)
 {
     const json_t *old = condition(w->before, type);
     const char *status = yes ? "True" : "False";
-    const char *since = old && is(text_of(old, "status"), status) ? text_of(old, "lastTransitionTime") : w->now;
+    const char *since =
+        old && is(text_of(old, "status"), status) ? text_of(old, "lastTransitionTime") : w->now;
     json_array_append_new(w->conditions,
-                          json_pack("{s:s, s:s, s:s, s:s, s:I, s:s}", "type", type, "status", status, "reason",
-                                    *reason ? reason : (yes ? "True" : "False"), "message", message,
-                                    "observedGeneration", w->generation, "lastTransitionTime", since));
+                          json_pack("{s:s, s:s, s:o, s:s, s:I, s:s}", "type", type, "status",
+                                    status, "reason", reason_json(*reason ? reason : status),
+                                    "message", message, "observedGeneration", w->generation,
+                                    "lastTransitionTime", since));
 }
 
-/* The job's own condition that says what is wrong with it, or NULL. */
+/* The job's own condition that says what is wrong with it, or NULL. NCCL's order was asked for. */
 static const json_t *raised(const json_t *task)
 {
     json_t *one;
@@ -110,28 +122,51 @@ static const json_t *raised(const json_t *task)
     json_array_foreach(json_object_get(task, "conditions"), i, one) {
         const char *type = text_of(one, "type");
         bool yes = is(text_of(one, "status"), "True");
-        if (is(type, "Exact") ? !yes : yes && !is(type, "Resumed") && !is(type, "Retried"))
+        if (is(type, "Exact") ? !yes && !is(text_of(one, "reason"), "NcclOrder")
+                              : yes && !is(type, "Resumed") && !is(type, "Retried"))
             return one;
     }
     return NULL;
 }
 
+/* Of a job that waits for its next try without the seconds that it still waits: each would be
+ * another status. */
+static const char *message_of(const json_t *task)
+{
+    bool waits = is(text_of(task, "reason"), "Retrying");
+    return text_of(waits ? condition(task, "Retried") : task, "message");
+}
+
 static void put_job(writing *w, const json_t *task, const char *state, bool suspending)
 {
-    const char *reason = text_of(task, "reason"), *message = text_of(task, "message"), *phase = text_of(task, "phase");
+    const char *reason = text_of(task, "reason"), *message = message_of(task),
+               *phase = text_of(task, "phase");
     const char *why = *reason ? reason : state;
-    const json_t *wrong = raised(task);
+    const json_t *wrong = raised(task), *exact = condition(task, "Exact");
     bool running = is(state, "running"), suspended = is(state, "suspended");
-    bool ready = running && !(wrong && (is(text_of(wrong, "type"), "PoolEmpty") || is(text_of(wrong, "type"), "FunctionLost")));
+    bool ready = running && !(wrong && (is(text_of(wrong, "type"), "PoolEmpty") ||
+                                        is(text_of(wrong, "type"), "FunctionLost")));
     bool failed = is(state, "failed") || is(state, "cancelled"), done = is(state, "succeeded");
     put(w, "Accepted", true, "Accepted", "");
     put(w, "FunctionsReady", ready, ready ? "Running" : wrong ? text_of(wrong, "reason") : why,
         ready ? "" : wrong ? text_of(wrong, "message") : message);
-    put(w, "Training", running, running && *phase ? phase : running ? "Running" : why, running ? "" : message);
+    put(w, "Training", running,
+        running && *phase ? phase
+        : running         ? "Running"
+                          : why,
+        running ? "" : message);
     put(w, "Degraded", wrong != NULL, wrong ? text_of(wrong, "reason") : "AsExpected",
         wrong ? text_of(wrong, "message") : "");
-    put(w, "Suspended", suspended, suspended ? "Suspended" : suspending ? "Suspending" : "NotSuspended",
-        suspended ? message : suspending ? "it stops at its next merge" : "");
+    if (exact)
+        put(w, "Exact", is(text_of(exact, "status"), "True"), text_of(exact, "reason"),
+            text_of(exact, "message"));
+    put(w, "Suspended", suspended,
+        suspended    ? "Suspended"
+        : suspending ? "Suspending"
+                     : "NotSuspended",
+        suspended    ? message
+        : suspending ? "it stops at its next merge"
+                     : "");
     put(w, "Complete", done, why, done ? message : "");
     put(w, "Failed", failed, why, failed ? message : "");
 }
@@ -153,11 +188,13 @@ static void copy(json_t *to, const char *key, const json_t *from, const char *so
 }
 
 /* "4 nvidia.com/gpu": what its functions hold now. */
-static void put_gpu(json_t *status, const kube_trainjob_gpu *gpu, const json_t *task, const char *state)
+static void put_gpu(json_t *status, const kube_trainjob_gpu *gpu, const json_t *task,
+                    const char *state)
 {
     int workers = (int)json_integer_value(json_object_get(task, "parallelism"));
     if (gpu && gpu->count > 0 && workers > 0 && (is(state, "running") || is(state, "starting")))
-        json_object_set_new(status, "gpu", json_sprintf("%d %s", workers * gpu->count, gpu->resource));
+        json_object_set_new(status, "gpu",
+                            json_sprintf("%d %s", workers * gpu->count, gpu->resource));
 }
 
 static void put_start(json_t *status, const json_t *task)
@@ -172,12 +209,14 @@ static void put_start(json_t *status, const json_t *task)
     json_decref(out);
 }
 
-static void put_task(writing *w, json_t *status, const json_t *task, const kube_trainjob_gpu *gpu, bool suspending)
+static void put_task(writing *w, json_t *status, const json_t *task, const kube_trainjob_gpu *gpu,
+                     bool suspending)
 {
-    static const char *const same[] = {"phase", "reason", "message", "epoch", "retries", "user"};
+    static const char *const same[] = {"phase", "reason", "epoch", "retries", "user", "averaging"};
     const char *state = text_of(task, "state");
     for (size_t i = 0; i < sizeof same / sizeof *same; i++)
         copy(status, same[i], task, same[i]);
+    json_object_set_new(status, "message", json_string(message_of(task)));
     copy(status, "job", task, "id");
     copy(status, "workers", task, "parallelism");
     copy(status, "startTime", task, "started");
@@ -189,28 +228,97 @@ static void put_task(writing *w, json_t *status, const json_t *task, const kube_
     put_job(w, task, state, suspending);
 }
 
-json_t *kube_trainjob_status(const json_t *object, const json_t *task, const err *why, const kube_trainjob_gpu *gpu,
-                             const char *now)
+json_t *kube_trainjob_status(const json_t *object, const json_t *task, const err *why,
+                             const kube_trainjob_gpu *gpu, const char *now)
 {
-    const json_t *spec = json_object_get(object, "spec"), *meta = json_object_get(object, "metadata");
-    writing w = {.before = json_object_get(object, "status"), .conditions = json_array(), .now = now,
-                 .generation = json_integer_value(json_object_get(meta, "generation"))};
+    const json_t *spec = json_object_get(object, "spec"),
+                 *meta = json_object_get(object, "metadata");
+    writing w = {.before = json_object_get(object, "status"), .conditions = json_array(),
+                 .now = now, .generation = json_integer_value(json_object_get(meta, "generation"))};
     json_t *status = json_pack("{s:I, s:s}", "observedGeneration", w.generation, "state",
                                task ? text_of(task, "state") : why ? "refused" : "suspended");
     if (task) {
         put_task(&w, status, task, gpu, json_is_true(json_object_get(spec, "suspend")));
     } else {
-        const char *reason = !why ? "Suspended" : why->code == ERR_NOT_FOUND ? "NotFound" : "InvalidSpec";
+        const char *reason = !why                         ? "Suspended"
+                             : why->code == ERR_NOT_FOUND ? "NotFound"
+                                                          : "InvalidSpec";
         put(&w, "Accepted", !why, reason, why ? why->message : "");
-        put(&w, "Suspended", !why, !why ? "Suspended" : "NotSuspended", !why ? "it has not begun" : "");
+        put(&w, "Suspended", !why, !why ? "Suspended" : "NotSuspended",
+            !why ? "it has not begun" : "");
         json_object_set_new(status, "reason", json_string(reason));
-        json_object_set_new(status, "message", json_string(why ? why->message : "it has not begun"));
+        json_object_set_new(status, "message",
+                            json_string(why ? why->message : "it has not begun"));
     }
     json_object_set_new(status, "conditions", w.conditions);
     return status;
 }
 
-/* ---- steering -------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
+
+static bool degraded(const json_t *status)
+{
+    return is(text_of(condition(status, "Degraded"), "status"), "True");
+}
+
+/* What is to be told: reason and message of it. False: nothing. */
+static bool is_news(const json_t *before, const json_t *now, const char **reason,
+                    const char **message)
+{
+    const json_t *wrong = condition(now, "Degraded");
+    bool again = json_integer_value(json_object_get(before, "retries")) !=
+                 json_integer_value(json_object_get(now, "retries"));
+    *reason = text_of(now, "reason");
+    *message = text_of(now, "message");
+    if (again || !is(text_of(before, "state"), text_of(now, "state")))
+        return true;
+    if (!degraded(now) || (degraded(before) && is(text_of(condition(before, "Degraded"), "reason"),
+                                                  text_of(wrong, "reason"))))
+        return false;
+    *reason = text_of(wrong, "reason");
+    *message = text_of(wrong, "message");
+    return true;
+}
+
+static json_t *reference_of(const json_t *object)
+{
+    const json_t *meta = json_object_get(object, "metadata");
+    return json_pack("{s:s, s:s, s:s, s:s, s:s}", "apiVersion", text_of(object, "apiVersion"),
+                     "kind", "TrainJob", "namespace", text_of(meta, "namespace"), "name",
+                     text_of(meta, "name"), "uid", text_of(meta, "uid"));
+}
+
+/* A pool that was empty is a moment more, and no trouble. */
+static bool is_trouble(const json_t *status, const char *reason)
+{
+    const char *state = text_of(status, "state");
+    return is(state, "failed") || is(state, "refused") || is(reason, "Retrying") ||
+           (degraded(status) && !is(reason, "PoolEmpty"));
+}
+
+json_t *kube_trainjob_event(const json_t *object, const json_t *status, const char *now)
+{
+    const char *reason, *message, *state = text_of(status, "state");
+    char said[1200], sum[DIGEST_HEX_BYTES];
+    if (!is_news(json_object_get(object, "status"), status, &reason, &message))
+        return NULL;
+    reason = *reason ? reason : state;
+    const json_t *meta = json_object_get(object, "metadata");
+    int len = snprintf(said, sizeof said, "%.100s %.20s %.60s %.800s %lld", text_of(meta, "uid"),
+                       state, reason, message,
+                       (long long)json_integer_value(json_object_get(status, "retries")));
+    if (digest_of(said, (size_t)len, sum, NULL))
+        return NULL;
+    return json_pack("{s:s, s:s, s:{s:o, s:s}, s:o, s:o, s:s, s:s, s:{s:s}, s:s, s:s, s:i}",
+                     "apiVersion", "v1", "kind", "Event", "metadata", "name",
+                     json_sprintf("%.200s.%.16s", text_of(meta, "name"), sum), "namespace",
+                     text_of(meta, "namespace"), "involvedObject", reference_of(object), "reason",
+                     reason_json(reason), "message", message, "type",
+                     is_trouble(status, reason) ? "Warning" : "Normal", "source", "component",
+                     "kubeml-controller", "firstTimestamp", now, "lastTimestamp", now, "count", 1);
+}
+
+/* ---- steering -------------------------------------------------------------------------------- */
 
 /* Seconds from an RFC 3339 time of ours until now; 0 where there is none. */
 static int64_t seconds_since(const char *text, int64_t wall_ms)
@@ -223,15 +331,19 @@ static int64_t seconds_since(const char *text, int64_t wall_ms)
 
 kube_trainjob_step kube_trainjob_next(const json_t *object, const json_t *task, int64_t wall_ms)
 {
-    const json_t *spec = json_object_get(object, "spec"), *status = json_object_get(object, "status");
+    const json_t *spec = json_object_get(object, "spec"),
+                 *status = json_object_get(object, "status");
     const json_t *ttl = json_object_get(spec, "ttlSecondsAfterFinished");
     const char *state = text_of(task, "state"), *finished = text_of(task, "finished");
-    bool suspend = json_is_true(json_object_get(spec, "suspend")), was = is(text_of(status, "state"), "suspended");
-    bool seen = json_integer_value(json_object_get(status, "observedGeneration")) ==
-                json_integer_value(json_object_get(json_object_get(object, "metadata"), "generation"));
+    bool suspend = json_is_true(json_object_get(spec, "suspend")),
+         was = is(text_of(status, "state"), "suspended");
+    bool seen =
+        json_integer_value(json_object_get(status, "observedGeneration")) ==
+        json_integer_value(json_object_get(json_object_get(object, "metadata"), "generation"));
     if (is(state, "succeeded") || is(state, "failed") || is(state, "cancelled"))
-        return ttl && *finished && seconds_since(finished, wall_ms) >= json_integer_value(ttl) ? TRAINJOB_EXPIRE
-                                                                                               : TRAINJOB_KEEP;
+        return ttl && *finished && seconds_since(finished, wall_ms) >= json_integer_value(ttl)
+                   ? TRAINJOB_EXPIRE
+                   : TRAINJOB_KEEP;
     if (is(state, "suspended"))
         return suspend ? TRAINJOB_KEEP : !was && seen ? TRAINJOB_NOTE_SUSPENDED : TRAINJOB_RESUME;
     return !suspend ? TRAINJOB_KEEP : was && seen ? TRAINJOB_NOTE_RESUMED : TRAINJOB_SUSPEND;

@@ -21,11 +21,16 @@ typedef struct kube_trainjob_gpu {
 /* The status subresource. Of `object`, the status so far gives the times of what has not changed.
  * `task` NULL: there is no job; then `why` says why it was not accepted (NULL: suspended before it
  * began). `gpu` may be NULL. */
-json_t *kube_trainjob_status(const json_t *object, const json_t *task, const err *why, const kube_trainjob_gpu *gpu,
-                             const char *now);
+json_t *kube_trainjob_status(const json_t *object, const json_t *task, const err *why,
+                             const kube_trainjob_gpu *gpu, const char *now);
 
-/* What is to be done so that spec and job agree. The spec counts where it has changed since the status
- * was written, the job where it has. */
+/* The Event (core/v1) about the step from the object's status to `status`: another state, another
+ * try, or something that it is degraded by. NULL: nothing of that. Its name is made of what it
+ * says, so that nothing is told twice. */
+json_t *kube_trainjob_event(const json_t *object, const json_t *status, const char *now);
+
+/* What is to be done so that spec and job agree. The spec counts where it has changed since the
+ * status was written, the job where it has. */
 typedef enum kube_trainjob_step {
     TRAINJOB_KEEP,
     TRAINJOB_SUSPEND,        /* the job, as the spec says */

@@ -4,8 +4,9 @@
  *            v           410, 401, not an event, ERROR                   |
  *   start -> LIST --ok--> WATCH --ends by itself, cut, 5xx--> WATCH again from `version`
  *
- * Invariants: `objects` is what was told; `version` is that of the last event, bookmark or list that
- * is in `objects`. Both are the thread's own; the counts and `synced` stand behind the lock. */
+ * Invariants: `objects` is what was told; `version` is that of the last event, bookmark or list
+ * that is in `objects`. Both are the thread's own; the counts and `synced` stand behind the
+ * lock. */
 #include "kube_watch.h"
 
 #include <pthread.h>
@@ -40,7 +41,7 @@ struct kube_watch {
     err last;
 };
 
-/* ---- the copy ---------------------------------------------------------------------------------- */
+/* ---- the copy -------------------------------------------------------------------------------- */
 
 static const char *meta_text(const json_t *object, const char *key)
 {
@@ -63,7 +64,8 @@ static void slim(json_t *object)
 {
     json_t *meta = json_object_get(object, "metadata");
     json_object_del(meta, "managedFields");
-    json_object_del(json_object_get(meta, "annotations"), "kubectl.kubernetes.io/last-applied-configuration");
+    json_object_del(json_object_get(meta, "annotations"),
+                    "kubectl.kubernetes.io/last-applied-configuration");
 }
 
 static int take_in(kube_watch *w, json_t *object, err *e)
@@ -74,7 +76,8 @@ static int take_in(kube_watch *w, json_t *object, err *e)
     if (old && strcmp(meta_text(old, "resourceVersion"), meta_text(object, "resourceVersion")) == 0)
         return 0;
     if (!old && json_object_size(w->objects) >= KUBE_WATCH_OBJECTS_MAX)
-        return err_set(e, ERR_LIMIT, "over %d objects at %s", KUBE_WATCH_OBJECTS_MAX, w->config.path);
+        return err_set(e, ERR_LIMIT, "over %d objects at %s", KUBE_WATCH_OBJECTS_MAX,
+                       w->config.path);
     /* Deleted and made anew under the same name between two looks: two things. */
     if (old && strcmp(meta_text(old, "uid"), meta_text(object, "uid")) != 0) {
         tell(w, KUBE_DELETED, old);
@@ -99,7 +102,7 @@ static void take_out(kube_watch *w, const char *key, const json_t *last)
 }
 
 
-/* ---- list --------------------------------------------------------------------------------------- */
+/* ---- list ------------------------------------------------------------------------------------ */
 
 static int percent_encode(const char *text, char *out, size_t bytes)
 {
@@ -107,7 +110,8 @@ static int percent_encode(const char *text, char *out, size_t bytes)
     size_t at = 0;
     for (; *text && at + 4 < bytes; text++) {
         unsigned char c = (unsigned char)*text;
-        if ((c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '_') {
+        if ((c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+            c == '-' || c == '_') {
             out[at++] = (char)c;
             continue;
         }
@@ -120,12 +124,13 @@ static int percent_encode(const char *text, char *out, size_t bytes)
 }
 
 /* One page into `all`; *more: there is another, at `next`. */
-static int list_page(kube_watch *w, json_t *all, char *next, size_t next_bytes, char *version, size_t version_bytes,
-                     err *e)
+static int list_page(kube_watch *w, json_t *all, char *next, size_t next_bytes, char *version,
+                     size_t version_bytes, err *e)
 {
     char query[1600];
     cleanup_json json_t *page = NULL;
-    snprintf(query, sizeof query, "limit=%d%s%s%s%s", KUBE_WATCH_PAGE, w->config.selector ? "&labelSelector=" : "",
+    snprintf(query, sizeof query, "limit=%d%s%s%s%s", KUBE_WATCH_PAGE,
+             w->config.selector ? "&labelSelector=" : "",
              w->config.selector ? w->config.selector : "", next[0] ? "&continue=" : "", next);
     pthread_mutex_lock(&w->lock);
     w->counts.lists++;
@@ -196,7 +201,7 @@ static int list(kube_watch *w, err *e)
     return 0;
 }
 
-/* ---- watch ----------------------------------------------------------------------------------------- */
+/* ---- watch ----------------------------------------------------------------------------------- */
 
 static void count_event(kube_watch *w, bool bookmark)
 {
@@ -257,8 +262,10 @@ static int watch(kube_watch *w, kube_outcome *o, err *e)
     char query[900];
     int base = w->config.watch_s ? w->config.watch_s : KUBE_WATCH_S;
     int seconds = base + (int)rng_below(&w->backoff.random, (uint64_t)base + 1);
-    snprintf(query, sizeof query, "watch=1&allowWatchBookmarks=true&timeoutSeconds=%d&resourceVersion=%s%s%s", seconds,
-             w->version, w->config.selector ? "&labelSelector=" : "", w->config.selector ? w->config.selector : "");
+    snprintf(query, sizeof query,
+             "watch=1&allowWatchBookmarks=true&timeoutSeconds=%d&resourceVersion=%s%s%s", seconds,
+             w->version, w->config.selector ? "&labelSelector=" : "",
+             w->config.selector ? w->config.selector : "");
     pthread_mutex_lock(&w->lock);
     w->counts.watches++;
     pthread_mutex_unlock(&w->lock);
@@ -268,7 +275,7 @@ static int watch(kube_watch *w, kube_outcome *o, err *e)
     return kube_stream(w->client, w->config.path, query, deadline, on_line, w, o, e);
 }
 
-/* ---- the thread ---------------------------------------------------------------------------------------- */
+/* ---- the thread ------------------------------------------------------------------------------ */
 
 static void note_failure(kube_watch *w, const err *why)
 {
@@ -329,7 +336,7 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* ---- start and end --------------------------------------------------------------------------------------- */
+/* ---- start and end --------------------------------------------------------------------------- */
 
 int kube_watch_start(const kube_watch_config *config, kube_watch **out, err *e)
 {
@@ -376,8 +383,9 @@ int kube_watch_wait(kube_watch *w, int64_t deadline_ms, err *e)
     while (!w->synced && !over && w->last.code != ERR_FORBIDDEN && w->last.code != ERR_NOT_FOUND)
         over = pthread_cond_timedwait(&w->changed, &w->lock, &until);
     if (!w->synced)
-        status = w->last.code == ERR_NONE ? err_set(e, ERR_TIMEOUT, "the API server did not list %s", w->config.path)
-                                          : err_set(e, w->last.code, "%s", w->last.message);
+        status = w->last.code == ERR_NONE
+                     ? err_set(e, ERR_TIMEOUT, "the API server did not list %s", w->config.path)
+                     : err_set(e, w->last.code, "%s", w->last.message);
     pthread_mutex_unlock(&w->lock);
     return status;
 }

@@ -1,10 +1,11 @@
 /* kube_watch.h: a copy of one kind of object that equals the cluster's, kept by list and watch.
  *
- * A thread of its own lists (in pages), then watches from the list's resourceVersion, with bookmarks.
- * A watch that ends goes on from the last version seen; 410 Gone, a refused token or a line that is
- * no event makes it list anew, and the difference to the copy is told as if it had been watched, so
- * that nothing is lost and nothing told twice. Between two requests that brought nothing there is a
- * wait that doubles, with chance in it, and Retry-After is obeyed: it never runs hot. */
+ * A thread of its own lists (in pages), then watches from the list's resourceVersion, with
+ * bookmarks. A watch that ends goes on from the last version seen; 410 Gone, a refused token or a
+ * line that is no event makes it list anew, and the difference to the copy is told as if it had
+ * been watched, so that nothing is lost and nothing told twice. Between two requests that brought
+ * nothing there is a wait that doubles, with chance in it, and Retry-After is obeyed: it never runs
+ * hot. */
 #ifndef KUBEML_KUBE_WATCH_H
 #define KUBEML_KUBE_WATCH_H
 
@@ -24,8 +25,8 @@ typedef struct kube_watch_config {
     const char *path;          /* "/api/v1/namespaces/x/pods" */
     const char *selector;      /* labels, percent-encoded; NULL: all */
     int watch_s;               /* 0: KUBE_WATCH_S */
-    /* Called from the watch's thread, one at a time; `object` is borrowed. For KUBE_DELETED it is the
-     * last state known. */
+    /* Called from the watch's thread, one at a time; `object` is borrowed. For KUBE_DELETED it is
+     * the last state known. */
     void (*changed)(void *context, kube_change change, const json_t *object);
     void (*failed)(void *context, const err *why); /* each time, for logs and readiness; NULL */
     void *context;

@@ -1,7 +1,9 @@
 /* kubeml-controller.c: the program: options, start, signals, end.
  *
- * HOME holds everything: `store/` (records, blobs, datasets), and `run/`, which is about the present:
- *   run/controller.lock  held while a controller runs; a second one on the same HOME ends with an error
+ * HOME holds everything: `store/` (records, blobs, datasets), and `run/`, which is about the
+ * present:
+ *   run/controller.lock held while a controller runs; a second one on the same HOME ends with an
+ *   error
  *   run/controller.pid   its pid; written when the API answers, removed at the end
  *   run/controller.url   where the API answers, written just before; for whoever asked for port 0
  *   run/pool-token, run/pods/  see cluster_local.h
@@ -26,6 +28,7 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "controller.h"
+#include "failpoint.h"
 #include "fs.h"
 #include "forward.h"
 #include "kube_end.h"
@@ -84,15 +87,17 @@ typedef struct program {
     bool announced; /* the files in run/ are ours */
 } program;
 
-/* ---- options ---------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
-static int parse_number(const char *text, long long low, long long high, long long *out, const char *name)
+static int parse_number(const char *text, long long low, long long high, long long *out,
+                        const char *name)
 {
     char *end;
     errno = 0;
     *out = strtoll(text, &end, 10);
     if (errno || end == text || *end || *out < low || *out > high) {
-        fprintf(stderr, "kubeml-controller: --%s must be a number from %lld to %lld\n", name, low, high);
+        fprintf(stderr, "kubeml-controller: --%s must be a number from %lld to %lld\n", name, low,
+                high);
         return -1;
     }
     return 0;
@@ -184,7 +189,8 @@ static int read_store_locator(const char *path, controller_config *c)
         return -1;
     }
     size_t len = strcspn(text.bytes ? text.bytes : "", "\r\n");
-    snprintf(c->store_locator, sizeof c->store_locator, "%.*s", (int)len, text.bytes ? text.bytes : "");
+    snprintf(c->store_locator, sizeof c->store_locator, "%.*s", (int)len,
+             text.bytes ? text.bytes : "");
     if (len == 0)
         fprintf(stderr, "kubeml-controller: %s holds no store's locator\n", path);
     return len ? 0 : -1;
@@ -277,20 +283,30 @@ static int set_option(program *p, int option, const char *value)
 
 static int parse_options(program *p, int argc, char **argv)
 {
-    static const struct option known[] = {
-        {"listen", required_argument, NULL, 'l'},     {"home", required_argument, NULL, 'h'},
-        {"store", required_argument, NULL, 'S'},
-        {"store-file", required_argument, NULL, 'U'}, {"token-file", required_argument, NULL, 't'},
-        {"slots", required_argument, NULL, 's'},      {"pool-functions", required_argument, NULL, 'f'},
-        {"pool-ps", required_argument, NULL, 'p'},    {"function-memory", required_argument, NULL, 'm'},
-        {"builder", required_argument, NULL, 'B'},    {"builder-token-file", required_argument, NULL, 'b'},
-        {"gpus", required_argument, NULL, 'g'},       {"gpu-policy", required_argument, NULL, 'G'},
-        {"ready-fd", required_argument, NULL, 'r'},   {"no-sandbox", no_argument, NULL, 'n'},
-        {"cluster", required_argument, NULL, 'c'},    {"pods", required_argument, NULL, 'P'},
-        {"lease", required_argument, NULL, 'L'},         {"end-pods", required_argument, NULL, 'E'},
-        {"context", required_argument, NULL, 'x'},    {"pool-token-file", required_argument, NULL, 'T'},
-        {"help", no_argument, NULL, 'H'},             {"version", no_argument, NULL, 'V'},
-        {NULL, 0, NULL, 0}};
+    static const struct option known[] = {{"listen", required_argument, NULL, 'l'},
+                                          {"home", required_argument, NULL, 'h'},
+                                          {"store", required_argument, NULL, 'S'},
+                                          {"store-file", required_argument, NULL, 'U'},
+                                          {"token-file", required_argument, NULL, 't'},
+                                          {"slots", required_argument, NULL, 's'},
+                                          {"pool-functions", required_argument, NULL, 'f'},
+                                          {"pool-ps", required_argument, NULL, 'p'},
+                                          {"function-memory", required_argument, NULL, 'm'},
+                                          {"builder", required_argument, NULL, 'B'},
+                                          {"builder-token-file", required_argument, NULL, 'b'},
+                                          {"gpus", required_argument, NULL, 'g'},
+                                          {"gpu-policy", required_argument, NULL, 'G'},
+                                          {"ready-fd", required_argument, NULL, 'r'},
+                                          {"no-sandbox", no_argument, NULL, 'n'},
+                                          {"cluster", required_argument, NULL, 'c'},
+                                          {"pods", required_argument, NULL, 'P'},
+                                          {"lease", required_argument, NULL, 'L'},
+                                          {"end-pods", required_argument, NULL, 'E'},
+                                          {"context", required_argument, NULL, 'x'},
+                                          {"pool-token-file", required_argument, NULL, 'T'},
+                                          {"help", no_argument, NULL, 'H'},
+                                          {"version", no_argument, NULL, 'V'},
+                                          {NULL, 0, NULL, 0}};
     int option;
     while ((option = getopt_long(argc, argv, "", known, NULL)) != -1) {
         if (option == 'H' || option == 'V') {
@@ -306,7 +322,7 @@ static int parse_options(program *p, int argc, char **argv)
     return -1;
 }
 
-/* ---- where things are ----------------------------------------------------------------------------------- */
+/* ---- where things are ------------------------------------------------------------------------ */
 
 static int find_programs(controller_config *c, err *e)
 {
@@ -315,7 +331,8 @@ static int find_programs(controller_config *c, err *e)
         return err_set_errno(e, errno, "/proc/self/exe");
     c->bin_dir[len] = '\0';
     *strrchr(c->bin_dir, '/') = '\0';
-    static const char *const beside[] = {"../include/kubeml", "../include", "../../../function-runtime/include"};
+    static const char *const beside[] = {"../include/kubeml", "../include",
+                                         "../../../function-runtime/include"};
     const char *given = getenv("KUBEML_INCLUDE");
     char path[FS_PATH_BYTES];
     if (given && *given)
@@ -356,7 +373,7 @@ static void remove_run_file(const program *p, const char *name)
         unlink(path);
 }
 
-/* ---- leading ------------------------------------------------------------------------------------------------ */
+/* ---- leading --------------------------------------------------------------------------------- */
 
 /* In the lease's thread: the main one waits for signals. */
 static void wake_main(void *context)
@@ -400,17 +417,20 @@ static int lead(program *p, err *e)
     return 0;
 }
 
-/* ---- start ------------------------------------------------------------------------------------------------- */
+/* ---- start ----------------------------------------------------------------------------------- */
 
 static bool is_loopback(const char *host)
 {
-    return strncmp(host, "127.", 4) == 0 || strcmp(host, "localhost") == 0 || strcmp(host, "::1") == 0;
+    return strncmp(host, "127.", 4) == 0 || strcmp(host, "localhost") == 0 ||
+           strcmp(host, "::1") == 0;
 }
 
 static int check_config(const controller_config *c, err *e)
 {
     if (!c->tokens && !is_loopback(c->host))
-        return err_set(e, ERR_INVALID, "an API that others can reach (%s) needs a token: --token-file FILE", c->host);
+        return err_set(e, ERR_INVALID,
+                       "an API that others can reach (%s) needs a token: --token-file FILE",
+                       c->host);
     if (c->builder_url && !c->builder_token)
         return err_set(e, ERR_INVALID, "--builder URL needs --builder-token-file FILE");
     if (strcmp(c->cluster, "kubernetes") == 0 && !c->pods_file)
@@ -418,7 +438,8 @@ static int check_config(const controller_config *c, err *e)
     return 0;
 }
 
-static void observe(void *context, const char *method, const char *pattern, unsigned status, double seconds)
+static void observe(void *context, const char *method, const char *pattern, unsigned status,
+                    double seconds)
 {
     controller *c = context;
     char text[8];
@@ -430,9 +451,10 @@ static void observe(void *context, const char *method, const char *pattern, unsi
 static int start_http(program *p, err *e)
 {
     controller *c = &p->controller;
-    http_config config = {.listen_fd = p->listen_fd, .routes = rest_routes, .route_count = rest_route_count,
-                          .context = c, .tokens = c->config.tokens, .observe = observe, .refuse = rest_refuse,
-                          .divert = forward_divert};
+    http_config config = {.listen_fd = p->listen_fd,       .routes = rest_routes,
+                          .route_count = rest_route_count, .context = c,
+                          .tokens = c->config.tokens,      .observe = observe,
+                          .refuse = rest_refuse,           .divert = forward_divert};
     p->listen_fd = -1;
     return http_server_start(&config, &c->http, e);
 }
@@ -469,13 +491,14 @@ static void print_config(const controller_config *c, const char *url)
     store_redact(c->store_locator, where);
     log_info("kubeml-controller %s: api=%s home=%s store=%s token=%s", KUBEML_VERSION, url, c->home,
              where, c->tokens ? "yes" : "no");
-    log_info("limits: slots=%d pool-functions=%d pool-ps=%d function-memory=%llu uri=%d json=%d json-depth=%d "
-             "code=%d infer=%d upload=%llu model=%llu followers=%d serving=%d log=%d",
-             c->slots, c->pool_functions, c->pool_ps, (unsigned long long)c->function_memory,
-             HTTP_URI_BYTES_MAX, HTTP_JSON_BYTES_MAX, HTTP_JSON_DEPTH_MAX, CONTROLLER_CODE_BYTES_MAX,
-             CONTROLLER_INFER_BYTES_MAX, (unsigned long long)CONTROLLER_UPLOAD_BYTES_MAX,
-             (unsigned long long)CONTROLLER_MODEL_BYTES_MAX, OWNER_FOLLOWERS_MAX, OWNER_SERVERS_MAX,
-             CONTROLLER_LOG_BYTES_MAX);
+    log_info(
+        "limits: slots=%d pool-functions=%d pool-ps=%d function-memory=%llu uri=%d json=%d json-depth=%d "
+        "code=%d infer=%d upload=%llu model=%llu followers=%d serving=%d log=%d",
+        c->slots, c->pool_functions, c->pool_ps, (unsigned long long)c->function_memory,
+        HTTP_URI_BYTES_MAX, HTTP_JSON_BYTES_MAX, HTTP_JSON_DEPTH_MAX, CONTROLLER_CODE_BYTES_MAX,
+        CONTROLLER_INFER_BYTES_MAX, (unsigned long long)CONTROLLER_UPLOAD_BYTES_MAX,
+        (unsigned long long)CONTROLLER_MODEL_BYTES_MAX, OWNER_FOLLOWERS_MAX, OWNER_SERVERS_MAX,
+        CONTROLLER_LOG_BYTES_MAX);
 }
 
 static int announce(program *p, err *e)
@@ -501,8 +524,8 @@ static int announce(program *p, err *e)
     return written < 0 ? err_set_errno(e, errno, "--ready-fd") : 0;
 }
 
-/* A database that is not there yet, or lets nobody in, is waited for: the API answers meanwhile, and says what
- * is wrong. ERR_CANCELLED when a signal asks for the end. */
+/* A database that is not there yet, or lets nobody in, is waited for: the API answers meanwhile,
+ * and says what is wrong. ERR_CANCELLED when a signal asks for the end. */
 static int await_store(program *p, const sigset_t *signals, err *e)
 {
     controller *c = &p->controller;
@@ -530,22 +553,26 @@ static int start(program *p, const sigset_t *signals, err *e)
     controller *c = &p->controller;
     bool in_cluster = strcmp(c->config.cluster, "kubernetes") == 0;
     c->started_wall_ms = clock_wall_ms();
-    if (take_token(getenv("KUBEML_TOKEN"), &c->config.tokens, e) || check_config(&c->config, e) || lock_home(p, e))
+    if (take_token(getenv("KUBEML_TOKEN"), &c->config.tokens, e) || check_config(&c->config, e) ||
+        lock_home(p, e))
         return -1;
     p->listen_fd = http_server_listen(c->config.host, c->config.port, e);
     if (p->listen_fd < 0 || find_programs(&c->config, e) || controller_metrics_open(&c->metrics, e))
         return -1;
     if (!c->config.store_locator[0])
-        snprintf(c->config.store_locator, sizeof c->config.store_locator, "lmdb:%.480s/store", c->config.home);
+        snprintf(c->config.store_locator, sizeof c->config.store_locator, "lmdb:%.480s/store",
+                 c->config.home);
     c->watch = store_watch_new(c);
     if (!c->watch)
         return err_set(e, ERR_NOMEM, "no memory to start");
-    /* A database may be long in coming, and that is to be seen; a disk is not: who asks early waits for it. */
+    /* A database may be long in coming, and that is to be seen; a disk is not: who asks early waits
+     * for it. */
     if ((store_watch_is_far(c->watch) && start_http(p, e)) || await_store(p, signals, e))
         return -1;
-    c->builder = (builder_config){.include_dir = c->config.include_dir,
-                                  .sandbox = p->sandbox ? BUILDER_SANDBOX_BWRAP : BUILDER_SANDBOX_NONE,
-                                  .abi = builder_abi(c->config.include_dir)};
+    c->builder =
+        (builder_config){.include_dir = c->config.include_dir,
+                         .sandbox = p->sandbox ? BUILDER_SANDBOX_BWRAP : BUILDER_SANDBOX_NONE,
+                         .abi = builder_abi(c->config.include_dir)};
     c->infer = infer_open(c);
     if (!c->infer)
         return err_set(e, ERR_NOMEM, "no memory to start");
@@ -555,7 +582,7 @@ static int start(program *p, const sigset_t *signals, err *e)
     return store_watch_start(c->watch, e) || announce(p, e) ? -1 : 0;
 }
 
-/* ---- end ----------------------------------------------------------------------------------------------------- */
+/* ---- end ------------------------------------------------------------------------------------- */
 
 static void remove_announced(const program *p)
 {
@@ -571,7 +598,8 @@ static void stop(program *p, int status)
     kube_mirror_stop(p->mirror);
     store_watch_stop(c->watch); /* it asks the owner */
     if (!http_server_stop(c->http, STOP_REQUESTS_MS)) {
-        /* Handlers that are still at work stand on all that follows: nothing is given back but to others. */
+        /* Handlers that are still at work stand on all that follows: nothing is given back but to
+         * others. */
         owner_leave(c->owner);
         leader_release(c->leader);
         remove_announced(p);
@@ -646,6 +674,7 @@ int main(int argc, char **argv)
     if (p.end_pods)
         return end_pods(&p);
     raise_descriptors();
+    failpoint_open("controller.");
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);

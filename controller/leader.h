@@ -1,9 +1,9 @@
 /* leader.h: whether this controller leads, and which one does otherwise.
  *
- * A thread of its own takes the Lease (kube_lease.h), renews it, and looks at it while another holds
- * it. What was won is kept until it is lost; who has lost it must end, since another may act already:
- * `leader_lost` is what everybody who acts asks first. It depends on the clock alone, so that a process
- * that was stopped for long knows it before it has spoken to anybody. */
+ * A thread of its own takes the Lease (kube_lease.h), renews it, and looks at it while another
+ * holds it. What was won is kept until it is lost; who has lost it must end, since another may act
+ * already: `leader_lost` is what everybody who acts asks first. It depends on the clock alone, so
+ * that a process that was stopped for long knows it before it has spoken to anybody. */
 #ifndef KUBEML_LEADER_H
 #define KUBEML_LEADER_H
 

@@ -1,7 +1,8 @@
 /* npz_model.c: see npz_model.h.
  *
- * The zip file format, as PKWARE's APPNOTE has it: a local header before each file, then the central
- * directory. Sizes and offsets over 32 bits stand in the zip64 extra field; here they always do. */
+ * The zip file format, as PKWARE's APPNOTE has it: a local header before each file, then the
+ * central directory. Sizes and offsets over 32 bits stand in the zip64 extra field; here they
+ * always do. */
 #include "npz_model.h"
 
 #include <stdio.h>
@@ -16,7 +17,11 @@
 #include "safetensors.h"
 #include "weights_model.h"
 
-enum { COPY_BYTES = 256 << 10, ZIP64_VERSION = 45, ENTRY_NAME_BYTES = SAFETENSORS_NAME_BYTES_MAX + 8 };
+enum {
+    COPY_BYTES = 256 << 10,
+    ZIP64_VERSION = 45,
+    ENTRY_NAME_BYTES = SAFETENSORS_NAME_BYTES_MAX + 8
+};
 
 typedef struct entry {
     char name[ENTRY_NAME_BYTES];
@@ -73,8 +78,8 @@ static int local_header(archive *a, const entry *f, uint64_t offset, err *e)
     put(&x, f->bytes, 8);
     uint64_t end = a->at;
     a->at = offset;
-    int status = append(a, head, (size_t)(to - head), e) || append(a, f->name, strlen(f->name), e) ||
-                         append(a, extra, sizeof extra, e)
+    int status = append(a, head, (size_t)(to - head), e) ||
+                         append(a, f->name, strlen(f->name), e) || append(a, extra, sizeof extra, e)
                      ? -1
                      : 0;
     if (end > a->at)
@@ -182,7 +187,8 @@ static int add(archive *a, safetensors *from, const safetensor *t, err *e)
 static int write_all(archive *a, safetensors *from, err *e)
 {
     for (size_t i = 0; i < safetensors_count(from); i++)
-        if (weights_model_has(safetensors_at(from, i)->name) && add(a, from, safetensors_at(from, i), e))
+        if (weights_model_has(safetensors_at(from, i)->name) &&
+            add(a, from, safetensors_at(from, i), e))
             return -1;
     uint64_t start = a->at;
     for (size_t i = 0; i < a->count; i++)

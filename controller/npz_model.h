@@ -7,8 +7,9 @@
 #include "err.h"
 #include "store.h"
 
-/* Writes the weights (weights_model.h) as NAME.npy into a zip without compression, in a nameless file of `dir`, which
- * the caller closes. ERR_UNSUPPORTED for a dtype that numpy has not. Blocks on the disk. */
+/* Writes the weights (weights_model.h) as NAME.npy into a zip without compression, in a nameless
+ * file of `dir`, which the caller closes. ERR_UNSUPPORTED for a dtype that numpy has not. Blocks on
+ * the disk. */
 int npz_model_write(blob *model, const char *dir, int *fd, uint64_t *len, err *e);
 /* Is it a whole safetensors file? ERR_CORRUPT. */
 int npz_model_check(blob *model, err *e);

@@ -34,7 +34,7 @@ void owner_random_hex(char *out, size_t bytes)
     out[n] = '\0';
 }
 
-/* ---- events and actions --------------------------------------------------------------------------- */
+/* ---- events and actions ---------------------------------------------------------------------- */
 
 static const char *keep(char *to, size_t bytes, const char *from)
 {
@@ -70,6 +70,7 @@ static void count_end(owner *o, const job *j)
     metric_drop(m->parallelism, j->id);
     metric_drop(m->epoch_seconds, j->id);
     metric_drop(m->stage_seconds, j->id);
+    metric_drop(m->averaging, j->id);
     usage_drop(o, j->id);
 }
 
@@ -136,8 +137,9 @@ static void act(owner *o, const job_action *a)
                                            a->reason, "message", a->message));
         break;
     case JOB_TELL_PARALLELISM:
-        pool_tell(o, a->job->id, json_pack("{s:s, s:i, s:i}", "type", "parallelism", "epoch", a->epoch,
-                                           "value", a->value));
+        pool_tell(o, a->job->id,
+                  json_pack("{s:s, s:i, s:i}", "type", "parallelism", "epoch", a->epoch, "value",
+                            a->value));
         break;
     case JOB_TELL_STOP:
         pool_tell(o, a->job->id, json_pack("{s:s, s:s, s:b}", "type", "stop", "reason",
@@ -180,7 +182,7 @@ void owner_pump(owner *o)
     o->pumping = false;
 }
 
-/* ---- calls of other threads ------------------------------------------------------------------------- */
+/* ---- calls of other threads ------------------------------------------------------------------ */
 
 static void wake(owner *o)
 {
@@ -245,7 +247,7 @@ static void end_if_fenced(const owner *o)
     _exit(1);
 }
 
-/* ---- the loop --------------------------------------------------------------------------------------- */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 /* Nodes with GPUs come and go. */
 static void look_at_slots(owner *o)
@@ -320,6 +322,7 @@ static void turn(owner *o, struct pollfd *list, link_pod **of)
             pool_readable(o, of[i]);
     int64_t now = clock_monotonic_ms();
     pool_timers(o, now);
+    pool_specialise_waiting(o);
     if (jobs_deadline(o->machine) <= now)
         owner_event(o, &(job_event){.type = JOB_TICK});
     owner_pump(o);
@@ -342,7 +345,7 @@ static void *run(void *arg)
     }
 }
 
-/* ---- start and end ------------------------------------------------------------------------------------ */
+/* ---- start and end --------------------------------------------------------------------------- */
 
 /* The token that warm pods know: made once, so that a restarted controller can talk to them. */
 static int pool_token(owner *o, char path[FS_PATH_BYTES], err *e)
@@ -361,7 +364,8 @@ static int pool_token(owner *o, char path[FS_PATH_BYTES], err *e)
             return 0;
         }
         if (given)
-            return err_set(e, ERR_INVALID, "%.150s is no pool token: it must be %d characters", path, POOL_TOKEN_BYTES - 1);
+            return err_set(e, ERR_INVALID, "%.150s is no pool token: it must be %d characters",
+                           path, POOL_TOKEN_BYTES - 1);
     }
     owner_random_hex(o->pool_token, sizeof o->pool_token);
     return fs_write_file(path, o->pool_token, strlen(o->pool_token), 0600, e);
@@ -388,7 +392,9 @@ static int restore_job(void *context, const char *key, json_t *record, err *e)
 
 static int restore_jobs(owner *o, err *e)
 {
-    return store_walk(o->controller->store, "jobs", restore_job, o, e) ? err_wrap(e, "the jobs in the store") : 0;
+    return store_walk(o->controller->store, "jobs", restore_job, o, e)
+               ? err_wrap(e, "the jobs in the store")
+               : 0;
 }
 
 /* Without the engine's object functions compute on the CPU, and must not wait for a GPU. */
@@ -396,7 +402,8 @@ static bool wants_gpus(const controller_config *config)
 {
     char engine[FS_PATH_BYTES];
     return config->gpus == GPUS_ALL ||
-           (config->gpus == GPUS_AUTO && fs_path(engine, NULL, "%s/../lib/kubeml-cuda.so", config->bin_dir) == 0 &&
+           (config->gpus == GPUS_AUTO &&
+            fs_path(engine, NULL, "%s/../lib/kubeml-cuda.so", config->bin_dir) == 0 &&
             fs_exists(engine));
 }
 
@@ -415,7 +422,8 @@ static int open_gpus(owner *o, err *e)
     }
     o->mps = o->gpus && gpu_mps_runs();
     if (o->gpus && o->controller->config.function_memory)
-        log_warn("--function-memory is not set on functions: CUDA takes more addresses than any such limit");
+        log_warn(
+            "--function-memory is not set on functions: CUDA takes more addresses than any such limit");
     jobs_gpus(o->machine, o->controller->config.gpu_policy, o->mps, bytes, o->gpus);
     return 0;
 }
@@ -425,12 +433,14 @@ static int open_parts(owner *o, err *e)
     controller_config *config = &o->controller->config;
     char token_path[FS_PATH_BYTES];
     cluster_local_config local = {.home = config->home, .bin_dir = config->bin_dir,
-                                  .token_file = token_path, .slots = config->slots, .gpus = wants_gpus(config)};
-    cluster_kubernetes_config kubernetes = {.templates = config->pods_file, .context = config->context,
-                                            .slots = config->slots};
+                                  .token_file = token_path, .slots = config->slots,
+                                  .gpus = wants_gpus(config)};
+    cluster_kubernetes_config kubernetes = {.templates = config->pods_file,
+                                            .context = config->context, .slots = config->slots};
     bool is_local = strcmp(config->cluster, "local") == 0;
     if (pool_token(o, token_path, e) ||
-        cluster_open(config->cluster, is_local ? (void *)&local : (void *)&kubernetes, &o->cluster, e) ||
+        cluster_open(config->cluster, is_local ? (void *)&local : (void *)&kubernetes, &o->cluster,
+                     e) ||
         o->cluster->ops->slots(o->cluster, &o->slots, e))
         return -1;
     job_limits limits;
@@ -456,7 +466,9 @@ static void owner_free(owner *o)
     }
     if (o->machine)
         jobs_close(o->machine);
+    json_decref(o->held);
     json_decref(o->unsaved);
+    json_decref(o->algorithms);
     if (o->cluster)
         o->cluster->ops->close(o->cluster, o->stop_pods);
     if (o->wake_fd >= 0)
@@ -467,7 +479,8 @@ static void owner_free(owner *o)
 }
 
 /* A job may have ended while no controller was there: kubeml-ps waited a while to say so, then left
- * only its history. Told to the machine before anything is adopted, so that nothing starts it again. */
+ * only its history. Told to the machine before anything is adopted, so that nothing starts it
+ * again. */
 static void finish_from_history(owner *o, const job *j)
 {
     cleanup_json json_t *history = NULL;
@@ -477,8 +490,9 @@ static void finish_from_history(owner *o, const job *j)
     const char *state = json_string_value(json_object_get(history, "state"));
     if (!state || !job_state_from_name(state, &v.state) || v.state < JOB_SUCCEEDED)
         return;
-    /* A job that is resumed has the history of its earlier end until its first epoch. */
-    if (j->resumed && j->state == JOB_QUEUED)
+    /* Of an earlier try: until the kubeml-ps of this one has begun, the history tells of that one's
+     * end. */
+    if (json_integer_value(json_object_get(history, "generation")) < j->generation)
         return;
     side *s = sides_find(o, j->id);
     const char *sha256 = json_string_value(json_object_get(history, "sha256"));
@@ -486,7 +500,8 @@ static void finish_from_history(owner *o, const job *j)
         snprintf(s->sha256, sizeof s->sha256, "%s", sha256);
     v.reason = json_string_value(json_object_get(history, "reason"));
     v.message = json_string_value(json_object_get(history, "message"));
-    v.value = (int)json_array_size(json_object_get(json_object_get(history, "data"), "epoch_duration"));
+    v.value =
+        (int)json_array_size(json_object_get(json_object_get(history, "data"), "epoch_duration"));
     owner_event(o, &v);
 }
 
@@ -502,6 +517,7 @@ int owner_start(controller *c, owner **out, err *e)
     if (!o)
         return err_set(e, ERR_NOMEM, "no memory for the jobs");
     o->controller = c;
+    o->held = json_object();
     o->unsaved = json_object();
     o->wake_fd = -1;
     o->events_end = &o->events;

@@ -33,8 +33,8 @@ void owner_store_back(owner *o);
 /* Ends the thread. `stop_pods`: and every pod; jobs stay in their records and go on at the next
  * start. NULL is fine. */
 void owner_stop(owner *o, bool stop_pods);
-/* Ends the thread and every pod and frees nothing, for a process that ends now while others may still
- * hold `o`: their calls fail, or do not return. NULL is fine. */
+/* Ends the thread and every pod and frees nothing, for a process that ends now while others may
+ * still hold `o`: their calls fail, or do not return. NULL is fine. */
 void owner_leave(owner *o);
 void owner_random_hex(char *out, size_t bytes); /* bytes - 1 digits, unguessable */
 
@@ -48,10 +48,12 @@ int owner_cancel(owner *o, const char *id, err *e);
 int owner_suspend(owner *o, const char *id, err *e);
 /* A job that ended goes on from its newest checkpoint. ERR_CONFLICT while it has not ended. */
 int owner_resume(owner *o, const char *id, err *e);
-/* As the API shows it: GET /tasks/{id}, and all. `ended`: those too that have ended. */
+/* As the API shows it: GET /tasks/{id}, and all. `active`: those that have not ended, all of them
+ * on the first page; `ended`: those too that have, a page of them (NULL otherwise). */
 int owner_task(owner *o, const char *id, json_t **out, err *e);
-int owner_tasks(owner *o, bool active, bool ended, json_t **out, err *e);
-/* What functions use now, [{"job", "function", "incarnation", "cpu_percent", "memory_bytes", "gpu"}...]: GET /usage. */
+int owner_tasks(owner *o, bool active, bool ended, list_page *page, json_t **out, err *e);
+/* What functions use now, [{"job", "function", "incarnation", "cpu_percent", "memory_bytes",
+ * "gpu"}...]: GET /usage. */
 int owner_usage(owner *o, json_t **out, err *e);
 int owner_explain(owner *o, const char *id, json_t **out, err *e);
 /* The job's log so far, all pods' lines in order of time. Caller frees *out. */
@@ -62,14 +64,17 @@ int owner_follow_logs(owner *o, const char *id, http_stream *stream, err *e);
 /* ERR_CONFLICT naming the job that uses the function or dataset (each may be NULL). */
 int owner_check_unused(owner *o, const char *function, const char *dataset, err *e);
 bool owner_runs(owner *o, const char *id); /* the job, or its last pods */
-/* ERR_CONFLICT unless the job has ended, with its pods, or is unknown. */
-int owner_check_ended(owner *o, const char *id, err *e);
-/* Drops the record of an ended job, and its log. */
+/* For who deletes what a job left: the job has ended, with its pods, or is unknown, and is not
+ * resumed until owner_let_go. ERR_CONFLICT: it has not ended, or another deletes. */
+int owner_hold(owner *o, const char *id, err *e);
+void owner_let_go(owner *o, const char *id);
+/* Drops the record of a job that is held, and its log. */
 int owner_forget(owner *o, const char *id, err *e);
 
-/* A generic runtime for /infer: its open connection, which is the caller's until it is given back by
- * owner_release_function. Blocks until one is there or the deadline. */
-int owner_take_function(owner *o, int64_t deadline_ms, wire **out, char name[CLUSTER_NAME_BYTES], err *e);
+/* A generic runtime for /infer: its open connection, which is the caller's until it is given back
+ * by owner_release_function. Blocks until one is there or the deadline. */
+int owner_take_function(owner *o, int64_t deadline_ms, wire **out, char name[CLUSTER_NAME_BYTES],
+                        err *e);
 void owner_release_function(owner *o, const char *name); /* ends it: it has loaded user's code */
 
 /* {"slots", "slots_free", "queued", "running", "pool": {...}}: for /ready and metrics. */

@@ -1,4 +1,5 @@
-/* owner_api.c: the calls of owner.h. Each packs its arguments, runs in the owner's thread and waits. */
+/* owner_api.c: the calls of owner.h. Each packs its arguments, runs in the owner's thread and
+ * waits. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +47,7 @@ static int check_id(const char *id, err *e)
     return unknown(id, e);
 }
 
-/* ---- jobs that have ended, but whose pods have not ---------------------------------------------------- */
+/* ---- jobs that have ended, but whose pods have not ------------------------------------------- */
 
 static void run_draining(owner *o, void *arg)
 {
@@ -76,7 +77,7 @@ static void wait_drained(owner *o, const char *id)
     }
 }
 
-/* ---- submit, stop, resume --------------------------------------------------------------------------- */
+/* ---- submit, stop, resume -------------------------------------------------------------------- */
 
 static bool model_exists(owner *o, const char *id)
 {
@@ -87,6 +88,18 @@ static bool model_exists(owner *o, const char *id)
 }
 
 static int get_record(owner *o, const char *id, json_t **out, err *e);
+
+/* It would wait for ever. */
+static int check_slots(const owner *o, const request *r, err *e)
+{
+    if (!o->cluster->ops->slots_stay || !r->static_parallelism ||
+        r->default_parallelism <= o->slots)
+        return 0;
+    return err_set(e, ERR_INVALID,
+                   "options.default_parallelism: %d static functions, and there are %d slots here "
+                   "(kubeml up --slots N)",
+                   r->default_parallelism, o->slots);
+}
 
 static void run_submit(owner *o, void *arg)
 {
@@ -109,7 +122,7 @@ static void run_submit(owner *o, void *arg)
         return;
     }
     snprintf(s->user, sizeof s->user, "%s", c->user);
-    if (sides_resolve(o, s, c->request, &c->why) ||
+    if (check_slots(o, c->request, &c->why) || sides_resolve(o, s, c->request, &c->why) ||
         jobs_submit(o->machine, id, c->request, false, clock_wall_ms(), &c->why)) {
         sides_drop(o, id);
         return;
@@ -171,8 +184,9 @@ static void run_cancel(owner *o, void *arg)
     }
     c->status = get_record(o, c->id, &record, &c->why);
     if (c->status == 0)
-        c->status = err_set(&c->why, ERR_CONFLICT, "job %s has ended already: %s", c->id,
-                            json_string_value(json_object_get(json_object_get(record, "job"), "state")));
+        c->status =
+            err_set(&c->why, ERR_CONFLICT, "job %s has ended already: %s", c->id,
+                    json_string_value(json_object_get(json_object_get(record, "job"), "state")));
 }
 
 int owner_cancel(owner *o, const char *id, err *e)
@@ -188,14 +202,17 @@ static void run_suspend(owner *o, void *arg)
     cleanup_json json_t *record = NULL;
     const job *j = jobs_find(o->machine, c->id);
     if (j && !job_ended(j)) {
-        owner_event(o, &(job_event){.type = JOB_SUSPEND, .job = c->id,
-                                    .message = "it stands at its last merge until it is resumed"});
+        owner_event(
+            o, &(job_event){
+                   .type = JOB_SUSPEND, .job = c->id,
+                   .message = "it was asked to stop at its next merge; resume goes on from there"});
         return;
     }
     c->status = get_record(o, c->id, &record, &c->why);
     const char *state = json_string_value(json_object_get(json_object_get(record, "job"), "state"));
     if (c->status == 0 && (!state || strcmp(state, "suspended") != 0))
-        c->status = err_set(&c->why, ERR_CONFLICT, "job %s has ended already: %s", c->id, state ? state : "?");
+        c->status = err_set(&c->why, ERR_CONFLICT, "job %s has ended already: %s", c->id,
+                            state ? state : "?");
 }
 
 int owner_suspend(owner *o, const char *id, err *e)
@@ -236,12 +253,17 @@ static void run_resume(owner *o, void *arg)
         c->status = err_set(&c->why, ERR_CONFLICT, "job %s has not ended", c->id);
         return;
     }
+    if (json_object_get(o->held, c->id)) {
+        c->status = err_set(&c->why, ERR_CONFLICT, "what job %s left is being deleted", c->id);
+        return;
+    }
     c->status = get_record(o, c->id, &record, &c->why);
     if (c->status)
         return;
     const char *state = json_string_value(json_object_get(json_object_get(record, "job"), "state"));
     if (state && strcmp(state, "succeeded") == 0)
-        c->status = err_set(&c->why, ERR_CONFLICT, "job %s has succeeded: there is nothing left to do", c->id);
+        c->status = err_set(&c->why, ERR_CONFLICT,
+                            "job %s has succeeded: there is nothing left to do", c->id);
     else
         c->status = resume(o, c->id, record, &c->why);
     if (c->status == 0)
@@ -256,7 +278,7 @@ int owner_resume(owner *o, const char *id, err *e)
     return finish(&c, e);
 }
 
-/* ---- looking ------------------------------------------------------------------------------------------- */
+/* ---- looking --------------------------------------------------------------------------------- */
 
 static void run_task(owner *o, void *arg)
 {
@@ -309,45 +331,33 @@ static bool record_ended(const json_t *record)
     return name && job_state_from_name(name, &state) && state >= JOB_SUCCEEDED;
 }
 
-typedef struct ended_list {
-    const json_t *live;
-    json_t *out;
-} ended_list;
-
-static int add_if_ended(void *context, const char *key, json_t *record, err *e)
+static json_t *show_if_ended(void *live, const char *key, json_t *record)
 {
-    (void)e;
-    const ended_list *l = context;
-    if (!record_ended(record) || has_task(l->live, key))
-        return 0;
+    if (!record_ended(record) || has_task(live, key))
+        return NULL;
     json_t *task = jobs_task_json(record);
     json_object_set_new(task, "phase", json_null());
-    json_array_append_new(l->out, task);
-    return 0;
+    return task;
 }
 
-/* From the store, in the caller's thread. */
-static int add_ended(owner *o, const json_t *live, json_t *out, err *e)
-{
-    return store_walk(o->controller->store, "jobs", add_if_ended, &(ended_list){live, out}, e);
-}
-
-int owner_tasks(owner *o, bool active, bool ended, json_t **out, err *e)
+int owner_tasks(owner *o, bool active, bool ended, list_page *page, json_t **out, err *e)
 {
     json_t *live = json_array();
     request_call c = {.out = &live};
     owner_run(o, run_live, &c);
     *out = json_array();
-    if (active)
+    if (active && (!page || !page->after[0]))
         json_array_extend(*out, live);
-    int status = ended ? add_ended(o, live, *out, e) : 0;
+    /* Those that have ended are the store's, which the caller's thread asks. */
+    int status =
+        ended ? list_add(o->controller->store, "jobs", page, show_if_ended, live, *out, e) : 0;
     json_decref(live);
     if (status)
         json_decref(*out);
     return status;
 }
 
-/* ---- why ---------------------------------------------------------------------------------------------------- */
+/* ---- why ------------------------------------------------------------------------------------- */
 
 enum { LOG_END_LINES = 8, LOG_END_LINE_BYTES = 400 };
 
@@ -395,13 +405,15 @@ int owner_explain(owner *o, const char *id, json_t **out, err *e)
     size_t i;
     const json_t *phase = json_object_get(task, "phase");
     if (json_is_string(phase))
-        json_array_append_new(evidence, json_sprintf("kubeml-ps is %s; epochs done: %d", json_string_value(phase),
-                                                     (int)json_integer_value(json_object_get(task, "epoch"))));
+        json_array_append_new(
+            evidence, json_sprintf("kubeml-ps is %s; epochs done: %d", json_string_value(phase),
+                                   (int)json_integer_value(json_object_get(task, "epoch"))));
     const json_t *averaging = json_object_get(task, "averaging");
     if (json_is_string(averaging))
         json_array_append_new(evidence, json_string(json_string_value(averaging)));
     json_array_foreach(json_object_get(task, "gpus"), i, gpu)
-        json_array_append_new(evidence, json_sprintf("function %d is on GPU %s", (int)i, json_string_value(gpu)));
+        json_array_append_new(
+            evidence, json_sprintf("function %d is on GPU %s", (int)i, json_string_value(gpu)));
     json_array_foreach(json_object_get(task, "conditions"), i, condition) {
         const char *message = json_string_value(json_object_get(condition, "message"));
         if (strcmp(json_string_value(json_object_get(condition, "status")), "True") == 0)
@@ -411,12 +423,12 @@ int owner_explain(owner *o, const char *id, json_t **out, err *e)
     if (strcmp(json_string_value(json_object_get(task, "state")), "failed") == 0)
         add_log_end(o, id, evidence);
     *out = json_pack("{s:O, s:O, s:O, s:O, s:o}", "id", json_object_get(task, "id"), "state",
-                     json_object_get(task, "state"), "reason", json_object_get(task, "reason"), "message",
-                     json_object_get(task, "message"), "evidence", evidence);
+                     json_object_get(task, "state"), "reason", json_object_get(task, "reason"),
+                     "message", json_object_get(task, "message"), "evidence", evidence);
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for the answer");
 }
 
-/* ---- logs ------------------------------------------------------------------------------------------------- */
+/* ---- logs ------------------------------------------------------------------------------------ */
 
 static int stored_logs(owner *o, const char *id, buf *out, err *e)
 {
@@ -440,7 +452,8 @@ static void run_logs(owner *o, void *arg)
     buf_init(&text, (size_t)CONTROLLER_LOG_BYTES_MAX * 32);
     c->status = jobs_find(o->machine, c->id) ? 0 : get_record(o, c->id, &record, &c->why);
     if (c->status == 0)
-        c->status = stored_logs(o, c->id, &text, &c->why) || logs_merged(o, c->id, &text, &c->why) ? -1 : 0;
+        c->status =
+            stored_logs(o, c->id, &text, &c->why) || logs_merged(o, c->id, &text, &c->why) ? -1 : 0;
     if (c->status)
         return;
     *c->len = text.len;
@@ -454,7 +467,7 @@ int owner_logs(owner *o, const char *id, char **out, size_t *len, err *e)
     return finish(&c, e);
 }
 
-/* ---- what is in use ------------------------------------------------------------------------------------------ */
+/* ---- what is in use -------------------------------------------------------------------------- */
 
 static void run_check_unused(owner *o, void *arg)
 {
@@ -464,9 +477,11 @@ static void run_check_unused(owner *o, void *arg)
         if (job_ended(j))
             continue;
         if (c->function && strcmp(c->function, j->request.function_name) == 0)
-            c->status = err_set(&c->why, ERR_CONFLICT, "job %s uses function \"%s\"", j->id, c->function);
+            c->status =
+                err_set(&c->why, ERR_CONFLICT, "job %s uses function \"%s\"", j->id, c->function);
         if (c->dataset && strcmp(c->dataset, j->request.dataset) == 0)
-            c->status = err_set(&c->why, ERR_CONFLICT, "job %s uses dataset \"%s\"", j->id, c->dataset);
+            c->status =
+                err_set(&c->why, ERR_CONFLICT, "job %s uses dataset \"%s\"", j->id, c->dataset);
     }
 }
 
@@ -491,12 +506,33 @@ bool owner_runs(owner *o, const char *id)
     return c.status != 0;
 }
 
-int owner_check_ended(owner *o, const char *id, err *e)
+static void run_hold(owner *o, void *arg)
+{
+    request_call *c = arg;
+    run_check_ended(o, arg);
+    if (c->status == 0 && json_object_get(o->held, c->id))
+        c->status = err_set(&c->why, ERR_CONFLICT, "what job %s left is being deleted", c->id);
+    if (c->status == 0 && json_object_set_new(o->held, c->id, json_true()))
+        c->status = err_set(&c->why, ERR_NOMEM, "no memory to hold job %s", c->id);
+}
+
+int owner_hold(owner *o, const char *id, err *e)
 {
     request_call c = {.id = id};
     wait_drained(o, id);
-    owner_run(o, run_check_ended, &c);
+    owner_run(o, run_hold, &c);
     return finish(&c, e);
+}
+
+static void run_let_go(owner *o, void *arg)
+{
+    json_object_del(o->held, ((request_call *)arg)->id);
+}
+
+void owner_let_go(owner *o, const char *id)
+{
+    request_call c = {.id = id};
+    owner_run(o, run_let_go, &c);
 }
 
 static void run_forget(owner *o, void *arg)
@@ -509,7 +545,8 @@ static void run_forget(owner *o, void *arg)
     run_check_ended(o, arg);
     if (c->status)
         return;
-    if (store_delete(o->controller->store, "jobs", c->id, STORE_ANY, &why) && why.code != ERR_NOT_FOUND) {
+    if (store_delete(o->controller->store, "jobs", c->id, STORE_ANY, &why) &&
+        why.code != ERR_NOT_FOUND) {
         c->why = why;
         c->status = -1;
         return;
@@ -527,7 +564,7 @@ int owner_forget(owner *o, const char *id, err *e)
     return finish(&c, e);
 }
 
-/* ---- followers -------------------------------------------------------------------------------------------------- */
+/* ---- followers ------------------------------------------------------------------------------- */
 
 static void run_follow(owner *o, void *arg)
 {
@@ -549,7 +586,7 @@ int owner_follow_logs(owner *o, const char *id, http_stream *stream, err *e)
     return finish(&c, e);
 }
 
-/* ---- runtimes for /infer -------------------------------------------------------------------------------------------- */
+/* ---- runtimes for /infer --------------------------------------------------------------------- */
 
 static void run_take(owner *o, void *arg)
 {
@@ -563,7 +600,8 @@ static void run_forget_waiter(owner *o, void *arg)
             p->waiter = NULL;
 }
 
-int owner_take_function(owner *o, int64_t deadline_ms, wire **out, char name[CLUSTER_NAME_BYTES], err *e)
+int owner_take_function(owner *o, int64_t deadline_ms, wire **out, char name[CLUSTER_NAME_BYTES],
+                        err *e)
 {
     take_waiter w = {0};
     request_call c = {.waiter = &w};
@@ -601,7 +639,7 @@ void owner_release_function(owner *o, const char *name)
     owner_run(o, run_release, &c);
 }
 
-/* ---- figures ------------------------------------------------------------------------------------------------------------ */
+/* ---- figures --------------------------------------------------------------------------------- */
 
 static void run_status(owner *o, void *arg)
 {

@@ -1,8 +1,8 @@
 /* owner_follow.c: open event and log streams of jobs.
  *
  * Events are server-sent events: "state" with the task, at each change of state or reason, and
- * "epoch" with an epoch's figures. A new follower first gets what was before. Logs are looked at every
- * OWNER_LOG_POLL_MS while somebody follows. */
+ * "epoch" with an epoch's figures. A new follower first gets what was before. Logs are looked at
+ * every OWNER_LOG_POLL_MS while somebody follows. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,7 +81,7 @@ void follow_epoch(owner *o, const char *id, const json_t *epoch)
             say(f, "epoch", epoch);
 }
 
-/* ---- logs ---------------------------------------------------------------------------------------------- */
+/* ---- logs ------------------------------------------------------------------------------------ */
 
 /* What came since the last look. A line that a pod writes late, with an earlier time, comes after
  * what was sent: order holds within one look. */
@@ -108,7 +108,7 @@ void follow_end(owner *o, const char *id)
             f->ended = true;
 }
 
-/* ---- the list ------------------------------------------------------------------------------------------- */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 static void free_follower(follower *f)
 {
@@ -164,7 +164,8 @@ static void ping(follower *f, int64_t now_ms)
     if (now_ms < f->ping_ms)
         return;
     f->ping_ms = now_ms + OWNER_STREAM_PING_MS;
-    /* A comment of the event stream; a log has none, and shows a closed client when it is written. */
+    /* A comment of the event stream; a log has none, and shows a closed client when it is
+     * written. */
     if (f->logs ? !http_stream_alive(f->stream) : !http_stream_write(f->stream, ": here\n\n", 8))
         f->ended = true;
 }
@@ -193,7 +194,9 @@ int64_t follow_deadline(const owner *o)
 {
     int64_t first = INT64_MAX;
     for (const follower *f = o->followers; f; f = f->next) {
-        int64_t due = f->ended ? 0 : f->logs && o->poll_logs_ms < f->ping_ms ? o->poll_logs_ms : f->ping_ms;
+        int64_t due = f->ended                                  ? 0
+                      : f->logs && o->poll_logs_ms < f->ping_ms ? o->poll_logs_ms
+                                                                : f->ping_ms;
         first = due < first ? due : first;
     }
     return first;

@@ -8,8 +8,10 @@
  * owner_api.c     the calls of owner.h
  * owner_follow.c  event and log streams
  * owner_usage.c   what functions use now
+ * owner_algorithms.c  what they have measured on GPUs
  *
- * Everything here is touched by the owner's thread alone, except `lock` and what stands behind it. */
+ * Everything here is touched by the owner's thread alone, except `lock` and what stands behind
+ * it. */
 #ifndef KUBEML_OWNER_INTERNAL_H
 #define KUBEML_OWNER_INTERNAL_H
 
@@ -21,18 +23,23 @@
 #include "owner.h"
 
 enum {
+    MEASURED_MAX = 256,    /* sorts of functions whose shapes are known to be measured */
     POOL_TOKEN_BYTES = 65,
     JOB_SECRET_TEXT_BYTES = 65,
     CLUSTER_PODS_SEEN_MAX = 2048,
     POD_DIAL_MS = 5,       /* between two tries to reach a pod that starts */
     POD_DIAL_MS_MAX = 100,
-    POD_DEAD_MS = 3000,    /* without a sign of its node a pod's connection is over */
-    POD_LOST_MS = 1500,    /* then, in a cluster, until a kubeml-ps that cannot be reached is replaced */
+    /* Together at most 4 s, so that what follows has begun 5 s after a node's loss. The first ends
+     * a connection, which costs nothing where the pod lives: it is dialled again all through the
+     * second. */
+    POD_DEAD_MS = 2000,    /* without a sign of its node a pod's connection is over */
+    /* then, in a cluster, until a kubeml-ps that cannot be reached is replaced */
+    POD_LOST_MS = 1500,
     POD_HELLO_MS = 60000,  /* a started pod that does not say welcome is ended */
     LOG_EVIDENCE_BYTES = 2048, /* of a pod's log, in the message of its end */
 };
 
-/* ---- pods ---------------------------------------------------------------------------------------- */
+/* ---- pods ------------------------------------------------------------------------------------ */
 
 typedef enum pod_use {
     USE_STARTING, /* dialled until it says welcome */
@@ -42,8 +49,15 @@ typedef enum pod_use {
     USE_STOPPING, /* cluster stop was called */
 } pod_use;
 
-/* What is awaited on its connection. */
-typedef enum pod_talk { TALK_NONE, TALK_WELCOME, TALK_ACCEPTED, TALK_SPECIALISED, TALK_LIVE } pod_talk;
+/* What is awaited on its connection; TURN: it is told nothing while another function measures. */
+typedef enum pod_talk {
+    TALK_NONE,
+    TALK_WELCOME,
+    TALK_ACCEPTED,
+    TALK_TURN,
+    TALK_SPECIALISED,
+    TALK_LIVE
+} pod_talk;
 
 typedef struct link_pod {
     char name[CLUSTER_NAME_BYTES];
@@ -66,7 +80,7 @@ typedef struct link_pod {
     struct link_pod *next;
 } link_pod;
 
-/* ---- jobs ---------------------------------------------------------------------------------------- */
+/* ---- jobs ------------------------------------------------------------------------------------ */
 
 /* When what of a job's start was done, in clock_monotonic_ms; 0: not yet. */
 typedef struct job_times {
@@ -94,7 +108,7 @@ typedef struct side {
     struct side *next;
 } side;
 
-/* ---- events --------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 /* An event with its own texts, waiting for its step. */
 typedef struct event {
@@ -120,7 +134,7 @@ typedef struct take_waiter {
     err why;
 } take_waiter;
 
-/* ---- followers -------------------------------------------------------------------------------------- */
+/* ---- followers ------------------------------------------------------------------------------- */
 
 typedef struct log_position {
     char pod[CLUSTER_NAME_BYTES];
@@ -159,6 +173,10 @@ struct owner {
     bool mps; /* its daemon runs */
     bool pumping;
     uint32_t names; /* pods named so far */
+    json_t *held;    /* jobs of which something is being deleted, by their id */
+    json_t *algorithms; /* a text: owner_algorithms.c; NULL: not read yet */
+    uint64_t measured[MEASURED_MAX]; /* sorts of functions, likewise */
+    unsigned measured_count;         /* ever; the oldest give way */
     json_t *unsaved; /* records of jobs by their id, for when the store is back */
     int64_t poll_logs_ms, pool_retry_ms;
     int64_t pool_wait_ms; /* until the pool tries again, doubled with each pod that did not start */
@@ -183,7 +201,8 @@ void owner_pump(owner *o);
 link_pod *pool_find(owner *o, const char *name);
 link_pod *pool_of(owner *o, const char *id, int function, int incarnation);
 void pool_take(owner *o, const job_action *a);
-void pool_untake(owner *o, const job_action *a); /* of what pool_take started and is not there yet */
+/* of what pool_take started and is not there yet */
+void pool_untake(owner *o, const job_action *a);
 void pool_stop(owner *o, const char *name, int grace_ms);
 void pool_ended(owner *o, const pod *p);
 void pool_changed(owner *o, const pod *p); /* its address is known, or why it waits */
@@ -207,6 +226,7 @@ void pool_welcome(owner *o, link_pod *p, const json_t *m); /* the first frame it
 void pool_send_job(owner *o, const job_action *a);
 void pool_attach(owner *o, const job_action *a);
 void pool_specialise(owner *o, const job_action *a);
+void pool_specialise_waiting(owner *o); /* whose turn has come */
 void pool_tell(owner *o, const char *id, json_t *message);    /* to its kubeml-ps; steals */
 void pool_send(owner *o, link_pod *p, json_t *message);       /* steals */
 void pool_broken(owner *o, link_pod *p, const char *why);     /* its connection has ended */
@@ -218,15 +238,18 @@ side *sides_new(owner *o, const char *id);
 void sides_drop(owner *o, const char *id);
 json_t *sides_record(const side *s, const job *j); /* new reference */
 int sides_restore(owner *o, const json_t *record, side **out, err *e);
-/* What the job's pods read and write by: made and kept in the job's record, before the first is told. */
+/* What the job's pods read and write by: made and kept in the job's record, before the first is
+ * told. */
 int sides_access(owner *o, side *s, const job *j, err *e);
 /* Takes that back. */
 void sides_revoke(owner *o, side *s);
-/* What was given to jobs that are not here, before a crash or while the store was away, is taken back. */
+/* What was given to jobs that are not here, before a crash or while the store was away, is taken
+ * back. */
 void sides_revoke_others(owner *o);
 int sides_open_object(owner *o, side *s, err *e);
 json_t *jobs_task_json(const json_t *record); /* a record as the API shows it */
-json_t *jobs_live_json(owner *o, const job *j); /* the same for one in the machine, with its reason */
+/* the same for one in the machine, with its reason */
+json_t *jobs_live_json(owner *o, const job *j);
 void jobs_save(owner *o, const job *j);
 void jobs_save_unsaved(owner *o);
 json_t *epochs_of_history(store *st, const char *id);
@@ -251,8 +274,18 @@ void follow_timers(owner *o, int64_t now_ms);
 int64_t follow_deadline(const owner *o);
 void follow_close(owner *o);
 
+/* owner_algorithms.c */
+json_t *algorithms_known(owner *o); /* a text, a new reference; NULL: nothing is */
+/* what a function says that it measured; "": nothing */
+void algorithms_take(owner *o, const char *told);
+/* Whether a function of that job has been through measuring, with the same code, data and batch,
+ * while this controller ran. */
+bool algorithms_measured(const owner *o, const side *s, const job *j);
+void algorithms_note(owner *o, const side *s, const job *j); /* one has */
+
 /* owner_usage.c: what functions use */
-void usage_take(owner *o, const char *id, const json_t *rows); /* borrows `rows`, of kubeml-ps's message */
+/* borrows `rows`, of kubeml-ps's message */
+void usage_take(owner *o, const char *id, const json_t *rows);
 void usage_drop(owner *o, const char *id);
 
 #endif

@@ -1,8 +1,10 @@
-/* owner_jobs.c: what the controller keeps of a job beside the machine: its record, and how the API shows it.
+/* owner_jobs.c: what the controller keeps of a job beside the machine: its record, and how the API
+ * shows it.
  *
  * A record of collection `jobs`: {"job": <job_record of job.h>, "function", "dataset", "secret",
- * "user"?, "plan"?, "start_ms", "last": <the last epoch>, "sha256", "store"?}. The secret and the locators ("store"
- * and the dataset's) never leave the store but in frames to the job's own pods. */
+ * "user"?, "plan"?, "start_ms", "last": <the last epoch>, "sha256", "store"?}. The secret and the
+ * locators ("store" and the dataset's) never leave the store but in frames to the job's own
+ * pods. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +17,7 @@
 #include "owner_internal.h"
 #include "store_watch.h"
 
-/* ---- sides ------------------------------------------------------------------------------------------ */
+/* ---- sides ----------------------------------------------------------------------------------- */
 
 side *sides_find(owner *o, const char *id)
 {
@@ -64,9 +66,9 @@ void sides_drop(owner *o, const char *id)
 
 static json_t *dataset_message(const dataset_info *d, err *e)
 {
-    json_t *out = json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I}", "name", d->name, "digest", d->digest,
-                            "train_samples", (json_int_t)d->samples[DATASET_TRAIN], "train_chunks",
-                            (json_int_t)d->chunks[DATASET_TRAIN], "test_samples",
+    json_t *out = json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I}", "name", d->name, "digest",
+                            d->digest, "train_samples", (json_int_t)d->samples[DATASET_TRAIN],
+                            "train_chunks", (json_int_t)d->chunks[DATASET_TRAIN], "test_samples",
                             (json_int_t)d->samples[DATASET_TEST], "test_chunks",
                             (json_int_t)d->chunks[DATASET_TEST], "chunk_samples",
                             (json_int_t)d->chunk_samples);
@@ -88,8 +90,9 @@ int sides_resolve(owner *o, side *s, const request *r, err *e)
     err why = ERR_INIT;
     if (dataset_find(o->controller->store, r->dataset, &info, NULL, &why)) {
         *e = why;
-        return why.code == ERR_NOT_FOUND ? err_set(e, ERR_NOT_FOUND, "there is no dataset \"%s\"", r->dataset)
-                                         : -1;
+        return why.code == ERR_NOT_FOUND
+                   ? err_set(e, ERR_NOT_FOUND, "there is no dataset \"%s\"", r->dataset)
+                   : -1;
     }
     s->dataset = dataset_message(&info, e);
     s->info = dataset_info_json(&info);
@@ -107,7 +110,7 @@ int sides_open_object(owner *o, side *s, err *e)
     return blob_path(s->object, s->object_path, e);
 }
 
-/* ---- what its pods may read and write ---------------------------------------------------------------- */
+/* ---- what its pods may read and write -------------------------------------------------------- */
 
 static int make_locators(store *st, side *s, err *e)
 {
@@ -141,7 +144,8 @@ int sides_access(owner *o, side *s, const job *j, err *e)
     jobs_save(o, j);
     log_context(s->id, -1, -1);
     if (is_open_to_all(s->locator))
-        log_warn("the store has no users: whoever reaches it reads and writes all of it, this job's pods too");
+        log_warn(
+            "the store has no users: whoever reaches it reads and writes all of it, this job's pods too");
     else if (store_locator_has_user(s->locator))
         log_info("its pods have users of their own in the store");
     log_context(NULL, -1, -1);
@@ -182,7 +186,7 @@ void sides_revoke_others(owner *o)
     free(kept);
 }
 
-/* ---- records ------------------------------------------------------------------------------------------- */
+/* ---- records --------------------------------------------------------------------------------- */
 
 static void set_since(json_t *out, const char *key, int64_t from, int64_t to)
 {
@@ -205,11 +209,12 @@ json_t *sides_record(const side *s, const job *j)
 {
     size_t epochs = json_array_size(s->epochs);
     json_t *last = epochs ? json_array_get(s->epochs, epochs - 1) : NULL;
-    return json_pack("{s:o, s:O, s:O, s:O*, s:s, s:s*, s:O*, s:o, s:O*, s:s, s:s*, s:s*}", "job", job_record(j), "function",
-                     s->function, "dataset", s->dataset, "dataset_info", s->info, "secret", s->secret, "user",
-                     s->user[0] ? s->user : NULL, "plan", s->plan,
-                     "start_ms", s->start_ms ? json_incref(s->start_ms) : start_json(&s->times), "last",
-                     last, "sha256", s->sha256, "store", s->locator[0] ? s->locator : NULL, "averaging",
+    return json_pack("{s:o, s:O, s:O, s:O*, s:s, s:s*, s:O*, s:o, s:O*, s:s, s:s*, s:s*}", "job",
+                     job_record(j), "function", s->function, "dataset", s->dataset, "dataset_info",
+                     s->info, "secret", s->secret, "user", s->user[0] ? s->user : NULL, "plan",
+                     s->plan, "start_ms",
+                     s->start_ms ? json_incref(s->start_ms) : start_json(&s->times), "last", last,
+                     "sha256", s->sha256, "store", s->locator[0] ? s->locator : NULL, "averaging",
                      s->averaging[0] ? s->averaging : NULL);
 }
 
@@ -243,7 +248,8 @@ int sides_restore(owner *o, const json_t *record, side **out, err *e)
     const json_t *inner = json_object_get(record, "job");
     const char *id = json_string_value(json_object_get(inner, "id"));
     const char *secret = json_string_value(json_object_get(record, "secret"));
-    json_t *function = json_object_get(record, "function"), *data = json_object_get(record, "dataset");
+    json_t *function = json_object_get(record, "function"),
+           *data = json_object_get(record, "dataset");
     if (!id || !secret || !json_is_object(function) || !json_is_object(data))
         return err_set(e, ERR_CORRUPT, "the record has no id, secret, function or dataset");
     side *s = sides_new(o, id);
@@ -307,7 +313,7 @@ void jobs_save_unsaved(owner *o)
     }
 }
 
-/* ---- as the API shows it ----------------------------------------------------------------------------------- */
+/* ---- as the API shows it --------------------------------------------------------------------- */
 
 static void copy_field(json_t *to, const char *key, const json_t *from, const char *from_key)
 {
@@ -348,7 +354,8 @@ json_t *jobs_task_json(const json_t *record)
     copy_field(out, "averaging", record, "averaging");
     copy_field(out, "epoch", inner, "epochs");
     copy_field(out, "parallelism", inner, "parallelism");
-    json_object_set_new(out, "retries", json_integer(json_integer_value(json_object_get(inner, "retries"))));
+    json_object_set_new(out, "retries",
+                        json_integer(json_integer_value(json_object_get(inner, "retries"))));
     for (size_t i = 0; i < sizeof last / sizeof *last; i++)
         copy_field(out, last[i], epoch, last[i]);
     json_object_set_new(out, "conditions", conditions_json(json_object_get(inner, "conditions")));
@@ -388,7 +395,8 @@ json_t *jobs_live_json(owner *o, const job *j)
     json_object_set_new(out, "reason", json_string(why.reason));
     json_object_set_new(out, "message", json_string(why.message));
     json_object_set_new(out, "gpus", gpus_json(o, j));
-    json_object_set_new(out, "phase", j->phase[0] && !job_ended(j) ? json_string(j->phase) : json_null());
+    json_object_set_new(out, "phase",
+                        j->phase[0] && !job_ended(j) ? json_string(j->phase) : json_null());
     /* It goes to other threads: nothing in it may be shared with what stays here. */
     json_t *own = json_deep_copy(out);
     json_decref(out);

@@ -1,4 +1,5 @@
-/* owner_logs.c: a job's log: its pods' lines merged by their time, and put into the store when it has ended. */
+/* owner_logs.c: a job's log: its pods' lines merged by their time, and put into the store when it
+ * has ended. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,7 +84,8 @@ static int write_lines(const pod_log *logs, size_t pods, buf *out, err *e)
     if (count)
         qsort(lines, count, sizeof *lines, by_time);
     for (size_t i = 0; i < count && status == 0; i++)
-        status = buf_printf(out, e, "%-12s| %.*s\n", logs[lines[i].pod].label, lines[i].len, lines[i].text);
+        status = buf_printf(out, e, "%-12s| %.*s\n", logs[lines[i].pod].label, lines[i].len,
+                            lines[i].text);
     free(lines);
     return status;
 }
@@ -139,7 +141,8 @@ static int merge(owner *o, const char *id, log_position **positions, buf *out, e
             cut_seen(log, position_of(positions, all[i].name), all[i].phase == POD_ENDED);
         used++;
     }
-    int status = logs ? write_lines(logs, used, out, e) : err_set(e, ERR_NOMEM, "no memory for the job's log");
+    int status = logs ? write_lines(logs, used, out, e)
+                      : err_set(e, ERR_NOMEM, "no memory for the job's log");
     for (size_t i = 0; i < used; i++)
         free(logs[i].text);
     return status;

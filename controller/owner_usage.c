@@ -1,4 +1,5 @@
-/* owner_usage.c: what functions use, as each job's kubeml-ps tells every few seconds: for GET /usage and /metrics. */
+/* owner_usage.c: what functions use, as each job's kubeml-ps tells every few seconds: for GET
+ * /usage and /metrics. */
 #include <stdio.h>
 
 #include "controller.h"
@@ -8,20 +9,26 @@ static void set_gauges(controller_metrics *g, const char *id, const json_t *row)
 {
     char function[16];
     const json_t *gpu = json_object_get(row, "gpu");
-    snprintf(function, sizeof function, "%d", (int)json_integer_value(json_object_get(row, "function")));
-    metric_set(g->cpu_percent, json_number_value(json_object_get(row, "cpu_percent")), id, function, NULL);
-    metric_set(g->memory_bytes, json_number_value(json_object_get(row, "memory_bytes")), id, function, NULL);
+    snprintf(function, sizeof function, "%d",
+             (int)json_integer_value(json_object_get(row, "function")));
+    metric_set(g->cpu_percent, json_number_value(json_object_get(row, "cpu_percent")), id, function,
+               NULL);
+    metric_set(g->memory_bytes, json_number_value(json_object_get(row, "memory_bytes")), id,
+               function, NULL);
     if (!gpu)
         return;
-    metric_set(g->gpu_percent, json_number_value(json_object_get(gpu, "percent")), id, function, NULL);
-    metric_set(g->gpu_memory_bytes, json_number_value(json_object_get(gpu, "memory_bytes")), id, function, NULL);
+    metric_set(g->gpu_percent, json_number_value(json_object_get(gpu, "percent")), id, function,
+               NULL);
+    metric_set(g->gpu_memory_bytes, json_number_value(json_object_get(gpu, "memory_bytes")), id,
+               function, NULL);
     metric_set(g->gpu_watts, json_number_value(json_object_get(gpu, "watts")), id, function, NULL);
 }
 
 void usage_drop(owner *o, const char *id)
 {
     controller_metrics *g = &o->controller->metrics;
-    metric *const gauges[] = {g->cpu_percent, g->memory_bytes, g->gpu_percent, g->gpu_memory_bytes, g->gpu_watts};
+    metric *const gauges[] = {g->cpu_percent, g->memory_bytes, g->gpu_percent, g->gpu_memory_bytes,
+                              g->gpu_watts};
     side *s = sides_find(o, id);
     for (size_t i = 0; i < sizeof gauges / sizeof *gauges; i++)
         metric_drop(gauges[i], id);
@@ -38,7 +45,8 @@ void usage_take(owner *o, const char *id, const json_t *rows)
     json_t *row, *shown;
     size_t i;
     const job *j = jobs_find(o->machine, id);
-    if (!s || !j || job_ended(j) || !json_is_array(rows)) /* kubeml-ps may tell a last time after the end */
+    /* kubeml-ps may tell a last time after the end */
+    if (!s || !j || job_ended(j) || !json_is_array(rows))
         return;
     usage_drop(o, id);
     s->usage = json_array();

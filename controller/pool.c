@@ -1,8 +1,8 @@
 /* pool.c: pods and the connections to them, and the pool of warm ones.
  *
  * A pod is started generic and dialled until it says welcome; then it is warm, or goes at once to
- * the job that asked for it. It is labelled before it hears of the job. One that was given away never
- * comes back. */
+ * the job that asked for it. It is labelled before it hears of the job. One that was given away
+ * never comes back. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +34,7 @@ static void retry_later(owner *o)
     o->pool_retry_ms = clock_deadline_ms(o->pool_wait_ms);
 }
 
-/* ---- the list --------------------------------------------------------------------------------------- */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 link_pod *pool_find(owner *o, const char *name)
 {
@@ -93,14 +93,14 @@ void pool_use(link_pod *p, pod_use use)
     p->since_ms = clock_monotonic_ms();
 }
 
-/* ---- events ------------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 void pool_event(owner *o, const link_pod *p, job_event_type type, err_code code, const char *reason,
                  const char *message)
 {
-    owner_event(o, &(job_event){.type = type, .job = p->job, .pod = p->name, .function = p->function,
-                                .incarnation = p->incarnation, .code = code, .reason = reason,
-                                .message = message});
+    owner_event(o, &(job_event){.type = type, .job = p->job, .pod = p->name,
+                                .function = p->function, .incarnation = p->incarnation,
+                                .code = code, .reason = reason, .message = message});
 }
 
 static void waiter_done(owner *o, link_pod *p, const err *why)
@@ -121,7 +121,7 @@ static void waiter_done(owner *o, link_pod *p, const err *why)
     pthread_mutex_unlock(&o->lock);
 }
 
-/* ---- starting ------------------------------------------------------------------------------------------ */
+/* ---- starting -------------------------------------------------------------------------------- */
 
 static link_pod *add(owner *o, const pod *from)
 {
@@ -150,7 +150,8 @@ static link_pod *start(owner *o, pod_role role, int gpu, err *e)
     owner_random_hex(random, sizeof random);
     snprintf(spec.name, sizeof spec.name, "%s-%s", role == POD_PS ? "ps" : "function", random);
     /* CUDA takes terabytes of addresses. */
-    spec.limits.memory_bytes = role == POD_FUNCTION && o->gpus == 0 ? o->controller->config.function_memory : 0;
+    spec.limits.memory_bytes =
+        role == POD_FUNCTION && o->gpus == 0 ? o->controller->config.function_memory : 0;
     if (gpu >= 0)
         snprintf(spec.gpu, sizeof spec.gpu, "%s", o->gpu[gpu].id);
     if (o->cluster->ops->start(o->cluster, &spec, &started, e))
@@ -169,7 +170,7 @@ static link_pod *start(owner *o, pod_role role, int gpu, err *e)
     return p;
 }
 
-/* ---- giving ---------------------------------------------------------------------------------------------- */
+/* ---- giving ---------------------------------------------------------------------------------- */
 
 /* A pod that said welcome goes to the job in its fields. */
 static void give(owner *o, link_pod *p)
@@ -191,8 +192,8 @@ static void tell_waiting(owner *o, const link_pod *p)
         pool_event(o, p, JOB_POD_WAITING, ERR_NONE, p->waits_reason, p->waits_message);
 }
 
-/* Whether a pod can work for that function. MPS's limits are read when CUDA starts: in one that was made ready
- * on a GPU they can no longer be set. */
+/* Whether a pod can work for that function. MPS's limits are read when CUDA starts: in one that was
+ * made ready on a GPU they can no longer be set. */
 static bool suits(const owner *o, const link_pod *p, const char *id, int function)
 {
     const job *j = jobs_find(o->machine, id);
@@ -202,13 +203,15 @@ static bool suits(const owner *o, const link_pod *p, const char *id, int functio
            (!o->mps || (j->request.gpu.memory_bytes == 0 && j->request.gpu.threads == 0));
 }
 
-/* The oldest; one that is ready on the function's GPU before one that is on none. `id` NULL: for no job. */
+/* The oldest; one that is ready on the function's GPU before one that is on none. `id` NULL: for no
+ * job. */
 static link_pod *find_generic(owner *o, pod_role role, pod_use use, const char *id, int function)
 {
     link_pod *oldest = NULL;
     for (link_pod *p = o->pods; p; p = p->next)
         if (p->role == role && p->use == use && !p->job[0] && !p->waiter &&
-            (id ? suits(o, p, id, function) : p->gpu < 0) && (!oldest || oldest->gpu < 0 || p->gpu >= 0))
+            (id ? suits(o, p, id, function) : p->gpu < 0) &&
+            (!oldest || oldest->gpu < 0 || p->gpu >= 0))
             oldest = p;
     return oldest;
 }
@@ -235,9 +238,10 @@ void pool_take(owner *o, const job_action *a)
     if (!p)
         p = start(o, role, -1, &e);
     if (!p) {
-        owner_event(o, &(job_event){.type = JOB_POD_FAILED, .job = a->job->id, .function = a->function,
-                                    .incarnation = a->incarnation, .code = e.code,
-                                    .reason = "PodNotStarted", .message = e.message});
+        owner_event(o,
+                    &(job_event){.type = JOB_POD_FAILED, .job = a->job->id, .function = a->function,
+                                 .incarnation = a->incarnation, .code = e.code,
+                                 .reason = "PodNotStarted", .message = e.message});
         return;
     }
     reserve(p, a->job->id, a->function, a->incarnation);
@@ -293,7 +297,7 @@ void pool_stop(owner *o, const char *name, int grace_ms)
         log_error("pod %s cannot be stopped: %s", name, e.message);
 }
 
-/* ---- welcome ---------------------------------------------------------------------------------------- */
+/* ---- welcome --------------------------------------------------------------------------------- */
 
 /* A warm pod that nobody has asked for goes to who waits for one that is still being made. */
 static void give_or_keep(owner *o, link_pod *p)
@@ -316,7 +320,8 @@ void pool_welcome(owner *o, link_pod *p, const json_t *m)
 {
     if (strcmp(wire_type(m), "welcome") != 0) {
         const char *message = json_string_value(json_object_get(m, "message"));
-        log_error("pod %s says \"%s\" instead of welcome: %s", p->name, wire_type(m), message ? message : "");
+        log_error("pod %s says \"%s\" instead of welcome: %s", p->name, wire_type(m),
+                  message ? message : "");
         pool_broken(o, p, "no welcome");
         return;
     }
@@ -339,7 +344,7 @@ void pool_welcome(owner *o, link_pod *p, const json_t *m)
     }
 }
 
-/* ---- dialling ---------------------------------------------------------------------------------------------------- */
+/* ---- dialling -------------------------------------------------------------------------------- */
 
 static void dial(owner *o, link_pod *p, int64_t now_ms)
 {
@@ -374,11 +379,13 @@ static bool waits_for_room(const link_pod *p)
     return p->waits_reason[0] && strcmp(p->waits_reason, "ContainerCreating") != 0;
 }
 
-/* When a pod counts as stuck. Kubernetes still places pods on a node that has just lost its power, and
- * keeps them there. */
+/* When a pod counts as stuck. Kubernetes still places pods on a node that has just lost its power,
+ * and keeps them there. */
 static int64_t stuck_at(const owner *o, const link_pod *p)
 {
-    return p->use == USE_STARTING && !p->address[0] && !waits_for_room(p) ? p->since_ms + o->stuck_ms : INT64_MAX;
+    return p->use == USE_STARTING && !p->address[0] && !waits_for_room(p)
+               ? p->since_ms + o->stuck_ms
+               : INT64_MAX;
 }
 
 /* Another pod in its place, for whom it was meant for. */
@@ -415,7 +422,7 @@ void pool_timers(owner *o, int64_t now_ms)
         o->stuck_ms = o->stuck_ms * 2 > STUCK_MS_MAX ? STUCK_MS_MAX : o->stuck_ms * 2;
 }
 
-/* ---- ends ---------------------------------------------------------------------------------------------------------- */
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 /* The last lines of a pod's log that fit into `bytes`, newlines as they are. */
 static void log_evidence(owner *o, const char *name, char *out, size_t bytes)
@@ -435,7 +442,7 @@ static void log_evidence(owner *o, const char *name, char *out, size_t bytes)
     snprintf(out, bytes, "%s", last && strlen(from) > 160 ? last + 1 : from);
 }
 
-/* ---- changes --------------------------------------------------------------------------------------------------------- */
+/* ---- changes --------------------------------------------------------------------------------- */
 
 void pool_changed(owner *o, const pod *now)
 {
@@ -444,6 +451,9 @@ void pool_changed(owner *o, const pod *now)
         return;
     if (strcmp(p->waits_reason, now->reason) != 0 && now->reason[0])
         log_warn("pod %s waits: %s", p->name, now->message);
+    if (p->job[0] && waits_for_room(p) && !now->reason[0])
+        pool_event(o, p, JOB_POD_WAITING, ERR_NONE, "PoolEmpty",
+                   "there is room for its pod now, which is being made");
     snprintf(p->waits_reason, sizeof p->waits_reason, "%s", now->reason);
     snprintf(p->waits_message, sizeof p->waits_message, "%s", now->message);
     if (p->job[0])
@@ -488,15 +498,16 @@ void pool_ended(owner *o, const pod *ended)
     drop(o, p);
 }
 
-/* ---- the pool ----------------------------------------------------------------------------------------------------------- */
+/* ---- the pool -------------------------------------------------------------------------------- */
 
-/* Warm and starting ones that nobody has asked for; the oldest warm one in *oldest. Where one waits for room it is
- * the only one that is started. */
+/* Warm and starting ones that nobody has asked for; the oldest warm one in *oldest. Where one waits
+ * for room it is the only one that is started. */
 static int generic_count(owner *o, pod_role role, int *starting, link_pod **oldest)
 {
     int count = 0;
     for (link_pod *p = o->pods; p; p = p->next) {
-        if (p->role != role || p->job[0] || p->waiter || (p->use != USE_WARM && p->use != USE_STARTING))
+        if (p->role != role || p->job[0] || p->waiter ||
+            (p->use != USE_WARM && p->use != USE_STARTING))
             continue;
         count++;
         if (p->use == USE_STARTING)
@@ -514,15 +525,16 @@ static int functions_wanted(const owner *o)
     return jobs_waiting(o->machine) && floor > 1 ? 1 : floor < useful ? floor : useful;
 }
 
-/* Warm functions are ready on the GPU that has the fewest of them. A platform with MPS has plain ones too: every
- * second, for jobs with limits. */
+/* Warm functions are ready on the GPU that has the fewest of them. A platform with MPS has plain
+ * ones too: every second, for jobs with limits. */
 static int gpu_to_warm(const owner *o, pod_role role)
 {
     int ready[GPU_COUNT_MAX] = {0}, plain = 0, all = 0, least = 0;
     if (role != POD_FUNCTION || o->gpus == 0)
         return -1;
     for (const link_pod *p = o->pods; p; p = p->next) {
-        if (p->role != role || p->job[0] || p->waiter || (p->use != USE_WARM && p->use != USE_STARTING))
+        if (p->role != role || p->job[0] || p->waiter ||
+            (p->use != USE_WARM && p->use != USE_STARTING))
             continue;
         all++;
         if (p->gpu < 0)
@@ -543,7 +555,8 @@ static void fill_role(owner *o, pod_role role, int wanted, int floor)
     link_pod *oldest = NULL;
     int have = generic_count(o, role, &starting, &oldest);
     int64_t now = clock_monotonic_ms();
-    for (; have < wanted && starting < STARTING_MAX && now >= o->pool_retry_ms; have++, starting++) {
+    for (; have < wanted && starting < STARTING_MAX && now >= o->pool_retry_ms;
+         have++, starting++) {
         err e = ERR_INIT;
         if (!start(o, role, gpu_to_warm(o, role), &e)) {
             log_error("the pool: %s", e.message);
@@ -576,7 +589,7 @@ int64_t pool_deadline(const owner *o)
     return first;
 }
 
-/* ---- after a restart ------------------------------------------------------------------------------------------------------ */
+/* ---- after a restart ------------------------------------------------------------------------- */
 
 static void found(owner *o, const pod *from)
 {

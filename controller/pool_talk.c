@@ -1,5 +1,5 @@
-/* pool_talk.c: what is said to pods and what they say: frames of architecture.md to events of the machine
- * and back. Which pod is whose is pool.c's. */
+/* pool_talk.c: what is said to pods and what they say: frames of architecture.md to events of the
+ * machine and back. Which pod is whose is pool.c's. */
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +9,7 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "json_read.h"
 #include "log.h"
 #include "owner_internal.h"
 #include "store_watch.h"
@@ -22,7 +23,7 @@ static link_pod *ps_of(owner *o, const char *id)
     return NULL;
 }
 
-/* ---- talking ------------------------------------------------------------------------------------------------ */
+/* ---- talking --------------------------------------------------------------------------------- */
 
 void pool_broken(owner *o, link_pod *p, const char *why)
 {
@@ -35,7 +36,7 @@ void pool_broken(owner *o, link_pod *p, const char *why)
         pool_stop(o, p->name, 0);
     } else if (p->use == USE_JOB && p->role == POD_PS) {
         pool_event(o, p, JOB_PS_CLOSED, ERR_UNAVAILABLE, NULL, why);
-    } else if (p->use == USE_JOB && talk == TALK_SPECIALISED) {
+    } else if (p->use == USE_JOB && (talk == TALK_SPECIALISED || talk == TALK_TURN)) {
         pool_event(o, p, JOB_UNSPECIALISED, ERR_UNAVAILABLE, "ConnectionLost", why);
     }
 }
@@ -66,8 +67,8 @@ void pool_send_job(owner *o, const job_action *a)
     link_pod *p = pool_find(o, a->pod);
     side *s = sides_find(o, a->job->id);
     if (!p || !p->wire || !s) {
-        owner_event(o, &(job_event){.type = JOB_PS_CLOSED, .job = a->job->id, .code = ERR_UNAVAILABLE,
-                                    .message = "the pod is gone"});
+        owner_event(o, &(job_event){.type = JOB_PS_CLOSED, .job = a->job->id,
+                                    .code = ERR_UNAVAILABLE, .message = "the pod is gone"});
         return;
     }
     err e = ERR_INIT;
@@ -80,11 +81,11 @@ void pool_send_job(owner *o, const job_action *a)
     s->access = NULL;
     p->talk = TALK_ACCEPTED;
     json_t *message = json_pack(
-        "{s:s, s:s, s:s, s:o, s:O, s:O, s:s, s:s, s:b, s:i, s:i, s:i, s:O*}", "type", "job", "id", s->id,
-        "secret", s->secret, "request", request_json(&a->job->request), "function", s->function,
-        "dataset", s->dataset, "store", s->locator, "shm_dir", OWNER_SEGMENT_DIR,
-        "resume", a->job->resumed, "parallelism", a->job->parallelism, "slots_max", a->job->functions_max,
-        "generation", a->job->generation, "plan", s->plan);
+        "{s:s, s:s, s:s, s:o, s:O, s:O, s:s, s:s, s:b, s:i, s:i, s:i, s:O*}", "type", "job", "id",
+        s->id, "secret", s->secret, "request", request_json(&a->job->request), "function",
+        s->function, "dataset", s->dataset, "store", s->locator, "shm_dir", OWNER_SEGMENT_DIR,
+        "resume", a->job->resumed, "parallelism", a->job->parallelism, "slots_max",
+        a->job->functions_max, "generation", a->job->generation, "plan", s->plan);
     pool_send(o, p, message);
 }
 
@@ -92,8 +93,8 @@ void pool_attach(owner *o, const job_action *a)
 {
     link_pod *p = pool_find(o, a->pod);
     if (!p) {
-        owner_event(o, &(job_event){.type = JOB_PS_CLOSED, .job = a->job->id, .code = ERR_UNAVAILABLE,
-                                    .message = "the pod is gone"});
+        owner_event(o, &(job_event){.type = JOB_PS_CLOSED, .job = a->job->id,
+                                    .code = ERR_UNAVAILABLE, .message = "the pod is gone"});
         return;
     }
     pool_hang_up(p);
@@ -103,9 +104,9 @@ void pool_attach(owner *o, const job_action *a)
     p->dial_ms = clock_monotonic_ms();
 }
 
-/* Pods elsewhere do not have our files, and what a database gave us is no file: the object's bytes are in
- * the message, in base64. So that function pods, where user code runs, need no more of the store than
- * their dataset. NULL on error. */
+/* Pods elsewhere do not have our files, and what a database gave us is no file: the object's bytes
+ * are in the message, in base64. So that function pods, where user code runs, need no more of the
+ * store than their dataset. NULL on error. */
 static json_t *object_text(side *s, err *e)
 {
     int fd;
@@ -133,15 +134,17 @@ static json_t *object_text(side *s, err *e)
 /* What computes: the function's own GPU where it is placed on one, or the one its pod has. */
 static const char *backend_of(const owner *o, const job *j, int function)
 {
-    bool gpu = job_gpu(j, function) >= 0 || (o->cluster->ops->pod_gpus && o->cluster->ops->pod_gpus(o->cluster) > 0);
+    bool gpu = job_gpu(j, function) >= 0 ||
+               (o->cluster->ops->pod_gpus && o->cluster->ops->pod_gpus(o->cluster) > 0);
     if (j->request.device == DEVICE_CUDA)
         return "cuda";
     return gpu && j->request.device == DEVICE_AUTO ? "auto" : "cpu";
 }
 
-static int specialise_message(const owner *o, const job_action *a, side *s, json_t **out, err *e)
+static int specialise_message(owner *o, const job_action *a, side *s, json_t **out, err *e)
 {
-    bool local = strcmp(o->controller->config.cluster, "local") == 0 && !store_watch_is_far(o->controller->watch);
+    bool local = strcmp(o->controller->config.cluster, "local") == 0 &&
+                 !store_watch_is_far(o->controller->watch);
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     int functions = a->job->parallelism > 0 ? a->job->parallelism : 1;
     int threads = cores / functions > 1 ? (int)(cores / functions) : 1;
@@ -149,16 +152,32 @@ static int specialise_message(const owner *o, const job_action *a, side *s, json
     json_t *bytes = NULL;
     if (!local && s->object && !(bytes = object_text(s, e)))
         return -1;
+    const char *on = backend_of(o, a->job, a->function);
+    json_t *algorithms = strcmp(on, "cpu") == 0 ? NULL : algorithms_known(o);
     json_t *shared = a->job->request.process == PROCESS_SHARED ? json_integer(functions) : NULL;
     *out = json_pack(
-        "{s:s, s:s, s:s, s:i, s:i, s:O, s:s*, s:o*, s:O, s:O, s:o, s:i, s:s, s:s*, s:o*}", "type",
-        "specialise", "job", s->id, "secret", s->secret, "function", a->function, "incarnation",
-        a->incarnation, "access", s->access, "object_path", local ? s->object_path : NULL,
-        "object_bytes", bytes, "object", json_object_get(s->function, "object"), "dataset",
-        s->dataset, "request", request_json(&a->job->request), "threads", threads, "backend",
-        backend_of(o, a->job, a->function), "gpu", gpu >= 0 ? o->gpu[gpu].id : NULL, "functions",
-        shared);
+        "{s:s, s:s, s:s, s:i, s:i, s:O, s:s*, s:o*, s:O, s:O, s:o, s:i, s:s, s:s*, s:o*, s:o*}",
+        "type", "specialise", "job", s->id, "secret", s->secret, "function", a->function,
+        "incarnation", a->incarnation, "access", s->access, "object_path",
+        local ? s->object_path : NULL, "object_bytes", bytes, "object",
+        json_object_get(s->function, "object"), "dataset", s->dataset, "request",
+        request_json(&a->job->request), "threads", threads, "backend", on, "gpu",
+        gpu >= 0 ? o->gpu[gpu].id : NULL, "functions", shared, "algorithms", algorithms);
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for a message");
+}
+
+/* Whether another function of the job is about to measure what this one would: on GPUs, where
+ * nobody has yet. Those of a process of their own are one function here. */
+static bool is_measured_now(const owner *o, const job_action *a, const side *s)
+{
+    if (a->job->request.process == PROCESS_SHARED ||
+        strcmp(backend_of(o, a->job, a->function), "cpu") == 0 || algorithms_measured(o, s, a->job))
+        return false;
+    for (const link_pod *p = o->pods; p; p = p->next)
+        if (p->role == POD_FUNCTION && p->use == USE_JOB && p->talk == TALK_SPECIALISED &&
+            strcmp(p->job, a->job->id) == 0)
+            return true;
+    return false;
 }
 
 void pool_specialise(owner *o, const job_action *a)
@@ -173,6 +192,10 @@ void pool_specialise(owner *o, const job_action *a)
         owner_event(o, &failed);
         return;
     }
+    if (is_measured_now(o, a, s)) {
+        p->talk = TALK_TURN;
+        return;
+    }
     json_t *message;
     if (sides_open_object(o, s, &e) || specialise_message(o, a, s, &message, &e)) {
         failed.code = e.code;
@@ -185,7 +208,22 @@ void pool_specialise(owner *o, const job_action *a)
     pool_send(o, p, message);
 }
 
-/* ---- hearing -------------------------------------------------------------------------------------------------- */
+void pool_specialise_waiting(owner *o)
+{
+    for (link_pod *p = o->pods, *next; p; p = next) {
+        next = p->next;
+        const job *j =
+            p->use == USE_JOB && p->talk == TALK_TURN ? jobs_find(o->machine, p->job) : NULL;
+        if (!j)
+            continue;
+        job_action again = {.type = JOB_SPECIALISE, .job = j, .function = p->function,
+                            .incarnation = p->incarnation};
+        snprintf(again.pod, sizeof again.pod, "%s", p->name);
+        pool_specialise(o, &again);
+    }
+}
+
+/* ---- hearing --------------------------------------------------------------------------------- */
 
 static const char *text_of(const json_t *m, const char *key)
 {
@@ -222,6 +260,11 @@ static void on_function(owner *o, link_pod *p, const json_t *m)
     if (done && s && text_of(m, "averaging")[0])
         snprintf(s->averaging, sizeof s->averaging, "its functions share one process; %s",
                  text_of(m, "averaging"));
+    const job *j = done ? jobs_find(o->machine, p->job) : NULL;
+    if (done)
+        algorithms_take(o, text_of(m, "algorithms"));
+    if (s && j && strcmp(backend_of(o, j, p->function), "cpu") != 0)
+        algorithms_note(o, s, j);
     /* From now on it talks to kubeml-ps alone. */
     pool_hang_up(p);
     if (done)
@@ -248,10 +291,12 @@ static json_t *epoch_json(const json_t *m)
 /* Where the epoch's time went: how long functions waited for data shows here. */
 static void set_stages(controller_metrics *g, const char *id, const json_t *m)
 {
-    static const char *const stages[] = {"fetch", "load", "convert", "train", "publish", "merge", "validate", "checkpoint"};
+    static const char *const stages[] = {"fetch",   "load",  "convert",  "train",
+                                         "publish", "merge", "validate", "checkpoint"};
     const json_t *seconds = json_object_get(m, "stages");
     for (size_t i = 0; i < sizeof stages / sizeof *stages; i++)
-        metric_set(g->stage_seconds, json_number_value(json_object_get(seconds, stages[i])), id, stages[i], NULL);
+        metric_set(g->stage_seconds, json_number_value(json_object_get(seconds, stages[i])), id,
+                   stages[i], NULL);
 }
 
 static void on_epoch(owner *o, link_pod *p, const json_t *m)
@@ -272,7 +317,25 @@ static void on_epoch(owner *o, link_pod *p, const json_t *m)
     set_stages(g, p->job, m);
     follow_epoch(o, p->job, shown);
     owner_event(o, &(job_event){.type = JOB_PS_EPOCH, .job = p->job, .epoch = number_of(m, "epoch"),
-                                .value = number_of(m, "parallelism"), .seconds = real_of(m, "seconds")});
+                                .value = number_of(m, "parallelism"),
+                                .seconds = real_of(m, "seconds")});
+}
+
+/* Another kubeml-ps, which could not be heard, may have committed epochs: the history has them. */
+static void catch_up(owner *o, side *s, int epochs)
+{
+    size_t had = json_array_size(s->epochs), i;
+    cleanup_json json_t *all = NULL;
+    json_t *epoch;
+    if ((size_t)epochs <= had)
+        return;
+    all = epochs_of_history(o->controller->store, s->id);
+    json_array_foreach(all, i, epoch) {
+        if (i < had)
+            continue;
+        json_array_append(s->epochs, epoch);
+        follow_epoch(o, s->id, epoch);
+    }
 }
 
 static void on_finished(owner *o, link_pod *p, const json_t *m)
@@ -283,8 +346,10 @@ static void on_finished(owner *o, link_pod *p, const json_t *m)
                    .state = JOB_FAILED};
     if (!job_state_from_name(text_of(m, "state"), &v.state))
         log_error("kubeml-ps of job %s finished as \"%s\"", p->job, text_of(m, "state"));
-    if (s)
+    if (s) {
         snprintf(s->sha256, sizeof s->sha256, "%s", text_of(m, "sha256"));
+        catch_up(o, s, v.value);
+    }
     owner_event(o, &v);
 }
 
@@ -297,6 +362,14 @@ static void on_accepted(owner *o, link_pod *p)
     pool_event(o, p, JOB_PS_ACCEPTED, ERR_NONE, NULL, NULL);
 }
 
+static void note_averaging(owner *o, side *s, const char *path, const char *text)
+{
+    metric *gauge = o->controller->metrics.averaging;
+    snprintf(s->averaging, sizeof s->averaging, "%s", text);
+    metric_drop(gauge, s->id);
+    metric_set(gauge, 1, s->id, path, NULL);
+}
+
 /* Where functions are processes of their own it is the carrier that decides. A shared process says
  * it itself. */
 static void decide_averaging(owner *o, side *s)
@@ -305,9 +378,10 @@ static void decide_averaging(owner *o, side *s)
     const job *j = jobs_find(o->machine, s->id);
     if (j && j->request.process == PROCESS_SHARED)
         return;
-    average_facts facts = {.functions = 1, .carrier = text_of(json_object_get(s->access, "model"), "carrier")};
+    average_facts facts = {.functions = 1,
+                           .carrier = text_of(json_object_get(s->access, "model"), "carrier")};
     if (average_choose(&facts, &choice, NULL) == 0)
-        snprintf(s->averaging, sizeof s->averaging, "%s", choice.text);
+        note_averaging(o, s, average_path_name(choice.path), choice.text);
 }
 
 static void on_access(owner *o, link_pod *p, const json_t *m)
@@ -322,12 +396,16 @@ static void on_access(owner *o, link_pod *p, const json_t *m)
     owner_event(o, &(job_event){.type = JOB_PS_ACCESS, .job = p->job});
     if (o->cluster->ops->publish)
         o->cluster->ops->publish(o->cluster, p->name, p->job, json_object_get(s->access, "model"));
+    const job *j = jobs_find(o->machine, s->id);
+    if (o->cluster->ops->let_meet && j && j->request.merge == MERGE_NCCL)
+        o->cluster->ops->let_meet(o->cluster, p->name, p->job);
 }
 
 static void observe(owner *o, const char *part, int64_t from, int64_t to)
 {
     if (from && to >= from)
-        metric_observe(o->controller->metrics.start_seconds, (double)(to - from) / 1000.0, part, NULL, NULL);
+        metric_observe(o->controller->metrics.start_seconds, (double)(to - from) / 1000.0, part,
+                       NULL, NULL);
 }
 
 /* The start is over: where its time went. */
@@ -361,7 +439,7 @@ static void on_averaging(owner *o, const link_pod *p, const json_t *m)
     const job *j = jobs_find(o->machine, p->job);
     if (!s || !j)
         return;
-    snprintf(s->averaging, sizeof s->averaging, "%s", text_of(m, "text"));
+    note_averaging(o, s, text_of(m, "path"), text_of(m, "text"));
     jobs_save(o, j);
 }
 
@@ -390,8 +468,9 @@ static void on_ps(owner *o, link_pod *p, const json_t *m)
     } else if (strcmp(type, "epoch") == 0) {
         on_epoch(o, p, m);
     } else if (strcmp(type, "ask") == 0) {
-        owner_event(o, &(job_event){.type = JOB_PS_ASK, .job = p->job, .epoch = number_of(m, "epoch"),
-                                    .value = number_of(m, "parallelism"), .seconds = real_of(m, "seconds")});
+        owner_event(o, &(job_event){
+                           .type = JOB_PS_ASK, .job = p->job, .epoch = number_of(m, "epoch"),
+                           .value = number_of(m, "parallelism"), .seconds = real_of(m, "seconds")});
     } else if (strcmp(type, "condition") == 0) {
         const json_t *status = json_object_get(m, "status");
         v.type = JOB_PS_CONDITION;

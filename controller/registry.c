@@ -1,10 +1,11 @@
-/* registry.c: functions: a name, its immutable versions by digest, and the object each was built to.
+/* registry.c: functions: a name, its immutable versions by digest, and the object each was built
+ * to.
  *
  * A record of collection `functions`: {"name", "version", "digest", "kind": "code"|"zoo", "model",
- * "object", "files", "created", "updated", "versions": [{"version", "digest", "object", "created"}]}.
- * The object is the blob's name, or zoo: and a model (zoo:resnet34,stem=cifar). Objects are
- * content-addressed and outlive the function, since trained models are served with them. The sources lie
- * in blob sources/<digest>. */
+ * "object", "files", "created", "updated", "versions": [{"version", "digest", "object",
+ * "created"}]}. The object is the blob's name, or zoo: and a model (zoo:resnet34,stem=cifar).
+ * Objects are content-addressed and outlive the function, since trained models are served with
+ * them. The sources lie in blob sources/<digest>. */
 #include <stdio.h>
 #include <string.h>
 
@@ -30,7 +31,7 @@ int registry_get(controller *c, const char *name, json_t **out, err *e)
     return -1;
 }
 
-/* ---- compiling -------------------------------------------------------------------------------------- */
+/* ---- compiling ------------------------------------------------------------------------------- */
 
 static int store_once(store *s, const char *name, const void *bytes, size_t len, err *e)
 {
@@ -42,14 +43,16 @@ static int store_once(store *s, const char *name, const void *bytes, size_t len,
     return -1;
 }
 
-static int keep_object(controller *c, const builder_result *built, char object[STORE_KEY_BYTES], err *e)
+static int keep_object(controller *c, const builder_result *built, char object[STORE_KEY_BYTES],
+                       err *e)
 {
     snprintf(object, STORE_KEY_BYTES, "objects/%s", built->key);
     return store_once(c->store, object, built->object, built->object_bytes, e);
 }
 
 /* 1 when the same sources were compiled before. */
-static int compiled_before(controller *c, const registry_upload *u, char object[STORE_KEY_BYTES], err *e)
+static int compiled_before(controller *c, const registry_upload *u, char object[STORE_KEY_BYTES],
+                           err *e)
 {
     char key[BUILDER_KEY_BYTES];
     if (!c->config.include_dir[0])
@@ -78,7 +81,7 @@ static int compile(controller *c, const registry_upload *u, char object[STORE_KE
     return status;
 }
 
-/* ---- sources ----------------------------------------------------------------------------------------- */
+/* ---- sources --------------------------------------------------------------------------------- */
 
 static int source_json(const registry_upload *u, json_t **out, err *e)
 {
@@ -102,7 +105,8 @@ static int by_name(const void *a, const void *b)
 }
 
 /* The digest of what was uploaded, and the sources kept under it. */
-static int keep_sources(controller *c, const registry_upload *u, char digest[DIGEST_HEX_BYTES], err *e)
+static int keep_sources(controller *c, const registry_upload *u, char digest[DIGEST_HEX_BYTES],
+                        err *e)
 {
     cleanup_json json_t *files = NULL;
     if (u->model) {
@@ -133,7 +137,7 @@ static json_t *files_json(const registry_upload *u)
     return out;
 }
 
-/* ---- records ------------------------------------------------------------------------------------------ */
+/* ---- records --------------------------------------------------------------------------------- */
 
 static int build_record(const char *name, const registry_upload *u, const char *digest,
                         const char *object, json_t *old, json_t **out, err *e)
@@ -148,11 +152,11 @@ static int build_record(const char *name, const registry_upload *u, const char *
     }
     int version = old ? (int)json_integer_value(json_object_get(old, "version")) + 1 : 1;
     const json_t *first = old ? json_object_get(old, "created") : NULL;
-    json_array_append_new(versions, json_pack("{s:i, s:s, s:s, s:s}", "version", version, "digest", digest,
-                                              "object", object, "created", now));
-    *out = json_pack("{s:s, s:i, s:s, s:s, s:s?, s:s, s:o, s:s, s:s, s:o}", "name", name, "version", version,
-                     "digest", digest, "kind", u->model ? "zoo" : "code", "model", u->model, "object",
-                     object, "files", files_json(u), "created",
+    json_array_append_new(versions, json_pack("{s:i, s:s, s:s, s:s}", "version", version, "digest",
+                                              digest, "object", object, "created", now));
+    *out = json_pack("{s:s, s:i, s:s, s:s, s:s?, s:s, s:o, s:s, s:s, s:o}", "name", name, "version",
+                     version, "digest", digest, "kind", u->model ? "zoo" : "code", "model",
+                     u->model, "object", object, "files", files_json(u), "created",
                      first ? json_string_value(first) : now, "updated", now, "versions", versions);
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for function \"%s\"", name);
 }
@@ -170,7 +174,8 @@ static int put_record(controller *c, const char *name, const registry_upload *u,
         return -1;
     }
     if (found == 0 && !update)
-        return err_set(e, ERR_EXISTS, "there is a function \"%s\" already; update it instead", name);
+        return err_set(e, ERR_EXISTS, "there is a function \"%s\" already; update it instead",
+                       name);
     if (found && update)
         return err_set(e, ERR_NOT_FOUND, "there is no function \"%s\"", name);
     if (old && strcmp(json_string_value(json_object_get(old, "object")), object) == 0 &&
@@ -196,7 +201,8 @@ static int check_name(controller *c, const char *name, bool update, err *e)
     err why = ERR_INIT;
     int found = registry_get(c, name, &old, &why);
     if (found == 0 && !update)
-        return err_set(e, ERR_EXISTS, "there is a function \"%s\" already; update it instead", name);
+        return err_set(e, ERR_EXISTS, "there is a function \"%s\" already; update it instead",
+                       name);
     if (found && (update || why.code != ERR_NOT_FOUND)) {
         *e = why;
         return -1;
@@ -204,8 +210,8 @@ static int check_name(controller *c, const char *name, bool update, err *e)
     return 0;
 }
 
-int registry_put(controller *c, const char *name, const registry_upload *upload, bool update, json_t **out,
-                 json_t **diagnostics, err *e)
+int registry_put(controller *c, const char *name, const registry_upload *upload, bool update,
+                 json_t **out, json_t **diagnostics, err *e)
 {
     char digest[DIGEST_HEX_BYTES], object[STORE_KEY_BYTES];
     registry_upload u = *upload;

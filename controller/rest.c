@@ -22,51 +22,22 @@ void rest_time(json_t *object, const char *key, int64_t wall_ms)
     json_object_set_new(object, key, wall_ms > 0 ? json_string(text) : json_null());
 }
 
-typedef struct shown_list {
-    json_t *out;
-    json_t *(*show)(json_t *record);
-} shown_list;
-
-static int show_one(void *context, const char *key, json_t *record, err *e)
-{
-    (void)key;
-    (void)e;
-    const shown_list *l = context;
-    json_t *shown = l->show ? l->show(record) : json_incref(record);
-    if (shown)
-        json_array_append_new(l->out, shown);
-    return 0;
-}
-
-void rest_list(http_request *r, const controller *c, const char *collection, json_t *(*show)(json_t *record))
-{
-    err e = ERR_INIT;
-    shown_list l = {.out = json_array(), .show = show};
-    if (!l.out)
-        err_set(&e, ERR_NOMEM, "no memory for the answer");
-    if (l.out && store_walk(c->store, collection, show_one, &l, &e) == 0) {
-        http_answer_json(r, 200, l.out);
-        return;
-    }
-    json_decref(l.out);
-    http_answer_error(r, &e);
-}
-
 static void rest_health(http_request *r, void *context)
 {
     (void)context;
     http_answer_json(r, 200, json_pack("{s:s}", "status", "ok"));
 }
 
-/* Ready: the store answers, and there are slots. A controller that stands by is: it takes uploads. It says
- * what the leader says of slots, jobs and pods, as far as that one answers. */
+/* Ready: the store answers, and there are slots. A controller that stands by is: it takes uploads.
+ * It says what the leader says of slots, jobs and pods, as far as that one answers. */
 static void rest_ready(http_request *r, void *context)
 {
     controller *c = context;
     err e = ERR_INIT;
     json_t *status = NULL;
     bool leads = controller_leads(c);
-    if (!store_watch_up(c->watch, &e) || (!store_watch_is_far(c->watch) && store_ping(c->store, &e)) ||
+    if (!store_watch_up(c->watch, &e) ||
+        (!store_watch_is_far(c->watch) && store_ping(c->store, &e)) ||
         (leads && owner_status(c->owner, &status, &e))) {
         http_answer_problem(r, 503, &e, NULL);
         return;
@@ -95,7 +66,8 @@ bool rest_refuse(void *context, const http_route *route, http_request *r)
 static void rest_version(http_request *r, void *context)
 {
     controller *c = context;
-    json_t *out = json_pack("{s:s, s:s, s:i}", "name", "kubeml-controller", "version", KUBEML_VERSION, "abi", 1);
+    json_t *out = json_pack("{s:s, s:s, s:i}", "name", "kubeml-controller", "version",
+                            KUBEML_VERSION, "abi", 1);
     rest_time(out, "started", c->started_wall_ms);
     http_answer_json(r, 200, out);
 }
@@ -123,17 +95,20 @@ const http_route rest_routes[] = {
     {.method = "GET", .pattern = "/health", .handle = rest_health, .open = true, .live = true},
     {.method = "GET", .pattern = "/ready", .handle = rest_ready, .open = true, .live = true},
     {.method = "GET", .pattern = "/version", .handle = rest_version, .open = true, .live = true},
-    {.method = "GET", .pattern = "/metrics", .handle = rest_metrics, .live = true, .gives = "text/plain"},
+    {.method = "GET", .pattern = "/metrics", .handle = rest_metrics, .live = true,
+     .gives = "text/plain"},
     {.method = "GET", .pattern = "/zoo", .handle = rest_zoo, .live = true, .slow = true},
 
-    {.method = "GET", .pattern = "/dataset", .handle = rest_dataset_list},
+    {.method = "GET", .pattern = "/dataset", .handle = rest_dataset_list,
+     .queries = "limit,continue"},
     {.method = "GET", .pattern = "/dataset/{name}", .handle = rest_dataset_get},
     {.method = "POST", .pattern = "/dataset/{name}", .handle = rest_dataset_create,
      .body = HTTP_BODY_STREAM, .takes = MULTIPART_TYPE, .queries = "seed,layout,regression",
      .body_bytes_max = CONTROLLER_UPLOAD_BYTES_MAX, .slow = true},
     {.method = "DELETE", .pattern = "/dataset/{name}", .handle = rest_dataset_delete, .led = true},
 
-    {.method = "GET", .pattern = "/function", .handle = rest_function_list},
+    {.method = "GET", .pattern = "/function", .handle = rest_function_list,
+     .queries = "limit,continue"},
     {.method = "GET", .pattern = "/function/{name}", .handle = rest_function_get},
     {.method = "POST", .pattern = "/function/{name}", .handle = rest_function_create,
      .body = HTTP_BODY_WHOLE, .takes = JSON_TYPE "," MULTIPART_TYPE,
@@ -141,34 +116,42 @@ const http_route rest_routes[] = {
     {.method = "PUT", .pattern = "/function/{name}", .handle = rest_function_update,
      .body = HTTP_BODY_WHOLE, .takes = JSON_TYPE "," MULTIPART_TYPE,
      .body_bytes_max = CONTROLLER_CODE_BYTES_MAX, .slow = true},
-    {.method = "DELETE", .pattern = "/function/{name}", .handle = rest_function_delete, .led = true},
+    {.method = "DELETE", .pattern = "/function/{name}", .handle = rest_function_delete,
+     .led = true},
 
-    {.method = "POST", .pattern = "/train", .handle = rest_train, .led = true, .body = HTTP_BODY_WHOLE,
-     .takes = JSON_TYPE, .gives = JSON_TYPE ",text/plain"},
-    {.method = "GET", .pattern = "/tasks", .handle = rest_task_list, .led = true, .queries = "state"},
+    {.method = "POST", .pattern = "/train", .handle = rest_train, .led = true,
+     .body = HTTP_BODY_WHOLE, .takes = JSON_TYPE, .gives = JSON_TYPE ",text/plain"},
+    {.method = "GET", .pattern = "/tasks", .handle = rest_task_list, .led = true,
+     .queries = "state,limit,continue"},
     {.method = "GET", .pattern = "/tasks/{id}", .handle = rest_task_get, .led = true, .live = true},
-    {.method = "DELETE", .pattern = "/tasks/{id}", .handle = rest_task_stop, .led = true, .live = true},
-    {.method = "POST", .pattern = "/tasks/{id}/suspend", .handle = rest_task_suspend, .led = true, .live = true},
+    {.method = "DELETE", .pattern = "/tasks/{id}", .handle = rest_task_stop, .led = true,
+     .live = true},
+    {.method = "POST", .pattern = "/tasks/{id}/suspend", .handle = rest_task_suspend, .led = true,
+     .live = true},
     {.method = "POST", .pattern = "/tasks/{id}/resume", .handle = rest_task_resume, .led = true},
-    {.method = "GET", .pattern = "/tasks/{id}/explain", .handle = rest_task_explain, .led = true, .live = true},
-    {.method = "GET", .pattern = "/tasks/{id}/logs", .handle = rest_task_logs, .led = true, .live = true,
-     .gives = "text/plain", .queries = "follow"},
-    {.method = "GET", .pattern = "/tasks/{id}/events", .handle = rest_task_events, .led = true, .live = true,
-     .gives = "text/event-stream"},
+    {.method = "GET", .pattern = "/tasks/{id}/explain", .handle = rest_task_explain, .led = true,
+     .live = true},
+    {.method = "GET", .pattern = "/tasks/{id}/logs", .handle = rest_task_logs, .led = true,
+     .live = true, .gives = "text/plain", .queries = "follow"},
+    {.method = "GET", .pattern = "/tasks/{id}/events", .handle = rest_task_events, .led = true,
+     .live = true, .gives = "text/event-stream"},
 
     {.method = "GET", .pattern = "/usage", .handle = rest_usage, .led = true, .live = true},
 
-    {.method = "GET", .pattern = "/history", .handle = rest_history_list},
+    {.method = "GET", .pattern = "/history", .handle = rest_history_list,
+     .queries = "limit,continue"},
     {.method = "GET", .pattern = "/history/{id}", .handle = rest_history_get},
     {.method = "DELETE", .pattern = "/history/{id}", .handle = rest_history_delete, .led = true},
 
     {.method = "POST", .pattern = "/model", .handle = rest_model_create, .body = HTTP_BODY_STREAM,
-     .takes = MULTIPART_TYPE, .body_bytes_max = CONTROLLER_MODEL_BYTES_MAX + (1 << 20), .slow = true},
+     .takes = MULTIPART_TYPE, .body_bytes_max = CONTROLLER_MODEL_BYTES_MAX + (1 << 20),
+     .slow = true},
     {.method = "GET", .pattern = "/model/{id}", .handle = rest_model_get,
      .gives = "application/octet-stream", .queries = "format", .slow = true},
     {.method = "DELETE", .pattern = "/model/{id}", .handle = rest_model_delete, .led = true},
 
-    {.method = "POST", .pattern = "/infer", .handle = rest_infer, .led = true, .body = HTTP_BODY_WHOLE,
-     .takes = JSON_TYPE, .body_bytes_max = CONTROLLER_INFER_BYTES_MAX, .slow = true},
+    {.method = "POST", .pattern = "/infer", .handle = rest_infer, .led = true,
+     .body = HTTP_BODY_WHOLE, .takes = JSON_TYPE, .body_bytes_max = CONTROLLER_INFER_BYTES_MAX,
+     .slow = true},
 };
 const size_t rest_route_count = sizeof rest_routes / sizeof *rest_routes;

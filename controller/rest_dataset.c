@@ -39,8 +39,10 @@ static int set_statistic(json_t *out, const char *name, const float *values, uin
 static json_t *dataset_details_json(const dataset_info *d)
 {
     json_t *out = dataset_json(d);
-    if (!out || set_statistic(out, "mean", d->mean, d->channels) || set_statistic(out, "std", d->std, d->channels) ||
-        set_statistic(out, "min", d->min, d->channels) || set_statistic(out, "max", d->max, d->channels)) {
+    if (!out || set_statistic(out, "mean", d->mean, d->channels) ||
+        set_statistic(out, "std", d->std, d->channels) ||
+        set_statistic(out, "min", d->min, d->channels) ||
+        set_statistic(out, "max", d->max, d->channels)) {
         json_decref(out);
         return NULL;
     }
@@ -58,8 +60,10 @@ static void answer_or_no_memory(http_request *r, json_t *body)
     http_answer_error(r, &e);
 }
 
-static json_t *show_dataset(json_t *record)
+static json_t *show_dataset(void *context, const char *key, json_t *record)
 {
+    (void)context;
+    (void)key;
     dataset_info info;
     if (dataset_info_parse(record, &info, NULL))
         return NULL;
@@ -70,7 +74,7 @@ static json_t *show_dataset(json_t *record)
 
 void rest_dataset_list(http_request *r, void *context)
 {
-    rest_list(r, context, STORE_DATASETS, show_dataset);
+    rest_list(r, context, "/dataset", STORE_DATASETS, show_dataset);
 }
 
 void rest_dataset_get(http_request *r, void *context)
@@ -88,7 +92,7 @@ void rest_dataset_get(http_request *r, void *context)
     answer_or_no_memory(r, out);
 }
 
-/* ---- upload --------------------------------------------------------------------------------------- */
+/* ---- upload ---------------------------------------------------------------------------------- */
 
 static ssize_t read_body(void *source, void *out, size_t max, err *e)
 {

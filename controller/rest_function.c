@@ -11,7 +11,7 @@
 
 void rest_function_list(http_request *r, void *context)
 {
-    rest_list(r, context, "functions", NULL);
+    rest_list(r, context, "/function", "functions", NULL);
 }
 
 void rest_function_get(http_request *r, void *context)
@@ -24,7 +24,7 @@ void rest_function_get(http_request *r, void *context)
         http_answer_json(r, 200, record);
 }
 
-/* ---- uploads: {"model": NAME, "stem"?}, {"code": [{"name", "text"}]}, or files in multipart fields "code" ----- */
+/* ---- uploads: {"model": NAME, "stem"?}, {"code": [{"name", "text"}]}, or files in multipart fields "code" ---- */
 
 /* The contents of all files, one after the other, NUL between them. */
 typedef struct code {
@@ -98,8 +98,8 @@ static int read_model(const json_t *body, code *k, err *e)
     if (stem && !json_is_string(stem))
         return err_set(e, ERR_INVALID, "stem must be cifar, imagenet or auto");
     bool said = stem && strcmp(json_string_value(stem), "auto") != 0;
-    int len = snprintf(k->model, sizeof k->model, "%s%s%s", json_string_value(model), said ? ",stem=" : "",
-                       said ? json_string_value(stem) : "");
+    int len = snprintf(k->model, sizeof k->model, "%s%s%s", json_string_value(model),
+                       said ? ",stem=" : "", said ? json_string_value(stem) : "");
     if (len >= (int)sizeof k->model)
         return err_set(e, ERR_INVALID, "model: %d characters are too many", len);
     k->upload.model = k->model;
@@ -111,7 +111,8 @@ static int read_json(http_request *r, code *k, err *e)
     static const char *const known[] = {"model", "stem", "code", NULL};
     if (http_body_json(r, &k->body, e) || json_read_known(k->body, known, e))
         return -1;
-    const json_t *model = json_object_get(k->body, "model"), *files = json_object_get(k->body, "code");
+    const json_t *model = json_object_get(k->body, "model"),
+                 *files = json_object_get(k->body, "code");
     if ((model != NULL) == (files != NULL))
         return err_set(e, ERR_INVALID, "either model or code must be given");
     if (read_model(k->body, k, e))
@@ -145,7 +146,8 @@ static ssize_t read_span(void *source, void *out, size_t max, err *e)
 static int multipart_file(code *k, multipart *parts, const multipart_part *part, err *e)
 {
     if (strcmp(part->name, "code") != 0)
-        return err_set(e, ERR_INVALID, "unknown field \"%s\"; files come in fields \"code\"", part->name);
+        return err_set(e, ERR_INVALID, "unknown field \"%s\"; files come in fields \"code\"",
+                       part->name);
     if (begin_file(k, part->filename, e))
         return -1;
     const char *bytes;

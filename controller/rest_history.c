@@ -6,6 +6,7 @@
 #include "buf.h"
 #include "clock.h"
 #include "controller.h"
+#include "failpoint.h"
 #include "json_read.h"
 #include "multipart.h"
 #include "name.h"
@@ -14,11 +15,11 @@
 #include "safetensors.h"
 #include "weights_model.h"
 
-/* ---- history ---------------------------------------------------------------------------------------------- */
+/* ---- history --------------------------------------------------------------------------------- */
 
 void rest_history_list(http_request *r, void *context)
 {
-    rest_list(r, context, "history", NULL);
+    rest_list(r, context, "/history", "history", NULL);
 }
 
 static int no_history(const char *id, err *e)
@@ -32,8 +33,9 @@ void rest_history_get(http_request *r, void *context)
     const char *id = http_param(r, "id");
     json_t *record = NULL;
     err e = ERR_INIT;
-    int status = name_check("job", id, NULL) ? no_history(id, &e)
-                                             : store_get(c->store, "history", id, &record, NULL, &e);
+    int status = name_check("job", id, NULL)
+                     ? no_history(id, &e)
+                     : store_get(c->store, "history", id, &record, NULL, &e);
     if (status && e.code == ERR_NOT_FOUND)
         no_history(id, &e);
     if (status)
@@ -88,20 +90,21 @@ void rest_history_delete(http_request *r, void *context)
     const char *id = http_param(r, "id");
     size_t count = 0;
     err e = ERR_INIT;
-    int status = name_check("job", id, NULL) ? no_history(id, &e)
-                                             : owner_check_ended(c->owner, id, &e);
-    if (status == 0)
+    int status = name_check("job", id, NULL) ? no_history(id, &e) : owner_hold(c->owner, id, &e);
+    if (status == 0) {
         status = delete_history(c->store, id, &e) || delete_models(c->store, id, &count, &e) ||
                          owner_forget(c->owner, id, &e)
                      ? -1
                      : 0;
+        owner_let_go(c->owner, id);
+    }
     if (status)
         http_answer_error(r, &e);
     else
         http_answer_json(r, 200, deleted("history", id));
 }
 
-/* ---- models --------------------------------------------------------------------------------------------------- */
+/* ---- models ---------------------------------------------------------------------------------- */
 
 static int no_model(const char *id, err *e)
 {
@@ -121,7 +124,8 @@ static int open_model(store *s, const char *id, blob **out, err *e)
     blob_entry *entries = NULL;
     size_t count = 0;
     snprintf(name, sizeof name, "models/%s/epoch-", id);
-    if (why.code == ERR_NOT_FOUND && store_blob_list(s, name, NULL, 0, &entries, &count, &why) == 0 && count) {
+    if (why.code == ERR_NOT_FOUND &&
+        store_blob_list(s, name, NULL, 0, &entries, &count, &why) == 0 && count) {
         int status = store_blob_open(s, entries[count - 1].name, out, e);
         free(entries);
         return status;
@@ -216,9 +220,12 @@ void rest_model_delete(http_request *r, void *context)
     const char *id = http_param(r, "id");
     size_t count = 0;
     err e = ERR_INIT;
-    int status = name_check("job", id, NULL) ? no_model(id, &e) : owner_check_ended(c->owner, id, &e);
-    if (status == 0)
+    int status = name_check("job", id, NULL) ? no_model(id, &e) : owner_hold(c->owner, id, &e);
+    if (status == 0) {
+        failpoint("controller.delete-model");
         status = delete_models(c->store, id, &count, &e);
+        owner_let_go(c->owner, id);
+    }
     if (status == 0 && count == 0)
         status = no_model(id, &e);
     if (status)
@@ -227,7 +234,7 @@ void rest_model_delete(http_request *r, void *context)
         http_answer_json(r, 200, deleted("model", id));
 }
 
-/* ---- upload: one safetensors file in the multipart field "model" --------------------------------------------------- */
+/* ---- upload: one safetensors file in the multipart field "model" ----------------------------- */
 
 static ssize_t read_body(void *source, void *out, size_t max, err *e)
 {
@@ -256,11 +263,13 @@ static int take_model(multipart *parts, blob_writer *to, err *e)
     int count = 0, more;
     while ((more = multipart_next(parts, &part, e)) > 0) {
         if (strcmp(part.name, "model") != 0 || count++)
-            return err_set(e, ERR_INVALID, "one field \"model\" is expected, not \"%s\"", part.name);
+            return err_set(e, ERR_INVALID, "one field \"model\" is expected, not \"%s\"",
+                           part.name);
         if (write_part(parts, to, &total, e))
             return -1;
     }
-    return more == 0 && count == 0 ? err_set(e, ERR_INVALID, "the field \"model\" is missing") : more;
+    return more == 0 && count == 0 ? err_set(e, ERR_INVALID, "the field \"model\" is missing")
+                                   : more;
 }
 
 /* What was uploaded is a safetensors file, or it goes again. */

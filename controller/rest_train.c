@@ -41,13 +41,15 @@ void rest_task_list(http_request *r, void *context)
     bool all = state && strcmp(state, "all") == 0, ended = state && strcmp(state, "ended") == 0;
     err e = ERR_INIT;
     json_t *out = NULL;
-    if (state && !all && !ended && strcmp(state, "active") != 0) {
+    list_page page;
+    if (state && !all && !ended && strcmp(state, "active") != 0)
         err_set(&e, ERR_INVALID, "state must be active, ended or all");
+    if (e.code != ERR_NONE || list_page_parse(r, &page, &e) ||
+        owner_tasks(c->owner, !ended, all || ended, &page, &out, &e)) {
         http_answer_error(r, &e);
         return;
     }
-    int status = owner_tasks(c->owner, !ended, all || ended, &out, &e);
-    answer(r, status, out, &e);
+    list_answer(r, &page, all ? "/tasks?state=all" : "/tasks?state=ended", out);
 }
 
 void rest_usage(http_request *r, void *context)
@@ -103,7 +105,7 @@ void rest_task_explain(http_request *r, void *context)
     answer(r, status, out, &e);
 }
 
-/* ---- streams -------------------------------------------------------------------------------------------- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 /* Is there such a job? Said before a stream is opened, which can only be cut off afterwards. */
 static bool known(http_request *r, controller *c)

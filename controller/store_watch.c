@@ -50,8 +50,8 @@ static int open_probe(store_watch *w, err *e)
 {
     char text[STORE_LOCATOR_BYTES];
     const char *locator = w->controller->config.store_locator;
-    int len = snprintf(text, sizeof text, "%s%skubeml.patience_ms=%d&serverSelectionTimeoutMS=2500", locator,
-                       strchr(locator, '?') ? "&" : "?", STORE_WATCH_PATIENCE_MS);
+    int len = snprintf(text, sizeof text, "%s%skubeml.patience_ms=%d&serverSelectionTimeoutMS=2500",
+                       locator, strchr(locator, '?') ? "&" : "?", STORE_WATCH_PATIENCE_MS);
     if (len >= (int)sizeof text)
         return err_set(e, ERR_LIMIT, "the store's locator is too long");
     w->probe = store_open(text, e);
@@ -75,7 +75,8 @@ static bool keep(store_watch *w, int status, const err *why)
     w->up = up;
     if (status == 0)
         w->failed = false;
-    snprintf(w->why, sizeof w->why, "the database does not answer: %.*s", (int)sizeof w->why - 40, why->message);
+    snprintf(w->why, sizeof w->why, "the database does not answer: %.*s", (int)sizeof w->why - 40,
+             why->message);
     pthread_mutex_unlock(&w->lock);
     return news;
 }

@@ -1,10 +1,11 @@
 /* store_watch.h: whether the store answers, for those who would rather not wait to find out.
  *
- * An operation on a database that is away is tried again until its patience is over. A thread of the
- * watch asks a MongoDB store every second with little patience, so that the API can say at once what is
- * wrong, /ready too, and that the owner learns when it is back. Other stores are on this host's disk and
- * are taken to answer; there a stopped writer may hold up the owner's writes (store_lmdb_writer.h), and
- * only from then on is the store asked, until it can be written again. */
+ * An operation on a database that is away is tried again until its patience is over. A thread of
+ * the watch asks a MongoDB store every second with little patience, so that the API can say at once
+ * what is wrong, /ready too, and that the owner learns when it is back. Other stores are on this
+ * host's disk and are taken to answer; there a stopped writer may hold up the owner's writes
+ * (store_lmdb_writer.h), and only from then on is the store asked, until it can be written
+ * again. */
 #ifndef KUBEML_CONTROLLER_STORE_WATCH_H
 #define KUBEML_CONTROLLER_STORE_WATCH_H
 
@@ -22,8 +23,8 @@ int store_watch_start(store_watch *w, err *e);
 /* False: `why` (may be NULL) says what is wrong, with ERR_UNAVAILABLE. */
 bool store_watch_up(store_watch *w, err *why);
 /* As store_watch_up for the owner, who does not try what would only make it wait: false too since
- * store_watch_failed told of a write that failed, until the store has answered again. The owner learns
- * of that by owner_store_back, and has its records ready. */
+ * store_watch_failed told of a write that failed, until the store has answered again. The owner
+ * learns of that by owner_store_back, and has its records ready. */
 bool store_watch_writable(store_watch *w, err *why);
 void store_watch_failed(store_watch *w, const err *why);
 /* Was it started? Until then there are neither store nor owner. */

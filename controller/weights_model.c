@@ -30,7 +30,8 @@ bool weights_model_has(const char *tensor)
     return strncmp(tensor, "optimizer.", 10) != 0;
 }
 
-static int copy_tensor(safetensors *from, const safetensor *t, safetensors_writer *w, char *copy, err *e)
+static int copy_tensor(safetensors *from, const safetensor *t, safetensors_writer *w, char *copy,
+                       err *e)
 {
     for (uint64_t at = 0; at < t->bytes;) {
         size_t n = t->bytes - at < COPY_BYTES ? (size_t)(t->bytes - at) : COPY_BYTES;

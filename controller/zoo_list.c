@@ -80,8 +80,8 @@ static int ask(controller *c, const char *model, json_t **out, err *e)
     char program[FS_PATH_BYTES];
     cleanup_buf buf text;
     buf_init(&text, ZOO_BYTES_MAX);
-    return fs_path(program, e, "%s/kubeml-function", c->config.bin_dir) || run(program, model, &text, e) ||
-                   json_read(text.bytes, text.len, 8, out, e)
+    return fs_path(program, e, "%s/kubeml-function", c->config.bin_dir) ||
+                   run(program, model, &text, e) || json_read(text.bytes, text.len, 8, out, e)
                ? -1
                : 0;
 }
@@ -110,7 +110,8 @@ int zoo_check(controller *c, const char *model, err *e)
 {
     cleanup_json json_t *answer = NULL;
     if (strlen(model) >= ZOO_MODEL_BYTES)
-        return err_set(e, ERR_INVALID, "model: %zu characters, at most %d", strlen(model), ZOO_MODEL_BYTES - 1);
+        return err_set(e, ERR_INVALID, "model: %zu characters, at most %d", strlen(model),
+                       ZOO_MODEL_BYTES - 1);
     if (ask(c, model, &answer, e))
         return -1;
     const char *code = json_string_value(json_object_get(answer, "code"));

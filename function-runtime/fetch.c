@@ -13,7 +13,8 @@
 #include "cleanup.h"
 #include "store.h"
 
-/* In memory: a file would stay behind a process that is killed, and another user might guess its name. */
+/* In memory: a file would stay behind a process that is killed, and another user might guess its
+ * name. */
 static int write_object(const void *bytes, size_t len, int *object_fd, err *e)
 {
     int fd = memfd_create("kubeml-object", MFD_CLOEXEC);
@@ -49,12 +50,15 @@ static int digit_of(char c)
 
 int fetch_given(const char *text, int *object_fd, err *e)
 {
-    size_t digits = strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/");
-    size_t padding = strspn(text + digits, "="), len = digits / 4 * 3 + (digits % 4 ? digits % 4 - 1 : 0);
+    size_t digits =
+        strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/");
+    size_t padding = strspn(text + digits, "="),
+           len = digits / 4 * 3 + (digits % 4 ? digits % 4 - 1 : 0);
     if (text[digits + padding] || (digits + padding) % 4 || padding > 2 || len == 0)
         return err_set(e, ERR_INVALID, "the code is not base64");
     if (len > FETCH_OBJECT_BYTES_MAX)
-        return err_set(e, ERR_LIMIT, "the code has %zu bytes, over %d", len, FETCH_OBJECT_BYTES_MAX);
+        return err_set(e, ERR_LIMIT, "the code has %zu bytes, over %d", len,
+                       FETCH_OBJECT_BYTES_MAX);
     cleanup_free uint8_t *bytes = malloc(len);
     if (!bytes)
         return err_set(e, ERR_NOMEM, "no memory for the code");

@@ -19,7 +19,8 @@ static int warm(err *e)
         return -1;
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     ready = true;
-    log_info("GPU %s is ready after %.0f ms", visible ? visible : "0", (double)(clock_monotonic_ns() - began_ns) * 1e-6);
+    log_info("GPU %s is ready after %.0f ms", visible ? visible : "0",
+             (double)(clock_monotonic_ns() - began_ns) * 1e-6);
     return 0;
 }
 
@@ -38,10 +39,12 @@ int function_gpu_open(const char *on, const char *gpu, gpu_share share, err *e)
     if (!insists && strcmp(on, "auto") != 0)
         return 0;
     if (ready && gpu[0] && (!visible || strcmp(visible, gpu) != 0))
-        return err_set(e, ERR_CONFLICT, "this process was made ready on GPU %.40s and is wanted on %.40s",
+        return err_set(e, ERR_CONFLICT,
+                       "this process was made ready on GPU %.40s and is wanted on %.40s",
                        visible ? visible : "0", gpu);
     if (ready && gpu_mps_runs() && (share.threads || share.memory_bytes))
-        log_warn("CUDA has started: MPS does not hold it to its share; the engine keeps the cap on memory");
+        log_warn(
+            "CUDA has started: MPS does not hold it to its share; the engine keeps the cap on memory");
     if (ready)
         return 0;
     if (gpu[0] && setenv("CUDA_VISIBLE_DEVICES", gpu, 1) != 0)
@@ -49,7 +52,8 @@ int function_gpu_open(const char *on, const char *gpu, gpu_share share, err *e)
     if (gpu_mps_limit(share, 0, e) != 0)
         return -1;
     if (gpu_mps_runs() && (share.threads || share.memory_bytes))
-        log_info("MPS: %s %% of the threads, memory %s", getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") ?: "100",
+        log_info("MPS: %s %% of the threads, memory %s",
+                 getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") ?: "100",
                  getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") ?: "without a limit");
     err why = ERR_INIT;
     if (warm(&why) == 0)

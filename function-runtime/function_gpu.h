@@ -1,7 +1,8 @@
 /* function_gpu.h: a function's process and its GPU.
  *
- * CUDA reads which GPU it sees, and MPS its limits, when it starts: so both are set before, and all is opened
- * before the sandbox, behind which neither the driver's devices nor CUDA's libraries can be. */
+ * CUDA reads which GPU it sees, and MPS its limits, when it starts: so both are set before, and all
+ * is opened before the sandbox, behind which neither the driver's devices nor CUDA's libraries can
+ * be. */
 #ifndef KUBEML_FUNCTION_GPU_H
 #define KUBEML_FUNCTION_GPU_H
 
@@ -10,12 +11,12 @@
 #include "err.h"
 #include "gpu.h"
 
-/* A warm process that was started for a GPU (KUBEML_WARM_GPU) makes it ready: context and libraries. What fails
- * is logged; who is specialised later fails with it. */
+/* A warm process that was started for a GPU (KUBEML_WARM_GPU) makes it ready: context and
+ * libraries. What fails is logged; who is specialised later fails with it. */
 void function_gpu_warm(void);
-/* The GPU of an order: `gpu` is its name, "" the one that this process sees; does nothing where the backend `on` computes
- * on the CPU. ERR_CONFLICT: the process was made ready on another. What is no more than a backend that "auto" need
- * not take is no error. */
+/* The GPU of an order: `gpu` is its name, "" the one that this process sees; does nothing where the
+ * backend `on` computes on the CPU. ERR_CONFLICT: the process was made ready on another. What is no
+ * more than a backend that "auto" need not take is no error. */
 int function_gpu_open(const char *on, const char *gpu, gpu_share share, err *e);
 /* The folder of the libraries that were loaded; false: none were. */
 bool function_gpu_libraries(char out[256]);

@@ -26,14 +26,16 @@ struct group {
     char reason[TRAINER_REASON_BYTES];
 };
 
-/* ---- open ---------------------------------------------------------------------------------------- */
+/* ---- open ------------------------------------------------------------------------------------ */
 
 static int block_make(const state *s, block *out, err *e)
 {
     size_t counters = state_counters(s);
     *out = (block){.floats = malloc(state_floats(s) * sizeof(float)),
                    .counters = calloc(counters ? counters : 1, sizeof(int64_t))};
-    return out->floats && out->counters ? 0 : err_set(e, ERR_NOMEM, "no memory for a model of %zu numbers", state_floats(s));
+    return out->floats && out->counters
+               ? 0
+               : err_set(e, ERR_NOMEM, "no memory for a model of %zu numbers", state_floats(s));
 }
 
 static int decide(group *g, err *e)
@@ -62,12 +64,15 @@ static int decide(group *g, err *e)
 int group_open(const group_config *c, group **out, char reason[TRAINER_REASON_BYTES], err *e)
 {
     snprintf(reason, TRAINER_REASON_BYTES, "LoadFailed");
-    if (c->functions < 1 || c->functions > GROUP_FUNCTIONS_MAX || c->gpus < 1 || (c->k < 1 && c->k != -1))
-        return err_set(e, ERR_INVALID, "%d functions on %d GPUs, %d batches a round", c->functions, c->gpus, c->k);
+    if (c->functions < 1 || c->functions > GROUP_FUNCTIONS_MAX || c->gpus < 1 ||
+        (c->k < 1 && c->k != -1))
+        return err_set(e, ERR_INVALID, "%d functions on %d GPUs, %d batches a round", c->functions,
+                       c->gpus, c->k);
     group *g = calloc(1, sizeof *g);
     if (g)
         g->functions = calloc((size_t)c->functions, sizeof *g->functions);
-    int rc = g && g->functions ? 0 : err_set(e, ERR_NOMEM, "no memory for %d functions", c->functions);
+    int rc =
+        g && g->functions ? 0 : err_set(e, ERR_NOMEM, "no memory for %d functions", c->functions);
     if (rc == 0)
         g->config = *c;
     for (int i = 0; rc == 0 && i < c->functions; i++) {
@@ -114,7 +119,7 @@ const char *group_reason(const group *g)
     return g->reason;
 }
 
-/* ---- averaging ----------------------------------------------------------------------------------- */
+/* ---- averaging ------------------------------------------------------------------------------- */
 
 static int average_on_host(group *g, const group_part *parts, int n, block to, err *e)
 {
@@ -163,7 +168,8 @@ static int average_on_device(group *g, const group_part *parts, int n, err *e)
     mean->weights(samples, count, some);
     for (int i = 0; i < count; i++)
         weight[trained[i]] = some[i];
-    g->alike = engine_average(models, weight, g->config.functions, g->choice.path == AVERAGE_NCCL, e) == 0;
+    g->alike =
+        engine_average(models, weight, g->config.functions, g->choice.path == AVERAGE_NCCL, e) == 0;
     return g->alike ? 0 : -1;
 }
 
@@ -199,7 +205,8 @@ int group_copy_first(group *g, err *e)
     for (int i = 1; i < g->config.functions; i++) {
         const float *floats = engine_floats(first, e);
         const int64_t *counters = engine_counters(first, e);
-        if (!floats || !counters || engine_import(trainer_engine(g->functions[i].trainer), floats, counters, e) != 0)
+        if (!floats || !counters ||
+            engine_import(trainer_engine(g->functions[i].trainer), floats, counters, e) != 0)
             return -1;
     }
     return 0;

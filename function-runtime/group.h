@@ -29,7 +29,8 @@ typedef struct group_config {
 int group_open(const group_config *c, group **out, char reason[TRAINER_REASON_BYTES], err *e);
 void group_close(group *g); /* NULL is fine */
 const average_choice *group_choice(const group *g);
-trainer *group_trainer(group *g); /* the first one's: after group_open and group_train they are all alike */
+/* the first one's: after group_open and group_train they are all alike */
+trainer *group_trainer(group *g);
 /* After one of them was given other weights: all get them. */
 int group_copy_first(group *g, err *e);
 

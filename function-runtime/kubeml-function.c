@@ -1,13 +1,13 @@
-/* kubeml-function.c: the program: a warm generic runtime that becomes a member of one job or serves one
- * model, and then ends; or `run`, which trains a file in this process.
+/* kubeml-function.c: the program: a warm generic runtime that becomes a member of one job or serves
+ * one model, and then ends; or `run`, which trains a file in this process.
  *
  *     kubeml-function --listen unix:PATH|tcp:HOST:PORT     (KUBEML_POOL_TOKEN_FILE: the pool's token)
  *     kubeml-function run FILE.c ...
  *     kubeml-function zoo [MODEL]  (the models there are, or what is wrong with this one's text, as
  *                                  JSON; kubeml-controller asks)
  *
- * Exit status: 0 told to end, 1 failed, 2 wrong usage. A process that ran user code ends; it is never
- * made warm again. */
+ * Exit status: 0 told to end, 75 (ending.h) failed, 2 wrong usage. A process that ran user code
+ * ends; it is never made warm again. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +16,7 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "ending.h"
 #include "failpoint.h"
 #include "function_gpu.h"
 #include "json_read.h"
@@ -30,12 +31,14 @@
 
 enum { REPLY_MS = 10000 };
 
-static int tell(wire *w, const char *reason, const char *averaging, const err *e)
+static int tell(wire *w, const char *reason, const char *averaging, const char *algorithms,
+                const err *e)
 {
     cleanup_json json_t *m =
         reason ? json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", err_name(e->code),
                            "reason", reason, "message", e->message)
-               : json_pack("{s:s,s:s*}", "type", "specialised", "averaging", averaging);
+               : json_pack("{s:s,s:s*,s:s*}", "type", "specialised", "averaging", averaging,
+                           "algorithms", algorithms);
     return m ? wire_send_wait(w, m, clock_deadline_ms(REPLY_MS), NULL) : -1;
 }
 
@@ -50,7 +53,10 @@ static int be_member(const json_t *order, wire *w, err *e)
         log_error("%s: %s", reason, e->message);
     else
         log_info("specialised in %.1f ms", (double)(clock_monotonic_ns() - began_ns) * 1e-6);
-    if (tell(w, rc == 0 ? NULL : reason, rc == 0 ? member_averaging(m) : NULL, e) != 0)
+    cleanup_free char *learned = rc == 0 ? member_learned(m) : NULL;
+    if (learned)
+        log_info("what was measured on the GPU is told for those that come after");
+    if (tell(w, rc == 0 ? NULL : reason, rc == 0 ? member_averaging(m) : NULL, learned, e) != 0)
         log_warn("the controller is gone; kubeml-ps decides");
     wire_close(w);
     if (m) {
@@ -102,8 +108,8 @@ static int print_zoo(void)
     cleanup_json json_t *list = json_array();
     const zoo_model *m;
     for (int i = 0; (m = zoo_at(i)); i++)
-        json_array_append_new(list, json_pack("{s:s, s:s, s:I}", "name", m->name, "summary", m->summary,
-                                              "parameters", (json_int_t)m->params));
+        json_array_append_new(list, json_pack("{s:s, s:s, s:I}", "name", m->name, "summary",
+                                              m->summary, "parameters", (json_int_t)m->params));
     return json_dumpf(list, stdout, JSON_INDENT(1)) || putchar('\n') == EOF ? 1 : 0;
 }
 
@@ -119,9 +125,18 @@ static int check_zoo(const char *text)
     return json_dumpf(answer, stdout, JSON_COMPACT) || putchar('\n') == EOF ? 1 : 0;
 }
 
+static void end_now(int number)
+{
+    _exit(128 + number);
+}
+
 int main(int argc, char **argv)
 {
     signal(SIGPIPE, SIG_IGN);
+    /* The first process of a container ignores what it has no handler for, and is killed when its
+     * time to end is over. */
+    if (getpid() == 1)
+        signal(SIGTERM, end_now);
     if (argc >= 2 && strcmp(argv[1], "run") == 0)
         return run_command(argc - 1, argv + 1);
     if (argc == 2 && strcmp(argv[1], "zoo") == 0)
@@ -138,10 +153,10 @@ int main(int argc, char **argv)
         return 2;
     }
     log_open("kubeml-function");
-    failpoint_open();
+    failpoint_open(NULL);
     err e = ERR_INIT;
     if (listen_and_work(argv[2], &e) == 0)
         return 0;
     log_error("%s", e.message);
-    return err_exit_status(e.code);
+    return ENDING_GAVE_UP;
 }

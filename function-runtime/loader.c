@@ -45,7 +45,7 @@ struct loader {
     run run;
 };
 
-/* ---- memory ----------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static int slot_init(loader *l, slot *s, bool moves, err *e)
 {
@@ -96,7 +96,7 @@ static int make_views(loader *l, const uint32_t *list, uint32_t count, err *e)
     return 0;
 }
 
-/* ---- filling a batch ---------------------------------------------------------------------------- */
+/* ---- filling a batch ------------------------------------------------------------------------- */
 
 /* The chunk in place `i` of the run's list, viewed at its first use. */
 static const dataset_chunk *chunk_at(loader *l, uint32_t i, err *e)
@@ -122,14 +122,15 @@ static int fill_one(loader *l, slot *s, int i, uint64_t at, err *e)
     uint32_t offset = (uint32_t)(index % per_chunk);
     if (offset >= c->samples)
         return err_set(e, ERR_CORRUPT, "a chunk of the %s set has %u samples, sample %u is needed",
-                       dataset_split_name(l->run.training ? DATASET_TRAIN : DATASET_TEST), c->samples,
-                       offset);
+                       dataset_split_name(l->run.training ? DATASET_TRAIN : DATASET_TEST),
+                       c->samples, offset);
     const unsigned char *bytes = (const unsigned char *)c->data + offset * l->sample_bytes;
     s->sample[i] = c->index[offset];
     if (c->labels)
         s->labels[i] = c->labels[offset];
     if (c->targets)
-        memcpy(s->targets + (size_t)i * l->info->targets, c->targets + (size_t)offset * l->info->targets,
+        memcpy(s->targets + (size_t)i * l->info->targets,
+               c->targets + (size_t)offset * l->info->targets,
                l->info->targets * sizeof *s->targets);
     s->rows[i] = bytes;
     return 0;
@@ -142,8 +143,8 @@ static void move_all(const loader *l, slot *s)
         unsigned char *to = s->moved + (size_t)i * l->sample_bytes;
         if (i + 1 < s->n)
             prefetch_bytes(s->rows[i + 1], l->sample_bytes);
-        transform_move(l->config.transform, l->config.seed, l->run.epoch, s->sample[i], (int)d->channels,
-                       (int)d->height, (int)d->width, l->each, s->rows[i], to);
+        transform_move(l->config.transform, l->config.seed, l->run.epoch, s->sample[i],
+                       (int)d->channels, (int)d->height, (int)d->width, l->each, s->rows[i], to);
         s->rows[i] = to;
     }
 }
@@ -177,7 +178,8 @@ static void describe(loader *l, const slot *s, engine_batch *out)
     };
 }
 
-/* Tells a store that is far away which chunks the run will look at, in the order of their first use. */
+/* Tells a store that is far away which chunks the run will look at, in the order of their first
+ * use. */
 static void announce(loader *l)
 {
     if (!dataset_prefetches(l->config.data))
@@ -185,20 +187,23 @@ static void announce(loader *l)
     uint32_t *chunks = calloc(l->chunk_count ? l->chunk_count : 1, sizeof *chunks);
     bool *listed = calloc(l->chunk_count ? l->chunk_count : 1, sizeof *listed);
     size_t count = 0;
-    for (uint64_t at = l->run.at; chunks && listed && at < l->run.end && count < l->chunk_count; at++) {
+    for (uint64_t at = l->run.at; chunks && listed && at < l->run.end && count < l->chunk_count;
+         at++) {
         uint64_t place = (l->run.training ? l->order[at] : at) / l->info->chunk_samples;
         if (listed[place])
             continue;
         listed[place] = true;
-        chunks[count++] = l->chunk_list ? l->chunk_list[place] : l->run.test_chunk + (uint32_t)place;
+        chunks[count++] =
+            l->chunk_list ? l->chunk_list[place] : l->run.test_chunk + (uint32_t)place;
     }
     if (count) /* without memory they are fetched when they are viewed */
-        dataset_prefetch(l->config.data, l->run.training ? DATASET_TRAIN : DATASET_TEST, chunks, count);
+        dataset_prefetch(l->config.data, l->run.training ? DATASET_TRAIN : DATASET_TEST, chunks,
+                         count);
     free(chunks);
     free(listed);
 }
 
-/* ---- the loader ---------------------------------------------------------------------------------- */
+/* ---- the loader ------------------------------------------------------------------------------ */
 
 int loader_open(const loader_config *c, loader **out, err *e)
 {
@@ -293,7 +298,8 @@ int loader_train(loader *l, uint32_t epoch, int parallelism, int function, uint3
         return err_set(e, ERR_INVALID, "batches %u to %u of a share that has %u", batch_begin,
                        batch_begin + batch_count, batches);
     deal_samples(&l->deal, function, batch_begin, batch_count, begin, end);
-    if (make_views(l, deal_chunk_list(&l->deal, function), deal_chunk_count(&l->deal, function), e) != 0)
+    if (make_views(l, deal_chunk_list(&l->deal, function), deal_chunk_count(&l->deal, function),
+                   e) != 0)
         return -1;
     l->run = (run){.open = true, .training = true, .epoch = epoch, .function = function,
                    .at = *begin, .end = *end};
@@ -309,8 +315,8 @@ int loader_test(loader *l, int parallelism, int function, uint64_t *samples, err
     uint32_t begin = 0, end = 0;
     *samples = 0;
     if (l->info->samples[DATASET_TEST])
-        deal_test_share(l->info->samples[DATASET_TEST], l->info->chunk_samples, parallelism, function,
-                        &begin, &end, samples);
+        deal_test_share(l->info->samples[DATASET_TEST], l->info->chunk_samples, parallelism,
+                        function, &begin, &end, samples);
     if (make_views(l, NULL, end - begin, e) != 0)
         return -1;
     l->run = (run){.open = true, .function = function, .end = *samples, .test_chunk = begin};
@@ -336,24 +342,26 @@ void loader_end(loader *l)
     l->run.open = false;
 }
 
-/* ---- for an engine that keeps the samples itself ------------------------------------------------- */
+/* ---- for an engine that keeps the samples itself --------------------------------------------- */
 
 bool loader_keeps(const loader *l, uint64_t bytes_max)
 {
     uint64_t samples = l->info->samples[DATASET_TRAIN];
-    return l->info->dtype == DATASET_U8 && l->info->classes && !l->config.regression && samples > 0 &&
-           samples <= INT32_MAX && samples <= bytes_max / l->sample_bytes && !dataset_prefetches(l->config.data);
+    return l->info->dtype == DATASET_U8 && l->info->classes && !l->config.regression &&
+           samples > 0 && samples <= INT32_MAX && samples <= bytes_max / l->sample_bytes &&
+           !dataset_prefetches(l->config.data);
 }
 
-static int lend_chunk(loader *l, uint32_t chunk, const uint8_t **x, int32_t *labels, uint64_t *sample, uint32_t want,
-                      err *e)
+static int lend_chunk(loader *l, uint32_t chunk, const uint8_t **x, int32_t *labels,
+                      uint64_t *sample, uint32_t want, err *e)
 {
     dataset_chunk c;
     if (dataset_view(l->config.data, DATASET_TRAIN, chunk, &c, e) != 0)
         return -1;
     if (c.samples != want || !c.labels) {
         dataset_release(l->config.data, DATASET_TRAIN, chunk);
-        return err_set(e, ERR_CORRUPT, "chunk %u of the train set has %u samples, %u are needed", chunk, c.samples, want);
+        return err_set(e, ERR_CORRUPT, "chunk %u of the train set has %u samples, %u are needed",
+                       chunk, c.samples, want);
     }
     for (uint32_t i = 0; i < want; i++) {
         x[i] = (const uint8_t *)c.data + i * l->sample_bytes;
@@ -385,10 +393,12 @@ int loader_lend(loader *l, backend_share *out, err *e)
                            .crop = l->config.transform->crop,
                            .seed = l->config.seed,
                            .set = l->info->digest[0] ? l->info->digest : NULL};
-    int rc = x && labels && sample ? 0 : err_set(e, ERR_NOMEM, "no memory for a list of %zu samples", n);
+    int rc =
+        x && labels && sample ? 0 : err_set(e, ERR_NOMEM, "no memory for a list of %zu samples", n);
     uint32_t seen = 0;
     for (size_t row = 0; rc == 0 && row < n; row += each, seen += rc == 0)
-        rc = lend_chunk(l, seen, x + row, labels + row, sample + row, (uint32_t)(n - row < each ? n - row : each), e);
+        rc = lend_chunk(l, seen, x + row, labels + row, sample + row,
+                        (uint32_t)(n - row < each ? n - row : each), e);
     if (rc == 0)
         return 0;
     while (seen > 0)

@@ -1,12 +1,13 @@
-/* loader.h: hands out batches of a dataset: a function's share of an epoch, or a run of test chunks.
+/* loader.h: hands out batches of a dataset: a function's share of an epoch, or a run of test
+ * chunks.
  *
- * Samples are read where they lie: a batch is a list of pointers into the dataset's mapped chunks, and
- * the system's page cache is what keeps them between epochs, so that the loader holds no copy and no
- * state that a replacement would lack. Only where a transform moves bytes is a sample copied.
- * Where the dataset's store is far away, it is told at a run's begin which chunks will be looked at,
- * and fetches them with threads of its own. The loader has no thread that runs ahead: pointers take 1 %
- * of LeNet's step and flipped, cropped copies 4 %, less than a hand-over to another thread costs as soon
- * as there are more functions than cores.
+ * Samples are read where they lie: a batch is a list of pointers into the dataset's mapped chunks,
+ * and the system's page cache is what keeps them between epochs, so that the loader holds no copy
+ * and no state that a replacement would lack. Only where a transform moves bytes is a sample
+ * copied. Where the dataset's store is far away, it is told at a run's begin which chunks will be
+ * looked at, and fetches them with threads of its own. The loader has no thread that runs ahead:
+ * pointers take 1 % of LeNet's step and flipped, cropped copies 4 %, less than a hand-over to
+ * another thread costs as soon as there are more functions than cores.
  *
  * One thread owns a loader. What it hands out is valid until the next loader_next or loader_end. */
 #ifndef KUBEML_LOADER_H
@@ -32,7 +33,8 @@ int loader_open(const loader_config *c, loader **out, err *e);
 void loader_close(loader *l); /* NULL is fine */
 
 /* Begins with batches [batch_begin, batch_begin + batch_count) of what `function` of `parallelism`
- * trains in `epoch`. *begin and *end are the positions in its share. ERR_INVALID beyond the share. */
+ * trains in `epoch`. *begin and *end are the positions in its share. ERR_INVALID beyond the
+ * share. */
 int loader_train(loader *l, uint32_t epoch, int parallelism, int function, uint32_t batch_begin,
                  uint32_t batch_count, uint64_t *begin, uint64_t *end, err *e);
 /* Begins with the function's share of the test set, in its order, untransformed. */
@@ -46,10 +48,11 @@ void loader_end(loader *l); /* lets go of the chunks; also before the end */
 
 /* ---- for an engine that keeps the samples itself ---- */
 
-/* Whether it can be handed the training set: labelled bytes on this machine, `bytes_max` at most. */
+/* Whether it can be handed the training set: labelled bytes on this machine, `bytes_max` at
+ * most. */
 bool loader_keeps(const loader *l, uint64_t bytes_max);
-/* The whole training set, a row a sample in the order of its chunks; what is lent is valid until loader_lent. Ends a
- * run. ERR_CORRUPT, ERR_UNAVAILABLE, ERR_NOMEM. */
+/* The whole training set, a row a sample in the order of its chunks; what is lent is valid until
+ * loader_lent. Ends a run. ERR_CORRUPT, ERR_UNAVAILABLE, ERR_NOMEM. */
 int loader_lend(loader *l, backend_share *out, err *e);
 void loader_lent(loader *l, backend_share *s);
 /* The rows of the run begun with loader_train, instead of its batches. */

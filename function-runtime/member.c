@@ -41,7 +41,7 @@ void member_enter(member *m, const char *phase, int64_t epoch, int64_t round)
     log_context(m->job, (int)epoch, (int)round);
 }
 
-/* ---- the model store ------------------------------------------------------------------------------ */
+/* ---- the model store ------------------------------------------------------------------------- */
 
 static int make_reference(member *m, err *e)
 {
@@ -87,8 +87,9 @@ static int attach(member *m, int64_t deadline_ms, err *e)
 static bool has_mean(member *m, int64_t version, int64_t deadline_ms)
 {
     modelstore_state at;
-    return version >= 0 && m->mean.version == version && modelstore_state_get(m->store, deadline_ms, &at, NULL) == 0 &&
-           at.version == version && at.checksum == m->mean.checksum;
+    return version >= 0 && m->mean.version == version &&
+           modelstore_state_get(m->store, deadline_ms, &at, NULL) == 0 && at.version == version &&
+           at.checksum == m->mean.checksum;
 }
 
 int member_fetch(member *m, int64_t version, const json_t *mean, err *e)
@@ -161,7 +162,7 @@ static int publish(member *m, const modelstore_publication *p, err *e)
     return member_publish(m, p, NULL, e);
 }
 
-/* ---- tasks ---------------------------------------------------------------------------------------- */
+/* ---- tasks ----------------------------------------------------------------------------------- */
 
 int member_tell_failed(member *m, const char *reason, err *e)
 {
@@ -182,7 +183,8 @@ int member_unpack(const json_t *task, err *e, const char *format, ...)
     return rc == 0 ? 0 : err_set(e, ERR_INVALID, "task %s: %s", wire_type(task), at.text);
 }
 
-/* Asked for version 0 after it has trained (the model store lost everything): as a fresh one would. */
+/* Asked for version 0 after it has trained (the model store lost everything): as a fresh one
+ * would. */
 static int begin_anew(member *m, err *e)
 {
     char reason[TRAINER_REASON_BYTES];
@@ -223,22 +225,22 @@ static int do_init(member *m, const json_t *task, err *e)
 static void send_published(member *m, const train_order *o, const trainer_result *r, double fetch_s,
                            double publish_s, json_t *seal)
 {
-    json_t *seconds = json_pack("{s:f,s:f,s:f,s:f,s:f}", "fetch", fetch_s, "load", r->load_s, "convert",
-                                r->convert_s, "train", r->train_s, "publish", publish_s);
+    json_t *seconds = json_pack("{s:f,s:f,s:f,s:f,s:f}", "fetch", fetch_s, "load", r->load_s,
+                                "convert", r->convert_s, "train", r->train_s, "publish", publish_s);
     pslink_send(m->link,
-                json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:f,s:I,s:o,s:o*}", "type", "published", "epoch", o->epoch,
-                          "round", o->round, "samples", (json_int_t)r->samples, "sample_begin",
-                          (json_int_t)r->sample_begin, "sample_end", (json_int_t)r->sample_end,
-                          "loss_sum", r->loss_sum, "batches", (json_int_t)r->batches, "seconds", seconds, "seal",
-                          seal));
+                json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:f,s:I,s:o,s:o*}", "type", "published",
+                          "epoch", o->epoch, "round", o->round, "samples", (json_int_t)r->samples,
+                          "sample_begin", (json_int_t)r->sample_begin, "sample_end",
+                          (json_int_t)r->sample_end, "loss_sum", r->loss_sum, "batches",
+                          (json_int_t)r->batches, "seconds", seconds, "seal", seal));
 }
 
-int member_history(member *m, const train_order *o, double **out, size_t *count, err *e)
+static int read_history(const member *m, const train_order *o, double **out, size_t *count, err *e)
 {
-    *out = NULL;
     *count = json_array_size(o->history);
     if (program_needs_history(m->program) && !o->history)
-        return err_set(e, ERR_UNSUPPORTED, "the function's schedule needs the validation losses, and "
+        return err_set(e, ERR_UNSUPPORTED,
+                       "the function's schedule needs the validation losses, and "
                        "kubeml-ps does not send them");
     if (*count == 0)
         return 0;
@@ -249,19 +251,31 @@ int member_history(member *m, const train_order *o, double **out, size_t *count,
     return 0;
 }
 
-static int train(member *m, const train_order *o, err *e)
+int member_begin(member *m, const train_order *o, double *fetch_s, double **history, size_t *count,
+                 err *e)
 {
     int64_t clock_ns = clock_monotonic_ns();
     member_enter(m, "fetch", o->epoch, o->round);
     int rc = member_fetch(m, o->version, o->mean, e);
     if (rc != 0)
-        return rc < 0 ? -1 : 0;
-    double fetch_s = member_seconds(&clock_ns);
+        return rc;
+    *fetch_s = member_seconds(&clock_ns);
+    if (read_history(m, o, history, count, e) != 0) {
+        member_tell_failed(m, "Unsupported", e);
+        return 1;
+    }
+    member_enter(m, "train", o->epoch, o->round);
+    return 0;
+}
+
+static int train(member *m, const train_order *o, err *e)
+{
     cleanup_free double *history = NULL;
     size_t history_count;
-    if (member_history(m, o, &history, &history_count, e) != 0)
-        return member_tell_failed(m, "Unsupported", e);
-    member_enter(m, "train", o->epoch, o->round);
+    double fetch_s;
+    int rc = member_begin(m, o, &fetch_s, &history, &history_count, e);
+    if (rc != 0)
+        return rc < 0 ? -1 : 0;
     trainer_task task = {.epoch = (uint32_t)o->epoch,
                          .parallelism = (int)o->parallelism,
                          .function = (int)o->function,
@@ -273,7 +287,7 @@ static int train(member *m, const train_order *o, err *e)
     trainer_result r;
     if (trainer_train(m->trainer, &task, &r, e) != 0)
         return member_tell_failed(m, trainer_reason(m->trainer), e);
-    clock_ns = clock_monotonic_ns();
+    int64_t clock_ns = clock_monotonic_ns();
     member_enter(m, "publish", o->epoch, o->round);
     modelstore_publication p = {.epoch = o->epoch,
                                 .round = o->round,
@@ -304,7 +318,7 @@ static int do_train(member *m, const json_t *task, err *e)
         o.batch_begin < 0 || o.batch_begin > UINT32_MAX || o.batch_count < 0 ||
         o.batch_count > UINT32_MAX || o.slot < 0 || o.slot >= MODELSTORE_SLOTS_MAX)
         return err_set(e, ERR_INVALID, "task train: a number is out of range");
-    o.keep = m->loan[0] && json_is_true(json_object_get(task, "keep"));
+    o.keep = (m->loan[0] || m->rank[0]) && json_is_true(json_object_get(task, "keep"));
     o.mean = json_object_get(task, "mean");
     return train(m, &o, e);
 }
@@ -326,8 +340,8 @@ static int do_validate(member *m, const json_t *task, err *e)
     if (trainer_validate(m->trainer, (uint32_t)epoch, (int)parallelism, (int)function, &r, e) != 0)
         return member_tell_failed(m, trainer_reason(m->trainer), e);
     pslink_send(m->link, json_pack("{s:s,s:I,s:I,s:f,s:I}", "type", "validated", "epoch", epoch,
-                                   "samples", (json_int_t)r.samples, "loss_sum", r.loss_sum, "correct",
-                                   (json_int_t)r.correct));
+                                   "samples", (json_int_t)r.samples, "loss_sum", r.loss_sum,
+                                   "correct", (json_int_t)r.correct));
     return 0;
 }
 
@@ -342,12 +356,16 @@ static int do_task(member *m, const json_t *task, err *e)
         return do_init(m, task, e);
     if (m->loan[0] && strcmp(type, "lead") == 0)
         return member_lead(m, task, e);
-    if (m->loan[0] && strcmp(type, "average") == 0)
+    if ((m->loan[0] || m->rank[0]) && strcmp(type, "average") == 0)
         return member_average(m, task, e);
+    if (m->rank[0] && strcmp(type, "identify") == 0)
+        return member_identify(m, task, e);
+    if (m->rank[0] && strcmp(type, "connect") == 0)
+        return member_connect(m, task, e);
     return err_set(e, ERR_UNSUPPORTED, "kubeml-ps asks for \"%.40s\"", type);
 }
 
-/* ---- the life of a member --------------------------------------------------------------------------- */
+/* ---- the life of a member -------------------------------------------------------------------- */
 
 static json_t *ready_message(const member *m)
 {
@@ -355,18 +373,20 @@ static json_t *ready_message(const member *m)
     const layout *l = state_layout(trainer_state(m->trainer));
     engine *g = trainer_engine(m->trainer);
     snprintf(hex, sizeof hex, "%016llx", (unsigned long long)l->digest);
-    return json_pack("{s:s,s:o,s:I,s:s,s:s,s:s*,s:s*}", "type", "ready", "layout", layout_json(l), "parameters",
-                     (json_int_t)engine_param_count(g), "layout_digest", hex, "algorithms",
-                     engine_choices(g), "loan", m->loan[0] ? m->loan : NULL, "no_loan",
-                     m->no_loan[0] ? m->no_loan : NULL);
+    return json_pack("{s:s,s:o,s:I,s:s,s:s,s:s*,s:s*,s:s*,s:s*}", "type", "ready", "layout",
+                     layout_json(l), "parameters", (json_int_t)engine_param_count(g),
+                     "layout_digest", hex, "algorithms", engine_choices(g), "loan",
+                     m->loan[0] ? m->loan : NULL, "no_loan", m->no_loan[0] ? m->no_loan : NULL,
+                     "rank", m->rank[0] ? m->rank : NULL, "no_rank",
+                     m->no_rank[0] ? m->no_rank : NULL);
 }
 
 static int join(member *m, err *e)
 {
-    m->hello = json_pack("{s:s,s:s,s:s,s:i,s:i,s:I,s:s,s:i,s:i}", "type", "hello", "token", m->secret,
-                         "job", m->job, "function", m->function, "incarnation", m->incarnation, "pid",
-                         (json_int_t)getpid(), "cpu", member_cpu(), "threads",
-                         m->threads > 0 ? m->threads : 1, "abi", ABI);
+    m->hello = json_pack("{s:s,s:s,s:s,s:i,s:i,s:I,s:s,s:i,s:i}", "type", "hello", "token",
+                         m->secret, "job", m->job, "function", m->function, "incarnation",
+                         m->incarnation, "pid", (json_int_t)getpid(), "cpu", member_cpu(),
+                         "threads", m->threads > 0 ? m->threads : 1, "abi", ABI);
     m->opening = m->failed ? json_incref(m->failed) : ready_message(m);
     if (!m->hello || !m->opening)
         return err_set(e, ERR_NOMEM, "no memory for the greeting");
@@ -402,6 +422,12 @@ const char *member_averaging(const member *m)
     return m->group ? group_choice(m->group)->text : NULL;
 }
 
+char *member_learned(const member *m)
+{
+    const char *on = m->trainer ? engine_backend(trainer_engine(m->trainer)) : NULL;
+    return on ? backend_learned(on) : NULL;
+}
+
 void member_close(member *m)
 {
     if (!m)
@@ -413,6 +439,7 @@ void member_close(member *m)
     json_decref(m->failed);
     modelstore_close(m->store);
     member_drop_trainer(m);
+    outside_close(m->outside);
     program_close(m->program);
     dataset_close(m->data);
     if (m->object_fd >= 0)

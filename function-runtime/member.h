@@ -1,9 +1,9 @@
 /* member.h: one function of a job: a runtime that was specialised.
  *
  * member_open does all that may fail once: opens the dataset, gives up what it does not need
- * (sandbox.h), loads the code, compiles the model. member_run joins kubeml-ps and does its tasks until
- * it is told to stop: fetch version r, train the share, publish; validate; make version 0. Between two
- * tasks it keeps nothing that a replacement would not have. */
+ * (sandbox.h), loads the code, compiles the model. member_run joins kubeml-ps and does its tasks
+ * until it is told to stop: fetch version r, train the share, publish; validate; make version 0.
+ * Between two tasks it keeps nothing that a replacement would not have. */
 #ifndef KUBEML_MEMBER_H
 #define KUBEML_MEMBER_H
 
@@ -30,6 +30,9 @@ int member_run(member *m, err *e);
 /* Where the models of a shared process are averaged, for people; NULL: every function has a process
  * of its own. */
 const char *member_averaging(const member *m);
+/* What it has measured on its GPU that it had not been told (backend_learned); the caller's to
+ * free; NULL: nothing. */
+char *member_learned(const member *m);
 void member_close(member *m); /* NULL is fine */
 
 #endif

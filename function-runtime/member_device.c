@@ -21,10 +21,9 @@
 
 _Static_assert(MEMBER_LOAN_BYTES > 2 * sizeof(backend_loan), "a loan's text is two digits a byte");
 
-static void write_loan(const backend_loan *l, char out[MEMBER_LOAN_BYTES])
+void member_hex(const unsigned char *bytes, size_t count, char *out)
 {
-    const unsigned char *bytes = (const unsigned char *)l;
-    for (size_t i = 0; i < sizeof *l; i++)
+    for (size_t i = 0; i < count; i++)
         snprintf(out + 2 * i, 3, "%02x", bytes[i]);
 }
 
@@ -33,17 +32,29 @@ static int digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
+int member_unhex(const char *text, unsigned char *out, size_t count, err *e)
+{
+    if (!text || strlen(text) != 2 * count)
+        return err_set(e, ERR_INVALID, "a text of other than %zu hexadecimal digits", 2 * count);
+    for (size_t i = 0; i < count; i++) {
+        int high = digit(text[2 * i]), low = digit(text[2 * i + 1]);
+        if (high < 0 || low < 0)
+            return err_set(e, ERR_INVALID, "a text that is no hexadecimal digits");
+        out[i] = (unsigned char)(high << 4 | low);
+    }
+    return 0;
+}
+
+static void write_loan(const backend_loan *l, char out[MEMBER_LOAN_BYTES])
+{
+    member_hex((const unsigned char *)l, sizeof *l, out);
+}
+
 static int read_loan(const char *text, backend_loan *out, err *e)
 {
     unsigned char bytes[sizeof *out];
-    if (!text || strlen(text) != 2 * sizeof bytes)
-        return err_set(e, ERR_INVALID, "a loan of another length");
-    for (size_t i = 0; i < sizeof bytes; i++) {
-        int high = digit(text[2 * i]), low = digit(text[2 * i + 1]);
-        if (high < 0 || low < 0)
-            return err_set(e, ERR_INVALID, "a loan that is no text of hexadecimal digits");
-        bytes[i] = (unsigned char)(high << 4 | low);
-    }
+    if (member_unhex(text, bytes, sizeof bytes, e) != 0)
+        return err_wrap(e, "a loan");
     memcpy(out, bytes, sizeof *out);
     return 0;
 }
@@ -101,23 +112,25 @@ json_t *member_seal(member *m)
  */
 static int adopt(member *m, int64_t version, const json_t *mean, int64_t deadline_ms, err *e)
 {
-    const char *text, *sum, *checksum;
+    const char *text = NULL, *sum, *checksum;
     json_int_t step;
+    int ask = 0; /* summed between GPUs: every function has it */
     uint64_t published;
     backend_loan loan;
     engine_seal seal;
     modelstore_state at;
-    if (json_unpack((json_t *)(uintptr_t)mean, "{s:s,s:s,s:I,s:s}", "loan", &text, "sum", &sum,
-                    "step", &step, "checksum", &checksum) != 0)
+    if (json_unpack((json_t *)(uintptr_t)mean, "{s?s,s?i,s:s,s:I,s:s}", "loan", &text, "ask", &ask,
+                    "sum", &sum, "step", &step, "checksum", &checksum) != 0)
         return err_set(e, ERR_INVALID, "the mean is of another form");
-    if (read_loan(text, &loan, e) != 0 || read_sum(sum, &seal.sum, e) != 0 ||
+    if ((!ask && read_loan(text, &loan, e) != 0) || read_sum(sum, &seal.sum, e) != 0 ||
         read_sum(checksum, &published, e) != 0 ||
         modelstore_state_get(m->store, deadline_ms, &at, e) != 0)
         return -1;
     if (at.version != version || at.checksum != published)
         return err_set(e, ERR_STALE, "the model store has another reference");
     seal.step = step;
-    return engine_adopt(trainer_engine(m->trainer), &loan, &seal, e);
+    return ask ? member_take_sum(m, ask, &seal, e)
+               : engine_adopt(trainer_engine(m->trainer), &loan, &seal, e);
 }
 
 bool member_adopt(member *m, int64_t version, const json_t *mean, int64_t deadline_ms)
@@ -156,16 +169,8 @@ int member_lead(member *m, const json_t *task, err *e)
     return 0;
 }
 
-typedef struct average_order {
-    json_int_t ask, epoch, round, version, slot;
-    engine_peer of[ENGINE_AVERAGE_MAX];
-    int function[ENGINE_AVERAGE_MAX];
-    uint64_t samples;
-    int n;
-} average_order;
-
 /* The weights of those that trained, as common/merge.h computes them. */
-static int read_models(const json_t *models, average_order *o, err *e)
+static int read_models(const json_t *models, bool lent, average_order *o, err *e)
 {
     uint64_t samples[ENGINE_AVERAGE_MAX];
     double weight[ENGINE_AVERAGE_MAX];
@@ -177,15 +182,15 @@ static int read_models(const json_t *models, average_order *o, err *e)
     json_array_foreach(models, i, one)
     {
         engine_peer *p = &o->of[o->n];
-        const char *loan, *sum;
+        const char *loan = NULL, *sum;
         json_int_t count, step;
-        if (json_unpack((json_t *)(uintptr_t)one, "{s:i,s:I,s:s,s:s,s:I}", "function",
+        if (json_unpack((json_t *)(uintptr_t)one, "{s:i,s:I,s?s,s:s,s:I}", "function",
                         &o->function[o->n], "samples", &count, "loan", &loan, "sum", &sum, "step",
                         &step) != 0)
             return err_set(e, ERR_INVALID, "task average: a model of another form");
         if (count <= 0)
             continue; /* it has no weight, and is not read */
-        if (read_loan(loan, &p->where, e) != 0 || read_sum(sum, &p->seal.sum, e) != 0)
+        if ((lent && read_loan(loan, &p->where, e) != 0) || read_sum(sum, &p->seal.sum, e) != 0)
             return -1;
         p->seal.step = step;
         samples[o->n++] = (uint64_t)count;
@@ -199,22 +204,32 @@ static int read_models(const json_t *models, average_order *o, err *e)
     return 0;
 }
 
-static int tell_not_averaged(member *m, const average_order *o, int bad, const err *why)
+int member_not_averaged(member *m, const average_order *o, int bad, bool averaged, const err *why)
 {
     log_warn("not averaged: %s", why->message);
     json_t *told = json_pack("{s:s,s:I,s:s,s:s}", "type", "averaged", "ask", o->ask, "code",
                              err_name(why->code), "message", why->message);
     if (bad >= 0)
         json_object_set_new(told, "function", json_integer(o->function[bad]));
+    if (averaged)
+        json_object_set_new(told, "unpublished", json_true());
     pslink_send(m->link, told);
     return 0;
 }
 
-/* The mean, published as what this function trained would be. */
-static int average(member *m, average_order *o, engine_seal *seal, uint64_t *checksum, int *bad,
-                   err *e)
+int member_averaged(member *m, const average_order *o, const engine_seal *mean, uint64_t checksum)
 {
-    engine *g = trainer_engine(m->trainer);
+    char sums[2][20];
+    write_sum(mean->sum, sums[0]);
+    write_sum(checksum, sums[1]);
+    pslink_send(m->link,
+                json_pack("{s:s,s:I,s:s,s:I,s:s}", "type", "averaged", "ask", o->ask, "sum",
+                          sums[0], "step", (json_int_t)mean->step, "checksum", sums[1]));
+    return 0;
+}
+
+int member_publish_mean(member *m, const average_order *o, uint64_t *checksum, err *e)
+{
     modelstore_publication p = {.epoch = o->epoch,
                                 .round = o->round,
                                 .version = o->version,
@@ -222,11 +237,7 @@ static int average(member *m, average_order *o, engine_seal *seal, uint64_t *che
                                 .incarnation = m->incarnation,
                                 .samples = o->samples,
                                 .slot = (int)o->slot};
-    backend_loan mean;
     block to;
-    if (engine_average_lent(g, o->of, o->n, seal, bad, e) != 0 ||
-        engine_lead(g, NULL, 0, &mean, e) != 0 || engine_adopt(g, &mean, seal, e) != 0)
-        return -1;
     failpoint("function.average");
     if (member_slot(m, p.slot, &to, e) != 0 ||
         state_export(trainer_state(m->trainer), to, member_half_published, e) != 0)
@@ -235,27 +246,35 @@ static int average(member *m, average_order *o, engine_seal *seal, uint64_t *che
     return rc > 0 ? err_set(e, ERR_STALE, "the round was over already") : rc;
 }
 
+/* What the others lent, published as what this function trained would be. */
+static int average_lent(member *m, average_order *o)
+{
+    engine *g = trainer_engine(m->trainer);
+    engine_seal seal;
+    backend_loan mean;
+    uint64_t checksum;
+    int bad = -1;
+    err why = ERR_INIT;
+    if (engine_average_lent(g, o->of, o->n, &seal, &bad, &why) != 0 ||
+        engine_lead(g, NULL, 0, &mean, &why) != 0 || engine_adopt(g, &mean, &seal, &why) != 0 ||
+        member_publish_mean(m, o, &checksum, &why) != 0)
+        return member_not_averaged(m, o, bad, false, &why);
+    return member_averaged(m, o, &seal, checksum);
+}
+
 int member_average(member *m, const json_t *task, err *e)
 {
     average_order o = {.n = 0};
-    engine_seal seal;
-    uint64_t checksum;
-    int bad = -1;
-    char sums[2][20];
+    int set = 0; /* of `merge: nccl` */
     err why = ERR_INIT;
-    if (member_unpack(task, e, "{s:I,s:I,s:I,s:I,s:I}", "ask", &o.ask, "epoch", &o.epoch, "round",
-                      &o.round, "version", &o.version, "slot", &o.slot) != 0)
+    if (member_unpack(task, e, "{s:I,s:I,s:I,s:I,s:I,s?i}", "ask", &o.ask, "epoch", &o.epoch,
+                      "round", &o.round, "version", &o.version, "slot", &o.slot, "set", &set) != 0)
         return -1;
-    if (o.slot < 0 || o.slot >= MODELSTORE_SLOTS_MAX)
+    if (o.slot < 0 || o.slot >= MODELSTORE_SLOTS_MAX || o.ask < 1 || o.ask > INT32_MAX)
         return err_set(e, ERR_INVALID, "task average: a number is out of range");
     member_enter(m, "average", o.epoch, o.round);
     m->touched = true;
-    if (read_models(json_object_get(task, "models"), &o, &why) != 0 ||
-        average(m, &o, &seal, &checksum, &bad, &why) != 0)
-        return tell_not_averaged(m, &o, bad, &why);
-    write_sum(seal.sum, sums[0]);
-    write_sum(checksum, sums[1]);
-    pslink_send(m->link, json_pack("{s:s,s:I,s:s,s:I,s:s}", "type", "averaged", "ask", o.ask, "sum",
-                                   sums[0], "step", (json_int_t)seal.step, "checksum", sums[1]));
-    return 0;
+    if (read_models(json_object_get(task, "models"), set == 0, &o, &why) != 0)
+        return member_not_averaged(m, &o, -1, false, &why);
+    return set ? member_sum(m, &o, set, e) : average_lent(m, &o);
 }

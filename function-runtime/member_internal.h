@@ -6,10 +6,11 @@
 #include "group.h"
 #include "member.h"
 #include "modelstore.h"
+#include "outside.h"
 #include "pslink.h"
 #include "request.h"
 
-enum { MEMBER_LOAN_BYTES = 320 };
+enum { MEMBER_LOAN_BYTES = 320, MEMBER_RANK_BYTES = 2 * BACKEND_DEVICE_BYTES + 1 };
 
 /* What a shared process published last: the next reference, if the merge was of that alone. */
 typedef struct member_mean {
@@ -25,7 +26,8 @@ struct member {
     int functions; /* of this process, `function` being the first; 1 unless it is shared */
     modelstore_access access;
     request request;
-    char backend[32], gpu[96]; /* gpu: as CUDA_VISIBLE_DEVICES takes it; "": whatever this process sees */
+    /* gpu: as CUDA_VISIBLE_DEVICES takes it; "": whatever this process sees */
+    char backend[32], gpu[96];
     char object_path[512], object[256], locator[512];
     int object_fd; /* the code where object_path is empty; -1: not open */
 
@@ -44,8 +46,18 @@ struct member {
     bool attached, touched; /* touched: the engine has other weights than it began with */
     block reference; /* fetched versions; the member's own memory */
     member_mean mean;
-    char loan[MEMBER_LOAN_BYTES]; /* where the model lies on a GPU, for other processes; "": nowhere that they can read */
+    /* where the model lies on a GPU, for other processes; "": nowhere that they can read */
+    char loan[MEMBER_LOAN_BYTES];
     char no_loan[ERR_MESSAGE_BYTES]; /* on a GPU, and why they cannot; "": no such thing */
+    /* of `merge: nccl`: the GPU that it would be a rank on; "": it cannot be one */
+    char rank[MEMBER_RANK_BYTES];
+    char no_rank[ERR_MESSAGE_BYTES]; /* and why not; "": it was not wanted */
+    outside *outside; /* where NCCL is called; NULL: this thread */
+    struct {
+        int set, ask;    /* of the last communicator, and of its last mean; 0: none */
+        unsigned dials;  /* of the link, when it was made */
+        engine_seal mean;
+    } comm;
 };
 
 /* Copies the order into the member; ERR_INVALID naming the field. */
@@ -69,29 +81,62 @@ double member_seconds(int64_t *from_ns); /* since then; moves it on */
 void member_enter(member *m, const char *phase, int64_t epoch, int64_t round);
 /* ERR_INVALID naming the task. */
 int member_unpack(const json_t *task, err *e, const char *format, ...);
-/* Version `version` into the engine, from the GPU where `mean` (may be NULL) says that it lies there; 1 when the
- * store has a newer one already: the task is stale. */
+/* Version `version` into the engine, from the GPU where `mean` (may be NULL) says that it lies
+ * there; 1 when the store has a newer one already: the task is stale. */
 int member_fetch(member *m, int64_t version, const json_t *mean, err *e);
 /* The memory that a contribution of that slot is published from. */
 int member_slot(member *m, int slot, block *to, err *e);
-/* What lies there, with its checksum. 1: the round was over already; the contribution is not wanted any
- * more. */
+/* What lies there, with its checksum. 1: the round was over already; the contribution is not wanted
+ * any more. */
 int member_publish(member *m, const modelstore_publication *p, uint64_t *checksum, err *e);
 void member_half_published(void);
-/* For a schedule that looks at them. Caller frees. */
-int member_history(member *m, const train_order *o, double **out, size_t *count, err *e);
+/* What every round begins with: fetches the model (`fetch_s`), and reads the validation losses, for
+ * a schedule that looks at them (caller frees). 1: it was told, or the round is over: there is
+ * nothing to train. */
+int member_begin(member *m, const train_order *o, double *fetch_s, double **history, size_t *count,
+                 err *e);
 /* What can never work is told to kubeml-ps, which ends the job. 0. */
 int member_tell_failed(member *m, const char *reason, err *e);
 
 /* ---- member_device.c ---- */
 
 void member_lend(member *m); /* fills loan, or no_loan */
-/* What the model is now, for those who read it there; NULL: it has to be published. New reference. */
+/* What the model is now, for those who read it there; NULL: it has to be published. New
+ * reference. */
 json_t *member_seal(member *m);
-/* The engine has version `version` from where `mean` (may be NULL) says; false: it has to be fetched. */
+/* The engine has version `version` from where `mean` (may be NULL) says; false: it has to be
+ * fetched. */
 bool member_adopt(member *m, int64_t version, const json_t *mean, int64_t deadline_ms);
 int member_lead(member *m, const json_t *task, err *e);
 int member_average(member *m, const json_t *task, err *e);
+/* Bytes as hexadecimal digits, with a NUL; and back, ERR_INVALID. */
+void member_hex(const unsigned char *bytes, size_t count, char *out);
+int member_unhex(const char *text, unsigned char *out, size_t count, err *e);
+
+/* The task `average`, read. */
+typedef struct average_order {
+    json_int_t ask, epoch, round, version, slot;
+    engine_peer of[ENGINE_AVERAGE_MAX]; /* those that trained */
+    int function[ENGINE_AVERAGE_MAX];
+    uint64_t samples;
+    int n;
+} average_order;
+
+/* The engine's model as this round's one contribution. ERR_STALE: the round is over. */
+int member_publish_mean(member *m, const average_order *o, uint64_t *checksum, err *e);
+int member_averaged(member *m, const average_order *o, const engine_seal *mean, uint64_t checksum);
+/* `bad`: whose model it was, or -1; `averaged`: there was a mean, which could not be published. */
+int member_not_averaged(member *m, const average_order *o, int bad, bool averaged, const err *why);
+
+/* ---- member_ranks.c ---- */
+
+void member_offer_rank(member *m); /* fills rank, or no_rank */
+int member_identify(member *m, const json_t *task, err *e);
+int member_connect(member *m, const json_t *task, err *e);
+int member_sum(member *m, average_order *o, int set, err *e);
+/* The engine has the mean of that ask. */
+int member_take_sum(member *m, int ask, const engine_seal *mean, err *e);
+void member_ranks_leave(member *m);
 
 /* ---- member_shared.c ---- */
 

@@ -5,6 +5,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include "backend.h"
 #include "cleanup.h"
 #include "crash.h"
 #include "failpoint.h"
@@ -18,7 +19,7 @@
 enum { OPEN_FILES_MAX = 256 };
 static const uint64_t file_bytes_max = UINT64_C(1) << 30; /* its log */
 
-/* ---- the order ---------------------------------------------------------------------------------- */
+/* ---- the order ------------------------------------------------------------------------------- */
 
 static int take_text(const json_t *from, const char *field, char *out, size_t room, err *e)
 {
@@ -35,8 +36,8 @@ static int take_int(const json_t *from, const char *field, int min, int max, int
     const json_t *v = json_object_get(from, field);
     json_int_t n = json_integer_value(v);
     if (!json_is_integer(v) || n < min || n > max)
-        return err_set(e, ERR_INVALID, "specialise: field %s is not a number from %d to %d", field, min,
-                       max);
+        return err_set(e, ERR_INVALID, "specialise: field %s is not a number from %d to %d", field,
+                       min, max);
     *out = (int)n;
     return 0;
 }
@@ -46,12 +47,13 @@ static int read_places(const json_t *order, member *m, err *e)
     const json_t *access = json_object_get(order, "access");
     if (take_text(access, "address", m->address, sizeof m->address, e) != 0 ||
         modelstore_access_parse(json_object_get(access, "model"), &m->access, e) != 0 ||
-        take_text(json_object_get(order, "dataset"), "locator", m->locator, sizeof m->locator, e) != 0 ||
+        take_text(json_object_get(order, "dataset"), "locator", m->locator, sizeof m->locator, e) !=
+            0 ||
         take_text(order, "object", m->object, sizeof m->object, e) != 0)
         return -1;
     const json_t *path = json_object_get(order, "object_path");
-    if (json_is_string(path) && take_text(order, "object_path", m->object_path, sizeof m->object_path,
-                                          e) != 0)
+    if (json_is_string(path) &&
+        take_text(order, "object_path", m->object_path, sizeof m->object_path, e) != 0)
         return -1;
     return 0;
 }
@@ -79,7 +81,8 @@ int member_read_order(const json_t *order, member *m, err *e)
     if (json_is_string(json_object_get(order, "backend")) &&
         take_text(order, "backend", m->backend, sizeof m->backend, e) != 0)
         return -1;
-    if (json_is_string(json_object_get(order, "gpu")) && take_text(order, "gpu", m->gpu, sizeof m->gpu, e) != 0)
+    if (json_is_string(json_object_get(order, "gpu")) &&
+        take_text(order, "gpu", m->gpu, sizeof m->gpu, e) != 0)
         return -1;
     return 0;
 }
@@ -99,7 +102,7 @@ const char *member_cpu(void)
     return name;
 }
 
-/* ---- the walls ------------------------------------------------------------------------------------ */
+/* ---- the walls ------------------------------------------------------------------------------- */
 
 static void add_port(sandbox *s, const char *address)
 {
@@ -129,13 +132,14 @@ static void add_store_ports(sandbox *s, const char *locator)
     while ((host = strsep(&rest, ","))) {
         char address[300];
         const char *colon = strrchr(host, ':');
-        snprintf(address, sizeof address, "tcp:%.250s%s", host, colon && !strchr(colon, ']') ? "" : ":27017");
+        snprintf(address, sizeof address, "tcp:%.250s%s", host,
+                 colon && !strchr(colon, ']') ? "" : ":27017");
         add_port(s, address);
     }
 }
 
-/* What the store's driver opens for each further connection: how names are found, and who signed the
- * servers' certificates (tlsCAFile=PATH, in `path`). */
+/* What the store's driver opens for each further connection: how names are found, and who signed
+ * the servers' certificates (tlsCAFile=PATH, in `path`). */
 static void add_store_files(sandbox *s, int reads, const char *locator, char path[256])
 {
     static const char *const names[] = {"/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf"};
@@ -157,9 +161,11 @@ static int enter_sandbox(member *m, err *e)
         s.write_folders[0] = m->access.segment_dir[0] ? m->access.segment_dir : "/dev/shm";
     if (m->object_path[0])
         s.read_folders[reads++] = m->object_path;
-    s.read_folders[reads++] = "/sys/devices/system/cpu"; /* a backend asks how large the caches are */
+    /* a backend asks how large the caches are */
+    s.read_folders[reads++] = "/sys/devices/system/cpu";
     if (function_gpu_libraries(libraries))
-        s.read_folders[reads++] = libraries; /* cuDNN loads parts of itself when they are first used */
+        /* cuDNN loads parts of itself when they are first used */
+        s.read_folders[reads++] = libraries;
     add_store_files(&s, reads, m->locator, authority);
     const char *file = getenv("KUBEML_FAILPOINT_FILE");
     if (file && strlen(file) < sizeof marker && strrchr(file, '/')) {
@@ -176,7 +182,7 @@ static int enter_sandbox(member *m, err *e)
     return 0;
 }
 
-/* ---- the code ------------------------------------------------------------------------------------- */
+/* ---- the code -------------------------------------------------------------------------------- */
 
 static int load_program(member *m, err *e)
 {
@@ -219,6 +225,8 @@ int member_make_trainer(member *m, char reason[TRAINER_REASON_BYTES], err *e)
 
 void member_drop_trainer(member *m)
 {
+    if (m->trainer)
+        member_ranks_leave(m);
     if (m->group)
         group_close(m->group);
     else
@@ -253,7 +261,8 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
     crash_watch(who);
     crash_phase("load the code", -1, -1);
     snprintf(reason, TRAINER_REASON_BYTES, "DataError");
-    const json_t *bytes = json_object_get(order, "object_bytes"); /* where the controller's files are not ours */
+    /* where the controller's files are not ours */
+    const json_t *bytes = json_object_get(order, "object_bytes");
     int rc = dataset_open(m->locator, &m->data, e);
     if (rc != 0)
         err_wrap(e, "dataset");
@@ -261,19 +270,26 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
         rc = fetch_given(json_string_value(bytes), &m->object_fd, e);
     if (rc == 0 && (rc = function_gpu_open(m->backend, m->gpu, m->request.gpu, e)) != 0)
         snprintf(reason, TRAINER_REASON_BYTES, "NoGpu");
+    const char *known = json_string_value(json_object_get(order, "algorithms"));
+    if (rc == 0 && known && strcmp(m->backend, "cpu") != 0)
+        backend_known("cuda", known);
     m->usage = usage_open();
+    if (rc == 0 && m->request.merge == MERGE_NCCL)
+        rc = outside_open(&m->outside, e);
     if (rc == 0 && (rc = enter_sandbox(m, e)) == 0)
         rc = load(m, reason, e);
     if (rc == 0) {
         member_lend(m);
+        member_offer_rank(m);
         bool cuda = strcmp(engine_backend(trainer_engine(m->trainer)), "cuda") == 0;
         if (!cuda)
             usage_without_gpu(m->usage);
         if (!cuda && m->gpu[0])
-            log_warn("placed on GPU %s, and computing on the %s backend", m->gpu, engine_backend(trainer_engine(m->trainer)));
+            log_warn("placed on GPU %s, and computing on the %s backend", m->gpu,
+                     engine_backend(trainer_engine(m->trainer)));
         return 0;
     }
-    m->failed = json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", err_name(e->code), "reason",
-                          reason, "message", e->message);
+    m->failed = json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", err_name(e->code),
+                          "reason", reason, "message", e->message);
     return -1;
 }

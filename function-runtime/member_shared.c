@@ -104,17 +104,12 @@ static int publish(member *m, const train_order *o, const group_part *parts, int
 
 static int train(member *m, const train_order *o, group_part *parts, int n, err *e)
 {
-    int64_t clock_ns = clock_monotonic_ns();
-    member_enter(m, "fetch", o->epoch, o->round);
-    int rc = member_fetch(m, o->version, NULL, e);
-    if (rc != 0)
-        return rc < 0 ? -1 : 0;
-    double fetch_s = member_seconds(&clock_ns);
     cleanup_free double *history = NULL;
     size_t history_count;
-    if (member_history(m, o, &history, &history_count, e) != 0)
-        return member_tell_failed(m, "Unsupported", e);
-    member_enter(m, "train", o->epoch, o->round);
+    double fetch_s;
+    int rc = member_begin(m, o, &fetch_s, &history, &history_count, e);
+    if (rc != 0)
+        return rc < 0 ? -1 : 0;
     trainer_task task = {.epoch = (uint32_t)o->epoch,
                          .parallelism = (int)o->parallelism,
                          .lr = o->lr,
@@ -122,7 +117,7 @@ static int train(member *m, const train_order *o, group_part *parts, int n, err 
                          .history_count = history_count};
     if (group_train_parts(m->group, &task, parts, n, e) != 0)
         return member_tell_failed(m, group_reason(m->group), e);
-    clock_ns = clock_monotonic_ns();
+    int64_t clock_ns = clock_monotonic_ns();
     member_enter(m, "publish", o->epoch, o->round);
     if ((rc = publish(m, o, parts, n, e)) != 0)
         return rc < 0 ? -1 : 0;

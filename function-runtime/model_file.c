@@ -31,19 +31,20 @@ static int check_tensor(const engine_var *v, const safetensor *t, err *e)
         same = same && t->shape[i] == dims[i];
     }
     if (!same)
-        return err_set(e, ERR_INVALID, "tensor %.64s has shape %.64s, the model's is %.64s", v->name,
-                       safetensors_shape_text(t->ndim, t->shape, got),
+        return err_set(e, ERR_INVALID, "tensor %.64s has shape %.64s, the model's is %.64s",
+                       v->name, safetensors_shape_text(t->ndim, t->shape, got),
                        safetensors_shape_text(v->rank, dims, model));
     return 0;
 }
 
-/* Everything is checked before anything is overwritten. A counter may be missing: the oldest of PyTorch's
- * checkpoints have none. */
+/* Everything is checked before anything is overwritten. A counter may be missing: the oldest of
+ * PyTorch's checkpoints have none. */
 static int check_file(const safetensors *file, const engine_var *vars, size_t count, err *e)
 {
     for (size_t i = 0; i < count; i++) {
         const safetensor *t = safetensors_find(file, vars[i].name);
-        if (in_file(&vars[i]) && (t || vars[i].kind != VAR_COUNTER) && check_tensor(&vars[i], t, e) != 0)
+        if (in_file(&vars[i]) && (t || vars[i].kind != VAR_COUNTER) &&
+            check_tensor(&vars[i], t, e) != 0)
             return -1;
     }
     for (size_t i = 0; i < safetensors_count(file); i++) {
@@ -107,7 +108,8 @@ static int write_tensors(engine *m, safetensors_writer *w, FILE *f, err *e)
         for (int d = 0; d < v->rank; d++)
             dims[d] = (uint64_t)v->dims[d];
         if (in_file(v) &&
-            safetensors_writer_add(w, v->name, v->kind == VAR_COUNTER ? SAFETENSORS_I64 : SAFETENSORS_F32,
+            safetensors_writer_add(w, v->name,
+                                   v->kind == VAR_COUNTER ? SAFETENSORS_I64 : SAFETENSORS_F32,
                                    v->rank, dims, e) != 0)
             return -1;
     }

@@ -10,19 +10,23 @@
 
 typedef struct program program;
 
-/* Loads the object at `path` and runs its constructors: somebody else's code from here on. The object
- * stays loaded until the process ends. ERR_INVALID: not an object of this SDK (its ABI is named). */
+/* Loads the object at `path` and runs its constructors: somebody else's code from here on. The
+ * object stays loaded until the process ends. ERR_INVALID: not an object of this SDK (its ABI is
+ * named). */
 int program_open_object(const char *path, program **out, err *e);
-/* The same from a descriptor, which may be closed afterwards. One in the life of a process: the loader knows objects by
- * their names, and a number that comes again would be the object that had it before. */
+/* The same from a descriptor, which may be closed afterwards. One in the life of a process: the
+ * loader knows objects by their names, and a number that comes again would be the object that had
+ * it before. */
 int program_open_fd(int fd, program **out, err *e);
-/* "resnet34", "resnet34,stem=cifar". ERR_NOT_FOUND with the nearest names, ERR_INVALID: an option. */
+/* "resnet34", "resnet34,stem=cifar". ERR_NOT_FOUND with the nearest names, ERR_INVALID: an
+ * option. */
 int program_open_zoo(const char *text, program **out, err *e);
 void program_close(program *p); /* NULL is fine */
 
 const char *program_name(const program *p);
 const transform *program_transform(const program *p);
-/* Everything engine_compile needs but input, threads, batch and seed. The program must outlive it. */
+/* Everything engine_compile needs but input, threads, batch and seed. The program must outlive
+ * it. */
 void program_config(program *p, const dataset_info *data, engine_config *out);
 double program_default_lr(const program *p); /* the code's own */
 /* Does its schedule look at the validation losses of the epochs before? */

@@ -1,5 +1,5 @@
-/* pslink.c: see pslink.h. `lock` guards everything below it in the struct; `wake` is an eventfd that
- * interrupts the thread's poll, `arrived` wakes the computing thread. */
+/* pslink.c: see pslink.h. `lock` guards everything below it in the struct; `wake` is an eventfd
+ * that interrupts the thread's poll, `arrived` wakes the computing thread. */
 #include "pslink.h"
 
 #include <errno.h>
@@ -15,6 +15,8 @@
 #include "clock.h"
 #include "log.h"
 #include "wire.h"
+
+enum { CONNECT_TRY_MS = 500 }; /* while it connects it does not see that it is closed */
 
 struct pslink {
     pslink_config config;
@@ -32,12 +34,14 @@ struct pslink {
     int64_t epoch, round;
     uint32_t (*batches)(const void *);
     const void *batches_of;
+    int left; /* the last set that is over; 0: none */
+    unsigned dials;
     bool closing, over;
     int64_t closing_deadline_ms;
     err why; /* ERR_NONE after `stop` */
 };
 
-/* ---- the handshake ------------------------------------------------------------------------------ */
+/* ---- the handshake --------------------------------------------------------------------------- */
 
 static int refused(const json_t *m, err *e)
 {
@@ -47,28 +51,64 @@ static int refused(const json_t *m, err *e)
                    message ? message : wire_type(m));
 }
 
-static wire *dial(const pslink_config *c, int64_t deadline_ms, err *e)
+static bool is_over(pslink *l)
 {
-    wire *w = wire_dial(c->address, deadline_ms, e);
+    pthread_mutex_lock(&l->lock);
+    bool yes = l->over || l->closing;
+    pthread_mutex_unlock(&l->lock);
+    return yes;
+}
+
+static int drain(int eventfd, err *e)
+{
+    uint64_t count;
+    return read(eventfd, &count, sizeof count) < 0 && errno != EAGAIN
+               ? err_set_errno(e, errno, "eventfd")
+               : 0;
+}
+
+/* Waits for the answer to what was sent, or until the link is closed. */
+static int receive_answer(pslink *l, wire *w, json_t **out, int64_t deadline_ms, err *e)
+{
+    int rc;
+    while ((rc = wire_receive(w, out, e)) == 0) {
+        struct pollfd p[2] = {{wire_fd(w), wire_wants_write(w) ? POLLIN | POLLOUT : POLLIN, 0},
+                              {l->wake, POLLIN, 0}};
+        if (is_over(l))
+            return err_set(e, ERR_CANCELLED, "closed");
+        if (clock_left_ms(deadline_ms) == 0)
+            return err_set(e, ERR_TIMEOUT, "no answer by the deadline");
+        if (poll(p, 2, clock_left_ms(deadline_ms)) < 0 && errno != EINTR)
+            return err_set_errno(e, errno, "poll");
+        if ((p[1].revents && drain(l->wake, e) != 0) || wire_flush(w, e) != 0)
+            return -1;
+    }
+    return rc < 0 ? -1 : 0;
+}
+
+/* `opening` is queued: what the socket does not take at once the thread sends. */
+static int introduce(pslink *l, wire *w, int64_t deadline_ms, err *e)
+{
     json_t *answer = NULL;
-    if (!w)
-        return NULL;
     wire_set_limit(w, WIRE_FRAME_BYTES_MAX);
-    int rc = wire_send_wait(w, c->hello, deadline_ms, e);
-    if (rc == 0)
-        rc = wire_receive_wait(w, &answer, deadline_ms, e);
-    if (rc == 0 && strcmp(wire_type(answer), "welcome") != 0)
-        rc = refused(answer, e);
+    if (wire_send(w, l->config.hello, e) != 0 || receive_answer(l, w, &answer, deadline_ms, e) != 0)
+        return -1;
+    int rc = strcmp(wire_type(answer), "welcome") == 0 ? wire_send(w, l->config.opening, e)
+                                                       : refused(answer, e);
     json_decref(answer);
-    if (rc == 0)
-        rc = wire_send_wait(w, c->opening, deadline_ms, e);
-    if (rc == 0)
+    return rc;
+}
+
+static wire *dial(pslink *l, int64_t connect_deadline_ms, int64_t deadline_ms, err *e)
+{
+    wire *w = wire_dial(l->config.address, connect_deadline_ms, e);
+    if (!w || introduce(l, w, deadline_ms, e) == 0)
         return w;
     wire_close(w);
     return NULL;
 }
 
-/* ---- the thread --------------------------------------------------------------------------------- */
+/* ---- the thread ------------------------------------------------------------------------------ */
 
 /* The end for both sides; the lock is held. */
 static void end(pslink *l, const err *why)
@@ -86,6 +126,8 @@ static void take(pslink *l, json_t *m)
     pthread_mutex_lock(&l->lock);
     if (strcmp(type, "stop") == 0) {
         end(l, NULL);
+    } else if (strcmp(type, "leave") == 0) {
+        l->left = (int)json_integer_value(json_object_get(m, "set"));
     } else if (l->current && json_equal(l->current, m)) {
         log_info("asked again for what is being done: %s", type);
     } else if (l->task_count == PSLINK_TASKS_MAX) {
@@ -156,9 +198,8 @@ static int turn(pslink *l, int64_t *beat_ms, err *e)
         p[0].events |= POLLOUT;
     if (poll(p, 2, clock_left_ms(*beat_ms)) < 0 && errno != EINTR)
         return err_set_errno(e, errno, "poll");
-    uint64_t count;
-    if (p[1].revents && read(l->wake, &count, sizeof count) < 0 && errno != EAGAIN)
-        return err_set_errno(e, errno, "eventfd");
+    if (p[1].revents && drain(l->wake, e) != 0)
+        return -1;
     if ((p[0].revents & (POLLIN | POLLHUP | POLLERR)) && receive_all(l, e) != 0)
         return -1;
     if (clock_left_ms(*beat_ms) == 0) {
@@ -179,14 +220,6 @@ static bool finished(pslink *l)
     return yes;
 }
 
-static bool is_over(pslink *l)
-{
-    pthread_mutex_lock(&l->lock);
-    bool yes = l->over || l->closing;
-    pthread_mutex_unlock(&l->lock);
-    return yes;
-}
-
 /* Dials until it works, the time is up or kubeml-ps refuses. */
 static int dial_again(pslink *l, err *e)
 {
@@ -194,21 +227,30 @@ static int dial_again(pslink *l, err *e)
     int pause_ms = 20;
     while (!is_over(l)) {
         *e = (err)ERR_INIT;
-        if ((l->wire = dial(&l->config, deadline_ms, e)))
+        int64_t try_ms = clock_deadline_ms(CONNECT_TRY_MS);
+        if ((l->wire = dial(l, try_ms < deadline_ms ? try_ms : deadline_ms, deadline_ms, e)))
             return 0;
         if (!err_retry_may_help(e->code) && e->code != ERR_IO && e->code != ERR_NOT_FOUND)
             return -1;
         if (clock_left_ms(deadline_ms) == 0)
             return err_wrap(e, "kubeml-ps did not come back in %d s", PSLINK_REDIAL_MS / 1000);
-        /* Who wakes the thread may have closed the link; what else is sent waits in `out`, and must not make
-         * every pause none. */
+        /* Who wakes the thread may have closed the link; what else is sent waits in `out`, and must
+         * not make every pause none. */
         struct pollfd p = {l->wake, POLLIN, 0};
-        uint64_t count;
-        if (poll(&p, 1, pause_ms) > 0 && read(l->wake, &count, sizeof count) < 0 && errno != EAGAIN)
-            return err_set_errno(e, errno, "eventfd");
+        if (poll(&p, 1, pause_ms) > 0 && drain(l->wake, e) != 0)
+            return -1;
         pause_ms = pause_ms < 500 ? 2 * pause_ms : 500;
     }
     return err_set(e, ERR_CANCELLED, "closed");
+}
+
+/* Another kubeml-ps counts its sets anew. */
+static void forget_sets(pslink *l)
+{
+    pthread_mutex_lock(&l->lock);
+    l->dials++;
+    l->left = 0;
+    pthread_mutex_unlock(&l->lock);
 }
 
 static void *run(void *arg)
@@ -221,6 +263,7 @@ static void *run(void *arg)
             continue;
         wire_close(l->wire);
         l->wire = NULL;
+        forget_sets(l);
         if (is_over(l))
             break;
         log_warn("kubeml-ps: %s; dialling again", e.message);
@@ -235,7 +278,7 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* ---- the computing thread's side ------------------------------------------------------------------ */
+/* ---- the computing thread's side ------------------------------------------------------------- */
 
 static void wake(pslink *l)
 {
@@ -254,7 +297,8 @@ int pslink_open(const pslink_config *c, pslink **out, err *e)
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->arrived, NULL);
     int rc = l->out && l->wake >= 0 ? 0 : err_set(e, ERR_NOMEM, "no memory for the pslink");
-    if (rc == 0 && !(l->wire = dial(c, clock_deadline_ms(PSLINK_DIAL_MS), e)))
+    int64_t deadline_ms = clock_deadline_ms(PSLINK_DIAL_MS);
+    if (rc == 0 && !(l->wire = dial(l, deadline_ms, deadline_ms, e)))
         rc = -1;
     /* Signals are for the computing thread, which has the stack to say what happened. */
     sigset_t all, before;
@@ -329,6 +373,22 @@ void pslink_send(pslink *l, json_t *message)
     }
     pthread_mutex_unlock(&l->lock);
     wake(l);
+}
+
+unsigned pslink_dials(pslink *l)
+{
+    pthread_mutex_lock(&l->lock);
+    unsigned dials = l->dials;
+    pthread_mutex_unlock(&l->lock);
+    return dials;
+}
+
+bool pslink_left(pslink *l, int set, unsigned dials)
+{
+    pthread_mutex_lock(&l->lock);
+    bool left = l->left >= set || l->dials != dials || l->over;
+    pthread_mutex_unlock(&l->lock);
+    return left;
 }
 
 void pslink_phase(pslink *l, const char *phase, int64_t epoch, int64_t round)

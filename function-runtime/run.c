@@ -1,6 +1,6 @@
-/* run.c: see run.h. Compiles with the machine's own compiler, reads a dataset of the local platform or
- * ingests files into a temporary store, and trains with the loop that jobs train with: one process
- * gives the losses of a job with one function. */
+/* run.c: see run.h. Compiles with the machine's own compiler, reads a dataset of the local platform
+ * or ingests files into a temporary store, and trains with the loop that jobs train with: one
+ * process gives the losses of a job with one function. */
 #include "run.h"
 
 #include <errno.h>
@@ -84,7 +84,7 @@ static const char usage[] =
     "           --json            one JSON object a line instead of text\n"
     "           --store LOCATOR   of --dataset; lmdb:$KUBEML_HOME/store\n";
 
-/* ---- options ------------------------------------------------------------------------------------ */
+/* ---- options --------------------------------------------------------------------------------- */
 
 static int take_int(const char *name, const char *text, long min, long max, int *out, err *e)
 {
@@ -92,8 +92,8 @@ static int take_int(const char *name, const char *text, long min, long max, int 
     errno = 0;
     long n = strtol(text, &end, 10);
     if (errno || *end || end == text || n < min || n > max)
-        return err_set(e, ERR_INVALID, "%s: \"%.40s\" is not a number from %ld to %ld", name, text, min,
-                       max);
+        return err_set(e, ERR_INVALID, "%s: \"%.40s\" is not a number from %ld to %ld", name, text,
+                       min, max);
     *out = (int)n;
     return 0;
 }
@@ -126,15 +126,33 @@ enum {
 };
 
 static const struct option long_options[] = {
-    {"dataset", 1, NULL, 'd'},     {"epochs", 1, NULL, 'e'},      {"batch", 1, NULL, 'b'},
-    {"lr", 1, NULL, O_LR},         {"seed", 1, NULL, O_SEED},     {"goal-accuracy", 1, NULL, O_GOAL},
-    {"threads", 1, NULL, O_THREADS}, {"backend", 1, NULL, O_BACKEND}, {"save", 1, NULL, O_SAVE},
-    {"init", 1, NULL, O_INIT},     {"json", 0, NULL, O_JSON},     {"store", 1, NULL, O_STORE},
-    {"model", 1, NULL, O_MODEL},   {"traindata", 1, NULL, O_XTRAIN}, {"trainlabels", 1, NULL, O_YTRAIN},
-    {"testdata", 1, NULL, O_XTEST}, {"testlabels", 1, NULL, O_YTEST}, {"regression", 0, NULL, O_REGRESSION},
-    {"functions", 1, NULL, O_FUNCTIONS}, {"k", 1, NULL, O_K}, {"gpus", 1, NULL, O_GPUS},
-    {"merge", 1, NULL, O_MERGE}, {"device", 1, NULL, O_DEVICE}, {"gpu-memory", 1, NULL, O_GPU_MEMORY}, {"precision", 1, NULL, O_PRECISION},
-    {"help", 0, NULL, 'h'},        {NULL, 0, NULL, 0},
+    {"dataset", 1, NULL, 'd'},
+    {"epochs", 1, NULL, 'e'},
+    {"batch", 1, NULL, 'b'},
+    {"lr", 1, NULL, O_LR},
+    {"seed", 1, NULL, O_SEED},
+    {"goal-accuracy", 1, NULL, O_GOAL},
+    {"threads", 1, NULL, O_THREADS},
+    {"backend", 1, NULL, O_BACKEND},
+    {"save", 1, NULL, O_SAVE},
+    {"init", 1, NULL, O_INIT},
+    {"json", 0, NULL, O_JSON},
+    {"store", 1, NULL, O_STORE},
+    {"model", 1, NULL, O_MODEL},
+    {"traindata", 1, NULL, O_XTRAIN},
+    {"trainlabels", 1, NULL, O_YTRAIN},
+    {"testdata", 1, NULL, O_XTEST},
+    {"testlabels", 1, NULL, O_YTEST},
+    {"regression", 0, NULL, O_REGRESSION},
+    {"functions", 1, NULL, O_FUNCTIONS},
+    {"k", 1, NULL, O_K},
+    {"gpus", 1, NULL, O_GPUS},
+    {"merge", 1, NULL, O_MERGE},
+    {"device", 1, NULL, O_DEVICE},
+    {"gpu-memory", 1, NULL, O_GPU_MEMORY},
+    {"precision", 1, NULL, O_PRECISION},
+    {"help", 0, NULL, 'h'},
+    {NULL, 0, NULL, 0},
 };
 
 static int take_backend(options *o, const char *text, err *e)
@@ -171,14 +189,16 @@ static int take_option(options *o, int which, const char *text, err *e)
     case O_GOAL: return take_real("--goal-accuracy", text, &o->goal, e);
     case O_THREADS: return take_int("--threads", text, 1, ENGINE_THREADS_MAX, &o->threads, e);
     case O_BACKEND: return take_backend(o, text, e);
-    case O_FUNCTIONS: return take_int("--functions", text, 1, GROUP_FUNCTIONS_MAX, &o->functions, e);
+    case O_FUNCTIONS:
+        return take_int("--functions", text, 1, GROUP_FUNCTIONS_MAX, &o->functions, e);
     case O_K: return take_int("--k", text, -1, REQUEST_K_MAX, &o->k, e);
     case O_GPUS: return take_int("--gpus", text, 1, GPU_COUNT_MAX, &o->gpus, e);
     case O_MERGE: return take_merge(text, &o->wish, e);
     case O_DEVICE: return take_device(o, text, e);
     case O_GPU_MEMORY:
         return gpu_memory_parse(text, &o->gpu.memory_bytes, e) ? err_wrap(e, "--gpu-memory") : 0;
-    case O_PRECISION: return request_precision(text, &o->precision, e) ? err_wrap(e, "--precision") : 0;
+    case O_PRECISION:
+        return request_precision(text, &o->precision, e) ? err_wrap(e, "--precision") : 0;
     case O_SAVE: o->save = text; return 0;
     case O_INIT: o->load = text; return 0;
     case O_JSON: o->json = true; return 0;
@@ -201,7 +221,8 @@ static int check_options(const options *o, err *e)
     if (o->dataset && (o->data.x_train || o->data.y_train))
         return err_set(e, ERR_INVALID, "--dataset and --traindata exclude each other");
     if (o->gpu.memory_bytes && o->backend && strcmp(o->backend, "cuda") != 0)
-        return err_set(e, ERR_INVALID, "--gpu-memory says nothing on the %.40s backend", o->backend);
+        return err_set(e, ERR_INVALID, "--gpu-memory says nothing on the %.40s backend",
+                       o->backend);
     if (o->k == 0)
         return err_set(e, ERR_INVALID, "--k: 1 or more, or -1 for once an epoch");
     if (!o->dataset && !o->data.x_train)
@@ -235,7 +256,7 @@ static int parse(int argc, char **argv, options *o, err *e)
     return check_options(o, e);
 }
 
-/* ---- code ----------------------------------------------------------------------------------------- */
+/* ---- code ------------------------------------------------------------------------------------ */
 
 /* Beside the installed program, in the source tree it was built in, or where the variable says. */
 static int include_dir(char out[PATH_MAX], err *e)
@@ -266,7 +287,8 @@ static int read_file(const char *path, builder_source *out, err *e)
     if (fd < 0 || fstat(fd, &s) != 0)
         return err_set_errno(e, errno, "%s", path);
     if (!S_ISREG(s.st_mode) || s.st_size > BUILDER_SOURCE_BYTES_MAX)
-        return err_set(e, ERR_LIMIT, "%s is no file of at most %d bytes", path, BUILDER_SOURCE_BYTES_MAX);
+        return err_set(e, ERR_LIMIT, "%s is no file of at most %d bytes", path,
+                       BUILDER_SOURCE_BYTES_MAX);
     char *text = malloc((size_t)s.st_size + 1);
     ssize_t got = text ? read(fd, text, (size_t)s.st_size) : -1;
     if (got < 0) {
@@ -329,7 +351,7 @@ static int load_code(session *s, err *e)
     return rc;
 }
 
-/* ---- data ----------------------------------------------------------------------------------------- */
+/* ---- data ------------------------------------------------------------------------------------ */
 
 static int open_platform_store(session *s, err *e)
 {
@@ -381,7 +403,7 @@ static int open_data(session *s, err *e)
     return rc;
 }
 
-/* ---- training --------------------------------------------------------------------------------------- */
+/* ---- training -------------------------------------------------------------------------------- */
 
 static int begin(session *s, err *e)
 {
@@ -392,13 +414,20 @@ static int begin(session *s, err *e)
     if (load_code(s, e) != 0)
         return -1;
     char reason[TRAINER_REASON_BYTES];
-    trainer_config c = {.program = s->program, .data = s->data, .batch = s->o.batch,
-                        .epochs = s->o.epochs, .threads = s->o.threads, .seed = s->o.seed,
+    trainer_config c = {.program = s->program,
+                        .data = s->data,
+                        .batch = s->o.batch,
+                        .epochs = s->o.epochs,
+                        .threads = s->o.threads,
+                        .seed = s->o.seed,
                         .backend = s->o.gpu.memory_bytes ? "cuda" : s->o.backend,
-                        .precision = (backend_precision)s->o.precision, .device_memory = s->o.gpu.memory_bytes};
+                        .precision = (backend_precision)s->o.precision,
+                        .device_memory = s->o.gpu.memory_bytes};
     /* The code's own step may have a state that is no thread's: one after the other then. */
-    group_config all = {.trainer = c, .functions = s->o.functions, .gpus = s->o.gpus, .k = s->o.k, .wish = s->o.wish,
-                        .together = program_has_step(s->program) ? 1 : s->o.functions};
+    group_config all = {
+        .trainer = c,      .functions = s->o.functions,
+        .gpus = s->o.gpus, .k = s->o.k,
+        .wish = s->o.wish, .together = program_has_step(s->program) ? 1 : s->o.functions};
     if (group_open(&all, &s->group, reason, e) != 0)
         return err_wrap(e, "%s", reason);
     s->lr = s->o.lr > 0 ? s->o.lr : program_default_lr(s->program);
@@ -407,8 +436,9 @@ static int begin(session *s, err *e)
     cleanup_close int fd = open(s->o.load, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return err_set_errno(e, errno, "%s", s->o.load);
-    return model_file_load(trainer_engine(group_trainer(s->group)), fd, e) != 0 ? err_wrap(e, "%s", s->o.load)
-                                                                                : group_copy_first(s->group, e);
+    return model_file_load(trainer_engine(group_trainer(s->group)), fd, e) != 0
+               ? err_wrap(e, "%s", s->o.load)
+               : group_copy_first(s->group, e);
 }
 
 static void announce(const session *s)
@@ -417,8 +447,10 @@ static void announce(const session *s)
     const engine *m = trainer_engine(group_trainer(s->group));
     if (s->o.json)
         return;
+    const char *file = s->o.file_count ? s->o.files[0] : program_name(s->program),
+               *slash = strrchr(file, '/');
     printf("%s: %zu parameters, %s backend, %d thread%s; %llu + %llu samples of (%u, %u, %u)\n",
-           program_name(s->program), engine_param_count(m), engine_backend(m), s->o.threads,
+           slash ? slash + 1 : file, engine_param_count(m), engine_backend(m), s->o.threads,
            s->o.threads == 1 ? "" : "s", (unsigned long long)d->samples[DATASET_TRAIN],
            (unsigned long long)d->samples[DATASET_TEST], d->channels, d->height, d->width);
     if (s->o.functions > 1)
@@ -433,9 +465,10 @@ static void report(const session *s, int epoch, const trainer_result *t, const t
     double loss = v->samples ? v->loss_sum / (double)v->samples : (double)NAN;
     double accuracy = v->samples ? 100.0 * (double)v->correct / (double)v->samples : (double)NAN;
     if (s->o.json) {
-        json_t *line = json_pack("{s:i,s:f,s:f,s:f,s:f,s:f,s:f}", "epoch", epoch + 1, "train_loss", train_loss,
-                                 "seconds", seconds, "load", t->load_s, "convert", t->convert_s, "train",
-                                 t->train_s, "validate", v->load_s + v->convert_s + v->train_s);
+        json_t *line =
+            json_pack("{s:i,s:f,s:f,s:f,s:f,s:f,s:f}", "epoch", epoch + 1, "train_loss", train_loss,
+                      "seconds", seconds, "load", t->load_s, "convert", t->convert_s, "train",
+                      t->train_s, "validate", v->load_s + v->convert_s + v->train_s);
         if (v->samples && line) {
             json_object_set_new(line, "validation_loss", json_real(loss));
             json_object_set_new(line, "accuracy", json_real(accuracy));
@@ -449,8 +482,9 @@ static void report(const session *s, int epoch, const trainer_result *t, const t
         free(text);
         json_decref(line);
     } else if (v->samples) {
-        printf("epoch %*d/%d   train loss %8.4f   validation loss %8.4f   accuracy %6.2f %%   %6.2f s\n",
-               3, epoch + 1, s->o.epochs, train_loss, loss, accuracy, seconds);
+        printf(
+            "epoch %*d/%d   train loss %8.4f   validation loss %8.4f   accuracy %6.2f %%   %6.2f s\n",
+            3, epoch + 1, s->o.epochs, train_loss, loss, accuracy, seconds);
     } else {
         printf("epoch %*d/%d   train loss %8.4f   %6.2f s\n", 3, epoch + 1, s->o.epochs, train_loss,
                seconds);
@@ -466,7 +500,8 @@ static int train(session *s, err *e)
         return err_set(e, ERR_NOMEM, "no memory for the history");
     for (int epoch = 0; epoch < s->o.epochs; epoch++) {
         int64_t began_ns = clock_monotonic_ns();
-        trainer_task task = {.epoch = (uint32_t)epoch, .lr = s->lr, .history = history, .history_count = seen};
+        trainer_task task = {.epoch = (uint32_t)epoch, .lr = s->lr, .history = history,
+                             .history_count = seen};
         trainer_result t, v;
         crash_phase("train", epoch, -1);
         if (group_train(s->group, &task, &t, e) != 0)
@@ -477,7 +512,8 @@ static int train(session *s, err *e)
         if (v.samples)
             history[seen++] = v.loss_sum / (double)v.samples;
         report(s, epoch, &t, &v, (double)(clock_monotonic_ns() - began_ns) * 1e-9);
-        if (s->o.goal < 100 && v.samples && 100.0 * (double)v.correct / (double)v.samples >= s->o.goal)
+        if (s->o.goal < 100 && v.samples &&
+            100.0 * (double)v.correct / (double)v.samples >= s->o.goal)
             break;
     }
     if (s->o.save && model_file_save(trainer_engine(group_trainer(s->group)), s->o.save, e) != 0)

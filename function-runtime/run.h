@@ -1,4 +1,5 @@
-/* run.h: `kubeml run`: the same file that would be uploaded trains in one process, without platform. */
+/* run.h: `kubeml run`: the same file that would be uploaded trains in one process, without
+ * platform. */
 #ifndef KUBEML_RUN_H
 #define KUBEML_RUN_H
 

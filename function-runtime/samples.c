@@ -61,10 +61,11 @@ static int count_samples(const extents *x, shape one, size_t n_max, size_t *n, e
         char got[160];
         print_shape(x, got, sizeof got);
         return err_set(e, ERR_INVALID,
-                       "data: the shape is %.100s, the model takes (%d, %d, %d) or (n, %d, %d, %d)", got,
-                       one.c, one.h, one.w, one.c, one.h, one.w);
+                       "data: the shape is %.100s, the model takes (%d, %d, %d) or (n, %d, %d, %d)",
+                       got, one.c, one.h, one.w, one.c, one.h, one.w);
     }
-    return *n <= n_max ? 0 : err_set(e, ERR_LIMIT, "data: %zu samples, at most %zu at once", *n, n_max);
+    return *n <= n_max ? 0
+                       : err_set(e, ERR_LIMIT, "data: %zu samples, at most %zu at once", *n, n_max);
 }
 
 static int copy(const json_t *data, const extents *x, int depth, float **to, err *e)
@@ -78,8 +79,8 @@ static int copy(const json_t *data, const extents *x, int depth, float **to, err
         return 0;
     }
     if (!json_is_array(data) || json_array_size(data) != x->n[depth])
-        return err_set(e, ERR_INVALID, "data: arrays of different length at depth %d (%zu and %zu)", depth,
-                       x->n[depth], json_array_size(data));
+        return err_set(e, ERR_INVALID, "data: arrays of different length at depth %d (%zu and %zu)",
+                       depth, x->n[depth], json_array_size(data));
     for (size_t i = 0; i < x->n[depth]; i++)
         if (copy(json_array_get(data, i), x, depth + 1, to, e) != 0)
             return -1;

@@ -1,7 +1,7 @@
 /* samples.h: numbers from a request as a batch of samples.
  *
- * Nested arrays, one sample or several: for samples of (C, H, W) any nesting whose extents are that,
- * extents of 1 left out or not, with or without a first extent that counts the samples. */
+ * Nested arrays, one sample or several: for samples of (C, H, W) any nesting whose extents are
+ * that, extents of 1 left out or not, with or without a first extent that counts the samples. */
 #ifndef KUBEML_SAMPLES_H
 #define KUBEML_SAMPLES_H
 

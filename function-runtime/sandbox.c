@@ -40,7 +40,7 @@ __attribute__((visibility("default"))) int __lsan_is_turned_off(void)
 #define note_inside() ((void)0)
 #endif
 
-/* ---- limits ----------------------------------------------------------------------------------- */
+/* ---- limits ---------------------------------------------------------------------------------- */
 
 /* Lowers a limit; what was lower already stays. */
 static int limit(__rlimit_resource_t what, uint64_t value, const char *name, err *e)
@@ -64,12 +64,13 @@ static int enter_limits(const sandbox *s, err *e)
     setrlimit(RLIMIT_CORE, &none);
     if (limit(RLIMIT_DATA, SANITIZED ? 0 : s->memory_bytes, "memory", e) != 0 ||
         limit(RLIMIT_FSIZE, s->file_bytes, "file size", e) != 0 ||
-        limit(RLIMIT_NOFILE, (uint64_t)(s->open_files > 0 ? s->open_files : 0), "open files", e) != 0)
+        limit(RLIMIT_NOFILE, (uint64_t)(s->open_files > 0 ? s->open_files : 0), "open files", e) !=
+            0)
         return -1;
     return 0;
 }
 
-/* ---- Landlock: files and TCP ------------------------------------------------------------------- */
+/* ---- Landlock: files and TCP ----------------------------------------------------------------- */
 
 enum {
     LL_CREATE_RULESET = 444,
@@ -120,11 +121,14 @@ static int allow_all(int ruleset, const sandbox *s, long abi, err *e)
 {
     uint64_t truncate = abi >= 3 ? LL_TRUNCATE : 0;
     for (int i = 0; i < SANDBOX_FOLDERS_MAX && s->write_folders[i]; i++)
-        /* Not to be listed: names in there cannot be guessed, and other jobs' files stay unknown. */
-        if (allow_folder(ruleset, s->write_folders[i], LL_READ_FILE | LL_WRITE_FILE | truncate, e) != 0)
+        /* Not to be listed: names in there cannot be guessed, and other jobs' files stay
+         * unknown. */
+        if (allow_folder(ruleset, s->write_folders[i], LL_READ_FILE | LL_WRITE_FILE | truncate,
+                         e) != 0)
             return -1;
     for (int i = 0; i < SANDBOX_FOLDERS_MAX && s->read_folders[i]; i++)
-        if (allow_folder(ruleset, s->read_folders[i], LL_READ_FILE | LL_READ_DIR | LL_EXECUTE, e) != 0)
+        if (allow_folder(ruleset, s->read_folders[i], LL_READ_FILE | LL_READ_DIR | LL_EXECUTE, e) !=
+            0)
             return -1;
     if (s->create_folder &&
         allow_folder(ruleset, s->create_folder, LL_WRITE_FILE | LL_MAKE_FILE | truncate, e) != 0)
@@ -167,7 +171,7 @@ static long enter_landlock(const sandbox *s, err *e)
     return abi;
 }
 
-/* ---- seccomp: processes and signals ------------------------------------------------------------- */
+/* ---- seccomp: processes and signals ---------------------------------------------------------- */
 
 #if defined(__x86_64__)
 #define ARCH_HERE AUDIT_ARCH_X86_64
@@ -175,7 +179,8 @@ static long enter_landlock(const sandbox *s, err *e)
 #define ARCH_HERE AUDIT_ARCH_AARCH64
 #endif
 
-#define LOAD(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (uint32_t)offsetof(struct seccomp_data, field))
+#define LOAD(field)                                                                                \
+    BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (uint32_t)offsetof(struct seccomp_data, field))
 #define RETURN(what) BPF_STMT(BPF_RET | BPF_K, (what))
 #define REFUSE(code) RETURN(SECCOMP_RET_ERRNO | (code))
 /* One refused call: goes on behind it for others. */
@@ -224,7 +229,8 @@ static int enter_seccomp(err *e)
         BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, CLONE_THREAD, 1, 0),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
-        /* Its own limits may be asked for and lowered; those of other processes of the same user may not. */
+        /* Its own limits may be asked for and lowered; those of other processes of the same user
+         * may not. */
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_prlimit64, 0, 5),
         LOAD(args[0]),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 2, 0),
@@ -242,7 +248,8 @@ static int enter_seccomp(err *e)
     };
     struct sock_fprog program = {(unsigned short)(sizeof filter / sizeof *filter), filter};
     /* Also on threads that CUDA has started by now; Landlock knows no such thing. */
-    long failed = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program);
+    long failed =
+        syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program);
     if (failed == 0)
         return 1;
     if (failed > 0)

@@ -22,12 +22,14 @@ typedef struct sandbox {
     int open_files;
     const char *write_folders[SANDBOX_FOLDERS_MAX]; /* NULL at the end: shared-memory segments */
     const char *read_folders[SANDBOX_FOLDERS_MAX];  /* or files */
-    const char *create_folder;                      /* may be NULL; where it may make files: for tests */
+    /* may be NULL; where it may make files: for tests */
+    const char *create_folder;
     uint16_t tcp_ports[SANDBOX_PORTS_MAX];          /* 0 at the end */
 } sandbox;
 
-/* ERR_IO when the kernel refuses a limit that it should have accepted. Call before any thread of user
- * code is there: of threads that are (a GPU driver's own) only the calls are walled, not the files. */
+/* ERR_IO when the kernel refuses a limit that it should have accepted. Call before any thread of
+ * user code is there: of threads that are (a GPU driver's own) only the calls are walled, not the
+ * files. */
 int sandbox_enter(const sandbox *s, char report[SANDBOX_REPORT_BYTES], err *e);
 /* Closes every descriptor above 2 but those of the list. */
 void sandbox_close_others(const int *keep, size_t count);

@@ -40,7 +40,7 @@ static void server_free(server *s)
     free(s->shift);
 }
 
-/* ---- loading ------------------------------------------------------------------------------------ */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 /* Where the model and its code lie: files of this host, or blobs of the store. */
 typedef struct places {
@@ -119,7 +119,7 @@ static int load(server *s, const json_t *order, err *e)
     return rc;
 }
 
-/* ---- answering ------------------------------------------------------------------------------------ */
+/* ---- answering ------------------------------------------------------------------------------- */
 
 static int add_row(const server *s, const float *logits, int outputs, json_t *rows, json_t *classes)
 {
@@ -129,8 +129,10 @@ static int add_row(const server *s, const float *logits, int outputs, json_t *ro
         best = logits[i] > logits[best] ? i : best;
         json_array_append_new(row, json_real((double)logits[i]));
     }
-    json_t *answer = s->config.loss == LOSS_CROSS_ENTROPY ? json_integer(best) : json_deep_copy(row);
-    return json_array_append_new(rows, row) != 0 || json_array_append_new(classes, answer) != 0 ? -1 : 0;
+    json_t *answer =
+        s->config.loss == LOSS_CROSS_ENTROPY ? json_integer(best) : json_deep_copy(row);
+    return json_array_append_new(rows, row) != 0 || json_array_append_new(classes, answer) != 0 ? -1
+                                                                                                : 0;
 }
 
 static int compute(server *s, const samples *in, json_t *rows, json_t *classes, err *e)
@@ -166,14 +168,14 @@ static json_t *infer(server *s, const json_t *request, err *e)
     int rc = compute(s, &in, rows, classes, e);
     free(in.values);
     return rc != 0 ? NULL
-                   : json_pack("{s:s,s:{s:O,s:O}}", "type", "predictions", "data", "predictions", classes,
-                               "logits", rows);
+                   : json_pack("{s:s,s:{s:O,s:O}}", "type", "predictions", "data", "predictions",
+                               classes, "logits", rows);
 }
 
 static json_t *failure(const char *reason, const err *e)
 {
-    return json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", err_name(e->code), "reason", reason,
-                     "message", e->message);
+    return json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", err_name(e->code), "reason",
+                     reason, "message", e->message);
 }
 
 static int answer_all(server *s, wire *w, err *e)

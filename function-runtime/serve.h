@@ -13,7 +13,8 @@ enum {
 };
 
 /* `order` is the message `serve`. Loads, says `serving` or `failed`, and answers until the
- * connection ends (0). -1 when it could not be loaded (and was told so), or the connection broke. */
+ * connection ends (0). -1 when it could not be loaded (and was told so), or the connection
+ * broke. */
 int serve(const json_t *order, wire *w, err *e);
 
 #endif

@@ -119,7 +119,8 @@ int state_export(state *s, block to, void (*half)(void), err *e)
             memcpy(to.counters + p->block_offset, counters + p->engine_offset,
                    p->count * sizeof *counters);
         else
-            memcpy(to.floats + p->block_offset, floats + p->engine_offset, p->count * sizeof *floats);
+            memcpy(to.floats + p->block_offset, floats + p->engine_offset,
+                   p->count * sizeof *floats);
         if (half && !p->counter && 2 * (p->block_offset + p->count) >= state_floats(s)) {
             half();
             half = NULL;
@@ -142,7 +143,8 @@ int state_import(state *s, block from, err *e)
             memcpy(counters + p->engine_offset, from.counters + p->block_offset,
                    p->count * sizeof *counters);
         else
-            memcpy(floats + p->engine_offset, from.floats + p->block_offset, p->count * sizeof *floats);
+            memcpy(floats + p->engine_offset, from.floats + p->block_offset,
+                   p->count * sizeof *floats);
     }
     return engine_state_changed(s->m, e);
 }

@@ -1,8 +1,9 @@
 /* state.h: the engine's state as the block that is published, fetched and kept in files.
  *
- * The engine's arrays have gaps that align each parameter; a block has none. A state knows the layout
- * (layout.h) of the block and copies between the two. Without optimizer state (a job that resets it)
- * the block ends after the weights, and what is imported begins with an optimizer that never ran. */
+ * The engine's arrays have gaps that align each parameter; a block has none. A state knows the
+ * layout (layout.h) of the block and copies between the two. Without optimizer state (a job that
+ * resets it) the block ends after the weights, and what is imported begins with an optimizer that
+ * never ran. */
 #ifndef KUBEML_STATE_H
 #define KUBEML_STATE_H
 

@@ -14,7 +14,8 @@
 #include "log.h"
 
 enum {
-    SHARE_BATCHES = 64, /* of one call, so that progress is told and a loss that is no number found soon */
+    /* of one call, so that progress is told and a loss that is no number found soon */
+    SHARE_BATCHES = 64,
 };
 #define SHARE_BYTES_MAX ((uint64_t)1 << 30)
 
@@ -49,8 +50,9 @@ static int check_labels(const dataset_info *d, const engine_config *c, int outpu
                        "dataset %s has labels up to %u, the model has %d outputs (labels 0 to %d)",
                        d->name, d->classes - 1, outputs, outputs - 1);
     if (c->loss == LOSS_MSE && d->targets != (uint32_t)outputs)
-        return err_set(e, ERR_INVALID, "dataset %s has %u targets a sample, the model has %d outputs",
-                       d->name, d->targets, outputs);
+        return err_set(e, ERR_INVALID,
+                       "dataset %s has %u targets a sample, the model has %d outputs", d->name,
+                       d->targets, outputs);
     return 0;
 }
 
@@ -73,7 +75,8 @@ static int compile(trainer *t, char *reason, err *e)
         return -1;
     if (engine_compile(&c, &t->engine, e) != 0) {
         if (e && e->code != ERR_INVALID)
-            set_reason(reason, e->code == ERR_NOMEM && c.device_memory ? "GpuMemory" : "LoadFailed");
+            set_reason(reason,
+                       e->code == ERR_NOMEM && c.device_memory ? "GpuMemory" : "LoadFailed");
         return err_wrap(e, "model for samples of (%u, %u, %u)", d->channels, d->height, d->width);
     }
     if (check_labels(d, &c, engine_outputs(t->engine), e) != 0)
@@ -133,7 +136,8 @@ uint32_t trainer_batches_done(const trainer *t)
     return atomic_load_explicit(&t->batches_done, memory_order_relaxed);
 }
 
-int trainer_batches(trainer *t, uint32_t epoch, int parallelism, int function, uint32_t *out, err *e)
+int trainer_batches(trainer *t, uint32_t epoch, int parallelism, int function, uint32_t *out,
+                    err *e)
 {
     return loader_batches(t->loader, epoch, parallelism, function, out, e);
 }
@@ -156,8 +160,8 @@ static void count(trainer *t, const engine_result *r, trainer_result *out)
     atomic_store_explicit(&t->batches_done, out->batches, memory_order_relaxed);
 }
 
-static int train_batches(trainer *t, const trainer_task *task, uint32_t batches, trainer_result *out,
-                         err *e)
+static int train_batches(trainer *t, const trainer_task *task, uint32_t batches,
+                         trainer_result *out, err *e)
 {
     engine_batch b;
     int64_t clock_ns = clock_monotonic_ns();
@@ -180,18 +184,19 @@ static int train_batches(trainer *t, const trainer_task *task, uint32_t batches,
             return -1;
         set_reason(t->reason, "NaNLoss");
         if (!isfinite(r.loss_sum))
-            return err_set(e, ERR_INVALID,
-                           "the loss is %s in epoch %u, batch %u of function %d: training diverged at "
-                           "learning rate %g",
-                           isnan(r.loss_sum) ? "NaN" : "infinite", task->epoch + 1, batch + 1, task->function,
-                           lr);
+            return err_set(
+                e, ERR_INVALID,
+                "the loss is %s in epoch %u, batch %u of function %d: training diverged at "
+                "learning rate %g",
+                isnan(r.loss_sum) ? "NaN" : "infinite", task->epoch + 1, batch + 1, task->function,
+                lr);
         count(t, &r, out);
         out->train_s += seconds_since(&clock_ns) - r.convert_s;
         failpoint("function.train");
     }
 }
 
-/* ---- with the samples on the device ------------------------------------------------------------------ */
+/* ---- with the samples on the device ---------------------------------------------------------- */
 
 /* Once; where it does not work batches are handed over as ever. */
 static void offer_share(trainer *t)
@@ -199,7 +204,8 @@ static void offer_share(trainer *t)
     err why = ERR_INIT;
     backend_share s;
     t->share = SHARE_NOT;
-    if (program_has_step(t->config.program) || !engine_keeps_share(t->engine) || !loader_keeps(t->loader, SHARE_BYTES_MAX))
+    if (program_has_step(t->config.program) || !engine_keeps_share(t->engine) ||
+        !loader_keeps(t->loader, SHARE_BYTES_MAX))
         return;
     if (loader_lend(t->loader, &s, &why) == 0) {
         if (engine_share(t->engine, &s, &why) == 0)
@@ -212,8 +218,8 @@ static void offer_share(trainer *t)
         log_info("samples travel with every batch: %s", why.message);
 }
 
-static int train_some(trainer *t, const trainer_task *task, uint32_t batches, const uint32_t *order, uint32_t rows,
-                      double *lr, trainer_result *out, err *e)
+static int train_some(trainer *t, const trainer_task *task, uint32_t batches, const uint32_t *order,
+                      uint32_t rows, double *lr, trainer_result *out, err *e)
 {
     int batch = t->config.batch;
     uint32_t count = (rows - 1) / (uint32_t)batch + 1, first = task->batch_begin + out->batches;
@@ -224,15 +230,18 @@ static int train_some(trainer *t, const trainer_task *task, uint32_t batches, co
         lr[i] = program_lr(t->config.program, task->lr, t->config.epochs, &at);
     }
     set_reason(t->reason, "ShapeMismatch");
-    backend_steps s = {.order = order, .rows = rows, .batch = batch, .epoch = task->epoch, .lr = lr};
+    backend_steps s = {.order = order, .rows = rows, .batch = batch, .epoch = task->epoch,
+                       .lr = lr};
     if (engine_train_share(t->engine, &s, &r, e) != 0)
         return -1;
     set_reason(t->reason, "NaNLoss");
     if (!isfinite(r.loss_sum))
-        return err_set(e, ERR_INVALID,
-                       "the loss is %s in epoch %u, within batches %u to %u of function %d: training diverged at "
-                       "learning rate %g", isnan(r.loss_sum) ? "NaN" : "infinite", task->epoch + 1, first + 1,
-                       first + count, task->function, lr[0]);
+        return err_set(
+            e, ERR_INVALID,
+            "the loss is %s in epoch %u, within batches %u to %u of function %d: training diverged at "
+            "learning rate %g",
+            isnan(r.loss_sum) ? "NaN" : "infinite", task->epoch + 1, first + 1, first + count,
+            task->function, lr[0]);
     out->samples += rows;
     out->loss_sum += r.loss_sum;
     out->correct += r.correct;
@@ -243,7 +252,8 @@ static int train_some(trainer *t, const trainer_task *task, uint32_t batches, co
 }
 
 /* The same updates as train_batches', without the host between them. */
-static int train_share(trainer *t, const trainer_task *task, uint32_t batches, trainer_result *out, err *e)
+static int train_share(trainer *t, const trainer_task *task, uint32_t batches, trainer_result *out,
+                       err *e)
 {
     int64_t clock_ns = clock_monotonic_ns();
     uint64_t rows = out->sample_end - out->sample_begin;
@@ -253,11 +263,13 @@ static int train_share(trainer *t, const trainer_task *task, uint32_t batches, t
     int rc = 0;
     set_reason(t->reason, "DataError");
     if (!order)
-        return err_set(e, ERR_NOMEM, "no memory for the order of %llu samples", (unsigned long long)rows);
+        return err_set(e, ERR_NOMEM, "no memory for the order of %llu samples",
+                       (unsigned long long)rows);
     loader_rows(t->loader, order);
     out->load_s += seconds_since(&clock_ns);
     for (uint64_t at = 0; rc == 0 && at < rows; at += some)
-        rc = train_some(t, task, batches, order + at, (uint32_t)(rows - at < some ? rows - at : some), lr, out, e);
+        rc = train_some(t, task, batches, order + at,
+                        (uint32_t)(rows - at < some ? rows - at : some), lr, out, e);
     out->train_s += seconds_since(&clock_ns);
     return rc;
 }
@@ -271,12 +283,14 @@ int trainer_train(trainer *t, const trainer_task *task, trainer_result *out, err
     if (t->share == SHARE_UNASKED)
         offer_share(t);
     set_reason(t->reason, "DataError");
-    if (loader_batches(t->loader, task->epoch, task->parallelism, task->function, &batches, e) != 0 ||
+    if (loader_batches(t->loader, task->epoch, task->parallelism, task->function, &batches, e) !=
+            0 ||
         loader_train(t->loader, task->epoch, task->parallelism, task->function, task->batch_begin,
                      task->batch_count, &out->sample_begin, &out->sample_end, e) != 0)
         return -1;
     out->load_s = seconds_since(&clock_ns);
-    int rc = t->share == SHARE_KEPT ? train_share(t, task, batches, out, e) : train_batches(t, task, batches, out, e);
+    int rc = t->share == SHARE_KEPT ? train_share(t, task, batches, out, e)
+                                    : train_batches(t, task, batches, out, e);
     loader_end(t->loader);
     return rc;
 }

@@ -48,15 +48,16 @@ typedef struct trainer_result {
 } trainer_result;
 
 /* Compiles the program for the dataset's shape. On failure `reason` is one of "ShapeMismatch" (the
- * message names the layer, or both numbers), "GpuMemory" (the message names need, cap and layer) and
- * "LoadFailed". */
+ * message names the layer, or both numbers), "GpuMemory" (the message names need, cap and layer)
+ * and "LoadFailed". */
 int trainer_open(const trainer_config *c, trainer **out, char reason[TRAINER_REASON_BYTES], err *e);
 void trainer_close(trainer *t); /* NULL is fine */
 
 state *trainer_state(trainer *t); /* the trainer's own: its layout, import and export */
 engine *trainer_engine(trainer *t);
 /* Batches of the function's share in that epoch. */
-int trainer_batches(trainer *t, uint32_t epoch, int parallelism, int function, uint32_t *out, err *e);
+int trainer_batches(trainer *t, uint32_t epoch, int parallelism, int function, uint32_t *out,
+                    err *e);
 
 /* -1 with the reason: "NaNLoss" naming epoch and batch, "ShapeMismatch" (a label),
  * "StepFailed" (the code's own step), "DataError". */

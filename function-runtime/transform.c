@@ -13,15 +13,19 @@ int transform_check(const transform *t, const dataset_info *d, err *e)
                        "the transform's crop of %d does not fit samples of %ux%u (at most %d)",
                        t->crop, d->height, d->width, TRANSFORM_CROP_MAX);
     if (t->min_max && t->standardise)
-        return err_set(e, ERR_INVALID, "the transform's min_max and standardise exclude each other");
+        return err_set(e, ERR_INVALID,
+                       "the transform's min_max and standardise exclude each other");
     if (t->min_max && (!d->min || !d->max))
-        return err_set(e, ERR_INVALID, "dataset %s was uploaded before minima and maxima were kept; "
-                       "min_max needs it uploaded anew", d->name);
+        return err_set(e, ERR_INVALID,
+                       "dataset %s was uploaded before minima and maxima were kept; "
+                       "min_max needs it uploaded anew",
+                       d->name);
     if (!t->standardise || t->channels == 0)
         return 0;
     if ((uint32_t)t->channels != d->channels)
-        return err_set(e, ERR_INVALID, "the transform standardises %d channels, the samples have %u",
-                       t->channels, d->channels);
+        return err_set(e, ERR_INVALID,
+                       "the transform standardises %d channels, the samples have %u", t->channels,
+                       d->channels);
     for (int c = 0; c < t->channels; c++)
         if (!(t->std[c] > 0))
             return err_set(e, ERR_INVALID, "the transform's deviation of channel %d is %g", c,
@@ -100,8 +104,8 @@ static int below(uint32_t bits, int n)
     return (int)(((uint64_t)bits * (uint64_t)n) >> 32);
 }
 
-void transform_move(const transform *t, uint64_t seed, uint32_t epoch, uint64_t sample, int c, int h,
-                    int w, size_t each, const void *in, void *out)
+void transform_move(const transform *t, uint64_t seed, uint32_t epoch, uint64_t sample, int c,
+                    int h, int w, size_t each, const void *in, void *out)
 {
     uint32_t word[4];
     rng_draw(seed, RNG_AUGMENT, epoch, sample, 0, word);

@@ -1,9 +1,9 @@
 /* transform.h: what is done to a sample before the network sees it.
  *
- * Flips and crops move bytes and keep their type; standardisation is a scale and a shift per channel,
- * which the engine applies while it reads its input, so that uint8 samples are never widened in
- * memory. What chance decides is a pure function of (seed, epoch, the sample's index in the upload):
- * whoever draws it, in whatever order, draws the same. */
+ * Flips and crops move bytes and keep their type; standardisation is a scale and a shift per
+ * channel, which the engine applies while it reads its input, so that uint8 samples are never
+ * widened in memory. What chance decides is a pure function of (seed, epoch, the sample's index in
+ * the upload): whoever draws it, in whatever order, draws the same. */
 #ifndef KUBEML_TRANSFORM_H
 #define KUBEML_TRANSFORM_H
 
@@ -32,8 +32,9 @@ int transform_check(const transform *t, const dataset_info *d, err *e);
 bool transform_moves(const transform *t);
 /* The engine's scale and shift, C floats each: value * scale + shift. uint8 counts as x/255. */
 void transform_scale(const transform *t, const dataset_info *d, float *scale, float *shift);
-/* Writes one training sample, (C, H, W) of `bytes_each` (1 or 4) to `out`, which does not overlap. */
-void transform_move(const transform *t, uint64_t seed, uint32_t epoch, uint64_t sample, int c, int h,
-                    int w, size_t bytes_each, const void *in, void *out);
+/* Writes one training sample, (C, H, W) of `bytes_each` (1 or 4) to `out`, which does not
+ * overlap. */
+void transform_move(const transform *t, uint64_t seed, uint32_t epoch, uint64_t sample, int c,
+                    int h, int w, size_t bytes_each, const void *in, void *out);
 
 #endif

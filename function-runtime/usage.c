@@ -56,8 +56,9 @@ static json_t *gpu_json(nvml *n)
     nvml_sample s;
     if (nvml_read(n, &s, NULL) != 0)
         return NULL;
-    return json_pack("{s:s,s:i,s:I,s:I,s:f}", "name", s.name, "percent", (int)s.busy_percent, "memory_bytes",
-                     (json_int_t)s.memory_bytes, "own_bytes", (json_int_t)s.own_bytes, "watts", s.watts);
+    return json_pack("{s:s,s:i,s:I,s:I,s:f}", "name", s.name, "percent", (int)s.busy_percent,
+                     "memory_bytes", (json_int_t)s.memory_bytes, "own_bytes",
+                     (json_int_t)s.own_bytes, "watts", s.watts);
 }
 
 json_t *usage_json(usage *u)
@@ -66,7 +67,8 @@ json_t *usage_json(usage *u)
     getrusage(RUSAGE_SELF, &now);
     int64_t at_ns = clock_monotonic_ns(), used_ns = cpu_ns(&now), passed_ns = at_ns - u->at_ns;
     double percent = passed_ns > 0 ? 100.0 * (double)(used_ns - u->cpu_ns) / (double)passed_ns : 0;
-    json_t *out = json_pack("{s:f,s:I}", "cpu_percent", percent, "memory_bytes", (json_int_t)now.ru_maxrss * 1024);
+    json_t *out = json_pack("{s:f,s:I}", "cpu_percent", percent, "memory_bytes",
+                            (json_int_t)now.ru_maxrss * 1024);
     json_t *gpu = u->gpu && out ? gpu_json(u->gpu) : NULL;
     if (gpu)
         json_object_set_new(out, "gpu", gpu);

@@ -1,4 +1,5 @@
-/* usage.h: what a function's process uses: processor time, memory, and the GPU where it computes on one. */
+/* usage.h: what a function's process uses: processor time, memory, and the GPU where it computes on
+ * one. */
 #ifndef KUBEML_FUNCTION_USAGE_H
 #define KUBEML_FUNCTION_USAGE_H
 
@@ -6,12 +7,15 @@
 
 typedef struct usage usage;
 
-/* NULL: memory was gone. Asks NVML too, where there is one. Before the sandbox, which knows no such files. */
+/* NULL: memory was gone. Asks NVML too, where there is one. Before the sandbox, which knows no such
+ * files. */
 usage *usage_open(void);
-void usage_without_gpu(usage *u); /* what it does is not this process's: it computes elsewhere. NULL is fine */
+/* what it does is not this process's: it computes elsewhere. NULL is fine */
+void usage_without_gpu(usage *u);
 void usage_close(usage *u); /* NULL is fine */
 /* {"cpu_percent" of one core, since the call before, "memory_bytes": the most that was resident,
- *  "gpu": {"name", "percent", "memory_bytes", "own_bytes", "watts"}?}: a new reference, NULL without memory.
+ *  "gpu": {"name", "percent", "memory_bytes", "own_bytes", "watts"}?}: a new reference, NULL
+ *  without memory.
  * One thread at a time. */
 json_t *usage_json(usage *u);
 

@@ -85,8 +85,8 @@ static int answer(warm *w, connection *c, const json_t *m)
         drop(c, c->welcome ? "an unknown order" : "no hello");
     } else if (!token || !tokens_same(token, w->token)) {
         drop(c, "a wrong token");
-    } else if (wire_sendf(c->wire, &e, "{s:s,s:s,s:i,s:I}", "type", "welcome", "role", "function", "abi",
-                          ABI, "pid", (json_int_t)getpid()) != 0) {
+    } else if (wire_sendf(c->wire, &e, "{s:s,s:s,s:i,s:I}", "type", "welcome", "role", "function",
+                          "abi", ABI, "pid", (json_int_t)getpid()) != 0) {
         drop(c, e.message);
     } else {
         c->welcome = true;

@@ -73,7 +73,8 @@ typedef struct backend_batch {
 typedef struct backend_result {
     double loss_sum; /* the batch's mean loss is loss_sum / n */
     int64_t correct; /* samples whose largest logit (the first of equals) is the label; MSE: 0 */
-    double convert_s; /* of the call's seconds: samples into the network's form; 0: not told (a GPU does it there) */
+    /* of the call's seconds: samples into the network's form; 0: not told (a GPU does it there) */
+    double convert_s;
 } backend_result;
 
 typedef struct backend_update {
@@ -81,8 +82,9 @@ typedef struct backend_update {
     int64_t step; /* 1 for the first update since the optimizer's state was zeroed */
 } backend_update;
 
-/* Samples that stay on the device while an epoch runs over them, and what happens to them on their way
- * into a batch: function-runtime/transform.h's flip and crop, drawn by (seed, epoch, sample). */
+/* Samples that stay on the device while an epoch runs over them, and what happens to them on their
+ * way into a batch: function-runtime/transform.h's flip and crop, drawn by (seed, epoch,
+ * sample). */
 enum { BACKEND_SET_NAME_BYTES = 80 };
 typedef struct backend_share {
     uint32_t rows;
@@ -109,8 +111,8 @@ typedef struct backend_steps {
     int64_t first_step;
 } backend_steps;
 
-/* Where a process keeps a model on a device so that other processes of that device can read it. Plain bytes, which
- * travel in messages; the model's owner may give it up at any time. */
+/* Where a process keeps a model on a device so that other processes of that device can read it.
+ * Plain bytes, which travel in messages; the model's owner may give it up at any time. */
 enum { BACKEND_HANDLE_BYTES = 64, BACKEND_DEVICE_BYTES = 16 };
 typedef struct backend_loan {
     unsigned char handle[BACKEND_HANDLE_BYTES], device[BACKEND_DEVICE_BYTES];
@@ -130,24 +132,62 @@ typedef struct backend_program {
     const struct backend *backend;
 } backend_program;
 
-/* Models of one graph in several processes on one device, averaged there. Each process lends its model; one leads:
- * it computes the mean, and lends that. Whoever reads makes sure that he read what was lent, by a sum over it, so
- * that nobody needs to know whether the others live: ERR_CORRUPT when it was not. ERR_UNSUPPORTED, with the reason:
- * the device does not share memory between these processes, or the model's owner is gone. */
+/* Models of one graph in several processes on one device, averaged there. Each process lends its
+ * model; one leads: it computes the mean, and lends that. Whoever reads makes sure that he read
+ * what was lent, by a sum over it, so that nobody needs to know whether the others live:
+ * ERR_CORRUPT when it was not. ERR_UNSUPPORTED, with the reason: the device does not share memory
+ * between these processes, or the model's owner is gone. */
 typedef struct backend_peers {
     /* Where this program's model lies, as long as the program does. */
     int (*lend)(backend_program *p, backend_loan *out, err *e);
-    /* Opens the models that it will read, and takes memory for a mean. ERR_NOMEM: it does not fit, or is over the cap. */
+    /* Opens the models that it will read, and takes memory for a mean. ERR_NOMEM: it does not fit,
+     * or is over the cap. */
     int (*lead)(backend_program *p, const backend_loan *of, int n, backend_loan *mean, err *e);
     /* The sum over parameters, buffers, optimizer state and counters as they are now. */
     int (*sum)(backend_program *p, uint64_t *out, err *e);
-    /* The leader: the weighted mean (weights sum to 1; those of 0 are not read), in that order, with the bits of
-     * common/merge.h, and of counters the largest; no model changes, its own neither. `sum`: of the mean. ERR_CORRUPT,
-     * ERR_UNSUPPORTED, ERR_INVALID (NaN or infinity): `bad` is whose model it was, or -1. */
-    int (*average)(backend_program *p, const backend_lent *of, int n, uint64_t *sum, int *bad, err *e);
+    /* The leader: the weighted mean (weights sum to 1; those of 0 are not read), in that order,
+     * with the bits of common/merge.h, and of counters the largest; no model changes, its own
+     * neither. `sum`: of the mean. ERR_CORRUPT, ERR_UNSUPPORTED, ERR_INVALID (NaN or infinity):
+     * `bad` is whose model it was, or -1. */
+    int (*average)(backend_program *p, const backend_lent *of, int n, uint64_t *sum, int *bad,
+                   err *e);
     /* The program's model becomes what lies there, if that has this sum; otherwise zeros. */
     int (*adopt)(backend_program *p, const backend_loan *from, uint64_t sum, err *e);
 } backend_peers;
+
+/* Asked again and again while other processes are waited for; it pauses. 0: go on; -1 with an error
+ * ends the wait. */
+typedef struct backend_patience {
+    int (*wait)(void *user, err *e);
+    void *user;
+} backend_patience;
+
+/* Models of one graph in several processes, each on a device of its own: ranks of a communicator
+ * (NCCL), which sums in an order of its own. Nobody waits for a rank that is gone for longer than
+ * its patience has: an error of `join` or `mean` ends the communicator, and no model has
+ * changed. */
+enum { BACKEND_COMM_ID_BYTES = 128 };
+typedef struct backend_comm {
+    /* The device, of which a communicator takes one rank. ERR_UNSUPPORTED: there can be none here,
+     * and why. */
+    int (*device)(backend_program *p, unsigned char device[BACKEND_DEVICE_BYTES], err *e);
+    /* What names a new communicator; rank 0 makes it. ERR_UNAVAILABLE. */
+    int (*id)(backend_program *p, unsigned char id[BACKEND_COMM_ID_BYTES], err *e);
+    /* Leaves the one before; waits for all ranks. ERR_UNAVAILABLE; ERR_UNSUPPORTED (two ranks on
+     * one device); ERR_NOMEM (the mean does not fit, or is over the cap); or what the patience
+     * said. */
+    int (*join)(backend_program *p, const unsigned char id[BACKEND_COMM_ID_BYTES], int rank,
+                int ranks, const backend_patience *patience, err *e);
+    /* All ranks: the mean, each one's model times its weight (they sum to 1; with 0 it is not
+     * read), and of counters the largest, into memory of the program's own. `sum`: of the mean, as
+     * backend_peers.sum. ERR_INVALID: NaN or infinity, with `own` in this program's model, and then
+     * it has left before the others knew. */
+    int (*mean)(backend_program *p, double weight, const backend_patience *patience, uint64_t *sum,
+                bool *own, err *e);
+    /* The model becomes the last mean, if that has this sum; otherwise zeros, with ERR_CORRUPT. */
+    int (*take)(backend_program *p, uint64_t sum, err *e);
+    void (*leave)(backend_program *p); /* waits for nobody */
+} backend_comm;
 
 typedef struct backend {
     const char *name; /* "reference", "cpu", "cuda" */
@@ -155,9 +195,16 @@ typedef struct backend {
     /* NULL when it can run on this machine, otherwise why not ("no AVX2"). Does not block. */
     const char *(*missing)(void);
 
-    /* Does once a process what takes long before the first prepare: a device's context, its libraries' handles.
-     * ERR_UNSUPPORTED, ERR_UNAVAILABLE, ERR_NOMEM. NULL: there is no such thing. */
+    /* Does once a process what takes long before the first prepare: a device's context, its
+     * libraries' handles. ERR_UNSUPPORTED, ERR_UNAVAILABLE, ERR_NOMEM. NULL: there is no such
+     * thing. */
     int (*warm)(int device, err *e);
+
+    /* What prepare measures, as lines that other processes of such machines can be told: `known`
+     * takes them, `learned` gives those that this process has measured (the caller's to free; NULL:
+     * none). Lines of another form are passed over. Both NULL: nothing is measured. */
+    void (*known)(const char *lines);
+    char *(*learned)(void);
 
     /* Compiles the graph, which must outlive the program. May take long (it may measure kernels).
      * ERR_UNSUPPORTED, ERR_NOMEM, ERR_LIMIT; ERR_UNAVAILABLE: a thread could not be started. */
@@ -197,13 +244,16 @@ typedef struct backend {
     /* Steps over the share, one after the other without the host; the sums of all of them. */
     int (*steps)(backend_program *p, const backend_steps *s, backend_result *result, err *e);
 
-    /* All programs' parameters, buffers and optimizer state become the weighted mean of them (weights sum to 1; those
-     * of 0 are not read), counters the largest. n programs of this backend for one graph, `load`ed. On one device with
-     * the bits of common/merge.h; over several only with `across`, in an order of the library's own: ERR_UNSUPPORTED
-     * otherwise. ERR_INVALID: NaN or infinity; what the programs hold is then undefined. NULL: the host does it. */
-    int (*average)(backend_program *const *programs, const double *weight, int n, bool across, err *e);
+    /* All programs' parameters, buffers and optimizer state become the weighted mean of them
+     * (weights sum to 1; those of 0 are not read), counters the largest. n programs of this backend
+     * for one graph, `load`ed. On one device with the bits of common/merge.h; over several only
+     * with `across`, in an order of the library's own: ERR_UNSUPPORTED otherwise. ERR_INVALID: NaN
+     * or infinity; what the programs hold is then undefined. NULL: the host does it. */
+    int (*average)(backend_program *const *programs, const double *weight, int n, bool across,
+                   err *e);
 
     const backend_peers *peers; /* NULL: no process can read another's models */
+    const backend_comm *comm;   /* NULL: there are no communicators */
 
     /* Bytes the program holds beside the state blocks. */
     size_t (*memory)(const backend_program *p);
@@ -218,6 +268,10 @@ typedef struct backend {
 const backend *backend_find(const char *name, err *e);
 /* Makes that backend ready on that device, so that a model is compiled sooner. Errors: both's. */
 int backend_warm(const char *name, int device, err *e);
+/* Tells that backend what was measured before, and asks it what it measured, where it is one of
+ * those that do and runs here. */
+void backend_known(const char *name, const char *lines);
+char *backend_learned(const char *name);
 /* All that were built, runnable or not; NULL past the end. */
 const backend *backend_at(int index);
 

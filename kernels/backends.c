@@ -108,3 +108,18 @@ int backend_warm(const char *name, int device, err *e)
     const backend *b = backend_find(name, e);
     return !b || (b->warm && b->warm(device, e)) ? -1 : 0;
 }
+
+void backend_known(const char *name, const char *lines)
+{
+    err ignored = ERR_INIT;
+    const backend *b = backend_find(name, &ignored);
+    if (b && b->known)
+        b->known(lines);
+}
+
+char *backend_learned(const char *name)
+{
+    err ignored = ERR_INIT;
+    const backend *b = backend_find(name, &ignored);
+    return b && b->learned ? b->learned() : NULL;
+}

@@ -448,7 +448,8 @@ int engine_share(engine *m, const backend_share *s, err *e)
     if (!m->backend->share)
         return err_set(e, ERR_UNSUPPORTED, "the %s backend keeps no share", m->backend->name);
     if (m->c.loss != LOSS_CROSS_ENTROPY)
-        return err_set(e, ERR_UNSUPPORTED, "a share on the device has labels, which MSE does not use");
+        return err_set(e, ERR_UNSUPPORTED,
+                       "a share on the device has labels, which MSE does not use");
     for (uint32_t i = 0; s && i < s->rows; i++)
         if (check_label(m, s->labels[i], (int)i, e))
             return -1;
@@ -496,7 +497,8 @@ int engine_average(engine *const *models, const double *weight, int n, bool acro
     if (!engine_averages(models, n))
         return err_set(e, ERR_UNSUPPORTED, "these %d models cannot be averaged where they are", n);
     for (int i = 0; i < n; i++) {
-        int64_t own = models[i]->c.inference ? 0 : models[i]->counters[models[i]->counter_count - 1];
+        int64_t own =
+            models[i]->c.inference ? 0 : models[i]->counters[models[i]->counter_count - 1];
         programs[i] = models[i]->program;
         steps = own > steps && weight[i] > 0 ? own : steps;
     }
@@ -511,7 +513,8 @@ int engine_average(engine *const *models, const double *weight, int n, bool acro
 static const backend_peers *peers_of(const engine *m, err *e)
 {
     if (!m->backend->peers)
-        err_set(e, ERR_UNSUPPORTED, "the %s backend shares no memory between processes", m->backend->name);
+        err_set(e, ERR_UNSUPPORTED, "the %s backend shares no memory between processes",
+                m->backend->name);
     return m->backend->peers;
 }
 
@@ -534,7 +537,8 @@ int engine_sealed(engine *m, engine_seal *out, err *e)
     return peers ? peers->sum(m->program, &out->sum, e) : -1;
 }
 
-int engine_average_lent(engine *m, const engine_peer *of, int n, engine_seal *mean, int *bad, err *e)
+int engine_average_lent(engine *m, const engine_peer *of, int n, engine_seal *mean, int *bad,
+                        err *e)
 {
     const backend_peers *peers = peers_of(m, e);
     backend_lent lent[ENGINE_AVERAGE_MAX];
@@ -542,10 +546,12 @@ int engine_average_lent(engine *m, const engine_peer *of, int n, engine_seal *me
     if (!peers)
         return -1;
     if (n > ENGINE_AVERAGE_MAX)
-        return err_set(e, ERR_UNSUPPORTED, "%d models: at most %d are averaged where they are", n, ENGINE_AVERAGE_MAX);
+        return err_set(e, ERR_UNSUPPORTED, "%d models: at most %d are averaged where they are", n,
+                       ENGINE_AVERAGE_MAX);
     mean->step = 0;
     for (int i = 0; i < n; i++) {
-        lent[i] = (backend_lent){.where = of[i].where, .sum = of[i].seal.sum, .weight = of[i].weight};
+        lent[i] =
+            (backend_lent){.where = of[i].where, .sum = of[i].seal.sum, .weight = of[i].weight};
         if (of[i].weight > 0 && of[i].seal.step > mean->step)
             mean->step = of[i].seal.step;
     }
@@ -560,6 +566,55 @@ int engine_adopt(engine *m, const backend_loan *mean, const engine_seal *seal, e
     if (!m->c.inference)
         m->counters[m->counter_count - 1] = seal->step;
     return 0;
+}
+
+static const backend_comm *comm_of(const engine *m, err *e)
+{
+    if (!m->backend->comm)
+        err_set(e, ERR_UNSUPPORTED, "the %s backend has no communicators", m->backend->name);
+    return m->backend->comm;
+}
+
+int engine_comm_device(engine *m, unsigned char device[BACKEND_DEVICE_BYTES], err *e)
+{
+    const backend_comm *comm = comm_of(m, e);
+    return comm ? comm->device(m->program, device, e) : -1;
+}
+
+int engine_comm_id(engine *m, unsigned char id[BACKEND_COMM_ID_BYTES], err *e)
+{
+    const backend_comm *comm = comm_of(m, e);
+    return comm ? comm->id(m->program, id, e) : -1;
+}
+
+int engine_comm_join(engine *m, const unsigned char id[BACKEND_COMM_ID_BYTES], int rank, int ranks,
+                     const backend_patience *patience, err *e)
+{
+    const backend_comm *comm = comm_of(m, e);
+    return comm ? comm->join(m->program, id, rank, ranks, patience, e) : -1;
+}
+
+int engine_comm_mean(engine *m, double weight, const backend_patience *patience, uint64_t *sum,
+                     bool *own, err *e)
+{
+    const backend_comm *comm = comm_of(m, e);
+    return comm ? comm->mean(m->program, weight, patience, sum, own, e) : -1;
+}
+
+int engine_comm_take(engine *m, const engine_seal *seal, err *e)
+{
+    const backend_comm *comm = comm_of(m, e);
+    if (!comm || comm->take(m->program, seal->sum, e))
+        return -1;
+    if (!m->c.inference)
+        m->counters[m->counter_count - 1] = seal->step;
+    return 0;
+}
+
+void engine_comm_leave(engine *m)
+{
+    if (m->backend->comm)
+        m->backend->comm->leave(m->program);
 }
 
 int engine_gradients(engine *m, const engine_batch *b, engine_result *r, err *e)

@@ -116,7 +116,8 @@ typedef struct engine_result {
     double loss_sum;
     int64_t correct;
     int n;
-    double convert_s; /* of the call's seconds: samples into the network's form; 0: not told (a GPU does it there) */
+    /* of the call's seconds: samples into the network's form; 0: not told (a GPU does it there) */
+    double convert_s;
 } engine_result;
 
 /* One update. ERR_INVALID: n out of range, a label outside the outputs (named with its position).
@@ -127,16 +128,18 @@ bool engine_keeps_share(const engine *m);
 /* Keeps a share of samples where the engine computes, for engine_train_share; labels as in a batch.
  * ERR_UNSUPPORTED: this backend keeps nothing; ERR_NOMEM: it does not fit. NULL lets it go. */
 int engine_share(engine *m, const backend_share *s, err *e);
-/* All updates that `s` says (its first_step is the engine's to fill), without the host between them.
- * Equals engine_train on the same batches. ERR_INVALID: a row outside the share, a wrong batch. */
+/* All updates that `s` says (its first_step is the engine's to fill), without the host between
+ * them. Equals engine_train on the same batches. ERR_INVALID: a row outside the share, a wrong
+ * batch. */
 int engine_train_share(engine *m, const backend_steps *s, engine_result *r, err *e);
 /* Whether engine_average can do it where these models are. */
 bool engine_averages(engine *const *models, int n);
-/* All models get the weighted mean of all, where they are computed (backend.h's average); their layouts are alike.
- * ERR_UNSUPPORTED, ERR_INVALID as there. */
+/* All models get the weighted mean of all, where they are computed (backend.h's average); their
+ * layouts are alike. ERR_UNSUPPORTED, ERR_INVALID as there. */
 int engine_average(engine *const *models, const double *weight, int n, bool across, err *e);
-/* Models of one device in processes of their own (backend_peers). Each process lends its model and, for every round,
- * tells its seal; one leads. All are of one layout. ERR_UNSUPPORTED, with the reason: not here. */
+/* Models of one device in processes of their own (backend_peers). Each process lends its model and,
+ * for every round, tells its seal; one leads. All are of one layout. ERR_UNSUPPORTED, with the
+ * reason: not here. */
 typedef struct engine_seal {
     uint64_t sum; /* of all that is averaged */
     int64_t step; /* optimizer.step */
@@ -149,10 +152,26 @@ typedef struct engine_peer {
 int engine_lend(engine *m, backend_loan *out, err *e);
 int engine_lead(engine *m, const backend_loan *of, int n, backend_loan *mean, err *e);
 int engine_sealed(engine *m, engine_seal *out, err *e);
-/* The mean into the memory of engine_lead; no model changes. Weights, bits, `bad` and errors as in backend_peers. */
-int engine_average_lent(engine *m, const engine_peer *of, int n, engine_seal *mean, int *bad, err *e);
-/* The model becomes the mean. ERR_CORRUPT: it lies there no more, and the model has to be imported. */
+/* The mean into the memory of engine_lead; no model changes. Weights, bits, `bad` and errors as in
+ * backend_peers. */
+int engine_average_lent(engine *m, const engine_peer *of, int n, engine_seal *mean, int *bad,
+                        err *e);
+/* The model becomes the mean. ERR_CORRUPT: it lies there no more, and the model has to be
+ * imported. */
 int engine_adopt(engine *m, const backend_loan *mean, const engine_seal *seal, err *e);
+/* Models in processes of their own, each on a device of its own: ranks of a communicator
+ * (backend_comm, errors too). */
+int engine_comm_device(engine *m, unsigned char device[BACKEND_DEVICE_BYTES], err *e);
+int engine_comm_id(engine *m, unsigned char id[BACKEND_COMM_ID_BYTES], err *e);
+int engine_comm_join(engine *m, const unsigned char id[BACKEND_COMM_ID_BYTES], int rank, int ranks,
+                     const backend_patience *patience, err *e);
+/* The mean into memory of its own; the model does not change. `own`: ERR_INVALID is of this
+ * model. */
+int engine_comm_mean(engine *m, double weight, const backend_patience *patience, uint64_t *sum,
+                     bool *own, err *e);
+/* The model becomes that mean. ERR_CORRUPT: it is another, and the model has to be imported. */
+int engine_comm_take(engine *m, const engine_seal *seal, err *e);
+void engine_comm_leave(engine *m);
 /* The halves of engine_train, for a custom step: gradients of the mean loss, then the update.
  * Between the two the caller may change engine_grads. */
 int engine_gradients(engine *m, const engine_batch *b, engine_result *r, err *e);

@@ -253,8 +253,8 @@ void graph_init_vars(const graph *g, uint64_t seed, float *params, float *buffer
  * the result. A function of (seed, epoch, sample, layer) alone; every backend must use it. */
 unsigned graph_dropout_draw(uint64_t seed, uint32_t epoch, uint64_t sample, uint32_t layer,
                             uint32_t block, double p);
-/* The same for backends that draw many blocks at once: rng.h's key and the counter of block 0; an element
- * is dropped where its 32 bits are below graph_dropout_below. */
+/* The same for backends that draw many blocks at once: rng.h's key and the counter of block 0; an
+ * element is dropped where its 32 bits are below graph_dropout_below. */
 void graph_dropout_stream(uint64_t seed, uint32_t epoch, uint64_t sample, uint32_t layer,
                           uint32_t key[2], uint32_t counter[4]);
 uint32_t graph_dropout_below(double p);

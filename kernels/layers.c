@@ -278,8 +278,7 @@ int graph_batch_norm(graph *g, int x, batch_norm_options o)
     return id;
 }
 
-/* ---- layers without ----------------------------------------------------------------------------
- */
+/* ---- layers without -------------------------------------------------------------------------- */
 
 int graph_activation(graph *g, int x, graph_act kind, double slope)
 {

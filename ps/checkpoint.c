@@ -80,6 +80,11 @@ int checkpoint_name(char out[STORE_KEY_BYTES], const char *job, int epochs, err 
     return blob_name(out, e, "models/%s/epoch-%06d", job, epochs);
 }
 
+int checkpoint_suspended_name(char out[STORE_KEY_BYTES], const char *job, int generation, err *e)
+{
+    return blob_name(out, e, "models/%s/suspended-%06d", job, generation);
+}
+
 int checkpoint_final_name(char out[STORE_KEY_BYTES], const char *job, err *e)
 {
     return blob_name(out, e, "models/%s/final", job);
@@ -177,19 +182,19 @@ static int write_once(store *s, const char *name, const checkpoint_info *info, c
 
 int checkpoint_write(store *s, const char *name, checkpoint_info *info, const model *m, err *e)
 {
-    if (model_digest(m, info->sha256, e))
-        return -1;
-    err first = ERR_INIT;
-    int status = write_once(s, name, info, m, &first);
-    if (status && first.code == ERR_EXISTS) {
-        /* Left by a try that did not live to say so, or by the same job before it was resumed. */
-        err_clear(&first);
-        if (store_blob_delete(s, name, &first) == 0 || first.code == ERR_NOT_FOUND)
-            status = write_once(s, name, info, m, &first);
-    }
-    if (status && e)
-        *e = first;
-    return status ? err_wrap(e, "checkpoint %s", name) : 0;
+    if (model_digest(m, info->sha256, e) || write_once(s, name, info, m, e))
+        return err_wrap(e, "checkpoint %s", name);
+    return 0;
+}
+
+int checkpoint_replace(store *s, const char *name, checkpoint_info *info, const model *m, err *e)
+{
+    err gone = ERR_INIT;
+    if (store_blob_delete(s, name, &gone) == 0 || gone.code == ERR_NOT_FOUND)
+        return checkpoint_write(s, name, info, m, e);
+    if (e)
+        *e = gone;
+    return err_wrap(e, "checkpoint %s", name);
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -238,8 +243,8 @@ static int check_tensor(const safetensor *t, const layout_entry *at, err *e)
         same = t->shape[d] == at->dims[d];
     char got[SAFETENSORS_SHAPE_BYTES], want_shape[SAFETENSORS_SHAPE_BYTES];
     if (!same)
-        return err_set(e, ERR_INVALID, "tensor %.64s has shape %.64s, the model's is %.64s", at->name,
-                       safetensors_shape_text(t->ndim, t->shape, got),
+        return err_set(e, ERR_INVALID, "tensor %.64s has shape %.64s, the model's is %.64s",
+                       at->name, safetensors_shape_text(t->ndim, t->shape, got),
                        safetensors_shape_text(at->rank, at->dims, want_shape));
     return 0;
 }
@@ -311,14 +316,23 @@ int checkpoint_read(store *s, const char *name, checkpoint_info *info, model *ou
     return err_wrap(e, "%s", name);
 }
 
-/* All checkpoints of the job in order of age; the caller frees *out. */
-static int list(store *s, const char *job, blob_entry **out, size_t *count, err *e)
+/* All checkpoints of that kind in order of age; the caller frees *out. */
+static int list(store *s, const char *job, const char *kind, blob_entry **out, size_t *count,
+                err *e)
 {
     char prefix[STORE_KEY_BYTES];
-    return blob_name(prefix, e, "models/%s/epoch-", job) ||
+    return blob_name(prefix, e, "models/%s/%s-", job, kind) ||
                    store_blob_list(s, prefix, NULL, 0, out, count, e)
                ? -1
                : 0;
+}
+
+/* How many of those, in order of age, are not beyond `newest`. */
+static size_t up_to(const blob_entry *found, size_t count, const char *newest)
+{
+    while (count > 0 && strcmp(found[count - 1].name, newest) > 0)
+        count--;
+    return count;
 }
 
 int checkpoint_newest(store *s, const char *job, int epochs_max, checkpoint_info *info, model *out,
@@ -327,11 +341,10 @@ int checkpoint_newest(store *s, const char *job, int epochs_max, checkpoint_info
     cleanup_free blob_entry *found = NULL;
     size_t count = 0;
     char newest[STORE_KEY_BYTES];
-    if (list(s, job, &found, &count, e) || checkpoint_name(newest, job, epochs_max, e))
+    if (list(s, job, "epoch", &found, &count, e) || checkpoint_name(newest, job, epochs_max, e))
         return -1;
     err last = ERR_INIT;
-    while (count > 0 && strcmp(found[count - 1].name, newest) > 0)
-        count--;
+    count = up_to(found, count, newest);
     for (size_t i = count; i-- > 0;) {
         err_clear(&last);
         if (checkpoint_read(s, found[i].name, info, out, &last) == 0)
@@ -345,20 +358,42 @@ int checkpoint_newest(store *s, const char *job, int epochs_max, checkpoint_info
     return -1;
 }
 
-int checkpoint_prune(store *s, const char *job, size_t keep, err *e)
+/* Deletes one that may be gone by now. */
+static int drop(store *s, const char *name, err *e)
+{
+    err gone = ERR_INIT;
+    if (store_blob_delete(s, name, &gone) == 0 || gone.code == ERR_NOT_FOUND)
+        return 0;
+    if (e)
+        *e = gone;
+    return -1;
+}
+
+int checkpoint_prune(store *s, const char *job, int epochs_max, size_t keep, err *e)
 {
     cleanup_free blob_entry *found = NULL;
     size_t count = 0;
-    if (list(s, job, &found, &count, e))
+    char newest[STORE_KEY_BYTES];
+    if (list(s, job, "epoch", &found, &count, e) || checkpoint_name(newest, job, epochs_max, e))
         return -1;
-    for (size_t i = 0; i + keep < count; i++) {
-        err gone = ERR_INIT;
-        if (store_blob_delete(s, found[i].name, &gone) && gone.code != ERR_NOT_FOUND) {
-            if (e)
-                *e = gone;
+    count = up_to(found, count, newest);
+    for (size_t i = 0; i + keep < count; i++)
+        if (drop(s, found[i].name, e))
             return -1;
-        }
-    }
+    return 0;
+}
+
+int checkpoint_prune_suspended(store *s, const char *job, int generation, err *e)
+{
+    cleanup_free blob_entry *found = NULL;
+    size_t count = 0;
+    char kept[STORE_KEY_BYTES] = "";
+    if ((generation >= 0 && checkpoint_suspended_name(kept, job, generation, e)) ||
+        list(s, job, "suspended", &found, &count, e))
+        return -1;
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(found[i].name, kept) != 0 && drop(s, found[i].name, e))
+            return -1;
     return 0;
 }
 

@@ -1,10 +1,11 @@
 /* checkpoint.h: a job's model as a blob of the store: all that is needed to go on with the same
  * bits.
  *
- * `models/<job>/epoch-NNNNNN` after N epochs, `models/<job>/final` at the end. The blob is a
- * safetensors file: the counters (I64), then parameters, buffers and optimizer state (F32) under
- * the names of the layout, each block in the order in which it lies in memory. Its metadata hold
- * the place in the job and the SHA-256 over the floats' bytes followed by the counters' bytes;
+ * `models/<job>/epoch-NNNNNN` after N epochs, `models/<job>/final` at the end, and
+ * `models/<job>/suspended-GGGGGG` by the job's kubeml-ps number G where it is suspended. The blob
+ * is a safetensors file: the counters (I64), then parameters, buffers and optimizer state (F32)
+ * under the names of the layout, each block in the order in which it lies in memory. Its metadata
+ * hold the place in the job and the SHA-256 over the floats' bytes followed by the counters' bytes;
  * reading verifies it. There is the whole blob or none. Everything here blocks on the store. */
 #ifndef KUBEML_PS_CHECKPOINT_H
 #define KUBEML_PS_CHECKPOINT_H
@@ -42,22 +43,29 @@ int model_new(model *m, const char *layout_text, err *e);
 void model_free(model *m); /* all zero is fine */
 int model_digest(const model *m, char out[DIGEST_HEX_BYTES], err *e);
 
-/* Replaces what stands under `name`. Fills info->sha256. */
+/* ERR_EXISTS where something stands under `name`. Fills info->sha256. */
 int checkpoint_write(store *s, const char *name, checkpoint_info *info, const model *m, err *e);
+/* The same instead of what stands there, which is gone for a moment: the job must not need it. */
+int checkpoint_replace(store *s, const char *name, checkpoint_info *info, const model *m, err *e);
 /* ERR_NOT_FOUND; ERR_CORRUPT when the bytes are not those of its SHA-256. */
 int checkpoint_read(store *s, const char *name, checkpoint_info *info, model *out, err *e);
 /* The newest readable one of the job after at most `epochs_max` epochs; damaged ones are passed
  * over with a warning. ERR_NOT_FOUND. */
 int checkpoint_newest(store *s, const char *job, int epochs_max, checkpoint_info *info, model *out,
                       err *e);
-/* Removes all but the `keep` newest. */
-int checkpoint_prune(store *s, const char *job, size_t keep, err *e);
+/* Of those after at most `epochs_max` epochs removes all but the `keep` newest. What is beyond is
+ * of a kubeml-ps that was overtaken, or of the one that overtook us: no reason to remove ours, and
+ * not ours to remove. */
+int checkpoint_prune(store *s, const char *job, int epochs_max, size_t keep, err *e);
+/* Of those written where it was suspended, all but that of kubeml-ps `generation` (-1: all). */
+int checkpoint_prune_suspended(store *s, const char *job, int generation, err *e);
 /* Fills the weights of `m` (parameters, buffers, their counters; optimizer state stays zero) from
  * `models/<init>/final` or the blob `init`. ERR_NOT_FOUND; ERR_INVALID naming a tensor that is
  * missing, too much, or of another shape or type. */
 int checkpoint_init(store *s, const char *init, model *m, err *e);
 
 int checkpoint_name(char out[STORE_KEY_BYTES], const char *job, int epochs, err *e);
+int checkpoint_suspended_name(char out[STORE_KEY_BYTES], const char *job, int generation, err *e);
 int checkpoint_final_name(char out[STORE_KEY_BYTES], const char *job, err *e);
 
 #endif

@@ -213,7 +213,8 @@ static int restore_list(const json_t *from, json_t *to, int epochs, const char *
         return err_set(e, ERR_CORRUPT, "the history's %s ends before epoch %d", name, epochs);
     json_array_clear(to);
     for (int n = 0; n < epochs; n++)
-        if (json_array_append_new(to, from ? json_deep_copy(json_array_get(from, (size_t)n)) : json_null()))
+        if (json_array_append_new(to, from ? json_deep_copy(json_array_get(from, (size_t)n))
+                                           : json_null()))
             return err_set(e, ERR_NOMEM, "no memory for the history");
     return 0;
 }
@@ -285,13 +286,24 @@ void history_condition(history *h, const char *name, const char *status, const c
     json_object_set_new(one, "message", json_string(message));
 }
 
+static void set_state(json_t *record, const char *state, const char *reason, const char *message,
+                      const char *sha256)
+{
+    json_object_set_new(record, "state", json_string(state));
+    json_object_set_new(record, "reason", json_string(reason));
+    json_object_set_new(record, "message", json_string(message));
+    json_object_set_new(record, "sha256", json_string(sha256));
+}
+
 void history_state(history *h, const char *state, const char *reason, const char *message,
                    const char *sha256)
 {
-    json_object_set_new(h->record, "state", json_string(state));
-    json_object_set_new(h->record, "reason", json_string(reason));
-    json_object_set_new(h->record, "message", json_string(message));
-    json_object_set_new(h->record, "sha256", json_string(sha256));
+    set_state(h->record, state, reason, message, sha256);
+}
+
+void history_set_running(json_t *record)
+{
+    set_state(record, "running", "", "", "");
 }
 
 void history_open(history *h, json_t *open)

@@ -28,7 +28,8 @@ typedef struct epoch_result {
     char ledger[DIGEST_HEX_BYTES]; /* of the rows merged up to this epoch, chained */
     /* where the seconds went; functions' sums are divided by their number */
     double fetch_s, load_s, convert_s, train_s, publish_s, merge_s, validate_s, checkpoint_s;
-    /* what functions used: means, and of memory the most; NAN and UINT64_MAX where nothing is known */
+    /* what functions used: means, and of memory the most; NAN and UINT64_MAX where nothing is
+     * known */
     double cpu_percent, gpu_percent, gpu_watts;
     uint64_t memory_bytes, gpu_memory_bytes;
 } epoch_result;
@@ -63,6 +64,8 @@ void history_condition(history *h, const char *name, const char *status, const c
 /* `state` "running" until the end; `sha256` may be "". */
 void history_state(history *h, const char *state, const char *reason, const char *message,
                    const char *sha256);
+/* The same of a record that is not ours yet: the end that it tells of was an earlier try's. */
+void history_set_running(json_t *record);
 /* Where an epoch stands that a suspended job has begun. Steals; NULL: none. */
 void history_open(history *h, json_t *open);
 json_t *history_json(const history *h); /* a deep copy; NULL when memory is gone */

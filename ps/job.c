@@ -160,14 +160,16 @@ static round_resume resume_of(const job *j, const checkpoint_info *info)
 
 static void run(job *j, const round_resume *resume)
 {
-    char algorithms[DIGEST_HEX_BYTES]; /* of an earlier run: a rerun on another machine is not exact */
+    /* of an earlier run: a rerun on another machine is not exact */
+    char algorithms[DIGEST_HEX_BYTES];
     cleanup_json json_t *record = history_json(j->history);
     j->stage = JOB_RUNNING;
     if (job_algorithms(json_object_get(record, "plan"), algorithms, NULL) != 0)
         algorithms[0] = '\0';
     job_step(j, (round_event){.type = ROUND_START, .resume = resume, .algorithms = algorithms});
     if (j->stop)
-        job_step(j, (round_event){.type = j->stop_suspends ? ROUND_SUSPEND : ROUND_STOP, .message = j->stop});
+        job_step(j, (round_event){.type = j->stop_suspends ? ROUND_SUSPEND : ROUND_STOP,
+                                  .message = j->stop});
 }
 
 static void end_as_recorded(job *j, const json_t *record)

@@ -103,27 +103,28 @@ json_t *job_open_json(const job *j, int epoch)
     for (int f = 0; f < ROUND_FUNCTIONS_MAX; f++) {
         const round_row *r = &j->open[f];
         if (r->batches)
-            json_array_append_new(rows, json_pack("[i,i,i,I,I,I,f,I]", f, r->incarnation, r->round,
-                                                  (json_int_t)r->samples, (json_int_t)r->sample_begin,
-                                                  (json_int_t)r->sample_end, r->loss_sum, (json_int_t)r->batches));
+            json_array_append_new(
+                rows, json_pack("[i,i,i,I,I,I,f,I]", f, r->incarnation, r->round,
+                                (json_int_t)r->samples, (json_int_t)r->sample_begin,
+                                (json_int_t)r->sample_end, r->loss_sum, (json_int_t)r->batches));
     }
     if (json_array_size(rows) == 0) {
         json_decref(rows);
         return NULL;
     }
-    return json_pack("{s:i,s:i,s:I,s:s,s:o,s:o}", "epoch", epoch, "parallelism", j->open_parallelism, "version",
-                     (json_int_t)round_version(j->machine), "ledger", j->ledger, "shares",
-                     json_deep_copy(j->shares), "rows", rows);
+    return json_pack("{s:i,s:i,s:I,s:s,s:o,s:o}", "epoch", epoch, "parallelism",
+                     j->open_parallelism, "version", (json_int_t)round_version(j->machine),
+                     "ledger", j->ledger, "shares", json_deep_copy(j->shares), "rows", rows);
 }
 
 static int read_open_row(const json_t *from, int epoch, round_row *r)
 {
     json_int_t samples, begin, end, batches;
     *r = (round_row){.epoch = epoch, .slot = -1};
-    if (json_unpack((json_t *)(uintptr_t)from, "[i,i,i,I,I,I,F,I]", &r->function, &r->incarnation, &r->round, &samples,
-                    &begin, &end, &r->loss_sum, &batches) != 0 ||
-        r->function < 0 || r->function >= ROUND_FUNCTIONS_MAX || samples < 0 || begin < 0 || end < begin ||
-        batches < 1 || batches > UINT32_MAX)
+    if (json_unpack((json_t *)(uintptr_t)from, "[i,i,i,I,I,I,F,I]", &r->function, &r->incarnation,
+                    &r->round, &samples, &begin, &end, &r->loss_sum, &batches) != 0 ||
+        r->function < 0 || r->function >= ROUND_FUNCTIONS_MAX || samples < 0 || begin < 0 ||
+        end < begin || batches < 1 || batches > UINT32_MAX)
         return -1;
     r->samples = (uint64_t)samples;
     r->sample_begin = (uint64_t)begin;
@@ -138,8 +139,9 @@ int job_open_read(job *j, const json_t *open, round_resume *out, err *e)
     json_t *shares, *list, *one;
     json_int_t version;
     size_t i;
-    if (json_unpack((json_t *)(uintptr_t)open, "{s:i,s:i,s:I,s:s,s:o,s:o}", "epoch", &out->epoch, "parallelism",
-                    &out->parallelism, "version", &version, "ledger", &ledger, "shares", &shares, "rows", &list) != 0 ||
+    if (json_unpack((json_t *)(uintptr_t)open, "{s:i,s:i,s:I,s:s,s:o,s:o}", "epoch", &out->epoch,
+                    "parallelism", &out->parallelism, "version", &version, "ledger", &ledger,
+                    "shares", &shares, "rows", &list) != 0 ||
         strlen(ledger) >= sizeof j->ledger || !json_is_array(shares) ||
         json_array_size(list) > ROUND_FUNCTIONS_MAX)
         return err_set(e, ERR_CORRUPT, "the history's open epoch");
@@ -220,9 +222,9 @@ void job_tell_epoch(job *j, conn *c, int epoch)
     }
     json_object_set_new(m, "stages",
                         json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "fetch", r.fetch_s, "load",
-                                  r.load_s, "convert", r.convert_s, "train", r.train_s, "publish", r.publish_s, "merge",
-                                  r.merge_s, "validate", r.validate_s, "checkpoint",
-                                  r.checkpoint_s));
+                                  r.load_s, "convert", r.convert_s, "train", r.train_s, "publish",
+                                  r.publish_s, "merge", r.merge_s, "validate", r.validate_s,
+                                  "checkpoint", r.checkpoint_s));
     tell(j, c, m);
 }
 
@@ -302,10 +304,11 @@ static void send_train(job *j, const round_action *a)
         return;
     }
     json_t *frame =
-        json_pack("{s:s,s:i,s:i,s:I,s:i,s:i,s:I,s:I,s:f,s:i,s:O}", "type", "train", "epoch", a->epoch, "round", a->round,
-                  "version", (json_int_t)a->version, "parallelism", a->parallelism, "function", a->function, "batch_begin",
-                  (json_int_t)a->batch_begin, "batch_count", (json_int_t)a->batch_count, "lr", j->spec.request.lr, "slot",
-                  a->slot, "validation_losses", j->losses);
+        json_pack("{s:s,s:i,s:i,s:I,s:i,s:i,s:I,s:I,s:f,s:i,s:O}", "type", "train", "epoch",
+                  a->epoch, "round", a->round, "version", (json_int_t)a->version, "parallelism",
+                  a->parallelism, "function", a->function, "batch_begin",
+                  (json_int_t)a->batch_begin, "batch_count", (json_int_t)a->batch_count, "lr",
+                  j->spec.request.lr, "slot", a->slot, "validation_losses", j->losses);
     job_device_task(j, a, frame);
     send_to(j, a, frame);
 }
@@ -321,8 +324,9 @@ static void send_validate(job *j, const round_action *a)
                "functions", json_integer(a->function));
         return;
     }
-    json_t *frame = json_pack("{s:s,s:i,s:I,s:i,s:i}", "type", "validate", "epoch", a->epoch, "version",
-                              (json_int_t)a->version, "parallelism", a->parallelism, "function", a->function);
+    json_t *frame =
+        json_pack("{s:s,s:i,s:I,s:i,s:i}", "type", "validate", "epoch", a->epoch, "version",
+                  (json_int_t)a->version, "parallelism", a->parallelism, "function", a->function);
     job_device_task(j, a, frame);
     send_to(j, a, frame);
 }

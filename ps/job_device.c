@@ -15,7 +15,7 @@ void job_device_init(job_device *d)
     d->version = -1;
     d->due_ms = INT64_MAX;
     for (int f = 0; f < ROUND_FUNCTIONS_MAX; f++)
-        d->of[f].incarnation = -1;
+        d->of[f].incarnation = d->of[f].task_epoch = d->of[f].task_round = -1;
 }
 
 void job_device_free(job_device *d)
@@ -23,43 +23,57 @@ void job_device_free(job_device *d)
     json_decref(d->mean);
 }
 
-/* ---- who leads ---------------------------------------------------------------------------------
- */
+/* ---- who leads ------------------------------------------------------------------------------- */
 
-static conn *present(job *j, int function, int incarnation)
+static conn *present(const job *j, int function, int incarnation)
 {
     conn *c = hub_function(j->host.hub, function);
     return c && c->incarnation == incarnation ? c : NULL;
+}
+
+static void tell_exactness(job *j, conn *only)
+{
+    if (j->device.inexact)
+        job_tell_condition(j, only, "Exact", false, "NcclOrder",
+                           "models were averaged by NCCL, whose order of summation is its own");
 }
 
 void job_device_tell(job *j, conn *only)
 {
     if (!j->device.text[0])
         return;
-    json_t *m = json_pack("{s:s,s:s}", "type", "averaging", "text", j->device.text);
+    if (only)
+        tell_exactness(j, only);
+    json_t *m = json_pack("{s:s,s:s,s:s}", "type", "averaging", "path",
+                          average_path_name(j->device.path), "text", j->device.text);
     if (only)
         hub_send(j->host.hub, only, m);
     else
         hub_tell(j->host.hub, m);
 }
 
-/* `why`: not on the device. NULL: there. */
-static void settle_on(job *j, const char *why)
+void job_device_settle_on(job *j, average_path path, const char *why)
 {
     job_device *d = &j->device;
     average_choice choice;
-    average_facts facts = {
-        .functions = d->functions, .carrier = j->member.carrier, .lent = !why, .why_not = why};
-    d->stage = why ? DEVICE_REFUSED : DEVICE_LEADS;
+    average_facts facts = {.functions = d->functions,
+                           .carrier = j->member.carrier,
+                           .wish = j->spec.request.merge == MERGE_NCCL ? AVERAGE_NCCL_WANTED
+                                                                       : AVERAGE_ANY,
+                           .lent = path == AVERAGE_LENT,
+                           .ranks = path == AVERAGE_NCCL,
+                           .why_not = why};
+    d->stage = path == AVERAGE_HOST ? DEVICE_REFUSED : DEVICE_LEADS;
     if (average_choose(&facts, &choice, NULL) != 0)
         return;
+    d->path = choice.path;
     snprintf(d->text, sizeof d->text, "%s", choice.text);
     log_info("%s", d->text);
     job_device_tell(j, NULL);
 }
 
 /* With everybody's loan, so that it is known at once whether it can open them. */
-static void ask_to_lead(job *j)
+void job_device_ask_to_lead(job *j)
 {
     job_device *d = &j->device;
     const request *r = &j->spec.request;
@@ -84,23 +98,30 @@ static void ask_to_lead(job *j)
 void job_device_welcome(job *j, const round_action *a)
 {
     device_model *m = &j->device.of[a->function];
-    m->loan[0] = '\0';
+    m->loan[0] = j->device.ranks.gpu[a->function][0] = '\0';
     m->incarnation = a->incarnation;
     m->slot = a->slot;
+    m->task_epoch = m->task_round = -1;
 }
 
-void job_device_ready(job *j, const conn *c, const char *loan, const char *why)
+void job_device_ready(job *j, const conn *c, const device_offer *offer)
 {
     job_device *d = &j->device;
-    snprintf(d->of[c->function].loan, sizeof d->of[c->function].loan, "%s", loan ? loan : "");
+    const char *why = offer->no_loan;
+    snprintf(d->of[c->function].loan, sizeof d->of[c->function].loan, "%s",
+             offer->loan ? offer->loan : "");
     if (d->functions == 0)
         d->functions = j->spec.parallelism;
-    if (d->stage == DEVICE_LEADS && !loan && !why)
+    if (j->spec.request.merge == MERGE_NCCL) {
+        job_ranks_ready(j, c, offer);
+        return;
+    }
+    if (d->stage == DEVICE_LEADS && !offer->loan && !why)
         why = "a function came that has no model there";
     if (why && d->stage != DEVICE_REFUSED && d->functions > 1)
-        settle_on(j, why);
+        job_device_settle_on(j, AVERAGE_HOST, why);
     else
-        ask_to_lead(j);
+        job_device_ask_to_lead(j);
 }
 
 int job_device_leads(job *j, conn *c, const json_t *m, err *e)
@@ -115,19 +136,19 @@ int job_device_leads(job *j, conn *c, const json_t *m, err *e)
     if (d->stage != DEVICE_ASKED || c->function != 0 || c->incarnation != d->leader)
         return 0;
     snprintf(d->leader_mean, sizeof d->leader_mean, "%s", mean ? mean : "");
-    settle_on(j, why);
+    job_device_settle_on(j, why ? AVERAGE_HOST : AVERAGE_LENT, why);
     return 0;
 }
 
-/* ---- tasks -------------------------------------------------------------------------------------
- */
+/* ---- tasks ----------------------------------------------------------------------------------- */
 
 /* How a round is trained is decided at its first task. */
 static void decide_round(job *j, const round_action *a)
 {
     job_device *d = &j->device;
     d->functions = a->parallelism;
-    ask_to_lead(j);
+    if (j->spec.request.merge != MERGE_NCCL)
+        job_device_ask_to_lead(j);
     if (d->keep_epoch == a->epoch && d->keep_round == a->round)
         return;
     d->keep_epoch = a->epoch;
@@ -140,7 +161,9 @@ void job_device_task(job *j, const round_action *a, json_t *frame)
     job_device *d = &j->device;
     if (a->type == ROUND_TRAIN) {
         decide_round(j, a);
-        if (d->keep && d->of[a->function].loan[0])
+        d->of[a->function].task_epoch = a->epoch;
+        d->of[a->function].task_round = a->round;
+        if (d->keep && (d->of[a->function].loan[0] || d->ranks.gpu[a->function][0]))
             json_object_set_new(frame, "keep", json_true());
     }
     if (d->mean && d->version == a->version)
@@ -167,10 +190,9 @@ int job_device_published(job *j, const conn *c, int epoch, int round, const json
     return 0;
 }
 
-/* ---- the merge ---------------------------------------------------------------------------------
- */
+/* ---- the merge ------------------------------------------------------------------------------- */
 
-static void give_up(job *j, err_code code, int function, const char *message)
+void job_device_give_up(job *j, err_code code, int function, const char *message)
 {
     job_device *d = &j->device;
     d->out = d->averaged = false;
@@ -212,6 +234,11 @@ static void ask_for_mean(job *j)
                        (json_int_t)d->merge.base_version, "slot", d->of[0].slot, "models", models));
 }
 
+static bool has_leader(const job *j)
+{
+    return j->device.ranks.chosen ? job_ranks_lead(j) : present(j, 0, j->device.leader) != NULL;
+}
+
 bool job_device_merge(job *j, const round_merge *merge)
 {
     job_device *d = &j->device;
@@ -234,12 +261,14 @@ bool job_device_merge(job *j, const round_merge *merge)
     if (again)
         job_post_merge(j, &d->merge, d->leader);
     else if ((size_t)kept < merge->count)
-        give_up(j, ERR_NOT_FOUND, -1, "some functions published, others did not");
-    else if (d->stage != DEVICE_LEADS || !present(j, 0, d->leader))
-        give_up(j, ERR_NOT_FOUND, -1, "nobody leads");
+        job_device_give_up(j, ERR_NOT_FOUND, -1, "some functions published, others did not");
+    else if (d->stage != DEVICE_LEADS || !has_leader(j))
+        job_device_give_up(j, ERR_NOT_FOUND, -1, "nobody leads");
     else if (lost > 0)
-        give_up(j, ERR_NOT_FOUND, lost == 1 ? whose : -1,
+        job_device_give_up(j, ERR_NOT_FOUND, lost == 1 ? whose : -1,
                 "it was on the device, with a process that has ended");
+    else if (d->ranks.chosen)
+        job_ranks_merge(j);
     else
         ask_for_mean(j);
     return true;
@@ -253,30 +282,37 @@ static void not_averaged(job *j, err_code code, int function, const char *messag
      * trained twice each time. */
     bool never = code == ERR_UNSUPPORTED || code == ERR_NOMEM;
     if (function >= 0 && code == ERR_INVALID) {
-        give_up(j, code, function, message);
+        job_device_give_up(j, code, function, message);
         return;
     }
     if (never || (!j->redis_down && ++j->device.failures >= JOB_DEVICE_FAILURES_MAX)) {
-        settle_on(j, message);
+        job_device_settle_on(j, AVERAGE_HOST, message);
         function = -1;
     }
-    give_up(j, ERR_NOT_FOUND, code == ERR_CORRUPT ? function : -1, message);
+    job_device_give_up(j, ERR_NOT_FOUND, code == ERR_CORRUPT ? function : -1, message);
 }
 
 int job_device_averaged(job *j, conn *c, const json_t *m, err *e)
 {
     job_device *d = &j->device;
     const char *type, *code = NULL, *message = "", *sum = NULL, *checksum = NULL;
-    int ask, function = -1;
+    int ask, function = -1, unpublished = 0;
     json_int_t step = 0;
     json_error_t problem;
     if (json_unpack_ex((json_t *)(uintptr_t)m, &problem, JSON_STRICT,
-                       "{s:s,s:i,s?s,s?i,s?s,s?s,s?I,s?s}", "type", &type, "ask", &ask, "code",
+                       "{s:s,s:i,s?b,s?s,s?i,s?s,s?s,s?I,s?s}", "type", &type, "ask", &ask,
+                       "unpublished", &unpublished, "code",
                        &code, "function", &function, "message", &message, "sum", &sum, "step",
                        &step, "checksum", &checksum))
         return err_set(e, ERR_INVALID, "averaged: %s", problem.text);
     if (!code && (!sum || !checksum))
         return err_set(e, ERR_INVALID, "averaged: neither a mean nor why not");
+    if (d->ranks.chosen && code && !unpublished) {
+        if (ask == d->ask && job_ranks_has(j, c))
+            job_ranks_failed(j, err_from_name(code), function, message);
+        job_device_settle(j);
+        return 0;
+    }
     if (!d->out || ask != d->ask || c->function != 0 || c->incarnation != d->leader)
         return 0; /* of a merge that was given up */
     d->out = false;
@@ -288,8 +324,13 @@ int job_device_averaged(job *j, conn *c, const json_t *m, err *e)
     }
     if (!code) {
         json_decref(d->mean);
-        d->mean = json_pack("{s:s,s:s,s:I,s:s}", "loan", d->leader_mean, "sum", sum, "step", step,
-                            "checksum", checksum);
+        d->mean = json_pack("{s:s,s:I,s:s}", "sum", sum, "step", step, "checksum", checksum);
+        json_object_set_new(d->mean, d->ranks.chosen ? "ask" : "loan",
+                            d->ranks.chosen ? json_integer(ask) : json_string(d->leader_mean));
+        if (d->ranks.chosen && !d->inexact) {
+            d->inexact = true;
+            tell_exactness(j, NULL);
+        }
         d->version = d->merge.base_version + 1;
         d->averaged = true;
         d->failures = 0;
@@ -306,8 +347,7 @@ void job_device_put_back(job *j)
     d->due_ms = INT64_MAX;
 }
 
-/* ---- the end of a step -------------------------------------------------------------------------
- */
+/* ---- the end of a step ----------------------------------------------------------------------- */
 
 /* The next one leads, unless it seems to be this that they end of. */
 static void lose_leader(job *j)
@@ -319,11 +359,12 @@ static void lose_leader(job *j)
     if (d->stage != DEVICE_REFUSED)
         d->stage = DEVICE_NONE;
     if (asked)
-        settle_on(j, "function 0 ended when it was asked to lead");
+        job_device_settle_on(j, AVERAGE_HOST, "function 0 ended when it was asked to lead");
     else if (d->out && ++d->failures >= JOB_DEVICE_FAILURES_MAX)
-        settle_on(j, "function 0 ended again and again when it averaged there");
+        job_device_settle_on(j, AVERAGE_HOST,
+                             "function 0 ended again and again when it averaged there");
     if (d->out)
-        give_up(j, ERR_NOT_FOUND, -1, "the leader has ended");
+        job_device_give_up(j, ERR_NOT_FOUND, -1, "the leader has ended");
 }
 
 void job_device_settle(job *j)
@@ -332,7 +373,9 @@ void job_device_settle(job *j)
     const conn *c = hub_function(j->host.hub, 0);
     if (j->stage != JOB_RUNNING)
         return;
-    if (d->leader >= 0 && (!c || c->incarnation != d->leader))
+    if (d->ranks.chosen)
+        job_ranks_settle(j);
+    else if (d->leader >= 0 && (!c || c->incarnation != d->leader))
         lose_leader(j);
     if (!d->failed)
         return;
@@ -346,6 +389,9 @@ void job_device_tick(job *j, int64_t now_ms)
     job_device *d = &j->device;
     if (!d->out || now_ms < d->due_ms)
         return;
-    not_averaged(j, ERR_TIMEOUT, -1, "the leader does not answer");
+    if (d->ranks.chosen)
+        job_ranks_failed(j, ERR_TIMEOUT, -1, "the functions do not answer");
+    else
+        not_averaged(j, ERR_TIMEOUT, -1, "the leader does not answer");
     job_device_settle(j);
 }

@@ -1,4 +1,5 @@
-/* job_device.h: rounds of functions that are processes of their own on one GPU, averaged there.
+/* job_device.h: rounds of functions that are processes of their own on GPUs, averaged there: on the
+ * one GPU that all have, by CUDA IPC, as this page says; or between GPUs (job_ranks.h).
  *
  * Every function says at `ready` where its model lies (a loan). When all are there, function 0 is
  * asked to lead: it opens what they lent and takes memory for the mean. From then on functions
@@ -18,6 +19,7 @@
 #include "average.h"
 #include "hub.h"
 #include "job.h"
+#include "job_ranks.h"
 #include "round.h"
 
 enum {
@@ -31,6 +33,7 @@ enum {
 typedef struct device_model {
     char loan[JOB_DEVICE_LOAN_BYTES]; /* "": nothing that others can read */
     int incarnation, slot;            /* of the process that lends; the slot it was welcomed with */
+    int task_epoch, task_round;       /* of what it was last told to train */
     struct { /* of what was trained last and kept there, by this process or one before */
         bool is;
         int incarnation, epoch, round;
@@ -42,12 +45,13 @@ typedef struct device_model {
 typedef enum device_stage {
     DEVICE_NONE,  /* nobody leads */
     DEVICE_ASKED, /* function 0 was asked to */
-    DEVICE_LEADS,
+    DEVICE_LEADS, /* what is trained stays on the GPUs */
     DEVICE_REFUSED, /* on the host, from now on */
 } device_stage;
 
 typedef struct job_device {
     device_stage stage;
+    job_ranks ranks;
     int leader, functions; /* the leader's incarnation; functions of the epoch */
     device_model of[ROUND_FUNCTIONS_MAX];
     bool keep; /* of the open round's tasks: kept on the device */
@@ -65,14 +69,20 @@ typedef struct job_device {
     bool failed;
     round_event failure;
     char message[ERR_MESSAGE_BYTES], text[AVERAGE_TEXT_BYTES];
+    average_path path; /* that `text` is of */
+    bool inexact; /* a mean was summed in another order than the host's */
 } job_device;
 
 void job_device_init(job_device *d);
 void job_device_free(job_device *d);
 void job_device_welcome(job *j, const round_action *a);
-/* One of both, or neither (NULL): `why` a model on a GPU cannot be lent. Before the machine hears
- * of it: who is asked to lead is so before its first task. */
-void job_device_ready(job *j, const conn *c, const char *loan, const char *why);
+/* What `ready` says of the GPU; NULL: nothing. */
+typedef struct device_offer {
+    const char *loan, *no_loan; /* one of both, or neither: why a model on a GPU cannot be lent */
+    const char *rank, *no_rank; /* of `merge: nccl`: one of both */
+} device_offer;
+/* Before the machine hears of it: who is asked to lead is so before its first task. */
+void job_device_ready(job *j, const conn *c, const device_offer *offer);
 /* Adds to a `train` or `validate` frame what lies on the device. */
 void job_device_task(job *j, const round_action *a, json_t *frame);
 /* Of `published`; `seal` NULL: it lies in the model store. ERR_INVALID. */
@@ -89,5 +99,13 @@ void job_device_tick(job *j, int64_t now_ms);
 /* For a controller that attaches (NULL: all): where models are averaged, if it is not as it was at
  * the start. */
 void job_device_tell(job *j, conn *only);
+
+/* ---- for job_ranks.c ---- */
+
+/* From now on: AVERAGE_HOST (and why), AVERAGE_LENT, AVERAGE_NCCL. */
+void job_device_settle_on(job *j, average_path path, const char *why);
+void job_device_ask_to_lead(job *j);
+/* The open merge: that function's contribution (-1: everybody's) has to be trained again. */
+void job_device_give_up(job *j, err_code code, int function, const char *message);
 
 #endif

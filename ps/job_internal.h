@@ -59,7 +59,8 @@ struct job {
     int epoch, round; /* for the log */
     char ledger[DIGEST_HEX_BYTES];
     json_t *shares;
-    round_row open[ROUND_FUNCTIONS_MAX]; /* what each function has in the merges so far; batches 0: nothing */
+    /* what each function has in the merges so far; batches 0: nothing */
+    round_row open[ROUND_FUNCTIONS_MAX];
     int open_parallelism;
     int told_epochs; /* of the history's: the last one may still wait for its checkpoint */
     json_t *losses; /* validation losses of the epochs before `losses_epoch`, for schedules */
@@ -81,8 +82,8 @@ static inline bool job_is_shared(const job *j) /* one process runs all of its fu
     return j->spec.request.process == PROCESS_SHARED;
 }
 
-/* The digest of what functions compute with, from an object with "cpu", "threads" and "algorithms": same text,
- * same bits. Other members are not looked at; without one of the three, "". */
+/* The digest of what functions compute with, from an object with "cpu", "threads" and "algorithms":
+ * same text, same bits. Other members are not looked at; without one of the three, "". */
 int job_algorithms(const json_t *about, char out[DIGEST_HEX_BYTES], err *e);
 /* Takes `event` (its time is filled in) and carries out what follows. */
 void job_step(job *j, round_event event);
@@ -92,15 +93,16 @@ void job_perform(job *j, const round_action *a, conn *only);
 void job_end(job *j, const char *state, const char *reason, const char *message, int epochs,
              const char *sha256);
 void job_post(job *j, task *t); /* to the keeper; NULL: memory was gone */
-/* `one` >= 0: the rows were averaged already, and function 0's incarnation `one` published the mean. */
+/* `one` >= 0: the rows were averaged already, and function 0's incarnation `one` published the
+ * mean. */
 void job_post_merge(job *j, const round_merge *merge, int one);
 void job_post_initial(job *j, int incarnation);
 void job_post_finish(job *j);
 void job_send_init(job *j);
 /* Who put what into the merge that has just been committed. */
 void job_note_merge(job *j, const round_merge *merge, const round_row *rows);
-/* The open epoch's merges, for the history of a suspended job; NULL: none. And back, with the ledger
- * and shares; the rows of `out` are the caller's to free. ERR_CORRUPT. */
+/* The open epoch's merges, for the history of a suspended job; NULL: none. And back, with the
+ * ledger and shares; the rows of `out` are the caller's to free. ERR_CORRUPT. */
 json_t *job_open_json(const job *j, int epoch);
 int job_open_read(job *j, const json_t *open, round_resume *out, err *e);
 void job_reset_epoch(job *j);

@@ -164,12 +164,15 @@ int job_algorithms(const json_t *about, char out[DIGEST_HEX_BYTES], err *e)
 {
     json_t *cpu, *threads, *algorithms;
     out[0] = '\0';
-    if (json_unpack((json_t *)about, "{s:o,s:o,s:o}", "cpu", &cpu, "threads", &threads, "algorithms", &algorithms))
+    if (json_unpack((json_t *)about, "{s:o,s:o,s:o}", "cpu", &cpu, "threads", &threads,
+                    "algorithms", &algorithms))
         return 0;
-    json_t *same = json_pack("{s:O,s:O,s:O}", "cpu", cpu, "threads", threads, "algorithms", algorithms);
+    json_t *same =
+        json_pack("{s:O,s:O,s:O}", "cpu", cpu, "threads", threads, "algorithms", algorithms);
     char *text = same ? json_dumps(same, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
     json_decref(same);
-    int status = text ? digest_of(text, strlen(text), out, e) : err_set(e, ERR_NOMEM, "no memory for the algorithms");
+    int status = text ? digest_of(text, strlen(text), out, e)
+                      : err_set(e, ERR_NOMEM, "no memory for the algorithms");
     free(text);
     return status;
 }
@@ -191,13 +194,16 @@ static int algorithms_of(job *j, const conn *c, const json_t *algorithms,
 
 static int ready(job *j, conn *c, const json_t *m, err *e)
 {
-    const char *type, *told = NULL, *loan = NULL, *why = NULL;
+    const char *type, *told = NULL;
+    device_offer offer = {.loan = NULL};
     json_t *shape, *parameters, *algorithms;
     json_error_t problem;
-    if (json_unpack_ex((json_t *)m, &problem, JSON_STRICT, "{s:s,s:o,s:o,s:s,s:o,s?s,s?s}", "type", &type,
-                       "layout", &shape, "parameters", &parameters, "layout_digest", &told,
-                       "algorithms", &algorithms, "loan", &loan, "no_loan", &why) ||
-        (loan && strlen(loan) >= JOB_DEVICE_LOAN_BYTES))
+    if (json_unpack_ex((json_t *)m, &problem, JSON_STRICT, "{s:s,s:o,s:o,s:s,s:o,s?s,s?s,s?s,s?s}",
+                       "type", &type, "layout", &shape, "parameters", &parameters, "layout_digest",
+                       &told, "algorithms", &algorithms, "loan", &offer.loan, "no_loan",
+                       &offer.no_loan, "rank", &offer.rank, "no_rank", &offer.no_rank) ||
+        (offer.loan && strlen(offer.loan) >= JOB_DEVICE_LOAN_BYTES) ||
+        (offer.rank && strlen(offer.rank) >= JOB_RANK_BYTES))
         return err_set(e, ERR_INVALID, "ready: %s", problem.text);
     cleanup_layout layout l = {0};
     char hex[20], sum[DIGEST_HEX_BYTES];
@@ -213,7 +219,7 @@ static int ready(job *j, conn *c, const json_t *m, err *e)
     round_event event = from(c, ROUND_READY);
     event.layout = hex;
     event.algorithms = sum;
-    job_device_ready(j, c, loan, why);
+    job_device_ready(j, c, &offer);
     job_step(j, event);
     return 0;
 }
@@ -245,8 +251,8 @@ static int published_share(const json_t *share, round_event *event, err *e)
     return 0;
 }
 
-/* What functions of a shared process say is told as if each had said it, one after the other. All or none: the one
- * contribution holds them all. */
+/* What functions of a shared process say is told as if each had said it, one after the other. All
+ * or none: the one contribution holds them all. */
 static int published_shared(job *j, conn *c, const json_t *m, err *e)
 {
     round_event event = from(c, ROUND_PUBLISHED), checked = event;
@@ -284,11 +290,12 @@ static int published(job *j, conn *c, const json_t *m, err *e)
     if (job_is_shared(j))
         return published_shared(j, c, m, e);
     if (json_unpack_ex((json_t *)m, &problem, JSON_STRICT,
-                       "{s:s,s:i,s:i,s:I,s:I,s:I,s:F,s:I,s:{s:F,s:F,s?F,s:F,s:F},s?o}", "type", &type,
-                       "epoch", &event.epoch, "round", &event.round, "samples", &samples,
+                       "{s:s,s:i,s:i,s:I,s:I,s:I,s:F,s:I,s:{s:F,s:F,s?F,s:F,s:F},s?o}", "type",
+                       &type, "epoch", &event.epoch, "round", &event.round, "samples", &samples,
                        "sample_begin", &begin, "sample_end", &stop_at, "loss_sum", &event.loss_sum,
-                       "batches", &batches, "seconds", "fetch", &s.fetch, "load", &s.load, "convert",
-                       &s.convert, "train", &s.train, "publish", &s.publish, "seal", &seal))
+                       "batches", &batches, "seconds", "fetch", &s.fetch, "load", &s.load,
+                       "convert", &s.convert, "train", &s.train, "publish", &s.publish, "seal",
+                       &seal))
         return err_set(e, ERR_INVALID, "published: %s", problem.text);
     if (samples < 0 || begin < 0 || stop_at < begin || batches < 0 || batches > UINT32_MAX)
         return err_set(e, ERR_INVALID, "published: a count out of range");
@@ -360,7 +367,8 @@ static int heartbeat(job *j, conn *c, const json_t *m, err *e)
                        "epoch", &event.epoch, "round", &event.round, "batches", &batches))
         return err_set(e, ERR_INVALID, "heartbeat: %s", problem.text);
     const json_t *usage = json_object_get(m, "usage");
-    if (usage && job_usage_take(&j->usage, c->function, c->incarnation, usage, clock_monotonic_ms(), e) != 0)
+    if (usage &&
+        job_usage_take(&j->usage, c->function, c->incarnation, usage, clock_monotonic_ms(), e) != 0)
         return err_wrap(e, "heartbeat");
     json_t *told = job_usage_message(&j->usage, clock_monotonic_ms());
     if (told)
@@ -400,7 +408,8 @@ void job_from_function(job *j, conn *c, const json_t *message)
         int (*take)(job *, conn *, const json_t *, err *);
     } kinds[] = {{"ready", ready},         {"initialised", initialised}, {"published", published},
                  {"validated", validated}, {"heartbeat", heartbeat},     {"failed", failed},
-                 {"leads", job_device_leads}, {"averaged", job_device_averaged}};
+                 {"leads", job_device_leads}, {"averaged", job_device_averaged},
+                 {"identified", job_ranks_identified}, {"connected", job_ranks_connected}};
     if (j->stage != JOB_RUNNING)
         return;
     err e = ERR_INIT;

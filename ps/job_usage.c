@@ -22,22 +22,25 @@ static void add(usage_sums *s, const json_t *row)
     s->gpu_memory_bytes = memory > s->gpu_memory_bytes ? memory : s->gpu_memory_bytes;
 }
 
-int job_usage_take(job_usage *u, int function, int incarnation, const json_t *usage, int64_t now_ms, err *e)
+int job_usage_take(job_usage *u, int function, int incarnation, const json_t *usage, int64_t now_ms,
+                   err *e)
 {
     double cpu, percent, watts;
     json_int_t memory, taken, own;
     json_t *gpu = NULL;
     const char *name;
     json_error_t problem;
-    if (json_unpack_ex((json_t *)(uintptr_t)usage, &problem, JSON_STRICT, "{s:F,s:I,s?o}", "cpu_percent", &cpu,
-                       "memory_bytes", &memory, "gpu", &gpu) != 0 ||
-        (gpu && json_unpack_ex(gpu, &problem, JSON_STRICT, "{s:s,s:F,s:I,s:I,s:F}", "name", &name, "percent", &percent,
-                               "memory_bytes", &taken, "own_bytes", &own, "watts", &watts) != 0))
+    if (json_unpack_ex((json_t *)(uintptr_t)usage, &problem, JSON_STRICT, "{s:F,s:I,s?o}",
+                       "cpu_percent", &cpu, "memory_bytes", &memory, "gpu", &gpu) != 0 ||
+        (gpu && json_unpack_ex(gpu, &problem, JSON_STRICT, "{s:s,s:F,s:I,s:I,s:F}", "name", &name,
+                               "percent", &percent, "memory_bytes", &taken, "own_bytes", &own,
+                               "watts", &watts) != 0))
         return err_set(e, ERR_INVALID, "usage: %s", problem.text);
     /* A name as NVML gives it: the rows of all functions go out in one frame, again and again. */
     if (gpu && strlen(name) >= NVML_NAME_BYTES)
         return err_set(e, ERR_INVALID, "usage: a GPU's name of %zu bytes", strlen(name));
-    if (function < 0 || function >= ROUND_FUNCTIONS_MAX || memory < 0 || (gpu && (taken < 0 || own < 0)))
+    if (function < 0 || function >= ROUND_FUNCTIONS_MAX || memory < 0 ||
+        (gpu && (taken < 0 || own < 0)))
         return err_set(e, ERR_INVALID, "usage: a number out of range");
     json_t *row = json_deep_copy(usage);
     if (!row)

@@ -14,7 +14,8 @@
 enum { JOB_USAGE_TELL_MS = 2000, JOB_USAGE_STALE_MS = 5000 };
 
 typedef struct usage_row {
-    json_t *last; /* {"function", "incarnation", "cpu_percent", "memory_bytes", "gpu"?}; NULL: nothing heard */
+    /* {"function", "incarnation", "cpu_percent", "memory_bytes", "gpu"?}; NULL: nothing heard */
+    json_t *last;
     int64_t heard_ms;
 } usage_row;
 
@@ -32,10 +33,13 @@ typedef struct job_usage {
 } job_usage;
 
 /* A heartbeat's "usage". ERR_INVALID: it is not what function-runtime/usage.h says. */
-int job_usage_take(job_usage *u, int function, int incarnation, const json_t *usage, int64_t now_ms, err *e);
-/* The next message for controllers, when it is due: {"type":"usage","functions":[...]}; else NULL. */
+int job_usage_take(job_usage *u, int function, int incarnation, const json_t *usage, int64_t now_ms,
+                   err *e);
+/* The next message for controllers, when it is due: {"type":"usage","functions":[...]}; else
+ * NULL. */
 json_t *job_usage_message(job_usage *u, int64_t now_ms);
-/* Fills in what the epoch used, and begins the next one. An epoch without a heartbeat is told by the last ones. */
+/* Fills in what the epoch used, and begins the next one. An epoch without a heartbeat is told by
+ * the last ones. */
 void job_usage_epoch(job_usage *u, epoch_result *out);
 void job_usage_clear(job_usage *u);
 

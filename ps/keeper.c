@@ -22,6 +22,7 @@ struct keeper {
     int slots, generation;
     modelstore_state state; /* as committed last; version -1: no model yet */
     bool created;
+    bool suspended; /* there may be checkpoints of where it was suspended */
     buf ledger;   /* the elements so far, with commas between */
     model model;  /* room for the reference; its layout is the job's */
     int64_t held; /* the version that `model` is a copy of; HELD_NONE */
@@ -166,6 +167,93 @@ static int create_from_model(keeper *k, err *e)
                : 0;
 }
 
+/* ---- who may write --------------------------------------------------------------------------- */
+
+/* The pod of a lost node may go on there, with a Redis of its own: what the kubeml-ps that followed
+ * it has written stays. The record as it stands, NULL where there is none, and its version, to be
+ * replaced. */
+static int look(keeper *k, json_t **record, uint64_t *version, err *e)
+{
+    err none = ERR_INIT;
+    *record = NULL;
+    *version = STORE_NEW;
+    if (store_get(k->store, HISTORY_COLLECTION, k->job, record, version, &none)) {
+        if (none.code != ERR_NOT_FOUND)
+            *e = none;
+        return none.code == ERR_NOT_FOUND ? 0 : -1;
+    }
+    json_int_t writer = json_integer_value(json_object_get(*record, "generation"));
+    return writer <= k->generation
+               ? 0
+               : err_set(e, ERR_STALE, "kubeml-ps %lld of this job goes on, this is %d",
+                         (long long)writer, k->generation);
+}
+
+static int fence(keeper *k, uint64_t *version, err *e)
+{
+    cleanup_json json_t *record = NULL;
+    return look(k, &record, version, e);
+}
+
+/* Between the look and the write another has written: to be looked at again. */
+static bool overtaken(const err *e)
+{
+    return e->code == ERR_CONFLICT || e->code == ERR_EXISTS || e->code == ERR_NOT_FOUND;
+}
+
+/* Replaces what was looked at and nothing else. */
+static int put_history(keeper *k, json_t *record, err *e)
+{
+    if (!record)
+        return err_set(e, ERR_NOMEM, "no memory for the history");
+    json_object_set_new(record, "generation", json_integer(k->generation));
+    failpoint("before-history");
+    for (int tries = 0;; tries++) {
+        err last = ERR_INIT;
+        uint64_t version;
+        if (fence(k, &version, e))
+            return -1;
+        if (store_put(k->store, HISTORY_COLLECTION, k->job, record, version, NULL, &last) == 0)
+            break;
+        if (!overtaken(&last) || tries == HISTORY_TRIES) {
+            *e = last;
+            return err_wrap(e, "history");
+        }
+    }
+    failpoint("after-history");
+    return 0;
+}
+
+static bool has_succeeded(const json_t *record)
+{
+    const char *state = json_string_value(json_object_get(record, "state"));
+    return state && strcmp(state, "succeeded") == 0;
+}
+
+/* Before anything is read of what the job goes on from, the history bears our number: whoever had
+ * the job before may live, and can from now on neither commit nor end it. Leaves the record in
+ * *out; NULL: there is none yet. */
+static int claim(keeper *k, json_t **out, err *e)
+{
+    for (int tries = 0;; tries++) {
+        err last = ERR_INIT;
+        uint64_t version;
+        json_decref(*out);
+        if (look(k, out, &version, e))
+            return -1;
+        if (!*out || has_succeeded(*out))
+            return 0;
+        json_object_set_new(*out, "generation", json_integer(k->generation));
+        history_set_running(*out);
+        if (store_put(k->store, HISTORY_COLLECTION, k->job, *out, version, NULL, &last) == 0)
+            return 0;
+        if (!overtaken(&last) || tries == HISTORY_TRIES) {
+            *e = last;
+            return err_wrap(e, "history");
+        }
+    }
+}
+
 /* ---- open ------------------------------------------------------------------------------------ */
 
 /* Goes on from a checkpoint's model, which becomes the keeper's. */
@@ -186,19 +274,25 @@ static int take_model(keeper *k, task *t, model *found, err *e)
 static int from_checkpoint(keeper *k, task *t, int epochs_max, err *e)
 {
     model found;
-    return checkpoint_newest(k->store, k->job, epochs_max, &t->info, &found, e) || take_model(k, t, &found, e) ? -1 : 0;
+    return checkpoint_newest(k->store, k->job, epochs_max, &t->info, &found, e) ||
+                   take_model(k, t, &found, e)
+               ? -1
+               : 0;
 }
 
-/* A job that was suspended between two merges of an epoch left its model as the final one. False:
- * there is none that the history knows, and the newest checkpoint counts. */
+/* A job that was suspended between two merges of an epoch left its model under the number of the
+ * kubeml-ps that wrote it, which is not the history's any more. False: there is none that the
+ * history knows, and the newest checkpoint counts. */
 static bool find_suspended(keeper *k, task *t, model *found)
 {
     const json_t *open = json_object_get(t->record, "open");
+    int writer = (int)json_integer_value(json_object_get(open, "generation"));
     char name[STORE_KEY_BYTES];
     err e = ERR_INIT;
     if (!open || json_integer_value(json_object_get(open, "parallelism")) > t->parallelism)
         return false;
-    if (checkpoint_final_name(name, k->job, &e) || checkpoint_read(k->store, name, &t->info, found, &e)) {
+    if (checkpoint_suspended_name(name, k->job, writer, &e) ||
+        checkpoint_read(k->store, name, &t->info, found, &e)) {
         log_warn("the suspended model: %s", e.message);
         return false;
     }
@@ -210,8 +304,7 @@ static bool find_suspended(keeper *k, task *t, model *found)
 
 static int resume(keeper *k, task *t, err *e)
 {
-    const char *state = json_string_value(json_object_get(t->record, "state"));
-    if (state && strcmp(state, "succeeded") == 0)
+    if (has_succeeded(t->record))
         return 0; /* nothing is left to do but to say so */
     model found;
     if (find_suspended(k, t, &found)) {
@@ -247,14 +340,10 @@ static int ensure_open(keeper *k, err *e)
 
 static int run_open(keeper *k, task *t, err *e)
 {
-    err none = ERR_INIT;
-    if (store_get(k->store, HISTORY_COLLECTION, k->job, &t->record, NULL, &none) &&
-        none.code != ERR_NOT_FOUND) {
-        if (e)
-            *e = none;
+    if (t->resume && claim(k, &t->record, e))
         return -1;
-    }
     failpoint("opened");
+    k->suspended = t->resume;
     return t->resume ? resume(k, t, e) : 0;
 }
 
@@ -310,7 +399,8 @@ static int merge(keeper *k, task *t, const modelstore_round *r, err *e)
     t->bad_function = -1;
     if (!merged_already(&k->state, r)) {
         err why = ERR_INIT;
-        /* Room for the note before there is something to note: a repeated merge notes nothing any more. */
+        /* Room for the note before there is something to note: a repeated merge notes nothing any
+         * more. */
         if (buf_reserve(&k->ledger, strlen(r->ledger) + 1, e))
             return -1;
         if (modelstore_merge(k->models, r, soon(), &out, &why)) {
@@ -384,48 +474,6 @@ static int run_merge(keeper *k, task *t, err *e)
 
 /* ---- checkpoints and history ----------------------------------------------------------------- */
 
-/* The pod of a lost node may go on there, with a Redis of its own: what the kubeml-ps that followed it
- * has written stays. `*version` is what stands there now, to be replaced. */
-static int fence(keeper *k, uint64_t *version, err *e)
-{
-    cleanup_json json_t *record = NULL;
-    err none = ERR_INIT;
-    *version = STORE_NEW;
-    if (store_get(k->store, HISTORY_COLLECTION, k->job, &record, version, &none)) {
-        if (none.code != ERR_NOT_FOUND)
-            *e = none;
-        return none.code == ERR_NOT_FOUND ? 0 : -1;
-    }
-    json_int_t writer = json_integer_value(json_object_get(record, "generation"));
-    return writer <= k->generation ? 0
-                                   : err_set(e, ERR_STALE, "kubeml-ps %lld of this job goes on, this is %d",
-                                             (long long)writer, k->generation);
-}
-
-/* Replaces what was looked at and nothing else: between look and write another may have begun. */
-static int put_history(keeper *k, json_t *record, err *e)
-{
-    if (!record)
-        return err_set(e, ERR_NOMEM, "no memory for the history");
-    json_object_set_new(record, "generation", json_integer(k->generation));
-    failpoint("before-history");
-    for (int tries = 0;; tries++) {
-        err last = ERR_INIT;
-        uint64_t version;
-        if (fence(k, &version, e))
-            return -1;
-        if (store_put(k->store, HISTORY_COLLECTION, k->job, record, version, NULL, &last) == 0)
-            break;
-        bool overtaken = last.code == ERR_CONFLICT || last.code == ERR_EXISTS || last.code == ERR_NOT_FOUND;
-        if (!overtaken || tries == HISTORY_TRIES) {
-            *e = last;
-            return err_wrap(e, "history");
-        }
-    }
-    failpoint("after-history");
-    return 0;
-}
-
 /* Fills in what only the model store knows. */
 static int place_in_job(keeper *k, checkpoint_info *info, err *e)
 {
@@ -447,6 +495,29 @@ static int trim_ledger(keeper *k, err *e)
     return create(k, e);
 }
 
+static int prune_suspended(keeper *k, int generation, err *e)
+{
+    if (!k->suspended || checkpoint_prune_suspended(k->store, k->job, generation, e))
+        return k->suspended ? -1 : 0;
+    k->suspended = generation >= 0;
+    return 0;
+}
+
+/* What stands there already is of a try that did not live to say so, or of this job before it was
+ * resumed; or, where we were stopped for long, of the kubeml-ps that goes on in our place. */
+static int write_model(keeper *k, const char *name, checkpoint_info *info, err *e)
+{
+    err first = ERR_INIT;
+    uint64_t version;
+    if (checkpoint_write(k->store, name, info, &k->model, &first) == 0)
+        return 0;
+    if (first.code == ERR_EXISTS)
+        return fence(k, &version, e) || checkpoint_replace(k->store, name, info, &k->model, e) ? -1
+                                                                                               : 0;
+    *e = first;
+    return -1;
+}
+
 static int run_commit(keeper *k, task *t, err *e)
 {
     char name[STORE_KEY_BYTES];
@@ -454,11 +525,12 @@ static int run_commit(keeper *k, task *t, err *e)
      * without its entries would have lost them. */
     if (put_history(k, t->record, e) || place_in_job(k, &t->info, e) ||
         checkpoint_name(name, k->job, t->info.epochs, e) ||
-        checkpoint_write(k->store, name, &t->info, &k->model, e))
+        write_model(k, name, &t->info, e))
         return -1;
     failpoint("after-checkpoint");
     err old = ERR_INIT;
-    if (checkpoint_prune(k->store, k->job, CHECKPOINTS_KEPT, &old))
+    if (checkpoint_prune(k->store, k->job, t->info.epochs, CHECKPOINTS_KEPT, &old) ||
+        prune_suspended(k, -1, &old))
         log_warn("old checkpoints stay: %s", old.message);
     return k->ledger.len > KEEPER_LEDGER_TRIM_BYTES ? trim_ledger(k, e) : 0;
 }
@@ -487,25 +559,41 @@ static int run_put_back(keeper *k, task *t, err *e)
     return from_checkpoint(k, t, REQUEST_EPOCHS_MAX, e);
 }
 
-static int run_finish(keeper *k, task *t, err *e)
+/* Where the job goes on in the middle of an epoch it does so from a blob that is never written
+ * again: the one before stays until the history speaks of this one. */
+static int keep_models(keeper *k, task *t, err *e)
 {
     char name[STORE_KEY_BYTES];
+    if (place_in_job(k, &t->info, e))
+        return -1;
+    json_t *open = json_object_get(t->record, "open");
+    if (open) {
+        k->suspended = true;
+        if (json_object_set_new(open, "generation", json_integer(k->generation)))
+            return err_set(e, ERR_NOMEM, "no memory for the history");
+        if (checkpoint_suspended_name(name, k->job, k->generation, e) ||
+            write_model(k, name, &t->info, e))
+            return -1;
+    }
+    return checkpoint_final_name(name, k->job, e) || write_model(k, name, &t->info, e) ? -1 : 0;
+}
+
+static int run_finish(keeper *k, task *t, err *e)
+{
     uint64_t version;
     failpoint("before-final");
     if (fence(k, &version, e))
         return -1;
-    if (t->keep_model && k->state.version >= 0) {
-        if (place_in_job(k, &t->info, e) || checkpoint_final_name(name, k->job, e) ||
-            checkpoint_write(k->store, name, &t->info, &k->model, e))
-            return -1;
-    }
+    if (t->keep_model && k->state.version >= 0 && keep_models(k, t, e))
+        return -1;
     failpoint("after-final");
     json_object_set_new(t->record, "sha256", json_string(t->info.sha256));
     if (put_history(k, t->record, e))
         return -1;
     bool complete = strcmp(t->info.state, "succeeded") == 0;
     err old = ERR_INIT;
-    if (complete && checkpoint_prune(k->store, k->job, 0, &old))
+    if ((complete && checkpoint_prune(k->store, k->job, REQUEST_EPOCHS_MAX, 0, &old)) ||
+        prune_suspended(k, json_object_get(t->record, "open") ? k->generation : -1, &old))
         log_warn("old checkpoints stay: %s", old.message);
     failpoint("finished");
     return 0;

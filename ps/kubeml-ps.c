@@ -421,7 +421,7 @@ int main(int argc, char **argv)
     static program p = {.signals = -1, .alone_since_ms = INT64_MAX};
     err e = ERR_INIT;
     log_open("kubeml-ps");
-    failpoint_open();
+    failpoint_open(NULL);
     if (parse_options(argc, argv, &p.options))
         return 2;
     if (p.options.serve)
@@ -433,9 +433,11 @@ int main(int argc, char **argv)
     }
     if (p.options.database.joined)
         log_info("listens on %s, redis-server is another container's", p.host.address);
-    else
+    else if (database_pid(p.host.database) > 0)
         log_info("listens on %s, redis-server is process %d", p.host.address,
                  (int)database_pid(p.host.database));
+    else
+        log_info("listens on %s, without a redis-server", p.host.address);
     while (!p.ending)
         turn(&p);
     close_all(&p);

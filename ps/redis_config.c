@@ -71,7 +71,8 @@ static int write_listen(const redis_config *r, buf *b, err *e)
     if (!colon || colon == r->listen)
         return err_set(e, ERR_INVALID, "redis: \"%s\" is not host:port", r->listen);
     return buf_printf(b, e, "bind \"%.*s\"%s\nport \"%s\"\n", (int)(colon - r->listen), r->listen,
-                      is_another(r->listen, (size_t)(colon - r->listen)) ? " 127.0.0.1" : "", colon + 1);
+                      is_another(r->listen, (size_t)(colon - r->listen)) ? " 127.0.0.1" : "",
+                      colon + 1);
 }
 
 int redis_config_write(const redis_config *r, buf *b, err *e)
@@ -128,7 +129,8 @@ static void user_rules(redis_config *r, const char *user, const char *password, 
         snprintf(r->user + len, sizeof r->user - len, " ~kubeml:{%s}:model", job);
 }
 
-int redis_config_user(redis_config *r, const char *user, const char *password, const char *job, err *e)
+int redis_config_user(redis_config *r, const char *user, const char *password, const char *job,
+                      err *e)
 {
     if (!name_ok(user) || !name_ok(job))
         return err_set(e, ERR_INVALID, "redis: \"%.60s\" or \"%.60s\" is no name for a user or job",
@@ -137,7 +139,7 @@ int redis_config_user(redis_config *r, const char *user, const char *password, c
     return 0;
 }
 
-/* ---- a running server ------------------------------------------------------------------------- */
+/* ---- a running server ------------------------------------------------------------------------ */
 
 static void add_words(resp_command *c, char *rules)
 {
@@ -148,7 +150,8 @@ static void add_words(resp_command *c, char *rules)
 }
 
 /* Logs in as the default user and calls it with the words of `rules`, which are cut up. */
-static int call_once(const redis_config *r, const char *name, char *rules, int64_t deadline_ms, err *e)
+static int call_once(const redis_config *r, const char *name, char *rules, int64_t deadline_ms,
+                     err *e)
 {
     resp *c;
     if (resp_dial(r->address, "default", r->password, deadline_ms, &c, e))

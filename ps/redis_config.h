@@ -1,7 +1,8 @@
 /* redis_config.h: what a redis-server of ours is told: where it listens, the module, its users.
  *
  * The same text for a child of kubeml-ps (redis_server.h) and for a container of its own
- * (redis_serve.h). The default user's password and the rules of the functions' user are part of it. */
+ * (redis_serve.h). The default user's password and the rules of the functions' user are part of
+ * it. */
 #ifndef KUBEML_REDIS_CONFIG_H
 #define KUBEML_REDIS_CONFIG_H
 
@@ -18,7 +19,8 @@ typedef struct redis_config {
     char module[REDIS_SERVER_PATH_BYTES], segment_dir[REDIS_SERVER_PATH_BYTES];
     char listen[REDIS_SERVER_PATH_BYTES], address[REDIS_SERVER_PATH_BYTES];
     char password[REDIS_SERVER_PASSWORD_BYTES]; /* "" until it is drawn or read */
-    char user[REDIS_USER_BYTES];                /* the rules of the job's user, "" before there is one */
+    /* the rules of the job's user, "" before there is one */
+    char user[REDIS_USER_BYTES];
     uint64_t memory_bytes;
     int merge_threads;
 } redis_config;
@@ -28,7 +30,8 @@ typedef struct redis_config {
 int redis_config_set(redis_config *c, const redis_server_spec *s, err *e);
 int redis_config_write(const redis_config *c, buf *out, err *e);
 /* The rules of the user that a job's functions log in as, by job and password. ERR_INVALID. */
-int redis_config_user(redis_config *c, const char *user, const char *password, const char *job, err *e);
+int redis_config_user(redis_config *c, const char *user, const char *password, const char *job,
+                      err *e);
 /* Tells a running server of that user; nothing where there is none. */
 int redis_config_tell_user(const redis_config *c, int64_t deadline_ms, err *e);
 int redis_config_ping(const redis_config *c, int64_t deadline_ms, err *e);

@@ -13,7 +13,8 @@
 #include "fs.h"
 #include "redis_config.h"
 
-int redis_serve_password(const char *folder, bool draw, char out[REDIS_SERVER_PASSWORD_BYTES], err *e)
+int redis_serve_password(const char *folder, bool draw, char out[REDIS_SERVER_PASSWORD_BYTES],
+                         err *e)
 {
     char path[REDIS_SERVER_PATH_BYTES];
     cleanup_buf buf text;
@@ -84,5 +85,6 @@ int redis_serve(const redis_server_spec *spec, err *e)
         feed(&c, e))
         return -1;
     execlp(c.program, "redis-server", "-", (char *)NULL);
-    return err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", c.program, strerror(errno));
+    return err_set(e, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", c.program,
+                   strerror(errno));
 }

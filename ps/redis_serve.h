@@ -17,7 +17,8 @@
  * alone. */
 int redis_serve(const redis_server_spec *spec, err *e);
 /* The password of `folder`; drawn where there is none and `draw` says so. ERR_NOT_FOUND. */
-int redis_serve_password(const char *folder, bool draw, char out[REDIS_SERVER_PASSWORD_BYTES], err *e);
+int redis_serve_password(const char *folder, bool draw, char out[REDIS_SERVER_PASSWORD_BYTES],
+                         err *e);
 
 /* Keeps the rules of the functions' user for the next start. */
 int redis_serve_keep_user(const char *folder, const char *rules, err *e);

@@ -137,7 +137,9 @@ static int report_death(redis_server *r, err *e)
     redis_server_epitaph(r, how, sizeof how);
     bool missing = WIFEXITED(r->status) && WEXITSTATUS(r->status) == 127;
     if (missing)
-        return err_set(e, ERR_NOT_FOUND, "%s is not installed here; install the package redis-server", r->config.program);
+        return err_set(e, ERR_NOT_FOUND,
+                       "%s is not installed here; install the package redis-server",
+                       r->config.program);
     return err_set(e, ERR_CRASHED, "redis-server did not start: %.200s", how);
 }
 
@@ -203,7 +205,7 @@ int redis_server_start(const redis_server_spec *spec, int64_t deadline_ms, redis
     return 0;
 }
 
-/* ---- another container's ---------------------------------------------------------------------- */
+/* ---- another container's --------------------------------------------------------------------- */
 
 static int dial_line(redis_server *r, int64_t deadline_ms, err *e)
 {
@@ -220,10 +222,12 @@ static int rejoin(redis_server *r, int64_t deadline_ms, err *e)
     r->line = NULL;
     for (;;) {
         err last = ERR_INIT;
-        if (dial_line(r, deadline_ms, &last) == 0 && redis_config_ping(&r->config, deadline_ms, &last) == 0)
+        if (dial_line(r, deadline_ms, &last) == 0 &&
+            redis_config_ping(&r->config, deadline_ms, &last) == 0)
             return redis_config_tell_user(&r->config, deadline_ms, e);
         if (clock_left_ms(deadline_ms) == 0)
-            return err_set(e, ERR_TIMEOUT, "the container of redis-server did not answer in time (%.150s)",
+            return err_set(e, ERR_TIMEOUT,
+                           "the container of redis-server did not answer in time (%.150s)",
                            last.message);
         resp_close(r->line);
         r->line = NULL;
@@ -231,7 +235,8 @@ static int rejoin(redis_server *r, int64_t deadline_ms, err *e)
     }
 }
 
-int redis_server_join(const redis_server_spec *spec, int64_t deadline_ms, redis_server **out, err *e)
+int redis_server_join(const redis_server_spec *spec, int64_t deadline_ms, redis_server **out,
+                      err *e)
 {
     redis_server *r = calloc(1, sizeof *r);
     if (!r)

@@ -5,8 +5,8 @@
  * argv nor in a file. Nothing is persisted: kubeml-ps holds the checkpoints. It ends when kubeml-ps
  * dies (parent-death signal) unless told otherwise.
  *
- * In a pod it is a container of its own instead (redis_serve.h), which the cluster starts and starts
- * again: kubeml-ps joins it, and sees its end on a connection that is kept for that. */
+ * In a pod it is a container of its own instead (redis_serve.h), which the cluster starts and
+ * starts again: kubeml-ps joins it, and sees its end on a connection that is kept for that. */
 #ifndef KUBEML_REDIS_SERVER_H
 #define KUBEML_REDIS_SERVER_H
 
@@ -38,7 +38,8 @@ typedef struct redis_server_spec {
 int redis_server_start(const redis_server_spec *spec, int64_t deadline_ms, redis_server **out,
                        err *e);
 /* One that runs as another container, in spec's folder; waits until it answers. ERR_TIMEOUT. */
-int redis_server_join(const redis_server_spec *spec, int64_t deadline_ms, redis_server **out, err *e);
+int redis_server_join(const redis_server_spec *spec, int64_t deadline_ms, redis_server **out,
+                      err *e);
 /* The same server again, empty, after it died or was stopped: same folder, passwords and users. */
 int redis_server_restart(redis_server *r, int64_t deadline_ms, err *e);
 /* Creates (or changes) the user that a job's functions log in as: only that job's keys, and of them
@@ -48,7 +49,8 @@ int redis_server_user(redis_server *r, const char *user, const char *password, c
 
 const char *redis_server_address(const redis_server *r);  /* "unix:/path" */
 const char *redis_server_password(const redis_server *r); /* of user "default" */
-pid_t redis_server_pid(const redis_server *r);            /* -1 when it does not run, or is joined */
+/* -1 when it does not run, or is joined */
+pid_t redis_server_pid(const redis_server *r);
 int redis_server_death_fd(const redis_server *r);         /* polls readable when it died */
 bool redis_server_alive(redis_server *r);
 /* After its death: how it ended and the log's last line. */

@@ -7,29 +7,39 @@
 CUDA_TOOLKIT := build/cuda-toolkit
 ifndef CUDA_HOME
 CUDA_HOME    := $(firstword $(patsubst %/bin/nvcc,%,$(wildcard /usr/local/cuda/bin/nvcc \
-                  $(CUDA_TOOLKIT)/home/bin/nvcc /usr/lib/nvidia-cuda-toolkit/bin/nvcc /usr/bin/nvcc)))
+                  $(CUDA_TOOLKIT)/home/bin/nvcc /usr/lib/nvidia-cuda-toolkit/bin/nvcc \
+                  $(realpath $(shell command -v nvcc)) /usr/bin/nvcc)))
 endif
-CUDA         ?= $(if $(SANITIZER),0,$(if $(wildcard $(CUDA_HOME)/bin/nvcc),1,0))
 NVCC         := $(CUDA_HOME)/bin/nvcc
-ifeq ($(CUDA)$(wildcard $(NVCC)),1)
-$(error CUDA=1, and there is no $(NVCC): set CUDA_HOME, or run make cuda-toolkit first)
+# What a toolkit lacks of the libraries Python's wheels may have (PyTorch brings them), by GPU_PYTHON: their folder.
+GPU_PYTHON   ?= python3
+cuda_header   = $(wildcard $(CUDA_HOME)/include/$1 /usr/include/$1 /usr/include/*/$1)
+cuda_wheel    = $(if $(call cuda_header,$2),,$(patsubst %/include/$2,%,$(wildcard $(addsuffix /include/$2,$(shell \
+                $(GPU_PYTHON) -c "import importlib.util as u; print(list(u.find_spec('nvidia.$1').submodule_search_locations)[0])" 2>/dev/null)))))
+ifneq ($(wildcard $(NVCC)),)
+CUBLAS_WHEEL := $(or $(call cuda_wheel,cu13,cublasLt.h),$(call cuda_wheel,cublas,cublasLt.h))
+CUDNN_WHEEL  := $(call cuda_wheel,cudnn,cudnn.h)
+NCCL_WHEEL   := $(call cuda_wheel,nccl,nccl.h)
+endif
+CUDA_WHEELS  := $(CUBLAS_WHEEL) $(CUDNN_WHEEL) $(NCCL_WHEEL)
+CUDA_LACKS   := $(strip $(if $(wildcard $(NVCC)),,nvcc) $(if $(CUBLAS_WHEEL)$(call cuda_header,cublasLt.h),,cuBLAS) \
+                  $(if $(CUDNN_WHEEL)$(call cuda_header,cudnn.h),,cuDNN) $(if $(NCCL_WHEEL)$(call cuda_header,nccl.h),,NCCL))
+CUDA         ?= $(if $(SANITIZER),0,$(if $(CUDA_LACKS),0,1))
+ifeq ($(CUDA)$(if $(CUDA_LACKS),1),11)
+$(error CUDA=1, and the toolkit$(if $(CUDA_HOME), in $(CUDA_HOME)) lacks $(CUDA_LACKS): set CUDA_HOME, or run make cuda-toolkit first)
 endif
 # A100, H100 and H200, and what comes after them from PTX.
 CUDA_ARCH    ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
                 -gencode arch=compute_90,code=compute_90
 NVCCFLAGS    := -std=c++17 -O3 --Werror all-warnings $(CUDA_ARCH) \
                 -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
-CUDA_LIBDIR  := $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib))
-# A toolkit without cuDNN or NCCL: those of Python's wheels (PyTorch brings them), by GPU_PYTHON.
-GPU_PYTHON   ?= python3
-cuda_wheel    = $(if $(wildcard $(CUDA_HOME)/include/$2 /usr/include/$2 /usr/include/*/$2),,$(shell $(GPU_PYTHON) -c \
-                "import importlib.util as u; print(list(u.find_spec('nvidia.$1').submodule_search_locations)[0])" 2>/dev/null))
-CUDNN_WHEEL  := $(if $(filter 1,$(CUDA))$(filter check-gpu bench-gpu,$(MAKECMDGOALS)),$(call cuda_wheel,cudnn,cudnn.h))
-NCCL_WHEEL   := $(if $(filter 1,$(CUDA))$(filter check-gpu bench-gpu,$(MAKECMDGOALS)),$(call cuda_wheel,nccl,nccl.h))
-wheel_lib     = $(if $1,-L$1/lib -Wl$(comma)-rpath$(comma)$1/lib -l:$(notdir $(firstword $(wildcard $1/lib/$2.so.*))),-l$(patsubst lib%,%,$2))
-CUDA_LIBS    := -L$(CUDA_LIBDIR) -Wl,-rpath,$(realpath $(CUDA_LIBDIR)) -lcudart -lcublas -lcublasLt \
-                $(call wheel_lib,$(CUDNN_WHEEL),libcudnn) $(call wheel_lib,$(NCCL_WHEEL),libnccl)
-CUDA_INCLUDE := $(addprefix -isystem ,$(CUDA_HOME)/include $(addsuffix /include,$(CUDNN_WHEEL) $(NCCL_WHEEL)))
+CUDA_LIBDIRS := $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib)) $(addsuffix /lib,$(CUDA_WHEELS))
+# Wheels have a library by its version's name alone. NCCL is loaded when it is wanted (driver_nccl.c), by the same run path.
+cuda_lib      = $(or $(if $(wildcard $(addsuffix /lib$1.so,$(CUDA_LIBDIRS))),-l$1),\
+                $(addprefix -l:,$(notdir $(firstword $(wildcard $(addsuffix /lib$1.so.*,$(CUDA_LIBDIRS)))))),-l$1)
+CUDA_LIBS    := $(addprefix -L,$(CUDA_LIBDIRS)) $(addprefix -Wl$(comma)-rpath$(comma),$(realpath $(CUDA_LIBDIRS))) \
+                $(foreach library,cudart cublas cublasLt cudnn,$(call cuda_lib,$(library)))
+CUDA_INCLUDE := $(addprefix -isystem ,$(addsuffix /include,$(CUDA_HOME) $(CUDA_WHEELS)))
 
 SRC_cuda     := $(call src,kernels/cuda)
 SRC_cu       := $(sort $(wildcard kernels/cuda/*.cu))
@@ -58,15 +68,16 @@ $(BUILD)/lib/kubeml-cuda.so: $(CUDA_OBJECTS) $(call obj,kernels/plan.c kernels/g
                              kernels/graph_init.c kernels/optim.c $(CUDA_COMMON))
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
-	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-Bsymbolic -o $@ $^ $(CUDA_LIBS) -lpthread -lm -ldl
+	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-Bsymbolic -Wl,-rpath,'$$ORIGIN' -o $@ $^ $(CUDA_LIBS) -lpthread -lm -ldl
 
 ifeq ($(CUDA),1)
 all: $(BUILD)/lib/kubeml-cuda.so
 endif
 
-check-cuda: $(BUILD)/lib/kubeml-cuda.so $(BUILD)/cuda-probe $(BUILD)/cuda-probe-graph tests ## compile, link and load the CUDA engine, and run its tests on the host
+check-cuda: $(BUILD)/lib/kubeml-cuda.so $(BUILD)/cuda-probe $(BUILD)/cuda-probe-graph $(BUILD)/cuda-probe-nccl tests ## compile, link and load the CUDA engine, and run its tests on the host
 	$(BUILD)/cuda-probe $<
 	$(BUILD)/cuda-probe-graph
+	$(BUILD)/cuda-probe-nccl
 	BUILD=$(BUILD) SANITIZER=$(SANITIZER) $(PYTHON) test/run.py --unit test_cuda_
 
 $(BUILD)/cuda-probe: $(call obj,test/cuda/probe.c)
@@ -75,6 +86,10 @@ $(BUILD)/cuda-probe: $(call obj,test/cuda/probe.c)
 $(BUILD)/obj/test/cuda/probe_graph.o: CPPFLAGS += $(CUDA_INCLUDE)
 $(BUILD)/cuda-probe-graph: $(call obj,test/cuda/probe_graph.c common/err.c)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -ldl
+
+$(BUILD)/obj/test/cuda/probe_nccl.o: CPPFLAGS += $(CUDA_INCLUDE)
+$(BUILD)/cuda-probe-nccl: $(call obj,test/cuda/probe_nccl.c kernels/cuda/driver_nccl.c common/err.c)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -lpthread -ldl
 
 # ---- for the host: the same sources on a shim and a fake driver ------------------------------
 
@@ -110,7 +125,7 @@ shim_link = @mkdir -p $(@D); echo '  LINK $@'
 $(BUILD)/shim/test_graph_%.o: test/unit/test_graph_%.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo '  CC   $< (on the shim)'
-	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -DRANDOM_MODELS=$(if $(SANITIZER),6,20) -DWIDE=8 -DROOM=12 -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -DON_SHIM -DRANDOM_MODELS=$(if $(SANITIZER),3,20) -DWIDE=8 -DROOM=12 -MMD -MP -c $< -o $@
 $(BUILD)/test/test_cuda_graph_%: $(BUILD)/shim/test_graph_%.o $(SHIM_OBJECTS) $(LIB_support) $(LIB_kernels) $(LIB_common)
 	$(shim_link)
 	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)
@@ -126,6 +141,14 @@ $(FAKEGPU)/kubeml-function: $(call obj,function-runtime/kubeml-function.c) $(SHI
 $(FAKEGPU)/kubeml-%: $(BUILD)/bin/kubeml-%
 	@mkdir -p $(@D)
 	$(Q)ln -f $< $@ && ln -sfn ../lib $(BUILD)/fakegpu/lib
-tests: $(if $(findstring thread,$(SANITIZER)),,$(addprefix $(FAKEGPU)/kubeml-,function controller ps builder))
+# And what make bench-gpu runs: test/e2e/test_gpu_bench.py.
+$(BUILD)/shim/bench_gpu.o: test/gpu/bench_gpu.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo '  CC   $< (on the shim)'
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -DON_SHIM -MMD -MP -c $< -o $@
+$(FAKEGPU)/bench_gpu: $(BUILD)/shim/bench_gpu.o $(SHIM_OBJECTS) $(LIB_kernels) $(LIB_common)
+	$(shim_link)
+	$(Q)$(CXX) $(LDFLAGS) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)
+tests: $(if $(findstring thread,$(SANITIZER)),,$(FAKEGPU)/bench_gpu $(addprefix $(FAKEGPU)/kubeml-,function controller ps builder))
 
 -include $(shell find $(BUILD)/shim $(BUILD)/cuda -name '*.d' 2>/dev/null)

@@ -1,23 +1,48 @@
-# gpu.mk: what needs a GPU. Built from kernels/, three files of common/ and the CUDA toolkit alone: no
-# server library, no data. PyTorch's side of the benchmark needs GPU_PYTHON to have PyTorch.
+# gpu.mk: what needs a GPU. Built from kernels/, a few files of common/ and the CUDA toolkit alone, which is
+# fetched where the machine has none: no server library, no data. PyTorch's side of the benchmark needs
+# GPU_PYTHON to have PyTorch. Results are CSVs in GPU_OUT, named by the GPU.
 
-GPU_OUT      ?= $(BUILD)/gpu
+GPU_OUT      ?= docs/measurements
 GPU_CORE     := $(call obj,$(filter-out kernels/backends.c,$(SRC_kernels)) $(CUDA_COMMON) common/clock.c) $(CUDA_OBJECTS) \
                 $(BUILD)/shim/kernels/backends.o
 GPU_TESTS    := $(addprefix $(BUILD)/gpu/test_gpu_,graph_ops graph_engine golden models)
 gpu_link      = @mkdir -p $(@D); echo '  LINK $@'; $(CC) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) $(CUDA_LIBS) -lpthread -ldl -lm
 
-.PHONY: check-gpu bench-gpu bench-paper-gpu
+.PHONY: gpu gpu-programs check-gpu bench-gpu bench-paper-gpu
+gpu: ## on a machine with a GPU: check-gpu, bench-gpu and bench-paper-gpu, as far as they go; leaves their CSVs
+	@test/gpu/ready $@
+	+@undone=; for goal in check-gpu bench-gpu bench-paper-gpu; do echo "=== $$goal"; \
+	    $(MAKE) --no-print-directory $$goal || undone="$$undone $$goal"; done; \
+	    ls -l $(GPU_OUT)/gpu-*.csv; [ -z "$$undone" ] || { echo "gpu: failed, or not to be done here:$$undone" >&2; exit 1; }
+
+check-gpu: ## on a machine with a GPU: every op, golden losses, the zoo, caps, sharing, as CSV
+	@test/gpu/ready $@
+	+@$(MAKE) --no-print-directory gpu-programs
+	@$(GPU_PYTHON) test/gpu/check_gpu.py $(BUILD)/gpu/bench_gpu $(GPU_OUT) $(GPU_TESTS)
+
+bench-gpu: ## on a machine with a GPU: the engine beside PyTorch (GPU_PYTHON), as CSV; BENCH="--only steps" and the like
+	@test/gpu/ready $@
+	+@$(MAKE) --no-print-directory gpu-programs
+	@$(GPU_PYTHON) test/gpu/bench_gpu.py $(BUILD)/gpu/bench_gpu $(GPU_OUT) $(BENCH)
+
+bench-paper-gpu: ## on a machine with a GPU: time to accuracy beside PyTorch DDP (GPU_PYTHON, DATA=folder), as CSV
+	@test/gpu/ready $@
+	+@$(MAKE) --no-print-directory gpu-platform
+	@BUILD=$(BUILD) $(GPU_PYTHON) test/gpu/bench_paper_gpu.py --python $(GPU_PYTHON) --out $(GPU_OUT) $(PAPER)
+
+# What they run. Needs no GPU; what is missing of a toolkit is fetched, and make looks again.
+.PHONY: gpu-platform
+ifeq ($(CUDA_LACKS),)
+gpu-programs: $(GPU_TESTS) $(BUILD)/gpu/bench_gpu ## build what check-gpu and bench-gpu run, with a toolkit that is fetched if need be
+gpu-platform: $(BUILD)/bin/kubeml-function $(BUILD)/lib/kubeml-cuda.so
+else
+gpu-programs gpu-platform:
+	@echo "this machine's CUDA toolkit lacks $(CUDA_LACKS): one is fetched into $(CUDA_TOOLKIT) (1.1 GB)"
+	$(if $(filter $(CUDA_TOOLKIT)/home,$(CUDA_HOME)),$(error $(CUDA_TOOLKIT) lacks $(CUDA_LACKS): remove it),scripts/cuda-toolkit $(CUDA_TOOLKIT))
+	+@$(MAKE) --no-print-directory CUDA_HOME=$(CUDA_TOOLKIT)/home $@
+endif
 # What cannot run without a GPU is linked at least, so that it runs when there is one.
 check-cuda: $(GPU_TESTS) $(BUILD)/gpu/bench_gpu
-check-gpu: $(GPU_TESTS) ## on a machine with a GPU: every op, golden losses, the zoo, caps, sharing
-	@failed=0; for test in $(GPU_TESTS); do echo "== $$test"; $$test || failed=1; done; exit $$failed
-
-bench-gpu: $(BUILD)/gpu/bench_gpu ## on a machine with a GPU: the engine beside PyTorch, as CSV
-	$(GPU_PYTHON) test/gpu/bench_gpu.py $< $(GPU_OUT)/bench_gpu.csv
-
-bench-paper-gpu: all ## on a machine with a GPU: time to accuracy beside PyTorch DDP (GPU_PYTHON, DATA=folder), as CSV
-	BUILD=$(BUILD) $(PYTHON) test/gpu/bench_paper_gpu.py --python $(GPU_PYTHON) --out $(GPU_OUT) $(PAPER)
 
 # What counts this process's allocations counts the CUDA driver's too: those cases are left out.
 $(BUILD)/gpu/obj/%.o: test/unit/%.c $(BUILD)/flags
@@ -28,5 +53,5 @@ $(BUILD)/gpu/test_gpu_models: $(call obj,test/gpu/test_gpu_models.c test/support
 	$(gpu_link)
 $(BUILD)/gpu/test_gpu_%: $(BUILD)/gpu/obj/test_%.o $(call obj,test/support/test.c) $(GPU_CORE)
 	$(gpu_link)
-$(BUILD)/gpu/bench_gpu: $(call obj,test/gpu/bench_gpu.c) $(GPU_CORE)
+$(BUILD)/gpu/bench_gpu: $(call obj,test/gpu/bench_gpu.c common/nvml.c) $(GPU_CORE)
 	$(gpu_link)

@@ -163,8 +163,8 @@ KML_API kml_tensor kml_dropout(kml_graph *g, kml_tensor x, double p);
 /* Channels of zeros before and after x's own. */
 KML_API kml_tensor kml_pad_channels(kml_graph *g, kml_tensor x, int before, int after);
 
-/* A whole model of the zoo ("resnet18", see `kubeml zoo list`) with `outputs` outputs. Its stem follows
- * from x's size; "resnet18,stem=cifar" and "resnet18,stem=imagenet" say which. */
+/* A whole model of the zoo ("resnet18", see `kubeml zoo list`) with `outputs` outputs. Its stem
+ * follows from x's size; "resnet18,stem=cifar" and "resnet18,stem=imagenet" say which. */
 KML_API kml_tensor kml_zoo(kml_graph *g, kml_tensor x, const char *name, int outputs);
 
 /* ---- optimizer: .optimizer = kml_sgd(...), kml_adam(...) or kml_adamw(...) ----------------- */
@@ -255,8 +255,9 @@ typedef struct kml_transform {
     int crop;         /* pads by so many zeros and cuts the size out again at a random place */
     bool standardise; /* (x - mean) / std with the dataset's own mean and deviation of each channel
                        */
-    bool min_max;     /* (x - min) / (max - min), from 0 to 1 over the dataset's training samples, each
-                         channel by itself; not beside standardise or mean and std */
+    /* (x - min) / (max - min), from 0 to 1 over the dataset's training samples, each channel by
+     * itself; not beside standardise or mean and std */
+    bool min_max;
     float mean[KML_CHANNELS_MAX], std[KML_CHANNELS_MAX]; /* or with these: one number a channel */
 } kml_transform;
 

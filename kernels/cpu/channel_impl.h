@@ -1,10 +1,13 @@
-/* channel_impl.h: kernels that never mix channels: depthwise convolutions, pooling, activations, gates.
- * Rows and windows are lists of taps (cpu_kernels.h), so that borders cost nothing and need no padding. */
+/* channel_impl.h: kernels that never mix channels: depthwise convolutions, pooling, activations,
+ * gates. Rows and windows are lists of taps (cpu_kernels.h), so that borders cost nothing and need
+ * no padding. */
 
 #if KERNELS_WIDE
 #define CHANNELS_WIDE(call) for (; c + 16 <= g->cs; c += 16) call(16)
+#define CHANNELS_FOUR(call) for (; c + 64 <= g->cs; c += 64) call(16)
 #else
 #define CHANNELS_WIDE(call) (void)0
+#define CHANNELS_FOUR(call) for (; c + 32 <= g->cs; c += 32) call(8)
 #endif
 
 static void window(const window_geom *g, const float *x, const float *w, const float *b, float *y)
@@ -16,18 +19,25 @@ static void window(const window_geom *g, const float *x, const float *w, const f
             int c = 0;
             next = d + (four ? 4 : 1);
 #define PIXELS(v)                                                                                  \
-    (w ? four ? window_pixels##v(g, h, d, 4, true, c, x, w, b, to)                                 \
-              : window_pixels##v(g, h, d, 1, true, c, x, w, b, to)                                 \
-     : four ? window_pixels##v(g, h, d, 4, false, c, x, w, b, to)                                  \
-            : window_pixels##v(g, h, d, 1, false, c, x, w, b, to))
+    (w ? four ? window_pixels##v(g, h, d, 4, 1, true, c, x, w, b, to)                              \
+              : window_pixels##v(g, h, d, 1, 1, true, c, x, w, b, to)                              \
+     : four ? window_pixels##v(g, h, d, 4, 1, false, c, x, w, b, to)                               \
+            : window_pixels##v(g, h, d, 1, 1, false, c, x, w, b, to))
+#define ALONE(v)                                                                                   \
+    (w ? window_pixels##v(g, h, d, 1, 4, true, c, x, w, b, to)                                     \
+       : window_pixels##v(g, h, d, 1, 4, false, c, x, w, b, to))
+            if (!four)
+                CHANNELS_FOUR(ALONE);
             CHANNELS_WIDE(PIXELS);
             for (; c < g->cs; c += 8)
                 PIXELS(8);
 #undef PIXELS
+#undef ALONE
         }
 }
 
-static void window_dw(const window_geom *g, const float *x, const float *dy, size_t dy_row, float *dw)
+static void window_dw(const window_geom *g, const float *x, const float *dy, size_t dy_row,
+                      float *dw)
 {
     for (int r = 0; r < g->kh; r++)
         for (int s = 0; s < g->kw; s++, dw += g->cs) {
@@ -35,11 +45,14 @@ static void window_dw(const window_geom *g, const float *x, const float *dy, siz
             if (h->from >= h->to || w->from >= w->to)
                 continue;
             int c = 0;
-#define TAP(v) store##v(dw + c, load##v(dw + c) + tap_gradient##v(g, h, w, x + c, dy + c, dy_row))
+#define TAP(v)  store##v(dw + c, load##v(dw + c) + tap_gradient##v(g, h, w, x + c, dy + c, dy_row))
+#define TAPS(v) tap_vectors##v(g, h, w, 4, x + c, dy + c, dy_row, dw + c)
+            CHANNELS_FOUR(TAPS);
             CHANNELS_WIDE(TAP);
             for (; c < g->cs; c += 8)
                 TAP(8);
 #undef TAP
+#undef TAPS
         }
 }
 
@@ -77,8 +90,8 @@ static void window_max(const window_geom *g, const float *x, float *y, uint8_t *
             for (int r = g->h.begin[h]; r < g->h.begin[h + 1]; r++)
                 for (int s = g->w.begin[d]; s < g->w.begin[d + 1]; s++) {
                     const window_tap *th = &g->h.taps[r], *tw = &g->w.taps[s];
-                    taps[n++] = (max_tap){x + (size_t)th->from * g->x_row + (size_t)tw->from * cs, NULL,
-                                          th->tap * g->kw + tw->tap};
+                    taps[n++] = (max_tap){x + (size_t)th->from * g->x_row + (size_t)tw->from * cs,
+                                          NULL, th->tap * g->kw + tw->tap};
                 }
             float *to = y + (size_t)h * g->y_row + (size_t)d * cs;
             uint8_t *won = arg ? arg + ((size_t)h * (size_t)g->w.count + (size_t)d) * cs : NULL;
@@ -102,8 +115,8 @@ INLINE void max_back_cell(const max_tap *t, const int n, size_t cs, bool accumul
 }
 
 /* The axes are those of dx: each input pixel asks the outputs that saw it. */
-static void window_max_back(const window_geom *g, const float *dy, const uint8_t *arg, size_t arg_row,
-                            float *dx)
+static void window_max_back(const window_geom *g, const float *dy, const uint8_t *arg,
+                            size_t arg_row, float *dx)
 {
     size_t cs = (size_t)g->cs;
     max_tap taps[MAX_TAPS];
@@ -114,8 +127,9 @@ static void window_max_back(const window_geom *g, const float *dy, const uint8_t
                 for (int s = g->w.begin[d]; s < g->w.begin[d + 1]; s++) {
                     const window_tap *th = &g->h.taps[r], *tw = &g->w.taps[s];
                     size_t at = (size_t)tw->from * cs;
-                    taps[n++] = (max_tap){dy + (size_t)th->from * g->x_row + at,
-                                          arg + (size_t)th->from * arg_row + at, th->tap * g->kw + tw->tap};
+                    taps[n++] =
+                        (max_tap){dy + (size_t)th->from * g->x_row + at,
+                                  arg + (size_t)th->from * arg_row + at, th->tap * g->kw + tw->tap};
                 }
             float *to = dx + (size_t)h * g->y_row + (size_t)d * cs;
             switch (n) {
@@ -127,10 +141,10 @@ static void window_max_back(const window_geom *g, const float *dy, const uint8_t
         }
 }
 
-/* ---- activations --------------------------------------------------------------------------------- */
+/* ---- activations ----------------------------------------------------------------------------- */
 
-/* e^x: 2^n e^r with |r| <= ln 2 / 2, e^r by its series to the seventh power. Within 2 units in the last
- * place; x is held to [-87, 88], NaN stays. */
+/* e^x: 2^n e^r with |r| <= ln 2 / 2, e^r by its series to the seventh power. Within 2 units in the
+ * last place; x is held to [-87, 88], NaN stays. */
 INLINE v8 exp8(v8 x)
 {
     const v8 low = all8(-87.0f), high = all8(88.0f);
@@ -161,7 +175,8 @@ INLINE v8 sigmoid8(v8 x)
 INLINE v8 tanh8(v8 x)
 {
     v8 far = 1.0f - 2.0f / (1.0f + exp8(2.0f * x)), q = x * x, limit = all8(0.04f);
-    v8 near = x * (1.0f + q * (-1.0f / 3 + q * (2.0f / 15 + q * (-17.0f / 315 + q * (62.0f / 2835)))));
+    v8 near =
+        x * (1.0f + q * (-1.0f / 3 + q * (2.0f / 15 + q * (-17.0f / 315 + q * (62.0f / 2835)))));
     return gt8(q, limit, far, near);
 }
 
@@ -180,21 +195,14 @@ INLINE v8 erf8(v8 x)
     return gt8(q, limit, far, near);
 }
 
-INLINE v8 min8(v8 x, float top)
-{
-    v8 t = all8(top);
-    return gt8(x, t, t, x);
-}
-
 INLINE v8 value8(graph_act kind, float slope, v8 x)
 {
-    v8 zero = {0};
     switch (kind) {
     case ACT_RELU: return relu8(x);
-    case ACT_RELU6: return min8(relu8(x), 6);
-    case ACT_LEAKY_RELU: return gt8(x, zero, x, slope * x);
-    case ACT_HARDSIGMOID: return min8(relu8(x + 3.0f), 6) * (1 / 6.0f);
-    case ACT_HARDSWISH: return x * min8(relu8(x + 3.0f), 6) * (1 / 6.0f);
+    case ACT_RELU6:
+    case ACT_LEAKY_RELU:
+    case ACT_HARDSIGMOID:
+    case ACT_HARDSWISH: return piece_value8(kind, slope, x);
     case ACT_SIGMOID: return sigmoid8(x);
     case ACT_TANH: return tanh8(x);
     case ACT_GELU: return x * 0.5f * (1.0f + erf8(x * 0.707106781f));
@@ -209,11 +217,10 @@ INLINE v8 slope8(graph_act kind, float slope, v8 x)
     v8 zero = {0}, one = all8(1), s;
     switch (kind) {
     case ACT_RELU: return gt8(x, zero, one, zero);
-    case ACT_RELU6: return gt8(x, zero, gt8(all8(6), x, one, zero), zero);
-    case ACT_LEAKY_RELU: return gt8(x, zero, one, all8(slope));
-    case ACT_HARDSIGMOID: return gt8(x, all8(-3), gt8(all8(3), x, all8(1 / 6.0f), zero), zero);
-    case ACT_HARDSWISH:
-        return gt8(x, all8(-3), gt8(all8(3), x, (2.0f * x + 3.0f) * (1 / 6.0f), one), zero);
+    case ACT_RELU6:
+    case ACT_LEAKY_RELU:
+    case ACT_HARDSIGMOID:
+    case ACT_HARDSWISH: return piece_slope8(kind, slope, x);
     case ACT_SIGMOID: s = sigmoid8(x); return s * (1.0f - s);
     case ACT_TANH: s = tanh8(x); return 1.0f - s * s;
     case ACT_GELU:
@@ -239,8 +246,8 @@ static void act(graph_act kind, float slope, size_t n, const float *x, float *y)
 #undef FORWARD
 }
 
-static void act_back(graph_act kind, float slope, size_t n, const float *x, const float *dy, bool accumulate,
-                     float *dx)
+static void act_back(graph_act kind, float slope, size_t n, const float *x, const float *dy,
+                     bool accumulate, float *dx)
 {
     v8 zero = {0};
 #define BACK(k)                                                                                    \
@@ -253,7 +260,7 @@ static void act_back(graph_act kind, float slope, size_t n, const float *x, cons
 #undef BACK
 }
 
-/* ---- dropout --------------------------------------------------------------------------------------- */
+/* ---- dropout --------------------------------------------------------------------------------- */
 
 typedef uint64_t v8q __attribute__((vector_size(64)));
 typedef uint32_t v16n __attribute__((vector_size(64)));
@@ -268,8 +275,8 @@ INLINE v8q halves8(v8q a, uint32_t k)
 #endif
 }
 
-/* Philox4x32-10 as in common/rng.c, for eight counters that follow each other; only the lower halves of
- * the lanes count. */
+/* Philox4x32-10 as in common/rng.c, for eight counters that follow each other; only the lower
+ * halves of the lanes count. */
 INLINE void philox8(v8q c[4], uint32_t key0, uint32_t key1)
 {
     for (int round = 0; round < 10; round++) {
@@ -294,8 +301,8 @@ static void keep(const uint32_t key[2], const uint32_t counter[4], size_t n, uin
         v8q low = (c[0] & 0xFFFFFFFFu) | c[1] << 32, high = (c[2] & 0xFFFFFFFFu) | c[3] << 32;
         v16n words[2] = {(v16n)__builtin_shufflevector(low, high, 0, 8, 1, 9, 2, 10, 3, 11),
                          (v16n)__builtin_shufflevector(low, high, 4, 12, 5, 13, 6, 14, 7, 15)};
-        UNROLL for (size_t i = 0; i < 2; i++)
-            store16(y + block * 4 + i * 16, (v16)((v16i)(words[i] >= drop_below) & (v16i)all16(scale)));
+        UNROLL for (size_t i = 0; i < 2; i++) store16(
+            y + block * 4 + i * 16, (v16)((v16i)(words[i] >= drop_below) & (v16i)all16(scale)));
     }
 }
 
@@ -307,10 +314,10 @@ static void multiply(size_t n, const float *a, const float *b, bool accumulate, 
     }
 }
 
-/* ---- gates: one factor a channel ----------------------------------------------------------------- */
+/* ---- gates: one factor a channel ------------------------------------------------------------- */
 
-static void gate_back(int pixels, int cs, const float *x, const float *gate, const float *dy, bool accumulate,
-                      float *dx, float *dgate)
+static void gate_back(int pixels, int cs, const float *x, const float *gate, const float *dy,
+                      bool accumulate, float *dx, float *dgate)
 {
     v8 zero = {0};
     for (int c = 0; c < cs; c += 8) {

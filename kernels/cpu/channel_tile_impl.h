@@ -1,13 +1,17 @@
-/* channel_tile_impl.h: windows over single channels, VW of them at a time; included once a width. */
+/* channel_tile_impl.h: windows over single channels, VW of them at a time; included once a
+ * width. */
 
-/* Four neighbours with the same taps, or one pixel: y = b + sum of w (or the taps' scales) times x. */
-INLINE void T(window_pixels)(const window_geom *g, int h, int d, const int pixels, const bool weighted, int c,
-                             const float *x, const float *w, const float *b, float *y)
+/* Four neighbours with the same taps, or one pixel and so many vectors: y = b + sum of w (or the
+ * taps' scales) times x. */
+INLINE void T(window_pixels)(const window_geom *g, int h, int d, const int pixels,
+                             const int vectors, const bool weighted, int c, const float *x,
+                             const float *w, const float *b, float *y)
 {
-    VT acc[4], zero = {0};
+    VT acc[4][4], zero = {0};
     size_t cs = (size_t)g->cs, step = pixels > 1 ? (size_t)g->w.step[d] * cs : 0;
     UNROLL for (int i = 0; i < pixels; i++)
-        acc[i] = b ? T(load)(b + c) : zero;
+        UNROLL for (int j = 0; j < vectors; j++)
+            acc[i][j] = b ? T(load)(b + c + VW * j) : zero;
     for (int r = g->h.begin[h]; r < g->h.begin[h + 1]; r++) {
         const window_tap *th = &g->h.taps[r];
         const float *row = x + (size_t)th->from * g->x_row + c;
@@ -15,21 +19,48 @@ INLINE void T(window_pixels)(const window_geom *g, int h, int d, const int pixel
         for (int s = g->w.begin[d]; s < g->w.begin[d + 1]; s++) {
             const window_tap *tw = &g->w.taps[s];
             const float *from = row + (size_t)tw->from * cs;
-            VT v = weighted ? T(load)(weights + (size_t)tw->tap * cs) : T(all)(th->scale * tw->scale);
-            UNROLL for (int i = 0; i < pixels; i++)
-                acc[i] += v * T(load)(from + (size_t)i * step);
+            UNROLL for (int j = 0; j < vectors; j++) {
+                VT v = weighted ? T(load)(weights + (size_t)tw->tap * cs + VW * j)
+                                : T(all)(th->scale * tw->scale);
+                UNROLL for (int i = 0; i < pixels; i++)
+                    acc[i][j] += v * T(load)(from + (size_t)i * step + VW * j);
+            }
         }
     }
     UNROLL for (int i = 0; i < pixels; i++) {
-        float *to = y + (size_t)i * cs + c;
-        VT v = g->accumulate ? T(load)(to) + acc[i] : acc[i];
-        T(store)(to, g->relu ? T(relu)(v) : v);
+        UNROLL for (int j = 0; j < vectors; j++) {
+            float *to = y + (size_t)i * cs + c + VW * j;
+            VT v = g->accumulate ? T(load)(to) + acc[i][j] : acc[i][j];
+            T(store)(to, g->relu ? T(relu)(v) : v);
+        }
     }
 }
 
-/* One tap's weight gradient over the whole map: four sums, so that none waits for itself. */
-INLINE VT T(tap_gradient)(const window_geom *g, const window_span *h, const window_span *w, const float *x,
-                          const float *dy, size_t dy_row)
+/* One tap's weight gradient over the whole map, added to dw, of vectors enough that none waits for
+ * itself. */
+INLINE void T(tap_vectors)(const window_geom *g, const window_span *h, const window_span *w,
+                           const int vectors, const float *x, const float *dy, size_t dy_row,
+                           float *dw)
+{
+    VT acc[4];
+    size_t cs = (size_t)g->cs, step = (size_t)g->w.stride * cs;
+    UNROLL for (int j = 0; j < vectors; j++)
+        acc[j] = T(load)(dw + VW * j);
+    for (int p = h->from; p < h->to; p++) {
+        const float *d = dy + (size_t)p * dy_row + (size_t)w->from * cs;
+        const float *v = x + (size_t)(p * g->h.stride + h->shift) * g->x_row +
+                         (size_t)(w->from * g->w.stride + w->shift) * cs;
+        for (int q = w->from; q < w->to; q++, d += cs, v += step)
+            UNROLL for (int j = 0; j < vectors; j++)
+                acc[j] += T(load)(d + VW * j) * T(load)(v + VW * j);
+    }
+    UNROLL for (int j = 0; j < vectors; j++)
+        T(store)(dw + VW * j, acc[j]);
+}
+
+/* The same of one vector: four sums. */
+INLINE VT T(tap_gradient)(const window_geom *g, const window_span *h, const window_span *w,
+                          const float *x, const float *dy, size_t dy_row)
 {
     VT acc[4] = {{0}, {0}, {0}, {0}};
     size_t cs = (size_t)g->cs, step = (size_t)g->w.stride * cs;

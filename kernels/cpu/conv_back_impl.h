@@ -35,7 +35,8 @@ static const struct {
     POOL_TILES(POOL_TILE_SIZE)
 };
 
-/* Covers rows x vectors from (r0, v0) on with tiles, the largest first. False when they are too many. */
+/* Covers rows x vectors from (r0, v0) on with tiles, the largest first. False when they are too
+ * many. */
 static bool cover(const conv_geom *g, int r0, int v0, int nr, int nv, pieces *out)
 {
     if (nr <= 0 || nv <= 0)
@@ -48,7 +49,8 @@ static bool cover(const conv_geom *g, int r0, int v0, int nr, int nv, pieces *ou
             t = i;
         }
     }
-    int b = pool_tiles[t].nr, c = pool_tiles[t].nv, r_end = r0 + nr - nr % b, v_end = v0 + nv - nv % c;
+    int b = pool_tiles[t].nr, c = pool_tiles[t].nv, r_end = r0 + nr - nr % b,
+        v_end = v0 + nv - nv % c;
     for (int r = r0; r < r_end; r += b) {
         for (int v = v0; v < v_end; v += c) {
             if (out->count == PIECES_MAX)
@@ -61,7 +63,7 @@ static bool cover(const conv_geom *g, int r0, int v0, int nr, int nv, pieces *ou
            cover(g, r_end, v0, nr - (r_end - r0), nv, out);
 }
 
-/* ---- weight gradient through 2x2 max pooling: only the winning pixel of each cell counts --------- */
+/* ---- weight gradient through 2x2 max pooling: only the winning pixel of each cell counts ----- */
 
 /* dw of NO filters, NR kernel rows, NV vectors of the run, over all cells of one sample. */
 INLINE void pool_dw_tile(const conv_geom *g, const float *x, const float *dp, const uint8_t *arg,
@@ -106,8 +108,10 @@ typedef void pool_dw_fn(const conv_geom *, const float *, const float *, const u
 #if KERNELS_LEAN
 #define POOL_DW_LIST(X) X(1, 1, 1) X(2, 1, 1) X(1, 3, 1)
 #else
-#define POOL_DW_LIST(X) X(1, 1, 1) X(2, 1, 1) X(4, 1, 1) X(1, 3, 1) X(2, 3, 1) X(4, 3, 1) X(1, 5, 1) \
-    X(2, 5, 1) X(1, 1, 2) X(2, 1, 2) X(1, 3, 2) X(2, 3, 2) X(1, 2, 1) X(1, 1, 3) X(1, 1, 4) X(1, 1, 6)
+#define POOL_DW_LIST(X)                                                                            \
+    X(1, 1, 1)                                                                                     \
+    X(2, 1, 1) X(4, 1, 1) X(1, 3, 1) X(2, 3, 1) X(4, 3, 1) X(1, 5, 1) X(2, 5, 1) X(1, 1, 2)        \
+        X(2, 1, 2) X(1, 3, 2) X(2, 3, 2) X(1, 2, 1) X(1, 1, 3) X(1, 1, 4) X(1, 1, 6)
 #endif
 #define POOL_DW_WIDE(X) X(4, 5, 1) X(4, 3, 2)
 POOL_DW_LIST(POOL_DW)
@@ -155,11 +159,12 @@ static void pool_dw_cover(const conv_geom *g, const float *x, const float *dp, c
                 pool_dw_copies[t].fn(g, x + (size_t)r * g->x_row + (size_t)v * 8, dp + o, arg + o,
                                      dw + ((size_t)o * (size_t)g->kh + (size_t)r) * g->run +
                                          (size_t)v * 8);
-    pool_dw_cover(g, x + (size_t)v_end * 8, dp, arg, dw + (size_t)v_end * 8, o_end, r_end, nv - v_end);
+    pool_dw_cover(g, x + (size_t)v_end * 8, dp, arg, dw + (size_t)v_end * 8, o_end, r_end,
+                  nv - v_end);
     pool_dw_cover(g, x + (size_t)r_end * g->x_row, dp, arg, dw + (size_t)r_end * g->run, o_end,
                   nr - r_end, nv);
-    pool_dw_cover(g, x, dp + o_end, arg + o_end, dw + (size_t)o_end * (size_t)g->kh * g->run, no - o_end,
-                  nr, nv);
+    pool_dw_cover(g, x, dp + o_end, arg + o_end, dw + (size_t)o_end * (size_t)g->kh * g->run,
+                  no - o_end, nr, nv);
 }
 
 /* Large filters: the winners with a gradient, filter by filter; ReLU has often left few. */
@@ -170,8 +175,8 @@ typedef struct winner_list {
     float g[WINNER_FILTERS][WINNERS_MAX + 1];
 } winner_list;
 
-INLINE void list_dw_tile(const conv_geom *g, const float *x, const uint32_t *at, const float *gs, int n,
-                         float *dw, const int nr, const int nv)
+INLINE void list_dw_tile(const conv_geom *g, const float *x, const uint32_t *at, const float *gs,
+                         int n, float *dw, const int nr, const int nv)
 {
     v8 acc[5][12];
     const size_t run = g->run, x_row = g->x_row;
@@ -193,7 +198,8 @@ INLINE void list_dw_tile(const conv_geom *g, const float *x, const uint32_t *at,
             store8(dw + (size_t)r * run + (size_t)v * 8, acc[r][v]);
 }
 
-typedef void list_dw_fn(const conv_geom *, const float *, const uint32_t *, const float *, int, float *);
+typedef void list_dw_fn(const conv_geom *, const float *, const uint32_t *, const float *, int,
+                        float *);
 #define LIST_DW(NR, NV)                                                                            \
     static void list_dw_##NR##_##NV(const conv_geom *g, const float *x, const uint32_t *at,        \
                                     const float *gs, int n, float *dw)                             \
@@ -220,8 +226,8 @@ INLINE void list_add(winner_list *l, const uint32_t *at, size_t base, const floa
 }
 
 /* Empties the list into dw of the filters from o on; too large ones go vector by vector. */
-static void list_flush(const conv_geom *g, const pieces *cut, const float *x, winner_list *l, float *dw,
-                       int no)
+static void list_flush(const conv_geom *g, const pieces *cut, const float *x, winner_list *l,
+                       float *dw, int no)
 {
     for (int q = 0; q < no; q++, dw += (size_t)g->kh * g->run) {
         for (int i = 0; i < cut->count; i++)
@@ -229,7 +235,8 @@ static void list_flush(const conv_geom *g, const pieces *cut, const float *x, wi
                                             dw + cut->of[i].w);
         for (size_t r = 0; r < (size_t)g->kh && cut->count == 0; r++)
             for (size_t v = 0; v < g->run; v += 8)
-                list_dw_1_1(g, x + r * g->x_row + v, l->at[q], l->g[q], l->count[q], dw + r * g->run + v);
+                list_dw_1_1(g, x + r * g->x_row + v, l->at[q], l->g[q], l->count[q],
+                            dw + r * g->run + v);
         l->count[q] = 0;
     }
 }
@@ -273,8 +280,8 @@ static void conv_pool_dw(const conv_geom *g, const float *x, const float *dp, co
         pool_dw_cover(g, x, dp, arg, dw, g->k, g->kh, vectors);
 }
 
-static void conv_window_dw(const conv_geom *g, const pool_cells *cells, const float *x, const float *dp,
-                           const uint8_t *arg, float *dw)
+static void conv_window_dw(const conv_geom *g, const pool_cells *cells, const float *x,
+                           const float *dp, const uint8_t *arg, float *dw)
 {
     pieces cut = {.count = 0};
     if (!cover(g, 0, 0, g->kh, (int)(g->run / 8), &cut))
@@ -282,7 +289,7 @@ static void conv_window_dw(const conv_geom *g, const pool_cells *cells, const fl
     list_dw(g, cells, &cut, x, dp, arg, dw);
 }
 
-/* ---- input gradient through 2x2 max pooling ------------------------------------------------------ */
+/* ---- input gradient through 2x2 max pooling -------------------------------------------------- */
 
 /* One cell's filters that share a winner's position: bit o of `set` is filter dp[o]. */
 typedef struct winner_set {
@@ -293,8 +300,8 @@ typedef struct winner_set {
 enum { SETS_MAX = 128 };
 
 /* Adds the runs of each set's filters to NR rows of NV vectors at its dx. */
-INLINE void pool_dx_tile(const conv_geom *g, const winner_set *s, int n, const float *wb, size_t x_at,
-                         const int nr, const int nv)
+INLINE void pool_dx_tile(const conv_geom *g, const winner_set *s, int n, const float *wb,
+                         size_t x_at, const int nr, const int nv)
 {
     const size_t run = g->run, filter = (size_t)g->kh * run, x_row = g->x_row;
     for (const winner_set *end = s + n; s < end; s++) {
@@ -342,7 +349,8 @@ static pool_dx_fn *const pool_dx_copies[] = {
 };
 
 /* All sets over the whole filter; too large a one for the list of pieces goes vector by vector. */
-static void sets_flush(const conv_geom *g, const pieces *cut, const winner_set *s, int n, const float *wb)
+static void sets_flush(const conv_geom *g, const pieces *cut, const winner_set *s, int n,
+                       const float *wb)
 {
     for (int i = 0; i < cut->count; i++)
         pool_dx_copies[cut->of[i].tile](g, s, n, wb + cut->of[i].w, cut->of[i].x);
@@ -354,8 +362,8 @@ static void sets_flush(const conv_geom *g, const pieces *cut, const winner_set *
 }
 
 /* The sets of one cell, those that are not empty; at[pos] is where position pos lies. */
-INLINE int cell_sets(const float *dp, const uint8_t *arg, int filters, const size_t at[4], float *dx,
-                     winner_set *out)
+INLINE int cell_sets(const float *dp, const uint8_t *arg, int filters, const size_t at[4],
+                     float *dx, winner_set *out)
 {
     uint64_t set[4] = {0, 0, 0, 0};
     for (int q = 0; q < filters; q += 8)
@@ -395,9 +403,10 @@ static void conv_pool_dx(const conv_geom *g, const float *dp, const uint8_t *arg
     }
 }
 
-/* ---- dense: every output pixel counts ------------------------------------------------------------ */
+/* ---- dense: every output pixel counts -------------------------------------------------------- */
 
-/* dw of NO filters x NV vectors of one kernel row (undilated: the run; dilated: one pixel of it). */
+/* dw of NO filters x NV vectors of one kernel row (undilated: the run; dilated: one pixel of
+ * it). */
 #define DENSE_DW(VT, VW, LOAD, STORE, ALL, NO, NV)                                                 \
     static void dense_dw_##VW##_##NO##_##NV(const conv_geom *g, const float *x, const float *dy,   \
                                             float *dw)                                             \
@@ -443,7 +452,8 @@ typedef struct dense_dw_copy {
 #define DENSE_DW_LIST16(X) X(1, 1) X(2, 2)
 #elif KERNELS_WIDE
 #define DENSE_DW_LIST8(X)  X(1, 1) X(4, 1) X(8, 1)
-#define DENSE_DW_LIST16(X) X(1, 1) X(4, 1) X(8, 1) X(1, 2) X(4, 2) X(8, 2) X(1, 3) X(4, 3) X(8, 3) X(4, 6)
+#define DENSE_DW_LIST16(X)                                                                         \
+    X(1, 1) X(4, 1) X(8, 1) X(1, 2) X(4, 2) X(8, 2) X(1, 3) X(4, 3) X(8, 3) X(4, 6)
 #else
 #define DENSE_DW_LIST8(X) X(1, 1) X(4, 1) X(1, 2) X(4, 2) X(1, 4) X(2, 4) X(3, 3)
 #endif
@@ -455,8 +465,8 @@ static const dense_dw_copy dense_dw_copies16[] = {DENSE_DW_LIST16(DENSE_DW_ENTRY
 #endif
 
 /* Covers no filters x nv vectors of `width` floats. */
-static void dense_dw_cover(const conv_geom *g, const dense_dw_copy *copies, int width, const float *x,
-                           const float *dy, float *dw, int no, int nv)
+static void dense_dw_cover(const conv_geom *g, const dense_dw_copy *copies, int width,
+                           const float *x, const float *dy, float *dw, int no, int nv)
 {
     if (no <= 0 || nv <= 0)
         return;
@@ -474,14 +484,16 @@ static void dense_dw_cover(const conv_geom *g, const dense_dw_copy *copies, int 
 }
 
 /* `floats`, a multiple of 8, of one kernel row of all filters. */
-static void dense_dw_row(const conv_geom *g, const float *x, const float *dy, float *dw, size_t floats)
+static void dense_dw_row(const conv_geom *g, const float *x, const float *dy, float *dw,
+                         size_t floats)
 {
     size_t wide = 0;
 #if KERNELS_WIDE
     wide = floats / 16 * 16;
     dense_dw_cover(g, dense_dw_copies16, 16, x, dy, dw, g->k, (int)(wide / 16));
 #endif
-    dense_dw_cover(g, dense_dw_copies8, 8, x + wide, dy, dw + wide, g->k, (int)((floats - wide) / 8));
+    dense_dw_cover(g, dense_dw_copies8, 8, x + wide, dy, dw + wide, g->k,
+                   (int)((floats - wide) / 8));
 }
 
 static void conv_dw(const conv_geom *g, const float *x, const float *dy, float *dw)
@@ -500,7 +512,8 @@ static void conv_dw(const conv_geom *g, const float *x, const float *dy, float *
     }
 }
 
-/* One output pixel scatters the runs of all filters; for strides and dilations that have no better way. */
+/* One output pixel scatters the runs of all filters; for strides and dilations that have no better
+ * way. */
 static void conv_dx(const conv_geom *g, const float *dy, const float *wb, float *dx)
 {
     const size_t filter = (size_t)g->kh * g->run;

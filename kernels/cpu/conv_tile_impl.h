@@ -1,9 +1,10 @@
-/* conv_tile_impl.h: forward convolution tiles for one vector width. Included twice by kernels_impl.h,
- * with VT (vector type), VW (its floats) and T(name) (name with the width) set.
+/* conv_tile_impl.h: forward convolution tiles for one vector width. Included twice by
+ * kernels_impl.h, with VT (vector type), VW (its floats) and T(name) (name with the width) set.
  *
- * A tile is a few output pixels of VW filters: one accumulator a pixel, weights loaded once for all of
- * them, input pixels broadcast from memory. `step` floats lie between two output pixels' inputs; as a
- * constant it becomes an address displacement, which is why the common strides have their own copies. */
+ * A tile is a few output pixels of VW filters: one accumulator a pixel, weights loaded once for all
+ * of them, input pixels broadcast from memory. `step` floats lie between two output pixels' inputs;
+ * as a constant it becomes an address displacement, which is why the common strides have their own
+ * copies. */
 
 /* rows x px accumulators over the whole kernel window. */
 INLINE void T(tile_sum)(const conv_geom *g, const float *x, const float *w, const float *b,
@@ -35,8 +36,8 @@ INLINE void T(tile_sum)(const conv_geom *g, const float *x, const float *w, cons
     }
 }
 
-INLINE void T(tile_pool)(const conv_geom *g, const float *x, const float *w, const float *b, float *y,
-                         uint8_t *arg, const int px, const size_t step)
+INLINE void T(tile_pool)(const conv_geom *g, const float *x, const float *w, const float *b,
+                         float *y, uint8_t *arg, const int px, const size_t step)
 {
     VT acc[2][14];
     T(tile_sum)(g, x, w, b, 2, px, step, acc);
@@ -52,8 +53,8 @@ INLINE void T(tile_pool)(const conv_geom *g, const float *x, const float *w, con
     }
 }
 
-INLINE void T(tile_dense)(const conv_geom *g, const float *x, const float *w, const float *b, float *y,
-                          const int px, const size_t step)
+INLINE void T(tile_dense)(const conv_geom *g, const float *x, const float *w, const float *b,
+                          float *y, const int px, const size_t step)
 {
     VT acc[2][14];
     T(tile_sum)(g, x, w, b, 1, px, step, acc);
@@ -89,7 +90,8 @@ typedef void T(dense_fn)(const conv_geom *, const float *, const float *, const 
     }
 #else
 #define STEPS(COPY, PX)                                                                            \
-    COPY(PX, 0) COPY(PX, 1) COPY(PX, 3) COPY(PX, 8) COPY(PX, 16) COPY(PX, 24) COPY(PX, 32) COPY(PX, 64)
+    COPY(PX, 0)                                                                                    \
+    COPY(PX, 1) COPY(PX, 3) COPY(PX, 8) COPY(PX, 16) COPY(PX, 24) COPY(PX, 32) COPY(PX, 64)
 #define STEP_NAMES(kind, PX)                                                                       \
     {                                                                                              \
         T(kind##_##PX##_0), T(kind##_##PX##_1), T(kind##_##PX##_3), T(kind##_##PX##_8),            \
@@ -137,7 +139,8 @@ static const struct {
     {2, STEP_NAMES(dense, 2)},   {1, STEP_NAMES(dense, 1)},
 };
 
-/* One block of VW filters over the sample. Tiles of equal width where that is possible: 28 = 14 + 14. */
+/* One block of VW filters over the sample. Tiles of equal width where that is possible: 28 = 14 +
+ * 14. */
 static void T(conv_pool_block)(const conv_geom *g, const float *x, const float *w, const float *b,
                                float *y, uint8_t *arg)
 {
@@ -153,12 +156,14 @@ static void T(conv_pool_block)(const conv_geom *g, const float *x, const float *
             for (t = 0; T(pool_copies)[t].px > want || T(pool_copies)[t].px > width - done;)
                 t++;
             size_t to = (size_t)(done / 2 * g->ks);
-            T(pool_copies)[t].fn[s](g, xr + (size_t)(done * g->cs), w, b, yr + to, ar ? ar + to : NULL);
+            T(pool_copies)
+            [t].fn[s](g, xr + (size_t)(done * g->cs), w, b, yr + to, ar ? ar + to : NULL);
         }
     }
 }
 
-static void T(conv_block)(const conv_geom *g, const float *x, const float *w, const float *b, float *y)
+static void T(conv_block)(const conv_geom *g, const float *x, const float *w, const float *b,
+                          float *y)
 {
     int s = step_index((size_t)(g->sw * g->cs));
     for (int row = 0; row < g->oh; row++) {

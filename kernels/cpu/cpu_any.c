@@ -1,5 +1,5 @@
-/* cpu_any.c: every per-sample op as plain loops over any layout, through views. What has no faster way
- * elsewhere runs here; the job's record calls it "loops". Backward functions add to dx. */
+/* cpu_any.c: every per-sample op as plain loops over any layout, through views. What has no faster
+ * way elsewhere runs here; the job's record calls it "loops". Backward functions add to dx. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,7 +8,8 @@
 
 #define EACH(i, n)       for (int i = 0; i < (n); i++)
 #define AT(v, n, c, h, w)                                                                          \
-    ((v)->p[(size_t)(n) * (v)->sn + (size_t)(c) * (v)->sc + (size_t)(h) * (v)->sh + (size_t)(w) * (v)->sw])
+    ((v)->p[(size_t)(n) * (v)->sn + (size_t)(c) * (v)->sc + (size_t)(h) * (v)->sh +                \
+            (size_t)(w) * (v)->sw])
 
 /* One sample's job: views of input values, output values, and, backward, their gradients. */
 typedef struct any {
@@ -20,7 +21,7 @@ typedef struct any {
     int i; /* the sample */
 } any;
 
-/* ---- pointwise ----------------------------------------------------------------------------------- */
+/* ---- pointwise ------------------------------------------------------------------------------- */
 
 static float act_value(const graph_node *n, float x)
 {
@@ -134,7 +135,7 @@ static void dropout_backward(const any *a)
     dropout(a, a->dy, &a->dx[0], true);
 }
 
-/* ---- moving data --------------------------------------------------------------------------------- */
+/* ---- moving data ----------------------------------------------------------------------------- */
 
 static void concat(const any *a, bool back)
 {
@@ -190,7 +191,7 @@ static void flatten_backward(const any *a)
         AT(&a->dx[0], a->i, c, h, w) += AT(a->dy, a->i, f++, 0, 0);
 }
 
-/* ---- pooling ------------------------------------------------------------------------------------- */
+/* ---- pooling --------------------------------------------------------------------------------- */
 
 typedef struct span {
     int from, to, counted;
@@ -200,7 +201,8 @@ typedef struct span {
 static span window(const graph_node *n, int o, int in, int out, int kernel, int stride, int pad)
 {
     if (n->op == OP_ADAPTIVE_AVG_POOL) {
-        int from = (int)((int64_t)o * in / out), to = (int)(((int64_t)(o + 1) * in + out - 1) / out);
+        int from = (int)((int64_t)o * in / out),
+            to = (int)(((int64_t)(o + 1) * in + out - 1) / out);
         return (span){from, to, to - from};
     }
     int from = o * stride - pad, to = from + kernel;
@@ -213,12 +215,14 @@ static span window(const graph_node *n, int o, int in, int out, int kernel, int 
 
 static span window_h(const any *a, int o)
 {
-    return window(a->n, o, a->in.h, a->out.h, a->n->pool.kernel_h, a->n->pool.stride_h, a->n->pool.pad_h);
+    return window(a->n, o, a->in.h, a->out.h, a->n->pool.kernel_h, a->n->pool.stride_h,
+                  a->n->pool.pad_h);
 }
 
 static span window_w(const any *a, int o)
 {
-    return window(a->n, o, a->in.w, a->out.w, a->n->pool.kernel_w, a->n->pool.stride_w, a->n->pool.pad_w);
+    return window(a->n, o, a->in.w, a->out.w, a->n->pool.kernel_w, a->n->pool.stride_w,
+                  a->n->pool.pad_w);
 }
 
 /* The first largest of a window; NaN wins, as in PyTorch. */
@@ -279,14 +283,19 @@ static void avg_pool_backward(const any *a)
     }
 }
 
-/* ---- convolution in groups ----------------------------------------------------------------------- */
+/* ---- convolution in groups ------------------------------------------------------------------- */
 
 /* Calls of the innermost loop: kernel position (r, s) at output (h, w) reads input (ih, iw). */
 #define EACH_TAP(a, h, w, r, s, ih, iw)                                                            \
-    EACH(r, (a)->n->conv.kernel_h) EACH(s, (a)->n->conv.kernel_w)                                  \
-    for (int ih = h * (a)->n->conv.stride_h - (a)->n->conv.pad_h + r * (a)->n->conv.dil_h,         \
-             iw = w * (a)->n->conv.stride_w - (a)->n->conv.pad_w + s * (a)->n->conv.dil_w, once = 1; \
-         once && ih >= 0 && ih < (a)->in.h && iw >= 0 && iw < (a)->in.w; once = 0)
+    EACH(r, (a)->n->conv.kernel_h)                                                                 \
+    EACH(s, (a)->n->conv.kernel_w) for (int ih = h * (a)->n->conv.stride_h - (a)->n->conv.pad_h +  \
+                                                 r * (a)->n->conv.dil_h,                           \
+                                        iw = w * (a)->n->conv.stride_w - (a)->n->conv.pad_w +      \
+                                             s * (a)->n->conv.dil_w,                               \
+                                        once = 1;                                                  \
+                                        once && ih >= 0 && ih < (a)->in.h && iw >= 0 &&            \
+                                        iw < (a)->in.w;                                            \
+                                        once = 0)
 
 static void conv_forward(const any *a)
 {
@@ -295,8 +304,9 @@ static void conv_forward(const any *a)
     const float *W = program_param(a->p, a->n->weight), *b = program_param(a->p, a->n->bias);
     EACH(h, a->out.h) EACH(w, a->out.w) EACH(k, a->out.c) {
         float sum = b ? b[k] : 0;
-        EACH_TAP(a, h, w, r, s, ih, iw) EACH(c, per)
-            sum += W[((k * per + c) * R + r) * S + s] * AT(&a->x[0], a->i, k / filters * per + c, ih, iw);
+        EACH_TAP(a, h, w, r, s, ih, iw)
+        EACH(c, per) sum +=
+            W[((k * per + c) * R + r) * S + s] * AT(&a->x[0], a->i, k / filters * per + c, ih, iw);
         AT(a->y, a->i, k, h, w) = a->l->relu && sum < 0 ? 0 : sum;
     }
 }
@@ -327,12 +337,13 @@ static void conv_finish(program *p, layer *l)
         p->k->add(l->dw_floats, l->dw, l->dw + (size_t)t * l->dw_floats, false, l->dw);
         p->k->add(l->db_floats, l->db, l->db + (size_t)t * l->db_floats, false, l->db);
     }
-    memcpy(program_grad(p, l->node->weight), l->dw, p->g->vars[l->node->weight].count * sizeof(float));
+    memcpy(program_grad(p, l->node->weight), l->dw,
+           p->g->vars[l->node->weight].count * sizeof(float));
     if (l->node->bias >= 0)
         memcpy(program_grad(p, l->node->bias), l->db, (size_t)l->node->shape.c * sizeof(float));
 }
 
-/* ---- the layer ----------------------------------------------------------------------------------- */
+/* ---- the layer ------------------------------------------------------------------------------- */
 
 static any open_layer(program *p, layer *l, view *x, view *dx, view *y, view *dy)
 {
@@ -356,10 +367,11 @@ static any_fn *const forwards[OP_COUNT] = {
     [OP_DROPOUT] = dropout_forward, [OP_PAD_CHANNELS] = pad_forward,
 };
 static any_fn *const backwards[OP_COUNT] = {
-    [OP_ACTIVATION] = act_backward, [OP_MAX_POOL] = max_pool_backward,
+    [OP_ACTIVATION] = act_backward,    [OP_MAX_POOL] = max_pool_backward,
     [OP_AVG_POOL] = avg_pool_backward, [OP_ADAPTIVE_AVG_POOL] = avg_pool_backward,
-    [OP_ADD] = pair_backward,       [OP_MUL] = pair_backward, [OP_CONCAT] = concat_backward,
-    [OP_FLATTEN] = flatten_backward, [OP_DROPOUT] = dropout_backward, [OP_PAD_CHANNELS] = pad_backward,
+    [OP_ADD] = pair_backward,          [OP_MUL] = pair_backward,
+    [OP_CONCAT] = concat_backward,     [OP_FLATTEN] = flatten_backward,
+    [OP_DROPOUT] = dropout_backward,   [OP_PAD_CHANNELS] = pad_backward,
 };
 
 static void any_forward(program *p, layer *l, int from, int to, int thread)

@@ -17,15 +17,17 @@
 #include <sys/mman.h>
 
 #include "clock.h"
+#include "cpu_flush.h"
 #include "cpu_program.h"
 #include "prefetch.h"
 
-/* ---- memory -------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 enum { HUGE_PAGE = 2 << 20 };
 
-/* Large blocks in large pages, where the system gives them to who asks: neighbours of one channel lie a page of
- * 4 KiB apart as soon as a concat has a thousand, and walking page tables takes 3 to 9 % of a step. */
+/* Large blocks in large pages, where the system gives them to who asks: neighbours of one channel
+ * lie a page of 4 KiB apart as soon as a concat has a thousand, and walking page tables takes 3 to
+ * 9 % of a step. */
 static void *alloc_block(size_t bytes)
 {
     void *b = NULL;
@@ -56,7 +58,7 @@ float *program_floats(program *p, size_t count)
     return program_alloc(p, count, sizeof(float));
 }
 
-/* ---- tensors ------------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
 static view plane_view(const tensor *t, const plane *a)
 {
@@ -95,8 +97,8 @@ void tensor_clear_halo(const tensor *t, int sample)
     memset(p + (size_t)(t->s.h + a->halo) * a->row, 0, (size_t)a->halo * a->row * sizeof *p);
 }
 
-/* One pixel of all samples is a matrix: with samples a multiple of SAME_LINES apart, its rows would all want
- * the same lines of the cache. */
+/* One pixel of all samples is a matrix: with samples a multiple of SAME_LINES apart, its rows would
+ * all want the same lines of the cache. */
 enum { SAME_LINES = 256, APART = 48 };
 
 static int plane_alloc(program *p, const tensor *t, plane *a)
@@ -129,7 +131,7 @@ static int plane_alloc(program *p, const tensor *t, plane *a)
     return a->data ? 0 : -1;
 }
 
-/* ---- fusing: nodes into layers ------------------------------------------------------------------- */
+/* ---- fusing: nodes into layers --------------------------------------------------------------- */
 
 static bool is_relu(const graph *g, int i)
 {
@@ -141,9 +143,10 @@ static bool pools(const graph *g, int conv, int i)
 {
     const graph_node *c = &g->nodes[conv], *n = i < 0 ? NULL : &g->nodes[i];
     return n && n->op == OP_MAX_POOL && n->pool.kernel_h == 2 && n->pool.kernel_w == 2 &&
-           n->pool.stride_h == 2 && n->pool.stride_w == 2 && n->pool.pad_h == 0 && n->pool.pad_w == 0 &&
-           n->shape.h == c->shape.h / 2 && n->shape.w == c->shape.w / 2 && c->conv.stride_h == 1 &&
-           c->conv.stride_w == 1 && c->conv.dil_h == 1 && c->conv.dil_w == 1;
+           n->pool.stride_h == 2 && n->pool.stride_w == 2 && n->pool.pad_h == 0 &&
+           n->pool.pad_w == 0 && n->shape.h == c->shape.h / 2 && n->shape.w == c->shape.w / 2 &&
+           c->conv.stride_h == 1 && c->conv.stride_w == 1 && c->conv.dil_h == 1 &&
+           c->conv.dil_w == 1;
 }
 
 /* Any window, where the convolution reads the network's input, whose gradient nobody asks for. */
@@ -161,7 +164,8 @@ static fused_pool pool_of(const graph *g, int conv, int i)
 
 typedef enum layer_kind { KIND_ANY, KIND_CONV, KIND_CONV_POOL, KIND_MATMUL } layer_kind;
 
-/* A convolution for which another way than the direct one is better even without the pooling in it. */
+/* A convolution for which another way than the direct one is better even without the pooling in
+ * it. */
 static bool pools_direct(const graph *g, int i, int batch)
 {
     const graph_node *n = &g->nodes[i];
@@ -169,7 +173,8 @@ static bool pools_direct(const graph *g, int i, int batch)
     return conv_is_direct(n) && !conv_is_winograd(n, in.c) && !conv_is_matmul(n, in, batch);
 }
 
-/* The other summand of an addition that reads the norm i, where it is there before the norm; otherwise -1. */
+/* The other summand of an addition that reads the norm i, where it is there before the norm;
+ * otherwise -1. */
 static int summand(const graph *g, int i, int next)
 {
     const graph_node *a = next < 0 ? NULL : &g->nodes[next];
@@ -187,7 +192,9 @@ static int fuse(const graph *g, int i, int batch, bool *relu, fused_pool *pool)
     *relu = false, *pool = POOL_NONE;
     if (op == OP_CONV2D && next >= 0 && pools_direct(g, i, batch)) {
         int after = graph_only_reader(g, next);
-        *pool = is_relu(g, next) ? pool_of(g, i, after) : is_relu(g, after) ? pool_of(g, i, next) : POOL_NONE;
+        *pool = is_relu(g, next)    ? pool_of(g, i, after)
+                : is_relu(g, after) ? pool_of(g, i, next)
+                                    : POOL_NONE;
         *relu = *pool != POOL_NONE;
         if (*relu)
             return after;
@@ -197,7 +204,8 @@ static int fuse(const graph *g, int i, int batch, bool *relu, fused_pool *pool)
         *relu = is_relu(g, after);
         return *relu ? after : next;
     }
-    if (is_relu(g, next) && (op == OP_CONV2D || op == OP_LINEAR || op == OP_BATCH_NORM || op == OP_ADD)) {
+    if (is_relu(g, next) &&
+        (op == OP_CONV2D || op == OP_LINEAR || op == OP_BATCH_NORM || op == OP_ADD)) {
         *relu = true;
         return next;
     }
@@ -243,7 +251,7 @@ static int make_layers(program *p, bool *inside, layer_kind *kinds)
     return 0;
 }
 
-/* ---- layout -------------------------------------------------------------------------------------- */
+/* ---- layout ---------------------------------------------------------------------------------- */
 
 static int most(int a, int b)
 {
@@ -266,8 +274,8 @@ static void want_halos(program *p, const layer *l, bool pooled)
         x->dy.halo = most(x->dy.halo, pad);
 }
 
-/* The network's input keeps 1 to 4 channels without padding when only convolutions read it: they take
- * it without gaps, and never want its gradient. */
+/* The network's input keeps 1 to 4 channels without padding when only convolutions read it: they
+ * take it without gaps, and never want its gradient. */
 static bool narrow_input(const program *p, const layer_kind *kinds)
 {
     if (p->g->nodes[0].shape.c > 4)
@@ -302,7 +310,8 @@ static void needs_gradient(const graph *g, bool *needs)
 
 static bool writes_slices(const program *p, const layer *l, layer_kind kind)
 {
-    return kind == KIND_MATMUL || (kind == KIND_CONV && conv_is_winograd(l->node, p->tensors[l->in[0]].s.c));
+    return kind == KIND_MATMUL ||
+           (kind == KIND_CONV && conv_is_winograd(l->node, p->tensors[l->in[0]].s.c));
 }
 
 /* Tensors in a concat's memory have its rows and samples. */
@@ -326,7 +335,8 @@ static int lay_out(program *p, const layer_kind *kinds, bool *flags)
         t->form = form_of(p, l);
         t->s = p->g->nodes[l->out].shape;
         int unit = t->form == FORM_ROWS ? 16 : CPU_LANES;
-        t->step = t->cs = i == 0 && narrow_input(p, kinds) ? t->s.c : (t->s.c + unit - 1) / unit * unit;
+        t->step = t->cs =
+            i == 0 && narrow_input(p, kinds) ? t->s.c : (t->s.c + unit - 1) / unit * unit;
         if (kinds[i] == KIND_CONV || kinds[i] == KIND_CONV_POOL)
             want_halos(p, l, kinds[i] == KIND_CONV_POOL);
         if (kinds[i] == KIND_MATMUL && (l->node->conv.stride_h > 1 || l->node->conv.stride_w > 1))
@@ -335,13 +345,14 @@ static int lay_out(program *p, const layer_kind *kinds, bool *flags)
     for (int i = 0; i < p->layer_count; i++)
         flags[i] = writes_slices(p, &p->layers[i], kinds[i]);
     concat_join(p, flags);
+    norm_find_acts(p);
     needs_gradient(p->g, flags);
     for (int i = 0; i < p->layer_count; i++) {
         tensor *t = &p->tensors[p->layers[i].out];
         if (p->layers[i].entered) /* has no result of its own */
             continue;
-        if (plane_alloc(p, t, &t->y) != 0 ||
-            (!p->c.inference && flags[p->layers[i].out] && plane_alloc(p, t, &t->dy) != 0))
+        if (plane_alloc(p, t, &t->y) != 0 || (!p->c.inference && flags[p->layers[i].out] &&
+                                              !p->layers[i].act && plane_alloc(p, t, &t->dy) != 0))
             return -1;
     }
     follow_roots(p);
@@ -355,7 +366,7 @@ static int lay_out(program *p, const layer_kind *kinds, bool *flags)
     return 0;
 }
 
-/* ---- layers -------------------------------------------------------------------------------------- */
+/* ---- layers ---------------------------------------------------------------------------------- */
 
 enum { LINE = 64 }; /* pixels of an input row that are converted at a time */
 
@@ -365,17 +376,19 @@ static void convert(const program *p, const char *sample, int c, size_t at, size
     const backend_batch *b = p->b;
     const shape *s = &p->tensors[0].s;
     bool bytes = b->type == INPUT_UINT8;
-    const char *src = sample + ((size_t)c * (size_t)(s->h * s->w) + at) * (bytes ? 1 : sizeof(float));
+    const char *src =
+        sample + ((size_t)c * (size_t)(s->h * s->w) + at) * (bytes ? 1 : sizeof(float));
     (bytes ? p->k->input_bytes : p->k->input_floats)(n, src, b->scale ? b->scale[c] : 1,
                                                      b->shift ? b->shift[c] : 0, to);
 }
 
-/* A plane of bytes into rows that lie `row` floats apart; rows are short, a call for each would take longer. */
+/* A plane of bytes into rows that lie `row` floats apart; rows are short, a call for each would
+ * take longer. */
 static void convert_plane(const program *p, const unsigned char *sample, float *y, size_t row)
 {
     const backend_batch *b = p->b;
-    p->k->input_plane((size_t)p->tensors[0].s.h, (size_t)p->tensors[0].s.w, sample, b->scale ? b->scale[0] : 1,
-                      b->shift ? b->shift[0] : 0, y, row);
+    p->k->input_plane((size_t)p->tensors[0].s.h, (size_t)p->tensors[0].s.w, sample,
+                      b->scale ? b->scale[0] : 1, b->shift ? b->shift[0] : 0, y, row);
 }
 
 /* n pixels at `at` of the plane, from (C, H, W) as the caller has it to channels innermost. */
@@ -466,14 +479,17 @@ static int make_layer(program *p, layer *l, layer_kind kind)
     case OP_CONV2D:
         if (conv_is_depthwise(l->node) && x->cs % CPU_LANES == 0)
             return layer_depthwise(p, l);
-        return conv_is_grouped(l->node, x, &p->tensors[l->out]) ? layer_group(p, l) : layer_any(p, l);
+        return conv_is_grouped(l->node, x, &p->tensors[l->out]) ? layer_group(p, l)
+                                                                : layer_any(p, l);
     case OP_MAX_POOL:
     case OP_AVG_POOL:
     case OP_ADAPTIVE_AVG_POOL:
         return images_only(p, l) && x->cs % CPU_LANES == 0 ? layer_pool(p, l) : layer_any(p, l);
     case OP_MUL:
-        return images_only(p, l) && !both_images(p, l) && x->cs % CPU_LANES == 0 && l->in[0] != l->in[1]
-                   ? layer_gate(p, l) : layer_any(p, l);
+        return images_only(p, l) && !both_images(p, l) && x->cs % CPU_LANES == 0 &&
+                       l->in[0] != l->in[1]
+                   ? layer_gate(p, l)
+                   : layer_any(p, l);
     case OP_CONCAT:
         return images_only(p, l) ? layer_concat(p, l) : layer_any(p, l);
     case OP_LINEAR:
@@ -502,8 +518,8 @@ static int write_choices(program *p)
     p->choices = program_alloc(p, room, 1);
     if (!p->choices)
         return -1;
-    int at = snprintf(p->choices, room, "kernels %s%s%s\nthreads %d\n", p->k->name, p->k16 ? " " : "",
-                      p->k16 ? p->k16->name : "", cpu_threads_count(p->threads));
+    int at = snprintf(p->choices, room, "kernels %s%s%s\nthreads %d\n", p->k->name,
+                      p->k16 ? " " : "", p->k16 ? p->k16->name : "", cpu_threads_count(p->threads));
     for (int i = 0; i < p->layer_count; i++)
         if (p->layers[i].choice[0])
             at += snprintf(p->choices + at, room - (size_t)at, "%s %s\n", p->layers[i].node->name,
@@ -576,7 +592,7 @@ static int cpu_prepare(const graph *g, const backend_config *c, backend_program 
     return 0;
 }
 
-/* ---- running ------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 /* Layers [first, last] that work on samples independently, all of them `together` or none. */
 typedef struct stretch {
@@ -586,7 +602,8 @@ typedef struct stretch {
 
 static bool goes_with(const layer *next, const layer *l, bool forward)
 {
-    return next->together == l->together && !(forward ? next->ops->forward_whole : next->ops->backward_whole);
+    return next->together == l->together &&
+           !(forward ? next->ops->forward_whole : next->ops->backward_whole);
 }
 
 /* So many samples that a layer's result is still in the cache when the next one reads it. */
@@ -605,7 +622,8 @@ static int chunk_of(const stretch *s)
 static void forward_stretch(void *arg, int thread, int threads)
 {
     const stretch *s = arg;
-    int n = s->p->b->n, from = n * thread / threads, to = n * (thread + 1) / threads, chunk = chunk_of(s);
+    int n = s->p->b->n, from = n * thread / threads, to = n * (thread + 1) / threads,
+        chunk = chunk_of(s);
     for (; from < to; from += chunk)
         for (int i = s->first; i <= s->last; i++) {
             layer *l = &s->p->layers[i];
@@ -624,7 +642,8 @@ static void run_forward(program *p)
             continue;
         }
         stretch s = {p, i, i};
-        while (s.last + 1 < p->layer_count && goes_with(&p->layers[s.last + 1], &p->layers[i], true))
+        while (s.last + 1 < p->layer_count &&
+               goes_with(&p->layers[s.last + 1], &p->layers[i], true))
             s.last++;
         for (int j = s.first; j <= s.last; j++)
             if (p->layers[j].ops->pack_ahead)
@@ -636,11 +655,12 @@ static void run_forward(program *p)
 
 static bool has_backward(const program *p, const layer *l)
 {
-    return p->tensors[l->entered ? l->entered->out : l->out].dy.data &&
+    return p->tensors[l->entered ? l->entered->out : l->act ? l->act->out : l->out].dy.data &&
            (l->ops->backward || l->ops->backward_whole);
 }
 
-/* Gradients that this layer is the first to write: their borders, where the memory was others' before. */
+/* Gradients that this layer is the first to write: their borders, where the memory was others'
+ * before. */
 static void clear_borders(program *p, const layer *l, int from, int to)
 {
     for (int j = 0; j < l->in_count; j++) {
@@ -660,7 +680,8 @@ static void borders_part(void *arg, int thread, int threads)
 static void backward_stretch(void *arg, int thread, int threads)
 {
     const stretch *s = arg;
-    int n = s->p->b->n, from = n * thread / threads, to = n * (thread + 1) / threads, chunk = chunk_of(s);
+    int n = s->p->b->n, from = n * thread / threads, to = n * (thread + 1) / threads,
+        chunk = chunk_of(s);
     for (int i = s->first; i <= s->last; i++) {
         layer *l = &s->p->layers[i];
         if (l->dw) {
@@ -728,6 +749,7 @@ static int cpu_forward(backend_program *base, const backend_batch *b, float *log
 {
     program *p = (program *)base;
     const tensor *out = &p->tensors[p->g->output];
+    unsigned arithmetic = flush_begin();
     (void)e;
     p->b = b, p->training = false;
     refresh(p);
@@ -740,12 +762,15 @@ static int cpu_forward(backend_program *base, const backend_batch *b, float *log
     for (int i = 0; logits && i < b->n; i++)
         for (int c = 0; c < out->s.c; c++)
             *logits++ = y.p[(size_t)i * y.sn + (size_t)c * y.sc];
+    flush_end(arithmetic);
     return 0;
 }
 
-static int cpu_gradients(backend_program *base, const backend_batch *b, backend_result *result, err *e)
+static int cpu_gradients(backend_program *base, const backend_batch *b, backend_result *result,
+                         err *e)
 {
     program *p = (program *)base;
+    unsigned arithmetic = flush_begin();
     (void)e;
     p->b = b, p->training = true;
     refresh(p);
@@ -753,6 +778,7 @@ static int cpu_gradients(backend_program *base, const backend_batch *b, backend_
     loss_compute(p, &p->tensors[p->g->output], p->tensors[p->g->output].dy.data != NULL, result);
     result->convert_s = (double)p->convert_ns * 1e-9;
     run_backward(p);
+    flush_end(arithmetic);
     return 0;
 }
 
@@ -790,8 +816,10 @@ static int cpu_update(backend_program *base, backend_update u, err *e)
 {
     program *p = (program *)base;
     update_work w = {p, u};
+    unsigned arithmetic = flush_begin();
     (void)e;
     cpu_threads_run(p->threads, update_part, &w);
+    flush_end(arithmetic);
     p->stale = true;
     return 0;
 }

@@ -1,15 +1,15 @@
 /* cpu_channel.c: layers that keep channels apart, over images with channels innermost: depthwise
  * convolutions, pooling of any window, activations, one factor a channel.
  *
- * A window is two lists of taps, one an axis, made at compile time: borders, strides and dilations are in
- * the lists, so that no padding is read or multiplied, and the input gradient is the same walk over the
- * transposed lists: each input asks the outputs that saw it, and is written once. */
+ * A window is two lists of taps, one an axis, made at compile time: borders, strides and dilations
+ * are in the lists, so that no padding is read or multiplied, and the input gradient is the same
+ * walk over the transposed lists: each input asks the outputs that saw it, and is written once. */
 #include <stdio.h>
 #include <string.h>
 
-#include "cpu_program.h"
+#include "cpu_runs.h"
 
-/* ---- windows ------------------------------------------------------------------------------------- */
+/* ---- windows --------------------------------------------------------------------------------- */
 
 typedef struct axis_rule {
     graph_op op;
@@ -38,7 +38,8 @@ static int window_of(const axis_rule *r, int o, window_tap *to)
     return n;
 }
 
-/* Whether d and d+1 have the same taps, a fixed number of sources apart: that number, otherwise -1. */
+/* Whether d and d+1 have the same taps, a fixed number of sources apart: that number, otherwise
+ * -1. */
 static int step_between(const window_axis *a, int d)
 {
     int n = a->begin[d + 1] - a->begin[d];
@@ -47,8 +48,8 @@ static int step_between(const window_axis *a, int d)
     const window_tap *here = a->taps + a->begin[d], *next = a->taps + a->begin[d + 1];
     int step = next->from - here->from;
     for (int t = 0; t < n; t++)
-        if (next[t].tap != here[t].tap || next[t].scale < here[t].scale || next[t].scale > here[t].scale ||
-            next[t].from - here[t].from != step)
+        if (next[t].tap != here[t].tap || next[t].scale < here[t].scale ||
+            next[t].scale > here[t].scale || next[t].from - here[t].from != step)
             return -1;
     return step;
 }
@@ -107,7 +108,8 @@ static int transpose_axis(program *p, const window_axis *a, int in, window_axis 
     for (int o = a->count - 1; o >= 0; o--) /* filled from the end of each list */
         for (int j = a->begin[o]; j < a->begin[o + 1]; j++) {
             window_tap t = a->taps[j];
-            back->taps[--back->begin[t.from + 1]] = (window_tap){.from = o, .tap = t.tap, .scale = t.scale};
+            back->taps[--back->begin[t.from + 1]] =
+                (window_tap){.from = o, .tap = t.tap, .scale = t.scale};
         }
     for (int i = 0; i < in; i++) /* begin[i + 1] has sunk to the start of list i */
         back->begin[i] = back->begin[i + 1];
@@ -136,7 +138,7 @@ static float *pixels(const tensor *t, const plane *a, int i)
     return tensor_pixels(a, t->cs, i);
 }
 
-/* ---- depthwise convolution ----------------------------------------------------------------------- */
+/* ---- depthwise convolution ------------------------------------------------------------------- */
 
 bool conv_is_depthwise(const graph_node *n)
 {
@@ -166,11 +168,8 @@ static void depthwise_backward(program *p, layer *l, int from, int to, int threa
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     float *dw = l->dw + (size_t)thread * l->dw_floats, *db = l->db + (size_t)thread * l->db_floats;
     for (int i = from; i < to; i++) {
-        const float *yi = pixels(y, &y->y, i);
-        float *dyi = pixels(y, &y->dy, i);
-        for (int h = 0; h < y->s.h && (l->relu || l->node->bias >= 0); h++)
-            p->k->mask_bias(y->s.w, y->cs, (size_t)y->cs, l->relu ? yi + (size_t)h * y->y.row : NULL,
-                            dyi + (size_t)h * y->dy.row, dyi + (size_t)h * y->dy.row, db);
+        const float *dyi = pixels(y, &y->dy, i);
+        mask_samples(p, l, i, i + 1, db);
         p->k->window_dw(&l->ahead, pixels(x, &x->y, i), dyi, y->dy.row, dw);
         if (x->dy.data)
             p->k->window(&l->back, dyi, l->wf, NULL, pixels(x, &x->dy, i));
@@ -192,8 +191,9 @@ static void depthwise_finish(program *p, layer *l)
         memcpy(program_grad(p, l->node->bias), l->db, (size_t)l->node->shape.c * sizeof(float));
 }
 
-static const layer_ops depthwise_ops = {.forward = depthwise_forward, .backward = depthwise_backward,
-                                        .finish = depthwise_finish, .pack = depthwise_pack};
+static const layer_ops depthwise_ops = {.forward = depthwise_forward,
+                                        .backward = depthwise_backward, .finish = depthwise_finish,
+                                        .pack = depthwise_pack};
 
 int layer_depthwise(program *p, layer *l)
 {
@@ -222,7 +222,7 @@ int layer_depthwise(program *p, layer *l)
     return l->dw && l->db ? 0 : -1;
 }
 
-/* ---- pooling ------------------------------------------------------------------------------------- */
+/* ---- pooling --------------------------------------------------------------------------------- */
 
 static void max_forward(program *p, layer *l, int from, int to, int thread)
 {
@@ -300,7 +300,7 @@ int layer_pool(program *p, layer *l)
     return l->arg ? 0 : -1;
 }
 
-/* ---- activations --------------------------------------------------------------------------------- */
+/* ---- activations ----------------------------------------------------------------------------- */
 
 /* Row h of sample i, whose floats follow each other; features are one row. */
 static float *row_of(const tensor *t, const plane *a, int i, int h)
@@ -310,14 +310,17 @@ static float *row_of(const tensor *t, const plane *a, int i, int h)
     return pixels(t, a, i) + (size_t)h * a->row;
 }
 
-/* Samples [from, to) of features in columns: the last few beside the columns, which other threads share. */
+/* Samples [from, to) of features in columns: the last few beside the columns, which other threads
+ * share. */
 static void act_columns(program *p, layer *l, bool back, int from, int to)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     const float slope = (float)l->node->act.slope;
-    size_t whole = (size_t)((to - from) / CPU_LANES * CPU_LANES), rest = (size_t)(to - from) - whole;
+    size_t whole = (size_t)((to - from) / CPU_LANES * CPU_LANES),
+           rest = (size_t)(to - from) - whole;
     for (size_t c = 0; c < (size_t)y->s.c; c++) {
-        const float *xc = x->y.data + c * x->y.row + from, *dyc = back ? y->dy.data + c * y->dy.row + from : NULL;
+        const float *xc = x->y.data + c * x->y.row + from,
+                    *dyc = back ? y->dy.data + c * y->dy.row + from : NULL;
         float *out = back ? x->dy.data + c * x->dy.row + from : y->y.data + c * y->y.row + from;
         float a[CPU_LANES] = {0}, b[CPU_LANES] = {0}, r[CPU_LANES] = {0};
         memcpy(a, xc + whole, rest * sizeof *a);
@@ -338,14 +341,17 @@ static void act_forward(program *p, layer *l, int from, int to, int thread)
 {
     (void)thread;
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    if (l->acted && p->training)
+        return;
     if (y->form == FORM_COLUMNS) {
         act_columns(p, l, false, from, to);
         return;
     }
-    for (int i = from; i < to; i++)
-        for (int h = 0; h < y->s.h; h++)
-            p->k->act(l->node->act.kind, (float)l->node->act.slope, (size_t)(y->s.w * y->cs),
-                      row_of(x, &x->y, i, h), row_of(y, &y->y, i, h));
+    run_level level = run_through(run_through(RUN_SAMPLES, x, &x->y), y, &y->y);
+    pixel_runs r;
+    RUNS(r, level, y->s, from, to)
+        p->k->act(l->node->act.kind, (float)l->node->act.slope, (size_t)(r.now.pixels * y->cs),
+                  run_at(x, &x->y, &r.now), run_at(y, &y->y, &r.now));
 }
 
 static void act_backward(program *p, layer *l, int from, int to, int thread)
@@ -357,11 +363,15 @@ static void act_backward(program *p, layer *l, int from, int to, int thread)
             act_columns(p, l, true, from, to);
         return;
     }
-    for (int i = from; i < to && x->dy.data; i++)
-        for (int h = 0; h < y->s.h; h++)
-            p->k->act_back(l->node->act.kind, (float)l->node->act.slope, (size_t)(y->s.w * y->cs),
-                           row_of(x, &x->y, i, h), row_of(y, &y->dy, i, h), l->add[0],
-                           row_of(x, &x->dy, i, h));
+    if (!x->dy.data || l->acted)
+        return;
+    run_level level =
+        run_through(run_through(run_through(RUN_SAMPLES, x, &x->y), y, &y->dy), x, &x->dy);
+    pixel_runs r;
+    RUNS(r, level, y->s, from, to)
+    p->k->act_back(l->node->act.kind, (float)l->node->act.slope, (size_t)(r.now.pixels * y->cs),
+                   run_at(x, &x->y, &r.now), run_at(y, &y->dy, &r.now), l->add[0],
+                   run_at(x, &x->dy, &r.now));
 }
 
 static const layer_ops act_ops = {.forward = act_forward, .backward = act_backward};
@@ -374,29 +384,35 @@ int layer_act(program *p, layer *l)
     return 0;
 }
 
-/* ---- one factor a channel: squeeze and excite ---------------------------------------------------- */
+/* ---- one factor a channel: squeeze and excite ------------------------------------------------ */
 
 static void gate_forward(program *p, layer *l, int from, int to, int thread)
 {
     (void)thread;
     const tensor *x = &p->tensors[l->in[0]], *f = &p->tensors[l->in[1]], *y = &p->tensors[l->out];
+    run_level level = run_through(run_through(RUN_SAMPLE, x, &x->y), y, &y->y);
+    pixel_runs r;
     for (int i = from; i < to; i++)
-        for (int h = 0; h < y->s.h; h++)
-            p->k->affine(y->s.w, y->cs, row_of(x, &x->y, i, h), (size_t)x->cs, pixels(f, &f->y, i),
-                         l->zeros, NULL, false, row_of(y, &y->y, i, h), (size_t)y->cs);
+        RUNS(r, level, y->s, i, i + 1)
+    p->k->affine(r.now.pixels, y->cs, run_at(x, &x->y, &r.now), (size_t)x->cs, pixels(f, &f->y, i),
+                 l->zeros, NULL, false, run_at(y, &y->y, &r.now), (size_t)y->cs);
 }
 
 static void gate_backward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *f = &p->tensors[l->in[1]], *y = &p->tensors[l->out];
+    run_level level = run_through(run_through(RUN_SAMPLE, x, &x->y), y, &y->dy);
+    level = x->dy.data ? run_through(level, x, &x->dy) : level;
+    pixel_runs r;
     for (int i = from; i < to; i++) {
-        float *df = f->dy.data ? pixels(f, &f->dy, i) : l->scratch + (size_t)thread * l->scratch_floats;
+        float *df =
+            f->dy.data ? pixels(f, &f->dy, i) : l->scratch + (size_t)thread * l->scratch_floats;
         if (!l->add[1])
             memset(df, 0, (size_t)f->cs * sizeof *df);
-        for (int h = 0; h < y->s.h; h++)
-            p->k->gate_back(y->s.w, y->cs, row_of(x, &x->y, i, h), pixels(f, &f->y, i),
-                            row_of(y, &y->dy, i, h), l->add[0],
-                            x->dy.data ? row_of(x, &x->dy, i, h) : NULL, df);
+        RUNS(r, level, y->s, i, i + 1)
+            p->k->gate_back(r.now.pixels, y->cs, run_at(x, &x->y, &r.now), pixels(f, &f->y, i),
+                            run_at(y, &y->dy, &r.now), l->add[0],
+                            x->dy.data ? run_at(x, &x->dy, &r.now) : NULL, df);
     }
 }
 
@@ -413,7 +429,7 @@ int layer_gate(program *p, layer *l)
     return l->zeros && l->scratch ? 0 : -1;
 }
 
-/* ---- dropout ------------------------------------------------------------------------------------- */
+/* ---- dropout --------------------------------------------------------------------------------- */
 
 enum { DROPOUT_SAMPLES = 16 }; /* of features in columns, that are turned at a time */
 
@@ -424,8 +440,8 @@ static void draw_factors(const program *p, const layer *l, int i, float *to)
     double drop = l->node->dropout.p;
     uint32_t key[2], counter[4];
     graph_dropout_stream(p->c.seed, b->epoch, b->sample[i], l->node->dropout.layer, key, counter);
-    p->k->keep(key, counter, shape_count(l->node->shape), graph_dropout_below(drop), (float)(1 / (1 - drop)),
-               to);
+    p->k->keep(key, counter, shape_count(l->node->shape), graph_dropout_below(drop),
+               (float)(1 / (1 - drop)), to);
 }
 
 /* y (+)= x * factor for one sample of an image or of features in a row. */
@@ -446,8 +462,8 @@ static void drop_sample(program *p, layer *l, const tensor *x, const plane *a, c
 }
 
 /* Samples [from, to) of features in columns. */
-static void drop_columns(program *p, layer *l, const plane *a, const plane *b, bool add, int from, int to,
-                         float *factors)
+static void drop_columns(program *p, layer *l, const plane *a, const plane *b, bool add, int from,
+                         int to, float *factors)
 {
     size_t features = (size_t)l->node->shape.c, ld = l->other_ld;
     float *turned = factors + DROPOUT_SAMPLES * ld;
@@ -469,7 +485,8 @@ static void drop_columns(program *p, layer *l, const plane *a, const plane *b, b
 
 static void drop(program *p, layer *l, bool back, int from, int to, int thread)
 {
-    const tensor *x = &p->tensors[back ? l->out : l->in[0]], *y = &p->tensors[back ? l->in[0] : l->out];
+    const tensor *x = &p->tensors[back ? l->out : l->in[0]],
+                 *y = &p->tensors[back ? l->in[0] : l->out];
     const plane *a = back ? &x->dy : &x->y, *b = back ? &y->dy : &y->y;
     bool add = back && l->add[0];
     float *factors = l->scratch + (size_t)thread * l->scratch_floats;
@@ -517,6 +534,7 @@ int layer_dropout(program *p, layer *l)
     size_t elements = (shape_count(y->s) + 31) / 32 * 32, wide = (size_t)(y->s.h * y->s.w * y->cs);
     l->other_ld = elements > wide ? elements : wide;
     l->scratch_floats = (y->form == FORM_COLUMNS ? 2 * DROPOUT_SAMPLES : 2) * l->other_ld;
-    l->scratch = program_floats(p, l->scratch_floats * (size_t)cpu_threads_count(p->threads) + CPU_SLACK);
+    l->scratch =
+        program_floats(p, l->scratch_floats * (size_t)cpu_threads_count(p->threads) + CPU_SLACK);
     return l->scratch ? 0 : -1;
 }

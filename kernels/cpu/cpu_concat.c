@@ -19,13 +19,14 @@ static float *row_of(const tensor *t, const plane *a, int i, int h)
     return tensor_pixels(a, t->cs, i) + (size_t)h * a->row;
 }
 
-/* ---- joining ------------------------------------------------------------------------------------- */
+/* ---- joining --------------------------------------------------------------------------------- */
 
 /* An image without border and padding lanes. */
 static bool plain(const program *p, int node)
 {
     const tensor *t = &p->tensors[node];
-    return node != 0 && node != p->g->output && t->form == FORM_IMAGE && t->cs == t->s.c && t->y.halo == 0;
+    return node != 0 && node != p->g->output && t->form == FORM_IMAGE && t->cs == t->s.c &&
+           t->y.halo == 0;
 }
 
 static bool joinable(const program *p, const layer *l)
@@ -61,15 +62,16 @@ static bool read_by_norms(const program *p, int node)
     return true;
 }
 
-/* How many concats of the chain that ends with layer `last` there are: their indices, last first. */
+/* How many concats of the chain that ends with layer `last` there are: their indices, last
+ * first. */
 static int find_chain(const program *p, int last, int *chain)
 {
     int count = 0;
     chain[count++] = last;
     for (int i = last - 1; i >= 0; i--) {
         const layer *l = &p->layers[i];
-        if (joinable(p, l) && p->tensors[l->out].root == 0 && continues(&p->layers[chain[count - 1]], l) &&
-            read_by_norms(p, l->out))
+        if (joinable(p, l) && p->tensors[l->out].root == 0 &&
+            continues(&p->layers[chain[count - 1]], l) && read_by_norms(p, l->out))
             chain[count++] = i;
     }
     return count;
@@ -83,8 +85,8 @@ static bool in_chain(int layer_index, const int *chain, int count)
     return false;
 }
 
-/* May the part lie in the chain's memory: made by a layer that can write there (and does without a border of
- * its gradient), read by the chain alone? */
+/* May the part lie in the chain's memory: made by a layer that can write there (and does without a
+ * border of its gradient), read by the chain alone? */
 static bool part_joins(const program *p, int node, const int *chain, int count, const bool *slices)
 {
     bool made = false;
@@ -107,7 +109,8 @@ static void place_at(program *p, int node, int root, int channel)
     p->tensors[node].dy.halo = 0;
 }
 
-/* Everything that joins gets its place; then each concat but the first is the one before and what is new. */
+/* Everything that joins gets its place; then each concat but the first is the one before and what
+ * is new. */
 static void join(program *p, const int *chain, int count, const bool *slices)
 {
     const layer *all = &p->layers[chain[0]];
@@ -136,8 +139,9 @@ static const layer *norm_before(const program *p, const layer *l)
     for (int i = 0; i < p->layer_count; i++)
         if (p->layers[i].out == l->in[0] && p->layers[i].node->op == OP_CONCAT)
             for (int j = 0; j < p->layer_count; j++)
-                if (p->layers[j].node->op == OP_BATCH_NORM && p->layers[j].in[0] == p->layers[i].in[0] &&
-                    &p->layers[j] < l && p->tensors[p->layers[j].out].cs == p->layers[j].node->shape.c)
+                if (p->layers[j].node->op == OP_BATCH_NORM &&
+                    p->layers[j].in[0] == p->layers[i].in[0] && &p->layers[j] < l &&
+                    p->tensors[p->layers[j].out].cs == p->layers[j].node->shape.c)
                     return &p->layers[j];
     return NULL;
 }
@@ -155,7 +159,7 @@ void concat_join(program *p, const bool *slices)
     }
 }
 
-/* ---- the layer ----------------------------------------------------------------------------------- */
+/* ---- the layer ------------------------------------------------------------------------------- */
 
 /* Does the part lie in y's memory already? */
 static bool in_place(const program *p, const layer *l, int j)
@@ -180,8 +184,8 @@ static void concat_forward(program *p, layer *l, int from, int to, int thread)
         }
 }
 
-/* One pixel's channels. The last few one by one: a whole vector would reach into the next pixel, which
- * may be another thread's at this moment. */
+/* One pixel's channels. The last few one by one: a whole vector would reach into the next pixel,
+ * which may be another thread's at this moment. */
 static void pixel_back(const program *p, int channels, const float *dy, bool accumulate, float *dx)
 {
     int whole = channels / CPU_LANES * CPU_LANES;
@@ -200,7 +204,8 @@ static void concat_backward(program *p, layer *l, int from, int to, int thread)
             for (int h = 0; h < y->s.h && x->dy.data && !in_place(p, l, j); h++) {
                 const float *row = row_of(y, &y->dy, i, h) + channel;
                 for (int w = 0; w < y->s.w; w++)
-                    pixel_back(p, x->s.c, row + w * y->step, l->add[j], row_of(x, &x->dy, i, h) + w * x->step);
+                    pixel_back(p, x->s.c, row + w * y->step, l->add[j],
+                               row_of(x, &x->dy, i, h) + w * x->step);
             }
         }
 }
@@ -216,6 +221,9 @@ int layer_concat(program *p, layer *l)
         copied += !in_place(p, l, j);
     }
     l->ops = &concat_ops;
-    snprintf(l->choice, sizeof l->choice, copied == 0 ? "joined" : copied == l->in_count ? "copy" : "joined+copy");
+    snprintf(l->choice, sizeof l->choice,
+             copied == 0             ? "joined"
+             : copied == l->in_count ? "copy"
+                                     : "joined+copy");
     return 0;
 }

@@ -1,11 +1,11 @@
 /* cpu_conv.c: convolutions with their bias, ReLU and max pooling as one layer, sample by sample.
  *
- * Backward through the pooling touches the winners alone, a quarter of the work. 2x2 pooling is done in the
- * registers; other windows, which overlap, after the convolution, while its result is in the second cache:
- * over the network's input alone, since only the weights' gradient is then by winners. Without pooling the
- * input gradient is again a convolution, over dy with a border, where the stride is 1; otherwise the
- * output pixels scatter. Weight gradients gather in a block of each thread's own and are summed in
- * thread order. */
+ * Backward through the pooling touches the winners alone, a quarter of the work. 2x2 pooling is
+ * done in the registers; other windows, which overlap, after the convolution, while its result is
+ * in the second cache: over the network's input alone, since only the weights' gradient is then by
+ * winners. Without pooling the input gradient is again a convolution, over dy with a border, where
+ * the stride is 1; otherwise the output pixels scatter. Weight gradients gather in a block of each
+ * thread's own and are summed in thread order. */
 #include <stdio.h>
 #include <string.h>
 
@@ -28,8 +28,8 @@ static float *window(const plane *a, int cs, int sample, int pad_h, int pad_w)
            (size_t)((a->halo - pad_w) * cs);
 }
 
-/* Where weights lie: filter f, channel i, kernel position (r, s) at base + f*f_step + i*i_step + r*r_step
- * + s*s_step; steps may be negative. */
+/* Where weights lie: filter f, channel i, kernel position (r, s) at base + f*f_step + i*i_step +
+ * r*r_step + s*s_step; steps may be negative. */
 typedef struct bank {
     const float *base;
     ptrdiff_t f, i, r, s;
@@ -59,7 +59,8 @@ static void pack_backward(const conv_geom *g, const float *w, float *to)
         for (size_t r = 0; r < R; r++)
             for (size_t s = 0; s < S; s++)
                 for (size_t c = 0; c < C; c++)
-                    to[(f * R + r) * g->run + s * (size_t)g->cs + c] = w[((f * C + c) * R + r) * S + s];
+                    to[(f * R + r) * g->run + s * (size_t)g->cs + c] =
+                        w[((f * C + c) * R + r) * S + s];
 }
 
 static void conv_pack(program *p, layer *l)
@@ -71,8 +72,10 @@ static void conv_pack(program *p, layer *l)
     for (int i = 0; i < l->phase_count; i++) {
         const conv_phase *f = &l->phases[i];
         /* The last kernel row of the phase comes first; filters and channels change places. */
-        ptrdiff_t last = f->h.first + f->h.step * (f->g.kh - 1), end = f->w.first + f->w.step * (f->g.kw - 1);
-        pack_forward(p->k, &f->g, (bank){w + last * S + end, tap, filter, -f->h.step * S, -f->w.step}, f->wf);
+        ptrdiff_t last = f->h.first + f->h.step * (f->g.kh - 1),
+                  end = f->w.first + f->w.step * (f->g.kw - 1);
+        pack_forward(p->k, &f->g,
+                     (bank){w + last * S + end, tap, filter, -f->h.step * S, -f->w.step}, f->wf);
     }
     if (l->wb)
         pack_backward(&l->g, w, l->wb);
@@ -92,8 +95,8 @@ static void pooled_forward(program *p, layer *l, int from, int to, int thread)
     (void)thread;
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     for (int i = from; i < to; i++)
-        p->k->conv_pool(&l->g, window(&x->y, x->cs, i, l->node->conv.pad_h, l->node->conv.pad_w), l->wf,
-                        l->bf, tensor_pixels(&y->y, y->cs, i),
+        p->k->conv_pool(&l->g, window(&x->y, x->cs, i, l->node->conv.pad_h, l->node->conv.pad_w),
+                        l->wf, l->bf, tensor_pixels(&y->y, y->cs, i),
                         p->training ? l->arg + (size_t)i * l->arg_sample : NULL);
 }
 
@@ -102,7 +105,8 @@ static void windows_forward(program *p, layer *l, int from, int to, int thread)
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     float *result = l->scratch + (size_t)thread * l->scratch_floats;
     for (int i = from; i < to; i++) {
-        p->k->conv(&l->g, window(&x->y, x->cs, i, l->node->conv.pad_h, l->node->conv.pad_w), l->wf, l->bf, result);
+        p->k->conv(&l->g, window(&x->y, x->cs, i, l->node->conv.pad_h, l->node->conv.pad_w), l->wf,
+                   l->bf, result);
         p->k->window_max(&l->ahead, result, tensor_pixels(&y->y, y->cs, i),
                          p->training ? l->arg + (size_t)i * l->arg_sample : NULL);
     }
@@ -118,8 +122,9 @@ static void pooled_gradient(const program *p, const layer *l, int i, float *dp, 
         p->k->mask_bias(y->s.h * y->s.w, y->cs, (size_t)y->cs, l->relu ? yi : NULL, dyi, dp, db);
     else
         for (int h = 0; h < y->s.h; h++)
-            p->k->mask_bias(y->s.w, y->cs, (size_t)y->cs, l->relu ? yi + (size_t)h * y->y.row : NULL,
-                            dyi + (size_t)h * y->dy.row, dp + (size_t)h * row, db);
+            p->k->mask_bias(y->s.w, y->cs, (size_t)y->cs,
+                            l->relu ? yi + (size_t)h * y->y.row : NULL, dyi + (size_t)h * y->dy.row,
+                            dp + (size_t)h * row, db);
 }
 
 static void windows_backward(program *p, layer *l, int from, int to, int thread)
@@ -129,8 +134,9 @@ static void windows_backward(program *p, layer *l, int from, int to, int thread)
     float *dw = l->dw + (size_t)thread * l->dw_floats, *db = l->db + (size_t)thread * l->db_floats;
     for (int i = from; i < to; i++) {
         pooled_gradient(p, l, i, dp, db);
-        p->k->conv_window_dw(&l->g, &l->cells, window(&x->y, x->cs, i, l->node->conv.pad_h, l->node->conv.pad_w),
-                             dp, l->arg + (size_t)i * l->arg_sample, dw);
+        p->k->conv_window_dw(&l->g, &l->cells,
+                             window(&x->y, x->cs, i, l->node->conv.pad_h, l->node->conv.pad_w), dp,
+                             l->arg + (size_t)i * l->arg_sample, dw);
     }
 }
 
@@ -155,13 +161,14 @@ static void pooled_backward(program *p, layer *l, int from, int to, int thread)
     }
 }
 
-/* ---- the input gradient without pooling: a convolution over dy for each phase of the stride --------- */
+/* ---- the input gradient without pooling: a convolution over dy for each phase of the stride -- */
 
-/* Input positions h = a, a + stride, ... see the kernel rows first, first + step, ... alone, and of dy the
- * rows from h/stride - pad on: a convolution of stride 1 with the kernel turned round. */
+/* Input positions h = a, a + stride, ... see the kernel rows first, first + step, ... alone, and of
+ * dy the rows from h/stride - pad on: a convolution of stride 1 with the kernel turned round. */
 static phase_axis axis_of(int a, int in, int out, int kernel, int stride, int pad, int dil)
 {
-    phase_axis f = {.from = a, .step = stride == 1 ? 1 : stride, .count = (in - a + stride - 1) / stride};
+    phase_axis f = {.from = a, .step = stride == 1 ? 1 : stride,
+                    .count = (in - a + stride - 1) / stride};
     int reach = stride == 1 ? dil : 1; /* rows of dy between two taps */
     f.first = (a + pad) % stride;
     f.taps = f.first < kernel ? (kernel - f.first + f.step - 1) / f.step : 0;
@@ -181,12 +188,14 @@ static bool has_phases(const graph_node *n)
 
 static phase_axis axis_h(const graph_node *n, int in, int a)
 {
-    return axis_of(a, in, n->shape.h, n->conv.kernel_h, n->conv.stride_h, n->conv.pad_h, n->conv.dil_h);
+    return axis_of(a, in, n->shape.h, n->conv.kernel_h, n->conv.stride_h, n->conv.pad_h,
+                   n->conv.dil_h);
 }
 
 static phase_axis axis_w(const graph_node *n, int in, int a)
 {
-    return axis_of(a, in, n->shape.w, n->conv.kernel_w, n->conv.stride_w, n->conv.pad_w, n->conv.dil_w);
+    return axis_of(a, in, n->shape.w, n->conv.kernel_w, n->conv.stride_w, n->conv.pad_w,
+                   n->conv.dil_w);
 }
 
 int conv_dy_halo(const graph_node *n, shape in)
@@ -251,8 +260,9 @@ static void dense_backward(program *p, layer *l, int from, int to, int thread)
         const float *yi = tensor_pixels(&y->y, y->cs, i);
         float *dyi = tensor_pixels(&y->dy, y->cs, i);
         for (int h = 0; h < y->s.h && (l->relu || l->node->bias >= 0); h++)
-            p->k->mask_bias(y->s.w, y->cs, (size_t)y->cs, l->relu ? yi + (size_t)h * y->y.row : NULL,
-                            dyi + (size_t)h * y->dy.row, dyi + (size_t)h * y->dy.row, db);
+            p->k->mask_bias(y->s.w, y->cs, (size_t)y->cs,
+                            l->relu ? yi + (size_t)h * y->y.row : NULL, dyi + (size_t)h * y->dy.row,
+                            dyi + (size_t)h * y->dy.row, db);
         p->k->conv_dw(&gw, window(&x->y, x->cs, i, ph, pw), dyi, dw);
         if (!x->dy.data)
             continue;
@@ -281,17 +291,18 @@ static void conv_finish(program *p, layer *l)
         for (size_t r = 0; r < R; r++)
             for (size_t s = 0; s < S; s++)
                 for (size_t c = 0; c < C; c++)
-                    to[((f * C + c) * R + r) * S + s] = l->dw[(f * R + r) * g->run + s * (size_t)g->cs + c];
+                    to[((f * C + c) * R + r) * S + s] =
+                        l->dw[(f * R + r) * g->run + s * (size_t)g->cs + c];
     if (l->node->bias >= 0)
         memcpy(program_grad(p, l->node->bias), l->db, (size_t)g->k * sizeof(float));
 }
 
 static const layer_ops conv_ops = {
     .forward = conv_forward, .backward = dense_backward, .finish = conv_finish, .pack = conv_pack};
-static const layer_ops pooled_ops = {
-    .forward = pooled_forward, .backward = pooled_backward, .finish = conv_finish, .pack = conv_pack};
-static const layer_ops windows_ops = {
-    .forward = windows_forward, .backward = windows_backward, .finish = conv_finish, .pack = conv_pack};
+static const layer_ops pooled_ops = {.forward = pooled_forward, .backward = pooled_backward,
+                                     .finish = conv_finish, .pack = conv_pack};
+static const layer_ops windows_ops = {.forward = windows_forward, .backward = windows_backward,
+                                      .finish = conv_finish, .pack = conv_pack};
 
 conv_geom conv_geometry(const program *p, const layer *l)
 {
@@ -387,8 +398,9 @@ static int make_windows(program *p, layer *l)
         return -1;
     l->ahead.y_row = y->y.row;
     int64_t row = (int64_t)l->g.x_row * l->g.sh, step = (int64_t)l->g.cs * l->g.sw;
-    l->cells = (pool_cells){y->s.h, y->s.w, (size_t)(row * n->pool.stride_h), (size_t)(step * n->pool.stride_w),
-                            program_alloc(p, (size_t)(n->pool.kernel_h * n->pool.kernel_w), sizeof(uint32_t))};
+    l->cells = (pool_cells){
+        y->s.h, y->s.w, (size_t)(row * n->pool.stride_h), (size_t)(step * n->pool.stride_w),
+        program_alloc(p, (size_t)(n->pool.kernel_h * n->pool.kernel_w), sizeof(uint32_t))};
     for (int r = 0, t = 0; l->cells.at && r < n->pool.kernel_h; r++)
         for (int s = 0; s < n->pool.kernel_w; s++, t++)
             l->cells.at[t] = (uint32_t)((r - n->pool.pad_h) * row + (s - n->pool.pad_w) * step);
@@ -406,7 +418,8 @@ int layer_conv(program *p, layer *l)
     size_t taps = (size_t)(n->conv.kernel_h * n->conv.kernel_w) * (size_t)l->g.c;
     l->wf = program_floats(p, round_up((size_t)l->g.k, 8) * taps);
     l->bf = program_floats(p, round_up((size_t)l->g.k, 16));
-    snprintf(l->choice, sizeof l->choice, "%s%s", names[l->pool], l->pool == POOL_NONE && l->relu ? "+relu" : "");
+    snprintf(l->choice, sizeof l->choice, "%s%s", names[l->pool],
+             l->pool == POOL_NONE && l->relu ? "+relu" : "");
     if (!l->wf || !l->bf || (l->pool == POOL_WINDOWS && make_windows(p, l) != 0))
         return -1;
     return p->c.inference ? 0 : alloc_backward(p, l);

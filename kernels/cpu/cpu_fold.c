@@ -1,10 +1,10 @@
-/* cpu_fold.c: convolutions that take the batch norm after them into their weights, where a model only
- * evaluates: y = scale (w x + b) + shift = (scale w) x + (scale b + shift). The norm's layer has nothing
- * to do then, and the convolution writes its result, ReLU included.
+/* cpu_fold.c: convolutions that take the batch norm after them into their weights, where a model
+ * only evaluates: y = scale (w x + b) + shift = (scale w) x + (scale b + shift). The norm's layer
+ * has nothing to do then, and the convolution writes its result, ReLU included.
  *
- * A program changes between the two ways with what it is asked for, by an exchange of a few fields and
- * weights packed again; so an epoch of training and its evaluation pay for that once each. Norms that take
- * a sum with them stay: they save no pass. */
+ * A program changes between the two ways with what it is asked for, by an exchange of a few fields
+ * and weights packed again; so an epoch of training and its evaluation pay for that once each.
+ * Norms that take a sum with them stay: they save no pass. */
 #include <math.h>
 
 #include "cpu_program.h"

@@ -1,8 +1,10 @@
-/* cpu_group.c: convolutions in groups that are not depthwise, as matrix products over the pixels of a row.
+/* cpu_group.c: convolutions in groups that are not depthwise, as matrix products over the pixels of
+ * a row.
  *
- * A group of few channels fills no vector. So as many groups as make whole vectors are one block, whose
- * weights are a dense matrix a tap, zero between the groups: ResNeXt's groups of 4 take twice the
- * multiplications and are still vectors. A row's taps are cut to the columns that lie inside the image. */
+ * A group of few channels fills no vector. So as many groups as make whole vectors are one block,
+ * whose weights are a dense matrix a tap, zero between the groups: ResNeXt's groups of 4 take twice
+ * the multiplications and are still vectors. A row's taps are cut to the columns that lie inside
+ * the image. */
 #include <stdio.h>
 #include <string.h>
 
@@ -17,8 +19,9 @@ typedef struct blocks {
 
 static blocks blocks_of(const graph_node *n, shape in)
 {
-    blocks b = {.groups = n->conv.groups, .per = in.c / n->conv.groups, .filters = n->shape.c / n->conv.groups,
-                .together = 1, .taps = n->conv.kernel_h * n->conv.kernel_w};
+    blocks b = {.groups = n->conv.groups, .per = in.c / n->conv.groups,
+                .filters = n->shape.c / n->conv.groups, .together = 1,
+                .taps = n->conv.kernel_h * n->conv.kernel_w};
     while (b.together * b.per % CPU_LANES || b.together * b.filters % CPU_LANES)
         b.together++;
     b.count = (b.groups + b.together - 1) / b.together;
@@ -28,8 +31,8 @@ static blocks blocks_of(const graph_node *n, shape in)
 
 bool conv_is_grouped(const graph_node *n, const tensor *x, const tensor *y)
 {
-    return n->conv.groups > 1 && x->form == FORM_IMAGE && y->form == FORM_IMAGE && x->cs % CPU_LANES == 0 &&
-           y->cs % CPU_LANES == 0;
+    return n->conv.groups > 1 && x->form == FORM_IMAGE && y->form == FORM_IMAGE &&
+           x->cs % CPU_LANES == 0 && y->cs % CPU_LANES == 0;
 }
 
 static int least(int a, int b)
@@ -59,7 +62,8 @@ static size_t place(const blocks *b, int g, int f, int c, int t)
 static size_t place_back(const blocks *b, int g, int f, int c, int t)
 {
     int j = g % b->together;
-    size_t row = (size_t)(g / b->together * b->taps + t) * (size_t)b->out + (size_t)(j * b->filters + f);
+    size_t row =
+        (size_t)(g / b->together * b->taps + t) * (size_t)b->out + (size_t)(j * b->filters + f);
     return row * (size_t)b->in + (size_t)(j * b->per + c);
 }
 
@@ -79,7 +83,7 @@ static void group_pack(program *p, layer *l)
         memcpy(l->bf, bias, (size_t)l->node->shape.c * sizeof *bias);
 }
 
-/* ---- a tap of a row ------------------------------------------------------------------------------- */
+/* ---- a tap of a row -------------------------------------------------------------------------- */
 
 /* Outputs [from, to) of an axis whose tap lies inside, and the input of the first. */
 typedef struct reach {
@@ -133,8 +137,10 @@ static void row_forward(const program *p, const layer *l, const blocks *b, int i
         float *to = row + (size_t)t.w.from * ks;
         for (int j = 0; j < b->count; j++, from += b->in, to += b->out)
             p->k->gemm(t.w.to - t.w.from, whole_lanes(least(b->out, y->s.c - j * b->out)),
-                       least(b->in, x->s.c - j * b->in), from, (size_t)(l->node->conv.stride_w * x->cs), 1,
-                       l->wf + place(b, j * b->together, 0, 0, k), (size_t)b->out, NULL, false, to, ks, to, ks);
+                       least(b->in, x->s.c - j * b->in), from,
+                       (size_t)(l->node->conv.stride_w * x->cs), 1,
+                       l->wf + place(b, j * b->together, 0, 0, k), (size_t)b->out, NULL, false, to,
+                       ks, to, ks);
     }
     if (l->relu)
         p->k->add((size_t)y->s.w * ks, row, NULL, true, row);
@@ -158,17 +164,18 @@ static void row_backward(const program *p, const layer *l, const blocks *b, int 
         if (!tap_at(l, x->s, h, k, &t))
             continue;
         int m = t.w.to - t.w.from;
-        const float *from = pixel(x, &x->y, i, t.input_row, t.w.first), *dy = pixel(y, &y->dy, i, h, t.w.from);
+        const float *from = pixel(x, &x->y, i, t.input_row, t.w.first),
+                    *dy = pixel(y, &y->dy, i, h, t.w.from);
         float *dx = x->dy.data ? pixel(x, &x->dy, i, t.input_row, t.w.first) : NULL;
         for (int j = 0; j < b->count; j++) {
             int in = least(b->in, x->s.c - j * b->in), out = least(b->out, y->s.c - j * b->out);
             float *to = dw + place(b, j * b->together, 0, 0, k);
-            p->k->gemm(in, whole_lanes(out), m, from + j * b->in, 1, step, dy + j * b->out, ks, NULL, false, to,
-                       (size_t)b->out, to, (size_t)b->out);
+            p->k->gemm(in, whole_lanes(out), m, from + j * b->in, 1, step, dy + j * b->out, ks,
+                       NULL, false, to, (size_t)b->out, to, (size_t)b->out);
             if (dx)
                 p->k->gemm(m, whole_lanes(in), out, dy + j * b->out, ks, 1,
-                           l->wb + place_back(b, j * b->together, 0, 0, k), (size_t)b->in, NULL, false,
-                           dx + j * b->in, step, dx + j * b->in, step);
+                           l->wb + place_back(b, j * b->together, 0, 0, k), (size_t)b->in, NULL,
+                           false, dx + j * b->in, step, dx + j * b->in, step);
         }
     }
 }
@@ -184,8 +191,8 @@ static void group_backward(program *p, layer *l, int from, int to, int thread)
         for (int h = 0; h < y->s.h; h++) {
             float *dy = pixel(y, &y->dy, i, h, 0);
             if (l->relu || l->node->bias >= 0)
-                p->k->mask_bias(y->s.w, y->cs, (size_t)y->cs, l->relu ? pixel(y, &y->y, i, h, 0) : NULL, dy, dy,
-                                 db);
+                p->k->mask_bias(y->s.w, y->cs, (size_t)y->cs,
+                                l->relu ? pixel(y, &y->y, i, h, 0) : NULL, dy, dy, db);
             row_backward(p, l, &b, i, h, dw);
         }
     }
@@ -208,14 +215,15 @@ static void group_finish(program *p, layer *l)
         memcpy(program_grad(p, l->node->bias), l->db, (size_t)l->node->shape.c * sizeof(float));
 }
 
-static const layer_ops group_ops = {.forward = group_forward, .backward = group_backward, .finish = group_finish,
-                                    .pack = group_pack};
+static const layer_ops group_ops = {.forward = group_forward, .backward = group_backward,
+                                    .finish = group_finish, .pack = group_pack};
 
 int layer_group(program *p, layer *l)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     blocks b = blocks_of(l->node, x->s);
-    size_t threads = (size_t)cpu_threads_count(p->threads), floats = (size_t)b.count * block_floats(&b);
+    size_t threads = (size_t)cpu_threads_count(p->threads),
+           floats = (size_t)b.count * block_floats(&b);
     l->ops = &group_ops;
     snprintf(l->choice, sizeof l->choice, "groups%s", l->relu ? "+relu" : "");
     l->wf = program_floats(p, floats + CPU_SLACK);

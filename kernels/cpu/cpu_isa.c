@@ -60,8 +60,9 @@ const cpu_kernels16 *cpu_kernels16_pick(const char **why)
 #if defined(__x86_64__)
     if (k == &cpu_kernels_avx512 && __builtin_cpu_supports("avx512bf16"))
         return &cpu_kernels16_avx512;
-    *why = k == &cpu_kernels_avx512 ? "this CPU has no AVX512-BF16"
-                                    : "bf16 needs AVX512-BF16, which this CPU lacks or KUBEML_CPU leaves out";
+    *why = k == &cpu_kernels_avx512
+               ? "this CPU has no AVX512-BF16"
+               : "bf16 needs AVX512-BF16, which this CPU lacks or KUBEML_CPU leaves out";
 #else
     *why = "bf16 needs AVX512-BF16";
 #endif

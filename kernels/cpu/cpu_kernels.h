@@ -1,17 +1,17 @@
 /* cpu_kernels.h: the inner loops of the CPU backend, as one table per instruction set.
  *
  * Every kernel works on one sample or on a range of rows that the caller gives, without threads,
- * allocation or errors. Sums run in an order fixed by the shapes alone, so that the same table gives
- * the same bits on the same arguments.
+ * allocation or errors. Sums run in an order fixed by the shapes alone, so that the same table
+ * gives the same bits on the same arguments.
  *
  * Layouts (a kernel never looks outside what is said here):
- *   image    [H + 2 halo][W + 2 halo][cs], channels innermost. cs is C rounded up to CPU_LANES, or C
- *            itself for the network's input when C <= 4. Halo cells are zero wherever a kernel reads
- *            them. Pad channels hold values that nobody reads as data. Reading up to CPU_SLACK floats
- *            past the end is allowed.
+ *   image    [H + 2 halo][W + 2 halo][cs], channels innermost. cs is C rounded up to CPU_LANES,
+ *            or C itself for the network's input when C <= 4. Halo cells are zero wherever a kernel
+ *            reads them. Pad channels hold values that nobody reads as data. Reading up to
+ *            CPU_SLACK floats past the end is allowed.
  *   columns  [F][batch_pad], a feature's samples innermost; batch_pad is a multiple of 16.
- *   wf       forward weights, blocks of `block` filters: [K/block][kh][kw][C][block], the last block 8
- *            wide where K rounded up to 8 leaves 8. Pad filters are zero.
+ *   wf       forward weights, blocks of `block` filters: [K/block][kh][kw][C][block], the last
+ *            block 8 wide where K rounded up to 8 leaves 8. Pad filters are zero.
  *   wb, dw   backward weights and weight gradients: [K][kh][run], run = kw * cs rounded up to 8. */
 #ifndef KUBEML_CPU_KERNELS_H
 #define KUBEML_CPU_KERNELS_H
@@ -25,22 +25,24 @@
 
 enum { CPU_LANES = 8, CPU_SLACK = 32 };
 
-/* A convolution over one sample. Pointers to x point at the window of output (0,0), padding included. */
+/* A convolution over one sample. Pointers to x point at the window of output (0,0), padding
+ * included. */
 typedef struct conv_geom {
     int c, cs;            /* input channels, and floats from one pixel to the next */
     size_t x_row;         /* floats from one input row to the next */
     int k, ks;            /* filters, and floats from one output pixel to the next */
     int oh, ow;           /* output pixels; of the convolution itself, also where pooling follows */
-    size_t y_row;         /* floats from one row of what is written to the next (pooled rows, if so) */
+    /* floats from one row of what is written to the next (pooled rows, if so) */
+    size_t y_row;
     size_t y_step;        /* conv alone: floats from one pixel of what is written to the next */
     int kh, kw, sh, sw, dh, dw;
     size_t run;           /* floats of one kernel row in wb and dw */
     bool relu;
 } conv_geom;
 
-/* Windows that keep channels apart. Along one axis, destination d gathers taps[begin[d] .. begin[d+1]):
- * source position `from`, kernel position `tap`, factor `scale`. step[d] >= 0: d to d+3 have the same taps,
- * each `step` sources further than the one before; -1: d stands alone. */
+/* Windows that keep channels apart. Along one axis, destination d gathers taps[begin[d] ..
+ * begin[d+1]): source position `from`, kernel position `tap`, factor `scale`. step[d] >= 0: d to
+ * d+3 have the same taps, each `step` sources further than the one before; -1: d stands alone. */
 typedef struct window_tap {
     int from, tap;
     float scale;
@@ -61,28 +63,33 @@ typedef struct window_axis {
 typedef struct window_geom {
     window_axis h, w;
     int cs, kh, kw;
-    size_t x_row, y_row; /* floats from one row of what is read, and of what is written, to the next */
+    /* floats from one row of what is read, and of what is written, to the next */
+    size_t x_row, y_row;
     bool relu, accumulate;
 } window_geom;
 
-/* The windows of a pooling over a convolution's results, as floats of the convolution's input: cells lie `row`
- * and `step` apart, and tap t's window at[t] (modulo 2^32) after its cell's. */
+/* The windows of a pooling over a convolution's results, as floats of the convolution's input:
+ * cells lie `row` and `step` apart, and tap t's window at[t] (modulo 2^32) after its cell's. */
 typedef struct pool_cells {
     int h, w;
     size_t row, step;
     uint32_t *at;
 } pool_cells;
 
-/* What batch norm's backward reads: the gradient g is dy where ReLU let the value through. That is told by
- * the result y where there is one; by x * scale + shift, which is what the forward computed, where there
- * is scale; otherwise (both NULL) everything passed. */
+/* What batch norm's backward reads: the gradient g is dy where ReLU let the value through. That is
+ * told by the result y where there is one; by x * scale + shift, which is what the forward
+ * computed, where there is scale; otherwise (both NULL) everything passed. */
 typedef struct bn_pass {
     const float *x, *mean, *dy, *y, *scale, *shift;
     size_t x_step; /* floats from one pixel of x, and of dx, to the next */
+    /* not ReLU but this activation came after x * scale + shift: g is dy times its slope */
+    bool acts;
+    graph_act act;
+    float slope;
 } bn_pass;
 
-/* Between two of the 36 planes of a transformed array lie rows * ld floats and this gap: without it the
- * planes of usual sizes would all want the same few lines of the cache. */
+/* Between two of the 36 planes of a transformed array lie rows * ld floats and this gap: without it
+ * the planes of usual sizes would all want the same few lines of the cache. */
 enum { WINO_GAP = 48, WINO_PANEL = 32 };
 
 /* Which rows and columns of a Winograd tile exist: [r0, r1) x [c0, c1). */
@@ -96,8 +103,8 @@ typedef struct cpu_kernels {
 
     /* y = conv(x) + b, and ReLU when g->relu. */
     void (*conv)(const conv_geom *g, const float *x, const float *wf, const float *b, float *y);
-    /* Stride 1, undilated: y = relu(maxpool 2x2(conv(x) + b)); arg (NULL: not wanted) gets which of the
-     * four won, [oh/2][ow/2][ks] without gaps. Odd last rows and columns are left out. */
+    /* Stride 1, undilated: y = relu(maxpool 2x2(conv(x) + b)); arg (NULL: not wanted) gets which of
+     * the four won, [oh/2][ow/2][ks] without gaps. Odd last rows and columns are left out. */
     void (*conv_pool)(const conv_geom *g, const float *x, const float *wf, const float *b, float *y,
                       uint8_t *arg);
     /* dw += what x and dy give. Dense: dy is [oh][ow][ks] with rows y_row apart. */
@@ -106,22 +113,25 @@ typedef struct cpu_kernels {
     void (*conv_pool_dw)(const conv_geom *g, const float *x, const float *dp, const uint8_t *arg,
                          float *dw);
     /* The same of other windows: arg[cells][ks] is the winner's tap. */
-    void (*conv_window_dw)(const conv_geom *g, const pool_cells *cells, const float *x, const float *dp,
-                           const uint8_t *arg, float *dw);
+    void (*conv_window_dw)(const conv_geom *g, const pool_cells *cells, const float *x,
+                           const float *dp, const uint8_t *arg, float *dw);
     /* dx += ..., laid out as x (x_row, cs); the halo is written too. cs is a multiple of 8. */
     void (*conv_pool_dx)(const conv_geom *g, const float *dp, const uint8_t *arg, const float *wb,
                          float *dx);
-    /* As conv_pool_dx for the dense case, any stride and dilation. wb rows are gathered [K][kh][kw][cs]. */
+    /* As conv_pool_dx for the dense case, any stride and dilation. wb rows are gathered
+     * [K][kh][kw][cs]. */
     void (*conv_dx)(const conv_geom *g, const float *dy, const float *wb, float *dx);
 
-    /* dst[i] = y[i] > 0 ? dy[i] : 0 over `pixels` pixels of ks floats, `step` apart in all three; db[ks] +=
-     * their sum. y NULL: all count. dst may be dy. */
-    void (*mask_bias)(int pixels, int ks, size_t step, const float *y, const float *dy, float *dst, float *db);
+    /* dst[i] = y[i] > 0 ? dy[i] : 0 over `pixels` pixels of ks floats, `step` apart in all three;
+     * db[ks] += their sum. y NULL: all count. dst may be dy. */
+    void (*mask_bias)(int pixels, int ks, size_t step, const float *y, const float *dy, float *dst,
+                      float *db);
 
-    /* c[m][n] = sum_k a[m*am + k*ak] * b[k*ldb + n] (+ bias[m]) (+ add[m*lda + n]), then ReLU. n is a
-     * multiple of 8; add may be c itself. */
-    void (*gemm)(int m, int n, int k, const float *a, size_t am, size_t ak, const float *b, size_t ldb,
-                 const float *bias, bool relu, const float *add, size_t lda, float *c, size_t ldc);
+    /* c[m][n] = sum_k a[m*am + k*ak] * b[k*ldb + n] (+ bias[m]) (+ add[m*lda + n]), then ReLU. n is
+     * a multiple of 8; add may be c itself. */
+    void (*gemm)(int m, int n, int k, const float *a, size_t am, size_t ak, const float *b,
+                 size_t ldb, const float *bias, bool relu, const float *add, size_t lda, float *c,
+                 size_t ldc);
     /* dst[c][r] = src[r][c] for rows x cols; leading dimensions in floats. */
     void (*transpose)(int rows, int cols, const float *src, size_t lds, float *dst, size_t ldd);
 
@@ -129,20 +139,25 @@ typedef struct cpu_kernels {
     void (*sgd)(size_t n, float *w, const float *g, float *b, float lr, float wd, float momentum,
                 float dampening, bool nesterov, bool first);
     /* Adam and AdamW likewise; m and v are the moments. */
-    void (*adam)(const optim *o, double lr, int64_t step, size_t n, float *w, const float *g, float *m,
-                 float *v);
+    void (*adam)(const optim *o, double lr, int64_t step, size_t n, float *w, const float *g,
+                 float *m, float *v);
     /* y = x * scale + shift, ReLU when asked, y += add before it when not NULL; per channel of cs.
      * Pixels of x are x_step floats apart, of y y_step, of add cs. */
     void (*affine)(int pixels, int cs, const float *x, size_t x_step, const float *scale,
                    const float *shift, const float *add, bool relu, float *y, size_t y_step);
+    /* y = act(x * scale + shift), likewise; one of the activations of act_tile_impl.h. */
+    void (*affine_act)(graph_act kind, float slope, int pixels, int cs, const float *x,
+                       size_t x_step, const float *scale, const float *shift, float *y,
+                       size_t y_step);
     /* sum[c] += x, square[c] += (x - center[c])^2 over the pixels. */
-    void (*moments)(int pixels, int cs, const float *x, size_t x_step, const float *center, float *sum, float *square);
+    void (*moments)(int pixels, int cs, const float *x, size_t x_step, const float *center,
+                    float *sum, float *square);
     /* sum[c] += g, dot[c] += g * (x - mean[c]). */
     void (*bn_sums)(int pixels, int cs, const bn_pass *in, float *sum, float *dot);
-    /* dx = a[c]*g + b[c]*(x - mean[c]) + d[c], and dres = g; dx_add, dres_add: added to what is there.
-     * Either may be NULL. */
-    void (*bn_dx)(int pixels, int cs, const bn_pass *in, const float *a, const float *b, const float *d,
-                  bool dx_add, float *dx, bool dres_add, float *dres);
+    /* dx = a[c]*g + b[c]*(x - mean[c]) + d[c], and dres = g; dx_add, dres_add: added to what is
+     * there. Either may be NULL. */
+    void (*bn_dx)(int pixels, int cs, const bn_pass *in, const float *a, const float *b,
+                  const float *d, bool dx_add, float *dx, bool dres_add, float *dres);
     /* Both at once, but for what of dx needs the sums: sum and dot as in bn_sums, and dx (+)=
      * scale[c]*g, since what the forward multiplied with is a. relu: of dy counts what x * scale +
      * shift let through. Pixels of dy are `step` floats apart; y is not read; dx may be NULL. */
@@ -156,29 +171,30 @@ typedef struct cpu_kernels {
     /* dx (+)= y > 0 ? dy : 0; y NULL: all. */
     void (*relu_back)(size_t n, const float *y, const float *dy, bool accumulate, float *dx);
 
-    /* y = b + sum of w * x over each window (w [kh*kw][cs]); w NULL: the taps' scales instead. b may be
-     * NULL. accumulate: y +=. */
+    /* y = b + sum of w * x over each window (w [kh*kw][cs]); w NULL: the taps' scales instead. b
+     * may be NULL. accumulate: y +=. */
     void (*window)(const window_geom *g, const float *x, const float *w, const float *b, float *y);
     /* dw[kh*kw][cs] += ...; g is the forward window's. */
-    void (*window_dw)(const window_geom *g, const float *x, const float *dy, size_t dy_row, float *dw);
+    void (*window_dw)(const window_geom *g, const float *x, const float *dy, size_t dy_row,
+                      float *dw);
     /* The window's first maximum (NaN before all), and its tap in arg [h.count][w.count][cs]. */
     void (*window_max)(const window_geom *g, const float *x, float *y, uint8_t *arg);
     /* g's axes go from inputs to the outputs that saw them. */
-    void (*window_max_back)(const window_geom *g, const float *dy, const uint8_t *arg, size_t arg_row,
-                            float *dx);
+    void (*window_max_back)(const window_geom *g, const float *dy, const uint8_t *arg,
+                            size_t arg_row, float *dx);
 
     /* y = f(x), and dx (+)= dy f'(x), over n values; n a multiple of 8. */
     void (*act)(graph_act kind, float slope, size_t n, const float *x, float *y);
-    void (*act_back)(graph_act kind, float slope, size_t n, const float *x, const float *dy, bool accumulate,
-                     float *dx);
+    void (*act_back)(graph_act kind, float slope, size_t n, const float *x, const float *dy,
+                     bool accumulate, float *dx);
     /* Of y = x * gate[c]: dx (+)= dy * gate (dx may be NULL), dgate[c] += dy * x. */
     void (*gate_back)(int pixels, int cs, const float *x, const float *gate, const float *dy,
                       bool accumulate, float *dx, float *dgate);
 
-    /* Dropout: y[4 i + j] = word j of Philox4x32-10 at counter {c[0] + i, c[1], c[2], c[3]} is at least
-     * drop_below ? scale : 0, for n values rounded up to 32. */
-    void (*keep)(const uint32_t key[2], const uint32_t c[4], size_t n, uint32_t drop_below, float scale,
-                 float *y);
+    /* Dropout: y[4 i + j] = word j of Philox4x32-10 at counter {c[0] + i, c[1], c[2], c[3]} is at
+     * least drop_below ? scale : 0, for n values rounded up to 32. */
+    void (*keep)(const uint32_t key[2], const uint32_t c[4], size_t n, uint32_t drop_below,
+                 float scale, float *y);
     /* y (+)= a * b, n a multiple of 8. */
     void (*multiply)(size_t n, const float *a, const float *b, bool accumulate, float *y);
 
@@ -186,18 +202,22 @@ typedef struct cpu_kernels {
     void (*input_floats)(size_t n, const void *src, float scale, float shift, float *y);
     void (*input_bytes)(size_t n, const void *src, float scale, float shift, float *y);
     /* h rows of w bytes, without gaps; rows of y lie `row` floats apart. */
-    void (*input_plane)(size_t h, size_t w, const uint8_t *src, float scale, float shift, float *y, size_t row);
+    void (*input_plane)(size_t h, size_t w, const uint8_t *src, float scale, float shift, float *y,
+                        size_t row);
     /* y = a[0], b[0], c[0], a[1], ... */
     void (*interleave3)(size_t n, const float *a, const float *b, const float *c, float *y);
 
-    /* Winograd F(4x4, 3x3), tile by tile, so many channels of pixels x_step or y_step floats apart: see
-     * wino_impl.h. */
-    void (*wino_in)(const wino_span *s, int channels, const float *x, size_t x_step, size_t x_row, float *v, size_t plane);
-    void (*wino_out)(const wino_span *s, int channels, const float *m, size_t plane, const float *bias,
-                     bool relu, bool accumulate, float *y, size_t y_step, size_t y_row);
-    void (*wino_dy)(const wino_span *s, int channels, const float *dy, size_t y_step, size_t y_row, float *v, size_t plane);
-    void (*wino_weights)(int rows, int cols, size_t ld, const float *w, size_t rs, size_t cs, bool turned,
-                         float *u);
+    /* Winograd F(4x4, 3x3), tile by tile, so many channels of pixels x_step or y_step floats apart:
+     * see wino_impl.h. */
+    void (*wino_in)(const wino_span *s, int channels, const float *x, size_t x_step, size_t x_row,
+                    float *v, size_t plane);
+    void (*wino_out)(const wino_span *s, int channels, const float *m, size_t plane,
+                     const float *bias, bool relu, bool accumulate, float *y, size_t y_step,
+                     size_t y_row);
+    void (*wino_dy)(const wino_span *s, int channels, const float *dy, size_t y_step, size_t y_row,
+                    float *v, size_t plane);
+    void (*wino_weights)(int rows, int cols, size_t ld, const float *w, size_t rs, size_t cs,
+                         bool turned, float *u);
     void (*wino_dw)(int rows, int cols, size_t ld, const float *u, float *dw, size_t dw_row);
 } cpu_kernels;
 
@@ -206,8 +226,8 @@ extern const cpu_kernels cpu_kernels_generic;
 extern const cpu_kernels cpu_kernels_avx2, cpu_kernels_avx512;
 #endif
 
-/* The table for this machine, or the one that KUBEML_CPU=avx512|avx2|generic names. NULL when that one
- * cannot run here or has no such name; *why then says so. */
+/* The table for this machine, or the one that KUBEML_CPU=avx512|avx2|generic names. NULL when that
+ * one cannot run here or has no such name; *why then says so. */
 const cpu_kernels *cpu_kernels_pick(const char **why);
 
 #endif

@@ -1,15 +1,24 @@
 /* cpu_linear.c: linear layers with bias and ReLU, and the loss.
  *
- * Between linear layers activations lie feature by feature, the samples of the batch innermost: then
- * forward, input gradient and weight gradient all use the weights where they lie in the parameter
- * block, and threads share the work by output features. */
+ * Between linear layers activations lie feature by feature, the samples of the batch innermost:
+ * then forward, input gradient and weight gradient all use the weights where they lie in the
+ * parameter block, and threads share the work by output features. But the input gradient reads them
+ * by columns, whose elements lie a power of two apart in usual layers: there it copies large ones
+ * block by block. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "cpu_program.h"
 
-enum { OUTPUTS = 48, INPUT_BLOCK = 128 };
+enum {
+    OUTPUTS = 48,
+    DEPTH = 128,       /* outputs that dx sums over at a time */
+    /* of a block of dx whose weights are copied: a multiple of the products' widest tile */
+    INPUTS = 240,
+    ROOM_LD = 16 * 17, /* of such a block: rows that do not share lines of the cache */
+    LARGE = 1 << 19,   /* weights that the second cache does not hold */
+};
 
 typedef struct linear_work {
     program *p;
@@ -44,8 +53,10 @@ static void forward_part(void *arg, int thread, int threads)
     layer *l = w->l;
     const tensor *x = &w->p->tensors[l->in[0]], *y = &w->p->tensors[l->out];
     bool rows = x->form == FORM_ROWS;
-    int in = x->s.c, from = part(y->s.c, 12, thread, threads), to = part(y->s.c, 12, thread + 1, threads);
-    const float *weight = program_param(w->p, l->node->weight), *b = program_param(w->p, l->node->bias);
+    int in = x->s.c, from = part(y->s.c, 12, thread, threads),
+        to = part(y->s.c, 12, thread + 1, threads);
+    const float *weight = program_param(w->p, l->node->weight),
+                *b = program_param(w->p, l->node->bias);
     w->p->k->gemm(to - from, w->n, in, weight + (size_t)from * (size_t)in, (size_t)in, 1,
                   rows ? l->other : x->y.data, rows ? l->other_ld : x->y.row, b ? b + from : NULL,
                   l->relu, NULL, 0, y->y.data + (size_t)from * y->y.row, y->y.row);
@@ -88,9 +99,37 @@ static void weights_part(void *arg, int thread, int threads)
     bool rows = x->form == FORM_ROWS;
     float *dw = program_grad(p, l->node->weight);
     for (int o = from; o < to; o += OUTPUTS) /* few rows of dw at a time: each has its own pages */
-        p->k->gemm(to - o < OUTPUTS ? to - o : OUTPUTS, in, p->b->n, y->dy.data + (size_t)o * y->dy.row,
-                   y->dy.row, 1, rows ? x->y.data : l->other, rows ? x->y.sample : l->other_ld, NULL, false,
-                   NULL, 0, dw + (size_t)o * (size_t)in, (size_t)in);
+        p->k->gemm(to - o < OUTPUTS ? to - o : OUTPUTS, in, p->b->n,
+                   y->dy.data + (size_t)o * y->dy.row, y->dy.row, 1, rows ? x->y.data : l->other,
+                   rows ? x->y.sample : l->other_ld, NULL, false, NULL, 0,
+                   dw + (size_t)o * (size_t)in, (size_t)in);
+}
+
+static bool copies_weights(const program *p, const layer *l)
+{
+    return (size_t)p->tensors[l->in[0]].s.c * (size_t)p->tensors[l->out].s.c >= LARGE;
+}
+
+/* dx of some inputs, [inputs][n]. */
+static void block_dx(const linear_work *w, int from, int inputs, bool add, float *room, float *dx,
+                     size_t ld)
+{
+    const program *p = w->p;
+    const layer *l = w->l;
+    const tensor *y = &p->tensors[l->out];
+    size_t in = (size_t)p->tensors[l->in[0]].s.c;
+    bool copies = copies_weights(p, l);
+    const float *weight = program_param(p, l->node->weight) + from;
+    for (int o = 0; o < y->s.c; o += DEPTH) {
+        int deep = y->s.c - o < DEPTH ? y->s.c - o : DEPTH;
+        const float *rows = weight + (size_t)o * in;
+        for (int i = 0; i < deep && copies; i++)
+            memcpy(room + (size_t)i * ROOM_LD, rows + (size_t)i * in,
+                   (size_t)inputs * sizeof *room);
+        p->k->gemm(inputs, w->n, deep, copies ? room : rows, 1, copies ? ROOM_LD : in,
+                   y->dy.data + (size_t)o * y->dy.row, y->dy.row, NULL, false,
+                   o > 0 || add ? dx : NULL, ld, dx, ld);
+    }
 }
 
 static void input_part(void *arg, int thread, int threads)
@@ -98,21 +137,24 @@ static void input_part(void *arg, int thread, int threads)
     linear_work *w = arg;
     program *p = w->p;
     layer *l = w->l;
-    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    const tensor *x = &p->tensors[l->in[0]];
     bool rows = x->form == FORM_ROWS;
     int in = x->s.c, from = part(in, 16, thread, threads), to = part(in, 16, thread + 1, threads);
-    const float *weight = program_param(p, l->node->weight);
-    float *dx = rows ? l->dother : x->dy.data;
+    float *dx = rows ? l->dother : x->dy.data, *room = NULL;
     size_t ld = rows ? l->other_ld : x->dy.row;
-    float *to_dx = dx + (size_t)from * ld;
-    for (int o = 0; o < y->s.c; o += INPUT_BLOCK) /* the block's weights stay in the cache for all inputs */
-        p->k->gemm(to - from, w->n, y->s.c - o < INPUT_BLOCK ? y->s.c - o : INPUT_BLOCK,
-                   weight + (size_t)o * (size_t)in + from, 1, (size_t)in, y->dy.data + (size_t)o * y->dy.row,
-                   y->dy.row, NULL, false, o > 0 || (!rows && l->add[0]) ? to_dx : NULL, ld, to_dx, ld);
+    int block = to - from;
+    if (copies_weights(p, l)) {
+        block = INPUTS;
+        room = l->scratch + (size_t)thread * l->scratch_floats;
+    }
+    for (int i = from; i < to; i += block)
+        block_dx(w, i, to - i < block ? to - i : block, !rows && l->add[0], room,
+                 dx + (size_t)i * ld, ld);
     if (!rows)
         return;
     if (!l->add[0]) {
-        p->k->transpose(to - from, w->n, dx + (size_t)from * ld, ld, x->dy.data + from, x->dy.sample);
+        p->k->transpose(to - from, w->n, dx + (size_t)from * ld, ld, x->dy.data + from,
+                        x->dy.sample);
         return;
     }
     for (int i = 0; i < p->b->n; i++)
@@ -147,11 +189,15 @@ int layer_linear(program *p, layer *l)
         l->other = program_floats(p, features * batch + CPU_SLACK);
     if (rows && x->dy.data)
         l->dother = program_floats(p, features * batch + CPU_SLACK);
+    if (x->dy.data && copies_weights(p, l)) {
+        l->scratch_floats = DEPTH * ROOM_LD;
+        l->scratch_shared = true;
+    }
     snprintf(l->choice, sizeof l->choice, l->relu ? "gemm+relu" : "gemm");
     return (rows && !l->other) || (rows && x->dy.data && !l->dother) ? -1 : 0;
 }
 
-/* ---- loss -------------------------------------------------------------------------------------- */
+/* ---- loss ------------------------------------------------------------------------------------ */
 
 static void cross_entropy(const view *y, const view *dy, int outputs, int i, int label, int n,
                           backend_result *r)
@@ -200,7 +246,7 @@ void loss_compute(program *p, const tensor *t, bool gradient, backend_result *r)
         if (p->c.loss == LOSS_CROSS_ENTROPY)
             cross_entropy(&y, gradient ? &dy : NULL, outputs, i, p->b->labels[i], n, r);
         else
-            squares(&y, gradient ? &dy : NULL, outputs, i, p->b->targets + (size_t)i * (size_t)outputs, n,
-                    r);
+            squares(&y, gradient ? &dy : NULL, outputs, i,
+                    p->b->targets + (size_t)i * (size_t)outputs, n, r);
     }
 }

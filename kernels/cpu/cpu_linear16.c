@@ -1,20 +1,21 @@
-/* cpu_linear16.c: linear layers in bf16: cpu_linear.c's three products on words, and its forms of tensors.
- * Weights are rounded block by block where they are used: the block's words stay in the second cache, and no
- * copy of all of them has to be kept. */
+/* cpu_linear16.c: linear layers in bf16: cpu_linear.c's three products on words, and its forms of
+ * tensors. Weights are rounded block by block where they are used: the block's words stay in the
+ * second cache, and no copy of all of them has to be kept. */
 #include <stdio.h>
 #include <string.h>
 
 #include "cpu_matmul16.h"
 
 enum {
-    UNIT = 48,         /* outputs of a block, and what threads share by; even: words are of two outputs */
+    /* outputs of a block, and what threads share by; even: words are of two outputs */
+    UNIT = 48,
     DEPTH = 128,       /* outputs that dx sums over at a time */
     INPUTS = 256,      /* of a block of dx */
 };
 
 /* Behind layer.linear16. Words: the input by two features, [in / 2][batch], or by two samples,
- * [batch / 2][in]; dy by two outputs, [out / 2][batch]; room to turn the input in, and for what dx is in the
- * other form. */
+ * [batch / 2][in]; dy by two outputs, [out / 2][batch]; room to turn the input in, and for what dx
+ * is in the other form. */
 struct linear16 {
     float *x, *dy, *room, *dx;
     size_t features; /* of the input, rounded up to 16 */
@@ -55,10 +56,12 @@ static void features_part(void *arg, int thread, int threads)
     const tensor *x = &p->tensors[w->l->in[0]];
     const struct linear16 *s = w->l->linear16;
     size_t batch = (size_t)p->batch_pad, half = s->features / 2;
-    int from = part(x->s.c, thread, threads), to = part(x->s.c, thread + 1, threads), rows = (to - from + 1) / 2;
+    int from = part(x->s.c, thread, threads), to = part(x->s.c, thread + 1, threads),
+        rows = (to - from + 1) / 2;
     size_t at = (size_t)from / 2;
     if (x->form == FORM_COLUMNS) {
-        p->k16->across(to - from, w->n, x->y.data + (size_t)from * x->y.row, x->y.row, words_to(s->x) + at * batch, batch);
+        p->k16->across(to - from, w->n, x->y.data + (size_t)from * x->y.row, x->y.row,
+                       words_to(s->x) + at * batch, batch);
         return;
     }
     p->k16->along(p->b->n, to - from, x->y.data + from, x->y.sample, words_to(s->room) + at, half);
@@ -76,11 +79,12 @@ static void forward_part(void *arg, int thread, int threads)
     const float *weight = program_param(p, l->node->weight), *b = program_param(p, l->node->bias);
     for (int o = from; o < to; o += UNIT) {
         int rows = least(UNIT, to - o);
-        matmul_rows a = matmul_along(p, rows, in, (matmul_rows){weight + (size_t)o * (size_t)in, (size_t)in},
-                                     thread_scratch(l, thread));
-        p->k16->gemm(rows, w->n, (in + 1) / 2, matmul_words(a.data), a.ld, 1, matmul_words(l->linear16->x),
-                     (size_t)p->batch_pad, b ? b + o : NULL, l->relu, NULL, 0, y->y.data + (size_t)o * y->y.row,
-                     y->y.row);
+        matmul_rows a =
+            matmul_along(p, rows, in, (matmul_rows){weight + (size_t)o * (size_t)in, (size_t)in},
+                         thread_scratch(l, thread));
+        p->k16->gemm(rows, w->n, (in + 1) / 2, matmul_words(a.data), a.ld, 1,
+                     matmul_words(l->linear16->x), (size_t)p->batch_pad, b ? b + o : NULL, l->relu,
+                     NULL, 0, y->y.data + (size_t)o * y->y.row, y->y.row);
     }
 }
 
@@ -91,7 +95,7 @@ static void linear16_forward(program *p, layer *l)
     cpu_threads_run(p->threads, forward_part, &w);
 }
 
-/* ---- backward -------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* x = the input in words of two samples. */
 static void samples_part(void *arg, int thread, int threads)
@@ -103,11 +107,14 @@ static void samples_part(void *arg, int thread, int threads)
     size_t half = (size_t)p->batch_pad / 2;
     int from = part(x->s.c, thread, threads), to = part(x->s.c, thread + 1, threads), n = p->b->n;
     if (x->form == FORM_ROWS) {
-        p->k16->across(n, to - from, x->y.data + from, x->y.sample, words_to(s->x) + from, s->features);
+        p->k16->across(n, to - from, x->y.data + from, x->y.sample, words_to(s->x) + from,
+                       s->features);
         return;
     }
-    p->k16->along(to - from, n, x->y.data + (size_t)from * x->y.row, x->y.row, words_to(s->room) + (size_t)from * half, half);
-    p->k->transpose(to - from, (n + 1) / 2, s->room + (size_t)from * half, half, s->x + from, s->features);
+    p->k16->along(to - from, n, x->y.data + (size_t)from * x->y.row, x->y.row,
+                  words_to(s->room) + (size_t)from * half, half);
+    p->k->transpose(to - from, (n + 1) / 2, s->room + (size_t)from * half, half, s->x + from,
+                    s->features);
 }
 
 /* dy masked by ReLU, in words of two outputs; db and dW of some outputs. */
@@ -122,28 +129,31 @@ static void weights_part(void *arg, int thread, int threads)
     float *dw = program_grad(p, l->node->weight);
     linear_mask(w->p, l, from, to);
     const float *dy = y->dy.data + (size_t)from * y->dy.row;
-    p->k16->across(to - from, w->n, dy, y->dy.row, words_to(s->dy) + (size_t)from / 2 * (size_t)p->batch_pad,
-                   (size_t)p->batch_pad);
+    p->k16->across(to - from, w->n, dy, y->dy.row,
+                   words_to(s->dy) + (size_t)from / 2 * (size_t)p->batch_pad, (size_t)p->batch_pad);
     int whole = in / 8 * 8;
     for (int o = from; o < to; o += UNIT) {
         int rows = least(UNIT, to - o);
-        matmul_rows a = matmul_along(p, rows, p->b->n, (matmul_rows){y->dy.data + (size_t)o * y->dy.row, y->dy.row},
+        matmul_rows a = matmul_along(p, rows, p->b->n,
+                                     (matmul_rows){y->dy.data + (size_t)o * y->dy.row, y->dy.row},
                                      thread_scratch(l, thread));
         float *to_dw = dw + (size_t)o * (size_t)in;
-        p->k16->gemm(rows, whole, (p->b->n + 1) / 2, matmul_words(a.data), a.ld, 1, matmul_words(s->x), s->features,
-                     NULL, false, NULL, 0, to_dw, (size_t)in);
+        p->k16->gemm(rows, whole, (p->b->n + 1) / 2, matmul_words(a.data), a.ld, 1,
+                     matmul_words(s->x), s->features, NULL, false, NULL, 0, to_dw, (size_t)in);
         if (whole == in)
             continue;
         float *tail = thread_scratch(l, thread) + (size_t)UNIT * a.ld; /* products come by eights */
-        p->k16->gemm(rows, 8, (p->b->n + 1) / 2, matmul_words(a.data), a.ld, 1, matmul_words(s->x) + whole, s->features,
-                     NULL, false, NULL, 0, tail, 8);
+        p->k16->gemm(rows, 8, (p->b->n + 1) / 2, matmul_words(a.data), a.ld, 1,
+                     matmul_words(s->x) + whole, s->features, NULL, false, NULL, 0, tail, 8);
         for (int i = 0; i < rows; i++)
-            memcpy(to_dw + (size_t)i * (size_t)in + whole, tail + (size_t)i * 8, (size_t)(in - whole) * sizeof *tail);
+            memcpy(to_dw + (size_t)i * (size_t)in + whole, tail + (size_t)i * 8,
+                   (size_t)(in - whole) * sizeof *tail);
     }
 }
 
 /* dx of some inputs: [inputs][n], ld apart. */
-static void block_dx(const work *w, int from, int inputs, bool add, float *room, float *dx, size_t ld)
+static void block_dx(const work *w, int from, int inputs, bool add, float *room, float *dx,
+                     size_t ld)
 {
     const program *p = w->p;
     const layer *l = w->l;
@@ -151,10 +161,11 @@ static void block_dx(const work *w, int from, int inputs, bool add, float *room,
     const float *weight = program_param(p, l->node->weight) + from;
     for (int o = 0; o < out; o += DEPTH) {
         int rows = least(DEPTH, out - o);
-        matmul_rows a = matmul_across(p, rows, inputs, (matmul_rows){weight + (size_t)o * (size_t)in, (size_t)in}, room);
+        matmul_rows a = matmul_across(
+            p, rows, inputs, (matmul_rows){weight + (size_t)o * (size_t)in, (size_t)in}, room);
         p->k16->gemm(inputs, w->n, (rows + 1) / 2, matmul_words(a.data), 1, a.ld,
-                     matmul_words(l->linear16->dy) + (size_t)o / 2 * (size_t)p->batch_pad, (size_t)p->batch_pad, NULL,
-                     false, o > 0 || add ? dx : NULL, ld, dx, ld);
+                     matmul_words(l->linear16->dy) + (size_t)o / 2 * (size_t)p->batch_pad,
+                     (size_t)p->batch_pad, NULL, false, o > 0 || add ? dx : NULL, ld, dx, ld);
     }
 }
 
@@ -169,9 +180,11 @@ static void input_part(void *arg, int thread, int threads)
     float *dx = rows ? l->linear16->dx : x->dy.data;
     size_t ld = rows ? (size_t)p->batch_pad : x->dy.row;
     for (int i = from; i < to; i += INPUTS)
-        block_dx(w, i, least(INPUTS, to - i), !rows && l->add[0], thread_scratch(l, thread), dx + (size_t)i * ld, ld);
+        block_dx(w, i, least(INPUTS, to - i), !rows && l->add[0], thread_scratch(l, thread),
+                 dx + (size_t)i * ld, ld);
     if (rows && !l->add[0])
-        p->k->transpose(to - from, w->n, dx + (size_t)from * ld, ld, x->dy.data + from, x->dy.sample);
+        p->k->transpose(to - from, w->n, dx + (size_t)from * ld, ld, x->dy.data + from,
+                        x->dy.sample);
     for (int i = 0; i < p->b->n && rows && l->add[0]; i++)
         for (int c = from; c < to; c++)
             x->dy.data[(size_t)i * x->dy.sample + (size_t)c] += dx[(size_t)c * ld + (size_t)i];
@@ -186,7 +199,8 @@ static void linear16_backward(program *p, layer *l)
         cpu_threads_run(p->threads, input_part, &w);
 }
 
-static const layer_ops linear16_ops = {.forward_whole = linear16_forward, .backward_whole = linear16_backward};
+static const layer_ops linear16_ops = {.forward_whole = linear16_forward,
+                                       .backward_whole = linear16_backward};
 
 static size_t most(size_t a, size_t b)
 {
@@ -213,5 +227,8 @@ int layer_linear16(program *p, layer *l)
     if (x->form == FORM_ROWS && x->dy.data)
         s->dx = program_floats(p, s->features * batch + CPU_SLACK);
     snprintf(l->choice, sizeof l->choice, l->relu ? "gemm-bf16+relu" : "gemm-bf16");
-    return s->x && s->room && (p->c.inference || s->dy) && (x->form != FORM_ROWS || !x->dy.data || s->dx) ? 0 : -1;
+    return s->x && s->room && (p->c.inference || s->dy) &&
+                   (x->form != FORM_ROWS || !x->dy.data || s->dx)
+               ? 0
+               : -1;
 }

@@ -1,21 +1,23 @@
-/* cpu_matmul.c: convolutions as plain matrix products over the pixels of many samples at once, without
- * copies of the input: 1x1 kernels, where pixels that follow each other are the rows of a matrix, and small
- * or strided images, where the same pixel of all samples is.
+/* cpu_matmul.c: convolutions as plain matrix products over the pixels of many samples at once,
+ * without copies of the input: 1x1 kernels, where pixels that follow each other are the rows of a
+ * matrix, and small or strided images, where the same pixel of all samples is.
  *
- * A pixel's window is cut to the taps that lie inside the image, so that padding costs nothing: on 2x2
- * pixels a 3x3 kernel needs 16 products of channels instead of 36.
+ * A pixel's window is cut to the taps that lie inside the image, so that padding costs nothing: on
+ * 2x2 pixels a 3x3 kernel needs 16 products of channels instead of 36.
  *
- * In bf16 the operands of the products are not the tensors but cpu_matmul16.c's copies of them in words,
- * which lie in memory of the same kind and half as long; weights are packed into words, and all below
- * that says "rows" of what is summed over has half as many. */
+ * In bf16 the operands of the products are not the tensors but cpu_matmul16.c's copies of them in
+ * words, which lie in memory of the same kind and half as long; weights are packed into words, and
+ * all below that says "rows" of what is summed over has half as many. */
 #include <stdio.h>
 #include <string.h>
 
 #include "cpu_matmul16.h"
+#include "cpu_runs.h"
 
 enum {
     PANEL = 32,            /* channels of a block of packed weights */
-    BLOCK_FLOATS = 1 << 16, /* of pixels that are worked on at a time: they stay in the second cache */
+    /* of pixels that are worked on at a time: they stay in the second cache */
+    BLOCK_FLOATS = 1 << 16,
     BACK_PIXELS = 132,      /* whose panel stays in the first */
     TILE_ROWS = 12,         /* of the products' widest tile */
     FILTERS = 48,          /* of a weight gradient's block */
@@ -52,25 +54,25 @@ static int depth(const program *p, int k)
 }
 
 /* cpu_kernels.gemm without a bias of rows, k values deep; a and b are floats, or words. */
-static void product(const program *p, int m, int n, int k, matmul_rows a, size_t am, size_t ak, matmul_rows b,
-                    bool relu, const float *add, size_t lda, float *c, size_t ldc)
+static void product(const program *p, int m, int n, int k, matmul_rows a, size_t am, size_t ak,
+                    matmul_rows b, bool relu, const float *add, size_t lda, float *c, size_t ldc)
 {
     if (p->k16)
-        p->k16->gemm(m, n, depth(p, k), matmul_words(a.data), am, ak, matmul_words(b.data), b.ld, NULL, relu, add,
-                     lda, c, ldc);
+        p->k16->gemm(m, n, depth(p, k), matmul_words(a.data), am, ak, matmul_words(b.data), b.ld,
+                     NULL, relu, add, lda, c, ldc);
     else
         p->k->gemm(m, n, k, a.data, am, ak, b.data, b.ld, NULL, relu, add, lda, c, ldc);
 }
 
 /* a's rows are the product's, or what it sums over. */
-static void product_rows(const program *p, int m, int n, int k, matmul_rows a, matmul_rows b, bool relu,
-                         const float *add, size_t lda, float *c, size_t ldc)
+static void product_rows(const program *p, int m, int n, int k, matmul_rows a, matmul_rows b,
+                         bool relu, const float *add, size_t lda, float *c, size_t ldc)
 {
     product(p, m, n, k, a, a.ld, 1, b, relu, add, lda, c, ldc);
 }
 
-static void product_sum(const program *p, int m, int n, int k, matmul_rows a, matmul_rows b, const float *add,
-                        size_t lda, float *c, size_t ldc)
+static void product_sum(const program *p, int m, int n, int k, matmul_rows a, matmul_rows b,
+                        const float *add, size_t lda, float *c, size_t ldc)
 {
     product(p, m, n, k, a, 1, a.ld, b, false, add, lda, c, ldc);
 }
@@ -80,16 +82,17 @@ static float *pixel(const tensor *t, const plane *a, int sample, int h, int w)
     return tensor_pixels(a, t->cs, sample) + (size_t)h * a->row + (size_t)(w * t->step);
 }
 
-/* ---- packed weights ------------------------------------------------------------------------------ */
+/* ---- packed weights -------------------------------------------------------------------------- */
 
-/* [C/PANEL][taps][rows][PANEL], the last panel as narrow as the channels allow: where panel `at` of `rows`
- * times `taps` rows begins. */
+/* [C/PANEL][taps][rows][PANEL], the last panel as narrow as the channels allow: where panel `at` of
+ * `rows` times `taps` rows begins. */
 static size_t panel_at(const program *p, const layer *l, int rows, int at)
 {
     return (size_t)at * (size_t)(l->g.kh * l->g.kw) * (size_t)depth(p, rows);
 }
 
-/* A panel of `rows` rows a tap, which is packed in scratch where it has to become words, to `to`. */
+/* A panel of `rows` rows a tap, which is packed in scratch where it has to become words, to
+ * `to`. */
 static float *panel_room(const program *p, const layer *l, float *to)
 {
     return p->k16 ? l->scratch : to;
@@ -98,22 +101,29 @@ static float *panel_room(const program *p, const layer *l, float *to)
 static void panel_done(const program *p, const layer *l, int rows, int width, float *to)
 {
     for (int tap = 0; tap < l->g.kh * l->g.kw && p->k16; tap++)
-        p->k16->across(rows, width, l->scratch + (size_t)tap * (size_t)(rows * width), (size_t)width,
-                       matmul_words_to(to) + (size_t)tap * (size_t)(depth(p, rows) * width), (size_t)width);
+        p->k16->across(
+            rows, width, l->scratch + (size_t)tap * (size_t)(rows * width), (size_t)width,
+            matmul_words_to(to) + (size_t)tap * (size_t)(depth(p, rows) * width), (size_t)width);
 }
 
 /* The filters of one panel: for y. [taps][C][width] from (K, C, taps). */
-static void pack_panel(const program *p, const layer *l, const float *w, int from, int width, float *to)
+static void pack_panel(const program *p, const layer *l, const float *w, int from, int width,
+                       float *to)
 {
     enum { CHANNELS = 4, TAPS_MAX = 64 };
     float turned[CHANNELS * TAPS_MAX * PANEL];
-    int taps = l->g.kh * l->g.kw, step = taps <= TAPS_MAX ? CHANNELS : 0, filters = least(l->g.k - from, width);
+    int taps = l->g.kh * l->g.kw, step = taps <= TAPS_MAX ? CHANNELS : 0,
+        filters = least(l->g.k - from, width);
     size_t filter = (size_t)(l->g.c * taps);
+    if (taps == 1) { /* lanes beyond the filters stay as they were allocated */
+        p->k->transpose(filters, l->g.c, w + (size_t)from * filter, filter, to, (size_t)width);
+        return;
+    }
     memset(turned, 0, sizeof turned);
     for (int c = 0; c < l->g.c && step; c += step) {
         int channels = least(step, l->g.c - c);
-        p->k->transpose(filters, channels * taps, w + (size_t)from * filter + (size_t)(c * taps), filter,
-                        turned, (size_t)width);
+        p->k->transpose(filters, channels * taps, w + (size_t)from * filter + (size_t)(c * taps),
+                        filter, turned, (size_t)width);
         for (int i = 0; i < channels * taps; i++)
             memcpy(to + (size_t)((i % taps) * l->g.c + c + i / taps) * (size_t)width,
                    turned + (size_t)i * (size_t)width, (size_t)width * sizeof *to);
@@ -134,9 +144,11 @@ static void pack_back(const program *p, const layer *l, const float *w)
         float *panel = l->wb + panel_at(p, l, l->g.k, at), *to = panel_room(p, l, panel);
         if (p->k16 && real < width)
             memset(to, 0, (size_t)(taps * l->g.k * width) * sizeof *to);
-        for (int f = 0; f < l->g.k && real > 0; f++, to += width)
-            p->k->transpose(real, taps, w + (size_t)f * filter + (size_t)(at * taps), (size_t)taps, to,
-                            (size_t)(l->g.k * width));
+        for (int f = 0; f < l->g.k && real > 0 && taps == 1; f++, to += width)
+            memcpy(to, w + (size_t)f * filter + (size_t)at, (size_t)real * sizeof *to);
+        for (int f = 0; f < l->g.k && real > 0 && taps > 1; f++, to += width)
+            p->k->transpose(real, taps, w + (size_t)f * filter + (size_t)(at * taps), (size_t)taps,
+                            to, (size_t)(l->g.k * width));
         panel_done(p, l, l->g.k, width, panel);
     }
 }
@@ -157,18 +169,18 @@ static void matmul_pack(program *p, layer *l)
         pack_back(p, l, w);
 }
 
-/* ---- pixels in a row ----------------------------------------------------------------------------- */
+/* ---- pixels in a row ------------------------------------------------------------------------- */
 
-/* Of so many pixels in a row, how many to take at a time: at most `most`, a multiple of TILE_ROWS, and as
- * even parts as that allows. */
+/* Of so many pixels in a row, how many to take at a time: at most `most`, a multiple of TILE_ROWS,
+ * and as even parts as that allows. */
 static int part_of(int pixels, int most)
 {
     int parts = (pixels + most - 1) / most, each = parts ? (pixels + parts - 1) / parts : 0;
     return (each + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
 }
 
-/* Forward, a block's pixels and results are in the second cache; a norm on entry has its input and result
- * there, both as wide. */
+/* Forward, a block's pixels and results are in the second cache; a norm on entry has its input and
+ * result there, both as wide. */
 static int most_forward(const layer *l)
 {
     int pixels = BLOCK_FLOATS / (l->g.cs * (l->entry ? 2 : 1) + l->g.ks) / TILE_ROWS * TILE_ROWS;
@@ -194,8 +206,8 @@ static size_t entry_step(const layer *l)
     return (((size_t)l->g.cs + 15) / 16 | 1) * 16;
 }
 
-/* Room for a block of that: the first of a thread's scratch. Backward it is for a panel, and then for the
- * panel's gradient. */
+/* Room for a block of that: the first of a thread's scratch. Backward it is for a panel, and then
+ * for the panel's gradient. */
 static size_t entry_floats(const layer *l)
 {
     return l->entry ? (size_t)most_forward(l) * entry_step(l) : 0;
@@ -207,7 +219,8 @@ static size_t entry_back_floats(const layer *l)
 }
 
 /* m pixels of y and x that lie without gaps; room: a thread's scratch. */
-static void rows_forward(const program *p, const layer *l, int m, const float *x, float *y, float *room)
+static void rows_forward(const program *p, const layer *l, int m, const float *x, float *y,
+                         float *room)
 {
     size_t step = (size_t)p->tensors[l->out].step, x_step = (size_t)l->g.cs;
     if (l->entry) {
@@ -238,7 +251,8 @@ typedef struct back_block {
 } back_block;
 
 /* One panel of channels: the weight gradient, which lies panel by panel as [K][width], and dx. */
-static void panel_backward(const program *p, const layer *l, const back_block *b, int at, const float *x, float *dx)
+static void panel_backward(const program *p, const layer *l, const back_block *b, int at,
+                           const float *x, float *dx)
 {
     int width = least(PANEL, l->g.cs - at);
     size_t ld = (size_t)width, step = (size_t)l->g.cs;
@@ -249,12 +263,14 @@ static void panel_backward(const program *p, const layer *l, const back_block *b
         norm_enter(p, l->entry, part, x, b->panel, ld);
         xr = (matmul_rows){b->panel, ld};
     }
-    product_sum(p, l->g.k, width, b->pixels, b->sum, matmul_across(p, b->pixels, width, xr, b->room), dw, ld, dw, ld);
+    product_sum(p, l->g.k, width, b->pixels, b->sum,
+                matmul_across(p, b->pixels, width, xr, b->room), dw, ld, dw, ld);
     if (l->entry) {
         product_rows(p, b->pixels, width, l->g.k, b->rows, w, false, NULL, 0, b->panel, ld);
         norm_leave(p, l->entry, b->thread, part, x, b->panel, ld, l->add[0], dx);
     } else if (dx) {
-        product_rows(p, b->pixels, width, l->g.k, b->rows, w, false, l->add[0] ? dx : NULL, step, dx, step);
+        product_rows(p, b->pixels, width, l->g.k, b->rows, w, false, l->add[0] ? dx : NULL, step,
+                     dx, step);
     }
 }
 
@@ -264,7 +280,8 @@ static void rows_backward(const program *p, const layer *l, int thread, int m, c
     size_t ks = (size_t)l->g.ks, pairs = (size_t)(m + 1) / 2;
     float *panel = thread_scratch(l, thread), *room = panel + entry_back_floats(l);
     const matmul_rows dyr = {dy, (size_t)p->tensors[l->out].step};
-    back_block b = {thread, m, matmul_across(p, m, l->g.ks, dyr, room), dyr, panel, room + pairs * ks};
+    back_block b = {thread, m,     matmul_across(p, m, l->g.ks, dyr, room),
+                    dyr,    panel, room + pairs * ks};
     if (asks_gradient(p, l))
         b.rows = matmul_along(p, m, l->g.k, dyr, b.room), b.room += (size_t)m * b.rows.ld;
     /* a norm's input may lie in a concat, its pixels further apart */
@@ -322,18 +339,6 @@ static void pointwise_forward(program *p, layer *l, int from, int to, int thread
     }
 }
 
-/* dy of the samples through ReLU, and the bias' gradient. */
-static void mask(program *p, layer *l, int from, int to, float *db)
-{
-    const tensor *y = &p->tensors[l->out];
-    if (!l->relu && l->node->bias < 0)
-        return;
-    for (int i = from; i < to; i++)
-        for (int h = 0; h < y->s.h; h++)
-            p->k->mask_bias(y->s.w, y->cs, (size_t)y->step, l->relu ? pixel(y, &y->y, i, h, 0) : NULL,
-                            pixel(y, &y->dy, i, h, 0), pixel(y, &y->dy, i, h, 0), db);
-}
-
 static void pointwise_backward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
@@ -342,7 +347,7 @@ static void pointwise_backward(program *p, layer *l, int from, int to, int threa
     runs r = runs_of(x, from, to, whole,
                      sample_gapless(&x->y) && sample_gapless(&x->dy) && sample_gapless(&y->dy));
     int block = part_of(r.length, most_backward(l));
-    mask(p, l, from, to, db);
+    mask_samples(p, l, from, to, db);
     for (int i = 0; i < r.count; i++) {
         int sample = run_sample(&r, from, i), h = run_row(&r, i);
         for (int at = 0; at < r.length; at += block)
@@ -352,7 +357,7 @@ static void pointwise_backward(program *p, layer *l, int from, int to, int threa
     }
 }
 
-/* ---- one pixel of all samples -------------------------------------------------------------------- */
+/* ---- one pixel of all samples ---------------------------------------------------------------- */
 
 /* Kernel rows [from, to) of the output row `o`, and the input row of the first. */
 typedef struct cut {
@@ -381,7 +386,8 @@ static cut taps_w(const layer *l, shape in, int o)
     return taps_of(o, in.w, l->g.kw, l->g.sw, l->node->conv.pad_w, l->g.dw);
 }
 
-/* One pixel of the samples from `from` on, as it is to be multiplied with weights, and summed over. */
+/* One pixel of the samples from `from` on, as it is to be multiplied with weights, and summed
+ * over. */
 static matmul_rows x_rows(const program *p, const layer *l, int from, int h, int w)
 {
     const tensor *x = &p->tensors[l->in[0]];
@@ -423,9 +429,12 @@ static void point_forward(const program *p, const layer *l, int from, int to, in
     const float *add = l->bf + at, *wf = l->wf + panel_at(p, l, l->g.c, at);
     for (int r = v.from; r < v.to; r++) {
         for (int s = u.from; s < u.to; s += step) {
-            matmul_rows a = x_rows(p, l, from, v.first + (r - v.from) * l->g.dh, u.first + (s - u.from) * l->g.dw);
-            matmul_rows b = {wf + (size_t)((r * l->g.kw + s) * depth(p, l->g.c) * width), (size_t)width};
-            product_rows(p, to - from, width, step * l->g.c, a, b, l->relu && r + 1 == v.to && s + step >= u.to, add,
+            matmul_rows a = x_rows(p, l, from, v.first + (r - v.from) * l->g.dh,
+                                   u.first + (s - u.from) * l->g.dw);
+            matmul_rows b = {wf + (size_t)((r * l->g.kw + s) * depth(p, l->g.c) * width),
+                             (size_t)width};
+            product_rows(p, to - from, width, step * l->g.c, a, b,
+                         l->relu && r + 1 == v.to && s + step >= u.to, add,
                          add == to_y ? y->y.sample : 0, to_y, y->y.sample);
             add = to_y;
         }
@@ -446,10 +455,10 @@ static void points_forward(program *p, layer *l, int from, int to, int thread)
                 point_forward(p, l, from, to, h, w, at);
 }
 
-/* dw of some filters at one tap, from row h of the outputs whose tap lies in the image; of the first row,
- * nothing was there before. */
-static void tap_dw(const program *p, const layer *l, int from, int to, int thread, int h, int tap, int filter,
-                   float *dw)
+/* dw of some filters at one tap, from row h of the outputs whose tap lies in the image; of the
+ * first row, nothing was there before. */
+static void tap_dw(const program *p, const layer *l, int from, int to, int thread, int h, int tap,
+                   int filter, float *dw)
 {
     const tensor *x = &p->tensors[l->in[0]];
     int filters = least(FILTERS, l->g.k - filter), pw = l->node->conv.pad_w, s = tap % l->g.kw;
@@ -461,8 +470,8 @@ static void tap_dw(const program *p, const layer *l, int from, int to, int threa
             continue;
         matmul_rows a = dy_sum(p, l, from, thread, h, w);
         a.data += filter;
-        product_sum(p, filters, l->g.cs, to - from, a, x_sum(p, l, from, thread, ih, iw), add, (size_t)l->g.cs, c,
-                    (size_t)l->g.cs);
+        product_sum(p, filters, l->g.cs, to - from, a, x_sum(p, l, from, thread, ih, iw), add,
+                    (size_t)l->g.cs, c, (size_t)l->g.cs);
         add = c;
     }
     if (!add)
@@ -485,8 +494,10 @@ static void point_dx(const program *p, const layer *l, int from, int to, int h, 
             int ow = w + l->node->conv.pad_w - s * l->g.dw;
             if (ow < 0 || ow % l->g.sw || ow / l->g.sw >= l->g.ow)
                 continue;
-            matmul_rows b = {wb + (size_t)((r * l->g.kw + s) * depth(p, l->g.k) * width), (size_t)width};
-            product_rows(p, to - from, width, l->g.k, dy_rows(p, l, from, oh / l->g.sh, ow / l->g.sw), b, false, add,
+            matmul_rows b = {wb + (size_t)((r * l->g.kw + s) * depth(p, l->g.k) * width),
+                             (size_t)width};
+            product_rows(p, to - from, width, l->g.k,
+                         dy_rows(p, l, from, oh / l->g.sh, ow / l->g.sw), b, false, add,
                          x->dy.sample, c, x->dy.sample);
             add = c, any = true;
         }
@@ -499,7 +510,7 @@ static void points_backward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]];
     float *dw = l->dw + (size_t)thread * l->dw_floats, *db = l->db + (size_t)thread * l->db_floats;
-    mask(p, l, from, to, db);
+    mask_samples(p, l, from, to, db);
     if (p->k16)
         points16_backward(p, l, from, to, thread);
     for (int filter = 0; filter < l->g.k; filter += FILTERS)
@@ -512,7 +523,7 @@ static void points_backward(program *p, layer *l, int from, int to, int thread)
                 point_dx(p, l, from, to, h, w, at);
 }
 
-/* ---- the layer ----------------------------------------------------------------------------------- */
+/* ---- the layer ------------------------------------------------------------------------------- */
 
 /* All threads' into the first one's, and the bias'. */
 static void sum_threads(program *p, layer *l)
@@ -552,13 +563,14 @@ static void points_finish(program *p, layer *l)
                             (size_t)(l->g.k * l->g.cs), to + f * filter, tap_count);
 }
 
-static const layer_ops pointwise_ops = {.forward = pointwise_forward, .backward = pointwise_backward,
-                                        .finish = pointwise_finish, .pack = matmul_pack};
+static const layer_ops pointwise_ops = {.forward = pointwise_forward,
+                                        .backward = pointwise_backward, .finish = pointwise_finish,
+                                        .pack = matmul_pack};
 static const layer_ops points_ops = {.forward = points_forward, .backward = points_backward,
                                      .finish = points_finish, .pack = matmul_pack};
 
-/* A thread's scratch: what a norm on entry gives, and in bf16 a block's words or a packed panel. Backward, words
- * are dy's twice and a panel's. */
+/* A thread's scratch: what a norm on entry gives, and in bf16 a block's words or a packed panel.
+ * Backward, words are dy's twice and a panel's. */
 static void size_scratch(const program *p, layer *l, bool rows)
 {
     size_t ahead = entry_floats(l), back = entry_back_floats(l), panel = 0;
@@ -591,8 +603,8 @@ int layer_matmul(program *p, layer *l)
     size_t taps = (size_t)(l->g.kh * l->g.kw);
     l->wf = program_floats(p, taps * (size_t)l->g.c * (size_t)l->g.ks);
     l->bf = program_floats(p, (size_t)l->g.ks + CPU_SLACK);
-    snprintf(l->choice, sizeof l->choice, "%s%s%s", rows ? "matmul" : "matmul-points", p->k16 ? "-bf16" : "",
-             l->relu ? "+relu" : "");
+    snprintf(l->choice, sizeof l->choice, "%s%s%s", rows ? "matmul" : "matmul-points",
+             p->k16 ? "-bf16" : "", l->relu ? "+relu" : "");
     size_scratch(p, l, rows);
     if (!l->wf || !l->bf || (p->k16 && !rows && points16_alloc(p, l) != 0))
         return -1;

@@ -1,5 +1,5 @@
-/* cpu_matmul16.c: see cpu_matmul16.h. What is read once here is read many times by the products, and lies
- * without gaps then: rounding costs less than the strides of the tensors did. */
+/* cpu_matmul16.c: see cpu_matmul16.h. What is read once here is read many times by the products,
+ * and lies without gaps then: rounding costs less than the strides of the tensors did. */
 #include "cpu_matmul16.h"
 
 matmul_rows matmul_along(const program *p, int m, int channels, matmul_rows from, float *room)
@@ -19,7 +19,7 @@ matmul_rows matmul_across(const program *p, int m, int channels, matmul_rows fro
     return (matmul_rows){room, (size_t)channels};
 }
 
-/* ---- one pixel of all samples ---------------------------------------------------------------------- */
+/* ---- one pixel of all samples ---------------------------------------------------------------- */
 
 /* Words of a pixel's channels. */
 static size_t row_words(const tensor *t)
@@ -38,14 +38,15 @@ static size_t point(const tensor *t, int h, int w)
     return (size_t)(h * t->s.w + w);
 }
 
-matmul_rows points16_row(const program *p, const float *words, const tensor *t, int from, int h, int w)
+matmul_rows points16_row(const program *p, const float *words, const tensor *t, int from, int h,
+                         int w)
 {
     size_t ld = row_words(t);
     return (matmul_rows){words + (point(t, h, w) * (size_t)p->c.batch + (size_t)from) * ld, ld};
 }
 
-matmul_rows points16_two(const program *p, const float *words, const tensor *t, int from, int thread,
-                         int h, int w)
+matmul_rows points16_two(const program *p, const float *words, const tensor *t, int from,
+                         int thread, int h, int w)
 {
     size_t ld = (size_t)t->cs;
     return (matmul_rows){words + (point(t, h, w) * twos(p) + (size_t)(from / 2 + thread)) * ld, ld};
@@ -58,7 +59,8 @@ typedef struct grid {
 
 static grid input_grid(const layer *l)
 {
-    bool skips = l->g.kh == 1 && l->g.kw == 1 && l->node->conv.pad_h == 0 && l->node->conv.pad_w == 0;
+    bool skips =
+        l->g.kh == 1 && l->g.kw == 1 && l->node->conv.pad_h == 0 && l->node->conv.pad_w == 0;
     return skips ? (grid){l->g.sh, l->g.sw} : (grid){1, 1};
 }
 
@@ -68,25 +70,31 @@ static const float *row_of(const tensor *t, const plane *a, int sample, int h)
 }
 
 /* Sample by sample, as they lie in memory. */
-static void write_rows(const program *p, const tensor *t, const plane *a, grid g, int from, int to, float *words)
+static void write_rows(const program *p, const tensor *t, const plane *a, grid g, int from, int to,
+                       float *words)
 {
     size_t ld = row_words(t), apart = (size_t)p->c.batch * ld;
     for (int i = from; i < to; i++)
         for (int h = 0; h < t->s.h; h += g.h)
-            p->k16->along((t->s.w + g.w - 1) / g.w, t->s.c, row_of(t, a, i, h), (size_t)(t->step * g.w),
-                          matmul_words_to(words) + point(t, h, 0) * apart + (size_t)i * ld, apart * (size_t)g.w);
+            p->k16->along((t->s.w + g.w - 1) / g.w, t->s.c, row_of(t, a, i, h),
+                          (size_t)(t->step * g.w),
+                          matmul_words_to(words) + point(t, h, 0) * apart + (size_t)i * ld,
+                          apart * (size_t)g.w);
 }
 
-static void write_twos(const program *p, const tensor *t, const plane *a, grid g, int from, int to, int thread,
-                       float *words)
+static void write_twos(const program *p, const tensor *t, const plane *a, grid g, int from, int to,
+                       int thread, float *words)
 {
     size_t ld = (size_t)t->cs;
     for (int i = from; i < to; i += 2)
         for (int h = 0; h < t->s.h; h += g.h)
             for (int w = 0; w < t->s.w; w += g.w)
-                p->k16->across(to - i < 2 ? 1 : 2, t->cs, row_of(t, a, i, h) + w * t->step, a->sample,
-                               matmul_words_to(words) +
-                                   (point(t, h, w) * twos(p) + (size_t)(from / 2 + thread + (i - from) / 2)) * ld, ld);
+                p->k16->across(
+                    to - i < 2 ? 1 : 2, t->cs, row_of(t, a, i, h) + w * t->step, a->sample,
+                    matmul_words_to(words) +
+                        (point(t, h, w) * twos(p) + (size_t)(from / 2 + thread + (i - from) / 2)) *
+                            ld,
+                    ld);
 }
 
 void points16_forward(const program *p, const layer *l, int from, int to)
@@ -104,7 +112,8 @@ void points16_backward(const program *p, const layer *l, int from, int to, int t
         write_rows(p, y, &y->dy, (grid){1, 1}, from, to, l->points16->dy);
 }
 
-static int lease(program *p, layer *l, float **to, const tensor *t, size_t rows, size_t ld, lease_time when)
+static int lease(program *p, layer *l, float **to, const tensor *t, size_t rows, size_t ld,
+                 lease_time when)
 {
     return program_lease(p, to, (size_t)(t->s.h * t->s.w) * rows * ld + CPU_SLACK, l, when);
 }

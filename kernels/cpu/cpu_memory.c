@@ -1,12 +1,13 @@
-/* cpu_memory.c: which blocks of a program share memory, because they are never in use at the same time.
+/* cpu_memory.c: which blocks of a program share memory, because they are never in use at the same
+ * time.
  *
- * Time is counted in segments: a layer that works on the batch as a whole is one, and so is each run of
- * layers between two such, whose samples go through at their own pace. Forward segments come first, then
- * the loss, then the backward ones. plan.h places the blocks.
+ * Time is counted in segments: a layer that works on the batch as a whole is one, and so is each
+ * run of layers between two such, whose samples go through at their own pace. Forward segments come
+ * first, then the loss, then the backward ones. plan.h places the blocks.
  *
- * What takes part: the pixels of images without padding lanes (an activation only if it has no border,
- * which must stay zero; the borders of gradients are cleared before each use), and what a layer leased.
- * Everything else has memory of its own. */
+ * What takes part: the pixels of images without padding lanes (an activation only if it has no
+ * border, which must stay zero; the borders of gradients are cleared before each use), and what a
+ * layer leased. Everything else has memory of its own. */
 #include <limits.h>
 #include <stdlib.h>
 
@@ -51,7 +52,7 @@ void plane_postpone(plane *a)
     a->shared = true;
 }
 
-/* ---- when a block is in use ---------------------------------------------------------------------- */
+/* ---- when a block is in use ------------------------------------------------------------------ */
 
 typedef struct times {
     int *forward, *backward; /* of each layer */
@@ -63,7 +64,8 @@ static int count_times(const program *p, times *t)
 {
     int now = 0;
     for (int i = 0; i < p->layer_count; i++) {
-        bool alone = p->layers[i].ops->forward_whole, before = i && p->layers[i - 1].ops->forward_whole;
+        bool alone = p->layers[i].ops->forward_whole,
+             before = i && p->layers[i - 1].ops->forward_whole;
         t->forward[i] = i == 0 ? now : alone || before ? ++now : now;
         t->producer[p->layers[i].out] = i;
         for (int j = 0; j < p->layers[i].in_count; j++)
@@ -72,7 +74,8 @@ static int count_times(const program *p, times *t)
     t->loss = ++now;
     for (int i = p->layer_count - 1; i >= 0; i--) {
         bool last = i == p->layer_count - 1;
-        bool alone = p->layers[i].ops->backward_whole, before = !last && p->layers[i + 1].ops->backward_whole;
+        bool alone = p->layers[i].ops->backward_whole,
+             before = !last && p->layers[i + 1].ops->backward_whole;
         t->backward[i] = last || alone || before ? ++now : now;
     }
     return now;
@@ -81,6 +84,8 @@ static int count_times(const program *p, times *t)
 /* Does the layer's backward look at the values of its input j? */
 static bool reads_input(const layer *l, int j)
 {
+    if (l->acted) /* the norm computes it again */
+        return false;
     switch (l->node->op) {
     case OP_BATCH_NORM:
         return j == 0; /* the other is added */
@@ -100,6 +105,8 @@ static bool reads_input(const layer *l, int j)
 /* Does it look at its own result? */
 static bool reads_result(const layer *l)
 {
+    if (l->acted)
+        return false;
     switch (l->node->op) {
     case OP_CONV2D:
     case OP_LINEAR:
@@ -132,7 +139,7 @@ static int last_use(const program *p, const times *t, int node)
     return last;
 }
 
-/* ---- placing --------------------------------------------------------------------------------------- */
+/* ---- placing --------------------------------------------------------------------------------- */
 
 typedef struct places {
     plan_item *items;
@@ -146,7 +153,8 @@ static void add(places *a, float **to, size_t floats, int first, int last)
     a->to[a->count++] = to;
 }
 
-/* From when to when a node's values and gradient are in use, and those of all that lies in its memory. */
+/* From when to when a node's values and gradient are in use, and those of all that lies in its
+ * memory. */
 typedef struct life {
     int y_first, y_last, dy_first, dy_last;
 } life;
@@ -159,7 +167,13 @@ static life life_of(const program *p, const times *t, int node)
         if (n != node && p->tensors[n].root != node)
             continue;
         const layer *from = p->layers[i].folded_from; /* writes it where there is no training */
-        life one = {t->forward[from ? from - p->layers : i], last_use(p, t, n), t->backward[t->reader[n]], t->backward[i]};
+        life one = {t->forward[from ? from - p->layers : i], last_use(p, t, n),
+                    t->backward[t->reader[n]], t->backward[i]};
+        /* the norm before it writes it where there is training, and reads its gradient */
+        if (p->layers[i].acted) {
+            one.y_first = t->forward[p->layers[i].acted - p->layers];
+            one.dy_last = t->backward[p->layers[i].acted - p->layers];
+        }
         all.y_first = one.y_first < all.y_first ? one.y_first : all.y_first;
         all.y_last = one.y_last > all.y_last ? one.y_last : all.y_last;
         all.dy_first = one.dy_first < all.dy_first ? one.dy_first : all.dy_first;

@@ -1,8 +1,8 @@
 /* cpu_norm.c: batch norm with a residual's sum and ReLU.
  *
- * Sums over a batch: floats within a sample, doubles over the samples of a thread, then the threads
- * in order. Values are taken relative to the channel's first one, so that a large mean costs no
- * digits.
+ * Sums over a batch: floats within a sample, or some small ones (cpu_runs.h), doubles over those of
+ * a thread, then the threads in order. Values are taken relative to the channel's first one, so
+ * that a large mean costs no digits.
  *
  * dx = a g + b (x - mean) + d. Of these a is known before the sums are, and b and d are so few that
  * they need not be applied at once: norms over the same tensor, which DenseNet has by the dozen,
@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cpu_program.h"
+#include "cpu_runs.h"
 
 /* Rows of `stats`, cs floats each. */
 enum {
@@ -48,55 +48,81 @@ static const tensor *residual(const program *p, const layer *l)
     return l->in_count > 1 ? &p->tensors[l->in[1]] : NULL;
 }
 
-static float *row_at(const tensor *t, const plane *a, int i, int h)
+/* Backward, a residual's sum cannot be told from x: then the result says what passed. */
+static bool reads_result(const program *p, const layer *l)
 {
-    return tensor_pixels(a, t->cs, i) + (size_t)h * a->row;
+    return l->relu && residual(p, l);
 }
 
-/* Row h of sample i. A residual's sum cannot be told from x: then the result says what passed. */
-static bn_pass pass_of(const program *p, const layer *l, int i, int h)
+/* What it makes where the model trains. */
+static const tensor *result(const program *p, const layer *l)
 {
-    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    bn_pass in = {.x = row_at(x, &x->y, i, h), .mean = stat(l, p, S_MEAN), .dy = row_at(y, &y->dy, i, h),
+    return &p->tensors[l->act ? l->act->out : l->out];
+}
+
+static bn_pass pass_of(const program *p, const layer *l, const pixel_run *r)
+{
+    const tensor *x = &p->tensors[l->in[0]], *y = result(p, l);
+    bn_pass in = {.x = run_at(x, &x->y, r), .mean = stat(l, p, S_MEAN), .dy = run_at(y, &y->dy, r),
                   .x_step = (size_t)x->step};
-    if (l->relu && residual(p, l))
-        in.y = row_at(y, &y->y, i, h);
-    else if (l->relu)
+    if (reads_result(p, l))
+        in.y = run_at(y, &y->y, r);
+    else if (l->relu || l->act)
         in.scale = stat(l, p, S_SCALE), in.shift = stat(l, p, S_SHIFT);
+    if (l->act)
+        in.acts = true, in.act = l->act->node->act.kind, in.slope = (float)l->act->node->act.slope;
     return in;
 }
 
-/* One sample's two sums a channel, added to the thread's. */
-static void sample_sums(const norm_work *w, int i, double *sums, float *fsum)
+/* What pass_of points to. */
+static run_level pass_runs(const program *p, const layer *l)
+{
+    const tensor *x = &p->tensors[l->in[0]], *y = result(p, l);
+    run_level level = run_through(run_through(RUN_SAMPLES, x, &x->y), y, &y->dy);
+    return reads_result(p, l) ? run_through(level, y, &y->y) : level;
+}
+
+/* One run's two sums a channel, added to fsum. */
+static void run_sums(const norm_work *w, const pixel_run *r, float *fsum)
 {
     program *p = w->p;
     layer *l = w->l;
     const tensor *x = &p->tensors[l->in[0]];
     int cs = x->cs, known = l->known ? p->tensors[l->known->out].cs : 0;
-    memset(fsum, 0, 2 * (size_t)cs * sizeof *fsum);
-    for (int h = 0; h < x->s.h; h++) {
-        bn_pass in;
-        if (w->back) {
-            in = pass_of(p, l, i, h);
-            p->k->bn_sums(x->s.w, cs, &in, fsum, fsum + cs);
-        } else {
-            p->k->moments(x->s.w, cs - known, row_at(x, &x->y, i, h) + known, (size_t)x->step,
-                          stat(l, p, S_CENTER) + known, fsum + known, fsum + cs + known);
-        }
+    if (w->back) {
+        bn_pass in = pass_of(p, l, r);
+        p->k->bn_sums(r->pixels, cs, &in, fsum, fsum + cs);
+    } else {
+        p->k->moments(r->pixels, cs - known, run_at(x, &x->y, r) + known, (size_t)x->step,
+                      stat(l, p, S_CENTER) + known, fsum + known, fsum + cs + known);
     }
-    for (int c = 0; c < 2 * cs; c++)
+}
+
+/* The sums of some samples, added to the thread's, and begun anew. */
+static void keep_sums(size_t count, double *sums, float *fsum)
+{
+    for (size_t c = 0; c < count; c++)
         sums[c] += (double)fsum[c];
+    memset(fsum, 0, count * sizeof *fsum);
 }
 
 static void sums_part(void *arg, int thread, int threads)
 {
     norm_work *w = arg;
-    int cs = w->p->tensors[w->l->out].cs, n = w->p->b->n;
+    const tensor *x = &w->p->tensors[w->l->in[0]];
+    int cs = x->cs, n = w->p->b->n;
+    run_level level = w->back ? pass_runs(w->p, w->l) : run_through(RUN_SAMPLES, x, &x->y);
     double *sums = w->l->sums + (size_t)thread * 2 * (size_t)cs;
     float *fsum = w->l->scratch + (size_t)thread * w->l->scratch_floats;
     memset(sums, 0, 2 * (size_t)cs * sizeof *sums);
-    for (int i = n * thread / threads; i < n * (thread + 1) / threads; i++)
-        sample_sums(w, i, sums, fsum);
+    memset(fsum, 0, 2 * (size_t)cs * sizeof *fsum);
+    pixel_runs r;
+    RUNS(r, level, x->s, n * thread / threads, n * (thread + 1) / threads) {
+        if (r.now.row == 0)
+            keep_sums(2 * (size_t)cs, sums, fsum);
+        run_sums(w, &r.now, fsum);
+    }
+    keep_sums(2 * (size_t)cs, sums, fsum);
 }
 
 /* The two sums of every channel over the whole batch, in sums[0 .. 2 cs). */
@@ -111,7 +137,8 @@ static void batch_sums(program *p, layer *l, bool back)
             l->sums[c] += l->sums[(size_t)t * 2 * cs + c];
 }
 
-static void move_running(program *p, const graph_node *n, int c, double mean, double var, double count)
+static void move_running(program *p, const graph_node *n, int c, double mean, double var,
+                         double count)
 {
     float *rm = p->s.buffers + p->g->vars[n->running_mean].offset + c;
     float *rv = p->s.buffers + p->g->vars[n->running_var].offset + c;
@@ -163,12 +190,30 @@ static void apply_part(void *arg, int thread, int threads)
     layer *l = w->l;
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out], *add = residual(p, l);
     int n = p->b->n;
-    for (int i = n * thread / threads; i < n * (thread + 1) / threads; i++)
-        for (int h = 0; h < x->s.h; h++)
-            p->k->affine(x->s.w, x->cs, row_at(x, &x->y, i, h), (size_t)x->step,
-                         stat(l, p, S_SCALE), stat(l, p, S_SHIFT),
-                         add ? row_at(add, &add->y, i, h) : NULL, l->relu, row_at(y, &y->y, i, h),
-                         (size_t)y->cs);
+    run_level level = run_through(run_through(RUN_SAMPLES, x, &x->y), y, &y->y);
+    level = add ? run_through(level, add, &add->y) : level;
+    pixel_runs r;
+    RUNS(r, level, x->s, n * thread / threads, n * (thread + 1) / threads)
+    p->k->affine(r.now.pixels, x->cs, run_at(x, &x->y, &r.now), (size_t)x->step,
+                 stat(l, p, S_SCALE), stat(l, p, S_SHIFT),
+                 add ? run_at(add, &add->y, &r.now) : NULL, l->relu, run_at(y, &y->y, &r.now),
+                 (size_t)y->cs);
+}
+
+/* With the activation after it. */
+static void act_part(void *arg, int thread, int threads)
+{
+    norm_work *w = arg;
+    program *p = w->p;
+    layer *l = w->l;
+    const tensor *x = &p->tensors[l->in[0]], *y = result(p, l);
+    int n = p->b->n;
+    run_level level = run_through(run_through(RUN_SAMPLES, x, &x->y), y, &y->y);
+    pixel_runs r;
+    RUNS(r, level, x->s, n * thread / threads, n * (thread + 1) / threads)
+    p->k->affine_act(l->act->node->act.kind, (float)l->act->node->act.slope, r.now.pixels, x->cs,
+                     run_at(x, &x->y, &r.now), (size_t)x->step, stat(l, p, S_SCALE),
+                     stat(l, p, S_SHIFT), run_at(y, &y->y, &r.now), (size_t)y->cs);
 }
 
 static void norm_forward(program *p, layer *l)
@@ -185,10 +230,11 @@ static void norm_forward(program *p, layer *l)
     }
     norm_work work = {p, l, false};
     if (!l->entered)
-        cpu_threads_run(p->threads, apply_part, &work);
+        cpu_threads_run(p->threads, l->act && p->training ? act_part : apply_part, &work);
 }
 
-/* dx = w*invstd * (g - sum(g)/M - (x - mean) * invstd^2 * sum(g * (x - mean))/M), Ioffe and Szegedy 2015. */
+/* dx = w*invstd * (g - sum(g)/M - (x - mean) * invstd^2 * sum(g * (x - mean))/M), Ioffe and Szegedy
+ * 2015. */
 static void coefficients(program *p, layer *l)
 {
     const tensor *x = &p->tensors[l->in[0]];
@@ -204,7 +250,8 @@ static void coefficients(program *p, layer *l)
         stat(l, p, S_A)[c] = af;
         stat(l, p, S_B)[c] = bf;
         /* Of the rounded a, b and mean: dx then sums to zero over the channel as it should. */
-        stat(l, p, S_D)[c] = (float)(-((double)af * sum / count + (double)bf * (double)stat(l, p, S_REST)[c]));
+        stat(l, p, S_D)[c] =
+            (float)(-((double)af * sum / count + (double)bf * (double)stat(l, p, S_REST)[c]));
     }
     size_t cs = (size_t)x->cs;
     p->k->add(cs, stat(l, p, S_B), stat(l, p, S_LATER_B), false, stat(l, p, S_B));
@@ -221,13 +268,16 @@ static void dx_part(void *arg, int thread, int threads)
     const tensor *x = &p->tensors[l->in[0]], *res = residual(p, l);
     bool dx = x->dy.data, dres = res && res->dy.data;
     int n = p->b->n;
-    for (int i = n * thread / threads; i < n * (thread + 1) / threads; i++)
-        for (int h = 0; h < x->s.h; h++) {
-            bn_pass in = pass_of(p, l, i, h);
-            p->k->bn_dx(x->s.w, x->cs, &in, stat(l, p, S_A), stat(l, p, S_B), stat(l, p, S_D), l->add[0],
-                        dx ? row_at(x, &x->dy, i, h) : NULL, dres && l->add[1],
-                        dres ? row_at(res, &res->dy, i, h) : NULL);
-        }
+    run_level level = pass_runs(p, l);
+    level = dx ? run_through(level, x, &x->dy) : level;
+    level = dres ? run_through(level, res, &res->dy) : level;
+    pixel_runs r;
+    RUNS(r, level, x->s, n * thread / threads, n * (thread + 1) / threads) {
+        bn_pass in = pass_of(p, l, &r.now);
+        p->k->bn_dx(r.now.pixels, x->cs, &in, stat(l, p, S_A), stat(l, p, S_B), stat(l, p, S_D),
+                    l->add[0], dx ? run_at(x, &x->dy, &r.now) : NULL, dres && l->add[1],
+                    dres ? run_at(res, &res->dy, &r.now) : NULL);
+    }
 }
 
 /* The line of an entered norm, where no norm before it takes it. */
@@ -238,11 +288,12 @@ static void line_part(void *arg, int thread, int threads)
     layer *l = w->l;
     const tensor *x = &p->tensors[l->in[0]];
     int n = p->b->n, known = l->known ? p->tensors[l->known->out].cs : 0;
-    for (int i = n * thread / threads; i < n * (thread + 1) / threads; i++)
-        for (int h = 0; h < x->s.h; h++)
-            p->k->bn_line(x->s.w, x->cs - known, (size_t)x->step, row_at(x, &x->y, i, h) + known,
-                          stat(l, p, S_MEAN) + known, stat(l, p, S_B) + known,
-                          stat(l, p, S_D) + known, row_at(x, &x->dy, i, h) + known);
+    run_level level = run_through(run_through(RUN_SAMPLES, x, &x->y), x, &x->dy);
+    pixel_runs r;
+    RUNS(r, level, x->s, n * thread / threads, n * (thread + 1) / threads)
+    p->k->bn_line(r.now.pixels, x->cs - known, (size_t)x->step, run_at(x, &x->y, &r.now) + known,
+                  stat(l, p, S_MEAN) + known, stat(l, p, S_B) + known, stat(l, p, S_D) + known,
+                  run_at(x, &x->dy, &r.now) + known);
 }
 
 static void hand_on(program *p, const layer *l)
@@ -271,11 +322,13 @@ static void norm_backward(program *p, layer *l)
 /* ---- for the convolution that applies it
  * --------------------------------------------------------- */
 
-void norm_enter(const program *p, const layer *norm, norm_part part, const float *x, float *y, size_t step)
+void norm_enter(const program *p, const layer *norm, norm_part part, const float *x, float *y,
+                size_t step)
 {
     const tensor *t = &p->tensors[norm->in[0]];
-    p->k->affine(part.pixels, part.channels, x, (size_t)t->step, stat(norm, p, S_SCALE) + part.channel,
-                 stat(norm, p, S_SHIFT) + part.channel, NULL, norm->relu, y, step);
+    p->k->affine(part.pixels, part.channels, x, (size_t)t->step,
+                 stat(norm, p, S_SCALE) + part.channel, stat(norm, p, S_SHIFT) + part.channel, NULL,
+                 norm->relu, y, step);
 }
 
 static double *thread_sums(const program *p, const layer *norm, int thread)
@@ -302,11 +355,35 @@ void norm_leave(const program *p, const layer *norm, int thread, norm_part part,
                   .shift = stat(norm, p, S_SHIFT) + part.channel,
                   .x_step = (size_t)t->step};
     memset(fsum, 0, 2 * (size_t)part.channels * sizeof *fsum);
-    p->k->bn_through(part.pixels, part.channels, &in, step, norm->relu, dx_add, dx, fsum, fsum + part.channels);
+    p->k->bn_through(part.pixels, part.channels, &in, step, norm->relu, dx_add, dx, fsum,
+                     fsum + part.channels);
     for (int c = 0; c < part.channels; c++) {
         sum[c] += (double)fsum[c];
         dot[c] += (double)fsum[part.channels + c];
     }
+}
+
+static bool is_piecewise(graph_act kind)
+{
+    return kind == ACT_RELU6 || kind == ACT_LEAKY_RELU || kind == ACT_HARDSIGMOID ||
+           kind == ACT_HARDSWISH;
+}
+
+static bool takes_act(const program *p, const layer *norm, const layer *act)
+{
+    const tensor *x = &p->tensors[norm->out], *y = &p->tensors[act->out];
+    return act->node->op == OP_ACTIVATION && is_piecewise(act->node->act.kind) &&
+           act->in[0] == norm->out && norm->node->op == OP_BATCH_NORM && norm->in_count == 1 &&
+           !norm->relu && !norm->entered && graph_only_reader(p->g, norm->out) >= 0 &&
+           y->form == FORM_IMAGE && x->root == 0 && y->root == 0;
+}
+
+void norm_find_acts(program *p)
+{
+    for (int i = 0; i < p->layer_count && !p->c.inference; i++)
+        for (int j = i + 1; j < p->layer_count; j++)
+            if (takes_act(p, &p->layers[i], &p->layers[j]))
+                p->layers[i].act = &p->layers[j], p->layers[j].acted = &p->layers[i];
 }
 
 static const layer_ops norm_ops = {.forward_whole = norm_forward, .backward_whole = norm_backward};
@@ -320,6 +397,6 @@ int layer_batch_norm(program *p, layer *l)
     l->scratch_floats = 2 * cs + CPU_SLACK;
     l->scratch = program_floats(p, threads * l->scratch_floats);
     snprintf(l->choice, sizeof l->choice, "%s%s%s", l->entered ? "entry" : "fused",
-             l->in_count > 1 ? "+add" : "", l->relu ? "+relu" : "");
+             l->in_count > 1 ? "+add" : "", l->relu ? "+relu" : l->act ? "+act" : "");
     return l->stats && l->sums && l->scratch ? 0 : -1;
 }

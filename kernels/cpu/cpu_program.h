@@ -1,12 +1,13 @@
 /* cpu_program.h: what the CPU backend's files share: a graph turned into layers over tensors.
  *
- * prepare fuses the graph's nodes into layers (convolution + ReLU + pooling is one), gives every node
- * that remains visible a tensor in the layout its neighbours want, and allocates all of it. A layer
- * either works on samples independently (`forward`, `backward` get a range; threads and cache blocks
- * are ranges) or on the batch as a whole (`*_whole`, which start the threads themselves).
+ * prepare fuses the graph's nodes into layers (convolution + ReLU + pooling is one), gives every
+ * node that remains visible a tensor in the layout its neighbours want, and allocates all of it. A
+ * layer either works on samples independently (`forward`, `backward` get a range; threads and cache
+ * blocks are ranges) or on the batch as a whole (`*_whole`, which start the threads themselves).
  *
- * Gradients: a layer's backward reads its output's dy (and may overwrite it) and writes each input's
- * dy, or adds to it where `add[i]` says that a later reader of that input has written there already. */
+ * Gradients: a layer's backward reads its output's dy (and may overwrite it) and writes each
+ * input's dy, or adds to it where `add[i]` says that a later reader of that input has written there
+ * already. */
 #ifndef KUBEML_CPU_PROGRAM_H
 #define KUBEML_CPU_PROGRAM_H
 
@@ -36,7 +37,8 @@ typedef struct tensor {
     tensor_form form;
     shape s;
     int cs;
-    int step;     /* floats from one pixel of an image to the next: cs, or more in a joined concat */
+    /* floats from one pixel of an image to the next: cs, or more in a joined concat */
+    int step;
     int root;     /* the concat in whose memory this tensor lies, cpu_concat.c; 0: in its own */
     int channel;  /* its first there */
     bool strided; /* a strided convolution takes one pixel of all samples at a time */
@@ -62,7 +64,8 @@ typedef struct conv_phase {
     float *wf;
 } conv_phase;
 
-/* A max pooling that a convolution has taken over: 2x2 at stride 2, or another over the network's input. */
+/* A max pooling that a convolution has taken over: 2x2 at stride 2, or another over the network's
+ * input. */
 typedef enum fused_pool { POOL_NONE, POOL_CELLS, POOL_WINDOWS } fused_pool;
 
 typedef struct program program;
@@ -73,7 +76,8 @@ typedef struct layer_ops {
     void (*forward_whole)(program *p, layer *l);
     void (*backward)(program *p, layer *l, int from, int to, int thread);
     void (*backward_whole)(program *p, layer *l);
-    void (*finish)(program *p, layer *l); /* after backward: the threads' weight gradients into grads */
+    /* after backward: the threads' weight gradients into grads */
+    void (*finish)(program *p, layer *l);
     void (*pack)(program *p, layer *l);   /* after the parameters have changed */
     /* Before each forward and each backward: what it packs into leased memory. */
     void (*pack_ahead)(program *p, layer *l);
@@ -120,7 +124,8 @@ struct layer {
     int group;     /* tiles */
     struct wino_fleeting *wino; /* of cpu_winograd_fleeting.c */
     struct points16 *points16;  /* of cpu_matmul16.c */
-    bool together; /* takes all samples of a thread at once: its weights are too large to come back to */
+    /* takes all samples of a thread at once: its weights are too large to come back to */
+    bool together;
 
     struct linear16 *linear16; /* of cpu_linear16.c */
     /* Linear layers: the input in the other form, and the input's gradient before its transpose. */
@@ -133,6 +138,9 @@ struct layer {
     const layer *known; /* the norm over this one's first channels, which has their sums already */
     layer *entry; /* of a 1x1 convolution: the norm that it applies to what it reads, cpu_entry.c */
     const layer *entered; /* of that norm: by whom */
+    /* of a norm: the activation whose result it writes where the model trains, norm_find_acts */
+    const layer *act;
+    const layer *acted;   /* of that: by whom */
 };
 
 struct program {
@@ -162,18 +170,20 @@ struct program {
     } *blocks;
 };
 
-/* Zeroed, 64-byte aligned, freed with the program; NULL when there is no memory, or too much is asked. */
+/* Zeroed, 64-byte aligned, freed with the program; NULL when there is no memory, or too much is
+ * asked. */
 void *program_alloc(program *p, size_t count, size_t size);
 float *program_floats(program *p, size_t count);
 
-/* Memory that l needs in its forward or its backward alone, and that others have at other times: *to is
- * set by program_place. Undefined at each beginning. -1 when there is no memory. */
+/* Memory that l needs in its forward or its backward alone, and that others have at other times:
+ * *to is set by program_place. Undefined at each beginning. -1 when there is no memory. */
 typedef enum lease_time { LEASE_FORWARD, LEASE_BACKWARD } lease_time;
 int program_lease(program *p, float **to, size_t floats, const layer *l, lease_time when);
 /* May the plane of that node share memory? Then plane_postpone leaves it to program_place. */
 bool plane_shares(const program *p, int node, const plane *a);
 void plane_postpone(plane *a);
-/* When all layers are made: finds memory for what was postponed, leased, or is scratch of several. */
+/* When all layers are made: finds memory for what was postponed, leased, or is scratch of
+ * several. */
 int program_place(program *p);
 
 view tensor_view(const tensor *t);
@@ -184,6 +194,10 @@ static inline float *tensor_pixels(const plane *a, int cs, int sample)
 }
 /* Zeroes the border of one sample's gradient. */
 void tensor_clear_halo(const tensor *t, int sample);
+
+/* A convolution's dy of samples [from, to) through its ReLU, and the bias' gradient, added to db:
+ * cpu_rows.c. */
+void mask_samples(const program *p, const layer *l, int from, int to, float *db);
 
 static inline const float *program_param(const program *p, int var)
 {
@@ -206,6 +220,9 @@ int layer_linear16(program *p, layer *l);
 /* dy of the linear layer's outputs [from, to) through its ReLU, and their bias' gradient. */
 void linear_mask(program *p, const layer *l, int from, int to);
 int layer_batch_norm(program *p, layer *l);
+/* Norms that apply the activation after them, where the model trains; one that only evaluates has
+ * better: cpu_fold.c. When all layers are known, before memory is. */
+void norm_find_acts(program *p);
 int layer_add(program *p, layer *l);
 int layer_flatten(program *p, layer *l);
 int layer_relu(program *p, layer *l);
@@ -218,29 +235,30 @@ int layer_act(program *p, layer *l);
 int layer_dropout(program *p, layer *l);
 int layer_gate(program *p, layer *l);   /* image times one factor a channel */
 int layer_concat(program *p, layer *l);
-/* Lets concats and what they are made of share memory, so that nothing is copied; `slices`: layers that
- * can write pixels apart. When forms and borders are known, before memory is. */
+/* Lets concats and what they are made of share memory, so that nothing is copied; `slices`: layers
+ * that can write pixels apart. When forms and borders are known, before memory is. */
 void concat_join(program *p, const bool *slices);
 bool conv_is_depthwise(const graph_node *n);
 bool conv_is_grouped(const graph_node *n, const tensor *x, const tensor *y);
 int layer_any(program *p, layer *l); /* every other op, and odd cases of the above: plain loops */
 
 /* Norms that the 1x1 convolution after them applies: cpu_entry.c. entry_find: which; when all
- * layers are known, before memory is. What such a convolution calls, for some channels of some pixels, which are
- * `step` floats apart but in x and dx: norm_enter, y = norm(x); norm_leave, from dy, the
- * thread's sums and dx but for what only the whole sums tell, which the norm's own backward adds.
- * norm_begin: before the first of a thread. */
+ * layers are known, before memory is. What such a convolution calls, for some channels of some
+ * pixels, which are `step` floats apart but in x and dx: norm_enter, y = norm(x); norm_leave, from
+ * dy, the thread's sums and dx but for what only the whole sums tell, which the norm's own backward
+ * adds. norm_begin: before the first of a thread. */
 typedef struct norm_part {
     int pixels, channel, channels;
 } norm_part;
 void entry_find(program *p);
-void norm_enter(const program *p, const layer *norm, norm_part part, const float *x, float *y, size_t step);
+void norm_enter(const program *p, const layer *norm, norm_part part, const float *x, float *y,
+                size_t step);
 void norm_begin(const program *p, const layer *norm, int thread);
 void norm_leave(const program *p, const layer *norm, int thread, norm_part part, const float *x,
                 const float *dy, size_t step, bool dx_add, float *dx);
 
-/* Norms in convolutions' weights, where there is no training: cpu_fold.c. fold_find: which; when all layers
- * are made. fold_turn: true if weights have to be packed again. */
+/* Norms in convolutions' weights, where there is no training: cpu_fold.c. fold_find: which; when
+ * all layers are made. fold_turn: true if weights have to be packed again. */
 int fold_find(program *p);
 bool fold_turn(program *p, bool folded);
 /* A convolution's weights and bias as they are to be packed; the former until the next call. */

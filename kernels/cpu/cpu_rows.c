@@ -1,37 +1,60 @@
-/* cpu_rows.c: the pixel-wise layers that have a fast way, row by row: add, ReLU, flatten. */
+/* cpu_rows.c: the pixel-wise layers that have a fast way, run by run: add, ReLU, flatten; and what
+ * convolutions do to dy before anything else. */
 #include <stdio.h>
 
-#include "cpu_program.h"
+#include "cpu_runs.h"
+
+void mask_samples(const program *p, const layer *l, int from, int to, float *db)
+{
+    const tensor *y = &p->tensors[l->out];
+    if (!l->relu && l->node->bias < 0)
+        return;
+    run_level level = run_through(RUN_SAMPLES, y, &y->dy);
+    level = l->relu ? run_through(level, y, &y->y) : level;
+    pixel_runs r;
+    RUNS(r, level, y->s, from, to) {
+        float *dy = run_at(y, &y->dy, &r.now);
+        p->k->mask_bias(r.now.pixels, y->cs, (size_t)y->step,
+                        l->relu ? run_at(y, &y->y, &r.now) : NULL, dy, dy, db);
+    }
+}
+
+static size_t run_floats(const tensor *t, const pixel_run *r)
+{
+    return (size_t)r->pixels * (size_t)t->cs;
+}
 
 static void add_forward(program *p, layer *l, int from, int to, int thread)
 {
     (void)thread;
     const tensor *a = &p->tensors[l->in[0]], *b = &p->tensors[l->in[1]], *y = &p->tensors[l->out];
-    for (int i = from; i < to; i++)
-        for (int h = 0; h < y->s.h; h++)
-            p->k->add((size_t)(y->s.w * y->cs), tensor_pixels(&a->y, a->cs, i) + (size_t)h * a->y.row,
-                      tensor_pixels(&b->y, b->cs, i) + (size_t)h * b->y.row, l->relu,
-                      tensor_pixels(&y->y, y->cs, i) + (size_t)h * y->y.row);
+    run_level level =
+        run_through(run_through(run_through(RUN_SAMPLES, a, &a->y), b, &b->y), y, &y->y);
+    pixel_runs r;
+    RUNS(r, level, y->s, from, to)
+    p->k->add(run_floats(y, &r.now), run_at(a, &a->y, &r.now), run_at(b, &b->y, &r.now), l->relu,
+              run_at(y, &y->y, &r.now));
 }
 
-static void pass_back(program *p, layer *l, int input, bool relu, int i)
+static void pass_back(program *p, layer *l, int input, bool relu, int from, int to)
 {
     const tensor *x = &p->tensors[l->in[input]], *y = &p->tensors[l->out];
     if (!x->dy.data)
         return;
-    for (int h = 0; h < y->s.h; h++)
-        p->k->relu_back((size_t)(y->s.w * y->cs),
-                        relu ? tensor_pixels(&y->y, y->cs, i) + (size_t)h * y->y.row : NULL,
-                        tensor_pixels(&y->dy, y->cs, i) + (size_t)h * y->dy.row, l->add[input],
-                        tensor_pixels(&x->dy, x->cs, i) + (size_t)h * x->dy.row);
+    run_level level = run_through(run_through(RUN_SAMPLES, x, &x->dy), y, &y->dy);
+    level = relu ? run_through(level, y, &y->y) : level;
+    pixel_runs r;
+    RUNS(r, level, y->s, from, to)
+    p->k->relu_back(run_floats(y, &r.now), relu ? run_at(y, &y->y, &r.now) : NULL,
+                    run_at(y, &y->dy, &r.now), l->add[input], run_at(x, &x->dy, &r.now));
 }
 
 static void add_backward(program *p, layer *l, int from, int to, int thread)
 {
     (void)thread;
-    for (int i = from; i < to; i++) {
-        pass_back(p, l, 0, l->relu, i);
-        pass_back(p, l, 1, l->relu, i);
+    for (int i = from; i < to; i++) { /* the second finds dy in the cache */
+        pass_back(p, l, 0, l->relu, i, i + 1);
+        pass_back(p, l, 1, l->relu, i, i + 1);
     }
 }
 
@@ -49,19 +72,17 @@ static void relu_forward(program *p, layer *l, int from, int to, int thread)
 {
     (void)thread;
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    for (int i = from; i < to; i++)
-        for (int h = 0; h < y->s.h; h++) {
-            const float *row = tensor_pixels(&x->y, x->cs, i) + (size_t)h * x->y.row;
-            p->k->add((size_t)(y->s.w * y->cs), row, NULL, true,
-                      tensor_pixels(&y->y, y->cs, i) + (size_t)h * y->y.row);
-        }
+    run_level level = run_through(run_through(RUN_SAMPLES, x, &x->y), y, &y->y);
+    pixel_runs r;
+    RUNS(r, level, y->s, from, to)
+    p->k->add(run_floats(y, &r.now), run_at(x, &x->y, &r.now), NULL, true,
+              run_at(y, &y->y, &r.now));
 }
 
 static void relu_backward(program *p, layer *l, int from, int to, int thread)
 {
     (void)thread;
-    for (int i = from; i < to; i++)
-        pass_back(p, l, 0, true, i);
+    pass_back(p, l, 0, true, from, to);
 }
 
 static const layer_ops relu_ops = {.forward = relu_forward, .backward = relu_backward};
@@ -74,7 +95,7 @@ int layer_relu(program *p, layer *l)
     return 0;
 }
 
-/* ---- flatten: channels first again, one row a sample ------------------------------------------- */
+/* ---- flatten: channels first again, one row a sample ----------------------------------------- */
 
 static void flatten_forward(program *p, layer *l, int from, int to, int thread)
 {
@@ -84,7 +105,8 @@ static void flatten_forward(program *p, layer *l, int from, int to, int thread)
     for (int i = from; i < to; i++)
         for (int h = 0; h < rows; h++)
             p->k->transpose(pixels, x->s.c, tensor_pixels(&x->y, x->cs, i) + (size_t)h * x->y.row,
-                            (size_t)x->cs, y->y.data + (size_t)i * y->y.sample + (size_t)(h * pixels),
+                            (size_t)x->cs,
+                            y->y.data + (size_t)i * y->y.sample + (size_t)(h * pixels),
                             (size_t)(x->s.h * x->s.w));
 }
 

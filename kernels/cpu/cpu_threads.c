@@ -1,12 +1,14 @@
 /* cpu_threads.c: see the header.
  *
- * Work is cut into `count` parts whatever the threads do, so that the sums inside a part, and with them
- * the bits, do not depend on who computes it. Each thread claims the next part until none is left: where
- * the system has no core for a worker at the moment, the caller does its part too instead of waiting for
- * it. `state` is the round in the upper half and the next part in the lower; a claimed part keeps its
- * round open, so that `work` and `arg` stand still while anybody reads them. Both ends sleep on the one
- * mutex when spinning has not helped. */
+ * Work is cut into `count` parts whatever the threads do, so that the sums inside a part, and with
+ * them the bits, do not depend on who computes it. Each thread claims the next part until none is
+ * left: where the system has no core for a worker at the moment, the caller does its part too
+ * instead of waiting for it. `state` is the round in the upper half and the next part in the lower;
+ * a claimed part keeps its round open, so that `work` and `arg` stand still while anybody reads
+ * them. Both ends sleep on the one mutex when spinning has not helped. */
 #include "cpu_threads.h"
+
+#include "cpu_flush.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -77,6 +79,7 @@ static void take_parts(cpu_threads *t)
 static void *run_worker(void *arg)
 {
     cpu_threads *t = arg;
+    (void)flush_begin(); /* it computes nothing else */
     for (uint32_t seen = 0;;) {
         seen = wait_round(t, seen);
         if (atomic_load(&t->stop))

@@ -1,33 +1,49 @@
-/* cpu_winograd.c: 3x3 convolutions with many channels by Winograd's F(4x4, 3x3): 36 matrix products over
- * groups of tiles, forward, for the input gradient and for the weight gradient; a quarter of the
- * multiplications of the direct way. Against it the result differs by about 1e-6 of the layer's largest
- * values (the transforms' constants), which is why narrow layers, where it gains little, do not use it. */
+/* cpu_winograd.c: 3x3 convolutions with many channels by Winograd's F(4x4, 3x3): 36 matrix products
+ * over groups of tiles, forward, for the input gradient and for the weight gradient; a quarter of
+ * the multiplications of the direct way. Against it the result differs by about 1e-6 of the layer's
+ * largest values (the transforms' constants), which is why narrow layers, where it gains little, do
+ * not use it. */
 #include <stdio.h>
 #include <string.h>
 
 #include "cpu_winograd.h"
 
-enum { PLANES = WINO_PLANES, CHANNELS_MIN = 16, PRODUCT_MIN = 1024, GROUP_MIN = 24, GROUP_MAX = 132, BACK_GROUP = 96 };
+enum {
+    PLANES = WINO_PLANES,
+    CHANNELS_MIN = 16,
+    PRODUCT_MIN = 1024,
+    GROUP_MIN = 24,
+    GROUP_MAX = 132,
+    BACK_GROUP = 96
+};
 
-/* Up to so many pairs of channels, transformed weights leave the second cache room for the tiles of a group, too:
- * ROOM channels of them, in and out. */
+/* Up to so many pairs of channels, transformed weights leave the second cache room for the tiles of
+ * a group, too: ROOM channels of them, in and out. */
 enum { SMALL_PAIRS = 4096, ROOM = 3840 };
 
-/* From this batch on, a model in training keeps no transformed weights between a layer's forward and the
- * next: four times the weights' memory, for a few percent more time where it only evaluates. */
+/* From this batch on, a model in training keeps no transformed weights between a layer's forward
+ * and the next: four times the weights' memory, for a few percent more time where it only
+ * evaluates. */
 enum { LEASE_BATCH = 64 };
 
 bool conv_is_winograd(const graph_node *n, int channels)
 {
     return n->conv.kernel_h == 3 && n->conv.kernel_w == 3 && n->conv.stride_h == 1 &&
-           n->conv.stride_w == 1 && n->conv.dil_h == 1 && n->conv.dil_w == 1 && n->conv.groups == 1 &&
-           n->conv.pad_h <= 2 && n->conv.pad_w <= 2 && channels >= CHANNELS_MIN &&
-           n->shape.c >= CHANNELS_MIN && channels * n->shape.c >= PRODUCT_MIN && n->shape.h >= 4 && n->shape.w >= 4;
+           n->conv.stride_w == 1 && n->conv.dil_h == 1 && n->conv.dil_w == 1 &&
+           n->conv.groups == 1 && n->conv.pad_h <= 2 && n->conv.pad_w <= 2 &&
+           channels >= CHANNELS_MIN && n->shape.c >= CHANNELS_MIN &&
+           channels * n->shape.c >= PRODUCT_MIN && n->shape.h >= 4 && n->shape.w >= 4;
 }
 
 size_t wino_plane(int rows, int ld)
 {
     return (size_t)rows * (size_t)ld + WINO_GAP;
+}
+
+int wino_tile_ld(int channels)
+{
+    enum { MANY = 128 };
+    return channels < MANY ? channels : ((channels + 15) / 16 | 1) * 16;
 }
 
 /* Words between two planes of `rows` x `ld` bf16. */
@@ -67,14 +83,15 @@ static place tile_place(const wino_tiling *t, int tile)
 }
 
 /* Where a tile's surroundings begin, and what of them exists. */
-static const float *surroundings(const tensor *x, const plane *a, const wino_tiling *t, int pad_h, int pad_w,
-                                 int tile, wino_span *s)
+static const float *surroundings(const tensor *x, const plane *a, const wino_tiling *t, int pad_h,
+                                 int pad_w, int tile, wino_span *s)
 {
     place w = tile_place(t, tile);
     int r = w.row - pad_h + a->halo, c = w.col - pad_w + a->halo;
     int rows = x->s.h + 2 * a->halo - r, cols = x->s.w + 2 * a->halo - c;
     *s = (wino_span){r < 0 ? -r : 0, least(rows, 6), c < 0 ? -c : 0, least(cols, 6)};
-    return a->data + (size_t)w.sample * a->sample + ((ptrdiff_t)r * (ptrdiff_t)a->row + (ptrdiff_t)c * x->step);
+    return a->data + (size_t)w.sample * a->sample +
+           ((ptrdiff_t)r * (ptrdiff_t)a->row + (ptrdiff_t)c * x->step);
 }
 
 static bf16_word *words(float *data)
@@ -87,8 +104,8 @@ static const bf16_word *words_of(const float *data)
     return (const bf16_word *)(const void *)data;
 }
 
-void wino_gather(const program *p, const tensor *x, const plane *a, const wino_tiling *t, int pad_h, int pad_w,
-                 int from, int n, const wino_array *v, int at)
+void wino_gather(const program *p, const tensor *x, const plane *a, const wino_tiling *t, int pad_h,
+                 int pad_w, int from, int n, const wino_array *v, int at)
 {
     size_t ld = (size_t)v->ld;
     for (int i = 0; i < n; i++) {
@@ -98,13 +115,13 @@ void wino_gather(const program *p, const tensor *x, const plane *a, const wino_t
             p->k16->wino_in(&s, x->cs, x->s.c, pixel, (size_t)x->step, a->row,
                             words(v->data) + (size_t)(at + i) * ld / 2, plane16(v->count, v->ld));
         else
-            p->k->wino_in(&s, x->cs, pixel, (size_t)x->step, a->row, v->data + (size_t)(at + i) * ld,
-                          wino_plane(v->count, v->ld));
+            p->k->wino_in(&s, x->cs, pixel, (size_t)x->step, a->row,
+                          v->data + (size_t)(at + i) * ld, wino_plane(v->count, v->ld));
     }
 }
 
-void wino_gather_x(const program *p, const tensor *x, const wino_tiling *t, int pad_h, int pad_w, int from, int n,
-                   const wino_array *v, int at)
+void wino_gather_x(const program *p, const tensor *x, const wino_tiling *t, int pad_h, int pad_w,
+                   int from, int n, const wino_array *v, int at)
 {
     if (!p->k16) {
         wino_gather(p, x, &x->y, t, pad_h, pad_w, from, n, v, at);
@@ -116,13 +133,15 @@ void wino_gather_x(const program *p, const tensor *x, const wino_tiling *t, int 
         if (i + 1 < n)
             pixel[1] = surroundings(x, &x->y, t, pad_h, pad_w, from + i + 1, &s[1]);
         p->k16->wino_in_two(s, x->cs, pixel, (size_t)x->step, x->y.row,
-                            words(v->data) + (size_t)((at + i) / 2) * (size_t)v->ld, plane16(v->count, v->ld));
+                            words(v->data) + (size_t)((at + i) / 2) * (size_t)v->ld,
+                            plane16(v->count, v->ld));
     }
 }
 
 static float *tile_pixels(const tensor *t, const plane *a, const place *w)
 {
-    return tensor_pixels(a, t->cs, w->sample) + (size_t)w->row * a->row + (size_t)(w->col * t->step);
+    return tensor_pixels(a, t->cs, w->sample) + (size_t)w->row * a->row +
+           (size_t)(w->col * t->step);
 }
 
 static const float *result(const tensor *y, const wino_tiling *t, int tile, wino_span *s)
@@ -139,20 +158,21 @@ void wino_gather_dy(const program *p, const tensor *y, const wino_tiling *t, int
     for (int i = 0; i < n && !p->k16; i++) {
         wino_span s;
         const float *pixel = result(y, t, from + i, &s);
-        p->k->wino_dy(&s, y->cs, pixel, step, y->dy.row, v->data + (size_t)(at + i) * ld, wino_plane(v->count, v->ld));
+        p->k->wino_dy(&s, y->cs, pixel, step, y->dy.row, v->data + (size_t)(at + i) * ld,
+                      wino_plane(v->count, v->ld));
     }
     for (int i = 0; i < n && p->k16; i += 2) {
         wino_span s[2];
         const float *pixel[2] = {result(y, t, from + i, &s[0]), NULL};
         if (i + 1 < n)
             pixel[1] = result(y, t, from + i + 1, &s[1]);
-        p->k16->wino_dy_two(s, y->cs, pixel, step, y->dy.row, words(v->data) + (size_t)((at + i) / 2) * ld,
-                            plane16(v->count, v->ld));
+        p->k16->wino_dy_two(s, y->cs, pixel, step, y->dy.row,
+                            words(v->data) + (size_t)((at + i) / 2) * ld, plane16(v->count, v->ld));
     }
 }
 
-void wino_scatter(const program *p, const tensor *y, const plane *a, const wino_tiling *t, const wino_end *end,
-                  int channel, int from, const wino_array *m)
+void wino_scatter(const program *p, const tensor *y, const plane *a, const wino_tiling *t,
+                  const wino_end *end, int channel, int from, const wino_array *m)
 {
     const float *mi = m->data;
     for (int i = 0; i < m->count; i++, mi += m->ld) {
@@ -163,35 +183,38 @@ void wino_scatter(const program *p, const tensor *y, const plane *a, const wino_
     }
 }
 
-void wino_pack(const program *p, int rows, int cols, int ld, const float *w, size_t rs, size_t cs, bool turned, float *u)
+void wino_pack(const program *p, int rows, int cols, int ld, const float *w, size_t rs, size_t cs,
+               bool turned, float *u)
 {
     if (p->k16)
-        p->k16->wino_weights(rows, cols, (size_t)ld, w, rs, cs, turned, words(u), plane16(rows, ld));
+        p->k16->wino_weights(rows, cols, (size_t)ld, w, rs, cs, turned, words(u),
+                             plane16(rows, ld));
     else
         p->k->wino_weights(rows, cols, (size_t)ld, w, rs, cs, turned, u);
 }
 
-void wino_product(const program *p, size_t q, const wino_array *v, int row, int rows, const float *u, int width,
-                  bool add, float *m, size_t ldm)
+void wino_product(const program *p, size_t q, const wino_array *v, int row, int rows,
+                  const float *u, int width, bool add, float *m, size_t ldm)
 {
     size_t ld = (size_t)v->ld;
     if (p->k16)
-        p->k16->gemm(v->count, width, (rows + 1) / 2, words_of(v->data) + q * plane16(v->count, v->ld) + row / 2,
-                     ld / 2, 1, words_of(u), (size_t)width, NULL, false, add ? m : NULL, ldm, m, ldm);
+        p->k16->gemm(v->count, width, (rows + 1) / 2,
+                     words_of(v->data) + q * plane16(v->count, v->ld) + row / 2, ld / 2, 1,
+                     words_of(u), (size_t)width, NULL, false, add ? m : NULL, ldm, m, ldm);
     else
         p->k->gemm(v->count, width, rows, v->data + q * wino_plane(v->count, v->ld) + row, ld, 1, u,
                    (size_t)width, NULL, false, add ? m : NULL, ldm, m, ldm);
 }
 
-void wino_sum(const program *p, size_t q, const wino_array *d, const wino_array *x, const wino_part *part,
-              bool add, float *du, size_t ld)
+void wino_sum(const program *p, size_t q, const wino_array *d, const wino_array *x,
+              const wino_part *part, bool add, float *du, size_t ld)
 {
     size_t d_ld = (size_t)d->ld, x_ld = (size_t)x->ld;
     if (p->k16)
         p->k16->gemm(part->filters, part->channels, (d->count + 1) / 2,
                      words_of(d->data) + q * plane16(d->count, d->ld) + part->filter, 1, d_ld,
-                     words_of(x->data) + q * plane16(x->count, x->ld) + part->channel, x_ld, NULL, false,
-                     add ? du : NULL, ld, du, ld);
+                     words_of(x->data) + q * plane16(x->count, x->ld) + part->channel, x_ld, NULL,
+                     false, add ? du : NULL, ld, du, ld);
     else
         p->k->gemm(part->filters, part->channels, d->count,
                    d->data + q * wino_plane(d->count, d->ld) + part->filter, 1, d_ld,
@@ -199,14 +222,17 @@ void wino_sum(const program *p, size_t q, const wino_array *d, const wino_array 
                    add ? du : NULL, ld, du, ld);
 }
 
-/* m[36][n][out] = v[36][n][in] * u[36][out / WINO_PANEL][in][WINO_PANEL] over `in` real channels. */
-static void products(const program *p, const wino_array *v, int in, int out, const float *u, float *m)
+/* m[36][n][out] = v[36][n][in] * u[36][out / WINO_PANEL][in][WINO_PANEL] over `in` real
+ * channels. */
+static void products(const program *p, const wino_array *v, int in, int out, const float *u,
+                     float *m)
 {
     size_t rows = (size_t)wino_weights_rows(p, in), step = wino_weights_plane(p, in, out);
     for (size_t q = 0; q < PLANES; q++)
         for (int at = 0; at < out; at += WINO_PANEL)
-            wino_product(p, q, v, 0, in, u + q * step + (size_t)at * rows, least(WINO_PANEL, out - at), false,
-                         m + q * wino_plane(v->count, out) + at, (size_t)out);
+            wino_product(p, q, v, 0, in, u + q * step + (size_t)at * rows,
+                         least(WINO_PANEL, out - at), false, m + q * wino_plane(v->count, out) + at,
+                         (size_t)out);
 }
 
 static void winograd_forward(program *p, layer *l, int from, int to, int thread)
@@ -215,25 +241,15 @@ static void winograd_forward(program *p, layer *l, int from, int to, int thread)
     wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
     int per = t.down * t.across, end = to * per;
     float *v = l->scratch + (size_t)thread * l->scratch_floats;
-    float *m = v + PLANES * wino_plane(l->group, x->cs);
+    float *m = v + PLANES * wino_plane(l->group, wino_tile_ld(x->cs));
     const wino_end through = {l->bf, l->relu, false};
     for (int at = from * per; at < end; at += l->group) {
         int n = least(l->group, end - at);
-        const wino_array tiles = {v, n, x->cs};
+        const wino_array tiles = {v, n, wino_tile_ld(x->cs)};
         wino_gather(p, x, &x->y, &t, l->node->conv.pad_h, l->node->conv.pad_w, at, n, &tiles, 0);
         products(p, &tiles, x->s.c, y->cs, l->u, m);
         wino_scatter(p, y, &y->y, &t, &through, 0, at, &(wino_array){m, n, y->cs});
     }
-}
-
-void wino_mask(program *p, layer *l, int i, float *db)
-{
-    const tensor *y = &p->tensors[l->out];
-    const float *yi = tensor_pixels(&y->y, y->cs, i);
-    float *dyi = tensor_pixels(&y->dy, y->cs, i);
-    for (int h = 0; h < y->s.h && (l->relu || l->node->bias >= 0); h++)
-        p->k->mask_bias(y->s.w, y->cs, (size_t)y->step, l->relu ? yi + (size_t)h * y->y.row : NULL,
-                        dyi + (size_t)h * y->dy.row, dyi + (size_t)h * y->dy.row, db);
 }
 
 static int group_for(int room, int channels, int most)
@@ -253,7 +269,8 @@ static int group_ahead(int in, int out)
 /* For the weight gradient, which is read and written once a group. */
 static int group_back(const tensor *x, const tensor *y)
 {
-    return x->s.c * y->s.c <= SMALL_PAIRS ? group_for(2 * ROOM, x->s.c + y->s.c, BACK_GROUP) : BACK_GROUP;
+    return x->s.c * y->s.c <= SMALL_PAIRS ? group_for(2 * ROOM, x->s.c + y->s.c, BACK_GROUP)
+                                          : BACK_GROUP;
 }
 
 /* du[36][K][C] += sum over tiles of (A dy A^T)[k] * (B^T x B)[c]. */
@@ -263,36 +280,36 @@ static void weight_gradient(program *p, layer *l, int from, int to, int thread)
     wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
     int per = t.down * t.across, end = to * per, K = y->s.c, group = group_back(x, y);
     float *v = l->scratch + (size_t)thread * l->scratch_floats;
-    float *d = v + PLANES * wino_plane(group, x->cs);
+    float *d = v + PLANES * wino_plane(group, wino_tile_ld(x->cs));
     float *du = l->dw + (size_t)thread * l->dw_floats;
     for (int at = from * per; at < end; at += group) {
         int n = least(group, end - at);
-        const wino_array xs = {v, n, x->cs}, ds = {d, n, y->cs};
+        const wino_array xs = {v, n, wino_tile_ld(x->cs)}, ds = {d, n, wino_tile_ld(y->cs)};
         wino_gather_x(p, x, &t, l->node->conv.pad_h, l->node->conv.pad_w, at, n, &xs, 0);
         wino_gather_dy(p, y, &t, at, n, &ds, 0);
         for (size_t q = 0; q < PLANES; q++)
-            wino_sum(p, q, &ds, &xs, &(wino_part){0, K, 0, x->cs}, at > from * per, du + q * wino_plane(K, x->cs),
-                     (size_t)x->cs);
+            wino_sum(p, q, &ds, &xs, &(wino_part){0, K, 0, x->cs}, at > from * per,
+                     du + q * wino_plane(K, x->cs), (size_t)x->cs);
     }
 }
 
 static void winograd_backward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    for (int i = from; i < to; i++)
-        wino_mask(p, l, i, l->db + (size_t)thread * l->db_floats);
+    mask_samples(p, l, from, to, l->db + (size_t)thread * l->db_floats);
     weight_gradient(p, l, from, to, thread);
     if (!x->dy.data)
         return;
     wino_tiling t = wino_tiles_over(x->s.h, x->s.w);
     int per = t.down * t.across, end = to * per;
     float *v = l->scratch + (size_t)thread * l->scratch_floats;
-    float *m = v + PLANES * wino_plane(l->group, y->cs);
+    float *m = v + PLANES * wino_plane(l->group, wino_tile_ld(y->cs));
     const wino_end through = {l->zeros, false, l->add[0]};
     for (int at = from * per; at < end; at += l->group) {
         int n = least(l->group, end - at);
-        const wino_array tiles = {v, n, y->cs};
-        wino_gather(p, y, &y->dy, &t, 2 - l->node->conv.pad_h, 2 - l->node->conv.pad_w, at, n, &tiles, 0);
+        const wino_array tiles = {v, n, wino_tile_ld(y->cs)};
+        wino_gather(p, y, &y->dy, &t, 2 - l->node->conv.pad_h, 2 - l->node->conv.pad_w, at, n,
+                    &tiles, 0);
         products(p, &tiles, y->s.c, x->cs, l->u_back, m);
         wino_scatter(p, x, &x->dy, &t, &through, 0, at, &(wino_array){m, n, x->cs});
     }
@@ -316,7 +333,8 @@ static void winograd_pack_ahead(program *p, layer *l)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     if (winograd_leases(p))
-        wino_pack(p, x->s.c, y->s.c, y->cs, program_param(p, l->node->weight), 9, (size_t)x->s.c * 9, false, l->u);
+        wino_pack(p, x->s.c, y->s.c, y->cs, program_param(p, l->node->weight), 9,
+                  (size_t)x->s.c * 9, false, l->u);
 }
 
 static void winograd_pack_back(program *p, layer *l)
@@ -334,14 +352,16 @@ static void winograd_finish(program *p, layer *l)
         p->k->add(l->dw_floats, l->dw, l->dw + (size_t)t * l->dw_floats, false, l->dw);
         p->k->add(l->db_floats, l->db, l->db + (size_t)t * l->db_floats, false, l->db);
     }
-    p->k->wino_dw(y->s.c, x->s.c, (size_t)x->cs, l->dw, program_grad(p, l->node->weight), (size_t)x->s.c * 9);
+    p->k->wino_dw(y->s.c, x->s.c, (size_t)x->cs, l->dw, program_grad(p, l->node->weight),
+                  (size_t)x->s.c * 9);
     if (l->node->bias >= 0)
         memcpy(program_grad(p, l->node->bias), l->db, (size_t)y->s.c * sizeof(float));
 }
 
-static const layer_ops winograd_ops = {.forward = winograd_forward, .backward = winograd_backward,
-                                       .finish = winograd_finish, .pack = winograd_pack,
-                                       .pack_ahead = winograd_pack_ahead, .pack_back = winograd_pack_back};
+static const layer_ops winograd_ops = {
+    .forward = winograd_forward,       .backward = winograd_backward,
+    .finish = winograd_finish,         .pack = winograd_pack,
+    .pack_ahead = winograd_pack_ahead, .pack_back = winograd_pack_back};
 
 static int alloc_backward(program *p, layer *l, const tensor *x, const tensor *y, size_t threads)
 {
@@ -350,7 +370,9 @@ static int alloc_backward(program *p, layer *l, const tensor *x, const tensor *y
     l->db = program_floats(p, threads * l->db_floats);
     if (!l->db || program_lease(p, &l->dw, threads * l->dw_floats, l, LEASE_BACKWARD) != 0)
         return -1;
-    return x->dy.data ? program_lease(p, &l->u_back, PLANES * wino_plane(y->s.c, x->cs), l, LEASE_BACKWARD) : 0;
+    return x->dy.data
+               ? program_lease(p, &l->u_back, PLANES * wino_plane(y->s.c, x->cs), l, LEASE_BACKWARD)
+               : 0;
 }
 
 int layer_winograd(program *p, layer *l)
@@ -364,7 +386,9 @@ int layer_winograd(program *p, layer *l)
     l->folds = !winograd_leases(p);
     l->group = group_ahead(x->s.c, y->s.c);
     int back = group_back(x, y), widest = p->c.inference || l->group > back ? l->group : back;
-    l->scratch_floats = PLANES * (wino_plane(widest, x->cs) + wino_plane(widest, y->cs)) + CPU_SLACK;
+    l->scratch_floats = PLANES * (wino_plane(widest, wino_tile_ld(x->cs)) +
+                                  wino_plane(widest, wino_tile_ld(y->cs))) +
+                        CPU_SLACK;
     l->scratch_shared = true;
     size_t u_floats = PLANES * wino_plane(x->s.c, y->cs);
     if (winograd_leases(p) && program_lease(p, &l->u, u_floats, l, LEASE_FORWARD) != 0)
@@ -373,7 +397,8 @@ int layer_winograd(program *p, layer *l)
         l->u = program_floats(p, u_floats);
     l->bf = program_floats(p, (size_t)y->cs + CPU_SLACK);
     l->zeros = program_floats(p, (size_t)x->cs + CPU_SLACK);
-    snprintf(l->choice, sizeof l->choice, "winograd4%s%s", p->k16 ? "-bf16" : "", l->relu ? "+relu" : "");
+    snprintf(l->choice, sizeof l->choice, "winograd4%s%s", p->k16 ? "-bf16" : "",
+             l->relu ? "+relu" : "");
     if (!l->u || !l->bf || !l->zeros)
         return -1;
     return p->c.inference ? 0 : alloc_backward(p, l, x, y, threads);

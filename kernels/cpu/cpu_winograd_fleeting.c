@@ -1,10 +1,12 @@
-/* cpu_winograd_fleeting.c: Winograd layers of many channels and few tiles, as the last ones of a ResNet.
+/* cpu_winograd_fleeting.c: Winograd layers of many channels and few tiles, as the last ones of a
+ * ResNet.
  *
- * Transformed, their weights are four times as large as before, more than the caches hold, while a batch
- * has few tiles to use each of them for: reading and writing them would take as long as computing. So all
- * tiles of the batch are transformed first, and then each block of weights is transformed, used for all of
- * them while it is in the second cache, and forgotten; the weight gradient's blocks likewise. Threads share
- * the tiles first and the blocks then; no sum crosses threads but the bias'. */
+ * Transformed, their weights are four times as large as before, more than the caches hold, while a
+ * batch has few tiles to use each of them for: reading and writing them would take as long as
+ * computing. So all tiles of the batch are transformed first, and then each block of weights is
+ * transformed, used for all of them while it is in the second cache, and forgotten; the weight
+ * gradient's blocks likewise. Threads share the tiles first and the blocks then; no sum crosses
+ * threads but the bias'. */
 #include <stdio.h>
 #include <string.h>
 
@@ -45,21 +47,22 @@ bool wino_is_fleeting(const program *p, const layer *l)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
-    return x->s.c * y->s.c >= (p->c.inference ? WEIGHTS_MIN : TRAINED_MIN) && (int64_t)p->c.batch * t.down * t.across <= TILES_MAX;
+    return x->s.c * y->s.c >= (p->c.inference ? WEIGHTS_MIN : TRAINED_MIN) &&
+           (int64_t)p->c.batch * t.down * t.across <= TILES_MAX;
 }
 
-/* ---- products of all tiles with weights that are made on the way ---------------------------------- */
+/* ---- products of all tiles with weights that are made on the way ----------------------------- */
 
-/* One panel of the result: m[36][n][width] = v[36][n][rows] * u[36][rows][width], u = the weights from
- * w on, where row r, column c and tap lie at w[r*rs + c*cs + tap]. */
+/* One panel of the result: m[36][n][width] = v[36][n][rows] * u[36][rows][width], u = the weights
+ * from w on, where row r, column c and tap lie at w[r*rs + c*cs + tap]. */
 typedef struct weights_at {
     const float *w;
     size_t rs, cs;
     bool turned;
 } weights_at;
 
-static void panel_product(const program *p, const wino_array *v, int rows, const weights_at *w, int width,
-                          int real, float *u, const wino_array *m)
+static void panel_product(const program *p, const wino_array *v, int rows, const weights_at *w,
+                          int width, int real, float *u, const wino_array *m)
 {
     for (int row = 0; row < rows; row += ROWS) {
         int n = least(ROWS, rows - row);
@@ -83,9 +86,10 @@ static void gather_part(void *arg, int thread, int threads)
     const layer *l = w->l;
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
-    int n = p->b->n, from = tiles_of(&t, n * thread / threads), to = tiles_of(&t, n * (thread + 1) / threads);
+    int n = p->b->n, from = tiles_of(&t, n * thread / threads),
+        to = tiles_of(&t, n * (thread + 1) / threads);
     wino_gather(p, x, &x->y, &t, l->node->conv.pad_h, l->node->conv.pad_w, from, to - from,
-                &(wino_array){l->wino->v, tiles_of(&t, n), x->cs}, from);
+                &(wino_array){l->wino->v, tiles_of(&t, n), wino_tile_ld(x->cs)}, from);
 }
 
 static void forward_part(void *arg, int thread, int threads)
@@ -96,7 +100,7 @@ static void forward_part(void *arg, int thread, int threads)
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
     size_t filter = (size_t)x->s.c * 9;
-    const wino_array v = {l->wino->v, tiles_of(&t, p->b->n), x->cs};
+    const wino_array v = {l->wino->v, tiles_of(&t, p->b->n), wino_tile_ld(x->cs)};
     const wino_end through = {l->bf, l->relu, false};
     float *u = thread_scratch(l, thread), *m = u + PLANES * wino_plane(ROWS, PANEL);
     int panels = (y->cs + PANEL - 1) / PANEL;
@@ -104,7 +108,8 @@ static void forward_part(void *arg, int thread, int threads)
         int at = i * PANEL, width = least(PANEL, y->cs - at);
         const wino_array out = {m, v.count, width};
         panel_product(p, &v, x->s.c,
-                      &(weights_at){program_param(p, l->node->weight) + (size_t)at * filter, 9, filter, false},
+                      &(weights_at){program_param(p, l->node->weight) + (size_t)at * filter, 9,
+                                    filter, false},
                       width, least(width, y->s.c - at), u, &out);
         wino_scatter(p, y, &y->y, &t, &through, at, 0, &out);
     }
@@ -117,9 +122,10 @@ static void fleeting_forward(program *p, layer *l)
     cpu_threads_run(p->threads, forward_part, &w);
 }
 
-/* ---- backward -------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
-/* Where a thread's samples begin: words of bf16 hold two tiles, so that it is an even number of them. */
+/* Where a thread's samples begin: words of bf16 hold two tiles, so that it is an even number of
+ * them. */
 static int even_part(int n, int thread, int threads)
 {
     return thread == threads ? n : n / 2 * thread / threads * 2;
@@ -133,35 +139,40 @@ static void gather_back_part(void *arg, int thread, int threads)
     layer *l = w->l;
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     int pad_h = l->node->conv.pad_h, pad_w = l->node->conv.pad_w;
-    int n = p->b->n, first = even_part(n, thread, threads), last = even_part(n, thread + 1, threads);
+    int n = p->b->n, first = even_part(n, thread, threads),
+        last = even_part(n, thread + 1, threads);
     float *db = l->db + (size_t)thread * l->db_floats;
     memset(db, 0, l->db_floats * sizeof *db);
-    for (int i = first; i < last; i++)
-        wino_mask(p, l, i, db);
+    mask_samples(p, l, first, last, db);
     wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
     int from = tiles_of(&t, first), count = tiles_of(&t, last) - from, all = tiles_of(&t, n);
-    wino_gather_x(p, x, &t, pad_h, pad_w, from, count, &(wino_array){l->wino->x, all, x->cs}, from);
-    wino_gather_dy(p, y, &t, from, count, &(wino_array){l->wino->d, all, y->cs}, from);
+    wino_gather_x(p, x, &t, pad_h, pad_w, from, count,
+                  &(wino_array){l->wino->x, all, wino_tile_ld(x->cs)}, from);
+    wino_gather_dy(p, y, &t, from, count, &(wino_array){l->wino->d, all, wino_tile_ld(y->cs)},
+                   from);
     if (!x->dy.data)
         return;
     t = wino_tiles_over(x->s.h, x->s.w);
     from = tiles_of(&t, first), count = tiles_of(&t, last) - from, all = tiles_of(&t, n);
     wino_gather(p, y, &y->dy, &t, 2 - pad_h, 2 - pad_w, from, count,
-                &(wino_array){l->wino->dy, all, y->cs}, from);
+                &(wino_array){l->wino->dy, all, wino_tile_ld(y->cs)}, from);
 }
 
 /* Some filters' gradients of `channels` channels from `channel` on. */
-static void block_dw(program *p, layer *l, int tiles, int filter, int filters, int channel, int channels,
-                     float *du)
+static void block_dw(program *p, layer *l, int tiles, int filter, int filters, int channel,
+                     int channels, float *du)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    const wino_array d = {l->wino->d, tiles, y->cs}, v = {l->wino->x, tiles, x->cs};
+    const wino_array d = {l->wino->d, tiles, wino_tile_ld(y->cs)},
+                     v = {l->wino->x, tiles, wino_tile_ld(x->cs)};
     const wino_part part = {filter, filters, channel, channels};
     for (size_t q = 0; q < PLANES; q++)
-        wino_sum(p, q, &d, &v, &part, false, du + q * wino_plane(filters, channels), (size_t)channels);
+        wino_sum(p, q, &d, &v, &part, false, du + q * wino_plane(filters, channels),
+                 (size_t)channels);
     size_t row = (size_t)x->s.c * 9;
     p->k->wino_dw(filters, least(channels, x->s.c - channel), (size_t)channels, du,
-                  program_grad(p, l->node->weight) + (size_t)filter * row + (size_t)channel * 9, row);
+                  program_grad(p, l->node->weight) + (size_t)filter * row + (size_t)channel * 9,
+                  row);
 }
 
 static void weights_part(void *arg, int thread, int threads)
@@ -172,8 +183,9 @@ static void weights_part(void *arg, int thread, int threads)
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
     int tiles = tiles_of(&t, p->b->n), blocks = (y->s.c + FILTERS - 1) / FILTERS;
-    for (int i = blocks * thread / threads; i < blocks * (thread + 1) / threads; i++)
-        for (int channel = 0; channel < x->cs; channel += ROWS)
+    /* whose tiles stay in the second cache for all filters */
+    for (int channel = 0; channel < x->cs; channel += ROWS)
+        for (int i = blocks * thread / threads; i < blocks * (thread + 1) / threads; i++)
             block_dw(p, l, tiles, i * FILTERS, least(FILTERS, y->s.c - i * FILTERS), channel,
                      least(ROWS, x->cs - channel), thread_scratch(l, thread));
 }
@@ -186,16 +198,17 @@ static void dx_part(void *arg, int thread, int threads)
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     wino_tiling t = wino_tiles_over(x->s.h, x->s.w);
     size_t filter = (size_t)x->s.c * 9;
-    const wino_array v = {l->wino->dy, tiles_of(&t, p->b->n), y->cs};
+    const wino_array v = {l->wino->dy, tiles_of(&t, p->b->n), wino_tile_ld(y->cs)};
     const wino_end through = {l->zeros, false, l->add[0]};
     float *u = thread_scratch(l, thread), *m = u + PLANES * wino_plane(ROWS, PANEL);
     int panels = (x->cs + PANEL - 1) / PANEL;
     for (int i = panels * thread / threads; i < panels * (thread + 1) / threads; i++) {
         int at = i * PANEL, width = least(PANEL, x->cs - at);
         const wino_array out = {m, v.count, width};
-        panel_product(p, &v, y->s.c,
-                      &(weights_at){program_param(p, l->node->weight) + (size_t)at * 9, filter, 9, true},
-                      width, least(width, x->s.c - at), u, &out);
+        panel_product(
+            p, &v, y->s.c,
+            &(weights_at){program_param(p, l->node->weight) + (size_t)at * 9, filter, 9, true},
+            width, least(width, x->s.c - at), u, &out);
         wino_scatter(p, x, &x->dy, &t, &through, at, 0, &out);
     }
 }
@@ -214,20 +227,23 @@ static void fleeting_backward(program *p, layer *l)
     memcpy(program_grad(p, l->node->bias), l->db, (size_t)l->node->shape.c * sizeof(float));
 }
 
-/* ---- the layer --------------------------------------------------------------------------------------- */
+/* ---- the layer ------------------------------------------------------------------------------- */
 
 static void fleeting_pack(program *p, layer *l)
 {
     layer_bias(p, l, l->bf);
 }
 
-static const layer_ops fleeting_ops = {.forward_whole = fleeting_forward, .backward_whole = fleeting_backward,
-                                       .pack = fleeting_pack};
+static const layer_ops fleeting_ops = {.forward_whole = fleeting_forward,
+                                       .backward_whole = fleeting_backward, .pack = fleeting_pack};
 
-static int lease_tiles(program *p, layer *l, float **to, const tensor *over, int ld, lease_time when)
+static int lease_tiles(program *p, layer *l, float **to, const tensor *over, int channels,
+                       lease_time when)
 {
     wino_tiling t = wino_tiles_over(over->s.h, over->s.w);
-    return program_lease(p, to, PLANES * wino_plane(tiles_of(&t, p->c.batch), ld) + CPU_SLACK, l, when);
+    return program_lease(
+        p, to, PLANES * wino_plane(tiles_of(&t, p->c.batch), wino_tile_ld(channels)) + CPU_SLACK, l,
+        when);
 }
 
 int layer_winograd_fleeting(program *p, layer *l)
@@ -236,15 +252,18 @@ int layer_winograd_fleeting(program *p, layer *l)
     wino_tiling tx = wino_tiles_over(x->s.h, x->s.w), ty = wino_tiles_over(y->s.h, y->s.w);
     int over_x = tiles_of(&tx, p->c.batch), over_y = tiles_of(&ty, p->c.batch);
     l->ops = &fleeting_ops;
-    snprintf(l->choice, sizeof l->choice, "winograd4-fleeting%s%s", p->k16 ? "-bf16" : "", l->relu ? "+relu" : "");
-    size_t u = PLANES * (wino_plane(ROWS, PANEL) + wino_plane(over_x > over_y ? over_x : over_y, PANEL));
+    snprintf(l->choice, sizeof l->choice, "winograd4-fleeting%s%s", p->k16 ? "-bf16" : "",
+             l->relu ? "+relu" : "");
+    size_t u =
+        PLANES * (wino_plane(ROWS, PANEL) + wino_plane(over_x > over_y ? over_x : over_y, PANEL));
     size_t du = PLANES * wino_plane(FILTERS, ROWS);
     l->scratch_floats = (u > du ? u : du) + CPU_SLACK;
     l->scratch_shared = true;
     l->wino = program_alloc(p, 1, sizeof *l->wino);
     l->bf = program_floats(p, (size_t)y->cs + CPU_SLACK);
     l->zeros = program_floats(p, (size_t)x->cs + CPU_SLACK);
-    if (!l->wino || !l->bf || !l->zeros || lease_tiles(p, l, &l->wino->v, y, x->cs, LEASE_FORWARD) != 0)
+    if (!l->wino || !l->bf || !l->zeros ||
+        lease_tiles(p, l, &l->wino->v, y, x->cs, LEASE_FORWARD) != 0)
         return -1;
     if (p->c.inference)
         return 0;

@@ -1,8 +1,9 @@
-/* gemm_impl.h: matrix products. Included by kernels_impl.h, and by kernels_avx512_bf16.c with words of two bf16
- * for elements: GEMM_T is an element of a and b, GEMM_LOAD a vector of b, GEMM_ADD(acc, s, v) acc + s * v.
+/* gemm_impl.h: matrix products. Included by kernels_impl.h, and by kernels_avx512_bf16.c with words
+ * of two bf16 for elements: GEMM_T is an element of a and b, GEMM_LOAD a vector of b, GEMM_ADD(acc,
+ * s, v) acc + s * v.
  *
- * The inner tile keeps MR rows x NV vectors of c in registers; a is broadcast from memory with any two
- * strides, so that weights are used where they lie, in both directions, without packing. */
+ * The inner tile keeps MR rows x NV vectors of c in registers; a is broadcast from memory with any
+ * two strides, so that weights are used where they lie, in both directions, without packing. */
 
 INLINE void T(gemm_tile)(int k, const GEMM_T *a, size_t am, size_t ak, const GEMM_T *b, size_t ldb,
                          const float *bias, bool relu, const float *add, size_t lda, float *c,
@@ -39,10 +40,10 @@ INLINE void T(gemm_tile)(int k, const GEMM_T *a, size_t am, size_t ak, const GEM
     }
 }
 
-typedef void T(gemm_fn)(int, const GEMM_T *, size_t, size_t, const GEMM_T *, size_t, const float *, bool,
-                        const float *, size_t, float *, size_t);
+typedef void T(gemm_fn)(int, const GEMM_T *, size_t, size_t, const GEMM_T *, size_t, const float *,
+                        bool, const float *, size_t, float *, size_t);
 #define GEMM(MR, NV)                                                                               \
-    static void T(gemm_##MR##_##NV)(int k, const GEMM_T *a, size_t am, size_t ak, const GEMM_T *b,   \
+    static void T(gemm_##MR##_##NV)(int k, const GEMM_T *a, size_t am, size_t ak, const GEMM_T *b, \
                                     size_t ldb, const float *bias, bool relu, const float *add,    \
                                     size_t lda, float *c, size_t ldc)                              \
     {                                                                                              \
@@ -67,21 +68,23 @@ static const struct {
     int mr;
     T(gemm_fn) *fn[2];
 } T(gemm_copies)[] = {
-    {4, {T(gemm_4_1), T(gemm_4_2)}}, {2, {T(gemm_2_1), T(gemm_2_2)}}, {1, {T(gemm_1_1), T(gemm_1_2)}},
+    {4, {T(gemm_4_1), T(gemm_4_2)}},
+    {2, {T(gemm_2_1), T(gemm_2_2)}},
+    {1, {T(gemm_1_1), T(gemm_1_2)}},
 };
 #endif
 
 /* Columns of nv vectors, all rows. */
-static void T(gemm_panel)(int m, int k, const GEMM_T *a, size_t am, size_t ak, const GEMM_T *b, size_t ldb,
-                          const float *bias, bool relu, const float *add, size_t lda, float *c,
-                          size_t ldc, int nv)
+static void T(gemm_panel)(int m, int k, const GEMM_T *a, size_t am, size_t ak, const GEMM_T *b,
+                          size_t ldb, const float *bias, bool relu, const float *add, size_t lda,
+                          float *c, size_t ldc, int nv)
 {
     for (int i = 0, t = 0; i < m; i += T(gemm_copies)[t].mr) {
         for (t = 0; T(gemm_copies)[t].mr > m - i;)
             t++;
-        T(gemm_copies)[t].fn[nv - 1](k, a + (size_t)i * am, am, ak, b, ldb, bias ? bias + i : NULL,
-                                     relu, add ? add + (size_t)i * lda : NULL, lda, c + (size_t)i * ldc,
-                                     ldc);
+        T(gemm_copies)
+        [t].fn[nv - 1](k, a + (size_t)i * am, am, ak, b, ldb, bias ? bias + i : NULL, relu,
+                       add ? add + (size_t)i * lda : NULL, lda, c + (size_t)i * ldc, ldc);
     }
 }
 

@@ -6,8 +6,8 @@
 
 #include <math.h>
 
-/* The sanitizers see every access of every copy of a tile, and compile for minutes: they get few copies,
- * which cover the same code. */
+/* The sanitizers see every access of every copy of a tile, and compile for minutes: they get few
+ * copies, which cover the same code. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define KERNELS_LEAN 1
 #undef TILE_PIXELS
@@ -32,51 +32,6 @@ static int step_index(size_t step)
     default: return 0;
     }
 }
-
-#define GEMM_T             float
-#define GEMM_ADD(acc, s, v) ((acc) += (s) * (v))
-
-#define VT v8
-#define GEMM_V             v8
-#define GEMM_LOAD          load8
-#define TI v8i
-#define TB v8b
-#define TBU v8bu
-#define VW 8
-#define T(name) name##8
-#include "conv_tile_impl.h"
-#include "gemm_impl.h"
-#include "channel_tile_impl.h"
-#undef VT
-#undef GEMM_V
-#undef GEMM_LOAD
-#undef TI
-#undef TB
-#undef TBU
-#undef VW
-#undef T
-
-#if KERNELS_WIDE
-#define VT v16
-#define GEMM_V             v16
-#define GEMM_LOAD          load16
-#define TI v16i
-#define TB v16b
-#define TBU v16bu
-#define VW 16
-#define T(name) name##16
-#include "conv_tile_impl.h"
-#include "gemm_impl.h"
-#include "channel_tile_impl.h"
-#undef VT
-#undef GEMM_V
-#undef GEMM_LOAD
-#undef TI
-#undef TB
-#undef TBU
-#undef VW
-#undef T
-#endif
 
 /* 8x8 blocks through the compiler's shuffles; edges one by one. */
 static void transpose(int rows, int cols, const float *src, size_t lds, float *dst, size_t ldd)
@@ -119,6 +74,60 @@ static void transpose(int rows, int cols, const float *src, size_t lds, float *d
             dst[(size_t)j * ldd + (size_t)i] = src[(size_t)i * lds + (size_t)j];
 }
 
+#define GEMM_T             float
+#define GEMM_ADD(acc, s, v) ((acc) += (s) * (v))
+
+#define VT v8
+#define GEMM_V             v8
+#define GEMM_LOAD          load8
+#define TI v8i
+#define TB v8b
+#define TBU v8bu
+#define VW 8
+#define T(name) name##8
+#include "conv_tile_impl.h"
+#include "gemm_impl.h"
+#include "channel_tile_impl.h"
+#include "wino_math_impl.h"
+#include "wino_tile_impl.h"
+#include "act_tile_impl.h"
+#include "norm_tile_impl.h"
+#undef VT
+#undef GEMM_V
+#undef GEMM_LOAD
+#undef TI
+#undef TB
+#undef TBU
+#undef VW
+#undef T
+
+#if KERNELS_WIDE
+#define VT v16
+#define GEMM_V             v16
+#define GEMM_LOAD          load16
+#define TI v16i
+#define TB v16b
+#define TBU v16bu
+#define VW 16
+#define T(name) name##16
+#include "conv_tile_impl.h"
+#include "gemm_impl.h"
+#include "channel_tile_impl.h"
+#include "wino_math_impl.h"
+#include "wino_tile_impl.h"
+#include "act_tile_impl.h"
+#include "norm_tile_impl.h"
+#undef VT
+#undef GEMM_V
+#undef GEMM_LOAD
+#undef TI
+#undef TB
+#undef TBU
+#undef VW
+#undef T
+#include "conv_pairs_impl.h"
+#endif
+
 #include "conv_back_impl.h"
 #include "wino_impl.h"
 #include "channel_impl.h"
@@ -143,63 +152,62 @@ static void conv_pool(const conv_geom *g, const float *x, const float *wf, const
 #if KERNELS_WIDE
     for (; o + 16 <= padded; o += 16)
         conv_pool_block16(g, x, wf + (size_t)o * taps, b + o, y + o, arg ? arg + o : NULL);
+    for (; o < padded && g->cs == 1; o += 8)
+        conv_pairs_block(g, x, wf + (size_t)o * taps, b + o, y + o, arg ? arg + o : NULL);
 #endif
     for (; o < padded; o += 8)
         conv_pool_block8(g, x, wf + (size_t)o * taps, b + o, y + o, arg ? arg + o : NULL);
 }
 
-/* Kernels that sum over pixels go over them with BAND vectors of channels at a time, so that whole cache
- * lines are used at once: `f(nv, first channel)` for bands of BAND vectors and then of one. */
-enum { BAND = 4 };
+/* Kernels that go over pixels take BAND vectors of channels at a time, so that whole cache lines
+ * are used at once: `f(lanes, nv, first channel)` for bands of BAND vectors, of half as many, and
+ * of one. */
+#if KERNELS_WIDE
+#define BANDS_WIDE(cs, f)                                                                          \
+    for (; c + 16 * BAND <= (cs); c += 16 * BAND)                                                  \
+        f(16, BAND, (size_t)c);                                                                    \
+    for (; c + 8 * BAND <= (cs); c += 8 * BAND)                                                    \
+        f(16, BAND / 2, (size_t)c);                                                                \
+    for (; c + 16 <= (cs); c += 16)                                                                \
+        f(16, 1, (size_t)c);
+#else
+#define BANDS_WIDE(cs, f)                                                                          \
+    for (; c + 8 * BAND <= (cs); c += 8 * BAND)                                                    \
+        f(8, BAND, (size_t)c);
+#endif
 #define BANDS(cs, f)                                                                               \
     do {                                                                                           \
         int c = 0;                                                                                 \
-        for (; c + 8 * BAND <= (cs); c += 8 * BAND)                                                \
-            f(BAND, (size_t)c);                                                                    \
+        BANDS_WIDE(cs, f)                                                                          \
         for (; c < (cs); c += 8)                                                                   \
-            f(1, (size_t)c);                                                                       \
+            f(8, 1, (size_t)c);                                                                    \
     } while (0)
 
-INLINE void mask_band(const size_t nv, size_t c, int pixels, size_t step, const float *y, const float *dy,
-                      float *dst, float *db)
+static void mask_bias(int pixels, int ks, size_t step, const float *y, const float *dy, float *dst,
+                      float *db)
 {
-    v8 zero = {0}, sum[BAND];
-    UNROLL for (size_t v = 0; v < nv; v++)
-        sum[v] = zero;
-    for (size_t i = 0, at = c; i < (size_t)pixels; i++, at += step) {
-        UNROLL for (size_t v = 0; v < nv; v++) {
-            v8 d = load8(dy + at + 8 * v);
-            if (y)
-                d = gt8(load8(y + at + 8 * v), zero, d, zero);
-            sum[v] += d;
-            store8(dst + at + 8 * v, d);
-        }
-    }
-    UNROLL for (size_t v = 0; v < nv; v++)
-        store8(db + c + 8 * v, load8(db + c + 8 * v) + sum[v]);
-}
-
-static void mask_bias(int pixels, int ks, size_t step, const float *y, const float *dy, float *dst, float *db)
-{
-#define MASK(nv, c) mask_band(nv, c, pixels, step, y, dy, dst, db)
+#define MASK(lanes, nv, c) mask_band##lanes(nv, c, pixels, step, y, dy, dst, db)
     BANDS(ks, MASK);
 #undef MASK
 }
 
-static void gemm(int m, int n, int k, const float *a, size_t am, size_t ak, const float *b, size_t ldb,
-                 const float *bias, bool relu, const float *add, size_t lda, float *c, size_t ldc)
+static void gemm(int m, int n, int k, const float *a, size_t am, size_t ak, const float *b,
+                 size_t ldb, const float *bias, bool relu, const float *add, size_t lda, float *c,
+                 size_t ldc)
 {
     int j = 0;
 #if KERNELS_WIDE
     for (; j + 16 <= n; ) {
         int nv = n - j >= 32 ? 2 : 1;
-        gemm_panel16(m, k, a, am, ak, b + j, ldb, bias, relu, add ? add + j : NULL, lda, c + j, ldc, nv);
+        gemm_panel16(m, k, a, am, ak, b + j, ldb, bias, relu, add ? add + j : NULL, lda, c + j, ldc,
+                     nv);
         j += nv * 16;
     }
 #endif
     for (; j + 8 <= n; ) {
         int nv = n - j >= 16 ? 2 : 1;
-        gemm_panel8(m, k, a, am, ak, b + j, ldb, bias, relu, add ? add + j : NULL, lda, c + j, ldc, nv);
+        gemm_panel8(m, k, a, am, ak, b + j, ldb, bias, relu, add ? add + j : NULL, lda, c + j, ldc,
+                    nv);
         j += nv * 8;
     }
     for (; j < n; j++) {
@@ -228,8 +236,8 @@ static void sgd(size_t n, float *w, const float *g, float *b, float lr, float wd
     }
 }
 
-static void adam(const optim *o, double lr, int64_t step, size_t n, float *w, const float *g, float *m,
-                 float *v)
+static void adam(const optim *o, double lr, int64_t step, size_t n, float *w, const float *g,
+                 float *m, float *v)
 {
     double correct1 = 1 - pow(o->beta1, (double)step), correct2 = 1 - pow(o->beta2, (double)step);
     float rate = (float)(lr / correct1), root2 = 1 / (float)sqrt(correct2), eps = (float)o->eps;
@@ -291,7 +299,8 @@ static inline void input8(const uint8_t *src, float scale, float shift, float *y
         y[i] = (float)src[i] * scale + shift;
 }
 
-static void input_plane(size_t h, size_t w, const uint8_t *src, float scale, float shift, float *y, size_t row)
+static void input_plane(size_t h, size_t w, const uint8_t *src, float scale, float shift, float *y,
+                        size_t row)
 {
     for (size_t r = 0; r < h; r++, src += w, y += row) {
         if (w < 8) {
@@ -329,6 +338,7 @@ const cpu_kernels KERNELS_TABLE = {
     .sgd = sgd,
     .adam = adam,
     .affine = affine,
+    .affine_act = affine_act,
     .moments = moments,
     .bn_sums = bn_sums,
     .bn_dx = bn_dx,

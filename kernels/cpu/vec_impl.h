@@ -1,7 +1,9 @@
-/* vec_impl.h: vectors of 8 and 16 floats for the file that includes it, whatever the instruction set.
+/* vec_impl.h: vectors of 8 and 16 floats for the file that includes it, whatever the instruction
+ * set.
  *
- * Written with the compiler's vector extension; intrinsics only where it has no word for an operation
- * (select, compare to a bit mask). What a set lacks the compiler splits into narrower registers. */
+ * Written with the compiler's vector extension; intrinsics only where it has no word for an
+ * operation (select, compare to a bit mask). What a set lacks the compiler splits into narrower
+ * registers. */
 #ifndef KUBEML_VEC_IMPL_H
 #define KUBEML_VEC_IMPL_H
 
@@ -33,8 +35,9 @@ typedef uint8_t v16bu __attribute__((vector_size(16), aligned(1), may_alias));
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
-/* Forgets what the compiler knows of p: it would carry pixels over from one step of a loop to the next
- * and spill accumulators for them, where reading them again as memory operands costs nothing. */
+/* Forgets what the compiler knows of p: it would carry pixels over from one step of a loop to the
+ * next and spill accumulators for them, where reading them again as memory operands costs
+ * nothing. */
 #define OPAQUE(p) __asm__("" : "+r"(p))
 
 INLINE v8 all8(float s)
@@ -79,8 +82,8 @@ INLINE v8 gt8(v8 a, v8 b, v8 x, v8 y)
 INLINE v16 gt16(v16 a, v16 b, v16 x, v16 y)
 {
 #if defined(__AVX512F__)
-    return (v16)_mm512_mask_blend_ps(_mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ), (__m512)y,
-                                     (__m512)x);
+    return (v16)_mm512_mask_blend_ps(_mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ),
+                                     (__m512)y, (__m512)x);
 #else
     v16i m = a > b;
     return (v16)((m & (v16i)x) | (~m & (v16i)y));
@@ -115,6 +118,41 @@ INLINE v16 relu16(v16 v)
     return gt16(zero, v, zero, v);
 #endif
 }
+
+#if defined(__AVX512F__)
+/* p[0], p[0], p[1], p[1], ... p[7], p[7] */
+INLINE v16 each_twice16(const float *p)
+{
+    const v16i order = {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7};
+    return (v16)_mm512_permutexvar_ps((__m512i)order, _mm512_castps256_ps512(_mm256_loadu_ps(p)));
+}
+/* p[0], p[1], p[0], p[1], ... */
+INLINE v16 pair_all16(const float *p)
+{
+    double pair;
+    memcpy(&pair, p, sizeof pair);
+    return (v16)_mm512_set1_pd(pair);
+}
+/* a's lanes 0, 2, ... 14 and b's; 1, 3, ... 15 and b's. */
+INLINE v16 evens16(v16 a, v16 b)
+{
+    const v16i order = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    return (v16)_mm512_permutex2var_ps((__m512)a, (__m512i)order, (__m512)b);
+}
+INLINE v16 odds16(v16 a, v16 b)
+{
+    const v16i order = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+    return (v16)_mm512_permutex2var_ps((__m512)a, (__m512i)order, (__m512)b);
+}
+INLINE v8 low8(v16 v)
+{
+    return (v8)_mm512_castps512_ps256((__m512)v);
+}
+INLINE v8 high8(v16 v)
+{
+    return (v8)_mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)v, 1));
+}
+#endif
 
 /* The low bytes of lanes that hold 0 to 3. */
 INLINE v8b bytes8(v8i v)
@@ -158,7 +196,8 @@ INLINE v8 where8(const uint8_t *bytes, int32_t tap, v8 v)
     v8i b = __builtin_convertvector(*(const v8bu *)bytes, v8i);
 #endif
 #if defined(__AVX512VL__)
-    return (v8)_mm256_maskz_mov_ps(_mm256_cmpeq_epi32_mask((__m256i)b, _mm256_set1_epi32(tap)), (__m256)v);
+    return (v8)_mm256_maskz_mov_ps(_mm256_cmpeq_epi32_mask((__m256i)b, _mm256_set1_epi32(tap)),
+                                   (__m256)v);
 #else
     return (v8)((b == (v8i){0} + tap) & (v8i)v);
 #endif

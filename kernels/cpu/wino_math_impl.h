@@ -1,18 +1,16 @@
-/* wino_math_impl.h: the one-dimensional transforms of Winograd's F(4, 3), on vectors of 8 channels.
+/* wino_math_impl.h: the one-dimensional transforms of Winograd's F(4, 3), on vectors of VW
+ * channels; included once a width.
  *
- * The polynomials are taken at 0, +-P, +-Q and infinity; +-1 and +-2 are usual (Lavin and Gray 2016). What
- * rounding does to a result grows by the norms of A's, B's and G's rows: +-5/8 and +-3/2 make it 2.2 times
- * smaller in two dimensions, which bf16 needs, and their squares are exact. See Barabasz et al. 2018 on the
- * choice. From (x^2 - P^2)(x^2 - Q^2) follow, as in Toom-Cook's algorithm,
+ * The polynomials are taken at 0, +-P, +-Q and infinity; +-1 and +-2 are usual (Lavin and Gray
+ * 2016). What rounding does to a result grows by the norms of A's, B's and G's rows: +-5/8 and
+ * +-3/2 make it 2.2 times smaller in two dimensions, which bf16 needs, and their squares are exact.
+ * See Barabasz et al. 2018 on the choice. From (x^2 - P^2)(x^2 - Q^2) follow, as in Toom-Cook's
+ * algorithm,
  *
  *   B^T d: the coefficients of x (x^2 - P^2)(x^2 - Q^2) / (x - point);
  *   G g:   (1, point, point^2) / the derivative of x (x^2 - P^2)(x^2 - Q^2) there;
  *   A^T m: point^0 .. point^3. */
-#ifndef KUBEML_WINO_MATH_IMPL_H
-#define KUBEML_WINO_MATH_IMPL_H
-
-#include "vec_impl.h"
-
+#ifndef WINO_P
 #define WINO_P   0.625f
 #define WINO_Q   1.5f
 #define WINO_P2  (WINO_P * WINO_P)
@@ -22,12 +20,13 @@
 #define WINO_GP  (1 / (2 * WINO_P2 * (WINO_P2 - WINO_Q2)))
 #define WINO_GQ  (1 / (2 * WINO_Q2 * (WINO_Q2 - WINO_P2)))
 #define WINO_G0  (1 / WINO_PRO)
+#endif
 
 /* o = B^T d */
-INLINE void wino_bt(const v8 d[6], v8 o[6])
+INLINE void T(wino_bt)(const VT d[6], VT o[6])
 {
-    v8 a = d[4] - WINO_Q2 * d[2], b = d[3] - WINO_Q2 * d[1];
-    v8 c = d[4] - WINO_P2 * d[2], e = d[3] - WINO_P2 * d[1];
+    VT a = d[4] - WINO_Q2 * d[2], b = d[3] - WINO_Q2 * d[1];
+    VT c = d[4] - WINO_P2 * d[2], e = d[3] - WINO_P2 * d[1];
     o[0] = WINO_PRO * d[0] - WINO_SUM * d[2] + d[4];
     o[1] = a + WINO_P * b;
     o[2] = a - WINO_P * b;
@@ -37,9 +36,9 @@ INLINE void wino_bt(const v8 d[6], v8 o[6])
 }
 
 /* o = A^T m */
-INLINE void wino_at(const v8 m[6], v8 o[4])
+INLINE void T(wino_at)(const VT m[6], VT o[4])
 {
-    v8 a = m[1] + m[2], b = m[1] - m[2], c = m[3] + m[4], d = m[3] - m[4];
+    VT a = m[1] + m[2], b = m[1] - m[2], c = m[3] + m[4], d = m[3] - m[4];
     o[0] = m[0] + a + c;
     o[1] = WINO_P * b + WINO_Q * d;
     o[2] = WINO_P2 * a + WINO_Q2 * c;
@@ -47,10 +46,10 @@ INLINE void wino_at(const v8 m[6], v8 o[4])
 }
 
 /* o = A y */
-INLINE void wino_a(const v8 y[4], v8 o[6])
+INLINE void T(wino_a)(const VT y[4], VT o[6])
 {
-    v8 a = y[0] + WINO_P2 * y[2], b = y[1] + WINO_P2 * y[3];
-    v8 c = y[0] + WINO_Q2 * y[2], d = y[1] + WINO_Q2 * y[3];
+    VT a = y[0] + WINO_P2 * y[2], b = y[1] + WINO_P2 * y[3];
+    VT c = y[0] + WINO_Q2 * y[2], d = y[1] + WINO_Q2 * y[3];
     o[0] = y[0];
     o[1] = a + WINO_P * b;
     o[2] = a - WINO_P * b;
@@ -60,10 +59,10 @@ INLINE void wino_a(const v8 y[4], v8 o[6])
 }
 
 /* o = G g */
-INLINE void wino_g(const v8 g[3], v8 o[6])
+INLINE void T(wino_g)(const VT g[3], VT o[6])
 {
-    v8 a = WINO_GP * g[0] + WINO_GP * WINO_P2 * g[2], b = WINO_GP * WINO_P * g[1];
-    v8 c = WINO_GQ * g[0] + WINO_GQ * WINO_Q2 * g[2], d = WINO_GQ * WINO_Q * g[1];
+    VT a = WINO_GP * g[0] + WINO_GP * WINO_P2 * g[2], b = WINO_GP * WINO_P * g[1];
+    VT c = WINO_GQ * g[0] + WINO_GQ * WINO_Q2 * g[2], d = WINO_GQ * WINO_Q * g[1];
     o[0] = WINO_G0 * g[0];
     o[1] = a + b;
     o[2] = a - b;
@@ -73,12 +72,10 @@ INLINE void wino_g(const v8 g[3], v8 o[6])
 }
 
 /* o = G^T u */
-INLINE void wino_gt(const v8 u[6], v8 o[3])
+INLINE void T(wino_gt)(const VT u[6], VT o[3])
 {
-    v8 a = u[1] + u[2], b = u[1] - u[2], c = u[3] + u[4], d = u[3] - u[4];
+    VT a = u[1] + u[2], b = u[1] - u[2], c = u[3] + u[4], d = u[3] - u[4];
     o[0] = WINO_G0 * u[0] + WINO_GP * a + WINO_GQ * c;
     o[1] = WINO_GP * WINO_P * b + WINO_GQ * WINO_Q * d;
     o[2] = WINO_GP * WINO_P2 * a + WINO_GQ * WINO_Q2 * c + u[5];
 }
-
-#endif

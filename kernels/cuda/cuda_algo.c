@@ -1,15 +1,18 @@
 /* cuda_algo.c: which way each convolution and linear layer is computed; see cuda_program.h.
  *
- * Every pass of every layer is timed once per machine type and shape: what the libraries offer and our
- * own kernel, on the tensors that the plan has laid out. The winners are kept in memory and, where a
- * cache folder is known, in a text file ("key<TAB>winner" a line) that later processes read, so that a
- * warm function measures nothing and the same job computes the same way again. */
+ * Every pass of every layer is timed once per machine type and shape: what the libraries offer and
+ * our own kernel, on the tensors that the plan has laid out. The winners are kept in memory and,
+ * where a cache folder is known, in a text file ("key<TAB>winner" a line) that later processes
+ * read, so that a warm function measures nothing and the same job computes the same way again. A
+ * function, whose sandbox lets it write no such file, is told what others have measured, and is
+ * asked for what it measured itself. */
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -17,12 +20,13 @@
 #include "cuda/cuda_program.h"
 
 enum {
-    KEY_BYTES = 384,
-    WINNER_BYTES = 32,
     CACHE_MAX = 16384, /* entries */
     LINE_BYTES = KEY_BYTES + WINNER_BYTES + 2,
     TIMED_RUNS = 5,
     TIMED_ROUNDS = 3,
+    WAKE_US = 30000,
+    WAKE_ROUNDS = 2000,
+    AWAKE_MS = 1000,
 };
 #define WORKSPACE_MAX ((size_t)1 << 30)
 
@@ -32,6 +36,7 @@ static const char own_name[] = "own";
 
 typedef struct entry {
     char key[KEY_BYTES], winner[WINNER_BYTES];
+    bool measured; /* by this process */
 } entry;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -60,13 +65,14 @@ static entry *find(const char *key)
 }
 
 /* A cache that has no room forgets nothing and learns nothing. */
-static void remember(const char *key, const char *winner)
+static void remember(const char *key, const char *winner, bool measured)
 {
     entry *at = find(key);
     if (!at) {
         if (entry_count == entry_room) {
             int room = entry_room ? 2 * entry_room : 64;
-            entry *grown = room <= CACHE_MAX ? realloc(entries, (size_t)room * sizeof *grown) : NULL;
+            entry *grown =
+                room <= CACHE_MAX ? realloc(entries, (size_t)room * sizeof *grown) : NULL;
             if (!grown)
                 return;
             entries = grown;
@@ -76,20 +82,28 @@ static void remember(const char *key, const char *winner)
     }
     snprintf(at->key, sizeof at->key, "%s", key);
     snprintf(at->winner, sizeof at->winner, "%s", winner);
+    at->measured = measured;
 }
 
 /* Lines that are not ours are passed over: the file is a cache, not a source of truth. */
-static void read_file(void)
+static void read_lines(FILE *f)
 {
-    char path[512], line[LINE_BYTES];
-    cleanup_fclose FILE *f = cache_path(path, sizeof path) ? fopen(path, "re") : NULL;
-    while (f && fgets(line, sizeof line, f)) {
+    char line[LINE_BYTES];
+    while (fgets(line, sizeof line, f)) {
         char *tab = strchr(line, '\t'), *end = strchr(line, '\n');
         if (!tab || !end || end < tab || end - tab > WINNER_BYTES || tab - line >= KEY_BYTES)
             continue;
         *tab = *end = '\0';
-        remember(line, tab + 1);
+        remember(line, tab + 1, false);
     }
+}
+
+static void read_file(void)
+{
+    char path[512];
+    cleanup_fclose FILE *f = cache_path(path, sizeof path) ? fopen(path, "re") : NULL;
+    if (f)
+        read_lines(f);
 }
 
 /* A cache that cannot be written costs the next process its measurements, nothing else. */
@@ -123,7 +137,37 @@ void cuda_algorithms_read(void)
     pthread_mutex_unlock(&lock);
 }
 
-static bool recall(const char *key, char winner[WINNER_BYTES])
+/* What all are told comes before a file that this machine may have: functions of one job compute
+ * alike. */
+void cuda_algorithms_known(const char *lines)
+{
+    cuda_algorithms_read();
+    cleanup_fclose FILE *f = *lines ? fmemopen((void *)(uintptr_t)lines, strlen(lines), "r") : NULL;
+    pthread_mutex_lock(&lock);
+    if (f)
+        read_lines(f);
+    pthread_mutex_unlock(&lock);
+}
+
+char *cuda_algorithms_learned(void)
+{
+    char *text = NULL;
+    size_t used = 0;
+    pthread_mutex_lock(&lock);
+    char *grown = malloc((size_t)entry_count * LINE_BYTES + 1);
+    for (int i = 0; grown && i < entry_count; i++)
+        if (entries[i].measured)
+            used += (size_t)snprintf(grown + used, LINE_BYTES + 1, "%s\t%s\n", entries[i].key,
+                                     entries[i].winner);
+    pthread_mutex_unlock(&lock);
+    if (used)
+        text = grown;
+    else
+        free(grown);
+    return text;
+}
+
+bool cuda_algorithm_known(const char *key, char winner[WINNER_BYTES])
 {
     cuda_algorithms_read();
     pthread_mutex_lock(&lock);
@@ -134,14 +178,14 @@ static bool recall(const char *key, char winner[WINNER_BYTES])
     return at;
 }
 
-static void learn(const char *key, const char *winner)
+void cuda_algorithm_learn(const char *key, const char *winner)
 {
     pthread_mutex_lock(&lock);
-    remember(key, winner);
+    remember(key, winner, true);
     pthread_mutex_unlock(&lock);
 }
 
-static void keep(void)
+void cuda_algorithms_keep(void)
 {
     pthread_mutex_lock(&lock);
     write_file();
@@ -163,22 +207,69 @@ void cuda_algorithms_forget(void)
 static const char *const pass_names[CONV_PASSES] = {"forward", "data", "weights"};
 static const char *const precision_names[] = {"fp32", "tf32", "bf16"};
 
+int cuda_shape_text(const conv_shape *s, char *text, size_t room)
+{
+    return snprintf(text, room,
+                    "n%d c%d h%d w%d k%d r%d s%d p%d q%d stride%dx%d pad%dx%d dil%dx%d g%d", s->n,
+                    s->c, s->h, s->w, s->k, s->r, s->s, s->p, s->q, s->stride_h, s->stride_w,
+                    s->pad_h, s->pad_w, s->dil_h, s->dil_w, s->groups);
+}
+
 static void make_key(const device_facts *f, const conv_task *t, char key[KEY_BYTES])
 {
-    const conv_shape *s = &t->s;
-    snprintf(key, KEY_BYTES,
-             "%s|%s|%s %s n%d c%d h%d w%d k%d r%d s%d p%d q%d stride%dx%d pad%dx%d dil%dx%d g%d%s%s%s",
-             f->name, f->libraries, pass_names[t->pass], precision_names[t->precision], s->n, s->c,
-             s->h, s->w, s->k, s->r, s->s, s->p, s->q, s->stride_h, s->stride_w, s->pad_h, s->pad_w,
-             s->dil_h, s->dil_w, s->groups, t->bias ? " bias" : "", t->relu ? " relu" : "",
+    char text[KEY_BYTES / 3];
+    cuda_shape_text(&t->s, text, sizeof text);
+    snprintf(key, KEY_BYTES, "%s|%s|%s %s %s%s%s%s", f->name, f->libraries, pass_names[t->pass],
+             precision_names[t->precision], text, t->bias ? " bias" : "", t->relu ? " relu" : "",
              t->add ? " add" : "");
+}
+
+/* True, and noted as awake from now on, when the device was not woken within the last second. */
+static bool sleeps(int ordinal)
+{
+    static int awake = -1;
+    static int64_t since_ms;
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    int64_t now_ms = (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+    pthread_mutex_lock(&lock);
+    bool slept = awake != ordinal || now_ms - since_ms > AWAKE_MS;
+    if (slept) {
+        awake = ordinal;
+        since_ms = now_ms;
+    }
+    pthread_mutex_unlock(&lock);
+    return slept;
+}
+
+/* Clears the program's memory for some milliseconds of the device's time. */
+void cuda_wake(program *p)
+{
+    float us = 0;
+    if (!sleeps(p->c.device))
+        return;
+    for (double all = 0, rounds = 0; all < WAKE_US && rounds < WAKE_ROUNDS; all += us, rounds++)
+        if (p->d->mark(p->dev, 0, NULL) || p->d->zero(p->dev, p->memory, p->memory_bytes, NULL) ||
+            p->d->mark(p->dev, 1, NULL) || p->d->elapsed(p->dev, &us, NULL))
+            return;
+}
+
+/* Outside of a capture, which does not bear what a library does when it runs something for the
+ * first time. A failure that CUDA keeps would be taken for that of what runs next: the wait forgets
+ * it. */
+static bool works(program *p, const layer *l, conv_pass pass, int choice, bool add)
+{
+    if (cuda_conv_pass(p, l, pass, choice, add, NULL) == 0 && p->d->wait(p->dev, NULL) == 0)
+        return true;
+    p->d->wait(p->dev, NULL);
+    return false;
 }
 
 /* The fastest round's microseconds a run; -1 when this way does not work. */
 static float time_pass(program *p, const layer *l, conv_pass pass, int choice, bool add)
 {
     float best = -1, us;
-    if (cuda_conv_pass(p, l, pass, choice, add, NULL) || p->d->wait(p->dev, NULL))
+    if (!works(p, l, pass, choice, add))
         return -1;
     for (int round = 0; round < TIMED_ROUNDS; round++) {
         if (p->d->mark(p->dev, 0, NULL))
@@ -245,7 +336,9 @@ static int measure(program *p, const task *t)
 
 static bool has_pass(const program *p, const layer *l, conv_pass pass)
 {
-    if (l->node->op != OP_CONV2D && l->node->op != OP_LINEAR)
+    if ((l->node->op != OP_CONV2D && l->node->op != OP_LINEAR) || l->pooled)
+        return false; /* of a fused one there is one way */
+    if (l >= p->layers + p->head)
         return false;
     if (pass == CONV_FORWARD)
         return true;
@@ -286,7 +379,8 @@ static int take_workspace(program *p, size_t bytes, err *e)
     return 0;
 }
 
-/* The most that any offer wants and that is there to take: less room means fewer ways, not failure. */
+/* The most that any offer wants and that is there to take: less room means fewer ways, not
+ * failure. */
 static void take_room(program *p, const task *tasks, int count)
 {
     size_t most = WORKSPACE_MAX < cuda_memory_left() / 2 ? WORKSPACE_MAX : cuda_memory_left() / 2;
@@ -301,16 +395,25 @@ static void take_room(program *p, const task *tasks, int count)
         want /= 2;
 }
 
+/* Whether a way that was found before is to be had here: it is there, has room, and runs. */
+static bool usable(program *p, const task *t, int at)
+{
+    return at == -1 || (at >= 0 && t->offers[at].workspace <= p->workspace_bytes &&
+                        works(p, t->l, t->pass, t->offers[at].id, t->add));
+}
+
+/* True when it was measured for that. */
 static bool decide(program *p, const device_facts *f, task *t)
 {
     char key[KEY_BYTES], winner[WINNER_BYTES];
     conv_task c = cuda_conv_task(p, t->l, t->pass, t->add);
     make_key(f, &c, key);
-    int best = recall(key, winner) ? find_offer(t, winner) : -2;
-    bool known = best >= -1 && (best < 0 || t->offers[best].workspace <= p->workspace_bytes);
+    int best = cuda_algorithm_known(key, winner) ? find_offer(t, winner) : -2;
+    bool known = usable(p, t, best);
     if (!known) {
+        cuda_wake(p);
         best = measure(p, t);
-        learn(key, offer_name(t, best));
+        cuda_algorithm_learn(key, offer_name(t, best));
     }
     take_choice(t, best);
     return !known;
@@ -318,7 +421,8 @@ static bool decide(program *p, const device_facts *f, task *t)
 
 static int write_choices(program *p, const task *tasks, int count, err *e)
 {
-    size_t room = (size_t)count * (GRAPH_NAME_BYTES + WINNER_BYTES + 16) + 1, at = 0;
+    size_t room = (size_t)(count + p->fusing_count) * (GRAPH_NAME_BYTES + WINNER_BYTES + 16) + 1,
+           at = 0;
     p->choices = malloc(room);
     if (!p->choices)
         return err_set(e, ERR_NOMEM, "no memory for the list of choices");
@@ -332,6 +436,10 @@ static int write_choices(program *p, const task *tasks, int count, err *e)
         at += (size_t)snprintf(p->choices + at, room - at, "%s %s %s\n", t->l->node->name,
                                pass_names[t->pass], name);
     }
+    for (int i = 0; i < p->fusing_count; i++)
+        at += (size_t)snprintf(
+            p->choices + at, room - at, "%s %s %s\n", p->layers[p->fusings[i].layer].node->name,
+            p->fusings[i].head ? "head" : "pooling", p->apart >> i & 1 ? "apart" : "fused");
     return 0;
 }
 
@@ -349,7 +457,7 @@ int cuda_choose(program *p, err *e)
     for (int i = 0; i < count; i++)
         measured |= decide(p, &f, &tasks[i]);
     if (measured)
-        keep();
+        cuda_algorithms_keep();
     size_t needed = 0;
     for (int i = 0; i < count; i++)
         if (tasks[i].l->workspace[tasks[i].pass] > needed)

@@ -1,7 +1,8 @@
 /* cuda_average.c: the mean of several programs of this process, on their devices; see backend.h.
  *
- * On one device the blocks are merged in the order of the programs with common/merge.h's bits. Over several devices
- * each one's programs are summed in order, and the sums by the driver's library, whose order is its own. */
+ * On one device the blocks are merged in the order of the programs with common/merge.h's bits. Over
+ * several devices each one's programs are summed in order, and the sums by the driver's library,
+ * whose order is its own. */
 #include <string.h>
 
 #include "cuda/cuda_program.h"
@@ -64,7 +65,8 @@ static int sum_teams(team *teams, int count, int which, err *e)
     return floats ? d->sum(devs, blocks, count, floats, e) : 0;
 }
 
-/* A NaN or infinity of any program. The result of a step is read before the next one, so its place is free. */
+/* A NaN or infinity of any program. The result of a step is read before the next one, so its place
+ * is free. */
 static int check_finite(const team *t, err *e)
 {
     program *first = t->member[0];
@@ -84,7 +86,8 @@ static int spread(team *t, err *e)
         for (int which = 0; which < BLOCKS && i > 0; which++) {
             size_t count;
             float *to = block_of(p, which, &count);
-            if (d->copy(first->dev, to, block_of(first, which, &count), count * sizeof *to, COPY_WITHIN, e))
+            if (d->copy(first->dev, to, block_of(first, which, &count), count * sizeof *to,
+                        COPY_WITHIN, e))
                 return -1;
         }
         if (p->t == ELEMENT_BF16)
@@ -103,7 +106,8 @@ static int merge_counts(program *const *all, const double *weight, int n, err *e
         program *p = all[i];
         if (weight[i] <= 0)
             continue;
-        if (p->d->copy(p->dev, p->s.counters, p->counters, bytes, COPY_OUT, e) || p->d->wait(p->dev, e))
+        if (p->d->copy(p->dev, p->s.counters, p->counters, bytes, COPY_OUT, e) ||
+            p->d->wait(p->dev, e))
             return -1;
         for (size_t k = 0; most && k < count; k++)
             p->s.counters[k] = most[k] > p->s.counters[k] ? most[k] : p->s.counters[k];
@@ -144,7 +148,8 @@ int cuda_average(backend_program *const *programs, const double *weight, int n, 
     team teams[CUDA_MERGE_MAX];
     int count = 0;
     if (n > CUDA_MERGE_MAX)
-        return err_set(e, ERR_UNSUPPORTED, "%d models: a device averages at most %d", n, CUDA_MERGE_MAX);
+        return err_set(e, ERR_UNSUPPORTED, "%d models: a device averages at most %d", n,
+                       CUDA_MERGE_MAX);
     for (int i = 0; i < n; i++) {
         all[i] = (program *)programs[i];
         team *t = &teams[find_team(teams, &count, all[i])];

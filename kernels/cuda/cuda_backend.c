@@ -1,10 +1,10 @@
-/* cuda_backend.c: the CUDA backend behind backend.h: prepare, the way of the state to the device and
- * back, and the running calls. cuda_plan.c lays everything out, cuda_algo.c chooses, cuda_run.c
+/* cuda_backend.c: the CUDA backend behind backend.h: prepare, the way of the state to the device
+ * and back, and the running calls. cuda_plan.c lays everything out, cuda_algo.c chooses, cuda_run.c
  * enqueues.
  *
- * Each kind of run (forward, gradients, step, update) is one CUDA graph, captured at prepare. A call
- * copies the batch in, replays the graph, copies the result out and waits: the host touches the device
- * three times a step, however deep the model.
+ * Each kind of run (forward, gradients, step, update) is one CUDA graph, captured at prepare. A
+ * call copies the batch in, replays the graph, copies the result out and waits: the host touches
+ * the device three times a step, however deep the model.
  *
  * Same graph, batch, device type and libraries give the same bits: every sum has a fixed order, and
  * the libraries' ways are taken from those that they call deterministic. */
@@ -20,7 +20,7 @@ extern const backend backend_cuda;
 
 /* ---- prepare --------------------------------------------------------------------------------- */
 
-static void cuda_release(backend_program *base)
+void cuda_release(backend_program *base)
 {
     program *p = (program *)base;
     if (!p)
@@ -29,6 +29,8 @@ static void cuda_release(backend_program *base)
         p->d->wait(p->dev, NULL);
         cuda_share_drop(p);
         cuda_peers_drop(p);
+        cuda_comm_drop(p);
+        cuda_mean_drop(p);
         for (int i = 0; i < RUN_KINDS; i++)
             if (p->graphs[i])
                 p->d->release(p->dev, p->graphs[i]);
@@ -56,10 +58,28 @@ static int capture(program *p, run_kind kind, err *e)
     return failed;
 }
 
-static int prepare(program *p, err *e)
+int cuda_begin(const graph *g, const backend_config *c, uint32_t apart, program **out, err *e)
 {
-    if (cuda_device_open(p->d, p->c.device, &p->dev, e) || cuda_plan_layers(p, e) || cuda_plan_memory(p, e) ||
-        cuda_choose(p, e))
+    program *p = calloc(1, sizeof *p);
+    if (!p)
+        return err_set(e, ERR_NOMEM, "no memory for a model");
+    p->base.backend = &backend_cuda;
+    p->d = cuda_driver;
+    p->g = g;
+    p->c = *c;
+    p->t = c->precision == PRECISION_BF16 ? ELEMENT_BF16 : ELEMENT_F32;
+    p->apart = apart;
+    if (cuda_device_open(p->d, p->c.device, &p->dev, e) || cuda_plan_layers(p, e)) {
+        cuda_release(&p->base);
+        return -1;
+    }
+    *out = p;
+    return 0;
+}
+
+int cuda_finish(program *p, err *e)
+{
+    if (cuda_plan_memory(p, e) || cuda_choose(p, e))
         return -1;
     for (int kind = 0; kind < RUN_KINDS; kind++)
         if ((kind == RUN_FORWARD || !p->c.inference) && capture(p, (run_kind)kind, e))
@@ -69,17 +89,13 @@ static int prepare(program *p, err *e)
 
 static int cuda_prepare(const graph *g, const backend_config *c, backend_program **out, err *e)
 {
-    program *p = calloc(1, sizeof *p);
-    if (!p)
-        return err_set(e, ERR_NOMEM, "no memory for a model");
+    program *p;
+    uint32_t apart;
     if (c->device_memory)
         cuda_memory_cap(c->device_memory);
-    p->base.backend = &backend_cuda;
-    p->d = cuda_driver;
-    p->g = g;
-    p->c = *c;
-    p->t = c->precision == PRECISION_BF16 ? ELEMENT_BF16 : ELEMENT_F32;
-    if (prepare(p, e)) {
+    if (cuda_fuse(g, c, &apart, e) || cuda_begin(g, c, apart, &p, e))
+        return -1;
+    if (cuda_finish(p, e)) {
         cuda_release(&p->base);
         return -1;
     }
@@ -89,7 +105,8 @@ static int cuda_prepare(const graph *g, const backend_config *c, backend_program
 
 /* ---- state ----------------------------------------------------------------------------------- */
 
-/* A block in the layout of the parameters, through the arena, which nothing else uses between runs. */
+/* A block in the layout of the parameters, through the arena, which nothing else uses between
+ * runs. */
 static int bring_in(program *p, float *to, const float *from, err *e)
 {
     size_t bytes = p->g->floats[VAR_PARAM] * sizeof(float);
@@ -135,8 +152,8 @@ static int cuda_load(backend_program *base, const backend_state *s, err *e)
     for (size_t i = 0; i < slots(p); i++)
         if (bring_in(p, p->state + i * params, s->state + i * params, e))
             return -1;
-    if (p->d->copy(p->dev, p->buffers, s->buffers, p->g->floats[VAR_BUFFER] * sizeof(float), COPY_IN,
-                   e) ||
+    if (p->d->copy(p->dev, p->buffers, s->buffers, p->g->floats[VAR_BUFFER] * sizeof(float),
+                   COPY_IN, e) ||
         p->d->copy(p->dev, p->counters, s->counters, p->g->floats[VAR_COUNTER] * sizeof(int64_t),
                    COPY_IN, e))
         return -1;
@@ -203,7 +220,8 @@ static size_t fill_staging(program *p, const backend_batch *b)
 {
     staging *in = &p->in;
     size_t n = (size_t)b->n, outputs = (size_t)p->g->nodes[p->g->output].shape.c;
-    size_t sample = shape_count(p->g->nodes[0].shape) * (b->type == INPUT_UINT8 ? 1 : sizeof(float));
+    size_t sample =
+        shape_count(p->g->nodes[0].shape) * (b->type == INPUT_UINT8 ? 1 : sizeof(float));
     step_args *a = args_of(p);
     a->n = b->n;
     a->uint8 = b->type == INPUT_UINT8;
@@ -315,6 +333,8 @@ __attribute__((visibility("default"))) const backend backend_cuda = {
     .name = "cuda",
     .missing = cuda_missing,
     .warm = cuda_warm,
+    .known = cuda_algorithms_known,
+    .learned = cuda_algorithms_learned,
     .prepare = cuda_prepare,
     .release = cuda_release,
     .load = cuda_load,
@@ -327,6 +347,7 @@ __attribute__((visibility("default"))) const backend backend_cuda = {
     .steps = cuda_share_steps,
     .average = cuda_average,
     .peers = &cuda_peers,
+    .comm = &cuda_comm,
     .memory = cuda_memory,
     .choices = cuda_choices,
 };

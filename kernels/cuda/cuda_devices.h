@@ -1,8 +1,8 @@
 /* cuda_devices.h: a process's devices, kept warm.
  *
- * Making one (the context, a stream, cuDNN's and cuBLASLt's handles) takes hundreds of milliseconds to seconds,
- * which the first batch of a warm function does not have. One that a program gives back is kept and given out
- * again. Thread-safe. */
+ * Making one (the context, a stream, cuDNN's and cuBLASLt's handles) takes hundreds of milliseconds
+ * to seconds, which the first batch of a warm function does not have. One that a program gives back
+ * is kept and given out again. Thread-safe. */
 #ifndef KUBEML_CUDA_DEVICES_H
 #define KUBEML_CUDA_DEVICES_H
 

@@ -2,9 +2,9 @@
  *
  * Every function only enqueues work on `stream` (a cudaStream_t) and returns; all pointers are the
  * device's. Activations are NHWC of `element`; parameters, gradients and statistics are floats.
- * `cap` is the batch that the program was compiled for: kernels always run over the whole of it, and
- * samples from step_args.n on hold zeros or numbers that nothing reads, so that one captured CUDA
- * graph serves short batches too. Every sum has a fixed order: same input, same bits. */
+ * `cap` is the batch that the program was compiled for: kernels always run over the whole of it,
+ * and samples from step_args.n on hold zeros or numbers that nothing reads, so that one captured
+ * CUDA graph serves short batches too. Every sum has a fixed order: same input, same bits. */
 #ifndef KUBEML_CUDA_KERNELS_H
 #define KUBEML_CUDA_KERNELS_H
 
@@ -43,8 +43,8 @@ typedef struct step_result {
 /* ---- input.cu -------------------------------------------------------------------------------- */
 
 /* y (cap, HW, C) = raw (n, C, HW) * scale_shift[c] + scale_shift[C + c]; 0 from sample n on. */
-void cuda_input(void *stream, const step_args *a, const void *raw, const float *scale_shift, int cap,
-                int C, int HW, element t, void *y);
+void cuda_input(void *stream, const step_args *a, const void *raw, const float *scale_shift,
+                int cap, int C, int HW, element t, void *y);
 
 typedef struct augmentation {
     int flip, crop, c, h, w;
@@ -87,8 +87,8 @@ void cuda_relu_mask(void *stream, element t, size_t count, const void *y, void *
 void cuda_pair_forward(void *stream, element t, bool multiply, bool relu, bool broadcast, int cap,
                        int C, int HW, const void *a, const void *b, void *y);
 /* dx = dy (multiply: dy * other). other_broadcast: `other` is (cap, C). */
-void cuda_pair_backward(void *stream, element t, bool multiply, bool other_broadcast, int cap, int C,
-                        int HW, const void *other, const void *dy, void *dx, bool add);
+void cuda_pair_backward(void *stream, element t, bool multiply, bool other_broadcast, int cap,
+                        int C, int HW, const void *other, const void *dy, void *dx, bool add);
 /* db (cap, C) = sum over the plane of dy (multiply: dy * a). */
 void cuda_pair_backward_broadcast(void *stream, element t, bool multiply, int cap, int C, int HW,
                                   const void *a, const void *dy, void *db, bool add);
@@ -128,7 +128,8 @@ void cuda_max_pool_forward(void *stream, element t, pool_shape s, const void *x,
 void cuda_max_pool_backward(void *stream, element t, pool_shape s, const uint16_t *winner,
                             const void *dy, void *dx, bool add);
 void cuda_avg_pool_forward(void *stream, element t, pool_shape s, const void *x, void *y);
-void cuda_avg_pool_backward(void *stream, element t, pool_shape s, const void *dy, void *dx, bool add);
+void cuda_avg_pool_backward(void *stream, element t, pool_shape s, const void *dy, void *dx,
+                            bool add);
 
 /* ---- norm.cu --------------------------------------------------------------------------------- */
 
@@ -149,12 +150,13 @@ void cuda_norm_statistics(void *stream, element t, const step_args *a, norm_shap
 /* saved from the running statistics. */
 void cuda_norm_running(void *stream, norm_shape s, const float *running_mean,
                        const float *running_var, float *saved);
-/* y = (x - mean) * inverse * w + b, + also (or NULL), then ReLU where asked for; 0 from sample n. */
+/* y = (x - mean) * inverse * w + b, + also (or NULL), then ReLU where asked for; 0 from sample
+ * n. */
 void cuda_norm_apply(void *stream, element t, const step_args *a, norm_shape s, const void *x,
-                     const float *saved, const float *w, const float *b, const void *also, bool relu,
-                     void *y);
-/* dw, db and dx. y (or NULL): the fused ReLU's output, whose zeros mask dy. dalso (or NULL) gets the
- * masked dy: the gradient of `also`. dx may be NULL. */
+                     const float *saved, const float *w, const float *b, const void *also,
+                     bool relu, void *y);
+/* dw, db and dx. y (or NULL): the fused ReLU's output, whose zeros mask dy. dalso (or NULL) gets
+ * the masked dy: the gradient of `also`. dx may be NULL. */
 void cuda_norm_backward(void *stream, element t, const step_args *a, norm_shape s, const void *x,
                         const void *y, const float *saved, const float *w, const void *dy,
                         double *scratch, float *dw, float *db, void *dx, bool add, void *dalso,
@@ -162,8 +164,8 @@ void cuda_norm_backward(void *stream, element t, const step_args *a, norm_shape 
 
 /* ---- gemm.cu --------------------------------------------------------------------------------- */
 
-/* One convolution: (n, h, w, c) with weights (k, r, s, c / groups) to (n, p, q, k). A linear layer is
- * one with h = w = r = s = p = q = 1. */
+/* One convolution: (n, h, w, c) with weights (k, r, s, c / groups) to (n, p, q, k). A linear layer
+ * is one with h = w = r = s = p = q = 1. */
 typedef struct conv_shape {
     int n, c, h, w, k, r, s, p, q;
     int stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, groups;
@@ -188,16 +190,6 @@ size_t cuda_column_scratch(size_t rows, int columns);
 void cuda_column_sums(void *stream, element t, size_t rows, int columns, const void *x,
                       float *scratch, float *sum);
 
-/* ---- loss.cu --------------------------------------------------------------------------------- */
-
-/* Loss, correct answers and d(mean loss)/d(logits); dlogits may be NULL. per_row: cap results. */
-void cuda_cross_entropy(void *stream, element t, const step_args *a, int cap, int outputs,
-                        const void *logits, const int32_t *labels, void *dlogits,
-                        step_result *per_row, step_result *sum);
-void cuda_squared_error(void *stream, element t, const step_args *a, int cap, int outputs,
-                        const void *y, const float *targets, void *dy, step_result *per_row,
-                        step_result *sum);
-
 /* ---- optim.cu -------------------------------------------------------------------------------- */
 
 typedef struct optim_args {
@@ -206,23 +198,98 @@ typedef struct optim_args {
     float decay, momentum;
     float fresh1, beta2, fresh2, eps;
 } optim_args;
-/* The whole block at once: w, its gradient g, and the slots `stride` floats apart. */
-void cuda_optim(void *stream, const step_args *a, optim_args o, size_t n, float *w, const float *g,
-                float *state, size_t stride);
+
+/* The block of all parameters, their gradients and the optimizer's slots, `count` floats each. */
+typedef struct optim_block {
+    const step_args *a;
+    optim_args o;
+    size_t count;
+    float *w, *state;
+    const float *g;
+    void *w16; /* bf16 copy of w that is kept up to date; or NULL */
+} optim_block;
+
+/* The whole block at once. */
+void cuda_optim(void *stream, const optim_block *b);
+
+/* ---- fused.cu -------------------------------------------------------------------------------- */
+
+/* Whether a convolution and the max pooling behind it are small enough to be one kernel, a block a
+ * sample: what a sample needs fits into shared memory. The windows do not overlap and have no
+ * padding. */
+bool cuda_conv_pool_fits(conv_shape s, pool_shape o);
+size_t cuda_conv_pool_scratch(conv_shape s); /* floats, of the backward pass */
+/* y = max pooling of x * w + bias (or NULL), after ReLU where asked for; w is of element t. winner
+ * as in cuda_max_pool_forward. */
+void cuda_conv_pool_forward(void *stream, element t, conv_shape s, pool_shape o, const void *x,
+                            const void *w, const float *bias, bool relu, uint16_t *winner, void *y);
+/* dw, db (or NULL) and dx (or NULL), from dy and what forward left. Where `update` is not NULL, dw
+ * and db lie in its block of gradients, and their parameters take their step. */
+void cuda_conv_pool_backward(void *stream, element t, conv_shape s, pool_shape o, const void *x,
+                             const void *w, const uint16_t *winner, const void *y, bool relu,
+                             const void *dy, float *scratch, float *dw, float *db, void *dx,
+                             bool add, const optim_block *update);
+
+/* ---- loss.cu --------------------------------------------------------------------------------- */
+
+/* Loss, correct answers and d(mean loss)/d(logits); dlogits may be NULL. per_row: cap results. */
+void cuda_cross_entropy(void *stream, element t, const step_args *a, int cap, int outputs,
+                        const void *logits, const int32_t *labels, void *dlogits,
+                        step_result *per_row, step_result *sum);
+/* *sum: all of per_row. */
+void cuda_add_rows(void *stream, int cap, const step_result *per_row, step_result *sum);
+void cuda_squared_error(void *stream, element t, const step_args *a, int cap, int outputs,
+                        const void *y, const float *targets, void *dy, step_result *per_row,
+                        step_result *sum);
+
+/* ---- head.cu --------------------------------------------------------------------------------- */
+
+enum { HEAD_LAYERS_MAX = 4 };
+
+/* y (cap, k) = x (cap, c) w (k, c)^T + bias (or NULL), then ReLU where asked for; x is the layer's
+ * before. */
+typedef struct head_layer {
+    int c, k;
+    bool relu;
+    const void *w; /* of the element */
+    const float *bias;
+    void *y, *dy;   /* tensors; dy as the ReLU lets it through. training: */
+    float *dw, *db; /* db is NULL where there is no bias */
+} head_layer;
+
+/* The linear layers between x and the loss, in order. */
+typedef struct head_shape {
+    int layers;
+    head_layer layer[HEAD_LAYERS_MAX];
+} head_shape;
+
+/* Whether they are small enough to be one kernel, a block a sample. Reads c and k alone. */
+bool cuda_head_fits(const head_shape *h);
+/* Forward and the loss, as cuda_cross_entropy; `training`: all dy, and dx where it is not NULL, but
+ * not yet *sum, which is cuda_head_gradients' then. */
+void cuda_head(void *stream, element t, const step_args *a, int cap, const head_shape *h,
+               const void *x, const int32_t *labels, bool training, void *dx, step_result *per_row,
+               step_result *sum);
+/* All dw and db and *sum, from x and what cuda_head left; `update` as of cuda_conv_pool_backward.
+ */
+void cuda_head_gradients(void *stream, element t, int cap, const head_shape *h, const void *x,
+                         const step_result *per_row, step_result *sum, const optim_block *update);
 
 /* ---- merge.cu -------------------------------------------------------------------------------- */
 
 enum { CUDA_MERGE_MAX = 64 };
 
-/* out[i] = sum of weight[k] * in[k][i], as common/merge.h defines it, bit for bit. *finite becomes 0
- * when an output is not. `in` and `weight` are host arrays, copied by the call. `out` may be in[k]. */
+/* out[i] = sum of weight[k] * in[k][i], as common/merge.h defines it, bit for bit. *finite becomes
+ * 0 when an output is not. `in` and `weight` are host arrays, copied by the call. `out` may be
+ * in[k]. */
 void cuda_merge(void *stream, int n, const float *const *in, const double *weight, size_t count,
                 float *out, int32_t *finite);
 /* The largest of each, for counters. */
 void cuda_merge_counters(void *stream, int n, const int64_t *const *in, size_t count, int64_t *out);
 
-/* *sum += a sum over the words and their places; `block` sets blocks of one model apart. Whatever order the words
- * are taken in, it is the same; one word that differs always shows, more of them all but for one in 2^64. */
+/* *sum += a sum over the words and their places; `block` sets blocks of one model apart. Whatever
+ * order the words are taken in, it is the same; one word that differs always shows, more of them
+ * all but for one in 2^64. */
 void cuda_sum_words(void *stream, uint32_t block, size_t count, const void *words, uint64_t *sum);
 
 /* QSGD (Alistarh et al. 2017) in buckets of QSGD_BUCKET: q = sign(x) * xi(x), norm the bucket's L2

@@ -1,7 +1,7 @@
 /* cuda_memory.h: every byte of device memory that this process takes, under one cap.
  *
- * The ledger is the process's: programs of several threads share the cap that `--gpu-memory` sets, and
- * none can take what another was promised. Thread-safe. */
+ * The ledger is the process's: programs of several threads share the cap that `--gpu-memory` sets,
+ * and none can take what another was promised. Thread-safe. */
 #ifndef KUBEML_CUDA_MEMORY_H
 #define KUBEML_CUDA_MEMORY_H
 

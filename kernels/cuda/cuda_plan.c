@@ -1,4 +1,5 @@
-/* cuda_plan.c: from a graph to layers, and where everything lies on the device; see cuda_program.h. */
+/* cuda_plan.c: from a graph to layers, and where everything lies on the device; see
+ * cuda_program.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +46,27 @@ static void fuse(const graph *g, int i, layer *l)
     }
 }
 
+/* A linear layer right behind a flatten reads (C, H, W) as (H, W, C): its columns are turned so,
+ * and the flatten is free. */
+static bool folds(const graph *g, const graph_node *linear, shape *from)
+{
+    const graph_node *n = &g->nodes[linear->in[0]];
+    if (linear->op != OP_LINEAR || n->op != OP_FLATTEN || graph_only_reader(g, linear->in[0]) < 0)
+        return false;
+    *from = g->nodes[n->in[0]].shape;
+    return from->c > 1 && from->h * from->w > 1;
+}
+
+/* Is (C, H, W) already in the order that the flatten's reader wants? */
+bool cuda_flatten_copies(const program *p, const graph_node *flatten)
+{
+    shape in = p->g->nodes[flatten->in[0]].shape, from;
+    if (in.c == 1 || in.h * in.w == 1)
+        return true;
+    int reader = graph_only_reader(p->g, (int)(flatten - p->g->nodes));
+    return reader >= 0 && folds(p->g, &p->g->nodes[reader], &from);
+}
+
 static conv_shape conv_shape_of(const program *p, const graph_node *n)
 {
     shape in = p->g->nodes[n->in[0]].shape;
@@ -61,13 +83,92 @@ static conv_shape conv_shape_of(const program *p, const graph_node *n)
     return s;
 }
 
+static pool_shape pool_shape_of(const conv_shape *c, const graph_node *n)
+{
+    return (pool_shape){.n = c->n,
+                        .c = c->k,
+                        .h = c->p,
+                        .w = c->q,
+                        .p = n->shape.h,
+                        .q = n->shape.w,
+                        .kernel_h = n->pool.kernel_h,
+                        .kernel_w = n->pool.kernel_w,
+                        .stride_h = n->pool.stride_h,
+                        .stride_w = n->pool.stride_w,
+                        .pad_h = n->pool.pad_h,
+                        .pad_w = n->pool.pad_w};
+}
+
+/* Notes what can be fused; whether it is to be. What there is no room to note stays apart. */
+static bool fuses(program *p, int at, bool head)
+{
+    if (p->fusing_count == FUSINGS_MAX)
+        return false;
+    p->fusings[p->fusing_count] = (fusing){at, head};
+    return !(p->apart >> p->fusing_count++ & 1);
+}
+
+/* Where both are small, the library's launches and the tensor between them may not be worth their
+ * while. */
+static void take_pool(program *p, layer *l)
+{
+    const graph *g = p->g;
+    int next = graph_only_reader(g, l->out);
+    if (l->node->op != OP_CONV2D || next < 0 || g->nodes[next].op != OP_MAX_POOL)
+        return;
+    l->pool = pool_shape_of(&l->conv, &g->nodes[next]);
+    if (!cuda_conv_pool_fits(l->conv, l->pool))
+        return;
+    l->pooled = fuses(p, (int)(l - p->layers), false);
+    l->out = l->pooled ? next : l->out;
+}
+
+/* A flatten that moves nothing is another shape of the same tensor. */
+static void take_flatten(const program *p, layer *l)
+{
+    int next = graph_only_reader(p->g, l->out);
+    if (next >= 0 && p->g->nodes[next].op == OP_FLATTEN &&
+        cuda_flatten_copies(p, &p->g->nodes[next]))
+        l->out = next;
+}
+
+static bool is_vector(const layer *l)
+{
+    return l->node->op == OP_LINEAR && l->conv.h * l->conv.w == 1 && l->conv.groups == 1;
+}
+
+/* From the loss backward, as many linear layers in a row as are small enough together. */
+static void find_head(program *p)
+{
+    int first = p->layer_count;
+    head_shape h = {0};
+    p->head = p->layer_count;
+    if (p->c.loss != LOSS_CROSS_ENTROPY || p->layers[first - 1].out != p->g->output)
+        return;
+    for (int i = first - 1; i >= 0 && h.layers < HEAD_LAYERS_MAX && is_vector(&p->layers[i]); i--) {
+        const layer *l = &p->layers[i];
+        if (i + 1 < p->layer_count &&
+            (graph_only_reader(p->g, l->out) < 0 || p->layers[i + 1].node->in[0] != l->out))
+            break;
+        memmove(&h.layer[1], &h.layer[0], (size_t)h.layers * sizeof *h.layer);
+        h.layers++;
+        h.layer[0] = (head_layer){.c = l->conv.c, .k = l->conv.k};
+        if (!cuda_head_fits(&h))
+            break;
+        first = i;
+    }
+    if (first < p->layer_count && fuses(p, first, true))
+        p->head = first;
+}
+
 /* A window's place must fit winner's 16 bits, and our products count rows in 31. */
 static int check_node(const program *p, const graph_node *n, err *e)
 {
     size_t batch = (size_t)p->c.batch;
-    if (n->op == OP_MAX_POOL && (size_t)n->pool.kernel_h * (size_t)n->pool.kernel_w > POOL_WINDOW_MAX)
-        return err_set(e, ERR_UNSUPPORTED, "%s: a window of %dx%d is too large for the GPU", n->name,
-                       n->pool.kernel_h, n->pool.kernel_w);
+    if (n->op == OP_MAX_POOL &&
+        (size_t)n->pool.kernel_h * (size_t)n->pool.kernel_w > POOL_WINDOW_MAX)
+        return err_set(e, ERR_UNSUPPORTED, "%s: a window of %dx%d is too large for the GPU",
+                       n->name, n->pool.kernel_h, n->pool.kernel_w);
     if (batch * shape_count(n->shape) >= (size_t)1 << 31)
         return err_set(e, ERR_LIMIT, "%s: %zu values in a batch are too many for the GPU", n->name,
                        batch * shape_count(n->shape));
@@ -110,29 +211,21 @@ int cuda_plan_layers(program *p, err *e)
             continue;
         layer *l = &p->layers[p->layer_count++];
         fuse(g, i, l);
+        if (l->node->op == OP_CONV2D || l->node->op == OP_LINEAR)
+            l->conv = conv_shape_of(p, l->node);
+        take_pool(p, l);
+        take_flatten(p, l);
         for (int j = i; j != l->out;) {
             j = graph_only_reader(g, j);
             inside[j] = true;
         }
-        if (l->node->op == OP_CONV2D || l->node->op == OP_LINEAR)
-            l->conv = conv_shape_of(p, l->node);
     }
+    find_head(p);
     trace(p);
     return 0;
 }
 
 /* ---- weights in another order ---------------------------------------------------------------- */
-
-/* A linear layer right behind a flatten reads (C, H, W) as (H, W, C): its columns are turned so, and
- * the flatten is free. */
-static bool folds(const graph *g, const graph_node *linear, shape *from)
-{
-    const graph_node *n = &g->nodes[linear->in[0]];
-    if (linear->op != OP_LINEAR || n->op != OP_FLATTEN || graph_only_reader(g, linear->in[0]) < 0)
-        return false;
-    *from = g->nodes[n->in[0]].shape;
-    return from->c > 1 && from->h * from->w > 1;
-}
 
 static void turn(program *p, const graph_node *n)
 {
@@ -164,8 +257,23 @@ static void until(plan_item *item, int moment)
         item->last = moment;
 }
 
-/* Moments: layer l runs forward at l, the loss at T, layer l backward at 2T - l. items[i] is node i's
- * value, items[nodes + i] its gradient. */
+/* The head's kernels read and write all of its tensors, from its first layer's moment to that
+ * layer's backward pass. */
+static void set_head_lifetimes(const program *p, plan_item *items, const layer *l)
+{
+    int nodes = p->g->node_count,
+        end = p->c.inference ? p->layer_count + 1 : 2 * p->layer_count - p->head;
+    plan_item *of[] = {&items[l->out], &items[nodes + l->out], &items[l->node->in[0]],
+                       &items[nodes + l->node->in[0]]};
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        until(of[i], end);
+        if (of[i]->bytes && of[i]->first > p->head)
+            of[i]->first = p->head;
+    }
+}
+
+/* Moments: layer l runs forward at l, the loss at T, layer l backward at 2T - l. items[i] is node
+ * i's value, items[nodes + i] its gradient. */
 static void set_lifetimes(const program *p, plan_item *items)
 {
     int T = p->layer_count, nodes = p->g->node_count;
@@ -173,7 +281,8 @@ static void set_lifetimes(const program *p, plan_item *items)
     for (int l = 0; l < T; l++) {
         const layer *at = &p->layers[l];
         int out = at->out;
-        size_t bytes = shape_count(p->g->nodes[out].shape) * (size_t)p->c.batch * element_bytes(p->t);
+        size_t bytes =
+            shape_count(p->g->nodes[out].shape) * (size_t)p->c.batch * element_bytes(p->t);
         int end = out == p->g->output ? T + 1 : l;
         if (training && at->relu)
             end = 2 * T - l;
@@ -188,6 +297,8 @@ static void set_lifetimes(const program *p, plan_item *items)
         if (at->also >= 0)
             until(&items[at->also], l);
     }
+    for (int l = p->head; l < T; l++)
+        set_head_lifetimes(p, items, &p->layers[l]);
 }
 
 /* Sections of the one block, each on a 256-byte boundary. */
@@ -224,13 +335,18 @@ static void count_scratch(const program *p, size_t *sums, size_t *norm)
                                                                .hw = n->shape.h * n->shape.w}));
         if (n->op != OP_CONV2D && n->op != OP_LINEAR)
             continue;
+        if (at->pooled) {
+            *sums = most(*sums, p->c.inference ? 0 : cuda_conv_pool_scratch(at->conv));
+            continue;
+        }
         for (int pass = 0; pass < CONV_PASSES; pass++)
             *sums = most(*sums, cuda_conv_scratch(at->conv, (conv_pass)pass));
         *sums = most(*sums, cuda_column_scratch(rows_of(p, n), n->shape.c));
     }
 }
 
-/* What pooling and batch norm keep from forward to backward; sets the pointers when `at` is given. */
+/* What pooling and batch norm keep from forward to backward; sets the pointers when `at` is
+ * given. */
 static size_t place_extras(program *p, char *at)
 {
     size_t bytes = 0;
@@ -240,9 +356,10 @@ static size_t place_extras(program *p, char *at)
         if (n->op == OP_BATCH_NORM) {
             t->saved = at ? (float *)(void *)(at + bytes) : NULL;
             bytes += aligned(2 * (size_t)n->shape.c * sizeof(float));
-        } else if (n->op == OP_MAX_POOL && !p->c.inference) {
+        } else if ((n->op == OP_MAX_POOL || p->layers[l].pooled) && !p->c.inference) {
             t->winner = at ? (uint16_t *)(void *)(at + bytes) : NULL;
-            bytes += aligned(shape_count(n->shape) * (size_t)p->c.batch * sizeof(uint16_t));
+            bytes += aligned(shape_count(p->g->nodes[p->layers[l].out].shape) * (size_t)p->c.batch *
+                             sizeof(uint16_t));
         }
     }
     return bytes;
@@ -291,16 +408,6 @@ static int place_sections(program *p, section *list, int count, err *e)
         at += aligned(list[i].bytes);
     }
     return p->d->zero(p->dev, p->memory, p->memory_bytes, e);
-}
-
-/* Is (C, H, W) already in the order that the flatten's reader wants? */
-bool cuda_flatten_copies(const program *p, const layer *l)
-{
-    shape in = p->g->nodes[l->node->in[0]].shape, from;
-    if (in.c == 1 || in.h * in.w == 1)
-        return true;
-    int reader = graph_only_reader(p->g, l->out);
-    return reader >= 0 && folds(p->g, &p->g->nodes[reader], &from);
 }
 
 int cuda_plan_memory(program *p, err *e)

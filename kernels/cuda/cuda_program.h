@@ -1,17 +1,26 @@
 /* cuda_program.h: what the files of the CUDA backend share: one graph made ready for the device.
  *
- * The graph's nodes become layers: a convolution, a linear layer, a batch norm or a sum takes the ReLU
- * behind it along, a batch norm also the sum before that ReLU (a residual block's end). Every layer
- * makes one tensor, NHWC. Parameters, gradients and optimizer state lie on the device in the layout of
- * the host's block, offset by offset, but weights are (K, R, S, C) inside: the optimizer and the
- * averaging see floats in a row and do not care. */
+ * The graph's nodes become layers: a convolution, a linear layer, a batch norm or a sum takes the
+ * ReLU behind it along, a batch norm also the sum before that ReLU (a residual block's end), each
+ * of them a flatten that moves nothing. Where that was measured to be faster (cuda_fuse.c), a small
+ * convolution takes the max pooling behind it and its ReLU along, and the linear layers before the
+ * loss and the loss are run as one, the head. Every layer makes one tensor, NHWC. Parameters,
+ * gradients and optimizer state lie on the device in the layout of the host's block, offset by
+ * offset, but weights are (K, R, S, C) inside: the optimizer and the averaging see floats in a row
+ * and do not care. */
 #ifndef KUBEML_CUDA_PROGRAM_H
 #define KUBEML_CUDA_PROGRAM_H
 
 #include "cuda/cuda_samples.h"
 #include "cuda/driver.h"
 
-enum { CHOICE_OWN = -1 };
+enum { CHOICE_OWN = -1, FUSINGS_MAX = 32, KEY_BYTES = 384, WINNER_BYTES = 32 };
+
+/* What can be fused: the convolution `layer` with its pooling, or the head that begins there. */
+typedef struct fusing {
+    int layer;
+    bool head;
+} fusing;
 
 typedef struct layer {
     const graph_node *node;
@@ -19,6 +28,8 @@ typedef struct layer {
     int also;          /* batch norm: the node that is added, or -1 */
     bool relu;
     conv_shape conv;   /* convolutions and linear layers */
+    bool pooled;       /* a convolution that takes the max pooling behind it along: fused.cu */
+    pool_shape pool;   /* that pooling */
     int choice[CONV_PASSES]; /* CHOICE_OWN or the driver's offer */
     size_t workspace[CONV_PASSES];
 } layer;
@@ -32,7 +43,8 @@ typedef struct tensor {
     float *saved;
 } tensor;
 
-/* A weight whose device order differs: (outer, rows, columns) on the host is (outer, columns, rows). */
+/* A weight whose device order differs: (outer, rows, columns) on the host is (outer, columns,
+ * rows). */
 typedef struct turned {
     size_t offset, count;
     int outer, rows, columns;
@@ -75,6 +87,11 @@ typedef struct program {
 
     layer *layers;
     int layer_count;
+    /* the layer that the head begins with; layer_count: there is none */
+    int head;
+    fusing fusings[FUSINGS_MAX];  /* in the order of their layers */
+    int fusing_count;
+    uint32_t apart;               /* bit i: fusings[i] is not done */
     tensor *tensors; /* by node */
     turned *turned;
     int turned_count;
@@ -96,6 +113,12 @@ typedef struct program {
     device_graph *graphs[RUN_KINDS];
     share share;
     struct peers *peers; /* cuda_peer.c's; NULL: nobody else reads this model */
+    struct { /* cuda_models.c's: of models of several processes */
+        char *memory; /* NULL: it was never wanted */
+        size_t bytes;
+        backend_loan place; /* where in it */
+    } mean;
+    device_comm *comm; /* cuda_comm.c's; NULL: not connected */
     char *choices;
 } program;
 
@@ -103,12 +126,33 @@ typedef struct program {
 int cuda_plan_layers(program *p, err *e);
 int cuda_plan_memory(program *p, err *e);
 /* Whether a flatten's values keep their order (the layer behind it has turned its weights). */
-bool cuda_flatten_copies(const program *p, const layer *l);
+bool cuda_flatten_copies(const program *p, const graph_node *flatten);
 
-/* cuda_algo.c: measures what the libraries offer against our own kernels, or knows it from the cache;
- * takes the workspace; writes `choices`. */
+/* cuda_algo.c: measures what the libraries offer against our own kernels, or knows it from the
+ * cache; takes the workspace; writes `choices`. */
 int cuda_choose(program *p, err *e);
+/* Before something is timed: an idle GPU's clocks are low, and what comes first would seem slow.
+ * May clear all of the program's memory. */
+void cuda_wake(program *p);
 void cuda_algorithms_read(void); /* the cache's file, once a process */
+/* The cache's entries, which cuda_fuse.c keeps there too; what was learned is written by `keep`. */
+bool cuda_algorithm_known(const char *key, char winner[WINNER_BYTES]);
+void cuda_algorithm_learn(const char *key, const char *winner);
+void cuda_algorithms_keep(void);
+/* A shape in the words of a key. */
+int cuda_shape_text(const conv_shape *s, char *text, size_t room);
+/* backend.known and backend.learned. */
+void cuda_algorithms_known(const char *lines);
+char *cuda_algorithms_learned(void);
+
+/* cuda_fuse.c: which of the fusings that this graph allows are not to be done, by what was measured
+ * once per machine type and shape. */
+int cuda_fuse(const graph *g, const backend_config *c, uint32_t *apart, err *e);
+
+/* cuda_backend.c: a program with its layers, then its memory and graphs. */
+int cuda_begin(const graph *g, const backend_config *c, uint32_t apart, program **out, err *e);
+int cuda_finish(program *p, err *e);
+void cuda_release(backend_program *base);
 
 /* cuda_share.c: backend.share and backend.steps. */
 int cuda_share_take(backend_program *base, const backend_share *s, err *e);
@@ -116,11 +160,19 @@ int cuda_share_steps(backend_program *base, const backend_steps *s, backend_resu
 void cuda_share_drop(program *p);
 
 /* cuda_average.c: backend.average. */
-int cuda_average(backend_program *const *programs, const double *weight, int n, bool across, err *e);
+int cuda_average(backend_program *const *programs, const double *weight, int n, bool across,
+                 err *e);
 
 /* cuda_peer.c: backend.peers. */
 extern const backend_peers cuda_peers;
 void cuda_peers_drop(program *p);
+
+/* cuda_models.c: gives the mean's memory back. */
+void cuda_mean_drop(program *p);
+
+/* cuda_comm.c: backend.comm. */
+extern const backend_comm cuda_comm;
+void cuda_comm_drop(program *p);
 
 /* cuda_backend.c: the optimizer's numbers of one update, as kernels/optim.c computes them. */
 void cuda_set_update(const program *p, step_args *a, backend_update u);

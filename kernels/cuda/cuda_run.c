@@ -1,7 +1,7 @@
 /* cuda_run.c: enqueues a forward pass, a backward pass and an update; see cuda_program.h.
  *
- * Nothing here waits and nothing depends on the batch: what is enqueued is captured once, at prepare,
- * and replayed for every batch, whose size and numbers lie in step_args on the device. */
+ * Nothing here waits and nothing depends on the batch: what is enqueued is captured once, at
+ * prepare, and replayed for every batch, whose size and numbers lie in step_args on the device. */
 #include <assert.h>
 
 #include "cuda/cuda_program.h"
@@ -20,6 +20,7 @@ typedef struct run {
     void *stream;
     const step_args *args;
     bool training;
+    const optim_block *update; /* parameters take their step where gradients are made; or NULL */
     bool written[GRAPH_NODES_MAX]; /* has this node's gradient got its first part? */
 } run;
 
@@ -170,7 +171,7 @@ static int forward_parts(run *r, const layer *l, const tensor *y, err *e)
 static void forward_flatten(run *r, const layer *l, const tensor *y)
 {
     shape in = input_shape(r, l, 0);
-    if (cuda_flatten_copies(r->p, l))
+    if (cuda_flatten_copies(r->p, l->node))
         cuda_copy(r->stream, r->p->t, values(r, in), input(r, l, 0)->y, y->y, false);
     else
         cuda_transpose(r->stream, r->p->t, r->p->c.batch, plane(in), in.c, input(r, l, 0)->y, y->y,
@@ -186,8 +187,16 @@ static void dropout(run *r, const layer *l, const void *x, void *y, bool add)
 {
     const graph_node *n = l->node;
     const program *p = r->p;
-    cuda_dropout(r->stream, p->t, r->args, (const uint64_t *)(const void *)(p->in.device + p->in.keys),
-                 n->dropout.p, n->dropout.layer, p->c.batch, n->shape.c, plane(n->shape), x, y, add);
+    cuda_dropout(r->stream, p->t, r->args,
+                 (const uint64_t *)(const void *)(p->in.device + p->in.keys), n->dropout.p,
+                 n->dropout.layer, p->c.batch, n->shape.c, plane(n->shape), x, y, add);
+}
+
+static void forward_pooled(run *r, const layer *l, const tensor *y)
+{
+    program *p = r->p;
+    cuda_conv_pool_forward(r->stream, p->t, l->conv, l->pool, input(r, l, 0)->y, weights(p, l),
+                           param(p, l->node->bias), l->relu, r->training ? y->winner : NULL, y->y);
 }
 
 static int forward_layer(run *r, const layer *l, err *e)
@@ -205,6 +214,10 @@ static int forward_layer(run *r, const layer *l, err *e)
         return 0;
     case OP_CONV2D:
     case OP_LINEAR:
+        if (l->pooled) {
+            forward_pooled(r, l, y);
+            return 0;
+        }
         return cuda_conv_pass(p, l, CONV_FORWARD, l->choice[CONV_FORWARD], false, e);
     case OP_BATCH_NORM:
         forward_norm(r, l, y);
@@ -246,10 +259,47 @@ static int forward_layer(run *r, const layer *l, err *e)
 
 static int forward(run *r, err *e)
 {
-    for (int l = 0; l < r->p->layer_count; l++)
+    for (int l = 0; l < r->p->head; l++)
         if (forward_layer(r, &r->p->layers[l], e))
             return -1;
     return 0;
+}
+
+/* ---- the head -------------------------------------------------------------------------------- */
+
+static head_shape head_of(const program *p)
+{
+    head_shape h = {.layers = p->layer_count - p->head};
+    for (int i = 0; i < h.layers; i++) {
+        const layer *l = &p->layers[p->head + i];
+        const tensor *y = &p->tensors[l->out];
+        bool training = !p->c.inference;
+        h.layer[i] =
+            (head_layer){.c = l->conv.c,
+                         .k = l->conv.k,
+                         .relu = l->relu,
+                         .w = weights(p, l),
+                         .bias = param(p, l->node->bias),
+                         .y = y->y,
+                         .dy = y->dy,
+                         .dw = training ? grad(p, l->node->weight) : NULL,
+                         .db = training && l->node->bias >= 0 ? grad(p, l->node->bias) : NULL};
+    }
+    return h;
+}
+
+/* Its layers and the loss; in training also what flows back out of it, which nobody before it has
+ * written to. */
+static void run_head(run *r)
+{
+    program *p = r->p;
+    const head_shape h = head_of(p);
+    const int32_t *labels = (const int32_t *)(const void *)(p->in.device + p->in.labels);
+    int in = p->layers[p->head].node->in[0];
+    void *dx = r->training ? p->tensors[in].dy : NULL;
+    r->written[in] = dx != NULL;
+    cuda_head(r->stream, p->t, r->args, p->c.batch, &h, p->tensors[in].y, labels, r->training, dx,
+              p->per_row, p->result);
 }
 
 /* ---- loss ------------------------------------------------------------------------------------ */
@@ -258,6 +308,10 @@ static void loss(run *r)
 {
     program *p = r->p;
     const tensor *out = &p->tensors[p->g->output];
+    if (p->head < p->layer_count) {
+        run_head(r);
+        return;
+    }
     int outputs = p->g->nodes[p->g->output].shape.c;
     const void *labels = p->in.device + p->in.labels, *targets = p->in.device + p->in.targets;
     void *d = r->training ? out->dy : NULL;
@@ -294,6 +348,17 @@ static int backward_conv(run *r, const layer *l, const tensor *y, err *e)
     if (!gradient_of(r, n->in[0], &add))
         return 0;
     return cuda_conv_pass(p, l, CONV_DATA, l->choice[CONV_DATA], add, e);
+}
+
+static void backward_pooled(run *r, const layer *l, const tensor *y)
+{
+    program *p = r->p;
+    const graph_node *n = l->node;
+    bool add;
+    void *dx = gradient_of(r, n->in[0], &add);
+    cuda_conv_pool_backward(r->stream, p->t, l->conv, l->pool, input(r, l, 0)->y, weights(p, l),
+                            y->winner, y->y, l->relu, y->dy, p->sums, grad(p, n->weight),
+                            n->bias < 0 ? NULL : grad(p, n->bias), dx, add, r->update);
 }
 
 static void backward_norm(run *r, const layer *l, const tensor *y)
@@ -360,7 +425,7 @@ static void backward_single(run *r, const layer *l, const tensor *y)
         cuda_avg_pool_backward(r->stream, p->t, pool_of(r, l), y->dy, dx, add);
     else if (n->op == OP_DROPOUT)
         dropout(r, l, y->dy, dx, add);
-    else if (cuda_flatten_copies(p, l))
+    else if (cuda_flatten_copies(p, l->node))
         cuda_copy(r->stream, p->t, values(r, in), y->dy, dx, add);
     else
         cuda_transpose(r->stream, p->t, p->c.batch, in.c, plane(in), y->dy, dx, add);
@@ -371,6 +436,10 @@ static int backward_layer(run *r, const layer *l, err *e)
     program *p = r->p;
     const tensor *y = &p->tensors[l->out];
     graph_op op = l->node->op;
+    if (l->pooled) {
+        backward_pooled(r, l, y);
+        return 0;
+    }
     if (l->relu && op != OP_BATCH_NORM) /* batch norm masks while it reads */
         cuda_relu_mask(r->stream, p->t, values(r, l->node->shape), y->y, y->dy);
     switch (op) {
@@ -398,7 +467,13 @@ static int backward_layer(run *r, const layer *l, err *e)
 
 static int backward(run *r, err *e)
 {
-    for (int l = r->p->layer_count - 1; l >= 0; l--)
+    program *p = r->p;
+    if (p->head < p->layer_count) {
+        const head_shape h = head_of(p);
+        cuda_head_gradients(r->stream, p->t, p->c.batch, &h, input(r, &p->layers[p->head], 0)->y,
+                            p->per_row, p->result, r->update);
+    }
+    for (int l = p->head - 1; l >= 0; l--)
         if (r->p->tensors[r->p->layers[l].out].dy && backward_layer(r, &r->p->layers[l], e))
             return -1;
     return 0;
@@ -419,14 +494,27 @@ static optim_args optim_args_of(const optim *o)
                         .eps = (float)o->eps};
 }
 
-static void update(run *r)
+static optim_block block_of(const run *r)
 {
-    program *p = r->p;
-    size_t params = p->g->floats[VAR_PARAM];
-    cuda_optim(r->stream, r->args, optim_args_of(&p->c.optim), params, p->params, p->grads, p->state,
-               params);
-    if (p->t == ELEMENT_BF16)
-        cuda_to_bf16(r->stream, params, p->params, p->weights16);
+    const program *p = r->p;
+    return (optim_block){.a = r->args,
+                         .o = optim_args_of(&p->c.optim),
+                         .count = p->g->floats[VAR_PARAM],
+                         .w = p->params,
+                         .state = p->state,
+                         .g = p->grads,
+                         .w16 = p->t == ELEMENT_BF16 ? p->weights16 : NULL};
+}
+
+/* Whether every gradient is made by a kernel that can take its parameter's step along: our own, of
+ * the head and of convolutions with their pooling. Of others' gradients the optimizer's kernel
+ * would be left, and no launch saved. */
+static bool updates_itself(const program *p)
+{
+    for (int l = 0; l < p->head; l++)
+        if (p->layers[l].node->weight >= 0 && !p->layers[l].pooled)
+            return false;
+    return true;
 }
 
 int cuda_enqueue(program *p, run_kind kind, err *e)
@@ -440,11 +528,14 @@ int cuda_enqueue(program *p, run_kind kind, err *e)
         loss(&r);
     }
     const graph_node *out = &p->g->nodes[p->g->output];
+    const optim_block block = block_of(&r);
+    r.update = kind == RUN_STEP && updates_itself(p) ? &block : NULL;
     if (kind == RUN_FORWARD)
-        cuda_to_float(r.stream, p->t, values(&r, out->shape), p->tensors[p->g->output].y, p->logits);
+        cuda_to_float(r.stream, p->t, values(&r, out->shape), p->tensors[p->g->output].y,
+                      p->logits);
     if ((kind == RUN_GRADIENTS || kind == RUN_STEP) && backward(&r, e))
         return -1;
-    if (kind == RUN_UPDATE || kind == RUN_STEP)
-        update(&r);
+    if (kind == RUN_UPDATE || (kind == RUN_STEP && !r.update))
+        cuda_optim(r.stream, &block);
     return 0;
 }

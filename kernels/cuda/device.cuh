@@ -1,9 +1,10 @@
 /* device.cuh: what every .cu file begins with. Under nvcc it is CUDA; under the host's compiler the
  * shim of test/cuda takes CUDA's place, so that the same bodies run in tests without a GPU.
  *
- * Launches go through two macros: LAUNCH for kernels whose threads never meet, LAUNCH_BLOCK for those
- * with block barriers or warp shuffles. To nvcc they are the same; the shim gives each thread of the
- * second kind a fiber. Launches return nothing: the driver asks for errors once, after all of them. */
+ * Launches go through two macros: LAUNCH for kernels whose threads never meet, LAUNCH_BLOCK for
+ * those with block barriers or warp shuffles. To nvcc they are the same; the shim gives each thread
+ * of the second kind a fiber. Launches return nothing: the driver asks for errors once, after all
+ * of them. */
 #ifndef KUBEML_DEVICE_CUH
 #define KUBEML_DEVICE_CUH
 
@@ -90,8 +91,8 @@ static inline unsigned blocks_for(size_t count)
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < (count);                    \
          i += (size_t)gridDim.x * blockDim.x)
 
-/* i / d and i % d. Activations have less than 2^31 elements (cuda_plan.c checks), and a GPU divides 32
- * bits several times as fast as 64. */
+/* i / d and i % d. Activations have less than 2^31 elements (cuda_plan.c checks), and a GPU divides
+ * 32 bits several times as fast as 64. */
 typedef struct divided {
     uint32_t times, rest;
 } divided;

@@ -15,6 +15,14 @@
 
 typedef struct device device;
 typedef struct device_graph device_graph;
+typedef struct device_comm device_comm;
+
+/* What every rank has for a reduction, and what becomes of it. */
+typedef struct comm_part {
+    void *at;
+    size_t count;
+    bool largest; /* int64_t, of which the largest is taken; otherwise floats, which are summed */
+} comm_part;
 
 typedef enum copy_way { COPY_IN, COPY_OUT, COPY_WITHIN } copy_way;
 
@@ -59,7 +67,8 @@ typedef struct driver {
 
     /* NULL when there is a device, otherwise why not. May take a second the first time. */
     const char *(*missing)(void);
-    /* May take seconds the first time in a process (the context, the libraries): cuda_devices.h keeps them. */
+    /* May take seconds the first time in a process (the context, the libraries): cuda_devices.h
+     * keeps them. */
     int (*open)(int ordinal, device **out, err *e);
     void (*close)(device *d);
     int (*facts)(device *d, device_facts *f, err *e);
@@ -71,7 +80,8 @@ typedef struct driver {
     int (*copy)(device *d, void *to, const void *from, size_t bytes, copy_way way, err *e);
     int (*zero)(device *d, void *to, size_t bytes, err *e);
 
-    void *(*stream)(device *d); /* for our own kernels; makes the device this thread's present one */
+    /* for our own kernels; makes the device this thread's present one */
+    void *(*stream)(device *d);
     /* Blocks until all work is done; the first error of any of it. */
     int (*wait)(device *d, err *e);
 
@@ -88,16 +98,31 @@ typedef struct driver {
     int (*offers)(device *d, const conv_task *t, conv_offer *list, int room);
     int (*run)(device *d, const conv_task *t, int id, const conv_operands *o, err *e);
 
-    /* Memory of `alloc` that another process opens: functions of one job on one device. ERR_UNSUPPORTED: not
-     * between these processes (another GPU or part of one, walls around them), or its owner is gone; the device
-     * works on. What is open stays memory, of any contents, when its owner gives it up. */
+    /* Memory of `alloc` that another process opens: functions of one job on one device.
+     * ERR_UNSUPPORTED: not between these processes (another GPU or part of one, walls around them),
+     * or its owner is gone; the device works on. What is open stays memory, of any contents, when
+     * its owner gives it up. */
     int (*share)(device *d, void *p, unsigned char handle[BACKEND_HANDLE_BYTES], err *e);
-    int (*open_shared)(device *d, const unsigned char handle[BACKEND_HANDLE_BYTES], void **out, err *e);
+    int (*open_shared)(device *d, const unsigned char handle[BACKEND_HANDLE_BYTES], void **out,
+                       err *e);
     void (*close_shared)(device *d, void *p);
 
-    /* Every block becomes the sum of all of them: n different devices of this process, a block of `count` floats on
-     * each. In an order of the library's own; enqueued on each device's stream. */
+    /* Every block becomes the sum of all of them: n different devices of this process, a block of
+     * `count` floats on each. In an order of the library's own; enqueued on each device's
+     * stream. */
     int (*sum)(device **devs, float **blocks, int n, size_t count, err *e);
+
+    /* Communicators between processes; see backend_comm. None of these calls waits for another
+     * process: what `comm_begin` and `comm_reduce` began is done when `comm_poll` says so. After an
+     * error of any of them comm_abort alone is left. */
+    const char *(*comm_missing)(void); /* why there can be none; NULL: there can */
+    int (*comm_id)(unsigned char id[BACKEND_COMM_ID_BYTES], err *e);
+    int (*comm_begin)(device *d, const unsigned char id[BACKEND_COMM_ID_BYTES], int rank, int ranks,
+                      device_comm **out, err *e);
+    /* in place, on the stream */
+    int (*comm_reduce)(device *d, device_comm *c, const comm_part *part, int parts, err *e);
+    int (*comm_poll)(device *d, device_comm *c, bool *done, err *e);
+    void (*comm_abort)(device *d, device_comm *c); /* also of one that is whole */
 } driver;
 
 /* The one that this build has. */

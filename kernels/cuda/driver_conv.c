@@ -1,9 +1,9 @@
 /* driver_conv.c: convolutions by cuDNN; see driver.h.
  *
- * Offers are cuDNN's own list for the shape, those it calls deterministic. Descriptors are made for each
- * call: calls happen while algorithms are timed and while a graph is captured, never in training.
- * Weights' gradients of bf16 come out of cuDNN as bf16; they pass through the workspace and leave as
- * floats. */
+ * Offers are cuDNN's own list for the shape, those it calls deterministic. Descriptors are made for
+ * each call: calls happen while algorithms are timed and while a graph is captured, never in
+ * training. Weights' gradients of bf16 come out of cuDNN as bf16; they pass through the workspace
+ * and leave as floats. */
 #include <stdio.h>
 #include <string.h>
 
@@ -94,7 +94,8 @@ static bool usable(cudnnStatus_t status, cudnnDeterminism_t determinism)
     return status == CUDNN_STATUS_SUCCESS && determinism == CUDNN_DETERMINISTIC;
 }
 
-static int forward_offers(device *d, const conv_task *t, const shapes *s, conv_offer *list, int room)
+static int forward_offers(device *d, const conv_task *t, const shapes *s, conv_offer *list,
+                          int room)
 {
     cudnnConvolutionFwdAlgoPerf_t perf[ALGOS_MAX];
     int found = 0, count = 0;
@@ -126,7 +127,8 @@ static int data_offers(device *d, const shapes *s, conv_offer *list, int room)
     return count;
 }
 
-static int weights_offers(device *d, const conv_task *t, const shapes *s, conv_offer *list, int room)
+static int weights_offers(device *d, const conv_task *t, const shapes *s, conv_offer *list,
+                          int room)
 {
     cudnnConvolutionBwdFilterAlgoPerf_t perf[ALGOS_MAX];
     int found = 0, count = 0;
@@ -167,8 +169,8 @@ static cudnnStatus_t run_forward(device *d, const conv_task *t, int id, const co
                                 (cudnnConvolutionFwdAlgo_t)id, o->workspace, o->workspace_bytes,
                                 &zero, s->y, o->out));
     if (t->bias || t->relu)
-        cuda_bias(d->stream, t->t, (size_t)t->s.n * (size_t)t->s.p * (size_t)t->s.q, t->s.k, o->bias,
-                  t->relu, o->out);
+        cuda_bias(d->stream, t->t, (size_t)t->s.n * (size_t)t->s.p * (size_t)t->s.q, t->s.k,
+                  o->bias, t->relu, o->out);
     return CUDNN_STATUS_SUCCESS;
 }
 

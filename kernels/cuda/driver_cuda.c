@@ -1,6 +1,5 @@
 /* driver_cuda.c: the device itself, by CUDA's runtime; see driver.h. */
 #include <limits.h>
-#include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,6 +54,20 @@ static void destroy(device *d)
     free(d);
 }
 
+static int ask_facts(device *d, err *e)
+{
+    struct cudaDeviceProp prop;
+    device_facts *f = &d->facts;
+    ASK(cudaGetDeviceProperties(&prop, d->ordinal), "the GPU's properties");
+    snprintf(f->name, sizeof f->name, "%.95s", prop.name);
+    memcpy(f->uuid, prop.uuid.bytes, sizeof f->uuid);
+    snprintf(f->libraries, sizeof f->libraries, "sm%d%d cudnn%zu cublasLt%zu", prop.major,
+             prop.minor, cudnnGetVersion(), cublasLtGetVersion());
+    f->multiprocessors = prop.multiProcessorCount;
+    f->memory_bytes = prop.totalGlobalMem;
+    return 0;
+}
+
 static int make(device *d, err *e)
 {
     ASK(cudaSetDevice(d->ordinal), "choosing the GPU");
@@ -70,7 +83,7 @@ static int make(device *d, err *e)
     if (lt != CUBLAS_STATUS_SUCCESS)
         return err_set(e, ERR_UNAVAILABLE, "cuBLASLt does not start: %s",
                        cublasLtGetStatusString(lt));
-    return 0;
+    return ask_facts(d, e);
 }
 
 static int real_open(int ordinal, device **out, err *e)
@@ -89,18 +102,10 @@ static int real_open(int ordinal, device **out, err *e)
 
 static int real_facts(device *d, device_facts *f, err *e)
 {
-    struct cudaDeviceProp prop;
     size_t available, total;
-    int nccl = 0;
-    ASK(cudaGetDeviceProperties(&prop, d->ordinal), "the GPU's properties");
+    ASK(cudaSetDevice(d->ordinal), "choosing the GPU");
     ASK(cudaMemGetInfo(&available, &total), "the GPU's memory");
-    ncclGetVersion(&nccl);
-    snprintf(f->name, sizeof f->name, "%.95s", prop.name);
-    memcpy(f->uuid, prop.uuid.bytes, sizeof f->uuid);
-    snprintf(f->libraries, sizeof f->libraries, "sm%d%d cudnn%zu cublasLt%zu nccl%d", prop.major,
-             prop.minor, cudnnGetVersion(), cublasLtGetVersion(), nccl);
-    f->multiprocessors = prop.multiProcessorCount;
-    f->memory_bytes = total;
+    *f = d->facts;
     f->free_bytes = available;
     return 0;
 }
@@ -235,14 +240,17 @@ static int real_run(device *d, const conv_task *t, int id, const conv_operands *
 
 /* ---- between processes ----------------------------------------------------------------------- */
 
-_Static_assert(sizeof(cudaIpcMemHandle_t) == BACKEND_HANDLE_BYTES, "CUDA's handles are of another size");
+_Static_assert(sizeof(cudaIpcMemHandle_t) == BACKEND_HANDLE_BYTES,
+               "CUDA's handles are of another size");
 _Static_assert(sizeof(cudaUUID_t) == BACKEND_DEVICE_BYTES, "a GPU's name is of another size");
 
-/* No reason to give up the device: what was refused is forgotten, or the next wait would tell of it. */
+/* No reason to give up the device: what was refused is forgotten, or the next wait would tell of
+ * it. */
 static int not_shared(err *e, cudaError_t code)
 {
     cudaGetLastError();
-    return err_set(e, ERR_UNSUPPORTED, "the GPU's memory is not shared between these processes: %s (%d)",
+    return err_set(e, ERR_UNSUPPORTED,
+                   "the GPU's memory is not shared between these processes: %s (%d)",
                    cudaGetErrorString(code), (int)code);
 }
 
@@ -257,7 +265,8 @@ static int real_share(device *d, void *p, unsigned char handle[BACKEND_HANDLE_BY
     return 0;
 }
 
-static int real_open_shared(device *d, const unsigned char handle[BACKEND_HANDLE_BYTES], void **out, err *e)
+static int real_open_shared(device *d, const unsigned char handle[BACKEND_HANDLE_BYTES], void **out,
+                            err *e)
 {
     cudaIpcMemHandle_t h;
     memcpy(&h, handle, sizeof h);
@@ -298,6 +307,12 @@ static const driver real = {
     .open_shared = real_open_shared,
     .close_shared = real_close_shared,
     .sum = driver_nccl_sum,
+    .comm_missing = driver_nccl_missing,
+    .comm_id = driver_comm_id,
+    .comm_begin = driver_comm_begin,
+    .comm_reduce = driver_comm_reduce,
+    .comm_poll = driver_comm_poll,
+    .comm_abort = driver_comm_abort,
 };
 
 const driver *const cuda_driver = &real;

@@ -10,6 +10,7 @@
 
 struct device {
     int ordinal;
+    device_facts facts; /* all but free_bytes: asking for them takes milliseconds */
     cudaStream_t stream;
     cudaEvent_t marks[2];
     cudnnHandle_t cudnn;
@@ -34,7 +35,15 @@ int driver_graph_offers(device *d, const conv_task *t, conv_offer *list, int roo
 int driver_graph_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e);
 void driver_graph_forget(device *d);
 /* driver_nccl.c */
+const char *driver_nccl_missing(void); /* why there is no NCCL; NULL: there is */
+int driver_nccl_version(void);         /* 0: there is none */
 int driver_nccl_sum(device **devs, float **blocks, int n, size_t count, err *e);
+int driver_comm_id(unsigned char id[BACKEND_COMM_ID_BYTES], err *e);
+int driver_comm_begin(device *d, const unsigned char id[BACKEND_COMM_ID_BYTES], int rank, int ranks,
+                      device_comm **out, err *e);
+int driver_comm_reduce(device *d, device_comm *c, const comm_part *part, int parts, err *e);
+int driver_comm_poll(device *d, device_comm *c, bool *done, err *e);
+void driver_comm_abort(device *d, device_comm *c);
 /* driver_gemm.c: for what is a plain matrix product */
 enum { GEMM_FIRST_ID = 100, GEMM_OFFERS = 4 };
 bool driver_gemm_fits(const conv_task *t);

@@ -11,6 +11,9 @@
 #include "cuda/driver_cuda.h"
 
 #define WORKSPACE_BYTES ((size_t)32 << 20)
+/* Of every operand: a parameter begins with the block's 16th float, in the bf16 copy with its 16th
+ * element. Unsaid, cuBLASLt takes 256 for granted. */
+enum { ALIGN_BYTES = 2 * GRAPH_ALIGN_FLOATS };
 
 bool driver_gemm_fits(const conv_task *t)
 {
@@ -74,6 +77,7 @@ static cublasStatus_t describe(const conv_task *t, const float *bias, product *p
     cublasOperation_t turn = CUBLAS_OP_T;
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* none that adds in any order */
     uint64_t workspace = WORKSPACE_BYTES;
+    uint32_t align = ALIGN_BYTES;
     TRY(cublasLtMatmulDescCreate(&p->desc,
                                  t->precision == PRECISION_TF32 ? CUBLAS_COMPUTE_32F_FAST_TF32
                                                                 : CUBLAS_COMPUTE_32F,
@@ -101,13 +105,18 @@ static cublasStatus_t describe(const conv_task *t, const float *bias, product *p
     TRY(cublasLtMatmulPreferenceSetAttribute(p->preference,
                                              CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                              &reductions, sizeof reductions));
+    static const cublasLtMatmulPreferenceAttributes_t operands[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    for (size_t i = 0; i < sizeof operands / sizeof *operands; i++)
+        TRY(cublasLtMatmulPreferenceSetAttribute(p->preference, operands[i], &align, sizeof align));
     return cublasLtMatmulPreferenceSetAttribute(p->preference,
                                                 CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                 &workspace, sizeof workspace);
 }
 
-/* The heuristics' list, the same for the same shape and library: an offer's id is its place. The bias
- * pointer counts by its alignment alone, and ours are all aligned to 64 bytes. */
+/* The heuristics' list, the same for the same shape and library: an offer's id is its place. The
+ * bias pointer counts by its alignment alone, and ours are all aligned to 64 bytes. */
 static int heuristics(device *d, const product *p, cublasLtMatmulHeuristicResult_t *list)
 {
     int found = 0;
@@ -149,8 +158,8 @@ static cublasStatus_t run(device *d, const conv_task *t, int id, const conv_oper
                        p.b, &beta, o->out, p.out, o->out, p.out, &ways[at].algo, o->workspace,
                        o->workspace_bytes, d->stream));
     if (t->pass == CONV_FORWARD && (t->bias || t->relu) && !fuses(t))
-        cuda_bias(d->stream, t->t, (size_t)t->s.n * (size_t)t->s.p * (size_t)t->s.q, t->s.k, o->bias,
-                  t->relu, o->out);
+        cuda_bias(d->stream, t->t, (size_t)t->s.n * (size_t)t->s.p * (size_t)t->s.q, t->s.k,
+                  o->bias, t->relu, o->out);
     return CUBLAS_STATUS_SUCCESS;
 }
 

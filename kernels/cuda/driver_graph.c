@@ -1,9 +1,11 @@
-/* driver_graph.c: a convolution with its bias and ReLU as one operation graph of cuDNN's; see driver.h.
+/* driver_graph.c: a convolution with its bias and ReLU as one operation graph of cuDNN's; see
+ * driver.h.
  *
- * The graph is conv -> add bias -> ReLU, with what lies between them in no memory. cuDNN's heuristics
- * list the engines for it; those are offered that are deterministic, keep the precision that was
- * asked for and are not compiled at run time (which would need a compiler, and write files). Making a
- * plan takes milliseconds, so a device keeps those of each task that it was asked about. */
+ * The graph is conv -> add bias -> ReLU, with what lies between them in no memory. cuDNN's
+ * heuristics list the engines for it; those are offered that are deterministic, keep the precision
+ * that was asked for and are not compiled at run time (which would need a compiler, and write
+ * files). Making a plan takes milliseconds, so a device keeps those of each task that it was asked
+ * about. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,8 +80,8 @@ static cudnnStatus_t tensor(pieces *p, int64_t id, cudnnDataType_t type, const i
 }
 
 /* (n, c, h, w) with the channels next to each other. */
-static cudnnStatus_t tensor_nhwc(pieces *p, int64_t id, cudnnDataType_t type, int n, int c, int h, int w,
-                                 descriptor *out)
+static cudnnStatus_t tensor_nhwc(pieces *p, int64_t id, cudnnDataType_t type, int n, int c, int h,
+                                 int w, descriptor *out)
 {
     const int64_t dims[4] = {n, c, h, w};
     const int64_t strides[4] = {(int64_t)h * w * c, 1, (int64_t)w * c, c};
@@ -146,8 +148,8 @@ static cudnnStatus_t build(device *d, const conv_task *t, pieces *p, descriptor 
         TRY(tensor_nhwc(p, TENSOR_BIAS, CUDNN_DATA_FLOAT, 1, s->k, 1, 1, &bias));
     for (int i = 0; i < operations; i++) { /* only the last result goes to memory */
         bool last = i + 1 == operations;
-        TRY(tensor_nhwc(p, last ? TENSOR_Y : TENSOR_VIRTUAL + i, last ? type : CUDNN_DATA_FLOAT, s->n,
-                        s->k, s->p, s->q, &at[i]));
+        TRY(tensor_nhwc(p, last ? TENSOR_Y : TENSOR_VIRTUAL + i, last ? type : CUDNN_DATA_FLOAT,
+                        s->n, s->k, s->p, s->q, &at[i]));
     }
     TRY(convolution(p, t, x, w, at[0], &operation[made++]));
     if (t->bias) {
@@ -189,7 +191,8 @@ static bool wanted(const conv_task *t, descriptor engine)
               CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION) ||
         noted(engine, numbers, type, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC))
         return false;
-    if (t->t == ELEMENT_F32 && noted(engine, numbers, type, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS))
+    if (t->t == ELEMENT_F32 &&
+        noted(engine, numbers, type, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS))
         return false;
     return t->precision != PRECISION_FP32 ||
            !noted(engine, numbers, type, CUDNN_NUMERICAL_NOTE_TENSOR_CORE);
@@ -202,14 +205,15 @@ static cudnnStatus_t add_plan(device *d, struct driver_plans *plans, descriptor 
     descriptor engine, plan;
     int64_t found = 0, index = 0, workspace = 0;
     TRY(piece(&p, CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine));
-    TRY(cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1,
-                                 &found, &engine));
-    TRY(cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &found,
-                                 &index));
+    TRY(cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                                 1, &found, &engine));
+    TRY(cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1,
+                                 &found, &index));
     if (!wanted(&plans->task, engine))
         return CUDNN_STATUS_NOT_SUPPORTED;
     TRY(cudnnBackendCreateDescriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &plan));
-    cudnnStatus_t status = set(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &d->cudnn);
+    cudnnStatus_t status =
+        set(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &d->cudnn);
     if (!status)
         status = set_piece(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
     if (!status)
@@ -320,5 +324,6 @@ int driver_graph_run(device *d, const conv_task *t, int id, const conv_operands 
     if (!p || at >= p->count || o->workspace_bytes < p->workspace[at])
         return err_set(e, ERR_INTERNAL, "cuDNN's plan %d of a convolution is not there", at);
     cudnnStatus_t status = execute(d, p->plan[at], t->bias, o);
-    return status ? err_set(e, ERR_UNAVAILABLE, "cuDNN's graph: %s", cudnnGetErrorString(status)) : 0;
+    return status ? err_set(e, ERR_UNAVAILABLE, "cuDNN's graph: %s", cudnnGetErrorString(status))
+                  : 0;
 }

@@ -1,27 +1,96 @@
-/* driver_nccl.c: sums over several devices of this process, by NCCL; see driver.h.
+/* driver_nccl.c: sums over several devices by NCCL, those of this process and those of several; see
+ * driver.h.
  *
- * Making communicators takes long, so those of the last set of devices are kept. */
+ * The library is loaded when it is first wanted: where it is not installed all else works.
+ * Communicators between processes never block (ncclConfig.blocking = 0), so that whoever waits can
+ * give up; making those of one process takes long, so those of the last set of devices are kept. */
+#include <dlfcn.h>
 #include <nccl.h>
 #include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cuda/driver_cuda.h"
 
 enum { RANKS_MAX = 64 };
 
+/* ---- the library ----------------------------------------------------------------------------- */
+
+#define NCCL_CALLS(X)                                                                              \
+    X(ncclGetVersion)                                                                              \
+    X(ncclGetErrorString)                                                                          \
+    X(ncclGetUniqueId)                                                                             \
+    X(ncclCommInitAll)                                                                             \
+    X(ncclCommInitRankConfig)                                                                      \
+    X(ncclCommGetAsyncError)                                                                       \
+    X(ncclCommAbort)                                                                               \
+    X(ncclCommDestroy)                                                                             \
+    X(ncclGroupStart)                                                                              \
+    X(ncclGroupEnd)                                                                                \
+    X(ncclAllReduce)
+
+static struct {
+#define X(name) __typeof__(&name) name;
+    NCCL_CALLS(X)
+#undef X
+} nccl;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static char missing[160];
+
+/* The name is found beside this object's other libraries (its run path) and where the system looks.
+ */
+static void load(void)
+{
+    void *library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        snprintf(missing, sizeof missing, "NCCL is not installed: %.120s", dlerror());
+        return;
+    }
+#define X(name)                                                                                    \
+    if (!(nccl.name = (__typeof__(&name))dlsym(library, #name)))                                   \
+        snprintf(missing, sizeof missing, "NCCL is too old: it has no %s", #name);
+    NCCL_CALLS(X)
+#undef X
+}
+
+const char *driver_nccl_missing(void)
+{
+    pthread_once(&once, load);
+    return missing[0] ? missing : NULL;
+}
+
+int driver_nccl_version(void)
+{
+    int version = 0;
+    if (!driver_nccl_missing())
+        nccl.ncclGetVersion(&version);
+    return version;
+}
+
+static int check_there(err *e)
+{
+    const char *why = driver_nccl_missing();
+    return why ? err_set(e, ERR_UNSUPPORTED, "%s", why) : 0;
+}
+
+static int failed(err *e, ncclResult_t code)
+{
+    err_code kind =
+        code == ncclInvalidUsage || code == ncclInvalidArgument ? ERR_UNSUPPORTED : ERR_UNAVAILABLE;
+    return err_set(e, kind, "NCCL says: %s", nccl.ncclGetErrorString(code));
+}
+
+/* ---- devices of this process ----------------------------------------------------------------- */
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int ranks, ordinals[RANKS_MAX]; /* all under the lock */
 static ncclComm_t comms[RANKS_MAX];
 
-static int failed(err *e, ncclResult_t code)
-{
-    return err_set(e, ERR_UNAVAILABLE, "NCCL says: %s", ncclGetErrorString(code));
-}
-
 static void forget(void)
 {
     for (int i = 0; i < ranks; i++)
-        ncclCommDestroy(comms[i]);
+        nccl.ncclCommDestroy(comms[i]);
     ranks = 0;
 }
 
@@ -33,7 +102,7 @@ static int connect(device **devs, int n, err *e)
     if (n == ranks && memcmp(wanted, ordinals, (size_t)n * sizeof *wanted) == 0)
         return 0;
     forget();
-    ncclResult_t code = ncclCommInitAll(comms, n, wanted);
+    ncclResult_t code = nccl.ncclCommInitAll(comms, n, wanted);
     if (code != ncclSuccess)
         return failed(e, code);
     memcpy(ordinals, wanted, (size_t)n * sizeof *wanted);
@@ -44,10 +113,11 @@ static int connect(device **devs, int n, err *e)
 /* One group: NCCL starts nothing before all ranks are known. */
 static int reduce(device **devs, float **blocks, int n, size_t count, err *e)
 {
-    ncclResult_t first = ncclGroupStart();
+    ncclResult_t first = nccl.ncclGroupStart();
     for (int i = 0; first == ncclSuccess && i < n; i++)
-        first = ncclAllReduce(blocks[i], blocks[i], count, ncclFloat, ncclSum, comms[i], devs[i]->stream);
-    ncclResult_t ended = ncclGroupEnd();
+        first = nccl.ncclAllReduce(blocks[i], blocks[i], count, ncclFloat, ncclSum, comms[i],
+                                   devs[i]->stream);
+    ncclResult_t ended = nccl.ncclGroupEnd();
     if (first != ncclSuccess || ended != ncclSuccess)
         return failed(e, first != ncclSuccess ? first : ended);
     return 0;
@@ -55,6 +125,8 @@ static int reduce(device **devs, float **blocks, int n, size_t count, err *e)
 
 int driver_nccl_sum(device **devs, float **blocks, int n, size_t count, err *e)
 {
+    if (check_there(e))
+        return -1;
     if (n > RANKS_MAX)
         return err_set(e, ERR_UNSUPPORTED, "%d devices, at most %d", n, RANKS_MAX);
     pthread_mutex_lock(&lock);
@@ -63,4 +135,86 @@ int driver_nccl_sum(device **devs, float **blocks, int n, size_t count, err *e)
         forget();
     pthread_mutex_unlock(&lock);
     return status;
+}
+
+/* ---- processes ------------------------------------------------------------------------------- */
+
+struct device_comm {
+    ncclComm_t comm;
+};
+
+_Static_assert(sizeof(ncclUniqueId) == BACKEND_COMM_ID_BYTES, "NCCL's ids are of another size");
+
+int driver_comm_id(unsigned char id[BACKEND_COMM_ID_BYTES], err *e)
+{
+    ncclUniqueId made;
+    if (check_there(e))
+        return -1;
+    ncclResult_t code = nccl.ncclGetUniqueId(&made);
+    if (code != ncclSuccess)
+        return failed(e, code);
+    memcpy(id, &made, sizeof made);
+    return 0;
+}
+
+int driver_comm_begin(device *d, const unsigned char id[BACKEND_COMM_ID_BYTES], int rank, int count,
+                      device_comm **out, err *e)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId given;
+    if (check_there(e))
+        return -1;
+    device_comm *c = calloc(1, sizeof *c);
+    if (!c)
+        return err_set(e, ERR_NOMEM, "no memory for a communicator");
+    config.blocking = 0;
+    memcpy(&given, id, sizeof given);
+    cudaSetDevice(d->ordinal);
+    ncclResult_t code = nccl.ncclCommInitRankConfig(&c->comm, count, given, rank, &config);
+    if (code == ncclSuccess || code == ncclInProgress) {
+        *out = c;
+        return 0;
+    }
+    driver_comm_abort(d, c);
+    return failed(e, code);
+}
+
+int driver_comm_reduce(device *d, device_comm *c, const comm_part *part, int parts, err *e)
+{
+    cudaSetDevice(d->ordinal);
+    ncclResult_t code = nccl.ncclGroupStart();
+    for (int i = 0; i < parts && (code == ncclSuccess || code == ncclInProgress); i++)
+        code = nccl.ncclAllReduce(part[i].at, part[i].at, part[i].count,
+                                  part[i].largest ? ncclInt64 : ncclFloat,
+                                  part[i].largest ? ncclMax : ncclSum, c->comm, d->stream);
+    ncclResult_t ended = nccl.ncclGroupEnd();
+    if (code == ncclSuccess || code == ncclInProgress)
+        code = ended;
+    return code == ncclSuccess || code == ncclInProgress ? 0 : failed(e, code);
+}
+
+/* First whether it has been enqueued, then whether it has run. */
+int driver_comm_poll(device *d, device_comm *c, bool *done, err *e)
+{
+    ncclResult_t state = ncclSuccess;
+    *done = false;
+    ncclResult_t code = nccl.ncclCommGetAsyncError(c->comm, &state);
+    if (code != ncclSuccess || (state != ncclSuccess && state != ncclInProgress))
+        return failed(e, code != ncclSuccess ? code : state);
+    if (state == ncclInProgress)
+        return 0;
+    cudaError_t ran = cudaStreamQuery(d->stream);
+    *done = ran == cudaSuccess;
+    if (ran == cudaSuccess || ran == cudaErrorNotReady)
+        return 0;
+    return err_set(e, ERR_UNAVAILABLE, "summing between GPUs: the GPU says: %s (%d)",
+                   cudaGetErrorString(ran), (int)ran);
+}
+
+void driver_comm_abort(device *d, device_comm *c)
+{
+    cudaSetDevice(d->ordinal);
+    if (c->comm)
+        nccl.ncclCommAbort(c->comm);
+    free(c);
 }

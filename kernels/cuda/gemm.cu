@@ -1,13 +1,13 @@
 /* gemm.cu: convolutions and linear layers as one tiled matrix product over gathered operands; see
- * cuda_kernels.h. They serve every shape in full fp32, run where cuDNN has nothing to offer, and for
- * small models are the faster choice (cuda_algo.c measures).
+ * cuda_kernels.h. They serve every shape in full fp32, run where cuDNN has nothing to offer, and
+ * for small models are the faster choice (cuda_algo.c measures).
  *
  *   forward  Y(npq, k)  = X~(npq, rsc)  W(k, rsc)^T       X~: the gathered windows
  *   data     dX(nhw, c) = dY~(nhw, rsk) W(rsk, c)         dY~: the outputs that saw (n,h,w) at (r,s)
  *   weights  dW(k, rsc) = dY(npq, k)^T X~(npq, rsc)
  *
- * A block computes a tile of 64 rows and 64 or 16 columns; long inner sums are split over blocks and
- * their parts added in order by a second kernel. */
+ * A block computes a tile of 64 rows and 64 or 16 columns; long inner sums are split over blocks
+ * and their parts added in order by a second kernel. */
 #include "cuda/device.cuh"
 
 enum { TILE_M = 64, TILE_K = 16, SIDE = 16, EACH_M = TILE_M / SIDE, SPLIT_MAX = 64 };
@@ -224,7 +224,8 @@ static void multiply(void *stream, conv_shape s, const T *a, const T *b, Out *ou
         LAUNCH_BLOCK((product<PASS, SIDE, T, Out>), grid, SIDE *SIDE, stream, s, a, b, out, t,
                      splits);
     else
-        LAUNCH_BLOCK((product<PASS, 64, T, Out>), grid, SIDE *SIDE, stream, s, a, b, out, t, splits);
+        LAUNCH_BLOCK((product<PASS, 64, T, Out>), grid, SIDE * SIDE, stream, s, a, b, out, t,
+                     splits);
     if (splits == 1)
         return;
     size_t count = (size_t)e.rows * (size_t)e.columns * (size_t)s.groups;
@@ -272,8 +273,8 @@ void cuda_bias(void *stream, element t, size_t rows, int columns, const float *b
                void *y)
 {
     size_t count = rows * (size_t)columns;
-    BY_ELEMENT(t, LAUNCH(add_bias<T>, blocks_for(count), THREADS, stream, count, columns, bias, relu,
-                         (T *)y));
+    BY_ELEMENT(t, LAUNCH(add_bias<T>, blocks_for(count), THREADS, stream, count, columns, bias,
+                         relu, (T *)y));
 }
 
 enum { SUM_COLUMNS = 32, SUM_LINES = 8, SUM_ROWS = 256 };

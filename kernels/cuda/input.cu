@@ -22,8 +22,8 @@ static __global__ void input(const step_args *a, const void *raw, const float *s
     }
 }
 
-void cuda_input(void *stream, const step_args *a, const void *raw, const float *scale_shift, int cap,
-                int C, int HW, element t, void *y)
+void cuda_input(void *stream, const step_args *a, const void *raw, const float *scale_shift,
+                int cap, int C, int HW, element t, void *y)
 {
     size_t count = (size_t)cap * (size_t)C * (size_t)HW;
     BY_ELEMENT(t, LAUNCH(input<T>, blocks_for(count), THREADS, stream, a, raw, scale_shift, cap, C,

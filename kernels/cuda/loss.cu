@@ -1,71 +1,17 @@
 /* loss.cu: losses and their gradients; see cuda_kernels.h. A warp a sample; then one block adds the
  * samples' results in a fixed tree. */
-#include "cuda/device.cuh"
+#include "cuda/loss.cuh"
 
-enum { LANES = 32, SUM_THREADS = 256 };
-#define ALL_LANES 0xffffffffu
+enum { SUM_THREADS = 256 };
 
-static __device__ float most(float x)
-{
-    for (int step = LANES / 2; step; step /= 2)
-        x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, step));
-    return x;
-}
-
-static __device__ float total(float x)
-{
-    for (int step = LANES / 2; step; step /= 2)
-        x += __shfl_xor_sync(ALL_LANES, x, step);
-    return x;
-}
-
-/* The first place of the largest value, over all lanes. */
-static __device__ int first_largest(float value, int at)
-{
-    for (int step = LANES / 2; step; step /= 2) {
-        float other = __shfl_xor_sync(ALL_LANES, value, step);
-        int place = __shfl_xor_sync(ALL_LANES, at, step);
-        if (other > value || (other == value && place < at)) {
-            value = other;
-            at = place;
-        }
-    }
-    return at;
-}
-
-/* -log softmax(z)[label], by the largest logit so that exp cannot overflow; dz = softmax - onehot,
- * divided by n. Samples from n on get dz = 0. */
 template <class T>
 static __global__ void cross_entropy(const step_args *a, int outputs, const T *logits,
                                      const int32_t *labels, T *dlogits, step_result *per_row)
 {
-    int row = (int)blockIdx.x, lane = (int)threadIdx.x;
-    const T *z = logits + (size_t)row * (size_t)outputs;
-    T *dz = dlogits ? dlogits + (size_t)row * (size_t)outputs : nullptr;
-    bool live = row < a->n;
-    int label = live ? labels[row] : 0, best = outputs;
-    float top = -INFINITY, sum = 0;
-    for (int o = lane; o < outputs; o += LANES) {
-        float value = to_float(z[o]);
-        if (value > top || best == outputs) {
-            top = value;
-            best = o;
-        }
-    }
-    best = first_largest(top, best);
-    top = most(top);
-    for (int o = lane; o < outputs; o += LANES)
-        sum += expf(to_float(z[o]) - top);
-    sum = total(sum);
-    float weight = live ? 1.0f / (float)a->n : 0.0f;
-    for (int o = lane; dz && o < outputs; o += LANES) {
-        float p = expf(to_float(z[o]) - top) / sum;
-        put(&dz[o], live ? weight * (p - (o == label ? 1.0f : 0.0f)) : 0.0f);
-    }
-    if (lane == 0) {
-        per_row[row].loss_sum = live ? (double)(logf(sum) - (to_float(z[label]) - top)) : 0.0;
-        per_row[row].correct = live && best == label;
-    }
+    int row = (int)blockIdx.x;
+    size_t at = (size_t)row * (size_t)outputs;
+    cross_entropy_row(a, row, outputs, logits + at, labels, dlogits ? dlogits + at : nullptr,
+                      per_row);
 }
 
 /* dy = 2 (y - target) / outputs / n */
@@ -83,7 +29,7 @@ static __global__ void squared_error(const step_args *a, int outputs, const T *y
         if (dy)
             put(&dy[at], 2 * d / (float)outputs / (float)a->n);
     }
-    sum = total(sum);
+    sum = lanes_total(sum);
     if (lane == 0) {
         per_row[row].loss_sum = (double)sum;
         per_row[row].correct = 0;
@@ -117,13 +63,18 @@ static __global__ void add_rows(int cap, const step_result *per_row, step_result
     }
 }
 
+void cuda_add_rows(void *stream, int cap, const step_result *per_row, step_result *sum)
+{
+    LAUNCH_BLOCK(add_rows, 1, SUM_THREADS, stream, cap, per_row, sum);
+}
+
 void cuda_cross_entropy(void *stream, element t, const step_args *a, int cap, int outputs,
                         const void *logits, const int32_t *labels, void *dlogits,
                         step_result *per_row, step_result *sum)
 {
     BY_ELEMENT(t, LAUNCH_BLOCK(cross_entropy<T>, (unsigned)cap, LANES, stream, a, outputs,
                                (const T *)logits, labels, (T *)dlogits, per_row));
-    LAUNCH_BLOCK(add_rows, 1, SUM_THREADS, stream, cap, per_row, sum);
+    cuda_add_rows(stream, cap, per_row, sum);
 }
 
 void cuda_squared_error(void *stream, element t, const step_args *a, int cap, int outputs,
@@ -132,5 +83,5 @@ void cuda_squared_error(void *stream, element t, const step_args *a, int cap, in
 {
     BY_ELEMENT(t, LAUNCH_BLOCK(squared_error<T>, (unsigned)cap, LANES, stream, a, outputs,
                                (const T *)y, targets, (T *)dy, per_row));
-    LAUNCH_BLOCK(add_rows, 1, SUM_THREADS, stream, cap, per_row, sum);
+    cuda_add_rows(stream, cap, per_row, sum);
 }

@@ -1,4 +1,5 @@
-/* merge.cu: averaging models on the device, sums that tell them apart, and QSGD; see cuda_kernels.h. */
+/* merge.cu: averaging models on the device, sums that tell them apart, and QSGD; see
+ * cuda_kernels.h. */
 #include "cuda/device.cuh"
 
 typedef struct merge_list {
@@ -68,7 +69,8 @@ static __device__ __forceinline__ uint64_t mixed(uint64_t x)
     return x ^ (x >> 31);
 }
 
-static __global__ void sum_words(uint64_t first, size_t count, const uint32_t *words, unsigned long long *sum)
+static __global__ void sum_words(uint64_t first, size_t count, const uint32_t *words,
+                                 unsigned long long *sum)
 {
     __shared__ uint64_t part[SUM_THREADS];
     int t = (int)threadIdx.x;
@@ -91,7 +93,8 @@ void cuda_sum_words(void *stream, uint32_t block, size_t count, const void *word
     size_t blocks = (count + SUM_THREADS - 1) / SUM_THREADS, most = SUM_BLOCKS_MAX;
     if (count)
         LAUNCH_BLOCK(sum_words, (unsigned)(blocks < most ? blocks : most), SUM_THREADS, stream,
-                     (uint64_t)block << 40, count, (const uint32_t *)words, (unsigned long long *)sum);
+                     (uint64_t)block << 40, count, (const uint32_t *)words,
+                     (unsigned long long *)sum);
 }
 
 /* ---- QSGD ------------------------------------------------------------------------------------ */

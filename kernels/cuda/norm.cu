@@ -1,8 +1,8 @@
 /* norm.cu: batch norm over NHWC; see cuda_kernels.h.
  *
- * Sums run in two stages: a block sums some rows of 32 channels in double precision, then a thread a
- * channel adds the blocks' sums in order. Double keeps sum-of-squares minus square-of-sum exact enough
- * (a float has 24 bits, their squares 48, a double 53). */
+ * Sums run in two stages: a block sums some rows of 32 channels in double precision, then a thread
+ * a channel adds the blocks' sums in order. Double keeps sum-of-squares minus square-of-sum exact
+ * enough (a float has 24 bits, their squares 48, a double 53). */
 #include "cuda/device.cuh"
 
 enum { CHANNELS = 32, LINES = 8, ROWS_EACH = 128 };
@@ -108,8 +108,8 @@ void cuda_norm_statistics(void *stream, element t, const step_args *a, norm_shap
 {
     unsigned splits = splits_of(s);
     BY_ELEMENT(t, LAUNCH_BLOCK(partial_sums<T>, dim3(channel_blocks(s.c), splits),
-                               dim3(CHANNELS, LINES), stream, a, s, (const T *)x, (const T *)nullptr,
-                               nullptr, (const T *)nullptr, scratch));
+                               dim3(CHANNELS, LINES), stream, a, s, (const T *)x,
+                               (const T *)nullptr, nullptr, (const T *)nullptr, scratch));
     LAUNCH(finish_forward, blocks_for((size_t)s.c), THREADS, stream, a, s, splits, scratch, saved,
            running_mean, running_var, counter);
 }
@@ -152,8 +152,8 @@ static __global__ void apply(const step_args *a, norm_shape s, size_t count, con
 }
 
 void cuda_norm_apply(void *stream, element t, const step_args *a, norm_shape s, const void *x,
-                     const float *saved, const float *w, const float *b, const void *also, bool relu,
-                     void *y)
+                     const float *saved, const float *w, const float *b, const void *also,
+                     bool relu, void *y)
 {
     size_t count = (size_t)s.n * (size_t)s.hw * (size_t)s.c;
     BY_ELEMENT(t, LAUNCH(apply<T>, blocks_for(count), THREADS, stream, a, s, count, (const T *)x,

@@ -1,43 +1,15 @@
-/* optim.cu: the optimizers over the one parameter block, a kernel each; kernels/optim.h has the
- * formulas. */
-#include "cuda/device.cuh"
+/* optim.cu: the optimizers over the one parameter block, as one kernel; see cuda_kernels.h. */
+#include "cuda/optim.cuh"
 
-static __global__ void sgd(const step_args *a, optim_args o, size_t n, float *w, const float *g,
-                           float *b)
+static __global__ void optimize(optim_block b)
 {
-    float lr = a->lr, kept = a->kept, fresh = a->fresh;
-    FOR_EACH(i, n)
-    {
-        float d = g[i] + o.decay * w[i];
-        if (o.has_momentum) {
-            float moved = kept * b[i] + fresh * d;
-            b[i] = moved;
-            d = o.nesterov ? d + o.momentum * moved : moved;
-        }
-        w[i] -= lr * d;
-    }
+    const step_args now = numbers_of(b);
+    FOR_EACH(i, b.count)
+    take_step(b, now, i, b.g[i]);
 }
 
-static __global__ void adam(const step_args *a, optim_args o, size_t n, float *w, const float *g,
-                            float *m, float *v)
+void cuda_optim(void *stream, const optim_block *b)
 {
-    float rate = a->rate, root2 = a->root2, shrink = a->shrink;
-    FOR_EACH(i, n)
-    {
-        float d = g[i] + o.decay * w[i];
-        float mean = m[i] + o.fresh1 * (d - m[i]);
-        float square = o.beta2 * v[i] + o.fresh2 * d * d;
-        m[i] = mean;
-        v[i] = square;
-        w[i] = w[i] * shrink - rate * mean / (sqrtf(square) / root2 + o.eps);
-    }
-}
-
-void cuda_optim(void *stream, const step_args *a, optim_args o, size_t n, float *w, const float *g,
-                float *state, size_t stride)
-{
-    if (o.adam)
-        LAUNCH(adam, blocks_for(n), THREADS, stream, a, o, n, w, g, state, state + stride);
-    else
-        LAUNCH(sgd, blocks_for(n), THREADS, stream, a, o, n, w, g, state);
+    optim_block all = *b;
+    LAUNCH(optimize, blocks_for(all.count), THREADS, stream, all);
 }

@@ -152,8 +152,8 @@ static __global__ void pair_backward(bool multiply, bool broadcast, size_t count
     }
 }
 
-void cuda_pair_backward(void *stream, element t, bool multiply, bool other_broadcast, int cap, int C,
-                        int HW, const void *other, const void *dy, void *dx, bool add)
+void cuda_pair_backward(void *stream, element t, bool multiply, bool other_broadcast, int cap,
+                        int C, int HW, const void *other, const void *dy, void *dx, bool add)
 {
     size_t count = (size_t)cap * (size_t)C * (size_t)HW;
     BY_ELEMENT(t, LAUNCH(pair_backward<T>, blocks_for(count), THREADS, stream, multiply,
@@ -214,7 +214,8 @@ static __global__ void part_backward(size_t count, int part, int C, int at, cons
     FOR_EACH(i, count)
     {
         divided row = divide(i, part);
-        put_or_add(&dx[i], to_float(dy[(size_t)row.times * (size_t)C + (size_t)at + row.rest]), add);
+        put_or_add(&dx[i], to_float(dy[(size_t)row.times * (size_t)C + (size_t)at + row.rest]),
+                   add);
     }
 }
 

@@ -6,7 +6,8 @@ typedef struct span {
     int from, to, counted;
 } span;
 
-static __device__ span window_span(int p, int kernel, int stride, int pad, int extent, int count_pad)
+static __device__ span window_span(int p, int kernel, int stride, int pad, int extent,
+                                   int count_pad)
 {
     span v;
     v.from = p * stride - pad;
@@ -67,7 +68,8 @@ typedef struct cell {
 
 static __device__ cell cell_of(size_t i, int C, int H, int W)
 {
-    divided channel = divide(i, C), column = divide(channel.times, W), row = divide(column.times, H);
+    divided channel = divide(i, C), column = divide(channel.times, W),
+            row = divide(column.times, H);
     cell at;
     at.c = (int)channel.rest;
     at.w = (int)column.rest;
@@ -204,7 +206,8 @@ static __global__ void avg_backward(pool_shape s, size_t count, const T *dy, T *
     }
 }
 
-void cuda_avg_pool_backward(void *stream, element t, pool_shape s, const void *dy, void *dx, bool add)
+void cuda_avg_pool_backward(void *stream, element t, pool_shape s, const void *dy, void *dx,
+                            bool add)
 {
     size_t count = inputs(s);
     BY_ELEMENT(t, LAUNCH(avg_backward<T>, blocks_for(count), THREADS, stream, s, count,

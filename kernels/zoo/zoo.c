@@ -9,21 +9,26 @@
 
 static const zoo_model models[] = {
     {"lenet5", "LeNet-5 with ReLU and max pooling", zoo_lenet5, 1, 28, 28, 10, 61706, false},
-    {"mlp", "multi-layer perceptron, 256 and 128 hidden units", zoo_mlp, 1, 28, 28, 10, 235146, false},
+    {"mlp", "multi-layer perceptron, 256 and 128 hidden units", zoo_mlp, 1, 28, 28, 10, 235146,
+     false},
     {"resnet18", "ResNet-18 (torchvision)", zoo_resnet18, 3, 224, 224, 1000, 11689512, true},
     {"resnet34", "ResNet-34 (torchvision)", zoo_resnet34, 3, 224, 224, 1000, 21797672, true},
     {"resnet50", "ResNet-50 (torchvision)", zoo_resnet50, 3, 224, 224, 1000, 25557032, true},
     {"vgg11", "VGG-11 (torchvision)", zoo_vgg11, 3, 224, 224, 1000, 132863336, true},
-    {"vgg11_bn", "VGG-11 with batch norm (torchvision)", zoo_vgg11_bn, 3, 224, 224, 1000,
-     132868840, true},
-    {"squeezenet1_1", "SqueezeNet 1.1 (torchvision)", zoo_squeezenet1_1, 3, 224, 224, 1000,
-     1235496, true},
+    {"vgg11_bn", "VGG-11 with batch norm (torchvision)", zoo_vgg11_bn, 3, 224, 224, 1000, 132868840,
+     true},
+    {"squeezenet1_1", "SqueezeNet 1.1 (torchvision)", zoo_squeezenet1_1, 3, 224, 224, 1000, 1235496,
+     true},
     {"mobilenet_v3_small", "MobileNetV3-Small (torchvision)", zoo_mobilenet_v3_small, 3, 224, 224,
      1000, 2542856, true},
-    {"densenet121", "DenseNet-121 (torchvision)", zoo_densenet121, 3, 224, 224, 1000, 7978856, true},
-    {"resnet20", "ResNet-20 for CIFAR (He et al. 2015)", zoo_resnet20, 3, 32, 32, 10, 269722, false},
-    {"resnet32", "ResNet-32 for CIFAR (He et al. 2015)", zoo_resnet32, 3, 32, 32, 10, 464154, false},
-    {"resnet56", "ResNet-56 for CIFAR (He et al. 2015)", zoo_resnet56, 3, 32, 32, 10, 853018, false},
+    {"densenet121", "DenseNet-121 (torchvision)", zoo_densenet121, 3, 224, 224, 1000, 7978856,
+     true},
+    {"resnet20", "ResNet-20 for CIFAR (He et al. 2015)", zoo_resnet20, 3, 32, 32, 10, 269722,
+     false},
+    {"resnet32", "ResNet-32 for CIFAR (He et al. 2015)", zoo_resnet32, 3, 32, 32, 10, 464154,
+     false},
+    {"resnet56", "ResNet-56 for CIFAR (He et al. 2015)", zoo_resnet56, 3, 32, 32, 10, 853018,
+     false},
 };
 
 const zoo_model *zoo_at(int index)
@@ -133,8 +138,8 @@ static int take_option(const zoo_model *z, const char *option, zoo_options *o, e
 {
     static const char stem[] = "stem=";
     if (strncmp(option, stem, sizeof stem - 1) != 0)
-        return err_set(e, ERR_INVALID, "model option '%.40s' is unknown; stem=cifar and stem=imagenet are",
-                       option);
+        return err_set(e, ERR_INVALID,
+                       "model option '%.40s' is unknown; stem=cifar and stem=imagenet are", option);
     if (zoo_stem_parse(option + sizeof stem - 1, &o->stem, e) != 0)
         return -1;
     if (o->stem != ZOO_STEM_AUTO && !z->stems)

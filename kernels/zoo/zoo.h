@@ -36,8 +36,9 @@ enum { ZOO_TEXT_BYTES = 64 }; /* of a model's text with its options */
 const zoo_model *zoo_at(int index);
 /* The model of that name, or NULL with ERR_NOT_FOUND, and the nearest names in the message. */
 const zoo_model *zoo_find(const char *name, err *e);
-/* A model as text: "resnet34", "resnet34,stem=imagenet". Fills *o and returns the model, or NULL with
- * zoo_find's error, or ERR_INVALID: an unknown option or stem, a stem for a model that has but one. */
+/* A model as text: "resnet34", "resnet34,stem=imagenet". Fills *o and returns the model, or NULL
+ * with zoo_find's error, or ERR_INVALID: an unknown option or stem, a stem for a model that has but
+ * one. */
 const zoo_model *zoo_parse(const char *text, zoo_options *o, err *e);
 /* "cifar", "imagenet", "auto". */
 int zoo_stem_parse(const char *text, zoo_stem *out, err *e);

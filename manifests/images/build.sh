@@ -1,6 +1,6 @@
 #!/bin/bash
 # Builds the images with docker, podman or buildah, whichever works here: build.sh [IMAGE...]
-# Settings: ENGINE; BASE, BASE_CUDA (base images; BASE must have the C library of the build's, which is BASE too);
+# Settings: ENGINE; BASE (base image, with the C library of the build's, which is BASE too);
 # PREFIX and TAG of the names (localhost/ and the version); JOBS; OUT, a folder that gets NAME.tar of each; LAYERS=1:
 # buildah keeps what each step gave, for the next time; PREBUILT, a folder that make built the programs in on this
 # machine, where it runs the distribution that BASE is: nothing is compiled then.
@@ -51,9 +51,15 @@ trap 'rm -rf "$context"' EXIT
     manifests/images | while read -r f; do [ ! -e "$f" ] || printf '%s\0' "$f"; done | tar -c --null -T -) | tar -x -C "$context"
 
 files=$root/manifests/images
+cuda=
+case " ${images[*]} " in *" function-cuda "*) cuda=1 ;; esac
+if [ -n "$cuda" ] && [ ! -e "${PREBUILT:-/none}/lib/kubeml-cuda.so" ]; then
+    echo "images: function-cuda takes the CUDA engine from this machine: make CUDA=1, and PREBUILT=build/release" >&2
+    exit 1
+fi
 if [ -n "$PREBUILT" ]; then
     collected=$context/collected
-    sh "$files/collect.sh" "$(realpath "$PREBUILT")" "$root" "$collected"
+    CUDA=$cuda sh "$files/collect.sh" "$(realpath "$PREBUILT")" "$root" "$collected"
     printf 'FROM scratch\nCOPY . /\n' >"$context/Containerfile"
     build "${PREFIX}kubeml-build:$TAG" -f "$context/Containerfile" "$collected"
 else
@@ -61,7 +67,6 @@ else
 fi
 for image in "${images[@]}"; do
     base=$BASE
-    [ "$image" != function-cuda ] || base=${BASE_CUDA:-}
     build "${PREFIX}kubeml-$image:$TAG" ${base:+--build-arg "BASE=$base"} --build-arg "VERSION=$TAG" \
         --build-arg "BUILD=${PREFIX}kubeml-build:$TAG" -f "$files/$image.Containerfile" "$files"
     if [ -n "$OUT" ]; then

@@ -2,7 +2,8 @@
 # Lays out /image/NAME, the files that image NAME adds to its base: programs, and the closure of libraries that they
 # load but for the C library, which the base has. Libraries are copied as the distribution built them, so that the
 # base may be any image with the same C library, with or without a package manager.
-# collect.sh [BUILT [SOURCE [DESTINATION]]]: where the programs were built, what from, and what stands for /.
+# collect.sh [BUILT [SOURCE [DESTINATION]]]: where the programs were built, what from, and what stands for /. CUDA=1:
+# function-cuda too.
 set -eu
 out=${1:-/out} src=${2:-/src} to=${3:-}
 programs=/usr/lib/kubeml # programs find each other, the module and the SDK from their own folder
@@ -45,6 +46,22 @@ put ps "$(command -v redis-server)" /usr/bin/redis-server
 
 base function
 put function "$out"/bin/kubeml-function $programs/bin/kubeml-function
+
+# The CUDA engine, where it is asked for, and NVIDIA's libraries beside it, where it looks first: cuDNN loads its parts itself, and
+# cuBLAS with them, and the engine NCCL. Parts that compile at run time are left out: the engine takes none of their ways.
+if [ -n "${CUDA:-}" ]; then
+    base function-cuda
+    put function-cuda "$out"/bin/kubeml-function $programs/bin/kubeml-function
+    mkdir -p "$to/image/function-cuda$programs/lib"
+    install -m 0755 "$out"/lib/kubeml-cuda.so "$to/image/function-cuda$programs/lib/"
+    strip --strip-unneeded "$to/image/function-cuda$programs/lib/kubeml-cuda.so"
+    nvidia=$(dirname "$(ldd "$out"/lib/kubeml-cuda.so | grep -o '/[^ )]*/libcudart\.so\.[0-9]*')")
+    for library in libcudart libcublas libcublasLt libcudnn libcudnn_ops libcudnn_cnn libcudnn_graph libcudnn_heuristic \
+        libcudnn_engines_precompiled libnccl; do
+        found=$(ls "$nvidia/$library".so.* | head -1)
+        install -m 0755 "$(readlink -f "$found")" "$to/image/function-cuda$programs/lib/$(basename "$found")"
+    done
+fi
 
 put cli "$out"/bin/kubeml /usr/bin/kubeml
 

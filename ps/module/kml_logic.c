@@ -391,15 +391,15 @@ int logic_write(logic_job *j, int argc, const logic_arg *argv, err *e)
     int64_t epoch, round, chunk;
     int function, incarnation;
     publication *p = NULL;
-    if (arg_count(argc, 6, "WRITE", e) || arg_i64(&argv[0], "epoch", &epoch, e) ||
-        arg_i64(&argv[1], "round", &round, e) ||
-        arg_int(&argv[2], "function", 0, LOGIC_FUNCTIONS_MAX - 1, &function, e) ||
-        arg_int(&argv[3], "incarnation", 0, INT_MAX, &incarnation, e) ||
-        arg_range(&argv[4], "chunk", 0, (int64_t)all_chunks(j->shape) - 1, &chunk, e) ||
+    if (arg_count(argc, 6, "WRITE", e) || arg_i64(&argv[1], "epoch", &epoch, e) ||
+        arg_i64(&argv[2], "round", &round, e) ||
+        arg_int(&argv[3], "function", 0, LOGIC_FUNCTIONS_MAX - 1, &function, e) ||
+        arg_int(&argv[4], "incarnation", 0, INT_MAX, &incarnation, e) ||
+        arg_range(&argv[5], "chunk", 0, (int64_t)all_chunks(j->shape) - 1, &chunk, e) ||
         check_round(j, epoch, round, e) || check_not_merging(j, e) ||
         entry_for(j, function, incarnation, &p, e))
         return -1;
-    if (write_chunk(j, p, (size_t)chunk, &argv[5], e))
+    if (write_chunk(j, p, (size_t)chunk, &argv[0], e))
         return err_wrap(e, "function %d", function);
     return 0;
 }

@@ -75,7 +75,7 @@ typedef struct logic_merge logic_merge;
 int logic_create(const logic_host *host, int argc, const logic_arg *argv, logic_job **out, err *e);
 void logic_free(logic_job *j); /* a merge in progress keeps it until its commit, which then fails */
 
-/* WRITE epoch round function incarnation chunk bytes: stages one chunk (floats' first). */
+/* WRITE bytes epoch round function incarnation chunk: stages one chunk (floats' first). */
 int logic_write(logic_job *j, int argc, const logic_arg *argv, err *e);
 /* PUBLISH epoch round version function incarnation samples checksum layout_digest slot
  * slot -1: what was staged. */

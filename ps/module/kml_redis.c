@@ -17,7 +17,7 @@
 #include "kml_logic.h"
 #include "redismodule_api.h"
 
-enum { MODULE_VERSION = 1, ARGUMENTS_MAX = 16 + 3 * LOGIC_FUNCTIONS_MAX, ERROR_BYTES = 320 };
+enum { MODULE_VERSION = 2, ARGUMENTS_MAX = 16 + 3 * LOGIC_FUNCTIONS_MAX, ERROR_BYTES = 320 };
 
 static RedisModuleType *job_type;
 static char segment_dir[256];

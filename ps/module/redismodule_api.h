@@ -1,8 +1,9 @@
 /* redismodule_api.h: the part of the Redis module API that the module uses, declared after Redis's
- * documentation of the API (https://redis.io/docs/latest/develop/reference/modules/modules-api-ref/).
+ * documentation of the API
+ * (https://redis.io/docs/latest/develop/reference/modules/modules-api-ref/).
  *
- * Redis hands a module no symbols to link with: the first word of the context given to OnLoad is the
- * function GetApi, which fills in the rest by name (redismodule_api_load). */
+ * Redis hands a module no symbols to link with: the first word of the context given to OnLoad is
+ * the function GetApi, which fills in the rest by name (redismodule_api_load). */
 #ifndef KUBEML_REDISMODULE_API_H
 #define KUBEML_REDISMODULE_API_H
 

@@ -1,9 +1,12 @@
-/* bench_engine.c: one model on the engine, timed on request; bench_engine.py drives it beside PyTorch.
+/* bench_engine.c: one model on the engine, timed on request; bench_engine.py drives it beside
+ * PyTorch.
  *
  *   bench_engine MODEL BATCH THREADS [BACKEND [bf16]]
  *
- * Reads "train K" or "infer K" from stdin, does K steps, and writes the seconds they took by the wall
- * clock and of CPU time; "choices" writes the algorithm table. The batch is made of fixed pseudo-random floats. */
+ * MODEL: of the zoo, a LeNet of the table below, or conv:CHANNELS:SIDE:KERNEL:LAYERS, a chain of
+ * like convolutions. Reads "train K" or "infer K" from stdin, does K steps, and writes the seconds
+ * they took by the wall clock and of CPU time; "choices" writes the algorithm table. The batch is
+ * made of fixed pseudo-random floats. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,12 +34,28 @@ static const bench_model models[] = {
 static int build_lenet(graph *g, int x, int outputs, void *user)
 {
     const bench_model *b = user;
-    x = graph_conv2d(g, x, (conv2d_options){.filters = b->first, .kernel = b->kernel, .padding = b->pad});
+    x = graph_conv2d(g, x,
+                     (conv2d_options){.filters = b->first, .kernel = b->kernel, .padding = b->pad});
     x = graph_max_pool2d(g, graph_relu(g, x), (pool_options){.kernel = 2});
     x = graph_conv2d(g, x, (conv2d_options){.filters = b->second, .kernel = b->kernel});
     x = graph_max_pool2d(g, graph_relu(g, x), (pool_options){.kernel = 2});
     x = graph_relu(g, graph_linear(g, graph_flatten(g, x), 120, (linear_options){0}));
     x = graph_relu(g, graph_linear(g, x, 84, (linear_options){0}));
+    return graph_linear(g, x, outputs, (linear_options){0});
+}
+
+typedef struct chain {
+    int channels, side, kernel, layers;
+} chain;
+
+static int build_chain(graph *g, int x, int outputs, void *user)
+{
+    const chain *c = user;
+    for (int i = 0; i < c->layers; i++)
+        x = graph_conv2d(g, x,
+                         (conv2d_options){.filters = c->channels, .kernel = c->kernel,
+                                          .padding = c->kernel / 2, .no_bias = true});
+    x = graph_flatten(g, graph_adaptive_avg_pool2d(g, x, 1, 1));
     return graph_linear(g, x, outputs, (linear_options){0});
 }
 
@@ -53,6 +72,12 @@ static int configure(const char *name, engine_config *c, err *e)
             continue;
         c->build = build_lenet, c->user = (void *)(uintptr_t)&models[i];
         c->input = models[i].input, c->outputs = 10;
+        return 0;
+    }
+    static chain h; /* read until the engine is compiled */
+    if (sscanf(name, "conv:%d:%d:%d:%d", &h.channels, &h.side, &h.kernel, &h.layers) == 4) {
+        c->build = build_chain, c->user = &h;
+        c->input = (shape){3, h.channels, h.side, h.side}, c->outputs = 10;
         return 0;
     }
     const zoo_model *z = zoo_find(name, e);
@@ -106,15 +131,16 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_engine MODEL BATCH THREADS [BACKEND [bf16]]\n");
         return 2;
     }
-    engine_config c = {.batch = (int)strtol(argv[2], NULL, 10),
-                       .threads = (int)strtol(argv[3], NULL, 10),
-                       .backend = argc > 4 ? argv[4] : NULL,
-                       .precision = argc > 5 && strcmp(argv[5], "bf16") == 0 ? PRECISION_BF16 : PRECISION_FP32,
-                       .optim = {.kind = OPTIM_SGD, .momentum = 0.9}};
+    engine_config c = {
+        .batch = (int)strtol(argv[2], NULL, 10), .threads = (int)strtol(argv[3], NULL, 10),
+        .backend = argc > 4 ? argv[4] : NULL,
+        .precision = argc > 5 && strcmp(argv[5], "bf16") == 0 ? PRECISION_BF16 : PRECISION_FP32,
+        .optim = {.kind = OPTIM_SGD, .momentum = 0.9}};
     if (configure(argv[1], &c, &e) != 0 || engine_compile(&c, &m, &e) != 0)
         return fail(&e);
     size_t count = (size_t)c.batch * shape_count(c.input);
-    float *x = malloc(count * sizeof *x), *logits = malloc((size_t)c.batch * (size_t)c.outputs * sizeof *x);
+    float *x = malloc(count * sizeof *x),
+          *logits = malloc((size_t)c.batch * (size_t)c.outputs * sizeof *x);
     int32_t *labels = malloc((size_t)c.batch * sizeof *labels);
     if (!x || !logits || !labels)
         return 1;

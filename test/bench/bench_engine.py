@@ -14,6 +14,9 @@ By default a speed is by the clock, which means something on a quiet machine alo
 the process' CPU seconds instead: with other work on the machine, ratios of one thread stay comparable;
 what two threads gain is not in it.
 
+The one batch is soon learnt by heart, which leaves PyTorch's momentum denormal; x86 is slow at that, and few
+batches of real data make any. PyTorch is told to flush them to zero, as ours does by itself.
+
 --precision bf16: ours in bf16 beside PyTorch's autocast to bfloat16.
 
 Runs under a Python that has PyTorch and torchvision (the make target bench-engine sets one up). --floor
@@ -22,7 +25,6 @@ exits 1 when a ratio is under the project's promise for that case.
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import time
 
@@ -30,6 +32,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import torch
 from torch import nn
 
+from program import Program
 from torch_models import flops_of, model_of
 
 # What is promised for training and for inference, and at which batches: the smallest ratio.
@@ -41,6 +44,7 @@ INFER = {"lenet": 2.5, "resnet18": 1.6, "resnet34": 1.6, "vgg11": 1.5, "squeezen
          "mobilenet_v3_small": 2.0, "densenet121": 1.3}
 BF16 = {"resnet34": 1.05}  # training beside autocast
 MODES = ("eager", "channels_last", "compile")
+torch.set_flush_denormal(True)  # before PyTorch starts threads, which take it over
 
 
 class Torch:
@@ -78,24 +82,6 @@ class Torch:
         return self.clock() - begin
 
 
-class Engine:
-    def __init__(self, name, batch, threads, what, options):
-        self.column = 1 if options.cpu_time else 0
-        program = os.path.join(os.environ.get("BUILD", "build/release"), "bench/bench_engine")
-        self.what = what
-        self.child = subprocess.Popen([program, name, str(batch), str(threads), "cpu", options.precision], text=True,
-                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def run(self, steps):
-        self.child.stdin.write(f"{self.what} {steps}\n")
-        self.child.stdin.flush()
-        return float(self.child.stdout.readline().split()[self.column])
-
-    def close(self):
-        self.child.stdin.close()
-        self.child.wait()
-
-
 def measure(contestant, batch, seconds):
     """Samples a second over about that many seconds."""
     if not hasattr(contestant, "steps"):
@@ -107,7 +93,7 @@ def measure(contestant, batch, seconds):
 
 def compare(name, batch, threads, what, options):
     torch.set_num_threads(threads)
-    ours = Engine(name, batch, threads, what, options)
+    ours = Program(["bench_engine", name, batch, threads, "cpu", options.precision], what, options.cpu_time)
     rivals = {mode: Torch(name, batch, what, mode, options) for mode in options.modes}
     speeds = {mode: [] for mode in ["ours", *rivals]}
     for _ in range(options.rounds):

@@ -2,10 +2,11 @@
  *
  * usage: bench_epoch LOCATOR PARALLELISM BATCH EPOCHS
  *
- * Forks PARALLELISM processes of one thread. Each takes the share that deal.h deals it, in the job's
- * order, from samples that lie in memory, trains LeNet-5 on every batch and then evaluates its share of
- * the test set; all wait for each other after each epoch, as a job's functions do. No store, no model
- * store, no merge. Prints the seconds of every epoch but the first, which warms the caches. */
+ * Forks PARALLELISM processes of one thread. Each takes the share that deal.h deals it, in the
+ * job's order, from samples that lie in memory, trains LeNet-5 on every batch and then evaluates
+ * its share of the test set; all wait for each other after each epoch, as a job's functions do. No
+ * store, no model store, no merge. Prints the seconds of every epoch but the first, which warms the
+ * caches. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -113,9 +114,13 @@ static void open_bench(bench *b, const char *locator)
     b->info = dataset_get_info(b->data);
     view_all(b, DATASET_TRAIN);
     view_all(b, DATASET_TEST);
-    engine_config c = {.build = zoo->build, .user = &options,
-                       .input = {3, (int)b->info->channels, (int)b->info->height, (int)b->info->width},
-                       .outputs = (int)b->info->classes, .batch = b->batch, .threads = 1,
+    engine_config c = {.build = zoo->build,
+                       .user = &options,
+                       .input =
+                           {3, (int)b->info->channels, (int)b->info->height, (int)b->info->width},
+                       .outputs = (int)b->info->classes,
+                       .batch = b->batch,
+                       .threads = 1,
                        .optim = optim_default(OPTIM_SGD)};
     c.optim.momentum = 0.9;
     c.optim.weight_decay = 1e-4;

@@ -8,39 +8,19 @@ with the same number of steps; a round's gain is the steps a second of both toge
 (the mean of the two when each was alone). The bar is 1.8, on two cores with nothing else running. --floor: status 1 under it.
 """
 import argparse
-import os
-import pathlib
 import statistics
-import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-PROGRAM = ROOT / os.environ.get("BUILD", "build/release") / "bench/bench_engine"
+from program import Program
+
 GOAL = 1.8
-
-
-class Function:
-    def __init__(self, batch):
-        self.child = subprocess.Popen([PROGRAM, "lenet", str(batch), "1"], text=True, stdin=subprocess.PIPE,
-                                      stdout=subprocess.PIPE)
-
-    def begin(self, steps):
-        self.child.stdin.write(f"train {steps}\n")
-        self.child.stdin.flush()
-
-    def seconds(self):
-        return float(self.child.stdout.readline().split()[0])
-
-    def close(self):
-        self.child.stdin.close()
-        self.child.wait()
 
 
 def speeds(functions, steps):
     """Steps a second of each, all running at once."""
     for f in functions:
-        f.begin(steps)
-    return [steps / f.seconds() for f in functions]
+        f.begin(f"train {steps}")
+    return [steps / f.seconds(f.answer()) for f in functions]
 
 
 def main():
@@ -50,7 +30,7 @@ def main():
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--floor", action="store_true", help="exit 1 under the bar")
     options = parser.parse_args()
-    pair = [Function(options.batch) for _ in range(2)]
+    pair = [Program(["bench_engine", "lenet", options.batch, 1]) for _ in range(2)]
     steps = max(1, int(min(speeds(pair[:1], 500)) * options.seconds))
     gains, alone = [], []
     for _ in range(options.rounds):

@@ -1,10 +1,10 @@
 /* bench_mongo.c: how fast a function reads a dataset out of MongoDB, beside what the driver alone
  * reaches on the same documents: bench_mongo URI [MIB [ROUNDS]].
  *
- * The driver alone: one cursor over all chunks in their order, every document looked at and its bytes
- * summed. A function: dataset_open, dataset_prefetch of its share, dataset_view of each chunk (which
- * verifies its checksum) and the same sum. Both in turn, each round with a reader that has nothing
- * yet; the best round of each counts. Exits 1 when the ratio is below 0.8. */
+ * The driver alone: one cursor over all chunks in their order, every document looked at and its
+ * bytes summed. A function: dataset_open, dataset_prefetch of its share, dataset_view of each chunk
+ * (which verifies its checksum) and the same sum. Both in turn, each round with a reader that has
+ * nothing yet; the best round of each counts. Exits 1 when the ratio is below 0.8. */
 #include <mongoc/mongoc.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -169,8 +169,9 @@ int main(int argc, char **argv)
     qsort(ours, (size_t)rounds, sizeof *ours, by_value);
     rate_alone = (double)bytes_alone / alone[0] / (1 << 20);
     rate_ours = (double)bytes_ours / ours[0] / (1 << 20);
-    printf("%s: %llu MiB, best of %d rounds: driver alone %.0f MiB/s, a function %.0f MiB/s, ratio %.2f\n",
-           where, (unsigned long long)mib, rounds, rate_alone, rate_ours, rate_ours / rate_alone);
+    printf(
+        "%s: %llu MiB, best of %d rounds: driver alone %.0f MiB/s, a function %.0f MiB/s, ratio %.2f\n",
+        where, (unsigned long long)mib, rounds, rate_alone, rate_ours, rate_ours / rate_alone);
     must(store_drop(s, &e), &e);
     store_close(s);
     return rate_ours / rate_alone >= 0.8 ? 0 : 1;

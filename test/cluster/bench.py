@@ -20,6 +20,7 @@ from cluster import HERE, harness, until
 
 JOBS = int(os.environ.get("BENCH_JOBS", "20"))
 TIMES = int(os.environ.get("BENCH_TIMES", "3"))
+SAID = {"says": "the job says it", "asked": "its pods are replaced", "trains": "it trains again"}
 
 
 def row(name, values):
@@ -51,28 +52,11 @@ def start():
             row(name, [one[name] for one in phases])
 
 
-def leads_elsewhere(p):
-    """The leader stands on the node that stays."""
-    def elsewhere():
-        leader = p.leader()
-        if leader and release.ready(leader) and leader["spec"]["nodeName"] != test_nodes.LOST:
-            return leader
-        if leader and leader["spec"].get("nodeName") == test_nodes.LOST:
-            cluster.kubectl("delete", "pod", "-n", p.ns, leader["metadata"]["name"])
-        return None
-    return until(elsewhere, 90, every=0.5, message="the leader stays on the node")
-
-
 def lose(p):
-    """{what: ms} of one loss, and what of the job was lost."""
+    """{what: ms} of one loss, what of the job was lost, and the reason that it gives."""
     test_nodes.on_both(p, (4, 1))
-    leader = leads_elsewhere(p)
-    forward = release.Forward(p.ns, "pod/" + leader["metadata"]["name"])
-    p.url, url = forward.url, p.url
-    os.environ.update(p.environment())
-    found = {}
-    try:
-        until(p.leader_is_ready, 30)
+    found, reason = {}, "nothing"
+    with test_nodes.through_the_leader(p):
         job = p.train(**test_nodes.OPTIONS, epochs=100000)
         until(lambda: p.task(job)["epoch"] >= 1, 60)
         pods = p.pods(job=job)
@@ -87,20 +71,17 @@ def lose(p):
             # What was on its way when the power went still counts as before.
             before = task["epoch"] if now < 500 else before
             raised = [c for c in task["conditions"] if c["status"] == "True"]
-            if raised and not found:
-                found.setdefault(f"the job says it ({raised[0]['reason']})", now)
-            if "asked" not in found and not lost & {pod["name"] for pod in p.pods(job=job)}:
+            if raised and "says" not in found:
+                found["says"] = now
+                reason = raised[0]["reason"]
+            if "says" in found and "asked" not in found and not lost & {pod["name"] for pod in p.pods(job=job)}:
                 found["asked"] = now
             if "asked" in found and task["epoch"] > before + 1:
                 found["trains"] = now
         power.wait()
         p.delete(f"/tasks/{job}")
-    finally:
-        p.url = url
-        os.environ.update(p.environment())
-        forward.close()
     roles = sorted(pod["role"] for pod in pods if pod["name"] in lost)
-    return found, roles
+    return found, roles, reason
 
 
 def node():
@@ -108,10 +89,9 @@ def node():
         print("\na node of two loses its power while a job with 4 functions trains")
         for _ in range(TIMES):
             try:
-                found, roles = lose(p)
-                print(f"lost {', '.join(roles)}: " + "; ".join(f"{what} {ms:.0f} ms" for what, ms in (
-                    (k.replace("asked", "its pods are replaced").replace("trains", "it trains again"), v)
-                    for k, v in found.items())))
+                found, roles, reason = lose(p)
+                print(f"lost {', '.join(roles)}: " + "; ".join(f"{SAID[what]} {ms:.0f} ms" for what, ms in found.items())
+                      + f" ({reason})")
             finally:
                 test_nodes.back()
             # A controller that has lost pods on a node uses the others for two minutes.

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Ends the cluster; or, with N, node N alone, as a machine that loses its power. No process, mount, interface or
-# control group is left.
+# Ends the cluster; or, with N, node N alone, as a machine that loses its power: of its last words none gets out. No
+# process, mount, interface or control group is left.
 set -u
 . "$(dirname "$0")/env.sh"
 
@@ -20,6 +20,8 @@ end() {
 }
 
 if [ $# = 1 ]; then
+    read -r _ first <"$state/node0.ns"
+    nsenter -t "$first" --net ip link del "w$1" # both ends of it
     end "$1"
     exit
 fi

@@ -24,6 +24,7 @@ OTHERWISE = {
     "function.image": "own-function", "function.scratchSize": "3Gi", "function.runtimeClassName": "nvidia",
     "function.env": [{"name": "A", "value": "b"}], "ps.image": "own-ps", "ps.scratchSize": "1Gi",
     "gpu.enabled": True, "gpu.resource": "nvidia.com/gpu.shared", "gpu.count": 2, "gpu.countNodes": True,
+    "gpu.rankPorts.first": 40000, "gpu.rankPorts.last": 60999,
     "gpu.sharing.configMap": True, "gpu.sharing.strategy": "mps", "gpu.sharing.replicas": 8, "gpu.sharing.rename": True,
     "mongodb.uri": "mongodb://u:p@db.example/kubeml", "mongodb.existingSecret": "store",
     "mongodb.egress": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "mongodb.port": 27018,
@@ -42,7 +43,8 @@ OTHERWISE = {
 PLACES = {"nodeSelector": {"disk": "fast"}, "tolerations": [{"key": "gpu", "operator": "Exists"}],
           "affinity": {"nodeAffinity": {}}, "requests": {"cpu": "50m"}, "limits": {"memory": "3Gi"}}
 # Values that show only beside another one.
-BESIDE = {"gpu.resource": "gpu.enabled", "gpu.count": "gpu.enabled", "mongodb.egress": "mongodb.uri",
+BESIDE = {"gpu.resource": "gpu.enabled", "gpu.count": "gpu.enabled",
+          "gpu.rankPorts.first": "gpu.enabled", "gpu.rankPorts.last": "gpu.enabled", "mongodb.egress": "mongodb.uri",
           "mongodb.port": "mongodb.uri", "serviceMonitor.interval": "serviceMonitor.enabled",
           "serviceMonitor.labels": "serviceMonitor.enabled", "grafana.labels": "grafana.dashboard",
           **{f"gpu.sharing.{k}": "gpu.sharing.configMap" for k in ("strategy", "replicas", "rename")}}

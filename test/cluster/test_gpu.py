@@ -95,6 +95,11 @@ def slots_are_counted_on_the_nodes():
         until(lambda: p.ask_leader("/ready").json()["slots"] == 8, 60, every=2, message="a node that comes gives no slots")
 
 
+def free(p):
+    """The pods of the job before have ended, which takes longer than they are wanted."""
+    until(lambda: not release.pods_of(p.ns, "kubeml.dev/role=function,kubeml.dev/job"), 60, message="pods do not end")
+
+
 @case(limit=300, platform=False)
 def an_elastic_job_grows_as_far_as_there_are_gpus():
     """It has slots for eight functions and GPUs for four: it trains on with four, and says why there is no fifth."""
@@ -129,6 +134,55 @@ def an_elastic_job_grows_as_far_as_there_are_gpus():
         until(lambda: p.task(job)["epoch"] > before + 5, 25, message="it waits for a fifth each epoch")
         p.delete(f"/tasks/{job}")
         until(lambda: "gpu" not in status(), 30, message="an ended job has GPUs")
+
+        # One that asks for six begins with the four that there are GPUs for, one that must have six waits and says what for.
+        free(p)
+        job = p.train("paced", epochs=10000, default_parallelism=6, static_parallelism=False)
+        until(says_so, 60, every=0.1, message="it does not begin and say why: " + str(p.get(f"/tasks/{job}/explain")))
+        assert len(p.pods(job=job, role="function")) == 4, p.pods(job=job)
+        p.delete(f"/tasks/{job}")
+        free(p)
+        job = p.train("paced", epochs=1, default_parallelism=6)
+        until(lambda: RESOURCE in str(p.get(f"/tasks/{job}/explain")), 60, message="it does not say what it waits for: "
+              + str(p.get(f"/tasks/{job}/explain")))
+        assert p.task(job)["state"] == "starting", p.task(job)
+        p.delete(f"/tasks/{job}")
+
+
+def reaches(ns, pod, address, port):
+    """Nobody listens there: who is let through is refused by the pod itself, whom a policy stops hears nothing."""
+    done = kubectl("exec", "-n", ns, pod, "--", "timeout", "3", "bash", "-c", f": </dev/tcp/{address}/{port}", check=False)
+    return "refused" in done.stderr
+
+
+@case(limit=300, platform=False)
+def functions_that_are_ranks_reach_each_other_alone():
+    """What NCCL needs between the pods of a job with `merge: nccl`, and no more: the functions compute on CPUs here, and the
+    policy does not ask."""
+    with with_gpus() as settings, release.installed(**settings, **{"controller.slots": 8}) as p:
+        p.dataset()
+        p.post("/function/lenet", json={"model": "lenet5"})
+        ranks = p.train(epochs=5000, default_parallelism=2, static_parallelism=True, merge="nccl")
+        others = p.train(epochs=5000, default_parallelism=2, static_parallelism=True)
+        for job in (ranks, others):
+            until(lambda j=job: p.task(j)["epoch"] >= 1, 90)
+        a, b = p.pods(job=ranks, role="function")
+        c, d = p.pods(job=others, role="function")
+        ports = kubectl("exec", "-n", p.ns, a["name"], "--", "cat", "/proc/sys/net/ipv4/ip_local_port_range").stdout.split()
+        assert ports == ["50000", "59999"], ports
+        for here, there in ((a, b), (b, a)):
+            until(lambda h=here, t=there: reaches(p.ns, h["name"], t["address"], 50000), 30,
+                  message="the ranks do not reach each other")
+            assert reaches(p.ns, here["name"], there["address"], 59999)
+        for here, there, port in ((a, b, 10200), (a, b, 49999), (a, b, 60000), (a, c, 50000), (c, a, 50000), (c, d, 50000)):
+            assert not reaches(p.ns, here["name"], there["address"], port), (here["name"], there["name"], port)
+        names = [n["metadata"]["name"] for n in cluster.listed("networkpolicies", p.ns, f"kubeml.dev/job={ranks}")]
+        assert sum(n.endswith("-ranks") for n in names) == 1, names
+        assert not any(n["metadata"]["name"].endswith("-ranks")
+                       for n in cluster.listed("networkpolicies", p.ns, f"kubeml.dev/job={others}"))
+        p.delete(f"/tasks/{ranks}")
+        until(lambda: not cluster.listed("networkpolicies", p.ns, f"kubeml.dev/job={ranks}"), 90,
+              message="the policy outlives its job")
 
 
 harness.main(globals())

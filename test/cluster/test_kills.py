@@ -24,6 +24,16 @@ def restarts(pod):
     return sum(c["restartCount"] for c in pod["status"].get("containerStatuses", []))
 
 
+@case(limit=120, platform=False)
+def a_warm_function_ends_when_it_is_asked_to():
+    """It is the first process of its container, for which there is no default action."""
+    with release.shared() as p:
+        p.warm(4, 1)
+        pid = p.pods(role="function")[0]["pid"]
+        os.kill(pid, signal.SIGTERM)
+        until(lambda: not harness.alive(pid), 30, message="it goes on")
+
+
 @case(limit=480, platform=False)
 def leader_function_redis_and_ps_are_killed():
     with release.shared() as p:

@@ -1,5 +1,7 @@
-"""Two nodes: one is drained, comes back, and loses its power; the job goes on on the other."""
+"""Two nodes: one is drained, comes back, loses its power, and is cut off; the job goes on on the other."""
 import contextlib
+import os
+import pathlib
 import subprocess
 
 import cluster
@@ -51,7 +53,7 @@ def pair():
     for part in ("controller", "function", "ps"):
         settings |= {f"{part}.nodeSelector.pair": "yes", f"{part}.tolerations[0].key": "spare",
                      f"{part}.tolerations[0].operator": "Exists"}
-    with release.installed(**settings) as p:
+    with cluster.one_at_a_time("pair"), release.installed(**settings) as p:
         p.dataset()
         p.function()
         try:
@@ -92,6 +94,109 @@ def goes_on_without(p, job, seconds):
     until(lambda: p.task(job)["epoch"] > before or p.task(job)["state"] == "succeeded", 90, every=0.2,
           message="the job does not go on")
     assert p.task(job)["state"] != "succeeded", "the job was too short to be hit"
+
+
+def leads_elsewhere(p):
+    """The leader stands on the node that stays."""
+    def elsewhere():
+        leader = p.leader()
+        if leader and release.ready(leader) and leader["spec"]["nodeName"] != LOST:
+            return leader
+        if leader and leader["spec"].get("nodeName") == LOST:
+            kubectl("delete", "pod", "-n", p.ns, leader["metadata"]["name"])
+        return None
+    return until(elsewhere, 90, every=0.5, message="the leader stays on the node")
+
+
+@contextlib.contextmanager
+def through_the_leader(p):
+    """The platform is talked to through the pod that leads, which is on the node that stays."""
+    forward, url = release.Forward(p.ns, "pod/" + leads_elsewhere(p)["metadata"]["name"]), p.url
+    p.url = forward.url
+    os.environ.update(p.environment())
+    try:
+        until(p.leader_is_ready, 30)
+        yield
+    finally:
+        p.url = url
+        os.environ.update(p.environment())
+        forward.close()
+
+
+def warm_there_alone(p, functions, ps):
+    """The pool's pods are all on the node; the next ones may be on both."""
+    kubectl("cordon", "node1")
+    try:
+        for pod in p.pods():
+            kubectl("delete", "pod", "-n", p.ns, pod["name"], "--wait=false")
+        until(lambda: {pod["node"] for pod in p.pods()} == {LOST}, 60, message=f"no pods on {LOST} alone")
+        p.warm(functions, ps)
+    finally:
+        kubectl("uncordon", "node1")
+
+
+@contextlib.contextmanager
+def cut_off():
+    """The node is there and nobody reaches it, nor it anybody but the database."""
+    pods, address = f"10.244.{LOST[4:]}.0/24", f"10.123.0.{int(LOST[4:]) + 1}"
+    near = f"{{ 127.0.0.0/8, {address}, {pods} }}"
+    rules = f"""table inet cut {{
+        chain forward {{
+            type filter hook forward priority -400; policy drop;
+            ip saddr {pods} ip daddr {pods} accept
+            ip daddr {release.MONGO_HOST} tcp dport {release.MONGO_PORT} accept
+            ip saddr {release.MONGO_HOST} tcp sport {release.MONGO_PORT} accept
+        }}
+        chain input {{
+            type filter hook input priority -400;
+            ip saddr != {near} drop
+        }}
+        chain output {{
+            type filter hook output priority -400;
+            ip daddr != {near} drop
+        }}
+    }}"""
+    nft = [str(HERE / "in.sh"), "-n", LOST[4:], "nft"]
+    subprocess.run([*nft, "-f", "-"], input=rules, text=True, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*nft, "delete", "table", "inet", "cut"], check=True)
+
+
+def log_there(pod):
+    """Of a pod's containers, as the node keeps it: the API server cannot be asked."""
+    folders = (cluster.STATE / LOST / "var/log/pods").glob(f"*_{pod['uid']}")
+    return "".join(f.read_text() for folder in folders for f in sorted(pathlib.Path(folder).rglob("*.log")))
+
+
+@case(limit=420, platform=False)
+def a_node_that_is_cut_off_trains_on_and_changes_nothing():
+    """All of a job is on it, and it reaches the database: the job runs twice, until the first one comes to write what the
+    second has taken over."""
+    with pair() as p, through_the_leader(p):
+        slow = p.paced(0.1)
+        want = p.succeed(p.train(epochs=EPOCHS, **OPTIONS), 180)["sha256"]
+        warm_there_alone(p, 4, 1)
+        job = p.train(slow, epochs=EPOCHS, **OPTIONS)
+        until(lambda: p.task(job)["epoch"] >= 1, 60)
+        pods = p.pods(job=job)
+        assert len(pods) == 5 and {pod["node"] for pod in pods} == {LOST}, pods
+        old = next(pod for pod in pods if pod["role"] == "ps")
+        with cut_off():
+            until(lambda: any(c["type"] == "PSRestarted" and c["status"] == "True" for c in p.task(job)["conditions"]), 60,
+                  message="nobody misses the node")
+            goes_on_without(p, job, 120)
+            assert all(harness.alive(pod["pid"]) for pod in pods if pod["role"] == "ps"), "the one that was cut off has ended"
+            until(lambda: "of this job goes on, this is 0" in log_there(old), 60,
+                  message="the one that was cut off does not meet the other: " + log_there(old)[-2000:])
+        until(lambda: not any(harness.alive(pod["pid"]) for pod in pods), 120, message="what was cut off stays")
+        task = p.succeed(job, 240)
+        assert task["sha256"] == want, "other weights than without the cut"
+        history = p.get(f"/history/{job}")
+        assert len(history["data"]["accuracy"]) == EPOCHS and history["generation"] >= 1, history
+        assert task["accuracy"] == history["data"]["accuracy"][-1], (task, history)
+        until(lambda: not p.pods(job=job), 60, message="pods of an ended job")
 
 
 @case(limit=600, platform=False)

@@ -9,8 +9,9 @@ from test_trainjob import becomes, holds, resource, status, trainjob
 
 
 def asked(ns):
-    """({(group, resource, verb)}, [what was refused]) of the release's service account."""
-    used, refused = set(), []
+    """({(group, resource, verb)}, [what was refused]) of the release's service account. Left out is what was asked before
+    the API server, which hears of a new Role a moment after it has stored it, granted the first right of it."""
+    used, refused, known = set(), [], "9"  # when the Role was known
     for line in (cluster.STATE / "log/audit.log").read_text().splitlines():
         event = json.loads(line) if line.endswith("}") else {}  # the last one may be on its way
         if event.get("user", {}).get("username") != f"system:serviceaccount:{ns}:kubeml" or "objectRef" not in event:
@@ -20,9 +21,10 @@ def asked(ns):
         one = (what.get("apiGroup", ""), kind, event["verb"])
         if event["annotations"]["authorization.k8s.io/decision"] == "allow":
             used.add(one)
+            known = min(known, event["stageTimestamp"])
         elif one != ("coordination.k8s.io", "leases", "create"):  # Helm makes it last; whoever is earlier waits for it
-            refused.append(one)
-    return used, refused
+            refused.append((event["requestReceivedTimestamp"], *one))
+    return used, [request for request in refused if request[0] > known]
 
 
 def granted(ns):

@@ -1,9 +1,13 @@
 """TrainJobs, Functions and Datasets: what kubectl shows, suspend and delete, deadline and time to live, what is refused;
 what stands beside a job, and a model served in a pod."""
 import json
+import os
+import subprocess
+import time
 
 import cluster
 import release
+import test_faults
 from cluster import apply, case, harness, kubectl, until
 
 CONDITIONS = {"Accepted", "FunctionsReady", "Training", "Degraded", "Suspended", "Complete", "Failed"}
@@ -72,7 +76,7 @@ def made_by_kubectl_and_seen_by_both():
             row = narrow[1].split()
             assert row[:3] == ["by-hand", "succeeded", "2"] and float(row[3]) > 0 and float(row[4]) > 0 and row[5] == "2", row
             wide = kubectl("get", "trainjob", "by-hand", "-n", p.ns, "-o", "wide").stdout.splitlines()
-            assert wide[0].split()[7:] == ["K", "MODE", "DATASET", "FUNCTION", "GPU", "USER"], wide
+            assert wide[0].split()[7:] == ["K", "MODE", "DATASET", "FUNCTION", "GPU", "RETRIES", "USER", "JOB"], wide
             assert wide[1].split()[7:11] == ["8", "database", "tiny", "lenet"], wide
             assert "by-hand" in kubectl("get", "kubeml", "-n", p.ns).stdout
 
@@ -118,17 +122,41 @@ def suspend_stops_at_a_merge_and_goes_on_there():
             gone(p, "pause", "later")
 
 
+def unhurried(p):
+    """Its pods take longer to end than we take to look at the TrainJobs again."""
+    code = harness.LENET.read_text().replace("#include <kubeml.h>", """#define _POSIX_C_SOURCE 200809L
+#include <kubeml.h>
+#include <signal.h>
+#include <time.h>
+
+static int unhurried(kml_step *s)
+{
+    signal(SIGTERM, SIG_IGN);
+    nanosleep(&(struct timespec){.tv_sec = 3}, NULL);
+    return kml_gradients(s) ? -1 : kml_update(s, kml_learning_rate(s));
+}
+""").replace(".lr = 0.01", ".lr = 0.01, .step = unhurried")
+    p.function("unhurried", code)
+    return "unhurried"
+
+
 @case(limit=300, platform=False)
 def delete_deadline_and_time_to_live():
     with release.shared() as p:
         ready(p)
         try:
-            apply([trainjob("long", epochs=5000)], p.ns)
+            p.warm(2, 1)
+            apply([trainjob("long", function=unhurried(p), epochs=5000)], p.ns)
             holds(p, "long", "Training", 60)
             job = status(p, "long")["job"]
+            # Kubernetes deletes them with it, also where nobody of ours looks.
+            owners = [[(o["kind"], o["name"]) for o in pod["metadata"].get("ownerReferences", [])]
+                      for pod in release.pods_of(p.ns, f"kubeml.dev/job={job}")]
+            assert len(owners) == 3 and all(o == [("TrainJob", "long")] for o in owners), owners
             kubectl("delete", "trainjob", "long", "-n", p.ns, "--timeout=60s")
             until(lambda: not p.pods(job=job), 60, message="the pods of a deleted TrainJob stay")
-            assert p.wait(job)["state"] == "cancelled"
+            deleted = job
+            assert p.wait(deleted)["state"] == "cancelled"
 
             apply([trainjob("short", epochs=5000, activeDeadlineSeconds=3, ttlSecondsAfterFinished=3)], p.ns)
             failed = holds(p, "short", "Failed", 60)
@@ -136,8 +164,61 @@ def delete_deadline_and_time_to_live():
             job = status(p, "short")["job"]
             until(lambda: found(p, "short") is None, 60, message="it stays after its time")
             assert p.get(f"/history/{job}")["id"] == job, "its history stays"
+            again = cluster.listed("trainjobs", p.ns, f"kubeml.dev/job in ({deleted},{job})")
+            assert not again, f"deleted, they came back: {again}"
         finally:
             gone(p, "long", "short")
+
+
+def kubeml(p, *arguments):
+    done = subprocess.run([str(harness.BIN / "kubeml"), *arguments], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, **p.environment()})
+    return done.stdout + done.stderr
+
+
+def waited(p, name, job, retry, of):
+    """Seconds that it waited for that retry, from when it was first seen to wait; everybody says which one it is."""
+    words = f"retry {retry} of {of}"
+    until(lambda: p.task(job)["state"] == "queued" and p.task(job)["retries"] == retry, 60, message=f"no {words}")
+    begin = time.monotonic()
+    until(lambda: status(p, name).get("retries") == retry and words in status(p, name)["message"], 5, every=0.1,
+          message=f"the TrainJob does not say so: {status(p, name)}")
+    now = status(p, name)
+    assert (now["state"], now["reason"]) == ("queued", "Retrying") and "NaNLoss" in now["message"], now
+    told = kubeml(p, "explain", job)
+    assert "Retrying" in told and words in told and "NaNLoss" in told, told
+    head, row = kubectl("get", "tj", name, "-n", p.ns, "-o", "wide").stdout.splitlines()
+    assert row[head.index("STATE"):].split()[0] == "queued" and row[head.index("RETRIES"):].split()[0] == str(retry), (head, row)
+    assert words in kubectl("describe", "tj", name, "-n", p.ns).stdout
+    until(lambda: not p.pods(job=job), 30, message="it waits, and keeps its pods")
+    until(lambda: p.task(job)["state"] != "queued", 60)
+    return time.monotonic() - begin
+
+
+@case(limit=300, platform=False)
+def a_failed_one_is_tried_again_and_then_has_failed():
+    with release.shared() as p:
+        p.dataset()
+        p.function("diverges", test_faults.DIVERGES)
+        try:
+            apply([trainjob("again", function="diverges", backoffLimit=2)], p.ns)
+            job = until(lambda: status(p, "again").get("job"), 30)
+            # As long as the table in docs/kubernetes.md says, but for the look that came late.
+            first, second = waited(p, "again", job, 1, 2), waited(p, "again", job, 2, 2)
+            assert first > 8 and second > 18, (first, second)
+            value, reason, message = holds(p, "again", "Failed", 60)
+            assert reason == "NaNLoss" and message.endswith("; after 2 of 2 retries"), (reason, message)
+            assert status(p, "again")["retries"] == 2 and condition(p, "again", "Complete")[0] == "False"
+            told = kubeml(p, "explain", job)
+            assert "NaNLoss" in told and "after 2 of 2 retries" in told, told
+            said = kubectl("describe", "tj", "again", "-n", p.ns).stdout.split("Events:")[1]
+            print(said)
+            lines = [" ".join(line.split()) for line in said.splitlines()]
+            for words in ("Warning Retrying", "retry 1 of 2 after NaNLoss", "retry 2 of 2 after NaNLoss", "Warning NaNLoss"):
+                assert any(words in line for line in lines), (words, said)
+            until(lambda: not p.pods(job=job), 60, message="pods of a failed job")
+        finally:
+            gone(p, "again")
 
 
 @case(limit=300, platform=False)

@@ -41,10 +41,12 @@ def names_it(p, *words, parallelism=2):
     assert all(word in told for word in words), told
 
     def in_trainjob():
+        """By a condition: the job has not got its functions, and why."""
         for one in cluster.listed("trainjobs", p.ns):
             if one.get("status", {}).get("job") == job:
-                text = str(one["status"])
-                return all(word in text for word in words)
+                text, = [f"{c['status']} {c['reason']} {c['message']}" for c in one["status"].get("conditions", [])
+                         if c["type"] == "FunctionsReady"] or [""]
+                return text.startswith("False") and all(word in text for word in words)
         return False
     until(in_trainjob, TOLD + 10, every=0.1, message=f"the TrainJob does not say {words}: "
           + str([t.get("status") for t in cluster.listed("trainjobs", p.ns)]))

@@ -16,6 +16,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <mutex>
 #include <set>
@@ -29,6 +31,8 @@ extern "C" {
 struct device {
     shim_stream stream;
     int marks[2], ordinal;
+    bool timing; // between two marks
+    bool pending; // an error that the next wait tells of
 };
 
 struct device_graph {
@@ -44,6 +48,11 @@ static int opened;
 static std::atomic<int> fail_after{-1};
 static int favourite = 2;
 static int clock_us;
+static bool few_launches = true;
+static int broken = -1, asleep_us;
+static std::set<std::array<int, 5>> ran; // of the libraries' ways; under the gate
+static long first_captured;
+static std::atomic<long> launches;
 
 // Tests that name no cache of algorithms have none: what one learns is not the next one's business.
 __attribute__((constructor)) static void no_cache()
@@ -66,9 +75,38 @@ void fake_favourite(int offer)
     favourite = offer;
 }
 
+void fake_break(int offer)
+{
+    broken = offer;
+}
+
+void fake_asleep(int us)
+{
+    asleep_us = us;
+}
+
+long fake_first_runs_captured(void)
+{
+    std::lock_guard<std::mutex> hold(gate);
+    long count = first_captured;
+    first_captured = 0;
+    ran.clear();
+    return count;
+}
+
 long fake_measurements(void)
 {
     return measured;
+}
+
+void fake_favour_few_launches(bool few)
+{
+    few_launches = few;
+}
+
+long fake_launches(void)
+{
+    return launches;
 }
 
 void fake_gpus(int count)
@@ -271,6 +309,7 @@ static int fake_copy(device *d, void *to, const void *from, size_t bytes, copy_w
 
 static int fake_zero(device *d, void *to, size_t bytes, err *)
 {
+    clock_us += d->timing ? 2000 : 0;
     shim_enqueue(&d->stream, [=]() { memset(to, 0, bytes); });
     return 0;
 }
@@ -280,8 +319,12 @@ static void *fake_stream(device *d)
     return &d->stream;
 }
 
-static int fake_wait(device *, err *e)
+static int fake_wait(device *d, err *e)
 {
+    if (d->pending) {
+        d->pending = false;
+        return err_set(e, ERR_UNAVAILABLE, "what ran before on the GPU: fake");
+    }
     return failing(e);
 }
 
@@ -305,6 +348,11 @@ static int fake_replay(device *d, device_graph *g, err *e)
 {
     if (failing(e))
         return -1;
+    launches = (long)g->work.size();
+    if (d->timing) { // nobody looks at what is computed meanwhile, and the fibers are slow
+        clock_us = few_launches ? (int)launches : 1000000 / (1 + (int)launches);
+        return 0;
+    }
     replays++;
     for (const auto &work : g->work)
         shim_enqueue(&d->stream, work);
@@ -321,6 +369,7 @@ static int fake_mark(device *d, int which, err *)
     if (which == 0)
         clock_us = 100; // our own kernel's time, unless one of the offers runs
     d->marks[which] = clock_us;
+    d->timing = which == 0;
     return 0;
 }
 
@@ -328,6 +377,10 @@ static int fake_elapsed(device *, float *us, err *)
 {
     measured++;
     *us = (float)clock_us;
+    if (asleep_us > 0) {
+        *us *= 20;
+        asleep_us -= (int)*us;
+    }
     return 0;
 }
 
@@ -420,6 +473,14 @@ static int fake_run(device *d, const conv_task *t, int id, const conv_operands *
     if (o->workspace_bytes < needs)
         return err_set(e, ERR_INTERNAL, "a workspace of %zu bytes for a way that needs %zu",
                        o->workspace_bytes, needs);
+    {
+        std::lock_guard<std::mutex> hold(gate);
+        first_captured += ran.insert({id, (int)t->pass, t->s.c, t->s.k, t->s.h}).second && d->stream.capturing;
+    }
+    if (broken == id - 10) {
+        d->pending = true;
+        return err_set(e, ERR_UNAVAILABLE, "the library's way failed: fake");
+    }
     clock_us = favourite == 2 ? 50 + (t->s.k + (int)t->pass + id) % 3 * 40 : favourite == id - 10 ? 10 : 200;
     conv_task task = *t;
     conv_operands operands = *o;
@@ -483,12 +544,194 @@ static int fake_sum(device **, float **blocks, int n, size_t count, err *e)
     return 0;
 }
 
+// ---- communicators between processes -------------------------------------------------------------
+
+// KUBEML_FAKE_NCCL, a word or several with a comma between: "missing"; "init": no communicator comes about; "init:N",
+// "reduce:N": this process's Nth such call meets an error of another rank's; "odd": a rank's sums are not the others'.
+static bool nccl_fault(const char *what, int count)
+{
+    const char *all = getenv("KUBEML_FAKE_NCCL");
+    char now[32];
+    snprintf(now, sizeof now, "%s:%d", what, count);
+    for (const char *at = all; at && *at; at += strcspn(at, ",") + (at[strcspn(at, ",")] == ',')) {
+        size_t n = strcspn(at, ",");
+        if ((n == strlen(what) && !strncmp(at, what, n)) || (n == strlen(now) && !strncmp(at, now, n)))
+            return true;
+    }
+    return false;
+}
+
+enum { RANKS_MAX = 16, PARTS_MAX = 8 };
+
+// In memory that all ranks see. A reduction: each rank says what it has and sums what all have; when all have done so,
+// nobody reads any more, and each replaces its own.
+struct meeting {
+    meeting *before; // one that may still be in use: nobody says when all have left
+    int joined[RANKS_MAX];
+    unsigned char device[RANKS_MAX][BACKEND_DEVICE_BYTES];
+    size_t at[RANKS_MAX][PARTS_MAX]; // from the common memory's begin, or addresses
+    long has[RANKS_MAX], read[RANKS_MAX];
+};
+
+struct device_comm {
+    meeting *m;
+    int rank, ranks, parts, stage; // 0: joins, 1: waits for the others' parts, 2: for them to have read, 3: idle
+    long number;
+    bool broken;
+    comm_part part[PARTS_MAX];
+    std::vector<std::vector<char>> result;
+};
+
+static std::atomic<int> inits, reductions;
+static std::atomic<meeting *> last_meeting;
+
+static size_t name_of(const void *p)
+{
+    return common ? (size_t)((const char *)p - common) : (size_t)p;
+}
+
+static char *behind(size_t name)
+{
+    return common ? common + name : (char *)name;
+}
+
+static const char *fake_comm_missing(void)
+{
+    return nccl_fault("missing", 0) ? "NCCL is not installed: fake" : nullptr;
+}
+
+static int fake_comm_id(unsigned char id[BACKEND_COMM_ID_BYTES], err *e)
+{
+    char *at = take((sizeof(meeting) + 255) / 256 * 256);
+    if (!at)
+        return err_set(e, ERR_NOMEM, "no memory for a communicator");
+    memset(at, 0, sizeof(meeting));
+    ((meeting *)(void *)at)->before = last_meeting.exchange((meeting *)(void *)at);
+    size_t name = name_of(at);
+    memset(id, 0x5a, BACKEND_COMM_ID_BYTES);
+    memcpy(id, &name, sizeof name);
+    return 0;
+}
+
+static int fake_comm_begin(device *d, const unsigned char id[BACKEND_COMM_ID_BYTES], int rank, int ranks,
+                           device_comm **out, err *e)
+{
+    size_t name;
+    device_facts f;
+    memcpy(&name, id, sizeof name);
+    if (ranks > RANKS_MAX)
+        return err_set(e, ERR_UNSUPPORTED, "more than %d ranks", RANKS_MAX);
+    device_comm *c = new device_comm();
+    c->m = (meeting *)(void *)behind(name);
+    c->rank = rank;
+    c->ranks = ranks;
+    c->broken = nccl_fault("init", ++inits);
+    fake_facts(d, &f, e);
+    memcpy(c->m->device[rank], f.uuid, sizeof f.uuid);
+    __atomic_store_n(&c->m->joined[rank], 1, __ATOMIC_SEQ_CST);
+    *out = c;
+    return 0;
+}
+
+static int fake_comm_reduce(device *d, device_comm *c, const comm_part *part, int parts, err *e)
+{
+    if (failing(e))
+        return -1;
+    for (int i = 0; i < parts; i++) {
+        c->part[i] = part[i];
+        c->m->at[c->rank][i] = name_of(part[i].at);
+    }
+    c->parts = parts;
+    c->number++;
+    c->stage = 1;
+    c->broken = nccl_fault("reduce", ++reductions);
+    if (!c->broken)
+        __atomic_store_n(&c->m->has[c->rank], c->number, __ATOMIC_SEQ_CST);
+    (void)d;
+    return 0;
+}
+
+static bool all_have(const device_comm *c, const long *what, long number)
+{
+    for (int r = 0; r < c->ranks; r++)
+        if (__atomic_load_n(&what[r], __ATOMIC_SEQ_CST) < number)
+            return false;
+    return true;
+}
+
+// From the last rank to the first: whoever relies on the order sees it.
+static void sum_ranks(device_comm *c)
+{
+    c->result.assign((size_t)c->parts, {});
+    for (int i = 0; i < c->parts; i++) {
+        const comm_part &p = c->part[i];
+        c->result[(size_t)i].resize(p.count * (p.largest ? 8 : 4));
+        for (size_t k = 0; k < p.count; k++) {
+            float sum = 0;
+            int64_t most = INT64_MIN;
+            for (int r = c->ranks - 1; r >= 0; r--) {
+                const char *at = behind(c->m->at[r][i]);
+                if (p.largest)
+                    most = std::max(most, ((const int64_t *)(const void *)at)[k]);
+                else
+                    sum += ((const float *)(const void *)at)[k];
+            }
+            if (p.largest)
+                memcpy(&c->result[(size_t)i][k * 8], &most, 8);
+            else
+                memcpy(&c->result[(size_t)i][k * 4], &sum, 4);
+        }
+    }
+    if (c->rank == c->ranks - 1 && nccl_fault("odd", 0))
+        c->result[0][0] ^= 1;
+}
+
+static int fake_joined(device_comm *c, bool *done, err *e)
+{
+    for (int r = 0; r < c->ranks; r++)
+        if (!__atomic_load_n(&c->m->joined[r], __ATOMIC_SEQ_CST))
+            return 0;
+    for (int r = 0; r < c->ranks; r++)
+        if (r != c->rank && memcmp(c->m->device[r], c->m->device[c->rank], BACKEND_DEVICE_BYTES) == 0)
+            return err_set(e, ERR_UNSUPPORTED, "NCCL says: two ranks on one device: fake");
+    c->stage = 3;
+    *done = true;
+    return 0;
+}
+
+static int fake_comm_poll(device *, device_comm *c, bool *done, err *e)
+{
+    *done = false;
+    if (c->broken)
+        return err_set(e, ERR_UNAVAILABLE, "NCCL says: remote process exited or there was a network error: fake");
+    if (c->stage == 0)
+        return fake_joined(c, done, e);
+    if (c->stage == 1 && all_have(c, c->m->has, c->number)) {
+        sum_ranks(c);
+        __atomic_store_n(&c->m->read[c->rank], c->number, __ATOMIC_SEQ_CST);
+        c->stage = 2;
+    }
+    if (c->stage == 2 && all_have(c, c->m->read, c->number)) {
+        for (int i = 0; i < c->parts; i++)
+            memcpy(c->part[i].at, c->result[(size_t)i].data(), c->result[(size_t)i].size());
+        c->stage = 3;
+    }
+    *done = c->stage == 3;
+    return 0;
+}
+
+static void fake_comm_abort(device *, device_comm *c)
+{
+    delete c; // the meeting stays with the memory it lies in
+}
+
 static const driver fake = {
     "fake",        fake_missing,    fake_open,        fake_close,    fake_facts, fake_alloc,
     fake_free,     fake_alloc_host, fake_free_host,   fake_copy,     fake_zero,  fake_stream,
     fake_wait,     fake_capture,    fake_captured,    fake_replay,   fake_release, fake_mark,
     fake_elapsed,  fake_offers,     fake_run,         fake_share,    fake_open_shared,
-    fake_close_shared, fake_sum,
+    fake_close_shared, fake_sum, fake_comm_missing, fake_comm_id, fake_comm_begin, fake_comm_reduce,
+    fake_comm_poll, fake_comm_abort,
 };
 
 extern "C" const driver *const cuda_driver = &fake;

@@ -14,6 +14,18 @@ size_t fake_memory_used(void);
 /* Which way seems the fastest: 0 "direct", 1 "reversed", -1 our own kernel, 2 now this now that. */
 void fake_favourite(int offer);
 long fake_measurements(void);
+/* That way fails when it is run, and the next wait tells of it too, as CUDA's errors do; -1: none.
+ */
+void fake_break(int offer);
+/* As a GPU whose clocks are low until it has worked for so long: what is timed takes 20 times as
+ * long. */
+void fake_asleep(int us);
+/* How many of the libraries' ways this process has run for the first time while a graph was
+ * captured: they load and allocate then, which a capture does not bear. 0 from the call on. */
+long fake_first_runs_captured(void);
+/* Whether graphs seem the faster the fewer launches they have (the default), or the more. */
+void fake_favour_few_launches(bool few);
+long fake_launches(void); /* of the graph that was replayed last */
 long fake_replays(void);
 long fake_copies_in(void); /* from the host's memory */
 long fake_opens(void); /* devices made */
@@ -22,7 +34,8 @@ long fake_sums(void);  /* over several devices */
 /* Memory is not shared between processes from now on: what is open stays so. */
 void fake_refuse_sharing(bool refuse);
 int fake_opened(void); /* handles that are open */
-/* Calls `what` once, in the copy, replay or wait after that many of them: what happens in the middle of something. */
+/* Calls `what` once, in the copy, replay or wait after that many of them: what happens in the
+ * middle of something. */
 void fake_interrupt(int calls, void (*what)(void *user), void *user);
 /* The device fails for good after that many copies, replays and waits; -1: never. */
 void fake_fail_after(int calls);

@@ -1,5 +1,5 @@
-/* probe.c: loads the CUDA engine's object as programs do, with every symbol bound, and asks it whether it
- * can run here. Exit status 0: it can, or says why not. */
+/* probe.c: loads the CUDA engine's object as programs do, with every symbol bound, and asks it
+ * whether it can run here. Exit status 0: it can, or says why not. */
 #include <dlfcn.h>
 #include <stdio.h>
 

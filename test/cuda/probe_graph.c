@@ -1,5 +1,6 @@
-/* probe_graph.c: cuDNN itself takes every part of driver_graph.c's graphs, as far as it can without a GPU: all but what
- * needs a handle. Part of make check-cuda; includes the file, whose functions are its own. */
+/* probe_graph.c: cuDNN itself takes every part of driver_graph.c's graphs, as far as it can without
+ * a GPU: all but what needs a handle. Part of make check-cuda; includes the file, whose functions
+ * are its own. */
 #include "../../kernels/cuda/driver_graph.c"
 
 static int wrong;
@@ -23,8 +24,10 @@ static void check_parts(const conv_task *t)
     check("x", tensor_nhwc(&p, TENSOR_X, type, s->n, s->c, s->h, s->w, &x));
     check("w", tensor_nhwc(&p, TENSOR_W, type, s->k, s->c / s->groups, s->r, s->s, &w));
     check("bias", tensor_nhwc(&p, TENSOR_BIAS, CUDNN_DATA_FLOAT, 1, s->k, 1, 1, &bias));
-    check("a virtual tensor", tensor_nhwc(&p, TENSOR_VIRTUAL, CUDNN_DATA_FLOAT, s->n, s->k, s->p, s->q, &first));
-    check("another", tensor_nhwc(&p, TENSOR_VIRTUAL + 1, CUDNN_DATA_FLOAT, s->n, s->k, s->p, s->q, &second));
+    check("a virtual tensor",
+          tensor_nhwc(&p, TENSOR_VIRTUAL, CUDNN_DATA_FLOAT, s->n, s->k, s->p, s->q, &first));
+    check("another",
+          tensor_nhwc(&p, TENSOR_VIRTUAL + 1, CUDNN_DATA_FLOAT, s->n, s->k, s->p, s->q, &second));
     check("y", tensor_nhwc(&p, TENSOR_Y, type, s->n, s->k, s->p, s->q, &y));
     if (wrong)
         return;
@@ -35,17 +38,22 @@ static void check_parts(const conv_task *t)
     if (wrong)
         return;
     check("their names", set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 4, ids));
-    check("their places", set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 4, at));
-    check("no workspace", set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &none));
+    check("their places",
+          set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 4, at));
+    check("no workspace",
+          set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &none));
     check("all operands", cudnnBackendFinalize(pack));
 }
 
 int main(void)
 {
-    const conv_shape shape_of = {.n = 8, .c = 16, .h = 12, .w = 10, .k = 32, .r = 3, .s = 3, .p = 6, .q = 5, .pad_h = 1,
-                                 .pad_w = 1, .stride_h = 2, .stride_w = 2, .dil_h = 1, .dil_w = 1, .groups = 2};
+    const conv_shape shape_of = {.n = 8,        .c = 16,    .h = 12,    .w = 10,
+                                 .k = 32,       .r = 3,     .s = 3,     .p = 6,
+                                 .q = 5,        .pad_h = 1, .pad_w = 1, .stride_h = 2,
+                                 .stride_w = 2, .dil_h = 1, .dil_w = 1, .groups = 2};
     for (int bf16 = 0; bf16 < 2; bf16++) {
-        conv_task t = {.s = shape_of, .pass = CONV_FORWARD, .t = bf16 ? ELEMENT_BF16 : ELEMENT_F32, .bias = true, .relu = true};
+        conv_task t = {.s = shape_of, .pass = CONV_FORWARD, .t = bf16 ? ELEMENT_BF16 : ELEMENT_F32,
+                       .bias = true, .relu = true};
         check_parts(&t);
     }
     /* The whole of it needs a device: it must say so, and not crash. */

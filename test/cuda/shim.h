@@ -1,9 +1,11 @@
-/* shim.h: just enough of CUDA for our kernels' bodies to run on the host, one thread after the other.
+/* shim.h: just enough of CUDA for our kernels' bodies to run on the host, one thread after the
+ * other.
  *
  * LAUNCH runs a kernel's threads in a loop. LAUNCH_BLOCK gives each thread of a block a fiber:
  * __syncthreads and the shuffles hand over to the next one, and a barrier that some threads never
  * reach ends the program with the reason, as does a barrier in a kernel that was started by LAUNCH.
- * A "stream" is a shim_stream: while it captures, launches are kept, and run when the graph does. */
+ * A "stream" is a shim_stream: while it captures, launches are kept, and run when the graph
+ * does. */
 #ifndef KUBEML_SHIM_H
 #define KUBEML_SHIM_H
 

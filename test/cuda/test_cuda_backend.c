@@ -1,5 +1,7 @@
-/* test_cuda_backend.c: the CUDA backend's own logic on the fake device: memory under a cap, the choice
- * of algorithms and its cache, graphs, bf16, a device that fails. */
+/* test_cuda_backend.c: the CUDA backend's own logic on the fake device: memory under a cap, the
+ * choice of algorithms and its cache, graphs, bf16, a device that fails. */
+#include <pthread.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include "cuda/cuda_devices.h"
@@ -155,7 +157,8 @@ TEST(the_fastest_way_is_found_once_and_kept)
     CHECK_OK(engine_compile(&c, &m, &e), e);
     CHECK_CONTAINS(engine_choices(m), "conv1 forward direct\n");
     CHECK_CONTAINS(engine_choices(m), "conv2 data direct\n");
-    CHECK_CONTAINS(engine_choices(m), "fc1 weights direct\n");
+    CHECK_CONTAINS(engine_choices(m), "conv2 weights direct\n");
+    CHECK_CONTAINS(engine_choices(m), "fc1 head fused\n");
     CHECK(strstr(engine_choices(m), "conv1 data") == NULL); /* nobody needs the input's gradient */
     engine_free(m);
     long first = fake_measurements();
@@ -172,6 +175,41 @@ TEST(the_fastest_way_is_found_once_and_kept)
     CHECK(fake_measurements() > first);
     CHECK_CONTAINS(engine_choices(m), "conv1 forward own\n");
     engine_free(m);
+}
+
+TEST(what_one_process_has_measured_another_is_told)
+{
+    err e = ERR_INIT;
+    engine *m;
+    char path[512];
+    setenv("KUBEML_CUDA_CACHE", "", 1);
+    engine_config c = config("cuda");
+    fake_favourite(0);
+    CHECK(!backend_learned("cuda"));
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    engine_free(m);
+    char *learned = backend_learned("cuda");
+    long first = fake_measurements();
+    CHECK(learned && first > 0);
+    CHECK_CONTAINS(learned, "\tdirect\n");
+    cuda_algorithms_forget(); /* another process, of a machine whose file says otherwise */
+    snprintf(path, sizeof path, "%s/algorithms", test_tmp());
+    FILE *f = fopen(path, "w");
+    CHECK(f);
+    for (const char *line = learned; *line; line = strchr(line, '\n') + 1)
+        fprintf(f, "%.*s\town\n", (int)strcspn(line, "\t"), line);
+    CHECK(fclose(f) == 0);
+    setenv("KUBEML_CUDA_CACHE", path, 1);
+    backend_known("cuda", "of another form\n");
+    backend_known("cuda", learned);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward direct\n");
+    CHECK_INT(fake_measurements(), first);
+    CHECK(!backend_learned("cuda"));
+    engine_free(m);
+    backend_known("reference", learned); /* which measures nothing */
+    CHECK(!backend_learned("reference"));
+    free(learned);
 }
 
 TEST(a_damaged_cache_is_measured_again)
@@ -192,13 +230,76 @@ TEST(a_damaged_cache_is_measured_again)
     engine_free(m);
 }
 
+/* What fails leaves nothing behind that would be taken for the next one's failure. */
+TEST(a_way_that_fails_is_not_taken_and_harms_no_other)
+{
+    err e = ERR_INIT;
+    engine *m;
+    engine_config c = config("cuda");
+    fake_favourite(1);
+    fake_break(0); /* which is tried before it */
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward reversed\n");
+    engine_free(m);
+    cuda_algorithms_forget();
+    fake_break(1); /* the last */
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward own\n");
+    engine_free(m);
+}
+
+TEST(what_was_known_and_fails_here_is_measured_again)
+{
+    err e = ERR_INIT;
+    engine *m;
+    engine_config c = config("cuda");
+    fake_favourite(0);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward direct\n");
+    engine_free(m);
+    fake_break(0);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward own\n");
+    engine_free(m);
+}
+
+/* Our own way is timed first, and the fastest. */
+TEST(an_idle_device_is_woken_before_anything_is_timed)
+{
+    err e = ERR_INIT;
+    engine *m;
+    engine_config c = config("cuda");
+    fake_favourite(-1);
+    fake_asleep(5000);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward own\n");
+    engine_free(m);
+}
+
+TEST(what_is_known_has_run_once_before_it_is_captured)
+{
+    err e = ERR_INIT;
+    engine *m;
+    engine_config c = config("cuda");
+    fake_favourite(0);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    engine_free(m);
+    fake_first_runs_captured(); /* another process, which is told what to take */
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward direct\n");
+    CHECK_INT(fake_first_runs_captured(), 0);
+    engine_free(m);
+}
+
 TEST_LIMIT(every_way_computes_the_same, 60)
 {
-    for (int favourite = -1; favourite <= 2; favourite++) {
-        cuda_algorithms_forget();
-        fake_favourite(favourite);
-        CHECK(train_apart(config("cuda"), 3) < 1e-5);
-    }
+    for (int favourite = -1; favourite <= 2; favourite++)
+        for (int fused = 0; fused < 2; fused++) {
+            cuda_algorithms_forget();
+            fake_favourite(favourite);
+            fake_favour_few_launches(fused);
+            CHECK(train_apart(config("cuda"), 3) < 1e-5);
+        }
 }
 
 /* ---- graphs ---------------------------------------------------------------------------------- */
@@ -332,8 +433,8 @@ TEST(a_share_has_limits)
 
 /* ---- precision ------------------------------------------------------------------------------- */
 
-/* A bf16 has 8 bits: each layer rounds to 2^-9 of a value. Masters stay fp32, or small updates would
- * be lost. */
+/* A bf16 has 8 bits: each layer rounds to 2^-9 of a value. Masters stay fp32, or small updates
+ * would be lost. */
 TEST_LIMIT(bf16_stays_near_and_keeps_fp32_masters, 60)
 {
     engine_config c = config("cuda");
@@ -423,7 +524,8 @@ TEST(a_warm_process_opens_its_device_before_the_first_model)
 enum { FUNCTIONS = 3 };
 
 /* Three models of one beginning, each trained on other samples; their states before in `was`. */
-static void diverge(engine *m[FUNCTIONS], const int devices[FUNCTIONS], backend_precision precision, float *was[FUNCTIONS])
+static void diverge(engine *m[FUNCTIONS], const int devices[FUNCTIONS], backend_precision precision,
+                    float *was[FUNCTIONS])
 {
     static work w;
     err e = ERR_INIT;
@@ -442,7 +544,8 @@ static void diverge(engine *m[FUNCTIONS], const int devices[FUNCTIONS], backend_
     }
 }
 
-static void check_mean(engine *m[FUNCTIONS], float *was[FUNCTIONS], const double *weight, double bound)
+static void check_mean(engine *m[FUNCTIONS], float *was[FUNCTIONS], const double *weight,
+                       double bound)
 {
     err e = ERR_INIT;
     size_t count = engine_state_floats(m[0]), last = engine_counter_count(m[0]) - 1;
@@ -477,7 +580,8 @@ static void drop_all(engine *m[FUNCTIONS], float *was[FUNCTIONS])
 
 TEST(models_of_one_device_are_averaged_there_with_the_servers_bits)
 {
-    static const double weights[][FUNCTIONS] = {{0.25, 0.25, 0.5}, {0.1, 0.2, 0.7}, {0, 0.375, 0.625}};
+    static const double weights[][FUNCTIONS] = {
+        {0.25, 0.25, 0.5}, {0.1, 0.2, 0.7}, {0, 0.375, 0.625}};
     static work w;
     err e = ERR_INIT;
     engine *m[FUNCTIONS];
@@ -490,7 +594,8 @@ TEST(models_of_one_device_are_averaged_there_with_the_servers_bits)
         check_mean(m, was, weights[i], 0);
         CHECK_INT(fake_sums(), 0);
         draw_work(&w, 99, BATCH);
-        CHECK_OK(engine_train(m[0], &w.b, 0.1, &a, &e), e); /* from one state, one step is one step */
+        /* from one state, one step is one step */
+        CHECK_OK(engine_train(m[0], &w.b, 0.1, &a, &e), e);
         CHECK_OK(engine_train(m[2], &w.b, 0.1, &b, &e), e);
         CHECK(a.loss_sum == b.loss_sum);
         drop_all(m, was);
@@ -536,7 +641,8 @@ TEST(models_of_several_devices_are_summed_by_the_library)
     check_mean(m, was, weight, 1e-6);
     drop_all(m, was);
     diverge(m, (const int[]){0, 1, 0}, PRECISION_FP32, was);
-    CHECK_OK(engine_average(m, last_alone, FUNCTIONS, true, &e), e); /* one device gives nothing, and gets all */
+    /* one device gives nothing, and gets all */
+    CHECK_OK(engine_average(m, last_alone, FUNCTIONS, true, &e), e);
     check_mean(m, was, last_alone, 0);
     drop_all(m, was);
 }
@@ -556,11 +662,12 @@ TEST(what_is_not_finite_is_not_averaged)
     e = (err)ERR_INIT;
     CHECK_OK(engine_compile(&c, &host, &e), e);
     CHECK(!engine_averages(&host, 1));
-    CHECK_ERR(engine_average(&host, weight, 1, false, &e), e, ERR_UNSUPPORTED, "cannot be averaged");
+    CHECK_ERR(engine_average(&host, weight, 1, false, &e), e, ERR_UNSUPPORTED,
+              "cannot be averaged");
     engine_free(host);
 }
 
-/* ---- models of several processes -------------------------------------------------------------- */
+/* ---- models of several processes ------------------------------------------------------------- */
 
 /* Each engine is in the place of a process. What they tell each other: */
 typedef struct company {
@@ -621,7 +728,8 @@ TEST_LIMIT(models_of_several_processes_are_averaged_on_their_device_with_the_ser
         CHECK_OK(engine_adopt(c.m[0], &c.mean, &c.seal, &e), e);
         check_mean(c.m, c.was, weights[i / 2], 0);
         draw_work(&w, 99, BATCH);
-        CHECK_OK(engine_train(c.m[0], &w.b, 0.1, &a, &e), e); /* from one state, one step is one step */
+        /* from one state, one step is one step */
+        CHECK_OK(engine_train(c.m[0], &w.b, 0.1, &a, &e), e);
         CHECK_OK(engine_train(c.m[2], &w.b, 0.1, &b, &e), e);
         CHECK(a.loss_sum == b.loss_sum);
         part(&c);
@@ -662,14 +770,16 @@ static bool average_disturbed(int calls, void (*what)(void *), bool known)
     int rc = average_company(&c, &bad, &e);
     fake_interrupt(0, NULL, NULL);
     if (rc == 0) {
-        CHECK(merge_floats_generic(want, (const void *const[]){c.was[0], c.was[1], c.was[2]}, shares, FUNCTIONS, count));
+        CHECK(merge_floats_generic(want, (const void *const[]){c.was[0], c.was[1], c.was[2]},
+                                   shares, FUNCTIONS, count));
         CHECK_OK(engine_adopt(c.m[0], &c.mean, &c.seal, &e), e);
         memcpy(got, engine_floats(c.m[0], &e), count * sizeof *got);
         CHECK(memcmp(got, want, count * sizeof *got) == 0);
     } else {
         CHECK(e.code == ERR_CORRUPT || (e.code == ERR_UNSUPPORTED && !known));
         CHECK_INT(bad, 1);
-        CHECK(memcmp(engine_floats(c.m[0], &e), c.was[0], count * sizeof *got) == 0); /* it can be published yet */
+        /* it can be published yet */
+        CHECK(memcmp(engine_floats(c.m[0], &e), c.was[0], count * sizeof *got) == 0);
     }
     part(&c);
     return rc == 0;
@@ -740,18 +850,21 @@ TEST(processes_whose_device_shares_no_memory_say_so)
     int bad;
     meet(&c, shares, PRECISION_FP32);
     fake_refuse_sharing(true); /* walls that came between */
-    CHECK_ERR(average_company(&c, &bad, &e), e, ERR_UNSUPPORTED, "not shared between these processes");
+    CHECK_ERR(average_company(&c, &bad, &e), e, ERR_UNSUPPORTED,
+              "not shared between these processes");
     CHECK_INT(bad, 1); /* its own it need not open */
     CHECK_ERR(engine_adopt(c.m[1], &c.mean, &c.seal, &e), e, ERR_UNSUPPORTED, "not shared");
     engine_config own = config("cuda");
     CHECK_OK(engine_compile(&own, &other, &e), e);
     size_t held = cuda_memory_held();
     CHECK_ERR(engine_lend(other, &c.of[1].where, &e), e, ERR_UNSUPPORTED, "not shared");
-    CHECK_ERR(engine_lead(other, NULL, 0, &mean, &e), e, ERR_UNSUPPORTED, "not shared"); /* its own mean */
+    /* its own mean */
+    CHECK_ERR(engine_lead(other, NULL, 0, &mean, &e), e, ERR_UNSUPPORTED, "not shared");
     CHECK_ERR(engine_lead(c.m[0], &c.of[1].where, 1, &mean, &e), e, ERR_UNSUPPORTED, "not shared");
     CHECK_INT(cuda_memory_held(), held);
     fake_refuse_sharing(false);
-    CHECK_ERR(engine_average_lent(other, c.of, FUNCTIONS, &c.seal, &bad, &e), e, ERR_UNSUPPORTED, "does not lead");
+    CHECK_ERR(engine_average_lent(other, c.of, FUNCTIONS, &c.seal, &bad, &e), e, ERR_UNSUPPORTED,
+              "does not lead");
     engine_free(other);
     fake_gpus(2);
     own.device = 1;
@@ -763,7 +876,8 @@ TEST(processes_whose_device_shares_no_memory_say_so)
     engine_free(other);
     own = config("reference");
     CHECK_OK(engine_compile(&own, &host, &e), e);
-    CHECK_ERR(engine_lend(host, &c.of[1].where, &e), e, ERR_UNSUPPORTED, "the reference backend shares no memory");
+    CHECK_ERR(engine_lend(host, &c.of[1].where, &e), e, ERR_UNSUPPORTED,
+              "the reference backend shares no memory");
     CHECK_ERR(engine_adopt(host, &c.mean, &c.seal, &e), e, ERR_UNSUPPORTED, "shares no memory");
     engine_free(host);
     part(&c);
@@ -777,7 +891,8 @@ TEST(a_mean_that_does_not_fit_under_the_cap)
     engine_config c = config("cuda");
     CHECK_OK(engine_compile(&c, &m, &e), e);
     cuda_memory_cap(cuda_memory_held() + 1000);
-    CHECK_ERR(engine_lead(m, NULL, 0, &mean, &e), e, ERR_NOMEM, "the mean of models of other processes");
+    CHECK_ERR(engine_lead(m, NULL, 0, &mean, &e), e, ERR_NOMEM,
+              "the mean of models of other processes");
     cuda_memory_cap(0);
     CHECK_OK(engine_lead(m, NULL, 0, &mean, &e), e);
     engine_free(m);
@@ -832,39 +947,316 @@ TEST_LIMIT(processes_that_came_and_went_are_closed, 60)
     CHECK_INT(fake_memory_used(), 0);
 }
 
+/* ---- ranks ----------------------------------------------------------------------------------- */
+
+/* Each thread is in the place of a process, with an engine on a device of its own. */
+typedef struct rank {
+    engine *m;
+    const unsigned char *id;
+    int number;
+    double weight;
+    uint64_t sum;
+    bool own;
+    int joined, rc; /* what the calls returned */
+    long turns;     /* of its patience; -1: none has run out */
+    err e;
+} rank;
+
+static int wait_turns(void *user, err *e)
+{
+    rank *r = user;
+    sched_yield();
+    return r->turns < 0 || r->turns-- > 0 ? 0 : err_set(e, ERR_TIMEOUT, "its patience is over");
+}
+
+static void *be_rank(void *of)
+{
+    rank *r = of;
+    const backend_patience patience = {wait_turns, r};
+    r->rc = r->joined = engine_comm_join(r->m, r->id, r->number, FUNCTIONS, &patience, &r->e);
+    if (r->joined == 0)
+        r->rc = engine_comm_mean(r->m, r->weight, &patience, &r->sum, &r->own, &r->e);
+    return NULL;
+}
+
+/* Ranks 0 to `count`. */
+static void run_ranks(engine *m[FUNCTIONS], rank *r, int count, const double *weight, long turns)
+{
+    static unsigned char id[BACKEND_COMM_ID_BYTES];
+    pthread_t thread[FUNCTIONS];
+    err e = ERR_INIT;
+    CHECK_OK(engine_comm_id(m[0], id, &e), e);
+    for (int i = 0; i < count; i++) {
+        r[i] = (rank){.m = m[i],           .id = id,       .number = i,
+                      .weight = weight[i], .turns = turns, .e = ERR_INIT};
+        CHECK(pthread_create(&thread[i], NULL, be_rank, &r[i]) == 0);
+    }
+    for (int i = 0; i < count; i++)
+        CHECK(pthread_join(thread[i], NULL) == 0);
+}
+
+static void check_as_was(engine *m, const float *was)
+{
+    err e = ERR_INIT;
+    CHECK(memcmp(engine_floats(m, &e), was, engine_state_floats(m) * sizeof *was) == 0);
+}
+
+TEST_LIMIT(models_of_several_processes_on_several_devices_are_summed_by_the_library, 60)
+{
+    static const double weights[][FUNCTIONS] = {
+        {0.25, 0.35, 0.4}, {0, 0.375, 0.625}, {0.25, 0.35, 0.4}};
+    err e = ERR_INIT;
+    fake_gpus(FUNCTIONS);
+    for (int i = 0; i < 3; i++) {
+        engine *m[FUNCTIONS];
+        float *was[FUNCTIONS];
+        rank r[FUNCTIONS];
+        unsigned char uuid[2][BACKEND_DEVICE_BYTES];
+        diverge(m, (const int[]){0, 1, 2}, i == 2 ? PRECISION_BF16 : PRECISION_FP32, was);
+        CHECK_OK(engine_comm_device(m[0], uuid[0], &e), e);
+        CHECK_OK(engine_comm_device(m[1], uuid[1], &e), e);
+        CHECK(memcmp(uuid[0], uuid[1], sizeof uuid[0]) != 0);
+        run_ranks(m, r, FUNCTIONS, weights[i], -1);
+        for (int k = 0; k < FUNCTIONS; k++) {
+            CHECK_OK(r[k].rc, r[k].e);
+            CHECK(r[k].sum == r[0].sum);
+            check_as_was(m[k], was[k]);
+        }
+        const engine_seal mean = {.sum = r[0].sum, .step = FUNCTIONS};
+        for (int k = 0; k < FUNCTIONS; k++)
+            CHECK_OK(engine_comm_take(m[k], &mean, &e), e);
+        check_mean(m, was, weights[i], 1e-6);
+        const engine_seal other = {.sum = mean.sum + 1};
+        CHECK_ERR(engine_comm_take(m[1], &other, &e), e, ERR_CORRUPT, "not what was lent");
+        e = (err)ERR_INIT;
+        drop_all(m, was);
+    }
+    CHECK_INT(cuda_memory_held(), 0);
+}
+
+TEST_LIMIT(a_rank_that_is_missing_is_waited_for_as_long_as_the_patience_lasts, 60)
+{
+    engine *m[FUNCTIONS];
+    float *was[FUNCTIONS];
+    rank r[FUNCTIONS];
+    err e = ERR_INIT;
+    bool own;
+    uint64_t sum;
+    fake_gpus(FUNCTIONS);
+    diverge(m, (const int[]){0, 1, 2}, PRECISION_FP32, was);
+    run_ranks(m, r, FUNCTIONS - 1, shares, 1000);
+    for (int i = 0; i < FUNCTIONS - 1; i++) {
+        CHECK(r[i].joined != 0);
+        CHECK_ERR(r[i].rc, r[i].e, ERR_TIMEOUT, "its patience is over");
+        check_as_was(m[i], was[i]);
+    }
+    const backend_patience patience = {wait_turns, &r[0]};
+    CHECK_ERR(engine_comm_mean(m[0], 1, &patience, &sum, &own, &e), e, ERR_UNAVAILABLE, "no rank");
+    run_ranks(m, r, FUNCTIONS, shares, -1); /* once all are there it goes on */
+    CHECK_OK(r[0].rc, r[0].e);
+    drop_all(m, was);
+}
+
+TEST_LIMIT(a_rank_that_is_not_finite_says_so_itself, 60)
+{
+    engine *m[FUNCTIONS];
+    float *was[FUNCTIONS];
+    rank r[FUNCTIONS];
+    err e = ERR_INIT;
+    fake_gpus(FUNCTIONS);
+    for (int weighs = 0; weighs < 2; weighs++) {
+        const double weight[FUNCTIONS] = {0.5, weighs ? 0.25 : 0, weighs ? 0.25 : 0.5};
+        diverge(m, (const int[]){0, 1, 2}, PRECISION_FP32, was);
+        engine_floats(m[1], &e)[5] = INFINITY;
+        CHECK_OK(engine_state_changed(m[1], &e), e);
+        run_ranks(m, r, FUNCTIONS, weight, 200000);
+        if (weighs) {
+            CHECK_ERR(r[1].rc, r[1].e, ERR_INVALID, "NaN or infinity");
+            CHECK(r[1].own && !r[0].own && !r[2].own);
+            CHECK_ERR(r[0].rc, r[0].e, ERR_TIMEOUT, "its patience is over");
+        } else {
+            CHECK_OK(r[1].rc, r[1].e); /* what has no weight is not read */
+        }
+        drop_all(m, was);
+    }
+    CHECK_INT(cuda_memory_held(), 0);
+}
+
+TEST_LIMIT(where_there_can_be_no_ranks_is_said, 60)
+{
+    engine *m[FUNCTIONS], *host;
+    float *was[FUNCTIONS];
+    rank r[FUNCTIONS];
+    unsigned char uuid[BACKEND_DEVICE_BYTES];
+    err e = ERR_INIT;
+    fake_gpus(2);
+    diverge(m, (const int[]){0, 1, 0}, PRECISION_FP32, was);
+    run_ranks(m, r, FUNCTIONS, shares, 200000);
+    CHECK_ERR(r[0].rc, r[0].e, ERR_UNSUPPORTED, "two ranks on one device");
+    setenv("KUBEML_FAKE_NCCL", "missing", 1);
+    CHECK_ERR(engine_comm_device(m[0], uuid, &e), e, ERR_UNSUPPORTED, "not installed");
+    unsetenv("KUBEML_FAKE_NCCL");
+    drop_all(m, was);
+    engine_config c = config("reference");
+    e = (err)ERR_INIT;
+    CHECK_OK(engine_compile(&c, &host, &e), e);
+    CHECK_ERR(engine_comm_device(host, uuid, &e), e, ERR_UNSUPPORTED, "has no communicators");
+    engine_comm_leave(host);
+    engine_free(host);
+}
+
 /* ---- models ---------------------------------------------------------------------------------- */
 
-TEST_LIMIT(lenet_trains_as_on_the_reference, 120)
+/* Four steps of LeNet on that backend. */
+static void train_lenet(const char *on, backend_precision precision, const char *choice,
+                        double loss[4])
 {
     static float x[2 * 28 * 28];
     static const int32_t labels[2] = {3, 8};
-    err found = ERR_INIT;
+    err found = ERR_INIT, e = ERR_INIT;
     engine_config c = {.build = zoo_find("lenet5", &found)->build,
                        .input = {3, 1, 28, 28},
                        .outputs = CLASSES,
                        .batch = 2,
+                       .backend = on,
+                       .precision = precision,
                        .optim = {.kind = OPTIM_SGD, .momentum = 0.9, .weight_decay = 1e-4},
                        .seed = 11};
+    engine *m;
+    engine_result result;
     rng r;
     rng_init(&r, 2, RNG_TEST, 0, 0);
     for (size_t i = 0; i < sizeof x / sizeof *x; i++)
         x[i] = rng_uniform(&r);
     engine_batch b = {.n = 2, .x = x, .labels = labels};
-    double loss[2][4];
-    for (int on = 0; on < 2; on++) {
-        err e = ERR_INIT;
-        engine *m;
-        engine_result result;
-        c.backend = on ? "cuda" : "reference";
-        fake_favourite(-1);
-        CHECK_OK(engine_compile(&c, &m, &e), e);
-        for (int i = 0; i < 4; i++) {
-            CHECK_OK(engine_train(m, &b, 0.05, &result, &e), e);
-            loss[on][i] = result.loss;
-        }
-        engine_free(m);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    if (choice)
+        CHECK_CONTAINS(engine_choices(m), choice);
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(engine_train(m, &b, 0.05, &result, &e), e);
+        loss[i] = result.loss;
     }
+    engine_free(m);
+}
+
+/* Its convolutions with their pooling, and its linear layers with the loss; and all of it as layers
+ * of their own. */
+TEST_LIMIT(lenet_trains_as_on_the_reference, 120)
+{
+    static const char fused[] = "conv1 pooling fused\nconv2 pooling fused\nfc1 head fused\n";
+    static const char apart[] = "conv1 pooling apart\nconv2 pooling apart\nfc1 head apart\n";
+    double want[4], got[4], alone[4];
+    fake_favourite(-1);
+    train_lenet("reference", PRECISION_FP32, NULL, want);
+    train_lenet("cuda", PRECISION_FP32, fused, got);
+    CHECK_INT(fake_launches(), 9);
+    cuda_algorithms_forget();
+    fake_favour_few_launches(false);
+    train_lenet("cuda", PRECISION_FP32, apart, alone);
+    CHECK_INT(fake_launches(), 41);
+    for (int i = 0; i < 4; i++) {
+        CHECK_NEAR(got[i], want[i], 1e-5);
+        CHECK_NEAR(alone[i], want[i], 1e-5);
+    }
+    CHECK(want[3] < want[0]);
+}
+
+TEST_LIMIT(fused_bf16_computes_what_its_layers_do, 120)
+{
+    double fused[4], apart[4];
+    fake_favourite(-1);
+    train_lenet("cuda", PRECISION_BF16, "fc1 head fused\n", fused);
+    cuda_algorithms_forget();
+    fake_favour_few_launches(false);
+    train_lenet("cuda", PRECISION_BF16, "fc1 head apart\n", apart);
     for (int i = 0; i < 4; i++)
-        CHECK_NEAR(loss[1][i], loss[0][i], 1e-5);
-    CHECK(loss[0][3] < loss[0][0]);
+        CHECK_NEAR(fused[i], apart[i], 1e-2);
+}
+
+/* Two steps, each at once or in two calls: the gradients, then the update. */
+static engine *train_in(bool two_calls, optim o, backend_precision precision)
+{
+    static float x[2 * 28 * 28];
+    static const int32_t labels[2] = {3, 8};
+    err e = ERR_INIT;
+    engine_config c = {.build = zoo_find("lenet5", &e)->build,
+                       .input = {3, 1, 28, 28},
+                       .outputs = CLASSES,
+                       .batch = 2,
+                       .backend = "cuda",
+                       .precision = precision,
+                       .optim = o,
+                       .seed = 11};
+    engine *m;
+    engine_result result;
+    rng r;
+    rng_init(&r, 2, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
+        x[i] = rng_uniform(&r);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "fc1 head fused\n");
+    for (int i = 0; i < 2; i++) {
+        engine_batch b = {.n = 2 - i, .x = x, .labels = labels};
+        if (!two_calls)
+            CHECK_OK(engine_train(m, &b, 0.05, &result, &e), e);
+        else if (engine_gradients(m, &b, &result, &e) || engine_update(m, 0.05, &e))
+            test_fail(__FILE__, __LINE__, "%s", e.message);
+    }
+    return m;
+}
+
+/* Where each gradient is made its parameter takes its step: with the bits of the optimizer's own
+ * kernel. */
+TEST_LIMIT(a_small_models_step_needs_no_optimizers_kernel, 240)
+{
+    static const optim each[] = {
+        {.kind = OPTIM_SGD, .weight_decay = 1e-3},
+        {.kind = OPTIM_SGD, .momentum = 0.9, .nesterov = true, .weight_decay = 1e-3},
+        {.kind = OPTIM_ADAM, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-3},
+        {.kind = OPTIM_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-2}};
+    err e = ERR_INIT;
+    fake_favourite(-1);
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
+        backend_precision precision = i == 1 ? PRECISION_BF16 : PRECISION_FP32;
+        engine *at_once = train_in(false, each[i], precision);
+        CHECK_INT(fake_launches(), 9);
+        engine *in_two = train_in(true, each[i], precision);
+        CHECK_INT(fake_launches(), 1); /* the update */
+        size_t bytes = engine_state_floats(at_once) * sizeof(float);
+        CHECK(memcmp(engine_floats(at_once, &e), engine_floats(in_two, &e), bytes) == 0);
+        engine_free(at_once);
+        engine_free(in_two);
+    }
+}
+
+/* What is fused is timed first, and is the faster. */
+TEST_LIMIT(fusing_is_not_judged_on_an_idle_device, 120)
+{
+    double loss[4];
+    fake_favourite(-1);
+    fake_asleep(5000); /* with everything fused there is nothing to choose before */
+    train_lenet("cuda", PRECISION_FP32, "fc1 head fused\n", loss);
+}
+
+/* Measured once: what was faster is known to the next model, and told to other processes. */
+TEST_LIMIT(what_is_fused_is_measured_and_kept, 120)
+{
+    double loss[4];
+    setenv("KUBEML_CUDA_CACHE", "", 1);
+    fake_favour_few_launches(false);
+    train_lenet("cuda", PRECISION_FP32, "fc1 head apart\n", loss);
+    long measured = fake_measurements();
+    char *learned = backend_learned("cuda");
+    CHECK(learned);
+    CHECK_CONTAINS(learned, "|train head fp32 n2 c400 120br 84br 10b\tapart\n");
+    fake_favour_few_launches(true);
+    train_lenet("cuda", PRECISION_FP32, "fc1 head apart\n", loss);
+    cuda_algorithms_forget();
+    backend_known("cuda", learned);
+    train_lenet("cuda", PRECISION_FP32, "conv1 pooling apart\n", loss);
+    CHECK_INT(fake_measurements(), measured);
+    cuda_algorithms_forget();
+    train_lenet("cuda", PRECISION_FP32, "conv1 pooling fused\n", loss);
+    CHECK(fake_measurements() > measured);
+    free(learned);
 }

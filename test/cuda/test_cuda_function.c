@@ -1,5 +1,6 @@
-/* test_cuda_function.c: the functions' training loop on the fake device: the training set stays there and gives the
- * bits that batches from the host give, also cut into rounds; what is over the cap is named. */
+/* test_cuda_function.c: the functions' training loop on the fake device: the training set stays
+ * there and gives the bits that batches from the host give, also cut into rounds; what is over the
+ * cap is named. */
 #include "../unit/function_fixture.h"
 
 #include <math.h>
@@ -27,8 +28,10 @@ static program *load_program(const char *settings)
     err e = ERR_INIT;
     if (loaded)
         return loaded;
-    snprintf(text, sizeof text, "#include <kubeml.h>\nstatic kml_tensor model(kml_graph *g, kml_tensor x)\n{\n%s}\n"
-             "KUBEML_FUNCTION(.model = model%s);\n", BLOB_LAYERS, settings);
+    snprintf(text, sizeof text,
+             "#include <kubeml.h>\nstatic kml_tensor model(kml_graph *g, kml_tensor x)\n{\n%s}\n"
+             "KUBEML_FUNCTION(.model = model%s);\n",
+             BLOB_LAYERS, settings);
     make_object("blobs", text, object);
     CHECK_OK(program_open_object(object, &loaded, &e), e);
     return loaded;
@@ -38,8 +41,9 @@ static int open_trainer(setup *s, const char *settings, size_t cap, err *e)
 {
     s->program = load_program(settings);
     s->data = open_blobs(2);
-    trainer_config c = {.program = s->program, .data = s->data, .batch = 16, .epochs = 2, .threads = 1, .seed = 3,
-                        .backend = "cuda", .device_memory = cap};
+    trainer_config c = {.program = s->program, .data = s->data,     .batch = 16,
+                        .epochs = 2,           .threads = 1,        .seed = 3,
+                        .backend = "cuda",     .device_memory = cap};
     return trainer_open(&c, &s->trainer, s->reason, e);
 }
 
@@ -128,12 +132,13 @@ TEST_LIMIT(a_loss_that_is_no_number_is_found_on_the_device, 60)
     trainer_result r;
     CHECK_OK(open_trainer(&s, BLOB_SETTINGS, 0, &e), e);
     trainer_task task = {.epoch = 0, .parallelism = 1, .batch_count = 40, .lr = 1e30};
-    CHECK_ERR(trainer_train(s.trainer, &task, &r, &e), e, ERR_INVALID, "in epoch 1, within batches 1 to 40 of function 0");
+    CHECK_ERR(trainer_train(s.trainer, &task, &r, &e), e, ERR_INVALID,
+              "in epoch 1, within batches 1 to 40 of function 0");
     CHECK_STR(trainer_reason(s.trainer), "NaNLoss");
     close_trainer(&s);
 }
 
-/* ---- several functions on one device ---------------------------------------------------------- */
+/* ---- several functions on one device --------------------------------------------------------- */
 
 static group *open_group(setup *s, const char *on, int functions, int gpus, average_wish wish)
 {
@@ -141,9 +146,13 @@ static group *open_group(setup *s, const char *on, int functions, int gpus, aver
     group *g = NULL;
     s->program = load_program(BLOB_SETTINGS);
     s->data = s->data ? s->data : open_blobs(2);
-    group_config c = {.trainer = {.program = s->program, .data = s->data, .batch = 16, .epochs = 2, .threads = 1,
-                                  .seed = 3, .backend = on},
-                      .functions = functions, .gpus = gpus, .k = 3, .together = 1, .wish = wish};
+    group_config c = {.trainer = {.program = s->program, .data = s->data, .batch = 16, .epochs = 2,
+                                  .threads = 1, .seed = 3, .backend = on},
+                      .functions = functions,
+                      .gpus = gpus,
+                      .k = 3,
+                      .together = 1,
+                      .wish = wish};
     CHECK_OK(group_open(&c, &g, s->reason, &e), e);
     return g;
 }
@@ -159,8 +168,8 @@ static void train_by_hand(setup *s, int functions, float *out, size_t floats)
     const merge_rule *mean;
     CHECK_OK(merge_rule_find("mean", &mean, &e), e);
     for (int i = 0; i < functions; i++) {
-        trainer_config c = {.program = s->program, .data = s->data, .batch = 16, .epochs = 2, .threads = 1, .seed = 3,
-                            .backend = "cuda"};
+        trainer_config c = {.program = s->program, .data = s->data, .batch = 16,      .epochs = 2,
+                            .threads = 1,          .seed = 3,       .backend = "cuda"};
         CHECK_OK(trainer_open(&c, &t[i], s->reason, &e), e);
         CHECK_OK(trainer_batches(t[i], 0, functions, i, &batches[i], &e), e);
         most = batches[i] > most ? batches[i] : most;
@@ -210,7 +219,8 @@ TEST_LIMIT(functions_of_one_device_are_averaged_on_it_with_a_jobs_bits, 120)
     size_t floats = engine_state_floats(trainer_engine(group_trainer(g)));
     float *want = malloc(floats * sizeof *want);
     train_by_hand(&s, 3, want, floats);
-    CHECK(memcmp(engine_floats(trainer_engine(group_trainer(g)), &e), want, floats * sizeof *want) == 0);
+    CHECK(memcmp(engine_floats(trainer_engine(group_trainer(g)), &e), want,
+                 floats * sizeof *want) == 0);
     CHECK_OK(group_validate(g, 0, &r, &e), e);
     CHECK_INT(r.samples, BLOB_TEST);
     group_close(g);
@@ -365,7 +375,8 @@ TEST_LIMIT(functions_of_two_devices_are_averaged_on_the_host_unless_nccl_is_want
         CHECK((fake_sums() > 0) == (wish == 1));
         floats = engine_state_floats(trainer_engine(group_trainer(g)));
         states[wish] = malloc(floats * sizeof(float));
-        memcpy(states[wish], engine_floats(trainer_engine(group_trainer(g)), &e), floats * sizeof(float));
+        memcpy(states[wish], engine_floats(trainer_engine(group_trainer(g)), &e),
+               floats * sizeof(float));
         group_close(g);
     }
     double most = 0;
@@ -389,9 +400,10 @@ TEST_LIMIT(a_function_that_diverges_ends_the_group, 60)
     dataset_close(s.data);
 }
 
-/* ---- functions in processes of their own ------------------------------------------------------- */
+/* ---- functions in processes of their own ----------------------------------------------------- */
 
-/* What the model store has is asked for: numbers of versions come again where it was put back to an older state. */
+/* What the model store has is asked for: numbers of versions come again where it was put back to an
+ * older state. */
 TEST_LIMIT(a_mean_on_the_device_is_adopted_only_if_it_is_the_reference, 60)
 {
     err e = ERR_INIT;
@@ -414,7 +426,9 @@ TEST_LIMIT(a_mean_on_the_device_is_adopted_only_if_it_is_the_reference, 60)
     block b = {calloc(state_floats(of), 4), calloc(state_counters(of) + 1, 8)};
     CHECK_OK(modelstore_open(&a, MODELSTORE_OWNER, clock_deadline_ms(5000), &owner, &e), e);
     CHECK_OK(modelstore_open(&a, MODELSTORE_MEMBER, clock_deadline_ms(5000), &m[1].store, &e), e);
-    CHECK_OK(modelstore_create(owner, state_layout(of), &start, 4, &b, NULL, clock_deadline_ms(5000), &e), e);
+    CHECK_OK(modelstore_create(owner, state_layout(of), &start, 4, &b, NULL,
+                               clock_deadline_ms(5000), &e),
+             e);
     CHECK_OK(modelstore_state_get(m[1].store, clock_deadline_ms(5000), &at, &e), e);
     json_t *mean = member_seal(&m[0]), *before = member_seal(&m[1]);
     snprintf(checksum, sizeof checksum, "%016llx", (unsigned long long)at.checksum);
@@ -429,7 +443,8 @@ TEST_LIMIT(a_mean_on_the_device_is_adopted_only_if_it_is_the_reference, 60)
     CHECK(member_adopt(&m[1], 3, mean, clock_deadline_ms(5000)));
     json_decref(same);
     same = member_seal(&m[1]);
-    CHECK_STR(json_string_value(json_object_get(same, "sum")), json_string_value(json_object_get(mean, "sum")));
+    CHECK_STR(json_string_value(json_object_get(same, "sum")),
+              json_string_value(json_object_get(mean, "sum")));
     CHECK_INT(json_integer_value(json_object_get(same, "step")), 2);
     json_object_set_new(mean, "sum", json_string("0123456789abcdef"));
     CHECK(!member_adopt(&m[1], 3, mean, clock_deadline_ms(5000))); /* something else lies there */
@@ -466,7 +481,7 @@ TEST_LIMIT(what_cannot_be_lent_is_not_offered, 60)
     close_trainer(&s);
 }
 
-/* ---- a warm function -------------------------------------------------------------------------- */
+/* ---- a warm function ------------------------------------------------------------------------- */
 
 TEST_LIMIT(a_warm_function_has_its_device_before_its_job, 60)
 {
@@ -483,7 +498,8 @@ TEST_LIMIT(a_warm_function_has_its_device_before_its_job, 60)
     CHECK_OK(open_trainer(&s, BLOB_SETTINGS, 0, &e), e);
     CHECK_INT(fake_opens(), 1);
     close_trainer(&s);
-    CHECK_ERR(function_gpu_open("auto", "GPU-b", (gpu_share){0}, &e), e, ERR_CONFLICT, "ready on GPU GPU-a");
+    CHECK_ERR(function_gpu_open("auto", "GPU-b", (gpu_share){0}, &e), e, ERR_CONFLICT,
+              "ready on GPU GPU-a");
 }
 
 TEST_LIMIT(a_cold_function_is_told_its_gpu, 60)

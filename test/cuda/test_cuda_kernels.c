@@ -1,6 +1,6 @@
-/* test_cuda_kernels.c: our own CUDA kernels, run on the host by the shim, against the code of the host
- * that they must agree with: bit for bit where that is promised. What the layers compute is tested by
- * test_cuda_graph_ops, through the whole backend. */
+/* test_cuda_kernels.c: our own CUDA kernels, run on the host by the shim, against the code of the
+ * host that they must agree with: bit for bit where that is promised. What the layers compute is
+ * tested by test_cuda_graph_ops, through the whole backend. */
 #include "cuda/cuda_kernels.h"
 #include "merge.h"
 #include "merge_variants.h"
@@ -88,7 +88,8 @@ static uint64_t summed(const uint32_t *words, size_t count, uint32_t which)
 
 TEST(a_sum_of_words_tells_what_differs)
 {
-    enum { MANY = 128 * 1024 + 77, WORDS = 3001 }; /* the largest grid does not take so many at once */
+    /* the largest grid does not take so many at once */
+    enum { MANY = 128 * 1024 + 77, WORDS = 3001 };
     static uint32_t words[MANY];
     for (uint32_t i = 0; i < MANY; i++)
         words[i] = i * 2654435761u;
@@ -113,6 +114,251 @@ TEST(a_sum_of_words_tells_what_differs)
     CHECK(zero[0] == sum_of(words, 3, 0) + sum_of(words, 5, 1));
 }
 
+/* ---- fused convolutions ---------------------------------------------------------------------- */
+
+enum { FUSED_N = 3, FUSED_MOST = 1 << 15 };
+
+typedef struct fused {
+    conv_shape s;
+    pool_shape o;
+    bool relu, bias, add;
+} fused;
+
+static fused make_fused(int c, int h, int k, int kernel, int stride, int pad, int dilation,
+                        int window, int step)
+{
+    fused f = {.relu = true, .bias = true};
+    int p = (h + 2 * pad - dilation * (kernel - 1) - 1) / stride + 1,
+        q = (p - window + step - 1) / step + 1;
+    f.s = (conv_shape){.n = FUSED_N,
+                       .c = c,
+                       .h = h,
+                       .w = h,
+                       .k = k,
+                       .r = kernel,
+                       .s = kernel,
+                       .p = p,
+                       .q = p,
+                       .stride_h = stride,
+                       .stride_w = stride,
+                       .pad_h = pad,
+                       .pad_w = pad,
+                       .dil_h = dilation,
+                       .dil_w = dilation,
+                       .groups = 1};
+    f.o = (pool_shape){.n = FUSED_N,
+                       .c = k,
+                       .h = p,
+                       .w = p,
+                       .p = q,
+                       .q = q,
+                       .kernel_h = window,
+                       .kernel_w = window,
+                       .stride_h = step,
+                       .stride_w = step};
+    return f;
+}
+
+typedef struct tensors {
+    float y[FUSED_MOST], dw[FUSED_MOST], db[64], dx[FUSED_MOST];
+} tensors;
+
+/* As layers of their own. */
+static void run_parts(const fused *f, const float *x, const float *w, const float *bias,
+                      const float *dy, tensors *out)
+{
+    static float z[FUSED_MOST], dz[FUSED_MOST], scratch[1 << 20];
+    static uint16_t winner[FUSED_MOST];
+    size_t places = (size_t)f->s.n * (size_t)f->s.p * (size_t)f->s.q;
+    for (int pass = 0; pass < CONV_PASSES; pass++)
+        CHECK(cuda_conv_scratch(f->s, (conv_pass)pass) <= sizeof scratch / sizeof *scratch);
+    cuda_conv_forward(NULL, ELEMENT_F32, f->s, x, w, bias, f->relu, scratch, z);
+    cuda_max_pool_forward(NULL, ELEMENT_F32, f->o, z, winner, out->y);
+    cuda_max_pool_backward(NULL, ELEMENT_F32, f->o, winner, dy, dz, false);
+    if (f->relu)
+        cuda_relu_mask(NULL, ELEMENT_F32, places * (size_t)f->s.k, z, dz);
+    cuda_column_sums(NULL, ELEMENT_F32, places, f->s.k, dz, scratch, out->db);
+    cuda_conv_weights(NULL, ELEMENT_F32, f->s, x, dz, scratch, out->dw);
+    cuda_conv_data(NULL, ELEMENT_F32, f->s, dz, w, scratch, out->dx, f->add);
+}
+
+static void run_fused(const fused *f, const float *x, const float *w, const float *bias,
+                      const float *dy, tensors *out)
+{
+    static float scratch[FUSED_MOST];
+    static uint16_t winner[FUSED_MOST];
+    CHECK(cuda_conv_pool_scratch(f->s) <= FUSED_MOST);
+    cuda_conv_pool_forward(NULL, ELEMENT_F32, f->s, f->o, x, w, bias, f->relu, winner, out->y);
+    cuda_conv_pool_backward(NULL, ELEMENT_F32, f->s, f->o, x, w, winner, out->y, f->relu, dy,
+                            scratch, out->dw, out->db, out->dx, f->add, NULL);
+}
+
+static void check_close(const float *got, const float *want, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        CHECK_NEAR(got[i], want[i], 2e-4);
+}
+
+static void check_fused(fused f)
+{
+    static float x[FUSED_MOST], w[FUSED_MOST], bias[64], dy[FUSED_MOST];
+    static tensors got, want;
+    size_t inputs = (size_t)f.s.n * (size_t)(f.s.h * f.s.w * f.s.c),
+           weights = (size_t)(f.s.k * f.s.r * f.s.s * f.s.c);
+    size_t outputs = (size_t)f.s.n * (size_t)(f.o.p * f.o.q * f.s.k);
+    CHECK(cuda_conv_pool_fits(f.s, f.o));
+    draw_floats(1, FUSED_MOST, x);
+    draw_floats(2, FUSED_MOST, w);
+    draw_floats(3, 64, bias);
+    draw_floats(4, FUSED_MOST, dy);
+    draw_floats(5, FUSED_MOST, got.dx);
+    memcpy(want.dx, got.dx, sizeof want.dx);
+    run_parts(&f, x, w, f.bias ? bias : NULL, dy, &want);
+    run_fused(&f, x, w, f.bias ? bias : NULL, dy, &got);
+    check_close(got.y, want.y, outputs);
+    check_close(got.dw, want.dw, weights);
+    check_close(got.db, want.db, (size_t)f.s.k);
+    check_close(got.dx, want.dx, inputs);
+}
+
+TEST_LIMIT(a_fused_convolution_computes_what_its_parts_do, 60)
+{
+    fused plain = make_fused(3, 9, 4, 3, 1, 1, 1, 2, 2); /* its last windows are cut off */
+    check_fused(make_fused(1, 28, 6, 5, 1, 2, 1, 2, 2)); /* LeNet's */
+    check_fused(make_fused(6, 14, 16, 5, 1, 0, 1, 2, 2));
+    check_fused(plain);
+    check_fused(make_fused(2, 13, 5, 3, 2, 1, 1, 2, 2));
+    check_fused(make_fused(2, 13, 5, 3, 1, 0, 2, 3, 3));
+    check_fused(make_fused(4, 8, 3, 1, 1, 0, 1, 2, 3)); /* places that no window reads */
+    plain.relu = false;
+    check_fused(plain);
+    plain.bias = false, plain.add = true;
+    check_fused(plain);
+}
+
+/* ---- the head -------------------------------------------------------------------------------- */
+
+enum { HEAD_N = 5, HEAD_LIVE = 4, HEAD_MOST = 60000 };
+
+typedef struct head_run {
+    float y[HEAD_LAYERS_MAX][HEAD_N * 128], dy[HEAD_LAYERS_MAX][HEAD_N * 128];
+    float dw[HEAD_LAYERS_MAX][HEAD_MOST], db[HEAD_LAYERS_MAX][128], dx[HEAD_N * 400];
+    step_result rows[HEAD_N], sum;
+} head_run;
+
+static head_shape head_shape_of(const int *sizes, int layers, const float *weights, bool bias,
+                                head_run *out)
+{
+    head_shape h = {.layers = layers};
+    for (int i = 0; i < layers; i++) {
+        h.layer[i] = (head_layer){.c = sizes[i],
+                                  .k = sizes[i + 1],
+                                  .relu = i + 1 < layers,
+                                  .w = weights + 100 * i,
+                                  .bias = bias ? weights + 7 * i : NULL,
+                                  .y = out->y[i],
+                                  .dy = out->dy[i],
+                                  .dw = out->dw[i],
+                                  .db = bias ? out->db[i] : NULL};
+        CHECK(sizes[i] * sizes[i + 1] + 100 * i <= HEAD_MOST);
+    }
+    CHECK(cuda_head_fits(&h));
+    return h;
+}
+
+/* As layers of their own. */
+static void run_layers(const head_shape *h, const step_args *a, const float *x,
+                       const int32_t *labels, head_run *out)
+{
+    static float scratch[1 << 20];
+    int last = h->layers - 1;
+    conv_shape s[HEAD_LAYERS_MAX];
+    for (int i = 0; i <= last; i++) {
+        const head_layer *l = &h->layer[i];
+        s[i] = (conv_shape){.n = HEAD_N,   .c = l->c,  .h = 1,     .w = 1,     .k = l->k,
+                            .r = 1,        .s = 1,     .p = 1,     .q = 1,     .stride_h = 1,
+                            .stride_w = 1, .dil_h = 1, .dil_w = 1, .groups = 1};
+        cuda_conv_forward(NULL, ELEMENT_F32, s[i], i ? h->layer[i - 1].y : x, l->w, l->bias,
+                          l->relu, scratch, l->y);
+    }
+    cuda_cross_entropy(NULL, ELEMENT_F32, a, HEAD_N, h->layer[last].k, h->layer[last].y, labels,
+                       h->layer[last].dy, out->rows, &out->sum);
+    for (int i = last; i >= 0; i--) {
+        const head_layer *l = &h->layer[i];
+        if (l->relu)
+            cuda_relu_mask(NULL, ELEMENT_F32, (size_t)(HEAD_N * l->k), l->y, l->dy);
+        if (l->db)
+            cuda_column_sums(NULL, ELEMENT_F32, HEAD_N, l->k, l->dy, scratch, l->db);
+        cuda_conv_weights(NULL, ELEMENT_F32, s[i], i ? h->layer[i - 1].y : x, l->dy, scratch,
+                          l->dw);
+        cuda_conv_data(NULL, ELEMENT_F32, s[i], l->dy, l->w, scratch,
+                       i ? h->layer[i - 1].dy : out->dx, false);
+    }
+}
+
+static void check_head(const int *sizes, int layers, bool bias)
+{
+    static float x[HEAD_N * 400], weights[HEAD_MOST];
+    static head_run got, want;
+    static const int32_t labels[HEAD_N] = {1, 0, 2, 1, 0};
+    const step_args a = {.n = HEAD_LIVE};
+    head_shape h = head_shape_of(sizes, layers, weights, bias, &got),
+               parts = head_shape_of(sizes, layers, weights, bias, &want);
+    draw_floats(1, sizeof x / sizeof *x, x);
+    draw_floats(2, HEAD_MOST, weights);
+    for (size_t i = 0; i < HEAD_MOST; i++)
+        weights[i] *= 0.1f; /* or one class is certain, and its gradient a step */
+    cuda_head(NULL, ELEMENT_F32, &a, HEAD_N, &h, x, labels, true, got.dx, got.rows, &got.sum);
+    cuda_head_gradients(NULL, ELEMENT_F32, HEAD_N, &h, x, got.rows, &got.sum, NULL);
+    run_layers(&parts, &a, x, labels, &want);
+    for (int i = 0; i < layers; i++) {
+        check_close(got.y[i], want.y[i], (size_t)(HEAD_N * sizes[i + 1]));
+        check_close(got.dy[i], want.dy[i], (size_t)(HEAD_N * sizes[i + 1]));
+        check_close(got.dw[i], want.dw[i], (size_t)(sizes[i] * sizes[i + 1]));
+        check_close(got.db[i], want.db[i], (size_t)sizes[i + 1]);
+    }
+    check_close(got.dx, want.dx, (size_t)(HEAD_N * sizes[0]));
+    CHECK_NEAR(got.sum.loss_sum, want.sum.loss_sum, 1e-4);
+    CHECK_INT(got.sum.correct, want.sum.correct);
+    CHECK(want.sum.loss_sum > 0);
+    /* forward alone */
+    cuda_head(NULL, ELEMENT_F32, &a, HEAD_N, &h, x, labels, false, NULL, got.rows, &got.sum);
+    CHECK_NEAR(got.sum.loss_sum, want.sum.loss_sum, 1e-4);
+}
+
+TEST_LIMIT(a_head_computes_what_its_layers_do, 60)
+{
+    check_head((const int[]){400, 120, 84, 10}, 3, true); /* LeNet's */
+    check_head((const int[]){37, 3}, 1, true);
+    check_head((const int[]){5, 33, 65, 40, 3}, 4, false);
+}
+
+TEST(a_head_that_is_too_large_is_none)
+{
+    head_shape h = {.layers = 1, .layer = {{.c = 6000, .k = 10}}};
+    CHECK(!cuda_head_fits(&h)); /* for a block's shared memory */
+    h.layer[0] = (head_layer){.c = 1024, .k = 1000};
+    CHECK(!cuda_head_fits(&h)); /* for a cache */
+    h.layer[0] = (head_layer){.c = 512, .k = 100};
+    CHECK(cuda_head_fits(&h));
+}
+
+TEST(what_is_too_large_or_overlaps_is_not_fused)
+{
+    fused f = make_fused(1, 28, 6, 5, 1, 2, 1, 2, 2);
+    CHECK(cuda_conv_pool_fits(f.s, f.o));
+    f.o.stride_h = 1;
+    CHECK(!cuda_conv_pool_fits(f.s, f.o));
+    f = make_fused(1, 28, 6, 5, 1, 2, 1, 2, 2);
+    f.o.pad_w = 1;
+    CHECK(!cuda_conv_pool_fits(f.s, f.o));
+    f = make_fused(2, 28, 6, 5, 1, 2, 1, 2, 2);
+    f.s.groups = 2;
+    CHECK(!cuda_conv_pool_fits(f.s, f.o));
+    f = make_fused(64, 32, 64, 3, 1, 1, 1, 2, 2);
+    CHECK(!cuda_conv_pool_fits(f.s, f.o));
+}
+
 /* ---- optimizers ------------------------------------------------------------------------------ */
 
 enum { WEIGHTS = 1000, UPDATES = 4 };
@@ -120,6 +366,7 @@ enum { WEIGHTS = 1000, UPDATES = 4 };
 static void compare_optim(const char *name, optim o)
 {
     static float w[2][WEIGHTS], g[WEIGHTS], state[2][2 * WEIGHTS];
+    static uint16_t w16[WEIGHTS], want16[WEIGHTS];
     memset(state, 0, sizeof state);
     draw_floats(1, WEIGHTS, w[0]);
     memcpy(w[1], w[0], sizeof w[0]);
@@ -141,13 +388,17 @@ static void compare_optim(const char *name, optim o)
         a.root2 = (float)sqrt(1 - pow(o.beta2, step));
         a.shrink = o.kind == OPTIM_ADAMW ? (float)(1 - lr * o.weight_decay) : 1;
         draw_floats(10 + (uint64_t)step, WEIGHTS, g);
-        cuda_optim(NULL, &a, args, WEIGHTS, w[0], g, state[0], WEIGHTS);
+        const optim_block all = {
+            .a = &a, .o = args, .count = WEIGHTS, .w = w[0], .state = state[0], .g = g, .w16 = w16};
+        cuda_optim(NULL, &all);
         optim_update(&o, lr, step, WEIGHTS, w[1], g, state[1], WEIGHTS);
     }
     for (int i = 0; i < WEIGHTS; i++)
         if (!(fabsf(w[0][i] - w[1][i]) <= 2e-6f))
             test_fail(__FILE__, __LINE__, "%s: weight %d is %.9g, not %.9g", name, i,
                       (double)w[0][i], (double)w[1][i]);
+    cuda_to_bf16(NULL, WEIGHTS, w[0], want16);
+    CHECK(memcmp(w16, want16, sizeof w16) == 0);
 }
 
 TEST(optimizers_are_the_hosts)
@@ -178,7 +429,8 @@ static void compare_gather(transform t)
     }
     step_args a = {.n = TAKEN, .row = 4, .epoch = 9};
     augmentation g = {.flip = t.flip, .crop = t.crop, .c = C, .h = H, .w = W, .seed = 77};
-    cuda_gather(NULL, &a, g, TAKEN, share[0], share_labels, share_keys, order, got[0], labels, keys);
+    cuda_gather(NULL, &a, g, TAKEN, share[0], share_labels, share_keys, order, got[0], labels,
+                keys);
     for (int i = 0; i < TAKEN; i++) {
         uint32_t row = order[4 + i];
         transform_move(&t, 77, 9, share_keys[row], C, H, W, 1, share[row], want);
@@ -254,7 +506,8 @@ TEST(qsgd_is_its_formula_and_unbiased)
             CHECK(round > 0 || q[i] == quantised(x[i], norms[i / QSGD_BUCKET], 5, 0, i));
         }
     }
-    for (size_t i = 0; i < COUNT; i++) { /* a step is norm / 127; the mean of 400 errs by its 1/40 */
+    /* a step is norm / 127; the mean of 400 errs by its 1/40 */
+    for (size_t i = 0; i < COUNT; i++) {
         double step = (double)norms[i / QSGD_BUCKET] / QSGD_LEVELS;
         CHECK_NEAR(sum[i] / ROUNDS, x[i], step * 0.5 / 20 * 5);
     }

@@ -2,6 +2,7 @@
 """The command line: every verb against a running platform, its formats, its exit statuses (0 done, 1
 failed, 2 wrong usage), and what it says when the input is wrong."""
 import gzip
+import contextlib
 import http.server
 import json
 import os
@@ -115,7 +116,8 @@ def up_status_down():
         url = out.split(" at ")[1].split()[0]
         assert f"export KUBEML_URL={url}" in out and "controller.log" in out, out
         s.environment["KUBEML_URL"] = url
-        assert f"at {url}: ready" in s.out("status"), s.out("status")
+        assert s.out("status").splitlines() == [f"{s.out('version').splitlines()[0]} at {url}: ready",
+                                                "jobs: 0 running, 0 queued; slots: 5 of 5 free"], s.out("status")
         assert s.json("status")["checks"]["slots"] == 5, s.json("status")
         assert s.out("version").count("\n") == 2 and url in s.out("version")
         upload(s)
@@ -252,10 +254,11 @@ def going_on_from_a_model(p):
         assert s.json("history", "get", again)["data"]["train_loss"][0] < fresh, "it began from scratch"
     shas = {s.json("task", "get", again)["sha256"] for again in ids[1:]}
     assert len(shas) == 1, "one file, one result"
-    s.refused("train", "-f", "lenet", "-d", "tiny", "--init", "none.safetensors", says="no file none.safetensors")
+    s.refused("train", "-f", "lenet", "-d", "tiny", "--init", "none.safetensors", says="--init: no file none.safetensors")
+    s.refused("train", "-f", "lenet", "-d", "tiny", "--init", "/", says="--init: / is a folder")
     s.refused("train", "-f", "lenet", "-d", "tiny", "--init", "none", says='no model "none"')
     s.write("bad.safetensors", "no weights")
-    s.refused("train", "-f", "lenet", "-d", "tiny", "--init", "bad.safetensors", says="safetensors")
+    s.refused("train", "-f", "lenet", "-d", "tiny", "--init", "bad.safetensors", says="--init bad.safetensors: safetensors: ")
 
 
 SMALL = """#include <kubeml.h>
@@ -346,17 +349,18 @@ SCALARS = ["2026-11-21T20:56:38.450Z", "2026-11-21", "2026-11-21 20:56:38", "190
 NUMBERS = [0, -1, 9007199254740993, 0.0, 1.0, -2.5, 1e-05, 2e-07, 1e22, -3e+100, 1.5e-300, 0.1, 5e-324, True, False, None]
 
 
-@case(limit=60, platform=False)
-def yaml_is_read_as_what_json_says():
-    """Also by YAML 1.1: times, digits with a colon, and numbers without a point."""
-    told = [{"name": "a", "words": SCALARS, "numbers": NUMBERS, **{word: word for word in SCALARS}}]
-
+@contextlib.contextmanager
+def answering(pages):
+    """The shell of somebody whose platform has these answers: {path: (rows, path of the next page or None)}."""
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            body = json.dumps(told).encode()
+            rows, more = pages[self.path]
+            body = json.dumps(rows).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
+            if more:
+                self.send_header("Link", f'<{more}>; rel="next"')
             self.end_headers()
             self.wfile.write(body)
 
@@ -365,10 +369,38 @@ def yaml_is_read_as_what_json_says():
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        s = Shell(KUBEML_URL=f"http://127.0.0.1:{server.server_port}")
+        yield Shell(KUBEML_URL=f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+
+
+@case(limit=60, platform=False)
+def a_list_is_read_to_its_last_page():
+    with answering({"/function": ([{"name": "a"}], "/function?limit=1&continue=a"),
+                    "/function?limit=1&continue=a": ([{"name": "b"}], "/function?limit=1&continue=b"),
+                    "/function?limit=1&continue=b": ([], None),
+                    "/tasks?state=all": ([{"id": "1", "created": "2026-01-02"}], "/tasks?state=all&continue=1"),
+                    "/tasks?state=all&continue=1": ([{"id": "2", "created": "2026-01-01"}], None)}) as s:
+        assert s.json("function", "list") == [{"name": "a"}, {"name": "b"}]
+        assert [row["id"] for row in s.json("task", "list", "--all")] == ["2", "1"]
+
+
+@case(limit=60, platform=False)
+def a_loss_without_bounds_keeps_its_column():
+    data = {"train_loss": [0.5, 2200036.1622, 1e300], "validation_loss": [0.25, -936120.6428, None],
+            "accuracy": [96.02, 9.8, None], "epoch_duration": [1.5, 2.5, 3.5], "parallelism": [4, 4, 4]}
+    with answering({"/history/x": ({"id": "x", "data": data}, None)}) as s:
+        head, *rows = s.out("history", "get", "x").splitlines()
+    assert [len(row) for row in rows] == 3 * [len(head)], (head, rows)
+    assert [row.split()[1:3] for row in rows] == [["0.5000", "0.2500"], ["2.2e+06", "-9.361e+05"], ["1e+300", "-"]], rows
+
+
+@case(limit=60, platform=False)
+def yaml_is_read_as_what_json_says():
+    """Also by YAML 1.1: times, digits with a colon, and numbers without a point."""
+    told = [{"name": "a", "words": SCALARS, "numbers": NUMBERS, **{word: word for word in SCALARS}}]
+    with answering({"/function": (told, None)}) as s:
         assert s.json("function", "list") == told
         read = yaml.safe_load(s.out("function", "list", "-o", "yaml"))
-        server.shutdown()
     for key, value in told[0].items():
         assert read[0][key] == value, (key, value, read[0][key])
         assert list(map(type, value)) == list(map(type, read[0][key])), (key, value, read[0][key])
@@ -407,6 +439,8 @@ def tasks(p):
     assert said.startswith("cancelled: Cancelled:"), said
     s.refused("task", "stop", job, says=job)
     before = s.json("task", "get", job)
+    listed = s.out("task", "list", "-a")
+    assert f"{before['validation_loss']:.4g}" in listed.split(), (listed, before)  # as the accuracy beside it
     done = before["epoch"]
     s.out("task", "resume", job)
     now = s.json("task", "get", job)
@@ -441,7 +475,8 @@ def logs_are_followed_to_the_end(p):
 def functions_and_histories(p):
     s = ready(p)
     s.write("linear.c", MODEL % "10")
-    s.out("function", "update", "--name", "lenet", "--code", "linear.c")
+    assert s.out("function", "update", "--name", "lenet", "--code", "linear.c") == "function lenet is at version 2\n"
+    assert s.out("function", "update", "--name", "lenet", "--code", "linear.c") == "function lenet is at version 2\n"
     about = s.json("function", "get", "lenet")
     assert about["version"] == 2 and len(about["versions"]) == 2, about
     s.out("function", "create", "-n", "zoo", "--model", "mlp")
@@ -481,7 +516,7 @@ def the_same_file_in_one_process(p):
     for i, line in enumerate(alone):
         assert abs(line["train_loss"] - history["data"]["train_loss"][i]) < 1e-8, (i, alone, history["data"])
     text = s.out("run", harness.LENET, "--dataset", "tiny", "-e", 1, "-b", 32, "--lr", 0.01)
-    assert "epoch" in text, text
+    assert "epoch" in text and text.startswith("lenet.c: 61706 parameters"), text
 
 
 # ---- wrong usage ---------------------------------------------------------------------------------------
@@ -501,6 +536,12 @@ def usage():
     s.refused("train", "-f", "", "-d", "x", says="--function must not be empty", status=2)
     s.refused("task", "get", says="which job?", status=2)
     s.refused("task", "get", "a", "b", says='"b" is too much', status=2)
+    for verb in ("task get", "history get", "history delete", "logs", "explain"):
+        s.refused(*verb.split(), "--id", "a", "b", says='"b" is too much: --id is given', status=2)
+        s.refused(*verb.split(), says="which job?", status=2)
+    s.refused("dataset", "delete", "--name", "a", "b", says='"b" is too much: --name is given', status=2)
+    s.refused("function", "delete", says="which function?", status=2)
+    s.refused("history", "get", "a", "-o", "wide", says='no output format "wide"; there are: table json yaml', status=2)
     s.refused("function", "create", "--name", "x", says="either --code FILE or --model NAME", status=2)
     s.refused("completion", "fish", says="only bash", status=2)
     s.refused("task", "list", says=["connect", "kubeml up"])
@@ -594,6 +635,19 @@ def on_terminal(s, *words):
     return done.stdout, harness.shown_on(ours)
 
 
+@case()
+def one_file_may_be_a_whole_dataset(p):
+    s = shell(p)
+    arrays(s)
+    x, y = np.load(s.folder / "x.npy"), np.load(s.folder / "y.npy")
+    np.savez(s.folder / "all.npz", x_train=x, y_train=y, x_test=x[:16], y_test=y[:16])
+    np.savez(s.folder / "train.npz", x_train=x, y_train=y)
+    s.out("dataset", "create", "--name", "all", "--traindata", "all.npz")
+    told = s.json("dataset", "get", "all")
+    assert (told["train_set_size"], told["test_set_size"]) == (64, 16), told
+    s.refused("dataset", "create", "--name", "half", "--traindata", "train.npz", says="x-test")
+
+
 @case(limit=90)
 def what_is_long_shows_a_bar_on_a_terminal(p):
     s = ready(p)
@@ -630,6 +684,9 @@ def bad_datasets(p):
     s.refused(*make("text.txt", "y.npy"), says="x-train (text.txt): neither npy")
     s.refused(*make("empty.npy", "y.npy"), says="x-train (empty.npy): the file is empty")
     s.refused(*make("absent.npy", "y.npy"), says="no file absent.npy")
+    s.refused(*make("x.npy", ""), says="--trainlabels must not be empty", status=2)
+    s.refused(*make("x.npy", "x.npy/y.npy"), says="x.npy/y.npy: Not a directory")
+    s.refused(*make(".", "y.npy"), says=". is a folder, not a file")
     s.refused(*make("x.npy", "y.npy", name="taken"), says='"taken" exists')
     for name, says in (("a/b", "a/b"), ("../../etc", "../../etc"), ("n" * 300, "300 characters, more than 63")):
         s.refused(*make("x.npy", "y.npy", name=name), says=says)
@@ -652,6 +709,8 @@ def bad_requests(p):
             "-f lenet -d tiny --merge x": "options.merge", "-f lenet -d tiny --mode p2p": '"p2p" is not built yet',
             "-f a/b -d tiny": "function_name", f"-f {'n' * 300} -d tiny": "function_name: 300 characters"}.items():
         s.refused("train", *words.split(), says=says)
+    if not harness.another_platform:  # a cluster may get more
+        s.refused("train", *"-f lenet -d tiny -p 5 --static".split(), says="options.default_parallelism: 5")
     assert p.post("/train", 422, json={"function_name": "lenet", "dataset": "tiny", "epochs": 1, "batch_size": 32,
                                        "lr": 0.1, "options": {"mode": "p2p"}})["reason"] == "unsupported"
     assert "line 1" in p.post("/train", 400, data='{"epochs": 1,}', headers={"Content-Type": "application/json"})["detail"]
@@ -690,6 +749,10 @@ def bad_inference(p):
     s.refused("infer", "-n", job, "--datafile", "absent.npy", says="absent.npy: No such file")
     s.refused("infer", "-n", job, "--datafile", "cut.npy", says="cut.npy")
     s.refused("infer", "-n", job, "--datafile", "small.npy", says=["(64, 3, 3)", "(1, 28, 28)"])
+    broken = np.zeros((2, 1, 28, 28), np.float32)
+    broken[1, 0, 3, 4] = np.nan
+    np.save(s.folder / "nan.npy", broken)
+    s.refused("infer", "-n", job, "--datafile", "nan.npy", says="nan.npy: NaN at [1, 0, 3, 4]")
     s.write("bad.json", "[1,\n")
     s.refused("infer", "-n", job, "--datafile", "bad.json", says=["bad.json", "line 2"])
     s.refused("infer", "-n", job, "--datafile", "text.txt", says="neither npy nor JSON")

@@ -56,6 +56,21 @@ def killed_in(phase, count, **options):
             assert lost, task["conditions"]
 
 
+@case(limit=90, platform=False)
+def an_epoch_that_nobody_could_be_told_is_shown():
+    """kubeml-ps died when the last epoch stood in the history, and before it told the controller."""
+    p, marker = failpoint_platform(f"after-history:{EPOCHS}")
+    with p:
+        p.dataset()
+        p.function()
+        job = p.train(epochs=EPOCHS)
+        task, told = p.succeed(job), p.get(f"/history/{job}")["data"]
+        assert marker.read_text().split()[0] == "after-history", "kubeml-ps was not killed"
+        assert task["epoch"] == EPOCHS == len(told["accuracy"]), task
+        assert all(task[key] == told[key][-1] for key in ("train_loss", "validation_loss", "accuracy")), (task, told)
+        assert [e["epoch"] for name, e in p.events(job) if name == "epoch"] == [1, 2, 3]
+
+
 @case(limit=120, platform=False)
 def a_function_killed_while_it_loads():
     killed_in("load", 1)
@@ -156,6 +171,84 @@ def the_controller_killed_in_every_state(p):
     p.succeed(waits)
     history = p.get(f"/history/{job}")["data"]
     assert len(history["accuracy"]) == 20, history
+
+
+def waits_to_be_tried_again(p, job):
+    """Its explanation while it waits for its next try; None."""
+    why = p.get(f"/tasks/{job}/explain")
+    return why if why["reason"] == "Retrying" else None
+
+
+@case(limit=150)
+def a_failed_job_goes_on_from_its_checkpoint(p):
+    """A function is killed whenever it is there, until the job fails by it; at the next try nobody kills."""
+    p.dataset()
+    p.function()
+    options = {"epochs": 3, "k": 2, "seed": 8}
+    want = p.succeed(p.train(**options))["sha256"]
+    job = p.train(p.paced(0.3), backoff_limit=2, **options)
+    until(lambda: p.task(job)["epoch"] >= 1)
+
+    def fails():
+        for pod in p.pods(job=job, role="function", function=1):
+            with contextlib.suppress(ProcessLookupError):
+                if pod["pid"]:
+                    os.kill(pod["pid"], signal.SIGKILL)
+        return waits_to_be_tried_again(p, job)
+    why = until(fails, 60, message="it does not fail, whoever is killed")
+    assert "retry 1 of 2 in " in why["message"] and "Crashed: function 1" in why["message"], why
+    assert p.task(job)["state"] == "queued" and p.task(job)["retries"] == 1, p.task(job)
+    until(lambda: not p.pods(job=job), message="it waits, and keeps its pods")
+    until(lambda: not waits_to_be_tried_again(p, job), 30)
+    until(lambda: p.task(job)["message"].endswith("; retry 1 of 2"), message="it does not say which try this is")
+    task = p.succeed(job)
+    assert task["sha256"] == want, "other weights than without the failure"
+    assert task["retries"] == 1 and "Resumed" in {c["type"] for c in task["conditions"]}, task
+    assert len(p.get(f"/history/{job}")["data"]["accuracy"]) == 3
+    until(lambda: not p.pods(job=job), message="pods of an ended job")
+
+
+# Lr turns it into no number at the second batch; a batch takes a while, so that it is there when it is looked for.
+DIVERGES = """#define _POSIX_C_SOURCE 200809L
+#include <kubeml.h>
+#include <time.h>
+
+static kml_tensor model(kml_graph *g, kml_tensor x)
+{
+    return kml_linear(g, kml_flatten(g, x), 10);
+}
+
+static int step(kml_step *s)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 500000000}, NULL);
+    return kml_gradients(s) ? -1 : kml_update(s, 1e38);
+}
+
+KUBEML_FUNCTION(.model = model, .optimizer = kml_sgd(.momentum = 0), .step = step);
+"""
+
+
+@case(limit=150, platform=False)
+def a_controller_that_comes_back_takes_no_earlier_end_for_this_one():
+    """The history tells of the first try's end until the second try's kubeml-ps has begun, which is held up here."""
+    with harness.Platform("--pool-ps", "1") as p:
+        p.dataset()
+        p.function("diverges", DIVERGES)
+        job = p.train("diverges", backoff_limit=1, epochs=3)
+        until(lambda: waits_to_be_tried_again(p, job), 60)
+        assert p.get(f"/history/{job}")["state"] == "failed"
+        p.warm(0, 1)
+        held = p.pod(role="ps", job="")["pid"]
+        os.kill(held, signal.SIGSTOP)
+        until(lambda: p.task(job)["state"] == "starting", 30)
+        until(lambda: p.pods(job=job, role="ps"), message="the next try has no kubeml-ps")
+        p.kill()
+        p.start()
+        assert p.task(job)["state"] == "starting", p.task(job)
+        os.kill(held, signal.SIGCONT)
+        until(lambda: p.get(f"/history/{job}")["state"] == "running", message="the second try has not taken the history")
+        task = p.wait(job)
+        assert task["reason"] == "NaNLoss" and task["message"].endswith("; after 1 of 1 retries"), task
 
 
 @case()

@@ -39,7 +39,7 @@ def trained(p, dataset="mnist", **options):
     return {**p.get(f"/history/{job}"), "sha256": sha}
 
 
-@case(limit=300, alone=True)
+@case(limit=300)
 def sorted_by_label(p):
     """Samples are dealt from a stored order drawn at upload: sorted input trains like any other."""
     upload(p)
@@ -51,7 +51,7 @@ def sorted_by_label(p):
     assert abs(last["mnist"] - last["sorted"]) <= 0.3, last
 
 
-@case(limit=300, alone=True)
+@case(limit=300)
 def one_function_is_kubeml_run(p):
     """One function on the platform: the losses of the same file in one process, bit for bit."""
     upload(p)
@@ -70,7 +70,7 @@ def one_function_is_kubeml_run(p):
             assert abs(alone - platform) <= 1e-10 * max(1, abs(alone)), (key, alone, platform)
 
 
-@case(limit=240, alone=True)
+@case(limit=240)
 def every_k_trains(p):
     """Merged after each step, after eight, and once an epoch; in the database and in kubeml-ps alike."""
     upload(p)
@@ -86,7 +86,7 @@ def every_k_trains(p):
             assert again["sha256"] == history["sha256"], "the two mergers give other bits"
 
 
-@case(limit=200, alone=True)
+@case(limit=200)
 def an_elastic_job_says_how_many_trained(p):
     """Each epoch's number of functions stands in the history, and is the number of its shares."""
     upload(p)
@@ -99,7 +99,7 @@ def an_elastic_job_says_how_many_trained(p):
     assert history["samples"] == [60000] * 5 and history["data"]["accuracy"][-1] > 97, history["data"]
 
 
-@case(limit=120, alone=True)
+@case(limit=120)
 def one_seed_one_model(p):
     upload(p)
     p.function()

@@ -71,7 +71,7 @@ class Server:
             return
         process, self.process = self.process, None
         process.stdout.close()
-        status = process.wait(30)
+        status = process.wait(30 * harness.STRETCH)
         if status == 77:
             skip(line.strip())
         raise AssertionError(f"the stand-in ended with {status}: {line}")

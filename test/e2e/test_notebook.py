@@ -21,7 +21,7 @@ def images_of(cell):
     return [o["data"]["image/png"] for o in cell.get("outputs", []) if "image/png" in o.get("data", {})]
 
 
-@case(limit=300, alone=True)
+@case(limit=300)
 def the_notebook(p):
     folder = harness.mnist().parent
     book = nbformat.read(NOTEBOOK, as_version=4)

@@ -3,24 +3,39 @@
  *   bench_gpu gpu                                    the device's name
  *   bench_gpu step MODEL BATCH PRECISION [N]         N functions (threads, a stream each) of that
  *   bench_gpu share MODEL BATCH PRECISION            one function, its samples on the device
+ *   bench_gpu start MODEL BATCH PRECISION            a warm process from its model to its first batch
  *   bench_gpu merge MODELS FLOATS                    averaging beside a plain copy
+ *   bench_gpu watch                                  what the GPU does until the input ends
  *
- * Writes one line of numbers: step: median microseconds a step of one function, samples a second of
- * all; merge: bytes a second moved by the merge and by a copy. */
+ * Writes one line of numbers. step: median microseconds a step of one function, samples a second of
+ * all, then as watch; share: the first two. start: milliseconds of making the process warm, of
+ * compiling the model, of the first batch, and of these two together. merge: bytes a second moved by
+ * the merge and by a copy. watch: the GPU's utilisation in percent and its watts, means over time,
+ * and the most MiB taken, all of NVML's and -1 where it does not tell. Exit status 77: no GPU. */
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "cuda/cuda_memory.h"
 #include "cuda/driver.h"
 #include "engine.h"
+#include "nvml.h"
 #include "rng.h"
 #include "zoo/zoo.h"
 
-enum { FUNCTIONS_MAX = 64, WARM_STEPS = 20, ROUNDS = 9, STEPS_EACH = 50, CLASSES = 10 };
+enum { FUNCTIONS_MAX = 64, ROUNDS = 9, CLASSES = 10, SAMPLE_MS = 20 };
+#ifdef ON_SHIM /* where nothing is to be learnt from how long it takes */
+enum { WARM_STEPS = 1, STEPS_EACH = 1, ROUND_US = 1, SETTLING_US = 0 };
+#else
+/* NVML tells of the last second or less: what is measured lasts some of them, and the first does not
+ * count. */
+enum { WARM_STEPS = 20, STEPS_EACH = 50, ROUND_US = 400000, SETTLING_US = 1000000 };
+#endif
 
 static int fail(const err *e)
 {
@@ -41,57 +56,135 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* ---- what the GPU does ----------------------------------------------------------------------- */
+
+typedef struct watch {
+    nvml *gpu; /* NULL: there is no NVML */
+    double begin_us;
+    int samples;
+    double busy_percent, watts, most_mib; /* sums of the first two */
+} watch;
+
+static void watch_begin(watch *w)
+{
+    err ignored = ERR_INIT;
+    *w = (watch){.begin_us = now_us()};
+    if (nvml_open(&w->gpu, &ignored))
+        w->gpu = NULL;
+}
+
+static void watch_sample(watch *w)
+{
+    nvml_sample s;
+    err ignored = ERR_INIT;
+    if (!w->gpu || now_us() - w->begin_us < SETTLING_US || nvml_read(w->gpu, &s, &ignored))
+        return;
+    double mib = (double)s.memory_bytes / 0x1p20;
+    w->samples++;
+    w->busy_percent += s.busy_percent;
+    w->watts += s.watts;
+    w->most_mib = mib > w->most_mib ? mib : w->most_mib;
+}
+
+static void watch_print(watch *w)
+{
+    double n = w->samples;
+    if (w->samples)
+        printf("%.1f %.1f %.0f\n", w->busy_percent / n, w->watts / n, w->most_mib);
+    else
+        printf("-1 -1 -1\n");
+    nvml_close(w->gpu);
+}
+
+static int watch_input(void)
+{
+    struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+    watch w;
+    watch_begin(&w);
+    while (poll(&input, 1, SAMPLE_MS) == 0)
+        watch_sample(&w);
+    watch_print(&w);
+    return 0;
+}
+
 /* ---- training steps -------------------------------------------------------------------------- */
 
 typedef struct function {
     pthread_t thread;
     engine_config c;
-    double median_us;
+    double warm_us, median_us, end_us;
     err e;
     int failed;
 } function;
 
-static pthread_barrier_t ready;
+static pthread_barrier_t ready; /* all are warm; then, all know how many steps */
+static int steps_each;          /* of a round, for all alike; written between the two */
+static atomic_int ended;
+
+/* Microseconds a step. */
+static double time_round(function *f, engine *m, const engine_batch *b, int steps)
+{
+    engine_result r;
+    double begin = now_us();
+    for (int i = 0; !f->failed && i < steps; i++)
+        f->failed = engine_train(m, b, 0.01, &r, &f->e);
+    return (now_us() - begin) / steps;
+}
 
 static void time_steps(function *f, engine *m, const engine_batch *b)
 {
     double rounds[ROUNDS];
-    engine_result r;
-    for (int i = 0; !f->failed && i < WARM_STEPS; i++)
-        f->failed = engine_train(m, b, 0.01, &r, &f->e);
+    time_round(f, m, b, WARM_STEPS);
+    f->warm_us = time_round(f, m, b, WARM_STEPS);
     pthread_barrier_wait(&ready);
-    for (int i = 0; i < ROUNDS; i++) {
-        double begin = now_us();
-        for (int j = 0; !f->failed && j < STEPS_EACH; j++)
-            f->failed = engine_train(m, b, 0.01, &r, &f->e);
-        rounds[i] = (now_us() - begin) / STEPS_EACH;
-    }
     pthread_barrier_wait(&ready);
+    for (int i = 0; i < ROUNDS; i++)
+        rounds[i] = time_round(f, m, b, steps_each);
     qsort(rounds, ROUNDS, sizeof *rounds, compare);
     f->median_us = rounds[ROUNDS / 2];
+    f->end_us = now_us();
+    atomic_fetch_add(&ended, 1);
+}
+
+typedef struct drawn_batch {
+    engine_batch b;
+    float *x;
+    int32_t *labels;
+} drawn_batch;
+
+static int draw_batch(const engine_config *c, drawn_batch *out, err *e)
+{
+    int n = c->batch;
+    size_t floats = shape_count(c->input) * (size_t)n;
+    rng r;
+    out->x = calloc(floats, sizeof *out->x);
+    out->labels = calloc((size_t)n, sizeof *out->labels);
+    out->b = (engine_batch){.n = n, .x = out->x, .labels = out->labels};
+    if (!out->x || !out->labels)
+        return err_set(e, ERR_NOMEM, "no memory for a batch");
+    rng_init(&r, 1, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < floats; i++)
+        out->x[i] = rng_uniform(&r);
+    for (int i = 0; i < n; i++)
+        out->labels[i] = (int32_t)rng_below(&r, CLASSES);
+    return 0;
+}
+
+static void free_batch(drawn_batch *b)
+{
+    free(b->x);
+    free(b->labels);
 }
 
 static void *run(void *arg)
 {
     function *f = arg;
     engine *m = NULL;
-    int batch = f->c.batch;
-    size_t floats = shape_count(f->c.input) * (size_t)batch;
-    float *x = calloc(floats, sizeof *x);
-    int32_t *labels = calloc((size_t)batch, sizeof *labels);
-    rng r;
-    rng_init(&r, 1, RNG_TEST, 0, 0);
-    for (size_t i = 0; x && i < floats; i++)
-        x[i] = rng_uniform(&r);
-    for (int i = 0; labels && i < batch; i++)
-        labels[i] = (int32_t)rng_below(&r, CLASSES);
-    f->failed = !x || !labels ? err_set(&f->e, ERR_NOMEM, "no memory")
-                              : engine_compile(&f->c, &m, &f->e);
-    engine_batch b = {.n = batch, .x = x, .labels = labels};
-    time_steps(f, m, &b);
+    drawn_batch b;
+    f->failed = draw_batch(&f->c, &b, &f->e) || engine_compile(&f->c, &m, &f->e);
+    time_steps(f, m, &b.b);
     engine_free(m);
-    free(x);
-    free(labels);
+    free_batch(&b);
     return NULL;
 }
 
@@ -119,6 +212,44 @@ static int configure(char **args, engine_config *c, err *e)
     return 0;
 }
 
+/* Watches the GPU until all have ended; returns when the last of them did. */
+static double watch_functions(const function *f, int functions, watch *w)
+{
+    double end = 0;
+    while (atomic_load(&ended) < functions) {
+        nanosleep(&(struct timespec){.tv_nsec = SAMPLE_MS * 1000000L}, NULL);
+        watch_sample(w);
+    }
+    for (int i = 0; i < functions; i++)
+        end = f[i].end_us > end ? f[i].end_us : end;
+    return end;
+}
+
+static int time_functions(function *f, int functions, err *e)
+{
+    watch w;
+    double slowest = 1, median = 0;
+    pthread_barrier_wait(&ready);
+    for (int i = 0; i < functions; i++)
+        slowest = f[i].warm_us > slowest ? f[i].warm_us : slowest;
+    steps_each = ROUND_US / slowest > STEPS_EACH ? (int)(ROUND_US / slowest) : STEPS_EACH;
+    watch_begin(&w);
+    pthread_barrier_wait(&ready);
+    double all_us = watch_functions(f, functions, &w) - w.begin_us;
+    for (int i = 0; i < functions; i++) {
+        pthread_join(f[i].thread, NULL);
+        if (f[i].failed) {
+            *e = f[i].e;
+            return -1;
+        }
+        median = f[i].median_us > median ? f[i].median_us : median;
+    }
+    double samples = (double)functions * f->c.batch * steps_each * ROUNDS;
+    printf("%.2f %.1f ", median, samples / all_us * 1e6);
+    watch_print(&w);
+    return 0;
+}
+
 static int bench_step(int argc, char **argv)
 {
     static function f[FUNCTIONS_MAX];
@@ -135,19 +266,7 @@ static int bench_step(int argc, char **argv)
         if (pthread_create(&f[i].thread, NULL, run, &f[i]))
             return err_set(&e, ERR_UNAVAILABLE, "no thread"), fail(&e);
     }
-    pthread_barrier_wait(&ready);
-    double begin = now_us();
-    pthread_barrier_wait(&ready);
-    double all_us = now_us() - begin, median = 0;
-    for (int i = 0; i < functions; i++) {
-        pthread_join(f[i].thread, NULL);
-        if (f[i].failed)
-            return fail(&f[i].e);
-        median = f[i].median_us > median ? f[i].median_us : median;
-    }
-    double samples = (double)functions * c.batch * STEPS_EACH * ROUNDS;
-    printf("%.2f %.1f\n", median, samples / all_us * 1e6);
-    return 0;
+    return time_functions(f, functions, &e) ? fail(&e) : 0;
 }
 
 /* ---- steps over a share on the device -------------------------------------------------------- */
@@ -206,6 +325,33 @@ static int bench_share(char **argv)
     return 0;
 }
 
+/* ---- a warm process's first batch ------------------------------------------------------------ */
+
+/* What a function of the pool has before a job asks for it (context, stream, handles, cache of
+ * algorithms), then what it does from the model on; its code and its data are the platform's. */
+static int bench_start(char **argv)
+{
+    err e = ERR_INIT;
+    engine_config c;
+    engine *m;
+    engine_result r;
+    drawn_batch b;
+    TRY(configure(argv + 2, &c, &e));
+    TRY(draw_batch(&c, &b, &e));
+    double begin = now_us();
+    TRY(backend_warm("cuda", 0, &e));
+    double warm = now_us();
+    TRY(engine_compile(&c, &m, &e));
+    double compiled = now_us();
+    TRY(engine_train(m, &b.b, 0.01, &r, &e));
+    double end = now_us();
+    printf("%.2f %.2f %.2f %.2f\n", (warm - begin) / 1e3, (compiled - warm) / 1e3,
+           (end - compiled) / 1e3, (end - warm) / 1e3);
+    engine_free(m);
+    free_batch(&b);
+    return 0;
+}
+
 /* ---- averaging ------------------------------------------------------------------------------- */
 
 static int bench_merge(char **argv)
@@ -246,6 +392,11 @@ static int bench_merge(char **argv)
     qsort(merged, ROUNDS, sizeof *merged, compare);
     qsort(copied, ROUNDS, sizeof *copied, compare);
     printf("%.0f %.0f\n", merged[ROUNDS / 2], copied[ROUNDS / 2]);
+    for (int k = 0; k < models; k++)
+        cuda_memory_give(d, dev, in[k], bytes);
+    cuda_memory_give(d, dev, out, bytes);
+    cuda_memory_give(d, dev, finite, 256);
+    d->close(dev);
     return 0;
 }
 
@@ -254,28 +405,34 @@ static int print_gpu(void)
     err e = ERR_INIT;
     device *dev;
     device_facts f;
-    const char *why = cuda_driver->missing();
-    if (why) {
-        fprintf(stderr, "bench_gpu: %s\n", why);
-        return 77;
-    }
     TRY(cuda_driver->open(0, &dev, &e));
     TRY(cuda_driver->facts(dev, &f, &e));
     printf("%s|%s\n", f.name, f.libraries);
+    cuda_driver->close(dev);
     return 0;
 }
 
 int main(int argc, char **argv)
 {
-    if (argc == 2 && strcmp(argv[1], "gpu") == 0)
+    const char *what = argc > 1 ? argv[1] : "", *why = cuda_driver->missing();
+    if (why) {
+        fprintf(stderr, "bench_gpu: %s\n", why);
+        return 77;
+    }
+    if (argc == 2 && strcmp(what, "gpu") == 0)
         return print_gpu();
-    if ((argc == 5 || argc == 6) && strcmp(argv[1], "step") == 0)
+    if (argc == 2 && strcmp(what, "watch") == 0)
+        return watch_input();
+    if ((argc == 5 || argc == 6) && strcmp(what, "step") == 0)
         return bench_step(argc, argv);
-    if (argc == 5 && strcmp(argv[1], "share") == 0)
+    if (argc == 5 && strcmp(what, "share") == 0)
         return bench_share(argv);
-    if (argc == 4 && strcmp(argv[1], "merge") == 0)
+    if (argc == 5 && strcmp(what, "start") == 0)
+        return bench_start(argv);
+    if (argc == 4 && strcmp(what, "merge") == 0)
         return bench_merge(argv);
-    fprintf(stderr, "usage: bench_gpu gpu | step MODEL BATCH PRECISION [N] |\n"
-                    "       share MODEL BATCH PRECISION | merge MODELS FLOATS\n");
+    fprintf(stderr, "usage: bench_gpu gpu | step MODEL BATCH PRECISION [N] | watch |\n"
+                    "       share MODEL BATCH PRECISION | start MODEL BATCH PRECISION |\n"
+                    "       merge MODELS FLOATS\n");
     return 2;
 }

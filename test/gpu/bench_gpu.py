@@ -1,32 +1,75 @@
-"""make bench-gpu: our engine beside PyTorch, eager and compiled, on one GPU; writes a CSV.
+"""make bench-gpu: our engine beside PyTorch, eager and compiled, on one GPU; a CSV named by the GPU.
 
 Both sides run in turns within one session of this script, in the same precision, each in a process of
-its own; a number is the median over rounds of 50 steps. Batches are the same fixed random floats, with
-SGD and momentum; PyTorch's own models stand beside ours layer by layer. Without PyTorch only our side is
-measured, and the CSV says so by leaving the others out.
-
-usage: bench_gpu.py BENCH_GPU OUT.csv
+its own; a number is the median over 9 rounds of 50 steps or 0.4 s. Batches are the same fixed random
+floats, with SGD and momentum; PyTorch's own models stand beside ours layer by layer. Without PyTorch only
+our side is measured, and the CSV says so by leaving the others out. Utilisation, watts and memory are
+NVML's, over the run. Every row is written when it is known; what fails has a row that says why, and the
+exit status is 1. Exit status 77: there is no GPU.
 """
+import argparse
+import contextlib
 import csv
+import os
+import pathlib
+import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
-STEPS, ROUNDS, WARM = 50, 9, 20
-# model, batches, precisions, goal against eager (issue's table), by batch
+STEPS, ROUNDS, ROUND_S, WARM = 50, 9, 0.4, 20
+# model, batches, precisions, how many times as fast as eager it is to be, by batch
 WORK = [
     ("lenet5", [16, 32, 64], ["fp32"], {16: 10, 32: 10, 64: 10}),
     ("resnet34", [32, 128, 512], ["tf32", "bf16"], {32: 3, 128: 1.5, 512: 1.2}),
 ]
-FUNCTIONS = 8
+FUNCTIONS, SHARED = 8, ("lenet5", 16, "fp32")
+FLOATS = 21_300_000
+STARTS = 9  # processes
+START_GOAL_MS = 50
+COLUMNS = ("gpu libraries part work batch precision engine us_per_step samples_per_s gpu_percent watts mib "
+           "goal").split()
 
 
-def ours(program, *args):
-    done = subprocess.run([program, *map(str, args)], capture_output=True, text=True, timeout=1800)
+class Failed(Exception):
+    pass
+
+
+def ours(program, *args, **environment):
+    done = subprocess.run([program, *map(str, args)], capture_output=True, text=True, timeout=1800,
+                          env={**os.environ, **environment})
     if done.returncode:
-        raise RuntimeError(done.stderr.strip())
+        words = done.stderr.strip().splitlines()
+        raise Failed(words[-1] if words else f"{args[0]}: status {done.returncode}")
     return done.stdout.strip()
+
+
+def numbers(text):
+    return [float(word) for word in text.split()]
+
+
+def find_gpu(program, what):
+    """(name, libraries), or the end, with the reason."""
+    done = subprocess.run([program, "gpu"], capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        print(f"{what}: {done.stderr.strip()}", file=sys.stderr)
+        sys.exit(77 if done.returncode == 77 else 1)
+    return done.stdout.strip().split("|")
+
+
+@contextlib.contextmanager
+def new_cache():
+    """What was measured for another version of our kernels is not taken; the processes of one run tell each other."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["KUBEML_CUDA_CACHE"] = f"{folder}/algorithms"
+        yield
+
+
+def csv_path(folder, gpu, what):
+    """gpu-nvidia-h200-bench.csv"""
+    return folder / f"gpu-{re.sub('[^a-z0-9]+', '-', gpu.lower()).strip('-')}-{what}.csv"
 
 
 # ---- PyTorch -------------------------------------------------------------------------------------
@@ -90,91 +133,166 @@ def torch_step(name, batch, precision, compiled):
         loss.backward()
         optimizer.step()
 
-    for _ in range(WARM):
-        step()
-    rounds = []
-    for _ in range(ROUNDS):
+    def time_steps(count):
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        for _ in range(STEPS):
+        for _ in range(count):
             step()
         torch.cuda.synchronize()
-        rounds.append((time.perf_counter() - begin) / STEPS * 1e6)
-    return statistics.median(rounds)
+        return (time.perf_counter() - begin) / count
+
+    time_steps(WARM)
+    steps = max(STEPS, round(ROUND_S / time_steps(WARM)))
+    print("ready", flush=True)
+    sys.stdin.readline()  # until all that share the GPU are
+    return statistics.median(time_steps(steps) for _ in range(ROUNDS)) * 1e6
 
 
-def peer(name, batch, precision, compiled, functions=1):
-    """Median microseconds of the slowest of `functions` processes, or None where PyTorch is not here."""
+def peer(program, name, batch, precision, compiled, functions=1):
+    """(median microseconds of the slowest of `functions` processes, what `watch` says of their time); None: it failed."""
     command = [sys.executable, __file__, "peer", name, str(batch), precision, str(int(compiled))]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-               for _ in range(functions)]
-    times = []
+    errors = [tempfile.TemporaryFile("w+") for _ in range(functions)]
+    running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=error, text=True)
+               for error in errors]
+    for process in running:  # what a library prints before is passed over; who has ended says nothing more
+        while process.stdout.readline() not in ("ready\n", ""):
+            pass
+    watch = subprocess.Popen([program, "watch"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     for process in running:
-        out, error = process.communicate(timeout=1800)
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write("go\n")
+            process.stdin.flush()
+    outputs = [process.communicate(timeout=1800)[0] for process in running]
+    seen = numbers(watch.communicate()[0])
+    for process, error in zip(running, errors):
         if process.returncode:
-            print(f"PyTorch {name} {batch} {precision}: {error.strip().splitlines()[-1:]}", file=sys.stderr)
+            error.seek(0)
+            print(f"PyTorch {name} {batch} {precision}: {error.read().strip().splitlines()[-1:]}", file=sys.stderr)
             return None
-        times.append(float(out.strip().splitlines()[-1]))
-    return max(times)
+    return max(float(out.strip().splitlines()[-1]) for out in outputs), seen
+
+
+def has_torch():
+    check = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", check], capture_output=True).returncode == 0
 
 
 # ---- the table -----------------------------------------------------------------------------------
 
 
-def utilisation():
-    """Per cent, by nvidia-smi at this moment; empty where there is none."""
-    try:
-        out = subprocess.run(["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"],
-                             capture_output=True, text=True, timeout=10)
-        return out.stdout.split()[0] if out.returncode == 0 else ""
-    except (OSError, IndexError):
-        return ""
+class Table:
+    """The CSV, written anew with every row. Rows of parts that are not measured now stay as the file has them."""
+
+    def __init__(self, path, gpu, libraries, parts):
+        self.path, self.gpu, self.failed = path, [gpu, libraries], 0
+        self.rows = []
+        if set(parts) != set(PARTS) and path.exists():
+            with open(path, newline="") as file:
+                self.rows = [row for row in list(csv.reader(file))[1:] if row[COLUMNS.index("part")] not in parts]
+
+    def row(self, part, work, batch, precision, engine, us, rate, seen=(), goal=""):
+        told = [f"{value:g}" if value >= 0 else "" for value in seen] or [""] * 3
+        self.rows.append([*self.gpu, part, work, str(batch), precision, engine, f"{us:.2f}" if us else "",
+                          f"{rate:.1f}" if rate else "", *told, goal])
+        print(*self.rows[-1][2:], sep="\t", flush=True)
+        with open(self.path, "w", newline="") as file:
+            csv.writer(file).writerows([COLUMNS, *self.rows])
+
+    @contextlib.contextmanager
+    def part(self, *what):
+        """What fails in it is a row, and the next follows."""
+        try:
+            yield
+        except (Failed, subprocess.TimeoutExpired) as why:
+            self.failed += 1
+            self.row(*what, "kubeml", 0, 0, goal=f"failed: {why}")
+
+
+def bench_steps(table, program, torch):
+    for name, batches, precisions, goals in WORK:
+        for batch, precision in ((b, p) for b in batches for p in precisions):
+            what = ("steps", name, batch, precision)
+            us = 0
+            with table.part(*what):
+                us, rate, *seen = numbers(ours(program, "step", name, batch, precision))
+            eager = peer(program, name, batch, precision, False) if torch else None
+            compiled = peer(program, name, batch, precision, True) if torch else None
+            if us:
+                goal = f"{eager[0] / us:.2f} of {goals[batch]} times eager" if eager else ""
+                table.row(*what, "kubeml", us, rate, seen, goal)
+            with table.part(*what):
+                us, rate = numbers(ours(program, "share", name, batch, precision))
+                table.row(*what, "kubeml, samples on the device", us, rate)
+            for label, got in (("torch-eager", eager), ("torch-compile", compiled)):
+                if got:
+                    table.row(*what, label, got[0], batch / got[0] * 1e6, got[1])
+
+
+def bench_functions(table, program, torch):
+    name, batch, precision = SHARED
+    what = ("functions", f"{name} x{FUNCTIONS}", batch, precision)
+    together = 0
+    with table.part(*what):
+        _, alone, *_ = numbers(ours(program, "step", *SHARED))
+        us, together, *seen = numbers(ours(program, "step", *SHARED, FUNCTIONS))
+        table.row(*what, "kubeml", us, together, seen, f"{together / alone:.2f} of 3 times one alone")
+    got = peer(program, *SHARED, False, FUNCTIONS) if torch else None
+    if got:
+        rate = FUNCTIONS * batch / got[0] * 1e6
+        goal = f"ours {together / rate:.2f} of 8 times" if together else ""
+        table.row(*what, "torch-eager processes", got[0], rate, got[1], goal)
+
+
+def bench_start(table, program, _torch):
+    """A warm process from its model to its first batch's end; the algorithms are known, as to a function of a platform where
+    the job, or one like it, has run before. The first process of all measures them, and is told apart."""
+    with tempfile.TemporaryDirectory() as folder:
+        cache = {"KUBEML_CUDA_CACHE": f"{folder}/algorithms"}
+        for name, batches, precisions, _ in WORK:
+            with table.part("start", name, batches[0], precisions[0]):
+                args = ("start", name, batches[0], precisions[0])
+                first = numbers(ours(program, *args, **cache))
+                warm, compile_, batch, both = map(statistics.median, zip(*(numbers(ours(program, *args, **cache))
+                                                                           for _ in range(STARTS))))
+                table.row(*args, "kubeml, never measured", first[3] * 1e3, 0)
+                table.row(*args, "kubeml", both * 1e3, 0, goal=f"{both:.1f} of {START_GOAL_MS} ms: compiling {compile_:.1f}, "
+                          f"the first batch {batch:.1f}; making it warm, before, {warm:.0f}")
+
+
+def bench_merge(table, program, _torch):
+    with table.part("merge", "8 x 21.3M floats", "", "fp32"):
+        merged, copied = numbers(ours(program, "merge", 8, FLOATS))
+        table.row("merge", "8 x 21.3M floats", "", "fp32", "kubeml", 0, 0,
+                  goal=f"{merged / copied:.2f} of 0.8 of copying: {merged / 1e9:.0f} GB/s of {copied / 1e9:.0f}")
+
+
+PARTS = {"steps": bench_steps, "functions": bench_functions, "start": bench_start, "merge": bench_merge}
 
 
 def main():
     if len(sys.argv) == 6 and sys.argv[1] == "peer":
         print(torch_step(sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5] == "1"))
         return
-    program, out = sys.argv[1:3]
-    gpu, libraries = ours(program, "gpu").split("|")
-    rows = []
-
-    def row(work, batch, precision, engine, us, rate, goal=""):
-        rows.append([gpu, libraries, work, batch, precision, engine, f"{us:.2f}" if us else "", f"{rate:.1f}", goal])
-        print(*rows[-1], flush=True)
-
-    for name, batches, precisions, goals in WORK:
-        for batch in batches:
-            for precision in precisions:
-                us, rate = map(float, ours(program, "step", name, batch, precision).split())
-                eager = peer(name, batch, precision, False)
-                compiled = peer(name, batch, precision, True)
-                ratio = f"{eager / us:.2f} of {goals[batch]} times eager" if eager else ""
-                row(name, batch, precision, "kubeml", us, rate, ratio)
-                us, rate = map(float, ours(program, "share", name, batch, precision).split())
-                row(name, batch, precision, "kubeml, samples on the device", us, rate)
-                for label, time_us in (("torch-eager", eager), ("torch-compile", compiled)):
-                    if time_us:
-                        row(name, batch, precision, label, time_us, batch / time_us * 1e6)
-    _, alone = map(float, ours(program, "step", "lenet5", 16, "fp32").split())
-    running = subprocess.Popen([program, "step", "lenet5", "16", "fp32", str(FUNCTIONS)], stdout=subprocess.PIPE, text=True)
-    time.sleep(3)  # in the middle of it: a sample for the report, nothing is decided by it
-    used = utilisation()
-    together_us, together = map(float, running.communicate(timeout=1800)[0].split())
-    row(f"lenet5 x{FUNCTIONS}", 16, "fp32", "kubeml", together_us, together,
-        f"{together / alone:.2f} of 3 times one alone; utilisation {used} %")
-    us = peer("lenet5", 16, "fp32", False, FUNCTIONS)
-    if us:
-        rate = FUNCTIONS * 16 / us * 1e6
-        row(f"lenet5 x{FUNCTIONS}", 16, "fp32", "torch-eager processes", us, rate,
-            f"ours {together / rate:.2f} of 8 times")
-    merged, copied = map(float, ours(program, "merge", 8, 21_300_000).split())
-    row("merge 8 x 21.3M floats", "", "fp32", "kubeml", 0, merged / 1e9, f"{merged / copied:.2f} of 0.8 of copying, GB/s")
-    with open(out, "w", newline="") as f:
-        writer = csv.writer(f)
-        writer.writerow("gpu libraries work batch precision engine us_per_step samples_per_s goal".split())
-        writer.writerows(rows)
-    print(f"written: {out}")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", help="bench_gpu")
+    parser.add_argument("out", type=pathlib.Path, help="the CSV's folder")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(PARTS),
+                        help=f"of {','.join(PARTS)}: what else the GPU's file has stays")
+    o = parser.parse_args()
+    if not set(o.only) <= set(PARTS):
+        parser.error(f"--only takes {','.join(PARTS)}")
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML counts so
+    gpu, libraries = find_gpu(o.program, "bench-gpu")
+    torch = has_torch()
+    if not torch:
+        print(f"bench-gpu: {sys.executable} has no PyTorch with CUDA (GPU_PYTHON=...): our side alone is measured", flush=True)
+    o.out.mkdir(parents=True, exist_ok=True)
+    table = Table(csv_path(o.out, gpu, "bench"), gpu, libraries, o.only)
+    with new_cache():
+        for part in o.only:
+            PARTS[part](table, o.program, torch)
+    print(f"written: {table.path}")
+    sys.exit(1 if table.failed else 0)
 
 
 if __name__ == "__main__":

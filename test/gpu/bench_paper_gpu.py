@@ -13,18 +13,22 @@ algorithms (ours is run once before for an epoch, so that they are in the cache;
 that does not reach the goal within --epochs has no time. Sides alternate; the middle of --seeds runs is taken.
 
 Needs: a GPU, make CUDA=1 (lib/kubeml-cuda.so), MNIST's four files and CIFAR-10's six binary files below --data, and for
-the peer a Python with PyTorch and CUDA (--python). What is missing is said at once. --device cpu --samples N tries the
-script out on a machine without a GPU: such numbers are no result, and the file's name says "try".
+the peer a Python with PyTorch and CUDA (--python). What is missing is said at once (exit status 77); without the peer's
+our side is measured alone. A figure without its data is left out where the other has its own. --device cpu --samples N
+tries the script out on a machine without a GPU: such numbers are no result, and the file's name says "try".
 """
 import argparse
 import csv
 import json
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
+
+from bench_gpu import csv_path
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FUNCTION = """#include <kubeml.h>
@@ -66,7 +70,6 @@ def read_arrays(files):
 
 
 def peer_model(torch, name):
-    sys.path.insert(0, str(pathlib.Path(__file__).parent))
     import bench_gpu
     return {"lenet": bench_gpu.lenet5, "resnet34": bench_gpu.resnet34}[name](torch)[0]
 
@@ -163,7 +166,7 @@ def ours(o, folder, files, model, zoo, goal, lr, batch, functions, seed, epochs)
         words += ["--threads", 1]
     done = subprocess.run(list(map(str, words)), capture_output=True, text=True,
                           env={**os.environ, "KUBEML_INCLUDE": str(ROOT / "function-runtime/include"),
-                               "KUBEML_CUDA_CACHE": str(o.out / "algorithms")})
+                               "KUBEML_CUDA_CACHE": str(o.build / "gpu/algorithms")})
     if done.returncode:
         raise RuntimeError(done.stderr.strip())
     lines, elapsed = [json.loads(line) for line in done.stdout.splitlines()], 0
@@ -220,12 +223,11 @@ def missing(o):
         out.append(f"{o.build}/lib/kubeml-cuda.so: make CUDA=1 (and make cuda-toolkit before, without a toolkit)")
     if not (o.build / "bin/kubeml-function").exists():
         out.append(f"{o.build}/bin/kubeml-function: make")
-    if 3 in o.figures:
-        out += [f"{o.data}/mnist/{n}[.gz]" for n in MNIST.values() if not find_file(o.data / "mnist", n)]
-    if 4 in o.figures:
-        out += [f"{o.data}/cifar10/{n} (to-binary.py there makes it)" for n in CIFAR if not (o.data / "cifar10" / n).exists()]
-    if o.peer and not has_peer(o):
-        out.append(f"{o.python} with PyTorch" + (" and CUDA" if o.device == "cuda" else "") + ", or --no-peer")
+    lacking = {3: [f"{o.data}/mnist/{n}[.gz]" for n in MNIST.values() if not find_file(o.data / "mnist", n)],
+               4: [f"{o.data}/cifar10/{n} (to-binary.py there makes it)" for n in CIFAR if not (o.data / "cifar10" / n).exists()]}
+    o.left_out = {f: lacking[f] for f in o.figures if lacking[f]}
+    if set(o.left_out) == set(o.figures):
+        out += [what for lacks in o.left_out.values() for what in lacks]
     return out
 
 
@@ -323,13 +325,23 @@ def main():
     parser.add_argument("--samples", type=int, default=0, help="of the training set, to try the script out")
     o = parser.parse_args()
     o.build = o.build if o.build.is_absolute() else ROOT / o.build
-    o.out = o.out or o.build / "gpu"
+    o.out = o.out or ROOT / "docs/measurements"
     o.gpus, names = count_gpus() if o.device == "cuda" else (1, "none: the CPU")
     lacks = missing(o)
     if lacks:
-        sys.exit("bench-paper-gpu cannot run here. It needs:\n" + "\n".join(f"  - {what}" for what in lacks))
+        print("bench-paper-gpu cannot run here. It needs:\n" + "\n".join(f"  - {what}" for what in lacks), file=sys.stderr)
+        sys.exit(77)
+    for figure, files in o.left_out.items():
+        print(f"bench-paper-gpu: figure {figure} is left out for want of {', '.join(files)}", flush=True)
+        o.figures.remove(figure)
+    if o.peer and not has_peer(o):
+        print(f"bench-paper-gpu: {o.python} has no PyTorch" + (" with CUDA" if o.device == "cuda" else "") +
+              " (GPU_PYTHON=...): our side alone is measured", flush=True)
+        o.peer = False
     o.out.mkdir(parents=True, exist_ok=True)
-    path = o.out / f"bench_paper_gpu{'-try' if o.samples or o.device == 'cpu' else ''}.csv"
+    (o.build / "gpu").mkdir(parents=True, exist_ok=True)
+    gpu = re.sub(r"^GPU \d+: | \(UUID.*", "", names.split("; ")[0]) if o.device == "cuda" else "none"
+    path = csv_path(o.out, gpu, "paper" + ("-try" if o.samples or o.device == "cpu" else ""))
     with open(path, "w", newline="") as file:
         out = csv.writer(file)
         out.writerow(["# " + names, o.precision, f"{o.seeds} seeds"])

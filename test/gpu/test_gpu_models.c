@@ -1,5 +1,6 @@
-/* test_gpu_models.c: what only a GPU can show: every model of the zoo against the CPU's engine, reduced
- * precision, caps, several functions on one device, and two processes. Part of `make check-gpu`. */
+/* test_gpu_models.c: what only a GPU can show: every model of the zoo against the CPU's engine,
+ * reduced precision, caps, several functions on one device, and two processes. Part of `make
+ * check-gpu`. */
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -58,7 +59,8 @@ static void draw_work(work *w, shape s, uint64_t key, int n)
 }
 
 /* The first loss depends on rounding alone; later ones part as training amplifies it. */
-static void compare_model(const zoo_model *z, backend_precision precision, double first, double later)
+static void compare_model(const zoo_model *z, backend_precision precision, double first,
+                          double later)
 {
     err e = ERR_INIT;
     engine *m, *truth;
@@ -269,7 +271,8 @@ static void diverge(engine *m[AVERAGED], const int *devices, float *was[AVERAGED
 }
 
 /* common/merge.h's sum; `bound` 0: its bits. */
-static void check_mean(engine *m[AVERAGED], float *was[AVERAGED], const double *weight, double bound)
+static void check_mean(engine *m[AVERAGED], float *was[AVERAGED], const double *weight,
+                       double bound)
 {
     err e = ERR_INIT;
     size_t count = engine_state_floats(m[0]);

@@ -1,4 +1,5 @@
-/* fake_nvml.c: an NVML with two GPUs, one of which is ours. FAKE_NVML=broken: its memory cannot be asked for. */
+/* fake_nvml.c: an NVML with two GPUs, one of which is ours. FAKE_NVML=broken: its memory cannot be
+ * asked for. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

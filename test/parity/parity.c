@@ -5,8 +5,8 @@
  *
  * FOLDER has init.safetensors (written by PyTorch), x.f32 (BATCHES of images) and y.i32. Written
  * there: names.txt (a line a tensor: name, kind, offset, dims), logits.f32 (batch 0, not training),
- * grads.f32 (of batch 0), stats.safetensors (after that one pass), trained.safetensors (after STEPS steps
- * of SGD, momentum 0.9, weight decay 1e-4) and logits_trained.f32. Losses go to stdout. */
+ * grads.f32 (of batch 0), stats.safetensors (after that one pass), trained.safetensors (after STEPS
+ * steps of SGD, momentum 0.9, weight decay 1e-4) and logits_trained.f32. Losses go to stdout. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -85,7 +85,8 @@ static int load_weights(const parity *p, err *e)
 
 static engine_batch batch_of(const parity *p, int step)
 {
-    size_t sample = (size_t)p->channels * (size_t)(p->side * p->side), at = (size_t)(step * p->batch);
+    size_t sample = (size_t)p->channels * (size_t)(p->side * p->side),
+           at = (size_t)(step * p->batch);
     return (engine_batch){.n = p->batch, .x = p->x + at * sample, .labels = p->y + at};
 }
 
@@ -167,7 +168,8 @@ static int print_zoo(void)
 {
     const zoo_model *z;
     for (int i = 0; (z = zoo_at(i)); i++)
-        printf("%s %d %d %d %d %zu\n", z->name, z->channels, z->height, z->width, z->outputs, z->params);
+        printf("%s %d %d %d %d %zu\n", z->name, z->channels, z->height, z->width, z->outputs,
+               z->params);
     return 0;
 }
 
@@ -177,7 +179,9 @@ int main(int argc, char **argv)
     if (argc == 2 && strcmp(argv[1], "zoo") == 0)
         return print_zoo();
     if (argc != 12 || strcmp(argv[1], "run") != 0) {
-        fputs("usage: parity run FOLDER MODEL CHANNELS SIDE OUTPUTS BATCH BATCHES STEPS LR BACKEND\n", stderr);
+        fputs(
+            "usage: parity run FOLDER MODEL CHANNELS SIDE OUTPUTS BATCH BATCHES STEPS LR BACKEND\n",
+            stderr);
         return 2;
     }
     parity p = {.folder = argv[2],

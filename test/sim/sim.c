@@ -12,7 +12,7 @@
 #define WORLD_MS    (INT64_C(3600) * 1000)
 #define FAULTS_MAX  10
 
-/* ---- trace and chance ---------------------------------------------------------------------------- */
+/* ---- trace and chance ------------------------------------------------------------------------ */
 
 uint64_t sim_mix(uint64_t a, uint64_t b)
 {
@@ -66,7 +66,7 @@ bool sim_fault(sim *s, double p)
     return true;
 }
 
-/* ---- the clock: a heap of what is to happen, by time, then by order ------------------------------- */
+/* ---- the clock: a heap of what is to happen, by time, then by order -------------------------- */
 
 static bool earlier(const message *a, const message *b)
 {
@@ -124,7 +124,7 @@ message *sim_after(sim *s, int64_t ms, int to, void (*deliver)(sim *, message *)
     return m;
 }
 
-/* ---- the network --------------------------------------------------------------------------------- */
+/* ---- the network ----------------------------------------------------------------------------- */
 
 int sim_connect(sim *s, int from, int to)
 {
@@ -177,7 +177,7 @@ static void break_later(sim *s, message *m)
     sim_break(s, m->number);
 }
 
-/* ---- processes ----------------------------------------------------------------------------------- */
+/* ---- processes ------------------------------------------------------------------------------- */
 
 int sim_start_process(sim *s, bool is_ps, int who, int function, int incarnation)
 {
@@ -218,8 +218,9 @@ void sim_kill(sim *s, int p, const char *reason)
         if (sim_chance(s, 0.5)) {
             sim_break(s, c);
         } else {
-            message *m = sim_after(s, n->last_at[other] > s->now ? n->last_at[other] - s->now + 1 : 1,
-                                   SIM_CONTROLLER, break_later);
+            message *m =
+                sim_after(s, n->last_at[other] > s->now ? n->last_at[other] - s->now + 1 : 1,
+                          SIM_CONTROLLER, break_later);
             m->number = c;
         }
     }
@@ -228,7 +229,7 @@ void sim_kill(sim *s, int p, const char *reason)
     controller_pod_ended(s, p, reason);
 }
 
-/* ---- faults -------------------------------------------------------------------------------------- */
+/* ---- faults ---------------------------------------------------------------------------------- */
 
 static int random_process(sim *s, bool is_ps)
 {
@@ -316,7 +317,7 @@ static void plan_faults(sim *s)
     }
 }
 
-/* ---- the world ----------------------------------------------------------------------------------- */
+/* ---- the world ------------------------------------------------------------------------------- */
 
 /* A static job must fit at all, the functions of a shared process on one GPU. */
 static void choose_gpu(sim *s, request *r)
@@ -328,6 +329,15 @@ static void choose_gpu(sim *s, request *r)
     r->device = sim_chance(s, 0.2) ? DEVICE_CPU : sim_chance(s, 0.5) ? DEVICE_CUDA : DEVICE_AUTO;
     if (r->default_parallelism > most)
         r->default_parallelism = most;
+}
+
+/* As a request may ask for it: ranks are processes of their own, whose number does not change, and
+ * not on CPUs. */
+static void choose_merge(const sim *s, int i, request *r)
+{
+    if (r->static_parallelism && r->process == PROCESS_OWN && r->device != DEVICE_CPU &&
+        sim_mix(s->seed, (uint64_t)(SIM_JOBS_MAX + i)) % 2 == 0)
+        r->merge = MERGE_NCCL;
 }
 
 static void make_job(sim *s, int i)
@@ -360,9 +370,10 @@ static void make_job(sim *s, int i)
         j->request.process = PROCESS_SHARED;
     if (s->gpus)
         choose_gpu(s, &j->request);
+    choose_merge(s, i, &j->request);
     round_limits_default(&j->limits);
     if (!s->strict)
-        j->limits.start_failures_max = j->limits.losses_max = 1000;
+        j->limits.start_failures_max = j->limits.losses_max = j->limits.crashes_max = 1000;
 }
 
 static void make_world(sim *s)
@@ -400,9 +411,10 @@ static bool over(const sim *s)
 static void check_end(sim *s, int i)
 {
     const sim_job *j = &s->job[i];
-    bool fair = s->strict && (strcmp(j->reason, "Crashed") == 0 || strcmp(j->reason, "PSCrashed") == 0 ||
-                              strcmp(j->reason, "PodFailed") == 0 ||
-                              strcmp(j->reason, "ModelStoreCorrupt") == 0);
+    bool fair =
+        s->strict &&
+        (strcmp(j->reason, "Crashed") == 0 || strcmp(j->reason, "PSCrashed") == 0 ||
+         strcmp(j->reason, "PodFailed") == 0 || strcmp(j->reason, "ModelStoreCorrupt") == 0);
     if (j->state == JOB_FAILED && !fair && !(j->nan && strcmp(j->reason, "NaNLoss") == 0))
         sim_wrong(s, "job %s failed: %s: %s", j->id, j->reason, j->final_message);
     if (j->state == JOB_CANCELLED && !j->cancelled)
@@ -480,7 +492,8 @@ int sim_run(uint64_t seed, bool verbose, char wrong[512], uint64_t *hash)
 {
     snprintf(last_words, sizeof last_words, "seed %llu: aborted\nreplay: simulate --seed %llu -v\n",
              (unsigned long long)seed, (unsigned long long)seed);
-    sigaction(SIGABRT, &(struct sigaction){.sa_handler = tell_seed, .sa_flags = (int)SA_RESETHAND}, NULL);
+    sigaction(SIGABRT, &(struct sigaction){.sa_handler = tell_seed, .sa_flags = (int)SA_RESETHAND},
+              NULL);
     sim *s = calloc(1, sizeof *s);
     if (!s)
         abort();
@@ -491,9 +504,12 @@ int sim_run(uint64_t seed, bool verbose, char wrong[512], uint64_t *hash)
     while (!s->wrong[0] && !over(s)) {
         if (s->heap_count == 0 || s->steps++ > STEPS_MAX || s->now > WORLD_MS) {
             sim_wrong(s, "it does not end: %d things left to happen, job0 is %s in phase %s",
-                      s->heap_count, s->machine && jobs_count(s->machine) > 0
-                                         ? job_state_name(jobs_at(s->machine, 0)->state) : "-",
-                      s->machine && jobs_count(s->machine) > 0 ? jobs_at(s->machine, 0)->phase : "-");
+                      s->heap_count,
+                      s->machine && jobs_count(s->machine) > 0
+                          ? job_state_name(jobs_at(s->machine, 0)->state)
+                          : "-",
+                      s->machine && jobs_count(s->machine) > 0 ? jobs_at(s->machine, 0)->phase
+                                                               : "-");
             break;
         }
         message *m = heap_pop(s);

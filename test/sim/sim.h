@@ -2,13 +2,13 @@
  *
  * One seed is one schedule: one or two jobs, a controller that runs job.h, kubeml-ps processes that
  * run round.h, functions, a model store each, one store; a clock that jumps from event to event, a
- * network that delays, doubles and breaks, and faults at any moment, also half-way through a publish
- * or a commit. Nothing here runs in parallel and nothing looks at the real clock, so the same seed is
- * the same trace.
+ * network that delays, doubles and breaks, and faults at any moment, also half-way through a
+ * publish or a commit. Nothing here runs in parallel and nothing looks at the real clock, so the
+ * same seed is the same trace.
  *
  * The model is a number: a contribution is a hash of the reference it was trained from and of the
- * samples it saw, a merge a hash chain over the contributions in their order. So "the same weights as
- * without faults" is one comparison.
+ * samples it saw, a merge a hash chain over the contributions in their order. So "the same weights
+ * as without faults" is one comparison.
  *
  * sim.c            the clock, the network, processes, faults, the run
  * sim_store.c      model store, ledger, checkpoints: every safety check of a merge and a commit
@@ -61,7 +61,8 @@ struct message {
     int64_t at;
     uint64_t seq;
     void (*deliver)(sim *s, message *m);
-    int to;     /* process, or SIM_CONTROLLER: not delivered to the dead, kept while it is stopped */
+    /* process, or SIM_CONTROLLER: not delivered to the dead, kept while it is stopped */
+    int to;
     int life;   /* of the controller it was meant for; -1: any */
     int conn;   /* -1: none; otherwise dropped when that is broken */
     int from;   /* process */
@@ -145,6 +146,7 @@ typedef struct sim_job {
     uint32_t chunk_samples;
     json_t *record;
     bool done, submitted;
+    bool placed; /* its first places on GPUs were looked at */
     /* checkpoints */
     int committed;
     struct {
@@ -203,7 +205,7 @@ struct sim {
 /* Runs one seed. 0, or -1 with `wrong` saying what was violated. `hash` is of the whole trace. */
 int sim_run(uint64_t seed, bool verbose, char wrong[512], uint64_t *hash);
 
-/* ---- sim.c: the world -------------------------------------------------------------------------- */
+/* ---- sim.c: the world ------------------------------------------------------------------------ */
 void sim_wrong(sim *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void sim_trace(sim *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 uint64_t sim_mix(uint64_t a, uint64_t b);
@@ -218,7 +220,7 @@ int sim_start_process(sim *s, bool is_ps, int who, int function, int incarnation
 void sim_kill(sim *s, int p, const char *reason);
 process *sim_process(sim *s, const char *name);
 
-/* ---- sim_store.c ------------------------------------------------------------------------------- */
+/* ---- sim_store.c ----------------------------------------------------------------------------- */
 redis *redis_new(sim *s);
 int redis_merge(sim *s, int who, redis *r, const round_merge *m, int *bad);
 void store_commit(sim *s, int who, const ps *p, const round_epoch *record);
@@ -228,7 +230,7 @@ uint64_t model_contribution(uint64_t base, int epoch, int parallelism, int funct
 uint64_t model_first(const sim_job *j);
 uint64_t model_correct(uint64_t value, int function, uint64_t samples);
 
-/* ---- sim_ps.c ---------------------------------------------------------------------------------- */
+/* ---- sim_ps.c -------------------------------------------------------------------------------- */
 void ps_begin(sim *s, int p, bool resume, int generation, int parallelism, int functions_max);
 void ps_free(ps *p);
 void ps_step(sim *s, int p, const round_event *event, int conn, int from);
@@ -243,14 +245,14 @@ void ps_redis_down(sim *s, int p, bool empty, int64_t ms);
 void report_share(sim *s, int which, const round_action *task, const sim_share *share,
                   round_event *out);
 
-/* ---- sim_function.c ---------------------------------------------------------------------------- */
+/* ---- sim_function.c -------------------------------------------------------------------------- */
 void function_specialise(sim *s, message *m);
 void function_welcome(sim *s, message *m);
 void function_task(sim *s, message *m);
 void function_halt(sim *s, message *m);
 void function_conn_closed(sim *s, int p);
 
-/* ---- sim_controller.c -------------------------------------------------------------------------- */
+/* ---- sim_controller.c ------------------------------------------------------------------------ */
 void controller_begin(sim *s);
 void controller_die(sim *s, int64_t away_ms);
 void controller_event(sim *s, const job_event *event);

@@ -1,5 +1,5 @@
-/* sim_controller.c: the controller in the simulated world: a jobs machine, the records it saves, and a
- * cluster whose pods are processes. It can die at any moment and finds its jobs again. */
+/* sim_controller.c: the controller in the simulated world: a jobs machine, the records it saves,
+ * and a cluster whose pods are processes. It can die at any moment and finds its jobs again. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,7 +28,7 @@ static message *later(sim *s, int64_t ms, job_event_type type, int who)
     return m;
 }
 
-/* ---- pods ---------------------------------------------------------------------------------------- */
+/* ---- pods ------------------------------------------------------------------------------------ */
 
 static void taken(sim *s, message *m)
 {
@@ -55,7 +55,8 @@ static void take(sim *s, int who, const job_action *a)
     ms = full ? 14 * ms : ms;
     message *m = sim_after(s, ms, SIM_CONTROLLER, taken);
     m->life = s->life;
-    m->job = (job_event){.job = s->job[who].id, .function = a->function, .incarnation = a->incarnation};
+    m->job =
+        (job_event){.job = s->job[who].id, .function = a->function, .incarnation = a->incarnation};
     if (cold) {
         message *w = later(s, 0, JOB_POD_WAITING, who);
         w->job.function = a->function;
@@ -106,7 +107,7 @@ void controller_pod_ended(sim *s, int p, const char *reason)
     memcpy(m->text, s->process[p].name, sizeof m->text);
 }
 
-/* ---- kubeml-ps and functions --------------------------------------------------------------------- */
+/* ---- kubeml-ps and functions ----------------------------------------------------------------- */
 
 static void given(sim *s, message *m)
 {
@@ -146,8 +147,8 @@ static void specialise(sim *s, int who, const job_action *a, process *p)
     int conn = sim_connect(s, SIM_CONTROLLER, (int)(p - s->process));
     message *m = sim_send(s, conn, (int)(p - s->process), function_specialise);
     m->life = s->life;
-    m->job = (job_event){.job = s->job[who].id, .function = a->function, .incarnation = a->incarnation,
-                         .message = "simulated"};
+    m->job = (job_event){.job = s->job[who].id, .function = a->function,
+                         .incarnation = a->incarnation, .message = "simulated"};
     for (int i = s->processes - 1; i >= 0; i--)
         if (s->process[i].is_ps && s->process[i].job == who) {
             m->number = i;
@@ -200,8 +201,8 @@ static void act(sim *s, const job_action *a)
     sim_job *j = &s->job[who];
     if (a->type != JOB_CHANGED)
         sim_trace(s, "controller: %d %s pod=%s f=%d i=%d e=%d value=%d %s", (int)a->type,
-                  a->job ? a->job->id : "-", a->pod, a->function, a->incarnation, a->epoch, a->value,
-                  a->job ? job_state_name(a->job->state) : "");
+                  a->job ? a->job->id : "-", a->pod, a->function, a->incarnation, a->epoch,
+                  a->value, a->job ? job_state_name(a->job->state) : "");
     switch (a->type) {
     case JOB_SAVE:
         json_decref(j->record);
@@ -226,7 +227,7 @@ static void act(sim *s, const job_action *a)
     }
 }
 
-/* ---- the step ------------------------------------------------------------------------------------ */
+/* ---- the step -------------------------------------------------------------------------------- */
 
 static void tick(sim *s, message *m)
 {
@@ -243,7 +244,31 @@ static void use_gpu(sim *s, const job *j, int f, uint64_t taken[SIM_GPUS_MAX])
     if (at < 0 || at >= s->gpus)
         sim_wrong(s, "function %d of job %s has no GPU", f, j->id);
     else
-        taken[at] += j->request.gpu.memory_bytes ? j->request.gpu.memory_bytes : SIM_GPU_BYTES / GPU_UNCAPPED_PARTS;
+        taken[at] += j->request.gpu.memory_bytes ? j->request.gpu.memory_bytes
+                                                 : SIM_GPU_BYTES / GPU_UNCAPPED_PARTS;
+}
+
+/* Ranks of NCCL's are on GPUs of their own: none is put on another's while a GPU that has none of
+ * them has room for one. */
+static void check_apart(sim *s, const job *j, const uint64_t taken[SIM_GPUS_MAX])
+{
+    const gpu_share *share = &j->request.gpu;
+    uint64_t bytes = share->memory_bytes ? share->memory_bytes : SIM_GPU_BYTES / GPU_UNCAPPED_PARTS;
+    sim_job *own = NULL;
+    int ranks[SIM_GPUS_MAX] = {0}, most = 0;
+    for (int i = 0; i < s->jobs; i++)
+        own = strcmp(s->job[i].id, j->id) == 0 ? &s->job[i] : own;
+    if (!own || own->placed || s->gpus == 0 || job_ended(j) || j->parallelism == 0 ||
+        j->request.merge != MERGE_NCCL)
+        return;
+    own->placed = true; /* later others may have made room */
+    for (int f = 0; f < j->parallelism; f++)
+        if (job_gpu(j, f) >= 0 && ++ranks[job_gpu(j, f)] > most)
+            most = ranks[job_gpu(j, f)];
+    for (int i = 0; i < s->gpus && most > 1; i++)
+        if (ranks[i] == 0 && taken[i] + bytes <= SIM_GPU_BYTES)
+            sim_wrong(s, "job %s has %d ranks on one GPU and none on GPU %d, which has room", j->id,
+                      most, i);
 }
 
 static void check(sim *s)
@@ -277,7 +302,10 @@ static void check(sim *s)
         sim_wrong(s, "%d of %d slots are held", held, s->slots);
     for (int i = 0; i < s->gpus; i++)
         if (taken[i] > SIM_GPU_BYTES)
-            sim_wrong(s, "%llu of %d bytes of GPU %d are taken", (unsigned long long)taken[i], SIM_GPU_BYTES, i);
+            sim_wrong(s, "%llu of %d bytes of GPU %d are taken", (unsigned long long)taken[i],
+                      SIM_GPU_BYTES, i);
+    for (size_t k = 0; k < jobs_count(s->machine); k++)
+        check_apart(s, jobs_at(s->machine, k), taken);
 }
 
 void controller_event(sim *s, const job_event *event)
@@ -328,7 +356,7 @@ void controller_cancel(sim *s, int who)
     controller_event(s, &(job_event){.type = JOB_CANCEL, .job = s->job[who].id});
 }
 
-/* ---- begin and die ------------------------------------------------------------------------------- */
+/* ---- begin and die --------------------------------------------------------------------------- */
 
 static void submit(sim *s, message *m)
 {
@@ -344,7 +372,8 @@ static void restore(sim *s)
 {
     err e = ERR_INIT;
     for (int i = 0; i < s->jobs; i++)
-        if (s->job[i].record && !s->job[i].done && jobs_restore(s->machine, s->job[i].record, &e) < 0)
+        if (s->job[i].record && !s->job[i].done &&
+            jobs_restore(s->machine, s->job[i].record, &e) < 0)
             sim_wrong(s, "restore: %s", e.message);
     for (int p = 0; p < s->processes; p++)
         if (s->process[p].alive)

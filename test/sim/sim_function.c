@@ -1,5 +1,6 @@
-/* sim_function.c: a function as kubeml-ps and the controller meet it: it loads, fetches, trains, writes
- * its contribution in two halves, says so, and sends heartbeats. It dies at any of these points. */
+/* sim_function.c: a function as kubeml-ps and the controller meet it: it loads, fetches, trains,
+ * writes its contribution in two halves, says so, and sends heartbeats. It dies at any of these
+ * points. */
 #include <string.h>
 
 #include "sim.h"
@@ -83,7 +84,7 @@ void function_specialise(sim *s, message *m)
     sim_after(s, takes(s, m->to, 1, 50), m->to, dial);
 }
 
-/* ---- a task ------------------------------------------------------------------------------------ */
+/* ---- a task ---------------------------------------------------------------------------------- */
 
 static redis *store_of(sim *s, int p)
 {
@@ -177,8 +178,8 @@ static void publish_end(sim *s, message *m)
     redis *r = store_of(s, p);
     sim_place *at = &r->place[f->task.slot];
     if (at->writer != p) {
-        sim_wrong(s, "%s finished writing slot %d, which process %d writes to", f->name, f->task.slot,
-                  at->writer);
+        sim_wrong(s, "%s finished writing slot %d, which process %d writes to", f->name,
+                  f->task.slot, at->writer);
         return;
     }
     if (!r->up || r->model.version < 0) {

@@ -1,5 +1,5 @@
-/* sim_ps.c: kubeml-ps in the simulated world: a round_machine, its connections and its slow calls of
- * model store and store, which the process may not survive. */
+/* sim_ps.c: kubeml-ps in the simulated world: a round_machine, its connections and its slow calls
+ * of model store and store, which the process may not survive. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +25,7 @@ static void plan_tick(sim *s, int p)
     m->number = (int)own->tick;
 }
 
-/* ---- to the controller --------------------------------------------------------------------------- */
+/* ---- to the controller ----------------------------------------------------------------------- */
 
 static message *to_controller(sim *s, int p, job_event_type type)
 {
@@ -119,7 +119,7 @@ static void finish(sim *s, int p, const round_action *a)
     sim_after(s, BYE_MS, p, ps_bye);
 }
 
-/* ---- slow calls ---------------------------------------------------------------------------------- */
+/* ---- slow calls ------------------------------------------------------------------------------ */
 
 static void result(sim *s, message *m)
 {
@@ -279,7 +279,7 @@ static void keep_known(sim *s, int p)
         o->merged = o->pending = o->redis->model;
 }
 
-/* ---- functions ----------------------------------------------------------------------------------- */
+/* ---- functions ------------------------------------------------------------------------------- */
 
 static int joined_conn(const ps *o, int function, int incarnation)
 {
@@ -333,7 +333,7 @@ void ps_from_function(sim *s, message *m)
     }
 }
 
-/* ---- the step ------------------------------------------------------------------------------------ */
+/* ---- the step -------------------------------------------------------------------------------- */
 
 static void act(sim *s, int p, const round_action *a, int conn)
 {
@@ -432,9 +432,10 @@ void ps_step(sim *s, int p, const round_event *event, int conn, int from)
     plan_tick(s, p);
 }
 
-/* ---- begin --------------------------------------------------------------------------------------- */
+/* ---- begin ----------------------------------------------------------------------------------- */
 
-/* From the ledger of a Redis that outlived its kubeml-ps, else the checkpoint, else from the start. */
+/* From the ledger of a Redis that outlived its kubeml-ps, else the checkpoint, else from the
+ * start. */
 static const round_resume *find_resume(sim *s, int p)
 {
     process *own = &s->process[p];
@@ -523,7 +524,8 @@ void ps_attach(sim *s, message *m)
     if (!own->ps) { /* it never got its job */
         message *no = sim_send(s, m->conn, SIM_CONTROLLER, controller_hears);
         no->life = m->life;
-        no->job = (job_event){.type = JOB_PS_REFUSED, .job = s->job[own->job].id, .code = ERR_NOT_FOUND};
+        no->job =
+            (job_event){.type = JOB_PS_REFUSED, .job = s->job[own->job].id, .code = ERR_NOT_FOUND};
         return;
     }
     own->ps->controller = m->conn;
@@ -542,7 +544,7 @@ void ps_attach(sim *s, message *m)
         tell_controller(s, m->to, &actions[i]);
 }
 
-/* ---- Redis --------------------------------------------------------------------------------------- */
+/* ---- Redis ----------------------------------------------------------------------------------- */
 
 static void redis_is_gone(sim *s, message *m)
 {

@@ -1,5 +1,5 @@
-/* sim_store.c: the model store, the ledger and the checkpoints of the simulated world, with the checks
- * that a real one cannot make. */
+/* sim_store.c: the model store, the ledger and the checkpoints of the simulated world, with the
+ * checks that a real one cannot make. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,7 +24,8 @@ uint64_t model_first(const sim_job *j)
 uint64_t model_contribution(uint64_t base, int epoch, int parallelism, int function, uint64_t begin,
                             uint64_t end)
 {
-    uint64_t h = sim_mix(base, (uint64_t)epoch << 32 | (uint64_t)parallelism << 16 | (uint64_t)function);
+    uint64_t h =
+        sim_mix(base, (uint64_t)epoch << 32 | (uint64_t)parallelism << 16 | (uint64_t)function);
     return sim_mix(h, begin << 32 | end);
 }
 
@@ -61,7 +62,8 @@ static int deal_of(sim *s, int who, int epoch, int parallelism, deal *d)
     return 0;
 }
 
-/* The rows of the ledger's epoch must count every sample of the set at most once; `whole`: exactly. */
+/* The rows of the ledger's epoch must count every sample of the set at most once; `whole`:
+ * exactly. */
 static void check_samples(sim *s, int who, const sim_model *m, bool whole)
 {
     const sim_job *j = &s->job[who];
@@ -79,7 +81,8 @@ static void check_samples(sim *s, int who, const sim_model *m, bool whole)
         deal_order(&d, f, order);
         for (int i = 0; i < m->rows; i++) {
             const round_row *row = &m->row[i];
-            for (uint64_t at = row->sample_begin; row->function == f && at < row->sample_end; at++) {
+            for (uint64_t at = row->sample_begin; row->function == f && at < row->sample_end;
+                 at++) {
                 uint32_t chunk, offset;
                 if (at >= d.share[f])
                     break;
@@ -119,8 +122,8 @@ static void check_merge(sim *s, int who, const redis *r, const round_merge *m)
         sim_wrong(s, "job %s: divisor %llu for %llu merged samples", j->id,
                   (unsigned long long)m->samples, (unsigned long long)sum);
     if (m->epoch != r->model.epoch || m->round != r->model.round)
-        sim_wrong(s, "job %s: merge of epoch %d, round %d; open is %d, %d", j->id, m->epoch, m->round,
-                  r->model.epoch, r->model.round);
+        sim_wrong(s, "job %s: merge of epoch %d, round %d; open is %d, %d", j->id, m->epoch,
+                  m->round, r->model.epoch, r->model.round);
 }
 
 /* As one: the whole merge is in function 0's place, whichever of its rows is looked at. */
@@ -169,8 +172,9 @@ int redis_merge(sim *s, int who, redis *r, const round_merge *m, int *bad)
         }
         value[i] = share->value;
         samples[i] = m->rows[i].samples;
-        if (value[i] != model_contribution(now->value, m->epoch, m->parallelism, m->rows[i].function,
-                                           m->rows[i].sample_begin, m->rows[i].sample_end))
+        if (value[i] != model_contribution(now->value, m->epoch, m->parallelism,
+                                           m->rows[i].function, m->rows[i].sample_begin,
+                                           m->rows[i].sample_end))
             sim_wrong(s, "job %s: function %d's contribution is not of this round", s->job[who].id,
                       m->rows[i].function);
     }

@@ -1,6 +1,7 @@
 /* fake_function.c: see fake_function.h. */
 #include "fake_function.h"
 
+#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -25,6 +26,11 @@ typedef struct peer {
     layout layout;
     bool attached, misbehaved; /* the faults that are no end come once */
     char phase[16];
+    struct { /* of `nccl` */
+        int set, rank, ranks, ask; /* 0: none */
+        char id[80], sum[20];
+    } comm;
+    json_t *next; /* came while others were waited for */
 } peer;
 
 static void fail(const char *what, const err *e)
@@ -168,6 +174,7 @@ static block new_block(const peer *p, void **memory)
 
 static void write_model(const peer *p, const char *loan, block b)
 {
+    unlink(loan); /* others may be reading what was there */
     FILE *f = fopen(loan, "w");
     const block_shape s = p->layout.shape;
     if (!f || fwrite(b.floats, sizeof *b.floats, s.floats, f) != s.floats ||
@@ -224,11 +231,15 @@ static json_t *keep_model(const peer *p, block b)
 
 static bool adopt(const peer *p, const json_t *mean, block to)
 {
-    const char *loan, *sum, *checksum;
+    const char *loan = NULL, *sum, *checksum;
+    char own[LOAN_BYTES];
+    int ask = 0;
     json_int_t step;
-    if (json_unpack((json_t *)(uintptr_t)mean, "{s:s,s:s,s:I,s:s}", "loan", &loan, "sum", &sum, "step", &step, "checksum",
-                    &checksum) ||
-        !read_model(p, loan, sum, to))
+    loan_of(p, "mean", own);
+    if (json_unpack((json_t *)(uintptr_t)mean, "{s?s,s?i,s:s,s:I,s:s}", "loan", &loan, "ask", &ask,
+                    "sum", &sum, "step", &step, "checksum", &checksum) ||
+        (loan ? p->f->nccl : ask != p->comm.ask || ask == 0) ||
+        !read_model(p, loan ? loan : own, sum, to))
         return false;
     note(p, "adopted");
     return true;
@@ -240,81 +251,223 @@ static void take_lead(peer *p)
     bool refuses = p->f->fault && strcmp(p->f->fault, "refuse") == 0;
     die(p, "lead", 0, 0);
     loan_of(p, "mean", loan);
-    say(p, json_pack("{s:s,s:s}", "type", "leads", refuses ? "message" : "mean", refuses ? "walls between processes" : loan));
+    say(p, json_pack("{s:s,s:s}", "type", "leads", refuses ? "message" : "mean",
+                     refuses ? "walls between processes" : loan));
 }
 
 static void say_not_averaged(peer *p, int ask, const char *code, int function)
 {
-    say(p, json_pack("{s:s,s:i,s:s,s:s,s:i}", "type", "averaged", "ask", ask, "code", code, "message",
-                     "it cannot be read", "function", function));
+    say(p, json_pack("{s:s,s:i,s:s,s:s,s:i}", "type", "averaged", "ask", ask, "code", code,
+                     "message", "it cannot be read", "function", function));
+}
+
+typedef struct average_task {
+    int ask, set;
+    json_int_t epoch, round;
+    modelstore_publication to;
+    json_t *models;
+} average_task;
+
+enum { MODELS_MAX = 16 };
+
+/* What function `f` has for the mean: lent, or brought to the sum. */
+static void source_of(const peer *p, const average_task *t, const char *loan, int f,
+                      char out[LOAN_BYTES])
+{
+    if (t->set)
+        snprintf(out, LOAN_BYTES, "%s/%s-%d-%d", p->f->device, p->comm.id, t->ask, f);
+    else
+        snprintf(out, LOAN_BYTES, "%s", loan);
+}
+
+/* The mean of all models with the bits of the host's; false: it was told why there is none. */
+static bool merge_models(peer *p, average_task *t, block mean)
+{
+    merge_input in[MODELS_MAX];
+    const void *chunks[MODELS_MAX][2];
+    void *memory[MODELS_MAX];
+    block models[MODELS_MAX];
+    const merge_rule *rule;
+    merge_result result;
+    json_t *one;
+    err e = ERR_INIT;
+    size_t i;
+    int n = 0, bad = -1;
+    if (json_array_size(t->models) > MODELS_MAX || merge_rule_find("mean", &rule, &e))
+        _exit(5);
+    json_array_foreach(t->models, i, one)
+    {
+        const char *loan = NULL, *sum;
+        char from[LOAN_BYTES];
+        json_int_t samples, step;
+        int function;
+        if (json_unpack(one, "{s:i,s:I,s?s,s:s,s:I}", "function", &function, "samples", &samples,
+                        "loan", &loan, "sum", &sum, "step", &step))
+            _exit(5);
+        source_of(p, t, loan, function, from);
+        models[n] = new_block(p, &memory[n]);
+        if (!read_model(p, from, sum, models[n]) && bad < 0)
+            bad = function;
+        in[n] = (merge_input){.function = function, .samples = (uint64_t)samples,
+                              .checksum = sum_of(p, models[n])};
+        merge_input_contiguous(&in[n], &models[n], chunks[n]);
+        t->to.samples += (uint64_t)samples;
+        n++;
+    }
+    if (bad >= 0)
+        say_not_averaged(p, t->ask, "corrupt", bad);
+    else if (merge_run(rule, p->layout.shape, in, n, mean, 1, &result, &e))
+        say_not_averaged(p, t->ask, "invalid", bad = result.bad >= 0 ? in[result.bad].function : 0);
+    while (n > 0)
+        free(memory[--n]);
+    return bad < 0;
+}
+
+static void publish_mean(peer *p, const average_task *t, block mean)
+{
+    char loan[LOAN_BYTES], sums[2][20];
+    uint64_t checksum;
+    err e = ERR_INIT;
+    loan_of(p, "mean", loan);
+    write_model(p, loan, mean);
+    snprintf(sums[0], sizeof sums[0], "%016llx", (unsigned long long)sum_of(p, mean));
+    if (t->set) {
+        p->comm.ask = t->ask;
+        if (p->f->function != 0)
+            return;
+    }
+    note(p, "averaged");
+    if (modelstore_publish(p->models, &t->to, &mean, clock_deadline_ms(2000), &checksum, &e)) {
+        say_not_averaged(p, t->ask, err_name(e.code), -1);
+        return;
+    }
+    die(p, "averaged", (int)t->epoch, (int)t->round);
+    snprintf(sums[1], sizeof sums[1], "%016llx", (unsigned long long)checksum);
+    say(p, json_pack("{s:s,s:i,s:s,s:I,s:s}", "type", "averaged", "ask", t->ask, "sum", sums[0],
+                     "step", (json_int_t)mean.counters[0], "checksum", sums[1]));
+}
+
+/* ---- what is NCCL to it ---------------------------------------------------------------------- */
+
+/* Whether the files of all ranks came before kubeml-ps said `leave`, or anything else. */
+static bool await_ranks(peer *p, const char *what, int number)
+{
+    char path[LOAN_BYTES];
+    int64_t beat_ms = clock_deadline_ms(HEARTBEAT_MS);
+    for (int rank = 0; rank < p->comm.ranks;) {
+        err e = ERR_INIT;
+        json_t *m = NULL;
+        snprintf(path, sizeof path, "%s/%s-%s%d-%d", p->f->device, p->comm.id, what, number, rank);
+        if (access(path, F_OK) == 0) {
+            rank++;
+            continue;
+        }
+        if (wire_receive_wait(p->wire, &m, clock_deadline_ms(5), &e) == 0) {
+            if (strcmp(wire_type(m), "leave") == 0) {
+                json_decref(m);
+                p->comm.set = 0;
+                return false;
+            }
+            if (p->next)
+                _exit(5);
+            p->next = m; /* rank 0 has it already, and the next task came */
+        } else if (e.code != ERR_TIMEOUT)
+            _exit(0);
+        if (clock_left_ms(beat_ms) == 0) {
+            heartbeat(p);
+            beat_ms = clock_deadline_ms(HEARTBEAT_MS);
+        }
+    }
+    return true;
+}
+
+static void show(const peer *p, const char *what, int number)
+{
+    char path[LOAN_BYTES];
+    snprintf(path, sizeof path, "%s/%s-%s%d-%d", p->f->device, p->comm.id, what, number,
+             p->comm.rank);
+    FILE *f = fopen(path, "w");
+    if (!f || fclose(f))
+        _exit(6);
+}
+
+static void take_identify(peer *p, const json_t *m)
+{
+    char id[80];
+    int set = (int)json_integer_value(json_object_get(m, "set"));
+    die(p, "identify", 0, 0);
+    snprintf(id, sizeof id, "comm-%d-%d-%d", set, p->f->incarnation, (int)getpid());
+    say(p, json_pack("{s:s,s:i,s:s}", "type", "identified", "set", set, "id", id));
+}
+
+static void say_error(peer *p, const char *type, const char *key, int number)
+{
+    p->comm.set = 0;
+    say(p, json_pack("{s:s,s:i,s:s,s:s}", "type", type, key, number, "code", "unavailable",
+                     "message", "the link is down"));
+}
+
+static void take_connect(peer *p, const json_t *m)
+{
+    const char *id;
+    if (json_unpack((json_t *)(uintptr_t)m, "{s:i,s:s,s:i,s:i}", "set", &p->comm.set, "id", &id,
+                    "rank", &p->comm.rank, "ranks", &p->comm.ranks))
+        _exit(5);
+    snprintf(p->comm.id, sizeof p->comm.id, "%s", id);
+    die(p, "connect", 0, 0);
+    if (fault(p, "freeze_connect", 0, 0))
+        raise(SIGSTOP);
+    if (once(p, "error_connect", 0, 0) || fault(p, "broken", 0, 0)) {
+        say_error(p, "connected", "set", p->comm.set);
+        return;
+    }
+    show(p, "joined", 0);
+    if (await_ranks(p, "joined", 0))
+        say(p, json_pack("{s:s,s:i}", "type", "connected", "set", p->comm.set));
+}
+
+/* Whether all have brought theirs. */
+static bool bring(peer *p, const average_task *t)
+{
+    char own[LOAN_BYTES], to[LOAN_BYTES];
+    loan_of(p, "model", own);
+    if (t->set != p->comm.set) {
+        say_error(p, "averaged", "ask", t->ask);
+        return false;
+    }
+    source_of(p, t, "", p->f->function, to);
+    /* the model is written anew, not over; who has not trained has none */
+    if (link(own, to) && errno != ENOENT)
+        _exit(6);
+    die(p, "reduce", (int)t->epoch, (int)t->round);
+    if (fault(p, "freeze_reduce", (int)t->epoch, (int)t->round))
+        raise(SIGSTOP);
+    if (once(p, "error_reduce", (int)t->epoch, (int)t->round)) {
+        say_error(p, "averaged", "ask", t->ask);
+        return false;
+    }
+    show(p, "brought", t->ask);
+    return await_ranks(p, "brought", t->ask);
 }
 
 static void take_average(peer *p, const json_t *m)
 {
-    enum { MOST = 16 };
-    modelstore_publication to = {.function = p->f->function, .incarnation = p->f->incarnation};
-    merge_input in[MOST];
-    const void *chunks[MOST][2];
-    void *memory[MOST + 1];
-    block models[MOST], mean = new_block(p, &memory[MOST]);
-    const merge_rule *rule;
-    merge_result result;
-    json_t *list, *one;
-    json_int_t epoch, round, version;
-    err e = ERR_INIT;
-    size_t i;
-    int ask, n = 0;
-    char loan[LOAN_BYTES], sums[2][20];
-    uint64_t checksum;
-    if (json_unpack((json_t *)(uintptr_t)m, "{s:i,s:I,s:I,s:I,s:i,s:o}", "ask", &ask, "epoch", &epoch, "round", &round,
-                    "version", &version, "slot", &to.slot, "models", &list) ||
-        json_array_size(list) > MOST || merge_rule_find("mean", &rule, &e))
+    average_task t = {.to = {.function = p->f->function, .incarnation = p->f->incarnation}};
+    void *memory;
+    block mean = new_block(p, &memory);
+    if (json_unpack((json_t *)(uintptr_t)m, "{s:i,s:I,s:I,s:I,s:i,s?i,s:o}", "ask", &t.ask, "epoch",
+                    &t.epoch, "round", &t.round, "version", &t.to.version, "slot", &t.to.slot,
+                    "set", &t.set, "models", &t.models))
         _exit(5);
-    to.epoch = epoch, to.round = round, to.version = version;
-    die(p, "average", (int)epoch, (int)round);
-    if (fault(p, "freeze_average", (int)epoch, (int)round))
+    t.to.epoch = (int)t.epoch, t.to.round = (int)t.round;
+    die(p, "average", (int)t.epoch, (int)t.round);
+    if (fault(p, "freeze_average", (int)t.epoch, (int)t.round))
         raise(SIGSTOP);
-    if (once(p, "refuse_average", (int)epoch, (int)round)) {
-        say_not_averaged(p, ask, "unsupported", 1);
-        return;
-    }
-    json_array_foreach(list, i, one)
-    {
-        const char *from, *sum;
-        json_int_t samples, step;
-        int function;
-        if (json_unpack(one, "{s:i,s:I,s:s,s:s,s:I}", "function", &function, "samples", &samples, "loan", &from, "sum", &sum,
-                        "step", &step))
-            _exit(5);
-        models[n] = new_block(p, &memory[n]);
-        if (!read_model(p, from, sum, models[n])) {
-            say_not_averaged(p, ask, "corrupt", function);
-            return;
-        }
-        in[n] = (merge_input){.function = function, .samples = (uint64_t)samples, .checksum = sum_of(p, models[n])};
-        merge_input_contiguous(&in[n], &models[n], chunks[n]);
-        to.samples += (uint64_t)samples;
-        n++;
-    }
-    if (merge_run(rule, p->layout.shape, in, n, mean, 1, &result, &e)) {
-        say_not_averaged(p, ask, "invalid", result.bad >= 0 ? in[result.bad].function : -1);
-        return;
-    }
-    loan_of(p, "mean", loan);
-    write_model(p, loan, mean);
-    note(p, "averaged");
-    if (modelstore_publish(p->models, &to, &mean, clock_deadline_ms(2000), &checksum, &e)) {
-        say_not_averaged(p, ask, err_name(e.code), -1);
-        return;
-    }
-    die(p, "averaged", (int)epoch, (int)round);
-    snprintf(sums[0], sizeof sums[0], "%016llx", (unsigned long long)sum_of(p, mean));
-    snprintf(sums[1], sizeof sums[1], "%016llx", (unsigned long long)checksum);
-    say(p, json_pack("{s:s,s:i,s:s,s:I,s:s}", "type", "averaged", "ask", ask, "sum", sums[0], "step",
-                     (json_int_t)mean.counters[0], "checksum", sums[1]));
-    for (int k = 0; k < n; k++)
-        free(memory[k]);
-    free(memory[MOST]);
+    if (once(p, "refuse_average", (int)t.epoch, (int)t.round))
+        say_not_averaged(p, t.ask, "unsupported", 1);
+    else if ((!t.set || bring(p, &t)) && merge_models(p, &t, mean))
+        publish_mean(p, &t, mean);
+    free(memory);
 }
 
 /* ---- tasks ----------------------------------------------------------------------------------- */
@@ -444,12 +597,12 @@ static void take_train(peer *p, const json_t *m)
         write_model(p, loan, b);
     }
     if (done)
-        say(p,
-            json_pack("{s:s,s:i,s:i,s:I,s:I,s:I,s:f,s:I,s:{s:f,s:f,s:f,s:f,s:f},s:o*}", "type", "published",
-                      "epoch", t.epoch, "round", t.round, "samples", (json_int_t)to.samples,
-                      "sample_begin", (json_int_t)t.sample_begin, "sample_end",
-                      (json_int_t)t.sample_end, "loss_sum", t.loss, "batches", t.count, "seconds",
-                      "fetch", 0.0, "load", 0.0, "convert", 0.0, "train", 0.0, "publish", 0.0, "seal", seal));
+        say(p, json_pack("{s:s,s:i,s:i,s:I,s:I,s:I,s:f,s:I,s:{s:f,s:f,s:f,s:f,s:f},s:o*}", "type",
+                         "published", "epoch", t.epoch, "round", t.round, "samples",
+                         (json_int_t)to.samples, "sample_begin", (json_int_t)t.sample_begin,
+                         "sample_end", (json_int_t)t.sample_end, "loss_sum", t.loss, "batches",
+                         t.count, "seconds", "fetch", 0.0, "load", 0.0, "convert", 0.0, "train",
+                         0.0, "publish", 0.0, "seal", seal));
     if (kept)
         die(p, "sealed", t.epoch, t.round);
     if (fault(p, "garbage", t.epoch, t.round))
@@ -485,6 +638,10 @@ static void take_validate(peer *p, const json_t *m)
 
 static json_t *receive(peer *p)
 {
+    json_t *next = p->next;
+    p->next = NULL;
+    if (next)
+        return next;
     for (;;) {
         json_t *m = NULL;
         err e = ERR_INIT;
@@ -518,9 +675,16 @@ static void join(peer *p)
     if (f->device)
         loan_of(p, "model", loan);
     snprintf(hex, sizeof hex, "%016llx", (unsigned long long)p->layout.digest);
-    say(p, json_pack("{s:s,s:o,s:i,s:s,s:s,s:s*,s:s*}", "type", "ready", "layout", layout_json(&p->layout),
-                     "parameters", f->floats * 2, "layout_digest", hex, "algorithms", "adding", "loan",
-                     f->device && !walled ? loan : NULL, "no_loan", f->device && walled ? "walls around it" : NULL));
+    char gpu[16];
+    bool missing = f->fault && strcmp(f->fault, "missing") == 0,
+         pair = f->fault && strcmp(f->fault, "pair") == 0;
+    snprintf(gpu, sizeof gpu, "GPU-%d", pair ? 0 : f->function);
+    say(p, json_pack("{s:s,s:o,s:i,s:s,s:s,s:s*,s:s*,s:s*,s:s*}", "type", "ready", "layout",
+                     layout_json(&p->layout), "parameters", f->floats * 2, "layout_digest", hex,
+                     "algorithms", "adding", "loan", f->device && !walled ? loan : NULL, "no_loan",
+                     f->device && walled ? "walls around it" : NULL, "rank",
+                     f->nccl && !missing ? gpu : NULL, "no_rank",
+                     f->nccl && missing ? "NCCL is not installed" : NULL));
 }
 
 int fake_function_run(const fake_function *f)
@@ -545,6 +709,10 @@ int fake_function_run(const fake_function *f)
             take_lead(&p);
         else if (strcmp(type, "average") == 0)
             take_average(&p, m);
+        else if (strcmp(type, "identify") == 0)
+            take_identify(&p, m);
+        else if (strcmp(type, "connect") == 0)
+            take_connect(&p, m);
         else if (strcmp(type, "stop") == 0)
             break;
         json_decref(m);

@@ -8,6 +8,7 @@
 #define KUBEML_FAKE_FUNCTION_H
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 enum { FAKE_CHUNK_SAMPLES = 8, FAKE_TEST_SAMPLES = 40 };
@@ -27,9 +28,16 @@ typedef struct fake_function {
      * ("spoiled"). NULL: not at all. */
     const char *fault;
     int fault_epoch, fault_round;
-    /* Models lie in files of this folder, which are to each other what a GPU's memory is; every mean and every
-     * model that was taken from there adds a byte to the files "averaged" and "adopted". NULL: there is no GPU. */
+    /* Models lie in files of this folder, which are to each other what a GPU's memory is; every
+     * mean and every model that was taken from there adds a byte to the files "averaged" and
+     * "adopted". NULL: there is no GPU. */
     const char *device;
+    /* Each function is on a GPU of its own instead, and they are averaged by what is to them NCCL:
+     * files too. It also ends at "identify", "connect" (in the middle of it) and "reduce" (of the
+     * sum), and stops there ("freeze_connect", "freeze_reduce"); meets errors of NCCL's: once
+     * ("error_connect", "error_reduce"), always ("broken"), before all that ("missing"); or is on
+     * function 0's GPU ("pair"). */
+    bool nccl;
 } fake_function;
 
 /* Until it is told to stop or kubeml-ps goes. Returns the exit status. */

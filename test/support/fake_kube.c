@@ -52,7 +52,7 @@ typedef struct connection {
     int fd;
 } connection;
 
-/* ---- state ------------------------------------------------------------------------------------- */
+/* ---- state ----------------------------------------------------------------------------------- */
 
 static void set_version(json_t *object, long version)
 {
@@ -65,8 +65,9 @@ static void set_version(json_t *object, long version)
 static void told(fake_kube *f, const char *type, const json_t *object)
 {
     if (!f->silent)
-        json_array_append_new(f->events, json_pack("{s:s, s:I, s:o}", "type", type, "version",
-                                                   (json_int_t)f->version, "object", json_deep_copy(object)));
+        json_array_append_new(f->events,
+                              json_pack("{s:s, s:I, s:o}", "type", type, "version",
+                                        (json_int_t)f->version, "object", json_deep_copy(object)));
     pthread_cond_broadcast(&f->changed);
 }
 
@@ -92,8 +93,9 @@ static json_t *pod_new(fake_kube *f, const char *name)
     char uid[24];
     (void)f;
     snprintf(uid, sizeof uid, "uid-%d", ++uids);
-    return json_pack("{s:s, s:s, s:{s:s, s:s, s:s, s:{}}, s:{s:s}}", "apiVersion", "v1", "kind", "Pod", "metadata",
-                     "name", name, "namespace", "test", "uid", uid, "labels", "status", "phase", "Pending");
+    return json_pack("{s:s, s:s, s:{s:s, s:s, s:s, s:{}}, s:{s:s}}", "apiVersion", "v1", "kind",
+                     "Pod", "metadata", "name", name, "namespace", "test", "uid", uid, "labels",
+                     "status", "phase", "Pending");
 }
 
 static void put_locked(fake_kube *f, const char *name, json_t *fields)
@@ -126,13 +128,14 @@ static bool take_fault(fake_kube *f, fake_kind kind, fault *out)
     for (int i = 0; i < f->fault_count; i++)
         if (f->faults[i].kind == kind) {
             *out = f->faults[i];
-            memmove(&f->faults[i], &f->faults[i + 1], (size_t)(--f->fault_count - i) * sizeof *f->faults);
+            memmove(&f->faults[i], &f->faults[i + 1],
+                    (size_t)(--f->fault_count - i) * sizeof *f->faults);
             return true;
         }
     return false;
 }
 
-/* ---- HTTP ----------------------------------------------------------------------------------------- */
+/* ---- HTTP ------------------------------------------------------------------------------------ */
 
 static bool send_all(int fd, const char *bytes, size_t len)
 {
@@ -152,17 +155,20 @@ static bool answer(int fd, int status, int retry_after, const json_t *body, bool
     char *text = body ? json_dumps(body, JSON_COMPACT) : strdup("{}");
     if (retry_after >= 0)
         snprintf(retry, sizeof retry, "Retry-After: %d\r\n", retry_after);
-    snprintf(head, sizeof head, "HTTP/1.1 %d X\r\nContent-Type: application/json\r\n%sContent-Length: %zu\r\n\r\n",
+    snprintf(head, sizeof head,
+             "HTTP/1.1 %d X\r\nContent-Type: application/json\r\n%sContent-Length: %zu\r\n\r\n",
              status, retry, strlen(text));
-    bool whole = send_all(fd, head, strlen(head)) && send_all(fd, text, half ? strlen(text) / 2 : strlen(text));
+    bool whole = send_all(fd, head, strlen(head)) &&
+                 send_all(fd, text, half ? strlen(text) / 2 : strlen(text));
     free(text);
     return whole && !half;
 }
 
-static bool answer_status(int fd, int status, int retry_after, const char *reason, const char *message)
+static bool answer_status(int fd, int status, int retry_after, const char *reason,
+                          const char *message)
 {
-    json_t *body = json_pack("{s:s, s:s, s:s, s:s, s:i}", "kind", "Status", "status", "Failure", "reason", reason,
-                             "message", message, "code", status);
+    json_t *body = json_pack("{s:s, s:s, s:s, s:s, s:i}", "kind", "Status", "status", "Failure",
+                             "reason", reason, "message", message, "code", status);
     bool open = answer(fd, status, retry_after, body, false);
     json_decref(body);
     return open;
@@ -222,7 +228,8 @@ static bool read_request(int fd, char *text, request_text *r)
     header(text, "Authorization: Bearer", r->token, sizeof r->token);
     header(text, "Content-Type:", r->type, sizeof r->type);
     header(text, "Content-Length:", number, sizeof number);
-    size_t want = (size_t)strtoul(number[0] ? number : "0", NULL, 10), start = (size_t)(end + 4 - text);
+    size_t want = (size_t)strtoul(number[0] ? number : "0", NULL, 10),
+           start = (size_t)(end + 4 - text);
     while (len < start + want) {
         ssize_t n = recv(fd, text + len, size - 1 - len, 0);
         if (n <= 0)
@@ -240,13 +247,14 @@ static long query_number(const char *query, const char *name, long otherwise)
     return at ? strtol(at + strlen(name), NULL, 10) : otherwise;
 }
 
-/* ---- what is asked --------------------------------------------------------------------------------- */
+/* ---- what is asked --------------------------------------------------------------------------- */
 
 static bool do_list(fake_kube *f, int fd, const request_text *r, bool half)
 {
     json_t *items = json_array(), *pod;
     const char *name, *token = strstr(r->query, "continue=");
-    long limit = query_number(r->query, "limit=", 500), at = 0, from = token ? strtol(token + 9, NULL, 10) : 0;
+    long limit = query_number(r->query, "limit=", 500), at = 0,
+         from = token ? strtol(token + 9, NULL, 10) : 0;
     char version[24], next[24] = "";
     pthread_mutex_lock(&f->lock);
     json_object_foreach(f->pods, name, pod)
@@ -259,8 +267,8 @@ static bool do_list(fake_kube *f, int fd, const request_text *r, bool half)
     pthread_mutex_unlock(&f->lock);
     if (at > from + limit)
         snprintf(next, sizeof next, "%ld", from + limit);
-    json_t *body = json_pack("{s:s, s:{s:s, s:s}, s:o}", "kind", "PodList", "metadata", "resourceVersion", version,
-                             "continue", next, "items", items);
+    json_t *body = json_pack("{s:s, s:{s:s, s:s}, s:o}", "kind", "PodList", "metadata",
+                             "resourceVersion", version, "continue", next, "items", items);
     bool open = answer(fd, 200, -1, body, half);
     json_decref(body);
     return open;
@@ -282,7 +290,8 @@ static bool do_watch(fake_kube *f, int fd, const request_text *r, const fault *b
 {
     long version = query_number(r->query, "resourceVersion=", 0);
     size_t index = 0;
-    static const char head[] = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+    static const char head[] =
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
     pthread_mutex_lock(&f->lock);
     bool gone = version < f->oldest;
     pthread_mutex_unlock(&f->lock);
@@ -292,8 +301,8 @@ static bool do_watch(fake_kube *f, int fd, const request_text *r, const fault *b
     if (bad && bad->type == FAULT_NOISE)
         open = open && send_chunk(fd, "{\"type\":\"ADDED\",\"ob\n", 20);
     if (bad && bad->type == FAULT_GONE_EVENT) {
-        json_t *event = json_pack("{s:s, s:{s:s, s:i, s:s}}", "type", "ERROR", "object", "kind", "Status", "code", 410,
-                                  "message", "too old resource version");
+        json_t *event = json_pack("{s:s, s:{s:s, s:i, s:s}}", "type", "ERROR", "object", "kind",
+                                  "Status", "code", 410, "message", "too old resource version");
         open = open && send_line(fd, event, false);
         json_decref(event);
     }
@@ -393,11 +402,14 @@ static bool do_pod(fake_kube *f, int fd, const request_text *r, json_t *body, bo
 /* As the real one: a requirement on a node's field has one value. */
 static bool is_valid(const json_t *body)
 {
-    const json_t *affinity = json_object_get(json_object_get(json_object_get(body, "spec"), "affinity"), "nodeAffinity");
+    const json_t *affinity =
+        json_object_get(json_object_get(json_object_get(body, "spec"), "affinity"), "nodeAffinity");
     json_t *term, *field;
     size_t i, k;
-    json_array_foreach(json_object_get(affinity, "preferredDuringSchedulingIgnoredDuringExecution"), i, term) {
-        json_array_foreach(json_object_get(json_object_get(term, "preference"), "matchFields"), k, field) {
+    json_array_foreach (
+        json_object_get(affinity, "preferredDuringSchedulingIgnoredDuringExecution"), i, term) {
+        json_array_foreach (json_object_get(json_object_get(term, "preference"), "matchFields"), k,
+                            field) {
             if (json_array_size(json_object_get(field, "values")) != 1)
                 return false;
         }
@@ -408,9 +420,11 @@ static bool is_valid(const json_t *body)
 static bool do_create(fake_kube *f, int fd, const request_text *r, json_t *body)
 {
     if (!is_valid(body))
-        return answer_status(fd, 422, -1, "Invalid", "spec.affinity.nodeAffinity: matchFields: Required value: must be "
-                                                     "only one value when `operator` is 'In' or 'NotIn'");
-    const char *name = json_string_value(json_object_get(json_object_get(body, "metadata"), "name"));
+        return answer_status(fd, 422, -1, "Invalid",
+                             "spec.affinity.nodeAffinity: matchFields: Required value: must be "
+                             "only one value when `operator` is 'In' or 'NotIn'");
+    const char *name =
+        json_string_value(json_object_get(json_object_get(body, "metadata"), "name"));
     char path[1400];
     bool there, pods = strcmp(r->path, FAKE_KUBE_PODS) == 0;
     snprintf(path, sizeof path, "%s/%s", r->path, name ? name : "");
@@ -444,7 +458,8 @@ static bool do_other(fake_kube *f, int fd, const request_text *r, json_t *body)
     if (strcmp(r->method, "DELETE") == 0)
         json_object_del(f->others, r->path);
     pthread_mutex_unlock(&f->lock);
-    bool open = copy ? answer(fd, 200, -1, copy, false) : answer_status(fd, 404, -1, "NotFound", "not found");
+    bool open = copy ? answer(fd, 200, -1, copy, false)
+                     : answer_status(fd, 404, -1, "NotFound", "not found");
     json_decref(copy);
     return open;
 }
@@ -453,7 +468,9 @@ static bool perform(fake_kube *f, int fd, const request_text *r, const fault *ba
 {
     json_t *body = r->body[0] ? json_loads(r->body, 0, NULL) : NULL;
     fake_kind kind = kind_of(r);
-    bool open, found, pod = strncmp(r->path, FAKE_KUBE_PODS "/", sizeof FAKE_KUBE_PODS) == 0;
+    bool open, found,
+        pod = strncmp(r->path, FAKE_KUBE_PODS "/", sizeof FAKE_KUBE_PODS) == 0 &&
+              !strchr(r->path + sizeof FAKE_KUBE_PODS, '/'); /* not its log */
     if (kind == FAKE_LIST)
         open = do_list(f, fd, r, bad && bad->type == FAULT_HALF);
     else if (kind == FAKE_WATCH)
@@ -485,8 +502,15 @@ static bool serve(fake_kube *f, int fd, request_text *r)
     if (faulty && bad.type == FAULT_STATUS)
         return answer_status(fd, bad.status, bad.value, "Scripted", "as the test says");
     if (faulty && bad.type == FAULT_QUOTA)
-        return answer_status(fd, 403, -1, "Forbidden", "pods \"x\" is forbidden: exceeded quota: small, requested: pods=1");
-    if (faulty && bad.type == FAULT_DROP)
+        return answer_status(fd, 403, -1, "Forbidden",
+                             "pods \"x\" is forbidden: exceeded quota: small, requested: pods=1");
+    if (faulty && bad.type == FAULT_SILENT) {
+        pthread_mutex_lock(&f->lock);
+        while (!f->stopping)
+            pthread_cond_wait(&f->changed, &f->lock);
+        pthread_mutex_unlock(&f->lock);
+    }
+    if (faulty && (bad.type == FAULT_DROP || bad.type == FAULT_SILENT))
         return false;
     if (faulty && bad.type == FAULT_DONE_DROP) {
         int pair[2];
@@ -499,7 +523,7 @@ static bool serve(fake_kube *f, int fd, request_text *r)
     return perform(f, fd, r, faulty ? &bad : NULL);
 }
 
-/* ---- threads ------------------------------------------------------------------------------------------- */
+/* ---- threads --------------------------------------------------------------------------------- */
 
 static void *talk(void *arg)
 {
@@ -537,7 +561,8 @@ fake_kube *fake_kube_start(void)
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof at;
     f->listen_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    CHECK(bind(f->listen_fd, (struct sockaddr *)&at, sizeof at) == 0 && listen(f->listen_fd, 64) == 0);
+    CHECK(bind(f->listen_fd, (struct sockaddr *)&at, sizeof at) == 0 &&
+          listen(f->listen_fd, 64) == 0);
     CHECK(getsockname(f->listen_fd, (struct sockaddr *)&at, &len) == 0);
     snprintf(f->url, sizeof f->url, "http://127.0.0.1:%d", ntohs(at.sin_port));
     pthread_mutex_init(&f->lock, NULL);
@@ -573,14 +598,15 @@ void fake_kube_stop(fake_kube *f)
     free(f);
 }
 
-/* ---- for the test ---------------------------------------------------------------------------------------- */
+/* ---- for the test ---------------------------------------------------------------------------- */
 
 const char *fake_kube_url(const fake_kube *f)
 {
     return f->url;
 }
 
-void fake_kube_fault(fake_kube *f, fake_kind kind, fake_fault type, int status, int value, int times)
+void fake_kube_fault(fake_kube *f, fake_kind kind, fake_fault type, int status, int value,
+                     int times)
 {
     pthread_mutex_lock(&f->lock);
     for (int i = 0; i < times; i++) {
@@ -658,7 +684,10 @@ json_t *fake_kube_copy(fake_kube *f)
 void fake_kube_set(fake_kube *f, const char *path, json_t *object)
 {
     pthread_mutex_lock(&f->lock);
-    json_object_set_new(f->others, path, object);
+    if (object)
+        json_object_set_new(f->others, path, object);
+    else
+        json_object_del(f->others, path);
     pthread_mutex_unlock(&f->lock);
 }
 

@@ -1,9 +1,9 @@
 /* fake_kube.h: an API server of Kubernetes that does as it is told, faults included.
  *
- * It keeps the pods of one namespace, "test": list in pages, watch with resourceVersion and bookmarks,
- * create, get, merge and JSON patch of labels, delete at once; and any other object by its path, for
- * create, get, merge patch, apply, replace and delete. Faults wait in a queue: the next request of
- * their kind meets them. Requests are counted by kind. */
+ * It keeps the pods of one namespace, "test": list in pages, watch with resourceVersion and
+ * bookmarks, create, get, merge and JSON patch of labels, delete at once; and any other object by
+ * its path, for create, get, merge patch, apply, replace and delete. Faults wait in a queue: the
+ * next request of their kind meets them. Requests are counted by kind. */
 #ifndef KUBEML_TEST_FAKE_KUBE_H
 #define KUBEML_TEST_FAKE_KUBE_H
 
@@ -12,14 +12,24 @@
 
 #define FAKE_KUBE_PODS "/api/v1/namespaces/test/pods"
 
-typedef enum fake_kind { FAKE_LIST, FAKE_WATCH, FAKE_GET, FAKE_CREATE, FAKE_PATCH, FAKE_DELETE, FAKE_KINDS } fake_kind;
+typedef enum fake_kind {
+    FAKE_LIST,
+    FAKE_WATCH,
+    FAKE_GET,
+    FAKE_CREATE,
+    FAKE_PATCH,
+    FAKE_DELETE,
+    FAKE_KINDS
+} fake_kind;
 
 typedef enum fake_fault {
     FAULT_STATUS,     /* answers `status`, with Retry-After `value` unless that is negative */
     FAULT_QUOTA,      /* 403 as an admission that is over its quota */
+    FAULT_SILENT,     /* does not answer until it is stopped */
     FAULT_DROP,       /* closes without an answer and without doing it */
     FAULT_DONE_DROP,  /* does it and closes without an answer */
-    FAULT_HALF,       /* watch: sends half of the next event and closes; others: half of the answer */
+    /* watch: sends half of the next event and closes; others: half of the answer */
+    FAULT_HALF,
     FAULT_NOISE,      /* watch: a line that is no event */
     FAULT_GONE_EVENT, /* watch: an ERROR event with code 410 */
 } fake_fault;
@@ -30,18 +40,22 @@ fake_kube *fake_kube_start(void);
 void fake_kube_stop(fake_kube *f);
 const char *fake_kube_url(const fake_kube *f);
 
-void fake_kube_fault(fake_kube *f, fake_kind kind, fake_fault fault, int status, int value, int times);
-void fake_kube_token(fake_kube *f, const char *token); /* what it takes from now on; NULL: anything */
+void fake_kube_fault(fake_kube *f, fake_kind kind, fake_fault fault, int status, int value,
+                     int times);
+/* what it takes from now on; NULL: anything */
+void fake_kube_token(fake_kube *f, const char *token);
 void fake_kube_cut(fake_kube *f);                      /* closes all watches */
 void fake_kube_compact(fake_kube *f); /* what is older than now is gone, for new watches */
 void fake_kube_bookmark(fake_kube *f);
-void fake_kube_leave_out_events(fake_kube *f, bool yes); /* changes are made and not told to watches */
+/* changes are made and not told to watches */
+void fake_kube_leave_out_events(fake_kube *f, bool yes);
 
 /* Makes or replaces a pod's object; steals `fields`, which are merged into it. */
 void fake_kube_put(fake_kube *f, const char *name, json_t *fields);
 void fake_kube_remove(fake_kube *f, const char *name);
 json_t *fake_kube_copy(fake_kube *f); /* all pods by name */
-void fake_kube_set(fake_kube *f, const char *path, json_t *object); /* steals; given back as it is */
+/* steals; given back as it is; NULL: it is there no more */
+void fake_kube_set(fake_kube *f, const char *path, json_t *object);
 json_t *fake_kube_object(fake_kube *f, const char *path); /* new reference; NULL: not there */
 int fake_kube_requests(fake_kube *f, fake_kind kind); /* FAKE_KINDS: all */
 int fake_kube_pending_faults(fake_kube *f);

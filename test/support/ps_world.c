@@ -65,8 +65,8 @@ static void be_kubelet(const world *w)
         pid_t pid = fork();
         if (pid == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
-            execl(program, program, "--serve-redis", folder, "--redis-listen", w->redis_address, "--shm-dir",
-                  w->shm_dir, (char *)NULL);
+            execl(program, program, "--serve-redis", folder, "--redis-listen", w->redis_address,
+                  "--shm-dir", w->shm_dir, (char *)NULL);
             _exit(127);
         }
         while (pid > 0 && waitpid(pid, NULL, 0) < 0 && errno == EINTR)
@@ -141,12 +141,12 @@ void world_dial(world *w)
 static json_t *job_message(const world *w)
 {
     const world_options *o = &w->o;
-    json_t *request = json_pack(
-        "{s:s,s:s,s:i,s:i,s:f,s:{s:i,s:b,s:i,s:s,s:i,s:f,s:s}}", "function_name", "adding", "dataset",
-        "numbers", "epochs", o->epochs, "batch_size", o->batch_size, "lr", 0.5, "options",
-        "default_parallelism", o->functions, "static_parallelism", !o->elastic, "k", o->k, "merge",
-        o->merge, "seed", 7, "goal_accuracy", o->goal > 0 ? o->goal : 100.0,
-        "on_loss", o->on_loss ? o->on_loss : "recompute");
+    json_t *request =
+        json_pack("{s:s,s:s,s:i,s:i,s:f,s:{s:i,s:b,s:i,s:s,s:i,s:f,s:s}}", "function_name",
+                  "adding", "dataset", "numbers", "epochs", o->epochs, "batch_size", o->batch_size,
+                  "lr", 0.5, "options", "default_parallelism", o->functions, "static_parallelism",
+                  !o->elastic, "k", o->k, "merge", o->merge, "seed", 7, "goal_accuracy",
+                  o->goal > 0 ? o->goal : 100.0, "on_loss", o->on_loss ? o->on_loss : "recompute");
     if (o->init)
         json_object_set_new(request, "init", json_string(o->init));
     json_t *dataset =
@@ -235,7 +235,8 @@ static void start_function(world *w, int function, int incarnation)
                        .train_samples = (uint64_t)o->samples,
                        .batch_size = o->batch_size,
                        .floats = o->floats,
-                       .device = o->device ? w->folder : NULL};
+                       .device = o->device ? w->folder : NULL,
+                       .nccl = o->nccl};
     bool first = incarnation % 10000 == 0 && w->o.generation == 0;
     if (first && o->fault && function == o->fault_function) {
         f.fault = o->fault;
@@ -286,8 +287,8 @@ static void kill_function(world *w, int function, int incarnation)
 {
     for (int i = 0; i < w->count; i++)
         if (w->children[i].function == function && w->children[i].incarnation == incarnation &&
-            w->o.fault && strncmp(w->o.fault, "freeze", 6) == 0 && function == w->o.fault_function &&
-            incarnation == 0)
+            w->o.fault && strncmp(w->o.fault, "freeze", 6) == 0 &&
+            function == w->o.fault_function && incarnation == 0)
             kill(w->children[i].pid, SIGKILL);
 }
 
@@ -447,12 +448,17 @@ void world_await_death(world *w)
     forget_children(w);
 }
 
-void world_restart(world *w)
+void world_restart_at(world *w, const char *failpoint)
 {
-    w->o.failpoint = NULL;
+    w->o.failpoint = failpoint;
     w->o.resume = true;
     w->o.generation++;
     begin(w);
+}
+
+void world_restart(world *w)
+{
+    world_restart_at(w, NULL);
 }
 
 void world_end(world *w)

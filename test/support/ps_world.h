@@ -32,6 +32,7 @@ typedef struct world_options {
     bool resume;
     int generation;
     bool device;       /* functions are on one GPU: fake_function.h */
+    bool nccl;         /* or each on one of its own */
     bool deaf;         /* functions are not started */
     const char *redis; /* NULL: the one in PATH */
     bool tcp;          /* everything over TCP, as between pods */
@@ -72,6 +73,7 @@ void world_ended(world *w, pid_t redis);
 void world_await_death(world *w);
 /* The same job again, to be resumed. */
 void world_restart(world *w);
+void world_restart_at(world *w, const char *failpoint); /* with that one armed in its kubeml-ps */
 void world_end(world *w);          /* kills what still runs */
 pid_t world_redis(const world *w); /* a child of kubeml-ps or of the kubelet; -1: none */
 bool world_told_condition(const world *w, const char *name);

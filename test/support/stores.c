@@ -81,7 +81,8 @@ static void drop_databases(void)
     store_close(s);
 }
 
-/* The database's name is chosen here, and the case left out where there is no server, before it forks. */
+/* The database's name is chosen here, and the case left out where there is no server, before it
+ * forks. */
 void test_store_use(test_store_kind kind)
 {
     now = kind;

@@ -6,9 +6,9 @@
  *         ...
  *     }
  *
- * makes a case what_is_promised_lmdb, one _memory and one _mongo. The last runs against MONGODB_URI or
- * the stand-in (test/mongo), in a database of its own that is dropped at the end, and is left out
- * with a reason where there is neither. ON_DURABLE_STORES leaves the memory out: for cases that
+ * makes a case what_is_promised_lmdb, one _memory and one _mongo. The last runs against MONGODB_URI
+ * or the stand-in (test/mongo), in a database of its own that is dropped at the end, and is left
+ * out with a reason where there is neither. ON_DURABLE_STORES leaves the memory out: for cases that
  * open a store twice. */
 #ifndef KUBEML_TEST_STORES_H
 #define KUBEML_TEST_STORES_H
@@ -28,8 +28,8 @@ const char *test_store_locator(const char *options);
 store *test_store(const char *options);
 /* A further option of MongoDB's, such as "kubeml.lease_ms=300"; before the first locator. */
 void test_store_mongo_option(const char *option);
-/* Another server than the usual one, whose URI names a user: "open" has no users, "tls" is behind TLS.
- * Before test_store_use. */
+/* Another server than the usual one, whose URI names a user: "open" has no users, "tls" is behind
+ * TLS. Before test_store_use. */
 void test_store_mongo_server(const char *kind);
 /* MongoDB's URI for the database `db` of the server under test; leaves the case out without one. */
 const char *test_mongo_uri(const char *db);

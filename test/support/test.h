@@ -27,7 +27,8 @@ void test_fail(const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 3, 4), noreturn));
 void test_skip(const char *reason) __attribute__((noreturn)); /* says what was left out, and why */
 const char *test_tmp(void); /* an empty folder of this case's own */
-/* Runs when the case has passed, in its own process, before the libraries' own exit handlers; one a case. */
+/* Runs when the case has passed, in its own process, before the libraries' own exit handlers; one a
+ * case. */
 void test_at_end(void (*run)(void));
 
 #define TEST_LIMIT(case_name, seconds)                                                             \
@@ -55,8 +56,8 @@ void test_at_end(void (*run)(void));
     do {                                                                                           \
         const char *got_ = (got), *want_ = (want);                                                 \
         if (!got_ || strcmp(got_, want_) != 0)                                                     \
-            test_fail(__FILE__, __LINE__, "%s is \"%s\", not \"%s\"", #got, got_ ? got_ : "(null)", \
-                      want_);                                                                      \
+            test_fail(__FILE__, __LINE__, "%s is \"%s\", not \"%s\"", #got,                        \
+                      got_ ? got_ : "(null)", want_);                                              \
     } while (0)
 #define CHECK_CONTAINS(got, part)                                                                  \
     do {                                                                                           \

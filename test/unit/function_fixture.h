@@ -1,5 +1,5 @@
-/* function_fixture.h: what the runtime's tests train on: two blobs of 8x8 uint8 images in a store of the
- * test's own, and small functions compiled from text. */
+/* function_fixture.h: what the runtime's tests train on: two blobs of 8x8 uint8 images in a store
+ * of the test's own, and small functions compiled from text. */
 #ifndef KUBEML_FUNCTION_FIXTURE_H
 #define KUBEML_FUNCTION_FIXTURE_H
 
@@ -15,14 +15,14 @@
 
 enum { BLOB_TRAIN = 640, BLOB_TEST = 200, BLOB_SIDE = 8, BLOB_CHUNK = 64 };
 
-static inline void write_npy(const char *path, const char *type, const char *shape, const void *bytes,
-                             size_t len)
+static inline void write_npy(const char *path, const char *type, const char *shape,
+                             const void *bytes, size_t len)
 {
     char head[128];
     FILE *f = fopen(path, "w");
     CHECK(f);
-    int used = snprintf(head, sizeof head, "{'descr': '%s', 'fortran_order': False, 'shape': %s, }", type,
-                        shape);
+    int used = snprintf(head, sizeof head, "{'descr': '%s', 'fortran_order': False, 'shape': %s, }",
+                        type, shape);
     for (; (10 + used + 1) % 64 != 0; used++)
         head[used] = ' ';
     head[used++] = '\n';
@@ -32,7 +32,8 @@ static inline void write_npy(const char *path, const char *type, const char *sha
     CHECK(fclose(f) == 0);
 }
 
-/* Class 1 is brighter in its upper half, class 0 in its lower one; the noise hides single pixels. */
+/* Class 1 is brighter in its upper half, class 0 in its lower one; the noise hides single
+ * pixels. */
 static inline void write_blobs(const char *x_path, const char *y_path, size_t n, uint64_t stream,
                                int classes)
 {
@@ -106,7 +107,8 @@ static inline dataset *open_blobs(int classes)
     "    x = kml_dropout(g, kml_flatten(g, x), 0.25);\n"                                           \
     "    return kml_linear(g, x, kml_classes(g));\n"
 #define BLOB_SETTINGS ", .optimizer = kml_sgd(.momentum = 0.9), .lr = 0.01"
-#define BLOB_AUGMENTED BLOB_SETTINGS ", .transform = kml_transform(.flip = true, .crop = 1, .standardise = true)"
+#define BLOB_AUGMENTED                                                                             \
+    BLOB_SETTINGS ", .transform = kml_transform(.flip = true, .crop = 1, .standardise = true)"
 
 /* Compiles and writes the object to TEST_TMP/NAME.so; its path in `out`. */
 static inline void make_object(const char *name, const char *text, char out[300])

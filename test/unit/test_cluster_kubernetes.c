@@ -1,5 +1,6 @@
-/* test_cluster_kubernetes.c: pods of Kubernetes behind cluster.h, against a scripted API server: none
- * is lost or doubled whatever answer is lost, and each wait and end has its reason in words. */
+/* test_cluster_kubernetes.c: pods of Kubernetes behind cluster.h, against a scripted API server:
+ * none is lost or doubled whatever answer is lost, and each wait and end has its reason in
+ * words. */
 #include <poll.h>
 #include <unistd.h>
 
@@ -15,11 +16,15 @@
 
 enum { WAIT_MS = 15000 };
 
-static const char templates[] =
-    "{\"install\": \"here\", \"namespace\": \"test\", \"slots\": 6, \"port\": 4000,"
-    " \"function\": {\"metadata\": {\"labels\": {\"app\": \"x\"}}, \"spec\": {\"containers\": [{\"name\": \"function\","
-    " \"image\": \"localhost/f:1\"}]}},"
-    " \"ps\": {\"spec\": {\"containers\": [{\"name\": \"ps\", \"image\": \"localhost/p:1\"}]}}}";
+#define SETTINGS "\"install\": \"here\", \"namespace\": \"test\", \"slots\": 6, \"port\": 4000,"
+#define PODS                                                                                       \
+    " \"function\": {\"metadata\": {\"labels\": {\"app\": \"x\"}}, \"spec\": {\"containers\": ["   \
+    "{\"name\": \"function\", \"image\": \"localhost/f:1\"}]}},"                                   \
+    " \"ps\": {\"spec\": {\"containers\": [{\"name\": \"ps\", \"image\": \"localhost/p:1\"}]}}"
+
+static const char templates[] = "{" SETTINGS PODS "}";
+static const char templates_with_ranks[] =
+    "{" SETTINGS "\"rank_ports\": {\"first\": 50000, \"last\": 50999}," PODS "}";
 
 typedef struct world {
     fake_kube *server;
@@ -27,21 +32,31 @@ typedef struct world {
     cluster *c;
 } world;
 
-static void open_cluster(world *w)
+static void open_cluster_of(world *w, const char *texts)
 {
     char path[600];
     err e = ERR_INIT;
     snprintf(path, sizeof path, "%s/pods.json", test_tmp());
-    CHECK_OK(fs_write_file(path, templates, strlen(templates), 0600, &e), e);
+    CHECK_OK(fs_write_file(path, texts, strlen(texts), 0600, &e), e);
     cluster_kubernetes_config config = {.templates = path, .access = &w->access, .slots = 3};
     CHECK_OK(cluster_open("kubernetes", &config, &w->c, &e), e);
 }
 
-static void open_world(world *w)
+static void open_cluster(world *w)
+{
+    open_cluster_of(w, templates);
+}
+
+static void open_world_of(world *w, const char *texts)
 {
     *w = (world){.server = fake_kube_start()};
     w->access.server = strdup(fake_kube_url(w->server));
-    open_cluster(w);
+    open_cluster_of(w, texts);
+}
+
+static void open_world(world *w)
+{
+    open_world_of(w, templates);
 }
 
 static void close_world(world *w)
@@ -96,7 +111,8 @@ static void drop_pod(json_t *object)
 static void runs(world *w, const char *name)
 {
     drop_pod(wait_pod(w, name, true));
-    fake_kube_put(w->server, name, json_pack("{s:{s:s, s:s}}", "status", "phase", "Running", "podIP", "10.1.2.3"));
+    fake_kube_put(w->server, name,
+                  json_pack("{s:{s:s, s:s}}", "status", "phase", "Running", "podIP", "10.1.2.3"));
     pod p = next_event(w);
     CHECK_STR(p.name, name);
     CHECK_INT(p.phase, POD_RUNNING);
@@ -124,9 +140,11 @@ TEST(a_pod_is_made_hardened_and_answers_with_its_address)
     CHECK_STR(json_string_value(dig(made, "metadata|labels|app")), "x");
     CHECK_STR(json_string_value(dig(made, "spec|restartPolicy")), "Never");
     CHECK(json_is_false(dig(made, "spec|automountServiceAccountToken")));
-    CHECK_STR(json_string_value(dig(made, "spec|securityContext|seccompProfile|type")), "RuntimeDefault");
+    CHECK_STR(json_string_value(dig(made, "spec|securityContext|seccompProfile|type")),
+              "RuntimeDefault");
     CHECK(json_is_true(dig(made, "spec|containers|0|securityContext|readOnlyRootFilesystem")));
-    CHECK_STR(json_string_value(dig(made, "spec|containers|0|securityContext|capabilities|drop|0")), "ALL");
+    CHECK_STR(json_string_value(dig(made, "spec|containers|0|securityContext|capabilities|drop|0")),
+              "ALL");
     int slots = 0;
     err e = ERR_INIT;
     CHECK_OK(w.c->ops->slots(w.c, &slots, &e), e);
@@ -164,10 +182,8 @@ TEST(a_spent_quota_is_waited_for)
     world w;
     open_world(&w);
     fake_kube_fault(w.server, FAKE_CREATE, FAULT_QUOTA, 0, 0, 2);
-    int64_t began = clock_monotonic_ms();
     start(&w, "function-1", POD_FUNCTION);
-    pod p = next_event(&w);
-    CHECK(clock_monotonic_ms() - began < 5000);
+    pod p = next_event(&w); /* while it is tried again */
     CHECK_INT(p.phase, POD_PENDING);
     CHECK_STR(p.reason, "QuotaExceeded");
     CHECK_CONTAINS(p.message, "exceeded quota: small");
@@ -198,10 +214,8 @@ TEST(a_pod_that_is_slow_to_be_made_says_so)
 {
     world w;
     open_world(&w);
-    int64_t began = clock_monotonic_ms();
     start(&w, "function-1", POD_FUNCTION);
     pod p = next_event(&w);
-    CHECK(clock_monotonic_ms() - began < 5000);
     CHECK_INT(p.phase, POD_PENDING);
     CHECK_STR(p.reason, "ContainerCreating");
     CHECK_CONTAINS(p.message, "localhost/f:1");
@@ -214,28 +228,33 @@ TEST(each_wait_has_its_reason)
     open_world(&w);
     start(&w, "function-1", POD_FUNCTION);
     drop_pod(wait_pod(&w, "function-1", true));
-    put_status(&w, "function-1", json_pack("{s:[{s:s, s:s, s:s, s:s}]}", "conditions", "type", "PodScheduled", "status",
-                                           "False", "reason", "Unschedulable", "message",
-                                           "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."));
+    put_status(
+        &w, "function-1",
+        json_pack("{s:[{s:s, s:s, s:s, s:s}]}", "conditions", "type", "PodScheduled", "status",
+                  "False", "reason", "Unschedulable", "message",
+                  "0/1 nodes are available: 1 Insufficient nvidia.com/gpu. preemption: 0/1 nodes "
+                  "are available: 1 No preemption victims found for incoming pod."));
     pod p = next_event(&w);
     CHECK_INT(p.phase, POD_PENDING);
     CHECK_STR(p.reason, "Unschedulable");
-    CHECK_CONTAINS(p.message, "Insufficient nvidia.com/gpu");
+    CHECK_STR(p.message,
+              "no node takes the pod: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu");
     put_status(&w, "function-1",
-               json_pack("{s:[], s:[{s:s, s:s, s:{s:{s:s, s:s}}}]}", "conditions", "containerStatuses", "name",
-                         "function", "image", "nowhere/f:1", "state", "waiting", "reason", "ErrImagePull", "message",
-                         "no such host"));
+               json_pack("{s:[], s:[{s:s, s:s, s:{s:{s:s, s:s}}}]}", "conditions",
+                         "containerStatuses", "name", "function", "image", "nowhere/f:1", "state",
+                         "waiting", "reason", "ErrImagePull", "message", "no such host"));
     p = next_event(&w);
     CHECK_STR(p.reason, "ImageNotPulled");
     CHECK_CONTAINS(p.message, "nowhere/f:1 cannot be pulled: no such host");
     put_status(&w, "function-1",
-               json_pack("{s:s, s:s, s:[{s:s, s:b, s:{s:{}}}], s:[{s:s, s:s}]}", "phase", "Running", "podIP", "10.0.0.1",
-                         "containerStatuses", "name", "function", "ready", 1, "state", "running", "conditions", "type",
-                         "Ready", "status", "True"));
+               json_pack("{s:s, s:s, s:[{s:s, s:b, s:{s:{}}}], s:[{s:s, s:s}]}", "phase", "Running",
+                         "podIP", "10.0.0.1", "containerStatuses", "name", "function", "ready", 1,
+                         "state", "running", "conditions", "type", "Ready", "status", "True"));
     p = next_event(&w);
     CHECK_INT(p.phase, POD_RUNNING);
     CHECK_STR(p.reason, "");
-    put_status(&w, "function-1", json_pack("{s:[{s:s, s:s}]}", "conditions", "type", "Ready", "status", "False"));
+    put_status(&w, "function-1",
+               json_pack("{s:[{s:s, s:s}]}", "conditions", "type", "Ready", "status", "False"));
     p = next_event(&w);
     CHECK_INT(p.phase, POD_ENDED);
     CHECK_STR(p.reason, "NodeLost");
@@ -249,17 +268,20 @@ TEST(a_container_beside_the_others_may_end_and_come_back)
     start(&w, "ps-1", POD_PS);
     runs(&w, "ps-1");
     fake_kube_put(w.server, "ps-1",
-                  json_pack("{s:{s:[{s:s, s:s, s:s}]}, s:{s:[{s:s, s:{s:{s:i, s:s}}}]}}", "spec", "initContainers", "name",
-                            "redis", "image", "localhost/p:1", "restartPolicy", "Always", "status",
-                            "initContainerStatuses", "name", "redis", "state", "terminated", "exitCode", 137, "reason",
-                            "Error"));
-    put_status(&w, "ps-1", json_pack("{s:[{s:s, s:{s:{s:s, s:s}}}]}", "initContainerStatuses", "name", "redis", "state",
-                                     "waiting", "reason", "CrashLoopBackOff", "message", "back-off 10s"));
+                  json_pack("{s:{s:[{s:s, s:s, s:s}]}, s:{s:[{s:s, s:{s:{s:i, s:s}}}]}}", "spec",
+                            "initContainers", "name", "redis", "image", "localhost/p:1",
+                            "restartPolicy", "Always", "status", "initContainerStatuses", "name",
+                            "redis", "state", "terminated", "exitCode", 137, "reason", "Error"));
+    put_status(&w, "ps-1",
+               json_pack("{s:[{s:s, s:{s:{s:s, s:s}}}]}", "initContainerStatuses", "name", "redis",
+                         "state", "waiting", "reason", "CrashLoopBackOff", "message",
+                         "back-off 10s"));
     pod p = next_event(&w);
     CHECK_INT(p.phase, POD_RUNNING);
     CHECK_STR(p.reason, "CrashLoopBackOff");
-    put_status(&w, "ps-1", json_pack("{s:[{s:s, s:{s:{s:i, s:s}}}]}", "containerStatuses", "name", "ps", "state",
-                                     "terminated", "exitCode", 1, "reason", "Error"));
+    put_status(&w, "ps-1",
+               json_pack("{s:[{s:s, s:{s:{s:i, s:s}}}]}", "containerStatuses", "name", "ps",
+                         "state", "terminated", "exitCode", 1, "reason", "Error"));
     p = next_event(&w);
     CHECK_INT(p.phase, POD_ENDED);
     CHECK_CONTAINS(p.message, "container ps exited");
@@ -268,8 +290,10 @@ TEST(a_container_beside_the_others_may_end_and_come_back)
 
 static void ends(world *w, const char *name, int status, const char *reason)
 {
-    put_status(w, name, json_pack("{s:s, s:[{s:s, s:{s:{s:i, s:s}}}]}", "phase", "Failed", "containerStatuses", "name",
-                                  "function", "state", "terminated", "exitCode", status, "reason", reason));
+    put_status(w, name,
+               json_pack("{s:s, s:[{s:s, s:{s:{s:i, s:s}}}]}", "phase", "Failed",
+                         "containerStatuses", "name", "function", "state", "terminated", "exitCode",
+                         status, "reason", reason));
 }
 
 TEST(each_end_has_its_reason)
@@ -277,13 +301,16 @@ TEST(each_end_has_its_reason)
     static const struct {
         int status, signal;
         const char *said, *reason, *words;
-    } known[] = {{3, 0, "Error", "Exited", "status 3"},
+    } known[] = {{3, 0, "Error", "Crashed", "status 3"},
                  {137, 9, "OOMKilled", "OutOfMemory", "over its limit"},
-                 {139, 11, "Error", "Killed", "SIGSEGV"}};
+                 {143, 15, "Error", "Killed", "SIGTERM"},
+                 {139, 11, "Error", "Crashed", "SIGSEGV"},
+                 {75, 0, "Error", "Exited", "status 75"},
+                 {128, 0, "StartError", "Exited", "status 128"}};
     world w;
     char name[24];
     open_world(&w);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < (int)(sizeof known / sizeof *known); i++) {
         snprintf(name, sizeof name, "function-%d", i);
         start(&w, name, POD_FUNCTION);
         runs(&w, name);
@@ -309,7 +336,8 @@ TEST(a_pod_is_given_once)
     open_world(&w);
     start(&w, "function-1", POD_FUNCTION);
     runs(&w, "function-1");
-    fake_kube_fault(w.server, FAKE_PATCH, FAULT_DONE_DROP, 0, 0, 1); /* done, and the answer is lost */
+    /* done, and the answer is lost */
+    fake_kube_fault(w.server, FAKE_PATCH, FAULT_DONE_DROP, 0, 0, 1);
     CHECK_OK(w.c->ops->assign(w.c, "function-1", "job7", 2, 1, &e), e);
     cleanup_json json_t *made = wait_pod(&w, "function-1", true);
     CHECK_STR(json_string_value(dig(made, "metadata|labels|kubeml.dev/job")), "job7");
@@ -319,44 +347,60 @@ TEST(a_pod_is_given_once)
     close_world(&w);
 }
 
-static void give_up(world *w, const char *name, const char *node)
+/* `deleted`: when somebody else has deleted it, or NULL. */
+static void give_up(world *w, const char *name, const char *node, const char *deleted)
 {
     err e = ERR_INIT;
     start(w, name, POD_PS);
     drop_pod(wait_pod(w, name, true));
-    fake_kube_put(w->server, name, json_pack("{s:{s:s}, s:{s:s, s:s}}", "spec", "nodeName", node, "status", "phase",
-                                             "Running", "podIP", "10.1.2.3"));
+    fake_kube_put(w->server, name,
+                  json_pack("{s:{s:s*}, s:{s:s}, s:{s:s, s:s}}", "metadata", "deletionTimestamp",
+                            deleted, "spec", "nodeName", node, "status", "phase", "Running",
+                            "podIP", "10.1.2.3"));
     CHECK_INT(next_event(w).phase, POD_RUNNING);
     CHECK_OK(w->c->ops->stop(w->c, name, 0, &e), e);
     CHECK_INT(next_event(w).phase, POD_ENDED);
 }
 
-#define AVOIDED "spec|affinity|nodeAffinity|preferredDuringSchedulingIgnoredDuringExecution|0|preference|matchFields"
+#define AVOIDED                                                                                    \
+    "spec|affinity|nodeAffinity|preferredDuringSchedulingIgnoredDuringExecution|0|preference|matchFields"
 
 TEST(a_pod_that_is_given_up_is_deleted_at_once_and_its_node_avoided)
 {
     world w;
     open_world(&w);
-    give_up(&w, "ps-1", "node7");
+    give_up(&w, "ps-1", "node7", NULL);
     start(&w, "ps-2", POD_PS);
     cleanup_json json_t *made = wait_pod(&w, "ps-2", true);
     CHECK_STR(json_string_value(dig(made, AVOIDED "|0|values|0")), "node7");
     close_world(&w);
 }
 
-/* Each is a requirement of its own: the API server refuses one with two values, and every pod with it. */
+/* Each is a requirement of its own: the API server refuses one with two values, and every pod with
+ * it. */
 TEST(several_nodes_are_avoided)
 {
     world w;
     open_world(&w);
-    give_up(&w, "ps-1", "node7");
-    give_up(&w, "ps-2", "node8");
-    give_up(&w, "ps-3", "node7");
+    give_up(&w, "ps-1", "node7", NULL);
+    give_up(&w, "ps-2", "node8", NULL);
+    give_up(&w, "ps-3", "node7", NULL);
     start(&w, "ps-4", POD_PS);
     cleanup_json json_t *made = wait_pod(&w, "ps-4", true);
     CHECK_INT(json_array_size(dig(made, AVOIDED)), 2);
     CHECK_STR(json_string_value(dig(made, AVOIDED "|0|values|0")), "node7");
     CHECK_STR(json_string_value(dig(made, AVOIDED "|1|values|0")), "node8");
+    close_world(&w);
+}
+
+TEST(a_pod_that_somebody_deleted_says_nothing_of_its_node)
+{
+    world w;
+    open_world(&w);
+    give_up(&w, "ps-1", "node7", "2026-01-01T00:00:00Z");
+    start(&w, "ps-2", POD_PS);
+    cleanup_json json_t *made = wait_pod(&w, "ps-2", true);
+    CHECK(!dig(made, AVOIDED));
     close_world(&w);
 }
 
@@ -374,21 +418,24 @@ TEST(slots_are_counted_on_the_nodes)
     w.access.server = strdup(fake_kube_url(w.server));
     snprintf(path, sizeof path, "%s/counted.json", test_tmp());
     CHECK_OK(fs_write_file(path, counted, strlen(counted), 0600, &e), e);
-    cluster_kubernetes_config config = {.templates = path, .access = &w.access, .slots = 3, .slots_every_ms = 20};
+    cluster_kubernetes_config config = {.templates = path, .access = &w.access, .slots = 3,
+                                        .slots_every_ms = 20};
     CHECK_OK(cluster_open("kubernetes", &config, &w.c, &e), e);
     CHECK_ERR(w.c->ops->slots(w.c, &slots, &e), e, ERR_NOT_FOUND, "slots from nvidia.com/gpu need");
-    /* One shares its two GPUs four times, one has none, one is drained; a function takes two shares of one node. */
+    /* One shares its two GPUs four times, one has none, one is drained; a function takes two shares
+     * of one node. */
     fake_kube_set(w.server, "/api/v1/nodes",
-                  json_pack("{s:[{s:{s:{s:s}}}, {s:{s:{s:s}}}, {s:{s:b}, s:{s:{s:s}}}]}", "items", "status", "allocatable",
-                            "nvidia.com/gpu", "9", "status", "allocatable", "cpu", "4", "spec", "unschedulable", 1,
-                            "status", "allocatable", "nvidia.com/gpu", "4"));
+                  json_pack("{s:[{s:{s:{s:s}}}, {s:{s:{s:s}}}, {s:{s:b}, s:{s:{s:s}}}]}", "items",
+                            "status", "allocatable", "nvidia.com/gpu", "9", "status", "allocatable",
+                            "cpu", "4", "spec", "unschedulable", 1, "status", "allocatable",
+                            "nvidia.com/gpu", "4"));
     err_clear(&e);
     CHECK_OK(w.c->ops->slots(w.c, &slots, &e), e);
     CHECK_INT(slots, 4);
     /* Another node joins. */
     fake_kube_set(w.server, "/api/v1/nodes",
-                  json_pack("{s:[{s:{s:{s:s}}}, {s:{s:{s:s}}}]}", "items", "status", "allocatable", "nvidia.com/gpu", "9",
-                            "status", "allocatable", "nvidia.com/gpu", "3"));
+                  json_pack("{s:[{s:{s:{s:s}}}, {s:{s:{s:s}}}]}", "items", "status", "allocatable",
+                            "nvidia.com/gpu", "9", "status", "allocatable", "nvidia.com/gpu", "3"));
     pod none;
     struct pollfd wait = {.fd = w.c->ops->event_fd(w.c), .events = POLLIN};
     CHECK(poll(&wait, 1, WAIT_MS) == 1);
@@ -408,22 +455,28 @@ TEST(a_ps_gets_its_policy)
     start(&w, "ps-1", POD_PS);
     runs(&w, "ps-1");
     CHECK_OK(w.c->ops->assign(w.c, "ps-1", "job7", -1, 0, &e), e);
-    cleanup_json json_t *policy =
-        fake_kube_object(w.server, "/apis/networking.k8s.io/v1/namespaces/test/networkpolicies/here-ps-1");
+    cleanup_json json_t *policy = fake_kube_object(
+        w.server, "/apis/networking.k8s.io/v1/namespaces/test/networkpolicies/here-ps-1");
     CHECK(policy);
     CHECK_STR(json_string_value(dig(policy, "metadata|ownerReferences|0|name")), "ps-1");
-    CHECK_STR(json_string_value(dig(policy, "spec|ingress|0|from|0|podSelector|matchLabels|kubeml.dev/job")), "job7");
+    CHECK_STR(json_string_value(
+                  dig(policy, "spec|ingress|0|from|0|podSelector|matchLabels|kubeml.dev/job")),
+              "job7");
     CHECK_INT(json_integer_value(dig(policy, "spec|ingress|0|ports|1|port")), 6379);
-    CHECK_INT(json_array_size(dig(policy, "spec|ingress|1|ports")), 1); /* Redis is not the controller's */
-    cleanup_json json_t *service = fake_kube_object(w.server, "/api/v1/namespaces/test/services/here-ps-1");
+    /* Redis is not the controller's */
+    CHECK_INT(json_array_size(dig(policy, "spec|ingress|1|ports")), 1);
+    cleanup_json json_t *service =
+        fake_kube_object(w.server, "/api/v1/namespaces/test/services/here-ps-1");
     CHECK_STR(json_string_value(dig(service, "spec|selector|kubeml.dev/job")), "job7");
     CHECK_STR(json_string_value(dig(service, "metadata|ownerReferences|0|name")), "ps-1");
 
     static const char at[] = "/api/v1/namespaces/test/secrets/here-ps-1";
-    cleanup_json json_t *access = json_pack("{s:s, s:s, s:s, s:s}", "kind", "redis", "address", "tcp:10.0.0.7:6379",
-                                            "user", "function", "password", "sesame");
+    cleanup_json json_t *access =
+        json_pack("{s:s, s:s, s:s, s:s}", "kind", "redis", "address", "tcp:10.0.0.7:6379", "user",
+                  "function", "password", "sesame");
     CHECK(fake_kube_object(w.server, at) == NULL);
-    fake_kube_fault(w.server, FAKE_CREATE, FAULT_DONE_DROP, 0, 0, 1); /* done, and not heard: it is there already */
+    /* done, and not heard: it is there already */
+    fake_kube_fault(w.server, FAKE_CREATE, FAULT_DONE_DROP, 0, 0, 1);
     w.c->ops->publish(w.c, "ps-1", "job7", access);
     w.c->ops->publish(w.c, "ps-1", "job7", access);
     cleanup_json json_t *secret = fake_kube_object(w.server, at);
@@ -433,9 +486,148 @@ TEST(a_ps_gets_its_policy)
     CHECK_STR(json_string_value(dig(secret, "stringData|address")), "10.0.0.7:6379");
     CHECK_STR(json_string_value(dig(secret, "stringData|user")), "function");
     CHECK_STR(json_string_value(dig(secret, "stringData|password")), "sesame");
-    CHECK_STR(json_string_value(dig(secret, "stringData|url")), "redis://function:sesame@10.0.0.7:6379");
+    CHECK_STR(json_string_value(dig(secret, "stringData|url")),
+              "redis://function:sesame@10.0.0.7:6379");
     w.c->ops->publish(w.c, "ps-0", "job7", access); /* no such pod: nothing is made */
     CHECK(fake_kube_object(w.server, "/api/v1/namespaces/test/secrets/here-ps-0") == NULL);
+    close_world(&w);
+}
+
+#define RANKS_POLICY "/apis/networking.k8s.io/v1/namespaces/test/networkpolicies/here-ps-1-ranks"
+
+static void check_peers(const json_t *policy, const char *side, const char *whom)
+{
+    char path[80];
+    const json_t *rules = dig(policy, side), *labels = NULL;
+    CHECK_INT(json_array_size(rules), 1);
+    const json_t *rule = json_array_get(rules, 0);
+    CHECK_INT(json_array_size(json_object_get(rule, whom)), 1);
+    snprintf(path, sizeof path, "%s|0|podSelector|matchLabels", whom);
+    labels = dig(rule, path);
+    CHECK_STR(json_string_value(json_object_get(labels, "kubeml.dev/install")), "here");
+    CHECK_STR(json_string_value(json_object_get(labels, "kubeml.dev/job")), "job7");
+    CHECK_STR(json_string_value(json_object_get(labels, "kubeml.dev/role")), "function");
+    CHECK(json_equal(labels, dig(policy, "spec|podSelector|matchLabels")));
+    CHECK_INT(json_array_size(json_object_get(rule, "ports")), 1);
+    CHECK_STR(json_string_value(dig(rule, "ports|0|protocol")), "TCP");
+    CHECK_INT(json_integer_value(dig(rule, "ports|0|port")), 50000);
+    CHECK_INT(json_integer_value(dig(rule, "ports|0|endPort")), 50999);
+}
+
+/* The functions of one job, to each other, on those ports: nothing wider. */
+TEST(functions_that_are_ranks_are_let_meet)
+{
+    world w;
+    err e = ERR_INIT;
+    open_world_of(&w, templates_with_ranks);
+    start(&w, "ps-1", POD_PS);
+    runs(&w, "ps-1");
+    CHECK_OK(w.c->ops->assign(w.c, "ps-1", "job7", -1, 0, &e), e);
+    CHECK(fake_kube_object(w.server, RANKS_POLICY) == NULL); /* not unasked */
+    fake_kube_fault(w.server, FAKE_CREATE, FAULT_DONE_DROP, 0, 0, 1);
+    w.c->ops->let_meet(w.c, "ps-1", "job7");
+    w.c->ops->let_meet(w.c, "ps-1", "job7");
+    cleanup_json json_t *policy = fake_kube_object(w.server, RANKS_POLICY);
+    CHECK_STR(json_string_value(dig(policy, "kind")), "NetworkPolicy");
+    CHECK_STR(json_string_value(dig(policy, "metadata|ownerReferences|0|name")), "ps-1");
+    CHECK_INT(json_array_size(dig(policy, "spec|policyTypes")), 2);
+    check_peers(policy, "spec|ingress", "from");
+    check_peers(policy, "spec|egress", "to");
+    w.c->ops->let_meet(w.c, "ps-0", "job7"); /* no such pod: nothing is made */
+    CHECK(fake_kube_object(
+              w.server,
+              "/apis/networking.k8s.io/v1/namespaces/test/networkpolicies/here-ps-0-ranks") ==
+          NULL);
+    close_world(&w);
+}
+
+/* Where the chart makes no policies, one that lets functions meet would be the one that shuts them
+ * off. */
+TEST(without_ports_of_ranks_no_policy_is_made)
+{
+    world w;
+    err e = ERR_INIT;
+    open_world(&w);
+    start(&w, "ps-1", POD_PS);
+    runs(&w, "ps-1");
+    CHECK_OK(w.c->ops->assign(w.c, "ps-1", "job7", -1, 0, &e), e);
+    w.c->ops->let_meet(w.c, "ps-1", "job7");
+    CHECK(fake_kube_object(w.server, RANKS_POLICY) == NULL);
+    close_world(&w);
+}
+
+static void works_on(world *w, const char *name, int function, const char *node)
+{
+    err e = ERR_INIT;
+    start(w, name, POD_FUNCTION);
+    drop_pod(wait_pod(w, name, true));
+    fake_kube_put(w->server, name,
+                  json_pack("{s:{s:s}, s:{s:s, s:s}}", "spec", "nodeName", node, "status", "phase",
+                            "Running", "podIP", "10.1.2.3"));
+    CHECK_INT(next_event(w).phase, POD_RUNNING);
+    CHECK_OK(w->c->ops->assign(w->c, name, "job7", function, 0, &e), e);
+}
+
+/* The API server has a pod's log from its node. Where that does not answer, the first pod's is
+ * waited for, the others are deleted without; who waits for a new pod comes before them. */
+TEST(a_node_that_gives_no_logs_holds_nobody_up)
+{
+    world w;
+    err e = ERR_INIT;
+    char *text;
+    size_t len;
+    open_world(&w);
+    works_on(&w, "function-1", 0, "node7");
+    works_on(&w, "function-2", 1, "node7");
+    works_on(&w, "function-3", 2, "node7");
+    int before = fake_kube_requests(w.server, FAKE_GET);
+    fake_kube_fault(w.server, FAKE_GET, FAULT_SILENT, 0, 0, 10);
+    CHECK_OK(w.c->ops->stop(w.c, "function-1", 2000, &e), e);
+    int64_t deadline = clock_deadline_ms(WAIT_MS);
+    /* the worker asks for the first one's log */
+    while (fake_kube_requests(w.server, FAKE_GET) == before) {
+        CHECK(clock_monotonic_ms() < deadline);
+        poll(NULL, 0, 2);
+    }
+    CHECK_OK(w.c->ops->stop(w.c, "function-2", 2000, &e), e);
+    CHECK_OK(w.c->ops->stop(w.c, "function-3", 2000, &e), e);
+    start(&w, "function-4", POD_FUNCTION);
+    for (int i = 0; i < 3; i++)
+        CHECK_INT(next_event(&w).phase, POD_ENDED);
+    drop_pod(wait_pod(&w, "function-4", true));
+    CHECK_INT(fake_kube_requests(w.server, FAKE_GET), before + 1);
+    CHECK(w.c->ops->log_tail(w.c, "function-2", 100, &text, &len, &e));
+    works_on(&w, "function-5", 0, "node7");
+    err_clear(&e);
+    CHECK_ERR(w.c->ops->log_tail(w.c, "function-5", 100, &text, &len, &e), e, ERR_UNAVAILABLE,
+              "node7");
+    close_world(&w);
+}
+
+/* Between the end of a pod's containers and the word of it the API server has no log to give. */
+TEST(the_log_of_a_pod_that_is_going_is_the_one_that_was_taken)
+{
+    world w;
+    err e = ERR_INIT;
+    char *text;
+    size_t len;
+    open_world(&w);
+    works_on(&w, "function-1", 0, "node7");
+    fake_kube_set(w.server, FAKE_KUBE_PODS "/function-1/log", json_pack("[s]", "its last words"));
+    fake_kube_leave_out_events(w.server, true);
+    CHECK_OK(w.c->ops->stop(w.c, "function-1", 2000, &e), e);
+    drop_pod(wait_pod(&w, "function-1", false));
+    fake_kube_set(w.server, FAKE_KUBE_PODS "/function-1/log", NULL);
+    int64_t deadline = clock_deadline_ms(WAIT_MS);
+    /* the worker has yet to hear that it is deleted */
+    while (w.c->ops->log_tail(w.c, "function-1", 100, &text, &len, &e)) {
+        CHECK_ERR(-1, e, ERR_NOT_FOUND, "");
+        CHECK(clock_monotonic_ms() < deadline);
+        err_clear(&e);
+        poll(NULL, 0, 2);
+    }
+    CHECK_CONTAINS(text, "its last words");
+    free(text);
     close_world(&w);
 }
 
@@ -476,8 +668,9 @@ TEST(pods_are_found_again_and_echoes_are_not_kept)
     CHECK_INT(list[0].incarnation, 3);
     CHECK_STR(list[0].address, "tcp:10.1.2.3:4000");
     /* A create of ours that was thought lost comes through later. */
-    fake_kube_put(w.server, "function-9", json_pack("{s:{s:{s:s, s:s}}}", "metadata", "labels", KUBE_LABEL_ROLE,
-                                                    "function", KUBE_LABEL_STATE, "warm"));
+    fake_kube_put(w.server, "function-9",
+                  json_pack("{s:{s:{s:s, s:s}}}", "metadata", "labels", KUBE_LABEL_ROLE, "function",
+                            KUBE_LABEL_STATE, "warm"));
     drop_pod(wait_pod(&w, "function-9", false));
     drop_pod(wait_pod(&w, "function-1", true));
     close_world(&w);
@@ -540,8 +733,10 @@ TEST(what_an_installation_left_is_ended)
     CHECK_OK(kube_end_pods(&w.access, "here", clock_deadline_ms(WAIT_MS), &count, &e), e);
     CHECK_INT(count, 0);
     /* On a node that is gone it stays until Kubernetes gives it up. */
-    fake_kube_put(w.server, "ps-2", json_pack("{s:{s:s}}", "metadata", "deletionTimestamp", "2026-01-02T03:04:05Z"));
-    CHECK_ERR(kube_end_pods(&w.access, "here", clock_deadline_ms(2000), &count, &e), e, ERR_TIMEOUT, "ps-2");
+    fake_kube_put(w.server, "ps-2",
+                  json_pack("{s:{s:s}}", "metadata", "deletionTimestamp", "2026-01-02T03:04:05Z"));
+    CHECK_ERR(kube_end_pods(&w.access, "here", clock_deadline_ms(2000), &count, &e), e, ERR_TIMEOUT,
+              "ps-2");
     fake_kube_stop(w.server);
     kube_config_free(&w.access);
 }
@@ -554,6 +749,9 @@ TEST(bad_templates_are_refused)
         {"{", "line 1"},
         {"{\"function\": {}}", "install"},
         {"{\"install\": \"x\", \"what\": 1}", "what"},
+        {"{\"install\": \"x\", \"rank_ports\": {\"first\": 80, \"last\": 90}}", "rank_ports"},
+        {"{\"install\": \"x\", \"rank_ports\": {\"first\": 60000, \"last\": 50000}}", "rank_ports"},
+        {"{\"install\": \"x\", \"rank_ports\": {\"first\": 10000, \"last\": 20000}}", "10200"},
         {"{\"install\": \"x\", \"function\": {\"spec\": {}}}", "containers"},
         {"{\"install\": \"x\", \"function\": {\"spec\": {\"hostNetwork\": true, \"containers\": [{\"name\": \"a\", "
          "\"image\": \"b\"}]}}}",

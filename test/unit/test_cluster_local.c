@@ -1,5 +1,5 @@
-/* test_cluster_local.c: pods as processes: start, end, kill, groups, adoption, logs. The programs are
- * stand-ins: shell scripts in a folder of the test's own. */
+/* test_cluster_local.c: pods as processes: start, end, kill, groups, adoption, logs. The programs
+ * are stand-ins: shell scripts in a folder of the test's own. */
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -29,7 +29,8 @@ static cluster *open_cluster(void)
 {
     static char token[600];
     snprintf(token, sizeof token, "%s/pool-token", test_tmp());
-    cluster_local_config config = {.home = test_tmp(), .bin_dir = test_tmp(), .token_file = token, .slots = 4};
+    cluster_local_config config = {.home = test_tmp(), .bin_dir = test_tmp(), .token_file = token,
+                                   .slots = 4};
     cluster *c = NULL;
     err e = ERR_INIT;
     CHECK_OK(cluster_open("local", &config, &c, &e), e);
@@ -111,7 +112,8 @@ static void wait_gone(pid_t pid)
 
 TEST(a_pod_of_a_gpu_sees_that_one_alone)
 {
-    script("kubeml-function", "echo gpu $CUDA_VISIBLE_DEVICES warm $KUBEML_WARM_GPU mps $CUDA_MPS_PIPE_DIRECTORY .");
+    script("kubeml-function",
+           "echo gpu $CUDA_VISIBLE_DEVICES warm $KUBEML_WARM_GPU mps $CUDA_MPS_PIPE_DIRECTORY .");
     setenv("CUDA_VISIBLE_DEVICES", "0,1", 1); /* the controller's own: what it may place on */
     setenv("CUDA_MPS_PIPE_DIRECTORY", "/pipe", 1);
     cluster *c = open_cluster();
@@ -138,7 +140,8 @@ TEST(the_gpus_of_this_machine_are_those_of_nvml)
     c->ops->close(c, true);
     snprintf(path, sizeof path, "%s/testlib/fake-nvml.so", build ? build : "build/release");
     setenv("KUBEML_NVML", path, 1);
-    cluster_local_config config = {.home = test_tmp(), .bin_dir = test_tmp(), .token_file = "t", .slots = 4, .gpus = true};
+    cluster_local_config config = {.home = test_tmp(), .bin_dir = test_tmp(), .token_file = "t",
+                                   .slots = 4, .gpus = true};
     CHECK_OK(cluster_open("local", &config, &c, &e), e);
     CHECK_OK(c->ops->gpus(c, gpus, 4, &count, &e), e);
     CHECK_INT(count, 2);
@@ -152,7 +155,8 @@ TEST(the_gpus_of_this_machine_are_those_of_nvml)
 
 TEST(a_pod_that_exits)
 {
-    script("kubeml-function", "echo args $1 $2; echo token $KUBEML_POOL_TOKEN_FILE; echo secret $SECRET; exit 3");
+    script("kubeml-function",
+           "echo args $1 $2; echo token $KUBEML_POOL_TOKEN_FILE; echo secret $SECRET; exit 3");
     setenv("SECRET", "s3cret", 1);
     cluster *c = open_cluster();
     pod p = start(c, "one", POD_FUNCTION);
@@ -164,7 +168,7 @@ TEST(a_pod_that_exits)
     p = next_end(c);
     CHECK_STR(p.name, "one");
     CHECK_INT(p.exit_status, 3);
-    CHECK_STR(p.reason, "Exited");
+    CHECK_STR(p.reason, "Crashed"); /* by the code that it runs */
     CHECK_STR(p.message, "exited with status 3");
     char *text = NULL;
     size_t len = 0;
@@ -195,10 +199,33 @@ TEST(a_pod_that_is_killed)
     c->ops->close(c, true);
 }
 
+TEST(a_pod_that_crashes)
+{
+    static const struct {
+        const char *script, *reason;
+    } known[] = {{"kill -SEGV $$", "Crashed"}, {"kill -ABRT $$", "Crashed"},
+                 {"kill -TERM $$", "Killed"},  {"exit 3", "Crashed"},
+                 {"exit 1", "Crashed"},        {"exit 75", "Exited"},
+                 {"exit 0", "Exited"}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        script("kubeml-function", known[i].script);
+        cluster *c = open_cluster();
+        start(c, "one", POD_FUNCTION);
+        CHECK_STR(next_end(c).reason, known[i].reason);
+        c->ops->close(c, true);
+    }
+    script("kubeml-ps", "exit 1"); /* no code of a user runs there */
+    cluster *c = open_cluster();
+    start(c, "two", POD_PS);
+    CHECK_STR(next_end(c).reason, "Exited");
+    c->ops->close(c, true);
+}
+
 TEST(stop_asks_then_kills)
 {
     script("kubeml-function", "trap 'exit 0' TERM; echo ready; while :; do sleep 0.01; done");
-    script("kubeml-ps", "trap '' TERM; echo $3; sleep 100 & echo child $!; while :; do sleep 0.01; done");
+    script("kubeml-ps",
+           "trap '' TERM; echo $3; sleep 100 & echo child $!; while :; do sleep 0.01; done");
     cluster *c = open_cluster();
     err e = ERR_INIT;
     start(c, "polite", POD_FUNCTION);
@@ -341,10 +368,11 @@ TEST(a_pid_that_was_used_again)
     c->ops->close(c, false);
     snprintf(path, sizeof path, "%s/run/pods/ghost.json", test_tmp());
     FILE *f = fopen(path, "w");
-    fprintf(f,
-            "{\"name\":\"ghost\",\"role\":\"function\",\"pid\":%d,\"started\":12345,\"address\":\"unix:/x\","
-            "\"job\":\"\",\"function\":-1,\"incarnation\":-1}",
-            (int)getpid());
+    fprintf(
+        f,
+        "{\"name\":\"ghost\",\"role\":\"function\",\"pid\":%d,\"started\":12345,\"address\":\"unix:/x\","
+        "\"job\":\"\",\"function\":-1,\"incarnation\":-1}",
+        (int)getpid());
     fclose(f);
     c = open_cluster();
     pod p;
@@ -359,7 +387,8 @@ TEST(limits_are_set)
 {
     script("kubeml-function", "ulimit -f; ulimit -v; ulimit -c; echo end");
     cluster *c = open_cluster();
-    pod_spec spec = {.name = "one", .limits = {.memory_bytes = (uint64_t)4 << 30, .file_bytes = 1 << 20}};
+    pod_spec spec = {.name = "one",
+                     .limits = {.memory_bytes = (uint64_t)4 << 30, .file_bytes = 1 << 20}};
     pod p;
     err e = ERR_INIT;
     CHECK_OK(c->ops->start(c, &spec, &p, &e), e);

@@ -1,6 +1,9 @@
-/* test_common.c: err, buf, clock and rng. */
+/* test_common.c: err, buf, clock, rng and hash64. */
+#include <xxhash.h>
+
 #include "buf.h"
 #include "clock.h"
+#include "hash64.h"
 #include "rng.h"
 #include "test.h"
 
@@ -73,4 +76,24 @@ TEST(clock_prints_rfc3339)
     char text[25];
     clock_rfc3339(1136214245678, text);
     CHECK_STR(text, "2006-01-02T15:04:05.678Z");
+}
+
+TEST(every_hash64_is_xxh3)
+{
+    enum { BYTES = 70000 };
+    static char bytes[BYTES + 3];
+    hash64_variant variant[HASH64_VARIANTS];
+    int variants = hash64_variants(variant);
+    rng r;
+    rng_init(&r, 11, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (char)rng_u32(&r);
+    printf("%d variants, fastest %s\n", variants, variant[0].name);
+    CHECK_STR(variant[variants - 1].name, "generic");
+    /* as the algorithm's specification has it */
+    CHECK(hash64("", 0) == UINT64_C(0x2d06800538d394c2));
+    for (size_t len = 0; len <= BYTES; len += len < 1100 ? 1 : 997)
+        for (int v = 0; v < variants; v++)
+            if (variant[v].hash(bytes + len % 4, len) != XXH3_64bits(bytes + len % 4, len))
+                test_fail(__FILE__, __LINE__, "%s differs at %zu bytes", variant[v].name, len);
 }

@@ -30,7 +30,8 @@ TEST(text_format)
     metric_observe(seconds, 5, "x", "y", NULL);
     metric_add(NULL, 1, "x", NULL, NULL);
     char *text = text_of(m);
-    CHECK_CONTAINS(text, "# TYPE jobs counter\njobs{state=\"a\\\"\\\\\\nb\"} 1\njobs{state=\"ok\"} 3\n");
+    CHECK_CONTAINS(text,
+                   "# TYPE jobs counter\njobs{state=\"a\\\"\\\\\\nb\"} 1\njobs{state=\"ok\"} 3\n");
     CHECK_CONTAINS(text, "\nslots 3\n");
     CHECK_CONTAINS(text, "\naccuracy 95.97\n");
     CHECK_CONTAINS(text, "seconds_bucket{a=\"x\",b=\"y\",le=\"0.1\"} 1\n"
@@ -66,9 +67,12 @@ TEST(the_first_kubemls_names)
     err e = ERR_INIT;
     CHECK_OK(controller_metrics_open(&m, &e), e);
     char *text = text_of(m.all);
-    static const char *const names[] = {"kubeml_job_validation_loss", "kubeml_job_validation_accuracy",
-                                        "kubeml_job_train_loss", "kubeml_job_parallelism",
-                                        "kubeml_job_epoch_duration_seconds", "kubeml_job_running_total"};
+    static const char *const names[] = {"kubeml_job_validation_loss",
+                                        "kubeml_job_validation_accuracy",
+                                        "kubeml_job_train_loss",
+                                        "kubeml_job_parallelism",
+                                        "kubeml_job_epoch_duration_seconds",
+                                        "kubeml_job_running_total"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         CHECK_CONTAINS(text, names[i]);
     free(text);

@@ -1,5 +1,5 @@
-/* test_cpu_bf16.c: products in bf16 against what they promise, and training with them against training in
- * fp32. Layer by layer: test_cpu_layers.c. */
+/* test_cpu_bf16.c: products in bf16 against what they promise, and training with them against
+ * training in fp32. Layer by layer: test_cpu_layers.c. */
 #include <math.h>
 
 #include "cpu/cpu_kernels16.h"
@@ -93,7 +93,8 @@ static void check_gemm(const cpu_kernels16 *k, int m, int n, int depth, bool sum
     else
         k->along(m, depth, x, LD, a, LD); /* x[m][depth] */
     k->across(depth, n, y, LD, b, LD);
-    k->gemm(m, n, (depth + 1) / 2, a, sums ? 1 : LD, sums ? LD : 1, b, LD, bias, true, add, LD, c, LD);
+    k->gemm(m, n, (depth + 1) / 2, a, sums ? 1 : LD, sums ? LD : 1, b, LD, bias, true, add, LD, c,
+            LD);
     for (int i = 0; i < m; i++)
         for (int j = 0; j < n; j++) {
             double want = (double)bias[i] + (double)add[i * LD + j], size = fabs(want);
@@ -109,7 +110,8 @@ static void check_gemm(const cpu_kernels16 *k, int m, int n, int depth, bool sum
 TEST(products_round_their_factors_and_nothing_else)
 {
     const cpu_kernels16 *k = kernels();
-    static const int m[] = {1, 2, 7, 12, 31, 64}, n[] = {8, 16, 24, 32, 56}, depth[] = {1, 2, 9, 64};
+    static const int m[] = {1, 2, 7, 12, 31, 64}, n[] = {8, 16, 24, 32, 56},
+                     depth[] = {1, 2, 9, 64};
     for (size_t i = 0; i < sizeof m / sizeof *m; i++)
         for (size_t j = 0; j < sizeof n / sizeof *n; j++)
             for (size_t q = 0; q < sizeof depth / sizeof *depth; q++) {
@@ -142,12 +144,15 @@ TEST(winograds_transforms_are_those_of_fp32)
     for (int q = 0; q < 36; q++)
         for (int c = 0; c < C; c++) {
             float w = want[0][q * PLANE + c];
-            CHECK_NEAR(value(half_of(one + q * PLANE, (size_t)c)), c < REAL ? w : 0, fabsf(w) * 0x1p-8f + 1e-6f);
+            CHECK_NEAR(value(half_of(one + q * PLANE, (size_t)c)), c < REAL ? w : 0,
+                       fabsf(w) * 0x1p-8f + 1e-6f);
             for (int i = 0; i < 2; i++) {
                 w = want[i][q * PLANE + c];
-                CHECK_NEAR(value((uint16_t)(two[q * PLANE + c] >> (16 * i))), w, fabsf(w) * 0x1p-8f + 1e-6f);
+                CHECK_NEAR(value((uint16_t)(two[q * PLANE + c] >> (16 * i))), w,
+                           fabsf(w) * 0x1p-8f + 1e-6f);
                 w = dy[i][q * PLANE + c];
-                CHECK_NEAR(value((uint16_t)(two_dy[q * PLANE + c] >> (16 * i))), w, fabsf(w) * 0x1p-8f + 1e-6f);
+                CHECK_NEAR(value((uint16_t)(two_dy[q * PLANE + c] >> (16 * i))), w,
+                           fabsf(w) * 0x1p-8f + 1e-6f);
             }
         }
     const float *alone[2] = {x, NULL};
@@ -156,7 +161,7 @@ TEST(winograds_transforms_are_those_of_fp32)
         CHECK_INT(two[q] >> 16, 0);
 }
 
-/* ---- training ------------------------------------------------------------------------------------- */
+/* ---- training -------------------------------------------------------------------------------- */
 
 enum { CLASSES = 4, BATCH = 16, TESTS = 10 * BATCH };
 
@@ -170,7 +175,8 @@ typedef struct samples {
 static samples draw(shape s, int count, uint64_t seed)
 {
     size_t each = shape_count(s);
-    samples out = {count, malloc((size_t)count * each * sizeof(float)), malloc((size_t)count * sizeof(int32_t))};
+    samples out = {count, malloc((size_t)count * each * sizeof(float)),
+                   malloc((size_t)count * sizeof(int32_t))};
     float *patterns = malloc(CLASSES * each * sizeof *patterns);
     rng r;
     rng_init(&r, 7, RNG_TEST, 0, 0);
@@ -181,7 +187,8 @@ static samples draw(shape s, int count, uint64_t seed)
         out.labels[i] = (int32_t)(rng_u32(&r) % CLASSES);
         for (size_t j = 0; j < each; j++) {
             size_t w = j % (size_t)s.w / 4, h = j / (size_t)s.w / 4; /* coarse: pooling keeps it */
-            out.x[(size_t)i * each + j] += patterns[(size_t)out.labels[i] * each + h * (size_t)s.w + w];
+            out.x[(size_t)i * each + j] +=
+                patterns[(size_t)out.labels[i] * each + h * (size_t)s.w + w];
         }
     }
     free(patterns);
@@ -199,15 +206,18 @@ static outcome train(const char *name, int steps, double lr, backend_precision p
     const zoo_model *z = zoo_find(name, &e);
     CHECK(z);
     shape input = {3, z->channels, z->height, z->width};
-    engine_config c = {.build = z->build, .input = input, .outputs = CLASSES, .batch = BATCH, .backend = "cpu",
-                       .precision = precision, .seed = 3, .optim = {.kind = OPTIM_SGD, .momentum = 0.9}};
+    engine_config c = {.build = z->build,  .input = input,
+                       .outputs = CLASSES, .batch = BATCH,
+                       .backend = "cpu",   .precision = precision,
+                       .seed = 3,          .optim = {.kind = OPTIM_SGD, .momentum = 0.9}};
     CHECK_OK(engine_compile(&c, &m, &e), e);
     CHECK((strstr(engine_choices(m), "-bf16") != NULL) == (precision == PRECISION_BF16));
     size_t each = shape_count(input);
     samples s = draw(input, steps * BATCH, 11), t = draw(input, TESTS, 12);
     outcome o = {{0}, 0};
     for (int i = 0; i < steps; i++) {
-        engine_batch b = {.n = BATCH, .x = s.x + (size_t)(i * BATCH) * each, .labels = s.labels + i * BATCH};
+        engine_batch b = {.n = BATCH, .x = s.x + (size_t)(i * BATCH) * each,
+                          .labels = s.labels + i * BATCH};
         engine_result r;
         CHECK_OK(engine_train(m, &b, lr, &r, &e), e);
         o.losses[i] = r.loss;
@@ -234,11 +244,14 @@ static double mean(const double *v, int n)
 static void check_training(const char *name, int steps, double lr)
 {
     kernels();
-    outcome single = train(name, steps, lr, PRECISION_FP32), half = train(name, steps, lr, PRECISION_BF16);
-    CHECK(single.accuracy > 0.9); /* the task can be learnt in so many steps, and chance is a quarter */
+    outcome single = train(name, steps, lr, PRECISION_FP32),
+            half = train(name, steps, lr, PRECISION_BF16);
+    /* the task can be learnt in so many steps, and chance is a quarter */
+    CHECK(single.accuracy > 0.9);
     CHECK_NEAR(half.accuracy, single.accuracy, 0.05);
     CHECK_NEAR(half.losses[0], single.losses[0], 0.02 * single.losses[0]);
-    CHECK_NEAR(mean(half.losses, steps), mean(single.losses, steps), 0.1 * mean(single.losses, steps));
+    CHECK_NEAR(mean(half.losses, steps), mean(single.losses, steps),
+               0.1 * mean(single.losses, steps));
     CHECK(memcmp(half.losses, single.losses, sizeof half.losses) != 0);
 }
 

@@ -169,7 +169,8 @@ TEST(wrong_numbers)
         const char *part;
     } cases[] = {
         {{.samples = 0, .chunk_samples = 1, .batch_size = 1, .parallelism = 1}, "samples: 0"},
-        {{.samples = UINT64_MAX, .chunk_samples = 1, .batch_size = 1, .parallelism = 1}, "samples:"},
+        {{.samples = UINT64_MAX, .chunk_samples = 1, .batch_size = 1, .parallelism = 1},
+         "samples:"},
         {{.samples = 1, .chunk_samples = 0, .batch_size = 1, .parallelism = 1}, "chunk_samples:"},
         {{.samples = 1 << 30, .chunk_samples = 1, .batch_size = 1, .parallelism = 1}, "chunks"},
         {{.samples = 1, .chunk_samples = 1, .batch_size = 0, .parallelism = 1}, "batch_size:"},

@@ -1,5 +1,6 @@
-/* test_function_member.c: the real kubeml-function under a kubeml-ps made of a few lines: specialise,
- * ready, init, train, validate, stop, over a real redis-server; killed at every phase and replaced. */
+/* test_function_member.c: the real kubeml-function under a kubeml-ps made of a few lines:
+ * specialise, ready, init, train, validate, stop, over a real redis-server; killed at every phase
+ * and replaced. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -30,7 +31,7 @@ enum { FUNCTIONS = 2, EPOCHS = 2, SLOTS = 64, WAIT_MS = 15000 };
 static const char secret[] = "the-job's-secret", token[] = "the-pool's-token";
 extern char **environ;
 
-/* ---- one runtime ------------------------------------------------------------------------------- */
+/* ---- one runtime ----------------------------------------------------------------------------- */
 
 typedef struct runtime {
     pid_t pid;
@@ -145,7 +146,7 @@ static void check_log(const runtime *r, const char *part)
     CHECK_CONTAINS(text, part);
 }
 
-/* ---- the platform around it ----------------------------------------------------------------------- */
+/* ---- the platform around it ------------------------------------------------------------------ */
 
 static void open_platform(platform *p, const char *object, const char *text, const char *options)
 {
@@ -156,9 +157,11 @@ static void open_platform(platform *p, const char *object, const char *text, con
     make_blobs(2, p->locator);
     if (text)
         make_object("function", text, p->object);
-    snprintf(p->request, sizeof p->request,
-             "{\"function_name\":\"f\",\"dataset\":\"blobs\",\"epochs\":%d,\"batch_size\":32,\"lr\":0.01,"
-             "\"options\":{\"seed\":3%s}}", EPOCHS, options);
+    snprintf(
+        p->request, sizeof p->request,
+        "{\"function_name\":\"f\",\"dataset\":\"blobs\",\"epochs\":%d,\"batch_size\":32,\"lr\":0.01,"
+        "\"options\":{\"seed\":3%s}}",
+        EPOCHS, options);
     (void)object;
     snprintf(p->ps_address, sizeof p->ps_address, "unix:%s/ps.sock", test_tmp());
     p->listen_fd = wire_listen(p->ps_address, &e);
@@ -191,9 +194,9 @@ static void close_platform(platform *p)
 
 static json_t *specialise_message(platform *p, const runtime *r)
 {
-    return json_pack("{s:s,s:s,s:s,s:i,s:i,s:{s:s,s:o},s:s,s:s,s:{s:s},s:o,s:i,s:s}", "type", "specialise",
-                     "job", "job1", "secret", secret, "function", r->function, "incarnation",
-                     r->incarnation, "access", "address", p->ps_address, "model",
+    return json_pack("{s:s,s:s,s:s,s:i,s:i,s:{s:s,s:o},s:s,s:s,s:{s:s},s:o,s:i,s:s}", "type",
+                     "specialise", "job", "job1", "secret", secret, "function", r->function,
+                     "incarnation", r->incarnation, "access", "address", p->ps_address, "model",
                      modelstore_access_json(&p->member_access), "object_path", p->object, "object",
                      "functions/f/1", "dataset", "locator", p->locator, "request",
                      json_loads(p->request, 0, NULL), "threads", 1, "backend", "cpu");
@@ -217,7 +220,8 @@ static json_t *admit(platform *p, runtime *r)
 {
     err e = ERR_INIT;
     int64_t deadline = soon();
-    while (!(r->ps = wire_accept(p->listen_fd, &e)) && e.code == ERR_NONE && clock_left_ms(deadline) > 0) {
+    while (!(r->ps = wire_accept(p->listen_fd, &e)) && e.code == ERR_NONE &&
+           clock_left_ms(deadline) > 0) {
         struct pollfd fd = {p->listen_fd, POLLIN, 0};
         poll(&fd, 1, 50);
         if (kill(r->pid, 0) != 0)
@@ -318,8 +322,10 @@ static void merge(platform *p, int64_t epoch, int64_t round, int64_t next_epoch,
 static void init_model(platform *p)
 {
     runtime *r = &p->functions[0];
-    json_decref(do_task(p, r, json_pack("{s:s,s:i,s:i,s:i,s:i}", "type", "init", "seed", 3, "epoch", -1,
-                                        "round", 0, "slot", 0), "initialised"));
+    json_decref(do_task(p, r,
+                        json_pack("{s:s,s:i,s:i,s:i,s:i}", "type", "init", "seed", 3, "epoch", -1,
+                                  "round", 0, "slot", 0),
+                        "initialised"));
     modelstore_part part = {0, r->incarnation, 1};
     merge(p, -1, 0, 0, 0, &part, 1);
     CHECK_INT(p->version, 0);
@@ -330,12 +336,13 @@ static void train_round(platform *p, int epoch, int round)
 {
     modelstore_part parts[FUNCTIONS];
     for (int f = 0; f < FUNCTIONS; f++) {
-        json_t *m = do_task(p, &p->functions[f],
-                            json_pack("{s:s,s:i,s:i,s:I,s:i,s:i,s:i,s:i,s:f,s:i}", "type", "train", "epoch",
-                                      epoch, "round", round, "version", (json_int_t)p->version,
-                                      "parallelism", FUNCTIONS, "function", f, "batch_begin", 5 * round,
-                                      "batch_count", 5, "lr", 0.01, "slot", 0),
-                            "published");
+        json_t *m =
+            do_task(p, &p->functions[f],
+                    json_pack("{s:s,s:i,s:i,s:I,s:i,s:i,s:i,s:i,s:f,s:i}", "type", "train", "epoch",
+                              epoch, "round", round, "version", (json_int_t)p->version,
+                              "parallelism", FUNCTIONS, "function", f, "batch_begin", 5 * round,
+                              "batch_count", 5, "lr", 0.01, "slot", 0),
+                    "published");
         CHECK_INT(json_integer_value(json_object_get(m, "samples")), 160);
         CHECK_INT(json_integer_value(json_object_get(m, "sample_begin")), 160 * round);
         CHECK_INT(json_integer_value(json_object_get(m, "sample_end")), 160 * (round + 1));
@@ -352,8 +359,9 @@ static int64_t validate(platform *p, int epoch)
     int64_t tested = 0, correct = 0;
     for (int f = 0; f < FUNCTIONS; f++) {
         json_t *m = do_task(p, &p->functions[f],
-                            json_pack("{s:s,s:i,s:I,s:i,s:i}", "type", "validate", "epoch", epoch, "version",
-                                      (json_int_t)p->version, "parallelism", FUNCTIONS, "function", f),
+                            json_pack("{s:s,s:i,s:I,s:i,s:i}", "type", "validate", "epoch", epoch,
+                                      "version", (json_int_t)p->version, "parallelism", FUNCTIONS,
+                                      "function", f),
                             "validated");
         tested += json_integer_value(json_object_get(m, "samples"));
         correct += json_integer_value(json_object_get(m, "correct"));
@@ -460,7 +468,7 @@ TEST_LIMIT(killed_while_it_validates, 120)
     kill_at("validate", (int[]){1, 4, 5}, 3);
 }
 
-/* ---- a shared process ------------------------------------------------------------------------------ */
+/* ---- a shared process ------------------------------------------------------------------------ */
 
 static void open_shared(platform *p)
 {
@@ -483,9 +491,10 @@ static uint64_t shared_round(platform *p, int epoch, int round, int batch)
 {
     err e = ERR_INIT;
     modelstore_state state;
-    json_t *task = json_pack("{s:s,s:i,s:i,s:I,s:i,s:f,s:i,s:[[i,i,i],[i,i,i]]}", "type", "train", "epoch", epoch,
-                             "round", round, "version", (json_int_t)p->version, "parallelism", FUNCTIONS, "lr", 0.01,
-                             "slot", 0, "shares", 0, batch, 5, 1, batch, 5);
+    json_t *task =
+        json_pack("{s:s,s:i,s:i,s:I,s:i,s:f,s:i,s:[[i,i,i],[i,i,i]]}", "type", "train", "epoch",
+                  epoch, "round", round, "version", (json_int_t)p->version, "parallelism",
+                  FUNCTIONS, "lr", 0.01, "slot", 0, "shares", 0, batch, 5, 1, batch, 5);
     json_decref(do_task(p, &p->functions[0], task, "published"));
     modelstore_part part = {0, p->functions[0].incarnation, 320};
     merge(p, epoch, round, round ? epoch + 1 : epoch, round ? 0 : 1, &part, 1);
@@ -496,8 +505,9 @@ static uint64_t shared_round(platform *p, int epoch, int round, int batch)
 static void shared_validate(platform *p, int epoch)
 {
     json_decref(do_task(p, &p->functions[0],
-                        json_pack("{s:s,s:i,s:I,s:i,s:[i,i]}", "type", "validate", "epoch", epoch, "version",
-                                  (json_int_t)p->version, "parallelism", FUNCTIONS, "functions", 0, 1),
+                        json_pack("{s:s,s:i,s:I,s:i,s:[i,i]}", "type", "validate", "epoch", epoch,
+                                  "version", (json_int_t)p->version, "parallelism", FUNCTIONS,
+                                  "functions", 0, 1),
                         "validated"));
 }
 
@@ -548,7 +558,7 @@ TEST_LIMIT(a_shared_process_fetches_another_reference_of_the_same_version, 90)
     close_shared(&p);
 }
 
-/* ---- the rest of its life ------------------------------------------------------------------------- */
+/* ---- the rest of its life -------------------------------------------------------------------- */
 
 TEST(a_wrong_token_is_turned_away)
 {
@@ -577,7 +587,8 @@ static long private_kib(pid_t pid)
     FILE *f = fopen(path, "r");
     CHECK(f);
     while (fgets(line, sizeof line, f))
-        if (sscanf(line, "Private_Clean: %ld", &n) == 1 || sscanf(line, "Private_Dirty: %ld", &n) == 1)
+        if (sscanf(line, "Private_Clean: %ld", &n) == 1 ||
+            sscanf(line, "Private_Dirty: %ld", &n) == 1)
             kib += n;
     fclose(f);
     return kib;
@@ -643,34 +654,39 @@ static void expect_failed(const char *text, const char *reason, const char *part
 
 TEST(a_model_that_does_not_fit_the_images)
 {
-    expect_failed(BLOB_MODEL("    x = kml_conv2d(g, x, .filters = 4, .kernel = 9, .name = \"big\");\n"
-                             "    return kml_linear(g, kml_flatten(g, x), 2);\n", ""),
-                  "ShapeMismatch", "big");
+    expect_failed(
+        BLOB_MODEL("    x = kml_conv2d(g, x, .filters = 4, .kernel = 9, .name = \"big\");\n"
+                   "    return kml_linear(g, kml_flatten(g, x), 2);\n",
+                   ""),
+        "ShapeMismatch", "big");
 }
 
 TEST(labels_beyond_the_outputs)
 {
-    expect_failed(BLOB_MODEL("    return kml_linear(g, kml_flatten(g, x), 1);\n", ""), "ShapeMismatch",
-                  "labels up to 1, the model has 1 outputs");
+    expect_failed(BLOB_MODEL("    return kml_linear(g, kml_flatten(g, x), 1);\n", ""),
+                  "ShapeMismatch", "labels up to 1, the model has 1 outputs");
 }
 
 /* What user code tries, and must not be able to do, comes back in the message. */
 TEST(the_walls_stand_before_user_code_runs)
 {
     char text[3000];
-    snprintf(text, sizeof text,
-             "#define _GNU_SOURCE\n#include <kubeml.h>\n#include <errno.h>\n#include <fcntl.h>\n#include <signal.h>\n"
-             "#include <sys/prctl.h>\n#include <sys/resource.h>\n#include <unistd.h>\n"
-             "static kml_tensor model(kml_graph *g, kml_tensor x)\n{\n"
-             "    (void)x;\n"
-             "    int shadow = open(\"/etc/hostname\", O_RDONLY), made = open(\"%s/made\", O_CREAT | O_RDWR, 0600);\n"
-             "    int child = (int)fork(); if (child == 0) _exit(0);\n"
-             "    int killed = kill(getppid(), 0), ran = execl(\"/bin/true\", \"true\", (char *)0);\n"
-             "    struct rlimit l; int limits = prlimit(getppid(), RLIMIT_NOFILE, NULL, &l), own = getrlimit(RLIMIT_NOFILE, &l);\n"
-             "    return kml_fail(g, \"open %%d make %%d fork %%d kill %%d exec %%d limits %%d own %%d privs %%d dump %%d\", shadow,\n"
-             "                    made, child, killed, ran, limits, own, prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0), prctl(PR_GET_DUMPABLE, 0, 0, 0, 0));\n"
-             "}\nKUBEML_FUNCTION(.model = model);\n", "/tmp");
-    expect_failed(text, "ShapeMismatch", "open -1 make -1 fork -1 kill -1 exec -1 limits -1 own 0 privs 1 dump 0");
+    snprintf(
+        text, sizeof text,
+        "#define _GNU_SOURCE\n#include <kubeml.h>\n#include <errno.h>\n#include <fcntl.h>\n#include <signal.h>\n"
+        "#include <sys/prctl.h>\n#include <sys/resource.h>\n#include <unistd.h>\n"
+        "static kml_tensor model(kml_graph *g, kml_tensor x)\n{\n"
+        "    (void)x;\n"
+        "    int shadow = open(\"/etc/hostname\", O_RDONLY), made = open(\"%s/made\", O_CREAT | O_RDWR, 0600);\n"
+        "    int child = (int)fork(); if (child == 0) _exit(0);\n"
+        "    int killed = kill(getppid(), 0), ran = execl(\"/bin/true\", \"true\", (char *)0);\n"
+        "    struct rlimit l; int limits = prlimit(getppid(), RLIMIT_NOFILE, NULL, &l), own = getrlimit(RLIMIT_NOFILE, &l);\n"
+        "    return kml_fail(g, \"open %%d make %%d fork %%d kill %%d exec %%d limits %%d own %%d privs %%d dump %%d\", shadow,\n"
+        "                    made, child, killed, ran, limits, own, prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0), prctl(PR_GET_DUMPABLE, 0, 0, 0, 0));\n"
+        "}\nKUBEML_FUNCTION(.model = model);\n",
+        "/tmp");
+    expect_failed(text, "ShapeMismatch",
+                  "open -1 make -1 fork -1 kill -1 exec -1 limits -1 own 0 privs 1 dump 0");
 }
 
 TEST(a_crash_while_it_loads_leaves_its_line)
@@ -688,7 +704,8 @@ TEST(a_crash_while_it_loads_leaves_its_line)
     close_platform(&p);
 }
 
-static void expect_end(const char *text, double lr, const char *reason, const char *part, const char *log)
+static void expect_end(const char *text, double lr, const char *reason, const char *part,
+                       const char *log)
 {
     platform p;
     err e = ERR_INIT;
@@ -696,9 +713,10 @@ static void expect_end(const char *text, double lr, const char *reason, const ch
     runtime *r = &p.functions[0];
     CHECK(join(&p, r));
     init_model(&p);
-    CHECK_OK(wire_sendf(r->ps, &e, "{s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:f,s:i}", "type", "train", "epoch", 0,
-                        "round", 0, "version", 0, "parallelism", 1, "function", 0, "batch_begin", 0,
-                        "batch_count", 20, "lr", lr, "slot", 1), e);
+    CHECK_OK(wire_sendf(r->ps, &e, "{s:s,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:f,s:i}", "type", "train",
+                        "epoch", 0, "round", 0, "version", 0, "parallelism", 1, "function", 0,
+                        "batch_begin", 0, "batch_count", 20, "lr", lr, "slot", 1),
+             e);
     cleanup_json json_t *m = next_report(r);
     if (reason) {
         CHECK_STR(m ? wire_type(m) : NULL, "failed");
@@ -716,7 +734,8 @@ static void expect_end(const char *text, double lr, const char *reason, const ch
 
 TEST(a_loss_that_is_no_number)
 {
-    expect_end(BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS), 1e30, "NaNLoss", "in epoch 1, batch ", "NaNLoss");
+    expect_end(BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS), 1e30, "NaNLoss", "in epoch 1, batch ",
+               "NaNLoss");
 }
 
 TEST(a_crash_while_it_trains_leaves_its_line)
@@ -726,16 +745,17 @@ TEST(a_crash_while_it_trains_leaves_its_line)
                "{ return kml_linear(g, kml_flatten(g, x), 2); }\n"
                "static int step(kml_step *s) { return *(volatile int *)8 + kml_gradients(s); }\n"
                "KUBEML_FUNCTION(.model = model, .step = step);\n",
-               0.01, NULL, NULL, "SIGSEGV (it used memory that is not its own) while it did: train, epoch 1");
+               0.01, NULL, NULL,
+               "SIGSEGV (it used memory that is not its own) while it did: train, epoch 1");
 }
 
 TEST(a_schedule_without_its_history)
 {
-    expect_end(BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS ", .schedule = kml_plateau(.patience = 2)"), 0.01,
-               "Unsupported", "needs the validation losses", "Unsupported");
+    expect_end(BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS ", .schedule = kml_plateau(.patience = 2)"),
+               0.01, "Unsupported", "needs the validation losses", "Unsupported");
 }
 
-/* ---- serving ---------------------------------------------------------------------------------------- */
+/* ---- serving --------------------------------------------------------------------------------- */
 
 static json_t *dataset_record(const char *locator)
 {
@@ -778,7 +798,8 @@ TEST_LIMIT(a_trained_model_answers, 60)
         for (int y = 0; y < BLOB_SIDE; y++) {
             json_t *row = json_array();
             for (int x = 0; x < BLOB_SIDE; x++)
-                json_array_append_new(row, json_integer((y < BLOB_SIDE / 2) == (n & 1) ? 147 : 107));
+                json_array_append_new(row,
+                                      json_integer((y < BLOB_SIDE / 2) == (n & 1) ? 147 : 107));
             json_array_append_new(image, row);
         }
         json_array_append_new(batch, image);
@@ -788,7 +809,8 @@ TEST_LIMIT(a_trained_model_answers, 60)
     CHECK_STR(answer ? wire_type(answer) : NULL, "predictions");
     const json_t *data = json_object_get(answer, "data");
     for (size_t n = 0; n < 4; n++)
-        CHECK_INT(json_integer_value(json_array_get(json_object_get(data, "predictions"), n)), n & 1);
+        CHECK_INT(json_integer_value(json_array_get(json_object_get(data, "predictions"), n)),
+                  n & 1);
     CHECK_INT(json_array_size(json_array_get(json_object_get(data, "logits"), 3)), 2);
     CHECK_OK(wire_sendf(r.control, &e, "{s:s,s:[i,i]}", "type", "infer", "data", 1, 2), e);
     cleanup_json json_t *bad = receive(r.control);

@@ -22,7 +22,8 @@ static trainer *open_trainer(program *p, dataset *d, uint64_t seed)
     trainer *t;
     char reason[TRAINER_REASON_BYTES];
     err e = ERR_INIT;
-    trainer_config c = {.program = p, .data = d, .batch = 32, .epochs = 3, .threads = 1, .seed = seed};
+    trainer_config c = {.program = p, .data = d,    .batch = 32,
+                        .epochs = 3,  .threads = 1, .seed = seed};
     CHECK_OK(trainer_open(&c, &t, reason, &e), e);
     return t;
 }
@@ -57,8 +58,8 @@ static void free_model(model *m)
     free(m->block.counters);
 }
 
-static trainer_result train(trainer *t, uint32_t epoch, int parallelism, int function, uint32_t begin,
-                            uint32_t count)
+static trainer_result train(trainer *t, uint32_t epoch, int parallelism, int function,
+                            uint32_t begin, uint32_t count)
 {
     trainer_task task = {.epoch = epoch, .parallelism = parallelism, .function = function,
                          .batch_begin = begin, .batch_count = count, .lr = 0.01};
@@ -191,7 +192,7 @@ TEST(without_optimizer_state_a_round_begins_with_none)
     dataset_close(d);
 }
 
-/* ---- the loader ------------------------------------------------------------------------------- */
+/* ---- the loader ------------------------------------------------------------------------------ */
 
 static loader *open_loader(dataset *d, const transform *t)
 {
@@ -256,20 +257,22 @@ TEST(a_run_that_is_broken_off_leaves_nothing)
     }
     loader_end(l);
     CHECK_INT(loader_next(l, &b, &e), 0);
-    CHECK_ERR(loader_train(l, 0, 1, 0, 10, 5, &begin, &end, &e), e, ERR_INVALID, "a share that has 14");
+    CHECK_ERR(loader_train(l, 0, 1, 0, 10, 5, &begin, &end, &e), e, ERR_INVALID,
+              "a share that has 14");
     CHECK_ERR(loader_train(l, 0, 2, 2, 0, 1, &begin, &end, &e), e, ERR_INVALID, "function 2 of 2");
     loader_close(l);
     dataset_close(d);
 }
 
-/* ---- what is wrong with the code ---------------------------------------------------------------- */
+/* ---- what is wrong with the code ------------------------------------------------------------- */
 
 TEST(a_loss_that_is_no_number)
 {
     dataset *d = open_blobs(2);
     program *p = open_program(BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS));
     trainer *t = open_trainer(p, d, 1);
-    trainer_task task = {.epoch = 2, .parallelism = 1, .batch_begin = 3, .batch_count = 17, .lr = 1e30};
+    trainer_task task = {.epoch = 2, .parallelism = 1, .batch_begin = 3, .batch_count = 17,
+                         .lr = 1e30};
     trainer_result r;
     err e = ERR_INIT;
     CHECK_ERR(trainer_train(t, &task, &r, &e), e, ERR_INVALID, "in epoch 3, batch ");
@@ -314,11 +317,12 @@ TEST(a_crop_too_large_for_the_images)
 TEST(a_step_that_gives_up)
 {
     dataset *d = open_blobs(2);
-    program *p = open_program("#include <kubeml.h>\n"
-                              "static kml_tensor model(kml_graph *g, kml_tensor x)\n"
-                              "{ return kml_linear(g, kml_flatten(g, x), 2); }\n"
-                              "static int step(kml_step *s) { return kml_step_fail(s, \"no more\"); }\n"
-                              "KUBEML_FUNCTION(.model = model, .step = step);\n");
+    program *p =
+        open_program("#include <kubeml.h>\n"
+                     "static kml_tensor model(kml_graph *g, kml_tensor x)\n"
+                     "{ return kml_linear(g, kml_flatten(g, x), 2); }\n"
+                     "static int step(kml_step *s) { return kml_step_fail(s, \"no more\"); }\n"
+                     "KUBEML_FUNCTION(.model = model, .step = step);\n");
     trainer *t = open_trainer(p, d, 1);
     trainer_task task = {.parallelism = 1, .batch_count = 1, .lr = 0.1};
     trainer_result r;
@@ -342,7 +346,7 @@ TEST(an_object_that_is_none)
     CHECK_ERR(program_open_zoo("lenet55", &p, &e), e, ERR_NOT_FOUND, "lenet");
 }
 
-/* ---- samples of a request ------------------------------------------------------------------------ */
+/* ---- samples of a request -------------------------------------------------------------------- */
 
 static void read_samples(const char *text, shape one, size_t want)
 {
@@ -388,7 +392,8 @@ TEST(samples_that_do_not_fit)
     refuse_samples("[]", ERR_INVALID, "empty");
     refuse_samples("7", ERR_INVALID, "array of numbers");
     refuse_samples("[[[[[[[[[[1]]]]]]]]]]", ERR_INVALID, "deeper");
-    refuse_samples("[[[0,1],[2,3]],[[0,1],[2,3]],[[0,1],[2,3]],[[0,1],[2,3]],[[0,1],[2,3]],[[0,1],[2,3]],"
-                   "[[0,1],[2,3]],[[0,1],[2,3]],[[0,1],[2,3]],[[0,1],[2,3]],[[0,1],[2,3]]]", ERR_LIMIT,
-                   "11 samples");
+    refuse_samples(
+        "[[[0,1],[2,3]],[[0,1],[2,3]],[[0,1],[2,3]],[[0,1],[2,3]],[[0,1],[2,3]],[[0,1],[2,3]],"
+        "[[0,1],[2,3]],[[0,1],[2,3]],[[0,1],[2,3]],[[0,1],[2,3]],[[0,1],[2,3]]]",
+        ERR_LIMIT, "11 samples");
 }

@@ -13,7 +13,7 @@ typedef struct envelope {
 
 /* The sanitizers look for other mistakes than numbers, and the reference is slow under them. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { STEPS = 10 };
+enum { STEPS = 3 };
 #else
 enum { STEPS = 50 };
 #endif
@@ -46,10 +46,10 @@ static double norm(const float *x, size_t count)
     return sqrt(sum);
 }
 
-/* Every parameter's gradient of the first batch; nothing has had time to grow. Backward, so that one thing may show:
- * where a ReLU's input is 0 but for rounding, compilers and processors disagree on whether its gradient passes, and
- * all that lies before it moves by up to a few thousandths. Behind it, a quarter of the model at least, rounding alone
- * is allowed. */
+/* Every parameter's gradient of the first batch; nothing has had time to grow. Backward, so that
+ * one thing may show: where a ReLU's input is 0 but for rounding, compilers and processors disagree
+ * on whether its gradient passes, and all that lies before it moves by up to a few thousandths.
+ * Behind it, a quarter of the model at least, rounding alone is allowed. */
 static void check_gradients(envelope *v, const char *model, engine *m, const engine_batch *b)
 {
     err e = ERR_INIT;
@@ -68,7 +68,8 @@ static void check_gradients(envelope *v, const char *model, engine *m, const eng
         char key[160];
         snprintf(key, sizeof key, "grad %s", layout[i].name);
         bool may_cross = 4 * seen++ >= params;
-        crossed |= !is_near(v, model, key, norm(grads + layout[i].offset, layout[i].count), may_cross ? 5e-3 : 0);
+        crossed |= !is_near(v, model, key, norm(grads + layout[i].offset, layout[i].count),
+                            may_cross ? 5e-3 : 0);
     }
     if (crossed)
         printf("%s: a ReLU at 0 went the other way than PyTorch's\n", model);

@@ -238,7 +238,8 @@ TEST(a_model_goes_on_from_its_exported_state_with_the_same_bits)
 #define ROOM 64
 #endif
 
-/* Wide 3x3 layers, batch norm and a shortcut: what shares memory, and at large batches packs anew. */
+/* Wide 3x3 layers, batch norm and a shortcut: what shares memory, and at large batches packs
+ * anew. */
 static int wide(graph *g, int x, int outputs, void *user)
 {
     (void)user;
@@ -253,8 +254,8 @@ static int wide(graph *g, int x, int outputs, void *user)
     return graph_linear(g, x, outputs, (linear_options){0});
 }
 
-/* How many samples there is room for decides what is kept in memory, and no bit of the result; nor does
- * an evaluation between two steps. */
+/* How many samples there is room for decides what is kept in memory, and no bit of the result; nor
+ * does an evaluation between two steps. */
 TEST_LIMIT(room_for_more_samples_changes_no_bits, 60)
 {
     for (int i = 0; backend_name(i); i++) {
@@ -465,6 +466,49 @@ TEST(a_training_step_allocates_nothing)
     test_skip("the sanitizer's allocator is not counted");
 #endif
 }
+
+#if defined(__x86_64__) && !defined(TEST_GPU)
+/* Its hidden units are dead once their bias is far below zero: their gradients are zeros. */
+static int two_linear(graph *g, int x, int outputs, void *user)
+{
+    (void)user;
+    x = graph_relu(g, graph_linear(g, graph_flatten(g, x), 300, (linear_options){0}));
+    return graph_linear(g, x, outputs, (linear_options){0});
+}
+
+/* Arithmetic on denormals takes x86 a hundred times as long: momentum that decays must end at zero
+ * and not at the smallest of them; and whoever calls the engine keeps his own arithmetic. */
+static void check_denormals(int threads)
+{
+    err e = ERR_INIT;
+    engine_config c = tiny_config("cpu");
+    c.build = two_linear, c.threads = threads;
+    engine *m = compile(&c);
+    size_t count, weights = 300 * 72;
+    const engine_var *layout = engine_layout(m, &count);
+    CHECK_STR(layout[1].name, "fc1.bias");
+    for (size_t i = 0; i < 300; i++)
+        engine_floats(m, &e)[layout[1].offset + i] = -1e6f;
+    float *momentum = engine_floats(m, &e) + engine_weights_floats(m);
+    volatile float tiny_value = 0x1p-130f;
+    for (int step = 0; step < 50; step++) {
+        for (size_t i = 0; i < weights; i++)
+            momentum[i] = tiny_value;
+        CHECK_OK(engine_state_changed(m, &e), e);
+        train(m, (uint64_t)step, 8);
+        for (size_t i = 0; i < weights; i++)
+            CHECK(momentum[i] == 0);
+        CHECK(tiny_value * 0.5f == 0x1p-131f);
+    }
+    engine_free(m);
+}
+
+TEST(momentum_of_dead_units_goes_to_zero)
+{
+    check_denormals(1);
+    check_denormals(3);
+}
+#endif
 
 TEST(a_diverged_loss_is_seen)
 {

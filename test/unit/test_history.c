@@ -20,8 +20,8 @@ static json_t *record(void)
     err e = ERR_INIT;
     history *h = make();
     for (int n = 0; n < 2; n++) {
-        epoch_result r = {.epoch = n, .train_loss = 2 - n, .parallelism = 3, .load_s = 0.25, .convert_s = 0.125,
-                          .train_s = 4, .samples = 100};
+        epoch_result r = {.epoch = n,         .train_loss = 2 - n, .parallelism = 3, .load_s = 0.25,
+                          .convert_s = 0.125, .train_s = 4,        .samples = 100};
         CHECK_OK(history_add(h, &r, json_array(), &e), e);
     }
     CHECK(history_plan(h, "algorithms", json_string("conv1 direct\n")) == 0);

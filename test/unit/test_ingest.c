@@ -361,7 +361,8 @@ static void check_numbers(store *s, const char *name, bytes x, const float *want
     {
         CHECK_NEAR(info.mean[c], ((double)want[c] + (double)want[3 + c]) / 2,
                    1e-6 * (1 + fabs((double)want[c]) + fabs((double)want[3 + c])));
-        CHECK(info.min[c] == fminf(want[c], want[3 + c]) && info.max[c] == fmaxf(want[c], want[3 + c]));
+        CHECK(info.min[c] == fminf(want[c], want[3 + c]) &&
+              info.max[c] == fmaxf(want[c], want[3 + c]));
     }
     dataset_close(d);
     dataset_info_free(&info);

@@ -95,8 +95,8 @@ static int files_left(void)
     return files;
 }
 
-/* Sweeps until the one upload that is left over is gone. In MongoDB that is when its owner's lease, or
- * the time that deleted ones are kept, is over. */
+/* Sweeps until the one upload that is left over is gone. In MongoDB that is when its owner's lease,
+ * or the time that deleted ones are kept, is over. */
 static void sweep_all(store *s)
 {
     err e = ERR_INIT;
@@ -148,7 +148,7 @@ static pid_t spawn_upload(const char *where)
         err e = ERR_INIT;
         if (where) {
             setenv("KUBEML_FAILPOINT", where, 1);
-            failpoint_open();
+            failpoint_open(NULL);
         }
         store *s = open_store();
         CHECK_OK(upload(s, 1000, NULL, &e), e);

@@ -65,7 +65,8 @@ static void check_reason(const char *id, const char *reason, const char *part)
     CHECK_CONTAINS(r.message, part);
 }
 
-/* From submitted to training with `functions` functions; kubeml-ps is pod "<id>-ps-<generation>". */
+/* From submitted to training with `functions` functions; kubeml-ps is pod
+ * "<id>-ps-<generation>". */
 static void ps_starts(const char *id, int generation)
 {
     char pod[JOB_POD_BYTES];
@@ -86,7 +87,8 @@ static void function_joins(const char *id, int f, int incarnation)
     step((job_event){.type = JOB_POD_READY, .job = id, .function = f, .incarnation = incarnation,
                      .pod = pod});
     CHECK_STR(get(JOB_SPECIALISE)->pod, pod);
-    step((job_event){.type = JOB_SPECIALISED, .job = id, .function = f, .incarnation = incarnation});
+    step(
+        (job_event){.type = JOB_SPECIALISED, .job = id, .function = f, .incarnation = incarnation});
 }
 
 static void run_job(const char *id, int functions)
@@ -156,9 +158,14 @@ TEST(the_queue_is_by_priority_then_by_age_and_nobody_overtakes)
     step((job_event){.type = JOB_CANCEL, .job = "small", .message = "not needed"});
     CHECK_INT(jobs_find(m, "small")->state, JOB_CANCELLED);
     CHECK_STR(get(JOB_DONE)->job->id, "small");
-    submit("huge", 9, 0, true);
+    submit("huge", 10, 0, true);
     step((job_event){.type = JOB_TICK});
-    check_reason("huge", "NoFreeSlot", "needs 9 function slots and the cluster has 8");
+    check_reason("huge", "NoFreeSlot", "needs 10 function slots and the cluster has 8");
+    /* It waits for the cluster to grow, and nobody waits for it. */
+    submit("tiny", 1, 0, true);
+    step((job_event){.type = JOB_SLOTS, .value = 9});
+    CHECK_STR(get(JOB_TAKE)->job->id, "tiny");
+    CHECK(!jobs_waiting(m));
     jobs_close(m);
 }
 
@@ -175,7 +182,8 @@ TEST(a_lost_function_gets_another_pod)
 {
     open_machine(2);
     run_job("a", 2);
-    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-1-0", .reason = "Killed", .message = "signal 9"});
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-1-0", .reason = "Killed",
+                     .message = "signal 9"});
     CHECK_INT(get(JOB_TELL_LOST)->function, 1);
     CHECK_STR(get(JOB_TELL_LOST)->message, "signal 9");
     step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 1, .incarnation = 1});
@@ -183,7 +191,8 @@ TEST(a_lost_function_gets_another_pod)
     step((job_event){.type = JOB_POD_WAITING, .job = "a", .function = 1, .incarnation = 1,
                      .message = "no warm runtime, one is starting"});
     check_reason("a", "PoolEmpty", "no warm runtime");
-    step((job_event){.type = JOB_POD_READY, .job = "a", .function = 1, .incarnation = 1, .pod = "x"});
+    step((job_event){.type = JOB_POD_READY, .job = "a", .function = 1, .incarnation = 1,
+                     .pod = "x"});
     get(JOB_SPECIALISE);
     check_reason("a", "Training", "");
     jobs_close(m);
@@ -196,7 +205,8 @@ TEST(kubeml_ps_is_started_again_and_the_bound_holds)
     for (int g = 1; g <= 5; g++) {
         char pod[JOB_POD_BYTES];
         snprintf(pod, sizeof pod, "a-ps-%d", g - 1);
-        step((job_event){.type = JOB_POD_ENDED, .pod = pod, .reason = "Killed", .message = "signal 9"});
+        step((job_event){.type = JOB_POD_ENDED, .pod = pod, .reason = "Killed",
+                         .message = "signal 9"});
         CHECK_INT(get(JOB_TAKE)->incarnation, g);
         CHECK(get(JOB_TAKE)->job->resumed);
         check_reason("a", "PSRestarted", "signal 9");
@@ -204,7 +214,8 @@ TEST(kubeml_ps_is_started_again_and_the_bound_holds)
             CHECK_STR(get(JOB_STOP)->pod, "a-f-0-0"); /* it belongs to the one before */
         ps_starts("a", g);
     }
-    step((job_event){.type = JOB_POD_ENDED, .pod = "a-ps-5", .reason = "Killed", .message = "signal 9"});
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-ps-5", .reason = "Killed",
+                     .message = "signal 9"});
     CHECK_INT(jobs_find(m, "a")->state, JOB_FAILED);
     check_reason("a", "PSCrashed", "signal 9");
     jobs_close(m);
@@ -289,7 +300,8 @@ TEST(suspend_waits_for_the_merge_and_a_cancel_overtakes_it)
     step((job_event){.type = JOB_SUSPEND, .job = "b"});
     CHECK_INT(jobs_find(m, "b")->state, JOB_SUSPENDED);
     step((job_event){.type = JOB_SUSPEND, .job = "a"});
-    step((job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_FAILED, .reason = "NaNLoss"});
+    step(
+        (job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_FAILED, .reason = "NaNLoss"});
     CHECK_INT(jobs_find(m, "a")->state, JOB_FAILED);
     check_reason("a", "NaNLoss", "");
     jobs_close(m);
@@ -297,8 +309,18 @@ TEST(suspend_waits_for_the_merge_and_a_cancel_overtakes_it)
 
 static void submit_bound(const char *id, int deadline_s, int backoff)
 {
-    request r = {.epochs = 10, .batch_size = 4, .default_parallelism = 1, .static_parallelism = true,
-                 .active_deadline_seconds = deadline_s, .backoff_limit = backoff};
+    request r = {.function_name = "f",
+                 .dataset = "d",
+                 .epochs = 10,
+                 .batch_size = 4,
+                 .lr = 0.1,
+                 .k = -1,
+                 .validate_every = 1,
+                 .goal_accuracy = 100,
+                 .default_parallelism = 1,
+                 .static_parallelism = true,
+                 .active_deadline_seconds = deadline_s,
+                 .backoff_limit = backoff};
     err e = ERR_INIT;
     CHECK_OK(jobs_submit(m, id, &r, false, 1, &e), e);
 }
@@ -318,7 +340,8 @@ TEST(a_deadline_fails_the_job)
     step((job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_CANCELLED});
     CHECK_INT(jobs_find(m, "a")->state, JOB_FAILED); /* without a retry */
     check_reason("a", "DeadlineExceeded", "longer than 60 s");
-    CHECK_INT(jobs_find(m, "b")->state, JOB_STARTING); /* its own has just begun: queued does not count */
+    /* its own has just begun: queued does not count */
+    CHECK_INT(jobs_find(m, "b")->state, JOB_STARTING);
     jobs_close(m);
 }
 
@@ -328,12 +351,15 @@ TEST(a_failed_job_is_tried_again_from_its_checkpoint)
     submit_bound("a", 0, 2);
     step((job_event){.type = JOB_TICK});
     for (int retry = 1; retry <= 3; retry++) {
-        step((job_event){.type = JOB_POD_READY, .job = "a", .function = JOB_KUBEML_PS, .incarnation = retry - 1,
-                         .pod = retry == 1 ? "p1" : retry == 2 ? "p2" : "p3"});
+        step((job_event){.type = JOB_POD_READY, .job = "a", .function = JOB_KUBEML_PS,
+                         .incarnation = retry - 1,
+                         .pod = retry == 1 ? "p1"
+                         : retry == 2      ? "p2"
+                                           : "p3"});
         CHECK_INT(get(JOB_SEND)->job->resumed, retry > 1);
         step((job_event){.type = JOB_PS_ACCEPTED, .job = "a"});
-        step((job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_FAILED, .reason = "NaNLoss",
-                         .message = "function 0"});
+        step((job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_FAILED,
+                         .reason = "NaNLoss", .message = "function 0"});
         get(JOB_TELL_BYE);
         get(JOB_STOP);
         if (retry == 3)
@@ -348,9 +374,36 @@ TEST(a_failed_job_is_tried_again_from_its_checkpoint)
         step((job_event){.type = JOB_POD_ENDED, .pod = retry == 1 ? "p1" : "p2"});
         CHECK_INT(jobs_find(m, "a")->state, JOB_STARTING);
         CHECK_INT(jobs_find(m, "a")->generation, retry);
+        check_reason("a", "Starting", retry == 1 ? "; retry 1 of 2" : "; retry 2 of 2");
     }
     CHECK_INT(jobs_find(m, "a")->state, JOB_FAILED);
-    check_reason("a", "NaNLoss", "function 0");
+    check_reason("a", "NaNLoss", "function 0; after 2 of 2 retries");
+    jobs_close(m);
+}
+
+TEST(a_restarted_controller_waits_as_long_before_it_tries_again)
+{
+    err e = ERR_INIT;
+    open_machine(1);
+    submit_bound("a", 0, 2);
+    step((job_event){.type = JOB_TICK});
+    step((job_event){.type = JOB_POD_READY, .job = "a", .function = JOB_KUBEML_PS, .pod = "p1"});
+    step((job_event){.type = JOB_PS_ACCEPTED, .job = "a"});
+    step(
+        (job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_FAILED, .reason = "NaNLoss"});
+    step((job_event){.type = JOB_POD_ENDED, .pod = "p1"});
+    json_t *record = job_record(jobs_find(m, "a"));
+    jobs_close(m);
+    open_machine(1);
+    CHECK_OK(jobs_restore(m, record, &e), e);
+    json_decref(record);
+    now += 4000;
+    step((job_event){.type = JOB_ADOPT});
+    check_reason("a", "Retrying", "retry 1 of 2 in 6 s");
+    CHECK_INT(jobs_deadline(m) - now, 6000);
+    now += 6000;
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(get(JOB_TAKE)->incarnation, 1);
     jobs_close(m);
 }
 
@@ -378,8 +431,30 @@ TEST(a_pod_that_is_not_there_yet_holds_up_no_cancelled_job)
     CHECK_INT(get(JOB_UNTAKE)->function, JOB_KUBEML_PS);
     step((job_event){.type = JOB_CANCEL, .job = "a"});
     CHECK(!find(JOB_UNTAKE)); /* once */
-    step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = JOB_KUBEML_PS, .code = ERR_CANCELLED});
+    step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = JOB_KUBEML_PS,
+                     .code = ERR_CANCELLED});
     CHECK_INT(get(JOB_DONE)->job->state, JOB_CANCELLED);
+    jobs_close(m);
+}
+
+/* An API server takes a moment to know of a role that was made just now, with the controller. */
+TEST(a_right_that_is_missing_is_waited_for_within_bounds)
+{
+    open_machine(2);
+    submit("a", 1, 0, true);
+    for (int i = 1; i < 8; i++) {
+        step((job_event){.type = JOB_TICK});
+        CHECK_INT(get(JOB_TAKE)->function, JOB_KUBEML_PS);
+        step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = JOB_KUBEML_PS,
+                         .code = ERR_FORBIDDEN, .message = "may not patch pods"});
+        CHECK_INT(jobs_find(m, "a")->state, JOB_STARTING);
+        now += 5000;
+    }
+    step((job_event){.type = JOB_TICK});
+    step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = JOB_KUBEML_PS,
+                     .code = ERR_FORBIDDEN, .message = "may not patch pods"});
+    CHECK_INT(get(JOB_DONE)->job->state, JOB_FAILED);
+    check_reason("a", "PodFailed", "after 8 tries: may not patch pods");
     jobs_close(m);
 }
 
@@ -399,7 +474,8 @@ TEST(what_cannot_help_fails_at_once)
 
     run_job("b", 1);
     step((job_event){.type = JOB_PS_NEED, .job = "b", .function = 0, .incarnation = 1});
-    step((job_event){.type = JOB_POD_READY, .job = "b", .function = 0, .incarnation = 1, .pod = "y"});
+    step((job_event){.type = JOB_POD_READY, .job = "b", .function = 0, .incarnation = 1,
+                     .pod = "y"});
     step((job_event){.type = JOB_UNSPECIALISED, .job = "b", .function = 0, .incarnation = 1,
                      .code = ERR_INVALID, .reason = "LoadFailed", .message = "undefined symbol"});
     get(JOB_TELL_STOP);
@@ -476,8 +552,10 @@ static bool is_raised(const char *id, const char *type)
 static void trains_in(const char *id, int epoch, int functions, double seconds)
 {
     step((job_event){.type = JOB_PS_PHASE, .job = id, .phase = "training", .epoch = epoch});
-    step((job_event){.type = JOB_PS_EPOCH, .job = id, .epoch = epoch, .value = functions, .seconds = seconds});
-    step((job_event){.type = JOB_PS_ASK, .job = id, .epoch = epoch, .value = functions, .seconds = seconds});
+    step((job_event){.type = JOB_PS_EPOCH, .job = id, .epoch = epoch, .value = functions,
+                     .seconds = seconds});
+    step((job_event){.type = JOB_PS_ASK, .job = id, .epoch = epoch, .value = functions,
+                     .seconds = seconds});
 }
 
 static void trains(const char *id, int epoch, int functions)
@@ -502,7 +580,8 @@ TEST(an_elastic_job_does_not_wait_for_room_that_is_not_there)
     CHECK_INT(jobs_slots_free(m), 6);
     CHECK(!is_raised("a", "PoolEmpty")); /* nothing is wrong with the job */
     step((job_event){.type = JOB_PS_PHASE, .job = "a", .phase = "training", .epoch = 1});
-    check_reason("a", "Training", "epoch 2 of 3, 2 functions; there is no more of them: no node takes the pod");
+    check_reason("a", "Training",
+                 "epoch 2 of 3, 2 functions; there is no more of them: no node takes the pod");
 
     trains("a", 1, 2);
     CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2); /* not again and again */
@@ -520,7 +599,8 @@ TEST(an_elastic_job_does_not_wait_for_room_that_is_not_there)
                          .reason = "Unschedulable", .message = "no node takes the pod"});
         CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
         step((job_event){.type = JOB_PS_RELEASE, .job = "a", .function = 2, .incarnation = i + 1});
-        step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 2, .incarnation = i + 1, .code = ERR_CANCELLED});
+        step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 2, .incarnation = i + 1,
+                         .code = ERR_CANCELLED});
     }
     now += 60000;
     trains("a", epoch++, 2);
@@ -531,11 +611,150 @@ TEST(an_elastic_job_does_not_wait_for_room_that_is_not_there)
     jobs_close(m);
 }
 
+/* A job asks for four functions; function 0 has a pod. */
+static void begins(const char *id, bool elastic)
+{
+    submit(id, 4, 0, !elastic);
+    step((job_event){.type = JOB_TICK});
+    ps_starts(id, 0);
+    step((job_event){.type = JOB_PS_PHASE, .job = id, .phase = "starting"});
+    function_joins(id, 0, 0);
+    for (int f = 1; f < 4; f++)
+        step((job_event){.type = JOB_PS_NEED, .job = id, .function = f});
+}
+
+static void no_room_for(const char *id, int function)
+{
+    step((job_event){.type = JOB_POD_WAITING,
+                     .job = id,
+                     .function = function,
+                     .reason = "Unschedulable",
+                     .message = "no node takes the pod"});
+}
+
+static void let_go(const char *id, int function)
+{
+    step((job_event){.type = JOB_PS_RELEASE, .job = id, .function = function});
+    CHECK_INT(get(JOB_UNTAKE)->function, function);
+    step((job_event){
+        .type = JOB_POD_FAILED, .job = id, .function = function, .code = ERR_CANCELLED});
+}
+
+TEST(an_elastic_job_begins_with_the_functions_that_there_is_room_for)
+{
+    open_machine(8);
+    begins("a", true);
+    no_room_for("a", 3);
+    check_reason("a", "Unschedulable", "no node takes the pod");
+    now += 1000;
+    no_room_for("a", 2);
+    no_room_for("a", 1);
+    CHECK(!find(JOB_TELL_PARALLELISM)); /* somebody's pods may be ending */
+    step((job_event){.type = JOB_POD_WAITING,
+                     .job = "a",
+                     .function = 1,
+                     .reason = "PoolEmpty",
+                     .message = "there is room now"});
+    CHECK_STR(jobs_find(m, "a")->no_more, "");
+    now += 4000;
+    CHECK_INT(jobs_deadline(m), now);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3);
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->epoch, -1);
+    CHECK_STR(jobs_find(m, "a")->no_more, "no node takes the pod"); /* what that one waits for */
+    no_room_for("a", 2); /* said again: it does not begin anew */
+    now += 1000;
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
+    let_go("a", 2);
+    let_go("a", 3);
+    step((job_event){.type = JOB_POD_READY, .job = "a", .function = 1, .pod = "a-f-1-0"});
+    CHECK_INT(jobs_slots_free(m), 6);
+    CHECK(!is_raised("a", "PoolEmpty"));
+    trains("a", 0, 2);
+    check_reason("a", "Training", "2 functions; there is no more of them: no node takes the pod");
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
+    now += 5000; /* two refusals at once are one */
+    trains("a", 1, 2);
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3);
+    jobs_close(m);
+}
+
+TEST(a_kubeml_ps_that_may_not_have_heard_that_there_is_no_room_is_told_again)
+{
+    open_machine(8);
+    begins("a", true);
+    no_room_for("a", 2);
+    now += 4900;
+    step((job_event){.type = JOB_PS_CLOSED, .job = "a"});
+    now += 200;
+    step((job_event){.type = JOB_TICK});
+    get(JOB_ATTACH);
+    step((job_event){.type = JOB_PS_ACCEPTED, .job = "a"});
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->epoch, -1);
+    jobs_close(m);
+}
+
+TEST(a_job_needs_a_function)
+{
+    open_machine(8);
+    submit("a", 4, 0, false);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 0});
+    no_room_for("a", 0);
+    now += 5000;
+    step((job_event){.type = JOB_TICK});
+    CHECK(!find(JOB_TELL_PARALLELISM));
+    check_reason("a", "Unschedulable", "no node takes the pod");
+    jobs_close(m);
+}
+
+TEST(a_static_job_waits_for_room_and_says_so)
+{
+    open_machine(8);
+    begins("a", false);
+    no_room_for("a", 2);
+    now += 5000;
+    step((job_event){.type = JOB_TICK});
+    CHECK(!find(JOB_TELL_PARALLELISM));
+    check_reason("a", "Unschedulable", "no node takes the pod");
+    jobs_close(m);
+}
+
+/* A pod that does not come is tried again; then an elastic job begins without. */
+TEST(an_elastic_job_begins_without_what_always_fails)
+{
+    open_machine(8);
+    begins("a", true);
+    for (int i = 1; i < 8; i++) {
+        step((job_event){.type = JOB_POD_FAILED,
+                         .job = "a",
+                         .function = 1,
+                         .code = ERR_CRASHED,
+                         .message = "it ended"});
+        CHECK(!find(JOB_TELL_PARALLELISM));
+        now += 5000;
+        step((job_event){.type = JOB_TICK});
+        CHECK_INT(get(JOB_TAKE)->function, 1);
+    }
+    step((job_event){.type = JOB_POD_FAILED,
+                     .job = "a",
+                     .function = 1,
+                     .code = ERR_CRASHED,
+                     .message = "it ended"});
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 1);
+    CHECK(!jobs_find(m, "a")->verdict);
+    jobs_close(m);
+}
+
 TEST(a_job_that_shrinks_may_grow_to_what_it_had)
 {
     open_machine(8);
     grows("a");
-    step((job_event){.type = JOB_POD_WAITING, .job = "a", .function = 2, .reason = "QuotaExceeded", .message = "pods: 9"});
+    step((job_event){.type = JOB_POD_WAITING, .job = "a", .function = 2, .reason = "QuotaExceeded",
+                     .message = "pods: 9"});
     step((job_event){.type = JOB_PS_RELEASE, .job = "a", .function = 2});
     step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 2, .code = ERR_CANCELLED});
     trains_in("a", 1, 2, 8);
@@ -555,7 +774,8 @@ TEST(a_job_outlives_that_it_cannot_grow)
 {
     open_machine(8);
     grows("a");
-    step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 2, .code = ERR_FORBIDDEN, .message = "not allowed"});
+    step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 2, .code = ERR_FORBIDDEN,
+                     .message = "not allowed"});
     CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
     step((job_event){.type = JOB_PS_RELEASE, .job = "a", .function = 2});
     trains("a", 1, 2);
@@ -564,10 +784,11 @@ TEST(a_job_outlives_that_it_cannot_grow)
 
     /* One that is lost is needed: that is waited for. */
     step((job_event){.type = JOB_PS_PHASE, .job = "a", .phase = "training", .epoch = 2});
-    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-1-0", .reason = "Killed", .message = "SIGKILL"});
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-1-0", .reason = "Killed",
+                     .message = "SIGKILL"});
     step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 1, .incarnation = 1});
-    step((job_event){.type = JOB_POD_WAITING, .job = "a", .function = 1, .incarnation = 1, .reason = "Unschedulable",
-                     .message = "no node takes the pod"});
+    step((job_event){.type = JOB_POD_WAITING, .job = "a", .function = 1, .incarnation = 1,
+                     .reason = "Unschedulable", .message = "no node takes the pod"});
     CHECK(!find(JOB_TELL_PARALLELISM));
     check_reason("a", "Unschedulable", "no node takes the pod");
     jobs_close(m);
@@ -577,15 +798,25 @@ TEST(a_job_outlives_that_it_cannot_grow)
 
 static void submit_shared(const char *id, int parallelism, gpu_share share)
 {
-    request r = {.function_name = "f", .dataset = "d", .epochs = 3, .batch_size = 8, .lr = 0.1,
-                 .default_parallelism = parallelism, .static_parallelism = true, .k = -1, .validate_every = 1,
-                 .goal_accuracy = 100, .process = PROCESS_SHARED, .gpu = share};
+    request r = {.function_name = "f",
+                 .dataset = "d",
+                 .epochs = 3,
+                 .batch_size = 8,
+                 .lr = 0.1,
+                 .default_parallelism = parallelism,
+                 .static_parallelism = true,
+                 .k = -1,
+                 .validate_every = 1,
+                 .goal_accuracy = 100,
+                 .process = PROCESS_SHARED,
+                 .gpu = share};
     err e = ERR_INIT;
     CHECK_OK(jobs_submit(m, id, &r, false, 1, &e), e);
     step((job_event){.type = JOB_TICK});
 }
 
-static void submit_on_gpu(const char *id, int parallelism, bool is_static, train_device device, gpu_share share)
+static void submit_on_gpu(const char *id, int parallelism, bool is_static, train_device device,
+                          gpu_share share)
 {
     request r = {.function_name = "f", .dataset = "d", .epochs = 3, .batch_size = 8, .lr = 0.1,
                  .default_parallelism = parallelism, .static_parallelism = is_static, .k = -1,
@@ -619,11 +850,33 @@ TEST(functions_are_placed_on_gpus_by_policy)
     } cases[] = {{GPU_BEST_FIT, "1100"}, {GPU_SPREAD, "0101"}, {GPU_PACK, "1100"}};
     for (size_t i = 0; i < 3; i++) {
         open_with_gpus(cases[i].policy, false, 16 * GIB, 8 * GIB);
-        submit_on_gpu("a", 4, true, DEVICE_AUTO, (gpu_share){3 * GIB, 50}); /* threads do not count here */
+        /* threads do not count here */
+        submit_on_gpu("a", 4, true, DEVICE_AUTO, (gpu_share){3 * GIB, 50});
         check_places("a", cases[i].places);
         submit_on_gpu("c", 2, true, DEVICE_CPU, (gpu_share){0});
         CHECK_INT(jobs_find(m, "c")->state, JOB_STARTING);
         check_places("c", "");
+        jobs_close(m);
+    }
+}
+
+TEST(ranks_of_nccls_are_placed_apart_as_long_as_there_are_gpus)
+{
+    static const struct {
+        int functions;
+        uint64_t memory_bytes; /* of each */
+        const char *places;
+    } cases[] = {{2, 3 * GIB, "10"}, {4, 3 * GIB, "1010"}, {3, 6 * GIB, "100"}};
+    for (size_t i = 0; i < 3; i++) {
+        err e = ERR_INIT;
+        request r = {.function_name = "f", .dataset = "d", .epochs = 3, .batch_size = 8, .lr = 0.1,
+                     .default_parallelism = cases[i].functions, .static_parallelism = true, .k = -1,
+                     .validate_every = 1, .goal_accuracy = 100, .device = DEVICE_CUDA,
+                     .gpu = {cases[i].memory_bytes, 0}, .merge = MERGE_NCCL};
+        open_with_gpus(GPU_BEST_FIT, false, 16 * GIB, 8 * GIB);
+        CHECK_OK(jobs_submit(m, "a", &r, false, 1, &e), e);
+        step((job_event){.type = JOB_TICK});
+        check_places("a", cases[i].places);
         jobs_close(m);
     }
 }
@@ -678,21 +931,25 @@ TEST(the_functions_of_a_shared_process_have_one_gpu)
     open_with_gpus(GPU_BEST_FIT, false, 8 * GIB, 12 * GIB);
     submit_on_gpu("one", 1, true, DEVICE_AUTO, (gpu_share){3 * GIB, 0});
     check_places("one", "0");
-    submit_shared("a", 3, (gpu_share){3 * GIB, 0}); /* 9 GiB: two of them would fit on GPU 0 better */
+    /* 9 GiB: two of them would fit on GPU 0 better */
+    submit_shared("a", 3, (gpu_share){3 * GIB, 0});
     check_places("a", "111");
     ps_starts("a", 0);
     function_joins("a", 0, 0);
     submit_shared("b", 2, (gpu_share){3 * GIB, 0}); /* 5 and 3 GiB are free */
     CHECK_INT(jobs_find(m, "b")->state, JOB_QUEUED);
-    check_reason("b", "NoGpuMemory", "its 2 functions share a process and need 6.0 GiB of GPU memory on one GPU");
-    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 0, .incarnation = 1}); /* it was replaced */
+    check_reason("b", "NoGpuMemory",
+                 "its 2 functions share a process and need 6.0 GiB of GPU memory on one GPU");
+    /* it was replaced */
+    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 0, .incarnation = 1});
     jobs_gpu_states(m, gpus);
     CHECK_INT(gpus[1].taken_bytes, 9 * GIB);
     step((job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_SUCCEEDED, .value = 3});
     step((job_event){.type = JOB_POD_ENDED, .pod = "a-ps-0"});
     jobs_gpu_states(m, gpus);
     CHECK_INT(gpus[1].taken_bytes, 9 * GIB); /* what it holds it still holds */
-    step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 0, .incarnation = 1, .code = ERR_UNAVAILABLE});
+    step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 0, .incarnation = 1,
+                     .code = ERR_UNAVAILABLE});
     step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-0-0"});
     CHECK_INT(jobs_find(m, "b")->state, JOB_STARTING);
     check_places("b", "11");
@@ -703,7 +960,8 @@ TEST(why_there_is_no_gpu_for_a_job)
 {
     open_with_gpus(GPU_BEST_FIT, true, 8 * GIB, 0);
     submit_on_gpu("large", 1, false, DEVICE_AUTO, (gpu_share){9 * GIB, 0});
-    check_reason("large", "NoGpuMemory", "needs 9.0 GiB of GPU memory, and the largest GPU has 8.0 GiB");
+    check_reason("large", "NoGpuMemory",
+                 "needs 9.0 GiB of GPU memory, and the largest GPU has 8.0 GiB");
     jobs_close(m);
     open_with_gpus(GPU_BEST_FIT, true, 8 * GIB, 0);
     submit_on_gpu("threads", 3, true, DEVICE_AUTO, (gpu_share){GIB, 40});
@@ -760,7 +1018,8 @@ TEST(a_replacement_takes_the_place_of_the_lost_one)
     jobs_gpus(m, GPU_SPREAD, false, &one, 1);
     CHECK_OK(jobs_restore(m, record, &e), e);
     json_decref(record);
-    step((job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "a-ps-0"});
+    step(
+        (job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "a-ps-0"});
     step((job_event){.type = JOB_ADOPT});
     step((job_event){.type = JOB_PS_ACCEPTED, .job = "a"});
     step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 1, .incarnation = 2});
@@ -802,7 +1061,8 @@ TEST(a_restarted_controller_adopts)
     CHECK_OK(jobs_restore(m, q, &e), e);
     step((job_event){.type = JOB_TICK});
     CHECK(!find(JOB_TAKE)); /* nothing before JOB_ADOPT */
-    step((job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "a-ps-0"});
+    step(
+        (job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "a-ps-0"});
     step((job_event){.type = JOB_POD_FOUND, .job = "a", .function = 0, .pod = "a-f-0-0"});
     step((job_event){.type = JOB_POD_FOUND, .job = "who", .function = 0, .pod = "nobodys"});
     CHECK_STR(get(JOB_STOP)->pod, "nobodys");

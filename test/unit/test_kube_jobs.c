@@ -32,8 +32,9 @@ static const char *text(const json_t *object, const char *key)
 TEST(a_spec_is_a_request_and_back)
 {
     cleanup_json json_t *spec =
-        json_pack("{s:s, s:s, s:i, s:i, s:f, s:i, s:i, s:s, s:b, s:i, s:b, s:s}", "function", "lenet", "dataset", "mnist", "epochs", 3,
-                  "batchSize", 64, "lr", 0.5, "k", 8, "parallelism", 2, "merge", "server", "suspend", 0, "backoffLimit", 2,
+        json_pack("{s:s, s:s, s:i, s:i, s:f, s:i, s:i, s:s, s:b, s:i, s:b, s:s}", "function",
+                  "lenet", "dataset", "mnist", "epochs", 3, "batchSize", 64, "lr", 0.5, "k", 8,
+                  "parallelism", 2, "merge", "server", "suspend", 0, "backoffLimit", 2,
                   "staticParallelism", 1, "process", "shared");
     cleanup_json json_t *asked = kube_trainjob_request(spec);
     request r;
@@ -44,7 +45,8 @@ TEST(a_spec_is_a_request_and_back)
     CHECK_INT(r.merge, MERGE_SERVER);
     CHECK_INT(r.backoff_limit, 2);
     CHECK_INT(r.process, PROCESS_SHARED);
-    cleanup_json json_t *whole = request_json(&r), *back = kube_trainjob_spec(whole), *again = kube_trainjob_request(back);
+    cleanup_json json_t *whole = request_json(&r), *back = kube_trainjob_spec(whole),
+                        *again = kube_trainjob_request(back);
     request same;
     CHECK_OK(request_parse(again, &same, &e), e);
     cleanup_json json_t *whole_again = request_json(&same);
@@ -53,13 +55,15 @@ TEST(a_spec_is_a_request_and_back)
 
 static json_t *train_job(int suspend)
 {
-    return json_pack("{s:{s:s, s:i}, s:{s:b}}", "metadata", "name", "one", "generation", 4, "spec", "suspend", suspend);
+    return json_pack("{s:{s:s, s:i}, s:{s:b}}", "metadata", "name", "one", "generation", 4, "spec",
+                     "suspend", suspend);
 }
 
 static json_t *task(const char *state)
 {
-    return json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:f, s:f}", "id", "j1", "state", state, "reason", "", "message", "", "epoch",
-                     3, "parallelism", 4, "accuracy", 98.765, "validation_loss", 0.01234);
+    return json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:f, s:f}", "id", "j1", "state", state,
+                     "reason", "", "message", "", "epoch", 3, "parallelism", 4, "accuracy", 98.765,
+                     "validation_loss", 0.01234);
 }
 
 static void set_status(json_t *object, const json_t *status)
@@ -70,42 +74,134 @@ static void set_status(json_t *object, const json_t *status)
 TEST(a_status_says_what_happens)
 {
     const kube_trainjob_gpu gpu = {"nvidia.com/gpu", 1};
-    cleanup_json json_t *object = train_job(0), *running = task("running"), *done = task("succeeded");
+    cleanup_json json_t *object = train_job(0), *running = task("running"),
+                        *done = task("succeeded");
     json_object_set_new(running, "phase", json_string("training"));
-    json_object_set_new(running, "start_ms", json_pack("{s:i, s:i, s:n}", "queued", 3, "ps", 4, "total"));
+    json_object_set_new(running, "start_ms",
+                        json_pack("{s:i, s:i, s:n}", "queued", 3, "ps", 4, "total"));
     cleanup_json json_t *one = kube_trainjob_status(object, running, NULL, &gpu, now_text);
     CHECK_STR(text(one, "state"), "running");
     CHECK_STR(text(one, "accuracy"), "98.77");
     CHECK_STR(text(one, "loss"), "0.0123");
     CHECK_STR(text(one, "gpu"), "4 nvidia.com/gpu");
-    CHECK_INT(json_integer_value(json_object_get(json_object_get(one, "startMilliseconds"), "ps")), 4);
+    CHECK_INT(json_integer_value(json_object_get(json_object_get(one, "startMilliseconds"), "ps")),
+              4);
     CHECK_INT(json_integer_value(json_object_get(one, "observedGeneration")), 4);
     CHECK_STR(text(condition(one, "Training"), "status"), "True");
-    CHECK_STR(text(condition(one, "Training"), "reason"), "training");
+    CHECK_STR(text(condition(one, "Training"), "reason"), "Training");
     CHECK_STR(text(condition(one, "FunctionsReady"), "status"), "True");
     CHECK_STR(text(condition(one, "Complete"), "status"), "False");
     set_status(object, one);
-    cleanup_json json_t *two = kube_trainjob_status(object, done, NULL, &gpu, "2027-01-01T00:00:00.000Z");
+    cleanup_json json_t *two =
+        kube_trainjob_status(object, done, NULL, &gpu, "2027-01-01T00:00:00.000Z");
     CHECK(!json_object_get(two, "gpu"));
     CHECK_STR(text(condition(two, "Complete"), "status"), "True");
     CHECK_STR(text(condition(two, "Complete"), "lastTransitionTime"), "2027-01-01T00:00:00.000Z");
-    CHECK_STR(text(condition(two, "Accepted"), "lastTransitionTime"), now_text); /* did not change */
+    /* did not change */
+    CHECK_STR(text(condition(two, "Accepted"), "lastTransitionTime"), now_text);
     set_status(object, two);
-    cleanup_json json_t *three = kube_trainjob_status(object, done, NULL, &gpu, "2028-01-01T00:00:00.000Z");
+    cleanup_json json_t *three =
+        kube_trainjob_status(object, done, NULL, &gpu, "2028-01-01T00:00:00.000Z");
     CHECK(json_equal(two, three)); /* nothing to write */
+}
+
+TEST(what_was_averaged_by_nccl_is_not_exact_and_not_degraded)
+{
+    static const char *const reasons[] = {"NcclOrder", "OtherAlgorithms"};
+    for (int i = 0; i < 2; i++) {
+        cleanup_json json_t *object = train_job(0), *running = task("running");
+        json_object_set_new(running, "averaging", json_string("between their GPUs"));
+        json_object_set_new(running, "conditions",
+                            json_pack("[{s:s,s:s,s:s,s:s}]", "type", "Exact", "status", "False",
+                                      "reason", reasons[i], "message", "why"));
+        cleanup_json json_t *one = kube_trainjob_status(object, running, NULL, NULL, now_text);
+        CHECK_STR(text(one, "averaging"), "between their GPUs");
+        CHECK_STR(text(condition(one, "Exact"), "status"), "False");
+        CHECK_STR(text(condition(one, "Exact"), "reason"), reasons[i]);
+        CHECK_STR(text(condition(one, "Degraded"), "status"), i ? "True" : "False");
+    }
 }
 
 TEST(what_a_job_waits_for_stands_in_its_conditions)
 {
     cleanup_json json_t *object = train_job(0), *starting = task("starting");
     json_object_set_new(starting, "conditions",
-                        json_pack("[{s:s, s:s, s:s, s:s}, {s:s, s:s, s:s, s:s}]", "type", "Exact", "status", "True",
-                                  "reason", "Exact", "message", "", "type", "PoolEmpty", "status", "True", "reason",
-                                  "ImageNotPulled", "message", "the image nowhere/f:1 cannot be pulled"));
+                        json_pack("[{s:s, s:s, s:s, s:s}, {s:s, s:s, s:s, s:s}]", "type", "Exact",
+                                  "status", "True", "reason", "Exact", "message", "", "type",
+                                  "PoolEmpty", "status", "True", "reason", "ImageNotPulled",
+                                  "message", "the image nowhere/f:1 cannot be pulled"));
     cleanup_json json_t *status = kube_trainjob_status(object, starting, NULL, NULL, now_text);
     CHECK_STR(text(condition(status, "FunctionsReady"), "status"), "False");
     CHECK_STR(text(condition(status, "FunctionsReady"), "reason"), "ImageNotPulled");
     CHECK_CONTAINS(text(condition(status, "Degraded"), "message"), "nowhere/f:1");
+}
+
+/* The seconds until then are others each second, and each would be a write of the status. */
+TEST(a_wait_for_a_retry_is_told_once)
+{
+    cleanup_json json_t *object = train_job(0), *queued = task("queued");
+    json_object_set_new(queued, "reason", json_string("Retrying"));
+    json_object_set_new(queued, "message",
+                        json_string("retry 1 of 2 in 9 s, after NaNLoss: function 0"));
+    json_object_set_new(queued, "retries", json_integer(1));
+    json_object_set_new(queued, "conditions",
+                        json_pack("[{s:s, s:s, s:s, s:s}]", "type", "Retried", "status", "True",
+                                  "reason", "NaNLoss", "message",
+                                  "retry 1 of 2 after NaNLoss: function 0"));
+    cleanup_json json_t *status = kube_trainjob_status(object, queued, NULL, NULL, now_text);
+    CHECK_STR(text(status, "message"), "retry 1 of 2 after NaNLoss: function 0");
+    CHECK_INT(json_integer_value(json_object_get(status, "retries")), 1);
+    CHECK_STR(text(condition(status, "Training"), "message"),
+              "retry 1 of 2 after NaNLoss: function 0");
+    CHECK_STR(text(condition(status, "FunctionsReady"), "message"),
+              "retry 1 of 2 after NaNLoss: function 0");
+    CHECK_STR(text(condition(status, "Degraded"), "status"), "False");
+}
+
+static void check_event(const json_t *object, const json_t *status, const char *type,
+                        const char *reason, const char *message)
+{
+    cleanup_json json_t *event = kube_trainjob_event(object, status, now_text);
+    CHECK(event);
+    CHECK_STR(text(event, "type"), type);
+    CHECK_STR(text(event, "reason"), reason);
+    CHECK_STR(text(event, "message"), message);
+    CHECK_STR(text(json_object_get(event, "involvedObject"), "name"), "one");
+}
+
+TEST(a_step_of_a_job_is_an_event)
+{
+    cleanup_json json_t *object = train_job(0), *running = task("running"),
+                        *queued = task("queued"), *done = task("succeeded");
+    json_object_set_new(running, "reason", json_string("Training"));
+    cleanup_json json_t *one = kube_trainjob_status(object, running, NULL, NULL, now_text);
+    check_event(object, one, "Normal", "Training", "");
+    set_status(object, one);
+    json_object_set_new(running, "epoch", json_integer(4));
+    cleanup_json json_t *two = kube_trainjob_status(object, running, NULL, NULL, now_text);
+    CHECK(!kube_trainjob_event(object, two, now_text)); /* an epoch is none */
+    json_object_set_new(running, "conditions",
+                        json_pack("[{s:s, s:s, s:s, s:s}]", "type", "PSRestarted", "status", "True",
+                                  "reason", "PSRestarted", "message", "its node is gone"));
+    cleanup_json json_t *three = kube_trainjob_status(object, running, NULL, NULL, now_text);
+    check_event(object, three, "Warning", "PSRestarted", "its node is gone");
+    set_status(object, three);
+    CHECK(!kube_trainjob_event(object, three, now_text));
+    json_object_set_new(queued, "reason", json_string("Retrying"));
+    json_object_set_new(queued, "retries", json_integer(1));
+    json_object_set_new(queued, "conditions",
+                        json_pack("[{s:s, s:s, s:s, s:s}]", "type", "Retried", "status", "True",
+                                  "reason", "NaNLoss", "message", "retry 1 of 2 after NaNLoss"));
+    cleanup_json json_t *four = kube_trainjob_status(object, queued, NULL, NULL, now_text);
+    check_event(object, four, "Warning", "Retrying", "retry 1 of 2 after NaNLoss");
+    set_status(object, four);
+    json_object_set_new(done, "reason", json_string("Completed"));
+    cleanup_json json_t *five = kube_trainjob_status(object, done, NULL, NULL, now_text);
+    check_event(object, five, "Normal", "Completed", "");
+    cleanup_json json_t *first = kube_trainjob_event(object, five, now_text),
+                        *second = kube_trainjob_event(object, five, "2027-01-01T00:00:00.000Z");
+    CHECK_STR(text(json_object_get(first, "metadata"), "name"),
+              text(json_object_get(second, "metadata"), "name"));
 }
 
 TEST(a_refusal_and_a_suspension_are_told)
@@ -129,7 +225,8 @@ TEST(a_refusal_and_a_suspension_are_told)
 static kube_trainjob_step next(int suspend, const char *was, bool seen, const char *state)
 {
     cleanup_json json_t *object = train_job(suspend), *now = task(state);
-    json_object_set_new(object, "status", json_pack("{s:s, s:i}", "state", was, "observedGeneration", seen ? 4 : 3));
+    json_object_set_new(object, "status",
+                        json_pack("{s:s, s:i}", "state", was, "observedGeneration", seen ? 4 : 3));
     return kube_trainjob_next(object, now, 0);
 }
 
@@ -137,13 +234,15 @@ TEST(suspended_here_or_there_both_agree)
 {
     CHECK_INT(next(0, "running", true, "running"), TRAINJOB_KEEP);
     CHECK_INT(next(1, "running", false, "running"), TRAINJOB_SUSPEND); /* in the spec */
-    CHECK_INT(next(1, "running", true, "running"), TRAINJOB_SUSPEND);  /* still on its way to the merge */
+    /* still on its way to the merge */
+    CHECK_INT(next(1, "running", true, "running"), TRAINJOB_SUSPEND);
     CHECK_INT(next(1, "running", true, "suspended"), TRAINJOB_KEEP);
     CHECK_INT(next(0, "suspended", false, "suspended"), TRAINJOB_RESUME);
     CHECK_INT(next(0, "suspended", false, "queued"), TRAINJOB_KEEP);
     CHECK_INT(next(0, "running", true, "suspended"), TRAINJOB_NOTE_SUSPENDED); /* through the API */
     CHECK_INT(next(1, "suspended", true, "queued"), TRAINJOB_NOTE_RESUMED);
-    CHECK_INT(next(1, "suspended", false, "running"), TRAINJOB_SUSPEND); /* again, before we looked */
+    /* again, before we looked */
+    CHECK_INT(next(1, "suspended", false, "running"), TRAINJOB_SUSPEND);
     CHECK_INT(next(1, "running", true, "succeeded"), TRAINJOB_KEEP);
 }
 
@@ -153,7 +252,8 @@ TEST(a_finished_one_has_its_time_to_live)
     json_object_set_new(done, "finished", json_string("2026-01-02T03:04:05.000Z"));
     const int64_t finished_ms = INT64_C(1767323045000);
     CHECK_INT(kube_trainjob_next(object, done, finished_ms + 100000), TRAINJOB_KEEP);
-    json_object_set_new(json_object_get(object, "spec"), "ttlSecondsAfterFinished", json_integer(60));
+    json_object_set_new(json_object_get(object, "spec"), "ttlSecondsAfterFinished",
+                        json_integer(60));
     CHECK_INT(kube_trainjob_next(object, done, finished_ms + 59000), TRAINJOB_KEEP);
     CHECK_INT(kube_trainjob_next(object, done, finished_ms + 60000), TRAINJOB_EXPIRE);
 }

@@ -1,5 +1,5 @@
-/* test_model_file.c: a model that PyTorch saved (test/golden/make_golden.py, make_checkpoint), and the
- * files that are not what the model needs. */
+/* test_model_file.c: a model that PyTorch saved (test/golden/make_golden.py, make_checkpoint), and
+ * the files that are not what the model needs. */
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -17,10 +17,12 @@ static const char golden[] = "test/golden/checkpoint.safetensors";
 static int small(graph *g, int x, int outputs, void *user)
 {
     (void)user;
-    x = graph_conv2d(g, x, (conv2d_options){.filters = 4, .kernel = 3, .padding = 1, .no_bias = true});
+    x = graph_conv2d(g, x,
+                     (conv2d_options){.filters = 4, .kernel = 3, .padding = 1, .no_bias = true});
     x = graph_relu(g, graph_batch_norm(g, x, (batch_norm_options){0}));
     x = graph_max_pool2d(g, x, (pool_options){.kernel = 2});
-    x = graph_conv2d(g, x, (conv2d_options){.name = "layer1.0.conv1", .filters = 8, .kernel = 3, .padding = 1});
+    x = graph_conv2d(
+        g, x, (conv2d_options){.name = "layer1.0.conv1", .filters = 8, .kernel = 3, .padding = 1});
     x = graph_relu(g, graph_batch_norm(g, x, (batch_norm_options){.name = "layer1.0.bn1"}));
     x = graph_flatten(g, graph_adaptive_avg_pool2d(g, x, 1, 1));
     return graph_linear(g, x, outputs, (linear_options){.name = "fc"});
@@ -64,7 +66,8 @@ TEST(a_file_of_pytorchs_gives_its_logits)
     engine_free(m);
 }
 
-/* Every tensor comes back under its name, with its type, shape and bytes, and nothing beside them. */
+/* Every tensor comes back under its name, with its type, shape and bytes, and nothing beside
+ * them. */
 TEST(what_is_saved_is_what_pytorch_saved)
 {
     err e = ERR_INIT;
@@ -74,7 +77,8 @@ TEST(what_is_saved_is_what_pytorch_saved)
     CHECK_OK(load(m, golden, &e), e);
     CHECK_OK(model_file_save(m, path, &e), e);
     engine_free(m);
-    cleanup_close int mine = open(path, O_RDONLY | O_CLOEXEC), theirs = open(golden, O_RDONLY | O_CLOEXEC);
+    cleanup_close int mine = open(path, O_RDONLY | O_CLOEXEC),
+                      theirs = open(golden, O_RDONLY | O_CLOEXEC);
     safetensors *a, *b;
     CHECK_OK(safetensors_open(mine, &a, &e), e);
     CHECK_OK(safetensors_open(theirs, &b, &e), e);
@@ -82,7 +86,8 @@ TEST(what_is_saved_is_what_pytorch_saved)
     CHECK_STR(safetensors_metadata(a, "format"), "pt");
     for (size_t i = 0; i < safetensors_count(b); i++) {
         const safetensor *t = safetensors_at(b, i), *s = safetensors_find(a, t->name);
-        char left[4096], right[4096], shape_a[SAFETENSORS_SHAPE_BYTES], shape_b[SAFETENSORS_SHAPE_BYTES];
+        char left[4096], right[4096], shape_a[SAFETENSORS_SHAPE_BYTES],
+            shape_b[SAFETENSORS_SHAPE_BYTES];
         CHECK(s && s->bytes == t->bytes && t->bytes <= sizeof left);
         CHECK_INT(s->dtype, t->dtype);
         CHECK_STR(safetensors_shape_text(s->ndim, s->shape, shape_a),
@@ -95,9 +100,10 @@ TEST(what_is_saved_is_what_pytorch_saved)
     safetensors_close(b);
 }
 
-/* ---- files that do not fit ------------------------------------------------------------------------ */
+/* ---- files that do not fit ------------------------------------------------------------------- */
 
-/* The golden file with `from` in its header replaced by `to` of the same length, and `cut` bytes less. */
+/* The golden file with `from` in its header replaced by `to` of the same length, and `cut` bytes
+ * less. */
 static int spoilt(const char *from, const char *to, size_t cut, char path[256])
 {
     static char bytes[1 << 16];
@@ -120,9 +126,12 @@ TEST(what_does_not_fit_is_named_and_changes_nothing)
         size_t cut;
     } cases[] = {
         {"\"fc.bias\"", "\"fc.bios\"", "tensor fc.bias of the model is missing", 0},
-        {"\"bn1.num_batches_tracked\"", "\"bn1.num_batches_tackled\"", "tensor bn1.num_batches_tackled is none", 0},
-        {"[4,1,3,3]", "[4,3,1,3]", "tensor conv1.weight has shape (4, 3, 1, 3), the model's is (4, 1, 3, 3)", 0},
-        {"\"fc.bias\":{\"dtype\":\"F32\"", "\"fc.bias\":{\"dtype\":\"I32\"", "tensor fc.bias is of type I32, not F32", 0},
+        {"\"bn1.num_batches_tracked\"", "\"bn1.num_batches_tackled\"",
+         "tensor bn1.num_batches_tackled is none", 0},
+        {"[4,1,3,3]", "[4,3,1,3]",
+         "tensor conv1.weight has shape (4, 3, 1, 3), the model's is (4, 1, 3, 3)", 0},
+        {"\"fc.bias\":{\"dtype\":\"F32\"", "\"fc.bias\":{\"dtype\":\"I32\"",
+         "tensor fc.bias is of type I32, not F32", 0},
         {"[3,8]", "[8,3]", "tensor fc.weight has shape (8, 3), the model's is (3, 8)", 0},
         {"[3,8]", "[3,9]", "\"fc.weight\": its shape and dtype", 0},
         {"[3,8]", "[3,8]", "its bytes lie beyond", 5},

@@ -367,7 +367,8 @@ IN_EVERY_STORE(one_contribution_alone_becomes_the_reference, 20)
     begin_job(&f);
     modelstore *m = attached_member(&f);
     for (int alone = 1; alone >= 0; alone--) {
-        modelstore_publication p = {.round = 2 - alone, .version = 1 - alone, .incarnation = 1, .samples = 3, .slot = 5};
+        modelstore_publication p = {.round = 2 - alone, .version = 1 - alone, .incarnation = 1,
+                                    .samples = 3, .slot = 5};
         CHECK_OK(modelstore_slot(m, 5, &b, &e), e);
         fixture_fill(f.layout.shape, b, 51);
         CHECK_OK(modelstore_publish(m, &p, NULL, fixture_deadline(), &checksum, &e), e);
@@ -498,6 +499,58 @@ IN_EVERY_REDIS(redis_killed_is_put_back, 30)
     check_fetched(&f, 2, (uint64_t[][2]){{72, 3}}, 1);
     modelstore_close(m);
     fixture_free(&f);
+}
+
+/* A model of one chunk: its next publication is announced to Redis as soon as the last one is
+ * there. What comes in between (refusals, another layout, a Redis that dies) must not meet the
+ * announcement. */
+static void announced_publications(const char *carrier)
+{
+    fixture f;
+    err e = ERR_INIT;
+    modelstore_merged merged;
+    const modelstore_part part = {0, 1, 3};
+    fixture_init(&f, "database", carrier, 1000);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    for (int round = 1; round <= 4; round++) {
+        CHECK_OK(publish(m, 0, round, round - 1, 0, 1, 3, (uint64_t)round, &f, &e), e);
+        CHECK_OK(publish(m, 0, round, round - 1, 0, 1, 3, (uint64_t)round, &f, &e), e);
+        CHECK_ERR(publish(m, 0, round - 1, round - 2, 0, 1, 3, 5, &f, &e), e, ERR_STALE, "over");
+        CHECK_ERR(publish(m, 0, round, round - 1, 0, 1, 3, 99, &f, &e), e, ERR_CONFLICT,
+                  "function 0");
+        CHECK_OK(merge(&f, 0, round, round - 1, &part, 1, "{}", &merged, &e), e);
+        check_fetched(&f, round, (uint64_t[][2]){{(uint64_t)round, 3}}, 1);
+    }
+    block kept = fixture_block(f.layout.shape);
+    CHECK_OK(modelstore_fetch(m, 4, kept, fixture_deadline(), NULL, &e), e);
+    kill(redis_server_pid(f.server), SIGKILL);
+    CHECK_OK(redis_server_restart(f.server, fixture_deadline(), &e), e);
+    CHECK_OK(modelstore_create(f.owner, &f.layout, &merged.state, 16, &kept, "[]",
+                               fixture_deadline(), &e),
+             e);
+    CHECK_OK(publish(m, 0, 5, 4, 0, 1, 3, 55, &f, &e), e); /* the announcement died with Redis */
+    CHECK_OK(merge(&f, 0, 5, 4, &part, 1, "{}", &merged, &e), e);
+    check_fetched(&f, 5, (uint64_t[][2]){{55, 3}}, 1);
+    layout_free(&f.layout);
+    fixture_layout(1234, &f.layout); /* what is announced has another length */
+    create_empty(&f);
+    CHECK_OK(modelstore_attach(m, NULL, fixture_deadline(), &e), e);
+    CHECK_OK(publish(m, 0, 0, -1, 0, 1, 3, 66, &f, &e), e);
+    CHECK_OK(merge(&f, 0, 0, -1, &part, 1, "{}", &merged, &e), e);
+    check_fetched(&f, 0, (uint64_t[][2]){{66, 3}}, 1);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+TEST_LIMIT(announced_publications_socket, 30)
+{
+    announced_publications("socket");
+}
+
+TEST_LIMIT(announced_publications_tcp, 30)
+{
+    announced_publications("tcp");
 }
 
 IN_EVERY_REDIS(an_owner_that_died_finds_the_job_again, 30)
@@ -802,7 +855,9 @@ static void *put_user_back(void *arg)
     resp *c;
     resp_reply reply;
     size_t refused = 0;
-    CHECK_OK(resp_dial(f->owner_access.address, "", f->owner_access.password, fixture_deadline(), &c, &e), e);
+    CHECK_OK(resp_dial(f->owner_access.address, "", f->owner_access.password, fixture_deadline(),
+                       &c, &e),
+             e);
     for (int64_t deadline = fixture_deadline(); refused == 0 && clock_left_ms(deadline) > 0;) {
         resp_begin(&log, "ACL");
         resp_add(&log, "LOG");
@@ -829,7 +884,9 @@ TEST(a_user_that_is_gone_for_a_while_is_waited_for)
     fixture_init(&f, "database", "socket", FLOATS);
     begin_job(&f);
     modelstore *m = attached_member(&f);
-    CHECK_OK(resp_dial(f.owner_access.address, "", f.owner_access.password, fixture_deadline(), &c, &e), e);
+    CHECK_OK(
+        resp_dial(f.owner_access.address, "", f.owner_access.password, fixture_deadline(), &c, &e),
+        e);
     resp_begin(&drop, "ACL");
     resp_add(&drop, "DELUSER");
     resp_add(&drop, "function");

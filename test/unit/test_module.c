@@ -97,8 +97,8 @@ static void write_all_chunks(logic_job *j, int round, int function, int incarnat
     for (size_t i = 0; i < all_chunks(shape); i++) {
         size_t len;
         const char *at = chunk_at(shape, b, i, &len);
-        split(&w, "0 %d %d %d %zu", round, function, incarnation, i);
-        w.arg[w.argc++] = (logic_arg){at, len, j};
+        split(&w, "bytes 0 %d %d %d %zu", round, function, incarnation, i);
+        w.arg[0] = (logic_arg){at, len, j};
         CHECK_OK(logic_write(j, w.argc, w.arg, &e), e);
     }
 }
@@ -555,8 +555,8 @@ TEST(wrong_commands_are_refused)
     static const char *const wrong[] = {
         "KUBEML.CREATE",
         "KUBEML.CREATE " KEY,
-        "KUBEML.WRITE " KEY " 0 1 0 0 999999 x",
-        "KUBEML.WRITE " KEY " 0 1 0 0 0 short",
+        "KUBEML.WRITE " KEY " x 0 1 0 0 999999",
+        "KUBEML.WRITE " KEY " short 0 1 0 0 0",
         "KUBEML.PUBLISH " KEY " 1 2 3",
         "KUBEML.MERGE " KEY " 0 1 0 0 2 mean {} 1 0 0 10",
         "KUBEML.MERGE " KEY,
@@ -707,7 +707,8 @@ static int free_port(void)
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof at;
     int fd = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK(bind(fd, (struct sockaddr *)&at, sizeof at) == 0 && getsockname(fd, (struct sockaddr *)&at, &len) == 0);
+    CHECK(bind(fd, (struct sockaddr *)&at, sizeof at) == 0 &&
+          getsockname(fd, (struct sockaddr *)&at, &len) == 0);
     close(fd);
     return ntohs(at.sin_port);
 }
@@ -730,7 +731,9 @@ TEST(a_server_answers_on_its_address_and_on_the_loopback)
         for (int k = 0; k < 2; k++) {
             resp *c;
             snprintf(address, sizeof address, "tcp:%s:%d", k == 0 ? hosts[i] : "127.0.0.1", port);
-            CHECK_OK(resp_dial(address, "default", redis_server_password(server), fixture_deadline(), &c, &e), e);
+            CHECK_OK(resp_dial(address, "default", redis_server_password(server),
+                               fixture_deadline(), &c, &e),
+                     e);
             resp_close(c);
         }
         redis_server_stop(server);

@@ -1,5 +1,5 @@
-/* test_nomem.c: the k-th allocation fails, for every k: an upload, a record, a blob, a request and a
- * model file end with an error or do what they should, and leave nothing half done.
+/* test_nomem.c: the k-th allocation fails, for every k: an upload, a record, a blob, a request and
+ * a model file end with an error or do what they should, and leave nothing half done.
  *
  * This program's malloc stands before the C library's, for the libraries too. Under a sanitizer,
  * which has a malloc of its own, it is left out. */
@@ -25,7 +25,8 @@ void *__libc_malloc(size_t size);
 void *__libc_calloc(size_t count, size_t size);
 void *__libc_realloc(void *old, size_t size);
 
-static _Thread_local long countdown; /* allocations until the one that fails; 0: none does; a thread counts its own */
+/* allocations until the one that fails; 0: none does; a thread counts its own */
+static _Thread_local long countdown;
 
 static bool fails(void)
 {
@@ -194,7 +195,7 @@ TEST_LIMIT(each_allocation_fails_once, 120)
     store_close(s);
 }
 
-/* ---- requests ---------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static void say_ok(http_request *r, void *context)
 {
@@ -212,7 +213,8 @@ static bool request_once(http_call *call, long k)
     bool fired = countdown == 0;
     countdown = 0;
     if (reply.status != 0 && reply.status != 200)
-        test_fail(__FILE__, __LINE__, "allocation %ld: %s was answered with %ld", k, call->method, reply.status);
+        test_fail(__FILE__, __LINE__, "allocation %ld: %s was answered with %ld", k, call->method,
+                  reply.status);
     CHECK(result == 0 || (fired && e.code != ERR_NONE && e.message[0]));
     http_reply_free(&reply);
     return fired;
@@ -223,20 +225,24 @@ TEST_LIMIT(a_request_goes_out_whole_or_not_at_all, 120)
     err e = ERR_INIT;
     static const http_route routes[] = {
         {.method = "DELETE", .pattern = "/thing", .handle = say_ok},
-        {.method = "POST", .pattern = "/form", .handle = say_ok, .body = HTTP_BODY_WHOLE, .takes = "multipart/form-data"},
+        {.method = "POST", .pattern = "/form", .handle = say_ok, .body = HTTP_BODY_WHOLE,
+         .takes = "multipart/form-data"},
     };
     tokens *known = tokens_new(&e);
     CHECK_OK(tokens_add(known, "", "open-sesame-please", &e), e);
     http_server *server = NULL;
-    CHECK_OK(http_server_start(&(http_config){.host = "127.0.0.1", .routes = routes, .route_count = 2, .tokens = known},
-                               &server, &e), e);
+    CHECK_OK(http_server_start(&(http_config){.host = "127.0.0.1", .routes = routes,
+                                              .route_count = 2, .tokens = known},
+                               &server, &e),
+             e);
     char thing[64], form[64];
     snprintf(thing, sizeof thing, "http://127.0.0.1:%u/thing", http_server_port(server));
     snprintf(form, sizeof form, "http://127.0.0.1:%u/form", http_server_port(server));
     const http_part part = {.field = "code", .filename = "a.c", .bytes = "int a;", .len = 6};
     http_call calls[] = {
         {.method = "DELETE", .url = thing, .token = "open-sesame-please"},
-        {.method = "POST", .url = form, .token = "open-sesame-please", .parts = &part, .part_count = 1},
+        {.method = "POST", .url = form, .token = "open-sesame-please", .parts = &part,
+         .part_count = 1},
     };
     for (size_t i = 0; i < 2; i++) {
         request_once(&calls[i], 0); /* what libcurl sets up once may fail: it is another matter */

@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "../../ps/checkpoint.h"
@@ -358,14 +359,16 @@ TEST_LIMIT(redis_dies_with_all_tensors_in_it, 60)
     kill_redis(&(world_options){.k = 1, .carrier = "socket"}, "epoch");
 }
 
-/* In a pod Redis is a container of its own: the kubelet starts it anew, empty, with the old password. */
+/* In a pod Redis is a container of its own: the kubelet starts it anew, empty, with the old
+ * password. */
 static const world_options in_a_pod = {.k = 1, .carrier = "socket", .tcp = true, .container = true};
 
 TEST_LIMIT(redis_in_its_own_container_gives_the_same_bits, 60)
 {
     char want[65];
     calm(&(world_options){.epochs = 2}, want);
-    same_bits(&(world_options){.job = "pod", .carrier = "socket", .tcp = true, .container = true}, want);
+    same_bits(&(world_options){.job = "pod", .carrier = "socket", .tcp = true, .container = true},
+              want);
 }
 TEST_LIMIT(the_container_of_redis_dies_at_the_start, 60)
 {
@@ -457,6 +460,107 @@ TEST_LIMIT(a_later_kubeml_ps_fences_the_one_before, 60)
     world_ended(&w, -1);
 }
 
+static void check_writer(const world *w, int generation, const char *state)
+{
+    json_t *record = world_history(w);
+    CHECK_INT(json_integer_value(json_object_get(record, "generation")), generation);
+    CHECK_STR(json_string_value(json_object_get(record, "state")), state);
+    json_decref(record);
+}
+
+/* From when it has read what it goes on from, not from its first epoch on; also where the one
+ * before wrote an end. */
+TEST_LIMIT(a_later_kubeml_ps_has_the_history_before_its_first_epoch, 60)
+{
+    world w;
+    err e = ERR_INIT;
+    char want[65], got[65];
+    const world_options o = {.job = "claimed", .epochs = 60, .k = 1};
+    calm(&o, want);
+    world_start(&w, &o);
+    world_wait(&w, "epoch");
+    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "stop", "reason", "asked to"), e);
+    world_finish(&w, "cancelled", NULL);
+    check_writer(&w, 0, "cancelled");
+    world_restart_at(&w, "opened");
+    world_await_death(&w);
+    check_writer(&w, 1, "running");
+    world_restart(&w);
+    world_finish(&w, "succeeded", got);
+    check_writer(&w, 2, "succeeded");
+    CHECK_STR(got, want);
+    world_end(&w);
+}
+
+static void leave_checkpoint(store *s, const char *job, int epochs)
+{
+    char name[STORE_KEY_BYTES];
+    blob_writer *to;
+    err e = ERR_INIT;
+    CHECK_OK(checkpoint_name(name, job, epochs, &e), e);
+    CHECK_OK(store_blob_begin(s, name, &to, &e), e);
+    CHECK_OK(blob_write(to, "overtaken", 9, &e), e);
+    CHECK_OK(blob_commit(to, &e), e);
+}
+
+/* One that trained on where nobody heard it has left checkpoints of later epochs. They are no
+ * reason to remove those of the one that counts, which may be killed before it gets there. */
+TEST_LIMIT(checkpoints_of_an_overtaken_kubeml_ps_cost_none_of_the_next_one, 60)
+{
+    world w;
+    err e = ERR_INIT;
+    char want[65], got[65];
+    const world_options o = {.job = "overtaken", .epochs = 9, .failpoint = "after-checkpoint:2"};
+    calm(&o, want);
+    world_start(&w, &o);
+    world_await_death(&w);
+    store *s = store_open(w.locator, &e);
+    CHECK(s);
+    leave_checkpoint(s, "overtaken", 50);
+    leave_checkpoint(s, "overtaken", 51);
+    world_restart_at(&w, "before-history:3");
+    world_await_death(&w);
+    world_restart(&w);
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    store_close(s);
+    world_end(&w);
+}
+
+/* Stopped where its history is written and its checkpoint is not, it wakes up when another one has
+ * the job. */
+TEST_LIMIT(an_overtaken_kubeml_ps_replaces_no_checkpoint_of_the_next_one, 60)
+{
+    world w;
+    err e = ERR_INIT;
+    char name[STORE_KEY_BYTES];
+    int status;
+    uint64_t bytes;
+    world_start(
+        &w, &(world_options){.epochs = 1000, .job = "frozen", .failpoint = "after-history:2:stop"});
+    world_wait(&w, "epoch");
+    CHECK_INT(waitpid(w.ps, &status, WUNTRACED), w.ps);
+    CHECK(WIFSTOPPED(status));
+    store *s = store_open(w.locator, &e);
+    CHECK(s);
+    json_t *record = world_history(&w);
+    json_object_set_new(record, "generation", json_integer(1));
+    CHECK_OK(store_put(s, "history", "frozen", record, STORE_ANY, NULL, &e), e);
+    leave_checkpoint(s, "frozen", 2);
+    kill(w.ps, SIGCONT);
+    json_t *m = world_wait(&w, "finished");
+    CHECK_STR(json_string_value(json_object_get(m, "state")), "failed");
+    CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "goes on");
+    CHECK_OK(checkpoint_name(name, "frozen", 2, &e), e);
+    CHECK_OK(store_blob_find(s, name, &bytes, &e), e);
+    CHECK_INT(bytes, 9);
+    json_decref(record);
+    store_close(s);
+    world_end(&w);
+    kill(w.ps, SIGTERM);
+    world_ended(&w, -1);
+}
+
 /* Suspended within an epoch it goes on there, with the same bits, ledger and shares. */
 static void suspend_and_resume(world_options o, const char *at, bool within)
 {
@@ -467,7 +571,9 @@ static void suspend_and_resume(world_options o, const char *at, bool within)
     o.job = "suspended";
     world_start(&w, &o);
     world_wait(&w, at);
-    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s,s:b}", "type", "stop", "reason", "later", "suspend", 1), e);
+    CHECK_OK(
+        wire_sendf(w.wire, &e, "{s:s,s:s,s:b}", "type", "stop", "reason", "later", "suspend", 1),
+        e);
     world_finish(&w, "suspended", NULL);
     json_t *record = world_history(&w);
     CHECK_STR(json_string_value(json_object_get(record, "state")), "suspended");
@@ -500,7 +606,91 @@ TEST_LIMIT(suspended_within_the_first_epoch_it_goes_on_there, 60)
 }
 TEST_LIMIT(suspended_with_one_merge_an_epoch_it_goes_on_there, 60)
 {
-    suspend_and_resume((world_options){.k = -1, .epochs = 4, .samples = 100, .carrier = "socket"}, "epoch", false);
+    suspend_and_resume((world_options){.k = -1, .epochs = 4, .samples = 100, .carrier = "socket"},
+                       "epoch", false);
+}
+
+static int blobs_of(const world *w, const char *prefix)
+{
+    err e = ERR_INIT;
+    size_t count;
+    blob_entry *entries;
+    store *s = store_open(w->locator, &e);
+    CHECK(s);
+    CHECK_OK(store_blob_list(s, prefix, NULL, 0, &entries, &count, &e), e);
+    free(entries);
+    store_close(s);
+    return (int)count;
+}
+
+/* The round of the first epoch in which training begins. */
+static int begins_at(world *w)
+{
+    json_t *m;
+    do
+        m = world_wait(w, "phase");
+    while (strcmp(json_string_value(json_object_get(m, "phase")), "training") != 0);
+    CHECK_INT(json_integer_value(json_object_get(m, "epoch")), 0);
+    return (int)json_integer_value(json_object_get(m, "round"));
+}
+
+static void suspend(world *w)
+{
+    err e = ERR_INIT;
+    CHECK_OK(
+        wire_sendf(w->wire, &e, "{s:s,s:s,s:b}", "type", "stop", "reason", "later", "suspend", 1),
+        e);
+}
+
+static bool has_open_epoch(const world *w)
+{
+    json_t *record = world_history(w);
+    bool has = json_object_get(record, "open");
+    json_decref(record);
+    return has;
+}
+
+/* Suspended a second time, before there is any checkpoint, it dies at `failpoint`: what it had when
+ * it was suspended first is still there. */
+static void die_while_suspended_again(const char *failpoint)
+{
+    world w;
+    char want[65], got[65];
+    bool merged;
+    world_options o = {.k = 1, .epochs = 1, .samples = 2000};
+    calm(&o, want);
+    o.job = "twice";
+    world_start(&w, &o);
+    do { /* until there was a merge: it may hear of it before its functions have begun */
+        CHECK_INT(begins_at(&w), 0);
+        suspend(&w);
+        world_finish(&w, "suspended", NULL);
+        merged = has_open_epoch(&w);
+        world_restart_at(&w, merged ? failpoint : NULL);
+    } while (!merged);
+    int first = begins_at(&w);
+    CHECK(first > 0);
+    suspend(&w);
+    world_await_death(&w);
+    world_restart(&w);
+    CHECK(begins_at(&w) >= first);
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    CHECK_INT(blobs_of(&w, "models/twice/"), 1);
+    world_end(&w);
+}
+
+TEST_LIMIT(killed_while_it_writes_what_it_is_suspended_with_it_goes_on_where_it_was, 60)
+{
+    die_while_suspended_again("mid-checkpoint:1");
+}
+TEST_LIMIT(killed_while_a_suspended_jobs_model_is_replaced_it_goes_on_where_it_was, 60)
+{
+    die_while_suspended_again("mid-checkpoint:2");
+}
+TEST_LIMIT(killed_between_the_model_and_the_history_of_a_suspended_job_it_goes_on_where_it_was, 60)
+{
+    die_while_suspended_again("after-final");
 }
 
 TEST_LIMIT(a_cancelled_job_is_resumed, 60)
@@ -562,13 +752,13 @@ static bool was_told(const world *w, const char *type)
 }
 
 /* The same job with a plan, which nobody is asked about; killed there, where `failpoint` is one. */
-static void replay(const char *job, int functions, const json_t *plan, const char *failpoint, const json_t *record,
-                   const char *want)
+static void replay(const char *job, int functions, const json_t *plan, const char *failpoint,
+                   const json_t *record, const char *want)
 {
     world w;
     char got[65];
-    world_start(&w, &(world_options){.job = job, .functions = functions, .epochs = 4, .elastic = true, .plan = plan,
-                                     .failpoint = failpoint});
+    world_start(&w, &(world_options){.job = job, .functions = functions, .epochs = 4,
+                                     .elastic = true, .plan = plan, .failpoint = failpoint});
     if (failpoint) {
         world_await_death(&w);
         world_restart(&w);
@@ -598,7 +788,8 @@ TEST_LIMIT(an_elastic_job_replays_from_its_record, 60)
     world_end(&w);
 
     replay("again", 3, plan, NULL, record, elastic);
-    replay("other", 2, plan, NULL, record, elastic); /* the plan says how many, from the first epoch on */
+    /* the plan says how many, from the first epoch on */
+    replay("other", 2, plan, NULL, record, elastic);
     replay("early", 2, plan, "before-history", record, elastic);
     replay("later", 2, plan, "before-merge:4", record, elastic);
     calm(&(world_options){.epochs = 4}, fixed);
@@ -689,13 +880,14 @@ static void say_ready(wire *w)
     err e = ERR_INIT;
     CHECK_OK(layout_make(entries, 1, &l, &e), e);
     snprintf(digest, sizeof digest, "%016llx", (unsigned long long)l.digest);
-    CHECK_OK(wire_sendf(w, &e, "{s:s,s:o,s:i,s:s,s:s}", "type", "ready", "layout", layout_json(&l), "parameters", 4,
-                        "layout_digest", digest, "algorithms", "adding"), e);
+    CHECK_OK(wire_sendf(w, &e, "{s:s,s:o,s:i,s:s,s:s}", "type", "ready", "layout", layout_json(&l),
+                        "parameters", 4, "layout_digest", digest, "algorithms", "adding"),
+             e);
     layout_free(&l);
 }
 
-/* What a function computes with decides whether a job is exact: it is the member's, not that of one that was
- * refused meanwhile. */
+/* What a function computes with decides whether a job is exact: it is the member's, not that of one
+ * that was refused meanwhile. */
 TEST_LIMIT(a_stale_function_leaves_no_trace, 60)
 {
     world w;

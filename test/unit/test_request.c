@@ -4,7 +4,8 @@
 #include "request.h"
 #include "test.h"
 
-#define TOP "\"function_name\":\"lenet\",\"dataset\":\"mnist\",\"epochs\":5,\"batch_size\":32,\"lr\":0.01"
+#define TOP                                                                                        \
+    "\"function_name\":\"lenet\",\"dataset\":\"mnist\",\"epochs\":5,\"batch_size\":32,\"lr\":0.01"
 
 static int parse(const char *text, request *r, err *e)
 {
@@ -47,7 +48,8 @@ TEST(the_device_comes_back_where_it_was_asked_for)
     CHECK_OK(parse("{" TOP ",\"options\":{\"device\":\"cuda\"}}", &r, &e), e);
     CHECK_INT(r.device, DEVICE_CUDA);
     json_t *back = request_json(&r);
-    CHECK_STR(json_string_value(json_object_get(json_object_get(back, "options"), "device")), "cuda");
+    CHECK_STR(json_string_value(json_object_get(json_object_get(back, "options"), "device")),
+              "cuda");
     json_decref(back);
     CHECK_OK(parse("{" TOP "}", &r, &e), e);
     CHECK_INT(r.device, DEVICE_AUTO);
@@ -60,12 +62,13 @@ TEST(every_option)
 {
     err e = ERR_INIT;
     request r;
-    CHECK_OK(parse("{" TOP ",\"init\":\"models/j1/final\",\"options\":{\"default_parallelism\":256,"
-                   "\"static_parallelism\":true,\"k\":16,\"validate_every\":0,\"goal_accuracy\":99.5,"
-                   "\"merge\":\"server\",\"mode\":\"ps\",\"priority\":-1000,\"seed\":9007199254740992,"
-                   "\"optimizer_state\":\"reset\",\"on_loss\":\"continue\"}}",
-                   &r, &e),
-             e);
+    CHECK_OK(
+        parse("{" TOP ",\"init\":\"models/j1/final\",\"options\":{\"default_parallelism\":256,"
+              "\"static_parallelism\":true,\"k\":16,\"validate_every\":0,\"goal_accuracy\":99.5,"
+              "\"merge\":\"server\",\"mode\":\"ps\",\"priority\":-1000,\"seed\":9007199254740992,"
+              "\"optimizer_state\":\"reset\",\"on_loss\":\"continue\"}}",
+              &r, &e),
+        e);
     CHECK_STR(r.init, "models/j1/final");
     CHECK_INT(r.default_parallelism, 256);
     CHECK(r.static_parallelism);
@@ -110,24 +113,50 @@ TEST(canonical_text)
     json_decref(k);
 }
 
+TEST(where_models_are_merged_comes_back)
+{
+    static const char *const places[] = {"database", "server", "nccl"};
+    for (int i = 0; i < 3; i++) {
+        char text[256];
+        request r;
+        err e = ERR_INIT;
+        snprintf(
+            text, sizeof text,
+            "{\"function_name\":\"f\",\"dataset\":\"d\",\"epochs\":1,\"batch_size\":1,\"lr\":1,"
+            "\"options\":{\"static_parallelism\":true,\"merge\":\"%s\"}}",
+            places[i]);
+        CHECK_OK(parse(text, &r, &e), e);
+        CHECK_INT(r.merge, i);
+        json_t *j = request_json(&r);
+        CHECK_STR(json_string_value(json_object_get(json_object_get(j, "options"), "merge")),
+                  places[i]);
+        json_decref(j);
+    }
+}
+
 #define NAME64 "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 #define WITH(extra) "{" TOP "," extra "}"
 #define OPTION(text) "{" TOP ",\"options\":{" text "}}"
 #define REST ",\"dataset\":\"d\",\"epochs\":1,\"batch_size\":1,\"lr\":1}"
 #define NUMBERS(epochs, batch, lr)                                                                 \
-    "{\"function_name\":\"f\",\"dataset\":\"d\",\"epochs\":" epochs ",\"batch_size\":" batch         \
+    "{\"function_name\":\"f\",\"dataset\":\"d\",\"epochs\":" epochs ",\"batch_size\":" batch       \
     ",\"lr\":" lr "}"
 
+#define NCCL "\"merge\":\"nccl\",\"static_parallelism\":true"
 #define SHARED "\"process\":\"shared\",\"static_parallelism\":true"
 
 TEST(a_shared_process_comes_back_where_it_was_asked_for)
 {
     err e = ERR_INIT;
     request r;
-    CHECK_OK(parse("{" TOP ",\"options\":{" SHARED ",\"default_parallelism\":64,\"gpu\":{\"memory\":\"1Gi\"}}}", &r, &e), e);
+    CHECK_OK(parse("{" TOP ",\"options\":{" SHARED
+                   ",\"default_parallelism\":64,\"gpu\":{\"memory\":\"1Gi\"}}}",
+                   &r, &e),
+             e);
     CHECK_INT(r.process, PROCESS_SHARED);
     json_t *back = request_json(&r);
-    CHECK_STR(json_string_value(json_object_get(json_object_get(back, "options"), "process")), "shared");
+    CHECK_STR(json_string_value(json_object_get(json_object_get(back, "options"), "process")),
+              "shared");
     json_decref(back);
     CHECK_OK(parse("{" TOP ",\"options\":{\"process\":\"own\"}}", &r, &e), e);
     CHECK_INT(r.process, PROCESS_OWN);
@@ -165,10 +194,14 @@ TEST(refusals_name_the_field)
         {NUMBERS("1", "1", "1e300"), ERR_INVALID, "lr: 1e+300"},
         {NUMBERS("1", "1", "null"), ERR_INVALID, "lr: must be a number, not null"},
         {WITH("\"colour\":1"), ERR_INVALID, "colour: unknown field"},
-        {WITH("\"options\":{\"process\":\"both\"}"), ERR_INVALID, "options.process: must be \"own\" or \"shared\""},
-        {WITH("\"options\":{\"process\":\"shared\"}"), ERR_INVALID, "needs options.static_parallelism"},
-        {WITH("\"options\":{" SHARED ",\"default_parallelism\":65}"), ERR_INVALID, "65 functions in one process, at most 64"},
-        {WITH("\"options\":{" SHARED ",\"merge\":\"nccl\"}"), ERR_UNSUPPORTED, "a shared process has one"},
+        {WITH("\"options\":{\"process\":\"both\"}"), ERR_INVALID,
+         "options.process: must be \"own\" or \"shared\""},
+        {WITH("\"options\":{\"process\":\"shared\"}"), ERR_INVALID,
+         "needs options.static_parallelism"},
+        {WITH("\"options\":{" SHARED ",\"default_parallelism\":65}"), ERR_INVALID,
+         "65 functions in one process, at most 64"},
+        {WITH("\"options\":{" SHARED ",\"merge\":\"nccl\"}"), ERR_UNSUPPORTED,
+         "a shared process has one"},
         {WITH("\"options\":[]"), ERR_INVALID, "options: must be an object, not an array"},
         {WITH("\"model_type\":7"), ERR_INVALID, "model_type: must be a text"},
         {WITH("\"init\":\"a/../b\""), ERR_INVALID, "init: must begin"},
@@ -180,11 +213,13 @@ TEST(refusals_name_the_field)
         {OPTION("\"k\":1,\"K\":1"), ERR_INVALID, "options.k: given as K too"},
         {OPTION("\"default_parallelism\":0"), ERR_INVALID, "options.default_parallelism: 0"},
         {OPTION("\"default_parallelism\":257"), ERR_INVALID, "options.default_parallelism: 257"},
-        {OPTION("\"static_parallelism\":1"), ERR_INVALID, "options.static_parallelism: must be true"},
+        {OPTION("\"static_parallelism\":1"), ERR_INVALID,
+         "options.static_parallelism: must be true"},
         {OPTION("\"validate_every\":-1"), ERR_INVALID, "options.validate_every: -1"},
         {OPTION("\"goal_accuracy\":0"), ERR_INVALID, "options.goal_accuracy: 0"},
         {OPTION("\"goal_accuracy\":100.5"), ERR_INVALID, "options.goal_accuracy: 100.5"},
-        {OPTION("\"merge\":\"client\""), ERR_INVALID, "options.merge: must be \"database\", \"server\" or"},
+        {OPTION("\"merge\":\"client\""), ERR_INVALID,
+         "options.merge: must be \"database\", \"server\" or"},
         {OPTION("\"merge\":1"), ERR_INVALID, "options.merge: must be a text"},
         {OPTION("\"mode\":\"p2p\""), ERR_UNSUPPORTED, "options.mode: \"p2p\" is not built"},
         {OPTION("\"mode\":\"other\""), ERR_INVALID, "options.mode: must be \"ps\""},
@@ -193,8 +228,13 @@ TEST(refusals_name_the_field)
         {OPTION("\"seed\":9007199254740993"), ERR_INVALID, "options.seed: 9007199254740993"},
         {OPTION("\"optimizer_state\":\"keep\""), ERR_INVALID, "options.optimizer_state: must be"},
         {OPTION("\"on_loss\":\"ignore\""), ERR_INVALID, "options.on_loss: must be"},
-        {OPTION("\"merge\":\"nccl\""), ERR_UNSUPPORTED, "options.merge: merge: nccl averages the functions of one process"},
-        {OPTION("\"device\":\"gpu\""), ERR_INVALID, "options.device: must be \"auto\", \"cpu\" or \"cuda\""},
+        {OPTION("\"merge\":\"nccl\""), ERR_INVALID,
+         "options.merge: \"nccl\" needs options.static_parallelism"},
+        {OPTION(NCCL ",\"optimizer_state\":\"reset\""), ERR_UNSUPPORTED,
+         "averages the optimizer's state"},
+        {OPTION(NCCL ",\"device\":\"cpu\""), ERR_UNSUPPORTED, "options.device is \"cpu\""},
+        {OPTION("\"device\":\"gpu\""), ERR_INVALID,
+         "options.device: must be \"auto\", \"cpu\" or \"cuda\""},
         {OPTION("\"gpu\":1"), ERR_INVALID, "options.gpu: must be an object"},
         {OPTION("\"gpu\":{\"cores\":1}"), ERR_INVALID, "options.gpu.cores: unknown field"},
         {OPTION("\"gpu\":{\"memory\":2}"), ERR_INVALID, "options.gpu.memory: must be a text"},
@@ -225,12 +265,13 @@ TEST(a_share_of_a_gpu_comes_back_as_it_was_asked_for)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         err e = ERR_INIT;
         request r;
-        json_t *body = json_pack("{s:s, s:s, s:i, s:i, s:f, s:{s:o}}", "function_name", "f", "dataset",
-                                 "d", "epochs", 1, "batch_size", 8, "lr", 0.1, "options", "gpu",
-                                 json_loads(texts[i], 0, NULL));
+        json_t *body = json_pack("{s:s, s:s, s:i, s:i, s:f, s:{s:o}}", "function_name", "f",
+                                 "dataset", "d", "epochs", 1, "batch_size", 8, "lr", 0.1, "options",
+                                 "gpu", json_loads(texts[i], 0, NULL));
         CHECK(body);
         CHECK_OK(request_parse(body, &r, &e), e);
-        json_t *back = request_json(&r), *gpu = json_object_get(json_object_get(back, "options"), "gpu");
+        json_t *back = request_json(&r),
+               *gpu = json_object_get(json_object_get(back, "options"), "gpu");
         CHECK(json_equal(gpu, json_object_get(json_object_get(body, "options"), "gpu")));
         json_decref(back);
         json_decref(body);

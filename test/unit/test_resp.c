@@ -102,6 +102,89 @@ TEST(a_long_argument_is_sent_at_once)
     finish();
 }
 
+static void announce(const char *word, size_t len)
+{
+    err e = ERR_INIT;
+    resp_begin(&command, word);
+    resp_add(&command, "key");
+    CHECK_OK(resp_announce(client, &command, 4, len, soon(), &e), e);
+}
+
+static void send_rest(const void *bytes, size_t len)
+{
+    err e = ERR_INIT;
+    resp_begin_rest(&command);
+    resp_add_int(&command, -7);
+    CHECK_OK(resp_send_rest(client, bytes, len, &command, soon(), &e), e);
+}
+
+/* The length goes with what is sent next, the bytes later; replies may be taken in between. */
+TEST(an_announced_argument_goes_in_two_parts)
+{
+    static char bytes[100000], want[sizeof bytes + 64];
+    err e = ERR_INIT;
+    resp_reply reply;
+    begin();
+    memset(bytes, 'x', sizeof bytes);
+    hold("ONE");
+    announce("WRITE", sizeof bytes);
+    CHECK_STR(arrived(), "");
+    say("+OK\r\n");
+    CHECK_OK(resp_receive(client, &reply, soon(), &e), e);
+    resp_reply_free(&reply);
+    CHECK_STR(arrived(), "*1\r\n$3\r\nONE\r\n*4\r\n$5\r\nWRITE\r\n$3\r\nkey\r\n$100000\r\n");
+    send_rest(bytes, sizeof bytes);
+    snprintf(want, sizeof want, "%.*s\r\n$2\r\n-7\r\n", (int)sizeof bytes, bytes);
+    CHECK(strcmp(arrived(), want) == 0);
+    announce("WRITE", sizeof bytes); /* both at once */
+    send_rest(bytes, sizeof bytes);
+    const char *got = arrived();
+    CHECK_CONTAINS(got, "*4\r\n$5\r\nWRITE\r\n$3\r\nkey\r\n$100000\r\nxxxx");
+    CHECK_STR(got + strlen(got) - 10, "\r\n$2\r\n-7\r\n");
+    announce("WRITE", 3); /* a short one is held */
+    send_rest("abc", 3);
+    CHECK_STR(arrived(), "");
+    hold("TWO");
+    say("+OK\r\n");
+    CHECK_OK(resp_receive(client, &reply, soon(), &e), e);
+    resp_reply_free(&reply);
+    CHECK_STR(arrived(),
+              "*4\r\n$5\r\nWRITE\r\n$3\r\nkey\r\n$3\r\nabc\r\n$2\r\n-7\r\n*1\r\n$3\r\nTWO\r\n");
+    finish();
+}
+
+/* What does not fit beside what is held pushes it out. */
+TEST(announcements_stay_in_order)
+{
+    enum { COMMANDS = 1000 };
+    static char all[COMMANDS * 64];
+    size_t used = 0;
+    err e = ERR_INIT;
+    resp_reply reply;
+    begin();
+    for (int i = 0; i < COMMANDS; i++) {
+        char word[16];
+        snprintf(word, sizeof word, "N%03d", i);
+        announce(word, 3);
+        send_rest("abc", 3);
+        used += (size_t)snprintf(all + used, sizeof all - used, "%s", arrived());
+    }
+    say("+OK\r\n");
+    CHECK_OK(resp_receive(client, &reply, soon(), &e), e);
+    resp_reply_free(&reply);
+    snprintf(all + used, sizeof all - used, "%s", arrived());
+    const char *at = all;
+    for (int i = 0; i < COMMANDS; i++) {
+        char want[64];
+        int len = snprintf(want, sizeof want,
+                           "*4\r\n$4\r\nN%03d\r\n$3\r\nkey\r\n$3\r\nabc\r\n$2\r\n-7\r\n", i);
+        CHECK(strncmp(at, want, (size_t)len) == 0);
+        at += len;
+    }
+    CHECK_STR(at, "");
+    finish();
+}
+
 TEST(more_than_can_be_held_is_sent_in_order)
 {
     enum { COMMANDS = 1000 };

@@ -92,11 +92,12 @@ static round_event report(const round_config *c, int f, int incarnation, int epo
     round_event p = {.type = ROUND_PUBLISHED, .function = f, .incarnation = incarnation,
                      .epoch = epoch, .round = round, .loss_sum = 1};
     uint32_t first;
-    CHECK_OK(deal_init(&d,
-                       &(deal_spec){.seed = 3, .samples = 100, .chunk_samples = 10, .batch_size = 10,
-                                    .parallelism = c->parallelism, .epoch = (uint32_t)epoch},
-                       &e),
-             e);
+    CHECK_OK(
+        deal_init(&d,
+                  &(deal_spec){.seed = 3, .samples = 100, .chunk_samples = 10, .batch_size = 10,
+                               .parallelism = c->parallelism, .epoch = (uint32_t)epoch},
+                  &e),
+        e);
     deal_range(&d, f, c->request.k, (uint32_t)round, &first, &p.batches);
     deal_samples(&d, f, first, p.batches, &p.sample_begin, &p.sample_end);
     p.samples = p.sample_end - p.sample_begin;
@@ -159,7 +160,8 @@ TEST(a_lost_function_is_replaced_and_trains_the_same_again)
     round_config c = config(2, 1);
     begin(&c);
     publish(&c, 0, 0, 0, 0);
-    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "Killed", .message = "signal 9"});
+    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "Killed",
+                       .message = "signal 9"});
     CHECK_INT(get(ROUND_NEED)->incarnation, 1);
     CHECK_INT(get(ROUND_RELEASE)->incarnation, 0);
     CHECK_STR(get(ROUND_CONDITION)->name, "FunctionLost");
@@ -201,7 +203,8 @@ TEST(who_was_sent_home_is_not_lost)
     round_config c = config(2, 1);
     begin(&c);
     CHECK(!round_dismissed(m, 0, 0) && !round_dismissed(m, 1, 0));
-    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "Killed", .message = "signal 9"});
+    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "Killed",
+                       .message = "signal 9"});
     CHECK(!round_dismissed(m, 1, 0)); /* how it died is still to be told */
     CHECK(!round_dismissed(m, 1, 1)); /* awaited */
     step((round_event){.type = ROUND_STOP});
@@ -245,13 +248,13 @@ TEST(silence_is_a_loss_but_not_when_we_slept_ourselves)
 {
     round_config c = config(2, 1);
     begin(&c);
-    while (now < 5000) {
+    while (now < 3500) {
         now += 500;
         step((round_event){.type = ROUND_HEARTBEAT, .function = 0, .phase = "train", .batches = 1});
         CHECK(!find(ROUND_NEED));
     }
-    CHECK_INT(round_deadline(m), 1000 + 5000);
-    now = 1000 + 5000;
+    CHECK_INT(round_deadline(m), 1000 + 3500);
+    now = 1000 + 3500;
     step((round_event){.type = ROUND_TICK});
     CHECK_INT(get(ROUND_NEED)->function, 1);
     CHECK_STR(get(ROUND_NEED)->reason, "Silent");
@@ -288,12 +291,15 @@ TEST(a_straggler_in_a_validation_is_named)
     publish(&c, 1, 0, 0, 0);
     merged(0, 0, 1);
     now += 500;
-    step((round_event){.type = ROUND_VALIDATED, .function = 0, .samples = 10, .correct = 9, .loss_sum = 1});
+    step((round_event){.type = ROUND_VALIDATED, .function = 0, .samples = 10, .correct = 9,
+                       .loss_sum = 1});
     now += 1600;
     step((round_event){.type = ROUND_HEARTBEAT, .function = 1, .phase = "validate"});
     CHECK_STR(get(ROUND_CONDITION)->name, "Straggler");
-    CHECK_CONTAINS(get(ROUND_CONDITION)->message, "function 1 (incarnation 0) has not validated epoch 1");
-    step((round_event){.type = ROUND_VALIDATED, .function = 1, .samples = 15, .correct = 9, .loss_sum = 1});
+    CHECK_CONTAINS(get(ROUND_CONDITION)->message,
+                   "function 1 (incarnation 0) has not validated epoch 1");
+    step((round_event){.type = ROUND_VALIDATED, .function = 1, .samples = 15, .correct = 9,
+                       .loss_sum = 1});
     CHECK(!get(ROUND_CONDITION)->status);
     round_close(m);
 }
@@ -328,7 +334,8 @@ TEST(bad_code_fails_at_once)
     step((round_event){.type = ROUND_HELLO, .function = 1});
     step((round_event){.type = ROUND_LOST, .function = 1, .message = "exit status 3"});
     CHECK(!find(ROUND_FINISHED)); /* once may be bad luck */
-    step((round_event){.type = ROUND_LOST, .function = 1, .incarnation = 1, .message = "exit status 3"});
+    step((round_event){.type = ROUND_LOST, .function = 1, .incarnation = 1,
+                       .message = "exit status 3"});
     expect_failure("Crashed", "exit status 3");
 
     open_machine(&c);
@@ -340,12 +347,66 @@ TEST(bad_code_fails_at_once)
 
     begin(&c);
     for (int i = 0; i < 4; i++) {
-        step((round_event){.type = ROUND_LOST, .function = 0, .incarnation = i, .message = "SIGSEGV"});
+        step((round_event){.type = ROUND_LOST, .function = 0, .incarnation = i,
+                           .message = "SIGSEGV"});
         CHECK(!find(ROUND_FINISHED));
         join(0, i + 1);
     }
     step((round_event){.type = ROUND_LOST, .function = 0, .incarnation = 4, .message = "SIGSEGV"});
     expect_failure("Crashed", "SIGSEGV");
+}
+
+TEST(a_crash_before_ready_is_not_tried_again)
+{
+    round_config c = config(2, 1);
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    step((round_event){.type = ROUND_HELLO, .function = 1});
+    step((round_event){
+        .type = ROUND_LOST, .function = 1, .reason = "Crashed", .message = "ended by SIGSEGV"});
+    expect_failure("Crashed", "function 1 crashed before it was ready: ended by SIGSEGV");
+
+    /* Its connection ends before anybody knows how it ended. */
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    step((round_event){.type = ROUND_HELLO, .function = 1});
+    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "ConnectionLost"});
+    CHECK(!find(ROUND_FINISHED));
+    step((round_event){.type = ROUND_LOST,
+                       .function = 1,
+                       .ended = true,
+                       .reason = "Crashed",
+                       .message = "exited with status 3"});
+    expect_failure("Crashed", "exited with status 3");
+
+    /* Killed is bad luck, once. */
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    step((round_event){.type = ROUND_HELLO, .function = 1});
+    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "ConnectionLost"});
+    step((round_event){.type = ROUND_LOST, .function = 1, .ended = true, .reason = "Killed"});
+    CHECK(!find(ROUND_FINISHED));
+    join(1, 1);
+    CHECK(!find(ROUND_FINISHED));
+    round_close(m);
+
+    /* One that was ready had code that starts. */
+    begin(&c);
+    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "ConnectionLost"});
+    step((round_event){.type = ROUND_LOST, .function = 1, .ended = true, .reason = "Crashed"});
+    CHECK(!find(ROUND_FINISHED));
+    join(1, 1);
+    CHECK(!find(ROUND_FINISHED));
+    /* Nor is a second time bad luck, where nothing of it was merged in between. */
+    step((round_event){
+        .type = ROUND_LOST, .function = 1, .incarnation = 1, .reason = "ConnectionLost"});
+    step((round_event){.type = ROUND_LOST,
+                       .function = 1,
+                       .incarnation = 1,
+                       .ended = true,
+                       .reason = "Crashed",
+                       .message = "ended by SIGFPE"});
+    expect_failure("Crashed", "function 1 crashed 2 times without a contribution: ended by SIGFPE");
 }
 
 TEST(a_store_that_is_away_is_tried_again_within_bounds)
@@ -379,7 +440,8 @@ TEST(a_corrupt_contribution_is_trained_again)
     begin(&c);
     publish(&c, 0, 0, 0, 0);
     publish(&c, 1, 0, 0, 0);
-    step((round_event){.type = ROUND_MERGE_FAILED, .function = 1, .code = ERR_CORRUPT, .message = "x"});
+    step((round_event){.type = ROUND_MERGE_FAILED, .function = 1, .code = ERR_CORRUPT,
+                       .message = "x"});
     CHECK_INT(number_of(ROUND_TRAIN), 1);
     CHECK_INT(get(ROUND_TRAIN)->function, 1);
     publish(&c, 1, 0, 0, 0);
@@ -410,7 +472,8 @@ TEST(redis_that_stays_away_is_said_with_its_reason)
     step((round_event){.type = ROUND_REDIS_GONE, .message = "ended by signal 9"});
     CHECK_CONTAINS(get(ROUND_CONDITION)->message, "signal 9");
     for (int i = 0; i < 2; i++) {
-        step((round_event){.type = ROUND_REDIS_GONE, .message = "it cannot be restarted: no memory"});
+        step((round_event){.type = ROUND_REDIS_GONE,
+                           .message = "it cannot be restarted: no memory"});
         CHECK_INT(number_of(ROUND_CONDITION), i == 0); /* news is told once */
     }
     now += c.limits.store_ms;
@@ -464,7 +527,8 @@ TEST(resume_goes_on_in_the_middle_of_an_epoch)
     CHECK_INT(get(ROUND_TRAIN)->version, 4);
     round_close(m);
 
-    /* What it computed with before is known: another machine's arithmetic is told, and no reason to fail. */
+    /* What it computed with before is known: another machine's arithmetic is told, and no reason to
+     * fail. */
     open_machine(&c);
     step((round_event){.type = ROUND_START, .resume = &r, .algorithms = "a"});
     join(0, 20000);
@@ -528,6 +592,107 @@ TEST(a_function_that_cannot_be_had_is_not_waited_for)
     CHECK_INT(number_of(ROUND_TRAIN), 2);
     step((round_event){.type = ROUND_PARALLELISM, .epoch = 0, .value = 1});
     CHECK(!find(ROUND_RELEASE)); /* too late for this epoch */
+    round_close(m);
+}
+
+/* Four functions are asked for, two are there and the model is made. */
+static round_config begin_with_two_of_four(bool elastic)
+{
+    round_config c = config(4, 2);
+    c.request.static_parallelism = !elastic;
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    CHECK_INT(number_of(ROUND_NEED), 4);
+    join(0, 0);
+    join(1, 0);
+    step((round_event){.type = ROUND_INITIALISED, .function = 0});
+    return c;
+}
+
+/* Time passes, and functions 0 and 1 are heard of. Ends where the job does. */
+static void hear_of_two(int64_t ms)
+{
+    for (int64_t end = now + ms; now < end && !round_finished(m); now += 1000)
+        for (int f = 0; f < 2; f++)
+            step((round_event){.type = ROUND_HEARTBEAT, .function = f, .batches = (uint32_t)now});
+}
+
+TEST(an_elastic_job_begins_with_those_that_can_be_had)
+{
+    round_config c = begin_with_two_of_four(true);
+    CHECK(!find(ROUND_TRAIN)); /* the others may be on their way */
+    step((round_event){.type = ROUND_PARALLELISM, .epoch = -1, .value = 3});
+    CHECK_INT(get(ROUND_RELEASE)->function, 3);
+    CHECK(!find(ROUND_TRAIN));
+    step((round_event){.type = ROUND_PARALLELISM, .epoch = -1, .value = 2});
+    CHECK_INT(get(ROUND_RELEASE)->function, 2);
+    CHECK_INT(number_of(ROUND_TRAIN), 2);
+    CHECK_INT(get(ROUND_TRAIN)->parallelism, 2);
+    step((round_event){.type = ROUND_PARALLELISM, .epoch = -1, .value = 1});
+    CHECK(!find(ROUND_RELEASE)); /* too late for this epoch */
+    c.parallelism = 2;
+    publish(&c, 0, 0, 0, 0);
+    publish(&c, 1, 0, 0, 0);
+    merged(0, 0, 1);
+    step((round_event){.type = ROUND_COMMITTED, .epoch = 0});
+    CHECK_INT(get(ROUND_ASK)->parallelism, 2);
+    round_close(m);
+}
+
+TEST(an_elastic_job_is_told_before_its_model_is_made)
+{
+    round_config c = config(4, 2);
+    c.request.static_parallelism = false;
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    step((round_event){.type = ROUND_PARALLELISM, .epoch = -1, .value = 0});
+    CHECK_INT(number_of(ROUND_RELEASE), 3); /* one it must have */
+    join(0, 0);
+    step((round_event){.type = ROUND_INITIALISED, .function = 0});
+    CHECK_INT(number_of(ROUND_TRAIN), 1);
+    round_close(m);
+}
+
+TEST(an_elastic_job_waits_for_what_is_on_its_way_but_not_for_ever)
+{
+    round_config c = begin_with_two_of_four(true);
+    hear_of_two(c.limits.function_wait_ms);
+    CHECK(!find(ROUND_TRAIN));
+    step((round_event){.type = ROUND_TICK});
+    CHECK_INT(number_of(ROUND_RELEASE), 2);
+    CHECK_INT(number_of(ROUND_TRAIN), 2);
+    round_close(m);
+}
+
+TEST(a_static_job_waits_for_all_of_its_functions)
+{
+    round_config c = begin_with_two_of_four(false);
+    CHECK_INT(number_of(ROUND_TRAIN), 2);
+    step((round_event){.type = ROUND_PARALLELISM, .epoch = -1, .value = 2});
+    CHECK(!find(ROUND_RELEASE));
+    hear_of_two(c.limits.function_wait_ms);
+    step((round_event){.type = ROUND_TICK});
+    CHECK_STR(get(ROUND_FINISHED)->reason, "FunctionMissing");
+    round_close(m);
+}
+
+TEST(an_elastic_job_goes_on_with_those_that_can_be_had)
+{
+    round_config c = config(3, 4);
+    c.request.static_parallelism = false;
+    round_resume r = {.epoch = 1, .parallelism = 3, .version = 2, .committed = true};
+    open_machine(&c);
+    step((round_event){.type = ROUND_START, .resume = &r});
+    get(ROUND_ASK);
+    step((round_event){.type = ROUND_PARALLELISM, .epoch = 1, .value = 3});
+    CHECK_INT(number_of(ROUND_NEED), 3);
+    CHECK_STR(get(ROUND_PHASE)->phase, "starting");
+    join(0, 0);
+    CHECK(!find(ROUND_TRAIN));
+    step((round_event){.type = ROUND_PARALLELISM, .epoch = 1, .value = 1});
+    CHECK_INT(number_of(ROUND_RELEASE), 2);
+    CHECK_INT(get(ROUND_TRAIN)->parallelism, 1);
+    CHECK_INT(get(ROUND_TRAIN)->epoch, 2);
     round_close(m);
 }
 
@@ -659,7 +824,8 @@ TEST(functions_of_one_process_are_lost_and_replaced_together)
         publish(&c, f, 0, 0, 0);
     get(ROUND_MERGE);
     merged(0, 0, 1);
-    step((round_event){.type = ROUND_LOST, .function = 0, .incarnation = 0, .ended = true, .reason = "Killed"});
+    step((round_event){.type = ROUND_LOST, .function = 0, .incarnation = 0, .ended = true,
+                       .reason = "Killed"});
     CHECK_INT(number_of(ROUND_NEED), 1);
     CHECK_INT(get(ROUND_NEED)->function, 0);
     CHECK_INT(get(ROUND_NEED)->incarnation, 1);
@@ -672,8 +838,8 @@ TEST(functions_of_one_process_are_lost_and_replaced_together)
             CHECK_INT(actions[i].incarnation, 1);
     for (int f = 0; f < 3; f++)
         publish(&c, f, 1, 0, 1);
-    step((round_event){.type = ROUND_MERGE_FAILED, .code = ERR_CORRUPT, .epoch = 0, .round = 1, .function = 0,
-                       .message = "a checksum"});
+    step((round_event){.type = ROUND_MERGE_FAILED, .code = ERR_CORRUPT, .epoch = 0, .round = 1,
+                       .function = 0, .message = "a checksum"});
     CHECK_INT(number_of(ROUND_TRAIN), 3); /* none of them was merged */
     round_close(m);
 }
@@ -684,8 +850,8 @@ TEST(a_silent_process_is_a_loss_of_all_its_functions)
     begin_shared();
     for (int beat = 1; beat <= 40; beat++) {
         now += 4000;
-        step((round_event){.type = ROUND_HEARTBEAT, .function = 0, .incarnation = 0, .phase = "train",
-                           .batches = (uint32_t)beat});
+        step((round_event){.type = ROUND_HEARTBEAT, .function = 0, .incarnation = 0,
+                           .phase = "train", .batches = (uint32_t)beat});
         CHECK(!find(ROUND_NEED));
     }
     now = round_deadline(m);

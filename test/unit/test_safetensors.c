@@ -148,7 +148,15 @@ TEST(lies_are_refused)
     safetensors *s;
     err e = ERR_INIT;
     CHECK_ERR(safetensors_open_memory("\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF{}", 10, &s, &e), e,
-              ERR_LIMIT, "a header of 18446744073709551615 bytes");
+              ERR_CORRUPT, "a header of 18446744073709551615 bytes, 2 are there");
+    const size_t large = SAFETENSORS_HEADER_BYTES_MAX + 1;
+    char *long_header = calloc(1, 8 + large);
+    for (int i = 0; i < 8; i++)
+        long_header[i] = (char)(large >> (8 * i));
+    err_clear(&e);
+    CHECK_ERR(safetensors_open_memory(long_header, 8 + large, &s, &e), e, ERR_LIMIT,
+              "a header of 1048577 bytes, more than 1048576");
+    free(long_header);
     /* Depth is bounded by the JSON parser. */
     char *deep = malloc(100001);
     memset(deep, '[', 100000);

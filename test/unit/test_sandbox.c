@@ -32,8 +32,8 @@ TEST(without_its_filter_nothing_runs)
     if (child == 0) {
         char report[SANDBOX_REPORT_BYTES];
         err e = ERR_INIT;
-        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || syscall(SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0,
-                                                                   &(uint32_t){SECCOMP_RET_ERRNO}) != 0)
+        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+            syscall(SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &(uint32_t){SECCOMP_RET_ERRNO}) != 0)
             _exit(NO_FILTERS); /* this kernel has none */
         fill_with_filters();
         _exit(sandbox_enter(&(sandbox){0}, report, &e) == 0 ? ENTERED : REFUSED);

@@ -1,5 +1,5 @@
-/* test_serve.c: a runtime that serves a model: the model and its code come from files of the host or,
- * in a pod, from the store, and answer alike. */
+/* test_serve.c: a runtime that serves a model: the model and its code come from files of the host
+ * or, in a pod, from the store, and answer alike. */
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -69,7 +69,8 @@ static json_t *answer_to(wire *w, json_t *message)
     return reply;
 }
 
-/* The answer to `order` of a process of its own, and to one sample after it; NULL where it failed. */
+/* The answer to `order` of a process of its own, and to one sample after it; NULL where it
+ * failed. */
 static json_t *serve_once(json_t *order, json_t **first)
 {
     int ends[2];
@@ -80,7 +81,8 @@ static json_t *serve_once(json_t *order, json_t **first)
         json_t *got = NULL;
         close(ends[0]);
         wire *w = wire_adopt(ends[1], &e);
-        bool well = w && wire_receive_wait(w, &got, clock_deadline_ms(WAIT_MS), &e) == 0 && serve(got, w, &e) == 0;
+        bool well = w && wire_receive_wait(w, &got, clock_deadline_ms(WAIT_MS), &e) == 0 &&
+                    serve(got, w, &e) == 0;
         _exit(well ? 0 : 1);
     }
     close(ends[1]);
@@ -109,7 +111,8 @@ static json_t *order_of(const world *w, bool files, const char *model, const cha
 {
     return json_pack("{s:s, s:s*, s:s*, s:s*, s:s*, s:s, s:O}", "type", "serve", "model_path",
                      files ? w->model : NULL, "object_path", files ? w->object : NULL, "store",
-                     files ? NULL : w->locator, "model", files ? NULL : model, "object", object, "dataset", w->info);
+                     files ? NULL : w->locator, "model", files ? NULL : model, "object", object,
+                     "dataset", w->info);
 }
 
 TEST(files_and_blobs_answer_alike)
@@ -133,7 +136,8 @@ TEST(what_is_not_in_the_store_is_named)
 {
     static const struct {
         const char *model, *object, *says;
-    } known[] = {{"models/job2/final", "objects/served", "the model"}, {"models/job1/final", "objects/none", "the code"},
+    } known[] = {{"models/job2/final", "objects/served", "the model"},
+                 {"models/job1/final", "objects/none", "the code"},
                  {NULL, "objects/served", "neither model_path nor"}};
     world w;
     make_world(&w);

@@ -1,4 +1,5 @@
 /* test_store.c: every promise of store.h that does not need a second process, on every store. */
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/stat.h>
@@ -454,6 +455,25 @@ TEST(a_damaged_store_is_refused)
     CHECK_OK(fs_write_file(path, noise, sizeof noise, 0600, &e), e);
     CHECK(!store_open(locator, &e));
     CHECK_INT(e.code, ERR_CORRUPT);
+}
+
+TEST(a_blob_that_cannot_be_put_in_its_place_says_where_it_lies)
+{
+    err e = ERR_INIT;
+    char locator[512], folder[512], hidden[512];
+    snprintf(locator, sizeof locator, "lmdb:%s/s", test_tmp());
+    snprintf(folder, sizeof folder, "%s/s/tmp", test_tmp());
+    snprintf(hidden, sizeof hidden, "%s/s/hidden", test_tmp());
+    store *s = store_open(locator, &e);
+    CHECK_OK(s ? 0 : -1, e);
+    blob_writer *w;
+    CHECK_OK(store_blob_begin(s, "models/1", &w, &e), e);
+    CHECK_OK(blob_write(w, "12", 2, &e), e);
+    CHECK_INT(rename(folder, hidden), 0);
+    CHECK_OK(fs_write_file(folder, "", 0, 0600, &e), e);
+    CHECK_ERR(blob_commit(w, &e), e, ERR_IO, folder);
+    CHECK_INT(e.os_errno, ENOTDIR);
+    store_close(s);
 }
 
 TEST(the_fake_fails_when_told)

@@ -1,5 +1,5 @@
-/* test_store_mongo_form.c: what lies in MongoDB, seen with its driver alone: schema, indexes, and the write
- * concern of what is sent. Runs against MONGODB_URI or the stand-in. */
+/* test_store_mongo_form.c: what lies in MongoDB, seen with its driver alone: schema, indexes, and
+ * the write concern of what is sent. Runs against MONGODB_URI or the stand-in. */
 #include <mongoc/mongoc.h>
 
 #include "stores.h"
@@ -53,8 +53,8 @@ TEST(a_store_of_another_schema_is_refused)
     mongoc_uri_destroy(uri);
 }
 
-static bool has_index(mongoc_client_t *client, const char *db, const char *collection, const char *field,
-                      bool unique)
+static bool has_index(mongoc_client_t *client, const char *db, const char *collection,
+                      const char *field, bool unique)
 {
     mongoc_collection_t *c = mongoc_client_get_collection(client, db, collection);
     mongoc_cursor_t *cursor = mongoc_collection_find_indexes_with_opts(c, NULL);
@@ -64,7 +64,8 @@ static bool has_index(mongoc_client_t *client, const char *db, const char *colle
         bson_iter_t at, key, is;
         bool single = bson_iter_init_find(&is, index, "unique") && bson_iter_as_bool(&is);
         found |= bson_iter_init_find(&at, index, "key") && bson_iter_recurse(&at, &key) &&
-                 bson_iter_next(&key) && strcmp(bson_iter_key(&key), field) == 0 && single == unique;
+                 bson_iter_next(&key) && strcmp(bson_iter_key(&key), field) == 0 &&
+                 single == unique;
     }
     mongoc_cursor_destroy(cursor);
     mongoc_collection_destroy(c);

@@ -11,7 +11,8 @@ static void fill(unsigned char *x)
         x[i] = (unsigned char)(i + 1);
 }
 
-static void move(const transform *t, uint64_t seed, uint32_t epoch, uint64_t sample, unsigned char *out)
+static void move(const transform *t, uint64_t seed, uint32_t epoch, uint64_t sample,
+                 unsigned char *out)
 {
     unsigned char in[PIXELS];
     fill(in);
@@ -112,7 +113,8 @@ TEST(standardisation_by_the_dataset_or_by_given_numbers)
     dataset_info d = {.channels = 2, .height = 4, .width = 4, .dtype = DATASET_U8, .mean = mean,
                       .std = std};
     transform none = {0}, own = {.standardise = true},
-              given = {.standardise = true, .channels = 2, .mean = {0.1f, 0.2f}, .std = {2.0f, 4.0f}};
+              given = {.standardise = true, .channels = 2, .mean = {0.1f, 0.2f},
+                       .std = {2.0f, 4.0f}};
     transform_scale(&none, &d, scale, shift);
     CHECK_NEAR(scale[0] * 255.0f + shift[0], 1.0, 1e-6);
     CHECK_NEAR(shift[0], 0.0, 0);
@@ -127,7 +129,8 @@ TEST(standardisation_by_the_dataset_or_by_given_numbers)
 TEST(the_datasets_own_extremes_become_0_and_1)
 {
     float min[2] = {-2.0f, 3.0f}, max[2] = {6.0f, 3.0f}, scale[2], shift[2];
-    dataset_info d = {.channels = 2, .height = 4, .width = 4, .dtype = DATASET_F32, .min = min, .max = max};
+    dataset_info d = {.channels = 2,        .height = 4, .width = 4,
+                      .dtype = DATASET_F32, .min = min,  .max = max};
     transform t = {.min_max = true};
     err e = ERR_INIT;
     CHECK_OK(transform_check(&t, &d, &e), e);
@@ -150,7 +153,8 @@ TEST(what_cannot_be_is_refused)
     dataset_info d = {.channels = 3, .height = 8, .width = 8};
     err e = ERR_INIT;
     transform crop = {.crop = 8}, channels = {.standardise = true, .channels = 1, .std = {1.0f}};
-    CHECK_ERR(transform_check(&crop, &d, &e), e, ERR_INVALID, "crop of 8 does not fit samples of 8x8");
+    CHECK_ERR(transform_check(&crop, &d, &e), e, ERR_INVALID,
+              "crop of 8 does not fit samples of 8x8");
     CHECK_ERR(transform_check(&channels, &d, &e), e, ERR_INVALID, "1 channels, the samples have 3");
     transform fine = {.crop = 4, .flip = true, .standardise = true};
     CHECK_OK(transform_check(&fine, &d, &e), e);

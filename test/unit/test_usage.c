@@ -1,5 +1,5 @@
-/* What a function's process uses: of the processor and memory, and of a GPU by NVML (test/nvml); and what kubeml-ps makes
- * of it. */
+/* What a function's process uses: of the processor and memory, and of a GPU by NVML (test/nvml);
+ * and what kubeml-ps makes of it. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,7 +124,7 @@ TEST(a_process_says_what_it_uses)
     usage_close(u);
 }
 
-/* ---- in kubeml-ps ------------------------------------------------------------------------------ */
+/* ---- in kubeml-ps ---------------------------------------------------------------------------- */
 
 static job_usage board;
 
@@ -133,8 +133,9 @@ static void take(int function, double cpu, int memory, int gpu_percent, int64_t 
     err e = ERR_INIT;
     json_t *m = json_pack("{s:f,s:i}", "cpu_percent", cpu, "memory_bytes", memory);
     if (gpu_percent >= 0)
-        json_object_set_new(m, "gpu", json_pack("{s:s,s:i,s:i,s:i,s:f}", "name", "g", "percent", gpu_percent, "memory_bytes",
-                                                memory * 2, "own_bytes", 1, "watts", 100.0));
+        json_object_set_new(m, "gpu",
+                            json_pack("{s:s,s:i,s:i,s:i,s:f}", "name", "g", "percent", gpu_percent,
+                                      "memory_bytes", memory * 2, "own_bytes", 1, "watts", 100.0));
     CHECK_OK(job_usage_take(&board, function, 3, m, now_ms, &e), e);
     json_decref(m);
 }
@@ -168,7 +169,8 @@ TEST(an_epoch_has_its_means_and_its_most)
     take(1, 100, 3000, 40, 2);
     take(0, 60, 2000, 60, 3);
     job_usage_epoch(&board, &r);
-    CHECK(fabs(r.cpu_percent - 70) < 1e-9 && fabs(r.gpu_percent - 40) < 1e-9 && fabs(r.gpu_watts - 100) < 1e-9);
+    CHECK(fabs(r.cpu_percent - 70) < 1e-9 && fabs(r.gpu_percent - 40) < 1e-9 &&
+          fabs(r.gpu_watts - 100) < 1e-9);
     CHECK_INT(r.memory_bytes, 3000);
     CHECK_INT(r.gpu_memory_bytes, 6000);
     job_usage_epoch(&board, &r); /* shorter than a heartbeat: the last ones' */
@@ -179,10 +181,13 @@ TEST(an_epoch_has_its_means_and_its_most)
 
 TEST(a_heartbeat_that_says_nonsense_is_refused)
 {
-    static const char *const wrong[] = {"{}", "{\"cpu_percent\":1}", "{\"cpu_percent\":\"1\",\"memory_bytes\":1}",
-                                        "{\"cpu_percent\":1,\"memory_bytes\":-1}",
-                                        "{\"cpu_percent\":1,\"memory_bytes\":1,\"more\":1}",
-                                        "{\"cpu_percent\":1,\"memory_bytes\":1,\"gpu\":{\"name\":\"x\"}}"};
+    static const char *const wrong[] = {
+        "{}",
+        "{\"cpu_percent\":1}",
+        "{\"cpu_percent\":\"1\",\"memory_bytes\":1}",
+        "{\"cpu_percent\":1,\"memory_bytes\":-1}",
+        "{\"cpu_percent\":1,\"memory_bytes\":1,\"more\":1}",
+        "{\"cpu_percent\":1,\"memory_bytes\":1,\"gpu\":{\"name\":\"x\"}}"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         err e = ERR_INIT;
         json_t *m = json_loads(wrong[i], 0, NULL);
@@ -200,8 +205,9 @@ TEST(a_gpus_name_has_its_length)
     memset(name, 'x', sizeof name);
     for (size_t len = NVML_NAME_BYTES - 1; len <= NVML_NAME_BYTES; len++) {
         name[len] = '\0';
-        json_t *m = json_pack("{s:f,s:i,s:{s:s,s:f,s:i,s:i,s:f}}", "cpu_percent", 1.0, "memory_bytes", 1, "gpu", "name",
-                              name, "percent", 1.0, "memory_bytes", 1, "own_bytes", 1, "watts", 1.0);
+        json_t *m = json_pack("{s:f,s:i,s:{s:s,s:f,s:i,s:i,s:f}}", "cpu_percent", 1.0,
+                              "memory_bytes", 1, "gpu", "name", name, "percent", 1.0,
+                              "memory_bytes", 1, "own_bytes", 1, "watts", 1.0);
         if (len < NVML_NAME_BYTES)
             CHECK_OK(job_usage_take(&board, 0, 0, m, 1, &e), e);
         else

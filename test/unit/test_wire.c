@@ -109,8 +109,8 @@ TEST(a_second_listener_is_refused_and_a_dead_one_replaced)
     close(listener);
 }
 
-/* Who listens there takes nothing, as a process does that was stopped, and as many have connected as may
- * wait. */
+/* Who listens there takes nothing, as a process does that was stopped, and as many have connected
+ * as may wait. */
 static int busy_listener(const char *address, int waiting[4])
 {
     struct sockaddr_un at = {.sun_family = AF_UNIX};
@@ -131,16 +131,13 @@ static void *dial_patiently(void *address)
     return wire_dial(address, clock_deadline_ms(10000), &e);
 }
 
-TEST(a_full_backlog_is_waited_for)
+/* Nobody gets in while the backlog is full; who dials for longer does once there is room. */
+static void check_waited_for(char *address, int listener, int too_short_ms)
 {
     err e = ERR_INIT;
-    char address[256];
-    int waiting[4];
     pthread_t thread;
     void *dialled = NULL;
-    snprintf(address, sizeof address, "unix:%.200s/s", test_tmp());
-    int listener = busy_listener(address, waiting);
-    CHECK(!wire_dial(address, clock_deadline_ms(50), &e));
+    CHECK(!wire_dial(address, clock_deadline_ms(too_short_ms), &e));
     CHECK_INT(e.code, ERR_TIMEOUT);
     CHECK(pthread_create(&thread, NULL, dial_patiently, address) == 0);
     for (int i = 0; i < 2; i++)
@@ -151,31 +148,28 @@ TEST(a_full_backlog_is_waited_for)
     close(listener);
 }
 
+TEST(a_full_backlog_is_waited_for)
+{
+    char address[256];
+    int waiting[4];
+    snprintf(address, sizeof address, "unix:%.200s/s", test_tmp());
+    check_waited_for(address, busy_listener(address, waiting), 50);
+}
+
 /* Its packets are dropped at first, here by a full backlog. */
 TEST(a_tcp_connection_is_waited_for)
 {
-    err e = ERR_INIT;
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t len = sizeof at;
     char address[64];
-    pthread_t thread;
-    void *dialled = NULL;
     int listener = socket(AF_INET, SOCK_STREAM, 0);
     CHECK(bind(listener, (struct sockaddr *)&at, sizeof at) == 0 && listen(listener, 0) == 0);
     CHECK(getsockname(listener, (struct sockaddr *)&at, &len) == 0);
     snprintf(address, sizeof address, "tcp:127.0.0.1:%d", ntohs(at.sin_port));
     int waiting = socket(AF_INET, SOCK_STREAM, 0);
     CHECK(connect(waiting, (struct sockaddr *)&at, sizeof at) == 0);
-    CHECK(!wire_dial(address, clock_deadline_ms(500), &e));
-    CHECK_INT(e.code, ERR_TIMEOUT);
-    CHECK(pthread_create(&thread, NULL, dial_patiently, address) == 0);
-    for (int i = 0; i < 2; i++)
-        close(accept(listener, NULL, NULL));
-    CHECK(pthread_join(thread, &dialled) == 0);
-    CHECK(dialled);
-    wire_close(dialled);
+    check_waited_for(address, listener, 500);
     close(waiting);
-    close(listener);
 }
 
 TEST(a_stopped_listener_is_in_use)

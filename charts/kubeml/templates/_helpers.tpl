@@ -79,8 +79,19 @@ affinity: {{ toJson . }}
 {{- end }}
 {{- end -}}
 
+{{/* NCCL takes whatever ports it is given and has no setting for them. So a pod is given those of a range, a sysctl that
+Kubernetes counts among the safe ones, and the policy of a job whose functions are NCCL's ranks names that range. */}}
+{{- define "kubeml.rankPorts" -}}
+{{- if and .Values.gpu.enabled .Values.networkPolicy.enabled }}yes{{ end }}
+{{- end -}}
+
 {{/* The warm pool's pods. kubeml-controller adds names, labels and owners. */}}
 {{- define "kubeml.functionPod" -}}
+{{- $security := include "kubeml.podSecurity" . | fromYaml }}
+{{- if include "kubeml.rankPorts" . }}
+{{- $range := printf "%d %d" (int .Values.gpu.rankPorts.first) (int .Values.gpu.rankPorts.last) }}
+{{- $_ := set $security "sysctls" (list (dict "name" "net.ipv4.ip_local_port_range" "value" $range)) }}
+{{- end }}
 metadata:
   labels: {{ include "kubeml.selector" . | fromYaml | toJson }}
 spec:
@@ -88,7 +99,7 @@ spec:
   enableServiceLinks: false
   restartPolicy: Never
   terminationGracePeriodSeconds: 10
-  securityContext: {{ include "kubeml.podSecurity" . | fromYaml | toJson }}
+  securityContext: {{ toJson $security }}
   {{- include "kubeml.pullSecrets" . | nindent 2 }}
   {{- include "kubeml.placement" .Values.function | nindent 2 }}
   {{- with .Values.function.runtimeClassName }}

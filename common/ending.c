@@ -1,0 +1,31 @@
+/* ending.c: see ending.h. */
+#include "ending.h"
+
+#include <signal.h>
+#include <string.h>
+
+enum { STATUS_NOT_RUN = 126 };
+
+static const char crashed[] = "Crashed";
+
+static bool is_fault(int signal)
+{
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        if (faults[i] == signal)
+            return true;
+    return false;
+}
+
+const char *ending_reason(int status, int signal, bool runs_user_code)
+{
+    if (signal)
+        return is_fault(signal) ? crashed : "Killed";
+    bool own = status <= 0 || status == ENDING_GAVE_UP || status >= STATUS_NOT_RUN;
+    return runs_user_code && !own ? crashed : "Exited";
+}
+
+bool ending_is_crash(const char *reason)
+{
+    return reason && strcmp(reason, crashed) == 0;
+}

@@ -1,0 +1,21 @@
+/* ending.h: what the end of a pod's process means. */
+#ifndef KUBEML_ENDING_H
+#define KUBEML_ENDING_H
+
+#include <stdbool.h>
+
+/* kubeml-function ends with it after an error of its own: a store or a kubeml-ps that is away, say.
+ * EX_TEMPFAIL of sysexits.h: another try may do better. */
+enum { ENDING_GAVE_UP = 75 };
+
+/* A reason for an end with `status` (-1: unknown) or by `signal` (0: by none):
+ *   Crashed  the program's own fault, which the next try repeats: SIGSEGV and its like; and where
+ *            code of users runs in it, an exit with a status that is not the runtime's
+ *   Killed   by a signal from outside
+ *   Exited   otherwise
+ * Statuses from 126 on are a container runtime's: the program did not run. Static. */
+const char *ending_reason(int status, int signal, bool runs_user_code);
+
+bool ending_is_crash(const char *reason);
+
+#endif

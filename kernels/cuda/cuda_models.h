@@ -1,0 +1,37 @@
+/* cuda_models.h: a program's model on the device as blocks: what is read, merged, summed and
+ * replaced as a whole, for the means of several processes (cuda_peer.c, cuda_comm.c). */
+#ifndef KUBEML_CUDA_MODELS_H
+#define KUBEML_CUDA_MODELS_H
+
+#include "cuda/cuda_program.h"
+
+/* This program's, or one of the same graph elsewhere. */
+typedef struct cuda_model {
+    float *params, *buffers, *state;
+    int64_t *counters;
+} cuda_model;
+
+enum { CUDA_MODEL_BLOCKS = 3 };
+
+size_t cuda_model_count(const program *p, int which); /* floats of a block */
+float *cuda_model_block(const cuda_model *m, int which);
+
+cuda_model cuda_model_own(const program *p);
+cuda_model cuda_model_at(char *base, const backend_loan *l);
+/* Memory for a mean, the first time. ERR_NOMEM: it does not fit, or is over the cap. */
+int cuda_mean_take(program *p, err *e);
+cuda_model cuda_model_mean(const program *p);
+
+/* The sum over all words as they are now. */
+int cuda_model_sum(program *p, const cuda_model *m, uint64_t *out, err *e);
+/* The weighted mean with common/merge.h's bits, of counters the largest; `to` may be one of `of`.
+ * `finite`: 0 when any number of it is not. */
+int cuda_model_merge(program *p, const cuda_model *of, const double *weight, int n,
+                     const cuda_model *to, int32_t *finite, err *e);
+/* The program's own model becomes `from`. 1 with ERR_CORRUPT: what was copied has another sum; the
+ * model is zeros. */
+int cuda_model_adopt(program *p, const cuda_model *from, uint64_t sum, err *e);
+/* Zeros, counters too. */
+int cuda_model_clear(program *p, const cuda_model *m, err *e);
+
+#endif

@@ -1,0 +1,234 @@
+/* fused.cu: a small convolution with its bias, ReLU and max pooling as one kernel, and their
+ * backward as two; see cuda_kernels.h.
+ *
+ * A block computes one sample, whose input and all weights lie in shared memory. What the
+ * convolution gave is nowhere kept: forward remembers of each window which place had won, and only
+ * those places have a gradient. Weights are summed in each block over the windows and then over the
+ * samples, both in order; the kernel that does the latter reads no weights, so that there they can
+ * take their step. */
+#include "cuda/optim.cuh"
+
+/* Static shared memory is 48 KiB. */
+enum { FUSED_FLOATS = 10240, FUSED_WINDOWS = 2560, FUSED_PRODUCTS = 1 << 19 };
+
+static __device__ __host__ __forceinline__ int sample_floats(const conv_shape &s)
+{
+    return s.h * s.w * s.c;
+}
+
+static __device__ __host__ __forceinline__ int weight_floats(const conv_shape &s)
+{
+    return s.k * s.r * s.s * s.c;
+}
+
+static __device__ __host__ __forceinline__ int windows(const conv_shape &s, const pool_shape &o)
+{
+    return o.p * o.q * s.k;
+}
+
+bool cuda_conv_pool_fits(conv_shape s, pool_shape o)
+{
+    int64_t sample = (int64_t)s.h * s.w * s.c, weights = (int64_t)s.k * s.r * s.s * s.c;
+    int64_t sends = (int64_t)o.p * o.q * s.k, places = (int64_t)s.p * s.q;
+    if (s.groups != 1 || o.adaptive || o.pad_h || o.pad_w || o.stride_h < o.kernel_h ||
+        o.stride_w < o.kernel_w)
+        return false; /* a place is in one window at most */
+    return sample + weights + sends <= FUSED_FLOATS && sends <= FUSED_WINDOWS &&
+           places <= UINT16_MAX && places * weights <= FUSED_PRODUCTS;
+}
+
+size_t cuda_conv_pool_scratch(conv_shape s)
+{
+    return (size_t)s.n * ((size_t)weight_floats(s) + (size_t)s.k);
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+/* The convolution at place (i, j) for filter k, without bias. x (h, w, c), w (k, r, s, c). */
+static __device__ float convolve_at(const conv_shape &s, const float *x, const float *w, int i,
+                                    int j, int k)
+{
+    float sum = 0;
+    for (int r = 0; r < s.r; r++) {
+        int h = i * s.stride_h - s.pad_h + r * s.dil_h;
+        if (h < 0 || h >= s.h)
+            continue;
+        for (int q = 0; q < s.s; q++) {
+            int v = j * s.stride_w - s.pad_w + q * s.dil_w;
+            if (v < 0 || v >= s.w)
+                continue;
+            const float *from = x + (h * s.w + v) * s.c, *by = w + ((k * s.r + r) * s.s + q) * s.c;
+            for (int c = 0; c < s.c; c++)
+                sum += from[c] * by[c];
+        }
+    }
+    return sum;
+}
+
+/* As max_forward: the first of equals wins, a NaN wins over what came before it. */
+template <class T>
+static __global__ void conv_pool_forward(conv_shape s, pool_shape o, const T *x, const T *w,
+                                         const float *bias, bool relu, uint16_t *winner, T *y)
+{
+    __shared__ float room[FUSED_FLOATS];
+    int n = (int)blockIdx.x, floats = sample_floats(s), weights = weight_floats(s),
+        outputs = windows(s, o);
+    float *sample = room, *filters = room + floats;
+    for (int i = (int)threadIdx.x; i < floats; i += (int)blockDim.x)
+        sample[i] = to_float(x[(size_t)n * (size_t)floats + (size_t)i]);
+    for (int i = (int)threadIdx.x; i < weights; i += (int)blockDim.x)
+        filters[i] = to_float(w[i]);
+    __syncthreads();
+    for (int at = (int)threadIdx.x; at < outputs; at += (int)blockDim.x) {
+        int k = at % s.k, q = at / s.k % o.q, p = at / s.k / o.q, won = 0;
+        float best = 0;
+        for (int i = 0; i < o.kernel_h && p * o.stride_h + i < s.p; i++)
+            for (int j = 0; j < o.kernel_w && q * o.stride_w + j < s.q; j++) {
+                float z =
+                    convolve_at(s, sample, filters, p * o.stride_h + i, q * o.stride_w + j, k);
+                z += bias ? bias[k] : 0.0f;
+                z = relu && z < 0 ? 0.0f : z;
+                if ((i == 0 && j == 0) || z > best || isnan(z)) {
+                    best = z;
+                    won = i * o.kernel_w + j;
+                }
+            }
+        size_t to = (size_t)n * (size_t)outputs + (size_t)at;
+        put(&y[to], best);
+        if (winner)
+            winner[to] = (uint16_t)won;
+    }
+}
+
+void cuda_conv_pool_forward(void *stream, element t, conv_shape s, pool_shape o, const void *x,
+                            const void *w, const float *bias, bool relu, uint16_t *winner, void *y)
+{
+    BY_ELEMENT(t, LAUNCH_BLOCK(conv_pool_forward<T>, (unsigned)s.n, THREADS, stream, s, o,
+                               (const T *)x, (const T *)w, bias, relu, winner, (T *)y));
+}
+
+/* ---- backward -------------------------------------------------------------------------------- */
+
+/* What a window sends, and to which place of the convolution. */
+struct sent {
+    float *value;
+    uint16_t *place;
+};
+
+/* Filter k's weight (r, q, c): the sum over the windows. */
+static __device__ float weight_sum(const conv_shape &s, const pool_shape &o, const float *x,
+                                   sent from, int k, int r, int q, int c)
+{
+    float sum = 0;
+    for (int at = k; at < o.p * o.q * s.k; at += s.k) {
+        int place = from.place[at], i = place / s.q, j = place % s.q;
+        int h = i * s.stride_h - s.pad_h + r * s.dil_h, v = j * s.stride_w - s.pad_w + q * s.dil_w;
+        if (h >= 0 && h < s.h && v >= 0 && v < s.w)
+            sum += from.value[at] * x[(h * s.w + v) * s.c + c];
+    }
+    return sum;
+}
+
+/* What all filters send to the input (h, v, c) from place (i, j), which weight (r, q) had read it
+ * for. */
+static __device__ float place_sum(const conv_shape &s, const pool_shape &o, const float *w,
+                                  sent from, int i, int j, int r, int q, int c)
+{
+    int p = i / o.stride_h, u = j / o.stride_w;
+    float sum = 0;
+    if (p >= o.p || u >= o.q)
+        return 0;
+    for (int k = 0; k < s.k; k++) {
+        int at = (p * o.q + u) * s.k + k;
+        if ((int)from.place[at] == i * s.q + j)
+            sum += from.value[at] * w[((k * s.r + r) * s.s + q) * s.c + c];
+    }
+    return sum;
+}
+
+static __device__ float input_sum(const conv_shape &s, const pool_shape &o, const float *w,
+                                  sent from, int h, int v, int c)
+{
+    float sum = 0;
+    for (int r = 0; r < s.r; r++) {
+        int i = h + s.pad_h - r * s.dil_h;
+        if (i < 0 || i % s.stride_h || i / s.stride_h >= s.p)
+            continue;
+        for (int q = 0; q < s.s; q++) {
+            int j = v + s.pad_w - q * s.dil_w;
+            if (j >= 0 && j % s.stride_w == 0 && j / s.stride_w < s.q)
+                sum += place_sum(s, o, w, from, i / s.stride_h, j / s.stride_w, r, q, c);
+        }
+    }
+    return sum;
+}
+
+/* part: of each sample, its weights' gradient and then the biases'. dx may be NULL. */
+template <class T>
+static __global__ void conv_pool_backward(conv_shape s, pool_shape o, const T *x, const T *w,
+                                          const uint16_t *winner, const T *y, bool relu,
+                                          const T *dy, float *part, T *dx, bool add)
+{
+    __shared__ float room[FUSED_FLOATS];
+    __shared__ uint16_t place[FUSED_WINDOWS];
+    int n = (int)blockIdx.x, floats = sample_floats(s), weights = weight_floats(s),
+        outputs = windows(s, o);
+    float *sample = room, *filters = room + floats;
+    sent from = {room + floats + weights, place};
+    for (int i = (int)threadIdx.x; i < floats; i += (int)blockDim.x)
+        sample[i] = to_float(x[(size_t)n * (size_t)floats + (size_t)i]);
+    for (int i = (int)threadIdx.x; i < weights; i += (int)blockDim.x)
+        filters[i] = to_float(w[i]);
+    for (int at = (int)threadIdx.x; at < outputs; at += (int)blockDim.x) {
+        size_t in = (size_t)n * (size_t)outputs + (size_t)at;
+        int q = at / s.k % o.q, p = at / s.k / o.q, won = winner[in];
+        from.value[at] = relu && !(to_float(y[in]) > 0) ? 0.0f : to_float(dy[in]);
+        place[at] = (uint16_t)((p * o.stride_h + won / o.kernel_w) * s.q + q * o.stride_w +
+                               won % o.kernel_w);
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < weights + s.k; i += (int)blockDim.x) {
+        float sum = 0;
+        if (i < weights)
+            sum = weight_sum(s, o, sample, from, i / (s.r * s.s * s.c), i / (s.s * s.c) % s.r,
+                             i / s.c % s.s, i % s.c);
+        else
+            for (int at = i - weights; at < outputs; at += s.k)
+                sum += from.value[at];
+        part[(size_t)n * (size_t)(weights + s.k) + (size_t)i] = sum;
+    }
+    for (int i = (int)threadIdx.x; dx && i < floats; i += (int)blockDim.x)
+        put_or_add(&dx[(size_t)n * (size_t)floats + (size_t)i],
+                   input_sum(s, o, filters, from, i / (s.w * s.c), i / s.c % s.w, i % s.c), add);
+}
+
+/* Over the samples, in order. */
+static __global__ void sum_parts(int n, int weights, int each, const float *part, float *dw,
+                                 float *db, optim_block update)
+{
+    const step_args now = numbers_of(update);
+    FOR_EACH(i, (size_t)each)
+    {
+        double sum = 0;
+        for (int k = 0; k < n; k++)
+            sum += (double)part[(size_t)k * (size_t)each + i];
+        if (i < (size_t)weights)
+            put_gradient(update, now, &dw[i], (float)sum);
+        else if (db)
+            put_gradient(update, now, &db[i - (size_t)weights], (float)sum);
+    }
+}
+
+void cuda_conv_pool_backward(void *stream, element t, conv_shape s, pool_shape o, const void *x,
+                             const void *w, const uint16_t *winner, const void *y, bool relu,
+                             const void *dy, float *scratch, float *dw, float *db, void *dx,
+                             bool add, const optim_block *update)
+{
+    optim_block block = update ? *update : optim_block();
+    int weights = weight_floats(s), each = weights + s.k;
+    BY_ELEMENT(t, LAUNCH_BLOCK(conv_pool_backward<T>, (unsigned)s.n, THREADS, stream, s, o,
+                               (const T *)x, (const T *)w, winner, (const T *)y, relu,
+                               (const T *)dy, scratch, (T *)dx, add));
+    LAUNCH(sum_parts, blocks_for((size_t)each), THREADS, stream, s.n, weights, each, scratch, dw,
+           db, block);
+}
