@@ -1,6 +1,11 @@
 /* round_internal.h: the round machine's parts, for round*.c alone.
  *
- * round.c         the stages of a job: model, rounds, merge, validation, commit, growth, end
+ * round.c         the step, what is told, tries, the end; open and close
+ * round_train.c   a round: who trains or validates what, and what comes back
+ * round_merge.c   the merge of a round
+ * round_epoch.c   an epoch: its deal, its validation, its commit, and what follows
+ * round_gather.c  how many functions there are to be, and the wait for those that come
+ * round_resume.c  the model that training begins with, or goes on with: made, loaded, put back
  * round_member.c  functions: needed, joined, ready, lost; their slots, silence and lateness */
 #ifndef KUBEML_ROUND_INTERNAL_H
 #define KUBEML_ROUND_INTERNAL_H
@@ -130,10 +135,66 @@ struct round_machine {
 
 /* round.c */
 round_action *round_emit(round_machine *m, round_action_type type);
+/* Phases of short rounds are not all told, but for those that are to be `always`. */
+void round_tell_phase(round_machine *m, const char *phase, bool always);
+/* `superseded`: some other kubeml-ps goes on. */
+void round_finish(round_machine *m, round_state state, bool superseded, const char *reason,
+                  const char *message);
 void round_fail(round_machine *m, const char *reason, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 void round_set_condition(round_machine *m, int which, bool status, const char *reason,
                          const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+/* Ends the job here if it is to be suspended. False: it is not. */
+bool round_suspend_here(round_machine *m);
+void retry_begin(retry *r);
+bool retry_later(round_machine *m, retry *r);
+bool retry_due(const round_machine *m, const retry *r);
+
+/* round_train.c */
+void round_train_on(round_machine *m);
+void round_need_somebody(round_machine *m);
+void round_dispatch(round_machine *m);
+void round_published(round_machine *m, const round_event *event);
+
+/* round_merge.c */
+bool round_all_published(const round_machine *m);
+void round_begin_merge(round_machine *m);
+void round_emit_merge(round_machine *m);
+void round_merged(round_machine *m, const round_event *event);
+void round_merge_failed(round_machine *m, const round_event *event);
+
+/* round_epoch.c */
+bool round_deal_epoch(round_machine *m, int epoch, int parallelism);
+void round_train_epoch(round_machine *m, int epoch, int parallelism);
+void round_finish_epoch(round_machine *m); /* every share is trained */
+void round_validated(round_machine *m, const round_event *event);
+void round_sum_validation(round_machine *m); /* and commits, once all have validated */
+void round_emit_commit(round_machine *m);
+void round_committed(round_machine *m, const round_event *event);
+void round_commit_failed(round_machine *m, const round_event *event);
+void round_after_commit(round_machine *m);
+
+/* round_gather.c */
+bool round_is_elastic(const round_machine *m);
+/* Functions up to `parallelism` are needed, the others released. */
+void round_need_members(round_machine *m, int parallelism, const char *reason);
+void round_gather(round_machine *m, int epoch, int from, int value, int64_t due_ms);
+/* Trains if all are there, or if it is `late`, with those who are. */
+void round_gathered(round_machine *m, bool late);
+int64_t round_begin_due(const round_machine *m);
+void round_grow(round_machine *m, int value);
+void round_take_parallelism(round_machine *m, const round_event *event);
+
+/* round_resume.c */
+void round_start(round_machine *m, const round_event *event);
+/* Version 0 is there: made `by_function` 0, or loaded. */
+void round_model_made(round_machine *m, bool by_function, const round_event *event);
+void round_loaded(round_machine *m, const round_event *event);
+void round_load_failed(round_machine *m, const round_event *event);
+bool round_paused(const round_machine *m); /* there is no model store to train with */
+void round_redis_gone(round_machine *m, const round_event *event);
+void round_redis_back(round_machine *m, const round_event *event);
+void round_emit_put_back(round_machine *m);
 
 /* round_member.c */
 /* The function that the process of function f joined as. */

@@ -1,0 +1,187 @@
+/* round_resume.c: where training begins and goes on: at version 0, at what a ledger or a checkpoint
+ * says, and after a restart of Redis. See round.c for the whole machine. */
+#include <stdio.h>
+#include <string.h>
+
+#include "mutation.h"
+#include "round_internal.h"
+
+/* Row by row the ledger must continue each share where it stands. */
+static bool replay_rows(round_machine *m, const round_resume *r)
+{
+    for (size_t i = 0; i < r->count; i++) {
+        const round_row *row = &r->rows[i];
+        uint64_t begin, end;
+        if (row->function < 0 || row->function >= m->parallelism || row->epoch != m->epoch)
+            return false;
+        member *b = &m->member[row->function];
+        if (row->batches > b->batches - b->cursor)
+            return false;
+        deal_samples(&m->deal, row->function, b->cursor, row->batches, &begin, &end);
+        if (row->sample_begin != begin || row->sample_end != end || row->samples != end - begin)
+            return false;
+        b->cursor += MUTATE(10, row->batches, 0);
+        m->loss_sum += row->loss_sum;
+        m->samples += row->samples;
+        m->round = row->round + 1 > m->round ? row->round + 1 : m->round;
+    }
+    return true;
+}
+
+static void resume(round_machine *m, const round_resume *r)
+{
+    int parallelism = r->parallelism > 0 ? r->parallelism : m->config.parallelism;
+    m->version = r->version;
+    bool shared = m->config.request.process == PROCESS_SHARED;
+    if (parallelism > m->config.functions_max ||
+        (shared && parallelism < m->config.functions_max) || r->epoch < 0 ||
+        r->epoch >= m->config.request.epochs) {
+        round_fail(m, "LedgerCorrupt", "epoch %d with %d functions is not of this job",
+                   r->epoch + 1, parallelism);
+        return;
+    }
+    if (!r->committed) /* else it is open how many the next epoch has */
+        round_need_members(m, parallelism, "Resume");
+    if (!round_deal_epoch(m, r->epoch, parallelism))
+        return;
+    if (!replay_rows(m, r)) {
+        round_fail(m, "LedgerCorrupt", "the ledger of epoch %d does not fit its deal",
+                   r->epoch + 1);
+        return;
+    }
+    m->seconds_before = r->seconds;
+    m->committed = r->committed ? r->epoch + 1 : r->epoch;
+    if (!r->committed) {
+        round_train_on(m);
+        return;
+    }
+    m->record = (round_epoch){.epoch = r->epoch,
+                              .parallelism = parallelism,
+                              .version = r->version,
+                              .validated = r->validated,
+                              .accuracy = r->accuracy,
+                              .seconds = r->seconds};
+    round_after_commit(m);
+}
+
+void round_start(round_machine *m, const round_event *event)
+{
+    if (m->stage != STAGE_NEW)
+        return;
+    snprintf(m->algorithms, sizeof m->algorithms, "%s", event->algorithms);
+    if (event->resume) {
+        resume(m, event->resume);
+        return;
+    }
+    m->stage = STAGE_MODEL;
+    m->parallelism = m->plan ? m->plan[0] : m->config.parallelism;
+    retry_begin(&m->op);
+    round_tell_phase(m, "starting", true);
+    round_need_members(m, m->parallelism, "Start");
+}
+
+void round_model_made(round_machine *m, bool by_function, const round_event *event)
+{
+    bool fresh = m->config.request.init[0] == '\0';
+    if (m->stage != STAGE_MODEL || fresh != by_function || !m->asked)
+        return;
+    if (fresh && (event->function != 0 || !member_present(m, event)))
+        return;
+    m->version = 0;
+    if (round_is_elastic(m))
+        round_gather(m, 0, 0, m->parallelism, round_begin_due(m));
+    else
+        round_train_epoch(m, 0, m->parallelism);
+}
+
+void round_load_failed(round_machine *m, const round_event *event)
+{
+    retry *r = m->putting_back ? &m->back : &m->op;
+    bool gone = event->code == ERR_NOT_FOUND || event->code == ERR_CONFLICT ||
+                event->code == ERR_CORRUPT; /* what was made is lost: it is made again */
+    if (!m->putting_back && m->stage != STAGE_MODEL)
+        return;
+    if (!err_retry_may_help(event->code) && (m->putting_back || !gone))
+        round_fail(m, "InitFailed", "%.240s", event->message);
+    else if (!retry_later(m, r))
+        round_fail(m, m->putting_back ? "RedisGone" : "StoreDown", "given up after %lld s: %.200s",
+                   (long long)(m->config.limits.store_ms / 1000), event->message);
+    m->asked = false;
+}
+
+/* ---- Redis restarted ------------------------------------------------------------------------- */
+
+bool round_paused(const round_machine *m)
+{
+    return m->redis_gone || m->putting_back;
+}
+
+void round_redis_gone(round_machine *m, const round_event *event)
+{
+    if (!m->redis_gone)
+        m->redis_give_up_ms = m->now_ms + m->config.limits.store_ms;
+    m->redis_gone = true;
+    condition *said = &m->condition[CONDITION_REDIS];
+    if (strncmp(said->message, event->message, 240) != 0)
+        said->raised = false; /* told again, with why it cannot be restarted */
+    round_set_condition(m, CONDITION_REDIS, true, "RedisGone", "%.240s", event->message);
+}
+
+void round_emit_put_back(round_machine *m)
+{
+    m->back.due_ms = INT64_MAX;
+    round_emit(m, ROUND_PUT_BACK);
+}
+
+void round_redis_back(round_machine *m, const round_event *event)
+{
+    m->redis_gone = false;
+    if (event->empty && m->version < 0) {
+        m->asked = false; /* nothing to put back: version 0 is made again */
+        retry_begin(&m->op);
+        round_set_condition(m, CONDITION_REDIS, false, "Answers", "the model store answers");
+    } else if (event->empty) {
+        /* A merge that was out may be committed or lost: what was published is gone either way. */
+        if (m->stage == STAGE_MERGE)
+            m->stage = STAGE_TRAIN;
+        m->putting_back = true;
+        retry_begin(&m->back);
+        round_emit_put_back(m);
+    } else if (!m->putting_back) {
+        round_set_condition(m, CONDITION_REDIS, false, "Answers", "the model store answers");
+        if (m->stage == STAGE_MERGE && m->op.due_ms != INT64_MAX)
+            m->op.due_ms = m->now_ms;
+    }
+}
+
+/* What is trained at this moment may come with the numbers of a round that is opened anew, of
+ * another deal where the parallelism is asked for again: only another incarnation tells it from
+ * that one's. */
+static void lose_busy(round_machine *m)
+{
+    for (int f = 0; f < m->config.functions_max && m->stage != STAGE_END; f++)
+        if (m->member[f].task == TASK_SENT)
+            member_lose(m, member_process(m, f), "RolledBack",
+                        "it trains on a state that was lost");
+}
+
+void round_loaded(round_machine *m, const round_event *event)
+{
+    if (!m->putting_back) {
+        round_model_made(m, false, event);
+        return;
+    }
+    m->putting_back = false;
+    round_set_condition(m, CONDITION_REDIS, false, "PutBack",
+                        "the model is back in the model store");
+    if (event->resume) {
+        m->rolled_back = true;
+        lose_busy(m);
+        if (m->stage != STAGE_END)
+            resume(m, event->resume);
+        return;
+    }
+    for (int f = 0; f < m->parallelism && m->stage == STAGE_TRAIN; f++)
+        if (m->member[f].task == TASK_DONE)
+            m->member[f].task = MUTATE(11, TASK_TODO, TASK_DONE);
+}
