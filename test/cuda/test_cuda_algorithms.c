@@ -1,0 +1,323 @@
+/* test_cuda_algorithms.c: how the CUDA backend computes a layer, or all of a small model, on the
+ * fake device: chosen by measuring, kept, told to other processes; whatever is chosen computes the
+ * same. */
+#include <unistd.h>
+
+#include "fake_driver.h"
+#include "small_model.h"
+#include "zoo/zoo.h"
+
+/* ---- algorithms ------------------------------------------------------------------------------ */
+
+TEST(the_fastest_way_is_found_once_and_kept)
+{
+    err e = ERR_INIT;
+    engine *m;
+    char path[512];
+    snprintf(path, sizeof path, "%s/algorithms", test_tmp());
+    setenv("KUBEML_CUDA_CACHE", path, 1);
+    engine_config c = config("cuda");
+    fake_favourite(0);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward direct\n");
+    CHECK_CONTAINS(engine_choices(m), "conv2 data direct\n");
+    CHECK_CONTAINS(engine_choices(m), "conv2 weights direct\n");
+    CHECK_CONTAINS(engine_choices(m), "fc1 head fused\n");
+    CHECK(strstr(engine_choices(m), "conv1 data") == NULL); /* nobody needs the input's gradient */
+    engine_free(m);
+    long first = fake_measurements();
+    CHECK(first > 0);
+    fake_favourite(-1); /* another process: memory is gone, the file is there */
+    cuda_algorithms_forget();
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_INT(fake_measurements(), first);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward direct\n");
+    engine_free(m);
+    CHECK(unlink(path) == 0);
+    cuda_algorithms_forget();
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK(fake_measurements() > first);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward own\n");
+    engine_free(m);
+}
+
+TEST(what_one_process_has_measured_another_is_told)
+{
+    err e = ERR_INIT;
+    engine *m;
+    char path[512];
+    setenv("KUBEML_CUDA_CACHE", "", 1);
+    engine_config c = config("cuda");
+    fake_favourite(0);
+    CHECK(!backend_learned("cuda"));
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    engine_free(m);
+    char *learned = backend_learned("cuda");
+    long first = fake_measurements();
+    CHECK(learned && first > 0);
+    CHECK_CONTAINS(learned, "\tdirect\n");
+    cuda_algorithms_forget(); /* another process, of a machine whose file says otherwise */
+    snprintf(path, sizeof path, "%s/algorithms", test_tmp());
+    FILE *f = fopen(path, "w");
+    CHECK(f);
+    for (const char *line = learned; *line; line = strchr(line, '\n') + 1)
+        fprintf(f, "%.*s\town\n", (int)strcspn(line, "\t"), line);
+    CHECK(fclose(f) == 0);
+    setenv("KUBEML_CUDA_CACHE", path, 1);
+    backend_known("cuda", "of another form\n");
+    backend_known("cuda", learned);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward direct\n");
+    CHECK_INT(fake_measurements(), first);
+    CHECK(!backend_learned("cuda"));
+    engine_free(m);
+    backend_known("reference", learned); /* which measures nothing */
+    CHECK(!backend_learned("reference"));
+    free(learned);
+}
+
+TEST(a_damaged_cache_is_measured_again)
+{
+    err e = ERR_INIT;
+    engine *m;
+    char path[512];
+    snprintf(path, sizeof path, "%s/algorithms", test_tmp());
+    setenv("KUBEML_CUDA_CACHE", path, 1);
+    FILE *f = fopen(path, "w");
+    CHECK(f);
+    fputs("no tab\nkey\tan-algorithm-with-a-name-that-is-much-too-long-to-be-one\n\t\n", f);
+    CHECK(fclose(f) == 0);
+    engine_config c = config("cuda");
+    fake_favourite(0);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward direct\n");
+    engine_free(m);
+}
+
+/* What fails leaves nothing behind that would be taken for the next one's failure. */
+TEST(a_way_that_fails_is_not_taken_and_harms_no_other)
+{
+    err e = ERR_INIT;
+    engine *m;
+    engine_config c = config("cuda");
+    fake_favourite(1);
+    fake_break(0); /* which is tried before it */
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward reversed\n");
+    engine_free(m);
+    cuda_algorithms_forget();
+    fake_break(1); /* the last */
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward own\n");
+    engine_free(m);
+}
+
+TEST(what_was_known_and_fails_here_is_measured_again)
+{
+    err e = ERR_INIT;
+    engine *m;
+    engine_config c = config("cuda");
+    fake_favourite(0);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward direct\n");
+    engine_free(m);
+    fake_break(0);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward own\n");
+    engine_free(m);
+}
+
+/* Our own way is timed first, and the fastest. */
+TEST(an_idle_device_is_woken_before_anything_is_timed)
+{
+    err e = ERR_INIT;
+    engine *m;
+    engine_config c = config("cuda");
+    fake_favourite(-1);
+    fake_asleep(5000);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward own\n");
+    engine_free(m);
+}
+
+TEST(what_is_known_has_run_once_before_it_is_captured)
+{
+    err e = ERR_INIT;
+    engine *m;
+    engine_config c = config("cuda");
+    fake_favourite(0);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    engine_free(m);
+    fake_first_runs_captured(); /* another process, which is told what to take */
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward direct\n");
+    CHECK_INT(fake_first_runs_captured(), 0);
+    engine_free(m);
+}
+
+TEST_LIMIT(every_way_computes_the_same, 60)
+{
+    for (int favourite = -1; favourite <= 2; favourite++)
+        for (int fused = 0; fused < 2; fused++) {
+            cuda_algorithms_forget();
+            fake_favourite(favourite);
+            fake_favour_few_launches(fused);
+            CHECK(train_apart(config("cuda"), 3) < 1e-5);
+        }
+}
+
+/* ---- models ---------------------------------------------------------------------------------- */
+
+/* Four steps of LeNet on that backend. */
+static void train_lenet(const char *on, backend_precision precision, const char *choice,
+                        double loss[4])
+{
+    static float x[2 * 28 * 28];
+    static const int32_t labels[2] = {3, 8};
+    err found = ERR_INIT, e = ERR_INIT;
+    engine_config c = {.build = zoo_find("lenet5", &found)->build,
+                       .input = {3, 1, 28, 28},
+                       .outputs = CLASSES,
+                       .batch = 2,
+                       .backend = on,
+                       .precision = precision,
+                       .optim = {.kind = OPTIM_SGD, .momentum = 0.9, .weight_decay = 1e-4},
+                       .seed = 11};
+    engine *m;
+    engine_result result;
+    rng r;
+    rng_init(&r, 2, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
+        x[i] = rng_uniform(&r);
+    engine_batch b = {.n = 2, .x = x, .labels = labels};
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    if (choice)
+        CHECK_CONTAINS(engine_choices(m), choice);
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(engine_train(m, &b, 0.05, &result, &e), e);
+        loss[i] = result.loss;
+    }
+    engine_free(m);
+}
+
+/* Its convolutions with their pooling, and its linear layers with the loss; and all of it as layers
+ * of their own. */
+TEST_LIMIT(lenet_trains_as_on_the_reference, 120)
+{
+    static const char fused[] = "conv1 pooling fused\nconv2 pooling fused\nfc1 head fused\n";
+    static const char apart[] = "conv1 pooling apart\nconv2 pooling apart\nfc1 head apart\n";
+    double want[4], got[4], alone[4];
+    fake_favourite(-1);
+    train_lenet("reference", PRECISION_FP32, NULL, want);
+    train_lenet("cuda", PRECISION_FP32, fused, got);
+    CHECK_INT(fake_launches(), 9);
+    cuda_algorithms_forget();
+    fake_favour_few_launches(false);
+    train_lenet("cuda", PRECISION_FP32, apart, alone);
+    CHECK_INT(fake_launches(), 41);
+    for (int i = 0; i < 4; i++) {
+        CHECK_NEAR(got[i], want[i], 1e-5);
+        CHECK_NEAR(alone[i], want[i], 1e-5);
+    }
+    CHECK(want[3] < want[0]);
+}
+
+TEST_LIMIT(fused_bf16_computes_what_its_layers_do, 120)
+{
+    double fused[4], apart[4];
+    fake_favourite(-1);
+    train_lenet("cuda", PRECISION_BF16, "fc1 head fused\n", fused);
+    cuda_algorithms_forget();
+    fake_favour_few_launches(false);
+    train_lenet("cuda", PRECISION_BF16, "fc1 head apart\n", apart);
+    for (int i = 0; i < 4; i++)
+        CHECK_NEAR(fused[i], apart[i], 1e-2);
+}
+
+/* Two steps, each at once or in two calls: the gradients, then the update. */
+static engine *train_in(bool two_calls, optim o, backend_precision precision)
+{
+    static float x[2 * 28 * 28];
+    static const int32_t labels[2] = {3, 8};
+    err e = ERR_INIT;
+    engine_config c = {.build = zoo_find("lenet5", &e)->build,
+                       .input = {3, 1, 28, 28},
+                       .outputs = CLASSES,
+                       .batch = 2,
+                       .backend = "cuda",
+                       .precision = precision,
+                       .optim = o,
+                       .seed = 11};
+    engine *m;
+    engine_result result;
+    rng r;
+    rng_init(&r, 2, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
+        x[i] = rng_uniform(&r);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), "fc1 head fused\n");
+    for (int i = 0; i < 2; i++) {
+        engine_batch b = {.n = 2 - i, .x = x, .labels = labels};
+        if (!two_calls)
+            CHECK_OK(engine_train(m, &b, 0.05, &result, &e), e);
+        else if (engine_gradients(m, &b, &result, &e) || engine_update(m, 0.05, &e))
+            test_fail(__FILE__, __LINE__, "%s", e.message);
+    }
+    return m;
+}
+
+/* Where each gradient is made its parameter takes its step: with the bits of the optimizer's own
+ * kernel. */
+TEST_LIMIT(a_small_models_step_needs_no_optimizers_kernel, 240)
+{
+    static const optim each[] = {
+        {.kind = OPTIM_SGD, .weight_decay = 1e-3},
+        {.kind = OPTIM_SGD, .momentum = 0.9, .nesterov = true, .weight_decay = 1e-3},
+        {.kind = OPTIM_ADAM, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-3},
+        {.kind = OPTIM_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 1e-2}};
+    err e = ERR_INIT;
+    fake_favourite(-1);
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
+        backend_precision precision = i == 1 ? PRECISION_BF16 : PRECISION_FP32;
+        engine *at_once = train_in(false, each[i], precision);
+        CHECK_INT(fake_launches(), 9);
+        engine *in_two = train_in(true, each[i], precision);
+        CHECK_INT(fake_launches(), 1); /* the update */
+        size_t bytes = engine_state_floats(at_once) * sizeof(float);
+        CHECK(memcmp(engine_floats(at_once, &e), engine_floats(in_two, &e), bytes) == 0);
+        engine_free(at_once);
+        engine_free(in_two);
+    }
+}
+
+/* What is fused is timed first, and is the faster. */
+TEST_LIMIT(fusing_is_not_judged_on_an_idle_device, 120)
+{
+    double loss[4];
+    fake_favourite(-1);
+    fake_asleep(5000); /* with everything fused there is nothing to choose before */
+    train_lenet("cuda", PRECISION_FP32, "fc1 head fused\n", loss);
+}
+
+/* Measured once: what was faster is known to the next model, and told to other processes. */
+TEST_LIMIT(what_is_fused_is_measured_and_kept, 120)
+{
+    double loss[4];
+    setenv("KUBEML_CUDA_CACHE", "", 1);
+    fake_favour_few_launches(false);
+    train_lenet("cuda", PRECISION_FP32, "fc1 head apart\n", loss);
+    long measured = fake_measurements();
+    char *learned = backend_learned("cuda");
+    CHECK(learned);
+    CHECK_CONTAINS(learned, "|train head fp32 n2 c400 120br 84br 10b\tapart\n");
+    fake_favour_few_launches(true);
+    train_lenet("cuda", PRECISION_FP32, "fc1 head apart\n", loss);
+    cuda_algorithms_forget();
+    backend_known("cuda", learned);
+    train_lenet("cuda", PRECISION_FP32, "conv1 pooling apart\n", loss);
+    CHECK_INT(fake_measurements(), measured);
+    cuda_algorithms_forget();
+    train_lenet("cuda", PRECISION_FP32, "conv1 pooling fused\n", loss);
+    CHECK(fake_measurements() > measured);
+    free(learned);
+}
