@@ -50,14 +50,29 @@ static int compile(const char *text, const builder_limits *l, builder_result *ou
 
 /* Expects an error of that code, with that part, and before the limits plus a second for the
  * rest. */
-static void refuse(const char *text, err_code code, const char *part)
+static void refuse_within(builder_limits l, const char *text, err_code code, const char *part)
 {
-    builder_limits l = {.wall_ms = 6000, .cpu_s = 2, .memory_bytes = 256 << 20};
     builder_result r;
     err e = ERR_INIT;
     CHECK_ERR(compile(text, &l, &r, &e), e, code, part);
     CHECK(!r.object);
     CHECK(r.text && strlen(r.text) <= BUILDER_TEXT_BYTES_MAX + 1024);
+    builder_result_free(&r);
+}
+
+static void refuse(const char *text, err_code code, const char *part)
+{
+    refuse_within((builder_limits){.wall_ms = 6000, .cpu_s = 2, .memory_bytes = 256 << 20}, text,
+                  code, part);
+}
+
+/* What is no matter of the source's text: the files' names, or the machine. */
+static void refuse_files(const builder_source *s, size_t count, const builder_config *c,
+                         err_code code, const char *part)
+{
+    builder_result r;
+    err e = ERR_INIT;
+    CHECK_ERR(builder_compile(s, count, NULL, c, &r, &e), e, code, part);
     builder_result_free(&r);
 }
 
@@ -184,25 +199,17 @@ TEST(names_and_sizes_are_checked)
     builder_config c = config(BUILDER_SANDBOX_BWRAP);
     static const char *const bad[] = {"../x.c", "/etc/x.c", "x.s", "-o.c", ".c", "a b.c", "x.c\n.c",
                                       "$(id).c", ""};
-    builder_result r;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        err e = ERR_INIT;
         builder_source s = source(bad[i], good);
-        CHECK_ERR(builder_compile(&s, 1, NULL, &c, &r, &e), e, ERR_INVALID, "file name");
-        builder_result_free(&r);
+        refuse_files(&s, 1, &c, ERR_INVALID, "file name");
     }
-    err e = ERR_INIT;
     builder_source twice[] = {source("a.c", good), source("a.c", good)};
-    CHECK_ERR(builder_compile(twice, 2, NULL, &c, &r, &e), e, ERR_INVALID, "a.c is given twice");
-    builder_result_free(&r);
+    refuse_files(twice, 2, &c, ERR_INVALID, "a.c is given twice");
     builder_source head = source("a.h", good);
-    CHECK_ERR(builder_compile(&head, 1, NULL, &c, &r, &e), e, ERR_INVALID, "no .c file");
-    builder_result_free(&r);
-    CHECK_ERR(builder_compile(NULL, 0, NULL, &c, &r, &e), e, ERR_INVALID, "0 source files");
-    builder_result_free(&r);
+    refuse_files(&head, 1, &c, ERR_INVALID, "no .c file");
+    refuse_files(NULL, 0, &c, ERR_INVALID, "0 source files");
     builder_source large = {"a.c", good, BUILDER_SOURCE_BYTES_MAX + 1};
-    CHECK_ERR(builder_compile(&large, 1, NULL, &c, &r, &e), e, ERR_LIMIT, "larger than");
-    builder_result_free(&r);
+    refuse_files(&large, 1, &c, ERR_LIMIT, "larger than");
 }
 
 TEST(no_sandbox_no_compile)
@@ -210,11 +217,7 @@ TEST(no_sandbox_no_compile)
     builder_config c = config(BUILDER_SANDBOX_BWRAP);
     c.bwrap = "/nowhere/bwrap";
     builder_source s = source("lenet.c", good);
-    builder_result r;
-    err e = ERR_INIT;
-    CHECK_ERR(builder_compile(&s, 1, NULL, &c, &r, &e), e, ERR_UNSUPPORTED,
-              "install the package bubblewrap");
-    builder_result_free(&r);
+    refuse_files(&s, 1, &c, ERR_UNSUPPORTED, "install the package bubblewrap");
 }
 
 TEST(no_compiler_is_named)
@@ -222,10 +225,7 @@ TEST(no_compiler_is_named)
     builder_config c = config(BUILDER_SANDBOX_BWRAP);
     c.compiler = "/nowhere/cc";
     builder_source s = source("lenet.c", good);
-    builder_result r;
-    err e = ERR_INIT;
-    CHECK_ERR(builder_compile(&s, 1, NULL, &c, &r, &e), e, ERR_UNSUPPORTED, "/nowhere/cc");
-    builder_result_free(&r);
+    refuse_files(&s, 1, &c, ERR_UNSUPPORTED, "/nowhere/cc");
 }
 
 /* The container is the sandbox: the same object, and nothing left behind. */
@@ -294,24 +294,15 @@ TEST_LIMIT(gigabytes_of_memory, 40)
     for (int i = 1; i < 40; i++)
         sprintf(text + strlen(text), "#define A%d A%d A%d\n", i, i - 1, i - 1);
     strcat(text, "int A39;\n");
-    builder_limits l = {.wall_ms = 30000, .cpu_s = 30, .memory_bytes = 256 << 20};
-    builder_result r;
-    err e = ERR_INIT;
-    CHECK_ERR(compile(text, &l, &r, &e), e, ERR_LIMIT,
-              "compiling needed more than 256 MiB of memory");
-    CHECK(!r.object);
-    builder_result_free(&r);
+    refuse_within((builder_limits){.wall_ms = 30000, .cpu_s = 30, .memory_bytes = 256 << 20}, text,
+                  ERR_LIMIT, "compiling needed more than 256 MiB of memory");
 }
 
 /* Minutes of compiling, ended by the processor's limit. */
 TEST_LIMIT(minutes_of_processor_time, 40)
 {
-    builder_limits l = {.wall_ms = 30000, .cpu_s = 1};
-    builder_result r;
-    err e = ERR_INIT;
-    CHECK_ERR(compile(include_bomb, &l, &r, &e), e, ERR_LIMIT,
-              "compiling took more than 1 s of processor time");
-    builder_result_free(&r);
+    refuse_within((builder_limits){.wall_ms = 30000, .cpu_s = 1}, include_bomb, ERR_LIMIT,
+                  "compiling took more than 1 s of processor time");
 }
 
 TEST_LIMIT(an_object_of_gigabytes, 40)
@@ -354,12 +345,8 @@ TEST_LIMIT(megabytes_of_messages, 40)
 /* Minutes of optimising; the deadline of the wall is what ends it when the processor's does not. */
 TEST_LIMIT(the_deadline_kills_the_tree, 40)
 {
-    builder_limits l = {.wall_ms = 1000, .cpu_s = 100};
-    builder_result r;
-    err e = ERR_INIT;
-    CHECK_ERR(compile(include_bomb, &l, &r, &e), e, ERR_LIMIT,
-              "longer than 1 s");
-    builder_result_free(&r);
+    refuse_within((builder_limits){.wall_ms = 1000, .cpu_s = 100}, include_bomb, ERR_LIMIT,
+                  "longer than 1 s");
     /* Nothing of it runs on: a compiler with our file's name would show in a process list. */
     CHECK_INT(system("test -z \"$(pgrep -P 1 -f 'cc1.*lenet.c')\""), 0);
 }

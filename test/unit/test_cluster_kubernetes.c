@@ -119,6 +119,27 @@ static void runs(world *w, const char *name)
     CHECK_STR(p.address, "tcp:10.1.2.3:4000");
 }
 
+static void start_running(world *w, const char *name, pod_role role)
+{
+    start(w, name, role);
+    runs(w, name);
+}
+
+static void open_with(world *w, const char *name, pod_role role)
+{
+    open_world(w);
+    start_running(w, name, role);
+}
+
+/* With kubeml-ps's pod, which is job7's. */
+static void open_with_ps(world *w, const char *texts)
+{
+    err e = ERR_INIT;
+    open_world_of(w, texts);
+    start_running(w, "ps-1", POD_PS);
+    CHECK_OK(w->c->ops->assign(w->c, "ps-1", "job7", -1, 0, &e), e);
+}
+
 static json_t *dig(const json_t *from, const char *path)
 {
     char copy[200], *rest = copy, *part;
@@ -132,9 +153,7 @@ static json_t *dig(const json_t *from, const char *path)
 TEST(a_pod_is_made_hardened_and_answers_with_its_address)
 {
     world w;
-    open_world(&w);
-    start(&w, "function-1", POD_FUNCTION);
-    runs(&w, "function-1");
+    open_with(&w, "function-1", POD_FUNCTION);
     cleanup_json json_t *made = wait_pod(&w, "function-1", true);
     CHECK_STR(json_string_value(dig(made, "metadata|labels|kubeml.dev/state")), "warm");
     CHECK_STR(json_string_value(dig(made, "metadata|labels|app")), "x");
@@ -264,9 +283,7 @@ TEST(each_wait_has_its_reason)
 TEST(a_container_beside_the_others_may_end_and_come_back)
 {
     world w;
-    open_world(&w);
-    start(&w, "ps-1", POD_PS);
-    runs(&w, "ps-1");
+    open_with(&w, "ps-1", POD_PS);
     fake_kube_put(w.server, "ps-1",
                   json_pack("{s:{s:[{s:s, s:s, s:s}]}, s:{s:[{s:s, s:{s:{s:i, s:s}}}]}}", "spec",
                             "initContainers", "name", "redis", "image", "localhost/p:1",
@@ -312,8 +329,7 @@ TEST(each_end_has_its_reason)
     open_world(&w);
     for (int i = 0; i < (int)(sizeof known / sizeof *known); i++) {
         snprintf(name, sizeof name, "function-%d", i);
-        start(&w, name, POD_FUNCTION);
-        runs(&w, name);
+        start_running(&w, name, POD_FUNCTION);
         ends(&w, name, known[i].status, known[i].said);
         pod p = next_event(&w);
         CHECK_STR(p.name, name);
@@ -333,9 +349,7 @@ TEST(a_pod_is_given_once)
 {
     world w;
     err e = ERR_INIT;
-    open_world(&w);
-    start(&w, "function-1", POD_FUNCTION);
-    runs(&w, "function-1");
+    open_with(&w, "function-1", POD_FUNCTION);
     /* done, and the answer is lost */
     fake_kube_fault(w.server, FAKE_PATCH, FAULT_DONE_DROP, 0, 0, 1);
     CHECK_OK(w.c->ops->assign(w.c, "function-1", "job7", 2, 1, &e), e);
@@ -450,11 +464,7 @@ TEST(slots_are_counted_on_the_nodes)
 TEST(a_ps_gets_its_policy)
 {
     world w;
-    err e = ERR_INIT;
-    open_world(&w);
-    start(&w, "ps-1", POD_PS);
-    runs(&w, "ps-1");
-    CHECK_OK(w.c->ops->assign(w.c, "ps-1", "job7", -1, 0, &e), e);
+    open_with_ps(&w, templates);
     cleanup_json json_t *policy = fake_kube_object(
         w.server, "/apis/networking.k8s.io/v1/namespaces/test/networkpolicies/here-ps-1");
     CHECK(policy);
@@ -518,11 +528,7 @@ static void check_peers(const json_t *policy, const char *side, const char *whom
 TEST(functions_that_are_ranks_are_let_meet)
 {
     world w;
-    err e = ERR_INIT;
-    open_world_of(&w, templates_with_ranks);
-    start(&w, "ps-1", POD_PS);
-    runs(&w, "ps-1");
-    CHECK_OK(w.c->ops->assign(w.c, "ps-1", "job7", -1, 0, &e), e);
+    open_with_ps(&w, templates_with_ranks);
     CHECK(fake_kube_object(w.server, RANKS_POLICY) == NULL); /* not unasked */
     fake_kube_fault(w.server, FAKE_CREATE, FAULT_DONE_DROP, 0, 0, 1);
     w.c->ops->let_meet(w.c, "ps-1", "job7");
@@ -546,11 +552,7 @@ TEST(functions_that_are_ranks_are_let_meet)
 TEST(without_ports_of_ranks_no_policy_is_made)
 {
     world w;
-    err e = ERR_INIT;
-    open_world(&w);
-    start(&w, "ps-1", POD_PS);
-    runs(&w, "ps-1");
-    CHECK_OK(w.c->ops->assign(w.c, "ps-1", "job7", -1, 0, &e), e);
+    open_with_ps(&w, templates);
     w.c->ops->let_meet(w.c, "ps-1", "job7");
     CHECK(fake_kube_object(w.server, RANKS_POLICY) == NULL);
     close_world(&w);
@@ -635,9 +637,7 @@ TEST(a_stopped_pod_is_deleted)
 {
     world w;
     err e = ERR_INIT;
-    open_world(&w);
-    start(&w, "function-1", POD_FUNCTION);
-    runs(&w, "function-1");
+    open_with(&w, "function-1", POD_FUNCTION);
     fake_kube_fault(w.server, FAKE_DELETE, FAULT_STATUS, 500, -1, 1);
     fake_kube_fault(w.server, FAKE_DELETE, FAULT_DONE_DROP, 0, 0, 1);
     CHECK_OK(w.c->ops->stop(w.c, "function-1", 2000, &e), e);
@@ -654,9 +654,7 @@ TEST(pods_are_found_again_and_echoes_are_not_kept)
 {
     world w;
     err e = ERR_INIT;
-    open_world(&w);
-    start(&w, "function-1", POD_FUNCTION);
-    runs(&w, "function-1");
+    open_with(&w, "function-1", POD_FUNCTION);
     CHECK_OK(w.c->ops->assign(w.c, "function-1", "job7", 0, 3, &e), e);
     w.c->ops->close(w.c, true);
     open_cluster(&w);
@@ -685,8 +683,7 @@ TEST(no_end_is_lost_or_told_twice)
     open_world(&w);
     for (int i = 0; i < 8; i++) {
         snprintf(name, sizeof name, "function-%d", i);
-        start(&w, name, POD_FUNCTION);
-        runs(&w, name);
+        start_running(&w, name, POD_FUNCTION);
     }
     for (int i = 0; i < 8; i++) {
         snprintf(name, sizeof name, "function-%d", i);
