@@ -41,6 +41,7 @@ struct ingest {
     uint64_t done, reported, total; /* of the present phase */
     bool failed;
     ingest_source sources[INGEST_FIELDS];
+    ingest_field from[INGEST_FIELDS]; /* the part that a field's array came in: mostly its own */
     ingest_shape shape;
     dataset_info info;
     int32_t *labels[DATASET_SPLITS]; /* or the bits of float targets, (samples, targets) */
@@ -68,12 +69,13 @@ static void make_printable(char *text)
             *p = '?';
 }
 
-/* Puts the field in front. An upload that failed stays so. */
+/* Puts the field and its file in front. An upload that failed stays so. */
 static int field_error(ingest *i, ingest_field field, err *e)
 {
+    const char *file = i->file_names[i->from[field]];
     i->failed = true;
-    if (i->file_names[field][0])
-        err_wrap(e, "%s (%s)", ingest_field_name(field), i->file_names[field]);
+    if (file[0])
+        err_wrap(e, "%s (%s)", ingest_field_name(field), file);
     else
         err_wrap(e, "%s", ingest_field_name(field));
     if (e)
@@ -140,6 +142,8 @@ int ingest_begin(store *s, const char *name, const ingest_options *options, inge
     i->options = *options;
     i->quota = options->bytes_max ? options->bytes_max : INGEST_BYTES_MAX;
     snprintf(i->info.name, sizeof i->info.name, "%s", name);
+    for (int f = 0; f < INGEST_FIELDS; f++)
+        i->from[f] = (ingest_field)f;
     *out = i;
     return 0;
 }
@@ -674,14 +678,28 @@ static int end_parts(ingest *i, err *e)
     return 0;
 }
 
+static int find_sources(ingest *i, err *e)
+{
+    for (int f = 0; f < INGEST_FIELDS; f++) {
+        ingest_field field = (ingest_field)f;
+        int found = ingest_find_source(i->spools, field, store_scratch_dir(i->store), &i->quota,
+                                       &i->extracted[f], &i->sources[f], &i->from[f], e);
+        if (found < 0)
+            return field_error(i, field, e);
+        if (found == 0)
+            return err_set(e, ERR_INVALID, "%s is missing", ingest_field_name(field));
+        if (i->sources[f].count == 0)
+            return err_set(e, ERR_INVALID, "%s has no samples", ingest_field_name(field));
+    }
+    return 0;
+}
+
 int ingest_end(ingest *i, dataset_info *out, err *e)
 {
     int result;
     if (i->failed)
         result = err_set(e, ERR_CONFLICT, "the upload has failed before");
-    else if ((result = end_parts(i, e)) == 0 &&
-             (result = ingest_find_sources(i->spools, store_scratch_dir(i->store), &i->quota,
-                                           i->extracted, i->sources, e)) == 0 &&
+    else if ((result = end_parts(i, e)) == 0 && (result = find_sources(i, e)) == 0 &&
              (result = check_all(i, e)) == 0)
         result = publish(i, e);
     if (result != 0 && e)

@@ -145,26 +145,19 @@ static int source_in(spool *const spools[], ingest_field from, ingest_field fiel
     }
 }
 
-int ingest_find_sources(spool *const spools[INGEST_FIELDS], const char *dir, uint64_t *quota,
-                        spool *extracted[INGEST_FIELDS], ingest_source out[INGEST_FIELDS], err *e)
+int ingest_find_source(spool *const spools[INGEST_FIELDS], ingest_field field, const char *dir,
+                       uint64_t *quota, spool **extracted, ingest_source *out, ingest_field *from,
+                       err *e)
 {
-    for (int f = 0; f < INGEST_FIELDS; f++) {
-        ingest_field field = (ingest_field)f;
-        /* Its own part; the images it belongs to; the npz that may hold everything. */
-        ingest_field places[] = {field, is_test(field) ? INGEST_X_TEST : INGEST_X_TRAIN,
-                                 INGEST_X_TRAIN};
-        int found = 0;
-        for (size_t i = 0; i < 3 && found == 0; i++)
-            found =
-                source_in(spools, places[i], field, dir, quota, &extracted[field], &out[field], e);
-        if (found < 0)
-            return err_wrap(e, "%s", field_names[field]);
-        if (found == 0)
-            return err_set(e, ERR_INVALID, "%s is missing", field_names[field]);
-        if (out[field].count == 0)
-            return err_set(e, ERR_INVALID, "%s has no samples", field_names[field]);
+    /* Its own part; the images it belongs to; the npz that may hold everything. */
+    ingest_field places[] = {field, is_test(field) ? INGEST_X_TEST : INGEST_X_TRAIN,
+                             INGEST_X_TRAIN};
+    int found = 0;
+    for (size_t i = 0; i < 3 && found == 0; i++) {
+        *from = places[i];
+        found = source_in(spools, places[i], field, dir, quota, extracted, out, e);
     }
-    return 0;
+    return found;
 }
 
 /* ---- shapes -------------------------------------------------------------------------------- */

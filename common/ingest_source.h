@@ -28,12 +28,13 @@ typedef struct ingest_source {
     uint64_t base, stride, element_bytes, count;
 } ingest_source;
 
-/* Finds the four arrays in the spools that came (NULL: none): each in its own, or y in the x's
- * where that is CIFAR-10 binary or an npz with labels, or all in the npz given as x-train. What is
- * taken out of an npz stands in `extracted`, one per field, the caller's to spool_free, also after
- * an error. */
-int ingest_find_sources(spool *const spools[INGEST_FIELDS], const char *dir, uint64_t *quota,
-                        spool *extracted[INGEST_FIELDS], ingest_source out[INGEST_FIELDS], err *e);
+/* Finds a field's array in the spools that came (NULL: none): in its own, or y in the x's where
+ * that is CIFAR-10 binary or an npz with labels, or in the npz given as x-train. 1 found, 0 not
+ * there. `from` is the part that it came in, or that the error is about. What is taken out of an
+ * npz stands in `extracted`, the caller's to spool_free, also after an error. */
+int ingest_find_source(spool *const spools[INGEST_FIELDS], ingest_field field, const char *dir,
+                       uint64_t *quota, spool **extracted, ingest_source *out, ingest_field *from,
+                       err *e);
 
 /* How x's elements become (C, H, W) samples. */
 typedef struct ingest_shape {

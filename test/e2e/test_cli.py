@@ -594,6 +594,7 @@ def arrays(s):
     s.write("pickle.pkl", pickle.dumps({"data": x}))
     s.write("text.txt", "this is no array\n")
     s.write("empty.npy", b"")
+    np.savez(s.folder / "other.npz", samples=x, classes=y)
 
 
 def make(x, y, tx="x.npy", ty="y.npy", name="new"):
@@ -683,6 +684,7 @@ def bad_datasets(p):
     s.refused(*make("objects.npy", "y.npy"), says=["x-train (objects.npy)", "np.save"])
     s.refused(*make("text.txt", "y.npy"), says="x-train (text.txt): neither npy")
     s.refused(*make("empty.npy", "y.npy"), says="x-train (empty.npy): the file is empty")
+    s.refused(*make("other.npz", "y.npy"), says=["x-train (other.npz): the npz file has no array", "it has samples, classes"])
     s.refused(*make("absent.npy", "y.npy"), says="no file absent.npy")
     s.refused(*make("x.npy", ""), says="--trainlabels must not be empty", status=2)
     s.refused(*make("x.npy", "x.npy/y.npy"), says="x.npy/y.npy: Not a directory")

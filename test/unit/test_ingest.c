@@ -719,6 +719,44 @@ TEST(limits_stop_bombs)
     store_close(s);
 }
 
+/* Whichever field it is that lacks its array, or has a bad one: the file is the one that came. */
+TEST(the_npz_that_is_wrong_is_named)
+{
+    store *s = open_store();
+    fill();
+    static const int32_t labels[2] = {3, -1};
+    bytes images = make_npy(ARRAY_U8, SHAPE(2, 3, 32, 32), train_x), text = TEXT("hello"),
+          bad = make_npy(ARRAY_I32, SHAPE(2), labels);
+    const struct {
+        const char *names[4];
+        bytes arrays[4];
+        size_t count;
+        err_code code;
+        const char *says;
+    } known[] = {
+        {{"q", "r"}, {images, images}, 2, ERR_INVALID,
+         "x-train (all.npz): the npz file has no array \"x_train\" or \"x\"; it has q, r"},
+        {{"x_train", "y_train"}, {images, text}, 2, ERR_UNSUPPORTED,
+         "y-train (all.npz): array \"y_train\""},
+        {{"x_train", "y_train", "x_test", "y_test"}, {images, bad, images, bad}, 4, ERR_INVALID,
+         "y-train (all.npz): label -1 at sample 1"},
+    };
+    for (size_t k = 0; k < sizeof known / sizeof *known; k++) {
+        err e = ERR_INIT;
+        ingest *i;
+        bytes npz = make_npz(known[k].names, known[k].arrays, known[k].count, false);
+        CHECK_OK(ingest_begin(s, "d", NULL, &i, &e), e);
+        CHECK_OK(ingest_part(i, "x-train", "all.npz", &e), e);
+        CHECK_OK(ingest_bytes(i, "x-train", npz.at, npz.len, &e), e);
+        CHECK_ERR(ingest_end(i, NULL, &e), e, known[k].code, known[k].says);
+        bytes_free(&npz);
+    }
+    bytes_free(&images);
+    bytes_free(&text);
+    bytes_free(&bad);
+    store_close(s);
+}
+
 /* The lines that convert a pickle are whole, whatever its name. */
 TEST(a_pickle_with_a_long_name_gets_all_the_lines)
 {
