@@ -1,11 +1,13 @@
 #!/usr/bin/python3
 """The platform on MongoDB: its users of one job, and what it does without it."""
+import asyncio
 import os
 import pathlib
 import signal
 import socket
 import subprocess
 import tempfile
+import threading
 
 import requests
 
@@ -92,6 +94,44 @@ class Server:
         self.folder.cleanup()
 
 
+class Line:
+    """A port that leads to another one of this machine and counts what that one answers."""
+
+    def __init__(self, to):
+        self.to, self.given = to, 0
+        self.loop = asyncio.new_event_loop()
+        self.server = self.loop.run_until_complete(asyncio.start_server(self.connect, "127.0.0.1", 0))
+        self.port = self.server.sockets[0].getsockname()[1]
+        self.thread = threading.Thread(target=self.loop.run_forever)
+
+    async def connect(self, reader, writer):
+        there, back = await asyncio.open_connection("127.0.0.1", self.to)
+        await asyncio.gather(self.forward(reader, back, False), self.forward(there, writer, True))
+
+    async def forward(self, reader, writer, counted):
+        try:
+            while block := await reader.read(1 << 16):
+                self.given += len(block) if counted else 0
+                writer.write(block)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        writer.close()
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.server.close()
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.close()
+
+
 @case(limit=120, platform=False)
 def users_live_as_long_as_their_job():
     database = f"e2e_{os.getpid()}"
@@ -154,6 +194,24 @@ def what_is_replaced_leaves_nothing():
                   == {f["_id"] for f in mongo["blobs.files"].find()}, 10, message="bytes that nothing names")
             assert mongo["blobs.files"].count_documents({}) > 0
             assert mongo.uploads.count_documents({"state": "deleted"}) == 0, list(mongo.uploads.find())
+
+
+@case(limit=120, platform=False)
+def functions_fetch_their_shares_alone():
+    """An epoch of two functions: every chunk of both splits comes once, and not once to each."""
+    train, test = 6000, 512
+    whole = (train + test) * 28 * 28
+    with Server() as server:
+        server.start()
+        with Line(server.port) as line, Platform("--store", server.uri.replace(str(server.port), str(line.port))) as p:
+            ready(p)
+            p.dataset(files=harness.tiny_mnist(train, test))
+            p.function()
+            before = line.given
+            p.succeed(p.train(epochs=1, k=2, batch_size=64, default_parallelism=2))
+            given = line.given - before
+            print(f"{given} bytes came from the server, the data set has {whole}")
+            assert whole <= given < 1.25 * whole, given
 
 
 def ready(p):

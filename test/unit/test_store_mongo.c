@@ -44,6 +44,7 @@ typedef struct line {
     bool open, ending; /* read and written atomically */
     /* messages that write; those that do not ask for a majority and its journals */
     unsigned writes, lax;
+    size_t given; /* bytes of the server's answers */
 } line;
 
 enum { PAIRS = 32 };
@@ -83,6 +84,8 @@ static bool forward(line *l, bool asks, int from, int to)
     ssize_t len = read(from, bytes, sizeof bytes);
     if (asks && len > 0)
         look_at(l, bytes, (size_t)len);
+    if (!asks && len > 0)
+        __atomic_add_fetch(&l->given, (size_t)len, __ATOMIC_RELAXED);
     for (ssize_t at = 0, part; at < len; at += part)
         if ((part = write(to, bytes + at, (size_t)(len - at))) <= 0)
             return false;
@@ -729,6 +732,49 @@ TEST_LIMIT(chunks_are_fetched_ahead, 60)
     chunk_reader_close(r);                 /* and an end comes at any time */
     chunk_abort(w);
     store_close(s);
+}
+
+/* What a function is dealt comes over the line, and not one chunk more: announced in any order,
+ * announced as a range, and without a word. */
+TEST_LIMIT(a_reader_fetches_its_chunks_and_no_others, 60)
+{
+    enum { MINE = 100 };
+    static const struct {
+        uint32_t first, step;
+        bool announced;
+    } ways[] = {{0, 67, true}, {150, 1, true}, {0, 67, false}};
+    err e = ERR_INIT;
+    line l;
+    char through[800], locator[STORE_LOCATOR_BYTES];
+    chunk_writer *w;
+    chunk_reader *r;
+    const void *bytes;
+    size_t len;
+    test_store_use(ON_MONGO);
+    make_line(&l, test_store_locator(""), "kubeml.patience_ms=10000", through);
+    store *s = open_at(through);
+    write_chunks(s, locator, &w);
+    for (size_t way = 0; way < sizeof ways / sizeof *ways; way++) {
+        uint32_t mine[MINE];
+        for (uint32_t i = 0; i < MINE; i++)
+            mine[i] = (ways[way].first + i * ways[way].step) % CHUNKS;
+        size_t before = __atomic_load_n(&l.given, __ATOMIC_RELAXED);
+        CHECK_OK(chunk_reader_open(locator, &r, &e), e);
+        if (ways[way].announced)
+            chunk_prefetch(r, 0, mine, MINE);
+        for (int i = 0; i < MINE; i++) {
+            CHECK_OK(chunk_view(r, 0, mine[i], &bytes, &len, &e), e);
+            CHECK_INT(((const uint8_t *)bytes)[len - 1], (uint8_t)mine[i]);
+        }
+        chunk_reader_close(r); /* what is on its way has come */
+        size_t given = __atomic_load_n(&l.given, __ATOMIC_RELAXED) - before;
+        if (given < (size_t)MINE * CHUNK_LEN || given >= (size_t)(MINE + 1) * CHUNK_LEN)
+            test_fail(__FILE__, __LINE__, "%zu bytes came for %d chunks of %d", given, MINE,
+                      CHUNK_LEN);
+    }
+    chunk_abort(w);
+    store_close(s);
+    end_line(&l);
 }
 
 TEST_LIMIT(a_reader_says_when_the_line_is_cut, 60)

@@ -1,16 +1,16 @@
 /* test_store_mongo_form.c: what lies in MongoDB, seen with its driver alone: schema, indexes, and
- * the write concern of what is sent. Runs against MONGODB_URI or the stand-in. */
+ * what a data set's user may do. Runs against MONGODB_URI or the stand-in. */
 #include <mongoc/mongoc.h>
 
 #include "stores.h"
 
-static mongoc_client_t *dial(mongoc_uri_t **uri)
+static mongoc_client_t *dial(const char *locator, mongoc_uri_t **uri)
 {
     bson_error_t error;
     char text[800], *option;
     mongoc_init();
     mongoc_log_set_handler(NULL, NULL);
-    snprintf(text, sizeof text, "%s", test_store_locator(""));
+    snprintf(text, sizeof text, "%s", locator);
     if ((option = strstr(text, "kubeml."))) /* ours: the driver does not know them */
         memmove(option, option + strcspn(option, "&"), strlen(option + strcspn(option, "&")) + 1);
     *uri = mongoc_uri_new_with_error(text, &error);
@@ -22,7 +22,7 @@ static store *make(mongoc_client_t **client, mongoc_uri_t **uri)
 {
     test_store_use(ON_MONGO);
     store *s = test_store("");
-    *client = dial(uri);
+    *client = dial(test_store_locator(""), uri);
     return s;
 }
 
@@ -84,5 +84,71 @@ TEST(indexes_stand_in_a_new_store)
     CHECK(!has_index(client, db, "records.datasets", "value.upload", true));
     mongoc_client_destroy(client);
     mongoc_uri_destroy(uri);
+    store_close(s);
+}
+
+/* ---- users --------------------------------------------------------------------------------- */
+
+/* 0, or the server's code. */
+static uint32_t run(mongoc_client_t *client, const char *db, const char *json)
+{
+    bson_error_t error = {0};
+    bson_t *command = bson_new_from_json((const uint8_t *)json, -1, &error);
+    CHECK(command);
+    bool done = mongoc_client_command_simple(client, db, command, NULL, NULL, &error);
+    bson_destroy(command);
+    return done ? 0 : error.code;
+}
+
+/* Functions run others' code with it. */
+TEST(the_user_of_a_data_set_is_refused_every_change)
+{
+    static const char *const changes[] = {
+        "{\"insert\": \"chunks\", \"documents\": [{\"_id\": 7}]}",
+        "{\"update\": \"chunks\", \"updates\": [{\"q\": {}, \"u\": {\"$set\": {\"data\": 0}}}]}",
+        "{\"findAndModify\": \"meta\", \"query\": {}, \"update\": {\"$set\": {\"text\": \"\"}}}",
+        "{\"delete\": \"chunks\", \"deletes\": [{\"q\": {\"_id\": 7}, \"limit\": 0}]}",
+        "{\"create\": \"more\"}",
+        "{\"createIndexes\": \"chunks\", \"indexes\": [{\"key\": {\"x\": 1}, \"name\": \"x\"}]}",
+        "{\"createUser\": \"job-other\", \"pwd\": \"x\", \"roles\": []}",
+        "{\"drop\": \"chunks\"}",
+        "{\"dropDatabase\": 1}",
+    };
+    enum { UNAUTHORIZED = 13 };
+    err e = ERR_INIT;
+    mongoc_uri_t *uri, *mine;
+    mongoc_client_t *owner, *user;
+    chunk_writer *w;
+    char id[STORE_ID_BYTES], locator[STORE_LOCATOR_BYTES];
+    store *s = make(&owner, &uri);
+    if (!mongoc_uri_get_username(uri))
+        test_skip("users of one job: MONGODB_URI names no user");
+    CHECK_OK(store_chunks_begin(s, 0, id, &w, &e), e);
+    CHECK_OK(chunk_put(w, 0, 0, "bytes", 5, &e), e);
+    CHECK_OK(chunk_put_info(w, "{}", 2, &e), e);
+    CHECK_OK(chunk_seal(w, &e), e);
+    CHECK_OK(store_chunks_locator(s, id, locator, &e), e);
+    user = dial(locator, &mine);
+    const char *db = mongoc_uri_get_database(mine);
+    CHECK_INT(run(user, db, "{\"find\": \"chunks\"}"), 0);
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++)
+        CHECK_INT(run(user, db, changes[i]), UNAUTHORIZED);
+    CHECK_INT(run(user, mongoc_uri_get_database(uri), "{\"find\": \"records.jobs\"}"),
+              UNAUTHORIZED);
+    chunk_reader *r; /* it is as it was */
+    const void *bytes;
+    size_t len;
+    CHECK_OK(chunk_reader_open(locator, &r, &e), e);
+    CHECK_OK(chunk_view(r, 0, 0, &bytes, &len, &e), e);
+    CHECK(len == 5 && memcmp(bytes, "bytes", 5) == 0);
+    chunk_reader_close(r);
+    /* Nothing of it is refused for its form: whose store it is may do all. */
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++)
+        CHECK_INT(run(owner, db, changes[i]), 0);
+    mongoc_client_destroy(user);
+    mongoc_uri_destroy(mine);
+    mongoc_client_destroy(owner);
+    mongoc_uri_destroy(uri);
+    chunk_abort(w);
     store_close(s);
 }
