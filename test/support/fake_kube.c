@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "fs.h"
 #include "test.h"
 
 enum { CONNECTIONS_MAX = 64, FAULTS_MAX = 64, REQUEST_BYTES_MAX = 1 << 20 };
@@ -30,7 +31,7 @@ typedef struct request_text {
 
 struct fake_kube {
     int listen_fd;
-    char url[64], token[300];
+    char url[64], token[300], token_file[600]; /* the file: "" unless it is to be rotated */
     pthread_t acceptor;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -487,6 +488,14 @@ static bool perform(fake_kube *f, int fd, const request_text *r, const fault *ba
     return open;
 }
 
+static void rotate_locked(fake_kube *f)
+{
+    err e = ERR_INIT;
+    if (f->token_file[0])
+        CHECK_OK(fs_write_file(f->token_file, f->token, strlen(f->token), 0600, &e), e);
+    f->token_file[0] = '\0';
+}
+
 static bool serve(fake_kube *f, int fd, request_text *r)
 {
     fault bad;
@@ -496,6 +505,8 @@ static bool serve(fake_kube *f, int fd, request_text *r)
     r->cuts = f->cuts;
     bool known = !f->token[0] || strcmp(f->token, r->token) == 0;
     bool faulty = known && take_fault(f, kind, &bad);
+    if (!known)
+        rotate_locked(f);
     pthread_mutex_unlock(&f->lock);
     if (!known)
         return answer_status(fd, 401, -1, "Unauthorized", "Unauthorized");
@@ -620,6 +631,13 @@ void fake_kube_token(fake_kube *f, const char *token)
 {
     pthread_mutex_lock(&f->lock);
     snprintf(f->token, sizeof f->token, "%s", token ? token : "");
+    pthread_mutex_unlock(&f->lock);
+}
+
+void fake_kube_rotate(fake_kube *f, const char *file)
+{
+    pthread_mutex_lock(&f->lock);
+    snprintf(f->token_file, sizeof f->token_file, "%s", file);
     pthread_mutex_unlock(&f->lock);
 }
 

@@ -44,6 +44,9 @@ void fake_kube_fault(fake_kube *f, fake_kind kind, fake_fault fault, int status,
                      int times);
 /* what it takes from now on; NULL: anything */
 void fake_kube_token(fake_kube *f, const char *token);
+/* Whoever is refused for his token finds the right one in this file from then on: the kubelet
+ * rotates it after the server has, once. */
+void fake_kube_rotate(fake_kube *f, const char *file);
 void fake_kube_cut(fake_kube *f);                      /* closes all watches */
 void fake_kube_compact(fake_kube *f); /* what is older than now is gone, for new watches */
 void fake_kube_bookmark(fake_kube *f);

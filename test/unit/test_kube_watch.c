@@ -406,6 +406,41 @@ TEST(a_create_whose_answer_is_lost_is_not_doubled)
     close_world(&w);
 }
 
+/* One client, through all of it: the file is read for every try. */
+TEST(a_rotated_token_is_in_the_next_call)
+{
+    world w;
+    char path[600];
+    err e = ERR_INIT;
+    snprintf(path, sizeof path, "%s/token", test_tmp());
+    write_token(path, "first\n");
+    open_world(&w, path);
+    fake_kube_token(w.server, "first");
+    put(&w, "a", "Pending");
+    kube_client *c = open_client(&w);
+    const char *pod = FAKE_KUBE_PODS "/a";
+    CHECK_OK(kube_get(c, pod, NULL, clock_deadline_ms(WAIT_MS), NULL, &e), e);
+    CHECK_INT(fake_kube_requests(w.server, FAKE_GET), 1);
+    /* The file was rotated in time: the next call, on the connection that is there, has it. */
+    fake_kube_token(w.server, "second");
+    write_token(path, "second\n");
+    CHECK_OK(kube_get(c, pod, NULL, clock_deadline_ms(WAIT_MS), NULL, &e), e);
+    CHECK_INT(fake_kube_requests(w.server, FAKE_GET), 2);
+    /* It is rotated while the call is under way: refused once, and tried with the new one. */
+    fake_kube_token(w.server, "third");
+    fake_kube_rotate(w.server, path);
+    cleanup_json json_t *more = a_pod("b");
+    CHECK_OK(kube_create(c, FAKE_KUBE_PODS, more, clock_deadline_ms(WAIT_MS), NULL, &e), e);
+    CHECK_INT(fake_kube_requests(w.server, FAKE_CREATE), 2);
+    /* One that nobody renews is an error after a few tries. */
+    fake_kube_token(w.server, "fourth");
+    CHECK_ERR(kube_get(c, pod, NULL, clock_deadline_ms(WAIT_MS), NULL, &e), e, ERR_UNAUTHORIZED,
+              "Unauthorized");
+    CHECK_INT(fake_kube_requests(w.server, FAKE_GET), 2 + KUBE_UNAUTHORIZED_TRIES);
+    kube_client_close(c);
+    close_world(&w);
+}
+
 TEST(what_a_status_means)
 {
     static const struct {
