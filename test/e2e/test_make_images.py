@@ -1,0 +1,118 @@
+#!/usr/bin/python3
+"""`make images` with whatever of docker, podman and buildah works: stand-ins that write down what they are asked for. What
+comes of real ones test/cluster/test_images.py looks at."""
+import os
+import pathlib
+import subprocess
+import tempfile
+
+import harness
+from harness import ROOT, case, skip
+
+ENGINES = ("docker", "podman", "buildah")
+USUAL = ("controller", "builder", "ps", "function-cpu")
+# Answers as the engine of its name would, as far as build.sh asks; a line in $SAID for each call, its words apart by tabs.
+ENGINE = """#!/bin/sh
+printf '%s' "${0##*/}" >>"$SAID"
+for word; do printf '\\t%s' "$word" >>"$SAID"; done
+case $1 in
+info) echo >>"$SAID"; exit "$NO_DAEMON" ;;
+save) : >"$3" ;;
+esac
+for word; do case $word in docker-archive:*) word=${word#docker-archive:}; : >"${word%%:*}" ;; esac; done
+[ ! -e "$word/Makefile" ] || printf '\\tholds\\t%s' "$(cd "$word" && ls | tr '\\n' ' ')" >>"$SAID"
+echo >>"$SAID"
+"""
+
+
+class Machine:
+    """All of this machine's programs but for the engines, and stand-ins for some of them."""
+
+    def __init__(self, *engines, daemon=True):
+        if not (ROOT / ".git").exists():
+            skip("build.sh asks git what belongs to the sources, and this is no clone")
+        self.folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+        self.said = self.folder / "said"
+        self.daemon = daemon
+        programs = self.folder / "bin"
+        programs.mkdir()
+        for place in ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"):
+            for program in pathlib.Path(place).iterdir() if pathlib.Path(place).is_dir() else ():
+                if program.name not in ENGINES and not (programs / program.name).exists():
+                    (programs / program.name).symlink_to(program)
+        for engine in engines:
+            (programs / engine).write_text(ENGINE)
+            (programs / engine).chmod(0o755)
+
+    def make(self, *settings):
+        """(status, what it printed, [[engine, word...]] of its calls)"""
+        self.said.write_text("")
+        environment = {k: v for k, v in os.environ.items()
+                       if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "ENGINE", "BASE", "PREFIX", "TAG", "OUT", "PREBUILT", "LAYERS")}
+        run = subprocess.run(
+            ["make", "-s", "--no-print-directory", "images", *settings], cwd=ROOT, capture_output=True, text=True, timeout=60 * harness.STRETCH,
+            env={**environment, "PATH": str(self.folder / "bin"), "SAID": str(self.said), "NO_DAEMON": str(int(not self.daemon))})
+        return run.returncode, run.stdout + run.stderr, [line.split("\t") for line in self.said.read_text().splitlines()]
+
+
+def name_of(call):
+    return call[call.index("-t") + 1]
+
+
+@case(limit=90, platform=False)
+def the_first_that_works_builds():
+    for engines, daemon, settings, expected in (
+            (ENGINES, True, [], "docker"),
+            (ENGINES, False, [], "podman"),  # a client alone is no engine
+            (("docker", "buildah"), False, [], "buildah"),
+            (("buildah",), True, [], "buildah"),
+            (ENGINES, True, ["ENGINE=buildah"], "buildah")):
+        status, text, calls = Machine(*engines, daemon=daemon).make(
+            "IMAGES=ps", "BASE=registry.example/base:1", "PREFIX=registry.example/", "TAG=7", *settings)
+        what = (engines, daemon, settings, text, calls)
+        assert status == 0 and f"built with {expected}: registry.example/kubeml-ps (7)" in text, what
+        asked, built = [c for c in calls if "-t" not in c], [c for c in calls if "-t" in c]
+        assert all(c == ["docker", "info"] for c in asked) and all(c[0] == expected for c in built), what
+        first, second = built
+        assert (name_of(first), name_of(second)) == ("registry.example/kubeml-build:7", "registry.example/kubeml-ps:7"), what
+        assert str(ROOT / "manifests/images/build.Containerfile") in first and "BASE=registry.example/base:1" in first, what
+        assert str(ROOT / "manifests/images/ps.Containerfile") in second, what
+        for argument in ("BASE=registry.example/base:1", "VERSION=7", "BUILD=registry.example/kubeml-build:7"):
+            assert second[second.index(argument) - 1] == "--build-arg", what
+        # Where a container may not be started as usual.
+        assert ("--isolation" in first) == (expected == "buildah"), what
+        # The sources, and not all that lies in the tree.
+        holds = first[first.index("holds") + 1].split()
+        assert {"Makefile", "common", "manifests"} <= set(holds) and not {"build", "test", "docs"} & set(holds), what
+
+
+@case(limit=60, platform=False)
+def without_an_engine_it_says_so():
+    for machine in (Machine(), Machine("docker", daemon=False)):
+        status, text, calls = machine.make()
+        assert status != 0 and "none of docker, podman and buildah works here" in text, (status, text)
+        assert not [c for c in calls if c != ["docker", "info"]], calls
+
+
+@case(limit=60, platform=False)
+def each_image_is_a_file_where_one_is_wanted():
+    for engine in ENGINES:
+        machine = Machine(engine)
+        status, text, calls = machine.make(f"OUT={machine.folder}/out")
+        assert status == 0, text
+        assert sorted(f.name for f in (machine.folder / "out").iterdir()) == sorted(f"{name}.tar" for name in USUAL), calls
+        assert [name_of(c).split("/kubeml-")[1].split(":")[0] for c in calls if "-t" in c] == ["build", *USUAL], calls
+        assert all(c[-1].startswith("localhost/kubeml-") or "docker-archive:" in c[-1] for c in calls if {"save", "push"} & set(c)), calls
+
+
+@case(limit=60, platform=False)
+def the_cuda_image_wants_an_engine_that_is_built():
+    machine = Machine("docker")
+    for settings in ([], [f"PREBUILT={machine.folder}"]):
+        status, text, calls = machine.make("IMAGES=function-cuda", *settings)
+        assert status != 0 and "make CUDA=1, and PREBUILT=build/release" in text, (status, text)
+        assert not [c for c in calls if "-t" in c], calls
+
+
+if __name__ == "__main__":
+    harness.main(globals())
