@@ -1,0 +1,36 @@
+#!/usr/bin/python3
+"""What make sees of a change without being told."""
+import os
+import pathlib
+import subprocess
+import tempfile
+
+import harness
+from harness import ROOT, case
+
+
+class Build:
+    """An empty build folder."""
+
+    def __init__(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+
+    def make(self, name, *settings):
+        """A file of it, (text, when it was written)."""
+        environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "SANITIZER", "OPT")}
+        run = subprocess.run(["make", "-s", f"BUILD={self.folder}", str(self.folder / name), *settings], cwd=ROOT, env=environment,
+                             capture_output=True, text=True, timeout=60 * harness.STRETCH)
+        assert run.returncode == 0, run.stdout + run.stderr
+        return (self.folder / name).read_text(), (self.folder / name).stat().st_mtime_ns
+
+
+@case(limit=60, platform=False)
+def other_flags_are_seen():
+    build = Build()
+    first = build.make("flags")
+    assert " -O2 " in first[0] and build.make("flags") == first, "it was written again for nothing"
+    assert " -O3 " in build.make("flags", "OPT=-O3")[0]
+
+
+if __name__ == "__main__":
+    harness.main(globals())
