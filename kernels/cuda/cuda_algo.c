@@ -1,7 +1,7 @@
 /* cuda_algo.c: which way each convolution and linear layer is computed; see cuda_program.h.
  *
- * Every pass of every layer is timed once per machine type and shape: what the libraries offer and
- * our own kernel, on the tensors that the plan has laid out. The winners are kept in memory and,
+ * Every pass of every layer is timed once per machine type and shape, and again when the libraries
+ * or our kernels are others: what the libraries offer and our own kernel, on the tensors that the plan has laid out. The winners are kept in memory and,
  * where a cache folder is known, in a text file ("key<TAB>winner" a line) that later processes
  * read, so that a warm function measures nothing and the same job computes the same way again. A
  * function, whose sandbox lets it write no such file, is told what others have measured, and is
@@ -18,6 +18,7 @@
 #include "cleanup.h"
 #include "cuda/cuda_memory.h"
 #include "cuda/cuda_program.h"
+#include "cuda_kernels_version.h" /* made by the build (scripts/cuda.mk) */
 
 enum {
     CACHE_MAX = 16384, /* entries */
@@ -215,11 +216,18 @@ int cuda_shape_text(const conv_shape *s, char *text, size_t room)
                     s->pad_h, s->pad_w, s->dil_h, s->dil_w, s->groups);
 }
 
+void cuda_begin_key(const device_facts *f, char key[KEY_BYTES])
+{
+    snprintf(key, KEY_BYTES, "%s|%s own" CUDA_KERNELS_VERSION "|", f->name, f->libraries);
+}
+
 static void make_key(const device_facts *f, const conv_task *t, char key[KEY_BYTES])
 {
     char text[KEY_BYTES / 3];
     cuda_shape_text(&t->s, text, sizeof text);
-    snprintf(key, KEY_BYTES, "%s|%s|%s %s %s%s%s%s", f->name, f->libraries, pass_names[t->pass],
+    cuda_begin_key(f, key);
+    size_t used = strlen(key);
+    snprintf(key + used, KEY_BYTES - used, "%s %s %s%s%s%s", pass_names[t->pass],
              precision_names[t->precision], text, t->bias ? " bias" : "", t->relu ? " relu" : "",
              t->add ? " add" : "");
 }

@@ -49,9 +49,11 @@ static void make_key(const program *p, const device_facts *f, const fusing *what
                      char key[KEY_BYTES])
 {
     static const char *const precisions[] = {"fp32", "tf32", "bf16"};
-    snprintf(key, KEY_BYTES, "%s|%s|%s %s %s ", f->name, f->libraries,
-             p->c.inference ? "infer" : "train", what->head ? "head" : "pooling",
-             precisions[p->c.precision]);
+    char text[64];
+    cuda_begin_key(f, key);
+    snprintf(text, sizeof text, "%s %s %s ", p->c.inference ? "infer" : "train",
+             what->head ? "head" : "pooling", precisions[p->c.precision]);
+    add_text(key, text);
     if (what->head)
         add_head(p, what->layer, key);
     else

@@ -139,6 +139,8 @@ void cuda_algorithms_read(void); /* the cache's file, once a process */
 bool cuda_algorithm_known(const char *key, char winner[WINNER_BYTES]);
 void cuda_algorithm_learn(const char *key, const char *winner);
 void cuda_algorithms_keep(void);
+/* What a key begins with: machine type, libraries, and which kernels of ours there are. */
+void cuda_begin_key(const device_facts *f, char key[KEY_BYTES]);
 /* A shape in the words of a key. */
 int cuda_shape_text(const conv_shape *s, char *text, size_t room);
 /* backend.known and backend.learned. */

@@ -76,6 +76,34 @@ TEST(what_one_process_has_measured_another_is_told)
     free(learned);
 }
 
+/* A kernel of ours that was made faster, or slower, competes anew. */
+TEST(what_was_measured_with_other_kernels_is_measured_again)
+{
+    err e = ERR_INIT;
+    engine *m;
+    setenv("KUBEML_CUDA_CACHE", "", 1);
+    engine_config c = config("cuda");
+    fake_favourite(0);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    engine_free(m);
+    char *learned = backend_learned("cuda"), *others = strdup(learned), *at = others;
+    for (; *at; at = strchr(at, '\n') + 1) {
+        char *version = strstr(at, " own");
+        CHECK(version && version < strchr(at, '\t') && version[4] >= '0' && version[4] <= '9');
+        version[4] = version[4] == '1' ? '2' : '1';
+    }
+    long first = fake_measurements();
+    cuda_algorithms_forget();
+    fake_favourite(-1);
+    backend_known("cuda", others);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK(fake_measurements() > first);
+    CHECK_CONTAINS(engine_choices(m), "conv1 forward own\n");
+    engine_free(m);
+    free(learned);
+    free(others);
+}
+
 TEST(a_damaged_cache_is_measured_again)
 {
     err e = ERR_INIT;

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""What make sees of a change without being told."""
+"""What make sees of a change without being told: other flags, other kernels."""
 import os
 import pathlib
 import subprocess
@@ -30,6 +30,18 @@ def other_flags_are_seen():
     first = build.make("flags")
     assert " -O2 " in first[0] and build.make("flags") == first, "it was written again for nothing"
     assert " -O3 " in build.make("flags", "OPT=-O3")[0]
+
+
+@case(limit=60, platform=False)
+def other_kernels_have_another_version():
+    """It stands in the key of what was measured on a GPU (kernels/cuda/cuda_algo.c)."""
+    build, changed = Build(), pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP"))) / "gemm.cu"
+    first = build.make("cuda_kernels_version.h")
+    assert first[0].startswith('#define CUDA_KERNELS_VERSION "') and build.make("cuda_kernels_version.h") == first
+    sources = sorted((ROOT / "kernels/cuda").glob("*.cu"))
+    changed.write_text((ROOT / "kernels/cuda/gemm.cu").read_text().replace("TILE_M = 64", "TILE_M = 32"))
+    names = [str(changed) if s.name == changed.name else str(s.relative_to(ROOT)) for s in sources]
+    assert build.make("cuda_kernels_version.h", f"SRC_cu={' '.join(names)}")[0] != first[0]
 
 
 if __name__ == "__main__":
