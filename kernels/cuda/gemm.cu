@@ -19,6 +19,11 @@ typedef struct extent {
     int rows, columns, inner;
 } extent;
 
+static __host__ __device__ int tiles(int count, int side)
+{
+    return (count - 1) / side + 1;
+}
+
 static __host__ __device__ extent extent_of(const conv_shape &s, int pass)
 {
     int c = s.c / s.groups, k = s.k / s.groups, taps = s.r * s.s;
@@ -144,8 +149,10 @@ static __global__ void __launch_bounds__(SIDE *SIDE)
     __shared__ float left[TILE_K][TILE_M + 1];
     __shared__ float right[TILE_K][TILE_N + 1];
     extent e = extent_of(s, PASS);
-    int group = (int)blockIdx.z / splits, split = (int)blockIdx.z % splits;
-    int row0 = (int)blockIdx.x * TILE_M, column0 = (int)blockIdx.y * TILE_N;
+    divided by_row = divide(blockIdx.x, tiles(e.rows, TILE_M));
+    divided by_column = divide(by_row.times, tiles(e.columns, TILE_N));
+    int group = (int)by_column.times / splits, split = (int)by_column.times % splits;
+    int row0 = (int)by_row.rest * TILE_M, column0 = (int)by_column.rest * TILE_N;
     int share = ((e.inner + splits - 1) / splits + TILE_K - 1) / TILE_K * TILE_K;
     int k_end = min(e.inner, (split + 1) * share);
     int m0 = (int)threadIdx.x / SIDE, n0 = (int)threadIdx.x % SIDE;
@@ -196,8 +203,7 @@ static int tile_columns(extent e)
 static int splits_of(conv_shape s, extent e)
 {
     enum { BLOCKS_WANTED = 264, TILES_LEAST = 4 };
-    int64_t blocks = (int64_t)((e.rows + TILE_M - 1) / TILE_M) *
-                     ((e.columns + tile_columns(e) - 1) / tile_columns(e)) * s.groups;
+    int64_t blocks = (int64_t)tiles(e.rows, TILE_M) * tiles(e.columns, tile_columns(e)) * s.groups;
     int64_t wanted = BLOCKS_WANTED / blocks, most = e.inner / (TILE_K * TILES_LEAST);
     int64_t splits = wanted < most ? wanted : most;
     return splits < 1 ? 1 : splits > SPLIT_MAX ? SPLIT_MAX : (int)splits;
@@ -218,8 +224,11 @@ static void multiply(void *stream, conv_shape s, const T *a, const T *b, Out *ou
     extent e = extent_of(s, PASS);
     int splits = splits_of(s, e), wide = tile_columns(e);
     t.parts = splits > 1 ? scratch : nullptr;
-    dim3 grid((unsigned)((e.rows + TILE_M - 1) / TILE_M), (unsigned)((e.columns + wide - 1) / wide),
-              (unsigned)(s.groups * splits));
+    /* Rows first, then columns, then groups and splits, all in one direction: CUDA takes no more
+     * than 65,535 blocks in the others, and 2^31 - 1 in this one. Those are enough: a block has
+     * elements of the result of its own, and where it is split there are few. */
+    unsigned grid = (unsigned)tiles(e.rows, TILE_M) * (unsigned)tiles(e.columns, wide) *
+                    (unsigned)(s.groups * splits);
     if (wide == SIDE)
         LAUNCH_BLOCK((product<PASS, SIDE, T, Out>), grid, SIDE *SIDE, stream, s, a, b, out, t,
                      splits);

@@ -16,6 +16,8 @@
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
 
+unsigned shim_grid_most = 65535;
+
 enum { THREADS_MAX = 1024, STACK_BYTES = 128 << 10, WARP = 32 };
 
 // ---- switching -----------------------------------------------------------------------------------
@@ -203,8 +205,8 @@ template <class F> static void each_block(dim3 grid, dim3 block, F run)
 static void check_launch(dim3 grid, dim3 block)
 {
     uint64_t threads = (uint64_t)block.x * block.y * block.z;
-    if (threads == 0 || threads > THREADS_MAX || !grid.x || !grid.y || !grid.z || grid.y > 65535 ||
-        grid.z > 65535)
+    if (threads == 0 || threads > THREADS_MAX || !grid.x || !grid.y || !grid.z ||
+        grid.x > 0x7fffffff || grid.y > shim_grid_most || grid.z > shim_grid_most)
         die("a launch that CUDA refuses: block or grid out of range");
 }
 

@@ -31,6 +31,8 @@ struct dim3 {
 };
 
 extern dim3 threadIdx, blockIdx, blockDim, gridDim;
+/* Blocks in a grid's second and third direction; as CUDA's, unless a test sets fewer. */
+extern "C" unsigned shim_grid_most;
 
 struct shim_stream {
     bool capturing = false;

@@ -114,6 +114,34 @@ TEST(a_sum_of_words_tells_what_differs)
     CHECK(zero[0] == sum_of(words, 3, 0) + sum_of(words, 5, 1));
 }
 
+/* ---- convolutions ---------------------------------------------------------------------------- */
+
+extern unsigned shim_grid_most; /* shim.h: 65,535, until a test takes a smaller GPU for a large layer */
+
+static conv_shape point(int c, int k, int groups)
+{
+    return (conv_shape){.n = 1, .c = c, .h = 1, .w = 1, .k = k, .r = 1, .s = 1, .p = 1, .q = 1,
+                        .stride_h = 1, .stride_w = 1, .dil_h = 1, .dil_w = 1, .groups = groups};
+}
+
+/* A linear layer of millions of inputs has more blocks of columns, a depthwise one of many channels
+ * more groups, than a grid takes in its second or third direction. */
+TEST(a_layer_may_be_larger_than_a_grids_other_directions)
+{
+    enum { INPUTS = 64 * 4 + 1, CHANNELS = 9 };
+    float x[INPUTS], w[CHANNELS], y[CHANNELS], dw[INPUTS], dy = 0.75f;
+    draw_floats(1, INPUTS, x);
+    draw_floats(2, CHANNELS, w);
+    shim_grid_most = 4;
+    cuda_conv_weights(NULL, ELEMENT_F32, point(INPUTS, 1, 1), x, &dy, NULL, dw);
+    cuda_conv_forward(NULL, ELEMENT_F32, point(CHANNELS, CHANNELS, CHANNELS), x, w, NULL, false,
+                      NULL, y);
+    for (int i = 0; i < INPUTS; i++)
+        CHECK(dw[i] == dy * x[i]);
+    for (int i = 0; i < CHANNELS; i++)
+        CHECK(y[i] == x[i] * w[i]);
+}
+
 /* ---- fused convolutions ---------------------------------------------------------------------- */
 
 enum { FUSED_N = 3, FUSED_MOST = 1 << 15 };
