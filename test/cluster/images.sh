@@ -1,5 +1,6 @@
 #!/bin/bash
 # Builds the images of manifests/images that the cases run, as images.sh FOLDER: FOLDER/{controller,builder,ps,function-cpu}.tar.
+# images.sh FOLDER IMAGE builds that one alone, and keeps nothing of it beside FOLDER/IMAGE.tar.
 # What does not change is kept in $images_cache: the base (debootstrap), and the packages on top of it, in a storage of
 # buildah's own. The programs are those of $BUILD where this machine runs the base's distribution, so that they are
 # compiled once; elsewhere they are compiled in a container. Needs root, buildah and debootstrap; 77: there is no base.
@@ -10,6 +11,7 @@ root=$(cd "$here/../.." && pwd)
 images=$root/manifests/images suite=bookworm
 : "${BUILD:=build/release}"
 folder=$1
+shift
 mkdir -p "$folder" "$images_cache"
 exec 9>"$images_cache/lock"
 flock 9
@@ -38,11 +40,20 @@ if grep -qx "VERSION_CODENAME=$suite" /etc/os-release; then
     make -s -C "$root" -j2 BUILD="$BUILD" all
     export PREBUILT=$root/$BUILD
 fi
-if ! "$images/build.sh" controller builder ps function-cpu >"$folder/log" 2>&1; then
+wanted=("$@")
+[ $# -gt 0 ] || wanted=(controller builder ps function-cpu)
+if [ -z "${PREBUILT:-}" ] && [[ " ${wanted[*]} " = *" function-cuda "* ]]; then
+    echo "images: function-cuda takes its engine from this machine, which does not run $suite"
+    exit 77
+fi
+if ! "$images/build.sh" "${wanted[@]}" >"$folder/log" 2>&1; then
     tail -40 "$folder/log" >&2
     exit 1
 fi
 tail -1 "$folder/log"
 # buildah leaves the stages' containers; what no image stands on goes with them.
 b rm --all >/dev/null
+for image in "$@"; do
+    b images --format '{{.Name}}:{{.Tag}}' | grep "^localhost/kubeml-$image:" | xargs buildah ${BUILDAH_OPTIONS} rmi >/dev/null
+done
 b rmi --prune >/dev/null
