@@ -556,7 +556,9 @@ static void check_model(const model *m, int threads, backend_precision precision
     CHECK(!m->choice || says(fast, m->choice));
     size_t each = shape_count(m->input);
     /* At 16 bytes behind a multiple of 64, which is all that a chunk in LMDB's map promises. */
-    uint8_t *room = aligned_alloc(64, (BATCH * each + 16 + 63) / 64 * 64), *x = room + 16;
+    char *room = aligned_alloc(64, (BATCH * each * sizeof(float) + 16 + 63) / 64 * 64);
+    uint8_t *x = (uint8_t *)room + 16;
+    float *floats = (float *)(void *)(room + 16);
     CHECK(room);
     int32_t labels[BATCH];
     rng r;
@@ -566,8 +568,14 @@ static void check_model(const model *m, int threads, backend_precision precision
         scale[c] = 0.01f + 0.001f * (float)c, shift[c] = -1.0f - 0.1f * (float)c;
     for (int step = 0; step < 4; step++) {
         int n = step == 1 ? 1 : step == 2 ? BATCH - 2 : BATCH;
-        for (size_t i = 0; i < BATCH * each; i++)
-            x[i] = (uint8_t)rng_u32(&r);
+        bool bytes = step < 3; /* the last batch is of float samples */
+        for (size_t i = 0; i < BATCH * each; i++) {
+            uint8_t value = (uint8_t)rng_u32(&r);
+            if (bytes)
+                x[i] = value;
+            else
+                floats[i] = (float)value;
+        }
         for (int i = 0; i < BATCH; i++)
             labels[i] = (int32_t)(rng_u32(&r) % OUTPUTS);
         if (n == 1 &&
@@ -576,8 +584,9 @@ static void check_model(const model *m, int threads, backend_precision precision
              m->build == norms_with_acts || m->build == dense || m->build == apart))
             continue; /* batch norm over few values amplifies rounding beyond any tolerance */
         compare_step(m, fast, truth,
-                     &(engine_batch){.n = n, .type = INPUT_UINT8, .x = x, .scale = scale,
-                                     .shift = shift, .labels = labels},
+                     &(engine_batch){.n = n, .type = bytes ? INPUT_UINT8 : INPUT_FLOAT,
+                                     .x = room + 16, .scale = scale, .shift = shift,
+                                     .labels = labels},
                      within);
     }
     free(room);
