@@ -429,8 +429,6 @@ static const model models[] = {
     {"dropout", "vector", {3, 3, 9, 8}, dropped},
     {"wide linear layers", "gemm+relu", {3, 3, 5, 5}, wide_linear},
     {"large linear layers", "gemm+relu", {3, 3, 12, 12}, large_linear},
-    {"Adam", NULL, {3, 3, 9, 9}, fire},
-    {"AdamW", NULL, {3, 3, 9, 9}, fire},
     {"stride 3", NULL, {3, 3, 16, 14}, stride3},
     {"stride 2 by 1", NULL, {3, 3, 10, 11}, stride_2_1},
     {"stride 5", NULL, {3, 3, 17, 18}, stride5},
@@ -477,7 +475,8 @@ static int build(graph *g, int x, int outputs, void *user)
     return graph_linear(g, graph_flatten(g, m->build(g, x)), outputs, (linear_options){0});
 }
 
-static engine *compile_in(const model *m, const char *on, int threads, backend_precision precision)
+static engine *compile_with(const model *m, const char *on, int threads,
+                            backend_precision precision, optim o)
 {
     err e = ERR_INIT;
     engine *out = NULL;
@@ -485,14 +484,16 @@ static engine *compile_in(const model *m, const char *on, int threads, backend_p
                        .input = m->input,      .outputs = OUTPUTS,
                        .batch = BATCH,         .backend = on,
                        .threads = threads,     .seed = 5,
-                       .precision = precision, .optim = {.kind = OPTIM_SGD, .momentum = 0.9}};
-    bool adam = strcmp(m->name, "Adam") == 0, adamw = strcmp(m->name, "AdamW") == 0;
-    if (adam || adamw) /* cases named after the optimizer they use */
-        c.optim = (optim){.kind = adam ? OPTIM_ADAM : OPTIM_ADAMW, .beta1 = 0.9, .beta2 = 0.99,
-                          .eps = 0.01, .weight_decay = 0.1};
+                       .precision = precision, .optim = o};
     if (engine_compile(&c, &out, &e) != 0)
         test_fail(__FILE__, __LINE__, "%s on %s: %s", m->name, on, e.message);
     return out;
+}
+
+static engine *compile_in(const model *m, const char *on, int threads, backend_precision precision)
+{
+    return compile_with(m, on, threads, precision,
+                        (optim){.kind = OPTIM_SGD, .momentum = 0.9});
 }
 
 static engine *compile(const model *m, const char *on, int threads)
@@ -620,6 +621,73 @@ static void check_models(const char *set, int threads)
         check_models(#set, 3);                                                                     \
     }
 ON_EVERY_SET(LAYERS)
+
+/* ---- updates --------------------------------------------------------------------------------- */
+
+static const struct recipe {
+    const char *name;
+    optim o;
+} recipes[] = {
+    {"SGD", {.kind = OPTIM_SGD, .weight_decay = 0.1}},
+    {"momentum", {.kind = OPTIM_SGD, .momentum = 0.9, .weight_decay = 0.1}},
+    {"dampening", {.kind = OPTIM_SGD, .momentum = 0.9, .dampening = 0.5, .weight_decay = 0.1}},
+    {"Nesterov", {.kind = OPTIM_SGD, .momentum = 0.9, .nesterov = true, .weight_decay = 0.1}},
+    {"Adam",
+     {.kind = OPTIM_ADAM, .beta1 = 0.9, .beta2 = 0.99, .eps = 0.01, .weight_decay = 0.1}},
+    {"AdamW",
+     {.kind = OPTIM_ADAMW, .beta1 = 0.9, .beta2 = 0.99, .eps = 0.01, .weight_decay = 0.1}},
+};
+
+/* Gradients of step `step`, the same for each engine that asks. */
+static void draw_gradients(engine *m, int step)
+{
+    err e = ERR_INIT;
+    size_t count, vars;
+    float *g = engine_grads(m, &count, &e);
+    const engine_var *layout = engine_layout(m, &vars);
+    rng r;
+    rng_init(&r, 3, RNG_TEST, 1, (uint64_t)step);
+    for (size_t i = 0; i < vars; i++)
+        for (size_t j = 0; layout[i].kind == VAR_PARAM && j < layout[i].count; j++)
+            g[layout[i].offset + j] = (float)rng_uniform(&r) - 0.5f;
+}
+
+/* From the same weights and gradients: parameters and the optimizer's own state, after each step. */
+static void check_updates(const struct recipe *recipe, int threads)
+{
+    err e = ERR_INIT;
+    model m = {recipe->name, NULL, {3, 3, 9, 9}, fire};
+    engine *fast = compile_with(&m, "cpu", threads, PRECISION_FP32, recipe->o);
+    engine *truth = compile_with(&m, "reference", 1, PRECISION_FP32, recipe->o);
+    size_t vars;
+    const engine_var *layout = engine_layout(truth, &vars);
+    for (int step = 0; step < 4; step++) {
+        draw_gradients(fast, step);
+        draw_gradients(truth, step);
+        CHECK_OK(engine_update(fast, 0.1, &e), e);
+        CHECK_OK(engine_update(truth, 0.1, &e), e);
+        const float *got = engine_floats(fast, &e), *want = engine_floats(truth, &e);
+        for (size_t i = 0; i < vars; i++)
+            if (layout[i].kind == VAR_PARAM || layout[i].kind == VAR_STATE)
+                compare(&m, layout[i].name, BATCH, got + layout[i].offset, want + layout[i].offset,
+                        layout[i].count, 1e-6);
+    }
+    engine_free(fast);
+    engine_free(truth);
+}
+
+#define UPDATES(set)                                                                               \
+    TEST(updates_##set)                                                                            \
+    {                                                                                              \
+        use_set(#set);                                                                             \
+        for (size_t i = 0; i < sizeof recipes / sizeof *recipes; i++) {                            \
+            check_updates(&recipes[i], 1);                                                         \
+            check_updates(&recipes[i], 3);                                                         \
+        }                                                                                          \
+    }
+ON_EVERY_SET(UPDATES)
+
+/* ---- the ops --------------------------------------------------------------------------------- */
 
 /* Every op on this set: the other program's case, in this process' place. */
 static void run_ops(const char *set)
