@@ -1,7 +1,9 @@
 /* test_builder.c: good sources, broken ones, and hostile ones that must end within the limits. */
 #include <fcntl.h>
+#include <openssl/evp.h>
 #include <poll.h>
 #include <sys/stat.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include "builder.h"
@@ -126,6 +128,50 @@ TEST(several_files_in_any_order_have_one_key)
     builder_result r;
     CHECK_OK(builder_compile(files, 3, NULL, &c, &r, &e), e);
     CHECK_STR(r.key, key);
+    builder_result_free(&r);
+}
+
+/* A compiler that only tells with which words it was called. */
+static void fake_compiler(const char *version, char path[300])
+{
+    snprintf(path, 300, "%s/%s", test_tmp(), version);
+    FILE *f = fopen(path, "w");
+    CHECK(f && fprintf(f,
+                       "#!/bin/sh\n[ \"$1\" = --version ] && exec echo %s\necho \"$@\" >&2\nexit 1\n",
+                       version) > 0);
+    CHECK(fclose(f) == 0 && chmod(path, 0755) == 0);
+}
+
+/* The key is a digest of all that makes the object what it is: sources, ABI, compiler, instruction
+ * set, and the very flags that the compiler is called with. */
+TEST(the_key_is_of_all_that_makes_the_object)
+{
+    builder_config c = config(BUILDER_SANDBOX_NONE);
+    builder_source s = source("lenet.c", good);
+    builder_result r;
+    char path[300], text[4096], key[BUILDER_KEY_BYTES], want[BUILDER_KEY_BYTES];
+    unsigned char digest[32];
+    struct utsname machine;
+    err e = ERR_INIT;
+    fake_compiler("cc-1", path);
+    c.compiler = path;
+    CHECK_ERR(builder_compile(&s, 1, NULL, &c, &r, &e), e, ERR_INVALID, "the compiler failed");
+    CHECK(strncmp(r.text, "-std=", 5) == 0 && strstr(r.text, " -I"));
+    CHECK(uname(&machine) == 0);
+    int len = snprintf(text, sizeof text,
+                       "kubeml-build 1\nabi 1\nmachine %s\nflags %.*s\ncompiler cc-1\nlenet.c %zu\n%s",
+                       machine.machine, (int)(strstr(r.text, " -I") - r.text), r.text, strlen(good),
+                       good);
+    CHECK(len > 0 && (size_t)len < sizeof text);
+    CHECK(EVP_Digest(text, (size_t)len, digest, NULL, EVP_sha256(), NULL));
+    for (size_t i = 0; i < sizeof digest; i++)
+        snprintf(want + 2 * i, 3, "%02x", digest[i]);
+    CHECK_STR(r.key, want);
+    CHECK_OK(builder_key(&s, 1, &c, key, &e), e);
+    CHECK_STR(key, want);
+    fake_compiler("cc-2", path);
+    CHECK_OK(builder_key(&s, 1, &c, key, &e), e);
+    CHECK(strcmp(key, want) != 0);
     builder_result_free(&r);
 }
 
