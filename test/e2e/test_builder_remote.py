@@ -50,13 +50,18 @@ def shape(problem):
 
 @case(limit=120, platform=False)
 def what_was_compiled_elsewhere_trains():
-    with builder() as (_, url), platform(url) as p:
+    with builder() as (process, url), platform(url) as p:
         p.dataset()
         p.function("lenet", LENET)
-        p.succeed(p.train())
         # The same sources again are the same version.
         p.call("PUT", "/function/lenet", files={"code": (LENET.name, LENET.read_bytes())})
         assert p.get("/function/lenet")["version"] == 1
+        # Nothing is compiled when a job starts, nor for a model that answers: there is nobody left who could.
+        process.terminate()
+        process.wait(30 * harness.STRETCH)
+        job = p.train()
+        p.succeed(job)
+        assert len(p.post("/infer", json={"model_id": job, "data": [[[[0] * 28] * 28]]})["predictions"]) == 1
 
 
 @case(limit=120, platform=False)
