@@ -58,15 +58,20 @@ static void free_model(model *m)
     free(m->block.counters);
 }
 
+static trainer_result train_task(trainer *t, const trainer_task *task)
+{
+    trainer_result r;
+    err e = ERR_INIT;
+    CHECK_OK(trainer_train(t, task, &r, &e), e);
+    return r;
+}
+
 static trainer_result train(trainer *t, uint32_t epoch, int parallelism, int function,
                             uint32_t begin, uint32_t count)
 {
     trainer_task task = {.epoch = epoch, .parallelism = parallelism, .function = function,
                          .batch_begin = begin, .batch_count = count, .lr = 0.01};
-    trainer_result r;
-    err e = ERR_INIT;
-    CHECK_OK(trainer_train(t, &task, &r, &e), e);
-    return r;
+    return train_task(t, &task);
 }
 
 TEST(two_blobs_are_told_apart)
@@ -190,6 +195,100 @@ TEST(without_optimizer_state_a_round_begins_with_none)
     trainer_close(full);
     program_close(p);
     dataset_close(d);
+}
+
+/* ---- the learning rate ----------------------------------------------------------------------- */
+
+enum { BATCHES = BLOB_TRAIN / 32 };
+
+/* Two programs alike but for the schedule, and what they train on. */
+typedef struct pair {
+    dataset *data;
+    program *scheduled, *constant;
+} pair;
+
+#define OPEN_PAIR(schedule)                                                                        \
+    {                                                                                              \
+        open_blobs(2), open_program(BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS ", " schedule)),         \
+            open_program(BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS))                                   \
+    }
+
+static void close_pair(pair *p)
+{
+    program_close(p->scheduled);
+    program_close(p->constant);
+    dataset_close(p->data);
+}
+
+/* A new model after that epoch, trained at `lr`. */
+static model one_epoch(program *p, dataset *d, uint32_t epoch, double lr, const double *history,
+                       size_t count)
+{
+    trainer *t = open_trainer(p, d, 1);
+    trainer_task task = {.epoch = epoch, .parallelism = 1, .batch_count = BATCHES, .lr = lr,
+                         .history = history, .history_count = count};
+    train_task(t, &task);
+    model m = export_model(t);
+    trainer_close(t);
+    return m;
+}
+
+/* An epoch under the schedule is that epoch at a rate of `factor` times as much, bit for bit. */
+static void check_epoch(const pair *p, uint32_t epoch, const double *history, size_t count,
+                        double factor)
+{
+    model got = one_epoch(p->scheduled, p->data, epoch, 0.01, history, count);
+    model want = one_epoch(p->constant, p->data, epoch, 0.01 * factor, NULL, 0);
+    model other = one_epoch(p->constant, p->data, epoch, 0.01 * factor / 2, NULL, 0);
+    CHECK(same_model(&got, &want));
+    CHECK(!same_model(&got, &other)); /* the rate does count */
+    free_model(&got);
+    free_model(&want);
+    free_model(&other);
+}
+
+TEST(a_step_schedule_goes_by_the_epoch)
+{
+    pair p = OPEN_PAIR(".schedule = kml_step_lr(.every = 2, .gamma = 0.5)");
+    check_epoch(&p, 1, NULL, 0, 1);
+    check_epoch(&p, 2, NULL, 0, 0.5);
+    check_epoch(&p, 5, NULL, 0, 0.25);
+    close_pair(&p);
+}
+
+TEST(a_plateau_goes_by_the_losses_before)
+{
+    pair p = OPEN_PAIR(".schedule = kml_plateau(.patience = -1, .gamma = 0.5)");
+    check_epoch(&p, 0, NULL, 0, 1);
+    check_epoch(&p, 3, (double[]){3, 2, 1}, 3, 1);
+    check_epoch(&p, 3, (double[]){3, 2, 2}, 3, 0.5);
+    check_epoch(&p, 3, (double[]){1, 2, 2}, 3, 0.25);
+    close_pair(&p);
+}
+
+/* Also where a round begins in the middle of an epoch. */
+TEST(a_warm_up_goes_by_the_batch)
+{
+    pair p = OPEN_PAIR(".schedule = kml_constant(.warmup_epochs = 2)");
+    trainer *warm = open_trainer(p.scheduled, p.data, 1);
+    trainer *by_hand = open_trainer(p.constant, p.data, 1);
+    for (uint32_t epoch = 0; epoch < 3; epoch++) {
+        train(warm, epoch, 1, 0, 0, 7);
+        train(warm, epoch, 1, 0, 7, BATCHES - 7);
+        for (uint32_t i = 0; i < BATCHES; i++) {
+            double lr = epoch < 2 ? 0.01 * (epoch * BATCHES + i + 1) / (2 * BATCHES) : 0.01;
+            trainer_task task = {.epoch = epoch, .parallelism = 1, .batch_begin = i,
+                                 .batch_count = 1, .lr = lr};
+            train_task(by_hand, &task);
+        }
+        model got = export_model(warm), want = export_model(by_hand);
+        CHECK(same_model(&got, &want));
+        free_model(&got);
+        free_model(&want);
+    }
+    trainer_close(warm);
+    trainer_close(by_hand);
+    close_pair(&p);
 }
 
 /* ---- the loader ------------------------------------------------------------------------------ */
