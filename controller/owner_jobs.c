@@ -66,12 +66,12 @@ void sides_drop(owner *o, const char *id)
 
 static json_t *dataset_message(const dataset_info *d, err *e)
 {
-    json_t *out = json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I}", "name", d->name, "digest",
+    json_t *out = json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "name", d->name, "digest",
                             d->digest, "train_samples", (json_int_t)d->samples[DATASET_TRAIN],
                             "train_chunks", (json_int_t)d->chunks[DATASET_TRAIN], "test_samples",
                             (json_int_t)d->samples[DATASET_TEST], "test_chunks",
                             (json_int_t)d->chunks[DATASET_TEST], "chunk_samples",
-                            (json_int_t)d->chunk_samples);
+                            (json_int_t)d->chunk_samples, "targets", (json_int_t)d->targets);
     if (!out)
         err_set(e, ERR_NOMEM, "no memory for the job");
     return out;

@@ -463,6 +463,7 @@ static void report(const session *s, int epoch, const trainer_result *t, const t
 {
     double train_loss = t->loss_sum / (double)t->samples;
     double loss = v->samples ? v->loss_sum / (double)v->samples : (double)NAN;
+    bool classes = dataset_get_info(s->data)->targets == 0;
     double accuracy = v->samples ? 100.0 * (double)v->correct / (double)v->samples : (double)NAN;
     if (s->o.json) {
         json_t *line =
@@ -471,7 +472,7 @@ static void report(const session *s, int epoch, const trainer_result *t, const t
                       t->train_s, "validate", v->load_s + v->convert_s + v->train_s);
         if (v->samples && line) {
             json_object_set_new(line, "validation_loss", json_real(loss));
-            json_object_set_new(line, "accuracy", json_real(accuracy));
+            json_object_set_new(line, "accuracy", classes ? json_real(accuracy) : json_null());
         }
         if (s->o.functions > 1 && line) {
             json_object_set_new(line, "averaging", json_string(group_choice(s->group)->text));
@@ -481,13 +482,13 @@ static void report(const session *s, int epoch, const trainer_result *t, const t
         puts(text ? text : "{}");
         free(text);
         json_decref(line);
-    } else if (v->samples) {
-        printf(
-            "epoch %*d/%d   train loss %8.4f   validation loss %8.4f   accuracy %6.2f %%   %6.2f s\n",
-            3, epoch + 1, s->o.epochs, train_loss, loss, accuracy, seconds);
     } else {
-        printf("epoch %*d/%d   train loss %8.4f   %6.2f s\n", 3, epoch + 1, s->o.epochs, train_loss,
-               seconds);
+        printf("epoch %*d/%d   train loss %8.4f   ", 3, epoch + 1, s->o.epochs, train_loss);
+        if (v->samples)
+            printf("validation loss %8.4f   ", loss);
+        if (v->samples && classes)
+            printf("accuracy %6.2f %%   ", accuracy);
+        printf("%6.2f s\n", seconds);
     }
     fflush(stdout);
 }

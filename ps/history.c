@@ -16,7 +16,7 @@ static const struct column {
     const char *object, *list;
     enum { REAL, WHOLE, BIG, TEXT } kind;
     size_t offset;
-    bool validation; /* null where the epoch was not validated */
+    bool validation; /* null where the epoch was not validated, accuracy of targets always */
 } columns[] = {
 #define AT(field) offsetof(epoch_result, field)
     {"data", "train_loss", REAL, AT(train_loss), false},
@@ -127,7 +127,7 @@ static json_t *value_of(const epoch_result *r, const struct column *c)
 static void take_value(epoch_result *r, const struct column *c, const json_t *value)
 {
     char *at = (char *)r + c->offset;
-    if (c->validation)
+    if (c->offset == offsetof(epoch_result, validation_loss))
         r->validated = !json_is_null(value);
     if (c->kind == TEXT) {
         const char *text = json_string_value(value);
@@ -141,7 +141,7 @@ static void take_value(epoch_result *r, const struct column *c, const json_t *va
         int whole = (int)json_integer_value(value);
         memcpy(at, &whole, sizeof whole);
     } else {
-        double real = json_number_value(value);
+        double real = c->validation && json_is_null(value) ? (double)NAN : json_number_value(value);
         memcpy(at, &real, sizeof real);
     }
 }

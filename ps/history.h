@@ -2,8 +2,9 @@
  * the same bits again.
  *
  * The shape is the first KubeML's ({"id", "task", "data": {...}}: one entry an epoch, accuracy in
- * percent, null where an epoch was not validated) with more beside it. The owner thread keeps it;
- * `history_json` gives the worker a copy of its own to write. */
+ * percent, null where an epoch was not validated or there are targets instead of classes) with more
+ * beside it. The owner thread keeps it; `history_json` gives the worker a copy of its own to
+ * write. */
 #ifndef KUBEML_PS_HISTORY_H
 #define KUBEML_PS_HISTORY_H
 
@@ -21,7 +22,7 @@ typedef struct epoch_result {
     int epoch; /* from 0 */
     double train_loss;
     bool validated;
-    double validation_loss, accuracy; /* percent */
+    double validation_loss, accuracy; /* percent; NAN: of targets, or not validated */
     int parallelism;
     double seconds;
     uint64_t version, samples;
@@ -52,7 +53,8 @@ int history_epochs(const history *h);
 /* The validation losses of the first `epochs` epochs, of those that were validated; a new
  * reference. */
 json_t *history_losses(const history *h, int epochs);
-/* 0, or -1 when there is no such epoch. What is null there is 0 here. */
+/* 0, or -1 when there is no such epoch. What is null there is 0 here, NAN where
+ * epoch_result says so. */
 int history_at(const history *h, int epoch, epoch_result *out);
 
 /* Of the plan: "cpu", "threads", "algorithms", "layout_digest", ... Steals `value`. The first value

@@ -1,6 +1,7 @@
 /* job_actions.c: what the round machine decides, carried out: frames, tasks and the epoch's books.
  */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -167,11 +168,12 @@ int job_open_read(job *j, const json_t *open, round_resume *out, err *e)
 
 static int add_to_history(job *j, const round_epoch *r, err *e)
 {
+    bool targets = json_integer_value(json_object_get(j->spec.dataset, "targets")) > 0;
     epoch_result out = {.epoch = r->epoch,
                         .train_loss = r->train_loss,
                         .validated = r->validated,
                         .validation_loss = r->validation_loss,
-                        .accuracy = r->accuracy,
+                        .accuracy = targets ? (double)NAN : r->accuracy,
                         .parallelism = r->parallelism,
                         .seconds = r->seconds,
                         .version = (uint64_t)r->version,
@@ -218,7 +220,8 @@ void job_tell_epoch(job *j, conn *c, int epoch)
                   (json_int_t)r.version, "samples", (json_int_t)r.samples);
     if (r.validated) {
         json_object_set_new(m, "validation_loss", json_real(r.validation_loss));
-        json_object_set_new(m, "accuracy", json_real(r.accuracy));
+        if (!isnan(r.accuracy))
+            json_object_set_new(m, "accuracy", json_real(r.accuracy));
     }
     json_object_set_new(m, "stages",
                         json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "fetch", r.fetch_s, "load",

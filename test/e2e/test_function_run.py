@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import tempfile
 
+import numpy as np
+
 import harness
 from harness import BIN, LENET, STRETCH, case
 
@@ -56,6 +58,62 @@ def the_losses_of_a_job_with_one_function(p):
         assert [e["accuracy"] for e in mine] == data["accuracy"], (mine, data)
     other = epochs(run(*options, *files()[1], "--seed", 6)[0])
     assert not same([e["train_loss"] for e in other], data["train_loss"])
+
+
+# Its rate is gone as soon as a validation loss is no millionth of the one before, which the noise of the targets sees to: from
+# the third epoch on it learns nothing.
+SUMS = """#include <kubeml.h>
+
+static kml_tensor model(kml_graph *g, kml_tensor x)
+{
+    return kml_linear(g, kml_flatten(g, x), kml_classes(g));
+}
+
+KUBEML_FUNCTION(.model = model, .loss = KML_MSE, .optimizer = kml_sgd(.momentum = 0.5),
+                .schedule = kml_plateau(.patience = -1, .gamma = 1e-30, .threshold = 0.999999));
+"""
+
+
+def sums(train=512, test=64):
+    """Samples of 8 numbers and two targets each, a little beside two sums of them."""
+    r = np.random.default_rng(1)
+    weights = r.normal(size=(8, 2))
+    out = {}
+    for split, n in ("train", train), ("test", test):
+        x = r.uniform(-1, 1, (n, 8))
+        out[f"x-{split}"], out[f"y-{split}"] = x, x @ weights + r.normal(0, 0.1, (n, 2))
+    return {name: values.astype(np.float32) for name, values in out.items()}
+
+
+@case(limit=60)
+def a_job_on_targets(p):
+    data, folder = sums(), pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+    for name, values in data.items():
+        np.save(folder / f"{name}.npy", values)
+    p.post("/dataset/sums?regression=true", files={name: (folder / f"{name}.npy").read_bytes() for name in data})
+    told = p.get("/dataset/sums")
+    assert (told["classes"], told["targets"]) == (0, 2), told
+    p.function("sums", SUMS)
+    job = p.train("sums", "sums", epochs=4, lr=0.1, k=3, seed=5)
+    task = p.succeed(job)
+    record = p.get(f"/history/{job}")
+    train, valid = record["data"]["train_loss"], record["data"]["validation_loss"]
+    assert train[1] < train[0] / 2 and valid[1] < valid[0], record["data"]
+    assert valid[1] == valid[2] == valid[3], "the schedule had the losses before"
+    assert record["data"]["accuracy"] == [None] * 4 and task["accuracy"] is None, "nothing is right or wrong"
+    assert {e["accuracy"] for n, e in p.events(job) if n == "epoch"} == {None}
+    said = p.post("/infer", json={"model_id": job, "data": data["x-test"].reshape(-1, *told["shape"]).tolist()})["predictions"]
+    assert abs(np.mean((np.array(said) - data["y-test"]) ** 2) - valid[3]) < 1e-5 * valid[3], (said, valid)
+    (folder / "sums.c").write_text(SUMS)
+    options = [folder / "sums.c", "-e", 4, "-b", 32, "--lr", 0.1, "--seed", 5, "--threads", record["plan"]["threads"],
+               "--functions", 2, "--k", 3]
+    named = ["--regression"] + [word for name in data for word in (
+        f"--{name[2:]}{'data' if name[0] == 'x' else 'labels'}", folder / f"{name}.npy")]
+    mine = epochs(run(*options, *named, "--json")[0])
+    assert same([e["train_loss"] for e in mine], train) and same([e["validation_loss"] for e in mine], valid), (mine, train)
+    assert [e["accuracy"] for e in mine] == [None] * 4, mine
+    text = run(*options, *named)[0]
+    assert "validation loss" in text and "accuracy" not in text, text
 
 
 @case(platform=False)

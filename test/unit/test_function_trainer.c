@@ -197,6 +197,85 @@ TEST(without_optimizer_state_a_round_begins_with_none)
     dataset_close(d);
 }
 
+/* ---- targets --------------------------------------------------------------------------------- */
+
+enum { FEATURES = 8, TARGETS = 2 };
+
+/* Float samples whose targets are sums of their features; only with a target beside its own sample
+ * can a linear layer find them. */
+static void write_sums(const char *x_path, const char *y_path, size_t n, uint64_t stream)
+{
+    float *x = calloc(n, FEATURES * sizeof *x), *y = calloc(n, TARGETS * sizeof *y);
+    char text[64];
+    rng r;
+    CHECK(x && y);
+    rng_init(&r, 7, RNG_TEST, 2, stream);
+    for (size_t i = 0; i < n * FEATURES; i++) {
+        x[i] = 2 * rng_uniform(&r) - 1;
+        y[i / FEATURES * TARGETS + i % TARGETS] += x[i] * (float)(i % FEATURES);
+    }
+    snprintf(text, sizeof text, "(%zu, %d)", n, FEATURES);
+    write_npy(x_path, "<f4", text, x, n * FEATURES * sizeof *x);
+    snprintf(text, sizeof text, "(%zu, %d)", n, TARGETS);
+    write_npy(y_path, "<f4", text, y, n * TARGETS * sizeof *y);
+    free(x);
+    free(y);
+}
+
+static dataset *open_sums(void)
+{
+    char paths[4][300], where[320], locator[STORE_LOCATOR_BYTES];
+    err e = ERR_INIT;
+    for (int i = 0; i < 4; i++)
+        snprintf(paths[i], sizeof paths[i], "%s/sums-%d.npy", test_tmp(), i);
+    write_sums(paths[0], paths[1], BLOB_TRAIN, 1);
+    write_sums(paths[2], paths[3], BLOB_TEST, 2);
+    snprintf(where, sizeof where, "lmdb:%s/sums", test_tmp());
+    store *s = store_open(where, &e);
+    ingest_options o = {.chunk_samples = BLOB_CHUNK, .regression = true};
+    ingest_files files = {paths[0], paths[1], paths[2], paths[3]};
+    dataset_info info;
+    dataset *d;
+    CHECK_OK(s ? ingest_paths(s, "sums", &o, &files, &info, &e) : -1, e);
+    CHECK_OK(dataset_locator(s, &info, locator, &e), e);
+    CHECK_OK(dataset_open(locator, &d, &e), e);
+    dataset_info_free(&info);
+    store_close(s);
+    return d;
+}
+
+#define SUM_LAYERS "    return kml_linear(g, kml_flatten(g, x), kml_classes(g));\n"
+#define SUM_MODEL                                                                                  \
+    BLOB_MODEL(SUM_LAYERS, ", .loss = KML_MSE, .optimizer = kml_sgd(.momentum = 0.9)")
+
+TEST(targets_are_learned)
+{
+    dataset *d = open_sums();
+    program *p = open_program(SUM_MODEL);
+    trainer *t = open_trainer(p, d, 1);
+    trainer_result first, last = {0}, part;
+    err e = ERR_INIT;
+    CHECK_OK(trainer_validate(t, 0, 1, 0, &first, &e), e);
+    for (uint32_t epoch = 0; epoch < 10; epoch++) {
+        trainer_task task = {.epoch = epoch, .parallelism = 1, .batch_count = BLOB_TRAIN / 32,
+                             .lr = 0.1};
+        trainer_result r = train_task(t, &task);
+        CHECK_INT(r.samples, BLOB_TRAIN);
+    }
+    CHECK_OK(trainer_validate(t, 10, 1, 0, &last, &e), e);
+    CHECK(first.loss_sum / BLOB_TEST > 1 && last.loss_sum / BLOB_TEST < 1e-3);
+    CHECK_INT(last.correct, 0); /* there is nothing to be right about */
+    double sum = 0;
+    for (int f = 0; f < 3; f++) {
+        CHECK_OK(trainer_validate(t, 10, 3, f, &part, &e), e);
+        sum += part.loss_sum;
+    }
+    CHECK_NEAR(sum, last.loss_sum, 1e-6 * last.loss_sum);
+    trainer_close(t);
+    program_close(p);
+    dataset_close(d);
+}
+
 /* ---- the learning rate ----------------------------------------------------------------------- */
 
 enum { BATCHES = BLOB_TRAIN / 32 };
@@ -382,9 +461,8 @@ TEST(a_loss_that_is_no_number)
     dataset_close(d);
 }
 
-static void refuse(const char *text, int classes, const char *part)
+static void refuse_on(dataset *d, const char *text, const char *part)
 {
-    dataset *d = open_blobs(classes);
     program *p = open_program(text);
     trainer *t;
     char reason[TRAINER_REASON_BYTES];
@@ -396,10 +474,29 @@ static void refuse(const char *text, int classes, const char *part)
     dataset_close(d);
 }
 
+static void refuse(const char *text, int classes, const char *part)
+{
+    refuse_on(open_blobs(classes), text, part);
+}
+
 TEST(labels_beyond_the_outputs)
 {
     refuse(BLOB_MODEL("    return kml_linear(g, kml_flatten(g, x), 3);\n", ""), 5,
            "labels up to 4, the model has 3 outputs");
+}
+
+TEST(a_loss_that_does_not_fit_the_labels)
+{
+    refuse(SUM_MODEL, 2, "dataset blobs has 0 targets a sample, the model has 2 outputs");
+    refuse_on(open_sums(), BLOB_MODEL(SUM_LAYERS, ""),
+              "dataset sums has targets for regression, the function's loss needs labels");
+}
+
+TEST(other_targets_than_outputs)
+{
+    refuse_on(open_sums(),
+              BLOB_MODEL("    return kml_linear(g, kml_flatten(g, x), 3);\n", ", .loss = KML_MSE"),
+              "dataset sums has 2 targets a sample, the model has 3 outputs");
 }
 
 TEST(images_too_small_for_the_model)

@@ -48,6 +48,27 @@ TEST(restored)
     history_free(h);
 }
 
+/* Targets have a validation loss and no accuracy. */
+TEST(an_epoch_without_accuracy_was_validated)
+{
+    err e = ERR_INIT;
+    history *h = make();
+    epoch_result r = {.validated = true, .validation_loss = 0.5, .accuracy = (double)NAN};
+    CHECK_OK(history_add(h, &r, json_array(), &e), e);
+    cleanup_json json_t *before = history_json(h);
+    const json_t *data = json_object_get(before, "data");
+    CHECK(json_is_null(json_array_get(json_object_get(data, "accuracy"), 0)));
+    CHECK_NEAR(json_number_value(json_array_get(json_object_get(data, "validation_loss"), 0)), 0.5,
+               0);
+    history_free(h);
+    h = make();
+    CHECK_OK(history_restore(h, before, 1, &e), e);
+    CHECK(history_at(h, 0, &r) == 0);
+    CHECK(r.validated && isnan(r.accuracy));
+    CHECK_NEAR(r.validation_loss, 0.5, 0);
+    history_free(h);
+}
+
 /* Written before converting was a stage of its own. */
 TEST(restored_from_a_record_with_fewer_stages)
 {
