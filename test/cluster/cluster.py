@@ -24,6 +24,7 @@ from harness import case, skip, until  # noqa: E402, F401
 harness.EVERY = 0.1
 CHART = ROOT / "charts/kubeml"
 OURS = not os.environ.get("KUBECONFIG")
+INSIDE = [str(HERE / "in.sh")] if OURS else []  # before a command, where the cluster's network is not this one
 STATE = pathlib.Path(os.environ.get("KUBEML_TC_STATE", "/var/tmp/kubeml-cluster"))
 TOOLS = "localhost/kubeml-test-tools:1"
 FOLDER = os.environ.get("TEST_TMP", "/tmp")
@@ -31,8 +32,7 @@ FOLDER = os.environ.get("TEST_TMP", "/tmp")
 
 def run(*command, check=True, stdin=None, seconds=120):
     """Runs where the cluster's network is. Gives the CompletedProcess, with texts."""
-    prefix = [str(HERE / "in.sh")] if OURS else []
-    done = subprocess.run(prefix + [str(c) for c in command], capture_output=True, text=True, input=stdin,
+    done = subprocess.run(INSIDE + [str(c) for c in command], capture_output=True, text=True, input=stdin,
                           timeout=seconds)
     assert not check or done.returncode == 0, f"{' '.join(map(str, command))}: {done.stdout}{done.stderr}"
     return done

@@ -26,7 +26,9 @@ MONGO_PORT, MONGO_TLS_PORT = 27017, 27018
 MONGO_ROOT = "root:stand-in"  # it may make users: each job's pods have one of their own
 MONGO_HOST = "10.123.0.1"  # node0; the stand-in runs beside the pods, and outlives every release
 SHARED = "kubeml-e2e-"  # and the lane
+NO_PROCESSES = "processes of pods are seen and killed on a cluster of our own alone"
 USERS = {"anna": "token-of-anna-alone", "ben": "token-of-ben-alone"}  # of the shared release
+PREFIX = "localhost/"  # of our images: the chart's own
 PROGRAMS = {"kubeml-ps": "ps", "kubeml-function": "function", "kubeml-controll": "controller",
             "redis-server": "redis"}  # as /proc cuts their names
 # Requests are small, so that pods fit beside each other on a small machine; limits are the chart's.
@@ -119,10 +121,15 @@ def pods_of(ns, selector="kubeml.dev/install=kubeml"):
     return cluster.listed("pods", ns, selector)
 
 
+def needs_processes():
+    """For a case that kills or stops them: elsewhere it is left out before anything is installed."""
+    if not cluster.OURS:
+        skip(NO_PROCESSES)
+
+
 def processes():
     """{pod's uid: {program: [pid]}}, as this machine counts processes."""
-    if not cluster.OURS:
-        skip("processes of pods can be killed on a cluster of our own alone")
+    needs_processes()
     found = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -138,6 +145,15 @@ def pids_of(uid):
     return processes().get(uid, {})
 
 
+class Record(dict):
+    """A pod, as Platform.pods tells of one. Who asks for its process on somebody's cluster is left out."""
+
+    def __missing__(self, key):
+        if key == "pid":
+            skip(NO_PROCESSES)
+        raise KeyError(key)
+
+
 def ready(pod):
     return not pod["metadata"].get("deletionTimestamp") and any(
         c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
@@ -150,9 +166,8 @@ class Forward:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
-        inside = [str(HERE / "in.sh")] if cluster.OURS else []
         again = f"while :; do kubectl -n {ns} port-forward {target} {port}:10100; sleep 0.3; done"
-        self.process = subprocess.Popen([*inside, "bash", "-c", again], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        self.process = subprocess.Popen([*cluster.INSIDE, "bash", "-c", again], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                         stderr=subprocess.DEVNULL, start_new_session=True)
         self.url = f"http://127.0.0.1:{port}"
 
@@ -177,8 +192,8 @@ class Release(harness.Platform):
         given = dict(self.settings)
         if "mongodb.uri" not in given and (uri := mongodb(self.ns)):
             given["mongodb.uri"] = uri
-        if os.environ.get("KUBEML_TC_PREFIX"):
-            given["image.prefix"] = os.environ["KUBEML_TC_PREFIX"]
+        if (prefix := os.environ.get("KUBEML_TC_PREFIX", PREFIX)) != PREFIX:
+            given["image.prefix"] = prefix
         return [x for k, v in given.items() for x in ("--set", f"{k}={v}")]
 
     def install(self, verb="install", wait=True):
@@ -264,11 +279,11 @@ class Release(harness.Platform):
             labels = pod["metadata"]["labels"]
             if pod["metadata"].get("deletionTimestamp") or pod["status"].get("phase") not in ("Pending", "Running"):
                 continue
-            record = {"name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"],
-                      "node": pod["spec"].get("nodeName"), "address": pod["status"].get("podIP"),
-                      "role": labels.get("kubeml.dev/role"), "job": labels.get("kubeml.dev/job"),
-                      "function": int(labels["kubeml.dev/function"]) if "kubeml.dev/function" in labels else None,
-                      "incarnation": int(labels.get("kubeml.dev/incarnation", -1))}
+            record = Record(
+                name=pod["metadata"]["name"], uid=pod["metadata"]["uid"], node=pod["spec"].get("nodeName"),
+                address=pod["status"].get("podIP"), role=labels.get("kubeml.dev/role"), job=labels.get("kubeml.dev/job"),
+                function=int(labels["kubeml.dev/function"]) if "kubeml.dev/function" in labels else None,
+                incarnation=int(labels.get("kubeml.dev/incarnation", -1)))
             if all(record[k] == v for k, v in wanted.items()):
                 if cluster.OURS:
                     record["pid"] = (running.get(record["uid"], {}).get(record["role"]) or [0])[0]

@@ -9,7 +9,7 @@ import subprocess
 
 import cluster
 import release
-from cluster import FOLDER, HERE, case, harness, kubectl, until
+from cluster import FOLDER, case, harness, kubectl, until
 
 KUBEML = str(harness.BIN / "kubeml")
 CLOSED = "cannot connect"
@@ -54,7 +54,7 @@ def the_command_line_goes_through_the_api_server():
         kubeml(*at, "function", "create", "--name", "lenet", "--code", harness.LENET)
         job = kubeml(*at, "train", "-f", "lenet", "-d", "tiny", "-e", "3", "-b", "32", "--lr", "0.01",
                      "--parallelism", "2", "--static").strip()
-        follower = subprocess.Popen([str(HERE / "in.sh"), "env", "-u", "KUBEML_URL", "-u", "KUBEML_TOKEN", KUBEML,
+        follower = subprocess.Popen([*cluster.INSIDE, "env", "-u", "KUBEML_URL", "-u", "KUBEML_TOKEN", KUBEML,
                                      *map(str, at), "logs", job, "-f"], stdout=subprocess.PIPE, text=True)
         kubeml(*at, "task", "wait", job)
         assert "epoch" in follower.communicate(timeout=60)[0]
@@ -67,6 +67,7 @@ def the_command_line_goes_through_the_api_server():
 
 @case(limit=420, platform=False)
 def each_replica_answers_and_a_stopped_leader_is_replaced():
+    release.needs_processes()
     with release.installed() as p:
         until(lambda: len(p.controllers()) == 2 and all(map(release.ready, p.controllers())), 90,
               message="there are no two controllers that are ready")

@@ -7,7 +7,7 @@ from cluster import case, get, harness, kubectl, namespace, until
 def of_release(ns):
     """All that a release makes, and what it leads to."""
     return get("pods,deployments,statefulsets,services,configmaps,secrets,networkpolicies,roles,rolebindings,"
-               "serviceaccounts,poddisruptionbudgets,leases,jobs", "-n", ns)["items"]
+               "serviceaccounts,poddisruptionbudgets,leases,jobs,persistentvolumeclaims", "-n", ns)["items"]
 
 
 def names(objects):
@@ -20,7 +20,8 @@ def install_warms_the_pool_and_uninstall_leaves_nothing():
         # Its MongoDB has users, and TLS by a certificate that the pods are told of.
         behind_tls = release.mongodb_behind_tls(ns)
         before = names(of_release(ns))
-        with release.installed(ns, **behind_tls) as p:
+        # One that the chart brought is told to go too.
+        with release.installed(ns, **(behind_tls or {"mongodb.bundled.keep": "false"})) as p:
             p.warm(4, 1)
             assert p.get("/health") == {"status": "ok"}
             assert p.metric('kubeml_pool_warm{role="function"}') == 4
@@ -30,7 +31,7 @@ def install_warms_the_pool_and_uninstall_leaves_nothing():
             p.succeed(job)
             assert not behind_tls or "its pods have users of their own in the store" in p.log_text(), p.log_text()
             assert kubectl("get", "trainjobs", "-n", ns, "-o", "name").stdout.strip(), "no TrainJob of the job"
-        until(lambda: not cluster.listed("pods", ns), 60, message="pods are left")
+        until(lambda: not get("pods,persistentvolumeclaims", "-n", ns)["items"], 60, message="pods or claims are left")
         # TrainJobs stay: they are the user's own, as models and histories are.
         left = names(of_release(ns))
         assert left == before, f"left behind: {set(left) - set(before)}"

@@ -27,6 +27,7 @@ def restarts(pod):
 @case(limit=120, platform=False)
 def a_warm_function_ends_when_it_is_asked_to():
     """It is the first process of its container, for which there is no default action."""
+    release.needs_processes()
     with release.shared() as p:
         p.warm(4, 1)
         pid = p.pods(role="function")[0]["pid"]
@@ -36,6 +37,7 @@ def a_warm_function_ends_when_it_is_asked_to():
 
 @case(limit=480, platform=False)
 def leader_function_redis_and_ps_are_killed():
+    release.needs_processes()
     with release.shared() as p:
         p.dataset()
         p.function()

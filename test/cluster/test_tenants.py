@@ -9,7 +9,7 @@ import subprocess
 
 import cluster
 import release
-from cluster import FOLDER, HERE, apply, case, get, harness, kubectl, pod, skip, tools_image, until, wait_ready
+from cluster import FOLDER, apply, case, get, harness, kubectl, pod, skip, tools_image, until, wait_ready
 
 SPEC = {"function_name": "lenet", "dataset": "tiny", "epochs": 5000, "batch_size": 32, "lr": 0.01}
 OPTIONS = {"default_parallelism": 2, "static_parallelism": True}
@@ -179,13 +179,12 @@ def a_jobs_redis_is_looked_into_by_its_secret():
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
-        inside = [str(HERE / "in.sh")] if cluster.OURS else []
-        forward = subprocess.Popen([*inside, "kubectl", "-n", p.ns, "port-forward", "pod/" + p.pod(job=job, role="ps")["name"],
+        forward = subprocess.Popen([*cluster.INSIDE, "kubectl", "-n", p.ns, "port-forward", "pod/" + p.pod(job=job, role="ps")["name"],
                                     f"{port}:6379"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL, start_new_session=True)
         try:
             def look(*words):
-                return understood(subprocess.run([*inside, "timeout", "5", "redis-cli", "-h", "127.0.0.1", "-p", str(port),
+                return understood(subprocess.run([*cluster.INSIDE, "timeout", "5", "redis-cli", "-h", "127.0.0.1", "-p", str(port),
                                                   *words], capture_output=True, text=True, check=False))
             until(lambda: "NOAUTH" in (look("ping") or ""), 30, message="the port-forward leads nowhere")
             who = ("--user", secret["user"], "--pass", secret["password"], "--no-auth-warning")

@@ -82,7 +82,7 @@ def no_node_has_the_gpu():
 
 @case(limit=240, platform=False)
 def no_mongodb():
-    with release.installed(wait=False, **{"mongodb.uri": "mongodb://10.123.0.1:1/none"}) as p:
+    with release.installed(wait=False, **{"mongodb.uri": "mongodb://127.0.0.1:1/none"}) as p:
         p.connect()
 
         answers = []
@@ -99,7 +99,7 @@ def no_mongodb():
             detail = until(said, 60, every=0.2)
         except AssertionError:
             raise AssertionError(f"it does not say what it lacks: {[getattr(a, 'text', a) for a in answers[-3:]]}")
-        assert "10.123.0.1:1" in detail, detail
+        assert "127.0.0.1:1" in detail, detail
         assert not any(map(release.ready, p.controllers())), "not ready, says the API; ready, says the pod"
         assert "mongo" in p.log_text().lower(), p.log_text()
 
