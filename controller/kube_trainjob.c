@@ -37,6 +37,7 @@ static const struct {
     {"k", "k", true},
     {"validateEvery", "validate_every", true},
     {"goalAccuracy", "goal_accuracy", true},
+    {"mode", "mode", true},
     {"merge", "merge", true},
     {"priority", "priority", true},
     {"seed", "seed", true},
@@ -240,9 +241,10 @@ json_t *kube_trainjob_status(const json_t *object, const json_t *task, const err
     if (task) {
         put_task(&w, status, task, gpu, json_is_true(json_object_get(spec, "suspend")));
     } else {
-        const char *reason = !why                         ? "Suspended"
-                             : why->code == ERR_NOT_FOUND ? "NotFound"
-                                                          : "InvalidSpec";
+        const char *reason = !why                           ? "Suspended"
+                             : why->code == ERR_NOT_FOUND   ? "NotFound"
+                             : why->code == ERR_UNSUPPORTED ? "Unsupported"
+                                                            : "InvalidSpec";
         put(&w, "Accepted", !why, reason, why ? why->message : "");
         put(&w, "Suspended", !why, !why ? "Suspended" : "NotSuspended",
             !why ? "it has not begun" : "");

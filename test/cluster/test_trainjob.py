@@ -76,8 +76,9 @@ def made_by_kubectl_and_seen_by_both():
             row = narrow[1].split()
             assert row[:3] == ["by-hand", "succeeded", "2"] and float(row[3]) > 0 and float(row[4]) > 0 and row[5] == "2", row
             wide = kubectl("get", "trainjob", "by-hand", "-n", p.ns, "-o", "wide").stdout.splitlines()
-            assert wide[0].split()[7:] == ["K", "MODE", "DATASET", "FUNCTION", "GPU", "RETRIES", "USER", "JOB"], wide
-            assert wide[1].split()[7:11] == ["8", "database", "tiny", "lenet"], wide
+            assert wide[0].split()[7:] == ["K", "MODE", "DATASET", "FUNCTION", "GPU", "MERGE", "RETRIES", "USER", "JOB"], wide
+            assert wide[1].split()[7:11] == ["8", "ps", "tiny", "lenet"], wide
+            assert wide[1][wide[0].index("MERGE"):].split()[0] == "database", wide
             assert "by-hand" in kubectl("get", "kubeml", "-n", p.ns).stdout
 
             # A job of the API shows as a TrainJob.
@@ -230,7 +231,7 @@ def what_is_refused():
                     ("negative", {"epochs": -1}, "spec.epochs"), ("zero", {"epochs": 0}, "spec.epochs"),
                     ("unknown", {"epoks": 3}, "epoks"), ("rate", {"lr": -0.5}, "spec.lr"),
                     ("goal", {"goalAccuracy": 101}, "goalAccuracy"), ("merge", {"merge": "magic"}, "magic"),
-                    ("text", {"epochs": "three"}, "spec.epochs")):
+                    ("mode", {"mode": "gossip"}, "spec.mode"), ("text", {"epochs": "three"}, "spec.epochs")):
                 done = apply([trainjob(name, **spec)], p.ns, check=False)
                 assert done.returncode != 0 and says in done.stderr, (name, done.stdout, done.stderr)
             lacking = trainjob("lacking")
@@ -240,23 +241,24 @@ def what_is_refused():
             assert not [t for t in cluster.listed("trainjobs", p.ns) if t["metadata"]["name"] in
                         ("negative", "unknown", "lacking")]
 
-            for name, spec, says in (("nofunction", {"function": "nono"}, 'no function "nono"'),
-                                     ("nodata", {"dataset": "nono"}, 'no dataset "nono"')):
+            for name, spec, why, says in (("nofunction", {"function": "nono"}, "NotFound", 'no function "nono"'),
+                                          ("nodata", {"dataset": "nono"}, "NotFound", 'no dataset "nono"'),
+                                          ("nomode", {"mode": "p2p"}, "Unsupported", '"p2p" is not built yet')):
                 apply([trainjob(name, **spec)], p.ns)
                 value, reason, message = holds(p, name, "Accepted", 20, "False")
-                assert reason == "NotFound" and says in message, (name, reason, message)
+                assert reason == why and says in message, (name, reason, message)
 
             # What is trained is not changed under way.
             apply([trainjob("fixed", epochs=1)], p.ns)
             for change in ({"epochs": 7}, {"function": "other"}, {"parallelism": 3}, {"staticParallelism": False}, {"init": "another"},
-                           {"goalAccuracy": 90}, {"merge": "server"}, {"priority": 3}, {"onLoss": "continue"}, {"validateEvery": 0},
+                           {"goalAccuracy": 90}, {"merge": "server"}, {"mode": "p2p"}, {"priority": 3}, {"onLoss": "continue"}, {"validateEvery": 0},
                            {"gpu": {"threads": 50}}, {"backoffLimit": 2}, {"activeDeadlineSeconds": 60}, {"process": "shared"}):
                 done = change_spec(p, "fixed", **change)
                 assert done.returncode != 0 and "cannot be changed" in done.stderr, (change, done.stderr)
             assert change_spec(p, "fixed", ttlSecondsAfterFinished=1000).returncode == 0
             holds(p, "fixed", "Complete", 90)
         finally:
-            gone(p, "nofunction", "nodata", "fixed")
+            gone(p, "nofunction", "nodata", "nomode", "fixed")
 
 
 def resource(kind, name, **spec):

@@ -32,10 +32,10 @@ static const char *text(const json_t *object, const char *key)
 TEST(a_spec_is_a_request_and_back)
 {
     cleanup_json json_t *spec =
-        json_pack("{s:s, s:s, s:i, s:i, s:f, s:i, s:i, s:s, s:b, s:i, s:b, s:s}", "function",
+        json_pack("{s:s, s:s, s:i, s:i, s:f, s:i, s:i, s:s, s:s, s:b, s:i, s:b, s:s}", "function",
                   "lenet", "dataset", "mnist", "epochs", 3, "batchSize", 64, "lr", 0.5, "k", 8,
-                  "parallelism", 2, "merge", "server", "suspend", 0, "backoffLimit", 2,
-                  "staticParallelism", 1, "process", "shared");
+                  "parallelism", 2, "mode", "ps", "merge", "server", "suspend", 0, "backoffLimit",
+                  2, "staticParallelism", 1, "process", "shared");
     cleanup_json json_t *asked = kube_trainjob_request(spec);
     request r;
     err e = ERR_INIT;
@@ -47,6 +47,7 @@ TEST(a_spec_is_a_request_and_back)
     CHECK_INT(r.process, PROCESS_SHARED);
     cleanup_json json_t *whole = request_json(&r), *back = kube_trainjob_spec(whole),
                         *again = kube_trainjob_request(back);
+    CHECK_STR(text(back, "mode"), "ps"); /* a column of kubectl shows it */
     request same;
     CHECK_OK(request_parse(again, &same, &e), e);
     cleanup_json json_t *whole_again = request_json(&same);
@@ -228,6 +229,22 @@ static kube_trainjob_step next(int suspend, const char *was, bool seen, const ch
     json_object_set_new(object, "status",
                         json_pack("{s:s, s:i}", "state", was, "observedGeneration", seen ? 4 : 3));
     return kube_trainjob_next(object, now, 0);
+}
+
+TEST(a_mode_that_is_not_built_is_refused_as_the_api_does)
+{
+    cleanup_json json_t *object = train_job(0),
+                        *spec = json_pack("{s:s, s:s, s:i, s:i, s:f, s:s}", "function", "lenet",
+                                          "dataset", "mnist", "epochs", 3, "batchSize", 64, "lr",
+                                          0.5, "mode", "p2p"),
+                        *asked = kube_trainjob_request(spec);
+    request r;
+    err e = ERR_INIT;
+    CHECK_ERR(request_parse(asked, &r, &e), e, ERR_UNSUPPORTED, "options.mode: \"p2p\"");
+    cleanup_json json_t *refused = kube_trainjob_status(object, NULL, &e, NULL, now_text);
+    CHECK_STR(text(condition(refused, "Accepted"), "status"), "False");
+    CHECK_STR(text(condition(refused, "Accepted"), "reason"), "Unsupported");
+    CHECK_CONTAINS(text(condition(refused, "Accepted"), "message"), "not built");
 }
 
 TEST(suspended_here_or_there_both_agree)
