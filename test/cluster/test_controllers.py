@@ -1,18 +1,22 @@
-"""Two controllers, the builder, and the command line's way to them, as the chart installs them."""
+"""Two controllers, the builder, what Helm says to do next, and the command line's way to the platform, as the chart
+installs it."""
 import base64
 import contextlib
+import gzip
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 
 import cluster
 import release
-from cluster import FOLDER, case, harness, kubectl, until
+from cluster import FOLDER, case, harness, helm, kubectl, until
 
 KUBEML = str(harness.BIN / "kubeml")
-CLOSED = "cannot connect"
+MNIST = {"x-train": "train-images-idx3-ubyte.gz", "y-train": "train-labels-idx1-ubyte.gz",
+         "x-test": "t10k-images-idx3-ubyte.gz", "y-test": "t10k-labels-idx1-ubyte.gz"}
 
 
 def files():
@@ -52,17 +56,57 @@ def the_command_line_goes_through_the_api_server():
         at = ("--kubeconfig", user(p.ns), "--context", "anna")
         kubeml(*at, "dataset", "create", "--name", "tiny", *files())
         kubeml(*at, "function", "create", "--name", "lenet", "--code", harness.LENET)
-        job = kubeml(*at, "train", "-f", "lenet", "-d", "tiny", "-e", "3", "-b", "32", "--lr", "0.01",
-                     "--parallelism", "2", "--static").strip()
+        train = ("train", "-f", "lenet", "-d", "tiny", "-b", "32", "--lr", "0.01", "--parallelism", "2", "--static")
+        job = kubeml(*at, *train, "-e", "3").strip()
         follower = subprocess.Popen([*cluster.INSIDE, "env", "-u", "KUBEML_URL", "-u", "KUBEML_TOKEN", KUBEML,
                                      *map(str, at), "logs", job, "-f"], stdout=subprocess.PIPE, text=True)
         kubeml(*at, "task", "wait", job)
         assert "epoch" in follower.communicate(timeout=60)[0]
         assert kubeml(*at, "history", "get", job)
-        kubeml(*at, "model", "export", job, "-o", pathlib.Path(FOLDER) / "model.safetensors")
+        model = pathlib.Path(FOLDER) / "model.safetensors"
+        kubeml(*at, "model", "export", job, "-o", model)
         assert p.task(job)["state"] == "succeeded"
+        assert "Completed" in kubeml(*at, "explain", job)
+        # The last line comes with the end of the pod.
+        until(lambda: "finished" in kubeml(*at, "function", "logs", "lenet"), 30, message="its log has no end")
+        images = pathlib.Path(FOLDER) / "two.json"
+        images.write_text(json.dumps([[[[0] * 28] * 28]] * 2))
+        assert len(kubeml(*at, "infer", "-n", job, "--datafile", images).split()) == 2
+        kubeml(*at, "function", "update", "--name", "lenet", "--code", harness.LENET)
+        watched = kubeml(*at, *train, "-e", "2", "--init", model, "--watch")
+        assert [line.split()[0] for line in watched.splitlines()] == ["epoch", "1", "2"], watched
+
+        long = kubeml(*at, *train, "-e", "5000").strip()
+        until(lambda: len(json.loads(kubeml(*at, "top", "-o", "json"))) == 2, 60, message="top does not show two functions")
+        kubeml(*at, "task", "suspend", long)
+        said = kubeml(*at, "task", "wait", long, status=1)
+        assert "suspended" in said, said
+        before = p.task(long)["epoch"]
+        kubeml(*at, "task", "resume", long)
+        until(lambda: p.task(long)["epoch"] > before, 60, message="resumed it does not go on")
+        kubeml(*at, "task", "stop", long)
+        assert "cancelled" in kubeml(*at, "task", "wait", long, "--watch", status=1)
         said = kubeml(*at, "--namespace", "default", "dataset", "list", status=1)
         assert "forbidden" in said or "may not" in said or "Secret" in said, said
+
+
+@case(limit=240, platform=False)
+def what_helm_prints_is_carried_out():
+    """NOTES.txt, command by command, in the folder of MNIST's files, which are small ones here. The kubeconfig is Helm's."""
+    folder = pathlib.Path(FOLDER)
+    for part, data in harness.tiny_mnist().items():
+        (folder / MNIST[part]).write_bytes(gzip.compress(data))
+    with release.shared() as p:
+        said = helm("get", "notes", p.name, "-n", p.ns).stdout
+        commands = re.findall(r"^  ((?:.*\\\n)*.*)", said, flags=re.M)
+        assert [" ".join(c.split()[:1] + c.split()[3:5]) for c in commands] == [
+            "kubectl rollout status", "kubeml dataset list", "kubeml dataset create", "kubeml function create",
+            "kubeml train -f"], commands
+        done = cluster.run("env", "-u", "KUBEML_URL", "-u", "KUBEML_TOKEN", f"PATH={harness.BIN}:{os.environ['PATH']}",
+                           "bash", "-euxc", "\n".join([f"cd {folder}", *commands]), seconds=180)
+        assert re.findall("^ *([0-9]+) ", done.stdout, flags=re.M) == ["1", "2", "3", "4", "5"], done.stdout
+        job, = p.get("/tasks?state=all")
+        assert job["state"] == "succeeded" and job["request"]["dataset"] == "mnist", job
 
 
 @case(limit=420, platform=False)
