@@ -117,6 +117,13 @@ def mongodb_behind_tls(ns):
 
 # ---- a release -----------------------------------------------------------------------------------------
 
+def made_in(ns):
+    """KIND/NAME of all that a release makes in its namespace, and what it leads to; but what is the users' own."""
+    return sorted(f"{o['kind']}/{o['metadata']['name']}" for o in cluster.get(
+        "pods,deployments,statefulsets,services,configmaps,secrets,networkpolicies,roles,rolebindings,serviceaccounts,"
+        "poddisruptionbudgets,resourcequotas,leases,jobs,persistentvolumeclaims", "-n", ns)["items"])
+
+
 def pods_of(ns, selector="kubeml.dev/install=kubeml"):
     return cluster.listed("pods", ns, selector)
 

@@ -4,22 +4,12 @@ import release
 from cluster import case, get, harness, kubectl, namespace, until
 
 
-def of_release(ns):
-    """All that a release makes, and what it leads to."""
-    return get("pods,deployments,statefulsets,services,configmaps,secrets,networkpolicies,roles,rolebindings,"
-               "serviceaccounts,poddisruptionbudgets,leases,jobs,persistentvolumeclaims", "-n", ns)["items"]
-
-
-def names(objects):
-    return sorted(f"{o['kind']}/{o['metadata']['name']}" for o in objects)
-
-
 @case(limit=300, platform=False)
 def install_warms_the_pool_and_uninstall_leaves_nothing():
     with namespace() as ns:
         # Its MongoDB has users, and TLS by a certificate that the pods are told of.
         behind_tls = release.mongodb_behind_tls(ns)
-        before = names(of_release(ns))
+        before = release.made_in(ns)
         # One that the chart brought is told to go too.
         with release.installed(ns, **(behind_tls or {"mongodb.bundled.keep": "false"})) as p:
             p.warm(4, 1)
@@ -33,7 +23,7 @@ def install_warms_the_pool_and_uninstall_leaves_nothing():
             assert kubectl("get", "trainjobs", "-n", ns, "-o", "name").stdout.strip(), "no TrainJob of the job"
         until(lambda: not get("pods,persistentvolumeclaims", "-n", ns)["items"], 60, message="pods or claims are left")
         # TrainJobs stay: they are the user's own, as models and histories are.
-        left = names(of_release(ns))
+        left = release.made_in(ns)
         assert left == before, f"left behind: {set(left) - set(before)}"
 
 

@@ -16,6 +16,18 @@ def kept(p):
             "jobs": jobs, "histories": {j: p.get(f"/history/{j}")["data"]["accuracy"] for j in jobs}}
 
 
+def warm_sizes(p):
+    """Of the scratch folders of the warm function pods: the template that these were made by."""
+    return [volume["emptyDir"]["sizeLimit"] for pod in release.pods_of(p.ns, "kubeml.dev/state=warm,kubeml.dev/role=function")
+            if not pod["metadata"].get("deletionTimestamp") for volume in pod["spec"]["volumes"] if volume["name"] == "scratch"]
+
+
+def nodes_counter(ns):
+    """The one thing of a release that is in no namespace, with gpu.countNodes."""
+    names = [o["metadata"]["name"] for o in cluster.get("clusterroles,clusterrolebindings")["items"]]
+    return names.count(f"{ns}-kubeml-nodes")
+
+
 def same(before, after):
     for kind in ("datasets", "functions"):
         assert before[kind] == after[kind], (kind, before[kind], after[kind])
@@ -26,7 +38,9 @@ def same(before, after):
 @case(limit=600, platform=False)
 def a_release_through_its_life():
     with namespace() as ns:
-        with release.installed(ns, **{"uninstall.endJobs": "true"}) as p:
+        nothing = release.made_in(ns)
+        with release.installed(ns, **{"uninstall.endJobs": "true", "gpu.countNodes": "true"}) as p:
+            assert nodes_counter(ns) == 2
             p.dataset()
             p.function()
             slow = p.paced()
@@ -38,7 +52,8 @@ def a_release_through_its_life():
             until(lambda: p.task(job)["epoch"] >= 1, 60)
             old = {c["metadata"]["name"] for c in p.controllers()}
             kubectl("apply", "--server-side", "--force-conflicts", "-f", CHART / "crds")  # as docs/kubernetes.md says
-            p.settings["controller.resources.requests.memory"] = "96Mi"
+            assert set(warm_sizes(p)) == {"1Gi"}, warm_sizes(p)
+            p.settings["function.scratchSize"] = "2Gi"
             p.install(verb="upgrade")
             kubectl("rollout", "status", f"deployment/{p.name}-controller", "-n", ns, "--timeout=90s", seconds=120)
             assert not old & {c["metadata"]["name"] for c in p.controllers()}, "the upgrade changed nothing"
@@ -46,6 +61,8 @@ def a_release_through_its_life():
             p.disconnect()
             p.connect()
             assert p.token == token, "an upgrade made another token"
+            until(lambda: len(warm_sizes(p)) >= 4 and set(warm_sizes(p)) == {"2Gi"}, 60,
+                  message=f"warm pods of before the upgrade: {warm_sizes(p)}")
             same(before, kept(p))
 
             job = p.train(slow, **OPTIONS)
@@ -69,6 +86,10 @@ def a_release_through_its_life():
             running = p.train(slow, **OPTIONS)
             until(lambda: p.task(running)["epoch"] >= 1, 60)
         assert not cluster.listed("pods", ns, f"kubeml.dev/job={running}"), "a job's pods outlive the platform"
+        # Nor anything else of it, its last Job and what that had among it; but what docs/kubernetes.md says.
+        stays = [] if release.mongodb(ns) else ["PersistentVolumeClaim/data-kubeml-mongodb-0", "Secret/kubeml-store"]
+        until(lambda: release.made_in(ns) == sorted(nothing + stays), 60, message=f"left behind: {release.made_in(ns)}")
+        assert nodes_counter(ns) == 0
 
         # Installed again: the database has outlived it, and the job goes on from its checkpoint.
         with release.installed(ns) as p:
