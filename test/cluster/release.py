@@ -338,11 +338,12 @@ class Release(harness.Platform):
         return None
 
     def warm(self, functions, ps):
+        """Waits until the pool holds as many; the uids of those that it holds."""
         def filled():
-            now = [pod["metadata"]["labels"] for pod in pods_of(self.ns) if ready(pod)]
-            return [sum(x.get("kubeml.dev/state") == "warm" and x.get("kubeml.dev/role") == role for x in now)
-                    >= n for role, n in (("function", functions), ("ps", ps))] == [True, True]
-        until(filled, 60, every=0.1, message="the pool is not warm")
+            now = [pod["metadata"] for pod in pods_of(self.ns, "kubeml.dev/state=warm") if ready(pod)]
+            roles = [pod["labels"].get("kubeml.dev/role") for pod in now]
+            return roles.count("function") >= functions and roles.count("ps") >= ps and {pod["uid"] for pod in now}
+        return until(filled, 60, every=0.1, message="the pool is not warm")
 
     def kill(self):
         """kill -9 of the controller that leads. Gives its pod's name."""

@@ -42,11 +42,12 @@ def by_trainjob(p):
     return until(job, 30, message="the TrainJob is not taken")
 
 
-def to_the_goal(p, job):
-    """(SHA-256, accuracies) of the job, which had four function pods."""
+def to_the_goal(p, job, warm):
+    """(SHA-256, accuracies) of the job, which had four function pods, of those that were warm before it was asked for."""
     pods = until(lambda: (found := p.pods(job=job, role="function")) and len(found) == 4 and found, 60,
                  message="there are not four function pods")
     assert {pod["function"] for pod in pods} == {0, 1, 2, 3}, pods
+    assert {pod["uid"] for pod in p.pods(job=job)} <= warm, "none of the warm pods was taken"
     task = p.succeed(job, 240)
     accuracy = p.get(f"/history/{job}")["data"]["accuracy"]
     assert accuracy[-1] >= GOAL, accuracy
@@ -66,8 +67,8 @@ def mnist_by_rest_by_cli_and_by_trainjob():
         p.function()
         found = {}
         for way in (by_rest, by_cli, by_trainjob):
-            p.warm(4, 1)
-            found[way.__name__] = to_the_goal(p, way(p))
+            warm = p.warm(4, 1)
+            found[way.__name__] = to_the_goal(p, way(p), warm)
         assert len({sha for sha, _ in found.values()}) == 1, f"one seed, other weights: {found}"
         rows = []
 

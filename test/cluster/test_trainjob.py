@@ -146,14 +146,17 @@ def delete_deadline_and_time_to_live():
     with release.shared() as p:
         ready(p)
         try:
-            p.warm(2, 1)
-            apply([trainjob("long", function=unhurried(p), epochs=5000)], p.ns)
+            slow = unhurried(p)
+            warm = p.warm(4, 1)
+            apply([trainjob("long", function=slow, epochs=5000)], p.ns)
             holds(p, "long", "Training", 60)
             job = status(p, "long")["job"]
+            # They come from the pool.
+            pods = release.pods_of(p.ns, f"kubeml.dev/job={job}")
+            assert len(pods) == 3 and {pod["metadata"]["uid"] for pod in pods} <= warm, (pods, warm)
             # Kubernetes deletes them with it, also where nobody of ours looks.
-            owners = [[(o["kind"], o["name"]) for o in pod["metadata"].get("ownerReferences", [])]
-                      for pod in release.pods_of(p.ns, f"kubeml.dev/job={job}")]
-            assert len(owners) == 3 and all(o == [("TrainJob", "long")] for o in owners), owners
+            owners = [[(o["kind"], o["name"]) for o in pod["metadata"].get("ownerReferences", [])] for pod in pods]
+            assert all(o == [("TrainJob", "long")] for o in owners), owners
             kubectl("delete", "trainjob", "long", "-n", p.ns, "--timeout=60s")
             until(lambda: not p.pods(job=job), 60, message="the pods of a deleted TrainJob stay")
             deleted = job
