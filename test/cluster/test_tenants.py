@@ -115,7 +115,8 @@ def a_functions_pod_reaches_its_store_and_its_own_kubeml_ps():
         ps = p.pod(job=anna, role="ps")["address"]
         api = until(p.controllers, 30)[0]["status"]["podIP"]
         store, port = (release.MONGO_HOST, release.MONGO_PORT) if cluster.OURS else (None, None)
-        allowed = [(ps, 6379), (ps, 10200)] + ([(store, port)] if store else [])
+        service, = [s["metadata"]["name"] for s in cluster.listed("services", p.ns, f"kubeml.dev/job={anna}")]
+        allowed = [(ps, 6379), (ps, 10200), (service, 6379)] + ([(store, port)] if store else [])
         refused = [(address[ben], 6379), (address[ben], 10200), (other[0]["address"], 10200), (mine[1]["address"], 10200),
                    (api, 10100), ("kubernetes.default", 443)]
         apply([pod("stranger", ["sleep", "3600"])], p.ns)
