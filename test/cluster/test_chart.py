@@ -4,6 +4,7 @@ import contextlib
 import copy
 import json
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -146,6 +147,26 @@ def every_value_is_explained():
     assert len(places) > 80 and not unexplained, unexplained
 
 
+def levels(values, path=""):
+    """Where the schema names every key: "", "/controller", ... Others are Kubernetes's or the user's own."""
+    yield path
+    for key, value in values.items():
+        if isinstance(value, dict) and key not in (*PLACES, "annotations", "labels", "resourceQuota"):
+            yield from levels(value, f"{path}/{key}")
+
+
+@case(platform=False)
+def an_unknown_key_is_refused_at_every_level():
+    places, values = list(levels(yaml.safe_load((CHART / "values.yaml").read_text()))), {}
+    for place in places:
+        put(values, f"{place}/nonsense"[1:].replace("/", "."), 1)
+    path = pathlib.Path(cluster.FOLDER) / "values.json"
+    path.write_text(json.dumps(values))
+    done = helm("template", "rel", CHART, "--kube-version", "1.34.0", "-f", path, check=False)
+    refused = re.findall("at '(.*)': additional properties 'nonsense' not allowed", done.stderr)
+    assert done.returncode != 0 and len(places) > 30 and sorted(refused) == sorted(places), set(places) ^ set(refused)
+
+
 @case(platform=False)
 def bad_values_are_refused():
     for bad in ("pool.functoins=1", "pool.functions=-1", "service.type=Magic", "gpu.sharing.strategy=both",
@@ -153,6 +174,27 @@ def bad_values_are_refused():
         done = helm("template", "rel", CHART, "--kube-version", "1.34.0", "--set", bad, check=False)
         key = bad.split("=")[0].split(".")[-1]
         assert done.returncode != 0 and key in done.stderr, (bad, done.stderr)
+
+
+def selects(selector, labels):
+    return selector.items() <= labels.items()
+
+
+def is_scraped(documents):
+    """The ServiceMonitor chooses one Service of the chart, whose port leads to the controllers; the token is theirs."""
+    monitor, = [d for d in documents if d["kind"] == "ServiceMonitor"]
+    service, = [d for d in documents if d["kind"] == "Service" and
+                selects(monitor["spec"]["selector"]["matchLabels"], d["metadata"]["labels"])]
+    endpoint, = monitor["spec"]["endpoints"]
+    port, = [p for p in service["spec"]["ports"] if p["name"] == endpoint["port"]]
+    pod, = [d["spec"]["template"] for d in documents if d["kind"] in ("Deployment", "StatefulSet") and
+            selects(service["spec"]["selector"], d["spec"]["template"]["metadata"]["labels"])]
+    container, = pod["spec"]["containers"]
+    assert [p["containerPort"] for p in container["ports"] if p["name"] == port["targetPort"]] == [10100], container["ports"]
+    credentials = endpoint["authorization"]["credentials"]
+    secret, = [d for d in documents if d["kind"] == "Secret" and d["metadata"]["name"] == credentials["name"]]
+    assert credentials["key"] in secret["data"] and any(
+        v.get("secret", {}).get("secretName") == credentials["name"] for v in pod["spec"]["volumes"]), credentials
 
 
 @case(limit=180, platform=False)
@@ -163,6 +205,7 @@ def prometheus_and_grafana_take_what_is_for_them():
     shown = {n.removesuffix("_bucket") for n in re.findall(r"kubeml_[a-z_]+", json.dumps(json.loads(board)["panels"]))}
     there = set(re.findall(r'"(kubeml_[a-z_]+)"', (cluster.ROOT / "controller/metrics_controller.c").read_text()))
     assert shown and shown <= there, shown - there
+    is_scraped(documents)
     if not shutil.which("go"):
         cluster.skip("no go, which the operator's definitions come by")
     done = subprocess.run(["go", "mod", "download", "-json", os.environ["KUBEML_TC_PROMETHEUS"]], capture_output=True, text=True, cwd="/")
@@ -236,6 +279,9 @@ def a_function_asks_for_what_a_gpu_operator_counts():
 
 @case(limit=120, platform=False)
 def the_role_allows_its_verbs_alone():
+    for settings, wanted in (({}, []), ({"gpu": {"countNodes": True}}, [  # a Role alone by default
+            [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}], None])):  # None: the binding
+        assert [d.get("rules") for d in render(settings) if d["kind"].startswith("ClusterRole")] == wanted, settings
     with namespace() as ns:
         kubectl("apply", "-f", CHART / "crds")
         apply([d for d in render({}) if d["kind"] in ("Role", "ServiceAccount")], ns)
