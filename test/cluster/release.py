@@ -135,15 +135,15 @@ def needs_processes():
 
 
 def processes():
-    """{pod's uid: {program: [pid]}}, as this machine counts processes."""
+    """{pod's uid: {program: [pid]}}, as this machine counts processes; a program that PROGRAMS lacks by its own name."""
     needs_processes()
     found = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            name = PROGRAMS.get(pathlib.Path(f"/proc/{entry}/comm").read_text().strip())
-            pod = name and re.search("pod([0-9a-f-]{36})", pathlib.Path(f"/proc/{entry}/cgroup").read_text())
+            pod = re.search("pod([0-9a-f-]{36})", pathlib.Path(f"/proc/{entry}/cgroup").read_text())
             if pod and harness.alive(entry):
-                found.setdefault(pod[1], {}).setdefault(name, []).append(int(entry))
+                name = pathlib.Path(f"/proc/{entry}/comm").read_text().strip()
+                found.setdefault(pod[1], {}).setdefault(PROGRAMS.get(name, name), []).append(int(entry))
     return found
 
 

@@ -1,7 +1,55 @@
 """From helm install to helm uninstall, with the images of manifests/images and the stand-in for MongoDB."""
+import pathlib
+import re
+
 import cluster
 import release
 from cluster import case, get, harness, kubectl, namespace, until
+
+
+def is_hardened(pod):
+    """As the API server has it: row by row what docs/kubernetes.md says of all pods."""
+    name, spec = pod["metadata"]["name"], pod["spec"]
+    context = spec["securityContext"]
+    assert context["runAsNonRoot"] and context["seccompProfile"]["type"] == "RuntimeDefault", (name, context)
+    assert not any(spec.get(key) for key in ("hostNetwork", "hostPID", "hostIPC")), name
+    assert not any("hostPath" in volume for volume in spec.get("volumes", [])), (name, spec["volumes"])
+    has_token = pod["metadata"]["labels"].get("app.kubernetes.io/component") == "controller"
+    assert spec.get("automountServiceAccountToken", True) is has_token, name
+    for container in spec["containers"] + spec.get("initContainers", []):
+        own = container["securityContext"]
+        assert own["readOnlyRootFilesystem"] and own["allowPrivilegeEscalation"] is False, (name, own)
+        assert own["capabilities"] == {"drop": ["ALL"]}, (name, own)
+        assert {"cpu", "memory"} <= set(container["resources"]["limits"]), (name, container["resources"])
+        mounted = any(m["mountPath"].startswith("/var/run/secrets/kubernetes.io") for m in container.get("volumeMounts", []))
+        assert mounted is has_token, (name, container)
+
+
+def is_confined(pid):
+    """As the kernel has it, of one process in a pod."""
+    root = pathlib.Path(f"/proc/{pid}")
+    lines = dict(re.findall(r"^(\w+):\s*(.*)$", (root / "status").read_text(), flags=re.M))
+    assert lines["NoNewPrivs"] == "1" and lines["Seccomp"] == "2", lines
+    assert "0" not in lines["Uid"].split() + lines["Gid"].split(), lines
+    assert all(int(lines[kind], 16) == 0 for kind in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")), lines
+    mounts = [line.split() for line in (root / "mountinfo").read_text().splitlines()]
+    assert ["ro" in m[5].split(",") for m in mounts if m[4] == "/"] == [True], mounts
+
+
+def are_hardened(ns):
+    """All pods of a release that runs: its controllers, its builder and its pool."""
+    pods = [pod for pod in cluster.listed("pods", ns) if release.ready(pod)]
+    for pod in pods:
+        is_hardened(pod)
+    if not cluster.OURS:
+        return
+    running, seen = release.processes(), set()
+    for pod in pods:
+        for name, pids in running[pod["metadata"]["uid"]].items():
+            seen.add(name)
+            for pid in pids if name != "pause" else []:  # it holds the pod's namespaces
+                is_confined(pid)
+    assert seen == {"pause", "controller", "kubeml-builder", "ps", "redis", "function"}, seen
 
 
 @case(limit=300, platform=False)
@@ -15,6 +63,7 @@ def install_warms_the_pool_and_uninstall_leaves_nothing():
             p.warm(4, 1)
             assert p.get("/health") == {"status": "ok"}
             assert p.metric('kubeml_pool_warm{role="function"}') == 4
+            are_hardened(ns)
             p.dataset()
             p.function()
             job = p.train()
