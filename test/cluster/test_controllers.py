@@ -81,6 +81,8 @@ def the_command_line_goes_through_the_api_server():
         kubeml(*at, "task", "suspend", long)
         said = kubeml(*at, "task", "wait", long, status=1)
         assert "suspended" in said, said
+        until(lambda: any(t["spec"].get("suspend") for t in cluster.listed("trainjobs", p.ns)
+                          if t.get("status", {}).get("job") == long), 30, message="its TrainJob does not follow")
         before = p.task(long)["epoch"]
         kubeml(*at, "task", "resume", long)
         until(lambda: p.task(long)["epoch"] > before, 60, message="resumed it does not go on")
