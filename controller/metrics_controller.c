@@ -57,7 +57,7 @@ int controller_metrics_open(controller_metrics *m, err *e)
          "1 for the controller that schedules, 0 for one that stands by.", "", NULL, 0},
         {&m->pods, METRIC_GAUGE, "kubeml_pods", "Pods there are.", "", NULL, 0},
         {&m->start_seconds, METRIC_HISTOGRAM, "kubeml_job_start_seconds",
-         "From the request to the first training, by part of it.", "part", start_bounds,
+         "From the request to the first trained batch, by part of it.", "part", start_bounds,
          sizeof start_bounds / sizeof *start_bounds},
         {&m->http_requests, METRIC_COUNTER, "kubeml_http_requests_total", "Requests answered.",
          "method,path,status", NULL, 0},

@@ -408,14 +408,16 @@ static void observe(owner *o, const char *part, int64_t from, int64_t to)
                        NULL, NULL);
 }
 
-/* The start is over: where its time went. */
-static void note_training(owner *o, side *s)
+/* A batch is trained, the start is over: where its time went. A controller that came later does not
+ * know when it began: the record's word stays. */
+static void on_begun(owner *o, const link_pod *p)
 {
-    job_times *t = &s->times;
-    if (t->training)
+    side *s = sides_find(o, p->job);
+    if (!s || s->times.training || s->start_ms)
         return;
+    job_times *t = &s->times;
     note(&t->training);
-    if (!t->functions) /* kubeml-ps was heard before the last function's answer */
+    if (!t->functions) /* kubeml-ps was heard before the function's answer */
         t->functions = t->training;
     observe(o, "queued", t->submitted, t->granted);
     observe(o, "ps", t->granted, t->ps);
@@ -424,11 +426,8 @@ static void note_training(owner *o, side *s)
     observe(o, "total", t->submitted, t->training);
 }
 
-static void on_phase(owner *o, link_pod *p, const json_t *m)
+static void on_phase(owner *o, const link_pod *p, const json_t *m)
 {
-    side *s = sides_find(o, p->job);
-    if (s && strcmp(text_of(m, "phase"), "training") == 0)
-        note_training(o, s);
     owner_event(o, &(job_event){.type = JOB_PS_PHASE, .job = p->job, .phase = text_of(m, "phase"),
                                 .epoch = number_of(m, "epoch"), .round = number_of(m, "round")});
 }
@@ -465,6 +464,8 @@ static void on_ps(owner *o, link_pod *p, const json_t *m)
         owner_event(o, &v);
     } else if (strcmp(type, "phase") == 0) {
         on_phase(o, p, m);
+    } else if (strcmp(type, "begun") == 0) {
+        on_begun(o, p);
     } else if (strcmp(type, "epoch") == 0) {
         on_epoch(o, p, m);
     } else if (strcmp(type, "ask") == 0) {

@@ -41,6 +41,12 @@ void member_enter(member *m, const char *phase, int64_t epoch, int64_t round)
     log_context(m->job, (int)epoch, (int)round);
 }
 
+void member_begun(void *of)
+{
+    const member *m = of;
+    pslink_begun(m->link);
+}
+
 /* ---- the model store ------------------------------------------------------------------------- */
 
 static int make_reference(member *m, err *e)

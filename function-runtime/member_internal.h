@@ -79,6 +79,8 @@ typedef struct train_order {
 
 double member_seconds(int64_t *from_ns); /* since then; moves it on */
 void member_enter(member *m, const char *phase, int64_t epoch, int64_t round);
+/* A batch is trained: kubeml-ps hears of it. `of` is the member; from any thread. */
+void member_begun(void *of);
 /* ERR_INVALID naming the task. */
 int member_unpack(const json_t *task, err *e, const char *format, ...);
 /* Version `version` into the engine, from the GPU where `mean` (may be NULL) says that it lies

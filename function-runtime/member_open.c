@@ -207,7 +207,9 @@ int member_make_trainer(member *m, char reason[TRAINER_REASON_BYTES], err *e)
                         .backend = m->backend[0] ? m->backend : NULL,
                         .reset_optimizer = m->request.optimizer_state == STATE_RESET,
                         .precision = (backend_precision)m->request.precision,
-                        .device_memory = m->request.gpu.memory_bytes};
+                        .device_memory = m->request.gpu.memory_bytes,
+                        .begun = member_begun,
+                        .begun_of = m};
     if (m->request.process != PROCESS_SHARED)
         return trainer_open(&c, &m->trainer, reason, e);
     /* Steps of the user's own may keep something between two lines of theirs: not at the same time.

@@ -36,6 +36,7 @@ struct pslink {
     const void *batches_of;
     int left; /* the last set that is over; 0: none */
     unsigned dials;
+    bool begun;
     bool closing, over;
     int64_t closing_deadline_ms;
     err why; /* ERR_NONE after `stop` */
@@ -152,12 +153,19 @@ static int receive_all(pslink *l, err *e)
     return rc;
 }
 
+/* The lock is held. */
+static json_t *heartbeat(const pslink *l)
+{
+    return json_pack("{s:s,s:s,s:I,s:I,s:I,s:o*}", "type", "heartbeat", "phase", l->phase, "epoch",
+                     (json_int_t)l->epoch, "round", (json_int_t)l->round, "batches",
+                     (json_int_t)(l->batches ? l->batches(l->batches_of) : 0), "begun",
+                     l->begun ? json_true() : NULL);
+}
+
 static int send_heartbeat(pslink *l, err *e)
 {
     pthread_mutex_lock(&l->lock);
-    json_t *m = json_pack("{s:s,s:s,s:I,s:I,s:I}", "type", "heartbeat", "phase", l->phase, "epoch",
-                          (json_int_t)l->epoch, "round", (json_int_t)l->round, "batches",
-                          (json_int_t)(l->batches ? l->batches(l->batches_of) : 0));
+    json_t *m = heartbeat(l);
     pthread_mutex_unlock(&l->lock);
     json_t *used = m && l->config.usage ? usage_json(l->config.usage) : NULL;
     if (used)
@@ -398,6 +406,20 @@ void pslink_phase(pslink *l, const char *phase, int64_t epoch, int64_t round)
     l->epoch = epoch;
     l->round = round;
     pthread_mutex_unlock(&l->lock);
+}
+
+void pslink_begun(pslink *l)
+{
+    pthread_mutex_lock(&l->lock);
+    bool first = !l->begun;
+    l->begun = true;
+    /* without it the next one tells */
+    json_t *m = first ? heartbeat(l) : NULL;
+    if (m && json_array_append_new(l->out, m) != 0)
+        log_warn("no memory for a heartbeat");
+    pthread_mutex_unlock(&l->lock);
+    if (first)
+        wake(l);
 }
 
 void pslink_progress(pslink *l, uint32_t (*batches)(const void *), const void *of)

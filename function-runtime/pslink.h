@@ -51,6 +51,8 @@ unsigned pslink_dials(pslink *l);
 bool pslink_left(pslink *l, int set, unsigned dials);
 /* What the heartbeats tell. `phase` is a literal. */
 void pslink_phase(pslink *l, const char *phase, int64_t epoch, int64_t round);
+/* The first batch is trained: a heartbeat says so now, and each one after it. From any thread. */
+void pslink_begun(pslink *l);
 /* Asked at each heartbeat, from the link's thread. */
 void pslink_progress(pslink *l, uint32_t (*batches)(const void *), const void *of);
 

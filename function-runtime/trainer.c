@@ -29,6 +29,7 @@ struct trainer {
     state *state;
     loader *loader;
     bool regression;
+    bool begun; /* it has trained a batch */
     char reason[TRAINER_REASON_BYTES];
     _Atomic uint32_t batches_done;
 };
@@ -160,6 +161,15 @@ static void count(trainer *t, const engine_result *r, trainer_result *out)
     atomic_store_explicit(&t->batches_done, out->batches, memory_order_relaxed);
 }
 
+static void tell_begun(trainer *t)
+{
+    if (t->begun)
+        return;
+    t->begun = true;
+    if (t->config.begun)
+        t->config.begun(t->config.begun_of);
+}
+
 static int train_batches(trainer *t, const trainer_task *task, uint32_t batches,
                          trainer_result *out, err *e)
 {
@@ -192,6 +202,7 @@ static int train_batches(trainer *t, const trainer_task *task, uint32_t batches,
                 lr);
         count(t, &r, out);
         out->train_s += seconds_since(&clock_ns) - r.convert_s;
+        tell_begun(t);
         failpoint("function.train");
     }
 }
@@ -247,6 +258,7 @@ static int train_some(trainer *t, const trainer_task *task, uint32_t batches, co
     out->correct += r.correct;
     out->batches += count;
     atomic_store_explicit(&t->batches_done, out->batches, memory_order_relaxed);
+    tell_begun(t);
     failpoint("function.train");
     return 0;
 }

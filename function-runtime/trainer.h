@@ -28,6 +28,10 @@ typedef struct trainer_config {
     backend_precision precision;
     size_t device_memory;  /* cap of GPU memory; 0: none */
     int device;            /* which GPU, of those that the process sees */
+    /* Called once, by the thread that trains, when the first batch is trained (the first ones,
+     * where a backend takes several at once); NULL: nobody asks. */
+    void (*begun)(void *of);
+    void *begun_of;
 } trainer_config;
 
 typedef struct trainer_task {

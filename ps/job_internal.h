@@ -50,6 +50,7 @@ struct job {
     json_t *gathered; /* the task of a shared process, made of the step's tasks of its functions */
     int gathered_incarnation;
     job_device device;
+    bool begun; /* a batch is trained, and the controllers were told */
     json_t *about[ROUND_FUNCTIONS_MAX]; /* {"cpu","threads"} of each function's hello */
     /* Redis */
     bool database_busy, redis_down, redis_back; /* back, but a task is still out */

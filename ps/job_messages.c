@@ -40,6 +40,8 @@ void job_attach(job *j, conn *c, const json_t *message)
     for (size_t i = 0; i < count; i++)
         job_perform(j, &actions[i], c);
     job_device_tell(j, c);
+    if (j->begun)
+        hub_send(j->host.hub, c, json_pack("{s:s}", "type", "begun"));
     for (int epoch = after + 1; epoch < j->told_epochs; epoch++)
         job_tell_epoch(j, c, epoch);
     if (j->stage == JOB_OVER)
@@ -224,6 +226,14 @@ static int ready(job *j, conn *c, const json_t *m, err *e)
     return 0;
 }
 
+/* A function has trained a batch: a heartbeat said so, or that it has published tells it. */
+static void note_begun(job *j)
+{
+    if (!j->begun)
+        hub_tell(j->host.hub, json_pack("{s:s}", "type", "begun"));
+    j->begun = true;
+}
+
 static void add_seconds(job *j, job_seconds s, size_t functions)
 {
     j->seconds.fetch += s.fetch * (double)functions;
@@ -270,6 +280,7 @@ static int published_shared(job *j, conn *c, const json_t *m, err *e)
     if (!json_is_array(shares))
         return err_set(e, ERR_INVALID, "published: shares is no list");
     json_array_foreach(shares, i, share) if (published_share(share, &checked, e)) return -1;
+    note_begun(j);
     add_seconds(j, s, json_array_size(shares));
     json_array_foreach(shares, i, share)
     {
@@ -305,6 +316,7 @@ static int published(job *j, conn *c, const json_t *m, err *e)
     event.sample_begin = (uint64_t)begin;
     event.sample_end = (uint64_t)stop_at;
     event.batches = (uint32_t)batches;
+    note_begun(j);
     add_seconds(j, s, 1);
     job_step(j, event);
     return 0;
@@ -374,6 +386,8 @@ static int heartbeat(job *j, conn *c, const json_t *m, err *e)
     if (told)
         hub_tell(j->host.hub, told);
     event.batches = (uint32_t)batches;
+    if (json_is_true(json_object_get(m, "begun")))
+        note_begun(j);
     job_step(j, event);
     return 0;
 }

@@ -118,6 +118,14 @@ def a_job_from_upload_to_inference(p):
 
 
 @case()
+def a_start_ends_with_the_first_trained_batch(p):
+    p.dataset()
+    start = p.succeed(p.train(p.paced(0.5), epochs=1, batch_size=512, default_parallelism=1))["start_ms"]
+    assert start["training"] >= 500, start
+    assert start["total"] == sum(start[part] for part in ("queued", "ps", "functions", "training")), start
+
+
+@case()
 def the_id_alone_for_clients_without_accept(p):
     p.dataset()
     p.function()

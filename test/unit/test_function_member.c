@@ -38,6 +38,7 @@ typedef struct runtime {
     char address[300], log[300];
     wire *control, *ps;
     int function, incarnation;
+    bool begun; /* it has said that it trained a batch */
 } runtime;
 
 typedef struct platform {
@@ -274,6 +275,7 @@ static void replace(platform *p, runtime *r)
     int status = wait_end(r);
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     r->incarnation++;
+    r->begun = false;
     p->replaced++;
     CHECK(join(p, r));
 }
@@ -281,8 +283,10 @@ static void replace(platform *p, runtime *r)
 static json_t *next_report(runtime *r)
 {
     json_t *m;
-    while ((m = receive(r->ps)) && strcmp(wire_type(m), "heartbeat") == 0)
+    while ((m = receive(r->ps)) && strcmp(wire_type(m), "heartbeat") == 0) {
+        r->begun |= json_is_true(json_object_get(m, "begun"));
         json_decref(m);
+    }
     return m;
 }
 
@@ -326,12 +330,14 @@ static void init_model(platform *p)
                         json_pack("{s:s,s:i,s:i,s:i,s:i}", "type", "init", "seed", 3, "epoch", -1,
                                   "round", 0, "slot", 0),
                         "initialised"));
+    CHECK(!r->begun);
     modelstore_part part = {0, r->incarnation, 1};
     merge(p, -1, 0, 0, 0, &part, 1);
     CHECK_INT(p->version, 0);
 }
 
-/* Two rounds an epoch, 5 batches each. */
+/* Two rounds an epoch, 5 batches each. That a batch is trained was told before the report, however
+ * soon that came. */
 static void train_round(platform *p, int epoch, int round)
 {
     modelstore_part parts[FUNCTIONS];
@@ -343,6 +349,7 @@ static void train_round(platform *p, int epoch, int round)
                               "parallelism", FUNCTIONS, "function", f, "batch_begin", 5 * round,
                               "batch_count", 5, "lr", 0.01, "slot", 0),
                     "published");
+        CHECK(p->functions[f].begun);
         CHECK_INT(json_integer_value(json_object_get(m, "samples")), 160);
         CHECK_INT(json_integer_value(json_object_get(m, "sample_begin")), 160 * round);
         CHECK_INT(json_integer_value(json_object_get(m, "sample_end")), 160 * (round + 1));
@@ -496,6 +503,7 @@ static uint64_t shared_round(platform *p, int epoch, int round, int batch)
                   epoch, "round", round, "version", (json_int_t)p->version, "parallelism",
                   FUNCTIONS, "lr", 0.01, "slot", 0, "shares", 0, batch, 5, 1, batch, 5);
     json_decref(do_task(p, &p->functions[0], task, "published"));
+    CHECK(p->functions[0].begun);
     modelstore_part part = {0, p->functions[0].incarnation, 320};
     merge(p, epoch, round, round ? epoch + 1 : epoch, round ? 0 : 1, &part, 1);
     CHECK_OK(modelstore_state_get(p->owner, soon(), &state, &e), e);

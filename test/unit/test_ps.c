@@ -180,6 +180,37 @@ TEST_LIMIT(on_loss_continue_trains_the_rest_later, 60)
     world_end(&w);
 }
 
+/* ---- what a job's start ends with --------------------------------------------------------- */
+
+/* Where in what the controller was told the next message of that type stands, from `from` on. */
+static size_t told_at(const world *w, const char *type, size_t from)
+{
+    for (size_t i = from; i < json_array_size(w->told); i++)
+        if (strcmp(wire_type(json_array_get(w->told, i)), type) == 0)
+            return i;
+    return json_array_size(w->told);
+}
+
+/* Once, before any epoch; and before the first merge, where a function's heartbeat says it. */
+static void begin(const char *fault)
+{
+    world w;
+    world_start(&w, &(world_options){.functions = 1, .fault = fault});
+    world_finish(&w, "succeeded", NULL);
+    size_t at = told_at(&w, "begun", 0), told = json_array_size(w.told);
+    CHECK(at < told_at(&w, "epoch", 0));
+    CHECK_INT(told_at(&w, "begun", at + 1), told);
+    if (fault)
+        CHECK(at < told_at(&w, "condition", 0)); /* FunctionLost */
+    world_end(&w);
+}
+
+TEST_LIMIT(the_first_batch_is_told, 60)
+{
+    begin(NULL);
+    begin("begun");
+}
+
 /* ---- functions that are wrong -------------------------------------------------------------- */
 
 static void go_wrong(const char *fault, const char *reason, const char *message)
