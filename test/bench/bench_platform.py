@@ -1,17 +1,21 @@
 #!/usr/bin/python3
 """The platform's own cost: a job beside the engine alone, the start of a job, idle memory.
 
-usage: bench_platform.py job|start|memory|load [--jobs N] [--pairs N] [--floor]
+usage: bench_platform.py job|start|memory|load [--jobs N] [--pairs N]
 
 job     epochs of a 10-epoch LeNet job on MNIST (4 functions, batch 32, K = -1; training, validation,
         merge, checkpoint) beside bench_epoch: the same batches and validations, engine alone, the
         same cores. In turn, medians, ratio.
 start   POST /train to the first trained batch, jobs of one batch, warm pool: p50, p95, p99; and how
-        long a warm runtime took to specialise.
+        long a warm runtime took to specialise. The job's start_ms ends when kubeml-ps has told that a batch is
+        trained, and begins in the controller; the whole of POST as its client sees it, answer and all, is
+        added to that: at most so much went by between the request and the batch.
 load    what loading (with flips and crops) and converting take of a function's time, from the stages in the
         job's history: LeNet on MNIST with and without flips and crops, batch 32, and ResNet-34 on images of
-        CIFAR-10's shape, batch 128; a function for each core. --floor: status 1 above a goal.
+        CIFAR-10's shape, batch 128; a function for each core.
 memory  private (smaps Private_*) and resident size of the idle controller and an idle warm runtime.
+
+Exit status 1 where a goal is missed.
 """
 import argparse
 import gzip
@@ -132,6 +136,7 @@ def bench_job(pairs):
     print(f"  job            median {statistics.median(sum(job, [])):.3f} s")
     print(f"  ratio          median {statistics.median(ratios):.3f}  "
           f"(pairs: {' '.join(f'{r:.3f}' for r in ratios)}; goal: at most 1.15)")
+    return statistics.median(ratios) <= 1.15
 
 
 def percentile(values, share):
@@ -170,17 +175,20 @@ def progress(done, count):
 def bench_start(jobs):
     request = {"function_name": "lenet", "dataset": "mnist", "epochs": 1, "batch_size": 32, "lr": 0.01,
                "options": {"default_parallelism": 1, "static_parallelism": True}}
-    starts = []
+    starts, posts, totals = [], [], []
     with Platform() as platform:
         platform.upload(small(mnist(), 32))
         specialise = []
         for done in range(jobs):
             progress(done, jobs)
             wait_warm(platform)
+            began = time.monotonic()
             job = platform.call("POST", "/train", json=request)["id"]
+            posts.append(1e3 * (time.monotonic() - began))
             platform.kubeml("task", "wait", job)
             task = platform.call("GET", f"/tasks/{job}")
-            starts.append(task["start_ms"]["total"])
+            totals.append(task["start_ms"]["total"])
+            starts.append(posts[-1] + totals[-1])
             log = platform.kubeml("logs", job)
             specialise += [float(ms) for ms in re.findall(r"specialised in ([0-9.]+) ms", log)]
             platform.call("DELETE", f"/history/{job}")
@@ -188,8 +196,11 @@ def bench_start(jobs):
     print(f"start: POST /train to the first trained batch, {jobs} jobs of one batch, warm pool")
     print(f"  p50 {percentile(starts, .5):.0f} ms   p95 {percentile(starts, .95):.0f} ms   "
           f"p99 {percentile(starts, .99):.0f} ms   (goal: p95 at most 150 ms)")
+    for part, ms in (("the client's POST, its answer too", posts), ("start_ms.total", totals)):
+        print(f"  of which {part}: p50 {percentile(ms, .5):.0f} ms, p95 {percentile(ms, .95):.0f} ms")
     print(f"  of which specialising a warm runtime: p50 {percentile(specialise, .5):.1f} ms, "
           f"p95 {percentile(specialise, .95):.1f} ms   (goal: at most 20 ms)")
+    return percentile(starts, .95) <= 150 and percentile(specialise, .95) <= 20
 
 
 def smaps(pid):
@@ -218,6 +229,7 @@ def bench_memory():
     for name, private, resident in sorted(rows):
         goal = f"   (goal: private at most {goals[name]})" if name in goals else ""
         print(f"  {name:24s} {private:7.1f}   {resident:8.1f}{goal}")
+    return goals.keys() <= {row[0] for row in rows} and all(row[1] <= goals.get(row[0], row[1]) for row in rows)
 
 
 LENET = (ROOT / "function-runtime/examples/lenet.c").read_text().partition("KUBEML_FUNCTION")[0]
@@ -253,7 +265,7 @@ def stages_of(platform, name, dataset, batch, epochs):
     return {stage: sum(seconds[stage][1:]) for stage in ("load", "convert", "train")}
 
 
-def bench_load(floor):
+def bench_load():
     good = True
     print("share of a function's time (load + convert + train), from the job's history")
     print(f"  {'function':16}{'batch':>6}{'load':>9}{'convert':>9}{'both':>8}{'goal':>8}")
@@ -267,7 +279,7 @@ def bench_load(floor):
             load, convert = (100 * s[stage] / sum(s.values()) for stage in ("load", "convert"))
             print(f"  {name:16}{batch:6}{load:8.2f}%{convert:8.2f}%{load + convert:7.2f}%{goal:7}%", flush=True)
             good = good and load + convert <= goal
-    sys.exit(floor and not good)
+    return good
 
 
 def main():
@@ -276,18 +288,12 @@ def main():
     parser.add_argument("what", choices=["job", "start", "memory", "load"])
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--floor", action="store_true", help="exit 1 where a goal is missed")
     args = parser.parse_args()
     for number in ENDS:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    if args.what == "load":
-        bench_load(args.floor)
-    elif args.what == "job":
-        bench_job(args.pairs)
-    elif args.what == "start":
-        bench_start(args.jobs)
-    else:
-        bench_memory()
+    good = {"load": bench_load, "job": lambda: bench_job(args.pairs), "start": lambda: bench_start(args.jobs),
+            "memory": bench_memory}[args.what]()
+    sys.exit(0 if good else 1)
 
 
 if __name__ == "__main__":

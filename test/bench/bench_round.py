@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Rounds of the model store beside PyTorch's gloo all-reduce and raw SET and GET.
 
-All of one block's competitors stay started and take turns; each figure is the median of its turns.
+All of one block's competitors stay started and take turns; each figure is the median of its turns. Exit status 1 where
+a bar is missed. LeNet's, 1 ms, is that of functions on one host, which share memory; over sockets a round carries the
+same bytes to the same Redis as raw SET and GET do, whose time stands beside it and is the bound there.
 usage: bench_round.py BENCH_ROUND_PROGRAM [TURNS] [lenet]; TORCH_PYTHON names a Python that has PyTorch.
 `lenet` leaves the large model out: a minute instead of several.
 """
@@ -86,13 +88,23 @@ def gloo(floats, port):
                  str(port)], {})
 
 
+missed = []
+
+
+def bar(name, value, limit, unit=""):
+    """What the row says of its bar."""
+    if value > limit:
+        missed.append(name)
+    return f"  ({'ok' if value <= limit else 'OVER'}: at most {limit}{unit})"
+
+
 def row(name, seconds, base=None, base_name="", limit=None):
     text = f"  {name:<34}{seconds * 1e3:>10.2f} ms"
     if base:
         ratio = seconds / base
         text += f"   {ratio:5.2f} x {base_name}"
         if limit:
-            text += f"  ({'ok' if ratio <= limit else 'OVER'}: at most {limit})"
+            text += bar(name, ratio, limit)
     print(text, flush=True)
 
 
@@ -148,14 +160,14 @@ def lenet(program, floats, title, turns, folder):
     for kind, peer in peers.items():
         seconds = statistics.median(times[kind])
         text = f"  {kind[0] + ', ' + kind[1]:<20}{seconds * 1e3:>8.3f} ms"
-        if kind[0] == "database":
-            text += f"  ({'ok' if seconds <= 1e-3 else 'OVER'}: at most 1 ms)"
+        if kind == ("database", "shm"):
+            text += bar(f"{title}, {', '.join(kind)}", seconds * 1e3, 1, " ms")
         text += "; best turn {:.3f}".format(min(times[kind]) * 1e3)
         text += "; publish {:.3f}, merge {:.3f}, fetch {:.3f}".format(
             *(statistics.median(p[i] for p in parts[kind]) * 1e3 for i in range(3)))
         if raw[kind]:
             base = statistics.median(raw[kind])
-            text += f"; raw SET and GET {base * 1e3:.3f}: {seconds / base:.2f} times"
+            text += f"; raw SET and GET of the same bytes {base * 1e3:.3f}: {seconds / base:.2f} times (no bar: not on one host)"
         print(text, flush=True)
         peer.close()
 
@@ -166,10 +178,11 @@ def main():
     with tempfile.TemporaryDirectory(prefix="kubeml-bench-", dir="/dev/shm") as folder:
         lenet(program, LENET, "LeNet, weights", turns, folder)
         lenet(program, 2 * LENET, "LeNet, weights and momentum", turns, folder)
-        if "lenet" in words:
-            return
-        big(program, RESNET34, "ResNet-34, weights", turns, folder, 29511)
-        big(program, 2 * RESNET34, "ResNet-34, weights and momentum", turns, folder, 29512)
+        if "lenet" not in words:
+            big(program, RESNET34, "ResNet-34, weights", turns, folder, 29511)
+            big(program, 2 * RESNET34, "ResNet-34, weights and momentum", turns, folder, 29512)
+    if missed:
+        raise SystemExit("over the bar: " + "; ".join(missed))
 
 
 if __name__ == "__main__":
