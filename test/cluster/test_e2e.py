@@ -24,6 +24,8 @@ OTHERWISE = {
     "test_rest.options_are_taken_whole_or_refused": NO_PLATFORM,
     "test_rest.a_token": LOCAL + "; every request here carries a token",
     "test_rest.a_stopped_platform_goes_on": LOCAL + "; test_upgrade stops this one",
+    "test_rest.a_running_job_keeps_the_version_it_began_with": "the controller says which, wherever its pods are",
+    "test_rest.a_jobs_redis_from_outside": "a pod's listens on the pod's network; test_network has who reaches it",
     "test_rest.a_job_is_not_resumed_while_its_model_goes": LOCAL,
     "test_rest.an_empty_pool_starts_what_is_needed": OPTIONS,
     "test_rest.idle_connections_block_nobody": "a port-forward would be measured, not the server",

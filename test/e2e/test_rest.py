@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """The API: cases as data (test/rest/*.json), and what needs more than one request."""
 import concurrent.futures
+import contextlib
 import gzip
 import io
 import json
 import os
 import pathlib
 import pickle
+import re
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -309,17 +312,52 @@ def a_killed_controller_adopts(p):
     p.succeed(queued)
 
 
+def kept_of(p, job):
+    """What the platform keeps of datasets, functions and a job that has ended: the bytes of each answer."""
+    def body(path):
+        reply = requests.get(p.url + path, timeout=60)
+        assert reply.status_code == 200, (path, reply.text)
+        return reply.content
+    return {path: body(path) for path in (
+        "/dataset", "/dataset/tiny", "/function", "/function/lenet", f"/history/{job}", f"/tasks/{job}", f"/tasks/{job}/explain",
+        f"/tasks/{job}/logs", f"/model/{job}", f"/model/{job}?format=npz", f"/model/{job}?format=checkpoint")}
+
+
 @case(limit=120)
 def a_stopped_platform_goes_on(p):
+    p.dataset()
+    p.function()
+    first = p.succeed(p.train(epochs=EPOCHS))
+    p.call("PUT", "/function/lenet", json={"model": "lenet5"})
+    p.get(f"/tasks/{first['id']}/logs?follow=true")  # to the end of its last process
+    job = p.train(p.paced(), epochs=EPOCHS)
+    until(lambda: p.task(job)["epoch"] >= 2)
+    before = kept_of(p, first["id"])
+    assert p.stop() == 0
+    until(lambda: not harness.processes_of(p.folder), message="processes are left")
+    p.start()
+    for path, answer in kept_of(p, first["id"]).items():
+        assert answer == before[path], f"{path} is {answer[:2000]} after the restart, and was {before[path][:2000]}"
+    assert p.succeed(job)["sha256"] == first["sha256"], "other weights than without the stop"
+
+
+@case(limit=120)
+def a_running_job_keeps_the_version_it_began_with(p):
+    """Also the function that replaces a killed one."""
     p.dataset()
     p.function()
     sha = p.succeed(p.train(epochs=EPOCHS))["sha256"]
     job = p.train(p.paced(), epochs=EPOCHS)
     until(lambda: p.task(job)["epoch"] >= 2)
-    assert p.stop() == 0
-    until(lambda: not harness.processes_of(p.folder), message="processes are left")
-    p.start()
-    assert p.succeed(job)["sha256"] == sha, "other weights than without the stop"
+    began = p.task(job)
+    assert p.call("PUT", "/function/paced", json={"model": "mlp"})["version"] == 2
+    os.kill(p.pod(job=job, role="function", function=1)["pid"], 9)
+    task = p.succeed(job)
+    assert "FunctionLost" in {c["type"] for c in task["conditions"]}, task["conditions"]
+    assert task["sha256"] == sha, "other weights than without the update"
+    assert (task["function_version"], task["function_digest"]) == (1, began["function_digest"]), (began, task)
+    later = p.succeed(p.train("paced", epochs=1))
+    assert later["function_version"] == 2 and later["function_digest"] != task["function_digest"], later
 
 
 @case(limit=120)
@@ -332,6 +370,57 @@ def a_killed_ps_is_replaced(p):
     os.kill(p.pod(job=job, role="ps")["pid"], 9)
     task = p.succeed(job)
     assert task["sha256"] == sha, "other weights than without the kill"
+
+
+def sockets_of(pid):
+    """The numbers of a process's sockets, as /proc/net has them."""
+    found = set()
+    for link in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(link)))
+    return found
+
+
+def net_of(pid, kind):
+    return [line.split() for line in pathlib.Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]]
+
+
+def raw_redis(path, *lines):
+    """What a redis-server answers to each line of somebody who just comes along."""
+    with socket.socket(socket.AF_UNIX) as s:
+        s.settimeout(20)
+        s.connect(str(path))
+        answers = []
+        for line in lines:
+            s.sendall(line.encode() + b"\r\n")
+            answers.append(s.recv(1000).decode())
+    return answers
+
+
+@case()
+def a_jobs_redis_from_outside(p):
+    """One server a job, on a socket in a folder of its own that nobody else may open, with a password that nobody sees."""
+    p.dataset()
+    paced, folders = p.paced(), set()
+    jobs = [p.train(paced, epochs=5000, default_parallelism=1) for _ in range(2)]
+    for job in jobs:
+        until(lambda: p.task(job)["epoch"] >= 1)
+        pid = p.redis(job)
+        mine = sockets_of(pid)
+        assert not [row for kind in ("tcp", "tcp6") for row in net_of(pid, kind) if row[9] in mine], "it has a TCP socket"
+        path, = {pathlib.Path(row[7]) for row in net_of(pid, "unix") if row[6] in mine and len(row) > 7}
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700, path
+        assert path.stat().st_uid == path.parent.stat().st_uid == os.getuid(), path
+        folders.add(path.parent)
+        ping, wrong, get = raw_redis(path, "PING", "AUTH default sesame", "GET x")
+        assert ping.startswith("-NOAUTH") and wrong.startswith("-WRONGPASS") and get.startswith("-NOAUTH"), (ping, wrong, get)
+        for shown in ("cmdline", "environ"):
+            assert not re.search(rb"[0-9a-f]{64}", pathlib.Path(f"/proc/{pid}/{shown}").read_bytes()), shown
+    assert len(folders) == 2, folders
+    for job in jobs:
+        p.delete(f"/tasks/{job}")
+        p.wait(job)
+    until(lambda: not [f for f in folders if f.exists()], message="a job's folder stays")
 
 
 @case(platform=False)
