@@ -240,6 +240,28 @@ def a_job_by_hand(p):
 
 
 @case(limit=90)
+def epochs_are_shown_while_the_job_runs(p):
+    s = ready(p)
+    job = endless(s)
+    done = s.json("task", "get", job)["epoch"]
+    with subprocess.Popen([str(KUBEML), "task", "wait", job, "--watch"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                          text=True, env=s.environment) as watching:
+        head = watching.stdout.readline()
+        assert head.split() == "epoch train loss val loss accuracy % seconds parallelism".split(), head
+        for epoch in range(1, done + 3):  # two of them come after it began to watch
+            line = watching.stdout.readline()
+            number, train_loss, loss, accuracy, seconds, parallelism = line.split()
+            assert len(line) == len(head) and (number, parallelism) == (str(epoch), "2"), (head, line)
+            assert float(train_loss) > 0 and float(loss) > 0 and 0 <= float(accuracy) <= 100 and float(seconds) >= 0, line
+        assert watching.poll() is None and s.json("task", "get", job)["state"] == "running"
+        s.out("task", "stop", job)
+        watching.stdout.read()  # to its end; the case's limit is the deadline
+        assert watching.wait() == 1
+    data = s.json("history", "get", job)["data"]
+    assert (train_loss, loss) == tuple(f"{data[k][epoch - 1]:.4f}" for k in ("train_loss", "validation_loss")), (line, epoch)
+
+
+@case(limit=90)
 def going_on_from_a_model(p):
     s = ready(p)
     first = train(s, "--watch", epochs=3)
@@ -552,6 +574,7 @@ def usage():
         page = s.out(*verb.split(), "--help")
         assert "usage: kubeml " + verb in page, (verb, page)
         assert max(map(len, page.splitlines())) <= 120, page
+    assert "127.0.0.1:10100" in s.out("up", "--help")
 
 
 @case(platform=False)
