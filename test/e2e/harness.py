@@ -126,6 +126,19 @@ def mnist():
     skip("MNIST is not here: DATA=folder names it")
 
 
+def paced_code(seconds):
+    return LENET.read_text().replace("#include <kubeml.h>", f"""#define _POSIX_C_SOURCE 200809L
+#include <kubeml.h>
+#include <time.h>
+
+static int paced(kml_step *s)
+{{
+    nanosleep(&(struct timespec){{.tv_sec = {int(seconds)}, .tv_nsec = {round(seconds % 1 * 1e9)}}}, NULL);
+    return kml_gradients(s) ? -1 : kml_update(s, kml_learning_rate(s));
+}}
+""").replace(".lr = 0.01", ".lr = 0.01, .step = paced")
+
+
 # ---- the platform -------------------------------------------------------------------------------
 
 class Platform:
@@ -238,17 +251,7 @@ class Platform:
     def paced(self, seconds=PACE, name="paced"):
         """LeNet whose batches take a while, as a large model's do: on any machine its job still runs when a test gets
         to what it does in the middle. It trains to the same weights as LeNet."""
-        code = LENET.read_text().replace("#include <kubeml.h>", f"""#define _POSIX_C_SOURCE 200809L
-#include <kubeml.h>
-#include <time.h>
-
-static int paced(kml_step *s)
-{{
-    nanosleep(&(struct timespec){{.tv_sec = {int(seconds)}, .tv_nsec = {round(seconds % 1 * 1e9)}}}, NULL);
-    return kml_gradients(s) ? -1 : kml_update(s, kml_learning_rate(s));
-}}
-""").replace(".lr = 0.01", ".lr = 0.01, .step = paced")
-        self.function(name, code)
+        self.function(name, paced_code(seconds))
         return name
 
     def train(self, function="lenet", dataset="tiny", epochs=2, batch_size=32, lr=0.01, **options):

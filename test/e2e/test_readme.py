@@ -1,0 +1,82 @@
+#!/usr/bin/python3
+"""The README's commands by hand, one after the other as it shows them, on the port that is `kubeml up`'s own. What differs:
+the data set is a small one, its files made here, the example's batches take a while, so that a job still runs when the next
+command wants it to, and a job that the page calls ID is the one started last."""
+import gzip
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import tempfile
+
+import numpy as np
+
+import harness
+from harness import case
+
+FILES = {"x-train": "train-images-idx3-ubyte", "y-train": "train-labels-idx1-ubyte",
+         "x-test": "t10k-images-idx3-ubyte", "y-test": "t10k-labels-idx1-ubyte"}
+# What comes after a line that begins so: nobody but this machine is heard, and a job that was stopped or suspended has to have
+# ended before it is resumed.
+AFTER = {"kubeml up": "grep -q ' 0100007F:2774 ' /proc/net/tcp; test -z \"$(grep ' 0*:2774 0*:0000 0A' /proc/net/tcp*)\"",
+         "kubeml task stop": "kubeml task wait $JOB && exit 9; kubeml task resume $JOB",
+         "kubeml task suspend": "kubeml task wait $JOB && exit 9"}
+
+
+def commands():
+    """Of the section, with what differs."""
+    section = (harness.ROOT / "README.md").read_text().split("\n## By hand\n")[1].split("\n## ")[0]
+    block, = re.findall(r"^```sh\n(.*?)^```", section, flags=re.S | re.M)
+    out = []
+    for line in block.replace("\\\n", "").splitlines():
+        line = re.sub(r"(?<![$\w])ID(?=  )", "$JOB", line.split(" #")[0] + "  ").strip()
+        if line.startswith("kubeml train ") and "--watch" not in line:
+            line = f"JOB=$({line})"
+        out += [line, *(after for begin, after in AFTER.items() if line.startswith(begin))]
+    return out
+
+
+def checkout(folder):
+    """As `make` and `make demo` leave one."""
+    examples, data = folder / "function-runtime/examples", folder / "demo-out/mnist"
+    for path in (examples, data, folder / "build/release", folder / "scripts"):
+        path.mkdir(parents=True)
+    (folder / "build/release/bin").symlink_to(harness.BIN)
+    (examples / "lenet.c").write_text(harness.paced_code(harness.PACE))
+    files = harness.tiny_mnist()
+    for field, name in FILES.items():
+        (data / f"{name}.gz").write_bytes(gzip.compress(files[field]))
+    images = np.frombuffer(files["x-test"], np.uint8, offset=16).reshape(-1, 1, 28, 28)
+    np.save(folder / "demo-out/ten.npy", images[:10])
+    script = folder / "scripts/mnist-data"
+    script.write_text('#!/bin/sh\necho "$1"\n')
+    script.chmod(0o755)
+
+
+@case(limit=90, platform=False)
+def by_hand():
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind(("127.0.0.1", 10100))
+        except OSError:
+            harness.skip("port 10100 on 127.0.0.1 is taken")
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="r", dir=os.environ.get("TEST_TMP")))
+    checkout(folder)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("KUBEML_")}
+    environment["KUBEML_HOME"] = str(folder / "home")
+    try:
+        done = subprocess.run(["bash", "-euxc", "\n".join(commands())], cwd=folder, env=environment, capture_output=True,
+                              text=True, timeout=80 * harness.STRETCH, stdin=subprocess.DEVNULL)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert "http://127.0.0.1:10100" in done.stdout, done.stdout
+        assert re.search(r"^\d( \d){9}$", done.stdout, flags=re.M), done.stdout  # ten test images
+        assert (folder / "lenet.safetensors").exists()
+        assert not harness.processes_of(folder), harness.processes_of(folder)
+    finally:
+        subprocess.run([str(harness.BIN / "kubeml"), "down"], env=environment, capture_output=True, timeout=60)
+
+
+if __name__ == "__main__":
+    harness.main(globals())
