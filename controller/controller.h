@@ -119,6 +119,11 @@ int zoo_list(controller *c, json_t **out, err *e);
 /* "resnet34", "resnet34,stem=cifar". ERR_NOT_FOUND with the nearest names, ERR_INVALID: an
  * option. */
 int zoo_check(controller *c, const char *model, err *e);
+/* Its network for that data set's samples. ERR_UNSUPPORTED names the layer that does not take
+ * them. */
+struct dataset_info;
+int zoo_fits(controller *c, const char *model, const struct dataset_info *data,
+             err *e);
 
 /* helpers of the handlers, rest.c */
 void controller_random_id(char *out, size_t bytes); /* hex digits */

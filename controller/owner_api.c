@@ -141,6 +141,8 @@ int owner_submit(owner *o, const request *r, const char *user, char id[40], err 
 {
     if (r->init[0] && !model_exists(o, r->init))
         return err_set(e, ERR_NOT_FOUND, "init: there is no model \"%s\"", r->init);
+    if (sides_fit(o, r, e))
+        return -1;
     request_call c = {.request = r, .user = user, .new_id = id};
     owner_run(o, run_submit, &c);
     return finish(&c, e);
@@ -151,6 +153,8 @@ int owner_submit_as(owner *o, const request *r, const char *id, err *e)
     char same[JOB_ID_BYTES];
     if (r->init[0] && !model_exists(o, r->init))
         return err_set(e, ERR_NOT_FOUND, "init: there is no model \"%s\"", r->init);
+    if (sides_fit(o, r, e))
+        return -1;
     request_call c = {.request = r, .id = id, .user = "", .new_id = same};
     owner_run(o, run_submit, &c);
     return finish(&c, e);

@@ -255,6 +255,8 @@ void jobs_save_unsaved(owner *o);
 json_t *epochs_of_history(store *st, const char *id);
 /* Function and dataset as they are now; ERR_NOT_FOUND. */
 int sides_resolve(owner *o, side *s, const request *r, err *e);
+/* ERR_UNSUPPORTED: a model of the zoo that does not take the dataset's samples. From any thread. */
+int sides_fit(const owner *o, const request *r, err *e);
 
 /* owner_logs.c */
 /* All pods' logs of a job, merged; from the cluster. */

@@ -100,6 +100,25 @@ int sides_resolve(owner *o, side *s, const request *r, err *e)
     return s->dataset ? 0 : -1;
 }
 
+/* A model of the zoo is known before a job runs; what uploaded code makes of the samples shows when
+ * its functions start. What is not there is for sides_resolve to say. */
+int sides_fit(const owner *o, const request *r, err *e)
+{
+    cleanup_json json_t *function = NULL;
+    dataset_info info;
+    err why = ERR_INIT;
+    if (!store_watch_writable(o->controller->watch, &why) ||
+        registry_get(o->controller, r->function_name, &function, &why))
+        return 0;
+    const char *object = json_string_value(json_object_get(function, "object"));
+    if (!object || strncmp(object, "zoo:", 4) != 0 ||
+        dataset_find(o->controller->store, r->dataset, &info, NULL, &why))
+        return 0;
+    int rc = zoo_fits(o->controller, object + 4, &info, e);
+    dataset_info_free(&info);
+    return rc;
+}
+
 int sides_open_object(owner *o, side *s, err *e)
 {
     const char *object = json_string_value(json_object_get(s->function, "object"));

@@ -1,5 +1,6 @@
 /* zoo_list.c: which models the zoo has. The engine knows, and the engine is in kubeml-function: its
- * command `zoo` is run once for the list, which is kept, and for each model that is asked for. */
+ * command `zoo` is run once for the list, which is kept, and for each model that is asked for or to
+ * be trained. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -14,8 +15,10 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "controller.h"
+#include "dataset.h"
 #include "fs.h"
 #include "json_read.h"
+#include "log.h"
 
 enum { ZOO_MS = 10000, ZOO_BYTES_MAX = 256 << 10, ZOO_MODEL_BYTES = 64 };
 
@@ -45,12 +48,13 @@ static int read_all(int fd, buf *out, err *e)
     }
 }
 
-static int run(const char *program, const char *model, buf *out, err *e)
+static int run(const char *program, const char *model, const char *sample, buf *out, err *e)
 {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC))
         return err_set_errno(e, errno, "pipe");
-    char *argv[] = {(char *)(uintptr_t)program, "zoo", (char *)(uintptr_t)model, NULL};
+    char *argv[] = {(char *)(uintptr_t)program, "zoo", (char *)(uintptr_t)model,
+                    (char *)(uintptr_t)sample, NULL};
     posix_spawn_file_actions_t actions;
     pid_t pid = 0;
     posix_spawn_file_actions_init(&actions);
@@ -74,21 +78,22 @@ static int run(const char *program, const char *model, buf *out, err *e)
     return result;
 }
 
-/* What `kubeml-function zoo` says, or of one model. */
-static int ask(controller *c, const char *model, json_t **out, err *e)
+/* What `kubeml-function zoo` says, or of one model, or of it and samples of that shape. */
+static int ask(controller *c, const char *model, const char *sample, json_t **out, err *e)
 {
     char program[FS_PATH_BYTES];
     cleanup_buf buf text;
     buf_init(&text, ZOO_BYTES_MAX);
     return fs_path(program, e, "%s/kubeml-function", c->config.bin_dir) ||
-                   run(program, model, &text, e) || json_read(text.bytes, text.len, 8, out, e)
+                   run(program, model, sample, &text, e) ||
+                   json_read(text.bytes, text.len, 8, out, e)
                ? -1
                : 0;
 }
 
 static int ask_list(controller *c, json_t **out, err *e)
 {
-    if (ask(c, NULL, out, e))
+    if (ask(c, NULL, NULL, out, e))
         return -1;
     if (json_is_array(*out))
         return 0;
@@ -106,19 +111,42 @@ int zoo_list(controller *c, json_t **out, err *e)
     return status;
 }
 
+/* What is wrong with it, if something is. */
+static int said(const json_t *answer, err *e)
+{
+    const char *code = json_string_value(json_object_get(answer, "code"));
+    const char *message = json_string_value(json_object_get(answer, "message"));
+    if (!code || !message)
+        return 0;
+    return err_set(e, err_from_name(code), "%.240s", message);
+}
+
 int zoo_check(controller *c, const char *model, err *e)
 {
     cleanup_json json_t *answer = NULL;
     if (strlen(model) >= ZOO_MODEL_BYTES)
         return err_set(e, ERR_INVALID, "model: %zu characters, at most %d", strlen(model),
                        ZOO_MODEL_BYTES - 1);
-    if (ask(c, model, &answer, e))
-        return -1;
-    const char *code = json_string_value(json_object_get(answer, "code"));
-    const char *message = json_string_value(json_object_get(answer, "message"));
-    if (!code || !message)
+    return ask(c, model, NULL, &answer, e) ? -1 : said(answer, e);
+}
+
+int zoo_fits(controller *c, const char *model, const dataset_info *data, err *e)
+{
+    cleanup_json json_t *answer = NULL;
+    char sample[80];
+    err why = ERR_INIT;
+    snprintf(sample, sizeof sample, "[%u,%u,%u,%u]", data->channels, data->height, data->width,
+             data->classes ? data->classes : data->targets);
+    if (ask(c, model, sample, &answer, &why)) {
+        log_warn("whether %s fits dataset %s shows when the job starts: %s", model, data->name,
+                 why.message);
         return 0;
-    return err_set(e, err_from_name(code), "%.240s", message);
+    }
+    if (said(answer, &why) == 0)
+        return 0;
+    return err_set(e, ERR_UNSUPPORTED,
+                   "model %s does not fit dataset %s, samples of (%u, %u, %u): %.100s", model,
+                   data->name, data->channels, data->height, data->width, why.message);
 }
 
 void rest_zoo(http_request *r, void *context)

@@ -3,8 +3,9 @@
  *
  *     kubeml-function --listen unix:PATH|tcp:HOST:PORT     (KUBEML_POOL_TOKEN_FILE: the pool's token)
  *     kubeml-function run FILE.c ...
- *     kubeml-function zoo [MODEL]  (the models there are, or what is wrong with this one's text, as
- *                                  JSON; kubeml-controller asks)
+ *     kubeml-function zoo [MODEL [SHAPE]]  (the models there are, or what is wrong with this one's
+ *                                  text, or for samples of that shape, [channels, height, width,
+ *                                  outputs], as JSON; kubeml-controller asks)
  *
  * Exit status: 0 told to end, 75 (ending.h) failed, 2 wrong usage. A process that ran user code
  * ends; it is never made warm again. */
@@ -19,6 +20,7 @@
 #include "ending.h"
 #include "failpoint.h"
 #include "function_gpu.h"
+#include "graph.h"
 #include "json_read.h"
 #include "log.h"
 #include "member.h"
@@ -113,15 +115,36 @@ static int print_zoo(void)
     return json_dumpf(list, stdout, JSON_INDENT(1)) || putchar('\n') == EOF ? 1 : 0;
 }
 
-/* {} for a model that there is, otherwise {"code", "message"}. */
-static int check_zoo(const char *text)
+/* Does the network take samples of that shape? ERR_INVALID names the layer. */
+static int check_shape(const zoo_model *model, zoo_options *o, const char *text, err *e)
+{
+    cleanup_json json_t *numbers = NULL;
+    shape of = {.rank = 3};
+    int outputs;
+    if (json_read(text, strlen(text), 1, &numbers, e))
+        return -1;
+    if (json_unpack(numbers, "[i,i,i,i!]", &of.c, &of.h, &of.w, &outputs) || of.c < 1 || of.h < 1 ||
+        of.w < 1 || outputs < 1)
+        return err_set(e, ERR_INVALID, "%.60s is not [channels, height, width, outputs]", text);
+    graph *g = graph_new(of);
+    if (!g)
+        return err_set(e, ERR_NOMEM, "no memory for the model's graph");
+    int rc = graph_finish(g, model->build(g, 0, outputs, o), outputs, e);
+    graph_free(g);
+    return rc;
+}
+
+/* {} for a model that there is, and that takes samples of the shape (NULL: any), otherwise {"code",
+ * "message"}. */
+static int check_zoo(const char *text, const char *sample)
 {
     err e = ERR_INIT;
     zoo_options o = {0};
+    const zoo_model *model = zoo_parse(text, &o, &e);
+    bool good = model && (!sample || check_shape(model, &o, sample, &e) == 0);
     cleanup_json json_t *answer =
-        zoo_parse(text, &o, &e)
-            ? json_object()
-            : json_pack("{s:s, s:s}", "code", err_name(e.code), "message", e.message);
+        good ? json_object()
+             : json_pack("{s:s, s:s}", "code", err_name(e.code), "message", e.message);
     return json_dumpf(answer, stdout, JSON_COMPACT) || putchar('\n') == EOF ? 1 : 0;
 }
 
@@ -141,8 +164,8 @@ int main(int argc, char **argv)
         return run_command(argc - 1, argv + 1);
     if (argc == 2 && strcmp(argv[1], "zoo") == 0)
         return print_zoo();
-    if (argc == 3 && strcmp(argv[1], "zoo") == 0)
-        return check_zoo(argv[2]);
+    if ((argc == 3 || argc == 4) && strcmp(argv[1], "zoo") == 0)
+        return check_zoo(argv[2], argv[3]);
     if (argc == 2 && strcmp(argv[1], "--version") == 0) {
         printf("kubeml-function %s\n", KUBEML_VERSION);
         return 0;
