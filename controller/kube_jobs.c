@@ -169,17 +169,20 @@ static void call(int (*what)(void *, const char *, err *), kube_jobs *j, const c
         log_warn("job %s cannot be %s: %s", id, verb, e.message);
 }
 
-static int patch_object(kube_jobs *j, const json_t *object, json_t *patch)
+/* spec.suspend as the job is by the API. The object as it is then, a new reference: its generation is
+ * what the status has seen, so that nobody takes our own edit for the user's. NULL: not done. */
+static json_t *note_suspend(kube_jobs *j, const json_t *object, bool suspend)
 {
     char path[700];
     err e = ERR_INIT;
+    json_t *noted = NULL;
+    cleanup_json json_t *patch = json_pack("{s:{s:b}}", "spec", "suspend", suspend);
     object_path(j, object, "", path, sizeof path);
-    int status =
-        patch ? kube_merge_patch(j->client, path, patch, clock_deadline_ms(CALL_MS), NULL, &e) : -1;
-    if (status && e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
+    if (patch &&
+        kube_merge_patch(j->client, path, patch, clock_deadline_ms(CALL_MS), &noted, &e) &&
+        e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
         log_warn("TrainJob %s: %s", kube_object_text(object, "name"), e.message);
-    json_decref(patch);
-    return status;
+    return noted;
 }
 
 static void remove_object(kube_jobs *j, const json_t *object)
@@ -189,24 +192,23 @@ static void remove_object(kube_jobs *j, const json_t *object)
     kube_delete(j->client, path, -1, clock_deadline_ms(CALL_MS), NULL);
 }
 
-/* False: the status is not to be written, because the object is no more or the spec comes first. */
-static bool steer(kube_jobs *j, const json_t *object, const json_t *task)
+/* The object whose status is to be written, a new reference; NULL: it is no more, or the spec comes
+ * first. */
+static json_t *steer(kube_jobs *j, json_t *object, const json_t *task)
 {
     const char *id = text_of(task, "id");
     switch (kube_trainjob_next(object, task, clock_wall_ms())) {
-    case TRAINJOB_SUSPEND: call(j->host.suspend, j, id, "suspended"); return true;
-    case TRAINJOB_RESUME: call(j->host.resume, j, id, "resumed"); return true;
-    case TRAINJOB_NOTE_SUSPENDED:
-        return patch_object(j, object, json_pack("{s:{s:b}}", "spec", "suspend", 1)) == 0;
-    case TRAINJOB_NOTE_RESUMED:
-        return patch_object(j, object, json_pack("{s:{s:b}}", "spec", "suspend", 0)) == 0;
-    case TRAINJOB_EXPIRE: remove_object(j, object); return false;
+    case TRAINJOB_SUSPEND: call(j->host.suspend, j, id, "suspended"); break;
+    case TRAINJOB_RESUME: call(j->host.resume, j, id, "resumed"); break;
+    case TRAINJOB_NOTE_SUSPENDED: return note_suspend(j, object, true);
+    case TRAINJOB_NOTE_RESUMED: return note_suspend(j, object, false);
+    case TRAINJOB_EXPIRE: remove_object(j, object); return NULL;
     case TRAINJOB_KEEP: break;
     }
-    return true;
+    return json_incref(object);
 }
 
-static void follow(kube_jobs *j, const json_t *object, const char *now)
+static void follow(kube_jobs *j, json_t *object, const char *now)
 {
     cleanup_json json_t *task = NULL;
     err e = ERR_INIT;
@@ -219,8 +221,9 @@ static void follow(kube_jobs *j, const json_t *object, const char *now)
             submit(j, object, now);
         return;
     }
-    if (steer(j, object, task))
-        write_status(j, object, kube_trainjob_status(object, task, NULL, &j->host.gpu, now));
+    cleanup_json json_t *steered = steer(j, object, task);
+    if (steered)
+        write_status(j, steered, kube_trainjob_status(steered, task, NULL, &j->host.gpu, now));
 }
 
 /* A job of the API that no TrainJob stands for. */

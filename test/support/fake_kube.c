@@ -31,7 +31,7 @@ typedef struct request_text {
 
 struct fake_kube {
     int listen_fd;
-    char url[64], token[300], token_file[600]; /* the file: "" unless it is to be rotated */
+    char url[64], collection[300], token[300], token_file[600]; /* the file: "" unless it is to be rotated */
     pthread_t acceptor;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -320,7 +320,7 @@ static bool do_watch(fake_kube *f, int fd, const request_text *r, const fault *b
     return false;
 }
 
-static fake_kind kind_of(const request_text *r)
+static fake_kind kind_of(const fake_kube *f, const request_text *r)
 {
     if (strcmp(r->method, "POST") == 0)
         return FAKE_CREATE;
@@ -328,7 +328,7 @@ static fake_kind kind_of(const request_text *r)
         return FAKE_DELETE;
     if (strcmp(r->method, "GET") != 0)
         return FAKE_PATCH;
-    if (strcmp(r->path, FAKE_KUBE_PODS) != 0)
+    if (strcmp(r->path, f->collection) != 0)
         return FAKE_GET;
     return strstr(r->query, "watch=1") ? FAKE_WATCH : FAKE_LIST;
 }
@@ -368,6 +368,10 @@ static bool json_patch(json_t *object, const json_t *patch)
 
 static bool patch_locked(json_t *object, const request_text *r, json_t *body)
 {
+    json_t *metadata = json_object_get(object, "metadata");
+    json_int_t generation = json_integer_value(json_object_get(metadata, "generation"));
+    if (generation && json_object_get(body, "spec"))
+        json_object_set_new(metadata, "generation", json_integer(generation + 1));
     if (strstr(r->type, "json-patch"))
         return json_patch(object, body);
     merge(object, body);
@@ -376,7 +380,7 @@ static bool patch_locked(json_t *object, const request_text *r, json_t *body)
 
 static bool do_pod(fake_kube *f, int fd, const request_text *r, json_t *body, bool *found)
 {
-    const char *name = r->path + sizeof FAKE_KUBE_PODS;
+    const char *name = r->path + strlen(f->collection) + 1;
     json_t *copy = NULL;
     bool fits = true;
     pthread_mutex_lock(&f->lock);
@@ -427,7 +431,7 @@ static bool do_create(fake_kube *f, int fd, const request_text *r, json_t *body)
     const char *name =
         json_string_value(json_object_get(json_object_get(body, "metadata"), "name"));
     char path[1400];
-    bool there, pods = strcmp(r->path, FAKE_KUBE_PODS) == 0;
+    bool there, pods = strcmp(r->path, f->collection) == 0;
     snprintf(path, sizeof path, "%s/%s", r->path, name ? name : "");
     pthread_mutex_lock(&f->lock);
     there = json_object_get(pods ? f->pods : f->others, pods && name ? name : path) != NULL;
@@ -453,7 +457,7 @@ static bool do_other(fake_kube *f, int fd, const request_text *r, json_t *body)
         json_object_set(f->others, r->path, body);
     else if (object && strcmp(r->method, "PATCH") == 0)
         merge(object, body);
-    if (kind_of(r) == FAKE_PATCH && json_object_get(f->others, r->path))
+    if (kind_of(f, r) == FAKE_PATCH && json_object_get(f->others, r->path))
         set_version(json_object_get(f->others, r->path), ++f->version);
     json_t *copy = json_deep_copy(json_object_get(f->others, r->path));
     if (strcmp(r->method, "DELETE") == 0)
@@ -468,10 +472,11 @@ static bool do_other(fake_kube *f, int fd, const request_text *r, json_t *body)
 static bool perform(fake_kube *f, int fd, const request_text *r, const fault *bad)
 {
     json_t *body = r->body[0] ? json_loads(r->body, 0, NULL) : NULL;
-    fake_kind kind = kind_of(r);
+    fake_kind kind = kind_of(f, r);
+    size_t n = strlen(f->collection);
     bool open, found,
-        pod = strncmp(r->path, FAKE_KUBE_PODS "/", sizeof FAKE_KUBE_PODS) == 0 &&
-              !strchr(r->path + sizeof FAKE_KUBE_PODS, '/'); /* not its log */
+        pod = strncmp(r->path, f->collection, n) == 0 && r->path[n] == '/' &&
+              !strchr(r->path + n + 1, '/'); /* not its log */
     if (kind == FAKE_LIST)
         open = do_list(f, fd, r, bad && bad->type == FAULT_HALF);
     else if (kind == FAKE_WATCH)
@@ -499,7 +504,7 @@ static void rotate_locked(fake_kube *f)
 static bool serve(fake_kube *f, int fd, request_text *r)
 {
     fault bad;
-    fake_kind kind = kind_of(r);
+    fake_kind kind = kind_of(f, r);
     pthread_mutex_lock(&f->lock);
     f->requests[kind]++;
     r->cuts = f->cuts;
@@ -566,6 +571,11 @@ static void *accept_all(void *arg)
     }
 }
 
+void fake_kube_collection(fake_kube *f, const char *path)
+{
+    snprintf(f->collection, sizeof f->collection, "%s", path);
+}
+
 fake_kube *fake_kube_start(void)
 {
     fake_kube *f = calloc(1, sizeof *f);
@@ -576,6 +586,7 @@ fake_kube *fake_kube_start(void)
           listen(f->listen_fd, 64) == 0);
     CHECK(getsockname(f->listen_fd, (struct sockaddr *)&at, &len) == 0);
     snprintf(f->url, sizeof f->url, "http://127.0.0.1:%d", ntohs(at.sin_port));
+    fake_kube_collection(f, FAKE_KUBE_PODS);
     pthread_mutex_init(&f->lock, NULL);
     pthread_cond_init(&f->changed, NULL);
     f->pods = json_object();

@@ -39,6 +39,8 @@ typedef struct fake_kube fake_kube;
 fake_kube *fake_kube_start(void);
 void fake_kube_stop(fake_kube *f);
 const char *fake_kube_url(const fake_kube *f);
+/* Objects at this path are kept, listed and watched instead of pods; before the first request. */
+void fake_kube_collection(fake_kube *f, const char *path);
 
 void fake_kube_fault(fake_kube *f, fake_kind kind, fake_fault fault, int status, int value,
                      int times);

@@ -4,6 +4,7 @@
 
 #include "../../controller/kube_jobs.h"
 #include "../../controller/kube_lease.h"
+#include "../../controller/kube_pods.h"
 #include "clock.h"
 #include "fake_kube.h"
 #include "json_read.h"
@@ -273,6 +274,60 @@ TEST(a_finished_one_has_its_time_to_live)
                         json_integer(60));
     CHECK_INT(kube_trainjob_next(object, done, finished_ms + 59000), TRAINJOB_KEEP);
     CHECK_INT(kube_trainjob_next(object, done, finished_ms + 60000), TRAINJOB_EXPIRE);
+}
+
+static int suspended_task(void *context, const char *id, json_t **out, err *e)
+{
+    (void)context;
+    (void)id;
+    (void)e;
+    *out = task("suspended");
+    return 0;
+}
+
+static int none_active(void *context, json_t **out, err *e)
+{
+    (void)context;
+    (void)e;
+    *out = json_array();
+    return 0;
+}
+
+/* Suspended through the API: our own edit of the spec is nothing that is still to be followed, or a
+ * resume through the API that comes next would be undone by it. */
+TEST(a_suspension_that_was_noted_is_seen)
+{
+    static const char path[] = "/apis/" KUBE_RESOURCES "/namespaces/test/trainjobs";
+    fake_kube *server = fake_kube_start();
+    kube_config access = {.server = strdup(fake_kube_url(server)), .namespace_name = "test"};
+    kube_jobs_host host = {.task = suspended_task, .active = none_active};
+    kube_jobs *jobs;
+    err e = ERR_INIT;
+    char status[200];
+    fake_kube_collection(server, path);
+    json_t *object = train_job(0);
+    json_object_set_new(json_object_get(object, "metadata"), "labels",
+                        json_pack("{s:s}", KUBE_LABEL_JOB, "j1"));
+    json_object_set_new(object, "status",
+                        json_pack("{s:s, s:i}", "state", "running", "observedGeneration", 4));
+    fake_kube_put(server, "one", object);
+    CHECK_OK(kube_jobs_start(&access, &host, &jobs, &e), e);
+    snprintf(status, sizeof status, "%s/one/status", path);
+    json_t *written = NULL;
+    int64_t until = clock_deadline_ms(10000);
+    while (!(written = fake_kube_object(server, status)) && clock_left_ms(until) > 0)
+        poll(NULL, 0, 2);
+    CHECK(written);
+    kube_jobs_stop(jobs);
+    cleanup_json json_t *objects = fake_kube_copy(server);
+    const json_t *one = json_object_get(objects, "one"), *said = json_object_get(written, "status");
+    CHECK(json_is_true(json_object_get(json_object_get(one, "spec"), "suspend")));
+    CHECK_STR(text(said, "state"), "suspended");
+    CHECK_INT(json_integer_value(json_object_get(said, "observedGeneration")), 5);
+    CHECK_INT(json_integer_value(json_object_get(json_object_get(one, "metadata"), "generation")), 5);
+    json_decref(written);
+    fake_kube_stop(server);
+    kube_config_free(&access);
 }
 
 TEST(one_of_two_leads)
