@@ -169,8 +169,8 @@ static void call(int (*what)(void *, const char *, err *), kube_jobs *j, const c
         log_warn("job %s cannot be %s: %s", id, verb, e.message);
 }
 
-/* spec.suspend as the job is by the API. The object as it is then, a new reference: its generation is
- * what the status has seen, so that nobody takes our own edit for the user's. NULL: not done. */
+/* spec.suspend as the job is by the API. The object as it is then, a new reference: its generation
+ * is what the status has seen, so that nobody takes our own edit for the user's. NULL: not done. */
 static json_t *note_suspend(kube_jobs *j, const json_t *object, bool suspend)
 {
     char path[700];

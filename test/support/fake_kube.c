@@ -31,7 +31,8 @@ typedef struct request_text {
 
 struct fake_kube {
     int listen_fd;
-    char url[64], collection[300], token[300], token_file[600]; /* the file: "" unless it is to be rotated */
+    char url[64], collection[300], token[300];
+    char token_file[600]; /* "" unless it is to be rotated */
     pthread_t acceptor;
     pthread_mutex_t lock;
     pthread_cond_t changed;

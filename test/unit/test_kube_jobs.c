@@ -324,7 +324,8 @@ TEST(a_suspension_that_was_noted_is_seen)
     CHECK(json_is_true(json_object_get(json_object_get(one, "spec"), "suspend")));
     CHECK_STR(text(said, "state"), "suspended");
     CHECK_INT(json_integer_value(json_object_get(said, "observedGeneration")), 5);
-    CHECK_INT(json_integer_value(json_object_get(json_object_get(one, "metadata"), "generation")), 5);
+    const json_t *metadata = json_object_get(one, "metadata");
+    CHECK_INT(json_integer_value(json_object_get(metadata, "generation")), 5);
     json_decref(written);
     fake_kube_stop(server);
     kube_config_free(&access);
