@@ -25,6 +25,7 @@ typedef struct peer {
     modelstore_access access;
     layout layout;
     bool begun;
+    int64_t told_ms; /* when its last heartbeat was */
     bool attached, misbehaved; /* the faults that are no end come once */
     char phase[16];
     struct { /* of `nccl` */
@@ -81,6 +82,7 @@ static void say(peer *p, json_t *message)
 
 static void heartbeat(peer *p)
 {
+    p->told_ms = clock_monotonic_ms();
     say(p, json_pack("{s:s,s:s,s:i,s:i,s:i,s:o*}", "type", "heartbeat", "phase", p->phase, "epoch",
                      0, "round", 0, "batches", 0, "begun", p->begun ? json_true() : NULL));
 }
@@ -112,14 +114,17 @@ static double sample_loss(uint32_t sample)
     return 1.0 + (double)(sample % 17) / 17.0;
 }
 
-/* The model store's Redis may be dead, or alive and still empty: worth another try for a while. */
+/* The model store's Redis may be dead, or alive and still empty: worth another try for a while. A
+ * try may take its whole deadline, and only a heartbeat shows that kubeml-ps went too. */
 static bool again(peer *p, err *e, int *tries)
 {
-    if ((e->code != ERR_UNAVAILABLE && e->code != ERR_NOT_FOUND) || ++*tries > 1000)
+    bool late = e->code == ERR_TIMEOUT;
+    if ((!late && e->code != ERR_UNAVAILABLE && e->code != ERR_NOT_FOUND) ||
+        ++*tries > (late ? 10 : 1000))
         return false;
     err_clear(e);
     usleep(20000);
-    if (*tries % 20 == 0)
+    if (clock_monotonic_ms() - p->told_ms >= HEARTBEAT_MS)
         heartbeat(p);
     return true;
 }
@@ -143,7 +148,7 @@ static bool fetch(peer *p, int64_t version, block to)
     do {
         if (modelstore_fetch(p->models, version, to, clock_deadline_ms(2000), &state, &e) == 0)
             return true;
-    } while (again(p, &e, &tries) || (e.code == ERR_TIMEOUT && ++tries < 10));
+    } while (again(p, &e, &tries));
     if (e.code != ERR_STALE)
         fail("fetch", &e);
     return false;
@@ -157,7 +162,7 @@ static bool publish(peer *p, const modelstore_publication *to, block b)
     do {
         if (modelstore_publish(p->models, to, &b, clock_deadline_ms(2000), NULL, &e) == 0)
             return true;
-    } while (again(p, &e, &tries) || (e.code == ERR_TIMEOUT && ++tries < 10));
+    } while (again(p, &e, &tries));
     if (e.code != ERR_STALE && e.code != ERR_CONFLICT)
         fail("publish", &e);
     return false;
