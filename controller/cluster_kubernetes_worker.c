@@ -12,6 +12,15 @@
 #include "json_read.h"
 #include "log.h"
 
+/* A node whose runtime has no such container any more says so in the log's place, with status 200. */
+static bool is_no_log(const buf *text)
+{
+    static const char says[] = "unable to retrieve container logs for ";
+    size_t n = sizeof says - 1;
+    return text->len >= n && memcmp(text->bytes, says, n) == 0 &&
+           !memchr(text->bytes, '\n', text->len - 1);
+}
+
 int kube_fetch_log(kube *k, kube_client *c, const char *name, pod_role role, size_t bytes_max,
                    int64_t deadline_ms, buf *text, err *e)
 {
@@ -22,8 +31,11 @@ int kube_fetch_log(kube *k, kube_client *c, const char *name, pod_role role, siz
     snprintf(path + strlen(path), 8, "/log");
     snprintf(query, sizeof query, "container=%s&tailLines=%zu", k->templates.container[role],
              lines < LOG_LINES_MAX ? lines : (size_t)LOG_LINES_MAX);
-    return kube_try(c, &(kube_request){.method = "GET", .path = path, .query = query}, deadline_ms,
-                    text, &o, e);
+    if (kube_try(c, &(kube_request){.method = "GET", .path = path, .query = query}, deadline_ms,
+                 text, &o, e))
+        return -1;
+    return is_no_log(text) ? err_set(e, ERR_NOT_FOUND, "pod %.60s: its containers are gone", name)
+                           : 0;
 }
 
 int kube_tail(const char *text, size_t len, size_t bytes_max, char **out, size_t *out_len, err *e)

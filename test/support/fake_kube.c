@@ -151,10 +151,13 @@ static bool send_all(int fd, const char *bytes, size_t len)
     return true;
 }
 
+/* A string is sent as it is: a log. */
 static bool answer(int fd, int status, int retry_after, const json_t *body, bool half)
 {
     char head[300], retry[60] = "";
-    char *text = body ? json_dumps(body, JSON_COMPACT) : strdup("{}");
+    char *text = json_is_string(body) ? strdup(json_string_value(body))
+                 : body               ? json_dumps(body, JSON_COMPACT)
+                                      : strdup("{}");
     if (retry_after >= 0)
         snprintf(retry, sizeof retry, "Retry-After: %d\r\n", retry_after);
     snprintf(head, sizeof head,

@@ -59,7 +59,7 @@ void fake_kube_leave_out_events(fake_kube *f, bool yes);
 void fake_kube_put(fake_kube *f, const char *name, json_t *fields);
 void fake_kube_remove(fake_kube *f, const char *name);
 json_t *fake_kube_copy(fake_kube *f); /* all pods by name */
-/* steals; given back as it is; NULL: it is there no more */
+/* steals; given back as it is, a string without its quotes; NULL: it is there no more */
 void fake_kube_set(fake_kube *f, const char *path, json_t *object);
 json_t *fake_kube_object(fake_kube *f, const char *path); /* new reference; NULL: not there */
 int fake_kube_requests(fake_kube *f, fake_kind kind); /* FAKE_KINDS: all */

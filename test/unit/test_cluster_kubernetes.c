@@ -606,8 +606,9 @@ TEST(a_node_that_gives_no_logs_holds_nobody_up)
     close_world(&w);
 }
 
-/* Between the end of a pod's containers and the word of it the API server has no log to give. */
-TEST(the_log_of_a_pod_that_is_going_is_the_one_that_was_taken)
+/* Between the end of a pod's containers and the word of it the API server has `instead` to give of
+ * its log. */
+static void goes_with_log(json_t *instead)
 {
     world w;
     err e = ERR_INIT;
@@ -615,11 +616,11 @@ TEST(the_log_of_a_pod_that_is_going_is_the_one_that_was_taken)
     size_t len;
     open_world(&w);
     works_on(&w, "function-1", 0, "node7");
-    fake_kube_set(w.server, FAKE_KUBE_PODS "/function-1/log", json_pack("[s]", "its last words"));
+    fake_kube_set(w.server, FAKE_KUBE_PODS "/function-1/log", json_string("its last words"));
     fake_kube_leave_out_events(w.server, true);
     CHECK_OK(w.c->ops->stop(w.c, "function-1", 2000, &e), e);
     drop_pod(wait_pod(&w, "function-1", false));
-    fake_kube_set(w.server, FAKE_KUBE_PODS "/function-1/log", NULL);
+    fake_kube_set(w.server, FAKE_KUBE_PODS "/function-1/log", instead);
     int64_t deadline = clock_deadline_ms(WAIT_MS);
     /* the worker has yet to hear that it is deleted */
     while (w.c->ops->log_tail(w.c, "function-1", 100, &text, &len, &e)) {
@@ -628,7 +629,30 @@ TEST(the_log_of_a_pod_that_is_going_is_the_one_that_was_taken)
         err_clear(&e);
         poll(NULL, 0, 2);
     }
-    CHECK_CONTAINS(text, "its last words");
+    CHECK_STR(text, "its last words");
+    free(text);
+    close_world(&w);
+}
+
+TEST(the_log_of_a_pod_that_is_going_is_the_one_that_was_taken)
+{
+    goes_with_log(NULL);
+    goes_with_log(json_string("unable to retrieve container logs for containerd://03702d4387a0"));
+}
+
+/* What a function says is its log, whatever it is. */
+TEST(a_log_that_speaks_of_logs_is_one)
+{
+    static const char said[] = "unable to retrieve container logs for me\nbut they came\n";
+    world w;
+    err e = ERR_INIT;
+    char *text;
+    size_t len;
+    open_world(&w);
+    works_on(&w, "function-1", 0, "node7");
+    fake_kube_set(w.server, FAKE_KUBE_PODS "/function-1/log", json_string(said));
+    CHECK_OK(w.c->ops->log_tail(w.c, "function-1", 100, &text, &len, &e), e);
+    CHECK_STR(text, said);
     free(text);
     close_world(&w);
 }
