@@ -152,7 +152,7 @@ static void conv_pool(const conv_geom *g, const float *x, const float *wf, const
 #if KERNELS_WIDE
     for (; o + 16 <= padded; o += 16)
         conv_pool_block16(g, x, wf + (size_t)o * taps, b + o, y + o, arg ? arg + o : NULL);
-    for (; o < padded && g->cs == 1; o += 8)
+    for (; o < padded && pairs_fit(g); o += 8)
         conv_pairs_block(g, x, wf + (size_t)o * taps, b + o, y + o, arg ? arg + o : NULL);
 #endif
     for (; o < padded; o += 8)

@@ -133,6 +133,30 @@ INLINE v16 pair_all16(const float *p)
     memcpy(&pair, p, sizeof pair);
     return (v16)_mm512_set1_pd(pair);
 }
+/* The first floats of p's 16, zeros for the others, which are not read; none where count <= 0. */
+INLINE v16 first16(const float *p, int count)
+{
+    uint32_t lanes = count <= 0 ? 0 : count >= 16 ? 0xffff : (1u << count) - 1;
+    return (v16)_mm512_maskz_loadu_ps((__mmask16)lanes, p);
+}
+/* Of 16 pixels of c channels, 2 to 4, those that `count` floats have: each channel's values to
+ * to[channel * plane], 16 of them. */
+INLINE void split16(const float *p, int count, const int c, float *to, size_t plane)
+{
+    v16i at = (v16i){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * c;
+    v16 part[4];
+    UNROLL for (int i = 0; i < c; i++)
+        part[i] = first16(p + 16 * i, count - 16 * i);
+    UNROLL for (int q = 0; q < c; q++, at += 1) {
+        /* The instructions take an index modulo the lanes that they choose from. */
+        __m512i from = (__m512i)at;
+        __m512 v = _mm512_permutex2var_ps((__m512)part[0], from, (__m512)part[1]);
+        UNROLL for (int i = 2; i < c; i++)
+            v = _mm512_mask_permutexvar_ps(
+                v, _mm512_cmpge_epi32_mask(from, _mm512_set1_epi32(16 * i)), from, (__m512)part[i]);
+        store16(to + (size_t)q * plane, (v16)v);
+    }
+}
 /* a's lanes 0, 2, ... 14 and b's; 1, 3, ... 15 and b's. */
 INLINE v16 evens16(v16 a, v16 b)
 {
@@ -206,11 +230,14 @@ INLINE v8 where8(const uint8_t *bytes, int32_t tap, v8 v)
 /* Of 8 filters: those with a gradient, by the position of their winner, as bits from `shift` on. */
 INLINE void winners8(const uint8_t *arg, const float *g, int shift, uint64_t set[4])
 {
-#if defined(__AVX512VL__) && defined(__AVX512BW__)
-    __m128i a = _mm_loadl_epi64((const __m128i *)(const void *)arg);
-    __mmask16 alive = _mm256_cmp_ps_mask(_mm256_loadu_ps(g), _mm256_setzero_ps(), _CMP_NEQ_UQ);
+#if defined(__AVX512VL__)
+    /* Eight lanes for the positions too: where a mask of 8 was widened to the 16 of bytes, GCC 12
+     * was seen to spill 8 bits of it and to read 16 back. */
+    __m256i a = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)arg));
+    __mmask8 alive = _mm256_cmp_ps_mask(_mm256_loadu_ps(g), _mm256_setzero_ps(), _CMP_NEQ_UQ);
     UNROLL for (int pos = 0; pos < 4; pos++)
-        set[pos] |= (uint64_t)_mm_mask_cmpeq_epi8_mask(alive, a, _mm_set1_epi8((char)pos)) << shift;
+        set[pos] |= (uint64_t)_mm256_mask_cmpeq_epi32_mask(alive, a, _mm256_set1_epi32(pos))
+                    << shift;
 #elif defined(__SSE2__)
     __m128i a = _mm_loadl_epi64((const __m128i *)(const void *)arg);
     unsigned low = (unsigned)_mm_movemask_ps(_mm_cmpneq_ps(_mm_loadu_ps(g), _mm_setzero_ps()));
