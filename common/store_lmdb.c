@@ -18,6 +18,7 @@
 #include "store_lmdb.h"
 
 #include <assert.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -69,13 +70,11 @@ static int cause_of(int status, const char *path)
 int lmdb_error(err *e, int status, const char *what)
 {
     switch (status) {
-    case MDB_NOTFOUND:
-        return err_set(e, ERR_NOT_FOUND, "%s: not found", what);
+    case MDB_NOTFOUND: return err_set(e, ERR_NOT_FOUND, "%s: not found", what);
     case MDB_CORRUPTED:
     case MDB_PAGE_NOTFOUND:
     case MDB_INVALID:
-    case MDB_VERSION_MISMATCH:
-        return err_set(e, ERR_CORRUPT, "%s: %s", what, mdb_strerror(status));
+    case MDB_VERSION_MISMATCH: return err_set(e, ERR_CORRUPT, "%s: %s", what, mdb_strerror(status));
     case MDB_MAP_FULL:
         return err_set(e, ERR_LIMIT, "%s: the store's map cannot grow any more", what);
     case MDB_READERS_FULL:
@@ -91,6 +90,42 @@ int lmdb_try_lock(int fd)
 {
     struct stat st;
     return flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &st) == 0 && st.st_nlink > 0;
+}
+
+int lmdb_own(err *e)
+{
+    if (e && e->code == ERR_NOT_FOUND)
+        e->code = ERR_IO;
+    return -1;
+}
+
+int lmdb_making(const char *folder, err *e)
+{
+    cleanup_close int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int failed = fd < 0 ? -1 : flock(fd, LOCK_SH);
+    while (failed && fd >= 0 && errno == EINTR)
+        failed = flock(fd, LOCK_SH);
+    if (!failed)
+        return steal_fd(fd);
+    err_set_errno(e, errno, "cannot lock %s", folder);
+    return lmdb_own(e);
+}
+
+int lmdb_sweep_left(const char *folder, size_t *removed, err *e)
+{
+    char path[FS_PATH_BYTES];
+    struct dirent *entry;
+    DIR *dir = opendir(folder);
+    if (!dir)
+        return err_set_errno(e, errno, "cannot read %s", folder);
+    if (flock(dirfd(dir), LOCK_EX | LOCK_NB) == 0)
+        while ((entry = readdir(dir)))
+            if (strncmp(entry->d_name, LMDB_NEW, strlen(LMDB_NEW)) == 0 &&
+                fs_path(path, NULL, "%s/%s", folder, entry->d_name) == 0 &&
+                fs_remove_tree(path, NULL) == 0)
+                ++*removed;
+    closedir(dir);
+    return 0;
 }
 
 /* ---- the environment ----------------------------------------------------------------------- */

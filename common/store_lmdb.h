@@ -29,6 +29,19 @@ int lmdb_error(err *e, int status, const char *what);
 /* Takes the lock on an open file if nobody has it and the file still has a name: 1; else 0. */
 int lmdb_try_lock(int fd);
 
+/* After an error on a file or folder of the store's own: one that is not there is the store's
+ * trouble (ERR_IO, which a retry may mend), and no name that nobody has. Returns -1. */
+int lmdb_own(err *e);
+
+/* What is made bears this before its name until its writer has the lock on it, so that no sweep
+ * finds anything of a living writer without a lock. */
+#define LMDB_NEW ".new."
+/* Who makes something in the folder holds this open meanwhile, so that what bears LMDB_NEW while
+ * nobody does is a dead writer's. A descriptor, or -1. */
+int lmdb_making(const char *folder, err *e);
+/* Removes what dead writers left there, and counts it; nothing while somebody makes something. */
+int lmdb_sweep_left(const char *folder, size_t *removed, err *e);
+
 int lmdb_blob_begin(store *s, const char *name, blob_writer **out, err *e);
 int lmdb_blob_write(blob_writer *w, const void *bytes, size_t len, err *e);
 int lmdb_blob_commit(blob_writer *w, err *e);

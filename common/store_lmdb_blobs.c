@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "failpoint.h"
 #include "store_lmdb.h"
 
 typedef struct file_writer {
@@ -44,21 +45,30 @@ static int blob_file(const store *s, const char *name, char out[FS_PATH_BYTES], 
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-/* A new file under tmp/ with our lock on it. A sweep may take the lock first, in the moment
- * between: then the file is gone, and another one is made. */
+/* A new file under tmp/ with our lock on it. */
 static int new_locked_file(const lmdb_store *s, char path[FS_PATH_BYTES], int *fd, err *e)
 {
-    for (int tries = 0; tries < 100; tries++) {
-        if (fs_path(path, e, "%s/blob.XXXXXX", s->tmp_dir) != 0)
-            return -1;
-        *fd = mkostemp(path, O_CLOEXEC);
-        if (*fd < 0)
-            return err_set_errno(e, errno, "cannot make a file in %s", s->tmp_dir);
-        if (lmdb_try_lock(*fd))
-            return 0;
-        close(*fd);
+    char made[FS_PATH_BYTES];
+    cleanup_close int making = lmdb_making(s->tmp_dir, e);
+    if (making < 0 || fs_path(made, e, "%s/" LMDB_NEW "XXXXXX", s->tmp_dir) != 0)
+        return -1;
+    *fd = mkostemp(made, O_CLOEXEC);
+    if (*fd < 0) {
+        err_set_errno(e, errno, "cannot make a file in %s", s->tmp_dir);
+        return lmdb_own(e);
     }
-    return err_set(e, ERR_INTERNAL, "cannot lock a new file in %s", s->tmp_dir);
+    failpoint("store-made");
+    /* link(2) refuses a name that is taken. */
+    if (lmdb_try_lock(*fd) &&
+        fs_path(path, e, "%s/blob.%s", s->tmp_dir, made + strlen(made) - 6) == 0 &&
+        link(made, path) == 0) {
+        unlink(made);
+        return 0;
+    }
+    err_set_errno(e, errno, "cannot lock %s", made);
+    unlink(made);
+    close(*fd);
+    return lmdb_own(e);
 }
 
 int lmdb_blob_begin(store *s, const char *name, blob_writer **out, err *e)
@@ -103,8 +113,8 @@ static int publish_file(const file_writer *w, err *e)
     if (link(w->temporary, path) != 0) {
         if (errno == EEXIST)
             return err_set(e, ERR_EXISTS, "blob %s exists", w->name);
-        return err_set_errno(e, errno, "blob %s: cannot link %s to its place", w->name,
-                             w->temporary);
+        err_set_errno(e, errno, "blob %s: cannot link %s to its place", w->name, w->temporary);
+        return lmdb_own(e);
     }
     return fs_sync_dir(dir, e);
 }
@@ -260,6 +270,8 @@ int lmdb_blob_list(store *s, const char *prefix, const char *after, size_t limit
 
 int lmdb_sweep_blobs(lmdb_store *s, size_t *removed, err *e)
 {
+    if (lmdb_sweep_left(s->tmp_dir, removed, e) != 0)
+        return -1;
     DIR *dir = opendir(s->tmp_dir);
     if (!dir)
         return err_set_errno(e, errno, "cannot read %s", s->tmp_dir);

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "failpoint.h"
 #include "store_lmdb.h"
 
 enum {
@@ -83,25 +84,41 @@ static int lock_dir(const char *dir, int *fd, err *e)
     return 0;
 }
 
-/* A sweep may find the new folder before its lock is taken, and remove it: then another one is
- * made. */
+static int lock_new(env_writer *w, const char *made, err *e)
+{
+    int locked = lock_dir(made, &w->lock, e);
+    if (locked <= 0)
+        return locked < 0 ? -1 : err_set(e, ERR_INTERNAL, "the new folder %s is locked", made);
+    if (rename(made, w->dir) == 0)
+        return 0;
+    err_set_errno(e, errno, "cannot make folder %s", w->dir);
+    close(w->lock);
+    w->lock = -1;
+    return lmdb_own(e);
+}
+
+/* The lock is on a file in the folder, and stays on it when the folder gets its name. */
 static int make_set(env_writer *w, char *id, err *e)
 {
-    for (int tries = 0; tries < 100; tries++) {
-        store_new_id(id);
-        if (set_dir(w->base.store, id, w->dir, e) != 0 ||
-            fs_path(w->path, e, "%s/data.mdb", w->dir) != 0)
-            return -1;
-        if (mkdir(w->dir, 0700) != 0) {
-            if (errno == EEXIST)
-                continue;
-            return err_set_errno(e, errno, "cannot make folder %s", w->dir);
-        }
-        int locked = lock_dir(w->dir, &w->lock, e);
-        if (locked != 0)
-            return locked > 0 ? 0 : -1;
+    char datasets[FS_PATH_BYTES], made[FS_PATH_BYTES];
+    store_new_id(id);
+    if (set_dir(w->base.store, id, w->dir, e) != 0 ||
+        fs_path(w->path, e, "%s/data.mdb", w->dir) != 0 ||
+        fs_path(datasets, e, "%s/datasets", ((lmdb_store *)w->base.store)->dir) != 0 ||
+        fs_path(made, e, "%s/" LMDB_NEW "%s", datasets, id) != 0)
+        return -1;
+    cleanup_close int making = lmdb_making(datasets, e);
+    if (making < 0)
+        return -1;
+    if (mkdir(made, 0700) != 0) {
+        err_set_errno(e, errno, "cannot make folder %s", made);
+        return lmdb_own(e);
     }
-    return err_set(e, ERR_INTERNAL, "cannot lock a new folder like %s", w->dir);
+    failpoint("store-made");
+    if (lock_new(w, made, e) == 0)
+        return 0;
+    fs_remove_tree(made, NULL);
+    return -1;
 }
 
 static int open_set(env_writer *w, uint64_t bytes_hint, err *e)
@@ -293,8 +310,7 @@ static int sweep_set(lmdb_store *s, const char *id, size_t *removed, err *e)
         ++*removed;
         return 0;
     }
-    /* A writer that has made its folder and not locked it yet puts its lock beside what is removed:
-     * it is his then. */
+    /* Another sweep put its lock beside what was being removed: what is left is that one's. */
     cleanup_close int again = -1;
     if (lock_dir(dir, &again, NULL) != 0)
         return -1;
@@ -305,7 +321,7 @@ static int sweep_set(lmdb_store *s, const char *id, size_t *removed, err *e)
 int lmdb_sweep_chunks(lmdb_store *s, size_t *removed, err *e)
 {
     char path[FS_PATH_BYTES];
-    if (fs_path(path, e, "%s/datasets", s->dir) != 0)
+    if (fs_path(path, e, "%s/datasets", s->dir) != 0 || lmdb_sweep_left(path, removed, e) != 0)
         return -1;
     DIR *dir = opendir(path);
     if (!dir)

@@ -476,6 +476,29 @@ TEST(a_blob_that_cannot_be_put_in_its_place_says_where_it_lies)
     store_close(s);
 }
 
+/* A mount that is away for a moment, at each step of a write: no name that nobody has. */
+TEST(a_folder_of_the_store_that_is_away_is_an_error_of_the_store)
+{
+    err e = ERR_INIT;
+    char locator[512], folder[512], hidden[512];
+    snprintf(locator, sizeof locator, "lmdb:%s/s", test_tmp());
+    snprintf(folder, sizeof folder, "%s/s/tmp", test_tmp());
+    snprintf(hidden, sizeof hidden, "%s/s/hidden", test_tmp());
+    store *s = store_open(locator, &e);
+    CHECK_OK(s ? 0 : -1, e);
+    blob_writer *w;
+    CHECK_OK(store_blob_begin(s, "models/1", &w, &e), e);
+    CHECK_OK(blob_write(w, "12", 2, &e), e);
+    CHECK_INT(rename(folder, hidden), 0);
+    CHECK_ERR(blob_commit(w, &e), e, ERR_IO, folder);
+    CHECK_ERR(store_blob_begin(s, "models/1", &w, &e), e, ERR_IO, folder);
+    CHECK_INT(rename(hidden, folder), 0);
+    CHECK_OK(store_blob_begin(s, "models/1", &w, &e), e);
+    CHECK_OK(blob_write(w, "12", 2, &e), e);
+    CHECK_OK(blob_commit(w, &e), e);
+    store_close(s);
+}
+
 TEST(the_fake_fails_when_told)
 {
     test_store_use(ON_MEMORY);

@@ -2,10 +2,13 @@
  *
  * A child process gets its end through a pipe or by SIGKILL; nothing sleeps to wait. */
 #include <errno.h>
+#include <fcntl.h>
 #include <lmdb.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +17,7 @@
 #include "fs.h"
 #include "rng.h"
 #include "store.h"
+#include "store_lmdb.h"
 #include "test.h"
 
 static char locator[600];
@@ -60,6 +64,7 @@ static child spawn(void (*body)(int to_parent))
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a case that failed is over at once */
         close(ends[0]);
         body(ends[1]);
         _exit(0);
@@ -374,6 +379,39 @@ TEST(a_named_chunk_set_is_not_swept)
     CHECK_OK(store_delete(s, STORE_DATASETS, "d", STORE_ANY, &e), e);
     CHECK_OK(store_sweep(s, &removed, &e), e);
     CHECK_INT(removed, 1);
+    store_close(s);
+}
+
+/* A writer that died before it had its lock left a folder, or a file. One that lives may have made
+ * them as long as somebody holds the folder that they are in. */
+TEST(what_was_made_and_never_locked_goes_when_nobody_makes_anything)
+{
+    err e = ERR_INIT;
+    store *s = must_open("");
+    const char *const made[] = {"datasets/.new.0123456789abcdef", "tmp/.new.abcdef"};
+    const char *const folders[] = {"datasets", "tmp"};
+    char path[2][400], folder[2][400];
+    for (int i = 0; i < 2; i++) {
+        snprintf(path[i], sizeof path[i], "%s/store/%s", test_tmp(), made[i]);
+        snprintf(folder[i], sizeof folder[i], "%s/store/%s", test_tmp(), folders[i]);
+    }
+    CHECK_INT(mkdir(path[0], 0700), 0);
+    CHECK_OK(fs_write_file(path[1], "x", 1, 0600, &e), e);
+    for (int i = 0; i < 2; i++) {
+        size_t removed;
+        int making = lmdb_making(folder[i], &e);
+        CHECK(making >= 0);
+        CHECK_OK(store_sweep(s, &removed, &e), e);
+        CHECK_INT(removed, 1); /* the other one's */
+        CHECK_INT(access(path[i], F_OK), 0);
+        CHECK(access(path[1 - i], F_OK) != 0);
+        close(making);
+        CHECK_OK(store_sweep(s, &removed, &e), e);
+        CHECK_INT(removed, 1);
+        CHECK(access(path[i], F_OK) != 0);
+        CHECK_INT(mkdir(path[0], 0700), 0);
+        CHECK_OK(fs_write_file(path[1], "x", 1, 0600, &e), e);
+    }
     store_close(s);
 }
 
