@@ -116,7 +116,8 @@ const char *err_name(err_code code)
 
 err_code err_from_name(const char *name)
 {
-    for (int code = 0; code < ERR_CODE_COUNT; code++)
+    /* Who tells of an error and says ERR_NONE tells of one all the same. */
+    for (int code = ERR_NONE + 1; code < ERR_CODE_COUNT; code++)
         if (strcmp(table[code].name, name) == 0)
             return (err_code)code;
     return ERR_INTERNAL;

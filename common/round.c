@@ -225,9 +225,7 @@ static void take(round_machine *m, const round_event *event)
     case ROUND_PARALLELISM: round_take_parallelism(m, event); break;
     case ROUND_REDIS_GONE: round_redis_gone(m, event); break;
     case ROUND_REDIS_BACK: round_redis_back(m, event); break;
-    case ROUND_STOP:
-        round_finish(m, ROUND_CANCELLED, false, "Cancelled", event->message);
-        break;
+    case ROUND_STOP: round_finish(m, ROUND_CANCELLED, false, "Cancelled", event->message); break;
     case ROUND_SUSPEND:
         m->suspending = true;
         snprintf(m->suspend_message, sizeof m->suspend_message, "%s", event->message);
@@ -458,19 +456,19 @@ size_t round_tell(round_machine *m, const round_action **actions)
 const char *round_event_name(round_event_type t)
 {
     static const char *const names[] = {
-        "tick",         "start",         "hello",        "ready",       "initialised",
-        "loaded",       "load-failed",   "published",    "validated",   "heartbeat",
-        "failed",       "lost",          "merged",       "merge-failed", "committed",
-        "commit-failed", "parallelism",  "redis-gone",   "redis-back",  "stop", "suspend"};
+        "tick",        "start",        "hello",     "ready",         "initialised", "loaded",
+        "load-failed", "published",    "validated", "heartbeat",     "failed",      "lost",
+        "merged",      "merge-failed", "committed", "commit-failed", "parallelism", "redis-gone",
+        "redis-back",  "stop",         "suspend"};
     return names[t];
 }
 
 const char *round_action_name(round_action_type t)
 {
-    static const char *const names[] = {"need",     "release",  "welcome",   "refuse", "close",
-                                        "init",     "load",     "train",     "validate", "merge",
-                                        "commit",   "put-back", "phase",     "epoch",  "ask",
-                                        "condition", "halt",    "finished"};
+    static const char *const names[] = {"need",      "release",  "welcome", "refuse",   "close",
+                                        "init",      "load",     "train",   "validate", "merge",
+                                        "commit",    "put-back", "phase",   "epoch",    "ask",
+                                        "condition", "halt",     "finished"};
     return names[t];
 }
 

@@ -47,7 +47,8 @@ typedef struct round_limits {
     int64_t ask_ms;             /* 3 s for the controller's answer on parallelism */
     int64_t store_ms;           /* 60 s of back-off for the model store or the store */
     int64_t straggler_ms;       /* 2 s: the least lateness that is called a straggler */
-    int start_failures_max;     /* 2 ends in a row before `ready`, where none is known as a crash */
+    /* 2 ends in a row before `ready`, where none is known as a crash or as the cluster's doing */
+    int start_failures_max;
     int losses_max;             /* 5 losses of one function without a merged contribution */
     int crashes_max;            /* 2 of those losses, where they are known as crashes */
 } round_limits;

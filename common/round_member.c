@@ -152,12 +152,13 @@ static bool lost_too_often(round_machine *m, int f, const char *reason, const ch
     member *b = &m->member[f];
     if (is_bad_code(m, f, b->state == MEMBER_READY, reason, message))
         return true;
-    if (b->state != MEMBER_READY && ++b->start_failures >= m->config.limits.start_failures_max) {
+    bool starts = b->state != MEMBER_READY && !ending_is_disruption(reason);
+    if (starts && ++b->start_failures >= m->config.limits.start_failures_max) {
         round_fail(m, "Crashed", "function %d ended %d times before it was ready: %s: %.190s", f,
                    b->start_failures, reason, message);
         return true;
     }
-    if (b->state == MEMBER_READY && ++b->losses >= m->config.limits.losses_max) {
+    if (!starts && ++b->losses >= m->config.limits.losses_max) {
         round_fail(m, "Crashed", "function %d was lost %d times without a contribution: %s: %.190s",
                    f, b->losses, reason, message);
         return true;
@@ -451,8 +452,8 @@ void member_lateness(round_machine *m)
 {
     int late = -1;
     int64_t usual = usual_ms(m);
-    int64_t limit = 2 * usual > m->config.limits.straggler_ms ? 2 * usual
-                                                              : m->config.limits.straggler_ms;
+    int64_t limit =
+        2 * usual > m->config.limits.straggler_ms ? 2 * usual : m->config.limits.straggler_ms;
     for (int f = 0; f < m->parallelism; f++) {
         member *b = &m->member[f];
         if (duty(m, b) != TASK_SENT)

@@ -120,9 +120,7 @@ void round_merge_failed(round_machine *m, const round_event *event)
         return;
     case ERR_CORRUPT:
     case ERR_NOT_FOUND:
-    case ERR_CONFLICT:
-        retrain(m, event->function, event->message);
-        return;
+    case ERR_CONFLICT: retrain(m, event->function, event->message); return;
     default: break;
     }
     if (!err_retry_may_help(event->code) && event->code != ERR_NOMEM) {

@@ -143,8 +143,8 @@ void round_published(round_machine *m, const round_event *event)
         return;
     uint64_t begin, end;
     deal_samples(&m->deal, event->function, b->batch_begin, b->batch_count, &begin, &end);
-    if (event->sample_begin != begin || event->sample_end != end ||
-        event->samples != end - begin || event->batches != b->batch_count) {
+    if (event->sample_begin != begin || event->sample_end != end || event->samples != end - begin ||
+        event->batches != b->batch_count) {
         if (m->rolled_back)
             return; /* of the same round, before an older state was put back */
         round_fail(m, "Protocol",

@@ -176,21 +176,37 @@ static void accept_all(hub *h)
     }
 }
 
-static void receive(hub *h, conn *c)
+/* 1: a message was told, 0: none is there, -1 with `e`: the stream has ended. */
+static int receive(hub *h, conn *c, err *e)
+{
+    json_t *message = NULL;
+    int got = wire_receive(c->wire, &message, e);
+    if (got > 0)
+        h->ops->message(h->ctx, c, message);
+    json_decref(message);
+    return got;
+}
+
+static void receive_turn(hub *h, conn *c)
 {
     for (int i = 0; i < HUB_MESSAGES_A_TURN && !c->gone; i++) {
         err e = ERR_INIT;
-        json_t *message = NULL;
-        int got = wire_receive(c->wire, &message, &e);
-        if (got == 0)
-            return;
-        if (got < 0) {
+        int got = receive(h, c, &e);
+        if (got < 0)
             lose(h, c, &e);
+        if (got <= 0)
             return;
-        }
-        h->ops->message(h->ctx, c, message);
-        json_decref(message);
     }
+}
+
+void hub_hear_out(hub *h, conn *c)
+{
+    err e = ERR_INIT;
+    /* One that is lost, but talks on somewhere, keeps nobody here. */
+    for (int i = 0; i < HUB_MESSAGES_A_TURN && !c->gone; i++)
+        if (receive(h, c, &e) <= 0)
+            break;
+    hub_drop(h, c);
 }
 
 static void reap(hub *h)
@@ -218,7 +234,7 @@ void hub_turn(hub *h, const struct pollfd *polled, size_t count)
         if (ready & POLLOUT && wire_flush(c->wire, &e))
             c->mute = true;
         if (ready & (POLLIN | POLLHUP | POLLERR))
-            receive(h, c);
+            receive_turn(h, c);
         if (c->kind == CONN_STRANGER && clock_monotonic_ms() >= c->hello_deadline_ms) {
             err_set(&e, ERR_TIMEOUT, "no hello within %d ms", HUB_HELLO_MS);
             lose(h, c, &e);

@@ -53,6 +53,9 @@ int hub_address(const hub *h, char out[WIRE_ADDRESS_BYTES], err *e);
 void hub_admit(hub *h, conn *c, conn_kind kind);
 /* Sends what is queued if the socket takes it, then closes. `closed` is not told. */
 void hub_drop(hub *h, conn *c);
+/* Tells what a peer that has ended still said, then drops it. For a `message` callback of another
+ * connection. */
+void hub_hear_out(hub *h, conn *c);
 /* Steals `message` (NULL: memory was gone, logged). A failure shows as `closed` later. */
 void hub_send(hub *h, conn *c, json_t *message);
 /* To every attached controller. Steals. */

@@ -215,23 +215,29 @@ static bool sealed(const job *j, const round_row *row)
            m->seal.round == row->round;
 }
 
-static void ask_for_mean(job *j)
+json_t *job_device_average_frame(job *j)
 {
     job_device *d = &j->device;
     json_t *models = json_array();
     for (size_t i = 0; i < d->merge.count; i++) {
         const round_row *row = &d->rows[i];
         const device_model *m = &d->of[row->function];
-        json_array_append_new(models, json_pack("{s:i,s:I,s:s,s:s,s:I}", "function", row->function,
-                                                "samples", (json_int_t)row->samples, "loan",
-                                                m->loan, "sum", m->seal.sum, "step", m->seal.step));
+        const char *loan = d->ranks.chosen ? NULL : m->loan; /* a rank has its model itself */
+        json_array_append_new(models, json_pack("{s:i,s:I,s:s*,s:s,s:I}", "function", row->function,
+                                                "samples", (json_int_t)row->samples, "loan", loan,
+                                                "sum", m->seal.sum, "step", m->seal.step));
     }
+    return json_pack("{s:s,s:i,s:i,s:i,s:I,s:i,s:o}", "type", "average", "ask", ++d->ask, "epoch",
+                     d->merge.epoch, "round", d->merge.round, "version",
+                     (json_int_t)d->merge.base_version, "slot", d->of[0].slot, "models", models);
+}
+
+static void ask_for_mean(job *j)
+{
+    job_device *d = &j->device;
     d->out = true;
     d->due_ms = clock_deadline_ms(JOB_DEVICE_CALL_MS);
-    hub_send(j->host.hub, present(j, 0, d->leader),
-             json_pack("{s:s,s:i,s:i,s:i,s:I,s:i,s:o}", "type", "average", "ask", ++d->ask, "epoch",
-                       d->merge.epoch, "round", d->merge.round, "version",
-                       (json_int_t)d->merge.base_version, "slot", d->of[0].slot, "models", models));
+    hub_send(j->host.hub, present(j, 0, d->leader), job_device_average_frame(j));
 }
 
 static bool has_leader(const job *j)

@@ -105,6 +105,8 @@ void job_device_tell(job *j, conn *only);
 /* From now on: AVERAGE_HOST (and why), AVERAGE_LENT, AVERAGE_NCCL. */
 void job_device_settle_on(job *j, average_path path, const char *why);
 void job_device_ask_to_lead(job *j);
+/* The question for the open merge's mean, the next one; a new reference. */
+json_t *job_device_average_frame(job *j);
 /* The open merge: that function's contribution (-1: everybody's) has to be trained again. */
 void job_device_give_up(job *j, err_code code, int function, const char *message);
 

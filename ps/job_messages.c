@@ -67,6 +67,11 @@ static void lost(job *j, const json_t *m)
     log_write(is_news(j, event.function, event.incarnation) ? LOG_INFO : LOG_DEBUG,
               "function %d (incarnation %d) ended: %s: %s", event.function, event.incarnation,
               event.reason, event.message);
+    /* This came by another connection than its last words: that it failed, and why, weighs more
+     * than that it ended. */
+    conn *c = hub_function(j->host.hub, event.function);
+    if (c && c->incarnation == event.incarnation)
+        hub_hear_out(j->host.hub, c);
     if (j->stage == JOB_RUNNING)
         job_step(j, event);
 }

@@ -168,19 +168,9 @@ static void make(job *j)
 
 static void ask_for_mean(job *j)
 {
-    job_device *d = &j->device;
-    json_t *models = json_array();
-    for (size_t i = 0; i < d->merge.count; i++) {
-        const round_row *row = &d->rows[i];
-        const device_model *m = &d->of[row->function];
-        json_array_append_new(models, json_pack("{s:i,s:I,s:s,s:I}", "function", row->function,
-                                                "samples", (json_int_t)row->samples, "sum",
-                                                m->seal.sum, "step", m->seal.step));
-    }
-    tell_ranks(j, json_pack("{s:s,s:i,s:i,s:i,s:I,s:i,s:i,s:o}", "type", "average", "ask", ++d->ask,
-                            "epoch", d->merge.epoch, "round", d->merge.round, "version",
-                            (json_int_t)d->merge.base_version, "slot", d->of[0].slot, "set",
-                            d->ranks.set, "models", models));
+    json_t *frame = job_device_average_frame(j);
+    json_object_set_new(frame, "set", json_integer(j->device.ranks.set));
+    tell_ranks(j, frame);
 }
 
 void job_ranks_merge(job *j)

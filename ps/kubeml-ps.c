@@ -426,6 +426,7 @@ int main(int argc, char **argv)
         return 2;
     if (p.options.serve)
         return serve_redis(&p);
+    failpoint("ps-starts");
     if (read_token(&p, &e) || open_all(&p, &e)) {
         log_error("%s", e.message);
         close_all(&p);

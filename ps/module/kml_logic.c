@@ -181,6 +181,14 @@ static void publication_reset(logic_job *j, publication *p)
     *p = (publication){.incarnation = -1, .slot = -1};
 }
 
+/* What was published counts for nothing; a lower incarnation stays refused. */
+static void publication_forget(logic_job *j, publication *p)
+{
+    int incarnation = p->incarnation;
+    publication_reset(j, p);
+    p->incarnation = incarnation;
+}
+
 static void publications_reset(logic_job *j)
 {
     for (int f = 0; f < LOGIC_FUNCTIONS_MAX; f++)
@@ -427,15 +435,23 @@ static int publish_parse(const logic_job *j, int argc, const logic_arg *argv, pu
                : 0;
 }
 
-static int check_slot(const logic_job *j, const publish_args *a, const publication *p, err *e)
+static int check_chunks(const logic_job *j, const publish_args *a, const publication *p, err *e)
 {
     if (a->slot < 0 && p->chunks_here != all_chunks(j->shape))
         return err_set(e, ERR_CONFLICT, "%zu of %zu chunks were written", p->chunks_here,
                        all_chunks(j->shape));
-    for (int f = 0; a->slot >= 0 && f < LOGIC_FUNCTIONS_MAX; f++)
-        if (f != a->function && j->pub[f].published && j->pub[f].slot == a->slot)
-            return err_set(e, ERR_CONFLICT, "slot %d holds what function %d published", a->slot, f);
     return 0;
+}
+
+/* Who has the slot now has written over what another function published from it: kubeml-ps gave it
+ * to somebody else once that one was dead, and may not have heard that it had published. */
+static void take_slot(logic_job *j, const publish_args *a)
+{
+    for (int f = 0; a->slot >= 0 && f < LOGIC_FUNCTIONS_MAX; f++) {
+        publication *p = &j->pub[f];
+        if (f != a->function && p->published && p->slot == a->slot)
+            publication_forget(j, p);
+    }
 }
 
 static int publish_in(logic_job *j, const publish_args *a, err *e)
@@ -447,8 +463,9 @@ static int publish_in(logic_job *j, const publish_args *a, err *e)
         return err_set(e, ERR_CONFLICT, "it has published other bytes before");
     }
     if (check_not_merging(j, e) || entry_for(j, a->function, a->incarnation, &p, e) ||
-        check_slot(j, a, p, e))
+        check_chunks(j, a, p, e))
         return -1;
+    take_slot(j, a);
     p->published = true;
     p->samples = (uint64_t)a->samples;
     p->checksum = a->checksum;
@@ -730,9 +747,7 @@ static int refused(logic_merge *m, err *e)
     if (m->result.bad < 0)
         return -1;
     int function = m->in[m->result.bad].function;
-    int incarnation = m->in[m->result.bad].incarnation;
-    publication_reset(m->job, &m->job->pub[function]);
-    m->job->pub[function].incarnation = incarnation;
+    publication_forget(m->job, &m->job->pub[function]);
     if (e) /* "@3 ...": for the client, which needs the number */
         snprintf(e->message, sizeof e->message, "@%d %.240s", function, m->e.message);
     return -1;

@@ -87,6 +87,32 @@ static void heartbeat(peer *p)
                      0, "round", 0, "batches", 0, "begun", p->begun ? json_true() : NULL));
 }
 
+static void say_failed(peer *p)
+{
+    say(p, json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", "invalid", "reason", "NaNLoss",
+                     "message", "the loss is not a number"));
+}
+
+/* Returns once it stands still. */
+static void stop_ps(const peer *p)
+{
+    char path[64], stat[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)p->f->ps);
+    kill(p->f->ps, SIGSTOP);
+    for (int64_t deadline = clock_deadline_ms(CALL_MS);;) {
+        FILE *f = fopen(path, "r");
+        bool read = f && fgets(stat, sizeof stat, f);
+        if (f)
+            fclose(f);
+        const char *name_end = read ? strrchr(stat, ')') : NULL;
+        if (name_end && name_end[1] == ' ' && name_end[2] == 'T')
+            return;
+        if (clock_monotonic_ms() > deadline)
+            _exit(4);
+        usleep(200);
+    }
+}
+
 /* ---- the model ------------------------------------------------------------------------------- */
 
 static void make_layout(peer *p)
@@ -537,8 +563,14 @@ static void train(peer *p, train_task *t, block b)
         if (i == (t->sample_begin + t->sample_end) / 2) {
             die(p, "train", t->epoch, t->round);
             if (fault(p, "begun", t->epoch, t->round)) {
+                stop_ps(p);
                 p->begun = true;
                 heartbeat(p);
+                end(p);
+            }
+            if (fault(p, "lastwords", t->epoch, t->round)) {
+                stop_ps(p);
+                say_failed(p);
                 end(p);
             }
             if (fault(p, "freeze", t->epoch, t->round))
@@ -585,8 +617,7 @@ static void take_train(peer *p, const json_t *m)
     if (fault(p, "nan", t.epoch, t.round))
         b.floats[1] = NAN;
     if (fault(p, "nanloss", t.epoch, t.round)) {
-        say(p, json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", "invalid", "reason",
-                         "NaNLoss", "message", "the loss is not a number"));
+        say_failed(p);
         free(memory);
         return;
     }

@@ -10,6 +10,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 enum { FAKE_CHUNK_SAMPLES = 8, FAKE_TEST_SAMPLES = 40 };
 
@@ -19,8 +20,9 @@ typedef struct fake_function {
     int function, incarnation;
     uint64_t seed, train_samples;
     int batch_size, floats;
-    /* Where it ends by SIGKILL ("load", "init", "fetch", "train", "begun": having said that it has
-     * trained a batch, "publish", "published", "wait", "validate") or misbehaves ("nan": publishes
+    /* Where it ends by SIGKILL ("load", "init", "fetch", "train", "publish", "published", "wait",
+     * "validate"), at once after its last words, which kubeml-ps reads when it knows of the end
+     * ("begun": it has trained a batch, "lastwords": `failed`), or misbehaves ("nan": publishes
      * NaN; "nanloss": says `failed`; "shape": another layout; "garbage": a message nobody
      * understands; "freeze": SIGSTOP in training). With a device it also ends at "lead" (asked to),
      * "sealed" (has said so), "average" and "averaged" (before and after the mean is published), or
@@ -38,6 +40,7 @@ typedef struct fake_function {
      * ("error_connect", "error_reduce"), always ("broken"), before all that ("missing"); or is on
      * function 0's GPU ("pair"). */
     bool nccl;
+    pid_t ps; /* what a function with last words stops; who reports its end lets it go on */
 } fake_function;
 
 /* Until it is told to stop or kubeml-ps goes. Returns the exit status. */

@@ -337,7 +337,8 @@ static fake_kind kind_of(const fake_kube *f, const request_text *r)
     return strstr(r->query, "watch=1") ? FAKE_WATCH : FAKE_LIST;
 }
 
-/* JSON patch, as far as labels go: test, add, replace and remove of one path. */
+/* JSON patch, as far as labels go: test, add, replace and remove of one path. As the API server's, a
+ * test for null holds where nothing is. */
 static bool json_patch(json_t *object, const json_t *patch)
 {
     json_t *step;
@@ -360,7 +361,8 @@ static bool json_patch(json_t *object, const json_t *patch)
             key[n] = '\0';
         }
         json_t *value = json_object_get(step, "value");
-        if (strcmp(op, "test") == 0 && !json_equal(json_object_get(at, key), value))
+        const json_t *there = json_object_get(at, key);
+        if (strcmp(op, "test") == 0 && !(there ? json_equal(there, value) : json_is_null(value)))
             return false;
         if (strcmp(op, "add") == 0 || strcmp(op, "replace") == 0)
             json_object_set(at, key, value);
@@ -382,16 +384,27 @@ static bool patch_locked(json_t *object, const request_text *r, json_t *body)
     return true;
 }
 
+/* A patch that says which version it is for, of an object that is another by now. */
+static bool is_stale(const json_t *object, const json_t *body)
+{
+    const char *wanted =
+        json_string_value(json_object_get(json_object_get(body, "metadata"), "resourceVersion"));
+    const char *now =
+        json_string_value(json_object_get(json_object_get(object, "metadata"), "resourceVersion"));
+    return wanted && now && strcmp(wanted, now) != 0;
+}
+
 static bool do_pod(fake_kube *f, int fd, const request_text *r, json_t *body, bool *found)
 {
     const char *name = r->path + strlen(f->collection) + 1;
     json_t *copy = NULL;
-    bool fits = true;
+    bool fits = true, stale = false;
     pthread_mutex_lock(&f->lock);
     json_t *pod = json_object_get(f->pods, name);
     *found = pod != NULL;
     if (pod && strcmp(r->method, "PATCH") == 0) {
-        fits = patch_locked(pod, r, body);
+        stale = is_stale(pod, body);
+        fits = !stale && patch_locked(pod, r, body);
         if (fits) {
             set_version(pod, ++f->version);
             told(f, "MODIFIED", pod);
@@ -402,6 +415,7 @@ static bool do_pod(fake_kube *f, int fd, const request_text *r, json_t *body, bo
         remove_locked(f, name);
     pthread_mutex_unlock(&f->lock);
     bool open = !copy   ? answer_status(fd, 404, -1, "NotFound", "pods not found")
+                : stale ? answer_status(fd, 409, -1, "Conflict", "the object has been modified")
                 : !fits ? answer_status(fd, 422, -1, "Invalid", "the test of a patch does not hold")
                         : answer(fd, 200, -1, copy, false);
     json_decref(copy);

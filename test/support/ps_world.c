@@ -187,18 +187,6 @@ static void begin(world *w)
     json_decref(answer);
 }
 
-/* A port that is free now; the kernel does not give it to the next who asks for any. */
-static int free_port(void)
-{
-    err e = ERR_INIT;
-    char address[WIRE_ADDRESS_BYTES];
-    int fd = wire_listen("tcp:127.0.0.1:0", &e);
-    CHECK(fd >= 0);
-    CHECK_OK(wire_address(fd, address, &e), e);
-    close(fd);
-    return (int)strtol(strrchr(address, ':') + 1, NULL, 10);
-}
-
 void world_start(world *w, const world_options *o)
 {
     char path[300];
@@ -208,8 +196,8 @@ void world_start(world *w, const world_options *o)
     snprintf(w->folder, sizeof w->folder, "%.200s/%.40s", test_tmp(), w->o.job);
     snprintf(w->address, sizeof w->address, "unix:%.200s/ps.sock", w->folder);
     if (w->o.tcp) {
-        snprintf(w->address, sizeof w->address, "tcp:127.0.0.1:%d", free_port());
-        snprintf(w->redis_address, sizeof w->redis_address, "127.0.0.1:%d", free_port());
+        snprintf(w->address, sizeof w->address, "tcp:127.0.0.1:%d", test_free_port());
+        snprintf(w->redis_address, sizeof w->redis_address, "127.0.0.1:%d", test_free_port());
     }
     snprintf(w->locator, sizeof w->locator, "lmdb:%.200s/store", test_tmp());
     snprintf(w->shm_dir, sizeof w->shm_dir, "%.200s/shm", w->folder);
@@ -236,7 +224,8 @@ static void start_function(world *w, int function, int incarnation)
                        .batch_size = o->batch_size,
                        .floats = o->floats,
                        .device = o->device ? w->folder : NULL,
-                       .nccl = o->nccl};
+                       .nccl = o->nccl,
+                       .ps = w->ps};
     bool first = incarnation % 10000 == 0 && w->o.generation == 0;
     if (first && o->fault && function == o->fault_function) {
         f.fault = o->fault;
@@ -265,9 +254,11 @@ static void report(world *w, const world_child *c, int status)
     snprintf(text, sizeof text, "ended with %s %d", WIFSIGNALED(status) ? "signal" : "status",
              WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
     if (w->wire)
-        wire_sendf(w->wire, &e, "{s:s,s:i,s:i,s:s,s:s}", "type", "lost", "function",
-                   c->function, "incarnation", c->incarnation, "reason",
+        wire_sendf(w->wire, &e, "{s:s,s:i,s:i,s:s,s:s}", "type", "lost", "function", c->function,
+                   "incarnation", c->incarnation, "reason",
                    WIFSIGNALED(status) ? "Killed" : "Exited", "message", text);
+    if (w->o.fault && w->ps > 0)
+        kill(w->ps, SIGCONT); /* a function with last words stopped it */
 }
 
 static void reap(world *w)
@@ -353,8 +344,7 @@ bool world_told_condition(const world *w, const char *name)
 {
     size_t i;
     json_t *m;
-    json_array_foreach(w->told, i, m)
-    {
+    json_array_foreach (w->told, i, m) {
         const char *told = json_string_value(json_object_get(m, "name"));
         if (strcmp(wire_type(m), "condition") == 0 && told && strcmp(told, name) == 0)
             return true;

@@ -1,6 +1,7 @@
 /* test.c: see test.h. */
 #include "test.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <sys/stat.h>
@@ -32,6 +33,24 @@ void test_skip(const char *reason)
     printf("left out: %s\n", reason);
     fflush(NULL);
     _exit(77);
+}
+
+int test_free_port(void)
+{
+    enum { FIRST = 10000, COUNT = 20000, STRIDE = 7919 };
+    static unsigned made; /* other processes begin elsewhere */
+    for (int tries = 0; tries < COUNT; tries++) {
+        unsigned port = FIRST + ((unsigned)getpid() * STRIDE + made++) % COUNT;
+        struct sockaddr_in at = {.sin_family = AF_INET,
+                                 .sin_port = htons((uint16_t)port),
+                                 .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        int bound = bind(fd, (struct sockaddr *)&at, sizeof at);
+        close(fd);
+        if (bound == 0)
+            return (int)port;
+    }
+    test_fail(__FILE__, __LINE__, "no port is free");
 }
 
 const char *test_tmp(void)

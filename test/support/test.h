@@ -27,6 +27,9 @@ void test_fail(const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 3, 4), noreturn));
 void test_skip(const char *reason) __attribute__((noreturn)); /* says what was left out, and why */
 const char *test_tmp(void); /* an empty folder of this case's own */
+/* A TCP port of the loopback that nobody has now, nor is given for a connection or for port 0: it
+ * is below those that the kernel gives. */
+int test_free_port(void);
 /* Runs when the case has passed, in its own process, before the libraries' own exit handlers; one a
  * case. */
 void test_at_end(void (*run)(void));

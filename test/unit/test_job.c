@@ -134,6 +134,38 @@ TEST(a_whole_job)
     jobs_close(m);
 }
 
+TEST(what_a_job_waits_for_while_it_starts_is_said_with_the_time)
+{
+    open_machine(4);
+    submit("a", 1, 0, true);
+    step((job_event){.type = JOB_TICK});
+    job_reason r;
+    jobs_explain(m, jobs_find(m, "a"), now, &r);
+    CHECK_STR(r.reason, "Starting");
+    CHECK_STR(r.message, "waiting for kubeml-ps"); /* it has only begun to */
+    now += 2500;
+    check_reason("a", "Starting", "waiting for kubeml-ps for 2.5 s");
+    ps_starts("a", 0);
+    step((job_event){.type = JOB_PS_NEED, .job = "a"});
+    jobs_explain(m, jobs_find(m, "a"), now, &r);
+    CHECK_STR(r.message, "waiting for function 0");
+    step((job_event){.type = JOB_POD_READY, .job = "a", .pod = "a-f-0-0"});
+    now += 1000;
+    check_reason("a", "Starting", "waiting for function 0 (a-f-0-0) for 1.0 s");
+    jobs_close(m);
+}
+
+TEST(a_job_of_one_function_is_told_in_the_singular)
+{
+    open_machine(4);
+    run_job("a", 1);
+    check_reason("a", "Training", "epoch 1 of 3, 1 function");
+    job_reason r;
+    jobs_explain(m, jobs_find(m, "a"), now, &r);
+    CHECK(!strstr(r.message, "functions"));
+    jobs_close(m);
+}
+
 TEST(the_queue_is_by_priority_then_by_age_and_nobody_overtakes)
 {
     err e = ERR_INIT;
@@ -147,9 +179,11 @@ TEST(the_queue_is_by_priority_then_by_age_and_nobody_overtakes)
     step((job_event){.type = JOB_TICK});
     CHECK(!find(JOB_TAKE)); /* small would fit, and does not overtake */
     CHECK(jobs_waiting(m));
-    check_reason("big", "NoFreeSlot", "needs 3 function slots, 1 of 4 are free, 1 jobs are before");
+    check_reason("big", "NoFreeSlot", "needs 3 function slots, 1 of 4 are free, 1 job is before");
     check_reason("big", "NoFreeSlot", "first (3)");
     check_reason("urgent", "NoFreeSlot", "0 jobs are before");
+    check_reason("small", "NoFreeSlot",
+                 "needs 1 function slot, 1 of 4 are free, 2 jobs are before");
     step((job_event){.type = JOB_SLOTS, .value = 5});
     CHECK_STR(get(JOB_TAKE)->job->id, "urgent");
     CHECK_INT(number_of(JOB_TAKE), 1);

@@ -407,6 +407,31 @@ IN_EVERY_STORE(publishing_from_the_slot_itself, 20)
     fixture_free(&f);
 }
 
+/* A function died behind its publication, before kubeml-ps heard of it, and another one joined only
+ * then: it may be given the slot, and what the dead one published counts for nothing. */
+IN_EVERY_STORE(a_dead_functions_slot_is_another_ones, 20)
+{
+    fixture f;
+    err e = ERR_INIT;
+    block b;
+    const modelstore_part parts[] = {{1, 1, 5}, {2, 2, 3}};
+    fixture_init(&f, kind, carrier, FLOATS);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    for (int function = 2; function >= 1; function--) {
+        const modelstore_publication p = {
+            .round = 1, .function = function, .incarnation = 1, .samples = 5, .slot = 9};
+        CHECK_OK(modelstore_slot(m, 9, &b, &e), e);
+        fixture_fill(f.layout.shape, b, 50 + (uint64_t)function);
+        CHECK_OK(modelstore_publish(m, &p, NULL, fixture_deadline(), NULL, &e), e);
+    }
+    CHECK_OK(publish(m, 0, 1, 0, 2, 2, 3, 53, &f, &e), e);
+    CHECK_OK(merge(&f, 0, 1, 0, parts, 2, "{}", NULL, &e), e);
+    check_fetched(&f, 1, (uint64_t[][2]){{51, 5}, {53, 3}}, 2);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
 IN_EVERY_STORE(a_resumed_job_goes_on_from_its_checkpoint, 20)
 {
     fixture f;

@@ -702,17 +702,6 @@ TEST_LIMIT(memory_that_is_gone_is_an_error, 60)
     fixture_free(&f);
 }
 
-static int free_port(void)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof at;
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    CHECK(bind(fd, (struct sockaddr *)&at, sizeof at) == 0 &&
-          getsockname(fd, (struct sockaddr *)&at, &len) == 0);
-    close(fd);
-    return ntohs(at.sin_port);
-}
-
 /* A port-forward comes from the loopback of the pod, whatever the pod's address is. */
 TEST(a_server_answers_on_its_address_and_on_the_loopback)
 {
@@ -721,7 +710,7 @@ TEST(a_server_answers_on_its_address_and_on_the_loopback)
     for (int i = 0; i < 3; i++) {
         err e = ERR_INIT;
         redis_server *server;
-        int port = free_port();
+        int port = test_free_port();
         snprintf(folder, sizeof folder, "%s/redis%d", test_tmp(), i);
         snprintf(listen, sizeof listen, "%s:%d", hosts[i], port);
         redis_server_spec spec = {.folder = folder, .listen = listen};

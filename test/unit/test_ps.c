@@ -234,6 +234,11 @@ TEST_LIMIT(a_function_that_says_failed_fails_the_job, 60)
 {
     go_wrong("nanloss", "NaNLoss", "the loss is not a number");
 }
+/* Its end comes by another connection, and may be read first. */
+TEST_LIMIT(a_function_that_says_failed_and_ends_fails_the_job, 60)
+{
+    go_wrong("lastwords", "NaNLoss", "the loss is not a number");
+}
 TEST_LIMIT(another_layout_fails_the_job, 60)
 {
     go_wrong("shape", "ShapeMismatch", "function");

@@ -170,22 +170,28 @@ TEST_LIMIT(the_leader_ends_while_it_validates, 60)
     lose("validate", 0, 0);
 }
 
+static void go_on_without(int function, bool nccl)
+{
+    world w;
+    world_start(&w, &(world_options){.job = next_job(),
+                                     .device = true,
+                                     .nccl = nccl,
+                                     .merge = nccl ? "nccl" : NULL,
+                                     .fault = "train",
+                                     .fault_function = function,
+                                     .fault_round = 2,
+                                     .on_loss = "continue"});
+    world_finish(&w, "succeeded", NULL);
+    CHECK_INT(w.deaths, 1);
+    CHECK(noted(&w, "averaged") >= 4);
+    check_ledger(&w);
+    world_end(&w);
+}
+
 TEST_LIMIT(on_loss_continue_averages_without_the_lost_one, 60)
 {
-    for (int function = 0; function < 2; function++) {
-        world w;
-        world_start(&w, &(world_options){.job = next_job(),
-                                         .device = true,
-                                         .fault = "train",
-                                         .fault_function = function,
-                                         .fault_round = 2,
-                                         .on_loss = "continue"});
-        world_finish(&w, "succeeded", NULL);
-        CHECK_INT(w.deaths, 1);
-        CHECK(noted(&w, "averaged") >= 4);
-        check_ledger(&w);
-        world_end(&w);
-    }
+    go_on_without(0, false);
+    go_on_without(1, false);
 }
 
 /* ---- what is refused, and what is wrong ------------------------------------------------------ */
@@ -241,17 +247,27 @@ TEST_LIMIT(what_is_not_what_was_lent_is_trained_again, 60)
     world_end(&w);
 }
 
-TEST_LIMIT(nan_on_the_device_fails_the_job, 60)
+static void fail_of_nan(bool nccl)
 {
     world w;
-    world_start(&w, &(world_options){
-                        .device = true, .fault = "nan", .fault_function = 1, .fault_round = 2});
+    world_start(&w, &(world_options){.job = next_job(),
+                                     .device = true,
+                                     .nccl = nccl,
+                                     .merge = nccl ? "nccl" : NULL,
+                                     .fault = "nan",
+                                     .fault_function = 1,
+                                     .fault_round = 2});
     json_t *m = world_wait(&w, "finished");
     CHECK_STR(json_string_value(json_object_get(m, "reason")), "NaNLoss");
     CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "function 1");
     w.waited--;
     world_finish(&w, "failed", NULL);
     world_end(&w);
+}
+
+TEST_LIMIT(nan_on_the_device_fails_the_job, 60)
+{
+    fail_of_nan(false);
 }
 
 /* ---- each on a GPU of its own ---------------------------------------------------------------- */
@@ -349,22 +365,8 @@ TEST_LIMIT(a_rank_freezes_in_the_middle_of_a_sum, 60)
 
 TEST_LIMIT(on_loss_continue_sums_without_the_lost_one, 60)
 {
-    for (int function = 0; function < 2; function++) {
-        world w;
-        world_start(&w, &(world_options){.job = next_job(),
-                                         .device = true,
-                                         .nccl = true,
-                                         .merge = "nccl",
-                                         .fault = "train",
-                                         .fault_function = function,
-                                         .fault_round = 2,
-                                         .on_loss = "continue"});
-        world_finish(&w, "succeeded", NULL);
-        CHECK_INT(w.deaths, 1);
-        CHECK(noted(&w, "averaged") >= 4);
-        check_ledger(&w);
-        world_end(&w);
-    }
+    go_on_without(0, true);
+    go_on_without(1, true);
 }
 
 TEST_LIMIT(an_error_of_nccls_is_tried_again, 60)
@@ -412,20 +414,7 @@ TEST_LIMIT(where_nccl_cannot_be_the_host_averages_and_why_is_named, 60)
 
 TEST_LIMIT(nan_on_a_gpu_of_its_own_fails_the_job, 60)
 {
-    world w;
-    world_start(&w, &(world_options){.job = next_job(),
-                                     .device = true,
-                                     .nccl = true,
-                                     .merge = "nccl",
-                                     .fault = "nan",
-                                     .fault_function = 1,
-                                     .fault_round = 2});
-    json_t *m = world_wait(&w, "finished");
-    CHECK_STR(json_string_value(json_object_get(m, "reason")), "NaNLoss");
-    CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "function 1");
-    w.waited--;
-    world_finish(&w, "failed", NULL);
-    world_end(&w);
+    fail_of_nan(true);
 }
 
 /* ---- kubeml-ps and Redis end ----------------------------------------------------------------- */

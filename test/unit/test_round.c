@@ -356,6 +356,25 @@ TEST(bad_code_fails_at_once)
     expect_failure("Crashed", "SIGSEGV");
 }
 
+/* A drain of one node after the other is no fault of the code. */
+TEST(functions_that_the_cluster_ends_before_they_are_ready_are_tried_again)
+{
+    static const char *const reasons[] = {"EvictionByEvictionAPI", "Deleted", "NodeLost"};
+    round_config c = config(2, 1);
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    join(0, 0);
+    for (int i = 0; i < 3; i++) {
+        step((round_event){.type = ROUND_HELLO, .function = 1, .incarnation = i});
+        step((round_event){.type = ROUND_LOST, .function = 1, .incarnation = i, .ended = true,
+                           .reason = reasons[i], .message = "node n1"});
+        CHECK(!find(ROUND_FINISHED));
+    }
+    join(1, 3);
+    CHECK(!find(ROUND_FINISHED));
+    round_close(m);
+}
+
 TEST(a_crash_before_ready_is_not_tried_again)
 {
     round_config c = config(2, 1);
