@@ -1,11 +1,11 @@
 /* kubeml-builder.c: the program that compiles uploaded functions where the controller has no
  * compiler: a pod of its own, which is the sandbox.
  *
- * POST /build, see builder_remote.h; GET /health. The token is taken from the environment and not
- * left there, and no other process may look into this one: a source that includes /proc/1/environ
- * gets nothing, and what else the pod has is the compiler and the SDK's headers. Sources and
- * objects live in TMPDIR for as long as their build takes. Exit status: 0 after a signal, 1 when it
- * cannot start, 2 for wrong usage. */
+ * POST /build and /fit, see builder_remote.h; GET /health. The token is taken from the environment
+ * and not left there, and no other process may look into this one: a source that includes
+ * /proc/1/environ gets nothing, and what else the pod has is the compiler, the SDK's headers and
+ * kubeml-function. Sources and objects live in TMPDIR for as long as their build takes. Exit
+ * status: 0 after a signal, 1 when it cannot start, 2 for wrong usage. */
 #include <getopt.h>
 #include <limits.h>
 #include <signal.h>
@@ -29,14 +29,14 @@ enum {
 
 static const char usage_text[] =
     "usage: kubeml-builder [--listen HOST:PORT]\n"
-    "Compiles functions for kubeml-controller --builder.\n\n"
+    "Compiles functions for kubeml-controller --builder, and asks them what samples they take.\n\n"
     "  --listen HOST:PORT     where it answers (127.0.0.1:10300; port 0: any)\n"
     "  --include DIR          the folder of kubeml.h (beside the program)\n"
     "  --ready-fd N           descriptor that the URL is written to when it answers\n\n"
     "environment: KUBEML_BUILDER_TOKEN, what callers must send; at least 16 characters\n";
 
 typedef struct program {
-    char host[128], include_dir[FS_PATH_BYTES];
+    char host[128], include_dir[FS_PATH_BYTES], runtime[FS_PATH_BYTES]; /* kubeml-function */
     uint16_t port;
     int ready_fd;
     tokens *tokens;
@@ -72,10 +72,42 @@ static void handle_build(http_request *r, void *context)
     builder_result_free(&built);
 }
 
+static void handle_fit(http_request *r, void *context)
+{
+    const program *p = context;
+    err e = ERR_INIT;
+    cleanup_json json_t *body = NULL;
+    cleanup_free unsigned char *object = NULL;
+    json_t *dataset;
+    size_t len;
+    int status = http_body_json(r, &body, &e) || builder_fit_read(body, &object, &len, &dataset, &e)
+                     ? -1
+                     : builder_fit(p->runtime, object, len, dataset, &e);
+    if (status < 0)
+        http_answer_error(r, &e);
+    else
+        http_answer_json(r, 200, builder_fit_json(status, &e));
+    if (status)
+        log_info("%s: %s", status < 0 ? "whether code fits its samples is not known" : "misfit",
+                 e.message);
+}
+
 static const http_route routes[] = {
     {.method = "GET", .pattern = "/health", .handle = handle_health, .open = true},
-    {.method = "POST", .pattern = "/build", .handle = handle_build, .body = HTTP_BODY_WHOLE,
-     .takes = "application/json", .body_bytes_max = BUILDER_REQUEST_BYTES_MAX, .slow = true},
+    {.method = "POST",
+     .pattern = "/build",
+     .handle = handle_build,
+     .body = HTTP_BODY_WHOLE,
+     .takes = "application/json",
+     .body_bytes_max = BUILDER_REQUEST_BYTES_MAX,
+     .slow = true},
+    {.method = "POST",
+     .pattern = "/fit",
+     .handle = handle_fit,
+     .body = HTTP_BODY_WHOLE,
+     .takes = "application/json",
+     .body_bytes_max = BUILDER_FIT_BYTES_MAX,
+     .slow = true},
 };
 
 /* ---- options --------------------------------------------------------------------------------- */
@@ -100,8 +132,7 @@ static int set_option(program *p, int option, const char *value)
     char *end = NULL;
     long fd;
     switch (option) {
-    case 'l':
-        return parse_listen(p, value);
+    case 'l': return parse_listen(p, value);
     case 'i':
         if (strlen(value) >= sizeof p->include_dir) {
             fprintf(stderr, "kubeml-builder: --include is longer than %zu characters\n",
@@ -117,11 +148,8 @@ static int set_option(program *p, int option, const char *value)
             return 0;
         fprintf(stderr, "kubeml-builder: --ready-fd must be a descriptor's number\n");
         return -1;
-    case 'H':
-        fputs(usage_text, stdout);
-        exit(0);
-    default:
-        return -1;
+    case 'H': fputs(usage_text, stdout); exit(0);
+    default: return -1;
     }
 }
 
@@ -158,23 +186,37 @@ static int take_token(program *p, err *e)
     return prctl(PR_SET_DUMPABLE, 0) ? err_set(e, ERR_IO, "prctl") : 0;
 }
 
-static int find_headers(program *p, err *e)
+/* The folder of this program. */
+static int own_folder(char out[FS_PATH_BYTES], err *e)
+{
+    ssize_t len = readlink("/proc/self/exe", out, FS_PATH_BYTES - 1);
+    if (len <= 0)
+        return err_set(e, ERR_NOT_FOUND, "/proc/self/exe cannot be read");
+    out[len] = '\0';
+    *strrchr(out, '/') = '\0';
+    return 0;
+}
+
+static int find_headers(program *p, const char *folder, err *e)
 {
     static const char *const beside[] = {"../include/kubeml", "../include",
                                          "../../../function-runtime/include"};
-    char path[FS_PATH_BYTES], folder[FS_PATH_BYTES];
+    char path[FS_PATH_BYTES];
     if (p->include_dir[0])
         return 0;
-    ssize_t len = readlink("/proc/self/exe", folder, sizeof folder - 1);
-    if (len <= 0)
-        return err_set(e, ERR_NOT_FOUND, "/proc/self/exe cannot be read");
-    folder[len] = '\0';
-    *strrchr(folder, '/') = '\0';
     for (size_t i = 0; i < sizeof beside / sizeof *beside; i++)
         if (fs_path(path, e, "%s/%s/kubeml.h", folder, beside[i]) == 0 && fs_exists(path))
             return fs_path(p->include_dir, e, "%s/%s", folder, beside[i]);
     return err_set(e, ERR_NOT_FOUND,
                    "kubeml.h is not beside the program; --include says where it is");
+}
+
+static int find_parts(program *p, err *e)
+{
+    char folder[FS_PATH_BYTES];
+    return own_folder(folder, e) || fs_path(p->runtime, e, "%s/kubeml-function", folder)
+               ? -1
+               : find_headers(p, folder, e);
 }
 
 static int announce(const program *p, const http_server *http, err *e)
@@ -207,12 +249,16 @@ int main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN);
     err e = ERR_INIT;
     http_server *http = NULL;
-    int status = find_headers(&p, &e) || take_token(&p, &e);
-    p.config = (builder_config){.include_dir = p.include_dir, .sandbox = BUILDER_SANDBOX_NONE,
+    int status = find_parts(&p, &e) || take_token(&p, &e);
+    p.config = (builder_config){.include_dir = p.include_dir,
+                                .sandbox = BUILDER_SANDBOX_NONE,
                                 .abi = builder_abi(p.include_dir)};
-    http_config config = {.host = p.host,        .port = p.port,
-                          .routes = routes,      .route_count = sizeof routes / sizeof *routes,
-                          .context = &p,         .tokens = p.tokens,
+    http_config config = {.host = p.host,
+                          .port = p.port,
+                          .routes = routes,
+                          .route_count = sizeof routes / sizeof *routes,
+                          .context = &p,
+                          .tokens = p.tokens,
                           .workers_max = WORKERS};
     if (status || http_server_start(&config, &http, &e) || announce(&p, http, &e)) {
         fprintf(stderr, "kubeml-builder: %s\n", e.message);

@@ -10,8 +10,9 @@
 #include "clock.h"
 
 /* 503 says that nothing was done and that a retry helps: a controller takes over from another
- * within this. */
-enum { AWAY_MS = 12000, PAUSE_MS = 500 };
+ * within this. One that stops leading ends its connections: what was only to be read is asked for
+ * again. */
+enum { AWAY_MS = 12000, PAUSE_MS = 500, LOST_TRIES = 1 };
 
 int cli_fail(const err *e)
 {
@@ -19,6 +20,10 @@ int cli_fail(const err *e)
     if (e->code == ERR_UNAVAILABLE && e->os_errno == ECONNREFUSED)
         fprintf(stderr,
                 "Is the platform running? `kubeml up` starts it; KUBEML_URL says where it is.\n");
+    /* The API server's words, where the Service has no controller behind it. */
+    if (strstr(e->message, "no endpoints available for service"))
+        fprintf(stderr, "No controller is ready there; its log says why: kubectl logs -n NAMESPACE "
+                        "-l app.kubernetes.io/component=controller\n");
     if (e->code == ERR_UNAUTHORIZED)
         fprintf(stderr, "Set KUBEML_TOKEN to the platform's token.\n");
     return CLI_FAILED;
@@ -68,6 +73,11 @@ int cli_call_raw(const cli *c, http_call *call, const char *path, http_reply *re
     return http_call_run(call, reply, e);
 }
 
+static bool is_lost(const http_call *call, const http_reply *reply, const err *why)
+{
+    return reply->status == 0 && why->os_errno == ECONNRESET && strcmp(call->method, "GET") == 0;
+}
+
 /* `next` (may be NULL) holds HTTP_NEXT_BYTES: where a list goes on, "" where it does not. */
 static int call_for(const cli *c, const char *method, const char *path, const json_t *body,
                     json_t **out, char *next, err *e)
@@ -75,11 +85,13 @@ static int call_for(const cli *c, const char *method, const char *path, const js
     char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
     http_call call = {.method = method, .body = text, .body_len = text ? strlen(text) : 0};
     http_reply reply;
-    int status = 0;
+    int status = 0, tries = LOST_TRIES;
     for (int64_t deadline = clock_deadline_ms(AWAY_MS);;) {
         err why = ERR_INIT;
         status = cli_call_raw(c, &call, path, &reply, &why);
-        if (status == 0 || reply.status != 503 || clock_left_ms(deadline) == 0) {
+        bool again =
+            status && (reply.status == 503 || (is_lost(&call, &reply, &why) && tries-- > 0));
+        if (!again || clock_left_ms(deadline) == 0) {
             if (status && e)
                 *e = why;
             break;

@@ -138,14 +138,15 @@ const json_t *output_at(const json_t *value, const char *path);
 
 /* ---- list, get and delete (objects.c) ---- */
 /* Parses the options `more` (ended by a NULL name; may be NULL) and what the verb is about: `the`
- * ("the data set"), given either as the one argument or by --name; `the job` by --id. Returns as
- * cli_parse does. */
+ * ("the data set"), given either as the one argument or by --name; what has an id ("the job") by
+ * --id. Returns as cli_parse does. */
 int object_name(cli *c, int argc, char **argv, const char *the, const cli_option *more,
                 const char **name);
-int object_id(cli *c, int argc, char **argv, const cli_option *more, const char **id);
+int object_id(cli *c, int argc, char **argv, const char *the, const cli_option *more,
+              const char **id);
 #define OBJECT_ID(c, argc, argv, more, id)                                                         \
     do {                                                                                           \
-        int stop_ = object_id(c, argc, argv, more, id);                                            \
+        int stop_ = object_id(c, argc, argv, "the job", more, id);                                 \
         if (stop_)                                                                                 \
             return stop_ - 1;                                                                      \
     } while (0)

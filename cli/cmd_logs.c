@@ -1,4 +1,5 @@
 /* cmd_logs.c: kubeml logs, kubeml completion, kubeml version. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -7,9 +8,11 @@
 
 static int print_bytes(void *context, const char *bytes, size_t len)
 {
-    (void)context;
-    size_t written = fwrite(bytes, 1, len, stdout);
-    return written == len && fflush(stdout) == 0 ? 0 : 1;
+    err *why = context;
+    if (fwrite(bytes, 1, len, stdout) == len && fflush(stdout) == 0)
+        return 0;
+    err_set_errno(why, errno, "standard output");
+    return 1;
 }
 
 int cmd_logs(cli *c, int argc, char **argv)
@@ -20,13 +23,17 @@ int cmd_logs(cli *c, int argc, char **argv)
         {"follow", 'f', OPTION_FLAG, NULL, "go on until the job ends", &follow, NULL, false, false},
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     OBJECT_ID(c, argc, argv, more, &id);
-    err e = ERR_INIT;
+    err e = ERR_INIT, why = ERR_INIT;
     http_call call = {.method = "GET", .accept = "text/plain", .sink = print_bytes,
-                      .idle_s = follow ? -1 : 0};
+                      .context = &why, .idle_s = follow ? -1 : 0};
     http_reply reply;
     int status = cli_call_raw(
         c, &call, cli_path("/tasks/", id, follow ? "/logs?follow=true" : "/logs"), &reply, &e);
     http_reply_free(&reply);
+    if (why.code != ERR_NONE) {
+        clearerr(stdout); /* said here */
+        return why.os_errno == EPIPE ? CLI_FAILED : cli_fail(&why);
+    }
     return status ? cli_fail(&e) : CLI_OK;
 }
 

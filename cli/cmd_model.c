@@ -1,21 +1,22 @@
 /* cmd_model.c: kubeml model export, kubeml zoo list. */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cleanup.h"
 #include "cli.h"
+#include "fs.h"
 
 typedef struct target {
-    FILE *file;
+    fs_output out;
     progress bar;
+    err why; /* of what could not be written */
 } target;
 
 static int write_file(void *context, const char *bytes, size_t len)
 {
-    return fwrite(bytes, 1, len, ((target *)context)->file) == len ? 0 : 1;
+    target *t = context;
+    return fs_output_write(&t->out, bytes, len, &t->why) ? 1 : 0;
 }
 
 static void show(void *context, uint64_t done, uint64_t total)
@@ -23,18 +24,12 @@ static void show(void *context, uint64_t done, uint64_t total)
     progress_update(&((target *)context)->bar, done, total);
 }
 
-/* Downloads into a temporary file beside the target, then renames: a broken download leaves no half
- * model under the name. */
+/* A broken download leaves no half model under the name. */
 static int download(const cli *c, const char *path, const char *to, err *e)
 {
-    char temporary[4096];
-    if ((size_t)snprintf(temporary, sizeof temporary, "%s.part-%d", to, (int)getpid()) >=
-        sizeof temporary)
-        return err_set(e, ERR_LIMIT, "the file's name has more than %zu bytes",
-                       sizeof temporary - 16);
-    target t = {.file = fopen(temporary, "wbx")};
-    if (!t.file)
-        return err_set_errno(e, errno, "%s", temporary);
+    target t = {.why = ERR_INIT};
+    if (fs_output_open(&t.out, to, e))
+        return -1;
     progress_begin(&t.bar, to);
     http_call call = {.method = "GET", .accept = "*/*", .sink = write_file, .progress = show,
                       .context = &t};
@@ -42,14 +37,11 @@ static int download(const cli *c, const char *path, const char *to, err *e)
     int status = cli_call_raw(c, &call, path, &reply, e);
     progress_end(&t.bar);
     http_reply_free(&reply);
-    bool broken = ferror(t.file) != 0;
-    if ((fclose(t.file) || broken) && status == 0)
-        status = err_set_errno(e, errno ? errno : EIO, "%s", temporary);
-    if (status == 0 && rename(temporary, to))
-        status = err_set_errno(e, errno, "%s", to);
-    if (status)
-        unlink(temporary);
-    return status;
+    if (t.why.code != ERR_NONE) {
+        *e = t.why;
+        status = -1;
+    }
+    return fs_output_close(&t.out, status == 0, e) ? -1 : status;
 }
 
 int cmd_model_export(cli *c, int argc, char **argv)

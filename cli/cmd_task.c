@@ -133,24 +133,43 @@ int cmd_task_prune(cli *c, int argc, char **argv)
     return status;
 }
 
+/* The job of that id, or else the function of that name: `kind` is which. */
+static int explanation(const cli *c, const char *id, const char **kind, json_t **why, err *e)
+{
+    *kind = "job:";
+    if (cli_call(c, "GET", cli_path("/tasks/", id, "/explain"), NULL, why, e) == 0)
+        return 0;
+    if (e->code != ERR_NOT_FOUND)
+        return -1;
+    *kind = "function:";
+    if (cli_call(c, "GET", cli_path("/function/", id, "/explain"), NULL, why, e) == 0)
+        return 0;
+    /* What no function can be called is none. */
+    return e->code == ERR_NOT_FOUND || e->code == ERR_INVALID
+               ? err_set(e, ERR_NOT_FOUND, "there is no job and no function \"%.64s\"", id)
+               : -1;
+}
+
 int cmd_explain(cli *c, int argc, char **argv)
 {
-    const char *id = NULL, *format = "text";
+    const char *id = NULL, *format = "text", *kind;
     const cli_option more[] = {
         format_only(&format, "text, json or yaml"),
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    OBJECT_ID(c, argc, argv, more, &id);
+    int stop = object_id(c, argc, argv, "the job or function", more, &id);
+    if (stop)
+        return stop - 1;
     if (!output_known(c, format, OUTPUT_TEXT))
         return CLI_USAGE;
     err e = ERR_INIT;
     json_t *why = NULL, *line;
     size_t i;
-    if (cli_call(c, "GET", cli_path("/tasks/", id, "/explain"), NULL, &why, &e))
+    if (explanation(c, id, &kind, &why, &e))
         return cli_fail(&e);
     if (strcmp(format, "text") != 0) {
         output_value(why, format);
     } else {
-        printf("job:      %s\n", id);
+        printf("%-9s %s\n", kind, id);
         printf("state:    %s\n", json_string_value(json_object_get(why, "state")) ?: "?");
         printf("reason:   %s\n", json_string_value(json_object_get(why, "reason")) ?: "-");
         printf("because:  %s\n", json_string_value(json_object_get(why, "message")) ?: "-");

@@ -5,6 +5,10 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "request.h"
+
+#define TEXT_OF(value) #value
+#define TEXT(value)    TEXT_OF(value)
 
 typedef struct train_options {
     const char *function, *dataset, *init, *merge, *mode, *optimizer_state, *on_loss, *process;
@@ -103,25 +107,29 @@ static int upload_init(const cli *c, train_options *o, char *id, size_t size, er
 
 int cmd_train(cli *c, int argc, char **argv)
 {
-    train_options o = {.epochs = 1, .batch = 64, .lr = 0.01, .parallelism = 4, .k = -1};
+    train_options o = {.epochs = REQUEST_EPOCHS, .batch = REQUEST_BATCH, .lr = REQUEST_LR};
     const cli_option options[] = {
         {"function", 'f', OPTION_TEXT, "NAME", "what to train", &o.function, NULL, true, false},
         {"dataset", 'd', OPTION_TEXT, "NAME", "on what", &o.dataset, NULL, true, false},
-        {"epochs", 'e', OPTION_INT, "N", "how often over the data (1)", &o.epochs, NULL, false,
+        {"epochs", 'e', OPTION_INT, "N", "how often over the data (" TEXT(REQUEST_EPOCHS) ")",
+         &o.epochs, NULL, false, false},
+        {"batch", 'b', OPTION_INT, "N", "samples a step of each function (" TEXT(REQUEST_BATCH) ")",
+         &o.batch, NULL, false, false},
+        {"lr", 0, OPTION_NUMBER, "RATE",
+         "learning rate (" TEXT(REQUEST_LR) ", whatever the code's own is)", &o.lr, NULL, false,
          false},
-        {"batch", 'b', OPTION_INT, "N", "samples a step of each function (64)", &o.batch, NULL,
-         false, false},
-        {"lr", 0, OPTION_NUMBER, "RATE", "learning rate (0.01)", &o.lr, NULL, false, false},
         {"parallelism", 'p', OPTION_INT, "N", "functions to begin with (4)", &o.parallelism,
          &o.parallelism_seen, false, false},
         {"static", 's', OPTION_FLAG, NULL, "keep the parallelism as it is", &o.fixed, NULL, false,
          false},
-        {"K", 'K', OPTION_INT, "N", "local steps between two merges; -1: once an epoch (-1)", &o.k,
-         &o.k_seen, false, false},
+        {"K", 'K', OPTION_INT, "N",
+         "local steps between two merges; -1: once an epoch (" TEXT(REQUEST_K) ")", &o.k, &o.k_seen,
+         false, false},
         {"validate-every", 0, OPTION_INT, "N", "epochs between validations; 0: at the end (1)",
          &o.validate_every, &o.validate_seen, false, false},
-        {"goal-accuracy", 0, OPTION_NUMBER, "PERCENT", "stop when the validation reaches it",
-         &o.goal, &o.goal_seen, false, false},
+        {"goal-accuracy", 0, OPTION_NUMBER, "PERCENT",
+         "stop when the validation reaches it; not on targets", &o.goal, &o.goal_seen, false,
+         false},
         {"merge", 0, OPTION_TEXT, "WHERE",
          "database, server, or nccl: between the functions' GPUs (database)", &o.merge, NULL, false,
          false},

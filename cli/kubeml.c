@@ -1,4 +1,5 @@
 /* kubeml.c: the command line's entry: finds the verb and runs it. */
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,6 +73,19 @@ static bool is_local(const cli_verb *v)
     return false;
 }
 
+/* What could not be written (a full disk, a closed pipe) is a failure, not a success. Of a pipe its
+ * reader knows. */
+static int ended(int status)
+{
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return status;
+    if (errno != EPIPE)
+        fprintf(stderr, "kubeml: standard output: %s\n",
+                errno ? strerror(errno) : "not all of it could be written");
+    return CLI_FAILED;
+}
+
 int main(int argc, char **argv)
 {
     signal(SIGPIPE, SIG_IGN);
@@ -99,7 +113,7 @@ int main(int argc, char **argv)
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
         strcmp(argv[1], "help") == 0) {
         print_overview(stdout);
-        return CLI_OK;
+        return ended(CLI_OK);
     }
     if (strcmp(argv[1], "--version") == 0)
         argv[1] = version;
@@ -111,8 +125,7 @@ int main(int argc, char **argv)
     }
     if (c.verb) {
         int status = c.verb->run(&c, argc - words, argv + words);
-        /* What could not be written (a full disk, a closed pipe) is a failure, not a success. */
-        return fflush(stdout) == 0 && !ferror(stdout) ? status : CLI_FAILED;
+        return ended(status);
     }
     if (print_group(argv[1]))
         return CLI_USAGE;

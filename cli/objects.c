@@ -29,10 +29,11 @@ int object_name(cli *c, int argc, char **argv, const char *the, const cli_option
     return one_of(c, argc, argv, options, more, name);
 }
 
-int object_id(cli *c, int argc, char **argv, const cli_option *more, const char **id)
+int object_id(cli *c, int argc, char **argv, const char *the, const cli_option *more,
+              const char **id)
 {
     cli_option options[CLI_OPTIONS_MAX] = {
-        {"id", 0, OPTION_TEXT, "ID", "the job", id, NULL, false, false}};
+        {"id", 0, OPTION_TEXT, "ID", the, id, NULL, false, false}};
     return one_of(c, argc, argv, options, more, id);
 }
 

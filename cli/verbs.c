@@ -60,7 +60,11 @@ const cli_verb cli_verbs[] = {
      "all that run on it, and OWN what this function holds there. --watch prints again every two seconds.",
      cmd_top},
     {"logs", "ID", "what a job's processes said", NULL, cmd_logs},
-    {"explain", "ID", "why a job waits, or what went wrong, with the evidence", NULL, cmd_explain},
+    {"explain", "ID|FUNCTION", "why a job waits or went wrong, or a function did not compile",
+     "Of a function: the version in use, and why the last upload did not compile, with its lines.\n\n"
+     "  kubeml explain 0a1b2c3d4e5f\n"
+     "  kubeml explain lenet",
+     cmd_explain},
     {"infer", "", "classify with a trained model",
      "The data file is npy or JSON, one sample or an array of them.\n\n"
      "  kubeml infer -n ID --datafile samples.npy",

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
@@ -56,7 +55,7 @@ static bool is_c(const char *name)
     return name[strlen(name) - 1] == 'c';
 }
 
-static int check_sources(const builder_source *files, size_t n, err *e)
+int builder_check(const builder_source *files, size_t n, err *e)
 {
     if (n == 0 || n > BUILDER_FILES_MAX)
         return err_set(e, n ? ERR_LIMIT : ERR_INVALID,
@@ -202,7 +201,7 @@ static int make_key(const builder_source *files, size_t n, int abi, const char *
 int builder_key(const builder_source *files, size_t n, const builder_config *c,
                 char key[BUILDER_KEY_BYTES], err *e)
 {
-    if (check_sources(files, n, e) != 0)
+    if (builder_check(files, n, e) != 0)
         return -1;
     const char *compiler = find_compiler(c);
     if (!compiler)
@@ -269,22 +268,6 @@ static void mirror(command *c, const char *path)
     }
 }
 
-static int memory_file(const builder_source *f, err *e)
-{
-    cleanup_close int fd = memfd_create("kubeml-source", MFD_CLOEXEC);
-    if (fd < 0)
-        return err_set_errno(e, errno, "memfd");
-    for (size_t done = 0; done < f->len;) {
-        ssize_t got = write(fd, f->text + done, f->len - done);
-        if (got < 0 && errno != EINTR)
-            return err_set_errno(e, errno, "writing %s", f->name);
-        done += got > 0 ? (size_t)got : 0;
-    }
-    if (lseek(fd, 0, SEEK_SET) != 0)
-        return err_set_errno(e, errno, "memfd");
-    return steal_fd(fd);
-}
-
 typedef struct build {
     const builder_source *files;
     size_t n;
@@ -329,7 +312,7 @@ static int sandbox_command(build *b, err *e)
     arg(c, "%d", b->limits.processes);
     sandbox_filesystem(b);
     for (size_t i = 0; i < b->n; i++) {
-        int fd = memory_file(&b->files[i], e);
+        int fd = builder_memory_file(b->files[i].text, b->files[i].len, e);
         if (fd < 0)
             return -1;
         b->run.keep[b->run.keep_count++] = fd;
@@ -486,7 +469,7 @@ static builder_limits with_defaults(const builder_limits *l)
 
 static int run_build(build *b, builder_result *out, err *e)
 {
-    if (check_sources(b->files, b->n, e) != 0)
+    if (builder_check(b->files, b->n, e) != 0)
         return -1;
     if (!(b->compiler = find_compiler(b->config)))
         return err_set(e, ERR_UNSUPPORTED, "no C compiler (%s): install the package gcc",

@@ -78,9 +78,12 @@ typedef struct builder_result {
 /* Of the SDK whose headers lie there; 0: there are none. */
 int builder_abi(const char *include_dir);
 
+/* Whether that can be compiled at all: names, numbers, sizes. ERR_INVALID, ERR_LIMIT. */
+int builder_check(const builder_source *files, size_t n, err *e);
+
 /* The name under which the object is stored: SHA-256 of the sources (in order of their names), the
  * SDK's ABI, the compiler's version, the flags and the instruction set. Runs the compiler once to
- * ask for its version. ERR_INVALID and ERR_LIMIT as builder_compile. */
+ * ask for its version. ERR_INVALID and ERR_LIMIT as builder_check. */
 int builder_key(const builder_source *files, size_t n, const builder_config *c,
                 char key[BUILDER_KEY_BYTES], err *e);
 

@@ -12,7 +12,7 @@
 #include "http_client.h"
 #include "json_read.h"
 
-enum { PAUSE_MS = 500, CONNECT_MS = 3000 };
+enum { PAUSE_MS = 500, CONNECT_MS = 3000, FIT_CONNECT_MS = 1000 };
 
 /* ---- what the compiler said ------------------------------------------------------------------ */
 
@@ -82,35 +82,71 @@ int builder_request_read(const json_t *request, builder_source files[BUILDER_FIL
     return 0;
 }
 
+/* Base64, a new reference. */
+static json_t *object_text(const void *object, size_t bytes)
+{
+    cleanup_free unsigned char *text = malloc(bytes / 3 * 4 + 8);
+    return text ? json_stringn_nocheck((const char *)text,
+                                       (size_t)EVP_EncodeBlock(text, object, (int)bytes))
+                : NULL;
+}
+
+static int object_bytes(const json_t *object, unsigned char **out, size_t *bytes, err *e)
+{
+    const char *text = json_string_value(object);
+    size_t len = json_string_length(object), padding = 0;
+    if (!text || len < 4 || len % 4 || len / 4 * 3 > BUILDER_OBJECT_BYTES_MAX + 3)
+        return err_set(e, ERR_INVALID, "object must be the object in base64, of at most %d MiB",
+                       BUILDER_OBJECT_BYTES_MAX >> 20);
+    while (padding < 2 && text[len - 1 - padding] == '=')
+        padding++;
+    cleanup_free unsigned char *made = malloc(len / 4 * 3 + 1);
+    if (!made)
+        return err_set(e, ERR_NOMEM, "no memory for the object");
+    if (EVP_DecodeBlock(made, (const unsigned char *)text, (int)len) < 0)
+        return err_set(e, ERR_INVALID, "object is not base64");
+    *out = steal_ptr(made);
+    *bytes = len / 4 * 3 - padding;
+    return 0;
+}
+
 json_t *builder_built_json(const builder_result *r)
 {
-    cleanup_free unsigned char *text = malloc(r->object_bytes / 3 * 4 + 8);
-    if (!text)
-        return NULL;
-    int len = EVP_EncodeBlock(text, r->object, (int)r->object_bytes);
-    return json_pack("{s:s, s:s%, s:f, s:s}", "key", r->key, "object", text, (size_t)len, "seconds",
-                     r->seconds, "text", r->text ? r->text : "");
+    json_t *object = object_text(r->object, r->object_bytes);
+    return object ? json_pack("{s:s, s:o, s:f, s:s}", "key", r->key, "object", object, "seconds",
+                              r->seconds, "text", r->text ? r->text : "")
+                  : NULL;
+}
+
+int builder_fit_read(const json_t *request, unsigned char **object, size_t *len, json_t **dataset,
+                     err *e)
+{
+    static const char *const known[] = {"object", "dataset", NULL};
+    *dataset = json_object_get(request, "dataset");
+    if (json_read_known(request, known, e))
+        return -1;
+    if (!json_is_object(*dataset))
+        return err_set(e, ERR_INVALID, "dataset must be a data set's record");
+    return object_bytes(json_object_get(request, "object"), object, len, e);
+}
+
+json_t *builder_fit_json(int misfit, const err *e)
+{
+    return misfit ? json_pack("{s:b, s:s}", "fits", 0, "message", e->message)
+                  : json_pack("{s:b}", "fits", 1);
 }
 
 /* ---- the caller's end ------------------------------------------------------------------------ */
 
 static int object_read(const json_t *reply, builder_result *out, err *e)
 {
-    const json_t *object = json_object_get(reply, "object");
-    const char *text = json_string_value(object),
-               *key = json_string_value(json_object_get(reply, "key"));
-    size_t len = json_string_length(object), padding = 0;
-    if (!text || len < 4 || len % 4 || len / 4 * 3 > BUILDER_OBJECT_BYTES_MAX + 3 || !key ||
-        strlen(key) != BUILDER_KEY_BYTES - 1)
-        return err_set(e, ERR_CORRUPT, "the builder's answer has no object");
-    while (padding < 2 && text[len - 1 - padding] == '=')
-        padding++;
-    out->object = malloc(len / 4 * 3 + 1);
-    if (!out->object)
-        return err_set(e, ERR_NOMEM, "no memory for the object");
-    if (EVP_DecodeBlock(out->object, (const unsigned char *)text, (int)len) < 0)
-        return err_set(e, ERR_CORRUPT, "the builder's answer has no object");
-    out->object_bytes = len / 4 * 3 - padding;
+    const char *key = json_string_value(json_object_get(reply, "key"));
+    err why = ERR_INIT;
+    if (!key || strlen(key) != BUILDER_KEY_BYTES - 1)
+        return err_set(e, ERR_CORRUPT, "the builder's answer has no key");
+    if (object_bytes(json_object_get(reply, "object"), &out->object, &out->object_bytes, &why))
+        return err_set(e, why.code == ERR_INVALID ? ERR_CORRUPT : why.code,
+                       "the builder's answer: %s", why.message);
     snprintf(out->key, sizeof out->key, "%s", key);
     out->seconds = json_number_value(json_object_get(reply, "seconds"));
     const char *said = json_string_value(json_object_get(reply, "text"));
@@ -118,30 +154,60 @@ static int object_read(const json_t *reply, builder_result *out, err *e)
     return 0;
 }
 
-static int ask(const builder_remote *where, const char *body, builder_result *out, err *e)
+/* *out: what came as JSON, of an error too; a new reference, may be NULL. */
+static int post(const builder_remote *where, const char *path, const char *body, int connect_ms,
+                int total_ms, json_t **out, err *e)
 {
     char url[512];
     http_reply reply;
-    snprintf(url, sizeof url, "%s/build", where->url);
+    snprintf(url, sizeof url, "%s%s", where->url, path);
     http_call call = {.method = "POST",
                       .url = url,
                       .token = where->token,
                       .body = body,
                       .body_len = strlen(body),
-                      .connect_ms = CONNECT_MS,
+                      .connect_ms = connect_ms,
                       .idle_s = -1,
-                      .total_ms = BUILDER_ANSWER_MS};
+                      .total_ms = total_ms};
     int status = http_call_run(&call, &reply, e);
-    cleanup_json json_t *answer = reply.body.len ? http_reply_json(&reply, NULL) : NULL;
+    *out = reply.body.len ? http_reply_json(&reply, NULL) : NULL;
+    http_reply_free(&reply);
+    return status;
+}
+
+static int ask(const builder_remote *where, const char *body, builder_result *out, err *e)
+{
+    cleanup_json json_t *answer = NULL;
+    int status = post(where, "/build", body, CONNECT_MS, BUILDER_ANSWER_MS, &answer, e);
     const char *reason = json_string_value(json_object_get(answer, "reason"));
     if (status == 0)
-        status = object_read(answer, out, e);
-    else if (reason) { /* it answered: the error is that of the build */
+        return object_read(answer, out, e);
+    if (reason) { /* it answered: the error is that of the build */
         e->code = err_from_name(reason);
         said_read(answer, out);
     }
-    http_reply_free(&reply);
     return status;
+}
+
+int builder_remote_fit(const builder_remote *where, const void *object, size_t len,
+                       const json_t *dataset, err *e)
+{
+    cleanup_json json_t *answer = NULL, *text = object_text(object, len);
+    cleanup_json json_t *request =
+        text ? json_pack("{s:O, s:O}", "object", text, "dataset", dataset) : NULL;
+    cleanup_free char *body = request ? json_dumps(request, JSON_COMPACT) : NULL;
+    if (!body)
+        return err_set(e, ERR_NOMEM, "no memory for the question");
+    if (post(where, "/fit", body, FIT_CONNECT_MS, 2 * BUILDER_FIT_MS, &answer, e))
+        return -1;
+    const json_t *fits = json_object_get(answer, "fits");
+    const char *why = json_string_value(json_object_get(answer, "message"));
+    if (json_is_true(fits))
+        return 0;
+    if (!json_is_false(fits) || !why)
+        return err_set(e, ERR_CORRUPT, "the builder's answer does not say whether it fits");
+    err_set(e, ERR_INVALID, "%s", why);
+    return 1;
 }
 
 static char *request_text(const builder_source *files, size_t n, err *e)

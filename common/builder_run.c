@@ -6,7 +6,9 @@
 #include <linux/close_range.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/pidfd.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -26,9 +28,13 @@ static void child_limit(__rlimit_resource_t what, uint64_t value)
 }
 
 /* Between fork and exec: only calls that are safe in a child of a process with threads. */
-static void child_exec(const builder_run *r, int out_fd, int text_fd, int fail_fd)
+static void child_exec(const builder_run *r, pid_t parent, int out_fd, int text_fd, int fail_fd)
 {
     setpgid(0, 0);
+    /* bwrap looks after its own, from when it runs: until then nobody would. */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(126);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
@@ -118,6 +124,7 @@ static int start(builder_run *r, int out_fd, int text_fd, pid_t *pid, err *e)
     int fail[2];
     if (pipe2(fail, O_CLOEXEC) != 0)
         return err_set_errno(e, errno, "pipe");
+    pid_t parent = getpid();
     *pid = fork();
     if (*pid < 0) {
         int code = errno;
@@ -126,7 +133,7 @@ static int start(builder_run *r, int out_fd, int text_fd, pid_t *pid, err *e)
         return err_set_errno(e, code, "cannot start %s", r->argv[0]);
     }
     if (*pid == 0)
-        child_exec(r, out_fd, text_fd, fail[1]);
+        child_exec(r, parent, out_fd, text_fd, fail[1]);
     setpgid(*pid, *pid);
     close(fail[1]);
     int code = 0;
@@ -160,4 +167,20 @@ int builder_run_program(builder_run *r, buf *out, buf *text, err *e)
     collect(r, out_read, text_read, out, text);
     reap(r, pid);
     return 0;
+}
+
+int builder_memory_file(const void *bytes, size_t len, err *e)
+{
+    cleanup_close int fd = memfd_create("kubeml-builder", MFD_CLOEXEC);
+    if (fd < 0)
+        return err_set_errno(e, errno, "memfd");
+    for (size_t done = 0; done < len;) {
+        ssize_t got = write(fd, (const char *)bytes + done, len - done);
+        if (got < 0 && errno != EINTR)
+            return err_set_errno(e, errno, "memfd");
+        done += got > 0 ? (size_t)got : 0;
+    }
+    if (lseek(fd, 0, SEEK_SET) != 0)
+        return err_set_errno(e, errno, "memfd");
+    return steal_fd(fd);
 }

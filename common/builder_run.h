@@ -32,6 +32,9 @@ typedef struct builder_run {
  * ERR_NOMEM). */
 int builder_run_program(builder_run *r, buf *out, buf *text, err *e);
 
+/* A file without a name, at its beginning, for `keep`. Its descriptor, or -1. */
+int builder_memory_file(const void *bytes, size_t len, err *e);
+
 /* Checks a linked object: 64-bit ELF of this machine, defines `symbol`, and every undefined symbol
  * is the SDK's (kml_*), weak, or versioned (libc, libm). ERR_INVALID says which is not so. */
 int builder_object_check(const unsigned char *bytes, size_t len, const char *symbol, err *e);

@@ -116,14 +116,29 @@ static bool read_diagnostic(const char *line, builder_diagnostic *d)
     return severity && (d->file[0] || strcmp(d->severity, "error") == 0);
 }
 
-/* The linker's words that are not for the user: on kml_* symbols, and its headings. */
+/* What the driver says when a limit of ours ended one of its programs: it takes that for a mistake
+ * of the compiler's, and asks for a report of it. */
+static bool is_about_a_limit(const char *line)
+{
+    return strstr(line, "limit exceeded signal terminated program") ||
+           strstr(line, "Killed signal terminated program");
+}
+
+static bool asks_for_a_report(const char *line)
+{
+    return starts(line, "Please submit a full bug report") || starts(line, "See <");
+}
+
+/* The linker's words that are not for the user: on kml_* symbols, and its headings. And the
+ * driver's. */
 static bool drop_line(const char *line)
 {
     size_t len;
     const char *symbol = undefined_symbol(line, &len);
     if (symbol)
         return starts(symbol, "kml_");
-    return strstr(line, ": in function `") && strstr(line, ".o:");
+    return is_about_a_limit(line) || asks_for_a_report(line) ||
+           (strstr(line, ": in function `") && strstr(line, ".o:"));
 }
 
 static bool same_reference(const builder_result *out, const builder_diagnostic *d)

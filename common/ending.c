@@ -29,3 +29,14 @@ bool ending_is_crash(const char *reason)
 {
     return reason && strcmp(reason, crashed) == 0;
 }
+
+bool ending_is_disruption(const char *reason)
+{
+    static const char *const known[] = {
+        "Deleted", "NodeLost", "Evicted", "EvictionByEvictionAPI", "PreemptionByScheduler",
+        "DeletionByTaintManager", "DeletionByPodGC", "TerminationByKubelet"};
+    for (size_t i = 0; reason && i < sizeof known / sizeof *known; i++)
+        if (strcmp(reason, known[i]) == 0)
+            return true;
+    return false;
+}

@@ -17,5 +17,8 @@ enum { ENDING_GAVE_UP = 75 };
 const char *ending_reason(int status, int signal, bool runs_user_code);
 
 bool ending_is_crash(const char *reason);
+/* Whether it was the cluster's doing, of which the program is not to blame: a reason of Kubernetes'
+ * condition DisruptionTarget, or of the pod's end with its node. */
+bool ending_is_disruption(const char *reason);
 
 #endif

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <sys/types.h>
 
 #include "buf.h"
@@ -28,6 +29,19 @@ bool fs_exists(const char *path);
 /* Appends the whole file to `out`, whose maximum is the limit (ERR_LIMIT names the path). */
 int fs_read_file(const char *path, buf *out, err *e);
 int fs_write_file(const char *path, const void *bytes, size_t len, mode_t mode, err *e);
+/* A file that somebody named, for writing in pieces. What is a file, or is not there yet, is
+ * written beside and gets its name when it is whole; a link's target is meant, and stays a link's.
+ * A device or a pipe is written as it is. */
+typedef struct fs_output {
+    FILE *file;
+    char path[FS_PATH_BYTES]; /* where it goes */
+    char part[FS_PATH_BYTES]; /* where it is until then; "" for a device or a pipe */
+} fs_output;
+int fs_output_open(fs_output *o, const char *path, err *e);
+int fs_output_write(fs_output *o, const void *bytes, size_t len, err *e);
+/* `whole`: it gets its name, synced; otherwise it goes. Closes in any case. */
+int fs_output_close(fs_output *o, bool whole, err *e);
+
 /* Makes a rename, link or unlink in the folder durable. */
 int fs_sync_dir(const char *path, err *e);
 

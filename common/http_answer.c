@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "http_internal.h"
 
 enum { SEND_MS = 60000, BLOCK_BYTES = 32 << 10 };
@@ -49,8 +50,8 @@ static void answer(http_request *r, unsigned status, const char *type,
 void http_answer_bytes(http_request *r, unsigned status, const char *type, const void *bytes,
                        size_t len)
 {
-    struct MHD_Response *response = MHD_create_response_from_buffer(
-        len, (void *)(uintptr_t)bytes, MHD_RESPMEM_MUST_COPY);
+    struct MHD_Response *response =
+        MHD_create_response_from_buffer(len, (void *)(uintptr_t)bytes, MHD_RESPMEM_MUST_COPY);
     answer(r, status, type, response, send_ms(r, len));
 }
 
@@ -90,11 +91,21 @@ static const char *status_title(unsigned status)
         unsigned status;
         const char *title;
     } titles[] = {
-        {400, "Bad Request"},      {401, "Unauthorized"},        {403, "Forbidden"},
-        {404, "Not Found"},        {405, "Method Not Allowed"},  {406, "Not Acceptable"},
-        {409, "Conflict"},         {411, "Length Required"},     {413, "Content Too Large"},
-        {414, "URI Too Long"},     {415, "Unsupported Media Type"}, {422, "Unprocessable Content"},
-        {500, "Internal Server Error"}, {503, "Service Unavailable"}, {504, "Gateway Timeout"},
+        {400, "Bad Request"},
+        {401, "Unauthorized"},
+        {403, "Forbidden"},
+        {404, "Not Found"},
+        {405, "Method Not Allowed"},
+        {406, "Not Acceptable"},
+        {409, "Conflict"},
+        {411, "Length Required"},
+        {413, "Content Too Large"},
+        {414, "URI Too Long"},
+        {415, "Unsupported Media Type"},
+        {422, "Unprocessable Content"},
+        {500, "Internal Server Error"},
+        {503, "Service Unavailable"},
+        {504, "Gateway Timeout"},
     };
     for (size_t i = 0; i < sizeof titles / sizeof *titles; i++)
         if (titles[i].status == status)
@@ -102,8 +113,7 @@ static const char *status_title(unsigned status)
     return "Error";
 }
 
-/* A message may hold a name from outside that was cut within a character. */
-static void make_valid(char *text)
+void http_text_mend(char *text)
 {
     for (size_t len = strlen(text), i = 0; i < len; i++) {
         if ((unsigned char)text[i] < 0x80)
@@ -122,7 +132,7 @@ void http_answer_problem(http_request *r, unsigned status, const err *e, json_t 
 {
     char message[ERR_MESSAGE_BYTES];
     memcpy(message, e->message, sizeof message);
-    make_valid(message);
+    http_text_mend(message);
     json_t *body = json_pack("{s:s, s:s, s:i, s:s, s:i, s:s, s:s}", "type", "about:blank", "title",
                              status_title(status), "status", (int)status, "detail", message, "code",
                              (int)status, "error", message, "reason", err_name(e->code));
@@ -160,8 +170,9 @@ static ssize_t source_read(void *context, uint64_t position, char *out, size_t m
     (void)position;
     source *s = context;
     ssize_t got = s->read(s->context, out, max);
-    return got > 0 ? got : got == 0 ? MHD_CONTENT_READER_END_OF_STREAM
-                                    : MHD_CONTENT_READER_END_WITH_ERROR;
+    return got > 0    ? got
+           : got == 0 ? MHD_CONTENT_READER_END_OF_STREAM
+                      : MHD_CONTENT_READER_END_WITH_ERROR;
 }
 
 static void source_free(void *context)
@@ -172,8 +183,8 @@ static void source_free(void *context)
 }
 
 void http_answer_source(http_request *r, const char *type, uint64_t len,
-                       ssize_t (*read)(void *source, void *out, size_t max),
-                       void (*close)(void *source), void *context)
+                        ssize_t (*read)(void *source, void *out, size_t max),
+                        void (*close)(void *source), void *context)
 {
     source *s = malloc(sizeof *s);
     struct MHD_Response *response = NULL;
@@ -308,6 +319,27 @@ bool http_stream_write(http_stream *s, const void *bytes, size_t len)
     bool alive = !s->dead;
     pthread_mutex_unlock(&s->lock);
     return alive;
+}
+
+static size_t stream_room(http_stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    size_t room = s->dead || s->ended ? 0 : s->data.max - (s->data.len - s->sent);
+    pthread_mutex_unlock(&s->lock);
+    return room;
+}
+
+bool http_stream_push(http_stream *s, buf *pending, int64_t *stuck_ms)
+{
+    if (!http_stream_alive(s))
+        return false;
+    size_t room = stream_room(s), n = pending->len < room ? pending->len : room;
+    if (n && !http_stream_write(s, pending->bytes, n))
+        return false;
+    buf_consume(pending, n);
+    if (n || !pending->len || !*stuck_ms)
+        *stuck_ms = clock_deadline_ms(HTTP_STREAM_STUCK_MS);
+    return clock_left_ms(*stuck_ms) > 0;
 }
 
 bool http_stream_alive(http_stream *s)

@@ -190,6 +190,8 @@ static int curl_error(CURLcode code, const char *url, const char *detail, err *e
         err_set(e, ERR_UNAVAILABLE, "%s: %s", url, text);
         if (e && (code == CURLE_COULDNT_CONNECT || code == CURLE_COULDNT_RESOLVE_HOST))
             e->os_errno = ECONNREFUSED;
+        else if (e && (code == CURLE_GOT_NOTHING || code == CURLE_RECV_ERROR))
+            e->os_errno = ECONNRESET;
         return -1;
     }
 }

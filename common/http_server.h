@@ -20,6 +20,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "buf.h"
 #include "err.h"
 #include "tokens.h"
 
@@ -30,6 +31,7 @@ enum {
     HTTP_DRAIN_BYTES_MAX = 16 << 20,   /* of a refused body, so that the client reads why */
     HTTP_RING_BYTES = 256 << 10,       /* an upload's bytes between socket and handler */
     HTTP_STREAM_BYTES_MAX = 1 << 20,   /* an event stream's bytes its client has not read */
+    HTTP_STREAM_STUCK_MS = 30000,      /* a client that reads nothing of more than that */
     HTTP_SEGMENTS_MAX = 8,
     HTTP_QUERIES_MAX = 8,
     HTTP_HEADERS_MAX = 8,
@@ -136,6 +138,10 @@ void http_answer_json(http_request *r, unsigned status, json_t *body); /* steals
 void http_answer_bytes(http_request *r, unsigned status, const char *type, const void *bytes,
                       size_t len);
 void http_answer_text(http_request *r, unsigned status, const char *type, const char *text);
+/* Makes UTF-8 of a text that may hold a name from outside which was cut within a character: '?'
+ * for each byte that is none. An error's message needs it before it is JSON; answers do it
+ * themselves. */
+void http_text_mend(char *text);
 /* A problem document; the status is the error code's. */
 void http_answer_error(http_request *r, const err *e);
 /* The same with another status and members of its own (stolen; NULL: none). */
@@ -152,6 +158,10 @@ http_stream *http_answer_stream(http_request *r, const char *type);
 
 /* False when the client is gone or reads too slowly; what was written is then dropped. */
 bool http_stream_write(http_stream *s, const void *bytes, size_t len);
+/* Writes as much of `pending` as there is room for and takes it from there, for what may be longer
+ * than a stream holds. False when the client is gone, or has taken nothing for HTTP_STREAM_STUCK_MS
+ * (*stuck_ms is the caller's, 0 at first): nothing of it will be read any more. */
+bool http_stream_push(http_stream *s, buf *pending, int64_t *stuck_ms);
 bool http_stream_alive(http_stream *s);
 /* Ends the answer after what was written, and gives the handle back. */
 void http_stream_close(http_stream *s);

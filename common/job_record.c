@@ -239,6 +239,11 @@ static void set(job_reason *out, const char *reason, const char *message)
     snprintf(out->message, sizeof out->message, "%s", message);
 }
 
+static const char *plural(int n)
+{
+    return n == 1 ? "" : "s";
+}
+
 static void explain_queued(const jobs *m, const job *j, job_reason *out)
 {
     char holders[128] = "";
@@ -265,10 +270,10 @@ static void explain_queued(const jobs *m, const job *j, job_reason *out)
         snprintf(out->message, sizeof out->message,
                  "it needs %d function slots and the cluster has %d", job_wants(m, j), m->slots);
     else
-        snprintf(
-            out->message, sizeof out->message,
-            "it needs %d function slots, %d of %d are free, %d jobs are before it; held by: %s",
-            job_wants(m, j), jobs_slots_free(m), m->slots, before, holders[0] ? holders : "nobody");
+        snprintf(out->message, sizeof out->message,
+                 "it needs %d function slot%s, %d of %d are free, %d job%s before it; held by: %s",
+                 wants, plural(wants), jobs_slots_free(m), m->slots, before,
+                 before == 1 ? " is" : "s are", holders[0] ? holders : "nobody");
 }
 
 static bool explain_condition(const job *j, job_reason *out)
@@ -282,19 +287,30 @@ static bool explain_condition(const job *j, job_reason *out)
     return false;
 }
 
+/* " (its pod) for 2.5 s", each of them once there is something to tell. */
+static const char *waited(const job_pod *p, int64_t now_ms, char out[JOB_POD_BYTES + 32])
+{
+    int used = p->name[0] ? snprintf(out, JOB_POD_BYTES + 8, " (%s)", p->name) : 0;
+    out[used] = '\0';
+    if (now_ms - p->since_ms >= 1000)
+        snprintf(out + used, 24, " for %.1f s", (double)(now_ms - p->since_ms) / 1000);
+    return out;
+}
+
 static void explain_starting(const job *j, int64_t now_ms, job_reason *out)
 {
+    char more[JOB_POD_BYTES + 32];
     for (int i = 0; i < j->pods; i++) {
         const job_pod *p = &j->pod[i];
         if (p->phase >= JOB_POD_GIVEN)
             continue;
         snprintf(out->reason, sizeof out->reason, "Starting");
         if (p->function == JOB_KUBEML_PS)
-            snprintf(out->message, sizeof out->message, "waiting for kubeml-ps (%s) for %.1f s",
-                     p->name, (double)(now_ms - p->since_ms) / 1000);
+            snprintf(out->message, sizeof out->message, "waiting for kubeml-ps%s",
+                     waited(p, now_ms, more));
         else
-            snprintf(out->message, sizeof out->message, "waiting for function %d (%s) for %.1f s",
-                     p->function, p->name, (double)(now_ms - p->since_ms) / 1000);
+            snprintf(out->message, sizeof out->message, "waiting for function %d%s", p->function,
+                     waited(p, now_ms, more));
         return;
     }
     set(out, "Starting", "its functions load their code and make the model");
@@ -320,8 +336,8 @@ static void explain(const jobs *m, const job *j, int64_t now_ms, job_reason *out
     } else {
         bool bound = j->no_more[0] && j->parallelism >= j->most;
         snprintf(out->reason, sizeof out->reason, "Training");
-        snprintf(out->message, sizeof out->message, "%s, epoch %d of %d, %d functions%s%.150s",
-                 j->phase, j->epoch + 1, j->request.epochs, j->parallelism,
+        snprintf(out->message, sizeof out->message, "%s, epoch %d of %d, %d function%s%s%.150s",
+                 j->phase, j->epoch + 1, j->request.epochs, j->parallelism, plural(j->parallelism),
                  bound ? "; there is no more of them: " : "", bound ? j->no_more : "");
     }
 }

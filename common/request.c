@@ -324,7 +324,10 @@ static int check_nccl(const request *r, err *e)
 
 int request_parse(const json_t *body, request *out, err *e)
 {
-    request r = {.default_parallelism = 4, .k = -1, .validate_every = 1, .goal_accuracy = 100,
+    request r = {.default_parallelism = 4,
+                 .k = REQUEST_K,
+                 .validate_every = 1,
+                 .goal_accuracy = 100,
                  .ttl_seconds_after_finished = -1};
     if (!json_is_object(body))
         return err_set(e, ERR_INVALID, "the request must be a JSON object");

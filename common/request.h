@@ -25,6 +25,13 @@ enum {
     REQUEST_SHARED_MAX = 64, /* functions of one process */
 };
 
+/* What `kubeml train` asks for and `kubeml run` trains with where they are not told: macros, whose
+ * text their pages show. A request always says the first three; one without `k` has this one. */
+#define REQUEST_EPOCHS 1
+#define REQUEST_BATCH  64
+#define REQUEST_LR     0.01
+#define REQUEST_K      -1
+
 /* MERGE_NCCL: between the functions' GPUs where each has one of its own; elsewhere as
  * MERGE_DATABASE. Static jobs. */
 typedef enum merge_place { MERGE_DATABASE, MERGE_SERVER, MERGE_NCCL } merge_place;
@@ -45,7 +52,8 @@ typedef struct request {
     bool static_parallelism; /* default false */
     int k;                   /* local steps between merges, >= 1, or -1: once an epoch (default) */
     int validate_every;      /* epochs; 0: only at the end; default 1 */
-    double goal_accuracy;    /* percent, 0 < x <= 100; default 100: never early */
+    /* percent, 0 < x <= 100; default 100: never early. Less is for datasets with classes. */
+    double goal_accuracy;
     merge_place merge;       /* default database */
     int priority;            /* default 0 */
     uint64_t seed;           /* default 0; at most 2^53 */

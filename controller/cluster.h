@@ -81,7 +81,9 @@ typedef struct cluster_ops {
      * apart. */
     void (*let_meet)(cluster *c, const char *name, const char *job);
     /* Ends a pod: asks it to end, kills after grace_ms. Returns at once; the end comes as an event.
-     * Stopping what is not there is no error; stopping what has ended forgets it, and its log. */
+     * Stopping what is not there is no error; stopping what has ended forgets it, and its log.
+     * grace_ms 0 is for a pod that does not answer: its node may be gone, and new pods go to others
+     * for a while where there are some. */
     int (*stop)(cluster *c, const char *name, int grace_ms, err *e);
     /* Fills up to `max` pods; *count is how many exist. */
     int (*list)(cluster *c, pod *out, size_t max, size_t *count, err *e);

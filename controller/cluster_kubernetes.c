@@ -13,6 +13,7 @@
 #include "clock.h"
 #include "json_read.h"
 #include "kube_beside.h"
+#include "kube_trainjob.h"
 #include "log.h"
 
 /* ---- the list; all of it with the lock held -------------------------------------------------- */
@@ -228,6 +229,18 @@ static void pod_has_changed(kube *k, entry *p, const pod *now)
     kube_note(k, p);
 }
 
+/* A generic pod that somebody deletes, by a drain of its node say, is of no use from then on,
+ * however long its process has to end. One of a job is what its process makes of it. */
+static void leaves(kube *k, entry *p)
+{
+    if (!p->leaving || p->asked || p->seen.job[0] || p->seen.phase == POD_ENDED)
+        return;
+    if (!p->seen.reason[0])
+        kube_set_words(&p->seen, "Deleted", "the pod is being deleted by somebody else");
+    p->seen.exit_status = 0; /* nothing that its log would explain */
+    kube_has_ended(k, p);
+}
+
 /* One of an earlier controller: adopted at the start; later it is the late echo of a lost
  * answer. */
 static void stranger(kube *k, const pod *seen, const char *uid, const char *node)
@@ -272,6 +285,7 @@ static void on_change(void *context, kube_change change, const json_t *object)
         snprintf(p->node, sizeof p->node, "%s", kube_pod_node(object));
         p->leaving = *kube_object_text(object, "deletionTimestamp");
         pod_has_changed(k, p, &now);
+        leaves(k, p);
     }
     pthread_mutex_unlock(&k->lock);
 }
@@ -310,13 +324,17 @@ static int kube_start(cluster *c, const pod_spec *spec, pod *out, err *e)
 /* The reference of the TrainJob that stands for the job; NULL where there is none. */
 static const json_t *owner_of_job(kube *k, const char *job)
 {
-    char path[PATH_BYTES], query[200];
+    char path[PATH_BYTES], query[PATH_BYTES];
+    json_t *one;
+    size_t i;
     if (strcmp(k->job_known, job) == 0)
         return k->job_owner;
     cleanup_json json_t *list = NULL;
     snprintf(path, sizeof path, "/apis/" KUBE_RESOURCES "/namespaces/%s/trainjobs",
              k->access.namespace_name);
-    snprintf(query, sizeof query, "labelSelector=%s%%3D%s", "kubeml.dev%2Fjob", job);
+    snprintf(query, sizeof query,
+             "labelSelector=kubeml.dev%%2Fjob%%3D%s%%2Ckubeml.dev%%2Finstall%%3D%s", job,
+             k->templates.install);
     kube_outcome o;
     cleanup_buf buf text;
     buf_init(&text, KUBE_REPLY_BYTES_MAX);
@@ -327,11 +345,12 @@ static const json_t *owner_of_job(kube *k, const char *job)
     if (kube_try(k->calls, &r, clock_deadline_ms(CALL_MS), &text, &o, NULL) ||
         json_read(text.bytes ? text.bytes : "", text.len, 64, &list, NULL))
         return NULL;
-    const json_t *first = json_array_get(json_object_get(list, "items"), 0);
-    if (first)
-        k->job_owner = json_pack("[{s:s, s:s, s:s, s:s}]", "apiVersion", KUBE_RESOURCES, "kind",
-                                 "TrainJob", "name", kube_object_text(first, "name"), "uid",
-                                 kube_object_text(first, "uid"));
+    json_array_foreach(json_object_get(list, "items"), i, one) {
+        if (*kube_trainjob_job(one) && !k->job_owner) /* a copy has the label too */
+            k->job_owner = json_pack("[{s:s, s:s, s:s, s:s}]", "apiVersion", KUBE_RESOURCES, "kind",
+                                     "TrainJob", "name", kube_object_text(one, "name"), "uid",
+                                     kube_object_text(one, "uid"));
+    }
     return k->job_owner;
 }
 
@@ -351,12 +370,15 @@ static int relabel(kube *k, const char *name, const char *job, int function, int
                       .query = "fieldManager=" KUBE_FIELD_MANAGER};
     if (kube_call(k->calls, &r, deadline, NULL, NULL, &why) == 0)
         return 0;
-    /* The label's test fails where another has it, or where our own answer was lost. */
+    /* The tests fail where another has it, where it is being deleted, or where our own answer was
+     * lost. */
     cleanup_json json_t *now = NULL;
     if (why.code == ERR_INVALID && kube_get(k->calls, path, NULL, deadline, &now, NULL) == 0) {
         if (kube_pod_is_given(now, job, function, incarnation))
             return 0;
-        return err_set(e, ERR_CONFLICT, "pod %s was given away already", name);
+        return err_set(e, ERR_CONFLICT, "pod %s %s", name,
+                       *kube_object_text(now, "deletionTimestamp") ? "is being deleted"
+                                                                   : "was given away already");
     }
     return err_set(e, why.code, "%s", why.message);
 }

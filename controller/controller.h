@@ -3,6 +3,7 @@
  * kubeml-controller.c  options, start, signals, end
  * rest*.c              the API: one file a resource; handlers run in HTTP workers
  * registry.c           functions: versions by digest, compiled once
+ * refusal.c            what did not compile, for who asks later
  * owner.c              the one thread that owns jobs, pods and connections to them
  * pool.c               warm pods, in the owner's thread
  * store_watch.c        whether the store answers
@@ -108,10 +109,15 @@ typedef struct registry_upload {
     const char *model; /* of the zoo, instead of files; with its options as zoo.h's text */
 } registry_upload;
 /* Compiles and stores; `update`: a new version of an existing one, otherwise ERR_EXISTS. On a
- * compile error *diagnostics holds members for the problem document. *out is a new reference. */
+ * compile error, which is kept (refusal.h), *diagnostics holds members for the problem document.
+ * *out is a new reference. */
 int registry_put(controller *c, const char *name, const registry_upload *u, bool update,
                  json_t **out, json_t **diagnostics, err *e);
 int registry_get(controller *c, const char *name, json_t **out, err *e);
+/* ERR_CONFLICT while a job uses it. */
+int registry_delete(controller *c, const char *name, err *e);
+/* The version in use, and why the last upload was refused. ERR_NOT_FOUND where there is neither. */
+int registry_explain(controller *c, const char *name, json_t **out, err *e);
 
 /* zoo_list.c: the models that can be named instead of code: [{"name", "parameters", "summary"}], as
  * `kubeml-function zoo` tells them; asked once. New reference. */
@@ -124,6 +130,11 @@ int zoo_check(controller *c, const char *model, err *e);
 struct dataset_info;
 int zoo_fits(controller *c, const char *model, const struct dataset_info *data,
              err *e);
+
+/* fit.c: uploaded code's network for that data set's samples and labels. ERR_UNSUPPORTED names the
+ * layer or the label; what cannot be known now is logged, and shows when the job starts. May take
+ * seconds. */
+int code_fits(controller *c, const json_t *function, const struct dataset_info *data, err *e);
 
 /* helpers of the handlers, rest.c */
 void controller_random_id(char *out, size_t bytes); /* hex digits */
@@ -159,6 +170,7 @@ void rest_dataset_create(http_request *r, void *context);
 void rest_dataset_delete(http_request *r, void *context);
 void rest_function_list(http_request *r, void *context);
 void rest_function_get(http_request *r, void *context);
+void rest_function_explain(http_request *r, void *context);
 void rest_function_create(http_request *r, void *context);
 void rest_function_update(http_request *r, void *context);
 void rest_function_delete(http_request *r, void *context);

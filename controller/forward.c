@@ -12,7 +12,11 @@
 #include "clock.h"
 #include "http_client.h"
 
-enum { HOP_STACK_BYTES = 256 << 10 };
+enum {
+    HOP_STACK_BYTES = 256 << 10,
+    HOP_HELD_BYTES = 256 << 10, /* of a stream, beyond what the server holds for its client */
+    HOP_READ_MS = 20,           /* between two looks whether that client has read */
+};
 
 /* One request on its way to the leader and its answer on its way back. */
 typedef struct hop {
@@ -22,11 +26,13 @@ typedef struct hop {
     CURLM *multi;
     struct curl_slist *headers;
     char type[80], link[STORE_KEY_BYTES + 128];
-    buf body;
+    buf body; /* of a stream: what its client has no room for */
+    int64_t stuck_ms;
     long status;
     bool sized;  /* the answer says how long it is */
     bool headed; /* its headers are there */
     bool refused;
+    bool paused; /* the leader is to wait until the client has read */
     http_stream *stream;
 } hop;
 
@@ -90,8 +96,11 @@ static size_t take_bytes(char *bytes, size_t size, size_t count, void *context)
 {
     hop *h = context;
     size_t len = size * count;
-    bool taken = h->stream ? http_stream_write(h->stream, bytes, len)
-                           : buf_append(&h->body, bytes, len, NULL) == 0;
+    if (h->stream && h->body.len >= HOP_HELD_BYTES) {
+        h->paused = true;
+        return CURL_WRITEFUNC_PAUSE; /* it comes again */
+    }
+    bool taken = buf_append(&h->body, bytes, len, NULL) == 0;
     h->refused = !taken;
     return taken ? len : 0;
 }
@@ -130,9 +139,20 @@ static bool await_answer(hop *h, CURLcode *result)
 static void *run_stream(void *arg)
 {
     hop *h = arg;
-    for (int running = 1; running && http_stream_alive(h->stream) && same_leader(h);) {
-        if (curl_multi_perform(h->multi, &running) == 0 && running)
-            curl_multi_poll(h->multi, NULL, 0, FORWARD_WATCH_MS, NULL);
+    for (int running = 1;;) {
+        if (running && curl_multi_perform(h->multi, &running))
+            running = 0;
+        if (!http_stream_push(h->stream, &h->body, &h->stuck_ms))
+            break;
+        bool held = h->body.len > 0;
+        if (!held && (!running || !same_leader(h)))
+            break;
+        if (h->paused && !held) {
+            h->paused = false;
+            curl_easy_pause(h->curl, CURLPAUSE_CONT);
+            continue;
+        }
+        curl_multi_poll(h->multi, NULL, 0, held ? HOP_READ_MS : FORWARD_WATCH_MS, NULL);
     }
     http_stream_close(h->stream);
     hop_free(h);
@@ -153,7 +173,6 @@ static void answer_stream(hop *h, http_request *r)
         return;
     }
     h->stream = http_answer_stream(r, h->type);
-    http_stream_write(h->stream, h->body.bytes, h->body.len);
     pthread_attr_init(&attr);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -239,8 +258,8 @@ json_t *forward_look(controller *c, const char *path)
         return NULL;
     snprintf(url, sizeof url, "%s%s", where, path);
     const char *token = c->config.tokens ? tokens_first(c->config.tokens, NULL) : NULL;
-    http_call call = {.method = "GET", .url = url, .token = token, .hop = true,
-                      .total_ms = FORWARD_LOOK_MS};
+    http_call call = {
+        .method = "GET", .url = url, .token = token, .hop = true, .total_ms = FORWARD_LOOK_MS};
     json_t *out = http_call_run(&call, &reply, NULL) == 0 ? http_reply_json(&reply, NULL) : NULL;
     http_reply_free(&reply);
     return out;

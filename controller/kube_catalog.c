@@ -10,11 +10,12 @@
 #include "clock.h"
 #include "dataset.h"
 #include "json_read.h"
+#include "kube_claim.h"
 #include "kube_pods.h"
 #include "kube_watch.h"
 #include "log.h"
 #include "name.h"
-#include "owner.h"
+#include "refusal.h"
 
 enum { CALL_MS = 10000, OPEN_MS = 30000, RETRY_MS = 10000 };
 
@@ -30,6 +31,7 @@ typedef struct shelf {
 
 struct kube_catalog {
     controller *controller;
+    char install[KUBE_INSTALL_BYTES];
     kube_client *client;
     pthread_t thread;
     bool running;
@@ -80,6 +82,21 @@ static void write_status(kube_catalog *k, const shelf *s, const json_t *object, 
         e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
         log_warn("the status of %s %s: %s", s->kind, name, e.message);
     json_decref(status);
+}
+
+/* Whether the object is ours by now. */
+static bool claim(kube_catalog *k, const shelf *s, const json_t *object)
+{
+    char path[700];
+    err e = ERR_INIT;
+    const char *name = kube_object_text(object, "name");
+    snprintf(path, sizeof path, "%s/%s", s->path, name);
+    if (kube_claim_note(k->client, path, object, k->install, NULL, clock_deadline_ms(CALL_MS),
+                        &e) == 0)
+        return true;
+    if (e.code != ERR_CONFLICT && e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
+        log_warn("%s %s cannot be noted as ours: %s", s->kind, name, e.message);
+    return false;
 }
 
 /* ---- functions ------------------------------------------------------------------------------- */
@@ -178,11 +195,11 @@ static void take_function(kube_catalog *k, const json_t *object)
 static void drop_function(kube_catalog *k, const char *name)
 {
     err e = ERR_INIT;
-    if (name_check("function", name, NULL))
+    if (name_check("function", name, NULL) || registry_delete(k->controller, name, &e) == 0)
         return;
-    if ((owner_check_unused(k->controller->owner, name, NULL, &e) ||
-         store_delete(k->controller->store, "functions", name, STORE_ANY, &e)) &&
-        e.code != ERR_NOT_FOUND)
+    if (e.code == ERR_NOT_FOUND) /* it never compiled */
+        refusal_drop(k->controller->store, name);
+    else
         log_warn("function %s stays, though its object was deleted: %s", name, e.message);
 }
 
@@ -218,12 +235,13 @@ static void on_change(void *context, kube_change change, const json_t *object)
     kube_catalog *k = s->catalog;
     const char *name = kube_object_text(object, "name");
     pthread_mutex_lock(&k->lock);
-    if (change == KUBE_DELETED) {
-        json_object_del(s->objects, name);
-        json_array_append_new(s->gone, json_string(name));
-    } else {
+    bool ours = !kube_claim_is_others(object, k->install);
+    if (ours && change != KUBE_DELETED)
         json_object_set_new(s->objects, name, json_deep_copy(object));
-    }
+    else
+        json_object_del(s->objects, name);
+    if (ours && change == KUBE_DELETED)
+        json_array_append_new(s->gone, json_string(name));
     k->dirty = true;
     pthread_cond_signal(&k->changed);
     pthread_mutex_unlock(&k->lock);
@@ -239,11 +257,13 @@ static void turn(kube_catalog *k, json_t *functions, json_t *datasets, const jso
             drop_function(k, json_string_value(one));
     }
     json_object_foreach(functions, name, one) {
-        if (!*kube_object_text(one, "deletionTimestamp"))
+        if (!*kube_object_text(one, "deletionTimestamp") && claim(k, &k->functions, one))
             take_function(k, one);
     }
-    json_object_foreach(datasets, name, one)
-        take_dataset(k, one);
+    json_object_foreach(datasets, name, one) {
+        if (claim(k, &k->datasets, one))
+            take_dataset(k, one);
+    }
 }
 
 static void *run(void *arg)
@@ -311,12 +331,14 @@ static int start(kube_catalog *k, const kube_config *access, err *e)
     return 0;
 }
 
-int kube_catalog_start(const kube_config *access, controller *c, kube_catalog **out, err *e)
+int kube_catalog_start(const kube_config *access, const char *install, controller *c,
+                       kube_catalog **out, err *e)
 {
     kube_catalog *k = calloc(1, sizeof *k);
     if (!k)
         return err_set(e, ERR_NOMEM, "no memory for functions and data sets");
     k->controller = c;
+    snprintf(k->install, sizeof k->install, "%s", install);
     k->tried = json_object();
     pthread_mutex_init(&k->lock, NULL);
     pthread_condattr_t monotonic;

@@ -3,7 +3,8 @@
  * A Function that somebody makes or changes is registered under its name, compiled as an upload is;
  * deleting it deletes the function unless a job uses it. A Dataset describes one that is uploaded
  * through the API: its status says whether there is one and how large it is, and deleting it
- * deletes nothing. What is made through the API alone has no object. */
+ * deletes nothing. What is made through the API alone has no object. Those of another installation
+ * in the namespace are left alone (kube_claim.h). */
 #ifndef KUBEML_KUBE_CATALOG_H
 #define KUBEML_KUBE_CATALOG_H
 
@@ -15,7 +16,8 @@ enum { KUBE_CATALOG_TURN_MS = 2000 };
 typedef struct kube_catalog kube_catalog;
 
 /* `access` outlives it. Fails at once where the CRDs are not installed (ERR_NOT_FOUND). */
-int kube_catalog_start(const kube_config *access, controller *c, kube_catalog **out, err *e);
+int kube_catalog_start(const kube_config *access, const char *install, controller *c,
+                       kube_catalog **out, err *e);
 void kube_catalog_stop(kube_catalog *k); /* NULL is fine */
 
 #endif

@@ -9,10 +9,10 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "json_read.h"
-#include "kube_pods.h"
+#include "kube_claim.h"
 #include "log.h"
 
-enum { CALL_MS = 10000, OPEN_MS = 30000, ID_BYTES = 40 };
+enum { CALL_MS = 10000, OPEN_MS = 30000 };
 
 struct kube_jobs {
     const kube_config *access;
@@ -22,7 +22,8 @@ struct kube_jobs {
     pthread_t thread;
     bool running;
     char path[300];
-    json_t *tried; /* uid: when, in monotonic ms; our thread's, as the next two */
+    json_t *tried; /* uid: when, in monotonic ms; our thread's, as the next three */
+    json_t *owed;  /* id: the task of a job that ended before it could be shown */
     /* ids of jobs whose TrainJob was deleted, until they are not active any more */
     json_t *leaving;
     bool turned;
@@ -40,23 +41,19 @@ static const char *text_of(const json_t *object, const char *key)
     return text ? text : "";
 }
 
-static const char *job_of(const json_t *object)
-{
-    return text_of(json_object_get(json_object_get(object, "metadata"), "labels"), KUBE_LABEL_JOB);
-}
-
 /* ---- what the watch tells -------------------------------------------------------------------- */
 
 static void on_change(void *context, kube_change change, const json_t *object)
 {
     kube_jobs *j = context;
-    const char *name = kube_object_text(object, "name"), *id = job_of(object);
+    const char *name = kube_object_text(object, "name"), *id = kube_trainjob_job(object);
+    bool ours = !kube_claim_is_others(object, j->host.install);
     pthread_mutex_lock(&j->lock);
-    if (change != KUBE_DELETED)
+    if (ours && change != KUBE_DELETED)
         json_object_set_new(j->objects, name, json_deep_copy(object));
     else
         json_object_del(j->objects, name);
-    if (change == KUBE_DELETED && *id)
+    if (ours && change == KUBE_DELETED && *id)
         json_array_append_new(j->gone, json_string(id));
     j->dirty = true;
     pthread_cond_signal(&j->changed);
@@ -111,29 +108,18 @@ static bool too_early(kube_jobs *j, const char *uid)
     return false;
 }
 
-static void id_from_uid(const char *uid, char out[ID_BYTES])
-{
-    size_t n = 0;
-    for (; *uid && n < 12; uid++)
-        if (*uid != '-')
-            out[n++] = *uid;
-    out[n] = '\0';
-}
-
-/* Notes on the object which job it is, before there is the job: its pods get what bears that note
- * as their owner. */
+/* Notes on the object that it is ours and which job it is, before there is the job: its pods get
+ * what bears that note as their owner. */
 static int note_job(kube_jobs *j, const json_t *object, const char *id)
 {
     char path[700];
     err e = ERR_INIT;
-    if (strcmp(job_of(object), id) == 0)
-        return 0;
-    cleanup_json json_t *patch =
-        json_pack("{s:{s:{s:s}}}", "metadata", "labels", KUBE_LABEL_JOB, id);
     object_path(j, object, "", path, sizeof path);
-    if (kube_merge_patch(j->client, path, patch, clock_deadline_ms(CALL_MS), NULL, &e) == 0)
+    if (kube_claim_note(j->client, path, object, j->host.install, id, clock_deadline_ms(CALL_MS),
+                        &e) == 0)
         return 0;
-    if (e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
+    /* Another was quicker, or it has changed: the watch tells. */
+    if (e.code != ERR_CONFLICT && e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
         log_warn("TrainJob %s is to be job %s, which cannot be noted: %s",
                  kube_object_text(object, "name"), id, e.message);
     return -1;
@@ -143,13 +129,14 @@ static void submit(kube_jobs *j, const json_t *object, const char *now)
 {
     const json_t *spec = json_object_get(object, "spec");
     const char *uid = kube_object_text(object, "uid");
-    char id[ID_BYTES];
+    char id[KUBE_TRAINJOB_ID_BYTES];
     err e = ERR_INIT;
+    kube_trainjob_id(object, id);
     if (json_is_true(json_object_get(spec, "suspend"))) {
-        write_status(j, object, kube_trainjob_status(object, NULL, NULL, &j->host.gpu, now));
+        if (note_job(j, object, id) == 0)
+            write_status(j, object, kube_trainjob_status(object, NULL, NULL, &j->host.gpu, now));
         return;
     }
-    id_from_uid(uid, id);
     if (too_early(j, uid) || note_job(j, object, id))
         return;
     cleanup_json json_t *request = kube_trainjob_request(spec);
@@ -212,7 +199,9 @@ static void follow(kube_jobs *j, json_t *object, const char *now)
 {
     cleanup_json json_t *task = NULL;
     err e = ERR_INIT;
-    if (j->host.task(j->host.context, job_of(object), &task, &e)) {
+    if (note_job(j, object, kube_trainjob_job(object)))
+        return;
+    if (j->host.task(j->host.context, kube_trainjob_job(object), &task, &e)) {
         /* Deleted through the API, with its history: what stands for it goes too. Or there was none
          * yet. */
         if (e.code == ERR_NOT_FOUND && *text_of(json_object_get(object, "status"), "job"))
@@ -226,41 +215,54 @@ static void follow(kube_jobs *j, json_t *object, const char *now)
         write_status(j, steered, kube_trainjob_status(steered, task, NULL, &j->host.gpu, now));
 }
 
-/* A job of the API that no TrainJob stands for. */
-static void show(kube_jobs *j, const json_t *task)
+/* A job of the API that no TrainJob stands for. False: not now, and it is worth another try. */
+static bool show(kube_jobs *j, const json_t *task)
 {
     const char *id = text_of(task, "id");
     err e = ERR_INIT;
-    cleanup_json json_t *object =
-        json_pack("{s:s, s:s, s:{s:o, s:{s:s, s:s}}, s:o}", "apiVersion", KUBE_RESOURCES, "kind",
-                  "TrainJob", "metadata", "name", json_sprintf("job-%s", id), "labels",
-                  KUBE_LABEL_JOB, id, "app.kubernetes.io/managed-by", "kubeml", "spec",
-                  kube_trainjob_spec(json_object_get(task, "request")));
+    cleanup_json json_t *object = json_pack(
+        "{s:s, s:s, s:{s:o, s:{s:s, s:s, s:s}}, s:o}", "apiVersion", KUBE_RESOURCES, "kind",
+        "TrainJob", "metadata", "name", json_sprintf(KUBE_TRAINJOB_SHOWS "%s", id), "labels",
+        KUBE_LABEL_JOB, id, KUBE_LABEL_INSTALL, j->host.install, "app.kubernetes.io/managed-by",
+        "kubeml", "spec", kube_trainjob_spec(json_object_get(task, "request")));
     if (object && kube_create(j->client, j->path, object, clock_deadline_ms(CALL_MS), NULL, &e) &&
-        e.code != ERR_EXISTS && e.code != ERR_CANCELLED)
-        log_warn("job %s gets no TrainJob: %s", id, e.message);
-    else if (object)
+        e.code != ERR_EXISTS) {
+        if (e.code != ERR_CANCELLED)
+            log_warn("job %s gets no TrainJob: %s", id, e.message);
+        return !err_retry_may_help(e.code);
+    }
+    if (object)
         j->host.link(j->host.context, id, true);
+    return object != NULL;
 }
 
 static bool stands_for(const json_t *objects, const char *job)
 {
     json_t *one;
     const char *name;
-    char id[ID_BYTES];
+    char id[KUBE_TRAINJOB_ID_BYTES];
     json_object_foreach((json_t *)(uintptr_t)objects, name, one) {
-        id_from_uid(kube_object_text(one, "uid"), id); /* submitted, not yet labelled */
-        if (strcmp(job_of(one), job) == 0 || strcmp(id, job) == 0)
+        kube_trainjob_id(one, id); /* submitted, not yet labelled */
+        if (strcmp(kube_trainjob_job(one), job) == 0 || strcmp(id, job) == 0)
             return true;
     }
     return false;
 }
 
-static void show_others(kube_jobs *j, const json_t *objects, const json_t *active)
+static bool is_deleted(kube_jobs *j, const char *id)
+{
+    cleanup_json json_t *task = NULL;
+    err e = ERR_INIT;
+    return j->host.task(j->host.context, id, &task, &e) && e.code == ERR_NOT_FOUND;
+}
+
+static void show_others(kube_jobs *j, const json_t *objects, const json_t *current)
 {
     json_t *one;
+    const char *id;
+    void *next;
     size_t i;
-    json_array_foreach(active, i, one) {
+    json_array_foreach(current, i, one) {
         const char *job = text_of(one, "id");
         if (json_object_get(j->leaving, job) || stands_for(objects, job))
             continue;
@@ -268,15 +270,19 @@ static void show_others(kube_jobs *j, const json_t *objects, const json_t *activ
         if (!j->turned && j->host.linked(j->host.context, job))
             json_object_set_new(j->leaving, job, json_true());
         else
-            show(j, one);
+            json_object_set(j->owed, job, one);
     }
+    /* One that has ended is not in the next list. */
+    json_object_foreach_safe(j->owed, next, id, one)
+        if (stands_for(objects, id) || is_deleted(j, id) || show(j, one))
+            json_object_del(j->owed, id);
 }
 
-static bool is_active(const json_t *active, const char *job)
+static bool is_current(const json_t *current, const char *job)
 {
     const json_t *one;
     size_t i;
-    json_array_foreach(active, i, one)
+    json_array_foreach(current, i, one)
         if (strcmp(text_of(one, "id"), job) == 0)
             return true;
     return false;
@@ -284,14 +290,14 @@ static bool is_active(const json_t *active, const char *job)
 
 /* Their TrainJobs were deleted. Until its pods have ended, a job is active, and gets none anew; and
  * it is noted as one that had some, for a controller that comes after us. */
-static void let_go(kube_jobs *j, const json_t *active)
+static void let_go(kube_jobs *j, const json_t *current)
 {
     const char *id;
     json_t *one;
     void *next;
     json_object_foreach_safe(j->leaving, next, id, one) {
         call(j->host.cancel, j, id, "cancelled");
-        if (is_active(active, id))
+        if (is_current(current, id))
             continue;
         j->host.link(j->host.context, id, false);
         json_object_del(j->leaving, id);
@@ -301,7 +307,7 @@ static void let_go(kube_jobs *j, const json_t *active)
 static void turn(kube_jobs *j, const json_t *objects, const json_t *gone)
 {
     char now[32];
-    cleanup_json json_t *active = NULL;
+    cleanup_json json_t *current = NULL;
     json_t *one;
     const char *name;
     size_t i;
@@ -311,15 +317,15 @@ static void turn(kube_jobs *j, const json_t *objects, const json_t *gone)
     json_object_foreach((json_t *)(uintptr_t)objects, name, one) {
         if (*kube_object_text(one, "deletionTimestamp"))
             continue;
-        if (*job_of(one))
+        if (*kube_trainjob_job(one))
             follow(j, one, now);
         else
             submit(j, one, now);
     }
-    if (j->host.active(j->host.context, &active, NULL))
+    if (j->host.current(j->host.context, &current, NULL))
         return;
-    show_others(j, objects, active);
-    let_go(j, active);
+    show_others(j, objects, current);
+    let_go(j, current);
     j->turned = true;
 }
 
@@ -350,7 +356,7 @@ static int start(kube_jobs *j, err *e)
 {
     kube_watch_config config = {.access = j->access, .path = j->path, .changed = on_change,
                                 .context = j};
-    if (!j->objects || !j->gone || !j->tried || !j->leaving)
+    if (!j->objects || !j->gone || !j->tried || !j->owed || !j->leaving)
         return err_set(e, ERR_NOMEM, "no memory for the TrainJobs");
     if (kube_client_open(j->access, &j->client, e) || kube_watch_start(&config, &j->watch, e) ||
         kube_watch_wait(j->watch, clock_deadline_ms(OPEN_MS), e))
@@ -379,6 +385,7 @@ int kube_jobs_start(const kube_config *access, const kube_jobs_host *host, kube_
     j->objects = json_object();
     j->gone = json_array();
     j->tried = json_object();
+    j->owed = json_object();
     j->leaving = json_object();
     if (start(j, e)) {
         kube_jobs_stop(j);
@@ -405,6 +412,7 @@ void kube_jobs_stop(kube_jobs *j)
     json_decref(j->objects);
     json_decref(j->gone);
     json_decref(j->tried);
+    json_decref(j->owed);
     json_decref(j->leaving);
     pthread_cond_destroy(&j->changed);
     pthread_mutex_destroy(&j->lock);

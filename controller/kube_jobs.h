@@ -5,10 +5,12 @@
  * becomes of the job stands in the status subresource. spec.suspend and the API's suspend and
  * resume are kept alike; the time to live is kept here. Deleting a TrainJob cancels its job, also
  * when nobody looked (its pods go with it by their owner references); a job that is deleted through
- * the API takes its TrainJob along. */
+ * the API takes its TrainJob along. TrainJobs of another installation in the namespace are left
+ * alone (kube_claim.h). */
 #ifndef KUBEML_KUBE_JOBS_H
 #define KUBEML_KUBE_JOBS_H
 
+#include "kube_pods.h"
 #include "kube_trainjob.h"
 #include "kube_watch.h"
 
@@ -21,10 +23,13 @@ typedef struct kube_jobs_host {
     int (*suspend)(void *context, const char *id, err *e);
     int (*resume)(void *context, const char *id, err *e);
     int (*task)(void *context, const char *id, json_t **out, err *e); /* as GET /tasks/{id} */
-    int (*active)(void *context, json_t **out, err *e);               /* an array of them */
+    /* An array of them: the active ones, and once each that the API has made since the last call,
+     * if it has ended already. */
+    int (*current)(void *context, json_t **out, err *e);
     void (*link)(void *context, const char *id, bool yes); /* remembers that it has a TrainJob */
     bool (*linked)(void *context, const char *id);
     kube_trainjob_gpu gpu; /* of each function */
+    char install[KUBE_INSTALL_BYTES]; /* whose label other platforms leave alone (kube_claim.h) */
     void *context;
 } kube_jobs_host;
 

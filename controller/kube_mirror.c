@@ -2,6 +2,7 @@
 #include "kube_mirror.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "cleanup.h"
 #include "json_read.h"
@@ -51,15 +52,34 @@ static int task(void *context, const char *id, json_t **out, err *e)
     return owner_task(owner_of(context), id, out, e);
 }
 
-static int active(void *context, json_t **out, err *e)
+static bool is_listed(const json_t *list, const char *id)
 {
-    json_t *all = NULL;
-    if (owner_tasks(owner_of(context), true, false, NULL, &all, e))
+    const json_t *one;
+    size_t i;
+    json_array_foreach(list, i, one) {
+        const char *other = json_string_value(json_object_get(one, "id"));
+        if (other && strcmp(other, id) == 0)
+            return true;
+    }
+    return false;
+}
+
+static int current(void *context, json_t **out, err *e)
+{
+    owner *o = owner_of(context);
+    /* Before the list, or one that ends between the two is in neither. */
+    cleanup_json json_t *news = owner_news(o);
+    json_t *one;
+    size_t i;
+    if (owner_tasks(o, true, false, NULL, out, e))
         return -1;
-    json_t *list = json_is_array(all) ? all : json_object_get(all, "tasks");
-    *out = json_incref(list);
-    json_decref(all);
-    return *out ? 0 : err_set(e, ERR_INTERNAL, "the list of jobs is none");
+    json_array_foreach(news, i, one) {
+        const char *id = json_string_value(one);
+        json_t *ended = NULL;
+        if (!is_listed(*out, id) && owner_task(o, id, &ended, NULL) == 0)
+            json_array_append_new(*out, ended);
+    }
+    return 0;
 }
 
 /* Which jobs have a TrainJob is remembered: one that is deleted while no controller runs is
@@ -100,14 +120,15 @@ static int start(kube_mirror *m, controller *c, err *e)
 {
     kube_templates t;
     kube_jobs_host host = {.submit = submit, .cancel = cancel, .suspend = suspend,
-                           .resume = resume, .task = task,     .active = active,
+                           .resume = resume, .task = task,     .current = current,
                            .link = link_job, .linked = linked, .context = c};
     if (kube_mirror_access(c, &m->access, e) || kube_templates_read(c->config.pods_file, &t, e))
         return -1;
+    snprintf(host.install, sizeof host.install, "%s", t.install);
     host.gpu.count = kube_templates_gpu(&t, host.gpu.resource, sizeof host.gpu.resource);
     kube_templates_free(&t);
     return kube_jobs_start(&m->access, &host, &m->jobs, e) ||
-                   kube_catalog_start(&m->access, c, &m->catalog, e)
+                   kube_catalog_start(&m->access, host.install, c, &m->catalog, e)
                ? -1
                : 0;
 }

@@ -1,6 +1,7 @@
 /* kube_pods.c: see kube_pods.h. */
 #include "kube_pods.h"
 
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,11 @@ static const char *text_of(const json_t *object, const char *key)
 {
     const char *text = json_string_value(json_object_get(object, key));
     return text ? text : "";
+}
+
+const char *kube_object_label(const json_t *object, const char *key)
+{
+    return text_of(json_object_get(json_object_get(object, "metadata"), "labels"), key);
 }
 
 /* ---- templates ------------------------------------------------------------------------------- */
@@ -288,6 +294,7 @@ json_t *kube_pod_assignment(const char *job, int function, int incarnation, cons
     if (!patch)
         return NULL;
     patch_add(patch, "test", "/metadata/labels/kubeml.dev~1state", json_string("warm"));
+    patch_add(patch, "test", "/metadata/deletionTimestamp", json_null());
     patch_add(patch, "replace", "/metadata/labels/kubeml.dev~1state", json_string("job"));
     patch_add(patch, "add", "/metadata/labels/kubeml.dev~1job", json_string(job));
     if (function >= 0)
@@ -300,25 +307,19 @@ json_t *kube_pod_assignment(const char *job, int function, int incarnation, cons
     return patch;
 }
 
-static int label_number(const json_t *labels, const char *key, int otherwise)
+static int label_number(const json_t *object, const char *key, int otherwise)
 {
-    const char *text = text_of(labels, key);
+    const char *text = kube_object_label(object, key);
     char *end;
     long n = strtol(text, &end, 10);
     return end == text || *end || n < 0 || n > INT32_MAX ? otherwise : (int)n;
 }
 
-static const json_t *labels_of(const json_t *object)
-{
-    return json_object_get(json_object_get(object, "metadata"), "labels");
-}
-
 bool kube_pod_is_given(const json_t *object, const char *job, int function, int incarnation)
 {
-    const json_t *labels = labels_of(object);
-    return strcmp(text_of(labels, KUBE_LABEL_JOB), job) == 0 &&
-           label_number(labels, KUBE_LABEL_FUNCTION, -1) == (function < 0 ? -1 : function) &&
-           label_number(labels, KUBE_LABEL_INCARNATION, -1) == incarnation;
+    return strcmp(kube_object_label(object, KUBE_LABEL_JOB), job) == 0 &&
+           label_number(object, KUBE_LABEL_FUNCTION, -1) == (function < 0 ? -1 : function) &&
+           label_number(object, KUBE_LABEL_INCARNATION, -1) == incarnation;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -350,6 +351,16 @@ static bool starts(const char *text, const char *with)
     return strncmp(text, with, strlen(with)) == 0;
 }
 
+/* What the container runtime says: its cause comes last, after how it got there. */
+static const char *cause_of(const char *message)
+{
+    enum { SHOWN = 150 };
+    size_t len = strlen(message);
+    const char *from = len > SHOWN ? message + len - SHOWN : message;
+    const char *word = from == message ? NULL : strchr(from, ' ');
+    return word ? word + 1 : from;
+}
+
 /* Why a container is not running yet; ContainerCreating is no reason. */
 static void read_waiting(const json_t *container, pod *out)
 {
@@ -360,8 +371,8 @@ static void read_waiting(const json_t *container, pod *out)
         return;
     if (starts(reason, "ErrImage") || starts(reason, "ImagePull") ||
         strcmp(reason, "InvalidImageName") == 0)
-        because(out, "ImageNotPulled", "the image %.80s cannot be pulled: %.120s",
-                text_of(container, "image"), *message ? message : reason);
+        because(out, "ImageNotPulled", "the image %.80s cannot be pulled: %.150s",
+                text_of(container, "image"), *message ? cause_of(message) : reason);
     else
         because(out, reason, "container %.40s waits: %s %.150s", text_of(container, "name"), reason,
                 message);
@@ -437,6 +448,12 @@ static void not_scheduled(const json_t *scheduled, pod *out)
     because(out, *reason ? reason : "Unschedulable", "no node takes the pod: %.*s", len, message);
 }
 
+/* Kubernetes ends it for its own ends: a drain, an eviction, a pod that comes first. */
+static void disrupted(const json_t *target, const char *node, pod *out)
+{
+    because(out, text_of(target, "reason"), "node %.80s: %.150s", node, text_of(target, "message"));
+}
+
 static void read_phase(const json_t *object, pod *out)
 {
     const json_t *status = json_object_get(object, "status"),
@@ -461,15 +478,17 @@ static void read_phase(const json_t *object, pod *out)
         because(out, "NodeLost", "node %.100s does not answer any more", node);
     } else if (target && out->phase == POD_RUNNING &&
                *kube_object_text(object, "deletionTimestamp")) {
-        because(out, text_of(target, "reason"), "node %.80s: %.150s", node,
-                text_of(target, "message"));
+        disrupted(target, node, out);
     }
+    /* The signal by which it was carried out is no reason. */
+    if (target && (out->signal == SIGTERM || out->signal == SIGKILL))
+        disrupted(target, node, out);
 }
 
 int kube_pod_read(const json_t *object, int port, pod *out, err *e)
 {
-    const json_t *labels = labels_of(object);
-    const char *name = kube_object_text(object, "name"), *role = text_of(labels, KUBE_LABEL_ROLE);
+    const char *name = kube_object_text(object, "name");
+    const char *role = kube_object_label(object, KUBE_LABEL_ROLE);
     const char *ip = text_of(json_object_get(object, "status"), "podIP");
     *out = (pod){.exit_status = -1, .role = strcmp(role, "ps") == 0 ? POD_PS : POD_FUNCTION};
     if (!*name || strlen(name) >= sizeof out->name ||
@@ -477,9 +496,9 @@ int kube_pod_read(const json_t *object, int port, pod *out, err *e)
         return err_set(e, ERR_INVALID, "pod %.100s is none of ours", name);
     snprintf(out->name, sizeof out->name, "%s", name);
     snprintf(out->job, sizeof out->job, "%.*s", (int)sizeof out->job - 1,
-             text_of(labels, KUBE_LABEL_JOB));
-    out->function = label_number(labels, KUBE_LABEL_FUNCTION, -1);
-    out->incarnation = label_number(labels, KUBE_LABEL_INCARNATION, -1);
+             kube_object_label(object, KUBE_LABEL_JOB));
+    out->function = label_number(object, KUBE_LABEL_FUNCTION, -1);
+    out->incarnation = label_number(object, KUBE_LABEL_INCARNATION, -1);
     read_phase(object, out);
     if (*ip && out->phase == POD_RUNNING)
         snprintf(out->address, sizeof out->address,

@@ -56,6 +56,7 @@ bool kube_pod_is_given(const json_t *object, const char *job, int function, int 
 int kube_pod_read(const json_t *object, int port, pod *out, err *e);
 /* of the metadata; never NULL */
 const char *kube_object_text(const json_t *object, const char *key);
+const char *kube_object_label(const json_t *object, const char *key);
 
 /* A list of one owner. New reference. */
 json_t *kube_owner_reference(const char *version, const char *kind, const char *name,

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "digest.h"
+#include "kube_pods.h"
 
 static const char *text_of(const json_t *object, const char *key)
 {
@@ -17,6 +18,29 @@ static const char *text_of(const json_t *object, const char *key)
 static bool is(const char *a, const char *b)
 {
     return strcmp(a, b) == 0;
+}
+
+/* ---- which job ------------------------------------------------------------------------------- */
+
+void kube_trainjob_id(const json_t *object, char out[KUBE_TRAINJOB_ID_BYTES])
+{
+    const char *uid = kube_object_text(object, "uid");
+    size_t n = 0;
+    for (; *uid && n < 12; uid++)
+        if (*uid != '-')
+            out[n++] = *uid;
+    out[n] = '\0';
+}
+
+const char *kube_trainjob_job(const json_t *object)
+{
+    const char *noted = kube_object_label(object, KUBE_LABEL_JOB);
+    const char *name = kube_object_text(object, "name");
+    char own[KUBE_TRAINJOB_ID_BYTES];
+    kube_trainjob_id(object, own);
+    bool shows = strncmp(name, KUBE_TRAINJOB_SHOWS, strlen(KUBE_TRAINJOB_SHOWS)) == 0 &&
+                 is(name + strlen(KUBE_TRAINJOB_SHOWS), noted);
+    return *noted && (shows || is(noted, own)) ? noted : "";
 }
 
 /* ---- spec and request ------------------------------------------------------------------------ */
@@ -336,9 +360,10 @@ kube_trainjob_step kube_trainjob_next(const json_t *object, const json_t *task, 
     const json_t *spec = json_object_get(object, "spec"),
                  *status = json_object_get(object, "status");
     const json_t *ttl = json_object_get(spec, "ttlSecondsAfterFinished");
-    const char *state = text_of(task, "state"), *finished = text_of(task, "finished");
-    bool suspend = json_is_true(json_object_get(spec, "suspend")),
-         was = is(text_of(status, "state"), "suspended");
+    const char *state = text_of(task, "state"), *finished = text_of(task, "finished"),
+               *before = text_of(status, "state");
+    bool suspend = json_is_true(json_object_get(spec, "suspend")), was = is(before, "suspended");
+    bool stood = was || is(before, "cancelled") || is(before, "failed");
     bool seen =
         json_integer_value(json_object_get(status, "observedGeneration")) ==
         json_integer_value(json_object_get(json_object_get(object, "metadata"), "generation"));
@@ -348,5 +373,5 @@ kube_trainjob_step kube_trainjob_next(const json_t *object, const json_t *task, 
                    : TRAINJOB_KEEP;
     if (is(state, "suspended"))
         return suspend ? TRAINJOB_KEEP : !was && seen ? TRAINJOB_NOTE_SUSPENDED : TRAINJOB_RESUME;
-    return !suspend ? TRAINJOB_KEEP : was && seen ? TRAINJOB_NOTE_RESUMED : TRAINJOB_SUSPEND;
+    return !suspend ? TRAINJOB_KEEP : stood && seen ? TRAINJOB_NOTE_RESUMED : TRAINJOB_SUSPEND;
 }

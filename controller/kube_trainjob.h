@@ -8,6 +8,15 @@
 
 #include "err.h"
 
+enum { KUBE_TRAINJOB_ID_BYTES = 40 };
+#define KUBE_TRAINJOB_SHOWS "job-" /* and the id: the name of one that shows a job of the API */
+
+/* The id that the job of a TrainJob gets when somebody makes one: of its uid. */
+void kube_trainjob_id(const json_t *object, char out[KUBE_TRAINJOB_ID_BYTES]);
+/* The id of the job that it stands for; "": none yet. A label that came along with a copy of
+ * another TrainJob says nothing. */
+const char *kube_trainjob_job(const json_t *object);
+
 /* The body of POST /train, and back. What only steers (suspend) is no part of it. */
 json_t *kube_trainjob_request(const json_t *spec);
 json_t *kube_trainjob_spec(const json_t *request);

@@ -468,6 +468,7 @@ static void owner_free(owner *o)
         jobs_close(o->machine);
     json_decref(o->held);
     json_decref(o->unsaved);
+    json_decref(o->news);
     json_decref(o->algorithms);
     if (o->cluster)
         o->cluster->ops->close(o->cluster, o->stop_pods);

@@ -39,10 +39,11 @@ void owner_leave(owner *o);
 void owner_random_hex(char *out, size_t bytes); /* bytes - 1 digits, unguessable */
 
 /* Puts a job into the queue; `id` receives its id. `user` asks for it, "": it is not known who.
- * ERR_NOT_FOUND for function, dataset or init. */
+ * ERR_NOT_FOUND for function, dataset or init; ERR_UNSUPPORTED for what they cannot be together. */
 int owner_submit(owner *o, const request *r, const char *user, char id[40], err *e);
 /* Under a given id, so that who asks again after a lost answer makes no second one: ERR_EXISTS. */
 int owner_submit_as(owner *o, const request *r, const char *id, err *e);
+/* A suspended job too. ERR_CONFLICT: it has ended. */
 int owner_cancel(owner *o, const char *id, err *e);
 /* At its next merge; fine where it is suspended already. ERR_CONFLICT: it has ended. */
 int owner_suspend(owner *o, const char *id, err *e);
@@ -52,6 +53,9 @@ int owner_resume(owner *o, const char *id, err *e);
  * on the first page; `ended`: those too that have, a page of them (NULL otherwise). */
 int owner_task(owner *o, const char *id, json_t **out, err *e);
 int owner_tasks(owner *o, bool active, bool ended, list_page *page, json_t **out, err *e);
+/* The ids of the jobs that owner_submit has made since the last call, whatever became of them; the
+ * first call gives none and has them kept from then on. NULL: no memory. */
+json_t *owner_news(owner *o);
 /* What functions use now, [{"job", "function", "incarnation", "cpu_percent", "memory_bytes",
  * "gpu"}...]: GET /usage. */
 int owner_usage(owner *o, json_t **out, err *e);
@@ -61,8 +65,10 @@ int owner_logs(owner *o, const char *id, char **out, size_t *len, err *e);
 /* Takes the stream: it gets what happens from now on, and is closed at the job's end. */
 int owner_follow_events(owner *o, const char *id, http_stream *stream, err *e);
 int owner_follow_logs(owner *o, const char *id, http_stream *stream, err *e);
-/* ERR_CONFLICT naming the job that uses the function or dataset (each may be NULL). */
-int owner_check_unused(owner *o, const char *function, const char *dataset, err *e);
+/* No job begins to use it meanwhile. ERR_CONFLICT naming the job that does, or another deletes it
+ * already; ERR_NOT_FOUND. */
+int owner_delete_function(owner *o, const char *name, err *e);
+int owner_delete_dataset(owner *o, const char *name, err *e);
 bool owner_runs(owner *o, const char *id); /* the job, or its last pods */
 /* For who deletes what a job left: the job has ended, with its pods, or is unknown, and is not
  * resumed until owner_let_go. ERR_CONFLICT: it has not ended, or another deletes. */

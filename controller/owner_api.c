@@ -6,11 +6,15 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "dataset.h"
+#include "failpoint.h"
 #include "json_read.h"
 #include "log.h"
 #include "name.h"
 #include "owner_internal.h"
 #include "store_watch.h"
+
+enum { HELD_BYTES = NAME_BYTES + 16 };
 
 typedef struct request_call {
     const request *request;
@@ -18,7 +22,7 @@ typedef struct request_call {
     char *new_id;
     http_stream *stream;
     const char *function, *dataset;
-    bool active, ended;
+    bool active, ended, drains;
     json_t **out;
     char **text;
     size_t *len;
@@ -101,6 +105,29 @@ static int check_slots(const owner *o, const request *r, err *e)
                    r->default_parallelism, o->slots);
 }
 
+/* How `held` names a function or dataset. */
+static void held_name(char out[HELD_BYTES], const char *kind, const char *name)
+{
+    snprintf(out, HELD_BYTES, "%s/%s", kind, name); /* no id of a job has a slash */
+}
+
+static int check_not_held(const owner *o, const char *kind, const char *name, err *e)
+{
+    char held[HELD_BYTES];
+    held_name(held, kind, name);
+    return json_object_get(o->held, held)
+               ? err_set(e, ERR_CONFLICT, "%s \"%s\" is being deleted", kind, name)
+               : 0;
+}
+
+static int check_kept(const owner *o, const request *r, err *e)
+{
+    return check_not_held(o, "function", r->function_name, e) ||
+                   check_not_held(o, "dataset", r->dataset, e)
+               ? -1
+               : 0;
+}
+
 static void run_submit(owner *o, void *arg)
 {
     request_call *c = arg;
@@ -122,7 +149,8 @@ static void run_submit(owner *o, void *arg)
         return;
     }
     snprintf(s->user, sizeof s->user, "%s", c->user);
-    if (check_slots(o, c->request, &c->why) || sides_resolve(o, s, c->request, &c->why) ||
+    if (check_slots(o, c->request, &c->why) || check_kept(o, c->request, &c->why) ||
+        sides_resolve(o, s, c->request, &c->why) ||
         jobs_submit(o->machine, id, c->request, false, clock_wall_ms(), &c->why)) {
         sides_drop(o, id);
         return;
@@ -133,6 +161,8 @@ static void run_submit(owner *o, void *arg)
         log_info("asked for by %s", s->user);
         log_context(NULL, -1, -1);
     }
+    if (o->news && !c->id)
+        json_array_append_new(o->news, json_string(id));
     owner_event(o, &(job_event){.type = JOB_TICK}); /* saves the record, and may start the job */
     c->status = 0;
 }
@@ -176,28 +206,74 @@ static int get_record(owner *o, const char *id, json_t **out, err *e)
     return why.code == ERR_NOT_FOUND ? unknown(id, e) : -1;
 }
 
+#define STOPPED "it was stopped through the API"
+
+static void set_cancelled(json_t *end)
+{
+    json_object_set_new(end, "state", json_string(job_state_name(JOB_CANCELLED)));
+    json_object_set_new(end, "reason", json_string("Cancelled"));
+    json_object_set_new(end, "message", json_string(STOPPED));
+}
+
+/* Record and history are all there is of a suspended job; its model is that of a stopped one
+ * already, and the history's `open` is what it would be resumed by. */
+static int cancel_suspended(owner *o, const char *id, json_t *record, err *e)
+{
+    store *st = o->controller->store;
+    cleanup_json json_t *history = NULL;
+    uint64_t version;
+    err why = ERR_INIT;
+    if (json_object_get(o->held, id))
+        return err_set(e, ERR_CONFLICT, "what job %s left is being deleted", id);
+    if (!store_watch_writable(o->controller->watch, e))
+        return -1;
+    json_t *inner = json_object_get(record, "job");
+    set_cancelled(inner);
+    json_object_set_new(inner, "finished_ms", json_integer(clock_wall_ms()));
+    jobs_save_record(o, id, record);
+    metric_add(o->controller->metrics.jobs_total, 1, job_state_name(JOB_CANCELLED), NULL, NULL);
+    if (store_get(st, "history", id, &history, &version, &why) == 0) {
+        set_cancelled(history);
+        store_put(st, "history", id, history, version, NULL, &why);
+    }
+    if (why.code != ERR_NONE && why.code != ERR_NOT_FOUND)
+        log_warn("the history of job %s does not say that it was stopped: %s", id, why.message);
+    return 0;
+}
+
 static void run_cancel(owner *o, void *arg)
 {
     request_call *c = arg;
     cleanup_json json_t *record = NULL;
     const job *j = jobs_find(o->machine, c->id);
     if (j && !job_ended(j)) {
-        owner_event(o, &(job_event){.type = JOB_CANCEL, .job = c->id,
-                                    .message = "it was stopped through the API"});
+        owner_event(o, &(job_event){.type = JOB_CANCEL, .job = c->id, .message = STOPPED});
         return;
     }
-    c->status = get_record(o, c->id, &record, &c->why);
-    if (c->status == 0)
-        c->status =
-            err_set(&c->why, ERR_CONFLICT, "job %s has ended already: %s", c->id,
-                    json_string_value(json_object_get(json_object_get(record, "job"), "state")));
+    c->drains = j && j->state == JOB_SUSPENDED;
+    if (c->drains)
+        c->status = err_set(&c->why, ERR_CONFLICT, "the pods of job %s have not ended", c->id);
+    else
+        c->status = get_record(o, c->id, &record, &c->why);
+    if (c->status)
+        return;
+    const char *state = json_string_value(json_object_get(json_object_get(record, "job"), "state"));
+    if (state && strcmp(state, job_state_name(JOB_SUSPENDED)) == 0)
+        c->status = cancel_suspended(o, c->id, record, &c->why);
+    else
+        c->status = err_set(&c->why, ERR_CONFLICT, "job %s has ended already: %s", c->id,
+                            state ? state : "?");
 }
 
 int owner_cancel(owner *o, const char *id, err *e)
 {
-    request_call c = {.id = id};
+    request_call c = {.id = id}, again = {.id = id};
     owner_run(o, run_cancel, &c);
-    return finish(&c, e);
+    if (!c.drains)
+        return finish(&c, e);
+    wait_drained(o, id);
+    owner_run(o, run_cancel, &again);
+    return finish(&again, e);
 }
 
 static void run_suspend(owner *o, void *arg)
@@ -234,7 +310,7 @@ static int resume(owner *o, const char *id, const json_t *record, err *e)
     side *s = NULL;
     if (request_parse(json_object_get(inner, "request"), &r, e))
         return err_wrap(e, "the record of job %s", id);
-    if (sides_restore(o, record, &s, e))
+    if (check_kept(o, &r, e) || sides_restore(o, record, &s, e))
         return -1;
     sides_revoke(o, s); /* done at its end, mostly; it gets new ones */
     s->times = (job_times){.submitted = clock_monotonic_ms()};
@@ -361,6 +437,20 @@ int owner_tasks(owner *o, bool active, bool ended, list_page *page, json_t **out
     return status;
 }
 
+static void run_news(owner *o, void *arg)
+{
+    json_t **out = arg;
+    *out = o->news ? o->news : json_array();
+    o->news = json_array();
+}
+
+json_t *owner_news(owner *o)
+{
+    json_t *out = NULL;
+    owner_run(o, run_news, &out);
+    return out;
+}
+
 /* ---- why ------------------------------------------------------------------------------------- */
 
 enum { LOG_END_LINES = 8, LOG_END_LINE_BYTES = 400 };
@@ -434,20 +524,6 @@ int owner_explain(owner *o, const char *id, json_t **out, err *e)
 
 /* ---- logs ------------------------------------------------------------------------------------ */
 
-static int stored_logs(owner *o, const char *id, buf *out, err *e)
-{
-    char prefix[STORE_KEY_BYTES];
-    cleanup_free blob_entry *entries = NULL;
-    size_t count = 0;
-    snprintf(prefix, sizeof prefix, "logs/%s/", id);
-    if (store_blob_list(o->controller->store, prefix, NULL, 0, &entries, &count, e))
-        return -1;
-    for (size_t i = 0; i < count; i++)
-        if (store_blob_read(o->controller->store, entries[i].name, out, e))
-            return -1;
-    return 0;
-}
-
 static void run_logs(owner *o, void *arg)
 {
     request_call *c = arg;
@@ -457,7 +533,7 @@ static void run_logs(owner *o, void *arg)
     c->status = jobs_find(o->machine, c->id) ? 0 : get_record(o, c->id, &record, &c->why);
     if (c->status == 0)
         c->status =
-            stored_logs(o, c->id, &text, &c->why) || logs_merged(o, c->id, &text, &c->why) ? -1 : 0;
+            logs_stored(o, c->id, &text, &c->why) || logs_merged(o, c->id, &text, &c->why) ? -1 : 0;
     if (c->status)
         return;
     *c->len = text.len;
@@ -473,9 +549,13 @@ int owner_logs(owner *o, const char *id, char **out, size_t *len, err *e)
 
 /* ---- what is in use -------------------------------------------------------------------------- */
 
-static void run_check_unused(owner *o, void *arg)
+static void run_hold_unused(owner *o, void *arg)
 {
     request_call *c = arg;
+    const char *kind = c->function ? "function" : "dataset";
+    const char *name = c->function ? c->function : c->dataset;
+    char held[HELD_BYTES];
+    c->status = check_not_held(o, kind, name, &c->why);
     for (size_t i = 0; i < jobs_count(o->machine); i++) {
         const job *j = jobs_at(o->machine, i);
         if (job_ended(j))
@@ -487,13 +567,47 @@ static void run_check_unused(owner *o, void *arg)
             c->status =
                 err_set(&c->why, ERR_CONFLICT, "job %s uses dataset \"%s\"", j->id, c->dataset);
     }
+    held_name(held, kind, name);
+    if (c->status == 0 && json_object_set_new(o->held, held, json_true()))
+        c->status = err_set(&c->why, ERR_NOMEM, "no memory to hold %s \"%s\"", kind, name);
 }
 
-int owner_check_unused(owner *o, const char *function, const char *dataset, err *e)
+static void run_let_go(owner *o, void *arg)
 {
-    request_call c = {.function = function, .dataset = dataset};
-    owner_run(o, run_check_unused, &c);
-    return finish(&c, e);
+    json_object_del(o->held, ((request_call *)arg)->id);
+}
+
+static void release(owner *o, const char *kind, const char *name)
+{
+    char held[HELD_BYTES];
+    request_call c = {.id = held};
+    held_name(held, kind, name);
+    owner_run(o, run_let_go, &c);
+}
+
+/* Deletes the function or the dataset that the call names, while no job can begin to use it. */
+static int delete_unused(owner *o, request_call *c, err *e)
+{
+    store *s = o->controller->store;
+    const char *name = c->function ? c->function : c->dataset;
+    owner_run(o, run_hold_unused, c);
+    if (c->status)
+        return finish(c, e);
+    failpoint(c->function ? "controller.delete-function" : "controller.delete-dataset");
+    int status =
+        c->function ? store_delete(s, "functions", name, STORE_ANY, e) : dataset_delete(s, name, e);
+    release(o, c->function ? "function" : "dataset", name);
+    return status;
+}
+
+int owner_delete_function(owner *o, const char *name, err *e)
+{
+    return delete_unused(o, &(request_call){.function = name}, e);
+}
+
+int owner_delete_dataset(owner *o, const char *name, err *e)
+{
+    return delete_unused(o, &(request_call){.dataset = name}, e);
 }
 
 static void run_check_ended(owner *o, void *arg)
@@ -526,11 +640,6 @@ int owner_hold(owner *o, const char *id, err *e)
     wait_drained(o, id);
     owner_run(o, run_hold, &c);
     return finish(&c, e);
-}
-
-static void run_let_go(owner *o, void *arg)
-{
-    json_object_del(o->held, ((request_call *)arg)->id);
 }
 
 void owner_let_go(owner *o, const char *id)
@@ -634,7 +743,7 @@ int owner_take_function(owner *o, int64_t deadline_ms, wire **out, char name[CLU
 
 static void run_release(owner *o, void *arg)
 {
-    pool_stop(o, ((request_call *)arg)->pod, 1000);
+    pool_stop(o, ((request_call *)arg)->pod, POD_GRACE_MS);
 }
 
 void owner_release_function(owner *o, const char *name)

@@ -83,15 +83,26 @@ void follow_epoch(owner *o, const char *id, const json_t *epoch)
 
 /* ---- logs ------------------------------------------------------------------------------------ */
 
+/* Nothing of it will be read any more. */
+static void give_up(follower *f)
+{
+    f->ended = true;
+    buf_reset(&f->pending);
+}
+
+/* A log may be longer than what a stream holds: it goes as the client reads. */
+static void push(follower *f)
+{
+    if (!http_stream_push(f->stream, &f->pending, &f->stuck_ms))
+        give_up(f);
+}
+
 /* What came since the last look. A line that a pod writes late, with an earlier time, comes after
  * what was sent: order holds within one look. */
 static void say_logs(owner *o, follower *f)
 {
-    cleanup_buf buf text;
-    buf_init(&text, (size_t)CONTROLLER_LOG_BYTES_MAX * 16);
-    if (logs_since(o, f->id, &f->positions, &text, NULL) == 0 && text.len &&
-        !http_stream_write(f->stream, text.bytes, text.len))
-        f->ended = true;
+    logs_since(o, f->id, &f->positions, &f->pending, NULL);
+    push(f);
 }
 
 void follow_logs(owner *o, const char *id)
@@ -113,6 +124,7 @@ void follow_end(owner *o, const char *id)
 static void free_follower(follower *f)
 {
     http_stream_close(f->stream);
+    buf_free(&f->pending);
     for (log_position *p = f->positions, *next; p; p = next) {
         next = p->next;
         free(p);
@@ -149,10 +161,14 @@ int follow_add(owner *o, const char *id, http_stream *stream, bool logs, err *e)
     f->next = o->followers;
     o->followers = f;
     o->follower_count++;
-    if (logs)
+    buf_init(&f->pending, (size_t)CONTROLLER_LOG_BYTES_MAX * 32);
+    if (logs) {
+        /* Of its runs before; and all of it, where the job has ended since it was asked for. */
+        logs_stored(o, id, &f->pending, NULL);
         say_logs(o, f);
-    else
+    } else {
         say_past(o, f);
+    }
     if (!jobs_find(o->machine, id))
         f->ended = true;
     o->poll_logs_ms = clock_deadline_ms(f->ended ? 0 : OWNER_LOG_POLL_MS);
@@ -167,7 +183,7 @@ static void ping(follower *f, int64_t now_ms)
     /* A comment of the event stream; a log has none, and shows a closed client when it is
      * written. */
     if (f->logs ? !http_stream_alive(f->stream) : !http_stream_write(f->stream, ": here\n\n", 8))
-        f->ended = true;
+        give_up(f);
 }
 
 void follow_timers(owner *o, int64_t now_ms)
@@ -179,8 +195,10 @@ void follow_timers(owner *o, int64_t now_ms)
         follower *f = *at;
         if (f->logs && look && !f->ended)
             say_logs(o, f);
+        else if (f->logs && look)
+            push(f);
         ping(f, now_ms);
-        if (!f->ended) {
+        if (!f->ended || f->pending.len) {
             at = &f->next;
             continue;
         }
@@ -194,7 +212,7 @@ int64_t follow_deadline(const owner *o)
 {
     int64_t first = INT64_MAX;
     for (const follower *f = o->followers; f; f = f->next) {
-        int64_t due = f->ended                                  ? 0
+        int64_t due = f->ended && !f->pending.len               ? 0
                       : f->logs && o->poll_logs_ms < f->ping_ms ? o->poll_logs_ms
                                                                 : f->ping_ms;
         first = due < first ? due : first;

@@ -36,6 +36,7 @@ enum {
     /* then, in a cluster, until a kubeml-ps that cannot be reached is replaced */
     POD_LOST_MS = 1500,
     POD_HELLO_MS = 60000,  /* a started pod that does not say welcome is ended */
+    POD_GRACE_MS = 1000,   /* for one that is generic to end by itself */
     LOG_EVIDENCE_BYTES = 2048, /* of a pod's log, in the message of its end */
 };
 
@@ -150,6 +151,8 @@ typedef struct follower {
     char said[512]; /* the last state event */
     int64_t ping_ms;
     log_position *positions;
+    buf pending;      /* of a log: what the stream had no room for */
+    int64_t stuck_ms; /* http_stream_push's */
     struct follower *next;
 } follower;
 
@@ -173,11 +176,13 @@ struct owner {
     bool mps; /* its daemon runs */
     bool pumping;
     uint32_t names; /* pods named so far */
-    json_t *held;    /* jobs of which something is being deleted, by their id */
+    json_t *held;   /* jobs of which something is being deleted, by their id, and functions and
+                       datasets that are, as "function/NAME" */
     json_t *algorithms; /* a text: owner_algorithms.c; NULL: not read yet */
     uint64_t measured[MEASURED_MAX]; /* sorts of functions, likewise */
     unsigned measured_count;         /* ever; the oldest give way */
     json_t *unsaved; /* records of jobs by their id, for when the store is back */
+    json_t *news;    /* ids for owner_news; NULL: nobody asks */
     int64_t poll_logs_ms, pool_retry_ms;
     int64_t pool_wait_ms; /* until the pool tries again, doubled with each pod that did not start */
     int64_t stuck_ms;     /* doubled with each that was stuck: a node may be slow, too */
@@ -229,7 +234,7 @@ void pool_specialise(owner *o, const job_action *a);
 void pool_specialise_waiting(owner *o); /* whose turn has come */
 void pool_tell(owner *o, const char *id, json_t *message);    /* to its kubeml-ps; steals */
 void pool_send(owner *o, link_pod *p, json_t *message);       /* steals */
-void pool_broken(owner *o, link_pod *p, const char *why);     /* its connection has ended */
+void pool_broken(owner *o, link_pod *p, const err *why);      /* its connection has ended */
 void pool_readable(owner *o, link_pod *p);
 
 /* owner_jobs.c */
@@ -251,14 +256,19 @@ json_t *jobs_task_json(const json_t *record); /* a record as the API shows it */
 /* the same for one in the machine, with its reason */
 json_t *jobs_live_json(owner *o, const job *j);
 void jobs_save(owner *o, const job *j);
+void jobs_save_record(owner *o, const char *id, json_t *record); /* borrows it */
 void jobs_save_unsaved(owner *o);
 json_t *epochs_of_history(store *st, const char *id);
-/* Function and dataset as they are now; ERR_NOT_FOUND. */
+/* Function and dataset as they are now; ERR_NOT_FOUND; ERR_UNSUPPORTED: a goal that no job on that
+ * dataset reaches. */
 int sides_resolve(owner *o, side *s, const request *r, err *e);
-/* ERR_UNSUPPORTED: a model of the zoo that does not take the dataset's samples. From any thread. */
+/* ERR_UNSUPPORTED: a model that does not take the dataset's samples or labels. From any thread; may
+ * take seconds. */
 int sides_fit(const owner *o, const request *r, err *e);
 
 /* owner_logs.c */
+/* What was put into the store of a job's logs, of pods that are gone; to the end of `out`. */
+int logs_stored(owner *o, const char *id, buf *out, err *e);
 /* All pods' logs of a job, merged; from the cluster. */
 int logs_merged(owner *o, const char *id, buf *out, err *e);
 /* The same, but only what came after `positions`, which are moved on; whole lines. */

@@ -15,6 +15,7 @@
 #include "json_read.h"
 #include "log.h"
 #include "owner_internal.h"
+#include "refusal.h"
 #include "store_watch.h"
 
 /* ---- sides ----------------------------------------------------------------------------------- */
@@ -77,11 +78,25 @@ static json_t *dataset_message(const dataset_info *d, err *e)
     return out;
 }
 
+/* A job on targets has no accuracy. 100 is what a request has that names no goal. */
+static int check_goal(const dataset_info *d, const request *r, err *e)
+{
+    if (d->classes || r->goal_accuracy >= 100)
+        return 0;
+    return err_set(e, ERR_UNSUPPORTED,
+                   "options.goal_accuracy: %g %% is never reached: dataset %s has targets and no "
+                   "classes, and a job on it no accuracy",
+                   r->goal_accuracy, d->name);
+}
+
 int sides_resolve(owner *o, side *s, const request *r, err *e)
 {
     cleanup_json json_t *record = NULL;
-    if (registry_get(o->controller, r->function_name, &record, e))
+    if (registry_get(o->controller, r->function_name, &record, e)) {
+        if (e->code == ERR_NOT_FOUND)
+            refusal_tell(o->controller->store, r->function_name, e);
         return -1;
+    }
     s->function = json_object();
     static const char *const kept[] = {"name", "version", "digest", "object"};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
@@ -94,14 +109,14 @@ int sides_resolve(owner *o, side *s, const request *r, err *e)
                    ? err_set(e, ERR_NOT_FOUND, "there is no dataset \"%s\"", r->dataset)
                    : -1;
     }
-    s->dataset = dataset_message(&info, e);
+    int rc = check_goal(&info, r, e);
+    s->dataset = rc == 0 ? dataset_message(&info, e) : NULL;
     s->info = dataset_info_json(&info);
     dataset_info_free(&info);
     return s->dataset ? 0 : -1;
 }
 
-/* A model of the zoo is known before a job runs; what uploaded code makes of the samples shows when
- * its functions start. What is not there is for sides_resolve to say. */
+/* What is not there is for sides_resolve to say. */
 int sides_fit(const owner *o, const request *r, err *e)
 {
     cleanup_json json_t *function = NULL;
@@ -111,10 +126,10 @@ int sides_fit(const owner *o, const request *r, err *e)
         registry_get(o->controller, r->function_name, &function, &why))
         return 0;
     const char *object = json_string_value(json_object_get(function, "object"));
-    if (!object || strncmp(object, "zoo:", 4) != 0 ||
-        dataset_find(o->controller->store, r->dataset, &info, NULL, &why))
+    if (!object || dataset_find(o->controller->store, r->dataset, &info, NULL, &why))
         return 0;
-    int rc = zoo_fits(o->controller, object + 4, &info, e);
+    int rc = strncmp(object, "zoo:", 4) == 0 ? zoo_fits(o->controller, object + 4, &info, e)
+                                             : code_fits(o->controller, function, &info, e);
     dataset_info_free(&info);
     return rc;
 }
@@ -293,7 +308,7 @@ int sides_restore(owner *o, const json_t *record, side **out, err *e)
 }
 
 /* While the store is away the newest record of each job is kept here, ended jobs' too. */
-static void save(owner *o, const char *id, json_t *record)
+void jobs_save_record(owner *o, const char *id, json_t *record)
 {
     err e = ERR_INIT;
     bool tried = store_watch_writable(o->controller->watch, &e);
@@ -314,7 +329,7 @@ void jobs_save(owner *o, const job *j)
     side *s = sides_find(o, j->id);
     cleanup_json json_t *record = s ? sides_record(s, j) : NULL;
     if (record)
-        save(o, j->id, record);
+        jobs_save_record(o, j->id, record);
     else
         log_error("no memory for the record of job %s", j->id);
 }
@@ -328,7 +343,7 @@ void jobs_save_unsaved(owner *o)
         char name[JOB_ID_BYTES];
         cleanup_json json_t *own = json_incref(record);
         snprintf(name, sizeof name, "%s", id); /* the key goes with the entry */
-        save(o, name, own);
+        jobs_save_record(o, name, own);
     }
 }
 
@@ -401,6 +416,19 @@ static json_t *gpus_json(const owner *o, const job *j)
     return list;
 }
 
+/* The store, when it is away: it is what a job waits for whose functions fetch data, long before its
+ * kubeml-ps has something to write. */
+static void explain(owner *o, const job *j, job_reason *out)
+{
+    err away = ERR_INIT;
+    jobs_explain(o->machine, j, clock_monotonic_ms(), out);
+    if (job_ended(j) || j->verdict || strcmp(out->reason, "RedisGone") == 0 ||
+        store_watch_up(o->controller->watch, &away))
+        return;
+    snprintf(out->reason, sizeof out->reason, "StoreDown");
+    snprintf(out->message, sizeof out->message, "%s", away.message);
+}
+
 /* With the one dominant reason, where the state has none of its own. */
 json_t *jobs_live_json(owner *o, const job *j)
 {
@@ -410,7 +438,7 @@ json_t *jobs_live_json(owner *o, const job *j)
         return NULL;
     json_t *out = jobs_task_json(record);
     job_reason why;
-    jobs_explain(o->machine, j, clock_monotonic_ms(), &why);
+    explain(o, j, &why);
     json_object_set_new(out, "reason", json_string(why.reason));
     json_object_set_new(out, "message", json_string(why.message));
     json_object_set_new(out, "gpus", gpus_json(o, j));

@@ -158,6 +158,20 @@ int logs_since(owner *o, const char *id, log_position **positions, buf *out, err
     return merge(o, id, positions, out, e);
 }
 
+int logs_stored(owner *o, const char *id, buf *out, err *e)
+{
+    char prefix[STORE_KEY_BYTES];
+    cleanup_free blob_entry *entries = NULL;
+    size_t count = 0;
+    snprintf(prefix, sizeof prefix, "logs/%s/", id);
+    if (store_blob_list(o->controller->store, prefix, NULL, 0, &entries, &count, e))
+        return -1;
+    for (size_t i = 0; i < count; i++)
+        if (store_blob_read(o->controller->store, entries[i].name, out, e))
+            return -1;
+    return 0;
+}
+
 int jobs_store_log(owner *o, const char *id, const char *text, size_t len, err *e)
 {
     char prefix[STORE_KEY_BYTES], name[STORE_KEY_BYTES];

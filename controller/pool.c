@@ -9,6 +9,7 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "ending.h"
 #include "log.h"
 #include "owner_internal.h"
 
@@ -179,7 +180,7 @@ static void give(owner *o, link_pod *p)
     if (o->cluster->ops->assign(o->cluster, p->name, p->job, p->function, p->incarnation, &e)) {
         pool_event(o, p, JOB_POD_FAILED, e.code, "PodLost", e.message);
         p->job[0] = '\0';
-        pool_stop(o, p->name, 0);
+        pool_stop(o, p->name, POD_GRACE_MS);
         return;
     }
     pool_use(p, USE_JOB);
@@ -258,7 +259,7 @@ void pool_untake(owner *o, const job_action *a)
         return; /* what became of it is said already */
     pool_event(o, p, JOB_POD_FAILED, ERR_CANCELLED, "Untaken", "it is wanted no more");
     p->job[0] = '\0';
-    pool_stop(o, p->name, 0);
+    pool_stop(o, p->name, POD_GRACE_MS);
 }
 
 void pool_take_function(owner *o, take_waiter *w)
@@ -322,7 +323,9 @@ void pool_welcome(owner *o, link_pod *p, const json_t *m)
         const char *message = json_string_value(json_object_get(m, "message"));
         log_error("pod %s says \"%s\" instead of welcome: %s", p->name, wire_type(m),
                   message ? message : "");
-        pool_broken(o, p, "no welcome");
+        err e = ERR_INIT;
+        err_set(&e, ERR_INVALID, "no welcome");
+        pool_broken(o, p, &e);
         return;
     }
     p->talk = p->role == POD_PS ? TALK_LIVE : TALK_NONE;
@@ -491,7 +494,9 @@ void pool_ended(owner *o, const pod *ended)
         pool_event(o, p, JOB_POD_FAILED, ERR_CRASHED, ended->reason, message);
     else if (p->job[0])
         pool_event(o, p, JOB_POD_ENDED, ERR_CRASHED, ended->reason, message);
-    if (generic && !asked)
+    /* A warm one that the cluster takes away had started well: another may do so at once. */
+    bool taken = p->use == USE_WARM && ending_is_disruption(ended->reason);
+    if (generic && !asked && !taken)
         retry_later(o);
     if (p->job[0] && !jobs_find(o->machine, p->job))
         jobs_archive(o, p->job);
@@ -565,7 +570,7 @@ static void fill_role(owner *o, pod_role role, int wanted, int floor)
         }
     }
     if (have > floor && oldest && now - oldest->since_ms > OWNER_POOL_IDLE_MS)
-        pool_stop(o, oldest->name, 1000);
+        pool_stop(o, oldest->name, POD_GRACE_MS);
 }
 
 void pool_fill(owner *o)
@@ -600,7 +605,7 @@ static void found(owner *o, const pod *from)
     if (!from->job[0]) {
         /* Generic as far as its labels say; what it was used for without them is over: its wire was
          * the old controller's, and one that served a model must not come back. */
-        pool_stop(o, p->name, 1000);
+        pool_stop(o, p->name, POD_GRACE_MS);
         return;
     }
     owner_event(o, &(job_event){.type = JOB_POD_FOUND, .job = p->job, .pod = p->name,

@@ -25,19 +25,25 @@ static link_pod *ps_of(owner *o, const char *id)
 
 /* ---- talking --------------------------------------------------------------------------------- */
 
-void pool_broken(owner *o, link_pod *p, const char *why)
+/* Closed by the other side: its process has ended, and its node could say so. */
+static bool is_silent(const err *why)
+{
+    return why->code == ERR_TIMEOUT || why->code == ERR_IO;
+}
+
+void pool_broken(owner *o, link_pod *p, const err *why)
 {
     pod_talk talk = p->talk;
     pool_hang_up(p);
     if (p->use == USE_STARTING) {
         p->dial_ms = clock_deadline_ms(p->dial_wait_ms); /* once more, until POD_HELLO_MS */
     } else if (p->use == USE_WARM) {
-        log_warn("pod %s hung up while it was warm: %s", p->name, why);
-        pool_stop(o, p->name, 0);
+        log_warn("pod %s hung up while it was warm: %s", p->name, why->message);
+        pool_stop(o, p->name, is_silent(why) ? 0 : POD_GRACE_MS);
     } else if (p->use == USE_JOB && p->role == POD_PS) {
-        pool_event(o, p, JOB_PS_CLOSED, ERR_UNAVAILABLE, NULL, why);
+        pool_event(o, p, JOB_PS_CLOSED, ERR_UNAVAILABLE, NULL, why->message);
     } else if (p->use == USE_JOB && (talk == TALK_SPECIALISED || talk == TALK_TURN)) {
-        pool_event(o, p, JOB_UNSPECIALISED, ERR_UNAVAILABLE, "ConnectionLost", why);
+        pool_event(o, p, JOB_UNSPECIALISED, ERR_UNAVAILABLE, "ConnectionLost", why->message);
     }
 }
 
@@ -50,7 +56,7 @@ void pool_send(owner *o, link_pod *p, json_t *message)
         wire_send(p->wire, message, &e);
     json_decref(message);
     if (e.code != ERR_NONE)
-        pool_broken(o, p, e.message);
+        pool_broken(o, p, &e);
 }
 
 void pool_tell(owner *o, const char *id, json_t *message)
@@ -503,7 +509,7 @@ void pool_readable(owner *o, link_pod *p)
 {
     err e = ERR_INIT;
     if (wire_wants_write(p->wire) && wire_flush(p->wire, &e)) {
-        pool_broken(o, p, e.message);
+        pool_broken(o, p, &e);
         return;
     }
     /* A message may close the connection (specialised) or end the pod's entry. */
@@ -513,7 +519,7 @@ void pool_readable(owner *o, link_pod *p)
         if (got == 0)
             return;
         if (got < 0) {
-            pool_broken(o, p, e.message);
+            pool_broken(o, p, &e);
             return;
         }
         on_message(o, p, m);

@@ -5,7 +5,8 @@
  * "object", "files", "created", "updated", "versions": [{"version", "digest", "object",
  * "created"}]}. The object is the blob's name, or zoo: and a model (zoo:resnet34,stem=cifar).
  * Objects are content-addressed and outlive the function, since trained models are served with
- * them. The sources lie in blob sources/<digest>. */
+ * them. The sources lie in blob sources/<digest>. An upload that does not compile leaves a refusal
+ * (refusal.h). */
 #include <stdio.h>
 #include <string.h>
 
@@ -17,6 +18,8 @@
 #include "json_read.h"
 #include "log.h"
 #include "name.h"
+#include "owner.h"
+#include "refusal.h"
 
 enum { PUT_TRIES = 5 };
 
@@ -29,6 +32,33 @@ int registry_get(controller *c, const char *name, json_t **out, err *e)
     if (e && e->code == ERR_NOT_FOUND)
         err_set(e, ERR_NOT_FOUND, "there is no function \"%s\"", name);
     return -1;
+}
+
+int registry_delete(controller *c, const char *name, err *e)
+{
+    if (name_check("function", name, e))
+        return -1;
+    if (owner_delete_function(c->owner, name, e))
+        return e->code == ERR_NOT_FOUND
+                   ? err_set(e, ERR_NOT_FOUND, "there is no function \"%s\"", name)
+                   : -1;
+    refusal_drop(c->store, name);
+    return 0;
+}
+
+int registry_explain(controller *c, const char *name, json_t **out, err *e)
+{
+    cleanup_json json_t *function = NULL, *refusal = NULL;
+    err why = ERR_INIT;
+    if ((registry_get(c, name, &function, &why) && why.code != ERR_NOT_FOUND) ||
+        (refusal_get(c->store, name, &refusal, &why) && why.code != ERR_NOT_FOUND)) {
+        *e = why;
+        return -1;
+    }
+    if (!function && !refusal)
+        return err_set(e, ERR_NOT_FOUND, "there is no function \"%s\", nor was one refused", name);
+    *out = refusal_explain(name, function, refusal);
+    return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for the answer");
 }
 
 /* ---- compiling ------------------------------------------------------------------------------- */
@@ -63,8 +93,15 @@ static int compiled_before(controller *c, const registry_upload *u, char object[
     return store_blob_find(c->store, object, NULL, NULL) == 0;
 }
 
-static int compile(controller *c, const registry_upload *u, char object[STORE_KEY_BYTES],
-                   json_t **diagnostics, err *e)
+/* The fault of the code, and of no part of the platform: the files were checked before, and what a
+ * builder said has its text. */
+static bool is_refused(const builder_result *built, const err *e)
+{
+    return built->text && (e->code == ERR_INVALID || e->code == ERR_LIMIT);
+}
+
+static int compile(controller *c, const char *name, const registry_upload *u, bool update,
+                   char object[STORE_KEY_BYTES], json_t **diagnostics, err *e)
 {
     builder_remote there = {.url = c->config.builder_url, .token = c->config.builder_token};
     int known = there.url ? 0 : compiled_before(c, u, object, e);
@@ -75,7 +112,9 @@ static int compile(controller *c, const registry_upload *u, char object[STORE_KE
                            : builder_compile(u->files, u->count, NULL, &c->builder, &built, e);
     if (status)
         *diagnostics = builder_said_json(&built);
-    else
+    if (status && is_refused(&built, e))
+        refusal_keep(c->store, name, update, e, *diagnostics);
+    if (status == 0)
         status = keep_object(c, &built, object, e);
     builder_result_free(&built);
     return status;
@@ -105,17 +144,14 @@ static int by_name(const void *a, const void *b)
 }
 
 /* The digest of what was uploaded, and the sources kept under it. */
-static int keep_sources(controller *c, const registry_upload *u, char digest[DIGEST_HEX_BYTES],
-                        err *e)
+static int keep_sources(controller *c, const registry_upload *u, const json_t *files,
+                        char digest[DIGEST_HEX_BYTES], err *e)
 {
-    cleanup_json json_t *files = NULL;
     if (u->model) {
         char text[128];
         int len = snprintf(text, sizeof text, "zoo:%s", u->model);
         return digest_of(text, (size_t)len, digest, e);
     }
-    if (source_json(u, &files, e))
-        return -1;
     char *text = json_dumps(files, JSON_COMPACT);
     char blob_name[STORE_KEY_BYTES];
     int status = text ? digest_of(text, strlen(text), digest, e)
@@ -214,6 +250,7 @@ int registry_put(controller *c, const char *name, const registry_upload *upload,
                  json_t **out, json_t **diagnostics, err *e)
 {
     char digest[DIGEST_HEX_BYTES], object[STORE_KEY_BYTES];
+    cleanup_json json_t *files = NULL;
     registry_upload u = *upload;
     if (u.count)
         qsort(u.files, u.count, sizeof *u.files, by_name);
@@ -223,15 +260,18 @@ int registry_put(controller *c, const char *name, const registry_upload *upload,
         if (zoo_check(c, u.model, e))
             return -1;
         snprintf(object, sizeof object, "zoo:%s", u.model);
-    } else if (compile(c, &u, object, diagnostics, e)) {
+    } else if (builder_check(u.files, u.count, e) || source_json(&u, &files, e) ||
+               compile(c, name, &u, update, object, diagnostics, e)) {
         return -1;
     }
-    if (keep_sources(c, &u, digest, e))
+    if (keep_sources(c, &u, files, digest, e))
         return -1;
     for (int i = 0; i < PUT_TRIES; i++) {
         err why = ERR_INIT;
-        if (put_record(c, name, &u, digest, object, update, out, &why) == 0)
+        if (put_record(c, name, &u, digest, object, update, out, &why) == 0) {
+            refusal_drop(c->store, name);
             return 0;
+        }
         *e = why;
         if (why.code != ERR_CONFLICT)
             return -1;

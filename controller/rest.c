@@ -110,6 +110,7 @@ const http_route rest_routes[] = {
     {.method = "GET", .pattern = "/function", .handle = rest_function_list,
      .queries = "limit,continue"},
     {.method = "GET", .pattern = "/function/{name}", .handle = rest_function_get},
+    {.method = "GET", .pattern = "/function/{name}/explain", .handle = rest_function_explain},
     {.method = "POST", .pattern = "/function/{name}", .handle = rest_function_create,
      .body = HTTP_BODY_WHOLE, .takes = JSON_TYPE "," MULTIPART_TYPE,
      .body_bytes_max = CONTROLLER_CODE_BYTES_MAX, .slow = true},

@@ -186,8 +186,7 @@ void rest_dataset_delete(http_request *r, void *context)
     controller *c = context;
     const char *name = http_param(r, "name");
     err e = ERR_INIT;
-    if (name_check("dataset", name, &e) || owner_check_unused(c->owner, NULL, name, &e) ||
-        dataset_delete(c->store, name, &e)) {
+    if (name_check("dataset", name, &e) || owner_delete_dataset(c->owner, name, &e)) {
         http_answer_error(r, &e);
         return;
     }

@@ -1,4 +1,4 @@
-/* rest_function.c: /function and /function/{name}. */
+/* rest_function.c: /function, /function/{name} and /function/{name}/explain. */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,7 +7,6 @@
 #include "json_read.h"
 #include "multipart.h"
 #include "name.h"
-#include "owner.h"
 
 void rest_function_list(http_request *r, void *context)
 {
@@ -22,6 +21,16 @@ void rest_function_get(http_request *r, void *context)
         http_answer_error(r, &e);
     else
         http_answer_json(r, 200, record);
+}
+
+void rest_function_explain(http_request *r, void *context)
+{
+    err e = ERR_INIT;
+    json_t *out = NULL;
+    if (registry_explain(context, http_param(r, "name"), &out, &e))
+        http_answer_error(r, &e);
+    else
+        http_answer_json(r, 200, out);
 }
 
 /* ---- uploads: {"model": NAME, "stem"?}, {"code": [{"name", "text"}]}, or files in multipart fields "code" ---- */
@@ -218,10 +227,7 @@ void rest_function_delete(http_request *r, void *context)
     controller *c = context;
     const char *name = http_param(r, "name");
     err e = ERR_INIT;
-    if (name_check("function", name, &e) || owner_check_unused(c->owner, name, NULL, &e) ||
-        store_delete(c->store, "functions", name, STORE_ANY, &e)) {
-        if (e.code == ERR_NOT_FOUND)
-            err_set(&e, ERR_NOT_FOUND, "there is no function \"%s\"", name);
+    if (registry_delete(c, name, &e)) {
         http_answer_error(r, &e);
         return;
     }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "controller.h"
+#include "failpoint.h"
 #include "json_read.h"
 #include "owner.h"
 #include "request.h"
@@ -146,6 +147,7 @@ void rest_task_logs(http_request *r, void *context)
     }
     snprintf(id, sizeof id, "%s", http_param(r, "id"));
     if (follow && strcmp(follow, "true") == 0 && owner_runs(c->owner, id)) {
+        failpoint("controller.follow-logs"); /* it may end here */
         http_stream *stream = http_answer_stream(r, "text/plain; charset=utf-8");
         if (stream)
             owner_follow_logs(c->owner, id, stream, NULL);

@@ -6,6 +6,7 @@
  *     kubeml-function zoo [MODEL [SHAPE]]  (the models there are, or what is wrong with this one's
  *                                  text, or for samples of that shape, [channels, height, width,
  *                                  outputs], as JSON; kubeml-controller asks)
+ *     kubeml-function fit OBJECT DATASET   (fit.h; kubeml-builder and kubeml-controller ask)
  *
  * Exit status: 0 told to end, 75 (ending.h) failed, 2 wrong usage. A process that ran user code
  * ends; it is never made warm again. */
@@ -19,6 +20,7 @@
 #include "clock.h"
 #include "ending.h"
 #include "failpoint.h"
+#include "fit.h"
 #include "function_gpu.h"
 #include "graph.h"
 #include "json_read.h"
@@ -166,6 +168,8 @@ int main(int argc, char **argv)
         return print_zoo();
     if ((argc == 3 || argc == 4) && strcmp(argv[1], "zoo") == 0)
         return check_zoo(argv[2], argv[3]);
+    if (argc == 4 && strcmp(argv[1], "fit") == 0)
+        return fit_command(argv[2], argv[3]);
     if (argc == 2 && strcmp(argv[1], "--version") == 0) {
         printf("kubeml-function %s\n", KUBEML_VERSION);
         return 0;

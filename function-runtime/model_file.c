@@ -1,13 +1,11 @@
 /* model_file.c: see model_file.h. */
 #include "model_file.h"
 
-#include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cleanup.h"
+#include "fs.h"
 #include "safetensors.h"
 
 static bool in_file(const engine_var *v)
@@ -88,13 +86,10 @@ int model_file_load(engine *m, int fd, err *e)
 
 static int sink(void *arg, const void *bytes, size_t len, err *e)
 {
-    FILE *f = arg;
-    if (fwrite(bytes, 1, len, f) != len)
-        return err_set_errno(e, errno, "writing the model");
-    return 0;
+    return fs_output_write(arg, bytes, len, e);
 }
 
-static int write_tensors(engine *m, safetensors_writer *w, FILE *f, err *e)
+static int write_tensors(engine *m, safetensors_writer *w, fs_output *to, err *e)
 {
     size_t count;
     const engine_var *vars = engine_layout(m, &count);
@@ -113,7 +108,7 @@ static int write_tensors(engine *m, safetensors_writer *w, FILE *f, err *e)
                                    v->rank, dims, e) != 0)
             return -1;
     }
-    if (safetensors_writer_begin(w, sink, f, e) != 0)
+    if (safetensors_writer_begin(w, sink, to, e) != 0)
         return -1;
     for (size_t i = 0; i < count; i++) {
         const engine_var *v = &vars[i];
@@ -128,24 +123,13 @@ static int write_tensors(engine *m, safetensors_writer *w, FILE *f, err *e)
 
 int model_file_save(engine *m, const char *path, err *e)
 {
-    char part[4096];
-    if (snprintf(part, sizeof part, "%s.part", path) >= (int)sizeof part)
-        return err_set(e, ERR_LIMIT, "%.100s...: the path is too long", path);
-    FILE *f = fopen(part, "we");
-    if (!f)
-        return err_set_errno(e, errno, "%s", part);
+    fs_output to;
+    if (fs_output_open(&to, path, e) != 0)
+        return -1;
     safetensors_writer *w = NULL;
     int rc = safetensors_writer_new(&w, e);
     if (rc == 0)
-        rc = write_tensors(m, w, f, e);
+        rc = write_tensors(m, w, &to, e);
     safetensors_writer_free(w);
-    if (rc == 0 && (fflush(f) != 0 || fsync(fileno(f)) != 0))
-        rc = err_set_errno(e, errno, "%s", part);
-    if (fclose(f) != 0 && rc == 0)
-        rc = err_set_errno(e, errno, "%s", part);
-    if (rc == 0 && rename(part, path) != 0)
-        rc = err_set_errno(e, errno, "%s", path);
-    if (rc != 0)
-        unlink(part);
-    return rc;
+    return fs_output_close(&to, rc == 0, e) != 0 ? -1 : rc;
 }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "request.h"
 #include "sdk.h"
 #include "zoo/zoo.h"
 
@@ -80,7 +81,7 @@ int program_open_zoo(const char *text, program **out, err *e)
                                      .size = sizeof(kml_function),
                                      .optimizer = kml_sgd(.momentum = 0.9, .weight_decay = 1e-4),
                                      .transform = kml_transform(.standardise = true),
-                                     .lr = 0.01};
+                                     .lr = REQUEST_LR};
     p->function = &p->zoo_function;
     read_transform(&p->function->transform, &p->transform);
     snprintf(p->name, sizeof p->name, "%s", text);
@@ -131,7 +132,7 @@ void program_config(program *p, const dataset_info *data, engine_config *out)
 
 double program_default_lr(const program *p)
 {
-    return p->function->lr > 0 ? p->function->lr : 0.01;
+    return p->function->lr > 0 ? p->function->lr : REQUEST_LR;
 }
 
 bool program_needs_history(const program *p)

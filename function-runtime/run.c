@@ -55,8 +55,10 @@ typedef struct session {
     program *program;
     group *group;
     double lr;
+    int unwritten; /* errno of the first line that stdout did not take; 0: none */
 } session;
 
+/* A format: REQUEST_EPOCHS, _BATCH, _LR and _K stand in it. */
 static const char usage[] =
     "usage: kubeml run FILE.c [MORE.c MORE.h] [options]\n"
     "       kubeml run --model NAME [options]\n"
@@ -65,14 +67,14 @@ static const char usage[] =
     "       --traindata F --trainlabels F --testdata F --testlabels F\n"
     "                             npy, npz, IDX (also .gz) or CIFAR-10 binary\n"
     "       --regression          the labels are numbers, not classes\n"
-    "train  -e, --epochs N        5\n"
-    "       -b, --batch N         32\n"
-    "           --lr X            the code's own, else 0.01\n"
+    "train  -e, --epochs N        %d\n"
+    "       -b, --batch N         %d\n"
+    "           --lr X            the code's own, which kubeml train does not know, else %g\n"
     "           --seed N          0\n"
-    "           --goal-accuracy P end when the validation accuracy reaches P percent\n"
+    "           --goal-accuracy P end at P percent of the validation right; not on targets\n"
     "           --threads N       as many as there are cores, at most 8\n"
-    "           --functions N     1; functions of one job, in this process, averaged as a job's are\n"
-    "           --k N             batches of each between two merges; -1: once an epoch\n"
+    "           --functions N     1, as this is one process (a job: 4); averaged as a job's are\n"
+    "           --k N             batches of each between two merges; -1: once an epoch (%d)\n"
     "           --gpus N          1; of those that are seen: function i is on GPU i mod N\n"
     "           --merge WHERE     auto, or nccl: between GPUs, by NCCL, in an order of its own\n"
     "           --device KIND     cpu or cuda; the fastest\n"
@@ -234,7 +236,8 @@ static int check_options(const options *o, err *e)
 static int parse(int argc, char **argv, options *o, err *e)
 {
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    *o = (options){.epochs = 5, .batch = 32, .goal = 100, .functions = 1, .k = -1, .gpus = 1,
+    *o = (options){.epochs = REQUEST_EPOCHS, .batch = REQUEST_BATCH, .goal = 100, .functions = 1,
+                   .k = REQUEST_K, .gpus = 1,
                    .threads = cores < 1 ? 1 : cores > 8 ? 8 : (int)cores};
     int which;
     optind = 1;
@@ -405,9 +408,20 @@ static int open_data(session *s, err *e)
 
 /* ---- training -------------------------------------------------------------------------------- */
 
+/* 100, the default, is no goal. */
+static int check_goal(const session *s, err *e)
+{
+    if (s->o.goal >= 100 || dataset_get_info(s->data)->classes)
+        return 0;
+    return err_set(e, ERR_UNSUPPORTED,
+                   "--goal-accuracy: %g %% is never reached: the data have targets and no classes, "
+                   "and so no accuracy",
+                   s->o.goal);
+}
+
 static int begin(session *s, err *e)
 {
-    if (open_data(s, e) != 0)
+    if (open_data(s, e) != 0 || check_goal(s, e) != 0)
         return -1;
     crash_watch("the function's code");
     crash_phase("load the code", -1, -1);
@@ -441,7 +455,14 @@ static int begin(session *s, err *e)
                : group_copy_first(s->group, e);
 }
 
-static void announce(const session *s)
+/* The first line that could not be written is what is told at the end. */
+static void flush(session *s)
+{
+    if (fflush(stdout) != 0 && s->unwritten == 0)
+        s->unwritten = errno;
+}
+
+static void announce(session *s)
 {
     const dataset_info *d = dataset_get_info(s->data);
     const engine *m = trainer_engine(group_trainer(s->group));
@@ -455,10 +476,10 @@ static void announce(const session *s)
            (unsigned long long)d->samples[DATASET_TEST], d->channels, d->height, d->width);
     if (s->o.functions > 1)
         printf("%d functions; %s\n", s->o.functions, group_choice(s->group)->text);
-    fflush(stdout);
+    flush(s);
 }
 
-static void report(const session *s, int epoch, const trainer_result *t, const trainer_result *v,
+static void report(session *s, int epoch, const trainer_result *t, const trainer_result *v,
                    double seconds)
 {
     double train_loss = t->loss_sum / (double)t->samples;
@@ -490,7 +511,7 @@ static void report(const session *s, int epoch, const trainer_result *t, const t
             printf("accuracy %6.2f %%   ", accuracy);
         printf("%6.2f s\n", seconds);
     }
-    fflush(stdout);
+    flush(s);
 }
 
 static int train(session *s, err *e)
@@ -547,7 +568,7 @@ int run_command(int argc, char **argv)
     err e = ERR_INIT;
     int rc = parse(argc, argv, &s.o, &e);
     if (rc == 1) {
-        fputs(usage, stdout);
+        printf(usage, REQUEST_EPOCHS, REQUEST_BATCH, REQUEST_LR, REQUEST_K);
         return 0;
     }
     if (rc != 0) {
@@ -562,5 +583,10 @@ int run_command(int argc, char **argv)
     if (rc != 0)
         fprintf(stderr, "kubeml run: %s\n", e.message);
     end(&s);
+    flush(&s);
+    if (rc == 0 && s.unwritten) {
+        fprintf(stderr, "kubeml run: standard output: %s\n", strerror(s.unwritten));
+        rc = -1;
+    }
     return rc == 0 ? 0 : 1;
 }

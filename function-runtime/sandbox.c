@@ -267,6 +267,9 @@ int sandbox_enter(const sandbox *s, char report[SANDBOX_REPORT_BYTES], err *e)
     long landlock = enter_landlock(s, e);
     if (landlock < 0)
         return -1;
+    if (landlock == 0 && s->files_must)
+        return err_set(e, ERR_UNSUPPORTED,
+                       "this kernel has no Landlock, which keeps code from files");
     int seccomp = enter_seccomp(e);
     if (seccomp < 0)
         return -1;

@@ -9,6 +9,7 @@
 #ifndef KUBEML_SANDBOX_H
 #define KUBEML_SANDBOX_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,10 +25,12 @@ typedef struct sandbox {
     const char *read_folders[SANDBOX_FOLDERS_MAX];  /* or files */
     /* may be NULL; where it may make files: for tests */
     const char *create_folder;
-    uint16_t tcp_ports[SANDBOX_PORTS_MAX];          /* 0 at the end */
+    uint16_t tcp_ports[SANDBOX_PORTS_MAX]; /* 0 at the end */
+    bool files_must; /* not without Landlock: others' files are where it runs */
 } sandbox;
 
-/* ERR_IO when the kernel refuses a limit that it should have accepted. Call before any thread of
+/* ERR_IO when the kernel refuses a limit that it should have accepted, ERR_UNSUPPORTED where what
+ * must be is not in it. Call before any thread of
  * user code is there: of threads that are (a GPU driver's own) only the calls are walled, not the
  * files. */
 int sandbox_enter(const sandbox *s, char report[SANDBOX_REPORT_BYTES], err *e);

@@ -45,7 +45,8 @@ static int check_labels(const dataset_info *d, const engine_config *c, int outpu
     if (c->loss == LOSS_CROSS_ENTROPY && d->classes == 0)
         return err_set(e, ERR_INVALID,
                        "dataset %s has targets for regression, the function's loss needs labels of "
-                       "classes", d->name);
+                       "classes",
+                       d->name);
     if (c->loss == LOSS_CROSS_ENTROPY && d->classes > (uint32_t)outputs)
         return err_set(e, ERR_INVALID,
                        "dataset %s has labels up to %u, the model has %d outputs (labels 0 to %d)",
@@ -57,12 +58,38 @@ static int check_labels(const dataset_info *d, const engine_config *c, int outpu
     return 0;
 }
 
+static shape input_of(const dataset_info *d)
+{
+    return (shape){3, (int)d->channels, (int)d->height, (int)d->width};
+}
+
+static int misfit(const dataset_info *d, err *e)
+{
+    return err_wrap(e, "model for samples of (%u, %u, %u)", d->channels, d->height, d->width);
+}
+
+int trainer_fits(program *p, const dataset_info *d, err *e)
+{
+    engine_config c = {0};
+    program_config(p, d, &c);
+    if (transform_check(program_transform(p), d, e) != 0)
+        return -1;
+    graph *g = graph_new(input_of(d));
+    if (!g)
+        return err_set(e, ERR_NOMEM, "no memory for the model's graph");
+    int out = c.build(g, 0, c.outputs, c.user);
+    int rc = graph_finish(g, out, c.outputs, e) ? misfit(d, e)
+                                                : check_labels(d, &c, graph_shape(g, out).c, e);
+    graph_free(g);
+    return rc;
+}
+
 static int compile(trainer *t, char *reason, err *e)
 {
     const dataset_info *d = dataset_get_info(t->config.data);
     engine_config c = {0};
     program_config(t->config.program, d, &c);
-    c.input = (shape){3, (int)d->channels, (int)d->height, (int)d->width};
+    c.input = input_of(d);
     c.batch = t->config.batch;
     c.backend = t->config.backend;
     c.threads = t->config.threads;
@@ -78,7 +105,7 @@ static int compile(trainer *t, char *reason, err *e)
         if (e && e->code != ERR_INVALID)
             set_reason(reason,
                        e->code == ERR_NOMEM && c.device_memory ? "GpuMemory" : "LoadFailed");
-        return err_wrap(e, "model for samples of (%u, %u, %u)", d->channels, d->height, d->width);
+        return misfit(d, e);
     }
     if (check_labels(d, &c, engine_outputs(t->engine), e) != 0)
         return -1;
@@ -236,13 +263,16 @@ static int train_some(trainer *t, const trainer_task *task, uint32_t batches, co
     uint32_t count = (rows - 1) / (uint32_t)batch + 1, first = task->batch_begin + out->batches;
     engine_result r;
     for (uint32_t i = 0; i < count; i++) {
-        schedule_point at = {.epoch = (int)task->epoch, .step = first + i, .steps = batches,
-                             .history = task->history, .history_count = task->history_count};
+        schedule_point at = {.epoch = (int)task->epoch,
+                             .step = first + i,
+                             .steps = batches,
+                             .history = task->history,
+                             .history_count = task->history_count};
         lr[i] = program_lr(t->config.program, task->lr, t->config.epochs, &at);
     }
     set_reason(t->reason, "ShapeMismatch");
-    backend_steps s = {.order = order, .rows = rows, .batch = batch, .epoch = task->epoch,
-                       .lr = lr};
+    backend_steps s = {
+        .order = order, .rows = rows, .batch = batch, .epoch = task->epoch, .lr = lr};
     if (engine_train_share(t->engine, &s, &r, e) != 0)
         return -1;
     set_reason(t->reason, "NaNLoss");

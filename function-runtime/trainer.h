@@ -56,6 +56,9 @@ typedef struct trainer_result {
  * and "LoadFailed". */
 int trainer_open(const trainer_config *c, trainer **out, char reason[TRAINER_REASON_BYTES], err *e);
 void trainer_close(trainer *t); /* NULL is fine */
+/* Whether trainer_open would take that data set's samples and labels. Only the network's graph is
+ * built. ERR_INVALID as its "ShapeMismatch". */
+int trainer_fits(program *p, const dataset_info *d, err *e);
 
 state *trainer_state(trainer *t); /* the trainer's own: its layout, import and export */
 engine *trainer_engine(trainer *t);

@@ -133,6 +133,13 @@ def run(case, lane=0):
     return label, status, output.decode(errors="replace"), time.monotonic() - started
 
 
+def why(output):
+    """What a case that failed ended with, short: of a log that is cut the line with its name stays."""
+    words = [line for line in output.splitlines() if line.strip() and not line.startswith("FAIL ")]
+    said = next((line for line in reversed(words) if re.match(r"[\w.]+(Error|Exception|Expired)\b", line)), words[-1] if words else "")
+    return ": " + said.strip()[:300] if said else ""
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -161,7 +168,7 @@ def main():
             left_out.append(f"{label}: {output.strip().splitlines()[-1] if output.strip() else ''}")
         else:
             counts["failed"] += 1
-            print(f"FAIL {label} ({status}, {seconds:.1f} s)")
+            print(f"FAIL {label} ({status}, {seconds:.1f} s){why(output)}")
             print("".join(f"     {line}\n" for line in output.splitlines()[-(250 if args.cluster else 60):]), flush=True)
 
     every = []

@@ -36,6 +36,7 @@ put controller "$out"/bin/kubeml-controller $programs/bin/kubeml-controller
 put controller "$out"/bin/kubeml-function $programs/bin/kubeml-function # asked once for the zoo's models
 
 put builder "$out"/bin/kubeml-builder $programs/bin/kubeml-builder
+put builder "$out"/bin/kubeml-function $programs/bin/kubeml-function # asks what was compiled which samples it takes
 mkdir -p "$to/image/builder$programs/include"
 cp "$src"/function-runtime/include/*.h "$to/image/builder$programs/include/"
 

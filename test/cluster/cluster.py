@@ -78,7 +78,7 @@ api = requests.Session()
 def listed(kind, ns=None, selector=None):
     """Objects, of a namespace; of our own cluster asked directly, because cases look often."""
     if not os.environ.get("KUBEML_TC_INSIDE"):
-        return get(kind, *(["-n", ns] if ns else []), *(["-l", selector] if selector else []))["items"]
+        return get(kind, "--show-managed-fields", *(["-n", ns] if ns else []), *(["-l", selector] if selector else []))["items"]
     pki, within = STATE / "pki", f"namespaces/{ns}/" if ns else ""
     reply = api.get(f"https://10.123.0.1:6443/{PATHS[kind]}/{within}{kind}",
                          params={"labelSelector": selector} if selector else {}, verify=str(pki / "ca.crt"),

@@ -8,9 +8,10 @@ images_cache=$(dirname "$KUBEML_TC_BIN")/images # what images.sh keeps
 : "${KUBEML_TC_GPUS:=0}"         # GPUs that each node pretends to have
 : "${KUBEML_TC_GPU_REPLICAS:=1}" # pods that may share each of them
 : "${KUBEML_TC_PROXY_MODE:=iptables}" # of kube-proxy; or nftables
-: "${KUBEML_TC_HELM:=v3.22.0}"
 : "${KUBEML_TC_PROMETHEUS:=github.com/prometheus-operator/prometheus-operator@v0.82.2}" # whose kinds test_chart.py takes
 export KUBEML_TC_STATE KUBEML_TC_BIN KUBEML_TC_NODES KUBEML_TC_SPARE KUBEML_TC_GPUS KUBEML_TC_GPU_REPLICAS KUBEML_TC_PROXY_MODE KUBEML_TC_PROMETHEUS
+# Kubernetes and its clients collect garbage for much of the time that the cases take; this machine's memory is no want.
+export GOGC=${GOGC:-400}
 export PATH=$KUBEML_TC_BIN:$PATH:/usr/sbin:/sbin
 state=$KUBEML_TC_STATE pki=$KUBEML_TC_STATE/pki logs=$KUBEML_TC_STATE/log
 cgroup=$(basename "$KUBEML_TC_STATE")

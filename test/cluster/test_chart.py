@@ -294,7 +294,7 @@ def the_role_allows_its_verbs_alone():
                            check=False).stdout.strip() == "yes"
         cluster.until(lambda: may("create", "pods"), 20)
         for verb, what in (("get", "pods/log"), ("patch", "pods"), ("create", "networkpolicies.networking.k8s.io"),
-                           ("create", "services"), ("create", "secrets"), ("patch", "functions.kubeml.dev/status"),
+                           ("create", "services"), ("create", "secrets"), ("patch", "functions.kubeml.dev"), ("patch", "functions.kubeml.dev/status"),
                            ("update", "leases.coordination.k8s.io/rel-controller"),
                            ("watch", "trainjobs.kubeml.dev"), ("patch", "trainjobs.kubeml.dev/status")):
             assert may(verb, what), (verb, what)
@@ -302,7 +302,7 @@ def the_role_allows_its_verbs_alone():
                            ("deletecollection", "pods"), ("delete", "networkpolicies.networking.k8s.io"), ("delete", "services"), ("delete", "secrets"), ("update", "secrets"), ("watch", "secrets"),
                            ("create", "leases.coordination.k8s.io"), ("update", "leases.coordination.k8s.io"), ("list", "leases.coordination.k8s.io"),
                            ("update", "trainjobs.kubeml.dev"),
-                           ("update", "trainjobs.kubeml.dev/status"), ("patch", "functions.kubeml.dev"), ("delete", "datasets.kubeml.dev"), ("list", "nodes"), ("create", "roles.rbac.authorization.k8s.io"), ("list", "configmaps")):
+                           ("update", "trainjobs.kubeml.dev/status"), ("update", "functions.kubeml.dev"), ("delete", "datasets.kubeml.dev"), ("list", "nodes"), ("create", "roles.rbac.authorization.k8s.io"), ("list", "configmaps")):
             assert not may(verb, what), (verb, what)
         assert not may("list", "pods", "kube-system")
 

@@ -123,7 +123,10 @@ def each_replica_answers_and_a_stopped_leader_is_replaced():
         def ask(pod, path, *options):
             return cluster.run("curl", "-sS", "-m", "20", "-w", "\n%{http_code}", "-H", f"Authorization: Bearer {p.token}",
                                *options, f"http://{pod['status']['podIP']}:10100{path}", check=False).stdout.rsplit("\n", 1)
-        p.dataset()
+        for part, data in harness.tiny_mnist().items():
+            (pathlib.Path(FOLDER) / part).write_bytes(data)
+        fields = [x for part in harness.tiny_mnist() for x in ("-F", f"{part}=@{FOLDER}/{part}")]
+        assert ask(second, "/dataset/tiny", *fields)[1] == "200"
         assert ask(second, "/function/lenet", "-F", f"code=@{harness.LENET}")[1] == "200"
         job = p.train(p.paced(), epochs=60, k=2)
         until(lambda: p.task(job)["epoch"] >= 1, 60)

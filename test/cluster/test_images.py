@@ -11,7 +11,7 @@ import tempfile
 from cluster import HERE, ROOT, case, harness, skip
 
 MOST = {"controller": 90}  # MiB beyond the base
-IN = {"controller": ("usr/lib/kubeml/bin/kubeml-controller",), "builder": ("usr/bin/gcc",),
+IN = {"controller": ("usr/lib/kubeml/bin/kubeml-controller",), "builder": ("usr/bin/gcc", "usr/lib/kubeml/bin/kubeml-function"),
       "ps": ("usr/lib/kubeml/bin/kubeml-ps", "redis-server", "kubeml-redis.so"), "function-cpu": ("usr/lib/kubeml/bin/kubeml-function",)}
 CUDA = ("usr/lib/kubeml/bin/kubeml-function", *(f"usr/lib/kubeml/lib/{name}" for name in (
     "kubeml-cuda.so", "libcudart.so.13", "libcublasLt.so.13", "libcudnn.so.9", "libcudnn_engines_precompiled.so.9", "libnccl.so.2")))

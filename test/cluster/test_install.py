@@ -4,7 +4,8 @@ import re
 
 import cluster
 import release
-from cluster import case, get, harness, kubectl, namespace, until
+from cluster import apply, case, get, harness, kubectl, namespace, until
+from test_trainjob import resource, trainjob
 
 
 def is_hardened(pod):
@@ -76,14 +77,64 @@ def install_warms_the_pool_and_uninstall_leaves_nothing():
         assert left == before, f"left behind: {set(left) - set(before)}"
 
 
+EMPTY = {"pool.functions": 0, "pool.ps": 0}
+
+
+def by_a_secret(ns):
+    """Settings of a release in that namespace whose MongoDB's URI is in a Secret of the user's own."""
+    uri = release.mongodb(ns)
+    if not uri:
+        return {}
+    apply([{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "own-store"}, "stringData": {"uri": uri}}], ns)
+    return {"mongodb.uri": "", "mongodb.existingSecret": "own-store"}
+
+
 @case(limit=300, platform=False)
 def an_empty_pool_starts_what_is_needed():
-    with release.installed(**{"pool.functions": 0, "pool.ps": 0}) as p:
+    with namespace() as ns, release.installed(ns, **EMPTY, **by_a_secret(ns)) as p:
         assert p.pods() == []
         p.dataset()
         p.post("/function/lenet", json={"model": "lenet5"})
         p.succeed(p.train(epochs=1), 90)
         until(lambda: not p.pods(), 60, message="with a floor of 0 nothing stays")
+        two_share_the_namespace(p)
+
+
+def said_of(p, kind, name, type_):
+    """(labels, [status, reason] of that condition)"""
+    one = next(o for o in cluster.listed(kind, p.ns) if o["metadata"]["name"] == name)
+    return one["metadata"].get("labels", {}), next(([c["status"], c["reason"]] for c in one.get("status", {}).get("conditions", [])
+                                            if c["type"] == type_), None)
+
+
+def two_share_the_namespace(p):
+    """A second platform leaves alone what is the first one's, and takes what bears its name."""
+    job = p.train(epochs=5000)
+    until(lambda: p.task(job)["epoch"] >= 1, 90)
+    first = {t["metadata"]["name"] for t in cluster.listed("trainjobs", p.ns)}
+    assert len(first) == 2, first  # one has ended
+    apply([resource("Dataset", "tiny")], p.ns)
+    until(lambda: said_of(p, "datasets", "tiny", "Ready")[1] == ["True", "Uploaded"], 30)
+    second = release.Release(p.ns, "second", **EMPTY, **{"mongodb.uri": release.mongodb(f"{p.ns}-second")})
+    try:
+        second.install(wait=False)
+        mine = {"labels": {"kubeml.dev/install": "second"}}
+        for one in (trainjob("theirs"), resource("Dataset", "theirs")):
+            one["metadata"] |= mine
+            apply([one], p.ns)
+        # It has neither function nor data set, which the first one has.
+        until(lambda: said_of(p, "trainjobs", "theirs", "Accepted")[1] == ["False", "NotFound"], 90,
+              message="the second platform does not take what is its own")
+        until(lambda: said_of(p, "datasets", "theirs", "Ready")[1] == ["False", "NotFound"], 30)
+        labels, ready = said_of(p, "datasets", "tiny", "Ready")
+        assert labels["kubeml.dev/install"] == "kubeml" and ready == ["True", "Uploaded"], (labels, ready)
+        assert {t["metadata"]["name"] for t in cluster.listed("trainjobs", p.ns)} == first | {"theirs"}
+        before = p.task(job)["epoch"]
+        until(lambda: p.task(job)["epoch"] > before, 30, message="the first platform's job does not go on")
+    finally:
+        second.uninstall()
+    p.delete(f"/tasks/{job}")
+    kubectl("delete", "trainjobs,datasets", "--all", "-n", p.ns, "--wait=false")
 
 
 harness.main(globals())

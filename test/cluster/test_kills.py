@@ -1,9 +1,10 @@
 """kill -9, one after the other, of everything that a job stands on; it ends with the weights that it would have had."""
+import contextlib
 import os
 import signal
 
 import release
-from cluster import case, harness, until
+from cluster import case, harness, kubectl, until
 
 OPTIONS = {"k": 2, "default_parallelism": 2, "seed": 3}
 EPOCHS = 45  # of 8 batches: paced, 36 s and more, not counting what a kill costs
@@ -24,6 +25,14 @@ def restarts(pod):
     return sum(c["restartCount"] for c in pod["status"].get("containerStatuses", []))
 
 
+def avoided(p):
+    """The nodes that the release's pods would rather not be on: another case may have had a reason."""
+    return {value for pod in release.pods_of(p.ns)
+            for wish in pod["spec"].get("affinity", {}).get("nodeAffinity", {}).get(
+                "preferredDuringSchedulingIgnoredDuringExecution", [])
+            for field in wish["preference"].get("matchFields", []) for value in field["values"]}
+
+
 @case(limit=120, platform=False)
 def a_warm_function_ends_when_it_is_asked_to():
     """It is the first process of its container, for which there is no default action."""
@@ -31,8 +40,38 @@ def a_warm_function_ends_when_it_is_asked_to():
     with release.shared() as p:
         p.warm(4, 1)
         pid = p.pods(role="function")[0]["pid"]
+        ended = next(pod["name"] for pod in p.pods() if pod["pid"] == pid)
+        before, shunned = {pod["name"] for pod in p.pods()}, avoided(p)
         os.kill(pid, signal.SIGTERM)
         until(lambda: not harness.alive(pid), 30, message="it goes on")
+        until(lambda: ended not in (there := {pod["name"] for pod in p.pods()}) and there - before, 30,
+              message="no other takes its place")
+        p.warm(4, 1)
+        assert avoided(p) <= shunned, "a node is avoided although nothing is wrong with it"
+
+
+@case(limit=120, platform=False)
+def a_warm_function_that_is_being_deleted_is_given_to_no_job():
+    """A pod has its grace to end in, and one that uses it is still connected."""
+    release.needs_processes()
+    with release.shared() as p:
+        p.dataset()
+        p.function()
+        p.warm(4, 1)
+        old, shunned = p.pods(role="function"), avoided(p)
+        for pod in old:
+            os.kill(pod["pid"], signal.SIGSTOP)
+        try:
+            for pod in old:
+                kubectl("delete", "pod", "-n", p.ns, pod["name"], "--wait=false", "--grace-period=60")
+            p.succeed(p.train(epochs=1, **OPTIONS), 50)
+            assert all(harness.alive(pod["pid"]) for pod in old), "they had ended before the job"
+        finally:
+            for pod in old:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pod["pid"], signal.SIGCONT)
+        until(lambda: not any(harness.alive(pod["pid"]) for pod in old), 30, message="they stay")
+        assert avoided(p) <= shunned, "a node is avoided although nothing is wrong with it"
 
 
 @case(limit=480, platform=False)

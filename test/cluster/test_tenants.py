@@ -3,6 +3,7 @@ somebody in, the password does. Who may read Secrets gets in by the job's own.""
 import base64
 import contextlib
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -177,6 +178,12 @@ def a_jobs_redis_is_looked_into_by_its_secret():
         job = p.train(epochs=5000)
         until(lambda: p.task(job)["epoch"] >= 1, 90)
         secret = secret_of(p, job)
+        # It travels in the frames: in no pod's object, nor in what its processes were started with.
+        assert secret["password"] not in str(release.pods_of(p.ns, f"kubeml.dev/job={job}"))
+        for pid in [pid for one in p.pods(job=job) for pids in release.pids_of(one["uid"]).values() for pid in pids] \
+                if cluster.OURS else []:
+            for what in ("environ", "cmdline"):
+                assert secret["password"].encode() not in pathlib.Path(f"/proc/{pid}/{what}").read_bytes(), (pid, what)
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]

@@ -34,9 +34,9 @@ def condition(p, name, kind):
 
 
 def holds(p, name, kind, seconds=60, value="True"):
-    until(lambda: condition(p, name, kind)[0] == value, seconds, every=0.1,
-          message=f"{name} is not {kind}={value}: {json.dumps(status(p, name))}")
-    return condition(p, name, kind)
+    # What was seen then: it may be gone the next moment.
+    return until(lambda: (now := condition(p, name, kind))[0] == value and now, seconds, every=0.1,
+                 message=f"{name} is not {kind}={value}: {json.dumps(status(p, name))}")
 
 
 def ready(p):
@@ -67,6 +67,7 @@ def made_by_kubectl_and_seen_by_both():
             said = [(f["manager"], f["operation"]) for f in now["metadata"]["managedFields"] if f.get("subresource") == "status"]
             assert said == [("kubeml", "Apply")], now["metadata"]["managedFields"]
             assert {c["type"] for c in now["status"]["conditions"]} == CONDITIONS, now["status"]["conditions"]
+            assert all(c["reason"] for c in now["status"]["conditions"]), now["status"]["conditions"]
             job = now["status"]["job"]
             assert p.get(f"/tasks/{job}")["state"] == "succeeded"
 
@@ -81,13 +82,13 @@ def made_by_kubectl_and_seen_by_both():
             assert wide[1][wide[0].index("MERGE"):].split()[0] == "database", wide
             assert "by-hand" in kubectl("get", "kubeml", "-n", p.ns).stdout
 
-            # A job of the API shows as a TrainJob.
-            other = p.train(epochs=1)
-            name = until(lambda: next((t["metadata"]["name"] for t in cluster.listed("trainjobs", p.ns)
-                                       if t.get("status", {}).get("job") == other), None), 30,
-                         message="a job of the API has no TrainJob")
-            holds(p, name, "Complete", 90)
-            assert p.task(other)["state"] == "succeeded"
+            # A job of the API shows as a TrainJob, however short it is.
+            for other in [p.train(epochs=1) for _ in range(4)]:
+                name = until(lambda: next((t["metadata"]["name"] for t in cluster.listed("trainjobs", p.ns)
+                                           if t.get("status", {}).get("job") == other), None), 30,
+                             message="a job of the API has no TrainJob")
+                holds(p, name, "Complete", 90)
+                assert p.task(other)["state"] == "succeeded"
         finally:
             gone(p, "by-hand")
 
@@ -110,6 +111,10 @@ def suspend_stops_at_a_merge_and_goes_on_there():
             kubectl("patch", "trainjob", "pause", "-n", p.ns, "--type=merge", "-p", '{"spec":{"suspend":false}}')
             holds(p, "pause", "Suspended", 60, "False")
             holds(p, "pause", "Complete", 120)
+            # Both edits are seen: by the status as a whole and by each condition.
+            now = found(p, "pause")
+            seen = {now["status"]["observedGeneration"], *(c["observedGeneration"] for c in now["status"]["conditions"])}
+            assert now["metadata"]["generation"] >= 3 and seen == {now["metadata"]["generation"]}, now
             task = p.task(job)
             assert task["sha256"] == want, "other weights than without the pause"
             assert len(p.get(f"/history/{job}")["data"]["accuracy"]) == spec["epochs"]
@@ -163,9 +168,9 @@ def delete_deadline_and_time_to_live():
             assert p.wait(deleted)["state"] == "cancelled"
 
             apply([trainjob("short", epochs=5000, activeDeadlineSeconds=3, ttlSecondsAfterFinished=3)], p.ns)
+            job = until(lambda: status(p, "short").get("job"), 30)
             failed = holds(p, "short", "Failed", 60)
             assert failed[1] == "DeadlineExceeded", failed
-            job = status(p, "short")["job"]
             until(lambda: found(p, "short") is None, 60, message="it stays after its time")
             assert p.get(f"/history/{job}")["id"] == job, "its history stays"
             again = cluster.listed("trainjobs", p.ns, f"kubeml.dev/job in ({deleted},{job})")
@@ -244,9 +249,17 @@ def what_is_refused():
             assert not [t for t in cluster.listed("trainjobs", p.ns) if t["metadata"]["name"] in
                         ("negative", "unknown", "lacking")]
 
+            p.post("/dataset/targets?regression=true", files=harness.tiny_mnist())
+            p.post("/function/zoo", json={"model": "lenet5"})
+            p.post("/function/unbuilt", 400, files={"code": ("unbuilt.c", "int x = ;")})
             for name, spec, why, says in (("nofunction", {"function": "nono"}, "NotFound", 'no function "nono"'),
+                                          ("nocode", {"function": "unbuilt"}, "NotFound",
+                                           'no function "unbuilt": its last upload did not compile: unbuilt.c:1:9: error'),
                                           ("nodata", {"dataset": "nono"}, "NotFound", 'no dataset "nono"'),
-                                          ("nomode", {"mode": "p2p"}, "Unsupported", '"p2p" is not built yet')):
+                                          ("nomode", {"mode": "p2p"}, "Unsupported", '"p2p" is not built yet'),
+                                          ("nolabels", {"dataset": "targets"}, "Unsupported", "needs labels of classes"),
+                                          ("nogoal", {"function": "zoo", "dataset": "targets", "goalAccuracy": 90},
+                                           "Unsupported", "no classes")):
                 apply([trainjob(name, **spec)], p.ns)
                 value, reason, message = holds(p, name, "Accepted", 20, "False")
                 assert reason == why and says in message, (name, reason, message)
@@ -261,7 +274,7 @@ def what_is_refused():
             assert change_spec(p, "fixed", ttlSecondsAfterFinished=1000).returncode == 0
             holds(p, "fixed", "Complete", 90)
         finally:
-            gone(p, "nofunction", "nodata", "nomode", "fixed")
+            gone(p, "nofunction", "nocode", "nodata", "nomode", "nolabels", "nogoal", "fixed")
 
 
 def resource(kind, name, **spec):
@@ -293,10 +306,14 @@ def functions_and_datasets_have_their_status():
             assert becomes(p, "functions", "nobodys", "False", "NotFound")[0][2]
             assert "x" in becomes(p, "functions", "broken", "False", "BuildFailed")[0][2]
             p.get("/function/broken", 404)
+            why = p.get("/function/broken/explain")
+            assert why["reason"] == "CompileError" and "broken.c:1:25: error" in why["message"], why
             assert "kubeml dataset create" in becomes(p, "datasets", "tiny", "False", "NotFound")[0][2]
             p.dataset()
             told = becomes(p, "datasets", "tiny", "True", "Uploaded")[1]
             shown = [line.split() for line in kubectl("get", "kfn,kds", "-n", p.ns).stdout.splitlines() if line]
+            category = kubectl("get", "kubeml", "-n", p.ns, "-o", "name").stdout.split()
+            assert {"function.kubeml.dev/ours", "dataset.kubeml.dev/tiny"} <= set(category), category
             assert ["NAME", "VERSION", "MODEL", "READY", "AGE"] in shown and ["NAME", "TRAIN", "TEST", "READY", "AGE"] in shown, shown
             assert any(row[:4] == ["function.kubeml.dev/ours", "1", "lenet5", "True"] for row in shown), shown
             assert any(row[:4] == ["dataset.kubeml.dev/tiny", "512", "128", "True"] for row in shown), shown
@@ -314,7 +331,9 @@ def functions_and_datasets_have_their_status():
             answer = p.post("/infer", json={"model_id": job, "data": [image, image]})
             assert len(answer["predictions"]) == 2 and len(answer["logits"][0]) == 10, answer
 
-            kubectl("delete", "function", "ours", "-n", p.ns)
+            kubectl("delete", "function", "ours", "broken", "-n", p.ns)
+            until(lambda: p.ask("GET", "/function/broken/explain", 404).status_code == 404, 30,
+                  message="what did not compile is told of after its object is deleted")
             until(lambda: p.call("GET", "/function", 200) is not None and
                   "ours" not in str(p.get("/function")), 30, message="a deleted Function stays registered")
         finally:

@@ -9,16 +9,37 @@
 
 /* ---- algorithms ------------------------------------------------------------------------------ */
 
-TEST(the_fastest_way_is_found_once_and_kept)
+/* The small model, compiled on the device. */
+static engine *compiled(void)
 {
     err e = ERR_INIT;
     engine *m;
-    char path[512];
-    snprintf(path, sizeof path, "%s/algorithms", test_tmp());
-    setenv("KUBEML_CUDA_CACHE", path, 1);
     engine_config c = config("cuda");
-    fake_favourite(0);
     CHECK_OK(engine_compile(&c, &m, &e), e);
+    return m;
+}
+
+/* Compiled once more, it has that choice among its own. */
+static void chooses(const char *choice)
+{
+    engine *m = compiled();
+    CHECK_CONTAINS(engine_choices(m), choice);
+    engine_free(m);
+}
+
+/* The file that outlives a process. */
+static void keep_at(char *path, size_t size)
+{
+    snprintf(path, size, "%s/algorithms", test_tmp());
+    setenv("KUBEML_CUDA_CACHE", path, 1);
+}
+
+TEST(the_fastest_way_is_found_once_and_kept)
+{
+    char path[512];
+    keep_at(path, sizeof path);
+    fake_favourite(0);
+    engine *m = compiled();
     CHECK_CONTAINS(engine_choices(m), "conv1 forward direct\n");
     CHECK_CONTAINS(engine_choices(m), "conv2 data direct\n");
     CHECK_CONTAINS(engine_choices(m), "conv2 weights direct\n");
@@ -29,48 +50,37 @@ TEST(the_fastest_way_is_found_once_and_kept)
     CHECK(first > 0);
     fake_favourite(-1); /* another process: memory is gone, the file is there */
     cuda_algorithms_forget();
-    CHECK_OK(engine_compile(&c, &m, &e), e);
+    chooses("conv1 forward direct\n");
     CHECK_INT(fake_measurements(), first);
-    CHECK_CONTAINS(engine_choices(m), "conv1 forward direct\n");
-    engine_free(m);
     CHECK(unlink(path) == 0);
     cuda_algorithms_forget();
-    CHECK_OK(engine_compile(&c, &m, &e), e);
+    chooses("conv1 forward own\n");
     CHECK(fake_measurements() > first);
-    CHECK_CONTAINS(engine_choices(m), "conv1 forward own\n");
-    engine_free(m);
 }
 
 TEST(what_one_process_has_measured_another_is_told)
 {
-    err e = ERR_INIT;
-    engine *m;
     char path[512];
     setenv("KUBEML_CUDA_CACHE", "", 1);
-    engine_config c = config("cuda");
     fake_favourite(0);
     CHECK(!backend_learned("cuda"));
-    CHECK_OK(engine_compile(&c, &m, &e), e);
-    engine_free(m);
+    engine_free(compiled());
     char *learned = backend_learned("cuda");
     long first = fake_measurements();
     CHECK(learned && first > 0);
     CHECK_CONTAINS(learned, "\tdirect\n");
     cuda_algorithms_forget(); /* another process, of a machine whose file says otherwise */
-    snprintf(path, sizeof path, "%s/algorithms", test_tmp());
+    keep_at(path, sizeof path);
     FILE *f = fopen(path, "w");
     CHECK(f);
     for (const char *line = learned; *line; line = strchr(line, '\n') + 1)
         fprintf(f, "%.*s\town\n", (int)strcspn(line, "\t"), line);
     CHECK(fclose(f) == 0);
-    setenv("KUBEML_CUDA_CACHE", path, 1);
     backend_known("cuda", "of another form\n");
     backend_known("cuda", learned);
-    CHECK_OK(engine_compile(&c, &m, &e), e);
-    CHECK_CONTAINS(engine_choices(m), "conv1 forward direct\n");
+    chooses("conv1 forward direct\n");
     CHECK_INT(fake_measurements(), first);
     CHECK(!backend_learned("cuda"));
-    engine_free(m);
     backend_known("reference", learned); /* which measures nothing */
     CHECK(!backend_learned("reference"));
     free(learned);
@@ -79,13 +89,9 @@ TEST(what_one_process_has_measured_another_is_told)
 /* A kernel of ours that was made faster, or slower, competes anew. */
 TEST(what_was_measured_with_other_kernels_is_measured_again)
 {
-    err e = ERR_INIT;
-    engine *m;
     setenv("KUBEML_CUDA_CACHE", "", 1);
-    engine_config c = config("cuda");
     fake_favourite(0);
-    CHECK_OK(engine_compile(&c, &m, &e), e);
-    engine_free(m);
+    engine_free(compiled());
     char *learned = backend_learned("cuda"), *others = strdup(learned), *at = others;
     for (; *at; at = strchr(at, '\n') + 1) {
         char *version = strstr(at, " own");
@@ -96,91 +102,58 @@ TEST(what_was_measured_with_other_kernels_is_measured_again)
     cuda_algorithms_forget();
     fake_favourite(-1);
     backend_known("cuda", others);
-    CHECK_OK(engine_compile(&c, &m, &e), e);
+    chooses("conv1 forward own\n");
     CHECK(fake_measurements() > first);
-    CHECK_CONTAINS(engine_choices(m), "conv1 forward own\n");
-    engine_free(m);
     free(learned);
     free(others);
 }
 
 TEST(a_damaged_cache_is_measured_again)
 {
-    err e = ERR_INIT;
-    engine *m;
     char path[512];
-    snprintf(path, sizeof path, "%s/algorithms", test_tmp());
-    setenv("KUBEML_CUDA_CACHE", path, 1);
+    keep_at(path, sizeof path);
     FILE *f = fopen(path, "w");
     CHECK(f);
     fputs("no tab\nkey\tan-algorithm-with-a-name-that-is-much-too-long-to-be-one\n\t\n", f);
     CHECK(fclose(f) == 0);
-    engine_config c = config("cuda");
     fake_favourite(0);
-    CHECK_OK(engine_compile(&c, &m, &e), e);
-    CHECK_CONTAINS(engine_choices(m), "conv1 forward direct\n");
-    engine_free(m);
+    chooses("conv1 forward direct\n");
 }
 
 /* What fails leaves nothing behind that would be taken for the next one's failure. */
 TEST(a_way_that_fails_is_not_taken_and_harms_no_other)
 {
-    err e = ERR_INIT;
-    engine *m;
-    engine_config c = config("cuda");
     fake_favourite(1);
     fake_break(0); /* which is tried before it */
-    CHECK_OK(engine_compile(&c, &m, &e), e);
-    CHECK_CONTAINS(engine_choices(m), "conv1 forward reversed\n");
-    engine_free(m);
+    chooses("conv1 forward reversed\n");
     cuda_algorithms_forget();
     fake_break(1); /* the last */
-    CHECK_OK(engine_compile(&c, &m, &e), e);
-    CHECK_CONTAINS(engine_choices(m), "conv1 forward own\n");
-    engine_free(m);
+    chooses("conv1 forward own\n");
 }
 
 TEST(what_was_known_and_fails_here_is_measured_again)
 {
-    err e = ERR_INIT;
-    engine *m;
-    engine_config c = config("cuda");
     fake_favourite(0);
-    CHECK_OK(engine_compile(&c, &m, &e), e);
-    CHECK_CONTAINS(engine_choices(m), "conv1 forward direct\n");
-    engine_free(m);
+    chooses("conv1 forward direct\n");
     fake_break(0);
-    CHECK_OK(engine_compile(&c, &m, &e), e);
-    CHECK_CONTAINS(engine_choices(m), "conv1 forward own\n");
-    engine_free(m);
+    chooses("conv1 forward own\n");
 }
 
 /* Our own way is timed first, and the fastest. */
 TEST(an_idle_device_is_woken_before_anything_is_timed)
 {
-    err e = ERR_INIT;
-    engine *m;
-    engine_config c = config("cuda");
     fake_favourite(-1);
     fake_asleep(5000);
-    CHECK_OK(engine_compile(&c, &m, &e), e);
-    CHECK_CONTAINS(engine_choices(m), "conv1 forward own\n");
-    engine_free(m);
+    chooses("conv1 forward own\n");
 }
 
 TEST(what_is_known_has_run_once_before_it_is_captured)
 {
-    err e = ERR_INIT;
-    engine *m;
-    engine_config c = config("cuda");
     fake_favourite(0);
-    CHECK_OK(engine_compile(&c, &m, &e), e);
-    engine_free(m);
+    engine_free(compiled());
     fake_first_runs_captured(); /* another process, which is told what to take */
-    CHECK_OK(engine_compile(&c, &m, &e), e);
-    CHECK_CONTAINS(engine_choices(m), "conv1 forward direct\n");
+    chooses("conv1 forward direct\n");
     CHECK_INT(fake_first_runs_captured(), 0);
-    engine_free(m);
 }
 
 TEST_LIMIT(every_way_computes_the_same, 60)
@@ -196,29 +169,39 @@ TEST_LIMIT(every_way_computes_the_same, 60)
 
 /* ---- models ---------------------------------------------------------------------------------- */
 
-/* Four steps of LeNet on that backend. */
-static void train_lenet(const char *on, backend_precision precision, const char *choice,
-                        double loss[4])
+/* LeNet on that backend, and two images with their labels. */
+static engine *lenet(const char *on, optim o, backend_precision precision, engine_batch *b)
 {
     static float x[2 * 28 * 28];
     static const int32_t labels[2] = {3, 8};
-    err found = ERR_INIT, e = ERR_INIT;
-    engine_config c = {.build = zoo_find("lenet5", &found)->build,
+    err e = ERR_INIT;
+    engine_config c = {.build = zoo_find("lenet5", &e)->build,
                        .input = {3, 1, 28, 28},
                        .outputs = CLASSES,
                        .batch = 2,
                        .backend = on,
                        .precision = precision,
-                       .optim = {.kind = OPTIM_SGD, .momentum = 0.9, .weight_decay = 1e-4},
+                       .optim = o,
                        .seed = 11};
     engine *m;
-    engine_result result;
     rng r;
     rng_init(&r, 2, RNG_TEST, 0, 0);
     for (size_t i = 0; i < sizeof x / sizeof *x; i++)
         x[i] = rng_uniform(&r);
-    engine_batch b = {.n = 2, .x = x, .labels = labels};
+    *b = (engine_batch){.n = 2, .x = x, .labels = labels};
     CHECK_OK(engine_compile(&c, &m, &e), e);
+    return m;
+}
+
+/* Four steps of LeNet on that backend. */
+static void train_lenet(const char *on, backend_precision precision, const char *choice,
+                        double loss[4])
+{
+    static const optim o = {.kind = OPTIM_SGD, .momentum = 0.9, .weight_decay = 1e-4};
+    err e = ERR_INIT;
+    engine_result result;
+    engine_batch b;
+    engine *m = lenet(on, o, precision, &b);
     if (choice)
         CHECK_CONTAINS(engine_choices(m), choice);
     for (int i = 0; i < 4; i++) {
@@ -265,27 +248,12 @@ TEST_LIMIT(fused_bf16_computes_what_its_layers_do, 120)
 /* Two steps, each at once or in two calls: the gradients, then the update. */
 static engine *train_in(bool two_calls, optim o, backend_precision precision)
 {
-    static float x[2 * 28 * 28];
-    static const int32_t labels[2] = {3, 8};
     err e = ERR_INIT;
-    engine_config c = {.build = zoo_find("lenet5", &e)->build,
-                       .input = {3, 1, 28, 28},
-                       .outputs = CLASSES,
-                       .batch = 2,
-                       .backend = "cuda",
-                       .precision = precision,
-                       .optim = o,
-                       .seed = 11};
-    engine *m;
     engine_result result;
-    rng r;
-    rng_init(&r, 2, RNG_TEST, 0, 0);
-    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
-        x[i] = rng_uniform(&r);
-    CHECK_OK(engine_compile(&c, &m, &e), e);
+    engine_batch b;
+    engine *m = lenet("cuda", o, precision, &b);
     CHECK_CONTAINS(engine_choices(m), "fc1 head fused\n");
-    for (int i = 0; i < 2; i++) {
-        engine_batch b = {.n = 2 - i, .x = x, .labels = labels};
+    for (b.n = 2; b.n > 0; b.n--) {
         if (!two_calls)
             CHECK_OK(engine_train(m, &b, 0.05, &result, &e), e);
         else if (engine_gradients(m, &b, &result, &e) || engine_update(m, 0.05, &e))

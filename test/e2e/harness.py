@@ -13,6 +13,7 @@ A test file defines cases and ends with `harness.main(globals())`:
 (harness.skip). Nothing sleeps to wait: `until` looks for an event with a deadline.
 """
 import contextlib
+import ctypes
 import gzip
 import json
 import os
@@ -118,6 +119,12 @@ def tiny_mnist(train=512, test=128):
     return {"x-train": images(train), "y-train": labels(train), "x-test": images(test), "y-test": labels(test)}
 
 
+def code_is_asked():
+    """Skips where the kernel has no Landlock: there uploaded code is not asked what samples it takes."""
+    if ctypes.CDLL(None).syscall(444, None, 0, 1) < 1:  # landlock_create_ruleset: its version
+        skip("this kernel has no Landlock")
+
+
 def mnist():
     """The folder of the real data set, or a skip."""
     for folder in (os.environ.get("DATA"), ROOT.parent / "shared/data"):
@@ -137,6 +144,13 @@ static int paced(kml_step *s)
     return kml_gradients(s) ? -1 : kml_update(s, kml_learning_rate(s));
 }}
 """).replace(".lr = 0.01", ".lr = 0.01, .step = paced")
+
+
+def talking_code(lines):
+    """LeNet that writes so many lines of 112 bytes to its log, "line 00000 ...", when its model is made."""
+    says = f'    for (int i = 0; i < {lines}; i++)\n        fprintf(stderr, "line %05d %0100d\\n", i, 0);\n'
+    code = LENET.read_text().replace("#include <kubeml.h>", "#include <kubeml.h>\n#include <stdio.h>")
+    return code.replace("    x = kml_relu", says + "    x = kml_relu", 1)
 
 
 # ---- the platform -------------------------------------------------------------------------------

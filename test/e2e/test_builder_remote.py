@@ -9,7 +9,7 @@ import threading
 import requests
 
 import harness
-from harness import LENET, Platform, case, until
+from harness import LENET, Platform, case, idx, until
 
 TOKEN = "what-the-builder-wants-to-hear"
 
@@ -64,6 +64,26 @@ def what_was_compiled_elsewhere_trains():
         assert len(p.post("/infer", json={"model_id": job, "data": [[[[0] * 28] * 28]]})["predictions"]) == 1
 
 
+@case(limit=60, platform=False)
+def whether_code_takes_its_samples_is_asked_there():
+    harness.code_is_asked()
+    images, labels = idx(bytes(64 * 9), 64, 3, 3), idx(bytes(i % 10 for i in range(64)), 64)
+    with builder() as (process, url), platform(url) as p:
+        p.dataset()
+        p.dataset("small", {"x-train": images, "y-train": labels, "x-test": images, "y-test": labels})
+        p.function("lenet", LENET)
+        want = {"function_name": "lenet", "dataset": "small", "epochs": 1, "batch_size": 32, "lr": 0.1}
+        assert "kernel 5" in p.post("/train", 422, json=want)["detail"]
+        assert p.get("/tasks?state=all") == []
+        p.succeed(p.train(epochs=1))
+        # One that is away is not waited for: the job tells.
+        p.function("five", LENET.read_text().replace("kml_classes(g)", "5"))
+        process.terminate()
+        process.wait(30 * harness.STRETCH)
+        job = p.post("/train", json={**want, "function_name": "five", "dataset": "tiny"})["id"]
+        assert p.wait(job)["reason"] == "ShapeMismatch", p.task(job)
+
+
 @case(limit=120, platform=False)
 def errors_come_back_as_on_a_laptop():
     wrong = '#include "kubeml.h"\nint f(void)\n{\n    return undeclared + 1;\n}\n'
@@ -71,12 +91,19 @@ def errors_come_back_as_on_a_laptop():
         for code in (wrong, "int x;\n", '#include "kubeml.h"\nextern int missing(void);\nint f(void) { return missing(); }\n'):
             far, near = upload(there, code, status=400), upload(here, code, status=400)
             assert shape(far) == shape(near) and near["detail"], (far, near)
+            far, near = (p.get("/function/f/explain") for p in (there, here))
+            assert far["message"] == near["message"] and far["evidence"][1:] == near["evidence"][1:], (far, near)
         far = upload(there, wrong, status=400)
         assert far["diagnostics"][0]["file"] == "f.c" and far["diagnostics"][0]["line"] == 4, far
         assert "undeclared" in far["compiler_output"]
         # Too much for it is told as well: a file that includes itself for ever, and too many bytes.
         assert upload(there, '#include "f.c"\n', status=400)["detail"]
         assert upload(there, "/*" + "x" * (1 << 20) + "*/", status=413)
+        # What is not to be compiled at all is refused before, and is no fault of the code.
+        for code, file in ((wrong, "f.txt"), ("// \udcff\n".encode(errors="surrogateescape"), "f.c")):
+            for p in (there, here):
+                assert file in p.post("/function/g", 400, files={"code": (file, code)})["detail"]
+                p.get("/function/g/explain", 404)
 
 
 @case(limit=120, platform=False)
@@ -112,6 +139,7 @@ def a_builder_that_is_away_is_waited_for():
             # Nobody comes back: it is said, and nothing is left of the upload.
             assert "builder" in upload(p, "int x;\n", "g", status=503)["detail"]
             p.get("/function/g", 404)
+            p.get("/function/g/explain", 404)  # no fault of the code
             p.post("/function/zoo", json={"model": "lenet5"})
     with builder() as (_, url), platform(url, "another token of its own") as p:
         assert "token" in upload(p, "int x;\n", status=503)["detail"]

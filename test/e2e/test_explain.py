@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """`kubeml explain`: each cause of waiting or failing is named, with its evidence, in the job's
-conditions, the REST answer and the command line alike."""
+conditions, the REST answer and the command line alike; and why an upload did not compile."""
+import json
 import os
 import pathlib
 import shutil
@@ -47,31 +48,118 @@ def no_free_slot(p):
     p.wait(long)
 
 
-@case(options=("--pool-functions", "0", "--pool-ps", "0"))
-def pool_empty(p):
-    """With nothing warm a job waits for its pods. A frozen one keeps it there long enough to be asked."""
-    p.dataset()
-    p.function()
-    job = p.train(epochs=1)
-    pod = p.pod(role="ps")
-    os.kill(pod["pid"], signal.SIGSTOP)
-    try:
+@case(platform=False)
+def pool_empty():
+    """With nothing warm a job waits for its pods. One that is held up at its start keeps it there until it was asked."""
+    held = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP"))) / "held"
+    with harness.Platform("--pool-functions", "0", "--pool-ps", "0", env={
+            "KUBEML_FAILPOINT": "ps-starts:1:wait", "KUBEML_FAILPOINT_FILE": str(held)}) as p:
+        p.dataset()
+        p.function()
+        job = p.train(epochs=1)
+        until(held.exists, message="kubeml-ps is not held up")
         until(lambda: p.get(f"/tasks/{job}/explain")["reason"] == "PoolEmpty", message="never PoolEmpty")
         explained(p, job, "PoolEmpty")
-    finally:
-        os.kill(pod["pid"], signal.SIGCONT)
-    p.succeed(job)
+        held.unlink()
+        p.succeed(job)
+
+
+GOOD = HEAD + MODEL + "KUBEML_FUNCTION(.model = model);\n"
+BROKEN = GOOD.replace("10);", "10)")
+WHERE = "broken.c:8:1: error: expected"
+
+
+def upload(p, name, code, method="POST", status=200, file="broken.c"):
+    return p.call(method, f"/function/{name}", status, files={"code": (file, code)})
+
+
+def explained_function(p, name, state, reason, *parts):
+    """As `explained`, of a function."""
+    why = p.get(f"/function/{name}/explain")
+    assert (why["name"], why["state"], why["reason"]) == (name, state, reason), why
+    text = cli(p, "explain", name)
+    for part in (f"function: {name}\n", reason, why["message"], *why["evidence"]):
+        assert part in text, (part, text)
+    for part in parts:
+        assert part in why["message"] + "\n".join(why["evidence"]), (part, why)
+    assert json.loads(cli(p, "explain", name, "-o", "json")) == why
+    return why
 
 
 @case()
 def compile_error(p):
-    """The compiler's words with their lines, and no function."""
-    code = HEAD + MODEL.replace("10);", "10)") + "KUBEML_FUNCTION(.model = model);\n"
+    """The compiler's words with their lines, and no function: told at once, and to whoever asks later."""
     folder = pathlib.Path(os.environ.get("TEST_TMP", "/tmp"))
-    (folder / "broken.c").write_text(code)
+    (folder / "broken.c").write_text(BROKEN)
     text = cli(p, "function", "create", "--name", "broken", "--code", str(folder / "broken.c"), status=1)
-    assert "broken.c:8:1: error: expected" in text, text
+    assert WHERE in text, text
     p.get("/function/broken", 404)
+    why = explained_function(p, "broken", "missing", "CompileError", "there is no version", WHERE)
+    refused = why["refused"]
+    assert why["version"] is None and refused["asked"] == "create" and WHERE in refused["error"], why
+    first = refused["diagnostics"][0]
+    assert (first["file"], first["line"], first["column"], first["severity"]) == ("broken.c", 8, 1, "error"), refused
+    asked = {"function_name": "broken", "dataset": "none", "epochs": 1, "batch_size": 1, "lr": 0.1}
+    said = p.post("/train", 404, json=asked)["detail"]
+    assert 'there is no function "broken": its last upload did not compile: ' + WHERE in said, said
+    upload(p, "broken", GOOD)
+    assert 'no dataset "none"' in p.post("/train", 404, json=asked)["detail"]
+
+
+@case()
+def a_refused_update_leaves_the_version_in_use(p):
+    upload(p, "updated", GOOD)
+    assert explained_function(p, "updated", "ready", "Registered", "version 1 is in use", "broken.c")["refused"] is None
+    for _ in range(2):
+        upload(p, "updated", BROKEN, "PUT", 400)
+    why = explained_function(p, "updated", "ready", "CompileError", "version 1 stays in use", WHERE)
+    assert why["version"] == 1 and why["refused"]["asked"] == "update", why
+    # The name is taken: nothing was compiled, and what is known stays.
+    upload(p, "updated", "int x = ;", status=409)
+    assert p.get("/function/updated/explain") == why
+    # What is built next has the last word; also the same code again, and a model of the zoo.
+    upload(p, "updated", GOOD, "PUT")
+    assert explained_function(p, "updated", "ready", "Registered")["version"] == 1
+    upload(p, "updated", BROKEN, "PUT", 400)
+    p.call("PUT", "/function/updated", json={"model": "lenet5"})
+    why = explained_function(p, "updated", "ready", "Registered", "version 2 is in use", "lenet5 of the zoo")
+    assert why["refused"] is None, why
+    upload(p, "updated", BROKEN, "PUT", 400)
+    p.delete("/function/updated")
+    p.get("/function/updated/explain", 404)
+    assert 'no job and no function "updated"' in cli(p, "explain", "updated", status=1)
+
+
+@case()
+def what_is_no_fault_of_the_code_is_no_refusal(p):
+    for code, file, says in ((GOOD, "broken.txt", "broken.txt"), (GOOD, "only.h", "no .c file"),
+                             (b"// \xff\n" + GOOD.encode(), "latin.c", "latin.c is not UTF-8")):
+        assert says in upload(p, "wrong", code, status=400, file=file)["detail"]
+        p.get("/function/wrong/explain", 404)
+    p.call("PUT", "/function/wrong", 404, files={"code": ("broken.c", BROKEN)})
+    p.get("/function/wrong/explain", 404)
+
+
+@case()
+def a_refusal_outlives_the_controller(p):
+    upload(p, "refused", BROKEN, status=400)
+    before = explained_function(p, "refused", "missing", "CompileError", WHERE)
+    assert p.stop() == 0
+    p.start()
+    assert explained_function(p, "refused", "missing", "CompileError", WHERE) == before
+    p.kill()
+    p.start()
+    assert explained_function(p, "refused", "missing", "CompileError", WHERE) == before
+
+
+@case(limit=120)
+def refusals_are_bounded(p):
+    """64 names; the oldest go."""
+    for i in range(65):
+        upload(p, f"n{i}", "int x = ;\n", status=400)
+    p.get("/function/n0/explain", 404)
+    for i in (1, 64):
+        assert p.get(f"/function/n{i}/explain")["reason"] == "CompileError"
 
 
 @case(options=("--pool-functions", "0", "--pool-ps", "0"), env={"PATH": "/nonexistent"})

@@ -12,10 +12,10 @@ import harness
 from harness import BIN, LENET, STRETCH, case
 
 
-def run(*arguments, status=0, env=None):
+def run(*arguments, status=0, env=None, stdout=subprocess.PIPE):
     """kubeml-function run ...: its output and what it said."""
-    done = subprocess.run([str(BIN / "kubeml-function"), "run", *map(str, arguments)], capture_output=True,
-                          text=True, timeout=60 * STRETCH, stdin=subprocess.DEVNULL,
+    done = subprocess.run([str(BIN / "kubeml-function"), "run", *map(str, arguments)], stdout=stdout,
+                          stderr=subprocess.PIPE, text=True, timeout=60 * STRETCH, stdin=subprocess.DEVNULL,
                           env={**os.environ, "KUBEML_INCLUDE": str(harness.ROOT / "function-runtime/include"),
                                **(env or {})})
     assert done.returncode == status, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -116,6 +116,34 @@ def a_job_on_targets(p):
     assert "validation loss" in text and "accuracy" not in text, text
 
 
+@case()
+def an_accuracy_is_no_goal_where_there_is_none(p):
+    data, folder = sums(64, 64), pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+    for name, values in data.items():
+        np.save(folder / f"{name}.npy", values)
+    p.post("/dataset/sums?regression=true", files={name: (folder / f"{name}.npy").read_bytes() for name in data})
+    p.function("sums", SUMS)
+    body = {"function_name": "sums", "dataset": "sums", "epochs": 1, "batch_size": 32, "lr": 0.1}
+    said = p.post("/train", 422, json={**body, "options": {"goal_accuracy": 99.5}})["detail"]
+    assert said.startswith("options.goal_accuracy: 99.5 %") and "dataset sums has targets and no classes" in said, said
+    assert p.get("/tasks?state=all") == []
+    train = ["train", "-f", "sums", "-d", "sums", "-e", "1", "-b", "32", "--lr", "0.1"]
+    done = subprocess.run([str(BIN / "kubeml"), *train, "--goal-accuracy", "90"], capture_output=True, text=True,
+                          timeout=60 * STRETCH, env={**os.environ, **p.environment()})
+    assert done.returncode == 1 and "options.goal_accuracy: 90 %" in done.stderr, (done.returncode, done.stderr)
+    (folder / "sums.c").write_text(SUMS)
+    options = [folder / "sums.c", "-e", 1, "--dataset", "sums"]
+    home = {"KUBEML_HOME": str(p.folder / "home")}
+    said = run(*options, "--goal-accuracy", 90, status=1, env=home)[1]
+    assert "--goal-accuracy" in said and "targets and no classes" in said, said
+    # 100 is no goal, and what a request has that names none.
+    run(*options, "--goal-accuracy", 100, env=home)
+    p.succeed(p.post("/train", json={**body, "options": {"goal_accuracy": 100}})["id"])
+    done = subprocess.run([str(BIN / "kubeml"), *train, "--watch"], capture_output=True, text=True,
+                          timeout=60 * STRETCH, env={**os.environ, **p.environment()})
+    assert done.returncode == 0, done.stderr
+
+
 @case(platform=False)
 def saved_weights_are_a_beginning():
     folder, data = files()
@@ -127,6 +155,18 @@ def saved_weights_are_a_beginning():
     # Of another model it is refused by the tensor's name.
     said = run("--model", "mlp", *data, "-e", 1, "--init", model, status=1)[1]
     assert "fc1.weight" in said, said
+
+
+@case(platform=False)
+def a_full_disk_is_told_with_its_cause():
+    folder, data = files()
+    (folder / "full").symlink_to("/dev/full")
+    with open("/dev/full", "w") as full:
+        said = run("--model", "lenet5", *data, "-e", 1, "--json", status=1, stdout=full)[1]
+    assert said == "kubeml run: standard output: No space left on device\n", said
+    said = run("--model", "lenet5", *data, "-e", 1, "--save", folder / "full", status=1)[1]
+    assert said == "kubeml run: /dev/full: No space left on device\n", said
+    assert (folder / "full").is_char_device()
 
 
 @case(platform=False)
@@ -148,7 +188,7 @@ def its_lines_and_its_words():
     assert "none.c" in said, said
     said = run(LENET, "--dataset", "x", status=1, env={"KUBEML_HOME": str(folder / "home")})[1]
     assert "no local platform" in said, said
-    said = run(LENET, *data, "--lr", "1000", status=1)[1]
+    said = run(LENET, *data, "-e", 5, "--lr", 1000, status=1)[1]
     assert "NaNLoss" in said, said
 
 

@@ -47,9 +47,9 @@ def call(platform, method, path, token=TOKEN, **arguments):
     return requests.request(method, platform.url + path, headers=headers, timeout=60 * harness.STRETCH, **arguments)
 
 
-def train(platform, token=TOKEN):
+def train(platform, token=TOKEN, function="zoo"):
     return call(platform, "POST", "/train", token, json={
-        "function_name": "zoo", "dataset": "tiny", "epochs": 2, "batch_size": 32, "lr": 0.01,
+        "function_name": function, "dataset": "tiny", "epochs": 2, "batch_size": 32, "lr": 0.01,
         "options": {"default_parallelism": 2, "static_parallelism": True}})
 
 
@@ -94,6 +94,14 @@ def both_answer_and_one_leads():
         uploads(second)
         for platform in (first, second):
             assert [d["name"] for d in call(platform, "GET", "/dataset").json()] == ["tiny"]
+        # Code that one refuses both explain, and who trains it hears of it.
+        broken = call(second, "POST", "/function/broken", files={"code": ("broken.c", "int x = ;")})
+        assert broken.status_code == 400, broken.text
+        for platform in (first, second):
+            why = call(platform, "GET", "/function/broken/explain").json()
+            assert why["reason"] == "CompileError" and "broken.c:1:9: error" in why["message"], why
+            reply = train(platform, function="broken")
+            assert reply.status_code == 404 and "did not compile: broken.c:1:9: error" in reply.json()["detail"], reply.text
         job = train(second)
         assert job.status_code == 200, job.text
         job = job.json()["id"]

@@ -1,7 +1,8 @@
 #!/usr/bin/python3
-"""What make sees of a change without being told: other flags, other kernels."""
+"""What make tells of itself, and what it sees of a change without being told: other flags, other kernels."""
 import os
 import pathlib
+import re
 import subprocess
 import tempfile
 
@@ -42,6 +43,15 @@ def other_kernels_have_another_version():
     changed.write_text((ROOT / "kernels/cuda/gemm.cu").read_text().replace("TILE_M = 64", "TILE_M = 32"))
     names = [str(changed) if s.name == changed.name else str(s.relative_to(ROOT)) for s in sources]
     assert build.make("cuda_kernels_version.h", f"SRC_cu={' '.join(names)}")[0] != first[0]
+
+
+@case(platform=False)
+def help_lists_what_the_docs_name():
+    told = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    rows = [line for line in told if not line.startswith("settings: ")]
+    named = set(re.findall(r"`make ([a-z][a-z0-9-]*)", (ROOT / "docs/testing.md").read_text()))
+    assert len(named) > 15 and named <= {row.split()[0] for row in rows}, named - {row.split()[0] for row in rows}
+    assert len({len(re.match(r"\S+ +", row)[0]) for row in rows}) == 1, "they are not in one column:\n" + "\n".join(rows)
 
 
 if __name__ == "__main__":

@@ -246,14 +246,16 @@ def no_database_is_said_and_waited_for():
             p.succeed(p.train(epochs=1))
             assert "the store has no users" in p.log_text()  # the stand-in's, here
             # In the middle of a job: it is said again, and what happened meanwhile is written later.
-            job = p.train(epochs=100000)
-            until(lambda: p.task(job)["epoch"] >= 1, 30)
+            job, far = p.train(epochs=100000), p.train(p.paced(5), epochs=100000)
+            until(lambda: p.task(job)["epoch"] >= 1 and p.task(far)["state"] == "running", 30)
             server.stop()
             until(lambda: requests.get(p.url + "/ready", timeout=20).status_code == 503, 30)
             problem(p, "/ready")
             problem(p, "/dataset")
-            assert p.get(f"/tasks/{job}/explain")["state"] == "running"
-            p.delete(f"/tasks/{job}")
+            for one in (job, far):  # the first is about to write a checkpoint, the other one is far from any
+                why = p.get(f"/tasks/{one}/explain")
+                assert (why["state"], why["reason"]) == ("running", "StoreDown"), why
+                p.delete(f"/tasks/{one}")
             server.start()
             ready(p)
             names = [d["name"] for d in p.get("/dataset")]

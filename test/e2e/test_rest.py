@@ -178,6 +178,33 @@ def suspended_and_resumed_it_ends_as_if_nothing_had_been(p):
 
 
 @case()
+def a_suspended_job_is_stopped_for_good(p):
+    p.dataset()
+    p.function()
+    options = dict(epochs=6, default_parallelism=2, static_parallelism=True, k=2, seed=5)
+    calm = p.succeed(p.train(**options))["sha256"]
+    job = p.train(p.paced(), **options)
+    until(lambda: p.task(job)["epoch"] >= 2)
+    p.post(f"/tasks/{job}/suspend")
+    suspended = p.wait(job)
+    model = p.get(f"/model/{job}")
+    p.delete(f"/tasks/{job}")  # its pods may still be ending
+    task = p.task(job)
+    assert (task["state"], task["reason"]) == ("cancelled", "Cancelled") and task["finished"], task
+    for key in ("epoch", "started", "start_ms", "train_loss", "sha256", "request"):
+        assert task[key] == suspended[key], (key, task, suspended)
+    assert p.events(job)[-1][1]["state"] == "cancelled"
+    history = p.get(f"/history/{job}")
+    assert (history["state"], history["message"]) == ("cancelled", task["message"]), history
+    assert len(history["data"]["train_loss"]) == task["epoch"] and p.get(f"/model/{job}") == model, "what was merged stays"
+    p.delete(f"/tasks/{job}", 409)
+    p.post(f"/tasks/{job}/suspend", 409)
+    # As any stopped job it goes on where it stands.
+    p.post(f"/tasks/{job}/resume")
+    assert p.succeed(job)["sha256"] == calm
+
+
+@case()
 def bounds_of_a_job(p):
     p.dataset()
     p.function()
@@ -252,6 +279,34 @@ def a_job_is_not_resumed_while_its_model_goes():
             p.delete(f"/tasks/{again}")
             p.wait(again)
             p.delete(f"/model/{again}")
+
+
+@case(platform=False)
+def what_is_being_deleted_is_not_trained_with():
+    for kind, name in (("dataset", "tiny"), ("function", "lenet")):
+        with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMP")) as folder, \
+                concurrent.futures.ThreadPoolExecutor(1) as beside:
+            deleting = pathlib.Path(folder) / "deleting"
+            with harness.Platform(env={"KUBEML_FAILPOINT": f"controller.delete-{kind}:1:wait",
+                                       "KUBEML_FAILPOINT_FILE": str(deleting)}) as p:
+                p.dataset()
+                p.function()
+                job = p.train(epochs=5000)
+                until(lambda: p.task(job)["epoch"] >= 1)
+                p.delete(f"/tasks/{job}")
+                p.wait(job)
+                body = {"function_name": "lenet", "dataset": "tiny", "epochs": 1, "batch_size": 32, "lr": 0.01}
+                deleted = beside.submit(p.delete, f"/{kind}/{name}")
+                until(deleting.exists)
+                try:
+                    for method, path in (("POST", "/train"), ("POST", f"/tasks/{job}/resume"), ("DELETE", f"/{kind}/{name}")):
+                        said = p.call(method, path, 409, json=body if path == "/train" else None)["detail"]
+                        assert said == f'{kind} "{name}" is being deleted', said
+                finally:
+                    deleting.unlink()
+                deleted.result()
+                p.post("/train", 404, json=body)
+                assert [t["id"] for t in p.get("/tasks?state=all")] == [job], "no job of it was taken"
 
 
 @case()
@@ -598,6 +653,56 @@ def logs_are_followed(p):
         lines = list(reply.iter_lines(decode_unicode=True))
     assert any("function-0" in line and "joined" in line for line in lines), lines
     assert any(line.startswith("ps") and "finished" in line for line in lines), lines
+
+
+@case(platform=False)
+def a_log_is_followed_of_a_job_that_ends_meanwhile():
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMP")) as folder, \
+            concurrent.futures.ThreadPoolExecutor(1) as beside:
+        asked = pathlib.Path(folder) / "asked"
+        with harness.Platform(env={"KUBEML_FAILPOINT": "controller.follow-logs:1:wait",
+                                   "KUBEML_FAILPOINT_FILE": str(asked)}) as p:
+            p.dataset()
+            p.function()
+            job = p.train(epochs=5000)
+            followed = beside.submit(p.get, f"/tasks/{job}/logs?follow=true")
+            until(asked.exists)
+            try:
+                p.delete(f"/tasks/{job}")
+                p.wait(job)
+            finally:
+                asked.unlink()
+            log = followed.result().decode()
+            assert log == p.get(f"/tasks/{job}/logs").decode() and "finished: state=cancelled" in log, log
+
+
+@case()
+def a_long_log_is_followed_from_its_beginning(p):
+    """Longer than what is held for a client that has not read it yet; and of a job's runs before, too."""
+    p.dataset()
+    p.function("talks", harness.talking_code(20000))
+    job = p.train(function="talks", epochs=5000, default_parallelism=1)
+    until(lambda: p.task(job)["epoch"] >= 1)
+
+    def follow():
+        """Its lines up to the last one, which comes again when the job is resumed."""
+        lines = []
+        with requests.get(p.url + f"/tasks/{job}/logs?follow=true", stream=True, timeout=60) as reply:
+            for line in reply.iter_lines(decode_unicode=True):
+                found = re.search(r"\| line (\d{5}) ", line)
+                if found and (not lines or lines[-1] < 19999):
+                    lines.append(int(found[1]))
+                    if lines[-1] == 19999:
+                        p.post(f"/tasks/{job}/suspend")
+        return lines
+    assert follow() == list(range(20000))
+    p.wait(job)
+    p.post(f"/tasks/{job}/resume")
+    until(lambda: p.task(job)["state"] == "running")
+    again = follow()
+    assert again == list(range(20000 - len(again), 20000)), (again[:5], again[-5:])
+    assert len(again) == 20000 or harness.another_platform and len(again) > 2000  # a cluster keeps less of a pod that is gone
+    p.delete(f"/tasks/{job}")
 
 
 @case()

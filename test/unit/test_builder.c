@@ -2,8 +2,10 @@
 #include <fcntl.h>
 #include <openssl/evp.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "builder.h"
@@ -59,6 +61,9 @@ static void refuse_within(builder_limits l, const char *text, err_code code, con
     CHECK_ERR(compile(text, &l, &r, &e), e, code, part);
     CHECK(!r.object);
     CHECK(r.text && strlen(r.text) <= BUILDER_TEXT_BYTES_MAX + 1024);
+    /* A limit that ends one of its programs is no mistake of the compiler's. */
+    CHECK(!strstr(r.text, "internal compiler error") && !strstr(r.text, "bug report") &&
+          !strstr(r.text, "See <"));
     builder_result_free(&r);
 }
 
@@ -353,7 +358,10 @@ TEST_LIMIT(minutes_of_processor_time, 40)
 
 TEST_LIMIT(an_object_of_gigabytes, 40)
 {
-    refuse("__asm__(\".data\\n.fill 2000000000, 1, 7\\n\");\n", ERR_LIMIT, "");
+    refuse("__asm__(\".data\\n.fill 2000000000, 1, 7\\n\");\n", ERR_LIMIT,
+           "the compiled code is larger than 16 MiB");
+    refuse("static char a[1ull << 36] = {1};\nchar *p(void) { return a; }\n", ERR_LIMIT,
+           "the compiled code is larger than 16 MiB");
 }
 
 /* A source of a line made over and over, each time with another number. */
@@ -435,6 +443,37 @@ TEST(what_a_program_leaves_behind_is_ended)
     close(held[0]);
     buf_free(&out);
     buf_free(&text);
+}
+
+/* At any moment, also before the sandbox that it starts looks after itself. */
+TEST(a_program_ends_with_who_runs_it)
+{
+    int held[2];
+    char command[64], byte;
+    CHECK(pipe2(held, O_CLOEXEC) == 0);
+    snprintf(command, sizeof command, "echo x >&%d; exec sleep 1000", held[1]);
+    pid_t runner = fork();
+    CHECK(runner >= 0);
+    if (runner == 0) {
+        char *const argv[] = {"/bin/sh", "-c", command, NULL},
+                   *const path[] = {"PATH=/usr/bin:/bin", NULL};
+        builder_run r = {.argv = argv, .envp = path, .keep = {held[1]}, .keep_count = 1,
+                         .deadline_ms = clock_deadline_ms(30000)};
+        buf out, text;
+        buf_init(&out, 64);
+        buf_init(&text, 64);
+        builder_run_program(&r, &out, &text, NULL);
+        _exit(0);
+    }
+    close(held[1]);
+    CHECK_INT(read(held[0], &byte, 1), 1); /* it runs */
+    CHECK_INT(read(held[0], &byte, 1), 1); /* the line's end */
+    CHECK_INT(kill(runner, SIGKILL), 0);
+    CHECK_INT(waitpid(runner, NULL, 0), runner);
+    struct pollfd p = {.fd = held[0], .events = POLLIN};
+    CHECK_INT(poll(&p, 1, 10000), 1); /* nobody holds the other end */
+    CHECK_INT(read(held[0], &byte, 1), 0);
+    close(held[0]);
 }
 
 /* The compiler shows the line; what stands in it is not the compiler's. */

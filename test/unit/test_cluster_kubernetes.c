@@ -2,6 +2,7 @@
  * none is lost or doubled whatever answer is lost, and each wait and end has its reason in
  * words. */
 #include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include "../../controller/cluster.h"
@@ -266,6 +267,16 @@ TEST(each_wait_has_its_reason)
     CHECK_STR(p.reason, "ImageNotPulled");
     CHECK_CONTAINS(p.message, "nowhere/f:1 cannot be pulled: no such host");
     put_status(&w, "function-1",
+               json_pack("{s:[], s:[{s:s, s:s, s:{s:{s:s, s:s}}}]}", "conditions",
+                         "containerStatuses", "name", "function", "image", "nowhere/f:1", "state",
+                         "waiting", "reason", "ErrImagePull", "message",
+                         "rpc error: code = NotFound desc = failed to pull and unpack image "
+                         "\"nowhere/f:1\": failed to resolve reference \"nowhere/f:1\": failed to "
+                         "authorize: failed to fetch anonymous token: 403 Forbidden"));
+    p = next_event(&w);
+    CHECK_CONTAINS(p.message, "nowhere/f:1 cannot be pulled: ");
+    CHECK_CONTAINS(p.message, "anonymous token: 403 Forbidden"); /* the cause comes last */
+    put_status(&w, "function-1",
                json_pack("{s:s, s:s, s:[{s:s, s:b, s:{s:{}}}], s:[{s:s, s:s}]}", "phase", "Running",
                          "podIP", "10.0.0.1", "containerStatuses", "name", "function", "ready", 1,
                          "state", "running", "conditions", "type", "Ready", "status", "True"));
@@ -345,6 +356,26 @@ TEST(each_end_has_its_reason)
     close_world(&w);
 }
 
+TEST(a_disruption_is_the_reason_and_not_its_signal)
+{
+    world w;
+    err e = ERR_INIT;
+    open_with(&w, "function-1", POD_FUNCTION);
+    CHECK_OK(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, &e), e);
+    put_status(&w, "function-1",
+               json_pack("{s:s, s:[{s:s, s:{s:{s:i, s:s}}}], s:[{s:s, s:s, s:s, s:s}]}", "phase",
+                         "Failed", "containerStatuses", "name", "function", "state", "terminated",
+                         "exitCode", 143, "reason", "Error", "conditions", "type",
+                         "DisruptionTarget", "status", "True", "reason", "EvictionByEvictionAPI",
+                         "message", "Eviction API: evicting"));
+    pod p = next_event(&w);
+    CHECK_INT(p.phase, POD_ENDED);
+    CHECK_STR(p.reason, "EvictionByEvictionAPI");
+    CHECK_CONTAINS(p.message, "evicting");
+    CHECK_INT(p.signal, SIGTERM);
+    close_world(&w);
+}
+
 TEST(a_pod_is_given_once)
 {
     world w;
@@ -361,12 +392,61 @@ TEST(a_pod_is_given_once)
     close_world(&w);
 }
 
+static json_t *being_deleted(void)
+{
+    return json_pack("{s:{s:s}}", "metadata", "deletionTimestamp", "2026-01-01T00:00:00Z");
+}
+
+/* As by a drain of its node: its process may take all of its grace to end. */
+TEST(a_warm_pod_that_is_being_deleted_has_ended)
+{
+    world w;
+    err e = ERR_INIT;
+    open_with(&w, "function-1", POD_FUNCTION);
+    fake_kube_put(w.server, "function-1", being_deleted());
+    pod p = next_event(&w);
+    CHECK_STR(p.name, "function-1");
+    CHECK_INT(p.phase, POD_ENDED);
+    CHECK_STR(p.reason, "Deleted");
+    CHECK_ERR(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, &e), e, ERR_NOT_FOUND,
+              "function-1");
+    close_world(&w);
+}
+
+TEST(a_pod_that_is_being_deleted_is_given_to_no_job)
+{
+    world w;
+    err e = ERR_INIT;
+    open_with(&w, "function-1", POD_FUNCTION);
+    fake_kube_leave_out_events(w.server, true); /* nobody here has heard of it yet */
+    fake_kube_put(w.server, "function-1", being_deleted());
+    CHECK_ERR(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, &e), e, ERR_CONFLICT,
+              "being deleted");
+    close_world(&w);
+}
+
+/* Its process is asked to end, and what it does until then counts. */
+TEST(a_pod_of_a_job_that_is_being_deleted_goes_on_until_it_ends)
+{
+    world w;
+    err e = ERR_INIT;
+    open_with(&w, "function-1", POD_FUNCTION);
+    CHECK_OK(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, &e), e);
+    fake_kube_put(w.server, "function-1", being_deleted());
+    ends(&w, "function-1", 75, "Error");
+    pod p = next_event(&w);
+    CHECK_INT(p.phase, POD_ENDED);
+    CHECK_INT(p.exit_status, 75);
+    close_world(&w);
+}
+
 /* `deleted`: when somebody else has deleted it, or NULL. */
 static void give_up(world *w, const char *name, const char *node, const char *deleted)
 {
     err e = ERR_INIT;
-    start(w, name, POD_PS);
+    start(w, name, POD_FUNCTION);
     drop_pod(wait_pod(w, name, true));
+    CHECK_OK(w->c->ops->assign(w->c, name, "job7", 0, 0, &e), e);
     fake_kube_put(w->server, name,
                   json_pack("{s:{s:s*}, s:{s:s}, s:{s:s, s:s}}", "metadata", "deletionTimestamp",
                             deleted, "spec", "nodeName", node, "status", "phase", "Running",

@@ -15,6 +15,7 @@ TEST(err_carries_code_and_context)
     CHECK_STR(e.message, "job a1: no dataset \"mnist\"");
     CHECK_INT(err_http_status(e.code), 404);
     CHECK_INT(err_from_name(err_name(ERR_STALE)), ERR_STALE);
+    CHECK_INT(err_from_name(err_name(ERR_NONE)), ERR_INTERNAL);
 }
 
 TEST(err_cuts_what_is_too_long)

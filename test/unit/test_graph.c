@@ -282,7 +282,8 @@ TEST(weights_begin_as_pytorchs)
         (conv2d_options){
             .filters = 256, .kernel = 1, .weights = WEIGHTS_HE_FAN_OUT, .zero_bias = true});
     x = graph_linear(g, graph_flatten(g, x), 100, (linear_options){.deviation = 0.01});
-    CHECK_OK(graph_finish(g, x, 100, &e), e);
+    x = graph_linear(g, x, 400, (linear_options){0});
+    CHECK_OK(graph_finish(g, x, 400, &e), e);
     float *params = calloc(g->floats[VAR_PARAM], sizeof *params), buffers[256];
     int64_t counters[1] = {9};
     graph_init_vars(g, 1, params, buffers, counters);
@@ -301,6 +302,14 @@ TEST(weights_begin_as_pytorchs)
     int fc = graph_var_find(g, "fc1.weight");
     moments(params + g->vars[fc].offset, g->vars[fc].count, &mean, &deviation, &largest);
     CHECK_NEAR(deviation, 0.01, 0.0003);
+    static const char *const plain[] = {"fc2.weight", "fc2.bias"};
+    for (int i = 0; i < 2; i++) {
+        const graph_var *v = &g->vars[graph_var_find(g, plain[i])];
+        moments(params + v->offset, v->count, &mean, &deviation, &largest);
+        CHECK_NEAR(mean, 0, 0.01);
+        CHECK_NEAR(deviation, 0.1 / sqrt(3), 0.006);
+        CHECK(largest <= 0.1 && largest > 0.095);
+    }
     CHECK(params[g->vars[graph_var_find(g, "bn1.weight")].offset] == 1 && buffers[0] == 0);
     CHECK(buffers[g->vars[graph_var_find(g, "bn1.running_var")].offset] == 1 && counters[0] == 0);
     free(params);

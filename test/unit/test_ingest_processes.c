@@ -178,6 +178,17 @@ ON_DURABLE_STORES(an_upload_killed_at_each_step_leaves_nothing)
     }
 }
 
+/* Before its folder was its own. */
+TEST(an_upload_killed_as_it_begins_leaves_nothing)
+{
+    int status;
+    pid_t pid = spawn_upload("store-made");
+    CHECK_INT(waitpid(pid, &status, 0), pid);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    CHECK(files_left() > 0);
+    CHECK(!check_after_death());
+}
+
 TEST_LIMIT(an_upload_killed_at_any_time_leaves_nothing, 120)
 {
     rng r;

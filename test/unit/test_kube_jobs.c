@@ -1,5 +1,6 @@
 /* test_kube_jobs.c: TrainJobs and jobs kept alike, and the lease of the leader. */
 #include <poll.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include "../../controller/kube_jobs.h"
@@ -259,6 +260,7 @@ TEST(suspended_here_or_there_both_agree)
     CHECK_INT(next(0, "suspended", false, "queued"), TRAINJOB_KEEP);
     CHECK_INT(next(0, "running", true, "suspended"), TRAINJOB_NOTE_SUSPENDED); /* through the API */
     CHECK_INT(next(1, "suspended", true, "queued"), TRAINJOB_NOTE_RESUMED);
+    CHECK_INT(next(1, "cancelled", true, "queued"), TRAINJOB_NOTE_RESUMED);
     /* again, before we looked */
     CHECK_INT(next(1, "suspended", false, "running"), TRAINJOB_SUSPEND);
     CHECK_INT(next(1, "running", true, "succeeded"), TRAINJOB_KEEP);
@@ -285,7 +287,7 @@ static int suspended_task(void *context, const char *id, json_t **out, err *e)
     return 0;
 }
 
-static int none_active(void *context, json_t **out, err *e)
+static int none_current(void *context, json_t **out, err *e)
 {
     (void)context;
     (void)e;
@@ -300,7 +302,7 @@ TEST(a_suspension_that_was_noted_is_seen)
     static const char path[] = "/apis/" KUBE_RESOURCES "/namespaces/test/trainjobs";
     fake_kube *server = fake_kube_start();
     kube_config access = {.server = strdup(fake_kube_url(server)), .namespace_name = "test"};
-    kube_jobs_host host = {.task = suspended_task, .active = none_active};
+    kube_jobs_host host = {.task = suspended_task, .current = none_current};
     kube_jobs *jobs;
     err e = ERR_INIT;
     char status[200];
@@ -310,9 +312,10 @@ TEST(a_suspension_that_was_noted_is_seen)
                         json_pack("{s:s}", KUBE_LABEL_JOB, "j1"));
     json_object_set_new(object, "status",
                         json_pack("{s:s, s:i}", "state", "running", "observedGeneration", 4));
-    fake_kube_put(server, "one", object);
+    json_object_set_new(json_object_get(object, "metadata"), "name", json_string("job-j1"));
+    fake_kube_put(server, "job-j1", object);
     CHECK_OK(kube_jobs_start(&access, &host, &jobs, &e), e);
-    snprintf(status, sizeof status, "%s/one/status", path);
+    snprintf(status, sizeof status, "%s/job-j1/status", path);
     json_t *written = NULL;
     int64_t until = clock_deadline_ms(10000);
     while (!(written = fake_kube_object(server, status)) && clock_left_ms(until) > 0)
@@ -320,7 +323,8 @@ TEST(a_suspension_that_was_noted_is_seen)
     CHECK(written);
     kube_jobs_stop(jobs);
     cleanup_json json_t *objects = fake_kube_copy(server);
-    const json_t *one = json_object_get(objects, "one"), *said = json_object_get(written, "status");
+    const json_t *one = json_object_get(objects, "job-j1"),
+                 *said = json_object_get(written, "status");
     CHECK(json_is_true(json_object_get(json_object_get(one, "spec"), "suspend")));
     CHECK_STR(text(said, "state"), "suspended");
     CHECK_INT(json_integer_value(json_object_get(said, "observedGeneration")), 5);
@@ -329,6 +333,236 @@ TEST(a_suspension_that_was_noted_is_seen)
     json_decref(written);
     fake_kube_stop(server);
     kube_config_free(&access);
+}
+
+/* ---- whose TrainJobs they are ---------------------------------------------------------------- */
+
+#define TRAINJOBS_PATH "/apis/" KUBE_RESOURCES "/namespaces/test/trainjobs"
+
+typedef struct platform {
+    fake_kube *server;
+    kube_config access;
+    kube_jobs *jobs;
+    pthread_mutex_t lock;
+    json_t *submitted; /* ids */
+    bool told;
+} platform;
+
+static int take(void *context, const json_t *asked, const char *id, err *e)
+{
+    platform *p = context;
+    (void)asked;
+    (void)e;
+    pthread_mutex_lock(&p->lock);
+    json_array_append_new(p->submitted, json_string(id));
+    pthread_mutex_unlock(&p->lock);
+    return 0;
+}
+
+/* It knows one job, which has ended. */
+static int old_task(void *context, const char *id, json_t **out, err *e)
+{
+    (void)context;
+    if (strcmp(id, "aaaaaaaaaaaa") == 0) {
+        *out = task("succeeded");
+        return 0;
+    }
+    return err_set(e, ERR_NOT_FOUND, "there is no job %s", id);
+}
+
+static void no_link(void *context, const char *id, bool yes)
+{
+    (void)context;
+    (void)id;
+    (void)yes;
+}
+
+static bool never_linked(void *context, const char *id)
+{
+    (void)context;
+    (void)id;
+    return false;
+}
+
+/* A TrainJob with those labels, NULL where it has not the one. */
+static void put_train_job(platform *p, const char *name, const char *uid, const char *job,
+                          const char *install)
+{
+    fake_kube_put(p->server, name,
+                  json_pack("{s:{s:s, s:i, s:{s:s*, s:s*}}, s:{s:s}}", "metadata", "uid", uid,
+                            "generation", 1, "labels", KUBE_LABEL_JOB, job, KUBE_LABEL_INSTALL,
+                            install, "spec", "function", "lenet"));
+}
+
+static void open_platform(platform *p)
+{
+    *p = (platform){.server = fake_kube_start(), .submitted = json_array()};
+    p->access = (kube_config){.server = strdup(fake_kube_url(p->server)), .namespace_name = "test"};
+    pthread_mutex_init(&p->lock, NULL);
+    fake_kube_collection(p->server, TRAINJOBS_PATH);
+}
+
+static void run_platform(platform *p)
+{
+    kube_jobs_host host = {.submit = take, .task = old_task, .current = none_current, .link = no_link,
+                           .context = p, .install = "here"};
+    err e = ERR_INIT;
+    CHECK_OK(kube_jobs_start(&p->access, &host, &p->jobs, &e), e);
+}
+
+static void close_platform(platform *p)
+{
+    kube_jobs_stop(p->jobs);
+    fake_kube_stop(p->server);
+    kube_config_free(&p->access);
+    json_decref(p->submitted);
+    pthread_mutex_destroy(&p->lock);
+}
+
+static size_t submitted(platform *p)
+{
+    pthread_mutex_lock(&p->lock);
+    size_t n = json_array_size(p->submitted);
+    pthread_mutex_unlock(&p->lock);
+    return n;
+}
+
+static void wait_submitted(platform *p, size_t count)
+{
+    int64_t until = clock_deadline_ms(10000);
+    while (submitted(p) < count) {
+        CHECK(clock_left_ms(until) > 0);
+        poll(NULL, 0, 2);
+    }
+}
+
+static void wait_patches(platform *p, int count)
+{
+    int64_t until = clock_deadline_ms(10000);
+    while (fake_kube_requests(p->server, FAKE_PATCH) < count) {
+        CHECK(clock_left_ms(until) > 0);
+        poll(NULL, 0, 2);
+    }
+}
+
+static json_t *labels_now(platform *p, const char *name)
+{
+    cleanup_json json_t *all = fake_kube_copy(p->server);
+    const json_t *meta = json_object_get(json_object_get(all, name), "metadata");
+    return json_incref(json_object_get(meta, "labels"));
+}
+
+/* One job that the API made and that has ended, told of once. */
+static int short_current(void *context, json_t **out, err *e)
+{
+    platform *p = context;
+    (void)e;
+    *out = json_array();
+    if (p->told)
+        return 0;
+    p->told = true;
+    json_t *one = task("succeeded");
+    json_object_set_new(one, "id", json_string("aaaaaaaaaaaa"));
+    json_object_set_new(one, "request", json_object());
+    return json_array_append_new(*out, one);
+}
+
+/* Jobs may end between two turns, and the API server may be away in the one that comes then. */
+TEST(a_short_job_of_the_api_gets_its_train_job)
+{
+    platform p;
+    open_platform(&p);
+    fake_kube_fault(p.server, FAKE_CREATE, FAULT_STATUS, 500, -1, 1);
+    kube_jobs_host host = {.submit = take, .task = old_task, .current = short_current,
+                           .link = no_link, .linked = never_linked, .context = &p,
+                           .install = "here"};
+    err e = ERR_INIT;
+    CHECK_OK(kube_jobs_start(&p.access, &host, &p.jobs, &e), e);
+    int64_t until = clock_deadline_ms(10000);
+    for (;;) {
+        cleanup_json json_t *labels = labels_now(&p, KUBE_TRAINJOB_SHOWS "aaaaaaaaaaaa");
+        if (labels && strcmp(text(labels, KUBE_LABEL_JOB), "aaaaaaaaaaaa") == 0)
+            break;
+        CHECK(clock_left_ms(until) > 0);
+        poll(NULL, 0, 2);
+    }
+    CHECK_INT(fake_kube_pending_faults(p.server), 0);
+    CHECK_INT(submitted(&p), 0);
+    close_platform(&p);
+}
+
+/* As `kubectl get -o yaml` gives it, under another name: with the labels of what it was copied
+ * from, suspended or not. */
+TEST(a_copy_of_a_train_job_is_a_job_of_its_own)
+{
+    platform p;
+    open_platform(&p);
+    put_train_job(&p, "copy", "11111111-2222-3333", "aaaaaaaaaaaa", "here");
+    put_train_job(&p, "waits", "44444444-5555-6666", "aaaaaaaaaaaa", "here");
+    fake_kube_put(p.server, "waits", json_pack("{s:{s:b}}", "spec", "suspend", 1));
+    run_platform(&p);
+    wait_submitted(&p, 1);
+    CHECK_STR(json_string_value(json_array_get(p.submitted, 0)), "111111112222");
+    cleanup_json json_t *copied = labels_now(&p, "copy");
+    CHECK_STR(text(copied, KUBE_LABEL_JOB), "111111112222");
+    int64_t until = clock_deadline_ms(10000);
+    for (;;) { /* its pods' owner is looked for by the label */
+        cleanup_json json_t *labels = labels_now(&p, "waits");
+        if (strcmp(text(labels, KUBE_LABEL_JOB), "444444445555") == 0)
+            break;
+        CHECK(clock_left_ms(until) > 0);
+        poll(NULL, 0, 2);
+    }
+    CHECK_INT(submitted(&p), 1);
+    close_platform(&p);
+}
+
+/* Nor is one that shows a job of the API taken for one that nobody knows any more. */
+TEST(what_another_installation_has_is_left_alone)
+{
+    static const char *const names[] = {"job-bbbbbbbbbbbb", "theirs", "waits"};
+    platform p;
+    open_platform(&p);
+    put_train_job(&p, names[0], "77777777-8888-9999", "bbbbbbbbbbbb", "there");
+    put_train_job(&p, names[1], "11111111-2222-3333", "111111112222", "there");
+    put_train_job(&p, names[2], "44444444-5555-6666", NULL, "there");
+    for (int i = 0; i < 2; i++)
+        fake_kube_put(p.server, names[i],
+                      json_pack("{s:{s:s, s:s}}", "status", "state", "running", "job", "x"));
+    cleanup_json json_t *before = fake_kube_copy(p.server);
+    run_platform(&p);
+    put_train_job(&p, "ours", "12345678-1234-1234", NULL, NULL); /* looked at after them */
+    wait_submitted(&p, 1);
+    cleanup_json json_t *after = fake_kube_copy(p.server);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        CHECK(json_equal(json_object_get(before, names[i]), json_object_get(after, names[i])));
+    CHECK_STR(json_string_value(json_array_get(p.submitted, 0)), "123456781234");
+    cleanup_json json_t *labels = labels_now(&p, "ours");
+    CHECK_STR(text(labels, KUBE_LABEL_INSTALL), "here");
+    CHECK_INT(fake_kube_requests(p.server, FAKE_DELETE), 0);
+    close_platform(&p);
+}
+
+/* Both platforms of a namespace have seen one without a label. The other has noted itself while our
+ * note was on its way. */
+TEST(who_notes_itself_second_submits_nothing)
+{
+    platform p;
+    open_platform(&p);
+    put_train_job(&p, "one", "11111111-2222-3333", NULL, NULL);
+    fake_kube_fault(p.server, FAKE_PATCH, FAULT_STATUS, 503, 1, 1);
+    run_platform(&p);
+    wait_patches(&p, 1);
+    fake_kube_leave_out_events(p.server, true);
+    put_train_job(&p, "one", "11111111-2222-3333", "111111112222", "there");
+    fake_kube_leave_out_events(p.server, false);
+    wait_patches(&p, 2);
+    put_train_job(&p, "two", "44444444-5555-6666", NULL, NULL);
+    wait_submitted(&p, 1);
+    CHECK_STR(json_string_value(json_array_get(p.submitted, 0)), "444444445555");
+    cleanup_json json_t *labels = labels_now(&p, "one");
+    CHECK_STR(text(labels, KUBE_LABEL_INSTALL), "there");
+    close_platform(&p);
 }
 
 TEST(one_of_two_leads)

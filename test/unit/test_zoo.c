@@ -228,7 +228,9 @@ static void check_model(const zoo_model *z, const char *stem, int size, const ch
     CHECK_OK(engine_gradients(m, &b.b, &r, &e), e);
     snprintf(key, sizeof key, "%s %s loss", z->name, stem);
     golden_line("zoo", key, &loss, 1);
-    CHECK_NEAR(r.loss, loss, 1e-4 * loss);
+    /* Batch norm over two images of few pixels magnifies rounding: without fused products the loss of
+     * resnet50 was seen 1.2e-4 away. */
+    CHECK_NEAR(r.loss, loss, (on ? 1e-5 : 3e-4) * loss);
     size_t count;
     snprintf(key, sizeof key, "%s %s grads", z->name, stem);
     check_norms(key, m, engine_grads(m, &count, &e), VAR_PARAM, on ? 1e-5 : 2e-2);

@@ -1,0 +1,52 @@
+/* fs_output.c: files that somebody named, written in pieces. See fs.h. */
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "fs.h"
+
+/* Where the path leads, through links; itself where nothing is yet. */
+static int follow(fs_output *o, const char *path, struct stat *st, err *e)
+{
+    cleanup_free char *real = realpath(path, NULL);
+    if (fs_path(o->path, e, "%s", real ? real : path) != 0)
+        return -1;
+    if (stat(o->path, st) != 0)
+        st->st_mode = S_IFREG;
+    return S_ISDIR(st->st_mode) ? err_set(e, ERR_INVALID, "%s: is a folder, not a file", path) : 0;
+}
+
+int fs_output_open(fs_output *o, const char *path, err *e)
+{
+    struct stat st;
+    *o = (fs_output){0};
+    if (follow(o, path, &st, e) != 0)
+        return -1;
+    if (S_ISREG(st.st_mode) && fs_path(o->part, e, "%s.part-%d", o->path, (int)getpid()) != 0)
+        return -1;
+    o->file = fopen(o->part[0] ? o->part : o->path, "we");
+    return o->file ? 0 : err_set_errno(e, errno, "%s", o->path);
+}
+
+int fs_output_write(fs_output *o, const void *bytes, size_t len, err *e)
+{
+    return fwrite(bytes, 1, len, o->file) == len ? 0 : err_set_errno(e, errno, "%s", o->path);
+}
+
+int fs_output_close(fs_output *o, bool whole, err *e)
+{
+    bool synced = whole && fflush(o->file) == 0 && (!o->part[0] || fsync(fileno(o->file)) == 0);
+    int why = errno;
+    if (fclose(o->file) != 0 && synced)
+        why = errno, synced = false;
+    o->file = NULL;
+    if (synced && o->part[0] && rename(o->part, o->path) != 0)
+        why = errno, synced = false;
+    if (!synced && o->part[0])
+        unlink(o->part);
+    return synced || !whole ? 0 : err_set_errno(e, why, "%s", o->path);
+}

@@ -1,0 +1,21 @@
+/* kube_claim.h: which platform of a namespace a TrainJob, a Function or a Dataset is for.
+ *
+ * It is the one whose installation the label kubeml.dev/install names. An object without that label
+ * is the first platform's that notes itself there; whoever comes second finds it taken. */
+#ifndef KUBEML_KUBE_CLAIM_H
+#define KUBEML_KUBE_CLAIM_H
+
+#include <jansson.h>
+#include <stdbool.h>
+
+#include "kube_client.h"
+
+/* Whether another installation's label is on it. */
+bool kube_claim_is_others(const json_t *object, const char *install);
+/* Notes us on the object at `path`, and which job it stands for (NULL: that is not said). Nothing
+ * is asked where all of that stands there. ERR_CONFLICT: it is another by now than the one that was
+ * seen. */
+int kube_claim_note(kube_client *c, const char *path, const json_t *object, const char *install,
+                    const char *job, int64_t deadline_ms, err *e);
+
+#endif

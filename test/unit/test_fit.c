@@ -1,0 +1,132 @@
+/* test_fit.c: what uploaded code says of a data set's samples, and code that does not say it. */
+#include <unistd.h>
+
+#include "builder_fit.h"
+#include "cleanup.h"
+#include "dataset.h"
+#include "json_read.h"
+#include "test.h"
+
+#define MODEL(body)                                                                                \
+    "#include <kubeml.h>\n"                                                                        \
+    "#include <stdio.h>\n"                                                                         \
+    "#include <stdlib.h>\n"                                                                        \
+    "static kml_tensor model(kml_graph *g, kml_tensor x)\n"                                        \
+    "{\n" body "\n}\n"                                                                             \
+    "KUBEML_FUNCTION(.model = model);\n"
+#define TEN MODEL("    return kml_linear(g, kml_flatten(g, x), 10);")
+
+static void build(const char *text, builder_result *out)
+{
+    builder_config c = {.include_dir = "function-runtime/include",
+                        .sandbox = BUILDER_SANDBOX_NONE,
+                        .abi = builder_abi("function-runtime/include"),
+                        .tmp_dir = test_tmp()};
+    builder_source s = {"f.c", text, strlen(text)};
+    err e = ERR_INIT;
+    CHECK_OK(builder_compile(&s, 1, NULL, &c, out, &e), e);
+}
+
+static json_t *samples(uint32_t channels, uint32_t size, uint32_t classes)
+{
+    float *mean = calloc(channels, sizeof *mean), *std = calloc(channels, sizeof *std);
+    dataset_info info = {.name = "shapes",
+                         .samples = {64, 64},
+                         .chunks = {1, 1},
+                         .chunk_samples = 64,
+                         .dtype = DATASET_F32,
+                         .channels = channels,
+                         .height = size,
+                         .width = size,
+                         .classes = classes,
+                         .mean = mean,
+                         .std = std};
+    snprintf(info.upload, sizeof info.upload, "0000000000000000");
+    memset(info.digest, 'a', DIGEST_HEX_BYTES - 1);
+    json_t *out = dataset_info_json(&info);
+    CHECK(out);
+    free(mean);
+    free(std);
+    return out;
+}
+
+static int ask(const char *code, uint32_t channels, uint32_t size, uint32_t classes, err *e)
+{
+    const char *folder = getenv("BUILD");
+    char program[512];
+    builder_result built;
+    cleanup_json json_t *data = samples(channels, size, classes);
+    snprintf(program, sizeof program, "%s/bin/kubeml-function", folder ? folder : "build/release");
+    build(code, &built);
+    int rc = builder_fit(program, built.object, built.object_bytes, data, e);
+    builder_result_free(&built);
+    if (rc < 0 && strstr(e->message, "no Landlock"))
+        test_skip(e->message);
+    return rc;
+}
+
+static void misfits(const char *code, uint32_t channels, uint32_t size, uint32_t classes,
+                    const char *part)
+{
+    err e = ERR_INIT;
+    CHECK_INT(ask(code, channels, size, classes, &e), 1);
+    CHECK_INT(e.code, ERR_INVALID);
+    CHECK_CONTAINS(e.message, part);
+}
+
+static void stays_unknown(const char *code, const char *part)
+{
+    err e = ERR_INIT;
+    CHECK_INT(ask(code, 1, 8, 10, &e), -1);
+    CHECK_CONTAINS(e.message, part);
+}
+
+TEST_LIMIT(code_that_takes_the_samples_fits, 60)
+{
+    err e = ERR_INIT;
+    CHECK_INT(ask(TEN, 3, 32, 10, &e), 0);
+    CHECK_OK(ask(TEN, DATASET_CHANNELS_MAX, 1, 2, &e),
+             e); /* a long record; fewer classes than outputs */
+}
+
+TEST_LIMIT(a_misfit_names_its_layer_or_its_label, 60)
+{
+    static const char conv[] = MODEL("    x = kml_conv2d(g, x, .filters = 4, .kernel = 5);\n"
+                                     "    return kml_linear(g, kml_flatten(g, x), 10);");
+    err e = ERR_INIT;
+    CHECK_INT(ask(conv, 1, 5, 10, &e), 0);
+    misfits(conv, 1, 3, 10, "conv2d 'conv1': kernel 5 is larger");
+    misfits(TEN, 1, 8, 11, "labels up to 10, the model has 10 outputs");
+    misfits(MODEL("    return kml_conv2d(g, x, .filters = 4, .kernel = 3);"), 1, 8, 4,
+            "must be flat");
+}
+
+TEST_LIMIT(what_code_prints_is_no_answer, 60)
+{
+    static const char talks[] = MODEL("    puts(\"{}\");\n    fflush(stdout);\n"
+                                      "    return kml_linear(g, kml_flatten(g, x), 10);");
+    err e = ERR_INIT;
+    CHECK_INT(ask(talks, 1, 8, 10, &e), 0);
+    misfits(talks, 1, 8, 11, "labels up to 10");
+}
+
+/* Its job tells more of these than a request could wait for. */
+TEST_LIMIT(code_that_does_not_answer_leaves_it_unknown, 60)
+{
+    stays_unknown(MODEL("    abort();"), "signal 6");
+    stays_unknown(MODEL("    exit(0);"), "");
+    stays_unknown(MODEL("    for (volatile int i = 0;; i++)\n        ;"), "");
+}
+
+/* No environment, no file, no program: less than a function has. */
+TEST_LIMIT(code_is_behind_the_walls_of_a_function, 60)
+{
+    err e = ERR_INIT;
+    setenv("KUBEML_TOKEN", "a-secret-of-the-one-who-asks", 1);
+    CHECK_INT(ask(MODEL("    if (getenv(\"KUBEML_TOKEN\") || system(\"true\") == 0 ||\n"
+                        "        fopen(\"/etc/hostname\", \"r\"))\n"
+                        "        return kml_conv2d(g, x, .filters = 4, .kernel = 99);\n"
+                        "    return kml_linear(g, kml_flatten(g, x), 10);"),
+                  1, 8, 10, &e),
+              0);
+}
