@@ -168,7 +168,8 @@ int modelstore_slot(modelstore *m, int slot, block *out, err *e);
 /* Publishes. `b` NULL: what lies in the slot's memory now, which must stay unchanged until the
  * round is merged; else copied from there. `checksum` (may be NULL): of what was published; the
  * merge of that one contribution alone has the same. ERR_STALE, ERR_CONFLICT (another round is
- * open; published before with other bytes). */
+ * open; published before with other bytes), ERR_NOT_FOUND (the store was lost, and its model is not
+ * back yet: once more). */
 int modelstore_publish(modelstore *m, const modelstore_publication *p, const block *b,
                        int64_t deadline_ms, uint64_t *checksum, err *e);
 

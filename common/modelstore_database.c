@@ -511,14 +511,12 @@ static int send_create(remote *r, const modelstore_state *start, int64_t raw_ver
 }
 
 /* Over sockets the first reference arrives like every other: as the one contribution to a round of
- * its own, the one before the start's. */
+ * its own. That is none which a function could have been given, however late it is. */
 static int create_by_chunks(remote *r, const modelstore_state *start, const block *b,
                             const char *ledger, int64_t deadline_ms, err *e)
 {
-    const modelstore_publication p = {.epoch = start->epoch,
-                                      .round = start->round - 1,
-                                      .version = start->version - 1,
-                                      .samples = 1};
+    const modelstore_publication p = {
+        .epoch = start->epoch, .round = -1, .version = start->version - 1, .samples = 1};
     const modelstore_part part = {.samples = 1};
     const modelstore_round round = {.epoch = p.epoch,
                                     .round = p.round,

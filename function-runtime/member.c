@@ -62,6 +62,17 @@ static int make_reference(member *m, err *e)
     return 0;
 }
 
+/* A store that has lost everything is filled again by kubeml-ps: whether another try is due. */
+static bool await_model(err *e, int *pause_ms, int64_t deadline_ms)
+{
+    if (e->code != ERR_NOT_FOUND || clock_left_ms(deadline_ms) == 0)
+        return false;
+    *e = (err)ERR_INIT;
+    poll(NULL, 0, *pause_ms); /* bounded by the deadline */
+    *pause_ms = *pause_ms < 200 ? 2 * *pause_ms : 200;
+    return true;
+}
+
 /* The store may be away for a moment (its Redis is restarted), or not made yet. */
 static int attach(member *m, int64_t deadline_ms, err *e)
 {
@@ -78,11 +89,8 @@ static int attach(member *m, int64_t deadline_ms, err *e)
             if (mine != theirs)
                 return err_set(e, ERR_CONFLICT, "the model in the model store has another layout");
             m->attached = true;
-        } else if (e->code != ERR_NOT_FOUND || clock_left_ms(deadline_ms) == 0) {
+        } else if (!await_model(e, &pause_ms, deadline_ms)) {
             return err_wrap(e, "model store");
-        } else {
-            poll(NULL, 0, pause_ms); /* bounded by the deadline */
-            pause_ms = pause_ms < 200 ? 2 * pause_ms : 200;
         }
     }
     return make_reference(m, e);
@@ -117,10 +125,8 @@ int member_fetch(member *m, int64_t version, const json_t *mean, err *e)
             return -1;
         if (modelstore_fetch(m->store, version, m->reference, deadline_ms, &at, e) == 0)
             break;
-        if (e->code != ERR_NOT_FOUND || clock_left_ms(deadline_ms) == 0)
+        if (!await_model(e, &pause_ms, deadline_ms))
             return err_wrap(e, "version %lld of the model", (long long)version);
-        poll(NULL, 0, pause_ms); /* kubeml-ps is about to put it back */
-        pause_ms = pause_ms < 200 ? 2 * pause_ms : 200;
     }
     failpoint("function.fetch");
     if (at.version != version) {
@@ -148,14 +154,19 @@ int member_slot(member *m, int slot, block *to, err *e)
 
 int member_publish(member *m, const modelstore_publication *p, uint64_t *checksum, err *e)
 {
-    if (modelstore_publish(m->store, p, NULL, clock_deadline_ms(MEMBER_STORE_MS), checksum, e) == 0)
-        return 0;
-    if (e->code != ERR_STALE)
-        return err_wrap(e, "publishing epoch %lld, round %lld", (long long)p->epoch + 1,
-                        (long long)p->round + 1);
-    log_warn("not published: %s", e->message);
-    *e = (err)ERR_INIT;
-    return 1;
+    int64_t deadline_ms = clock_deadline_ms(MEMBER_STORE_MS);
+    int pause_ms = 5;
+    while (modelstore_publish(m->store, p, NULL, deadline_ms, checksum, e) != 0) {
+        if (e->code == ERR_STALE) {
+            log_warn("not published: %s", e->message);
+            *e = (err)ERR_INIT;
+            return 1;
+        }
+        if (!await_model(e, &pause_ms, deadline_ms))
+            return err_wrap(e, "publishing epoch %lld, round %lld", (long long)p->epoch + 1,
+                            (long long)p->round + 1);
+    }
+    return 0;
 }
 
 /* The trainer's own state. */

@@ -325,6 +325,8 @@ static int check_round(const logic_job *j, int64_t epoch, int64_t round, err *e)
     if (epoch == j->epoch && round == j->round)
         return 0;
     bool old = epoch < j->epoch || (epoch == j->epoch && round < j->round);
+    if (!old && !j->present) /* being put back: who publishes had it before this store was made */
+        return err_set(e, ERR_NOT_FOUND, "the reference is not here yet");
     return err_set(e, old ? ERR_STALE : ERR_CONFLICT,
                    "epoch %lld, round %lld is %s: open is epoch %lld, round %lld", (long long)epoch,
                    (long long)round, old ? "over" : "not open yet", (long long)j->epoch,

@@ -1,6 +1,7 @@
 /* test_modelstore.c: one set of cases for every implementation and carrier of modelstore.h. */
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -813,6 +814,83 @@ IN_EVERY_STORE(a_zombie_never_replaces_its_replacement, 60)
             pthread_join(thread[k], NULL);
         CHECK_OK(modelstore_status_get(f.owner, fixture_deadline(), &status, &e), e);
         CHECK_INT(status.published[0].incarnation, 2 * i + 1);
+    }
+    fixture_free(&f);
+}
+
+typedef struct returner {
+    fixture *f;
+    atomic_int begun;
+    int64_t round;
+    err_code end;
+} returner;
+
+/* A function in the middle of its work when the store went: it publishes until it is heard. */
+static void *publish_until_heard(void *arg)
+{
+    returner *r = arg;
+    err e = ERR_INIT;
+    modelstore *m = attached_member(r->f);
+    atomic_store(&r->begun, 1);
+    for (int64_t deadline = fixture_deadline(); clock_left_ms(deadline) > 0; err_clear(&e))
+        if (publish(m, 4, r->round, 36 + r->round, 0, 1, 3, 90, r->f, &e) == 0 ||
+            e.code != ERR_NOT_FOUND)
+            break;
+    r->end = e.code;
+    modelstore_close(m);
+    return NULL;
+}
+
+static void put_back(fixture *f, const modelstore_state *state, block b)
+{
+    err e = ERR_INIT;
+    CHECK_OK(
+        modelstore_create(f->owner, &f->layout, state, 16, &b, "[]", fixture_deadline(), &e), e);
+}
+
+static void lose_all(const fixture *f)
+{
+    static resp_command flush;
+    err e = ERR_INIT;
+    resp *c;
+    CHECK_OK(
+        resp_dial(f->owner_access.address, "", f->owner_access.password, fixture_deadline(), &c, &e),
+        e);
+    resp_begin(&flush, "FLUSHALL");
+    CHECK_OK(resp_call(c, &flush, NULL, fixture_deadline(), &e), e);
+    resp_close(c);
+}
+
+/* The model is put back beside a function that publishes for the open round: until the reference is
+ * there it hears that there is none, no other refusal, and is taken then. */
+IN_EVERY_REDIS(publishing_waits_for_a_model_that_is_put_back, 60)
+{
+    fixture f;
+    err e = ERR_INIT;
+    const modelstore_part part = {0, 1, 3};
+    fixture_init(&f, kind, carrier, FLOATS);
+    block b = fixture_block(f.layout.shape);
+    fixture_fill(f.layout.shape, b, 5);
+    for (int64_t round = 1; round < 11; round++) {
+        const modelstore_state state = {.version = 36 + round, .epoch = 4, .round = round};
+        returner mine = {.f = &f, .round = round}, late = {.f = &f, .round = round - 1};
+        pthread_t thread[2];
+        put_back(&f, &state, b); /* there is something to attach to */
+        CHECK(pthread_create(&thread[0], NULL, publish_until_heard, &mine) == 0);
+        CHECK(pthread_create(&thread[1], NULL, publish_until_heard, &late) == 0);
+        while (!atomic_load(&mine.begun) || !atomic_load(&late.begun))
+            sched_yield();
+        lose_all(&f);
+        put_back(&f, &state, b);
+        for (int i = 0; i < 2; i++)
+            CHECK(pthread_join(thread[i], NULL) == 0);
+        CHECK_INT(mine.end, ERR_NONE);
+        CHECK_INT(late.end, ERR_STALE);
+        modelstore *m = attached_member(&f);
+        CHECK_OK(publish(m, 4, round, 36 + round, 0, 1, 3, 90, &f, &e), e);
+        CHECK_OK(merge(&f, 4, round, 36 + round, &part, 1, "{}", NULL, &e), e);
+        check_fetched(&f, 37 + round, (uint64_t[][2]){{90, 3}}, 1);
+        modelstore_close(m);
     }
     fixture_free(&f);
 }
