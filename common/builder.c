@@ -302,7 +302,7 @@ static int sandbox_command(build *b, err *e)
     if (find_bwrap(b->config, bwrap, e) != 0)
         return -1;
     arg(c, "%s", bwrap);
-    args(c, "--unshare-all --die-with-parent --new-session --uid 65534 --gid 65534 --cap-drop ALL "
+    args(c, "--unshare-all --die-with-parent --uid 65534 --gid 65534 --cap-drop ALL "
             "--hostname builder --clearenv --setenv PATH /usr/bin --setenv LC_ALL C "
             "--setenv TMPDIR /tmp --setenv SDK /sdk --setenv FLAGS");
     arg(c, "%s", FLAGS);

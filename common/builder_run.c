@@ -27,19 +27,13 @@ static void child_limit(__rlimit_resource_t what, uint64_t value)
         _exit(126);
 }
 
-/* Between fork and exec: only calls that are safe in a child of a process with threads. */
-static void child_exec(const builder_run *r, pid_t parent, int out_fd, int text_fd, int fail_fd)
+/* Between fork and exec, as all that the guard does: only calls that are safe in a child of a
+ * process with threads. */
+static void child_exec(const builder_run *r, pid_t guard, int out_fd, int text_fd, int fail_fd)
 {
-    setpgid(0, 0);
-    /* bwrap looks after its own, from when it runs: until then nobody would. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent)
+    if (getppid() != guard)
         _exit(126);
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    for (int s = 1; s < 32; s++)
-        signal(s, SIG_DFL);
     int null_fd = open("/dev/null", O_RDONLY);
     if (null_fd < 0 || dup2(null_fd, 0) < 0 || dup2(out_fd, 1) < 0 || dup2(text_fd, 2) < 0)
         _exit(126);
@@ -51,13 +45,52 @@ static void child_exec(const builder_run *r, pid_t parent, int out_fd, int text_
     child_limit(RLIMIT_CPU, (uint64_t)(r->cpu_s > 0 ? r->cpu_s : 0));
     child_limit(RLIMIT_AS, r->memory_bytes);
     child_limit(RLIMIT_FSIZE, r->file_bytes);
-    struct rlimit no_core = {0, 0};
-    setrlimit(RLIMIT_CORE, &no_core);
     execve(r->argv[0], r->argv, r->envp);
     int code = errno;
     if (write(fail_fd, &code, sizeof code) < 0)
         _exit(126);
     _exit(127);
+}
+
+/* Ends as the program did. */
+__attribute__((noreturn)) static void end_like(pid_t program)
+{
+    int status = 0;
+    while (waitpid(program, &status, 0) < 0 && errno == EINTR)
+        ;
+    if (WIFSIGNALED(status))
+        kill(getpid(), WTERMSIG(status));
+    _exit(WEXITSTATUS(status));
+}
+
+/* The program's parent, of a session without a terminal and a process group of their own: with
+ * whoever asked for the program it ends the whole group. bwrap looks after what it starts only from
+ * when that runs; until then nobody would, and killed before that, it leaves its child waiting for
+ * good. */
+__attribute__((noreturn)) static void guard(const builder_run *r, pid_t asker, int out_fd,
+                                            int text_fd, int fail_fd)
+{
+    struct rlimit no_core = {0, 0};
+    sigset_t none;
+    setsid();
+    setrlimit(RLIMIT_CORE, &no_core);
+    for (int s = 1; s < 32; s++)
+        signal(s, SIG_DFL);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    pid_t self = getpid(), program = fork();
+    if (program == 0)
+        child_exec(r, self, out_fd, text_fd, fail_fd);
+    syscall(SYS_close_range, 0U, ~0U, 0U); /* the pipes' ends are the program's alone */
+    struct pollfd p[2] = {{.fd = pidfd_open(asker, 0), .events = POLLIN},
+                          {.fd = program > 0 ? pidfd_open(program, 0) : -1, .events = POLLIN}};
+    if (p[0].fd < 0 || p[1].fd < 0 || getppid() != asker)
+        kill(0, SIGKILL);
+    while (poll(p, 2, -1) < 0)
+        ;
+    if (p[0].revents)
+        kill(0, SIGKILL);
+    end_like(program);
 }
 
 /* Reads once. 0 at the end, 1 otherwise; -1 when `b` is full and `strict`. */
@@ -133,8 +166,7 @@ static int start(builder_run *r, int out_fd, int text_fd, pid_t *pid, err *e)
         return err_set_errno(e, code, "cannot start %s", r->argv[0]);
     }
     if (*pid == 0)
-        child_exec(r, parent, out_fd, text_fd, fail[1]);
-    setpgid(*pid, *pid);
+        guard(r, parent, out_fd, text_fd, fail[1]);
     close(fail[1]);
     int code = 0;
     ssize_t got;

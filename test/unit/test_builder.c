@@ -445,13 +445,13 @@ TEST(what_a_program_leaves_behind_is_ended)
     buf_free(&text);
 }
 
-/* At any moment, also before the sandbox that it starts looks after itself. */
+/* At any moment, also before the sandbox that it starts looks after itself and what it starts. */
 TEST(a_program_ends_with_who_runs_it)
 {
     int held[2];
     char command[64], byte;
     CHECK(pipe2(held, O_CLOEXEC) == 0);
-    snprintf(command, sizeof command, "echo x >&%d; exec sleep 1000", held[1]);
+    snprintf(command, sizeof command, "sleep 1000 & echo x >&%d; exec sleep 1000", held[1]);
     pid_t runner = fork();
     CHECK(runner >= 0);
     if (runner == 0) {
