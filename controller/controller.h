@@ -7,6 +7,7 @@
  * owner.c              the one thread that owns jobs, pods and connections to them
  * pool.c               warm pods, in the owner's thread
  * store_watch.c        whether the store answers
+ * sweeper.c            what dead writers left in it
  * cluster*.c           how pods are started and watched
  * leader.c, forward.c  several controllers: one leads, the others hand on to it
  *
@@ -62,6 +63,7 @@ typedef struct controller_config {
 typedef struct owner owner;
 typedef struct infer infer;
 typedef struct store_watch store_watch;
+typedef struct sweeper sweeper;
 
 typedef struct controller_metrics {
     metrics *all;

@@ -36,6 +36,7 @@
 #include "log.h"
 #include "owner.h"
 #include "store_watch.h"
+#include "sweeper.h"
 
 enum {
     SLOTS_MIN = 4,         /* the default is the number of cores, but four functions always fit */
@@ -80,6 +81,7 @@ static const char usage_text[] =
 typedef struct program {
     controller controller;
     kube_mirror *mirror; /* NULL but on Kubernetes */
+    sweeper *sweeper;
     kube_config lease_access;
     const char *lease_name, *end_pods;
     int ready_fd, lock_fd, listen_fd;
@@ -461,15 +463,12 @@ static int start_http(program *p, err *e)
 
 static int open_store(controller *c, err *e)
 {
-    size_t removed = 0;
     store *s = store_open(c->config.store_locator, e);
-    if (!s || store_sweep(s, &removed, e)) {
+    if (!s || sweeper_sweep(s, e)) {
         store_close(s);
         return -1;
     }
     c->store = s;
-    if (removed)
-        log_info("swept %zu things that dead writers left", removed);
     return 0;
 }
 
@@ -579,7 +578,10 @@ static int start(program *p, const sigset_t *signals, err *e)
     bool alone = !p->lease_name || !in_cluster;
     if ((alone && lead(p, e)) || (!c->http && start_http(p, e)) || (!alone && start_leader(p, e)))
         return -1;
-    return store_watch_start(c->watch, e) || announce(p, e) ? -1 : 0;
+    if (store_watch_start(c->watch, e))
+        return -1;
+    p->sweeper = sweeper_start(c, e);
+    return p->sweeper ? announce(p, e) : -1;
 }
 
 /* ---- end ------------------------------------------------------------------------------------- */
@@ -597,6 +599,7 @@ static void stop(program *p, int status)
     controller *c = &p->controller;
     kube_mirror_stop(p->mirror);
     store_watch_stop(c->watch); /* it asks the owner */
+    sweeper_stop(p->sweeper);
     if (!http_server_stop(c->http, STOP_REQUESTS_MS)) {
         /* Handlers that are still at work stand on all that follows: nothing is given back but to
          * others. */

@@ -2,6 +2,7 @@
 """The API: cases as data (test/rest/*.json), and what needs more than one request."""
 import concurrent.futures
 import contextlib
+import fcntl
 import gzip
 import io
 import json
@@ -607,6 +608,23 @@ def orphans_are_swept_at_start():
         until(lambda: p.stored_files() == before, message=f"an orphan stays: {p.stored_files()}")
         p.function()
         p.succeed(p.train(epochs=1))
+
+
+@case(platform=False)
+def what_is_still_locked_at_the_start_is_swept_later():
+    """The locks of a process that is killed are released one by one while it ends: the next one may be up by then."""
+    with harness.Platform() as p:
+        p.dataset()
+        before = p.stored_files()
+    kept, = (p.folder / "home/store/datasets").iterdir()
+    left = kept.parent / "0123456789abcdef"
+    shutil.copytree(kept, left)
+    with open(left / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with harness.Platform(home=p.folder) as p:
+            assert left.is_dir(), "a writer that lives lost what it wrote"
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            until(lambda: p.stored_files() == before, 90, message=f"an orphan stays: {p.stored_files()}")
 
 
 def pages(p, path, **query):

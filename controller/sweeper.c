@@ -1,0 +1,94 @@
+/* sweeper.c: see sweeper.h. */
+#include "sweeper.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "clock.h"
+#include "log.h"
+#include "store_watch.h"
+
+struct sweeper {
+    controller *controller;
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards `ending` */
+    pthread_cond_t changed;
+    bool ending;
+};
+
+int sweeper_sweep(store *s, err *e)
+{
+    size_t removed = 0;
+    if (store_sweep(s, &removed, e))
+        return -1;
+    if (removed)
+        log_info("swept %zu things that dead writers left", removed);
+    return 0;
+}
+
+/* False when it is to end. */
+static bool pause_for(sweeper *s, int64_t ms)
+{
+    int64_t next = clock_deadline_ms(ms);
+    struct timespec until = {next / 1000, next % 1000 * 1000000};
+    pthread_mutex_lock(&s->lock);
+    while (!s->ending && pthread_cond_timedwait(&s->changed, &s->lock, &until) == 0)
+        ;
+    bool on = !s->ending;
+    pthread_mutex_unlock(&s->lock);
+    return on;
+}
+
+static void *sweep(void *arg)
+{
+    sweeper *s = arg;
+    int64_t ms = SWEEPER_FIRST_MS;
+    while (pause_for(s, ms)) {
+        err e = ERR_INIT;
+        ms = 2 * ms < SWEEPER_MOST_MS ? 2 * ms : SWEEPER_MOST_MS;
+        if (store_watch_up(s->controller->watch, NULL) && sweeper_sweep(s->controller->store, &e))
+            log_warn("what dead writers left stays for now: %s", e.message);
+    }
+    return NULL;
+}
+
+static void sweeper_free(sweeper *s)
+{
+    pthread_cond_destroy(&s->changed);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+sweeper *sweeper_start(controller *c, err *e)
+{
+    sweeper *s = calloc(1, sizeof *s);
+    if (!s) {
+        err_set(e, ERR_NOMEM, "no memory to sweep the store");
+        return NULL;
+    }
+    s->controller = c;
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    if (pthread_create(&s->thread, NULL, sweep, s) == 0)
+        return s;
+    sweeper_free(s);
+    err_set(e, ERR_NOMEM, "no thread to sweep the store");
+    return NULL;
+}
+
+void sweeper_stop(sweeper *s)
+{
+    if (!s)
+        return;
+    pthread_mutex_lock(&s->lock);
+    s->ending = true;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->thread, NULL);
+    sweeper_free(s);
+}
