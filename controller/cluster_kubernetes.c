@@ -63,6 +63,7 @@ void kube_note(kube *k, entry *p)
 static void want_it(kube *k, entry *p, want what, int64_t due_ms)
 {
     p->want = what;
+    p->late = false;
     p->due_ms = due_ms;
     kube_backoff_reset(&p->backoff);
     pthread_cond_signal(&k->changed);
@@ -710,6 +711,7 @@ static kube *kube_new(const cluster_kubernetes_config *c)
     k->base.ops = &ops;
     k->slots = c->slots;
     k->slots_every_ms = c->slots_every_ms ? c->slots_every_ms : CLUSTER_KUBERNETES_SLOTS_MS;
+    k->late_ms = c->late_ms ? c->late_ms : CLUSTER_KUBERNETES_LATE_MS;
     k->count_ms = INT64_MAX;
     k->event_fd = -1;
     pthread_mutex_init(&k->lock, NULL);

@@ -23,6 +23,9 @@ enum {
     CLUSTER_KUBERNETES_OPEN_MS = 30000,
     CLUSTER_KUBERNETES_SLOW_MS = 3000, /* a pod that is still being made says so */
     CLUSTER_KUBERNETES_SLOTS_MS = 30000, /* between two counts of the nodes' slots */
+    /* A deleted pod that is still there so long after its grace is deleted again without one: its
+     * node is gone, and Kubernetes would keep it for many minutes. */
+    CLUSTER_KUBERNETES_LATE_MS = 30000,
 };
 
 /* What cluster_open("kubernetes", ...) takes. */
@@ -33,6 +36,7 @@ typedef struct cluster_kubernetes_config {
     int slots;                 /* where the templates name neither slots nor a resource */
     /* how often those of the nodes are counted; 0: CLUSTER_KUBERNETES_SLOTS_MS */
     int slots_every_ms;
+    int late_ms;               /* 0: CLUSTER_KUBERNETES_LATE_MS */
 } cluster_kubernetes_config;
 
 int cluster_kubernetes_open(const void *config, cluster **out, err *e);

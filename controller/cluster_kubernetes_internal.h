@@ -26,6 +26,7 @@ enum {
     SUSPECT_MS = 120000, /* in which Kubernetes sees by itself that a node is gone */
     DEAF_AFTER_MS = 1000, /* that a log was waited for in vain: its node does not answer, */
     DEAF_MS = 15000,      /* and is not asked for one for so long */
+    POD_OWN_GRACE_S = 30, /* Kubernetes' default */
 };
 
 typedef enum want { WANT_NOTHING, WANT_CREATE, WANT_DELETE } want;
@@ -43,6 +44,7 @@ typedef struct entry {
     bool busy;            /* the worker is at it, without the lock */
     bool asked;           /* by `stop` */
     bool leaving;         /* somebody has deleted it */
+    bool late;            /* deleted, and should have ended by `due_ms`; then without grace */
     bool untold;
     bool forgotten;       /* freed as soon as it is deleted */
     char *log;            /* of a deleted pod */
@@ -62,7 +64,7 @@ typedef struct kube {
     kube_config access;
     kube_templates templates;
     char owner_uid[KUBE_UID_BYTES];
-    int slots, slots_every_ms;
+    int slots, slots_every_ms, late_ms;
     kube_watch *watch;
     kube_client *calls; /* of the owner's thread */
     kube_client *work;  /* of the worker */

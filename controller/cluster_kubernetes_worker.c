@@ -58,7 +58,7 @@ typedef struct task {
     char node[NODE_BYTES];
     want what;
     int grace_s;
-    bool there, log;
+    bool there, log, late;
     json_t *avoid; /* of WANT_CREATE */
 } task;
 
@@ -110,6 +110,9 @@ static void delete(kube *k, const task *t, done *d)
 {
     char path[PATH_BYTES], query[80] = "";
     kube_outcome o;
+    if (t->late)
+        log_warn("pod %s was deleted and is still there: it is deleted without grace",
+                 t->seen.name);
     if (t->log)
         take_log(k, t, d);
     kube_pods_path(k, t->seen.name, path);
@@ -180,6 +183,11 @@ static void after_delete(kube *k, entry *p, done *d)
         kube_is_gone(k, p, &last);
     } else if (p->forgotten && !p->there) {
         kube_drop(k, p);
+    } else if (p->there && !p->late && p->grace_s != 0) {
+        int grace_s = p->grace_s > 0 ? p->grace_s : POD_OWN_GRACE_S;
+        p->want = WANT_DELETE;
+        p->late = true;
+        p->due_ms = clock_deadline_ms(1000 * grace_s + k->late_ms);
     }
 }
 
@@ -239,7 +247,9 @@ static void count_again(kube *k)
 
 static void perform(kube *k, entry *p)
 {
-    task t = {.seen = p->seen, .what = p->want, .grace_s = p->grace_s, .there = p->there,
+    int grace_s = p->late ? 0 : p->grace_s;
+    task t = {.seen = p->seen, .what = p->want, .grace_s = grace_s, .there = p->there,
+              .late = p->late,
               .log = p->seen.job[0] && !p->log && !p->forgotten && p->listed &&
                   !kube_is_deaf(k, p->node)};
     done d = {.why = ERR_INIT, .retry_after_ms = -1};

@@ -9,9 +9,10 @@
 #include "kube_client.h"
 #include "kube_pods.h"
 
-/* Asks for the end of all that are not ending yet; how many there are, -1 on error. */
-static int end_all(kube_client *c, const char *pods, const char *install, int64_t deadline_ms,
-                   char *last, size_t bytes, err *e)
+/* Asks for the end of all that are not ending yet, and where it is late, of all; how many there are,
+ * -1 on error. */
+static int end_all(kube_client *c, const char *pods, const char *install, bool late,
+                   int64_t deadline_ms, char *last, size_t bytes, err *e)
 {
     char query[200], path[500];
     cleanup_json json_t *list = NULL;
@@ -24,38 +25,40 @@ static int end_all(kube_client *c, const char *pods, const char *install, int64_
     json_array_foreach(items, i, one) {
         snprintf(last, bytes, "%s", kube_object_text(one, "name"));
         snprintf(path, sizeof path, "%.200s/%.250s", pods, last);
-        if (!*kube_object_text(one, "deletionTimestamp") &&
-            kube_delete(c, path, KUBE_END_GRACE_S, deadline_ms, e))
+        bool asked = *kube_object_text(one, "deletionTimestamp");
+        if ((late || !asked) &&
+            kube_delete(c, path, late ? 0 : KUBE_END_GRACE_S, deadline_ms, e))
             return -1;
     }
     return (int)json_array_size(items);
 }
 
 static int end_and_wait(kube_client *c, const kube_config *access, const char *install,
-                        int64_t deadline_ms, int *count, err *e)
+                        int64_t late_ms, int64_t deadline_ms, int *count, err *e)
 {
     char pods[200], last[260] = "";
     snprintf(pods, sizeof pods, "/api/v1/namespaces/%.100s/pods", access->namespace_name);
     *count = 0;
-    for (int left; (left = end_all(c, pods, install, deadline_ms, last, sizeof last, e)) != 0;) {
-        bool late = clock_left_ms(deadline_ms) == 0;
-        if (left < 0 && !(late && last[0]))
+    for (int left; (left = end_all(c, pods, install, clock_left_ms(late_ms) == 0, deadline_ms, last,
+                                   sizeof last, e)) != 0;) {
+        bool over = clock_left_ms(deadline_ms) == 0;
+        if (left < 0 && !(over && last[0]))
             return -1;
         *count = left > *count ? left : *count;
-        if (late)
+        if (over)
             return err_set(e, ERR_TIMEOUT, "pod %.100s does not end", last);
         kube_client_sleep(c, KUBE_END_EVERY_MS);
     }
     return 0;
 }
 
-int kube_end_pods(const kube_config *access, const char *install, int64_t deadline_ms, int *count,
-                  err *e)
+int kube_end_pods(const kube_config *access, const char *install, int64_t late_ms,
+                  int64_t deadline_ms, int *count, err *e)
 {
     kube_client *c;
     if (kube_client_open(access, &c, e))
         return -1;
-    int status = end_and_wait(c, access, install, deadline_ms, count, e);
+    int status = end_and_wait(c, access, install, late_ms, deadline_ms, count, e);
     kube_client_close(c);
     return status;
 }

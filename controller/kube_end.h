@@ -11,11 +11,17 @@
 #include "err.h"
 #include "kube_config.h"
 
-enum { KUBE_END_MS = 60000, KUBE_END_GRACE_S = 2, KUBE_END_EVERY_MS = 500 };
+enum {
+    KUBE_END_MS = 60000,
+    KUBE_END_GRACE_S = 2,
+    KUBE_END_EVERY_MS = 500,
+    KUBE_END_LATE_MS = 20000,
+};
 
-/* Deletes the pods with that label `kubeml.dev/install`, and waits until they are gone. *count: how
- * many there were. ERR_TIMEOUT names one that stays. */
-int kube_end_pods(const kube_config *access, const char *install, int64_t deadline_ms, int *count,
-                  err *e);
+/* Deletes the pods with that label `kubeml.dev/install`, and waits until they are gone. Those that
+ * are still there at `late_ms` (of clock_monotonic_ms) are deleted without grace: their nodes may be
+ * gone. *count: how many there were. ERR_TIMEOUT names one that stays. */
+int kube_end_pods(const kube_config *access, const char *install, int64_t late_ms,
+                  int64_t deadline_ms, int *count, err *e);
 
 #endif

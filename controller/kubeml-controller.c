@@ -655,7 +655,8 @@ static int end_pods(const program *p)
     kube_config access = {0};
     int status = kube_config_find(p->controller.config.context, &access, &e);
     if (status == 0)
-        status = kube_end_pods(&access, p->end_pods, clock_deadline_ms(KUBE_END_MS), &count, &e);
+        status = kube_end_pods(&access, p->end_pods, clock_deadline_ms(KUBE_END_LATE_MS),
+                               clock_deadline_ms(KUBE_END_MS), &count, &e);
     kube_config_free(&access);
     if (status)
         fprintf(stderr, "kubeml-controller: %s\n", e.message);

@@ -40,6 +40,7 @@ struct fake_kube {
     json_t *pods, *others; /* by name; by path */
     json_t *events;        /* [{"type", "object"}], the versions ascending */
     long version, oldest;
+    bool no_kubelet;
     int cuts; /* how often watches were told to end */
     fault faults[FAULTS_MAX];
     int fault_count;
@@ -123,6 +124,18 @@ static bool remove_locked(fake_kube *f, const char *name)
     told(f, "DELETED", pod);
     json_decref(pod);
     return true;
+}
+
+static void delete_locked(fake_kube *f, const char *name, json_t *pod, bool at_once)
+{
+    if (at_once || !f->no_kubelet) {
+        remove_locked(f, name);
+        return;
+    }
+    json_object_set_new(json_object_get(pod, "metadata"), "deletionTimestamp",
+                        json_string("2026-01-01T00:00:00Z"));
+    set_version(pod, ++f->version);
+    told(f, "MODIFIED", pod);
 }
 
 static bool take_fault(fake_kube *f, fake_kind kind, fault *out)
@@ -412,7 +425,7 @@ static bool do_pod(fake_kube *f, int fd, const request_text *r, json_t *body, bo
     }
     copy = pod ? json_deep_copy(pod) : NULL;
     if (pod && strcmp(r->method, "DELETE") == 0)
-        remove_locked(f, name);
+        delete_locked(f, name, pod, strstr(r->query, "gracePeriodSeconds=0") != NULL);
     pthread_mutex_unlock(&f->lock);
     bool open = !copy   ? answer_status(fd, 404, -1, "NotFound", "pods not found")
                 : stale ? answer_status(fd, 409, -1, "Conflict", "the object has been modified")
@@ -695,6 +708,13 @@ void fake_kube_bookmark(fake_kube *f)
     set_version(mark, ++f->version);
     told(f, "BOOKMARK", mark);
     json_decref(mark);
+    pthread_mutex_unlock(&f->lock);
+}
+
+void fake_kube_stop_kubelet(fake_kube *f)
+{
+    pthread_mutex_lock(&f->lock);
+    f->no_kubelet = true;
     pthread_mutex_unlock(&f->lock);
 }
 

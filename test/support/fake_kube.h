@@ -55,6 +55,8 @@ void fake_kube_bookmark(fake_kube *f);
 /* changes are made and not told to watches */
 void fake_kube_leave_out_events(fake_kube *f, bool yes);
 
+/* No kubelet is there any more: deleted with a grace, a pod only says so. */
+void fake_kube_stop_kubelet(fake_kube *f);
 /* Makes or replaces a pod's object; steals `fields`, which are merged into it. */
 void fake_kube_put(fake_kube *f, const char *name, json_t *fields);
 void fake_kube_remove(fake_kube *f, const char *name);

@@ -31,6 +31,7 @@ typedef struct world {
     fake_kube *server;
     kube_config access;
     cluster *c;
+    int late_ms; /* of the configuration */
 } world;
 
 static void open_cluster_of(world *w, const char *texts)
@@ -39,7 +40,8 @@ static void open_cluster_of(world *w, const char *texts)
     err e = ERR_INIT;
     snprintf(path, sizeof path, "%s/pods.json", test_tmp());
     CHECK_OK(fs_write_file(path, texts, strlen(texts), 0600, &e), e);
-    cluster_kubernetes_config config = {.templates = path, .access = &w->access, .slots = 3};
+    cluster_kubernetes_config config = {
+        .templates = path, .access = &w->access, .slots = 3, .late_ms = w->late_ms};
     CHECK_OK(cluster_open("kubernetes", &config, &w->c, &e), e);
 }
 
@@ -754,6 +756,26 @@ TEST(a_stopped_pod_is_deleted)
     close_world(&w);
 }
 
+/* Its node went in order: the pod's connections were closed, so that it was stopped as one that can
+ * still end by itself. */
+TEST(a_stopped_pod_that_does_not_end_is_deleted_without_grace)
+{
+    world w = {.server = fake_kube_start()};
+    err e = ERR_INIT;
+    w.access.server = strdup(fake_kube_url(w.server));
+    w.late_ms = 100;
+    open_cluster(&w);
+    start_running(&w, "function-1", POD_FUNCTION);
+    fake_kube_stop_kubelet(w.server);
+    CHECK_OK(w.c->ops->stop(w.c, "function-1", 1000, &e), e);
+    pod p = next_event(&w);
+    CHECK_INT(p.phase, POD_ENDED);
+    CHECK_STR(p.reason, "Stopped");
+    drop_pod(wait_pod(&w, "function-1", false));
+    CHECK_INT(fake_kube_requests(w.server, FAKE_DELETE), 2);
+    close_world(&w);
+}
+
 TEST(pods_are_found_again_and_echoes_are_not_kept)
 {
     world w;
@@ -827,17 +849,24 @@ TEST(what_an_installation_left_is_ended)
     fake_kube_put(w.server, "ps-1", json_object());
     fake_kube_fault(w.server, FAKE_DELETE, FAULT_STATUS, 500, -1, 1);
     fake_kube_fault(w.server, FAKE_DELETE, FAULT_DONE_DROP, 0, 0, 1);
-    CHECK_OK(kube_end_pods(&w.access, "here", clock_deadline_ms(WAIT_MS), &count, &e), e);
+    CHECK_OK(kube_end_pods(&w.access, "here", clock_deadline_ms(WAIT_MS),
+                           clock_deadline_ms(WAIT_MS), &count, &e), e);
     CHECK_INT(count, 2);
     cleanup_json json_t *left = fake_kube_copy(w.server);
     CHECK_INT(json_object_size(left), 0);
-    CHECK_OK(kube_end_pods(&w.access, "here", clock_deadline_ms(WAIT_MS), &count, &e), e);
+    CHECK_OK(kube_end_pods(&w.access, "here", clock_deadline_ms(WAIT_MS),
+                           clock_deadline_ms(WAIT_MS), &count, &e), e);
     CHECK_INT(count, 0);
-    /* On a node that is gone it stays until Kubernetes gives it up. */
-    fake_kube_put(w.server, "ps-2",
-                  json_pack("{s:{s:s}}", "metadata", "deletionTimestamp", "2026-01-02T03:04:05Z"));
-    CHECK_ERR(kube_end_pods(&w.access, "here", clock_deadline_ms(2000), &count, &e), e, ERR_TIMEOUT,
-              "ps-2");
+    /* On a node that is gone it stays, unless it is deleted without grace. */
+    fake_kube_stop_kubelet(w.server);
+    fake_kube_put(w.server, "ps-2", json_object());
+    CHECK_ERR(kube_end_pods(&w.access, "here", clock_deadline_ms(WAIT_MS), clock_deadline_ms(2000),
+                            &count, &e),
+              e, ERR_TIMEOUT, "ps-2");
+    CHECK_OK(kube_end_pods(&w.access, "here", clock_deadline_ms(1000), clock_deadline_ms(WAIT_MS),
+                           &count, &e),
+             e);
+    CHECK_INT(count, 1);
     fake_kube_stop(w.server);
     kube_config_free(&w.access);
 }
