@@ -1,4 +1,5 @@
-/* builder_run.h: runs one program under limits and collects what it writes. The builder's own. */
+/* builder_run.h: runs one program under limits and collects what it writes. It ends with whoever
+ * runs it, killed at any moment too, and all of its process group with it. */
 #ifndef KUBEML_BUILDER_RUN_H
 #define KUBEML_BUILDER_RUN_H
 

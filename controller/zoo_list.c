@@ -1,17 +1,13 @@
 /* zoo_list.c: which models the zoo has. The engine knows, and the engine is in kubeml-function: its
  * command `zoo` is run once for the list, which is kept, and for each model that is asked for or to
  * be trained. */
-#include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <pthread.h>
-#include <signal.h>
-#include <spawn.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "buf.h"
+#include "builder_run.h"
 #include "cleanup.h"
 #include "clock.h"
 #include "controller.h"
@@ -20,62 +16,31 @@
 #include "json_read.h"
 #include "log.h"
 
-enum { ZOO_MS = 10000, ZOO_BYTES_MAX = 256 << 10, ZOO_MODEL_BYTES = 64 };
+enum { ZOO_MS = 10000, ZOO_BYTES_MAX = 256 << 10, ZOO_MODEL_BYTES = 64, WORDS_BYTES_MAX = 1000 };
 
 extern char **environ;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static json_t *known; /* behind the lock */
 
-static int read_all(int fd, buf *out, err *e)
-{
-    int64_t deadline = clock_deadline_ms(ZOO_MS);
-    for (;;) {
-        struct pollfd p = {.fd = fd, .events = POLLIN};
-        char bytes[4096];
-        int ready = poll(&p, 1, clock_left_ms(deadline));
-        if (ready == 0)
-            return err_set(e, ERR_TIMEOUT, "kubeml-function zoo did not answer");
-        ssize_t n = ready > 0 ? read(fd, bytes, sizeof bytes) : -1;
-        if (n == 0)
-            return 0;
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return err_set_errno(e, errno, "kubeml-function zoo");
-        if (buf_append(out, bytes, (size_t)n, e))
-            return -1;
-    }
-}
-
 static int run(const char *program, const char *model, const char *sample, buf *out, err *e)
 {
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC))
-        return err_set_errno(e, errno, "pipe");
-    char *argv[] = {(char *)(uintptr_t)program, "zoo", (char *)(uintptr_t)model,
-                    (char *)(uintptr_t)sample, NULL};
-    posix_spawn_file_actions_t actions;
-    pid_t pid = 0;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    int status = posix_spawn(&pid, program, &actions, NULL, argv, environ);
-    posix_spawn_file_actions_destroy(&actions);
-    close(ends[1]);
-    if (status) {
-        close(ends[0]);
-        return err_set_errno(e, status, "cannot run %.200s", program);
-    }
-    int result = read_all(ends[0], out, e), exit_status = 0;
-    close(ends[0]);
-    if (result)
-        kill(pid, SIGKILL);
-    while (waitpid(pid, &exit_status, 0) < 0 && errno == EINTR)
-        ;
-    if (result == 0 && exit_status != 0)
-        return err_set(e, ERR_UNAVAILABLE, "kubeml-function zoo ended with status %d", exit_status);
-    return result;
+    char *const argv[] = {(char *)(uintptr_t)program, "zoo", (char *)(uintptr_t)model,
+                          (char *)(uintptr_t)sample, NULL};
+    builder_run r = {.argv = argv, .envp = environ, .deadline_ms = clock_deadline_ms(ZOO_MS)};
+    cleanup_buf buf words;
+    buf_init(&words, WORDS_BYTES_MAX);
+    if (builder_run_program(&r, out, &words, e))
+        return -1;
+    if (r.timed_out)
+        return err_set(e, ERR_TIMEOUT, "kubeml-function zoo did not answer");
+    if (r.status == 0 && !r.output_over)
+        return 0;
+    if (words.len)
+        log_warn("kubeml-function zoo: %.*s", (int)words.len, words.bytes);
+    return err_set(e, ERR_UNAVAILABLE, "kubeml-function zoo ended with %s %d",
+                   WIFSIGNALED(r.status) ? "signal" : "status",
+                   WIFSIGNALED(r.status) ? WTERMSIG(r.status) : WEXITSTATUS(r.status));
 }
 
 /* What `kubeml-function zoo` says, or of one model, or of it and samples of that shape. */

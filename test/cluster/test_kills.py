@@ -33,32 +33,38 @@ def avoided(p):
             for field in wish["preference"].get("matchFields", []) for value in field["values"]}
 
 
-@case(limit=120, platform=False)
-def a_warm_function_ends_when_it_is_asked_to():
-    """It is the first process of its container, for which there is no default action."""
-    release.needs_processes()
-    with release.shared() as p:
-        p.warm(4, 1)
-        pid = p.pods(role="function")[0]["pid"]
-        ended = next(pod["name"] for pod in p.pods() if pod["pid"] == pid)
-        before, shunned = {pod["name"] for pod in p.pods()}, avoided(p)
-        os.kill(pid, signal.SIGTERM)
-        until(lambda: not harness.alive(pid), 30, message="it goes on")
-        until(lambda: ended not in (there := {pod["name"] for pod in p.pods()}) and there - before, 30,
-              message="no other takes its place")
-        p.warm(4, 1)
-        assert avoided(p) <= shunned, "a node is avoided although nothing is wrong with it"
-
-
-@case(limit=120, platform=False)
-def a_warm_function_that_is_being_deleted_is_given_to_no_job():
-    """A pod has its grace to end in, and one that uses it is still connected."""
+@contextlib.contextmanager
+def warm_pool():
+    """Of a release with a data set and a function; that what is done to it speaks against no node."""
     release.needs_processes()
     with release.shared() as p:
         p.dataset()
         p.function()
         p.warm(4, 1)
-        old, shunned = p.pods(role="function"), avoided(p)
+        shunned = avoided(p)
+        yield p
+        assert avoided(p) <= shunned, "a node is avoided although nothing is wrong with it"
+
+
+@case(limit=120, platform=False)
+def a_warm_function_ends_when_it_is_asked_to():
+    """It is the first process of its container, for which there is no default action."""
+    with warm_pool() as p:
+        pid = p.pods(role="function")[0]["pid"]
+        ended = next(pod["name"] for pod in p.pods() if pod["pid"] == pid)
+        before = {pod["name"] for pod in p.pods()}
+        os.kill(pid, signal.SIGTERM)
+        until(lambda: not harness.alive(pid), 30, message="it goes on")
+        until(lambda: ended not in (there := {pod["name"] for pod in p.pods()}) and there - before, 30,
+              message="no other takes its place")
+        p.warm(4, 1)
+
+
+@case(limit=120, platform=False)
+def a_warm_function_that_is_being_deleted_is_given_to_no_job():
+    """A pod has its grace to end in, and one that uses it is still connected."""
+    with warm_pool() as p:
+        old = p.pods(role="function")
         for pod in old:
             os.kill(pod["pid"], signal.SIGSTOP)
         try:
@@ -71,7 +77,6 @@ def a_warm_function_that_is_being_deleted_is_given_to_no_job():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pod["pid"], signal.SIGCONT)
         until(lambda: not any(harness.alive(pod["pid"]) for pod in old), 30, message="they stay")
-        assert avoided(p) <= shunned, "a node is avoided although nothing is wrong with it"
 
 
 @case(limit=480, platform=False)

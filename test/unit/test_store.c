@@ -457,46 +457,51 @@ TEST(a_damaged_store_is_refused)
     CHECK_INT(e.code, ERR_CORRUPT);
 }
 
+/* A store on disk with a blob that is being written: `folder` is where, `hidden` beside it. */
+typedef struct half_written {
+    store *s;
+    blob_writer *w;
+    char folder[512], hidden[512];
+} half_written;
+
+static void write_half(half_written *h, err *e)
+{
+    char locator[512];
+    snprintf(locator, sizeof locator, "lmdb:%s/s", test_tmp());
+    snprintf(h->folder, sizeof h->folder, "%s/s/tmp", test_tmp());
+    snprintf(h->hidden, sizeof h->hidden, "%s/s/hidden", test_tmp());
+    h->s = store_open(locator, e);
+    CHECK_OK(h->s ? 0 : -1, *e);
+    CHECK_OK(store_blob_begin(h->s, "models/1", &h->w, e), *e);
+    CHECK_OK(blob_write(h->w, "12", 2, e), *e);
+}
+
 TEST(a_blob_that_cannot_be_put_in_its_place_says_where_it_lies)
 {
+    half_written h;
     err e = ERR_INIT;
-    char locator[512], folder[512], hidden[512];
-    snprintf(locator, sizeof locator, "lmdb:%s/s", test_tmp());
-    snprintf(folder, sizeof folder, "%s/s/tmp", test_tmp());
-    snprintf(hidden, sizeof hidden, "%s/s/hidden", test_tmp());
-    store *s = store_open(locator, &e);
-    CHECK_OK(s ? 0 : -1, e);
-    blob_writer *w;
-    CHECK_OK(store_blob_begin(s, "models/1", &w, &e), e);
-    CHECK_OK(blob_write(w, "12", 2, &e), e);
-    CHECK_INT(rename(folder, hidden), 0);
-    CHECK_OK(fs_write_file(folder, "", 0, 0600, &e), e);
-    CHECK_ERR(blob_commit(w, &e), e, ERR_IO, folder);
+    write_half(&h, &e);
+    CHECK_INT(rename(h.folder, h.hidden), 0);
+    CHECK_OK(fs_write_file(h.folder, "", 0, 0600, &e), e);
+    CHECK_ERR(blob_commit(h.w, &e), e, ERR_IO, h.folder);
     CHECK_INT(e.os_errno, ENOTDIR);
-    store_close(s);
+    store_close(h.s);
 }
 
 /* A mount that is away for a moment, at each step of a write: no name that nobody has. */
 TEST(a_folder_of_the_store_that_is_away_is_an_error_of_the_store)
 {
+    half_written h;
     err e = ERR_INIT;
-    char locator[512], folder[512], hidden[512];
-    snprintf(locator, sizeof locator, "lmdb:%s/s", test_tmp());
-    snprintf(folder, sizeof folder, "%s/s/tmp", test_tmp());
-    snprintf(hidden, sizeof hidden, "%s/s/hidden", test_tmp());
-    store *s = store_open(locator, &e);
-    CHECK_OK(s ? 0 : -1, e);
-    blob_writer *w;
-    CHECK_OK(store_blob_begin(s, "models/1", &w, &e), e);
-    CHECK_OK(blob_write(w, "12", 2, &e), e);
-    CHECK_INT(rename(folder, hidden), 0);
-    CHECK_ERR(blob_commit(w, &e), e, ERR_IO, folder);
-    CHECK_ERR(store_blob_begin(s, "models/1", &w, &e), e, ERR_IO, folder);
-    CHECK_INT(rename(hidden, folder), 0);
-    CHECK_OK(store_blob_begin(s, "models/1", &w, &e), e);
-    CHECK_OK(blob_write(w, "12", 2, &e), e);
-    CHECK_OK(blob_commit(w, &e), e);
-    store_close(s);
+    write_half(&h, &e);
+    CHECK_INT(rename(h.folder, h.hidden), 0);
+    CHECK_ERR(blob_commit(h.w, &e), e, ERR_IO, h.folder);
+    CHECK_ERR(store_blob_begin(h.s, "models/1", &h.w, &e), e, ERR_IO, h.folder);
+    CHECK_INT(rename(h.hidden, h.folder), 0);
+    CHECK_OK(store_blob_begin(h.s, "models/1", &h.w, &e), e);
+    CHECK_OK(blob_write(h.w, "12", 2, &e), e);
+    CHECK_OK(blob_commit(h.w, &e), e);
+    store_close(h.s);
 }
 
 TEST(the_fake_fails_when_told)
