@@ -107,7 +107,8 @@ def holds(p, job, model):
 
 
 def keeps_its_claim(p):
-    """The MongoDB of the chart: through another pod, an uninstall and a second installation; then it goes when told to."""
+    """The MongoDB of the chart: through another pod, an uninstall and a second installation, and a job that is under way
+    with it; then it goes when told to."""
     p.dataset()
     p.function()
     job = p.train()
@@ -120,12 +121,15 @@ def keeps_its_claim(p):
           message="no other MongoDB")
     p.start()
     holds(p, job, model)
+    open_job = p.train(p.paced(0.1), epochs=12)
+    until(lambda: p.task(open_job)["epoch"] >= 1, 60)
     p.uninstall()
     until(lambda: not cluster.listed("pods", NS), 60, message="pods are left")
     assert there("pvc", bundled.CLAIM) and there("secret", "kubeml-store"), "the data went with the release"
     with release.installed(NS, **{"mongodb.uri": "", "mongodb.bundled.keep": "false"}) as p:
         holds(p, job, model)
         p.succeed(p.train(epochs=1), 90)
+        p.succeed(open_job, 90)
     until(lambda: not there("pvc", bundled.CLAIM) and not there("secret", "kubeml-store"), 60,
           message="told to go, the claim stays")
 

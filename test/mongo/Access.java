@@ -3,7 +3,15 @@ import de.bwaldvogel.mongo.bson.Document;
 import de.bwaldvogel.mongo.exception.MongoServerError;
 import io.netty.channel.Channel;
 import io.netty.util.AttributeKey;
+import java.io.ByteArrayInputStream;
+import java.io.ByteArrayOutputStream;
+import java.io.ObjectInputStream;
+import java.io.ObjectOutputStream;
+import java.io.Serializable;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.nio.file.StandardCopyOption;
 import java.security.MessageDigest;
 import java.security.SecureRandom;
 import java.util.ArrayList;
@@ -12,6 +20,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
+import java.util.TreeSet;
 import javax.crypto.Mac;
 import javax.crypto.SecretKeyFactory;
 import javax.crypto.spec.PBEKeySpec;
@@ -23,6 +32,7 @@ import javax.crypto.spec.SecretKeySpec;
  * MongoDB's own commands with MongoDB's own error codes, as far as KubeML uses them. A user who is
  * dropped is shut out at once, on connections that are there too. The built-in roles are read, readWrite,
  * readWriteAnyDatabase, dbAdminAnyDatabase, userAdminAnyDatabase and root; others are made by createRole.
+ * They are kept in a file where there is one; the first user is made where it is not there yet.
  */
 class Access {
     static final int ITERATIONS = 4096;
@@ -39,22 +49,54 @@ class Access {
     static final Set<String> USERS = Set.of("createUser", "dropUser", "viewUser", "createRole", "dropRole");
 
     /** Actions on a collection of a database; "" stands for any. */
-    record Privilege(String db, String collection, Set<String> actions) {
+    record Privilege(String db, String collection, Set<String> actions) implements Serializable {
         boolean allows(String on, String what, String action) {
             return (db.isEmpty() || db.equals(on)) && (collection.isEmpty() || collection.equals(what)) && actions.contains(action);
         }
     }
 
-    record User(String db, String name, byte[] salt, byte[] stored, byte[] server, List<Document> roles) {}
+    record Role(String name, String db) implements Serializable {}
+
+    record User(String db, String name, byte[] salt, byte[] stored, byte[] server, ArrayList<Role> roles) implements Serializable {}
 
     record Exchange(User user, String first, String nonce, boolean skipEmpty, boolean proven) {}
 
-    private final Map<String, User> users = new TreeMap<>();
-    private final Map<String, List<Privilege>> roles = new TreeMap<>();
+    private final TreeMap<String, User> users = new TreeMap<>();
+    private final TreeMap<String, ArrayList<Privilege>> roles = new TreeMap<>();
     private final SecureRandom random = new SecureRandom();
+    private final Path file; // null: in memory
 
-    Access(String name, String password) throws Exception {
-        add("admin", name, password, List.of(new Document("role", "root").append("db", "admin")));
+    Access(String name, String password, Path file) throws Exception {
+        this.file = file;
+        if (file != null && Files.exists(file)) {
+            load();
+        }
+        if (!users.containsKey("admin." + name)) {
+            add("admin", name, password, new ArrayList<>(List.of(new Role("root", "admin"))));
+            save();
+        }
+    }
+
+    @SuppressWarnings("unchecked")
+    private void load() throws Exception {
+        try (ObjectInputStream in = new ObjectInputStream(new ByteArrayInputStream(Files.readAllBytes(file)))) {
+            users.putAll((TreeMap<String, User>) in.readObject());
+            roles.putAll((TreeMap<String, ArrayList<Privilege>>) in.readObject());
+        }
+    }
+
+    private void save() throws Exception {
+        if (file == null) {
+            return;
+        }
+        ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+        try (ObjectOutputStream out = new ObjectOutputStream(bytes)) {
+            out.writeObject(users);
+            out.writeObject(roles);
+        }
+        Path fresh = file.resolveSibling(file.getFileName() + ".new");
+        Files.write(fresh, bytes.toByteArray());
+        Files.move(fresh, file, StandardCopyOption.ATOMIC_MOVE);
     }
 
     /** Answers what is about users; null: the command may be carried out. */
@@ -119,8 +161,8 @@ class Access {
             throw new MongoServerError(UNAUTHORIZED, "Unauthorized", "command " + command + " requires authentication");
         }
         if (users.get(who.db() + "." + who.name()) == who) {
-            for (Document role : who.roles()) {
-                for (Privilege p : privileges((String) role.get("role"), (String) role.get("db"))) {
+            for (Role role : who.roles()) {
+                for (Privilege p : privileges(role.name(), role.db())) {
                     if (p.allows(db, collection, action)) {
                         return;
                     }
@@ -140,13 +182,13 @@ class Access {
         case "readWriteAnyDatabase": return List.of(new Privilege("", "", READ), new Privilege("", "", WRITE));
         case "dbAdminAnyDatabase": return List.of(new Privilege("", "", ADMINISTER));
         case "userAdminAnyDatabase": return List.of(new Privilege("", "", USERS));
-        default: return roles.getOrDefault(db + "." + role, List.of());
+        default: return roles.getOrDefault(db + "." + role, new ArrayList<>());
         }
     }
 
     // ---- users and roles ---------------------------------------------------------------------------
 
-    private void add(String db, String name, String password, List<Document> granted) throws Exception {
+    private void add(String db, String name, String password, ArrayList<Role> granted) throws Exception {
         byte[] salt = new byte[28];
         random.nextBytes(salt);
         byte[] salted = SecretKeyFactory.getInstance("PBKDF2WithHmacSHA256")
@@ -154,11 +196,12 @@ class Access {
         users.put(db + "." + name, new User(db, name, salt, sha256(hmac(salted, "Client Key")), hmac(salted, "Server Key"), granted));
     }
 
-    private List<Document> granted(String db, Document q) {
-        List<Document> out = new ArrayList<>();
+    private ArrayList<Role> granted(String db, Document q) {
+        ArrayList<Role> out = new ArrayList<>();
         for (Object r : (Iterable<?>) q.get("roles")) {
-            Document role = r instanceof Document ? (Document) r : new Document("role", r).append("db", db);
-            if (privileges((String) role.get("role"), (String) role.get("db")).isEmpty()) {
+            Role role = r instanceof Document ? new Role((String) ((Document) r).get("role"), (String) ((Document) r).get("db"))
+                : new Role((String) r, db);
+            if (privileges(role.name(), role.db()).isEmpty()) {
                 throw new MongoServerError(NO_ROLE, "RoleNotFound", "Could not find role: " + role);
             }
             out.add(role);
@@ -167,6 +210,14 @@ class Access {
     }
 
     private Document administer(String db, String command, Document q) throws Exception {
+        Document answer = change(db, command, q);
+        if (answer != null) {
+            save();
+        }
+        return answer;
+    }
+
+    private Document change(String db, String command, Document q) throws Exception {
         String name = collection(command, q), key = db + "." + name;
         switch (command.toLowerCase()) {
         case "createuser":
@@ -207,17 +258,18 @@ class Access {
         List<Document> out = new ArrayList<>();
         for (User u : users.values()) {
             if (all || u.db().equals(db)) {
-                out.add(new Document("_id", u.db() + "." + u.name()).append("user", u.name()).append("db", u.db()).append("roles", u.roles()));
+                out.add(new Document("_id", u.db() + "." + u.name()).append("user", u.name()).append("db", u.db())
+                    .append("roles", u.roles().stream().map(r -> new Document("role", r.name()).append("db", r.db())).toList()));
             }
         }
         return out;
     }
 
-    private static List<Privilege> privilegesIn(Document q) {
-        List<Privilege> out = new ArrayList<>();
+    private static ArrayList<Privilege> privilegesIn(Document q) {
+        ArrayList<Privilege> out = new ArrayList<>();
         for (Object p : (Iterable<?>) q.get("privileges")) {
             Document on = (Document) ((Document) p).get("resource");
-            Set<String> actions = new java.util.TreeSet<>();
+            Set<String> actions = new TreeSet<>();
             for (Object a : (Iterable<?>) ((Document) p).get("actions")) {
                 actions.add((String) a);
             }

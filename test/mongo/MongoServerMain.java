@@ -21,7 +21,8 @@ import java.util.Base64;
  *
  * Port 0 takes a free one; the line "listening on HOST:PORT" says which. Ends by itself when nobody asked
  * anything for IDLE_SECONDS (0: never). Without a file all is in memory.
- * MONGO_ROOT=USER:PASSWORD: users, roles and SCRAM-SHA-256 (Access), and this first user with the role root.
+ * MONGO_ROOT=USER:PASSWORD: users, roles and SCRAM-SHA-256 (Access), and this first user with the role root; kept in
+ * FILE.users.
  * MONGO_TLS=FOLDER: TLS with the folder's server.crt and server.key (PKCS #8), both PEM.
  * No sessions, no replication, no journal: write concerns and read concerns are taken and mean nothing.
  */
@@ -110,7 +111,8 @@ public class MongoServerMain {
         long idle = Long.parseLong(a[2]);
         String root = System.getenv("MONGO_ROOT"), tls = System.getenv("MONGO_TLS");
         if (root != null && !root.isEmpty()) {
-            access = new Access(root.substring(0, root.indexOf(':')), root.substring(root.indexOf(':') + 1));
+            access = new Access(root.substring(0, root.indexOf(':')), root.substring(root.indexOf(':') + 1),
+                a.length > 3 ? Path.of(a[3] + ".users") : null);
         }
         AbstractMongoBackend backend = a.length > 3 ? new File(a[3]) : new Memory();
         MongoServer server = new MongoServer(backend);
