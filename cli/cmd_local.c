@@ -133,6 +133,16 @@ static int wait_ready(const start *s, char *url, size_t size)
     return CLI_FAILED;
 }
 
+static bool is_listen(const char *text)
+{
+    const char *colon = strrchr(text, ':');
+    char *end = NULL;
+    long port = colon && colon > text && colon[1] >= '0' && colon[1] <= '9'
+                    ? strtol(colon + 1, &end, 10)
+                    : -1;
+    return port >= 0 && port <= 65535 && !*end;
+}
+
 int cmd_up(cli *c, int argc, char **argv)
 {
     const char *listen = "127.0.0.1:10100", *token_file = NULL, *gpus = NULL, *gpu_policy = NULL;
@@ -155,7 +165,7 @@ int cmd_up(cli *c, int argc, char **argv)
          false, false},
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
-    if (!strchr(listen, ':'))
+    if (!is_listen(listen))
         return cli_usage(c, "--listen wants HOST:PORT, not \"%s\"", listen);
     if (slots_seen && slots < 1)
         return cli_usage(c, "--slots wants 1 or more, not %ld", slots);
@@ -214,11 +224,60 @@ static int open_controller(pid_t *pid, int *process, err *e)
         return errno == ESRCH ? 0 : err_set_errno(e, errno, "controller, pid %ld", number);
     snprintf(comm_path, sizeof comm_path, "/proc/%ld/comm", number);
     cleanup_fclose FILE *about = fopen(comm_path, "r");
-    if (!about || !fgets(comm, sizeof comm, about) || strncmp(comm, "kubeml-control", 14) != 0) {
+    struct pollfd ended = {.fd = *process, .events = POLLIN}; /* nobody has waited for it yet */
+    if (poll(&ended, 1, 0) > 0 || !about || !fgets(comm, sizeof comm, about) || strncmp(comm, "kubeml-control", 14) != 0) {
         close(*process);
         *process = -1;
     }
     return 0;
+}
+
+/* Pods outlive a controller that is killed, for the next one to take over. How many there were. */
+static int end_left(long *count, err *e)
+{
+    char path[PATH_MAX + 32], program[PATH_MAX + 64], said[24] = "";
+    int ends[2], status = -1;
+    *count = 0;
+    snprintf(path, sizeof path, "%s/run/pods", local_home());
+    if (access(path, F_OK))
+        return 0;
+    snprintf(program, sizeof program, "%s", local_program("kubeml-controller"));
+    char *const arguments[] = {program, "--home", (char *)(uintptr_t)local_home(), "--end-left", NULL};
+    if (pipe2(ends, O_CLOEXEC))
+        return err_set_errno(e, errno, "pipe");
+    cleanup_close int from = ends[0], to = ends[1];
+    pid_t pid = fork();
+    if (pid < 0)
+        return err_set_errno(e, errno, "fork");
+    if (pid == 0) {
+        dup2(to, STDOUT_FILENO);
+        execvp(program, arguments);
+        _exit(127);
+    }
+    close(steal_fd(to));
+    for (size_t len = 0; len < sizeof said - 1;) {
+        ssize_t got = read(from, said + len, sizeof said - 1 - len);
+        if (got == 0 || (got < 0 && errno != EINTR))
+            break;
+        len += got > 0 ? (size_t)got : 0;
+    }
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    *count = atol(said);
+    return status == 0 ? 0
+                       : err_set(e, ERR_IO, "what is left running in %s cannot be ended", local_home());
+}
+
+/* -1: it does not end. */
+static int end_controller(pid_t pid, int process, err *e)
+{
+    if (syscall(SYS_pidfd_send_signal, process, SIGTERM, NULL, 0))
+        return err_set_errno(e, errno, "controller, pid %d", (int)pid);
+    struct pollfd ended = {.fd = process, .events = POLLIN};
+    if (poll(&ended, 1, DOWN_DEADLINE_MS) > 0)
+        return 0;
+    return err_set(e, ERR_TIMEOUT, "the controller, pid %d, did not end within %d s", (int)pid,
+                   DOWN_DEADLINE_MS / 1000);
 }
 
 int cmd_down(cli *c, int argc, char **argv)
@@ -228,23 +287,17 @@ int cmd_down(cli *c, int argc, char **argv)
     err e = ERR_INIT;
     pid_t pid = 0;
     cleanup_close int process = -1;
-    if (open_controller(&pid, &process, &e))
+    long left = 0;
+    if (open_controller(&pid, &process, &e) ||
+        (process >= 0 && end_controller(pid, process, &e)) || end_left(&left, &e))
         return cli_fail(&e);
-    if (process < 0) {
+    if (left)
+        printf("ended %ld process%s that a killed controller had left\n", left,
+               left == 1 ? "" : "es");
+    if (process < 0 && !left)
         printf("no platform runs in %s\n", local_home());
-        return CLI_OK;
-    }
-    if (syscall(SYS_pidfd_send_signal, process, SIGTERM, NULL, 0)) {
-        err_set_errno(&e, errno, "controller, pid %d", (int)pid);
-        return cli_fail(&e);
-    }
-    struct pollfd ended = {.fd = process, .events = POLLIN};
-    if (poll(&ended, 1, DOWN_DEADLINE_MS) <= 0) {
-        fprintf(stderr, "kubeml: the controller, pid %d, did not end within %d s\n", (int)pid,
-                DOWN_DEADLINE_MS / 1000);
-        return CLI_FAILED;
-    }
-    printf("kubeml is down\n");
+    else
+        printf("kubeml is down\n");
     return CLI_OK;
 }
 

@@ -36,15 +36,21 @@ static void print_overview(FILE *to)
 }
 
 /* `kubeml dataset` alone lists that noun's verbs. */
-static int print_group(const char *noun)
+static bool is_group(const char *noun)
+{
+    for (const cli_verb *v = cli_verbs; v->name; v++)
+        if (starts_with_word(v->name, noun))
+            return true;
+    return false;
+}
+
+static void print_group(const char *noun)
 {
     int found = 0;
     for (const cli_verb *v = cli_verbs; v->name; v++)
-        if (starts_with_word(v->name, noun)) {
+        if (starts_with_word(v->name, noun))
             fprintf(stderr, found++ ? "       kubeml %-18s %s\n" : "usage: kubeml %-18s %s\n",
                     v->name, v->summary);
-        }
-    return found;
 }
 
 static const cli_verb *find_verb(int argc, char **argv, int *words)
@@ -127,8 +133,12 @@ int main(int argc, char **argv)
         int status = c.verb->run(&c, argc - words, argv + words);
         return ended(status);
     }
-    if (print_group(argv[1]))
+    if (is_group(argv[1])) {
+        if (argc > 2 && argv[2][0] != '-')
+            fprintf(stderr, "kubeml: %s has no command \"%s\"\n", argv[1], argv[2]);
+        print_group(argv[1]);
         return CLI_USAGE;
+    }
     fprintf(stderr, "kubeml: no command \"%s\"; kubeml --help lists them\n", argv[1]);
     return CLI_USAGE;
 }

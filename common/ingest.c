@@ -289,7 +289,7 @@ static int convert_labels(ingest *i, int split, uint64_t first, size_t n, const 
     int32_t *out = i->labels[split] + first;
     size_t good = array_to_labels(y->dtype, y->swap, raw, out, n, DATASET_CLASSES_MAX - 1, &bad);
     if (good < n)
-        return err_set(e, ERR_INVALID, "label %g at sample %llu is no integer from 0 to %d", bad,
+        return err_set(e, ERR_INVALID, "label %.15g at sample %llu is no integer from 0 to %d", bad,
                        (unsigned long long)(first + good), DATASET_CLASSES_MAX - 1);
     for (size_t k = 0; k < n; k++)
         if ((uint32_t)out[k] >= i->info.classes)

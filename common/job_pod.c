@@ -373,8 +373,8 @@ void pod_failed(jobs *m, job *j, job_pod *p, err_code code, const char *message)
     if (given_up) {
         int tries = p->tries;
         pod_forget(j, p);
-        job_fail(m, j, "PodFailed", "no pod for %s after %d tries: %.170s", what,
-                 tries > 0 ? tries : 1, message);
+        job_fail(m, j, "PodFailed", "no pod for %s after %d tr%s: %.170s", what,
+                 tries > 0 ? tries : 1, tries > 1 ? "ies" : "y", message);
         return;
     }
     int64_t wait = RETRY_MOST_MS;

@@ -70,7 +70,7 @@ typedef struct cluster_ops {
      * ERR_EXISTS, ERR_UNAVAILABLE (cannot be asked now), ERR_LIMIT (a quota), ERR_IO. */
     int (*start)(cluster *c, const pod_spec *spec, pod *out, err *e);
     /* Labels a pod as given to a job (function -1 for kubeml-ps); survives a controller's restart.
-     * ERR_NOT_FOUND. */
+     * ERR_UNAVAILABLE (it has ended, another may be had), ERR_CONFLICT (it was given away). */
     int (*assign)(cluster *c, const char *name, const char *job, int function, int incarnation,
                   err *e);
     /* Keeps how the Redis of a job's kubeml-ps is reached (modelstore_access_json) where those find

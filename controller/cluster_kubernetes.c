@@ -381,6 +381,8 @@ static int relabel(kube *k, const char *name, const char *job, int function, int
                        *kube_object_text(now, "deletionTimestamp") ? "is being deleted"
                                                                    : "was given away already");
     }
+    if (why.code == ERR_NOT_FOUND)
+        return err_set(e, ERR_UNAVAILABLE, "there is no pod %s any more", name);
     return err_set(e, why.code, "%s", why.message);
 }
 
@@ -401,7 +403,7 @@ static int kube_assign(cluster *c, const char *name, const char *job, int functi
     kube *k = (kube *)c;
     char uid[KUBE_UID_BYTES];
     if (!living_uid(k, name, uid))
-        return err_set(e, ERR_NOT_FOUND, "there is no pod %s", name);
+        return err_set(e, ERR_UNAVAILABLE, "there is no pod %s any more", name);
     if (relabel(k, name, job, function, incarnation, e))
         return -1;
     if (function < 0)

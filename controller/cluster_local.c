@@ -398,7 +398,7 @@ static int local_assign(cluster *c, const char *name, const char *job, int funct
     local *l = (local *)c;
     local_pod *p = find(l, name);
     if (!p || p->seen.phase == POD_ENDED)
-        return err_set(e, ERR_NOT_FOUND, "there is no pod %s", name);
+        return err_set(e, ERR_UNAVAILABLE, "there is no pod %s any more", name);
     snprintf(p->seen.job, sizeof p->seen.job, "%s", job);
     p->seen.function = function;
     p->seen.incarnation = incarnation;

@@ -27,6 +27,7 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "cluster_local.h"
 #include "controller.h"
 #include "failpoint.h"
 #include "fs.h"
@@ -72,6 +73,8 @@ static const char usage_text[] =
     "                         others answer too, and hand on to it what is about jobs ($POD_NAME and\n"
     "                         $POD_IP say who this one is)\n"
     "  --end-pods NAME        kubernetes: deletes the pods of the installation NAME, and ends\n"
+    "  --end-left             local: ends what a controller that was killed has left running, says how\n"
+    "                         many that were, and ends\n"
     "  --pool-token-file FILE the token that warm pods know (made in HOME/run)\n"
     "  --ready-fd N           descriptor that the URL is written to when the API answers\n"
     "  --builder URL          a kubeml-builder that compiles functions, instead of this machine's compiler\n"
@@ -85,7 +88,7 @@ typedef struct program {
     kube_config lease_access;
     const char *lease_name, *end_pods;
     int ready_fd, lock_fd, listen_fd;
-    bool sandbox;
+    bool sandbox, end_left;
     bool announced; /* the files in run/ are ours */
 } program;
 
@@ -279,6 +282,7 @@ static int set_option(program *p, int option, const char *value)
     case 'L': p->lease_name = value; return 0;
     case 'T': c->pool_token_file = value; return 0;
     case 'E': p->end_pods = value; return 0;
+    case 'e': p->end_left = true; return 0;
     default: return -1;
     }
 }
@@ -304,6 +308,7 @@ static int parse_options(program *p, int argc, char **argv)
                                           {"pods", required_argument, NULL, 'P'},
                                           {"lease", required_argument, NULL, 'L'},
                                           {"end-pods", required_argument, NULL, 'E'},
+                                          {"end-left", no_argument, NULL, 'e'},
                                           {"context", required_argument, NULL, 'x'},
                                           {"pool-token-file", required_argument, NULL, 'T'},
                                           {"help", no_argument, NULL, 'H'},
@@ -665,6 +670,34 @@ static int end_pods(const program *p)
     return status ? 1 : 0;
 }
 
+/* As the next controller would take it over, only to end it. */
+static int end_left(program *p)
+{
+    controller_config *c = &p->controller.config;
+    cluster_local_config local = {.home = c->home, .bin_dir = c->bin_dir, .token_file = ""};
+    cluster *left = NULL;
+    size_t known = 0, living = 0;
+    err e = ERR_INIT;
+    cleanup_free pod *all = calloc(CLUSTER_LOCAL_PODS_MAX, sizeof *all);
+    int status = !all ? err_set(&e, ERR_NOMEM, "no memory for the pods")
+                 : lock_home(p, &e) || find_programs(c, &e) ||
+                         cluster_open("local", &local, &left, &e)
+                     ? -1
+                     : 0;
+    pod ended; /* one that nobody has waited for yet runs no more */
+    while (status == 0 && left->ops->next_event(left, &ended, &e) > 0)
+        ;
+    if (status || left->ops->list(left, all, CLUSTER_LOCAL_PODS_MAX, &known, &e)) {
+        fprintf(stderr, "kubeml-controller: %s\n", e.message);
+        return 1;
+    }
+    for (size_t i = 0; i < known && i < CLUSTER_LOCAL_PODS_MAX; i++)
+        living += all[i].phase != POD_ENDED;
+    left->ops->close(left, true);
+    printf("%zu\n", living);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     static program p;
@@ -677,6 +710,8 @@ int main(int argc, char **argv)
     }
     if (p.end_pods)
         return end_pods(&p);
+    if (p.end_left)
+        return end_left(&p);
     raise_descriptors();
     failpoint_open("controller.");
     sigset_t signals;

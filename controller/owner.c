@@ -82,6 +82,8 @@ static void job_done(owner *o, const job *j)
     log_info("%s: %s %s", job_state_name(j->state), j->reason, j->message);
     log_context(NULL, -1, -1);
     count_end(o, j);
+    if (j->state == JOB_FAILED || j->state == JOB_CANCELLED)
+        history_end(o, id, &(job_ending){j->state, j->reason, j->message});
     follow_logs(o, id);
     jobs_archive(o, id);
     /* A kubeml-ps that was killed, and not replaced since the job was given up, could not. */

@@ -128,6 +128,16 @@ static int check_kept(const owner *o, const request *r, err *e)
                : 0;
 }
 
+static int check_init(owner *o, const request *r, err *e)
+{
+    if (!r->init[0] || model_exists(o, r->init))
+        return 0;
+    if (owner_runs(o, r->init))
+        return err_set(e, ERR_CONFLICT,
+                       "init: job %s still runs; its model is there once it has ended", r->init);
+    return err_set(e, ERR_NOT_FOUND, "init: there is no model \"%s\"", r->init);
+}
+
 static void run_submit(owner *o, void *arg)
 {
     request_call *c = arg;
@@ -169,9 +179,7 @@ static void run_submit(owner *o, void *arg)
 
 int owner_submit(owner *o, const request *r, const char *user, char id[40], err *e)
 {
-    if (r->init[0] && !model_exists(o, r->init))
-        return err_set(e, ERR_NOT_FOUND, "init: there is no model \"%s\"", r->init);
-    if (sides_fit(o, r, e))
+    if (check_init(o, r, e) || sides_fit(o, r, e))
         return -1;
     request_call c = {.request = r, .user = user, .new_id = id};
     owner_run(o, run_submit, &c);
@@ -181,9 +189,7 @@ int owner_submit(owner *o, const request *r, const char *user, char id[40], err 
 int owner_submit_as(owner *o, const request *r, const char *id, err *e)
 {
     char same[JOB_ID_BYTES];
-    if (r->init[0] && !model_exists(o, r->init))
-        return err_set(e, ERR_NOT_FOUND, "init: there is no model \"%s\"", r->init);
-    if (sides_fit(o, r, e))
+    if (check_init(o, r, e) || sides_fit(o, r, e))
         return -1;
     request_call c = {.request = r, .id = id, .user = "", .new_id = same};
     owner_run(o, run_submit, &c);
@@ -208,36 +214,21 @@ static int get_record(owner *o, const char *id, json_t **out, err *e)
 
 #define STOPPED "it was stopped through the API"
 
-static void set_cancelled(json_t *end)
-{
-    json_object_set_new(end, "state", json_string(job_state_name(JOB_CANCELLED)));
-    json_object_set_new(end, "reason", json_string("Cancelled"));
-    json_object_set_new(end, "message", json_string(STOPPED));
-}
-
 /* Record and history are all there is of a suspended job; its model is that of a stopped one
  * already, and the history's `open` is what it would be resumed by. */
 static int cancel_suspended(owner *o, const char *id, json_t *record, err *e)
 {
-    store *st = o->controller->store;
-    cleanup_json json_t *history = NULL;
-    uint64_t version;
-    err why = ERR_INIT;
+    static const job_ending ending = {JOB_CANCELLED, "Cancelled", STOPPED};
     if (json_object_get(o->held, id))
         return err_set(e, ERR_CONFLICT, "what job %s left is being deleted", id);
     if (!store_watch_writable(o->controller->watch, e))
         return -1;
     json_t *inner = json_object_get(record, "job");
-    set_cancelled(inner);
+    job_ending_set(&ending, inner);
     json_object_set_new(inner, "finished_ms", json_integer(clock_wall_ms()));
     jobs_save_record(o, id, record);
     metric_add(o->controller->metrics.jobs_total, 1, job_state_name(JOB_CANCELLED), NULL, NULL);
-    if (store_get(st, "history", id, &history, &version, &why) == 0) {
-        set_cancelled(history);
-        store_put(st, "history", id, history, version, NULL, &why);
-    }
-    if (why.code != ERR_NONE && why.code != ERR_NOT_FOUND)
-        log_warn("the history of job %s does not say that it was stopped: %s", id, why.message);
+    history_end(o, id, &ending);
     return 0;
 }
 
@@ -302,6 +293,25 @@ int owner_suspend(owner *o, const char *id, err *e)
     return finish(&c, e);
 }
 
+/* Its samples went with the dataset; others of the same name are not those that it trains on. */
+static int check_data(const owner *o, const request *r, const json_t *record, err *e)
+{
+    const char *upload =
+        json_string_value(json_object_get(json_object_get(record, "dataset_info"), "upload"));
+    dataset_info now;
+    err why = ERR_INIT;
+    bool there = dataset_find(o->controller->store, r->dataset, &now, NULL, &why) == 0;
+    if (!there && why.code != ERR_NOT_FOUND)
+        return err_set(e, why.code, "%s", why.message);
+    bool same = there && upload && strcmp(now.upload, upload) == 0;
+    if (there)
+        dataset_info_free(&now);
+    if (same)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "dataset \"%s\", on which the job trains, was deleted%s",
+                   r->dataset, there ? "; the one of that name is another" : "");
+}
+
 /* The record of an ended job becomes that of a queued one. */
 static int resume(owner *o, const char *id, const json_t *record, err *e)
 {
@@ -310,7 +320,7 @@ static int resume(owner *o, const char *id, const json_t *record, err *e)
     side *s = NULL;
     if (request_parse(json_object_get(inner, "request"), &r, e))
         return err_wrap(e, "the record of job %s", id);
-    if (check_kept(o, &r, e) || sides_restore(o, record, &s, e))
+    if (check_kept(o, &r, e) || check_data(o, &r, record, e) || sides_restore(o, record, &s, e))
         return -1;
     sides_revoke(o, s); /* done at its end, mostly; it gets new ones */
     s->times = (job_times){.submitted = clock_monotonic_ms()};
@@ -585,6 +595,17 @@ static void release(owner *o, const char *kind, const char *name)
     owner_run(o, run_let_go, &c);
 }
 
+/* A job that is suspended goes on with its dataset; of its function it has the object. */
+static int check_not_suspended(void *context, const char *id, json_t *record, err *e)
+{
+    const json_t *inner = json_object_get(record, "job");
+    const char *state = json_string_value(json_object_get(inner, "state")),
+               *name = json_string_value(json_object_get(json_object_get(inner, "request"), "dataset"));
+    if (!state || strcmp(state, "suspended") != 0 || !name || strcmp(name, context) != 0)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "job %s, which is suspended, uses dataset \"%s\"", id, name);
+}
+
 /* Deletes the function or the dataset that the call names, while no job can begin to use it. */
 static int delete_unused(owner *o, request_call *c, err *e)
 {
@@ -594,8 +615,10 @@ static int delete_unused(owner *o, request_call *c, err *e)
     if (c->status)
         return finish(c, e);
     failpoint(c->function ? "controller.delete-function" : "controller.delete-dataset");
-    int status =
-        c->function ? store_delete(s, "functions", name, STORE_ANY, e) : dataset_delete(s, name, e);
+    int status = c->function ? store_delete(s, "functions", name, STORE_ANY, e)
+                 : store_walk(s, "jobs", check_not_suspended, (void *)(uintptr_t)name, e)
+                     ? -1
+                     : dataset_delete(s, name, e);
     release(o, c->function ? "function" : "dataset", name);
     return status;
 }

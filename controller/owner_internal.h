@@ -256,6 +256,16 @@ json_t *jobs_task_json(const json_t *record); /* a record as the API shows it */
 /* the same for one in the machine, with its reason */
 json_t *jobs_live_json(owner *o, const job *j);
 void jobs_save(owner *o, const job *j);
+/* How a job ended, in its record and in its history. */
+typedef struct job_ending {
+    job_state state;
+    const char *reason, *message;
+} job_ending;
+
+void job_ending_set(const job_ending *ending, json_t *out);
+/* The history is kubeml-ps's, which knows of a stop and not always of what it is for, or was gone by
+ * then: it says what the record says. Without a history nothing is done. */
+void history_end(owner *o, const char *id, const job_ending *ending);
 void jobs_save_record(owner *o, const char *id, json_t *record); /* borrows it */
 void jobs_save_unsaved(owner *o);
 json_t *epochs_of_history(store *st, const char *id);

@@ -307,6 +307,43 @@ int sides_restore(owner *o, const json_t *record, side **out, err *e)
     return 0;
 }
 
+void job_ending_set(const job_ending *ending, json_t *out)
+{
+    json_object_set_new(out, "state", json_string(job_state_name(ending->state)));
+    json_object_set_new(out, "reason", json_string(ending->reason));
+    json_object_set_new(out, "message", json_string(ending->message));
+}
+
+/* One that has succeeded has no checkpoint to go on from any more: that word stays. */
+static bool says_so(const json_t *history, const job_ending *ending)
+{
+    const char *state = json_string_value(json_object_get(history, "state")),
+               *reason = json_string_value(json_object_get(history, "reason"));
+    if (state && strcmp(state, job_state_name(JOB_SUCCEEDED)) == 0)
+        return true;
+    return state && strcmp(state, job_state_name(ending->state)) == 0 && reason &&
+           strcmp(reason, ending->reason) == 0;
+}
+
+void history_end(owner *o, const char *id, const job_ending *ending)
+{
+    store *st = o->controller->store;
+    cleanup_json json_t *history = NULL;
+    uint64_t version;
+    err why = ERR_INIT;
+    if (!store_watch_writable(o->controller->watch, &why) ||
+        store_get(st, "history", id, &history, &version, &why)) {
+        if (why.code != ERR_NOT_FOUND)
+            log_warn("the history of job %s does not say how it ended: %s", id, why.message);
+        return;
+    }
+    if (says_so(history, ending))
+        return;
+    job_ending_set(ending, history);
+    if (store_put(st, "history", id, history, version, NULL, &why))
+        log_warn("the history of job %s does not say how it ended: %s", id, why.message);
+}
+
 /* While the store is away the newest record of each job is kept here, ended jobs' too. */
 void jobs_save_record(owner *o, const char *id, json_t *record)
 {

@@ -221,7 +221,8 @@ static void opened(job *j, task *t)
         return;
     }
     char text[ERR_MESSAGE_BYTES];
-    snprintf(text, sizeof text, "goes on from the checkpoint after %d epochs%s", t->info.epochs,
+    snprintf(text, sizeof text, "goes on from the checkpoint after %d epoch%s%s", t->info.epochs,
+             t->info.epochs == 1 ? "" : "s",
              t->open ? " and the merges of the next one so far" : "");
     job_tell_condition(j, NULL, "Resumed", true, "Checkpoint", text);
     j->initial_done = true;

@@ -170,9 +170,11 @@ def an_unknown_key_is_refused_at_every_level():
 @case(platform=False)
 def bad_values_are_refused():
     for bad in ("pool.functoins=1", "pool.functions=-1", "service.type=Magic", "gpu.sharing.strategy=both",
-                "mongodb.uri=http://x", "controller.replicas=0", "controller.homeSize=much"):
+                "mongodb.uri=http://x", "controller.replicas=0", "controller.homeSize=much", "nameOverride=Upper",
+                "gpu.resource=", "gpu.rankPorts.first=60000,gpu.rankPorts.last=50000", "function.nodeSelector.zone=3",
+                "function.env[0].nam=x", "function.resources.limits.memory=lots", "serviceMonitor.interval=0s"):
         done = helm("template", "rel", CHART, "--kube-version", "1.34.0", "--set", bad, check=False)
-        key = bad.split("=")[0].split(".")[-1]
+        key = re.split(r"[=\[]", bad)[0].split(".")[-1]
         assert done.returncode != 0 and key in done.stderr, (bad, done.stderr)
 
 

@@ -9,7 +9,9 @@ import os
 import pathlib
 import pickle
 import pty
+import re
 import resource
+import signal
 import struct
 import subprocess
 import tempfile
@@ -142,6 +144,34 @@ def up_status_down():
     assert "no platform runs in" in s.out("down")
     s.out("up", "--listen", "127.0.0.1:0")
     s.out("down")
+    s.refused("up", "--listen", "127.0.0.1:99999", status=2, says='not "127.0.0.1:99999"')
+
+
+@case(platform=False)
+def down_ends_what_a_killed_controller_left():
+    """The next controller would take it over; who wants none is rid of it all the same, and the job is not."""
+    s = Shell()
+    s.environment["KUBEML_HOME"] = str(s.folder / "home")
+    s.environment["KUBEML_URL"] = s.out("up", "--listen", "127.0.0.1:0").split(" at ")[1].split()[0]
+    try:
+        upload(s)
+        s.out("function", "create", "--name", "lenet", "--code", harness.LENET)
+        job = endless(s)
+        controller = int((s.folder / "home/run/controller.pid").read_text())
+        os.kill(controller, signal.SIGKILL)
+        until(lambda: not harness.alive(controller))
+        pods = [json.loads(record.read_text())["pid"] for record in (s.folder / "home/run/pods").glob("*.json")]
+        assert len(pods) >= 3 and all(harness.alive(pid) for pid in pods), "they went with it: this shows nothing"
+        said = s.out("down")
+        assert re.fullmatch(r"ended \d+ processes that a killed controller had left\nkubeml is down\n", said), said
+        assert not any(harness.alive(pid) for pid in pods), pods
+        assert not harness.processes_of(s.folder), harness.processes_of(s.folder)
+        assert "no platform runs in" in s.out("down")
+        s.environment["KUBEML_URL"] = s.out("up", "--listen", "127.0.0.1:0").split(" at ")[1].split()[0]
+        until(lambda: s.json("task", "get", job)["state"] == "running")
+    finally:
+        s.out("down")
+    assert not harness.processes_of(s.folder), harness.processes_of(s.folder)
 
 
 @case(platform=False)
@@ -609,6 +639,7 @@ def usage():
     s.refused(says="usage: kubeml [--context NAME] COMMAND", status=2)
     s.refused("task", says="kubeml task list", status=2)
     s.refused("trian", says='no command "trian"', status=2)
+    s.refused("dataset", "crate", says=["dataset has no command \"crate\"", "kubeml dataset create"], status=2)
     s.refused("train", "-d", "x", says="--function NAME is missing", status=2)
     s.refused("train", "-f", "a", "-d", "x", "--bogus", says="no option --bogus", status=2)
     s.refused("train", "-f", "a", "-d", "x", "-e", "3x", says='whole number, not "3x"', status=2)

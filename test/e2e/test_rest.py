@@ -179,6 +179,28 @@ def suspended_and_resumed_it_ends_as_if_nothing_had_been(p):
 
 
 @case()
+def a_job_goes_on_with_its_own_dataset_or_not_at_all(p):
+    p.dataset()
+    p.function()
+    job = p.train(p.paced(), epochs=5000)
+    until(lambda: p.task(job)["epoch"] >= 1)
+    said = p.post("/train", 409, json={"function_name": "lenet", "dataset": "tiny", "epochs": 1, "batch_size": 32, "lr": 0.1,
+                                       "init": job})
+    assert "still runs" in said["error"], said
+    p.post(f"/tasks/{job}/suspend")
+    p.wait(job)
+    said = p.delete("/dataset/tiny", 409)
+    assert job in said["error"] and "suspended" in said["error"], said
+    p.delete(f"/tasks/{job}")
+    p.delete("/dataset/tiny")
+    assert "was deleted" in p.post(f"/tasks/{job}/resume", 409)["error"]
+    p.dataset()
+    said = p.post(f"/tasks/{job}/resume", 409)["error"]
+    assert said.endswith("the one of that name is another"), said
+    assert p.task(job)["state"] == "cancelled", "what was refused changes nothing"
+
+
+@case()
 def a_suspended_job_is_stopped_for_good(p):
     p.dataset()
     p.function()
@@ -213,6 +235,9 @@ def bounds_of_a_job(p):
     task = p.wait(job)
     assert task["state"] == "failed" and task["reason"] == "DeadlineExceeded", task
     assert task["request"]["options"]["backoff_limit"] == 2, task
+    # kubeml-ps was told to stop, no more: the controller's word follows once it has ended.
+    until(lambda: (history := p.get(f"/history/{job}")) and
+          [history[k] for k in ("state", "reason", "message")] == [task[k] for k in ("state", "reason", "message")])
 
 
 @case()

@@ -390,7 +390,11 @@ TEST(a_pod_is_given_once)
     CHECK_STR(json_string_value(dig(made, "metadata|labels|kubeml.dev/job")), "job7");
     CHECK_STR(json_string_value(dig(made, "metadata|labels|kubeml.dev/function")), "2");
     CHECK_ERR(w.c->ops->assign(w.c, "function-1", "job8", 0, 0, &e), e, ERR_CONFLICT, "given away");
-    CHECK_ERR(w.c->ops->assign(w.c, "nobody", "job8", 0, 0, &e), e, ERR_NOT_FOUND, "nobody");
+    CHECK_ERR(w.c->ops->assign(w.c, "nobody", "job8", 0, 0, &e), e, ERR_UNAVAILABLE, "nobody");
+    fake_kube_leave_out_events(w.server, true); /* nor one of which nobody here has heard that it ended */
+    fake_kube_remove(w.server, "function-1");
+    CHECK_ERR(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, &e), e, ERR_UNAVAILABLE,
+              "function-1");
     close_world(&w);
 }
 
@@ -410,7 +414,7 @@ TEST(a_warm_pod_that_is_being_deleted_has_ended)
     CHECK_STR(p.name, "function-1");
     CHECK_INT(p.phase, POD_ENDED);
     CHECK_STR(p.reason, "Deleted");
-    CHECK_ERR(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, &e), e, ERR_NOT_FOUND,
+    CHECK_ERR(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, &e), e, ERR_UNAVAILABLE,
               "function-1");
     close_world(&w);
 }

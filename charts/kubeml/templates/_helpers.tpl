@@ -82,6 +82,9 @@ affinity: {{ toJson . }}
 {{/* NCCL takes whatever ports it is given and has no setting for them. So a pod is given those of a range, a sysctl that
 Kubernetes counts among the safe ones, and the policy of a job whose functions are NCCL's ranks names that range. */}}
 {{- define "kubeml.rankPorts" -}}
+{{- if gt (int .Values.gpu.rankPorts.first) (int .Values.gpu.rankPorts.last) }}
+{{- fail (printf "gpu.rankPorts: first, %d, is after last, %d" (int .Values.gpu.rankPorts.first) (int .Values.gpu.rankPorts.last)) }}
+{{- end }}
 {{- if and .Values.gpu.enabled .Values.networkPolicy.enabled }}yes{{ end }}
 {{- end -}}
 
