@@ -225,7 +225,8 @@ static int open_controller(pid_t *pid, int *process, err *e)
     snprintf(comm_path, sizeof comm_path, "/proc/%ld/comm", number);
     cleanup_fclose FILE *about = fopen(comm_path, "r");
     struct pollfd ended = {.fd = *process, .events = POLLIN}; /* nobody has waited for it yet */
-    if (poll(&ended, 1, 0) > 0 || !about || !fgets(comm, sizeof comm, about) || strncmp(comm, "kubeml-control", 14) != 0) {
+    if (poll(&ended, 1, 0) > 0 || !about || !fgets(comm, sizeof comm, about) ||
+        strncmp(comm, "kubeml-control", 14) != 0) {
         close(*process);
         *process = -1;
     }
@@ -242,7 +243,8 @@ static int end_left(long *count, err *e)
     if (access(path, F_OK))
         return 0;
     snprintf(program, sizeof program, "%s", local_program("kubeml-controller"));
-    char *const arguments[] = {program, "--home", (char *)(uintptr_t)local_home(), "--end-left", NULL};
+    char *const arguments[] = {program, "--home", (char *)(uintptr_t)local_home(), "--end-left",
+                               NULL};
     if (pipe2(ends, O_CLOEXEC))
         return err_set_errno(e, errno, "pipe");
     cleanup_close int from = ends[0], to = ends[1];
@@ -264,8 +266,9 @@ static int end_left(long *count, err *e)
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
         ;
     *count = atol(said);
-    return status == 0 ? 0
-                       : err_set(e, ERR_IO, "what is left running in %s cannot be ended", local_home());
+    if (status == 0)
+        return 0;
+    return err_set(e, ERR_IO, "what is left running in %s cannot be ended", local_home());
 }
 
 /* -1: it does not end. */

@@ -35,7 +35,6 @@ static void print_overview(FILE *to)
         "\nexit status: 0 done, 1 failed, 2 wrong usage\n");
 }
 
-/* `kubeml dataset` alone lists that noun's verbs. */
 static bool is_group(const char *noun)
 {
     for (const cli_verb *v = cli_verbs; v->name; v++)
@@ -44,6 +43,7 @@ static bool is_group(const char *noun)
     return false;
 }
 
+/* `kubeml dataset` alone lists that noun's verbs. */
 static void print_group(const char *noun)
 {
     int found = 0;
