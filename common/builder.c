@@ -421,20 +421,25 @@ static bool says(const char *text, const char *words)
     return false;
 }
 
+/* In what was kept of its words, or in the end of the rest. */
+static bool said(const build *b, const char *words)
+{
+    return says(b->text.bytes ? b->text.bytes : "", words) || says(b->run.last, words);
+}
+
 static int limit_met(const build *b, err *e)
 {
-    const char *text = b->text.bytes ? b->text.bytes : "";
     if (b->run.timed_out)
         return err_set(e, ERR_LIMIT, "compiling took longer than %d s", b->limits.wall_ms / 1000);
-    if (b->run.output_over || says(text, "File size limit exceeded") ||
-        says(text, "No space left on device") || says(text, "File too large"))
+    if (b->run.output_over || said(b, "File size limit exceeded") ||
+        said(b, "No space left on device") || said(b, "File too large"))
         return err_set(e, ERR_LIMIT, "the compiled code is larger than %d MiB",
                        BUILDER_OBJECT_BYTES_MAX >> 20);
-    if (says(text, "CPU time limit exceeded") || says(text, "Killed signal terminated"))
+    if (said(b, "CPU time limit exceeded") || said(b, "Killed signal terminated"))
         return err_set(e, ERR_LIMIT, "compiling took more than %d s of processor time",
                        b->limits.cpu_s);
-    if (says(text, "out of memory") || says(text, "virtual memory exhausted") ||
-        says(text, "annot allocate memory") || says(text, "memory exhausted"))
+    if (said(b, "out of memory") || said(b, "virtual memory exhausted") ||
+        said(b, "annot allocate memory") || said(b, "memory exhausted"))
         return err_set(e, ERR_LIMIT, "compiling needed more than %llu MiB of memory",
                        (unsigned long long)(b->limits.memory_bytes >> 20));
     return 0;

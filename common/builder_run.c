@@ -6,6 +6,7 @@
 #include <linux/close_range.h>
 #include <poll.h>
 #include <signal.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/pidfd.h>
 #include <sys/prctl.h>
@@ -93,8 +94,22 @@ __attribute__((noreturn)) static void guard(const builder_run *r, pid_t asker, i
     end_like(program);
 }
 
+/* Of what was kept before and this, the end. */
+static void keep_last(builder_run *r, const char *bytes, size_t len)
+{
+    if (len > BUILDER_RUN_LAST_BYTES) {
+        bytes += len - BUILDER_RUN_LAST_BYTES;
+        len = BUILDER_RUN_LAST_BYTES;
+    }
+    size_t room = BUILDER_RUN_LAST_BYTES - len, kept = r->last_len < room ? r->last_len : room;
+    memmove(r->last, r->last + r->last_len - kept, kept);
+    memcpy(r->last + kept, bytes, len);
+    r->last_len = kept + len;
+    r->last[r->last_len] = '\0';
+}
+
 /* Reads once. 0 at the end, 1 otherwise; -1 when `b` is full and `strict`. */
-static int take(int fd, buf *b, bool strict)
+static int take(builder_run *r, int fd, buf *b, bool strict)
 {
     char block[16384];
     ssize_t got = read(fd, block, sizeof block);
@@ -105,6 +120,8 @@ static int take(int fd, buf *b, bool strict)
     size_t room = b->max - b->len, n = (size_t)got < room ? (size_t)got : room;
     if (n > 0 && buf_append(b, block, n, NULL) != 0)
         return strict ? -1 : 1;
+    if (!strict)
+        keep_last(r, block + n, (size_t)got - n);
     return strict && n < (size_t)got ? -1 : 1;
 }
 
@@ -122,14 +139,14 @@ static void collect(builder_run *r, int out_fd, int text_fd, buf *out, buf *text
         if (ready <= 0)
             continue;
         if (p[0].fd >= 0 && p[0].revents) {
-            int more = take(p[0].fd, out, true);
+            int more = take(r, p[0].fd, out, true);
             if (more < 0) {
                 r->output_over = true;
                 return;
             }
             p[0].fd = more ? p[0].fd : -1;
         }
-        if (p[1].fd >= 0 && p[1].revents && !take(p[1].fd, text, false))
+        if (p[1].fd >= 0 && p[1].revents && !take(r, p[1].fd, text, false))
             p[1].fd = -1;
     }
 }
@@ -185,6 +202,7 @@ int builder_run_program(builder_run *r, buf *out, buf *text, err *e)
 {
     int out_pipe[2], text_pipe[2];
     r->timed_out = r->output_over = false;
+    r->last[r->last_len = 0] = '\0';
     if (pipe2(out_pipe, O_CLOEXEC) != 0)
         return err_set_errno(e, errno, "pipe");
     cleanup_close int out_read = out_pipe[0], out_write = out_pipe[1];

@@ -10,7 +10,7 @@
 #include "buf.h"
 #include "err.h"
 
-enum { BUILDER_RUN_FDS_MAX = 40 };
+enum { BUILDER_RUN_FDS_MAX = 40, BUILDER_RUN_LAST_BYTES = 4096 };
 
 typedef struct builder_run {
     char *const *argv; /* argv[0] is a path; NULL at the end */
@@ -25,11 +25,14 @@ typedef struct builder_run {
     /* Filled in: */
     int status;            /* of waitpid */
     bool timed_out, output_over; /* killed for it */
+    /* the end of what did not fit into `text`, with a NUL: why a program ended comes last */
+    char last[BUILDER_RUN_LAST_BYTES + 1];
+    size_t last_len;
 } builder_run;
 
 /* Runs to the end or the deadline; then nothing of the process group is left. stdin is empty.
  * stdout goes to `out`: more than its maximum ends the program. stderr goes to `text`: what does
- * not fit is read and dropped. -1 when the program could not be started (ERR_NOT_FOUND, ERR_IO,
+ * not fit is read and dropped but for its end. -1 when the program could not be started (ERR_NOT_FOUND, ERR_IO,
  * ERR_NOMEM). */
 int builder_run_program(builder_run *r, buf *out, buf *text, err *e);
 

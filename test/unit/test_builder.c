@@ -396,6 +396,18 @@ TEST_LIMIT(megabytes_of_messages, 40)
     free(text);
 }
 
+/* The words before it fill all the room there is for them: a warning and where it comes from, for
+ * each of some million expansions. */
+TEST_LIMIT(a_limit_is_named_after_megabytes_of_messages, 40)
+{
+    char text[4096] = "#define A0 x += x + (x >> 2) ^ 5;\n";
+    for (int i = 1; i < 24; i++)
+        sprintf(text + strlen(text), "#define A%d A%d A%d\n", i, i - 1, i - 1);
+    strcat(text, "int f(int x) { A23 return x; }\n");
+    refuse_within((builder_limits){.wall_ms = 30000, .cpu_s = 2}, text, ERR_LIMIT,
+                  "compiling took more than 2 s of processor time");
+}
+
 /* Minutes of optimising; the deadline of the wall is what ends it when the processor's does not. */
 TEST_LIMIT(the_deadline_kills_the_tree, 40)
 {
