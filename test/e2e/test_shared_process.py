@@ -63,7 +63,8 @@ def it_is_one_pod_and_says_so(p):
 def every_process_killed(p):
     """kill -9 of the functions' process, of kubeml-ps and of Redis: the weights are those of processes of their own."""
     prepare(p)
-    options = {"epochs": 12, **OPTIONS}
+    # Long enough not to end while a victim is looked for: in a cluster that alone takes seconds.
+    options = {"epochs": 20, **OPTIONS}
     want = p.train(**options)
     p.succeed(want)
     job = p.train(p.paced(), process="shared", **options)
