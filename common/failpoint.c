@@ -17,35 +17,47 @@ enum { WAIT_MS = 60000 };
 
 int failpoint_armed;
 
-static char wanted[64];
-static atomic_int left = 1;
-static int action = SIGKILL; /* 0: wait */
+static struct place {
+    const char *name;
+    atomic_int left;
+    int action; /* 0: wait */
+} places[4];
+static int place_count;
+
+static void arm(char *text)
+{
+    char *count = strchr(text, ':');
+    char *what = count ? strchr(count + 1, ':') : NULL;
+    if (what)
+        *what++ = '\0';
+    if (count)
+        *count++ = '\0';
+    long n = count ? strtol(count, NULL, 10) : 1;
+    struct place *p = &places[place_count++];
+    p->name = text;
+    p->left = n > 0 && n < 1 << 30 ? (int)n : 1;
+    p->action = what && strcmp(what, "stop") == 0   ? SIGSTOP
+                : what && strcmp(what, "wait") == 0 ? 0
+                                                    : SIGKILL;
+}
 
 void failpoint_open(const char *own)
 {
+    static char wanted[160];
     const char *text = getenv("KUBEML_FAILPOINT");
-    failpoint_armed = 0;
-    if (!text || !*text || (own && strncmp(text, own, strlen(own)) != 0))
-        return;
-    snprintf(wanted, sizeof wanted, "%s", text);
-    char *count = strchr(wanted, ':');
-    if (count) {
-        *count++ = '\0';
-        char *what = strchr(count, ':');
-        if (what)
-            *what++ = '\0';
-        action = !what                       ? SIGKILL
-                 : strcmp(what, "stop") == 0 ? SIGSTOP
-                 : strcmp(what, "wait") == 0 ? 0
-                                             : SIGKILL;
-        long n = strtol(count, NULL, 10);
-        left = n > 0 && n < 1 << 30 ? (int)n : 1;
-    }
-    failpoint_armed = 1;
+    char *rest = NULL;
+    place_count = 0;
+    snprintf(wanted, sizeof wanted, "%s", text ? text : "");
+    for (char *at = strtok_r(wanted, ",", &rest);
+         at && place_count < (int)(sizeof places / sizeof *places);
+         at = strtok_r(NULL, ",", &rest))
+        if (!own || strncmp(at, own, strlen(own)) == 0)
+            arm(at);
+    failpoint_armed = place_count > 0;
 }
 
 /* Whether this process is the one that fires. */
-static int claim(void)
+static int claim(const char *name)
 {
     const char *path = getenv("KUBEML_FAILPOINT_FILE");
     if (!path || !*path)
@@ -53,7 +65,7 @@ static int claim(void)
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0)
         return 0;
-    dprintf(fd, "%s %d\n", wanted, (int)getpid());
+    dprintf(fd, "%s %d\n", name, (int)getpid());
     close(fd);
     return 1;
 }
@@ -69,13 +81,16 @@ static void await_removal(const char *name)
 
 void failpoint_pass(const char *name)
 {
-    if (strcmp(name, wanted) != 0 || atomic_fetch_sub(&left, 1) != 1 || !claim())
-        return;
-    if (!action) {
-        await_removal(name);
-        return;
+    for (int i = 0; i < place_count; i++) {
+        struct place *p = &places[i];
+        if (strcmp(name, p->name) != 0 || atomic_fetch_sub(&p->left, 1) != 1 || !claim(name))
+            continue;
+        if (!p->action) {
+            await_removal(name);
+            continue;
+        }
+        log_warn("failpoint %s: signal %d to myself", name, p->action);
+        /* To this thread: one to the process lets it go on until another has stopped it. */
+        raise(p->action);
     }
-    log_warn("failpoint %s: signal %d to myself", name, action);
-    /* To this thread: one to the process lets it go on until another has stopped it. */
-    raise(action);
 }

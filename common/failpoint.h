@@ -1,7 +1,7 @@
 /* failpoint.h: named places where a test makes a program die, stop or wait.
  *
- * KUBEML_FAILPOINT="name[:count[:action]]" arms one place: at the count-th passage (default 1) the
- * process kills itself with SIGKILL (action "kill", the default), stops itself with SIGSTOP
+ * KUBEML_FAILPOINT="name[:count[:action]][,...]" arms up to four: at the count-th passage (default
+ * 1) the process kills itself with SIGKILL (action "kill", the default), stops itself with SIGSTOP
  * ("stop"), or the thread waits until the file below is removed ("wait"; a minute at most). With
  * KUBEML_FAILPOINT_FILE the file's creation comes first, and a file that already
  * exists disarms: several processes with one environment fire once, and the test sees that they

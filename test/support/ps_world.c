@@ -340,6 +340,26 @@ json_t *world_wait(world *w, const char *type)
     }
 }
 
+void world_hold(world *w)
+{
+    int status;
+    for (int64_t deadline = clock_deadline_ms(WORLD_WAIT_MS);;) {
+        pid_t pid = waitpid(w->ps, &status, WNOHANG | WUNTRACED);
+        CHECK(pid >= 0);
+        if (pid > 0)
+            break;
+        hear(w); /* that it went says waitpid */
+        CHECK(clock_monotonic_ms() < deadline);
+    }
+    if (!WIFSTOPPED(status))
+        test_fail(__FILE__, __LINE__, "kubeml-ps ended before \"%s\" stopped it", w->o.failpoint);
+}
+
+void world_go_on(const world *w)
+{
+    CHECK_INT(kill(w->ps, SIGCONT), 0);
+}
+
 bool world_told_condition(const world *w, const char *name)
 {
     size_t i;

@@ -69,6 +69,10 @@ json_t *world_wait(world *w, const char *type);
 void world_finish(world *w, const char *state, char *sha256);
 /* Waits for the end of kubeml-ps and its functions after a SIGTERM; fails as world_finish does. */
 void world_ended(world *w, pid_t redis);
+/* Waits until a failpoint ("...:stop") stopped kubeml-ps: what is done to the job before
+ * world_go_on comes at that place, and not after its end. */
+void world_hold(world *w);
+void world_go_on(const world *w);
 /* Waits until kubeml-ps ended by SIGKILL, and functions with it. */
 void world_await_death(world *w);
 /* The same job again, to be resumed. */

@@ -342,15 +342,16 @@ TEST_LIMIT(killed_in_every_epoch, 60)
 {
     world w;
     char want[65], got[65];
-    const world_options o = {.job = "hunted", .epochs = 6, .k = 1};
+    world_options o = {.job = "hunted", .epochs = 6, .k = 1};
     calm(&o, want);
+    o.failpoint = "before-merge:12:stop"; /* 9 merges are an epoch */
     world_start(&w, &o);
     for (int i = 0; i < 4; i++) {
-        world_wait(&w, "epoch");
+        world_hold(&w);
         CHECK_INT(kill(w.ps, SIGKILL), 0);
         world_await_death(&w);
         w.waited = json_array_size(w.told);
-        world_restart(&w);
+        world_restart_at(&w, i < 3 ? o.failpoint : NULL);
     }
     world_finish(&w, "succeeded", got);
     CHECK_STR(got, want);
@@ -360,7 +361,8 @@ TEST_LIMIT(killed_in_every_epoch, 60)
     world_end(&w);
 }
 
-static void kill_redis(const world_options *like, const char *at)
+/* At that failpoint, or as soon as functions are asked for. */
+static void kill_redis(const world_options *like, const char *failpoint)
 {
     world w;
     char want[65], got[65];
@@ -368,10 +370,15 @@ static void kill_redis(const world_options *like, const char *at)
     o.epochs = 3;
     o.job = "redis";
     calm(&o, want);
+    o.failpoint = failpoint;
     world_start(&w, &o);
-    world_wait(&w, at);
+    if (failpoint)
+        world_hold(&w);
+    else
+        world_wait(&w, "need");
     pid_t redis = world_redis(&w);
     CHECK(redis > 0 && kill(redis, SIGKILL) == 0);
+    world_go_on(&w);
     world_finish(&w, "succeeded", got);
     CHECK(world_told_condition(&w, "RedisGone"));
     CHECK_STR(got, want);
@@ -380,19 +387,19 @@ static void kill_redis(const world_options *like, const char *at)
 
 TEST_LIMIT(redis_dies_at_the_start, 60)
 {
-    kill_redis(&(world_options){.k = 1}, "need");
+    kill_redis(&(world_options){.k = 1}, NULL);
 }
 TEST_LIMIT(redis_dies_between_epochs, 60)
 {
-    kill_redis(&(world_options){.k = 1}, "epoch");
+    kill_redis(&(world_options){.k = 1}, "after-checkpoint:1:stop");
 }
 TEST_LIMIT(redis_dies_under_a_server_merge, 60)
 {
-    kill_redis(&(world_options){.k = 1, .merge = "server"}, "epoch");
+    kill_redis(&(world_options){.k = 1, .merge = "server"}, "before-merge:12:stop");
 }
 TEST_LIMIT(redis_dies_with_all_tensors_in_it, 60)
 {
-    kill_redis(&(world_options){.k = 1, .carrier = "socket"}, "epoch");
+    kill_redis(&(world_options){.k = 1, .carrier = "socket"}, "before-merge:12:stop");
 }
 
 /* In a pod Redis is a container of its own: the kubelet starts it anew, empty, with the old
@@ -408,11 +415,11 @@ TEST_LIMIT(redis_in_its_own_container_gives_the_same_bits, 60)
 }
 TEST_LIMIT(the_container_of_redis_dies_at_the_start, 60)
 {
-    kill_redis(&in_a_pod, "need");
+    kill_redis(&in_a_pod, NULL);
 }
 TEST_LIMIT(the_container_of_redis_dies_between_epochs, 60)
 {
-    kill_redis(&in_a_pod, "epoch");
+    kill_redis(&in_a_pod, "after-checkpoint:1:stop");
 }
 
 /* ---- controllers --------------------------------------------------------------------------- */
@@ -511,11 +518,13 @@ TEST_LIMIT(a_later_kubeml_ps_has_the_history_before_its_first_epoch, 60)
     world w;
     err e = ERR_INIT;
     char want[65], got[65];
-    const world_options o = {.job = "claimed", .epochs = 60, .k = 1};
+    world_options o = {.job = "claimed", .epochs = 3, .k = 1};
     calm(&o, want);
+    o.failpoint = "before-merge:12:stop";
     world_start(&w, &o);
-    world_wait(&w, "epoch");
+    world_hold(&w);
     CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "stop", "reason", "asked to"), e);
+    world_go_on(&w);
     world_finish(&w, "cancelled", NULL);
     check_writer(&w, 0, "cancelled");
     world_restart_at(&w, "opened");
@@ -570,20 +579,17 @@ TEST_LIMIT(an_overtaken_kubeml_ps_replaces_no_checkpoint_of_the_next_one, 60)
     world w;
     err e = ERR_INIT;
     char name[STORE_KEY_BYTES];
-    int status;
     uint64_t bytes;
     world_start(
         &w, &(world_options){.epochs = 1000, .job = "frozen", .failpoint = "after-history:2:stop"});
-    world_wait(&w, "epoch");
-    CHECK_INT(waitpid(w.ps, &status, WUNTRACED), w.ps);
-    CHECK(WIFSTOPPED(status));
+    world_hold(&w);
     store *s = store_open(w.locator, &e);
     CHECK(s);
     json_t *record = world_history(&w);
     json_object_set_new(record, "generation", json_integer(1));
     CHECK_OK(store_put(s, "history", "frozen", record, STORE_ANY, NULL, &e), e);
     leave_checkpoint(s, "frozen", 2);
-    kill(w.ps, SIGCONT);
+    world_go_on(&w);
     json_t *m = world_wait(&w, "finished");
     CHECK_STR(json_string_value(json_object_get(m, "state")), "failed");
     CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "goes on");
@@ -616,19 +622,16 @@ static void suspend_and_resume(world_options o, const char *merge, bool within)
     world w;
     err e = ERR_INIT;
     char want[65], got[65], failpoint[64];
-    int status;
     calm(&o, want);
     snprintf(failpoint, sizeof failpoint, "before-merge:%s:stop", merge);
     o.job = "suspended";
     o.failpoint = failpoint;
     world_start(&w, &o);
-    begins_at(&w);
-    CHECK_INT(waitpid(w.ps, &status, WUNTRACED), w.ps);
-    CHECK(WIFSTOPPED(status));
+    world_hold(&w);
     CHECK_OK(
         wire_sendf(w.wire, &e, "{s:s,s:s,s:b}", "type", "stop", "reason", "later", "suspend", 1),
         e);
-    CHECK_INT(kill(w.ps, SIGCONT), 0);
+    world_go_on(&w);
     world_finish(&w, "suspended", NULL);
     json_t *record = world_history(&w);
     CHECK_STR(json_string_value(json_object_get(record, "state")), "suspended");
@@ -699,21 +702,25 @@ static void die_while_suspended_again(const char *failpoint)
 {
     world w;
     char want[65], got[65];
-    bool merged;
-    world_options o = {.k = 1, .epochs = 1, .samples = 2000};
+    char places[96];
+    world_options o = {.k = 1, .epochs = 1, .samples = 400};
     calm(&o, want);
     o.job = "twice";
+    o.failpoint = "before-merge:5:stop";
     world_start(&w, &o);
-    do { /* until there was a merge: it may hear of it before its functions have begun */
-        CHECK_INT(begins_at(&w), 0);
-        suspend(&w);
-        world_finish(&w, "suspended", NULL);
-        merged = has_open_epoch(&w);
-        world_restart_at(&w, merged ? failpoint : NULL);
-    } while (!merged);
+    world_hold(&w);
+    suspend(&w);
+    world_go_on(&w);
+    CHECK_INT(begins_at(&w), 0);
+    world_finish(&w, "suspended", NULL);
+    CHECK(has_open_epoch(&w));
+    snprintf(places, sizeof places, "before-merge:2:stop,%s", failpoint);
+    world_restart_at(&w, places);
+    world_hold(&w);
+    suspend(&w);
+    world_go_on(&w);
     int first = begins_at(&w);
     CHECK(first > 0);
-    suspend(&w);
     world_await_death(&w);
     world_restart(&w);
     CHECK(begins_at(&w) >= first);
@@ -741,11 +748,13 @@ TEST_LIMIT(a_cancelled_job_is_resumed, 60)
     world w;
     err e = ERR_INIT;
     char want[65], got[65];
-    const world_options o = {.job = "cancelled", .epochs = 60, .k = 1};
+    world_options o = {.job = "cancelled", .epochs = 3, .k = 1};
     calm(&o, want);
+    o.failpoint = "before-merge:12:stop";
     world_start(&w, &o);
-    world_wait(&w, "epoch");
+    world_hold(&w);
     CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "stop", "reason", "asked to"), e);
+    world_go_on(&w);
     world_finish(&w, "cancelled", NULL);
     world_restart(&w);
     world_finish(&w, "succeeded", got);
