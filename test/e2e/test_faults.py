@@ -111,7 +111,7 @@ def every_process_of_a_job_killed_at_random_places(p):
     """kill -9 of functions, kubeml-ps and its Redis, one after the other, at every epoch reached."""
     p.dataset()
     p.function()
-    options = {"epochs": 12, "k": 2, "default_parallelism": 3}
+    options = {"epochs": 24, "k": 2, "default_parallelism": 3}
     want = p.succeed(p.train(**options))["sha256"]
     job = p.train(p.paced(), **options)
     victims = [dict(role="function", function=0), dict(role="function", function=2), dict(role="ps"),

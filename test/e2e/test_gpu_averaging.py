@@ -53,8 +53,8 @@ def on_one_gpu_with_the_bits_of_the_hosts_averaging():
 def whatever_is_killed():
     with platform() as p:
         prepare(p)
-        want = p.succeed(train(p, epochs=12))["sha256"]
-        job = train(p, "paced", epochs=12)
+        want = p.succeed(train(p, epochs=24))["sha256"]
+        job = train(p, "paced", epochs=24)
         victims = [dict(role="function", function=0), dict(role="function", function=1), dict(role="ps"), None]
         for i, victim in enumerate(victims):
             until(lambda: p.task(job)["epoch"] >= 2 * i + 1, 60)

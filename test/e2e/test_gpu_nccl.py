@@ -61,9 +61,9 @@ def what_comes_out_is_the_mean():
 def whatever_is_killed():
     with platform() as p:
         prepare(p)
-        host = train(p, merge="database", epochs=12)
+        host = train(p, merge="database", epochs=24)
         p.succeed(host)
-        job = train(p, "paced", epochs=12)
+        job = train(p, "paced", epochs=24)
         victims = [dict(role="function", function=0), dict(role="function", function=1), dict(role="ps"), None]
         for i, victim in enumerate(victims):
             until(lambda: p.task(job)["epoch"] >= 2 * i + 1, 60)

@@ -13,7 +13,8 @@ flock 9
 [ ! -e "$built" ] || exit 0
 work=$KUBEML_MONGO_CACHE/classes
 mkdir -p "$work"
-mvn -q -B -f "$here/pom.xml" -DoutputDirectory="$work" -DincludeScope=runtime dependency:copy-dependencies 9>&- ||
+# What it writes to stdout, if only the end of a colour, would come before the line that tells of the server.
+mvn -q -B -f "$here/pom.xml" -DoutputDirectory="$work" -DincludeScope=runtime dependency:copy-dependencies >&2 9>&- ||
   { echo "mongo stand-in: its libraries could not be fetched"; exit 77; }
 javac -cp "$work/*" -d "$work" "$here"/*.java
 touch "$built"
