@@ -76,7 +76,7 @@ def the_command_line_goes_through_the_api_server():
         watched = kubeml(*at, *train, "-e", "2", "--init", model, "--watch")
         assert [line.split()[0] for line in watched.splitlines()] == ["epoch", "1", "2"], watched
 
-        long = kubeml(*at, *train, "-e", "5000").strip()
+        long = kubeml(*at, *train, "-e", "50000").strip()
         until(lambda: len(json.loads(kubeml(*at, "top", "-o", "json"))) == 2, 60, message="top does not show two functions")
         kubeml(*at, "task", "suspend", long)
         said = kubeml(*at, "task", "wait", long, status=1)

@@ -63,7 +63,7 @@ def four_share_one_and_the_fifth_waits():
     with with_gpus() as settings, release.installed(**settings, **{"controller.slots": 8}) as p:
         p.dataset()
         p.post("/function/lenet", json={"model": "lenet5"})
-        four = p.train(epochs=5000, default_parallelism=4)
+        four = p.train(epochs=50000, default_parallelism=4)
         until(lambda: p.task(four)["epoch"] >= 1, 90, message="four do not train on one GPU")
         devices = [device_of(pod["pid"]) for pod in p.pods(job=four, role="function")]
         assert len(devices) == 4 and len(set(devices)) == 1 and devices[0].startswith("GPU-node0-0"), devices
@@ -84,7 +84,7 @@ def slots_are_counted_on_the_nodes():
         assert slots == 4, slots
         p.dataset()
         p.post("/function/lenet", json={"model": "lenet5"})
-        four = p.train(epochs=5000, default_parallelism=4)
+        four = p.train(epochs=50000, default_parallelism=4)
         until(lambda: p.task(four)["state"] == "running", 90)
         fifth = p.train(epochs=1, default_parallelism=1)
         until(lambda: p.get(f"/tasks/{fifth}/explain")["reason"] == "NoFreeSlot", 30)
@@ -162,8 +162,8 @@ def functions_that_are_ranks_reach_each_other_alone():
     with with_gpus() as settings, release.installed(**settings, **{"controller.slots": 8}) as p:
         p.dataset()
         p.post("/function/lenet", json={"model": "lenet5"})
-        ranks = p.train(epochs=5000, default_parallelism=2, static_parallelism=True, merge="nccl")
-        others = p.train(epochs=5000, default_parallelism=2, static_parallelism=True)
+        ranks = p.train(epochs=50000, default_parallelism=2, static_parallelism=True, merge="nccl")
+        others = p.train(epochs=50000, default_parallelism=2, static_parallelism=True)
         for job in (ranks, others):
             until(lambda j=job: p.task(j)["epoch"] >= 1, 90)
         a, b = p.pods(job=ranks, role="function")

@@ -109,7 +109,7 @@ def said_of(p, kind, name, type_):
 
 def two_share_the_namespace(p):
     """A second platform leaves alone what is the first one's, and takes what bears its name."""
-    job = p.train(epochs=5000)
+    job = p.train(epochs=50000)
     until(lambda: p.task(job)["epoch"] >= 1, 90)
     first = {t["metadata"]["name"] for t in cluster.listed("trainjobs", p.ns)}
     assert len(first) == 2, first  # one has ended

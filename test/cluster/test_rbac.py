@@ -48,7 +48,7 @@ def the_role_is_what_is_used():
         job = p.train(epochs=2, default_parallelism=4)
         p.succeed(job, 90)
         assert p.get(f"/tasks/{job}/logs")
-        apply([trainjob("short", epochs=5000, ttlSecondsAfterFinished=1)], p.ns)
+        apply([trainjob("short", epochs=50000, ttlSecondsAfterFinished=1)], p.ns)
         holds(p, "short", "Training", 60)
         running = status(p, "short")["job"]
         assert p.get(f"/tasks/{running}/logs")  # of pods that live

@@ -12,7 +12,7 @@ import cluster
 import release
 from cluster import FOLDER, apply, case, get, harness, kubectl, pod, skip, tools_image, until, wait_ready
 
-SPEC = {"function_name": "lenet", "dataset": "tiny", "epochs": 5000, "batch_size": 32, "lr": 0.01}
+SPEC = {"function_name": "lenet", "dataset": "tiny", "epochs": 50000, "batch_size": 32, "lr": 0.01}
 OPTIONS = {"default_parallelism": 2, "static_parallelism": True}
 
 
@@ -175,7 +175,7 @@ def a_jobs_redis_is_looked_into_by_its_secret():
     with release.shared() as p:
         p.dataset()
         p.function()
-        job = p.train(epochs=5000)
+        job = p.train(epochs=50000)
         until(lambda: p.task(job)["epoch"] >= 1, 90)
         secret = secret_of(p, job)
         # It travels in the frames: in no pod's object, nor in what its processes were started with.

@@ -153,7 +153,7 @@ def delete_deadline_and_time_to_live():
         try:
             slow = unhurried(p)
             warm = p.warm(4, 1)
-            apply([trainjob("long", function=slow, epochs=5000)], p.ns)
+            apply([trainjob("long", function=slow, epochs=50000)], p.ns)
             holds(p, "long", "Training", 60)
             job = status(p, "long")["job"]
             # They come from the pool.
@@ -167,7 +167,7 @@ def delete_deadline_and_time_to_live():
             deleted = job
             assert p.wait(deleted)["state"] == "cancelled"
 
-            apply([trainjob("short", epochs=5000, activeDeadlineSeconds=3, ttlSecondsAfterFinished=3)], p.ns)
+            apply([trainjob("short", epochs=50000, activeDeadlineSeconds=3, ttlSecondsAfterFinished=3)], p.ns)
             job = until(lambda: status(p, "short").get("job"), 30)
             failed = holds(p, "short", "Failed", 60)
             assert failed[1] == "DeadlineExceeded", failed
@@ -346,7 +346,7 @@ def a_job_has_its_service_and_policy_and_is_suspended_from_both_sides():
     with release.shared() as p:
         p.dataset()
         p.function()
-        job = p.train(epochs=5000, k=2)
+        job = p.train(epochs=50000, k=2)
         until(lambda: p.task(job)["epoch"] >= 1, 60)
         name = until(lambda: next((t["metadata"]["name"] for t in cluster.listed("trainjobs", p.ns)
                                    if t.get("status", {}).get("job") == job), None), 30)

@@ -67,7 +67,7 @@ def a_release_through_its_life():
 
             job = p.train(slow, **OPTIONS)
             until(lambda: p.task(job)["epoch"] >= 1, 60)
-            apply([trainjob("unwatched", epochs=5000)], ns)
+            apply([trainjob("unwatched", epochs=50000)], ns)
             holds(p, "unwatched", "Training", 60)
             unwatched = status(p, "unwatched")["job"]
             replicas = len(p.controllers())

@@ -104,7 +104,7 @@ def train(s, *more, epochs=2):
 
 def endless(s):
     """A job that runs until it is stopped."""
-    job = train(s, epochs=5000)
+    job = train(s, epochs=50000)
     until(lambda: s.json("task", "get", job)["epoch"] >= 1)
     return job
 
@@ -539,7 +539,7 @@ def tasks(p):
     assert "no job waits or runs" in s.run("task", "list")[1] and s.json("task", "list") == []
     job = endless(s)
     row, = table(s.out("task", "list"))
-    assert row["ID"] == job and row["STATE"] == "running" and row["OF"] == "5000", row
+    assert row["ID"] == job and row["STATE"] == "running" and row["OF"] == "50000", row
     s.refused("task", "wait", job, "--timeout", 1, says="did not end within 1 s")
     assert s.out("task", "stop", "--id", job) == f"job {job} stopped\n"
     out, said = s.run("task", "wait", job, status=1)

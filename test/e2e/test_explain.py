@@ -39,7 +39,7 @@ def explained(p, job, reason, *parts):
 def no_free_slot(p):
     p.dataset()
     p.function()
-    long = p.train(epochs=5000, default_parallelism=4)
+    long = p.train(epochs=50000, default_parallelism=4)
     until(lambda: p.task(long)["state"] == "running")
     waits = p.train(epochs=1, default_parallelism=2)
     explained(p, waits, "NoFreeSlot", "0 of 4", long)
@@ -176,7 +176,7 @@ def redis_gone(p):
     """Redis dies: the job's conditions say so, and that it came back."""
     p.dataset()
     p.function()
-    job = p.train(epochs=5000, k=1)
+    job = p.train(epochs=50000, k=1)
     until(lambda: p.task(job)["epoch"] >= 1)
     os.kill(p.redis(job), signal.SIGKILL)
     until(lambda: any(c["type"] == "RedisGone" for c in p.task(job)["conditions"]))
@@ -194,7 +194,7 @@ def redis_stays_away():
     with harness.Platform(env={"PATH": f"{folder}:{os.environ['PATH']}"}) as p:
         p.dataset()
         p.function()
-        job = p.train(epochs=5000, k=1)
+        job = p.train(epochs=50000, k=1)
         until(lambda: p.task(job)["epoch"] >= 1)
         (folder / "away").touch()
         os.kill(p.redis(job), signal.SIGKILL)
@@ -214,7 +214,7 @@ def store_down(p):
     """The store's folder cannot be written: the checkpoint waits, with the reason, then goes on."""
     p.dataset()
     p.function()
-    job = p.train(epochs=5000, k=1)
+    job = p.train(epochs=50000, k=1)
     until(lambda: p.task(job)["epoch"] >= 1)
     tmp = p.folder / "home/store/tmp"
     hidden = p.folder / "home/store/tmp-hidden"
@@ -235,7 +235,7 @@ def store_down(p):
 def straggler(p):
     p.dataset()
     p.function()
-    job = p.train(epochs=5000, k=1)
+    job = p.train(epochs=50000, k=1)
     until(lambda: p.task(job)["epoch"] >= 1)
     slow = p.pod(job=job, role="function", function=1)
     os.kill(slow["pid"], signal.SIGSTOP)
@@ -292,7 +292,7 @@ def ended_at_start(p):
 @case(limit=120)
 def ps_restarted(p):
     p.dataset()
-    job = p.train(p.paced(0.25), epochs=5000, k=1)  # it is said until the next epoch is there
+    job = p.train(p.paced(0.25), epochs=50000, k=1)  # it is said until the next epoch is there
     until(lambda: p.task(job)["epoch"] >= 1)
     os.kill(p.pod(job=job, role="ps")["pid"], signal.SIGKILL)
     until(lambda: p.get(f"/tasks/{job}/explain")["reason"] == "PSRestarted", 30,
@@ -308,7 +308,7 @@ def ps_restarted(p):
 def cancelled(p):
     p.dataset()
     p.function()
-    job = p.train(epochs=5000)
+    job = p.train(epochs=50000)
     until(lambda: p.task(job)["state"] == "running")
     cli(p, "task", "stop", job)
     assert p.wait(job)["state"] == "cancelled"

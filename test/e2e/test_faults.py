@@ -256,7 +256,7 @@ def a_job_given_up_leaves_no_segment(p):
     """kubeml-ps killed, the job stopped before another takes its place: nobody but the controller cleans."""
     p.dataset()
     p.function()
-    job = p.train(epochs=5000)
+    job = p.train(epochs=50000)
     until(lambda: p.task(job)["epoch"] >= 1)
     segments = [f for f in os.listdir("/dev/shm") if job in f]
     assert segments, "the job has its segment"
@@ -278,7 +278,7 @@ def a_ps_stopped_in_the_middle_of_a_write_holds_up_only_writes():
     with p:
         p.dataset()
         p.function()
-        job = p.train(epochs=5000)
+        job = p.train(epochs=50000)
         until(marker.exists, message="kubeml-ps has not written")
         ps = p.pod(job=job, role="ps")
         until(lambda: state_of(ps["pid"]) == "T", message="kubeml-ps is not stopped")

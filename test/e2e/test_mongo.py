@@ -142,7 +142,7 @@ def users_live_as_long_as_their_job():
             ready(p)
             p.dataset()
             p.function()
-            job = p.train(epochs=5000, default_parallelism=2)
+            job = p.train(epochs=50000, default_parallelism=2)
             until(lambda: p.task(job)["state"] == "running" and p.task(job)["epoch"] >= 1, 40)
             users = job_users(mongo, database)
             assert len(users) == 2, users

@@ -182,7 +182,7 @@ def suspended_and_resumed_it_ends_as_if_nothing_had_been(p):
 def a_job_goes_on_with_its_own_dataset_or_not_at_all(p):
     p.dataset()
     p.function()
-    job = p.train(p.paced(), epochs=5000)
+    job = p.train(p.paced(), epochs=50000)
     until(lambda: p.task(job)["epoch"] >= 1)
     said = p.post("/train", 409, json={"function_name": "lenet", "dataset": "tiny", "epochs": 1, "batch_size": 32, "lr": 0.1,
                                        "init": job})
@@ -231,7 +231,7 @@ def a_suspended_job_is_stopped_for_good(p):
 def bounds_of_a_job(p):
     p.dataset()
     p.function()
-    job = p.train(epochs=5000, active_deadline_seconds=1, backoff_limit=2)
+    job = p.train(epochs=50000, active_deadline_seconds=1, backoff_limit=2)
     task = p.wait(job)
     assert task["state"] == "failed" and task["reason"] == "DeadlineExceeded", task
     assert task["request"]["options"]["backoff_limit"] == 2, task
@@ -257,7 +257,7 @@ def a_data_set_tells_its_statistics(p):
 def stop_and_what_is_in_use(p):
     p.dataset()
     p.function()
-    job = p.train(epochs=5000)
+    job = p.train(epochs=50000)
     until(lambda: p.task(job)["state"] == "running")
     assert job in p.delete("/dataset/tiny", 409)["detail"]
     assert job in p.delete("/function/lenet", 409)["detail"]
@@ -283,7 +283,7 @@ def a_job_is_not_resumed_while_its_model_goes():
                                    "KUBEML_FAILPOINT_FILE": str(deleting)}) as p:
             p.dataset()
             p.function()
-            job = p.train(epochs=5000)
+            job = p.train(epochs=50000)
             until(lambda: p.task(job)["epoch"] >= 1)
             p.delete(f"/tasks/{job}")
             p.wait(job)
@@ -296,7 +296,7 @@ def a_job_is_not_resumed_while_its_model_goes():
                 deleting.unlink()
             deleted.result()
             p.get(f"/model/{job}", 404)
-            again = p.train(epochs=5000)
+            again = p.train(epochs=50000)
             until(lambda: p.task(again)["epoch"] >= 1)
             p.delete(f"/tasks/{again}")
             p.wait(again)
@@ -317,7 +317,7 @@ def what_is_being_deleted_is_not_trained_with():
                                        "KUBEML_FAILPOINT_FILE": str(deleting)}) as p:
                 p.dataset()
                 p.function()
-                job = p.train(epochs=5000)
+                job = p.train(epochs=50000)
                 until(lambda: p.task(job)["epoch"] >= 1)
                 p.delete(f"/tasks/{job}")
                 p.wait(job)
@@ -339,7 +339,7 @@ def what_is_being_deleted_is_not_trained_with():
 def a_queue_with_priorities(p):
     p.dataset()
     p.function()
-    long = p.train(epochs=5000, default_parallelism=4)
+    long = p.train(epochs=50000, default_parallelism=4)
     until(lambda: p.task(long)["state"] == "running")
     low, high = p.train(epochs=1, priority=0, default_parallelism=4), p.train(epochs=1, priority=5, default_parallelism=4)
     for job in (low, high):
@@ -354,7 +354,7 @@ def a_queue_with_priorities(p):
 def a_job_that_never_began_is_deleted_too(p):
     p.dataset()
     p.function()
-    long = p.train(epochs=5000, default_parallelism=4)
+    long = p.train(epochs=50000, default_parallelism=4)
     queued = p.train(epochs=1, default_parallelism=4)
     for job in (queued, long):
         p.delete(f"/tasks/{job}")
@@ -484,7 +484,7 @@ def a_jobs_redis_from_outside(p):
     """One server a job, on a socket in a folder of its own that nobody else may open, with a password that nobody sees."""
     p.dataset()
     paced, folders = p.paced(), set()
-    jobs = [p.train(paced, epochs=5000, default_parallelism=1) for _ in range(2)]
+    jobs = [p.train(paced, epochs=50000, default_parallelism=1) for _ in range(2)]
     for job in jobs:
         until(lambda: p.task(job)["epoch"] >= 1)
         pid = p.redis(job)
@@ -675,7 +675,7 @@ def lists_come_page_by_page(p):
     assert pages(p, "/function", **{"continue": "e"}) == [[]]
     assert pages(p, "/dataset", limit=1) == [["x"], ["y"]]
     ended = [p.succeed(p.train("a", "x", epochs=1, default_parallelism=1))["id"] for _ in range(3)]
-    long = p.train(p.paced(), "x", epochs=5000)
+    long = p.train(p.paced(), "x", epochs=50000)
     until(lambda: long in sum(pages(p, "/history"), []), 30)  # a running job stands there from its first epoch on
     assert pages(p, "/history", limit=2) == [sorted([long, *ended])[:2], sorted([long, *ended])[2:]]
     assert pages(p, "/tasks", state="ended", limit=2) == [sorted(ended)[:2], sorted(ended)[2:]]
@@ -707,7 +707,7 @@ def a_log_is_followed_of_a_job_that_ends_meanwhile():
                                    "KUBEML_FAILPOINT_FILE": str(asked)}) as p:
             p.dataset()
             p.function()
-            job = p.train(epochs=5000)
+            job = p.train(epochs=50000)
             followed = beside.submit(p.get, f"/tasks/{job}/logs?follow=true")
             until(asked.exists)
             try:
@@ -724,7 +724,7 @@ def a_long_log_is_followed_from_its_beginning(p):
     """Longer than what is held for a client that has not read it yet; and of a job's runs before, too."""
     p.dataset()
     p.function("talks", harness.talking_code(20000))
-    job = p.train(function="talks", epochs=5000, default_parallelism=1)
+    job = p.train(function="talks", epochs=50000, default_parallelism=1)
     until(lambda: p.task(job)["epoch"] >= 1)
 
     def follow():
@@ -765,7 +765,7 @@ def metrics_have_kubemls_names(p):
     p.dataset()
     p.function()
     cancelled = p.metric('kubeml_jobs_total{state="cancelled"}') or 0
-    job = p.train(epochs=5000)
+    job = p.train(epochs=50000)
     until(lambda: p.task(job)["epoch"] >= 1)
     for name in ("validation_loss", "validation_accuracy", "train_loss", "parallelism", "epoch_duration_seconds"):
         assert p.metric(f'kubeml_job_{name}{{jobid="{job}"}}') is not None, name
