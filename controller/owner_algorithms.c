@@ -7,6 +7,7 @@
  * together the first measures, the others have their turn after it (pool_talk.c), once for each
  * sort of function while this controller runs. What cannot be read or written costs the next
  * function its measurements, nothing else. */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -23,14 +24,17 @@ enum { TRIES = 3 };
 
 /* ---- who measures ---------------------------------------------------------------------------- */
 
-/* What decides on the shapes, as far as is known here. */
+/* What decides on the shapes, and on the room for the libraries' workspaces, as far as is known
+ * here. */
 static uint64_t sort_of(const side *s, const job *j)
 {
     char text[512];
+    int together = j->request.process == PROCESS_SHARED ? j->request.default_parallelism : 1;
     const char *code = json_string_value(json_object_get(s->function, "object"));
     const char *data = json_string_value(json_object_get(s->dataset, "digest"));
-    int length = snprintf(text, sizeof text, "%s|%s|%d|%d", code ? code : "", data ? data : "",
-                          j->request.batch_size, (int)j->request.precision);
+    int length = snprintf(text, sizeof text, "%s|%s|%d|%d|%" PRIu64 "x%d", code ? code : "",
+                          data ? data : "", j->request.batch_size, (int)j->request.precision,
+                          j->request.gpu.memory_bytes, together);
     return hash64(text, (size_t)length < sizeof text ? (size_t)length : sizeof text - 1);
 }
 

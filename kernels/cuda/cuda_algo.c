@@ -1,11 +1,15 @@
 /* cuda_algo.c: which way each convolution and linear layer is computed; see cuda_program.h.
  *
  * Every pass of every layer is timed once per machine type and shape, and again when the libraries
- * or our kernels are others: what the libraries offer and our own kernel, on the tensors that the plan has laid out. The winners are kept in memory and,
- * where a cache folder is known, in a text file ("key<TAB>winner" a line) that later processes
- * read, so that a warm function measures nothing and the same job computes the same way again. A
- * function, whose sandbox lets it write no such file, is told what others have measured, and is
- * asked for what it measured itself. */
+ * or our kernels are others: what the libraries offer and our own kernel, on the tensors that the
+ * plan has laid out. The winners are kept in memory and, where a cache folder is known, in a text
+ * file ("key<TAB>winner" a line) that later processes read, so that a warm function measures
+ * nothing and the same job computes the same way again. A function, whose sandbox lets it write no
+ * such file, is told what others have measured, and is asked for what it measured itself.
+ *
+ * Where a cap, or a full device, leaves out ways for the workspace that they want, what is measured
+ * is the fastest of the rest: it stands under a key of its own, with that limit, and is nothing to
+ * those who have the room. */
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -29,7 +33,7 @@ enum {
     WAKE_ROUNDS = 2000,
     AWAKE_MS = 1000,
 };
-#define WORKSPACE_MAX ((size_t)1 << 30)
+#define WORKSPACE_MAX ((size_t)1 << 30) /* a power of two */
 
 static const char own_name[] = "own";
 
@@ -312,6 +316,23 @@ static void take_choice(task *t, int at)
     t->l->workspace[t->pass] = at < 0 ? 0 : t->offers[at].workspace;
 }
 
+/* Of the ways that have their place in memory somewhere: whether this program's limit leaves one
+ * out. */
+static bool is_limited(const program *p, const task *t)
+{
+    for (int i = 0; i < t->offer_count; i++)
+        if (t->offers[i].workspace > p->workspace_limit && t->offers[i].workspace <= WORKSPACE_MAX)
+            return true;
+    return false;
+}
+
+/* What is measured under a limit: "KEY workspace BYTES". */
+static void add_limit(const program *p, char key[KEY_BYTES])
+{
+    size_t used = strlen(key);
+    snprintf(key + used, KEY_BYTES - used, " workspace %zu", p->workspace_limit);
+}
+
 /* -2: the winner is not among what can be done here. */
 static int find_offer(const task *t, const char *winner)
 {
@@ -329,7 +350,7 @@ static int measure(program *p, const task *t)
     int best = -1;
     float best_us = time_pass(p, t->l, t->pass, CHOICE_OWN, t->add);
     for (int i = 0; i < t->offer_count; i++) {
-        if (t->offers[i].workspace > p->workspace_bytes)
+        if (t->offers[i].workspace > p->workspace_limit)
             continue;
         float us = time_pass(p, t->l, t->pass, t->offers[i].id, t->add);
         if (us >= 0 && (best_us < 0 || us < best_us)) {
@@ -387,37 +408,61 @@ static int take_workspace(program *p, size_t bytes, err *e)
     return 0;
 }
 
-/* The most that any offer wants and that is there to take: less room means fewer ways, not
- * failure. */
-static void take_room(program *p, const task *tasks, int count)
+/* The most that any offer within the limit wants. */
+static size_t most_wanted(const program *p, const task *tasks, int count)
 {
-    size_t most = WORKSPACE_MAX < cuda_memory_left() / 2 ? WORKSPACE_MAX : cuda_memory_left() / 2;
     size_t want = 0;
     for (int i = 0; i < count; i++)
         for (int j = 0; j < tasks[i].offer_count; j++) {
             size_t bytes = tasks[i].offers[j].workspace;
-            want = bytes <= most && bytes > want ? bytes : want;
+            want = bytes <= p->workspace_limit && bytes > want ? bytes : want;
         }
+    return want;
+}
+
+/* Half of what the cap leaves, or what the device has: less room means fewer ways, not failure.
+ * Limits are powers of two, so that processes with nearly the same room have the same. */
+static void take_room(program *p, const task *tasks, int count)
+{
+    size_t left = cuda_memory_left() / 2, want;
     err ignored = ERR_INIT;
-    while (want && take_workspace(p, want, &ignored))
-        want /= 2;
+    p->workspace_limit = WORKSPACE_MAX;
+    while (p->workspace_limit > left)
+        p->workspace_limit /= 2;
+    while ((want = most_wanted(p, tasks, count)) && take_workspace(p, want, &ignored))
+        p->workspace_limit /= 2;
 }
 
 /* Whether a way that was found before is to be had here: it is there, has room, and runs. */
 static bool usable(program *p, const task *t, int at)
 {
-    return at == -1 || (at >= 0 && t->offers[at].workspace <= p->workspace_bytes &&
+    return at == -1 || (at >= 0 && t->offers[at].workspace <= p->workspace_limit &&
                         works(p, t->l, t->pass, t->offers[at].id, t->add));
 }
 
-/* True when it was measured for that. */
+/* The way that is known under that key, if it can be had here; -2: none. */
+static int recall(program *p, const task *t, const char *key)
+{
+    char winner[WINNER_BYTES];
+    int at = cuda_algorithm_known(key, winner) ? find_offer(t, winner) : -2;
+    return usable(p, t, at) ? at : -2;
+}
+
+/* True when it was measured for that. The fastest of all ways is the fastest of fewer too, where it
+ * is among them. */
 static bool decide(program *p, const device_facts *f, task *t)
 {
-    char key[KEY_BYTES], winner[WINNER_BYTES];
+    char all[KEY_BYTES], key[KEY_BYTES];
+    bool limited = is_limited(p, t);
     conv_task c = cuda_conv_task(p, t->l, t->pass, t->add);
-    make_key(f, &c, key);
-    int best = cuda_algorithm_known(key, winner) ? find_offer(t, winner) : -2;
-    bool known = usable(p, t, best);
+    make_key(f, &c, all);
+    memcpy(key, all, sizeof key);
+    if (limited)
+        add_limit(p, key);
+    int best = recall(p, t, key);
+    if (best == -2 && limited)
+        best = recall(p, t, all);
+    bool known = best != -2;
     if (!known) {
         cuda_wake(p);
         best = measure(p, t);

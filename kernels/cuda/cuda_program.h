@@ -108,6 +108,8 @@ typedef struct program {
     float *logits;
     void *workspace; /* the libraries' */
     size_t workspace_bytes;
+    /* what an offer's workspace may be here: a power of two, WORKSPACE_MAX where there is room */
+    size_t workspace_limit;
     staging in;
 
     device_graph *graphs[RUN_KINDS];

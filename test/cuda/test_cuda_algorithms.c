@@ -3,6 +3,7 @@
  * same. */
 #include <unistd.h>
 
+#include "cuda/cuda_memory.h"
 #include "fake_driver.h"
 #include "small_model.h"
 #include "zoo/zoo.h"
@@ -138,6 +139,87 @@ TEST(what_was_known_and_fails_here_is_measured_again)
     fake_break(0);
     chooses("conv1 forward own\n");
 }
+
+/* ---- under a cap ----------------------------------------------------------------------------- */
+
+/* The small model's memory, without a workspace; what is known of its fusings in *fusings. */
+static size_t measure_bare(char **fusings)
+{
+    fake_favourite(0);
+    engine *m = compiled();
+    size_t bytes = cuda_memory_held();
+    char *all = backend_learned("cuda"), *to = *fusings = calloc(1, strlen(all) + 1);
+    for (const char *line = all; *line; line = strchr(line, '\n') + 1)
+        if (memmem(line, strcspn(line, "\t"), " head ", 6))
+            to += sprintf(to, "%.*s\n", (int)strcspn(line, "\n"), line);
+    free(all);
+    engine_free(m);
+    cuda_algorithms_forget();
+    return bytes;
+}
+
+/* Compiled with that much room for a workspace (0: no cap); the choice is among its own. How much
+ * was measured for it. */
+static long measures(size_t bare, size_t room, const char *choice)
+{
+    long before = fake_measurements();
+    cuda_memory_cap(room ? bare + 2 * room : 0);
+    chooses(choice);
+    return fake_measurements() - before;
+}
+
+/* "reversed" wants 384 bytes for the first convolution and 512 for the second. */
+TEST(what_was_measured_without_room_says_nothing_to_who_has_it)
+{
+    char *fusings;
+    setenv("KUBEML_CUDA_CACHE", "", 1);
+    size_t bare = measure_bare(&fusings);
+    fake_favourite(1);
+    backend_known("cuda", fusings);
+    CHECK(measures(bare, 300, "conv1 forward own\n") > 0);
+    char *learned = backend_learned("cuda");
+    CHECK_CONTAINS(learned, " workspace 256\town\n");
+    CHECK_INT(measures(bare, 300, "conv2 forward own\n"), 0); /* once */
+    CHECK_INT(measures(bare, 257, "conv2 forward own\n"), 0); /* nearly the same room */
+    CHECK(measures(bare, 0, "conv2 forward reversed\n") > 0);
+    CHECK_INT(measures(bare, 300, "conv2 forward own\n"), 0); /* neither replaces the other */
+    CHECK_INT(measures(bare, 0, "conv2 forward reversed\n"), 0);
+    cuda_algorithms_forget(); /* another process, without a cap */
+    backend_known("cuda", learned);
+    CHECK(measures(bare, 0, "conv2 forward reversed\n") > 0);
+    free(learned);
+    free(fusings);
+}
+
+/* The fastest of all needs no room: there is nothing to measure. */
+TEST(what_was_measured_with_room_is_taken_where_it_needs_none)
+{
+    char *fusings;
+    setenv("KUBEML_CUDA_CACHE", "", 1);
+    size_t bare = measure_bare(&fusings);
+    fake_favourite(0);
+    CHECK(measures(bare, 0, "conv1 forward direct\n") > 0);
+    fake_favourite(-1);
+    CHECK_INT(measures(bare, 300, "conv1 forward direct\n"), 0);
+    free(fusings);
+}
+
+/* A device that others have filled leaves as little as a cap does. */
+TEST(a_full_device_is_such_a_limit_too)
+{
+    char *fusings;
+    setenv("KUBEML_CUDA_CACHE", "", 1);
+    size_t bare = measure_bare(&fusings);
+    fake_favourite(1);
+    backend_known("cuda", fusings);
+    fake_memory(bare + 300);
+    CHECK(measures(bare, 0, "conv1 forward own\n") > 0);
+    fake_memory((size_t)8 << 30);
+    CHECK(measures(bare, 0, "conv1 forward reversed\n") > 0);
+    free(fusings);
+}
+
+/* ---- when it is timed ------------------------------------------------------------------------ */
 
 /* Our own way is timed first, and the fastest. */
 TEST(an_idle_device_is_woken_before_anything_is_timed)

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../controller/owner_internal.h"
 #include "algorithms.h"
 #include "test.h"
 
@@ -60,4 +61,26 @@ TEST(there_is_an_end_to_both)
     CHECK_INT(added, ALGORITHMS_TOLD_MAX);
     CHECK_STR(got, want); /* the oldest went */
     free(known), free(told), free(got), free(want);
+}
+
+/* Functions that start together take turns until one has measured: for those with less of a GPU
+ * that is another measurement. */
+TEST(a_job_with_other_room_on_its_gpu_measures_for_itself)
+{
+    static owner o;
+    static job bare, capped, shared;
+    side s = {.function = json_pack("{s:s}", "object", "functions/f/1"),
+              .dataset = json_pack("{s:s}", "digest", "d")};
+    bare.request.batch_size = capped.request.batch_size = shared.request.batch_size = 16;
+    capped.request.gpu.memory_bytes = shared.request.gpu.memory_bytes = 1 << 30;
+    shared.request.process = PROCESS_SHARED;
+    shared.request.default_parallelism = 4;
+    algorithms_note(&o, &s, &bare);
+    CHECK(algorithms_measured(&o, &s, &bare) && !algorithms_measured(&o, &s, &capped));
+    algorithms_note(&o, &s, &shared);
+    CHECK(!algorithms_measured(&o, &s, &capped));
+    algorithms_note(&o, &s, &capped);
+    CHECK(algorithms_measured(&o, &s, &capped) && algorithms_measured(&o, &s, &bare));
+    json_decref(s.function);
+    json_decref(s.dataset);
 }
