@@ -380,14 +380,32 @@ static void lay_staging(program *p)
     s->bytes = s->x + aligned(batch * shape_count(in) * sizeof(float));
 }
 
-/* The layer with the largest tensor: the one to name when memory is short. */
+static size_t values_of(const program *p, int var)
+{
+    return var < 0 ? 0 : p->g->vars[var].count;
+}
+
+/* What a layer needs by itself: its weights with all that training keeps beside them, and what it
+ * makes of a batch, with the gradient. */
+static size_t needs(const program *p, const layer *l)
+{
+    const graph_node *n = l->node;
+    size_t copies = p->c.inference ? 1 : 2 + (size_t)optim_slots(&p->c.optim);
+    size_t each = copies * sizeof(float) + (p->t == ELEMENT_BF16 ? 2 : 0);
+    size_t made = shape_count(p->g->nodes[l->out].shape) * (size_t)p->c.batch * element_bytes(p->t);
+    return (values_of(p, n->weight) + values_of(p, n->bias)) * each +
+           made * (!p->c.inference && p->tensors[l->out].needs ? 2 : 1);
+}
+
+/* The layer that needs the most: the one to name when memory is short. */
 static const char *largest(const program *p)
 {
-    const graph_node *best = &p->g->nodes[0];
-    for (int i = 1; i < p->g->node_count; i++)
-        if (shape_count(p->g->nodes[i].shape) > shape_count(best->shape))
-            best = &p->g->nodes[i];
-    return best->name;
+    const layer *best = NULL;
+    for (int i = 0; i < p->layer_count; i++)
+        if (p->layers[i].node->op != OP_INPUT &&
+            (!best || needs(p, &p->layers[i]) > needs(p, best)))
+            best = &p->layers[i];
+    return best ? best->node->name : "none";
 }
 
 static int place_sections(program *p, section *list, int count, err *e)

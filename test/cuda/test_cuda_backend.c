@@ -5,6 +5,7 @@
 #include "cuda/cuda_memory.h"
 #include "fake_driver.h"
 #include "small_model.h"
+#include "zoo/zoo.h"
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -29,6 +30,34 @@ TEST(over_the_cap_is_an_error_that_names_the_layer_and_the_need)
     CHECK_OK(engine_compile(&c, &second, &e), e);
     engine_free(second);
     CHECK_INT(fake_memory_used(), 0);
+}
+
+/* Compiled with room for nothing, the model names that layer. */
+static void names(const char *model, int batch, const char *layer)
+{
+    err e = ERR_INIT;
+    engine *m;
+    const zoo_model *z = zoo_find(model, &e);
+    char want[80];
+    engine_config c = {.build = z->build,
+                       .input = {3, z->channels, 32, 32},
+                       .outputs = CLASSES,
+                       .batch = batch,
+                       .backend = "cuda",
+                       .device_memory = 1 << 20,
+                       .optim = {.kind = OPTIM_SGD, .momentum = 0.9}};
+    snprintf(want, sizeof want, "batch %d, layer %s the largest", batch, layer);
+    CHECK_ERR(engine_compile(&c, &m, &e), e, ERR_NOMEM, want);
+}
+
+/* Weights, which training keeps three times, and what is made of a batch, twice; never the input,
+ * however large a batch is. */
+TEST_LIMIT(the_layer_that_is_named_is_the_one_that_needs_the_most, 60)
+{
+    names("resnet34", 256, "layer1.0.conv1");
+    names("resnet34", 1, "layer4.0.conv2");
+    names("mlp", 1, "fc1");
+    names("mlp", 4096, "fc1");
 }
 
 TEST(a_full_device_is_an_error_too)

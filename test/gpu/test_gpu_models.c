@@ -136,7 +136,7 @@ TEST_LIMIT(a_cap_holds_and_names_the_layer, 120)
     engine_config c = config(zoo_find("resnet34", &e), "cuda", 256);
     c.device_memory = (size_t)128 << 20;
     CHECK_ERR(engine_compile(&c, &m, &e), e, ERR_NOMEM, "MiB of GPU memory");
-    CHECK_CONTAINS(e.message, "layer");
+    CHECK_CONTAINS(e.message, "layer layer1.0.conv1 the largest");
     CHECK_INT(cuda_memory_held(), 0);
     c.device_memory = (size_t)8 << 30;
     CHECK_OK(engine_compile(&c, &m, &e), e);
