@@ -44,12 +44,14 @@ def small():
         skip("the benchmark on the fake GPU is not built: make tests (not under ThreadSanitizer)")
     bench_gpu.WORK = [("mlp", [2], ["fp32"], {2: 10})]
     bench_gpu.SHARED, bench_gpu.FUNCTIONS, bench_gpu.STARTS, bench_gpu.FLOATS = ("mlp", 2, "fp32"), 2, 2, 1000
+    # which any machine reaches
+    bench_gpu.TOGETHER_GOAL, bench_gpu.PROCESSES_GOAL, bench_gpu.START_GOAL_MS, bench_gpu.MERGE_GOAL = 0, 0, 10**9, 0
     os.environ["KUBEML_NVML"] = str(NVML)
     yield
 
 
 def bench(out, *words):
-    """The exit status."""
+    """The exit status, or the words that are said with a 1."""
     sys.argv = ["bench_gpu.py", str(PROGRAM), str(out), *words]
     try:
         bench_gpu.main()
@@ -72,7 +74,7 @@ def every_part_of_the_benchmark_has_its_rows():
     together = next(r for r in ours if r["part"] == "functions")
     assert (together["gpu_percent"], together["watts"], together["mib"]) == ("40", "123.4", "1024"), together
     start = next(r for r in ours if (r["part"], r["engine"]) == ("start", "kubeml"))
-    assert "of 50 ms" in start["goal"] and float(start["us_per_step"]) > 0, start
+    assert "of 1000000000 ms: compiling" in start["goal"] and float(start["us_per_step"]) > 0, start
 
 
 @case(platform=False)
@@ -81,10 +83,20 @@ def parts_that_are_not_measured_stay_and_what_fails_has_a_row():
     with small():
         assert bench(out, "--only", "merge,start") == 0
         bench_gpu.FLOATS = 0
-        assert bench(out, "--only", "merge") == 1
+        assert "1 failed, 0 missed" in bench(out, "--only", "merge")
     rows = read(out / "gpu-fake-bench.csv")
     assert [r["part"] for r in rows] == ["start", "start", "merge"], rows
     assert "failed: " in rows[2]["goal"] and "wrong number" in rows[2]["goal"], rows
+
+
+@case(platform=False)
+def a_goal_that_is_missed_is_said_and_counts():
+    out = folder()
+    with small():
+        bench_gpu.START_GOAL_MS, bench_gpu.TOGETHER_GOAL = 0, 10**9
+        assert "0 failed, 2 missed" in bench(out, "--only", "start,functions,merge")
+    missed = {(r["part"], r["engine"]) for r in read(out / "gpu-fake-bench.csv") if r["goal"].startswith("missed: ")}
+    assert missed == {("start", "kubeml"), ("functions", "kubeml")}, missed
 
 
 @case(platform=False)
