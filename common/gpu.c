@@ -63,6 +63,12 @@ uint64_t gpu_share_bytes(const gpu_state *gpu, gpu_share want)
     return want.memory_bytes ? want.memory_bytes : gpu->memory_bytes / GPU_UNCAPPED_PARTS;
 }
 
+uint64_t gpu_engine_bytes(uint64_t share_bytes)
+{
+    uint64_t half = share_bytes / 2;
+    return share_bytes - (half < GPU_CONTEXT_BYTES ? half : GPU_CONTEXT_BYTES);
+}
+
 static uint64_t free_bytes(const gpu_state *g)
 {
     return g->taken_bytes < g->memory_bytes ? g->memory_bytes - g->taken_bytes : 0;

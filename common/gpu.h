@@ -44,6 +44,11 @@ enum { GPU_UNCAPPED_PARTS = 8 };
 int gpu_place(gpu_policy policy, const gpu_state *gpus, int count, gpu_share want);
 /* What the function takes there, for the caller to book. */
 uint64_t gpu_share_bytes(const gpu_state *gpu, gpu_share want);
+/* Of a process's share, what its engine may take: the rest is for what nobody allocates, CUDA's
+ * context with the libraries' kernels. GPU_CONTEXT_BYTES of it, and at most half of the share, so
+ * that a small one leaves room for a model; 0, no limit, stays 0. */
+#define GPU_CONTEXT_BYTES ((uint64_t)512 << 20)
+uint64_t gpu_engine_bytes(uint64_t share_bytes);
 
 /* ---- MPS ------------------------------------------------------------------------------------- */
 

@@ -147,6 +147,13 @@ static const char *backend_of(const owner *o, const job *j, int function)
     return gpu && j->request.device == DEVICE_AUTO ? "auto" : "cpu";
 }
 
+/* What the function is booked with on its GPU, which it is held to; NULL: it is on none of ours. */
+static json_t *booked_on(const owner *o, const job *j, int gpu)
+{
+    gpu_state all = {.memory_bytes = gpu < 0 ? 0 : o->gpu[gpu].memory_bytes};
+    return gpu < 0 ? NULL : json_integer((json_int_t)gpu_share_bytes(&all, j->request.gpu));
+}
+
 static int specialise_message(owner *o, const job_action *a, side *s, json_t **out, err *e)
 {
     bool local = strcmp(o->controller->config.cluster, "local") == 0 &&
@@ -162,13 +169,14 @@ static int specialise_message(owner *o, const job_action *a, side *s, json_t **o
     json_t *algorithms = strcmp(on, "cpu") == 0 ? NULL : algorithms_known(o);
     json_t *shared = a->job->request.process == PROCESS_SHARED ? json_integer(functions) : NULL;
     *out = json_pack(
-        "{s:s, s:s, s:s, s:i, s:i, s:O, s:s*, s:o*, s:O, s:O, s:o, s:i, s:s, s:s*, s:o*, s:o*}",
+        "{s:s, s:s, s:s, s:i, s:i, s:O, s:s*, s:o*, s:O, s:O, s:o, s:i, s:s, s:s*, s:o*, s:o*, s:o*}",
         "type", "specialise", "job", s->id, "secret", s->secret, "function", a->function,
         "incarnation", a->incarnation, "access", s->access, "object_path",
         local ? s->object_path : NULL, "object_bytes", bytes, "object",
         json_object_get(s->function, "object"), "dataset", s->dataset, "request",
         request_json(&a->job->request), "threads", threads, "backend", on, "gpu",
-        gpu >= 0 ? o->gpu[gpu].id : NULL, "functions", shared, "algorithms", algorithms);
+        gpu >= 0 ? o->gpu[gpu].id : NULL, "gpu_memory", booked_on(o, a->job, gpu), "functions",
+        shared, "algorithms", algorithms);
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for a message");
 }
 

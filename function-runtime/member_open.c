@@ -42,6 +42,17 @@ static int take_int(const json_t *from, const char *field, int min, int max, int
     return 0;
 }
 
+/* What the function is booked with; without a place that is what the job asks for. */
+static int read_gpu_share(const json_t *order, member *m, err *e)
+{
+    const json_t *booked = json_object_get(order, "gpu_memory");
+    json_int_t bytes = json_integer_value(booked);
+    if (booked && (!json_is_integer(booked) || bytes < 0 || bytes >= (json_int_t)1 << 53))
+        return err_set(e, ERR_INVALID, "specialise: field gpu_memory is no number of bytes");
+    m->gpu_bytes = booked ? (uint64_t)bytes : m->request.gpu.memory_bytes;
+    return 0;
+}
+
 static int read_places(const json_t *order, member *m, err *e)
 {
     const json_t *access = json_object_get(order, "access");
@@ -66,14 +77,16 @@ int member_read_order(const json_t *order, member *m, err *e)
         take_int(order, "incarnation", 0, 1 << 30, &m->incarnation, e) != 0 ||
         take_int(order, "threads", 0, ENGINE_THREADS_MAX, &m->threads, e) != 0 ||
         read_places(order, m, e) != 0 ||
-        request_parse(json_object_get(order, "request"), &m->request, e) != 0)
+        request_parse(json_object_get(order, "request"), &m->request, e) != 0 ||
+        read_gpu_share(order, m, e) != 0)
         return -1;
     m->functions = 1;
     if (m->request.process == PROCESS_SHARED) {
         if (take_int(order, "functions", 1, GROUP_FUNCTIONS_MAX, &m->functions, e) != 0)
             return -1;
-        m->request.gpu.memory_bytes *=
-            (uint64_t)m->functions; /* the process's share: what all of them have */
+        /* the process's share: what all of them have */
+        m->gpu_bytes *= (uint64_t)m->functions;
+        m->request.gpu.memory_bytes *= (uint64_t)m->functions;
         m->request.gpu.threads *= m->functions;
         if (m->request.gpu.threads > 100)
             m->request.gpu.threads = 100; /* there are no more */
@@ -207,7 +220,7 @@ int member_make_trainer(member *m, char reason[TRAINER_REASON_BYTES], err *e)
                         .backend = m->backend[0] ? m->backend : NULL,
                         .reset_optimizer = m->request.optimizer_state == STATE_RESET,
                         .precision = (backend_precision)m->request.precision,
-                        .device_memory = m->request.gpu.memory_bytes,
+                        .device_memory = gpu_engine_bytes(m->gpu_bytes),
                         .begun = member_begun,
                         .begun_of = m};
     if (m->request.process != PROCESS_SHARED)
@@ -271,7 +284,7 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
     else if (json_is_string(bytes) && !m->object_path[0])
         rc = fetch_given(json_string_value(bytes), &m->object_fd, e);
     if (rc == 0 && (rc = function_gpu_open(m->backend, m->gpu, m->request.gpu, e)) != 0)
-        snprintf(reason, TRAINER_REASON_BYTES, "NoGpu");
+        snprintf(reason, TRAINER_REASON_BYTES, e->code == ERR_NOMEM ? "GpuMemory" : "NoGpu");
     const char *known = json_string_value(json_object_get(order, "algorithms"));
     if (rc == 0 && known && strcmp(m->backend, "cpu") != 0)
         backend_known("cuda", known);
@@ -286,11 +299,19 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
         bool cuda = strcmp(engine_backend(trainer_engine(m->trainer)), "cuda") == 0;
         if (!cuda)
             usage_without_gpu(m->usage);
+        else if (m->gpu_bytes)
+            log_info("the engine may take %.1f MiB of GPU memory, of a share of %.1f MiB",
+                     (double)gpu_engine_bytes(m->gpu_bytes) / 0x1p20,
+                     (double)m->gpu_bytes / 0x1p20);
         if (!cuda && m->gpu[0])
             log_warn("placed on GPU %s, and computing on the %s backend", m->gpu,
                      engine_backend(trainer_engine(m->trainer)));
         return 0;
     }
+    /* Whoever is started in its place needs as much: unlike the host's memory, it is no matter of
+     * trying again. */
+    if (strcmp(reason, "GpuMemory") == 0)
+        e->code = ERR_LIMIT;
     m->failed = json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", err_name(e->code),
                           "reason", reason, "message", e->message);
     return -1;

@@ -84,6 +84,13 @@ int trainer_fits(program *p, const dataset_info *d, err *e)
     return rc;
 }
 
+/* Why it cannot be compiled, other than for what the user wrote. The host's memory may be short
+ * too: who asked the GPU for some says so. */
+static const char *unmade(const err *e)
+{
+    return e->code == ERR_NOMEM && strstr(e->message, "GPU") ? "GpuMemory" : "LoadFailed";
+}
+
 static int compile(trainer *t, char *reason, err *e)
 {
     const dataset_info *d = dataset_get_info(t->config.data);
@@ -103,8 +110,7 @@ static int compile(trainer *t, char *reason, err *e)
         return -1;
     if (engine_compile(&c, &t->engine, e) != 0) {
         if (e && e->code != ERR_INVALID)
-            set_reason(reason,
-                       e->code == ERR_NOMEM && c.device_memory ? "GpuMemory" : "LoadFailed");
+            set_reason(reason, unmade(e));
         return misfit(d, e);
     }
     if (check_labels(d, &c, engine_outputs(t->engine), e) != 0)

@@ -52,8 +52,8 @@ typedef struct trainer_result {
 } trainer_result;
 
 /* Compiles the program for the dataset's shape. On failure `reason` is one of "ShapeMismatch" (the
- * message names the layer, or both numbers), "GpuMemory" (the message names need, cap and layer)
- * and "LoadFailed". */
+ * message names the layer, or both numbers), "GpuMemory" (the message names the need, the layer,
+ * and the cap or what the GPU has) and "LoadFailed". */
 int trainer_open(const trainer_config *c, trainer **out, char reason[TRAINER_REASON_BYTES], err *e);
 void trainer_close(trainer *t); /* NULL is fine */
 /* Whether trainer_open would take that data set's samples and labels. Only the network's graph is

@@ -125,6 +125,39 @@ TEST_LIMIT(a_model_over_the_cap_names_need_cap_and_layer, 60)
     close_trainer(&s);
 }
 
+/* What is booked is all that the process takes, for both functions where it is a shared one. */
+TEST_LIMIT(a_function_is_held_to_what_it_is_booked_with, 60)
+{
+    char reason[TRAINER_REASON_BYTES];
+    err e = ERR_INIT;
+    setup s = {.program = load_program(BLOB_SETTINGS), .data = open_blobs(2)};
+    member m = {.program = s.program,
+                .data = s.data,
+                .backend = "cuda",
+                .threads = 1,
+                .gpu_bytes = 8192,
+                .request = {.batch_size = 16, .epochs = 1, .seed = 3}};
+    CHECK_ERR(member_make_trainer(&m, reason, &e), e, ERR_NOMEM, "the cap is 0.0 MiB");
+    CHECK_STR(reason, "GpuMemory");
+    m.gpu_bytes = 64 << 20;
+    CHECK_OK(member_make_trainer(&m, reason, &e), e);
+    CHECK_INT(cuda_memory_left(), (32 << 20) - cuda_memory_held());
+    trainer_close(m.trainer);
+    dataset_close(s.data);
+}
+
+/* Without a cap of its own it meets what others have left. */
+TEST_LIMIT(a_full_device_is_named_as_a_passed_cap_is, 60)
+{
+    err e = ERR_INIT;
+    setup s = {0};
+    load_program(BLOB_SETTINGS);
+    fake_memory(4096);
+    CHECK_ERR(open_trainer(&s, BLOB_SETTINGS, 0, &e), e, ERR_NOMEM, "the GPU has 0 MiB left");
+    CHECK_STR(s.reason, "GpuMemory");
+    close_trainer(&s);
+}
+
 TEST_LIMIT(a_loss_that_is_no_number_is_found_on_the_device, 60)
 {
     err e = ERR_INIT;

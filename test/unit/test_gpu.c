@@ -66,6 +66,16 @@ TEST(functions_without_a_limit_share_a_gpu_equally)
     CHECK_INT(placed, GPU_UNCAPPED_PARTS);
 }
 
+/* What is booked is all that a process takes: its engine leaves room for CUDA's context. */
+TEST(an_engine_has_its_share_without_the_context)
+{
+    CHECK_INT(gpu_engine_bytes(0), 0); /* no limit */
+    CHECK_INT(gpu_engine_bytes(10 * GIB), 10 * GIB - GPU_CONTEXT_BYTES);
+    CHECK_INT(gpu_engine_bytes(GIB), GIB - GPU_CONTEXT_BYTES);
+    CHECK_INT(gpu_engine_bytes(64 << 20), 32 << 20);
+    CHECK_INT(gpu_engine_bytes(1), 1);
+}
+
 TEST(policies_have_names)
 {
     err e = ERR_INIT;
