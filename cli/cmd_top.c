@@ -25,6 +25,7 @@ static const cli_column columns[] = {
     {"GPU %", "gpu.percent", false, whole, true},
     {"GPU MEMORY", "gpu.memory_bytes", false, mib, true},
     {"OWN", "gpu.own_bytes", true, mib, true},
+    {"OWN %", "gpu.own_percent", true, whole, true},
     {"WATTS", "gpu.watts", false, whole, true},
     {"GPU", "gpu.name", true, NULL, false},
     {"INCARNATION", "incarnation", true, NULL, true},

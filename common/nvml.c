@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "clock.h"
+
 typedef struct device_handle *device;
 
 typedef struct memory_info {
@@ -24,7 +26,13 @@ typedef struct process_info {
     unsigned gpu_instance, compute_instance;
 } process_info;
 
-enum { PROCESSES_MAX = 256 };
+typedef struct process_utilization {
+    unsigned pid;
+    unsigned long long time_us;
+    unsigned sm, memory, encoder, decoder; /* per cent */
+} process_utilization;
+
+enum { PROCESSES_MAX = 256, SEEN_MS = 2000 /* without a word of it, it computes nothing */ };
 
 struct nvml {
     void *library;
@@ -39,6 +47,13 @@ struct nvml {
     int (*processes)(device, unsigned *count, process_info *out);
     int (*count)(unsigned *out);
     int (*uuid)(device, char *out, unsigned bytes);
+    /* since that time; NULL: an older driver */
+    int (*process_busy)(device, process_utilization *out, unsigned *count,
+                        unsigned long long since);
+    /* what it told last of this process: when by its clock and by ours (0: never), and how busy */
+    unsigned long long seen_us;
+    int64_t seen_ms;
+    unsigned seen_percent;
 };
 
 /* By number or UUID, up to the next comma. */
@@ -77,6 +92,8 @@ static int find_calls(nvml *n, int (**init)(void), err *e)
         /* C knows no cast from an object's pointer to a function's */
         memcpy(calls[i].to, &found, sizeof found);
     }
+    void *optional = dlsym(n->library, "nvmlDeviceGetProcessUtilization");
+    memcpy(&n->process_busy, &optional, sizeof optional);
     return 0;
 }
 
@@ -185,6 +202,27 @@ static uint64_t own_bytes(nvml *n)
     return 0;
 }
 
+/* The share of the GPU's time in which kernels of this process ran: the newest sample since the
+ * last call, which may come seldomer than calls. A process that computes nothing has none; -1 until
+ * there is a first, since one that the driver knows by another number has none either. */
+static double own_percent(nvml *n)
+{
+    process_utilization all[PROCESSES_MAX];
+    unsigned count = PROCESSES_MAX;
+    int64_t now_ms = clock_monotonic_ms();
+    if (!n->process_busy || n->process_busy(n->gpu, all, &count, n->seen_us) != 0)
+        count = 0;
+    for (unsigned i = 0; i < count && i < PROCESSES_MAX; i++)
+        if (all[i].pid == (unsigned)getpid() && all[i].time_us > n->seen_us && all[i].sm <= 100) {
+            n->seen_us = all[i].time_us;
+            n->seen_ms = now_ms;
+            n->seen_percent = all[i].sm;
+        }
+    if (!n->seen_ms)
+        return -1;
+    return now_ms - n->seen_ms <= SEEN_MS ? n->seen_percent : 0;
+}
+
 int nvml_read(nvml *n, nvml_sample *out, err *e)
 {
     memory_info memory = {0};
@@ -200,6 +238,7 @@ int nvml_read(nvml *n, nvml_sample *out, err *e)
     out->memory_total = memory.total;
     out->memory_bytes = memory.used;
     out->own_bytes = own_bytes(n);
+    out->own_percent = own_percent(n);
     if (n->busy(n->gpu, &busy) == 0)
         out->busy_percent = busy.gpu;
     if (n->power(n->gpu, &milliwatts) == 0)

@@ -28,7 +28,8 @@ typedef struct nvml_sample {
     /* taken by all processes; by this one, 0 where processes cannot be told apart */
     uint64_t memory_bytes, own_bytes;
     uint64_t memory_total;
-    double watts;
+    double own_percent; /* busy with kernels of this process; -1 where that is not told */
+    double watts;       /* of the whole GPU */
 } nvml_sample;
 
 /* The GPU that CUDA counts as the first of this process (CUDA_VISIBLE_DEVICES by number or UUID,
@@ -38,7 +39,8 @@ void nvml_close(nvml *n); /* NULL is fine */
 /* The GPUs that this process may use (CUDA_VISIBLE_DEVICES, else all), `max` at most.
  * ERR_UNAVAILABLE: no library, or one of them does not answer. */
 int nvml_list(nvml_gpu *out, int max, int *count, err *e);
-/* What the library does not tell is 0. ERR_UNAVAILABLE: the GPU does not answer. */
+/* What the library does not tell is 0, or as said there. ERR_UNAVAILABLE: the GPU does not answer.
+ */
 int nvml_read(nvml *n, nvml_sample *out, err *e);
 
 #endif

@@ -71,6 +71,7 @@ typedef struct controller_metrics {
     metric *validation_loss, *accuracy, *train_loss, *parallelism, *epoch_seconds, *stage_seconds,
         *averaging, *running;
     metric *cpu_percent, *memory_bytes, *gpu_percent, *gpu_memory_bytes, *gpu_watts;
+    metric *gpu_own_bytes, *gpu_own_percent;
     metric *jobs_total, *queue, *slots, *slots_free, *pool_warm, *pods, *start_seconds, *restarts,
         *leads;
 } controller_metrics;

@@ -22,13 +22,21 @@ static void set_gauges(controller_metrics *g, const char *id, const json_t *row)
     metric_set(g->gpu_memory_bytes, json_number_value(json_object_get(gpu, "memory_bytes")), id,
                function, NULL);
     metric_set(g->gpu_watts, json_number_value(json_object_get(gpu, "watts")), id, function, NULL);
+    /* what the driver does not tell apart has no figure, rather than that of an idle function */
+    if (json_integer_value(json_object_get(gpu, "own_bytes")) > 0)
+        metric_set(g->gpu_own_bytes, json_number_value(json_object_get(gpu, "own_bytes")), id,
+                   function, NULL);
+    if (json_object_get(gpu, "own_percent"))
+        metric_set(g->gpu_own_percent, json_number_value(json_object_get(gpu, "own_percent")), id,
+                   function, NULL);
 }
 
 void usage_drop(owner *o, const char *id)
 {
     controller_metrics *g = &o->controller->metrics;
-    metric *const gauges[] = {g->cpu_percent, g->memory_bytes, g->gpu_percent, g->gpu_memory_bytes,
-                              g->gpu_watts};
+    metric *const gauges[] = {g->cpu_percent,      g->memory_bytes, g->gpu_percent,
+                              g->gpu_memory_bytes, g->gpu_watts,    g->gpu_own_bytes,
+                              g->gpu_own_percent};
     side *s = sides_find(o, id);
     for (size_t i = 0; i < sizeof gauges / sizeof *gauges; i++)
         metric_drop(gauges[i], id);

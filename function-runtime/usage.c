@@ -56,9 +56,10 @@ static json_t *gpu_json(nvml *n)
     nvml_sample s;
     if (nvml_read(n, &s, NULL) != 0)
         return NULL;
-    return json_pack("{s:s,s:i,s:I,s:I,s:f}", "name", s.name, "percent", (int)s.busy_percent,
+    json_t *own = s.own_percent < 0 ? NULL : json_real(s.own_percent);
+    return json_pack("{s:s,s:i,s:I,s:I,s:f,s:o*}", "name", s.name, "percent", (int)s.busy_percent,
                      "memory_bytes", (json_int_t)s.memory_bytes, "own_bytes",
-                     (json_int_t)s.own_bytes, "watts", s.watts);
+                     (json_int_t)s.own_bytes, "watts", s.watts, "own_percent", own);
 }
 
 json_t *usage_json(usage *u)

@@ -25,16 +25,16 @@ static void add(usage_sums *s, const json_t *row)
 int job_usage_take(job_usage *u, int function, int incarnation, const json_t *usage, int64_t now_ms,
                    err *e)
 {
-    double cpu, percent, watts;
+    double cpu, percent, watts, own_percent = 0;
     json_int_t memory, taken, own;
     json_t *gpu = NULL;
     const char *name;
     json_error_t problem;
     if (json_unpack_ex((json_t *)(uintptr_t)usage, &problem, JSON_STRICT, "{s:F,s:I,s?o}",
                        "cpu_percent", &cpu, "memory_bytes", &memory, "gpu", &gpu) != 0 ||
-        (gpu && json_unpack_ex(gpu, &problem, JSON_STRICT, "{s:s,s:F,s:I,s:I,s:F}", "name", &name,
-                               "percent", &percent, "memory_bytes", &taken, "own_bytes", &own,
-                               "watts", &watts) != 0))
+        (gpu && json_unpack_ex(gpu, &problem, JSON_STRICT, "{s:s,s:F,s:I,s:I,s:F,s?F}", "name",
+                               &name, "percent", &percent, "memory_bytes", &taken, "own_bytes",
+                               &own, "watts", &watts, "own_percent", &own_percent) != 0))
         return err_set(e, ERR_INVALID, "usage: %s", problem.text);
     /* A name as NVML gives it: the rows of all functions go out in one frame, again and again. */
     if (gpu && strlen(name) >= NVML_NAME_BYTES)

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
-"""What a function may take of its GPU: what it is booked with there, also where the job says nothing of memory. The GPUs are
-the tests' (test/cuda), of 8 GiB each, and the programs are the platform's."""
+"""What a function may take of its GPU: what it is booked with there, also where the job says nothing of memory; and what it is
+told to take, beside what all take. The GPUs are the tests' (test/cuda), of 8 GiB each, and the programs are the platform's."""
 import harness
 from fake_gpus import platform, prepare
-from harness import case
+from harness import case, until
 
 JOB = {"epochs": 1, "default_parallelism": 1, "static_parallelism": True, "device": "cuda"}
 
@@ -35,6 +35,23 @@ def a_limit_is_of_the_process_and_of_all_functions_in_it():
         p.succeed(job)
         logs = p.get(f"/tasks/{job}/logs").decode()
         assert "the engine may take 5632.0 MiB of GPU memory, of a share of 6144.0 MiB" in logs, logs
+
+
+@case(limit=120, platform=False)
+def a_function_has_figures_of_its_own_beside_its_gpus():
+    with platform() as p:
+        prepare(p)
+        job = p.train("paced", batch_size=16, **{**JOB, "epochs": 50000})
+        gpu = until(lambda: next((row["gpu"] for row in p.get("/usage") if row["job"] == job), None), 60)
+        assert (gpu["percent"], gpu["memory_bytes"], gpu["own_bytes"]) == (40, 1 << 30, 7 << 20), gpu
+        assert 0 <= gpu["own_percent"] <= 12, gpu
+        label = f'jobid="{job}",function="0"'
+        gauges = dict(line.rsplit(" ", 1) for line in p.get("/metrics").decode().splitlines() if label in line)
+        own = gauges["kubeml_function_gpu_own_bytes{%s}" % label], gauges["kubeml_function_gpu_own_percent{%s}" % label]
+        assert float(own[0]) == 7 << 20 and 0 <= float(own[1]) <= 12, gauges
+        p.delete(f"/tasks/{job}")
+        p.wait(job)
+        until(lambda: label not in p.get("/metrics").decode())
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 /* fake_nvml.c: an NVML with two GPUs, one of which is ours. FAKE_NVML=broken: its memory cannot be
- * asked for. */
+ * asked for; FAKE_NVML=alone: it does not tell processes' shares of a GPU's time apart. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +26,12 @@ typedef struct process_info {
     unsigned gpu_instance, compute_instance;
 } process_info;
 
+typedef struct process_utilization {
+    unsigned pid;
+    unsigned long long time_us;
+    unsigned sm, memory, encoder, decoder;
+} process_utilization;
+
 int nvmlInit_v2(void);
 int nvmlShutdown(void);
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, const gpu **out);
@@ -37,6 +43,8 @@ int nvmlDeviceGetMemoryInfo(const gpu *g, memory_info *out);
 int nvmlDeviceGetUtilizationRates(const gpu *g, utilization *out);
 int nvmlDeviceGetPowerUsage(const gpu *g, unsigned *milliwatts);
 int nvmlDeviceGetComputeRunningProcesses_v3(const gpu *g, unsigned *count, process_info *out);
+int nvmlDeviceGetProcessUtilization(const gpu *g, process_utilization *out, unsigned *count,
+                                    unsigned long long since);
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -113,5 +121,23 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(const gpu *g, unsigned *count
     out[0] = (process_info){1, 5 << 20, 0, 0};
     out[1] = (process_info){(unsigned)getpid(), 7 << 20, 0, 0};
     *count = g == &gpus[0] ? 2 : 1;
+    return 0;
+}
+
+/* Two samples of ours among another's; nothing new after them. */
+EXPORT int nvmlDeviceGetProcessUtilization(const gpu *g, process_utilization *out, unsigned *count,
+                                           unsigned long long since)
+{
+    const char *how = getenv("FAKE_NVML");
+    if (how && strcmp(how, "alone") == 0)
+        return 3; /* not supported */
+    if (g != &gpus[0] || since >= 2000)
+        return 6; /* not found: no samples */
+    if (*count < 3)
+        return 7;
+    out[0] = (process_utilization){(unsigned)getpid(), 1000, 11, 0, 0, 0};
+    out[1] = (process_utilization){1, 1500, 28, 0, 0, 0};
+    out[2] = (process_utilization){(unsigned)getpid(), 2000, 12, 0, 0, 0};
+    *count = 3;
     return 0;
 }

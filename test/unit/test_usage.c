@@ -35,9 +35,31 @@ TEST(a_gpu_says_what_it_does)
     CHECK_INT(s.busy_percent, 40);
     CHECK_INT(s.memory_bytes, 1 << 30);
     CHECK_INT(s.own_bytes, 7 << 20);
+    CHECK_NEAR(s.own_percent, 12, 0); /* of the newest of its samples */
     CHECK_INT(s.memory_total >> 30, 8);
     CHECK(fabs(s.watts - 123.4) < 1e-9);
+    CHECK_OK(nvml_read(n, &s, &e), e);
+    CHECK_NEAR(s.own_percent, 12, 0); /* there is no newer one yet */
     nvml_close(n);
+}
+
+TEST(a_gpu_that_tells_no_processes_apart_says_so)
+{
+    err e = ERR_INIT;
+    nvml *n;
+    nvml_sample s;
+    use_fake(NULL);
+    setenv("FAKE_NVML", "alone", 1);
+    CHECK_OK(nvml_open(&n, &e), e);
+    CHECK_OK(nvml_read(n, &s, &e), e);
+    CHECK_NEAR(s.own_percent, -1, 0);
+    CHECK_INT(s.busy_percent, 40);
+    nvml_close(n);
+    usage *u = usage_open();
+    json_t *m = usage_json(u);
+    CHECK(!json_object_get(json_object_get(m, "gpu"), "own_percent"));
+    json_decref(m);
+    usage_close(u);
 }
 
 TEST(the_gpu_is_the_one_that_cuda_sees_first)
@@ -52,6 +74,7 @@ TEST(the_gpu_is_the_one_that_cuda_sees_first)
         CHECK_OK(nvml_read(n, &s, &e), e);
         CHECK_STR(s.name, "Fake GPU-1");
         CHECK_INT(s.own_bytes, 0); /* ours is on the other */
+        CHECK_NEAR(s.own_percent, -1, 0);
         nvml_close(n);
     }
     use_fake("7");
@@ -111,6 +134,7 @@ TEST(a_process_says_what_it_uses)
     CHECK(json_integer_value(json_object_get(m, "memory_bytes")) > 1 << 20);
     CHECK_INT(json_integer_value(json_object_get(gpu, "percent")), 40);
     CHECK_INT(json_integer_value(json_object_get(gpu, "own_bytes")), 7 << 20);
+    CHECK_NEAR(json_number_value(json_object_get(gpu, "own_percent")), 12, 0);
     json_decref(m);
     setenv("FAKE_NVML", "broken", 1);
     m = usage_json(u);
@@ -134,8 +158,9 @@ static void take(int function, double cpu, int memory, int gpu_percent, int64_t 
     json_t *m = json_pack("{s:f,s:i}", "cpu_percent", cpu, "memory_bytes", memory);
     if (gpu_percent >= 0)
         json_object_set_new(m, "gpu",
-                            json_pack("{s:s,s:i,s:i,s:i,s:f}", "name", "g", "percent", gpu_percent,
-                                      "memory_bytes", memory * 2, "own_bytes", 1, "watts", 100.0));
+                            json_pack("{s:s,s:i,s:i,s:i,s:f,s:f}", "name", "g", "percent",
+                                      gpu_percent, "memory_bytes", memory * 2, "own_bytes", 1,
+                                      "watts", 100.0, "own_percent", 7.0));
     CHECK_OK(job_usage_take(&board, function, 3, m, now_ms, &e), e);
     json_decref(m);
 }
