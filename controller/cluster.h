@@ -62,6 +62,14 @@ typedef struct pod {
     char message[CLUSTER_MESSAGE_BYTES]; /* in words, with evidence */
 } pod;
 
+/* The end of what a pod wrote. */
+typedef struct cluster_log {
+    char *text;    /* NUL-terminated */
+    size_t len;    /* without the NUL */
+    uint64_t from; /* how much was written before it, or CLUSTER_LOG_FROM_UNKNOWN */
+} cluster_log;
+#define CLUSTER_LOG_FROM_UNKNOWN UINT64_MAX
+
 typedef struct cluster cluster;
 
 typedef struct cluster_ops {
@@ -99,10 +107,9 @@ typedef struct cluster_ops {
      * somebody else places them, and `pod_gpus` says how many each function's pod has. */
     int (*gpus)(cluster *c, cluster_gpu *out, int max, int *count, err *e);
     int (*pod_gpus)(cluster *c); /* NULL with `gpus` */
-    /* The last `bytes_max` bytes a pod wrote to its log, NUL-terminated; ended pods too until they
-     * are forgotten by the backend. *len excludes the NUL. Caller frees *out. */
-    int (*log_tail)(cluster *c, const char *name, size_t bytes_max, char **out, size_t *len,
-                    err *e);
+    /* The last `bytes_max` bytes a pod wrote to its log; ended pods too until they are forgotten by
+     * the backend. The caller frees out->text. ERR_NOT_FOUND, ERR_UNAVAILABLE, ERR_IO. */
+    int (*log_tail)(cluster *c, const char *name, size_t bytes_max, cluster_log *out, err *e);
     /* Releases the handle; pods go on unless `stop_all`. Blocks at most 10 s. */
     void (*close)(cluster *c, bool stop_all);
 } cluster_ops;

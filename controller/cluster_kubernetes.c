@@ -48,7 +48,7 @@ void kube_drop(kube *k, entry *gone)
             *at = gone->next;
             break;
         }
-    free(gone->log);
+    free(gone->log.text);
     free(gone);
 }
 
@@ -560,22 +560,21 @@ static int kube_slots(cluster *c, int *out, err *e)
 }
 
 /* What was taken of its log before it was deleted; -1: nothing. */
-static int kept_log(kube *k, const char *name, size_t bytes_max, char **out, size_t *len)
+static int kept_log(kube *k, const char *name, size_t bytes_max, cluster_log *out)
 {
     pthread_mutex_lock(&k->lock);
     const entry *p = find(k, name);
-    int status = p && p->log ? kube_tail(p->log, p->log_len, bytes_max, out, len, NULL) : -1;
+    int status = p && p->log.text ? kube_tail(&p->log, bytes_max, out, NULL) : -1;
     pthread_mutex_unlock(&k->lock);
     return status;
 }
 
-static int kube_log_tail(cluster *c, const char *name, size_t bytes_max, char **out, size_t *len,
-                         err *e)
+static int kube_log_tail(cluster *c, const char *name, size_t bytes_max, cluster_log *out, err *e)
 {
     kube *k = (kube *)c;
     pthread_mutex_lock(&k->lock);
     const entry *p = find(k, name);
-    bool known = p != NULL, gone = p && p->log && !p->there;
+    bool known = p != NULL, gone = p && p->log.text && !p->there;
     pod_role role = p ? p->seen.role : POD_FUNCTION;
     char node[NODE_BYTES];
     snprintf(node, sizeof node, "%s", p ? p->node : "");
@@ -583,24 +582,26 @@ static int kube_log_tail(cluster *c, const char *name, size_t bytes_max, char **
     pthread_mutex_unlock(&k->lock);
     if (!known)
         return err_set(e, ERR_NOT_FOUND, "there is no pod %s", name);
-    if ((gone || deaf) && kept_log(k, name, bytes_max, out, len) == 0)
+    if ((gone || deaf) && kept_log(k, name, bytes_max, out) == 0)
         return 0;
     if (deaf)
         return err_set(e, ERR_UNAVAILABLE, "node %.150s, which pod %.60s is on, does not answer",
                        node, name);
     err why = ERR_INIT;
     int64_t began_ms = clock_monotonic_ms();
-    cleanup_buf buf text;
-    buf_init(&text, KUBE_REPLY_BYTES_MAX);
-    int status =
-        kube_fetch_log(k, k->calls, name, role, bytes_max, began_ms + CALL_MS, &text, &why);
+    cluster_log now = {0};
+    int status = kube_fetch_log(k, k->calls, name, role, bytes_max, began_ms + CALL_MS, &now, &why);
     if (status)
         kube_log_failed(k, node, began_ms, &why);
     /* A pod that is on its way out gives none from some moment on. */
-    if ((status || text.len == 0) && kept_log(k, name, bytes_max, out, len) == 0)
+    if ((status || now.len == 0) && kept_log(k, name, bytes_max, out) == 0) {
+        free(now.text);
         return 0;
-    return status ? err_set(e, why.code, "%s", why.message)
-                  : kube_tail(text.bytes, text.len, bytes_max, out, len, e);
+    }
+    if (status)
+        return err_set(e, why.code, "%s", why.message);
+    *out = now;
+    return 0;
 }
 
 static void kube_close(cluster *c, bool stop_all)

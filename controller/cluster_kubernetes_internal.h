@@ -47,8 +47,7 @@ typedef struct entry {
     bool late;            /* deleted, and should have ended by `due_ms`; then without grace */
     bool untold;
     bool forgotten;       /* freed as soon as it is deleted */
-    char *log;            /* of a deleted pod */
-    size_t log_len;
+    cluster_log log;      /* of a deleted pod; .text NULL: none was taken */
     struct entry *next;
 } entry;
 
@@ -102,8 +101,8 @@ int kube_count_slots(kube *k, kube_client *c, int *out, err *e);
 /* cluster_kubernetes_worker.c */
 void *kube_worker(void *k); /* its thread */
 int kube_fetch_log(kube *k, kube_client *c, const char *name, pod_role role, size_t bytes_max,
-                   int64_t deadline_ms, buf *text, err *e);
-/* The last bytes, NUL-terminated. */
-int kube_tail(const char *text, size_t len, size_t bytes_max, char **out, size_t *out_len, err *e);
+                   int64_t deadline_ms, cluster_log *out, err *e);
+/* A copy of its last bytes. */
+int kube_tail(const cluster_log *log, size_t bytes_max, cluster_log *out, err *e);
 
 #endif

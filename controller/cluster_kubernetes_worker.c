@@ -21,34 +21,53 @@ static bool is_no_log(const buf *text)
            !memchr(text->bytes, '\n', text->len - 1);
 }
 
+/* The API server gives so many of the last lines: fewer than were asked for are all there are. */
+static bool has_fewer_lines(const buf *text, size_t lines)
+{
+    size_t count = 0;
+    for (const char *at = text->bytes, *end = at + text->len; at < end && count < lines; count++) {
+        const char *newline = memchr(at, '\n', (size_t)(end - at));
+        at = newline ? newline + 1 : end;
+    }
+    return count < lines;
+}
+
 int kube_fetch_log(kube *k, kube_client *c, const char *name, pod_role role, size_t bytes_max,
-                   int64_t deadline_ms, buf *text, err *e)
+                   int64_t deadline_ms, cluster_log *out, err *e)
 {
     char path[PATH_BYTES + 8], query[160];
     size_t lines = bytes_max / LOG_LINE_BYTES + 1;
     kube_outcome o;
+    cleanup_buf buf text;
+    buf_init(&text, KUBE_REPLY_BYTES_MAX);
+    lines = lines < LOG_LINES_MAX ? lines : (size_t)LOG_LINES_MAX;
     kube_pods_path(k, name, path);
     snprintf(path + strlen(path), 8, "/log");
     snprintf(query, sizeof query, "container=%s&tailLines=%zu", k->templates.container[role],
-             lines < LOG_LINES_MAX ? lines : (size_t)LOG_LINES_MAX);
+             lines);
     if (kube_try(c, &(kube_request){.method = "GET", .path = path, .query = query}, deadline_ms,
-                 text, &o, e))
+                 &text, &o, e))
         return -1;
-    return is_no_log(text) ? err_set(e, ERR_NOT_FOUND, "pod %.60s: its containers are gone", name)
-                           : 0;
+    if (is_no_log(&text))
+        return err_set(e, ERR_NOT_FOUND, "pod %.60s: its containers are gone", name);
+    const cluster_log all = {.text = text.bytes,
+                             .len = text.len,
+                             .from = has_fewer_lines(&text, lines) ? 0 : CLUSTER_LOG_FROM_UNKNOWN};
+    return kube_tail(&all, bytes_max, out, e);
 }
 
-int kube_tail(const char *text, size_t len, size_t bytes_max, char **out, size_t *out_len, err *e)
+int kube_tail(const cluster_log *log, size_t bytes_max, cluster_log *out, err *e)
 {
-    size_t keep = len < bytes_max ? len : bytes_max;
+    size_t keep = log->len < bytes_max ? log->len : bytes_max, cut = log->len - keep;
     char *copy = malloc(keep + 1);
     if (!copy)
         return err_set(e, ERR_NOMEM, "no memory for a log");
     if (keep)
-        memcpy(copy, text + len - keep, keep);
+        memcpy(copy, log->text + cut, keep);
     copy[keep] = '\0';
-    *out = copy;
-    *out_len = keep;
+    *out = (cluster_log){.text = copy, .len = keep, .from = log->from};
+    if (out->from != CLUSTER_LOG_FROM_UNKNOWN)
+        out->from += cut;
     return 0;
 }
 
@@ -66,8 +85,7 @@ typedef struct done {
     err why;
     int retry_after_ms;
     char uid[KUBE_UID_BYTES];
-    char *log;
-    size_t log_len;
+    cluster_log log; /* .text NULL: none was taken */
 } done;
 
 static void create(kube *k, const task *t, done *d)
@@ -97,13 +115,9 @@ static void take_log(kube *k, const task *t, done *d)
 {
     err why = ERR_INIT;
     int64_t began_ms = clock_monotonic_ms();
-    cleanup_buf buf text;
-    buf_init(&text, KUBE_REPLY_BYTES_MAX);
     if (kube_fetch_log(k, k->work, t->seen.name, t->seen.role, CLUSTER_KUBERNETES_LOG_BYTES,
-                       began_ms + LOG_MS, &text, &why))
+                       began_ms + LOG_MS, &d->log, &why))
         kube_log_failed(k, t->node, began_ms, &why);
-    else
-        kube_tail(text.bytes, text.len, CLUSTER_KUBERNETES_LOG_BYTES, &d->log, &d->log_len, NULL);
 }
 
 static void delete(kube *k, const task *t, done *d)
@@ -164,10 +178,10 @@ static void after_create(kube *k, entry *p, const done *d)
 
 static void after_delete(kube *k, entry *p, done *d)
 {
-    if (d->log) {
-        free(p->log);
-        p->log = steal_ptr(d->log);
-        p->log_len = d->log_len;
+    if (d->log.text) {
+        free(p->log.text);
+        p->log = d->log;
+        d->log.text = NULL;
     }
     if (d->why.code != ERR_NONE && waits(d->why.code)) {
         p->due_ms = clock_deadline_ms(kube_backoff_next(&p->backoff) +
@@ -248,10 +262,13 @@ static void count_again(kube *k)
 static void perform(kube *k, entry *p)
 {
     int grace_s = p->late ? 0 : p->grace_s;
-    task t = {.seen = p->seen, .what = p->want, .grace_s = grace_s, .there = p->there,
+    task t = {.seen = p->seen,
+              .what = p->want,
+              .grace_s = grace_s,
+              .there = p->there,
               .late = p->late,
-              .log = p->seen.job[0] && !p->log && !p->forgotten && p->listed &&
-                  !kube_is_deaf(k, p->node)};
+              .log = p->seen.job[0] && !p->log.text && !p->forgotten && p->listed &&
+                     !kube_is_deaf(k, p->node)};
     done d = {.why = ERR_INIT, .retry_after_ms = -1};
     snprintf(t.node, sizeof t.node, "%s", p->node);
     t.avoid = t.what == WANT_CREATE ? kube_suspected(k) : NULL;
@@ -267,7 +284,7 @@ static void perform(kube *k, entry *p)
         after_create(k, p, &d);
     else
         after_delete(k, p, &d);
-    free(d.log);
+    free(d.log.text);
     json_decref(t.avoid);
 }
 

@@ -596,8 +596,7 @@ static int local_gpus(cluster *c, cluster_gpu *out, int max, int *count, err *e)
     return 0;
 }
 
-static int local_log_tail(cluster *c, const char *name, size_t bytes_max, char **out, size_t *len,
-                          err *e)
+static int local_log_tail(cluster *c, const char *name, size_t bytes_max, cluster_log *out, err *e)
 {
     local *l = (local *)c;
     char path[FS_PATH_BYTES];
@@ -608,15 +607,15 @@ static int local_log_tail(cluster *c, const char *name, size_t bytes_max, char *
         return err_set_errno(e, errno, "the log of pod %s", name);
     bytes_max = bytes_max < LOG_TAIL_MAX ? bytes_max : LOG_TAIL_MAX;
     size_t want = (uint64_t)about.st_size < bytes_max ? (size_t)about.st_size : bytes_max;
+    uint64_t from = (uint64_t)about.st_size - want;
     cleanup_free char *text = malloc(want + 1);
     if (!text)
         return err_set(e, ERR_NOMEM, "no memory for the log of pod %s", name);
     size_t got = 0;
-    if (fs_pread_some(fd, text, want, (uint64_t)about.st_size - want, &got, path, e))
+    if (fs_pread_some(fd, text, want, from, &got, path, e))
         return -1;
     text[got] = '\0';
-    *len = got;
-    *out = steal_ptr(text);
+    *out = (cluster_log){.text = steal_ptr(text), .len = got, .from = from};
     return 0;
 }
 

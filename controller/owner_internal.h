@@ -137,9 +137,13 @@ typedef struct take_waiter {
 
 /* ---- followers ------------------------------------------------------------------------------- */
 
+enum { LOG_MARK_BYTES = 512 };
+
 typedef struct log_position {
     char pod[CLUSTER_NAME_BYTES];
-    size_t seen;
+    uint64_t seen;             /* of all that it wrote; or CLUSTER_LOG_FROM_UNKNOWN */
+    char mark[LOG_MARK_BYTES]; /* the last of it: finds the place in a tail of unknown offset */
+    size_t mark_len;
     struct log_position *next;
 } log_position;
 
@@ -279,7 +283,8 @@ int sides_fit(const owner *o, const request *r, err *e);
 /* owner_logs.c */
 /* What was put into the store of a job's logs, of pods that are gone; to the end of `out`. */
 int logs_stored(owner *o, const char *id, buf *out, err *e);
-/* All pods' logs of a job, merged; from the cluster. */
+/* All pods' logs of a job, merged; from the cluster. Of each as much of its end as fits when all
+ * get the same share of `out`'s room; a line says how much was left out. */
 int logs_merged(owner *o, const char *id, buf *out, err *e);
 /* The same, but only what came after `positions`, which are moved on; whole lines. */
 int logs_since(owner *o, const char *id, log_position **positions, buf *out, err *e);

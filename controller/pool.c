@@ -430,11 +430,12 @@ void pool_timers(owner *o, int64_t now_ms)
 /* The last lines of a pod's log that fit into `bytes`, newlines as they are. */
 static void log_evidence(owner *o, const char *name, char *out, size_t bytes)
 {
-    cleanup_free char *text = NULL;
-    size_t len = 0;
+    cluster_log log;
     out[0] = '\0';
-    if (o->cluster->ops->log_tail(o->cluster, name, LOG_EVIDENCE_BYTES, &text, &len, NULL))
+    if (o->cluster->ops->log_tail(o->cluster, name, LOG_EVIDENCE_BYTES, &log, NULL))
         return;
+    cleanup_free char *text = log.text;
+    size_t len = log.len;
     while (len && (text[len - 1] == '\n' || text[len - 1] == '\r'))
         text[--len] = '\0';
     const char *from = len >= bytes ? text + len - (bytes - 1) : text;

@@ -662,8 +662,7 @@ TEST(a_node_that_gives_no_logs_holds_nobody_up)
 {
     world w;
     err e = ERR_INIT;
-    char *text;
-    size_t len;
+    cluster_log log;
     open_world(&w);
     works_on(&w, "function-1", 0, "node7");
     works_on(&w, "function-2", 1, "node7");
@@ -684,11 +683,10 @@ TEST(a_node_that_gives_no_logs_holds_nobody_up)
         CHECK_INT(next_event(&w).phase, POD_ENDED);
     drop_pod(wait_pod(&w, "function-4", true));
     CHECK_INT(fake_kube_requests(w.server, FAKE_GET), before + 1);
-    CHECK(w.c->ops->log_tail(w.c, "function-2", 100, &text, &len, &e));
+    CHECK(w.c->ops->log_tail(w.c, "function-2", 100, &log, &e));
     works_on(&w, "function-5", 0, "node7");
     err_clear(&e);
-    CHECK_ERR(w.c->ops->log_tail(w.c, "function-5", 100, &text, &len, &e), e, ERR_UNAVAILABLE,
-              "node7");
+    CHECK_ERR(w.c->ops->log_tail(w.c, "function-5", 100, &log, &e), e, ERR_UNAVAILABLE, "node7");
     close_world(&w);
 }
 
@@ -698,8 +696,7 @@ static void goes_with_log(json_t *instead)
 {
     world w;
     err e = ERR_INIT;
-    char *text;
-    size_t len;
+    cluster_log log;
     open_world(&w);
     works_on(&w, "function-1", 0, "node7");
     fake_kube_set(w.server, FAKE_KUBE_PODS "/function-1/log", json_string("its last words"));
@@ -709,14 +706,14 @@ static void goes_with_log(json_t *instead)
     fake_kube_set(w.server, FAKE_KUBE_PODS "/function-1/log", instead);
     int64_t deadline = clock_deadline_ms(WAIT_MS);
     /* the worker has yet to hear that it is deleted */
-    while (w.c->ops->log_tail(w.c, "function-1", 100, &text, &len, &e)) {
+    while (w.c->ops->log_tail(w.c, "function-1", 100, &log, &e)) {
         CHECK_ERR(-1, e, ERR_NOT_FOUND, "");
         CHECK(clock_monotonic_ms() < deadline);
         err_clear(&e);
         poll(NULL, 0, 2);
     }
-    CHECK_STR(text, "its last words");
-    free(text);
+    CHECK_STR(log.text, "its last words");
+    free(log.text);
     close_world(&w);
 }
 
@@ -732,14 +729,40 @@ TEST(a_log_that_speaks_of_logs_is_one)
     static const char said[] = "unable to retrieve container logs for me\nbut they came\n";
     world w;
     err e = ERR_INIT;
-    char *text;
-    size_t len;
+    cluster_log log;
     open_world(&w);
     works_on(&w, "function-1", 0, "node7");
     fake_kube_set(w.server, FAKE_KUBE_PODS "/function-1/log", json_string(said));
-    CHECK_OK(w.c->ops->log_tail(w.c, "function-1", 100, &text, &len, &e), e);
-    CHECK_STR(text, said);
-    free(text);
+    CHECK_OK(w.c->ops->log_tail(w.c, "function-1", 100, &log, &e), e);
+    CHECK_STR(log.text, said);
+    free(log.text);
+    close_world(&w);
+}
+
+/* The API server is asked for so many lines: where it gives as many there may be more before. */
+TEST(a_tail_of_a_log_says_what_was_written_before_it_where_that_is_known)
+{
+    world w;
+    err e = ERR_INIT;
+    cluster_log log;
+    open_world(&w);
+    works_on(&w, "function-1", 0, "node7");
+    fake_kube_set(w.server, FAKE_KUBE_PODS "/function-1/log", json_string("one\ntwo\nthree"));
+    CHECK_OK(w.c->ops->log_tail(w.c, "function-1", 100, &log, &e), e);
+    CHECK_INT(log.from, 0);
+    free(log.text);
+    CHECK_OK(w.c->ops->log_tail(w.c, "function-1", 50, &log, &e), e); /* 4 lines */
+    CHECK_INT(log.from, 0);
+    free(log.text);
+    CHECK_OK(w.c->ops->log_tail(w.c, "function-1", 47, &log, &e), e); /* 3 lines */
+    CHECK(log.from == CLUSTER_LOG_FROM_UNKNOWN);
+    CHECK_INT(log.len, 13);
+    free(log.text);
+    fake_kube_set(w.server, FAKE_KUBE_PODS "/function-1/log", json_string("one, two and three\n"));
+    CHECK_OK(w.c->ops->log_tail(w.c, "function-1", 16, &log, &e), e); /* 2 lines */
+    CHECK_INT(log.from, 3);
+    CHECK_STR(log.text, ", two and three\n");
+    free(log.text);
     close_world(&w);
 }
 

@@ -65,12 +65,11 @@ static void wait_log(cluster *c, const char *name, const char *part)
 {
     int64_t deadline = clock_deadline_ms(WAIT_MS);
     for (;;) {
-        char *text = NULL;
-        size_t len = 0;
+        cluster_log log = {0};
         err e = ERR_INIT;
-        int status = c->ops->log_tail(c, name, 4096, &text, &len, &e);
-        bool found = status == 0 && strstr(text, part);
-        free(text);
+        int status = c->ops->log_tail(c, name, 4096, &log, &e);
+        bool found = status == 0 && strstr(log.text, part);
+        free(log.text);
         if (found)
             return;
         CHECK(clock_monotonic_ms() < deadline);
@@ -80,13 +79,12 @@ static void wait_log(cluster *c, const char *name, const char *part)
 
 static pid_t pid_in_log(cluster *c, const char *name)
 {
-    char *text = NULL;
-    size_t len = 0;
+    cluster_log log;
     err e = ERR_INIT;
     wait_log(c, name, "child ");
-    CHECK_OK(c->ops->log_tail(c, name, 4096, &text, &len, &e), e);
-    pid_t pid = (pid_t)strtol(strstr(text, "child ") + 6, NULL, 10);
-    free(text);
+    CHECK_OK(c->ops->log_tail(c, name, 4096, &log, &e), e);
+    pid_t pid = (pid_t)strtol(strstr(log.text, "child ") + 6, NULL, 10);
+    free(log.text);
     CHECK(pid > 1);
     return pid;
 }
@@ -170,19 +168,21 @@ TEST(a_pod_that_exits)
     CHECK_INT(p.exit_status, 3);
     CHECK_STR(p.reason, "Crashed"); /* by the code that it runs */
     CHECK_STR(p.message, "exited with status 3");
-    char *text = NULL;
-    size_t len = 0;
-    CHECK_OK(c->ops->log_tail(c, "one", 4096, &text, &len, &e), e);
-    CHECK_CONTAINS(text, "args --listen unix:");
-    CHECK_CONTAINS(text, "/pool-token");
-    CHECK(!strstr(text, "s3cret"));
-    free(text);
-    CHECK_OK(c->ops->log_tail(c, "one", 5, &text, &len, &e), e);
-    CHECK_INT(len, 5);
-    free(text);
+    cluster_log all, tail;
+    CHECK_OK(c->ops->log_tail(c, "one", 4096, &all, &e), e);
+    CHECK_CONTAINS(all.text, "args --listen unix:");
+    CHECK_CONTAINS(all.text, "/pool-token");
+    CHECK(!strstr(all.text, "s3cret"));
+    CHECK_INT(all.from, 0);
+    CHECK_OK(c->ops->log_tail(c, "one", 5, &tail, &e), e);
+    CHECK_INT(tail.len, 5);
+    CHECK_INT(tail.from, all.len - 5);
+    CHECK_STR(tail.text, all.text + all.len - 5);
+    free(tail.text);
+    free(all.text);
     /* Stopping what has ended forgets it. */
     CHECK_OK(c->ops->stop(c, "one", 0, &e), e);
-    CHECK_ERR(c->ops->log_tail(c, "one", 5, &text, &len, &e), e, ERR_NOT_FOUND, "one");
+    CHECK_ERR(c->ops->log_tail(c, "one", 5, &tail, &e), e, ERR_NOT_FOUND, "one");
     c->ops->close(c, true);
 }
 
@@ -393,10 +393,9 @@ TEST(limits_are_set)
     err e = ERR_INIT;
     CHECK_OK(c->ops->start(c, &spec, &p, &e), e);
     next_end(c);
-    char *text = NULL;
-    size_t len = 0;
-    CHECK_OK(c->ops->log_tail(c, "one", 4096, &text, &len, &e), e);
-    CHECK_STR(text, "2048\n4194304\n0\nend\n");
-    free(text);
+    cluster_log log;
+    CHECK_OK(c->ops->log_tail(c, "one", 4096, &log, &e), e);
+    CHECK_STR(log.text, "2048\n4194304\n0\nend\n");
+    free(log.text);
     c->ops->close(c, true);
 }

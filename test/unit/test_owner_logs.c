@@ -1,0 +1,247 @@
+/* test_owner_logs.c: a job's log out of its pods' tails, whole and as it is followed, from a
+ * cluster that remembers what pods wrote. */
+#include "../../controller/owner_internal.h"
+#include "cleanup.h"
+#include "test.h"
+
+enum { PODS_MAX = 4, LINE_BYTES = 100, KEPT_LINES = CONTROLLER_LOG_BYTES_MAX / LINE_BYTES };
+
+/* A cluster whose pods write what a case has them write. */
+typedef struct world {
+    cluster base;
+    owner owner;
+    pod pods[PODS_MAX];
+    buf written[PODS_MAX];
+    int count;
+    bool unknown; /* it cannot say where a tail begins */
+} world;
+
+static int list(cluster *c, pod *out, size_t max, size_t *count, err *e)
+{
+    const world *w = (const world *)c;
+    (void)e;
+    CHECK((size_t)w->count <= max);
+    memcpy(out, w->pods, (size_t)w->count * sizeof *out);
+    *count = (size_t)w->count;
+    return 0;
+}
+
+static int log_tail(cluster *c, const char *name, size_t bytes_max, cluster_log *out, err *e)
+{
+    const world *w = (const world *)c;
+    int i = 0;
+    (void)e;
+    while (strcmp(w->pods[i].name, name) != 0)
+        CHECK(++i < w->count);
+    const buf *all = &w->written[i];
+    size_t len = all->len < bytes_max ? all->len : bytes_max;
+    *out = (cluster_log){.text = calloc(len + 1, 1),
+                         .len = len,
+                         .from = w->unknown ? CLUSTER_LOG_FROM_UNKNOWN : all->len - len};
+    CHECK(out->text);
+    if (len)
+        memcpy(out->text, all->bytes + all->len - len, len);
+    return 0;
+}
+
+static void open_world(world *w, int pods)
+{
+    static const cluster_ops ops = {.name = "fake", .list = list, .log_tail = log_tail};
+    *w = (world){.base.ops = &ops, .count = pods};
+    w->owner.cluster = &w->base;
+    for (int i = 0; i < pods; i++) {
+        w->pods[i] = (pod){.role = POD_FUNCTION, .phase = POD_RUNNING, .job = "j", .function = i};
+        snprintf(w->pods[i].name, sizeof w->pods[i].name, "function-%d", i);
+        buf_init(&w->written[i], 64 << 20);
+    }
+}
+
+static void close_world(world *w)
+{
+    for (int i = 0; i < w->count; i++)
+        buf_free(&w->written[i]);
+}
+
+/* Lines first to last - 1, of LINE_BYTES each, all with the same time. */
+static void writes(world *w, int which, int first, int last)
+{
+    for (int i = first; i < last; i++)
+        CHECK(buf_printf(&w->written[which], NULL, "2026-01-01T00:00:00.000Z %-*d\n",
+                         LINE_BYTES - 26, i) == 0);
+}
+
+typedef struct follow {
+    log_position *positions;
+    buf said; /* at the last look */
+} follow;
+
+static void look(world *w, follow *f)
+{
+    err e = ERR_INIT;
+    buf_free(&f->said);
+    buf_init(&f->said, 64 << 20);
+    CHECK_OK(logs_since(&w->owner, "j", &f->positions, &f->said, &e), e);
+}
+
+static void end_follow(follow *f)
+{
+    buf_free(&f->said);
+    for (log_position *p = f->positions, *next; p; p = next) {
+        next = p->next;
+        free(p);
+    }
+}
+
+/* The lines of `writes` in a merged log, which are one after the other; how many of other lines. */
+static int numbers(const buf *log, int *first, int *last)
+{
+    int others = 0;
+    *first = *last = -1;
+    for (const char *at = log->bytes, *end = at + log->len; at < end; at = strchr(at, '\n') + 1) {
+        const char *time = strstr(at, "| 2026-01-01T00:00:00.000Z ");
+        if (!time || time > strchr(at, '\n')) {
+            others++;
+            continue;
+        }
+        int number = (int)strtol(time + 27, NULL, 10);
+        CHECK(*last < 0 || number == *last + 1);
+        *first = *first < 0 ? number : *first;
+        *last = number;
+    }
+    return others;
+}
+
+static void check_said(const follow *f, int first, int last, const char *besides)
+{
+    int from, to, others = numbers(&f->said, &from, &to);
+    CHECK_INT(from, first);
+    CHECK_INT(to, last);
+    CHECK_INT(others, besides ? 1 : 0);
+    if (besides)
+        CHECK_CONTAINS(f->said.bytes, besides);
+}
+
+TEST(a_log_over_the_limit_is_followed_on)
+{
+    world w;
+    follow f = {0};
+    open_world(&w, 1);
+    writes(&w, 0, 0, KEPT_LINES - 10);
+    look(&w, &f);
+    check_said(&f, 0, KEPT_LINES - 11, NULL);
+    for (int n = KEPT_LINES - 10; n < KEPT_LINES + 40; n += 10) {
+        writes(&w, 0, n, n + 10);
+        look(&w, &f);
+        check_said(&f, n, n + 9, NULL);
+    }
+    look(&w, &f);
+    CHECK_INT(f.said.len, 0);
+    end_follow(&f);
+    close_world(&w);
+}
+
+TEST(a_followed_log_says_how_much_was_left_out)
+{
+    world w;
+    follow f = {0};
+    char besides[80];
+    open_world(&w, 1);
+    writes(&w, 0, 0, 10);
+    look(&w, &f);
+    int written = 10 + KEPT_LINES + 100, first = written - KEPT_LINES;
+    writes(&w, 0, 10, written);
+    look(&w, &f);
+    snprintf(besides, sizeof besides, "function-0  | (%d bytes of this log are left out here)\n",
+             (first - 10) * LINE_BYTES);
+    check_said(&f, first, written - 1, besides);
+    CHECK(strncmp(f.said.bytes, besides, strlen(besides)) == 0);
+    writes(&w, 0, written, written + 1);
+    look(&w, &f);
+    check_said(&f, written, written, NULL);
+    end_follow(&f);
+    close_world(&w);
+}
+
+TEST(a_line_is_followed_when_it_is_whole)
+{
+    world w;
+    follow f = {0};
+    open_world(&w, 1);
+    CHECK(buf_printf(&w.written[0], NULL, "one\ntw") == 0);
+    look(&w, &f);
+    CHECK_STR(f.said.bytes, "function-0  | one\n");
+    look(&w, &f);
+    CHECK_INT(f.said.len, 0);
+    w.pods[0].phase = POD_ENDED; /* nothing completes it any more */
+    look(&w, &f);
+    CHECK_STR(f.said.bytes, "function-0  | tw\n");
+    end_follow(&f);
+    close_world(&w);
+}
+
+/* Then the place is found by what was seen last. */
+TEST(a_log_of_unknown_beginning_is_followed_on)
+{
+    world w;
+    follow f = {0};
+    open_world(&w, 1);
+    writes(&w, 0, 0, 20);
+    look(&w, &f);
+    check_said(&f, 0, 19, NULL);
+    w.unknown = true;
+    writes(&w, 0, 20, KEPT_LINES + 10);
+    look(&w, &f);
+    check_said(&f, 20, KEPT_LINES + 9, NULL);
+    writes(&w, 0, KEPT_LINES + 10, KEPT_LINES + 50);
+    look(&w, &f);
+    check_said(&f, KEPT_LINES + 10, KEPT_LINES + 49, NULL);
+    look(&w, &f);
+    CHECK_INT(f.said.len, 0);
+    /* all that was seen has left the tail */
+    writes(&w, 0, KEPT_LINES + 50, 2 * KEPT_LINES + 100);
+    look(&w, &f);
+    check_said(&f, KEPT_LINES + 100, 2 * KEPT_LINES + 99, "(a part of this log is left out here)");
+    end_follow(&f);
+    close_world(&w);
+}
+
+/* As where a node has begun a new file for it. */
+TEST(a_log_that_begins_again_is_followed_on)
+{
+    world w;
+    follow f = {0};
+    open_world(&w, 1);
+    writes(&w, 0, 0, 100);
+    look(&w, &f);
+    w.written[0].len = 0;
+    writes(&w, 0, 100, 110);
+    look(&w, &f);
+    check_said(&f, 100, 109, "(a part of this log is left out here)");
+    end_follow(&f);
+    close_world(&w);
+}
+
+/* Each pod's last lines, which say why a job ended, whatever the others wrote. */
+TEST(what_does_not_fit_is_left_out_at_each_pods_beginning)
+{
+    world w;
+    err e = ERR_INIT;
+    cleanup_buf buf text;
+    open_world(&w, 3);
+    for (int i = 0; i < 2000; i++)
+        CHECK(buf_printf(&w.written[0], NULL, "\n") == 0);
+    CHECK(buf_printf(&w.written[0], NULL, "the last of the first\n") == 0);
+    writes(&w, 1, 0, 500);
+    CHECK(buf_printf(&w.written[1], NULL, "the last of the second") == 0);
+    CHECK(buf_printf(&w.written[2], NULL, "all of the third\n") == 0);
+    buf_init(&text, 30000);
+    CHECK_OK(logs_merged(&w.owner, "j", &text, &e), e);
+    CHECK_CONTAINS(text.bytes, "function-0  | the last of the first\n");
+    CHECK_CONTAINS(text.bytes, "function-1  | the last of the second\n");
+    CHECK_CONTAINS(text.bytes, "function-2  | all of the third\n");
+    CHECK_CONTAINS(text.bytes, "function-0  | (");
+    CHECK_CONTAINS(text.bytes, "function-1  | (");
+    CHECK(!strstr(text.bytes, "function-2  | ("));
+    CHECK(text.len > 18000); /* most of two shares */
+    close_world(&w);
+}
