@@ -110,6 +110,9 @@ typedef struct cluster_ops {
     /* The last `bytes_max` bytes a pod wrote to its log; ended pods too until they are forgotten by
      * the backend. The caller frees out->text. ERR_NOT_FOUND, ERR_UNAVAILABLE, ERR_IO. */
     int (*log_tail)(cluster *c, const char *name, size_t bytes_max, cluster_log *out, err *e);
+    /* Whether jobs can run here at all: ERR_UNSUPPORTED says what is not installed. NULL: only who
+     * runs them finds that out. */
+    int (*can_run)(cluster *c, err *e);
     /* Releases the handle; pods go on unless `stop_all`. Blocks at most 10 s. */
     void (*close)(cluster *c, bool stop_all);
 } cluster_ops;

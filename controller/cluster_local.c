@@ -29,6 +29,7 @@
 #include "json_read.h"
 #include "log.h"
 #include "nvml.h"
+#include "redis_program.h"
 
 enum { RECORD_BYTES_MAX = 4096, LOG_TAIL_MAX = 64 << 20, SOCKET_DIR_MAX = 60 };
 
@@ -619,6 +620,15 @@ static int local_log_tail(cluster *c, const char *name, size_t bytes_max, cluste
     return 0;
 }
 
+/* A kubeml-ps looks for it in the same PATH. */
+static int local_can_run(cluster *c, err *e)
+{
+    err why = ERR_INIT;
+    (void)c;
+    return redis_program_find(REDIS_PROGRAM, &why) ? err_set(e, ERR_UNSUPPORTED, "%s", why.message)
+                                                   : 0;
+}
+
 /* ---- open and close -------------------------------------------------------------------------- */
 
 /* A process of ours that has the address among its arguments: a pod whose starter died before it
@@ -804,6 +814,7 @@ static const cluster_ops ops = {
     .slots_stay = true,
     .gpus = local_gpus,
     .log_tail = local_log_tail,
+    .can_run = local_can_run,
     .close = local_close,
 };
 

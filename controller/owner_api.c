@@ -138,6 +138,12 @@ static int check_init(owner *o, const request *r, err *e)
     return err_set(e, ERR_NOT_FOUND, "init: there is no model \"%s\"", r->init);
 }
 
+/* Before there is a job, where that is known then. */
+static int check_can_run(const owner *o, err *e)
+{
+    return o->cluster->ops->can_run ? o->cluster->ops->can_run(o->cluster, e) : 0;
+}
+
 static void run_submit(owner *o, void *arg)
 {
     request_call *c = arg;
@@ -160,7 +166,7 @@ static void run_submit(owner *o, void *arg)
     }
     snprintf(s->user, sizeof s->user, "%s", c->user);
     if (check_slots(o, c->request, &c->why) || check_kept(o, c->request, &c->why) ||
-        sides_resolve(o, s, c->request, &c->why) ||
+        sides_resolve(o, s, c->request, &c->why) || check_can_run(o, &c->why) ||
         jobs_submit(o->machine, id, c->request, false, clock_wall_ms(), &c->why)) {
         sides_drop(o, id);
         return;
@@ -320,7 +326,8 @@ static int resume(owner *o, const char *id, const json_t *record, err *e)
     side *s = NULL;
     if (request_parse(json_object_get(inner, "request"), &r, e))
         return err_wrap(e, "the record of job %s", id);
-    if (check_kept(o, &r, e) || check_data(o, &r, record, e) || sides_restore(o, record, &s, e))
+    if (check_kept(o, &r, e) || check_data(o, &r, record, e) || check_can_run(o, e) ||
+        sides_restore(o, record, &s, e))
         return -1;
     sides_revoke(o, s); /* done at its end, mostly; it gets new ones */
     s->times = (job_times){.submitted = clock_monotonic_ms()};

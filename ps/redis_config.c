@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "redis_program.h"
 #include "resp.h"
 
 enum { SOCKET_PATH_MAX = 100 };
@@ -39,7 +40,7 @@ int redis_server_password_new(char out[REDIS_SERVER_PASSWORD_BYTES], err *e)
 
 int redis_config_set(redis_config *r, const redis_server_spec *s, err *e)
 {
-    if (copy_plain(r->program, s->program ? s->program : "redis-server", "the program", e) ||
+    if (copy_plain(r->program, s->program ? s->program : REDIS_PROGRAM, "the program", e) ||
         copy_plain(r->folder, s->folder, "the folder", e) ||
         copy_plain(r->module, s->module, "the module", e) ||
         copy_plain(r->segment_dir, s->segment_dir, "the segment folder", e) ||

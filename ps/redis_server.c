@@ -21,6 +21,7 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "redis_config.h"
+#include "redis_program.h"
 #include "redis_serve.h"
 #include "resp.h"
 
@@ -135,11 +136,6 @@ static int report_death(redis_server *r, err *e)
     char how[ERR_MESSAGE_BYTES];
     reap(r, true);
     redis_server_epitaph(r, how, sizeof how);
-    bool missing = WIFEXITED(r->status) && WEXITSTATUS(r->status) == 127;
-    if (missing)
-        return err_set(e, ERR_NOT_FOUND,
-                       "%s is not installed here; install the package redis-server",
-                       r->config.program);
     return err_set(e, ERR_CRASHED, "redis-server did not start: %.200s", how);
 }
 
@@ -170,7 +166,8 @@ static int restart_child(redis_server *r, int64_t deadline_ms, err *e)
     cleanup_buf buf config;
     buf_init(&config, REDIS_CONFIG_BYTES_MAX);
     unlink(r->config.address + strlen("unix:"));
-    if (redis_config_write(&r->config, &config, e) || feed(r, &config, e)) {
+    if (redis_program_find(r->config.program, e) || redis_config_write(&r->config, &config, e) ||
+        feed(r, &config, e)) {
         kill_now(r);
         return -1;
     }

@@ -11,6 +11,7 @@ import pickle
 import pty
 import re
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -933,14 +934,45 @@ def bad_code(p):
     assert s.json("function", "get", "lenet")["version"] == 1
 
 
-@case(options=("--pool-functions", "0", "--pool-ps", "0"), env={"PATH": "/nonexistent"})
-def no_redis(p):
+def without_redis(p):
+    """A job is refused, and none is made."""
     s = shell(p)
     upload(s)
     s.out("function", "create", "--name", "zoo", "--model", "lenet5")
-    job = s.out("train", "-f", "zoo", "-d", "tiny").strip()
-    said = s.run("task", "wait", job, status=1)[1]
-    assert "RedisMissing" in said and "redis-server" in said and "install" in said, said
+    s.refused("train", "-f", "zoo", "-d", "tiny", says="redis-server is not installed here; install the package redis-server")
+    why = p.post("/train", 422, json={"function_name": "zoo", "dataset": "tiny", "epochs": 1, "batch_size": 32, "lr": 0.01})
+    assert why["reason"] == "unsupported" and "redis-server" in why["detail"], why
+    assert p.get("/tasks?state=all") == [] and p.get("/history") == []
+    return s
+
+
+@case(options=("--pool-functions", "0", "--pool-ps", "0"), env={"PATH": "/nonexistent"})
+def no_redis(p):
+    without_redis(p)
+
+
+@case(env={"PATH": "/nonexistent"})
+def no_redis_for_the_pool(p):
+    """Its kubeml-ps came up all the same."""
+    p.warm(4, 1)
+    without_redis(p)
+
+
+@case(platform=False)
+def a_job_is_not_resumed_without_redis():
+    folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+    redis = folder / "redis-server"
+    redis.symlink_to(shutil.which("redis-server"))
+    with harness.Platform(env={"PATH": str(folder)}) as p:
+        p.dataset()
+        p.post("/function/zoo", json={"model": "lenet5"})
+        job = p.train(function="zoo", epochs=50000)
+        until(lambda: p.task(job)["epoch"] >= 1)
+        p.post(f"/tasks/{job}/suspend")
+        before = p.wait(job)
+        redis.unlink()
+        shell(p).refused("task", "resume", job, says="install the package redis-server")
+        assert p.task(job) == before and before["state"] == "suspended", (before, p.task(job))
 
 
 if __name__ == "__main__":

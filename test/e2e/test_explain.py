@@ -162,13 +162,22 @@ def refusals_are_bounded(p):
         assert p.get(f"/function/n{i}/explain")["reason"] == "CompileError"
 
 
-@case(options=("--pool-functions", "0", "--pool-ps", "0"), env={"PATH": "/nonexistent"})
-def redis_missing(p):
-    p.dataset()
-    p.post("/function/zoo", json={"model": "lenet5"})
-    job = p.train(function="zoo", epochs=1)
-    assert p.wait(job)["state"] == "failed"
-    explained(p, job, "RedisMissing", "redis-server", "install")
+@case(platform=False)
+def redis_missing():
+    """It goes away between the submission, which asks for it, and the start of the job's kubeml-ps."""
+    folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+    held, redis = folder / "held", folder / "redis-server"
+    redis.symlink_to(shutil.which("redis-server"))
+    with harness.Platform("--pool-functions", "0", "--pool-ps", "0", env={
+            "PATH": str(folder), "KUBEML_FAILPOINT": "ps-starts:1:wait", "KUBEML_FAILPOINT_FILE": str(held)}) as p:
+        p.dataset()
+        p.post("/function/zoo", json={"model": "lenet5"})
+        job = p.train(function="zoo", epochs=1)
+        until(held.exists)
+        redis.unlink()
+        held.unlink()
+        assert p.wait(job)["state"] == "failed"
+        explained(p, job, "RedisMissing", "redis-server", "install")
 
 
 @case(limit=120)

@@ -9,6 +9,7 @@
 #include "idx.h"
 #include "name.h"
 #include "npy.h"
+#include "redis_program.h"
 #include "test.h"
 
 TEST(folders_are_made_and_removed)
@@ -78,6 +79,36 @@ TEST(scratch_files_have_no_name)
 }
 
 /* FIPS 180-2's example. */
+TEST(a_redis_server_is_found_as_exec_finds_it)
+{
+    err e = ERR_INIT;
+    char folder[FS_PATH_BYTES], program[FS_PATH_BYTES], folders[2 * FS_PATH_BYTES];
+    CHECK_OK(fs_path(folder, &e, "%s/bin/sub", test_tmp()), e);
+    CHECK_OK(fs_mkdirs(folder, 0700, &e), e);
+    CHECK_OK(fs_path(program, &e, "%s/bin/redis", test_tmp()), e);
+    CHECK_OK(fs_write_file(program, "#!/bin/sh\n", 10, 0600, &e), e);
+    snprintf(folders, sizeof folders, "/nonexistent:%s/bin", test_tmp());
+    setenv("PATH", folders, 1);
+    CHECK_ERR(redis_program_find("redis", &e), e, ERR_NOT_FOUND,
+              "redis is not installed here; install the package redis-server");
+    CHECK_INT(chmod(program, 0700), 0);
+    err_clear(&e);
+    CHECK_OK(redis_program_find("redis", &e), e);
+    CHECK_OK(redis_program_find(program, &e), e);
+    CHECK(redis_program_find("sub", NULL)); /* a folder */
+    CHECK(redis_program_find("./redis", NULL));
+    CHECK_INT(chdir(test_tmp()), 0);
+    CHECK_OK(redis_program_find("bin/redis", &e), e);
+    CHECK_INT(chdir("bin"), 0);
+    setenv("PATH", "/nonexistent:", 1);
+    CHECK_OK(redis_program_find("redis", &e), e);
+    setenv("PATH", "", 1);
+    CHECK_OK(redis_program_find("redis", &e), e);
+    unsetenv("PATH");
+    CHECK(redis_program_find("no-such-redis", NULL));
+    CHECK_OK(redis_program_find("sh", &e), e);
+}
+
 TEST(digest_is_sha256)
 {
     err e = ERR_INIT;
