@@ -69,15 +69,18 @@ static void make_printable(char *text)
             *p = '?';
 }
 
-/* Puts the field and its file in front. An upload that failed stays so. */
+/* Puts the field and its file in front, whose name is cut where the message needs the room. An
+ * upload that failed stays so. */
 static int field_error(ingest *i, ingest_field field, err *e)
 {
-    const char *file = i->file_names[i->from[field]];
+    const char *file = i->file_names[i->from[field]], *name = ingest_field_name(field);
+    size_t used = e ? strlen(e->message) + strlen(name) + sizeof " (): " : 0;
+    int room = used < ERR_MESSAGE_BYTES ? (int)(ERR_MESSAGE_BYTES - used) : 0;
     i->failed = true;
-    if (file[0])
-        err_wrap(e, "%s (%s)", ingest_field_name(field), file);
+    if (file[0] && room)
+        err_wrap(e, "%s (%.*s)", name, room, file);
     else
-        err_wrap(e, "%s", ingest_field_name(field));
+        err_wrap(e, "%s", name);
     if (e)
         make_printable(e->message);
     return -1;

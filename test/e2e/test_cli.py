@@ -15,6 +15,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 
@@ -695,6 +696,29 @@ try kubeml train --goal
     lines = done.stdout.splitlines()
     assert "-F _kubeml kubeml" in lines[0], done
     assert set(lines[1].split()) == {"dataset"} and lines[2] == "resume" and lines[3] == "--goal-accuracy=", lines
+
+
+@case()
+def the_lines_that_convert_a_pickle_do(p):
+    """As they are printed, for CIFAR-10's own batches, whose rows become images, and for images that are some."""
+    s = shell(p)
+    random = np.random.default_rng(1)
+    for name, x in (("data_batch_1", random.integers(0, 255, (20, 3072), dtype=np.uint8)),
+                    ("other.pkl", random.integers(0, 255, (20, 28, 28), dtype=np.uint8))):
+        batch = pickle.dumps({"data": x, "labels": [i % 10 for i in range(20)]}, protocol=2)
+        s.write(name, batch)
+        s.write("f", batch)
+        dataset = name.replace("_", "-")
+        said = s.run("dataset", "create", "--name", dataset, "--traindata", name, "--trainlabels", name, "--testdata", name,
+                     "--testlabels", name, status=1)[1]
+        assert f"x-train ({name}): a pickle" in said, said
+        subprocess.run([sys.executable, "-c", said[said.index("import pickle"):]], cwd=s.folder, check=True, timeout=60)
+        with np.load(s.folder / "f.npz") as made:
+            assert (made["x"].reshape(x.shape) == x).all() and list(made["y"]) == [i % 10 for i in range(20)]
+        s.out("dataset", "create", "--name", dataset, "--traindata", "f.npz", "--trainlabels", "f.npz", "--testdata", "f.npz",
+              "--testlabels", "f.npz")
+        shape = s.json("dataset", "get", dataset)["shape"]
+        assert shape == ([3, 32, 32] if x.ndim == 2 else [1, 28, 28]), shape
 
 
 # ---- bad input -------------------------------------------------------------------------------------------

@@ -563,8 +563,8 @@ TEST_LIMIT(what_is_no_array_file_is_refused, 60)
             TEXT("\x80\x02}q\x01(U\x05"
                  "batch"),
             ERR_UNSUPPORTED, "pickle.load(open(");
-    refused(s, "x-train", TEXT("\x80\x04\x95lots"), ERR_UNSUPPORTED, "y=np.array(d[\"labels\"]))");
-    refused(s, "y-train", TEXT("(dp0\nS'data'\n"), ERR_UNSUPPORTED, "np.savez(\"file.npz\"");
+    refused(s, "x-train", TEXT("\x80\x04\x95lots"), ERR_UNSUPPORTED, "y=d[\"labels\"])");
+    refused(s, "y-train", TEXT("(dp0\nS'data'\n"), ERR_UNSUPPORTED, "np.savez(\"f.npz\"");
     refused(s, "x-train", TEXT("\x89PNG\r\n\x1a\n"), ERR_UNSUPPORTED, "a PNG image");
     refused(s, "x-train", TEXT("1,2,3\n4,5,6\n"), ERR_UNSUPPORTED,
             "neither npy, npz, IDX nor CIFAR-10");
@@ -767,7 +767,8 @@ TEST(a_pickle_with_a_long_name_gets_all_the_lines)
     CHECK_OK(
         ingest_part(i, "x-train", "a-name-of-a-pickle-that-is-rather-long-and-goes-on.pkl", &e), e);
     CHECK_ERR(ingest_bytes(i, "x-train", "\x80\x04\x95 and so on", 13, &e), e, ERR_UNSUPPORTED,
-              "y=np.array(d[\"labels\"]))");
+              "y=d[\"labels\"])");
+    CHECK_CONTAINS(e.message, "x-train (a-name-of-a-");
     ingest_abort(i);
     store_close(s);
 }
