@@ -7,6 +7,7 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "failpoint.h"
 #include "modelstore_redis.h"
 #include "modelstore_table.h"
 
@@ -192,6 +193,7 @@ static int write_chunks(remote *r, const modelstore_publication *p, block b, uin
     for (size_t i = 0; i < chunks && refusal->code == ERR_NONE; i++) {
         if (write_chunk(r, p, b, i, deadline_ms, e))
             return -1;
+        failpoint("chunk-sent");
         remote_hash_chunk(r->layout.shape, b, i, hash);
         if (*ahead == REMOTE_WINDOW) {
             if (take_writes(r, 1, deadline_ms, refusal, e))

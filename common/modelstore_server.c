@@ -18,6 +18,7 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "failpoint.h"
 #include "merge.h"
 #include "modelstore_redis.h"
 #include "modelstore_table.h"
@@ -204,6 +205,7 @@ static int set_chunks(remote *r, name_chunk name, const void *of, block b, int64
         resp_add_bytes(r->cmd, at, len);
         if (resp_send(r->c, r->cmd, deadline_ms, e))
             return -1;
+        failpoint("chunk-sent");
         if (i - taken >= REMOTE_WINDOW && (taken++, take_ok(r, deadline_ms, e)))
             return -1;
     }

@@ -12,6 +12,7 @@
 
 #include "clock.h"
 #include "deal.h"
+#include "failpoint.h"
 #include "merge.h"
 #include "modelstore.h"
 #include "wire.h"
@@ -595,6 +596,15 @@ static void half_publish(peer *p, const train_task *t, block b)
     end(p);
 }
 
+/* The same where they go over a socket: some of its chunks are there, and the last is not. */
+static void chunk_publish(const peer *p, const train_task *t)
+{
+    if (!fault(p, "chunk", t->epoch, t->round))
+        return;
+    setenv("KUBEML_FAILPOINT", "chunk-sent:2", 1);
+    failpoint_open(NULL);
+}
+
 static void take_train(peer *p, const json_t *m)
 {
     train_task t = {0};
@@ -622,6 +632,7 @@ static void take_train(peer *p, const json_t *m)
         return;
     }
     half_publish(p, &t, b);
+    chunk_publish(p, &t);
     const modelstore_publication to = {.epoch = t.epoch,
                                        .round = t.round,
                                        .version = t.version,

@@ -105,26 +105,30 @@ TEST_LIMIT(other_numbers_give_other_bits, 60)
 
 /* ---- functions that end -------------------------------------------------------------------- */
 
-static void lose(const char *fault, int function, int epoch, int round)
+static void lose_of(const world_options *o)
 {
     world w;
     char want[65], got[65];
-    const world_options o = {.job = "loss",
-                             .epochs = 2,
-                             .fault = fault,
-                             .fault_function = function,
-                             .fault_epoch = epoch,
-                             .fault_round = round};
-    calm(&o, want);
-    world_start(&w, &o);
+    calm(o, want);
+    world_start(&w, o);
     world_finish(&w, "succeeded", got);
     CHECK_INT(w.deaths, 1);
     CHECK(world_told_condition(&w, "FunctionLost"));
     CHECK_STR(got, want);
     json_t *record = world_history(&w);
-    check_shares(record, 2, 100);
+    check_shares(record, w.o.epochs, w.o.samples);
     json_decref(record);
     world_end(&w);
+}
+
+static void lose(const char *fault, int function, int epoch, int round)
+{
+    lose_of(&(world_options){.job = "loss",
+                             .epochs = 2,
+                             .fault = fault,
+                             .fault_function = function,
+                             .fault_epoch = epoch,
+                             .fault_round = round});
 }
 
 TEST_LIMIT(a_function_dies_while_it_loads, 60)
@@ -146,6 +150,20 @@ TEST_LIMIT(a_function_dies_while_it_trains, 60)
 TEST_LIMIT(a_function_dies_half_way_through_a_publish, 60)
 {
     lose("publish", 1, 0, 1);
+}
+/* Two of the three chunks that its model travels in have left. */
+TEST_LIMIT(a_function_dies_between_the_chunks_of_a_publish, 60)
+{
+    static const char *const merges[] = {"database", "server"};
+    for (int i = 0; i < 2; i++)
+        lose_of(&(world_options){.job = merges[i],
+                                 .epochs = 1,
+                                 .carrier = "socket",
+                                 .merge = merges[i],
+                                 .floats = 300000,
+                                 .fault = "chunk",
+                                 .fault_function = 1,
+                                 .fault_round = 1});
 }
 TEST_LIMIT(a_function_dies_before_it_says_published, 60)
 {
