@@ -36,22 +36,23 @@ def clean_sha(**options):
         return p.succeed(p.train(epochs=EPOCHS, **options))["sha256"]
 
 
-def killed_in(phase, count, **options):
-    """KILLS jobs, each with one function killed at the count-th passage of that phase."""
+def killed_in(phase, *passages, **options):
+    """KILLS jobs, each with one function killed in that phase, at one of its passages after the other."""
     options = {"k": 2, "default_parallelism": 2, **options}
     want = clean_sha(**options)
-    p, marker = failpoint_platform(f"function.{phase}:{count}")
-    with p:
-        p.dataset()
-        p.function()
-        for _ in range(KILLS):
-            marker.unlink(missing_ok=True)
-            # Warm pods read the marker at the place itself, so a removed one arms them again.
-            job = p.train(epochs=EPOCHS, **options)
-            task = p.succeed(job)
-            assert marker.exists(), f"no function was killed in {phase}"
+    p, marker = failpoint_platform("")
+    for i in range(KILLS):
+        at = f"function.{phase}:{passages[i % len(passages)]}"
+        marker.unlink(missing_ok=True)
+        p.env["KUBEML_FAILPOINT"] = at  # the only place where a process of this platform can fire
+        with p:
+            if i == 0:
+                p.dataset()
+                p.function()
+            task = p.succeed(p.train(epochs=EPOCHS, **options))
+            assert marker.exists(), f"no function was killed at {at}"
             assert marker.read_text().split()[0] == f"function.{phase}", marker.read_text()
-            assert task["sha256"] == want, f"killed in {phase}: other weights"
+            assert task["sha256"] == want, f"killed at {at}: other weights"
             lost = [c for c in task["conditions"] if c["type"] == "FunctionLost"]
             assert lost, task["conditions"]
 
@@ -78,32 +79,32 @@ def a_function_killed_while_it_loads():
 
 @case(limit=120, platform=False)
 def a_function_killed_while_it_fetches():
-    killed_in("fetch", 3)
+    killed_in("fetch", 3, 1, 2, 4, 6)
 
 
 @case(limit=120, platform=False)
 def a_function_killed_while_it_trains():
-    killed_in("train", 4)
+    killed_in("train", 4, 1, 2, 3, 9)
 
 
 @case(limit=120, platform=False)
 def a_function_killed_half_way_through_a_publish():
-    killed_in("publish", 3)
+    killed_in("publish", 3, 1, 2, 4, 6)
 
 
 @case(limit=120, platform=False)
 def a_function_killed_while_it_waits():
-    killed_in("wait", 3)
+    killed_in("wait", 3, 1, 2, 4, 6)
 
 
 @case(limit=120, platform=False)
 def a_function_killed_while_it_validates():
-    killed_in("validate", 2)
+    killed_in("validate", 2, 1, 3)
 
 
 @case(limit=120, platform=False)
 def a_function_killed_under_a_server_merge():
-    killed_in("publish", 2, merge="server")
+    killed_in("publish", 2, 1, 3, 4, 6, merge="server")
 
 
 @case(limit=120)
