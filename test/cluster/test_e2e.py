@@ -39,6 +39,7 @@ OTHERWISE = {
     "test_cli.the_same_when_nothing_is_said": "kubeml run reads the local platform's store",
     "test_cli.a_large_upload_needs_little_memory": LOCAL + ", whose process it looks at",
     "test_cli.usage": NO_PLATFORM, "test_cli.completion": NO_PLATFORM, "test_cli.no_redis": OPTIONS,
+    "test_cli.no_redis_for_the_pool": LOCAL, "test_cli.a_job_is_not_resumed_without_redis": LOCAL,
     "test_explain.pool_empty": OPTIONS, "test_explain.redis_missing": OPTIONS,
     "test_explain.redis_stays_away": LOCAL,
     "test_explain.a_refusal_outlives_the_controller": LOCAL,
