@@ -3,25 +3,24 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cat <<'Y'
-# KubeML as one file, rendered from charts/kubeml by `make manifests`. Its secrets are made before, once:
+# KubeML as one file beside its CRDs, rendered from charts/kubeml by `make manifests`. What outlives it is made before, once:
 #
 #   kubectl create namespace kubeml
+#   kubectl label namespace kubeml pod-security.kubernetes.io/enforce=restricted
 #   password=$(openssl rand -hex 32)
 #   kubectl -n kubeml create secret generic kubeml-pool --from-literal=token=$(openssl rand -hex 32)
 #   kubectl -n kubeml create secret generic kubeml-builder --from-literal=token=$(openssl rand -hex 32)
 #   kubectl -n kubeml create secret generic kubeml-token --from-literal=token=$(openssl rand -hex 32)
 #   kubectl -n kubeml create secret generic kubeml-store --from-literal=password=$password \
 #     --from-literal=uri="mongodb://kubeml:$password@kubeml-mongodb:27017/kubeml?authSource=admin"
-#   kubectl apply -f manifests/kubeml.yaml
-apiVersion: v1
-kind: Namespace
-metadata:
-  name: kubeml
-  labels:
-    pod-security.kubernetes.io/enforce: restricted
-    pod-security.kubernetes.io/warn: restricted
+#   kubectl apply -f charts/kubeml/crds -f manifests/kubeml.yaml
+#
+# To take it away, with the pods of jobs that are running. MongoDB's claim, the Secrets, and the CRDs with their objects stay:
+#
+#   kubectl delete -f manifests/kubeml.yaml
+#   kubectl -n kubeml delete pods -l kubeml.dev/install=kubeml
 Y
-"${HELM:-helm}" template kubeml charts/kubeml --namespace kubeml --kube-version 1.34.0 --include-crds --no-hooks \
+"${HELM:-helm}" template kubeml charts/kubeml --namespace kubeml --kube-version 1.34.0 --no-hooks \
     --set secrets.make=false | sed '/helm.sh\/chart:/d; s/\(managed-by: \)Helm/\1kubectl/' |
     python3 -c '
 import re, sys
@@ -30,7 +29,7 @@ for part in sys.stdin.read().split("\n---\n"):
     part = part.removeprefix("---\n")
     if not re.search(r"^kind:", part, re.M):
         continue
-    if not re.search(r"^kind: (CustomResourceDefinition|Namespace|ClusterRole.*)$", part, re.M):
+    if not re.search(r"^kind: ClusterRole.*$", part, re.M):
         part = re.sub(r"^metadata:\n  name: (.*)$", r"metadata:\n  name: \1\n  namespace: kubeml", part, count=1, flags=re.M)
     print("---\n" + part.rstrip("\n"))
 '

@@ -340,9 +340,12 @@ def secrets_and_data_outlive_upgrades_and_uninstalls():
 
 @case(limit=60, platform=False)
 def the_manifest_is_the_chart():
-    """manifests/kubeml.yaml is what `make manifests` gives, and the API server takes it."""
+    """manifests/kubeml.yaml is what `make manifests` gives, and the API server takes it. Nothing that holds data is in it:
+    it would go with `kubectl delete -f`."""
     made = cluster.run(cluster.ROOT / "manifests/render.sh").stdout
     assert made == (cluster.ROOT / "manifests/kubeml.yaml").read_text(), "run make manifests"
+    kinds = {d["kind"] for d in yaml.safe_load_all(made)}
+    assert not kinds & {"Namespace", "Secret", "PersistentVolumeClaim", "CustomResourceDefinition"}, kinds
     # test_pages installs by it, into the same namespace.
     with cluster.one_at_a_time("pages") if cluster.OURS else contextlib.nullcontext():
         done = kubectl("create", "namespace", "kubeml", check=False)

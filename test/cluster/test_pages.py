@@ -15,6 +15,7 @@ import bundled
 import cluster
 import release
 from cluster import CHART, FOLDER, ROOT, apply, case, harness, helm, kubectl, until, wait_ready
+from test_trainjob import resource
 
 NS = "ml"  # the pages'
 STAND_INS = {
@@ -53,10 +54,11 @@ def by_hand(context, scripts, calls):
         (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / "bin" / name).chmod(0o755)
     checkout = folder / "checkout"
-    (checkout / "build").mkdir(parents=True)
-    for name in ("charts", "manifests"):
-        (checkout / name).symlink_to(ROOT / name)
-    (checkout / "build/images").symlink_to(os.environ["KUBEML_TC_IMAGES"])
+    if not checkout.exists():
+        (checkout / "build").mkdir(parents=True)
+        for name in ("charts", "manifests"):
+            (checkout / name).symlink_to(ROOT / name)
+        (checkout / "build/images").symlink_to(os.environ["KUBEML_TC_IMAGES"])
     config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json").stdout)
     config["contexts"][0]["name"] = config["current-context"] = context
     (folder / "kubeconfig").write_text(json.dumps(config))
@@ -97,8 +99,8 @@ def nobody_else_reaches_it(p, address):
     kubectl("delete", "pod", "stranger", "-n", p.ns)
 
 
-def there(kind, name):
-    return kubectl("get", kind, name, "-n", NS, check=False).returncode == 0
+def there(kind, name, ns=NS):
+    return kubectl("get", kind, name, "-n", ns, check=False).returncode == 0
 
 
 def holds(p, job, model):
@@ -166,14 +168,25 @@ def on_microk8s():
     assert {f"kubeml-{g}" for g in given} == {i.split(":")[0] for i in images()}, given
 
 
-@case(limit=190, alone=True, platform=False)
+@case(limit=360, alone=True, platform=False)
 def the_manifest_without_helm():
-    text = (ROOT / "manifests/kubeml.yaml").read_text()
-    commands = "\n".join(re.findall("^#   (.*)$", text, flags=re.M))
-    assert commands.splitlines()[-1] == "kubectl apply -f manifests/kubeml.yaml", commands
-    with place("kubeml"):
-        by_hand("here", [commands, "kubectl -n kubeml rollout status deployment/kubeml-controller --timeout=120s",
-                         "kubeml --namespace kubeml dataset list"], pathlib.Path(FOLDER) / "calls")
+    """Its head's commands, and after those that take it away, the data is there for the next one."""
+    text, ns = (ROOT / "manifests/kubeml.yaml").read_text(), "kubeml"
+    made, removed = ("\n".join(re.findall("^#   (.*)$", part, flags=re.M)) for part in text.split("# To take it away"))
+    last = made.splitlines()[-1]
+    assert last == "kubectl apply -f charts/kubeml/crds -f manifests/kubeml.yaml", made
+    assert removed.splitlines()[0] == "kubectl delete -f manifests/kubeml.yaml", removed
+    ready = f"kubectl -n {ns} rollout status deployment/kubeml-controller --timeout=120s"
+    calls = pathlib.Path(FOLDER) / "calls"
+    with place(ns):
+        by_hand("here", [made, ready, f"kubeml --namespace {ns} function create --name lenet --model lenet5"], calls)
+        apply([resource("Function", "own", model="lenet5")], ns)
+        by_hand("here", [removed], calls)
+        until(lambda: not cluster.listed("pods", ns), 60, message="pods are left")
+        assert not there("deployment", "kubeml-controller", ns) and not there("statefulset", "kubeml-mongodb", ns)
+        assert there("pvc", bundled.CLAIM, ns) and there("secret", "kubeml-store", ns), "the data went with the manifest"
+        assert there("functions.kubeml.dev", "own", ns), "the objects went with the manifest"
+        by_hand("here", [last, ready, f"kubeml --namespace {ns} function list | grep -w lenet"], calls)
 
 
 harness.main(globals())
