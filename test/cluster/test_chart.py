@@ -327,6 +327,15 @@ def secrets_and_data_outlive_upgrades_and_uninstalls():
         helm("upgrade", "kubeml", CHART, "-n", ns, "--reuse-values", "--set", "controller.replicas=3")
         assert secrets() == before
         assert cluster.get("deployment", "kubeml-controller", "-n", ns)["spec"]["replicas"] == 3
+        # With a database elsewhere for a while, the claim's password stays beside its URI.
+        helm("upgrade", "kubeml", CHART, "-n", ns, "--reuse-values", "--set", "mongodb.uri=mongodb://u:p@db.example/kubeml")
+        assert not there("statefulset", "kubeml-mongodb") and there("pvc", claim)
+        elsewhere = cluster.get("secret", "kubeml-store", "-n", ns)
+        assert elsewhere["data"]["password"] == before["kubeml-store"]["password"], "nothing opens the claim any more"
+        assert elsewhere["data"]["uri"] != before["kubeml-store"]["uri"]
+        assert elsewhere["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep", elsewhere["metadata"]
+        helm("upgrade", "kubeml", CHART, "-n", ns, "--reuse-values", "--set", "mongodb.uri=")
+        assert secrets() == before
         helm("uninstall", "kubeml", "-n", ns, "--wait")
         assert there("pvc", claim) and there("secret", "kubeml-store")
         assert not there("secret", "kubeml-token") and not there("lease", "kubeml-controller")

@@ -38,10 +38,14 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- default (printf "%s-store" (include "kubeml.name" .)) .Values.mongodb.existingSecret -}}
 {{- end -}}
 
+{{/* What that Secret has under that key already; "": nothing. */}}
+{{- define "kubeml.there" -}}
+{{- dig "data" .key "" (lookup "v1" "Secret" .root.Release.Namespace .secret) -}}
+{{- end -}}
+
 {{/* A secret that is made once: an upgrade keeps what is there. */}}
 {{- define "kubeml.kept" -}}
-{{- $old := lookup "v1" "Secret" .root.Release.Namespace .secret -}}
-{{- if $old -}}{{ index $old.data .key }}{{- else -}}{{ randAlphaNum 64 | sha256sum | b64enc }}{{- end -}}
+{{- include "kubeml.there" . | default (randAlphaNum 64 | sha256sum | b64enc) -}}
 {{- end -}}
 
 {{/* What Pod Security "restricted" asks for, and a root file system that cannot be written. */}}
