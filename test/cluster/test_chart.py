@@ -279,6 +279,16 @@ def a_function_asks_for_what_a_gpu_operator_counts():
             assert apply([pod], ns, "--dry-run=server", check=False).returncode != 0
 
 
+@case(platform=False)
+def under_mps_shared_memory_is_the_device_plugins():
+    """It mounts its daemon's at /dev/shm; one of ours would lie on top."""
+    for enabled, strategy, ours in ((True, "mps", False), (True, "timeSlicing", True), (False, "mps", True)):
+        spec = dict(pods(render({"gpu": {"enabled": enabled, "sharing": {"strategy": strategy}}})))["function"]["spec"]
+        mounts = {m["mountPath"]: m["name"] for m in spec["containers"][0]["volumeMounts"]}
+        volumes = {v["name"] for v in spec["volumes"]}
+        assert ("/dev/shm" in mounts) is ours and set(mounts.values()) == volumes, (strategy, mounts, volumes)
+
+
 @case(limit=120, platform=False)
 def the_role_allows_its_verbs_alone():
     for settings, wanted in (({}, []), ({"gpu": {"countNodes": True}}, [  # a Role alone by default

@@ -92,6 +92,10 @@ Kubernetes counts among the safe ones, and the policy of a job whose functions a
 {{- if and .Values.gpu.enabled .Values.networkPolicy.enabled }}yes{{ end }}
 {{- end -}}
 
+{{- define "kubeml.mps" -}}
+{{- if and .Values.gpu.enabled (eq .Values.gpu.sharing.strategy "mps") }}yes{{ end }}
+{{- end -}}
+
 {{/* The warm pool's pods. kubeml-controller adds names, labels and owners. */}}
 {{- define "kubeml.functionPod" -}}
 {{- $security := include "kubeml.podSecurity" . | fromYaml }}
@@ -123,7 +127,7 @@ spec:
     - {name: KUBEML_POOL_TOKEN_FILE, value: /etc/kubeml/pool/token}
     - {name: TMPDIR, value: /tmp}
     {{- /* MPS reads its limits when CUDA starts, which is when a job is known. */}}
-    {{- if and .Values.gpu.enabled (ne .Values.gpu.sharing.strategy "mps") }}
+    {{- if and .Values.gpu.enabled (not (include "kubeml.mps" .)) }}
     - {name: KUBEML_WARM_GPU, value: "1"}
     {{- end }}
     {{- with .Values.function.env }}
@@ -140,14 +144,20 @@ spec:
     volumeMounts:
     - {name: pool, mountPath: /etc/kubeml/pool, readOnly: true}
     - {name: scratch, mountPath: /tmp}
+    {{- /* Under MPS the device plugin mounts the shared memory of its daemon there. Functions of pods need none: their
+    blocks go over a socket. */}}
+    {{- if not (include "kubeml.mps" .) }}
     - {name: shm, mountPath: /dev/shm}
+    {{- end }}
     {{- with .Values.mongodb.tls.caConfigMap }}
     - {name: mongodb-ca, mountPath: /etc/kubeml/mongodb-ca, readOnly: true}
     {{- end }}
   volumes:
   - {name: pool, secret: {secretName: {{ include "kubeml.name" . }}-pool, defaultMode: 288}}
   - {name: scratch, emptyDir: {sizeLimit: {{ .Values.function.scratchSize }}}}
+  {{- if not (include "kubeml.mps" .) }}
   - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ .Values.function.scratchSize }}}}
+  {{- end }}
   {{- with .Values.mongodb.tls.caConfigMap }}
   - {name: mongodb-ca, configMap: {name: {{ . }}}}
   {{- end }}
