@@ -289,6 +289,21 @@ def under_mps_shared_memory_is_the_device_plugins():
         assert ("/dev/shm" in mounts) is ours and set(mounts.values()) == volumes, (strategy, mounts, volumes)
 
 
+@case(platform=False)
+def who_narrows_ingress_in_vain_is_told():
+    """serviceProxy is a rule without `from` until apiServer says where that is."""
+    somebody = {"ingress": [{"ipBlock": {"cidr": "10.1.0.0/16"}}]}
+    for settings, said in (({}, False), (somebody, True), ({**somebody, "serviceProxy": False}, False),
+                           ({**somebody, "enabled": False}, False),
+                           ({**somebody, "apiServer": [{"ipBlock": {"cidr": "10.96.0.1/32"}}]}, False)):
+        policies = [d for d in render({"networkPolicy": settings}) if d["metadata"]["name"] == "rel-controller" and
+                    d["kind"] == "NetworkPolicy"]
+        open_to_all = any("from" not in rule for d in policies for rule in d["spec"]["ingress"])
+        notes = helm("install", "rel", CHART, "--dry-run=client", "-f", f"{cluster.FOLDER}/values.json").stdout.split("NOTES:")[1]
+        assert ("networkPolicy.ingress narrows nothing" in notes) is said, (settings, notes)
+        assert open_to_all is (said or not settings), (settings, policies)
+
+
 @case(limit=120, platform=False)
 def the_role_allows_its_verbs_alone():
     for settings, wanted in (({}, []), ({"gpu": {"countNodes": True}}, [  # a Role alone by default
