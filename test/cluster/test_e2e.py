@@ -1,6 +1,7 @@
 """The local platform's end-to-end cases, against a release of the chart: the same code, another address.
 
-What is left out is named here with its reason; a case that is added there runs here too.
+What is left out is named here with its reason; a case that is added to a module of MODULES runs here too, and a module that is
+neither there nor among OTHER_MODULES fails them all.
 """
 import importlib
 import os
@@ -18,6 +19,8 @@ LOCAL = "it starts a platform of this machine"
 OPTIONS = "it wants options of its own; the chart's are test_install's"
 ARMED = "it arms places in the functions' code, which pods do not have; test_kills kills them"
 NO_PLATFORM = "it asks no platform"
+STORE = "kubeml run reads the local platform's store"
+DEVICE = "the tests' own device is on this machine; test_gpu has GPUs of pods"
 LONG = "minutes, of arithmetic that is the same in a pod; with KUBEML_TC_ALL=1 it runs"
 OTHERWISE = {
     "test_rest.a_second_controller_is_refused": LOCAL, "test_rest.orphans_are_swept_at_start": LOCAL,
@@ -36,7 +39,7 @@ OTHERWISE = {
     "test_rest.bodies_over_the_limit": "a port-forward cuts off what is refused before it is read",
     "test_cli.up_status_down": LOCAL, "test_cli.up_that_cannot_start": LOCAL, "test_cli.a_token": LOCAL, "test_cli.users_have_tokens_of_their_own": LOCAL + "; test_tenants has two users",
     "test_cli.the_same_file_in_one_process": "it reads the local platform's store",
-    "test_cli.the_same_when_nothing_is_said": "kubeml run reads the local platform's store",
+    "test_cli.the_same_when_nothing_is_said": STORE,
     "test_cli.a_large_upload_needs_little_memory": LOCAL + ", whose process it looks at",
     "test_cli.usage": NO_PLATFORM, "test_cli.completion": NO_PLATFORM, "test_cli.no_redis": OPTIONS,
     "test_cli.no_redis_for_the_pool": LOCAL, "test_cli.a_job_is_not_resumed_without_redis": LOCAL,
@@ -59,6 +62,16 @@ OTHERWISE = {
     "test_mnist.one_function_is_kubeml_run": "it reads the local platform's store",
     "test_notebook.what_it_needs": NO_PLATFORM,
 }
+OTHER_MODULES = {
+    "test_builder_remote": LOCAL + "; here every function is compiled elsewhere",
+    "test_context": "its API server is a stand-in; test_controllers goes through the real one's proxy",
+    "test_data": NO_PLATFORM, "test_make": NO_PLATFORM, "test_make_images": NO_PLATFORM, "test_gpu_run": NO_PLATFORM,
+    "test_function_group": STORE, "test_function_run": STORE,
+    "test_gpu_algorithms": DEVICE, "test_gpu_averaging": DEVICE, "test_gpu_bench": DEVICE, "test_gpu_nccl": DEVICE,
+    "test_gpu_places": DEVICE,
+    "test_leader": LOCAL + ", and its Lease is a stand-in's; test_controllers has a real one",
+    "test_mongo": LOCAL + "; here every release is on MongoDB", "test_readme": LOCAL + "; test_pages has the clusters' pages",
+}
 
 
 def left_out(reason):
@@ -69,7 +82,11 @@ def left_out(reason):
 
 
 def cases():
-    sys.path.insert(0, str(pathlib.Path(harness.__file__).parent))
+    folder = pathlib.Path(harness.__file__).parent
+    sys.path.insert(0, str(folder))
+    there = {path.stem for path in folder.glob("test_*.py")}
+    assert there == {*MODULES, *OTHER_MODULES} and not set(MODULES) & set(OTHER_MODULES), \
+        f"neither run here nor left out for a reason, or both, or not there: {there ^ {*MODULES, *OTHER_MODULES}}"
     found = {}
     # Asked for one case it reads that module alone: the notebook's libraries take longer than many a case.
     named = {name.split(".")[0] for name in sys.argv[1:]} & set(MODULES)
