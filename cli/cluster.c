@@ -11,12 +11,15 @@
 
 #include "cleanup.h"
 #include "cli.h"
+#include "clock.h"
 #include "json_read.h"
 
 static const char selector[] =
     "app.kubernetes.io%2Fname%3Dkubeml%2Capp.kubernetes.io%2Fcomponent%3Dcontroller";
 static const char secret_key[] = "kubeml.dev/token-secret"; /* annotation of the Service */
-enum { REPLY_MS = 30000 };
+/* A program that signs in may wait for a person and a browser. What it gave is asked for anew a
+ * little before it expires, since a watch lasts longer than the minutes that some tokens do. */
+enum { REPLY_MS = 30000, SIGN_IN_MS = 120000, EARLY_MS = 10000 };
 
 /* ---- options --------------------------------------------------------------------------------- */
 
@@ -137,19 +140,38 @@ static int find_token(cluster_access *a, const json_t *service, const char *name
     return kube_config_decode(text, "the platform's token", &a->token, e);
 }
 
+static int sign_in(const cluster_access *a, kube_config *config, err *e)
+{
+    if (kube_config_sign_in(a->kubeconfig, a->context, clock_deadline_ms(SIGN_IN_MS), config, e))
+        return -1;
+    if (a->namespace_name)
+        snprintf(config->namespace_name, sizeof config->namespace_name, "%s", a->namespace_name);
+    return 0;
+}
+
+static int renew(cluster_access *a, err *e)
+{
+    kube_config fresh;
+    if (!a->config->expires_ms || clock_wall_ms() < a->config->expires_ms - EARLY_MS)
+        return 0;
+    if (sign_in(a, &fresh, e))
+        return -1;
+    kube_config_free(a->config);
+    *a->config = fresh;
+    return 0;
+}
+
 int cluster_reach(cluster_access *a, bool has_token, err *e)
 {
     static kube_config config;
     cleanup_json json_t *service = NULL;
     const char *url = getenv("KUBEML_URL");
     if (a->config)
-        return 0;
+        return renew(a, e);
     if (url && *url)
         fprintf(stderr, "kubeml: KUBEML_URL is left aside: the cluster was asked for\n");
-    if (kube_config_read(a->kubeconfig, a->context, &config, e))
+    if (sign_in(a, &config, e))
         return -1;
-    if (a->namespace_name)
-        snprintf(config.namespace_name, sizeof config.namespace_name, "%s", a->namespace_name);
     a->config = &config;
     if (find_service(a, &service, e)) {
         a->config = NULL;

@@ -10,6 +10,7 @@
 #include "cleanup.h"
 #include "fs.h"
 #include "json_read.h"
+#include "kube_exec.h"
 
 enum { YAML_DEPTH_MAX = 24, YAML_NODES_MAX = 20000 };
 
@@ -243,10 +244,13 @@ static int take_pem(const json_t *from, const char *name, const char *folder, ch
     return copy(file, path, e);
 }
 
-static int take_user(const json_t *user, const char *folder, kube_config *c, err *e)
+/* `run_until_ms`: for a program by which the user signs in; 0: none is run. */
+static int take_user(const json_t *user, const char *folder, int64_t run_until_ms, kube_config *c,
+                     err *e)
 {
     static const char *const refused[] = {"exec", "auth-provider", "username", "as"};
-    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+    const json_t *exec = json_object_get(user, "exec");
+    for (size_t i = exec && run_until_ms ? 1 : 0; i < sizeof refused / sizeof *refused; i++)
         if (json_object_get(user, refused[i]))
             return err_set(
                 e, ERR_UNSUPPORTED,
@@ -261,9 +265,12 @@ static int take_user(const json_t *user, const char *folder, kube_config *c, err
     if (file) {
         if (fs_path(path, e, file[0] == '/' ? "%.0s%s" : "%s/%s", folder ? folder : ".", file))
             return -1;
-        return copy(&c->token_file, path, e);
+        if (copy(&c->token_file, path, e))
+            return -1;
+    } else if (token && copy(&c->token, token, e)) {
+        return -1;
     }
-    return token ? copy(&c->token, token, e) : 0;
+    return exec ? kube_exec_run(exec, folder, run_until_ms, c, e) : 0;
 }
 
 static int take_cluster(const json_t *cluster, const char *folder, kube_config *c, err *e)
@@ -284,7 +291,8 @@ static int take_cluster(const json_t *cluster, const char *folder, kube_config *
     return take_pem(cluster, "certificate-authority", folder, &c->ca_file, &c->ca_pem, e);
 }
 
-static int choose(const json_t *all, const char *context, kube_config *c, err *e)
+static int choose(const json_t *all, const char *context, int64_t run_until_ms, kube_config *c,
+                  err *e)
 {
     const char *name = context ? context : text_in(all, "current-context"), *folder = NULL;
     if (!name)
@@ -301,10 +309,11 @@ static int choose(const json_t *all, const char *context, kube_config *c, err *e
     if (!user)
         return 0;
     part = named(all, "users", user, "user", &folder, e);
-    return part ? take_user(part, folder, c, e) : -1;
+    return part ? take_user(part, folder, run_until_ms, c, e) : -1;
 }
 
-int kube_config_read(const char *paths, const char *context, kube_config *out, err *e)
+static int read_config(const char *paths, const char *context, int64_t run_until_ms,
+                       kube_config *out, err *e)
 {
     char usual[FS_PATH_BYTES];
     const char *given = getenv("KUBECONFIG"), *home = getenv("HOME");
@@ -319,11 +328,22 @@ int kube_config_read(const char *paths, const char *context, kube_config *out, e
     cleanup_json json_t *all = json_pack("{s:[], s:[], s:[]}", "clusters", "users", "contexts");
     if (!all)
         return err_set(e, ERR_NOMEM, "no memory for the kubeconfig");
-    if (read_all(paths, all, e) || choose(all, context, out, e)) {
+    if (read_all(paths, all, e) || choose(all, context, run_until_ms, out, e)) {
         kube_config_free(out);
         return -1;
     }
     return 0;
+}
+
+int kube_config_read(const char *paths, const char *context, kube_config *out, err *e)
+{
+    return read_config(paths, context, 0, out, e);
+}
+
+int kube_config_sign_in(const char *paths, const char *context, int64_t deadline_ms,
+                        kube_config *out, err *e)
+{
+    return read_config(paths, context, deadline_ms, out, e);
 }
 
 int kube_config_find(const char *context, kube_config *out, err *e)

@@ -7,7 +7,7 @@ import tempfile
 import threading
 
 import harness
-from fake_kube import fake_kube
+from fake_kube import TOKEN as API_SERVERS_TOKEN, fake_kube
 from harness import LENET, Platform, case, until
 
 TOKEN = "the-platform's"
@@ -70,6 +70,37 @@ def commands_pass_through_with_a_token():
 def commands_pass_through_with_a_certificate():
     with platform(tls=True) as (kube, folder):
         trains(kube, folder)
+
+
+PROGRAM = """#!/bin/sh
+echo run >>"$0.runs"
+echo '{"kind": "ExecCredential", "apiVersion": "client.authentication.k8s.io/v1",
+       "status": {"token": "%s", "expirationTimestamp": "%s"}}'
+"""
+
+
+def runs_of(program, kube, *arguments):
+    """How often that command, of several requests, had the program sign in."""
+    runs = program.with_suffix(".runs")
+    runs.unlink(missing_ok=True)
+    kubeml(kube, "--context", "test", *arguments)
+    return runs.read_text().split().count("run")
+
+
+@case(limit=120, platform=False)
+def commands_pass_through_for_who_signs_in_by_a_program():
+    with platform() as (kube, folder):
+        program = folder / "plugin"
+        kube.config.write_text(kube.config.read_text().replace(
+            f"token: {API_SERVERS_TOKEN}", "exec: {apiVersion: client.authentication.k8s.io/v1, command: ./plugin}"))
+        assert "./plugin" in kubeml(kube, "--context", "test", "dataset", "list", status=1)
+        program.write_text(PROGRAM % (API_SERVERS_TOKEN, "2099-01-01T00:00:00Z"))
+        program.chmod(0o755)
+        trains(kube, folder)
+        assert runs_of(program, kube, "status") == 1
+        # What has expired is not sent again.
+        program.write_text(PROGRAM % (API_SERVERS_TOKEN, "2001-01-01T00:00:00Z"))
+        assert runs_of(program, kube, "status") > 1
 
 
 @case(limit=90, platform=False)
