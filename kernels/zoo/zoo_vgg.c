@@ -1,17 +1,27 @@
 /* zoo_vgg.c: torchvision's VGG-11 (Simonyan and Zisserman 2014, configuration A), with and without
- * batch norm. For small images the last pooling gives 1x1 instead of 7x7, so that the classifier's
- * first layer has 512 inputs. */
+ * batch norm. For small images the adaptive pooling gives 1x1 instead of 7x7, so that the
+ * classifier's first layer has 512 inputs, and the fifth maximum pooling is left out where the
+ * fourth has left one pixel (16 to 31 on a side: MNIST). */
 #include "zoo/zoo_models.h"
+
+/* The layer `name`; nothing where it may be skipped and its input is one pixel. */
+static int pool(graph *g, int x, const char *name, bool may_skip)
+{
+    shape s = graph_shape(g, x);
+    if (may_skip && s.h == 1 && s.w == 1)
+        return x;
+    return graph_max_pool2d(g, x, (pool_options){.kernel = 2, .name = name});
+}
 
 static int vgg11(graph *g, int x, int outputs, const void *user, bool norm)
 {
     static const int filters[] = {64,  0,   128, 0,   256, 256, 0,
                                   512, 512, 0,   512, 512, 0}; /* 0: pool */
+    enum { COUNT = sizeof filters / sizeof *filters };
     bool small = zoo_small_images(g, x, user);
-    for (int i = 0, at = 0; i < (int)(sizeof filters / sizeof *filters); i++) {
+    for (int i = 0, at = 0; i < COUNT; i++) {
         if (filters[i] == 0) {
-            x = graph_max_pool2d(
-                g, x, (pool_options){.kernel = 2, .name = zoo_name("features.%d", at++).text});
+            x = pool(g, x, zoo_name("features.%d", at++).text, small && i == COUNT - 1);
             continue;
         }
         x = graph_conv2d(g, x,

@@ -883,7 +883,7 @@ def data_that_does_not_fit_the_model(p):
         for function, dataset, says in (
                 ("lenet", "small", ["function lenet does not fit dataset small", "(1, 3, 3)", "conv2d 'conv2'", "kernel 5"]),
                 ("five", "tiny", ["function five does not fit dataset tiny", "labels up to 9", "5 outputs"]),
-                ("vgg", "tiny", ["vgg11 does not fit dataset tiny", "max_pool2d 'features.20'", "kernel 2", "1x1"])):
+                ("vgg", "small", ["vgg11 does not fit dataset small", "max_pool2d 'features.5'", "kernel 2", "1x1"])):
             s.refused("train", "-f", function, "-d", dataset, says=says)
     assert p.post("/train", 422, json={"function_name": "five", "dataset": "tiny", "epochs": 1, "batch_size": 32,
                                        "lr": 0.1})["reason"] == "unsupported"

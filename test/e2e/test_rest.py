@@ -71,7 +71,7 @@ EPOCHS = 10
 def cases_as_data(p):
     p.dataset()
     p.function()
-    p.post("/function/vgg", json={"model": "vgg11"})
+    p.post("/function/vgg", json={"model": "vgg11", "stem": "imagenet"})
     before = p.get("/dataset"), p.get("/function"), p.get("/tasks?state=all")
     failed = []
     for path in sorted(REST.glob("*.json")):

@@ -53,7 +53,7 @@ CASES = [("lenet5", 1, 28, 10), ("mlp", 1, 28, 10)]
 CASES += [(f"resnet{n}", 3, 32, 10) for n in (20, 32, 56)]
 CASES += [(f"{name},stem={stem}", 3, side, 10) for name in make_golden.ZOO
           for stem, side in (("cifar", 32), ("imagenet", 64))]
-CASES += [("resnet18", 1, 28, 7), ("squeezenet1_1", 1, 28, 7), ("mobilenet_v3_small", 1, 28, 7), ("densenet121", 1, 28, 7)]
+CASES += [(name, 1, 28, 7) for name in ("resnet18", "vgg11", "squeezenet1_1", "mobilenet_v3_small", "densenet121")]
 
 
 class MLP(nn.Module):

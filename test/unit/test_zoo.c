@@ -124,10 +124,40 @@ TEST(images_that_do_not_fit_say_which_layer)
 {
     err e = ERR_INIT;
     const zoo_model *z = zoo_find("vgg11", &e);
-    graph *g = graph_new((shape){3, 3, 20, 20});
+    graph *g = graph_new((shape){3, 3, 15, 15});
     CHECK_ERR(graph_finish(g, z->build(g, 0, 10, NULL), 10, &e), e, ERR_INVALID,
+              "max_pool2d 'features.15': kernel 2 is larger than its input 1x1");
+    graph_free(g);
+    zoo_options large = {.stem = ZOO_STEM_IMAGENET};
+    g = graph_new((shape){3, 3, 28, 28});
+    err_clear(&e);
+    CHECK_ERR(graph_finish(g, z->build(g, 0, 10, &large), 10, &e), e, ERR_INVALID,
               "max_pool2d 'features.20': kernel 2 is larger than its input 1x1");
     graph_free(g);
+}
+
+/* MNIST's images are down to one pixel before the fifth pooling. */
+TEST(every_model_takes_one_channel_of_28x28)
+{
+    for (int i = 0; zoo_at(i); i++) {
+        graph *g = build(zoo_at(i), (shape){3, 1, 28, 28}, 10, ZOO_STEM_AUTO);
+        CHECK_INT(graph_shape(g, g->output).c, 10);
+        graph_free(g);
+    }
+    err e = ERR_INIT;
+    static const char *const names[] = {"vgg11", "vgg11_bn"};
+    /* VGG's weights are those for 32x32, but for the first layer's. */
+    for (int i = 0; i < 2; i++) {
+        const zoo_model *z = zoo_find(names[i], &e);
+        graph *g = build(z, (shape){3, 1, 28, 28}, 10, ZOO_STEM_AUTO);
+        graph *other = build(z, (shape){3, 3, 32, 32}, 10, ZOO_STEM_AUTO);
+        CHECK_INT(g->var_count, other->var_count);
+        CHECK_INT(g->param_count, other->param_count - 64 * 2 * 9);
+        for (int v = 0; v < (int)g->var_count; v++)
+            CHECK_STR(g->vars[v].name, other->vars[v].name);
+        graph_free(g);
+        graph_free(other);
+    }
 }
 
 TEST(an_unknown_name_gets_the_nearest)
