@@ -26,7 +26,7 @@ const cli_verb cli_verbs[] = {
      "The code is compiled once, in a sandbox; the compiler's errors come back with their lines.\n\n"
      "  kubeml function create --name lenet --code lenet.c\n"
      "  kubeml function create --name r20 --model resnet20\n"
-     "  kubeml function create --name r34 --model resnet34 --stem imagenet",
+     "  kubeml function create --name r34 --model resnet34,flip=on,crop=4",
      cmd_function_create},
     {"function update", "", "upload a new version of a function",
      "Jobs that run keep the version they began with.", cmd_function_update},
@@ -73,7 +73,16 @@ const cli_verb cli_verbs[] = {
      cmd_model_export},
     {"run", "FILE.c", "train in this process, without the platform",
      "The same file that would be uploaded. All options: kubeml run --help.", cmd_run},
-    {"zoo list", "", "the models that need no code", NULL, cmd_zoo_list},
+    {"zoo list", "", "the models that need no code",
+     "They train with SGD, momentum 0.9 and weight decay 1e-4, on samples standardised with the data\n"
+     "set's own mean and deviation. A model's name may be followed by options, with commas between:\n\n"
+     "  stem=cifar|imagenet|auto         its beginning, for small or large images (auto: by the data set)\n"
+     "  flip=on|off                      left and right swapped with probability 1/2, in training (off)\n"
+     "  crop=PIXELS                      so many zeros on each side, then cut out at random, in training (0)\n"
+     "  scale=standardise|min_max|none   min_max: from 0 to 1 by the data set's own; none: x/255 of bytes\n"
+     "                                   (standardise)\n\n"
+     "  kubeml function create --name r34 --model resnet34,flip=on,crop=4",
+     cmd_zoo_list},
     {"completion", "[bash]", "print the shell completion", "  source <(kubeml completion bash)",
      cmd_completion},
     {"version", "", "this program's version, and the platform's", NULL, cmd_version},

@@ -125,7 +125,7 @@ int registry_explain(controller *c, const char *name, json_t **out, err *e);
 /* zoo_list.c: the models that can be named instead of code: [{"name", "parameters", "summary"}], as
  * `kubeml-function zoo` tells them; asked once. New reference. */
 int zoo_list(controller *c, json_t **out, err *e);
-/* "resnet34", "resnet34,stem=cifar". ERR_NOT_FOUND with the nearest names, ERR_INVALID: an
+/* "resnet34", "resnet34,stem=cifar,crop=4". ERR_NOT_FOUND with the nearest names, ERR_INVALID: an
  * option. */
 int zoo_check(controller *c, const char *model, err *e);
 /* Its network for that data set's samples. ERR_UNSUPPORTED names the layer that does not take

@@ -29,6 +29,7 @@
 #include "run.h"
 #include "sandbox.h"
 #include "serve.h"
+#include "transform.h"
 #include "version.h"
 #include "warm.h"
 #include "zoo/zoo.h"
@@ -117,7 +118,7 @@ static int print_zoo(void)
     return json_dumpf(list, stdout, JSON_INDENT(1)) || putchar('\n') == EOF ? 1 : 0;
 }
 
-/* Does the network take samples of that shape? ERR_INVALID names the layer. */
+/* Do the network and its crop take samples of that shape? ERR_INVALID names the layer. */
 static int check_shape(const zoo_model *model, zoo_options *o, const char *text, err *e)
 {
     cleanup_json json_t *numbers = NULL;
@@ -128,6 +129,10 @@ static int check_shape(const zoo_model *model, zoo_options *o, const char *text,
     if (json_unpack(numbers, "[i,i,i,i!]", &of.c, &of.h, &of.w, &outputs) || of.c < 1 || of.h < 1 ||
         of.w < 1 || outputs < 1)
         return err_set(e, ERR_INVALID, "%.60s is not [channels, height, width, outputs]", text);
+    const transform t = {.crop = o->crop};
+    const dataset_info d = {.height = (uint32_t)of.h, .width = (uint32_t)of.w};
+    if (transform_check(&t, &d, e))
+        return -1;
     graph *g = graph_new(of);
     if (!g)
         return err_set(e, ERR_NOMEM, "no memory for the model's graph");

@@ -10,8 +10,10 @@
 #include "sdk.h"
 #include "zoo/zoo.h"
 
+_Static_assert((int)ZOO_CROP_MAX == (int)TRANSFORM_CROP_MAX, "a model's text says no other crop");
+
 struct program {
-    char name[96];
+    char name[ZOO_TEXT_BYTES];
     const kml_function *function; /* of an object, or the zoo's below */
     const zoo_model *zoo;         /* NULL: an object */
     zoo_options zoo_options;
@@ -64,8 +66,8 @@ int program_open_fd(int fd, program **out, err *e)
     return program_open_object(path, out, e);
 }
 
-/* A model without code trains with the usual settings; `kubeml zoo list` and docs/functions.md say
- * which. */
+/* A model without code trains with the usual settings; `kubeml zoo list --help` and
+ * docs/functions.md say which, and which of them its text may change. */
 int program_open_zoo(const char *text, program **out, err *e)
 {
     zoo_options o = {0};
@@ -77,11 +79,14 @@ int program_open_zoo(const char *text, program **out, err *e)
         return err_set(e, ERR_NOMEM, "no memory for the program");
     p->zoo = z;
     p->zoo_options = o;
-    p->zoo_function = (kml_function){.abi = KUBEML_ABI,
-                                     .size = sizeof(kml_function),
-                                     .optimizer = kml_sgd(.momentum = 0.9, .weight_decay = 1e-4),
-                                     .transform = kml_transform(.standardise = true),
-                                     .lr = REQUEST_LR};
+    p->zoo_function =
+        (kml_function){.abi = KUBEML_ABI,
+                       .size = sizeof(kml_function),
+                       .optimizer = kml_sgd(.momentum = 0.9, .weight_decay = 1e-4),
+                       .transform = kml_transform(.flip = o.flip, .crop = o.crop,
+                                                  .standardise = o.scale == ZOO_SCALE_STANDARDISE,
+                                                  .min_max = o.scale == ZOO_SCALE_MIN_MAX),
+                       .lr = REQUEST_LR};
     p->function = &p->zoo_function;
     read_transform(&p->function->transform, &p->transform);
     snprintf(p->name, sizeof p->name, "%s", text);

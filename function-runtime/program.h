@@ -18,8 +18,8 @@ int program_open_object(const char *path, program **out, err *e);
  * loader knows objects by their names, and a number that comes again would be the object that had
  * it before. */
 int program_open_fd(int fd, program **out, err *e);
-/* "resnet34", "resnet34,stem=cifar". ERR_NOT_FOUND with the nearest names, ERR_INVALID: an
- * option. */
+/* "resnet34", "resnet34,stem=cifar,flip=on,crop=4". ERR_NOT_FOUND with the nearest names,
+ * ERR_INVALID: an option. */
 int program_open_zoo(const char *text, program **out, err *e);
 void program_close(program *p); /* NULL is fine */
 

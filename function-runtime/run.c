@@ -61,8 +61,9 @@ typedef struct session {
 /* A format: REQUEST_EPOCHS, _BATCH, _LR and _K stand in it. */
 static const char usage[] =
     "usage: kubeml run FILE.c [MORE.c MORE.h] [options]\n"
-    "       kubeml run --model NAME [options]\n"
-    "Trains in this process, without the platform.\n\n"
+    "       kubeml run --model NAME[,KEY=VALUE...] [options]\n"
+    "Trains in this process, without the platform. `kubeml zoo list` shows the models, its --help\n"
+    "their options: --model resnet34,flip=on,crop=4\n\n"
     "data   --dataset NAME        of the local platform (kubeml dataset create)\n"
     "       --traindata F --trainlabels F --testdata F --testlabels F\n"
     "                             npy, npz, IDX (also .gz) or CIFAR-10 binary\n"

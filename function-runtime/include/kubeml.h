@@ -164,7 +164,8 @@ KML_API kml_tensor kml_dropout(kml_graph *g, kml_tensor x, double p);
 KML_API kml_tensor kml_pad_channels(kml_graph *g, kml_tensor x, int before, int after);
 
 /* A whole model of the zoo ("resnet18", see `kubeml zoo list`) with `outputs` outputs. Its stem
- * follows from x's size; "resnet18,stem=cifar" and "resnet18,stem=imagenet" say which. */
+ * follows from x's size; "resnet18,stem=cifar" and "resnet18,stem=imagenet" say which. Flips, crops
+ * and scaling are .transform's. */
 KML_API kml_tensor kml_zoo(kml_graph *g, kml_tensor x, const char *name, int outputs);
 
 /* ---- optimizer: .optimizer = kml_sgd(...), kml_adam(...) or kml_adamw(...) ----------------- */

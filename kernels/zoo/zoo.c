@@ -1,8 +1,10 @@
 /* zoo.c: the table of models and the search in it; see zoo.h. */
 #include "zoo/zoo.h"
 
+#include <ctype.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "zoo/zoo_models.h"
@@ -122,39 +124,94 @@ const zoo_model *zoo_find(const char *name, err *e)
     return NULL;
 }
 
-int zoo_stem_parse(const char *text, zoo_stem *out, err *e)
+/* Which of the names, which end in NULL; -1: none. */
+static int choose(const char *text, const char *const *names)
 {
-    static const char *const names[] = {"auto", "cifar", "imagenet"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(text, names[i]) == 0) {
-            *out = (zoo_stem)i;
-            return 0;
-        }
-    return err_set(e, ERR_INVALID, "stem '%.40s' is neither cifar, imagenet nor auto", text);
+    for (int i = 0; names[i]; i++)
+        if (strcmp(text, names[i]) == 0)
+            return i;
+    return -1;
 }
 
-/* One "key=value" of a model's text. */
-static int take_option(const zoo_model *z, const char *option, zoo_options *o, err *e)
+int zoo_stem_parse(const char *text, zoo_stem *out, err *e)
 {
-    static const char stem[] = "stem=";
-    if (strncmp(option, stem, sizeof stem - 1) != 0)
-        return err_set(e, ERR_INVALID,
-                       "model option '%.40s' is unknown; stem=cifar and stem=imagenet are", option);
-    if (zoo_stem_parse(option + sizeof stem - 1, &o->stem, e) != 0)
+    int i = choose(text, (const char *const[]){"auto", "cifar", "imagenet", NULL});
+    if (i < 0)
+        return err_set(e, ERR_INVALID, "stem '%.40s' is neither cifar, imagenet nor auto", text);
+    *out = (zoo_stem)i;
+    return 0;
+}
+
+static int take_stem(const zoo_model *z, const char *text, zoo_options *o, err *e)
+{
+    if (zoo_stem_parse(text, &o->stem, e) != 0)
         return -1;
     if (o->stem != ZOO_STEM_AUTO && !z->stems)
         return err_set(e, ERR_INVALID, "%s has one stem alone, for images of any size", z->name);
     return 0;
 }
 
+static int take_flip(const zoo_model *z, const char *text, zoo_options *o, err *e)
+{
+    (void)z;
+    int i = choose(text, (const char *const[]){"off", "on", NULL});
+    if (i < 0)
+        return err_set(e, ERR_INVALID, "flip '%.40s' is neither on nor off", text);
+    o->flip = i == 1;
+    return 0;
+}
+
+static int take_crop(const zoo_model *z, const char *text, zoo_options *o, err *e)
+{
+    (void)z;
+    char *end;
+    long n = strtol(text, &end, 10);
+    if (!isdigit((unsigned char)*text) || *end || n > ZOO_CROP_MAX)
+        return err_set(e, ERR_INVALID, "crop '%.40s' is not a number of pixels from 0 to %d", text,
+                       ZOO_CROP_MAX);
+    o->crop = (int)n;
+    return 0;
+}
+
+static int take_scale(const zoo_model *z, const char *text, zoo_options *o, err *e)
+{
+    (void)z;
+    int i = choose(text, (const char *const[]){"standardise", "min_max", "none", NULL});
+    if (i < 0)
+        return err_set(e, ERR_INVALID, "scale '%.40s' is neither standardise, min_max nor none",
+                       text);
+    o->scale = (zoo_scale)i;
+    return 0;
+}
+
+/* One "key=value" of a model's text. */
+static int take_option(const zoo_model *z, const char *option, zoo_options *o, err *e)
+{
+    static const struct {
+        const char *key;
+        int (*take)(const zoo_model *z, const char *text, zoo_options *o, err *e);
+    } known[] = {
+        {"stem=", take_stem}, {"flip=", take_flip}, {"crop=", take_crop}, {"scale=", take_scale}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        size_t len = strlen(known[i].key);
+        if (strncmp(option, known[i].key, len) == 0)
+            return known[i].take(z, option + len, o, e);
+    }
+    return err_set(e, ERR_INVALID,
+                   "model option '%.40s' is unknown; known are stem=cifar|imagenet|auto, "
+                   "flip=on|off, crop=PIXELS and scale=standardise|min_max|none",
+                   option);
+}
+
 const zoo_model *zoo_parse(const char *text, zoo_options *o, err *e)
 {
-    char copy[ZOO_TEXT_BYTES * 2];
-    snprintf(copy, sizeof copy, "%s", text);
+    char copy[ZOO_TEXT_BYTES];
     if (strlen(text) >= sizeof copy) {
-        err_set(e, ERR_NOT_FOUND, "no model in the zoo is named '%.48s...'", text);
+        err_set(e, ERR_INVALID, "model '%.48s...' is longer than %d characters", text,
+                ZOO_TEXT_BYTES - 1);
         return NULL;
     }
+    snprintf(copy, sizeof copy, "%s", text);
     char *rest = strchr(copy, ',');
     if (rest)
         *rest++ = '\0';

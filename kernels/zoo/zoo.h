@@ -15,9 +15,18 @@
  * resolution. AUTO: CIFAR when both sides are below 64. */
 typedef enum zoo_stem { ZOO_STEM_AUTO, ZOO_STEM_CIFAR, ZOO_STEM_IMAGENET } zoo_stem;
 
-/* What a builder gets as `user`; NULL means {0}. */
+/* How samples are scaled: kml_transform's words. */
+typedef enum zoo_scale { ZOO_SCALE_STANDARDISE, ZOO_SCALE_MIN_MAX, ZOO_SCALE_NONE } zoo_scale;
+
+enum { ZOO_CROP_MAX = 64 };
+
+/* What a builder gets as `user`; NULL means {0}. flip, crop and scale are for whoever trains the
+ * model without code: no builder reads them. */
 typedef struct zoo_options {
     zoo_stem stem;
+    bool flip;
+    int crop; /* pixels of padding */
+    zoo_scale scale;
     bool no_dropout; /* for comparing with another engine, whose dropout draws other numbers */
 } zoo_options;
 
@@ -30,15 +39,15 @@ typedef struct zoo_model {
     bool stems;    /* has one for small and one for large images */
 } zoo_model;
 
-enum { ZOO_TEXT_BYTES = 64 }; /* of a model's text with its options */
+enum { ZOO_TEXT_BYTES = 64 }; /* of a model's text with its options, with the NUL */
 
 /* All models; NULL past the end. */
 const zoo_model *zoo_at(int index);
 /* The model of that name, or NULL with ERR_NOT_FOUND, and the nearest names in the message. */
 const zoo_model *zoo_find(const char *name, err *e);
-/* A model as text: "resnet34", "resnet34,stem=imagenet". Fills *o and returns the model, or NULL
- * with zoo_find's error, or ERR_INVALID: an unknown option or stem, a stem for a model that has but
- * one. */
+/* A model as text: "resnet34", "resnet34,stem=imagenet,flip=on,crop=4,scale=min_max". Fills *o and
+ * returns the model, or NULL with zoo_find's error, or ERR_INVALID: an unknown option or value, a
+ * stem for a model that has but one, a longer text. */
 const zoo_model *zoo_parse(const char *text, zoo_options *o, err *e);
 /* "cifar", "imagenet", "auto". */
 int zoo_stem_parse(const char *text, zoo_stem *out, err *e);

@@ -588,6 +588,10 @@ def functions_and_histories(p):
     assert about["version"] == 2 and len(about["versions"]) == 2, about
     s.out("function", "create", "-n", "zoo", "--model", "mlp")
     assert [r["MODEL"] for r in table(s.out("function", "list")) if r["NAME"] == "zoo"] == ["mlp"]
+    s.out("function", "update", "-n", "zoo", "--model", "mlp,flip=on,crop=4,scale=min_max")
+    assert s.json("function", "get", "zoo")["model"] == "mlp,flip=on,crop=4,scale=min_max"
+    s.out("task", "wait", s.out("train", "-f", "zoo", "-d", "tiny", "-e", "1").strip())
+    s.out("history", "prune")
     jobs = [train(s, epochs=1) for _ in range(3)]
     for job in jobs:
         s.out("task", "wait", job)
@@ -878,10 +882,12 @@ def data_that_does_not_fit_the_model(p):
     s.write("five.c", MODEL % "5")
     s.out("function", "create", "--name", "five", "--code", "five.c")
     s.out("function", "create", "--name", "vgg", "--model", "vgg11")
+    s.out("function", "create", "--name", "cropped", "--model", "mlp,crop=28")
     before = s.json("task", "list", "--all")
     for _ in range(2):  # what was answered once is kept
         for function, dataset, says in (
                 ("lenet", "small", ["function lenet does not fit dataset small", "(1, 3, 3)", "conv2d 'conv2'", "kernel 5"]),
+                ("cropped", "tiny", ["crop=28 does not fit dataset tiny", "crop of 28 does not fit samples of 28x28"]),
                 ("five", "tiny", ["function five does not fit dataset tiny", "labels up to 9", "5 outputs"]),
                 ("vgg", "small", ["vgg11 does not fit dataset small", "max_pool2d 'features.5'", "kernel 2", "1x1"])):
             s.refused("train", "-f", function, "-d", dataset, says=says)
@@ -946,6 +952,8 @@ def bad_code(p):
     s.refused("function", "create", "--name", "zoo", "--model", "resnet43", says="the nearest are 'resnet")
     s.refused("function", "create", "--name", "zoo", "--model", "resnet34", "--stem", "mnist", says="neither cifar")
     s.refused("function", "create", "--name", "zoo", "--model", "lenet5", "--stem", "cifar", says="one stem alone")
+    s.refused("function", "create", "--name", "zoo", "--model", "lenet5,crop=many", says="crop 'many' is not a number of pixels")
+    s.refused("function", "create", "--name", "zoo", "--model", "lenet5,augment", says=["'augment' is unknown", "flip=on|off"])
     s.refused("function", "create", "--name", "zoo", "--code", harness.LENET, "--stem", "cifar", says="goes with --model", status=2)
     s.refused("function", "create", "--name", "lenet", "--code", harness.LENET, says="update it instead")
     s.refused("function", "update", "--name", "nono", "--code", harness.LENET, says='"nono"')

@@ -158,6 +158,28 @@ def saved_weights_are_a_beginning():
 
 
 @case(platform=False)
+def a_models_text_says_what_code_says_in_its_transform():
+    folder, data = files()
+    code, seen = folder / "model.c", []
+    for options, transform in (("", ".standardise = true"), (",flip=on,crop=4", ".standardise = true, .flip = true, .crop = 4"),
+                               (",scale=min_max", ".min_max = true"), (",crop=2,scale=none", ".crop = 2")):
+        code.write_text("#include <kubeml.h>\n"
+                        "static kml_tensor model(kml_graph *g, kml_tensor x)\n"
+                        "{\n    return kml_zoo(g, x, \"lenet5\", kml_classes(g));\n}\n"
+                        "KUBEML_FUNCTION(.model = model, .optimizer = kml_sgd(.momentum = 0.9, .weight_decay = 1e-4),\n"
+                        f"                .transform = kml_transform({transform}));\n")
+        rest = [*data, "-e", 2, "--threads", 1, "--json"]
+        by_text = epochs(run("--model", "lenet5" + options, *rest)[0])
+        by_code = epochs(run(code, *rest)[0])
+        for key in ("train_loss", "validation_loss"):
+            assert [e[key] for e in by_text] == [e[key] for e in by_code], (options, by_text, by_code)
+        seen.append(by_text[0]["train_loss"])
+    assert len(set(seen)) == len(seen), seen
+    said = run("--model", "lenet5,flip=both", *data, "-e", 1, status=1)[1]
+    assert "flip 'both' is neither on nor off" in said, said
+
+
+@case(platform=False)
 def a_full_disk_is_told_with_its_cause():
     folder, data = files()
     (folder / "full").symlink_to("/dev/full")

@@ -542,6 +542,29 @@ TEST(an_object_that_is_none)
     CHECK_ERR(program_open_zoo("lenet55", &p, &e), e, ERR_NOT_FOUND, "lenet");
 }
 
+TEST(a_models_text_says_its_transform)
+{
+    static const struct {
+        const char *text;
+        transform is;
+    } cases[] = {
+        {"lenet5", {.standardise = true}},
+        {"lenet5,flip=on,crop=4", {.flip = true, .crop = 4, .standardise = true}},
+        {"lenet5,scale=min_max", {.min_max = true}},
+        {"lenet5,scale=none,crop=1", {.crop = 1}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        program *p;
+        err e = ERR_INIT;
+        CHECK_OK(program_open_zoo(cases[i].text, &p, &e), e);
+        const transform *t = program_transform(p), *is = &cases[i].is;
+        CHECK(t->flip == is->flip && t->crop == is->crop && t->standardise == is->standardise &&
+              t->min_max == is->min_max && t->channels == 0);
+        CHECK_STR(program_name(p), cases[i].text);
+        program_close(p);
+    }
+}
+
 /* ---- samples of a request -------------------------------------------------------------------- */
 
 static void read_samples(const char *text, shape one, size_t want)

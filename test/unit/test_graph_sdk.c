@@ -205,6 +205,10 @@ static kml_tensor wrong_zoo(kml_graph *g, kml_tensor x)
 {
     return kml_zoo(g, x, "resnet21", 10);
 }
+static kml_tensor moved_zoo(kml_graph *g, kml_tensor x)
+{
+    return kml_zoo(g, x, "mlp,crop=4", 10);
+}
 static kml_tensor failing(kml_graph *g, kml_tensor x)
 {
     if (kml_channels(g, x) != 3)
@@ -230,6 +234,8 @@ TEST(models_of_the_zoo_and_mistakes)
     CHECK_INT(engine_param_count(m), 235146);
     engine_free(m);
     check_build_error(wrong_zoo, ERR_NOT_FOUND, "the nearest are 'resnet20' and");
+    check_build_error(moved_zoo, ERR_INVALID,
+                      "(\"mlp,crop=4\"): flip, crop and scale are KUBEML_FUNCTION's .transform");
     check_build_error(failing, ERR_INVALID, "this model is for colour images, not for 1 channels");
 }
 

@@ -86,6 +86,19 @@ TEST(stems_follow_the_image_and_channels_and_classes_the_dataset)
     CHECK_ERR(zoo_stem_parse("mnist", &stem, &e), e, ERR_INVALID, "mnist");
 }
 
+TEST(a_models_text_may_say_how_samples_are_transformed)
+{
+    err e = ERR_INIT;
+    zoo_options o = {0};
+    CHECK(zoo_parse("mlp", &o, &e));
+    CHECK(!o.flip && o.crop == 0 && o.scale == ZOO_SCALE_STANDARDISE);
+    const char *longest = "mobilenet_v3_small,stem=imagenet,flip=on,crop=64,scale=min_max";
+    CHECK(zoo_parse(longest, &o, &e));
+    CHECK(o.stem == ZOO_STEM_IMAGENET && o.flip && o.crop == 64 && o.scale == ZOO_SCALE_MIN_MAX);
+    CHECK(zoo_parse("mlp,scale=none,crop=0,flip=off,stem=auto", &o, &e));
+    CHECK(!o.flip && o.crop == 0 && o.scale == ZOO_SCALE_NONE);
+}
+
 TEST(a_models_text_may_say_its_stem)
 {
     err e = ERR_INIT;
@@ -104,6 +117,18 @@ TEST(a_models_text_may_say_its_stem)
         {"resnet34,stem=mnist", "stem 'mnist' is neither", ERR_INVALID},
         {"resnet34,", "model option '' is unknown", ERR_INVALID},
         {"resnet34,steam=cifar", "model option 'steam=cifar' is unknown", ERR_INVALID},
+        {"resnet34,flip",
+         "'flip' is unknown; known are stem=cifar|imagenet|auto, flip=on|off, "
+         "crop=PIXELS and scale=standardise|min_max|none",
+         ERR_INVALID},
+        {"resnet34,flip=yes", "flip 'yes' is neither on nor off", ERR_INVALID},
+        {"resnet34,crop=", "crop '' is not a number of pixels from 0 to 64", ERR_INVALID},
+        {"resnet34,crop=-1", "crop '-1' is not", ERR_INVALID},
+        {"resnet34,crop=4px", "crop '4px' is not", ERR_INVALID},
+        {"resnet34,crop=65", "crop '65' is not", ERR_INVALID},
+        {"resnet34,crop=99999999999999999999", "crop '99999999999999999999' is not", ERR_INVALID},
+        {"resnet34,scale=minmax", "scale 'minmax' is neither standardise, min_max nor none",
+         ERR_INVALID},
         {"resnet20,stem=cifar", "resnet20 has one stem alone", ERR_INVALID},
         {",stem=cifar", "no model in the zoo is named ''", ERR_NOT_FOUND},
     };
@@ -117,7 +142,8 @@ TEST(a_models_text_may_say_its_stem)
     memset(longest, 'x', sizeof longest - 1);
     longest[sizeof longest - 1] = '\0';
     err_clear(&e);
-    CHECK(!zoo_parse(longest, &o, &e) && e.code == ERR_NOT_FOUND);
+    CHECK(!zoo_parse(longest, &o, &e));
+    CHECK_ERR(-1, e, ERR_INVALID, "xxx...' is longer than 63 characters");
 }
 
 TEST(images_that_do_not_fit_say_which_layer)
