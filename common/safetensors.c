@@ -180,10 +180,13 @@ static int check_places(const safetensors *s, uint64_t data, err *e)
                        t->offset < at ? "it overlaps another one" : "there is a gap before it");
         at += t->bytes;
     }
-    if (at != s->len)
-        return err_set(e, ERR_CORRUPT, "safetensors: %llu bytes follow the last tensor",
-                       (unsigned long long)(s->len - at));
-    return 0;
+    if (at == s->len)
+        return 0;
+    char what[64];
+    snprintf(what, sizeof what, "%llu bytes follow %s", (unsigned long long)(s->len - at),
+             s->count ? "it, the last one" : "the header");
+    return s->count ? bad(s->tensors[s->count - 1].name, e, what)
+                    : err_set(e, ERR_CORRUPT, "safetensors: no tensors, and %s", what);
 }
 
 static int parse_tensors(safetensors *s, uint64_t data, err *e)

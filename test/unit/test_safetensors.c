@@ -65,16 +65,24 @@ TEST(a_model_comes_back_from_memory)
     CHECK_OK(safetensors_open_memory(b.bytes, b.len, &s, &e), e);
     check_model(s);
     safetensors_close(s);
-    /* Cut anywhere, it is refused. */
+    /* Cut anywhere, it is refused, and behind the header by the first tensor that is not whole. */
+    size_t data = b.len - sizeof weights - sizeof steps;
     for (size_t len = 0; len < b.len; len++) {
         char *cut = malloc(len + 1);
         memcpy(cut, b.bytes, len);
+        err_clear(&e);
         CHECK_INT(safetensors_open_memory(cut, len, &s, &e), -1);
         CHECK(e.code == ERR_CORRUPT);
+        if (len >= data)
+            CHECK_CONTAINS(e.message, len < data + sizeof weights
+                                          ? "tensor \"conv.weight\": its bytes lie beyond the end"
+                                          : "tensor \"steps\": its bytes lie beyond the end");
         free(cut);
     }
+    err_clear(&e);
     CHECK_OK(buf_append(&b, "x", 1, &e), e);
-    CHECK_ERR(safetensors_open_memory(b.bytes, b.len, &s, &e), e, ERR_CORRUPT, "1 bytes follow");
+    CHECK_ERR(safetensors_open_memory(b.bytes, b.len, &s, &e), e, ERR_CORRUPT,
+              "tensor \"steps\": 1 bytes follow it, the last one");
 }
 
 TEST(a_model_comes_back_from_a_blob)
@@ -143,6 +151,7 @@ TEST(lies_are_refused)
     check_refused("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, ERR_CORRUPT,
                   "two counts");
     check_refused("{\"__metadata__\":{\"a\":1}}", 0, ERR_CORRUPT, "__metadata__");
+    check_refused("{}", 3, ERR_CORRUPT, "no tensors, and 3 bytes follow the header");
     check_refused("{\"\":" T("[1]", "0", "4") "}", 4, ERR_CORRUPT, "name is empty");
     check_refused("{\"a\xFF\":1}", 0, ERR_CORRUPT, "header");
     safetensors *s;
