@@ -141,6 +141,8 @@ static void submit(kube_jobs *j, const json_t *object, const char *now)
         return;
     cleanup_json json_t *request = kube_trainjob_request(spec);
     if (j->host.submit(j->host.context, request, id, &e) && e.code != ERR_EXISTS) {
+        if (e.code == ERR_CANCELLED) /* we end; who comes next submits it */
+            return;
         write_status(j, object, kube_trainjob_status(object, NULL, &e, &j->host.gpu, now));
         return;
     }

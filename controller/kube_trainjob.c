@@ -253,6 +253,28 @@ static void put_task(writing *w, json_t *status, const json_t *task, const kube_
     put_job(w, task, state, suspending);
 }
 
+/* What says nothing about the spec passes by itself. */
+static bool passes(const err *why)
+{
+    return why->code != ERR_INVALID && why->code != ERR_LIMIT && why->code != ERR_NOT_FOUND &&
+           why->code != ERR_UNSUPPORTED;
+}
+
+static const char *reason_of(const err *why)
+{
+    switch (why->code) {
+    case ERR_NOT_FOUND: return "NotFound";
+    case ERR_UNSUPPORTED: return "Unsupported";
+    case ERR_CONFLICT: return "Conflict";
+    default: return passes(why) ? "Unavailable" : "InvalidSpec";
+    }
+}
+
+static const char *state_without_job(const err *why)
+{
+    return !why ? "suspended" : passes(why) ? "waiting" : "refused";
+}
+
 json_t *kube_trainjob_status(const json_t *object, const json_t *task, const err *why,
                              const kube_trainjob_gpu *gpu, const char *now)
 {
@@ -261,14 +283,11 @@ json_t *kube_trainjob_status(const json_t *object, const json_t *task, const err
     writing w = {.before = json_object_get(object, "status"), .conditions = json_array(),
                  .now = now, .generation = json_integer_value(json_object_get(meta, "generation"))};
     json_t *status = json_pack("{s:I, s:s}", "observedGeneration", w.generation, "state",
-                               task ? text_of(task, "state") : why ? "refused" : "suspended");
+                               task ? text_of(task, "state") : state_without_job(why));
     if (task) {
         put_task(&w, status, task, gpu, json_is_true(json_object_get(spec, "suspend")));
     } else {
-        const char *reason = !why                           ? "Suspended"
-                             : why->code == ERR_NOT_FOUND   ? "NotFound"
-                             : why->code == ERR_UNSUPPORTED ? "Unsupported"
-                                                            : "InvalidSpec";
+        const char *reason = why ? reason_of(why) : "Suspended";
         put(&w, "Accepted", !why, reason, why ? why->message : "");
         put(&w, "Suspended", !why, !why ? "Suspended" : "NotSuspended",
             !why ? "it has not begun" : "");
@@ -318,8 +337,8 @@ static json_t *reference_of(const json_t *object)
 static bool is_trouble(const json_t *status, const char *reason)
 {
     const char *state = text_of(status, "state");
-    return is(state, "failed") || is(state, "refused") || is(reason, "Retrying") ||
-           (degraded(status) && !is(reason, "PoolEmpty"));
+    return is(state, "failed") || is(state, "refused") || is(state, "waiting") ||
+           is(reason, "Retrying") || (degraded(status) && !is(reason, "PoolEmpty"));
 }
 
 json_t *kube_trainjob_event(const json_t *object, const json_t *status, const char *now)

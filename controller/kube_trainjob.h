@@ -29,7 +29,7 @@ typedef struct kube_trainjob_gpu {
 
 /* The status subresource. Of `object`, the status so far gives the times of what has not changed.
  * `task` NULL: there is no job; then `why` says why it was not accepted (NULL: suspended before it
- * began). `gpu` may be NULL. */
+ * began): state "waiting" where that passes by itself, or else "refused". `gpu` may be NULL. */
 json_t *kube_trainjob_status(const json_t *object, const json_t *task, const err *why,
                              const kube_trainjob_gpu *gpu, const char *now);
 

@@ -249,6 +249,32 @@ TEST(a_mode_that_is_not_built_is_refused_as_the_api_does)
     CHECK_CONTAINS(text(condition(refused, "Accepted"), "message"), "not built");
 }
 
+/* What is wrong with the platform is not said of the spec. */
+TEST(what_passes_by_itself_is_no_fault_of_the_spec)
+{
+    static const struct {
+        err_code code;
+        const char *state, *reason;
+    } known[] = {
+        {ERR_INVALID, "refused", "InvalidSpec"},     {ERR_LIMIT, "refused", "InvalidSpec"},
+        {ERR_NOT_FOUND, "refused", "NotFound"},      {ERR_CONFLICT, "waiting", "Conflict"},
+        {ERR_UNAVAILABLE, "waiting", "Unavailable"}, {ERR_TIMEOUT, "waiting", "Unavailable"},
+        {ERR_IO, "waiting", "Unavailable"}};
+    cleanup_json json_t *object = train_job(0);
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        err e = ERR_INIT;
+        err_set(&e, known[i].code, "in words");
+        cleanup_json json_t *status = kube_trainjob_status(object, NULL, &e, NULL, now_text);
+        CHECK_STR(text(status, "state"), known[i].state);
+        CHECK_STR(text(status, "reason"), known[i].reason);
+        CHECK_STR(text(condition(status, "Accepted"), "status"), "False");
+        CHECK_STR(text(condition(status, "Accepted"), "reason"), known[i].reason);
+        CHECK_STR(text(condition(status, "Accepted"), "message"), "in words");
+        cleanup_json json_t *event = kube_trainjob_event(object, status, now_text);
+        CHECK_STR(text(event, "type"), "Warning");
+    }
+}
+
 TEST(suspended_here_or_there_both_agree)
 {
     CHECK_INT(next(0, "running", true, "running"), TRAINJOB_KEEP);
