@@ -322,36 +322,44 @@ static int kube_start(cluster *c, const pod_spec *spec, pod *out, err *e)
     return status;
 }
 
-/* The reference of the TrainJob that stands for the job; NULL where there is none. */
-static const json_t *owner_of_job(kube *k, const char *job)
+/* A list of one, or NULL where the list of TrainJobs has none for a job. New reference. */
+static json_t *owner_in(const json_t *list)
 {
-    char path[PATH_BYTES], query[PATH_BYTES];
     json_t *one;
     size_t i;
-    if (strcmp(k->job_known, job) == 0)
-        return k->job_owner;
+    json_array_foreach (json_object_get(list, "items"), i, one) {
+        if (*kube_trainjob_job(one)) /* a copy has the label too */
+            return kube_owner_reference(KUBE_RESOURCES, "TrainJob", kube_object_text(one, "name"),
+                                        kube_object_text(one, "uid"));
+    }
+    return NULL;
+}
+
+/* The reference of the TrainJob that stands for the job; NULL where there is none. It may be made
+ * after the job, and anew for a job that is resumed: what was seen is good for a moment, and what
+ * was not heard for none. */
+static const json_t *owner_of_job(kube *k, const char *job, int64_t deadline_ms)
+{
+    char path[PATH_BYTES], query[PATH_BYTES];
     cleanup_json json_t *list = NULL;
+    err why = ERR_INIT;
+    if (strcmp(k->job_known, job) == 0 && clock_left_ms(k->job_known_ms) > 0)
+        return k->job_owner;
     snprintf(path, sizeof path, "/apis/" KUBE_RESOURCES "/namespaces/%s/trainjobs",
              k->access.namespace_name);
     snprintf(query, sizeof query,
              "labelSelector=kubeml.dev%%2Fjob%%3D%s%%2Ckubeml.dev%%2Finstall%%3D%s", job,
              k->templates.install);
-    kube_outcome o;
-    cleanup_buf buf text;
-    buf_init(&text, KUBE_REPLY_BYTES_MAX);
-    kube_request r = {.method = "GET", .path = path, .query = query};
     json_decref(k->job_owner);
     k->job_owner = NULL;
-    snprintf(k->job_known, sizeof k->job_known, "%s", job);
-    if (kube_try(k->calls, &r, clock_deadline_ms(CALL_MS), &text, &o, NULL) ||
-        json_read(text.bytes ? text.bytes : "", text.len, 64, &list, NULL))
+    k->job_known[0] = '\0';
+    if (kube_get(k->calls, path, query, deadline_ms, &list, &why) && err_retry_may_help(why.code)) {
+        log_warn("job %s gets a pod without an owner: %s", job, why.message);
         return NULL;
-    json_array_foreach(json_object_get(list, "items"), i, one) {
-        if (*kube_trainjob_job(one) && !k->job_owner) /* a copy has the label too */
-            k->job_owner = json_pack("[{s:s, s:s, s:s, s:s}]", "apiVersion", KUBE_RESOURCES, "kind",
-                                     "TrainJob", "name", kube_object_text(one, "name"), "uid",
-                                     kube_object_text(one, "uid"));
     }
+    k->job_owner = owner_in(list);
+    snprintf(k->job_known, sizeof k->job_known, "%s", job);
+    k->job_known_ms = clock_deadline_ms(OWNER_KNOWN_MS);
     return k->job_owner;
 }
 
@@ -361,8 +369,8 @@ static int relabel(kube *k, const char *name, const char *job, int function, int
     char path[PATH_BYTES];
     err why = ERR_INIT;
     int64_t deadline = clock_deadline_ms(CALL_MS);
-    cleanup_json json_t *patch =
-        kube_pod_assignment(job, function, incarnation, owner_of_job(k, job));
+    cleanup_json json_t *patch = kube_pod_assignment(job, function, incarnation,
+                                                     owner_of_job(k, job, deadline - CALL_MS / 2));
     kube_pods_path(k, name, path);
     if (!patch)
         return err_set(e, ERR_NOMEM, "no memory to give pod %s away", name);

@@ -16,14 +16,15 @@
 
 enum {
     CALL_MS = 5000,
-    LOG_MS = 2000,       /* of a pod that is to be deleted: others wait for the worker meanwhile */
+    OWNER_KNOWN_MS = 1000, /* the pods of a job are given out one after the other */
+    LOG_MS = 2000, /* of a pod that is to be deleted: others wait for the worker meanwhile */
     SLOTS_MS = 10000,
     LOG_LINE_BYTES = 16, /* a guess at the shortest, to ask for enough lines */
     LOG_LINES_MAX = 100000,
     PATH_BYTES = 700,
     NODE_BYTES = 256,
     SUSPECTS_MAX = 16,
-    SUSPECT_MS = 120000, /* in which Kubernetes sees by itself that a node is gone */
+    SUSPECT_MS = 120000,  /* in which Kubernetes sees by itself that a node is gone */
     DEAF_AFTER_MS = 1000, /* that a log was waited for in vain: its node does not answer, */
     DEAF_MS = 15000,      /* and is not asked for one for so long */
     POD_OWN_GRACE_S = 30, /* Kubernetes' default */
@@ -70,7 +71,8 @@ typedef struct kube {
     pthread_t worker;
     bool working;
     int event_fd;
-    char job_known[CLUSTER_JOB_BYTES]; /* whose TrainJob `job_owner` is; owner's thread */
+    char job_known[CLUSTER_JOB_BYTES]; /* whose TrainJob `job_owner` is; owner's thread, */
+    int64_t job_known_ms;              /* until when */
     json_t *job_owner;
 
     pthread_mutex_t lock;

@@ -12,7 +12,13 @@
 #include "kube_claim.h"
 #include "log.h"
 
-enum { CALL_MS = 10000, OPEN_MS = 30000 };
+enum {
+    CALL_MS = 10000,
+    OPEN_MS = 30000,
+    /* A pod may be given to a job without an owner so long after the job's TrainJob was made: it
+     * was asked for one before (cluster_kubernetes.c). */
+    ADOPT_MS = 10000,
+};
 
 struct kube_jobs {
     const kube_config *access;
@@ -22,10 +28,12 @@ struct kube_jobs {
     pthread_t thread;
     bool running;
     char path[300];
-    json_t *tried; /* uid: when, in monotonic ms; our thread's, as the next three */
+    json_t *tried; /* uid: when, in monotonic ms; our thread's, as all until the lock */
     json_t *owed;  /* id: the task of a job that ended before it could be shown */
     /* ids of jobs whose TrainJob was deleted, until they are not active any more */
     json_t *leaving;
+    json_t *adopting; /* id: until when its pods are looked at, in monotonic ms */
+    int64_t adopt_ms; /* when next */
     bool turned;
 
     pthread_mutex_t lock;
@@ -217,6 +225,11 @@ static void follow(kube_jobs *j, json_t *object, const char *now)
         write_status(j, steered, kube_trainjob_status(steered, task, NULL, &j->host.gpu, now));
 }
 
+static void adopt_soon(kube_jobs *j, const char *id)
+{
+    json_object_set_new(j->adopting, id, json_integer(clock_deadline_ms(ADOPT_MS)));
+}
+
 /* A job of the API that no TrainJob stands for. False: not now, and it is worth another try. */
 static bool show(kube_jobs *j, const json_t *task)
 {
@@ -233,12 +246,15 @@ static bool show(kube_jobs *j, const json_t *task)
             log_warn("job %s gets no TrainJob: %s", id, e.message);
         return !err_retry_may_help(e.code);
     }
-    if (object)
+    if (object) {
         j->host.link(j->host.context, id, true);
+        adopt_soon(j, id);
+    }
     return object != NULL;
 }
 
-static bool stands_for(const json_t *objects, const char *job)
+/* NULL: none. */
+static const json_t *standing_for(const json_t *objects, const char *job)
 {
     json_t *one;
     const char *name;
@@ -246,9 +262,9 @@ static bool stands_for(const json_t *objects, const char *job)
     json_object_foreach((json_t *)(uintptr_t)objects, name, one) {
         kube_trainjob_id(one, id); /* submitted, not yet labelled */
         if (strcmp(kube_trainjob_job(one), job) == 0 || strcmp(id, job) == 0)
-            return true;
+            return one;
     }
-    return false;
+    return NULL;
 }
 
 static bool is_deleted(kube_jobs *j, const char *id)
@@ -266,8 +282,13 @@ static void show_others(kube_jobs *j, const json_t *objects, const json_t *curre
     size_t i;
     json_array_foreach(current, i, one) {
         const char *job = text_of(one, "id");
-        if (json_object_get(j->leaving, job) || stands_for(objects, job))
+        if (json_object_get(j->leaving, job))
             continue;
+        if (standing_for(objects, job)) {
+            if (!j->turned) /* who led before may have got no further */
+                adopt_soon(j, job);
+            continue;
+        }
         /* It had one when we began: that was deleted while nobody looked. */
         if (!j->turned && j->host.linked(j->host.context, job))
             json_object_set_new(j->leaving, job, json_true());
@@ -276,7 +297,7 @@ static void show_others(kube_jobs *j, const json_t *objects, const json_t *curre
     }
     /* One that has ended is not in the next list. */
     json_object_foreach_safe(j->owed, next, id, one)
-        if (stands_for(objects, id) || is_deleted(j, id) || show(j, one))
+        if (standing_for(objects, id) || is_deleted(j, id) || show(j, one))
             json_object_del(j->owed, id);
 }
 
@@ -306,6 +327,71 @@ static void let_go(kube_jobs *j, const json_t *current)
     }
 }
 
+static bool has_owner(const json_t *owned, const char *uid)
+{
+    const json_t *owners = json_object_get(json_object_get(owned, "metadata"), "ownerReferences");
+    return strcmp(text_of(json_array_get(owners, 0), "uid"), uid) == 0;
+}
+
+static int give_owner(kube_jobs *j, const json_t *owned, const json_t *owner, err *e)
+{
+    char path[700];
+    err why = ERR_INIT;
+    cleanup_json json_t *patch =
+        json_pack("{s:{s:o}}", "metadata", "ownerReferences",
+                  kube_owner_reference(KUBE_RESOURCES, "TrainJob", kube_object_text(owner, "name"),
+                                       kube_object_text(owner, "uid")));
+    snprintf(path, sizeof path, "/api/v1/namespaces/%s/pods/%s", j->access->namespace_name,
+             kube_object_text(owned, "name"));
+    if (!patch)
+        return err_set(e, ERR_NOMEM, "no memory for an owner");
+    if (kube_merge_patch(j->client, path, patch, clock_deadline_ms(CALL_MS), NULL, &why) == 0 ||
+        why.code == ERR_NOT_FOUND)
+        return 0;
+    return err_set(e, why.code, "%s", why.message);
+}
+
+/* What stands beside kubeml-ps belongs to its pod (kube_beside.h) and needs nothing. */
+static int adopt_pods(kube_jobs *j, const char *id, const json_t *object, err *e)
+{
+    char path[300], query[300];
+    cleanup_json json_t *list = NULL;
+    json_t *one;
+    size_t i;
+    snprintf(path, sizeof path, "/api/v1/namespaces/%s/pods", j->access->namespace_name);
+    snprintf(query, sizeof query,
+             "labelSelector=kubeml.dev%%2Fjob%%3D%s%%2Ckubeml.dev%%2Finstall%%3D%s", id,
+             j->host.install);
+    if (kube_get(j->client, path, query, clock_deadline_ms(CALL_MS), &list, e))
+        return -1;
+    json_array_foreach (json_object_get(list, "items"), i, one) {
+        if (!has_owner(one, kube_object_text(object, "uid")) && give_owner(j, one, object, e))
+            return -1;
+    }
+    return 0;
+}
+
+/* A job of the API may get its pods before its TrainJob: they become that one's, as those that come
+ * later are from the start, so that they go with it also where nobody looks. */
+static void adopt(kube_jobs *j, const json_t *objects)
+{
+    int64_t now = clock_monotonic_ms();
+    const char *id;
+    json_t *until;
+    void *next;
+    if (now < j->adopt_ms || json_object_size(j->adopting) == 0)
+        return;
+    j->adopt_ms = now + KUBE_JOBS_TURN_MS;
+    json_object_foreach_safe (j->adopting, next, id, until) {
+        err e = ERR_INIT;
+        const json_t *object = standing_for(objects, id);
+        if (object && adopt_pods(j, id, object, &e) && e.code != ERR_CANCELLED)
+            log_warn("the pods of job %s do not go with its TrainJob: %s", id, e.message);
+        if (!err_retry_may_help(e.code) && (e.code != ERR_NONE || now >= json_integer_value(until)))
+            json_object_del(j->adopting, id);
+    }
+}
+
 static void turn(kube_jobs *j, const json_t *objects, const json_t *gone)
 {
     char now[32];
@@ -324,6 +410,7 @@ static void turn(kube_jobs *j, const json_t *objects, const json_t *gone)
         else
             submit(j, one, now);
     }
+    adopt(j, objects);
     if (j->host.current(j->host.context, &current, NULL))
         return;
     show_others(j, objects, current);
@@ -358,7 +445,7 @@ static int start(kube_jobs *j, err *e)
 {
     kube_watch_config config = {.access = j->access, .path = j->path, .changed = on_change,
                                 .context = j};
-    if (!j->objects || !j->gone || !j->tried || !j->owed || !j->leaving)
+    if (!j->objects || !j->gone || !j->tried || !j->owed || !j->leaving || !j->adopting)
         return err_set(e, ERR_NOMEM, "no memory for the TrainJobs");
     if (kube_client_open(j->access, &j->client, e) || kube_watch_start(&config, &j->watch, e) ||
         kube_watch_wait(j->watch, clock_deadline_ms(OPEN_MS), e))
@@ -389,6 +476,7 @@ int kube_jobs_start(const kube_config *access, const kube_jobs_host *host, kube_
     j->tried = json_object();
     j->owed = json_object();
     j->leaving = json_object();
+    j->adopting = json_object();
     if (start(j, e)) {
         kube_jobs_stop(j);
         return -1;
@@ -416,6 +504,7 @@ void kube_jobs_stop(kube_jobs *j)
     json_decref(j->tried);
     json_decref(j->owed);
     json_decref(j->leaving);
+    json_decref(j->adopting);
     pthread_cond_destroy(&j->changed);
     pthread_mutex_destroy(&j->lock);
     free(j);

@@ -1,12 +1,12 @@
 /* kube_jobs.h: jobs as TrainJobs (charts/kubeml/crds) and the other way round.
  *
  * A TrainJob that somebody makes is submitted under an id made from its uid, so that a lost answer
- * or a restart submits nothing twice; a job made through the API gets a TrainJob of its own. What
- * becomes of the job stands in the status subresource. spec.suspend and the API's suspend and
- * resume are kept alike; the time to live is kept here. Deleting a TrainJob cancels its job, also
- * when nobody looked (its pods go with it by their owner references); a job that is deleted through
- * the API takes its TrainJob along. TrainJobs of another installation in the namespace are left
- * alone (kube_claim.h). */
+ * or a restart submits nothing twice; a job made through the API gets a TrainJob of its own, which
+ * then owns its pods. What becomes of the job stands in the status subresource. spec.suspend and
+ * the API's suspend and resume are kept alike; the time to live is kept here. Deleting a TrainJob
+ * cancels its job, also when nobody looked (its pods go with it by their owner references); a job
+ * that is deleted through the API takes its TrainJob along. TrainJobs of another installation in
+ * the namespace are left alone (kube_claim.h). */
 #ifndef KUBEML_KUBE_JOBS_H
 #define KUBEML_KUBE_JOBS_H
 

@@ -398,6 +398,67 @@ TEST(a_pod_is_given_once)
     close_world(&w);
 }
 
+#define TRAINJOBS "/apis/kubeml.dev/v1alpha1/namespaces/test/trainjobs"
+
+/* The TrainJob of job7, with that uid. */
+static void put_train_job(world *w, const char *uid)
+{
+    fake_kube_set(w->server, TRAINJOBS,
+                  json_pack("{s:[{s:{s:s, s:s, s:{s:s}}}]}", "items", "metadata", "name",
+                            "job-job7", "uid", uid, "labels", KUBE_LABEL_JOB, "job7"));
+}
+
+/* The owner of a fresh pod that is given to job7; false: none. */
+static bool gets_owner(world *w, int number, char uid[40])
+{
+    char name[24];
+    err e = ERR_INIT;
+    snprintf(name, sizeof name, "function-%d", number);
+    start_running(w, name, POD_FUNCTION);
+    CHECK_OK(w->c->ops->assign(w->c, name, "job7", number, 0, &e), e);
+    cleanup_json json_t *made = wait_pod(w, name, true);
+    const char *found = json_string_value(dig(made, "metadata|ownerReferences|0|uid"));
+    snprintf(uid, 40, "%s", found ? found : "");
+    return found != NULL;
+}
+
+/* A job of the API gets its TrainJob a moment after its first pods, and another one when it is
+ * resumed after that was deleted: an owner that is no more would take the pod along. */
+TEST(a_pod_is_owned_by_the_train_job_that_is_there)
+{
+    world w;
+    char uid[40];
+    int number = 0;
+    open_world(&w);
+    CHECK(!gets_owner(&w, number++, uid));
+    put_train_job(&w, "first");
+    int64_t deadline = clock_deadline_ms(WAIT_MS);
+    while (!gets_owner(&w, number++, uid)) {
+        CHECK(clock_monotonic_ms() < deadline);
+        poll(NULL, 0, 20);
+    }
+    CHECK_STR(uid, "first");
+    put_train_job(&w, "second");
+    do {
+        CHECK(gets_owner(&w, number++, uid));
+        CHECK(clock_monotonic_ms() < deadline);
+        poll(NULL, 0, 20);
+    } while (strcmp(uid, "second") != 0);
+    close_world(&w);
+}
+
+TEST(a_train_job_that_is_not_told_at_once_is_asked_for_again)
+{
+    world w;
+    char uid[40];
+    open_world(&w);
+    put_train_job(&w, "first");
+    fake_kube_fault(w.server, FAKE_GET, FAULT_STATUS, 500, -1, 1);
+    CHECK(gets_owner(&w, 0, uid));
+    CHECK_INT(fake_kube_pending_faults(w.server), 0);
+    close_world(&w);
+}
+
 static json_t *being_deleted(void)
 {
     return json_pack("{s:{s:s}}", "metadata", "deletionTimestamp", "2026-01-01T00:00:00Z");

@@ -517,6 +517,98 @@ TEST(a_short_job_of_the_api_gets_its_train_job)
     close_platform(&p);
 }
 
+/* One job of the API that runs, and got its pod before there was a TrainJob. */
+static int running_current(void *context, json_t **out, err *e)
+{
+    (void)context;
+    (void)e;
+    *out = json_array();
+    json_t *one = task("running");
+    json_object_set_new(one, "id", json_string("aaaaaaaaaaaa"));
+    json_object_set_new(one, "request", json_object());
+    return json_array_append_new(*out, one);
+}
+
+static int running_task(void *context, const char *id, json_t **out, err *e)
+{
+    (void)context;
+    (void)id;
+    (void)e;
+    *out = task("running");
+    return 0;
+}
+
+static const json_t *owner_of(const json_t *object)
+{
+    const json_t *meta = json_object_get(object, "metadata");
+    return json_array_get(json_object_get(meta, "ownerReferences"), 0);
+}
+
+/* Until it is owned by a TrainJob. */
+static json_t *wait_owned(platform *p, const char *name)
+{
+    char path[200];
+    int64_t until = clock_deadline_ms(10000);
+    snprintf(path, sizeof path, FAKE_KUBE_PODS "/%s", name);
+    for (;;) {
+        cleanup_json json_t *now = fake_kube_object(p->server, path);
+        if (strcmp(text(owner_of(now), "kind"), "TrainJob") == 0)
+            return json_incref(now);
+        CHECK(clock_left_ms(until) > 0);
+        poll(NULL, 0, 2);
+    }
+}
+
+static void has_pods(platform *p)
+{
+    static const char *const names[] = {"ps-1", "function-1"};
+    json_t *all = json_array();
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char path[200];
+        json_t *one = json_pack("{s:{s:s, s:[{s:s, s:s}]}}", "metadata", "name", names[i],
+                                "ownerReferences", "kind", "ConfigMap", "uid", "of-the-pool");
+        snprintf(path, sizeof path, FAKE_KUBE_PODS "/%s", names[i]);
+        json_array_append(all, one);
+        fake_kube_set(p->server, path, one);
+    }
+    fake_kube_set(p->server, FAKE_KUBE_PODS, json_pack("{s:o}", "items", all));
+}
+
+static void check_owned(platform *p, const char *object)
+{
+    cleanup_json json_t *ps = wait_owned(p, "ps-1"), *function = wait_owned(p, "function-1");
+    cleanup_json json_t *all = fake_kube_copy(p->server);
+    CHECK_STR(text(owner_of(ps), "apiVersion"), KUBE_RESOURCES);
+    CHECK_STR(text(owner_of(ps), "name"), object);
+    CHECK_STR(text(owner_of(ps), "uid"),
+              text(json_object_get(json_object_get(all, object), "metadata"), "uid"));
+    CHECK(json_equal(owner_of(ps), owner_of(function)));
+}
+
+/* Or they would outlive a TrainJob that is deleted while no controller runs. */
+TEST(pods_that_were_there_before_their_train_job_become_its_own)
+{
+    platform p;
+    open_platform(&p);
+    has_pods(&p);
+    kube_jobs_host host = {.submit = take,
+                           .task = running_task,
+                           .current = running_current,
+                           .link = no_link,
+                           .linked = never_linked,
+                           .context = &p,
+                           .install = "here"};
+    err e = ERR_INIT;
+    CHECK_OK(kube_jobs_start(&p.access, &host, &p.jobs, &e), e);
+    check_owned(&p, KUBE_TRAINJOB_SHOWS "aaaaaaaaaaaa");
+    kube_jobs_stop(p.jobs);
+    /* Nor did the controller that made the TrainJob come to it. */
+    has_pods(&p);
+    CHECK_OK(kube_jobs_start(&p.access, &host, &p.jobs, &e), e);
+    check_owned(&p, KUBE_TRAINJOB_SHOWS "aaaaaaaaaaaa");
+    close_platform(&p);
+}
+
 /* As `kubectl get -o yaml` gives it, under another name: with the labels of what it was copied
  * from, suspended or not. */
 TEST(a_copy_of_a_train_job_is_a_job_of_its_own)
