@@ -88,6 +88,7 @@ typedef struct controller {
     int64_t started_wall_ms;
     leader *_Atomic leader; /* NULL: it is the only one, or has not asked yet */
     atomic_bool leads; /* `owner` is there; it may not be touched before */
+    atomic_int unseen; /* why no TrainJob is looked at, an err_code; ERR_NONE: they are */
 } controller;
 
 /* Whether what is about jobs and pods can be answered here. */

@@ -17,7 +17,7 @@
 #include "name.h"
 #include "refusal.h"
 
-enum { CALL_MS = 10000, OPEN_MS = 30000, RETRY_MS = 10000 };
+enum { CALL_MS = 10000, RETRY_MS = 10000 };
 
 /* One of the two kinds. */
 typedef struct shelf {
@@ -27,6 +27,8 @@ typedef struct shelf {
     kube_watch *watch;
     json_t *objects; /* by name; with the lock */
     json_t *gone;    /* names; with the lock */
+    bool whole;      /* with the lock */
+    err_code lacks;  /* why it is not whole yet, as last said; the watch's thread's */
 } shelf;
 
 struct kube_catalog {
@@ -247,6 +249,32 @@ static void on_change(void *context, kube_change change, const json_t *object)
     pthread_mutex_unlock(&k->lock);
 }
 
+static void on_listed(void *context)
+{
+    shelf *s = context;
+    kube_catalog *k = s->catalog;
+    pthread_mutex_lock(&k->lock);
+    if (!s->whole && s->lacks != ERR_NONE)
+        log_info("%ss are looked at", s->kind);
+    s->whole = true;
+    pthread_cond_signal(&k->changed);
+    pthread_mutex_unlock(&k->lock);
+}
+
+/* The watch goes on trying. */
+static void on_failure(void *context, const err *why)
+{
+    shelf *s = context;
+    kube_catalog *k = s->catalog;
+    pthread_mutex_lock(&k->lock);
+    bool news = !s->whole && why->code != s->lacks;
+    pthread_mutex_unlock(&k->lock);
+    if (!news)
+        return;
+    s->lacks = why->code;
+    log_warn("%ss are not looked at: %s", s->kind, why->message);
+}
+
 static void turn(kube_catalog *k, json_t *functions, json_t *datasets, const json_t *gone)
 {
     json_t *one;
@@ -270,6 +298,8 @@ static void *run(void *arg)
 {
     kube_catalog *k = arg;
     pthread_mutex_lock(&k->lock);
+    while (!k->stopping && !(k->functions.whole && k->datasets.whole))
+        pthread_cond_wait(&k->changed, &k->lock);
     while (!k->stopping) {
         cleanup_json json_t *functions = json_deep_copy(k->functions.objects);
         cleanup_json json_t *datasets = json_deep_copy(k->datasets.objects);
@@ -294,7 +324,11 @@ static void *run(void *arg)
 static int open_shelf(kube_catalog *k, shelf *s, const kube_config *access, const char *kind,
                       const char *plural, err *e)
 {
-    kube_watch_config config = {.access = access, .path = s->path, .changed = on_change,
+    kube_watch_config config = {.access = access,
+                                .path = s->path,
+                                .changed = on_change,
+                                .failed = on_failure,
+                                .listed = on_listed,
                                 .context = s};
     s->catalog = k;
     s->kind = kind;
@@ -304,10 +338,7 @@ static int open_shelf(kube_catalog *k, shelf *s, const kube_config *access, cons
              access->namespace_name, plural);
     if (!s->objects || !s->gone)
         return err_set(e, ERR_NOMEM, "no memory for the %s", plural);
-    if (kube_watch_start(&config, &s->watch, e) ||
-        kube_watch_wait(s->watch, clock_deadline_ms(OPEN_MS), e))
-        return err_wrap(e, "%s", plural);
-    return 0;
+    return kube_watch_start(&config, &s->watch, e) ? err_wrap(e, "%s", plural) : 0;
 }
 
 static void close_shelf(shelf *s)

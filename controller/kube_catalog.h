@@ -15,7 +15,8 @@ enum { KUBE_CATALOG_TURN_MS = 2000 };
 
 typedef struct kube_catalog kube_catalog;
 
-/* `access` outlives it. Fails at once where the CRDs are not installed (ERR_NOT_FOUND). */
+/* `access` outlives it. Waits for nothing: while the API server is away, or the CRDs are not
+ * installed or may not be read, it goes on trying. */
 int kube_catalog_start(const kube_config *access, const char *install, controller *c,
                        kube_catalog **out, err *e);
 void kube_catalog_stop(kube_catalog *k); /* NULL is fine */

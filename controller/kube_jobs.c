@@ -14,7 +14,6 @@
 
 enum {
     CALL_MS = 10000,
-    OPEN_MS = 30000,
     /* A pod may be given to a job without an owner so long after the job's TrainJob was made: it
      * was asked for one before (cluster_kubernetes.c). */
     ADOPT_MS = 10000,
@@ -40,7 +39,9 @@ struct kube_jobs {
     pthread_cond_t changed;
     json_t *objects; /* by name */
     json_t *gone;    /* ids of jobs whose TrainJob was deleted */
-    bool stopping, dirty;
+    bool stopping, dirty, whole;
+
+    err_code lacks; /* why the copy is not whole yet, as last said; the watch's thread's */
 };
 
 static const char *text_of(const json_t *object, const char *key)
@@ -66,6 +67,35 @@ static void on_change(void *context, kube_change change, const json_t *object)
     j->dirty = true;
     pthread_cond_signal(&j->changed);
     pthread_mutex_unlock(&j->lock);
+}
+
+static void on_listed(void *context)
+{
+    kube_jobs *j = context;
+    pthread_mutex_lock(&j->lock);
+    bool news = !j->whole;
+    j->whole = true;
+    pthread_cond_signal(&j->changed);
+    pthread_mutex_unlock(&j->lock);
+    if (news && j->lacks != ERR_NONE)
+        log_info("TrainJobs are looked at");
+    if (news && j->host.looks)
+        j->host.looks(j->host.context, NULL);
+}
+
+/* Before the first list nothing can be done, and the watch goes on trying. */
+static void on_failure(void *context, const err *why)
+{
+    kube_jobs *j = context;
+    pthread_mutex_lock(&j->lock);
+    bool news = !j->whole && why->code != j->lacks;
+    pthread_mutex_unlock(&j->lock);
+    if (!news)
+        return;
+    j->lacks = why->code;
+    log_warn("TrainJobs are not looked at: %s", why->message);
+    if (j->host.looks)
+        j->host.looks(j->host.context, why);
 }
 
 /* ---- turning --------------------------------------------------------------------------------- */
@@ -422,6 +452,8 @@ static void *run(void *arg)
 {
     kube_jobs *j = arg;
     pthread_mutex_lock(&j->lock);
+    while (!j->stopping && !j->whole)
+        pthread_cond_wait(&j->changed, &j->lock);
     while (!j->stopping) {
         cleanup_json json_t *objects = json_deep_copy(j->objects);
         cleanup_json json_t *gone = j->gone;
@@ -443,12 +475,15 @@ static void *run(void *arg)
 
 static int start(kube_jobs *j, err *e)
 {
-    kube_watch_config config = {.access = j->access, .path = j->path, .changed = on_change,
+    kube_watch_config config = {.access = j->access,
+                                .path = j->path,
+                                .changed = on_change,
+                                .failed = on_failure,
+                                .listed = on_listed,
                                 .context = j};
     if (!j->objects || !j->gone || !j->tried || !j->owed || !j->leaving || !j->adopting)
         return err_set(e, ERR_NOMEM, "no memory for the TrainJobs");
-    if (kube_client_open(j->access, &j->client, e) || kube_watch_start(&config, &j->watch, e) ||
-        kube_watch_wait(j->watch, clock_deadline_ms(OPEN_MS), e))
+    if (kube_client_open(j->access, &j->client, e) || kube_watch_start(&config, &j->watch, e))
         return err_wrap(e, "TrainJobs");
     if (pthread_create(&j->thread, NULL, run, j))
         return err_set(e, ERR_NOMEM, "no thread for the TrainJobs");

@@ -28,6 +28,9 @@ typedef struct kube_jobs_host {
     int (*current)(void *context, json_t **out, err *e);
     void (*link)(void *context, const char *id, bool yes); /* remembers that it has a TrainJob */
     bool (*linked)(void *context, const char *id);
+    /* Why no TrainJob is looked at, each time that it is another reason, and NULL once they are.
+     * From the watch's thread. May be NULL. */
+    void (*looks)(void *context, const err *why);
     kube_trainjob_gpu gpu; /* of each function */
     char install[KUBE_INSTALL_BYTES]; /* whose label other platforms leave alone (kube_claim.h) */
     void *context;
@@ -35,7 +38,8 @@ typedef struct kube_jobs_host {
 
 typedef struct kube_jobs kube_jobs;
 
-/* `access` outlives it. Fails at once where the CRDs are not installed (ERR_NOT_FOUND). */
+/* `access` outlives it. Waits for nothing: while the API server is away, or the CRDs are not
+ * installed or may not be read, it goes on trying. */
 int kube_jobs_start(const kube_config *access, const kube_jobs_host *host, kube_jobs **out, err *e);
 void kube_jobs_stop(kube_jobs *j); /* NULL is fine */
 

@@ -104,6 +104,11 @@ static bool linked(void *context, const char *id)
     return yes;
 }
 
+static void looks(void *context, const err *why)
+{
+    atomic_store(&((controller *)context)->unseen, (int)(why ? why->code : ERR_NONE));
+}
+
 int kube_mirror_access(const controller *c, kube_config *out, err *e)
 {
     kube_templates t;
@@ -119,9 +124,16 @@ int kube_mirror_access(const controller *c, kube_config *out, err *e)
 static int start(kube_mirror *m, controller *c, err *e)
 {
     kube_templates t;
-    kube_jobs_host host = {.submit = submit, .cancel = cancel, .suspend = suspend,
-                           .resume = resume, .task = task,     .current = current,
-                           .link = link_job, .linked = linked, .context = c};
+    kube_jobs_host host = {.submit = submit,
+                           .cancel = cancel,
+                           .suspend = suspend,
+                           .resume = resume,
+                           .task = task,
+                           .current = current,
+                           .link = link_job,
+                           .linked = linked,
+                           .looks = looks,
+                           .context = c};
     if (kube_mirror_access(c, &m->access, e) || kube_templates_read(c->config.pods_file, &t, e))
         return -1;
     snprintf(host.install, sizeof host.install, "%s", t.install);

@@ -198,6 +198,8 @@ static int list(kube_watch *w, err *e)
     w->size = json_object_size(w->objects);
     pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
+    if (w->config.listed)
+        w->config.listed(w->config.context);
     return 0;
 }
 

@@ -29,6 +29,7 @@ typedef struct kube_watch_config {
      * the last state known. */
     void (*changed)(void *context, kube_change change, const json_t *object);
     void (*failed)(void *context, const err *why); /* each time, for logs and readiness; NULL */
+    void (*listed)(void *context);                 /* after each list: the copy is whole; NULL */
     void *context;
 } kube_watch_config;
 

@@ -28,6 +28,17 @@ static void rest_health(http_request *r, void *context)
     http_answer_json(r, 200, json_pack("{s:s}", "status", "ok"));
 }
 
+/* NULL: they are looked at. The API works without them. */
+static const char *why_unseen(const controller *c)
+{
+    switch (atomic_load(&c->unseen)) {
+    case ERR_NONE: return NULL;
+    case ERR_NOT_FOUND: return "not looked at: the custom resources are not installed";
+    case ERR_FORBIDDEN: return "not looked at: the API server forbids it";
+    default: return "not looked at: the API server does not list them";
+    }
+}
+
 /* Ready: the store answers, and there are slots. A controller that stands by is: it takes uploads.
  * It says what the leader says of slots, jobs and pods, as far as that one answers. */
 static void rest_ready(http_request *r, void *context)
@@ -46,6 +57,8 @@ static void rest_ready(http_request *r, void *context)
         status = forward_look(c, "/ready");
     if (!status)
         status = json_object();
+    if (leads && why_unseen(c))
+        json_object_set_new(status, "trainjobs", json_string(why_unseen(c)));
     json_object_set_new(status, "status", json_string("ready"));
     json_object_set_new(status, "leads", json_boolean(leads));
     http_answer_json(r, 200, status);

@@ -1,8 +1,8 @@
 """An API server of Kubernetes for programs that run here: Leases with versions, pods that never start, and the proxy
 of a Service "kubeml" whose pod is at `backend`, which like the real one keeps Authorization for itself.
 
-It can be told to go away for a while (`away`), and with `tls` asks for a client's certificate. Anything else is not
-there (404).
+It can be told to go away for a while (`away`), and with `tls` asks for a client's certificate. With `crds` it has the
+custom resources, and no object of them. Anything else is not there (404).
 """
 import base64
 import contextlib
@@ -23,7 +23,7 @@ class FakeKube:
         self.lock = threading.Lock()
         self.backend, self.secret, self.services = None, None, ["kubeml"]
         self.forbidden = ()  # parts of paths
-        self.leases, self.version, self.away = {}, 1, False
+        self.leases, self.version, self.away, self.crds = {}, 1, False, False
         self.ended = threading.Event()
         outer = self
 
@@ -131,11 +131,11 @@ users: [{{name: test, user: {{{user}}}}}, {{name: other, user: {{token: wrong}}}
         path, _, query = path.partition("?")
         if self.away:
             return self.status(503, "ServiceUnavailable")
-        if path == "/api/v1/namespaces/ml/pods":
+        if path == "/api/v1/namespaces/ml/pods" or (self.crds and path.startswith("/apis/kubeml.dev/v1alpha1/")):
             if method == "GET" and "watch=" in query:
                 return "watch", None
             if method == "GET":
-                return 200, {"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []}
+                return 200, {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []}
             return 403, {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "exceeded quota: none"}
         if any(part in path for part in self.forbidden):
             return self.status(403, "Forbidden")

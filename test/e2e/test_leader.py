@@ -64,6 +64,11 @@ def leads(platform):
     return call(platform, "GET", "/ready").json()["leads"]
 
 
+def unseen(platform):
+    """Why it looks at no TrainJobs."""
+    return call(platform, "GET", "/ready").json().get("trainjobs")
+
+
 def two(made):
     """The one that leads and the one that stands by."""
     a, b = made["a"].start(), made["b"].start()
@@ -87,6 +92,7 @@ def both_answer_and_one_leads():
     with controllers("a", "b") as (kube, made):
         first, second = two(made)
         assert not leads(second) and kube.holder() in ("a", "b")
+        until(lambda: unseen(first), 20)
         mine, other = call(first, "GET", "/ready").json(), call(second, "GET", "/ready").json()
         assert {**mine, "leads": False} == other and other["slots"] == 4, (mine, other)
         assert b"kubeml_leads 1" in call(first, "GET", "/metrics").content
@@ -200,6 +206,19 @@ def without_the_api_server_nobody_leads_for_long():
         kube.away = False
         until(lambda: leads(second), 30)
         assert call(second, "GET", "/tasks").json() == []
+
+
+@case(limit=120, platform=False)
+def train_jobs_are_looked_at_when_there_are_any():
+    """The leader does without, says so, and needs nobody who starts it again."""
+    with controllers("a") as (kube, made):
+        a = made["a"].start()
+        until(lambda: leads(a) and unseen(a), 20)
+        assert "not installed" in unseen(a) and "TrainJobs are not looked at" in a.log_text()
+        assert call(a, "GET", "/tasks").json() == []
+        kube.crds = True
+        until(lambda: not unseen(a), 30)
+        assert "TrainJobs are looked at" in a.log_text() and a.stop() == 0
 
 
 def each_operation(platform):

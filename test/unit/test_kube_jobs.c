@@ -371,6 +371,7 @@ typedef struct platform {
     kube_jobs *jobs;
     pthread_mutex_t lock;
     json_t *submitted; /* ids */
+    json_t *looks;     /* err_codes */
     bool told;
 } platform;
 
@@ -422,7 +423,7 @@ static void put_train_job(platform *p, const char *name, const char *uid, const 
 
 static void open_platform(platform *p)
 {
-    *p = (platform){.server = fake_kube_start(), .submitted = json_array()};
+    *p = (platform){.server = fake_kube_start(), .submitted = json_array(), .looks = json_array()};
     p->access = (kube_config){.server = strdup(fake_kube_url(p->server)), .namespace_name = "test"};
     pthread_mutex_init(&p->lock, NULL);
     fake_kube_collection(p->server, TRAINJOBS_PATH);
@@ -442,6 +443,7 @@ static void close_platform(platform *p)
     fake_kube_stop(p->server);
     kube_config_free(&p->access);
     json_decref(p->submitted);
+    json_decref(p->looks);
     pthread_mutex_destroy(&p->lock);
 }
 
@@ -680,6 +682,57 @@ TEST(who_notes_itself_second_submits_nothing)
     CHECK_STR(json_string_value(json_array_get(p.submitted, 0)), "444444445555");
     cleanup_json json_t *labels = labels_now(&p, "one");
     CHECK_STR(text(labels, KUBE_LABEL_INSTALL), "there");
+    close_platform(&p);
+}
+
+static void looks(void *context, const err *why)
+{
+    platform *p = context;
+    pthread_mutex_lock(&p->lock);
+    json_array_append_new(p->looks, json_integer(why ? (json_int_t)why->code : ERR_NONE));
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* Who leads waits for nothing, and is told why until it is so. */
+TEST(train_jobs_are_looked_at_as_soon_as_they_can_be_listed)
+{
+    static const err_code told[] = {ERR_UNAVAILABLE, ERR_NOT_FOUND, ERR_FORBIDDEN, ERR_NONE};
+    platform p;
+    open_platform(&p);
+    put_train_job(&p, "one", "11111111-2222-3333", NULL, NULL);
+    fake_kube_fault(p.server, FAKE_LIST, FAULT_STATUS, 503, -1, 2);
+    fake_kube_fault(p.server, FAKE_LIST, FAULT_STATUS, 404, -1, 2); /* no CRDs */
+    fake_kube_fault(p.server, FAKE_LIST, FAULT_STATUS, 403, -1, 1);
+    kube_jobs_host host = {.submit = take,
+                           .task = old_task,
+                           .current = none_current,
+                           .link = no_link,
+                           .looks = looks,
+                           .context = &p,
+                           .install = "here"};
+    err e = ERR_INIT;
+    CHECK_OK(kube_jobs_start(&p.access, &host, &p.jobs, &e), e);
+    wait_submitted(&p, 1);
+    kube_jobs_stop(p.jobs);
+    p.jobs = NULL;
+    CHECK_INT(json_array_size(p.looks), sizeof told / sizeof *told);
+    for (size_t i = 0; i < sizeof told / sizeof *told; i++)
+        CHECK_INT(json_integer_value(json_array_get(p.looks, i)), told[i]);
+    close_platform(&p);
+}
+
+/* Its end waits for no list. */
+TEST(who_waits_for_train_jobs_can_end)
+{
+    platform p;
+    open_platform(&p);
+    fake_kube_fault(p.server, FAKE_LIST, FAULT_SILENT, 0, 0, 1);
+    run_platform(&p);
+    int64_t until = clock_deadline_ms(10000);
+    while (fake_kube_requests(p.server, FAKE_LIST) == 0) {
+        CHECK(clock_left_ms(until) > 0);
+        poll(NULL, 0, 2);
+    }
     close_platform(&p);
 }
 
