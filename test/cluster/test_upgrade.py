@@ -22,6 +22,12 @@ def warm_sizes(p):
             if not pod["metadata"].get("deletionTimestamp") for volume in pod["spec"]["volumes"] if volume["name"] == "scratch"]
 
 
+def owners(ns, job):
+    """Of each of the job's pods: kind and name."""
+    return [[(o["kind"], o["name"]) for o in pod["metadata"].get("ownerReferences", [])]
+            for pod in release.pods_of(ns, f"kubeml.dev/job={job}")]
+
+
 def nodes_counter(ns):
     """The one thing of a release that is in no namespace, with gpu.countNodes."""
     names = [o["metadata"]["name"] for o in cluster.get("clusterroles,clusterrolebindings")["items"]]
@@ -67,19 +73,25 @@ def a_release_through_its_life():
 
             job = p.train(slow, **OPTIONS)
             until(lambda: p.task(job)["epoch"] >= 1, 60)
-            apply([trainjob("unwatched", epochs=50000)], ns)
+            apply([trainjob("unwatched", epochs=50000, parallelism=1)], ns)
             holds(p, "unwatched", "Training", 60)
             unwatched = status(p, "unwatched")["job"]
+            # One of the API has its pods before its TrainJob.
+            by_api = p.train(epochs=50000, default_parallelism=1)
+            until(lambda: owners(ns, by_api) == [[("TrainJob", f"job-{by_api}")]] * 2, 60,
+                  message=f"the pods of a job of the API are not its TrainJob's: {owners(ns, by_api)}")
             replicas = len(p.controllers())
             kubectl("scale", "deployment", f"{p.name}-controller", "-n", ns, "--replicas=0")
             until(lambda: not p.controllers(), 60, message="the controllers do not end")
-            # Its pods are the TrainJob's: they go with it, though nobody of ours looks.
-            kubectl("delete", "trainjob", "unwatched", "-n", ns, "--timeout=30s")
-            until(lambda: not p.pods(job=unwatched), 60, message="the pods of a deleted TrainJob stay")
+            # Their pods are the TrainJobs': they go with them, though nobody of ours looks.
+            kubectl("delete", "trainjob", "unwatched", f"job-{by_api}", "-n", ns, "--timeout=30s")
+            for deleted in (unwatched, by_api):
+                until(lambda: not p.pods(job=deleted), 60, message=f"the pods of a deleted TrainJob stay: {deleted}")
             kubectl("scale", "deployment", f"{p.name}-controller", "-n", ns, f"--replicas={replicas}")
             p.start()
             assert p.succeed(job, 180)["sha256"] == want, "other weights than with a controller all the while"
-            assert p.wait(unwatched, 30)["state"] == "cancelled"
+            for deleted in (unwatched, by_api):
+                assert p.wait(deleted, 30)["state"] == "cancelled"
             helm("rollback", p.name, "1", "-n", ns, "--wait", "--timeout", "90s", seconds=120)
             p.start()
             before = kept(p)
