@@ -105,22 +105,23 @@ def goes_on_without(p, job, seconds):
     assert p.task(job)["state"] != "succeeded", "the job was too short to be hit"
 
 
-def leads_elsewhere(p):
-    """The leader stands on the node that stays."""
-    def elsewhere():
+def leads_on(p, lost):
+    """The leader's pod, on the node that is lost, or on the one that stays."""
+    def there():
         leader = p.leader()
-        if leader and release.ready(leader) and leader["spec"]["nodeName"] != LOST:
+        on_lost = leader and leader["spec"].get("nodeName") == LOST
+        if leader and release.ready(leader) and on_lost == lost:
             return leader
-        if leader and leader["spec"].get("nodeName") == LOST:
+        if leader and on_lost != lost:
             kubectl("delete", "pod", "-n", p.ns, leader["metadata"]["name"])
         return None
-    return until(elsewhere, 90, every=0.5, message="the leader stays on the node")
+    return until(there, 90, every=0.5, message=f"the leader does not come to the node that {'is lost' if lost else 'stays'}")
 
 
 @contextlib.contextmanager
-def through_the_leader(p):
-    """The platform is talked to through the pod that leads, which is on the node that stays."""
-    forward, url = release.Forward(p.ns, "pod/" + leads_elsewhere(p)["metadata"]["name"]), p.url
+def through(p, controller):
+    """The platform is talked to through that pod, which is on the node that stays."""
+    forward, url = release.Forward(p.ns, "pod/" + controller["metadata"]["name"]), p.url
     p.url = forward.url
     os.environ.update(p.environment())
     try:
@@ -130,6 +131,17 @@ def through_the_leader(p):
         p.url = url
         os.environ.update(p.environment())
         forward.close()
+
+
+def through_the_leader(p):
+    return through(p, leads_on(p, False))
+
+
+def through_the_other(p):
+    """The one that leads is lost with the node."""
+    leads_on(p, True)
+    return through(p, until(lambda: next((c for c in p.controllers() if release.ready(c) and c["spec"]["nodeName"] != LOST),
+                                         None), 60, message="no controller on the node that stays"))
 
 
 def warm_there_alone(p, functions, ps):
