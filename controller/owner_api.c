@@ -195,7 +195,9 @@ int owner_submit(owner *o, const request *r, const char *user, char id[40], err 
 int owner_submit_as(owner *o, const request *r, const char *id, err *e)
 {
     char same[JOB_ID_BYTES];
-    if (check_init(o, r, e) || sides_fit(o, r, e))
+    /* A request through the API is not taken without a store. Here no model would be found in it.
+     */
+    if (!store_watch_up(o->controller->watch, e) || check_init(o, r, e) || sides_fit(o, r, e))
         return -1;
     request_call c = {.request = r, .id = id, .user = "", .new_id = same};
     owner_run(o, run_submit, &c);
