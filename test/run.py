@@ -66,10 +66,11 @@ def sanitizer_environment():
 
 
 def find_data():
-    """Real data for the cases that want some: DATA, else what lies beside the checkout."""
-    beside = ROOT.parent / "shared/data"
-    if "DATA" not in os.environ and (beside / "mnist").is_dir():
-        os.environ["DATA"] = str(beside)
+    """Real data for the cases that want some: the folder of MNIST's files is MNIST, where it is at hand."""
+    there = subprocess.run([ROOT / "scripts/mnist-data", "--at-hand", ROOT / "demo-out/mnist"],
+                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    if there.returncode == 0:
+        os.environ["MNIST"] = there.stdout.strip()
 
 
 def programs(args):

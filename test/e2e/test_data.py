@@ -52,7 +52,7 @@ def mirror(files, cut=0):
         server.shutdown()
 
 
-def run(cache, *mirrors, data=None, root=None, stderr=None):
+def run(cache, *mirrors, data=None, root=None, stderr=None, options=()):
     """What it printed and what it said. All but which files there are, who has them and where the checkout is, is as a
     user runs it."""
     loader = importlib.machinery.SourceFileLoader("mnist_data", str(SCRIPT))
@@ -65,7 +65,7 @@ def run(cache, *mirrors, data=None, root=None, stderr=None):
     if data:
         environment["DATA"] = str(data)
     out, said = io.StringIO(), stderr or io.StringIO()
-    with mock.patch.dict(os.environ, environment, clear=True), mock.patch.object(sys, "argv", [str(SCRIPT), str(cache)]), \
+    with mock.patch.dict(os.environ, environment, clear=True), mock.patch.object(sys, "argv", [str(SCRIPT), *options, str(cache)]), \
             contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
         try:
             script.main()
@@ -82,8 +82,11 @@ def it_is_looked_for_before_it_is_downloaded():
     out, said = run(cache, data=cache, root=root)
     assert out == "" and f"DATA={cache} does not hold images.gz" in said, (out, said)
     assert run(cache, root=root)[0] == str(beside)
+    with mirror(FILES) as good:
+        out, said = run(cache, good, options=["--at-hand"])
+    assert out == "" and "not at hand" in said and list(cache.iterdir()) == [], (out, said, "it downloads nothing")
     put(cache)
-    assert run(cache)[0] == str(cache), "what was downloaded before"
+    assert run(cache)[0] == run(cache, options=["--at-hand"])[0] == str(cache), "what was downloaded before"
 
 
 @case(platform=False)

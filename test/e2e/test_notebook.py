@@ -23,7 +23,7 @@ def images_of(cell):
 
 @case(limit=300)
 def the_notebook(p):
-    folder = harness.mnist().parent
+    folder = harness.mnist()
     book = nbformat.read(NOTEBOOK, as_version=4)
     os.environ.update({"KUBEML_URL": p.url, "EPOCHS": "2", "DATA": str(folder), "PYDEVD_DISABLE_FILE_VALIDATION": "1",
                        "MPLCONFIGDIR": str(p.folder / "matplotlib"), "IPYTHONDIR": str(p.folder / "ipython")})

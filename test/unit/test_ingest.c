@@ -892,16 +892,14 @@ ON_STORES(of_two_uploads_at_once_one_wins)
 
 TEST_LIMIT(mnist_comes_in, 60)
 {
-    const char *data = getenv("DATA");
+    const char *data = getenv("MNIST");
     char x[512], y[512], xt[512], yt[512];
     if (!data)
-        data = "../shared/data";
-    snprintf(x, sizeof x, "%s/mnist/train-images-idx3-ubyte.gz", data);
-    snprintf(y, sizeof y, "%s/mnist/train-labels-idx1-ubyte.gz", data);
-    snprintf(xt, sizeof xt, "%s/mnist/t10k-images-idx3-ubyte.gz", data);
-    snprintf(yt, sizeof yt, "%s/mnist/t10k-labels-idx1-ubyte.gz", data);
-    if (!fs_exists(x))
-        test_skip("MNIST is not there: set DATA to a folder with mnist/");
+        test_skip("MNIST is not at hand: MNIST names the folder of its four files");
+    snprintf(x, sizeof x, "%s/train-images-idx3-ubyte.gz", data);
+    snprintf(y, sizeof y, "%s/train-labels-idx1-ubyte.gz", data);
+    snprintf(xt, sizeof xt, "%s/t10k-images-idx3-ubyte.gz", data);
+    snprintf(yt, sizeof yt, "%s/t10k-labels-idx1-ubyte.gz", data);
     err e = ERR_INIT;
     store *s = open_store();
     dataset_info info;
