@@ -68,7 +68,7 @@ OTHER_MODULES = {
     "test_data": NO_PLATFORM, "test_make": NO_PLATFORM, "test_make_images": NO_PLATFORM, "test_gpu_run": NO_PLATFORM,
     "test_function_group": STORE, "test_function_run": STORE,
     "test_gpu_algorithms": DEVICE, "test_gpu_averaging": DEVICE, "test_gpu_bench": DEVICE, "test_gpu_nccl": DEVICE,
-    "test_gpu_places": DEVICE,
+    "test_gpu_memory": DEVICE, "test_gpu_places": DEVICE,
     "test_leader": LOCAL + ", and its Lease is a stand-in's; test_controllers has a real one",
     "test_mongo": LOCAL + "; here every release is on MongoDB", "test_readme": LOCAL + "; test_pages has the clusters' pages",
 }
