@@ -240,6 +240,9 @@ void pool_tell(owner *o, const char *id, json_t *message);    /* to its kubeml-p
 void pool_send(owner *o, link_pod *p, json_t *message);       /* steals */
 void pool_broken(owner *o, link_pod *p, const err *why);      /* its connection has ended */
 void pool_readable(owner *o, link_pod *p);
+/* A job's pod has ended: what it said before that is taken first, since the news of its end may come
+ * before its last words have been read. */
+void pool_hear_out(owner *o, const char *name);
 
 /* owner_jobs.c */
 side *sides_find(owner *o, const char *id);

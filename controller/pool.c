@@ -472,6 +472,7 @@ void pool_changed(owner *o, const pod *now)
 
 void pool_ended(owner *o, const pod *ended)
 {
+    pool_hear_out(o, ended->name);
     link_pod *p = pool_find(o, ended->name);
     if (!p)
         return;

@@ -14,6 +14,8 @@
 #include "owner_internal.h"
 #include "store_watch.h"
 
+enum { LAST_WORDS_MAX = 64 }; /* messages of a pod that has ended */
+
 /* The kubeml-ps that a job talks to. */
 static link_pod *ps_of(owner *o, const char *id)
 {
@@ -513,6 +515,17 @@ static void on_message(owner *o, link_pod *p, const json_t *m)
         on_ps(o, p, m);
 }
 
+/* wire_receive's 1, 0 or -1. The message may close the connection (specialised) or end the pod's
+ * entry. */
+static int take_message(owner *o, link_pod *p, err *e)
+{
+    cleanup_json json_t *m = NULL;
+    int got = wire_receive(p->wire, &m, e);
+    if (got > 0)
+        on_message(o, p, m);
+    return got;
+}
+
 void pool_readable(owner *o, link_pod *p)
 {
     err e = ERR_INIT;
@@ -520,17 +533,23 @@ void pool_readable(owner *o, link_pod *p)
         pool_broken(o, p, &e);
         return;
     }
-    /* A message may close the connection (specialised) or end the pod's entry. */
     while (p->wire) {
-        json_t *m = NULL;
-        int got = wire_receive(p->wire, &m, &e);
-        if (got == 0)
-            return;
-        if (got < 0) {
+        int got = take_message(o, p, &e);
+        if (got < 0)
             pool_broken(o, p, &e);
+        if (got <= 0)
             return;
-        }
-        on_message(o, p, m);
-        json_decref(m);
+    }
+}
+
+void pool_hear_out(owner *o, const char *name)
+{
+    err e = ERR_INIT;
+    link_pod *p = pool_find(o, name);
+    /* One that is lost, but talks on somewhere, keeps nobody here. */
+    for (int i = 0; i < LAST_WORDS_MAX && p && p->wire && p->use == USE_JOB; i++) {
+        if (take_message(o, p, &e) <= 0)
+            return;
+        p = pool_find(o, name);
     }
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "clock.h"
+#include "failpoint.h"
 #include "log.h"
 #include "redis_server.h"
 #include "shm.h"
@@ -114,6 +115,8 @@ static int prepare(database *d, database_task *t, err *e)
 static void run(work *w)
 {
     database_task *t = (database_task *)w;
+    if (t->kind == DATABASE_PREPARE)
+        failpoint("prepares");
     err_clear(&t->e);
     t->status = t->kind == DATABASE_PREPARE
                     ? prepare(t->database, t, &t->e)

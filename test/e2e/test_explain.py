@@ -53,7 +53,8 @@ def pool_empty():
     """With nothing warm a job waits for its pods. One that is held up at its start keeps it there until it was asked."""
     held = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP"))) / "held"
     with harness.Platform("--pool-functions", "0", "--pool-ps", "0", env={
-            "KUBEML_FAILPOINT": "ps-starts:1:wait", "KUBEML_FAILPOINT_FILE": str(held)}) as p:
+            "KUBEML_FAILPOINT": "ps-starts:1:wait,prepares:1:wait",
+            "KUBEML_FAILPOINT_FILE": str(held)}) as p:
         p.dataset()
         p.function()
         job = p.train(epochs=1)
@@ -164,20 +165,29 @@ def refusals_are_bounded(p):
 
 @case(platform=False)
 def redis_missing():
-    """It goes away between the submission, which asks for it, and the start of the job's kubeml-ps."""
+    """It goes away between the submission, which asks for it, and the start of the job's kubeml-ps, whose last words are
+    read although the controller, which stands still meanwhile, hears of its end first."""
     folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
     held, redis = folder / "held", folder / "redis-server"
     redis.symlink_to(shutil.which("redis-server"))
     with harness.Platform("--pool-functions", "0", "--pool-ps", "0", env={
-            "PATH": str(folder), "KUBEML_FAILPOINT": "ps-starts:1:wait", "KUBEML_FAILPOINT_FILE": str(held)}) as p:
+            "PATH": str(folder), "KUBEML_FAILPOINT": "ps-starts:1:wait,prepares:1:wait",
+            "KUBEML_FAILPOINT_FILE": str(held)}) as p:
         p.dataset()
         p.post("/function/zoo", json={"model": "lenet5"})
         job = p.train(function="zoo", epochs=1)
         until(held.exists)
         redis.unlink()
         held.unlink()
+        until(lambda: held.exists() and held.read_text().startswith("prepares "))
+        ps = p.pod(job=job, role="ps")["pid"]
+        p.process.send_signal(signal.SIGSTOP)
+        held.unlink()
+        until(lambda: not harness.alive(ps))
+        p.process.send_signal(signal.SIGCONT)
         assert p.wait(job)["state"] == "failed"
         explained(p, job, "RedisMissing", "redis-server", "install")
+        assert not any(c["type"] == "PSRestarted" for c in p.task(job)["conditions"]), p.task(job)
 
 
 @case(limit=120)
