@@ -95,15 +95,22 @@ static void end_follow(follow *f)
 /* The lines of `writes` in a merged log, which are one after the other; how many of other lines. */
 static int numbers(const buf *log, int *first, int *last)
 {
+    static const char time[] = "| 2026-01-01T00:00:00.000Z ";
     int others = 0;
     *first = *last = -1;
-    for (const char *at = log->bytes, *end = at + log->len; at < end; at = strchr(at, '\n') + 1) {
-        const char *time = strstr(at, "| 2026-01-01T00:00:00.000Z ");
-        if (!time || time > strchr(at, '\n')) {
+    /* Line by line: under a sanitizer strchr and strstr look at all that is left, each time. */
+    for (const char *at = log->bytes, *end = at + log->len, *next; at < end; at = next) {
+        const char *newline = memchr(at, '\n', (size_t)(end - at));
+        CHECK(newline != NULL);
+        next = newline + 1;
+        const char *said = memmem(at, (size_t)(newline - at), time, sizeof time - 1);
+        if (!said) {
             others++;
             continue;
         }
-        int number = (int)strtol(time + 27, NULL, 10);
+        char digits[8] = "";
+        snprintf(digits, sizeof digits, "%.7s", said + sizeof time - 1);
+        int number = (int)strtol(digits, NULL, 10);
         CHECK(*last < 0 || number == *last + 1);
         *first = *first < 0 ? number : *first;
         *last = number;
