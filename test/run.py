@@ -41,8 +41,13 @@ LEFT_OUT = [
      "how well many epochs learn is no question of memory or threads; it runs without sanitizers"),
     ("", r"test_readme.py:", "each of its commands runs under it in test_cli; the page itself runs without sanitizers"),
     ("", r"test_simulate:finds_", "that a planted mistake is found is no question of memory; it runs without sanitizers"),
+    ("", r"test_cuda_compare:", "how far weights move is no question of memory or threads; it runs without sanitizers"),
     ("address", r"test_cpu_bf16:every_",
      "test_cpu_layers:layers_bf16 takes the same loops through smaller and odder shapes; it runs without sanitizers"),
+    ("address", r"test_zoo:models_compute_",
+     "test_cpu_layers takes the same loops through smaller and odder shapes; it runs without sanitizers"),
+    ("address", r"test_cuda_graph_ops:random_",
+     "test_cuda_graph_ops:every_backend_agrees_with_the_reference takes the same kernels through odd shapes; it runs without sanitizers"),
 ]
 
 
