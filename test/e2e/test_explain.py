@@ -53,8 +53,7 @@ def pool_empty():
     """With nothing warm a job waits for its pods. One that is held up at its start keeps it there until it was asked."""
     held = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP"))) / "held"
     with harness.Platform("--pool-functions", "0", "--pool-ps", "0", env={
-            "KUBEML_FAILPOINT": "ps-starts:1:wait,prepares:1:wait",
-            "KUBEML_FAILPOINT_FILE": str(held)}) as p:
+            "KUBEML_FAILPOINT": "ps-starts:1:wait", "KUBEML_FAILPOINT_FILE": str(held)}) as p:
         p.dataset()
         p.function()
         job = p.train(epochs=1)
