@@ -92,20 +92,10 @@ static const char *find_compiler(const builder_config *c)
     return NULL;
 }
 
-static int find_bwrap(const builder_config *c, char out[256], err *e)
+static int find_bwrap(const builder_config *c, char out[FS_PATH_BYTES], err *e)
 {
-    const char *paths = c->bwrap ? NULL : getenv("PATH");
-    if (c->bwrap && access(c->bwrap, X_OK) == 0 && strlen(c->bwrap) < 256) {
-        strcpy(out, c->bwrap); /* the length was just checked */
+    if (fs_find_program(c->bwrap ? c->bwrap : "bwrap", out))
         return 0;
-    }
-    while (paths && *paths) {
-        size_t len = strcspn(paths, ":");
-        if (len > 0 && len < 240 && snprintf(out, 256, "%.*s/bwrap", (int)len, paths) > 0 &&
-            access(out, X_OK) == 0)
-            return 0;
-        paths += len + (paths[len] == ':');
-    }
     return err_set(
         e, ERR_UNSUPPORTED,
         "no compile sandbox: bubblewrap (the program bwrap) is not installed; install the "
@@ -297,7 +287,7 @@ static void sandbox_filesystem(build *b)
 
 static int sandbox_command(build *b, err *e)
 {
-    char bwrap[256];
+    char bwrap[FS_PATH_BYTES];
     command *c = &b->command;
     if (find_bwrap(b->config, bwrap, e) != 0)
         return -1;

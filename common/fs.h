@@ -25,6 +25,9 @@ int fs_mkdirs(const char *path, mode_t mode, err *e); /* mkdir -p; fine where it
 /* rm -r without following links; fine where nothing is. */
 int fs_remove_tree(const char *path, err *e);
 bool fs_exists(const char *path);
+/* A program that can be run, looked for as execlp does: in PATH, where there is no slash in its
+ * name. False: there is none. */
+bool fs_find_program(const char *name, char path[FS_PATH_BYTES]);
 
 /* Appends the whole file to `out`, whose maximum is the limit (ERR_LIMIT names the path). */
 int fs_read_file(const char *path, buf *out, err *e);

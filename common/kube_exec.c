@@ -45,30 +45,15 @@ static const char *text_in(const json_t *object, const char *key)
 
 /* ---- which program --------------------------------------------------------------------------- */
 
-static bool in_path(command *c)
-{
-    const char *path = getenv("PATH");
-    cleanup_free char *list = strdup(path ? path : "/usr/local/bin:/usr/bin:/bin");
-    char *rest = list;
-    for (char *folder; list && (folder = strsep(&rest, ":"));)
-        if (*folder && fs_path(c->path, NULL, "%s/%s", folder, c->name) == 0 &&
-            access(c->path, X_OK) == 0)
-            return true;
-    return false;
-}
-
 static int find_program(command *c, const json_t *exec, const char *folder, err *e)
 {
     const char *hint = text_in(exec, "installHint");
-    bool found;
-    if (!strchr(c->name, '/')) {
-        found = in_path(c);
-    } else {
-        if (fs_path(c->path, e, c->name[0] == '/' ? "%.0s%s" : "%s/%s", folder ? folder : ".",
-                    c->name))
-            return -1;
-        found = access(c->path, X_OK) == 0;
-    }
+    char named[FS_PATH_BYTES];
+    bool beside = strchr(c->name, '/') && c->name[0] != '/'; /* the kubeconfig */
+    if (fs_path(named, e, "%s%s%s", beside && folder ? folder : "", beside && folder ? "/" : "",
+                c->name))
+        return -1;
+    bool found = fs_find_program(named, c->path);
     return found ? 0
                  : err_set(e, ERR_NOT_FOUND, "%.60s, by which the kubeconfig's user signs in, %s%s",
                            c->name, hint ? "is missing: " : "is missing", hint ? hint : "");
