@@ -260,17 +260,32 @@ static void adopt_soon(kube_jobs *j, const char *id)
     json_object_set_new(j->adopting, id, json_integer(clock_deadline_ms(ADOPT_MS)));
 }
 
+/* The job may have been deleted since it was listed. From its first status on, follow() knows by it
+ * that there was a job; without one it would take the object for a user's, and train it anew. */
+static void tell_first(kube_jobs *j, const json_t *object, const char *id)
+{
+    cleanup_json json_t *task = NULL;
+    char now[32];
+    err e = ERR_INIT;
+    clock_rfc3339(clock_wall_ms() / 1000 * 1000, now);
+    if (j->host.task(j->host.context, id, &task, &e) == 0)
+        write_status(j, object, kube_trainjob_status(object, task, NULL, &j->host.gpu, now));
+    else if (e.code == ERR_NOT_FOUND)
+        remove_object(j, object);
+}
+
 /* A job of the API that no TrainJob stands for. False: not now, and it is worth another try. */
 static bool show(kube_jobs *j, const json_t *task)
 {
     const char *id = text_of(task, "id");
+    cleanup_json json_t *made = NULL;
     err e = ERR_INIT;
     cleanup_json json_t *object = json_pack(
         "{s:s, s:s, s:{s:o, s:{s:s, s:s, s:s}}, s:o}", "apiVersion", KUBE_RESOURCES, "kind",
         "TrainJob", "metadata", "name", json_sprintf(KUBE_TRAINJOB_SHOWS "%s", id), "labels",
         KUBE_LABEL_JOB, id, KUBE_LABEL_INSTALL, j->host.install, "app.kubernetes.io/managed-by",
         "kubeml", "spec", kube_trainjob_spec(json_object_get(task, "request")));
-    if (object && kube_create(j->client, j->path, object, clock_deadline_ms(CALL_MS), NULL, &e) &&
+    if (object && kube_create(j->client, j->path, object, clock_deadline_ms(CALL_MS), &made, &e) &&
         e.code != ERR_EXISTS) {
         if (e.code != ERR_CANCELLED)
             log_warn("job %s gets no TrainJob: %s", id, e.message);
@@ -280,6 +295,8 @@ static bool show(kube_jobs *j, const json_t *task)
         j->host.link(j->host.context, id, true);
         adopt_soon(j, id);
     }
+    if (made)
+        tell_first(j, made, id);
     return object != NULL;
 }
 

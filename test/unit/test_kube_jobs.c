@@ -372,7 +372,7 @@ typedef struct platform {
     pthread_mutex_t lock;
     json_t *submitted; /* ids */
     json_t *looks;     /* err_codes */
-    bool told;
+    bool told, deleted;
 } platform;
 
 static int take(void *context, const json_t *asked, const char *id, err *e)
@@ -585,6 +585,40 @@ static void check_owned(platform *p, const char *object)
     CHECK_STR(text(owner_of(ps), "uid"),
               text(json_object_get(json_object_get(all, object), "metadata"), "uid"));
     CHECK(json_equal(owner_of(ps), owner_of(function)));
+}
+
+static int deleted_task(void *context, const char *id, json_t **out, err *e)
+{
+    return ((platform *)context)->deleted ? err_set(e, ERR_NOT_FOUND, "there is no job %s", id)
+                                          : old_task(context, id, out, e);
+}
+
+static void delete_when_linked(void *context, const char *id, bool yes)
+{
+    platform *p = context;
+    (void)id;
+    p->deleted = p->deleted || yes;
+}
+
+/* What stands for it goes, and is not taken for what somebody asks to be trained. */
+TEST(a_job_that_is_deleted_as_it_gets_its_train_job_stays_deleted)
+{
+    platform p;
+    open_platform(&p);
+    kube_jobs_host host = {.submit = take, .task = deleted_task, .current = short_current,
+                           .link = delete_when_linked, .linked = never_linked, .context = &p,
+                           .install = "here"};
+    err e = ERR_INIT;
+    CHECK_OK(kube_jobs_start(&p.access, &host, &p.jobs, &e), e);
+    int64_t until = clock_deadline_ms(10000);
+    while (fake_kube_requests(p.server, FAKE_DELETE) == 0 && submitted(&p) == 0) {
+        CHECK(clock_left_ms(until) > 0);
+        poll(NULL, 0, 2);
+    }
+    CHECK_INT(submitted(&p), 0);
+    cleanup_json json_t *objects = fake_kube_copy(p.server);
+    CHECK(!json_object_get(objects, KUBE_TRAINJOB_SHOWS "aaaaaaaaaaaa"));
+    close_platform(&p);
 }
 
 /* Or they would outlive a TrainJob that is deleted while no controller runs. */
