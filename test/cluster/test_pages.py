@@ -119,7 +119,7 @@ def keeps_its_claim(p):
     server, = p.part("mongodb")
     nobody_else_reaches_it(p, server["status"]["podIP"])
     kubectl("delete", "pod", server["metadata"]["name"], "-n", NS)
-    until(lambda: any(o["metadata"]["uid"] != server["metadata"]["uid"] and release.ready(o) for o in p.part("mongodb")), 60,
+    until(lambda: any(o["metadata"]["uid"] != server["metadata"]["uid"] and release.ready(o) for o in p.part("mongodb")), 120,
           message="no other MongoDB")
     p.start()
     holds(p, job, model)
