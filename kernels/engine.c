@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "large_pages.h"
+
 struct engine {
     graph *g;
     const backend *backend;
@@ -79,11 +81,7 @@ static void *take(size_t count, size_t size)
 /* 64-byte aligned and zero. */
 static float *take_floats(size_t count)
 {
-    size_t bytes = (count * sizeof(float) + 127) / 64 * 64;
-    float *block = aligned_alloc(64, bytes);
-    if (block)
-        memset(block, 0, bytes);
-    return block;
+    return large_pages_alloc((count * sizeof(float) + 127) / 64 * 64);
 }
 
 static int allocate(engine *m, err *e)

@@ -173,7 +173,7 @@ int engine_comm_mean(engine *m, double weight, const backend_patience *patience,
 int engine_comm_take(engine *m, const engine_seal *seal, err *e);
 void engine_comm_leave(engine *m);
 /* The halves of engine_train, for a custom step: gradients of the mean loss, then the update.
- * Between the two the caller may change engine_grads. */
+ * Between the two the caller may change engine_grads, which after engine_train are undefined. */
 int engine_gradients(engine *m, const engine_batch *b, engine_result *r, err *e);
 /* In the layout of the parameters, gaps included; NULL + e when a device cannot bring them. */
 float *engine_grads(engine *m, size_t *count, err *e);

@@ -19,24 +19,10 @@
 #include "clock.h"
 #include "cpu_flush.h"
 #include "cpu_program.h"
+#include "large_pages.h"
 #include "prefetch.h"
 
 /* ---- memory ---------------------------------------------------------------------------------- */
-
-enum { HUGE_PAGE = 2 << 20 };
-
-/* Large blocks in large pages, where the system gives them to who asks: neighbours of one channel
- * lie a page of 4 KiB apart as soon as a concat has a thousand, and walking page tables takes 3 to
- * 9 % of a step. */
-static void *alloc_block(size_t bytes)
-{
-    void *b = NULL;
-    if (posix_memalign(&b, bytes >= HUGE_PAGE ? HUGE_PAGE : 64, bytes) != 0)
-        return NULL;
-    if (bytes >= HUGE_PAGE)
-        (void)madvise(b, bytes, MADV_HUGEPAGE); /* a wish: without them all is as before */
-    return memset(b, 0, bytes);
-}
 
 void *program_alloc(program *p, size_t count, size_t size)
 {
@@ -44,7 +30,7 @@ void *program_alloc(program *p, size_t count, size_t size)
     if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX / 2)
         return NULL;
     bytes = (bytes + head + 63) / 64 * 64;
-    struct block *b = alloc_block(bytes);
+    struct block *b = large_pages_alloc(bytes);
     if (!b)
         return NULL;
     b->next = p->blocks;
@@ -511,6 +497,35 @@ static int make_layer(program *p, layer *l, layer_kind kind)
     }
 }
 
+static bool updates_itself(const program *p, int var)
+{
+    for (int i = 0; i < p->layer_count; i++)
+        if (p->layers[i].updates && p->layers[i].node->weight == var)
+            return true;
+    return false;
+}
+
+/* The parameters that a whole step leaves to the update after it. */
+static int find_rest(program *p)
+{
+    size_t at = 0, total = p->g->floats[VAR_PARAM];
+    p->rest = program_alloc(p, (size_t)p->layer_count + 1, sizeof *p->rest);
+    if (!p->rest)
+        return -1;
+    for (int i = 0; i < p->g->var_count; i++) {
+        const graph_var *v = &p->g->vars[i];
+        if (v->kind != VAR_PARAM || !updates_itself(p, i))
+            continue;
+        if (at < v->offset)
+            p->rest[p->rest_count++] = (param_span){at, v->offset};
+        at = (v->offset + v->count + GRAPH_ALIGN_FLOATS - 1) / GRAPH_ALIGN_FLOATS *
+             GRAPH_ALIGN_FLOATS;
+    }
+    if (at < total)
+        p->rest[p->rest_count++] = (param_span){at, total};
+    return 0;
+}
+
 /* "kernels avx512\nthreads 1\nconv1 direct+pool\n...": see backend.h. */
 static int write_choices(program *p)
 {
@@ -542,7 +557,7 @@ static int build(program *p)
     for (int i = 0; i < p->layer_count; i++)
         if (make_layer(p, &p->layers[i], kinds[i]) != 0)
             return -1;
-    if (fold_find(p) != 0 || program_place(p) != 0)
+    if (fold_find(p) != 0 || program_place(p) != 0 || find_rest(p) != 0)
         return -1;
     return write_choices(p);
 }
@@ -782,45 +797,66 @@ static int cpu_gradients(backend_program *base, const backend_batch *b, backend_
     return 0;
 }
 
+void program_update(const program *p, const backend_update *u, size_t at, size_t n,
+                    const float *grads)
+{
+    const optim *o = &p->c.optim;
+    float *params = p->s.params + at, *state = p->s.state ? p->s.state + at : NULL;
+    if (o->kind != OPTIM_SGD)
+        p->k->adam(o, u->lr, u->step, n, params, grads, state, state + p->g->floats[VAR_PARAM]);
+    else
+        p->k->sgd(n, params, grads, optim_slots(o) ? state : NULL, (float)u->lr,
+                  (float)o->weight_decay, (float)o->momentum, (float)o->dampening, o->nesterov,
+                  u->step == 1);
+}
+
 typedef struct update_work {
     program *p;
     backend_update u;
+    const param_span *spans;
+    int count;
 } update_work;
 
+/* A thread's part of each span: whole lines. */
 static void update_part(void *arg, int thread, int threads)
 {
     const update_work *w = arg;
-    program *p = w->p;
-    const optim *o = &p->c.optim;
-    size_t total = p->g->floats[VAR_PARAM], lines = (total + 15) / 16;
-    size_t from = lines * (size_t)thread / (size_t)threads * 16;
-    size_t to = lines * (size_t)(thread + 1) / (size_t)threads * 16;
-    to = to < total ? to : total;
-    if (from >= to)
-        return;
-    float *params = p->s.params + from, *state = p->s.state ? p->s.state + from : NULL;
-    const float *grads = p->s.grads + from;
-    size_t whole = (to - from) / 8 * 8;
-    if (o->kind != OPTIM_SGD)
-        p->k->adam(o, w->u.lr, w->u.step, whole, params, grads, state, state + total);
-    else
-        p->k->sgd(whole, params, grads, optim_slots(o) ? state : NULL, (float)w->u.lr,
-                  (float)o->weight_decay, (float)o->momentum, (float)o->dampening, o->nesterov,
-                  w->u.step == 1);
-    if (whole < to - from)
-        optim_update(o, w->u.lr, w->u.step, to - from - whole, params + whole, grads + whole,
-                     state ? state + whole : NULL, total);
+    for (int i = 0; i < w->count; i++) {
+        size_t lines = (w->spans[i].to - w->spans[i].from) / GRAPH_ALIGN_FLOATS,
+               first = lines * (size_t)thread / (size_t)threads,
+               last = lines * (size_t)(thread + 1) / (size_t)threads,
+               at = w->spans[i].from + first * GRAPH_ALIGN_FLOATS;
+        if (first < last)
+            program_update(w->p, &w->u, at, (last - first) * GRAPH_ALIGN_FLOATS,
+                           w->p->s.grads + at);
+    }
+}
+
+static void update_spans(program *p, backend_update u, const param_span *spans, int count)
+{
+    update_work w = {p, u, spans, count};
+    unsigned arithmetic = flush_begin();
+    cpu_threads_run(p->threads, update_part, &w);
+    flush_end(arithmetic);
+    p->stale = true;
 }
 
 static int cpu_update(backend_program *base, backend_update u, err *e)
 {
     program *p = (program *)base;
-    update_work w = {p, u};
-    unsigned arithmetic = flush_begin();
     (void)e;
-    cpu_threads_run(p->threads, update_part, &w);
-    flush_end(arithmetic);
-    p->stale = true;
+    update_spans(p, u, &(param_span){0, p->g->floats[VAR_PARAM]}, 1);
+    return 0;
+}
+
+static int cpu_step(backend_program *base, const backend_batch *b, backend_update u,
+                    backend_result *result, err *e)
+{
+    program *p = (program *)base;
+    p->update = u, p->updating = true;
+    cpu_gradients(base, b, result, e);
+    p->updating = false;
+    update_spans(p, u, p->rest, p->rest_count);
     return 0;
 }
 
@@ -849,6 +885,7 @@ const backend backend_cpu = {
     .forward = cpu_forward,
     .gradients = cpu_gradients,
     .update = cpu_update,
+    .step = cpu_step,
     .memory = cpu_memory,
     .choices = cpu_choices,
 };

@@ -3,8 +3,10 @@
  * Between linear layers activations lie feature by feature, the samples of the batch innermost:
  * then forward, input gradient and weight gradient all use the weights where they lie in the
  * parameter block, and threads share the work by output features. But the input gradient reads them
- * by columns, whose elements lie a power of two apart in usual layers: there it copies large ones
- * block by block. */
+ * by columns, whose elements lie a power of two apart in usual layers. Large layers, whose weights
+ * come from memory, go backward by a few outputs at a time: dx of them, and then dW while their
+ * weights are in the cache. Where the call is a whole step they are updated at once, and dW is kept
+ * nowhere. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,11 +15,11 @@
 
 enum {
     OUTPUTS = 48,
-    DEPTH = 128,       /* outputs that dx sums over at a time */
-    /* of a block of dx whose weights are copied: a multiple of the products' widest tile */
-    INPUTS = 240,
-    ROOM_LD = 16 * 17, /* of such a block: rows that do not share lines of the cache */
-    LARGE = 1 << 19,   /* weights that the second cache does not hold */
+    DEPTH = 128,     /* outputs that dx sums over at a time */
+    LARGE = 1 << 19, /* weights that the second cache does not hold */
+    /* Outputs that such a layer goes backward by: rows of usual layers lie a power of two apart,
+     * and the second cache holds few that do. */
+    BLOCK = 24,
 };
 
 typedef struct linear_work {
@@ -25,6 +27,11 @@ typedef struct linear_work {
     layer *l;
     int n; /* samples, rounded up to 8 */
 } linear_work;
+
+static int least(int a, int b)
+{
+    return a < b ? a : b;
+}
 
 static int part(int total, int unit, int thread, int threads)
 {
@@ -86,72 +93,50 @@ void linear_mask(program *p, const layer *l, int from, int to)
     }
 }
 
-/* dy masked by ReLU; db and dW of some outputs. */
+/* dy masked by ReLU; db of some outputs. */
+static void mask_part(void *arg, int thread, int threads)
+{
+    linear_work *w = arg;
+    int out = w->p->tensors[w->l->out].s.c;
+    linear_mask(w->p, w->l, part(out, 12, thread, threads), part(out, 12, thread + 1, threads));
+}
+
+/* The input, [n][in]. */
+static const float *input_rows(const program *p, const layer *l, size_t *ld)
+{
+    const tensor *x = &p->tensors[l->in[0]];
+    bool rows = x->form == FORM_ROWS;
+    *ld = rows ? x->y.sample : l->other_ld;
+    return rows ? x->y.data : l->other;
+}
+
+/* dW of some outputs. */
 static void weights_part(void *arg, int thread, int threads)
 {
     linear_work *w = arg;
     program *p = w->p;
     layer *l = w->l;
-    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    int in = x->s.c, from = part(y->s.c, 12, thread, threads),
+    const tensor *y = &p->tensors[l->out];
+    int in = p->tensors[l->in[0]].s.c, from = part(y->s.c, 12, thread, threads),
         to = part(y->s.c, 12, thread + 1, threads);
-    linear_mask(p, l, from, to);
-    bool rows = x->form == FORM_ROWS;
+    size_t x_ld;
+    const float *x = input_rows(p, l, &x_ld);
     float *dw = program_grad(p, l->node->weight);
+    linear_mask(p, l, from, to);
     for (int o = from; o < to; o += OUTPUTS) /* few rows of dw at a time: each has its own pages */
         p->k->gemm(to - o < OUTPUTS ? to - o : OUTPUTS, in, p->b->n,
-                   y->dy.data + (size_t)o * y->dy.row, y->dy.row, 1, rows ? x->y.data : l->other,
-                   rows ? x->y.sample : l->other_ld, NULL, false, NULL, 0,
+                   y->dy.data + (size_t)o * y->dy.row, y->dy.row, 1, x, x_ld, NULL, false, NULL, 0,
                    dw + (size_t)o * (size_t)in, (size_t)in);
 }
 
-static bool copies_weights(const program *p, const layer *l)
-{
-    return (size_t)p->tensors[l->in[0]].s.c * (size_t)p->tensors[l->out].s.c >= LARGE;
-}
-
-/* dx of some inputs, [inputs][n]. */
-static void block_dx(const linear_work *w, int from, int inputs, bool add, float *room, float *dx,
-                     size_t ld)
+/* dx of the thread's inputs, which lies feature by feature, where it belongs. */
+static void turn_dx(const linear_work *w, int from, int to)
 {
     const program *p = w->p;
     const layer *l = w->l;
-    const tensor *y = &p->tensors[l->out];
-    size_t in = (size_t)p->tensors[l->in[0]].s.c;
-    bool copies = copies_weights(p, l);
-    const float *weight = program_param(p, l->node->weight) + from;
-    for (int o = 0; o < y->s.c; o += DEPTH) {
-        int deep = y->s.c - o < DEPTH ? y->s.c - o : DEPTH;
-        const float *rows = weight + (size_t)o * in;
-        for (int i = 0; i < deep && copies; i++)
-            memcpy(room + (size_t)i * ROOM_LD, rows + (size_t)i * in,
-                   (size_t)inputs * sizeof *room);
-        p->k->gemm(inputs, w->n, deep, copies ? room : rows, 1, copies ? ROOM_LD : in,
-                   y->dy.data + (size_t)o * y->dy.row, y->dy.row, NULL, false,
-                   o > 0 || add ? dx : NULL, ld, dx, ld);
-    }
-}
-
-static void input_part(void *arg, int thread, int threads)
-{
-    linear_work *w = arg;
-    program *p = w->p;
-    layer *l = w->l;
     const tensor *x = &p->tensors[l->in[0]];
-    bool rows = x->form == FORM_ROWS;
-    int in = x->s.c, from = part(in, 16, thread, threads), to = part(in, 16, thread + 1, threads);
-    float *dx = rows ? l->dother : x->dy.data, *room = NULL;
-    size_t ld = rows ? l->other_ld : x->dy.row;
-    int block = to - from;
-    if (copies_weights(p, l)) {
-        block = INPUTS;
-        room = l->scratch + (size_t)thread * l->scratch_floats;
-    }
-    for (int i = from; i < to; i += block)
-        block_dx(w, i, to - i < block ? to - i : block, !rows && l->add[0], room,
-                 dx + (size_t)i * ld, ld);
-    if (!rows)
-        return;
+    const float *dx = l->dother;
+    size_t ld = l->other_ld;
     if (!l->add[0]) {
         p->k->transpose(to - from, w->n, dx + (size_t)from * ld, ld, x->dy.data + from,
                         x->dy.sample);
@@ -162,12 +147,97 @@ static void input_part(void *arg, int thread, int threads)
             x->dy.data[(size_t)i * x->dy.sample + (size_t)c] += dx[(size_t)c * ld + (size_t)i];
 }
 
+/* dx of inputs from `from` on by outputs from o on, whose weights these are, [inputs][n]. */
+static void add_dx(const linear_work *w, int from, int inputs, int o, int outputs,
+                   const float *weights)
+{
+    const program *p = w->p;
+    const layer *l = w->l;
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    bool rows = x->form == FORM_ROWS;
+    size_t dx_ld = rows ? l->other_ld : x->dy.row;
+    float *dx = (rows ? l->dother : x->dy.data) + (size_t)from * dx_ld;
+    p->k->gemm(inputs, w->n, outputs, weights, 1, (size_t)x->s.c,
+               y->dy.data + (size_t)o * y->dy.row, y->dy.row, NULL, false,
+               o > 0 || (!rows && l->add[0]) ? dx : NULL, dx_ld, dx, dx_ld);
+}
+
+static void input_part(void *arg, int thread, int threads)
+{
+    linear_work *w = arg;
+    const program *p = w->p;
+    const tensor *x = &p->tensors[w->l->in[0]];
+    int in = x->s.c, out = p->tensors[w->l->out].s.c, from = part(in, 16, thread, threads),
+        to = part(in, 16, thread + 1, threads);
+    const float *weights = program_param(p, w->l->node->weight) + from;
+    for (int o = 0; o < out; o += DEPTH)
+        add_dx(w, from, to - from, o, least(DEPTH, out - o), weights + (size_t)o * (size_t)in);
+    if (x->form == FORM_ROWS)
+        turn_dx(w, from, to);
+}
+
+/* ---- backward of large layers ---------------------------------------------------------------- */
+
+/* So far apart do rows of so many features lie that they share no lines of the cache. */
+static size_t apart(size_t features)
+{
+    return features / 32 * 32 + 48;
+}
+
+static bool is_large(const program *p, const layer *l)
+{
+    return (size_t)p->tensors[l->in[0]].s.c * (size_t)p->tensors[l->out].s.c >= LARGE;
+}
+
+/* dW of the thread's inputs and some outputs, or the update by it. */
+static void block_dw(const program *p, const layer *l, int thread, int from, int inputs, int o,
+                     int outputs)
+{
+    const tensor *y = &p->tensors[l->out];
+    size_t in = (size_t)p->tensors[l->in[0]].s.c, at = (size_t)o * in + (size_t)from, x_ld;
+    const float *x = input_rows(p, l, &x_ld);
+    bool updates = p->updating && l->updates;
+    float *dw = updates ? l->scratch + (size_t)thread * l->scratch_floats
+                        : program_grad(p, l->node->weight) + at;
+    size_t ld = updates ? apart(in) : in;
+    p->k->gemm(outputs, inputs, p->b->n, y->dy.data + (size_t)o * y->dy.row, y->dy.row, 1, x + from,
+               x_ld, NULL, false, NULL, 0, dw, ld);
+    at += p->g->vars[l->node->weight].offset;
+    for (int i = 0; i < outputs && updates; i++)
+        program_update(p, &p->update, at + (size_t)i * in, (size_t)inputs, dw + (size_t)i * ld);
+}
+
+/* Both gradients of some inputs, some outputs after the other. */
+static void blocks_part(void *arg, int thread, int threads)
+{
+    linear_work *w = arg;
+    const program *p = w->p;
+    const layer *l = w->l;
+    const tensor *x = &p->tensors[l->in[0]];
+    int in = x->s.c, out = p->tensors[l->out].s.c, from = part(in, 16, thread, threads),
+        to = part(in, 16, thread + 1, threads);
+    const float *weights = program_param(p, l->node->weight) + from;
+    for (int o = 0; o < out; o += BLOCK) {
+        int outputs = least(BLOCK, out - o);
+        if (x->dy.data)
+            add_dx(w, from, to - from, o, outputs, weights + (size_t)o * (size_t)in);
+        block_dw(p, l, thread, from, to - from, o, outputs);
+    }
+    if (x->dy.data && x->form == FORM_ROWS)
+        turn_dx(w, from, to);
+}
+
 static void linear_backward(program *p, layer *l)
 {
     linear_work w = {p, l, (p->b->n + 7) / 8 * 8};
     const tensor *x = &p->tensors[l->in[0]];
     if (x->form == FORM_COLUMNS)
         cpu_threads_run(p->threads, turn_input, &w);
+    if (is_large(p, l)) {
+        cpu_threads_run(p->threads, mask_part, &w);
+        cpu_threads_run(p->threads, blocks_part, &w);
+        return;
+    }
     cpu_threads_run(p->threads, weights_part, &w);
     if (x->dy.data)
         cpu_threads_run(p->threads, input_part, &w);
@@ -184,14 +254,15 @@ int layer_linear(program *p, layer *l)
     l->ops = &linear_ops;
     bool rows = x->form == FORM_ROWS;
     size_t features = ((size_t)x->s.c + 15) / 16 * 16, batch = (size_t)p->batch_pad;
-    l->other_ld = rows ? batch : features;
+    l->other_ld = rows ? batch : is_large(p, l) ? apart(features) : features;
     if (rows || !p->c.inference)
-        l->other = program_floats(p, features * batch + CPU_SLACK);
+        l->other = program_floats(p, (rows ? features : batch) * l->other_ld + CPU_SLACK);
     if (rows && x->dy.data)
         l->dother = program_floats(p, features * batch + CPU_SLACK);
-    if (x->dy.data && copies_weights(p, l)) {
-        l->scratch_floats = DEPTH * ROOM_LD;
+    if (!p->c.inference && is_large(p, l)) {
+        l->scratch_floats = BLOCK * apart(features);
         l->scratch_shared = true;
+        l->updates = x->s.c % 8 == 0 && p->tensors[l->out].dy.data;
     }
     snprintf(l->choice, sizeof l->choice, l->relu ? "gemm+relu" : "gemm");
     return (rows && !l->other) || (rows && x->dy.data && !l->dother) ? -1 : 0;

@@ -127,6 +127,7 @@ struct layer {
     /* takes all samples of a thread at once: its weights are too large to come back to */
     bool together;
 
+    bool updates; /* backward of a whole step updates the weight; its gradient is kept nowhere */
     struct linear16 *linear16; /* of cpu_linear16.c */
     /* Linear layers: the input in the other form, and the input's gradient before its transpose. */
     float *other, *dother;
@@ -143,6 +144,11 @@ struct layer {
     const layer *acted;   /* of that: by whom */
 };
 
+/* Floats [from, to) of the parameter block. */
+typedef struct param_span {
+    size_t from, to;
+} param_span;
+
 struct program {
     backend_program base;
     const graph *g;
@@ -157,6 +163,10 @@ struct program {
     backend_state s;
     bool stale;      /* the packed weights are older than the parameters */
     bool training;   /* of the call in progress */
+    bool updating;   /* it is a whole step: layers that can update their weights do so */
+    backend_update update; /* of that step */
+    param_span *rest;      /* what no such layer updates */
+    int rest_count;
     int folds;       /* layers that have a norm in their weights when `folded` */
     bool folded;
     float *fold_weights; /* room for one layer's */
@@ -207,6 +217,10 @@ static inline float *program_grad(const program *p, int var)
 {
     return p->s.grads + p->g->vars[var].offset;
 }
+
+/* Updates n parameters from `at` on, a multiple of 8, with these gradients. */
+void program_update(const program *p, const backend_update *u, size_t at, size_t n,
+                    const float *grads);
 
 /* Each returns -1 when memory is gone. They set ops, choice and what the layer needs. */
 int layer_conv(program *p, layer *l);

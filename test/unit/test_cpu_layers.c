@@ -223,8 +223,8 @@ static int wide_linear(graph *g, int x)
     return graph_relu(g, graph_linear(g, x, 131, (linear_options){0}));
 }
 
-/* So many weights that the input gradient copies them block by block: of an image's features, and
- * of columns. */
+/* So many weights that backward takes a few outputs at a time: of an image's features, which leaves
+ * the update to others, and of columns. */
 static int large_linear(graph *g, int x)
 {
     x = graph_relu(g, conv(g, x, (conv2d_options){.filters = 7, .kernel = 3}));
@@ -680,6 +680,40 @@ static void check_updates(const struct recipe *recipe, int threads)
     engine_free(truth);
 }
 
+/* A whole step is its halves: the same bits, also where a layer updates its own weights. */
+static void check_whole_steps(const struct recipe *recipe, int threads)
+{
+    err e = ERR_INIT;
+    model m = {recipe->name, NULL, {3, 3, 12, 12}, large_linear};
+    engine *whole = compile_with(&m, "cpu", threads, PRECISION_FP32, recipe->o);
+    engine *halves = compile_with(&m, "cpu", threads, PRECISION_FP32, recipe->o);
+    float x[BATCH * 3 * 12 * 12];
+    int32_t labels[BATCH];
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
+        x[i] = sinf((float)i);
+    for (int i = 0; i < BATCH; i++)
+        labels[i] = i % OUTPUTS;
+    const engine_batch b = {.n = BATCH, .type = INPUT_FLOAT, .x = x, .labels = labels};
+    size_t vars;
+    const engine_var *layout = engine_layout(whole, &vars);
+    for (int step = 0; step < 3; step++) {
+        engine_result r, s;
+        CHECK_OK(engine_train(whole, &b, 0.01, &r, &e), e);
+        CHECK_OK(engine_gradients(halves, &b, &s, &e), e);
+        CHECK_OK(engine_update(halves, 0.01, &e), e);
+        CHECK(r.loss_sum == s.loss_sum);
+        const float *got = engine_floats(whole, &e), *want = engine_floats(halves, &e);
+        for (size_t i = 0; i < vars; i++)
+            if (layout[i].kind != VAR_COUNTER &&
+                memcmp(got + layout[i].offset, want + layout[i].offset,
+                       layout[i].count * sizeof *got) != 0)
+                test_fail(__FILE__, __LINE__, "%s, %d threads, step %d: %s differs", recipe->name,
+                          threads, step, layout[i].name);
+    }
+    engine_free(whole);
+    engine_free(halves);
+}
+
 #define UPDATES(set)                                                                               \
     TEST(updates_##set)                                                                            \
     {                                                                                              \
@@ -687,6 +721,8 @@ static void check_updates(const struct recipe *recipe, int threads)
         for (size_t i = 0; i < sizeof recipes / sizeof *recipes; i++) {                            \
             check_updates(&recipes[i], 1);                                                         \
             check_updates(&recipes[i], 3);                                                         \
+            check_whole_steps(&recipes[i], 1);                                                     \
+            check_whole_steps(&recipes[i], 3);                                                     \
         }                                                                                          \
     }
 ON_EVERY_SET(UPDATES)
