@@ -42,6 +42,7 @@ void job_limits_default(job_limits *l)
     *l = (job_limits){.pod_ms = 300000,
                       .told_ms = 60000,
                       .attach_ms = 15000,
+                      .adopt_ms = 15000,
                       .stop_ms = 10000,
                       .end_ms = 30000,
                       .retry_ms = 200,
@@ -328,6 +329,7 @@ static void ps_accepted(jobs *m, job *j)
     if (!p || p->phase != JOB_POD_TOLD)
         return;
     p->phase = JOB_POD_GIVEN;
+    p->mute = false;
     j->connected = true;
     j->attaching = false;
     pods_tell_gone(m, j);
@@ -354,16 +356,19 @@ static void ps_refused(jobs *m, job *j, const job_event *event)
     job_fail(m, j, event->reason[0] ? event->reason : "PSRefused", "%s", event->message);
 }
 
-static void ps_closed(jobs *m, job *j)
+static void ps_closed(jobs *m, job *j, const job_event *event)
 {
     job_pod *p = pod_ps(j);
     j->connected = false;
     if (!p || (p->phase != JOB_POD_GIVEN && p->phase != JOB_POD_TOLD))
         return;
+    p->mute = p->mute && event->code == ERR_TIMEOUT;
     if (p->phase == JOB_POD_GIVEN || !j->attaching)
         p->since_ms = m->now_ms; /* the connection's end, for the bound on trying */
     p->phase = JOB_POD_WANTED;
     p->due_ms = m->now_ms + m->limits.retry_ms;
+    if (pod_given_up_ms(m, p) > m->now_ms && pod_given_up_ms(m, p) < p->due_ms)
+        p->due_ms = pod_given_up_ms(m, p);
 }
 
 static void ps_access(jobs *m, job *j)
@@ -580,6 +585,7 @@ static void adopt(jobs *m, job *j)
     if (ps) {
         j->attaching = true;
         ps->since_ms = m->now_ms;
+        ps->mute = true;
         pod_tell(m, j, ps);
     } else {
         job_ps_lost(m, j, "Gone", "it was not there when the controller came back");
@@ -635,7 +641,7 @@ static void take_ps_event(jobs *m, job *j, const job_event *event)
     case JOB_SUSPEND: suspend(m, j, event->message); break;
     case JOB_PS_ACCEPTED: ps_accepted(m, j); break;
     case JOB_PS_REFUSED: ps_refused(m, j, event); break;
-    case JOB_PS_CLOSED: ps_closed(m, j); break;
+    case JOB_PS_CLOSED: ps_closed(m, j, event); break;
     case JOB_PS_ACCESS: ps_access(m, j); break;
     case JOB_PS_NEED: ps_need(m, j, event); break;
     case JOB_PS_RELEASE: ps_release(m, j, event); break;

@@ -71,6 +71,7 @@ typedef struct job_pod {
     int tries;
     bool cold;                /* no warm pod was there */
     bool unwanted;            /* TAKING, JOB_UNTAKE is out; stopped if it is there all the same */
+    bool mute;                /* adopted, and its node has not answered since */
     bool found;               /* adopted: it may or may not have been told what to do */
     char reason[JOB_REASON_BYTES]; /* GONE: what kubeml-ps is to be told */
     char message[ERR_MESSAGE_BYTES]; /* that too; TAKING: what it waits for */
@@ -122,6 +123,7 @@ typedef struct job_limits {
     int64_t pod_ms;        /* 300 s until a taken pod answers */
     int64_t told_ms;       /* 60 s for `accepted` or `specialised` */
     int64_t attach_ms;     /* 15 s without a connection to a living kubeml-ps: it is replaced */
+    int64_t adopt_ms;      /* the same of one that was adopted, and whose node has not answered */
     int64_t stop_ms;       /* 10 s from `stop` to `finished`; then the pods are killed */
     int64_t end_ms;        /* 30 s for a stopped pod to end, then it is stopped again */
     int64_t retry_ms;      /* 200 ms to the second try for a pod, doubling to 5 s */
@@ -163,7 +165,7 @@ typedef enum job_event_type {
     JOB_PS_ACCEPTED, /* job: `accepted`, or the attach was answered */
     /* job, code, reason, message; ERR_NOT_FOUND for an attach: it has no job yet */
     JOB_PS_REFUSED,
-    JOB_PS_CLOSED,   /* job: the connection broke or could not be made */
+    JOB_PS_CLOSED,   /* job, code: it broke or was not made; ERR_TIMEOUT: its node is silent */
     JOB_PS_ACCESS,   /* job; the controller keeps the contents */
     JOB_PS_NEED,     /* job, function, incarnation, reason */
     JOB_PS_RELEASE,  /* job, function, incarnation */

@@ -449,6 +449,11 @@ void pod_unspecialised(jobs *m, job *j, const job_event *event)
     pod_stop(m, j, p);
 }
 
+int64_t pod_given_up_ms(const jobs *m, const job_pod *p)
+{
+    return p->since_ms + (p->mute ? m->limits.adopt_ms : m->limits.attach_ms) + 1;
+}
+
 static void pod_due(jobs *m, job *j, job_pod *p)
 {
     bool ps = p->function == JOB_KUBEML_PS;
@@ -459,7 +464,7 @@ static void pod_due(jobs *m, job *j, job_pod *p)
     case JOB_POD_WANTED:
         if (p->name[0] == '\0') {
             take(m, j, p);
-        } else if (m->now_ms - p->since_ms > m->limits.attach_ms) {
+        } else if (m->now_ms >= pod_given_up_ms(m, p)) {
             /* it cannot be reached and is given up; its end brings the next one */
             stop_within(m, j, p, 0);
         } else {

@@ -28,6 +28,10 @@ typedef struct kube_config {
     char *cert_file, *cert_pem, *key_file, *key_pem;
     bool insecure;
     int64_t expires_ms; /* wall clock: when a program's credentials do; 0: they do not */
+    /* Asked before each request that changes something, which is ERR_UNAVAILABLE where it says no.
+     * NULL: always. */
+    bool (*may_write)(const void *writer);
+    const void *writer;
 } kube_config;
 
 /* As a pod: KUBERNETES_SERVICE_HOST and the service account's folder (`dir` NULL: the usual one).

@@ -745,6 +745,8 @@ int cluster_kubernetes_open(const void *config, cluster **out, err *e)
     if (status == 0 && k->templates.namespace_name[0])
         snprintf(k->access.namespace_name, sizeof k->access.namespace_name, "%s",
                  k->templates.namespace_name);
+    k->access.may_write = c->may_write;
+    k->access.writer = c->writer;
     if (status == 0) {
         k->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         status = k->event_fd < 0 ? err_set_errno(e, errno, "eventfd") : 0;

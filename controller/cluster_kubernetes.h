@@ -33,6 +33,8 @@ typedef struct cluster_kubernetes_config {
     const char *templates;     /* kube_pods.h's file */
     const kube_config *access; /* NULL: the pod's service account or the kubeconfig; copied from */
     const char *context;       /* of the kubeconfig; NULL: the current one */
+    bool (*may_write)(const void *writer); /* kube_config's */
+    const void *writer;
     int slots;                 /* where the templates name neither slots nor a resource */
     /* how often those of the nodes are counted; 0: CLUSTER_KUBERNETES_SLOTS_MS */
     int slots_every_ms;

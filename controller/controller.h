@@ -91,10 +91,17 @@ typedef struct controller {
     atomic_int unseen; /* why no TrainJob is looked at, an err_code; ERR_NONE: they are */
 } controller;
 
+/* Whether nobody else may act on jobs and pods at this moment; a kube_config's `may_write`. */
+static inline bool controller_may_act(const void *c)
+{
+    const leader *l = ((const controller *)c)->leader;
+    return !l || leader_is_us(l);
+}
+
 /* Whether what is about jobs and pods can be answered here. */
 static inline bool controller_leads(const controller *c)
 {
-    return atomic_load(&c->leads) && (!c->leader || leader_is_us(c->leader));
+    return atomic_load(&c->leads) && controller_may_act(c);
 }
 
 /* rest.c */

@@ -306,12 +306,21 @@ static int status_error(long status, const buf *text, err *e)
     return err_set(e, code, "the API server answered %ld", status);
 }
 
+static bool may_write(const kube_client *c, const kube_request *r)
+{
+    return !c->config->may_write || strcmp(r->method, "GET") == 0 ||
+           c->config->may_write(c->config->writer);
+}
+
 int kube_try(kube_client *c, const kube_request *r, int64_t deadline_ms, buf *text, kube_outcome *o,
              err *e)
 {
     cleanup_buf buf own;
     buf_init(&own, KUBE_REPLY_BYTES_MAX);
     transfer t = {.client = c, .text = text ? text : &own};
+    *o = (kube_outcome){.retry_after_ms = -1};
+    if (!may_write(c, r))
+        return err_set(e, ERR_UNAVAILABLE, "this controller does not lead at the moment");
     if (transfer_run(&t, r, deadline_ms, o, e))
         return -1;
     return o->status >= 200 && o->status < 300 ? 0 : status_error(o->status, t.text, e);

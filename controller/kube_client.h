@@ -7,7 +7,8 @@
  *
  * What a status means: 401 ERR_UNAUTHORIZED, 403 ERR_FORBIDDEN (a spent quota: ERR_LIMIT), 404
  * ERR_NOT_FOUND, 409 ERR_CONFLICT or (AlreadyExists) ERR_EXISTS, 410 ERR_STALE, 400, 413, 422
- * ERR_INVALID, 429 and 5xx ERR_UNAVAILABLE; nobody answers: ERR_UNAVAILABLE; ERR_TIMEOUT, and
+ * ERR_INVALID, 429 and 5xx ERR_UNAVAILABLE; nobody answers, or the config lets nothing be written:
+ * ERR_UNAVAILABLE; ERR_TIMEOUT, and
  * ERR_CANCELLED after kube_client_cancel. The message is the Status object's. */
 #ifndef KUBEML_KUBE_CLIENT_H
 #define KUBEML_KUBE_CLIENT_H

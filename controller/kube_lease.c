@@ -8,7 +8,11 @@
 #include "json_read.h"
 #include "kube_pods.h"
 
-enum { CALL_MS = 1500 };
+/* What a look sees may have been written as late as its answer came, and counts from its begin. */
+_Static_assert(KUBE_LEASE_LOST_MS + KUBE_LEASE_CALL_MS <= KUBE_LEASE_S * 1000,
+               "a holder has lost the lease before another may take it");
+
+enum { LEASE_BYTES_MAX = 1 << 20, LEASE_DEPTH_MAX = 32 };
 
 static const char address_key[] = "kubeml.dev/api";
 
@@ -19,7 +23,11 @@ struct kube_lease {
     char leader[KUBE_LEASE_ADDRESS_BYTES];  /* the other's; "" */
     char seen[64];        /* the version last seen */
     int64_t seen_ms;      /* since when it has not changed */
+    int64_t looked_ms;    /* the last look that succeeded */
+    int64_t lasts_ms;     /* another's; 0: it is not another's */
     int64_t renewed_ms;   /* our last write that was taken began then; INT64_MIN: not held */
+    json_int_t term;      /* its leaseTransitions: every other holder makes them one more */
+    json_t *mine;         /* as the server keeps it; NULL: not known */
 };
 
 int kube_lease_open(const kube_config *access, const char *name, const char *me,
@@ -28,7 +36,7 @@ int kube_lease_open(const kube_config *access, const char *name, const char *me,
     kube_lease *l = calloc(1, sizeof *l);
     if (!l)
         return err_set(e, ERR_NOMEM, "no memory for the lease");
-    l->renewed_ms = INT64_MIN;
+    l->renewed_ms = l->looked_ms = INT64_MIN;
     snprintf(l->name, sizeof l->name, "%s", name);
     snprintf(l->me, sizeof l->me, "%s", me);
     snprintf(l->address, sizeof l->address, "%s", address);
@@ -43,18 +51,32 @@ int kube_lease_open(const kube_config *access, const char *name, const char *me,
     return 0;
 }
 
+static const json_t *spec_of(const json_t *lease)
+{
+    return json_object_get(lease, "spec");
+}
+
+static json_int_t term_of(const json_t *lease)
+{
+    return json_integer_value(json_object_get(spec_of(lease), "leaseTransitions"));
+}
+
+static bool is_ours(const kube_lease *l, const json_t *lease)
+{
+    const char *holder = json_string_value(json_object_get(spec_of(lease), "holderIdentity"));
+    return holder && strcmp(holder, l->me) == 0;
+}
+
 /* The object with us, or nobody, as its holder; what else stands in it stays. */
 static json_t *lease_new(const kube_lease *l, const json_t *before, const char *holder)
 {
     char now[32];
     clock_rfc3339(clock_wall_ms(), now);
     snprintf(now + 23, sizeof now - 23, "000Z"); /* microseconds */
-    const json_t *old = json_object_get(before, "spec");
-    const char *held = json_string_value(json_object_get(old, "holderIdentity"));
-    bool ours = held && strcmp(held, l->me) == 0;
-    json_int_t changes =
-        json_integer_value(json_object_get(old, "leaseTransitions")) + (ours ? 0 : 1);
-    const char *since = ours ? json_string_value(json_object_get(old, "acquireTime")) : now;
+    bool ours = is_ours(l, before);
+    json_int_t term = term_of(before) + (ours ? 0 : 1);
+    const char *since =
+        ours ? json_string_value(json_object_get(spec_of(before), "acquireTime")) : now;
     json_t *lease = before
                         ? json_deep_copy(before)
                         : json_pack("{s:s, s:s, s:{s:s}}", "apiVersion", "coordination.k8s.io/v1",
@@ -68,24 +90,30 @@ static json_t *lease_new(const kube_lease *l, const json_t *before, const char *
     json_object_set_new(lease, "spec",
                         json_pack("{s:s, s:i, s:s, s:s, s:I}", "holderIdentity", holder,
                                   "leaseDurationSeconds", KUBE_LEASE_S, "acquireTime",
-                                  since ? since : now, "renewTime", now, "leaseTransitions",
-                                  changes));
+                                  since ? since : now, "renewTime", now, "leaseTransitions", term));
     return lease;
 }
 
-/* Writes over what was seen; 409 means that somebody was quicker. */
+/* Writes over what was seen: 1, 0 where somebody was quicker (409), -1. */
 static int take(kube_lease *l, const json_t *before, const char *holder, int64_t now_ms, err *e)
 {
     cleanup_json json_t *lease = lease_new(l, before, holder);
+    cleanup_buf buf text;
     kube_outcome o;
     err why = ERR_INIT;
+    buf_init(&text, LEASE_BYTES_MAX);
     kube_request r = {.method = before ? "PUT" : "POST", .path = before ? l->path : l->collection,
                       .body = lease};
     if (!lease)
         return err_set(e, ERR_NOMEM, "no memory for the lease");
-    if (kube_try(l->client, &r, clock_deadline_ms(CALL_MS), NULL, &o, &why) == 0) {
+    if (kube_try(l->client, &r, clock_deadline_ms(KUBE_LEASE_CALL_MS), &text, &o, &why) == 0) {
         l->renewed_ms = now_ms;
+        l->term = term_of(lease);
+        l->lasts_ms = 0;
         l->leader[0] = '\0';
+        json_decref(l->mine);
+        l->mine = NULL;
+        json_read(text.bytes ? text.bytes : "", text.len, LEASE_DEPTH_MAX, &l->mine, NULL);
         return 1;
     }
     if (why.code == ERR_CONFLICT || why.code == ERR_EXISTS)
@@ -93,39 +121,87 @@ static int take(kube_lease *l, const json_t *before, const char *holder, int64_t
     return err_set(e, why.code, "%s", why.message);
 }
 
-int kube_lease_try(kube_lease *l, int64_t now_ms, err *e)
+static int look(kube_lease *l, json_t **out, err *e)
 {
-    cleanup_json json_t *lease = NULL;
     cleanup_buf buf text;
     kube_outcome o;
     err why = ERR_INIT;
-    buf_init(&text, 1 << 20);
+    buf_init(&text, LEASE_BYTES_MAX);
     kube_request r = {.method = "GET", .path = l->path};
-    if (kube_try(l->client, &r, clock_deadline_ms(CALL_MS), &text, &o, &why)) {
+    if (kube_try(l->client, &r, clock_deadline_ms(KUBE_LEASE_CALL_MS), &text, &o, &why))
+        return err_set(e, why.code, "%s", why.message);
+    return json_read(text.bytes ? text.bytes : "", text.len, LEASE_DEPTH_MAX, out, e);
+}
+
+static void note_leader(kube_lease *l, const json_t *lease)
+{
+    const json_t *notes = json_object_get(json_object_get(lease, "metadata"), "annotations");
+    const char *address = json_string_value(json_object_get(notes, address_key));
+    snprintf(l->leader, sizeof l->leader, "%s", address ? address : "");
+    l->renewed_ms = INT64_MIN;
+}
+
+/* Whether another's lease has stood still before our eyes for as long as it says. */
+static bool is_over(kube_lease *l, const json_t *lease, int64_t now_ms)
+{
+    const char *version = kube_object_text(lease, "resourceVersion");
+    bool blind = l->looked_ms == INT64_MIN || now_ms - l->looked_ms > KUBE_LEASE_GAP_MS;
+    if (blind || strcmp(l->seen, version) != 0)
+        l->seen_ms = now_ms;
+    snprintf(l->seen, sizeof l->seen, "%s", version);
+    l->looked_ms = now_ms;
+    l->lasts_ms =
+        json_integer_value(json_object_get(spec_of(lease), "leaseDurationSeconds")) * 1000;
+    return now_ms - l->seen_ms >= l->lasts_ms;
+}
+
+int kube_lease_try(kube_lease *l, int64_t now_ms, err *e)
+{
+    cleanup_json json_t *lease = NULL;
+    err why = ERR_INIT;
+    if (look(l, &lease, &why)) {
         if (why.code == ERR_NOT_FOUND)
             return take(l, NULL, l->me, now_ms, e);
         return err_set(e, why.code, "%s", why.message);
     }
-    if (json_read(text.bytes ? text.bytes : "", text.len, 32, &lease, e))
-        return -1;
-    const json_t *spec = json_object_get(lease, "spec");
-    const char *holder = json_string_value(json_object_get(spec, "holderIdentity"));
-    const char *version = kube_object_text(lease, "resourceVersion");
-    int64_t lasts_ms = json_integer_value(json_object_get(spec, "leaseDurationSeconds")) * 1000;
-    if (strcmp(l->seen, version) != 0) {
-        snprintf(l->seen, sizeof l->seen, "%s", version);
-        l->seen_ms = now_ms;
-    }
-    bool ours = holder && strcmp(holder, l->me) == 0;
-    if (!ours && holder && *holder && now_ms - l->seen_ms < lasts_ms) {
-        const json_t *notes = json_object_get(json_object_get(lease, "metadata"), "annotations");
-        const char *address = json_string_value(json_object_get(notes, address_key));
-        snprintf(l->leader, sizeof l->leader, "%s", address ? address : "");
-        l->renewed_ms = INT64_MIN;
+    const char *holder = json_string_value(json_object_get(spec_of(lease), "holderIdentity"));
+    bool over = is_over(l, lease, now_ms);
+    if (!over && holder && *holder && !is_ours(l, lease)) {
+        note_leader(l, lease);
         return 0;
     }
     l->leader[0] = '\0';
     return take(l, lease, l->me, now_ms, e);
+}
+
+int kube_lease_renew(kube_lease *l, int64_t now_ms, err *e)
+{
+    cleanup_json json_t *lease = NULL;
+    err why = ERR_INIT;
+    int taken = l->mine ? take(l, l->mine, l->me, now_ms, &why) : 0;
+    if (taken > 0)
+        return 1;
+    if (taken < 0 && why.code != ERR_NOT_FOUND)
+        return err_set(e, why.code, "%s", why.message);
+    /* It is not as we wrote it: another holds it, or the answer to a write of ours was lost. */
+    err_clear(&why);
+    if (look(l, &lease, &why)) {
+        if (why.code == ERR_NOT_FOUND)
+            return take(l, NULL, l->me, now_ms, e);
+        return err_set(e, why.code, "%s", why.message);
+    }
+    if (!is_ours(l, lease) || term_of(lease) != l->term) {
+        note_leader(l, lease);
+        return 0;
+    }
+    taken = take(l, lease, l->me, now_ms, e);
+    return taken ? taken : err_set(e, ERR_CONFLICT, "the lease was written at the same time");
+}
+
+int64_t kube_lease_next_ms(const kube_lease *l, int64_t now_ms)
+{
+    int64_t next_ms = now_ms + KUBE_LEASE_RENEW_MS, over_ms = l->seen_ms + l->lasts_ms;
+    return over_ms > now_ms && over_ms < next_ms ? over_ms : next_ms;
 }
 
 const char *kube_lease_leader(const kube_lease *l)
@@ -144,12 +220,11 @@ void kube_lease_close(kube_lease *l, bool release)
         return;
     cleanup_json json_t *lease = NULL;
     if (release && l->renewed_ms != INT64_MIN &&
-        kube_get(l->client, l->path, NULL, clock_deadline_ms(CALL_MS), &lease, NULL) == 0) {
-        const char *holder =
-            json_string_value(json_object_get(json_object_get(lease, "spec"), "holderIdentity"));
-        if (holder && strcmp(holder, l->me) == 0)
-            take(l, lease, "", 0, NULL);
-    }
+        kube_get(l->client, l->path, NULL, clock_deadline_ms(KUBE_LEASE_CALL_MS), &lease, NULL) ==
+            0 &&
+        is_ours(l, lease))
+        take(l, lease, "", 0, NULL);
     kube_client_close(l->client);
+    json_decref(l->mine);
     free(l);
 }

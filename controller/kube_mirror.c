@@ -134,7 +134,11 @@ static int start(kube_mirror *m, controller *c, err *e)
                            .linked = linked,
                            .looks = looks,
                            .context = c};
-    if (kube_mirror_access(c, &m->access, e) || kube_templates_read(c->config.pods_file, &t, e))
+    if (kube_mirror_access(c, &m->access, e))
+        return -1;
+    m->access.may_write = controller_may_act;
+    m->access.writer = c;
+    if (kube_templates_read(c->config.pods_file, &t, e))
         return -1;
     snprintf(host.install, sizeof host.install, "%s", t.install);
     host.gpu.count = kube_templates_gpu(&t, host.gpu.resource, sizeof host.gpu.resource);

@@ -649,7 +649,8 @@ static int wait_for_end(program *p, const sigset_t *signals, err *e)
         }
         if (number == SIGUSR1 && c->leader && leader_is_us(c->leader) && !c->owner && lead(p, e))
             return -1;
-        infer_reap(c->infer);
+        if (controller_may_act(c))
+            infer_reap(c->infer);
     }
 }
 

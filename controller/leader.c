@@ -15,7 +15,7 @@ struct leader {
     void (*won)(void *context);
     void *context;
     atomic_bool had;          /* it was ours once */
-    _Atomic int64_t until_ms; /* it is ours until then */
+    _Atomic int64_t until_ms; /* it is ours until then; INT64_MIN: another has held it since */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -30,7 +30,8 @@ bool leader_is_us(const leader *l)
 
 bool leader_lost(const leader *l)
 {
-    return atomic_load(&l->had) && !leader_is_us(l);
+    return atomic_load(&l->had) &&
+           clock_monotonic_ms() >= atomic_load(&l->until_ms) + LEADER_HOLDS_MS;
 }
 
 bool leader_where(leader *l, char out[KUBE_LEASE_ADDRESS_BYTES])
@@ -41,13 +42,13 @@ bool leader_where(leader *l, char out[KUBE_LEASE_ADDRESS_BYTES])
     return out[0] != '\0';
 }
 
-static void look(leader *l)
+static void look(leader *l, int64_t now)
 {
     err e = ERR_INIT;
-    int64_t now = clock_monotonic_ms();
     if (leader_lost(l))
-        return; /* for good: another may have led since */
-    int leads = kube_lease_try(l->lease, now, &e);
+        return; /* for good: it ends */
+    int leads = atomic_load(&l->had) ? kube_lease_renew(l->lease, now, &e)
+                                     : kube_lease_try(l->lease, now, &e);
     if (leads < 0 && e.code != ERR_CANCELLED)
         log_warn("who leads: %s", e.message);
     if (leads > 0)
@@ -65,9 +66,8 @@ static void look(leader *l)
 }
 
 /* Until the next look, or the end. */
-static bool rest(leader *l)
+static bool rest(leader *l, int64_t deadline)
 {
-    int64_t deadline = clock_deadline_ms(KUBE_LEASE_RENEW_MS);
     struct timespec until = {deadline / 1000, deadline % 1000 * 1000000};
     pthread_mutex_lock(&l->lock);
     while (!l->stopping && pthread_cond_timedwait(&l->changed, &l->lock, &until) == 0)
@@ -80,9 +80,10 @@ static bool rest(leader *l)
 static void *run(void *arg)
 {
     leader *l = arg;
+    int64_t now;
     do
-        look(l);
-    while (rest(l));
+        look(l, now = clock_monotonic_ms());
+    while (rest(l, kube_lease_next_ms(l->lease, now)));
     return NULL;
 }
 

@@ -20,7 +20,7 @@
 #include "owner_internal.h"
 #include "shm.h"
 
-enum { POLL_MAX = 2048 };
+enum { POLL_MAX = 2048, HOLD_LOOK_MS = 20 };
 
 void owner_random_hex(char *out, size_t bytes)
 {
@@ -240,13 +240,22 @@ static void take_calls(owner *o)
     pthread_mutex_unlock(&o->lock);
 }
 
-/* A process that was stopped long enough for another to lead must not go on where it was. */
-static void end_if_fenced(const owner *o)
+/* While another may lead nothing is done; where one did, or for good, it ends. A process that was
+ * stopped meanwhile must not go on where it was either. */
+static void hold_if_fenced(const owner *o)
 {
-    if (!o->controller->leader || !leader_lost(o->controller->leader))
+    const leader *l = o->controller->leader;
+    if (!l || leader_is_us(l))
         return;
-    log_error("the lease is lost: another controller may lead");
-    _exit(1);
+    log_warn("the lease is not renewed: nothing is done until it is");
+    while (!leader_is_us(l)) {
+        if (leader_lost(l)) {
+            log_error("the lease is lost: another controller may lead");
+            _exit(1);
+        }
+        poll(NULL, 0, HOLD_LOOK_MS);
+    }
+    log_info("the lease is renewed, and was nobody else's: leads on");
 }
 
 /* ---- the loop -------------------------------------------------------------------------------- */
@@ -313,7 +322,7 @@ static void turn(owner *o, struct pollfd *list, link_pod **of)
     int left = clock_left_ms(next_deadline(o));
     if (poll(list, (nfds_t)n, left) < 0 && errno != EINTR)
         log_error("poll: %s", strerror(errno));
-    end_if_fenced(o);
+    hold_if_fenced(o);
     if (list[0].revents)
         take_calls(o);
     if (list[1].revents)
@@ -438,7 +447,10 @@ static int open_parts(owner *o, err *e)
                                   .token_file = token_path, .slots = config->slots,
                                   .gpus = wants_gpus(config)};
     cluster_kubernetes_config kubernetes = {.templates = config->pods_file,
-                                            .context = config->context, .slots = config->slots};
+                                            .context = config->context,
+                                            .slots = config->slots,
+                                            .may_write = controller_may_act,
+                                            .writer = o->controller};
     bool is_local = strcmp(config->cluster, "local") == 0;
     if (pool_token(o, token_path, e) ||
         cluster_open(config->cluster, is_local ? (void *)&local : (void *)&kubernetes, &o->cluster,
@@ -448,8 +460,10 @@ static int open_parts(owner *o, err *e)
     job_limits limits;
     job_limits_default(&limits);
     /* Its node may be gone: the next one has a greater generation, which fences the old one. */
-    if (strcmp(o->controller->config.cluster, "kubernetes") == 0)
+    if (strcmp(o->controller->config.cluster, "kubernetes") == 0) {
         limits.attach_ms = POD_LOST_MS;
+        limits.adopt_ms = POD_ADOPT_MS;
+    }
     o->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (o->wake_fd < 0)
         return err_set_errno(e, errno, "eventfd");

@@ -35,6 +35,9 @@ enum {
     POD_DEAD_MS = 2000,    /* without a sign of its node a pod's connection is over */
     /* then, in a cluster, until a kubeml-ps that cannot be reached is replaced */
     POD_LOST_MS = 1500,
+    /* Or, where the controller before may have been lost with the same node, this long: together
+     * with the lease's end. A node that lives answers at once, whatever its pod does. */
+    POD_ADOPT_MS = 700,
     POD_HELLO_MS = 60000,  /* a started pod that does not say welcome is ended */
     POD_GRACE_MS = 1000,   /* for one that is generic to end by itself */
     LOG_EVIDENCE_BYTES = 2048, /* of a pod's log, in the message of its end */

@@ -3,6 +3,7 @@
  * A pod is started generic and dialled until it says welcome; then it is warm, or goes at once to
  * the job that asked for it. It is labelled before it hears of the job. One that was given away
  * never comes back. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -366,8 +367,9 @@ static void dial(owner *o, link_pod *p, int64_t now_ms)
         return;
     }
     if (p->use == USE_JOB && p->attach) {
+        bool answered = e.os_errno == ECONNREFUSED; /* by its node */
         p->attach = false;
-        pool_event(o, p, JOB_PS_CLOSED, e.code, NULL, e.message);
+        pool_event(o, p, JOB_PS_CLOSED, answered ? ERR_UNAVAILABLE : ERR_TIMEOUT, NULL, e.message);
         return;
     }
     p->dial_wait_ms = p->dial_wait_ms * 5 / 4 + 1;

@@ -24,6 +24,7 @@ class FakeKube:
         self.backend, self.secret, self.services = None, None, ["kubeml"]
         self.forbidden = ()  # parts of paths
         self.leases, self.version, self.away, self.crds = {}, 1, False, False
+        self.asked = []  # (method, path), of every request that was let in
         self.ended = threading.Event()
         outer = self
 
@@ -129,6 +130,7 @@ users: [{{name: test, user: {{{user}}}}}, {{name: other, user: {{token: wrong}}}
 
     def answer(self, method, path, body):
         path, _, query = path.partition("?")
+        self.asked.append((method, path))
         if self.away:
             return self.status(503, "ServiceUnavailable")
         if path == "/api/v1/namespaces/ml/pods" or (self.crds and path.startswith("/apis/kubeml.dev/v1alpha1/")):

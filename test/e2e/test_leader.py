@@ -195,6 +195,54 @@ def who_was_stopped_for_long_acts_no_more():
 
 
 @case(limit=120, platform=False)
+def who_could_not_renew_holds_still_and_leads_on():
+    """Everything of the API server answers but its Leases. What changes something is left alone, whoever asks for it."""
+    with controllers("a") as (kube, made):
+        first = made["a"].start()
+        until(lambda: leads(first), 20)
+        uploads(first)
+        job = train(first).json()["id"]
+
+        def writes():
+            return [path for method, path in kube.asked if method != "GET" and "/leases" not in path]
+
+        def tries():
+            return sum("/leases" in path for _, path in kube.asked)
+        until(writes, 30, message="the job asks for no pod")
+        kube.forbidden = ("/leases",)
+        until(lambda: not leads(first), 20)
+        reply = call(first, "GET", f"/tasks/{job}")
+        assert reply.status_code == 503 and reply.headers["Retry-After"], reply.text
+        assert train(first).status_code == 503
+        # What was on its way when the lease ended has come by the next try; a pod is asked for every few seconds.
+        before = tries()
+        until(lambda: tries() > before + 1, 20, every=0.02)
+        written, before = len(writes()), tries()
+        until(lambda: tries() > before + 12, 40, every=0.02)
+        assert len(writes()) == written, writes()[written:]
+        assert "nothing is done until it is" in first.log_text()
+        kube.forbidden = ()
+        until(lambda: leads(first), 20)
+        assert call(first, "GET", f"/tasks/{job}").json()["id"] == job and "leads on" in first.log_text()
+        assert train(first).status_code == 200
+        until(lambda: len(writes()) > written, 30, message="it does nothing")
+        assert first.process.poll() is None and first.stop() == 0
+
+
+@case(limit=120, platform=False)
+def the_api_server_is_away_for_a_moment_and_the_same_one_leads():
+    with controllers("a", "b") as (kube, made):
+        first, second = two(made)
+        kube.away = True
+        until(lambda: not leads(first), 20)
+        kube.away = False
+        until(lambda: leads(first) or leads(second), 20)
+        assert leads(first) and not leads(second)
+        until(lambda: call(second, "GET", "/tasks").status_code == 200, 20)
+        assert first.process.poll() is None and second.stop() == 0 and first.stop() == 0
+
+
+@case(limit=120, platform=False)
 def without_the_api_server_nobody_leads_for_long():
     with controllers("a", "b") as (kube, made):
         first, second = two(made)

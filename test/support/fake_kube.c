@@ -397,7 +397,7 @@ static bool patch_locked(json_t *object, const request_text *r, json_t *body)
     return true;
 }
 
-/* A patch that says which version it is for, of an object that is another by now. */
+/* A patch or an object that says which version it is for, of an object that is another by now. */
 static bool is_stale(const json_t *object, const json_t *body)
 {
     const char *wanted =
@@ -484,6 +484,10 @@ static bool do_other(fake_kube *f, int fd, const request_text *r, json_t *body)
 {
     pthread_mutex_lock(&f->lock);
     json_t *object = json_object_get(f->others, r->path);
+    if (object && strcmp(r->method, "PUT") == 0 && is_stale(object, body)) {
+        pthread_mutex_unlock(&f->lock);
+        return answer_status(fd, 409, -1, "Conflict", "it has been modified");
+    }
     if (strcmp(r->method, "PUT") == 0 || (!object && strstr(r->type, "apply-patch")))
         json_object_set(f->others, r->path, body);
     else if (object && strcmp(r->method, "PATCH") == 0)

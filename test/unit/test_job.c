@@ -1119,6 +1119,45 @@ TEST(a_restarted_controller_adopts)
     jobs_close(m);
 }
 
+/* When the kubeml-ps that was adopted is given up: each try to reach it ends with `code`, but for
+ * the one `answered` (counted from 0), after which the node does not answer any more. */
+static int64_t given_up_after_ms(err_code code, int answered)
+{
+    err e = ERR_INIT;
+    open_machine(4);
+    run_job("a", 1);
+    json_t *a = job_record(jobs_find(m, "a"));
+    jobs_close(m);
+    job_limits l;
+    job_limits_default(&l);
+    l.attach_ms = 1500;
+    l.adopt_ms = 700;
+    CHECK_OK(jobs_open(&l, 4, &m, &e), e);
+    CHECK_OK(jobs_restore(m, a, &e), e);
+    json_decref(a);
+    step(
+        (job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "a-ps-0"});
+    int64_t began = now;
+    step((job_event){.type = JOB_ADOPT});
+    for (int i = 0; i < 100 && !find(JOB_STOP); i++) {
+        if (find(JOB_ATTACH))
+            step((job_event){
+                .type = JOB_PS_CLOSED, .job = "a", .code = i == answered ? ERR_UNAVAILABLE : code});
+        now = jobs_deadline(m);
+        step((job_event){.type = JOB_TICK});
+    }
+    CHECK_STR(get(JOB_STOP)->pod, "a-ps-0");
+    jobs_close(m);
+    return now - began;
+}
+
+TEST(a_node_that_never_answered_since_the_adoption_is_given_up_sooner)
+{
+    CHECK_INT(given_up_after_ms(ERR_TIMEOUT, -1), 701);
+    CHECK_INT(given_up_after_ms(ERR_UNAVAILABLE, -1), 1501);
+    CHECK_INT(given_up_after_ms(ERR_TIMEOUT, 0), 1501); /* it lives: as any other */
+}
+
 TEST(a_job_whose_kubeml_ps_is_gone_at_adoption_gets_another)
 {
     err e = ERR_INIT;
