@@ -36,7 +36,7 @@ int kube_lease_open(const kube_config *access, const char *name, const char *me,
     kube_lease *l = calloc(1, sizeof *l);
     if (!l)
         return err_set(e, ERR_NOMEM, "no memory for the lease");
-    l->renewed_ms = l->looked_ms = INT64_MIN;
+    l->renewed_ms = INT64_MIN;
     snprintf(l->name, sizeof l->name, "%s", name);
     snprintf(l->me, sizeof l->me, "%s", me);
     snprintf(l->address, sizeof l->address, "%s", address);
@@ -145,9 +145,10 @@ static void note_leader(kube_lease *l, const json_t *lease)
 static bool is_over(kube_lease *l, const json_t *lease, int64_t now_ms)
 {
     const char *version = kube_object_text(lease, "resourceVersion");
-    bool blind = l->looked_ms == INT64_MIN || now_ms - l->looked_ms > KUBE_LEASE_GAP_MS;
-    if (blind || strcmp(l->seen, version) != 0)
+    if (strcmp(l->seen, version) != 0)
         l->seen_ms = now_ms;
+    else if (now_ms - l->looked_ms > KUBE_LEASE_GAP_MS)
+        l->seen_ms += now_ms - l->looked_ms - KUBE_LEASE_GAP_MS;
     snprintf(l->seen, sizeof l->seen, "%s", version);
     l->looked_ms = now_ms;
     l->lasts_ms =

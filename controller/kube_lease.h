@@ -2,11 +2,11 @@
  *
  * Held for KUBE_LEASE_S and renewed every KUBE_LEASE_RENEW_MS. Another's lease is taken over when
  * it has not changed before our own eyes for as long as it says: clocks of two machines are never
- * compared. Time in which we could not look is not counted: after it the holder has as long again
- * to renew. Every write names the version it saw, so that of two that try one gets 409. Who cannot
- * renew for KUBE_LEASE_LOST_MS has lost it, before anybody else may take it; who has not been
- * followed by another can renew it still. The annotation kubeml.dev/api says where the leader's API
- * answers. */
+ * compared. Time in which we could not look is not counted, so that the holder, who could not
+ * renew, has a second left to do so. Every write names the version it saw, so that of two that try
+ * one gets 409. Who cannot renew for KUBE_LEASE_LOST_MS has lost it, before anybody else may take
+ * it; who has not been followed by another can renew it still. The annotation kubeml.dev/api says
+ * where the leader's API answers. */
 #ifndef KUBEML_KUBE_LEASE_H
 #define KUBEML_KUBE_LEASE_H
 
@@ -17,7 +17,7 @@ enum {
     KUBE_LEASE_RENEW_MS = 500, /* a standby looks as often */
     KUBE_LEASE_CALL_MS = 800,  /* for one answer of the API server */
     KUBE_LEASE_LOST_MS = 2200,
-    KUBE_LEASE_GAP_MS = 1200, /* between two looks that succeed; after more it counts anew */
+    KUBE_LEASE_GAP_MS = 1000, /* between two looks that succeed no more than that counts */
     KUBE_LEASE_ADDRESS_BYTES = 160,
 };
 

@@ -873,13 +873,13 @@ TEST(what_a_standby_could_not_see_is_not_counted)
     stand_by(r.b, 1000, 2000);
     fake_kube_fault(r.server, FAKE_GET, FAULT_STATUS, 503, -1, 1);
     CHECK_ERR(kube_lease_try(r.b, 2500, &e), e, ERR_UNAVAILABLE, "test says");
-    stand_by(r.b, 3000, 3500); /* one that failed is no gap */
-    check_try(r.b, 3999, 0);
-    check_try(r.b, 3999 + KUBE_LEASE_GAP_MS + 1, 0);
-    stand_by(r.b, 5500, 8000);
-    check_renew(r.a, 8100, 1);
-    stand_by(r.b, 8200, 11000);
-    check_try(r.b, 11200, 1);
+    check_try(r.b, 2600, 0);  /* 1600 ms before its eyes */
+    check_try(r.b, 90000, 0); /* and one second more */
+    check_try(r.b, 90399, 0);
+    check_renew(r.a, 90399, 1);
+    check_try(r.b, 90400, 0);
+    stand_by(r.b, 90900, 92900);
+    check_try(r.b, 93400, 1);
     close_replicas(&r);
 }
 
