@@ -1,7 +1,7 @@
 #!/bin/bash
 # Prints the URI of a server for tests: uri.sh [users | open | tls]
-# That is MONGODB_URI where it is set (for "users" alone), or a stand-in that all tests of this user share
-# and that ends by itself a minute after the last of them. "users" has users, and its URI names one who may
+# That is MONGODB_URI where it is set (for "users" alone), or a mongod that is on PATH, or a stand-in, which all tests
+# of this user share and which ends by itself a minute after the last of them. "users" has users, and its URI names one who may
 # do all; "tls" as well, behind TLS; "open" has none. 77 and a reason: there is no such server.
 set -eu
 . "$(dirname "$0")/env.sh"
@@ -11,8 +11,12 @@ if [ -n "${MONGODB_URI:-}" ]; then
   echo "$MONGODB_URI"
   exit 0
 fi
-command -v java >/dev/null || { echo "no MONGODB_URI, and no java for the stand-in"; exit 77; }
-[ -e "$KUBEML_MONGO_CACHE/built" ] || { echo "no MONGODB_URI, and the stand-in is not built (make mongo-stand-in)"; exit 77; }
+if ! real_mongod >/dev/null; then
+  command -v java >/dev/null || { echo "no MONGODB_URI, no mongod, and no java for the stand-in"; exit 77; }
+  [ -e "$KUBEML_MONGO_CACHE/built" ] ||
+    { echo "no MONGODB_URI, no mongod, and the stand-in is not built (make mongo-stand-in)"; exit 77; }
+fi
+mkdir -p "$KUBEML_MONGO_CACHE"
 exec 9>"$KUBEML_MONGO_CACHE/lock"
 flock 9
 
@@ -31,7 +35,7 @@ esac
 pid= port=
 read -r pid port 2>/dev/null <"$KUBEML_MONGO_CACHE/server-$kind" || true
 # It may have ended, and another program have its port.
-grep -q MongoServerMain "/proc/$pid/cmdline" 2>/dev/null || port=
+grep -q "MongoServerMain\|mongod.py" "/proc/$pid/cmdline" 2>/dev/null || port=
 if [ -z "$port" ] || ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
   rm -f "$KUBEML_MONGO_CACHE/server-$kind"
   said=$(mktemp -u "$KUBEML_MONGO_CACHE/said.XXXXXX")
@@ -42,7 +46,7 @@ if [ -z "$port" ] || ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
   rm -f "$said"
   case $line in
     "listening on "*) port=${line##*:} ;;
-    *) echo "the stand-in for MongoDB did not start"; exit 77 ;;
+    *) echo "neither a mongod nor the stand-in for it started"; exit 77 ;;
   esac
   echo "$pid $port" >"$KUBEML_MONGO_CACHE/server-$kind"
 fi
