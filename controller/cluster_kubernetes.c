@@ -464,7 +464,7 @@ static int kube_stop(cluster *c, const char *name, int grace_ms, err *e)
         /* It is given up, not asked to end; nor is it silent because it was deleted. */
         if (p->grace_s == 0 && p->seen.phase == POD_RUNNING && !p->leaving)
             suspect_node(k, p->node);
-        want_it(k, p, WANT_DELETE, 0);
+        want_it(k, p, WANT_DELETE, p->seen.job[0] ? clock_deadline_ms(DELETE_AFTER_MS) : 0);
     }
     pthread_mutex_unlock(&k->lock);
     return 0;

@@ -18,6 +18,7 @@ enum {
     CALL_MS = 5000,
     OWNER_KNOWN_MS = 1000, /* the pods of a job are given out one after the other */
     LOG_MS = 2000, /* of a pod that is to be deleted: others wait for the worker meanwhile */
+    DELETE_AFTER_MS = 100, /* so that the pods in its place are asked for before its log is */
     SLOTS_MS = 10000,
     LOG_LINE_BYTES = 16, /* a guess at the shortest, to ask for enough lines */
     LOG_LINES_MAX = 100000,

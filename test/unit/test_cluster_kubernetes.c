@@ -2,6 +2,7 @@
  * none is lost or doubled whatever answer is lost, and each wait and end has its reason in
  * words. */
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -748,6 +749,24 @@ TEST(a_node_that_gives_no_logs_holds_nobody_up)
     works_on(&w, "function-5", 0, "node7");
     err_clear(&e);
     CHECK_ERR(w.c->ops->log_tail(w.c, "function-5", 100, &log, &e), e, ERR_UNAVAILABLE, "node7");
+    close_world(&w);
+}
+
+/* Of a function whose node is gone the next one is asked for first, although it is wanted after. */
+TEST(who_replaces_a_pod_does_not_wait_for_its_log)
+{
+    world w;
+    err e = ERR_INIT;
+    open_world(&w);
+    works_on(&w, "function-1", 0, "node7");
+    fake_kube_fault(w.server, FAKE_GET, FAULT_SILENT, 0, 0, 10);
+    CHECK_OK(w.c->ops->stop(w.c, "function-1", 2000, &e), e);
+    sched_yield(); /* the worker takes what it may */
+    start(&w, "function-2", POD_FUNCTION);
+    drop_pod(wait_pod(&w, "function-2", true));
+    CHECK_INT(fake_kube_requests(w.server, FAKE_DELETE), 0);
+    CHECK_INT(next_event(&w).phase, POD_ENDED);
+    CHECK_INT(fake_kube_requests(w.server, FAKE_DELETE), 1);
     close_world(&w);
 }
 
