@@ -35,11 +35,15 @@ LDFLAGS   += $(if $(SANITIZER),-fsanitize=$(SANITIZER)) -Wl,--as-needed -Wl,--gc
 flags_for = $(if $(findstring _avx512,$1),$(loops_opt) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma) \
             $(if $(findstring _avx2,$1),$(loops_opt) -mavx2 -mfma) \
             $(if $(findstring /merge,$1),-O3 -ffp-contract=off) \
-            $(if $(findstring /reference/,$1),-O3)
+            $(if $(findstring kernels/cpu/kernels_generic,$1),$(SEEN_AT_ACCESS)) \
+            $(if $(findstring /reference/,$1),-O3 $(SEEN_AT_ACCESS))
 
 # The engine's loops as a sanitizer watches them are run by few tests: -O3 would take three times as long to compile them as
 # it saves there. Products are fused with sums as by -O3: where they are not, a result may be the rounding's beside a golden one.
-loops_opt = $(if $(and $(SANITIZER),$(findstring /obj/kernels/cpu/,$@)),$(OPT) -fexpensive-optimizations,-O3)
+loops_opt = $(if $(and $(SANITIZER),$(findstring /obj/kernels/cpu/,$@)),$(OPT) -fexpensive-optimizations $(SEEN_AT_ACCESS),-O3)
+# Of a pointer outside its object AddressSanitizer tells when it is used. In a loop's innermost lines the two checks of the
+# pointer alone take as long to compile, and to run, as all the others.
+SEEN_AT_ACCESS := $(if $(findstring undefined,$(SANITIZER)),-fno-sanitize=object-size$(comma)pointer-overflow)
 
 src       = $(sort $(wildcard $(addsuffix /*.c,$1)))
 obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$1)
