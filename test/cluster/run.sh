@@ -15,7 +15,7 @@ set -uo pipefail
 unset_state=${KUBEML_TC_STATE:-}
 # What the cases want: two nodes, a third one that may be lost, and a GPU that four may share.
 : "${KUBEML_TC_NODES:=3}" "${KUBEML_TC_SPARE:=1}" "${KUBEML_TC_GPUS:=1}" "${KUBEML_TC_GPU_REPLICAS:=4}"
-: "${KUBEML_TC_LANES:=3}" # cases beside each other: they wait for Kubernetes most of the time
+: "${KUBEML_TC_LANES:=2}" # cases beside each other: they wait for Kubernetes most of the time
 . "$(dirname "$0")/env.sh"
 root=$(cd "$here/../.." && pwd)
 leave_out() {
