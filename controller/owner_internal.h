@@ -77,6 +77,7 @@ typedef struct link_pod {
     int64_t dial_ms;      /* next try; INT64_MAX: none */
     int64_t dial_wait_ms;
     int64_t since_ms;     /* in this use */
+    int64_t silent_ms;    /* since when its node answers no dial; INT64_MAX: it does */
     int gpu;              /* that it was made ready on; -1: none, it can be told any */
     struct take_waiter *waiter; /* of owner_take_function */
     char waits_reason[32]; /* why it does not start, as the cluster says; "" */
@@ -192,7 +193,7 @@ struct owner {
     json_t *news;    /* ids for owner_news; NULL: nobody asks */
     int64_t poll_logs_ms, pool_retry_ms;
     int64_t pool_wait_ms; /* until the pool tries again, doubled with each pod that did not start */
-    int64_t stuck_ms;     /* doubled with each that was stuck: a node may be slow, too */
+    int patience;         /* doubled with pods that were stuck: a node may be slow, too */
     bool stop_pods;
 
     int wake_fd; /* eventfd */

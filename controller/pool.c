@@ -21,13 +21,14 @@ enum {
     STARTING_MAX = 2,       /* pods of the pool that start at the same time */
     STUCK_MS = 10000,       /* a pod that is placed and not made by then: its node may be gone */
     STUCK_MS_MAX = 80000,
+    PATIENCE_MAX = 32,      /* times as long: a node or its network may be slow */
 };
 
 /* What started says that pods start: the next failure waits as the first did. */
 static void forget_failures(owner *o)
 {
     o->pool_wait_ms = RETRY_MS;
-    o->stuck_ms = STUCK_MS;
+    o->patience = 1;
 }
 
 static void retry_later(owner *o)
@@ -137,6 +138,7 @@ static link_pod *add(owner *o, const pod *from)
     p->function = from->function;
     p->incarnation = from->incarnation;
     p->dial_ms = INT64_MAX;
+    p->silent_ms = INT64_MAX;
     p->gpu = -1;
     p->next = o->pods;
     o->pods = p;
@@ -350,11 +352,22 @@ void pool_welcome(owner *o, link_pod *p, const json_t *m)
 
 /* ---- dialling -------------------------------------------------------------------------------- */
 
+/* A node that lives says at once that nobody listens yet. */
+static bool node_is_silent(const err *why)
+{
+    return why->code == ERR_TIMEOUT || why->os_errno == EHOSTUNREACH ||
+           why->os_errno == ENETUNREACH;
+}
+
 static void dial(owner *o, link_pod *p, int64_t now_ms)
 {
     err e = ERR_INIT;
     p->dial_ms = INT64_MAX;
     p->wire = wire_dial(p->address, now_ms + POD_DIAL_MS_MAX, &e);
+    if (p->wire || !node_is_silent(&e))
+        p->silent_ms = INT64_MAX;
+    else if (p->silent_ms == INT64_MAX)
+        p->silent_ms = now_ms;
     if (p->wire) {
         p->talk = TALK_WELCOME;
         wire_watch_peer(p->wire, POD_DEAD_MS);
@@ -384,13 +397,19 @@ static bool waits_for_room(const link_pod *p)
     return p->waits_reason[0] && strcmp(p->waits_reason, "ContainerCreating") != 0;
 }
 
-/* When a pod counts as stuck. Kubernetes still places pods on a node that has just lost its power,
- * and keeps them there. */
+/* When a pod that starts counts as stuck: Kubernetes still places pods on a node that has just lost
+ * its power, and keeps them there; and one that was made there before has an address, at which
+ * nothing answers. */
 static int64_t stuck_at(const owner *o, const link_pod *p)
 {
-    return p->use == USE_STARTING && !p->address[0] && !waits_for_room(p)
-               ? p->since_ms + o->stuck_ms
-               : INT64_MAX;
+    int64_t made = (int64_t)STUCK_MS * o->patience, silent = (int64_t)POD_DEAD_MS * o->patience;
+    if (p->use != USE_STARTING || waits_for_room(p))
+        return INT64_MAX;
+    if (!p->address[0])
+        return p->since_ms + (made < STUCK_MS_MAX ? made : STUCK_MS_MAX);
+    if (p->silent_ms == INT64_MAX)
+        return INT64_MAX;
+    return p->silent_ms + (silent < POD_HELLO_MS ? silent : POD_HELLO_MS);
 }
 
 /* Another pod in its place, for whom it was meant for. */
@@ -401,9 +420,11 @@ static void replace(owner *o, link_pod *old)
     if (!p) {
         log_error("pod %s is stuck, and no other starts: %s", old->name, e.message);
         pool_use(old, USE_STARTING); /* looked at again later */
+        old->silent_ms = INT64_MAX;
         return;
     }
-    log_warn("pod %s is not made: pod %s starts in its place", old->name, p->name);
+    log_warn("pod %s %s: pod %s starts in its place", old->name,
+             old->address[0] ? "is on a node that answers nothing" : "is not made", p->name);
     reserve(p, old->job, old->function, old->incarnation);
     p->waiter = old->waiter;
     old->waiter = NULL;
@@ -416,15 +437,15 @@ void pool_timers(owner *o, int64_t now_ms)
     bool stuck = false;
     for (link_pod *p = o->pods, *next; p; p = next) {
         next = p->next;
-        if (p->dial_ms <= now_ms) {
-            dial(o, p, now_ms);
-        } else if (stuck_at(o, p) <= now_ms) {
+        if (stuck_at(o, p) <= now_ms) {
             replace(o, p);
             stuck = true;
+        } else if (p->dial_ms <= now_ms) {
+            dial(o, p, now_ms);
         }
     }
-    if (stuck)
-        o->stuck_ms = o->stuck_ms * 2 > STUCK_MS_MAX ? STUCK_MS_MAX : o->stuck_ms * 2;
+    if (stuck && o->patience < PATIENCE_MAX)
+        o->patience *= 2;
 }
 
 /* ---- ends ------------------------------------------------------------------------------------ */
@@ -467,6 +488,7 @@ void pool_changed(owner *o, const pod *now)
     if (now->address[0] && strcmp(p->address, now->address) != 0) {
         snprintf(p->address, sizeof p->address, "%s", now->address);
         pool_use(p, USE_STARTING); /* POD_HELLO_MS counts from here */
+        p->silent_ms = INT64_MAX;
         p->dial_wait_ms = POD_DIAL_MS;
         p->dial_ms = clock_monotonic_ms();
     }

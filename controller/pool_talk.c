@@ -39,6 +39,8 @@ void pool_broken(owner *o, link_pod *p, const err *why)
     pool_hang_up(p);
     if (p->use == USE_STARTING) {
         p->dial_ms = clock_deadline_ms(p->dial_wait_ms); /* once more, until POD_HELLO_MS */
+        if (why->code == ERR_TIMEOUT)                    /* wire_watch_peer's */
+            p->silent_ms = clock_monotonic_ms() - POD_DEAD_MS;
     } else if (p->use == USE_WARM) {
         log_warn("pod %s hung up while it was warm: %s", p->name, why->message);
         pool_stop(o, p->name, is_silent(why) ? 0 : POD_GRACE_MS);

@@ -1,6 +1,9 @@
 """An API server of Kubernetes for programs that run here: Leases with versions, pods that never start, and the proxy
 of a Service "kubeml" whose pod is at `backend`, which like the real one keeps Authorization for itself.
 
+With `places`, a role's (node, address) for one pod after the other, pods run there as soon as they are made, as far as
+the API server knows; `port` is theirs.
+
 It can be told to go away for a while (`away`), and with `tls` asks for a client's certificate. With `crds` it has the
 custom resources, and no object of them. Anything else is not there (404).
 """
@@ -19,12 +22,14 @@ TOKEN = "of-the-api-server"
 
 
 class FakeKube:
-    def __init__(self, folder, tls=False):
+    def __init__(self, folder, tls=False, port=None):
         self.lock = threading.Lock()
         self.backend, self.secret, self.services = None, None, ["kubeml"]
         self.forbidden = ()  # parts of paths
         self.leases, self.version, self.away, self.crds = {}, 1, False, False
         self.asked = []  # (method, path), of every request that was let in
+        self.places, self.made, self.deleted = None, {}, {}  # pods by name; name: query
+        self.events, self.told = [], threading.Condition()  # of pods
         self.ended = threading.Event()
         outer = self
 
@@ -60,6 +65,17 @@ class FakeKube:
                     self.wfile.write(piece)
                     self.wfile.flush()
 
+            def tell_events(self, events):
+                told = 0
+                while not outer.ended.is_set():
+                    with outer.told:
+                        outer.told.wait_for(lambda: outer.ended.is_set() or len(events) > told)
+                        news = events[told:]
+                    for event in news:
+                        self.wfile.write(json.dumps(event).encode() + b"\n")
+                    self.wfile.flush()
+                    told += len(news)
+
             def handle_any(self):
                 known = tls or self.headers.get("Authorization") == "Bearer " + TOKEN
                 if known and outer.backend and self.path.startswith(PROXY + "/"):
@@ -68,11 +84,10 @@ class FakeKube:
                 body = json.loads(self.rfile.read(length)) if length else None
                 status, answer = outer.answer(self.command, self.path, body) if known else outer.status(401, "Unauthorized")
                 if status == "watch":
+                    self.close_connection = True
                     self.send_response(200)
                     self.end_headers()
-                    outer.ended.wait(3600)
-                    self.close_connection = True
-                    return
+                    return self.tell_events(answer)
                 text = json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -101,7 +116,8 @@ contexts: [{{name: test, context: {{cluster: test, user: test, namespace: ml}}}}
 users: [{{name: test, user: {{{user}}}}}, {{name: other, user: {{token: wrong}}}}]
 """)
         template = {"spec": {"containers": [{"name": "program", "image": "none"}]}}
-        self.pods.write_text(json.dumps({"install": "kubeml", "function": template, "ps": template, "slots": 4}))
+        self.pods.write_text(json.dumps({"install": "kubeml", "function": template, "ps": template, "slots": 4,
+                                         **({"port": port} if port else {})}))
 
     def use_tls(self, folder):
         """A server's and a client's certificate that one authority signed; nobody else gets in."""
@@ -135,10 +151,14 @@ users: [{{name: test, user: {{{user}}}}}, {{name: other, user: {{token: wrong}}}
             return self.status(503, "ServiceUnavailable")
         if path == "/api/v1/namespaces/ml/pods" or (self.crds and path.startswith("/apis/kubeml.dev/v1alpha1/")):
             if method == "GET" and "watch=" in query:
-                return "watch", None
+                return "watch", self.events if path.endswith("/pods") else []
             if method == "GET":
                 return 200, {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []}
+            if path.endswith("/pods") and self.places:
+                return self.make_pod(body)
             return 403, {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "exceeded quota: none"}
+        if self.places and path.startswith("/api/v1/namespaces/ml/pods/") and method == "DELETE":
+            return self.delete_pod(path.rpartition("/")[2], query)
         if any(part in path for part in self.forbidden):
             return self.status(403, "Forbidden")
         if path == "/api/v1/namespaces/ml/services":
@@ -153,6 +173,31 @@ users: [{{name: test, user: {{{user}}}}}, {{name: other, user: {{token: wrong}}}
             return self.status(404, "NotFound")
         with self.lock:
             return self.lease(method, name.strip("/") or (body or {}).get("metadata", {}).get("name"), body)
+
+    def happened(self, kind, pod):
+        self.version += 1
+        pod["metadata"]["resourceVersion"] = str(self.version)
+        with self.told:
+            self.events.append(json.loads(json.dumps({"type": kind, "object": pod})))
+            self.told.notify_all()
+        return pod
+
+    def make_pod(self, pod):
+        name, places = pod["metadata"]["name"], self.places[pod["metadata"]["labels"]["kubeml.dev/role"]]
+        with self.lock:
+            node, address = places.pop(0) if places else (None, None)
+            pod["metadata"]["uid"] = f"uid-of-{name}"
+            pod["status"] = {"phase": "Running", "podIP": address} if node else {"phase": "Pending"}
+            pod["spec"] |= {"nodeName": node} if node else {}
+            self.made[name] = pod
+            return 201, self.happened("ADDED", pod)
+
+    def delete_pod(self, name, query):
+        with self.lock:
+            if name not in self.made or name in self.deleted:
+                return self.status(404, "NotFound")
+            self.deleted[name] = query
+            return 200, self.happened("DELETED", self.made[name])
 
     def lease(self, method, name, body):
         old = self.leases.get(name)
@@ -175,13 +220,15 @@ users: [{{name: test, user: {{{user}}}}}, {{name: other, user: {{token: wrong}}}
 
     def close(self):
         self.ended.set()
+        with self.told:
+            self.told.notify_all()
         self.server.shutdown()
         self.server.server_close()
 
 
 @contextlib.contextmanager
-def fake_kube(folder, tls=False):
-    kube = FakeKube(folder, tls)
+def fake_kube(folder, tls=False, port=None):
+    kube = FakeKube(folder, tls, port)
     try:
         yield kube
     finally:
