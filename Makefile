@@ -47,6 +47,8 @@ SEEN_AT_ACCESS := $(if $(findstring undefined,$(SANITIZER)),-fno-sanitize=object
 
 src       = $(sort $(wildcard $(addsuffix /*.c,$1)))
 obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$1)
+PLAIN    := $(if $(SANITIZER),build/release,$(BUILD))
+plain     = $(patsubst %.c,$(PLAIN)/obj/%.o,$1)
 
 # MongoDB's driver is a shared object of its own, loaded when a locator asks for it; without
 # libmongoc it is left out, and store_open says so.
@@ -122,17 +124,26 @@ clean: ## remove the build folder
 # ---- how things are built -------------------------------------------------------------------
 
 # A file whose time changes only when the flags do.
-FLAGS_NOW := $(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)
-$(BUILD)/flags: FORCE
+FLAGS_NOW = $(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)
+$(sort $(BUILD)/flags $(PLAIN)/flags): FORCE
 	@mkdir -p $(@D)
 	@echo '$(FLAGS_NOW)' | cmp -s - $@ || echo '$(FLAGS_NOW)' > $@
 .PHONY: FORCE
 FORCE:
 
-$(BUILD)/obj/%.o: %.c $(BUILD)/flags
+define compile
 	@mkdir -p $(@D)
 	@echo '  CC   $<'
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) $(call flags_for,$<) $(EXTRA_$(subst /,_,$(basename $<))) -MMD -MP -c $< -o $@
+endef
+$(BUILD)/obj/%.o: %.c $(BUILD)/flags
+	$(compile)
+# What a sanitizer is not to watch is the release's: it is compiled once for all.
+ifneq ($(PLAIN),$(BUILD))
+$(PLAIN)/flags $(PLAIN)/obj/%.o: override SANITIZER =
+$(PLAIN)/obj/%.o: %.c $(PLAIN)/flags
+	$(compile)
+endif
 
 # q, not r: two folders may have files of one name.
 %.a:
@@ -157,10 +168,10 @@ $(BUILD)/bin/kubeml: $(call obj,cli/kubeml.c) $(LIB_cli) $(LIB_common)
 # Where there is a sanitizer a job's functions take the loops of the usual instruction sets without it: with it they are
 # most of what the end-to-end tests wait for. Which thread computes what, and where, is decided in the files around the
 # loops, and test_cpu_layers runs the watched loops, on every kind of layer and with several threads.
-PLAIN_LOOPS := $(if $(SANITIZER),$(addprefix $(BUILD)/plain/kernels/cpu/kernels_,avx2.o avx512.o))
+PLAIN_LOOPS := $(if $(SANITIZER),$(call plain,$(addprefix kernels/cpu/kernels_,avx2.c avx512.c)))
 # Nor is the reference watched where it is but the truth for others, nor the random numbers of their weights: test_graph_ops
 # and test_golden watch the one, test_common the other.
-PLAIN_TRUTH := $(if $(SANITIZER),$(patsubst %.c,$(BUILD)/plain/%.o,common/rng.c $(wildcard kernels/reference/ref_*.c)))
+PLAIN_TRUTH := $(if $(SANITIZER),$(call plain,common/rng.c $(wildcard kernels/reference/ref_*.c)))
 $(addprefix $(BUILD)/test/test_,cpu_layers cpu_golden zoo): $(PLAIN_TRUTH)
 $(BUILD)/bin/kubeml-function: $(call obj,function-runtime/kubeml-function.c) $(PLAIN_LOOPS) $(LIB_function) $(LIB_kernels) $(LIB_common)
 $(BUILD)/bin/kubeml-function: EXTRA_LDFLAGS = -rdynamic
@@ -172,11 +183,7 @@ $(BUILD)/bin/%:
 # The module runs inside redis-server: it carries the merge and no other library of ours, and never a
 # sanitizer, whose runtime redis-server does not have (its logic runs under them in test_module).
 MODULE_SRC := $(SRC_module) $(wildcard $(addprefix common/,err.c block.c hash64.c hash64_avx2.c hash64_avx512.c parallel.c shm.c merge.c merge_generic.c merge_avx2.c merge_avx512.c))
-$(BUILD)/plain/%.o: %.c $(BUILD)/flags
-	@mkdir -p $(@D)
-	@echo '  CC   $< (no sanitizer)'
-	$(Q)$(CC) $(CPPFLAGS) $(filter-out -fsanitize% -fno-sanitize%,$(CFLAGS)) $(call flags_for,$<) $(EXTRA_$(subst /,_,$(basename $<))) -MMD -MP -c $< -o $@
-$(BUILD)/lib/kubeml-redis.so: $(patsubst %.c,$(BUILD)/plain/%.o,$(MODULE_SRC))
+$(BUILD)/lib/kubeml-redis.so: $(call plain,$(MODULE_SRC))
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
 	$(Q)$(CC) $(filter-out -fsanitize%,$(LDFLAGS)) -shared -Wl,-Bsymbolic -o $@ $^ -lxxhash -lpthread -lm
@@ -206,4 +213,4 @@ $(BUILD)/bench/%: $(BUILD)/obj/test/bench/%.o $(LIB_support) $(ALL_LIBS)
 	$(Q)$(CC) $(LDFLAGS) -rdynamic -o $@ $< -Wl,--start-group $(LIB_support) $(ALL_LIBS) -Wl,--end-group $(LIBS_common)
 
 .SECONDARY:
--include $(shell find $(BUILD)/obj $(BUILD)/plain -name '*.d' 2>/dev/null)
+-include $(shell find $(sort $(BUILD)/obj $(PLAIN)/obj) -name '*.d' 2>/dev/null)
