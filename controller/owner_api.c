@@ -348,8 +348,12 @@ static void run_resume(owner *o, void *arg)
 {
     request_call *c = arg;
     cleanup_json json_t *record = NULL;
-    if (jobs_find(o->machine, c->id)) {
-        c->status = err_set(&c->why, ERR_CONFLICT, "job %s has not ended", c->id);
+    const job *j = jobs_find(o->machine, c->id);
+    if (j) {
+        bool stops = !job_ended(j) && j->verdict && j->verdict_state == JOB_SUSPENDED;
+        c->status = err_set(&c->why, ERR_CONFLICT, "job %s %s", c->id,
+                            stops ? "stops at its next merge: it can be resumed then"
+                                  : "has not ended");
         return;
     }
     if (json_object_get(o->held, c->id)) {

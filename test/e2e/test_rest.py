@@ -11,6 +11,7 @@ import pathlib
 import pickle
 import re
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -176,6 +177,21 @@ def suspended_and_resumed_it_ends_as_if_nothing_had_been(p):
     p.post(f"/tasks/{job}/resume")
     assert p.succeed(job)["sha256"] == calm["sha256"]
     p.post(f"/tasks/{job}/suspend", 409)
+
+
+@case()
+def what_still_stops_is_not_resumed_and_why_is_said(p):
+    p.dataset()
+    job = p.train(p.paced(), epochs=12, default_parallelism=2, static_parallelism=True, k=2)
+    until(lambda: p.task(job)["epoch"] >= 1)
+    ps = p.pod(job=job, role="ps")["pid"]
+    os.kill(ps, signal.SIGSTOP)
+    try:
+        p.post(f"/tasks/{job}/suspend")
+        assert "stops at its next merge" in p.post(f"/tasks/{job}/resume", 409)["detail"]
+    finally:
+        os.kill(ps, signal.SIGCONT)
+    assert p.wait(job)["state"] == "suspended"
 
 
 @case()
