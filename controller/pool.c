@@ -412,24 +412,27 @@ static int64_t stuck_at(const owner *o, const link_pod *p)
     return p->silent_ms + (silent < POD_HELLO_MS ? silent : POD_HELLO_MS);
 }
 
-/* Another pod in its place, for whom it was meant for. */
+/* Another pod in its place, for whom it was meant for. The old one goes first: the cluster keeps
+ * others from its node then. */
 static void replace(owner *o, link_pod *old)
 {
     err e = ERR_INIT;
-    link_pod *p = start(o, old->role, old->gpu, &e);
-    if (!p) {
-        log_error("pod %s is stuck, and no other starts: %s", old->name, e.message);
-        pool_use(old, USE_STARTING); /* looked at again later */
-        old->silent_ms = INT64_MAX;
-        return;
-    }
-    log_warn("pod %s %s: pod %s starts in its place", old->name,
-             old->address[0] ? "is on a node that answers nothing" : "is not made", p->name);
-    reserve(p, old->job, old->function, old->incarnation);
-    p->waiter = old->waiter;
-    old->waiter = NULL;
-    old->job[0] = '\0';
+    const char *why = old->address[0] ? "is on a node that answers nothing" : "is not made";
     pool_stop(o, old->name, 0);
+    link_pod *p = start(o, old->role, old->gpu, &e);
+    if (p) {
+        log_warn("pod %s %s: pod %s starts in its place", old->name, why, p->name);
+        reserve(p, old->job, old->function, old->incarnation);
+        p->waiter = old->waiter;
+        old->waiter = NULL;
+    } else {
+        log_error("pod %s %s, and no other starts: %s", old->name, why, e.message);
+        if (old->waiter)
+            waiter_done(o, old, &e);
+        if (old->job[0])
+            pool_event(o, old, JOB_POD_FAILED, e.code, "PodNotStarted", e.message);
+    }
+    old->job[0] = '\0';
 }
 
 void pool_timers(owner *o, int64_t now_ms)
