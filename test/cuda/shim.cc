@@ -1,4 +1,5 @@
-// shim.cc: see shim.h. A fiber per thread of a block; the scheduler runs them in turn.
+// shim.cc: see shim.h. A fiber per thread of a block; who has to wait hands over to the next one that
+// can run.
 #include "shim.h"
 
 #include <stdio.h>
@@ -24,8 +25,8 @@ enum { THREADS_MAX = 1024, STACK_BYTES = 128 << 10, WARP = 32 };
 
 #if defined(__x86_64__)
 // Saves what a call must keep, leaves its stack in *from and goes on at `to`.
-extern "C" void shim_switch(void **from, void *to);
-__asm__(".text\n.globl shim_switch\n.type shim_switch,@function\nshim_switch:\n"
+extern "C" __attribute__((visibility("hidden"))) void shim_switch(void **from, void *to);
+__asm__(".text\n.globl shim_switch\n.hidden shim_switch\n.type shim_switch,@function\nshim_switch:\n"
         "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
         "mov %rsp,(%rdi)\nmov %rsi,%rsp\n"
         "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n"
@@ -73,19 +74,17 @@ enum state { FRESH, RUNNING, AT_BLOCK, AT_WARP, DONE };
 struct fiber {
     place at;
     char *stack;
-    void *fake; // AddressSanitizer's
     state s;
-    uint64_t given;
+    dim3 index;
+    uint64_t given[2]; // of one shuffle and of the next
+    unsigned shuffles;
 };
 
 static std::recursive_mutex gate; // the "GPU": one launch at a time
 static fiber fibers[THREADS_MAX];
+static int threads; // of the block that runs
 static char *stacks;
-static place scheduler;
-#if FIBER_ASAN
-static const void *scheduler_bottom;
-static size_t scheduler_size;
-#endif
+static place launcher; // who waits for the block
 static int current = -1;
 static const std::function<void()> *body;
 
@@ -96,53 +95,38 @@ static const std::function<void()> *body;
     abort();
 }
 
-static void leave(state s)
+// AddressSanitizer is told of the stacks of all fibers as of one: what it is told from switch to
+// switch takes longer than most threads run between two barriers.
+#if FIBER_ASAN
+static const void *launcher_bottom;
+static size_t launcher_bytes;
+static void *launcher_fake;
+
+static void leaving_launcher()
 {
-    fiber *f = &fibers[current];
-    f->s = s;
-#if FIBER_ASAN
-    __sanitizer_start_switch_fiber(s == DONE ? nullptr : &f->fake, scheduler_bottom, scheduler_size);
-#endif
-    place_switch(&f->at, &scheduler);
-#if FIBER_ASAN
-    __sanitizer_finish_switch_fiber(f->fake, nullptr, nullptr);
-#endif
+    __sanitizer_start_switch_fiber(&launcher_fake, stacks, (size_t)THREADS_MAX * STACK_BYTES);
 }
 
-static void begin_thread()
+static void entered_fibers()
 {
-#if FIBER_ASAN
-    __sanitizer_finish_switch_fiber(nullptr, &scheduler_bottom, &scheduler_size);
-#endif
-    (*body)();
-    leave(DONE);
-    die("a finished thread went on");
+    __sanitizer_finish_switch_fiber(nullptr, &launcher_bottom, &launcher_bytes);
 }
 
-static void set_thread(int t)
+static void leaving_fibers()
 {
-    current = t;
-    unsigned i = (unsigned)t;
-    threadIdx = dim3(i % blockDim.x, i / blockDim.x % blockDim.y, i / (blockDim.x * blockDim.y));
+    __sanitizer_start_switch_fiber(nullptr, launcher_bottom, launcher_bytes);
 }
 
-static void resume(int t)
+static void entered_launcher()
 {
-    fiber *f = &fibers[t];
-    set_thread(t);
-    if (f->s == FRESH)
-        place_begin(&f->at, f->stack, begin_thread);
-    f->s = RUNNING;
-#if FIBER_ASAN
-    void *fake;
-    __sanitizer_start_switch_fiber(&fake, f->stack, STACK_BYTES);
-#endif
-    place_switch(&scheduler, &f->at);
-#if FIBER_ASAN
-    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
-#endif
-    current = -1;
+    __sanitizer_finish_switch_fiber(launcher_fake, nullptr, nullptr);
 }
+#else
+static void leaving_launcher() {}
+static void entered_fibers() {}
+static void leaving_fibers() {}
+static void entered_launcher() {}
+#endif
 
 // Lets the threads [from, to) go on when all of them wait in `s`.
 static bool release(int from, int to, state s)
@@ -155,26 +139,77 @@ static bool release(int from, int to, state s)
     return true;
 }
 
-// Returns when every thread is done.
-static void run_block(int threads)
+static bool all_done()
 {
     for (int t = 0; t < threads; t++)
-        fibers[t].s = FRESH;
+        if (fibers[t].s != DONE)
+            return false;
+    return true;
+}
+
+// The thread after `t` that can run, the first ones again after the last; -1: all are done.
+static int after(int t)
+{
     for (;;) {
-        int done = 0;
-        for (int t = 0; t < threads; t++)
+        while (++t < threads)
             if (fibers[t].s == FRESH || fibers[t].s == RUNNING)
-                resume(t);
-        for (int t = 0; t < threads; t++)
-            done += fibers[t].s == DONE;
-        if (done == threads)
-            return;
+                return t;
+        if (all_done())
+            return -1;
         bool moved = release(0, threads, AT_BLOCK);
-        for (int t = 0; t < threads; t += WARP)
+        for (t = 0; t < threads; t += WARP)
             moved |= release(t, t + WARP < threads ? t + WARP : threads, AT_WARP);
         if (!moved)
             die("a barrier that not all threads reach");
+        t = -1;
     }
+}
+
+static void begin_thread();
+
+static void go_on(place *from, int t)
+{
+    fiber *f = &fibers[t];
+    current = t;
+    threadIdx = f->index;
+    if (f->s == FRESH)
+        place_begin(&f->at, f->stack, begin_thread);
+    f->s = RUNNING;
+    if (from != &f->at)
+        place_switch(from, &f->at);
+}
+
+static void leave(state s)
+{
+    fiber *f = &fibers[current];
+    f->s = s;
+    int next = after(current);
+    if (next >= 0) {
+        go_on(&f->at, next);
+        return;
+    }
+    leaving_fibers();
+    place_switch(&f->at, &launcher);
+}
+
+static void begin_thread()
+{
+    if (current == 0) // nobody goes before it
+        entered_fibers();
+    (*body)();
+    leave(DONE);
+    die("a finished thread went on");
+}
+
+// Returns when every thread is done.
+static void run_block()
+{
+    for (int t = 0; t < threads; t++)
+        fibers[t].s = FRESH;
+    leaving_launcher();
+    go_on(&launcher, 0);
+    entered_launcher();
+    current = -1;
 }
 
 static void take_stacks()
@@ -198,8 +233,19 @@ template <class F> static void each_block(dim3 grid, dim3 block, F run)
         for (unsigned y = 0; y < grid.y; y++)
             for (unsigned x = 0; x < grid.x; x++) {
                 blockIdx = dim3(x, y, z);
-                run((int)(block.x * block.y * block.z));
+                run();
             }
+}
+
+static void step(dim3 *index, dim3 block)
+{
+    if (++index->x < block.x)
+        return;
+    index->x = 0;
+    if (++index->y < block.y)
+        return;
+    index->y = 0;
+    index->z++;
 }
 
 static void check_launch(dim3 grid, dim3 block)
@@ -213,10 +259,11 @@ static void check_launch(dim3 grid, dim3 block)
 void shim_run_loop(dim3 grid, dim3 block, const std::function<void()> &thread)
 {
     check_launch(grid, block);
-    current = -1;
-    each_block(grid, block, [&](int threads) {
-        for (int t = 0; t < threads; t++) {
-            set_thread(t);
+    int count = (int)(block.x * block.y * block.z);
+    each_block(grid, block, [&]() {
+        threadIdx = dim3(0, 0, 0);
+        for (int t = 0; t < count; t++, step(&threadIdx, block)) {
+            current = t;
             thread();
         }
     });
@@ -228,7 +275,13 @@ void shim_run_fibers(dim3 grid, dim3 block, const std::function<void()> &thread)
     check_launch(grid, block);
     take_stacks();
     body = &thread;
-    each_block(grid, block, [&](int threads) { run_block(threads); });
+    threads = (int)(block.x * block.y * block.z);
+    dim3 index(0, 0, 0);
+    for (int t = 0; t < threads; t++, step(&index, block)) {
+        fibers[t].index = index;
+        fibers[t].shuffles = 0;
+    }
+    each_block(grid, block, run_block);
 }
 
 void __syncthreads(void)
@@ -247,12 +300,12 @@ uint64_t shim_shuffle(uint64_t mine, int from)
 {
     if (!body || current < 0 || fibers[current].s != RUNNING)
         die("a shuffle in a kernel without fibers: LAUNCH_BLOCK starts those");
-    int warp = current / WARP * WARP;
-    fibers[current].given = mine;
+    fiber *f = &fibers[current];
+    const fiber *giver = &fibers[current / WARP * WARP + from];
+    unsigned slot = f->shuffles++ % 2; // when all give again, all have taken from the other one
+    f->given[slot] = mine;
     leave(AT_WARP);
-    uint64_t got = fibers[warp + from].given;
-    leave(AT_WARP); // nobody gives again before all have taken
-    return got;
+    return giver->given[slot];
 }
 
 // ---- streams -------------------------------------------------------------------------------------
