@@ -30,7 +30,7 @@ OTHERWISE = {
     "test_rest.a_running_job_keeps_the_version_it_began_with": "the controller says which, wherever its pods are",
     "test_rest.a_jobs_redis_from_outside": "a pod's listens on the pod's network; test_network has who reaches it",
     "test_rest.a_job_is_not_resumed_while_its_model_goes": LOCAL,
-    "test_rest.what_still_stops_is_not_resumed": LOCAL + "; kubeml-ps is held by a signal",
+    "test_rest.what_still_stops_is_not_resumed_and_why_is_said": LOCAL + "; kubeml-ps is held by a signal",
     "test_rest.what_is_being_deleted_is_not_trained_with": ARMED,
     "test_rest.a_log_is_followed_of_a_job_that_ends_meanwhile": ARMED,
     "test_rest.an_empty_pool_starts_what_is_needed": OPTIONS,
