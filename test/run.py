@@ -90,11 +90,16 @@ def programs(args):
     return found
 
 
+def listing_of(program):
+    return subprocess.run(program + ["--list"], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, **sanitizer_environment()})
+
+
 def cases(args):
-    for program in programs(args):
-        environment = {**os.environ, **sanitizer_environment()}
-        listing = subprocess.run(program + ["--list"], capture_output=True, text=True, timeout=60,
-                                 env=environment)
+    there = programs(args)
+    with concurrent.futures.ThreadPoolExecutor(args.j) as pool:
+        listings = list(pool.map(listing_of, there))
+    for program, listing in zip(there, listings):
         if listing.returncode != 0:
             yield program, "--list", 60, True
             continue
