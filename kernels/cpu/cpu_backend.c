@@ -707,14 +707,17 @@ static void backward_stretch(void *arg, int thread, int threads)
         if (l->entry)
             norm_begin(s->p, l->entry, thread);
     }
-    for (; from < to; from += chunk)
+    /* The last samples first: theirs are the results that the cache still has from going forward. */
+    for (int end = to, begin; end > from; end = begin) {
+        begin = from + (end - from - 1) / chunk * chunk;
         for (int i = s->last; i >= s->first; i--) {
             layer *l = &s->p->layers[i];
             if (!has_backward(s->p, l))
                 continue;
-            clear_borders(s->p, l, from, from + chunk < to ? from + chunk : to);
-            l->ops->backward(s->p, l, from, from + chunk < to ? from + chunk : to, thread);
+            clear_borders(s->p, l, begin, end);
+            l->ops->backward(s->p, l, begin, end, thread);
         }
+    }
 }
 
 static void run_backward(program *p)
