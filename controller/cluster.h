@@ -62,6 +62,10 @@ typedef struct pod {
     char message[CLUSTER_MESSAGE_BYTES]; /* in words, with evidence */
 } pod;
 
+/* The reason of a pod that is being made on a node which does not answer: another is to start in its
+ * place. */
+#define CLUSTER_NODE_SILENT "NodeSilent"
+
 /* The end of what a pod wrote. */
 typedef struct cluster_log {
     char *text;    /* NUL-terminated */

@@ -98,6 +98,18 @@ static suspect *suspect_of(kube *k, const char *node)
 }
 
 /* New pods go elsewhere if they can, until Kubernetes knows it better. */
+/* What is just being made there may never be. */
+static void doubt_pending(kube *k, const char *node)
+{
+    for (entry *p = k->entries; p; p = p->next) {
+        bool waits = p->seen.reason[0] && strcmp(p->seen.reason, "ContainerCreating") != 0;
+        if (p->asked || waits || p->seen.phase != POD_PENDING || strcmp(p->node, node) != 0)
+            continue;
+        kube_set_words(&p->seen, CLUSTER_NODE_SILENT, "the pod's node does not answer");
+        kube_note(k, p);
+    }
+}
+
 static void suspect_node(kube *k, const char *node)
 {
     if (!node[0])
@@ -105,6 +117,7 @@ static void suspect_node(kube *k, const char *node)
     suspect *s = suspect_of(k, node);
     s->until_ms = clock_deadline_ms(SUSPECT_MS);
     s->deaf_until_ms = clock_deadline_ms(DEAF_MS);
+    doubt_pending(k, node);
 }
 
 bool kube_is_deaf(const kube *k, const char *node)
@@ -462,7 +475,7 @@ static int kube_stop(cluster *c, const char *name, int grace_ms, err *e)
         p->asked = true;
         p->grace_s = (grace_ms + 999) / 1000;
         /* It is given up, not asked to end; nor is it silent because it was deleted. */
-        if (p->grace_s == 0 && p->seen.phase == POD_RUNNING && !p->leaving)
+        if (p->grace_s == 0 && !p->leaving)
             suspect_node(k, p->node);
         want_it(k, p, WANT_DELETE, p->seen.job[0] ? clock_deadline_ms(DELETE_AFTER_MS) : 0);
     }

@@ -555,6 +555,56 @@ TEST(several_nodes_are_avoided)
     close_world(&w);
 }
 
+static void placed(world *w, const char *name, const char *node)
+{
+    start(w, name, POD_FUNCTION);
+    drop_pod(wait_pod(w, name, true));
+    fake_kube_put(w->server, name,
+                  json_pack("{s:{s:s}, s:{s:s}}", "spec", "nodeName", node, "status", "phase",
+                            "Pending"));
+}
+
+TEST(what_is_being_made_on_a_silent_node_is_said_to_be)
+{
+    world w;
+    err e = ERR_INIT;
+    open_world(&w);
+    placed(&w, "function-1", "node7");
+    placed(&w, "function-2", "node8");
+    start(&w, "ps-1", POD_PS);
+    drop_pod(wait_pod(&w, "ps-1", true));
+    fake_kube_put(w.server, "ps-1",
+                  json_pack("{s:{s:s}, s:{s:s, s:s}}", "spec", "nodeName", "node7", "status",
+                            "phase", "Running", "podIP", "10.1.2.3"));
+    CHECK_INT(next_event(&w).phase, POD_RUNNING);
+    CHECK_OK(w.c->ops->stop(w.c, "ps-1", 0, &e), e);
+    pod first = next_event(&w), second = next_event(&w);
+    const pod *doubted = first.phase == POD_ENDED ? &second : &first;
+    CHECK_STR(doubted->name, "function-1");
+    CHECK_INT(doubted->phase, POD_PENDING);
+    CHECK_STR(doubted->reason, CLUSTER_NODE_SILENT);
+    close_world(&w);
+}
+
+TEST(a_pod_that_is_never_made_is_given_up_and_its_node_avoided)
+{
+    world w;
+    err e = ERR_INIT;
+    open_world(&w);
+    placed(&w, "function-1", "node7");
+    start(&w, "ps-1", POD_PS); /* what is seen of it is seen after that */
+    drop_pod(wait_pod(&w, "ps-1", true));
+    fake_kube_put(w.server, "ps-1",
+                  json_pack("{s:{s:s}, s:{s:s, s:s}}", "spec", "nodeName", "node8", "status",
+                            "phase", "Running", "podIP", "10.1.2.3"));
+    CHECK_INT(next_event(&w).phase, POD_RUNNING);
+    CHECK_OK(w.c->ops->stop(w.c, "function-1", 0, &e), e);
+    start(&w, "ps-2", POD_PS);
+    cleanup_json json_t *made = wait_pod(&w, "ps-2", true);
+    CHECK_STR(json_string_value(dig(made, AVOIDED "|0|values|0")), "node7");
+    close_world(&w);
+}
+
 TEST(a_pod_that_somebody_deleted_says_nothing_of_its_node)
 {
     world w;
