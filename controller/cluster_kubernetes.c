@@ -98,12 +98,13 @@ static suspect *suspect_of(kube *k, const char *node)
 }
 
 /* New pods go elsewhere if they can, until Kubernetes knows it better. */
-/* What is just being made there may never be. */
-static void doubt_pending(kube *k, const char *node)
+/* What is just being made there may never be: said of each that was not kept from it. */
+static void doubt_pending(kube *k, const suspect *s)
 {
     for (entry *p = k->entries; p; p = p->next) {
         bool waits = p->seen.reason[0] && strcmp(p->seen.reason, "ContainerCreating") != 0;
-        if (p->asked || waits || p->seen.phase != POD_PENDING || strcmp(p->node, node) != 0)
+        if (p->asked || waits || p->seen.phase != POD_PENDING || p->create_ms >= s->since_ms ||
+            strcmp(p->node, s->node) != 0)
             continue;
         kube_set_words(&p->seen, CLUSTER_NODE_SILENT, "the pod's node does not answer");
         kube_note(k, p);
@@ -115,9 +116,10 @@ static void suspect_node(kube *k, const char *node)
     if (!node[0])
         return;
     suspect *s = suspect_of(k, node);
+    s->since_ms = clock_monotonic_ms();
     s->until_ms = clock_deadline_ms(SUSPECT_MS);
     s->deaf_until_ms = clock_deadline_ms(DEAF_MS);
-    doubt_pending(k, node);
+    doubt_pending(k, s);
 }
 
 bool kube_is_deaf(const kube *k, const char *node)
@@ -296,9 +298,13 @@ static void on_change(void *context, kube_change change, const json_t *object)
         if (p->want == WANT_CREATE)
             p->want = WANT_NOTHING; /* the answer was lost, the pod is not */
         snprintf(p->uid, sizeof p->uid, "%s", kube_object_text(object, "uid"));
+        bool placed = !p->node[0] && *kube_pod_node(object);
         snprintf(p->node, sizeof p->node, "%s", kube_pod_node(object));
         p->leaving = *kube_object_text(object, "deletionTimestamp");
         pod_has_changed(k, p, &now);
+        for (int i = 0; i < SUSPECTS_MAX && placed; i++)
+            if (clock_left_ms(k->suspects[i].until_ms) > 0)
+                doubt_pending(k, &k->suspects[i]);
         leaves(k, p);
     }
     pthread_mutex_unlock(&k->lock);

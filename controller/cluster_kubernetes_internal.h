@@ -36,6 +36,7 @@ typedef enum want { WANT_NOTHING, WANT_CREATE, WANT_DELETE } want;
 typedef struct entry {
     pod seen;
     char uid[KUBE_UID_BYTES], node[NODE_BYTES];
+    int64_t create_ms; /* it is kept from the nodes that were suspected then */
     want want;
     int64_t due_ms;       /* of `want` */
     int64_t slow_ms;      /* when to say that it is still being made; INT64_MAX: not to be said */
@@ -56,7 +57,7 @@ typedef struct entry {
 /* A node whose pod had to be given up, or that did not answer. */
 typedef struct suspect {
     char node[NODE_BYTES];
-    int64_t until_ms;      /* new pods better avoid it */
+    int64_t since_ms, until_ms; /* new pods better avoid it */
     int64_t deaf_until_ms; /* its pods' logs are not asked for */
 } suspect;
 

@@ -272,6 +272,7 @@ static void perform(kube *k, entry *p)
     done d = {.why = ERR_INIT, .retry_after_ms = -1};
     snprintf(t.node, sizeof t.node, "%s", p->node);
     t.avoid = t.what == WANT_CREATE ? kube_suspected(k) : NULL;
+    p->create_ms = t.what == WANT_CREATE ? clock_monotonic_ms() : p->create_ms;
     p->busy = true;
     pthread_mutex_unlock(&k->lock);
     if (t.what == WANT_CREATE)

@@ -555,13 +555,18 @@ TEST(several_nodes_are_avoided)
     close_world(&w);
 }
 
+static void place(world *w, const char *name, const char *node)
+{
+    fake_kube_put(w->server, name,
+                  json_pack("{s:{s:s}, s:{s:s}}", "spec", "nodeName", node, "status", "phase",
+                            "Pending"));
+}
+
 static void placed(world *w, const char *name, const char *node)
 {
     start(w, name, POD_FUNCTION);
     drop_pod(wait_pod(w, name, true));
-    fake_kube_put(w->server, name,
-                  json_pack("{s:{s:s}, s:{s:s}}", "spec", "nodeName", node, "status", "phase",
-                            "Pending"));
+    place(w, name, node);
 }
 
 TEST(what_is_being_made_on_a_silent_node_is_said_to_be)
@@ -583,6 +588,25 @@ TEST(what_is_being_made_on_a_silent_node_is_said_to_be)
     CHECK_STR(doubted->name, "function-1");
     CHECK_INT(doubted->phase, POD_PENDING);
     CHECK_STR(doubted->reason, CLUSTER_NODE_SILENT);
+    close_world(&w);
+}
+
+/* One that was made later is kept from that node; where it lands there all the same there is no
+ * other, and it is waited for. */
+TEST(what_was_made_before_a_node_fell_silent_is_doubted_when_it_is_placed_there)
+{
+    world w;
+    open_world(&w);
+    start(&w, "function-1", POD_FUNCTION);
+    drop_pod(wait_pod(&w, "function-1", true));
+    give_up(&w, "ps-1", "node7", NULL);
+    start(&w, "function-2", POD_FUNCTION);
+    drop_pod(wait_pod(&w, "function-2", true));
+    place(&w, "function-2", "node7");
+    place(&w, "function-1", "node7");
+    pod doubted = next_event(&w);
+    CHECK_STR(doubted.name, "function-1");
+    CHECK_STR(doubted.reason, CLUSTER_NODE_SILENT);
     close_world(&w);
 }
 
