@@ -403,9 +403,11 @@ static bool waits_for_room(const link_pod *p)
 static int64_t stuck_at(const owner *o, const link_pod *p)
 {
     int64_t made = (int64_t)STUCK_MS * o->patience, silent = (int64_t)POD_DEAD_MS * o->patience;
-    if (p->use == USE_STARTING && strcmp(p->waits_reason, CLUSTER_NODE_SILENT) == 0)
+    if (p->use != USE_STARTING)
+        return INT64_MAX;
+    if (strcmp(p->waits_reason, CLUSTER_NODE_SILENT) == 0)
         return p->since_ms;
-    if (p->use != USE_STARTING || waits_for_room(p))
+    if (waits_for_room(p))
         return INT64_MAX;
     if (!p->address[0])
         return p->since_ms + (made < STUCK_MS_MAX ? made : STUCK_MS_MAX);
