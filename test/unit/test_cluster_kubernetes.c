@@ -509,17 +509,22 @@ TEST(a_pod_of_a_job_that_is_being_deleted_goes_on_until_it_ends)
 }
 
 /* `deleted`: when somebody else has deleted it, or NULL. */
+static void runs_on(world *w, const char *name, const char *node, const char *deleted)
+{
+    fake_kube_put(w->server, name,
+                  json_pack("{s:{s:s*}, s:{s:s}, s:{s:s, s:s}}", "metadata", "deletionTimestamp",
+                            deleted, "spec", "nodeName", node, "status", "phase", "Running",
+                            "podIP", "10.1.2.3"));
+    CHECK_INT(next_event(w).phase, POD_RUNNING);
+}
+
 static void give_up(world *w, const char *name, const char *node, const char *deleted)
 {
     err e = ERR_INIT;
     start(w, name, POD_FUNCTION);
     drop_pod(wait_pod(w, name, true));
     CHECK_OK(w->c->ops->assign(w->c, name, "job7", 0, 0, &e), e);
-    fake_kube_put(w->server, name,
-                  json_pack("{s:{s:s*}, s:{s:s}, s:{s:s, s:s}}", "metadata", "deletionTimestamp",
-                            deleted, "spec", "nodeName", node, "status", "phase", "Running",
-                            "podIP", "10.1.2.3"));
-    CHECK_INT(next_event(w).phase, POD_RUNNING);
+    runs_on(w, name, node, deleted);
     CHECK_OK(w->c->ops->stop(w->c, name, 0, &e), e);
     CHECK_INT(next_event(w).phase, POD_ENDED);
 }
@@ -578,10 +583,7 @@ TEST(what_is_being_made_on_a_silent_node_is_said_to_be)
     placed(&w, "function-2", "node8");
     start(&w, "ps-1", POD_PS);
     drop_pod(wait_pod(&w, "ps-1", true));
-    fake_kube_put(w.server, "ps-1",
-                  json_pack("{s:{s:s}, s:{s:s, s:s}}", "spec", "nodeName", "node7", "status",
-                            "phase", "Running", "podIP", "10.1.2.3"));
-    CHECK_INT(next_event(&w).phase, POD_RUNNING);
+    runs_on(&w, "ps-1", "node7", NULL);
     CHECK_OK(w.c->ops->stop(w.c, "ps-1", 0, &e), e);
     pod first = next_event(&w), second = next_event(&w);
     const pod *doubted = first.phase == POD_ENDED ? &second : &first;
@@ -618,10 +620,7 @@ TEST(a_pod_that_is_never_made_is_given_up_and_its_node_avoided)
     placed(&w, "function-1", "node7");
     start(&w, "ps-1", POD_PS); /* what is seen of it is seen after that */
     drop_pod(wait_pod(&w, "ps-1", true));
-    fake_kube_put(w.server, "ps-1",
-                  json_pack("{s:{s:s}, s:{s:s, s:s}}", "spec", "nodeName", "node8", "status",
-                            "phase", "Running", "podIP", "10.1.2.3"));
-    CHECK_INT(next_event(&w).phase, POD_RUNNING);
+    runs_on(&w, "ps-1", "node8", NULL);
     CHECK_OK(w.c->ops->stop(w.c, "function-1", 0, &e), e);
     start(&w, "ps-2", POD_PS);
     cleanup_json json_t *made = wait_pod(&w, "ps-2", true);
