@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -59,11 +60,11 @@ static void on_state(watcher *w, const json_t *task)
         w->status = succeeded ? CLI_OK : CLI_FAILED;
     char text[512];
     /* While all goes well the message says everything; else the reason's name is what to look
-     * up. */
+     * up, unless it says no more than the state does: Cancelled. */
     bool well = succeeded || strcmp(state, "running") == 0 || strcmp(state, "starting") == 0;
-    snprintf(text, sizeof text, "%s%s%s%s%s", state, !well && reason && *reason ? ": " : "",
-             !well && reason ? reason : "", message && *message ? ": " : "",
-             message ? message : "");
+    bool named = !well && reason && *reason && strcasecmp(reason, state) != 0;
+    snprintf(text, sizeof text, "%s%s%s%s%s", state, named ? ": " : "", named ? reason : "",
+             message && *message ? ": " : "", message ? message : "");
     if (strcmp(text, w->said) == 0 || (w->quiet && !w->ended))
         return;
     snprintf(w->said, sizeof w->said, "%s", text);

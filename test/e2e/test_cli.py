@@ -547,7 +547,7 @@ def tasks(p):
     s.refused("task", "wait", job, "--timeout", 1, says="did not end within 1 s")
     assert s.out("task", "stop", "--id", job) == f"job {job} stopped\n"
     out, said = s.run("task", "wait", job, status=1)
-    assert said.startswith("cancelled: Cancelled:"), said
+    assert said.startswith("cancelled: it was stopped"), said
     s.refused("task", "stop", job, says=job)
     before = s.json("task", "get", job)
     listed = s.out("task", "list", "-a")
