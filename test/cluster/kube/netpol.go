@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,12 +27,25 @@ import (
 // The node itself always reaches its own pods, as probes must.
 type policyAgent struct {
 	node       string
-	pods       cache.Store
+	pods       []*core.Pod
 	namespaces cache.Store
-	policies   cache.Store
+	policies   []*networking.NetworkPolicy
 }
 
 const settle = 30 * time.Millisecond // one transaction for a burst of events
+
+// sorted are a store's objects, always in the same order: the same objects make the same rules.
+func sorted[T meta.Object](s cache.Store) []T {
+	keys := s.ListKeys()
+	slices.Sort(keys)
+	var found []T
+	for _, key := range keys {
+		if item, ok, _ := s.GetByKey(key); ok {
+			found = append(found, item.(T))
+		}
+	}
+	return found
+}
 
 func selects(s *meta.LabelSelector, set map[string]string) bool {
 	selector, err := meta.LabelSelectorAsSelector(s)
@@ -53,8 +67,7 @@ func (a *policyAgent) namespaceLabels(name string) map[string]string {
 // peerPods are the pods that a peer of a policy in `namespace` names.
 func (a *policyAgent) peerPods(peer networking.NetworkPolicyPeer, namespace string) []*core.Pod {
 	var found []*core.Pod
-	for _, item := range a.pods.List() {
-		p := item.(*core.Pod)
+	for _, p := range a.pods {
 		if !running(p) {
 			continue
 		}
@@ -161,8 +174,7 @@ func (a *policyAgent) chain(out *strings.Builder, name string, p *core.Pod, dire
 			}
 		}
 	}
-	for _, item := range a.policies.List() {
-		policy := item.(*networking.NetworkPolicy)
+	for _, policy := range a.policies {
 		if policy.Namespace != p.Namespace || !hasType(policy, direction) || !selects(&policy.Spec.PodSelector, p.Labels) {
 			continue
 		}
@@ -189,8 +201,7 @@ func (a *policyAgent) chain(out *strings.Builder, name string, p *core.Pod, dire
 
 func (a *policyAgent) table() string {
 	var chains, egress, ingress strings.Builder
-	for _, item := range a.pods.List() {
-		p := item.(*core.Pod)
+	for _, p := range a.pods {
 		if p.Spec.NodeName != a.node || !running(p) {
 			continue
 		}
@@ -244,17 +255,15 @@ func netpol(args []string) {
 		})
 		return informer.GetStore()
 	}
-	a := &policyAgent{
-		node:       *node,
-		pods:       watch(factory.Core().V1().Pods().Informer()),
-		namespaces: watch(factory.Core().V1().Namespaces().Informer()),
-		policies:   watch(factory.Networking().V1().NetworkPolicies().Informer()),
-	}
+	a := &policyAgent{node: *node, namespaces: watch(factory.Core().V1().Namespaces().Informer())}
+	pods := watch(factory.Core().V1().Pods().Informer())
+	policies := watch(factory.Networking().V1().NetworkPolicies().Informer())
 	factory.Start(nil)
 	factory.WaitForCacheSync(nil)
 	last := ""
 	for ; ; <-changed {
 		time.Sleep(settle)
+		a.pods, a.policies = sorted[*core.Pod](pods), sorted[*networking.NetworkPolicy](policies)
 		table := a.table()
 		if table == last {
 			continue
