@@ -1,6 +1,6 @@
 #!/bin/bash
-# Builds the cluster's programs into $KUBEML_TC_BIN: kube (all of Kubernetes, etcd and the stand-ins of kube/), its
-# links, and helm. What is there already and up to date is left alone. Needs Go, and its module proxy the first time.
+# Builds the cluster's programs into $KUBEML_TC_BIN: kube (all that runs in it, of Kubernetes, etcd and the stand-ins of
+# kube/), its links, kubectl and helm. What is there already and up to date is left alone. Needs Go, and its module proxy the first time.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 
@@ -26,13 +26,16 @@ done
 echo "building the test cluster's programs (minutes the first time)"
 CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w$set_version" -o "$KUBEML_TC_BIN/kube.new" .
 mv "$KUBEML_TC_BIN/kube.new" "$KUBEML_TC_BIN/kube"
-for name in etcd kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl coredns \
-    fake-gpu netpol; do
+for name in etcd kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet coredns fake-gpu netpol; do
     ln -sf kube "$KUBEML_TC_BIN/$name"
 done
-# Helm out of the same module: it compiles against packages that Kubernetes has compiled already, the larger part of it.
+# program NAME PACKAGE LDFLAGS: one of its own, since cases start it a thousand times and kube takes long to start. It
+# compiles against packages that are compiled already, the larger part of it.
+program() {
+    CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w$3" -o "$KUBEML_TC_BIN/$1.new" "$2"
+    mv "$KUBEML_TC_BIN/$1.new" "$KUBEML_TC_BIN/$1"
+}
+program kubectl k8s.io/kubernetes/cmd/kubectl "$set_version"
 helm=$(go list -m -f '{{.Version}}' helm.sh/helm/v3)
-CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w -X helm.sh/helm/v3/internal/version.version=$helm" \
-    -o "$KUBEML_TC_BIN/helm.new" helm.sh/helm/v3/cmd/helm
-mv "$KUBEML_TC_BIN/helm.new" "$KUBEML_TC_BIN/helm"
+program helm helm.sh/helm/v3/cmd/helm " -X helm.sh/helm/v3/internal/version.version=$helm"
 echo "$source_digest" >"$KUBEML_TC_BIN/source"

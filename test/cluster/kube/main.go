@@ -1,4 +1,4 @@
-// The whole test cluster in one program: etcd, the control plane, a node's agents, cluster DNS, kubectl
+// The whole test cluster in one program: etcd, the control plane, a node's agents, cluster DNS
 // and the two stand-ins of this folder (fakegpu.go, netpol.go). What runs is named by argv[0], which is a
 // link, or by the first argument. One link step instead of eight saves two thirds of time and space.
 package main
@@ -15,8 +15,6 @@ import (
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
-	kubectl "k8s.io/kubectl/pkg/cmd"
-	kubectlutil "k8s.io/kubectl/pkg/cmd/util"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
@@ -39,11 +37,6 @@ var programs = map[string]func([]string){
 	"coredns":  func([]string) { coredns() },
 	"fake-gpu": fakeGPU,
 	"netpol":   netpol,
-	"kubectl": func([]string) {
-		if err := cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()); err != nil {
-			kubectlutil.CheckErr(err)
-		}
-	},
 }
 
 func main() {
