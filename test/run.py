@@ -16,11 +16,12 @@ import pathlib
 import queue
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
+
+from processes import ended, start
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / os.environ.get("BUILD", "build/release")
@@ -70,6 +71,10 @@ def sanitizer_environment():
     }
 
 
+def environment_of_all():
+    return {**os.environ, **sanitizer_environment(), "BUILD": str(BUILD), "PYTHONPYCACHEPREFIX": str(BUILD / "pycache")}
+
+
 def find_data():
     """Real data for the cases that want some: the folder of MNIST's files is MNIST, where it is at hand."""
     there = subprocess.run([ROOT / "scripts/mnist-data", "--at-hand", ROOT / "demo-out/mnist"],
@@ -91,19 +96,20 @@ def programs(args):
 
 
 def listing_of(program):
-    return subprocess.run(program + ["--list"], capture_output=True, text=True, timeout=60,
-                          env={**os.environ, **sanitizer_environment()})
+    process = start(program + ["--list"], environment_of_all(), ROOT)
+    output, _ = process.communicate(timeout=60)
+    return output.decode(), process.returncode
 
 
 def cases(args):
     there = programs(args)
     with concurrent.futures.ThreadPoolExecutor(args.j) as pool:
         listings = list(pool.map(listing_of, there))
-    for program, listing in zip(there, listings):
-        if listing.returncode != 0:
+    for program, (listing, status) in zip(there, listings):
+        if status != 0:
             yield program, "--list", 60, True
             continue
-        for line in listing.stdout.splitlines():
+        for line in listing.splitlines():
             name, limit, *rest = line.split()
             label = label_of(program, name)
             if not args.pattern or any(p in label for p in args.pattern):
@@ -115,33 +121,10 @@ def run(case, lane=0):
     label = label_of(program, name)
     folder = tempfile.mkdtemp(prefix="kubeml-test-")
     started = time.monotonic()
-    environment = {**os.environ, **sanitizer_environment(), "TEST_TMP": folder,
-                   "TEST_LANE": str(lane), "BUILD": str(BUILD), "PYTHONDONTWRITEBYTECODE": "1"}
-    process = subprocess.Popen(program + [name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               stdin=subprocess.DEVNULL, env=environment, cwd=ROOT,
-                               start_new_session=True)
-    try:
-        output, _ = process.communicate(timeout=limit * STRETCH)
-        status = process.returncode
-    except subprocess.TimeoutExpired:
-        # An end-to-end test says where it stood and ends its platform, whose pods are in sessions of their own.
-        os.killpg(process.pid, signal.SIGINT if program[0] == sys.executable else signal.SIGABRT)
-        try:
-            output, _ = process.communicate(timeout=15)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            try:
-                output, _ = process.communicate(timeout=5)
-            except subprocess.TimeoutExpired as e:  # something of another session holds its output
-                output = e.output or b""
-        output += f"\nno end within {limit * STRETCH} s".encode()
-        status = "timeout"
-    finally:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)  # whatever the case left behind
-        except ProcessLookupError:
-            pass
-        shutil.rmtree(folder, ignore_errors=True)
+    environment = {**environment_of_all(), "TEST_TMP": folder, "TEST_LANE": str(lane)}
+    process = start(program + [name], environment, ROOT)
+    output, status = ended(process, limit * STRETCH)
+    shutil.rmtree(folder, ignore_errors=True)
     return label, status, output.decode(errors="replace"), time.monotonic() - started
 
 

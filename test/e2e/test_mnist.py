@@ -45,9 +45,9 @@ def sorted_by_label(p):
     upload(p)
     upload(p, "sorted", lambda labels: np.argsort(labels, kind="stable"))
     p.function()
-    last = {name: np.mean([trained(p, name, epochs=6, seed=seed)["data"]["accuracy"][-1] for seed in (1, 2)])
+    last = {name: np.mean([trained(p, name, epochs=4, seed=seed)["data"]["accuracy"][-1] for seed in (1, 2)])
             for name in ("mnist", "sorted")}
-    assert last["mnist"] > 98.5, last
+    assert last["mnist"] > 98, last
     assert abs(last["mnist"] - last["sorted"]) <= 0.3, last
 
 
