@@ -5,11 +5,12 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 images_cache=$(dirname "$KUBEML_TC_BIN")/images # what images.sh keeps
 : "${KUBEML_TC_NODES:=1}"        # 0: API server and controllers alone
 : "${KUBEML_TC_SPARE:=0}"        # of them, the last ones: for pods that tolerate the taint "spare" alone, without a GPU
+: "${KUBEML_TC_CPU_TIMES:=8}"     # each node says that it has so many times this machine's processors
 : "${KUBEML_TC_GPUS:=0}"         # GPUs that each node pretends to have
 : "${KUBEML_TC_GPU_REPLICAS:=1}" # pods that may share each of them
 : "${KUBEML_TC_PROXY_MODE:=iptables}" # of kube-proxy; or nftables
 : "${KUBEML_TC_PROMETHEUS:=github.com/prometheus-operator/prometheus-operator@v0.82.2}" # whose kinds test_chart.py takes
-export KUBEML_TC_STATE KUBEML_TC_BIN KUBEML_TC_NODES KUBEML_TC_SPARE KUBEML_TC_GPUS KUBEML_TC_GPU_REPLICAS KUBEML_TC_PROXY_MODE KUBEML_TC_PROMETHEUS
+export KUBEML_TC_STATE KUBEML_TC_BIN KUBEML_TC_NODES KUBEML_TC_SPARE KUBEML_TC_CPU_TIMES KUBEML_TC_GPUS KUBEML_TC_GPU_REPLICAS KUBEML_TC_PROXY_MODE KUBEML_TC_PROMETHEUS
 # Kubernetes and its clients collect garbage for much of the time that the cases take; this machine's memory is no want.
 export GOGC=${GOGC:-400}
 export PATH=$KUBEML_TC_BIN:$PATH:/usr/sbin:/sbin

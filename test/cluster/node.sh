@@ -14,6 +14,20 @@ for kv in vm/overcommit_memory=1 kernel/panic=10 kernel/panic_on_oops=1; do
   echo "${kv#*=}" >"$f"
   mount --bind "$f" "/proc/sys/${kv%=*}"
 done
+# Pods ask for what the chart says of machines of some size. Here they wait most of the time, and many more fit than on so few
+# processors. kubelet counts those of all memory nodes: the machine's own ones again in each.
+if [ "$KUBEML_TC_CPU_TIMES" -gt 1 ] && [ -d /sys/devices/system/node/node0 ]; then
+  for times in $(seq 0 $((KUBEML_TC_CPU_TIMES - 1))); do
+    for cpu in /sys/devices/system/cpu/cpu[0-9]*; do
+      topology=$d/memory-nodes/node$times/$(basename "$cpu")/topology
+      mkdir -p "$topology"
+      cp "$cpu"/topology/{core_id,physical_package_id} "$topology"
+    done
+    mkdir -p "$d/memory-nodes/node$times/hugepages"
+    cp /sys/devices/system/node/node0/{meminfo,distance} "$d/memory-nodes/node$times"
+  done
+  mount --bind "$d/memory-nodes" /sys/devices/system/node
+fi
 # Each pod has a wire of its own to the node (ptp), so that all it says is routed, and the policy agent's rules
 # and a Service's translation see it; over a bridge, pods of one node would meet below both.
 cat >/etc/cni/net.d/10-pods.conflist <<J

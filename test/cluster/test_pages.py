@@ -1,7 +1,6 @@
 """docs/kind.md, docs/microk8s.md and the manifest's head, command by command: all of Kubernetes, Helm
 and kubeml in them is real, with the chart's own MongoDB, whose server is the stand-in (bundled.py). What `kind`,
-`microk8s` and `make` would do to a machine is done by stand-ins that note how they were called. They run alone: what the
-chart's defaults ask for takes all the processors of two small nodes, and other cases' pods would wait."""
+`microk8s` and `make` would do to a machine is done by stand-ins that note how they were called."""
 import contextlib
 import json
 import os
@@ -136,7 +135,7 @@ def keeps_its_claim(p):
           message="told to go, the claim stays")
 
 
-@case(limit=420, alone=True, platform=False)
+@case(limit=420, platform=False)
 def on_kind_with_the_charts_mongodb():
     name = yaml.safe_load((ROOT / "manifests/kind.yaml").read_text())["name"]
     shown, text = blocks("kind.md")
@@ -156,7 +155,7 @@ def on_kind_with_the_charts_mongodb():
     assert f"`kind load image-archive --name {name} build/images/ps.tar`" in text
 
 
-@case(limit=200, alone=True, platform=False)
+@case(limit=200, platform=False)
 def on_microk8s():
     shown, _ = blocks("microk8s.md")
     calls = pathlib.Path(FOLDER) / "calls"
@@ -168,7 +167,7 @@ def on_microk8s():
     assert {f"kubeml-{g}" for g in given} == {i.split(":")[0] for i in images()}, given
 
 
-@case(limit=360, alone=True, platform=False)
+@case(limit=360, platform=False)
 def the_manifest_without_helm():
     """Its head's commands, and after those that take it away, the data is there for the next one."""
     text, ns = (ROOT / "manifests/kubeml.yaml").read_text(), "kubeml"
