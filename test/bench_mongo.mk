@@ -6,5 +6,5 @@ $(BUILD)/bench/bench_mongo: LIBS_common += $(MONGO_LIBS)
 
 .PHONY: bench-mongo
 bench-mongo: $(BUILD)/bench/bench_mongo $(BUILD)/lib/kubeml-mongo.so mongo-stand-in ## reading from MongoDB beside its driver alone (BENCH_ARGS="MIB ROUNDS")
-	@uri=$$(test/mongo/uri.sh) && case $$uri in *\?*) uri=$${uri%%\?*}bench\?$${uri#*\?};; *) uri=$${uri%/}/bench;; esac && \
+	@uri=$$(MONGO_JVM= test/mongo/uri.sh) && case $$uri in *\?*) uri=$${uri%%\?*}bench\?$${uri#*\?};; *) uri=$${uri%/}/bench;; esac && \
 	$(BUILD)/bench/bench_mongo "$$uri" $(BENCH_ARGS)

@@ -21,7 +21,7 @@ ENTRY = """#!/bin/bash
 set -eu
 [ "$1 $2" = "--bind_ip_all --wiredTigerCacheSizeGB" ] || { echo "what options are these: $*"; exit 2; }
 export MONGO_ROOT=$MONGO_INITDB_ROOT_USERNAME:$(cat "$MONGO_INITDB_ROOT_PASSWORD_FILE")
-exec JAVA/bin/java -Xmx512m -XX:-UsePerfData -Dorg.slf4j.simpleLogger.defaultLogLevel=error \\
+exec JAVA/bin/java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xmx512m -XX:-UsePerfData -Dorg.slf4j.simpleLogger.defaultLogLevel=error \\
   -cp '/classes:/classes/*' MongoServerMain 0.0.0.0 27017 0 /data/db/stand-in
 """
 
