@@ -328,10 +328,19 @@ static int read_info(dataset *d, err *e)
 
 int dataset_open(const char *locator, dataset **out, err *e)
 {
+    chunk_reader *r;
+    return chunk_reader_open(locator, &r, e) != 0 ? -1 : dataset_open_on(r, out, e);
+}
+
+int dataset_open_on(chunk_reader *r, dataset **out, err *e)
+{
     dataset *d = calloc(1, sizeof *d);
-    if (!d)
+    if (!d) {
+        chunk_reader_close(r);
         return err_set(e, ERR_NOMEM, "no memory for a dataset");
-    if (chunk_reader_open(locator, &d->reader, e) != 0 || read_info(d, e) != 0) {
+    }
+    d->reader = r;
+    if (read_info(d, e) != 0) {
         dataset_close(d);
         return -1;
     }

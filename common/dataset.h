@@ -82,6 +82,8 @@ typedef struct dataset_chunk {
 /* `locator`: from dataset_locator, or "/proc/self/fd/N" for a descriptor that was passed on.
  * Read-only. ERR_CORRUPT, ERR_UNSUPPORTED (a newer format), ERR_UNAVAILABLE. */
 int dataset_open(const char *locator, dataset **out, err *e);
+/* On a reader, which is the dataset's from then on, also when this fails. */
+int dataset_open_on(chunk_reader *r, dataset **out, err *e);
 void dataset_close(dataset *d); /* NULL is fine */
 const dataset_info *dataset_get_info(const dataset *d);
 

@@ -43,7 +43,13 @@ struct loader {
     const uint32_t *chunk_list; /* NULL: consecutive from run.test_chunk */
 
     run run;
+
+    bool lent; /* a chunk of the training set, as rows of a share */
+    uint32_t lent_chunk;
+    uint64_t *keys; /* a chunk's; NULL until a share is asked for */
 };
+
+_Static_assert(DATASET_SAMPLES_MAX <= INT32_MAX, "rows of a share are counted in 32 bits");
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -81,6 +87,13 @@ static void release_views(loader *l)
     l->chunks = NULL;
     l->viewed = NULL;
     l->chunk_count = 0;
+}
+
+static void end_loan(loader *l)
+{
+    if (l->lent)
+        dataset_release(l->config.data, DATASET_TRAIN, l->lent_chunk);
+    l->lent = false;
 }
 
 static int make_views(loader *l, const uint32_t *list, uint32_t count, err *e)
@@ -163,11 +176,16 @@ static int fill(loader *l, slot *s, err *e)
     return s->n > 0;
 }
 
+static backend_type input_type(const loader *l)
+{
+    return l->info->dtype == DATASET_U8 ? INPUT_UINT8 : INPUT_FLOAT;
+}
+
 static void describe(loader *l, const slot *s, engine_batch *out)
 {
     *out = (engine_batch){
         .n = s->n,
-        .type = l->info->dtype == DATASET_U8 ? INPUT_UINT8 : INPUT_FLOAT,
+        .type = input_type(l),
         .rows = s->rows,
         .scale = l->scale,
         .shift = l->shift,
@@ -239,6 +257,7 @@ void loader_close(loader *l)
     deal_free(&l->deal);
     free(l->scale);
     free(l->shift);
+    free(l->keys);
     free(l);
 }
 
@@ -336,6 +355,7 @@ int loader_next(loader *l, engine_batch *out, err *e)
 
 void loader_end(loader *l)
 {
+    end_loan(l);
     if (!l->run.open)
         return;
     release_views(l);
@@ -344,78 +364,39 @@ void loader_end(loader *l)
 
 /* ---- for an engine that keeps the samples itself --------------------------------------------- */
 
-bool loader_keeps(const loader *l, uint64_t bytes_max)
+/* A chunk of the share, instead of the one before. */
+static int lend_chunk(void *from, uint32_t first, backend_rows *out, err *e)
 {
-    uint64_t samples = l->info->samples[DATASET_TRAIN];
-    return l->info->dtype == DATASET_U8 && l->info->classes && !l->config.regression &&
-           samples > 0 && samples <= INT32_MAX && samples <= bytes_max / l->sample_bytes &&
-           !dataset_prefetches(l->config.data);
-}
-
-static int lend_chunk(loader *l, uint32_t chunk, const uint8_t **x, int32_t *labels,
-                      uint64_t *sample, uint32_t want, err *e)
-{
+    loader *l = from;
     dataset_chunk c;
+    end_loan(l);
+    uint32_t chunk = first / l->info->chunk_samples;
     if (dataset_view(l->config.data, DATASET_TRAIN, chunk, &c, e) != 0)
         return -1;
-    if (c.samples != want || !c.labels) {
-        dataset_release(l->config.data, DATASET_TRAIN, chunk);
-        return err_set(e, ERR_CORRUPT, "chunk %u of the train set has %u samples, %u are needed",
-                       chunk, c.samples, want);
-    }
-    for (uint32_t i = 0; i < want; i++) {
-        x[i] = (const uint8_t *)c.data + i * l->sample_bytes;
-        labels[i] = c.labels[i];
-        sample[i] = c.index[i];
-    }
+    l->lent = true;
+    l->lent_chunk = chunk;
+    for (uint32_t i = 0; i < c.samples; i++)
+        l->keys[i] = c.index[i];
+    *out = (backend_rows){
+        .x = c.data, .labels = c.labels, .targets = c.targets, .sample = l->keys};
     return 0;
 }
 
-static uint32_t train_chunks(const loader *l)
+int loader_share(loader *l, backend_share *out, err *e)
 {
-    return (uint32_t)((l->info->samples[DATASET_TRAIN] - 1) / l->info->chunk_samples + 1);
-}
-
-int loader_lend(loader *l, backend_share *out, err *e)
-{
-    size_t n = (size_t)l->info->samples[DATASET_TRAIN], each = l->info->chunk_samples;
-    const uint8_t **x = calloc(n, sizeof *x);
-    int32_t *labels = calloc(n, sizeof *labels);
-    uint64_t *sample = calloc(n, sizeof *sample);
-    loader_end(l);
-    *out = (backend_share){.rows = (uint32_t)n,
-                           .x = x,
-                           .labels = labels,
-                           .sample = sample,
+    if (!l->keys && !(l->keys = calloc(l->info->chunk_samples, sizeof *l->keys)))
+        return err_set(e, ERR_NOMEM, "no memory for a chunk of %u samples", l->info->chunk_samples);
+    *out = (backend_share){.rows = (uint32_t)l->info->samples[DATASET_TRAIN],
+                           .rows_each = l->info->chunk_samples,
+                           .type = input_type(l),
+                           .set = l->info->digest[0] ? l->info->digest : NULL,
+                           .reader = {lend_chunk, l},
                            .scale = l->scale,
                            .shift = l->shift,
                            .flip = l->config.transform->flip,
                            .crop = l->config.transform->crop,
-                           .seed = l->config.seed,
-                           .set = l->info->digest[0] ? l->info->digest : NULL};
-    int rc =
-        x && labels && sample ? 0 : err_set(e, ERR_NOMEM, "no memory for a list of %zu samples", n);
-    uint32_t seen = 0;
-    for (size_t row = 0; rc == 0 && row < n; row += each, seen += rc == 0)
-        rc = lend_chunk(l, seen, x + row, labels + row, sample + row,
-                        (uint32_t)(n - row < each ? n - row : each), e);
-    if (rc == 0)
-        return 0;
-    while (seen > 0)
-        dataset_release(l->config.data, DATASET_TRAIN, --seen);
-    out->rows = 0;
-    loader_lent(l, out);
-    return -1;
-}
-
-void loader_lent(loader *l, backend_share *s)
-{
-    for (uint32_t i = 0; s->rows && i < train_chunks(l); i++)
-        dataset_release(l->config.data, DATASET_TRAIN, i);
-    free((void *)(uintptr_t)s->x);
-    free((void *)(uintptr_t)s->labels);
-    free((void *)(uintptr_t)s->sample);
-    *s = (backend_share){0};
+                           .seed = l->config.seed};
+    return 0;
 }
 
 void loader_rows(const loader *l, uint32_t *out)

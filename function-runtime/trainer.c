@@ -17,9 +17,8 @@ enum {
     /* of one call, so that progress is told and a loss that is no number found soon */
     SHARE_BATCHES = 64,
 };
-#define SHARE_BYTES_MAX ((uint64_t)1 << 30)
 
-/* Whether the engine has the training set's samples, so that batches need not travel. */
+/* Whether the engine keeps the training set's samples, so that batches need not travel. */
 typedef enum share_state { SHARE_UNASKED, SHARE_KEPT, SHARE_NOT } share_state;
 
 struct trainer {
@@ -144,9 +143,9 @@ void trainer_close(trainer *t)
 {
     if (!t)
         return;
-    loader_close(t->loader);
     state_close(t->state);
     engine_free(t->engine);
+    loader_close(t->loader); /* the engine's share reads from it */
     free(t);
 }
 
@@ -248,14 +247,10 @@ static void offer_share(trainer *t)
     err why = ERR_INIT;
     backend_share s;
     t->share = SHARE_NOT;
-    if (program_has_step(t->config.program) || !engine_keeps_share(t->engine) ||
-        !loader_keeps(t->loader, SHARE_BYTES_MAX))
+    if (program_has_step(t->config.program) || !engine_keeps_share(t->engine))
         return;
-    if (loader_lend(t->loader, &s, &why) == 0) {
-        if (engine_share(t->engine, &s, &why) == 0)
-            t->share = SHARE_KEPT;
-        loader_lent(t->loader, &s);
-    }
+    if (loader_share(t->loader, &s, &why) == 0 && engine_share(t->engine, &s, &why) == 0)
+        t->share = SHARE_KEPT;
     if (t->share == SHARE_KEPT)
         log_info("the %s backend keeps the training set", engine_backend(t->engine));
     else
@@ -299,6 +294,17 @@ static int train_some(trainer *t, const trainer_task *task, uint32_t batches, co
     return 0;
 }
 
+/* What fails here would have failed on the way of a batch. */
+static int bring(trainer *t, const uint32_t *order, uint32_t rows, err *e)
+{
+    set_reason(t->reason, "DataError");
+    if (engine_bring(t->engine, order, rows, e) == 0)
+        return 0;
+    if (e && e->code == ERR_INVALID)
+        set_reason(t->reason, "ShapeMismatch");
+    return -1;
+}
+
 /* The same updates as train_batches', without the host between them. */
 static int train_share(trainer *t, const trainer_task *task, uint32_t batches, trainer_result *out,
                        err *e)
@@ -314,11 +320,14 @@ static int train_share(trainer *t, const trainer_task *task, uint32_t batches, t
         return err_set(e, ERR_NOMEM, "no memory for the order of %llu samples",
                        (unsigned long long)rows);
     loader_rows(t->loader, order);
-    out->load_s += seconds_since(&clock_ns);
-    for (uint64_t at = 0; rc == 0 && at < rows; at += some)
-        rc = train_some(t, task, batches, order + at,
-                        (uint32_t)(rows - at < some ? rows - at : some), lr, out, e);
-    out->train_s += seconds_since(&clock_ns);
+    for (uint64_t at = 0; rc == 0 && at < rows; at += some) {
+        uint32_t n = (uint32_t)(rows - at < some ? rows - at : some);
+        rc = bring(t, order + at, n, e);
+        out->load_s += seconds_since(&clock_ns);
+        if (rc == 0)
+            rc = train_some(t, task, batches, order + at, n, lr, out, e);
+        out->train_s += seconds_since(&clock_ns);
+    }
     return rc;
 }
 

@@ -82,18 +82,32 @@ typedef struct backend_update {
     int64_t step; /* 1 for the first update since the optimizer's state was zeroed */
 } backend_update;
 
-/* Samples that stay on the device while an epoch runs over them, and what happens to them on their
- * way into a batch: function-runtime/transform.h's flip and crop, drawn by (seed, epoch,
- * sample). */
+/* Rows of a share, one after the other. */
+typedef struct backend_rows {
+    const void *x;          /* (rows, C, H, W), any alignment */
+    const int32_t *labels;  /* (rows), cross-entropy */
+    const float *targets;   /* (rows, outputs), MSE */
+    const uint64_t *sample; /* (rows): their keys */
+} backend_rows;
+
+/* Where a share's rows come from: those from `first` on, as many as come at once, valid until the
+ * next call. Blocks as long as a store may; its errors are its own. */
+typedef struct backend_reader {
+    int (*read)(void *from, uint32_t first, backend_rows *out, err *e);
+    void *from;
+} backend_reader;
+
+/* Samples that stay on the device while epochs run over them, and what happens to them on their way
+ * into a batch: function-runtime/transform.h's flip and crop, drawn by (seed, epoch, sample). */
 enum { BACKEND_SET_NAME_BYTES = 80 };
 typedef struct backend_share {
     uint32_t rows;
+    uint32_t rows_each; /* that are read at once: from a multiple of it on, the last ones fewer */
+    backend_type type;
     /* Names what rows there are (samples, labels, keys): programs that are given the same name may
      * share them. Shorter than BACKEND_SET_NAME_BYTES; NULL: they are nobody else's. */
     const char *set;
-    const uint8_t *const *x; /* (C,H,W) each */
-    const int32_t *labels;
-    const uint64_t *sample; /* their keys */
+    backend_reader reader;
     const float *scale, *shift;
     bool flip;
     int crop;
@@ -237,11 +251,15 @@ typedef struct backend {
     int (*step)(backend_program *p, const backend_batch *b, backend_update u,
                 backend_result *result, err *e);
 
-    /* Takes a share along; its memory is the caller's again afterwards. It replaces the one before;
-     * NULL leaves none. ERR_NOMEM: it does not fit, and there is none now. Both NULL: there is no
-     * device to keep it on. Cross-entropy alone. */
+    /* Takes memory for a share and reads nothing yet; of `s` the reader alone is used later. It
+     * replaces the one before; NULL leaves none. ERR_NOMEM: it does not fit, or others would miss
+     * what it takes, and there is none now. All three NULL: there is no device to keep it on. */
     int (*share)(backend_program *p, const backend_share *s, err *e);
-    /* Steps over the share, one after the other without the host; the sums of all of them. */
+    /* Reads, in this order, those rows that are not on the device yet, with those that come at once
+     * with them. The reader's errors; what has come stays. */
+    int (*bring)(backend_program *p, const uint32_t *order, uint32_t rows, err *e);
+    /* Steps over rows of the share, one after the other without the host; the sums of all of them.
+     * ERR_INVALID: a row that nobody brought. */
     int (*steps)(backend_program *p, const backend_steps *s, backend_result *result, err *e);
 
     /* All programs' parameters, buffers and optimizer state become the weighted mean of them

@@ -35,7 +35,9 @@ struct engine {
     const void **rows; /* one batch's pointers, labels and sample numbers */
     int32_t *labels;
     uint64_t *samples;
-    uint32_t share_rows; /* of the share that the backend keeps; 0: none */
+    /* of the share that the backend keeps; 0 rows: none */
+    uint32_t share_rows, share_rows_each;
+    backend_reader share_reader; /* the caller's */
 };
 
 enum { STATE_NAME_BYTES = GRAPH_NAME_BYTES + 32 };
@@ -354,16 +356,26 @@ static int check_label(const engine *m, int64_t label, int i, err *e)
                    (long long)label, i, m->outputs);
 }
 
+static int no_targets(err *e)
+{
+    return err_set(e, ERR_INVALID, "the batch has no targets, which MSE needs");
+}
+
+static int no_labels(err *e)
+{
+    return err_set(e, ERR_INVALID, "the batch has no labels, which cross-entropy needs");
+}
+
 static int read_labels(engine *m, const engine_batch *b, backend_batch *to, err *e)
 {
     if (m->c.loss == LOSS_MSE) {
         if (!b->targets)
-            return err_set(e, ERR_INVALID, "the batch has no targets, which MSE needs");
+            return no_targets(e);
         to->targets = b->targets;
         return 0;
     }
     if (!b->labels && !b->labels64)
-        return err_set(e, ERR_INVALID, "the batch has no labels, which cross-entropy needs");
+        return no_labels(e);
     for (int i = 0; i < b->n; i++) {
         int64_t label = b->labels64 ? b->labels64[i] : b->labels[i];
         if (check_label(m, label, i, e))
@@ -436,7 +448,25 @@ int engine_train(engine *m, const engine_batch *b, double lr, engine_result *r, 
 
 bool engine_keeps_share(const engine *m)
 {
-    return m->backend->share && m->c.loss == LOSS_CROSS_ENTROPY && !m->c.inference;
+    return m->backend->share && !m->c.inference;
+}
+
+/* The backend's reader: what the caller's gives, with the labels checked. */
+static int read_share(void *from, uint32_t first, backend_rows *out, err *e)
+{
+    engine *m = from;
+    uint32_t left = m->share_rows - first;
+    uint32_t rows = left < m->share_rows_each ? left : m->share_rows_each;
+    if (m->share_reader.read(m->share_reader.from, first, out, e))
+        return -1;
+    if (m->c.loss == LOSS_MSE)
+        return out->targets ? 0 : no_targets(e);
+    if (!out->labels)
+        return no_labels(e);
+    for (uint32_t i = 0; i < rows; i++)
+        if (check_label(m, out->labels[i], (int)i, e))
+            return -1;
+    return 0;
 }
 
 int engine_share(engine *m, const backend_share *s, err *e)
@@ -445,17 +475,30 @@ int engine_share(engine *m, const backend_share *s, err *e)
         return -1;
     if (!m->backend->share)
         return err_set(e, ERR_UNSUPPORTED, "the %s backend keeps no share", m->backend->name);
-    if (m->c.loss != LOSS_CROSS_ENTROPY)
-        return err_set(e, ERR_UNSUPPORTED,
-                       "a share on the device has labels, which MSE does not use");
-    for (uint32_t i = 0; s && i < s->rows; i++)
-        if (check_label(m, s->labels[i], (int)i, e))
-            return -1;
+    backend_share checked = s ? *s : (backend_share){0};
+    checked.reader = (backend_reader){read_share, m};
     m->share_rows = 0;
-    if (m->backend->share(m->program, s && s->rows ? s : NULL, e))
+    if (m->backend->share(m->program, checked.rows ? &checked : NULL, e))
         return -1;
-    m->share_rows = s ? s->rows : 0;
+    m->share_rows = checked.rows;
+    m->share_rows_each = checked.rows_each;
+    m->share_reader = s ? s->reader : (backend_reader){0};
     return 0;
+}
+
+static int check_rows(const engine *m, const uint32_t *order, uint32_t rows, err *e)
+{
+    for (uint32_t i = 0; i < rows; i++)
+        if (order[i] >= m->share_rows)
+            return err_set(e, ERR_INVALID, "row %u of a share of %u", order[i], m->share_rows);
+    return 0;
+}
+
+int engine_bring(engine *m, const uint32_t *order, uint32_t rows, err *e)
+{
+    if (check_rows(m, order, rows, e))
+        return -1;
+    return rows ? m->backend->bring(m->program, order, rows, e) : 0;
 }
 
 int engine_train_share(engine *m, const backend_steps *s, engine_result *r, err *e)
@@ -465,9 +508,8 @@ int engine_train_share(engine *m, const backend_steps *s, engine_result *r, err 
     if (s->batch < 1 || s->batch > m->c.batch || s->rows < 1)
         return err_set(e, ERR_INVALID, "batches of %d from %u rows: between 1 and %d are possible",
                        s->batch, s->rows, m->c.batch);
-    for (uint32_t i = 0; i < s->rows; i++)
-        if (s->order[i] >= m->share_rows)
-            return err_set(e, ERR_INVALID, "row %u of a share of %u", s->order[i], m->share_rows);
+    if (check_rows(m, s->order, s->rows, e))
+        return -1;
     steps.first_step = m->counters[m->counter_count - 1] + 1;
     if (m->backend->steps(m->program, &steps, &result, e))
         return -1;

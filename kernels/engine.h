@@ -125,12 +125,16 @@ typedef struct engine_result {
 int engine_train(engine *m, const engine_batch *b, double lr, engine_result *r, err *e);
 /* Whether its backend can keep a share at all. */
 bool engine_keeps_share(const engine *m);
-/* Keeps a share of samples where the engine computes, for engine_train_share; labels as in a batch.
- * ERR_UNSUPPORTED: this backend keeps nothing; ERR_NOMEM: it does not fit. NULL lets it go. */
+/* Makes room for a share of samples where the engine computes, for engine_train_share; nothing is
+ * read yet, and the share's reader is used until the share is let go. ERR_UNSUPPORTED: this backend
+ * keeps nothing; ERR_NOMEM: it does not fit. NULL lets it go. */
 int engine_share(engine *m, const backend_share *s, err *e);
+/* Reads those of the rows that are not there yet, in this order. The reader's errors; ERR_INVALID: a
+ * row outside the share, a label outside the outputs. What has come stays. */
+int engine_bring(engine *m, const uint32_t *order, uint32_t rows, err *e);
 /* All updates that `s` says (its first_step is the engine's to fill), without the host between
- * them. Equals engine_train on the same batches. ERR_INVALID: a row outside the share, a wrong
- * batch. */
+ * them, on rows that were brought. Equals engine_train on the same batches. ERR_INVALID: a row
+ * outside the share or not brought, a wrong batch. */
 int engine_train_share(engine *m, const backend_steps *s, engine_result *r, err *e);
 /* Whether engine_average can do it where these models are. */
 bool engine_averages(engine *const *models, int n);

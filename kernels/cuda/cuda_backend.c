@@ -344,6 +344,7 @@ __attribute__((visibility("default"))) const backend backend_cuda = {
     .update = cuda_update,
     .step = cuda_step,
     .share = cuda_share_take,
+    .bring = cuda_share_bring,
     .steps = cuda_share_steps,
     .average = cuda_average,
     .peers = &cuda_peers,

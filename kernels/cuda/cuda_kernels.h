@@ -31,7 +31,7 @@ typedef struct step_args {
     uint32_t epoch;
     float lr, kept, fresh;       /* SGD: b = kept * b + fresh * d */
     float rate, root2, shrink;   /* Adam, AdamW */
-    int32_t row;   /* first of this step's rows in the share's order; see cuda_gather */
+    int32_t row;   /* first of this step's rows in the order; see cuda_gather */
     uint64_t seed; /* of dropout and augmentation */
 } step_args;
 
@@ -50,11 +50,18 @@ typedef struct augmentation {
     int flip, crop, c, h, w;
     uint64_t seed;
 } augmentation;
-/* Takes row order[a->row + i] of the share's uint8 samples as sample i, flipped and shifted as
- * transform_move does, and its label and its key; raw (n, C, H, W). */
-void cuda_gather(void *stream, const step_args *a, augmentation g, int cap, const uint8_t *share,
-                 const int32_t *share_labels, const uint64_t *share_keys, const uint32_t *order,
-                 uint8_t *raw, int32_t *labels, uint64_t *keys);
+
+/* Samples where they lie, a row each. */
+typedef struct cuda_rows {
+    void *x;         /* (rows, C, H, W), of step_args.uint8's type */
+    int32_t *labels; /* (rows); NULL: they have targets */
+    float *targets;  /* (rows, outputs) */
+    uint64_t *keys;
+} cuda_rows;
+/* Takes row order[a->row + i] of the share as sample i of the batch: flipped and shifted as
+ * transform_move does, its label or its targets, and its key. */
+void cuda_gather(void *stream, const step_args *a, augmentation g, int cap, int outputs,
+                 cuda_rows share, const uint32_t *order, cuda_rows batch);
 /* Between two steps that the host does not touch: *a = steps[(*number)++]. */
 void cuda_next_step(void *stream, step_args *a, const step_args *steps, int64_t *number);
 /* *total += *one */

@@ -16,6 +16,11 @@ size_t cuda_memory_left(void); /* SIZE_MAX without a cap */
  * the need stand in the message. */
 int cuda_memory_take(const driver *d, device *dev, size_t bytes, const char *what, void **out,
                      err *e);
+/* The same for what can be done without. Of the cap `rest` bytes are left. Where there is none,
+ * nobody here knows what other processes of the device will need: half of its memory stays free,
+ * however many of them take some in this way. */
+int cuda_memory_take_spare(const driver *d, device *dev, size_t bytes, size_t rest,
+                           const char *what, void **out, err *e);
 void cuda_memory_give(const driver *d, device *dev, void *p, size_t bytes);
 
 #endif

@@ -65,6 +65,12 @@ int cuda_mean_take(program *p, err *e)
     return 0;
 }
 
+size_t cuda_mean_untaken(const program *p)
+{
+    backend_loan unused;
+    return p->mean.memory ? 0 : lay(p, &unused);
+}
+
 void cuda_mean_drop(program *p)
 {
     cuda_memory_give(p->d, p->dev, p->mean.memory, p->mean.bytes);

@@ -20,6 +20,7 @@ cuda_model cuda_model_own(const program *p);
 cuda_model cuda_model_at(char *base, const backend_loan *l);
 /* Memory for a mean, the first time. ERR_NOMEM: it does not fit, or is over the cap. */
 int cuda_mean_take(program *p, err *e);
+size_t cuda_mean_untaken(const program *p); /* what that would take now */
 cuda_model cuda_model_mean(const program *p);
 
 /* The sum over all words as they are now. */

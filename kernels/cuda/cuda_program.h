@@ -57,15 +57,16 @@ typedef struct staging {
     char *host, *device;
 } staging;
 
-/* A share on the device. The samples are uint8 (C,H,W), as the host has them; the rest is one block
- * of the program's own. */
+/* A share on the device: samples as the host has them, and a block of the program's own with what
+ * differs between the updates, for some of them at a time. */
 typedef struct share {
     char *memory;
     size_t bytes;
-    uint32_t rows;
     cuda_samples *samples;
-    uint32_t *order;  /* rows of it */
-    step_args *steps; /* one an update, rows of it */
+    backend_reader reader;
+    backend_type type;
+    uint32_t *order;
+    step_args *steps; /* one an update */
     int64_t *number;  /* the next update's place among them */
     step_result *total;
     augmentation augment;
@@ -158,8 +159,9 @@ int cuda_begin(const graph *g, const backend_config *c, uint32_t apart, program 
 int cuda_finish(program *p, err *e);
 void cuda_release(backend_program *base);
 
-/* cuda_share.c: backend.share and backend.steps. */
+/* cuda_share.c: backend.share, backend.bring and backend.steps. */
 int cuda_share_take(backend_program *base, const backend_share *s, err *e);
+int cuda_share_bring(backend_program *base, const uint32_t *order, uint32_t rows, err *e);
 int cuda_share_steps(backend_program *base, const backend_steps *s, backend_result *result, err *e);
 void cuda_share_drop(program *p);
 

@@ -1,6 +1,7 @@
-/* cuda_samples.h: a training set on a device: uint8 samples, labels, keys. Programs of this process
- * that are given a set of the same name on one device have one copy of it, until the last of them
- * gives it back. Thread-safe. */
+/* cuda_samples.h: a training set on a device: samples, labels or targets, keys. Programs of this
+ * process that are given a set of the same name on one device have one copy of it, until the last
+ * of them gives it back. Room is taken for all of it; its rows come in blocks as they are wanted,
+ * each read once, by whichever program wants it first. Thread-safe. */
 #ifndef KUBEML_CUDA_SAMPLES_H
 #define KUBEML_CUDA_SAMPLES_H
 
@@ -8,23 +9,35 @@
 #include "cuda/driver.h"
 
 typedef struct cuda_samples {
-    uint8_t *x; /* rows of `sample_bytes` */
-    int32_t *labels;
-    uint64_t *keys;
+    cuda_rows at;
     /* its own */
     const driver *d;
     int ordinal, holders;
     char *memory;
     size_t bytes, sample_bytes;
-    uint32_t rows;
+    uint32_t rows, rows_each; /* rows_each: of a block */
+    int outputs;              /* targets a row; 0: it has labels */
+    uint8_t *blocks;          /* what is there; read atomically, changed under the lock */
     char name[BACKEND_SET_NAME_BYTES]; /* "": nobody else's */
     struct cuda_samples *next;
 } cuda_samples;
 
-/* Copies them, or finds them there. Blocks while another thread copies. ERR_NOMEM: over the cap, or
- * the device is full. */
+/* What a program's samples are; `rest`: bytes that it will still want of the cap. */
+typedef struct cuda_samples_form {
+    size_t sample_bytes, rest;
+    int outputs;
+} cuda_samples_form;
+
+/* Makes room, or finds them there. ERR_NOMEM: cuda_memory_take_spare's. */
 int cuda_samples_take(const driver *d, device *dev, int ordinal, const backend_share *s,
-                      size_t sample_bytes, cuda_samples **out, err *e);
+                      const cuda_samples_form *form, cuda_samples **out, err *e);
 void cuda_samples_give(device *dev, cuda_samples *s); /* NULL is fine */
+
+/* Brings the blocks of these rows, in this order. Blocks while another thread brings one of them.
+ * The reader's errors, the driver's. */
+int cuda_samples_bring(cuda_samples *h, device *dev, const backend_reader *from,
+                       const uint32_t *order, uint32_t rows, err *e);
+/* ERR_INVALID: one of these rows was not brought. */
+int cuda_samples_have(const cuda_samples *h, const uint32_t *order, uint32_t rows, err *e);
 
 #endif

@@ -39,40 +39,60 @@ static __device__ int below(uint32_t bits, int n)
     return (int)(((uint64_t)bits * (uint64_t)n) >> 32);
 }
 
-/* A block a sample: every thread draws the same numbers for it. */
-static __global__ void gather(const step_args *a, augmentation g, const uint8_t *share,
-                              const int32_t *share_labels, const uint64_t *share_keys,
-                              const uint32_t *order, uint8_t *raw, int32_t *labels, uint64_t *keys)
+/* How a sample is flipped and shifted. */
+struct motion {
+    bool mirror;
+    int dy, dx;
+};
+
+/* This thread's values of a row, to place i. T is a type of their size: only bits move. */
+template <class T>
+static __device__ void move_row(augmentation g, motion m, const void *share, size_t row,
+                                void *batch, size_t i)
 {
-    int i = (int)blockIdx.x, size = g.c * g.h * g.w;
-    if (i >= a->n)
-        return;
-    uint32_t row = order[a->row + i], word[4];
-    uint64_t key = share_keys[row];
-    draw(g.seed, USE_AUGMENT, a->epoch, key, 0, word);
-    bool mirror = g.flip && (word[0] & 1);
-    int dy = g.crop ? below(word[1], 2 * g.crop + 1) - g.crop : 0;
-    int dx = g.crop ? below(word[2], 2 * g.crop + 1) - g.crop : 0;
-    const uint8_t *from = share + (size_t)row * (size_t)size;
-    uint8_t *to = raw + (size_t)i * (size_t)size;
+    int size = g.c * g.h * g.w;
+    const T *from = (const T *)share + row * (size_t)size;
+    T *to = (T *)batch + i * (size_t)size;
     for (int j = (int)threadIdx.x; j < size; j += (int)blockDim.x) {
         int x = j % g.w, y = j / g.w % g.h, c = j / (g.w * g.h);
-        int from_x = (mirror ? g.w - 1 - x : x) + dx, from_y = y + dy;
+        int from_x = (m.mirror ? g.w - 1 - x : x) + m.dx, from_y = y + m.dy;
         bool inside = from_x >= 0 && from_x < g.w && from_y >= 0 && from_y < g.h;
-        to[j] = inside ? from[(c * g.h + from_y) * g.w + from_x] : (uint8_t)0;
-    }
-    if (threadIdx.x == 0) {
-        labels[i] = share_labels[row];
-        keys[i] = key;
+        to[j] = inside ? from[(c * g.h + from_y) * g.w + from_x] : (T)0;
     }
 }
 
-void cuda_gather(void *stream, const step_args *a, augmentation g, int cap, const uint8_t *share,
-                 const int32_t *share_labels, const uint64_t *share_keys, const uint32_t *order,
-                 uint8_t *raw, int32_t *labels, uint64_t *keys)
+/* A block a sample: every thread draws the same numbers for it. */
+static __global__ void gather(const step_args *a, augmentation g, int outputs, cuda_rows share,
+                              const uint32_t *order, cuda_rows batch)
 {
-    LAUNCH(gather, (unsigned)cap, 128, stream, a, g, share, share_labels, share_keys, order, raw,
-           labels, keys);
+    int i = (int)blockIdx.x;
+    if (i >= a->n)
+        return;
+    uint32_t row = order[a->row + i], word[4];
+    uint64_t key = share.keys[row];
+    draw(g.seed, USE_AUGMENT, a->epoch, key, 0, word);
+    motion m;
+    m.mirror = g.flip && (word[0] & 1);
+    m.dy = g.crop ? below(word[1], 2 * g.crop + 1) - g.crop : 0;
+    m.dx = g.crop ? below(word[2], 2 * g.crop + 1) - g.crop : 0;
+    if (a->uint8)
+        move_row<uint8_t>(g, m, share.x, row, batch.x, (size_t)i);
+    else
+        move_row<uint32_t>(g, m, share.x, row, batch.x, (size_t)i);
+    for (int j = (int)threadIdx.x; !share.labels && j < outputs; j += (int)blockDim.x)
+        batch.targets[(size_t)i * (size_t)outputs + (size_t)j] =
+            share.targets[(size_t)row * (size_t)outputs + (size_t)j];
+    if (threadIdx.x == 0) {
+        if (share.labels)
+            batch.labels[i] = share.labels[row];
+        batch.keys[i] = key;
+    }
+}
+
+void cuda_gather(void *stream, const step_args *a, augmentation g, int cap, int outputs,
+                 cuda_rows share, const uint32_t *order, cuda_rows batch)
+{
+    LAUNCH(gather, (unsigned)cap, 128, stream, a, g, outputs, share, order, batch);
 }
 
 static __global__ void next_step(step_args *a, const step_args *steps, int64_t *number)
