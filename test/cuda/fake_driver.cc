@@ -160,6 +160,15 @@ void fake_interrupt(int calls, void (*what)(void *user), void *user)
     interrupt_after = calls;
 }
 
+static void (*at_alloc)(void);
+static int allocs_left;
+
+void fake_at_alloc(int n, void (*what)(void))
+{
+    allocs_left = n;
+    at_alloc = what;
+}
+
 // True when a test wants this call to fail.
 static int failing(err *e)
 {
@@ -270,6 +279,8 @@ static int fake_alloc(device *, size_t bytes, void **out, err *e)
     memory_used += bytes;
     memset(at + HEAD, 0xff, bytes); // NaN: what is used before it is written shows
     *out = at + HEAD;
+    if (at_alloc && --allocs_left == 0)
+        at_alloc();
     return 0;
 }
 

@@ -37,6 +37,8 @@ int fake_opened(void); /* handles that are open */
 /* Calls `what` once, in the copy, replay or wait after that many of them: what happens in the
  * middle of something. */
 void fake_interrupt(int calls, void (*what)(void *user), void *user);
+/* Calls `what` in the n-th allocation from now on, when it has its memory. */
+void fake_at_alloc(int n, void (*what)(void));
 /* The device fails for good after that many copies, replays and waits; -1: never. */
 void fake_fail_after(int calls);
 
