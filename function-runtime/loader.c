@@ -377,8 +377,7 @@ static int lend_chunk(void *from, uint32_t first, backend_rows *out, err *e)
     l->lent_chunk = chunk;
     for (uint32_t i = 0; i < c.samples; i++)
         l->keys[i] = c.index[i];
-    *out = (backend_rows){
-        .x = c.data, .labels = c.labels, .targets = c.targets, .sample = l->keys};
+    *out = (backend_rows){.x = c.data, .labels = c.labels, .targets = c.targets, .sample = l->keys};
     return 0;
 }
 

@@ -49,9 +49,8 @@ void loader_end(loader *l); /* lets go of the chunks; also before the end */
 /* ---- for an engine that keeps the samples itself ---- */
 
 /* The whole training set, a row a sample in the order of its chunks. A chunk is looked at when its
- * rows are asked for, and let go with the next one, or by loader_end: of a far store's chunks only
- * those come over the line that are dealt to the function, in the order that a run has told it. What
- * is in `out` is the loader's. Its reader's errors are loader_next's. ERR_NOMEM. */
+ * rows are asked for, and let go with the next one, or by loader_end. What `out` points to is the
+ * loader's; its reader's errors are loader_next's. ERR_NOMEM. */
 int loader_share(loader *l, backend_share *out, err *e);
 /* The rows of the run begun with loader_train, instead of its batches. */
 void loader_rows(const loader *l, uint32_t *out);

@@ -54,12 +54,12 @@ typedef struct augmentation {
 /* Samples where they lie, a row each. */
 typedef struct cuda_rows {
     void *x;         /* (rows, C, H, W), of step_args.uint8's type */
-    int32_t *labels; /* (rows); NULL: they have targets */
+    int32_t *labels; /* (rows); or */
     float *targets;  /* (rows, outputs) */
     uint64_t *keys;
 } cuda_rows;
 /* Takes row order[a->row + i] of the share as sample i of the batch: flipped and shifted as
- * transform_move does, its label or its targets, and its key. */
+ * transform_move does, its label, or where there are outputs its targets, and its key. */
 void cuda_gather(void *stream, const step_args *a, augmentation g, int cap, int outputs,
                  cuda_rows share, const uint32_t *order, cuda_rows batch);
 /* Between two steps that the host does not touch: *a = steps[(*number)++]. */

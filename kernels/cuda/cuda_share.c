@@ -114,7 +114,8 @@ int cuda_share_take(backend_program *base, const backend_share *s, err *e)
     cuda_share_drop(p);
     if (!s)
         return 0;
-    if (take_samples(p, s, e) == 0 && place(p, e) == 0 && capture(p, e) == 0)
+    /* The samples last: what they must leave free is what is still to come. */
+    if (place(p, e) == 0 && take_samples(p, s, e) == 0 && capture(p, e) == 0)
         return 0;
     cuda_share_drop(p);
     return -1;

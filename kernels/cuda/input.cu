@@ -79,11 +79,11 @@ static __global__ void gather(const step_args *a, augmentation g, int outputs, c
         move_row<uint8_t>(g, m, share.x, row, batch.x, (size_t)i);
     else
         move_row<uint32_t>(g, m, share.x, row, batch.x, (size_t)i);
-    for (int j = (int)threadIdx.x; !share.labels && j < outputs; j += (int)blockDim.x)
+    for (int j = (int)threadIdx.x; j < outputs; j += (int)blockDim.x)
         batch.targets[(size_t)i * (size_t)outputs + (size_t)j] =
             share.targets[(size_t)row * (size_t)outputs + (size_t)j];
     if (threadIdx.x == 0) {
-        if (share.labels)
+        if (outputs == 0)
             batch.labels[i] = share.labels[row];
         batch.keys[i] = key;
     }

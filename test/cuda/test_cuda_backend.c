@@ -1,9 +1,12 @@
 /* test_cuda_backend.c: the CUDA backend's own logic on the fake device: memory under a cap, graphs,
  * a share on the device, bf16, a device that fails. test_cuda_algorithms.c and test_cuda_average.c
  * have the rest. */
+#include <pthread.h>
+
 #include "cuda/cuda_devices.h"
 #include "cuda/cuda_memory.h"
 #include "fake_driver.h"
+#include "host_share.h"
 #include "small_model.h"
 #include "zoo/zoo.h"
 
@@ -110,31 +113,42 @@ TEST(a_step_is_one_graph)
 
 /* ---- a share on the device ------------------------------------------------------------------- */
 
-enum { ROWS = 11, SAMPLE = 2 * 12 * 12 };
+enum { ROWS = 11, ROWS_EACH = 4, BLOCKS = 3, SAMPLE = 2 * 12 * 12 };
 
 typedef struct shared {
     uint8_t x[ROWS][SAMPLE];
-    const uint8_t *rows[ROWS];
+    float floats[ROWS][SAMPLE], targets[ROWS][CLASSES];
     int32_t labels[ROWS];
     uint64_t keys[ROWS];
+    host_share host;
     backend_share s;
 } shared;
 
 static const float scale[2] = {0.01f, 0.02f}, shift[2] = {-1, -2};
 
-static void draw_share(shared *h)
+static void draw_share(shared *h, backend_type type, backend_loss loss)
 {
     rng r;
     rng_init(&r, 5, RNG_TEST, 0, 0);
     for (int i = 0; i < ROWS; i++) {
-        h->rows[i] = h->x[i];
         h->labels[i] = (int32_t)rng_below(&r, CLASSES);
         h->keys[i] = 100 + (uint64_t)i;
-        for (int j = 0; j < SAMPLE; j++)
+        for (int j = 0; j < SAMPLE; j++) {
             h->x[i][j] = (uint8_t)rng_u32(&r);
+            h->floats[i][j] = 200 * rng_uniform(&r);
+        }
+        for (int j = 0; j < CLASSES; j++)
+            h->targets[i][j] = rng_uniform(&r);
     }
-    h->s = (backend_share){.rows = ROWS, .x = h->rows, .labels = h->labels, .sample = h->keys,
-                           .scale = scale, .shift = shift};
+    bool bytes = type == INPUT_UINT8, mse = loss == LOSS_MSE;
+    h->host = (host_share){.x = bytes ? (void *)h->x : (void *)h->floats,
+                           .sample_bytes = SAMPLE * (bytes ? 1 : sizeof(float)),
+                           .labels = mse ? NULL : h->labels,
+                           .targets = mse ? h->targets[0] : NULL,
+                           .outputs = CLASSES,
+                           .keys = h->keys};
+    h->s = (backend_share){.rows = ROWS, .rows_each = ROWS_EACH, .type = type,
+                           .reader = {host_share_read, &h->host}, .scale = scale, .shift = shift};
 }
 
 /* The same batches, one call each. */
@@ -146,19 +160,23 @@ static void train_by_batch(engine *m, const shared *h, const uint32_t *order, co
     for (int first = 0; first < ROWS; first += BATCH) {
         const void *rows[BATCH];
         int32_t labels[BATCH];
+        float targets[BATCH][CLASSES];
         int n = ROWS - first < BATCH ? ROWS - first : BATCH;
         for (int i = 0; i < n; i++) {
-            rows[i] = h->x[order[first + i]];
-            labels[i] = h->labels[order[first + i]];
+            uint32_t row = order[first + i];
+            rows[i] = (const char *)h->host.x + row * h->host.sample_bytes;
+            labels[i] = h->labels[row];
+            memcpy(targets[i], h->targets[row], sizeof targets[i]);
         }
-        engine_batch b = {.n = n, .type = INPUT_UINT8, .rows = rows, .labels = labels,
-                          .scale = scale, .shift = shift};
+        engine_batch b = {.n = n, .type = h->s.type, .rows = rows, .scale = scale, .shift = shift};
+        b.labels = h->host.labels ? labels : NULL;
+        b.targets = h->host.targets ? targets[0] : NULL;
         CHECK_OK(engine_train(m, &b, lr[first / BATCH], &r, &e), e);
         *loss_sum += r.loss_sum;
     }
 }
 
-TEST(steps_over_a_share_equal_steps_from_the_host)
+static void compare_steps(backend_type type, backend_loss loss)
 {
     static const uint32_t order[ROWS] = {3, 9, 0, 10, 4, 4, 7, 1, 2, 8, 5};
     static const double lr[] = {0.1, 0.05, 0.02};
@@ -168,17 +186,19 @@ TEST(steps_over_a_share_equal_steps_from_the_host)
     engine_result r;
     double loss_sum = 0;
     engine_config c = config("cuda");
-    draw_share(&h);
+    c.loss = loss;
+    draw_share(&h, type, loss);
     CHECK_OK(engine_compile(&c, &a, &e), e);
     CHECK_OK(engine_compile(&c, &b, &e), e);
     CHECK_OK(engine_share(a, &h.s, &e), e);
+    CHECK_OK(engine_bring(a, order, ROWS, &e), e);
     backend_steps steps = {.order = order, .rows = ROWS, .batch = BATCH, .lr = lr};
     long before = fake_replays();
     CHECK_OK(engine_train_share(a, &steps, &r, &e), e);
     CHECK_INT(fake_replays() - before, 3);
     CHECK_INT(r.n, ROWS);
     train_by_batch(b, &h, order, lr, &loss_sum);
-    CHECK_NEAR(r.loss_sum, loss_sum, 1e-12);
+    CHECK_NEAR(r.loss_sum, loss_sum, 1e-12 * loss_sum);
     CHECK(memcmp(engine_floats(a, &e), engine_floats(b, &e),
                  engine_state_floats(a) * sizeof(float)) == 0);
     for (size_t i = 0; i < engine_counter_count(a); i++)
@@ -188,33 +208,229 @@ TEST(steps_over_a_share_equal_steps_from_the_host)
     CHECK_INT(cuda_memory_held(), 0);
 }
 
+TEST(steps_over_a_share_equal_steps_from_the_host)
+{
+    compare_steps(INPUT_UINT8, LOSS_CROSS_ENTROPY);
+    compare_steps(INPUT_FLOAT, LOSS_CROSS_ENTROPY);
+    compare_steps(INPUT_UINT8, LOSS_MSE);
+    compare_steps(INPUT_FLOAT, LOSS_MSE);
+}
+
+/* More updates than the device has the numbers of at once. */
+TEST_LIMIT(any_number_of_steps_is_one_call, 120)
+{
+    enum { UPDATES = 150 };
+    static uint32_t order[UPDATES];
+    static double lr[UPDATES];
+    static shared h;
+    err e = ERR_INIT;
+    engine *m[2];
+    engine_result r;
+    engine_config c = config("cuda");
+    draw_share(&h, INPUT_UINT8, LOSS_CROSS_ENTROPY);
+    for (uint32_t i = 0; i < UPDATES; i++) {
+        order[i] = i * 3 % ROWS;
+        lr[i] = 0.001 * (i + 1);
+    }
+    for (int k = 0; k < 2; k++) {
+        CHECK_OK(engine_compile(&c, &m[k], &e), e);
+        CHECK_OK(engine_share(m[k], &h.s, &e), e);
+        CHECK_OK(engine_bring(m[k], order, UPDATES, &e), e);
+    }
+    backend_steps all = {.order = order, .rows = UPDATES, .batch = 1, .lr = lr};
+    CHECK_OK(engine_train_share(m[0], &all, &r, &e), e);
+    for (uint32_t i = 0; i < UPDATES; i++) {
+        backend_steps one = {.order = order + i, .rows = 1, .batch = 1, .lr = lr + i};
+        CHECK_OK(engine_train_share(m[1], &one, &r, &e), e);
+    }
+    CHECK(memcmp(engine_floats(m[0], &e), engine_floats(m[1], &e),
+                 engine_state_floats(m[0]) * sizeof(float)) == 0);
+    engine_free(m[0]);
+    engine_free(m[1]);
+}
+
+TEST(rows_come_once_when_they_are_wanted)
+{
+    static const uint32_t order[ROWS] = {0, 3, 2, 9, 4, 1, 10, 5, 6, 7, 8};
+    static const double lr[1] = {0.1};
+    static shared h[2];
+    err e = ERR_INIT;
+    engine *m[2];
+    engine_result r;
+    engine_config c = config("cuda");
+    for (int k = 0; k < 2; k++) {
+        draw_share(&h[k], INPUT_UINT8, LOSS_CROSS_ENTROPY);
+        h[k].s.set = "a set";
+        CHECK_OK(engine_compile(&c, &m[k], &e), e);
+        CHECK_OK(engine_share(m[k], &h[k].s, &e), e);
+    }
+    CHECK_OK(engine_bring(m[0], order, 3, &e), e);
+    CHECK_INT(h[0].host.reads, 1);
+    backend_steps steps = {.order = order, .rows = 4, .batch = 4, .lr = lr};
+    CHECK_ERR(engine_train_share(m[0], &steps, &r, &e), e, ERR_INVALID,
+              "row 9 of the share was not brought");
+    CHECK_OK(engine_bring(m[1], order, 4, &e), e); /* one of the blocks is the other's */
+    CHECK_INT(h[1].host.reads, 1);
+    CHECK_OK(engine_train_share(m[0], &steps, &r, &e), e);
+    h[0].host.fails = 2;
+    CHECK_ERR(engine_bring(m[0], order, ROWS, &e), e, ERR_UNAVAILABLE, "row 4 does not come");
+    CHECK_OK(engine_train_share(m[0], &steps, &r, &e), e); /* what has come stays */
+    CHECK_OK(engine_bring(m[0], order, ROWS, &e), e);
+    CHECK_OK(engine_bring(m[0], order, ROWS, &e), e);
+    CHECK_INT(h[0].host.reads, 3);
+    CHECK_OK(engine_bring(m[0], NULL, 0, &e), e);
+    engine_free(m[0]);
+    engine_free(m[1]);
+}
+
+enum { WIDE_ROWS = 4096 };
+
+typedef struct bringer {
+    pthread_t thread;
+    engine *m;
+    uint32_t order[WIDE_ROWS];
+} bringer;
+
+static void *bring_all(void *arg)
+{
+    bringer *b = arg;
+    err e = ERR_INIT;
+    CHECK_OK(engine_bring(b->m, b->order, WIDE_ROWS, &e), e);
+    return NULL;
+}
+
+/* Each from its end: in the middle one of them waits for the other's block. */
+TEST(two_programs_bring_a_set_together)
+{
+    enum { BYTES = WIDE_ROWS * SAMPLE };
+    static bringer b[2];
+    static int32_t labels[WIDE_ROWS];
+    static uint64_t keys[WIDE_ROWS];
+    err e = ERR_INIT;
+    engine_config c = config("cuda");
+    host_share host = {.x = calloc(1, BYTES), .sample_bytes = SAMPLE, .labels = labels,
+                       .keys = keys};
+    backend_share s = {.rows = WIDE_ROWS, .rows_each = 1, .type = INPUT_UINT8, .set = "a set",
+                       .reader = {host_share_read, &host}};
+    CHECK(host.x);
+    for (uint32_t i = 0; i < WIDE_ROWS; i++) {
+        b[0].order[i] = i;
+        b[1].order[i] = WIDE_ROWS - 1 - i;
+    }
+    for (int k = 0; k < 2; k++) {
+        CHECK_OK(engine_compile(&c, &b[k].m, &e), e);
+        CHECK_OK(engine_share(b[k].m, &s, &e), e);
+    }
+    for (int k = 0; k < 2; k++)
+        CHECK_INT(pthread_create(&b[k].thread, NULL, bring_all, &b[k]), 0);
+    for (int k = 0; k < 2; k++)
+        pthread_join(b[k].thread, NULL);
+    CHECK_INT(host.reads, WIDE_ROWS);
+    for (int k = 0; k < 2; k++)
+        engine_free(b[k].m);
+    free((void *)(uintptr_t)host.x);
+}
+
 TEST(a_share_has_limits)
 {
-    static const uint32_t order[1] = {ROWS};
+    static const uint32_t order[1] = {ROWS}, first[1] = {0};
     static const double lr[1] = {0.1};
     static shared h;
     err e = ERR_INIT;
     engine *m;
     engine_result r;
     engine_config c = config("cuda");
-    draw_share(&h);
+    draw_share(&h, INPUT_UINT8, LOSS_CROSS_ENTROPY);
     CHECK_OK(engine_compile(&c, &m, &e), e);
     backend_steps steps = {.order = order, .rows = 1, .batch = 1, .lr = lr};
     CHECK_ERR(engine_train_share(m, &steps, &r, &e), e, ERR_INVALID, "of a share of 0");
+    CHECK_ERR(engine_bring(m, first, 1, &e), e, ERR_INVALID, "of a share of 0");
     CHECK_OK(engine_share(m, &h.s, &e), e);
     CHECK_ERR(engine_train_share(m, &steps, &r, &e), e, ERR_INVALID, "row 11 of a share of 11");
+    CHECK_ERR(engine_bring(m, order, 1, &e), e, ERR_INVALID, "row 11 of a share of 11");
     steps.batch = BATCH + 1;
     CHECK_ERR(engine_train_share(m, &steps, &r, &e), e, ERR_INVALID, "batches of 5");
     h.labels[2] = CLASSES;
-    CHECK_ERR(engine_share(m, &h.s, &e), e, ERR_INVALID, "label 10");
+    CHECK_ERR(engine_bring(m, first, 1, &e), e, ERR_INVALID, "label 10");
     h.labels[2] = 0;
+    h.host.labels = NULL;
+    CHECK_ERR(engine_bring(m, first, 1, &e), e, ERR_INVALID, "no labels");
     CHECK_OK(engine_share(m, NULL, &e), e);
     cuda_memory_cap(cuda_memory_held() + 512);
-    CHECK_ERR(engine_share(m, &h.s, &e), e, ERR_NOMEM, "the share's samples");
+    CHECK_ERR(engine_share(m, &h.s, &e), e, ERR_NOMEM, "the share's order");
     engine_free(m);
     c.backend = "cpu";
     CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK(!engine_keeps_share(m));
     CHECK_ERR(engine_share(m, &h.s, &e), e, ERR_UNSUPPORTED, "keeps no share");
+    engine_free(m);
+}
+
+/* A share takes what nobody will want later: here the memory of a mean. */
+TEST(under_a_cap_a_share_leaves_room_for_a_mean)
+{
+    static shared h;
+    err e = ERR_INIT;
+    engine *m;
+    backend_loan mean;
+    engine_config c = config("cuda");
+    draw_share(&h, INPUT_UINT8, LOSS_CROSS_ENTROPY);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    size_t model = cuda_memory_held();
+    CHECK_OK(engine_share(m, &h.s, &e), e);
+    CHECK_OK(engine_lead(m, NULL, 0, &mean, &e), e);
+    size_t all = cuda_memory_held();
+    for (size_t lacking = 0; lacking < 2; lacking++) {
+        engine_free(m);
+        cuda_memory_cap(0);
+        CHECK_OK(engine_compile(&c, &m, &e), e);
+        CHECK_INT(cuda_memory_held(), model);
+        cuda_memory_cap(all - lacking);
+        if (lacking)
+            CHECK_ERR(engine_share(m, &h.s, &e), e, ERR_NOMEM, "the share's samples");
+        else
+            CHECK_OK(engine_share(m, &h.s, &e), e);
+        CHECK_OK(engine_lead(m, NULL, 0, &mean, &e), e);
+    }
+    engine_free(m);
+    CHECK_INT(cuda_memory_held(), 0);
+}
+
+static void others_take_some(void)
+{
+    fake_memory(fake_memory_used() + 1024);
+}
+
+static void refuse_half(engine *m, const shared *h, size_t model)
+{
+    err e = ERR_INIT;
+    CHECK_ERR(engine_share(m, &h->s, &e), e, ERR_NOMEM, "half stays so without a cap");
+    CHECK_CONTAINS(e.message, "the share's samples");
+    CHECK_INT(fake_memory_used(), model);
+}
+
+TEST(without_a_cap_a_share_leaves_half_of_the_device_free)
+{
+    static shared h;
+    err e = ERR_INIT;
+    engine *m;
+    engine_config c = config("cuda");
+    draw_share(&h, INPUT_UINT8, LOSS_CROSS_ENTROPY);
+    h.s.reader = (backend_reader){0}; /* nothing is read */
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    size_t model = fake_memory_used();
+    CHECK_OK(engine_share(m, &h.s, &e), e);
+    size_t all = fake_memory_used();
+    CHECK_OK(engine_share(m, NULL, &e), e);
+    fake_memory(2 * all - 2);
+    refuse_half(m, &h, model);
+    fake_memory(all); /* less than half is free before */
+    refuse_half(m, &h, model);
+    fake_memory(2 * all);
+    CHECK_OK(engine_share(m, &h.s, &e), e);
+    CHECK_OK(engine_share(m, NULL, &e), e);
+    fake_at_alloc(2, others_take_some); /* between the asking and the taking */
+    refuse_half(m, &h, model);
     engine_free(m);
 }
 

@@ -3,7 +3,10 @@
  * cap is named. */
 #include "../unit/function_fixture.h"
 
+#include <limits.h>
 #include <math.h>
+
+#include "../unit/far_dataset.h"
 
 #include "cuda/cuda_memory.h"
 #include "fake_driver.h"
@@ -20,8 +23,21 @@ typedef struct setup {
     char reason[TRAINER_REASON_BYTES];
 } setup;
 
+/* What is trained on what. */
+typedef struct task_kind {
+    const char *layers, *settings;
+    dataset *(*open)(void);
+} task_kind;
+
+static dataset *open_bytes(void)
+{
+    return open_blobs(2);
+}
+
+static const task_kind blobs = {BLOB_LAYERS, BLOB_SETTINGS, open_bytes};
+
 /* Compiled once in a process: what was loaded stays. */
-static program *load_program(const char *settings)
+static program *load_program(const task_kind *kind)
 {
     static program *loaded;
     char object[300], text[2048];
@@ -31,16 +47,16 @@ static program *load_program(const char *settings)
     snprintf(text, sizeof text,
              "#include <kubeml.h>\nstatic kml_tensor model(kml_graph *g, kml_tensor x)\n{\n%s}\n"
              "KUBEML_FUNCTION(.model = model%s);\n",
-             BLOB_LAYERS, settings);
+             kind->layers, kind->settings);
     make_object("blobs", text, object);
     CHECK_OK(program_open_object(object, &loaded, &e), e);
     return loaded;
 }
 
-static int open_trainer(setup *s, const char *settings, size_t cap, err *e)
+static int open_trainer(setup *s, const task_kind *kind, size_t cap, err *e)
 {
-    s->program = load_program(settings);
-    s->data = open_blobs(2);
+    s->program = load_program(kind);
+    s->data = kind->open();
     trainer_config c = {.program = s->program, .data = s->data,     .batch = 16,
                         .epochs = 2,           .threads = 1,        .seed = 3,
                         .backend = "cuda",     .device_memory = cap};
@@ -77,24 +93,32 @@ static trainer_result train_epoch(setup *s, uint32_t k, float **out)
     return sum;
 }
 
-static void check_same(const char *settings)
+static size_t train_bytes(const dataset *d)
+{
+    const dataset_info *info = dataset_get_info(d);
+    return (size_t)info->samples[DATASET_TRAIN] * dataset_sample_bytes(info);
+}
+
+/* Kept, carried by every batch since the cap has no room, and kept over rounds. */
+static void check_same(const task_kind *kind)
 {
     err e = ERR_INIT;
     setup kept = {0}, carried = {0};
     float *a, *b, *c;
-    CHECK_OK(open_trainer(&kept, settings, 0, &e), e);
+    CHECK_OK(open_trainer(&kept, kind, 0, &e), e);
     trainer_result from_device = train_epoch(&kept, 1000, &a);
-    size_t held = cuda_memory_held();
+    size_t held = cuda_memory_held(), set = train_bytes(kept.data);
     size_t floats = engine_state_floats(trainer_engine(kept.trainer));
-    CHECK(held > (size_t)BLOB_TRAIN * BLOB_SIDE * BLOB_SIDE);
+    CHECK(held > set);
     close_trainer(&kept);
-    /* A cap without room for the samples: they travel. */
-    CHECK_OK(open_trainer(&carried, settings, held - 1, &e), e);
+    CHECK_OK(open_trainer(&carried, kind, held - 1, &e), e);
     trainer_result from_host = train_epoch(&carried, 1000, &b);
-    CHECK(cuda_memory_held() < held - (size_t)BLOB_TRAIN * BLOB_SIDE * BLOB_SIDE);
+    CHECK(cuda_memory_held() < held - set);
     close_trainer(&carried);
-    CHECK_OK(open_trainer(&kept, settings, 0, &e), e);
+    cuda_memory_cap(0);
+    CHECK_OK(open_trainer(&kept, kind, 0, &e), e);
     trainer_result in_rounds = train_epoch(&kept, 3, &c);
+    CHECK_INT(cuda_memory_held(), held);
     close_trainer(&kept);
     CHECK(memcmp(a, b, floats * sizeof *a) == 0);
     CHECK(memcmp(a, c, floats * sizeof *a) == 0);
@@ -106,19 +130,156 @@ static void check_same(const char *settings)
 
 TEST_LIMIT(samples_on_the_device_give_the_bits_of_samples_from_the_host, 120)
 {
-    check_same(BLOB_SETTINGS);
+    check_same(&blobs);
 }
 
 TEST_LIMIT(so_do_flips_and_crops, 120)
 {
-    check_same(BLOB_AUGMENTED);
+    check_same(&(task_kind){BLOB_LAYERS, BLOB_AUGMENTED, open_bytes});
+}
+
+/* Two channels of float images, which no uint8 stands for. */
+static void write_floats(const char *x_path, const char *y_path, size_t n, uint64_t stream)
+{
+    size_t each = 2 * BLOB_SIDE * BLOB_SIDE;
+    float *x = malloc(n * each * sizeof *x);
+    int64_t *y = malloc(n * sizeof *y);
+    char text[64];
+    rng r;
+    CHECK(x && y);
+    rng_init(&r, 7, RNG_TEST, 3, stream);
+    for (size_t i = 0; i < n * each; i++)
+        x[i] = 5 * rng_uniform(&r) - 2;
+    for (size_t i = 0; i < n; i++)
+        y[i] = (int64_t)rng_below(&r, 2);
+    snprintf(text, sizeof text, "(%zu, 2, %d, %d)", n, BLOB_SIDE, BLOB_SIDE);
+    write_npy(x_path, "<f4", text, x, n * each * sizeof *x);
+    snprintf(text, sizeof text, "(%zu,)", n);
+    write_npy(y_path, "<i8", text, y, n * sizeof *y);
+    free(x);
+    free(y);
+}
+
+static dataset *open_floats(void)
+{
+    char paths[4][300], locator[STORE_LOCATOR_BYTES];
+    for (int i = 0; i < 4; i++)
+        snprintf(paths[i], sizeof paths[i], "%s/floats-%d.npy", test_tmp(), i);
+    write_floats(paths[0], paths[1], BLOB_TRAIN, 1);
+    write_floats(paths[2], paths[3], BLOB_TEST, 2);
+    store_arrays("floats", "floats", false, paths, locator);
+    return open_stored(locator);
+}
+
+TEST_LIMIT(so_do_float_samples, 120)
+{
+    check_same(&(task_kind){BLOB_LAYERS, BLOB_AUGMENTED, open_floats});
+}
+
+TEST_LIMIT(so_do_targets, 120)
+{
+    check_same(&(task_kind){SUM_LAYERS, SUM_SETTINGS, open_sums});
+}
+
+static far_reader *far; /* of the dataset that was opened last */
+
+static dataset *open_far_bytes(void)
+{
+    char locator[STORE_LOCATOR_BYTES];
+    make_blobs(2, locator);
+    return open_far(locator, &far);
+}
+
+static const task_kind far_blobs = {BLOB_LAYERS, BLOB_AUGMENTED, open_far_bytes};
+
+TEST_LIMIT(so_do_samples_of_a_store_that_is_far_away, 120)
+{
+    check_same(&far_blobs);
+}
+
+/* Half of the device has to stay free where there is no cap. */
+TEST_LIMIT(a_set_that_does_not_fit_travels, 120)
+{
+    err e = ERR_INIT;
+    setup s = {0};
+    float *model;
+    CHECK_OK(open_trainer(&s, &blobs, 0, &e), e);
+    size_t before = cuda_memory_held();
+    fake_memory(2 * before);
+    trainer_result r = train_epoch(&s, 1000, &model);
+    CHECK_INT(r.samples, BLOB_TRAIN / 2);
+    CHECK_INT(cuda_memory_held(), before);
+    close_trainer(&s);
+    free(model);
+}
+
+/* ---- what comes, and when -------------------------------------------------------------------- */
+
+/* How often chunks were looked at, of those that were; and how many never. */
+static void count_views(int *fewest, int *most, int *never)
+{
+    *fewest = INT_MAX, *most = 0, *never = 0;
+    for (int i = 0; i < BLOB_TRAIN / BLOB_CHUNK; i++) {
+        CHECK(far->told[i] || !far->viewed[i]);
+        *never += !far->viewed[i];
+        *most = far->viewed[i] > *most ? far->viewed[i] : *most;
+        if (far->viewed[i] && far->viewed[i] < *fewest)
+            *fewest = far->viewed[i];
+    }
+}
+
+TEST_LIMIT(a_chunk_comes_once_when_it_is_dealt, 120)
+{
+    err e = ERR_INIT;
+    setup s = {0};
+    float *model;
+    trainer_result r;
+    int fewest, most, never;
+    CHECK_OK(open_trainer(&s, &far_blobs, 0, &e), e);
+    train_epoch(&s, 3, &model);
+    count_views(&fewest, &most, &never);
+    CHECK_INT(never, BLOB_TRAIN / BLOB_CHUNK / 2);
+    CHECK(fewest == 1 && most == 1);
+    for (uint32_t epoch = 0; epoch < 3; epoch++) {
+        trainer_task task = {.epoch = epoch, .parallelism = 1,
+                             .batch_count = BLOB_TRAIN / 16, .lr = 0.05};
+        CHECK_OK(trainer_train(s.trainer, &task, &r, &e), e);
+    }
+    count_views(&fewest, &most, &never);
+    CHECK_INT(never, 0);
+    CHECK(fewest == 1 && most == 1);
+    CHECK_INT(far->held_most, 1);
+    close_trainer(&s);
+    free(model);
+}
+
+/* As when batches travel: the task fails, and can be done again. */
+TEST_LIMIT(a_chunk_that_does_not_come_is_the_tasks_error, 120)
+{
+    err e = ERR_INIT;
+    setup whole = {0}, cut = {0};
+    trainer_result r;
+    trainer_task task = {.parallelism = 2, .batch_count = BLOB_TRAIN / 2 / 16, .lr = 0.05};
+    CHECK_OK(open_trainer(&whole, &blobs, 0, &e), e);
+    CHECK_OK(open_trainer(&cut, &far_blobs, 0, &e), e);
+    far->fails = 3;
+    CHECK_ERR(trainer_train(cut.trainer, &task, &r, &e), e, ERR_UNAVAILABLE, "the line is cut");
+    CHECK_STR(trainer_reason(cut.trainer), "DataError");
+    CHECK_OK(trainer_train(cut.trainer, &task, &r, &e), e);
+    CHECK_INT(far->views, BLOB_TRAIN / 2 / BLOB_CHUNK + 1);
+    CHECK_OK(trainer_train(whole.trainer, &task, &r, &e), e);
+    engine *a = trainer_engine(cut.trainer), *b = trainer_engine(whole.trainer);
+    CHECK(memcmp(engine_floats(a, &e), engine_floats(b, &e),
+                 engine_state_floats(a) * sizeof(float)) == 0);
+    close_trainer(&cut);
+    close_trainer(&whole);
 }
 
 TEST_LIMIT(a_model_over_the_cap_names_need_cap_and_layer, 60)
 {
     err e = ERR_INIT;
     setup s = {0};
-    CHECK_ERR(open_trainer(&s, BLOB_SETTINGS, 4096, &e), e, ERR_NOMEM, "of GPU memory are needed");
+    CHECK_ERR(open_trainer(&s, &blobs, 4096, &e), e, ERR_NOMEM, "of GPU memory are needed");
     CHECK_STR(s.reason, "GpuMemory");
     CHECK_CONTAINS(e.message, "the cap is 0.0 MiB");
     CHECK_CONTAINS(e.message, "conv");
@@ -130,7 +291,7 @@ TEST_LIMIT(a_function_is_held_to_what_it_is_booked_with, 60)
 {
     char reason[TRAINER_REASON_BYTES];
     err e = ERR_INIT;
-    setup s = {.program = load_program(BLOB_SETTINGS), .data = open_blobs(2)};
+    setup s = {.program = load_program(&blobs), .data = open_blobs(2)};
     member m = {.program = s.program,
                 .data = s.data,
                 .backend = "cuda",
@@ -151,9 +312,9 @@ TEST_LIMIT(a_full_device_is_named_as_a_passed_cap_is, 60)
 {
     err e = ERR_INIT;
     setup s = {0};
-    load_program(BLOB_SETTINGS);
+    load_program(&blobs);
     fake_memory(4096);
-    CHECK_ERR(open_trainer(&s, BLOB_SETTINGS, 0, &e), e, ERR_NOMEM, "the GPU has 0 MiB left");
+    CHECK_ERR(open_trainer(&s, &blobs, 0, &e), e, ERR_NOMEM, "the GPU has 0 MiB left");
     CHECK_STR(s.reason, "GpuMemory");
     close_trainer(&s);
 }
@@ -163,7 +324,7 @@ TEST_LIMIT(a_loss_that_is_no_number_is_found_on_the_device, 60)
     err e = ERR_INIT;
     setup s = {0};
     trainer_result r;
-    CHECK_OK(open_trainer(&s, BLOB_SETTINGS, 0, &e), e);
+    CHECK_OK(open_trainer(&s, &blobs, 0, &e), e);
     trainer_task task = {.epoch = 0, .parallelism = 1, .batch_count = 40, .lr = 1e30};
     CHECK_ERR(trainer_train(s.trainer, &task, &r, &e), e, ERR_INVALID,
               "in epoch 1, within batches 1 to 40 of function 0");
@@ -177,7 +338,7 @@ static group *open_group(setup *s, const char *on, int functions, int gpus, aver
 {
     err e = ERR_INIT;
     group *g = NULL;
-    s->program = load_program(BLOB_SETTINGS);
+    s->program = load_program(&blobs);
     s->data = s->data ? s->data : open_blobs(2);
     group_config c = {.trainer = {.program = s->program, .data = s->data, .batch = 16, .epochs = 2,
                                   .threads = 1, .seed = 3, .backend = on},
@@ -335,7 +496,7 @@ TEST_LIMIT(and_trains_on_from_it_without_the_way_through_the_host, 120)
 TEST_LIMIT(weights_alone_are_averaged_on_the_host, 60)
 {
     err e = ERR_INIT;
-    setup s = {.program = load_program(BLOB_SETTINGS), .data = open_blobs(2)};
+    setup s = {.program = load_program(&blobs), .data = open_blobs(2)};
     group *g;
     group_config c = {.trainer = {.program = s.program,
                                   .data = s.data,
@@ -374,7 +535,7 @@ TEST_LIMIT(functions_of_one_device_hold_the_training_set_once, 60)
     const size_t set = (size_t)BLOB_TRAIN * BLOB_SIDE * BLOB_SIDE;
     size_t before = 0, grown[3];
     for (int i = 0; i < 3; i++) {
-        CHECK_OK(open_trainer(&s[i], BLOB_SETTINGS, 0, &e), e);
+        CHECK_OK(open_trainer(&s[i], &blobs, 0, &e), e);
         size_t model = cuda_memory_held() - before;
         task.function = i;
         CHECK_OK(trainer_train(s[i].trainer, &task, &r, &e), e);
@@ -449,7 +610,7 @@ TEST_LIMIT(a_mean_on_the_device_is_adopted_only_if_it_is_the_reference, 60)
     member m[2] = {{.attached = true}, {.attached = true}};
     char checksum[20];
     for (int i = 0; i < 2; i++) {
-        CHECK_OK(open_trainer(&s[i], BLOB_SETTINGS, 0, &e), e);
+        CHECK_OK(open_trainer(&s[i], &blobs, 0, &e), e);
         m[i].trainer = s[i].trainer;
         member_lend(&m[i]);
         CHECK(m[i].loan[0]);
@@ -496,7 +657,7 @@ TEST_LIMIT(what_cannot_be_lent_is_not_offered, 60)
     err e = ERR_INIT;
     setup s = {0};
     member m = {.request.optimizer_state = STATE_RESET};
-    CHECK_OK(open_trainer(&s, BLOB_SETTINGS, 0, &e), e);
+    CHECK_OK(open_trainer(&s, &blobs, 0, &e), e);
     m.trainer = s.trainer;
     member_lend(&m);
     CHECK_STR(m.loan, "");
@@ -505,7 +666,7 @@ TEST_LIMIT(what_cannot_be_lent_is_not_offered, 60)
     CHECK(m.loan[0] && !m.no_loan[0]);
     fake_refuse_sharing(true);
     setup other = {0};
-    CHECK_OK(open_trainer(&other, BLOB_SETTINGS, 0, &e), e);
+    CHECK_OK(open_trainer(&other, &blobs, 0, &e), e);
     m.trainer = other.trainer;
     member_lend(&m); /* refused: it says so, and publishes as ever */
     CHECK_STR(m.loan, "");
@@ -528,7 +689,7 @@ TEST_LIMIT(a_warm_function_has_its_device_before_its_job, 60)
     CHECK_INT(fake_opens(), 1);
     CHECK_OK(function_gpu_open("cuda", "GPU-a", (gpu_share){0}, &e), e);
     CHECK_OK(function_gpu_open("cpu", "GPU-b", (gpu_share){0}, &e), e); /* it does not concern it */
-    CHECK_OK(open_trainer(&s, BLOB_SETTINGS, 0, &e), e);
+    CHECK_OK(open_trainer(&s, &blobs, 0, &e), e);
     CHECK_INT(fake_opens(), 1);
     close_trainer(&s);
     CHECK_ERR(function_gpu_open("auto", "GPU-b", (gpu_share){0}, &e), e, ERR_CONFLICT,

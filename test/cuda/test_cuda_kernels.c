@@ -442,38 +442,46 @@ TEST(optimizers_are_the_hosts)
 
 enum { ROWS = 12, TAKEN = 5, C = 3, H = 6, W = 7, SAMPLE = C * H * W };
 
-static void compare_gather(transform t)
+static void compare_gather(transform t, bool uint8, int outputs)
 {
-    static uint8_t share[ROWS][SAMPLE], got[TAKEN][SAMPLE], want[SAMPLE];
+    static uint32_t words[ROWS * SAMPLE], got[TAKEN * SAMPLE], want[SAMPLE];
+    static float share_targets[ROWS * 3], targets[TAKEN * 3];
     int32_t share_labels[ROWS], labels[TAKEN];
     uint64_t share_keys[ROWS], keys[TAKEN];
     uint32_t order[ROWS];
+    size_t each = uint8 ? 1 : sizeof(float), bytes = SAMPLE * each;
+    for (uint32_t i = 0; i < ROWS * SAMPLE; i++)
+        words[i] = i * 2654435761u + 0x7f800001u; /* some are NaN: bits move */
     for (uint32_t i = 0; i < ROWS; i++) {
         share_labels[i] = (int32_t)i * 3;
         share_keys[i] = 1000 + i * 17;
         order[i] = (i * 5 + 2) % ROWS;
-        for (uint32_t j = 0; j < SAMPLE; j++)
-            share[i][j] = (uint8_t)(i * 31 + j * 7 + 1);
     }
-    step_args a = {.n = TAKEN, .row = 4, .epoch = 9};
+    draw_floats(1, ROWS * 3, share_targets);
+    step_args a = {.n = TAKEN, .uint8 = uint8, .row = 4, .epoch = 9};
     augmentation g = {.flip = t.flip, .crop = t.crop, .c = C, .h = H, .w = W, .seed = 77};
-    cuda_gather(NULL, &a, g, TAKEN, share[0], share_labels, share_keys, order, got[0], labels,
-                keys);
-    for (int i = 0; i < TAKEN; i++) {
-        uint32_t row = order[4 + i];
-        transform_move(&t, 77, 9, share_keys[row], C, H, W, 1, share[row], want);
-        CHECK(memcmp(got[i], want, SAMPLE) == 0);
-        CHECK_INT(labels[i], share_labels[row]);
+    cuda_rows share = {words, outputs ? NULL : share_labels, share_targets, share_keys};
+    cuda_gather(NULL, &a, g, TAKEN, outputs, share, order,
+                (cuda_rows){got, labels, targets, keys});
+    for (size_t i = 0; i < TAKEN; i++) {
+        size_t row = order[4 + i], n = (size_t)outputs;
+        transform_move(&t, 77, 9, share_keys[row], C, H, W, each, (char *)words + row * bytes,
+                       want);
+        CHECK(memcmp((char *)got + i * bytes, want, bytes) == 0);
+        CHECK(outputs || labels[i] == share_labels[row]);
+        CHECK(memcmp(targets + i * n, share_targets + row * n, n * sizeof *targets) == 0);
         CHECK_INT(keys[i], share_keys[row]);
     }
 }
 
-TEST(augmentation_on_the_device_gives_the_hosts_bytes)
+TEST(augmentation_on_the_device_gives_the_hosts_bits)
 {
-    compare_gather((transform){0});
-    compare_gather((transform){.flip = true});
-    compare_gather((transform){.crop = 2});
-    compare_gather((transform){.flip = true, .crop = 4});
+    static const transform ways[] = {
+        {0}, {.flip = true}, {.crop = 2}, {.flip = true, .crop = 4}};
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
+        for (int uint8 = 0; uint8 < 2; uint8++)
+            for (int outputs = 0; outputs <= 3; outputs += 3)
+                compare_gather(ways[i], uint8, outputs);
 }
 
 /* ---- types and layouts ----------------------------------------------------------------------- */

@@ -24,6 +24,7 @@
 #include "cuda/cuda_memory.h"
 #include "cuda/driver.h"
 #include "engine.h"
+#include "host_share.h"
 #include "nvml.h"
 #include "rng.h"
 #include "zoo/zoo.h"
@@ -288,25 +289,26 @@ static int bench_share(char **argv)
     TRY(engine_compile(&c, &m, &e));
     uint32_t rows = (uint32_t)c.batch * STEPS_EACH;
     uint8_t *x = calloc(rows, shape_count(c.input));
-    const uint8_t **each = calloc(rows, sizeof *each);
     int32_t *labels = calloc(rows, sizeof *labels);
     uint64_t *keys = calloc(rows, sizeof *keys);
     uint32_t *order = calloc(rows, sizeof *order);
-    if (!x || !each || !labels || !keys || !order)
+    if (!x || !labels || !keys || !order)
         return err_set(&e, ERR_NOMEM, "no memory"), fail(&e);
     rng random;
     rng_init(&random, 1, RNG_TEST, 0, 0);
     rng_permutation(&random, order, rows);
     for (uint32_t i = 0; i < rows; i++) {
-        each[i] = x + i * shape_count(c.input);
         labels[i] = (int32_t)rng_below(&random, CLASSES);
         keys[i] = i;
     }
     for (int i = 0; i < STEPS_EACH; i++)
         lr[i] = 0.01;
-    backend_share share = {.rows = rows, .x = each, .labels = labels, .sample = keys, .flip = true,
-                           .crop = 4};
+    host_share host = {
+        .x = x, .sample_bytes = shape_count(c.input), .labels = labels, .keys = keys};
+    backend_share share = {.rows = rows, .rows_each = rows, .type = INPUT_UINT8,
+                           .reader = {host_share_read, &host}, .flip = true, .crop = 4};
     TRY(engine_share(m, &share, &e));
+    TRY(engine_bring(m, order, rows, &e));
     backend_steps steps = {.order = order, .rows = rows, .batch = c.batch, .lr = lr};
     TRY(engine_train_share(m, &steps, &r, &e));
     for (int i = 0; i < ROUNDS; i++) {
@@ -318,7 +320,6 @@ static int bench_share(char **argv)
     printf("%.2f %.1f\n", rounds[ROUNDS / 2], c.batch / rounds[ROUNDS / 2] * 1e6);
     engine_free(m);
     free(x);
-    free(each);
     free(labels);
     free(keys);
     free(order);

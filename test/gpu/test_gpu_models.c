@@ -11,6 +11,7 @@
 #include "compare.h"
 #include "cuda/cuda_memory.h"
 #include "cuda/driver.h"
+#include "host_share.h"
 #include "zoo/zoo.h"
 
 enum { BATCH = 8, STEPS = 20, CLASSES = 10, FUNCTIONS = 8 };
@@ -165,7 +166,6 @@ TEST_LIMIT(steps_over_a_share_equal_steps_from_the_host, 120)
     enum { ROWS = 3 * BATCH - 2, SAMPLE = 3 * 32 * 32 };
     static uint8_t x[ROWS][SAMPLE];
     static const double lr[3] = {0.05, 0.02, 0.01};
-    const uint8_t *rows[ROWS];
     int32_t labels[ROWS];
     uint64_t keys[ROWS];
     uint32_t order[ROWS];
@@ -175,7 +175,6 @@ TEST_LIMIT(steps_over_a_share_equal_steps_from_the_host, 120)
     rng_init(&r, 9, RNG_TEST, 0, 0);
     rng_permutation(&r, order, ROWS);
     for (int i = 0; i < ROWS; i++) {
-        rows[i] = x[i];
         labels[i] = (int32_t)rng_below(&r, CLASSES);
         keys[i] = (uint64_t)i;
         for (int j = 0; j < SAMPLE; j++)
@@ -186,9 +185,12 @@ TEST_LIMIT(steps_over_a_share_equal_steps_from_the_host, 120)
     engine_config c = config(zoo_find("resnet20", &e), "cuda", BATCH);
     for (int k = 0; k < 2; k++)
         CHECK_OK(engine_compile(&c, &m[k], &e), e);
-    backend_share share = {.rows = ROWS, .x = rows, .labels = labels, .sample = keys};
+    host_share host = {.x = x, .sample_bytes = SAMPLE, .labels = labels, .keys = keys};
+    backend_share share = {.rows = ROWS, .rows_each = BATCH, .type = INPUT_UINT8,
+                           .reader = {host_share_read, &host}};
     backend_steps steps = {.order = order, .rows = ROWS, .batch = BATCH, .lr = lr};
     CHECK_OK(engine_share(m[0], &share, &e), e);
+    CHECK_OK(engine_bring(m[0], order, ROWS, &e), e);
     CHECK_OK(engine_train_share(m[0], &steps, &result, &e), e);
     for (int first = 0; first < ROWS; first += BATCH) {
         const void *taken[BATCH];

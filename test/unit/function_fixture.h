@@ -59,39 +59,91 @@ static inline void write_blobs(const char *x_path, const char *y_path, size_t n,
     free(y);
 }
 
-/* The dataset's locator; the store is closed again. */
-static inline void make_blobs(int classes, char locator[STORE_LOCATOR_BYTES])
+/* In a store of that name, unless it is there already; its locator. */
+static inline void store_arrays(const char *where, const char *name, bool regression,
+                                char paths[4][300], char locator[STORE_LOCATOR_BYTES])
 {
-    char paths[4][300], where[320];
-    static const char *const names[] = {"xtrain", "ytrain", "xtest", "ytest"};
+    char path[320];
     err e = ERR_INIT;
-    for (int i = 0; i < 4; i++)
-        snprintf(paths[i], sizeof paths[i], "%s/%s.npy", test_tmp(), names[i]);
-    write_blobs(paths[0], paths[1], BLOB_TRAIN, 1, classes);
-    write_blobs(paths[2], paths[3], BLOB_TEST, 2, classes);
-    snprintf(where, sizeof where, "lmdb:%s/store-%d", test_tmp(), classes);
-    store *s = store_open(where, &e);
+    snprintf(path, sizeof path, "lmdb:%s/%s", test_tmp(), where);
+    store *s = store_open(path, &e);
     if (!s)
         test_fail(__FILE__, __LINE__, "%s", e.message);
-    ingest_options o = {.chunk_samples = BLOB_CHUNK};
+    ingest_options o = {.chunk_samples = BLOB_CHUNK, .regression = regression};
     ingest_files files = {paths[0], paths[1], paths[2], paths[3]};
     dataset_info info;
-    if (dataset_find(s, "blobs", &info, NULL, NULL) != 0)
-        CHECK_OK(ingest_paths(s, "blobs", &o, &files, &info, &e), e);
+    if (dataset_find(s, name, &info, NULL, NULL) != 0)
+        CHECK_OK(ingest_paths(s, name, &o, &files, &info, &e), e);
     CHECK_OK(dataset_locator(s, &info, locator, &e), e);
     dataset_info_free(&info);
     store_close(s);
 }
 
-static inline dataset *open_blobs(int classes)
+static inline dataset *open_stored(const char *locator)
 {
-    char locator[STORE_LOCATOR_BYTES];
     dataset *d;
     err e = ERR_INIT;
-    make_blobs(classes, locator);
     CHECK_OK(dataset_open(locator, &d, &e), e);
     return d;
 }
+
+/* The dataset's locator; the store is closed again. */
+static inline void make_blobs(int classes, char locator[STORE_LOCATOR_BYTES])
+{
+    char paths[4][300], where[32];
+    static const char *const names[] = {"xtrain", "ytrain", "xtest", "ytest"};
+    for (int i = 0; i < 4; i++)
+        snprintf(paths[i], sizeof paths[i], "%s/%s.npy", test_tmp(), names[i]);
+    write_blobs(paths[0], paths[1], BLOB_TRAIN, 1, classes);
+    write_blobs(paths[2], paths[3], BLOB_TEST, 2, classes);
+    snprintf(where, sizeof where, "store-%d", classes);
+    store_arrays(where, "blobs", false, paths, locator);
+}
+
+static inline dataset *open_blobs(int classes)
+{
+    char locator[STORE_LOCATOR_BYTES];
+    make_blobs(classes, locator);
+    return open_stored(locator);
+}
+
+/* ---- targets ---- */
+
+enum { FEATURES = 8, TARGETS = 2 };
+
+/* Float samples whose targets are sums of their features; only with a target beside its own sample
+ * can a linear layer find them. */
+static inline void write_sums(const char *x_path, const char *y_path, size_t n, uint64_t stream)
+{
+    float *x = calloc(n, FEATURES * sizeof *x), *y = calloc(n, TARGETS * sizeof *y);
+    char text[64];
+    rng r;
+    CHECK(x && y);
+    rng_init(&r, 7, RNG_TEST, 2, stream);
+    for (size_t i = 0; i < n * FEATURES; i++) {
+        x[i] = 2 * rng_uniform(&r) - 1;
+        y[i / FEATURES * TARGETS + i % TARGETS] += x[i] * (float)(i % FEATURES);
+    }
+    snprintf(text, sizeof text, "(%zu, %d)", n, FEATURES);
+    write_npy(x_path, "<f4", text, x, n * FEATURES * sizeof *x);
+    snprintf(text, sizeof text, "(%zu, %d)", n, TARGETS);
+    write_npy(y_path, "<f4", text, y, n * TARGETS * sizeof *y);
+    free(x);
+    free(y);
+}
+
+static inline dataset *open_sums(void)
+{
+    char paths[4][300], locator[STORE_LOCATOR_BYTES];
+    for (int i = 0; i < 4; i++)
+        snprintf(paths[i], sizeof paths[i], "%s/sums-%d.npy", test_tmp(), i);
+    write_sums(paths[0], paths[1], BLOB_TRAIN, 1);
+    write_sums(paths[2], paths[3], BLOB_TEST, 2);
+    store_arrays("sums", "sums", true, paths, locator);
+    return open_stored(locator);
+}
+
+/* ---- code ---- */
 
 #define BLOB_MODEL(layers, settings)                                                               \
     "#include <kubeml.h>\n"                                                                        \
@@ -109,6 +161,9 @@ static inline dataset *open_blobs(int classes)
 #define BLOB_SETTINGS ", .optimizer = kml_sgd(.momentum = 0.9), .lr = 0.01"
 #define BLOB_AUGMENTED                                                                             \
     BLOB_SETTINGS ", .transform = kml_transform(.flip = true, .crop = 1, .standardise = true)"
+
+#define SUM_LAYERS "    return kml_linear(g, kml_flatten(g, x), kml_classes(g));\n"
+#define SUM_SETTINGS ", .loss = KML_MSE, .optimizer = kml_sgd(.momentum = 0.9)"
 
 /* Compiles and writes the object to TEST_TMP/NAME.so; its path in `out`. */
 static inline void make_object(const char *name, const char *text, char out[300])

@@ -1,4 +1,5 @@
 /* test_function_trainer.c: the loader's batches and the training loop, on two blobs. */
+#include "far_dataset.h"
 #include "function_fixture.h"
 #include "loader.h"
 #include "program.h"
@@ -199,54 +200,7 @@ TEST(without_optimizer_state_a_round_begins_with_none)
 
 /* ---- targets --------------------------------------------------------------------------------- */
 
-enum { FEATURES = 8, TARGETS = 2 };
-
-/* Float samples whose targets are sums of their features; only with a target beside its own sample
- * can a linear layer find them. */
-static void write_sums(const char *x_path, const char *y_path, size_t n, uint64_t stream)
-{
-    float *x = calloc(n, FEATURES * sizeof *x), *y = calloc(n, TARGETS * sizeof *y);
-    char text[64];
-    rng r;
-    CHECK(x && y);
-    rng_init(&r, 7, RNG_TEST, 2, stream);
-    for (size_t i = 0; i < n * FEATURES; i++) {
-        x[i] = 2 * rng_uniform(&r) - 1;
-        y[i / FEATURES * TARGETS + i % TARGETS] += x[i] * (float)(i % FEATURES);
-    }
-    snprintf(text, sizeof text, "(%zu, %d)", n, FEATURES);
-    write_npy(x_path, "<f4", text, x, n * FEATURES * sizeof *x);
-    snprintf(text, sizeof text, "(%zu, %d)", n, TARGETS);
-    write_npy(y_path, "<f4", text, y, n * TARGETS * sizeof *y);
-    free(x);
-    free(y);
-}
-
-static dataset *open_sums(void)
-{
-    char paths[4][300], where[320], locator[STORE_LOCATOR_BYTES];
-    err e = ERR_INIT;
-    for (int i = 0; i < 4; i++)
-        snprintf(paths[i], sizeof paths[i], "%s/sums-%d.npy", test_tmp(), i);
-    write_sums(paths[0], paths[1], BLOB_TRAIN, 1);
-    write_sums(paths[2], paths[3], BLOB_TEST, 2);
-    snprintf(where, sizeof where, "lmdb:%s/sums", test_tmp());
-    store *s = store_open(where, &e);
-    ingest_options o = {.chunk_samples = BLOB_CHUNK, .regression = true};
-    ingest_files files = {paths[0], paths[1], paths[2], paths[3]};
-    dataset_info info;
-    dataset *d;
-    CHECK_OK(s ? ingest_paths(s, "sums", &o, &files, &info, &e) : -1, e);
-    CHECK_OK(dataset_locator(s, &info, locator, &e), e);
-    CHECK_OK(dataset_open(locator, &d, &e), e);
-    dataset_info_free(&info);
-    store_close(s);
-    return d;
-}
-
-#define SUM_LAYERS "    return kml_linear(g, kml_flatten(g, x), kml_classes(g));\n"
-#define SUM_MODEL                                                                                  \
-    BLOB_MODEL(SUM_LAYERS, ", .loss = KML_MSE, .optimizer = kml_sgd(.momentum = 0.9)")
+#define SUM_MODEL BLOB_MODEL(SUM_LAYERS, SUM_SETTINGS)
 
 TEST(targets_are_learned)
 {
@@ -438,6 +392,78 @@ TEST(a_run_that_is_broken_off_leaves_nothing)
     CHECK_ERR(loader_train(l, 0, 1, 0, 10, 5, &begin, &end, &e), e, ERR_INVALID,
               "a share that has 14");
     CHECK_ERR(loader_train(l, 0, 2, 2, 0, 1, &begin, &end, &e), e, ERR_INVALID, "function 2 of 2");
+    loader_close(l);
+    dataset_close(d);
+}
+
+/* Row after row what the chunks hold, with one of them in hand at a time. */
+static void compare_share(dataset *lent, dataset *d, bool regression)
+{
+    transform moving = {.flip = true, .crop = 2};
+    loader_config c = {.data = lent, .transform = &moving, .seed = 4, .batch = 48,
+                       .regression = regression};
+    const dataset_info *info = dataset_get_info(d);
+    loader *l;
+    backend_share s;
+    backend_rows rows;
+    dataset_chunk want;
+    err e = ERR_INIT;
+    CHECK_OK(loader_open(&c, &l, &e), e);
+    CHECK_OK(loader_share(l, &s, &e), e);
+    CHECK_INT(s.rows, BLOB_TRAIN);
+    CHECK_INT(s.rows_each, BLOB_CHUNK);
+    CHECK_INT(s.type, info->dtype == DATASET_U8 ? INPUT_UINT8 : INPUT_FLOAT);
+    CHECK(s.flip && s.crop == 2 && s.seed == 4 && s.set && strcmp(s.set, info->digest) == 0);
+    for (uint32_t chunk = 0; chunk < info->chunks[DATASET_TRAIN]; chunk++) {
+        CHECK_OK(s.reader.read(s.reader.from, chunk * BLOB_CHUNK, &rows, &e), e);
+        CHECK_OK(dataset_view(d, DATASET_TRAIN, chunk, &want, &e), e);
+        CHECK(memcmp(rows.x, want.data, want.samples * dataset_sample_bytes(info)) == 0);
+        for (uint32_t i = 0; i < want.samples; i++) {
+            CHECK_INT(rows.sample[i], want.index[i]);
+            CHECK(regression || rows.labels[i] == want.labels[i]);
+        }
+        CHECK(!regression || memcmp(rows.targets, want.targets,
+                                    want.samples * TARGETS * sizeof(float)) == 0);
+        dataset_release(d, DATASET_TRAIN, chunk);
+    }
+    loader_close(l);
+}
+
+TEST(a_share_is_read_a_chunk_at_a_time)
+{
+    char locator[STORE_LOCATOR_BYTES];
+    far_reader *far;
+    dataset *d = open_blobs(2), *sums = open_sums();
+    make_blobs(2, locator);
+    dataset *lent = open_far(locator, &far);
+    compare_share(lent, d, false);
+    CHECK_INT(far->held_most, 1);
+    CHECK_INT(far->held, 0);
+    compare_share(sums, sums, true);
+    dataset_close(lent);
+    dataset_close(d);
+    dataset_close(sums);
+}
+
+TEST(a_chunk_that_does_not_come_can_be_asked_for_again)
+{
+    char locator[STORE_LOCATOR_BYTES];
+    far_reader *far;
+    make_blobs(2, locator);
+    dataset *d = open_far(locator, &far);
+    loader *l = open_loader(d, &(transform){0});
+    backend_share s;
+    backend_rows rows;
+    err e = ERR_INIT;
+    CHECK_OK(loader_share(l, &s, &e), e);
+    far->fails = 2;
+    CHECK_OK(s.reader.read(s.reader.from, 0, &rows, &e), e);
+    CHECK_ERR(s.reader.read(s.reader.from, BLOB_CHUNK, &rows, &e), e, ERR_UNAVAILABLE,
+              "the line is cut");
+    CHECK_INT(far->held, 0);
+    CHECK_OK(s.reader.read(s.reader.from, BLOB_CHUNK, &rows, &e), e);
+    loader_end(l);
+    CHECK_INT(far->held, 0);
     loader_close(l);
     dataset_close(d);
 }
