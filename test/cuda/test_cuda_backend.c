@@ -2,6 +2,7 @@
  * a share on the device, bf16, a device that fails. test_cuda_algorithms.c and test_cuda_average.c
  * have the rest. */
 #include <pthread.h>
+#include <unistd.h>
 
 #include "cuda/cuda_devices.h"
 #include "cuda/cuda_memory.h"
@@ -283,52 +284,69 @@ TEST(rows_come_once_when_they_are_wanted)
     engine_free(m[1]);
 }
 
-enum { WIDE_ROWS = 4096 };
-
-typedef struct bringer {
+/* One program's thread, whose store is slow. */
+typedef struct slow {
     pthread_t thread;
     engine *m;
-    uint32_t order[WIDE_ROWS];
-} bringer;
+    shared h;
+    int reading; /* atomic */
+    bool failed;
+} slow;
 
-static void *bring_all(void *arg)
+static int read_slowly(void *from, uint32_t first, backend_rows *out, err *e)
 {
-    bringer *b = arg;
-    err e = ERR_INIT;
-    CHECK_OK(engine_bring(b->m, b->order, WIDE_ROWS, &e), e);
+    slow *s = from;
+    __atomic_store_n(&s->reading, 1, __ATOMIC_SEQ_CST);
+    usleep(50000);
+    return host_share_read(&s->h.host, first, out, e);
+}
+
+static void *bring_slowly(void *arg)
+{
+    static const uint32_t row[1] = {0};
+    slow *s = arg;
+    s->failed = engine_bring(s->m, row, 1, NULL) != 0;
     return NULL;
 }
 
-/* Each from its end: in the middle one of them waits for the other's block. */
+/* The second waits for what the first reads, and reads it itself where the first gets nothing. */
+static void bring_together(bool fails)
+{
+    static const uint32_t row[1] = {0};
+    static const double lr[1] = {0.1};
+    static slow first;
+    static shared second;
+    err e = ERR_INIT;
+    engine *m;
+    engine_result r;
+    engine_config c = config("cuda");
+    first = (slow){0};
+    draw_share(&first.h, INPUT_UINT8, LOSS_CROSS_ENTROPY);
+    draw_share(&second, INPUT_UINT8, LOSS_CROSS_ENTROPY);
+    first.h.s.reader = (backend_reader){read_slowly, &first};
+    first.h.s.set = second.s.set = "a set";
+    first.h.host.fails = fails;
+    CHECK_OK(engine_compile(&c, &first.m, &e), e);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_OK(engine_share(first.m, &first.h.s, &e), e);
+    CHECK_OK(engine_share(m, &second.s, &e), e);
+    CHECK_INT(pthread_create(&first.thread, NULL, bring_slowly, &first), 0);
+    while (!__atomic_load_n(&first.reading, __ATOMIC_SEQ_CST))
+        usleep(100);
+    CHECK_OK(engine_bring(m, row, 1, &e), e);
+    backend_steps steps = {.order = row, .rows = 1, .batch = 1, .lr = lr};
+    CHECK_OK(engine_train_share(m, &steps, &r, &e), e);
+    pthread_join(first.thread, NULL);
+    CHECK_INT(first.failed, fails);
+    CHECK_INT(second.host.reads, fails);
+    engine_free(first.m);
+    engine_free(m);
+}
+
 TEST(two_programs_bring_a_set_together)
 {
-    enum { BYTES = WIDE_ROWS * SAMPLE };
-    static bringer b[2];
-    static int32_t labels[WIDE_ROWS];
-    static uint64_t keys[WIDE_ROWS];
-    err e = ERR_INIT;
-    engine_config c = config("cuda");
-    host_share host = {.x = calloc(1, BYTES), .sample_bytes = SAMPLE, .labels = labels,
-                       .keys = keys};
-    backend_share s = {.rows = WIDE_ROWS, .rows_each = 1, .type = INPUT_UINT8, .set = "a set",
-                       .reader = {host_share_read, &host}};
-    CHECK(host.x);
-    for (uint32_t i = 0; i < WIDE_ROWS; i++) {
-        b[0].order[i] = i;
-        b[1].order[i] = WIDE_ROWS - 1 - i;
-    }
-    for (int k = 0; k < 2; k++) {
-        CHECK_OK(engine_compile(&c, &b[k].m, &e), e);
-        CHECK_OK(engine_share(b[k].m, &s, &e), e);
-    }
-    for (int k = 0; k < 2; k++)
-        CHECK_INT(pthread_create(&b[k].thread, NULL, bring_all, &b[k]), 0);
-    for (int k = 0; k < 2; k++)
-        pthread_join(b[k].thread, NULL);
-    CHECK_INT(host.reads, WIDE_ROWS);
-    for (int k = 0; k < 2; k++)
-        engine_free(b[k].m);
-    free((void *)(uintptr_t)host.x);
+    bring_together(false);
+    bring_together(true);
 }
 
 TEST(a_share_has_limits)
