@@ -156,7 +156,7 @@ int cmd_train(cli *c, int argc, char **argv)
          "auto, cpu or cuda (auto: a GPU where the platform knows one)", &o.device, NULL, false,
          false},
         {"gpu-memory", 0, OPTION_TEXT, "SIZE",
-         "GPU memory a function may take, such as 2Gi (an eighth; in a cluster no limit)",
+         "GPU memory a function may take, such as 2Gi (an eighth where functions are placed)",
          &o.gpu_memory, NULL, false, false},
         {"gpu-threads", 0, OPTION_INT, "PERCENT", "of the GPU's threads, where MPS runs (no limit)",
          &o.gpu_threads, &o.gpu_threads_seen, false, false},

@@ -76,7 +76,8 @@ static uint64_t free_bytes(const gpu_state *g)
 
 static bool fits(const gpu_state *g, gpu_share want)
 {
-    return gpu_share_bytes(g, want) <= free_bytes(g) && g->threads_taken + want.threads <= 100;
+    return g->memory_bytes && gpu_share_bytes(g, want) <= free_bytes(g) &&
+           (g->time_sliced || g->threads_taken + want.threads <= 100);
 }
 
 static bool better(gpu_policy policy, const gpu_state *a, const gpu_state *b)
@@ -97,6 +98,13 @@ int gpu_place(gpu_policy policy, const gpu_state *gpus, int count, gpu_share wan
         if (fits(&gpus[i], want) && (best < 0 || better(policy, &gpus[i], &gpus[best])))
             best = i;
     return best;
+}
+
+void gpu_book(gpu_state *gpu, gpu_share want)
+{
+    gpu->taken_bytes += gpu_share_bytes(gpu, want);
+    gpu->threads_taken += gpu->time_sliced ? 0 : want.threads;
+    gpu->functions++;
 }
 
 /* ---- MPS ------------------------------------------------------------------------------------- */

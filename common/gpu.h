@@ -1,4 +1,4 @@
-/* gpu.h: how much of a GPU a function may use, and on which GPU of a machine it goes. Pure, but for
+/* gpu.h: how much of a GPU a function may use, and on which of several it goes. Pure, but for
  * the environment of a process that is about to start CUDA. */
 #ifndef KUBEML_GPU_H
 #define KUBEML_GPU_H
@@ -9,7 +9,7 @@
 
 #include "err.h"
 
-enum { GPU_COUNT_MAX = 64, GPU_MEMORY_TEXT_BYTES = 32 };
+enum { GPU_COUNT_MAX = 255, GPU_MEMORY_TEXT_BYTES = 32 };
 
 /* What a job asks for, for each of its functions; 0: no limit. */
 typedef struct gpu_share {
@@ -31,9 +31,10 @@ typedef enum gpu_policy {
 } gpu_policy;
 
 typedef struct gpu_state {
-    uint64_t memory_bytes, taken_bytes;
+    uint64_t memory_bytes, taken_bytes; /* a GPU of 0 bytes is not there: nothing goes on it */
     int threads_taken; /* per cent */
     int functions;
+    bool time_sliced; /* nobody holds functions to their threads, which do not count then */
 } gpu_state;
 
 /* "best-fit", "spread", "pack". ERR_INVALID. */
@@ -42,8 +43,8 @@ int gpu_policy_parse(const char *text, gpu_policy *out, err *e);
  * without a memory limit is counted with an equal part: GPU_UNCAPPED_PARTS of them fill a GPU. */
 enum { GPU_UNCAPPED_PARTS = 8 };
 int gpu_place(gpu_policy policy, const gpu_state *gpus, int count, gpu_share want);
-/* What the function takes there, for the caller to book. */
-uint64_t gpu_share_bytes(const gpu_state *gpu, gpu_share want);
+uint64_t gpu_share_bytes(const gpu_state *gpu, gpu_share want); /* what the function takes there */
+void gpu_book(gpu_state *gpu, gpu_share want);
 /* Of a process's share, what its engine may take: the rest is for what nobody allocates, CUDA's
  * context with the libraries' kernels. GPU_CONTEXT_BYTES of it, and at most half of the share, so
  * that a small one leaves room for a model; 0, no limit, stays 0. */

@@ -6,13 +6,16 @@
  *        │ cancel                 │   └─ kubeml-ps lost: anew ────┤
  *        ▼                        ▼                               ▼
  *     CANCELLED ◄─────── verdict: told to stop ──────► SUCCEEDED, FAILED, CANCELLED, SUSPENDED
- *     SUSPENDED          (bounded wait for `finished`; for the next merge where it is to be suspended)
+ *     SUSPENDED          (bounded wait for `finished`; for the next merge where it is to be
+ * suspended)
  *
- * A failed job with retries left goes back to QUEUED instead, under the next generation.
+ * A failed job with retries left goes back to QUEUED instead, under the next generation; so does a
+ * STARTING one whose functions' pods came on GPUs that have no room for them.
  *
  * Invariants
  *  1. The slots that jobs hold are never more than there are, except that the cluster shrank; nor
- *     is more of a GPU's memory (and threads, where they count) taken than it has.
+ *     is more of a GPU's memory (and threads, where they count) taken than it has, wherever that
+ *     GPU is.
  *  2. Among queued jobs the highest priority starts first, the oldest among equals; nobody
  *     overtakes.
  *  3. A job has at most one kubeml-ps that is not being stopped, of the present generation; the
@@ -129,6 +132,17 @@ void job_condition_set(jobs *m, job *j, const char *type, bool status, const cha
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
+static void requeue(job *j)
+{
+    j->generation++;
+    j->state = JOB_QUEUED;
+    j->resumed = true;
+    j->verdict = j->access = j->attaching = false;
+    j->restarts = j->parallelism = 0;
+    j->decided_epoch = -1;
+    j->phase[0] = '\0';
+}
+
 /* A failed job goes on from its newest checkpoint, if it may. Its deadline goes on too. */
 static bool try_again(jobs *m, job *j, const char *reason, const char *message)
 {
@@ -142,13 +156,7 @@ static bool try_again(jobs *m, job *j, const char *reason, const char *message)
     j->again_ms = m->now_ms + wait;
     j->again_wall_ms = m->wall_ms + wait;
     j->retries++;
-    j->generation++;
-    j->state = JOB_QUEUED;
-    j->resumed = true;
-    j->verdict = j->access = j->attaching = false;
-    j->restarts = j->parallelism = 0;
-    j->decided_epoch = -1;
-    j->phase[0] = '\0';
+    requeue(j);
     snprintf(j->message, sizeof j->message, "%s: %.200s", reason, message);
     snprintf(text, sizeof text, "retry %d of %d after %.200s", j->retries, j->request.backoff_limit,
              j->message);
@@ -186,6 +194,16 @@ void job_end(jobs *m, job *j, job_state state, const char *reason, const char *m
     j->connected = false;
     if (MUTATE(20, true, state != JOB_CANCELLED))
         pods_stop(m, j, true);
+}
+
+void job_wait_again(jobs *m, job *j)
+{
+    requeue(j);
+    j->connected = false;
+    job_condition_set(m, j, "PoolEmpty", false, "Queued",
+                      "it waits for all of its functions' places");
+    save(m, j);
+    pods_stop(m, j, true);
 }
 
 static void tell_stop(jobs *m, const job *j)
@@ -503,7 +521,7 @@ int job_wants(const jobs *m, const job *j)
 }
 
 /* One that asks for more slots than there are waits for the cluster to grow, and nobody for it. */
-static job *next_queued(const jobs *m)
+job *jobs_next(const jobs *m)
 {
     job *best = NULL;
     for (size_t k = 0; k < m->count; k++) {
@@ -540,7 +558,7 @@ static bool start_job(jobs *m, job *j)
 static void schedule(jobs *m)
 {
     job *j;
-    while ((j = next_queued(m))) {
+    while ((j = jobs_next(m))) {
         int wants = job_wants(m, j);
         if (m->slots - slots_held(m) < wants)
             return;
@@ -611,6 +629,10 @@ static void take_pod_event(jobs *m, job *j, const job_event *event)
         if (j)
             pod_waiting(m, j, event);
         break;
+    case JOB_POD_UNPLACED:
+        if (j)
+            pod_unplaced(m, j, event);
+        break;
     case JOB_POD_FAILED:
         for (int i = 0; j && i < j->pods; i++) {
             p = &j->pod[i];
@@ -677,6 +699,7 @@ static void take(jobs *m, const job_event *event)
     case JOB_POD_READY:
     case JOB_POD_WAITING:
     case JOB_POD_FAILED:
+    case JOB_POD_UNPLACED:
     case JOB_SPECIALISED:
     case JOB_UNSPECIALISED: take_pod_event(m, j, event); break;
     default:
@@ -882,5 +905,5 @@ int jobs_slots_free(const jobs *m)
 
 bool jobs_waiting(const jobs *m)
 {
-    return next_queued(m) != NULL;
+    return jobs_next(m) != NULL;
 }

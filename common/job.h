@@ -69,6 +69,8 @@ typedef struct job_pod {
     int64_t since_ms;         /* when it was first wanted */
     int64_t room_ms;          /* TAKING, no room for it: when the job begins without; 0: there is */
     int tries;
+    int unplaced;             /* times that one came on a GPU without room for it */
+    uint8_t gpu;              /* where it is, counted from 1; 0: not known, or its function's */
     bool cold;                /* no warm pod was there */
     bool unwanted;            /* TAKING, JOB_UNTAKE is out; stopped if it is there all the same */
     bool mute;                /* adopted, and its node has not answered since */
@@ -148,32 +150,34 @@ typedef enum job_event_type {
     JOB_CANCEL,  /* job, message */
     JOB_SUSPEND, /* job, message: stop at the next merge */
     /* the cluster and the pool; `function` JOB_KUBEML_PS for kubeml-ps */
-    JOB_POD_FOUND,   /* after a restart: job, function, incarnation, pod */
-    JOB_ADOPT,       /* all found pods are told */
+    JOB_POD_FOUND, /* after a restart: job, function, incarnation, pod, value: its GPU, from 1 */
+    JOB_ADOPT,     /* all found pods are told */
     /* job, function, incarnation, reason, message: no warm one, a cold one is starting, or why it
      * does not (Unschedulable, ImageNotPulled, QuotaExceeded, ...) */
     JOB_POD_WAITING,
-    JOB_POD_READY,   /* job, function, incarnation, pod: taken, labelled, said welcome */
+    JOB_POD_READY, /* job, function, incarnation, pod: taken, labelled, said welcome */
     /* job, function, incarnation, code, message: TAKE did not work, or was taken back */
     JOB_POD_FAILED,
-    JOB_POD_ENDED,   /* pod, reason, message (with exit status and the log's end) */
+    /* job, function, incarnation, message: what TAKE started came on a GPU without room for it */
+    JOB_POD_UNPLACED,
+    JOB_POD_ENDED, /* pod, reason, message (with exit status and the log's end) */
     /* answers to specialise */
-    JOB_SPECIALISED, /* job, function, incarnation */
+    JOB_SPECIALISED,   /* job, function, incarnation */
     JOB_UNSPECIALISED, /* job, function, incarnation, code, reason, message: `failed`, or the
                         * connection broke (ERR_UNAVAILABLE: it is stopped, and kubeml-ps told) */
     /* kubeml-ps */
     JOB_PS_ACCEPTED, /* job: `accepted`, or the attach was answered */
     /* job, code, reason, message; ERR_NOT_FOUND for an attach: it has no job yet */
     JOB_PS_REFUSED,
-    JOB_PS_CLOSED,   /* job, code: it broke or was not made; ERR_TIMEOUT: its node is silent */
-    JOB_PS_ACCESS,   /* job; the controller keeps the contents */
-    JOB_PS_NEED,     /* job, function, incarnation, reason */
-    JOB_PS_RELEASE,  /* job, function, incarnation */
-    JOB_PS_PHASE,    /* job, phase, epoch, round */
-    JOB_PS_EPOCH,    /* job, epoch, value: parallelism, seconds */
-    JOB_PS_ASK,      /* job, epoch, value: parallelism, seconds */
+    JOB_PS_CLOSED,    /* job, code: it broke or was not made; ERR_TIMEOUT: its node is silent */
+    JOB_PS_ACCESS,    /* job; the controller keeps the contents */
+    JOB_PS_NEED,      /* job, function, incarnation, reason */
+    JOB_PS_RELEASE,   /* job, function, incarnation */
+    JOB_PS_PHASE,     /* job, phase, epoch, round */
+    JOB_PS_EPOCH,     /* job, epoch, value: parallelism, seconds */
+    JOB_PS_ASK,       /* job, epoch, value: parallelism, seconds */
     JOB_PS_CONDITION, /* job, name, status, reason, message */
-    JOB_PS_FINISHED, /* job, state, reason, message, value: epochs */
+    JOB_PS_FINISHED,  /* job, state, reason, message, value: epochs */
 } job_event_type;
 
 typedef struct job_event {
@@ -231,9 +235,9 @@ int jobs_open(const job_limits *limits, int slots, jobs **out, err *e);
  * the first step. */
 void jobs_gpus(jobs *m, gpu_policy policy, bool limits_threads, const uint64_t *memory_bytes,
                int count);
-/* Somebody else hands out GPUs (Kubernetes' device plugin): functions that want one are not placed
- * here. */
-void jobs_gpus_elsewhere(jobs *m);
+/* Somebody else hands out GPUs (Kubernetes' device plugin), and none is known until a pod shows the
+ * one that it has: while none is known, functions are not placed. */
+void jobs_gpus_elsewhere(jobs *m, gpu_policy policy);
 void jobs_close(jobs *m);
 
 /* Puts a job into the queue; the next step (a TICK will do) saves and perhaps starts it.
@@ -249,6 +253,24 @@ int jobs_resubmit(jobs *m, const char *id, const request *r, int generation, int
 int jobs_restore(jobs *m, const json_t *record, err *e);
 /* Drops a job after JOB_DONE. ERR_NOT_FOUND; ERR_CONFLICT while it has not ended. */
 int jobs_forget(jobs *m, const char *id, err *e);
+
+/* ---- GPUs of pods, after jobs_gpus_elsewhere; between steps ---------------------------------- */
+
+/* A GPU that no pod had shown: its index, for as long as it is not gone; -1: there are too many. */
+int jobs_gpu_add(jobs *m, uint64_t memory_bytes, bool limits_threads);
+void jobs_gpu_gone(jobs *m, int gpu);                /* no pod has it any more */
+bool jobs_gpu_places(const jobs *m, const char *id); /* its functions go by what GPUs have */
+/* Which of the GPUs offered, by idle pods, a function that JOB_TAKE asks a pod for is to be on; -1:
+ * none has room for it. */
+int jobs_gpu_choose(const jobs *m, const char *id, int function, const bool offered[GPU_COUNT_MAX]);
+bool jobs_gpu_fits(const jobs *m, const char *id, int function, int gpu); /* may be there */
+/* Books it where the pod is that it gets, before JOB_POD_READY. */
+void jobs_gpu_book(jobs *m, const char *id, int function, int incarnation, int gpu);
+/* The next job of the queue, where it is for want of room on the known GPUs alone that it does not
+ * start, and how many pods it needs; NULL: none waits for that. */
+const job *jobs_gpu_waiting(const jobs *m, int *pods);
+/* Books what one pod of the job takes; false: there is no room. */
+bool job_gpu_fill(const job *j, gpu_state *gpu);
 
 size_t jobs_step(jobs *m, const job_event *event, const job_action **actions);
 int64_t jobs_deadline(const jobs *m); /* the next TICK; INT64_MAX: no wait is open */

@@ -5,7 +5,12 @@
  *
  * A function's place is booked from the grant of its slot until its last pod has ended, so that
  * what stands in a GPU's books is never less than what is there. A replacement takes the place of
- * the one before it. */
+ * the one before it.
+ *
+ * Where others hand out GPUs, those are known that pods have shown. A place is then what a job's
+ * start waits for, and no more than a wish until the function has a pod: it is where that is. A
+ * replacement may be elsewhere than the one before it, which is booked beside it while its pod is
+ * there. */
 #include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,21 +24,36 @@ void jobs_gpus(jobs *m, gpu_policy policy, bool limits_threads, const uint64_t *
 {
     assert(count >= 0 && count <= GPU_COUNT_MAX);
     m->gpu_policy = policy;
-    m->gpu_threads = limits_threads;
     m->gpus = count;
     for (int i = 0; i < count; i++)
-        m->gpu_bytes[i] = memory_bytes[i];
+        m->gpu[i] = (gpu_state){.memory_bytes = memory_bytes[i], .time_sliced = !limits_threads};
 }
 
-bool job_on_gpu(const jobs *m, const job *j)
-{
-    return j->request.device == DEVICE_CUDA ? !m->gpus_elsewhere
-                                            : j->request.device == DEVICE_AUTO && m->gpus > 0;
-}
-
-void jobs_gpus_elsewhere(jobs *m)
+void jobs_gpus_elsewhere(jobs *m, gpu_policy policy)
 {
     m->gpus_elsewhere = true;
+    m->gpu_policy = policy;
+}
+
+static bool is_known(const jobs *m, int gpu)
+{
+    return gpu >= 0 && gpu < m->gpus && m->gpu[gpu].memory_bytes > 0;
+}
+
+static int first_known(const jobs *m)
+{
+    for (int i = 0; i < m->gpus; i++)
+        if (is_known(m, i))
+            return i;
+    return -1;
+}
+
+/* `cuda` without any GPU waits for one here; in a pod the function finds out. */
+bool job_on_gpu(const jobs *m, const job *j)
+{
+    bool some = first_known(m) >= 0;
+    return j->request.device == DEVICE_CUDA ? some || !m->gpus_elsewhere
+                                            : j->request.device == DEVICE_AUTO && some;
 }
 
 int job_gpu(const job *j, int function)
@@ -41,27 +61,30 @@ int job_gpu(const job *j, int function)
     return function >= 0 && function < REQUEST_PARALLELISM_MAX ? j->gpu[function] - 1 : -1;
 }
 
-/* What one function of the job is counted with. Threads are nothing that anybody holds to without
- * MPS. */
-static gpu_share share_of(const jobs *m, const job *j)
-{
-    gpu_share share = j->request.gpu;
-    if (!m->gpu_threads)
-        share.threads = 0;
-    return share;
-}
-
-static void book(gpu_state *g, gpu_share share)
-{
-    g->taken_bytes += gpu_share_bytes(g, share);
-    g->threads_taken += share.threads;
-    g->functions++;
-}
-
 static void read_empty(const jobs *m, gpu_state out[GPU_COUNT_MAX])
 {
     for (int i = 0; i < m->gpus; i++)
-        out[i] = (gpu_state){.memory_bytes = m->gpu_bytes[i]};
+        out[i] = m->gpu[i];
+}
+
+static bool counted_before(const job *j, int i)
+{
+    for (int k = 0; k < i; k++)
+        if (j->pod[k].function == j->pod[i].function && j->pod[k].gpu == j->pod[i].gpu &&
+            pod_exists(&j->pod[k]))
+            return true;
+    return false;
+}
+
+/* Pods that are elsewhere than what has taken their place, or is to. */
+static void book_left(const job *j, gpu_state gpus[GPU_COUNT_MAX])
+{
+    for (int i = 0; i < j->pods; i++) {
+        const job_pod *p = &j->pod[i];
+        if (p->gpu && p->gpu != j->gpu[p->function] && pod_exists(p) && !counted_before(j, i))
+            for (int n = 0; n < pod_functions(j, p); n++)
+                gpu_book(&gpus[p->gpu - 1], j->request.gpu);
+    }
 }
 
 void jobs_gpu_states(const jobs *m, gpu_state out[GPU_COUNT_MAX])
@@ -71,32 +94,53 @@ void jobs_gpu_states(const jobs *m, gpu_state out[GPU_COUNT_MAX])
         const job *j = m->job[k];
         for (int f = 0; f < j->gpu_functions; f++)
             if (j->gpu[f])
-                book(&out[j->gpu[f] - 1], share_of(m, j));
+                gpu_book(&out[j->gpu[f] - 1], j->request.gpu);
+        if (MUTATE(27, m->gpus_elsewhere, false))
+            book_left(j, out);
     }
+}
+
+bool job_gpu_fill(const job *j, gpu_state *gpu)
+{
+    gpu_state filled = *gpu;
+    int functions = j->request.process == PROCESS_SHARED ? j->request.default_parallelism : 1;
+    for (int n = 0; n < functions; n++) {
+        if (gpu_place(GPU_PACK, &filled, 1, j->request.gpu) < 0)
+            return false;
+        gpu_book(&filled, j->request.gpu);
+    }
+    *gpu = filled;
+    return true;
+}
+
+/* ---- placing --------------------------------------------------------------------------------- */
+
+/* A GPU with room for all functions of a shared process; -1: there is none. */
+static int place_shared(const jobs *m, const job *j, const gpu_state gpus[GPU_COUNT_MAX])
+{
+    gpu_state roomy[GPU_COUNT_MAX];
+    int index[GPU_COUNT_MAX], count = 0;
+    for (int i = 0; i < m->gpus; i++) {
+        gpu_state filled = gpus[i];
+        if (job_gpu_fill(j, &filled)) {
+            roomy[count] = gpus[i];
+            index[count++] = i;
+        }
+    }
+    int at = gpu_place(m->gpu_policy, roomy, count, j->request.gpu);
+    return at < 0 ? -1 : index[at];
 }
 
 /* The functions of a shared process: all on one GPU, or none anywhere. */
 static int count_shared(const jobs *m, const job *j, gpu_state gpus[GPU_COUNT_MAX], uint8_t *places)
 {
-    int functions = j->request.default_parallelism, count = 0, index[GPU_COUNT_MAX];
-    gpu_share share = share_of(m, j);
-    gpu_state roomy[GPU_COUNT_MAX];
+    int functions = j->request.default_parallelism;
     if (places[0])
         return functions;
-    for (int i = 0; i < m->gpus; i++) {
-        gpu_state filled = gpus[i];
-        int n = 0;
-        for (; n < functions && gpu_place(m->gpu_policy, &filled, 1, share) == 0; n++)
-            book(&filled, share);
-        if (n == functions) {
-            roomy[count] = gpus[i];
-            index[count++] = i;
-        }
-    }
-    int at = gpu_place(m->gpu_policy, roomy, count, share);
+    int at = place_shared(m, j, gpus);
     for (int f = 0; at >= 0 && f < functions; f++) {
-        book(&gpus[index[at]], share);
-        places[f] = (uint8_t)(index[at] + 1);
+        gpu_book(&gpus[at], j->request.gpu);
+        places[f] = (uint8_t)(at + 1);
     }
     return at < 0 ? 0 : functions;
 }
@@ -125,7 +169,7 @@ static int place_apart(const jobs *m, const gpu_state gpus[GPU_COUNT_MAX], const
 static int count_places(const jobs *m, const job *j, int functions, gpu_state gpus[GPU_COUNT_MAX],
                         uint8_t *places)
 {
-    gpu_share share = share_of(m, j);
+    gpu_share share = j->request.gpu;
     if (j->request.process == PROCESS_SHARED)
         return count_shared(m, j, gpus, places);
     for (int f = 0; f < functions; f++) {
@@ -138,10 +182,23 @@ static int count_places(const jobs *m, const job *j, int functions, gpu_state gp
             at = gpu_place(m->gpu_policy, gpus, m->gpus, share);
         if (at < 0)
             return f;
-        book(&gpus[at], share);
+        gpu_book(&gpus[at], share);
         places[f] = (uint8_t)(at + 1);
     }
     return functions;
+}
+
+/* Those that are still there. */
+static void read_places(const jobs *m, const job *j, uint8_t places[REQUEST_PARALLELISM_MAX])
+{
+    for (int f = 0; f < REQUEST_PARALLELISM_MAX; f++)
+        places[f] = is_known(m, job_gpu(j, f)) ? j->gpu[f] : 0;
+}
+
+/* The pod of one without a place may come on a GPU that nobody knows of. */
+static bool goes_without(const jobs *m, const job *j, int placed)
+{
+    return m->gpus_elsewhere && !j->request.static_parallelism && placed > 0;
 }
 
 int job_place(jobs *m, job *j, int functions)
@@ -150,16 +207,29 @@ int job_place(jobs *m, job *j, int functions)
     if (!job_on_gpu(m, j))
         return functions;
     jobs_gpu_states(m, gpus);
+    read_places(m, j, j->gpu);
     int placed = count_places(m, j, functions, gpus, j->gpu);
     j->gpu_functions = placed > j->gpu_functions ? placed : j->gpu_functions;
-    return placed;
+    return goes_without(m, j, placed) || (m->gpus_elsewhere && job_active(j)) ? functions : placed;
+}
+
+bool job_finds_room(const jobs *m, const job *j, int functions)
+{
+    gpu_state gpus[GPU_COUNT_MAX];
+    uint8_t places[REQUEST_PARALLELISM_MAX];
+    if (!job_on_gpu(m, j))
+        return true;
+    jobs_gpu_states(m, gpus);
+    read_places(m, j, places);
+    int placed = count_places(m, j, functions, gpus, places);
+    return placed >= functions || goes_without(m, j, placed);
 }
 
 int job_gpu_room(const jobs *m, const job *j, int functions)
 {
     gpu_state gpus[GPU_COUNT_MAX];
     uint8_t places[REQUEST_PARALLELISM_MAX] = {0};
-    if (!job_on_gpu(m, j))
+    if (!job_on_gpu(m, j) || m->gpus_elsewhere)
         return functions;
     read_empty(m, gpus);
     return count_places(m, j, functions, gpus, places);
@@ -184,46 +254,177 @@ void jobs_unplace(jobs *m)
             job_unplace(m->job[k]);
 }
 
+/* ---- GPUs of pods ---------------------------------------------------------------------------- */
+
+static bool is_named(const jobs *m, int gpu)
+{
+    for (size_t k = 0; k < m->count; k++) {
+        const job *j = m->job[k];
+        for (int f = 0; f < j->gpu_functions; f++)
+            if (j->gpu[f] == gpu + 1)
+                return true;
+        for (int i = 0; i < j->pods; i++)
+            if (j->pod[i].gpu == gpu + 1)
+                return true;
+    }
+    return false;
+}
+
+int jobs_gpu_add(jobs *m, uint64_t memory_bytes, bool limits_threads)
+{
+    int at = 0;
+    assert(m->gpus_elsewhere && memory_bytes > 0);
+    while (at < m->gpus && (is_known(m, at) || is_named(m, at)))
+        at++;
+    if (at == GPU_COUNT_MAX)
+        return -1;
+    m->gpus = at == m->gpus ? at + 1 : m->gpus;
+    m->gpu[at] = (gpu_state){.memory_bytes = memory_bytes, .time_sliced = !limits_threads};
+    return at;
+}
+
+void jobs_gpu_gone(jobs *m, int gpu)
+{
+    m->gpu[gpu].memory_bytes = 0;
+}
+
+/* Where it has its place, that is booked. Ranks of NCCL's stay apart while there is a GPU for that,
+ * if `strictly` also one that is not offered. */
+static int choose(const jobs *m, const job *j, int function, const bool offered[GPU_COUNT_MAX],
+                  bool strictly)
+{
+    gpu_state gpus[GPU_COUNT_MAX];
+    uint8_t places[REQUEST_PARALLELISM_MAX];
+    int first = job_process(j, function), own = job_gpu(j, first);
+    bool ranks = j->request.merge == MERGE_NCCL;
+    if (is_known(m, own) && offered[own])
+        return own;
+    jobs_gpu_states(m, gpus);
+    read_places(m, j, places);
+    places[first] = 0;
+    strictly = strictly && ranks &&
+               (is_known(m, own) || place_apart(m, gpus, places, j->request.gpu) >= 0);
+    for (int i = 0; i < m->gpus; i++)
+        if (!offered[i])
+            gpus[i].memory_bytes = 0;
+    if (j->request.process == PROCESS_SHARED)
+        return place_shared(m, j, gpus);
+    int at = ranks ? place_apart(m, gpus, places, j->request.gpu) : -1;
+    return at >= 0 || strictly ? at : gpu_place(m->gpu_policy, gpus, m->gpus, j->request.gpu);
+}
+
+bool jobs_gpu_places(const jobs *m, const char *id)
+{
+    const job *j = jobs_find(m, id);
+    return j && job_on_gpu(m, j);
+}
+
+int jobs_gpu_choose(const jobs *m, const char *id, int function, const bool offered[GPU_COUNT_MAX])
+{
+    const job *j = jobs_find(m, id);
+    return j && job_on_gpu(m, j) ? choose(m, j, function, offered, true) : -1;
+}
+
+bool jobs_gpu_fits(const jobs *m, const char *id, int function, int gpu)
+{
+    const job *j = jobs_find(m, id);
+    bool offered[GPU_COUNT_MAX] = {false};
+    offered[gpu] = true;
+    return !jobs_gpu_places(m, id) || MUTATE(28, choose(m, j, function, offered, false) >= 0, true);
+}
+
+void job_settle(job *j, const job_pod *p)
+{
+    int end = p->function + pod_functions(j, p);
+    for (int f = p->function; f < end; f++)
+        j->gpu[f] = p->gpu;
+    j->gpu_functions = end > j->gpu_functions ? end : j->gpu_functions;
+    j->unsaved = true;
+}
+
+void jobs_gpu_book(jobs *m, const char *id, int function, int incarnation, int gpu)
+{
+    for (size_t k = 0; k < m->count; k++) {
+        job *j = m->job[k];
+        job_pod *p = strcmp(j->id, id) == 0 && function >= 0 && job_on_gpu(m, j)
+                         ? pod_of(j, function, incarnation)
+                         : NULL;
+        if (p && p->phase == JOB_POD_TAKING) {
+            p->gpu = (uint8_t)(gpu + 1);
+            job_settle(j, p);
+        }
+    }
+}
+
+const job *jobs_gpu_waiting(const jobs *m, int *pods)
+{
+    const job *j = m->gpus_elsewhere ? jobs_next(m) : NULL;
+    int wants = j ? job_wants(m, j) : 0;
+    if (!j || wants > jobs_slots_free(m) || job_finds_room(m, j, wants))
+        return NULL;
+    bool one = j->request.process == PROCESS_SHARED || !j->request.static_parallelism;
+    *pods = one ? 1 : wants;
+    return j;
+}
+
 /* ---- why it waits ---------------------------------------------------------------------------- */
 
 static void say_free(const jobs *m, const gpu_state *gpus, char *out, size_t bytes)
 {
     size_t used = 0;
+    char on[24];
     out[0] = '\0';
-    for (int i = 0; i < m->gpus && used < bytes; i++)
-        used += (size_t)snprintf(out + used, bytes - used, "%s%.1f of %.1f GiB%s", i ? ", " : "",
-                                 (double)(gpus[i].memory_bytes - gpus[i].taken_bytes) / 0x1p30,
-                                 (double)gpus[i].memory_bytes / 0x1p30, i ? "" : " on GPU 0");
+    for (int i = first_known(m); i >= 0 && i < m->gpus && used < bytes; i++) {
+        if (!is_known(m, i))
+            continue;
+        uint64_t taken = gpus[i].taken_bytes;
+        snprintf(on, sizeof on, " on GPU %d", i);
+        used += (size_t)snprintf(
+            out + used, bytes - used, "%s%.1f of %.1f GiB%s", used ? ", " : "",
+            (double)(taken < gpus[i].memory_bytes ? gpus[i].memory_bytes - taken : 0) / 0x1p30,
+            (double)gpus[i].memory_bytes / 0x1p30, used ? "" : on);
+    }
 }
 
 static uint64_t largest(const jobs *m)
 {
     uint64_t most = 0;
     for (int i = 0; i < m->gpus; i++)
-        most = m->gpu_bytes[i] > most ? m->gpu_bytes[i] : most;
+        most = m->gpu[i].memory_bytes > most ? m->gpu[i].memory_bytes : most;
     return most;
+}
+
+/* There is a GPU that has the memory, and not the threads. */
+static bool lacks_threads(const jobs *m, const gpu_state gpus[GPU_COUNT_MAX], gpu_share share)
+{
+    gpu_share memory_alone = {.memory_bytes = share.memory_bytes};
+    for (int i = 0; i < m->gpus; i++)
+        if (!gpus[i].time_sliced && gpu_place(m->gpu_policy, &gpus[i], 1, memory_alone) == 0)
+            return share.threads > 0;
+    return false;
 }
 
 bool job_explain_gpu(const jobs *m, const job *j, int functions, job_reason *out)
 {
     gpu_state gpus[GPU_COUNT_MAX];
     uint8_t places[REQUEST_PARALLELISM_MAX];
+    int first = first_known(m);
     if (!job_on_gpu(m, j))
         return false;
-    if (m->gpus == 0) {
+    if (first < 0) {
         snprintf(out->reason, sizeof out->reason, "NoGpu");
         snprintf(out->message, sizeof out->message,
                  "it wants a GPU, and this platform knows none that it could use");
         return true;
     }
     jobs_gpu_states(m, gpus);
-    memcpy(places, j->gpu, sizeof places);
+    read_places(m, j, places);
     int placed = count_places(m, j, functions, gpus, places);
-    if (placed >= functions)
+    if (placed >= functions || goes_without(m, j, placed))
         return false;
     jobs_gpu_states(m, gpus);
-    gpu_share share = share_of(m, j), memory_alone = {.memory_bytes = share.memory_bytes};
-    bool threads = share.threads && gpu_place(m->gpu_policy, gpus, m->gpus, memory_alone) >= 0;
+    gpu_share share = j->request.gpu;
+    bool threads = lacks_threads(m, gpus, share);
     char free_text[120];
     say_free(m, gpus, free_text, sizeof free_text);
     snprintf(out->reason, sizeof out->reason, threads ? "NoGpuThreads" : "NoGpuMemory");
@@ -232,7 +433,7 @@ bool job_explain_gpu(const jobs *m, const job *j, int functions, job_reason *out
         snprintf(out->message, sizeof out->message,
                  "its %d functions share a process and need %.1f GiB of GPU memory%s on one GPU; "
                  "free is %s",
-                 functions, functions * (double)gpu_share_bytes(&gpus[0], share) / 0x1p30,
+                 functions, functions * (double)gpu_share_bytes(&gpus[first], share) / 0x1p30,
                  threads ? " and the threads" : "", free_text);
     else if (share.memory_bytes > largest(m))
         snprintf(out->message, sizeof out->message,
@@ -247,6 +448,6 @@ bool job_explain_gpu(const jobs *m, const job *j, int functions, job_reason *out
         snprintf(
             out->message, sizeof out->message,
             "each of its %d functions needs %.1f GiB of GPU memory, and %d find a place; free is %s",
-            functions, (double)gpu_share_bytes(&gpus[0], share) / 0x1p30, placed, free_text);
+            functions, (double)gpu_share_bytes(&gpus[first], share) / 0x1p30, placed, free_text);
     return true;
 }

@@ -20,9 +20,9 @@ struct jobs {
     job_action *action;
     size_t actions, actions_room, reserved;
     gpu_policy gpu_policy;
-    bool gpu_threads, gpus_elsewhere; /* threads are limited; others place functions on GPUs */
+    bool gpus_elsewhere; /* others hand out GPUs: known are those that pods have shown */
     int gpus;
-    uint64_t gpu_bytes[GPU_COUNT_MAX];
+    gpu_state gpu[GPU_COUNT_MAX]; /* with nothing on them; of 0 bytes: gone */
 };
 
 /* job.c */
@@ -33,10 +33,13 @@ void job_fail(jobs *m, job *j, const char *reason, const char *fmt, ...)
 /* Ends at once: record, verdict told, pods stopped. */
 void job_end(jobs *m, job *j, job_state state, const char *reason, const char *message);
 void job_ps_lost(jobs *m, job *j, const char *reason, const char *message);
+/* Back into the queue: it holds nothing while it waits. */
+void job_wait_again(jobs *m, job *j);
 void job_condition_set(jobs *m, job *j, const char *type, bool status, const char *reason,
                        const char *message);
 bool job_sooner(const job *a, const job *b); /* starts before b */
 int job_wants(const jobs *m, const job *j);  /* slots it needs to start */
+job *jobs_next(const jobs *m);               /* the next of the queue to start; NULL */
 bool jobs_slots_for(const jobs *m, const job *j, int parallelism); /* free, or held by it already */
 int jobs_add(jobs *m, job *j, err *e);       /* takes `j` over, also when it fails */
 
@@ -47,6 +50,11 @@ bool job_on_gpu(const jobs *m, const job *j); /* its functions are to be placed 
 int job_place(jobs *m, job *j, int functions);
 /* of that many, how many the GPUs hold when empty */
 int job_gpu_room(const jobs *m, const job *j, int functions);
+/* whether that many find room now, beside those that have a place; where there may be GPUs that
+ * nobody knows of, an elastic job needs room for one */
+bool job_finds_room(const jobs *m, const job *j, int functions);
+/* Its functions are where that pod of theirs is. */
+void job_settle(job *j, const job_pod *p);
 void job_unplace(job *j);
 void jobs_unplace(jobs *m);
 /* True where it is for want of a GPU that `functions` of it cannot start. */
@@ -58,6 +66,8 @@ int job_process(const job *j, int function);
 int job_pods_room(jobs *m, job *j); /* 0, or -1 when memory is gone */
 int job_held(const job *j);         /* slots the job occupies */
 bool job_function_exists(const job *j, int function); /* a pod of it is there or on its way */
+bool pod_exists(const job_pod *p);                    /* it may take something somewhere */
+int pod_functions(const job *j, const job_pod *p);    /* that live in it */
 void pod_want(jobs *m, job *j, int function, int incarnation);
 job_pod *pod_of(job *j, int function, int incarnation); /* not STOPPING or GONE; NULL */
 job_pod *pod_ps(job *j);                                /* the present kubeml-ps, or NULL */
@@ -71,6 +81,7 @@ void pod_found(jobs *m, job *j, const job_event *event);
 void pod_waiting(jobs *m, job *j, const job_event *event);
 void pod_ready(jobs *m, job *j, const job_event *event);
 void pod_failed(jobs *m, job *j, job_pod *p, err_code code, const char *message);
+void pod_unplaced(jobs *m, job *j, const job_event *event);
 void pod_ended(jobs *m, const job_event *event);
 void pod_unspecialised(jobs *m, job *j, const job_event *event);
 void pods_time(jobs *m, job *j);

@@ -32,7 +32,7 @@ int job_pods_room(jobs *m, job *j)
     return j->pod ? 0 : -1;
 }
 
-static bool exists(const job_pod *p)
+bool pod_exists(const job_pod *p)
 {
     return p->phase != JOB_POD_GONE && (p->phase != JOB_POD_WANTED || p->name[0] != '\0');
 }
@@ -41,7 +41,7 @@ static bool exists(const job_pod *p)
 static bool counted_before(const job *j, int i)
 {
     for (int k = 0; k < i; k++)
-        if (j->pod[k].function == j->pod[i].function && exists(&j->pod[k]))
+        if (j->pod[k].function == j->pod[i].function && pod_exists(&j->pod[k]))
             return true;
     return false;
 }
@@ -55,13 +55,12 @@ bool job_function_exists(const job *j, int function)
 {
     for (int i = 0; i < j->pods; i++)
         if (j->pod[i].function == MUTATE(25, job_process(j, function), function) &&
-            exists(&j->pod[i]))
+            pod_exists(&j->pod[i]))
             return true;
     return false;
 }
 
-/* That live in the pod of one. */
-static int functions_of_pod(const job *j, const job_pod *p)
+int pod_functions(const job *j, const job_pod *p)
 {
     bool shared = p->function != JOB_KUBEML_PS && j->request.process == PROCESS_SHARED;
     return MUTATE(24, shared, false) ? j->request.default_parallelism : 1;
@@ -72,8 +71,8 @@ int job_held(const job *j)
 {
     int held = job_active(j) ? j->parallelism : 0, granted = held;
     for (int i = 0; i < j->pods; i++)
-        if (j->pod[i].function >= granted && exists(&j->pod[i]) && !counted_before(j, i))
-            held += functions_of_pod(j, &j->pod[i]);
+        if (j->pod[i].function >= granted && pod_exists(&j->pod[i]) && !counted_before(j, i))
+            held += pod_functions(j, &j->pod[i]);
     return held;
 }
 
@@ -102,7 +101,7 @@ job_pod *pod_ps(job *j)
  * has not heard) waits until there is a slot for it. */
 static bool wait_for_slot(jobs *m, job *j, job_pod *p)
 {
-    int upto = p->function == JOB_KUBEML_PS ? 0 : p->function + functions_of_pod(j, p);
+    int upto = p->function == JOB_KUBEML_PS ? 0 : p->function + pod_functions(j, p);
     bool granted = upto <= j->parallelism;
     if (p->function == JOB_KUBEML_PS || (granted && (!job_on_gpu(m, j) || j->gpu[p->function])))
         return false;
@@ -124,6 +123,7 @@ static void take(jobs *m, job *j, job_pod *p)
         return;
     p->phase = JOB_POD_TAKING;
     p->name[0] = '\0';
+    p->gpu = 0;
     p->cold = false;
     p->room_ms = 0;
     p->due_ms = m->now_ms + m->limits.pod_ms;
@@ -226,6 +226,18 @@ static void cold_condition(jobs *m, job *j)
                       "every pod that was asked for is there");
 }
 
+/* The younger of two pods is where the function is. */
+static void found_on_gpu(job *j, job_pod *p, int gpu)
+{
+    bool youngest = true;
+    p->gpu = (uint8_t)gpu;
+    for (int i = 0; i < j->pods; i++)
+        youngest = youngest &&
+                   (j->pod[i].function != p->function || j->pod[i].incarnation <= p->incarnation);
+    if (youngest)
+        job_settle(j, p);
+}
+
 void pod_found(jobs *m, job *j, const job_event *event)
 {
     if (!j || j->state == JOB_QUEUED || job_ended(j) || j->pods == j->pods_max) {
@@ -243,6 +255,8 @@ void pod_found(jobs *m, job *j, const job_event *event)
     snprintf(p->name, sizeof p->name, "%s", event->pod);
     if (event->function == JOB_KUBEML_PS && event->incarnation != j->generation)
         pod_stop(m, j, p);
+    else if (event->value > 0)
+        found_on_gpu(j, p, event->value);
 }
 
 /* Nobody works for the job yet, or again. */
@@ -385,6 +399,29 @@ void pod_failed(jobs *m, job *j, job_pod *p, err_code code, const char *message)
     p->cold = true;
     p->due_ms = m->now_ms + wait;
     job_condition_set(m, j, "PoolEmpty", true, "PodFailed", message);
+}
+
+/* The pod that was made for it is another's; one more may come on another GPU, after a while that
+ * doubles. A job that nobody works for yet, and that finds no room, holds no other's up. */
+void pod_unplaced(jobs *m, job *j, const job_event *event)
+{
+    job_pod *p = taking(j, event);
+    if (!p)
+        return;
+    if (p->unwanted) {
+        pod_failed(m, j, p, ERR_CANCELLED, event->message);
+        return;
+    }
+    int64_t wait = (int64_t)RETRY_MOST_MS << (p->unplaced < 4 ? p->unplaced++ : 4);
+    p->phase = JOB_POD_WANTED;
+    p->cold = true;
+    p->due_ms = m->now_ms + wait;
+    if (can_be_missed(j, p))
+        no_more(m, j, p, event->message);
+    else if (j->state == JOB_STARTING && !j->verdict && !job_finds_room(m, j, j->parallelism))
+        job_wait_again(m, j);
+    else
+        job_condition_set(m, j, "PoolEmpty", true, "NoGpuMemory", event->message);
 }
 
 static job_pod *find_named(jobs *m, const char *name, job **owner)

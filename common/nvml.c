@@ -3,6 +3,7 @@
 #include "nvml.h"
 
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -176,6 +177,45 @@ int nvml_list(nvml_gpu *out, int max, int *count, err *e)
     if (load(&n, e) != 0)
         return -1;
     int status = list(n, out, max, count, e);
+    nvml_close(n);
+    return status;
+}
+
+/* One name of a GPU or of a part of one, and nothing else: "" where there is none. */
+static void read_given(char out[NVML_NAME_BYTES])
+{
+    const char *told = getenv("NVIDIA_VISIBLE_DEVICES");
+    bool named = told && (strncmp(told, "GPU-", 4) == 0 || strncmp(told, "MIG-", 4) == 0);
+    const char *share = named ? strstr(told, "::") : NULL;
+    size_t len = !named ? 0 : share ? (size_t)(share - told) : strlen(told);
+    if (!named || strchr(told, ',') || len >= NVML_NAME_BYTES)
+        len = 0;
+    snprintf(out, NVML_NAME_BYTES, "%.*s", (int)len, told ? told : "");
+}
+
+static int find_given(nvml *n, nvml_gpu *out, err *e)
+{
+    char name[NVML_NAME_BYTES];
+    nvml_gpu all[2];
+    device gpu;
+    int count = 0;
+    read_given(name);
+    if (name[0])
+        return find_named(n, name, &gpu, e) || describe(n, gpu, out, e) ? -1 : 0;
+    if (list(n, all, 2, &count, e) != 0)
+        return -1;
+    *out = all[0];
+    return count == 1
+               ? 0
+               : err_set(e, ERR_UNAVAILABLE, "there is %s GPU", count ? "more than one" : "no");
+}
+
+int nvml_given(nvml_gpu *out, err *e)
+{
+    nvml *n = NULL;
+    if (load(&n, e) != 0)
+        return -1;
+    int status = find_given(n, out, e);
     nvml_close(n);
     return status;
 }

@@ -18,7 +18,6 @@ typedef struct nvml_gpu {
     uint64_t memory_bytes;
 } nvml_gpu;
 
-
 typedef struct nvml nvml;
 
 typedef struct nvml_sample {
@@ -39,6 +38,10 @@ void nvml_close(nvml *n); /* NULL is fine */
 /* The GPUs that this process may use (CUDA_VISIBLE_DEVICES, else all), `max` at most.
  * ERR_UNAVAILABLE: no library, or one of them does not answer. */
 int nvml_list(nvml_gpu *out, int max, int *count, err *e);
+/* The one GPU, or part of one (MIG), that this container was given: what its runtime was told
+ * (NVIDIA_VISIBLE_DEVICES), where that is one name, without the number of a share (GPU-x::2), else
+ * the only one that is there. ERR_UNAVAILABLE: no library, several GPUs, or none. */
+int nvml_given(nvml_gpu *out, err *e);
 /* What the library does not tell is 0, or as said there. ERR_UNAVAILABLE: the GPU does not answer.
  */
 int nvml_read(nvml *n, nvml_sample *out, err *e);

@@ -41,10 +41,11 @@ typedef struct pod_spec {
     char gpu[CLUSTER_GPU_BYTES];
 } pod_spec;
 
-/* A GPU that functions are placed on. */
+/* A GPU that functions are placed on, or that a pod has shown. */
 typedef struct cluster_gpu {
-    char id[CLUSTER_GPU_BYTES]; /* as CUDA_VISIBLE_DEVICES takes it */
+    char id[CLUSTER_GPU_BYTES]; /* as CUDA_VISIBLE_DEVICES takes it; "": not known */
     uint64_t memory_bytes;
+    bool mps; /* a pod's: MPS runs there, and holds functions to their threads */
 } cluster_gpu;
 
 typedef struct pod {
@@ -54,6 +55,7 @@ typedef struct pod {
     char address[CLUSTER_ADDRESS_BYTES]; /* wire.h address of its control socket */
     char job[CLUSTER_JOB_BYTES];         /* the job it was given to, or "" */
     int function, incarnation;           /* of that job; -1 */
+    cluster_gpu gpu;                     /* that it was given with */
     /* After its end: */
     int exit_status, signal;             /* -1 and 0 where unknown (an adopted process) */
     /* no `stop` brought it about; false where that is not known */
@@ -81,10 +83,11 @@ typedef struct cluster_ops {
     /* Asks for a pod; its readiness is when its control address answers. Does not wait for it.
      * ERR_EXISTS, ERR_UNAVAILABLE (cannot be asked now), ERR_LIMIT (a quota), ERR_IO. */
     int (*start)(cluster *c, const pod_spec *spec, pod *out, err *e);
-    /* Labels a pod as given to a job (function -1 for kubeml-ps); survives a controller's restart.
-     * ERR_UNAVAILABLE (it has ended, another may be had), ERR_CONFLICT (it was given away). */
+    /* Labels a pod as given to a job (function -1 for kubeml-ps), with the GPU that it has shown
+     * (NULL: none, or that is not its); survives a controller's restart. ERR_UNAVAILABLE (it has
+     * ended, another may be had), ERR_CONFLICT (it was given away). */
     int (*assign)(cluster *c, const char *name, const char *job, int function, int incarnation,
-                  err *e);
+                  const cluster_gpu *gpu, err *e);
     /* Keeps how the Redis of a job's kubeml-ps is reached (modelstore_access_json) where those find
      * it who may; what cannot be kept is logged. NULL: the backend has no such place. */
     void (*publish)(cluster *c, const char *name, const char *job, const json_t *access);

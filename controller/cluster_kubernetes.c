@@ -237,6 +237,7 @@ static void pod_has_changed(kube *k, entry *p, const pod *now)
     snprintf(p->seen.job, sizeof p->seen.job, "%s", kept.job);
     p->seen.function = kept.function;
     p->seen.incarnation = kept.incarnation;
+    p->seen.gpu = kept.gpu;
     if (now->phase == POD_ENDED) {
         kube_has_ended(k, p);
         return;
@@ -383,12 +384,12 @@ static const json_t *owner_of_job(kube *k, const char *job, int64_t deadline_ms)
 }
 
 static int relabel(kube *k, const char *name, const char *job, int function, int incarnation,
-                   err *e)
+                   const cluster_gpu *gpu, err *e)
 {
     char path[PATH_BYTES];
     err why = ERR_INIT;
     int64_t deadline = clock_deadline_ms(CALL_MS);
-    cleanup_json json_t *patch = kube_pod_assignment(job, function, incarnation,
+    cleanup_json json_t *patch = kube_pod_assignment(job, function, incarnation, gpu,
                                                      owner_of_job(k, job, deadline - CALL_MS / 2));
     kube_pods_path(k, name, path);
     if (!patch)
@@ -425,13 +426,13 @@ static bool living_uid(kube *k, const char *name, char uid[KUBE_UID_BYTES])
 }
 
 static int kube_assign(cluster *c, const char *name, const char *job, int function, int incarnation,
-                       err *e)
+                       const cluster_gpu *gpu, err *e)
 {
     kube *k = (kube *)c;
     char uid[KUBE_UID_BYTES];
     if (!living_uid(k, name, uid))
         return err_set(e, ERR_UNAVAILABLE, "there is no pod %s any more", name);
-    if (relabel(k, name, job, function, incarnation, e))
+    if (relabel(k, name, job, function, incarnation, gpu, e))
         return -1;
     if (function < 0)
         kube_beside_make(k->calls, &k->templates, k->access.namespace_name, job, name, uid,
@@ -442,6 +443,7 @@ static int kube_assign(cluster *c, const char *name, const char *job, int functi
         snprintf(p->seen.job, sizeof p->seen.job, "%s", job);
         p->seen.function = function;
         p->seen.incarnation = incarnation;
+        p->seen.gpu = gpu ? *gpu : (cluster_gpu){0};
     }
     pthread_mutex_unlock(&k->lock);
     return 0;

@@ -394,8 +394,9 @@ static int local_start(cluster *c, const pod_spec *spec, pod *out, err *e)
 }
 
 static int local_assign(cluster *c, const char *name, const char *job, int function,
-                        int incarnation, err *e)
+                        int incarnation, const cluster_gpu *gpu, err *e)
 {
+    (void)gpu; /* which one it is on is the controller's to say */
     local *l = (local *)c;
     local_pod *p = find(l, name);
     if (!p || p->seen.phase == POD_ENDED)

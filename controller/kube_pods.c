@@ -1,6 +1,7 @@
 /* kube_pods.c: see kube_pods.h. */
 #include "kube_pods.h"
 
+#include <inttypes.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -288,7 +289,28 @@ static void patch_add(json_t *patch, const char *op, const char *path, json_t *v
                           json_pack("{s:s, s:s, s:o}", "op", op, "path", path, "value", value));
 }
 
-json_t *kube_pod_assignment(const char *job, int function, int incarnation, const json_t *owner)
+/* Older names of parts of GPUs are none. */
+static bool is_label(const char *text)
+{
+    static const char ends[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    size_t len = strlen(text);
+    return len > 0 && len < 64 && strchr(ends, text[0]) && strchr(ends, text[len - 1]) &&
+           strspn(text, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_.") == len;
+}
+
+static void add_gpu(json_t *patch, const cluster_gpu *gpu)
+{
+    if (!gpu || !is_label(gpu->id))
+        return;
+    patch_add(patch, "add", "/metadata/labels/kubeml.dev~1gpu", json_string(gpu->id));
+    patch_add(patch, "add", "/metadata/labels/kubeml.dev~1gpu-bytes",
+              json_sprintf("%" PRIu64, gpu->memory_bytes));
+    if (gpu->mps)
+        patch_add(patch, "add", "/metadata/labels/kubeml.dev~1gpu-mps", json_string("true"));
+}
+
+json_t *kube_pod_assignment(const char *job, int function, int incarnation, const cluster_gpu *gpu,
+                            const json_t *owner)
 {
     json_t *patch = json_array();
     if (!patch)
@@ -302,6 +324,7 @@ json_t *kube_pod_assignment(const char *job, int function, int incarnation, cons
                   json_sprintf("%d", function));
     patch_add(patch, "add", "/metadata/labels/kubeml.dev~1incarnation",
               json_sprintf("%d", incarnation));
+    add_gpu(patch, gpu);
     if (owner)
         patch_add(patch, "add", "/metadata/ownerReferences", json_deep_copy(owner));
     return patch;
@@ -485,6 +508,19 @@ static void read_phase(const json_t *object, pod *out)
         disrupted(target, node, out);
 }
 
+static void read_gpu(const json_t *object, cluster_gpu *out)
+{
+    const char *id = kube_object_label(object, KUBE_LABEL_GPU);
+    const char *bytes = kube_object_label(object, KUBE_LABEL_GPU_BYTES);
+    char *end;
+    unsigned long long n = strtoull(bytes, &end, 10);
+    if (!*id || end == bytes || *end || n == 0 || strlen(id) >= sizeof out->id)
+        return;
+    snprintf(out->id, sizeof out->id, "%s", id);
+    out->memory_bytes = n;
+    out->mps = strcmp(kube_object_label(object, KUBE_LABEL_GPU_MPS), "true") == 0;
+}
+
 int kube_pod_read(const json_t *object, int port, pod *out, err *e)
 {
     const char *name = kube_object_text(object, "name");
@@ -499,6 +535,7 @@ int kube_pod_read(const json_t *object, int port, pod *out, err *e)
              kube_object_label(object, KUBE_LABEL_JOB));
     out->function = label_number(object, KUBE_LABEL_FUNCTION, -1);
     out->incarnation = label_number(object, KUBE_LABEL_INCARNATION, -1);
+    read_gpu(object, &out->gpu);
     read_phase(object, out);
     if (*ip && out->phase == POD_RUNNING)
         snprintf(out->address, sizeof out->address,

@@ -27,6 +27,9 @@
 #define KUBE_LABEL_JOB         "kubeml.dev/job"
 #define KUBE_LABEL_FUNCTION    "kubeml.dev/function" /* not on kubeml-ps */
 #define KUBE_LABEL_INCARNATION "kubeml.dev/incarnation"
+#define KUBE_LABEL_GPU         "kubeml.dev/gpu" /* which it has shown; on functions alone */
+#define KUBE_LABEL_GPU_BYTES   "kubeml.dev/gpu-bytes"
+#define KUBE_LABEL_GPU_MPS     "kubeml.dev/gpu-mps" /* "true", where MPS runs */
 
 enum { KUBE_PODS_PORT = 10200, KUBE_UID_BYTES = 64, KUBE_INSTALL_BYTES = 48 };
 
@@ -46,9 +49,11 @@ void kube_templates_free(kube_templates *t);
 /* The object to create; `owner_uid` "": without an owner. New reference. */
 json_t *kube_pod_build(const kube_templates *t, const char *name, pod_role role,
                        const char *owner_uid);
-/* JSON patch that gives a warm pod to a job; it fails where the pod is warm no longer. `owner`: the
- * job's reference, NULL to leave the owner as it is. New reference. */
-json_t *kube_pod_assignment(const char *job, int function, int incarnation, const json_t *owner);
+/* JSON patch that gives a warm pod to a job; it fails where the pod is warm no longer. `gpu`: NULL,
+ * or what it has shown; a name that no label takes is left out. `owner`: the job's reference, NULL
+ * to leave the owner as it is. New reference. */
+json_t *kube_pod_assignment(const char *job, int function, int incarnation, const cluster_gpu *gpu,
+                            const json_t *owner);
 bool kube_pod_is_given(const json_t *object, const char *job, int function, int incarnation);
 
 /* What an object says: phase, address, labels, and in words why it waits or how it ended.

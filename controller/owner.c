@@ -421,8 +421,9 @@ static bool wants_gpus(const controller_config *config)
 static int open_gpus(owner *o, err *e)
 {
     uint64_t bytes[GPU_COUNT_MAX];
-    if (!o->cluster->ops->gpus) {
-        jobs_gpus_elsewhere(o->machine);
+    o->gpus_elsewhere = !o->cluster->ops->gpus;
+    if (o->gpus_elsewhere) {
+        jobs_gpus_elsewhere(o->machine, o->controller->config.gpu_policy);
         return 0;
     }
     if (o->cluster->ops->gpus(o->cluster, o->gpu, GPU_COUNT_MAX, &o->gpus, e))

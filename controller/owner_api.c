@@ -513,6 +513,24 @@ static void add_log_end(owner *o, const char *id, json_t *evidence)
     }
 }
 
+/* What is free on the GPUs of pods, which have names alone. */
+static void run_gpus_free(owner *o, void *arg)
+{
+    gpu_state gpus[GPU_COUNT_MAX];
+    jobs_gpu_states(o->machine, gpus);
+    for (int i = 0; o->gpus_elsewhere && i < GPU_COUNT_MAX; i++) {
+        if (o->gpu[i].memory_bytes == 0)
+            continue;
+        const gpu_state *g = &gpus[i];
+        uint64_t left = g->taken_bytes < g->memory_bytes ? g->memory_bytes - g->taken_bytes : 0;
+        json_array_append_new(arg,
+                              json_sprintf("%.1f of %.1f GiB are free on GPU %s, with %d "
+                                           "functions",
+                                           (double)left / 0x1p30, (double)g->memory_bytes / 0x1p30,
+                                           o->gpu[i].id, g->functions));
+    }
+}
+
 int owner_explain(owner *o, const char *id, json_t **out, err *e)
 {
     cleanup_json json_t *task = NULL;
@@ -531,6 +549,9 @@ int owner_explain(owner *o, const char *id, json_t **out, err *e)
     json_array_foreach(json_object_get(task, "gpus"), i, gpu)
         json_array_append_new(
             evidence, json_sprintf("function %d is on GPU %s", (int)i, json_string_value(gpu)));
+    const char *reason = json_string_value(json_object_get(task, "reason"));
+    if (reason && strncmp(reason, "NoGpu", 5) == 0)
+        owner_run(o, run_gpus_free, evidence);
     json_array_foreach(json_object_get(task, "conditions"), i, condition) {
         const char *message = json_string_value(json_object_get(condition, "message"));
         if (strcmp(json_string_value(json_object_get(condition, "status")), "True") == 0)

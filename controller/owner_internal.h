@@ -78,7 +78,10 @@ typedef struct link_pod {
     int64_t dial_wait_ms;
     int64_t since_ms;     /* in this use */
     int64_t silent_ms;    /* since when its node answers no dial; INT64_MAX: it does */
-    int gpu;              /* that it was made ready on; -1: none, it can be told any */
+    /* That it was made ready on, or that it has, being elsewhere; -1: none, it can be told any, or
+     * it has shown none. */
+    int gpu;
+    bool vain;                  /* warm, on a GPU without room for the job that waits for one */
     struct take_waiter *waiter; /* of owner_take_function */
     char waits_reason[32]; /* why it does not start, as the cluster says; "" */
     char waits_message[CLUSTER_MESSAGE_BYTES];
@@ -182,6 +185,10 @@ struct owner {
     cluster_gpu gpu[GPU_COUNT_MAX]; /* where functions are placed, by the machine's index */
     int gpus;
     bool mps; /* its daemon runs */
+    bool gpus_elsewhere; /* `gpu` is what pods have shown, of 0 bytes what is gone; the others 0 */
+    /* while a job waits for one: when the next pod is started to learn of another, and the wait
+     * after that */
+    int64_t look_ms, look_wait_ms;
     bool pumping;
     uint32_t names; /* pods named so far */
     json_t *held;   /* jobs of which something is being deleted, by their id, and functions and

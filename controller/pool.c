@@ -4,6 +4,7 @@
  * the job that asked for it. It is labelled before it hears of the job. One that was given away
  * never comes back. */
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,13 +16,16 @@
 #include "owner_internal.h"
 
 enum {
-    REFILL_AFTER_MS = 150,  /* a job that has just taken pods needs the cores more than the pool */
-    RETRY_MS = 1000,        /* after a pod of the pool did not start; doubled each time */
+    REFILL_AFTER_MS = 150, /* a job that has just taken pods needs the cores more than the pool */
+    RETRY_MS = 1000,       /* after a pod of the pool did not start; doubled each time */
     RETRY_MS_MAX = 30000,
-    STARTING_MAX = 2,       /* pods of the pool that start at the same time */
-    STUCK_MS = 10000,       /* a pod that is placed and not made by then: its node may be gone */
+    STARTING_MAX = 2, /* pods of the pool that start at the same time */
+    STUCK_MS = 10000, /* a pod that is placed and not made by then: its node may be gone */
     STUCK_MS_MAX = 80000,
-    PATIENCE_MAX = 32,      /* times as long: a node or its network may be slow */
+    PATIENCE_MAX = 32, /* times as long: a node or its network may be slow */
+    LOOK_MS = 1000,    /* between pods that are started to learn of GPUs; doubled each time */
+    LOOK_MS_MAX = 60000,
+    VAIN_MAX = 4, /* pods on GPUs without room that wait beside the pool's */
 };
 
 /* What started says that pods start: the next failure waits as the first did. */
@@ -35,6 +39,54 @@ static void retry_later(owner *o)
 {
     o->pool_wait_ms = o->pool_wait_ms * 2 > RETRY_MS_MAX ? RETRY_MS_MAX : o->pool_wait_ms * 2;
     o->pool_retry_ms = clock_deadline_ms(o->pool_wait_ms);
+}
+
+/* ---- GPUs that pods have -----------------------------------------------------------------------
+ */
+
+/* The machine's index of the GPU that a pod has shown; -1: none. */
+static int gpu_shown(owner *o, const cluster_gpu *gpu)
+{
+    if (!gpu->id[0] || gpu->memory_bytes == 0)
+        return -1;
+    for (int i = 0; i < GPU_COUNT_MAX; i++)
+        if (o->gpu[i].memory_bytes && strcmp(o->gpu[i].id, gpu->id) == 0)
+            return i;
+    int at = jobs_gpu_add(o->machine, gpu->memory_bytes, gpu->mps);
+    if (at < 0) {
+        log_error("GPU %s is one too many: nobody is placed there", gpu->id);
+        return -1;
+    }
+    o->gpu[at] = *gpu;
+    log_info("GPU %d: %s, %.1f GiB", at, gpu->id, (double)gpu->memory_bytes / 0x1p30);
+    return at;
+}
+
+/* What welcome says of it. */
+static int gpu_told(owner *o, const json_t *told)
+{
+    cluster_gpu gpu = {0};
+    const char *id = json_string_value(json_object_get(told, "id"));
+    json_int_t bytes = json_integer_value(json_object_get(told, "memory_bytes"));
+    if (!id || strlen(id) >= sizeof gpu.id || bytes <= 0)
+        return -1;
+    snprintf(gpu.id, sizeof gpu.id, "%s", id);
+    gpu.memory_bytes = (uint64_t)bytes;
+    gpu.mps = json_is_true(json_object_get(told, "mps"));
+    return gpu_shown(o, &gpu);
+}
+
+/* With the last pod on it a GPU is known no more. */
+static void forget_gpu(owner *o, int gpu)
+{
+    if (!o->gpus_elsewhere || gpu < 0)
+        return;
+    for (const link_pod *p = o->pods; p; p = p->next)
+        if (p->gpu == gpu)
+            return;
+    log_info("GPU %d: no pod is on %s any more", gpu, o->gpu[gpu].id);
+    o->gpu[gpu].memory_bytes = 0;
+    jobs_gpu_gone(o->machine, gpu);
 }
 
 /* ---- the list -------------------------------------------------------------------------------- */
@@ -71,6 +123,7 @@ static void drop(owner *o, link_pod *gone)
             break;
         }
     pool_hang_up(gone);
+    forget_gpu(o, gone->gpu);
     free(gone);
 }
 
@@ -180,7 +233,11 @@ static link_pod *start(owner *o, pod_role role, int gpu, err *e)
 static void give(owner *o, link_pod *p)
 {
     err e = ERR_INIT;
-    if (o->cluster->ops->assign(o->cluster, p->name, p->job, p->function, p->incarnation, &e)) {
+    bool shown = o->gpus_elsewhere && p->gpu >= 0;
+    if (shown)
+        jobs_gpu_book(o->machine, p->job, p->function, p->incarnation, p->gpu);
+    if (o->cluster->ops->assign(o->cluster, p->name, p->job, p->function, p->incarnation,
+                                shown ? &o->gpu[p->gpu] : NULL, &e)) {
         pool_event(o, p, JOB_POD_FAILED, e.code, "PodLost", e.message);
         p->job[0] = '\0';
         pool_stop(o, p->name, POD_GRACE_MS);
@@ -203,8 +260,26 @@ static bool suits(const owner *o, const link_pod *p, const char *id, int functio
     const job *j = jobs_find(o->machine, id);
     if (p->gpu < 0)
         return true;
+    if (o->gpus_elsewhere)
+        return jobs_gpu_fits(o->machine, id, function, p->gpu);
     return j && p->gpu == job_gpu(j, function) &&
            (!o->mps || (j->request.gpu.memory_bytes == 0 && j->request.gpu.threads == 0));
+}
+
+static bool is_generic(const link_pod *p, pod_role role, pod_use use)
+{
+    return p->role == role && p->use == use && !p->job[0] && !p->waiter;
+}
+
+/* Of the GPUs that warm pods are on, the one where the function goes; -1: it is all the same, or
+ * none of them. */
+static int gpu_chosen(const owner *o, const char *id, int function)
+{
+    bool offered[GPU_COUNT_MAX] = {false};
+    for (const link_pod *p = o->pods; p; p = p->next)
+        if (is_generic(p, POD_FUNCTION, USE_WARM) && p->gpu >= 0)
+            offered[p->gpu] = true;
+    return jobs_gpu_choose(o->machine, id, function, offered);
 }
 
 /* The oldest; one that is ready on the function's GPU before one that is on none. `id` NULL: for no
@@ -213,11 +288,22 @@ static link_pod *find_generic(owner *o, pod_role role, pod_use use, const char *
 {
     link_pod *oldest = NULL;
     for (link_pod *p = o->pods; p; p = p->next)
-        if (p->role == role && p->use == use && !p->job[0] && !p->waiter &&
-            (id ? suits(o, p, id, function) : p->gpu < 0) &&
+        if (is_generic(p, role, use) &&
+            (id ? suits(o, p, id, function) : p->gpu < 0 || o->gpus_elsewhere) &&
             (!oldest || oldest->gpu < 0 || p->gpu >= 0))
             oldest = p;
     return oldest;
+}
+
+static link_pod *find_warm(owner *o, pod_role role, const char *id, int function)
+{
+    link_pod *oldest = NULL;
+    bool placed = o->gpus_elsewhere && role == POD_FUNCTION && jobs_gpu_places(o->machine, id);
+    int gpu = placed ? gpu_chosen(o, id, function) : -1;
+    for (link_pod *p = o->pods; placed && p; p = p->next)
+        if (is_generic(p, role, USE_WARM) && p->gpu == gpu)
+            oldest = p;
+    return placed ? oldest : find_generic(o, role, USE_WARM, id, function);
 }
 
 static void reserve(link_pod *p, const char *id, int function, int incarnation)
@@ -231,7 +317,7 @@ void pool_take(owner *o, const job_action *a)
 {
     pod_role role = a->function == JOB_KUBEML_PS ? POD_PS : POD_FUNCTION;
     o->pool_retry_ms = clock_deadline_ms(REFILL_AFTER_MS);
-    link_pod *p = find_generic(o, role, USE_WARM, a->job->id, a->function);
+    link_pod *p = find_warm(o, role, a->job->id, a->function);
     if (p) {
         reserve(p, a->job->id, a->function, a->incarnation);
         give(o, p);
@@ -320,6 +406,23 @@ static void give_or_keep(owner *o, link_pod *p)
     give(o, p);
 }
 
+/* It came on a GPU that has no room for whom it was started for: now it is the pool's. */
+static void refuse(owner *o, link_pod *p)
+{
+    char text[ERR_MESSAGE_BYTES];
+    gpu_state gpus[GPU_COUNT_MAX];
+    jobs_gpu_states(o->machine, gpus);
+    const gpu_state *g = &gpus[p->gpu];
+    uint64_t left = g->taken_bytes < g->memory_bytes ? g->memory_bytes - g->taken_bytes : 0;
+    snprintf(
+        text, sizeof text,
+        "function %d's pod came on GPU %s, of which %.1f of %.1f GiB are free; another is tried",
+        p->function, o->gpu[p->gpu].id, (double)left / 0x1p30, (double)g->memory_bytes / 0x1p30);
+    pool_event(o, p, JOB_POD_UNPLACED, ERR_NONE, "NoGpuMemory", text);
+    p->job[0] = '\0';
+    give_or_keep(o, p);
+}
+
 void pool_welcome(owner *o, link_pod *p, const json_t *m)
 {
     if (strcmp(wire_type(m), "welcome") != 0) {
@@ -333,6 +436,8 @@ void pool_welcome(owner *o, link_pod *p, const json_t *m)
     }
     p->talk = p->role == POD_PS ? TALK_LIVE : TALK_NONE;
     forget_failures(o);
+    if (o->gpus_elsewhere && p->role == POD_FUNCTION && p->gpu < 0)
+        p->gpu = gpu_told(o, json_object_get(m, "gpu"));
     if (p->attach) {
         side *s = sides_find(o, p->job);
         int after = s ? (int)json_array_size(s->epochs) - 1 : -1;
@@ -343,6 +448,8 @@ void pool_welcome(owner *o, link_pod *p, const json_t *m)
     } else if (p->waiter) {
         pool_use(p, USE_SERVE);
         waiter_done(o, p, NULL);
+    } else if (p->job[0] && o->gpus_elsewhere && !suits(o, p, p->job, p->function)) {
+        refuse(o, p);
     } else if (p->job[0]) {
         give(o, p);
     } else {
@@ -533,18 +640,21 @@ void pool_ended(owner *o, const pod *ended)
         retry_later(o);
     if (p->job[0] && !jobs_find(o->machine, p->job))
         jobs_archive(o, p->job);
+    if (p->job[0] && p->gpu >= 0)
+        o->look_ms = o->look_wait_ms = 0; /* there is room again, maybe where nobody is known */
     drop(o, p);
 }
 
 /* ---- the pool -------------------------------------------------------------------------------- */
 
-/* Warm and starting ones that nobody has asked for; the oldest warm one in *oldest. Where one waits
- * for room it is the only one that is started. */
+/* Warm and starting ones that nobody has asked for, and that the job at the head of the queue could
+ * take; the oldest warm one in *oldest. Where one waits for room it is the only one that is
+ * started. */
 static int generic_count(owner *o, pod_role role, int *starting, link_pod **oldest)
 {
     int count = 0;
     for (link_pod *p = o->pods; p; p = p->next) {
-        if (p->role != role || p->job[0] || p->waiter ||
+        if (p->role != role || p->job[0] || p->waiter || p->vain ||
             (p->use != USE_WARM && p->use != USE_STARTING))
             continue;
         count++;
@@ -606,17 +716,69 @@ static void fill_role(owner *o, pod_role role, int wanted, int floor)
         pool_stop(o, oldest->name, POD_GRACE_MS);
 }
 
+/* Which of the warm pods a job does not take that waits for room on a GPU, as many of them as it
+ * needs having been found for it; how many, and the oldest. `j` NULL: none waits. */
+static int mark_vain(owner *o, const job *j, link_pod **oldest)
+{
+    gpu_state gpus[GPU_COUNT_MAX];
+    int count = 0;
+    if (j)
+        jobs_gpu_states(o->machine, gpus);
+    for (link_pod *p = o->pods; p; p = p->next) {
+        p->vain = j && is_generic(p, POD_FUNCTION, USE_WARM) && p->gpu >= 0 &&
+                  !job_gpu_fill(j, &gpus[p->gpu]);
+        if (p->vain) {
+            count++;
+            *oldest = p;
+        }
+    }
+    return count;
+}
+
+/* A job waits for room on a GPU, and there may be others than those that are known: pods are
+ * started until it has what it needs. Those that came in vain keep the next ones from their places,
+ * VAIN_MAX at most. */
+static void look_for_gpus(owner *o, const job *j, int pods)
+{
+    link_pod *oldest = NULL, *warm = NULL;
+    int64_t now = clock_monotonic_ms();
+    int starting = 0, vain = mark_vain(o, j, &oldest);
+    generic_count(o, POD_FUNCTION, &starting, &warm);
+    if (vain && now < o->look_ms)
+        return;
+    if (vain) {
+        int64_t wait = o->look_wait_ms ? 2 * o->look_wait_ms : LOOK_MS;
+        o->look_wait_ms = wait < LOOK_MS_MAX ? wait : LOOK_MS_MAX;
+        o->look_ms = now + o->look_wait_ms;
+    }
+    /* One that finds no place may find that one's. */
+    if (vain > VAIN_MAX || (vain && (starting >= STARTING_MAX || now < o->pool_retry_ms)))
+        pool_stop(o, oldest->name, POD_GRACE_MS);
+    int floor = functions_wanted(o);
+    fill_role(o, POD_FUNCTION, pods > floor ? pods : floor, INT_MAX);
+}
+
 void pool_fill(owner *o)
 {
+    int pods = 0;
     if (!o->machine)
         return;
     fill_role(o, POD_PS, o->controller->config.pool_ps, o->controller->config.pool_ps);
+    const job *j = o->gpus_elsewhere ? jobs_gpu_waiting(o->machine, &pods) : NULL;
+    if (j) {
+        look_for_gpus(o, j, pods);
+        return;
+    }
+    o->look_ms = o->look_wait_ms = 0;
+    mark_vain(o, NULL, &(link_pod *){NULL});
     fill_role(o, POD_FUNCTION, functions_wanted(o), o->controller->config.pool_functions);
 }
 
 int64_t pool_deadline(const owner *o)
 {
     int64_t first = o->pool_retry_ms > clock_monotonic_ms() ? o->pool_retry_ms : INT64_MAX;
+    if (o->look_ms > clock_monotonic_ms() && o->look_ms < first)
+        first = o->look_ms;
     for (const link_pod *p = o->pods; p; p = p->next) {
         first = p->dial_ms < first ? p->dial_ms : first;
         first = stuck_at(o, p) < first ? stuck_at(o, p) : first;
@@ -635,14 +797,19 @@ static void found(owner *o, const pod *from)
     if (!p)
         return;
     pool_use(p, from->job[0] ? USE_JOB : USE_STARTING);
+    p->gpu = o->gpus_elsewhere && from->job[0] ? gpu_shown(o, &from->gpu) : -1;
     if (!from->job[0]) {
         /* Generic as far as its labels say; what it was used for without them is over: its wire was
          * the old controller's, and one that served a model must not come back. */
         pool_stop(o, p->name, POD_GRACE_MS);
         return;
     }
-    owner_event(o, &(job_event){.type = JOB_POD_FOUND, .job = p->job, .pod = p->name,
-                                .function = p->function, .incarnation = p->incarnation});
+    owner_event(o, &(job_event){.type = JOB_POD_FOUND,
+                                .job = p->job,
+                                .pod = p->name,
+                                .function = p->function,
+                                .incarnation = p->incarnation,
+                                .value = o->gpus_elsewhere ? p->gpu + 1 : 0});
 }
 
 void pool_find_all(owner *o)

@@ -179,8 +179,8 @@ static int specialise_message(owner *o, const job_action *a, side *s, json_t **o
         local ? s->object_path : NULL, "object_bytes", bytes, "object",
         json_object_get(s->function, "object"), "dataset", s->dataset, "request",
         request_json(&a->job->request), "threads", threads, "backend", on, "gpu",
-        gpu >= 0 ? o->gpu[gpu].id : NULL, "gpu_memory", booked_on(o, a->job, gpu), "functions",
-        shared, "algorithms", algorithms);
+        gpu >= 0 && !o->gpus_elsewhere ? o->gpu[gpu].id : NULL, "gpu_memory",
+        booked_on(o, a->job, gpu), "functions", shared, "algorithms", algorithms);
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for a message");
 }
 
@@ -513,7 +513,7 @@ static void on_message(owner *o, link_pod *p, const json_t *m)
         pool_welcome(o, p, m);
     else if (p->role == POD_FUNCTION)
         on_function(o, p, m);
-    else if (p->job[0] && p->use != USE_WARM)
+    else if (p->job[0] && p->use != USE_WARM && p->use != USE_STOPPING)
         on_ps(o, p, m);
 }
 

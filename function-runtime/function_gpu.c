@@ -9,6 +9,7 @@
 #include "backend.h"
 #include "clock.h"
 #include "log.h"
+#include "nvml.h"
 
 static bool ready; /* CUDA has started */
 
@@ -30,6 +31,24 @@ void function_gpu_warm(void)
     err e = ERR_INIT;
     if (wanted && *wanted && warm(&e) != 0)
         log_warn("the GPU is not made ready: %s", e.message);
+}
+
+json_t *function_gpu_told(void)
+{
+    const char *wanted = getenv("KUBEML_TELL_GPU");
+    nvml_gpu gpu = {0};
+    err e = ERR_INIT;
+    if (!wanted || !*wanted)
+        return NULL;
+    if (nvml_given(&gpu, &e) != 0) {
+        log_warn("nobody is told on which GPU this is: %s", e.message);
+        return NULL;
+    }
+    bool mps = gpu_mps_runs();
+    log_info("this is on GPU %s with %.1f GiB%s", gpu.uuid, (double)gpu.memory_bytes / 0x1p30,
+             mps ? ", and MPS runs" : "");
+    return json_pack("{s:s, s:I, s:b}", "id", gpu.uuid, "memory_bytes",
+                     (json_int_t)gpu.memory_bytes, "mps", (int)mps);
 }
 
 int function_gpu_open(const char *on, const char *gpu, gpu_share share, err *e)

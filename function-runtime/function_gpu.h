@@ -6,6 +6,7 @@
 #ifndef KUBEML_FUNCTION_GPU_H
 #define KUBEML_FUNCTION_GPU_H
 
+#include <jansson.h>
 #include <stdbool.h>
 
 #include "err.h"
@@ -14,6 +15,10 @@
 /* A warm process that was started for a GPU (KUBEML_WARM_GPU) makes it ready: context and
  * libraries. What fails is logged; who is specialised later fails with it. */
 void function_gpu_warm(void);
+/* What a warm process that is asked for it (KUBEML_TELL_GPU) says of the one GPU that it has, as
+ * `gpu` of welcome in docs/architecture.md. New reference; NULL: nothing, which is logged where it
+ * was asked. */
+json_t *function_gpu_told(void);
 /* The GPU of an order: `gpu` is its name, "" the one that this process sees; does nothing where the
  * backend `on` computes on the CPU. ERR_CONFLICT: the process was made ready on another. What is no
  * more than a backend that "auto" need not take is no error. */

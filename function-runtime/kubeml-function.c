@@ -88,7 +88,8 @@ static int listen_and_work(const char *address, err *e)
         return -1;
     function_gpu_warm();
     log_info("kubeml-function %s waits at %s", KUBEML_VERSION, address);
-    int rc = warm_wait(fd, token, &w, &order, e);
+    cleanup_json json_t *gpu = function_gpu_told();
+    int rc = warm_wait(fd, token, gpu, &w, &order, e);
     explicit_bzero(token, sizeof token);
     unsetenv("KUBEML_POOL_TOKEN_FILE");
     if (rc != 0)

@@ -27,6 +27,7 @@ typedef struct connection {
 typedef struct warm {
     int listen_fd;
     const char *token;
+    json_t *gpu; /* NULL: it says none */
     connection connections[WARM_CONNECTIONS_MAX];
 } warm;
 
@@ -85,8 +86,9 @@ static int answer(warm *w, connection *c, const json_t *m)
         drop(c, c->welcome ? "an unknown order" : "no hello");
     } else if (!token || !tokens_same(token, w->token)) {
         drop(c, "a wrong token");
-    } else if (wire_sendf(c->wire, &e, "{s:s,s:s,s:i,s:I}", "type", "welcome", "role", "function",
-                          "abi", ABI, "pid", (json_int_t)getpid()) != 0) {
+    } else if (wire_sendf(c->wire, &e, "{s:s,s:s,s:i,s:I,s:O*}", "type", "welcome", "role",
+                          "function", "abi", ABI, "pid", (json_int_t)getpid(), "gpu",
+                          w->gpu) != 0) {
         drop(c, e.message);
     } else {
         c->welcome = true;
@@ -148,9 +150,9 @@ static int wait_turn(warm *w, wire **from, json_t **order, err *e)
     return 0;
 }
 
-int warm_wait(int listen_fd, const char *token, wire **from, json_t **order, err *e)
+int warm_wait(int listen_fd, const char *token, json_t *gpu, wire **from, json_t **order, err *e)
 {
-    warm w = {.listen_fd = listen_fd, .token = token};
+    warm w = {.listen_fd = listen_fd, .token = token, .gpu = gpu};
     int rc;
     while ((rc = wait_turn(&w, from, order, e)) == 0)
         ;

@@ -17,7 +17,8 @@ enum { WARM_CONNECTIONS_MAX = 8, WARM_HELLO_MS = 5000, WARM_TOKEN_BYTES = 256 };
 /* Reads the token of the file that KUBEML_POOL_TOKEN_FILE names. ERR_NOT_FOUND, ERR_INVALID. */
 int warm_token(char out[WARM_TOKEN_BYTES], err *e);
 /* Waits for `specialise` or `serve`: a new reference, and the connection it came on. All others and
- * the listening descriptor are closed. */
-int warm_wait(int listen_fd, const char *token, wire **from, json_t **order, err *e);
+ * the listening descriptor are closed. `gpu`, NULL or what welcome is to say of the process's GPU,
+ * is borrowed. */
+int warm_wait(int listen_fd, const char *token, json_t *gpu, wire **from, json_t **order, err *e);
 
 #endif

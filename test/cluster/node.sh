@@ -129,7 +129,9 @@ await 120 kc wait --for=condition=Ready "node/$name" --timeout=1s
 if [ "$KUBEML_TC_GPUS" -gt 0 ] && [ $spare = 0 ]; then
   # Ready may still be said of the node that was; a plugin that comes too early ends.
   await 120 [ -S /var/lib/kubelet/device-plugins/kubelet.sock ]
-  start "$name-fake-gpu" fake-gpu -gpus "$KUBEML_TC_GPUS" -replicas "$KUBEML_TC_GPU_REPLICAS"
+  nvml=${BUILD:-build/release}/testlib/fake-nvml.so
+  [ "${nvml#/}" != "$nvml" ] || nvml=$(cd "$here/../.." && pwd)/$nvml
+  start "$name-fake-gpu" fake-gpu -gpus "$KUBEML_TC_GPUS" -replicas "$KUBEML_TC_GPU_REPLICAS" -library "$nvml"
   gpus() {
     [ "$(kc get node "$name" -o 'jsonpath={.status.allocatable.nvidia\.com/gpu}')" = $((KUBEML_TC_GPUS * KUBEML_TC_GPU_REPLICAS)) ]
   }

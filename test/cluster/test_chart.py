@@ -25,6 +25,7 @@ OTHERWISE = {
     "function.image": "own-function", "function.scratchSize": "3Gi", "function.runtimeClassName": "nvidia",
     "function.env": [{"name": "A", "value": "b"}], "ps.image": "own-ps", "ps.scratchSize": "1Gi",
     "gpu.enabled": True, "gpu.resource": "nvidia.com/gpu.shared", "gpu.count": 2, "gpu.countNodes": True,
+    "gpu.policy": "spread",
     "gpu.rankPorts.first": 40000, "gpu.rankPorts.last": 60999,
     "gpu.sharing.configMap": True, "gpu.sharing.strategy": "mps", "gpu.sharing.replicas": 8, "gpu.sharing.rename": True,
     "mongodb.uri": "mongodb://u:p@db.example/kubeml", "mongodb.existingSecret": "store",
@@ -44,7 +45,7 @@ OTHERWISE = {
 PLACES = {"nodeSelector": {"disk": "fast"}, "tolerations": [{"key": "gpu", "operator": "Exists"}],
           "affinity": {"nodeAffinity": {}}, "requests": {"cpu": "50m"}, "limits": {"memory": "3Gi"}}
 # Values that show only beside another one.
-BESIDE = {"gpu.resource": "gpu.enabled", "gpu.count": "gpu.enabled",
+BESIDE = {"gpu.resource": "gpu.enabled", "gpu.count": "gpu.enabled", "gpu.policy": "gpu.enabled",
           "gpu.rankPorts.first": "gpu.enabled", "gpu.rankPorts.last": "gpu.enabled", "mongodb.egress": "mongodb.uri",
           "mongodb.port": "mongodb.uri", "serviceMonitor.interval": "serviceMonitor.enabled",
           "serviceMonitor.labels": "serviceMonitor.enabled", "grafana.labels": "grafana.dashboard",
@@ -171,7 +172,7 @@ def an_unknown_key_is_refused_at_every_level():
 def bad_values_are_refused():
     for bad in ("pool.functoins=1", "pool.functions=-1", "service.type=Magic", "gpu.sharing.strategy=both",
                 "mongodb.uri=http://x", "controller.replicas=0", "controller.homeSize=much", "nameOverride=Upper",
-                "gpu.resource=", "gpu.rankPorts.first=60000,gpu.rankPorts.last=50000", "function.nodeSelector.zone=3",
+                "gpu.resource=", "gpu.policy=worst-fit", "gpu.rankPorts.first=60000,gpu.rankPorts.last=50000", "function.nodeSelector.zone=3",
                 "function.env[0].nam=x", "function.resources.limits.memory=lots", "serviceMonitor.interval=0s"):
         done = helm("template", "rel", CHART, "--kube-version", "1.34.0", "--set", bad, check=False)
         key = re.split(r"[=\[]", bad)[0].split(".")[-1]
@@ -277,6 +278,16 @@ def a_function_asks_for_what_a_gpu_operator_counts():
             apply([pod], ns, "--dry-run=server")
             spec["containers"][0]["resources"]["limits"][resource] = "half"  # the control
             assert apply([pod], ns, "--dry-run=server", check=False).returncode != 0
+
+
+@case(platform=False)
+def functions_say_which_gpu_they_have_where_a_policy_places_them():
+    for settings, told in (({}, False), ({"enabled": True}, False), ({"policy": "pack"}, False),
+                           ({"enabled": True, "policy": "pack"}, True)):
+        found = dict(pods(render({"gpu": settings})))
+        env = {e["name"] for e in found["function"]["spec"]["containers"][0]["env"]}
+        args = found["rel-controller"]["spec"]["containers"][0]["args"]
+        assert ("KUBEML_TELL_GPU" in env) is told and ("--gpu-policy=pack" in args) is told, (settings, env, args)
 
 
 @case(platform=False)

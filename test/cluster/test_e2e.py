@@ -70,6 +70,7 @@ OTHER_MODULES = {
     "test_function_group": STORE, "test_function_run": STORE,
     "test_gpu_algorithms": DEVICE, "test_gpu_averaging": DEVICE, "test_gpu_bench": DEVICE, "test_gpu_nccl": DEVICE,
     "test_gpu_memory": DEVICE, "test_gpu_places": DEVICE,
+    "test_gpu_pods": "its API server is a stand-in; test_gpu has a real one and pretended GPUs",
     "test_leader": LOCAL + ", and its Lease is a stand-in's; test_controllers has a real one",
     "test_silent_node": "its API server is a stand-in; test_nodes loses nodes of a real cluster",
     "test_mongo": LOCAL + "; here every release is on MongoDB", "test_readme": LOCAL + "; test_pages has the clusters' pages",

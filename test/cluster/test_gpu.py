@@ -1,4 +1,5 @@
-"""Four functions share one GPU, which the suite's device plugin pretends to have; a fifth waits and says what for."""
+"""Four functions share one GPU, which the suite's device plugin pretends to have; a fifth waits and says what for. The tests'
+NVML is in their pods, and says that a GPU has 8 GiB."""
 import contextlib
 import os
 import pathlib
@@ -17,19 +18,21 @@ def allocatable(node):
 
 
 @contextlib.contextmanager
-def with_gpus():
-    """The settings of a release whose functions want one, while one node alone takes pods and has four shares of one GPU."""
+def with_gpus(nodes=1):
+    """The settings of a release whose functions want one, while one node alone, or both, takes pods and has four shares of one
+    GPU."""
     if not cluster.OURS:
         skip("somebody's GPUs are not handed out")
-    nodes = get("nodes")["items"]
-    if allocatable(nodes[0]) != 4:
+    all_nodes = get("nodes")["items"]
+    if any(allocatable(node) != 4 for node in all_nodes[:nodes]):
         skip("run.sh's KUBEML_TC_GPUS and KUBEML_TC_GPU_REPLICAS were changed")
     release.load_images()
     with cluster.one_at_a_time("gpu"):
-        if not any(FUNCTION in n for i in nodes[0]["status"]["images"] for n in i.get("names") or []):
-            for node in nodes:
+        if not any(FUNCTION in n for i in all_nodes[0]["status"]["images"] for n in i.get("names") or []):
+            for node in all_nodes:
                 name_image(node["metadata"]["name"][4:])
-        kubectl("cordon", "node1", check=False)
+        if nodes == 1:
+            kubectl("cordon", "node1", check=False)
         try:
             yield {"gpu.enabled": "true", "function.image": FUNCTION, "pool.functions": 0}
         finally:
@@ -93,6 +96,42 @@ def slots_are_counted_on_the_nodes():
         p.succeed(fifth, 90)
         kubectl("uncordon", "node1")
         until(lambda: p.ask_leader("/ready").json()["slots"] == 8, 60, every=2, message="a node that comes gives no slots")
+
+
+def gpu_of(p, job):
+    """Where its one function is: as the task says, and its pod's label, and its process."""
+    until(lambda: p.task(job)["epoch"] >= 1, 90, message="it does not train: " + str(p.get(f"/tasks/{job}/explain")))
+    (told,), (pod,) = p.task(job)["gpus"], p.pods(job=job, role="function")
+    label = get("pod", pod["name"], "-n", p.ns)["metadata"]["labels"].get("kubeml.dev/gpu")
+    assert told == label == device_of(pod["pid"]), (told, label, device_of(pod["pid"]))
+    return told
+
+
+@case(limit=300, platform=False)
+def functions_go_by_the_memory_of_the_gpus_that_pods_have():
+    """Two whose caps together exceed a GPU are on two; a third waits until one of them ends, also with another controller."""
+    if not (harness.BUILD / "testlib/fake-nvml.so").exists():
+        skip("the tests' NVML is not built: make tests")
+    with with_gpus(nodes=2) as settings, release.installed(**settings, **{"controller.slots": 8, "gpu.policy": "best-fit"}) as p:
+        p.dataset()
+        p.post("/function/lenet", json={"model": "lenet5"})
+        first, second = (p.train(epochs=50000, default_parallelism=1, gpu={"memory": "6Gi"}) for _ in range(2))
+        gpus = {gpu_of(p, first), gpu_of(p, second)}
+        assert gpus == {"GPU-node0-0", "GPU-node1-0"}, gpus
+        third = p.train(epochs=1, default_parallelism=1, gpu={"memory": "3Gi"})
+
+        def waits():
+            why = p.get(f"/tasks/{third}/explain")
+            return why["reason"] == "NoGpuMemory" and "needs 3.0 GiB" in why["message"] and \
+                all(f"2.0 of 8.0 GiB are free on GPU {gpu}, with 1 functions" in why["evidence"] for gpu in gpus)
+        until(waits, 30, every=0.1, message="it does not wait for memory: " + str(p.get(f"/tasks/{third}/explain")))
+        explained(p, third, "NoGpuMemory", "GPU-node1-0")
+        kubectl("delete", "pod", "-n", p.ns, p.leader()["metadata"]["name"], "--wait=false")
+        until(waits, 60, every=0.5, message="another controller does not know: " + str(p.get(f"/tasks/{third}/explain")))
+        assert p.task(third)["state"] == "queued"
+        p.delete(f"/tasks/{first}")
+        p.succeed(third, 90)
+        assert gpu_of(p, second) in gpus
 
 
 def free(p):

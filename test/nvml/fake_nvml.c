@@ -1,4 +1,5 @@
-/* fake_nvml.c: an NVML with two GPUs, one of which is ours. FAKE_NVML=broken: its memory cannot be
+/* fake_nvml.c: an NVML with two GPUs, one of which is ours, and by their names the one of each node
+ * of the tests' cluster (GPU-node...). FAKE_NVML=broken: its memory cannot be
  * asked for; FAKE_NVML=alone: it does not tell processes' shares of a GPU's time apart. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +12,8 @@ typedef struct gpu {
 } gpu;
 
 static const gpu gpus[] = {{"GPU-0", 1ULL << 30}, {"GPU-1", 3ULL << 30}};
+static char node_gpu_uuid[64];
+static const gpu node_gpu = {node_gpu_uuid, 0};
 
 typedef struct memory_info {
     unsigned long long total, free, used;
@@ -73,7 +76,11 @@ EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, const gpu **out)
             *out = &gpus[i];
             return 0;
         }
-    return 6;
+    if (strncmp(uuid, "GPU-node", 8) != 0 || strlen(uuid) >= sizeof node_gpu_uuid)
+        return 6;
+    snprintf(node_gpu_uuid, sizeof node_gpu_uuid, "%s", uuid);
+    *out = &node_gpu;
+    return 0;
 }
 
 EXPORT int nvmlDeviceGetCount_v2(unsigned *out)

@@ -187,8 +187,15 @@ int sim_start_process(sim *s, bool is_ps, int who, int function, int incarnation
     }
     int p = s->processes++;
     process *own = &s->process[p];
-    *own = (process){.is_ps = is_ps, .alive = true, .job = who, .function = function,
-                     .incarnation = incarnation, .slow = 1, .ps_process = -1, .conn = -1};
+    *own = (process){.is_ps = is_ps,
+                     .alive = true,
+                     .job = who,
+                     .function = function,
+                     .incarnation = incarnation,
+                     .gpu = -1,
+                     .slow = 1,
+                     .ps_process = -1,
+                     .conn = -1};
     snprintf(own->name, sizeof own->name, "%s-%s-%d-%d-%d", is_ps ? "ps" : "function",
              s->job[who].id, function, incarnation, p);
     return p;
@@ -386,6 +393,7 @@ static void make_world(sim *s)
     s->store_up = true;
     s->slots = (int)sim_between(s, 2, SIM_FUNCTIONS_MAX);
     s->gpus = sim_chance(s, 0.5) ? (int)sim_between(s, 1, SIM_GPUS_MAX) : 0;
+    s->gpus_elsewhere = s->gpus && sim_mix(s->seed, 2 * SIM_JOBS_MAX) % 2;
     job_limits_default(&s->limits);
     if (!s->strict)
         s->limits.ps_restarts_max = s->limits.pod_tries_max = 900;

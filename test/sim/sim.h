@@ -126,6 +126,7 @@ typedef struct ps {
 typedef struct process {
     bool is_ps, alive, halted;
     int job, function, incarnation;
+    int gpu; /* that its pod has; -1: none, or its pod is not who has it */
     int64_t stopped_until;
     int slow; /* times the usual time */
     int ps_process, conn; /* of a function */
@@ -189,6 +190,10 @@ struct sim {
     int life; /* of the present controller */
     int slots;
     int gpus; /* of SIM_GPU_BYTES each */
+    bool gpus_elsewhere;         /* others hand them out, one to each function's pod */
+    int gpu_index[SIM_GPUS_MAX]; /* the machine's, of those that a pod has shown; -1 */
+    int idle[SIM_GPUS_MAX];      /* warm pods that nobody has */
+    bool looks;                  /* another pod is on its way, since a job waits for room */
     job_limits limits;
     uint64_t controller_tick;
     int ps_conn[SIM_JOBS_MAX];

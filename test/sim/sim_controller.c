@@ -28,12 +28,132 @@ static message *later(sim *s, int64_t ms, job_event_type type, int who)
     return m;
 }
 
+/* ---- GPUs of pods ---------------------------------------------------------------------------- */
+
+static void taken(sim *s, message *m);
+
+/* That a warm pod on it is on its way to a job. */
+static bool is_given_out(const sim *s, int gpu)
+{
+    for (int i = 0; i < s->heap_count; i++)
+        if (s->heap[i]->deliver == taken && s->heap[i]->life == s->life &&
+            s->heap[i]->number == gpu)
+            return true;
+    return false;
+}
+
+static int pods_on(const sim *s, int gpu)
+{
+    int count = s->idle[gpu];
+    for (int p = 0; p < s->processes; p++)
+        count += s->process[p].alive && s->process[p].gpu == gpu;
+    return count;
+}
+
+/* Where a new pod comes: mostly where the fewest are. */
+static int land(sim *s)
+{
+    int at = (int)sim_between(s, 0, s->gpus - 1);
+    bool even = sim_chance(s, 0.7);
+    for (int i = 0; even && i < s->gpus; i++)
+        at = pods_on(s, i) < pods_on(s, at) ? i : at;
+    return at;
+}
+
+/* A pod says which one it has. */
+static int show(sim *s, int gpu)
+{
+    if (s->gpu_index[gpu] < 0)
+        s->gpu_index[gpu] = jobs_gpu_add(s->machine, SIM_GPU_BYTES, false);
+    return s->gpu_index[gpu];
+}
+
+static void forget_gpus(sim *s)
+{
+    for (int i = 0; i < s->gpus; i++)
+        if (s->gpu_index[i] >= 0 && pods_on(s, i) == 0 && !is_given_out(s, i)) {
+            jobs_gpu_gone(s->machine, s->gpu_index[i]);
+            s->gpu_index[i] = -1;
+        }
+}
+
+/* One more warm pod; of many the one where the most are ends. */
+static void add_idle(sim *s, int gpu)
+{
+    int all = 0, most = 0;
+    s->idle[gpu]++;
+    show(s, gpu);
+    for (int i = 0; i < s->gpus; i++) {
+        all += s->idle[i];
+        most = s->idle[i] > s->idle[most] ? i : most;
+    }
+    if (all > 6)
+        s->idle[most]--;
+}
+
+static void look(sim *s, message *m)
+{
+    int pods;
+    (void)m;
+    s->looks = false;
+    if (jobs_gpu_waiting(s->machine, &pods))
+        add_idle(s, land(s));
+    controller_event(s, &(job_event){.type = JOB_TICK});
+}
+
+static void look_for_gpus(sim *s)
+{
+    int pods;
+    if (!s->gpus_elsewhere || s->looks || !jobs_gpu_waiting(s->machine, &pods))
+        return;
+    s->looks = true;
+    sim_after(s, sim_between(s, 200, 2000), SIM_CONTROLLER, look)->life = s->life;
+}
+
+/* The GPU of a warm pod for that function, which is booked there; -1: it gets a new one. */
+static int take_warm(sim *s, const job_action *a)
+{
+    bool offered[GPU_COUNT_MAX] = {false};
+    for (int i = 0; i < s->gpus; i++)
+        if (s->idle[i])
+            offered[s->gpu_index[i]] = true;
+    int at = jobs_gpu_choose(s->machine, a->job->id, a->function, offered);
+    for (int i = 0; at >= 0 && i < s->gpus; i++)
+        if (s->gpu_index[i] == at) {
+            s->idle[i]--;
+            jobs_gpu_book(s->machine, a->job->id, a->function, a->incarnation, at);
+            return i;
+        }
+    return -1;
+}
+
+/* Whether the function may have the pod that was started for it, and is booked there; otherwise it
+ * is idle, and the machine told. */
+static bool settles(sim *s, const job_event *e, int gpu)
+{
+    int at = show(s, gpu);
+    if (jobs_gpu_fits(s->machine, e->job, e->function, at)) {
+        jobs_gpu_book(s->machine, e->job, e->function, e->incarnation, at);
+        return true;
+    }
+    add_idle(s, gpu);
+    job_event refused = *e;
+    refused.type = JOB_POD_UNPLACED;
+    refused.message = "no room there";
+    controller_event(s, &refused);
+    return false;
+}
+
 /* ---- pods ------------------------------------------------------------------------------------ */
 
 static void taken(sim *s, message *m)
 {
     job_event e = m->job;
+    int gpu = m->number;
     e.type = JOB_POD_READY;
+    if (s->gpus_elsewhere && e.function != JOB_KUBEML_PS && gpu < 0 &&
+        !settles(s, &e, gpu = land(s)))
+        return;
     if (sim_fault(s, 0.02)) {
         e.type = JOB_POD_FAILED;
         e.code = ERR_UNAVAILABLE;
@@ -41,6 +161,7 @@ static void taken(sim *s, message *m)
     } else {
         int p = sim_start_process(s, e.function == JOB_KUBEML_PS, job_index(s, e.job), e.function,
                                   e.incarnation);
+        s->process[p].gpu = e.function == JOB_KUBEML_PS ? -1 : gpu;
         memcpy(m->text, s->process[p].name, sizeof m->text);
         e.pod = m->text;
     }
@@ -53,8 +174,10 @@ static void take(sim *s, int who, const job_action *a)
     int64_t ms = cold ? sim_between(s, 200, 3000) : sim_between(s, 0, 20);
     bool full = cold && ms % 4 == 0; /* no node has room for it, for a while */
     ms = full ? 14 * ms : ms;
+    int gpu = s->gpus_elsewhere && a->function != JOB_KUBEML_PS && !cold ? take_warm(s, a) : -1;
     message *m = sim_after(s, ms, SIM_CONTROLLER, taken);
     m->life = s->life;
+    m->number = gpu;
     m->job =
         (job_event){.job = s->job[who].id, .function = a->function, .incarnation = a->incarnation};
     if (cold) {
@@ -239,13 +362,32 @@ static void tick(sim *s, message *m)
 static void use_gpu(sim *s, const job *j, int f, uint64_t taken[SIM_GPUS_MAX])
 {
     int at = job_gpu(j, f);
-    if (s->gpus == 0 || j->request.device == DEVICE_CPU)
+    if (s->gpus == 0 || s->gpus_elsewhere || j->request.device == DEVICE_CPU)
         return;
     if (at < 0 || at >= s->gpus)
         sim_wrong(s, "function %d of job %s has no GPU", f, j->id);
     else
         taken[at] += j->request.gpu.memory_bytes ? j->request.gpu.memory_bytes
                                                  : SIM_GPU_BYTES / GPU_UNCAPPED_PARTS;
+}
+
+/* What a pod takes of the GPU that it has; of pods of one function on one GPU the first. */
+static void use_gpu_of_pod(sim *s, const job *j, int i, uint64_t taken[SIM_GPUS_MAX])
+{
+    uint64_t each = j->request.gpu.memory_bytes;
+    const job_pod *p = &j->pod[i];
+    const process *own = p->name[0] && p->function >= 0 ? living(s, p->name) : NULL;
+    if (!own || own->gpu < 0 || p->phase == JOB_POD_GONE || j->request.device == DEVICE_CPU)
+        return;
+    for (int k = 0; k < i; k++) {
+        const process *before = j->pod[k].name[0] ? living(s, j->pod[k].name) : NULL;
+        if (before && before->function == own->function && before->gpu == own->gpu)
+            return;
+    }
+    each = each ? each : SIM_GPU_BYTES / GPU_UNCAPPED_PARTS;
+    taken[own->gpu] +=
+        each *
+        (uint64_t)(j->request.process == PROCESS_SHARED ? j->request.default_parallelism : 1);
 }
 
 /* Ranks of NCCL's are on GPUs of their own: none is put on another's while a GPU that has none of
@@ -258,8 +400,8 @@ static void check_apart(sim *s, const job *j, const uint64_t taken[SIM_GPUS_MAX]
     int ranks[SIM_GPUS_MAX] = {0}, most = 0;
     for (int i = 0; i < s->jobs; i++)
         own = strcmp(s->job[i].id, j->id) == 0 ? &s->job[i] : own;
-    if (!own || own->placed || s->gpus == 0 || job_ended(j) || j->parallelism == 0 ||
-        j->request.merge != MERGE_NCCL)
+    if (!own || own->placed || s->gpus == 0 || s->gpus_elsewhere || job_ended(j) ||
+        j->parallelism == 0 || j->request.merge != MERGE_NCCL)
         return;
     own->placed = true; /* later others may have made room */
     for (int f = 0; f < j->parallelism; f++)
@@ -283,6 +425,8 @@ static void check(sim *s)
             const job_pod *p = &j->pod[i];
             present += p->function == JOB_KUBEML_PS && p->phase < JOB_POD_STOPPING && !p->unwanted;
             bool waits = p->phase == JOB_POD_WANTED && p->name[0] == '\0';
+            if (s->gpus_elsewhere)
+                use_gpu_of_pod(s, j, i, taken);
             if (p->function >= 0 && p->phase != JOB_POD_GONE && !waits)
                 used |= j->request.process == PROCESS_SHARED
                             ? (UINT64_C(1) << j->request.default_parallelism) - 1
@@ -324,6 +468,7 @@ void controller_event(sim *s, const job_event *event)
     for (size_t i = 0; i < n; i++)
         act(s, &actions[i]);
     check(s);
+    look_for_gpus(s);
     int64_t due = jobs_deadline(s->machine);
     s->controller_tick++;
     if (due != INT64_MAX) {
@@ -338,6 +483,8 @@ void controller_hears(sim *s, message *m)
     if (m->text[0])
         m->job.pod = m->text;
     controller_event(s, &m->job);
+    if (s->gpus_elsewhere && m->job.type == JOB_POD_ENDED)
+        forget_gpus(s);
 }
 
 void controller_conn_closed(sim *s, int conn)
@@ -377,11 +524,14 @@ static void restore(sim *s)
             sim_wrong(s, "restore: %s", e.message);
     for (int p = 0; p < s->processes; p++)
         if (s->process[p].alive)
-            controller_event(s, &(job_event){.type = JOB_POD_FOUND,
-                                             .job = s->job[s->process[p].job].id,
-                                             .pod = s->process[p].name,
-                                             .function = s->process[p].function,
-                                             .incarnation = s->process[p].incarnation});
+            controller_event(
+                s,
+                &(job_event){.type = JOB_POD_FOUND,
+                             .job = s->job[s->process[p].job].id,
+                             .pod = s->process[p].name,
+                             .function = s->process[p].function,
+                             .incarnation = s->process[p].incarnation,
+                             .value = s->process[p].gpu < 0 ? 0 : show(s, s->process[p].gpu) + 1});
     for (int i = 0; i < s->jobs; i++)
         if (s->job[i].final)
             controller_event(s, &(job_event){.type = JOB_PS_FINISHED,
@@ -399,10 +549,20 @@ void controller_begin(sim *s)
     const uint64_t gpus[SIM_GPUS_MAX] = {SIM_GPU_BYTES, SIM_GPU_BYTES, SIM_GPU_BYTES};
     if (jobs_open(&s->limits, s->slots, &s->machine, &e) < 0)
         abort();
-    jobs_gpus(s->machine, (gpu_policy)(s->seed % 3), false, gpus, s->gpus);
+    if (s->gpus_elsewhere)
+        jobs_gpus_elsewhere(s->machine, (gpu_policy)(s->seed % 3));
+    else
+        jobs_gpus(s->machine, (gpu_policy)(s->seed % 3), false, gpus, s->gpus);
+    s->looks = false;
+    for (int i = 0; i < SIM_GPUS_MAX; i++) {
+        s->gpu_index[i] = -1;
+        s->idle[i] = 0; /* the one before had them */
+    }
     for (int i = 0; i < SIM_JOBS_MAX; i++)
         s->ps_conn[i] = -1;
     restore(s);
+    for (int64_t n = s->gpus_elsewhere ? sim_between(s, 0, 3) : 0; n > 0; n--)
+        add_idle(s, land(s));
     for (int i = 0; i < s->jobs; i++)
         if (!s->job[i].submitted) {
             message *m = sim_after(s, sim_between(s, 0, 1000), SIM_CONTROLLER, submit);

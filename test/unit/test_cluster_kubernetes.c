@@ -141,7 +141,7 @@ static void open_with_ps(world *w, const char *texts)
     err e = ERR_INIT;
     open_world_of(w, texts);
     start_running(w, "ps-1", POD_PS);
-    CHECK_OK(w->c->ops->assign(w->c, "ps-1", "job7", -1, 0, &e), e);
+    CHECK_OK(w->c->ops->assign(w->c, "ps-1", "job7", -1, 0, NULL, &e), e);
 }
 
 static json_t *dig(const json_t *from, const char *path)
@@ -364,7 +364,7 @@ TEST(a_disruption_is_the_reason_and_not_its_signal)
     world w;
     err e = ERR_INIT;
     open_with(&w, "function-1", POD_FUNCTION);
-    CHECK_OK(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, &e), e);
+    CHECK_OK(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, NULL, &e), e);
     put_status(&w, "function-1",
                json_pack("{s:s, s:[{s:s, s:{s:{s:i, s:s}}}], s:[{s:s, s:s, s:s, s:s}]}", "phase",
                          "Failed", "containerStatuses", "name", "function", "state", "terminated",
@@ -379,6 +379,33 @@ TEST(a_disruption_is_the_reason_and_not_its_signal)
     close_world(&w);
 }
 
+/* By its labels a controller that comes later knows where the pod is. */
+TEST(a_pod_is_given_with_its_gpu)
+{
+    world w;
+    err e = ERR_INIT;
+    pod found[4];
+    size_t count = 0;
+    const cluster_gpu gpu = {"GPU-4f5a6b7c-0000-1111-2222-333344445555", 8589934592, true};
+    const cluster_gpu no_label = {.id = "MIG-GPU-4f5a/1/0", .memory_bytes = 1};
+    open_with(&w, "function-1", POD_FUNCTION);
+    start_running(&w, "function-2", POD_FUNCTION);
+    CHECK_OK(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, &gpu, &e), e);
+    CHECK_OK(w.c->ops->assign(w.c, "function-2", "job7", 1, 0, &no_label, &e), e);
+    w.c->ops->close(w.c, false);
+    open_cluster(&w);
+    CHECK_OK(w.c->ops->list(w.c, found, 4, &count, &e), e);
+    CHECK_INT(count, 2);
+    for (size_t i = 0; i < count; i++) {
+        bool first = strcmp(found[i].name, "function-1") == 0;
+        CHECK_STR(found[i].gpu.id, first ? gpu.id : "");
+        CHECK_INT(found[i].gpu.memory_bytes, first ? gpu.memory_bytes : 0);
+        CHECK(found[i].gpu.mps == first);
+        CHECK_INT(found[i].function, first ? 0 : 1);
+    }
+    close_world(&w);
+}
+
 TEST(a_pod_is_given_once)
 {
     world w;
@@ -386,15 +413,17 @@ TEST(a_pod_is_given_once)
     open_with(&w, "function-1", POD_FUNCTION);
     /* done, and the answer is lost */
     fake_kube_fault(w.server, FAKE_PATCH, FAULT_DONE_DROP, 0, 0, 1);
-    CHECK_OK(w.c->ops->assign(w.c, "function-1", "job7", 2, 1, &e), e);
+    CHECK_OK(w.c->ops->assign(w.c, "function-1", "job7", 2, 1, NULL, &e), e);
     cleanup_json json_t *made = wait_pod(&w, "function-1", true);
     CHECK_STR(json_string_value(dig(made, "metadata|labels|kubeml.dev/job")), "job7");
     CHECK_STR(json_string_value(dig(made, "metadata|labels|kubeml.dev/function")), "2");
-    CHECK_ERR(w.c->ops->assign(w.c, "function-1", "job8", 0, 0, &e), e, ERR_CONFLICT, "given away");
-    CHECK_ERR(w.c->ops->assign(w.c, "nobody", "job8", 0, 0, &e), e, ERR_UNAVAILABLE, "nobody");
+    CHECK_ERR(w.c->ops->assign(w.c, "function-1", "job8", 0, 0, NULL, &e), e, ERR_CONFLICT,
+              "given away");
+    CHECK_ERR(w.c->ops->assign(w.c, "nobody", "job8", 0, 0, NULL, &e), e, ERR_UNAVAILABLE,
+              "nobody");
     fake_kube_leave_out_events(w.server, true); /* nor one of which nobody here has heard that it ended */
     fake_kube_remove(w.server, "function-1");
-    CHECK_ERR(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, &e), e, ERR_UNAVAILABLE,
+    CHECK_ERR(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, NULL, &e), e, ERR_UNAVAILABLE,
               "function-1");
     close_world(&w);
 }
@@ -416,7 +445,7 @@ static bool gets_owner(world *w, int number, char uid[40])
     err e = ERR_INIT;
     snprintf(name, sizeof name, "function-%d", number);
     start_running(w, name, POD_FUNCTION);
-    CHECK_OK(w->c->ops->assign(w->c, name, "job7", number, 0, &e), e);
+    CHECK_OK(w->c->ops->assign(w->c, name, "job7", number, 0, NULL, &e), e);
     cleanup_json json_t *made = wait_pod(w, name, true);
     const char *found = json_string_value(dig(made, "metadata|ownerReferences|0|uid"));
     snprintf(uid, 40, "%s", found ? found : "");
@@ -476,7 +505,7 @@ TEST(a_warm_pod_that_is_being_deleted_has_ended)
     CHECK_STR(p.name, "function-1");
     CHECK_INT(p.phase, POD_ENDED);
     CHECK_STR(p.reason, "Deleted");
-    CHECK_ERR(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, &e), e, ERR_UNAVAILABLE,
+    CHECK_ERR(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, NULL, &e), e, ERR_UNAVAILABLE,
               "function-1");
     close_world(&w);
 }
@@ -488,7 +517,7 @@ TEST(a_pod_that_is_being_deleted_is_given_to_no_job)
     open_with(&w, "function-1", POD_FUNCTION);
     fake_kube_leave_out_events(w.server, true); /* nobody here has heard of it yet */
     fake_kube_put(w.server, "function-1", being_deleted());
-    CHECK_ERR(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, &e), e, ERR_CONFLICT,
+    CHECK_ERR(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, NULL, &e), e, ERR_CONFLICT,
               "being deleted");
     close_world(&w);
 }
@@ -499,7 +528,7 @@ TEST(a_pod_of_a_job_that_is_being_deleted_goes_on_until_it_ends)
     world w;
     err e = ERR_INIT;
     open_with(&w, "function-1", POD_FUNCTION);
-    CHECK_OK(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, &e), e);
+    CHECK_OK(w.c->ops->assign(w.c, "function-1", "job7", 0, 0, NULL, &e), e);
     fake_kube_put(w.server, "function-1", being_deleted());
     ends(&w, "function-1", 75, "Error");
     pod p = next_event(&w);
@@ -523,7 +552,7 @@ static void give_up(world *w, const char *name, const char *node, const char *de
     err e = ERR_INIT;
     start(w, name, POD_FUNCTION);
     drop_pod(wait_pod(w, name, true));
-    CHECK_OK(w->c->ops->assign(w->c, name, "job7", 0, 0, &e), e);
+    CHECK_OK(w->c->ops->assign(w->c, name, "job7", 0, 0, NULL, &e), e);
     runs_on(w, name, node, deleted);
     CHECK_OK(w->c->ops->stop(w->c, name, 0, &e), e);
     CHECK_INT(next_event(w).phase, POD_ENDED);
@@ -788,7 +817,7 @@ static void works_on(world *w, const char *name, int function, const char *node)
                   json_pack("{s:{s:s}, s:{s:s, s:s}}", "spec", "nodeName", node, "status", "phase",
                             "Running", "podIP", "10.1.2.3"));
     CHECK_INT(next_event(w).phase, POD_RUNNING);
-    CHECK_OK(w->c->ops->assign(w->c, name, "job7", function, 0, &e), e);
+    CHECK_OK(w->c->ops->assign(w->c, name, "job7", function, 0, NULL, &e), e);
 }
 
 /* The API server has a pod's log from its node. Where that does not answer, the first pod's is
@@ -961,7 +990,7 @@ TEST(pods_are_found_again_and_echoes_are_not_kept)
     world w;
     err e = ERR_INIT;
     open_with(&w, "function-1", POD_FUNCTION);
-    CHECK_OK(w.c->ops->assign(w.c, "function-1", "job7", 0, 3, &e), e);
+    CHECK_OK(w.c->ops->assign(w.c, "function-1", "job7", 0, 3, NULL, &e), e);
     w.c->ops->close(w.c, true);
     open_cluster(&w);
     pod list[4];

@@ -293,7 +293,7 @@ static void start_and_vanish(void)
         cluster *c = open_cluster();
         err e = ERR_INIT;
         start(c, "kept", POD_FUNCTION);
-        CHECK_OK(c->ops->assign(c, "kept", "job1", 2, 5, &e), e);
+        CHECK_OK(c->ops->assign(c, "kept", "job1", 2, 5, NULL, &e), e);
         start(c, "lost", POD_FUNCTION);
         start(c, "other", POD_PS);
         wait_log(c, "kept", "ready");

@@ -35,10 +35,10 @@ TEST(sizes_of_memory_are_read_and_written)
 
 TEST(policies_choose_among_gpus_with_room)
 {
-    const gpu_state gpus[] = {{80 * GIB, 10 * GIB, 25, 1},
-                              {80 * GIB, 70 * GIB, 50, 4},
-                              {40 * GIB, 0, 0, 0},
-                              {80 * GIB, 20 * GIB, 90, 2}};
+    const gpu_state gpus[] = {{80 * GIB, 10 * GIB, 25, 1, false},
+                              {80 * GIB, 70 * GIB, 50, 4, false},
+                              {40 * GIB, 0, 0, 0, false},
+                              {80 * GIB, 20 * GIB, 90, 2, false}};
     gpu_share small = {.memory_bytes = 2 * GIB, .threads = 25};
     CHECK_INT(gpu_place(GPU_BEST_FIT, gpus, 4, small), 1);
     CHECK_INT(gpu_place(GPU_SPREAD, gpus, 4, small), 2);
@@ -64,6 +64,21 @@ TEST(functions_without_a_limit_share_a_gpu_equally)
         CHECK(++placed <= GPU_UNCAPPED_PARTS);
     }
     CHECK_INT(placed, GPU_UNCAPPED_PARTS);
+}
+
+TEST(a_gpu_that_is_not_there_takes_nothing_and_a_time_sliced_one_no_threads)
+{
+    gpu_share any = {0}, threads = {.memory_bytes = GIB, .threads = 60};
+    gpu_state gone = {0}, gpu = {.memory_bytes = 8 * GIB}, sliced = {8 * GIB, .time_sliced = true};
+    CHECK_INT(gpu_place(GPU_PACK, &gone, 1, any), -1);
+    gpu_book(&gpu, threads);
+    gpu_book(&sliced, threads);
+    CHECK_INT(gpu.taken_bytes, GIB);
+    CHECK_INT(gpu.threads_taken, 60);
+    CHECK_INT(sliced.threads_taken, 0);
+    CHECK_INT(sliced.functions, 1);
+    CHECK_INT(gpu_place(GPU_PACK, &gpu, 1, threads), -1);
+    CHECK_INT(gpu_place(GPU_PACK, &sliced, 1, threads), 0);
 }
 
 /* What is booked is all that a process takes: its engine leaves room for CUDA's context. */

@@ -1006,7 +1006,7 @@ TEST(why_there_is_no_gpu_for_a_job)
     check_reason("none", "NoGpu", "knows none");
     jobs_close(m);
     open_with_gpus(GPU_BEST_FIT, true, 0, 0);
-    jobs_gpus_elsewhere(m); /* the pod has one, or is not scheduled */
+    jobs_gpus_elsewhere(m, GPU_BEST_FIT); /* the pod has one, or is not scheduled */
     submit_on_gpu("pod", 1, true, DEVICE_CUDA, (gpu_share){0});
     CHECK_INT(jobs_find(m, "pod")->state, JOB_STARTING);
     jobs_close(m);
@@ -1060,6 +1060,317 @@ TEST(a_replacement_takes_the_place_of_the_lost_one)
     CHECK(!find(JOB_TAKE));
     step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 0, .incarnation = 1});
     CHECK_INT(get(JOB_TAKE)->function, 0);
+    jobs_close(m);
+}
+
+/* ---- GPUs of pods ---------------------------------------------------------------------------- */
+
+static void open_elsewhere(gpu_policy policy)
+{
+    open_machine(8);
+    jobs_gpus_elsewhere(m, policy);
+}
+
+/* Its pod comes, on that GPU. */
+static void pod_comes(const char *id, int f, int incarnation, int gpu)
+{
+    char pod[JOB_POD_BYTES];
+    snprintf(pod, sizeof pod, "%s-f-%d-%d", id, f, incarnation);
+    CHECK(jobs_gpu_fits(m, id, f, gpu));
+    jobs_gpu_book(m, id, f, incarnation, gpu);
+    step((job_event){
+        .type = JOB_POD_READY, .job = id, .function = f, .incarnation = incarnation, .pod = pod});
+    step(
+        (job_event){.type = JOB_SPECIALISED, .job = id, .function = f, .incarnation = incarnation});
+}
+
+static void function_needs(const char *id, int f, int incarnation)
+{
+    step((job_event){.type = JOB_PS_NEED, .job = id, .function = f, .incarnation = incarnation});
+    CHECK_INT(get(JOB_TAKE)->function, f);
+}
+
+static void check_taken(int gpu, uint64_t bytes)
+{
+    gpu_state gpus[GPU_COUNT_MAX];
+    jobs_gpu_states(m, gpus);
+    CHECK_INT(gpus[gpu].taken_bytes, bytes);
+}
+
+TEST(a_function_gets_a_pod_by_policy_among_those_with_room)
+{
+    static const struct {
+        gpu_policy policy;
+        int gpu;
+    } cases[] = {{GPU_BEST_FIT, 1}, {GPU_SPREAD, 2}, {GPU_PACK, 0}};
+    for (size_t i = 0; i < 3; i++) {
+        bool offered[GPU_COUNT_MAX] = {[0] = true, [1] = true, [2] = true};
+        open_elsewhere(cases[i].policy);
+        CHECK_INT(jobs_gpu_add(m, 16 * GIB, false), 0);
+        submit_on_gpu("a", 1, true, DEVICE_AUTO, (gpu_share){3 * GIB, 0});
+        CHECK_INT(jobs_gpu_add(m, 8 * GIB, false), 1);
+        CHECK_INT(jobs_gpu_add(m, 24 * GIB, false), 2);
+        submit_on_gpu("b", 1, true, DEVICE_CUDA, (gpu_share){4 * GIB, 0});
+        ps_starts("b", 0);
+        function_needs("b", 0, 0);
+        CHECK_INT(jobs_gpu_choose(m, "b", 0, offered), cases[i].gpu);
+        offered[cases[i].gpu] = false; /* no pod is there: another will do */
+        CHECK(jobs_gpu_choose(m, "b", 0, offered) >= 0);
+        CHECK(jobs_gpu_choose(m, "b", 0, offered) != cases[i].gpu);
+        submit_on_gpu("c", 1, true, DEVICE_CPU, (gpu_share){40 * GIB, 0});
+        CHECK(!jobs_gpu_places(m, "c"));
+        CHECK(jobs_gpu_fits(m, "c", 0, 1));
+        jobs_close(m);
+    }
+}
+
+TEST(a_job_waits_while_the_known_gpus_have_no_room)
+{
+    int pods = 0;
+    open_elsewhere(GPU_BEST_FIT);
+    CHECK_INT(jobs_gpu_add(m, 8 * GIB, false), 0);
+    submit_on_gpu("a", 1, true, DEVICE_AUTO, (gpu_share){5 * GIB, 0});
+    CHECK(!jobs_gpu_waiting(m, &pods));
+    ps_starts("a", 0);
+    function_needs("a", 0, 0);
+    pod_comes("a", 0, 0, 0);
+    submit_on_gpu("b", 2, true, DEVICE_AUTO, (gpu_share){4 * GIB, 0});
+    check_reason("b", "NoGpuMemory", "and 0 find a place; free is 3.0 of 8.0 GiB on GPU 0");
+    CHECK(jobs_gpu_waiting(m, &pods) == jobs_find(m, "b"));
+    CHECK_INT(pods, 2);
+    CHECK_INT(jobs_gpu_add(m, 6 * GIB, false), 1);
+    step((job_event){.type = JOB_TICK});
+    check_reason("b", "NoGpuMemory", "1 find a place; free is 3.0 of 8.0 GiB on GPU 0, 6.0 of 6.0");
+    CHECK_INT(jobs_gpu_add(m, 5 * GIB, false), 2);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(jobs_find(m, "b")->state, JOB_STARTING);
+    CHECK(!jobs_gpu_waiting(m, &pods));
+    jobs_close(m);
+}
+
+TEST(a_job_of_unlimited_functions_waits_for_larger_gpus)
+{
+    int pods = 0;
+    open_elsewhere(GPU_BEST_FIT);
+    jobs_gpu_add(m, 8 * GIB, false);
+    submit_on_gpu("a", 4, false, DEVICE_CUDA, (gpu_share){9 * GIB, 0});
+    check_reason("a", "NoGpuMemory", "needs 9.0 GiB of GPU memory, and the largest GPU has 8.0");
+    CHECK(jobs_gpu_waiting(m, &pods));
+    CHECK_INT(pods, 1); /* an elastic one begins with one */
+    jobs_gpu_add(m, 10 * GIB, false);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(jobs_find(m, "a")->parallelism, 4); /* there may be more of them */
+    jobs_close(m);
+}
+
+/* Neither knew of a GPU as it began. */
+TEST(a_job_whose_pod_came_where_no_room_is_goes_back_into_the_queue)
+{
+    open_elsewhere(GPU_BEST_FIT);
+    for (int i = 0; i < 2; i++) {
+        submit_on_gpu(i ? "b" : "a", 1, true, DEVICE_AUTO, (gpu_share){6 * GIB, 0});
+        ps_starts(i ? "b" : "a", 0);
+        function_needs(i ? "b" : "a", 0, 0);
+    }
+    CHECK_INT(jobs_gpu_add(m, 8 * GIB, false), 0);
+    pod_comes("a", 0, 0, 0);
+    CHECK(!jobs_gpu_fits(m, "b", 0, 0));
+    step((job_event){.type = JOB_POD_UNPLACED, .job = "b", .message = "no room"});
+    CHECK_INT(jobs_find(m, "b")->state, JOB_QUEUED);
+    CHECK_STR(get(JOB_STOP)->pod, "b-ps-0");
+    get(JOB_SAVE);
+    check_reason("b", "NoGpuMemory", "2.0 of 8.0 GiB");
+    check_taken(0, 6 * GIB);
+    CHECK_INT(jobs_gpu_add(m, 8 * GIB, false), 1);
+    step((job_event){.type = JOB_POD_ENDED, .pod = "b-ps-0"});
+    CHECK_INT(jobs_find(m, "b")->state, JOB_STARTING);
+    ps_starts("b", 1);
+    CHECK(actions[0].job || count == 0);
+    jobs_close(m);
+}
+
+TEST(a_function_whose_pod_came_where_no_room_is_asks_for_another)
+{
+    int64_t waits[] = {5000, 10000, 20000, 40000, 80000, 80000};
+    open_elsewhere(GPU_BEST_FIT);
+    jobs_gpu_add(m, 8 * GIB, false);
+    jobs_gpu_add(m, 8 * GIB, false);
+    submit_on_gpu("a", 1, true, DEVICE_AUTO, (gpu_share){6 * GIB, 0});
+    ps_starts("a", 0);
+    function_needs("a", 0, 0);
+    pod_comes("a", 0, 0, 0);
+    submit_on_gpu("b", 1, true, DEVICE_AUTO, (gpu_share){6 * GIB, 0}); /* booked on GPU 1 */
+    ps_starts("b", 0);
+    function_needs("b", 0, 0);
+    for (size_t i = 0; i < sizeof waits / sizeof *waits; i++) {
+        CHECK(!jobs_gpu_fits(m, "b", 0, 0));
+        step((job_event){.type = JOB_POD_UNPLACED, .job = "b", .message = "it came on GPU x"});
+        CHECK_INT(jobs_find(m, "b")->state, JOB_STARTING);
+        check_reason("b", "NoGpuMemory", "it came on GPU x");
+        CHECK_INT(jobs_deadline(m), now + waits[i]);
+        now += waits[i];
+        step((job_event){.type = JOB_TICK});
+        get(JOB_TAKE);
+    }
+    pod_comes("b", 0, 0, 1);
+    check_reason("b", "Starting", "load their code");
+    jobs_close(m);
+}
+
+TEST(an_elastic_job_goes_on_without_a_function_whose_pod_came_where_no_room_is)
+{
+    open_elsewhere(GPU_BEST_FIT);
+    jobs_gpu_add(m, 8 * GIB, false);
+    submit_on_gpu("a", 2, false, DEVICE_AUTO, (gpu_share){5 * GIB, 0});
+    CHECK_INT(jobs_find(m, "a")->parallelism, 2);
+    ps_starts("a", 0);
+    function_needs("a", 0, 0);
+    pod_comes("a", 0, 0, 0);
+    function_needs("a", 1, 0);
+    CHECK(!jobs_gpu_fits(m, "a", 1, 0));
+    step((job_event){.type = JOB_POD_UNPLACED, .job = "a", .function = 1, .message = "no room"});
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 1);
+    jobs_close(m);
+}
+
+TEST(a_pod_is_booked_until_it_has_ended_also_where_the_next_one_is_elsewhere)
+{
+    open_elsewhere(GPU_BEST_FIT);
+    jobs_gpu_add(m, 8 * GIB, false);
+    jobs_gpu_add(m, 8 * GIB, false);
+    submit_on_gpu("a", 1, true, DEVICE_AUTO, (gpu_share){6 * GIB, 0});
+    ps_starts("a", 0);
+    function_needs("a", 0, 0);
+    pod_comes("a", 0, 0, 0);
+    function_needs("a", 0, 1); /* its pod is silent */
+    pod_comes("a", 0, 1, 1);
+    check_places("a", "1");
+    check_taken(0, 6 * GIB);
+    check_taken(1, 6 * GIB);
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-0-0"});
+    check_taken(0, 0);
+    check_taken(1, 6 * GIB);
+    jobs_close(m);
+}
+
+TEST(the_functions_of_a_shared_process_are_where_its_pod_is)
+{
+    bool offered[GPU_COUNT_MAX] = {[0] = true};
+    open_elsewhere(GPU_BEST_FIT);
+    jobs_gpu_add(m, 8 * GIB, false);
+    jobs_gpu_add(m, 12 * GIB, false);
+    submit_shared("a", 3, (gpu_share){3 * GIB, 0});
+    check_places("a", "111");
+    ps_starts("a", 0);
+    function_needs("a", 0, 0);
+    CHECK_INT(jobs_gpu_choose(m, "a", 0, offered), -1); /* 9 of 8 GiB */
+    CHECK_INT(jobs_gpu_add(m, 9 * GIB, false), 2);
+    pod_comes("a", 0, 0, 2);
+    check_places("a", "222");
+    check_taken(1, 0);
+    jobs_close(m);
+}
+
+TEST(ranks_of_nccls_wait_for_pods_on_gpus_of_their_own)
+{
+    bool offered[GPU_COUNT_MAX] = {[0] = true};
+    err e = ERR_INIT;
+    request r = {.function_name = "f",
+                 .dataset = "d",
+                 .epochs = 3,
+                 .batch_size = 8,
+                 .lr = 0.1,
+                 .default_parallelism = 2,
+                 .static_parallelism = true,
+                 .k = -1,
+                 .validate_every = 1,
+                 .goal_accuracy = 100,
+                 .merge = MERGE_NCCL,
+                 .gpu = {.memory_bytes = GIB}};
+    open_elsewhere(GPU_BEST_FIT);
+    jobs_gpu_add(m, 8 * GIB, false);
+    jobs_gpu_add(m, 8 * GIB, false);
+    CHECK_OK(jobs_submit(m, "a", &r, false, 1, &e), e);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    function_needs("a", 0, 0);
+    CHECK_INT(jobs_gpu_choose(m, "a", 0, offered), 0);
+    pod_comes("a", 0, 0, 0);
+    function_needs("a", 1, 0);
+    CHECK_INT(jobs_gpu_choose(m, "a", 1, offered), -1); /* a new pod may come on GPU 1 */
+    CHECK(jobs_gpu_fits(m, "a", 1, 0));                 /* and has to do where it comes */
+    offered[1] = true;
+    CHECK_INT(jobs_gpu_choose(m, "a", 1, offered), 1);
+    jobs_close(m);
+}
+
+TEST(a_gpu_is_forgotten_and_its_place_given_away_when_nothing_is_there)
+{
+    open_elsewhere(GPU_BEST_FIT);
+    CHECK_INT(jobs_gpu_add(m, 8 * GIB, false), 0);
+    submit_on_gpu("a", 1, true, DEVICE_AUTO, (gpu_share){6 * GIB, 0});
+    ps_starts("a", 0);
+    function_needs("a", 0, 0);
+    pod_comes("a", 0, 0, 0);
+    jobs_gpu_gone(m, 0);
+    CHECK_INT(jobs_gpu_add(m, 8 * GIB, false),
+              1); /* the machine has not heard that the pod ended */
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-0-0", .reason = "NodeLost"});
+    function_needs("a", 0, 1);
+    pod_comes("a", 0, 1, 1);
+    CHECK_INT(jobs_gpu_add(m, 4 * GIB, false), 0);
+    check_taken(0, 0);
+    check_taken(1, 6 * GIB);
+    for (int i = 2; i < GPU_COUNT_MAX; i++)
+        CHECK_INT(jobs_gpu_add(m, GIB, false), i);
+    CHECK_INT(jobs_gpu_add(m, GIB, false), -1);
+    jobs_close(m);
+}
+
+TEST(threads_count_on_the_gpus_whose_pods_say_that_mps_runs)
+{
+    open_elsewhere(GPU_BEST_FIT);
+    jobs_gpu_add(m, 8 * GIB, true);
+    submit_on_gpu("a", 1, true, DEVICE_AUTO, (gpu_share){GIB, 60});
+    submit_on_gpu("b", 1, true, DEVICE_AUTO, (gpu_share){GIB, 60});
+    check_reason("b", "NoGpuThreads", "needs 60 % of a GPU's threads, and 0 find a place");
+    jobs_gpu_add(m, 8 * GIB, false);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(jobs_find(m, "b")->state, JOB_STARTING);
+    submit_on_gpu("c", 1, true, DEVICE_AUTO, (gpu_share){GIB, 60});
+    check_places("c", "1");
+    jobs_close(m);
+}
+
+TEST(a_controller_that_comes_back_hears_where_pods_are)
+{
+    err e = ERR_INIT;
+    open_elsewhere(GPU_BEST_FIT);
+    for (int i = 0; i < 3; i++)
+        CHECK_INT(jobs_gpu_add(m, 8 * GIB, false), i);
+    submit_on_gpu("a", 1, true, DEVICE_AUTO, (gpu_share){6 * GIB, 0});
+    ps_starts("a", 0);
+    function_needs("a", 0, 0);
+    pod_comes("a", 0, 0, 2);
+    function_needs("a", 0, 1);
+    pod_comes("a", 0, 1, 1);
+    json_t *record = job_record(jobs_find(m, "a"));
+    jobs_close(m);
+    open_elsewhere(GPU_BEST_FIT);
+    CHECK_OK(jobs_restore(m, record, &e), e);
+    json_decref(record);
+    CHECK_INT(job_gpu(jobs_find(m, "a"), 0), -1); /* it is another table */
+    CHECK_INT(jobs_gpu_add(m, 8 * GIB, false), 0);
+    CHECK_INT(jobs_gpu_add(m, 8 * GIB, false), 1);
+    step(
+        (job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "a-ps-0"});
+    step((job_event){
+        .type = JOB_POD_FOUND, .job = "a", .incarnation = 1, .pod = "a-f-0-1", .value = 1});
+    step((job_event){.type = JOB_POD_FOUND, .job = "a", .pod = "a-f-0-0", .value = 2});
+    step((job_event){.type = JOB_ADOPT});
+    check_places("a", "0"); /* the younger one's */
+    check_taken(0, 6 * GIB);
+    check_taken(1, 6 * GIB);
     jobs_close(m);
 }
 

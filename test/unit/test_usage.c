@@ -112,6 +112,36 @@ TEST(the_gpus_of_a_machine_are_listed)
     unsetenv("FAKE_NVML");
 }
 
+/* What a container's runtime was told, as NVIDIA's device plugin names a GPU that several share. */
+TEST(a_container_knows_which_gpu_it_was_given)
+{
+    err e = ERR_INIT;
+    nvml_gpu gpu;
+    static const char *const several[] = {"all", "void", "", "GPU-0,GPU-1", "/var/run/devices",
+                                          NULL};
+    use_fake(NULL);
+    setenv("NVIDIA_VISIBLE_DEVICES", "GPU-1", 1);
+    CHECK_OK(nvml_given(&gpu, &e), e);
+    CHECK_STR(gpu.uuid, "GPU-1");
+    CHECK_INT(gpu.memory_bytes >> 30, 8);
+    setenv("NVIDIA_VISIBLE_DEVICES", "GPU-1::3", 1);
+    CHECK_OK(nvml_given(&gpu, &e), e);
+    CHECK_STR(gpu.uuid, "GPU-1");
+    setenv("NVIDIA_VISIBLE_DEVICES", "GPU-7", 1);
+    CHECK_ERR(nvml_given(&gpu, &e), e, ERR_UNAVAILABLE, "no GPU \"GPU-7\"");
+    for (size_t i = 0; i < sizeof several / sizeof *several; i++) {
+        use_fake(NULL);
+        if (several[i])
+            setenv("NVIDIA_VISIBLE_DEVICES", several[i], 1);
+        else
+            unsetenv("NVIDIA_VISIBLE_DEVICES");
+        CHECK_ERR(nvml_given(&gpu, &e), e, ERR_UNAVAILABLE, "more than one GPU");
+        use_fake("GPU-1"); /* nothing else is there */
+        CHECK_OK(nvml_given(&gpu, &e), e);
+        CHECK_STR(gpu.uuid, "GPU-1");
+    }
+}
+
 TEST(without_a_library_there_is_none)
 {
     err e = ERR_INIT;

@@ -130,6 +130,9 @@ spec:
     {{- if and .Values.gpu.enabled (not (include "kubeml.mps" .)) }}
     - {name: KUBEML_WARM_GPU, value: "1"}
     {{- end }}
+    {{- if and .Values.gpu.enabled .Values.gpu.policy }}
+    - {name: KUBEML_TELL_GPU, value: "1"}
+    {{- end }}
     {{- with .Values.function.env }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

@@ -17,11 +17,13 @@ import (
 )
 
 // gpuPlugin is a device plugin whose GPUs are names only. With replicas, device GPU::2 is the third share of
-// GPU, as NVIDIA's plugin names them under time-slicing; containers are told the GPU's name. It mounts no
-// device, sets no node label, and does not register again with a restarted kubelet.
+// GPU, as NVIDIA's plugin names them under time-slicing; containers are told the GPU's name, and have
+// library, where there is one, in the place of NVML. It mounts no device, sets no node label, and does not
+// register again with a restarted kubelet.
 type gpuPlugin struct {
 	pluginapi.UnimplementedDevicePluginServer
 	devices []*pluginapi.Device
+	mounts  []*pluginapi.Mount
 }
 
 func newGPUPlugin(host string, gpus, replicas int) *gpuPlugin {
@@ -69,7 +71,8 @@ func (p *gpuPlugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*
 	for _, c := range r.ContainerRequests {
 		log.Printf("allocate %v", c.DevicesIds)
 		answer.ContainerResponses = append(answer.ContainerResponses, &pluginapi.ContainerAllocateResponse{
-			Envs: map[string]string{"NVIDIA_VISIBLE_DEVICES": visible(c.DevicesIds)},
+			Envs:   map[string]string{"NVIDIA_VISIBLE_DEVICES": visible(c.DevicesIds)},
+			Mounts: p.mounts,
 		})
 	}
 	return &answer, nil
@@ -94,10 +97,15 @@ func fakeGPU(args []string) {
 	resource := flags.String("resource", "nvidia.com/gpu", "the extended resource")
 	gpus := flags.Int("gpus", 1, "how many GPUs")
 	replicas := flags.Int("replicas", 1, "how many containers share each GPU")
+	library := flags.String("library", "", "what containers have in NVML's place, where it is there")
 	flags.Parse(args)
 
 	host, _ := os.Hostname()
 	p := newGPUPlugin(host, *gpus, *replicas)
+	if _, err := os.Stat(*library); err == nil {
+		const place = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
+		p.mounts = []*pluginapi.Mount{{HostPath: *library, ContainerPath: place, ReadOnly: true}}
+	}
 	socket := filepath.Join(pluginapi.DevicePluginPath, "fake-gpu.sock")
 	os.Remove(socket)
 	l, err := net.Listen("unix", socket)
