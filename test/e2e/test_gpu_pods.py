@@ -21,13 +21,14 @@ GPUS = ("GPU-0", "GPU-1")
 class Cluster(FakeKube):
     """One node whose device plugin gives a pod the GPU on which the fewest are, or the next of `forced`."""
 
-    def __init__(self, folder, tells=True):
+    def __init__(self, folder, tells=True, forced=()):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         super().__init__(folder, port=port)
+        self.pods.write_text(json.dumps(json.loads(self.pods.read_text()) | {"slots": 8}))
         self.folder, self.port, self.tells, self.places = folder, port, tells, True
-        self.forced, self.gpu_of, self.processes, self.quota = [], {}, {}, 100
+        self.forced, self.gpu_of, self.processes, self.quota = list(forced), {}, {}, 100
         self.network = f"127.{1 + (os.getpid() >> 8) % 250}.{os.getpid() % 256}"
 
     def answer(self, method, path, body):
@@ -116,13 +117,13 @@ class Cluster(FakeKube):
 
 
 @contextlib.contextmanager
-def platform(*options, pool=0, slots=8, **others):
+def platform(*options, pool=0, **others):
     if not NVML.exists():
         skip("the tests' NVML is not built: make tests")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="g", dir=os.environ.get("TEST_TMP")))
     kube = Cluster(folder, **others)
     p = Platform("--cluster", "kubernetes", "--pods", str(kube.pods), "--context", "test", "--pool-ps", "1",
-                 "--pool-functions", str(pool), "--slots", str(slots), *options, home=folder,
+                 "--pool-functions", str(pool), *options, home=folder,
                  env={"KUBECONFIG": str(kube.config)})
     p.kube = kube
     try:
@@ -182,8 +183,7 @@ def jobs_whose_caps_exceed_a_gpu_are_on_two_and_a_third_waits():
 @case(limit=180, platform=False)
 def pods_are_started_until_one_comes_where_there_is_room():
     """Three come on the full GPU, and stay there; then one comes on the other."""
-    with platform("--gpu-policy", "pack") as p:
-        p.kube.forced = ["GPU-0"] * 4
+    with platform("--gpu-policy", "pack", forced=["GPU-0"] * 4) as p:
         assert placed(p, train(p, "6Gi")) == ["GPU-0"]
         assert placed(p, train(p, "6Gi")) == ["GPU-1"]
         with p.kube.lock:
@@ -199,8 +199,7 @@ def pods_are_started_until_one_comes_where_there_is_room():
 @case(limit=180, platform=False)
 def jobs_that_begin_before_a_gpu_is_known_share_none():
     """Both pods come on one GPU, where one has room."""
-    with platform() as p:
-        p.kube.forced = ["GPU-0", "GPU-0"]
+    with platform(forced=["GPU-0", "GPU-0"]) as p:
         jobs = [train(p, "6Gi"), train(p, "6Gi")]
         assert sorted(placed(p, jobs[0]) + placed(p, jobs[1])) == list(GPUS)
 
@@ -232,8 +231,7 @@ def what_is_booked_outlives_the_controller():
 @case(limit=180, platform=False)
 def a_spent_quota_is_not_held_by_pods_that_came_in_vain():
     """A pod on the full GPU is let go, so that another one can be tried."""
-    with platform(pool=2) as p:
-        p.kube.forced = ["GPU-0"] * 3
+    with platform(pool=2, forced=["GPU-0"] * 3) as p:
         assert placed(p, train(p, "6Gi")) == ["GPU-0"]
         until(lambda: len(p.kube.on("GPU-0")) >= 3, 20)
         with p.kube.lock:
@@ -244,8 +242,7 @@ def a_spent_quota_is_not_held_by_pods_that_came_in_vain():
 
 @case(limit=120, platform=False)
 def where_pods_say_nothing_nobody_is_placed():
-    with platform(tells=False) as p:
-        p.kube.forced = ["GPU-0", "GPU-0"]
+    with platform(tells=False, forced=["GPU-0", "GPU-0"]) as p:
         for job in (train(p, "6Gi"), train(p, "6Gi")):
             assert placed(p, job) == []
         assert len(p.kube.on("GPU-0")) == 2
