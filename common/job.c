@@ -448,8 +448,8 @@ static int slots_held(const jobs *m)
 
 bool jobs_slots_for(const jobs *m, const job *j, int parallelism)
 {
-    int held = job_held(j);
-    return parallelism <= held || slots_held(m) - held + parallelism <= m->slots;
+    int held = job_held(j), then = job_held_with(j, parallelism);
+    return then <= held || slots_held(m) - held + then <= m->slots;
 }
 
 static void ps_epoch(jobs *m, job *j, const job_event *event)
@@ -738,9 +738,10 @@ size_t jobs_step(jobs *m, const job_event *event, const job_action **actions)
         m->now_ms = event->now_ms;
     m->wall_ms = event->wall_ms;
     take(m, &known);
-    jobs_unplace(m);
-    if (!m->adopting)
+    if (!m->adopting) { /* until all pods are told, whoever seems not to be there may be */
+        jobs_unplace(m);
         schedule(m);
+    }
     for (size_t k = 0; k < m->count; k++)
         settle_job(m, m->job[k]);
     *actions = m->action;

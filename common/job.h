@@ -256,9 +256,11 @@ int jobs_forget(jobs *m, const char *id, err *e);
 
 /* ---- GPUs of pods, after jobs_gpus_elsewhere; between steps ---------------------------------- */
 
-/* A GPU that no pod had shown: its index, for as long as it is not gone; -1: there are too many. */
-int jobs_gpu_add(jobs *m, uint64_t memory_bytes, bool limits_threads);
-void jobs_gpu_gone(jobs *m, int gpu);                /* no pod has it any more */
+/* A GPU that a pod shows and that none had: its index, until that is another's; -1: there are too
+ * many. `was`, or -1: the index that it had before it was gone, at which functions may be booked
+ * still. */
+int jobs_gpu_add(jobs *m, int was, uint64_t memory_bytes, bool limits_threads);
+void jobs_gpu_gone(jobs *m, int gpu); /* no pod has it any more: nothing new goes there */
 bool jobs_gpu_places(const jobs *m, const char *id); /* its functions go by what GPUs have */
 /* Which of the GPUs offered, by idle pods, a function that JOB_TAKE asks a pod for is to be on; -1:
  * none has room for it. */

@@ -204,13 +204,12 @@ static bool goes_without(const jobs *m, const job *j, int placed)
 int job_place(jobs *m, job *j, int functions)
 {
     gpu_state gpus[GPU_COUNT_MAX];
-    if (!job_on_gpu(m, j))
-        return functions;
+    if (!job_on_gpu(m, j) || (m->gpus_elsewhere && job_active(j)))
+        return functions; /* where the pods come, then */
     jobs_gpu_states(m, gpus);
-    read_places(m, j, j->gpu);
     int placed = count_places(m, j, functions, gpus, j->gpu);
     j->gpu_functions = placed > j->gpu_functions ? placed : j->gpu_functions;
-    return goes_without(m, j, placed) || (m->gpus_elsewhere && job_active(j)) ? functions : placed;
+    return goes_without(m, j, placed) ? functions : placed;
 }
 
 bool job_finds_room(const jobs *m, const job *j, int functions)
@@ -270,11 +269,11 @@ static bool is_named(const jobs *m, int gpu)
     return false;
 }
 
-int jobs_gpu_add(jobs *m, uint64_t memory_bytes, bool limits_threads)
+int jobs_gpu_add(jobs *m, int was, uint64_t memory_bytes, bool limits_threads)
 {
-    int at = 0;
-    assert(m->gpus_elsewhere && memory_bytes > 0);
-    while (at < m->gpus && (is_known(m, at) || is_named(m, at)))
+    int at = was < 0 ? 0 : was;
+    assert(m->gpus_elsewhere && memory_bytes > 0 && was < m->gpus);
+    while (was < 0 && at < m->gpus && (is_known(m, at) || is_named(m, at)))
         at++;
     if (at == GPU_COUNT_MAX)
         return -1;
@@ -302,6 +301,8 @@ static int choose(const jobs *m, const job *j, int function, const bool offered[
     jobs_gpu_states(m, gpus);
     read_places(m, j, places);
     places[first] = 0;
+    if (!j->request.static_parallelism && count_places(m, j, first, gpus, places) < first)
+        return -1; /* those before it have no place yet, and are wanted before it */
     strictly = strictly && ranks &&
                (is_known(m, own) || place_apart(m, gpus, places, j->request.gpu) >= 0);
     for (int i = 0; i < m->gpus; i++)

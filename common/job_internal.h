@@ -65,6 +65,7 @@ bool job_explain_gpu(const jobs *m, const job *j, int functions, job_reason *out
 int job_process(const job *j, int function);
 int job_pods_room(jobs *m, job *j); /* 0, or -1 when memory is gone */
 int job_held(const job *j);         /* slots the job occupies */
+int job_held_with(const job *j, int granted); /* would occupy with so many functions granted */
 bool job_function_exists(const job *j, int function); /* a pod of it is there or on its way */
 bool pod_exists(const job_pod *p);                    /* it may take something somewhere */
 int pod_functions(const job *j, const job_pod *p);    /* that live in it */

@@ -69,7 +69,12 @@ int pod_functions(const job *j, const job_pod *p)
 /* What was granted, and what of the functions beyond that has not ended yet. */
 int job_held(const job *j)
 {
-    int held = job_active(j) ? j->parallelism : 0, granted = held;
+    return job_held_with(j, job_active(j) ? j->parallelism : 0);
+}
+
+int job_held_with(const job *j, int granted)
+{
+    int held = granted;
     for (int i = 0; i < j->pods; i++)
         if (j->pod[i].function >= granted && pod_exists(&j->pod[i]) && !counted_before(j, i))
             held += pod_functions(j, &j->pod[i]);

@@ -49,10 +49,13 @@ static int gpu_shown(owner *o, const cluster_gpu *gpu)
 {
     if (!gpu->id[0] || gpu->memory_bytes == 0)
         return -1;
-    for (int i = 0; i < GPU_COUNT_MAX; i++)
-        if (o->gpu[i].memory_bytes && strcmp(o->gpu[i].id, gpu->id) == 0)
-            return i;
-    int at = jobs_gpu_add(o->machine, gpu->memory_bytes, gpu->mps);
+    int was = -1;
+    for (int i = 0; i < GPU_COUNT_MAX && was < 0; i++)
+        if (strcmp(o->gpu[i].id, gpu->id) == 0)
+            was = i;
+    if (was >= 0 && o->gpu[was].memory_bytes)
+        return was;
+    int at = jobs_gpu_add(o->machine, was, gpu->memory_bytes, gpu->mps);
     if (at < 0) {
         log_error("GPU %s is one too many: nobody is placed there", gpu->id);
         return -1;

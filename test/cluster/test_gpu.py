@@ -126,7 +126,7 @@ def functions_go_by_the_memory_of_the_gpus_that_pods_have():
                 all(f"2.0 of 8.0 GiB are free on GPU {gpu}, with 1 functions" in why["evidence"] for gpu in gpus)
         until(waits, 30, every=0.1, message="it does not wait for memory: " + str(p.get(f"/tasks/{third}/explain")))
         explained(p, third, "NoGpuMemory", "GPU-node1-0")
-        kubectl("delete", "pod", "-n", p.ns, p.leader()["metadata"]["name"], "--wait=false")
+        kubectl("delete", "pod", "-n", p.ns, p.leader()["metadata"]["name"])
         until(waits, 60, every=0.5, message="another controller does not know: " + str(p.get(f"/tasks/{third}/explain")))
         assert p.task(third)["state"] == "queued"
         p.delete(f"/tasks/{first}")

@@ -192,6 +192,7 @@ struct sim {
     int gpus; /* of SIM_GPU_BYTES each */
     bool gpus_elsewhere;         /* others hand them out, one to each function's pod */
     int gpu_index[SIM_GPUS_MAX]; /* the machine's, of those that a pod has shown; -1 */
+    bool gpu_known[SIM_GPUS_MAX]; /* a pod is there, as far as the controller knows */
     int idle[SIM_GPUS_MAX];      /* warm pods that nobody has */
     bool looks;                  /* another pod is on its way, since a job waits for room */
     job_limits limits;

@@ -63,17 +63,22 @@ static int land(sim *s)
 /* A pod says which one it has. */
 static int show(sim *s, int gpu)
 {
-    if (s->gpu_index[gpu] < 0)
-        s->gpu_index[gpu] = jobs_gpu_add(s->machine, SIM_GPU_BYTES, false);
+    if (!s->gpu_known[gpu]) {
+        s->gpu_index[gpu] = jobs_gpu_add(s->machine, s->gpu_index[gpu], SIM_GPU_BYTES, false);
+        s->gpu_known[gpu] = true;
+        for (int i = 0; i < s->gpus; i++) /* it has the index of one that is gone */
+            if (i != gpu && s->gpu_index[i] == s->gpu_index[gpu])
+                s->gpu_index[i] = -1;
+    }
     return s->gpu_index[gpu];
 }
 
 static void forget_gpus(sim *s)
 {
     for (int i = 0; i < s->gpus; i++)
-        if (s->gpu_index[i] >= 0 && pods_on(s, i) == 0 && !is_given_out(s, i)) {
+        if (s->gpu_known[i] && pods_on(s, i) == 0 && !is_given_out(s, i)) {
             jobs_gpu_gone(s->machine, s->gpu_index[i]);
-            s->gpu_index[i] = -1;
+            s->gpu_known[i] = false;
         }
 }
 
@@ -119,7 +124,7 @@ static int take_warm(sim *s, const job_action *a)
             offered[s->gpu_index[i]] = true;
     int at = jobs_gpu_choose(s->machine, a->job->id, a->function, offered);
     for (int i = 0; at >= 0 && i < s->gpus; i++)
-        if (s->gpu_index[i] == at) {
+        if (s->gpu_known[i] && s->gpu_index[i] == at) {
             s->idle[i]--;
             jobs_gpu_book(s->machine, a->job->id, a->function, a->incarnation, at);
             return i;
@@ -556,6 +561,7 @@ void controller_begin(sim *s)
     s->looks = false;
     for (int i = 0; i < SIM_GPUS_MAX; i++) {
         s->gpu_index[i] = -1;
+        s->gpu_known[i] = false;
         s->idle[i] = 0; /* the one before had them */
     }
     for (int i = 0; i < SIM_JOBS_MAX; i++)

@@ -1063,6 +1063,38 @@ TEST(a_replacement_takes_the_place_of_the_lost_one)
     jobs_close(m);
 }
 
+/* It began without function 1, and those after it are there: one more is one more slot. */
+TEST(a_function_that_is_granted_is_counted_beside_those_that_are_there_without)
+{
+    open_machine(4);
+    submit("a", 4, 0, false);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    function_joins("a", 0, 0);
+    function_joins("a", 2, 0);
+    function_joins("a", 3, 0);
+    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 1});
+    step((job_event){.type = JOB_POD_WAITING,
+                     .job = "a",
+                     .function = 1,
+                     .reason = "Unschedulable",
+                     .message = "no room"});
+    now += 5000;
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 1);
+    step((job_event){.type = JOB_PS_RELEASE, .job = "a", .function = 1});
+    step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 1, .code = ERR_CANCELLED});
+    submit("b", 1, 0, true);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(jobs_find(m, "b")->state, JOB_STARTING);
+    CHECK_INT(jobs_slots_free(m), 0);
+    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 1, .incarnation = 1});
+    CHECK(!find(JOB_TAKE));
+    CHECK_INT(jobs_slots_free(m), 0);
+    CHECK_INT(jobs_find(m, "a")->parallelism, 1);
+    jobs_close(m);
+}
+
 /* ---- GPUs of pods ---------------------------------------------------------------------------- */
 
 static void open_elsewhere(gpu_policy policy)
@@ -1106,10 +1138,10 @@ TEST(a_function_gets_a_pod_by_policy_among_those_with_room)
     for (size_t i = 0; i < 3; i++) {
         bool offered[GPU_COUNT_MAX] = {[0] = true, [1] = true, [2] = true};
         open_elsewhere(cases[i].policy);
-        CHECK_INT(jobs_gpu_add(m, 16 * GIB, false), 0);
+        CHECK_INT(jobs_gpu_add(m, -1, 16 * GIB, false), 0);
         submit_on_gpu("a", 1, true, DEVICE_AUTO, (gpu_share){3 * GIB, 0});
-        CHECK_INT(jobs_gpu_add(m, 8 * GIB, false), 1);
-        CHECK_INT(jobs_gpu_add(m, 24 * GIB, false), 2);
+        CHECK_INT(jobs_gpu_add(m, -1, 8 * GIB, false), 1);
+        CHECK_INT(jobs_gpu_add(m, -1, 24 * GIB, false), 2);
         submit_on_gpu("b", 1, true, DEVICE_CUDA, (gpu_share){4 * GIB, 0});
         ps_starts("b", 0);
         function_needs("b", 0, 0);
@@ -1128,7 +1160,7 @@ TEST(a_job_waits_while_the_known_gpus_have_no_room)
 {
     int pods = 0;
     open_elsewhere(GPU_BEST_FIT);
-    CHECK_INT(jobs_gpu_add(m, 8 * GIB, false), 0);
+    CHECK_INT(jobs_gpu_add(m, -1, 8 * GIB, false), 0);
     submit_on_gpu("a", 1, true, DEVICE_AUTO, (gpu_share){5 * GIB, 0});
     CHECK(!jobs_gpu_waiting(m, &pods));
     ps_starts("a", 0);
@@ -1138,10 +1170,10 @@ TEST(a_job_waits_while_the_known_gpus_have_no_room)
     check_reason("b", "NoGpuMemory", "and 0 find a place; free is 3.0 of 8.0 GiB on GPU 0");
     CHECK(jobs_gpu_waiting(m, &pods) == jobs_find(m, "b"));
     CHECK_INT(pods, 2);
-    CHECK_INT(jobs_gpu_add(m, 6 * GIB, false), 1);
+    CHECK_INT(jobs_gpu_add(m, -1, 6 * GIB, false), 1);
     step((job_event){.type = JOB_TICK});
     check_reason("b", "NoGpuMemory", "1 find a place; free is 3.0 of 8.0 GiB on GPU 0, 6.0 of 6.0");
-    CHECK_INT(jobs_gpu_add(m, 5 * GIB, false), 2);
+    CHECK_INT(jobs_gpu_add(m, -1, 5 * GIB, false), 2);
     step((job_event){.type = JOB_TICK});
     CHECK_INT(jobs_find(m, "b")->state, JOB_STARTING);
     CHECK(!jobs_gpu_waiting(m, &pods));
@@ -1152,12 +1184,12 @@ TEST(a_job_of_unlimited_functions_waits_for_larger_gpus)
 {
     int pods = 0;
     open_elsewhere(GPU_BEST_FIT);
-    jobs_gpu_add(m, 8 * GIB, false);
+    jobs_gpu_add(m, -1, 8 * GIB, false);
     submit_on_gpu("a", 4, false, DEVICE_CUDA, (gpu_share){9 * GIB, 0});
     check_reason("a", "NoGpuMemory", "needs 9.0 GiB of GPU memory, and the largest GPU has 8.0");
     CHECK(jobs_gpu_waiting(m, &pods));
     CHECK_INT(pods, 1); /* an elastic one begins with one */
-    jobs_gpu_add(m, 10 * GIB, false);
+    jobs_gpu_add(m, -1, 10 * GIB, false);
     step((job_event){.type = JOB_TICK});
     CHECK_INT(jobs_find(m, "a")->parallelism, 4); /* there may be more of them */
     jobs_close(m);
@@ -1172,7 +1204,7 @@ TEST(a_job_whose_pod_came_where_no_room_is_goes_back_into_the_queue)
         ps_starts(i ? "b" : "a", 0);
         function_needs(i ? "b" : "a", 0, 0);
     }
-    CHECK_INT(jobs_gpu_add(m, 8 * GIB, false), 0);
+    CHECK_INT(jobs_gpu_add(m, -1, 8 * GIB, false), 0);
     pod_comes("a", 0, 0, 0);
     CHECK(!jobs_gpu_fits(m, "b", 0, 0));
     step((job_event){.type = JOB_POD_UNPLACED, .job = "b", .message = "no room"});
@@ -1181,7 +1213,7 @@ TEST(a_job_whose_pod_came_where_no_room_is_goes_back_into_the_queue)
     get(JOB_SAVE);
     check_reason("b", "NoGpuMemory", "2.0 of 8.0 GiB");
     check_taken(0, 6 * GIB);
-    CHECK_INT(jobs_gpu_add(m, 8 * GIB, false), 1);
+    CHECK_INT(jobs_gpu_add(m, -1, 8 * GIB, false), 1);
     step((job_event){.type = JOB_POD_ENDED, .pod = "b-ps-0"});
     CHECK_INT(jobs_find(m, "b")->state, JOB_STARTING);
     ps_starts("b", 1);
@@ -1193,8 +1225,8 @@ TEST(a_function_whose_pod_came_where_no_room_is_asks_for_another)
 {
     int64_t waits[] = {5000, 10000, 20000, 40000, 80000, 80000};
     open_elsewhere(GPU_BEST_FIT);
-    jobs_gpu_add(m, 8 * GIB, false);
-    jobs_gpu_add(m, 8 * GIB, false);
+    jobs_gpu_add(m, -1, 8 * GIB, false);
+    jobs_gpu_add(m, -1, 8 * GIB, false);
     submit_on_gpu("a", 1, true, DEVICE_AUTO, (gpu_share){6 * GIB, 0});
     ps_starts("a", 0);
     function_needs("a", 0, 0);
@@ -1220,7 +1252,7 @@ TEST(a_function_whose_pod_came_where_no_room_is_asks_for_another)
 TEST(an_elastic_job_goes_on_without_a_function_whose_pod_came_where_no_room_is)
 {
     open_elsewhere(GPU_BEST_FIT);
-    jobs_gpu_add(m, 8 * GIB, false);
+    jobs_gpu_add(m, -1, 8 * GIB, false);
     submit_on_gpu("a", 2, false, DEVICE_AUTO, (gpu_share){5 * GIB, 0});
     CHECK_INT(jobs_find(m, "a")->parallelism, 2);
     ps_starts("a", 0);
@@ -1233,11 +1265,26 @@ TEST(an_elastic_job_goes_on_without_a_function_whose_pod_came_where_no_room_is)
     jobs_close(m);
 }
 
+TEST(an_additional_function_leaves_room_for_those_before_it)
+{
+    open_elsewhere(GPU_BEST_FIT);
+    submit_on_gpu("a", 2, false, DEVICE_AUTO, (gpu_share){5 * GIB, 0});
+    ps_starts("a", 0);
+    function_needs("a", 0, 0);
+    function_needs("a", 1, 0);
+    jobs_gpu_add(m, -1, 8 * GIB, false);
+    CHECK(!jobs_gpu_fits(m, "a", 1, 0));
+    pod_comes("a", 0, 0, 0);
+    jobs_gpu_add(m, -1, 8 * GIB, false);
+    CHECK(jobs_gpu_fits(m, "a", 1, 1));
+    jobs_close(m);
+}
+
 TEST(a_pod_is_booked_until_it_has_ended_also_where_the_next_one_is_elsewhere)
 {
     open_elsewhere(GPU_BEST_FIT);
-    jobs_gpu_add(m, 8 * GIB, false);
-    jobs_gpu_add(m, 8 * GIB, false);
+    jobs_gpu_add(m, -1, 8 * GIB, false);
+    jobs_gpu_add(m, -1, 8 * GIB, false);
     submit_on_gpu("a", 1, true, DEVICE_AUTO, (gpu_share){6 * GIB, 0});
     ps_starts("a", 0);
     function_needs("a", 0, 0);
@@ -1257,14 +1304,14 @@ TEST(the_functions_of_a_shared_process_are_where_its_pod_is)
 {
     bool offered[GPU_COUNT_MAX] = {[0] = true};
     open_elsewhere(GPU_BEST_FIT);
-    jobs_gpu_add(m, 8 * GIB, false);
-    jobs_gpu_add(m, 12 * GIB, false);
+    jobs_gpu_add(m, -1, 8 * GIB, false);
+    jobs_gpu_add(m, -1, 12 * GIB, false);
     submit_shared("a", 3, (gpu_share){3 * GIB, 0});
     check_places("a", "111");
     ps_starts("a", 0);
     function_needs("a", 0, 0);
     CHECK_INT(jobs_gpu_choose(m, "a", 0, offered), -1); /* 9 of 8 GiB */
-    CHECK_INT(jobs_gpu_add(m, 9 * GIB, false), 2);
+    CHECK_INT(jobs_gpu_add(m, -1, 9 * GIB, false), 2);
     pod_comes("a", 0, 0, 2);
     check_places("a", "222");
     check_taken(1, 0);
@@ -1288,8 +1335,8 @@ TEST(ranks_of_nccls_wait_for_pods_on_gpus_of_their_own)
                  .merge = MERGE_NCCL,
                  .gpu = {.memory_bytes = GIB}};
     open_elsewhere(GPU_BEST_FIT);
-    jobs_gpu_add(m, 8 * GIB, false);
-    jobs_gpu_add(m, 8 * GIB, false);
+    jobs_gpu_add(m, -1, 8 * GIB, false);
+    jobs_gpu_add(m, -1, 8 * GIB, false);
     CHECK_OK(jobs_submit(m, "a", &r, false, 1, &e), e);
     step((job_event){.type = JOB_TICK});
     ps_starts("a", 0);
@@ -1307,34 +1354,57 @@ TEST(ranks_of_nccls_wait_for_pods_on_gpus_of_their_own)
 TEST(a_gpu_is_forgotten_and_its_place_given_away_when_nothing_is_there)
 {
     open_elsewhere(GPU_BEST_FIT);
-    CHECK_INT(jobs_gpu_add(m, 8 * GIB, false), 0);
+    CHECK_INT(jobs_gpu_add(m, -1, 8 * GIB, false), 0);
     submit_on_gpu("a", 1, true, DEVICE_AUTO, (gpu_share){6 * GIB, 0});
     ps_starts("a", 0);
     function_needs("a", 0, 0);
     pod_comes("a", 0, 0, 0);
     jobs_gpu_gone(m, 0);
-    CHECK_INT(jobs_gpu_add(m, 8 * GIB, false),
+    CHECK_INT(jobs_gpu_add(m, -1, 8 * GIB, false),
               1); /* the machine has not heard that the pod ended */
     step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-0-0", .reason = "NodeLost"});
     function_needs("a", 0, 1);
     pod_comes("a", 0, 1, 1);
-    CHECK_INT(jobs_gpu_add(m, 4 * GIB, false), 0);
+    CHECK_INT(jobs_gpu_add(m, -1, 4 * GIB, false), 0);
     check_taken(0, 0);
     check_taken(1, 6 * GIB);
     for (int i = 2; i < GPU_COUNT_MAX; i++)
-        CHECK_INT(jobs_gpu_add(m, GIB, false), i);
-    CHECK_INT(jobs_gpu_add(m, GIB, false), -1);
+        CHECK_INT(jobs_gpu_add(m, -1, GIB, false), i);
+    CHECK_INT(jobs_gpu_add(m, -1, GIB, false), -1);
+    jobs_close(m);
+}
+
+/* Nor is it given to others meanwhile, where it is to come back. */
+TEST(a_place_on_a_gpu_that_no_pod_has_is_kept_until_there_is_another)
+{
+    int pods;
+    open_elsewhere(GPU_BEST_FIT);
+    CHECK_INT(jobs_gpu_add(m, -1, 8 * GIB, false), 0);
+    submit_on_gpu("a", 1, true, DEVICE_AUTO, (gpu_share){6 * GIB, 0});
+    ps_starts("a", 0);
+    function_needs("a", 0, 0);
+    pod_comes("a", 0, 0, 0);
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-0-0"});
+    jobs_gpu_gone(m, 0);
+    CHECK_INT(jobs_gpu_add(m, -1, 4 * GIB, false), 1);
+    submit_on_gpu("b", 1, true, DEVICE_AUTO, (gpu_share){6 * GIB, 0});
+    check_reason("b", "NoGpuMemory", "the largest GPU has 4.0 GiB");
+    CHECK_INT(jobs_gpu_add(m, 0, 8 * GIB, false), 0);
+    check_taken(0, 6 * GIB);
+    CHECK(jobs_gpu_waiting(m, &pods) == jobs_find(m, "b"));
+    function_needs("a", 0, 1);
+    pod_comes("a", 0, 1, 0);
     jobs_close(m);
 }
 
 TEST(threads_count_on_the_gpus_whose_pods_say_that_mps_runs)
 {
     open_elsewhere(GPU_BEST_FIT);
-    jobs_gpu_add(m, 8 * GIB, true);
+    jobs_gpu_add(m, -1, 8 * GIB, true);
     submit_on_gpu("a", 1, true, DEVICE_AUTO, (gpu_share){GIB, 60});
     submit_on_gpu("b", 1, true, DEVICE_AUTO, (gpu_share){GIB, 60});
     check_reason("b", "NoGpuThreads", "needs 60 % of a GPU's threads, and 0 find a place");
-    jobs_gpu_add(m, 8 * GIB, false);
+    jobs_gpu_add(m, -1, 8 * GIB, false);
     step((job_event){.type = JOB_TICK});
     CHECK_INT(jobs_find(m, "b")->state, JOB_STARTING);
     submit_on_gpu("c", 1, true, DEVICE_AUTO, (gpu_share){GIB, 60});
@@ -1347,7 +1417,7 @@ TEST(a_controller_that_comes_back_hears_where_pods_are)
     err e = ERR_INIT;
     open_elsewhere(GPU_BEST_FIT);
     for (int i = 0; i < 3; i++)
-        CHECK_INT(jobs_gpu_add(m, 8 * GIB, false), i);
+        CHECK_INT(jobs_gpu_add(m, -1, 8 * GIB, false), i);
     submit_on_gpu("a", 1, true, DEVICE_AUTO, (gpu_share){6 * GIB, 0});
     ps_starts("a", 0);
     function_needs("a", 0, 0);
@@ -1360,8 +1430,8 @@ TEST(a_controller_that_comes_back_hears_where_pods_are)
     CHECK_OK(jobs_restore(m, record, &e), e);
     json_decref(record);
     CHECK_INT(job_gpu(jobs_find(m, "a"), 0), -1); /* it is another table */
-    CHECK_INT(jobs_gpu_add(m, 8 * GIB, false), 0);
-    CHECK_INT(jobs_gpu_add(m, 8 * GIB, false), 1);
+    CHECK_INT(jobs_gpu_add(m, -1, 8 * GIB, false), 0);
+    CHECK_INT(jobs_gpu_add(m, -1, 8 * GIB, false), 1);
     step(
         (job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "a-ps-0"});
     step((job_event){
