@@ -213,10 +213,10 @@ int jobs_restore(jobs *m, const json_t *record, err *e)
         free(j);
         return -1;
     }
-    /* fewer GPUs than before: it is placed anew, when it is next asked for; or they are those of
-     * pods, which say it themselves (JOB_POD_FOUND) */
+    /* fewer GPUs than before: it is placed anew, when it is next asked for; those of pods are told by
+     * JOB_POD_FOUND */
     for (int f = 0; f < j->gpu_functions; f++)
-        if (m->gpus_elsewhere || j->gpu[f] > m->gpus)
+        if (j->gpu[f] > m->gpus)
             j->gpu[f] = 0;
     if (job_active(j) && job_pods_room(m, j) < 0) {
         free(j);
