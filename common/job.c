@@ -6,8 +6,7 @@
  *        │ cancel                 │   └─ kubeml-ps lost: anew ────┤
  *        ▼                        ▼                               ▼
  *     CANCELLED ◄─────── verdict: told to stop ──────► SUCCEEDED, FAILED, CANCELLED, SUSPENDED
- *     SUSPENDED          (bounded wait for `finished`; for the next merge where it is to be
- * suspended)
+ *     SUSPENDED          (bounded wait for `finished`; for the next merge where it is suspended)
  *
  * A failed job with retries left goes back to QUEUED instead, under the next generation; so does a
  * STARTING one whose functions' pods came on GPUs that have no room for them.
