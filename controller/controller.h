@@ -5,7 +5,7 @@
  * registry.c           functions: versions by digest, compiled once
  * refusal.c            what did not compile, for who asks later
  * owner.c              the one thread that owns jobs, pods and connections to them
- * pool.c               warm pods, in the owner's thread
+ * pool*.c              pods and the pool of warm ones, in the owner's thread
  * store_watch.c        whether the store answers
  * sweeper.c            what dead writers left in it
  * cluster*.c           how pods are started and watched

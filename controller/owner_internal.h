@@ -1,7 +1,9 @@
 /* owner_internal.h: what the files of the owner share; nobody else includes it.
  *
  * owner.c         the thread, its queue of calls, events and actions of job.h
- * pool.c          pods, the warm pool
+ * pool.c          pods and the connections to them
+ * pool_fill.c     how many warm ones there are
+ * pool_gpu.c      the GPUs that pods have shown
  * pool_talk.c     what is said to pods and what they say
  * owner_jobs.c    what the controller keeps of a job beside the machine; records
  * owner_logs.c    jobs' logs
@@ -227,20 +229,33 @@ void pool_stop(owner *o, const char *name, int grace_ms);
 void pool_ended(owner *o, const pod *p);
 void pool_changed(owner *o, const pod *p); /* its address is known, or why it waits */
 void pool_find_all(owner *o);  /* at start: what the cluster has */
-void pool_fill(owner *o);      /* the pool: start what is missing, end what is too much */
 void pool_timers(owner *o, int64_t now_ms);
 int64_t pool_deadline(const owner *o);
 void pool_counts(const owner *o, int *functions, int *ps, int *all);
 void pool_take_function(owner *o, take_waiter *w);
 void pool_close(owner *o);
 
-/* for pool_talk.c */
+/* for pool_talk.c and pool_fill.c */
 void pool_use(link_pod *p, pod_use use);
 void pool_hang_up(link_pod *p);
 /* An event of the machine about this pod. */
 void pool_event(owner *o, const link_pod *p, job_event_type type, err_code code, const char *reason,
                 const char *message);
 void pool_welcome(owner *o, link_pod *p, const json_t *m); /* the first frame it sends */
+/* `gpu` -1: for any, or none. NULL with the cluster's errors, ERR_NOMEM. */
+link_pod *pool_start(owner *o, pod_role role, int gpu, err *e);
+void pool_retry_later(owner *o); /* one of the pool did not start */
+bool pool_is_generic(const link_pod *p, pod_role role, pod_use use); /* and nobody asks for it */
+bool pool_waits_for_room(const link_pod *p);
+
+/* pool_fill.c */
+void pool_fill(owner *o); /* starts what is missing, ends what is too much */
+
+/* pool_gpu.c */
+/* The machine's index of the GPU that a pod has shown; -1: none. */
+int pool_gpu_shown(owner *o, const cluster_gpu *gpu);
+int pool_gpu_told(owner *o, const json_t *told); /* the same of `gpu` of a welcome, or NULL */
+void pool_gpu_forget(owner *o, int gpu);         /* if no pod is on it any more */
 
 /* pool_talk.c */
 void pool_send_job(owner *o, const job_action *a);

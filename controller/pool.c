@@ -1,10 +1,9 @@
-/* pool.c: pods and the connections to them, and the pool of warm ones.
+/* pool.c: pods and the connections to them; pool_fill.c has how many warm ones there are.
  *
  * A pod is started generic and dialled until it says welcome; then it is warm, or goes at once to
  * the job that asked for it. It is labelled before it hears of the job. One that was given away
  * never comes back. */
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,13 +18,9 @@ enum {
     REFILL_AFTER_MS = 150, /* a job that has just taken pods needs the cores more than the pool */
     RETRY_MS = 1000,       /* after a pod of the pool did not start; doubled each time */
     RETRY_MS_MAX = 30000,
-    STARTING_MAX = 2, /* pods of the pool that start at the same time */
     STUCK_MS = 10000, /* a pod that is placed and not made by then: its node may be gone */
     STUCK_MS_MAX = 80000,
     PATIENCE_MAX = 32, /* times as long: a node or its network may be slow */
-    LOOK_MS = 1000,    /* between pods that are started to learn of GPUs; doubled each time */
-    LOOK_MS_MAX = 60000,
-    VAIN_MAX = 4, /* pods on GPUs without room that wait beside the pool's */
 };
 
 /* What started says that pods start: the next failure waits as the first did. */
@@ -35,61 +30,10 @@ static void forget_failures(owner *o)
     o->patience = 1;
 }
 
-static void retry_later(owner *o)
+void pool_retry_later(owner *o)
 {
     o->pool_wait_ms = o->pool_wait_ms * 2 > RETRY_MS_MAX ? RETRY_MS_MAX : o->pool_wait_ms * 2;
     o->pool_retry_ms = clock_deadline_ms(o->pool_wait_ms);
-}
-
-/* ---- GPUs that pods have -----------------------------------------------------------------------
- */
-
-/* The machine's index of the GPU that a pod has shown; -1: none. */
-static int gpu_shown(owner *o, const cluster_gpu *gpu)
-{
-    if (!gpu->id[0] || gpu->memory_bytes == 0)
-        return -1;
-    int was = -1;
-    for (int i = 0; i < GPU_COUNT_MAX && was < 0; i++)
-        if (strcmp(o->gpu[i].id, gpu->id) == 0)
-            was = i;
-    if (was >= 0 && o->gpu[was].memory_bytes)
-        return was;
-    int at = jobs_gpu_add(o->machine, was, gpu->memory_bytes, gpu->mps);
-    if (at < 0) {
-        log_error("GPU %s is one too many: nobody is placed there", gpu->id);
-        return -1;
-    }
-    o->gpu[at] = *gpu;
-    log_info("GPU %d: %s, %.1f GiB", at, gpu->id, (double)gpu->memory_bytes / 0x1p30);
-    return at;
-}
-
-/* What welcome says of it. */
-static int gpu_told(owner *o, const json_t *told)
-{
-    cluster_gpu gpu = {0};
-    const char *id = json_string_value(json_object_get(told, "id"));
-    json_int_t bytes = json_integer_value(json_object_get(told, "memory_bytes"));
-    if (!id || strlen(id) >= sizeof gpu.id || bytes <= 0)
-        return -1;
-    snprintf(gpu.id, sizeof gpu.id, "%s", id);
-    gpu.memory_bytes = (uint64_t)bytes;
-    gpu.mps = json_is_true(json_object_get(told, "mps"));
-    return gpu_shown(o, &gpu);
-}
-
-/* With the last pod on it a GPU is known no more. */
-static void forget_gpu(owner *o, int gpu)
-{
-    if (!o->gpus_elsewhere || gpu < 0)
-        return;
-    for (const link_pod *p = o->pods; p; p = p->next)
-        if (p->gpu == gpu)
-            return;
-    log_info("GPU %d: no pod is on %s any more", gpu, o->gpu[gpu].id);
-    o->gpu[gpu].memory_bytes = 0;
-    jobs_gpu_gone(o->machine, gpu);
 }
 
 /* ---- the list -------------------------------------------------------------------------------- */
@@ -126,7 +70,7 @@ static void drop(owner *o, link_pod *gone)
             break;
         }
     pool_hang_up(gone);
-    forget_gpu(o, gone->gpu);
+    pool_gpu_forget(o, gone->gpu);
     free(gone);
 }
 
@@ -202,7 +146,7 @@ static link_pod *add(owner *o, const pod *from)
 }
 
 /* `gpu` -1: for any, or none. */
-static link_pod *start(owner *o, pod_role role, int gpu, err *e)
+link_pod *pool_start(owner *o, pod_role role, int gpu, err *e)
 {
     pod_spec spec = {.role = role};
     pod started;
@@ -269,7 +213,7 @@ static bool suits(const owner *o, const link_pod *p, const char *id, int functio
            (!o->mps || (j->request.gpu.memory_bytes == 0 && j->request.gpu.threads == 0));
 }
 
-static bool is_generic(const link_pod *p, pod_role role, pod_use use)
+bool pool_is_generic(const link_pod *p, pod_role role, pod_use use)
 {
     return p->role == role && p->use == use && !p->job[0] && !p->waiter;
 }
@@ -280,7 +224,7 @@ static int gpu_chosen(const owner *o, const char *id, int function)
 {
     bool offered[GPU_COUNT_MAX] = {false};
     for (const link_pod *p = o->pods; p; p = p->next)
-        if (is_generic(p, POD_FUNCTION, USE_WARM) && p->gpu >= 0)
+        if (pool_is_generic(p, POD_FUNCTION, USE_WARM) && p->gpu >= 0)
             offered[p->gpu] = true;
     return jobs_gpu_choose(o->machine, id, function, offered);
 }
@@ -291,7 +235,7 @@ static link_pod *find_generic(owner *o, pod_role role, pod_use use, const char *
 {
     link_pod *oldest = NULL;
     for (link_pod *p = o->pods; p; p = p->next)
-        if (is_generic(p, role, use) &&
+        if (pool_is_generic(p, role, use) &&
             (id ? suits(o, p, id, function) : p->gpu < 0 || o->gpus_elsewhere) &&
             (!oldest || oldest->gpu < 0 || p->gpu >= 0))
             oldest = p;
@@ -304,7 +248,7 @@ static link_pod *find_warm(owner *o, pod_role role, const char *id, int function
     bool placed = o->gpus_elsewhere && role == POD_FUNCTION && jobs_gpu_places(o->machine, id);
     int gpu = placed ? gpu_chosen(o, id, function) : -1;
     for (link_pod *p = o->pods; placed && p; p = p->next)
-        if (is_generic(p, role, USE_WARM) && p->gpu == gpu)
+        if (pool_is_generic(p, role, USE_WARM) && p->gpu == gpu)
             oldest = p;
     return placed ? oldest : find_generic(o, role, USE_WARM, id, function);
 }
@@ -329,7 +273,7 @@ void pool_take(owner *o, const job_action *a)
     err e = ERR_INIT;
     p = find_generic(o, role, USE_STARTING, a->job->id, a->function);
     if (!p)
-        p = start(o, role, -1, &e);
+        p = pool_start(o, role, -1, &e);
     if (!p) {
         owner_event(o,
                     &(job_event){.type = JOB_POD_FAILED, .job = a->job->id, .function = a->function,
@@ -362,7 +306,7 @@ void pool_take_function(owner *o, take_waiter *w)
     if (!p)
         p = find_generic(o, POD_FUNCTION, USE_STARTING, NULL, -1);
     if (!p)
-        p = start(o, POD_FUNCTION, -1, &e);
+        p = pool_start(o, POD_FUNCTION, -1, &e);
     if (!p) {
         pthread_mutex_lock(&o->lock);
         w->why = e;
@@ -440,7 +384,7 @@ void pool_welcome(owner *o, link_pod *p, const json_t *m)
     p->talk = p->role == POD_PS ? TALK_LIVE : TALK_NONE;
     forget_failures(o);
     if (o->gpus_elsewhere && p->role == POD_FUNCTION && p->gpu < 0)
-        p->gpu = gpu_told(o, json_object_get(m, "gpu"));
+        p->gpu = pool_gpu_told(o, json_object_get(m, "gpu"));
     if (p->attach) {
         side *s = sides_find(o, p->job);
         int after = s ? (int)json_array_size(s->epochs) - 1 : -1;
@@ -502,7 +446,7 @@ static void dial(owner *o, link_pod *p, int64_t now_ms)
 }
 
 /* Kubernetes says what it waits for (space, an image): another one would wait for the same. */
-static bool waits_for_room(const link_pod *p)
+bool pool_waits_for_room(const link_pod *p)
 {
     return p->waits_reason[0] && strcmp(p->waits_reason, "ContainerCreating") != 0;
 }
@@ -517,7 +461,7 @@ static int64_t stuck_at(const owner *o, const link_pod *p)
         return INT64_MAX;
     if (strcmp(p->waits_reason, CLUSTER_NODE_SILENT) == 0)
         return p->since_ms;
-    if (waits_for_room(p))
+    if (pool_waits_for_room(p))
         return INT64_MAX;
     if (!p->address[0])
         return p->since_ms + (made < STUCK_MS_MAX ? made : STUCK_MS_MAX);
@@ -533,7 +477,7 @@ static void replace(owner *o, link_pod *old)
     err e = ERR_INIT;
     const char *why = old->address[0] ? "is on a node that answers nothing" : "is not made";
     pool_stop(o, old->name, 0);
-    link_pod *p = start(o, old->role, old->gpu, &e);
+    link_pod *p = pool_start(o, old->role, old->gpu, &e);
     if (p) {
         log_warn("pod %s %s: pod %s starts in its place", old->name, why, p->name);
         reserve(p, old->job, old->function, old->incarnation);
@@ -595,7 +539,7 @@ void pool_changed(owner *o, const pod *now)
         return;
     if (strcmp(p->waits_reason, now->reason) != 0 && now->reason[0])
         log_warn("pod %s waits: %s", p->name, now->message);
-    if (p->job[0] && waits_for_room(p) && !now->reason[0])
+    if (p->job[0] && pool_waits_for_room(p) && !now->reason[0])
         pool_event(o, p, JOB_POD_WAITING, ERR_NONE, "PoolEmpty",
                    "there is room for its pod now, which is being made");
     snprintf(p->waits_reason, sizeof p->waits_reason, "%s", now->reason);
@@ -640,141 +584,12 @@ void pool_ended(owner *o, const pod *ended)
     /* A warm one that the cluster takes away had started well: another may do so at once. */
     bool taken = p->use == USE_WARM && ending_is_disruption(ended->reason);
     if (generic && !asked && !taken)
-        retry_later(o);
+        pool_retry_later(o);
     if (p->job[0] && !jobs_find(o->machine, p->job))
         jobs_archive(o, p->job);
     if (p->job[0] && p->gpu >= 0)
         o->look_ms = o->look_wait_ms = 0; /* there is room again, maybe where nobody is known */
     drop(o, p);
-}
-
-/* ---- the pool -------------------------------------------------------------------------------- */
-
-/* Warm and starting ones that nobody has asked for, and that the job at the head of the queue could
- * take; the oldest warm one in *oldest. Where one waits for room it is the only one that is
- * started. */
-static int generic_count(owner *o, pod_role role, int *starting, link_pod **oldest)
-{
-    int count = 0;
-    for (link_pod *p = o->pods; p; p = p->next) {
-        if (p->role != role || p->job[0] || p->waiter || p->vain ||
-            (p->use != USE_WARM && p->use != USE_STARTING))
-            continue;
-        count++;
-        if (p->use == USE_STARTING)
-            *starting += waits_for_room(p) ? STARTING_MAX : 1;
-        else
-            *oldest = p;
-    }
-    return count;
-}
-
-/* As many warm functions as could get a slot, and one for a function that is lost. */
-static int functions_wanted(const owner *o)
-{
-    int floor = o->controller->config.pool_functions, useful = jobs_slots_free(o->machine) + 1;
-    return jobs_waiting(o->machine) && floor > 1 ? 1 : floor < useful ? floor : useful;
-}
-
-/* Warm functions are ready on the GPU that has the fewest of them. A platform with MPS has plain
- * ones too: every second, for jobs with limits. */
-static int gpu_to_warm(const owner *o, pod_role role)
-{
-    int ready[GPU_COUNT_MAX] = {0}, plain = 0, all = 0, least = 0;
-    if (role != POD_FUNCTION || o->gpus == 0)
-        return -1;
-    for (const link_pod *p = o->pods; p; p = p->next) {
-        if (p->role != role || p->job[0] || p->waiter ||
-            (p->use != USE_WARM && p->use != USE_STARTING))
-            continue;
-        all++;
-        if (p->gpu < 0)
-            plain++;
-        else
-            ready[p->gpu]++;
-    }
-    if (o->mps && 2 * plain <= all)
-        return -1;
-    for (int i = 1; i < o->gpus; i++)
-        least = ready[i] < ready[least] ? i : least;
-    return least;
-}
-
-static void fill_role(owner *o, pod_role role, int wanted, int floor)
-{
-    int starting = 0;
-    link_pod *oldest = NULL;
-    int have = generic_count(o, role, &starting, &oldest);
-    int64_t now = clock_monotonic_ms();
-    for (; have < wanted && starting < STARTING_MAX && now >= o->pool_retry_ms;
-         have++, starting++) {
-        err e = ERR_INIT;
-        if (!start(o, role, gpu_to_warm(o, role), &e)) {
-            log_error("the pool: %s", e.message);
-            retry_later(o);
-            return;
-        }
-    }
-    if (have > floor && oldest && now - oldest->since_ms > OWNER_POOL_IDLE_MS)
-        pool_stop(o, oldest->name, POD_GRACE_MS);
-}
-
-/* Which of the warm pods a job does not take that waits for room on a GPU, as many of them as it
- * needs having been found for it; how many, and the oldest. `j` NULL: none waits. */
-static int mark_vain(owner *o, const job *j, link_pod **oldest)
-{
-    gpu_state gpus[GPU_COUNT_MAX];
-    int count = 0;
-    if (j)
-        jobs_gpu_states(o->machine, gpus);
-    for (link_pod *p = o->pods; p; p = p->next) {
-        p->vain = j && is_generic(p, POD_FUNCTION, USE_WARM) && p->gpu >= 0 &&
-                  !job_gpu_fill(j, &gpus[p->gpu]);
-        if (p->vain) {
-            count++;
-            *oldest = p;
-        }
-    }
-    return count;
-}
-
-/* A job waits for room on a GPU, and there may be others than those that are known: pods are
- * started until it has what it needs. Those that came in vain keep the next ones from their places,
- * VAIN_MAX at most. */
-static void look_for_gpus(owner *o, const job *j, int pods)
-{
-    link_pod *oldest = NULL, *warm = NULL;
-    int64_t now = clock_monotonic_ms();
-    int starting = 0, vain = mark_vain(o, j, &oldest);
-    generic_count(o, POD_FUNCTION, &starting, &warm);
-    if (vain && now < o->look_ms)
-        return;
-    if (vain) {
-        int64_t wait = o->look_wait_ms ? 2 * o->look_wait_ms : LOOK_MS;
-        o->look_wait_ms = wait < LOOK_MS_MAX ? wait : LOOK_MS_MAX;
-        o->look_ms = now + o->look_wait_ms;
-    }
-    /* One that finds no place may find that one's. */
-    if (vain > VAIN_MAX || (vain && (starting >= STARTING_MAX || now < o->pool_retry_ms)))
-        pool_stop(o, oldest->name, POD_GRACE_MS);
-    int floor = functions_wanted(o);
-    fill_role(o, POD_FUNCTION, pods > floor ? pods : floor, INT_MAX);
-}
-
-void pool_fill(owner *o)
-{
-    int pods = 0;
-    if (!o->machine)
-        return;
-    fill_role(o, POD_PS, o->controller->config.pool_ps, o->controller->config.pool_ps);
-    const job *j = o->gpus_elsewhere ? jobs_gpu_waiting(o->machine, &pods) : NULL;
-    if (j) {
-        look_for_gpus(o, j, pods);
-        return;
-    }
-    o->look_ms = o->look_wait_ms = 0;
-    mark_vain(o, NULL, &(link_pod *){NULL});
-    fill_role(o, POD_FUNCTION, functions_wanted(o), o->controller->config.pool_functions);
 }
 
 int64_t pool_deadline(const owner *o)
@@ -800,7 +615,7 @@ static void found(owner *o, const pod *from)
     if (!p)
         return;
     pool_use(p, from->job[0] ? USE_JOB : USE_STARTING);
-    p->gpu = o->gpus_elsewhere && from->job[0] ? gpu_shown(o, &from->gpu) : -1;
+    p->gpu = o->gpus_elsewhere && from->job[0] ? pool_gpu_shown(o, &from->gpu) : -1;
     if (!from->job[0]) {
         /* Generic as far as its labels say; what it was used for without them is over: its wire was
          * the old controller's, and one that served a model must not come back. */
