@@ -15,8 +15,9 @@ import sys
 import time
 
 forks = multiprocessing.get_context("forkserver")
-# What is not there is passed over, and missed by the program that asks for it.
-forks.set_forkserver_preload(["__main__", "requests", "numpy", "yaml"])
+# What is not there is passed over, and missed by the program that asks for it. None that starts threads (numpy does): a
+# process with threads is not forked.
+forks.set_forkserver_preload(["__main__", "requests", "yaml"])
 
 
 def be(program, output, environment, folder):
