@@ -1,6 +1,7 @@
 #!/bin/bash
 # Builds the cluster's programs into $KUBEML_TC_BIN: kube (all that runs in it, of Kubernetes, etcd and the stand-ins of
-# kube/), its links, kubectl and helm. What is there already and up to date is left alone. Needs Go, and its module proxy the first time.
+# kube/), its links, kubectl and helm. What is there already and up to date is left alone. Needs Go, and its module proxy
+# the first time.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 
@@ -13,6 +14,9 @@ if [ "$(cat "$KUBEML_TC_BIN/source" 2>/dev/null)" = "$source_digest" ] && [ -x "
     exit 0
 fi
 
+# The compiler takes an eighth less of processor time without collecting garbage and without what a debugger would read.
+export CGO_ENABLED=0 GOGC=off GOMEMLIMIT=4GiB GOFLAGS=-gcflags=all=-dwarf=false
+
 # The version that `kubectl version` and a chart's kubeVersion see.
 cd "$here/kube"
 version=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
@@ -24,7 +28,7 @@ for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
     set_version+=" -X $package.buildDate=1970-01-01T00:00:00Z"
 done
 echo "building the test cluster's programs (minutes the first time)"
-CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w$set_version" -o "$KUBEML_TC_BIN/kube.new" .
+go build -buildvcs=false -trimpath -ldflags "-s -w$set_version" -o "$KUBEML_TC_BIN/kube.new" .
 mv "$KUBEML_TC_BIN/kube.new" "$KUBEML_TC_BIN/kube"
 for name in etcd kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet coredns fake-gpu netpol; do
     ln -sf kube "$KUBEML_TC_BIN/$name"
@@ -32,7 +36,7 @@ done
 # program NAME PACKAGE LDFLAGS: one of its own, since cases start it a thousand times and kube takes long to start. It
 # compiles against packages that are compiled already, the larger part of it.
 program() {
-    CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w$3" -o "$KUBEML_TC_BIN/$1.new" "$2"
+    go build -buildvcs=false -trimpath -ldflags "-s -w$3" -o "$KUBEML_TC_BIN/$1.new" "$2"
     mv "$KUBEML_TC_BIN/$1.new" "$KUBEML_TC_BIN/$1"
 }
 program kubectl k8s.io/kubernetes/cmd/kubectl "$set_version"
