@@ -8,7 +8,9 @@ import io.netty.channel.Channel;
 import java.io.FileInputStream;
 import java.net.InetSocketAddress;
 import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
+import java.nio.file.StandardCopyOption;
 import java.security.KeyFactory;
 import java.security.PrivateKey;
 import java.security.cert.CertificateFactory;
@@ -24,6 +26,7 @@ import java.util.Base64;
  * MONGO_ROOT=USER:PASSWORD: users, roles and SCRAM-SHA-256 (Access), and this first user with the role root; kept in
  * FILE.users.
  * MONGO_TLS=FOLDER: TLS with the folder's server.crt and server.key (PKCS #8), both PEM.
+ * MONGO_NAMED=FILE: where those who share this server find it, and touch before they come.
  * No sessions, no replication, no journal: write concerns and read concerns are taken and mean nothing.
  */
 public class MongoServerMain {
@@ -107,6 +110,35 @@ public class MongoServerMain {
         }
     }
 
+    /**
+     * Takes the name away so that nobody finds this server any more, unless somebody touched it and is on the way.
+     * Who touches it just now finds it gone, and starts another.
+     */
+    static boolean giveUpName(String name, long idle) throws Exception {
+        if (name == null || name.isEmpty()) {
+            return true;
+        }
+        Path named = Path.of(name), gone = Path.of(name + ".gone");
+        try {
+            if (isFresh(named, idle)) {
+                return false;
+            }
+            Files.move(named, gone, StandardCopyOption.ATOMIC_MOVE);
+            if (isFresh(gone, idle)) {
+                Files.move(gone, named, StandardCopyOption.ATOMIC_MOVE);
+                return false;
+            }
+            Files.deleteIfExists(gone);
+        } catch (NoSuchFileException e) {
+            return true;
+        }
+        return true;
+    }
+
+    static boolean isFresh(Path file, long idle) throws Exception {
+        return System.currentTimeMillis() - Files.getLastModifiedTime(file).toMillis() < idle * 1000;
+    }
+
     public static void main(String[] a) throws Exception {
         long idle = Long.parseLong(a[2]);
         String root = System.getenv("MONGO_ROOT"), tls = System.getenv("MONGO_TLS");
@@ -122,7 +154,8 @@ public class MongoServerMain {
         Runtime.getRuntime().addShutdownHook(new Thread(server::shutdownNow));
         server.bind(new InetSocketAddress(a[0], Integer.parseInt(a[1])));
         System.out.println("listening on " + a[0] + ":" + server.getLocalAddress().getPort());
-        while (idle == 0 || System.nanoTime() - asked < idle * 1_000_000_000L) {
+        String named = System.getenv("MONGO_NAMED");
+        while (idle == 0 || System.nanoTime() - asked < idle * 1_000_000_000L || !giveUpName(named, idle)) {
             Thread.sleep(1000);
         }
         System.exit(0);

@@ -33,6 +33,8 @@ case $kind in
   *) echo "uri.sh: there is no kind $kind" >&2; exit 2 ;;
 esac
 pid= port=
+# First that somebody comes, then whether it is there: its end looks in the other order.
+touch -c "$KUBEML_MONGO_CACHE/server-$kind"
 read -r pid port 2>/dev/null <"$KUBEML_MONGO_CACHE/server-$kind" || true
 # It may have ended, and another program have its port.
 grep -q "MongoServerMain\|mongod.py" "/proc/$pid/cmdline" 2>/dev/null || port=
@@ -40,7 +42,7 @@ if [ -z "$port" ] || ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
   rm -f "$KUBEML_MONGO_CACHE/server-$kind"
   said=$(mktemp -u "$KUBEML_MONGO_CACHE/said.XXXXXX")
   mkfifo "$said"
-  MONGO_ROOT=$root MONGO_TLS=$tls setsid "$here/run.sh" 127.0.0.1 0 60 >"$said" 2>/dev/null </dev/null 9>&- &
+  MONGO_NAMED=$KUBEML_MONGO_CACHE/server-$kind MONGO_ROOT=$root MONGO_TLS=$tls setsid "$here/run.sh" 127.0.0.1 0 60 >"$said" 2>/dev/null </dev/null 9>&- &
   pid=$!
   read -r -t 60 line <"$said" || line=
   rm -f "$said"
