@@ -408,3 +408,8 @@ bool dataset_prefetches(const dataset *d)
 {
     return chunk_prefetches(d->reader);
 }
+
+bool dataset_waits(const dataset *d, char *why, size_t size)
+{
+    return chunk_reader_waits(d->reader, why, size);
+}

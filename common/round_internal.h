@@ -53,6 +53,7 @@ typedef struct member {
     int64_t needed_ms, heard_ms, progress_ms;
     char phase[16]; /* of the last heartbeat, to see progress by */
     uint32_t beat_batches;
+    bool waits; /* for the store, as its last heartbeat said */
     char last_loss[ERR_MESSAGE_BYTES];
     /* this epoch's share */
     uint64_t share;

@@ -90,6 +90,7 @@ static void need(round_machine *m, int f)
     int first = m->config.generation * ROUND_GENERATION_STEP;
     b->incarnation = b->incarnation < first ? first : b->incarnation + 1;
     b->state = MEMBER_NEEDED;
+    b->waits = false;
     b->needed_ms = m->now_ms;
 }
 
@@ -299,12 +300,28 @@ void member_ready(round_machine *m, const round_event *event)
         round_set_condition(m, CONDITION_LOST, false, "Replaced", "every function is there");
 }
 
+/* A store that is away stops whoever looks at samples and whoever writes the checkpoint; the latter
+ * says itself when it is back. */
+static void hear_of_store(round_machine *m, member *b, const round_event *event)
+{
+    b->waits = event->message[0] != '\0';
+    bool any = false;
+    for (int f = 0; f < m->config.functions_max; f++)
+        any |= m->member[f].state != MEMBER_NONE && m->member[f].waits;
+    if (b->waits)
+        round_set_condition(m, CONDITION_STORE, true, "StoreDown", "function %d waits: %.220s",
+                            event->function, event->message);
+    else if (!any && m->stage != STAGE_COMMIT)
+        round_set_condition(m, CONDITION_STORE, false, "Answers", "the store answers");
+}
+
 void member_heartbeat(round_machine *m, const round_event *event)
 {
     member *b = member_present(m, event);
     if (!b || b->state < MEMBER_JOINED)
         return;
     b->heard_ms = m->now_ms;
+    hear_of_store(m, b, event);
     if (b->beat_batches == event->batches &&
         strncmp(b->phase, event->phase, sizeof b->phase - 1) == 0)
         return;

@@ -571,6 +571,12 @@ bool chunk_prefetches(const chunk_reader *r)
     return r->driver->reader_prefetch != NULL;
 }
 
+bool chunk_reader_waits(chunk_reader *r, char *why, size_t size)
+{
+    *why = '\0';
+    return r->driver->reader_waits && r->driver->reader_waits(r, why, size);
+}
+
 typedef struct upload_search {
     const char *id;
     bool named;

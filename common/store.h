@@ -181,6 +181,9 @@ int chunk_reader_info(chunk_reader *r, const char **text, size_t *len, err *e);
 void chunk_prefetch(chunk_reader *r, uint32_t split, const uint32_t *indices, size_t count);
 /* Is that of any use to this reader? */
 bool chunk_prefetches(const chunk_reader *r);
+/* Does a chunk_view wait for a store that does not answer? `why` then names it and says how; it is
+ * empty otherwise. From any thread; does not block. */
+bool chunk_reader_waits(chunk_reader *r, char *why, size_t size);
 
 /* ---- who may read and write -------------------------------------------------------------------
  * Of a MongoDB store whose locator names a user; with the others, who reaches the store may use

@@ -132,7 +132,7 @@ static store *open_store(const store_driver *driver, const char *uri, err *e)
     store_new_id(s->owner);
     const char *tmp = getenv("TMPDIR");
     if (fs_path(s->scratch_dir, e, "%s", tmp && *tmp ? tmp : "/tmp") != 0 ||
-        mongo_link_open(&s->link, uri, e) != 0) {
+        mongo_link_open(&s->link, uri, MONGO_PATIENCE_MS, e) != 0) {
         free(s);
         return NULL;
     }
@@ -238,7 +238,8 @@ static int reader_srv(const char *rest, chunk_reader **out, err *e)
     .locator = mongo_locator, .revoke = mongo_revoke,                                              \
     .revoke_others = mongo_revoke_others, .reader_close = mongo_reader_close,                      \
     .reader_view = mongo_reader_view, .reader_info = mongo_reader_info,                            \
-    .reader_prefetch = mongo_reader_prefetch, .drop = mongo_drop
+    .reader_prefetch = mongo_reader_prefetch, .reader_waits = mongo_reader_waits,                  \
+    .drop = mongo_drop
 
 const store_driver store_mongo = {
     .scheme = "mongodb:", .open = open_plain, .reader_open = reader_plain, FUNCTIONS};

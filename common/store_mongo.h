@@ -35,6 +35,8 @@ enum {
     MONGO_NAME_BYTES = 200,
     MONGO_COLLECTION_BYTES = STORE_COLLECTION_BYTES + 8,
     MONGO_PATIENCE_MS = 10000, /* how long an operation is tried again */
+    /* a reader's: as long as kubeml-ps tries to write the checkpoint (round.h's store_ms) */
+    MONGO_READER_PATIENCE_MS = 60000,
     MONGO_LEASE_MS = 60000,
     /* before a sweep ends what a delete began: it may be under way */
     MONGO_KEEP_BLOB_MS = 60 * 1000,
@@ -54,8 +56,9 @@ typedef struct mongo_link {
     bool limited; /* its user may do what a job needs and no more; sweeping is others' work */
 } mongo_link;
 
-/* `text` is a whole URI. Does not talk to the server. */
-int mongo_link_open(mongo_link *l, const char *text, err *e);
+/* `text` is a whole URI; its kubeml.patience_ms goes before `patience_ms`. Does not talk to the
+ * server. */
+int mongo_link_open(mongo_link *l, const char *text, int64_t patience_ms, err *e);
 void mongo_link_close(mongo_link *l); /* a zeroed one is fine */
 
 /* One attempt with a client of the pool. True: it has an outcome, in `arg`; false: `error` says why
@@ -180,6 +183,7 @@ int mongo_reader_view(chunk_reader *r, uint32_t split, uint32_t index, const voi
                       size_t *len, err *e);
 int mongo_reader_info(chunk_reader *r, const char **text, size_t *len, err *e);
 void mongo_reader_prefetch(chunk_reader *r, uint32_t split, const uint32_t *indices, size_t count);
+bool mongo_reader_waits(chunk_reader *r, char *why, size_t size);
 
 /* A nameless file for what was fetched, in memory where the disk has no place for it. */
 int mongo_scratch_file(int *fd, err *e);

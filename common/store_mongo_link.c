@@ -91,12 +91,12 @@ static int parse(mongo_link *l, const char *text, err *e)
     return 0;
 }
 
-int mongo_link_open(mongo_link *l, const char *text, err *e)
+int mongo_link_open(mongo_link *l, const char *text, int64_t patience_ms, err *e)
 {
     char *uri = strdup(text);
     int64_t keep_ms = 0, limited = 0;
     *l = (mongo_link){
-        .text = strdup(text), .patience_ms = MONGO_PATIENCE_MS, .lease_ms = MONGO_LEASE_MS};
+        .text = strdup(text), .patience_ms = patience_ms, .lease_ms = MONGO_LEASE_MS};
     if (!uri || !l->text) {
         free(uri);
         mongo_link_close(l);

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "store_mongo.h"
 
 enum {
@@ -23,6 +24,7 @@ enum {
     BATCH_CHUNKS = 256,
     ALIGNMENT = 64,
     VALUE_OFFSET = 48, /* within ALIGNMENT: the samples in a chunk are aligned then */
+    SLOW_MS = 5000,    /* without an answer for so long the store is taken to be away */
 };
 
 typedef enum chunk_state { ABSENT, COMING, PRESENT } chunk_state;
@@ -51,6 +53,9 @@ typedef struct mongo_reader {
     int64_t *queue;
     size_t queue_at, queue_len;
     bool started, ending;
+    int views;             /* chunk_views that wait */
+    int64_t waits_from_ms; /* since then there have been such, or something came */
+    char trouble[200];     /* how the last attempt failed; empty when one went well since */
     pthread_t fetchers[FETCHERS];
 } mongo_reader;
 
@@ -110,6 +115,8 @@ static int take_chunk(mongo_reader *r, const bson_t *document, err *e)
     c->at = place;
     c->len = len;
     __atomic_store_n(&c->state, PRESENT, __ATOMIC_RELEASE);
+    r->waits_from_ms = clock_monotonic_ms();
+    r->trouble[0] = '\0';
     pthread_cond_broadcast(&r->changed);
     pthread_mutex_unlock(&r->lock);
     return 0;
@@ -154,6 +161,12 @@ static bool fetch_chunks(const mongo_link *l, mongoc_client_t *client, int attem
     while (op->result == 0 && mongoc_cursor_next(cursor, &document))
         op->result = take_chunk(op->r, document, op->e);
     bool done = op->result != 0 || !mongoc_cursor_error(cursor, error);
+    if (!done) {
+        pthread_mutex_lock(&op->r->lock);
+        snprintf(op->r->trouble, sizeof op->r->trouble, "%.*s",
+                 (int)sizeof op->r->trouble - 1, error->message);
+        pthread_mutex_unlock(&op->r->lock);
+    }
     mongoc_cursor_destroy(cursor);
     mongoc_collection_destroy(c);
     bson_destroy(filter);
@@ -163,10 +176,10 @@ static bool fetch_chunks(const mongo_link *l, mongoc_client_t *client, int attem
 
 /* Fetches chunks that this thread has marked as coming; those that did not come are absent
  * again. */
-static int fetch(mongo_reader *r, const int64_t *ids, size_t count, err *e)
+static int fetch(mongo_reader *r, const mongo_link *link, const int64_t *ids, size_t count, err *e)
 {
     fetch_op op = {.r = r, .ids = ids, .count = count, .e = e};
-    int result = mongo_run(&r->link, fetch_chunks, &op, "reading chunks", e);
+    int result = mongo_run(link, fetch_chunks, &op, "reading chunks", e);
     if (result == 0)
         result = op.result;
     pthread_mutex_lock(&r->lock);
@@ -208,6 +221,11 @@ static void *run_ahead(void *arg)
 {
     mongo_reader *r = arg;
     int64_t ids[BATCH_CHUNKS];
+    /* Whoever needs a chunk waits for this attempt and then for one of its own: only that one is
+     * to last. */
+    mongo_link hasty = r->link;
+    if (hasty.patience_ms > MONGO_PATIENCE_MS)
+        hasty.patience_ms = MONGO_PATIENCE_MS;
     pthread_mutex_lock(&r->lock);
     while (!r->ending) {
         size_t count = take_batch(r, ids);
@@ -217,7 +235,7 @@ static void *run_ahead(void *arg)
         }
         pthread_mutex_unlock(&r->lock);
         qsort(ids, count, sizeof *ids, by_id);
-        int result = fetch(r, ids, count, NULL);
+        int result = fetch(r, &hasty, ids, count, NULL);
         pthread_mutex_lock(&r->lock);
         if (result != 0)
             r->queue_at = r->queue_len; /* chunk_view will meet it, and say so */
@@ -285,18 +303,37 @@ int mongo_reader_view(chunk_reader *base, uint32_t split, uint32_t index, const 
         return 0;
     }
     pthread_mutex_lock(&r->lock);
+    if (r->views++ == 0)
+        r->waits_from_ms = clock_monotonic_ms();
     while (c->state == COMING) /* whoever fetches it gives up within the link's patience */
         pthread_cond_wait(&r->changed, &r->lock);
     bool ours = c->state == ABSENT;
     if (ours)
         __atomic_store_n(&c->state, COMING, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&r->lock);
-    if (ours && fetch(r, &id, 1, e) != 0)
+    int result = ours ? fetch(r, &r->link, &id, 1, e) : 0;
+    pthread_mutex_lock(&r->lock);
+    r->views--;
+    pthread_mutex_unlock(&r->lock);
+    if (result != 0)
         return -1;
     if (__atomic_load_n(&c->state, __ATOMIC_ACQUIRE) != PRESENT)
         return err_set(e, ERR_NOT_FOUND, "no chunk %u in split %u", index, split);
     *bytes = bytes_of(r, c, len);
     return 0;
+}
+
+bool mongo_reader_waits(chunk_reader *base, char *why, size_t size)
+{
+    mongo_reader *r = (mongo_reader *)base;
+    pthread_mutex_lock(&r->lock);
+    bool slow = clock_monotonic_ms() - r->waits_from_ms >= SLOW_MS;
+    bool waits = r->views > 0 && (slow || r->trouble[0]);
+    if (waits)
+        snprintf(why, size, "store %s: %s", r->link.name,
+                 r->trouble[0] ? r->trouble : "no answer to a request for chunks");
+    pthread_mutex_unlock(&r->lock);
+    return waits;
 }
 
 int mongo_reader_info(chunk_reader *base, const char **text, size_t *len, err *e)
@@ -378,7 +415,7 @@ static int take_info(mongo_reader *r, const bson_t *document, err *e)
 static int open_reader(mongo_reader *r, const char *uri, err *e)
 {
     bson_t *document = NULL;
-    if (mongo_link_open(&r->link, uri, e) != 0 ||
+    if (mongo_link_open(&r->link, uri, MONGO_READER_PATIENCE_MS, e) != 0 ||
         mongo_run(&r->link, read_info, &document, "opening a dataset", e) != 0)
         return -1;
     if (!document)

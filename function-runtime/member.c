@@ -28,10 +28,11 @@ double member_seconds(int64_t *from_ns)
     return s;
 }
 
-static uint32_t progress(const void *of)
+static void progress(const void *of, pslink_state *out)
 {
     const member *m = of;
-    return m->group ? group_batches_done(m->group) : trainer_batches_done(m->trainer);
+    out->batches = m->group ? group_batches_done(m->group) : trainer_batches_done(m->trainer);
+    dataset_waits(m->data, out->waits, sizeof out->waits);
 }
 
 void member_enter(member *m, const char *phase, int64_t epoch, int64_t round)

@@ -32,8 +32,8 @@ struct pslink {
     json_t *out;     /* array of messages to be sent */
     const char *phase;
     int64_t epoch, round;
-    uint32_t (*batches)(const void *);
-    const void *batches_of;
+    void (*look)(const void *, pslink_state *);
+    const void *look_at;
     int left; /* the last set that is over; 0: none */
     unsigned dials;
     bool begun;
@@ -156,10 +156,13 @@ static int receive_all(pslink *l, err *e)
 /* The lock is held. */
 static json_t *heartbeat(const pslink *l)
 {
-    return json_pack("{s:s,s:s,s:I,s:I,s:I,s:o*}", "type", "heartbeat", "phase", l->phase, "epoch",
-                     (json_int_t)l->epoch, "round", (json_int_t)l->round, "batches",
-                     (json_int_t)(l->batches ? l->batches(l->batches_of) : 0), "begun",
-                     l->begun ? json_true() : NULL);
+    pslink_state now = {0};
+    if (l->look)
+        l->look(l->look_at, &now);
+    return json_pack("{s:s,s:s,s:I,s:I,s:I,s:o*,s:o*}", "type", "heartbeat", "phase", l->phase,
+                     "epoch", (json_int_t)l->epoch, "round", (json_int_t)l->round, "batches",
+                     (json_int_t)now.batches, "begun", l->begun ? json_true() : NULL, "waits",
+                     now.waits[0] ? json_string(now.waits) : NULL);
 }
 
 static int send_heartbeat(pslink *l, err *e)
@@ -422,10 +425,10 @@ void pslink_begun(pslink *l)
         wake(l);
 }
 
-void pslink_progress(pslink *l, uint32_t (*batches)(const void *), const void *of)
+void pslink_progress(pslink *l, void (*look)(const void *of, pslink_state *out), const void *of)
 {
     pthread_mutex_lock(&l->lock);
-    l->batches = batches;
-    l->batches_of = of;
+    l->look = look;
+    l->look_at = of;
     pthread_mutex_unlock(&l->lock);
 }

@@ -53,7 +53,12 @@ bool pslink_left(pslink *l, int set, unsigned dials);
 void pslink_phase(pslink *l, const char *phase, int64_t epoch, int64_t round);
 /* The first batch is trained: a heartbeat says so now, and each one after it. From any thread. */
 void pslink_begun(pslink *l);
-/* Asked at each heartbeat, from the link's thread. */
-void pslink_progress(pslink *l, uint32_t (*batches)(const void *), const void *of);
+typedef struct pslink_state {
+    uint32_t batches; /* trained or validated of the present task */
+    char waits[300];  /* for which store that does not answer, and how; empty: for none */
+} pslink_state;
+
+/* Asked at each heartbeat, from any thread; fills in a zeroed state. NULL: nothing to tell. */
+void pslink_progress(pslink *l, void (*look)(const void *of, pslink_state *out), const void *of);
 
 #endif

@@ -264,6 +264,51 @@ TEST(silence_is_a_loss_but_not_when_we_slept_ourselves)
     round_close(m);
 }
 
+/* As long as anybody waits: one function, the other, or who writes the checkpoint. */
+TEST(a_store_that_functions_wait_for_is_named)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    round_event away = {.type = ROUND_HEARTBEAT, .phase = "train", .message = "store x: no answer"};
+    step(away);
+    CHECK_STR(get(ROUND_CONDITION)->name, "StoreUnavailable");
+    CHECK_STR(get(ROUND_CONDITION)->reason, "StoreDown");
+    CHECK(get(ROUND_CONDITION)->status);
+    CHECK_STR(get(ROUND_CONDITION)->message, "function 0 waits: store x: no answer");
+    away.function = 1;
+    step(away);
+    CHECK(!find(ROUND_CONDITION));
+    step((round_event){.type = ROUND_HEARTBEAT, .function = 0, .phase = "train"});
+    CHECK(!find(ROUND_CONDITION));
+    step((round_event){.type = ROUND_HEARTBEAT, .function = 1, .phase = "train"});
+    CHECK(!get(ROUND_CONDITION)->status);
+    publish(&c, 0, 0, 0, 0);
+    publish(&c, 1, 0, 0, 0);
+    merged(0, 0, 1);
+    step((round_event){.type = ROUND_COMMIT_FAILED, .code = ERR_UNAVAILABLE, .message = "away"});
+    CHECK(get(ROUND_CONDITION)->status);
+    step((round_event){.type = ROUND_HEARTBEAT, .function = 0, .phase = "wait"});
+    CHECK(!find(ROUND_CONDITION)); /* the checkpoint is not written */
+    step((round_event){.type = ROUND_COMMITTED, .epoch = 0});
+    CHECK(!get(ROUND_CONDITION)->status);
+    round_close(m);
+}
+
+/* Who waited is gone, and does not hold the condition up. */
+TEST(a_lost_function_waits_for_no_store)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    step((round_event){.type = ROUND_HEARTBEAT, .function = 1, .message = "store x: no answer"});
+    CHECK(get(ROUND_CONDITION)->status);
+    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "Killed", .message = "killed"});
+    step((round_event){.type = ROUND_HEARTBEAT, .function = 0, .phase = "train"});
+    const round_action *a = get(ROUND_CONDITION);
+    CHECK_STR(a->name, "StoreUnavailable");
+    CHECK(!a->status);
+    round_close(m);
+}
+
 TEST(a_straggler_is_named)
 {
     round_config c = config(3, 1);

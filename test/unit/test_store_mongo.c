@@ -777,6 +777,66 @@ TEST_LIMIT(a_reader_fetches_its_chunks_and_no_others, 60)
     end_line(&l);
 }
 
+typedef struct viewer {
+    chunk_reader *r;
+    uint32_t index;
+    err e;
+    int result;
+    bool done; /* read and written atomically */
+} viewer;
+
+static void *view_one(void *arg)
+{
+    viewer *v = arg;
+    const void *bytes;
+    size_t len;
+    v->result = chunk_view(v->r, 0, v->index, &bytes, &len, &v->e);
+    __atomic_store_n(&v->done, true, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* A job's functions wait longer than other operations do, and can say so meanwhile. */
+TEST_LIMIT(a_reader_outlasts_a_line_that_is_cut_and_says_that_it_waits, 60)
+{
+    err e = ERR_INIT;
+    line l;
+    char through[800], locator[STORE_LOCATOR_BYTES], why[300];
+    const void *bytes;
+    size_t len;
+    chunk_writer *w;
+    pthread_t thread;
+    test_store_use(ON_MONGO);
+    make_line(&l, test_store_locator(""), "kubeml.lease_ms=60000", through);
+    if (strstr(through, "kubeml.patience_ms"))
+        test_skip("MONGODB_URI says how long a reader waits");
+    store *s = open_at(through);
+    write_chunks(s, locator, &w);
+    viewer v = {.index = 8, .e = ERR_INIT};
+    CHECK_OK(chunk_reader_open(locator, &v.r, &e), e);
+    CHECK_OK(chunk_view(v.r, 0, 7, &bytes, &len, &e), e);
+    CHECK(!chunk_reader_waits(v.r, why, sizeof why));
+    CHECK_STR(why, "");
+    set_line(&l, false);
+    int64_t longer = clock_deadline_ms(11000), limit = clock_deadline_ms(10000);
+    CHECK_INT(pthread_create(&thread, NULL, view_one, &v), 0);
+    while (!chunk_reader_waits(v.r, why, sizeof why) && clock_left_ms(limit))
+        usleep(10000);
+    CHECK_CONTAINS(why, "store mongodb://127.0.0.1:");
+    CHECK_CONTAINS(why, "No suitable servers found");
+    CHECK(!strchr(why, '@'));
+    while (!__atomic_load_n(&v.done, __ATOMIC_ACQUIRE) && clock_left_ms(longer))
+        usleep(10000);
+    CHECK(!__atomic_load_n(&v.done, __ATOMIC_ACQUIRE));
+    set_line(&l, true);
+    pthread_join(thread, NULL);
+    CHECK_INT(v.result, 0);
+    CHECK(!chunk_reader_waits(v.r, why, sizeof why));
+    chunk_reader_close(v.r);
+    chunk_abort(w);
+    store_close(s);
+    end_line(&l);
+}
+
 TEST_LIMIT(a_reader_says_when_the_line_is_cut, 60)
 {
     err e = ERR_INIT;
