@@ -95,7 +95,8 @@ void dataset_release(dataset *d, dataset_split split, uint32_t chunk);
  * the views; does not block. dataset_prefetches: is it of use here? */
 void dataset_prefetch(dataset *d, dataset_split split, const uint32_t *chunks, size_t count);
 bool dataset_prefetches(const dataset *d);
-/* Does somebody who looks at a chunk wait for a store that does not answer? As chunk_reader_waits. */
+/* Does somebody who looks at a chunk wait for a store that does not answer? As chunk_reader_waits.
+ */
 bool dataset_waits(const dataset *d, char *why, size_t size);
 
 const char *dataset_split_name(dataset_split split); /* "train", "test" */

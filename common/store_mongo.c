@@ -224,22 +224,20 @@ static int reader_srv(const char *rest, chunk_reader **out, err *e)
 
 #define FUNCTIONS                                                                                  \
     .close = mongo_close, .ping = mongo_ping, .sweep = mongo_sweep,                                \
-    .scratch_dir = mongo_scratch_dir, .put = mongo_put, .get = mongo_get,                          \
-    .remove = mongo_remove, .list = mongo_list, .blob_begin = mongo_blob_begin,                    \
-    .blob_write = mongo_blob_write, .blob_commit = mongo_blob_commit,                              \
-    .blob_abort = mongo_blob_abort, .blob_find = mongo_blob_find,                                  \
-    .blob_open = mongo_blob_open, .blob_close = mongo_blob_close,                                  \
+    .scratch_dir = mongo_scratch_dir, .put = mongo_put, .get = mongo_get, .remove = mongo_remove,  \
+    .list = mongo_list, .blob_begin = mongo_blob_begin, .blob_write = mongo_blob_write,            \
+    .blob_commit = mongo_blob_commit, .blob_abort = mongo_blob_abort,                              \
+    .blob_find = mongo_blob_find, .blob_open = mongo_blob_open, .blob_close = mongo_blob_close,    \
     .blob_read_at = mongo_blob_read_at, .blob_fd = mongo_blob_fd, .blob_path = mongo_blob_path,    \
     .blob_delete = mongo_blob_delete, .blob_list = mongo_blob_list,                                \
     .chunks_begin = mongo_chunks_begin, .chunk_put = mongo_chunk_put,                              \
     .chunk_put_info = mongo_chunk_put_info, .chunk_seal = mongo_chunk_seal,                        \
     .chunk_release = mongo_chunk_release, .chunk_abort = mongo_chunk_abort,                        \
     .chunks_delete = mongo_chunks_delete, .chunks_locator = mongo_chunks_locator,                  \
-    .locator = mongo_locator, .revoke = mongo_revoke,                                              \
-    .revoke_others = mongo_revoke_others, .reader_close = mongo_reader_close,                      \
-    .reader_view = mongo_reader_view, .reader_info = mongo_reader_info,                            \
-    .reader_prefetch = mongo_reader_prefetch, .reader_waits = mongo_reader_waits,                  \
-    .drop = mongo_drop
+    .locator = mongo_locator, .revoke = mongo_revoke, .revoke_others = mongo_revoke_others,        \
+    .reader_close = mongo_reader_close, .reader_view = mongo_reader_view,                          \
+    .reader_info = mongo_reader_info, .reader_prefetch = mongo_reader_prefetch,                    \
+    .reader_waits = mongo_reader_waits, .drop = mongo_drop
 
 const store_driver store_mongo = {
     .scheme = "mongodb:", .open = open_plain, .reader_open = reader_plain, FUNCTIONS};

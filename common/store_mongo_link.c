@@ -95,8 +95,7 @@ int mongo_link_open(mongo_link *l, const char *text, int64_t patience_ms, err *e
 {
     char *uri = strdup(text);
     int64_t keep_ms = 0, limited = 0;
-    *l = (mongo_link){
-        .text = strdup(text), .patience_ms = patience_ms, .lease_ms = MONGO_LEASE_MS};
+    *l = (mongo_link){.text = strdup(text), .patience_ms = patience_ms, .lease_ms = MONGO_LEASE_MS};
     if (!uri || !l->text) {
         free(uri);
         mongo_link_close(l);

@@ -163,8 +163,8 @@ static bool fetch_chunks(const mongo_link *l, mongoc_client_t *client, int attem
     bool done = op->result != 0 || !mongoc_cursor_error(cursor, error);
     if (!done) {
         pthread_mutex_lock(&op->r->lock);
-        snprintf(op->r->trouble, sizeof op->r->trouble, "%.*s",
-                 (int)sizeof op->r->trouble - 1, error->message);
+        snprintf(op->r->trouble, sizeof op->r->trouble, "%.*s", (int)sizeof op->r->trouble - 1,
+                 error->message);
         pthread_mutex_unlock(&op->r->lock);
     }
     mongoc_cursor_destroy(cursor);
@@ -303,8 +303,10 @@ int mongo_reader_view(chunk_reader *base, uint32_t split, uint32_t index, const 
         return 0;
     }
     pthread_mutex_lock(&r->lock);
-    if (r->views++ == 0)
+    if (r->views++ == 0) {
         r->waits_from_ms = clock_monotonic_ms();
+        r->trouble[0] = '\0'; /* of an outage that may be over */
+    }
     while (c->state == COMING) /* whoever fetches it gives up within the link's patience */
         pthread_cond_wait(&r->changed, &r->lock);
     bool ours = c->state == ABSENT;

@@ -380,9 +380,9 @@ static int heartbeat(job *j, conn *c, const json_t *m, err *e)
     round_event event = from(c, ROUND_HEARTBEAT);
     json_int_t batches;
     json_error_t problem;
-    if (json_unpack_ex((json_t *)m, &problem, 0, "{s:s,s:i,s:i,s:I,s?s}", "phase",
-                       &event.phase, "epoch", &event.epoch, "round", &event.round, "batches",
-                       &batches, "waits", &event.message))
+    if (json_unpack_ex((json_t *)m, &problem, 0, "{s:s,s:i,s:i,s:I,s?s}", "phase", &event.phase,
+                       "epoch", &event.epoch, "round", &event.round, "batches", &batches, "waits",
+                       &event.message))
         return err_set(e, ERR_INVALID, "heartbeat: %s", problem.text);
     const json_t *usage = json_object_get(m, "usage");
     if (usage &&

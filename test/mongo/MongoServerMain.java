@@ -8,9 +8,7 @@ import io.netty.channel.Channel;
 import java.io.FileInputStream;
 import java.net.InetSocketAddress;
 import java.nio.file.Files;
-import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
-import java.nio.file.StandardCopyOption;
 import java.security.KeyFactory;
 import java.security.PrivateKey;
 import java.security.cert.CertificateFactory;
@@ -26,7 +24,7 @@ import java.util.Base64;
  * MONGO_ROOT=USER:PASSWORD: users, roles and SCRAM-SHA-256 (Access), and this first user with the role root; kept in
  * FILE.users.
  * MONGO_TLS=FOLDER: TLS with the folder's server.crt and server.key (PKCS #8), both PEM.
- * MONGO_NAMED=FILE: where those who share this server find it, and touch before they come.
+ * MONGO_MAY_END=COMMAND: asked before it ends by itself; 1: not yet.
  * No sessions, no replication, no journal: write concerns and read concerns are taken and mean nothing.
  */
 public class MongoServerMain {
@@ -110,33 +108,9 @@ public class MongoServerMain {
         }
     }
 
-    /**
-     * Takes the name away so that nobody finds this server any more, unless somebody touched it and is on the way.
-     * Who touches it just now finds it gone, and starts another.
-     */
-    static boolean giveUpName(String name, long idle) throws Exception {
-        if (name == null || name.isEmpty()) {
-            return true;
-        }
-        Path named = Path.of(name), gone = Path.of(name + ".gone");
-        try {
-            if (isFresh(named, idle)) {
-                return false;
-            }
-            Files.move(named, gone, StandardCopyOption.ATOMIC_MOVE);
-            if (isFresh(gone, idle)) {
-                Files.move(gone, named, StandardCopyOption.ATOMIC_MOVE);
-                return false;
-            }
-            Files.deleteIfExists(gone);
-        } catch (NoSuchFileException e) {
-            return true;
-        }
-        return true;
-    }
-
-    static boolean isFresh(Path file, long idle) throws Exception {
-        return System.currentTimeMillis() - Files.getLastModifiedTime(file).toMillis() < idle * 1000;
+    static boolean mayEnd() throws Exception {
+        String command = System.getenv("MONGO_MAY_END");
+        return command == null || new ProcessBuilder("sh", "-c", command).start().waitFor() != 1;
     }
 
     public static void main(String[] a) throws Exception {
@@ -154,8 +128,7 @@ public class MongoServerMain {
         Runtime.getRuntime().addShutdownHook(new Thread(server::shutdownNow));
         server.bind(new InetSocketAddress(a[0], Integer.parseInt(a[1])));
         System.out.println("listening on " + a[0] + ":" + server.getLocalAddress().getPort());
-        String named = System.getenv("MONGO_NAMED");
-        while (idle == 0 || System.nanoTime() - asked < idle * 1_000_000_000L || !giveUpName(named, idle)) {
+        while (idle == 0 || System.nanoTime() - asked < idle * 1_000_000_000L || !mayEnd()) {
             Thread.sleep(1000);
         }
         System.exit(0);

@@ -3,7 +3,7 @@
 
 Port 0 takes a free one; the line "listening on HOST:PORT" says which, when the server answers and has its users. Ends by
 itself when nobody was connected for IDLE_SECONDS (0: never). Its data are in FILE.mongod, or go with it.
-MONGO_NAMED=FILE: where those who share it find it, and touch before they come.
+MONGO_MAY_END=COMMAND: asked before it ends by itself; 1: not yet.
 MONGO_ROOT=USER:PASSWORD: users, and this first one with the role root. MONGO_TLS=FOLDER: TLS with the folder's server.crt,
 server.key and ca.crt; who connects needs no certificate.
 """
@@ -77,33 +77,20 @@ def is_used(port):
     return any(int(line[1].rpartition(":")[2], 16) == port and line[3] == "01" for line in lines)
 
 
-def give_up_name(name, idle_s):
-    """Takes the name away so that nobody finds this server any more, unless somebody touched it and is on the way."""
-    def is_fresh(path):
-        return time.time() - os.stat(path).st_mtime < idle_s
-    try:
-        if is_fresh(name):
-            return False
-        os.rename(name, f"{name}.gone")
-        if is_fresh(f"{name}.gone"):
-            os.rename(f"{name}.gone", name)
-            return False
-        os.unlink(f"{name}.gone")
-    except FileNotFoundError:
-        pass
-    return True
+def may_end():
+    command = os.environ.get("MONGO_MAY_END")
+    return not command or subprocess.call(command, shell=True, stdout=subprocess.DEVNULL) != 1
 
 
 def watch(server, port, idle_s):
     """Until it ends, or nobody has been connected for so long."""
-    name = os.environ.get("MONGO_NAMED")
     used = time.monotonic()
     while True:
         try:
             return server.wait(idle_s / 4 if idle_s else None)
         except subprocess.TimeoutExpired:
             used = time.monotonic() if is_used(port) else used
-            if time.monotonic() - used >= idle_s and (not name or give_up_name(name, idle_s)):
+            if time.monotonic() - used >= idle_s and may_end():
                 return 0
 
 

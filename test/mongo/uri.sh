@@ -33,16 +33,17 @@ case $kind in
   *) echo "uri.sh: there is no kind $kind" >&2; exit 2 ;;
 esac
 pid= port=
-# First that somebody comes, then whether it is there: its end looks in the other order.
-touch -c "$KUBEML_MONGO_CACHE/server-$kind"
 read -r pid port 2>/dev/null <"$KUBEML_MONGO_CACHE/server-$kind" || true
+# From now on it waits for the one who is told of it (may-end.sh, which takes the same lock).
+touch -c "$KUBEML_MONGO_CACHE/server-$kind"
 # It may have ended, and another program have its port.
 grep -q "MongoServerMain\|mongod.py" "/proc/$pid/cmdline" 2>/dev/null || port=
 if [ -z "$port" ] || ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
   rm -f "$KUBEML_MONGO_CACHE/server-$kind"
   said=$(mktemp -u "$KUBEML_MONGO_CACHE/said.XXXXXX")
   mkfifo "$said"
-  MONGO_NAMED=$KUBEML_MONGO_CACHE/server-$kind MONGO_ROOT=$root MONGO_TLS=$tls setsid "$here/run.sh" 127.0.0.1 0 60 >"$said" 2>/dev/null </dev/null 9>&- &
+  MONGO_MAY_END="'$here/may-end.sh' '$KUBEML_MONGO_CACHE/server-$kind' 60" MONGO_ROOT=$root MONGO_TLS=$tls \
+    setsid "$here/run.sh" 127.0.0.1 0 60 >"$said" 2>/dev/null </dev/null 9>&- &
   pid=$!
   read -r -t 60 line <"$said" || line=
   rm -f "$said"
