@@ -70,11 +70,12 @@ class Forked:
         return self.process.exitcode
 
 
-def start(program, environment, folder):
-    """A program with its arguments, in that folder. Gives what has pid, communicate and returncode of a Popen."""
+def start(program, environment, folder, errors=subprocess.STDOUT):
+    """A program with its arguments, in that folder. Gives what has pid, communicate and returncode of a Popen. `errors`: where
+    stderr goes, of those that are no Python."""
     if program[0] == sys.executable:
         return Forked(program, environment, folder)
-    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL,
                             env=environment, cwd=folder, start_new_session=True)
 
 

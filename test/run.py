@@ -96,7 +96,8 @@ def programs(args):
 
 
 def listing_of(program):
-    process = start(program + ["--list"], environment_of_all(), ROOT)
+    # Libraries write to stderr as they are loaded: libmongoc where a process that was killed had this one's number.
+    process = start(program + ["--list"], environment_of_all(), ROOT, errors=None)
     output, _ = process.communicate(timeout=60)
     return output.decode(), process.returncode
 
