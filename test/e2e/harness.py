@@ -210,6 +210,12 @@ class Platform:
         left = until(lambda: not processes_of(self.folder), 10, message=None) if status == 0 else True
         assert left, f"left running: {processes_of(self.folder)}"
         assert status == 0, f"the controller ended with {status}:\n{self.log_text()[-4000:]}"
+        assert not self.segments(), f"left in /dev/shm: {self.segments()}"
+
+    def segments(self):
+        """What jobs of this platform have in /dev/shm."""
+        log = self.log_text()
+        return [f for f in os.listdir("/dev/shm") if f.startswith("kubeml-") and f.split("-")[1] in log]
 
     # What differs where the platform is not of this machine (test/cluster/release.py).
 

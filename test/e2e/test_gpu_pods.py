@@ -134,6 +134,8 @@ def platform(*options, pool=0, **others):
     finally:
         p.kill()
         kube.close()
+        for segment in p.segments():  # a pod's go with its volume
+            os.unlink(f"/dev/shm/{segment}")
 
 
 def train(p, memory, functions=1, epochs=50000, **options):
