@@ -1,11 +1,12 @@
 /* cpu_threads.c: see the header.
  *
  * Work is cut into `count` parts whatever the threads do, so that the sums inside a part, and with
- * them the bits, do not depend on who computes it. Each thread claims the next part until none is
- * left: where the system has no core for a worker at the moment, the caller does its part too
- * instead of waiting for it. `state` is the round in the upper half and the next part in the lower;
- * a claimed part keeps its round open, so that `work` and `arg` stand still while anybody reads
- * them. Both ends sleep on the one mutex when spinning has not helped. */
+ * them the bits, do not depend on who computes it. A thread claims the part of its own number,
+ * whose data its core's caches still have from the round before, then whatever others have not
+ * claimed: where the system has no core for a worker at the moment, the caller does its part too
+ * instead of waiting for it. A part is claimed by setting its round, and that keeps the round open,
+ * so that `work` and `arg` stand still while anybody reads them. Both ends sleep on the one mutex
+ * when spinning has not helped. */
 #include "cpu_threads.h"
 
 #include "cpu_flush.h"
@@ -16,14 +17,20 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-enum { SPINS = 4000 };
+enum { SPINS = 4000, LINE = 64 };
+
+typedef struct part {
+    _Alignas(LINE) _Atomic uint32_t round; /* the last one in which it was claimed */
+    cpu_threads *of;
+    pthread_t thread; /* whose own it is; of the first, the caller */
+} part;
 
 struct cpu_threads {
     int count, started;
-    pthread_t *ids;
+    part *parts;
     cpu_work *work;
     void *arg;
-    _Atomic uint64_t state;
+    _Atomic uint32_t round;
     atomic_int left; /* parts of this round that are not done */
     atomic_bool stop;
     pthread_mutex_t lock;
@@ -39,7 +46,7 @@ static void relax(void)
 
 static uint32_t round_of(cpu_threads *t)
 {
-    return (uint32_t)(atomic_load_explicit(&t->state, memory_order_acquire) >> 32);
+    return atomic_load_explicit(&t->round, memory_order_acquire);
 }
 
 static uint32_t wait_round(cpu_threads *t, uint32_t seen)
@@ -58,61 +65,72 @@ static uint32_t wait_round(cpu_threads *t, uint32_t seen)
     return now;
 }
 
-/* Computes parts of the present round until all are claimed. */
-static void take_parts(cpu_threads *t)
+/* False: somebody else has, or `round` is over, with which every part was claimed. */
+static bool claim(part *p, uint32_t round)
 {
-    uint64_t state = atomic_load_explicit(&t->state, memory_order_acquire);
-    while ((uint32_t)state < (uint32_t)t->count) {
-        if (!atomic_compare_exchange_weak_explicit(&t->state, &state, state + 1,
-                                                   memory_order_acq_rel, memory_order_acquire))
+    uint32_t before = round - 1;
+    return atomic_compare_exchange_strong_explicit(&p->round, &before, round, memory_order_acq_rel,
+                                                   memory_order_relaxed);
+}
+
+/* Computes parts of that round until all are claimed. */
+static void take_parts(cpu_threads *t, int own, uint32_t round)
+{
+    for (int i = 0; i < t->count; i++) {
+        int at = (own + i) % t->count;
+        if (!claim(&t->parts[at], round))
             continue;
-        t->work(t->arg, (int)(uint32_t)state, t->count);
+        t->work(t->arg, at, t->count);
         if (atomic_fetch_sub_explicit(&t->left, 1, memory_order_acq_rel) == 1) {
             pthread_mutex_lock(&t->lock);
             pthread_cond_signal(&t->done);
             pthread_mutex_unlock(&t->lock);
         }
-        state = atomic_load_explicit(&t->state, memory_order_acquire);
     }
 }
 
 static void *run_worker(void *arg)
 {
-    cpu_threads *t = arg;
+    part *own = arg;
+    cpu_threads *t = own->of;
     (void)flush_begin(); /* it computes nothing else */
     for (uint32_t seen = 0;;) {
         seen = wait_round(t, seen);
         if (atomic_load(&t->stop))
             return NULL;
-        take_parts(t);
+        take_parts(t, (int)(own - t->parts), seen);
     }
 }
 
-/* Begins a round whose first unclaimed part is `part`. */
-static void next_round(cpu_threads *t, uint32_t part)
+static uint32_t next_round(cpu_threads *t)
 {
     pthread_mutex_lock(&t->lock);
-    uint64_t round = (atomic_load(&t->state) >> 32) + 1;
-    atomic_store_explicit(&t->state, round << 32 | part, memory_order_release);
+    uint32_t round = atomic_load_explicit(&t->round, memory_order_relaxed) + 1;
+    atomic_store_explicit(&t->round, round, memory_order_release);
     pthread_cond_broadcast(&t->begin);
     pthread_mutex_unlock(&t->lock);
+    return round;
 }
 
 int cpu_threads_start(int threads, cpu_threads **out, err *e)
 {
     cpu_threads *t = calloc(1, sizeof *t);
     if (t)
-        t->ids = calloc((size_t)threads, sizeof *t->ids);
-    if (!t || !t->ids) {
+        t->parts = aligned_alloc(LINE, (size_t)threads * sizeof *t->parts);
+    if (!t || !t->parts) {
         free(t);
         return err_set(e, ERR_NOMEM, "no memory for %d threads", threads);
     }
     t->count = threads;
+    for (int i = 0; i < threads; i++) {
+        atomic_init(&t->parts[i].round, 0);
+        t->parts[i].of = t;
+    }
     pthread_mutex_init(&t->lock, NULL);
     pthread_cond_init(&t->begin, NULL);
     pthread_cond_init(&t->done, NULL);
     for (int i = 1; i < threads; i++) {
-        if (pthread_create(&t->ids[i], NULL, run_worker, t) != 0) {
+        if (pthread_create(&t->parts[i].thread, NULL, run_worker, &t->parts[i]) != 0) {
             cpu_threads_stop(t);
             return err_set(e, ERR_UNAVAILABLE, "cannot start %d threads", threads);
         }
@@ -127,13 +145,13 @@ void cpu_threads_stop(cpu_threads *t)
     if (!t)
         return;
     atomic_store(&t->stop, true);
-    next_round(t, (uint32_t)t->count); /* nothing to claim */
+    next_round(t);
     for (int i = 1; i <= t->started; i++)
-        pthread_join(t->ids[i], NULL);
+        pthread_join(t->parts[i].thread, NULL);
     pthread_mutex_destroy(&t->lock);
     pthread_cond_destroy(&t->begin);
     pthread_cond_destroy(&t->done);
-    free(t->ids);
+    free(t->parts);
     free(t);
 }
 
@@ -151,8 +169,7 @@ void cpu_threads_run(cpu_threads *t, cpu_work *work, void *arg)
     t->work = work;
     t->arg = arg;
     atomic_store(&t->left, t->count);
-    next_round(t, 0);
-    take_parts(t);
+    take_parts(t, 0, next_round(t));
     for (int i = 0; i < SPINS; i++) {
         if (atomic_load_explicit(&t->left, memory_order_acquire) == 0)
             return;
