@@ -83,13 +83,33 @@ class Torch:
         return self.clock() - begin
 
 
+def rest():
+    """Until PyTorch's threads are at rest: they spin for some milliseconds after its turn, on the core of our second thread."""
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        before = time.process_time()
+        time.sleep(0.005)
+        if time.process_time() - before < 0.0005:
+            return
+    sys.exit("PyTorch's threads do not come to rest")
+
+
+def steps_of(contestant, seconds):
+    """So many take about that long."""
+    steps, took = 2, contestant.run(2)
+    while took < seconds / 5:
+        steps *= 2
+        took = contestant.run(steps)
+    return max(1, round(seconds / took * steps))
+
+
 def measure(contestant, batch, seconds):
     """Samples a second over about that many seconds."""
+    rest()
     if not hasattr(contestant, "steps"):
         contestant.run(2)
-        contestant.steps = max(1, int(seconds / max(contestant.run(3) / 3, 1e-6)))
-    steps = contestant.steps
-    return steps * batch / contestant.run(steps)
+        contestant.steps = steps_of(contestant, seconds)
+    return contestant.steps * batch / contestant.run(contestant.steps)
 
 
 def compare(name, batch, threads, what, options):
