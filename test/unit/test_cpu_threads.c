@@ -1,7 +1,6 @@
 /* test_cpu_threads.c: each part of each round is computed once, whoever of the threads is there. */
 #include <poll.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 
 #include "cpu/cpu_threads.h"
 #include "test.h"
@@ -9,8 +8,7 @@
 enum { THREADS = 4, ROUNDS = 20000 };
 
 typedef struct rounds {
-    int round; /* plain: what is written before a round is seen in it, and not before its end again
-                */
+    int round; /* plain: it changes between rounds alone, and each thread must see that */
     int seen[THREADS];
     int wrong;
     int slow; /* the part that takes a while, or -1 */
