@@ -14,8 +14,8 @@ int cpu_threads_start(int threads, cpu_threads **out, err *e); /* ERR_NOMEM, ERR
 void cpu_threads_stop(cpu_threads *t);                         /* NULL is allowed */
 int cpu_threads_count(const cpu_threads *t);
 
-/* Runs work(arg, i, count) once for each i in [0, count), on whichever thread is there first, and
- * returns when all are done. Never fails. */
+/* Runs work(arg, i, count) once for each i in [0, count), on the i-th thread (0: the caller) unless
+ * another is there first, and returns when all are done. Never fails. */
 void cpu_threads_run(cpu_threads *t, cpu_work *work, void *arg);
 
 #endif
