@@ -23,7 +23,7 @@ TOKEN = "of-the-api-server"
 
 class FakeKube:
     def __init__(self, folder, tls=False, port=None):
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.backend, self.secret, self.services = None, None, ["kubeml"]
         self.forbidden = ()  # parts of paths
         self.leases, self.version, self.away, self.crds = {}, 1, False, False

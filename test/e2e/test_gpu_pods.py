@@ -56,12 +56,17 @@ class Cluster(FakeKube):
         return 200, self.happened("MODIFIED", pod)
 
     def on(self, gpu):
-        return [name for name, its in self.gpu_of.items() if its == gpu and self.processes[name].poll() is None]
+        with self.lock:
+            return [name for name, its in self.gpu_of.items() if its == gpu and self.processes[name].poll() is None]
+
+    def living(self):
+        with self.lock:
+            return sum(process.poll() is None for process in self.processes.values())
 
     def make_pod(self, pod):
         name, role = pod["metadata"]["name"], pod["metadata"]["labels"]["kubeml.dev/role"]
         with self.lock:
-            if sum(p.poll() is None for p in self.processes.values()) >= self.quota:
+            if self.living() >= self.quota:
                 return 403, {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "exceeded quota: few"}
             address = f"{self.network}.{len(self.made) % 250 + 1}"
             env = {**os.environ, "KUBEML_POOL_TOKEN_FILE": str(self.folder / "home/run/pool-token")}
@@ -110,6 +115,8 @@ class Cluster(FakeKube):
             self.happened("DELETED", self.made[name])
 
     def close(self):
+        with self.lock:
+            self.quota = 0  # a killed controller's last request may be carried out only now
         for process in self.processes.values():
             process.kill()
             process.wait()
@@ -188,13 +195,12 @@ def pods_are_started_until_one_comes_where_there_is_room():
     with platform("--gpu-policy", "pack", forced=["GPU-0"] * 4) as p:
         assert placed(p, train(p, "6Gi")) == ["GPU-0"]
         assert placed(p, train(p, "6Gi")) == ["GPU-1"]
-        with p.kube.lock:
-            assert len(p.kube.on("GPU-0")) == 4, p.kube.gpu_of
+        assert len(p.kube.on("GPU-0")) == 4, p.kube.on("GPU-0")
         # One for whom there is no room anywhere brings no more than a few pods.
         large = train(p, "9Gi")
         waits(p, large, "needs 9.0 GiB", "the largest GPU has 8.0 GiB")
         until(lambda: len(p.kube.made) >= 10, 30)
-        living = sum(process.poll() is None for process in p.kube.processes.values())
+        living = p.kube.living()
         assert living <= 12, living
 
 
@@ -237,7 +243,7 @@ def a_spent_quota_is_not_held_by_pods_that_came_in_vain():
         assert placed(p, train(p, "6Gi")) == ["GPU-0"]
         until(lambda: len(p.kube.on("GPU-0")) >= 3, 20)
         with p.kube.lock:
-            p.kube.quota = sum(process.poll() is None for process in p.kube.processes.values()) + 1
+            p.kube.quota = p.kube.living() + 1
             p.kube.forced = ["GPU-0"]
         assert placed(p, train(p, "6Gi")) == ["GPU-1"]
 
