@@ -21,7 +21,7 @@ import harness  # noqa: E402
 from harness import case, skip, until  # noqa: E402, F401
 
 # A look goes through kubectl, the API server, kubelet and containerd, which all have other things to do.
-harness.EVERY = 0.1
+harness.EVERY, harness.EVERY_AT_LAST = 0.1, 0.4
 CHART = ROOT / "charts/kubeml"
 OURS = not os.environ.get("KUBECONFIG")
 INSIDE = [str(HERE / "in.sh")] if OURS else []  # before a command, where the cluster's network is not this one

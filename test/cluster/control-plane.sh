@@ -48,3 +48,4 @@ start scheduler kube-scheduler \
     --authorization-kubeconfig="$pki/scheduler.kubeconfig" \
     --leader-elect=false --bind-address=127.0.0.1
 await 60 kc -n default get serviceaccount default
+touch "$state/api.ready" # other nodes can begin

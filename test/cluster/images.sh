@@ -25,7 +25,7 @@ if mount -t overlay overlay -o "lowerdir=$try/lower,upperdir=$try/upper,workdir=
     driver=overlay
 fi
 rm -r "$try"
-export ENGINE=buildah LAYERS=1 OUT=$folder
+export ENGINE=buildah LAYERS=1 OUT=$folder PREFIX=localhost/
 export BUILDAH_OPTIONS="--root $images_cache/storage --runroot $images_cache/run --storage-driver $driver"
 b() { buildah ${BUILDAH_OPTIONS} "$@"; }
 

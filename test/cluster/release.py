@@ -445,7 +445,7 @@ def shared():
         for pod in p.controllers():
             # A killed one waits longer each time before it starts again.
             if any(c["restartCount"] for c in pod["status"].get("containerStatuses", [])):
-                kubectl("delete", "pod", "-n", ns, pod["metadata"]["name"])
+                kubectl("delete", "pod", "-n", ns, pod["metadata"]["name"], "--ignore-not-found")
         until(lambda: p.controllers() and all(map(ready, p.controllers())), 60, message="the controllers are not ready")
         p.start()
         p.empty()

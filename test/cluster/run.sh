@@ -15,7 +15,7 @@ set -uo pipefail
 unset_state=${KUBEML_TC_STATE:-}
 # What the cases want: two nodes, a third one that may be lost, and a GPU that four may share.
 : "${KUBEML_TC_NODES:=3}" "${KUBEML_TC_SPARE:=1}" "${KUBEML_TC_GPUS:=1}" "${KUBEML_TC_GPU_REPLICAS:=4}"
-: "${KUBEML_TC_LANES:=2}" # cases beside each other: they wait for Kubernetes most of the time
+: "${KUBEML_TC_LANES:=3}" # cases beside each other: they wait for Kubernetes most of the time
 . "$(dirname "$0")/env.sh"
 root=$(cd "$here/../.." && pwd)
 leave_out() {
@@ -23,6 +23,7 @@ leave_out() {
     exit 77
 }
 finish() {
+    [ -z "${images:-}" ] || { kill "$images" && wait "$images"; } 2>/dev/null
     [ -z "${KUBEML_TC_KEEP:-}" ] || return 0
     "$here/down.sh"
     rm -rf "$state-images"
@@ -45,10 +46,13 @@ if [ -z "${KUBECONFIG:-}" ]; then
     state=$KUBEML_TC_STATE
     "$here/build.sh" || { [ $? = 1 ] && leave_out "the cluster's programs could not be built"; exit 1; }
     trap finish EXIT
+    # Beside the cluster's start, which waits more than it computes.
+    images=
     if [ -z "${KUBEML_TC_IMAGES:-}" ]; then
         if command -v buildah >/dev/null && command -v debootstrap >/dev/null; then
             export KUBEML_TC_IMAGES=$state-images
-            "$here/images.sh" "$KUBEML_TC_IMAGES" || { [ $? = 77 ] || exit 1; }
+            "$here/images.sh" "$KUBEML_TC_IMAGES" &
+            images=$!
         else
             echo "cluster: no buildah or no debootstrap for the images; see: scripts/install-packages cluster"
         fi
@@ -57,6 +61,8 @@ if [ -z "${KUBECONFIG:-}" ]; then
     "$root/test/mongo/build.sh" || [ $? = 77 ] || exit 1
     ! command -v go >/dev/null || (cd / && timeout 60 go mod download "$KUBEML_TC_PROMETHEUS") >/dev/null 2>&1 || true
     running "${KUBEML_TC_KEEP:-}" || "$here/up.sh" || exit 1
+    [ -z "$images" ] || wait "$images" || [ $? = 77 ] || exit 1
+    images=
 else
     command -v kubectl >/dev/null && command -v helm >/dev/null || leave_out "no kubectl or no helm"
 fi

@@ -77,7 +77,7 @@ def warm_on(p, want, role, node, count):
         kubectl("cordon", other)
         try:
             for name in elsewhere[:missing]:
-                kubectl("delete", "pod", "-n", p.ns, name, "--wait=false")
+                kubectl("delete", "pod", "-n", p.ns, name, "--wait=false", "--ignore-not-found")
             until(lambda: there() >= count, 60, message=f"no {role} on {node}")
             p.warm(*want)
         finally:
@@ -129,7 +129,7 @@ def leads_on(p, lost):
         if leader and release.ready(leader) and on_lost == lost:
             return leader
         if leader and on_lost != lost:
-            kubectl("delete", "pod", "-n", p.ns, leader["metadata"]["name"])
+            kubectl("delete", "pod", "-n", p.ns, leader["metadata"]["name"], "--ignore-not-found")
         return None
     return until(there, 90, every=0.5, message=f"the leader does not come to the node that {'is lost' if lost else 'stays'}")
 
@@ -165,7 +165,7 @@ def warm_there_alone(p, functions, ps):
     kubectl("cordon", "node1")
     try:
         for pod in p.pods():
-            kubectl("delete", "pod", "-n", p.ns, pod["name"], "--wait=false")
+            kubectl("delete", "pod", "-n", p.ns, pod["name"], "--wait=false", "--ignore-not-found")
         until(lambda: {pod["node"] for pod in p.pods()} == {LOST}, 60, message=f"no pods on {LOST} alone")
         p.warm(functions, ps)
     finally:

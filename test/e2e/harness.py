@@ -39,6 +39,7 @@ PACE = 0.04  # seconds that a batch of a paced function takes at least
 SANITIZER = os.environ.get("SANITIZER", "")
 # Seconds between two looks at what is waited for. At 0.02 they took a fifth of all processor time.
 EVERY = 0.1 if SANITIZER else 0.05
+EVERY_AT_LAST = EVERY  # of what has been waited for long, which is looked at after each tenth of that time
 STRETCH = float(os.environ.get("TEST_STRETCH", 6 if "thread" in SANITIZER else 4 if SANITIZER else 1))
 
 
@@ -58,13 +59,14 @@ def skip(reason):
 
 def until(what, seconds=20, every=None, message=None):
     """Calls `what` until it gives something true; that is returned."""
-    deadline = time.monotonic() + seconds * STRETCH
+    began = time.monotonic()
     while True:
         value = what()
         if value:
             return value
-        assert time.monotonic() < deadline, message or f"not within {seconds} s: {what}"
-        time.sleep(every or EVERY)
+        waited = time.monotonic() - began
+        assert waited < seconds * STRETCH, message or f"not within {seconds} s: {what}"
+        time.sleep(every or max(EVERY, min(waited / 10, EVERY_AT_LAST)))
 
 
 def alive(pid):
