@@ -142,8 +142,8 @@ def main():
     parser.add_argument("--unit", action="store_true")
     parser.add_argument("--e2e", action="store_true")
     parser.add_argument("--cluster", action="store_true", help="see test/cluster/run.sh, which starts one")
-    parser.add_argument("-j", type=int, default=2 * (os.cpu_count() or 1),
-                        help="so many at once; two for each core, since half of their time they wait for something")
+    parser.add_argument("-j", type=int, default=3 * (os.cpu_count() or 1),
+                        help="so many at once; three for each core, since most of their time they wait for something")
     parser.add_argument("-v", action="store_true")
     parser.add_argument("pattern", nargs="*")
     args = parser.parse_args()
