@@ -240,7 +240,7 @@ class Release(harness.Platform):
     def start(self, wait=True):
         """Waits until a controller is ready and answers."""
         self.connect()
-        until(self.leader_is_ready, 90, every=0.2, message=f"no controller is ready: {self.why_not_ready()}")
+        until(self.leader_is_ready, 90, every=0.2, message=lambda: f"no controller is ready: {self.why_not_ready()}")
         return self
 
     def leader_is_ready(self):

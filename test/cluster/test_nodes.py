@@ -114,7 +114,7 @@ def missed_by_us(p, job):
 def goes_on_without(p, job, seconds):
     """Its pods are on the other node alone, and it trains."""
     until(lambda: (nodes := nodes_of(p, job)) and LOST not in nodes.values() and len(nodes) >= 5, seconds, every=0.2,
-          message=f"the job still stands on {LOST}: {nodes_of(p, job)}")
+          message=lambda: f"the job still stands on {LOST}: {nodes_of(p, job)}")
     before = p.task(job)["epoch"]
     until(lambda: p.task(job)["epoch"] > before or p.task(job)["state"] == "succeeded", 90, every=0.2,
           message="the job does not go on")

@@ -54,7 +54,7 @@ def the_role_is_what_is_used():
         assert p.get(f"/tasks/{running}/logs")  # of pods that live
         p.delete(f"/tasks/{running}")
         until(lambda: not status(p, "short"), 60, message="it stays after its time")
-        until(lambda: asked(p.ns)[0] >= granted(p.ns), 30, every=0.5, message="never used: "
+        until(lambda: asked(p.ns)[0] >= granted(p.ns), 30, every=0.5, message=lambda: "never used: "
               + str(granted(p.ns) - asked(p.ns)[0]))
         used, refused = asked(p.ns)
         assert not refused and used <= granted(p.ns), (refused, used - granted(p.ns))

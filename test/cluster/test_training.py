@@ -75,7 +75,7 @@ def mnist_by_rest_by_cli_and_by_trainjob():
         def all_succeeded():  # the TrainJob follows its job
             rows[:] = kubectl("get", "trainjobs", "-n", p.ns).stdout.splitlines()
             return len(rows) == 4 and all(row.split()[1] == "succeeded" for row in rows[1:])
-        until(all_succeeded, 20, every=0.2, message=f"three TrainJobs that succeeded: {rows}")
+        until(all_succeeded, 20, every=0.2, message=lambda: f"three TrainJobs that succeeded: {rows}")
         assert rows[0].split() == ["NAME", "STATE", "EPOCH", "ACC", "LOSS", "WORKERS", "AGE"], rows
         model = p.get("/model/" + p.get("/tasks?state=all")[0]["id"])
         header = json.loads(model[8:8 + int.from_bytes(model[:8], "little")])

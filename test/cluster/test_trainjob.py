@@ -36,7 +36,7 @@ def condition(p, name, kind):
 def holds(p, name, kind, seconds=60, value="True"):
     # What was seen then: it may be gone the next moment.
     return until(lambda: (now := condition(p, name, kind))[0] == value and now, seconds, every=0.1,
-                 message=f"{name} is not {kind}={value}: {json.dumps(status(p, name))}")
+                 message=lambda: f"{name} is not {kind}={value}: {json.dumps(status(p, name))}")
 
 
 def ready(p):
@@ -191,7 +191,7 @@ def waited(p, name, job, retry, of):
     until(lambda: p.task(job)["state"] == "queued" and p.task(job)["retries"] == retry, 60, message=f"no {words}")
     begin = time.monotonic()
     until(lambda: status(p, name).get("retries") == retry and words in status(p, name)["message"], 5, every=0.1,
-          message=f"the TrainJob does not say so: {status(p, name)}")
+          message=lambda: f"the TrainJob does not say so: {status(p, name)}")
     now = status(p, name)
     assert (now["state"], now["reason"]) == ("queued", "Retrying") and "NaNLoss" in now["message"], now
     told = kubeml(p, "explain", job)
@@ -289,7 +289,7 @@ def ready_of(p, kind, name):
 
 def becomes(p, kind, name, value, reason):
     until(lambda: ready_of(p, kind, name)[0][:2] == (value, reason), 60, every=0.2,
-          message=f"{kind} {name}: {ready_of(p, kind, name)}")
+          message=lambda: f"{kind} {name}: {ready_of(p, kind, name)}")
     return ready_of(p, kind, name)
 
 

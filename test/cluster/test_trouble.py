@@ -35,7 +35,7 @@ def names_it(p, *words, parallelism=2):
         why = p.get(f"/tasks/{job}/explain")
         text = f"{why['reason']} {why['message']} {why.get('evidence')}"
         return all(word in text for word in words) and why
-    why = until(said, TOLD + 10, every=0.1, message=f"it does not say {words}: " + str(p.get(f"/tasks/{job}/explain")))
+    why = until(said, TOLD + 10, every=0.1, message=lambda: f"it does not say {words}: " + str(p.get(f"/tasks/{job}/explain")))
     named = time.monotonic() - begin
     told = explain(p, job)
     assert all(word in told for word in words), told
@@ -48,7 +48,7 @@ def names_it(p, *words, parallelism=2):
                          if c["type"] == "FunctionsReady"] or [""]
                 return text.startswith("False") and all(word in text for word in words)
         return False
-    until(in_trainjob, TOLD + 10, every=0.1, message=f"the TrainJob does not say {words}: "
+    until(in_trainjob, TOLD + 10, every=0.1, message=lambda: f"the TrainJob does not say {words}: "
           + str([t.get("status") for t in cluster.listed("trainjobs", p.ns)]))
     # The command line is asked in between: the second is late by that.
     print(f"{why['reason']}: named {named:.2f} s after the job was asked for, in the TrainJob within "

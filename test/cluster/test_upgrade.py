@@ -68,7 +68,7 @@ def a_release_through_its_life():
             p.connect()
             assert p.token == token, "an upgrade made another token"
             until(lambda: len(warm_sizes(p)) >= 4 and set(warm_sizes(p)) == {"2Gi"}, 60,
-                  message=f"warm pods of before the upgrade: {warm_sizes(p)}")
+                  message=lambda: f"warm pods of before the upgrade: {warm_sizes(p)}")
             same(before, kept(p))
 
             job = p.train(slow, **OPTIONS)
@@ -79,7 +79,7 @@ def a_release_through_its_life():
             # One of the API has its pods before its TrainJob.
             by_api = p.train(epochs=50000, default_parallelism=1)
             until(lambda: owners(ns, by_api) == [[("TrainJob", f"job-{by_api}")]] * 2, 60,
-                  message=f"the pods of a job of the API are not its TrainJob's: {owners(ns, by_api)}")
+                  message=lambda: f"the pods of a job of the API are not its TrainJob's: {owners(ns, by_api)}")
             replicas = len(p.controllers())
             kubectl("scale", "deployment", f"{p.name}-controller", "-n", ns, "--replicas=0")
             until(lambda: not p.controllers(), 60, message="the controllers do not end")
@@ -100,7 +100,7 @@ def a_release_through_its_life():
         assert not cluster.listed("pods", ns, f"kubeml.dev/job={running}"), "a job's pods outlive the platform"
         # Nor anything else of it, its last Job and what that had among it; but what docs/kubernetes.md says.
         stays = [] if release.mongodb(ns) else ["PersistentVolumeClaim/data-kubeml-mongodb-0", "Secret/kubeml-store"]
-        until(lambda: release.made_in(ns) == sorted(nothing + stays), 60, message=f"left behind: {release.made_in(ns)}")
+        until(lambda: release.made_in(ns) == sorted(nothing + stays), 60, message=lambda: f"left behind: {release.made_in(ns)}")
         assert nodes_counter(ns) == 0
 
         # Installed again: the database has outlived it, and the job goes on from its checkpoint.

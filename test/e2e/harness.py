@@ -58,14 +58,16 @@ def skip(reason):
 
 
 def until(what, seconds=20, every=None, message=None):
-    """Calls `what` until it gives something true; that is returned."""
+    """Calls `what` until it gives something true; that is returned. A `message` that is a function is called at the deadline,
+    and says what there is then."""
     began = time.monotonic()
     while True:
         value = what()
         if value:
             return value
         waited = time.monotonic() - began
-        assert waited < seconds * STRETCH, message or f"not within {seconds} s: {what}"
+        if waited >= seconds * STRETCH:
+            raise AssertionError((message() if callable(message) else message) or f"not within {seconds} s: {what}")
         time.sleep(every or max(EVERY, min(waited / 10, EVERY_AT_LAST)))
 
 
@@ -289,7 +291,7 @@ class Platform:
         def ended():
             task = self.task(job)
             return task if task["state"] in ("succeeded", "failed", "cancelled", "suspended") else None
-        return until(ended, seconds, message=f"job {job} did not end: {self.task(job)}")
+        return until(ended, seconds, message=lambda: f"job {job} did not end: {self.task(job)}")
 
     def succeed(self, job, seconds=60):
         task = self.wait(job, seconds)

@@ -314,7 +314,7 @@ def ps_restarted(p):
     until(lambda: p.task(job)["epoch"] >= 1)
     os.kill(p.pod(job=job, role="ps")["pid"], signal.SIGKILL)
     until(lambda: p.get(f"/tasks/{job}/explain")["reason"] == "PSRestarted", 30,
-          message=p.get(f"/tasks/{job}/explain"))
+          message=lambda: p.get(f"/tasks/{job}/explain"))
     explained(p, job, "PSRestarted", "kubeml-ps ended")
     before = p.task(job)["epoch"]
     until(lambda: p.task(job)["epoch"] > before)

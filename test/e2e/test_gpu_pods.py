@@ -152,7 +152,7 @@ def train(p, memory, functions=1, epochs=50000, **options):
 
 def placed(p, job):
     """The GPUs of its functions, when it trains: as the task says, and the cluster."""
-    until(lambda: p.task(job)["epoch"] >= 1, 60, message=f"{job} does not train: {p.get(f'/tasks/{job}/explain')}")
+    until(lambda: p.task(job)["epoch"] >= 1, 60, message=lambda: f"{job} does not train: {p.get(f'/tasks/{job}/explain')}")
     told = p.task(job)["gpus"]
     with p.kube.lock:
         labels = {name: pod["metadata"]["labels"] for name, pod in p.kube.made.items() if name not in p.kube.deleted}
@@ -165,7 +165,7 @@ def placed(p, job):
 
 def waits(p, job, *words, reason="NoGpuMemory"):
     why = until(lambda: (w := p.get(f"/tasks/{job}/explain"))["reason"] == reason and w, 30,
-                message=f"it does not wait: {p.get(f'/tasks/{job}/explain')}")
+                message=lambda: f"it does not wait: {p.get(f'/tasks/{job}/explain')}")
     text = json.dumps(why)
     assert all(word in text for word in words), (words, why)
     assert p.task(job)["state"] == "queued", p.task(job)

@@ -133,7 +133,7 @@ def both_answer_and_one_leads():
         until(lambda: "event: state" in lines, 20)
         assert None not in lines
         assert call(second, "DELETE", f"/tasks/{job}").status_code == 200
-        until(lambda: any('"cancelled"' in line for line in lines if line), 20, message=str(lines))
+        until(lambda: any('"cancelled"' in line for line in lines if line), 20, message=lambda: str(lines))
         assert first.stop() == 0 and second.stop() == 0
         stream.join(30 * harness.STRETCH)
         assert lines[-1] is None

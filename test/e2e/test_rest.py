@@ -635,7 +635,7 @@ def an_upload_that_breaks_off_leaves_nothing(p):
     connection.close()
     p.dataset("half")  # the name is free
     p.delete("/dataset/half")
-    until(lambda: p.stored_files() == before, message=f"it left {p.stored_files()}")
+    until(lambda: p.stored_files() == before, message=lambda: f"it left {p.stored_files()}")
 
 
 @case(platform=False)
@@ -646,7 +646,7 @@ def orphans_are_swept_at_start():
     kept, = (p.folder / "home/store/datasets").iterdir()
     shutil.copytree(kept, kept.parent / "0123456789abcdef")  # what an upload leaves whose controller was killed
     with harness.Platform(home=p.folder) as p:
-        until(lambda: p.stored_files() == before, message=f"an orphan stays: {p.stored_files()}")
+        until(lambda: p.stored_files() == before, message=lambda: f"an orphan stays: {p.stored_files()}")
         p.function()
         p.succeed(p.train(epochs=1))
 
@@ -665,7 +665,7 @@ def what_is_still_locked_at_the_start_is_swept_later():
         with harness.Platform(home=p.folder) as p:
             assert left.is_dir(), "a writer that lives lost what it wrote"
             fcntl.flock(lock, fcntl.LOCK_UN)
-            until(lambda: p.stored_files() == before, 90, message=f"an orphan stays: {p.stored_files()}")
+            until(lambda: p.stored_files() == before, 90, message=lambda: f"an orphan stays: {p.stored_files()}")
 
 
 def pages(p, path, **query):
