@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Every model of the zoo beside PyTorch's own (torchvision's, where it has the model).
 
-    BUILD=build/release python3 test/parity/parity.py [MODEL ...]
+    BUILD=build/release python3 test/parity/parity.py [--csv FILE] [MODEL ...]
+
+MODEL is a model's name, for all of its cases, or one case ("resnet18:1x28x28"); none: all of them. FILE has a row
+for each case, the last run's that had it, so that a run which was ended can go on with what it had not reached.
 
 PyTorch initialises a model and saves it with safetensors; the engine loads that file and computes
 logits, loss, every gradient, running statistics and STEPS steps of SGD; what it saves then is loaded
@@ -23,6 +26,7 @@ forms reach.
 Ends with status 1 and the list of what differs.
 """
 import argparse
+import csv
 import math
 import os
 import pathlib
@@ -332,10 +336,29 @@ def check_counts():
     return failures
 
 
+def name_of(text, channels, side, classes):
+    return f"{text}:{channels}x{side}x{side}"
+
+
+def keep(path, columns, case, worst):
+    """That case's row of the file, in the order of CASES."""
+    header = ["model", "sample", *columns]
+    rows = list(csv.reader(open(path, newline=""))) if path.exists() else [header]
+    if rows[0] != header:
+        sys.exit(f"{path} has other columns than {','.join(header)}")
+    found = {tuple(row[:2]): row for row in rows[1:]}
+    order = [tuple(name_of(*c).replace(",", " ").split(":")) for c in CASES]
+    key = tuple(case.replace(",", " ").split(":"))
+    found[key] = [*key, *(f"{worst[k]:.1e}" if k in worst else "" for k in columns)]
+    with open(path, "w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([header, *(found[k] for k in order if k in found)])
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("model", nargs="*")
-    wanted = parser.parse_args().model
+    parser.add_argument("--csv", type=pathlib.Path)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     failures, columns = check_counts(), ("exact", "logits", "losses", "gradients", "steady", "statistics", "trained",
                                          "back")
@@ -343,15 +366,17 @@ def main():
     print(f"{'model':34}" + "".join(f"{c:>11}" for c in columns))
     done = 0
     for case in CASES:
-        if wanted and case[0].partition(",")[0] not in wanted:
+        if options.model and not {case[0].partition(",")[0], name_of(*case)} & set(options.model):
             continue
         c = Case(*case)
         failures += c.failures
         done += 1
+        if options.csv:
+            keep(options.csv, columns, name_of(*case), c.worst)
         print(f"{c.label:34}" + "".join(f"{c.worst.get(k, float('nan')):11.1e}" for k in columns)
               + ("   FAILED" if c.failures else ""), flush=True)
     if not done:
-        sys.exit(f"no such model: {' '.join(wanted)}")
+        sys.exit(f"no such model: {' '.join(options.model)}")
     print("\n".join(failures) if failures else f"{done} cases agree")
     sys.exit(1 if failures else 0)
 
