@@ -96,7 +96,7 @@ def rest():
 
 def steps_of(contestant, seconds):
     """So many take about that long."""
-    steps, took = 2, contestant.run(2)
+    steps, took = 1, contestant.run(1)
     while took < seconds / 5:
         steps *= 2
         took = contestant.run(steps)
@@ -107,7 +107,7 @@ def measure(contestant, batch, seconds):
     """Samples a second over about that many seconds."""
     rest()
     if not hasattr(contestant, "steps"):
-        contestant.run(2)
+        contestant.run(1)  # a large batch's step takes half a minute: no more than what is compiled and allocated once
         contestant.steps = steps_of(contestant, seconds)
     return contestant.steps * batch / contestant.run(contestant.steps)
 
