@@ -56,28 +56,14 @@ static void window_dw(const window_geom *g, const float *x, const float *dy, siz
         }
 }
 
-/* The taps of one window, so that the loop over channels has them at hand. */
-typedef struct max_tap {
-    const float *x;     /* the input, or dy */
-    const uint8_t *arg; /* backward: who won there */
-    int32_t tap;
-} max_tap;
-enum { MAX_TAPS = 256 };
-
-/* The first largest wins, and NaN over all. */
-INLINE void max_cell(const max_tap *t, const int n, size_t cs, float *y, uint8_t *arg)
+INLINE void max_cell(const max_tap *t, const int n, const bool known, const bool wins, size_t cs,
+                     float *y, uint8_t *arg)
 {
-    for (size_t c = 0; c < cs; c += 8) {
-        v8 best = load8(t[0].x + c);
-        v8i at = (v8i){0} + t[0].tap;
-        UNROLL for (int i = 1; i < n; i++) {
-            v8 v = load8(t[i].x + c);
-            larger8(v, t[i].tap, &best, &at);
-        }
-        store8(y + c, best);
-        if (arg)
-            *(v8bu *)(arg + c) = bytes8(at);
-    }
+    size_t c = 0;
+#if KERNELS_WIDE
+    c = max_channels16(t, n, known, wins, c, cs, y, arg);
+#endif
+    max_channels8(t, n, known, wins, c, cs, y, arg);
 }
 
 static void window_max(const window_geom *g, const float *x, float *y, uint8_t *arg)
@@ -95,23 +81,26 @@ static void window_max(const window_geom *g, const float *x, float *y, uint8_t *
                 }
             float *to = y + (size_t)h * g->y_row + (size_t)d * cs;
             uint8_t *won = arg ? arg + ((size_t)h * (size_t)g->w.count + (size_t)d) * cs : NULL;
+#define CELL(n, known)                                                                             \
+    won ? max_cell(taps, n, known, true, cs, to, won)                                              \
+        : max_cell(taps, n, known, false, cs, to, NULL)
             switch (n) {
-            case 4: max_cell(taps, 4, cs, to, won); break;
-            case 9: max_cell(taps, 9, cs, to, won); break;
-            default: max_cell(taps, n, cs, to, won);
+            case 4: CELL(4, true); break;
+            case 6: CELL(6, true); break;
+            case 9: CELL(9, true); break;
+            default: CELL(n, false);
             }
+#undef CELL
         }
 }
 
 INLINE void max_back_cell(const max_tap *t, const int n, size_t cs, bool accumulate, float *dx)
 {
-    for (size_t c = 0; c < cs; c += 8) {
-        v8 sum = accumulate ? load8(dx + c) : (v8){0};
-        UNROLL for (int i = 0; i < n; i++) {
-            sum += where8(t[i].arg + c, t[i].tap, load8(t[i].x + c));
-        }
-        store8(dx + c, sum);
-    }
+    size_t c = 0;
+#if KERNELS_WIDE
+    c = max_back_channels16(t, n, accumulate, c, cs, dx);
+#endif
+    max_back_channels8(t, n, accumulate, c, cs, dx);
 }
 
 /* The axes are those of dx: each input pixel asks the outputs that saw it. */

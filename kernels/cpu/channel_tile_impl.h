@@ -77,3 +77,50 @@ INLINE VT T(tap_gradient)(const window_geom *g, const window_span *h, const wind
     }
     return (acc[0] + acc[1]) + (acc[2] + acc[3]);
 }
+
+/* The largest of n inputs, channels from c on as far as whole vectors go; returns where they end.
+ * `known`: n is a constant, at most KNOWN_TAPS. */
+INLINE size_t T(max_channels)(const max_tap *t, const int n, const bool known, const bool wins,
+                              size_t c, size_t cs, float *y, uint8_t *arg)
+{
+    /* In registers: as far as the compiler knows, what is written might be the list. */
+    const float *x[KNOWN_TAPS];
+    TI tap[KNOWN_TAPS];
+    UNROLL for (int i = 0; known && i < n; i++) {
+        x[i] = t[i].x;
+        tap[i] = (TI){0} + t[i].tap;
+    }
+    for (; c + VW <= cs; c += VW) {
+        VT best = T(load)(t[0].x + c), before = best;
+        TI at = (TI){0} + t[0].tap;
+        T(nans) seen = {0};
+        UNROLL for (int i = 1; i < n; i++) {
+            VT v = T(load)((known ? x[i] : t[i].x) + c);
+            T(larger)(v, known ? tap[i] : (TI){0} + t[i].tap, &best, &at);
+            if (i % 2 || i + 1 == n)
+                T(see_nans)(before, v, &seen);
+            before = v;
+        }
+        if (__builtin_expect(T(any_nan)(seen), 0)) {
+            max_one_by_one(t, n, c, c + VW, y, arg);
+            continue;
+        }
+        T(store)(y + c, best);
+        if (wins)
+            *(TBU *)(arg + c) = T(bytes)(at);
+    }
+    return c;
+}
+
+/* Of n outputs' gradients those whose winner this input is, summed; likewise. */
+INLINE size_t T(max_back_channels)(const max_tap *t, const int n, bool accumulate, size_t c,
+                                   size_t cs, float *dx)
+{
+    for (; c + VW <= cs; c += VW) {
+        VT sum = accumulate ? T(load)(dx + c) : (VT){0};
+        UNROLL for (int i = 0; i < n; i++)
+            sum += T(where)(t[i].arg + c, t[i].tap, T(load)(t[i].x + c));
+        T(store)(dx + c, sum);
+    }
+    return c;
+}

@@ -74,6 +74,8 @@ static void transpose(int rows, int cols, const float *src, size_t lds, float *d
             dst[(size_t)j * ldd + (size_t)i] = src[(size_t)i * lds + (size_t)j];
 }
 
+#include "max_pool_impl.h"
+
 #define GEMM_T             float
 #define GEMM_ADD(acc, s, v) ((acc) += (s) * (v))
 

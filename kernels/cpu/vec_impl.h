@@ -7,6 +7,7 @@
 #ifndef KUBEML_VEC_IMPL_H
 #define KUBEML_VEC_IMPL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -196,20 +197,53 @@ INLINE v16b bytes16(v16i v)
 #endif
 }
 
-/* best = v, at = tap in the lanes where v is larger, or NaN. */
-INLINE void larger8(v8 v, int32_t tap, v8 *best, v8i *at)
+/* best = v, at = tap in the lanes where v is larger. A NaN in v changes nothing. */
+INLINE void larger8(v8 v, v8i tap, v8 *best, v8i *at)
 {
 #if defined(__AVX512VL__)
-    __mmask8 m = _mm256_cmp_ps_mask((__m256)v, (__m256)*best, _CMP_GT_OQ) |
-                 _mm256_cmp_ps_mask((__m256)v, (__m256)v, _CMP_UNORD_Q);
-    *best = (v8)_mm256_mask_mov_ps((__m256)*best, m, (__m256)v);
-    *at = (v8i)_mm256_mask_set1_epi32((__m256i)*at, m, tap);
+    __mmask8 m = _mm256_cmp_ps_mask((__m256)v, (__m256)*best, _CMP_GT_OQ);
+    *best = (v8)_mm256_max_ps((__m256)v, (__m256)*best);
+    *at = (v8i)_mm256_mask_mov_epi32((__m256i)*at, m, (__m256i)tap);
+#elif defined(__AVX2__)
+    __m256i m = (__m256i)_mm256_cmp_ps((__m256)v, (__m256)*best, _CMP_GT_OQ);
+    *best = (v8)_mm256_max_ps((__m256)v, (__m256)*best);
+    *at = (v8i)_mm256_blendv_epi8((__m256i)*at, (__m256i)tap, m);
 #else
-    v8i better = (v > *best) | (v != v);
-    *best = (v8)((better & (v8i)v) | (~better & (v8i)*best));
-    *at = (better & ((v8i){0} + tap)) | (~better & *at);
+    v8i m = v > *best;
+    *best = (v8)((m & (v8i)v) | (~m & (v8i)*best));
+    *at = (m & tap) | (~m & *at);
 #endif
 }
+
+/* Whether any lane of what was seen is NaN. */
+#if defined(__AVX512VL__)
+typedef __mmask8 nans8;
+INLINE void see_nans8(v8 a, v8 b, nans8 *seen)
+{
+    *seen |= _mm256_cmp_ps_mask((__m256)a, (__m256)b, _CMP_UNORD_Q);
+}
+INLINE bool any_nan8(nans8 seen)
+{
+    return seen != 0;
+}
+#else
+typedef v8i nans8;
+INLINE void see_nans8(v8 a, v8 b, nans8 *seen)
+{
+    *seen |= (a != a) | (b != b);
+}
+INLINE bool any_nan8(nans8 seen)
+{
+#if defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)seen, (__m256i)seen);
+#else
+    int any = 0;
+    for (int i = 0; i < 8; i++)
+        any |= seen[i];
+    return any != 0;
+#endif
+}
+#endif
 
 /* v in the lanes whose byte is `tap`, otherwise 0. */
 INLINE v8 where8(const uint8_t *bytes, int32_t tap, v8 v)
@@ -226,6 +260,29 @@ INLINE v8 where8(const uint8_t *bytes, int32_t tap, v8 v)
     return (v8)((b == (v8i){0} + tap) & (v8i)v);
 #endif
 }
+
+#if defined(__AVX512F__)
+INLINE void larger16(v16 v, v16i tap, v16 *best, v16i *at)
+{
+    __mmask16 m = _mm512_cmp_ps_mask((__m512)v, (__m512)*best, _CMP_GT_OQ);
+    *best = (v16)_mm512_max_ps((__m512)v, (__m512)*best);
+    *at = (v16i)_mm512_mask_mov_epi32((__m512i)*at, m, (__m512i)tap);
+}
+typedef __mmask16 nans16;
+INLINE void see_nans16(v16 a, v16 b, nans16 *seen)
+{
+    *seen |= _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_UNORD_Q);
+}
+INLINE bool any_nan16(nans16 seen)
+{
+    return seen != 0;
+}
+INLINE v16 where16(const uint8_t *bytes, int32_t tap, v16 v)
+{
+    __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)bytes));
+    return (v16)_mm512_maskz_mov_ps(_mm512_cmpeq_epi32_mask(b, _mm512_set1_epi32(tap)), (__m512)v);
+}
+#endif
 
 /* Of 8 filters: those with a gradient, by the position of their winner, as bits from `shift` on. */
 INLINE void winners8(const uint8_t *arg, const float *g, int shift, uint64_t set[4])
