@@ -17,7 +17,7 @@ bench-accuracy: bench-accuracy-platform bench-accuracy-curve bench-accuracy-resn
 bench-accuracy-platform: all
 	BUILD=$(BUILD) $(PYTHON) test/bench/bench_accuracy.py platform $(BENCH_ARGS)
 
-bench-accuracy-%: all $(OWN_TORCH)
+bench-accuracy-%: all $(BUILD)/bench/bench_batches $(OWN_TORCH)
 	BUILD=$(BUILD) $(TORCH_PYTHON) test/bench/bench_accuracy.py $* $(BENCH_ARGS)
 
 # torchvision's version follows from torch's: pip finds the one that was built for it.

@@ -15,6 +15,10 @@ that is ended goes on, when it is started again with the same --out, with the se
 --side trains one of the two alone, so that both may run at once; the comparison is printed by the call that finds
 every seed done. `platform` and `bf16` run under any Python; the others need PyTorch for its side.
 
+By default the two sides of `curve` and `resnet34` share nothing but a number for a seed: each draws its own weights,
+order, flips and crops, so that a fault in any of ours would show. With --same both begin with PyTorch's weights and
+train on our batches, byte for byte: what is left between them is arithmetic, and how it grows.
+
 `curve` and `resnet34` exit with 1 where the mean of our seeds' accuracies after some epoch lies outside the range of
 PyTorch's seeds widened by their own standard deviation on either side. Without it two runs of one and the same program
 would fail often: the mean of three lies outside the range of three others 37 times in 100 at one epoch, at one or more
@@ -134,11 +138,14 @@ def platform(options, folder):
 # ---- one process beside PyTorch ----------------------------------------------------------------------
 
 def ours(options, model, epochs, seed, train, test, folder, log, side="kubeml", schedule="", precision="fp32"):
-    code = folder / "model.c"
+    code, init = folder / "model.c", []
+    if options.same:
+        init = ["--init", folder / "init.safetensors"]
+        save_weights(seeded_model(model, seed), init[1])
     code.write_text(FUNCTION % (model, schedule))
     command = [BUILD / "bin/kubeml-function", "run", code, "--traindata", train, "--testdata", test, "-e", epochs, "-b",
                options.batch, "--lr", 0.1, "--seed", seed, "--threads", options.threads, "--json", "--backend", "cpu",
-               "--precision", precision]
+               "--precision", precision, *init]
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as child:
         for line in child.stdout:
             e = json.loads(line)
@@ -153,9 +160,20 @@ def torch_model(name):
     return make_golden.ResNetCifar(3) if name == "resnet20" else make_golden.torchvision_model(name, "cifar")
 
 
-def read_images(path):
+def seeded_model(name, seed):
     import torch
-    raw = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).reshape(-1, IMAGE)
+    torch.manual_seed(seed)
+    return torch_model(name)
+
+
+def save_weights(model, path):
+    from safetensors.torch import save_file
+    save_file({k: t.clone() for k, t in model.state_dict().items()}, path)
+
+
+def images(raw):
+    import torch
+    raw = torch.frombuffer(bytearray(raw), dtype=torch.uint8).reshape(-1, IMAGE)
     return raw[:, 1:].reshape(-1, 3, 32, 32).float() / 255, raw[:, 0].long()
 
 
@@ -171,26 +189,45 @@ def augment(x, generator):
     return torch.where(flip.view(n, 1, 1, 1), out.flip(3), out)
 
 
+def own_batches(options, x, y, epochs, seed, train, test):
+    """PyTorch's order, flips and crops: an iterator of batches for each epoch."""
+    import torch
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        yield ((augment(x[part], generator), y[part])
+               for part in torch.randperm(len(x), generator=generator).split(options.batch))
+
+
+def our_batches(options, x, y, epochs, seed, train, test):
+    """The same of ours."""
+    words = [BUILD / "bench/bench_batches", train, test, seed, epochs, options.batch]
+    with subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE) as child:
+        for _ in range(epochs):
+            yield (images(child.stdout.read(min(options.batch, len(x) - at) * IMAGE))
+                   for at in range(0, len(x), options.batch))
+    if child.returncode:
+        sys.exit(f"bench_batches ended with status {child.returncode}")
+
+
 def theirs(options, name, epochs, seed, train, test, log):
     import torch
     torch.set_num_threads(options.threads)
-    torch.manual_seed(seed)
-    generator = torch.Generator().manual_seed(seed)
-    (x, y), (tx, ty) = read_images(train), read_images(test)
+    (x, y), (tx, ty) = images(train.read_bytes()), images(test.read_bytes())
     mean, std = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True, correction=0)
-    model = torch_model(name).to(memory_format=torch.channels_last)
+    model = seeded_model(name, seed).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-    for epoch in range(epochs):
+    batches = our_batches if options.same else own_batches
+    for epoch, of_epoch in enumerate(batches(options, x, y, epochs, seed, train, test)):
         began, total = time.time(), 0.0
         model.train()
-        for part in torch.randperm(len(x), generator=generator).split(options.batch):
+        for images_of, labels in of_epoch:
             # The zeros of the padding are the image's, as the engine's are: standardised after it.
-            b = (augment(x[part], generator) - mean) / std
+            b = (images_of - mean) / std
             optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(b.contiguous(memory_format=torch.channels_last)), y[part])
+            loss = torch.nn.functional.cross_entropy(model(b.contiguous(memory_format=torch.channels_last)), labels)
             loss.backward()
             optimizer.step()
-            total += loss.item() * len(part)
+            total += loss.item() * len(labels)
         model.eval()
         with torch.no_grad():
             logits = torch.cat([model((part - mean) / std) for part in tx.split(500)])
@@ -231,7 +268,7 @@ def run_seeds(options, name, sides, epochs, seeds):
 def beside(options, folder, model, epochs, seeds):
     """The mean over the seeds must lie within PyTorch's spread, one deviation wider on either side (see above)."""
     train, test = cifar(options, folder)
-    found = run_seeds(options, f"{model}-beside-pytorch", {
+    found = run_seeds(options, f"{model}-beside-pytorch{'-same' if options.same else ''}", {
         "kubeml": lambda seed, log: ours(options, model, epochs, seed, train, test, folder, log),
         "pytorch": lambda seed, log: theirs(options, model, epochs, seed, train, test, log)}, epochs, seeds)
     if not found:
@@ -278,6 +315,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=0)
     parser.add_argument("--side", choices=("kubeml", "pytorch", "fp32", "bf16"))
     parser.add_argument("--model", default="resnet20", help="of bf16")
+    parser.add_argument("--same", action="store_true", help="curve, resnet34: both on the same weights and batches")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("-k", type=int, default=-1, help="local steps between two merges; -1: once an epoch")
