@@ -3,7 +3,6 @@
 #include "builder.h"
 
 #include <errno.h>
-#include <ftw.h>
 #include <openssl/evp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -378,19 +377,12 @@ static int make_command(build *b, err *e)
     return 0;
 }
 
-static int remove_one(const char *path, const struct stat *s, int what, struct FTW *where)
-{
-    (void)s, (void)what, (void)where;
-    remove(path); /* what stays is in a temporary folder of a private name */
-    return 0;
-}
-
 static void build_free(build *b)
 {
     for (size_t i = 0; i < b->run.keep_count; i++)
         close(b->run.keep[i]);
     if (b->folder[0])
-        nftw(b->folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+        fs_remove_tree(b->folder, NULL);
     free(b->command.text);
     buf_free(&b->object);
     buf_free(&b->text);

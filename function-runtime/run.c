@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <getopt.h>
 #include <jansson.h>
 #include <libgen.h>
@@ -24,6 +23,7 @@
 #include "clock.h"
 #include "crash.h"
 #include "dataset.h"
+#include "fs.h"
 #include "group.h"
 #include "ingest.h"
 #include "kubeml.h"
@@ -546,13 +546,6 @@ static int train(session *s, err *e)
     return 0;
 }
 
-static int remove_one(const char *path, const struct stat *s, int what, struct FTW *where)
-{
-    (void)s, (void)what, (void)where;
-    remove(path);
-    return 0;
-}
-
 static void end(session *s)
 {
     group_close(s->group);
@@ -560,7 +553,7 @@ static void end(session *s)
     dataset_close(s->data);
     store_close(s->store);
     if (s->folder[0])
-        nftw(s->folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+        fs_remove_tree(s->folder, NULL);
 }
 
 int run_command(int argc, char **argv)
