@@ -9,8 +9,7 @@ typedef struct max_tap {
 enum { MAX_TAPS = 256, KNOWN_TAPS = 9 };
 
 /* Channels [c, end): the first of the largest wins, and over all the last NaN. Vectors compare
- * with ">" alone and come here where they have seen a NaN: two comparisons and a broadcast for each
- * input took two and a half times as long. */
+ * with ">" alone, and come here where they have seen a NaN. */
 static void max_one_by_one(const max_tap *t, int n, size_t c, size_t end, float *y, uint8_t *arg)
 {
     for (; c < end; c++) {

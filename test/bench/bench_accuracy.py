@@ -74,10 +74,10 @@ class Log:
         before = list(csv.reader(open(self.path, newline=""))) if self.path.exists() else []
         self.kept = keep(before[1:]) if before[:1] == [list(columns)] else []
         with open(self.path, "w", newline="") as file:
-            csv.writer(file).writerows([columns, *self.kept])
+            csv.writer(file, lineterminator="\n").writerows([columns, *self.kept])
         print(*columns, sep="\t", flush=True)
         self.file = open(self.path, "a", newline="")
-        self.writer = csv.writer(self.file)
+        self.writer = csv.writer(self.file, lineterminator="\n")
 
     def write(self, *row):
         row = [f"{x:.4f}" if isinstance(x, float) else x for x in row]
@@ -322,6 +322,8 @@ def main():
     options = parser.parse_args()
     if not options.data or not (pathlib.Path(options.data) / "test_batch.bin").exists():
         sys.exit("--data FOLDER (or CIFAR10=FOLDER) must hold data_batch_1..5.bin and test_batch.bin")
+    if options.same and options.what not in ("curve", "resnet34"):
+        sys.exit("--same is for curve and resnet34")
     options.data = pathlib.Path(options.data)
     with tempfile.TemporaryDirectory(prefix="kubeml-accuracy-") as name:
         folder = pathlib.Path(name)

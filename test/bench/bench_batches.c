@@ -7,6 +7,7 @@
  * EPOCHS epochs all samples of TRAIN, as one process of `kubeml run --seed SEED -b BATCH` meets them
  * that flips and crops by CROP. */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -73,6 +74,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_batches TRAIN TEST SEED EPOCHS BATCH\n");
         return 2;
     }
+    signal(SIGPIPE, SIG_IGN); /* an error like another: the folder is removed */
     int rc = open_source(&s, folder, (const char *const *)argv, &e);
     for (int epoch = 0; rc == 0 && epoch < atoi(argv[4]); epoch++)
         rc = write_epoch(&s, (uint32_t)epoch, &e);
