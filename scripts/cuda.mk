@@ -83,11 +83,11 @@ ifeq ($(CUDA),1)
 all: $(BUILD)/lib/kubeml-cuda.so
 endif
 
-check-cuda: $(BUILD)/lib/kubeml-cuda.so $(BUILD)/cuda-probe $(BUILD)/cuda-probe-graph $(BUILD)/cuda-probe-nccl tests ## compile, link and load the CUDA engine, and run its tests on the host
+check-cuda: $(BUILD)/lib/kubeml-cuda.so $(BUILD)/cuda-probe $(BUILD)/cuda-probe-graph $(BUILD)/cuda-probe-nccl tests $(RACE_TESTS) ## compile, link and load the CUDA engine, and run its tests on the host
 	$(BUILD)/cuda-probe $<
 	$(BUILD)/cuda-probe-graph
 	$(BUILD)/cuda-probe-nccl
-	BUILD=$(BUILD) SANITIZER=$(SANITIZER) $(PYTHON) test/run.py --unit test_cuda_
+	BUILD=$(BUILD) SANITIZER=$(SANITIZER) $(PYTHON) test/run.py --unit test_cuda_ test_races_
 
 $(BUILD)/cuda-probe: $(call obj,test/cuda/probe.c)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ -ldl
@@ -110,7 +110,7 @@ endif
 SHIM_FLAGS   := -std=c++17 -O2 $(if $(SANITIZER),-g1,-g) -fno-omit-frame-pointer -ffp-contract=off -D_GNU_SOURCE -Wall -Wextra -Werror \
                 -Wno-unused-function -Ikernels -Icommon -Itest/cuda \
                 $(if $(SANITIZER),-fsanitize=$(SANITIZER) -fno-sanitize-recover=undefined $(SEEN_AT_ACCESS))
-SRC_shim     := $(sort $(wildcard test/cuda/*.cc))
+SRC_shim     := $(filter-out test/cuda/races%.cc,$(sort $(wildcard test/cuda/*.cc)))
 SHIM_OBJECTS := $(patsubst %,$(BUILD)/shim/%.o,$(SRC_cu) $(SRC_shim)) $(call obj,$(SRC_cuda_host)) \
                 $(BUILD)/shim/kernels/backends.o
 
@@ -129,6 +129,20 @@ $(BUILD)/shim/kernels/backends.o: kernels/backends.c $(BUILD)/flags
 	@echo '  CC   $< (with the CUDA engine on the fake driver)'
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -DBACKEND_CUDA_LINKED=1 -MMD -MP -c $< -o $@
 
+# Those that launch every kernel run once more with each access watched (test/cuda/races.cc); and what that finds is tested.
+RACE_FLAGS   := -fsanitize=thread -Wno-tsan
+RACE_OBJECTS := $(patsubst %,$(BUILD)/races/%.o,$(SRC_cu)) $(BUILD)/shim/test/cuda/races.cc.o $(filter-out %.cu.o,$(SHIM_OBJECTS))
+RACE_TESTS   := $(addprefix $(BUILD)/test/test_races_,planted kernels algorithms graph_ops)
+$(BUILD)/races/%.cu.o: %.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo '  SHIM $< (watched)'
+	$(Q)$(CCACHE) $(CXX) -x c++ $(SHIM_FLAGS) $(RACE_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/races/%.cc.o: %.cc $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo '  CXX  $< (watched)'
+	$(Q)$(CCACHE) $(CXX) $(SHIM_FLAGS) $(RACE_FLAGS) $(CPPFLAGS) -MMD -MP -c $< -o $@
+
 # The engine's own tests, with the CUDA backend among the backends; and the tests of test/cuda.
 SHIM_TESTS   := $(addprefix $(BUILD)/test/test_cuda_,graph_ops graph_engine) \
                 $(patsubst test/cuda/%.c,$(BUILD)/test/%,$(wildcard test/cuda/test_*.c))
@@ -139,6 +153,19 @@ $(BUILD)/shim/test_graph_%.o: test/unit/test_graph_%.c $(BUILD)/flags
 	@echo '  CC   $< (on the shim)'
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -DON_SHIM -DRANDOM_MODELS=$(if $(SANITIZER),3,20) -DWIDE=8 -DROOM=12 -MMD -MP -c $< -o $@
 $(BUILD)/test/test_cuda_graph_%: $(BUILD)/shim/test_graph_%.o $(SHIM_OBJECTS) $(LIB_support) $(LIB_kernels) $(LIB_common)
+	$(shim_link)
+	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)
+$(BUILD)/test/test_races_planted: $(BUILD)/races/test/cuda/races_planted.cc.o $(RACE_OBJECTS) $(LIB_support) $(LIB_kernels) $(LIB_common)
+	$(shim_link)
+	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)
+$(BUILD)/races/test_graph_ops.o: test/unit/test_graph_ops.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo '  CC   $< (watched)'
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -DON_SHIM -DRANDOM_MODELS=3 -DWIDE=8 -DROOM=12 -MMD -MP -c $< -o $@
+$(BUILD)/test/test_races_graph_ops: $(BUILD)/races/test_graph_ops.o $(RACE_OBJECTS) $(LIB_support) $(LIB_kernels) $(LIB_common)
+	$(shim_link)
+	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)
+$(BUILD)/test/test_races_%: $(BUILD)/obj/test/cuda/test_cuda_%.o $(RACE_OBJECTS) $(LIB_support) $(LIB_kernels) $(LIB_function) $(LIB_common)
 	$(shim_link)
 	$(Q)$(CXX) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)
 $(BUILD)/test/%: $(BUILD)/obj/test/cuda/%.o $(SHIM_OBJECTS) $(LIB_support) $(LIB_kernels) $(LIB_function) $(LIB_common)
@@ -163,4 +190,4 @@ $(FAKEGPU)/bench_gpu: $(BUILD)/shim/bench_gpu.o $(SHIM_OBJECTS) $(LIB_kernels) $
 	$(Q)$(CXX) $(LDFLAGS) -o $@ $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS_common)
 tests: $(if $(findstring thread,$(SANITIZER)),,$(FAKEGPU)/bench_gpu $(addprefix $(FAKEGPU)/kubeml-,function controller ps builder))
 
--include $(shell find $(BUILD)/shim $(BUILD)/cuda -name '*.d' 2>/dev/null)
+-include $(shell find $(BUILD)/shim $(BUILD)/races $(BUILD)/cuda -name '*.d' 2>/dev/null)

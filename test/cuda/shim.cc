@@ -16,6 +16,9 @@
 #endif
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
+shim_clock shim_at = {0, 0, 0, -1, nullptr};
+thread_local bool shim_inside;
+void (*shim_atomic_seen)(const void *at, size_t bytes);
 
 unsigned shim_grid_most = 65535;
 
@@ -85,13 +88,13 @@ static fiber fibers[THREADS_MAX];
 static int threads; // of the block that runs
 static char *stacks;
 static place launcher; // who waits for the block
-static int current = -1;
 static const std::function<void()> *body;
 
 [[noreturn]] static void die(const char *why)
 {
-    fprintf(stderr, "CUDA shim: %s (block %u,%u,%u thread %d)\n", why, blockIdx.x, blockIdx.y,
-            blockIdx.z, current);
+    fprintf(stderr, "CUDA shim: %s (%s, block %u,%u,%u, thread %d)\n", why,
+            shim_at.kernel ? shim_at.kernel : "no kernel", blockIdx.x, blockIdx.y, blockIdx.z,
+            shim_at.thread);
     abort();
 }
 
@@ -157,6 +160,7 @@ static int after(int t)
         if (all_done())
             return -1;
         bool moved = release(0, threads, AT_BLOCK);
+        shim_at.now += moved;
         for (t = 0; t < threads; t += WARP)
             moved |= release(t, t + WARP < threads ? t + WARP : threads, AT_WARP);
         if (!moved)
@@ -170,7 +174,7 @@ static void begin_thread();
 static void go_on(place *from, int t)
 {
     fiber *f = &fibers[t];
-    current = t;
+    shim_at.thread = t;
     threadIdx = f->index;
     if (f->s == FRESH)
         place_begin(&f->at, f->stack, begin_thread);
@@ -181,9 +185,9 @@ static void go_on(place *from, int t)
 
 static void leave(state s)
 {
-    fiber *f = &fibers[current];
+    fiber *f = &fibers[shim_at.thread];
     f->s = s;
-    int next = after(current);
+    int next = after(shim_at.thread);
     if (next >= 0) {
         go_on(&f->at, next);
         return;
@@ -194,7 +198,7 @@ static void leave(state s)
 
 static void begin_thread()
 {
-    if (current == 0) // nobody goes before it
+    if (shim_at.thread == 0) // nobody goes before it
         entered_fibers();
     (*body)();
     leave(DONE);
@@ -209,7 +213,6 @@ static void run_block()
     leaving_launcher();
     go_on(&launcher, 0);
     entered_launcher();
-    current = -1;
 }
 
 static void take_stacks()
@@ -225,16 +228,27 @@ static void take_stacks()
         fibers[t].stack = stacks + (size_t)t * STACK_BYTES;
 }
 
+bool shim_on_stack(const void *at)
+{
+    return stacks && (const char *)at >= stacks &&
+           (const char *)at < stacks + (size_t)THREADS_MAX * STACK_BYTES;
+}
+
 template <class F> static void each_block(dim3 grid, dim3 block, F run)
 {
     gridDim = grid;
     blockDim = block;
+    shim_at.launch = shim_at.now + 1;
+    shim_inside = true;
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
             for (unsigned x = 0; x < grid.x; x++) {
                 blockIdx = dim3(x, y, z);
+                shim_at.block = ++shim_at.now;
                 run();
             }
+    shim_inside = false;
+    shim_at.thread = -1;
 }
 
 static void step(dim3 *index, dim3 block)
@@ -248,31 +262,31 @@ static void step(dim3 *index, dim3 block)
     index->z++;
 }
 
-static void check_launch(dim3 grid, dim3 block)
+static void check_launch(const char *kernel, dim3 grid, dim3 block)
 {
+    shim_at.kernel = kernel;
     uint64_t threads = (uint64_t)block.x * block.y * block.z;
     if (threads == 0 || threads > THREADS_MAX || !grid.x || !grid.y || !grid.z ||
         grid.x > 0x7fffffff || grid.y > shim_grid_most || grid.z > shim_grid_most)
         die("a launch that CUDA refuses: block or grid out of range");
 }
 
-void shim_run_loop(dim3 grid, dim3 block, const std::function<void()> &thread)
+void shim_run_loop(const char *kernel, dim3 grid, dim3 block, const std::function<void()> &thread)
 {
-    check_launch(grid, block);
+    check_launch(kernel, grid, block);
     int count = (int)(block.x * block.y * block.z);
     each_block(grid, block, [&]() {
         threadIdx = dim3(0, 0, 0);
         for (int t = 0; t < count; t++, step(&threadIdx, block)) {
-            current = t;
+            shim_at.thread = t;
             thread();
         }
     });
-    current = -1;
 }
 
-void shim_run_fibers(dim3 grid, dim3 block, const std::function<void()> &thread)
+void shim_run_fibers(const char *kernel, dim3 grid, dim3 block, const std::function<void()> &thread)
 {
-    check_launch(grid, block);
+    check_launch(kernel, grid, block);
     take_stacks();
     body = &thread;
     threads = (int)(block.x * block.y * block.z);
@@ -286,26 +300,47 @@ void shim_run_fibers(dim3 grid, dim3 block, const std::function<void()> &thread)
 
 void __syncthreads(void)
 {
-    if (!body || current < 0 || fibers[current].s != RUNNING)
+    if (!body || shim_at.thread < 0 || fibers[shim_at.thread].s != RUNNING)
         die("a barrier in a kernel without fibers: LAUNCH_BLOCK starts those");
     leave(AT_BLOCK);
 }
 
 int shim_lane(void)
 {
-    return current % WARP;
+    return shim_at.thread % WARP;
 }
 
 uint64_t shim_shuffle(uint64_t mine, int from)
 {
-    if (!body || current < 0 || fibers[current].s != RUNNING)
+    if (!body || shim_at.thread < 0 || fibers[shim_at.thread].s != RUNNING)
         die("a shuffle in a kernel without fibers: LAUNCH_BLOCK starts those");
-    fiber *f = &fibers[current];
-    const fiber *giver = &fibers[current / WARP * WARP + from];
+    fiber *f = &fibers[shim_at.thread];
+    const fiber *giver = &fibers[shim_at.thread / WARP * WARP + from];
     unsigned slot = f->shuffles++ % 2; // when all give again, all have taken from the other one
     f->given[slot] = mine;
     leave(AT_WARP);
     return giver->given[slot];
+}
+
+// ---- atomics: on the host nothing comes between
+// ---------------------------------------------------
+
+int atomicAnd(int *at, int value)
+{
+    if (shim_atomic_seen)
+        shim_atomic_seen(at, sizeof *at);
+    int before = *at;
+    *at &= value;
+    return before;
+}
+
+unsigned long long atomicAdd(unsigned long long *at, unsigned long long value)
+{
+    if (shim_atomic_seen)
+        shim_atomic_seen(at, sizeof *at);
+    unsigned long long before = *at;
+    *at += value;
+    return before;
 }
 
 // ---- streams -------------------------------------------------------------------------------------

@@ -5,7 +5,11 @@
  * __syncthreads and the shuffles hand over to the next one, and a barrier that some threads never
  * reach ends the program with the reason, as does a barrier in a kernel that was started by LAUNCH.
  * A "stream" is a shim_stream: while it captures, launches are kept, and run when the graph
- * does. */
+ * does.
+ *
+ * The threads of a block take turns in their order, so that a result is right here although a
+ * barrier is missing. What they touch meanwhile is watched in programs that races.cc is linked to.
+ */
 #ifndef KUBEML_SHIM_H
 #define KUBEML_SHIM_H
 
@@ -21,7 +25,11 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
-#define __shared__      static
+#ifdef __SANITIZE_THREAD__ /* by which races.cc knows shared memory */
+#define __shared__ static thread_local
+#else
+#define __shared__ static
+#endif
 #define __restrict__    __restrict
 #define __launch_bounds__(...)
 
@@ -34,6 +42,20 @@ extern dim3 threadIdx, blockIdx, blockDim, gridDim;
 /* Blocks in a grid's second and third direction; as CUDA's, unless a test sets fewer. */
 extern "C" unsigned shim_grid_most;
 
+/* Where the threads are. `now` grows with each block and barrier: two accesses at the same `now`
+ * have no barrier between them. */
+struct shim_clock {
+    uint32_t launch, block, now; /* `now` as the launch and the block began */
+    int thread;                  /* of the block; -1 outside of kernels */
+    const char *kernel;
+};
+extern shim_clock shim_at;
+extern thread_local bool shim_inside; /* it is this thread of the host that runs a kernel */
+/* Told of each access by an atomic function, where somebody watches. */
+extern void (*shim_atomic_seen)(const void *at, size_t bytes);
+/* Whether `at` lies on a fiber's stack. */
+bool shim_on_stack(const void *at);
+
 struct shim_stream {
     bool capturing = false;
     std::vector<std::function<void()>> kept;
@@ -42,14 +64,16 @@ struct shim_stream {
 
 /* Now, or when the graph that is being captured runs. */
 void shim_enqueue(void *stream, std::function<void()> work);
-void shim_run_loop(dim3 grid, dim3 block, const std::function<void()> &thread);
-void shim_run_fibers(dim3 grid, dim3 block, const std::function<void()> &thread);
+void shim_run_loop(const char *kernel, dim3 grid, dim3 block, const std::function<void()> &thread);
+void shim_run_fibers(const char *kernel, dim3 grid, dim3 block,
+                     const std::function<void()> &thread);
 
 /* By value, as a launch takes its arguments. */
 #define LAUNCH_ON(run, kernel, grid, block, stream, ...)                                           \
     do {                                                                                           \
         dim3 grid_ = grid, block_ = block;                                                         \
-        shim_enqueue(stream, [=]() { run(grid_, block_, [=]() { kernel(__VA_ARGS__); }); });       \
+        shim_enqueue(stream,                                                                       \
+                     [=]() { run(#kernel, grid_, block_, [=]() { kernel(__VA_ARGS__); }); });      \
     } while (0)
 #define LAUNCH(kernel, grid, block, stream, ...)                                                   \
     LAUNCH_ON(shim_run_loop, kernel, grid, block, stream, __VA_ARGS__)
@@ -88,19 +112,8 @@ template <class T> static inline T __shfl_sync(unsigned, T value, int from)
     return shim_shuffle_as(value, from & 31);
 }
 
-static inline int atomicAnd(int *at, int value)
-{
-    int before = *at;
-    *at &= value;
-    return before;
-}
-
-static inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long value)
-{
-    unsigned long long before = *at;
-    *at += value;
-    return before;
-}
+int atomicAnd(int *at, int value);
+unsigned long long atomicAdd(unsigned long long *at, unsigned long long value);
 
 static inline float __uint_as_float(uint32_t bits)
 {
