@@ -83,14 +83,20 @@ ifeq ($(CUDA),1)
 all: $(BUILD)/lib/kubeml-cuda.so
 endif
 
-check-cuda: $(BUILD)/lib/kubeml-cuda.so $(BUILD)/cuda-probe $(BUILD)/cuda-probe-graph $(BUILD)/cuda-probe-nccl tests $(RACE_TESTS) ## compile, link and load the CUDA engine, and run its tests on the host
+check-cuda: $(BUILD)/lib/kubeml-cuda.so $(BUILD)/cuda-probe $(BUILD)/cuda-probe-errors $(BUILD)/cuda-probe-graph $(BUILD)/cuda-probe-nccl tests $(RACE_TESTS) ## compile, link and load the CUDA engine, and run its tests on the host
 	$(BUILD)/cuda-probe $<
+	$(BUILD)/cuda-probe-errors
 	$(BUILD)/cuda-probe-graph
 	$(BUILD)/cuda-probe-nccl
 	BUILD=$(BUILD) SANITIZER=$(SANITIZER) $(PYTHON) test/run.py --unit test_cuda_ test_races_
 
 $(BUILD)/cuda-probe: $(call obj,test/cuda/probe.c)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ -ldl
+
+$(BUILD)/obj/test/cuda/probe_errors.o: CPPFLAGS += $(CUDA_INCLUDE)
+$(BUILD)/cuda-probe-errors: $(call obj,test/cuda/probe_errors.c) $(CUDA_OBJECTS) $(call obj,kernels/plan.c kernels/graph.c \
+                            kernels/layers.c kernels/graph_init.c kernels/optim.c $(CUDA_COMMON))
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -lpthread -lm -ldl
 
 $(BUILD)/obj/test/cuda/probe_graph.o: CPPFLAGS += $(CUDA_INCLUDE)
 $(BUILD)/cuda-probe-graph: $(call obj,test/cuda/probe_graph.c common/err.c)

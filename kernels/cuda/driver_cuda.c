@@ -8,8 +8,11 @@
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
+/* CUDA keeps the thread's last error, also one that harms nothing (no memory), until it is asked
+ * for it. What is told here is told once: the next wait must not tell it again. */
 static int failed(err *e, cudaError_t code, const char *what)
 {
+    cudaGetLastError();
     err_code kind = code == cudaErrorMemoryAllocation ? ERR_NOMEM
                     : code == cudaErrorNoDevice || code == cudaErrorInsufficientDriver ||
                             code == cudaErrorInvalidDevice
@@ -33,6 +36,7 @@ static const char *real_missing(void)
     cudaError_t code = cudaGetDeviceCount(&count);
     if (code == cudaSuccess && count > 0)
         return NULL;
+    cudaGetLastError();
     snprintf(why, sizeof why, "no GPU: %s", code ? cudaGetErrorString(code) : "none is there");
     return why;
 }
@@ -151,8 +155,11 @@ static int real_copy(device *d, void *to, const void *from, size_t bytes, copy_w
 
 static int real_zero(device *d, void *to, size_t bytes, err *e)
 {
-    if (bytes)
-        ASK(cudaMemsetAsync(to, 0, bytes, d->stream), "clearing");
+    if (!bytes)
+        return 0;
+    /* It is a kernel for some sizes: those start on the thread's present device alone. */
+    ASK(cudaSetDevice(d->ordinal), "choosing the GPU");
+    ASK(cudaMemsetAsync(to, 0, bytes, d->stream), "clearing");
     return 0;
 }
 
@@ -163,10 +170,13 @@ static void *real_stream(device *d)
     return d->stream;
 }
 
+/* Also where a kernel did not start: what did start may still read memory that is given back next.
+ */
 static int real_wait(device *d, err *e)
 {
-    ASK(cudaGetLastError(), "starting a kernel");
-    ASK(cudaStreamSynchronize(d->stream), "running");
+    cudaError_t started = cudaGetLastError(), ran = cudaStreamSynchronize(d->stream);
+    ASK(started, "starting a kernel");
+    ASK(ran, "running");
     return 0;
 }
 

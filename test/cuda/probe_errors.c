@@ -1,0 +1,73 @@
+/* probe_errors.c: the driver on a stand-in for the calls of CUDA's runtime that it is about: CUDA
+ * keeps a thread's last error, also of a request that was refused and harms nothing, until it is
+ * asked for it. What the driver has told the next wait must not tell again; and a wait that tells
+ * of a kernel that did not start has waited nevertheless. Needs no GPU; part of make check-cuda. */
+#include <stdio.h>
+
+#include "cuda/driver_cuda.h"
+
+static cudaError_t last;
+static int syncs;
+
+static cudaError_t keep(cudaError_t code)
+{
+    if (code != cudaSuccess)
+        last = code;
+    return code;
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    cudaError_t code = last;
+    last = cudaSuccess;
+    return code;
+}
+
+cudaError_t cudaSetDevice(int ordinal)
+{
+    return keep(ordinal == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaMalloc(void **out, size_t bytes)
+{
+    (void)out;
+    (void)bytes;
+    return keep(cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    (void)stream;
+    syncs++;
+    return cudaSuccess;
+}
+
+static int wrong;
+
+static void check(const char *what, bool holds)
+{
+    if (!holds)
+        fprintf(stderr, "probe_errors: not so: %s\n", what);
+    wrong |= !holds;
+}
+
+int main(void)
+{
+    struct device d = {0};
+    device *none = NULL;
+    void *memory;
+    err e = ERR_INIT;
+    check("no memory is an error",
+          cuda_driver->alloc(&d, 1, &memory, &e) != 0 && e.code == ERR_NOMEM);
+    check("after which the device works on", cuda_driver->wait(&d, &e) == 0);
+    check("a GPU that is not there is an error", cuda_driver->open(1, &none, &e) != 0);
+    check("after which the others work on", cuda_driver->wait(&d, &e) == 0);
+    keep(cudaErrorInvalidConfiguration);
+    syncs = 0;
+    check("a kernel that did not start is an error", cuda_driver->wait(&d, &e) != 0);
+    check("what did start is waited for", syncs == 1);
+    check("and all of it told once", cuda_driver->wait(&d, &e) == 0);
+    if (!wrong)
+        puts("the driver tells of an error once");
+    return wrong;
+}
