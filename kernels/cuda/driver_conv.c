@@ -1,15 +1,25 @@
 /* driver_conv.c: convolutions by cuDNN; see driver.h.
  *
- * Offers are cuDNN's own list for the shape, those it calls deterministic. Descriptors are made for
- * each call: calls happen while algorithms are timed and while a graph is captured, never in
- * training. Weights' gradients of bf16 come out of cuDNN as bf16; they pass through the workspace
- * and leave as floats. */
+ * Offers are cuDNN's own list for the shape, those it calls deterministic. An entry of the list is
+ * an algorithm with a kind of arithmetic (perf.mathType): its workspace is that pair's, and so is
+ * what runs. Descriptors are made for each call: calls happen while algorithms are timed and while
+ * a graph is captured, never in training. Weights' gradients of bf16 come out of cuDNN as bf16;
+ * they pass through the workspace and leave as floats. */
 #include <stdio.h>
 #include <string.h>
 
 #include "cuda/driver_cuda.h"
 
-enum { FUSED_ID = 50, ALGOS_MAX = 10 };
+/* An id is an algorithm's number plus MATH_ID for each kind of arithmetic before its own; or
+ * FUSED_ID plus the arithmetic. */
+enum { MATH_ID = 8, FUSED_ID = 50, ALGOS_MAX = 16 };
+static const char *const math_names[] = {"", "-tensor", "-convert", "-fma"};
+_Static_assert((int)CUDNN_CONVOLUTION_FWD_ALGO_COUNT <= (int)MATH_ID &&
+                   (int)CUDNN_CONVOLUTION_BWD_DATA_ALGO_COUNT <= (int)MATH_ID &&
+                   (int)CUDNN_CONVOLUTION_BWD_FILTER_ALGO_COUNT <= (int)MATH_ID &&
+                   ((int)CUDNN_FMA_MATH + 1) * (int)MATH_ID <= (int)FUSED_ID &&
+                   (int)FUSED_ID + (int)CUDNN_FMA_MATH < (int)GRAPH_FIRST_ID,
+               "ids overlap");
 
 typedef struct shapes {
     cudnnTensorDescriptor_t x, y, bias;
@@ -36,7 +46,15 @@ static void forget(shapes *s)
 
 #define cleanup_shapes __attribute__((cleanup(forget)))
 
-static cudnnStatus_t describe(const conv_task *t, shapes *d)
+/* What is asked for. TF32 is what cuDNN's default permits to floats. */
+static cudnnMathType_t math_of(const conv_task *t)
+{
+    return t->precision == PRECISION_FP32   ? CUDNN_FMA_MATH
+           : t->precision == PRECISION_TF32 ? CUDNN_DEFAULT_MATH
+                                            : CUDNN_TENSOR_OP_MATH;
+}
+
+static cudnnStatus_t describe(const conv_task *t, cudnnMathType_t math, shapes *d)
 {
     const conv_shape *s = &t->s;
     cudnnDataType_t type = t->t == ELEMENT_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
@@ -55,11 +73,9 @@ static cudnnStatus_t describe(const conv_task *t, shapes *d)
                                         s->dil_h, s->dil_w, CUDNN_CROSS_CORRELATION,
                                         CUDNN_DATA_FLOAT));
     TRY(cudnnSetConvolutionGroupCount(d->conv, s->groups));
-    TRY(cudnnSetConvolutionMathType(d->conv, t->precision == PRECISION_FP32
-                                                 ? CUDNN_FMA_MATH
-                                                 : CUDNN_TENSOR_OP_MATH));
-    return cudnnSetActivationDescriptor(d->act, t->relu ? CUDNN_ACTIVATION_RELU
-                                                        : CUDNN_ACTIVATION_IDENTITY,
+    TRY(cudnnSetConvolutionMathType(d->conv, math));
+    return cudnnSetActivationDescriptor(d->act,
+                                        t->relu ? CUDNN_ACTIVATION_RELU : CUDNN_ACTIVATION_IDENTITY,
                                         CUDNN_PROPAGATE_NAN, 0);
 }
 
@@ -78,80 +94,106 @@ static size_t extra_workspace(const conv_task *t)
 
 /* ---- offers ---------------------------------------------------------------------------------- */
 
-static int add_offer(conv_offer *list, int count, int room, int id, size_t workspace)
+/* What is gathered for a task. */
+typedef struct offers {
+    const conv_task *t;
+    conv_offer *list;
+    int count, room;
+} offers;
+
+/* An id that is there already stays one offer, with the room that both have. */
+static void add_offer(offers *o, bool fused, int algo, cudnnMathType_t math, size_t workspace)
 {
-    if (count == room)
-        return count;
-    list[count].id = id;
-    list[count].workspace = workspace;
-    snprintf(list[count].name, sizeof list[count].name, id == FUSED_ID ? "cudnn-fused" : "cudnn-%d",
-             id);
-    return count + 1;
+    int id = fused ? FUSED_ID + (int)math : algo + MATH_ID * (int)math;
+    for (int i = 0; i < o->count; i++)
+        if (o->list[i].id == id) {
+            if (o->list[i].workspace < workspace)
+                o->list[i].workspace = workspace;
+            return;
+        }
+    if (o->count == o->room)
+        return;
+    conv_offer *at = &o->list[o->count++];
+    at->id = id;
+    at->workspace = workspace;
+    if (fused)
+        snprintf(at->name, sizeof at->name, "cudnn-fused%s", math_names[math]);
+    else
+        snprintf(at->name, sizeof at->name, "cudnn-%d%s", algo, math_names[math]);
 }
 
-static bool usable(cudnnStatus_t status, cudnnDeterminism_t determinism)
+/* Whether an entry of the list is one to offer; *math: its arithmetic. One that was kept from
+ * tensor cores stays so, whatever its entry says. */
+static bool usable(const offers *o, cudnnStatus_t status, cudnnDeterminism_t determinism,
+                   cudnnMathType_t *math)
 {
-    return status == CUDNN_STATUS_SUCCESS && determinism == CUDNN_DETERMINISTIC;
+    if (o->t->precision == PRECISION_FP32)
+        *math = CUDNN_FMA_MATH;
+    return status == CUDNN_STATUS_SUCCESS && determinism == CUDNN_DETERMINISTIC &&
+           (*math == CUDNN_DEFAULT_MATH || *math == CUDNN_TENSOR_OP_MATH ||
+            *math == CUDNN_FMA_MATH);
 }
 
-static int forward_offers(device *d, const conv_task *t, const shapes *s, conv_offer *list,
-                          int room)
+static void forward_offers(device *d, const shapes *s, offers *o)
 {
     cudnnConvolutionFwdAlgoPerf_t perf[ALGOS_MAX];
-    int found = 0, count = 0;
+    int found = 0;
     if (cudnnGetConvolutionForwardAlgorithm_v7(d->cudnn, s->x, s->w, s->conv, s->y, ALGOS_MAX,
                                                &found, perf))
-        return 0;
+        return;
     for (int i = 0; i < found; i++) {
-        if (!usable(perf[i].status, perf[i].determinism))
+        cudnnMathType_t math = perf[i].mathType;
+        if (!usable(o, perf[i].status, perf[i].determinism, &math))
             continue;
-        count = add_offer(list, count, room, (int)perf[i].algo, perf[i].memory);
+        add_offer(o, false, (int)perf[i].algo, math, perf[i].memory);
         /* cuDNN fuses bias and activation into this one alone when there is no activation. */
-        if (t->bias && t->t == ELEMENT_F32 &&
+        if (o->t->bias && o->t->t == ELEMENT_F32 &&
             perf[i].algo == CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM)
-            count = add_offer(list, count, room, FUSED_ID, perf[i].memory);
+            add_offer(o, true, 0, math, perf[i].memory);
     }
-    return count;
 }
 
-static int data_offers(device *d, const shapes *s, conv_offer *list, int room)
+static void data_offers(device *d, const shapes *s, offers *o)
 {
     cudnnConvolutionBwdDataAlgoPerf_t perf[ALGOS_MAX];
-    int found = 0, count = 0;
+    int found = 0;
     if (cudnnGetConvolutionBackwardDataAlgorithm_v7(d->cudnn, s->w, s->y, s->conv, s->x, ALGOS_MAX,
                                                     &found, perf))
-        return 0;
-    for (int i = 0; i < found; i++)
-        if (usable(perf[i].status, perf[i].determinism))
-            count = add_offer(list, count, room, (int)perf[i].algo, perf[i].memory);
-    return count;
+        return;
+    for (int i = 0; i < found; i++) {
+        cudnnMathType_t math = perf[i].mathType;
+        if (usable(o, perf[i].status, perf[i].determinism, &math))
+            add_offer(o, false, (int)perf[i].algo, math, perf[i].memory);
+    }
 }
 
-static int weights_offers(device *d, const conv_task *t, const shapes *s, conv_offer *list,
-                          int room)
+static void weights_offers(device *d, const shapes *s, offers *o)
 {
     cudnnConvolutionBwdFilterAlgoPerf_t perf[ALGOS_MAX];
-    int found = 0, count = 0;
+    int found = 0;
     if (cudnnGetConvolutionBackwardFilterAlgorithm_v7(d->cudnn, s->x, s->y, s->conv, s->w,
                                                       ALGOS_MAX, &found, perf))
-        return 0;
-    for (int i = 0; i < found; i++)
-        if (usable(perf[i].status, perf[i].determinism))
-            count = add_offer(list, count, room, (int)perf[i].algo,
-                              perf[i].memory + extra_workspace(t));
-    return count;
+        return;
+    for (int i = 0; i < found; i++) {
+        cudnnMathType_t math = perf[i].mathType;
+        if (usable(o, perf[i].status, perf[i].determinism, &math))
+            add_offer(o, false, (int)perf[i].algo, math, perf[i].memory + extra_workspace(o->t));
+    }
 }
 
 int driver_conv_offers(device *d, const conv_task *t, conv_offer *list, int room)
 {
     cleanup_shapes shapes s = {0};
-    if (describe(t, &s))
+    offers o = {.t = t, .list = list, .room = room};
+    if (describe(t, math_of(t), &s))
         return 0;
     if (t->pass == CONV_FORWARD)
-        return forward_offers(d, t, &s, list, room);
-    if (t->pass == CONV_DATA)
-        return data_offers(d, &s, list, room);
-    return weights_offers(d, t, &s, list, room);
+        forward_offers(d, &s, &o);
+    else if (t->pass == CONV_DATA)
+        data_offers(d, &s, &o);
+    else
+        weights_offers(d, &s, &o);
+    return o.count;
 }
 
 /* ---- running --------------------------------------------------------------------------------- */
@@ -160,14 +202,14 @@ static cudnnStatus_t run_forward(device *d, const conv_task *t, int id, const co
                                  const shapes *s)
 {
     const float one = 1, zero = 0;
-    if (id == FUSED_ID)
+    if (id >= FUSED_ID)
         return cudnnConvolutionBiasActivationForward(
             d->cudnn, &one, s->x, o->a, s->w, o->b, s->conv,
             CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM, o->workspace, o->workspace_bytes,
             &zero, s->y, o->out, s->bias, o->bias, s->act, s->y, o->out);
     TRY(cudnnConvolutionForward(d->cudnn, &one, s->x, o->a, s->w, o->b, s->conv,
-                                (cudnnConvolutionFwdAlgo_t)id, o->workspace, o->workspace_bytes,
-                                &zero, s->y, o->out));
+                                (cudnnConvolutionFwdAlgo_t)(id % MATH_ID), o->workspace,
+                                o->workspace_bytes, &zero, s->y, o->out));
     if (t->bias || t->relu)
         cuda_bias(d->stream, t->t, (size_t)t->s.n * (size_t)t->s.p * (size_t)t->s.q, t->s.k,
                   o->bias, t->relu, o->out);
@@ -183,7 +225,7 @@ static cudnnStatus_t run_weights(device *d, const conv_task *t, int id, const co
         return CUDNN_STATUS_BAD_PARAM;
     void *dw = extra ? o->workspace : o->out;
     TRY(cudnnConvolutionBackwardFilter(d->cudnn, &one, s->x, o->a, s->y, o->b, s->conv,
-                                       (cudnnConvolutionBwdFilterAlgo_t)id,
+                                       (cudnnConvolutionBwdFilterAlgo_t)(id % MATH_ID),
                                        (char *)o->workspace + extra, o->workspace_bytes - extra,
                                        &zero, s->w, dw));
     if (extra)
@@ -200,14 +242,15 @@ static cudnnStatus_t run(device *d, const conv_task *t, int id, const conv_opera
     if (t->pass == CONV_WEIGHTS)
         return run_weights(d, t, id, o, s);
     return cudnnConvolutionBackwardData(d->cudnn, &one, s->w, o->b, s->y, o->a, s->conv,
-                                        (cudnnConvolutionBwdDataAlgo_t)id, o->workspace,
+                                        (cudnnConvolutionBwdDataAlgo_t)(id % MATH_ID), o->workspace,
                                         o->workspace_bytes, &beta, s->x, o->out);
 }
 
 int driver_conv_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e)
 {
     cleanup_shapes shapes s = {0};
-    cudnnStatus_t status = describe(t, &s);
+    cudnnMathType_t math = (cudnnMathType_t)(id < FUSED_ID ? id / MATH_ID : id - FUSED_ID);
+    cudnnStatus_t status = describe(t, math, &s);
     if (status == CUDNN_STATUS_SUCCESS)
         status = run(d, t, id, o, &s);
     if (status == CUDNN_STATUS_SUCCESS)
