@@ -277,23 +277,46 @@ static bool works(program *p, const layer *l, conv_pass pass, int choice, bool a
     return false;
 }
 
-/* The fastest round's microseconds a run; -1 when this way does not work. */
+/* TIMED_RUNS of the pass as one graph. NULL: a capture does not bear this way. */
+static device_graph *capture_runs(program *p, const layer *l, conv_pass pass, int choice, bool add)
+{
+    device_graph *runs = NULL;
+    bool failed = p->d->capture(p->dev, NULL) != 0;
+    if (failed)
+        return NULL;
+    for (int i = 0; i < TIMED_RUNS && !failed; i++)
+        failed = cuda_conv_pass(p, l, pass, choice, add, NULL) != 0;
+    if (p->d->captured(p->dev, &runs, NULL))
+        runs = NULL;
+    if (failed && runs) {
+        p->d->release(p->dev, runs);
+        runs = NULL;
+    }
+    if (!runs)
+        p->d->wait(p->dev, NULL); /* which forgets the failure */
+    return runs;
+}
+
+/* The fastest round's microseconds a run; -1 when this way does not work. Timed as it will run, in
+ * a graph: what the host takes to start a library's way is more than a small kernel's time, and is
+ * nothing to a step. */
 static float time_pass(program *p, const layer *l, conv_pass pass, int choice, bool add)
 {
     float best = -1, us;
-    if (!works(p, l, pass, choice, add))
+    device_graph *runs =
+        works(p, l, pass, choice, add) ? capture_runs(p, l, pass, choice, add) : NULL;
+    if (!runs)
         return -1;
     for (int round = 0; round < TIMED_ROUNDS; round++) {
-        if (p->d->mark(p->dev, 0, NULL))
-            return -1;
-        for (int i = 0; i < TIMED_RUNS; i++)
-            if (cuda_conv_pass(p, l, pass, choice, add, NULL))
-                return -1;
-        if (p->d->mark(p->dev, 1, NULL) || p->d->elapsed(p->dev, &us, NULL))
-            return -1;
+        if (p->d->mark(p->dev, 0, NULL) || p->d->replay(p->dev, runs, NULL) ||
+            p->d->mark(p->dev, 1, NULL) || p->d->elapsed(p->dev, &us, NULL)) {
+            best = -1;
+            break;
+        }
         us /= TIMED_RUNS;
         best = best < 0 || us < best ? us : best;
     }
+    p->d->release(p->dev, runs);
     return best;
 }
 
@@ -301,6 +324,8 @@ typedef struct task {
     layer *l;
     conv_pass pass;
     bool add;
+    conv_task what;
+    const struct task *twin; /* the first one like it, which chooses for both; or NULL */
     conv_offer offers[CONV_OFFERS_MAX];
     int offer_count;
 } task;
@@ -380,6 +405,26 @@ static bool adds(const program *p, const layer *l, conv_pass pass)
     return pass == CONV_DATA && p->tensors[l->node->in[0]].last != (int)(l - p->layers);
 }
 
+static const task *find_twin(const task *tasks, const task *t)
+{
+    for (const task *at = tasks; at < t; at++)
+        if (!at->twin && conv_task_same(&at->what, &t->what))
+            return at;
+    return NULL;
+}
+
+/* What the libraries offer for a shape takes them a while to say: once is enough. */
+static void ask_offers(program *p, const task *tasks, task *t)
+{
+    t->twin = find_twin(tasks, t);
+    if (!t->twin) {
+        t->offer_count = p->d->offers(p->dev, &t->what, t->offers, CONV_OFFERS_MAX);
+        return;
+    }
+    t->offer_count = t->twin->offer_count;
+    memcpy(t->offers, t->twin->offers, sizeof t->offers);
+}
+
 static int collect(program *p, task *tasks)
 {
     int count = 0;
@@ -390,8 +435,8 @@ static int collect(program *p, task *tasks)
                 continue;
             task *t = &tasks[count++];
             t->l = l, t->pass = (conv_pass)pass, t->add = adds(p, l, t->pass);
-            conv_task c = cuda_conv_task(p, l, t->pass, t->add);
-            t->offer_count = p->d->offers(p->dev, &c, t->offers, CONV_OFFERS_MAX);
+            t->what = cuda_conv_task(p, l, t->pass, t->add);
+            ask_offers(p, tasks, t);
         }
     return count;
 }
@@ -454,8 +499,12 @@ static bool decide(program *p, const device_facts *f, task *t)
 {
     char all[KEY_BYTES], key[KEY_BYTES];
     bool limited = is_limited(p, t);
-    conv_task c = cuda_conv_task(p, t->l, t->pass, t->add);
-    make_key(f, &c, all);
+    if (t->twin) {
+        t->l->choice[t->pass] = t->twin->l->choice[t->pass];
+        t->l->workspace[t->pass] = t->twin->l->workspace[t->pass];
+        return false;
+    }
+    make_key(f, &t->what, all);
     memcpy(key, all, sizeof key);
     if (limited)
         add_limit(p, key);

@@ -10,6 +10,8 @@
 #ifndef KUBEML_CUDA_DRIVER_H
 #define KUBEML_CUDA_DRIVER_H
 
+#include <string.h>
+
 #include "backend.h"
 #include "cuda/cuda_kernels.h"
 
@@ -27,8 +29,8 @@ typedef struct comm_part {
 typedef enum copy_way { COPY_IN, COPY_OUT, COPY_WITHIN } copy_way;
 
 typedef struct device_facts {
-    char name[96];      /* "NVIDIA H200": one machine type, one name */
-    char libraries[96]; /* versions; part of the algorithm cache's key */
+    char name[96];                            /* "NVIDIA H200": one machine type, one name */
+    char libraries[96];                       /* versions; part of the algorithm cache's key */
     unsigned char uuid[BACKEND_DEVICE_BYTES]; /* of this very GPU */
     int multiprocessors;
     size_t memory_bytes, free_bytes;
@@ -44,7 +46,14 @@ typedef struct conv_task {
     bool bias, relu, add;
 } conv_task;
 
-enum { CONV_OFFERS_MAX = 16 };
+static inline bool conv_task_same(const conv_task *a, const conv_task *b)
+{
+    return memcmp(&a->s, &b->s, sizeof a->s) == 0 && a->pass == b->pass && a->t == b->t &&
+           a->precision == b->precision && a->bias == b->bias && a->relu == b->relu &&
+           a->add == b->add;
+}
+
+enum { CONV_OFFERS_MAX = 24 };
 
 /* One way of the libraries' to do it; `id` means something to the driver alone. */
 typedef struct conv_offer {

@@ -174,7 +174,8 @@ static bool noted(descriptor engine, cudnnBackendAttributeName_t name,
     int notes[NOTES]; /* both kinds of notes are enums */
     int64_t count = 0;
     _Static_assert(sizeof(cudnnBackendNumericalNote_t) == sizeof(int) &&
-                   sizeof(cudnnBackendBehaviorNote_t) == sizeof(int), "notes are ints");
+                       sizeof(cudnnBackendBehaviorNote_t) == sizeof(int),
+                   "notes are ints");
     if (cudnnBackendGetAttribute(engine, name, type, NOTES, &count, notes))
         return true; /* what does not tell is not taken */
     for (int64_t i = 0; i < count && i < NOTES; i++)
@@ -252,17 +253,10 @@ static cudnnStatus_t find_plans(device *d, struct driver_plans *plans)
     return CUDNN_STATUS_SUCCESS;
 }
 
-static bool same(const conv_task *a, const conv_task *b)
-{
-    return memcmp(&a->s, &b->s, sizeof a->s) == 0 && a->pass == b->pass && a->t == b->t &&
-           a->precision == b->precision && a->bias == b->bias && a->relu == b->relu &&
-           a->add == b->add;
-}
-
 static struct driver_plans *plans_of(device *d, const conv_task *t)
 {
     for (struct driver_plans *p = d->plans; p; p = p->next)
-        if (same(&p->task, t))
+        if (conv_task_same(&p->task, t))
             return p;
     struct driver_plans *made = calloc(1, sizeof *made);
     if (!made)

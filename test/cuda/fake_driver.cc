@@ -32,11 +32,15 @@ struct device {
     shim_stream stream;
     int marks[2], ordinal;
     bool timing; // between two marks
+    int timed; // graphs that were replayed there
+    int run_us; // of what is captured, if it is one way of a convolution
+    bool spoilt; // the capture
     bool pending; // an error that the next wait tells of
 };
 
 struct device_graph {
     std::vector<std::function<void()>> work;
+    int us; // if it is one way of a convolution
 };
 
 static std::mutex gate;
@@ -48,8 +52,9 @@ static int opened;
 static std::atomic<int> fail_after{-1};
 static int favourite = 2;
 static int clock_us;
+static const int own_us = 100; // our own kernel's time, unless one of the offers runs
 static bool few_launches = true;
-static int broken = -1, asleep_us;
+static int broken = -1, uncapturable = -1, asleep_us;
 static std::set<std::array<int, 5>> ran; // of the libraries' ways; under the gate
 static long first_captured;
 static std::atomic<long> launches;
@@ -78,6 +83,11 @@ void fake_favourite(int offer)
 void fake_break(int offer)
 {
     broken = offer;
+}
+
+void fake_break_capture(int offer)
+{
+    uncapturable = offer;
 }
 
 void fake_asleep(int us)
@@ -266,8 +276,17 @@ static head *head_of(void *p)
     return (head *)(void *)((char *)p - HEAD);
 }
 
-static int fake_alloc(device *, size_t bytes, void **out, err *e)
+// CUDA's rules of a capture: no memory is taken and nothing is waited for; and the host's memory
+// may be other when the graph runs.
+static int refused(const device *d, const char *what, err *e)
 {
+    return d->stream.capturing ? err_set(e, ERR_INTERNAL, "%s while a graph is captured: fake", what) : 0;
+}
+
+static int fake_alloc(device *d, size_t bytes, void **out, err *e)
+{
+    if (refused(d, "memory is taken", e))
+        return -1;
     std::lock_guard<std::mutex> hold(gate);
     if (bytes > memory_bytes - memory_used)
         return err_set(e, ERR_NOMEM, "the GPU has %zu MiB left", (memory_bytes - memory_used) >> 20);
@@ -297,8 +316,10 @@ static void fake_free(device *, void *p)
         free(h);
 }
 
-static int fake_alloc_host(device *, size_t bytes, void **out, err *e)
+static int fake_alloc_host(device *d, size_t bytes, void **out, err *e)
 {
+    if (refused(d, "memory is taken", e))
+        return -1;
     *out = malloc(bytes);
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory");
 }
@@ -310,7 +331,7 @@ static void fake_free_host(device *, void *p)
 
 static int fake_copy(device *d, void *to, const void *from, size_t bytes, copy_way way, err *e)
 {
-    if (failing(e))
+    if ((way != COPY_WITHIN && refused(d, "the host's memory is copied", e)) || failing(e))
         return -1;
     copies_in += way == COPY_IN;
     if (bytes)
@@ -332,6 +353,8 @@ static void *fake_stream(device *d)
 
 static int fake_wait(device *d, err *e)
 {
+    if (refused(d, "something is waited for", e))
+        return -1;
     if (d->pending) {
         d->pending = false;
         return err_set(e, ERR_UNAVAILABLE, "what ran before on the GPU: fake");
@@ -344,13 +367,19 @@ static int fake_wait(device *d, err *e)
 static int fake_capture(device *d, err *)
 {
     d->stream.capturing = true;
+    d->run_us = own_us;
+    d->spoilt = false;
     return 0;
 }
 
-static int fake_captured(device *d, device_graph **out, err *)
+static int fake_captured(device *d, device_graph **out, err *e)
 {
     d->stream.capturing = false;
-    *out = new device_graph{std::move(d->stream.kept)};
+    if (d->spoilt) {
+        d->stream.kept.clear();
+        return err_set(e, ERR_UNAVAILABLE, "capturing: something in it is not allowed: fake");
+    }
+    *out = new device_graph{std::move(d->stream.kept), d->run_us};
     d->stream.kept.clear();
     return 0;
 }
@@ -361,7 +390,9 @@ static int fake_replay(device *d, device_graph *g, err *e)
         return -1;
     launches = (long)g->work.size();
     if (d->timing) { // nobody looks at what is computed meanwhile, and the fibers are slow
-        clock_us = few_launches ? (int)launches : 1000000 / (1 + (int)launches);
+        // One graph is the runs of a way; several are a step's, whose launches count.
+        clock_us = d->timed++ == 0 ? g->us
+                   : few_launches ? (int)launches : 1000000 / (1 + (int)launches);
         return 0;
     }
     replays++;
@@ -378,7 +409,7 @@ static void fake_release(device *, device_graph *g)
 static int fake_mark(device *d, int which, err *)
 {
     if (which == 0)
-        clock_us = 100; // our own kernel's time, unless one of the offers runs
+        clock_us = own_us, d->timed = 0;
     d->marks[which] = clock_us;
     d->timing = which == 0;
     return 0;
@@ -488,11 +519,15 @@ static int fake_run(device *d, const conv_task *t, int id, const conv_operands *
         std::lock_guard<std::mutex> hold(gate);
         first_captured += ran.insert({id, (int)t->pass, t->s.c, t->s.k, t->s.h}).second && d->stream.capturing;
     }
+    if (uncapturable == id - 10 && d->stream.capturing) {
+        d->spoilt = d->pending = true;
+        return err_set(e, ERR_UNAVAILABLE, "the library's way waits for the stream: fake");
+    }
     if (broken == id - 10) {
         d->pending = true;
         return err_set(e, ERR_UNAVAILABLE, "the library's way failed: fake");
     }
-    clock_us = favourite == 2 ? 50 + (t->s.k + (int)t->pass + id) % 3 * 40 : favourite == id - 10 ? 10 : 200;
+    d->run_us = favourite == 2 ? 50 + (t->s.k + (int)t->pass + id) % 3 * 40 : favourite == id - 10 ? 10 : 200;
     conv_task task = *t;
     conv_operands operands = *o;
     operands.workspace_bytes = needs;

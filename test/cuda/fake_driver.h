@@ -17,6 +17,9 @@ long fake_measurements(void);
 /* That way fails when it is run, and the next wait tells of it too, as CUDA's errors do; -1: none.
  */
 void fake_break(int offer);
+/* That way works, but spoils a graph that it is captured in, as one does that allocates or waits; -1:
+ * none. */
+void fake_break_capture(int offer);
 /* As a GPU whose clocks are low until it has worked for so long: what is timed takes 20 times as
  * long. */
 void fake_asleep(int us);

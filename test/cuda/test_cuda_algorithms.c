@@ -132,6 +132,16 @@ TEST(a_way_that_fails_is_not_taken_and_harms_no_other)
     chooses("conv1 forward own\n");
 }
 
+TEST(a_way_that_spoils_a_graph_is_not_taken)
+{
+    fake_favourite(1);
+    fake_break_capture(0); /* which is tried before it */
+    chooses("conv1 forward reversed\n");
+    cuda_algorithms_forget();
+    fake_break_capture(1);
+    chooses("conv1 forward own\n");
+}
+
 TEST(what_was_known_and_fails_here_is_measured_again)
 {
     fake_favourite(0);
