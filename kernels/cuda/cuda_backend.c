@@ -247,13 +247,15 @@ static int run_graph(program *p, run_kind kind, size_t bytes, err *e)
                : 0;
 }
 
-static int read_result(program *p, backend_result *result, err *e)
+/* By pinned memory: a copy to any other takes the host through the driver's own, and makes threads
+ * with streams of their own wait for each other there. */
+int cuda_read_result(program *p, const step_result *from, backend_result *result, err *e)
 {
-    step_result r = {0};
-    if (p->d->copy(p->dev, &r, p->result, sizeof r, COPY_OUT, e) || p->d->wait(p->dev, e))
+    step_result *r = (step_result *)(void *)(p->in.host + p->in.result);
+    if (p->d->copy(p->dev, r, from, sizeof *r, COPY_OUT, e) || p->d->wait(p->dev, e))
         return -1;
     if (result)
-        *result = (backend_result){.loss_sum = r.loss_sum, .correct = r.correct};
+        *result = (backend_result){.loss_sum = r->loss_sum, .correct = r->correct};
     return 0;
 }
 
@@ -267,10 +269,10 @@ static int cuda_forward(backend_program *base, const backend_batch *b, float *lo
         memset(p->in.host + p->in.labels, 0, (size_t)b->n * sizeof(int32_t));
     if (run_graph(p, RUN_FORWARD, fill_staging(p, b), e))
         return -1;
-    if (logits && p->d->copy(p->dev, logits, p->logits, (size_t)b->n * outputs * sizeof *logits,
-                             COPY_OUT, e))
+    if (logits &&
+        p->d->copy(p->dev, logits, p->logits, (size_t)b->n * outputs * sizeof *logits, COPY_OUT, e))
         return -1;
-    return read_result(p, result, e);
+    return cuda_read_result(p, p->result, result, e);
 }
 
 static int cuda_gradients(backend_program *base, const backend_batch *b, backend_result *result,
@@ -280,7 +282,7 @@ static int cuda_gradients(backend_program *base, const backend_batch *b, backend
     p->fresh = false;
     if (run_graph(p, RUN_GRADIENTS, fill_staging(p, b), e))
         return -1;
-    return read_result(p, result, e);
+    return cuda_read_result(p, p->result, result, e);
 }
 
 static int cuda_update(backend_program *base, backend_update u, err *e)
@@ -301,7 +303,7 @@ static int cuda_step(backend_program *base, const backend_batch *b, backend_upda
     cuda_set_update(p, args_of(p), u);
     if (run_graph(p, RUN_STEP, fill_staging(p, b), e))
         return -1;
-    return read_result(p, result, e);
+    return cuda_read_result(p, p->result, result, e);
 }
 
 /* ---- facts ----------------------------------------------------------------------------------- */

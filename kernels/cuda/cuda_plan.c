@@ -377,7 +377,7 @@ static void lay_staging(program *p)
     s->keys = s->labels + aligned(batch * sizeof(int32_t));
     s->targets = s->keys + aligned(batch * sizeof(uint64_t));
     s->x = s->targets + aligned(p->c.loss == LOSS_MSE ? batch * outputs * sizeof(float) : 0);
-    s->bytes = s->x + aligned(batch * shape_count(in) * sizeof(float));
+    s->bytes = s->result = s->x + aligned(batch * shape_count(in) * sizeof(float));
 }
 
 static size_t values_of(const program *p, int var)
@@ -477,7 +477,7 @@ int cuda_plan_memory(program *p, err *e)
             p->tensors[i].dy = p->arena + items[nodes + i].offset;
     }
     void *host;
-    if (p->d->alloc_host(p->dev, p->in.bytes, &host, e))
+    if (p->d->alloc_host(p->dev, p->in.bytes + sizeof(step_result), &host, e))
         return -1;
     p->in.host = host;
     memset(p->in.host, 0, p->in.bytes);

@@ -54,6 +54,7 @@ typedef struct turned {
 typedef struct staging {
     size_t args, scale_shift, labels, keys, targets, x; /* x is last: only what is used is copied */
     size_t bytes;
+    size_t result; /* the way back: in the host's block alone, behind the rest */
     char *host, *device;
 } staging;
 
@@ -182,6 +183,9 @@ void cuda_comm_drop(program *p);
 
 /* cuda_backend.c: the optimizer's numbers of one update, as kernels/optim.c computes them. */
 void cuda_set_update(const program *p, step_args *a, backend_update u);
+
+/* cuda_backend.c: waits for all that was enqueued, and for the result that lies there. */
+int cuda_read_result(program *p, const step_result *from, backend_result *result, err *e);
 
 /* cuda_run.c: enqueues one run's work. */
 int cuda_enqueue(program *p, run_kind kind, err *e);

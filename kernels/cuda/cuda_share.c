@@ -58,16 +58,16 @@ static int take_samples(program *p, const backend_share *s, err *e)
     share *h = &p->share;
     shape in = p->g->nodes[0].shape;
     size_t c = (size_t)in.c;
-    cuda_samples_form form = {
-        .sample_bytes = shape_count(in) * (s->type == INPUT_UINT8 ? 1 : sizeof(float)),
-        .rest = cuda_mean_untaken(p),
-        .outputs = outputs_of(p)};
+    cuda_samples_form form = {.sample_bytes =
+                                  shape_count(in) * (s->type == INPUT_UINT8 ? 1 : sizeof(float)),
+                              .rest = cuda_mean_untaken(p),
+                              .outputs = outputs_of(p)};
     if (cuda_samples_take(p->d, p->dev, p->c.device, s, &form, &h->samples, e))
         return -1;
     h->reader = s->reader;
     h->type = s->type;
-    h->augment = (augmentation){.flip = s->flip, .crop = s->crop, .c = in.c, .h = in.h, .w = in.w,
-                                .seed = s->seed};
+    h->augment = (augmentation){
+        .flip = s->flip, .crop = s->crop, .c = in.c, .h = in.h, .w = in.w, .seed = s->seed};
     h->scale_shift = malloc(2 * c * sizeof *h->scale_shift);
     if (!h->scale_shift)
         return err_set(e, ERR_NOMEM, "no memory for %zu channels", c);
@@ -166,7 +166,6 @@ static int run(program *p, const backend_steps *s, const step_args *list, uint32
 {
     share *h = &p->share;
     size_t channels = (size_t)p->g->nodes[0].shape.c;
-    step_result sum = {0};
     const driver *d = p->d;
     if (d->copy(p->dev, p->in.device + p->in.scale_shift, h->scale_shift,
                 2 * channels * sizeof(float), COPY_IN, e) ||
@@ -175,10 +174,7 @@ static int run(program *p, const backend_steps *s, const step_args *list, uint32
     for (uint32_t i = 0; i < count; i += UPDATES)
         if (run_some(p, s, list, i, count - i < UPDATES ? count - i : UPDATES, e))
             return -1;
-    if (d->copy(p->dev, &sum, h->total, sizeof sum, COPY_OUT, e) || d->wait(p->dev, e))
-        return -1;
-    *result = (backend_result){.loss_sum = sum.loss_sum, .correct = sum.correct};
-    return 0;
+    return cuda_read_result(p, h->total, result, e);
 }
 
 int cuda_share_steps(backend_program *base, const backend_steps *s, backend_result *result, err *e)
