@@ -87,10 +87,11 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int ranks, ordinals[RANKS_MAX]; /* all under the lock */
 static ncclComm_t comms[RANKS_MAX];
 
-static void forget(void)
+/* One that met an error may wait for ever for what it began: that is aborted. */
+static void forget(bool whole)
 {
     for (int i = 0; i < ranks; i++)
-        nccl.ncclCommDestroy(comms[i]);
+        (void)(whole ? nccl.ncclCommDestroy(comms[i]) : nccl.ncclCommAbort(comms[i]));
     ranks = 0;
 }
 
@@ -101,7 +102,7 @@ static int connect(device **devs, int n, err *e)
         wanted[i] = devs[i]->ordinal;
     if (n == ranks && memcmp(wanted, ordinals, (size_t)n * sizeof *wanted) == 0)
         return 0;
-    forget();
+    forget(true);
     ncclResult_t code = nccl.ncclCommInitAll(comms, n, wanted);
     if (code != ncclSuccess)
         return failed(e, code);
@@ -132,7 +133,7 @@ int driver_nccl_sum(device **devs, float **blocks, int n, size_t count, err *e)
     pthread_mutex_lock(&lock);
     int status = connect(devs, n, e) || reduce(devs, blocks, n, count, e) ? -1 : 0;
     if (status != 0)
-        forget();
+        forget(false);
     pthread_mutex_unlock(&lock);
     return status;
 }
