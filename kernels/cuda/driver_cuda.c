@@ -100,6 +100,7 @@ static int real_open(int ordinal, device **out, err *e)
         destroy(d);
         return -1;
     }
+    driver_warm(d);
     *out = d;
     return 0;
 }

@@ -26,6 +26,8 @@ struct device {
             return status_;                                                                        \
     } while (0)
 
+/* driver_warm.c: once a process; called with its first device. */
+void driver_warm(device *d);
 /* driver_conv.c */
 int driver_conv_offers(device *d, const conv_task *t, conv_offer *list, int room);
 int driver_conv_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e);
