@@ -1,10 +1,12 @@
 /* function_gpu.c: see function_gpu.h. */
 #include "function_gpu.h"
 
+#include <dirent.h>
 #include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backend.h"
 #include "clock.h"
@@ -100,4 +102,31 @@ bool function_gpu_libraries(char out[256])
 {
     out[0] = '\0';
     return dl_iterate_phdr(find_folder, out) == 1;
+}
+
+static bool listed(char all[][FUNCTION_GPU_DEVICE_BYTES], int count, const char *name)
+{
+    for (int i = 0; i < count; i++)
+        if (strcmp(all[i], name) == 0)
+            return true;
+    return false;
+}
+
+int function_gpu_devices(char out[FUNCTION_GPU_DEVICES_MAX][FUNCTION_GPU_DEVICE_BYTES])
+{
+    static const char begins[] = "/dev/nvidia";
+    DIR *open_files = opendir("/proc/self/fd");
+    int count = 0;
+    for (const struct dirent *f; open_files && (f = readdir(open_files));) {
+        char name[FUNCTION_GPU_DEVICE_BYTES];
+        ssize_t n = readlinkat(dirfd(open_files), f->d_name, name, sizeof name - 1);
+        if (n < 0 || count == FUNCTION_GPU_DEVICES_MAX)
+            continue;
+        name[n] = '\0';
+        if (strncmp(name, begins, sizeof begins - 1) == 0 && !listed(out, count, name))
+            memcpy(out[count++], name, sizeof name);
+    }
+    if (open_files)
+        closedir(open_files);
+    return count;
 }

@@ -1,8 +1,8 @@
 /* function_gpu.h: a function's process and its GPU.
  *
  * CUDA reads which GPU it sees, and MPS its limits, when it starts: so both are set before, and all
- * is opened before the sandbox, behind which neither the driver's devices nor CUDA's libraries can
- * be. */
+ * is opened before the sandbox, behind which are CUDA's libraries and of the driver's devices no
+ * others than those that are open. */
 #ifndef KUBEML_FUNCTION_GPU_H
 #define KUBEML_FUNCTION_GPU_H
 
@@ -25,5 +25,10 @@ json_t *function_gpu_told(void);
 int function_gpu_open(const char *on, const char *gpu, gpu_share share, err *e);
 /* The folder of the libraries that were loaded; false: none were. */
 bool function_gpu_libraries(char out[256]);
+/* The GPU's device files that are open, each once; gives how many. Behind the sandbox they must be
+ * opened again: the driver wants a file of its own for each piece of memory that the processor sees
+ * too, which a further stream, graph or pinned block brings. */
+enum { FUNCTION_GPU_DEVICES_MAX = 24, FUNCTION_GPU_DEVICE_BYTES = 64 };
+int function_gpu_devices(char out[FUNCTION_GPU_DEVICES_MAX][FUNCTION_GPU_DEVICE_BYTES]);
 
 #endif

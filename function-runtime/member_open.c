@@ -169,9 +169,12 @@ static int enter_sandbox(member *m, err *e)
 {
     sandbox s = {.file_bytes = file_bytes_max, .open_files = OPEN_FILES_MAX};
     char report[SANDBOX_REPORT_BYTES], marker[256], authority[256], libraries[256];
-    int reads = 0;
+    char devices[FUNCTION_GPU_DEVICES_MAX][FUNCTION_GPU_DEVICE_BYTES];
+    int reads = 0, writes = 0;
     if (strcmp(m->access.carrier, "shm") == 0)
-        s.write_folders[0] = m->access.segment_dir[0] ? m->access.segment_dir : "/dev/shm";
+        s.write_folders[writes++] = m->access.segment_dir[0] ? m->access.segment_dir : "/dev/shm";
+    for (int i = 0, count = function_gpu_devices(devices); i < count; i++)
+        s.write_folders[writes++] = devices[i];
     if (m->object_path[0])
         s.read_folders[reads++] = m->object_path;
     /* a backend asks how large the caches are */

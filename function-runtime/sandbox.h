@@ -15,14 +15,15 @@
 
 #include "err.h"
 
-enum { SANDBOX_PORTS_MAX = 8, SANDBOX_FOLDERS_MAX = 8, SANDBOX_REPORT_BYTES = 160 };
+enum { SANDBOX_PORTS_MAX = 8, SANDBOX_FOLDERS_MAX = 32, SANDBOX_REPORT_BYTES = 160 };
 
 typedef struct sandbox {
     uint64_t memory_bytes; /* private memory (RLIMIT_DATA); 0: no limit of that kind, as the next */
     uint64_t file_bytes;   /* any file it writes to, its log too */
     int open_files;
-    const char *write_folders[SANDBOX_FOLDERS_MAX]; /* NULL at the end: shared-memory segments */
-    const char *read_folders[SANDBOX_FOLDERS_MAX];  /* or files */
+    /* Or files; NULL at the end. To write: shared-memory segments, and a GPU's devices. */
+    const char *write_folders[SANDBOX_FOLDERS_MAX];
+    const char *read_folders[SANDBOX_FOLDERS_MAX];
     /* may be NULL; where it may make files: for tests */
     const char *create_folder;
     uint16_t tcp_ports[SANDBOX_PORTS_MAX]; /* 0 at the end */

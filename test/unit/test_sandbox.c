@@ -1,5 +1,6 @@
 /* test_sandbox.c: what the walls say when the kernel does not take them. What they hold back is
  * test_function_member.c's. */
+#include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
@@ -10,7 +11,7 @@
 #include "sandbox.h"
 #include "test.h"
 
-enum { NO_FILTERS = 40, ENTERED, REFUSED };
+enum { NO_FILTERS = 40, ENTERED, REFUSED, NO_LANDLOCK };
 
 /* The kernel takes so many instructions of filters and no more. */
 static void fill_with_filters(void)
@@ -43,4 +44,26 @@ TEST(without_its_filter_nothing_runs)
     if (WEXITSTATUS(status) == NO_FILTERS)
         test_skip("the kernel has no filters");
     CHECK_INT(WEXITSTATUS(status), REFUSED);
+}
+
+/* As a GPU's: its driver opens it again for each piece of memory that the processor sees too. */
+TEST(a_device_that_is_named_can_be_opened_again)
+{
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        char report[SANDBOX_REPORT_BYTES];
+        err e = ERR_INIT;
+        sandbox s = {.write_folders = {"/dev/null"}, .open_files = 64, .file_bytes = 1};
+        if (sandbox_enter(&s, report, &e) != 0)
+            _exit(REFUSED);
+        if (strstr(report, "no Landlock"))
+            _exit(NO_LANDLOCK);
+        _exit(open("/dev/null", O_RDWR) >= 0 && open("/dev/zero", O_RDWR) < 0 ? ENTERED : 1);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    if (WEXITSTATUS(status) == NO_LANDLOCK)
+        test_skip("the kernel has no Landlock");
+    CHECK_INT(WEXITSTATUS(status), ENTERED);
 }
