@@ -206,6 +206,8 @@ int driver_comm_poll(device *d, device_comm *c, bool *done, err *e)
         return 0;
     cudaError_t ran = cudaStreamQuery(d->stream);
     *done = ran == cudaSuccess;
+    if (ran != cudaSuccess)
+        cudaGetLastError(); /* is told here, or is none: the next wait must not tell of it */
     if (ran == cudaSuccess || ran == cudaErrorNotReady)
         return 0;
     return err_set(e, ERR_UNAVAILABLE, "summing between GPUs: the GPU says: %s (%d)",
