@@ -88,6 +88,7 @@ check-cuda: $(BUILD)/lib/kubeml-cuda.so $(BUILD)/cuda-probe $(BUILD)/cuda-probe-
 	$(BUILD)/cuda-probe-errors
 	$(BUILD)/cuda-probe-graph
 	$(BUILD)/cuda-probe-nccl
+	test/cuda/check_rounding $(NVCC) kernels/cuda/merge.cu kernels/cuda/optim.cu
 	BUILD=$(BUILD) SANITIZER=$(SANITIZER) $(PYTHON) test/run.py --unit test_cuda_ test_races_
 
 $(BUILD)/cuda-probe: $(call obj,test/cuda/probe.c)

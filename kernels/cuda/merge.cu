@@ -111,7 +111,7 @@ static __global__ void quantise(uint64_t seed, uint32_t round, size_t count, con
     float value[EACH], sum = 0;
     for (int j = 0; j < EACH; j++) {
         value[j] = first + (size_t)j < count ? x[first + (size_t)j] : 0.0f;
-        sum += value[j] * value[j];
+        sum = __fadd_rn(sum, __fmul_rn(value[j], value[j]));
     }
     squares[t] = sum;
     __syncthreads();
@@ -126,8 +126,8 @@ static __global__ void quantise(uint64_t seed, uint32_t round, size_t count, con
     for (int j = 0; j < EACH; j++) {
         if (first + (size_t)j >= count)
             continue;
-        float level = norm > 0 ? fabsf(value[j]) / norm * QSGD_LEVELS : 0.0f;
-        float low = floorf(level), chance = (float)(word[j] >> 8) * (1.0f / 16777216);
+        float level = norm > 0 ? __fmul_rn(fabsf(value[j]) / norm, QSGD_LEVELS) : 0.0f;
+        float low = floorf(level), chance = __fmul_rn((float)(word[j] >> 8), 1.0f / 16777216);
         int up = chance < level - low ? 1 : 0;
         int steps = min((int)low + up, QSGD_LEVELS);
         q[first + (size_t)j] = (int8_t)(value[j] < 0 ? -steps : steps);
@@ -147,7 +147,7 @@ static __global__ void dequantise(size_t count, const int8_t *q, const float *no
                                   bool add)
 {
     FOR_EACH(i, count)
-    put_or_add(&y[i], norms[i / QSGD_BUCKET] * ((float)q[i] / QSGD_LEVELS), add);
+    put_or_add(&y[i], __fmul_rn(norms[i / QSGD_BUCKET], (float)q[i] / QSGD_LEVELS), add);
 }
 
 void cuda_dequantise(void *stream, size_t count, const int8_t *q, const float *norms, float *y,

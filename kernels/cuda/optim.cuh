@@ -12,25 +12,28 @@ static __device__ __forceinline__ step_args numbers_of(const optim_block &b)
     return b.w ? *b.a : step_args();
 }
 
+/* The host's bits, and the same in every kernel that this is a part of: each product and sum is
+ * rounded by itself. Left to the compiler, it fuses some of them, and not everywhere the same. */
 static __device__ __forceinline__ void take_step(const optim_block &b, const step_args &now,
                                                  size_t i, float g)
 {
     const optim_args &o = b.o;
-    float w = b.w[i], d = g + o.decay * w;
+    float w = b.w[i], d = __fadd_rn(g, __fmul_rn(o.decay, w));
     if (o.adam) {
         float *m = b.state, *v = b.state + b.count;
-        float mean = m[i] + o.fresh1 * (d - m[i]);
-        float square = o.beta2 * v[i] + o.fresh2 * d * d;
+        float mean = __fadd_rn(m[i], __fmul_rn(o.fresh1, __fadd_rn(d, -m[i])));
+        float square = __fadd_rn(__fmul_rn(o.beta2, v[i]), __fmul_rn(__fmul_rn(o.fresh2, d), d));
         m[i] = mean;
         v[i] = square;
-        w = w * now.shrink - now.rate * mean / (sqrtf(square) / now.root2 + o.eps);
+        float scale = __fadd_rn(sqrtf(square) / now.root2, o.eps);
+        w = __fadd_rn(__fmul_rn(w, now.shrink), -(__fmul_rn(now.rate, mean) / scale));
     } else {
         if (o.has_momentum) {
-            float moved = now.kept * b.state[i] + now.fresh * d;
+            float moved = __fadd_rn(__fmul_rn(now.kept, b.state[i]), __fmul_rn(now.fresh, d));
             b.state[i] = moved;
-            d = o.nesterov ? d + o.momentum * moved : moved;
+            d = o.nesterov ? __fadd_rn(d, __fmul_rn(o.momentum, moved)) : moved;
         }
-        w -= now.lr * d;
+        w = __fadd_rn(w, -__fmul_rn(now.lr, d));
     }
     b.w[i] = w;
     if (b.w16)
