@@ -140,8 +140,6 @@ void cuda_avg_pool_backward(void *stream, element t, pool_shape s, const void *d
 
 /* ---- norm.cu --------------------------------------------------------------------------------- */
 
-enum { NORM_SPLITS_MAX = 256 };
-
 typedef struct norm_shape {
     int n, c, hw; /* n: cap */
     double eps, momentum;

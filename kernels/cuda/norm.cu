@@ -1,22 +1,39 @@
 /* norm.cu: batch norm over NHWC; see cuda_kernels.h.
  *
- * Sums run in two stages: a block sums some rows of 32 channels in double precision, then a thread
- * a channel adds the blocks' sums in order. Double keeps sum-of-squares minus square-of-sum exact
- * enough (a float has 24 bits, their squares 48, a double 53). */
+ * Sums run in two stages: a block sums some rows of up to 32 channels in double precision, then a
+ * block for as many channels adds the first blocks' sums; both in a fixed order. Double keeps
+ * sum-of-squares minus square-of-sum exact enough (a float has 24 bits, their squares 48, a double
+ * 53).
+ *
+ * A thread asks for several values before it uses the first, or it would wait for memory once a
+ * value: the sums for some rows at once, the rest for four channels side by side where it can. */
 #include "cuda/device.cuh"
 
-enum { CHANNELS = 32, LINES = 8, ROWS_EACH = 128 };
+/* Blocks: four for each of a large GPU's 132 multiprocessors. */
+enum { CHANNELS = 32, ROWS_EACH = 128, BLOCKS_WANTED = 528, ROWS_AT_ONCE = 4, SPLITS_AT_ONCE = 8 };
+
+/* A block is so many channels wide, and has THREADS threads. */
+static inline unsigned width_of(int C)
+{
+    return C > CHANNELS / 2 ? CHANNELS : C > CHANNELS / 4 ? CHANNELS / 2 : CHANNELS / 4;
+}
 
 static inline unsigned channel_blocks(int C)
 {
-    return (unsigned)((C + CHANNELS - 1) / CHANNELS);
+    return ((unsigned)C + width_of(C) - 1) / width_of(C);
+}
+
+static inline dim3 block_of(int C)
+{
+    return dim3(width_of(C), THREADS / width_of(C));
 }
 
 static inline unsigned splits_of(norm_shape s)
 {
     size_t rows = (size_t)s.n * (size_t)s.hw, splits = (rows + ROWS_EACH - 1) / ROWS_EACH;
-    size_t most = NORM_SPLITS_MAX;
-    return (unsigned)(splits > most ? most : splits ? splits : 1);
+    size_t most = BLOCKS_WANTED / channel_blocks(s.c);
+    splits = splits > most ? most : splits;
+    return (unsigned)(splits ? splits : 1);
 }
 
 size_t cuda_norm_scratch(norm_shape s)
@@ -27,39 +44,60 @@ size_t cuda_norm_scratch(norm_shape s)
 /* Sums two numbers a channel over this block's lines; the first line of threads gets the sums. */
 static __device__ void sum_lines(double *first, double *second)
 {
-    __shared__ double lines[2][LINES][CHANNELS];
-    lines[0][threadIdx.y][threadIdx.x] = *first;
-    lines[1][threadIdx.y][threadIdx.x] = *second;
+    __shared__ double lines[2][THREADS];
+    unsigned at = threadIdx.y * blockDim.x + threadIdx.x;
+    lines[0][at] = *first;
+    lines[1][at] = *second;
     __syncthreads();
     if (threadIdx.y == 0)
-        for (int i = 1; i < LINES; i++) {
-            *first += lines[0][i][threadIdx.x];
-            *second += lines[1][i][threadIdx.x];
+        for (at += blockDim.x; at < THREADS; at += blockDim.x) {
+            *first += lines[0][at];
+            *second += lines[1][at];
         }
 }
 
-/* scratch (splits, 2, C): sum x and sum x*x forward; with dy sum dy and sum dy * u backward. */
-template <class T>
-static __global__ void partial_sums(const step_args *a, norm_shape s, const T *x, const T *y,
-                                    const float *saved, const T *dy, double *scratch)
+/* What rows from `row` on, `step` apart, are to their channel's sums; in order. */
+template <class T, bool BACKWARD>
+static __device__ __forceinline__ void
+add_rows(norm_shape s, size_t row, size_t step, size_t rows, int c, const T *x, const T *y,
+         const T *dy, float mean, float inverse, double *first, double *second)
 {
-    int c = (int)(blockIdx.x * CHANNELS + threadIdx.x);
-    size_t rows = (size_t)a->n * (size_t)s.hw, step = (size_t)gridDim.y * LINES;
+    float value[ROWS_AT_ONCE], out[ROWS_AT_ONCE], back[ROWS_AT_ONCE];
+    for (int j = 0; j < ROWS_AT_ONCE; j++) {
+        size_t at = (row + (size_t)j * step) * (size_t)s.c + (size_t)c;
+        bool there = row + (size_t)j * step < rows;
+        value[j] = there ? to_float(x[at]) : 0.0f;
+        if (!BACKWARD)
+            continue;
+        out[j] = y && there ? to_float(y[at]) : 1.0f;
+        back[j] = there ? to_float(dy[at]) : 0.0f;
+    }
+    for (int j = 0; j < ROWS_AT_ONCE; j++) {
+        if (BACKWARD) {
+            float d = out[j] > 0 ? back[j] : 0.0f;
+            *first += (double)d;
+            *second += (double)d * (double)((value[j] - mean) * inverse);
+        } else {
+            *first += (double)value[j];
+            *second += (double)value[j] * (double)value[j];
+        }
+    }
+}
+
+/* scratch (splits, 2, C): sum x and sum x*x; backward sum dy and sum dy * u. */
+template <class T, bool BACKWARD>
+static __global__ void __launch_bounds__(THREADS)
+    partial_sums(const step_args *a, norm_shape s, const T *x, const T *y, const float *saved,
+                 const T *dy, double *scratch)
+{
+    int c = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    size_t rows = (size_t)a->n * (size_t)s.hw, step = (size_t)gridDim.y * blockDim.y;
     double first = 0, second = 0;
     if (c < s.c) {
-        float mean = dy ? saved[c] : 0.0f, inverse = dy ? saved[s.c + c] : 0.0f;
-        for (size_t row = blockIdx.y * LINES + threadIdx.y; row < rows; row += step) {
-            size_t at = row * (size_t)s.c + (size_t)c;
-            float value = to_float(x[at]);
-            if (!dy) {
-                first += (double)value;
-                second += (double)value * (double)value;
-                continue;
-            }
-            float d = y && !(to_float(y[at]) > 0) ? 0.0f : to_float(dy[at]);
-            first += (double)d;
-            second += (double)d * (double)((value - mean) * inverse);
-        }
+        float mean = BACKWARD ? saved[c] : 0.0f, inverse = BACKWARD ? saved[s.c + c] : 0.0f;
+        for (size_t row = blockIdx.y * blockDim.y + threadIdx.y; row < rows;
+             row += ROWS_AT_ONCE * step)
+            add_rows<T, BACKWARD>(s, row, step, rows, c, x, y, dy, mean, inverse, &first, &second);
     }
     sum_lines(&first, &second);
     if (threadIdx.y == 0 && c < s.c) {
@@ -69,37 +107,47 @@ static __global__ void partial_sums(const step_args *a, norm_shape s, const T *x
     }
 }
 
-static __device__ void add_splits(const double *scratch, unsigned splits, int C, size_t c,
+/* All threads of a block come here; those of the first line get the sums. */
+static __device__ void add_splits(const double *scratch, unsigned splits, int C, int c,
                                   double *first, double *second)
 {
     *first = *second = 0;
-    for (unsigned i = 0; i < splits; i++) {
-        *first += scratch[2 * (size_t)i * (size_t)C + c];
-        *second += scratch[(2 * (size_t)i + 1) * (size_t)C + c];
+    for (unsigned i = threadIdx.y; c < C && i < splits; i += SPLITS_AT_ONCE * blockDim.y) {
+        double sum[SPLITS_AT_ONCE][2];
+        for (unsigned j = 0; j < SPLITS_AT_ONCE; j++) {
+            size_t at = 2 * (size_t)(i + j * blockDim.y) * (size_t)C + (size_t)c;
+            bool there = i + j * blockDim.y < splits;
+            sum[j][0] = there ? scratch[at] : 0;
+            sum[j][1] = there ? scratch[at + (size_t)C] : 0;
+        }
+        for (unsigned j = 0; j < SPLITS_AT_ONCE; j++) {
+            *first += sum[j][0];
+            *second += sum[j][1];
+        }
     }
+    sum_lines(first, second);
 }
 
-static __global__ void finish_forward(const step_args *a, norm_shape s, unsigned splits,
-                                      const double *scratch, float *saved, float *running_mean,
-                                      float *running_var, int64_t *counter)
+static __global__ void __launch_bounds__(THREADS)
+    finish_forward(const step_args *a, norm_shape s, unsigned splits, const double *scratch,
+                   float *saved, float *running_mean, float *running_var, int64_t *counter)
 {
-    FOR_EACH(c, (size_t)s.c)
-    {
-        double sum, squares, count = (double)a->n * (double)s.hw;
-        add_splits(scratch, splits, s.c, c, &sum, &squares);
-        double mean = sum / count, var = squares / count - mean * mean;
-        var = var < 0 ? 0 : var; /* NaN stays */
-        saved[c] = (float)mean;
-        saved[(size_t)s.c + c] = (float)(1 / sqrt(var + s.eps));
-        if (count > 1) {
-            double m = s.momentum;
-            running_mean[c] = (float)((1 - m) * (double)running_mean[c] + m * mean);
-            running_var[c] =
-                (float)((1 - m) * (double)running_var[c] + m * var * count / (count - 1));
-        }
-        if (c == 0)
-            ++*counter;
+    int c = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    double sum, squares, count = (double)a->n * (double)s.hw;
+    add_splits(scratch, splits, s.c, c, &sum, &squares);
+    if (threadIdx.y > 0 || c >= s.c)
+        return;
+    double mean = sum / count, var = squares / count - mean * mean;
+    var = var < 0 ? 0 : var; /* NaN stays */
+    saved[c] = (float)mean;
+    saved[s.c + c] = (float)(1 / sqrt(var + s.eps));
+    if (count > 1) {
+        double m = s.momentum;
+        running_mean[c] = (float)((1 - m) * (double)running_mean[c] + m * mean);
+        running_var[c] = (float)((1 - m) * (double)running_var[c] + m * var * count / (count - 1));
     }
+    if (c == 0)
+        ++*counter;
 }
 
 void cuda_norm_statistics(void *stream, element t, const step_args *a, norm_shape s, const void *x,
@@ -107,11 +155,11 @@ void cuda_norm_statistics(void *stream, element t, const step_args *a, norm_shap
                           int64_t *counter)
 {
     unsigned splits = splits_of(s);
-    BY_ELEMENT(t, LAUNCH_BLOCK(partial_sums<T>, dim3(channel_blocks(s.c), splits),
-                               dim3(CHANNELS, LINES), stream, a, s, (const T *)x,
-                               (const T *)nullptr, nullptr, (const T *)nullptr, scratch));
-    LAUNCH(finish_forward, blocks_for((size_t)s.c), THREADS, stream, a, s, splits, scratch, saved,
-           running_mean, running_var, counter);
+    BY_ELEMENT(t, LAUNCH_BLOCK((partial_sums<T, false>), dim3(channel_blocks(s.c), splits),
+                               block_of(s.c), stream, a, s, (const T *)x, (const T *)nullptr,
+                               nullptr, (const T *)nullptr, scratch));
+    LAUNCH_BLOCK(finish_forward, channel_blocks(s.c), block_of(s.c), stream, a, s, splits, scratch,
+                 saved, running_mean, running_var, counter);
 }
 
 static __global__ void from_running(norm_shape s, const float *mean, const float *var, float *saved)
@@ -130,24 +178,50 @@ void cuda_norm_running(void *stream, norm_shape s, const float *running_mean,
            saved);
 }
 
-template <class T>
-static __global__ void apply(const step_args *a, norm_shape s, size_t count, const T *x,
-                             const float *saved, const float *w, const float *b, const T *also,
-                             bool relu, T *y)
+/* ---- over all values ------------------------------------------------------------------------- */
+
+/* EACH values side by side, which one load brings. */
+template <class T, int EACH> struct alignas(EACH * sizeof(T)) pack {
+    T at[EACH];
+};
+
+template <int EACH, class T>
+static __device__ __forceinline__ pack<T, EACH> take(const T *from, size_t i)
+{
+    return *(const pack<T, EACH> *)(from + i);
+}
+
+/* Whether channels can go by fours: addresses, ored, of values of element t and of floats. */
+static bool in_fours(norm_shape s, element t, uintptr_t values, uintptr_t floats)
+{
+    return s.c % 4 == 0 && values % (4 * element_bytes(t)) == 0 && floats % 16 == 0;
+}
+
+template <int EACH, class T>
+static __global__ void __launch_bounds__(THREADS)
+    apply(const step_args *a, norm_shape s, size_t count, const T *x, const float *saved,
+          const float *w, const float *b, const T *also, bool relu, T *y)
 {
     size_t live = (size_t)a->n * (size_t)s.hw * (size_t)s.c;
-    FOR_EACH(i, count)
+    FOR_EACH(k, count / EACH)
     {
-        size_t c = divide(i, s.c).rest;
-        float value = 0;
+        size_t i = k * EACH, c = (size_t)divide(k, s.c / EACH).rest * EACH;
+        pack<T, EACH> result, in = {}, more = {};
         if (i < live) {
-            value = (to_float(x[i]) - saved[c]) * saved[(size_t)s.c + c] * w[c] + b[c];
+            in = take<EACH>(x, i);
             if (also)
-                value += to_float(also[i]);
+                more = take<EACH>(also, i);
+        }
+        pack<float, EACH> mean = take<EACH>(saved, c), inverse = take<EACH>(saved + s.c, c),
+                          scale = take<EACH>(w, c), shift = take<EACH>(b, c);
+        for (int j = 0; j < EACH; j++) {
+            float value = (to_float(in.at[j]) - mean.at[j]) * inverse.at[j] * scale.at[j] +
+                          shift.at[j] + to_float(more.at[j]);
             if (relu && value < 0)
                 value = 0;
+            put(&result.at[j], i < live ? value : 0.0f);
         }
-        put(&y[i], value);
+        *(pack<T, EACH> *)(y + i) = result;
     }
 }
 
@@ -156,45 +230,71 @@ void cuda_norm_apply(void *stream, element t, const step_args *a, norm_shape s, 
                      bool relu, void *y)
 {
     size_t count = (size_t)s.n * (size_t)s.hw * (size_t)s.c;
-    BY_ELEMENT(t, LAUNCH(apply<T>, blocks_for(count), THREADS, stream, a, s, count, (const T *)x,
-                         saved, w, b, (const T *)also, relu, (T *)y));
+    if (in_fours(s, t, (uintptr_t)x | (uintptr_t)also | (uintptr_t)y,
+                 (uintptr_t)saved | (uintptr_t)w | (uintptr_t)b))
+        BY_ELEMENT(t, LAUNCH((apply<4, T>), blocks_for(count / 4), THREADS, stream, a, s, count,
+                             (const T *)x, saved, w, b, (const T *)also, relu, (T *)y));
+    else
+        BY_ELEMENT(t, LAUNCH((apply<1, T>), blocks_for(count), THREADS, stream, a, s, count,
+                             (const T *)x, saved, w, b, (const T *)also, relu, (T *)y));
 }
 
 /* With u = (x - mean) * inverse:  dw = sum dy u,  db = sum dy. */
-static __global__ void finish_backward(norm_shape s, unsigned splits, const double *scratch,
-                                       float *dw, float *db)
+static __global__ void __launch_bounds__(THREADS)
+    finish_backward(norm_shape s, unsigned splits, const double *scratch, float *dw, float *db)
 {
-    FOR_EACH(c, (size_t)s.c)
-    {
-        double sum, sum_u;
-        add_splits(scratch, splits, s.c, c, &sum, &sum_u);
-        db[c] = (float)sum;
-        dw[c] = (float)sum_u;
-    }
+    int c = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    double sum, sum_u;
+    add_splits(scratch, splits, s.c, c, &sum, &sum_u);
+    if (threadIdx.y > 0 || c >= s.c)
+        return;
+    db[c] = (float)sum;
+    dw[c] = (float)sum_u;
+}
+
+template <int EACH, class T>
+static __device__ __forceinline__ void give(T *to, size_t i, const pack<float, EACH> &from,
+                                            bool add)
+{
+    pack<T, EACH> result = {};
+    if (add)
+        result = take<EACH>((const T *)to, i);
+    for (int j = 0; j < EACH; j++)
+        put_or_add(&result.at[j], from.at[j], add);
+    *(pack<T, EACH> *)(to + i) = result;
 }
 
 /* dx = w * inverse * (dy - db/count - u * dw/count) */
-template <class T>
-static __global__ void apply_backward(const step_args *a, norm_shape s, size_t count, const T *x,
-                                      const T *y, const float *saved, const float *w, const T *dy,
-                                      const float *dw, const float *db, T *dx, bool add, T *dalso,
-                                      bool add_also)
+template <int EACH, class T>
+static __global__ void __launch_bounds__(THREADS)
+    apply_backward(const step_args *a, norm_shape s, size_t count, const T *x, const T *y,
+                   const float *saved, const float *w, const T *dy, const float *dw,
+                   const float *db, T *dx, bool add, T *dalso, bool add_also)
 {
     size_t live = (size_t)a->n * (size_t)s.hw * (size_t)s.c;
-    float values = (float)a->n * (float)s.hw;
-    FOR_EACH(i, count)
+    float share = 1 / ((float)a->n * (float)s.hw);
+    FOR_EACH(k, count / EACH)
     {
-        size_t c = divide(i, s.c).rest;
-        float d = 0, back = 0;
+        size_t i = k * EACH, c = (size_t)divide(k, s.c / EACH).rest * EACH;
+        pack<float, EACH> d = {}, back = {};
         if (i < live) {
-            float inverse = saved[(size_t)s.c + c], u = (to_float(x[i]) - saved[c]) * inverse;
-            d = y && !(to_float(y[i]) > 0) ? 0.0f : to_float(dy[i]);
-            back = w[c] * inverse * (d - db[c] / values - u * (dw[c] / values));
+            pack<T, EACH> in = take<EACH>(x, i), sent = take<EACH>(dy, i), out = sent;
+            if (y)
+                out = take<EACH>(y, i);
+            pack<float, EACH> mean = take<EACH>(saved, c), inverse = take<EACH>(saved + s.c, c),
+                              scale = take<EACH>(w, c), of_w = take<EACH>(dw, c),
+                              of_b = take<EACH>(db, c);
+            for (int j = 0; j < EACH; j++) {
+                float u = (to_float(in.at[j]) - mean.at[j]) * inverse.at[j];
+                d.at[j] = y && !(to_float(out.at[j]) > 0) ? 0.0f : to_float(sent.at[j]);
+                back.at[j] = scale.at[j] * inverse.at[j] *
+                             (d.at[j] - of_b.at[j] * share - u * (of_w.at[j] * share));
+            }
         }
         if (dx)
-            put_or_add(&dx[i], back, add);
+            give<EACH>(dx, i, back, add);
         if (dalso)
-            put_or_add(&dalso[i], d, add_also);
+            give<EACH>(dalso, i, d, add_also);
     }
 }
 
@@ -205,13 +305,21 @@ void cuda_norm_backward(void *stream, element t, const step_args *a, norm_shape 
 {
     unsigned splits = splits_of(s);
     size_t count = (size_t)s.n * (size_t)s.hw * (size_t)s.c;
-    BY_ELEMENT(t, LAUNCH_BLOCK(partial_sums<T>, dim3(channel_blocks(s.c), splits),
-                               dim3(CHANNELS, LINES), stream, a, s, (const T *)x, (const T *)y,
-                               saved, (const T *)dy, scratch));
-    LAUNCH(finish_backward, blocks_for((size_t)s.c), THREADS, stream, s, splits, scratch, dw, db);
+    BY_ELEMENT(t, LAUNCH_BLOCK((partial_sums<T, true>), dim3(channel_blocks(s.c), splits),
+                               block_of(s.c), stream, a, s, (const T *)x, (const T *)y, saved,
+                               (const T *)dy, scratch));
+    LAUNCH_BLOCK(finish_backward, channel_blocks(s.c), block_of(s.c), stream, s, splits, scratch,
+                 dw, db);
     if (!dx && !dalso)
         return;
-    BY_ELEMENT(t, LAUNCH(apply_backward<T>, blocks_for(count), THREADS, stream, a, s, count,
-                         (const T *)x, (const T *)y, saved, w, (const T *)dy, dw, db, (T *)dx, add,
-                         (T *)dalso, add_also));
+    if (in_fours(s, t,
+                 (uintptr_t)x | (uintptr_t)y | (uintptr_t)dy | (uintptr_t)dx | (uintptr_t)dalso,
+                 (uintptr_t)saved | (uintptr_t)w | (uintptr_t)dw | (uintptr_t)db))
+        BY_ELEMENT(t, LAUNCH((apply_backward<4, T>), blocks_for(count / 4), THREADS, stream, a, s,
+                             count, (const T *)x, (const T *)y, saved, w, (const T *)dy, dw, db,
+                             (T *)dx, add, (T *)dalso, add_also));
+    else
+        BY_ELEMENT(t, LAUNCH((apply_backward<1, T>), blocks_for(count), THREADS, stream, a, s,
+                             count, (const T *)x, (const T *)y, saved, w, (const T *)dy, dw, db,
+                             (T *)dx, add, (T *)dalso, add_also));
 }

@@ -264,6 +264,101 @@ TEST_LIMIT(a_fused_convolution_computes_what_its_parts_do, 60)
     check_fused(plain);
 }
 
+/* ---- batch norm ------------------------------------------------------------------------------ */
+
+enum {
+    NORM_N = 4,
+    NORM_LIVE = 3,
+    NORM_HW = 150,
+    NORM_C = 36,
+    NORM_MOST = NORM_N * NORM_HW * NORM_C
+};
+
+typedef struct normed {
+    float y[NORM_MOST + 1], dx[NORM_MOST + 1], dalso[NORM_MOST + 1];
+    float saved[2 * NORM_C], mean[NORM_C], var[NORM_C], dw[NORM_C], db[NORM_C];
+} normed;
+
+typedef struct norm_input {
+    float x[NORM_MOST + 1], also[NORM_MOST + 1], dy[NORM_MOST + 1], w[NORM_C], b[NORM_C];
+} norm_input;
+
+/* One channel in plain words. */
+static void norm_channel(const norm_input *in, int shift, norm_shape s, size_t c, normed *out)
+{
+    size_t rows = (size_t)NORM_LIVE * (size_t)s.hw, C = (size_t)s.c;
+    double n = (double)rows, sum = 0, squares = 0, db = 0, dw = 0;
+    const float *x = in->x + shift + c, *also = in->also + shift + c, *dy = in->dy + shift + c;
+    float *y = out->y + shift + c, *dx = out->dx + shift + c, *dalso = out->dalso + shift + c;
+    for (size_t i = 0; i < rows; i++)
+        sum += (double)x[i * C];
+    for (size_t i = 0; i < rows; i++)
+        squares += ((double)x[i * C] - sum / n) * ((double)x[i * C] - sum / n);
+    double inverse = 1 / sqrt(squares / n + s.eps), w = (double)in->w[c];
+    for (size_t i = 0; i < rows; i++) {
+        double u = ((double)x[i * C] - sum / n) * inverse;
+        double value = u * w + (double)in->b[c] + (double)also[i * C];
+        y[i * C] = value > 0 ? (float)value : 0;
+        dalso[i * C] = y[i * C] > 0 ? dy[i * C] : 0;
+        db += (double)dalso[i * C];
+        dw += (double)dalso[i * C] * u;
+    }
+    for (size_t i = 0; i < rows; i++)
+        dx[i * C] += (float)(w * inverse *
+                             ((double)dalso[i * C] - db / n -
+                              ((double)x[i * C] - sum / n) * inverse * dw / n));
+    out->dw[c] = (float)dw;
+    out->db[c] = (float)db;
+    out->mean[c] = (float)(0.9 * (double)out->mean[c] + 0.1 * sum / n);
+    out->var[c] = (float)(0.9 * (double)out->var[c] + 0.1 * squares / (n - 1));
+}
+
+/* `shift`: values begin so many floats behind where four of them could be read at once. */
+static void check_norm(int C, int hw, int shift)
+{
+    static norm_input in;
+    static normed got, want;
+    static double scratch[2 * NORM_MOST];
+    const step_args a = {.n = NORM_LIVE};
+    norm_shape s = {.n = NORM_N, .c = C, .hw = hw, .eps = 1e-5, .momentum = 0.1};
+    size_t live = (size_t)(NORM_LIVE * hw * C);
+    int64_t counter = 4;
+    CHECK(cuda_norm_scratch(s) <= sizeof scratch / sizeof *scratch);
+    draw_floats(1, sizeof in / sizeof(float), in.x);
+    draw_floats(2, sizeof got / sizeof(float), got.y);
+    memcpy(&want, &got, sizeof want);
+    for (size_t c = 0; c < (size_t)C; c++)
+        norm_channel(&in, shift, s, c, &want);
+    cuda_norm_statistics(NULL, ELEMENT_F32, &a, s, in.x + shift, scratch, got.saved, got.mean,
+                         got.var, &counter);
+    cuda_norm_apply(NULL, ELEMENT_F32, &a, s, in.x + shift, got.saved, in.w, in.b, in.also + shift,
+                    true, got.y + shift);
+    cuda_norm_backward(NULL, ELEMENT_F32, &a, s, in.x + shift, got.y + shift, got.saved, in.w,
+                       in.dy + shift, scratch, got.dw, got.db, got.dx + shift, true,
+                       got.dalso + shift, false);
+    CHECK_INT(counter, 5);
+    check_close(got.mean, want.mean, (size_t)C);
+    check_close(got.var, want.var, (size_t)C);
+    check_close(got.y + shift, want.y + shift, live);
+    check_close(got.dw, want.dw, (size_t)C);
+    check_close(got.db, want.db, (size_t)C);
+    check_close(got.dx + shift, want.dx + shift, live);
+    check_close(got.dalso + shift, want.dalso + shift, live);
+    for (size_t i = live; i < live / NORM_LIVE * NORM_N; i++)
+        CHECK(got.y[(size_t)shift + i] == 0);
+}
+
+TEST_LIMIT(batch_norm_is_its_formula_whatever_the_channels, 60)
+{
+    check_norm(36, 150, 0); /* two blocks of channels, the second with few */
+    check_norm(16, 150, 0);
+    check_norm(16, 150, 1);
+    check_norm(12, 7, 0);
+    check_norm(8, 1, 0);
+    check_norm(3, 150, 0);
+    check_norm(1, 64, 0);
+}
+
 /* ---- the head -------------------------------------------------------------------------------- */
 
 enum { HEAD_N = 5, HEAD_LIVE = 4, HEAD_MOST = 60000 };
