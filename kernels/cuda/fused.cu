@@ -1,15 +1,24 @@
 /* fused.cu: a small convolution with its bias, ReLU and max pooling as one kernel, and their
  * backward as two; see cuda_kernels.h.
  *
- * A block computes one sample, whose input and all weights lie in shared memory. What the
- * convolution gave is nowhere kept: forward remembers of each window which place had won, and only
- * those places have a gradient. Weights are summed in each block over the windows and then over the
- * samples, both in order; the kernel that does the latter reads no weights, so that there they can
- * take their step. */
+ * A block computes one sample, or a part of it where there are fewer samples than a GPU has
+ * processors; the sample's input and all weights lie in its shared memory. What the convolution
+ * gave is nowhere kept: forward remembers of each window which place had won, and only those places
+ * have a gradient. Weights are summed in each block over its windows and then over the blocks, in a
+ * fixed order; the kernel that does the latter reads no weights, so that there they can take their
+ * step. */
 #include "cuda/optim.cuh"
 
-/* Static shared memory is 48 KiB. */
-enum { FUSED_FLOATS = 10240, FUSED_WINDOWS = 2560, FUSED_PRODUCTS = 1 << 19 };
+/* Static shared memory is 48 KiB. A place is its row and its column, of eight bits each. Blocks:
+ * two for each of a large GPU's 132 multiprocessors. */
+enum {
+    FUSED_FLOATS = 10240,
+    FUSED_WINDOWS = 2560,
+    FUSED_PRODUCTS = 1 << 19,
+    SIDE_MAX = 256,
+    BLOCKS_WANTED = 264,
+    SHARES_MAX = 8,
+};
 
 static __device__ __host__ __forceinline__ int sample_floats(const conv_shape &s)
 {
@@ -33,16 +42,39 @@ bool cuda_conv_pool_fits(conv_shape s, pool_shape o)
     if (s.groups != 1 || o.adaptive || o.pad_h || o.pad_w || o.stride_h < o.kernel_h ||
         o.stride_w < o.kernel_w)
         return false; /* a place is in one window at most */
-    return sample + weights + sends <= FUSED_FLOATS && sends <= FUSED_WINDOWS &&
-           places <= UINT16_MAX && places * weights <= FUSED_PRODUCTS;
+    return sample + weights + sends <= FUSED_FLOATS && sends <= FUSED_WINDOWS && s.p <= SIDE_MAX &&
+           s.q <= SIDE_MAX && places * weights <= FUSED_PRODUCTS;
+}
+
+/* Blocks that a sample is worth, `most` of them. */
+static unsigned shares_of(int n, int most)
+{
+    int wanted = BLOCKS_WANTED / n;
+    return (unsigned)(wanted < 1 ? 1 : wanted < most ? wanted : most);
 }
 
 size_t cuda_conv_pool_scratch(conv_shape s)
 {
-    return (size_t)s.n * ((size_t)weight_floats(s) + (size_t)s.k);
+    return (size_t)s.n * shares_of(s.n, SHARES_MAX) * ((size_t)weight_floats(s) + (size_t)s.k);
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
+
+/* One row of a window. Where nothing lies between its taps they are one run of values. */
+static __device__ __forceinline__ float convolve_row(const conv_shape &s, const float *row,
+                                                     const float *w, int v, float sum)
+{
+    if (s.dil_w == 1) {
+        int to = min(s.s, s.w - v) * s.c;
+        for (int i = max(0, -v) * s.c; i < to; i++)
+            sum += row[v * s.c + i] * w[i];
+        return sum;
+    }
+    for (int q = 0; q < s.s; q++, v += s.dil_w)
+        for (int c = 0; v >= 0 && v < s.w && c < s.c; c++)
+            sum += row[v * s.c + c] * w[q * s.c + c];
+    return sum;
+}
 
 /* The convolution at place (i, j) for filter k, without bias. x (h, w, c), w (k, r, s, c). */
 static __device__ float convolve_at(const conv_shape &s, const float *x, const float *w, int i,
@@ -51,24 +83,18 @@ static __device__ float convolve_at(const conv_shape &s, const float *x, const f
     float sum = 0;
     for (int r = 0; r < s.r; r++) {
         int h = i * s.stride_h - s.pad_h + r * s.dil_h;
-        if (h < 0 || h >= s.h)
-            continue;
-        for (int q = 0; q < s.s; q++) {
-            int v = j * s.stride_w - s.pad_w + q * s.dil_w;
-            if (v < 0 || v >= s.w)
-                continue;
-            const float *from = x + (h * s.w + v) * s.c, *by = w + ((k * s.r + r) * s.s + q) * s.c;
-            for (int c = 0; c < s.c; c++)
-                sum += from[c] * by[c];
-        }
+        if (h >= 0 && h < s.h)
+            sum = convolve_row(s, x + h * s.w * s.c, w + (k * s.r + r) * s.s * s.c,
+                               j * s.stride_w - s.pad_w, sum);
     }
     return sum;
 }
 
 /* As max_forward: the first of equals wins, a NaN wins over what came before it. */
 template <class T>
-static __global__ void conv_pool_forward(conv_shape s, pool_shape o, const T *x, const T *w,
-                                         const float *bias, bool relu, uint16_t *winner, T *y)
+static __global__ void __launch_bounds__(THREADS)
+    conv_pool_forward(conv_shape s, pool_shape o, const T *x, const T *w, const float *bias,
+                      bool relu, uint16_t *winner, T *y)
 {
     __shared__ float room[FUSED_FLOATS];
     int n = (int)blockIdx.x, floats = sample_floats(s), weights = weight_floats(s),
@@ -79,7 +105,8 @@ static __global__ void conv_pool_forward(conv_shape s, pool_shape o, const T *x,
     for (int i = (int)threadIdx.x; i < weights; i += (int)blockDim.x)
         filters[i] = to_float(w[i]);
     __syncthreads();
-    for (int at = (int)threadIdx.x; at < outputs; at += (int)blockDim.x) {
+    for (int at = (int)(blockIdx.y * blockDim.x + threadIdx.x); at < outputs;
+         at += (int)(gridDim.y * blockDim.x)) {
         int k = at % s.k, q = at / s.k % o.q, p = at / s.k / o.q, won = 0;
         float best = 0;
         for (int i = 0; i < o.kernel_h && p * o.stride_h + i < s.p; i++)
@@ -103,8 +130,9 @@ static __global__ void conv_pool_forward(conv_shape s, pool_shape o, const T *x,
 void cuda_conv_pool_forward(void *stream, element t, conv_shape s, pool_shape o, const void *x,
                             const void *w, const float *bias, bool relu, uint16_t *winner, void *y)
 {
-    BY_ELEMENT(t, LAUNCH_BLOCK(conv_pool_forward<T>, (unsigned)s.n, THREADS, stream, s, o,
-                               (const T *)x, (const T *)w, bias, relu, winner, (T *)y));
+    unsigned shares = shares_of(s.n, (windows(s, o) + THREADS - 1) / THREADS);
+    BY_ELEMENT(t, LAUNCH_BLOCK(conv_pool_forward<T>, dim3((unsigned)s.n, shares), THREADS, stream,
+                               s, o, (const T *)x, (const T *)w, bias, relu, winner, (T *)y));
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
@@ -115,13 +143,18 @@ struct sent {
     uint16_t *place;
 };
 
-/* Filter k's weight (r, q, c): the sum over the windows. */
-static __device__ float weight_sum(const conv_shape &s, const pool_shape &o, const float *x,
-                                   sent from, int k, int r, int q, int c)
+static __device__ __forceinline__ int place_of(int i, int j)
+{
+    return i * SIDE_MAX + j;
+}
+
+/* Filter k's weight (r, q, c): the sum over the windows [first, end). */
+static __device__ float weight_sum(const conv_shape &s, const float *x, sent from, int first,
+                                   int end, int k, int r, int q, int c)
 {
     float sum = 0;
-    for (int at = k; at < o.p * o.q * s.k; at += s.k) {
-        int place = from.place[at], i = place / s.q, j = place % s.q;
+    for (int at = first * s.k + k; at < end * s.k; at += s.k) {
+        int place = from.place[at], i = place / SIDE_MAX, j = place % SIDE_MAX;
         int h = i * s.stride_h - s.pad_h + r * s.dil_h, v = j * s.stride_w - s.pad_w + q * s.dil_w;
         if (h >= 0 && h < s.h && v >= 0 && v < s.w)
             sum += from.value[at] * x[(h * s.w + v) * s.c + c];
@@ -140,10 +173,18 @@ static __device__ float place_sum(const conv_shape &s, const pool_shape &o, cons
         return 0;
     for (int k = 0; k < s.k; k++) {
         int at = (p * o.q + u) * s.k + k;
-        if ((int)from.place[at] == i * s.q + j)
+        if ((int)from.place[at] == place_of(i, j))
             sum += from.value[at] * w[((k * s.r + r) * s.s + q) * s.c + c];
     }
     return sum;
+}
+
+/* Which of places `stride` apart lies at `at`; -1: none. */
+static __device__ __forceinline__ int step_at(int at, int stride, int count)
+{
+    if (stride > 1 && at >= 0)
+        at = at % stride ? -1 : at / stride;
+    return at < count ? at : -1;
 }
 
 static __device__ float input_sum(const conv_shape &s, const pool_shape &o, const float *w,
@@ -151,23 +192,22 @@ static __device__ float input_sum(const conv_shape &s, const pool_shape &o, cons
 {
     float sum = 0;
     for (int r = 0; r < s.r; r++) {
-        int i = h + s.pad_h - r * s.dil_h;
-        if (i < 0 || i % s.stride_h || i / s.stride_h >= s.p)
-            continue;
-        for (int q = 0; q < s.s; q++) {
-            int j = v + s.pad_w - q * s.dil_w;
-            if (j >= 0 && j % s.stride_w == 0 && j / s.stride_w < s.q)
-                sum += place_sum(s, o, w, from, i / s.stride_h, j / s.stride_w, r, q, c);
+        int i = step_at(h + s.pad_h - r * s.dil_h, s.stride_h, s.p);
+        for (int q = 0; i >= 0 && q < s.s; q++) {
+            int j = step_at(v + s.pad_w - q * s.dil_w, s.stride_w, s.q);
+            if (j >= 0)
+                sum += place_sum(s, o, w, from, i, j, r, q, c);
         }
     }
     return sum;
 }
 
-/* part: of each sample, its weights' gradient and then the biases'. dx may be NULL. */
+/* part: of each block, its windows' gradient of the weights and then of the biases. dx may be
+ * NULL. */
 template <class T>
-static __global__ void conv_pool_backward(conv_shape s, pool_shape o, const T *x, const T *w,
-                                          const uint16_t *winner, const T *y, bool relu,
-                                          const T *dy, float *part, T *dx, bool add)
+static __global__ void __launch_bounds__(THREADS)
+    conv_pool_backward(conv_shape s, pool_shape o, const T *x, const T *w, const uint16_t *winner,
+                       const T *y, bool relu, const T *dy, float *part, T *dx, bool add)
 {
     __shared__ float room[FUSED_FLOATS];
     __shared__ uint16_t place[FUSED_WINDOWS];
@@ -183,40 +223,60 @@ static __global__ void conv_pool_backward(conv_shape s, pool_shape o, const T *x
         size_t in = (size_t)n * (size_t)outputs + (size_t)at;
         int q = at / s.k % o.q, p = at / s.k / o.q, won = winner[in];
         from.value[at] = relu && !(to_float(y[in]) > 0) ? 0.0f : to_float(dy[in]);
-        place[at] = (uint16_t)((p * o.stride_h + won / o.kernel_w) * s.q + q * o.stride_w +
-                               won % o.kernel_w);
+        place[at] = (uint16_t)place_of(p * o.stride_h + won / o.kernel_w,
+                                       q * o.stride_w + won % o.kernel_w);
     }
     __syncthreads();
+    int share = (int)blockIdx.y, shares = (int)gridDim.y, all = o.p * o.q;
+    int first = all * share / shares, end = all * (share + 1) / shares;
+    part += ((size_t)n * (size_t)shares + (size_t)share) * (size_t)(weights + s.k);
     for (int i = (int)threadIdx.x; i < weights + s.k; i += (int)blockDim.x) {
         float sum = 0;
         if (i < weights)
-            sum = weight_sum(s, o, sample, from, i / (s.r * s.s * s.c), i / (s.s * s.c) % s.r,
-                             i / s.c % s.s, i % s.c);
+            sum = weight_sum(s, sample, from, first, end, i / (s.r * s.s * s.c),
+                             i / (s.s * s.c) % s.r, i / s.c % s.s, i % s.c);
         else
-            for (int at = i - weights; at < outputs; at += s.k)
+            for (int at = first * s.k + i - weights; at < end * s.k; at += s.k)
                 sum += from.value[at];
-        part[(size_t)n * (size_t)(weights + s.k) + (size_t)i] = sum;
+        part[i] = sum;
     }
-    for (int i = (int)threadIdx.x; dx && i < floats; i += (int)blockDim.x)
+    for (int i = share * (int)blockDim.x + (int)threadIdx.x; dx && i < floats;
+         i += shares * (int)blockDim.x)
         put_or_add(&dx[(size_t)n * (size_t)floats + (size_t)i],
                    input_sum(s, o, filters, from, i / (s.w * s.c), i / s.c % s.w, i % s.c), add);
 }
 
-/* Over the samples, in order. */
-static __global__ void sum_parts(int n, int weights, int each, const float *part, float *dw,
-                                 float *db, optim_block update)
+enum { SUM_COLUMNS = 32, SUM_LINES = 8, PARTS_AT_ONCE = 8 };
+
+/* Over the blocks' parts: a line of threads takes every eighth, and asks for some before it adds
+ * the first; the first line adds the lines. */
+static __global__ void __launch_bounds__(SUM_COLUMNS *SUM_LINES)
+    sum_parts(int parts, int weights, int each, const float *part, float *dw, float *db,
+              optim_block update)
 {
-    const step_args now = numbers_of(update);
-    FOR_EACH(i, (size_t)each)
-    {
-        double sum = 0;
-        for (int k = 0; k < n; k++)
-            sum += (double)part[(size_t)k * (size_t)each + i];
-        if (i < (size_t)weights)
-            put_gradient(update, now, &dw[i], (float)sum);
-        else if (db)
-            put_gradient(update, now, &db[i - (size_t)weights], (float)sum);
+    __shared__ double lines[SUM_LINES][SUM_COLUMNS];
+    int line = (int)threadIdx.y, i = (int)(blockIdx.x * SUM_COLUMNS + threadIdx.x);
+    double sum = 0;
+    for (int k = line; i < each && k < parts; k += PARTS_AT_ONCE * SUM_LINES) {
+        float value[PARTS_AT_ONCE];
+        for (int j = 0; j < PARTS_AT_ONCE; j++) {
+            int at = k + j * SUM_LINES;
+            value[j] = at < parts ? part[(size_t)at * (size_t)each + (size_t)i] : 0.0f;
+        }
+        for (int j = 0; j < PARTS_AT_ONCE; j++)
+            sum += (double)value[j];
     }
+    lines[line][threadIdx.x] = sum;
+    __syncthreads();
+    if (line > 0 || i >= each)
+        return;
+    for (int j = 1; j < SUM_LINES; j++)
+        sum += lines[j][threadIdx.x];
+    const step_args now = numbers_of(update);
+    if (i < weights)
+        put_gradient(update, now, &dw[i], (float)sum);
+    else if (db)
+        put_gradient(update, now, &db[i - weights], (float)sum);
 }
 
 void cuda_conv_pool_backward(void *stream, element t, conv_shape s, pool_shape o, const void *x,
@@ -226,9 +286,11 @@ void cuda_conv_pool_backward(void *stream, element t, conv_shape s, pool_shape o
 {
     optim_block block = update ? *update : optim_block();
     int weights = weight_floats(s), each = weights + s.k;
-    BY_ELEMENT(t, LAUNCH_BLOCK(conv_pool_backward<T>, (unsigned)s.n, THREADS, stream, s, o,
-                               (const T *)x, (const T *)w, winner, (const T *)y, relu,
+    unsigned shares = shares_of(s.n, SHARES_MAX);
+    BY_ELEMENT(t, LAUNCH_BLOCK(conv_pool_backward<T>, dim3((unsigned)s.n, shares), THREADS, stream,
+                               s, o, (const T *)x, (const T *)w, winner, (const T *)y, relu,
                                (const T *)dy, scratch, (T *)dx, add));
-    LAUNCH(sum_parts, blocks_for((size_t)each), THREADS, stream, s.n, weights, each, scratch, dw,
-           db, block);
+    LAUNCH_BLOCK(sum_parts, (unsigned)((each + SUM_COLUMNS - 1) / SUM_COLUMNS),
+                 dim3(SUM_COLUMNS, SUM_LINES), stream, s.n * (int)shares, weights, each, scratch,
+                 dw, db, block);
 }

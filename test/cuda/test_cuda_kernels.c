@@ -213,9 +213,9 @@ static void run_parts(const fused *f, const float *x, const float *w, const floa
 static void run_fused(const fused *f, const float *x, const float *w, const float *bias,
                       const float *dy, tensors *out)
 {
-    static float scratch[FUSED_MOST];
+    static float scratch[2 * FUSED_MOST];
     static uint16_t winner[FUSED_MOST];
-    CHECK(cuda_conv_pool_scratch(f->s) <= FUSED_MOST);
+    CHECK(cuda_conv_pool_scratch(f->s) <= sizeof scratch / sizeof *scratch);
     cuda_conv_pool_forward(NULL, ELEMENT_F32, f->s, f->o, x, w, bias, f->relu, winner, out->y);
     cuda_conv_pool_backward(NULL, ELEMENT_F32, f->s, f->o, x, w, winner, out->y, f->relu, dy,
                             scratch, out->dw, out->db, out->dx, f->add, NULL);
