@@ -15,8 +15,14 @@
 #define LAUNCH(kernel, grid, block, stream, ...)                                                   \
     kernel<<<grid, block, 0, (cudaStream_t)(stream)>>>(__VA_ARGS__)
 #define LAUNCH_BLOCK LAUNCH
+/* Before a loop over an array of a thread's own: registers have no addresses, so that a loop that
+ * stays one would send the array through memory. */
+#define UNROLL _Pragma("unroll")
+#define UNROLL_BY_4 _Pragma("unroll 4")
 #else
 #include "shim.h"
+#define UNROLL
+#define UNROLL_BY_4
 #endif
 
 #include "cuda/cuda_kernels.h"

@@ -3,8 +3,8 @@
  * for small models are the faster choice (cuda_algo.c measures).
  *
  *   forward  Y(npq, k)  = X~(npq, rsc)  W(k, rsc)^T       X~: the gathered windows
- *   data     dX(nhw, c) = dY~(nhw, rsk) W(rsk, c)         dY~: the outputs that saw (n,h,w) at (r,s)
- *   weights  dW(k, rsc) = dY(npq, k)^T X~(npq, rsc)
+ *   data     dX(nhw, c) = dY~(nhw, rsk) W(rsk, c)         dY~: the outputs that saw (n,h,w) at
+ * (r,s) weights  dW(k, rsc) = dY(npq, k)^T X~(npq, rsc)
  *
  * A block computes a tile of 64 rows and 64 or 16 columns; long inner sums are split over blocks
  * and their parts added in order by a second kernel. */
@@ -34,85 +34,176 @@ static __host__ __device__ extent extent_of(const conv_shape &s, int pass)
     return {k, taps * c, s.n * s.p * s.q};
 }
 
-/* x at output pixel `npq` and tap `rsc` of the group; 0 in the padding. */
-template <class T>
-static __device__ float window(const conv_shape &s, int group, const T *x, int npq, int rsc)
+/* A row of the left operand, or of the right one an element of the inner sum, is a pixel of a
+ * sample; an element beside it one tap of a filter and one channel. Telling the one from the other
+ * takes divisions, which cost more than the products: each is made once for as many as it serves.
+ *
+ * pixel.sample counts pixels, so that all of an activation's places fit an int (cuda_plan.c). */
+typedef struct pixel {
+    int sample, h, w;
+} pixel;
+
+typedef struct tap {
+    int h, w, channel;
+} tap;
+
+enum { NOWHERE = -(1 << 30) }; /* no tap leads from there into a sample */
+
+static __device__ __forceinline__ tap tap_of(const conv_shape &s, int channels, int inner)
 {
-    int c_each = s.c / s.groups, c = rsc % c_each, tap = rsc / c_each;
-    int q = npq % s.q, p = npq / s.q % s.p, n = npq / (s.q * s.p);
-    int h = p * s.stride_h - s.pad_h + tap / s.s * s.dil_h;
-    int w = q * s.stride_w - s.pad_w + tap % s.s * s.dil_w;
+    divided channel = divide((size_t)inner, channels), row = divide(channel.times, s.s);
+    return {(int)row.times * s.dil_h, (int)row.rest * s.dil_w, (int)channel.rest};
+}
+
+/* Where output pixel `npq` begins to read x. */
+static __device__ __forceinline__ pixel window_at(const conv_shape &s, int npq)
+{
+    divided column = divide((size_t)npq, s.q), row = divide(column.times, s.p);
+    return {(int)row.times * s.h * s.w, (int)row.rest * s.stride_h - s.pad_h,
+            (int)column.rest * s.stride_w - s.pad_w};
+}
+
+/* x at that tap of the window; 0 in the padding. */
+template <class T>
+static __device__ __forceinline__ float window(const conv_shape &s, int first, const T *x, pixel at,
+                                               tap t)
+{
+    int h = at.h + t.h, w = at.w + t.w;
     if (h < 0 || h >= s.h || w < 0 || w >= s.w)
         return 0;
-    return to_float(x[(((size_t)n * (size_t)s.h + (size_t)h) * (size_t)s.w + (size_t)w) *
-                          (size_t)s.c + (size_t)(group * c_each + c)]);
+    return to_float(x[(at.sample + h * s.w + w) * s.c + first + t.channel]);
 }
 
-/* dy at the output pixel that saw input pixel `nhw` at tap r, s of `rsk`; 0 where there is none. */
+/* Which of places `stride` apart lies at `at`; -1: none. */
+static __device__ __forceinline__ int step_at(int at, int stride, int count)
+{
+    if (stride > 1 && at >= 0)
+        at = at % stride ? -1 : at / stride;
+    return at < count ? at : -1;
+}
+
+/* The window at 0, 0 that would begin at input pixel `nhw`. */
+static __device__ __forceinline__ pixel reader_at(const conv_shape &s, int nhw)
+{
+    divided column = divide((size_t)nhw, s.w), row = divide(column.times, s.h);
+    return {(int)row.times * s.p * s.q, (int)row.rest + s.pad_h, (int)column.rest + s.pad_w};
+}
+
+/* dy at the output pixel that saw this one at that tap; 0 where there is none. */
 template <class T>
-static __device__ float reader(const conv_shape &s, int group, const T *dy, int nhw, int rsk)
+static __device__ __forceinline__ float reader(const conv_shape &s, int first, const T *dy,
+                                               pixel at, tap t)
 {
-    int k_each = s.k / s.groups, k = rsk % k_each, tap = rsk / k_each;
-    int w = nhw % s.w, h = nhw / s.w % s.h, n = nhw / (s.w * s.h);
-    int down = h + s.pad_h - tap / s.s * s.dil_h, right = w + s.pad_w - tap % s.s * s.dil_w;
-    if (down < 0 || right < 0 || down % s.stride_h || right % s.stride_w)
+    int p = step_at(at.h - t.h, s.stride_h, s.p), q = step_at(at.w - t.w, s.stride_w, s.q);
+    if (p < 0 || q < 0)
         return 0;
-    int p = down / s.stride_h, q = right / s.stride_w;
-    if (p >= s.p || q >= s.q)
-        return 0;
-    return to_float(dy[(((size_t)n * (size_t)s.p + (size_t)p) * (size_t)s.q + (size_t)q) *
-                           (size_t)s.k + (size_t)(group * k_each + k)]);
+    return to_float(dy[(at.sample + p * s.q + q) * s.k + first + t.channel]);
 }
 
-template <int PASS, class T>
-static __device__ float left_at(const conv_shape &s, int group, const T *a, int row, int inner)
+/* ---- tiles ----------------------------------------------------------------------------------- */
+
+/* Threads run along what lies side by side in memory. So forward and of data each has EACH_M rows
+ * of the left tile, of which it has one element a tile; `rows` are their pixels. */
+template <int PASS>
+static __device__ __forceinline__ void left_rows(const conv_shape &s, extent e, int row0,
+                                                 pixel rows[EACH_M])
 {
+    for (int j = 0; j < EACH_M && PASS != CONV_WEIGHTS; j++) {
+        int row = row0 + (int)threadIdx.x / TILE_K + j * SIDE;
+        rows[j] = {0, NOWHERE, NOWHERE};
+        if (row < e.rows)
+            rows[j] = PASS == CONV_FORWARD ? window_at(s, row) : reader_at(s, row);
+    }
+}
+
+/* The place of this thread's element j in a tile. */
+typedef struct cell {
+    int inner, outer;
+} cell;
+
+template <int PASS> static __device__ __forceinline__ cell left_cell(int j)
+{
+    int i = (int)threadIdx.x + j * SIDE * SIDE;
+    if (PASS == CONV_WEIGHTS)
+        return {i / TILE_M, i % TILE_M};
+    return {i % TILE_K, i / TILE_K};
+}
+
+template <int PASS, int TILE_N> static __device__ __forceinline__ cell right_cell(int j)
+{
+    int i = (int)threadIdx.x + j * SIDE * SIDE;
     if (PASS == CONV_FORWARD)
-        return window(s, group, a, row, inner);
-    if (PASS == CONV_DATA)
-        return reader(s, group, a, row, inner);
-    int k_each = s.k / s.groups;
-    return to_float(a[(size_t)inner * (size_t)s.k + (size_t)(group * k_each + row)]);
+        return {i % TILE_K, i / TILE_K};
+    return {i / TILE_N, i % TILE_N};
 }
 
 template <int PASS, class T>
-static __device__ float right_at(const conv_shape &s, int group, const T *b, int inner, int column)
+static __device__ __forceinline__ void fetch_left(const conv_shape &s, int group, const T *a,
+                                                  extent e, int row0, const pixel rows[EACH_M],
+                                                  int k0, int k_end, float value[EACH_M])
+{
+    int channels = (PASS == CONV_FORWARD ? s.c : s.k) / s.groups, first = group * channels;
+    tap t = {};
+    if (PASS != CONV_WEIGHTS)
+        t = tap_of(s, channels, k0 + left_cell<PASS>(0).inner);
+    for (int j = 0; j < EACH_M; j++) {
+        cell at = left_cell<PASS>(j);
+        int row = row0 + at.outer, k = k0 + at.inner;
+        value[j] = 0;
+        if (k >= k_end)
+            continue;
+        if (PASS == CONV_FORWARD)
+            value[j] = window(s, first, a, rows[j], t);
+        else if (PASS == CONV_DATA)
+            value[j] = reader(s, first, a, rows[j], t);
+        else if (row < e.rows)
+            value[j] = to_float(a[k * s.k + first + row]);
+    }
+}
+
+/* Of the weights' gradient the right operand is x, at one tap for each thread: `column`. */
+template <int PASS, int TILE_N, class T>
+static __device__ __forceinline__ void fetch_right(const conv_shape &s, int group, const T *b,
+                                                   extent e, int column0, tap column, int k0,
+                                                   int k_end, float value[TILE_N / SIDE])
 {
     int c_each = s.c / s.groups, k_each = s.k / s.groups;
     size_t filter = (size_t)(s.r * s.s * c_each);
-    if (PASS == CONV_FORWARD)
-        return to_float(b[(size_t)(group * k_each + column) * filter + (size_t)inner]);
-    if (PASS == CONV_DATA) {
-        int k = inner % k_each, tap = inner / k_each;
-        return to_float(b[(size_t)(group * k_each + k) * filter + (size_t)(tap * c_each + column)]);
-    }
-    return window(s, group, b, inner, column);
-}
-
-/* ---- the product ----------------------------------------------------------------------------- */
-
-/* Loads a tile of the left operand: threads run along what lies side by side in memory. */
-template <int PASS, class T>
-static __device__ void load_left(const conv_shape &s, int group, const T *a, extent e, int row0,
-                                 int k0, int k_end, float (*tile)[TILE_M + 1])
-{
-    for (int i = (int)threadIdx.x; i < TILE_M * TILE_K; i += SIDE * SIDE) {
-        int k = PASS == CONV_WEIGHTS ? i / TILE_M : i % TILE_K;
-        int m = PASS == CONV_WEIGHTS ? i % TILE_M : i / TILE_K;
-        bool inside = row0 + m < e.rows && k0 + k < k_end;
-        tile[k][m] = inside ? left_at<PASS>(s, group, a, row0 + m, k0 + k) : 0.0f;
+    for (int j = 0; j < TILE_N / SIDE; j++) {
+        cell at = right_cell<PASS, TILE_N>(j);
+        int n = column0 + at.outer, k = k0 + at.inner;
+        value[j] = 0;
+        if (n >= e.columns || k >= k_end)
+            continue;
+        if (PASS == CONV_FORWARD) {
+            value[j] = to_float(b[(size_t)(group * k_each + n) * filter + (size_t)k]);
+        } else if (PASS == CONV_DATA) {
+            divided from = divide((size_t)k, k_each);
+            value[j] = to_float(b[(size_t)(group * k_each + (int)from.rest) * filter +
+                                  (size_t)((int)from.times * c_each + n)]);
+        } else {
+            value[j] = window(s, group * c_each, b, window_at(s, k), column);
+        }
     }
 }
 
-template <int PASS, int TILE_N, class T>
-static __device__ void load_right(const conv_shape &s, int group, const T *b, extent e, int column0,
-                                  int k0, int k_end, float (*tile)[TILE_N + 1])
+/* Two tiles of each operand: while one is multiplied the next one is on its way. */
+template <int TILE_N> struct tiles_of {
+    float left[2][TILE_K][TILE_M + 1], right[2][TILE_K][TILE_N + 1];
+};
+
+template <int PASS, int TILE_N>
+static __device__ __forceinline__ void put_tiles(tiles_of<TILE_N> &to, int which,
+                                                 const float left[EACH_M],
+                                                 const float right[TILE_N / SIDE])
 {
-    for (int i = (int)threadIdx.x; i < TILE_N * TILE_K; i += SIDE * SIDE) {
-        int k = PASS == CONV_FORWARD ? i % TILE_K : i / TILE_N;
-        int n = PASS == CONV_FORWARD ? i / TILE_K : i % TILE_N;
-        bool inside = column0 + n < e.columns && k0 + k < k_end;
-        tile[k][n] = inside ? right_at<PASS>(s, group, b, k0 + k, column0 + n) : 0.0f;
+    for (int j = 0; j < EACH_M; j++) {
+        cell at = left_cell<PASS>(j);
+        to.left[which][at.inner][at.outer] = left[j];
+    }
+    for (int j = 0; j < TILE_N / SIDE; j++) {
+        cell at = right_cell<PASS, TILE_N>(j);
+        to.right[which][at.inner][at.outer] = right[j];
     }
 }
 
@@ -141,34 +232,54 @@ static __device__ void finish(const tail &t, size_t at, int column, float sum, O
     put_or_add(&out[at], sum, t.add);
 }
 
+template <int EACH_N>
+static __device__ __forceinline__ void add_products(const float *left, const float *right,
+                                                    float sum[EACH_M][EACH_N])
+{
+    UNROLL
+    for (int i = 0; i < EACH_M; i++) {
+        UNROLL
+        for (int j = 0; j < EACH_N; j++)
+            sum[i][j] += left[i * SIDE] * right[j * SIDE];
+    }
+}
+
 template <int PASS, int TILE_N, class T, class Out>
-static __global__ void __launch_bounds__(SIDE *SIDE)
+static __global__ void __launch_bounds__(SIDE *SIDE, 3)
     product(conv_shape s, const T *a, const T *b, Out *out, tail t, int splits)
 {
     enum { EACH_N = TILE_N / SIDE };
-    __shared__ float left[TILE_K][TILE_M + 1];
-    __shared__ float right[TILE_K][TILE_N + 1];
+    __shared__ tiles_of<TILE_N> tile;
     extent e = extent_of(s, PASS);
     divided by_row = divide(blockIdx.x, tiles(e.rows, TILE_M));
     divided by_column = divide(by_row.times, tiles(e.columns, TILE_N));
     int group = (int)by_column.times / splits, split = (int)by_column.times % splits;
     int row0 = (int)by_row.rest * TILE_M, column0 = (int)by_column.rest * TILE_N;
     int share = ((e.inner + splits - 1) / splits + TILE_K - 1) / TILE_K * TILE_K;
-    int k_end = min(e.inner, (split + 1) * share);
+    int k0 = split * share, k_end = min(e.inner, k0 + share);
     int m0 = (int)threadIdx.x / SIDE, n0 = (int)threadIdx.x % SIDE;
-    float sum[EACH_M][EACH_N] = {};
-    for (int k0 = split * share; k0 < k_end; k0 += TILE_K) {
-        load_left<PASS>(s, group, a, e, row0, k0, k_end, left);
-        load_right<PASS, TILE_N>(s, group, b, e, column0, k0, k_end, right);
-        __syncthreads();
+    float sum[EACH_M][EACH_N] = {}, next_left[EACH_M], next_right[EACH_N];
+    pixel rows[EACH_M] = {};
+    tap column = {};
+    left_rows<PASS>(s, e, row0, rows);
+    if (PASS == CONV_WEIGHTS)
+        column = tap_of(s, s.c / s.groups, column0 + right_cell<PASS, TILE_N>(0).outer);
+    fetch_left<PASS>(s, group, a, e, row0, rows, k0, k_end, next_left);
+    fetch_right<PASS, TILE_N>(s, group, b, e, column0, column, k0, k_end, next_right);
+    for (int now = 0; k0 < k_end; now ^= 1) {
+        put_tiles<PASS>(tile, now, next_left, next_right);
+        __syncthreads(); /* and all are done with the tile that is put next */
+        k0 += TILE_K;
+        fetch_left<PASS>(s, group, a, e, row0, rows, k0, k_end, next_left);
+        fetch_right<PASS, TILE_N>(s, group, b, e, column0, column, k0, k_end, next_right);
+        UNROLL_BY_4
         for (int k = 0; k < TILE_K; k++)
-            for (int i = 0; i < EACH_M; i++)
-                for (int j = 0; j < EACH_N; j++)
-                    sum[i][j] += left[k][m0 + i * SIDE] * right[k][n0 + j * SIDE];
-        __syncthreads();
+            add_products(tile.left[now][k] + m0, tile.right[now][k] + n0, sum);
     }
     size_t whole = (size_t)e.rows * (size_t)e.columns * (size_t)s.groups;
-    for (int i = 0; i < EACH_M; i++)
+    UNROLL
+    for (int i = 0; i < EACH_M; i++) {
+        UNROLL
         for (int j = 0; j < EACH_N; j++) {
             int row = row0 + m0 + i * SIDE, column = column0 + n0 + j * SIDE;
             if (row >= e.rows || column >= e.columns)
@@ -179,6 +290,7 @@ static __global__ void __launch_bounds__(SIDE *SIDE)
             else
                 finish(t, at, group * e.columns + column, sum[i][j], out);
         }
+    }
 }
 
 /* Adds the splits' parts in order. `columns` of the whole result, all groups. */
@@ -213,8 +325,7 @@ size_t cuda_conv_scratch(conv_shape s, conv_pass pass)
 {
     extent e = extent_of(s, pass);
     int splits = splits_of(s, e);
-    return splits == 1 ? 0
-                       : (size_t)splits * (size_t)e.rows * (size_t)e.columns * (size_t)s.groups;
+    return splits == 1 ? 0 : (size_t)splits * (size_t)e.rows * (size_t)e.columns * (size_t)s.groups;
 }
 
 template <int PASS, class T, class Out>
@@ -230,7 +341,7 @@ static void multiply(void *stream, conv_shape s, const T *a, const T *b, Out *ou
     unsigned grid = (unsigned)tiles(e.rows, TILE_M) * (unsigned)tiles(e.columns, wide) *
                     (unsigned)(s.groups * splits);
     if (wide == SIDE)
-        LAUNCH_BLOCK((product<PASS, SIDE, T, Out>), grid, SIDE *SIDE, stream, s, a, b, out, t,
+        LAUNCH_BLOCK((product<PASS, SIDE, T, Out>), grid, SIDE * SIDE, stream, s, a, b, out, t,
                      splits);
     else
         LAUNCH_BLOCK((product<PASS, 64, T, Out>), grid, SIDE * SIDE, stream, s, a, b, out, t,
@@ -286,12 +397,20 @@ void cuda_bias(void *stream, element t, size_t rows, int columns, const float *b
                          relu, (T *)y));
 }
 
-enum { SUM_COLUMNS = 32, SUM_LINES = 8, SUM_ROWS = 256 };
+/* In two stages, as batch norm's sums (norm.cu): a thread asks for several values before it uses
+ * the first. */
+enum {
+    SUM_COLUMNS = 32,
+    SUM_LINES = THREADS / SUM_COLUMNS,
+    SUM_ROWS = 128,
+    SUM_SPLITS = 256,
+    SUM_AT_ONCE = 8,
+};
 
 static unsigned sum_splits(size_t rows)
 {
-    size_t splits = (rows + SUM_ROWS - 1) / SUM_ROWS;
-    return (unsigned)(splits > 256 ? 256 : splits ? splits : 1);
+    size_t splits = (rows + SUM_ROWS - 1) / SUM_ROWS, most = SUM_SPLITS;
+    return (unsigned)(splits > most ? most : splits ? splits : 1);
 }
 
 size_t cuda_column_scratch(size_t rows, int columns)
@@ -299,34 +418,42 @@ size_t cuda_column_scratch(size_t rows, int columns)
     return sum_splits(rows) * (size_t)columns;
 }
 
+/* sums (gridDim.y, columns): each of a block's share of x's rows. */
 template <class T>
-static __global__ void sum_columns(size_t rows, int columns, const T *x, float *parts)
+static __global__ void __launch_bounds__(THREADS)
+    sum_columns(size_t rows, int columns, const T *x, float *sums)
 {
     __shared__ float lines[SUM_LINES][SUM_COLUMNS];
     int column = (int)(blockIdx.x * SUM_COLUMNS + threadIdx.x);
+    size_t step = (size_t)gridDim.y * SUM_LINES;
     float sum = 0;
-    if (column < columns)
-        for (size_t row = blockIdx.y * SUM_LINES + threadIdx.y; row < rows;
-             row += (size_t)gridDim.y * SUM_LINES)
-            sum += to_float(x[row * (size_t)columns + (size_t)column]);
+    for (size_t row = blockIdx.y * SUM_LINES + threadIdx.y; column < columns && row < rows;
+         row += SUM_AT_ONCE * step) {
+        float value[SUM_AT_ONCE];
+        for (int j = 0; j < SUM_AT_ONCE; j++) {
+            size_t at = row + (size_t)j * step;
+            value[j] = at < rows ? to_float(x[at * (size_t)columns + (size_t)column]) : 0.0f;
+        }
+        for (int j = 0; j < SUM_AT_ONCE; j++)
+            sum += value[j];
+    }
     lines[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
-    if (threadIdx.y == 0 && column < columns) {
-        for (int i = 1; i < SUM_LINES; i++)
-            sum += lines[i][threadIdx.x];
-        parts[(size_t)blockIdx.y * (size_t)columns + (size_t)column] = sum;
-    }
+    if (threadIdx.y > 0 || column >= columns)
+        return;
+    for (int i = 1; i < SUM_LINES; i++)
+        sum += lines[i][threadIdx.x];
+    sums[(size_t)blockIdx.y * (size_t)columns + (size_t)column] = sum;
 }
 
 void cuda_column_sums(void *stream, element t, size_t rows, int columns, const void *x,
                       float *scratch, float *sum)
 {
-    unsigned splits = sum_splits(rows);
-    tail end = {nullptr, false, false, scratch};
-    BY_ELEMENT(t, LAUNCH_BLOCK(sum_columns<T>,
-                               dim3((unsigned)((columns + SUM_COLUMNS - 1) / SUM_COLUMNS), splits),
-                               dim3(SUM_COLUMNS, SUM_LINES), stream, rows, columns, (const T *)x,
-                               scratch));
-    LAUNCH(add_parts<float>, blocks_for((size_t)columns), THREADS, stream, (size_t)columns, columns,
-           (int)splits, end, sum);
+    unsigned splits = sum_splits(rows), across = (unsigned)tiles(columns, SUM_COLUMNS);
+    dim3 block(SUM_COLUMNS, SUM_LINES);
+    BY_ELEMENT(t, LAUNCH_BLOCK(sum_columns<T>, dim3(across, splits), block, stream, rows, columns,
+                               (const T *)x, splits > 1 ? scratch : sum));
+    if (splits > 1)
+        LAUNCH_BLOCK(sum_columns<float>, dim3(across, 1), block, stream, (size_t)splits, columns,
+                     (const float *)scratch, sum);
 }
