@@ -317,7 +317,7 @@ TEST_LIMIT(lenet_trains_as_on_the_reference, 120)
     cuda_algorithms_forget();
     fake_favour_few_launches(false);
     train_lenet("cuda", PRECISION_FP32, apart, alone);
-    CHECK_INT(fake_launches(), 41);
+    CHECK_INT(fake_launches(), 38);
     for (int i = 0; i < 4; i++) {
         CHECK_NEAR(got[i], want[i], 1e-5);
         CHECK_NEAR(alone[i], want[i], 1e-5);
