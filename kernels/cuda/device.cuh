@@ -84,6 +84,8 @@ static __device__ __forceinline__ void draw(uint64_t seed, uint32_t use, uint32_
     }
 }
 
+/* A multiprocessor has 65,536 registers and a thread 255 at most: a block of THREADS starts whatever
+ * its kernel needs. Kernels of larger blocks say so (__launch_bounds__), or they might not start. */
 enum { THREADS = 256, GRID_MAX = 1 << 16 };
 
 /* Blocks of THREADS for `count` elements; kernels stride over the grid, so that any count fits. */
