@@ -12,6 +12,8 @@
 /* Static shared memory is 48 KiB: values and gradients. A block reads all weights, so they are to
  * stay in a GPU's cache. */
 enum { HEAD_FLOATS = 5120, HEAD_WEIGHTS = 1 << 18 };
+/* A warp waits for an output's weights, so that more of them wait at the same time. */
+enum { HEAD_THREADS = 1024 };
 
 bool cuda_head_fits(const head_shape *h)
 {
@@ -71,8 +73,9 @@ static __device__ void head_backward(const head_layer &l, int n, const float *y,
 }
 
 template <class T>
-static __global__ void head(const step_args *a, head_shape h, const T *x, const int32_t *labels,
-                            bool training, T *dx, step_result *per_row)
+static __global__ void __launch_bounds__(HEAD_THREADS)
+    head(const step_args *a, head_shape h, const T *x, const int32_t *labels, bool training, T *dx,
+         step_result *per_row)
 {
     __shared__ float value[HEAD_FLOATS], gradient[HEAD_FLOATS];
     int n = (int)blockIdx.x, c = h.layer[0].c, at = 0;
@@ -113,7 +116,8 @@ static __device__ void head_parameter(const head_layer &l, int cap, const T *x, 
     const T *dy = (const T *)l.dy;
     float sum = 0;
     if (i < weights) {
-        size_t k = i / (size_t)l.c, c = i % (size_t)l.c;
+        divided output = divide(i, l.c);
+        size_t k = output.times, c = output.rest;
         for (int n = 0; n < cap; n++)
             sum += to_float(dy[(size_t)n * (size_t)l.k + k]) *
                    to_float(x[(size_t)n * (size_t)l.c + c]);
@@ -168,7 +172,7 @@ void cuda_head(void *stream, element t, const step_args *a, int cap, const head_
                step_result *sum)
 {
     head_shape shape = *h;
-    BY_ELEMENT(t, LAUNCH_BLOCK(head<T>, (unsigned)cap, THREADS, stream, a, shape, (const T *)x,
+    BY_ELEMENT(t, LAUNCH_BLOCK(head<T>, (unsigned)cap, HEAD_THREADS, stream, a, shape, (const T *)x,
                                labels, training, (T *)dx, per_row));
     if (!training)
         cuda_add_rows(stream, cap, per_row, sum);
