@@ -59,7 +59,8 @@ void cuda_merge_counters(void *stream, int n, const int64_t *const *in, size_t c
 
 /* ---- sums of words --------------------------------------------------------------------------- */
 
-enum { SUM_THREADS = 128, SUM_BLOCKS_MAX = 1024 };
+/* A thread asks for some words before it uses the first. */
+enum { SUM_THREADS = 128, SUM_BLOCKS_MAX = 1024, WORDS_AT_ONCE = 8 };
 
 /* The last steps of splitmix64 (Steele et al. 2014): a bijection. */
 static __device__ __forceinline__ uint64_t mixed(uint64_t x)
@@ -75,8 +76,15 @@ static __global__ void sum_words(uint64_t first, size_t count, const uint32_t *w
     __shared__ uint64_t part[SUM_THREADS];
     int t = (int)threadIdx.x;
     uint64_t own = 0;
-    FOR_EACH(i, count)
-    own += mixed((first + i) * 0x9E3779B97F4A7C15u + words[i]);
+    size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + t; i < count; i += WORDS_AT_ONCE * step) {
+        uint32_t word[WORDS_AT_ONCE];
+        for (int j = 0; j < WORDS_AT_ONCE; j++)
+            word[j] = i + j * step < count ? words[i + j * step] : 0;
+        for (int j = 0; j < WORDS_AT_ONCE; j++)
+            if (i + j * step < count)
+                own += mixed((first + i + j * step) * 0x9E3779B97F4A7C15u + word[j]);
+    }
     part[t] = own;
     __syncthreads();
     for (int half = SUM_THREADS / 2; half; half /= 2) {
