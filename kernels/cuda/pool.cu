@@ -20,12 +20,12 @@ static __device__ span window_span(int p, int kernel, int stride, int pad, int e
     return v;
 }
 
-/* [floor(p*H/P), ceil((p+1)*H/P)) */
+/* [floor(p*H/P), ceil((p+1)*H/P)); of the usual single output without their 64-bit divisions. */
 static __device__ span adaptive_span(int p, int extent, int out)
 {
     span v;
-    v.from = (int)((int64_t)p * extent / out);
-    v.to = (int)(((int64_t)(p + 1) * extent + out - 1) / out);
+    v.from = out == 1 ? 0 : (int)((int64_t)p * extent / out);
+    v.to = out == 1 ? extent : (int)(((int64_t)(p + 1) * extent + out - 1) / out);
     v.counted = v.to - v.from;
     return v;
 }
@@ -49,7 +49,10 @@ static __device__ span readers(int h, int kernel, int stride, int pad, int exten
                                int adaptive)
 {
     span v;
-    if (adaptive) {
+    if (adaptive && out == 1) {
+        v.from = 0;
+        v.to = 1;
+    } else if (adaptive) {
         v.from = (int)((int64_t)h * out / extent);
         v.to = (int)(((int64_t)(h + 1) * out + extent - 1) / extent);
     } else {
