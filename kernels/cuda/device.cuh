@@ -113,6 +113,50 @@ static __device__ __forceinline__ divided divide(size_t i, int d)
     return r;
 }
 
+/* ---- four values a thread -------------------------------------------------------------------- */
+
+/* A thread that asks for one value at a time leaves most of a GPU's memory idle, the more so where
+ * a value is two bytes. EACH values side by side are one load, and one store. */
+template <class T, int EACH> struct alignas(EACH * sizeof(T)) pack {
+    T at[EACH];
+};
+
+template <int EACH, class T>
+static __device__ __forceinline__ pack<T, EACH> take(const T *from, size_t i)
+{
+    return *(const pack<T, EACH> *)(from + i);
+}
+
+template <int EACH, class T>
+static __device__ __forceinline__ void give(T *to, size_t i, const pack<float, EACH> &from,
+                                            bool add)
+{
+    pack<T, EACH> result = {};
+    if (add)
+        result = take<EACH>((const T *)to, i);
+    for (int j = 0; j < EACH; j++)
+        put_or_add(&result.at[j], from.at[j], add);
+    *(pack<T, EACH> *)(to + i) = result;
+}
+
+/* Whether `count` values of so many bytes go by fours from all of these addresses, ored. */
+static inline bool in_fours(size_t count, size_t bytes, uintptr_t addresses)
+{
+    return count % 4 == 0 && addresses % (4 * bytes) == 0;
+}
+
+/* Calls body<EACH> with 4 or 1. */
+#define BY_FOURS(yes, call)                                                                        \
+    do {                                                                                           \
+        if (yes) {                                                                                 \
+            enum { EACH = 4 };                                                                     \
+            call;                                                                                  \
+        } else {                                                                                   \
+            enum { EACH = 1 };                                                                     \
+            call;                                                                                  \
+        }                                                                                          \
+    } while (0)
+
 /* Calls body<float> or body<bf16> by the element type. */
 #define BY_ELEMENT(element, call)                                                                  \
     do {                                                                                           \

@@ -180,21 +180,11 @@ void cuda_norm_running(void *stream, norm_shape s, const float *running_mean,
 
 /* ---- over all values ------------------------------------------------------------------------- */
 
-/* EACH values side by side, which one load brings. */
-template <class T, int EACH> struct alignas(EACH * sizeof(T)) pack {
-    T at[EACH];
-};
-
-template <int EACH, class T>
-static __device__ __forceinline__ pack<T, EACH> take(const T *from, size_t i)
+/* Addresses are ored: of values of element t, and of floats. */
+static bool channels_in_fours(norm_shape s, element t, uintptr_t values, uintptr_t floats)
 {
-    return *(const pack<T, EACH> *)(from + i);
-}
-
-/* Whether channels can go by fours: addresses, ored, of values of element t and of floats. */
-static bool in_fours(norm_shape s, element t, uintptr_t values, uintptr_t floats)
-{
-    return s.c % 4 == 0 && values % (4 * element_bytes(t)) == 0 && floats % 16 == 0;
+    return in_fours((size_t)s.c, element_bytes(t), values) &&
+           in_fours((size_t)s.c, sizeof(float), floats);
 }
 
 template <int EACH, class T>
@@ -230,13 +220,11 @@ void cuda_norm_apply(void *stream, element t, const step_args *a, norm_shape s, 
                      bool relu, void *y)
 {
     size_t count = (size_t)s.n * (size_t)s.hw * (size_t)s.c;
-    if (in_fours(s, t, (uintptr_t)x | (uintptr_t)also | (uintptr_t)y,
-                 (uintptr_t)saved | (uintptr_t)w | (uintptr_t)b))
-        BY_ELEMENT(t, LAUNCH((apply<4, T>), blocks_for(count / 4), THREADS, stream, a, s, count,
-                             (const T *)x, saved, w, b, (const T *)also, relu, (T *)y));
-    else
-        BY_ELEMENT(t, LAUNCH((apply<1, T>), blocks_for(count), THREADS, stream, a, s, count,
-                             (const T *)x, saved, w, b, (const T *)also, relu, (T *)y));
+    bool fours = channels_in_fours(s, t, (uintptr_t)x | (uintptr_t)also | (uintptr_t)y,
+                                   (uintptr_t)saved | (uintptr_t)w | (uintptr_t)b);
+    BY_ELEMENT(t, BY_FOURS(fours, LAUNCH((apply<EACH, T>), blocks_for(count / EACH), THREADS,
+                                         stream, a, s, count, (const T *)x, saved, w, b,
+                                         (const T *)also, relu, (T *)y)));
 }
 
 /* With u = (x - mean) * inverse:  dw = sum dy u,  db = sum dy. */
@@ -250,18 +238,6 @@ static __global__ void __launch_bounds__(THREADS)
         return;
     db[c] = (float)sum;
     dw[c] = (float)sum_u;
-}
-
-template <int EACH, class T>
-static __device__ __forceinline__ void give(T *to, size_t i, const pack<float, EACH> &from,
-                                            bool add)
-{
-    pack<T, EACH> result = {};
-    if (add)
-        result = take<EACH>((const T *)to, i);
-    for (int j = 0; j < EACH; j++)
-        put_or_add(&result.at[j], from.at[j], add);
-    *(pack<T, EACH> *)(to + i) = result;
 }
 
 /* dx = w * inverse * (dy - db/count - u * dw/count) */
@@ -312,14 +288,11 @@ void cuda_norm_backward(void *stream, element t, const step_args *a, norm_shape 
                  dw, db);
     if (!dx && !dalso)
         return;
-    if (in_fours(s, t,
-                 (uintptr_t)x | (uintptr_t)y | (uintptr_t)dy | (uintptr_t)dx | (uintptr_t)dalso,
-                 (uintptr_t)saved | (uintptr_t)w | (uintptr_t)dw | (uintptr_t)db))
-        BY_ELEMENT(t, LAUNCH((apply_backward<4, T>), blocks_for(count / 4), THREADS, stream, a, s,
-                             count, (const T *)x, (const T *)y, saved, w, (const T *)dy, dw, db,
-                             (T *)dx, add, (T *)dalso, add_also));
-    else
-        BY_ELEMENT(t, LAUNCH((apply_backward<1, T>), blocks_for(count), THREADS, stream, a, s,
-                             count, (const T *)x, (const T *)y, saved, w, (const T *)dy, dw, db,
-                             (T *)dx, add, (T *)dalso, add_also));
+    bool fours = channels_in_fours(
+        s, t, (uintptr_t)x | (uintptr_t)y | (uintptr_t)dy | (uintptr_t)dx | (uintptr_t)dalso,
+        (uintptr_t)saved | (uintptr_t)w | (uintptr_t)dw | (uintptr_t)db);
+    BY_ELEMENT(t,
+               BY_FOURS(fours, LAUNCH((apply_backward<EACH, T>), blocks_for(count / EACH), THREADS,
+                                      stream, a, s, count, (const T *)x, (const T *)y, saved, w,
+                                      (const T *)dy, dw, db, (T *)dx, add, (T *)dalso, add_also)));
 }

@@ -66,48 +66,68 @@ static __device__ float derivative(int kind, float slope, float x)
     }
 }
 
-template <class T>
+template <int EACH, class T>
 static __global__ void activation_forward(int kind, float slope, size_t count, const T *x, T *y)
 {
-    FOR_EACH(i, count)
-    put(&y[i], activate(kind, slope, to_float(x[i])));
+    FOR_EACH(k, count / EACH)
+    {
+        pack<T, EACH> in = take<EACH>(x, k * EACH);
+        pack<float, EACH> out;
+        for (int j = 0; j < EACH; j++)
+            out.at[j] = activate(kind, slope, to_float(in.at[j]));
+        give<EACH>(y, k * EACH, out, false);
+    }
 }
 
 void cuda_activation_forward(void *stream, element t, int kind, float slope, size_t count,
                              const void *x, void *y)
 {
-    BY_ELEMENT(t, LAUNCH(activation_forward<T>, blocks_for(count), THREADS, stream, kind, slope,
-                         count, (const T *)x, (T *)y));
+    bool fours = in_fours(count, element_bytes(t), (uintptr_t)x | (uintptr_t)y);
+    BY_ELEMENT(t,
+               BY_FOURS(fours, LAUNCH((activation_forward<EACH, T>), blocks_for(count / EACH),
+                                      THREADS, stream, kind, slope, count, (const T *)x, (T *)y)));
 }
 
-template <class T>
+template <int EACH, class T>
 static __global__ void activation_backward(int kind, float slope, size_t count, const T *x,
                                            const T *dy, T *dx, bool add)
 {
-    FOR_EACH(i, count)
-    put_or_add(&dx[i], to_float(dy[i]) * derivative(kind, slope, to_float(x[i])), add);
+    FOR_EACH(k, count / EACH)
+    {
+        pack<T, EACH> in = take<EACH>(x, k * EACH), sent = take<EACH>(dy, k * EACH);
+        pack<float, EACH> out;
+        for (int j = 0; j < EACH; j++)
+            out.at[j] = to_float(sent.at[j]) * derivative(kind, slope, to_float(in.at[j]));
+        give<EACH>(dx, k * EACH, out, add);
+    }
 }
 
 void cuda_activation_backward(void *stream, element t, int kind, float slope, size_t count,
                               const void *x, const void *dy, void *dx, bool add)
 {
-    BY_ELEMENT(t, LAUNCH(activation_backward<T>, blocks_for(count), THREADS, stream, kind, slope,
-                         count, (const T *)x, (const T *)dy, (T *)dx, add));
+    bool fours = in_fours(count, element_bytes(t), (uintptr_t)x | (uintptr_t)dy | (uintptr_t)dx);
+    BY_ELEMENT(t, BY_FOURS(fours, LAUNCH((activation_backward<EACH, T>), blocks_for(count / EACH),
+                                         THREADS, stream, kind, slope, count, (const T *)x,
+                                         (const T *)dy, (T *)dx, add)));
 }
 
-template <class T> static __global__ void relu_mask(size_t count, const T *y, T *dy)
+/* What passes is not touched. */
+template <int EACH, class T> static __global__ void relu_mask(size_t count, const T *y, T *dy)
 {
-    FOR_EACH(i, count)
+    FOR_EACH(k, count / EACH)
     {
-        if (!(to_float(y[i]) > 0))
-            put(&dy[i], 0.0f);
+        pack<T, EACH> out = take<EACH>(y, k * EACH);
+        for (int j = 0; j < EACH; j++)
+            if (!(to_float(out.at[j]) > 0))
+                put(&dy[k * EACH + (size_t)j], 0.0f);
     }
 }
 
 void cuda_relu_mask(void *stream, element t, size_t count, const void *y, void *dy)
 {
-    BY_ELEMENT(t, LAUNCH(relu_mask<T>, blocks_for(count), THREADS, stream, count, (const T *)y,
-                         (T *)dy));
+    bool fours = in_fours(count, element_bytes(t), (uintptr_t)y);
+    BY_ELEMENT(t, BY_FOURS(fours, LAUNCH((relu_mask<EACH, T>), blocks_for(count / EACH), THREADS,
+                                         stream, count, (const T *)y, (T *)dy)));
 }
 
 /* ---- sums and products of two ---------------------------------------------------------------- */
@@ -119,36 +139,57 @@ static __device__ size_t shared_at(size_t i, int C, int HW)
     return (size_t)divide(channel.times, HW).times * (size_t)C + channel.rest;
 }
 
-template <class T>
+template <int EACH, class T>
 static __global__ void pair_forward(bool multiply, bool relu, bool broadcast, size_t count, int C,
                                     int HW, const T *a, const T *b, T *y)
 {
-    FOR_EACH(i, count)
+    FOR_EACH(k, count / EACH)
     {
-        float left = to_float(a[i]), right = to_float(b[broadcast ? shared_at(i, C, HW) : i]);
-        float value = multiply ? left * right : left + right;
-        put(&y[i], relu && value < 0 ? 0.0f : value);
+        size_t i = k * EACH;
+        pack<T, EACH> left = take<EACH>(a, i),
+                      right = take<EACH>(b, broadcast ? shared_at(i, C, HW) : i);
+        pack<float, EACH> out;
+        for (int j = 0; j < EACH; j++) {
+            float x = to_float(left.at[j]), z = to_float(right.at[j]);
+            float value = multiply ? x * z : x + z;
+            out.at[j] = relu && value < 0 ? 0.0f : value;
+        }
+        give<EACH>(y, i, out, false);
     }
+}
+
+/* Of a (cap, C) tensor four values are side by side where they are of four channels. */
+static bool pair_in_fours(size_t count, element t, bool broadcast, int C, uintptr_t addresses)
+{
+    return in_fours(broadcast ? (size_t)C : count, element_bytes(t), addresses);
 }
 
 void cuda_pair_forward(void *stream, element t, bool multiply, bool relu, bool broadcast, int cap,
                        int C, int HW, const void *a, const void *b, void *y)
 {
     size_t count = (size_t)cap * (size_t)C * (size_t)HW;
-    BY_ELEMENT(t, LAUNCH(pair_forward<T>, blocks_for(count), THREADS, stream, multiply, relu,
-                         broadcast, count, C, HW, (const T *)a, (const T *)b, (T *)y));
+    bool fours = pair_in_fours(count, t, broadcast, C, (uintptr_t)a | (uintptr_t)b | (uintptr_t)y);
+    BY_ELEMENT(t, BY_FOURS(fours, LAUNCH((pair_forward<EACH, T>), blocks_for(count / EACH), THREADS,
+                                         stream, multiply, relu, broadcast, count, C, HW,
+                                         (const T *)a, (const T *)b, (T *)y)));
 }
 
-template <class T>
+template <int EACH, class T>
 static __global__ void pair_backward(bool multiply, bool broadcast, size_t count, int C, int HW,
                                      const T *other, const T *dy, T *dx, bool add)
 {
-    FOR_EACH(i, count)
+    FOR_EACH(k, count / EACH)
     {
-        float value = to_float(dy[i]);
+        size_t i = k * EACH;
+        pack<T, EACH> sent = take<EACH>(dy, i), factor = sent;
         if (multiply)
-            value *= to_float(other[broadcast ? shared_at(i, C, HW) : i]);
-        put_or_add(&dx[i], value, add);
+            factor = take<EACH>(other, broadcast ? shared_at(i, C, HW) : i);
+        pack<float, EACH> out;
+        for (int j = 0; j < EACH; j++) {
+            float value = to_float(sent.at[j]);
+            out.at[j] = multiply ? value * to_float(factor.at[j]) : value;
+        }
+        give<EACH>(dx, i, out, add);
     }
 }
 
@@ -156,9 +197,11 @@ void cuda_pair_backward(void *stream, element t, bool multiply, bool other_broad
                         int C, int HW, const void *other, const void *dy, void *dx, bool add)
 {
     size_t count = (size_t)cap * (size_t)C * (size_t)HW;
-    BY_ELEMENT(t, LAUNCH(pair_backward<T>, blocks_for(count), THREADS, stream, multiply,
-                         other_broadcast, count, C, HW, (const T *)other, (const T *)dy, (T *)dx,
-                         add));
+    bool fours = pair_in_fours(count, t, other_broadcast, C,
+                               (uintptr_t)other | (uintptr_t)dy | (uintptr_t)dx);
+    BY_ELEMENT(t, BY_FOURS(fours, LAUNCH((pair_backward<EACH, T>), blocks_for(count / EACH),
+                                         THREADS, stream, multiply, other_broadcast, count, C, HW,
+                                         (const T *)other, (const T *)dy, (T *)dx, add)));
 }
 
 /* A thread a channel and sample: neighbours read neighbouring channels. */
