@@ -53,7 +53,8 @@ static __device__ void move_row(augmentation g, motion m, const void *share, siz
     int size = g.c * g.h * g.w;
     const T *from = (const T *)share + row * (size_t)size;
     T *to = (T *)batch + i * (size_t)size;
-    for (int j = (int)threadIdx.x; j < size; j += (int)blockDim.x) {
+    for (int j = (int)(blockIdx.y * blockDim.x + threadIdx.x); j < size;
+         j += (int)(gridDim.y * blockDim.x)) {
         int x = j % g.w, y = j / g.w % g.h, c = j / (g.w * g.h);
         int from_x = (m.mirror ? g.w - 1 - x : x) + m.dx, from_y = y + m.dy;
         bool inside = from_x >= 0 && from_x < g.w && from_y >= 0 && from_y < g.h;
@@ -61,7 +62,10 @@ static __device__ void move_row(augmentation g, motion m, const void *share, siz
     }
 }
 
-/* A block a sample: every thread draws the same numbers for it. */
+/* Some blocks a sample: every thread draws the same numbers for it, and moves few of its values,
+ * because it waits for each. */
+enum { VALUES_EACH = 4, SHARES_MAX = 64 };
+
 static __global__ void gather(const step_args *a, augmentation g, int outputs, cuda_rows share,
                               const uint32_t *order, cuda_rows batch)
 {
@@ -79,6 +83,8 @@ static __global__ void gather(const step_args *a, augmentation g, int outputs, c
         move_row<uint8_t>(g, m, share.x, row, batch.x, (size_t)i);
     else
         move_row<uint32_t>(g, m, share.x, row, batch.x, (size_t)i);
+    if (blockIdx.y > 0)
+        return;
     for (int j = (int)threadIdx.x; j < outputs; j += (int)blockDim.x)
         batch.targets[(size_t)i * (size_t)outputs + (size_t)j] =
             share.targets[(size_t)row * (size_t)outputs + (size_t)j];
@@ -92,7 +98,9 @@ static __global__ void gather(const step_args *a, augmentation g, int outputs, c
 void cuda_gather(void *stream, const step_args *a, augmentation g, int cap, int outputs,
                  cuda_rows share, const uint32_t *order, cuda_rows batch)
 {
-    LAUNCH(gather, (unsigned)cap, 128, stream, a, g, outputs, share, order, batch);
+    int shares = (g.c * g.h * g.w - 1) / (VALUES_EACH * THREADS) + 1;
+    dim3 grid((unsigned)cap, (unsigned)(shares < SHARES_MAX ? shares : SHARES_MAX));
+    LAUNCH(gather, grid, THREADS, stream, a, g, outputs, share, order, batch);
 }
 
 static __global__ void next_step(step_args *a, const step_args *steps, int64_t *number)

@@ -535,7 +535,7 @@ TEST(optimizers_are_the_hosts)
 
 /* ---- a share on the device ------------------------------------------------------------------- */
 
-enum { ROWS = 12, TAKEN = 5, C = 3, H = 6, W = 7, SAMPLE = C * H * W };
+enum { ROWS = 12, TAKEN = 5, C = 3, H = 20, W = 19, SAMPLE = C * H * W }; /* of two blocks */
 
 static void compare_gather(transform t, bool uint8, int outputs)
 {
