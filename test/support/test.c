@@ -9,11 +9,17 @@
 #include <unistd.h>
 
 static test_case *first, **last = &first;
+static const test_case *running;
 
 void test_register(test_case *c)
 {
     *last = c;
     last = &c->next;
+}
+
+const char *test_name(void)
+{
+    return running->name;
 }
 
 void test_fail(const char *file, int line, const char *fmt, ...)
@@ -74,6 +80,7 @@ void test_at_end(void (*run)(void))
 
 static void run_case(const test_case *c)
 {
+    running = c;
     c->run();
     if (at_end)
         at_end();

@@ -23,6 +23,7 @@ typedef struct test_case {
 } test_case;
 
 void test_register(test_case *c);
+const char *test_name(void); /* of the case that runs: by which one function may be several cases */
 void test_fail(const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 3, 4), noreturn));
 void test_skip(const char *reason) __attribute__((noreturn)); /* says what was left out, and why */
