@@ -1,14 +1,15 @@
 /* bench_gpu.c: our side of `make bench-gpu`; bench_gpu.py drives it beside PyTorch.
  *
- *   bench_gpu gpu                                    the device's name
+ *   bench_gpu gpu                                    the device
  *   bench_gpu step MODEL BATCH PRECISION [N]         N functions (threads, a stream each) of that
  *   bench_gpu share MODEL BATCH PRECISION            one function, its samples on the device
  *   bench_gpu start MODEL BATCH PRECISION            a warm process from its model to its first batch
  *   bench_gpu merge MODELS FLOATS                    averaging beside a plain copy
  *   bench_gpu watch                                  what the GPU does until the input ends
  *
- * Writes one line of numbers. step: median microseconds a step of one function, samples a second of
- * all, then as watch; share: the first two. start: milliseconds of making the process warm, of
+ * gpu: its name, then after a | the libraries and which kernels of ours there are. The others write
+ * one line of numbers. step: median microseconds a step of one function, samples a second of all,
+ * then as watch; share: the first two. start: milliseconds of making the process warm, of
  * compiling the model, of the first batch, and of these two together. merge: bytes a second moved by
  * the merge and by a copy. watch: the GPU's utilisation in percent and its watts, means over time,
  * and the most MiB taken, all of NVML's and -1 where it does not tell. Exit status 77: no GPU. */
@@ -21,7 +22,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cleanup.h"
 #include "cuda/cuda_memory.h"
+#include "cuda/cuda_program.h"
 #include "cuda/driver.h"
 #include "engine.h"
 #include "host_share.h"
@@ -31,11 +34,17 @@
 
 enum { FUNCTIONS_MAX = 64, ROUNDS = 9, CLASSES = 10, SAMPLE_MS = 20 };
 #ifdef ON_SHIM /* where nothing is to be learnt from how long it takes */
-enum { WARM_STEPS = 1, STEPS_EACH = 1, ROUND_US = 1, SETTLING_US = 0 };
+enum { WARM_STEPS = 1, STEPS_EACH = 1, ROUND_US = 1, SETTLING_US = 0, MERGES_EACH = 1 };
 #else
-/* NVML tells of the last second or less: what is measured lasts some of them, and the first does not
- * count. */
-enum { WARM_STEPS = 20, STEPS_EACH = 50, ROUND_US = 400000, SETTLING_US = 1000000 };
+/* NVML tells of the last second or less: what is measured lasts some of them, and the first does
+ * not count. */
+enum {
+    WARM_STEPS = 20,
+    STEPS_EACH = 50,
+    ROUND_US = 400000,
+    SETTLING_US = 1000000,
+    MERGES_EACH = 50
+};
 #endif
 
 static int fail(const err *e)
@@ -69,9 +78,10 @@ typedef struct watch {
 static void watch_begin(watch *w)
 {
     err ignored = ERR_INIT;
-    *w = (watch){.begin_us = now_us()};
+    *w = (watch){0};
     if (nvml_open(&w->gpu, &ignored))
         w->gpu = NULL;
+    w->begin_us = now_us(); /* opening takes its time */
 }
 
 static void watch_sample(watch *w)
@@ -278,12 +288,23 @@ static int bench_step(int argc, char **argv)
             return fail(&e);                                                                       \
     } while (0)
 
+/* Microseconds a step, of as many calls as last a round. */
+static int time_calls(engine *m, const backend_steps *s, int calls, double *us, err *e)
+{
+    engine_result r;
+    double begin = now_us();
+    for (int i = 0; i < calls; i++)
+        if (engine_train_share(m, s, &r, e))
+            return -1;
+    *us = (now_us() - begin) / (calls * STEPS_EACH);
+    return 0;
+}
+
 static int bench_share(char **argv)
 {
     err e = ERR_INIT;
     engine_config c;
     engine *m;
-    engine_result r;
     static double lr[STEPS_EACH], rounds[ROUNDS];
     TRY(configure(argv + 2, &c, &e));
     TRY(engine_compile(&c, &m, &e));
@@ -297,6 +318,8 @@ static int bench_share(char **argv)
     rng random;
     rng_init(&random, 1, RNG_TEST, 0, 0);
     rng_permutation(&random, order, rows);
+    for (size_t i = 0; i < rows * shape_count(c.input); i++)
+        x[i] = (uint8_t)rng_u32(&random);
     for (uint32_t i = 0; i < rows; i++) {
         labels[i] = (int32_t)rng_below(&random, CLASSES);
         keys[i] = i;
@@ -305,17 +328,25 @@ static int bench_share(char **argv)
         lr[i] = 0.01;
     host_share host = {
         .x = x, .sample_bytes = shape_count(c.input), .labels = labels, .keys = keys};
-    backend_share share = {.rows = rows, .rows_each = rows, .type = INPUT_UINT8,
-                           .reader = {host_share_read, &host}, .flip = true, .crop = 4};
-    TRY(engine_share(m, &share, &e));
+    static const float scale[3] = {1 / 255.0f, 1 / 255.0f, 1 / 255.0f}, shift[3];
+    backend_share samples = {.rows = rows,
+                           .rows_each = rows,
+                           .type = INPUT_UINT8,
+                           .reader = {host_share_read, &host},
+                           .scale = scale,
+                           .shift = shift,
+                           .flip = true,
+                           .crop = 4};
+    TRY(engine_share(m, &samples, &e));
     TRY(engine_bring(m, order, rows, &e));
     backend_steps steps = {.order = order, .rows = rows, .batch = c.batch, .lr = lr};
-    TRY(engine_train_share(m, &steps, &r, &e));
-    for (int i = 0; i < ROUNDS; i++) {
-        double begin = now_us();
-        TRY(engine_train_share(m, &steps, &r, &e));
-        rounds[i] = (now_us() - begin) / STEPS_EACH;
-    }
+    double warm;
+    TRY(time_calls(m, &steps, 1, &warm, &e));
+    TRY(time_calls(m, &steps, 1, &warm, &e));
+    int calls = 1 + (int)(ROUND_US / (warm * STEPS_EACH));
+    TRY(time_calls(m, &steps, calls, &warm, &e)); /* clocks rise while something runs */
+    for (int i = 0; i < ROUNDS; i++)
+        TRY(time_calls(m, &steps, calls, &rounds[i], &e));
     qsort(rounds, ROUNDS, sizeof *rounds, compare);
     printf("%.2f %.1f\n", rounds[ROUNDS / 2], c.batch / rounds[ROUNDS / 2] * 1e6);
     engine_free(m);
@@ -355,49 +386,93 @@ static int bench_start(char **argv)
 
 /* ---- averaging ------------------------------------------------------------------------------- */
 
+/* What is averaged, and where to; random, as zeros may be faster than life. */
+typedef struct merging {
+    device *dev;
+    int models;
+    size_t floats;
+    void *in[CUDA_MERGE_MAX], *out, *finite;
+    double weight[CUDA_MERGE_MAX];
+} merging;
+
+static int fill_models(merging *g, err *e)
+{
+    size_t bytes = g->floats * sizeof(float);
+    cleanup_free float *drawn = malloc(bytes);
+    rng r;
+    rng_init(&r, 1, RNG_TEST, 0, 0);
+    if (!drawn)
+        return err_set(e, ERR_NOMEM, "no memory for a model");
+    for (size_t i = 0; i < g->floats; i++)
+        drawn[i] = rng_uniform(&r);
+    for (int k = 0; k < g->models; k++) {
+        if (cuda_memory_take(cuda_driver, g->dev, bytes, "a model", &g->in[k], e) ||
+            cuda_driver->copy(g->dev, g->in[k], drawn, bytes, COPY_IN, e) ||
+            cuda_driver->wait(g->dev, e))
+            return -1;
+        g->weight[k] = 1.0 / g->models;
+    }
+    return cuda_memory_take(cuda_driver, g->dev, bytes, "the mean", &g->out, e) ||
+                   cuda_memory_take(cuda_driver, g->dev, 256, "a flag", &g->finite, e)
+               ? -1
+               : 0;
+}
+
+/* Every model once to the mean's place. */
+static int copy_models(const merging *g, err *e)
+{
+    for (int k = 0; k < g->models; k++)
+        if (cuda_driver->copy(g->dev, g->out, g->in[k], g->floats * sizeof(float), COPY_WITHIN, e))
+            return -1;
+    return 0;
+}
+
+static int merge_models(const merging *g, err *e)
+{
+    (void)e;
+    cuda_merge(cuda_driver->stream(g->dev), g->models, (const float *const *)(const void *)g->in,
+               g->weight, g->floats, g->out, g->finite);
+    return 0;
+}
+
+/* Microseconds of each, of MERGES_EACH in a row. */
+static int time_merging(const merging *g, int (*f)(const merging *g, err *e), double *us, err *e)
+{
+    float all;
+    if (cuda_driver->mark(g->dev, 0, e))
+        return -1;
+    for (int i = 0; i < MERGES_EACH; i++)
+        if (f(g, e))
+            return -1;
+    if (cuda_driver->mark(g->dev, 1, e) || cuda_driver->elapsed(g->dev, &all, e))
+        return -1;
+    *us = (double)all / MERGES_EACH;
+    return 0;
+}
+
 static int bench_merge(char **argv)
 {
     err e = ERR_INIT;
-    const driver *d = cuda_driver;
-    device *dev;
-    int models = atoi(argv[2]);
-    size_t floats = (size_t)atoll(argv[3]), bytes = floats * sizeof(float);
-    if (models < 1 || models > CUDA_MERGE_MAX || floats < 1)
+    merging g = {.models = atoi(argv[2]), .floats = (size_t)atoll(argv[3])};
+    double merged[ROUNDS], copied[ROUNDS], bytes = (double)g.floats * sizeof(float);
+    if (g.models < 1 || g.models > CUDA_MERGE_MAX || g.floats < 1)
         return err_set(&e, ERR_INVALID, "a wrong number of models or floats"), fail(&e);
-    void *in[CUDA_MERGE_MAX], *out, *finite;
-    double weight[CUDA_MERGE_MAX];
-    TRY(d->open(0, &dev, &e));
-    for (int k = 0; k < models; k++) {
-        TRY(cuda_memory_take(d, dev, bytes, "a model", &in[k], &e));
-        TRY(d->zero(dev, in[k], bytes, &e));
-        weight[k] = 1.0 / models;
-    }
-    TRY(cuda_memory_take(d, dev, bytes, "the mean", &out, &e));
-    TRY(cuda_memory_take(d, dev, 256, "a flag", &finite, &e));
-    double merged[ROUNDS], copied[ROUNDS];
-    for (int i = -1; i < ROUNDS; i++) {
-        float us;
-        TRY(d->mark(dev, 0, &e));
-        cuda_merge(d->stream(dev), models, (const float *const *)(void *)in, weight, floats, out,
-                   finite);
-        TRY(d->mark(dev, 1, &e));
-        TRY(d->elapsed(dev, &us, &e));
-        merged[i < 0 ? 0 : i] = (double)(models + 1) * (double)bytes / (double)us * 1e6;
-        TRY(d->mark(dev, 0, &e));
-        for (int k = 0; k < models; k++)
-            TRY(d->copy(dev, out, in[k], bytes, COPY_WITHIN, &e));
-        TRY(d->mark(dev, 1, &e));
-        TRY(d->elapsed(dev, &us, &e));
-        copied[i < 0 ? 0 : i] = 2.0 * models * (double)bytes / (double)us * 1e6;
+    TRY(cuda_driver->open(0, &g.dev, &e));
+    TRY(fill_models(&g, &e));
+    for (int i = -2; i < ROUNDS; i++) { /* two of each for the clocks */
+        int at = i < 0 ? 0 : i;
+        TRY(time_merging(&g, merge_models, &merged[at], &e));
+        TRY(time_merging(&g, copy_models, &copied[at], &e));
     }
     qsort(merged, ROUNDS, sizeof *merged, compare);
     qsort(copied, ROUNDS, sizeof *copied, compare);
-    printf("%.0f %.0f\n", merged[ROUNDS / 2], copied[ROUNDS / 2]);
-    for (int k = 0; k < models; k++)
-        cuda_memory_give(d, dev, in[k], bytes);
-    cuda_memory_give(d, dev, out, bytes);
-    cuda_memory_give(d, dev, finite, 256);
-    d->close(dev);
+    printf("%.0f %.0f\n", (g.models + 1) * bytes / merged[ROUNDS / 2] * 1e6,
+           2 * g.models * bytes / copied[ROUNDS / 2] * 1e6);
+    for (int k = 0; k < g.models; k++)
+        cuda_memory_give(cuda_driver, g.dev, g.in[k], g.floats * sizeof(float));
+    cuda_memory_give(cuda_driver, g.dev, g.out, g.floats * sizeof(float));
+    cuda_memory_give(cuda_driver, g.dev, g.finite, 256);
+    cuda_driver->close(g.dev);
     return 0;
 }
 
@@ -406,9 +481,11 @@ static int print_gpu(void)
     err e = ERR_INIT;
     device *dev;
     device_facts f;
+    char key[KEY_BYTES];
     TRY(cuda_driver->open(0, &dev, &e));
     TRY(cuda_driver->facts(dev, &f, &e));
-    printf("%s|%s\n", f.name, f.libraries);
+    cuda_begin_key(&f, key);
+    printf("%.*s\n", (int)strlen(key) - 1, key); /* without the last | */
     cuda_driver->close(dev);
     return 0;
 }
