@@ -34,13 +34,21 @@
 
 enum { FUNCTIONS_MAX = 64, ROUNDS = 9, CLASSES = 10, SAMPLE_MS = 20 };
 #ifdef ON_SHIM /* where nothing is to be learnt from how long it takes */
-enum { WARM_STEPS = 1, STEPS_EACH = 1, ROUND_US = 1, SETTLING_US = 0, MERGES_EACH = 1 };
+enum {
+    WARM_STEPS = 1,
+    STEPS_LEAST = 1,
+    STEPS_EACH = 1,
+    ROUND_US = 1,
+    SETTLING_US = 0,
+    MERGES_EACH = 1
+};
 #else
 /* NVML tells of the last second or less: what is measured lasts some of them, and the first does
  * not count. */
 enum {
     WARM_STEPS = 20,
-    STEPS_EACH = 50,
+    STEPS_LEAST = 10, /* of a round */
+    STEPS_EACH = 50,  /* of a call over a share */
     ROUND_US = 400000,
     SETTLING_US = 1000000,
     MERGES_EACH = 50
@@ -243,7 +251,7 @@ static int time_functions(function *f, int functions, err *e)
     pthread_barrier_wait(&ready);
     for (int i = 0; i < functions; i++)
         slowest = f[i].warm_us > slowest ? f[i].warm_us : slowest;
-    steps_each = ROUND_US / slowest > STEPS_EACH ? (int)(ROUND_US / slowest) : STEPS_EACH;
+    steps_each = ROUND_US / slowest > STEPS_LEAST ? (int)(ROUND_US / slowest) : STEPS_LEAST;
     watch_begin(&w);
     pthread_barrier_wait(&ready);
     double all_us = watch_functions(f, functions, &w) - w.begin_us;
