@@ -3,6 +3,8 @@
 # GPU_PYTHON to have PyTorch. Results are CSVs in GPU_OUT, named by the GPU.
 
 GPU_OUT      ?= docs/measurements
+# GPU_SECONDS=500, where a command's time is limited: each of the three ends after so many, and goes on when called again.
+GPU_LIMIT     = $(if $(GPU_SECONDS),--seconds $(GPU_SECONDS))
 GPU_CORE     := $(call obj,$(filter-out kernels/backends.c,$(SRC_kernels)) $(CUDA_COMMON) common/clock.c) $(CUDA_OBJECTS) \
                 $(BUILD)/shim/kernels/backends.o
 GPU_TESTS    := $(addprefix $(BUILD)/gpu/test_gpu_,graph_ops graph_engine golden models)
@@ -15,20 +17,20 @@ gpu: ## on a machine with a GPU: check-gpu, bench-gpu and bench-paper-gpu, as fa
 	    $(MAKE) --no-print-directory $$goal || undone="$$undone $$goal"; done; \
 	    ls -l $(GPU_OUT)/gpu-*.csv; [ -z "$$undone" ] || { echo "gpu: failed, or not to be done here:$$undone" >&2; exit 1; }
 
-check-gpu: ## on a machine with a GPU: every op, golden losses, the zoo, caps, sharing, as CSV
+check-gpu: ## on a machine with a GPU: every op, golden losses, the zoo, caps, sharing, as CSV; CHECK="--only zoo" and the like
 	@test/gpu/ready $@
 	+@$(MAKE) --no-print-directory gpu-programs
-	@$(GPU_PYTHON) test/gpu/check_gpu.py $(BUILD)/gpu/bench_gpu $(GPU_OUT) $(GPU_TESTS)
+	@$(GPU_PYTHON) test/gpu/check_gpu.py $(BUILD)/gpu/bench_gpu $(GPU_OUT) $(GPU_TESTS) $(GPU_LIMIT) $(CHECK)
 
 bench-gpu: ## on a machine with a GPU: the engine beside PyTorch (GPU_PYTHON), as CSV; BENCH="--only steps" and the like
 	@test/gpu/ready $@
 	+@$(MAKE) --no-print-directory gpu-programs
-	@$(GPU_PYTHON) test/gpu/bench_gpu.py $(BUILD)/gpu/bench_gpu $(GPU_OUT) $(BENCH)
+	@$(GPU_PYTHON) test/gpu/bench_gpu.py $(BUILD)/gpu/bench_gpu $(GPU_OUT) $(GPU_LIMIT) $(BENCH)
 
 bench-paper-gpu: ## on a machine with a GPU: time to accuracy beside PyTorch DDP (GPU_PYTHON, DATA=folder), as CSV
 	@test/gpu/ready $@
 	+@$(MAKE) --no-print-directory gpu-platform
-	@BUILD=$(BUILD) $(GPU_PYTHON) test/gpu/bench_paper_gpu.py --python $(GPU_PYTHON) --out $(GPU_OUT) $(PAPER)
+	@BUILD=$(BUILD) $(GPU_PYTHON) test/gpu/bench_paper_gpu.py --python $(GPU_PYTHON) --out $(GPU_OUT) $(GPU_LIMIT) $(PAPER)
 
 # What they run. Needs no GPU; what is missing of a toolkit is fetched, and make looks again.
 .PHONY: gpu-platform
@@ -48,7 +50,7 @@ check-cuda: $(GPU_TESTS) $(BUILD)/gpu/bench_gpu
 $(BUILD)/gpu/obj/%.o: test/unit/%.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo '  CC   $< (for a GPU)'
-	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -DTEST_GPU=1 -MMD -MP -c $< -o $@
+	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -DTEST_GPU=1 -DRANDOM_MODELS=60 -MMD -MP -c $< -o $@
 $(BUILD)/gpu/test_gpu_models: $(call obj,test/gpu/test_gpu_models.c test/support/test.c) $(GPU_CORE)
 	$(gpu_link)
 $(BUILD)/gpu/test_gpu_%: $(BUILD)/gpu/obj/test_%.o $(call obj,test/support/test.c) $(GPU_CORE)

@@ -3,33 +3,58 @@
 runs on the tests' own device and NVML: its numbers mean nothing, that they come and where they go is looked at."""
 import contextlib
 import csv
+import io
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 import harness
 from harness import BUILD, ROOT, case, skip
 
 sys.path.insert(0, str(ROOT / "test/gpu"))
 import bench_gpu  # noqa: E402
+import bench_paper_gpu  # noqa: E402
+import results  # noqa: E402
 
 PROGRAM = BUILD / "fakegpu/bin/bench_gpu"
 NVML = BUILD / "testlib/fake-nvml.so"
 CHECKED = """#!/bin/sh
 case $1 in
---list) printf '%s\\n' 'passes 5' 'fails 5' 'is_left_out 5' 'hangs 1' ;;
+--list) printf '%s\\n' 'passes 5' 'fails 5' 'is_left_out 5' 'hangs 1' 'leaves_a_child 5' ;;
 passes) echo fine ;;
 fails) echo 'loss 1.0, on the CPU 2.0'; exit 1 ;;
 is_left_out) echo 'left out: there is one GPU only'; exit 77 ;;
 hangs) exec sleep 60 ;;
+leaves_a_child) sleep 60 & echo $! >${0%/*}/child; exit 1 ;;
 esac
+"""
+# In PyTorch's place: 100 microseconds a step, unless FAKE_PEER says that it fails or hangs.
+PEER = """#!/bin/sh
+[ "$1" = -c ] && exit 0
+echo "a library's words"
+echo ready
+read line
+case $FAKE_PEER in
+fails) echo 'no more memory' >&2; exit 1 ;;
+hangs) exec sleep 60 ;;
+*) sleep 0.5; echo us 100 ;;
+esac
+read line
+exit 0
 """
 
 
 def folder():
     return pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+
+
+def script(path, text):
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
 
 
 def read(path):
@@ -50,40 +75,79 @@ def small():
     yield
 
 
-def bench(out, *words):
-    """The exit status, or the words that are said with a 1."""
-    sys.argv = ["bench_gpu.py", str(PROGRAM), str(out), *words]
+def call(main, *words):
+    """(exit status, what is said on stderr)"""
+    said = io.StringIO()
+    sys.argv = ["script", *map(str, words)]
     try:
-        bench_gpu.main()
+        with contextlib.redirect_stderr(said):
+            main()
     except SystemExit as end:
-        return end.code
-    return 0
+        return end.code, said.getvalue()
+    return 0, said.getvalue()
+
+
+def bench(out, *words):
+    return call(bench_gpu.main, PROGRAM, out, *words)
 
 
 @case(platform=False)
 def every_part_of_the_benchmark_has_its_rows():
     out = folder()
     with small():
-        assert bench(out) == 0
+        assert bench(out)[0] == 0
     rows = read(out / "gpu-fake-bench.csv")
-    ours = [r for r in rows if r["engine"].startswith("kubeml")]
-    assert {(r["part"], r["engine"]) for r in ours} == {
-        ("steps", "kubeml"), ("steps", "kubeml, samples on the device"), ("functions", "kubeml"),
-        ("start", "kubeml, never measured"), ("start", "kubeml"), ("merge", "kubeml")}, rows
-    assert all(r["gpu"] == "fake" and "failed" not in r["goal"] for r in rows), rows
-    together = next(r for r in ours if r["part"] == "functions")
+    assert {(r["part"], r["engine"]) for r in rows} == {
+        ("steps", "kubeml"), ("steps", "kubeml, samples on the device"), ("functions", "kubeml, one alone"),
+        ("functions", "kubeml"), ("start", "kubeml, never measured"), ("start", "kubeml"), ("merge", "kubeml")}, rows
+    assert all(r["gpu"] == "fake" and " own" in r["libraries"] and "failed" not in r["goal"] for r in rows), rows
+    together = next(r for r in rows if (r["part"], r["engine"]) == ("functions", "kubeml"))
     assert (together["gpu_percent"], together["watts"], together["mib"]) == ("40", "123.4", "1024"), together
-    start = next(r for r in ours if (r["part"], r["engine"]) == ("start", "kubeml"))
+    start = next(r for r in rows if (r["part"], r["engine"]) == ("start", "kubeml"))
     assert "of 1000000000 ms: compiling" in start["goal"] and float(start["us_per_step"]) > 0, start
+
+
+@case(platform=False)
+def pytorchs_side_is_beside_ours():
+    out = folder()
+    sys.executable = str(script(out / "python", PEER))
+    with small():
+        status, said = bench(out, "--only", "steps,functions,compiled")
+    rows = {(r["part"], r["engine"]): r for r in read(out / "gpu-fake-bench.csv")}
+    eager, processes = rows["steps", "torch-eager"], rows["functions", "torch-eager processes"]
+    assert (eager["us_per_step"], eager["samples_per_s"], eager["watts"]) == ("100.00", "20000.0", "123.4"), eager
+    assert processes["samples_per_s"] == "40000.0", processes  # of both
+    assert rows["compiled", "torch-compile max-autotune"]["us_per_step"] == "100.00", rows
+    ours = [rows["steps", "kubeml"], rows["steps", "kubeml, samples on the device"]]
+    for row in ours:
+        ratio = 100 / float(row["us_per_step"])
+        assert row["goal"] == f"missed: {ratio:.2f} of 10 times eager", row
+    assert (status, "0 failed, 2 missed" in said) == (1, True), said
+
+
+@case(platform=False)
+def a_peer_that_fails_or_hangs_is_a_row_and_leaves_nobody_behind():
+    out = folder()
+    sys.executable = str(script(out / "python", PEER))
+    bench_gpu.PEER_S = 3
+    with small():
+        for how, words in (("fails", "failed: PyTorch: no more memory"), ("hangs", "failed: PyTorch: no end within 3 s")):
+            os.environ["FAKE_PEER"] = how
+            assert "1 failed" in bench(out, "--only", "functions")[1]
+            row = next(r for r in read(out / "gpu-fake-bench.csv") if r["engine"] == "torch-eager processes")
+            assert row["goal"] == words, row
+    left = subprocess.run(["pgrep", "-f", str(out / "python")], capture_output=True, text=True).stdout
+    assert not left, left
 
 
 @case(platform=False)
 def parts_that_are_not_measured_stay_and_what_fails_has_a_row():
     out = folder()
     with small():
-        assert bench(out, "--only", "merge,start") == 0
+        assert bench(out, "--only", "merge,start")[0] == 0
         bench_gpu.FLOATS = 0
-        assert "1 failed, 0 missed" in bench(out, "--only", "merge")
+        status, said = bench(out, "--only", "merge")
+        assert status == 1 and "1 failed, 0 missed" in said, said
     rows = read(out / "gpu-fake-bench.csv")
     assert [r["part"] for r in rows] == ["start", "start", "merge"], rows
     assert "failed: " in rows[2]["goal"] and "wrong number" in rows[2]["goal"], rows
@@ -94,25 +158,148 @@ def a_goal_that_is_missed_is_said_and_counts():
     out = folder()
     with small():
         bench_gpu.START_GOAL_MS, bench_gpu.TOGETHER_GOAL = 0, 10**9
-        assert "0 failed, 2 missed" in bench(out, "--only", "start,functions,merge")
+        status, said = bench(out, "--only", "start,functions,merge")
+        assert status == 1 and "0 failed, 2 missed" in said, said
     missed = {(r["part"], r["engine"]) for r in read(out / "gpu-fake-bench.csv") if r["goal"].startswith("missed: ")}
     assert missed == {("start", "kubeml"), ("functions", "kubeml")}, missed
 
 
 @case(platform=False)
+def a_benchmark_with_little_time_goes_on_where_it_ended():
+    out = folder()
+    path = out / "gpu-fake-bench.csv"
+    with small():
+        assert bench(out, "--only", "merge,start", "--seconds", "0.01") == (75, mention("merge"))
+        assert bench(out, "--only", "merge", "--seconds", "60")[0] == 0
+        merged = read(path)
+        assert bench(out, "--only", "merge,start", "--seconds", "60")[0] == 0
+        whole = read(path)
+        assert whole[:1] == merged and len(whole) == 3, whole
+        assert bench(out, "--only", "merge,start", "--seconds", "60")[0] == 0 and read(path) == whole
+        # What failed stays until it is asked for; what other kernels did is measured again.
+        rows = [{**whole[0], "goal": "failed: it was a Monday"}, {**whole[1], "libraries": "others"}, whole[2]]
+        table = results.Results(path, bench_gpu.COLUMNS, bench_gpu.KEY)
+        table.rows = rows
+        table.write()
+        assert bench(out, "--only", "merge,start", "--seconds", "60")[0] == 1
+        now = read(path)
+        assert now[0] == rows[0] and now[1] == rows[2] and now[2]["libraries"] == whole[0]["libraries"], now
+        assert bench(out, "--only", "merge,start", "--seconds", "60", "--again")[0] == 0
+        assert len(read(path)) == 3 and all("failed" not in r["goal"] for r in read(path))
+        assert bench(out, "--only", "functions", "--seconds", "60")[0] == 0
+    assert (out / "gpu-fake-bench.algorithms").exists()
+
+
+def mention(part):
+    return f"bench-gpu: 0 failed, 0 missed their goal; the time was over in {part}: the same command goes on\n"
+
+
+@case(platform=False)
 def every_case_of_the_check_has_a_row():
     out = folder()
-    program = out / "test_it"
-    program.write_text(CHECKED)
-    program.chmod(0o755)
+    program = script(out / "test_it", CHECKED)
+    begin = time.monotonic()
     with small():
-        done = subprocess.run([sys.executable, str(ROOT / "test/gpu/check_gpu.py"), str(PROGRAM), str(out), str(program)],
-                              capture_output=True, text=True)
-    assert done.returncode == 1, done.stdout + done.stderr
-    rows = {r["case"]: r for r in read(out / "gpu-fake-check.csv")}
-    assert {name: r["result"] for name, r in rows.items()} == {
-        "passes": "passed", "fails": "failed", "is_left_out": "left out", "hangs": "failed"}, rows
-    assert "on the CPU 2.0" in rows["fails"]["words"] and "no end within 4 s" in rows["hangs"]["words"], rows
+        done = check(out, program)
+        assert done.returncode == 1, done.stdout + done.stderr
+        rows = {r["case"]: r for r in read(out / "gpu-fake-check.csv")}
+        assert {name: r["result"] for name, r in rows.items()} == {
+            "passes": "passed", "fails": "failed", "is_left_out": "left out", "hangs": "failed", "leaves_a_child": "failed"}, rows
+        assert "on the CPU 2.0" in rows["fails"]["words"] and "no end within 4 s" in rows["hangs"]["words"], rows
+        assert time.monotonic() - begin < 50 and not pathlib.Path("/proc", (out / "child").read_text().strip()).exists()
+        # One alone, the others' rows stay.
+        program.write_text(CHECKED.replace("exit 1", "exit 0"))
+        assert check(out, program, "--only", "it:fails").returncode == 0
+        now = {r["case"]: r["result"] for r in read(out / "gpu-fake-check.csv")}
+        assert now == {**{name: r["result"] for name, r in rows.items()}, "fails": "passed"}, now
+
+
+def check(out, program, *words):
+    return subprocess.run([sys.executable, str(ROOT / "test/gpu/check_gpu.py"), str(PROGRAM), str(out), str(program), *words],
+                          capture_output=True, text=True)
+
+
+@case(platform=False)
+def a_check_with_little_time_goes_on_where_it_ended():
+    out = folder()
+    program = script(out / "test_it", CHECKED.replace("exec sleep 60", "sleep 2; echo $$ >>${0%/*}/ran"))
+    with small():
+        begun = check(out, program, "--seconds", "1.5", "--only", "hangs,passes")
+        assert begun.returncode == 75 and "cases are not run yet" in begun.stderr, begun.stdout + begun.stderr
+        assert "hangs" not in {r["case"] for r in read(out / "gpu-fake-check.csv")} and not (out / "ran").exists()
+        assert check(out, program, "--seconds", "60").returncode == 1
+        whole = read(out / "gpu-fake-check.csv")
+        assert len(whole) == 5 and len((out / "ran").read_text().split()) == 1, whole
+        assert check(out, program, "--seconds", "60").returncode == 1 and read(out / "gpu-fake-check.csv") == whole
+        program.write_text(CHECKED.replace("exit 1", "exit 0"))
+        assert check(out, program, "--seconds", "60", "--again").returncode == 0
+        assert len((out / "ran").read_text().split()) == 1
+
+
+# ---- the paper's figures -------------------------------------------------------------------------
+
+
+def paper(out, *words):
+    return call(bench_paper_gpu.main, "--device", "cpu", "--out", out, "--functions", "1,2", "--seeds", "1", *words)
+
+
+@contextlib.contextmanager
+def invented(seconds):
+    """Runs that take what `seconds(side, model, batch, functions)` says; None: they do not come there."""
+    def told(side, model, batch, functions):
+        begun.append((side, model, batch, functions))
+        took = seconds(side, model, batch, functions)
+        if took == "fails":
+            raise results.Failed("no more memory")
+        return took, 7
+    begun = []
+    bench_paper_gpu.missing = lambda o: setattr(o, "left_out", {}) or []
+    bench_paper_gpu.has_peer = lambda o: True
+    bench_paper_gpu.data_files = lambda o, figure, folder: {}
+    bench_paper_gpu.ours = lambda o, clock, folder, files, model, zoo, goal, lr, batch, functions, seed, epochs: (
+        clock.left(1), told("kubeml", model, batch, functions))[1]
+    bench_paper_gpu.theirs = lambda o, clock, files, model, goal, lr, batch, seed, epochs: (
+        clock.left(1), told("ddp", model, batch, None))[1]
+    yield begun
+
+
+def verdicts(out):
+    return {(r["model"], r["local_batch"], r["seed"]): (r["functions_or_gpus"], r["times_ddp"], r["words"])
+            for r in read(out / "gpu-none-paper-try.csv") if not r["seed"].isdigit() and r["times_ddp"]}
+
+
+@case(platform=False)
+def the_papers_numbers_are_to_be_passed():
+    def seconds(side, model, batch, functions):
+        if side == "ddp":
+            return None if (model, batch) == ("lenet", 32) else 28.0 + batch
+        return {"lenet": {1: 30, 2: 16}, "resnet34": {1: 15.0, 2: None}}[model][functions]
+    out = folder()
+    with invented(seconds):
+        status, said = paper(out, "--batches", "16,32")
+    assert verdicts(out) == {
+        ("lenet", "16", "middle of 1"): ("2", "2.75", "missed"),  # it is to be passed
+        ("lenet", "32", "middle of 1"): ("2", "inf", "ahead"),
+        ("lenet", "16 and 16", "best"): ("2", "2.75", ""),
+        ("resnet34", "16", "middle of 1"): ("1", "2.93", ""),
+        ("resnet34", "32", "middle of 1"): ("1", "4.00", "ahead"),
+        ("resnet34", "32 and 16", "best"): ("1", "2.93", "ahead")}, verdicts(out)
+    assert (status, "0 failed, 1 missed" in said) == (1, True), said
+
+
+@case(platform=False)
+def runs_that_are_known_are_not_run_again():
+    out = folder()
+    words = ("--figures", "4", "--batches", "32", "--seconds", "60")
+    with invented(lambda side, *_: "fails" if side == "ddp" else 5.0) as begun:
+        assert paper(out, "--figures", "4", "--batches", "32", "--seconds", "0.000001")[0] == 75 and not begun
+        status, said = paper(out, *words)
+        assert status == 1 and "1 failed" in said and len(begun) == 3, (said, begun)
+    with invented(lambda *_: 40.0) as begun:
+        assert paper(out, *words)[0] == 1 and not begun, begun
+        assert paper(out, *words, "--again")[0] == 0 and begun == [("ddp", "resnet34", 32, None)], begun
+        assert verdicts(out)["resnet34", "32", "middle of 1"] == ("1", "8.00", "ahead"), verdicts(out)
+        assert paper(out, *words[:4])[0] == 1 and len(begun) == 4, begun
 
 
 @case(platform=False)

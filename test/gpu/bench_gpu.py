@@ -1,25 +1,28 @@
 """make bench-gpu: our engine beside PyTorch, eager and compiled, on one GPU; a CSV named by the GPU.
 
 Both sides run in turns within one session of this script, in the same precision, each in a process of
-its own; a number is the median over 9 rounds of 50 steps or 0.4 s. Batches are the same fixed random
-floats, with SGD and momentum; PyTorch's own models stand beside ours layer by layer. Without PyTorch only
-our side is measured, and the CSV says so by leaving the others out. Utilisation, watts and memory are
-NVML's, over the run. Every row is written when it is known; what fails has a row that says why, and what
-misses its goal says so in its row: the exit status is then 1. Exit status 77: there is no GPU.
+its own; a number is the median over 9 rounds of 10 steps or 0.4 s, whichever is more. Batches are the same fixed random
+samples, with SGD and momentum; PyTorch's own models stand beside ours layer by layer, in whichever of its memory layouts
+is the faster, with its fused optimizer and cudnn.benchmark. Ours is measured with every batch given from the host, and with
+the samples on the device, where PyTorch's lie too. Without PyTorch only our side is measured, and the CSV says so by leaving
+the others out. Utilisation, watts and memory are NVML's, over the run. Every row is written when it is known; what fails has
+a row that says why, and what misses its goal says so in its row: the exit status is then 1. What takes the longest and has no
+goal, torch.compile, comes last. Exit status 75: --seconds are over, the same command goes on; 77: there is no GPU.
 """
 import argparse
-import contextlib
-import csv
 import os
 import pathlib
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
-STEPS, ROUNDS, ROUND_S, WARM = 50, 9, 0.4, 20
+import results
+from results import Clock, Failed, OutOfTime
+
+STEPS, ROUNDS, ROUND_S, WARM = 10, 9, 0.4, 20
 # model, batches, precisions, how many times as fast as eager it is to be, by batch
 WORK = [
     ("lenet5", [16, 32, 64], ["fp32"], {16: 10, 32: 10, 64: 10}),
@@ -30,47 +33,13 @@ FLOATS = 21_300_000
 STARTS = 9  # processes
 # FUNCTIONS together, in times one alone and in times as many processes of PyTorch; averaging, in times copying
 TOGETHER_GOAL, PROCESSES_GOAL, START_GOAL_MS, MERGE_GOAL = 3, 8, 50, 0.8
-COLUMNS = ("gpu libraries part work batch precision engine us_per_step samples_per_s gpu_percent watts mib "
-           "goal").split()
-
-
-class Failed(Exception):
-    pass
-
-
-def ours(program, *args, **environment):
-    done = subprocess.run([program, *map(str, args)], capture_output=True, text=True, timeout=1800,
-                          env={**os.environ, **environment})
-    if done.returncode:
-        words = done.stderr.strip().splitlines()
-        raise Failed(words[-1] if words else f"{args[0]}: status {done.returncode}")
-    return done.stdout.strip()
+OURS_S, PEER_S = 180, 300  # what one measurement may take
+KEY = "gpu libraries part work batch precision engine".split()
+COLUMNS = KEY + "us_per_step samples_per_s gpu_percent watts mib goal".split()
 
 
 def numbers(text):
     return [float(word) for word in text.split()]
-
-
-def find_gpu(program, what):
-    """(name, libraries), or the end, with the reason."""
-    done = subprocess.run([program, "gpu"], capture_output=True, text=True, timeout=120)
-    if done.returncode:
-        print(f"{what}: {done.stderr.strip()}", file=sys.stderr)
-        sys.exit(77 if done.returncode == 77 else 1)
-    return done.stdout.strip().split("|")
-
-
-@contextlib.contextmanager
-def new_cache():
-    """What was measured for another version of our kernels is not taken; the processes of one run tell each other."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["KUBEML_CUDA_CACHE"] = f"{folder}/algorithms"
-        yield
-
-
-def csv_path(folder, gpu, what):
-    """gpu-nvidia-h200-bench.csv"""
-    return folder / f"gpu-{re.sub('[^a-z0-9]+', '-', gpu.lower()).strip('-')}-{what}.csv"
 
 
 # ---- PyTorch -------------------------------------------------------------------------------------
@@ -113,28 +82,37 @@ def resnet34(torch):
     return nn.Sequential(*layers), (3, 32, 32)
 
 
-def torch_step(name, batch, precision, compiled):
-    """Microseconds a step: run in a process of its own (main's "peer")."""
-    import torch
+def torch_steps(torch, name, batch, precision, layout, mode):
+    """A function that trains one step; mode: eager, or torch.compile's."""
     torch.manual_seed(1)
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.benchmark = True
     model, shape = {"lenet5": lenet5, "resnet34": resnet34}[name](torch)
-    model = model.cuda().to(memory_format=torch.channels_last)
-    run = torch.compile(model, mode="max-autotune") if compiled else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    x = torch.rand(batch, *shape, device="cuda").to(memory_format=torch.channels_last)
+    model = model.cuda().to(memory_format=layout)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    x = torch.rand(batch, *shape, device="cuda").to(memory_format=layout)
     labels = torch.randint(0, 10, (batch,), device="cuda")
+
+    def loss_of(samples, wanted):
+        return torch.nn.functional.cross_entropy(model(samples), wanted)
+    run = loss_of if mode == "eager" else torch.compile(loss_of, mode=mode)
 
     def step():
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-            loss = torch.nn.functional.cross_entropy(run(x), labels)
+            loss = run(x, labels)
         loss.backward()
         optimizer.step()
+    return step
 
-    def time_steps(count):
+
+def torch_peer(name, batch, precision, mode):
+    """Run in a process of its own (main's "peer"): says "ready", waits for a line, says the microseconds of a step, and stays
+    until its input ends, so that those who share the GPU share it to the end."""
+    import torch
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.benchmark = True
+
+    def time_steps(step, count):
         torch.cuda.synchronize()
         begin = time.perf_counter()
         for _ in range(count):
@@ -142,169 +120,264 @@ def torch_step(name, batch, precision, compiled):
         torch.cuda.synchronize()
         return (time.perf_counter() - begin) / count
 
-    time_steps(WARM)
-    steps = max(STEPS, round(ROUND_S / time_steps(WARM)))
+    def warm_time(layout):
+        step = torch_steps(torch, name, batch, precision, layout, "eager")
+        time_steps(step, WARM)
+        return min(time_steps(step, WARM) for _ in range(3))
+    layout = min((torch.contiguous_format, torch.channels_last), key=warm_time)
+    step = torch_steps(torch, name, batch, precision, layout, mode)
+    time_steps(step, WARM)
+    steps = max(STEPS, round(ROUND_S / time_steps(step, WARM)))
     print("ready", flush=True)
-    sys.stdin.readline()  # until all that share the GPU are
-    return statistics.median(time_steps(steps) for _ in range(ROUNDS)) * 1e6
+    sys.stdin.readline()
+    print("us", statistics.median(time_steps(step, steps) for _ in range(ROUNDS)) * 1e6, flush=True)
+    sys.stdin.read()
 
 
-def peer(program, name, batch, precision, compiled, functions=1):
-    """(median microseconds of the slowest of `functions` processes, what `watch` says of their time); None: it failed."""
-    command = [sys.executable, __file__, "peer", name, str(batch), precision, str(int(compiled))]
-    errors = [tempfile.TemporaryFile("w+") for _ in range(functions)]
-    running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=error, text=True)
-               for error in errors]
-    for process in running:  # what a library prints before is passed over; who has ended says nothing more
-        while process.stdout.readline() not in ("ready\n", ""):
-            pass
-    watch = subprocess.Popen([program, "watch"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def read_until(process, word):
+    """What follows `word` in its line; what a library prints before is passed over."""
+    for line in process.stdout:
+        if line.split()[:1] == [word]:
+            return line.split()[1:]
+    raise Failed
+
+
+def converse(program, running):
+    """(microseconds a step of each, what `watch` says of their time)"""
     for process in running:
-        with contextlib.suppress(BrokenPipeError):
+        read_until(process, "ready")
+    watch = subprocess.Popen([program, "watch"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        for process in running:
             process.stdin.write("go\n")
             process.stdin.flush()
-    outputs = [process.communicate(timeout=1800)[0] for process in running]
-    seen = numbers(watch.communicate()[0])
-    for process, error in zip(running, errors):
-        if process.returncode:
-            error.seek(0)
-            print(f"PyTorch {name} {batch} {precision}: {error.read().strip().splitlines()[-1:]}", file=sys.stderr)
-            return None
-    return max(float(out.strip().splitlines()[-1]) for out in outputs), seen
+        us = [float(read_until(process, "us")[0]) for process in running]
+        return us, numbers(watch.communicate(timeout=30)[0])
+    finally:
+        watch.kill()
+        watch.wait()
+
+
+def peer(clock, program, work, mode, processes=1):
+    """As `converse`, of processes of PyTorch; Failed, with the last words of one of them."""
+    limit = clock.left(PEER_S)
+    command = [sys.executable, __file__, "peer", *map(str, work), mode]
+    errors = [tempfile.TemporaryFile("w+") for _ in range(processes)]
+    running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=error, text=True,
+                                start_new_session=True) for error in errors]
+    is_late = threading.Event()
+
+    def end():
+        is_late.set()
+        for process in running:
+            results.end_group(process)
+    late = threading.Timer(limit, end)
+    late.start()
+    try:
+        return converse(program, running)
+    except (Failed, OSError, ValueError) as why:
+        if clock.is_over():
+            raise OutOfTime from None
+        words = [file.read().strip().splitlines() for file in errors if file.seek(0) == 0]
+        last = next((lines[-1] for lines in words if lines), str(why))
+        raise Failed(f"PyTorch: no end within {limit:.0f} s" if is_late.is_set() else f"PyTorch: {last}") from None
+    finally:
+        late.cancel()
+        for process in running:
+            results.end_group(process)
 
 
 def has_torch():
     check = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    return subprocess.run([sys.executable, "-c", check], capture_output=True).returncode == 0
+    return results.run([sys.executable, "-c", check], 120, Clock(None))[0] == 0
 
 
 # ---- the table -----------------------------------------------------------------------------------
 
 
-class Table:
-    """The CSV, written anew with every row. Rows of parts that are not measured now stay as the file has them."""
+class Bench:
+    def __init__(self, o, clock, gpu, libraries, torch):
+        self.program, self.clock, self.torch, self.mode = o.program, clock, torch, o.mode
+        self.gpu, self.parts = [gpu, libraries], o.only
+        self.path = results.csv_path(o.out, gpu, "bench")
+        self.table = results.Results(self.path, COLUMNS, KEY)
 
-    def __init__(self, path, gpu, libraries, parts):
-        self.path, self.gpu, self.failed, self.missed = path, [gpu, libraries], 0, 0
-        self.rows = []
-        if set(parts) != set(PARTS) and path.exists():
-            with open(path, newline="") as file:
-                self.rows = [row for row in list(csv.reader(file))[1:] if row[COLUMNS.index("part")] not in parts]
+        def is_known(row):
+            return o.seconds and [row["gpu"], row["libraries"]] == self.gpu and not (o.again and row["goal"].startswith("failed"))
+        self.table.keep(lambda row: is_known(row) if row["part"] in o.only else set(o.only) != set(PARTS))
 
-    def row(self, part, work, batch, precision, engine, us, rate, seen=(), goal=""):
-        told = [f"{value:g}" if value >= 0 else "" for value in seen] or [""] * 3
-        self.rows.append([*self.gpu, part, work, str(batch), precision, engine, f"{us:.2f}" if us else "",
-                          f"{rate:.1f}" if rate else "", *told, goal])
-        print(*self.rows[-1][2:], sep="\t", flush=True)
-        with open(self.path, "w", newline="") as file:
-            csv.writer(file).writerows([COLUMNS, *self.rows])
+    def find(self, *what):
+        return self.table.find(*self.gpu, *what)
 
-    def goal(self, met, text):
-        """What a row says of its goal; one that is missed counts."""
-        self.missed += not met
-        return text if met else f"missed: {text}"
+    def rate(self, *what):
+        """Samples a second, as a row has it; None: it has none."""
+        row = self.find(*what)
+        return float(row["samples_per_s"]) if row and row["samples_per_s"] else None
 
-    @contextlib.contextmanager
-    def part(self, *what):
-        """What fails in it is a row, and the next follows."""
+    def ours(self, *args, **environment):
+        status, out, error = results.run([self.program, *args], OURS_S, self.clock, **environment)
+        if status is None:
+            raise Failed(f"{args[0]}: no end within {OURS_S} s")
+        if status:
+            words = error.strip().splitlines()
+            raise Failed(words[-1] if words else f"{args[0]}: status {status}")
+        return numbers(out)
+
+    def peer(self, work, mode, processes=1):
+        """(microseconds a step, samples a second of all, what NVML saw)"""
+        us, seen = peer(self.clock, self.program, work, mode, processes)
+        return statistics.median(us), sum(work[1] / one * 1e6 for one in us), seen
+
+    def row(self, what, measure):
+        """Measures what has no row yet: (microseconds, samples a second, NVML's three or (), words about the goal). What
+        fails is a row, and the next follows."""
+        if self.find(*what):
+            return
         try:
-            yield
-        except (Failed, subprocess.TimeoutExpired) as why:
-            self.failed += 1
-            self.row(*what, "kubeml", 0, 0, goal=f"failed: {why}")
+            us, rate, seen, goal = measure()
+        except Failed as why:
+            us, rate, seen, goal = 0, 0, (), f"failed: {why}"
+        told = [f"{value:g}" if value >= 0 else "" for value in seen] or [""] * 3
+        self.table.add(*self.gpu, *what, f"{us:.2f}" if us else "", f"{rate:.1f}" if rate else "", *told, goal)
+        print(*list(self.table.rows[-1].values())[2:], sep="\t", flush=True)
+
+    def count(self, word):
+        return sum(row["part"] in self.parts and row["goal"].startswith(word) for row in self.table.rows)
 
 
-def bench_steps(table, program, torch):
+def judge(met, text):
+    """What a row says of its goal; one that is missed counts."""
+    return text if met else f"missed: {text}"
+
+
+def beside_eager(bench, what, rate, wanted):
+    eager = bench.rate(*what, "torch-eager")
+    return judge(rate >= wanted * eager, f"{rate / eager:.2f} of {wanted} times eager") if eager else ""
+
+
+def bench_steps(bench):
+    def eager():
+        return *bench.peer(work, "eager"), ""
+
+    def given():
+        us, rate, *seen = bench.ours("step", *work)
+        return us, rate, seen, beside_eager(bench, what, batch / us * 1e6, goals[batch])
+
+    def on_device():
+        us, rate = bench.ours("share", *work)
+        return us, rate, (), beside_eager(bench, what, rate, goals[batch])
     for name, batches, precisions, goals in WORK:
         for batch, precision in ((b, p) for b in batches for p in precisions):
-            what = ("steps", name, batch, precision)
-            us = 0
-            with table.part(*what):
-                us, rate, *seen = numbers(ours(program, "step", name, batch, precision))
-            eager = peer(program, name, batch, precision, False) if torch else None
-            compiled = peer(program, name, batch, precision, True) if torch else None
-            if us:
-                ratio = eager[0] / us if eager else 0
-                goal = table.goal(ratio >= goals[batch], f"{ratio:.2f} of {goals[batch]} times eager") if eager else ""
-                table.row(*what, "kubeml", us, rate, seen, goal)
-            with table.part(*what):
-                us, rate = numbers(ours(program, "share", name, batch, precision))
-                table.row(*what, "kubeml, samples on the device", us, rate)
-            for label, got in (("torch-eager", eager), ("torch-compile", compiled)):
-                if got:
-                    table.row(*what, label, got[0], batch / got[0] * 1e6, got[1])
+            work = (name, batch, precision)
+            what = ("steps", *work)
+            if bench.torch:
+                bench.row((*what, "torch-eager"), eager)
+            bench.row((*what, "kubeml"), given)
+            bench.row((*what, "kubeml, samples on the device"), on_device)
 
 
-def bench_functions(table, program, torch):
+def bench_compiled(bench):
+    for name, batches, precisions, _ in WORK if bench.torch else []:
+        for batch, precision in ((b, p) for b in batches for p in precisions):
+            bench.row(("compiled", name, batch, precision, f"torch-compile {bench.mode}"),
+                      lambda work=(name, batch, precision): (*bench.peer(work, bench.mode), ""))
+
+
+def bench_functions(bench):
     name, batch, precision = SHARED
     what = ("functions", f"{name} x{FUNCTIONS}", batch, precision)
-    together = 0
-    with table.part(*what):
-        _, alone, *_ = numbers(ours(program, "step", *SHARED))
-        us, together, *seen = numbers(ours(program, "step", *SHARED, FUNCTIONS))
-        table.row(*what, "kubeml", us, together, seen, table.goal(
-            together >= TOGETHER_GOAL * alone, f"{together / alone:.2f} of {TOGETHER_GOAL} times one alone"))
-    got = peer(program, *SHARED, False, FUNCTIONS) if torch else None
-    if got:
-        rate = FUNCTIONS * batch / got[0] * 1e6
-        goal = table.goal(together >= PROCESSES_GOAL * rate,
-                          f"ours {together / rate:.2f} of {PROCESSES_GOAL} times") if together else ""
-        table.row(*what, "torch-eager processes", got[0], rate, got[1], goal)
+    one = "kubeml, one alone"
+
+    def alone():
+        us, rate, *seen = bench.ours("step", *SHARED)
+        return us, rate, seen, ""
+
+    def together():
+        us, rate, *seen = bench.ours("step", *SHARED, FUNCTIONS)
+        least = bench.rate(*what, one)
+        if not least:
+            raise Failed("there is no measurement of one alone")
+        return us, rate, seen, judge(rate >= TOGETHER_GOAL * least, f"{rate / least:.2f} of {TOGETHER_GOAL} times one alone")
+
+    def processes():
+        us, rate, seen = bench.peer(SHARED, "eager", FUNCTIONS)
+        all_ = bench.rate(*what, "kubeml")
+        return us, rate, seen, judge(all_ >= PROCESSES_GOAL * rate,
+                                     f"ours {all_ / rate:.2f} of {PROCESSES_GOAL} times") if all_ else ""
+    bench.row((*what, one), alone)
+    bench.row((*what, "kubeml"), together)
+    if bench.torch:
+        bench.row((*what, "torch-eager processes"), processes)
 
 
-def bench_start(table, program, _torch):
+def bench_start(bench):
     """A warm process from its model to its first batch's end; the algorithms are known, as to a function of a platform where
     the job, or one like it, has run before. The first process of all measures them, and is told apart."""
-    with tempfile.TemporaryDirectory() as folder:
-        cache = {"KUBEML_CUDA_CACHE": f"{folder}/algorithms"}
-        for name, batches, precisions, _ in WORK:
-            with table.part("start", name, batches[0], precisions[0]):
-                args = ("start", name, batches[0], precisions[0])
-                first = numbers(ours(program, *args, **cache))
-                warm, compile_, batch, both = map(statistics.median, zip(*(numbers(ours(program, *args, **cache))
-                                                                           for _ in range(STARTS))))
-                table.row(*args, "kubeml, never measured", first[3] * 1e3, 0)
-                table.row(*args, "kubeml", both * 1e3, 0, goal=table.goal(
+    for name, batches, precisions, _ in WORK:
+        args = ("start", name, batches[0], precisions[0])
+        with tempfile.TemporaryDirectory() as folder:
+            cache = {"KUBEML_CUDA_CACHE": f"{folder}/algorithms"}
+
+            def first():
+                return bench.ours(*args, **cache)[3] * 1e3, 0, (), ""
+
+            def known():
+                bench.ours(*args, **cache)
+                warm, compile_, batch, both = map(statistics.median, zip(*(bench.ours(*args, **cache) for _ in range(STARTS))))
+                return both * 1e3, 0, (), judge(
                     both <= START_GOAL_MS, f"{both:.1f} of {START_GOAL_MS} ms: compiling {compile_:.1f}, the first batch "
-                    f"{batch:.1f}; making it warm, before, {warm:.0f}"))
+                    f"{batch:.1f}; making it warm, before, {warm:.0f}")
+            bench.row((*args, "kubeml, never measured"), first)
+            bench.row((*args, "kubeml"), known)
 
 
-def bench_merge(table, program, _torch):
-    with table.part("merge", "8 x 21.3M floats", "", "fp32"):
-        merged, copied = numbers(ours(program, "merge", 8, FLOATS))
-        table.row("merge", "8 x 21.3M floats", "", "fp32", "kubeml", 0, 0,
-                  goal=table.goal(merged >= MERGE_GOAL * copied, f"{merged / copied:.2f} of {MERGE_GOAL} of copying: "
-                                  f"{merged / 1e9:.0f} GB/s of {copied / 1e9:.0f}"))
+def bench_merge(bench):
+    def measure():
+        merged, copied = bench.ours("merge", 8, FLOATS)
+        return 0, 0, (), judge(merged >= MERGE_GOAL * copied, f"{merged / copied:.2f} of {MERGE_GOAL} of copying: "
+                               f"{merged / 1e9:.0f} GB/s of {copied / 1e9:.0f}")
+    bench.row(("merge", "8 x 21.3M floats", "", "fp32", "kubeml"), measure)
 
 
-PARTS = {"steps": bench_steps, "functions": bench_functions, "start": bench_start, "merge": bench_merge}
+PARTS = {"steps": bench_steps, "functions": bench_functions, "start": bench_start, "merge": bench_merge,
+         "compiled": bench_compiled}
 
 
 def main():
     if len(sys.argv) == 6 and sys.argv[1] == "peer":
-        print(torch_step(sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5] == "1"))
-        return
+        return torch_peer(sys.argv[2], int(sys.argv[3]), *sys.argv[4:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", help="bench_gpu")
     parser.add_argument("out", type=pathlib.Path, help="the CSV's folder")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(PARTS),
                         help=f"of {','.join(PARTS)}: what else the GPU's file has stays")
+    parser.add_argument("--mode", default="max-autotune", help="torch.compile's; max-autotune, whose compiling takes minutes")
+    results.add_options(parser)
     o = parser.parse_args()
     if not set(o.only) <= set(PARTS):
         parser.error(f"--only takes {','.join(PARTS)}")
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML counts so
-    gpu, libraries = find_gpu(o.program, "bench-gpu")
+    clock = Clock(o.seconds)
+    gpu, libraries = results.find_gpu(o.program, "bench-gpu")
     torch = has_torch()
     if not torch:
         print(f"bench-gpu: {sys.executable} has no PyTorch with CUDA (GPU_PYTHON=...): our side alone is measured", flush=True)
-    o.out.mkdir(parents=True, exist_ok=True)
-    table = Table(csv_path(o.out, gpu, "bench"), gpu, libraries, o.only)
-    with new_cache():
+    bench = Bench(o, clock, gpu, libraries, torch)
+    unfinished = None
+    with results.new_cache(bench.path, o.seconds):
         for part in o.only:
-            PARTS[part](table, o.program, torch)
-    print(f"written: {table.path}")
-    if table.failed or table.missed:
-        sys.exit(f"bench-gpu: {table.failed} failed, {table.missed} missed their goal")
+            try:
+                PARTS[part](bench)
+            except OutOfTime:
+                unfinished = part
+                break
+    bench.table.write()
+    print(f"written: {bench.path}")
+    failed, missed = bench.count("failed"), bench.count("missed")
+    if failed or missed or unfinished:
+        print(f"bench-gpu: {failed} failed, {missed} missed their goal" +
+              (f"; the time was over in {unfinished}: the same command goes on" if unfinished else ""), file=sys.stderr)
+    sys.exit(results.UNFINISHED if unfinished else 1 if failed or missed else 0)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,12 @@ is PyTorch DDP with one process a GPU and the whole training set on each; the lo
 
 What counts: seconds of training and validating from the first epoch's begin to the end of the epoch whose validation
 accuracy reaches the goal. Not counted, on either side: starting, reading the data, compiling the model, choosing
-algorithms (ours is run once before for an epoch, so that they are in the cache; PyTorch trains a batch before). A run
-that does not reach the goal within --epochs has no time. Sides alternate; the middle of --seeds runs is taken.
+algorithms (ours is run once before for an epoch, so that they are in the cache; PyTorch runs a batch of every size before),
+and for PyTorch standardising, which ours does with every sample. A run that does not reach the goal within --epochs has no
+time. Sides alternate; the middle of --seeds runs is taken. The paper's 2.75 and 1.41 (LeNet, batches 16 and 32), 3.98
+(ResNet-34, batch 32) and 2.02 (ResNet-34, each side's best batch) are to be passed: a row says so where it is "ahead" or
+"missed", and the exit status is then 1. What has such a number comes first. A run is a row as soon as it has ended; the
+middles and the best of the rows so far stand behind them. Exit status 75: --seconds are over, the same command goes on.
 
 Needs: a GPU, make CUDA=1 (lib/kubeml-cuda.so), MNIST's four files and CIFAR-10's six binary files below --data, and for
 the peer a Python with PyTorch and CUDA (--python). What is missing is said at once (exit status 77); without the peer's
@@ -18,17 +22,17 @@ our side is measured alone. A figure without its data is left out where the othe
 tries the script out on a machine without a GPU: such numbers are no result, and the file's name says "try".
 """
 import argparse
-import csv
+import contextlib
 import json
 import os
 import pathlib
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
 
-from bench_gpu import csv_path
+import results
+from results import Clock, Failed, OutOfTime
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FUNCTION = """#include <kubeml.h>
@@ -44,7 +48,12 @@ FIGURES = [
     (3, "lenet", "lenet5", 99, 0.01, {16: 2.75, 32: 1.41, 64: None, 128: None, 256: None}),
     (4, "resnet34", "resnet34", 70, 0.1, {16: None, 32: 3.98, 64: None, 128: None, 256: None}),
 ]
+PAPER = {figure: paper for figure, *_, paper in FIGURES}
 BEST_OF_EACH = {4: 2.02}  # the best batch of one side against the best of the other
+CHECKED = 500  # samples of PyTorch's validation at once
+RUN_S = 1500  # what a run may take
+KEY = "gpu kernels precision figure model goal local_batch side functions_or_gpus seed".split()
+COLUMNS = KEY + "seconds epochs times_ddp paper words".split()
 
 
 # ---- the peer: run by --python as `bench_paper_gpu.py peer JSON` ------------------------------------------------------
@@ -91,27 +100,38 @@ def peer_worker(rank, work):
                                          world_size=world)
     (x, y), (vx, vy) = read_arrays(work["files"])
     x, y, vx, vy = (torch.from_numpy(a.copy()).to(where) for a in (x, y, vx, vy))
+    y, vy = y.long(), vy.long()
     mean = torch.stack([x[:, c].float().mean() for c in range(x.shape[1])])[None, :, None, None] / 255
     std = torch.stack([x[:, c].float().std() for c in range(x.shape[1])])[None, :, None, None] / 255
     model = peer_model(torch, work["model"]).to(where).to(memory_format=torch.channels_last)
     model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank] if cuda else None)
     loss_of = torch.nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=work["lr"], momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=work["lr"], momentum=0.9, weight_decay=1e-4, fused=cuda)
     batch, n = work["batch"], len(x)
     bf16 = torch.autocast(where.type, torch.bfloat16, enabled=work["precision"] == "bf16")
 
     def images(bytes_):
         return ((bytes_.float() / 255 - mean) / std).contiguous(memory_format=torch.channels_last)
+    x, vx = images(x), images(vx)
 
     def step(rows, update=True):
         optimizer.zero_grad(set_to_none=True)
         with bf16:
-            loss = loss_of(model(images(x[rows])), y[rows].long())
+            loss = loss_of(model(x[rows]), y[rows])
         loss.backward()
         if update:
             optimizer.step()
 
-    step(torch.arange(min(batch, n), device=where), update=False)
+    def right(at):
+        with torch.no_grad(), bf16:
+            return (model.module(vx[at:at + CHECKED]).argmax(1) == vy[at:at + CHECKED]).sum()
+
+    # Every size once, for which cudnn.benchmark looks for the fastest ways.
+    for size in {min(batch, n // world), n // world % batch} - {0}:
+        step(torch.arange(size, device=where), update=False)
+    model.eval()
+    for at in {0, (len(vx) - 1) // CHECKED * CHECKED}:
+        right(at)
     if cuda:
         torch.cuda.synchronize()
     torch.distributed.barrier()
@@ -124,9 +144,8 @@ def peer_worker(rank, work):
             step(own[at:at + batch])
         model.eval()
         correct = torch.zeros((), device=where)
-        with torch.no_grad(), bf16:
-            for at in range(rank * 500, len(vx), world * 500):
-                correct += (model.module(images(vx[at:at + 500])).argmax(1) == vy[at:at + 500]).sum()
+        for at in range(rank * CHECKED, len(vx), world * CHECKED):
+            correct += right(at)
         torch.distributed.all_reduce(correct)
         accuracy = 100 * correct.item() / len(vx)
         if rank == 0:
@@ -152,7 +171,16 @@ def reached(lines, goal):
     return None, len(lines)
 
 
-def ours(o, folder, files, model, zoo, goal, lr, batch, functions, seed, epochs):
+def run(words, clock, **environment):
+    """What it writes."""
+    status, out, error = results.run(words, RUN_S, clock, **environment)
+    if status != 0:
+        lines = error.strip().splitlines()
+        raise Failed(f"no end within {RUN_S} s" if status is None else lines[-1] if lines else f"status {status}")
+    return out
+
+
+def ours(o, clock, folder, files, model, zoo, goal, lr, batch, functions, seed, epochs):
     code = folder / f"{model}.c"
     code.write_text(FUNCTION % zoo)
     words = [o.build / "bin/kubeml-function", "run", code, "-e", epochs, "-b", batch, "--lr", lr, "--seed", seed,
@@ -164,26 +192,20 @@ def ours(o, folder, files, model, zoo, goal, lr, batch, functions, seed, epochs)
         words += ["--trainlabels", files["y_train"], "--testlabels", files["y_test"]]
     if o.device == "cpu":
         words += ["--threads", 1]
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True,
-                          env={**os.environ, "KUBEML_INCLUDE": str(ROOT / "function-runtime/include"),
-                               "KUBEML_CUDA_CACHE": str(o.build / "gpu/algorithms")})
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip())
-    lines, elapsed = [json.loads(line) for line in done.stdout.splitlines()], 0
+    out = run(words, clock, KUBEML_INCLUDE=str(ROOT / "function-runtime/include"))
+    lines, elapsed = [json.loads(line) for line in out.splitlines()], 0
     for line in lines:
         elapsed += line["seconds"]
         line["elapsed"] = elapsed
     return reached(lines, goal)
 
 
-def theirs(o, files, model, goal, lr, batch, seed, epochs):
+def theirs(o, clock, files, model, goal, lr, batch, seed, epochs):
     with tempfile.TemporaryDirectory() as meet:
         work = {"files": files, "model": model, "goal": goal, "lr": lr, "batch": batch, "seed": seed, "epochs": epochs,
                 "device": o.device, "precision": o.precision, "meet": f"file://{meet}/meet"}
-        done = subprocess.run([o.python, __file__, "peer", json.dumps(work)], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip()[-2000:])
-    return reached([json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")], goal)
+        out = run([o.python, __file__, "peer", json.dumps(work)], clock)
+    return reached([json.loads(line) for line in out.splitlines() if line.startswith("{")], goal)
 
 
 # ---- what is needed --------------------------------------------------------------------------------------------------
@@ -259,49 +281,118 @@ def data_files(o, figure, folder):
     return out
 
 
+# ---- what the runs say -----------------------------------------------------------------------------------------------
+
+def seconds_of(row):
+    """A run that never came there is the longest."""
+    return float(row["seconds"]) if row["seconds"] else float("inf")
+
+
+def middle(rows):
+    return sorted(rows, key=seconds_of)[(len(rows) - 1) // 2]
+
+
+def grouped(rows, *names):
+    groups = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
+
+
+def compared(mine, peer, paper):
+    """The columns that say how many times as fast; inf where only the peer never came there."""
+    if not peer:
+        return {"times_ddp": "", "paper": paper or "", "words": ""}
+    mine_s, peer_s = seconds_of(mine), seconds_of(peer)
+    times = 0 if mine_s == float("inf") else peer_s / mine_s
+    return {"times_ddp": f"{times:.2f}", "paper": paper or "",
+            "words": "" if not paper else "ahead" if times > paper else "missed"}
+
+
+def sums(rows):
+    """The middle of every setting's runs, ours beside the peer's where it is the best of ours at its batch; and, of a figure,
+    each side's best batch."""
+    out, whole = [], [row for row in rows if not row["words"].startswith("failed")]
+    for key, of_figure in grouped(whole, *KEY[:6]).items():
+        best = {}
+        for (batch,), of_batch in grouped(of_figure, "local_batch").items():
+            middles = []
+            for of_side in grouped(of_batch, "side", "functions_or_gpus").values():
+                middles.append({**middle(of_side), "seed": f"middle of {len(of_side)}"})
+            kubeml = [row for row in middles if row["side"] == "kubeml"]
+            peer = next((row for row in middles if row["side"] == "ddp"), None)
+            if kubeml:
+                mine = min(kubeml, key=seconds_of)
+                mine.update(compared(mine, peer, PAPER[int(key[3])].get(int(batch))))
+            for row in middles:
+                best[row["side"]] = min(best.get(row["side"], row), row, key=seconds_of)
+            out += middles
+        if {"kubeml", "ddp"} <= set(best):
+            mine, peer = best["kubeml"], best["ddp"]
+            out.append({**mine, "seed": "best", "local_batch": f"{mine['local_batch']} and {peer['local_batch']}",
+                        **compared(mine, peer, BEST_OF_EACH.get(int(key[3])))})
+    return out
+
+
 # ---- all -------------------------------------------------------------------------------------------------------------
 
-def middle(times):
-    """The middle one; a run that never came there is the longest."""
-    ordered = sorted(times, key=lambda t: float("inf") if t[0] is None else t[0])
-    return ordered[(len(ordered) - 1) // 2]
+class Bench:
+    def __init__(self, o, clock, gpu, names):
+        self.o, self.clock = o, clock
+        what = "paper" + ("-try" if o.samples or o.device == "cpu" else "")
+        self.table = results.Results(results.csv_path(o.out, gpu, what), COLUMNS, KEY, sums)
+        self.about = [names, kernels(o.build), o.precision]
+
+        def is_known(row):
+            return (o.seconds and row["seed"].isdigit() and [row[name] for name in KEY[:3]] == self.about and
+                    not (o.again and row["words"].startswith("failed")))
+        self.table.keep(is_known)
+        self.chosen = set()
+
+    def choose_algorithms(self, figure, batch, begin):
+        """Which is no part of it: once for a batch, whose functions compute alike."""
+        if self.o.device == "cuda" and (figure, batch) not in self.chosen:
+            begin(101, self.o.functions[0], 0, 1)
+        self.chosen.add((figure, batch))
+
+    def run(self, figure, model, zoo, goal, lr, batch, functions, seed, folder, files):
+        """One run, and its row, unless there is one; functions None: the peer's."""
+        o = self.o
+        side = ("kubeml", functions) if functions else ("ddp", o.gpus)
+        what = (*self.about, figure, model, goal, batch, *side, seed)
+        if self.table.find(*what):
+            return
+
+        def begin(wanted, functions, seed, epochs):
+            return ours(o, self.clock, folder, files, model, zoo, wanted, lr, batch, functions, seed, epochs)
+        try:
+            if functions:
+                self.choose_algorithms(figure, batch, begin)
+                seconds, epochs = begin(goal, functions, seed, o.epochs)
+            else:
+                seconds, epochs = theirs(o, self.clock, files, model, goal, lr, batch, seed, o.epochs)
+            row = ("" if seconds is None else f"{seconds:.2f}", epochs, "", "", "")
+        except Failed as why:
+            row = ("", "", "", "", f"failed: {why}")
+        self.table.add(*what, *row)
+        print(*what[3:], *row, sep="\t", flush=True)
+
+    def all(self, prepared):
+        """Every setting once, then every one with the next seed."""
+        o = self.o
+        for seed in range(1, o.seeds + 1):
+            for figure, model, zoo, goal, lr, paper in FIGURES:
+                if figure not in prepared:
+                    continue
+                for batch in sorted(o.batches or paper, key=lambda batch: paper.get(batch) is None):
+                    for functions in [*o.functions, *([None] if o.peer else [])]:
+                        self.run(figure, model, zoo, o.goal or goal, lr, batch, functions, seed, *prepared[figure])
 
 
-def bench(o, writer):
-    best = {}
-    for figure, model, zoo, goal, lr, paper in FIGURES:
-        if figure not in o.figures:
-            continue
-        goal = o.goal or goal
-        with tempfile.TemporaryDirectory() as folder:
-            folder = pathlib.Path(folder)
-            files = data_files(o, figure, folder)
-            for batch in o.batches or paper:
-                times = {("kubeml", f): [] for f in o.functions}
-                if o.peer:
-                    times["ddp", None] = []
-                for f in o.functions:  # the choice of algorithms is no part of it
-                    if o.device == "cuda":
-                        ours(o, folder, files, model, zoo, 101, lr, batch, f, 0, 1)
-                for seed in range(1, o.seeds + 1):
-                    for side, f in times:
-                        times[side, f].append(theirs(o, files, model, goal, lr, batch, seed, o.epochs) if side == "ddp"
-                                              else ours(o, folder, files, model, zoo, goal, lr, batch, f, seed, o.epochs))
-                result = {key: middle(list_) for key, list_ in times.items()}
-                for (side, f), (seconds, epochs) in result.items():
-                    if seconds is not None and seconds < best.get((figure, side), (float("inf"),))[0]:
-                        best[figure, side] = (seconds, batch, f)
-                mine = min((r[0] for (s, _), r in result.items() if s == "kubeml" and r[0] is not None), default=None)
-                peer_s = result.get(("ddp", None), (None, 0))[0]
-                for (side, f), (seconds, epochs) in result.items():
-                    row = [figure, model, goal, batch, side, f or o.gpus, "" if seconds is None else f"{seconds:.2f}",
-                           epochs, f"{peer_s / mine:.2f}" if mine and peer_s and seconds == mine else "", paper.get(batch) or ""]
-                    writer(row)
-    for figure in o.figures:
-        mine, peer_s = best.get((figure, "kubeml")), best.get((figure, "ddp"))
-        if mine:
-            writer([figure, "best of all batches", "", f"{mine[1]}" + (f" and {peer_s[1]}" if peer_s else ""), "kubeml",
-                    mine[2], f"{mine[0]:.2f}", "", f"{peer_s[0] / mine[0]:.2f}" if peer_s else "", BEST_OF_EACH.get(figure, "")])
+def kernels(build):
+    """Which kernels of ours there are; nothing where that file is not."""
+    header = build / "cuda_kernels_version.h"
+    return header.read_text().split('"')[1] if header.exists() else ""
 
 
 def main():
@@ -323,7 +414,9 @@ def main():
     parser.add_argument("--no-peer", dest="peer", action="store_false")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--samples", type=int, default=0, help="of the training set, to try the script out")
+    results.add_options(parser)
     o = parser.parse_args()
+    clock = Clock(o.seconds)
     o.build = o.build if o.build.is_absolute() else ROOT / o.build
     o.out = o.out or ROOT / "docs/measurements"
     o.gpus, names = count_gpus() if o.device == "cuda" else (1, "none: the CPU")
@@ -338,21 +431,30 @@ def main():
         print(f"bench-paper-gpu: {o.python} has no PyTorch" + (" with CUDA" if o.device == "cuda" else "") +
               " (GPU_PYTHON=...): our side alone is measured", flush=True)
         o.peer = False
-    o.out.mkdir(parents=True, exist_ok=True)
-    (o.build / "gpu").mkdir(parents=True, exist_ok=True)
     gpu = re.sub(r"^GPU \d+: | \(UUID.*", "", names.split("; ")[0]) if o.device == "cuda" else "none"
-    path = csv_path(o.out, gpu, "paper" + ("-try" if o.samples or o.device == "cpu" else ""))
-    with open(path, "w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow(["# " + names, o.precision, f"{o.seeds} seeds"])
-
-        def row(values):
-            out.writerow(values)
-            file.flush()
-            print(*values, sep="\t", flush=True)
-        row(["figure", "model", "goal", "local_batch", "side", "functions_or_gpus", "seconds", "epochs", "times_ddp", "paper"])
-        bench(o, row)
-    print(f"written: {path}")
+    bench = Bench(o, clock, gpu, re.sub(r" \(UUID[^)]*\)", "", names))
+    unfinished = False
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(results.new_cache(bench.table.path, o.seconds))
+        prepared = {}
+        for figure in o.figures:
+            folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            prepared[figure] = (folder, data_files(o, figure, folder))
+        try:
+            bench.all(prepared)
+        except OutOfTime:
+            unfinished = True
+    bench.table.write()
+    told = sums(bench.table.rows)
+    for row in told:
+        print(*list(row.values())[3:], sep="\t")
+    print(f"written: {bench.table.path}")
+    failed = sum(row["words"].startswith("failed") for row in bench.table.rows)
+    missed = sum(row["words"] == "missed" for row in told)
+    if failed or missed or unfinished:
+        print(f"bench-paper-gpu: {failed} failed, {missed} missed their goal" +
+              ("; the time was over: the same command goes on" if unfinished else ""), file=sys.stderr)
+    sys.exit(results.UNFINISHED if unfinished else 1 if failed or missed else 0)
 
 
 if __name__ == "__main__":

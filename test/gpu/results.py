@@ -1,0 +1,132 @@
+"""What check_gpu.py, bench_gpu.py and bench_paper_gpu.py share: the GPU, its CSV, and a limit of time.
+
+A results file has a row for whatever was measured, written as soon as it is known: the file is written beside itself and
+renamed, so that whoever is killed meanwhile loses at most what is being measured. On a machine whose commands are limited in
+time --seconds N ends before that limit, and the next such run goes on: what the file has of this GPU, these libraries and these
+kernels of ours stays and is not measured again (what failed: with --again). Exit status: 0, all is there and well; 1: all is
+there, something failed or missed its goal; 75: there is more to measure, the same command goes on; 77: there is no GPU.
+"""
+import contextlib
+import csv
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+UNFINISHED = 75
+
+
+class Failed(Exception):
+    """This could not be measured."""
+
+
+class OutOfTime(Exception):
+    """--seconds are over."""
+
+
+class Clock:
+    def __init__(self, seconds):
+        self.end = time.monotonic() + seconds if seconds else float("inf")
+
+    def left(self, limit):
+        """Seconds that something may take, `limit` at most."""
+        left = self.end - time.monotonic()
+        if left <= 0:
+            raise OutOfTime
+        return min(left, limit)
+
+    def is_over(self):
+        return time.monotonic() >= self.end
+
+
+def add_options(parser):
+    parser.add_argument("--seconds", type=float, help="end after so many, and go on where a run like this ended before")
+    parser.add_argument("--again", action="store_true", help="with --seconds: measure again what failed before")
+
+
+def end_group(process):
+    """Kills what was started with start_new_session, and all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def run(command, limit, clock, **environment):
+    """(status, stdout, stderr); status None: no end within `limit` seconds. Files, not pipes: what a process leaves behind
+    may hold on to those, and is ended with it."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
+        process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=out, stderr=error,
+                                   start_new_session=True, env={**os.environ, **environment})
+        try:
+            status = process.wait(clock.left(limit))
+        except subprocess.TimeoutExpired:
+            if clock.is_over():
+                raise OutOfTime from None
+            status = None
+        finally:
+            end_group(process)
+        texts = []
+        for file in (out, error):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return status, *texts
+
+
+def find_gpu(program, what):
+    """(name; its libraries and which kernels of ours), or the end, with the reason."""
+    status, out, error = run([program, "gpu"], 120, Clock(None))
+    if status != 0:
+        print(f"{what}: {error.strip() or f'{program} gpu: no end'}", file=sys.stderr)
+        sys.exit(77 if status == 77 else 1)
+    return out.strip().split("|")
+
+
+def csv_path(folder, gpu, what):
+    """gpu-nvidia-h200-bench.csv"""
+    return pathlib.Path(folder) / f"gpu-{re.sub('[^a-z0-9]+', '-', gpu.lower()).strip('-')}-{what}.csv"
+
+
+@contextlib.contextmanager
+def new_cache(path, kept):
+    """The processes of one measurement tell each other which algorithms are the fastest, those of another nothing: a file
+    beside the results where the next run goes on with them, a temporary one otherwise."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["KUBEML_CUDA_CACHE"] = str(path.with_suffix(".algorithms") if kept else f"{folder}/algorithms")
+        yield
+
+
+class Results:
+    """Rows, by column; `key` names those that say what was measured. `sums(rows)`: rows that follow from the others, written
+    behind them."""
+
+    def __init__(self, path, columns, key, sums=lambda rows: []):
+        self.path, self.columns, self.key, self.sums = path, columns, key, sums
+        self.rows = []
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            with open(path, newline="") as file:
+                self.rows = [row for row in csv.DictReader(file) if list(row) == columns]
+
+    def keep(self, wanted):
+        self.rows = [row for row in self.rows if wanted(row)]
+
+    def find(self, *key):
+        key = list(map(str, key))
+        return next((row for row in self.rows if [row[name] for name in self.key] == key), None)
+
+    def add(self, *values):
+        assert len(values) == len(self.columns), values
+        self.rows.append(dict(zip(self.columns, map(str, values))))
+        self.write()
+
+    def write(self):
+        beside = self.path.with_suffix(".new")
+        with open(beside, "w", newline="") as file:
+            out = csv.DictWriter(file, self.columns, lineterminator="\n")
+            out.writeheader()
+            out.writerows(self.rows + self.sums(self.rows))
+        os.replace(beside, self.path)
