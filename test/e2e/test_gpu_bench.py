@@ -220,6 +220,22 @@ def check(out, program, *words):
 
 
 @case(platform=False)
+def what_is_packed_runs_without_a_build_folder():
+    out = folder()
+    pack = out / "pack"
+    with small():
+        for name in ("gpu", "bin", "lib"):
+            (pack / name).mkdir(parents=True)
+        (pack / "gpu/bench_gpu").symlink_to(PROGRAM)
+        (pack / "lib/kubeml-cuda.so").symlink_to(PROGRAM)
+        script(pack / "gpu/test_gpu_it", CHECKED)
+        done = subprocess.run([str(ROOT / "test/gpu/packed"), str(pack), "check", str(out), "--only", "passes,left_out"],
+                              capture_output=True, text=True, cwd="/", env={**os.environ, "GPU_PYTHON": sys.executable})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [r["program"] for r in read(out / "gpu-fake-check.csv")] == ["test_gpu_it"] * 2
+
+
+@case(platform=False)
 def a_check_with_little_time_goes_on_where_it_ended():
     out = folder()
     program = script(out / "test_it", CHECKED.replace("exec sleep 60", "sleep 2; echo $$ >>${0%/*}/ran"))
