@@ -164,7 +164,7 @@ def peer(clock, program, work, mode, processes=1):
     command = [sys.executable, __file__, "peer", *map(str, work), mode]
     errors = [tempfile.TemporaryFile("w+") for _ in range(processes)]
     running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=error, text=True,
-                                start_new_session=True) for error in errors]
+                                **results.GROUP) for error in errors]
     is_late = threading.Event()
 
     def end():
@@ -228,18 +228,22 @@ class Bench:
         us, seen = peer(self.clock, self.program, work, mode, processes)
         return statistics.median(us), sum(work[1] / one * 1e6 for one in us), seen
 
-    def row(self, what, measure):
+    def row(self, what, measure, verdict=lambda us, rate: ""):
         """Measures what has no row yet: (microseconds, samples a second, NVML's three or (), words about the goal). What
-        fails is a row, and the next follows."""
-        if self.find(*what):
-            return
-        try:
-            us, rate, seen, goal = measure()
-        except Failed as why:
-            us, rate, seen, goal = 0, 0, (), f"failed: {why}"
-        told = [f"{value:g}" if value >= 0 else "" for value in seen] or [""] * 3
-        self.table.add(*self.gpu, *what, f"{us:.2f}" if us else "", f"{rate:.1f}" if rate else "", *told, goal)
-        print(*list(self.table.rows[-1].values())[2:], sep="\t", flush=True)
+        fails is a row, and the next follows. `verdict`: the words, where another row is needed for them, which may be
+        there in a later run only."""
+        row = known = self.find(*what)
+        if not row:
+            try:
+                us, rate, seen, goal = measure()
+            except Failed as why:
+                us, rate, seen, goal = 0, 0, (), f"failed: {why}"
+            told = [f"{value:g}" if value >= 0 else "" for value in seen] or [""] * 3
+            row = self.table.add(*self.gpu, *what, f"{us:.2f}" if us else "", f"{rate:.1f}" if rate else "", *told, goal)
+        words = row["goal"] or verdict(float(row["us_per_step"]), float(row["samples_per_s"] or 0))
+        if not known or words != row["goal"]:
+            self.table.change(row, goal=words)
+            print(*list(row.values())[2:], sep="\t", flush=True)
 
     def count(self, word):
         return sum(row["part"] in self.parts and row["goal"].startswith(word) for row in self.table.rows)
@@ -250,30 +254,30 @@ def judge(met, text):
     return text if met else f"missed: {text}"
 
 
-def beside_eager(bench, what, rate, wanted):
-    eager = bench.rate(*what, "torch-eager")
-    return judge(rate >= wanted * eager, f"{rate / eager:.2f} of {wanted} times eager") if eager else ""
-
-
 def bench_steps(bench):
     def eager():
         return *bench.peer(work, "eager"), ""
 
     def given():
         us, rate, *seen = bench.ours("step", *work)
-        return us, rate, seen, beside_eager(bench, what, batch / us * 1e6, goals[batch])
+        return us, rate, seen, ""
 
     def on_device():
         us, rate = bench.ours("share", *work)
-        return us, rate, (), beside_eager(bench, what, rate, goals[batch])
+        return us, rate, (), ""
+
+    def beside_eager(us, _rate):
+        theirs, wanted = bench.rate(*what, "torch-eager"), goals[batch]
+        times = batch / us * 1e6 / theirs if theirs else 0
+        return judge(times >= wanted, f"{times:.2f} of {wanted} times eager") if theirs else ""
     for name, batches, precisions, goals in WORK:
         for batch, precision in ((b, p) for b in batches for p in precisions):
             work = (name, batch, precision)
             what = ("steps", *work)
             if bench.torch:
                 bench.row((*what, "torch-eager"), eager)
-            bench.row((*what, "kubeml"), given)
-            bench.row((*what, "kubeml, samples on the device"), on_device)
+            bench.row((*what, "kubeml"), given, beside_eager)
+            bench.row((*what, "kubeml, samples on the device"), on_device, beside_eager)
 
 
 def bench_compiled(bench):
@@ -294,20 +298,22 @@ def bench_functions(bench):
 
     def together():
         us, rate, *seen = bench.ours("step", *SHARED, FUNCTIONS)
+        return us, rate, seen, ""
+
+    def beside_one(_us, rate):
         least = bench.rate(*what, one)
-        if not least:
-            raise Failed("there is no measurement of one alone")
-        return us, rate, seen, judge(rate >= TOGETHER_GOAL * least, f"{rate / least:.2f} of {TOGETHER_GOAL} times one alone")
+        return judge(rate >= TOGETHER_GOAL * least, f"{rate / least:.2f} of {TOGETHER_GOAL} times one alone") if least else ""
 
     def processes():
-        us, rate, seen = bench.peer(SHARED, "eager", FUNCTIONS)
-        all_ = bench.rate(*what, "kubeml")
-        return us, rate, seen, judge(all_ >= PROCESSES_GOAL * rate,
-                                     f"ours {all_ / rate:.2f} of {PROCESSES_GOAL} times") if all_ else ""
+        return *bench.peer(SHARED, "eager", FUNCTIONS), ""
+
+    def beside_ours(_us, rate):
+        ours = bench.rate(*what, "kubeml")
+        return judge(ours >= PROCESSES_GOAL * rate, f"ours {ours / rate:.2f} of {PROCESSES_GOAL} times") if ours else ""
     bench.row((*what, one), alone)
-    bench.row((*what, "kubeml"), together)
+    bench.row((*what, "kubeml"), together, beside_one)
     if bench.torch:
-        bench.row((*what, "torch-eager processes"), processes)
+        bench.row((*what, "torch-eager processes"), processes, beside_ours)
 
 
 def bench_start(bench):

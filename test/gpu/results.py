@@ -18,6 +18,8 @@ import tempfile
 import time
 
 UNFINISHED = 75
+# A group to be ended with all that is in it; in the session of this script, with which whoever ends that ends them.
+GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
 
 class Failed(Exception):
@@ -49,7 +51,7 @@ def add_options(parser):
 
 
 def end_group(process):
-    """Kills what was started with start_new_session, and all that it has started."""
+    """Kills what was started with GROUP, and all that it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -60,7 +62,7 @@ def run(command, limit, clock, **environment):
     may hold on to those, and is ended with it."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
         process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=out, stderr=error,
-                                   start_new_session=True, env={**os.environ, **environment})
+                                   env={**os.environ, **environment}, **GROUP)
         try:
             status = process.wait(clock.left(limit))
         except subprocess.TimeoutExpired:
@@ -121,6 +123,11 @@ class Results:
     def add(self, *values):
         assert len(values) == len(self.columns), values
         self.rows.append(dict(zip(self.columns, map(str, values))))
+        self.write()
+        return self.rows[-1]
+
+    def change(self, row, **values):
+        row.update(values)
         self.write()
 
     def write(self):
