@@ -24,7 +24,7 @@ NVML = BUILD / "testlib/fake-nvml.so"
 CHECKED = """#!/bin/sh
 case $1 in
 --list) printf '%s\\n' 'passes 5' 'fails 5' 'is_left_out 5' 'hangs 1' 'leaves_a_child 5' ;;
-passes) echo fine ;;
+passes) [ -d test/golden ] && echo fine ;;
 fails) echo 'loss 1.0, on the CPU 2.0'; exit 1 ;;
 is_left_out) echo 'left out: there is one GPU only'; exit 77 ;;
 hangs) exec sleep 60 ;;
