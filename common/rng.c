@@ -43,6 +43,11 @@ void rng_init(rng *r, uint64_t seed, rng_use use, uint32_t a, uint64_t b)
     *r = (rng){.seed = seed, .use = use, .a = a, .b = b};
 }
 
+void rng_skip(rng *r, size_t draws)
+{
+    r->next = (uint32_t)draws;
+}
+
 uint32_t rng_u32(rng *r)
 {
     if (r->left == 0) {

@@ -41,6 +41,8 @@ typedef struct rng {
 } rng;
 
 void rng_init(rng *r, uint64_t seed, rng_use use, uint32_t a, uint64_t b);
+/* As if 4 * draws words had been taken, of a stream of which none was yet. */
+void rng_skip(rng *r, size_t draws);
 uint32_t rng_u32(rng *r);
 uint64_t rng_u64(rng *r);
 float rng_uniform(rng *r);               /* [0, 1), 24 bits */

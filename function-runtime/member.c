@@ -135,7 +135,6 @@ int member_fetch(member *m, int64_t version, const json_t *mean, err *e)
                  (long long)at.version);
         return 1;
     }
-    m->touched = true;
     return m->group ? group_import(m->group, m->reference, e)
                     : state_import(trainer_state(m->trainer), m->reference, e);
 }
@@ -201,22 +200,8 @@ int member_unpack(const json_t *task, err *e, const char *format, ...)
     return rc == 0 ? 0 : err_set(e, ERR_INVALID, "task %s: %s", wire_type(task), at.text);
 }
 
-/* Asked for version 0 after it has trained (the model store lost everything): as a fresh one
- * would. */
-static int begin_anew(member *m, err *e)
-{
-    char reason[TRAINER_REASON_BYTES];
-    if (!m->touched)
-        return 0;
-    pslink_progress(m->link, NULL, NULL);
-    member_drop_trainer(m);
-    m->touched = false;
-    if (member_make_trainer(m, reason, e) != 0)
-        return -1;
-    pslink_progress(m->link, progress, m);
-    return 0;
-}
-
+/* Function 0 makes the first model. It may have trained: the model store lost everything, and what
+ * is drawn now is what a fresh function would draw. */
 static int do_init(member *m, const json_t *task, err *e)
 {
     json_int_t epoch = -1, round = 0, slot = 0, seed = 0;
@@ -224,7 +209,8 @@ static int do_init(member *m, const json_t *task, err *e)
                       "seed", &seed) != 0)
         return -1;
     member_enter(m, "init", epoch, round);
-    if (begin_anew(m, e) != 0)
+    m->mean.version = -1;
+    if (trainer_draw(m->trainer, e) != 0)
         return -1;
     modelstore_publication p = {.epoch = epoch,
                                 .round = round,
@@ -456,7 +442,12 @@ void member_close(member *m)
     json_decref(m->opening);
     json_decref(m->failed);
     modelstore_close(m->store);
-    member_drop_trainer(m);
+    if (m->trainer)
+        member_ranks_leave(m);
+    if (m->group)
+        group_close(m->group);
+    else
+        trainer_close(m->trainer);
     outside_close(m->outside);
     program_close(m->program);
     dataset_close(m->data);

@@ -273,7 +273,6 @@ int member_average(member *m, const json_t *task, err *e)
     if (o.slot < 0 || o.slot >= MODELSTORE_SLOTS_MAX || o.ask < 1 || o.ask > INT32_MAX)
         return err_set(e, ERR_INVALID, "task average: a number is out of range");
     member_enter(m, "average", o.epoch, o.round);
-    m->touched = true;
     if (read_models(json_object_get(task, "models"), set == 0, &o, &why) != 0)
         return member_not_averaged(m, &o, -1, false, &why);
     return set ? member_sum(m, &o, set, e) : average_lent(m, &o);

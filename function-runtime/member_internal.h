@@ -44,7 +44,7 @@ struct member {
     usage *usage;
     pslink *link;
     modelstore *store;
-    bool attached, touched; /* touched: the engine has other weights than it began with */
+    bool attached;
     block reference; /* fetched versions; the member's own memory */
     member_mean mean;
     /* where the model lies on a GPU, for other processes; "": nowhere that they can read */
@@ -63,8 +63,7 @@ struct member {
 
 /* Copies the order into the member; ERR_INVALID naming the field. */
 int member_read_order(const json_t *order, member *m, err *e);
-/* The trainer, or the group of them. */
-void member_drop_trainer(member *m);
+/* The trainer, or the group of them, without weights. */
 int member_make_trainer(member *m, char reason[TRAINER_REASON_BYTES], err *e);
 const char *member_cpu(void); /* "x86_64-v4", ... */
 

@@ -222,6 +222,7 @@ int member_make_trainer(member *m, char reason[TRAINER_REASON_BYTES], err *e)
                         .seed = m->request.seed,
                         .backend = m->backend[0] ? m->backend : NULL,
                         .reset_optimizer = m->request.optimizer_state == STATE_RESET,
+                        .blank = true, /* of one function alone is the first model wanted */
                         .precision = (backend_precision)m->request.precision,
                         .device_memory = gpu_engine_bytes(m->gpu_bytes),
                         .begun = member_begun,
@@ -239,19 +240,6 @@ int member_make_trainer(member *m, char reason[TRAINER_REASON_BYTES], err *e)
         return -1;
     m->trainer = group_trainer(m->group);
     return 0;
-}
-
-void member_drop_trainer(member *m)
-{
-    if (m->trainer)
-        member_ranks_leave(m);
-    if (m->group)
-        group_close(m->group);
-    else
-        trainer_close(m->trainer);
-    m->group = NULL;
-    m->trainer = NULL;
-    m->mean.version = -1;
 }
 
 static int load(member *m, char *reason, err *e)

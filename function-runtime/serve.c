@@ -74,6 +74,7 @@ static int compile(server *s, err *e)
     c->threads = 1;
     c->backend = "cpu"; /* no place on a GPU is booked for it */
     c->inference = true;
+    c->blank = true; /* a trained model is loaded next */
     if (engine_compile(c, &s->engine, e) != 0)
         return -1;
     s->scale = calloc(s->info.channels, sizeof *s->scale);

@@ -100,6 +100,7 @@ static int compile(trainer *t, char *reason, err *e)
     c.backend = t->config.backend;
     c.threads = t->config.threads;
     c.seed = t->config.seed;
+    c.blank = t->config.blank;
     c.precision = t->config.precision;
     c.device_memory = t->config.device_memory;
     c.device = t->config.device;
@@ -147,6 +148,11 @@ void trainer_close(trainer *t)
     engine_free(t->engine);
     loader_close(t->loader); /* the engine's share reads from it */
     free(t);
+}
+
+int trainer_draw(trainer *t, err *e)
+{
+    return engine_draw(t->engine, e);
 }
 
 state *trainer_state(trainer *t)

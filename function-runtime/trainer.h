@@ -25,6 +25,7 @@ typedef struct trainer_config {
     uint64_t seed;
     const char *backend;   /* NULL: the fastest here */
     bool reset_optimizer;  /* the block has weights alone */
+    bool blank;            /* no weights yet: they are imported, or trainer_draw comes first */
     backend_precision precision;
     size_t device_memory;  /* cap of GPU memory; 0: none */
     int device;            /* which GPU, of those that the process sees */
@@ -60,6 +61,8 @@ void trainer_close(trainer *t); /* NULL is fine */
  * built. ERR_INVALID as its "ShapeMismatch". */
 int trainer_fits(program *p, const dataset_info *d, err *e);
 
+/* The first weights of all, from the seed; the optimizer begins anew. */
+int trainer_draw(trainer *t, err *e);
 state *trainer_state(trainer *t); /* the trainer's own: its layout, import and export */
 engine *trainer_engine(trainer *t);
 /* Batches of the function's share in that epoch. */

@@ -48,6 +48,7 @@ typedef struct backend_config {
 /* Host blocks of the model; 64-byte aligned. grads and state are NULL for inference. */
 typedef struct backend_state {
     float *params, *grads; /* graph.floats[VAR_PARAM] */
+    bool grads_changed;    /* grads hold what the next update takes; else nothing */
     float *buffers;        /* graph.floats[VAR_BUFFER] */
     float *state;      /* optim_slots() blocks of graph.floats[VAR_PARAM], one after the other */
     int64_t *counters; /* graph.floats[VAR_COUNTER]; batch norm's num_batches_tracked */
@@ -229,8 +230,8 @@ typedef struct backend {
      * again whenever the caller has written to any of the blocks (after a `store`), or moved them.
      */
     int (*load)(backend_program *p, const backend_state *s, err *e);
-    /* Brings the host blocks up to date. NULL: they always are. */
-    int (*store)(backend_program *p, err *e);
+    /* Brings the host blocks up to date, grads if they are asked for. NULL: they always are. */
+    int (*store)(backend_program *p, bool grads, err *e);
 
     /* Forward without training behaviour (running statistics, no dropout). logits: (n, outputs) or
      * NULL. result: filled when not NULL, and then the batch has labels or targets. */

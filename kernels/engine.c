@@ -26,6 +26,7 @@ struct engine {
     int64_t *counters, *own_counters;
     float *grads;
     bool grads_lent; /* engine_grads gave them away: the backend must read them again */
+    bool blank;      /* no weights yet, here or there */
 
     engine_var *layout;
     size_t layout_count;
@@ -182,15 +183,25 @@ static int load(engine *m, err *e)
 {
     backend_state s = {.params = m->floats,
                        .grads = m->c.inference ? NULL : m->grads,
+                       .grads_changed = m->grads_lent,
                        .buffers = m->floats + m->params,
                        .state = m->slots ? m->floats + m->params + m->buffers : NULL,
                        .counters = m->counters};
+    m->blank = false;
     return m->backend->load(m->program, &s, e);
 }
 
-static int store(engine *m, err *e)
+/* A blank one's blocks are here alone. */
+static int store(engine *m, bool grads, err *e)
 {
-    return m->backend->store ? m->backend->store(m->program, e) : 0;
+    return m->backend->store && !m->blank ? m->backend->store(m->program, grads, e) : 0;
+}
+
+static void zero_optimizer(engine *m)
+{
+    memset(m->floats + engine_weights_floats(m), 0, m->slots * m->params * sizeof *m->floats);
+    if (!m->c.inference)
+        m->counters[m->counter_count - 1] = 0;
 }
 
 static int compile(engine *m, const engine_config *c, err *e)
@@ -208,8 +219,8 @@ static int compile(engine *m, const engine_config *c, err *e)
     if (!m->backend || build_graph(m, c, e) || allocate(m, e) || make_layout(m, e) ||
         m->backend->prepare(m->g, &m->c, &m->program, e))
         return -1;
-    graph_init_vars(m->g, c->seed, m->floats, m->floats + m->params, m->counters);
-    return load(m, e);
+    m->blank = true;
+    return c->blank ? 0 : engine_draw(m, e);
 }
 
 int engine_compile(const engine_config *c, engine **out, err *e)
@@ -225,6 +236,14 @@ int engine_compile(const engine_config *c, engine **out, err *e)
     }
     *out = m;
     return 0;
+}
+
+int engine_draw(engine *m, err *e)
+{
+    if (!m->blank) /* else they are zero as they were allocated */
+        zero_optimizer(m);
+    graph_init_vars(m->g, m->c.seed, m->c.threads, m->floats, m->floats + m->params, m->counters);
+    return load(m, e);
 }
 
 void engine_free(engine *m)
@@ -276,12 +295,12 @@ size_t engine_counter_count(const engine *m)
 
 float *engine_floats(engine *m, err *e)
 {
-    return store(m, e) ? NULL : m->floats;
+    return store(m, false, e) ? NULL : m->floats;
 }
 
 int64_t *engine_counters(engine *m, err *e)
 {
-    return store(m, e) ? NULL : m->counters;
+    return store(m, false, e) ? NULL : m->counters;
 }
 
 int engine_state_changed(engine *m, err *e)
@@ -291,7 +310,7 @@ int engine_state_changed(engine *m, err *e)
 
 int engine_export(engine *m, float *floats, int64_t *counters, err *e)
 {
-    if (store(m, e))
+    if (store(m, false, e))
         return -1;
     memcpy(floats, m->floats, engine_state_floats(m) * sizeof *floats);
     memcpy(counters, m->counters, m->counter_count * sizeof *counters);
@@ -305,13 +324,6 @@ int engine_import(engine *m, const float *floats, const int64_t *counters, err *
     return load(m, e);
 }
 
-static void zero_optimizer(engine *m)
-{
-    memset(m->floats + engine_weights_floats(m), 0, m->slots * m->params * sizeof *m->floats);
-    if (!m->c.inference)
-        m->counters[m->counter_count - 1] = 0;
-}
-
 int engine_import_weights(engine *m, const float *floats, const int64_t *counters, err *e)
 {
     memcpy(m->floats, floats, engine_weights_floats(m) * sizeof *floats);
@@ -323,16 +335,16 @@ int engine_import_weights(engine *m, const float *floats, const int64_t *counter
 
 int engine_reset_optimizer(engine *m, err *e)
 {
-    if (store(m, e))
+    if (store(m, false, e))
         return -1;
     zero_optimizer(m);
-    return load(m, e);
+    return m->blank ? 0 : load(m, e);
 }
 
 int engine_place(engine *m, float *floats, int64_t *counters, err *e)
 {
     assert(!floats == !counters && (uintptr_t)floats % 64 == 0);
-    if (store(m, e))
+    if (store(m, false, e))
         return -1;
     float *to = floats ? floats : m->own_floats;
     int64_t *to_counters = counters ? counters : m->own_counters;
@@ -342,7 +354,7 @@ int engine_place(engine *m, float *floats, int64_t *counters, err *e)
         memmove(to_counters, m->counters, m->counter_count * sizeof *to_counters);
     m->floats = to;
     m->counters = to_counters;
-    return load(m, e);
+    return m->blank ? 0 : load(m, e);
 }
 
 /* ---- work ------------------------------------------------------------------------------------ */
@@ -397,6 +409,7 @@ static void read_rows(engine *m, const engine_batch *b)
 
 static int read_batch(engine *m, const engine_batch *b, bool with_labels, backend_batch *to, err *e)
 {
+    assert(!m->blank);
     if (b->n < 1 || b->n > m->c.batch)
         return err_set(e, ERR_INVALID, "a batch of %d samples: between 1 and %d are possible", b->n,
                        m->c.batch);
@@ -505,6 +518,7 @@ int engine_train_share(engine *m, const backend_steps *s, engine_result *r, err 
 {
     backend_steps steps = *s;
     backend_result result;
+    assert(!m->blank);
     if (s->batch < 1 || s->batch > m->c.batch || s->rows < 1)
         return err_set(e, ERR_INVALID, "batches of %d from %u rows: between 1 and %d are possible",
                        s->batch, s->rows, m->c.batch);
@@ -671,7 +685,7 @@ int engine_gradients(engine *m, const engine_batch *b, engine_result *r, err *e)
 float *engine_grads(engine *m, size_t *count, err *e)
 {
     *count = m->params;
-    if (check_training(m, e) || store(m, e))
+    if (check_training(m, e) || store(m, true, e))
         return NULL;
     m->grads_lent = true;
     return m->grads;

@@ -42,15 +42,19 @@ typedef struct engine_config {
     optim optim;
     uint64_t seed;  /* initial weights and dropout */
     bool inference; /* no gradients, no optimizer state */
+    bool blank;     /* draws no weights: engine_import, or engine_draw, comes before all work */
     int device;           /* which GPU, for the backends that run on one */
     size_t device_memory; /* cap in bytes on this process's memory there; 0: none */
 } engine_config;
 
-/* Builds the graph, compiles it, allocates everything and initialises the weights from the seed.
+/* Builds the graph, compiles it, allocates everything and, unless it is to be blank, draws the
+ * weights. (ResNet-34's take a second of one core, which who imports others need not spend.)
  * Errors: the builder's (ERR_INVALID, naming the layer), ERR_LIMIT, ERR_NOMEM, ERR_UNSUPPORTED.
  * Free with engine_free. */
 int engine_compile(const engine_config *c, engine **out, err *e);
 void engine_free(engine *m);
+/* The first weights, from the seed; the optimizer's state and all counters become 0. */
+int engine_draw(engine *m, err *e);
 
 /* ---- state ---------------------------------------------------------------------------------- */
 

@@ -244,9 +244,10 @@ int graph_only_reader(const graph *g, int x);
 /* The variable's index by its full name, -1 when there is none. */
 int graph_var_find(const graph *g, const char *name);
 
-/* Fills parameters and buffers with their beginnings; counters become 0. Same seed, same bits.
- * The blocks have graph.floats[kind] elements. */
-void graph_init_vars(const graph *g, uint64_t seed, float *params, float *buffers,
+/* Fills parameters and buffers with their beginnings; counters become 0. Same seed, same bits,
+ * whatever the threads (that it may start, and ends). The blocks have graph.floats[kind]
+ * elements. */
+void graph_init_vars(const graph *g, uint64_t seed, int threads, float *params, float *buffers,
                      int64_t *counters);
 
 /* Which of the elements 4*block .. 4*block+3 of a sample's activation this dropout keeps: bit i of

@@ -147,7 +147,7 @@ static int cuda_load(backend_program *base, const backend_state *s, err *e)
     size_t params = p->g->floats[VAR_PARAM];
     p->s = *s;
     if (bring_in(p, p->params, s->params, e) ||
-        (!p->c.inference && bring_in(p, p->grads, s->grads, e)))
+        (s->grads_changed && bring_in(p, p->grads, s->grads, e)))
         return -1;
     for (size_t i = 0; i < slots(p); i++)
         if (bring_in(p, p->state + i * params, s->state + i * params, e))
@@ -163,13 +163,15 @@ static int cuda_load(backend_program *base, const backend_state *s, err *e)
     return p->d->wait(p->dev, e); /* the caller may write to its blocks again */
 }
 
-static int cuda_store(backend_program *base, err *e)
+static int cuda_store(backend_program *base, bool grads, err *e)
 {
     program *p = (program *)base;
     size_t params = p->g->floats[VAR_PARAM];
+    if (grads && (bring_out(p, p->s.grads, p->grads, e) || p->d->wait(p->dev, e)))
+        return -1;
     if (p->fresh)
         return 0;
-    if (bring_out(p, p->s.params, p->params, e) || bring_out(p, p->s.grads, p->grads, e))
+    if (bring_out(p, p->s.params, p->params, e))
         return -1;
     for (size_t i = 0; i < slots(p); i++)
         if (bring_out(p, p->s.state + i * params, p->state + i * params, e))

@@ -271,6 +271,35 @@ static void moments(const float *x, size_t count, double *mean, double *deviatio
     *deviation = sqrt(squares / (double)count - *mean * *mean);
 }
 
+/* Threads take a part of every variable each; odd counts, and fewer elements than threads. */
+TEST(weights_are_the_same_whoever_draws_them)
+{
+    enum { THREADS = 5 };
+    err e = ERR_INIT;
+    graph *g = graph_new((shape){3, 3, 9, 9});
+    int x = graph_conv2d(
+        g, 0, (conv2d_options){.filters = 35, .kernel = 3, .weights = WEIGHTS_HE_FAN_OUT});
+    x = graph_batch_norm(g, x, (batch_norm_options){0});
+    x = graph_linear(g, graph_flatten(g, x), 431, (linear_options){0});
+    x = graph_linear(g, x, 3, (linear_options){.deviation = 0.01});
+    CHECK_OK(graph_finish(g, x, 3, &e), e);
+    size_t count = g->floats[VAR_PARAM], more = g->floats[VAR_BUFFER];
+    CHECK(count > THREADS << 16); /* worth so many */
+    float *params[2], *buffers[2];
+    int64_t counters[1];
+    for (int i = 0; i < 2; i++) {
+        params[i] = malloc(count * sizeof(float));
+        buffers[i] = malloc(more * sizeof(float));
+        CHECK(params[i] && buffers[i]);
+        graph_init_vars(g, 7, i ? THREADS : 1, params[i], buffers[i], counters);
+    }
+    CHECK(memcmp(params[0], params[1], count * sizeof(float)) == 0);
+    CHECK(memcmp(buffers[0], buffers[1], more * sizeof(float)) == 0);
+    for (int i = 0; i < 2; i++)
+        free(params[i]), free(buffers[i]);
+    graph_free(g);
+}
+
 TEST(weights_begin_as_pytorchs)
 {
     err e = ERR_INIT;
@@ -286,7 +315,7 @@ TEST(weights_begin_as_pytorchs)
     CHECK_OK(graph_finish(g, x, 400, &e), e);
     float *params = calloc(g->floats[VAR_PARAM], sizeof *params), buffers[256];
     int64_t counters[1] = {9};
-    graph_init_vars(g, 1, params, buffers, counters);
+    graph_init_vars(g, 1, 1, params, buffers, counters);
     double mean, deviation, largest, bound = 1 / sqrt(64 * 9.0);
     moments(params + g->vars[0].offset, g->vars[0].count, &mean, &deviation, &largest);
     CHECK_NEAR(mean, 0, bound * 0.01);

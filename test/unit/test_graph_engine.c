@@ -345,6 +345,47 @@ TEST(state_lives_in_the_callers_memory)
     }
 }
 
+/* Nothing is drawn for who imports; and what is drawn later, also after training, is what would
+ * have been. */
+TEST(a_blank_model_takes_weights_or_draws_them)
+{
+    for (int i = 0; backend_name(i); i++) {
+        engine_config c = tiny_config(backend_name(i));
+        err e = ERR_INIT;
+        engine *m = compile(&c);
+        snapshot first = take_snapshot(m);
+        double loss = train(m, 0, 8);
+        c.blank = true;
+        engine *blank = compile(&c);
+        const float *floats = engine_floats(blank, &e);
+        for (size_t k = 0; k < first.floats; k++)
+            CHECK(floats[k] == 0);
+        CHECK_OK(engine_import(blank, first.f, first.c, &e), e);
+        CHECK(train(blank, 0, 8) == loss);
+        snapshot trained = take_snapshot(m), also = take_snapshot(blank);
+        CHECK(same(&trained, &also));
+        CHECK_OK(engine_draw(blank, &e), e);
+        snapshot drawn = take_snapshot(blank);
+        CHECK(same(&drawn, &first));
+        CHECK(train(blank, 0, 8) == loss);
+        engine_free(blank);
+
+        float *memory = aligned_alloc(64, (first.floats * sizeof *memory + 63) / 64 * 64);
+        int64_t counters[2];
+        blank = compile(&c);
+        CHECK_OK(engine_place(blank, memory, counters, &e), e);
+        CHECK_OK(engine_reset_optimizer(blank, &e), e);
+        CHECK_OK(engine_draw(blank, &e), e);
+        CHECK(memcmp(memory, first.f, first.floats * sizeof *memory) == 0);
+        CHECK(train(blank, 0, 8) == loss);
+        engine_free(blank);
+        free(memory);
+        free_snapshot(&first), free_snapshot(&trained), free_snapshot(&also);
+        free_snapshot(&drawn);
+        engine_free(m);
+    }
+}
+
 TEST(weights_alone_reset_the_optimizer)
 {
     engine_config c = tiny_config("reference");
