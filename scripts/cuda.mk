@@ -57,7 +57,7 @@ $(CUDA_VERSION): FORCE
 EXTRA_kernels_cuda_cuda_algo := -I$(BUILD)
 $(BUILD)/obj/kernels/cuda/cuda_algo.o: $(CUDA_VERSION)
 
-.PHONY: cuda-toolkit cuda check-cuda
+.PHONY: cuda-toolkit cuda check-cuda check-cuda-host
 cuda-toolkit: ## fetch a CUDA toolkit into the build folder (1.1 GB), for machines without one
 	scripts/cuda-toolkit $(CUDA_TOOLKIT)
 
@@ -90,6 +90,9 @@ check-cuda: $(BUILD)/lib/kubeml-cuda.so $(BUILD)/cuda-probe $(BUILD)/cuda-probe-
 	$(BUILD)/cuda-probe-graph
 	$(BUILD)/cuda-probe-nccl
 	test/cuda/check_rounding $(NVCC) kernels/cuda/merge.cu kernels/cuda/optim.cu
+	+@$(MAKE) --no-print-directory check-cuda-host
+
+check-cuda-host: tests $(RACE_TESTS) ## what check-cuda runs on the host, which needs no toolkit
 	BUILD=$(BUILD) SANITIZER=$(SANITIZER) $(PYTHON) test/run.py --unit test_cuda_ test_races_
 
 $(BUILD)/cuda-probe: $(call obj,test/cuda/probe.c)

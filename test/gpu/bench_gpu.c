@@ -3,16 +3,17 @@
  *   bench_gpu gpu                                    the device
  *   bench_gpu step MODEL BATCH PRECISION [N]         N functions (threads, a stream each) of that
  *   bench_gpu share MODEL BATCH PRECISION            one function, its samples on the device
- *   bench_gpu start MODEL BATCH PRECISION            a warm process from its model to its first batch
- *   bench_gpu merge MODELS FLOATS                    averaging beside a plain copy
- *   bench_gpu watch                                  what the GPU does until the input ends
+ *   bench_gpu start MODEL BATCH PRECISION            a warm process from its model to its first
+ * batch bench_gpu merge MODELS FLOATS                    averaging beside a plain copy bench_gpu
+ * watch                                  what the GPU does until the input ends
  *
  * gpu: its name, then after a | the libraries and which kernels of ours there are. The others write
  * one line of numbers. step: median microseconds a step of one function, samples a second of all,
  * then as watch; share: the first two. start: milliseconds of making the process warm, of
- * compiling the model, of the first batch, and of these two together. merge: bytes a second moved by
- * the merge and by a copy. watch: the GPU's utilisation in percent and its watts, means over time,
- * and the most MiB taken, all of NVML's and -1 where it does not tell. Exit status 77: no GPU. */
+ * compiling the model, of its weights and the first batch, and of these two together. merge: bytes
+ * a second moved by the merge and by a copy. watch: the GPU's utilisation in percent and its watts,
+ * means over time, and the most MiB taken, all of NVML's and -1 where it does not tell. Exit status
+ * 77: no GPU. */
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -368,26 +369,34 @@ static int bench_share(char **argv)
 /* ---- a warm process's first batch ------------------------------------------------------------ */
 
 /* What a function of the pool has before a job asks for it (context, stream, handles, cache of
- * algorithms), then what it does from the model on; its code and its data are the platform's. */
+ * algorithms), then what it does from the model on; its code, its data and the model that it
+ * fetches are the platform's. */
 static int bench_start(char **argv)
 {
     err e = ERR_INIT;
     engine_config c;
-    engine *m;
+    engine *m, *reference;
     engine_result r;
     drawn_batch b;
     TRY(configure(argv + 2, &c, &e));
     TRY(draw_batch(&c, &b, &e));
+    engine_config host = c;
+    host.backend = "reference";
+    host.precision = PRECISION_FP32;
+    TRY(engine_compile(&host, &reference, &e));
+    c.blank = true;
     double begin = now_us();
     TRY(backend_warm("cuda", 0, &e));
     double warm = now_us();
     TRY(engine_compile(&c, &m, &e));
     double compiled = now_us();
+    TRY(engine_import(m, engine_floats(reference, &e), engine_counters(reference, &e), &e));
     TRY(engine_train(m, &b.b, 0.01, &r, &e));
     double end = now_us();
     printf("%.2f %.2f %.2f %.2f\n", (warm - begin) / 1e3, (compiled - warm) / 1e3,
            (end - compiled) / 1e3, (end - warm) / 1e3);
     engine_free(m);
+    engine_free(reference);
     free_batch(&b);
     return 0;
 }
