@@ -245,7 +245,7 @@ int graph_only_reader(const graph *g, int x);
 int graph_var_find(const graph *g, const char *name);
 
 /* Fills parameters and buffers with their beginnings; counters become 0. Same seed, same bits,
- * whatever the threads (that it may start, and ends). The blocks have graph.floats[kind]
+ * on any number of threads (which last as long as the call). The blocks have graph.floats[kind]
  * elements. */
 void graph_init_vars(const graph *g, uint64_t seed, int threads, float *params, float *buffers,
                      int64_t *counters);

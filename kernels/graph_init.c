@@ -1,14 +1,14 @@
 /* graph_init.c: where a model's numbers come from: the first weights, and which ones dropout keeps.
  */
 #include <math.h>
-#include <pthread.h>
 #include <string.h>
 
 #include "graph.h"
+#include "parallel.h"
 #include "rng.h"
 
-/* A thread is worth its start from a millisecond of draws on. */
-enum { INIT_PARTS_MAX = 64, PART_FLOATS_MIN = 1 << 16 };
+/* A few milliseconds of draws: what pays for starting a thread. */
+enum { PART_FLOATS = 1 << 16 };
 
 /* Box and Muller 1958: two uniforms to one normal deviate (the second is not used: draws stay
  * aligned with the elements). */
@@ -35,50 +35,35 @@ static void fill(const graph_var *v, rng *r, size_t count, float *to)
     }
 }
 
-/* What one thread fills: a part of every variable. */
-typedef struct part {
+/* All variables, in parts. */
+typedef struct drawing {
     const graph *g;
     uint64_t seed;
     float *params, *buffers;
-    size_t index, parts;
-} part;
+    size_t parts;
+} drawing;
 
 /* A draw is four words, and a normal deviate takes two of them: a part begins with a draw. */
-static size_t begin_of(size_t count, size_t index, size_t parts)
+static size_t begin_of(size_t count, size_t part, size_t parts)
 {
-    return index == parts ? count : count / 4 * index / parts * 4;
+    return part == parts ? count : count / 4 * part / parts * 4;
 }
 
-static void *fill_part(void *of)
+/* Of every variable its part. */
+static void fill_part(size_t part, void *of)
 {
-    const part *p = of;
-    for (int i = 0; i < p->g->var_count; i++) {
-        const graph_var *v = &p->g->vars[i];
+    const drawing *d = of;
+    for (int i = 0; i < d->g->var_count; i++) {
+        const graph_var *v = &d->g->vars[i];
         if (v->kind != VAR_PARAM && v->kind != VAR_BUFFER)
             continue;
-        size_t from = begin_of(v->count, p->index, p->parts),
-               to = begin_of(v->count, p->index + 1, p->parts);
+        size_t from = begin_of(v->count, part, d->parts),
+               to = begin_of(v->count, part + 1, d->parts);
         rng r;
-        rng_init(&r, p->seed, RNG_INIT, (uint32_t)i, 0);
+        rng_init(&r, d->seed, RNG_INIT, (uint32_t)i, 0);
         rng_skip(&r, v->init == INIT_NORMAL ? from / 2 : from / 4);
-        fill(v, &r, to - from, (v->kind == VAR_PARAM ? p->params : p->buffers) + v->offset + from);
+        fill(v, &r, to - from, (v->kind == VAR_PARAM ? d->params : d->buffers) + v->offset + from);
     }
-    return NULL;
-}
-
-/* A part without a thread of its own is filled by the caller's. */
-static void fill_all(part *all, size_t parts)
-{
-    pthread_t threads[INIT_PARTS_MAX];
-    bool started[INIT_PARTS_MAX] = {false};
-    for (size_t i = 1; i < parts; i++)
-        started[i] = pthread_create(&threads[i], NULL, fill_part, &all[i]) == 0;
-    for (size_t i = 0; i < parts; i++)
-        if (!started[i])
-            fill_part(&all[i]);
-    for (size_t i = 1; i < parts; i++)
-        if (started[i])
-            pthread_join(threads[i], NULL);
 }
 
 void graph_init_vars(const graph *g, uint64_t seed, int threads, float *params, float *buffers,
@@ -90,13 +75,8 @@ void graph_init_vars(const graph *g, uint64_t seed, int threads, float *params, 
         memset(buffers, 0, g->floats[VAR_BUFFER] * sizeof *buffers);
     if (g->floats[VAR_COUNTER])
         memset(counters, 0, g->floats[VAR_COUNTER] * sizeof *counters);
-    size_t parts = g->floats[VAR_PARAM] / PART_FLOATS_MIN + 1, most = (size_t)threads;
-    parts = parts < most ? parts : most;
-    parts = parts < 1 ? 1 : parts < INIT_PARTS_MAX ? parts : INIT_PARTS_MAX;
-    part all[INIT_PARTS_MAX];
-    for (size_t i = 0; i < parts; i++)
-        all[i] = (part){g, seed, params, buffers, i, parts};
-    fill_all(all, parts);
+    drawing d = {g, seed, params, buffers, g->floats[VAR_PARAM] / PART_FLOATS + 1};
+    parallel_for(d.parts, threads, fill_part, &d);
 }
 
 uint32_t graph_dropout_below(double p)

@@ -46,7 +46,7 @@ SRC_cuda     := $(call src,kernels/cuda)
 SRC_cu       := $(sort $(wildcard kernels/cuda/*.cu))
 SRC_cuda_host:= $(filter-out kernels/cuda/driver_%,$(SRC_cuda))
 # What the engine needs of the rest: the kernels' own tree and a few small files.
-CUDA_COMMON  := $(addprefix common/,err.c rng.c)
+CUDA_COMMON  := $(addprefix common/,err.c parallel.c rng.c)
 
 # Which kernels of ours there are: a sum over their text, part of the key of what was measured on a GPU (cuda_algo.c).
 CUDA_VERSION := $(BUILD)/cuda_kernels_version.h

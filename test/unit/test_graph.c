@@ -271,7 +271,8 @@ static void moments(const float *x, size_t count, double *mean, double *deviatio
     *deviation = sqrt(squares / (double)count - *mean * *mean);
 }
 
-/* Threads take a part of every variable each; odd counts, and fewer elements than threads. */
+/* Parts of every variable are drawn by whichever thread comes; odd counts, and fewer elements than
+ * parts. */
 TEST(weights_are_the_same_whoever_draws_them)
 {
     enum { THREADS = 5 };
