@@ -31,10 +31,10 @@ LDFLAGS   += $(if $(SANITIZER),-fsanitize=$(SANITIZER)) -Wl,--as-needed -Wl,--gc
 
 # Kernels are compiled once per instruction set; which one runs is chosen at run time (kernels/cpu).
 # x_avx512.c and x_avx2.c are the same algorithm with wider registers. The merge must give the same
-# bits everywhere: no contraction into fused multiply-add, there or in any file named merge*.c.
+# bits everywhere, and so must what is drawn: no contraction into fused multiply-add, there or in any file named merge*.c.
 flags_for = $(if $(findstring _avx512,$1),$(loops_opt) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma) \
             $(if $(findstring _avx2,$1),$(loops_opt) -mavx2 -mfma) \
-            $(if $(findstring /merge,$1),-O3 -ffp-contract=off) \
+            $(if $(findstring /merge,$1)$(findstring common/rng.,$1),-O3 -ffp-contract=off) \
             $(if $(findstring kernels/cpu/kernels_generic,$1),$(SEEN_AT_ACCESS)) \
             $(if $(findstring /reference/,$1),-O3 $(SEEN_AT_ACCESS))
 

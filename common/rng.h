@@ -46,6 +46,10 @@ void rng_skip(rng *r, size_t draws);
 uint32_t rng_u32(rng *r);
 uint64_t rng_u64(rng *r);
 float rng_uniform(rng *r);               /* [0, 1), 24 bits */
+/* Four deviates of N(0, 1) from one draw, by Box and Muller 1958; up to 6.66 away from 0. Sums,
+ * products, quotients and square roots alone, so that they have the same bits whatever the
+ * processor and its mathematical library. No words may be left of a draw before. */
+void rng_normals(rng *r, double out[4]);
 uint64_t rng_below(rng *r, uint64_t n);  /* [0, n), unbiased (Lemire 2019); n > 0 */
 /* Fisher-Yates over `n` indices: order[0..n) becomes a permutation of 0..n-1. */
 void rng_permutation(rng *r, uint32_t *order, size_t n);

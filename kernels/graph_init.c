@@ -1,6 +1,5 @@
 /* graph_init.c: where a model's numbers come from: the first weights, and which ones dropout keeps.
  */
-#include <math.h>
 #include <string.h>
 
 #include "graph.h"
@@ -10,28 +9,28 @@
 /* A few milliseconds of draws: what pays for starting a thread. */
 enum { PART_FLOATS = 1 << 16 };
 
-/* Box and Muller 1958: two uniforms to one normal deviate (the second is not used: draws stay
- * aligned with the elements). */
-static double normal(rng *r)
+static void fill_normal(const graph_var *v, rng *r, size_t count, float *to)
 {
-    double u = ((double)rng_u32(r) + 1) * 0x1p-32, v = (double)rng_u32(r) * 0x1p-32;
-    return sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
+    for (size_t i = 0; i < count; i += 4) {
+        double four[4];
+        rng_normals(r, four);
+        for (size_t j = 0; j < 4 && i + j < count; j++)
+            to[i + j] = (float)(v->init_a * four[j]);
+    }
 }
 
 static void fill(const graph_var *v, rng *r, size_t count, float *to)
 {
-    for (size_t i = 0; i < count; i++) {
-        switch (v->init) {
-        case INIT_CONSTANT:
+    switch (v->init) {
+    case INIT_CONSTANT:
+        for (size_t i = 0; i < count; i++)
             to[i] = (float)v->init_a;
-            break;
-        case INIT_UNIFORM:
+        break;
+    case INIT_UNIFORM:
+        for (size_t i = 0; i < count; i++)
             to[i] = (float)(v->init_a * (2.0 * (double)rng_uniform(r) - 1.0));
-            break;
-        case INIT_NORMAL:
-            to[i] = (float)(v->init_a * normal(r));
-            break;
-        }
+        break;
+    case INIT_NORMAL: fill_normal(v, r, count, to); break;
     }
 }
 
@@ -43,7 +42,7 @@ typedef struct drawing {
     size_t parts;
 } drawing;
 
-/* A draw is four words, and a normal deviate takes two of them: a part begins with a draw. */
+/* A draw is four elements': a part begins with one. */
 static size_t begin_of(size_t count, size_t part, size_t parts)
 {
     return part == parts ? count : count / 4 * part / parts * 4;
@@ -61,7 +60,7 @@ static void fill_part(size_t part, void *of)
                to = begin_of(v->count, part + 1, d->parts);
         rng r;
         rng_init(&r, d->seed, RNG_INIT, (uint32_t)i, 0);
-        rng_skip(&r, v->init == INIT_NORMAL ? from / 2 : from / 4);
+        rng_skip(&r, from / 4);
         fill(v, &r, to - from, (v->kind == VAR_PARAM ? d->params : d->buffers) + v->offset + from);
     }
 }
