@@ -3,17 +3,18 @@
  *   bench_gpu gpu                                    the device
  *   bench_gpu step MODEL BATCH PRECISION [N]         N functions (threads, a stream each) of that
  *   bench_gpu share MODEL BATCH PRECISION            one function, its samples on the device
- *   bench_gpu start MODEL BATCH PRECISION            a warm process from its model to its first
- * batch bench_gpu merge MODELS FLOATS                    averaging beside a plain copy bench_gpu
- * watch                                  what the GPU does until the input ends
+ *   bench_gpu start MODEL BATCH PRECISION            a warm process's first batch
+ *   bench_gpu merge MODELS FLOATS                    averaging beside a plain copy
+ *   bench_gpu norm CHANNELS SIDE BATCH PRECISION     batch norm beside cuDNN's
+ *   bench_gpu watch                                  what the GPU does until the input ends
  *
  * gpu: its name, then after a | the libraries and which kernels of ours there are. The others write
  * one line of numbers. step: median microseconds a step of one function, samples a second of all,
  * then as watch; share: the first two. start: milliseconds of making the process warm, of
  * compiling the model, of its weights and the first batch, and of these two together. merge: bytes
- * a second moved by the merge and by a copy. watch: the GPU's utilisation in percent and its watts,
- * means over time, and the most MiB taken, all of NVML's and -1 where it does not tell. Exit status
- * 77: no GPU. */
+ * a second moved by the merge and by a copy. norm: see bench_norm.h. watch: the GPU's utilisation
+ * in percent and its watts, means over time, and the most MiB taken, all of NVML's and -1 where it
+ * does not tell. Exit status 77: no GPU; 3: not in this build. */
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -32,8 +33,11 @@
 #include "nvml.h"
 #include "rng.h"
 #include "zoo/zoo.h"
+#ifndef ON_SHIM
+#include "bench_norm.h"
+#endif
 
-enum { FUNCTIONS_MAX = 64, ROUNDS = 9, CLASSES = 10, SAMPLE_MS = 20 };
+enum { FUNCTIONS_MAX = 64, ROUNDS = 9, CLASSES = 10, SAMPLE_MS = 20, NOT_BUILT = 3 };
 #ifdef ON_SHIM /* where nothing is to be learnt from how long it takes */
 enum {
     WARM_STEPS = 1,
@@ -493,6 +497,28 @@ static int bench_merge(char **argv)
     return 0;
 }
 
+/* ---- batch norm ------------------------------------------------------------------------------ */
+
+#ifdef ON_SHIM
+static int norm_beside_cudnn(char **argv)
+{
+    (void)argv;
+    fprintf(stderr, "bench_gpu: norm is not in this build, which has no cuDNN\n");
+    return NOT_BUILT;
+}
+#else
+static int norm_beside_cudnn(char **argv)
+{
+    err e = ERR_INIT;
+    bool bf16 = strcmp(argv[5], "bf16") == 0;
+    if (!bf16 && strcmp(argv[5], "fp32") != 0)
+        return err_set(&e, ERR_INVALID, "a wrong precision"), fail(&e);
+    TRY(bench_norm(atoi(argv[2]), atoi(argv[3]), atoi(argv[4]), bf16 ? ELEMENT_BF16 : ELEMENT_F32,
+                   &e));
+    return 0;
+}
+#endif
+
 static int print_gpu(void)
 {
     err e = ERR_INIT;
@@ -526,8 +552,10 @@ int main(int argc, char **argv)
         return bench_start(argv);
     if (argc == 4 && strcmp(what, "merge") == 0)
         return bench_merge(argv);
+    if (argc == 6 && strcmp(what, "norm") == 0)
+        return norm_beside_cudnn(argv);
     fprintf(stderr, "usage: bench_gpu gpu | step MODEL BATCH PRECISION [N] | watch |\n"
                     "       share MODEL BATCH PRECISION | start MODEL BATCH PRECISION |\n"
-                    "       merge MODELS FLOATS\n");
+                    "       merge MODELS FLOATS | norm CHANNELS SIDE BATCH PRECISION\n");
     return 2;
 }
