@@ -31,6 +31,16 @@ hangs) exec sleep 60 ;;
 leaves_a_child) sleep 60 & echo $! >${0%/*}/child; exit 1 ;;
 esac
 """
+# In bench_gpu's: batch norm beside a cuDNN that is slower, then one that is faster and lacks a way, then one that is wrong.
+NORMS = """#!/bin/sh
+case "$*" in
+gpu) echo 'fake|none own1' ;;
+'norm 64 32 128 fp32') echo '40.00 60.00 50.00 2500 80.00 100.00 -3000.00 2900 0.00012' ;;
+'norm 64 32 128 bf16') echo '40.00 -3000.00 20.00 1250 80.00 -3000.00 -2.00 1450 0.0012' ;;
+'norm 128 16 128 fp32') echo '1.00 2.00 2.00 1 1.00 2.00 2.00 1 nan' ;;
+*) echo 'bench_gpu: no memory' >&2; exit 1 ;;
+esac
+"""
 # In PyTorch's place: 100 microseconds a step, unless FAKE_PEER says that it fails or hangs.
 PEER = """#!/bin/sh
 [ "$1" = -c ] && exit 0
@@ -156,6 +166,36 @@ def parts_that_are_not_measured_stay_and_what_fails_has_a_row():
     rows = read(out / "gpu-fake-bench.csv")
     assert [r["part"] for r in rows] == ["start", "start", "merge"], rows
     assert "failed: " in rows[2]["goal"] and "wrong number" in rows[2]["goal"], rows
+
+
+@case(platform=False)
+def batch_norm_is_beside_cudnns():
+    out = folder()
+    program = script(out / "bench_gpu", NORMS)
+    with small():
+        status, said = call(bench_gpu.main, program, out, "--only", "norm")
+    rows = {(r["work"], r["precision"]): r for r in read(out / "gpu-fake-bench.csv")}
+    assert len(rows) == 8 and all(r["part"] == "norm" and r["batch"] == "128" for r in rows.values()), rows
+    first, second = rows["64x32x32", "fp32"], rows["64x32x32", "bf16"]
+    assert (first["us_per_step"], first["goal"]) == (
+        "120.00", "forward 40.0 us, 2500 GB/s, cuDNN's spatial 60.0, persistent 50.0: ours is 1.25 times as fast; "
+        "backward 80.0 us, 2900 GB/s, cuDNN's spatial 100.0, persistent refused (3000): ours is 1.25 times as fast"), first
+    assert second["goal"] == (
+        "forward 40.0 us, 1250 GB/s, cuDNN's spatial refused (3000), persistent 20.0: cuDNN's is 2.00 times as fast; "
+        "backward 80.0 us, 1450 GB/s, cuDNN's spatial refused (3000), persistent refused (2)"), second
+    assert rows["128x16x16", "fp32"]["goal"].startswith("failed: cuDNN's results are nan of ours away; forward 1.0 us"), rows
+    assert (status, "6 failed, 0 missed" in said) == (1, True), said
+
+
+@case(platform=False)
+def batch_norm_is_left_out_where_there_is_no_cudnn_and_said_so_when_asked_for():
+    out = folder()
+    with small():
+        assert bench(out, "--only", "merge")[0] == 0 and len(read(out / "gpu-fake-bench.csv")) == 1
+        assert bench(out, "--only", "norm,merge") == (0, "")
+        rows = read(out / "gpu-fake-bench.csv")
+        assert [(r["part"], r["goal"].partition(":")[0]) for r in rows][0] == ("norm", "left out") and len(rows) == 2, rows
+        assert rows[0]["goal"] == "left out: bench_gpu: norm is not in this build, which has no cuDNN", rows
 
 
 @case(platform=False)

@@ -6,8 +6,9 @@ samples, with SGD and momentum; PyTorch's own models stand beside ours layer by 
 is the faster, with its fused optimizer and cudnn.benchmark. Ours is measured with every batch given from the host, and with
 the samples on the device, where PyTorch's lie too. Without PyTorch only our side is measured, and the CSV says so by leaving
 the others out. Utilisation, watts and memory are NVML's, over the run. Every row is written when it is known; what fails has
-a row that says why, and what misses its goal says so in its row: the exit status is then 1. What takes the longest and has no
-goal, torch.compile, comes last. Exit status 75: --seconds are over, the same command goes on; 77: there is no GPU.
+a row that says why, and what misses its goal says so in its row: the exit status is then 1. Batch norm beside cuDNN's has no
+goal, nor has torch.compile, which takes the longest and comes last. Exit status 75: --seconds are over, the same command goes
+on; 77: there is no GPU.
 """
 import argparse
 import os
@@ -31,11 +32,20 @@ WORK = [
 FUNCTIONS, SHARED = 8, ("lenet5", 16, "fp32")
 FLOATS = 21_300_000
 STARTS = 9  # processes
+# ResNet-34's activations as CIFAR makes them: channels, side
+NORMS, NORM_BATCH, NORM_PRECISIONS = [(64, 32), (128, 16), (256, 8), (512, 4)], 128, ["fp32", "bf16"]
+NORM_WAYS = ("spatial", "persistent")  # cuDNN's, in bench_gpu's order
+NORM_DIFFERENCE = 0.01  # what cuDNN's results may differ from ours, as a share of them
 # FUNCTIONS together, in times one alone and in times as many processes of PyTorch; averaging, in times copying
 TOGETHER_GOAL, PROCESSES_GOAL, START_GOAL_MS, MERGE_GOAL = 3, 8, 50, 0.8
 OURS_S, PEER_S = 180, 300  # what one measurement may take
+NOT_BUILT = 3  # bench_gpu's exit status
 KEY = "gpu libraries part work batch precision engine".split()
 COLUMNS = KEY + "us_per_step samples_per_s gpu_percent watts mib goal".split()
+
+
+class NotThere(Exception):
+    """This bench_gpu was built without it."""
 
 
 def numbers(text):
@@ -198,7 +208,7 @@ def has_torch():
 class Bench:
     def __init__(self, o, clock, gpu, libraries, torch):
         self.program, self.clock, self.torch, self.mode = o.program, clock, torch, o.mode
-        self.gpu, self.parts = [gpu, libraries], o.only
+        self.gpu, self.parts, self.asked = [gpu, libraries], o.only, o.asked
         self.path = results.csv_path(o.out, gpu, "bench")
         self.table = results.Results(self.path, COLUMNS, KEY)
 
@@ -220,7 +230,8 @@ class Bench:
             raise Failed(f"{args[0]}: no end within {OURS_S} s")
         if status:
             words = error.strip().splitlines()
-            raise Failed(words[-1] if words else f"{args[0]}: status {status}")
+            kind = NotThere if status == NOT_BUILT else Failed
+            raise kind(words[-1] if words else f"{args[0]}: status {status}")
         return numbers(out)
 
     def peer(self, work, mode, processes=1):
@@ -345,7 +356,34 @@ def bench_merge(bench):
     bench.row(("merge", "8 x 21.3M floats", "", "fp32", "kubeml"), measure)
 
 
-PARTS = {"steps": bench_steps, "functions": bench_functions, "start": bench_start, "merge": bench_merge,
+def norm_words(name, us, theirs, rate):
+    """One pass of ours beside cuDNN's ways; of those, less than 0 is why it is not there."""
+    told = [f"{way} {one:.1f}" if one > 0 else f"{way} refused ({-one:.0f})" for way, one in zip(NORM_WAYS, theirs)]
+    best = min((one for one in theirs if one > 0), default=None)
+    faster = "" if best is None else f": ours is {best / us:.2f} times as fast" if best >= us else \
+        f": cuDNN's is {us / best:.2f} times as fast"
+    return f"{name} {us:.1f} us, {rate:.0f} GB/s, cuDNN's {', '.join(told)}{faster}"
+
+
+def bench_norm(bench):
+    """Batch norm with its ReLU beside cuDNN's two calls for them; a row's microseconds are both passes' of ours."""
+    def measure():
+        *measured, apart = bench.ours("norm", channels, side, NORM_BATCH, precision)
+        passes = [(name, measured[i], measured[i + 1:i + 3], measured[i + 3]) for name, i in (("forward", 0), ("backward", 4))]
+        wrong = "" if apart <= NORM_DIFFERENCE else f"failed: cuDNN's results are {apart:g} of ours away; "
+        return sum(us for _, us, *_ in passes), 0, (), wrong + "; ".join(norm_words(*one) for one in passes)
+    for channels, side in NORMS:
+        for precision in NORM_PRECISIONS:
+            try:
+                bench.row(("norm", f"{channels}x{side}x{side}", NORM_BATCH, precision, "kubeml"), measure)
+            except NotThere as why:
+                words = f"left out: {why}"
+                if bench.asked:
+                    bench.row(("norm", "", "", "", "kubeml"), lambda words=words: (0, 0, (), words))
+                return
+
+
+PARTS = {"steps": bench_steps, "functions": bench_functions, "start": bench_start, "merge": bench_merge, "norm": bench_norm,
          "compiled": bench_compiled}
 
 
@@ -355,11 +393,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", help="bench_gpu")
     parser.add_argument("out", type=pathlib.Path, help="the CSV's folder")
-    parser.add_argument("--only", type=lambda text: text.split(","), default=list(PARTS),
+    parser.add_argument("--only", type=lambda text: text.split(","),
                         help=f"of {','.join(PARTS)}: what else the GPU's file has stays")
     parser.add_argument("--mode", default="max-autotune", help="torch.compile's; max-autotune, whose compiling takes minutes")
     results.add_options(parser)
     o = parser.parse_args()
+    o.asked, o.only = o.only is not None, o.only or list(PARTS)
     if not set(o.only) <= set(PARTS):
         parser.error(f"--only takes {','.join(PARTS)}")
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML counts so
