@@ -4,9 +4,9 @@
  *   bench_engine MODEL BATCH THREADS [BACKEND [bf16]]
  *
  * MODEL: of the zoo, a LeNet of the table below, or conv:CHANNELS:SIDE:KERNEL:LAYERS, a chain of
- * like convolutions. Reads "train K" or "infer K" from stdin, does K steps, and writes the seconds
- * they took by the wall clock and of CPU time; "choices" writes the algorithm table. The batch is
- * made of fixed pseudo-random floats. */
+ * like convolutions. Reads "train K" or "infer K" from stdin, does K steps ("draw K": draws the
+ * first weights as often), and writes the seconds they took by the wall clock and of CPU time;
+ * "choices" writes the algorithm table. The batch is made of fixed pseudo-random floats. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -96,13 +96,21 @@ static double cpu_seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static int run(engine *m, const engine_batch *b, bool train, long steps, float *logits, err *e)
+/* One of what begins with that letter. */
+static int step(engine *m, const engine_batch *b, char what, float *logits, err *e)
 {
     engine_result r;
+    if (what == 'd')
+        return engine_draw(m, e);
+    return what == 't' ? engine_train(m, b, 0.01, &r, e) : engine_infer(m, b, logits, e);
+}
+
+static int run(engine *m, const engine_batch *b, char what, long steps, float *logits, err *e)
+{
     double cpu = cpu_seconds();
     int64_t begin = clock_monotonic_ns();
     for (long i = 0; i < steps; i++)
-        if (train ? engine_train(m, b, 0.01, &r, e) : engine_infer(m, b, logits, e))
+        if (step(m, b, what, logits, e) != 0)
             return -1;
     printf("%.9f %.9f\n", (double)(clock_monotonic_ns() - begin) * 1e-9, cpu_seconds() - cpu);
     return 0;
@@ -115,7 +123,8 @@ static int serve(engine *m, const engine_batch *b, float *logits)
     while (fgets(line, sizeof line, stdin)) {
         if (strncmp(line, "choices", 7) == 0) {
             printf("%s\n", engine_choices(m));
-        } else if (run(m, b, line[0] == 't', strtol(line + 6, NULL, 10), logits, &e) != 0) {
+        } else if (run(m, b, line[0], strtol(line + strcspn(line, " "), NULL, 10), logits, &e) !=
+                   0) {
             return fail(&e);
         }
         fflush(stdout);
