@@ -49,6 +49,7 @@ typedef struct backend_config {
 typedef struct backend_state {
     float *params, *grads; /* graph.floats[VAR_PARAM] */
     bool grads_changed;    /* grads hold what the next update takes; else nothing */
+    bool blank;            /* no weights yet: zeros, as prepare leaves a device's memory */
     float *buffers;        /* graph.floats[VAR_BUFFER] */
     float *state;      /* optim_slots() blocks of graph.floats[VAR_PARAM], one after the other */
     int64_t *counters; /* graph.floats[VAR_COUNTER]; batch norm's num_batches_tracked */

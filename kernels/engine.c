@@ -26,7 +26,7 @@ struct engine {
     int64_t *counters, *own_counters;
     float *grads;
     bool grads_lent; /* engine_grads gave them away: the backend must read them again */
-    bool blank;      /* no weights yet, here or there */
+    bool blank;      /* nobody has given it weights yet */
 
     engine_var *layout;
     size_t layout_count;
@@ -184,17 +184,23 @@ static int load(engine *m, err *e)
     backend_state s = {.params = m->floats,
                        .grads = m->c.inference ? NULL : m->grads,
                        .grads_changed = m->grads_lent,
+                       .blank = m->blank,
                        .buffers = m->floats + m->params,
                        .state = m->slots ? m->floats + m->params + m->buffers : NULL,
                        .counters = m->counters};
-    m->blank = false;
     return m->backend->load(m->program, &s, e);
 }
 
-/* A blank one's blocks are here alone. */
+/* The host's blocks hold its weights. */
+static int load_weights(engine *m, err *e)
+{
+    m->blank = false;
+    return load(m, e);
+}
+
 static int store(engine *m, bool grads, err *e)
 {
-    return m->backend->store && !m->blank ? m->backend->store(m->program, grads, e) : 0;
+    return m->backend->store ? m->backend->store(m->program, grads, e) : 0;
 }
 
 static void zero_optimizer(engine *m)
@@ -220,7 +226,7 @@ static int compile(engine *m, const engine_config *c, err *e)
         m->backend->prepare(m->g, &m->c, &m->program, e))
         return -1;
     m->blank = true;
-    return c->blank ? 0 : engine_draw(m, e);
+    return c->blank ? load(m, e) : engine_draw(m, e);
 }
 
 int engine_compile(const engine_config *c, engine **out, err *e)
@@ -243,7 +249,7 @@ int engine_draw(engine *m, err *e)
     if (!m->blank) /* else they are zero as they were allocated */
         zero_optimizer(m);
     graph_init_vars(m->g, m->c.seed, m->c.threads, m->floats, m->floats + m->params, m->counters);
-    return load(m, e);
+    return load_weights(m, e);
 }
 
 void engine_free(engine *m)
@@ -305,7 +311,7 @@ int64_t *engine_counters(engine *m, err *e)
 
 int engine_state_changed(engine *m, err *e)
 {
-    return load(m, e);
+    return load_weights(m, e);
 }
 
 int engine_export(engine *m, float *floats, int64_t *counters, err *e)
@@ -321,7 +327,7 @@ int engine_import(engine *m, const float *floats, const int64_t *counters, err *
 {
     memcpy(m->floats, floats, engine_state_floats(m) * sizeof *floats);
     memcpy(m->counters, counters, m->counter_count * sizeof *counters);
-    return load(m, e);
+    return load_weights(m, e);
 }
 
 int engine_import_weights(engine *m, const float *floats, const int64_t *counters, err *e)
@@ -330,7 +336,7 @@ int engine_import_weights(engine *m, const float *floats, const int64_t *counter
     if (m->g->floats[VAR_COUNTER])
         memcpy(m->counters, counters, m->g->floats[VAR_COUNTER] * sizeof *counters);
     zero_optimizer(m);
-    return load(m, e);
+    return load_weights(m, e);
 }
 
 int engine_reset_optimizer(engine *m, err *e)
@@ -338,7 +344,7 @@ int engine_reset_optimizer(engine *m, err *e)
     if (store(m, false, e))
         return -1;
     zero_optimizer(m);
-    return m->blank ? 0 : load(m, e);
+    return load(m, e);
 }
 
 int engine_place(engine *m, float *floats, int64_t *counters, err *e)
@@ -354,7 +360,7 @@ int engine_place(engine *m, float *floats, int64_t *counters, err *e)
         memmove(to_counters, m->counters, m->counter_count * sizeof *to_counters);
     m->floats = to;
     m->counters = to_counters;
-    return m->blank ? 0 : load(m, e);
+    return load(m, e);
 }
 
 /* ---- work ------------------------------------------------------------------------------------ */
@@ -544,6 +550,14 @@ bool engine_averages(engine *const *models, int n)
     return n <= ENGINE_AVERAGE_MAX;
 }
 
+/* Its weights are a mean now, which the backend has. */
+static void take_mean(engine *m, int64_t step)
+{
+    m->blank = false;
+    if (!m->c.inference)
+        m->counters[m->counter_count - 1] = step;
+}
+
 int engine_average(engine *const *models, const double *weight, int n, bool across, err *e)
 {
     backend_program *programs[ENGINE_AVERAGE_MAX] = {NULL};
@@ -559,8 +573,7 @@ int engine_average(engine *const *models, const double *weight, int n, bool acro
     if (models[0]->backend->average(programs, weight, n, across, e))
         return -1;
     for (int i = 0; i < n; i++)
-        if (!models[i]->c.inference)
-            models[i]->counters[models[i]->counter_count - 1] = steps;
+        take_mean(models[i], steps);
     return 0;
 }
 
@@ -617,8 +630,7 @@ int engine_adopt(engine *m, const backend_loan *mean, const engine_seal *seal, e
     const backend_peers *peers = peers_of(m, e);
     if (!peers || peers->adopt(m->program, mean, seal->sum, e))
         return -1;
-    if (!m->c.inference)
-        m->counters[m->counter_count - 1] = seal->step;
+    take_mean(m, seal->step);
     return 0;
 }
 
@@ -660,8 +672,7 @@ int engine_comm_take(engine *m, const engine_seal *seal, err *e)
     const backend_comm *comm = comm_of(m, e);
     if (!comm || comm->take(m->program, seal->sum, e))
         return -1;
-    if (!m->c.inference)
-        m->counters[m->counter_count - 1] = seal->step;
+    take_mean(m, seal->step);
     return 0;
 }
 

@@ -146,6 +146,10 @@ static int cuda_load(backend_program *base, const backend_state *s, err *e)
     program *p = (program *)base;
     size_t params = p->g->floats[VAR_PARAM];
     p->s = *s;
+    if (s->blank) {
+        p->fresh = true;
+        return 0;
+    }
     if (bring_in(p, p->params, s->params, e) ||
         (s->grads_changed && bring_in(p, p->grads, s->grads, e)))
         return -1;

@@ -169,6 +169,30 @@ typedef struct company {
 
 static const double shares[FUNCTIONS] = {0.25, 0.35, 0.4};
 
+/* A replacement's model has no weights before it takes the mean; all that it is, is the mean then.
+ */
+static void newcomer_adopts(const company *c, backend_precision precision)
+{
+    static work w;
+    err e = ERR_INIT;
+    engine *m;
+    engine_result a, b;
+    engine_config blank = config("cuda");
+    blank.precision = precision;
+    blank.blank = true;
+    CHECK_OK(engine_compile(&blank, &m, &e), e);
+    long copied = fake_copies_in();
+    CHECK_OK(engine_adopt(m, &c->mean, &c->seal, &e), e);
+    CHECK_INT(fake_copies_in(), copied);
+    size_t bytes = engine_state_floats(m) * sizeof(float);
+    CHECK(memcmp(engine_floats(m, &e), engine_floats(c->m[0], &e), bytes) == 0);
+    draw_work(&w, 97, BATCH);
+    CHECK_OK(engine_eval(m, &w.b, &a, &e), e);
+    CHECK_OK(engine_eval(c->m[0], &w.b, &b, &e), e);
+    CHECK(a.loss_sum == b.loss_sum);
+    engine_free(m);
+}
+
 /* Function 0 leads. */
 static void meet(company *c, const double *weight, backend_precision precision)
 {
@@ -216,6 +240,7 @@ TEST_LIMIT(models_of_several_processes_are_averaged_on_their_device_with_the_ser
         CHECK_INT(fake_copies_in(), copied); /* not through the host */
         CHECK_OK(engine_adopt(c.m[0], &c.mean, &c.seal, &e), e);
         check_mean(c.m, c.was, weights[i / 2], 0);
+        newcomer_adopts(&c, i % 2 ? PRECISION_BF16 : PRECISION_FP32);
         draw_work(&w, 99, BATCH);
         /* from one state, one step is one step */
         CHECK_OK(engine_train(c.m[0], &w.b, 0.1, &a, &e), e);
