@@ -15,6 +15,7 @@
 #define LAUNCH(kernel, grid, block, stream, ...)                                                   \
     kernel<<<grid, block, 0, (cudaStream_t)(stream)>>>(__VA_ARGS__)
 #define LAUNCH_BLOCK LAUNCH
+#define MULTIPLE_OF(at, bytes) ((void)0)
 /* Before a loop over an array of a thread's own: registers have no addresses, so that a loop that
  * stays one would send the array through memory. */
 #define UNROLL _Pragma("unroll")
@@ -124,7 +125,15 @@ template <class T, int EACH> struct alignas(EACH * sizeof(T)) pack {
 template <int EACH, class T>
 static __device__ __forceinline__ pack<T, EACH> take(const T *from, size_t i)
 {
+    MULTIPLE_OF(from + i, sizeof(pack<T, EACH>));
     return *(const pack<T, EACH> *)(from + i);
+}
+
+template <int EACH, class T>
+static __device__ __forceinline__ void store(T *to, size_t i, const pack<T, EACH> &values)
+{
+    MULTIPLE_OF(to + i, sizeof values);
+    *(pack<T, EACH> *)(to + i) = values;
 }
 
 template <int EACH, class T>
@@ -136,7 +145,7 @@ static __device__ __forceinline__ void give(T *to, size_t i, const pack<float, E
         result = take<EACH>((const T *)to, i);
     for (int j = 0; j < EACH; j++)
         put_or_add(&result.at[j], from.at[j], add);
-    *(pack<T, EACH> *)(to + i) = result;
+    store(to, i, result);
 }
 
 /* Whether `count` values of so many bytes go by fours from all of these addresses, ored. */

@@ -211,7 +211,7 @@ static __global__ void __launch_bounds__(THREADS)
                 value = 0;
             put(&result.at[j], i < live ? value : 0.0f);
         }
-        *(pack<T, EACH> *)(y + i) = result;
+        store<EACH>(y, i, result);
     }
 }
 

@@ -3,7 +3,7 @@
 //
 // The kernels of such a program are compiled with -fsanitize=thread, which has each access to
 // memory call a function __tsan_...; these are ours, and know blocks and barriers instead of the
-// host's threads. Two accesses of a byte, one of them a write, end the program where
+// host's threads. Two accesses of a place, one of them a write, end the program where
 //
 //  - two threads of a block make them with no barrier between: shuffles order nothing, by CUDA's
 //  rules;

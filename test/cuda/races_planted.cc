@@ -80,8 +80,17 @@ static __global__ void chained(bool mended, int *out)
         out[0] = 0;
 }
 
+// Four values at once, from an address that only one value may have.
+static __global__ void misplaced(bool mended, float *sums)
+{
+    if (threadIdx.x == 0) {
+        pack<float, 4> four = take<4>((const float *)sums, mended ? 4 : 3);
+        sums[0] = four.at[0] + four.at[3];
+    }
+}
+
 typedef void planted(bool mended);
-static int out[2 * MANY];
+alignas(16) static int out[2 * MANY];
 
 #define PLANTED(kernel, launch, to)                                                                \
     static void run_##kernel(bool mended)                                                          \
@@ -94,6 +103,11 @@ PLANTED(shuffled, LAUNCH_BLOCK, out)
 PLANTED(counted, LAUNCH_BLOCK, out)
 PLANTED(added, LAUNCH, (unsigned long long *)out)
 PLANTED(chained, LAUNCH, out)
+
+static void run_misplaced(bool mended)
+{
+    LAUNCH(misplaced, 1, MANY, nullptr, mended, (float *)out);
+}
 
 // Runs it in a child; what that says before it ends itself, empty if it ends as it should.
 static void said_by(planted *run, bool mended, char *text, size_t bytes)
@@ -138,6 +152,15 @@ TEST(a_missing_barrier_is_found)
 TEST(shared_memory_that_is_taken_for_zero_is_found)
 {
     is_found(run_counted, "shared memory that nobody in this block has written is read (counted");
+}
+
+TEST(an_address_that_a_gpu_refuses_is_found)
+{
+    char text[8192];
+    said_by(run_misplaced, false, text, sizeof text);
+    CHECK_CONTAINS(text, "several values at an address that is no multiple of them (misplaced");
+    said_by(run_misplaced, true, text, sizeof text);
+    CHECK_STR(text, "");
 }
 
 TEST(blocks_that_touch_the_same_are_found)

@@ -322,6 +322,12 @@ uint64_t shim_shuffle(uint64_t mine, int from)
     return giver->given[slot];
 }
 
+void shim_multiple_of(const void *at, size_t bytes)
+{
+    if ((uintptr_t)at % bytes != 0)
+        die("several values at an address that is no multiple of them");
+}
+
 // ---- atomics: on the host nothing comes between
 // ---------------------------------------------------
 

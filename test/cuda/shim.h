@@ -31,6 +31,8 @@
 #define __shared__ static
 #endif
 #define __restrict__    __restrict
+/* x86 bears what a GPU refuses. */
+#define MULTIPLE_OF(at, bytes) shim_multiple_of(at, bytes)
 #define __launch_bounds__(...)
 
 struct dim3 {
@@ -61,6 +63,8 @@ struct shim_stream {
     std::vector<std::function<void()>> kept;
     long launches = 0;
 };
+
+void shim_multiple_of(const void *at, size_t bytes);
 
 /* Now, or when the graph that is being captured runs. */
 void shim_enqueue(void *stream, std::function<void()> work);
