@@ -85,8 +85,9 @@ static __device__ __forceinline__ void draw(uint64_t seed, uint32_t use, uint32_
     }
 }
 
-/* A multiprocessor has 65,536 registers and a thread 255 at most: a block of THREADS starts whatever
- * its kernel needs. Kernels of larger blocks say so (__launch_bounds__), or they might not start. */
+/* A multiprocessor has 65,536 registers and a thread 255 at most: a block of THREADS starts
+ * whatever its kernel needs. Kernels of larger blocks say so (__launch_bounds__), or they might not
+ * start. */
 enum { THREADS = 256, GRID_MAX = 1 << 16 };
 
 /* Blocks of THREADS for `count` elements; kernels stride over the grid, so that any count fits. */
@@ -112,6 +113,14 @@ static __device__ __forceinline__ divided divide(size_t i, int d)
     r.times = (uint32_t)i / (uint32_t)d;
     r.rest = (uint32_t)i - r.times * (uint32_t)d;
     return r;
+}
+
+/* Which of places `stride` apart lies at `at`; below 0: none. */
+static __device__ __forceinline__ int step_at(int at, int stride, int count)
+{
+    if (stride > 1 && at >= 0)
+        at = at % stride ? -1 : at / stride;
+    return at < count ? at : -1;
 }
 
 /* ---- four values a thread -------------------------------------------------------------------- */

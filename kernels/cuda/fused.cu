@@ -179,14 +179,6 @@ static __device__ float place_sum(const conv_shape &s, const pool_shape &o, cons
     return sum;
 }
 
-/* Which of places `stride` apart lies at `at`; -1: none. */
-static __device__ __forceinline__ int step_at(int at, int stride, int count)
-{
-    if (stride > 1 && at >= 0)
-        at = at % stride ? -1 : at / stride;
-    return at < count ? at : -1;
-}
-
 static __device__ float input_sum(const conv_shape &s, const pool_shape &o, const float *w,
                                   sent from, int h, int v, int c)
 {

@@ -2,9 +2,9 @@
  * cuda_kernels.h. They serve every shape in full fp32, run where cuDNN has nothing to offer, and
  * for small models are the faster choice (cuda_algo.c measures).
  *
- *   forward  Y(npq, k)  = X~(npq, rsc)  W(k, rsc)^T       X~: the gathered windows
- *   data     dX(nhw, c) = dY~(nhw, rsk) W(rsk, c)         dY~: the outputs that saw (n,h,w) at
- * (r,s) weights  dW(k, rsc) = dY(npq, k)^T X~(npq, rsc)
+ *   forward  Y(npq, k)  = X~(npq, rsc)  W(k, rsc)^T    X~: the gathered windows
+ *   data     dX(nhw, c) = dY~(nhw, rsk) W(rsk, c)      dY~: the outputs that saw (n,h,w) at (r,s)
+ *   weights  dW(k, rsc) = dY(npq, k)^T X~(npq, rsc)
  *
  * A block computes a tile of 64 rows and 64 or 16 columns; long inner sums are split over blocks
  * and their parts added in order by a second kernel. */
@@ -72,14 +72,6 @@ static __device__ __forceinline__ float window(const conv_shape &s, int first, c
     if (h < 0 || h >= s.h || w < 0 || w >= s.w)
         return 0;
     return to_float(x[(at.sample + h * s.w + w) * s.c + first + t.channel]);
-}
-
-/* Which of places `stride` apart lies at `at`; -1: none. */
-static __device__ __forceinline__ int step_at(int at, int stride, int count)
-{
-    if (stride > 1 && at >= 0)
-        at = at % stride ? -1 : at / stride;
-    return at < count ? at : -1;
 }
 
 /* The window at 0, 0 that would begin at input pixel `nhw`. */

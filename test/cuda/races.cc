@@ -5,8 +5,7 @@
 // memory call a function __tsan_...; these are ours, and know blocks and barriers instead of the
 // host's threads. Two accesses of a place, one of them a write, end the program where
 //
-//  - two threads of a block make them with no barrier between: shuffles order nothing, by CUDA's
-//  rules;
+//  - two threads of a block make them with no barrier between (shuffles order nothing);
 //  - two blocks of a launch make them, unless both are atomic;
 //
 // and so does a read of shared memory that nobody in that block has written: it is as the block
@@ -209,8 +208,7 @@ __attribute__((constructor)) void begin()
 
 } // namespace
 
-// ---- what the compiler calls
-// ---------------------------------------------------------------------
+// ---- what the compiler calls ----------------------------------------------------------------
 
 #define SEEN(name, see, bytes)                                                                     \
     extern "C" void __tsan_##name(void *at);                                                       \

@@ -328,8 +328,7 @@ void shim_multiple_of(const void *at, size_t bytes)
         die("several values at an address that is no multiple of them");
 }
 
-// ---- atomics: on the host nothing comes between
-// ---------------------------------------------------
+// ---- atomics: on the host nothing comes between ----------------------------------------------
 
 int atomicAnd(int *at, int value)
 {
