@@ -1,5 +1,5 @@
-/* cpu_memory.c: which blocks of a program share memory, because they are never in use at the same
- * time.
+/* cpu_memory.c: a program's memory, and which blocks share it, because they are never in use at the
+ * same time.
  *
  * Time is counted in segments: a layer that works on the batch as a whole is one, and so is each
  * run of layers between two such, whose samples go through at their own pace. Forward segments come
@@ -13,7 +13,28 @@
 
 #include "cleanup.h"
 #include "cpu_program.h"
+#include "large_pages.h"
 #include "plan.h"
+
+void *program_alloc(program *p, size_t count, size_t size)
+{
+    size_t bytes, head = 64;
+    if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX / 2)
+        return NULL;
+    bytes = (bytes + head + 63) / 64 * 64;
+    struct block *b = large_pages_alloc(bytes);
+    if (!b)
+        return NULL;
+    b->next = p->blocks;
+    p->blocks = b;
+    p->bytes += bytes;
+    return (char *)b + head;
+}
+
+float *program_floats(program *p, size_t count)
+{
+    return program_alloc(p, count, sizeof(float));
+}
 
 /* A block that one layer needs during one of its two segments alone. */
 struct lease {

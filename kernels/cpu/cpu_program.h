@@ -222,7 +222,12 @@ static inline float *program_grad(const program *p, int var)
 void program_update(const program *p, const backend_update *u, size_t at, size_t n,
                     const float *grads);
 
+/* Layers, tensors and their memory, of p->g: cpu_build.c. -1 when memory is gone; p is then only to
+ * be released. */
+int program_build(program *p);
+
 /* Each returns -1 when memory is gone. They set ops, choice and what the layer needs. */
+int layer_input(layer *l);
 int layer_conv(program *p, layer *l);
 bool conv_is_matmul(const graph_node *n, shape in, int batch);
 bool conv_is_pointwise(const graph_node *n); /* 1x1, neither strided nor padded */
