@@ -7,7 +7,9 @@
  * pool_talk.c     what is said to pods and what they say
  * owner_jobs.c    what the controller keeps of a job beside the machine; records
  * owner_logs.c    jobs' logs
- * owner_api.c     the calls of owner.h
+ * owner_api.c     calls of owner.h: submit, stop, resume (owner_call.h)
+ * owner_look.c    calls that show jobs, logs and figures
+ * owner_held.c    calls that delete what no job uses
  * owner_follow.c  event and log streams
  * owner_usage.c   what functions use now
  * owner_algorithms.c  what they have measured on GPUs
