@@ -86,7 +86,7 @@ INLINE size_t T(max_channels)(const max_tap *t, const int n, const bool known, c
     /* In registers: as far as the compiler knows, what is written might be the list. */
     const float *x[KNOWN_TAPS];
     TI tap[KNOWN_TAPS];
-    UNROLL for (int i = 0; known && i < n; i++) {
+    UNROLL_KNOWN for (int i = 0; known && i < n; i++) {
         x[i] = t[i].x;
         tap[i] = (TI){0} + t[i].tap;
     }
@@ -94,7 +94,7 @@ INLINE size_t T(max_channels)(const max_tap *t, const int n, const bool known, c
         VT best = T(load)(t[0].x + c), before = best;
         TI at = (TI){0} + t[0].tap;
         T(nans) seen = {0};
-        UNROLL for (int i = 1; i < n; i++) {
+        UNROLL_KNOWN for (int i = 1; i < n; i++) {
             VT v = T(load)((known ? x[i] : t[i].x) + c);
             T(larger)(v, known ? tap[i] : (TI){0} + t[i].tap, &best, &at);
             if (i % 2 || i + 1 == n)
@@ -118,7 +118,7 @@ INLINE size_t T(max_back_channels)(const max_tap *t, const int n, bool accumulat
 {
     for (; c + VW <= cs; c += VW) {
         VT sum = accumulate ? T(load)(dx + c) : (VT){0};
-        UNROLL for (int i = 0; i < n; i++)
+        UNROLL_KNOWN for (int i = 0; i < n; i++)
             sum += T(where)(t[i].arg + c, t[i].tap, T(load)(t[i].x + c));
         T(store)(dx + c, sum);
     }
