@@ -23,9 +23,9 @@ Q         := $(if $(V),,@)
 LIBS_common := -llmdb -lyaml -lmicrohttpd -ljansson -lhiredis -lcurl -lz -lzip -lxxhash -lcrypto -lpthread -ldl -lm
 
 CPPFLAGS  += -D_GNU_SOURCE -Icommon -Ikernels -Ifunction-runtime/include -Ifunction-runtime -Itest/support
-CFLAGS    += -std=gnu11 $(OPT) $(if $(SANITIZER),-g1,-g) -fno-omit-frame-pointer -fvisibility=hidden -fPIC \
-             -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes \
-             $(if $(filter 1,$(WERROR)),-Werror) \
+WARNINGS  := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes \
+             $(if $(filter 1,$(WERROR)),-Werror)
+CFLAGS    += -std=gnu11 $(OPT) $(if $(SANITIZER),-g1,-g) -fno-omit-frame-pointer -fvisibility=hidden -fPIC $(WARNINGS) \
              $(if $(SANITIZER),-fsanitize=$(SANITIZER) -fno-sanitize-recover=undefined)
 LDFLAGS   += $(if $(SANITIZER),-fsanitize=$(SANITIZER)) -Wl,--as-needed -Wl,--gc-sections
 

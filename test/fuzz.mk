@@ -1,11 +1,11 @@
 # make fuzz: every parser of outside bytes under libFuzzer, for FUZZ_SECONDS each, from its corpus.
-# Needs clang. What it finds new is kept in the build folder; a crash stands in test/fuzz/corpus after
-# it was minimised and mended.
+# Needs clang, whose warnings are errors here as gcc's are elsewhere. What it finds new is kept in the build folder; a crash
+# stands in test/fuzz/corpus after it was minimised and mended.
 
 FUZZ_SECONDS ?= 10
 FUZZ_CC      ?= clang
 FUZZ_BUILD   := $(BUILD)/fuzz
-FUZZ_FLAGS   := -std=gnu11 -O1 -g -fno-omit-frame-pointer -DKUBEML_FUZZ -Itest/fuzz
+FUZZ_FLAGS   := -std=gnu11 -O1 -g -fno-omit-frame-pointer $(WARNINGS) -DKUBEML_FUZZ -Itest/fuzz
 FUZZ_NAMES   := $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))
 FUZZ_COMMON  := $(patsubst %.c,$(FUZZ_BUILD)/obj/%.o,$(SRC_common))
 
