@@ -455,7 +455,7 @@ typedef struct dense_dw_copy {
 #define DENSE_DW_LIST16(X)                                                                         \
     X(1, 1) X(4, 1) X(8, 1) X(1, 2) X(4, 2) X(8, 2) X(1, 3) X(4, 3) X(8, 3) X(4, 6)
 #else
-#define DENSE_DW_LIST8(X) X(1, 1) X(4, 1) X(1, 2) X(4, 2) X(1, 4) X(2, 4) X(3, 3)
+#define DENSE_DW_LIST8(X) X(1, 1) X(4, 1) X(1, 2) X(4, 2) X(1, 4) X(2, 4) X(3, 3) X(4, 3)
 #endif
 DENSE_DW_LIST8(DENSE_DW8)
 static const dense_dw_copy dense_dw_copies8[] = {DENSE_DW_LIST8(DENSE_DW_ENTRY8){0, 0, NULL}};
@@ -496,20 +496,45 @@ static void dense_dw_row(const conv_geom *g, const float *x, const float *dy, fl
                    (int)((floats - wide) / 8));
 }
 
-static void conv_dw(const conv_geom *g, const float *x, const float *dy, float *dw)
+/* A part of a sample's weight gradient: so many filters of one kernel row, over rows of pixels that
+ * the first cache holds while all tiles of the part pass over them. A whole sample does not fit, and
+ * its pixels, mostly a power of two apart, would share few of the cache's lines. The sums' order is
+ * the same whatever the parts. */
+enum { DW_FILTERS = 32, DW_BYTES = 24 * 1024, DW_PIXELS = 32 };
+
+static int dw_rows(const conv_geom *g, int filters)
 {
-    for (int r = 0; r < g->kh; r++) {
-        const float *xr = x + (size_t)(r * g->dh) * g->x_row;
-        float *to = dw + (size_t)r * g->run;
-        if (g->dw == 1) {
-            dense_dw_row(g, xr, dy, to, g->run);
-            continue;
-        }
+    size_t row = (size_t)g->ow * (size_t)(g->sw * g->cs + filters) * sizeof(float);
+    int fit = row < DW_BYTES ? (int)(DW_BYTES / row) : 1, least = (DW_PIXELS + g->ow - 1) / g->ow;
+    return fit > least ? fit : least;
+}
+
+/* x: of the kernel row. */
+static void dw_filters(const conv_geom *g, const float *x, const float *dy, float *dw)
+{
+    conv_geom part = *g;
+    int rows = dw_rows(g, g->k);
+    for (int i = 0; i < g->oh; i += rows) {
+        const float *xi = x + (size_t)(i * g->sh) * g->x_row, *di = dy + (size_t)i * g->y_row;
+        part.oh = rows < g->oh - i ? rows : g->oh - i;
+        if (g->dw == 1)
+            dense_dw_row(&part, xi, di, dw, g->run);
         /* Dilated: a vector per kernel column; needs cs a multiple of 8. */
-        for (int s = 0; s < g->kw; s++)
-            dense_dw_row(g, xr + (size_t)(s * g->dw * g->cs), dy, to + (size_t)(s * g->cs),
+        for (int s = 0; g->dw != 1 && s < g->kw; s++)
+            dense_dw_row(&part, xi + (size_t)(s * g->dw * g->cs), di, dw + (size_t)(s * g->cs),
                          (size_t)g->cs);
     }
+}
+
+static void conv_dw(const conv_geom *g, const float *x, const float *dy, float *dw)
+{
+    conv_geom part = *g;
+    for (int r = 0; r < g->kh; r++)
+        for (int o = 0; o < g->k; o += DW_FILTERS) {
+            part.k = DW_FILTERS < g->k - o ? DW_FILTERS : g->k - o;
+            dw_filters(&part, x + (size_t)(r * g->dh) * g->x_row, dy + o,
+                       dw + (size_t)(o * g->kh + r) * g->run);
+        }
 }
 
 /* One output pixel scatters the runs of all filters; for strides and dilations that have no better

@@ -2,32 +2,49 @@
  * kernels_impl.h, with VT (vector type), VW (its floats) and T(name) (name with the width) set.
  *
  * A tile is a few output pixels of VW filters: one accumulator a pixel, weights loaded once for all
- * of them, input pixels broadcast from memory. `step` floats lie between two output pixels' inputs;
- * as a constant it becomes an address displacement, which is why the common strides have their own
- * copies. */
+ * of them, input pixels broadcast from memory. There are two of each where it can be: two blocks of
+ * VW filters, so that a pixel is broadcast for both, or else two rows of pixels, so that a weight
+ * is loaded for both. `step` floats lie between two output pixels' inputs; as a constant it becomes
+ * an address displacement, which is why the common strides have their own copies. */
 
-/* rows x px accumulators over the whole kernel window. */
+/* What a tile has two of. */
+#ifndef KUBEML_CONV_TILE
+#define KUBEML_CONV_TILE
+enum { OF_ROWS = 1, OF_FILTERS = 2 };
+#endif
+
+/* px accumulators over the whole kernel window, and as many of the next row (two & OF_ROWS), or of
+ * the next VW filters, whose weights follow (two & OF_FILTERS). */
 INLINE void T(tile_sum)(const conv_geom *g, const float *x, const float *w, const float *b,
-                        const int rows, const int px, const size_t step, VT acc[2][14])
+                        const int two, const int px, const size_t step, VT acc[2][14])
 {
-    VT bias = T(load)(b);
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int p = 0; p < px; p++)
-            acc[r][p] = bias;
+    VT bias = T(load)(b), beside = two & OF_FILTERS ? T(load)(b + VW) : bias;
+    UNROLL for (int p = 0; p < px; p++)
+        acc[0][p] = bias, acc[1][p] = beside;
     /* Without pad channels a kernel row is one run. */
     const bool whole = g->c == g->cs && g->dw == 1;
     const int c = whole ? g->kw * g->c : g->c, kw = whole ? 1 : g->kw;
+    const float *w1 = w + (size_t)(g->kh * g->kw) * (size_t)g->c * VW;
     for (int i = 0; i < g->kh; i++) {
         for (int j = 0; j < kw; j++) {
             const float *x0 = x + (size_t)(i * g->dh) * g->x_row + (size_t)(j * g->dw * g->cs);
             const float *x1 = x0 + (size_t)g->sh * g->x_row;
-            for (int q = 0; q < c; q++, x0++, x1++, w += VW) {
+            for (int q = 0; q < c; q++, x0++, x1++, w += VW, w1 += VW) {
                 OPAQUE(x0);
                 OPAQUE(x1);
                 VT wv = T(load)(w);
+                if (two == OF_FILTERS) {
+                    VT vv = T(load)(w1);
+                    UNROLL for (int p = 0; p < px; p++) {
+                        VT pixel = T(all)(x0[(size_t)p * step]);
+                        acc[0][p] += wv * pixel;
+                        acc[1][p] += vv * pixel;
+                    }
+                    continue;
+                }
                 UNROLL for (int p = 0; p < px; p++)
                     acc[0][p] += wv * x0[(size_t)p * step];
-                if (rows == 2) {
+                if (two == OF_ROWS) {
                     UNROLL for (int p = 0; p < px; p++)
                         acc[1][p] += wv * x1[(size_t)p * step];
                 }
@@ -40,7 +57,7 @@ INLINE void T(tile_pool)(const conv_geom *g, const float *x, const float *w, con
                          float *y, uint8_t *arg, const int px, const size_t step)
 {
     VT acc[2][14];
-    T(tile_sum)(g, x, w, b, 2, px, step, acc);
+    T(tile_sum)(g, x, w, b, OF_ROWS, px, step, acc);
     VT one = (VT)((TI){0} + 1), two = (VT)((TI){0} + 2), three = (VT)((TI){0} + 3);
     UNROLL for (int p = 0; p < px; p += 2) {
         VT v0 = acc[0][p], v1 = acc[0][p + 1], v2 = acc[1][p], v3 = acc[1][p + 1];
@@ -54,12 +71,15 @@ INLINE void T(tile_pool)(const conv_geom *g, const float *x, const float *w, con
 }
 
 INLINE void T(tile_dense)(const conv_geom *g, const float *x, const float *w, const float *b,
-                          float *y, const int px, const size_t step)
+                          float *y, const int two, const int px, const size_t step)
 {
     VT acc[2][14];
-    T(tile_sum)(g, x, w, b, 1, px, step, acc);
+    T(tile_sum)(g, x, w, b, two, px, step, acc);
     UNROLL for (int p = 0; p < px; p++)
         T(store)(y + (size_t)p * g->y_step, g->relu ? T(relu)(acc[0][p]) : acc[0][p]);
+    y += two == OF_ROWS ? g->y_row : VW;
+    UNROLL for (int p = 0; two && p < px; p++)
+        T(store)(y + (size_t)p * g->y_step, g->relu ? T(relu)(acc[1][p]) : acc[1][p]);
 }
 
 typedef void T(pool_fn)(const conv_geom *, const float *, const float *, const float *, float *,
@@ -74,13 +94,16 @@ typedef void T(dense_fn)(const conv_geom *, const float *, const float *, const 
         size_t step = STEP ? STEP : (size_t)(g->sw * g->cs);                                       \
         T(tile_pool)(g, x, w, b, y, arg, PX, step);                                                \
     }
-#define DENSE_COPY(PX, STEP)                                                                       \
-    static void T(dense_##PX##_##STEP)(const conv_geom *g, const float *x, const float *w,         \
-                                       const float *b, float *y)                                   \
+#define DENSE_COPY(NAME, TWO, PX, STEP)                                                            \
+    static void T(NAME##_##PX##_##STEP)(const conv_geom *g, const float *x, const float *w,        \
+                                        const float *b, float *y)                                  \
     {                                                                                              \
         size_t step = STEP ? STEP : (size_t)(g->sw * g->cs);                                       \
-        T(tile_dense)(g, x, w, b, y, PX, step);                                                    \
+        T(tile_dense)(g, x, w, b, y, TWO, PX, step);                                               \
     }
+#define ONE_COPY(PX, STEP)  DENSE_COPY(one, 0, PX, STEP)
+#define ROWS_COPY(PX, STEP) DENSE_COPY(rows, OF_ROWS, PX, STEP)
+#define PAIR_COPY(PX, STEP) DENSE_COPY(pair, OF_FILTERS, PX, STEP)
 #if KERNELS_LEAN
 #define STEPS(COPY, PX) COPY(PX, 0)
 #define STEP_NAMES(kind, PX)                                                                       \
@@ -100,10 +123,20 @@ typedef void T(dense_fn)(const conv_geom *, const float *, const float *, const 
 #endif
 STEPS(POOL_COPY, 2)
 STEPS(POOL_COPY, 4)
-STEPS(DENSE_COPY, 1)
-STEPS(DENSE_COPY, 2)
-STEPS(DENSE_COPY, 4)
-STEPS(DENSE_COPY, 8)
+/* Of a narrower vector's blocks one at most is left over. */
+#define PAIRS (VW == 16 || !KERNELS_WIDE)
+#if PAIRS
+#define DENSE_COPIES(PX) STEPS(ROWS_COPY, PX) STEPS(PAIR_COPY, PX)
+#else
+#define DENSE_COPIES(PX) STEPS(ROWS_COPY, PX)
+#endif
+ONE_COPY(1, 0)
+ONE_COPY(2, 0)
+ONE_COPY(4, 0)
+ONE_COPY(8, 0)
+DENSE_COPIES(1)
+DENSE_COPIES(2)
+DENSE_COPIES(4)
 #if TILE_PIXELS >= 6
 STEPS(POOL_COPY, 6)
 #endif
@@ -112,7 +145,11 @@ STEPS(POOL_COPY, 8)
 STEPS(POOL_COPY, 10)
 STEPS(POOL_COPY, 12)
 STEPS(POOL_COPY, 14)
-STEPS(DENSE_COPY, 14)
+DENSE_COPIES(8)
+DENSE_COPIES(10)
+DENSE_COPIES(14)
+#elif TILE_PIXELS >= 6
+DENSE_COPIES(6)
 #endif
 
 static const struct {
@@ -128,16 +165,31 @@ static const struct {
 #endif
     {4, STEP_NAMES(pool, 4)},   {2, STEP_NAMES(pool, 2)},
 };
-static const struct {
+typedef struct T(dense_copy) {
     int px;
     T(dense_fn) *fn[8];
-} T(dense_copies)[] = {
+} T(dense_copy);
 #if TILE_PIXELS >= 14
-    {14, STEP_NAMES(dense, 14)},
+#define DENSE_NAMES(kind)                                                                          \
+    {                                                                                              \
+        {14, STEP_NAMES(kind, 14)}, {10, STEP_NAMES(kind, 10)}, {8, STEP_NAMES(kind, 8)},          \
+            {4, STEP_NAMES(kind, 4)}, {2, STEP_NAMES(kind, 2)}, {1, STEP_NAMES(kind, 1)},          \
+    }
+#elif TILE_PIXELS >= 6
+#define DENSE_NAMES(kind)                                                                          \
+    {                                                                                              \
+        {6, STEP_NAMES(kind, 6)}, {4, STEP_NAMES(kind, 4)}, {2, STEP_NAMES(kind, 2)},              \
+            {1, STEP_NAMES(kind, 1)},                                                              \
+    }
+#else
+#define DENSE_NAMES(kind)                                                                          \
+    {                                                                                              \
+        {4, STEP_NAMES(kind, 4)}, {2, STEP_NAMES(kind, 2)}, {1, STEP_NAMES(kind, 1)},              \
+    }
 #endif
-    {8, STEP_NAMES(dense, 8)},   {4, STEP_NAMES(dense, 4)},
-    {2, STEP_NAMES(dense, 2)},   {1, STEP_NAMES(dense, 1)},
-};
+static const T(dense_copy) T(rows_copies)[] = DENSE_NAMES(rows);
+static const T(dense_copy) T(one_copies)[] = {
+    {8, {T(one_8_0)}}, {4, {T(one_4_0)}}, {2, {T(one_2_0)}}, {1, {T(one_1_0)}}};
 
 /* One block of VW filters over the sample. Tiles of equal width where that is possible: 28 = 14 +
  * 14. */
@@ -162,23 +214,55 @@ static void T(conv_pool_block)(const conv_geom *g, const float *x, const float *
     }
 }
 
+/* The pixels of one row, or of what the copies have two of. What is left beyond one tile and under
+ * two is halved, 16 = 8 + 8: a tile of few pixels waits for its own sums. */
+static void T(conv_row)(const conv_geom *g, const T(dense_copy) *copies, int step, const float *x,
+                        const float *w, const float *b, float *y)
+{
+    int most = copies[0].px;
+    for (int done = 0, t = 0; done < g->ow; done += copies[t].px) {
+        int left = g->ow - done, want = left > most && left < 2 * most ? left / 2 : left;
+        for (t = 0; copies[t].px > want;)
+            t++;
+        copies[t].fn[step](g, x + (size_t)(done * g->sw * g->cs), w, b,
+                           y + (size_t)done * g->y_step);
+    }
+}
+
+#if PAIRS
+static const T(dense_copy) T(pair_copies)[] = DENSE_NAMES(pair);
+
+/* Two blocks of VW filters over the sample. */
+static void T(conv_pair)(const conv_geom *g, const float *x, const float *w, const float *b,
+                         float *y)
+{
+    int step = step_index((size_t)(g->sw * g->cs));
+    for (int row = 0; row < g->oh; row++)
+        T(conv_row)(g, T(pair_copies), step, x + (size_t)(row * g->sh) * g->x_row, w, b,
+                    y + (size_t)row * g->y_row);
+}
+#endif
+
+/* One block. */
 static void T(conv_block)(const conv_geom *g, const float *x, const float *w, const float *b,
                           float *y)
 {
-    int s = step_index((size_t)(g->sw * g->cs));
-    for (int row = 0; row < g->oh; row++) {
-        const float *xr = x + (size_t)(row * g->sh) * g->x_row;
-        float *yr = y + (size_t)row * g->y_row;
-        for (int done = 0, t = 0; done < g->ow; done += T(dense_copies)[t].px) {
-            for (t = 0; T(dense_copies)[t].px > g->ow - done;)
-                t++;
-            T(dense_copies)[t].fn[s](g, xr + (size_t)(done * g->sw * g->cs), w, b,
-                                     yr + (size_t)done * g->y_step);
-        }
-    }
+    int step = step_index((size_t)(g->sw * g->cs)), row = 0;
+    for (; row + 2 <= g->oh; row += 2)
+        T(conv_row)(g, T(rows_copies), step, x + (size_t)(row * g->sh) * g->x_row, w, b,
+                    y + (size_t)row * g->y_row);
+    if (row < g->oh)
+        T(conv_row)(g, T(one_copies), 0, x + (size_t)(row * g->sh) * g->x_row, w, b,
+                    y + (size_t)row * g->y_row);
 }
 
 #undef POOL_COPY
 #undef DENSE_COPY
+#undef ONE_COPY
+#undef ROWS_COPY
+#undef PAIR_COPY
+#undef DENSE_COPIES
+#undef DENSE_NAMES
+#undef PAIRS
 #undef STEPS
 #undef STEP_NAMES

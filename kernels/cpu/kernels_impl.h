@@ -139,8 +139,13 @@ static void conv(const conv_geom *g, const float *x, const float *wf, const floa
     size_t taps = (size_t)g->kh * (size_t)g->kw * (size_t)g->c;
     int o = 0, padded = (g->k + 7) / 8 * 8;
 #if KERNELS_WIDE
+    for (; o + 32 <= padded; o += 32)
+        conv_pair16(g, x, wf + (size_t)o * taps, b + o, y + o);
     for (; o + 16 <= padded; o += 16)
         conv_block16(g, x, wf + (size_t)o * taps, b + o, y + o);
+#else
+    for (; o + 16 <= padded; o += 16)
+        conv_pair8(g, x, wf + (size_t)o * taps, b + o, y + o);
 #endif
     for (; o < padded; o += 8)
         conv_block8(g, x, wf + (size_t)o * taps, b + o, y + o);
