@@ -62,17 +62,35 @@ static const struct {
     {1, {T(gemm_1_1), T(gemm_1_2)}},
 };
 #else
+#if TILE_PIXELS >= 6
+enum { T(GEMM_ROWS) = 6, T(GEMM_VECTORS) = 2 };
+GEMM(6, 2) GEMM(6, 1)
+#else
 enum { T(GEMM_ROWS) = 4, T(GEMM_VECTORS) = 2 };
+#endif
 GEMM(4, 2) GEMM(2, 2) GEMM(1, 2) GEMM(4, 1) GEMM(2, 1) GEMM(1, 1)
 static const struct {
     int mr;
     T(gemm_fn) *fn[2];
 } T(gemm_copies)[] = {
+#if TILE_PIXELS >= 6
+    {6, {T(gemm_6_1), T(gemm_6_2)}},
+#endif
     {4, {T(gemm_4_1), T(gemm_4_2)}},
     {2, {T(gemm_2_1), T(gemm_2_2)}},
     {1, {T(gemm_1_1), T(gemm_1_2)}},
 };
 #endif
+
+/* The index of the tile for the first of `left` rows. Where there are tiles of six, eight rows are
+ * four and four, not six and two: a tile of few rows waits for its own sums. */
+static int T(gemm_first)(int left)
+{
+    int t = 0, most = T(GEMM_ROWS) == 6 && (left == 8 || left == 9) ? 4 : left;
+    while (T(gemm_copies)[t].mr > most)
+        t++;
+    return t;
+}
 
 /* Columns of nv vectors, all rows. */
 static void T(gemm_panel)(int m, int k, const GEMM_T *a, size_t am, size_t ak, const GEMM_T *b,
@@ -80,8 +98,7 @@ static void T(gemm_panel)(int m, int k, const GEMM_T *a, size_t am, size_t ak, c
                           float *c, size_t ldc, int nv)
 {
     for (int i = 0, t = 0; i < m; i += T(gemm_copies)[t].mr) {
-        for (t = 0; T(gemm_copies)[t].mr > m - i;)
-            t++;
+        t = T(gemm_first)(m - i);
         T(gemm_copies)
         [t].fn[nv - 1](k, a + (size_t)i * am, am, ak, b, ldb, bias ? bias + i : NULL, relu,
                        add ? add + (size_t)i * lda : NULL, lda, c + (size_t)i * ldc, ldc);

@@ -7,7 +7,8 @@ median over the rounds, in samples a second, a ratio is against PyTorch's fastes
   BUILD=build/release python3 test/bench/bench_engine.py [--rounds 7] [--cases lenet:32:1,...] [--batches 16,64,128,512]
 
 Without --cases: every promised ratio on one thread and on two (and ResNet-20's, of which none is promised);
---batches adds these batches of every model, to training and inference. Exits with 1 where a ratio is under
+--batches adds these batches of every model, to training and inference. conv:64:16:5:4 is a model too: four
+convolutions of 5x5 with 64 channels in and out on 16x16. Exits with 1 where a ratio is under
 what is promised for that model, batch and kind of run; cells without a promise are for the reader alone.
 "peak" is the share of the machine's sgemm (the faster of PyTorch's and numpy's on 1536x1536, on as many
 threads) that ours reaches, counting what the direct algorithms would compute; Winograd's may be over 100 %.
@@ -34,7 +35,7 @@ import torch
 from torch import nn
 
 from program import Program
-from torch_models import flops_of, model_of
+from torch_models import flops_of, is_chain, model_of
 
 # What is promised for training and for inference, and at which batches: the smallest ratio.
 TRAIN = {"lenet": {16: 6.0, 32: 5.0, 128: 4.5}, "lenet-3x3-8-20": {32: 4.0}, "lenet-rgb32": {32: 4.0},
@@ -162,10 +163,13 @@ def promise(model, batch, threads, what, precision):
 
 def case(text):
     """"lenet:32:1" or "lenet:32:1:infer"."""
-    model, *rest = text.split(":")
-    if model not in TRAIN or len(rest) not in (2, 3) or not all(n.isdigit() for n in rest[:2]) or rest[2:] not in ([], ["infer"], ["train"]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not model:batch:threads[:infer]; models: {', '.join(TRAIN)}")
-    return model, int(rest[0]), int(rest[1]), (rest[2:] or ["train"])[0]
+    words = text.split(":")
+    what = words.pop() if words[-1] in ("infer", "train") else "train"
+    model, numbers = ":".join(words[:-2]), words[-2:]
+    if (model not in TRAIN and not is_chain(model)) or not all(n.isdigit() for n in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is not model:batch:threads[:infer]; models: {', '.join(TRAIN)}, "
+                                         "conv:CHANNELS:SIDE:KERNEL:LAYERS")
+    return model, int(numbers[0]), int(numbers[1]), what
 
 
 def number(v):

@@ -1,5 +1,7 @@
-"""The models of bench_engine.py in PyTorch: LeNet's kin, CIFAR's ResNets, and torchvision's networks with
-the stem that kernels/zoo gives 32x32 images. All have 10 outputs."""
+"""The models of bench_engine.py in PyTorch: LeNet's kin, CIFAR's ResNets, torchvision's networks with the
+stem that kernels/zoo gives 32x32 images, and chains of like convolutions. All have 10 outputs."""
+import re
+
 import torch
 from torch import nn
 
@@ -56,8 +58,21 @@ def torchvision_model(name):
     return model
 
 
+def is_chain(name):
+    """conv:CHANNELS:SIDE:KERNEL:LAYERS"""
+    return re.fullmatch(r"conv(:[1-9]\d*){4}", name) is not None
+
+
+def chain(channels, kernel, layers):
+    convolutions = [nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False) for _ in range(layers)]
+    return nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
+
+
 def model_of(name):
     """The model and its input's shape."""
+    if is_chain(name):
+        channels, side, kernel, layers = map(int, name.split(":")[1:])
+        return chain(channels, kernel, layers), (channels, side, side)
     if name.startswith("lenet"):
         c, size = (3, 32) if "rgb32" in name else (1, 28)
         return lenet(c, size, *((8, 20, 3, 1) if "3x3" in name else (6, 16, 5, 2))), (c, size, size)
