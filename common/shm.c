@@ -128,6 +128,28 @@ int shm_sweep(const char *folder, const char *job)
     return each(folder, job, remove_one, NULL);
 }
 
+typedef struct job_walk {
+    void (*found)(const char *job, void *user);
+    void *user;
+} job_walk;
+
+static void tell_job(int dir, const char *name, void *user)
+{
+    const job_walk *w = user;
+    char job[SHM_NAME_BYTES];
+    size_t len = strlen(name) - strlen(PREFIX) - 1 - RANDOM_DIGITS; /* is_segment_of has looked */
+    (void)dir;
+    memcpy(job, name + strlen(PREFIX), len);
+    job[len] = '\0';
+    w->found(job, w->user);
+}
+
+void shm_each_job(const char *folder, void (*found)(const char *job, void *user), void *user)
+{
+    job_walk w = {found, user};
+    each(folder, NULL, tell_job, &w);
+}
+
 static void note_one(int dir, const char *name, void *user)
 {
     (void)dir;

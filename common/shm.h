@@ -48,6 +48,8 @@ void shm_close(shm *s); /* unmaps; the file stays. NULL is fine */
 /* Removes all segments of a job (`job` NULL: of every job); for whoever cleans up. Returns how
  * many. */
 int shm_sweep(const char *folder, const char *job);
+/* The job of every segment; `found` may sweep it. */
+void shm_each_job(const char *folder, void (*found)(const char *job, void *user), void *user);
 
 const char *shm_name(const shm *s);
 block_shape shm_shape(const shm *s);

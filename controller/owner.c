@@ -14,6 +14,7 @@
 #include "clock.h"
 #include "cluster_kubernetes.h"
 #include "cluster_local.h"
+#include "failpoint.h"
 #include "fs.h"
 #include "json_read.h"
 #include "log.h"
@@ -86,6 +87,7 @@ static void job_done(owner *o, const job *j)
         history_end(o, id, &(job_ending){j->state, j->reason, j->message});
     follow_logs(o, id);
     jobs_archive(o, id);
+    failpoint("controller.job-done");
     /* A kubeml-ps that was killed, and not replaced since the job was given up, could not. */
     if (shm_sweep(OWNER_SEGMENT_DIR, id) > 0)
         log_info("a segment of job %s was left behind and is removed", id);
@@ -529,6 +531,23 @@ static void finish_what_ended(owner *o)
         finish_from_history(o, jobs_at(o->machine, i));
 }
 
+/* A controller that was killed may have saved a job's end, and not come to remove the segment that
+ * a kubeml-ps which was killed had left. */
+static void sweep_ended(const char *id, void *user)
+{
+    owner *o = user;
+    cleanup_json json_t *record = NULL;
+    job_state state;
+    if (store_get(o->controller->store, "jobs", id, &record, NULL, NULL) != 0)
+        return; /* another platform's */
+    const char *name = json_string_value(json_object_get(json_object_get(record, "job"), "state"));
+    if (jobs_find(o->machine, id) || !name || !job_state_from_name(name, &state) ||
+        state < JOB_SUCCEEDED)
+        return;
+    if (shm_sweep(OWNER_SEGMENT_DIR, id) > 0)
+        log_info("a segment of job %s, which has ended, was left behind and is removed", id);
+}
+
 int owner_start(controller *c, owner **out, err *e)
 {
     owner *o = calloc(1, sizeof *o);
@@ -552,6 +571,7 @@ int owner_start(controller *c, owner **out, err *e)
     }
     c->owner = o;
     sides_revoke_others(o);
+    shm_each_job(OWNER_SEGMENT_DIR, sweep_ended, o);
     pool_find_all(o);
     finish_what_ended(o);
     owner_event(o, &(job_event){.type = JOB_ADOPT});

@@ -55,6 +55,7 @@ OTHERWISE = {
     "test_faults.an_end_while_a_runtime_does_not_answer": LOCAL,
     "test_shared_process.killed_at_every_phase": ARMED,
     "test_faults.a_job_given_up_leaves_no_segment": "segments are the pods' own and go with them",
+    "test_faults.what_a_killed_controller_did_not_come_to_is_removed": "segments are the pods' own and go with them",
     **{f"test_faults.a_function_killed_{name}": ARMED for name in (
         "while_it_loads", "while_it_fetches", "while_it_trains", "half_way_through_a_publish", "while_it_waits",
         "while_it_validates", "under_a_server_merge")},

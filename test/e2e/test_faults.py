@@ -297,6 +297,28 @@ def a_ps_stopped_in_the_middle_of_a_write_holds_up_only_writes():
         assert p.task(job)["state"] == "cancelled", "its end was not written"
 
 
+@case(limit=90, platform=False)
+def what_a_killed_controller_did_not_come_to_is_removed():
+    """kubeml-ps is killed with its job, and the controller before it removes the segment that it left: the next one does."""
+    p, marker = failpoint_platform("controller.job-done")
+    with p:
+        p.dataset()
+        p.function()
+        job = p.train(epochs=50000)
+
+        def segments():
+            return [f for f in os.listdir("/dev/shm") if f.startswith(f"kubeml-{job}-")]
+        until(segments, message="the job has no segment")
+        os.kill(p.pod(job=job, role="ps")["pid"], signal.SIGSTOP)  # it does not end by being asked
+        p.delete(f"/tasks/{job}")
+        until(marker.exists, 60, message="the job has not ended")
+        p.kill()
+        assert segments(), "nothing was left behind: this case shows nothing"
+        p.start()
+        assert p.task(job)["state"] == "cancelled"
+        until(lambda: not segments(), message="the segment stays")
+
+
 @case(limit=120, platform=False)
 def an_end_while_a_runtime_does_not_answer():
     """The handler of an inference outlives the wait for handlers: the controller ends as ever, and with status 0."""

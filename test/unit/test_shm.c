@@ -69,9 +69,16 @@ TEST(a_member_cannot_write_the_reference)
     shm_close(owner);
 }
 
+static void note_job(const char *job, void *user)
+{
+    char *text = user;
+    snprintf(text + strlen(text), 64 - strlen(text), "[%s]", job);
+}
+
 TEST(names_are_found_swept_and_checked)
 {
     err e = ERR_INIT;
+    char jobs[64] = "";
     char name[SHM_NAME_BYTES];
     shm *a = make("job"), *b = make("job-x"), *s;
     CHECK_OK(shm_find(test_tmp(), "job", name, &e), e);
@@ -79,6 +86,8 @@ TEST(names_are_found_swept_and_checked)
     shm *again = make("job"); /* replaces what was left behind */
     CHECK_OK(shm_find(test_tmp(), "job", name, &e), e);
     CHECK_STR(name, shm_name(again));
+    shm_each_job(test_tmp(), note_job, jobs);
+    CHECK(strcmp(jobs, "[job][job-x]") == 0 || strcmp(jobs, "[job-x][job]") == 0);
     CHECK_INT(shm_sweep(test_tmp(), "job"), 1);
     CHECK_ERR(shm_find(test_tmp(), "job", name, &e), e, ERR_NOT_FOUND, "0 segments");
     CHECK_ERR(shm_open_segment(test_tmp(), shm_name(a), true, &s, &e), e, ERR_NOT_FOUND, "segment");
