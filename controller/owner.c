@@ -537,12 +537,9 @@ static void sweep_ended(const char *id, void *user)
 {
     owner *o = user;
     cleanup_json json_t *record = NULL;
-    job_state state;
     if (store_get(o->controller->store, "jobs", id, &record, NULL, NULL) != 0)
         return; /* another platform's */
-    const char *name = json_string_value(json_object_get(json_object_get(record, "job"), "state"));
-    if (jobs_find(o->machine, id) || !name || !job_state_from_name(name, &state) ||
-        state < JOB_SUCCEEDED)
+    if (jobs_find(o->machine, id) || !jobs_record_ended(record))
         return;
     if (shm_sweep(OWNER_SEGMENT_DIR, id) > 0)
         log_info("a segment of job %s, which has ended, was left behind and is removed", id);

@@ -288,6 +288,7 @@ void sides_revoke(owner *o, side *s);
 void sides_revoke_others(owner *o);
 int sides_open_object(owner *o, side *s, err *e);
 json_t *jobs_task_json(const json_t *record); /* a record as the API shows it */
+bool jobs_record_ended(const json_t *record);
 /* the same for one in the machine, with its reason */
 json_t *jobs_live_json(owner *o, const job *j);
 void jobs_save(owner *o, const job *j);

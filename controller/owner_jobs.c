@@ -222,6 +222,13 @@ void sides_revoke_others(owner *o)
 
 /* ---- records --------------------------------------------------------------------------------- */
 
+bool jobs_record_ended(const json_t *record)
+{
+    job_state state;
+    const char *name = json_string_value(json_object_get(json_object_get(record, "job"), "state"));
+    return name && job_state_from_name(name, &state) && state >= JOB_SUCCEEDED;
+}
+
 static void set_since(json_t *out, const char *key, int64_t from, int64_t to)
 {
     json_object_set_new(out, key, from && to >= from ? json_integer(to - from) : json_null());

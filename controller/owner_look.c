@@ -55,16 +55,9 @@ static bool has_task(const json_t *list, const char *id)
     return false;
 }
 
-static bool record_ended(const json_t *record)
-{
-    job_state state;
-    const char *name = json_string_value(json_object_get(json_object_get(record, "job"), "state"));
-    return name && job_state_from_name(name, &state) && state >= JOB_SUCCEEDED;
-}
-
 static json_t *show_if_ended(void *live, const char *key, json_t *record)
 {
-    if (!record_ended(record) || has_task(live, key))
+    if (!jobs_record_ended(record) || has_task(live, key))
         return NULL;
     json_t *task = jobs_task_json(record);
     json_object_set_new(task, "phase", json_null());

@@ -13,12 +13,12 @@
 enum { OF_ROWS = 1, OF_FILTERS = 2 };
 #endif
 
-/* px accumulators over the whole kernel window, and as many of the next row (two & OF_ROWS), or of
- * the next VW filters, whose weights follow (two & OF_FILTERS). */
+/* px accumulators over the whole kernel window, and as many of the next row (OF_ROWS), or of the
+ * next VW filters, whose weights follow (OF_FILTERS); `two` 0: neither. */
 INLINE void T(tile_sum)(const conv_geom *g, const float *x, const float *w, const float *b,
                         const int two, const int px, const size_t step, VT acc[2][14])
 {
-    VT bias = T(load)(b), beside = two & OF_FILTERS ? T(load)(b + VW) : bias;
+    VT bias = T(load)(b), beside = two == OF_FILTERS ? T(load)(b + VW) : bias;
     UNROLL for (int p = 0; p < px; p++)
         acc[0][p] = bias, acc[1][p] = beside;
     /* Without pad channels a kernel row is one run. */

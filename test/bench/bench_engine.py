@@ -34,7 +34,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import torch
 from torch import nn
 
-from program import Program
+from program import Program, split_case
 from torch_models import flops_of, is_chain, model_of
 
 # What is promised for training and for inference, and at which batches: the smallest ratio.
@@ -163,13 +163,11 @@ def promise(model, batch, threads, what, precision):
 
 def case(text):
     """"lenet:32:1" or "lenet:32:1:infer"."""
-    words = text.split(":")
-    what = words.pop() if words[-1] in ("infer", "train") else "train"
-    model, numbers = ":".join(words[:-2]), words[-2:]
-    if (model not in TRAIN and not is_chain(model)) or not all(n.isdigit() for n in numbers):
+    found = split_case(text)
+    if not found or (found[0] not in TRAIN and not is_chain(found[0])):
         raise argparse.ArgumentTypeError(f"{text!r} is not model:batch:threads[:infer]; models: {', '.join(TRAIN)}, "
                                          "conv:CHANNELS:SIDE:KERNEL:LAYERS")
-    return model, int(numbers[0]), int(numbers[1]), what
+    return found
 
 
 def number(v):

@@ -12,15 +12,14 @@ meets both alike. One pinned core (taskset -c 1) moves less.
 import argparse
 import statistics
 
-from program import Program
+from program import Program, split_case
 
 
 def case(text):
-    words = text.split(":")
-    what = words.pop() if words[-1] in ("infer", "train") else "train"
-    if len(words) < 3 or not all(n.isdigit() for n in words[-2:]):
+    found = split_case(text)
+    if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is not model:batch:threads[:infer]")
-    return ":".join(words[:-2]), words[-2], words[-1], what
+    return found
 
 
 def ratios(programs, turns, seconds):

@@ -7,6 +7,16 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BENCHES = ROOT / os.environ.get("BUILD", "build/release") / "bench"
 
 
+def split_case(text):
+    """Model, batch, threads and what it does, of "resnet18:32:1" or "lenet:32:1:infer"; None where it is not that."""
+    words = text.split(":")
+    what = words.pop() if words[-1] in ("infer", "train") else "train"
+    numbers = words[-2:]
+    if len(words) < 3 or not all(n.isdigit() for n in numbers):
+        return None
+    return ":".join(words[:-2]), int(numbers[0]), int(numbers[1]), what
+
+
 class Program:
     def __init__(self, arguments, what="train", cpu_time=False, environment=None):
         self.what = what
