@@ -1,6 +1,11 @@
-.PHONY: check-bare check-debian13
+.PHONY: check-bare check-debian13 check-avx512
 check-bare: ## make demo and make check in a bare Debian 12, made by debootstrap, as on a fresh machine
 	scripts/check-bare bookworm
 
 check-debian13: ## the same in a bare Debian 13
 	scripts/check-bare trixie
+
+# AVX512=PROGRAM:CASE...: these alone.
+check-avx512: tests ## the AVX-512 kernels' tests on a CPU that has none, in an emulator; slow
+	scripts/install-packages emulator
+	BUILD=$(BUILD) scripts/check-avx512 $(AVX512)
