@@ -8,9 +8,9 @@ seventh digit is another number after ten steps. Then two runs from one seed tel
 compared is how the runs of each side spread. So both sides train MODEL (resnet34, stem for CIFAR) on the first batches
 of CIFAR-10 (FOLDER/data_batch_1.bin and on, no augmentation), SGD with momentum 0.9 and weight decay 1e-4, from the same
 weights of PyTorch's, each of them moved by at most 1e-6 of itself: by another amount in each of the draws, the same for
-both sides. PyTorch takes turns with its memory layouts. A row of the CSV is a run: its mean loss over the first and the second half
-of the steps. A call adds its draws to the file's. Below the rows: each side's mean and deviation of the draws
-in the file, and the difference of the means in units of its own standard error.
+both sides. PyTorch takes turns with its memory layouts. A row of the CSV is a run: its mean loss over the first and the
+second half of the steps. A call adds its draws to the file's. Below the rows: each side's mean and deviation of the
+draws in the file, and the difference of the means in units of its own standard error.
 """
 import argparse
 import csv
@@ -25,9 +25,11 @@ import torch
 
 import parity
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "bench"))
+from bench_accuracy import IMAGE, images  # noqa: E402
+
 COLUMNS = ["model", "batch", "lr", "side", "draw", "first_half", "second_half"]
 MOVED = 1e-6
-IMAGE = 3073
 
 
 def batches(folder, batch, steps):
@@ -35,10 +37,9 @@ def batches(folder, batch, steps):
     for i in range(1, 6):
         if len(raw) < steps * batch * IMAGE:
             raw += (folder / f"data_batch_{i}.bin").read_bytes()
-    raw = torch.frombuffer(raw, dtype=torch.uint8).reshape(-1, IMAGE)[:steps * batch]
-    x = raw[:, 1:].reshape(steps * batch, 3, 32, 32).float() / 255
+    x, y = images(raw[:steps * batch * IMAGE])
     x = (x - x.mean((0, 2, 3), keepdim=True)) / x.std((0, 2, 3), keepdim=True)
-    return x.reshape(steps, batch, 3, 32, 32), raw[:, 0].long().reshape(steps, batch)
+    return x.reshape(steps, batch, 3, 32, 32), y.reshape(steps, batch)
 
 
 def moved(init, draw):
@@ -56,6 +57,8 @@ def losses(side, text, init, x, y, draw):
 
 
 def summary(rows):
+    if not rows:
+        sys.exit("no draws")
     for column in ("first_half", "second_half"):
         sides = {side: [float(r[column]) for r in rows if r["side"] == side] for side in ("kubeml", "pytorch")}
         for side, found in sides.items():
