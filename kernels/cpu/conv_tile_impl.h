@@ -53,20 +53,27 @@ INLINE void T(tile_sum)(const conv_geom *g, const float *x, const float *w, cons
     }
 }
 
+/* y = relu(the largest), the first of those; arg: which it is, 0 to 3. */
+INLINE void T(max_cell)(VT v0, VT v1, VT v2, VT v3, float *y, uint8_t *arg)
+{
+    VT one = (VT)((TI){0} + 1), two = (VT)((TI){0} + 2), three = (VT)((TI){0} + 3);
+    VT up = T(gt)(v1, v0, v1, v0), down = T(gt)(v3, v2, v3, v2);
+    VT m = T(gt)(down, up, down, up);
+    VT which = T(gt)(down, up, T(gt)(v3, v2, three, two), T(gt)(v1, v0, one, (VT){0}));
+    T(store)(y, T(relu)(m));
+    if (arg)
+        *(TBU *)arg = T(bytes)((TI)which);
+}
+
 INLINE void T(tile_pool)(const conv_geom *g, const float *x, const float *w, const float *b,
                          float *y, uint8_t *arg, const int px, const size_t step)
 {
     VT acc[2][14];
     T(tile_sum)(g, x, w, b, OF_ROWS, px, step, acc);
-    VT one = (VT)((TI){0} + 1), two = (VT)((TI){0} + 2), three = (VT)((TI){0} + 3);
     UNROLL for (int p = 0; p < px; p += 2) {
-        VT v0 = acc[0][p], v1 = acc[0][p + 1], v2 = acc[1][p], v3 = acc[1][p + 1];
-        VT up = T(gt)(v1, v0, v1, v0), down = T(gt)(v3, v2, v3, v2);
-        VT m = T(gt)(down, up, down, up);
-        VT which = T(gt)(down, up, T(gt)(v3, v2, three, two), T(gt)(v1, v0, one, (VT){0}));
-        T(store)(y + (size_t)(p / 2 * g->ks), T(relu)(m));
-        if (arg)
-            *(TBU *)(arg + (size_t)(p / 2 * g->ks)) = T(bytes)((TI)which);
+        size_t to = (size_t)(p / 2 * g->ks);
+        T(max_cell)
+        (acc[0][p], acc[0][p + 1], acc[1][p], acc[1][p + 1], y + to, arg ? arg + to : NULL);
     }
 }
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cpu_program.h"
+#include "cpu_winograd.h"
 
 /* ---- fusing: nodes into layers --------------------------------------------------------------- */
 
@@ -39,13 +39,14 @@ static fused_pool pool_of(const graph *g, int conv, int i)
 
 typedef enum layer_kind { KIND_ANY, KIND_CONV, KIND_CONV_POOL, KIND_MATMUL } layer_kind;
 
-/* A convolution for which another way than the direct one is better even without the pooling in
- * it. */
-static bool pools_direct(const graph *g, int i, int batch)
+/* Is the convolution better with the pooling in it? Where it is a plain matrix product it is not,
+ * nor Winograd's, but where a tile is a cell of the pooling. */
+static bool takes_pool(const program *p, int i, fused_pool pool)
 {
-    const graph_node *n = &g->nodes[i];
-    shape in = g->nodes[n->in[0]].shape;
-    return conv_is_direct(n) && !conv_is_winograd(n, in.c) && !conv_is_matmul(n, in, batch);
+    const graph_node *n = &p->g->nodes[i];
+    shape in = p->g->nodes[n->in[0]].shape;
+    return conv_is_direct(n) && !conv_is_matmul(n, in, p->c.batch) &&
+           (!conv_is_winograd(p, n, in.c) || (pool == POOL_CELLS && wino_pools(n)));
 }
 
 /* The other summand of an addition that reads the norm i, where it is there before the norm;
@@ -60,16 +61,18 @@ static int summand(const graph *g, int i, int next)
 }
 
 /* Follows what can be computed together from node i on; returns the last node. */
-static int fuse(const graph *g, int i, int batch, bool *relu, fused_pool *pool)
+static int fuse(const program *p, int i, bool *relu, fused_pool *pool)
 {
+    const graph *g = p->g;
     graph_op op = g->nodes[i].op;
     int next = graph_only_reader(g, i);
     *relu = false, *pool = POOL_NONE;
-    if (op == OP_CONV2D && next >= 0 && pools_direct(g, i, batch)) {
+    if (op == OP_CONV2D && next >= 0) {
         int after = graph_only_reader(g, next);
         *pool = is_relu(g, next)    ? pool_of(g, i, after)
                 : is_relu(g, after) ? pool_of(g, i, next)
                                     : POOL_NONE;
+        *pool = takes_pool(p, i, *pool) ? *pool : POOL_NONE;
         *relu = *pool != POOL_NONE;
         if (*relu)
             return after;
@@ -105,7 +108,7 @@ static int make_layers(program *p, bool *inside, layer_kind *kinds)
         bool relu;
         fused_pool pool;
         const graph_node *n = &g->nodes[i];
-        int last = fuse(g, i, p->c.batch, &relu, &pool);
+        int last = fuse(p, i, &relu, &pool);
         for (int j = i; j != last;) {
             j = graph_only_reader(g, j);
             inside[j] = true;
@@ -220,7 +223,7 @@ static void needs_gradient(const graph *g, bool *needs)
 static bool writes_slices(const program *p, const layer *l, layer_kind kind)
 {
     return kind == KIND_MATMUL ||
-           (kind == KIND_CONV && conv_is_winograd(l->node, p->tensors[l->in[0]].s.c));
+           (kind == KIND_CONV && conv_is_winograd(p, l->node, p->tensors[l->in[0]].s.c));
 }
 
 /* Tensors in a concat's memory have its rows and samples. */
@@ -297,7 +300,7 @@ static bool images_only(const program *p, const layer *l)
 static int make_layer(program *p, layer *l, layer_kind kind)
 {
     const tensor *x = l->in_count ? &p->tensors[l->in[0]] : NULL;
-    if (kind == KIND_CONV && conv_is_winograd(l->node, x->s.c))
+    if (kind == KIND_CONV && conv_is_winograd(p, l->node, x->s.c))
         return layer_winograd(p, l);
     if (kind == KIND_MATMUL)
         return layer_matmul(p, l);

@@ -1,15 +1,15 @@
 /* cpu_conv.c: convolutions with their bias, ReLU and max pooling as one layer, sample by sample.
  *
  * Backward through the pooling touches the winners alone, a quarter of the work. 2x2 pooling is
- * done in the registers; other windows, which overlap, after the convolution, while its result is
- * in the second cache: over the network's input alone, since only the weights' gradient is then by
- * winners. Without pooling the input gradient is again a convolution, over dy with a border, where
- * the stride is 1; otherwise the output pixels scatter. Weight gradients gather in a block of each
- * thread's own and are summed in thread order. */
+ * done in the registers, of a 5x5 kernel's sums by cpu_winograd.c; other windows, which overlap,
+ * after the convolution, while its result is in the second cache: over the network's input alone,
+ * since only the weights' gradient is then by winners. Without pooling the input gradient is again
+ * a convolution, over dy with a border, where the stride is 1; otherwise the output pixels scatter.
+ * Weight gradients gather in a block of each thread's own and are summed in thread order. */
 #include <stdio.h>
 #include <string.h>
 
-#include "cpu_program.h"
+#include "cpu_winograd.h"
 
 static size_t round_up(size_t n, size_t to)
 {
@@ -61,6 +61,14 @@ static void pack_backward(const conv_geom *g, const float *w, float *to)
                 for (size_t c = 0; c < C; c++)
                     to[(f * R + r) * g->run + s * (size_t)g->cs + c] =
                         w[((f * C + c) * R + r) * S + s];
+}
+
+static void winners_pack(program *p, layer *l)
+{
+    wino_pooled_pack(p, l);
+    layer_bias(p, l, l->bf);
+    if (l->wb)
+        pack_backward(&l->g, layer_weights(p, l), l->wb);
 }
 
 static void conv_pack(program *p, layer *l)
@@ -301,6 +309,10 @@ static const layer_ops conv_ops = {
     .forward = conv_forward, .backward = dense_backward, .finish = conv_finish, .pack = conv_pack};
 static const layer_ops pooled_ops = {.forward = pooled_forward, .backward = pooled_backward,
                                      .finish = conv_finish, .pack = conv_pack};
+static const layer_ops wino_pooled_ops = {.forward = wino_pooled_forward,
+                                          .backward = pooled_backward,
+                                          .finish = conv_finish,
+                                          .pack = winners_pack};
 static const layer_ops windows_ops = {.forward = windows_forward, .backward = windows_backward,
                                       .finish = conv_finish, .pack = conv_pack};
 
@@ -361,11 +373,16 @@ static int alloc_backward(program *p, layer *l)
     l->db_floats = round_up((size_t)y->cs, 16);
     l->dw = program_floats(p, threads * l->dw_floats);
     l->db = program_floats(p, threads * l->db_floats);
-    bool own = l->pool == POOL_CELLS || (!pooled && l->add[0]);
+    size_t result =
+        round_up(pooled ? (size_t)(y->s.h * y->s.w * y->cs) : (size_t)(x->s.h * x->s.w * x->cs),
+                 16) +
+        CPU_SLACK;
+    bool own = !l->scratch_shared && (l->pool == POOL_CELLS || (!pooled && l->add[0]));
     if (own) {
-        l->scratch_floats = round_up(pooled ? (size_t)(y->s.h * y->s.w * y->cs)
-                                            : (size_t)(x->s.h * x->s.w * x->cs), 16) + CPU_SLACK;
+        l->scratch_floats = result;
         l->scratch = program_floats(p, threads * l->scratch_floats);
+    } else if (l->pool == POOL_CELLS && l->scratch_floats < result) {
+        l->scratch_floats = result;
     }
     if (pooled) {
         l->arg_sample = (size_t)(y->s.h * y->s.w * y->cs);
@@ -413,14 +430,17 @@ int layer_conv(program *p, layer *l)
     static const char *const names[] = {"direct", "direct+pool", "direct+windows"};
     const graph_node *n = l->node;
     l->g = conv_geometry(p, l);
-    l->ops = ops[l->pool];
+    bool winograd = l->pool == POOL_CELLS && conv_is_winograd(p, n, l->g.c);
+    l->ops = winograd ? &wino_pooled_ops : ops[l->pool];
     l->folds = l->pool == POOL_NONE;
     size_t taps = (size_t)(n->conv.kernel_h * n->conv.kernel_w) * (size_t)l->g.c;
-    l->wf = program_floats(p, round_up((size_t)l->g.k, 8) * taps);
     l->bf = program_floats(p, round_up((size_t)l->g.k, 16));
-    snprintf(l->choice, sizeof l->choice, "%s%s", names[l->pool],
+    snprintf(l->choice, sizeof l->choice, "%s%s", winograd ? "winograd2+pool" : names[l->pool],
              l->pool == POOL_NONE && l->relu ? "+relu" : "");
-    if (!l->wf || !l->bf || (l->pool == POOL_WINDOWS && make_windows(p, l) != 0))
+    if (!winograd)
+        l->wf = program_floats(p, round_up((size_t)l->g.k, 8) * taps);
+    if (!l->bf || (winograd ? wino_pooled_make(p, l) != 0 : !l->wf) ||
+        (l->pool == POOL_WINDOWS && make_windows(p, l) != 0))
         return -1;
     return p->c.inference ? 0 : alloc_backward(p, l);
 }

@@ -207,18 +207,22 @@ typedef struct cpu_kernels {
     /* y = a[0], b[0], c[0], a[1], ... */
     void (*interleave3)(size_t n, const float *a, const float *b, const float *c, float *y);
 
-    /* Winograd F(4x4, 3x3), tile by tile, so many channels of pixels x_step or y_step floats apart:
-     * see wino_impl.h. */
+    /* Winograd F(4x4, 3x3), where `kernel` is 3, and F(2x2, 5x5), where it is 5, tile by tile, so
+     * many channels of pixels x_step or y_step floats apart: see wino_impl.h. */
     void (*wino_in)(const wino_span *s, int channels, const float *x, size_t x_step, size_t x_row,
                     float *v, size_t plane);
-    void (*wino_out)(const wino_span *s, int channels, const float *m, size_t plane,
+    void (*wino_out)(int kernel, const wino_span *s, int channels, const float *m, size_t plane,
                      const float *bias, bool relu, bool accumulate, float *y, size_t y_step,
                      size_t y_row);
-    void (*wino_dy)(const wino_span *s, int channels, const float *dy, size_t y_step, size_t y_row,
-                    float *v, size_t plane);
-    void (*wino_weights)(int rows, int cols, size_t ld, const float *w, size_t rs, size_t cs,
-                         bool turned, float *u);
-    void (*wino_dw)(int rows, int cols, size_t ld, const float *u, float *dw, size_t dw_row);
+    /* F(2x2, 5x5) with ReLU and 2x2 max pooling: one pixel of y, and of arg as conv_pool's. */
+    void (*wino_out_pool)(int channels, const float *m, size_t plane, const float *bias, float *y,
+                          uint8_t *arg);
+    void (*wino_dy)(int kernel, const wino_span *s, int channels, const float *dy, size_t y_step,
+                    size_t y_row, float *v, size_t plane);
+    void (*wino_weights)(int kernel, int rows, int cols, size_t ld, const float *w, size_t rs,
+                         size_t cs, bool turned, float *u);
+    void (*wino_dw)(int kernel, int rows, int cols, size_t ld, const float *u, float *dw,
+                    size_t dw_row);
 } cpu_kernels;
 
 extern const cpu_kernels cpu_kernels_generic;

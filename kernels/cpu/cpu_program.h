@@ -232,7 +232,7 @@ int layer_conv(program *p, layer *l);
 bool conv_is_matmul(const graph_node *n, shape in, int batch);
 bool conv_is_pointwise(const graph_node *n); /* 1x1, neither strided nor padded */
 int layer_matmul(program *p, layer *l);
-bool conv_is_winograd(const graph_node *n, int channels);
+bool conv_is_winograd(const program *p, const graph_node *n, int channels);
 int layer_winograd(program *p, layer *l);
 int layer_linear(program *p, layer *l);
 int layer_linear16(program *p, layer *l);

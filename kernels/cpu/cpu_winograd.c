@@ -1,8 +1,9 @@
-/* cpu_winograd.c: 3x3 convolutions with many channels by Winograd's F(4x4, 3x3): 36 matrix products
- * over groups of tiles, forward, for the input gradient and for the weight gradient; a quarter of
- * the multiplications of the direct way. Against it the result differs by about 1e-6 of the layer's
- * largest values (the transforms' constants), which is why narrow layers, where it gains little, do
- * not use it. */
+/* cpu_winograd.c: 3x3 and 5x5 convolutions with many channels by Winograd's F(4x4, 3x3) and
+ * F(2x2, 5x5): 36 matrix products over groups of tiles, forward, for the input gradient and for the
+ * weight gradient; a quarter or a little more than a third of the multiplications of the direct
+ * way. Against it the result differs by about 1e-6 of the layer's largest values (the transforms'
+ * constants), which is why narrow layers, where it gains little, do not use it. In bf16 3x3 alone.
+ */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +12,8 @@
 enum {
     PLANES = WINO_PLANES,
     CHANNELS_MIN = 16,
-    PRODUCT_MIN = 1024,
+    PRODUCT_MIN = 1024, /* of 5x5 kernels: */
+    PRODUCT_MIN_5 = 512,
     GROUP_MIN = 24,
     GROUP_MAX = 132,
     BACK_GROUP = 96
@@ -26,13 +28,15 @@ enum { SMALL_PAIRS = 4096, ROOM = 3840 };
  * evaluates. */
 enum { LEASE_BATCH = 64 };
 
-bool conv_is_winograd(const graph_node *n, int channels)
+bool conv_is_winograd(const program *p, const graph_node *n, int channels)
 {
-    return n->conv.kernel_h == 3 && n->conv.kernel_w == 3 && n->conv.stride_h == 1 &&
-           n->conv.stride_w == 1 && n->conv.dil_h == 1 && n->conv.dil_w == 1 &&
-           n->conv.groups == 1 && n->conv.pad_h <= 2 && n->conv.pad_w <= 2 &&
-           channels >= CHANNELS_MIN && n->shape.c >= CHANNELS_MIN &&
-           channels * n->shape.c >= PRODUCT_MIN && n->shape.h >= 4 && n->shape.w >= 4;
+    int kernel = n->conv.kernel_h;
+    return (kernel == 3 || (kernel == 5 && !p->k16)) && n->conv.kernel_w == kernel &&
+           n->conv.stride_h == 1 && n->conv.stride_w == 1 && n->conv.dil_h == 1 &&
+           n->conv.dil_w == 1 && n->conv.groups == 1 && n->conv.pad_h < kernel &&
+           n->conv.pad_w < kernel && channels >= CHANNELS_MIN && n->shape.c >= CHANNELS_MIN &&
+           channels * n->shape.c >= (kernel == 3 ? PRODUCT_MIN : PRODUCT_MIN_5) &&
+           n->shape.h >= 4 && n->shape.w >= 4;
 }
 
 size_t wino_plane(int rows, int ld)
@@ -67,9 +71,10 @@ static int least(int a, int b)
     return a < b ? a : b;
 }
 
-wino_tiling wino_tiles_over(int h, int w)
+wino_tiling wino_tiles_over(const layer *l, int h, int w)
 {
-    return (wino_tiling){h, w, (h + 3) / 4, (w + 3) / 4};
+    int kernel = l->node->conv.kernel_h, edge = 7 - kernel;
+    return (wino_tiling){kernel, edge, h, w, (h + edge - 1) / edge, (w + edge - 1) / edge};
 }
 
 typedef struct place {
@@ -79,7 +84,7 @@ typedef struct place {
 static place tile_place(const wino_tiling *t, int tile)
 {
     int per = t->down * t->across, i = tile % per;
-    return (place){tile / per, i / t->across * 4, i % t->across * 4};
+    return (place){tile / per, i / t->across * t->edge, i % t->across * t->edge};
 }
 
 /* Where a tile's surroundings begin, and what of them exists. */
@@ -147,7 +152,7 @@ static float *tile_pixels(const tensor *t, const plane *a, const place *w)
 static const float *result(const tensor *y, const wino_tiling *t, int tile, wino_span *s)
 {
     place w = tile_place(t, tile);
-    *s = (wino_span){0, least(t->h - w.row, 4), 0, least(t->w - w.col, 4)};
+    *s = (wino_span){0, least(t->h - w.row, t->edge), 0, least(t->w - w.col, t->edge)};
     return tile_pixels(y, &y->dy, &w);
 }
 
@@ -158,7 +163,7 @@ void wino_gather_dy(const program *p, const tensor *y, const wino_tiling *t, int
     for (int i = 0; i < n && !p->k16; i++) {
         wino_span s;
         const float *pixel = result(y, t, from + i, &s);
-        p->k->wino_dy(&s, y->cs, pixel, step, y->dy.row, v->data + (size_t)(at + i) * ld,
+        p->k->wino_dy(t->kernel, &s, y->cs, pixel, step, y->dy.row, v->data + (size_t)(at + i) * ld,
                       wino_plane(v->count, v->ld));
     }
     for (int i = 0; i < n && p->k16; i += 2) {
@@ -177,20 +182,21 @@ void wino_scatter(const program *p, const tensor *y, const plane *a, const wino_
     const float *mi = m->data;
     for (int i = 0; i < m->count; i++, mi += m->ld) {
         place w = tile_place(t, from + i);
-        wino_span s = {0, least(t->h - w.row, 4), 0, least(t->w - w.col, 4)};
-        p->k->wino_out(&s, m->ld, mi, wino_plane(m->count, m->ld), end->bias + channel, end->relu,
-                       end->accumulate, tile_pixels(y, a, &w) + channel, (size_t)y->step, a->row);
+        wino_span s = {0, least(t->h - w.row, t->edge), 0, least(t->w - w.col, t->edge)};
+        p->k->wino_out(t->kernel, &s, m->ld, mi, wino_plane(m->count, m->ld), end->bias + channel,
+                       end->relu, end->accumulate, tile_pixels(y, a, &w) + channel, (size_t)y->step,
+                       a->row);
     }
 }
 
-void wino_pack(const program *p, int rows, int cols, int ld, const float *w, size_t rs, size_t cs,
-               bool turned, float *u)
+void wino_pack(const program *p, int kernel, int rows, int cols, int ld, const float *w, size_t rs,
+               size_t cs, bool turned, float *u)
 {
     if (p->k16)
         p->k16->wino_weights(rows, cols, (size_t)ld, w, rs, cs, turned, words(u),
                              plane16(rows, ld));
     else
-        p->k->wino_weights(rows, cols, (size_t)ld, w, rs, cs, turned, u);
+        p->k->wino_weights(kernel, rows, cols, (size_t)ld, w, rs, cs, turned, u);
 }
 
 void wino_product(const program *p, size_t q, const wino_array *v, int row, int rows,
@@ -238,7 +244,7 @@ static void products(const program *p, const wino_array *v, int in, int out, con
 static void winograd_forward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
+    wino_tiling t = wino_tiles_over(l, y->s.h, y->s.w);
     int per = t.down * t.across, end = to * per;
     float *v = l->scratch + (size_t)thread * l->scratch_floats;
     float *m = v + PLANES * wino_plane(l->group, wino_tile_ld(x->cs));
@@ -277,7 +283,7 @@ static int group_back(const tensor *x, const tensor *y)
 static void weight_gradient(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
+    wino_tiling t = wino_tiles_over(l, y->s.h, y->s.w);
     int per = t.down * t.across, end = to * per, K = y->s.c, group = group_back(x, y);
     float *v = l->scratch + (size_t)thread * l->scratch_floats;
     float *d = v + PLANES * wino_plane(group, wino_tile_ld(x->cs));
@@ -300,7 +306,7 @@ static void winograd_backward(program *p, layer *l, int from, int to, int thread
     weight_gradient(p, l, from, to, thread);
     if (!x->dy.data)
         return;
-    wino_tiling t = wino_tiles_over(x->s.h, x->s.w);
+    wino_tiling t = wino_tiles_over(l, x->s.h, x->s.w);
     int per = t.down * t.across, end = to * per;
     float *v = l->scratch + (size_t)thread * l->scratch_floats;
     float *m = v + PLANES * wino_plane(l->group, wino_tile_ld(y->cs));
@@ -308,8 +314,8 @@ static void winograd_backward(program *p, layer *l, int from, int to, int thread
     for (int at = from * per; at < end; at += l->group) {
         int n = least(l->group, end - at);
         const wino_array tiles = {v, n, wino_tile_ld(y->cs)};
-        wino_gather(p, y, &y->dy, &t, 2 - l->node->conv.pad_h, 2 - l->node->conv.pad_w, at, n,
-                    &tiles, 0);
+        wino_gather(p, y, &y->dy, &t, t.kernel - 1 - l->node->conv.pad_h,
+                    t.kernel - 1 - l->node->conv.pad_w, at, n, &tiles, 0);
         products(p, &tiles, y->s.c, x->cs, l->u_back, m);
         wino_scatter(p, x, &x->dy, &t, &through, 0, at, &(wino_array){m, n, x->cs});
     }
@@ -323,26 +329,30 @@ static bool winograd_leases(const program *p)
 static void winograd_pack(program *p, layer *l)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    size_t filter = (size_t)x->s.c * 9;
+    size_t taps = wino_taps(l);
     if (!winograd_leases(p))
-        wino_pack(p, x->s.c, y->s.c, y->cs, layer_weights(p, l), 9, filter, false, l->u);
+        wino_pack(p, l->node->conv.kernel_h, x->s.c, y->s.c, y->cs, layer_weights(p, l), taps,
+                  (size_t)x->s.c * taps, false, l->u);
     layer_bias(p, l, l->bf);
 }
 
 static void winograd_pack_ahead(program *p, layer *l)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    size_t taps = wino_taps(l);
     if (winograd_leases(p))
-        wino_pack(p, x->s.c, y->s.c, y->cs, program_param(p, l->node->weight), 9,
-                  (size_t)x->s.c * 9, false, l->u);
+        wino_pack(p, l->node->conv.kernel_h, x->s.c, y->s.c, y->cs,
+                  program_param(p, l->node->weight), taps, (size_t)x->s.c * taps, false, l->u);
 }
 
 static void winograd_pack_back(program *p, layer *l)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     const float *w = program_param(p, l->node->weight);
+    size_t taps = wino_taps(l);
     if (l->u_back)
-        wino_pack(p, y->s.c, x->s.c, x->cs, w, (size_t)x->s.c * 9, 9, true, l->u_back);
+        wino_pack(p, l->node->conv.kernel_h, y->s.c, x->s.c, x->cs, w, (size_t)x->s.c * taps, taps,
+                  true, l->u_back);
 }
 
 static void winograd_finish(program *p, layer *l)
@@ -352,8 +362,8 @@ static void winograd_finish(program *p, layer *l)
         p->k->add(l->dw_floats, l->dw, l->dw + (size_t)t * l->dw_floats, false, l->dw);
         p->k->add(l->db_floats, l->db, l->db + (size_t)t * l->db_floats, false, l->db);
     }
-    p->k->wino_dw(y->s.c, x->s.c, (size_t)x->cs, l->dw, program_grad(p, l->node->weight),
-                  (size_t)x->s.c * 9);
+    p->k->wino_dw(l->node->conv.kernel_h, y->s.c, x->s.c, (size_t)x->cs, l->dw,
+                  program_grad(p, l->node->weight), (size_t)x->s.c * wino_taps(l));
     if (l->node->bias >= 0)
         memcpy(program_grad(p, l->node->bias), l->db, (size_t)y->s.c * sizeof(float));
 }
@@ -397,9 +407,61 @@ int layer_winograd(program *p, layer *l)
         l->u = program_floats(p, u_floats);
     l->bf = program_floats(p, (size_t)y->cs + CPU_SLACK);
     l->zeros = program_floats(p, (size_t)x->cs + CPU_SLACK);
-    snprintf(l->choice, sizeof l->choice, "winograd4%s%s", p->k16 ? "-bf16" : "",
-             l->relu ? "+relu" : "");
+    snprintf(l->choice, sizeof l->choice, "winograd%d%s%s", 7 - l->node->conv.kernel_h,
+             p->k16 ? "-bf16" : "", l->relu ? "+relu" : "");
     if (!l->u || !l->bf || !l->zeros)
         return -1;
     return p->c.inference ? 0 : alloc_backward(p, l, x, y, threads);
+}
+
+/* ---- with 2x2 max pooling -------------------------------------------------------------------- */
+
+bool wino_pools(const graph_node *n)
+{
+    return n->conv.kernel_h == 5;
+}
+
+int wino_pooled_make(program *p, layer *l)
+{
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    l->group = group_ahead(x->s.c, y->s.c);
+    l->u = program_floats(p, PLANES * wino_plane(x->s.c, y->cs));
+    l->scratch_floats =
+        PLANES * (wino_plane(l->group, wino_tile_ld(x->cs)) + wino_plane(l->group, y->cs)) +
+        CPU_SLACK;
+    l->scratch_shared = true;
+    return l->u ? 0 : -1;
+}
+
+void wino_pooled_pack(program *p, layer *l)
+{
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    size_t taps = wino_taps(l);
+    wino_pack(p, l->node->conv.kernel_h, x->s.c, y->s.c, y->cs, layer_weights(p, l), taps,
+              (size_t)x->s.c * taps, false, l->u);
+}
+
+/* The result's pixels are the tiles; a last row or column that no cell has is not computed. */
+void wino_pooled_forward(program *p, layer *l, int from, int to, int thread)
+{
+    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
+    wino_tiling t = wino_tiles_over(l, 2 * y->s.h, 2 * y->s.w);
+    int per = t.down * t.across, end = to * per;
+    float *v = l->scratch + (size_t)thread * l->scratch_floats;
+    float *m = v + PLANES * wino_plane(l->group, wino_tile_ld(x->cs));
+    for (int at = from * per; at < end; at += l->group) {
+        int n = least(l->group, end - at);
+        const wino_array tiles = {v, n, wino_tile_ld(x->cs)};
+        wino_gather(p, x, &x->y, &t, l->node->conv.pad_h, l->node->conv.pad_w, at, n, &tiles, 0);
+        products(p, &tiles, x->s.c, y->cs, l->u, m);
+        for (int i = 0; i < n; i++) {
+            place w = tile_place(&t, at + i);
+            size_t cell = (size_t)((at + i) % per * y->cs);
+            w.row /= t.edge, w.col /= t.edge;
+            p->k->wino_out_pool(y->cs, m + (size_t)i * (size_t)y->cs, wino_plane(n, y->cs), l->bf,
+                                tile_pixels(y, &y->y, &w),
+                                p->training ? l->arg + (size_t)w.sample * l->arg_sample + cell
+                                            : NULL);
+        }
+    }
 }

@@ -8,12 +8,18 @@
 
 enum { WINO_PLANES = 36 };
 
-/* 4x4 tiles over images of h x w pixels. */
+/* Taps of a kernel, one behind the other for each filter and channel. */
+static inline size_t wino_taps(const layer *l)
+{
+    return (size_t)(l->node->conv.kernel_h * l->node->conv.kernel_w);
+}
+
+/* Tiles of edge x edge pixels over images of h x w: what a kernel makes of 6x6. */
 typedef struct wino_tiling {
-    int h, w, down, across;
+    int kernel, edge, h, w, down, across;
 } wino_tiling;
 
-wino_tiling wino_tiles_over(int h, int w);
+wino_tiling wino_tiles_over(const layer *l, int h, int w);
 
 /* From one plane of a transformed array of `rows` x `ld` floats to the next. */
 size_t wino_plane(int rows, int ld);
@@ -54,8 +60,8 @@ typedef struct wino_end {
 void wino_scatter(const program *p, const tensor *y, const plane *a, const wino_tiling *t,
                   const wino_end *end, int channel, int from, const wino_array *m);
 /* u = the weights in the transformed form: cpu_kernels.wino_weights. */
-void wino_pack(const program *p, int rows, int cols, int ld, const float *w, size_t rs, size_t cs,
-               bool turned, float *u);
+void wino_pack(const program *p, int kernel, int rows, int cols, int ld, const float *w, size_t rs,
+               size_t cs, bool turned, float *u);
 /* Plane q of the products over channels [row, row + rows), row even: m[count][width] (+)= v * u,
  * m's rows ldm apart, and u one panel of weights in that plane. */
 void wino_product(const program *p, size_t q, const wino_array *v, int row, int rows,
@@ -71,5 +77,13 @@ void wino_sum(const program *p, size_t q, const wino_array *d, const wino_array 
 /* Is it for this layer? Then layer_winograd_fleeting makes it. */
 bool wino_is_fleeting(const program *p, const layer *l);
 int layer_winograd_fleeting(program *p, layer *l);
+
+/* Is a convolution of the kind conv_is_winograd pooled where its tiles are transformed back? Each
+ * tile must be one cell of the pooling. Backward such a layer goes by the winners: cpu_conv.c,
+ * which has the rest of it. */
+bool wino_pools(const graph_node *n);
+int wino_pooled_make(program *p, layer *l); /* -1: no memory */
+void wino_pooled_pack(program *p, layer *l);
+void wino_pooled_forward(program *p, layer *l, int from, int to, int thread);
 
 #endif

@@ -46,7 +46,7 @@ static int tiles_of(const wino_tiling *t, int n)
 bool wino_is_fleeting(const program *p, const layer *l)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
+    wino_tiling t = wino_tiles_over(l, y->s.h, y->s.w);
     return x->s.c * y->s.c >= (p->c.inference ? WEIGHTS_MIN : TRAINED_MIN) &&
            (int64_t)p->c.batch * t.down * t.across <= TILES_MAX;
 }
@@ -56,6 +56,7 @@ bool wino_is_fleeting(const program *p, const layer *l)
 /* One panel of the result: m[36][n][width] = v[36][n][rows] * u[36][rows][width], u = the weights
  * from w on, where row r, column c and tap lie at w[r*rs + c*cs + tap]. */
 typedef struct weights_at {
+    int kernel;
     const float *w;
     size_t rs, cs;
     bool turned;
@@ -66,7 +67,8 @@ static void panel_product(const program *p, const wino_array *v, int rows, const
 {
     for (int row = 0; row < rows; row += ROWS) {
         int n = least(ROWS, rows - row);
-        wino_pack(p, n, real, width, w->w + (size_t)row * w->rs, w->rs, w->cs, w->turned, u);
+        wino_pack(p, w->kernel, n, real, width, w->w + (size_t)row * w->rs, w->rs, w->cs, w->turned,
+                  u);
         for (size_t q = 0; q < PLANES; q++)
             wino_product(p, q, v, row, n, u + q * wino_weights_plane(p, n, width), width, row > 0,
                          m->data + q * wino_plane(m->count, width), (size_t)width);
@@ -85,7 +87,7 @@ static void gather_part(void *arg, int thread, int threads)
     program *p = w->p;
     const layer *l = w->l;
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
+    wino_tiling t = wino_tiles_over(l, y->s.h, y->s.w);
     int n = p->b->n, from = tiles_of(&t, n * thread / threads),
         to = tiles_of(&t, n * (thread + 1) / threads);
     wino_gather(p, x, &x->y, &t, l->node->conv.pad_h, l->node->conv.pad_w, from, to - from,
@@ -98,8 +100,8 @@ static void forward_part(void *arg, int thread, int threads)
     program *p = w->p;
     layer *l = w->l;
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
-    size_t filter = (size_t)x->s.c * 9;
+    wino_tiling t = wino_tiles_over(l, y->s.h, y->s.w);
+    size_t taps = wino_taps(l), filter = (size_t)x->s.c * taps;
     const wino_array v = {l->wino->v, tiles_of(&t, p->b->n), wino_tile_ld(x->cs)};
     const wino_end through = {l->bf, l->relu, false};
     float *u = thread_scratch(l, thread), *m = u + PLANES * wino_plane(ROWS, PANEL);
@@ -108,7 +110,8 @@ static void forward_part(void *arg, int thread, int threads)
         int at = i * PANEL, width = least(PANEL, y->cs - at);
         const wino_array out = {m, v.count, width};
         panel_product(p, &v, x->s.c,
-                      &(weights_at){program_param(p, l->node->weight) + (size_t)at * filter, 9,
+                      &(weights_at){t.kernel,
+                                    program_param(p, l->node->weight) + (size_t)at * filter, taps,
                                     filter, false},
                       width, least(width, y->s.c - at), u, &out);
         wino_scatter(p, y, &y->y, &t, &through, at, 0, &out);
@@ -144,7 +147,7 @@ static void gather_back_part(void *arg, int thread, int threads)
     float *db = l->db + (size_t)thread * l->db_floats;
     memset(db, 0, l->db_floats * sizeof *db);
     mask_samples(p, l, first, last, db);
-    wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
+    wino_tiling t = wino_tiles_over(l, y->s.h, y->s.w);
     int from = tiles_of(&t, first), count = tiles_of(&t, last) - from, all = tiles_of(&t, n);
     wino_gather_x(p, x, &t, pad_h, pad_w, from, count,
                   &(wino_array){l->wino->x, all, wino_tile_ld(x->cs)}, from);
@@ -152,9 +155,9 @@ static void gather_back_part(void *arg, int thread, int threads)
                    from);
     if (!x->dy.data)
         return;
-    t = wino_tiles_over(x->s.h, x->s.w);
+    t = wino_tiles_over(l, x->s.h, x->s.w);
     from = tiles_of(&t, first), count = tiles_of(&t, last) - from, all = tiles_of(&t, n);
-    wino_gather(p, y, &y->dy, &t, 2 - pad_h, 2 - pad_w, from, count,
+    wino_gather(p, y, &y->dy, &t, t.kernel - 1 - pad_h, t.kernel - 1 - pad_w, from, count,
                 &(wino_array){l->wino->dy, all, wino_tile_ld(y->cs)}, from);
 }
 
@@ -169,10 +172,10 @@ static void block_dw(program *p, layer *l, int tiles, int filter, int filters, i
     for (size_t q = 0; q < PLANES; q++)
         wino_sum(p, q, &d, &v, &part, false, du + q * wino_plane(filters, channels),
                  (size_t)channels);
-    size_t row = (size_t)x->s.c * 9;
-    p->k->wino_dw(filters, least(channels, x->s.c - channel), (size_t)channels, du,
-                  program_grad(p, l->node->weight) + (size_t)filter * row + (size_t)channel * 9,
-                  row);
+    size_t taps = wino_taps(l), row = (size_t)x->s.c * taps;
+    p->k->wino_dw(
+        l->node->conv.kernel_h, filters, least(channels, x->s.c - channel), (size_t)channels, du,
+        program_grad(p, l->node->weight) + (size_t)filter * row + (size_t)channel * taps, row);
 }
 
 static void weights_part(void *arg, int thread, int threads)
@@ -181,7 +184,7 @@ static void weights_part(void *arg, int thread, int threads)
     program *p = w->p;
     layer *l = w->l;
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    wino_tiling t = wino_tiles_over(y->s.h, y->s.w);
+    wino_tiling t = wino_tiles_over(l, y->s.h, y->s.w);
     int tiles = tiles_of(&t, p->b->n), blocks = (y->s.c + FILTERS - 1) / FILTERS;
     /* whose tiles stay in the second cache for all filters */
     for (int channel = 0; channel < x->cs; channel += ROWS)
@@ -196,8 +199,8 @@ static void dx_part(void *arg, int thread, int threads)
     program *p = w->p;
     layer *l = w->l;
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    wino_tiling t = wino_tiles_over(x->s.h, x->s.w);
-    size_t filter = (size_t)x->s.c * 9;
+    wino_tiling t = wino_tiles_over(l, x->s.h, x->s.w);
+    size_t taps = wino_taps(l), filter = (size_t)x->s.c * taps;
     const wino_array v = {l->wino->dy, tiles_of(&t, p->b->n), wino_tile_ld(y->cs)};
     const wino_end through = {l->zeros, false, l->add[0]};
     float *u = thread_scratch(l, thread), *m = u + PLANES * wino_plane(ROWS, PANEL);
@@ -205,10 +208,10 @@ static void dx_part(void *arg, int thread, int threads)
     for (int i = panels * thread / threads; i < panels * (thread + 1) / threads; i++) {
         int at = i * PANEL, width = least(PANEL, x->cs - at);
         const wino_array out = {m, v.count, width};
-        panel_product(
-            p, &v, y->s.c,
-            &(weights_at){program_param(p, l->node->weight) + (size_t)at * 9, filter, 9, true},
-            width, least(width, x->s.c - at), u, &out);
+        panel_product(p, &v, y->s.c,
+                      &(weights_at){t.kernel, program_param(p, l->node->weight) + (size_t)at * taps,
+                                    filter, taps, true},
+                      width, least(width, x->s.c - at), u, &out);
         wino_scatter(p, x, &x->dy, &t, &through, at, 0, &out);
     }
 }
@@ -240,7 +243,7 @@ static const layer_ops fleeting_ops = {.forward_whole = fleeting_forward,
 static int lease_tiles(program *p, layer *l, float **to, const tensor *over, int channels,
                        lease_time when)
 {
-    wino_tiling t = wino_tiles_over(over->s.h, over->s.w);
+    wino_tiling t = wino_tiles_over(l, over->s.h, over->s.w);
     return program_lease(
         p, to, PLANES * wino_plane(tiles_of(&t, p->c.batch), wino_tile_ld(channels)) + CPU_SLACK, l,
         when);
@@ -249,10 +252,10 @@ static int lease_tiles(program *p, layer *l, float **to, const tensor *over, int
 int layer_winograd_fleeting(program *p, layer *l)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    wino_tiling tx = wino_tiles_over(x->s.h, x->s.w), ty = wino_tiles_over(y->s.h, y->s.w);
+    wino_tiling tx = wino_tiles_over(l, x->s.h, x->s.w), ty = wino_tiles_over(l, y->s.h, y->s.w);
     int over_x = tiles_of(&tx, p->c.batch), over_y = tiles_of(&ty, p->c.batch);
     l->ops = &fleeting_ops;
-    snprintf(l->choice, sizeof l->choice, "winograd4-fleeting%s%s", p->k16 ? "-bf16" : "",
+    snprintf(l->choice, sizeof l->choice, "winograd%d-fleeting%s%s", ty.edge, p->k16 ? "-bf16" : "",
              l->relu ? "+relu" : "");
     size_t u =
         PLANES * (wino_plane(ROWS, PANEL) + wino_plane(over_x > over_y ? over_x : over_y, PANEL));

@@ -124,7 +124,8 @@ static void across(int rows, int cols, const float *src, size_t lds, bf16_word *
         }
 }
 
-/* ---- Winograd's transforms: wino_impl.h in words --------------------------------------------- */
+/* ---- Winograd's transforms: wino_impl.h in words, of 3x3 kernels ------------------------------
+ */
 
 /* o[6][6] = B^T d B. */
 INLINE void in_tile(const wino_span *s, const float *x, size_t x_step, size_t x_row, v8 o[6][6])
@@ -151,12 +152,12 @@ INLINE void dy_tile(const wino_span *s, const float *dy, size_t y_step, size_t y
     for (int j = 0; j < 4; j++) {
         UNROLL for (int i = 0; i < 4; i++) d[i] =
             i < s->r1 && j < s->c1 ? load8(dy + (size_t)i * y_row + (size_t)j * y_step) : (v8){0};
-        wino_a8(d, r);
+        wino_a8(3, d, r);
         UNROLL for (int i = 0; i < 6; i++)
             t[i][j] = r[i];
     }
     for (int i = 0; i < 6; i++)
-        wino_a8(t[i], o[i]);
+        wino_a8(3, t[i], o[i]);
 }
 
 static void wino_in(const wino_span *s, int channels, int real, const float *x, size_t x_step,
@@ -219,12 +220,12 @@ INLINE void weights_tile(int real, const float *w, size_t cs, bool turned, v8 o[
     UNROLL for (int j = 0; j < 3; j++) {
         UNROLL for (int i = 0; i < 3; i++)
             d[i] = g.v[turned ? 8 - (i * 3 + j) : i * 3 + j];
-        wino_g8(d, r);
+        wino_g8(3, d, r);
         UNROLL for (int i = 0; i < 6; i++)
             t[i][j] = r[i];
     }
     for (int i = 0; i < 6; i++)
-        wino_g8(t[i], o[i]);
+        wino_g8(3, t[i], o[i]);
 }
 
 static void wino_weights(int rows, int cols, size_t ld, const float *w, size_t rs, size_t cs,

@@ -368,6 +368,7 @@ const cpu_kernels KERNELS_TABLE = {
     .interleave3 = interleave3,
     .wino_in = wino_in,
     .wino_out = wino_out,
+    .wino_out_pool = wino_out_pool,
     .wino_dy = wino_dy,
     .wino_weights = wino_weights,
     .wino_dw = wino_dw,

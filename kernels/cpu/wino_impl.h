@@ -1,9 +1,12 @@
-/* wino_impl.h: the transforms of Winograd's F(4x4, 3x3) convolution (Lavin and Gray 2016): a tile
- * of 4x4 outputs from 6x6 inputs with 36 instead of 144 products. Included once by kernels_impl.h.
+/* wino_impl.h: the transforms of Winograd's convolutions F(4x4, 3x3) and F(2x2, 5x5) (Lavin and
+ * Gray 2016): a tile of 4x4 or 2x2 outputs from 6x6 inputs with 36 instead of 144 or 100 products.
+ * Included once by kernels_impl.h.
  *
  *   Y = A^T [ (G g G^T) * (B^T d B) ] A        dg = G^T [ (B^T d B) * (A dY A^T) ] G
  *
- * A transformed array has 36 planes, `plane` floats apart; channels follow each other. */
+ * A transformed array has 36 planes, `plane` floats apart; channels follow each other. Each
+ * function for both is one for either, in which the kernel's size is a constant. */
+#define WINO_KERNELS(kernel, call) ((kernel) == 5 ? call(5) : call(3))
 
 #if KERNELS_WIDE
 #define WINO_WIDE(call) for (; c + 16 <= (size_t)channels; c += 16) call(16)
@@ -31,15 +34,17 @@ static void wino_in(const wino_span *s, int channels, const float *x, size_t x_s
 #undef BORDER
 }
 
-static void wino_out(const wino_span *s, int channels, const float *m, size_t plane,
-                     const float *bias, bool relu, bool accumulate, float *y, size_t y_step,
-                     size_t y_row)
+INLINE void wino_out_of(const int kernel, const wino_span *s, int channels, const float *m,
+                        size_t plane, const float *bias, bool relu, bool accumulate, float *y,
+                        size_t y_step, size_t y_row)
 {
 #define INSIDE(lanes)                                                                              \
-    wino_out_tile##lanes(s, true, m + c, plane, bias + c, relu, accumulate, y + c, y_step, y_row)
+    wino_out_tile##lanes(kernel, s, true, m + c, plane, bias + c, relu, accumulate, y + c, y_step, \
+                         y_row)
 #define BORDER(lanes)                                                                              \
-    wino_out_tile##lanes(s, false, m + c, plane, bias + c, relu, accumulate, y + c, y_step, y_row)
-    if (s->r1 == 4 && s->c1 == 4)
+    wino_out_tile##lanes(kernel, s, false, m + c, plane, bias + c, relu, accumulate, y + c,        \
+                         y_step, y_row)
+    if (s->r1 == 7 - kernel && s->c1 == 7 - kernel)
         WINO_CHANNELS(INSIDE);
     else
         WINO_CHANNELS(BORDER);
@@ -47,17 +52,43 @@ static void wino_out(const wino_span *s, int channels, const float *m, size_t pl
 #undef BORDER
 }
 
-static void wino_dy(const wino_span *s, int channels, const float *dy, size_t y_step, size_t y_row,
-                    float *v, size_t plane)
+static void wino_out(int kernel, const wino_span *s, int channels, const float *m, size_t plane,
+                     const float *bias, bool relu, bool accumulate, float *y, size_t y_step,
+                     size_t y_row)
 {
-#define INSIDE(lanes) wino_dy_tile##lanes(s, true, dy + c, y_step, y_row, v + c, plane)
-#define BORDER(lanes) wino_dy_tile##lanes(s, false, dy + c, y_step, y_row, v + c, plane)
-    if (s->r1 == 4 && s->c1 == 4)
+#define OUT(kernel)                                                                                \
+    wino_out_of(kernel, s, channels, m, plane, bias, relu, accumulate, y, y_step, y_row)
+    WINO_KERNELS(kernel, OUT);
+#undef OUT
+}
+
+static void wino_out_pool(int channels, const float *m, size_t plane, const float *bias, float *y,
+                          uint8_t *arg)
+{
+#define POOL(lanes) wino_pool_tile##lanes(m + c, plane, bias + c, y + c, arg ? arg + c : NULL)
+    WINO_CHANNELS(POOL);
+#undef POOL
+}
+
+INLINE void wino_dy_of(const int kernel, const wino_span *s, int channels, const float *dy,
+                       size_t y_step, size_t y_row, float *v, size_t plane)
+{
+#define INSIDE(lanes) wino_dy_tile##lanes(kernel, s, true, dy + c, y_step, y_row, v + c, plane)
+#define BORDER(lanes) wino_dy_tile##lanes(kernel, s, false, dy + c, y_step, y_row, v + c, plane)
+    if (s->r1 == 7 - kernel && s->c1 == 7 - kernel)
         WINO_CHANNELS(INSIDE);
     else
         WINO_CHANNELS(BORDER);
 #undef INSIDE
 #undef BORDER
+}
+
+static void wino_dy(int kernel, const wino_span *s, int channels, const float *dy, size_t y_step,
+                    size_t y_row, float *v, size_t plane)
+{
+#define DY(kernel) wino_dy_of(kernel, s, channels, dy, y_step, y_row, v, plane)
+    WINO_KERNELS(kernel, DY);
+#undef DY
 }
 
 /* Of `cols` columns, those from c on. */
@@ -68,10 +99,10 @@ static size_t wino_left(int cols, size_t c, size_t most)
 }
 
 /* u[36][ld / WINO_PANEL][rows][WINO_PANEL], the last panel as wide as is left, = G g G^T: element
- * (row, col) of the filter bank is w[row*rs + col*cs + tap], 9 taps, in reverse where `turned`.
+ * (row, col) of the filter bank is w[row*rs + col*cs + tap], the taps in reverse where `turned`.
  * Columns up to ld are zero. */
-static void wino_weights(int rows, int cols, size_t ld, const float *w, size_t rs, size_t cs,
-                         bool turned, float *u)
+INLINE void wino_weights_of(const int kernel, int rows, int cols, size_t ld, const float *w,
+                            size_t rs, size_t cs, bool turned, float *u)
 {
     size_t plane = (size_t)rows * ld + WINO_GAP;
     for (size_t panel = 0; panel < ld; panel += WINO_PANEL) {
@@ -82,27 +113,45 @@ static void wino_weights(int rows, int cols, size_t ld, const float *w, size_t r
             size_t c = 0;
 #if KERNELS_WIDE
             for (; c + 16 <= width; c += 16)
-                wino_weights_tile16(wino_left(cols, panel + c, 16), from + c * cs, cs, turned,
-                                    to + c, plane);
+                wino_weights_tile16(kernel, wino_left(cols, panel + c, 16), from + c * cs, cs,
+                                    turned, to + c, plane);
 #endif
             for (; c < width; c += 8)
-                wino_weights_tile8(wino_left(cols, panel + c, 8), from + c * cs, cs, turned, to + c,
-                                   plane);
+                wino_weights_tile8(kernel, wino_left(cols, panel + c, 8), from + c * cs, cs, turned,
+                                   to + c, plane);
         }
     }
 }
 
-/* dw (rows, cols, 9) = G^T u G, its rows dw_row floats apart. */
-static void wino_dw(int rows, int cols, size_t ld, const float *u, float *dw, size_t dw_row)
+static void wino_weights(int kernel, int rows, int cols, size_t ld, const float *w, size_t rs,
+                         size_t cs, bool turned, float *u)
 {
+#define WEIGHTS(kernel) wino_weights_of(kernel, rows, cols, ld, w, rs, cs, turned, u)
+    WINO_KERNELS(kernel, WEIGHTS);
+#undef WEIGHTS
+}
+
+/* dw (rows, cols, taps) = G^T u G, its rows dw_row floats apart. */
+INLINE void wino_dw_of(const int kernel, int rows, int cols, size_t ld, const float *u, float *dw,
+                       size_t dw_row)
+{
+    const size_t taps = (size_t)(kernel * kernel);
     size_t plane = (size_t)rows * ld + WINO_GAP;
     for (size_t r = 0; r < (size_t)rows; r++, u += ld, dw += dw_row) {
         size_t c = 0;
 #if KERNELS_WIDE
         for (; c + 16 <= (size_t)cols; c += 16)
-            wino_dw_tile16(16, plane, u + c, dw + c * 9);
+            wino_dw_tile16(kernel, 16, plane, u + c, dw + c * taps);
 #endif
         for (; c < (size_t)cols; c += 8)
-            wino_dw_tile8((int)wino_left(cols, c, 8), plane, u + c, dw + c * 9);
+            wino_dw_tile8(kernel, (int)wino_left(cols, c, 8), plane, u + c, dw + c * taps);
     }
+}
+
+static void wino_dw(int kernel, int rows, int cols, size_t ld, const float *u, float *dw,
+                    size_t dw_row)
+{
+#define DW(kernel) wino_dw_of(kernel, rows, cols, ld, u, dw, dw_row)
+    WINO_KERNELS(kernel, DW);
+#undef DW
 }

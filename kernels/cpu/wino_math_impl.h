@@ -1,5 +1,6 @@
-/* wino_math_impl.h: the one-dimensional transforms of Winograd's F(4, 3), on vectors of VW
- * channels; included once a width.
+/* wino_math_impl.h: the one-dimensional transforms of Winograd's F(4, 3) and F(2, 5), on vectors of
+ * VW channels; included once a width. Both compute what 6 inputs give, 7 - kernel outputs, from the
+ * polynomials' values at the same points: B is one for both.
  *
  * The polynomials are taken at 0, +-P, +-Q and infinity; +-1 and +-2 are usual (Lavin and Gray
  * 2016). What rounding does to a result grows by the norms of A's, B's and G's rows: +-5/8 and
@@ -8,8 +9,8 @@
  * algorithm,
  *
  *   B^T d: the coefficients of x (x^2 - P^2)(x^2 - Q^2) / (x - point);
- *   G g:   (1, point, point^2) / the derivative of x (x^2 - P^2)(x^2 - Q^2) there;
- *   A^T m: point^0 .. point^3. */
+ *   G g:   point^0 .. point^(kernel - 1) / the derivative of x (x^2 - P^2)(x^2 - Q^2) there;
+ *   A^T m: point^0 .. point^(6 - kernel). */
 #ifndef WINO_P
 #define WINO_P   0.625f
 #define WINO_Q   1.5f
@@ -36,46 +37,62 @@ INLINE void T(wino_bt)(const VT d[6], VT o[6])
 }
 
 /* o = A^T m */
-INLINE void T(wino_at)(const VT m[6], VT o[4])
+INLINE void T(wino_at)(const int kernel, const VT m[6], VT *o)
 {
     VT a = m[1] + m[2], b = m[1] - m[2], c = m[3] + m[4], d = m[3] - m[4];
     o[0] = m[0] + a + c;
     o[1] = WINO_P * b + WINO_Q * d;
+    if (kernel == 5) {
+        o[1] += m[5];
+        return;
+    }
     o[2] = WINO_P2 * a + WINO_Q2 * c;
     o[3] = WINO_P2 * WINO_P * b + WINO_Q2 * WINO_Q * d + m[5];
 }
 
 /* o = A y */
-INLINE void T(wino_a)(const VT y[4], VT o[6])
+INLINE void T(wino_a)(const int kernel, const VT *y, VT o[6])
 {
-    VT a = y[0] + WINO_P2 * y[2], b = y[1] + WINO_P2 * y[3];
-    VT c = y[0] + WINO_Q2 * y[2], d = y[1] + WINO_Q2 * y[3];
+    VT a = y[0], b = y[1], c = y[0], d = y[1];
+    if (kernel == 3) {
+        a += WINO_P2 * y[2], b += WINO_P2 * y[3];
+        c += WINO_Q2 * y[2], d += WINO_Q2 * y[3];
+    }
     o[0] = y[0];
     o[1] = a + WINO_P * b;
     o[2] = a - WINO_P * b;
     o[3] = c + WINO_Q * d;
     o[4] = c - WINO_Q * d;
-    o[5] = y[3];
+    o[5] = y[6 - kernel];
 }
 
 /* o = G g */
-INLINE void T(wino_g)(const VT g[3], VT o[6])
+INLINE void T(wino_g)(const int kernel, const VT *g, VT o[6])
 {
     VT a = WINO_GP * g[0] + WINO_GP * WINO_P2 * g[2], b = WINO_GP * WINO_P * g[1];
     VT c = WINO_GQ * g[0] + WINO_GQ * WINO_Q2 * g[2], d = WINO_GQ * WINO_Q * g[1];
+    if (kernel == 5) {
+        a += WINO_GP * WINO_P2 * WINO_P2 * g[4], b += WINO_GP * WINO_P2 * WINO_P * g[3];
+        c += WINO_GQ * WINO_Q2 * WINO_Q2 * g[4], d += WINO_GQ * WINO_Q2 * WINO_Q * g[3];
+    }
     o[0] = WINO_G0 * g[0];
     o[1] = a + b;
     o[2] = a - b;
     o[3] = c + d;
     o[4] = c - d;
-    o[5] = g[2];
+    o[5] = g[kernel - 1];
 }
 
 /* o = G^T u */
-INLINE void T(wino_gt)(const VT u[6], VT o[3])
+INLINE void T(wino_gt)(const int kernel, const VT u[6], VT *o)
 {
     VT a = u[1] + u[2], b = u[1] - u[2], c = u[3] + u[4], d = u[3] - u[4];
     o[0] = WINO_G0 * u[0] + WINO_GP * a + WINO_GQ * c;
     o[1] = WINO_GP * WINO_P * b + WINO_GQ * WINO_Q * d;
-    o[2] = WINO_GP * WINO_P2 * a + WINO_GQ * WINO_Q2 * c + u[5];
+    o[2] = WINO_GP * WINO_P2 * a + WINO_GQ * WINO_Q2 * c;
+    if (kernel == 5) {
+        o[3] = WINO_GP * WINO_P2 * WINO_P * b + WINO_GQ * WINO_Q2 * WINO_Q * d;
+        o[4] = WINO_GP * WINO_P2 * WINO_P2 * a + WINO_GQ * WINO_Q2 * WINO_Q2 * c;
+    }
+    o[kernel - 1] += u[5];
 }

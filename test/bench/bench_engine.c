@@ -3,10 +3,11 @@
  *
  *   bench_engine MODEL BATCH THREADS [BACKEND [bf16]]
  *
- * MODEL: of the zoo, a LeNet of the table below, or conv:CHANNELS:SIDE:KERNEL:LAYERS, a chain of
- * like convolutions. Reads "train K" or "infer K" from stdin, does K steps ("draw K": draws the
- * first weights as often), and writes the seconds they took by the wall clock and of CPU time;
- * "choices" writes the algorithm table. The batch is made of fixed pseudo-random floats. */
+ * MODEL: of the zoo, a LeNet of the table below, lenet:CHANNELS:SIDE:KERNEL:FIRST:SECOND, one of
+ * other extents, or conv:CHANNELS:SIDE:KERNEL:LAYERS, a chain of like convolutions. Reads "train K"
+ * or "infer K" from stdin, does K steps ("draw K": draws the first weights as often), and writes
+ * the seconds they took by the wall clock and of CPU time; "choices" writes the algorithm table.
+ * The batch is made of fixed pseudo-random floats. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,9 +76,17 @@ static int configure(const char *name, engine_config *c, err *e)
         return 0;
     }
     static chain h; /* read until the engine is compiled */
+    static bench_model l;
     if (sscanf(name, "conv:%d:%d:%d:%d", &h.channels, &h.side, &h.kernel, &h.layers) == 4) {
         c->build = build_chain, c->user = &h;
         c->input = (shape){3, h.channels, h.side, h.side}, c->outputs = 10;
+        return 0;
+    }
+    if (sscanf(name, "lenet:%d:%d:%d:%d:%d", &l.input.c, &l.input.h, &l.kernel, &l.first,
+               &l.second) == 5) {
+        l.pad = l.kernel / 2, l.input.rank = 3, l.input.w = l.input.h;
+        c->build = build_lenet, c->user = &l;
+        c->input = l.input, c->outputs = 10;
         return 0;
     }
     const zoo_model *z = zoo_find(name, e);

@@ -8,8 +8,9 @@ median over the rounds, in samples a second, a ratio is against PyTorch's fastes
 
 Without --cases: every promised ratio on one thread and on two (and ResNet-20's, of which none is promised);
 --batches adds these batches of every model, to training and inference. conv:64:16:5:4 is a model too: four
-convolutions of 5x5 with 64 channels in and out on 16x16. Exits with 1 where a ratio is under
-what is promised for that model, batch and kind of run; cells without a promise are for the reader alone.
+convolutions of 5x5 with 64 channels in and out on 16x16; lenet:1:28:5:32:64 is LeNet with 32 and 64 filters.
+Exits with 1 where a ratio is under what is promised for that model, batch and kind of run; cells without a
+promise are for the reader alone.
 "peak" is the share of the machine's sgemm (the faster of PyTorch's and numpy's on 1536x1536, on as many
 threads) that ours reaches, counting what the direct algorithms would compute; Winograd's may be over 100 %.
 
@@ -35,7 +36,7 @@ import torch
 from torch import nn
 
 from program import Program, split_case
-from torch_models import flops_of, is_chain, model_of
+from torch_models import FORMS, flops_of, model_of, numbers_of
 
 # What is promised for training and for inference, and at which batches: the smallest ratio.
 TRAIN = {"lenet": {16: 6.0, 32: 5.0, 128: 4.5}, "lenet-3x3-8-20": {32: 4.0}, "lenet-rgb32": {32: 4.0},
@@ -164,9 +165,9 @@ def promise(model, batch, threads, what, precision):
 def case(text):
     """"lenet:32:1" or "lenet:32:1:infer"."""
     found = split_case(text)
-    if not found or (found[0] not in TRAIN and not is_chain(found[0])):
+    if not found or (found[0] not in TRAIN and not numbers_of(found[0])):
         raise argparse.ArgumentTypeError(f"{text!r} is not model:batch:threads[:infer]; models: {', '.join(TRAIN)}, "
-                                         "conv:CHANNELS:SIDE:KERNEL:LAYERS")
+                                         f"{FORMS}")
     return found
 
 

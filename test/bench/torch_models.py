@@ -58,9 +58,14 @@ def torchvision_model(name):
     return model
 
 
-def is_chain(name):
-    """conv:CHANNELS:SIDE:KERNEL:LAYERS"""
-    return re.fullmatch(r"conv(:[1-9]\d*){4}", name) is not None
+FORMS = "lenet:CHANNELS:SIDE:KERNEL:FIRST:SECOND, conv:CHANNELS:SIDE:KERNEL:LAYERS"
+
+
+def numbers_of(name):
+    """Of a name in one of FORMS; else None."""
+    if not re.fullmatch(r"(lenet(:[1-9]\d*){5})|(conv(:[1-9]\d*){4})", name):
+        return None
+    return [int(n) for n in name.split(":")[1:]]
 
 
 def chain(channels, kernel, layers):
@@ -70,9 +75,13 @@ def chain(channels, kernel, layers):
 
 def model_of(name):
     """The model and its input's shape."""
-    if is_chain(name):
-        channels, side, kernel, layers = map(int, name.split(":")[1:])
+    numbers = numbers_of(name)
+    if numbers and name.startswith("conv"):
+        channels, side, kernel, layers = numbers
         return chain(channels, kernel, layers), (channels, side, side)
+    if numbers:
+        c, size, kernel, first, second = numbers
+        return lenet(c, size, first, second, kernel, kernel // 2), (c, size, size)
     if name.startswith("lenet"):
         c, size = (3, 32) if "rgb32" in name else (1, 28)
         return lenet(c, size, *((8, 20, 3, 1) if "3x3" in name else (6, 16, 5, 2))), (c, size, size)

@@ -136,7 +136,7 @@ TEST(winograds_transforms_are_those_of_fp32)
     const float *from[2] = {x, x + C};
     for (int i = 0; i < 2; i++) {
         single->wino_in(&in[i], C, from[i], C, LD, want[i], PLANE);
-        single->wino_dy(&out[i], C, from[i], C, LD, dy[i], PLANE);
+        single->wino_dy(3, &out[i], C, from[i], C, LD, dy[i], PLANE);
     }
     k->wino_in(&in[0], C, REAL, x, C, LD, one, PLANE);
     k->wino_in_two(in, C, from, C, LD, two, PLANE);

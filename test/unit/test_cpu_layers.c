@@ -57,6 +57,8 @@ STAGES(stages_16_33_3, 16, 33, 3, 1)
 STAGES(stages_24_70_2, 24, 70, 2, 0)
 STAGES(stages_12_7_7, 12, 7, 7, 3)
 STAGES(stages_40_9_5, 40, 9, 5, 2)
+STAGES(stages_20_34_5, 20, 34, 5, 2)
+STAGES(stages_33_16_5, 33, 16, 5, 0)
 STAGES(stages_1_1_1, 1, 1, 1, 0)
 
 /* A layer in the middle, with a convolution in front so that it has an input gradient. */
@@ -73,6 +75,9 @@ BETWEEN(wide, 32, .filters = 32, .kernel = 3, .padding = 1)
 BETWEEN(from_16, 16, .filters = 66, .kernel = 3, .padding = 1)
 BETWEEN(wide_bare, 33, .filters = 47, .kernel = 3)
 BETWEEN(wide_border, 40, .filters = 36, .kernel = 3, .padding = 2, .no_bias = true)
+BETWEEN(five, 32, .filters = 32, .kernel = 5, .padding = 2)
+BETWEEN(five_bare, 33, .filters = 47, .kernel = 5)
+BETWEEN(five_border, 40, .filters = 36, .kernel = 5, .padding = 4, .no_bias = true)
 BETWEEN(stride2, 17, .filters = 18, .kernel = 3, .stride = 2, .padding = 1)
 BETWEEN(stride2_one, 20, .filters = 30, .kernel = 1, .stride = 2)
 BETWEEN(stride3, 5, .filters = 9, .kernel = 5, .stride = 3, .padding = 2)
@@ -190,6 +195,28 @@ static int deep(graph *g, int x)
 {
     x = conv(g, x, (conv2d_options){.filters = 133, .kernel = 1});
     return graph_relu(g, conv(g, x, (conv2d_options){.filters = 250, .kernel = 3, .padding = 1}));
+}
+
+static int deep_five(graph *g, int x)
+{
+    x = conv(g, x, (conv2d_options){.filters = 133, .kernel = 1});
+    return graph_relu(g, conv(g, x, (conv2d_options){.filters = 250, .kernel = 5, .padding = 2}));
+}
+
+static int five_relu(graph *g, int x)
+{
+    return graph_relu(g, five(g, x));
+}
+
+/* Branches of several kernels, one behind the other in a concat's memory. */
+static int inception(graph *g, int x)
+{
+    x = graph_relu(g, conv(g, x, (conv2d_options){.filters = 24, .kernel = 1}));
+    int parts[3] = {conv(g, x, (conv2d_options){.filters = 16, .kernel = 1}),
+                    conv(g, x, (conv2d_options){.filters = 48, .kernel = 3, .padding = 1}),
+                    conv(g, x, (conv2d_options){.filters = 24, .kernel = 5, .padding = 2})};
+    x = graph_batch_norm(g, graph_concat(g, parts, 3), (batch_norm_options){0});
+    return conv(g, graph_relu(g, x), (conv2d_options){.filters = 8, .kernel = 1});
 }
 
 static int small_relu(graph *g, int x)
@@ -420,6 +447,14 @@ static const model models[] = {
     {"winograd, relu", "winograd4+relu", {3, 3, 10, 13}, wide_relu},
     {"winograd from 16 channels", "winograd4", {3, 3, 9, 8}, from_16},
     {"winograd, weights made on the way", "winograd4-fleeting+relu", {3, 3, 5, 4}, deep},
+    {"winograd 5x5", "winograd2", {3, 3, 12, 12}, five},
+    {"winograd 5x5, odd", "winograd2", {3, 3, 11, 9}, five_bare},
+    {"winograd 5x5, border 4", "winograd2", {3, 3, 5, 6}, five_border},
+    {"winograd 5x5, relu", "winograd2+relu", {3, 3, 10, 13}, five_relu},
+    {"winograd 5x5, weights made on the way", "winograd2-fleeting+relu", {3, 3, 5, 4}, deep_five},
+    {"winograd 5x5, pooled", "winograd2+pool", {3, 3, 16, 12}, stages_20_34_5},
+    {"winograd 5x5, pooled, odd", "winograd2+pool", {3, 20, 29, 27}, stages_33_16_5},
+    {"winograd of 3x3 and 5x5 in a concat", "winograd2", {3, 3, 9, 8}, inception},
     {"stride 2", "matmul-points", {3, 3, 13, 14}, stride2},
     {"stride 2, 1x1", "matmul-points", {3, 3, 9, 9}, stride2_one},
     {"3x3 on 2x2", "matmul-points", {3, 3, 2, 2}, small},
@@ -586,7 +621,8 @@ static void check_model(const model *m, int threads, backend_precision precision
         if (n == 1 &&
             (m->build == bottlenecks || m->build == norm_of_bordered || m->build == norm_of_input ||
              m->build == shared || m->build == normed_residual || m->build == norms ||
-             m->build == norms_with_acts || m->build == dense || m->build == apart))
+             m->build == norms_with_acts || m->build == dense || m->build == apart ||
+             m->build == inception))
             continue; /* batch norm over few values amplifies rounding beyond any tolerance */
         compare_step(m, fast, truth,
                      &(engine_batch){.n = n, .type = bytes ? INPUT_UINT8 : INPUT_FLOAT,
