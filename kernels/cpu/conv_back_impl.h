@@ -556,10 +556,11 @@ static void conv_dx(const conv_geom *g, const float *dy, const float *wb, float 
                            a3 = load8(to + v + 24);
                         const float *wo = w + v;
                         for (int o = 0; o < g->k; o++, wo += filter) {
-                            a0 += d[o] * load8(wo);
-                            a1 += d[o] * load8(wo + 8);
-                            a2 += d[o] * load8(wo + 16);
-                            a3 += d[o] * load8(wo + 24);
+                            v8 gv = all8(d[o]);
+                            a0 += gv * load8(wo);
+                            a1 += gv * load8(wo + 8);
+                            a2 += gv * load8(wo + 16);
+                            a3 += gv * load8(wo + 24);
                         }
                         store8(to + v, a0);
                         store8(to + v + 8, a1);
@@ -570,7 +571,7 @@ static void conv_dx(const conv_geom *g, const float *dy, const float *wb, float 
                         v8 a = load8(to + v);
                         const float *wo = w + v;
                         for (int o = 0; o < g->k; o++, wo += filter)
-                            a += d[o] * load8(wo);
+                            a += all8(d[o]) * load8(wo);
                         store8(to + v, a);
                     }
                 }

@@ -42,11 +42,10 @@ INLINE void T(tile_sum)(const conv_geom *g, const float *x, const float *w, cons
                     }
                     continue;
                 }
-                UNROLL for (int p = 0; p < px; p++)
-                    acc[0][p] += wv * x0[(size_t)p * step];
+                UNROLL for (int p = 0; p < px; p++) acc[0][p] += wv * T(all)(x0[(size_t)p * step]);
                 if (two == OF_ROWS) {
-                    UNROLL for (int p = 0; p < px; p++)
-                        acc[1][p] += wv * x1[(size_t)p * step];
+                    UNROLL for (int p = 0; p < px; p++) acc[1][p] +=
+                        wv * T(all)(x1[(size_t)p * step]);
                 }
             }
         }

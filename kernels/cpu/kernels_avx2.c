@@ -5,5 +5,6 @@
 #define KERNELS_WIDE  0
 #define TILE_PIXELS   6
 #define MAX_ACC       12
+#define KERNELS_NARROW 0
 #include "kernels_impl.h"
 #endif

@@ -5,5 +5,6 @@
 #define KERNELS_WIDE  1
 #define TILE_PIXELS   14
 #define MAX_ACC       28
+#define KERNELS_NARROW 0
 #include "kernels_impl.h"
 #endif

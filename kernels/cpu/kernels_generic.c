@@ -4,4 +4,5 @@
 #define KERNELS_WIDE  0
 #define TILE_PIXELS   4
 #define MAX_ACC       6
+#define KERNELS_NARROW 1
 #include "kernels_impl.h"

@@ -1,6 +1,6 @@
 /* kernels_impl.h: the body of one cpu_kernels table. A file kernels_SET.c sets KERNELS_NAME,
- * KERNELS_TABLE, TILE_PIXELS (accumulators in a row), MAX_ACC and KERNELS_WIDE (16 lanes pay), and
- * includes this; the compiler's flags do the rest. */
+ * KERNELS_TABLE, TILE_PIXELS (accumulators in a row), MAX_ACC, KERNELS_WIDE (16 lanes pay) and
+ * KERNELS_NARROW (registers have 4), and includes this; the compiler's flags do the rest. */
 #include "cpu_kernels.h"
 #include "vec_impl.h"
 
@@ -77,7 +77,21 @@ static void transpose(int rows, int cols, const float *src, size_t lds, float *d
 #include "max_pool_impl.h"
 
 #define GEMM_T             float
-#define GEMM_ADD(acc, s, v) ((acc) += (s) * (v))
+#define GEMM_ADD(acc, s, v) ((acc) += T(all)(s) * (v))
+
+#if KERNELS_NARROW
+#define VT        v4
+#define GEMM_V    v4
+#define GEMM_LOAD load4
+#define VW        4
+#define T(name)   name##4
+#include "gemm_impl.h"
+#undef VT
+#undef GEMM_V
+#undef GEMM_LOAD
+#undef VW
+#undef T
+#endif
 
 #define VT v8
 #define GEMM_V             v8
@@ -88,7 +102,9 @@ static void transpose(int rows, int cols, const float *src, size_t lds, float *d
 #define VW 8
 #define T(name) name##8
 #include "conv_tile_impl.h"
+#if !KERNELS_NARROW
 #include "gemm_impl.h"
+#endif
 #include "channel_tile_impl.h"
 #include "wino_math_impl.h"
 #include "wino_tile_impl.h"
@@ -211,12 +227,21 @@ static void gemm(int m, int n, int k, const float *a, size_t am, size_t ak, cons
         j += nv * 16;
     }
 #endif
+#if KERNELS_NARROW
+    for (; j + 4 <= n;) {
+        int nv = n - j >= 8 ? 2 : 1;
+        gemm_panel4(m, k, a, am, ak, b + j, ldb, bias, relu, add ? add + j : NULL, lda, c + j, ldc,
+                    nv);
+        j += nv * 4;
+    }
+#else
     for (; j + 8 <= n; ) {
         int nv = n - j >= 16 ? 2 : 1;
         gemm_panel8(m, k, a, am, ak, b + j, ldb, bias, relu, add ? add + j : NULL, lda, c + j, ldc,
                     nv);
         j += nv * 8;
     }
+#endif
     for (; j < n; j++) {
         for (int i = 0; i < m; i++) {
             float s = bias ? bias[i] : 0.0f;

@@ -1,4 +1,4 @@
-/* vec_impl.h: vectors of 8 and 16 floats for the file that includes it, whatever the instruction
+/* vec_impl.h: vectors of 4, 8 and 16 floats for the file that includes it, whatever the instruction
  * set.
  *
  * Written with the compiler's vector extension; intrinsics only where it has no word for an
@@ -18,6 +18,9 @@
 /* Vectors pass between functions that are always inlined; no call depends on how. */
 #pragma GCC diagnostic ignored "-Wpsabi"
 
+typedef float v4 __attribute__((vector_size(16)));
+typedef int32_t v4i __attribute__((vector_size(16)));
+typedef float v4u __attribute__((vector_size(16), aligned(4), may_alias));
 typedef float v8 __attribute__((vector_size(32)));
 typedef int32_t v8i __attribute__((vector_size(32)));
 typedef uint8_t v8b __attribute__((vector_size(8)));
@@ -45,6 +48,12 @@ typedef uint8_t v16bu __attribute__((vector_size(16), aligned(1), may_alias));
  * nothing. */
 #define OPAQUE(p) __asm__("" : "+r"(p))
 
+/* A number times a vector is written with these: where registers are narrower than the vector the
+ * compiler else writes the number to memory, element by element, and reads it from there. */
+INLINE v4 all4(float s)
+{
+    return (v4){s, s, s, s};
+}
 INLINE v8 all8(float s)
 {
     return (v8){s, s, s, s, s, s, s, s};
@@ -53,9 +62,17 @@ INLINE v16 all16(float s)
 {
     return (v16){s, s, s, s, s, s, s, s, s, s, s, s, s, s, s, s};
 }
+INLINE v4 load4(const float *p)
+{
+    return *(const v4u *)p;
+}
 INLINE v8 load8(const float *p)
 {
     return *(const v8u *)p;
+}
+INLINE void store4(float *p, v4 v)
+{
+    *(v4u *)p = v;
 }
 INLINE void store8(float *p, v8 v)
 {
@@ -105,6 +122,10 @@ INLINE v8 sqrt8(v8 v)
 #endif
 }
 /* max(v, 0); NaN stays NaN. */
+INLINE v4 relu4(v4 v)
+{
+    return (v4)((v4i)v & ~((v4){0} > v));
+}
 INLINE v8 relu8(v8 v)
 {
     v8 zero = {0};
