@@ -11,7 +11,7 @@
 #include "rng.h"
 #include "test.h"
 
-enum { BATCH = 9, OUTPUTS = 3 };
+enum { BATCH = 9, OUTPUTS = 3, CHANNELS_MAX = 24 };
 
 typedef struct model {
     const char *name, *choice; /* what one line of the algorithm table must say; NULL: anything */
@@ -603,8 +603,9 @@ static void check_model(const model *m, int threads, backend_precision precision
     int32_t labels[BATCH];
     rng r;
     rng_init(&r, 3, RNG_TEST, 0, 0);
-    float scale[8], shift[8];
-    for (int c = 0; c < 8; c++)
+    float scale[CHANNELS_MAX], shift[CHANNELS_MAX];
+    CHECK(m->input.c <= CHANNELS_MAX);
+    for (int c = 0; c < CHANNELS_MAX; c++)
         scale[c] = 0.01f + 0.001f * (float)c, shift[c] = -1.0f - 0.1f * (float)c;
     for (int step = 0; step < 4; step++) {
         int n = step == 1 ? 1 : step == 2 ? BATCH - 2 : BATCH;
