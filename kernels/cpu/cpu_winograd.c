@@ -12,8 +12,8 @@
 enum {
     PLANES = WINO_PLANES,
     CHANNELS_MIN = 16,
-    PRODUCT_MIN = 1024, /* of 5x5 kernels: */
-    PRODUCT_MIN_5 = 512,
+    PRODUCT_MIN = 1024,
+    PRODUCT_MIN_5 = 512, /* of 5x5 kernels */
     GROUP_MIN = 24,
     GROUP_MAX = 132,
     BACK_GROUP = 96
@@ -326,23 +326,26 @@ static bool winograd_leases(const program *p)
     return !p->c.inference && p->c.batch >= LEASE_BATCH;
 }
 
-static void winograd_pack(program *p, layer *l)
+/* u = the weights w as forward wants them. */
+static void pack_forward(const program *p, const layer *l, const float *w)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     size_t taps = wino_taps(l);
+    wino_pack(p, l->node->conv.kernel_h, x->s.c, y->s.c, y->cs, w, taps, (size_t)x->s.c * taps,
+              false, l->u);
+}
+
+static void winograd_pack(program *p, layer *l)
+{
     if (!winograd_leases(p))
-        wino_pack(p, l->node->conv.kernel_h, x->s.c, y->s.c, y->cs, layer_weights(p, l), taps,
-                  (size_t)x->s.c * taps, false, l->u);
+        pack_forward(p, l, layer_weights(p, l));
     layer_bias(p, l, l->bf);
 }
 
 static void winograd_pack_ahead(program *p, layer *l)
 {
-    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    size_t taps = wino_taps(l);
     if (winograd_leases(p))
-        wino_pack(p, l->node->conv.kernel_h, x->s.c, y->s.c, y->cs,
-                  program_param(p, l->node->weight), taps, (size_t)x->s.c * taps, false, l->u);
+        pack_forward(p, l, program_param(p, l->node->weight));
 }
 
 static void winograd_pack_back(program *p, layer *l)
@@ -435,10 +438,7 @@ int wino_pooled_make(program *p, layer *l)
 
 void wino_pooled_pack(program *p, layer *l)
 {
-    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    size_t taps = wino_taps(l);
-    wino_pack(p, l->node->conv.kernel_h, x->s.c, y->s.c, y->cs, layer_weights(p, l), taps,
-              (size_t)x->s.c * taps, false, l->u);
+    pack_forward(p, l, layer_weights(p, l));
 }
 
 /* The result's pixels are the tiles; a last row or column that no cell has is not computed. */
