@@ -151,7 +151,7 @@ TEST_LIMIT(a_function_dies_half_way_through_a_publish, 60)
 {
     lose("publish", 1, 0, 1);
 }
-/* Two of the three chunks that its model travels in have left. */
+/* Two of the three chunks that its numbers travel in have left. */
 TEST_LIMIT(a_function_dies_between_the_chunks_of_a_publish, 60)
 {
     static const char *const merges[] = {"database", "server"};
@@ -160,7 +160,8 @@ TEST_LIMIT(a_function_dies_between_the_chunks_of_a_publish, 60)
                                  .epochs = 1,
                                  .carrier = "socket",
                                  .merge = merges[i],
-                                 .floats = 300000,
+                                 .samples = 48,
+                                 .floats = 150000,
                                  .fault = "chunk",
                                  .fault_function = 1,
                                  .fault_round = 1});
