@@ -1,9 +1,9 @@
 /* cpu_backend.c: the fast backend for the host's CPU behind backend.h: runs what cpu_build.c makes
  * of a graph. Which instructions: cpu_isa.c; the layers: cpu_input.c, cpu_conv.c, cpu_winograd.c,
  * cpu_winograd_fleeting.c, cpu_matmul.c, cpu_linear.c, cpu_norm.c, cpu_channel.c, cpu_concat.c,
- * cpu_rows.c, cpu_any.c; norms in convolutions: cpu_fold.c, cpu_entry.c; inner loops:
- * kernels_impl.h. In bf16: cpu_linear16.c, cpu_matmul16.c and the words of cpu_winograd.c; inner
- * loops: kernels_avx512_bf16.c.
+ * cpu_rows.c, cpu_any.c; norms in convolutions: cpu_fold.c, cpu_entry.c; forward where
+ * nothing is trained: cpu_evaluate.c; inner loops: kernels_impl.h. In bf16: cpu_linear16.c,
+ * cpu_matmul16.c and the words of cpu_winograd.c; inner loops: kernels_avx512_bf16.c.
  *
  * Same graph, batch, CPU class (the table's name) and thread count give the same bits: work is
  * split by sample or by output, and every sum across threads runs in thread order.
@@ -106,8 +106,6 @@ static void run_forward(program *p)
 {
     p->convert_ns = 0;
     for (int i = 0; i < p->layer_count; i++) {
-        if (p->folded && p->layers[i].folded_from)
-            continue;
         if (!p->layers[i].ops->forward) {
             p->layers[i].ops->forward_whole(p, &p->layers[i]);
             continue;
@@ -227,7 +225,7 @@ static int cpu_forward(backend_program *base, const backend_batch *b, float *log
     (void)e;
     p->b = b, p->training = false;
     refresh(p);
-    run_forward(p);
+    evaluate_forward(p);
     if (result)
         loss_compute(p, out, false, result);
     if (result)

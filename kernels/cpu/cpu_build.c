@@ -404,7 +404,8 @@ int program_build(program *p)
     for (int i = 0; i < p->layer_count; i++)
         if (make_layer(p, &p->layers[i], kinds[i]) != 0)
             return -1;
-    if (fold_find(p) != 0 || program_place(p) != 0 || find_rest(p) != 0)
+    if (fold_find(p) != 0 || evaluate_find(p) != 0 || program_place(p) != 0 ||
+        evaluate_place(p) != 0 || find_rest(p) != 0)
         return -1;
     return write_choices(p);
 }

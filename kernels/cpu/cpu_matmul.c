@@ -589,7 +589,7 @@ static void size_scratch(const program *p, layer *l, bool rows)
 
 int layer_matmul(program *p, layer *l)
 {
-    enum { NARROW = 8, SMALL = 64 };
+    enum { NARROW = 8, SMALL = 64, ENOUGH = 128 }; /* pixels */
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     size_t threads = (size_t)cpu_threads_count(p->threads);
     l->g = conv_geometry(p, l);
@@ -600,6 +600,7 @@ int layer_matmul(program *p, layer *l)
     l->folds = true;
     l->fresh = !rows;
     l->together = !rows || x->s.h * x->s.w < SMALL;
+    l->samples = rows ? (ENOUGH + x->s.h * x->s.w - 1) / (x->s.h * x->s.w) : 0;
     size_t taps = (size_t)(l->g.kh * l->g.kw);
     l->wf = program_floats(p, taps * (size_t)l->g.c * (size_t)l->g.ks);
     l->bf = program_floats(p, (size_t)l->g.ks + CPU_SLACK);

@@ -2,8 +2,9 @@
  * same time.
  *
  * Time is counted in segments: a layer that works on the batch as a whole is one, and so is each
- * run of layers between two such, whose samples go through at their own pace. Forward segments come
- * first, then the loss, then the backward ones. plan.h places the blocks.
+ * run of layers between two such, whose samples go through at their own pace. Forward a segment
+ * ends where it does in training and where the model only evaluates. Forward segments come first,
+ * then the loss, then the backward ones. plan.h places the blocks.
  *
  * What takes part: the pixels of images without padding lanes (an activation only if it has no
  * border, which must stay zero; the borders of gradients are cleared before each use), and what a
@@ -85,9 +86,11 @@ static int count_times(const program *p, times *t)
 {
     int now = 0;
     for (int i = 0; i < p->layer_count; i++) {
-        bool alone = p->layers[i].ops->forward_whole,
-             before = i && p->layers[i - 1].ops->forward_whole;
-        t->forward[i] = i == 0 ? now : alone || before ? ++now : now;
+        bool alone = p->layers[i].ops->forward_whole || p->c.inference,
+             before = i && p->layers[i - 1].ops->forward_whole,
+             other = i && p->layers[i - 1].stretch != p->layers[i].stretch;
+        now += (alone || before) && other;
+        t->forward[i] = now;
         t->producer[p->layers[i].out] = i;
         for (int j = 0; j < p->layers[i].in_count; j++)
             t->reader[p->layers[i].in[j]] = i;
@@ -203,11 +206,17 @@ static life life_of(const program *p, const times *t, int node)
     return all;
 }
 
+/* Never in memory of its own. */
+static bool handed_on(const program *p, int node)
+{
+    return p->c.inference && evaluate_hands_on(p, node);
+}
+
 static void collect(program *p, const times *t, places *a)
 {
     for (int i = 0; i < p->layer_count; i++) {
         tensor *x = &p->tensors[p->layers[i].out];
-        if (x->root || (!x->y.shared && !x->dy.shared))
+        if (x->root || (!x->y.shared && !x->dy.shared) || handed_on(p, p->layers[i].out))
             continue;
         life lives = life_of(p, t, p->layers[i].out);
         if (x->y.shared)
@@ -232,7 +241,7 @@ static int place(program *p, places *a)
     for (int i = 0; i < p->layer_count; i++) {
         tensor *x = &p->tensors[p->layers[i].out];
         const tensor *root = &p->tensors[x->root];
-        if (!x->root)
+        if (!x->root || handed_on(p, p->layers[i].out))
             continue;
         x->y.data = root->y.data + x->channel;
         x->dy.data = x->dy.data ? root->dy.data + x->channel : NULL;

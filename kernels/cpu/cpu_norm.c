@@ -183,21 +183,25 @@ static void running(program *p, layer *l)
     }
 }
 
-static void apply_part(void *arg, int thread, int threads)
+static void norm_apply(program *p, layer *l, int from, int to, int thread)
 {
-    norm_work *w = arg;
-    program *p = w->p;
-    layer *l = w->l;
+    (void)thread;
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out], *add = residual(p, l);
-    int n = p->b->n;
     run_level level = run_through(run_through(RUN_SAMPLES, x, &x->y), y, &y->y);
     level = add ? run_through(level, add, &add->y) : level;
     pixel_runs r;
-    RUNS(r, level, x->s, n * thread / threads, n * (thread + 1) / threads)
+    RUNS(r, level, x->s, from, to)
     p->k->affine(r.now.pixels, x->cs, run_at(x, &x->y, &r.now), (size_t)x->step,
                  stat(l, p, S_SCALE), stat(l, p, S_SHIFT),
                  add ? run_at(add, &add->y, &r.now) : NULL, l->relu, run_at(y, &y->y, &r.now),
                  (size_t)y->cs);
+}
+
+static void apply_part(void *arg, int thread, int threads)
+{
+    norm_work *w = arg;
+    int n = w->p->b->n;
+    norm_apply(w->p, w->l, n * thread / threads, n * (thread + 1) / threads, thread);
 }
 
 /* With the activation after it. */
@@ -216,21 +220,29 @@ static void act_part(void *arg, int thread, int threads)
                      stat(l, p, S_SHIFT), run_at(y, &y->y, &r.now), (size_t)y->cs);
 }
 
-static void norm_forward(program *p, layer *l)
+static void scale_and_shift(program *p, layer *l)
 {
-    if (p->training)
-        statistics(p, l);
-    else
-        running(p, l);
     const float *w = program_param(p, l->node->weight), *b = program_param(p, l->node->bias);
     for (int c = 0; c < l->node->shape.c; c++) {
         float scale = w[c] * stat(l, p, S_INVSTD)[c];
         stat(l, p, S_SCALE)[c] = scale;
         stat(l, p, S_SHIFT)[c] = b[c] - stat(l, p, S_MEAN)[c] * scale;
     }
+}
+
+static void norm_forward(program *p, layer *l)
+{
+    statistics(p, l);
+    scale_and_shift(p, l);
     norm_work work = {p, l, false};
     if (!l->entered)
-        cpu_threads_run(p->threads, l->act && p->training ? act_part : apply_part, &work);
+        cpu_threads_run(p->threads, l->act ? act_part : apply_part, &work);
+}
+
+static void norm_evaluate_ahead(program *p, layer *l)
+{
+    running(p, l);
+    scale_and_shift(p, l);
 }
 
 /* dx = w*invstd * (g - sum(g)/M - (x - mean) * invstd^2 * sum(g * (x - mean))/M), Ioffe and Szegedy
@@ -386,7 +398,10 @@ void norm_find_acts(program *p)
                 p->layers[i].act = &p->layers[j], p->layers[j].acted = &p->layers[i];
 }
 
-static const layer_ops norm_ops = {.forward_whole = norm_forward, .backward_whole = norm_backward};
+static const layer_ops norm_ops = {.forward_whole = norm_forward,
+                                   .evaluate = norm_apply,
+                                   .evaluate_ahead = norm_evaluate_ahead,
+                                   .backward_whole = norm_backward};
 
 int layer_batch_norm(program *p, layer *l)
 {

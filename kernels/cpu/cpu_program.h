@@ -74,6 +74,9 @@ typedef struct layer layer;
 typedef struct layer_ops {
     void (*forward)(program *p, layer *l, int from, int to, int thread);
     void (*forward_whole)(program *p, layer *l);
+    /* Where the model only evaluates, in place of forward_whole, and before all samples. */
+    void (*evaluate)(program *p, layer *l, int from, int to, int thread);
+    void (*evaluate_ahead)(program *p, layer *l);
     void (*backward)(program *p, layer *l, int from, int to, int thread);
     void (*backward_whole)(program *p, layer *l);
     /* after backward: the threads' weight gradients into grads */
@@ -126,6 +129,8 @@ struct layer {
     struct points16 *points16;  /* of cpu_matmul16.c */
     /* takes all samples of a thread at once: its weights are too large to come back to */
     bool together;
+    int samples; /* of such a layer: how many are enough where the model only evaluates; 0: all */
+    int stretch; /* which it is in there: cpu_evaluate.c */
 
     bool updates; /* backward of a whole step updates the weight; its gradient is kept nowhere */
     struct linear16 *linear16; /* of cpu_linear16.c */
@@ -174,6 +179,7 @@ struct program {
     int64_t convert_ns; /* of the call in progress: the first thread's, in the input layer */
     char *choices;
     size_t bytes;    /* allocated */
+    struct evaluation *evaluation;
     struct lease *leases;
     struct block {
         struct block *next;
@@ -192,8 +198,8 @@ int program_lease(program *p, float **to, size_t floats, const layer *l, lease_t
 /* May the plane of that node share memory? Then plane_postpone leaves it to program_place. */
 bool plane_shares(const program *p, int node, const plane *a);
 void plane_postpone(plane *a);
-/* When all layers are made: finds memory for what was postponed, leased, or is scratch of
- * several. */
+/* When all layers are made, and evaluate_find was called: finds memory for what was postponed,
+ * leased, or is scratch of several. */
 int program_place(program *p);
 
 view tensor_view(const tensor *t);
@@ -283,6 +289,14 @@ bool fold_turn(program *p, bool folded);
 /* A convolution's weights and bias as they are to be packed; the former until the next call. */
 const float *layer_weights(const program *p, const layer *l);
 void layer_bias(const program *p, const layer *l, float *to);
+
+/* Forward where there is no training: cpu_evaluate.c. evaluate_find: when all layers are made, and
+ * fold_find was called; evaluate_place: when memory is there. evaluate_hands_on: does the node's
+ * tensor then lie in the threads' rooms, and not in its own memory? */
+int evaluate_find(program *p);
+int evaluate_place(program *p);
+bool evaluate_hands_on(const program *p, int node);
+void evaluate_forward(program *p);
 
 /* Can the convolution kernels do it (then which paddings they want), or only the plain loops? */
 bool conv_is_direct(const graph_node *n);

@@ -398,6 +398,9 @@ int layer_winograd(program *p, layer *l)
     l->together = l->fresh = true;
     l->folds = !winograd_leases(p);
     l->group = group_ahead(x->s.c, y->s.c);
+    wino_tiling t = wino_tiles_over(l, y->s.h, y->s.w);
+    int per = t.down * t.across;
+    l->samples = winograd_leases(p) ? 0 : l->group > per ? l->group / per : 1;
     int back = group_back(x, y), widest = p->c.inference || l->group > back ? l->group : back;
     l->scratch_floats = PLANES * (wino_plane(widest, wino_tile_ld(x->cs)) +
                                   wino_plane(widest, wino_tile_ld(y->cs))) +

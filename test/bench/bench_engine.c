@@ -5,9 +5,10 @@
  *
  * MODEL: of the zoo, a LeNet of the table below, lenet:CHANNELS:SIDE:KERNEL:FIRST:SECOND, one of
  * other extents, or conv:CHANNELS:SIDE:KERNEL:LAYERS, a chain of like convolutions. Reads "train K"
- * or "infer K" from stdin, does K steps ("draw K": draws the first weights as often), and writes
- * the seconds they took by the wall clock and of CPU time; "choices" writes the algorithm table.
- * The batch is made of fixed pseudo-random floats. */
+ * or "infer K" from stdin (the latter of a model compiled for that alone, as /infer has it; "check
+ * K" of the one that trains, as validation has it), does K steps ("draw K": draws the first weights
+ * as often), and writes the seconds they took by the wall clock and of CPU time; "choices" writes
+ * the algorithm table. The batch is made of fixed pseudo-random floats. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,20 +126,32 @@ static int run(engine *m, const engine_batch *b, char what, long steps, float *l
     return 0;
 }
 
-static int serve(engine *m, const engine_batch *b, float *logits)
+/* With the weights of m. */
+static int compile_lean(engine_config c, engine *m, engine **out, err *e)
+{
+    c.inference = true;
+    return engine_compile(&c, out, e) ||
+           engine_import_weights(*out, engine_floats(m, e), engine_counters(m, e), e);
+}
+
+static int serve(const engine_config *c, engine *m, const engine_batch *b, float *logits)
 {
     err e = ERR_INIT;
     char line[64];
-    while (fgets(line, sizeof line, stdin)) {
-        if (strncmp(line, "choices", 7) == 0) {
+    engine *lean = NULL;
+    int rc = 0;
+    while (rc == 0 && fgets(line, sizeof line, stdin)) {
+        long steps = strtol(line + strcspn(line, " "), NULL, 10);
+        bool infers = line[0] == 'i';
+        if (strncmp(line, "choices", 7) == 0)
             printf("%s\n", engine_choices(m));
-        } else if (run(m, b, line[0], strtol(line + strcspn(line, " "), NULL, 10), logits, &e) !=
-                   0) {
-            return fail(&e);
-        }
+        else
+            rc = (infers && !lean && compile_lean(*c, m, &lean, &e)) ||
+                 run(infers ? lean : m, b, line[0], steps, logits, &e);
         fflush(stdout);
     }
-    return 0;
+    engine_free(lean);
+    return rc ? fail(&e) : 0;
 }
 
 int main(int argc, char **argv)
@@ -169,7 +182,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < c.batch; i++)
         labels[i] = (int32_t)(rng_u32(&r) % (uint32_t)c.outputs);
     engine_batch b = {.n = c.batch, .type = INPUT_FLOAT, .x = x, .labels = labels};
-    int status = serve(m, &b, logits);
+    int status = serve(&c, m, &b, logits);
     engine_free(m);
     free(x), free(logits), free(labels);
     return status;

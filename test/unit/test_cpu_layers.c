@@ -514,19 +514,30 @@ static int build(graph *g, int x, int outputs, void *user)
     return graph_linear(g, graph_flatten(g, m->build(g, x)), outputs, (linear_options){0});
 }
 
-static engine *compile_with(const model *m, const char *on, int threads,
-                            backend_precision precision, optim o)
+static engine *compile_config(const model *m, engine_config c)
 {
     err e = ERR_INIT;
     engine *out = NULL;
-    engine_config c = {.build = build,         .user = (void *)(uintptr_t)m,
-                       .input = m->input,      .outputs = OUTPUTS,
-                       .batch = BATCH,         .backend = on,
-                       .threads = threads,     .seed = 5,
-                       .precision = precision, .optim = o};
+    c.build = build, c.user = (void *)(uintptr_t)m;
+    c.input = m->input, c.outputs = OUTPUTS, c.batch = BATCH, c.seed = 5;
     if (engine_compile(&c, &out, &e) != 0)
-        test_fail(__FILE__, __LINE__, "%s on %s: %s", m->name, on, e.message);
+        test_fail(__FILE__, __LINE__, "%s on %s: %s", m->name, c.backend, e.message);
     return out;
+}
+
+static engine *compile_with(const model *m, const char *on, int threads,
+                            backend_precision precision, optim o)
+{
+    return compile_config(
+        m, (engine_config){.backend = on, .threads = threads, .precision = precision, .optim = o});
+}
+
+/* For inference alone. */
+static engine *compile_lean(const model *m, int threads, backend_precision precision)
+{
+    return compile_config(
+        m, (engine_config){
+               .backend = "cpu", .threads = threads, .precision = precision, .inference = true});
 }
 
 static engine *compile_in(const model *m, const char *on, int threads, backend_precision precision)
@@ -558,8 +569,17 @@ typedef struct bounds {
     double logits, gradients;
 } bounds;
 
-static void compare_step(const model *m, engine *fast, engine *truth, const engine_batch *b,
-                         bounds within)
+static void compare_logits(const model *m, const char *what, engine *fast, const engine_batch *b,
+                           const float *want, double tolerance)
+{
+    err e = ERR_INIT;
+    float got[BATCH * OUTPUTS];
+    CHECK_OK(engine_infer(fast, b, got, &e), e);
+    compare(m, what, b->n, got, want, (size_t)b->n * OUTPUTS, tolerance);
+}
+
+static void compare_step(const model *m, engine *fast, engine *lean, engine *truth,
+                         const engine_batch *b, bounds within)
 {
     err e = ERR_INIT;
     engine_result r, want;
@@ -575,10 +595,12 @@ static void compare_step(const model *m, engine *fast, engine *truth, const engi
         if (layout[i].kind == VAR_PARAM)
             compare(m, layout[i].name, b->n, g + layout[i].offset, w + layout[i].offset,
                     layout[i].count, within.gradients);
-    float got[BATCH * OUTPUTS], logits[BATCH * OUTPUTS];
+    float logits[BATCH * OUTPUTS];
     CHECK_OK(engine_infer(truth, b, logits, &e), e);
-    CHECK_OK(engine_infer(fast, b, got, &e), e);
-    compare(m, "logits", b->n, got, logits, (size_t)b->n * OUTPUTS, within.logits);
+    compare_logits(m, "logits", fast, b, logits, within.logits);
+    CHECK_OK(engine_import_weights(lean, engine_floats(fast, &e), engine_counters(fast, &e), &e),
+             e);
+    compare_logits(m, "logits of inference alone", lean, b, logits, within.logits);
     CHECK_OK(engine_update(truth, 0.01, &e), e);
     CHECK_OK(engine_update(fast, 0.01, &e), e);
 }
@@ -592,7 +614,8 @@ static bool says(engine *m, const char *choice)
 
 static void check_model(const model *m, int threads, backend_precision precision, bounds within)
 {
-    engine *fast = compile_in(m, "cpu", threads, precision), *truth = compile(m, "reference", 1);
+    engine *fast = compile_in(m, "cpu", threads, precision),
+           *lean = compile_lean(m, threads, precision), *truth = compile(m, "reference", 1);
     CHECK(!m->choice || says(fast, m->choice));
     size_t each = shape_count(m->input);
     /* At 16 bytes behind a multiple of 64, which is all that a chunk in LMDB's map promises. */
@@ -625,14 +648,18 @@ static void check_model(const model *m, int threads, backend_precision precision
              m->build == norms_with_acts || m->build == dense || m->build == apart ||
              m->build == inception))
             continue; /* batch norm over few values amplifies rounding beyond any tolerance */
-        compare_step(m, fast, truth,
-                     &(engine_batch){.n = n, .type = bytes ? INPUT_UINT8 : INPUT_FLOAT,
-                                     .x = room + 16, .scale = scale, .shift = shift,
+        compare_step(m, fast, lean, truth,
+                     &(engine_batch){.n = n,
+                                     .type = bytes ? INPUT_UINT8 : INPUT_FLOAT,
+                                     .x = room + 16,
+                                     .scale = scale,
+                                     .shift = shift,
                                      .labels = labels},
                      within);
     }
     free(room);
     engine_free(fast);
+    engine_free(lean);
     engine_free(truth);
 }
 
@@ -662,6 +689,71 @@ static void check_models(const char *set, int threads)
         check_models(#set, 3);                                                                     \
     }
 ON_EVERY_SET(LAYERS)
+
+/* ---- without training ------------------------------------------------------------------------ */
+
+/* Where nothing is trained, samples go through most of this a few at a time, and what a layer hands
+ * to the next lies in a thread's own room: maps with borders, gapless ones, some with padding
+ * lanes, a sum that waits long for its other part, a concat that its parts are written into. */
+static int in_rooms(graph *g, int x)
+{
+    x = normed(g, x, (conv2d_options){.filters = 5, .kernel = 5, .padding = 2}, true);
+    x = normed(g, x, (conv2d_options){.filters = 36, .kernel = 3, .padding = 1}, true);
+    int y = normed(g, x, (conv2d_options){.filters = 36, .kernel = 3, .padding = 1}, true);
+    y = normed(g, y, (conv2d_options){.filters = 36, .kernel = 3, .padding = 1, .groups = 36},
+               false);
+    x = graph_relu(
+        g, graph_add(g, normed(g, y, (conv2d_options){.filters = 36, .kernel = 1}, false), x));
+    int parts[] = {x, normed(g, x, (conv2d_options){.filters = 8, .kernel = 1}, true),
+                   normed(g, x, (conv2d_options){.filters = 40, .kernel = 3, .padding = 1}, false)};
+    x = graph_batch_norm(g, graph_concat(g, parts, 3), (batch_norm_options){0});
+    x = normed(g, graph_relu(g, x), (conv2d_options){.filters = 16, .kernel = 1}, true);
+    return graph_max_pool2d(g, x, (pool_options){.kernel = 3, .stride = 4});
+}
+
+/* The weights and running statistics of one that has trained a batch; full and short batches. */
+static void check_rooms(const char *set, int threads)
+{
+    const model m = {"in rooms", NULL, {3, 3, 33, 30}, in_rooms};
+    use_set(set);
+    engine *truth = compile(&m, "reference", 1), *fast = compile(&m, "cpu", threads),
+           *lean = compile_lean(&m, threads, PRECISION_FP32);
+    size_t count = BATCH * shape_count(m.input);
+    float *x = malloc(count * sizeof *x);
+    int32_t labels[BATCH] = {0, 1, 2};
+    float want[BATCH * OUTPUTS];
+    err e = ERR_INIT;
+    rng r;
+    engine_result result;
+    CHECK(x);
+    rng_init(&r, 3, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < count; i++)
+        x[i] = (float)rng_uniform(&r) - 0.5f;
+    engine_batch b = {.n = BATCH, .type = INPUT_FLOAT, .x = x, .labels = labels};
+    CHECK_OK(engine_train(truth, &b, 0.01, &result, &e), e);
+    engine *const both[] = {fast, lean};
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(engine_import_weights(both[i], engine_floats(truth, &e),
+                                       engine_counters(truth, &e), &e),
+                 e);
+    for (b.n = 1; b.n <= BATCH; b.n += BATCH / 2) {
+        CHECK_OK(engine_infer(truth, &b, want, &e), e);
+        compare_logits(&m, "logits", fast, &b, want, 2e-5);
+        compare_logits(&m, "logits of inference alone", lean, &b, want, 2e-5);
+    }
+    free(x);
+    engine_free(truth);
+    engine_free(fast);
+    engine_free(lean);
+}
+
+#define ROOMS(set)                                                                                 \
+    TEST_LIMIT(rooms_##set, 60)                                                                    \
+    {                                                                                              \
+        check_rooms(#set, 1);                                                                      \
+        check_rooms(#set, 3);                                                                      \
+    }
+ON_EVERY_SET(ROOMS)
 
 /* ---- updates --------------------------------------------------------------------------------- */
 
