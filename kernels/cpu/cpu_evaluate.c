@@ -10,8 +10,8 @@
  * stretches of their own, whose results are the batch's.
  *
  * Layers ask a program where a tensor lies. In a stretch of chunks they get the thread's view: a
- * copy of the program whose tensors begin with the chunk's first sample, in the batch's memory or in
- * the room. */
+ * copy of the program whose tensors begin with the chunk's first sample, in the batch's memory or
+ * in the room. */
 #include <limits.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -42,7 +42,7 @@ struct evaluation {
 
 static const size_t NOWHERE = SIZE_MAX;
 
-/* Norms that convolutions have in their weights, or apply to what they read. */
+/* Has it nothing to do? Norms that convolutions have in their weights, or apply on reading. */
 static bool is_idle(const program *p, const layer *l)
 {
     return l->entered || (p->folded && l->folded_from);

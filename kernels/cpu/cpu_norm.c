@@ -331,8 +331,7 @@ static void norm_backward(program *p, layer *l)
         cpu_threads_run(p->threads, dx_part, &w);
 }
 
-/* ---- for the convolution that applies it
- * --------------------------------------------------------- */
+/* ---- for the convolution that applies it ----------------------------------------------------- */
 
 void norm_enter(const program *p, const layer *norm, norm_part part, const float *x, float *y,
                 size_t step)

@@ -17,7 +17,7 @@
 #include "modelstore.h"
 #include "wire.h"
 
-enum { HEARTBEAT_MS = 500, CALL_MS = 30000, OPEN_MS = 10000 };
+enum { HEARTBEAT_MS = 500, CALL_MS = 30000, TRY_MS = 2000 };
 
 typedef struct peer {
     const fake_function *f;
@@ -163,12 +163,24 @@ static bool again(peer *p, err *e, int *tries)
     return true;
 }
 
+static void open_models(peer *p)
+{
+    err e = ERR_INIT;
+    int tries = 0;
+    if (modelstore_access_parse(json_object_get(p->f->access, "model"), &p->access, &e))
+        fail("model store", &e);
+    while (
+        modelstore_open(&p->access, MODELSTORE_MEMBER, clock_deadline_ms(TRY_MS), &p->models, &e))
+        if (!again(p, &e, &tries))
+            fail("model store", &e);
+}
+
 static void ensure_attached(peer *p)
 {
     err e = ERR_INIT;
     int tries = 0;
     while (!p->attached) {
-        p->attached = modelstore_attach(p->models, NULL, clock_deadline_ms(2000), &e) == 0;
+        p->attached = modelstore_attach(p->models, NULL, clock_deadline_ms(TRY_MS), &e) == 0;
         if (!p->attached && !again(p, &e, &tries))
             fail("attach", &e);
     }
@@ -180,7 +192,7 @@ static bool fetch(peer *p, int64_t version, block to)
     int tries = 0;
     modelstore_state state;
     do {
-        if (modelstore_fetch(p->models, version, to, clock_deadline_ms(2000), &state, &e) == 0)
+        if (modelstore_fetch(p->models, version, to, clock_deadline_ms(TRY_MS), &state, &e) == 0)
             return true;
     } while (again(p, &e, &tries));
     if (e.code != ERR_STALE)
@@ -194,7 +206,7 @@ static bool publish(peer *p, const modelstore_publication *to, block b)
     err e = ERR_INIT;
     int tries = 0;
     do {
-        if (modelstore_publish(p->models, to, &b, clock_deadline_ms(2000), NULL, &e) == 0)
+        if (modelstore_publish(p->models, to, &b, clock_deadline_ms(TRY_MS), NULL, &e) == 0)
             return true;
     } while (again(p, &e, &tries));
     if (e.code != ERR_STALE && e.code != ERR_CONFLICT)
@@ -377,7 +389,7 @@ static void publish_mean(peer *p, const average_task *t, block mean)
             return;
     }
     note(p, "averaged");
-    if (modelstore_publish(p->models, &t->to, &mean, clock_deadline_ms(2000), &checksum, &e)) {
+    if (modelstore_publish(p->models, &t->to, &mean, clock_deadline_ms(TRY_MS), &checksum, &e)) {
         say_not_averaged(p, t->ask, err_name(e.code), -1);
         return;
     }
@@ -712,7 +724,6 @@ static json_t *receive(peer *p)
 
 static void join(peer *p)
 {
-    err e = ERR_INIT;
     char hex[20];
     const fake_function *f = p->f;
     say(p, json_pack("{s:s,s:s,s:s,s:i,s:i,s:i,s:s,s:i,s:i}", "type", "hello", "token", f->secret,
@@ -724,9 +735,7 @@ static void join(peer *p)
     json_decref(answer);
     die(p, "load", 0, 0);
     make_layout(p);
-    if (modelstore_access_parse(json_object_get(f->access, "model"), &p->access, &e) ||
-        modelstore_open(&p->access, MODELSTORE_MEMBER, clock_deadline_ms(OPEN_MS), &p->models, &e))
-        fail("model store", &e);
+    open_models(p);
     char loan[LOAN_BYTES];
     bool walled = f->fault && strcmp(f->fault, "walled") == 0;
     if (f->device)
