@@ -22,7 +22,7 @@
 
 /* Of a chunk, a layer's inputs and result: what they may take where some layer needs many samples,
  * and what they grow to where none does. */
-enum { CHUNK_BYTES_MOST = 1 << 20, CHUNK_BYTES = 1 << 17 };
+enum { CHUNK_BYTES_MOST = 1 << 20, CHUNK_BYTES = 1 << 16 };
 
 /* Layers [first, last]. */
 typedef struct stretch {

@@ -2,9 +2,10 @@
  * same time.
  *
  * Time is counted in segments: a layer that works on the batch as a whole is one, and so is each
- * run of layers between two such, whose samples go through at their own pace. Forward a segment
- * ends where it does in training and where the model only evaluates. Forward segments come first,
- * then the loss, then the backward ones. plan.h places the blocks.
+ * run of layers between two such, whose samples go through at their own pace. Forward segments come
+ * first, then the loss, then the backward ones. Where the model only evaluates, samples go at their
+ * own pace through whole stretches (cpu_evaluate.c): what has memory of the batch's then, too, is
+ * in use as long as any layer of the stretch is. plan.h places the blocks.
  *
  * What takes part: the pixels of images without padding lanes (an activation only if it has no
  * border, which must stay zero; the borders of gradients are cleared before each use), and what a
@@ -78,6 +79,7 @@ void plane_postpone(plane *a)
 
 typedef struct times {
     int *forward, *backward; /* of each layer */
+    int *begin, *end;        /* forward, of all layers of its stretch */
     int *producer, *reader;  /* of each node: the layer that makes it, the last that reads it */
     int loss;
 } times;
@@ -86,14 +88,19 @@ static int count_times(const program *p, times *t)
 {
     int now = 0;
     for (int i = 0; i < p->layer_count; i++) {
-        bool alone = p->layers[i].ops->forward_whole || p->c.inference,
+        bool alone = p->layers[i].ops->forward_whole,
              before = i && p->layers[i - 1].ops->forward_whole,
              other = i && p->layers[i - 1].stretch != p->layers[i].stretch;
-        now += (alone || before) && other;
+        now += i && (p->c.inference ? other : alone || before);
         t->forward[i] = now;
+        t->begin[i] = i == 0 || other ? now : t->begin[i - 1];
         t->producer[p->layers[i].out] = i;
         for (int j = 0; j < p->layers[i].in_count; j++)
             t->reader[p->layers[i].in[j]] = i;
+    }
+    for (int i = p->layer_count - 1; i >= 0; i--) {
+        bool last = i == p->layer_count - 1 || p->layers[i].stretch != p->layers[i + 1].stretch;
+        t->end[i] = last ? t->forward[i] : t->end[i + 1];
     }
     t->loss = ++now;
     for (int i = p->layer_count - 1; i >= 0; i--) {
@@ -148,9 +155,15 @@ static bool reads_result(const layer *l)
     }
 }
 
+static int first_use(const program *p, const times *t, int node, int writer)
+{
+    return evaluate_hands_on(p, node) ? t->forward[writer] : t->begin[writer];
+}
+
 static int last_use(const program *p, const times *t, int node)
 {
-    int made = t->producer[node], last = t->forward[t->reader[node]];
+    int made = t->producer[node], reader = t->reader[node];
+    int last = evaluate_hands_on(p, node) ? t->forward[reader] : t->end[reader];
     if (p->c.inference)
         return last;
     /* Backward runs the other way: the first of the layers that look at it is the last to do so. */
@@ -191,11 +204,12 @@ static life life_of(const program *p, const times *t, int node)
         if (n != node && p->tensors[n].root != node)
             continue;
         const layer *from = p->layers[i].folded_from; /* writes it where there is no training */
-        life one = {t->forward[from ? from - p->layers : i], last_use(p, t, n),
+        life one = {first_use(p, t, n, from ? (int)(from - p->layers) : i), last_use(p, t, n),
                     t->backward[t->reader[n]], t->backward[i]};
         /* the norm before it writes it where there is training, and reads its gradient */
         if (p->layers[i].acted) {
-            one.y_first = t->forward[p->layers[i].acted - p->layers];
+            int first = t->forward[p->layers[i].acted - p->layers];
+            one.y_first = first < one.y_first ? first : one.y_first;
             one.dy_last = t->backward[p->layers[i].acted - p->layers];
         }
         all.y_first = one.y_first < all.y_first ? one.y_first : all.y_first;
@@ -225,8 +239,10 @@ static void collect(program *p, const times *t, places *a)
             add(a, &x->dy.data, x->dy.floats, lives.dy_first, lives.dy_last);
     }
     for (struct lease *l = p->leases; l; l = l->next) {
-        int when = (l->when == LEASE_FORWARD ? t->forward : t->backward)[l->l - p->layers];
-        add(a, l->to, l->floats, when, when);
+        ptrdiff_t i = l->l - p->layers;
+        bool forward = l->when == LEASE_FORWARD;
+        add(a, l->to, l->floats, forward ? t->begin[i] : t->backward[i],
+            forward ? t->end[i] : t->backward[i]);
     }
 }
 
@@ -271,13 +287,17 @@ int program_place(program *p)
     size_t nodes = (size_t)p->g->node_count, leases = 0;
     for (struct lease *l = p->leases; l; l = l->next)
         leases++;
-    cleanup_free int *numbers = calloc(4 * nodes + 4, sizeof *numbers);
+    cleanup_free int *numbers = calloc(6 * nodes + 6, sizeof *numbers);
     cleanup_free plan_item *items = calloc(2 * nodes + leases + 1, sizeof *items);
     cleanup_free float ***to = calloc(2 * nodes + leases + 1, sizeof *to);
     if (!numbers || !items || !to)
         return -1;
-    times t = {.forward = numbers, .backward = numbers + nodes, .producer = numbers + 2 * nodes,
-               .reader = numbers + 3 * nodes};
+    times t = {.forward = numbers,
+               .backward = numbers + nodes,
+               .producer = numbers + 2 * nodes,
+               .reader = numbers + 3 * nodes,
+               .begin = numbers + 4 * nodes,
+               .end = numbers + 5 * nodes};
     places a = {.items = items, .to = to};
     count_times(p, &t);
     collect(p, &t, &a);
