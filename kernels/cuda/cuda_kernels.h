@@ -145,7 +145,8 @@ typedef struct norm_shape {
     double eps, momentum;
 } norm_shape;
 
-/* Doubles of scratch that the functions below need. */
+/* Doubles of scratch that the functions below need; all zero before the first of them, and not
+ * written by anybody else: blocks are counted in it. */
 size_t cuda_norm_scratch(norm_shape s);
 /* saved (2, C): mean and 1/sqrt(var + eps) of the batch's first n samples; the running statistics
  * and the counter move on as in graph.h. */

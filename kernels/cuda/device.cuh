@@ -163,27 +163,55 @@ static inline bool in_fours(size_t count, size_t bytes, uintptr_t addresses)
     return count % 4 == 0 && addresses % (4 * bytes) == 0;
 }
 
+/* As `take`, of what another block of the same launch has written: past this multiprocessor's own
+ * cache, which may hold what was there before. */
+template <int EACH>
+static __device__ __forceinline__ pack<double, EACH> take_shared(const double *from, size_t i)
+{
+    pack<double, EACH> values;
+    UNROLL
+    for (int j = 0; j < EACH; j++)
+        values.at[j] = __ldcg(&from[i + (size_t)j]);
+    return values;
+}
+
+/* Whether this block is the last of `blocks`, which share a counter, to come here: it then sees
+ * what all of them have written before. All threads of a block come here. The counter is 0 before
+ * the first block, and again after the last. */
+static __device__ __forceinline__ bool is_last_block(unsigned *counter, unsigned blocks)
+{
+    __shared__ bool last;
+    __threadfence(); /* what this thread wrote comes before its block is counted */
+    __syncthreads();
+    if (threadIdx.x == 0 && threadIdx.y == 0)
+        last = atomicInc(counter, blocks - 1) == blocks - 1;
+    __syncthreads();
+    if (last)
+        __threadfence();
+    return last;
+}
+
 /* Calls body<EACH> with 4 or 1. */
-#define BY_FOURS(yes, call)                                                                        \
+#define BY_FOURS(yes, ...)                                                                         \
     do {                                                                                           \
         if (yes) {                                                                                 \
             enum { EACH = 4 };                                                                     \
-            call;                                                                                  \
+            __VA_ARGS__;                                                                           \
         } else {                                                                                   \
             enum { EACH = 1 };                                                                     \
-            call;                                                                                  \
+            __VA_ARGS__;                                                                           \
         }                                                                                          \
     } while (0)
 
 /* Calls body<float> or body<bf16> by the element type. */
-#define BY_ELEMENT(element, call)                                                                  \
+#define BY_ELEMENT(element, ...)                                                                   \
     do {                                                                                           \
         if ((element) == ELEMENT_BF16) {                                                           \
             typedef bf16 T;                                                                        \
-            call;                                                                                  \
+            __VA_ARGS__;                                                                           \
         } else {                                                                                   \
             typedef float T;                                                                       \
-            call;                                                                                  \
+            __VA_ARGS__;                                                                           \
         }                                                                                          \
     } while (0)
 

@@ -1,18 +1,29 @@
 /* norm.cu: batch norm over NHWC; see cuda_kernels.h.
  *
- * Sums run in two stages: a block sums some rows of up to 32 channels in double precision, then a
- * block for as many channels adds the first blocks' sums; both in a fixed order. Double keeps
- * sum-of-squares minus square-of-sum exact enough (a float has 24 bits, their squares 48, a double
- * 53).
+ * Forward and backward are two kernels each: sums over each channel, then a pass over all values. A
+ * block sums some rows of up to 32 channels; the last block of those channels to end adds the
+ * blocks' sums, in their order, and makes of them what the second kernel needs. What is summed lies
+ * about the channel's first value: the sum of squares minus the square of the sum then keeps its
+ * digits however far from zero the channel is, so that a few rows at a time may be summed in floats
+ * (a GPU turns few floats into doubles a cycle), and those in doubles.
  *
  * A thread asks for several values before it uses the first, or it would wait for memory once a
- * value: the sums for some rows at once, the rest for four channels side by side where it can. */
+ * value; and it stays with its channels, whose numbers it reads once. */
 #include "cuda/device.cuh"
 
-/* Blocks: four for each of a large GPU's 132 multiprocessors. */
-enum { CHANNELS = 32, ROWS_EACH = 128, BLOCKS_WANTED = 528, ROWS_AT_ONCE = 4, SPLITS_AT_ONCE = 8 };
+/* Blocks that sum: one for each of a large GPU's 132 multiprocessors, each with many threads, as
+ * the last one reads what each of them has left. */
+enum {
+    CHANNELS = 32,
+    SUM_THREADS = 512,
+    ROWS_EACH = 128,
+    SUM_BLOCKS = 132,
+    SPLITS_AT_ONCE = 3,
+    COUNTERS = 2048, /* of blocks that have ended; as many groups of channels in a launch */
+    COUNTER_DOUBLES = COUNTERS / 2,
+};
 
-/* A block is so many channels wide, and has THREADS threads. */
+/* A block is so many channels wide. */
 static inline unsigned width_of(int C)
 {
     return C > CHANNELS / 2 ? CHANNELS : C > CHANNELS / 4 ? CHANNELS / 2 : CHANNELS / 4;
@@ -23,143 +34,244 @@ static inline unsigned channel_blocks(int C)
     return ((unsigned)C + width_of(C) - 1) / width_of(C);
 }
 
-static inline dim3 block_of(int C)
-{
-    return dim3(width_of(C), THREADS / width_of(C));
-}
-
 static inline unsigned splits_of(norm_shape s)
 {
     size_t rows = (size_t)s.n * (size_t)s.hw, splits = (rows + ROWS_EACH - 1) / ROWS_EACH;
-    size_t most = BLOCKS_WANTED / channel_blocks(s.c);
+    size_t most = SUM_BLOCKS / channel_blocks(s.c);
     splits = splits > most ? most : splits;
     return (unsigned)(splits ? splits : 1);
 }
 
+/* The counters, and then (splits, 2, C). */
 size_t cuda_norm_scratch(norm_shape s)
 {
-    return 2 * (size_t)splits_of(s) * (size_t)s.c;
+    return COUNTER_DOUBLES + 2 * (size_t)splits_of(s) * (size_t)s.c;
 }
 
-/* Sums two numbers a channel over this block's lines; the first line of threads gets the sums. */
-static __device__ void sum_lines(double *first, double *second)
+/* What a pass over the values of a shape reads and writes in packs of. */
+#define BY_PACKS(packs, element, call)                                                             \
+    do {                                                                                           \
+        if ((packs) == 8) {                                                                        \
+            enum { EACH = 8 };                                                                     \
+            typedef bf16 T;                                                                        \
+            call;                                                                                  \
+        } else {                                                                                   \
+            BY_ELEMENT(element, BY_FOURS((packs) == 4, call));                                     \
+        }                                                                                          \
+    } while (0)
+
+/* Addresses are ored: of values of element t, and of floats. Sixteen bytes at most. */
+static int pack_of(norm_shape s, element t, uintptr_t values, uintptr_t floats)
 {
-    __shared__ double lines[2][THREADS];
+    if (t == ELEMENT_BF16 && s.c % 8 == 0 && values % 16 == 0 && floats % 32 == 0)
+        return 8;
+    return in_fours((size_t)s.c, element_bytes(t), values) &&
+                   in_fours((size_t)s.c, sizeof(float), floats)
+               ? 4
+               : 1;
+}
+
+/* ---- sums ------------------------------------------------------------------------------------ */
+
+/* A thread's two sums of each of its channels. */
+template <int EACH> struct channel_sums {
+    pack<double, EACH> first, second;
+};
+
+/* Over this block's lines, in a fixed order; the first line of threads gets the sums. */
+template <int EACH> static __device__ void sum_lines(channel_sums<EACH> *mine)
+{
+    __shared__ double room[2 * EACH][SUM_THREADS];
     unsigned at = threadIdx.y * blockDim.x + threadIdx.x;
-    lines[0][at] = *first;
-    lines[1][at] = *second;
-    __syncthreads();
-    if (threadIdx.y == 0)
-        for (at += blockDim.x; at < THREADS; at += blockDim.x) {
-            *first += lines[0][at];
-            *second += lines[1][at];
-        }
-}
-
-/* What rows from `row` on, `step` apart, are to their channel's sums; in order. */
-template <class T, bool BACKWARD>
-static __device__ __forceinline__ void
-add_rows(norm_shape s, size_t row, size_t step, size_t rows, int c, const T *x, const T *y,
-         const T *dy, float mean, float inverse, double *first, double *second)
-{
-    float value[ROWS_AT_ONCE], out[ROWS_AT_ONCE], back[ROWS_AT_ONCE];
-    for (int j = 0; j < ROWS_AT_ONCE; j++) {
-        size_t at = (row + (size_t)j * step) * (size_t)s.c + (size_t)c;
-        bool there = row + (size_t)j * step < rows;
-        value[j] = there ? to_float(x[at]) : 0.0f;
-        if (!BACKWARD)
+    UNROLL
+    for (int j = 0; j < EACH; j++) {
+        room[2 * j][at] = mine->first.at[j];
+        room[2 * j + 1][at] = mine->second.at[j];
+    }
+    for (unsigned half = blockDim.y / 2; half; half /= 2) {
+        __syncthreads();
+        if (threadIdx.y >= half)
             continue;
-        out[j] = y && there ? to_float(y[at]) : 1.0f;
-        back[j] = there ? to_float(dy[at]) : 0.0f;
+        UNROLL
+        for (int j = 0; j < 2 * EACH; j++)
+            room[j][at] += room[j][at + half * blockDim.x];
     }
-    for (int j = 0; j < ROWS_AT_ONCE; j++) {
-        if (BACKWARD) {
-            float d = out[j] > 0 ? back[j] : 0.0f;
-            *first += (double)d;
-            *second += (double)d * (double)((value[j] - mean) * inverse);
-        } else {
-            *first += (double)value[j];
-            *second += (double)value[j] * (double)value[j];
-        }
-    }
-}
-
-/* scratch (splits, 2, C): sum x and sum x*x; backward sum dy and sum dy * u. */
-template <class T, bool BACKWARD>
-static __global__ void __launch_bounds__(THREADS)
-    partial_sums(const step_args *a, norm_shape s, const T *x, const T *y, const float *saved,
-                 const T *dy, double *scratch)
-{
-    int c = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    size_t rows = (size_t)a->n * (size_t)s.hw, step = (size_t)gridDim.y * blockDim.y;
-    double first = 0, second = 0;
-    if (c < s.c) {
-        float mean = BACKWARD ? saved[c] : 0.0f, inverse = BACKWARD ? saved[s.c + c] : 0.0f;
-        for (size_t row = blockIdx.y * blockDim.y + threadIdx.y; row < rows;
-             row += ROWS_AT_ONCE * step)
-            add_rows<T, BACKWARD>(s, row, step, rows, c, x, y, dy, mean, inverse, &first, &second);
-    }
-    sum_lines(&first, &second);
-    if (threadIdx.y == 0 && c < s.c) {
-        size_t at = 2 * (size_t)blockIdx.y * (size_t)s.c + (size_t)c;
-        scratch[at] = first;
-        scratch[at + (size_t)s.c] = second;
-    }
-}
-
-/* All threads of a block come here; those of the first line get the sums. */
-static __device__ void add_splits(const double *scratch, unsigned splits, int C, int c,
-                                  double *first, double *second)
-{
-    *first = *second = 0;
-    for (unsigned i = threadIdx.y; c < C && i < splits; i += SPLITS_AT_ONCE * blockDim.y) {
-        double sum[SPLITS_AT_ONCE][2];
-        for (unsigned j = 0; j < SPLITS_AT_ONCE; j++) {
-            size_t at = 2 * (size_t)(i + j * blockDim.y) * (size_t)C + (size_t)c;
-            bool there = i + j * blockDim.y < splits;
-            sum[j][0] = there ? scratch[at] : 0;
-            sum[j][1] = there ? scratch[at + (size_t)C] : 0;
-        }
-        for (unsigned j = 0; j < SPLITS_AT_ONCE; j++) {
-            *first += sum[j][0];
-            *second += sum[j][1];
-        }
-    }
-    sum_lines(first, second);
-}
-
-static __global__ void __launch_bounds__(THREADS)
-    finish_forward(const step_args *a, norm_shape s, unsigned splits, const double *scratch,
-                   float *saved, float *running_mean, float *running_var, int64_t *counter)
-{
-    int c = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    double sum, squares, count = (double)a->n * (double)s.hw;
-    add_splits(scratch, splits, s.c, c, &sum, &squares);
-    if (threadIdx.y > 0 || c >= s.c)
+    if (threadIdx.y > 0)
         return;
-    double mean = sum / count, var = squares / count - mean * mean;
+    UNROLL
+    for (int j = 0; j < EACH; j++) {
+        mine->first.at[j] = room[2 * j][at];
+        mine->second.at[j] = room[2 * j + 1][at];
+    }
+}
+
+/* What is summed of each row. Forward: x - base and its square; backward: dy as the ReLU lets it
+ * through, and that times u = (x - mean) * inverse. */
+template <int EACH, class T> struct summed {
+    const T *x, *y, *dy;
+    pack<float, EACH> base, inverse;
+};
+
+template <int EACH, int AT_ONCE, class T, bool BACKWARD>
+static __device__ __forceinline__ void add_rows(const summed<EACH, T> &of, size_t at, size_t step,
+                                                size_t end, channel_sums<EACH> *sums)
+{
+    pack<T, EACH> value[AT_ONCE] = {}, out[AT_ONCE] = {}, back[AT_ONCE] = {};
+    pack<float, EACH> first = {}, second = {};
+    UNROLL
+    for (int j = 0; j < AT_ONCE; j++) {
+        if (at + (size_t)j * step >= end)
+            continue;
+        value[j] = take<EACH>(of.x, at + (size_t)j * step);
+        if (BACKWARD)
+            back[j] = take<EACH>(of.dy, at + (size_t)j * step);
+        if (BACKWARD && of.y)
+            out[j] = take<EACH>(of.y, at + (size_t)j * step);
+    }
+    UNROLL
+    for (int j = 0; j < AT_ONCE; j++) {
+        if (at + (size_t)j * step >= end)
+            continue;
+        UNROLL
+        for (int k = 0; k < EACH; k++) {
+            float a = to_float(value[j].at[k]) - of.base.at[k], b = a;
+            if (BACKWARD) {
+                b = a * of.inverse.at[k];
+                a = of.y && !(to_float(out[j].at[k]) > 0) ? 0.0f : to_float(back[j].at[k]);
+            }
+            first.at[k] += a;
+            second.at[k] += a * b;
+        }
+    }
+    UNROLL
+    for (int k = 0; k < EACH; k++) {
+        sums->first.at[k] += (double)first.at[k];
+        sums->second.at[k] += (double)second.at[k];
+    }
+}
+
+/* Where sums go: forward saved, the running statistics and the counter; backward dw and db. */
+struct norm_sums {
+    float *saved, *running_mean, *running_var;
+    int64_t *counter;
+    float *dw, *db;
+};
+
+static __device__ void finish_forward(const step_args *a, const norm_shape &s, const norm_sums &to,
+                                      int c, double base, double sum, double squares)
+{
+    double count = (double)a->n * (double)s.hw, apart = sum / count, mean = base + apart;
+    double var = squares / count - apart * apart;
     var = var < 0 ? 0 : var; /* NaN stays */
-    saved[c] = (float)mean;
-    saved[s.c + c] = (float)(1 / sqrt(var + s.eps));
+    to.saved[c] = (float)mean;
+    to.saved[s.c + c] = (float)(1 / sqrt(var + s.eps));
     if (count > 1) {
         double m = s.momentum;
-        running_mean[c] = (float)((1 - m) * (double)running_mean[c] + m * mean);
-        running_var[c] = (float)((1 - m) * (double)running_var[c] + m * var * count / (count - 1));
+        to.running_mean[c] = (float)((1 - m) * (double)to.running_mean[c] + m * mean);
+        to.running_var[c] =
+            (float)((1 - m) * (double)to.running_var[c] + m * var * count / (count - 1));
     }
     if (c == 0)
-        ++*counter;
+        ++*to.counter;
+}
+
+/* Of this thread's channels, over all blocks. */
+template <int EACH>
+static __device__ void add_splits(const double *scratch, int C, int c, channel_sums<EACH> *sums)
+{
+    *sums = channel_sums<EACH>();
+    for (unsigned i = threadIdx.y; c < C && i < gridDim.y; i += SPLITS_AT_ONCE * blockDim.y) {
+        channel_sums<EACH> of[SPLITS_AT_ONCE] = {};
+        UNROLL
+        for (unsigned j = 0; j < SPLITS_AT_ONCE; j++) {
+            size_t at = 2 * (size_t)(i + j * blockDim.y) * (size_t)C + (size_t)c;
+            if (i + j * blockDim.y >= gridDim.y)
+                continue;
+            of[j].first = take_shared<EACH>(scratch, at);
+            of[j].second = take_shared<EACH>(scratch, at + (size_t)C);
+        }
+        UNROLL
+        for (unsigned j = 0; j < SPLITS_AT_ONCE; j++)
+            for (int k = 0; k < EACH; k++) {
+                sums->first.at[k] += of[j].first.at[k];
+                sums->second.at[k] += of[j].second.at[k];
+            }
+    }
+    sum_lines<EACH>(sums);
+}
+
+/* Channels from block `from` of them on. saved: backward, what forward left there. */
+template <int EACH, class T, bool BACKWARD>
+static __global__ void __launch_bounds__(SUM_THREADS)
+    sum_channels(const step_args *a, norm_shape s, unsigned from, const T *x, const T *y,
+                 const float *saved, const T *dy, unsigned *counters, double *scratch, norm_sums to)
+{
+    enum { AT_ONCE = BACKWARD || sizeof(T) == sizeof(float) ? 4 : 8 };
+    int c = (int)((from + blockIdx.x) * blockDim.x + threadIdx.x) * EACH;
+    size_t C = (size_t)s.c, rows = (size_t)a->n * (size_t)s.hw, step = gridDim.y * blockDim.y;
+    channel_sums<EACH> sums = {};
+    summed<EACH, T> of = {x + c, y ? y + c : nullptr, dy + c, {}, {}};
+    if (c < s.c) {
+        pack<T, EACH> first_row = {};
+        if (BACKWARD) {
+            of.base = take<EACH>(saved, (size_t)c);
+            of.inverse = take<EACH>(saved, C + (size_t)c);
+        } else {
+            first_row = take<EACH>(x, (size_t)c);
+            for (int k = 0; k < EACH; k++)
+                of.base.at[k] = to_float(first_row.at[k]);
+        }
+        for (size_t row = blockIdx.y * blockDim.y + threadIdx.y; row < rows; row += AT_ONCE * step)
+            add_rows<EACH, AT_ONCE, T, BACKWARD>(of, row * C, step * C, rows * C, &sums);
+    }
+    sum_lines<EACH>(&sums);
+    if (threadIdx.y == 0 && c < s.c) {
+        size_t at = 2 * (size_t)blockIdx.y * C + (size_t)c;
+        store<EACH>(scratch, at, sums.first);
+        store<EACH>(scratch, at + C, sums.second);
+    }
+    if (!is_last_block(&counters[blockIdx.x], gridDim.y))
+        return;
+    add_splits<EACH>(scratch, s.c, c, &sums);
+    if (threadIdx.y > 0 || c >= s.c)
+        return;
+    for (int k = 0; k < EACH; k++) {
+        if (BACKWARD) { /* dw = sum dy u,  db = sum dy */
+            to.db[c + k] = (float)sums.first.at[k];
+            to.dw[c + k] = (float)sums.second.at[k];
+        } else {
+            finish_forward(a, s, to, c + k, (double)of.base.at[k], sums.first.at[k],
+                           sums.second.at[k]);
+        }
+    }
+}
+
+template <bool BACKWARD>
+static void launch_sums(void *stream, element t, const step_args *a, norm_shape s, const void *x,
+                        const void *y, const float *saved, const void *dy, double *scratch,
+                        norm_sums to)
+{
+    unsigned all = channel_blocks(s.c), splits = splits_of(s), width = width_of(s.c);
+    unsigned *counters = (unsigned *)(void *)scratch;
+    double *sums = scratch + COUNTER_DOUBLES;
+    int packs = pack_of(s, t, (uintptr_t)x | (uintptr_t)y | (uintptr_t)dy,
+                        (uintptr_t)saved | (uintptr_t)sums);
+    for (unsigned from = 0; from < all; from += COUNTERS) {
+        unsigned most = COUNTERS, blocks = all - from < most ? all - from : most;
+        BY_ELEMENT(t, BY_FOURS(packs > 1,
+                               LAUNCH_BLOCK((sum_channels<EACH, T, BACKWARD>), dim3(blocks, splits),
+                                            dim3(width / EACH, SUM_THREADS * EACH / width), stream,
+                                            a, s, from, (const T *)x, (const T *)y, saved,
+                                            (const T *)dy, counters, sums, to)));
+    }
 }
 
 void cuda_norm_statistics(void *stream, element t, const step_args *a, norm_shape s, const void *x,
                           double *scratch, float *saved, float *running_mean, float *running_var,
                           int64_t *counter)
 {
-    unsigned splits = splits_of(s);
-    BY_ELEMENT(t, LAUNCH_BLOCK((partial_sums<T, false>), dim3(channel_blocks(s.c), splits),
-                               block_of(s.c), stream, a, s, (const T *)x, (const T *)nullptr,
-                               nullptr, (const T *)nullptr, scratch));
-    LAUNCH_BLOCK(finish_forward, channel_blocks(s.c), block_of(s.c), stream, a, s, splits, scratch,
-                 saved, running_mean, running_var, counter);
+    launch_sums<false>(stream, t, a, s, x, nullptr, nullptr, nullptr, scratch,
+                       {saved, running_mean, running_var, counter, nullptr, nullptr});
 }
 
 static __global__ void from_running(norm_shape s, const float *mean, const float *var, float *saved)
@@ -180,11 +292,23 @@ void cuda_norm_running(void *stream, norm_shape s, const float *running_mean,
 
 /* ---- over all values ------------------------------------------------------------------------- */
 
-/* Addresses are ored: of values of element t, and of floats. */
-static bool channels_in_fours(norm_shape s, element t, uintptr_t values, uintptr_t floats)
+/* Eight blocks for each of a large GPU's multiprocessors. */
+enum { PASS_BLOCKS = 1056 };
+
+/* Blocks for so many packs, `wide` of them a row: all threads together step over whole rows, so
+ * that each stays with its channels. */
+static inline unsigned pass_blocks(size_t packs, unsigned wide)
 {
-    return in_fours((size_t)s.c, element_bytes(t), values) &&
-           in_fours((size_t)s.c, sizeof(float), floats);
+    size_t blocks = (packs + THREADS - 1) / THREADS, most = PASS_BLOCKS;
+    unsigned a = wide, b = THREADS;
+    while (b) {
+        unsigned rest = a % b;
+        a = b;
+        b = rest;
+    }
+    unsigned unit = wide / a;
+    blocks = blocks > most ? most : blocks;
+    return ((unsigned)blocks + unit - 1) / unit * unit;
 }
 
 template <int EACH, class T>
@@ -192,26 +316,41 @@ static __global__ void __launch_bounds__(THREADS)
     apply(const step_args *a, norm_shape s, size_t count, const T *x, const float *saved,
           const float *w, const float *b, const T *also, bool relu, T *y)
 {
+    enum { AT_ONCE = 4 };
     size_t live = (size_t)a->n * (size_t)s.hw * (size_t)s.c;
-    FOR_EACH(k, count / EACH)
-    {
-        size_t i = k * EACH, c = (size_t)divide(k, s.c / EACH).rest * EACH;
-        pack<T, EACH> result, in = {}, more = {};
-        if (i < live) {
-            in = take<EACH>(x, i);
+    size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * EACH;
+    size_t step = (size_t)gridDim.x * blockDim.x * EACH, c = divide(first, s.c).rest;
+    const pack<float, EACH> mean = take<EACH>(saved, c), shift = take<EACH>(b, c);
+    pack<float, EACH> scale = take<EACH>(saved, (size_t)s.c + c), of_w = take<EACH>(w, c);
+    UNROLL
+    for (int k = 0; k < EACH; k++)
+        scale.at[k] *= of_w.at[k];
+    for (size_t i = first; i < count; i += AT_ONCE * step) {
+        pack<T, EACH> in[AT_ONCE] = {}, more[AT_ONCE] = {};
+        UNROLL
+        for (int j = 0; j < AT_ONCE; j++) {
+            size_t at = i + (size_t)j * step;
+            if (at >= live)
+                continue;
+            in[j] = take<EACH>(x, at);
             if (also)
-                more = take<EACH>(also, i);
+                more[j] = take<EACH>(also, at);
         }
-        pack<float, EACH> mean = take<EACH>(saved, c), inverse = take<EACH>(saved + s.c, c),
-                          scale = take<EACH>(w, c), shift = take<EACH>(b, c);
-        for (int j = 0; j < EACH; j++) {
-            float value = (to_float(in.at[j]) - mean.at[j]) * inverse.at[j] * scale.at[j] +
-                          shift.at[j] + to_float(more.at[j]);
-            if (relu && value < 0)
-                value = 0;
-            put(&result.at[j], i < live ? value : 0.0f);
+        UNROLL
+        for (int j = 0; j < AT_ONCE; j++) {
+            size_t at = i + (size_t)j * step;
+            pack<T, EACH> result = {};
+            UNROLL
+            for (int k = 0; k < EACH; k++) {
+                float value = (to_float(in[j].at[k]) - mean.at[k]) * scale.at[k] + shift.at[k] +
+                              to_float(more[j].at[k]);
+                if (relu && value < 0)
+                    value = 0;
+                put(&result.at[k], at < live ? value : 0.0f);
+            }
+            if (at < count)
+                store<EACH>(y, at, result);
         }
-        store<EACH>(y, i, result);
     }
 }
 
@@ -220,57 +359,68 @@ void cuda_norm_apply(void *stream, element t, const step_args *a, norm_shape s, 
                      bool relu, void *y)
 {
     size_t count = (size_t)s.n * (size_t)s.hw * (size_t)s.c;
-    bool fours = channels_in_fours(s, t, (uintptr_t)x | (uintptr_t)also | (uintptr_t)y,
-                                   (uintptr_t)saved | (uintptr_t)w | (uintptr_t)b);
-    BY_ELEMENT(t, BY_FOURS(fours, LAUNCH((apply<EACH, T>), blocks_for(count / EACH), THREADS,
-                                         stream, a, s, count, (const T *)x, saved, w, b,
-                                         (const T *)also, relu, (T *)y)));
+    int packs = pack_of(s, t, (uintptr_t)x | (uintptr_t)also | (uintptr_t)y,
+                        (uintptr_t)saved | (uintptr_t)w | (uintptr_t)b);
+    BY_PACKS(packs, t,
+             LAUNCH((apply<EACH, T>), pass_blocks(count / EACH, (unsigned)s.c / EACH), THREADS,
+                    stream, a, s, count, (const T *)x, saved, w, b, (const T *)also, relu, (T *)y));
 }
 
-/* With u = (x - mean) * inverse:  dw = sum dy u,  db = sum dy. */
-static __global__ void __launch_bounds__(THREADS)
-    finish_backward(norm_shape s, unsigned splits, const double *scratch, float *dw, float *db)
-{
-    int c = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    double sum, sum_u;
-    add_splits(scratch, splits, s.c, c, &sum, &sum_u);
-    if (threadIdx.y > 0 || c >= s.c)
-        return;
-    db[c] = (float)sum;
-    dw[c] = (float)sum_u;
-}
-
-/* dx = w * inverse * (dy - db/count - u * dw/count) */
+/* dx = w * inverse * (dy - db/count - u * dw/count), u = (x - mean) * inverse. */
 template <int EACH, class T>
 static __global__ void __launch_bounds__(THREADS)
     apply_backward(const step_args *a, norm_shape s, size_t count, const T *x, const T *y,
                    const float *saved, const float *w, const T *dy, const float *dw,
                    const float *db, T *dx, bool add, T *dalso, bool add_also)
 {
+    enum { AT_ONCE = 2 };
     size_t live = (size_t)a->n * (size_t)s.hw * (size_t)s.c;
     float share = 1 / ((float)a->n * (float)s.hw);
-    FOR_EACH(k, count / EACH)
-    {
-        size_t i = k * EACH, c = (size_t)divide(k, s.c / EACH).rest * EACH;
-        pack<float, EACH> d = {}, back = {};
-        if (i < live) {
-            pack<T, EACH> in = take<EACH>(x, i), sent = take<EACH>(dy, i), out = sent;
-            if (y)
-                out = take<EACH>(y, i);
-            pack<float, EACH> mean = take<EACH>(saved, c), inverse = take<EACH>(saved + s.c, c),
-                              scale = take<EACH>(w, c), of_w = take<EACH>(dw, c),
-                              of_b = take<EACH>(db, c);
-            for (int j = 0; j < EACH; j++) {
-                float u = (to_float(in.at[j]) - mean.at[j]) * inverse.at[j];
-                d.at[j] = y && !(to_float(out.at[j]) > 0) ? 0.0f : to_float(sent.at[j]);
-                back.at[j] = scale.at[j] * inverse.at[j] *
-                             (d.at[j] - of_b.at[j] * share - u * (of_w.at[j] * share));
+    size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * EACH;
+    size_t step = (size_t)gridDim.x * blockDim.x * EACH, c = divide(first, s.c).rest;
+    const pack<float, EACH> mean = take<EACH>(saved, c), inverse = take<EACH>(saved, s.c + c);
+    pack<float, EACH> scale = take<EACH>(w, c), of_w = take<EACH>(dw, c), of_b = take<EACH>(db, c);
+    UNROLL
+    for (int k = 0; k < EACH; k++) { /* dx = scale * (d - of_b - (x - mean) * of_w) */
+        scale.at[k] *= inverse.at[k];
+        of_b.at[k] *= share;
+        of_w.at[k] *= share * inverse.at[k];
+    }
+    for (size_t i = first; i < count; i += AT_ONCE * step) {
+        pack<T, EACH> in[AT_ONCE] = {}, sent[AT_ONCE] = {}, out[AT_ONCE] = {};
+        pack<T, EACH> before[AT_ONCE] = {}, before_also[AT_ONCE] = {};
+        UNROLL
+        for (int j = 0; j < AT_ONCE; j++) {
+            size_t at = i + (size_t)j * step;
+            if (at < live) {
+                in[j] = take<EACH>(x, at);
+                sent[j] = take<EACH>(dy, at);
+                if (y)
+                    out[j] = take<EACH>(y, at);
             }
+            if (dx && add && at < count)
+                before[j] = take<EACH>((const T *)dx, at);
+            if (dalso && add_also && at < count)
+                before_also[j] = take<EACH>((const T *)dalso, at);
         }
-        if (dx)
-            give<EACH>(dx, i, back, add);
-        if (dalso)
-            give<EACH>(dalso, i, d, add_also);
+        UNROLL
+        for (int j = 0; j < AT_ONCE; j++) {
+            size_t at = i + (size_t)j * step;
+            pack<T, EACH> result = {}, passed = {};
+            UNROLL
+            for (int k = 0; k < EACH; k++) {
+                float d = y && !(to_float(out[j].at[k]) > 0) ? 0.0f : to_float(sent[j].at[k]);
+                float back = scale.at[k] *
+                             (d - of_b.at[k] - (to_float(in[j].at[k]) - mean.at[k]) * of_w.at[k]);
+                back = at < live ? back : 0.0f;
+                put(&result.at[k], to_float(before[j].at[k]) + back);
+                put(&passed.at[k], to_float(before_also[j].at[k]) + d);
+            }
+            if (dx && at < count)
+                store<EACH>(dx, at, result);
+            if (dalso && at < count)
+                store<EACH>(dalso, at, passed);
+        }
     }
 }
 
@@ -279,20 +429,16 @@ void cuda_norm_backward(void *stream, element t, const step_args *a, norm_shape 
                         double *scratch, float *dw, float *db, void *dx, bool add, void *dalso,
                         bool add_also)
 {
-    unsigned splits = splits_of(s);
     size_t count = (size_t)s.n * (size_t)s.hw * (size_t)s.c;
-    BY_ELEMENT(t, LAUNCH_BLOCK((partial_sums<T, true>), dim3(channel_blocks(s.c), splits),
-                               block_of(s.c), stream, a, s, (const T *)x, (const T *)y, saved,
-                               (const T *)dy, scratch));
-    LAUNCH_BLOCK(finish_backward, channel_blocks(s.c), block_of(s.c), stream, s, splits, scratch,
-                 dw, db);
+    launch_sums<true>(stream, t, a, s, x, y, saved, dy, scratch,
+                      {nullptr, nullptr, nullptr, nullptr, dw, db});
     if (!dx && !dalso)
         return;
-    bool fours = channels_in_fours(
+    int packs = pack_of(
         s, t, (uintptr_t)x | (uintptr_t)y | (uintptr_t)dy | (uintptr_t)dx | (uintptr_t)dalso,
         (uintptr_t)saved | (uintptr_t)w | (uintptr_t)dw | (uintptr_t)db);
-    BY_ELEMENT(t,
-               BY_FOURS(fours, LAUNCH((apply_backward<EACH, T>), blocks_for(count / EACH), THREADS,
-                                      stream, a, s, count, (const T *)x, (const T *)y, saved, w,
-                                      (const T *)dy, dw, db, (T *)dx, add, (T *)dalso, add_also)));
+    BY_PACKS(packs, t,
+             LAUNCH((apply_backward<EACH, T>), pass_blocks(count / EACH, (unsigned)s.c / EACH),
+                    THREADS, stream, a, s, count, (const T *)x, (const T *)y, saved, w,
+                    (const T *)dy, dw, db, (T *)dx, add, (T *)dalso, add_also));
 }

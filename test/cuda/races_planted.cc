@@ -80,6 +80,32 @@ static __global__ void chained(bool mended, int *out)
         out[0] = 0;
 }
 
+// The last block to end reads what all have written; without a fence that may not be there yet.
+static __global__ void totalled(bool mended, int *out)
+{
+    static unsigned counter, unfenced;
+    bool last = false;
+    out[blockIdx.x * MANY + threadIdx.x] = 1;
+    if (mended) {
+        last = is_last_block(&counter, gridDim.x);
+    } else {
+        __syncthreads();
+        last = threadIdx.x == 0 && atomicInc(&unfenced, gridDim.x - 1) == gridDim.x - 1;
+    }
+    if (last && threadIdx.x == 0)
+        out[0] += out[MANY];
+}
+
+// Another block than the last one reads what the first has written.
+static __global__ void hasty(bool mended, int *out)
+{
+    static unsigned counter;
+    out[blockIdx.x * MANY + threadIdx.x] = 1;
+    bool last = is_last_block(&counter, gridDim.x + (mended ? 0 : 1));
+    if ((last || !mended) && blockIdx.x > 0 && threadIdx.x == 0)
+        out[MANY] += out[0];
+}
+
 // Four values at once, from an address that only one value may have.
 static __global__ void misplaced(bool mended, float *sums)
 {
@@ -101,6 +127,8 @@ PLANTED(left_neighbour, LAUNCH_BLOCK, out)
 PLANTED(refilled, LAUNCH_BLOCK, out)
 PLANTED(shuffled, LAUNCH_BLOCK, out)
 PLANTED(counted, LAUNCH_BLOCK, out)
+PLANTED(totalled, LAUNCH_BLOCK, out)
+PLANTED(hasty, LAUNCH_BLOCK, out)
 PLANTED(added, LAUNCH, (unsigned long long *)out)
 PLANTED(chained, LAUNCH, out)
 
@@ -167,4 +195,6 @@ TEST(blocks_that_touch_the_same_are_found)
 {
     is_found(run_added, "two threads touch it without a barrier between (added");
     is_found(run_chained, "two blocks of one launch touch it (chained");
+    is_found(run_totalled, "two blocks of one launch touch it (totalled");
+    is_found(run_hasty, "two blocks of one launch touch it (hasty");
 }

@@ -234,17 +234,27 @@ bool shim_on_stack(const void *at)
            (const char *)at < stacks + (size_t)THREADS_MAX * STACK_BYTES;
 }
 
+// Of each block of this launch when it last said that what it had written comes before what
+// follows.
+struct fence {
+    uint32_t block, now;
+};
+static std::vector<fence> fences;
+static bool counted_last; // this block, by atomicInc
+
 template <class F> static void each_block(dim3 grid, dim3 block, F run)
 {
     gridDim = grid;
     blockDim = block;
     shim_at.launch = shim_at.now + 1;
     shim_inside = true;
+    fences.clear();
     for (unsigned z = 0; z < grid.z; z++)
         for (unsigned y = 0; y < grid.y; y++)
             for (unsigned x = 0; x < grid.x; x++) {
                 blockIdx = dim3(x, y, z);
                 shim_at.block = ++shim_at.now;
+                counted_last = false;
                 run();
             }
     shim_inside = false;
@@ -346,6 +356,33 @@ unsigned long long atomicAdd(unsigned long long *at, unsigned long long value)
     unsigned long long before = *at;
     *at += value;
     return before;
+}
+
+unsigned atomicInc(unsigned *at, unsigned most)
+{
+    if (shim_atomic_seen)
+        shim_atomic_seen(at, sizeof *at);
+    unsigned before = *at;
+    *at = before >= most ? 0 : before + 1;
+    counted_last |= before == most;
+    return before;
+}
+
+void __threadfence(void)
+{
+    if (fences.empty() || fences.back().block != shim_at.block)
+        fences.push_back({shim_at.block, 0});
+    fences.back().now = shim_at.now;
+}
+
+bool shim_sees(uint32_t then)
+{
+    if (!counted_last)
+        return false;
+    for (const fence &f : fences)
+        if (then >= f.block && then <= f.now)
+            return true;
+    return false;
 }
 
 // ---- streams -------------------------------------------------------------------------------------

@@ -118,6 +118,17 @@ template <class T> static inline T __shfl_sync(unsigned, T value, int from)
 
 int atomicAnd(int *at, int value);
 unsigned long long atomicAdd(unsigned long long *at, unsigned long long value);
+unsigned atomicInc(unsigned *at, unsigned most);
+
+static inline double __ldcg(const double *at)
+{
+    return *at;
+}
+
+/* As the last of the blocks that atomicInc counts, a block sees what the others wrote before their
+ * fences; races.cc asks whether that holds of what was done at `then`. */
+void __threadfence(void);
+bool shim_sees(uint32_t then);
 
 static inline float __uint_as_float(uint32_t bits)
 {

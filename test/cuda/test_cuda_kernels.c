@@ -313,50 +313,109 @@ static void norm_channel(const norm_input *in, int shift, norm_shape s, size_t c
     out->var[c] = (float)(0.9 * (double)out->var[c] + 0.1 * squares / (n - 1));
 }
 
-/* `shift`: values begin so many floats behind where four of them could be read at once. */
-static void check_norm(int C, int hw, int shift)
+/* What the kernels see of a block of floats: itself, or bf16, to which the floats are rounded. */
+static void *stored(element t, float *x, size_t count, uint16_t *as_bf16)
 {
+    if (t == ELEMENT_F32)
+        return x;
+    cuda_to_bf16(NULL, count, x, as_bf16);
+    cuda_to_float(NULL, t, count, as_bf16, x);
+    return as_bf16;
+}
+
+static void check_near(element t, const float *got, const float *want, size_t count)
+{
+    if (t == ELEMENT_F32)
+        check_close(got, want, count);
+    else
+        for (size_t i = 0; i < count; i++)
+            CHECK_NEAR(got[i], want[i], 0.01 * (1 + fabs((double)want[i])));
+}
+
+/* `shift`: values begin so many floats behind where several of them could be read at once. */
+static void check_norm(element t, int C, int hw, int shift)
+{
+    enum { EACH = NORM_MOST + 8 };
     static norm_input in;
     static normed got, want;
-    static double scratch[2 * NORM_MOST];
+    static double scratch[2048 + 2 * NORM_MOST]; /* zero: blocks are counted in it */
+    static _Alignas(16) uint16_t halves[6][EACH];
     const step_args a = {.n = NORM_LIVE};
     norm_shape s = {.n = NORM_N, .c = C, .hw = hw, .eps = 1e-5, .momentum = 0.1};
-    size_t live = (size_t)(NORM_LIVE * hw * C);
+    size_t live = (size_t)(NORM_LIVE * hw * C), all = live / NORM_LIVE * NORM_N;
     int64_t counter = 4;
     CHECK(cuda_norm_scratch(s) <= sizeof scratch / sizeof *scratch);
     draw_floats(1, sizeof in / sizeof(float), in.x);
     draw_floats(2, sizeof got / sizeof(float), got.y);
+    void *x = stored(t, in.x + shift, all, halves[0] + shift);
+    void *also = stored(t, in.also + shift, all, halves[1] + shift);
+    void *dy = stored(t, in.dy + shift, all, halves[2] + shift);
+    void *y = stored(t, got.y + shift, all, halves[3] + shift);
+    void *dx = stored(t, got.dx + shift, all, halves[4] + shift);
+    void *dalso = stored(t, got.dalso + shift, all, halves[5] + shift);
     memcpy(&want, &got, sizeof want);
     for (size_t c = 0; c < (size_t)C; c++)
         norm_channel(&in, shift, s, c, &want);
-    cuda_norm_statistics(NULL, ELEMENT_F32, &a, s, in.x + shift, scratch, got.saved, got.mean,
-                         got.var, &counter);
-    cuda_norm_apply(NULL, ELEMENT_F32, &a, s, in.x + shift, got.saved, in.w, in.b, in.also + shift,
-                    true, got.y + shift);
-    cuda_norm_backward(NULL, ELEMENT_F32, &a, s, in.x + shift, got.y + shift, got.saved, in.w,
-                       in.dy + shift, scratch, got.dw, got.db, got.dx + shift, true,
-                       got.dalso + shift, false);
+    cuda_norm_statistics(NULL, t, &a, s, x, scratch, got.saved, got.mean, got.var, &counter);
+    cuda_norm_apply(NULL, t, &a, s, x, got.saved, in.w, in.b, also, true, y);
+    cuda_norm_backward(NULL, t, &a, s, x, y, got.saved, in.w, dy, scratch, got.dw, got.db, dx, true,
+                       dalso, false);
+    if (t == ELEMENT_BF16) {
+        cuda_to_float(NULL, t, all, y, got.y + shift);
+        cuda_to_float(NULL, t, all, dx, got.dx + shift);
+        cuda_to_float(NULL, t, all, dalso, got.dalso + shift);
+    }
     CHECK_INT(counter, 5);
     check_close(got.mean, want.mean, (size_t)C);
     check_close(got.var, want.var, (size_t)C);
-    check_close(got.y + shift, want.y + shift, live);
-    check_close(got.dw, want.dw, (size_t)C);
-    check_close(got.db, want.db, (size_t)C);
-    check_close(got.dx + shift, want.dx + shift, live);
-    check_close(got.dalso + shift, want.dalso + shift, live);
-    for (size_t i = live; i < live / NORM_LIVE * NORM_N; i++)
+    check_near(t, got.y + shift, want.y + shift, live);
+    check_near(t, got.dw, want.dw, (size_t)C);
+    check_near(t, got.db, want.db, (size_t)C);
+    check_near(t, got.dx + shift, want.dx + shift, live);
+    check_near(t, got.dalso + shift, want.dalso + shift, live);
+    for (size_t i = live; i < all; i++)
         CHECK(got.y[(size_t)shift + i] == 0);
 }
 
 TEST_LIMIT(batch_norm_is_its_formula_whatever_the_channels, 60)
 {
-    check_norm(36, 150, 0); /* two blocks of channels, the second with few */
-    check_norm(16, 150, 0);
-    check_norm(16, 150, 1);
-    check_norm(12, 7, 0);
-    check_norm(8, 1, 0);
-    check_norm(3, 150, 0);
-    check_norm(1, 64, 0);
+    for (element t = ELEMENT_F32; t <= ELEMENT_BF16; t++) {
+        check_norm(t, 36, 150, 0); /* two blocks of channels, the second with few */
+        check_norm(t, 32, 150, 0);
+        check_norm(t, 32, 150, 1);
+        check_norm(t, 24, 150, 0); /* rows that no block of threads is a multiple of */
+        check_norm(t, 16, 150, 0);
+        check_norm(t, 16, 150, 4);
+        check_norm(t, 16, 150, 1);
+        check_norm(t, 12, 7, 0);
+        check_norm(t, 8, 1, 0);
+        check_norm(t, 3, 150, 0);
+        check_norm(t, 1, 64, 0);
+    }
+}
+
+/* Single precision holds 24 bits, which squares about zero would use up. */
+TEST(batch_norm_keeps_its_digits_far_from_zero)
+{
+    enum { ROWS = 512, C = 8 };
+    static _Alignas(16) float x[ROWS * C];
+    static double scratch[2048 + 2 * ROWS * C];
+    float saved[2 * C], mean[C] = {0}, var[C] = {0};
+    const step_args a = {.n = 1};
+    norm_shape s = {.n = 1, .c = C, .hw = ROWS, .eps = 0, .momentum = 1};
+    int64_t counter = 0;
+    draw_floats(3, ROWS * C, x);
+    for (int i = 0; i < ROWS * C; i++)
+        x[i] = 1000 + x[i] / 16;
+    cuda_norm_statistics(NULL, ELEMENT_F32, &a, s, x, scratch, saved, mean, var, &counter);
+    for (int c = 0; c < C; c++) {
+        double sum = 0, squares = 0;
+        for (int i = 0; i < ROWS; i++)
+            sum += (double)x[i * C + c] / ROWS;
+        for (int i = 0; i < ROWS; i++)
+            squares += ((double)x[i * C + c] - sum) * ((double)x[i * C + c] - sum) / ROWS;
+        CHECK_NEAR(saved[C + c], 1 / sqrt(squares), 1e-5 / sqrt(squares));
+    }
 }
 
 /* ---- the head -------------------------------------------------------------------------------- */
