@@ -105,7 +105,7 @@ $(BUILD)/cuda-probe-errors: $(call obj,test/cuda/probe_errors.c) $(CUDA_OBJECTS)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -lpthread -lm -ldl
 
 $(BUILD)/obj/test/cuda/probe_graph.o: CPPFLAGS += $(CUDA_INCLUDE)
-$(BUILD)/cuda-probe-graph: $(call obj,test/cuda/probe_graph.c common/err.c)
+$(BUILD)/cuda-probe-graph: $(call obj,test/cuda/probe_graph.c common/err.c) $(BUILD)/cuda/kernels/cuda/pointwise.o
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -ldl
 
 $(BUILD)/obj/test/cuda/probe_nccl.o: CPPFLAGS += $(CUDA_INCLUDE)

@@ -53,7 +53,7 @@ static inline bool conv_task_same(const conv_task *a, const conv_task *b)
            a->add == b->add;
 }
 
-enum { CONV_OFFERS_MAX = 24 };
+enum { CONV_OFFERS_MAX = 32 };
 
 /* One way of the libraries' to do it; `id` means something to the driver alone. */
 typedef struct conv_offer {

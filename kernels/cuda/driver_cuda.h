@@ -31,9 +31,10 @@ void driver_warm(device *d);
 /* driver_conv.c */
 int driver_conv_offers(device *d, const conv_task *t, conv_offer *list, int room);
 int driver_conv_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e);
-/* driver_graph.c: a forward pass with bias or ReLU as one graph of cuDNN's */
-enum { GRAPH_FIRST_ID = 60, GRAPH_OFFERS = 4 };
+/* driver_graph.c: the passes as graphs of cuDNN's, a forward one with its bias and ReLU */
+enum { GRAPH_FIRST_ID = 60, GRAPH_OFFERS = 12 };
 int driver_graph_offers(device *d, const conv_task *t, conv_offer *list, int room);
+int driver_graph_offer(device *d, const conv_task *t, const char *name, conv_offer *out);
 int driver_graph_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e);
 void driver_graph_forget(device *d);
 /* driver_nccl.c */

@@ -1,11 +1,11 @@
-/* driver_graph.c: a convolution with its bias and ReLU as one operation graph of cuDNN's; see
- * driver.h.
+/* driver_graph.c: convolutions as operation graphs of cuDNN's; see driver.h.
  *
- * The graph is conv -> add bias -> ReLU, with what lies between them in no memory. cuDNN's
- * heuristics list the engines for it; those are offered that are deterministic, keep the precision
- * that was asked for and are not compiled at run time (which would need a compiler, and write
- * files). Making a plan takes milliseconds, so a device keeps those of each task that it was asked
- * about. */
+ * A forward pass is conv -> add bias -> ReLU, with what lies between them in no memory; the other
+ * passes are one operation. cuDNN's heuristics list the engines for a graph, each with its settings
+ * (tiles, splits of the sum), where the older interface has one kernel an algorithm. Those are
+ * offered that are deterministic, keep the precision that was asked for and are not compiled at run
+ * time (which would need a compiler, and write files). Making a plan of one takes milliseconds, so
+ * a device keeps those of each task that it was asked for. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,8 @@
 #include "cuda/driver_cuda.h"
 
 enum { TENSOR_X = 1, TENSOR_W, TENSOR_BIAS, TENSOR_Y, TENSOR_VIRTUAL }; /* unique in the graph */
-enum { LISTED = 12, PIECES = 16, NOTES = 16 };
+enum { PIECES = 24, NOTES = 16 };
+#define ALIGNMENT ((size_t)256)
 
 typedef cudnnBackendDescriptor_t descriptor;
 
@@ -23,12 +24,21 @@ typedef struct pieces {
     int count;
 } pieces;
 
+/* One engine with its settings. */
+typedef struct way {
+    descriptor config, plan; /* plan NULL: not made, or `refused` */
+    bool refused;
+    size_t workspace;
+    char name[32];
+} way;
+
+/* What is known of a task. `narrow`: its dw leaves cuDNN in the type of x and dy, through the
+ * workspace. */
 struct driver_plans {
     conv_task task;
-    pieces graph, engines; /* what the plans were made from, which may refer to it */
-    descriptor plan[GRAPH_OFFERS];
-    size_t workspace[GRAPH_OFFERS];
-    char name[GRAPH_OFFERS][32];
+    bool narrow;
+    pieces graph, engines; /* what the plans are made from, which may refer to it */
+    way ways[GRAPH_OFFERS];
     int count;
     struct driver_plans *next;
 };
@@ -88,15 +98,39 @@ static cudnnStatus_t tensor_nhwc(pieces *p, int64_t id, cudnnDataType_t type, in
     return tensor(p, id, type, dims, strides, id < TENSOR_VIRTUAL, out);
 }
 
+/* The attributes of an operation, which each pass has its own names for. */
+#define NAMES(operation, x, w, y)                                                                  \
+    {                                                                                              \
+        CUDNN_ATTR_OPERATION_CONVOLUTION_##operation##_##x,                                        \
+            CUDNN_ATTR_OPERATION_CONVOLUTION_##operation##_##w,                                    \
+            CUDNN_ATTR_OPERATION_CONVOLUTION_##operation##_##y,                                    \
+            CUDNN_ATTR_OPERATION_CONVOLUTION_##operation##_CONV_DESC,                              \
+            CUDNN_ATTR_OPERATION_CONVOLUTION_##operation##_ALPHA,                                  \
+            CUDNN_ATTR_OPERATION_CONVOLUTION_##operation##_BETA                                    \
+    }
+
 static cudnnStatus_t convolution(pieces *p, const conv_task *t, descriptor x, descriptor w,
                                  descriptor y, descriptor *out)
 {
+    static const struct {
+        cudnnBackendDescriptorType_t type;
+        struct {
+            cudnnBackendAttributeName_t x, w, y, how, alpha, beta;
+        } name;
+    } operations[CONV_PASSES] = {
+        [CONV_FORWARD] = {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+                          NAMES(FORWARD, X, W, Y)},
+        [CONV_DATA] = {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+                       NAMES(BWD_DATA, DX, W, DY)},
+        [CONV_WEIGHTS] = {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+                          NAMES(BWD_FILTER, X, DW, DY)}};
     const conv_shape *s = &t->s;
     const int64_t pad[2] = {s->pad_h, s->pad_w}, stride[2] = {s->stride_h, s->stride_w};
     const int64_t dilation[2] = {s->dil_h, s->dil_w}, two = 2;
     const cudnnDataType_t type = CUDNN_DATA_FLOAT;
     const cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
-    const float one = 1, zero = 0;
+    const float one = 1, beta = t->add ? 1 : 0;
+    __typeof__(&operations[0].name) name = &operations[t->pass].name;
     descriptor c;
     TRY(piece(p, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, &c));
     TRY(set(c, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type));
@@ -107,13 +141,13 @@ static cudnnStatus_t convolution(pieces *p, const conv_task *t, descriptor x, de
     TRY(set(c, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, 2, stride));
     TRY(set(c, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, 2, dilation));
     TRY(cudnnBackendFinalize(c));
-    TRY(piece(p, CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR, out));
-    TRY(set_piece(*out, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, x));
-    TRY(set_piece(*out, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, w));
-    TRY(set_piece(*out, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, y));
-    TRY(set_piece(*out, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, c));
-    TRY(set(*out, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, CUDNN_TYPE_FLOAT, 1, &one));
-    TRY(set(*out, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, CUDNN_TYPE_FLOAT, 1, &zero));
+    TRY(piece(p, operations[t->pass].type, out));
+    TRY(set_piece(*out, name->x, x));
+    TRY(set_piece(*out, name->w, w));
+    TRY(set_piece(*out, name->y, y));
+    TRY(set_piece(*out, name->how, c));
+    TRY(set(*out, name->alpha, CUDNN_TYPE_FLOAT, 1, &one));
+    TRY(set(*out, name->beta, CUDNN_TYPE_FLOAT, 1, &beta));
     return cudnnBackendFinalize(*out);
 }
 
@@ -136,14 +170,16 @@ static cudnnStatus_t pointwise(pieces *p, cudnnPointwiseMode_t mode, descriptor 
     return cudnnBackendFinalize(*out);
 }
 
-static cudnnStatus_t build(device *d, const conv_task *t, pieces *p, descriptor *out)
+static cudnnStatus_t build(device *d, const struct driver_plans *plans, pieces *p, descriptor *out)
 {
+    const conv_task *t = &plans->task;
     const conv_shape *s = &t->s;
     cudnnDataType_t type = t->t == ELEMENT_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_FLOAT;
+    cudnnDataType_t type_of_w = t->pass == CONV_WEIGHTS && !plans->narrow ? CUDNN_DATA_FLOAT : type;
     int operations = 1 + t->bias + t->relu, made = 0;
     descriptor x, w, bias = NULL, at[3], operation[3];
     TRY(tensor_nhwc(p, TENSOR_X, type, s->n, s->c, s->h, s->w, &x));
-    TRY(tensor_nhwc(p, TENSOR_W, type, s->k, s->c / s->groups, s->r, s->s, &w));
+    TRY(tensor_nhwc(p, TENSOR_W, type_of_w, s->k, s->c / s->groups, s->r, s->s, &w));
     if (t->bias)
         TRY(tensor_nhwc(p, TENSOR_BIAS, CUDNN_DATA_FLOAT, 1, s->k, 1, 1, &bias));
     for (int i = 0; i < operations; i++) { /* only the last result goes to memory */
@@ -199,58 +235,106 @@ static bool wanted(const conv_task *t, descriptor engine)
            !noted(engine, numbers, type, CUDNN_NUMERICAL_NOTE_TENSOR_CORE);
 }
 
-/* A plan of that configuration among `plans`, where it is one of those we take. */
-static cudnnStatus_t add_plan(device *d, struct driver_plans *plans, descriptor config)
+static size_t weights_of(const conv_shape *s)
+{
+    return (size_t)s->k * (size_t)s->r * (size_t)s->s * (size_t)(s->c / s->groups);
+}
+
+/* What dw lies in on its way to floats. */
+static size_t narrow_bytes(const struct driver_plans *p)
+{
+    size_t bytes = 2 * weights_of(&p->task.s);
+    return p->narrow ? (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : 0;
+}
+
+static cudnnStatus_t plan_way(device *d, const struct driver_plans *plans, way *w)
 {
     cleanup_pieces pieces p = {.count = 0};
-    descriptor engine, plan;
-    int64_t found = 0, index = 0, workspace = 0;
+    descriptor engine;
+    int64_t found = 0, workspace = 0;
     TRY(piece(&p, CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine));
-    TRY(cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR,
-                                 1, &found, &engine));
-    TRY(cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1,
-                                 &found, &index));
+    TRY(cudnnBackendGetAttribute(w->config, CUDNN_ATTR_ENGINECFG_ENGINE,
+                                 CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &found, &engine));
     if (!wanted(&plans->task, engine))
         return CUDNN_STATUS_NOT_SUPPORTED;
-    TRY(cudnnBackendCreateDescriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &plan));
-    cudnnStatus_t status =
-        set(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &d->cudnn);
-    if (!status)
-        status = set_piece(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
-    if (!status)
-        status = cudnnBackendFinalize(plan);
-    if (!status)
-        status = cudnnBackendGetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
-                                          CUDNN_TYPE_INT64, 1, &found, &workspace);
-    if (status) {
-        cudnnBackendDestroyDescriptor(plan);
-        return status;
-    }
-    int at = plans->count++;
-    plans->plan[at] = plan;
-    plans->workspace[at] = (size_t)workspace;
-    snprintf(plans->name[at], sizeof plans->name[at], "cudnn-graph-%lld-%d", (long long)index, at);
+    TRY(cudnnBackendCreateDescriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &w->plan));
+    TRY(set(w->plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &d->cudnn));
+    TRY(set_piece(w->plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, w->config));
+    TRY(cudnnBackendFinalize(w->plan));
+    TRY(cudnnBackendGetAttribute(w->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
+                                 CUDNN_TYPE_INT64, 1, &found, &workspace));
+    w->workspace = (size_t)workspace + narrow_bytes(plans);
     return CUDNN_STATUS_SUCCESS;
 }
 
-static cudnnStatus_t find_plans(device *d, struct driver_plans *plans)
+/* Whether it is to be had; its plan is made when that is first asked. */
+static bool usable(device *d, const struct driver_plans *plans, way *w)
+{
+    if (!w->plan && !w->refused && plan_way(d, plans, w) != CUDNN_STATUS_SUCCESS) {
+        if (w->plan)
+            cudnnBackendDestroyDescriptor(w->plan);
+        w->plan = NULL;
+        w->refused = true;
+    }
+    return !w->refused;
+}
+
+/* The number of the engine that a way is of, for its name. */
+static cudnnStatus_t name_way(way *w, int at)
+{
+    cleanup_pieces pieces p = {.count = 0};
+    descriptor engine;
+    int64_t found = 0, index = 0;
+    TRY(piece(&p, CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine));
+    TRY(cudnnBackendGetAttribute(w->config, CUDNN_ATTR_ENGINECFG_ENGINE,
+                                 CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &found, &engine));
+    TRY(cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1,
+                                 &found, &index));
+    snprintf(w->name, sizeof w->name, "cudnn-graph-%lld-%d", (long long)index, at);
+    return CUDNN_STATUS_SUCCESS;
+}
+
+/* What the heuristics list, best first. */
+static cudnnStatus_t find_ways(device *d, struct driver_plans *plans)
 {
     pieces *list = &plans->engines;
     const cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
-    descriptor operations, heuristics, config[LISTED];
+    descriptor operations, heuristics, config[GRAPH_OFFERS];
     int64_t found = 0;
-    TRY(build(d, &plans->task, &plans->graph, &operations));
+    TRY(build(d, plans, &plans->graph, &operations));
     TRY(piece(list, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, &heuristics));
     TRY(set_piece(heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, operations));
     TRY(set(heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode));
     TRY(cudnnBackendFinalize(heuristics));
-    for (int i = 0; i < LISTED; i++)
+    for (int i = 0; i < GRAPH_OFFERS; i++)
         TRY(piece(list, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, &config[i]));
     TRY(cudnnBackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS,
-                                 CUDNN_TYPE_BACKEND_DESCRIPTOR, LISTED, &found, config));
-    for (int64_t i = 0; i < found && i < LISTED && plans->count < GRAPH_OFFERS; i++)
-        (void)add_plan(d, plans, config[i]); /* one that does not work is one offer less */
+                                 CUDNN_TYPE_BACKEND_DESCRIPTOR, GRAPH_OFFERS, &found, config));
+    for (int64_t i = 0; i < found && i < GRAPH_OFFERS; i++) {
+        way *w = &plans->ways[plans->count];
+        *w = (way){.config = config[i]};
+        plans->count += name_way(w, (int)i) == CUDNN_STATUS_SUCCESS;
+    }
     return CUDNN_STATUS_SUCCESS;
+}
+
+static void forget_ways(struct driver_plans *p)
+{
+    while (p->count) {
+        way *w = &p->ways[--p->count];
+        if (w->plan)
+            cudnnBackendDestroyDescriptor(w->plan);
+    }
+    forget(&p->engines);
+    forget(&p->graph);
+}
+
+static bool any_usable(device *d, struct driver_plans *p)
+{
+    for (int i = 0; i < p->count; i++)
+        if (usable(d, p, &p->ways[i]))
+            return true;
+    return false;
 }
 
 static struct driver_plans *plans_of(device *d, const conv_task *t)
@@ -262,7 +346,12 @@ static struct driver_plans *plans_of(device *d, const conv_task *t)
     if (!made)
         return NULL;
     made->task = *t;
-    (void)find_plans(d, made); /* without any the other ways are left */
+    (void)find_ways(d, made); /* without any the other ways are left */
+    if (t->pass == CONV_WEIGHTS && t->t == ELEMENT_BF16 && !any_usable(d, made)) {
+        forget_ways(made); /* nothing makes floats of bf16 here */
+        made->narrow = true;
+        (void)find_ways(d, made);
+    }
     made->next = d->plans;
     d->plans = made;
     return made;
@@ -273,51 +362,75 @@ void driver_graph_forget(device *d)
     while (d->plans) {
         struct driver_plans *gone = d->plans;
         d->plans = gone->next;
-        while (gone->count)
-            cudnnBackendDestroyDescriptor(gone->plan[--gone->count]);
-        forget(&gone->engines);
-        forget(&gone->graph);
+        forget_ways(gone);
         free(gone);
     }
 }
 
 /* ---- offers and running ---------------------------------------------------------------------- */
 
+static conv_offer offer_of(const struct driver_plans *p, int at)
+{
+    conv_offer o = {.id = GRAPH_FIRST_ID + at, .workspace = p->ways[at].workspace};
+    memcpy(o.name, p->ways[at].name, sizeof o.name);
+    return o;
+}
+
 int driver_graph_offers(device *d, const conv_task *t, conv_offer *list, int room)
 {
-    if (t->pass != CONV_FORWARD || (!t->bias && !t->relu))
-        return 0;
-    const struct driver_plans *p = plans_of(d, t);
+    struct driver_plans *p = plans_of(d, t);
     int count = 0;
-    for (; p && count < p->count && count < room; count++) {
-        list[count].id = GRAPH_FIRST_ID + count;
-        list[count].workspace = p->workspace[count];
-        memcpy(list[count].name, p->name[count], sizeof list[count].name);
-    }
+    for (int i = 0; p && i < p->count && count < room; i++)
+        if (usable(d, p, &p->ways[i]))
+            list[count++] = offer_of(p, i);
     return count;
 }
 
-static cudnnStatus_t execute(device *d, descriptor plan, bool bias, const conv_operands *o)
+/* Makes the plan of this one alone. */
+int driver_graph_offer(device *d, const conv_task *t, const char *name, conv_offer *out)
 {
-    cleanup_pieces pieces p = {.count = 0};
+    struct driver_plans *p = plans_of(d, t);
+    for (int i = 0; p && i < p->count; i++)
+        if (strcmp(p->ways[i].name, name) == 0 && usable(d, p, &p->ways[i])) {
+            *out = offer_of(p, i);
+            return 0;
+        }
+    return -1;
+}
+
+static cudnnStatus_t execute(device *d, const struct driver_plans *p, const way *w,
+                             const conv_operands *o)
+{
+    cleanup_pieces pieces made = {.count = 0};
+    const conv_task *t = &p->task;
+    size_t narrow = narrow_bytes(p);
+    void *workspace = (char *)o->workspace + narrow;
     const int64_t ids[4] = {TENSOR_X, TENSOR_W, TENSOR_Y, TENSOR_BIAS};
     const void *at[4] = {o->a, o->b, o->out, o->bias};
     descriptor pack;
-    TRY(piece(&p, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack));
-    TRY(set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, bias ? 4 : 3, ids));
-    TRY(set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, bias ? 4 : 3, at));
-    TRY(set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &o->workspace));
+    if (t->pass == CONV_DATA)
+        at[0] = o->out, at[2] = o->a;
+    else if (t->pass == CONV_WEIGHTS)
+        at[1] = narrow ? o->workspace : o->out, at[2] = o->b;
+    TRY(piece(&made, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack));
+    TRY(set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, t->bias ? 4 : 3, ids));
+    TRY(set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, t->bias ? 4 : 3, at));
+    TRY(set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace));
     TRY(cudnnBackendFinalize(pack));
-    return cudnnBackendExecute(d->cudnn, plan, pack);
+    TRY(cudnnBackendExecute(d->cudnn, w->plan, pack));
+    if (narrow)
+        cuda_from_bf16(d->stream, weights_of(&t->s), o->workspace, o->out, false);
+    return CUDNN_STATUS_SUCCESS;
 }
 
 int driver_graph_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e)
 {
-    const struct driver_plans *p = plans_of(d, t);
+    struct driver_plans *p = plans_of(d, t);
     int at = id - GRAPH_FIRST_ID;
-    if (!p || at >= p->count || o->workspace_bytes < p->workspace[at])
+    if (!p || at >= p->count || !usable(d, p, &p->ways[at]) ||
+        o->workspace_bytes < p->ways[at].workspace)
         return err_set(e, ERR_INTERNAL, "cuDNN's plan %d of a convolution is not there", at);
-    cudnnStatus_t status = execute(d, p->plan[at], t->bias, o);
+    cudnnStatus_t status = execute(d, p, &p->ways[at], o);
     return status ? err_set(e, ERR_UNAVAILABLE, "cuDNN's graph: %s", cudnnGetErrorString(status))
                   : 0;
 }

@@ -34,6 +34,10 @@ static void check_parts(const conv_task *t)
     check("the convolution", convolution(&p, t, x, w, first, &operation));
     check("the sum", pointwise(&p, CUDNN_POINTWISE_ADD, first, bias, second, &operation));
     check("ReLU", pointwise(&p, CUDNN_POINTWISE_RELU_FWD, second, NULL, y, &operation));
+    for (conv_pass pass = CONV_DATA; pass < CONV_PASSES; pass++) {
+        conv_task back = {.s = *s, .pass = pass, .t = t->t, .add = pass == CONV_DATA};
+        check("a convolution's gradients", convolution(&p, &back, x, w, y, &operation));
+    }
     check("the operands", piece(&p, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack));
     if (wrong)
         return;
@@ -57,12 +61,15 @@ int main(void)
         check_parts(&t);
     }
     /* The whole of it needs a device: it must say so, and not crash. */
-    conv_task t = {.s = shape_of, .pass = CONV_FORWARD, .bias = true, .relu = true};
     struct device d = {0};
-    conv_offer list[GRAPH_OFFERS];
-    if (driver_graph_offers(&d, &t, list, GRAPH_OFFERS) != 0) {
-        fprintf(stderr, "probe_graph: ways are offered without a device\n");
-        wrong = 1;
+    conv_offer list[GRAPH_OFFERS], one;
+    for (conv_pass pass = CONV_FORWARD; pass < CONV_PASSES; pass++) {
+        conv_task t = {.s = shape_of, .pass = pass, .t = ELEMENT_BF16};
+        if (driver_graph_offers(&d, &t, list, GRAPH_OFFERS) != 0 ||
+            driver_graph_offer(&d, &t, "cudnn-graph-0-0", &one) == 0) {
+            fprintf(stderr, "probe_graph: ways are offered without a device\n");
+            wrong = 1;
+        }
     }
     driver_graph_forget(&d);
     if (!wrong)
