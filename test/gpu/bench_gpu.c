@@ -54,7 +54,7 @@ enum {
     WARM_STEPS = 20,
     STEPS_LEAST = 10, /* of a round */
     STEPS_EACH = 50,  /* of a call over a share */
-    ROUND_US = 400000,
+    ROUND_US = 250000,
     SETTLING_US = 1000000,
     MERGES_EACH = 50
 };

@@ -1,7 +1,7 @@
 """make bench-gpu: our engine beside PyTorch, eager and compiled, on one GPU; a CSV named by the GPU.
 
 Both sides run in turns within one session of this script, in the same precision, each in a process of
-its own; a number is the median over 9 rounds of 10 steps or 0.4 s, whichever is more. Batches are the same fixed random
+its own; a number is the median over 9 rounds of 10 steps or 0.25 s, whichever is more. Batches are the same fixed random
 samples, with SGD and momentum; PyTorch's own models stand beside ours layer by layer, in whichever of its memory layouts
 is the faster, with its fused optimizer and cudnn.benchmark. Ours is measured with every batch given from the host, and with
 the samples on the device, where PyTorch's lie too. Without PyTorch only our side is measured, and the CSV says so by leaving
@@ -23,7 +23,7 @@ import time
 import results
 from results import Clock, Failed, OutOfTime
 
-STEPS, ROUNDS, ROUND_S, WARM = 10, 9, 0.4, 20
+STEPS, ROUNDS, ROUND_S, WARM = 10, 9, 0.25, 20
 # model, batches, precisions, how many times as fast as eager it is to be, by batch
 WORK = [
     ("lenet5", [16, 32, 64], ["fp32"], {16: 10, 32: 10, 64: 10}),
@@ -31,7 +31,7 @@ WORK = [
 ]
 FUNCTIONS, SHARED = 8, ("lenet5", 16, "fp32")
 FLOATS = 21_300_000
-STARTS = 9  # processes
+STARTS = 5  # processes
 # ResNet-34's activations as CIFAR makes them: channels, side
 NORMS, NORM_BATCH, NORM_PRECISIONS = [(64, 32), (128, 16), (256, 8), (512, 4)], 128, ["fp32", "bf16"]
 NORM_WAYS = ("spatial", "persistent")  # cuDNN's, in bench_gpu's order
