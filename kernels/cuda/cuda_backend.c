@@ -3,8 +3,8 @@
  * enqueues.
  *
  * Each kind of run (forward, gradients, step, update) is one CUDA graph, captured at prepare. A
- * call copies the batch in, replays the graph, copies the result out and waits: the host touches
- * the device three times a step, however deep the model.
+ * call copies the batch in, replays the graph, which writes the result to the host's memory, and
+ * waits: the host touches the device three times a step, however deep the model.
  *
  * Same graph, batch, device type and libraries give the same bits: every sum has a fixed order, and
  * the libraries' ways are taken from those that they call deterministic. */
@@ -253,12 +253,10 @@ static int run_graph(program *p, run_kind kind, size_t bytes, err *e)
                : 0;
 }
 
-/* By pinned memory: a copy to any other takes the host through the driver's own, and makes threads
- * with streams of their own wait for each other there. */
-int cuda_read_result(program *p, const step_result *from, backend_result *result, err *e)
+int cuda_read_result(program *p, backend_result *result, err *e)
 {
-    step_result *r = (step_result *)(void *)(p->in.host + p->in.result);
-    if (p->d->copy(p->dev, r, from, sizeof *r, COPY_OUT, e) || p->d->wait(p->dev, e))
+    const step_result *r = cuda_result(p);
+    if (p->d->wait(p->dev, e))
         return -1;
     if (result)
         *result = (backend_result){.loss_sum = r->loss_sum, .correct = r->correct};
@@ -278,7 +276,7 @@ static int cuda_forward(backend_program *base, const backend_batch *b, float *lo
     if (logits &&
         p->d->copy(p->dev, logits, p->logits, (size_t)b->n * outputs * sizeof *logits, COPY_OUT, e))
         return -1;
-    return cuda_read_result(p, p->result, result, e);
+    return cuda_read_result(p, result, e);
 }
 
 static int cuda_gradients(backend_program *base, const backend_batch *b, backend_result *result,
@@ -288,7 +286,7 @@ static int cuda_gradients(backend_program *base, const backend_batch *b, backend
     p->fresh = false;
     if (run_graph(p, RUN_GRADIENTS, fill_staging(p, b), e))
         return -1;
-    return cuda_read_result(p, p->result, result, e);
+    return cuda_read_result(p, result, e);
 }
 
 static int cuda_update(backend_program *base, backend_update u, err *e)
@@ -309,7 +307,7 @@ static int cuda_step(backend_program *base, const backend_batch *b, backend_upda
     cuda_set_update(p, args_of(p), u);
     if (run_graph(p, RUN_STEP, fill_staging(p, b), e))
         return -1;
-    return cuda_read_result(p, p->result, result, e);
+    return cuda_read_result(p, result, e);
 }
 
 /* ---- facts ----------------------------------------------------------------------------------- */

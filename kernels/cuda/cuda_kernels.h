@@ -31,8 +31,11 @@ typedef struct step_args {
     uint32_t epoch;
     float lr, kept, fresh;       /* SGD: b = kept * b + fresh * d */
     float rate, root2, shrink;   /* Adam, AdamW */
-    int32_t row;   /* first of this step's rows in the order; see cuda_gather */
-    uint64_t seed; /* of dropout and augmentation */
+    /* Over a share, see cuda_gather: */
+    int32_t row;   /* the first of this step's in the order */
+    int32_t next;  /* where the next step's numbers stand in the list; 0: nothing follows */
+    int32_t first; /* of the steps whose results are added */
+    uint64_t seed; /* of dropout */
 } step_args;
 
 typedef struct step_result {
@@ -58,14 +61,29 @@ typedef struct cuda_rows {
     float *targets;  /* (rows, outputs) */
     uint64_t *keys;
 } cuda_rows;
-/* Takes row order[a->row + i] of the share as sample i of the batch: flipped and shifted as
- * transform_move does, its label, or where there are outputs its targets, and its key. */
-void cuda_gather(void *stream, const step_args *a, augmentation g, int cap, int outputs,
-                 cuda_rows share, const uint32_t *order, cuda_rows batch);
-/* Between two steps that the host does not touch: *a = steps[(*number)++]. */
-void cuda_next_step(void *stream, step_args *a, const step_args *steps, int64_t *number);
-/* *total += *one */
-void cuda_add_result(void *stream, const step_result *one, step_result *total);
+/* How a step over a share begins, which the host does not touch: its batch, and what is left to do
+ * between the step before and the one after it. */
+typedef struct gathering {
+    const step_args *a;
+    augmentation augment;
+    bool uint8;  /* the share's type */
+    int outputs; /* targets a row; 0: labels */
+    cuda_rows share;
+    const uint32_t *order;
+    const float *scale_shift;
+    cuda_rows batch; /* labels or targets, and keys; x goes to the network's input */
+    const step_args *list;
+    step_args *next;           /* where the next step looks for its numbers; this one does not */
+    const step_result *before; /* the last step's result */
+    step_result *total;
+} gathering;
+/* Takes row order[a->row + i] of the share as sample i: flipped and shifted as transform_move does,
+ * then to y as cuda_input does, with its label, or where there are outputs its targets, and its
+ * key. *next = list[a->next]; *total += *before, or where a->first 0. */
+void cuda_gather(void *stream, const gathering *g, int cap, element t, void *y);
+/* *sum = *total + *last */
+void cuda_add_results(void *stream, const step_result *total, const step_result *last,
+                      step_result *sum);
 
 /* ---- pointwise.cu ---------------------------------------------------------------------------- */
 

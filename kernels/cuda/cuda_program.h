@@ -54,12 +54,18 @@ typedef struct turned {
 typedef struct staging {
     size_t args, scale_shift, labels, keys, targets, x; /* x is last: only what is used is copied */
     size_t bytes;
-    size_t result; /* the way back: in the host's block alone, behind the rest */
+    /* The way back: in the host's block alone, behind the rest. Kernels write to it, and no copy
+     * follows them. */
+    size_t result;
     char *host, *device;
 } staging;
 
 /* A share on the device: samples as the host has them, and a block of the program's own with what
- * differs between the updates, for some of them at a time. */
+ * differs between the updates, for some of them at a time.
+ *
+ * Updates take turns: the first, third ... of a list read their numbers from its first place, the
+ * others from its second, each of them where the one before it has put them. So every second
+ * update's graph is another. */
 typedef struct share {
     char *memory;
     size_t bytes;
@@ -68,11 +74,12 @@ typedef struct share {
     backend_type type;
     uint32_t *order;
     step_args *steps; /* one an update */
-    int64_t *number;  /* the next update's place among them */
     step_result *total;
+    float *scale_shift; /* 2 * C */
     augmentation augment;
-    float *scale_shift; /* the host's, 2 * C */
-    device_graph *graph;
+    device_graph *one[2]; /* by whose turn it is */
+    device_graph *some;   /* `together` updates, from the first turn to the second */
+    uint32_t together;
 } share;
 
 typedef enum run_kind { RUN_FORWARD, RUN_GRADIENTS, RUN_STEP, RUN_UPDATE, RUN_KINDS } run_kind;
@@ -184,11 +191,19 @@ void cuda_comm_drop(program *p);
 /* cuda_backend.c: the optimizer's numbers of one update, as kernels/optim.c computes them. */
 void cuda_set_update(const program *p, step_args *a, backend_update u);
 
-/* cuda_backend.c: waits for all that was enqueued, and for the result that lies there. */
-int cuda_read_result(program *p, const step_result *from, backend_result *result, err *e);
+/* cuda_backend.c: waits for all that was enqueued, and reads what it left in cuda_result. */
+int cuda_read_result(program *p, backend_result *result, err *e);
 
-/* cuda_run.c: enqueues one run's work. */
+/* Where the host finds a result: memory of its own that the device can write to. */
+static inline step_result *cuda_result(const program *p)
+{
+    return (step_result *)(void *)(p->in.host + p->in.result);
+}
+
+/* cuda_run.c: enqueues one run's work. A batch that was given leaves its result in cuda_result, a
+ * step whose batch is gathered in p->result, on the device. */
 int cuda_enqueue(program *p, run_kind kind, err *e);
+int cuda_enqueue_gathered(program *p, const gathering *from, err *e);
 
 /* One pass of one layer as it was chosen, or, while choosing, as `choice` says. */
 int cuda_conv_pass(program *p, const layer *l, conv_pass pass, int choice, bool add, err *e);

@@ -19,6 +19,8 @@ typedef struct run {
     program *p;
     void *stream;
     const step_args *args;
+    const gathering *from; /* where the batch comes from; NULL: it was given, and lies staged */
+    step_result *result;
     bool training;
     const optim_block *update; /* parameters take their step where gradients are made; or NULL */
     bool written[GRAPH_NODES_MAX]; /* has this node's gradient got its first part? */
@@ -208,9 +210,12 @@ static int forward_layer(run *r, const layer *l, err *e)
     shape s = n->shape;
     switch (n->op) {
     case OP_INPUT:
-        cuda_input(r->stream, r->args, in->device + in->x,
-                   (const float *)(const void *)(in->device + in->scale_shift), p->c.batch, s.c,
-                   plane(s), p->t, y->y);
+        if (r->from)
+            cuda_gather(r->stream, r->from, p->c.batch, p->t, y->y);
+        else
+            cuda_input(r->stream, r->args, in->device + in->x,
+                       (const float *)(const void *)(in->device + in->scale_shift), p->c.batch, s.c,
+                       plane(s), p->t, y->y);
         return 0;
     case OP_CONV2D:
     case OP_LINEAR:
@@ -299,7 +304,7 @@ static void run_head(run *r)
     void *dx = r->training ? p->tensors[in].dy : NULL;
     r->written[in] = dx != NULL;
     cuda_head(r->stream, p->t, r->args, p->c.batch, &h, p->tensors[in].y, labels, r->training, dx,
-              p->per_row, p->result);
+              p->per_row, r->result);
 }
 
 /* ---- loss ------------------------------------------------------------------------------------ */
@@ -317,10 +322,10 @@ static void loss(run *r)
     void *d = r->training ? out->dy : NULL;
     if (p->c.loss == LOSS_MSE)
         cuda_squared_error(r->stream, p->t, r->args, p->c.batch, outputs, out->y, targets, d,
-                           p->per_row, p->result);
+                           p->per_row, r->result);
     else
         cuda_cross_entropy(r->stream, p->t, r->args, p->c.batch, outputs, out->y, labels, d,
-                           p->per_row, p->result);
+                           p->per_row, r->result);
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
@@ -471,7 +476,7 @@ static int backward(run *r, err *e)
     if (p->head < p->layer_count) {
         const head_shape h = head_of(p);
         cuda_head_gradients(r->stream, p->t, p->c.batch, &h, input(r, &p->layers[p->head], 0)->y,
-                            p->per_row, p->result, r->update);
+                            p->per_row, r->result, r->update);
     }
     for (int l = p->head - 1; l >= 0; l--)
         if (r->p->tensors[r->p->layers[l].out].dy && backward_layer(r, &r->p->layers[l], e))
@@ -517,25 +522,40 @@ static bool updates_itself(const program *p)
     return true;
 }
 
-int cuda_enqueue(program *p, run_kind kind, err *e)
+static int enqueue(run *r, run_kind kind, err *e)
 {
-    run r = {.p = p, .stream = p->d->stream(p->dev), .training = kind != RUN_FORWARD};
-    r.args = (const step_args *)(const void *)(p->in.device + p->in.args);
+    program *p = r->p;
+    r->stream = p->d->stream(p->dev);
+    r->training = kind != RUN_FORWARD;
     assert(p->g->node_count <= GRAPH_NODES_MAX);
     if (kind != RUN_UPDATE) {
-        if (forward(&r, e))
+        if (forward(r, e))
             return -1;
-        loss(&r);
+        loss(r);
     }
     const graph_node *out = &p->g->nodes[p->g->output];
-    const optim_block block = block_of(&r);
-    r.update = kind == RUN_STEP && updates_itself(p) ? &block : NULL;
+    const optim_block block = block_of(r);
+    r->update = kind == RUN_STEP && updates_itself(p) ? &block : NULL;
     if (kind == RUN_FORWARD)
-        cuda_to_float(r.stream, p->t, values(&r, out->shape), p->tensors[p->g->output].y,
+        cuda_to_float(r->stream, p->t, values(r, out->shape), p->tensors[p->g->output].y,
                       p->logits);
-    if ((kind == RUN_GRADIENTS || kind == RUN_STEP) && backward(&r, e))
+    if ((kind == RUN_GRADIENTS || kind == RUN_STEP) && backward(r, e))
         return -1;
-    if (kind == RUN_UPDATE || (kind == RUN_STEP && !r.update))
-        cuda_optim(r.stream, &block);
+    if (kind == RUN_UPDATE || (kind == RUN_STEP && !r->update))
+        cuda_optim(r->stream, &block);
     return 0;
+}
+
+int cuda_enqueue(program *p, run_kind kind, err *e)
+{
+    run r = {.p = p,
+             .args = (const step_args *)(const void *)(p->in.device + p->in.args),
+             .result = cuda_result(p)};
+    return enqueue(&r, kind, e);
+}
+
+int cuda_enqueue_gathered(program *p, const gathering *from, err *e)
+{
+    run r = {.p = p, .args = from->a, .from = from, .result = p->result};
+    return enqueue(&r, RUN_STEP, e);
 }

@@ -1,16 +1,19 @@
 /* cuda_share.c: an epoch over samples that lie on the device; see backend.h.
  *
- * One update is one graph: take the next update's numbers, gather and augment its samples, forward,
- * loss, backward, update, add to the sums. The host enqueues that graph as often as there are
- * updates, with the numbers of the next ones before it every UPDATES times, and waits once, at the
- * end. The samples lie apart (cuda_samples.h): programs of one process share them. */
+ * An update is a step whose first kernel gathers its samples, straight into the network's input,
+ * puts the next update's numbers in place and adds the result of the update before. The host
+ * enqueues the graphs of as many updates as there are, some together, with the numbers of the next
+ * ones before them every UPDATES, and waits once, at the end. The samples lie apart
+ * (cuda_samples.h): programs of one process share them. */
 #include <stdlib.h>
 #include <string.h>
 
+#include "cleanup.h"
 #include "cuda/cuda_memory.h"
 #include "cuda/cuda_models.h"
 
-enum { UPDATES = 64 };
+enum { UPDATES = 64, TOGETHER = 8, LAYERS_FEW = 32 };
+_Static_assert(TOGETHER % 2 == 0, "what follows them begins with the first turn");
 
 static size_t aligned(size_t bytes)
 {
@@ -19,19 +22,22 @@ static size_t aligned(size_t bytes)
 
 void cuda_share_drop(program *p)
 {
-    if (p->share.graph)
-        p->d->release(p->dev, p->share.graph);
-    cuda_samples_give(p->dev, p->share.samples);
-    cuda_memory_give(p->d, p->dev, p->share.memory, p->share.bytes);
-    free(p->share.scale_shift);
-    p->share = (share){0};
+    share *h = &p->share;
+    device_graph *const graphs[] = {h->one[0], h->one[1], h->some};
+    for (size_t i = 0; i < sizeof graphs / sizeof *graphs; i++)
+        if (graphs[i])
+            p->d->release(p->dev, graphs[i]);
+    cuda_samples_give(p->dev, h->samples);
+    cuda_memory_give(p->d, p->dev, h->memory, h->bytes);
+    *h = (share){0};
 }
 
 static int place(program *p, err *e)
 {
     share *h = &p->share;
     const size_t bytes[] = {(size_t)p->c.batch * UPDATES * sizeof *h->order,
-                            UPDATES * sizeof *h->steps, sizeof *h->number, sizeof *h->total};
+                            UPDATES * sizeof *h->steps, sizeof *h->total,
+                            2 * (size_t)p->g->nodes[0].shape.c * sizeof *h->scale_shift};
     enum { PARTS = sizeof bytes / sizeof *bytes };
     void *at[PARTS], *memory;
     size_t all = 0;
@@ -43,7 +49,7 @@ static int place(program *p, err *e)
     h->bytes = all;
     for (size_t i = 0, offset = 0; i < PARTS; offset += aligned(bytes[i]), i++)
         at[i] = h->memory + offset;
-    h->order = at[0], h->steps = at[1], h->number = at[2], h->total = at[3];
+    h->order = at[0], h->steps = at[1], h->total = at[2], h->scale_shift = at[3];
     return 0;
 }
 
@@ -57,7 +63,6 @@ static int take_samples(program *p, const backend_share *s, err *e)
 {
     share *h = &p->share;
     shape in = p->g->nodes[0].shape;
-    size_t c = (size_t)in.c;
     cuda_samples_form form = {.sample_bytes =
                                   shape_count(in) * (s->type == INPUT_UINT8 ? 1 : sizeof(float)),
                               .rest = cuda_mean_untaken(p),
@@ -68,44 +73,70 @@ static int take_samples(program *p, const backend_share *s, err *e)
     h->type = s->type;
     h->augment = (augmentation){
         .flip = s->flip, .crop = s->crop, .c = in.c, .h = in.h, .w = in.w, .seed = s->seed};
-    h->scale_shift = malloc(2 * c * sizeof *h->scale_shift);
-    if (!h->scale_shift)
+    return 0;
+}
+
+static int bring_scale(program *p, const backend_share *s, err *e)
+{
+    size_t c = (size_t)p->g->nodes[0].shape.c, bytes = 2 * c * sizeof(float);
+    cleanup_free float *list = malloc(bytes);
+    if (!list)
         return err_set(e, ERR_NOMEM, "no memory for %zu channels", c);
     for (size_t i = 0; i < c; i++) {
-        h->scale_shift[i] = s->scale ? s->scale[i] : 1.0f;
-        h->scale_shift[c + i] = s->shift ? s->shift[i] : 0.0f;
+        list[i] = s->scale ? s->scale[i] : 1.0f;
+        list[c + i] = s->shift ? s->shift[i] : 0.0f;
     }
-    return 0;
+    return p->d->copy(p->dev, p->share.scale_shift, list, bytes, COPY_IN, e) ||
+                   p->d->wait(p->dev, e)
+               ? -1
+               : 0;
 }
 
-static int enqueue(program *p, err *e)
+static int enqueue(program *p, int turn, err *e)
 {
     share *h = &p->share;
-    void *stream = p->d->stream(p->dev);
     char *in = p->in.device;
-    step_args *args = (step_args *)(void *)(in + p->in.args);
-    cuda_rows batch = {.x = in + p->in.x,
-                       .labels = (int32_t *)(void *)(in + p->in.labels),
-                       .targets = (float *)(void *)(in + p->in.targets),
-                       .keys = (uint64_t *)(void *)(in + p->in.keys)};
-    cuda_next_step(stream, args, h->steps, h->number);
-    cuda_gather(stream, args, h->augment, p->c.batch, outputs_of(p), h->samples->at, h->order,
-                batch);
-    if (cuda_enqueue(p, RUN_STEP, e))
-        return -1;
-    cuda_add_result(stream, p->result, h->total);
-    return 0;
+    gathering from = {.a = &h->steps[turn],
+                      .augment = h->augment,
+                      .uint8 = h->type == INPUT_UINT8,
+                      .outputs = outputs_of(p),
+                      .share = h->samples->at,
+                      .order = h->order,
+                      .scale_shift = h->scale_shift,
+                      .batch = {.labels = (int32_t *)(void *)(in + p->in.labels),
+                                .targets = (float *)(void *)(in + p->in.targets),
+                                .keys = (uint64_t *)(void *)(in + p->in.keys)},
+                      .list = h->steps,
+                      .next = &h->steps[!turn],
+                      .before = p->result,
+                      .total = h->total};
+    return cuda_enqueue_gathered(p, &from, e);
 }
 
-static int capture(program *p, err *e)
+static int capture(program *p, uint32_t turn, uint32_t updates, device_graph **out, err *e)
 {
+    int failed = 0;
     if (p->d->capture(p->dev, e))
         return -1;
-    int failed = enqueue(p, e);
+    for (uint32_t i = 0; i < updates && !failed; i++)
+        failed = enqueue(p, (int)((turn + i) % 2), e);
     err ignored = ERR_INIT;
-    if (p->d->captured(p->dev, &p->share.graph, failed ? &ignored : e))
+    if (p->d->captured(p->dev, out, failed ? &ignored : e))
         return -1;
     return failed;
+}
+
+/* Between two graphs lies more time than between two kernels, and the host starts each, where the
+ * programs of one process wait for each other: a small model's updates take not much longer. A deep
+ * one's do, and its graphs are long already. */
+static int capture_all(program *p, err *e)
+{
+    share *h = &p->share;
+    h->together = p->layer_count <= LAYERS_FEW ? TOGETHER : 2;
+    return capture(p, 0, 1, &h->one[0], e) || capture(p, 1, 1, &h->one[1], e) ||
+                   capture(p, 0, h->together, &h->some, e)
+               ? -1
+               : 0;
 }
 
 int cuda_share_take(backend_program *base, const backend_share *s, err *e)
@@ -115,7 +146,8 @@ int cuda_share_take(backend_program *base, const backend_share *s, err *e)
     if (!s)
         return 0;
     /* The samples last: what they must leave free is what is still to come. */
-    if (place(p, e) == 0 && take_samples(p, s, e) == 0 && capture(p, e) == 0)
+    if (place(p, e) == 0 && bring_scale(p, s, e) == 0 && take_samples(p, s, e) == 0 &&
+        capture_all(p, e) == 0)
         return 0;
     cuda_share_drop(p);
     return -1;
@@ -127,16 +159,18 @@ int cuda_share_bring(backend_program *base, const uint32_t *order, uint32_t rows
     return cuda_samples_bring(p->share.samples, p->dev, &p->share.reader, order, rows, e);
 }
 
-/* What the graph reads, one an update; `row` counts from the first of UPDATES. The caller frees. */
+/* What the graphs read, one an update; rows and places count from the first of UPDATES. The caller
+ * frees. */
 static step_args *list_steps(const program *p, const backend_steps *s, uint32_t count)
 {
     step_args *list = calloc(count, sizeof *list);
     for (uint32_t i = 0; list && i < count; i++) {
         uint32_t left = s->rows - i * (uint32_t)s->batch;
         list[i] = (step_args){.n = left < (uint32_t)s->batch ? (int32_t)left : s->batch,
-                              .uint8 = p->share.type == INPUT_UINT8,
                               .epoch = s->epoch,
                               .row = (int32_t)(i % UPDATES) * s->batch,
+                              .next = i + 1 < count ? (int32_t)((i + 1) % UPDATES) : 0,
+                              .first = i == 0,
                               .seed = p->c.seed};
         cuda_set_update(p, &list[i], (backend_update){.lr = s->lr[i], .step = s->first_step + i});
     }
@@ -152,29 +186,25 @@ static int run_some(program *p, const backend_steps *s, const step_args *list, u
     uint32_t row = first * (uint32_t)s->batch, left = s->rows - row;
     uint32_t rows = left < count * (uint32_t)s->batch ? left : count * (uint32_t)s->batch;
     if (d->copy(p->dev, h->order, s->order + row, rows * sizeof *s->order, COPY_IN, e) ||
-        d->copy(p->dev, h->steps, list + first, count * sizeof *list, COPY_IN, e) ||
-        d->zero(p->dev, h->number, sizeof *h->number, e))
+        d->copy(p->dev, h->steps, list + first, count * sizeof *list, COPY_IN, e))
         return -1;
-    for (uint32_t i = 0; i < count; i++)
-        if (d->replay(p->dev, h->graph, e))
+    for (uint32_t i = 0; i < count;) {
+        bool some = count - i >= h->together;
+        if (d->replay(p->dev, some ? h->some : h->one[i % 2], e))
             return -1;
+        i += some ? h->together : 1;
+    }
     return 0;
 }
 
 static int run(program *p, const backend_steps *s, const step_args *list, uint32_t count,
                backend_result *result, err *e)
 {
-    share *h = &p->share;
-    size_t channels = (size_t)p->g->nodes[0].shape.c;
-    const driver *d = p->d;
-    if (d->copy(p->dev, p->in.device + p->in.scale_shift, h->scale_shift,
-                2 * channels * sizeof(float), COPY_IN, e) ||
-        d->zero(p->dev, h->total, sizeof *h->total, e))
-        return -1;
     for (uint32_t i = 0; i < count; i += UPDATES)
         if (run_some(p, s, list, i, count - i < UPDATES ? count - i : UPDATES, e))
             return -1;
-    return cuda_read_result(p, h->total, result, e);
+    cuda_add_results(p->d->stream(p->dev), p->share.total, p->result, cuda_result(p));
+    return cuda_read_result(p, result, e);
 }
 
 int cuda_share_steps(backend_program *base, const backend_steps *s, backend_result *result, err *e)

@@ -84,7 +84,8 @@ typedef struct driver {
 
     int (*alloc)(device *d, size_t bytes, void **out, err *e);
     void (*free)(device *d, void *p);
-    int (*alloc_host)(device *d, size_t bytes, void **out, err *e); /* pinned */
+    /* Pinned; kernels read and write it at the same address. */
+    int (*alloc_host)(device *d, size_t bytes, void **out, err *e);
     void (*free_host)(device *d, void *p);
     int (*copy)(device *d, void *to, const void *from, size_t bytes, copy_way way, err *e);
     int (*zero)(device *d, void *to, size_t bytes, err *e);

@@ -226,7 +226,7 @@ TEST_LIMIT(any_number_of_steps_is_one_call, 120)
     static shared h;
     err e = ERR_INIT;
     engine *m[2];
-    engine_result r;
+    engine_result r, sum;
     engine_config c = config("cuda");
     draw_share(&h, INPUT_UINT8, LOSS_CROSS_ENTROPY);
     for (uint32_t i = 0; i < UPDATES; i++) {
@@ -239,11 +239,19 @@ TEST_LIMIT(any_number_of_steps_is_one_call, 120)
         CHECK_OK(engine_bring(m[k], order, UPDATES, &e), e);
     }
     backend_steps all = {.order = order, .rows = UPDATES, .batch = 1, .lr = lr};
-    CHECK_OK(engine_train_share(m[0], &all, &r, &e), e);
+    long before = fake_replays();
+    double loss_sum = 0;
+    int64_t correct = 0;
+    CHECK_OK(engine_train_share(m[0], &all, &sum, &e), e);
+    CHECK_INT(fake_replays() - before, 8 + 8 + 2 + 6); /* of eight updates each, and six of one */
     for (uint32_t i = 0; i < UPDATES; i++) {
         backend_steps one = {.order = order + i, .rows = 1, .batch = 1, .lr = lr + i};
         CHECK_OK(engine_train_share(m[1], &one, &r, &e), e);
+        loss_sum += r.loss_sum;
+        correct += r.correct;
     }
+    CHECK(sum.loss_sum == loss_sum);
+    CHECK_INT(sum.correct, correct);
     CHECK(memcmp(engine_floats(m[0], &e), engine_floats(m[1], &e),
                  engine_state_floats(m[0]) * sizeof(float)) == 0);
     engine_free(m[0]);
@@ -495,7 +503,7 @@ TEST(a_device_that_fails_is_unavailable)
     CHECK_OK(engine_compile(&c, &m, &e), e);
     draw_work(&w, 1, BATCH);
     CHECK_OK(engine_train(m, &w.b, 0.05, &r, &e), e);
-    for (int calls = 0; calls < 4; calls++) {
+    for (int calls = 0; calls < 3; calls++) { /* copies in, starts the graph, waits */
         fake_fail_after(calls);
         CHECK_ERR(engine_train(m, &w.b, 0.05, &r, &e), e, ERR_UNAVAILABLE, "GPU failed");
     }

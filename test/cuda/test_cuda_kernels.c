@@ -594,48 +594,139 @@ TEST(optimizers_are_the_hosts)
 
 /* ---- a share on the device ------------------------------------------------------------------- */
 
-enum { ROWS = 12, TAKEN = 5, C = 3, H = 20, W = 19, SAMPLE = C * H * W }; /* of two blocks */
+/* Samples are gathered as the host's are moved and then brought in. */
+enum { ROWS = 12, TAKEN = 5, CAP = 7, OUTPUTS = 3, LARGEST = 3 * 113 * 111 };
 
-static void compare_gather(transform t, bool uint8, int outputs)
+typedef struct taken {
+    float x[CAP * LARGEST]; /* or bf16s */
+    int32_t labels[CAP];
+    float targets[CAP * OUTPUTS];
+    uint64_t keys[CAP];
+} taken;
+
+static float share_floats[ROWS * LARGEST];
+static uint8_t share_bytes[ROWS * LARGEST];
+
+static void draw_share(void)
 {
-    static uint32_t words[ROWS * SAMPLE], got[TAKEN * SAMPLE], want[SAMPLE];
-    static float share_targets[ROWS * 3], targets[TAKEN * 3];
-    int32_t share_labels[ROWS], labels[TAKEN];
-    uint64_t share_keys[ROWS], keys[TAKEN];
-    uint32_t order[ROWS];
-    size_t each = uint8 ? 1 : sizeof(float), bytes = SAMPLE * each;
-    for (uint32_t i = 0; i < ROWS * SAMPLE; i++)
-        words[i] = i * 2654435761u + 0x7f800001u; /* some are NaN: bits move */
-    for (uint32_t i = 0; i < ROWS; i++) {
-        share_labels[i] = (int32_t)i * 3;
-        share_keys[i] = 1000 + i * 17;
-        order[i] = (i * 5 + 2) % ROWS;
-    }
-    draw_floats(1, ROWS * 3, share_targets);
-    step_args a = {.n = TAKEN, .uint8 = uint8, .row = 4, .epoch = 9};
-    augmentation g = {.flip = t.flip, .crop = t.crop, .c = C, .h = H, .w = W, .seed = 77};
-    cuda_rows share = {words, outputs ? NULL : share_labels, share_targets, share_keys};
-    cuda_gather(NULL, &a, g, TAKEN, outputs, share, order,
-                (cuda_rows){got, labels, targets, keys});
-    for (size_t i = 0; i < TAKEN; i++) {
-        size_t row = order[4 + i], n = (size_t)outputs;
-        transform_move(&t, 77, 9, share_keys[row], C, H, W, each, (char *)words + row * bytes,
-                       want);
-        CHECK(memcmp((char *)got + i * bytes, want, bytes) == 0);
-        CHECK(outputs || labels[i] == share_labels[row]);
-        CHECK(memcmp(targets + i * n, share_targets + row * n, n * sizeof *targets) == 0);
-        CHECK_INT(keys[i], share_keys[row]);
-    }
+    rng r;
+    draw_floats(2, ROWS * LARGEST, share_floats);
+    rng_init(&r, 7, RNG_TEST, 0, 3);
+    for (size_t i = 0; i < ROWS * LARGEST; i++)
+        share_bytes[i] = (uint8_t)rng_below(&r, 256);
 }
 
-TEST(augmentation_on_the_device_gives_the_hosts_bits)
+static void compare_input(const gathering *g, const taken *got, element t)
 {
-    static const transform ways[] = {
-        {0}, {.flip = true}, {.crop = 2}, {.flip = true, .crop = 4}};
-    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
+    static float moved[CAP * LARGEST], want[CAP * LARGEST];
+    const augmentation *m = &g->augment;
+    transform how = {.flip = m->flip, .crop = m->crop};
+    size_t size = (size_t)m->c * (size_t)m->h * (size_t)m->w, each = g->uint8 ? 1 : sizeof(float);
+    step_args a = {.n = TAKEN, .uint8 = g->uint8};
+    for (size_t i = 0; i < TAKEN; i++) {
+        size_t row = g->order[g->a->row + (int32_t)i];
+        transform_move(&how, m->seed, g->a->epoch, g->share.keys[row], m->c, m->h, m->w, each,
+                       (const char *)g->share.x + row * size * each,
+                       (char *)moved + i * size * each);
+    }
+    cuda_input(NULL, &a, moved, g->scale_shift, CAP, m->c, m->h * m->w, t, want);
+    CHECK(memcmp(got->x, want, CAP * size * element_bytes(t)) == 0);
+}
+
+static void compare_gather(augmentation m, bool uint8, int outputs, element t)
+{
+    static taken got;
+    static float targets[ROWS * OUTPUTS];
+    int32_t labels[ROWS];
+    uint64_t keys[ROWS];
+    uint32_t order[ROWS];
+    float scale_shift[6];
+    size_t n = (size_t)outputs;
+    step_args a = {.n = TAKEN, .row = 4, .epoch = 9}, next = a;
+    step_result before = {0, 0}, total = before;
+    for (uint32_t i = 0; i < ROWS; i++) {
+        labels[i] = (int32_t)i * 3;
+        keys[i] = 1000 + i * 17;
+        order[i] = (i * 5 + 2) % ROWS;
+    }
+    draw_floats(1, ROWS * OUTPUTS, targets);
+    draw_floats(4, 6, scale_shift);
+    memset(&got, 0xff, sizeof got);
+    gathering g = {.a = &a,
+                   .augment = m,
+                   .uint8 = uint8,
+                   .outputs = outputs,
+                   .share = {uint8 ? (void *)share_bytes : share_floats, labels, targets, keys},
+                   .order = order,
+                   .scale_shift = scale_shift,
+                   .batch = {NULL, outputs ? NULL : got.labels, got.targets, got.keys},
+                   .next = &next,
+                   .before = &before,
+                   .total = &total};
+    cuda_gather(NULL, &g, CAP, t, got.x);
+    compare_input(&g, &got, t);
+    for (size_t i = 0; i < TAKEN; i++) {
+        size_t row = order[4 + i];
+        CHECK(outputs || got.labels[i] == labels[row]);
+        CHECK(memcmp(got.targets + i * n, targets + row * n, n * sizeof *targets) == 0);
+        CHECK_INT(got.keys[i], keys[row]);
+    }
+    CHECK_INT(got.keys[TAKEN], -1); /* past the end */
+}
+
+/* Less than a block, one value of a second block, few values and many. */
+TEST_LIMIT(samples_of_a_share_have_the_bits_of_the_hosts, 60)
+{
+    static const augmentation shapes[] = {{.c = 1, .h = 5, .w = 7},
+                                          {.c = 1, .h = 1, .w = 257},
+                                          {.c = 3, .h = 20, .w = 19},
+                                          {.c = 3, .h = 113, .w = 111}};
+    draw_share();
+    for (size_t i = 0; i < 4 * sizeof shapes / sizeof *shapes; i++)
         for (int uint8 = 0; uint8 < 2; uint8++)
-            for (int outputs = 0; outputs <= 3; outputs += 3)
-                compare_gather(ways[i], uint8, outputs);
+            for (int outputs = 0; outputs <= OUTPUTS; outputs += OUTPUTS) {
+                augmentation m = shapes[i / 4];
+                m.flip = i & 1;
+                m.crop = i & 2 ? 2 : 0;
+                m.seed = 77;
+                compare_gather(m, uint8, outputs, ELEMENT_F32);
+                compare_gather(m, uint8, outputs, ELEMENT_BF16);
+            }
+}
+
+/* Three steps that read their numbers from the first two places of their list. */
+TEST(a_step_over_a_share_hands_over_to_the_next)
+{
+    step_args list[3] = {{.n = 1, .first = 1, .next = 1},
+                         {.n = 1, .row = 1, .next = 2},
+                         {.n = 1, .row = 2, .lr = 3}};
+    const step_result results[3] = {{0.5, 1}, {0.25, 0}, {4, 1}};
+    step_result before = {NAN, 77}, total = {NAN, -1}, sum;
+    const uint32_t order[3] = {2, 0, 1};
+    float x[3] = {10, 11, 12}, y, scale_shift[2] = {1, 0};
+    int32_t labels[3] = {5, 6, 7}, label;
+    uint64_t keys[3] = {100, 101, 102}, key;
+    for (int step = 0; step < 3; step++) {
+        gathering g = {.a = &list[step % 2],
+                       .augment = {.c = 1, .h = 1, .w = 1},
+                       .share = {x, labels, NULL, keys},
+                       .order = order,
+                       .scale_shift = scale_shift,
+                       .batch = {NULL, &label, NULL, &key},
+                       .list = list,
+                       .next = &list[(step + 1) % 2],
+                       .before = &before,
+                       .total = &total};
+        cuda_gather(NULL, &g, 1, ELEMENT_F32, &y);
+        CHECK(y == x[order[step]]);
+        CHECK_INT(label, labels[order[step]]);
+        CHECK_INT(key, keys[order[step]]);
+        before = results[step];
+    }
+    CHECK(list[0].lr == 3 && list[1].lr == 0);
+    cuda_add_results(NULL, &total, &before, &sum);
+    CHECK(sum.loss_sum == 4.75);
+    CHECK_INT(sum.correct, 2);
 }
 
 /* ---- types and layouts ----------------------------------------------------------------------- */
