@@ -3,7 +3,8 @@
  * Implementations: reference (plain C loops in double precision: the truth the others are tested
  * against) and cpu (fast). A backend is given the whole graph once, at `prepare`: there it chooses
  * kernels, fusion, layouts and threads, and allocates all it will ever need. After that no call
- * allocates host or device memory.
+ * allocates host or device memory, but for what a device's own driver keeps of a kind of run when
+ * it is first asked for.
  *
  * State. The caller owns four host blocks laid out as the graph says (graph.h, graph_var.offset):
  * params, grads and optimizer state in the layout of params, buffers, and int64 counters. `load`
@@ -50,6 +51,7 @@ typedef struct backend_state {
     float *params, *grads; /* graph.floats[VAR_PARAM] */
     bool grads_changed;    /* grads hold what the next update takes; else nothing */
     bool blank;            /* no weights yet: zeros, as prepare leaves a device's memory */
+    bool state_zero;       /* no update yet: state holds zeros, which need not be read */
     float *buffers;        /* graph.floats[VAR_BUFFER] */
     float *state;      /* optim_slots() blocks of graph.floats[VAR_PARAM], one after the other */
     int64_t *counters; /* graph.floats[VAR_COUNTER]; batch norm's num_batches_tracked */

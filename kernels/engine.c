@@ -81,10 +81,21 @@ static void *take(size_t count, size_t size)
     return calloc(count ? count : 1, size);
 }
 
-/* 64-byte aligned and zero. */
+static size_t floats_bytes(size_t count)
+{
+    return (count * sizeof(float) + 127) / 64 * 64;
+}
+
+/* 64-byte aligned and zero. What nobody writes to takes no memory: where a backend has a device
+ * that is the gradients, and the optimizer's state until someone asks for it. */
 static float *take_floats(size_t count)
 {
-    return large_pages_alloc((count * sizeof(float) + 127) / 64 * 64);
+    return large_pages_map(floats_bytes(count));
+}
+
+static void give_floats(float *floats, size_t count)
+{
+    large_pages_unmap(floats, floats_bytes(count));
 }
 
 static int allocate(engine *m, err *e)
@@ -179,12 +190,20 @@ static int make_layout(engine *m, err *e)
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+/* No update has been made since the optimizer's state was zeroed: it is zero, here and where the
+ * backend has it. Of all the engine has been told: who imports state imports its steps. */
+static bool has_zero_state(const engine *m)
+{
+    return m->c.inference || m->counters[m->counter_count - 1] == 0;
+}
+
 static int load(engine *m, err *e)
 {
     backend_state s = {.params = m->floats,
                        .grads = m->c.inference ? NULL : m->grads,
                        .grads_changed = m->grads_lent,
                        .blank = m->blank,
+                       .state_zero = has_zero_state(m),
                        .buffers = m->floats + m->params,
                        .state = m->slots ? m->floats + m->params + m->buffers : NULL,
                        .counters = m->counters};
@@ -203,11 +222,13 @@ static int store(engine *m, bool grads, err *e)
     return m->backend->store ? m->backend->store(m->program, grads, e) : 0;
 }
 
+/* Zeros are not written over: there is no need to touch all of that memory. */
 static void zero_optimizer(engine *m)
 {
+    if (has_zero_state(m))
+        return;
     memset(m->floats + engine_weights_floats(m), 0, m->slots * m->params * sizeof *m->floats);
-    if (!m->c.inference)
-        m->counters[m->counter_count - 1] = 0;
+    m->counters[m->counter_count - 1] = 0;
 }
 
 static int compile(engine *m, const engine_config *c, err *e)
@@ -246,8 +267,7 @@ int engine_compile(const engine_config *c, engine **out, err *e)
 
 int engine_draw(engine *m, err *e)
 {
-    if (!m->blank) /* else they are zero as they were allocated */
-        zero_optimizer(m);
+    zero_optimizer(m);
     graph_init_vars(m->g, m->c.seed, m->c.threads, m->floats, m->floats + m->params, m->counters);
     return load_weights(m, e);
 }
@@ -259,9 +279,9 @@ void engine_free(engine *m)
     if (m->program)
         m->backend->release(m->program);
     graph_free(m->g);
-    free(m->own_floats);
+    give_floats(m->own_floats, engine_state_floats(m));
     free(m->own_counters);
-    free(m->grads);
+    give_floats(m->grads, m->c.inference ? 0 : m->params);
     free(m->layout);
     free(m->names);
     free(m->layout_text);
@@ -325,6 +345,8 @@ int engine_export(engine *m, float *floats, int64_t *counters, err *e)
 
 int engine_import(engine *m, const float *floats, const int64_t *counters, err *e)
 {
+    if (m->c.inference || counters[m->counter_count - 1] == 0)
+        return engine_import_weights(m, floats, counters, e); /* which is all there is */
     memcpy(m->floats, floats, engine_state_floats(m) * sizeof *floats);
     memcpy(m->counters, counters, m->counter_count * sizeof *counters);
     return load_weights(m, e);
@@ -341,6 +363,8 @@ int engine_import_weights(engine *m, const float *floats, const int64_t *counter
 
 int engine_reset_optimizer(engine *m, err *e)
 {
+    if (has_zero_state(m))
+        return 0;
     if (store(m, false, e))
         return -1;
     zero_optimizer(m);

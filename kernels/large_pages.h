@@ -6,6 +6,7 @@
 #ifndef KUBEML_LARGE_PAGES_H
 #define KUBEML_LARGE_PAGES_H
 
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -21,6 +22,33 @@ static inline void *large_pages_alloc(size_t bytes)
     if (bytes >= LARGE_PAGE)
         (void)madvise(b, bytes, MADV_HUGEPAGE); /* a wish: without them all is as before */
     return memset(b, 0, bytes);
+}
+
+/* The same, but what is large takes memory where it is first written to; for large_pages_unmap. */
+static inline void *large_pages_map(size_t bytes)
+{
+    if (bytes < LARGE_PAGE)
+        return large_pages_alloc(bytes);
+    size_t room = (bytes + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE, all = room + LARGE_PAGE;
+    char *from =
+        (char *)mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (from == MAP_FAILED)
+        return NULL;
+    size_t before = (LARGE_PAGE - (uintptr_t)from % LARGE_PAGE) % LARGE_PAGE;
+    if (before)
+        munmap(from, before);
+    munmap(from + before + room, all - before - room);
+    (void)madvise(from + before, room, MADV_HUGEPAGE);
+    return from + before;
+}
+
+/* NULL is fine. */
+static inline void large_pages_unmap(void *p, size_t bytes)
+{
+    if (bytes < LARGE_PAGE)
+        free(p);
+    else if (p)
+        munmap(p, (bytes + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE);
 }
 
 #endif

@@ -328,6 +328,7 @@ typedef struct task {
     const struct task *twin; /* the first one like it, which chooses for both; or NULL */
     conv_offer offers[CONV_OFFERS_MAX];
     int offer_count;
+    const char *chosen; /* its name */
 } task;
 
 static const char *offer_name(const task *t, int at)
@@ -337,8 +338,16 @@ static const char *offer_name(const task *t, int at)
 
 static void take_choice(task *t, int at)
 {
+    t->chosen = offer_name(t, at);
     t->l->choice[t->pass] = at < 0 ? CHOICE_OWN : t->offers[at].id;
     t->l->workspace[t->pass] = at < 0 ? 0 : t->offers[at].workspace;
+}
+
+static void take_twins_choice(task *t)
+{
+    t->chosen = t->twin->chosen;
+    t->l->choice[t->pass] = t->twin->l->choice[t->pass];
+    t->l->workspace[t->pass] = t->twin->l->workspace[t->pass];
 }
 
 /* Of the ways that have their place in memory somewhere: whether this program's limit leaves one
@@ -413,19 +422,7 @@ static const task *find_twin(const task *tasks, const task *t)
     return NULL;
 }
 
-/* What the libraries offer for a shape takes them a while to say: once is enough. */
-static void ask_offers(program *p, const task *tasks, task *t)
-{
-    t->twin = find_twin(tasks, t);
-    if (!t->twin) {
-        t->offer_count = p->d->offers(p->dev, &t->what, t->offers, CONV_OFFERS_MAX);
-        return;
-    }
-    t->offer_count = t->twin->offer_count;
-    memcpy(t->offers, t->twin->offers, sizeof t->offers);
-}
-
-static int collect(program *p, task *tasks)
+static int collect(const program *p, task *tasks)
 {
     int count = 0;
     for (int i = 0; i < p->layer_count; i++)
@@ -436,13 +433,15 @@ static int collect(program *p, task *tasks)
             task *t = &tasks[count++];
             t->l = l, t->pass = (conv_pass)pass, t->add = adds(p, l, t->pass);
             t->what = cuda_conv_task(p, l, t->pass, t->add);
-            ask_offers(p, tasks, t);
+            t->twin = find_twin(tasks, t);
         }
     return count;
 }
 
 static int take_workspace(program *p, size_t bytes, err *e)
 {
+    if (p->workspace_bytes == bytes)
+        return 0;
     cuda_memory_give(p->d, p->dev, p->workspace, p->workspace_bytes);
     p->workspace = NULL, p->workspace_bytes = 0;
     if (bytes == 0)
@@ -465,15 +464,21 @@ static size_t most_wanted(const program *p, const task *tasks, int count)
     return want;
 }
 
-/* Half of what the cap leaves, or what the device has: less room means fewer ways, not failure.
- * Limits are powers of two, so that processes with nearly the same room have the same. */
-static void take_room(program *p, const task *tasks, int count)
+/* Half of what the cap leaves. Limits are powers of two, so that processes with nearly the same
+ * room have the same. */
+static void set_limit(program *p)
 {
-    size_t left = cuda_memory_left() / 2, want;
-    err ignored = ERR_INIT;
+    size_t left = cuda_memory_left() / 2;
     p->workspace_limit = WORKSPACE_MAX;
     while (p->workspace_limit > left)
         p->workspace_limit /= 2;
+}
+
+/* Or what the device has: less room means fewer ways, not failure. */
+static void take_room(program *p, const task *tasks, int count)
+{
+    size_t want;
+    err ignored = ERR_INIT;
     while ((want = most_wanted(p, tasks, count)) && take_workspace(p, want, &ignored))
         p->workspace_limit /= 2;
 }
@@ -498,12 +503,11 @@ static int recall(program *p, const task *t, const char *key)
 static bool decide(program *p, const device_facts *f, task *t)
 {
     char all[KEY_BYTES], key[KEY_BYTES];
-    bool limited = is_limited(p, t);
     if (t->twin) {
-        t->l->choice[t->pass] = t->twin->l->choice[t->pass];
-        t->l->workspace[t->pass] = t->twin->l->workspace[t->pass];
+        take_twins_choice(t);
         return false;
     }
+    bool limited = is_limited(p, t);
     make_key(f, &t->what, all);
     memcpy(key, all, sizeof key);
     if (limited)
@@ -521,6 +525,84 @@ static bool decide(program *p, const device_facts *f, task *t)
     return !known;
 }
 
+/* All ways are asked for, which takes the libraries a while, and what is not known is measured. */
+static void decide_all(program *p, const device_facts *f, task *tasks, int count)
+{
+    bool measured = false;
+    for (task *t = tasks; t < tasks + count; t++)
+        if (!t->twin)
+            t->offer_count = p->d->offers(p->dev, &t->what, t->offers, CONV_OFFERS_MAX);
+    take_room(p, tasks, count);
+    for (task *t = tasks; t < tasks + count; t++)
+        measured |= decide(p, f, t);
+    if (measured)
+        cuda_algorithms_keep();
+}
+
+/* ---- when all of them are known -------------------------------------------------------------- */
+
+/* The way that `decide` would recall, as the task's only offer. An entry with this limit is there
+ * for those alone of which the limit leaves something out, and stands before that of all ways. */
+static bool recall_alone(program *p, const device_facts *f, task *t)
+{
+    char all[KEY_BYTES], key[KEY_BYTES], winner[WINNER_BYTES];
+    make_key(f, &t->what, all);
+    memcpy(key, all, sizeof key);
+    add_limit(p, key);
+    if (!cuda_algorithm_known(key, winner) && !cuda_algorithm_known(all, winner))
+        return false;
+    if (strcmp(winner, own_name) == 0) {
+        take_choice(t, -1);
+        return true;
+    }
+    if (p->d->offer(p->dev, &t->what, winner, &t->offers[0]) ||
+        t->offers[0].workspace > p->workspace_limit)
+        return false;
+    t->offer_count = 1;
+    take_choice(t, 0);
+    return true;
+}
+
+/* As `works`, of all of them: which one failed is not told. */
+static bool all_work(program *p, const task *tasks, int count)
+{
+    bool started = true;
+    for (const task *t = tasks; started && t < tasks + count; t++)
+        if (!t->twin && t->offer_count)
+            started = cuda_conv_pass(p, t->l, t->pass, t->offers[0].id, t->add, NULL) == 0;
+    if (p->d->wait(p->dev, NULL) == 0 && started)
+        return true;
+    p->d->wait(p->dev, NULL);
+    return false;
+}
+
+/* A process whose ways are all known asks for those alone and waits once for their first runs.
+ * False where one is unknown or not to be had, also for lack of room: then all are decided, one by
+ * one. */
+static bool recall_all(program *p, const device_facts *f, task *tasks, int count)
+{
+    err ignored = ERR_INIT;
+    for (task *t = tasks; t < tasks + count; t++) {
+        if (t->twin)
+            take_twins_choice(t);
+        else if (!recall_alone(p, f, t))
+            return false;
+    }
+    return take_workspace(p, most_wanted(p, tasks, count), &ignored) == 0 &&
+           all_work(p, tasks, count);
+}
+
+/* ---- the choice ------------------------------------------------------------------------------ */
+
+static size_t needed_workspace(const task *tasks, int count)
+{
+    size_t needed = 0;
+    for (const task *t = tasks; t < tasks + count; t++)
+        if (t->l->workspace[t->pass] > needed)
+            needed = t->l->workspace[t->pass];
+    return needed;
+}
+
 static int write_choices(program *p, const task *tasks, int count, err *e)
 {
     size_t room = (size_t)(count + p->fusing_count) * (GRAPH_NAME_BYTES + WINNER_BYTES + 16) + 1,
@@ -531,12 +613,8 @@ static int write_choices(program *p, const task *tasks, int count, err *e)
     p->choices[0] = '\0';
     for (int i = 0; i < count; i++) {
         const task *t = &tasks[i];
-        const char *name = own_name;
-        for (int j = 0; j < t->offer_count; j++)
-            if (t->offers[j].id == t->l->choice[t->pass])
-                name = t->offers[j].name;
         at += (size_t)snprintf(p->choices + at, room - at, "%s %s %s\n", t->l->node->name,
-                               pass_names[t->pass], name);
+                               pass_names[t->pass], t->chosen);
     }
     for (int i = 0; i < p->fusing_count; i++)
         at += (size_t)snprintf(
@@ -554,17 +632,10 @@ int cuda_choose(program *p, err *e)
     if (p->d->facts(p->dev, &f, e))
         return -1;
     int count = collect(p, tasks);
-    bool measured = false;
-    take_room(p, tasks, count);
-    for (int i = 0; i < count; i++)
-        measured |= decide(p, &f, &tasks[i]);
-    if (measured)
-        cuda_algorithms_keep();
-    size_t needed = 0;
-    for (int i = 0; i < count; i++)
-        if (tasks[i].l->workspace[tasks[i].pass] > needed)
-            needed = tasks[i].l->workspace[tasks[i].pass];
-    if (take_workspace(p, needed, e) || write_choices(p, tasks, count, e))
+    set_limit(p);
+    if (!recall_all(p, &f, tasks, count))
+        decide_all(p, &f, tasks, count);
+    if (take_workspace(p, needed_workspace(tasks, count), e) || write_choices(p, tasks, count, e))
         return -1;
     return p->d->zero(p->dev, p->memory, p->memory_bytes, e); /* what the timing left behind */
 }

@@ -2,9 +2,11 @@
  * and back, and the running calls. cuda_plan.c lays everything out, cuda_algo.c chooses, cuda_run.c
  * enqueues.
  *
- * Each kind of run (forward, gradients, step, update) is one CUDA graph, captured at prepare. A
- * call copies the batch in, replays the graph, which writes the result to the host's memory, and
- * waits: the host touches the device three times a step, however deep the model.
+ * Each kind of run (forward, gradients, step, update) is one CUDA graph, captured when it is first
+ * asked for: a job's first batch does not wait for those of others. All memory, and whatever a
+ * library does only outside of a capture, is had at prepare. A call copies the batch in, replays
+ * the graph, which writes the result to the host's memory, and waits: the host touches the device
+ * three times a step, however deep the model.
  *
  * Same graph, batch, device type and libraries give the same bits: every sum has a fixed order, and
  * the libraries' ways are taken from those that they call deterministic. */
@@ -47,14 +49,20 @@ void cuda_release(backend_program *base)
     free(p);
 }
 
-static int capture(program *p, run_kind kind, err *e)
+int cuda_graph(program *p, run_kind kind, err *e)
 {
+    if (p->graphs[kind])
+        return 0;
     if (p->d->capture(p->dev, e))
         return -1;
     int failed = cuda_enqueue(p, kind, e);
     err ignored = ERR_INIT;
     if (p->d->captured(p->dev, &p->graphs[kind], failed ? &ignored : e))
         return -1;
+    if (failed) {
+        p->d->release(p->dev, p->graphs[kind]); /* it is not all of the run */
+        p->graphs[kind] = NULL;
+    }
     return failed;
 }
 
@@ -81,9 +89,6 @@ int cuda_finish(program *p, err *e)
 {
     if (cuda_plan_memory(p, e) || cuda_choose(p, e))
         return -1;
-    for (int kind = 0; kind < RUN_KINDS; kind++)
-        if ((kind == RUN_FORWARD || !p->c.inference) && capture(p, (run_kind)kind, e))
-            return -1;
     return p->d->wait(p->dev, e);
 }
 
@@ -141,6 +146,17 @@ static size_t slots(const program *p)
     return p->c.inference ? 0 : (size_t)optim_slots(&p->c.optim);
 }
 
+static int load_state(program *p, const backend_state *s, err *e)
+{
+    size_t params = p->g->floats[VAR_PARAM];
+    if (s->state_zero)
+        return p->d->zero(p->dev, p->state, slots(p) * params * sizeof(float), e);
+    for (size_t i = 0; i < slots(p); i++)
+        if (bring_in(p, p->state + i * params, s->state + i * params, e))
+            return -1;
+    return 0;
+}
+
 static int cuda_load(backend_program *base, const backend_state *s, err *e)
 {
     program *p = (program *)base;
@@ -151,11 +167,8 @@ static int cuda_load(backend_program *base, const backend_state *s, err *e)
         return 0;
     }
     if (bring_in(p, p->params, s->params, e) ||
-        (s->grads_changed && bring_in(p, p->grads, s->grads, e)))
+        (s->grads_changed && bring_in(p, p->grads, s->grads, e)) || load_state(p, s, e))
         return -1;
-    for (size_t i = 0; i < slots(p); i++)
-        if (bring_in(p, p->state + i * params, s->state + i * params, e))
-            return -1;
     if (p->d->copy(p->dev, p->buffers, s->buffers, p->g->floats[VAR_BUFFER] * sizeof(float),
                    COPY_IN, e) ||
         p->d->copy(p->dev, p->counters, s->counters, p->g->floats[VAR_COUNTER] * sizeof(int64_t),
@@ -247,7 +260,8 @@ static size_t fill_staging(program *p, const backend_batch *b)
 
 static int run_graph(program *p, run_kind kind, size_t bytes, err *e)
 {
-    return p->d->copy(p->dev, p->in.device, p->in.host, bytes, COPY_IN, e) ||
+    return cuda_graph(p, kind, e) ||
+                   p->d->copy(p->dev, p->in.device, p->in.host, bytes, COPY_IN, e) ||
                    p->d->replay(p->dev, p->graphs[kind], e)
                ? -1
                : 0;

@@ -97,9 +97,10 @@ static int time_program(const graph *g, const backend_config *c, uint32_t apart,
     program *p;
     if (cuda_begin(g, c, apart, &p, e))
         return -1;
-    int status = cuda_finish(p, e);
+    run_kind kind = c->inference ? RUN_FORWARD : RUN_STEP;
+    int status = cuda_finish(p, e) || cuda_graph(p, kind, e) ? -1 : 0;
     if (status == 0)
-        status = time_graph(p, p->graphs[c->inference ? RUN_FORWARD : RUN_STEP], us, e);
+        status = time_graph(p, p->graphs[kind], us, e);
     cuda_release(&p->base);
     return status;
 }
@@ -119,7 +120,7 @@ static int list(const graph *g, const backend_config *c, plan *out, err *e)
     char winner[WINNER_BYTES];
     if (cuda_begin(g, c, 0, &p, e))
         return -1;
-    int status = p->d->facts(p->dev, &f, e);
+    int status = p->fusing_count ? p->d->facts(p->dev, &f, e) : 0;
     out->count = status == 0 ? p->fusing_count : 0;
     for (int i = 0; i < out->count; i++) {
         make_key(p, &f, &p->fusings[i], out->key[i]);

@@ -162,9 +162,11 @@ char *cuda_algorithms_learned(void);
  * once per machine type and shape. */
 int cuda_fuse(const graph *g, const backend_config *c, uint32_t *apart, err *e);
 
-/* cuda_backend.c: a program with its layers, then its memory and graphs. */
+/* cuda_backend.c: a program with its layers, then its memory and choices; a run's graph, captured
+ * the first time. */
 int cuda_begin(const graph *g, const backend_config *c, uint32_t apart, program **out, err *e);
 int cuda_finish(program *p, err *e);
+int cuda_graph(program *p, run_kind kind, err *e);
 void cuda_release(backend_program *base);
 
 /* cuda_share.c: backend.share, backend.bring and backend.steps. */

@@ -62,6 +62,18 @@ typedef struct conv_offer {
     char name[32];
 } conv_offer;
 
+/* The one of that name; -1: none. */
+static inline int conv_offer_find(const conv_offer *list, int count, const char *name,
+                                  conv_offer *out)
+{
+    for (int i = 0; i < count; i++)
+        if (strcmp(list[i].name, name) == 0) {
+            *out = list[i];
+            return 0;
+        }
+    return -1;
+}
+
 /* The three operands of a pass: forward x, w -> y; data dy, w -> dx; weights x, dy -> dw. */
 typedef struct conv_operands {
     const void *a, *b;
@@ -87,6 +99,8 @@ typedef struct driver {
     /* Pinned; kernels read and write it at the same address. */
     int (*alloc_host)(device *d, size_t bytes, void **out, err *e);
     void (*free_host)(device *d, void *p);
+    /* The host's memory may be written to again when COPY_IN returns, unless it is pinned: then
+     * when the copy has run. */
     int (*copy)(device *d, void *to, const void *from, size_t bytes, copy_way way, err *e);
     int (*zero)(device *d, void *to, size_t bytes, err *e);
 
@@ -106,6 +120,10 @@ typedef struct driver {
 
     /* What the libraries offer for the task, deterministic ways only; 0: nothing. */
     int (*offers)(device *d, const conv_task *t, conv_offer *list, int room);
+    /* The one of that name, sooner than all of them; -1: it is not to be had. A name that `offers`
+     * does not give, however it came here, gets no way that computes less exactly or in any
+     * order. */
+    int (*offer)(device *d, const conv_task *t, const char *name, conv_offer *out);
     int (*run)(device *d, const conv_task *t, int id, const conv_operands *o, err *e);
 
     /* Memory of `alloc` that another process opens: functions of one job on one device.

@@ -1,6 +1,8 @@
 /* driver_conv.c: convolutions by cuDNN; see driver.h.
  *
- * Offers are cuDNN's own list for the shape, those it calls deterministic. An entry of the list is
+ * Offers are cuDNN's own list for the shape, those it calls deterministic. One that is asked for by
+ * its name is made without the list, which takes a while: what that tells beside, what an algorithm
+ * keeps of order and precision, its number and arithmetic say alone. An entry of the list is
  * an algorithm with a kind of arithmetic (perf.mathType): its workspace is that pair's, and so is
  * what runs. Descriptors are made for each call: calls happen while algorithms are timed and while
  * a graph is captured, never in training. Weights' gradients of bf16 come out of cuDNN as bf16;
@@ -101,6 +103,14 @@ typedef struct offers {
     int count, room;
 } offers;
 
+static void write_name(char name[32], bool fused, int algo, cudnnMathType_t math)
+{
+    if (fused)
+        snprintf(name, 32, "cudnn-fused%s", math_names[math]);
+    else
+        snprintf(name, 32, "cudnn-%d%s", algo, math_names[math]);
+}
+
 /* An id that is there already stays one offer, with the room that both have. */
 static void add_offer(offers *o, bool fused, int algo, cudnnMathType_t math, size_t workspace)
 {
@@ -116,10 +126,7 @@ static void add_offer(offers *o, bool fused, int algo, cudnnMathType_t math, siz
     conv_offer *at = &o->list[o->count++];
     at->id = id;
     at->workspace = workspace;
-    if (fused)
-        snprintf(at->name, sizeof at->name, "cudnn-fused%s", math_names[math]);
-    else
-        snprintf(at->name, sizeof at->name, "cudnn-%d%s", algo, math_names[math]);
+    write_name(at->name, fused, algo, math);
 }
 
 /* Whether an entry of the list is one to offer; *math: its arithmetic. One that was kept from
@@ -194,6 +201,69 @@ int driver_conv_offers(device *d, const conv_task *t, conv_offer *list, int room
     else
         weights_offers(d, &s, &o);
     return o.count;
+}
+
+/* ---- one offer, by its name ------------------------------------------------------------------ */
+
+/* The weights' gradients and the inputs' are summed in any order by these. */
+static bool keeps_order(conv_pass pass, int algo)
+{
+    if (pass == CONV_DATA)
+        return algo != (int)CUDNN_CONVOLUTION_BWD_DATA_ALGO_0;
+    return pass != CONV_WEIGHTS || (algo != (int)CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0 &&
+                                    algo != (int)CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3);
+}
+
+/* As `usable` has it of the list's entries. */
+static bool keeps_precision(const conv_task *t, cudnnMathType_t math)
+{
+    return math == CUDNN_FMA_MATH || (t->precision != PRECISION_FP32 &&
+                                      (math == CUDNN_DEFAULT_MATH || math == CUDNN_TENSOR_OP_MATH));
+}
+
+static bool read_name(const conv_task *t, const char *name, bool *fused, int *algo,
+                      cudnnMathType_t *math)
+{
+    char made[32];
+    for (int m = 0; m <= (int)CUDNN_FMA_MATH; m++)
+        for (int a = -1; a < (int)MATH_ID; a++) {
+            *fused = a < 0;
+            *algo = *fused ? (int)CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM : a;
+            *math = (cudnnMathType_t)m;
+            write_name(made, *fused, *algo, *math);
+            if (strcmp(made, name) == 0)
+                return (!*fused || (t->pass == CONV_FORWARD && t->bias && t->t == ELEMENT_F32)) &&
+                       keeps_order(t->pass, *algo) && keeps_precision(t, *math);
+        }
+    return false;
+}
+
+static cudnnStatus_t ask_workspace(device *d, conv_pass pass, int algo, const shapes *s,
+                                   size_t *bytes)
+{
+    if (pass == CONV_FORWARD)
+        return cudnnGetConvolutionForwardWorkspaceSize(d->cudnn, s->x, s->w, s->conv, s->y,
+                                                       (cudnnConvolutionFwdAlgo_t)algo, bytes);
+    if (pass == CONV_DATA)
+        return cudnnGetConvolutionBackwardDataWorkspaceSize(
+            d->cudnn, s->w, s->y, s->conv, s->x, (cudnnConvolutionBwdDataAlgo_t)algo, bytes);
+    return cudnnGetConvolutionBackwardFilterWorkspaceSize(
+        d->cudnn, s->x, s->y, s->conv, s->w, (cudnnConvolutionBwdFilterAlgo_t)algo, bytes);
+}
+
+int driver_conv_offer(device *d, const conv_task *t, const char *name, conv_offer *out)
+{
+    cleanup_shapes shapes s = {0};
+    offers o = {.t = t, .list = out, .room = 1};
+    bool fused;
+    int algo;
+    cudnnMathType_t math;
+    size_t workspace;
+    if (!read_name(t, name, &fused, &algo, &math) || describe(t, math, &s) ||
+        ask_workspace(d, t->pass, algo, &s, &workspace))
+        return -1;
+    add_offer(&o, fused, algo, math, workspace + extra_workspace(t));
+    return 0;
 }
 
 /* ---- running --------------------------------------------------------------------------------- */

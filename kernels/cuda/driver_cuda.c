@@ -1,10 +1,15 @@
 /* driver_cuda.c: the device itself, by CUDA's runtime; see driver.h. */
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cuda/driver_cuda.h"
+
+/* A piece that is filled, and what is worth several threads. */
+#define PIECE_BYTES  ((size_t)2 << 20)
+#define PIECES_LEAST (2 * PIECE_BYTES)
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
@@ -46,6 +51,10 @@ static const char *real_missing(void)
 static void destroy(device *d)
 {
     driver_graph_forget(d);
+    for (int i = 0; i < DRIVER_PIECES; i++)
+        if (d->pieces[i].empty)
+            cudaEventDestroy(d->pieces[i].empty);
+    cudaFreeHost(d->pieces[0].at);
     if (d->lt)
         cublasLtDestroy(d->lt);
     if (d->cudnn)
@@ -72,6 +81,19 @@ static int ask_facts(device *d, err *e)
     return 0;
 }
 
+/* Without them copies are CUDA's own. */
+static void make_pieces(device *d)
+{
+    void *all;
+    for (int i = 0; i < DRIVER_PIECES; i++)
+        if (cudaEventCreateWithFlags(&d->pieces[i].empty, cudaEventDisableTiming))
+            return;
+    if (cudaMallocHost(&all, DRIVER_PIECES * PIECE_BYTES))
+        return;
+    for (int i = 0; i < DRIVER_PIECES; i++)
+        d->pieces[i].at = (char *)all + (size_t)i * PIECE_BYTES;
+}
+
 static int make(device *d, err *e)
 {
     ASK(cudaSetDevice(d->ordinal), "choosing the GPU");
@@ -87,6 +109,8 @@ static int make(device *d, err *e)
     if (lt != CUBLAS_STATUS_SUCCESS)
         return err_set(e, ERR_UNAVAILABLE, "cuBLASLt does not start: %s",
                        cublasLtGetStatusString(lt));
+    make_pieces(d);
+    cudaGetLastError();
     return ask_facts(d, e);
 }
 
@@ -144,12 +168,79 @@ static void real_free_host(device *d, void *p)
     cudaFreeHost(p);
 }
 
+/* One of the threads that fill a large copy's pieces in turns: the host's way to pinned memory is
+ * slower than the GPU's from there. */
+typedef struct filler {
+    device *d;
+    char *to;
+    const char *from;
+    size_t bytes;
+    int first, threads; /* every `threads`th piece, from `first` on */
+    cudaError_t failed;
+} filler;
+
+static cudaError_t bring_piece(const filler *f, size_t at)
+{
+    size_t left = f->bytes - at, bytes = left < PIECE_BYTES ? left : PIECE_BYTES;
+    char *piece = f->d->pieces[f->first].at;
+    TRY(cudaEventSynchronize(f->d->pieces[f->first].empty));
+    memcpy(piece, f->from + at, bytes);
+    TRY(cudaMemcpyAsync(f->to + at, piece, bytes, cudaMemcpyHostToDevice, f->d->stream));
+    return cudaEventRecord(f->d->pieces[f->first].empty, f->d->stream);
+}
+
+static void *fill(void *arg)
+{
+    filler *f = arg;
+    f->failed = cudaSetDevice(f->d->ordinal);
+    for (size_t at = (size_t)f->first * PIECE_BYTES; !f->failed && at < f->bytes;
+         at += (size_t)f->threads * PIECE_BYTES)
+        f->failed = bring_piece(f, at);
+    return NULL;
+}
+
+/* A thread that does not start is this one. */
+static cudaError_t bring(device *d, char *to, const char *from, size_t bytes)
+{
+    filler f[DRIVER_PIECES];
+    pthread_t thread[DRIVER_PIECES];
+    bool started[DRIVER_PIECES] = {false};
+    cudaError_t failed = cudaSuccess;
+    for (int i = DRIVER_PIECES - 1; i >= 0; i--) {
+        f[i] = (filler){
+            .d = d, .to = to, .from = from, .bytes = bytes, .first = i, .threads = DRIVER_PIECES};
+        started[i] = i > 0 && pthread_create(&thread[i], NULL, fill, &f[i]) == 0;
+        if (!started[i])
+            fill(&f[i]);
+    }
+    for (int i = 0; i < DRIVER_PIECES; i++) {
+        if (started[i])
+            pthread_join(thread[i], NULL);
+        failed = f[i].failed ? f[i].failed : failed;
+    }
+    return failed;
+}
+
+/* Of memory that is not pinned. */
+static bool takes_pieces(const device *d, const void *from, size_t bytes, copy_way way)
+{
+    struct cudaPointerAttributes of;
+    if (way != COPY_IN || bytes < PIECES_LEAST || !d->pieces[0].at)
+        return false;
+    if (cudaPointerGetAttributes(&of, from) == cudaSuccess)
+        return of.type == cudaMemoryTypeUnregistered;
+    cudaGetLastError();
+    return false;
+}
+
 static int real_copy(device *d, void *to, const void *from, size_t bytes, copy_way way, err *e)
 {
     static const enum cudaMemcpyKind kinds[] = {[COPY_IN] = cudaMemcpyHostToDevice,
                                                 [COPY_OUT] = cudaMemcpyDeviceToHost,
                                                 [COPY_WITHIN] = cudaMemcpyDeviceToDevice};
-    if (bytes)
+    if (takes_pieces(d, from, bytes, way))
+        ASK(bring(d, to, from, bytes), "copying");
+    else if (bytes)
         ASK(cudaMemcpyAsync(to, from, bytes, kinds[way], d->stream), "copying");
     return 0;
 }
@@ -199,6 +290,11 @@ static int real_captured(device *d, device_graph **out, err *e)
     cudaGraphDestroy(recorded);
     if (code != cudaSuccess)
         return failed(e, code, "preparing a graph");
+    code = cudaGraphUpload(ready, d->stream); /* else its first launch does that */
+    if (code != cudaSuccess) {
+        cudaGraphExecDestroy(ready);
+        return failed(e, code, "bringing a graph to the GPU");
+    }
     *out = (device_graph *)(void *)ready;
     return 0;
 }
@@ -240,6 +336,14 @@ static int real_offers(device *d, const conv_task *t, conv_offer *list, int room
     if (driver_gemm_fits(t))
         count += driver_gemm_offers(d, t, list + count, room - count);
     return count;
+}
+
+static int real_offer(device *d, const conv_task *t, const char *name, conv_offer *out)
+{
+    return driver_conv_offer(d, t, name, out) && driver_gemm_offer(d, t, name, out) &&
+                   driver_graph_offer(d, t, name, out)
+               ? -1
+               : 0;
 }
 
 static int real_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e)
@@ -313,6 +417,7 @@ static const driver real = {
     .mark = real_mark,
     .elapsed = real_elapsed,
     .offers = real_offers,
+    .offer = real_offer,
     .run = real_run,
     .share = real_share,
     .open_shared = real_open_shared,

@@ -8,6 +8,8 @@
 
 #include "cuda/driver.h"
 
+enum { DRIVER_PIECES = 4 };
+
 struct device {
     int ordinal;
     device_facts facts; /* all but free_bytes: asking for them takes milliseconds */
@@ -16,6 +18,10 @@ struct device {
     cudnnHandle_t cudnn;
     cublasLtHandle_t lt;
     struct driver_plans *plans; /* driver_graph.c's */
+    struct {                    /* pinned, on the way in of what is not */
+        char *at;               /* NULL: there is none */
+        cudaEvent_t empty;
+    } pieces[DRIVER_PIECES];
 };
 
 /* Returns what a library's call says unless that is its success: 0 of cuDNN's and of cuBLASLt's. */
@@ -30,6 +36,7 @@ struct device {
 void driver_warm(device *d);
 /* driver_conv.c */
 int driver_conv_offers(device *d, const conv_task *t, conv_offer *list, int room);
+int driver_conv_offer(device *d, const conv_task *t, const char *name, conv_offer *out);
 int driver_conv_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e);
 /* driver_graph.c: the passes as graphs of cuDNN's, a forward one with its bias and ReLU */
 enum { GRAPH_FIRST_ID = 60, GRAPH_OFFERS = 12 };
@@ -51,6 +58,7 @@ void driver_comm_abort(device *d, device_comm *c);
 enum { GEMM_FIRST_ID = 100, GEMM_OFFERS = 4 };
 bool driver_gemm_fits(const conv_task *t);
 int driver_gemm_offers(device *d, const conv_task *t, conv_offer *list, int room);
+int driver_gemm_offer(device *d, const conv_task *t, const char *name, conv_offer *out);
 int driver_gemm_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e);
 
 #endif

@@ -145,6 +145,14 @@ int driver_gemm_offers(device *d, const conv_task *t, conv_offer *list, int room
     return count;
 }
 
+int driver_gemm_offer(device *d, const conv_task *t, const char *name, conv_offer *out)
+{
+    conv_offer list[GEMM_OFFERS];
+    if (strncmp(name, "cublaslt-", 9) != 0 || !driver_gemm_fits(t))
+        return -1;
+    return conv_offer_find(list, driver_gemm_offers(d, t, list, GEMM_OFFERS), name, out);
+}
+
 static cublasStatus_t run(device *d, const conv_task *t, int id, const conv_operands *o)
 {
     cleanup_product product p = {0};

@@ -45,7 +45,7 @@ struct device_graph {
 
 static std::mutex gate;
 static size_t memory_bytes = (size_t)8 << 30, memory_used;
-static std::atomic<long> measured, replays, opens, sums, copies_in;
+static std::atomic<long> measured, listed, captures, replays, opens, sums, copies_in, bytes_in;
 static int gpus = 1;
 static bool refuses; // sharing
 static int opened;
@@ -107,6 +107,21 @@ long fake_first_runs_captured(void)
 long fake_measurements(void)
 {
     return measured;
+}
+
+long fake_listings(void)
+{
+    return listed;
+}
+
+long fake_captures(void)
+{
+    return captures;
+}
+
+long fake_bytes_in(void)
+{
+    return bytes_in;
 }
 
 void fake_favour_few_launches(bool few)
@@ -334,6 +349,7 @@ static int fake_copy(device *d, void *to, const void *from, size_t bytes, copy_w
     if ((way != COPY_WITHIN && refused(d, "the host's memory is copied", e)) || failing(e))
         return -1;
     copies_in += way == COPY_IN;
+    bytes_in += way == COPY_IN ? (long)bytes : 0;
     if (bytes)
         shim_enqueue(&d->stream, [=]() { memcpy(to, from, bytes); });
     return 0;
@@ -366,6 +382,7 @@ static int fake_wait(device *d, err *e)
 
 static int fake_capture(device *d, err *)
 {
+    captures++;
     d->stream.capturing = true;
     d->run_us = own_us;
     d->spoilt = false;
@@ -507,6 +524,18 @@ static int fake_offers(device *, const conv_task *t, conv_offer *list, int room)
     list[1].workspace = (size_t)(t->s.k) * 64;
     snprintf(list[1].name, sizeof list[1].name, "reversed");
     return 2;
+}
+
+static int fake_list(device *d, const conv_task *t, conv_offer *list, int room)
+{
+    listed++;
+    return fake_offers(d, t, list, room);
+}
+
+static int fake_offer(device *d, const conv_task *t, const char *name, conv_offer *out)
+{
+    conv_offer list[2];
+    return conv_offer_find(list, fake_offers(d, t, list, 2), name, out);
 }
 
 static int fake_run(device *d, const conv_task *t, int id, const conv_operands *o, err *e)
@@ -772,11 +801,12 @@ static void fake_comm_abort(device *, device_comm *c)
 }
 
 static const driver fake = {
-    "fake",        fake_missing,    fake_open,        fake_close,    fake_facts, fake_alloc,
-    fake_free,     fake_alloc_host, fake_free_host,   fake_copy,     fake_zero,  fake_stream,
-    fake_wait,     fake_capture,    fake_captured,    fake_replay,   fake_release, fake_mark,
-    fake_elapsed,  fake_offers,     fake_run,         fake_share,    fake_open_shared,
-    fake_close_shared, fake_sum, fake_comm_missing, fake_comm_id, fake_comm_begin, fake_comm_reduce,
+    "fake",         fake_missing,      fake_open,       fake_close,       fake_facts,
+    fake_alloc,     fake_free,         fake_alloc_host, fake_free_host,   fake_copy,
+    fake_zero,      fake_stream,       fake_wait,       fake_capture,     fake_captured,
+    fake_replay,    fake_release,      fake_mark,       fake_elapsed,     fake_list,
+    fake_offer,     fake_run,          fake_share,      fake_open_shared, fake_close_shared,
+    fake_sum,       fake_comm_missing, fake_comm_id,    fake_comm_begin,  fake_comm_reduce,
     fake_comm_poll, fake_comm_abort,
 };
 

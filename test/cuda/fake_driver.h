@@ -14,6 +14,8 @@ size_t fake_memory_used(void);
 /* Which way seems the fastest: 0 "direct", 1 "reversed", -1 our own kernel, 2 now this now that. */
 void fake_favourite(int offer);
 long fake_measurements(void);
+long fake_listings(void); /* how often it was asked for all ways of a task */
+long fake_captures(void); /* graphs begun */
 /* That way fails when it is run, and the next wait tells of it too, as CUDA's errors do; -1: none.
  */
 void fake_break(int offer);
@@ -31,6 +33,7 @@ void fake_favour_few_launches(bool few);
 long fake_launches(void); /* of the graph that was replayed last */
 long fake_replays(void);
 long fake_copies_in(void); /* from the host's memory */
+long fake_bytes_in(void);  /* by those */
 long fake_opens(void); /* devices made */
 void fake_gpus(int count); /* 1 */
 long fake_sums(void);  /* over several devices */

@@ -150,6 +150,38 @@ TEST(what_was_known_and_fails_here_is_measured_again)
     chooses("conv1 forward own\n");
 }
 
+/* Nor is a library asked for anything else: its lists take long. */
+TEST(what_is_known_is_the_only_way_that_is_asked_for)
+{
+    setenv("KUBEML_CUDA_CACHE", "", 1);
+    for (int favourite = -1; favourite <= 2; favourite++) {
+        cuda_algorithms_forget();
+        fake_favourite(favourite);
+        engine *m = compiled();
+        char *choices = strdup(engine_choices(m));
+        engine_free(m);
+        long listed = fake_listings(), measured = fake_measurements();
+        CHECK(listed > 0 && choices);
+        chooses(choices);
+        CHECK_INT(fake_listings(), listed);
+        CHECK_INT(fake_measurements(), measured);
+        free(choices);
+    }
+    char *learned = backend_learned("cuda"), *at = learned;
+    CHECK(learned);
+    while ((at = strstr(at, "\tdirect\n"))) /* as a library's name of before: nobody has it now */
+        memcpy(at, "\tdirekt\n", 8);
+    fake_favourite(1);
+    cuda_algorithms_forget();
+    backend_known("cuda", learned);
+    long listed = fake_listings();
+    engine *m = compiled();
+    CHECK(fake_listings() > listed);
+    CHECK(strstr(engine_choices(m), "direct") == NULL);
+    engine_free(m);
+    free(learned);
+}
+
 /* ---- under a cap ----------------------------------------------------------------------------- */
 
 /* The small model's memory, without a workspace; what is known of its fusings in *fusings. */
@@ -192,8 +224,10 @@ TEST(what_was_measured_without_room_says_nothing_to_who_has_it)
     CHECK_INT(measures(bare, 300, "conv2 forward own\n"), 0); /* once */
     CHECK_INT(measures(bare, 257, "conv2 forward own\n"), 0); /* nearly the same room */
     CHECK(measures(bare, 0, "conv2 forward reversed\n") > 0);
+    long listed = fake_listings();
     CHECK_INT(measures(bare, 300, "conv2 forward own\n"), 0); /* neither replaces the other */
     CHECK_INT(measures(bare, 0, "conv2 forward reversed\n"), 0);
+    CHECK_INT(fake_listings(), listed);
     cuda_algorithms_forget(); /* another process, without a cap */
     backend_known("cuda", learned);
     CHECK(measures(bare, 0, "conv2 forward reversed\n") > 0);
@@ -210,7 +244,11 @@ TEST(what_was_measured_with_room_is_taken_where_it_needs_none)
     fake_favourite(0);
     CHECK(measures(bare, 0, "conv1 forward direct\n") > 0);
     fake_favourite(-1);
+    long listed = fake_listings();
     CHECK_INT(measures(bare, 300, "conv1 forward direct\n"), 0);
+    fake_memory(bare + 300); /* nor does a device that others have filled ask for more */
+    CHECK_INT(measures(bare, 0, "conv1 forward direct\n"), 0);
+    CHECK_INT(fake_listings(), listed);
     free(fusings);
 }
 
@@ -226,6 +264,8 @@ TEST(a_full_device_is_such_a_limit_too)
     CHECK(measures(bare, 0, "conv1 forward own\n") > 0);
     fake_memory((size_t)8 << 30);
     CHECK(measures(bare, 0, "conv1 forward reversed\n") > 0);
+    fake_memory(bare + 300); /* what is known now finds no room there */
+    CHECK_INT(measures(bare, 0, "conv1 forward own\n"), 0);
     free(fusings);
 }
 

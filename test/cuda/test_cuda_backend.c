@@ -112,6 +112,100 @@ TEST(a_step_is_one_graph)
     engine_free(m);
 }
 
+/* Each kind of run when it is first asked for; no memory is taken for it then. */
+TEST(a_graph_is_captured_when_it_is_first_wanted)
+{
+    err e = ERR_INIT;
+    engine *m;
+    static work w;
+    engine_result r;
+    engine_config c = config("cuda");
+    CHECK_OK(engine_compile(&c, &m, &e), e); /* which measures */
+    engine_free(m);
+    long before = fake_captures();
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_INT(fake_captures(), before);
+    size_t held = cuda_memory_held(), used = fake_memory_used();
+    draw_work(&w, 1, BATCH);
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(engine_train(m, &w.b, 0.05, &r, &e), e);
+        CHECK_INT(fake_captures() - before, i ? 4 : 1);
+        CHECK_OK(engine_eval(m, &w.b, &r, &e), e);
+        CHECK_OK(engine_gradients(m, &w.b, &r, &e), e);
+        CHECK_OK(engine_update(m, 0.05, &e), e);
+        CHECK_INT(fake_captures() - before, 4);
+    }
+    CHECK_INT(cuda_memory_held(), held);
+    CHECK_INT(fake_memory_used(), used);
+    engine_free(m);
+}
+
+/* What a graph is spoilt by is the error of the call that wanted it, and is not kept. */
+TEST(a_graph_that_cannot_be_captured_is_that_calls_error)
+{
+    err e = ERR_INIT;
+    engine *m;
+    static work w;
+    engine_result r;
+    engine_config c = config("cuda");
+    fake_favourite(0);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    draw_work(&w, 1, BATCH);
+    fake_break_capture(0);
+    CHECK_ERR(engine_train(m, &w.b, 0.05, &r, &e), e, ERR_UNAVAILABLE, "waits for the stream");
+    CHECK_ERR(engine_train(m, &w.b, 0.05, &r, &e), e, ERR_UNAVAILABLE, "waits for the stream");
+    fake_break_capture(-1);
+    engine_free(m);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_OK(engine_train(m, &w.b, 0.05, &r, &e), e);
+    engine_free(m);
+    CHECK_INT(cuda_memory_held(), 0);
+}
+
+/* ---- the state ------------------------------------------------------------------------------- */
+
+static void same_state(engine *a, engine *b)
+{
+    err e = ERR_INIT;
+    CHECK(memcmp(engine_floats(a, &e), engine_floats(b, &e),
+                 engine_state_floats(a) * sizeof(float)) == 0);
+    for (size_t i = 0; i < engine_counter_count(a); i++)
+        CHECK_INT(engine_counters(a, &e)[i], engine_counters(b, &e)[i]);
+}
+
+/* Before the first update the optimizer's state is zeros, which do not travel; a device that has
+ * other ones forgets them. */
+TEST(a_state_of_zeros_is_cleared_where_it_lies)
+{
+    err e = ERR_INIT;
+    engine *a, *b;
+    static work w;
+    engine_result r;
+    engine_config c = config("cuda");
+    CHECK_OK(engine_compile(&c, &a, &e), e);
+    CHECK_OK(engine_compile(&c, &b, &e), e);
+    size_t block = engine_param_count(a) * sizeof(float);
+    draw_work(&w, 1, BATCH);
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(engine_train(b, &w.b, 0.05, &r, &e), e);
+        long before = fake_bytes_in(); /* of weights alone, then of a state with them */
+        CHECK_OK(engine_import(b, engine_floats(a, &e), engine_counters(a, &e), &e), e);
+        CHECK((fake_bytes_in() - before > (long)(2 * block)) == (i == 1));
+        same_state(a, b);
+        CHECK_OK(engine_train(a, &w.b, 0.05, &r, &e), e);
+        CHECK_OK(engine_train(b, &w.b, 0.05, &r, &e), e);
+        same_state(a, b);
+    }
+    CHECK_OK(engine_reset_optimizer(a, &e), e);
+    CHECK_OK(engine_import_weights(b, engine_floats(a, &e), engine_counters(a, &e), &e), e);
+    same_state(a, b);
+    CHECK_OK(engine_train(a, &w.b, 0.05, &r, &e), e);
+    CHECK_OK(engine_train(b, &w.b, 0.05, &r, &e), e);
+    same_state(a, b);
+    engine_free(a);
+    engine_free(b);
+}
+
 /* ---- a share on the device ------------------------------------------------------------------- */
 
 enum { ROWS = 11, ROWS_EACH = 4, BLOCKS = 3, SAMPLE = 2 * 12 * 12 };

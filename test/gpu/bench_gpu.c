@@ -4,6 +4,7 @@
  *   bench_gpu step MODEL BATCH PRECISION [N]         N functions (threads, a stream each) of that
  *   bench_gpu share MODEL BATCH PRECISION            one function, its samples on the device
  *   bench_gpu start MODEL BATCH PRECISION            a warm process's first batch
+ *   bench_gpu parts MODEL BATCH PRECISION            what compiling takes of that, for people
  *   bench_gpu merge MODELS FLOATS                    averaging beside a plain copy
  *   bench_gpu norm CHANNELS SIDE BATCH PRECISION     batch norm beside cuDNN's
  *   bench_gpu watch                                  what the GPU does until the input ends
@@ -11,7 +12,8 @@
  * gpu: its name, then after a | the libraries and which kernels of ours there are. The others write
  * one line of numbers. step: median microseconds a step of one function, samples a second of all,
  * then as watch; share: the first two. start: milliseconds of making the process warm, of
- * compiling the model, of its weights and the first batch, and of these two together. merge: bytes
+ * compiling the model, of its weights, of the first batch with its graph, and of these three
+ * together. parts: lines of a name and milliseconds. merge: bytes
  * a second moved by the merge and by a copy. norm: see bench_norm.h. watch: the GPU's utilisation
  * in percent and its watts, means over time, and the most MiB taken, all of NVML's and -1 where it
  * does not tell. Exit status 77: no GPU; 3: not in this build. */
@@ -395,13 +397,75 @@ static int bench_start(char **argv)
     TRY(engine_compile(&c, &m, &e));
     double compiled = now_us();
     TRY(engine_import(m, engine_floats(reference, &e), engine_counters(reference, &e), &e));
+    double loaded = now_us();
     TRY(engine_train(m, &b.b, 0.01, &r, &e));
     double end = now_us();
-    printf("%.2f %.2f %.2f %.2f\n", (warm - begin) / 1e3, (compiled - warm) / 1e3,
-           (end - compiled) / 1e3, (end - warm) / 1e3);
+    printf("%.2f %.2f %.2f %.2f %.2f\n", (warm - begin) / 1e3, (compiled - warm) / 1e3,
+           (loaded - compiled) / 1e3, (end - loaded) / 1e3, (end - warm) / 1e3);
     engine_free(m);
     engine_free(reference);
     free_batch(&b);
+    return 0;
+}
+
+/* Prints what the time since *since went to, and begins anew. */
+static void print_part(const char *name, double *since)
+{
+    printf("%-32s %8.2f\n", name, (now_us() - *since) / 1e3);
+    *since = now_us();
+}
+
+/* The backend's side of engine_compile and of a first training batch, step by step as prepare and
+ * the first step take them; what the engine does itself is left out. */
+static int prepare_parts(const graph *g, const backend_config *c, program **out, err *e)
+{
+    uint32_t apart;
+    double since = now_us();
+    if (backend_warm("cuda", 0, e))
+        return -1;
+    print_part("making the process warm", &since);
+    if (cuda_fuse(g, c, &apart, e))
+        return -1;
+    print_part("what is fused", &since);
+    if (cuda_begin(g, c, apart, out, e))
+        return -1;
+    print_part("the device and layers", &since);
+    if (cuda_plan_memory(*out, e))
+        return -1;
+    print_part("memory", &since);
+    if (cuda_choose(*out, e))
+        return -1;
+    print_part("algorithms and their first runs", &since);
+    if (cuda_driver->wait((*out)->dev, e))
+        return -1;
+    print_part("waiting for these", &since);
+    if (cuda_graph(*out, RUN_STEP, e))
+        return -1;
+    print_part("a step's graph", &since);
+    if (cuda_driver->replay((*out)->dev, (*out)->graphs[RUN_STEP], e))
+        return -1;
+    print_part("its first start", &since);
+    if (cuda_driver->wait((*out)->dev, e))
+        return -1;
+    print_part("its first run", &since);
+    return 0;
+}
+
+static int bench_parts(char **argv)
+{
+    err e = ERR_INIT;
+    engine_config c;
+    program *p = NULL;
+    TRY(configure(argv + 2, &c, &e));
+    graph *g = graph_new(c.input);
+    if (!g)
+        return err_set(&e, ERR_NOMEM, "no memory for the model's graph"), fail(&e);
+    TRY(graph_finish(g, c.build(g, 0, c.outputs, c.user), c.outputs, &e));
+    backend_config b = {
+        .batch = c.batch, .threads = 1, .precision = c.precision, .optim = c.optim, .seed = c.seed};
+    TRY(prepare_parts(g, &b, &p, &e));
+    cuda_release(&p->base);
+    graph_free(g);
     return 0;
 }
 
@@ -550,12 +614,15 @@ int main(int argc, char **argv)
         return bench_share(argv);
     if (argc == 5 && strcmp(what, "start") == 0)
         return bench_start(argv);
+    if (argc == 5 && strcmp(what, "parts") == 0)
+        return bench_parts(argv);
     if (argc == 4 && strcmp(what, "merge") == 0)
         return bench_merge(argv);
     if (argc == 6 && strcmp(what, "norm") == 0)
         return norm_beside_cudnn(argv);
     fprintf(stderr, "usage: bench_gpu gpu | step MODEL BATCH PRECISION [N] | watch |\n"
                     "       share MODEL BATCH PRECISION | start MODEL BATCH PRECISION |\n"
-                    "       merge MODELS FLOATS | norm CHANNELS SIDE BATCH PRECISION\n");
+                    "       parts MODEL BATCH PRECISION | merge MODELS FLOATS |\n"
+                    "       norm CHANNELS SIDE BATCH PRECISION\n");
     return 2;
 }
