@@ -46,6 +46,7 @@ typedef struct entry {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static entry *entries; /* the rest under the lock too; lives as long as the process */
+static uint32_t *hashes; /* of the entries' keys: few of them are compared */
 static int entry_count, entry_room;
 static bool read_once;
 
@@ -61,12 +62,36 @@ static bool cache_path(char *path, size_t room)
     return length > 0 && (size_t)length < room;
 }
 
+static uint32_t hash(const char *key) /* FNV-1a */
+{
+    uint32_t h = 2166136261u;
+    for (; *key; key++)
+        h = (h ^ (unsigned char)*key) * 16777619u;
+    return h;
+}
+
 static entry *find(const char *key)
 {
+    uint32_t wanted = hash(key);
     for (int i = 0; i < entry_count; i++)
-        if (strcmp(entries[i].key, key) == 0)
+        if (hashes[i] == wanted && strcmp(entries[i].key, key) == 0)
             return &entries[i];
     return NULL;
+}
+
+static bool grow(void)
+{
+    int room = entry_room ? 2 * entry_room : 64;
+    if (room > CACHE_MAX)
+        return false;
+    entry *more = realloc(entries, (size_t)room * sizeof *more);
+    entries = more ? more : entries;
+    uint32_t *more_hashes = realloc(hashes, (size_t)room * sizeof *more_hashes);
+    hashes = more_hashes ? more_hashes : hashes;
+    if (!more || !more_hashes)
+        return false;
+    entry_room = room;
+    return true;
 }
 
 /* A cache that has no room forgets nothing and learns nothing. */
@@ -74,18 +99,12 @@ static void remember(const char *key, const char *winner, bool measured)
 {
     entry *at = find(key);
     if (!at) {
-        if (entry_count == entry_room) {
-            int room = entry_room ? 2 * entry_room : 64;
-            entry *grown =
-                room <= CACHE_MAX ? realloc(entries, (size_t)room * sizeof *grown) : NULL;
-            if (!grown)
-                return;
-            entries = grown;
-            entry_room = room;
-        }
+        if (entry_count == entry_room && !grow())
+            return;
         at = &entries[entry_count++];
+        snprintf(at->key, sizeof at->key, "%s", key);
+        hashes[at - entries] = hash(at->key);
     }
-    snprintf(at->key, sizeof at->key, "%s", key);
     snprintf(at->winner, sizeof at->winner, "%s", winner);
     at->measured = measured;
 }
@@ -549,7 +568,8 @@ static bool recall_alone(program *p, const device_facts *f, task *t)
     make_key(f, &t->what, all);
     memcpy(key, all, sizeof key);
     add_limit(p, key);
-    if (!cuda_algorithm_known(key, winner) && !cuda_algorithm_known(all, winner))
+    if ((p->workspace_limit == WORKSPACE_MAX || !cuda_algorithm_known(key, winner)) &&
+        !cuda_algorithm_known(all, winner))
         return false;
     if (strcmp(winner, own_name) == 0) {
         take_choice(t, -1);

@@ -182,6 +182,7 @@ TEST(a_state_of_zeros_is_cleared_where_it_lies)
     static work w;
     engine_result r;
     engine_config c = config("cuda");
+    c.optim = (optim){.kind = OPTIM_ADAM, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
     CHECK_OK(engine_compile(&c, &a, &e), e);
     CHECK_OK(engine_compile(&c, &b, &e), e);
     size_t block = engine_param_count(a) * sizeof(float);
