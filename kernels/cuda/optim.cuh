@@ -12,32 +12,77 @@ static __device__ __forceinline__ step_args numbers_of(const optim_block &b)
     return b.w ? *b.a : step_args();
 }
 
+/* EACH parameters side by side, with the optimizer's slots: SGD's momentum, or Adam's two. */
+template <int EACH> struct parameters {
+    pack<float, EACH> w, first, second;
+};
+
+template <int EACH>
+static __device__ __forceinline__ parameters<EACH> take_parameters(const optim_block &b, size_t i)
+{
+    parameters<EACH> p = {};
+    p.w = take<EACH>((const float *)b.w, i);
+    if (b.o.adam || b.o.has_momentum)
+        p.first = take<EACH>((const float *)b.state, i);
+    if (b.o.adam)
+        p.second = take<EACH>((const float *)b.state + b.count, i);
+    return p;
+}
+
+template <int EACH>
+static __device__ __forceinline__ void give_parameters(const optim_block &b, size_t i,
+                                                       const parameters<EACH> &p)
+{
+    store(b.w, i, p.w);
+    if (b.o.adam || b.o.has_momentum)
+        store(b.state, i, p.first);
+    if (b.o.adam)
+        store(b.state + b.count, i, p.second);
+    if (b.w16)
+        give((bf16 *)b.w16, i, p.w, false);
+}
+
 /* The host's bits, and the same in every kernel that this is a part of: each product and sum is
  * rounded by itself. Left to the compiler, it fuses some of them, and not everywhere the same. */
+static __device__ __forceinline__ void step_of(const optim_args &o, const step_args &now, float g,
+                                               float *at, float *first, float *second)
+{
+    float w = *at, d = __fadd_rn(g, __fmul_rn(o.decay, w));
+    if (o.adam) {
+        float mean = __fadd_rn(*first, __fmul_rn(o.fresh1, __fadd_rn(d, -*first)));
+        float square = __fadd_rn(__fmul_rn(o.beta2, *second), __fmul_rn(__fmul_rn(o.fresh2, d), d));
+        *first = mean;
+        *second = square;
+        float scale = __fadd_rn(sqrtf(square) / now.root2, o.eps);
+        *at = __fadd_rn(__fmul_rn(w, now.shrink), -(__fmul_rn(now.rate, mean) / scale));
+        return;
+    }
+    if (o.has_momentum) {
+        float moved = __fadd_rn(__fmul_rn(now.kept, *first), __fmul_rn(now.fresh, d));
+        *first = moved;
+        d = o.nesterov ? __fadd_rn(d, __fmul_rn(o.momentum, moved)) : moved;
+    }
+    *at = __fadd_rn(w, -__fmul_rn(now.lr, d));
+}
+
+/* Parameters from i on, taken before: where their gradients are sums, their own loads need not wait
+ * for them. */
+template <int EACH>
+static __device__ __forceinline__ void step_from(const optim_block &b, const step_args &now,
+                                                 size_t i, const pack<float, EACH> &g,
+                                                 parameters<EACH> p)
+{
+    UNROLL
+    for (int j = 0; j < EACH; j++)
+        step_of(b.o, now, g.at[j], &p.w.at[j], &p.first.at[j], &p.second.at[j]);
+    give_parameters(b, i, p);
+}
+
 static __device__ __forceinline__ void take_step(const optim_block &b, const step_args &now,
                                                  size_t i, float g)
 {
-    const optim_args &o = b.o;
-    float w = b.w[i], d = __fadd_rn(g, __fmul_rn(o.decay, w));
-    if (o.adam) {
-        float *m = b.state, *v = b.state + b.count;
-        float mean = __fadd_rn(m[i], __fmul_rn(o.fresh1, __fadd_rn(d, -m[i])));
-        float square = __fadd_rn(__fmul_rn(o.beta2, v[i]), __fmul_rn(__fmul_rn(o.fresh2, d), d));
-        m[i] = mean;
-        v[i] = square;
-        float scale = __fadd_rn(sqrtf(square) / now.root2, o.eps);
-        w = __fadd_rn(__fmul_rn(w, now.shrink), -(__fmul_rn(now.rate, mean) / scale));
-    } else {
-        if (o.has_momentum) {
-            float moved = __fadd_rn(__fmul_rn(now.kept, b.state[i]), __fmul_rn(now.fresh, d));
-            b.state[i] = moved;
-            d = o.nesterov ? __fadd_rn(d, __fmul_rn(o.momentum, moved)) : moved;
-        }
-        w = __fadd_rn(w, -__fmul_rn(now.lr, d));
-    }
-    b.w[i] = w;
-    if (b.w16)
-        put((bf16 *)b.w16 + i, w);
+    pack<float, 1> one = {{g}};
+    step_from(b, now, i, one, take_parameters<1>(b, i));
 }
 
 /* A gradient's place is its parameter's in the block. */
