@@ -1,5 +1,6 @@
 /* fused.cu: a small convolution with its bias, ReLU and max pooling as one kernel, and their
- * backward as two; see cuda_kernels.h.
+ * backward as two; see cuda_kernels.h. The kernels here take any geometry; fused_tiles.cu has those
+ * for the usual one. The last kernel is the same for both.
  *
  * A block computes one sample, or a part of it where there are fewer samples than a GPU has
  * processors; the sample's input and all weights lie in its shared memory. What the convolution
@@ -7,6 +8,7 @@
  * have a gradient. Weights are summed in each block over its windows and then over the blocks, in a
  * fixed order; the kernel that does the latter reads no weights, so that there they can take their
  * step. */
+#include "cuda/fused.cuh"
 #include "cuda/optim.cuh"
 
 /* Static shared memory is 48 KiB. A place is its row and its column, of eight bits each. Blocks:
@@ -130,6 +132,10 @@ static __global__ void __launch_bounds__(THREADS)
 void cuda_conv_pool_forward(void *stream, element t, conv_shape s, pool_shape o, const void *x,
                             const void *w, const float *bias, bool relu, uint16_t *winner, void *y)
 {
+    if (cuda_tiles_fit(s, o)) {
+        cuda_tiles_forward(stream, t, s, o, x, w, bias, relu, winner, y);
+        return;
+    }
     unsigned shares = shares_of(s.n, (windows(s, o) + THREADS - 1) / THREADS);
     BY_ELEMENT(t, LAUNCH_BLOCK(conv_pool_forward<T>, dim3((unsigned)s.n, shares), THREADS, stream,
                                s, o, (const T *)x, (const T *)w, bias, relu, winner, (T *)y));
@@ -241,34 +247,61 @@ static __global__ void __launch_bounds__(THREADS)
 enum { SUM_COLUMNS = 32, SUM_LINES = 8, PARTS_AT_ONCE = 8 };
 
 /* Over the blocks' parts: a line of threads takes every eighth, and asks for some before it adds
- * the first; the first line adds the lines. */
+ * the first; the first line adds the lines. What a parameter's step needs of it is asked for before
+ * them, so that the step waits for nothing. */
 static __global__ void __launch_bounds__(SUM_COLUMNS *SUM_LINES)
     sum_parts(int parts, int weights, int each, const float *part, float *dw, float *db,
               optim_block update)
 {
     __shared__ double lines[SUM_LINES][SUM_COLUMNS];
     int line = (int)threadIdx.y, i = (int)(blockIdx.x * SUM_COLUMNS + threadIdx.x);
+    float *to = i < weights ? &dw[i] : db && i < each ? &db[i - weights] : NULL;
+    bool steps = line == 0 && to && update.w;
+    parameters<1> was = {};
+    step_args now = step_args();
+    if (steps) {
+        was = take_parameters<1>(update, (size_t)(to - update.g));
+        now = *update.a;
+    }
     double sum = 0;
     for (int k = line; i < each && k < parts; k += PARTS_AT_ONCE * SUM_LINES) {
         float value[PARTS_AT_ONCE];
+        UNROLL
         for (int j = 0; j < PARTS_AT_ONCE; j++) {
             int at = k + j * SUM_LINES;
             value[j] = at < parts ? part[(size_t)at * (size_t)each + (size_t)i] : 0.0f;
         }
+        UNROLL
         for (int j = 0; j < PARTS_AT_ONCE; j++)
             sum += (double)value[j];
     }
     lines[line][threadIdx.x] = sum;
     __syncthreads();
-    if (line > 0 || i >= each)
+    if (line > 0 || !to)
         return;
+    UNROLL
     for (int j = 1; j < SUM_LINES; j++)
         sum += lines[j][threadIdx.x];
-    const step_args now = numbers_of(update);
-    if (i < weights)
-        put_gradient(update, now, &dw[i], (float)sum);
-    else if (db)
-        put_gradient(update, now, &db[i - weights], (float)sum);
+    const pack<float, 1> g = {{(float)sum}};
+    *to = g.at[0];
+    if (steps)
+        step_from(update, now, (size_t)(to - update.g), g, was);
+}
+
+/* Leaves the blocks' parts in scratch and says how many. */
+static int backward_parts(void *stream, element t, const conv_shape &s, const pool_shape &o,
+                          const void *x, const void *w, const uint16_t *winner, const void *y,
+                          bool relu, const void *dy, float *scratch, void *dx, bool add)
+{
+    if (cuda_tiles_fit(s, o)) {
+        cuda_tiles_backward(stream, t, s, o, x, w, winner, y, relu, dy, scratch, dx, add);
+        return s.n;
+    }
+    unsigned shares = shares_of(s.n, SHARES_MAX);
+    BY_ELEMENT(t, LAUNCH_BLOCK(conv_pool_backward<T>, dim3((unsigned)s.n, shares), THREADS, stream,
+                               s, o, (const T *)x, (const T *)w, winner, (const T *)y, relu,
+                               (const T *)dy, scratch, (T *)dx, add));
+    return s.n * (int)shares;
 }
 
 void cuda_conv_pool_backward(void *stream, element t, conv_shape s, pool_shape o, const void *x,
@@ -278,11 +311,8 @@ void cuda_conv_pool_backward(void *stream, element t, conv_shape s, pool_shape o
 {
     optim_block block = update ? *update : optim_block();
     int weights = weight_floats(s), each = weights + s.k;
-    unsigned shares = shares_of(s.n, SHARES_MAX);
-    BY_ELEMENT(t, LAUNCH_BLOCK(conv_pool_backward<T>, dim3((unsigned)s.n, shares), THREADS, stream,
-                               s, o, (const T *)x, (const T *)w, winner, (const T *)y, relu,
-                               (const T *)dy, scratch, (T *)dx, add));
+    int parts = backward_parts(stream, t, s, o, x, w, winner, y, relu, dy, scratch, dx, add);
     LAUNCH_BLOCK(sum_parts, (unsigned)((each + SUM_COLUMNS - 1) / SUM_COLUMNS),
-                 dim3(SUM_COLUMNS, SUM_LINES), stream, s.n * (int)shares, weights, each, scratch,
-                 dw, db, block);
+                 dim3(SUM_COLUMNS, SUM_LINES), stream, parts, weights, each, scratch, dw, db,
+                 block);
 }
