@@ -187,8 +187,22 @@ static fused make_fused(int c, int h, int k, int kernel, int stride, int pad, in
     return f;
 }
 
+static fused of_batch(fused f, int n)
+{
+    f.s.n = f.o.n = n;
+    return f;
+}
+
+/* What does not fill a window is in none. */
+static fused whole_windows(fused f)
+{
+    f.o.p = f.o.q = (f.s.p - f.o.kernel_h) / f.o.stride_h + 1;
+    return f;
+}
+
 typedef struct tensors {
     float y[FUSED_MOST], dw[FUSED_MOST], db[64], dx[FUSED_MOST];
+    uint16_t winner[FUSED_MOST];
 } tensors;
 
 /* As layers of their own. */
@@ -196,13 +210,12 @@ static void run_parts(const fused *f, const float *x, const float *w, const floa
                       const float *dy, tensors *out)
 {
     static float z[FUSED_MOST], dz[FUSED_MOST], scratch[1 << 20];
-    static uint16_t winner[FUSED_MOST];
     size_t places = (size_t)f->s.n * (size_t)f->s.p * (size_t)f->s.q;
     for (int pass = 0; pass < CONV_PASSES; pass++)
         CHECK(cuda_conv_scratch(f->s, (conv_pass)pass) <= sizeof scratch / sizeof *scratch);
     cuda_conv_forward(NULL, ELEMENT_F32, f->s, x, w, bias, f->relu, scratch, z);
-    cuda_max_pool_forward(NULL, ELEMENT_F32, f->o, z, winner, out->y);
-    cuda_max_pool_backward(NULL, ELEMENT_F32, f->o, winner, dy, dz, false);
+    cuda_max_pool_forward(NULL, ELEMENT_F32, f->o, z, out->winner, out->y);
+    cuda_max_pool_backward(NULL, ELEMENT_F32, f->o, out->winner, dy, dz, false);
     if (f->relu)
         cuda_relu_mask(NULL, ELEMENT_F32, places * (size_t)f->s.k, z, dz);
     cuda_column_sums(NULL, ELEMENT_F32, places, f->s.k, dz, scratch, out->db);
@@ -213,11 +226,10 @@ static void run_parts(const fused *f, const float *x, const float *w, const floa
 static void run_fused(const fused *f, const float *x, const float *w, const float *bias,
                       const float *dy, tensors *out)
 {
-    static float scratch[2 * FUSED_MOST];
-    static uint16_t winner[FUSED_MOST];
+    static float scratch[1 << 17];
     CHECK(cuda_conv_pool_scratch(f->s) <= sizeof scratch / sizeof *scratch);
-    cuda_conv_pool_forward(NULL, ELEMENT_F32, f->s, f->o, x, w, bias, f->relu, winner, out->y);
-    cuda_conv_pool_backward(NULL, ELEMENT_F32, f->s, f->o, x, w, winner, out->y, f->relu, dy,
+    cuda_conv_pool_forward(NULL, ELEMENT_F32, f->s, f->o, x, w, bias, f->relu, out->winner, out->y);
+    cuda_conv_pool_backward(NULL, ELEMENT_F32, f->s, f->o, x, w, out->winner, out->y, f->relu, dy,
                             scratch, out->dw, out->db, out->dx, f->add, NULL);
 }
 
@@ -262,6 +274,112 @@ TEST_LIMIT(a_fused_convolution_computes_what_its_parts_do, 60)
     check_fused(plain);
     plain.bias = false, plain.add = true;
     check_fused(plain);
+}
+
+/* Filters and channels that are no pairs, places in no window, more channels than groups of
+ * threads, more rows of taps than threads, more to bring than once; and shapes next to these that
+ * are the general kernels'. */
+TEST_LIMIT(a_fused_convolution_may_have_any_remainder, 60)
+{
+    check_fused(make_fused(3, 11, 5, 5, 1, 2, 1, 2, 2));
+    check_fused(whole_windows(make_fused(3, 11, 5, 5, 1, 0, 1, 2, 2)));
+    check_fused(whole_windows(make_fused(2, 9, 1, 3, 1, 2, 1, 2, 2)));
+    check_fused(make_fused(12, 8, 9, 3, 1, 1, 1, 2, 2));
+    check_fused(make_fused(45, 3, 2, 3, 1, 0, 1, 2, 2));
+    check_fused(make_fused(1, 42, 1, 3, 1, 0, 1, 2, 2));
+    check_fused(make_fused(1, 5, 40, 5, 1, 4, 1, 2, 2));
+    check_fused(make_fused(1, 5, 3, 3, 1, 3, 1, 2, 2));   /* places that read padding alone */
+    check_fused(make_fused(2, 20, 20, 3, 1, 1, 1, 2, 2)); /* too large */
+}
+
+/* How a sample is dealt to blocks depends on the batch; what it becomes does not. */
+TEST_LIMIT(a_fused_convolutions_sample_has_its_bits_in_any_batch, 60)
+{
+    static float x[FUSED_MOST], w[FUSED_MOST], bias[64], dy[FUSED_MOST];
+    static tensors one, many;
+    enum { BATCH = 70 };
+    fused f = of_batch(make_fused(5, 9, 4, 5, 1, 2, 1, 2, 2), BATCH), single = of_batch(f, 1);
+    check_fused(f);
+    check_fused(single);
+    draw_floats(1, FUSED_MOST, x);
+    draw_floats(2, FUSED_MOST, w);
+    draw_floats(3, 64, bias);
+    draw_floats(4, FUSED_MOST, dy);
+    run_fused(&f, x, w, bias, dy, &many);
+    run_fused(&single, x, w, bias, dy, &one);
+    CHECK(memcmp(one.y, many.y, 5 * 5 * 4 * sizeof(float)) == 0);
+    CHECK(memcmp(one.dx, many.dx, 9 * 9 * 5 * sizeof(float)) == 0);
+}
+
+/* The first of equals wins, a NaN wins over what came before it. */
+TEST_LIMIT(a_fused_convolutions_windows_have_the_poolings_winners, 60)
+{
+    static float x[FUSED_MOST], w[FUSED_MOST], dy[FUSED_MOST];
+    static tensors got, want;
+    for (int kernel = 1; kernel <= 5; kernel += 2) {
+        fused f = make_fused(2, 12, 4, kernel, 1, 0, 1, 2, 2);
+        size_t outputs = (size_t)f.s.n * (size_t)(f.o.p * f.o.q * f.s.k), several = 0;
+        f.relu = kernel == 3;
+        draw_floats(2, FUSED_MOST, w);
+        for (size_t i = 0; i < FUSED_MOST; i++) /* equals, and a NaN in the second sample */
+            x[i] = (float)(i / 40 % 3);
+        x[12 * 12 * 2 + 131] = NAN;
+        run_parts(&f, x, w, NULL, dy, &want);
+        run_fused(&f, x, w, NULL, dy, &got);
+        for (size_t i = 0; i < outputs; i++) {
+            CHECK_INT(isnan(got.y[i]), isnan(want.y[i]));
+            several += isnan(got.y[i]) != 0;
+            if (isnan(want.y[i]))
+                CHECK_INT(got.winner[i], want.winner[i]);
+            else
+                CHECK_NEAR(got.y[i], want.y[i], 2e-4);
+        }
+        CHECK(several >= 4);
+        draw_floats(2, FUSED_MOST, x);
+        memset(x, 0, 12 * 12 * 2 * sizeof(float)); /* the first sample's are all equal */
+        run_fused(&f, x, w, NULL, dy, &got);
+        for (size_t i = 0; i < outputs / FUSED_N; i++)
+            CHECK_INT(got.winner[i], 0);
+    }
+}
+
+static void check_fused_bf16(fused f)
+{
+    static float x[FUSED_MOST], w[FUSED_MOST], bias[64], dy[FUSED_MOST], scratch[2 * FUSED_MOST];
+    static uint16_t x16[FUSED_MOST], w16[FUSED_MOST], dy16[FUSED_MOST], y16[FUSED_MOST],
+        dx16[FUSED_MOST];
+    static tensors got, want;
+    size_t inputs = (size_t)f.s.n * (size_t)(f.s.h * f.s.w * f.s.c),
+           outputs = (size_t)f.s.n * (size_t)(f.o.p * f.o.q * f.s.k);
+    draw_floats(1, FUSED_MOST, x);
+    draw_floats(2, FUSED_MOST, w);
+    draw_floats(3, 64, bias);
+    draw_floats(4, FUSED_MOST, dy);
+    cuda_to_bf16(NULL, FUSED_MOST, x, x16);
+    cuda_to_bf16(NULL, FUSED_MOST, w, w16);
+    cuda_to_bf16(NULL, FUSED_MOST, dy, dy16);
+    cuda_from_bf16(NULL, FUSED_MOST, x16, x, false);
+    cuda_from_bf16(NULL, FUSED_MOST, w16, w, false);
+    cuda_from_bf16(NULL, FUSED_MOST, dy16, dy, false);
+    run_parts(&f, x, w, bias, dy, &want);
+    cuda_conv_pool_forward(NULL, ELEMENT_BF16, f.s, f.o, x16, w16, bias, f.relu, got.winner, y16);
+    cuda_conv_pool_backward(NULL, ELEMENT_BF16, f.s, f.o, x16, w16, got.winner, y16, f.relu, dy16,
+                            scratch, got.dw, got.db, dx16, false, NULL);
+    cuda_from_bf16(NULL, outputs, y16, got.y, false);
+    cuda_from_bf16(NULL, inputs, dx16, got.dx, false);
+    for (size_t i = 0; i < outputs; i++)
+        CHECK_NEAR(got.y[i], want.y[i], 2e-4 + fabs((double)want.y[i]) / 256);
+    for (size_t i = 0; i < inputs; i++)
+        CHECK_NEAR(got.dx[i], want.dx[i], 2e-4 + fabs((double)want.dx[i]) / 256);
+    check_close(got.dw, want.dw, (size_t)(f.s.k * f.s.r * f.s.s * f.s.c));
+    check_close(got.db, want.db, (size_t)f.s.k);
+}
+
+TEST_LIMIT(a_fused_convolution_of_bf16_sums_in_floats, 60)
+{
+    check_fused_bf16(make_fused(6, 14, 16, 5, 1, 0, 1, 2, 2));
+    check_fused_bf16(make_fused(3, 11, 5, 3, 1, 1, 1, 2, 2));
+    check_fused_bf16(make_fused(2, 13, 5, 3, 2, 1, 1, 2, 2));
 }
 
 /* ---- batch norm ------------------------------------------------------------------------------ */
