@@ -10,8 +10,11 @@ static __global__ void cross_entropy(const step_args *a, int outputs, const T *l
 {
     int row = (int)blockIdx.x;
     size_t at = (size_t)row * (size_t)outputs;
-    cross_entropy_row(a, row, outputs, logits + at, labels, dlogits ? dlogits + at : nullptr,
-                      per_row);
+    const answer is = answer_of(a, row, labels);
+    const row_sums sums = sums_of_row(outputs, logits + at);
+    if (dlogits)
+        cross_entropy_gradient(sums, is, outputs, logits + at, dlogits + at);
+    cross_entropy_result(sums, is, outputs, logits + at, &per_row[row]);
 }
 
 /* dy = 2 (y - target) / outputs / n */

@@ -36,37 +36,85 @@ static __device__ __forceinline__ int first_largest(float value, int at)
     return at;
 }
 
-/* -log softmax(z)[label], by the largest logit so that exp cannot overflow; dz (or NULL) = softmax
- * - onehot, divided by n. The row of a sample from n on has dz = 0 and counts for nothing. */
-template <class Z, class D>
-static __device__ __forceinline__ void cross_entropy_row(const step_args *a, int row, int outputs,
-                                                         const Z *z, const int32_t *labels, D *dz,
-                                                         step_result *per_row)
+/* A sample's label and how many samples the batch has; those from n on count for nothing. Who needs
+ * them late takes them early: they are two of the loads that a loss waits for. */
+struct answer {
+    int n, label;
+    bool live;
+};
+
+static __device__ __forceinline__ answer answer_of(const step_args *a, int row,
+                                                   const int32_t *labels)
+{
+    answer r;
+    r.n = a->n;
+    r.label = labels[row];
+    r.live = row < r.n;
+    r.label = r.live ? r.label : 0;
+    return r;
+}
+
+/* Of one row: the largest logit, so that exp cannot overflow, and the sum of exp(z - top); a lane's
+ * first logit, and its exp. */
+struct row_sums {
+    float top, sum, first, power;
+};
+
+template <class Z> static __device__ __forceinline__ row_sums sums_of_row(int outputs, const Z *z)
 {
     int lane = (int)threadIdx.x % LANES;
-    bool live = row < a->n;
-    int label = live ? labels[row] : 0, best = outputs;
-    float top = -INFINITY, sum = 0;
-    for (int o = lane; o < outputs; o += LANES) {
+    row_sums r;
+    r.first = lane < outputs ? to_float(z[lane]) : -INFINITY;
+    r.top = r.first;
+    ROLLED
+    for (int o = lane + LANES; o < outputs; o += LANES) {
         float value = to_float(z[o]);
-        if (value > top || best == outputs) {
+        r.top = value > r.top ? value : r.top;
+    }
+    r.top = lanes_most(r.top);
+    r.power = lane < outputs ? expf(r.first - r.top) : 0.0f;
+    r.sum = r.power;
+    ROLLED
+    for (int o = lane + LANES; o < outputs; o += LANES)
+        r.sum += expf(to_float(z[o]) - r.top);
+    r.sum = lanes_total(r.sum);
+    return r;
+}
+
+/* dz = (softmax - onehot) / n; of a sample that counts for nothing 0. */
+template <class Z, class D>
+static __device__ __forceinline__ void cross_entropy_gradient(const row_sums &r, const answer &is,
+                                                              int outputs, const Z *z, D *dz)
+{
+    int lane = (int)threadIdx.x % LANES;
+    float weight = is.live ? 1.0f / (float)is.n : 0.0f;
+    ROLLED
+    for (int o = lane; o < outputs; o += LANES) {
+        float p = (o == lane ? r.power : expf(to_float(z[o]) - r.top)) / r.sum;
+        put(&dz[o], is.live ? weight * (p - (o == is.label ? 1.0f : 0.0f)) : 0.0f);
+    }
+}
+
+/* -log softmax(z)[label], and whether the label's logit is the largest, the first of equals. */
+template <class Z>
+static __device__ __forceinline__ void cross_entropy_result(const row_sums &r, const answer &is,
+                                                            int outputs, const Z *z,
+                                                            step_result *result)
+{
+    int lane = (int)threadIdx.x % LANES, best = lane < outputs ? lane : outputs;
+    float top = r.first;
+    ROLLED
+    for (int o = lane + LANES; o < outputs; o += LANES) {
+        float value = to_float(z[o]);
+        if (value > top) {
             top = value;
             best = o;
         }
     }
     best = first_largest(top, best);
-    top = lanes_most(top);
-    for (int o = lane; o < outputs; o += LANES)
-        sum += expf(to_float(z[o]) - top);
-    sum = lanes_total(sum);
-    float weight = live ? 1.0f / (float)a->n : 0.0f;
-    for (int o = lane; dz && o < outputs; o += LANES) {
-        float p = expf(to_float(z[o]) - top) / sum;
-        put(&dz[o], live ? weight * (p - (o == label ? 1.0f : 0.0f)) : 0.0f);
-    }
     if (lane == 0) {
-        per_row[row].loss_sum = live ? (double)(logf(sum) - (to_float(z[label]) - top)) : 0.0;
-        per_row[row].correct = live && best == label;
+        result->loss_sum = is.live ? (double)(logf(r.sum) - (to_float(z[is.label]) - r.top)) : 0.0;
+        result->correct = is.live && best == is.label;
     }
 }
 

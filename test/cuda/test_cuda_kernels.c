@@ -538,36 +538,51 @@ TEST(batch_norm_keeps_its_digits_far_from_zero)
 
 /* ---- the head -------------------------------------------------------------------------------- */
 
-enum { HEAD_N = 5, HEAD_LIVE = 4, HEAD_MOST = 60000 };
+enum { HEAD_N = 5, HEAD_LIVE = 4, HEAD_MOST = 60000, HEAD_WIDE = 152, HEAD_IN = 2100 };
 
+/* Tensors of either element. */
 typedef struct head_run {
-    float y[HEAD_LAYERS_MAX][HEAD_N * 128], dy[HEAD_LAYERS_MAX][HEAD_N * 128];
-    float dw[HEAD_LAYERS_MAX][HEAD_MOST], db[HEAD_LAYERS_MAX][128], dx[HEAD_N * 400];
+    float y[HEAD_LAYERS_MAX][HEAD_N * HEAD_WIDE], dy[HEAD_LAYERS_MAX][HEAD_N * HEAD_WIDE];
+    float dw[HEAD_LAYERS_MAX][HEAD_MOST], db[HEAD_LAYERS_MAX][HEAD_WIDE], dx[HEAD_N * HEAD_IN];
     step_result rows[HEAD_N], sum;
 } head_run;
 
-static head_shape head_shape_of(const int *sizes, int layers, const float *weights, bool bias,
+typedef struct head_case {
+    element t;
+    int layers;
+    int sizes[HEAD_LAYERS_MAX + 1];
+    bool bias, last_relu;
+    size_t shift; /* weights and x begin so many values behind where four are one load */
+    bool full;    /* every sample counts */
+} head_case;
+
+static const void *values_from(element t, const void *values, size_t at)
+{
+    return (const char *)values + at * element_bytes(t);
+}
+
+static head_shape head_shape_of(const head_case *c, const void *weights, const float *biases,
                                 head_run *out)
 {
-    head_shape h = {.layers = layers};
-    for (int i = 0; i < layers; i++) {
-        h.layer[i] = (head_layer){.c = sizes[i],
-                                  .k = sizes[i + 1],
-                                  .relu = i + 1 < layers,
-                                  .w = weights + 100 * i,
-                                  .bias = bias ? weights + 7 * i : NULL,
+    head_shape h = {.layers = c->layers};
+    for (int i = 0; i < c->layers; i++) {
+        h.layer[i] = (head_layer){.c = c->sizes[i],
+                                  .k = c->sizes[i + 1],
+                                  .relu = i + 1 < c->layers || c->last_relu,
+                                  .w = values_from(c->t, weights, 100 * (size_t)i + c->shift),
+                                  .bias = c->bias ? biases + 7 * i : NULL,
                                   .y = out->y[i],
                                   .dy = out->dy[i],
                                   .dw = out->dw[i],
-                                  .db = bias ? out->db[i] : NULL};
-        CHECK(sizes[i] * sizes[i + 1] + 100 * i <= HEAD_MOST);
+                                  .db = c->bias ? out->db[i] : NULL};
+        CHECK(c->sizes[i] * c->sizes[i + 1] + 100 * i < HEAD_MOST);
     }
     CHECK(cuda_head_fits(&h));
     return h;
 }
 
 /* As layers of their own. */
-static void run_layers(const head_shape *h, const step_args *a, const float *x,
+static void run_layers(element t, const head_shape *h, const step_args *a, const void *x,
                        const int32_t *labels, head_run *out)
 {
     static float scratch[1 << 20];
@@ -575,62 +590,213 @@ static void run_layers(const head_shape *h, const step_args *a, const float *x,
     conv_shape s[HEAD_LAYERS_MAX];
     for (int i = 0; i <= last; i++) {
         const head_layer *l = &h->layer[i];
-        s[i] = (conv_shape){.n = HEAD_N,   .c = l->c,  .h = 1,     .w = 1,     .k = l->k,
-                            .r = 1,        .s = 1,     .p = 1,     .q = 1,     .stride_h = 1,
-                            .stride_w = 1, .dil_h = 1, .dil_w = 1, .groups = 1};
-        cuda_conv_forward(NULL, ELEMENT_F32, s[i], i ? h->layer[i - 1].y : x, l->w, l->bias,
-                          l->relu, scratch, l->y);
+        s[i] = (conv_shape){.n = HEAD_N,
+                            .c = l->c,
+                            .h = 1,
+                            .w = 1,
+                            .k = l->k,
+                            .r = 1,
+                            .s = 1,
+                            .p = 1,
+                            .q = 1,
+                            .stride_h = 1,
+                            .stride_w = 1,
+                            .dil_h = 1,
+                            .dil_w = 1,
+                            .groups = 1};
+        cuda_conv_forward(NULL, t, s[i], i ? h->layer[i - 1].y : x, l->w, l->bias, l->relu, scratch,
+                          l->y);
     }
-    cuda_cross_entropy(NULL, ELEMENT_F32, a, HEAD_N, h->layer[last].k, h->layer[last].y, labels,
+    cuda_cross_entropy(NULL, t, a, HEAD_N, h->layer[last].k, h->layer[last].y, labels,
                        h->layer[last].dy, out->rows, &out->sum);
     for (int i = last; i >= 0; i--) {
         const head_layer *l = &h->layer[i];
         if (l->relu)
-            cuda_relu_mask(NULL, ELEMENT_F32, (size_t)(HEAD_N * l->k), l->y, l->dy);
+            cuda_relu_mask(NULL, t, (size_t)(HEAD_N * l->k), l->y, l->dy);
         if (l->db)
-            cuda_column_sums(NULL, ELEMENT_F32, HEAD_N, l->k, l->dy, scratch, l->db);
-        cuda_conv_weights(NULL, ELEMENT_F32, s[i], i ? h->layer[i - 1].y : x, l->dy, scratch,
-                          l->dw);
-        cuda_conv_data(NULL, ELEMENT_F32, s[i], l->dy, l->w, scratch,
-                       i ? h->layer[i - 1].dy : out->dx, false);
+            cuda_column_sums(NULL, t, HEAD_N, l->k, l->dy, scratch, l->db);
+        cuda_conv_weights(NULL, t, s[i], i ? h->layer[i - 1].y : x, l->dy, scratch, l->dw);
+        cuda_conv_data(NULL, t, s[i], l->dy, l->w, scratch, i ? h->layer[i - 1].dy : out->dx,
+                       false);
     }
 }
 
-static void check_head(const int *sizes, int layers, bool bias)
+static void check_values(element t, const void *got, const void *want, size_t count)
 {
-    static float x[HEAD_N * 400], weights[HEAD_MOST];
-    static head_run got, want;
-    static const int32_t labels[HEAD_N] = {1, 0, 2, 1, 0};
-    const step_args a = {.n = HEAD_LIVE};
-    head_shape h = head_shape_of(sizes, layers, weights, bias, &got),
-               parts = head_shape_of(sizes, layers, weights, bias, &want);
-    draw_floats(1, sizeof x / sizeof *x, x);
-    draw_floats(2, HEAD_MOST, weights);
+    static float floats[2][HEAD_N * HEAD_IN];
+    CHECK(count <= HEAD_N * HEAD_IN);
+    cuda_to_float(NULL, t, count, got, floats[0]);
+    cuda_to_float(NULL, t, count, want, floats[1]);
+    for (size_t i = 0; i < count; i++)
+        CHECK_NEAR(floats[0][i], floats[1][i], t == ELEMENT_BF16 ? 1e-2 : 2e-4);
+}
+
+typedef struct head_input {
+    float x[HEAD_N * HEAD_IN + 4], weights[HEAD_MOST], biases[HEAD_MOST];
+} head_input;
+
+/* Values of the element in the floats' places. */
+static void draw_head_input(element t, head_input *in)
+{
+    static float drawn[HEAD_MOST];
+    draw_floats(2, HEAD_MOST, in->biases);
     for (size_t i = 0; i < HEAD_MOST; i++)
-        weights[i] *= 0.1f; /* or one class is certain, and its gradient a step */
-    cuda_head(NULL, ELEMENT_F32, &a, HEAD_N, &h, x, labels, true, got.dx, got.rows, &got.sum);
-    cuda_head_gradients(NULL, ELEMENT_F32, HEAD_N, &h, x, got.rows, &got.sum, NULL);
-    run_layers(&parts, &a, x, labels, &want);
-    for (int i = 0; i < layers; i++) {
-        check_close(got.y[i], want.y[i], (size_t)(HEAD_N * sizes[i + 1]));
-        check_close(got.dy[i], want.dy[i], (size_t)(HEAD_N * sizes[i + 1]));
-        check_close(got.dw[i], want.dw[i], (size_t)(sizes[i] * sizes[i + 1]));
-        check_close(got.db[i], want.db[i], (size_t)sizes[i + 1]);
+        in->biases[i] *= 0.1f; /* or one class is certain, and its gradient a step */
+    draw_floats(1, HEAD_N * HEAD_IN + 4, drawn);
+    if (t == ELEMENT_BF16) {
+        cuda_to_bf16(NULL, HEAD_MOST, in->biases, in->weights);
+        cuda_to_bf16(NULL, HEAD_N * HEAD_IN + 4, drawn, in->x);
+    } else {
+        memcpy(in->weights, in->biases, sizeof in->weights);
+        memcpy(in->x, drawn, sizeof in->x);
     }
-    check_close(got.dx, want.dx, (size_t)(HEAD_N * sizes[0]));
-    CHECK_NEAR(got.sum.loss_sum, want.sum.loss_sum, 1e-4);
+}
+
+static const int32_t head_labels[HEAD_N] = {1, 0, 2, 1, 0};
+
+static void check_head(head_case c)
+{
+    static head_input in;
+    static head_run got, want;
+    const step_args a = {.n = c.full ? HEAD_N : HEAD_LIVE};
+    const head_shape h = head_shape_of(&c, in.weights, in.biases, &got),
+                     parts = head_shape_of(&c, in.weights, in.biases, &want);
+    draw_head_input(c.t, &in);
+    const void *x = values_from(c.t, in.x, c.shift);
+    cuda_head(NULL, c.t, &a, HEAD_N, &h, x, head_labels, true, got.dx, got.rows, &got.sum);
+    cuda_head_gradients(NULL, c.t, HEAD_N, &h, x, got.rows, &got.sum, NULL);
+    run_layers(c.t, &parts, &a, x, head_labels, &want);
+    for (int i = 0; i < c.layers; i++) {
+        check_values(c.t, got.y[i], want.y[i], (size_t)(HEAD_N * c.sizes[i + 1]));
+        check_values(c.t, got.dy[i], want.dy[i], (size_t)(HEAD_N * c.sizes[i + 1]));
+        for (int j = 0; j < c.sizes[i] * c.sizes[i + 1]; j++)
+            CHECK_NEAR(got.dw[i][j], want.dw[i][j], c.t == ELEMENT_BF16 ? 1e-2 : 2e-4);
+        check_values(ELEMENT_F32, got.db[i], want.db[i], (size_t)c.sizes[i + 1]);
+    }
+    check_values(c.t, got.dx, want.dx, (size_t)(HEAD_N * c.sizes[0]));
+    CHECK_NEAR(got.sum.loss_sum, want.sum.loss_sum, c.t == ELEMENT_BF16 ? 1e-2 : 1e-4);
     CHECK_INT(got.sum.correct, want.sum.correct);
     CHECK(want.sum.loss_sum > 0);
+    /* nobody asks for dx */
+    static head_run again;
+    const head_shape same = head_shape_of(&c, in.weights, in.biases, &again);
+    cuda_head(NULL, c.t, &a, HEAD_N, &same, x, head_labels, true, NULL, again.rows, &again.sum);
+    CHECK(memcmp(again.y, got.y, sizeof got.y) == 0);
+    CHECK(memcmp(again.dy, got.dy, sizeof got.dy) == 0);
     /* forward alone */
-    cuda_head(NULL, ELEMENT_F32, &a, HEAD_N, &h, x, labels, false, NULL, got.rows, &got.sum);
-    CHECK_NEAR(got.sum.loss_sum, want.sum.loss_sum, 1e-4);
+    double loss = got.sum.loss_sum;
+    cuda_head(NULL, c.t, &a, HEAD_N, &h, x, head_labels, false, NULL, got.rows, &got.sum);
+    CHECK_NEAR(got.sum.loss_sum, loss, 1e-12);
 }
 
 TEST_LIMIT(a_head_computes_what_its_layers_do, 60)
 {
-    check_head((const int[]){400, 120, 84, 10}, 3, true); /* LeNet's */
-    check_head((const int[]){37, 3}, 1, true);
-    check_head((const int[]){5, 33, 65, 40, 3}, 4, false);
+    check_head(
+        (head_case){ELEMENT_F32, 3, {400, 120, 84, 10}, true, false, 0, false}); /* LeNet's */
+    check_head((head_case){ELEMENT_F32, 3, {400, 120, 84, 10}, true, false, 1, false});
+    check_head((head_case){ELEMENT_BF16, 3, {400, 120, 84, 10}, true, false, 0, false});
+    check_head((head_case){ELEMENT_F32, 1, {37, 3}, true, false, 0, true});
+    check_head((head_case){ELEMENT_F32, 4, {5, 33, 65, 40, 3}, false, false, 0, false});
+    check_head((head_case){ELEMENT_BF16, 4, {5, 33, 65, 40, 3}, true, true, 0, false});
+}
+
+TEST_LIMIT(a_head_may_be_wider_than_its_blocks, 60)
+{
+    check_head((head_case){ELEMENT_F32, 2, {36, 150, 40}, true, true, 0, false});
+    check_head((head_case){ELEMENT_BF16, 1, {512, 10}, true, false, 0, false}); /* ResNet's */
+    check_head((head_case){ELEMENT_F32, 1, {2100, 9}, true, false, 0, true});
+    check_head((head_case){ELEMENT_F32, 1, {2099, 9}, false, false, 0, false});
+}
+
+/* A row's loss is that of the loss's own kernel, bit for bit. */
+TEST(a_heads_loss_is_the_losss_own)
+{
+    static head_input in;
+    static head_run out;
+    const head_case c = {ELEMENT_F32, 2, {24, 30, 50}, true, false, 0, false};
+    const step_args a = {.n = HEAD_LIVE};
+    const head_shape h = head_shape_of(&c, in.weights, in.biases, &out);
+    draw_head_input(c.t, &in);
+    step_result rows[HEAD_N], sum;
+    static float dz[HEAD_N * 50];
+    cuda_head(NULL, c.t, &a, HEAD_N, &h, in.x, head_labels, true, NULL, out.rows, &out.sum);
+    cuda_cross_entropy(NULL, c.t, &a, HEAD_N, 50, out.y[1], head_labels, dz, rows, &sum);
+    CHECK(memcmp(rows, out.rows, sizeof rows) == 0);
+    CHECK(memcmp(dz, out.dy[1], sizeof dz) == 0);
+}
+
+enum { HEAD_BLOCK = 4096 };
+
+/* The whole block of parameters, some of them in between of no layer. */
+typedef struct head_block {
+    float w[HEAD_BLOCK], state[2 * HEAD_BLOCK], g[HEAD_BLOCK];
+    uint16_t w16[HEAD_BLOCK];
+} head_block;
+
+/* Steps that the gradients' kernel takes, against those of the optimizer's own. */
+static void check_head_steps(head_case c, optim_args o, size_t begin)
+{
+    static head_input in;
+    static head_run out;
+    static head_block taken, apart;
+    const step_args a = {.n = HEAD_LIVE,
+                         .lr = 0.1f,
+                         .kept = 0.9f,
+                         .fresh = 0.7f,
+                         .rate = 0.2f,
+                         .root2 = 0.3f,
+                         .shrink = 0.99f};
+    head_shape h = head_shape_of(&c, in.weights, in.biases, &out);
+    draw_head_input(c.t, &in);
+    memset(&taken, 0, sizeof taken);
+    draw_floats(5, HEAD_BLOCK, taken.w);
+    size_t at = begin;
+    for (int i = 0; i < c.layers; i++) {
+        h.layer[i].dw = taken.g + at;
+        at += (size_t)(c.sizes[i] * c.sizes[i + 1]);
+        h.layer[i].db = taken.g + at;
+        at += (size_t)c.sizes[i + 1] + begin;
+    }
+    CHECK(at <= HEAD_BLOCK);
+    memcpy(&apart, &taken, sizeof taken);
+    cuda_head(NULL, c.t, &a, HEAD_N, &h, in.x, head_labels, true, NULL, out.rows, &out.sum);
+    for (int step = 0; step < 3; step++) {
+        const optim_block update = {&a, o, HEAD_BLOCK, taken.w, taken.state, taken.g, taken.w16},
+                          all = {&a, o, HEAD_BLOCK, apart.w, apart.state, apart.g, apart.w16};
+        cuda_head_gradients(NULL, c.t, HEAD_N, &h, in.x, out.rows, &out.sum, &update);
+        memcpy(apart.g, taken.g, sizeof taken.g);
+        cuda_optim(NULL, &all);
+    }
+    for (int i = 0; i < c.layers; i++) {
+        size_t from = (size_t)(h.layer[i].dw - taken.g), to = (size_t)(h.layer[i].db - taken.g);
+        to += (size_t)c.sizes[i + 1];
+        for (size_t j = from; j < to; j++) {
+            CHECK(memcmp(&taken.w[j], &apart.w[j], sizeof(float)) == 0);
+            CHECK(memcmp(&taken.state[j], &apart.state[j], sizeof(float)) == 0);
+            CHECK(memcmp(&taken.state[HEAD_BLOCK + j], &apart.state[HEAD_BLOCK + j],
+                         sizeof(float)) == 0);
+            CHECK_INT(taken.w16[j], apart.w16[j]);
+            CHECK(taken.g[j] != 0 || taken.w[j] != 0);
+        }
+    }
+    CHECK(taken.w16[0] == 0); /* nobody's */
+}
+
+TEST_LIMIT(a_heads_parameters_take_the_optimizers_step, 60)
+{
+    const optim_args plain = {.decay = 0.01f},
+                     nesterov = {.has_momentum = 1, .nesterov = 1, .momentum = 0.9f},
+                     adam = {
+                         .adam = 1, .fresh1 = 0.1f, .beta2 = 0.9f, .fresh2 = 0.1f, .eps = 1e-3f};
+    const head_case fours = {ELEMENT_F32, 2, {20, 32, 12}, true, false, 0, false},
+                    ones = {ELEMENT_F32, 2, {21, 33, 11}, true, false, 0, false},
+                    halves = {ELEMENT_BF16, 2, {20, 32, 12}, true, false, 0, false};
+    check_head_steps(fours, plain, 4);
+    check_head_steps(fours, nesterov, 4);
+    check_head_steps(fours, adam, 4);
+    check_head_steps(fours, adam, 5); /* parameters begin where four are not one load */
+    check_head_steps(ones, nesterov, 4);
+    check_head_steps(halves, adam, 4);
 }
 
 TEST(a_head_that_is_too_large_is_none)
