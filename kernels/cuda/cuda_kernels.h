@@ -167,10 +167,11 @@ typedef struct norm_shape {
  * written by anybody else: blocks are counted in it. */
 size_t cuda_norm_scratch(norm_shape s);
 /* saved (2, C): mean and 1/sqrt(var + eps) of the batch's first n samples; the running statistics
- * and the counter move on as in graph.h. */
-void cuda_norm_statistics(void *stream, element t, const step_args *a, norm_shape s, const void *x,
-                          double *scratch, float *saved, float *running_mean, float *running_var,
-                          int64_t *counter);
+ * and the counter move on as in graph.h. Then as cuda_norm_apply. */
+void cuda_norm_forward(void *stream, element t, const step_args *a, norm_shape s, const void *x,
+                       double *scratch, float *saved, float *running_mean, float *running_var,
+                       int64_t *counter, const float *w, const float *b, const void *also,
+                       bool relu, void *y);
 /* saved from the running statistics. */
 void cuda_norm_running(void *stream, norm_shape s, const float *running_mean,
                        const float *running_var, float *saved);
@@ -179,12 +180,13 @@ void cuda_norm_running(void *stream, norm_shape s, const float *running_mean,
 void cuda_norm_apply(void *stream, element t, const step_args *a, norm_shape s, const void *x,
                      const float *saved, const float *w, const float *b, const void *also,
                      bool relu, void *y);
-/* dw, db and dx. y (or NULL): the fused ReLU's output, whose zeros mask dy. dalso (or NULL) gets
- * the masked dy: the gradient of `also`. dx may be NULL. */
+/* dw, db and dx. relu: forward's; y is its output where something had been added before it, and
+ * NULL otherwise: then x tells which values it let through. dalso (or NULL) gets the dy of those:
+ * the gradient of `also`. dx may be NULL. */
 void cuda_norm_backward(void *stream, element t, const step_args *a, norm_shape s, const void *x,
-                        const void *y, const float *saved, const float *w, const void *dy,
-                        double *scratch, float *dw, float *db, void *dx, bool add, void *dalso,
-                        bool add_also);
+                        bool relu, const void *y, const float *saved, const float *w,
+                        const float *b, const void *dy, double *scratch, float *dw, float *db,
+                        void *dx, bool add, void *dalso, bool add_also);
 
 /* ---- gemm.cu --------------------------------------------------------------------------------- */
 

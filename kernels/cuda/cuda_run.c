@@ -145,13 +145,15 @@ static void forward_norm(run *r, const layer *l, const tensor *y)
     norm_shape s = norm_of(r, n);
     const void *x = input(r, l, 0)->y;
     float *mean = buffer(p, n->running_mean), *var = buffer(p, n->running_var);
-    if (r->training)
-        cuda_norm_statistics(r->stream, p->t, r->args, s, x, p->norm_sums, y->saved, mean, var,
-                             p->counters + p->g->vars[n->batches].offset);
-    else
-        cuda_norm_running(r->stream, s, mean, var, y->saved);
-    cuda_norm_apply(r->stream, p->t, r->args, s, x, y->saved, param(p, n->weight),
-                    param(p, n->bias), l->also < 0 ? NULL : p->tensors[l->also].y, l->relu, y->y);
+    const float *w = param(p, n->weight), *b = param(p, n->bias);
+    const void *also = l->also < 0 ? NULL : p->tensors[l->also].y;
+    if (r->training) {
+        cuda_norm_forward(r->stream, p->t, r->args, s, x, p->norm_sums, y->saved, mean, var,
+                          p->counters + p->g->vars[n->batches].offset, w, b, also, l->relu, y->y);
+        return;
+    }
+    cuda_norm_running(r->stream, s, mean, var, y->saved);
+    cuda_norm_apply(r->stream, p->t, r->args, s, x, y->saved, w, b, also, l->relu, y->y);
 }
 
 static int forward_parts(run *r, const layer *l, const tensor *y, err *e)
@@ -374,9 +376,10 @@ static void backward_norm(run *r, const layer *l, const tensor *y)
     void *dx = gradient_of(r, n->in[0], &add), *dalso = NULL;
     if (l->also >= 0)
         dalso = gradient_of(r, l->also, &add_also);
-    cuda_norm_backward(r->stream, p->t, r->args, norm_of(r, n), input(r, l, 0)->y,
-                       l->relu ? y->y : NULL, y->saved, param(p, n->weight), y->dy, p->norm_sums,
-                       grad(p, n->weight), grad(p, n->bias), dx, add, dalso, add_also);
+    cuda_norm_backward(r->stream, p->t, r->args, norm_of(r, n), input(r, l, 0)->y, l->relu,
+                       l->also >= 0 ? y->y : NULL, y->saved, param(p, n->weight), param(p, n->bias),
+                       y->dy, p->norm_sums, grad(p, n->weight), grad(p, n->bias), dx, add, dalso,
+                       add_also);
 }
 
 static void backward_pair(run *r, const layer *l, const tensor *y)

@@ -31,6 +31,10 @@
 
 #include "cuda/cuda_kernels.h"
 
+/* Of a warp. */
+enum { LANES = 32 };
+#define ALL_LANES 0xffffffffu
+
 /* bfloat16 as its bits: the upper half of a float's. */
 struct bf16 {
     uint16_t bits;

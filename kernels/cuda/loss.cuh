@@ -5,9 +5,6 @@
 
 #include "cuda/device.cuh"
 
-enum { LANES = 32 };
-#define ALL_LANES 0xffffffffu
-
 static __device__ __forceinline__ float lanes_most(float x)
 {
     for (int step = LANES / 2; step; step /= 2)

@@ -2,42 +2,51 @@
  *
  * Forward and backward are two kernels each: sums over each channel, then a pass over all values. A
  * block sums some rows of up to 32 channels; the last block of those channels to end adds the
- * blocks' sums, in their order, and makes of them what the second kernel needs. What is summed lies
- * about the channel's first value: the sum of squares minus the square of the sum then keeps its
- * digits however far from zero the channel is, so that a few rows at a time may be summed in floats
- * (a GPU turns few floats into doubles a cycle), and those in doubles.
+ * blocks' sums, in their order, and makes of them what the second kernel needs. Where a channel has
+ * few values a block does all of it, for a few channels.
+ *
+ * What is summed lies about the channel's first value: the sum of squares minus the square of the
+ * sum then keeps its digits however far from zero the channel is, so that a few rows at a time may
+ * be summed in floats (a GPU turns few floats into doubles a cycle), and those in doubles.
  *
  * A thread asks for several values before it uses the first, or it would wait for memory once a
  * value; and it stays with its channels, whose numbers it reads once. */
 #include "cuda/device.cuh"
 
-/* Blocks that sum: one for each of a large GPU's 132 multiprocessors, each with many threads, as
- * the last one reads what each of them has left. */
+/* Blocks that sum: about one for each of a large GPU's 132 multiprocessors, each with many threads,
+ * as the last one reads what each of them has left. */
 enum {
     CHANNELS = 32,
     SUM_THREADS = 512,
+    WARPS = SUM_THREADS / LANES,
     ROWS_EACH = 128,
-    SUM_BLOCKS = 132,
-    SPLITS_AT_ONCE = 3,
-    COUNTERS = 2048, /* of blocks that have ended; as many groups of channels in a launch */
+    SUM_BLOCKS = 128,
+    FEW_ROWS = 2048,
+    SECTOR_BYTES = 32, /* what memory is read in */
+    COUNTERS = 2048,   /* of blocks that have ended; as many groups of channels in a launch */
     COUNTER_DOUBLES = COUNTERS / 2,
 };
 
-/* A block is so many channels wide. */
+/* Channels that a block sums. */
 static inline unsigned width_of(int C)
 {
     return C > CHANNELS / 2 ? CHANNELS : C > CHANNELS / 4 ? CHANNELS / 2 : CHANNELS / 4;
 }
 
-static inline unsigned channel_blocks(int C)
+static inline unsigned channel_blocks(int C, unsigned width)
 {
-    return ((unsigned)C + width_of(C) - 1) / width_of(C);
+    return ((unsigned)C + width - 1) / width;
+}
+
+static inline size_t rows_of(norm_shape s)
+{
+    return (size_t)s.n * (size_t)s.hw;
 }
 
 static inline unsigned splits_of(norm_shape s)
 {
-    size_t rows = (size_t)s.n * (size_t)s.hw, splits = (rows + ROWS_EACH - 1) / ROWS_EACH;
-    size_t most = SUM_BLOCKS / channel_blocks(s.c);
+    size_t splits = (rows_of(s) + ROWS_EACH - 1) / ROWS_EACH;
+    size_t most = SUM_BLOCKS / channel_blocks(s.c, width_of(s.c));
     splits = splits > most ? most : splits;
     return (unsigned)(splits ? splits : 1);
 }
@@ -48,15 +57,15 @@ size_t cuda_norm_scratch(norm_shape s)
     return COUNTER_DOUBLES + 2 * (size_t)splits_of(s) * (size_t)s.c;
 }
 
-/* What a pass over the values of a shape reads and writes in packs of. */
-#define BY_PACKS(packs, element, call)                                                             \
+/* Calls body<EACH, T> with 8 (of bf16 alone), 4 or 1, in which a pass over all values reads and
+ * writes. */
+#define BY_PACKS(packs, T, ...)                                                                    \
     do {                                                                                           \
         if ((packs) == 8) {                                                                        \
-            enum { EACH = 8 };                                                                     \
-            typedef bf16 T;                                                                        \
-            call;                                                                                  \
+            enum { EACH = sizeof(T) == sizeof(float) ? 4 : 8 };                                    \
+            __VA_ARGS__;                                                                           \
         } else {                                                                                   \
-            BY_ELEMENT(element, BY_FOURS((packs) == 4, call));                                     \
+            BY_FOURS((packs) == 4, __VA_ARGS__);                                                   \
         }                                                                                          \
     } while (0)
 
@@ -71,50 +80,63 @@ static int pack_of(norm_shape s, element t, uintptr_t values, uintptr_t floats)
                : 1;
 }
 
+/* ---- what a value becomes -------------------------------------------------------------------- */
+
+/* The numbers of a thread's channels; scale is w * inverse. */
+template <int EACH> struct scaling {
+    pack<float, EACH> mean, scale, shift;
+};
+
+template <int EACH>
+static __device__ __forceinline__ scaling<EACH> scaling_of(const float *saved, const float *w,
+                                                           const float *b, int C, size_t c)
+{
+    scaling<EACH> of = {take<EACH>(saved, c), take<EACH>(saved, (size_t)C + c), take<EACH>(b, c)};
+    pack<float, EACH> of_w = take<EACH>(w, c);
+    UNROLL
+    for (int k = 0; k < EACH; k++)
+        of.scale.at[k] *= of_w.at[k];
+    return of;
+}
+
+/* One expression for both directions, so that backward finds the zeros that forward's ReLU made. */
+template <int EACH>
+static __device__ __forceinline__ float normalised(const scaling<EACH> &of, int k, float x)
+{
+    return fmaf(x - of.mean.at[k], of.scale.at[k], of.shift.at[k]);
+}
+
 /* ---- sums ------------------------------------------------------------------------------------ */
 
-/* A thread's two sums of each of its channels. */
+/* What of a batch norm's inputs a kernel reads. Forward sums x alone. */
+template <class T> struct norm_input {
+    const step_args *a;
+    norm_shape s;
+    const T *x, *dy;
+    const T *y; /* where something was added before the ReLU: its output; otherwise nullptr */
+    const float *saved, *w, *b;
+    bool relu;
+};
+
+/* dy as the ReLU lets it through. */
+template <int EACH, class T>
+static __device__ __forceinline__ float
+let_through(const norm_input<T> &in, const scaling<EACH> &of, int k, float x, T y, T dy)
+{
+    bool kept = !in.relu || (in.y ? to_float(y) > 0 : normalised(of, k, x) > 0);
+    return kept ? to_float(dy) : 0.0f;
+}
+
+/* A thread's two sums of each of its channels: forward of x - base and its square, backward of
+ * what the ReLU lets through and of that times x - mean. */
 template <int EACH> struct channel_sums {
     pack<double, EACH> first, second;
 };
 
-/* Over this block's lines, in a fixed order; the first line of threads gets the sums. */
-template <int EACH> static __device__ void sum_lines(channel_sums<EACH> *mine)
-{
-    __shared__ double room[2 * EACH][SUM_THREADS];
-    unsigned at = threadIdx.y * blockDim.x + threadIdx.x;
-    UNROLL
-    for (int j = 0; j < EACH; j++) {
-        room[2 * j][at] = mine->first.at[j];
-        room[2 * j + 1][at] = mine->second.at[j];
-    }
-    for (unsigned half = blockDim.y / 2; half; half /= 2) {
-        __syncthreads();
-        if (threadIdx.y >= half)
-            continue;
-        UNROLL
-        for (int j = 0; j < 2 * EACH; j++)
-            room[j][at] += room[j][at + half * blockDim.x];
-    }
-    if (threadIdx.y > 0)
-        return;
-    UNROLL
-    for (int j = 0; j < EACH; j++) {
-        mine->first.at[j] = room[2 * j][at];
-        mine->second.at[j] = room[2 * j + 1][at];
-    }
-}
-
-/* What is summed of each row. Forward: x - base and its square; backward: dy as the ReLU lets it
- * through, and that times u = (x - mean) * inverse. */
-template <int EACH, class T> struct summed {
-    const T *x, *y, *dy;
-    pack<float, EACH> base, inverse;
-};
-
 template <int EACH, int AT_ONCE, class T, bool BACKWARD>
-static __device__ __forceinline__ void add_rows(const summed<EACH, T> &of, size_t at, size_t step,
-                                                size_t end, channel_sums<EACH> *sums)
+static __device__ __forceinline__ void add_rows(const norm_input<T> &in, const scaling<EACH> &of,
+                                                size_t at, size_t step, size_t end,
+                                                channel_sums<EACH> *sums)
 {
     pack<T, EACH> value[AT_ONCE] = {}, out[AT_ONCE] = {}, back[AT_ONCE] = {};
     pack<float, EACH> first = {}, second = {};
@@ -122,11 +144,11 @@ static __device__ __forceinline__ void add_rows(const summed<EACH, T> &of, size_
     for (int j = 0; j < AT_ONCE; j++) {
         if (at + (size_t)j * step >= end)
             continue;
-        value[j] = take<EACH>(of.x, at + (size_t)j * step);
+        value[j] = take<EACH>(in.x, at + (size_t)j * step);
         if (BACKWARD)
-            back[j] = take<EACH>(of.dy, at + (size_t)j * step);
-        if (BACKWARD && of.y)
-            out[j] = take<EACH>(of.y, at + (size_t)j * step);
+            back[j] = take<EACH>(in.dy, at + (size_t)j * step);
+        if (BACKWARD && in.y)
+            out[j] = take<EACH>(in.y, at + (size_t)j * step);
     }
     UNROLL
     for (int j = 0; j < AT_ONCE; j++) {
@@ -134,13 +156,11 @@ static __device__ __forceinline__ void add_rows(const summed<EACH, T> &of, size_
             continue;
         UNROLL
         for (int k = 0; k < EACH; k++) {
-            float a = to_float(value[j].at[k]) - of.base.at[k], b = a;
-            if (BACKWARD) {
-                b = a * of.inverse.at[k];
-                a = of.y && !(to_float(out[j].at[k]) > 0) ? 0.0f : to_float(back[j].at[k]);
-            }
+            float x = to_float(value[j].at[k]), apart = x - of.mean.at[k];
+            float a =
+                BACKWARD ? let_through<EACH, T>(in, of, k, x, out[j].at[k], back[j].at[k]) : apart;
             first.at[k] += a;
-            second.at[k] += a * b;
+            second.at[k] += a * apart;
         }
     }
     UNROLL
@@ -150,6 +170,70 @@ static __device__ __forceinline__ void add_rows(const summed<EACH, T> &of, size_
     }
 }
 
+/* Every `lines`th row from `line` on of channels c to c + EACH. */
+template <int EACH, class T, bool BACKWARD>
+static __device__ __forceinline__ void sum_rows(const norm_input<T> &in, const scaling<EACH> &of,
+                                                int c, size_t line, size_t lines,
+                                                channel_sums<EACH> *sums)
+{
+    enum { AT_ONCE = BACKWARD || sizeof(T) == sizeof(float) ? 4 : 8 };
+    size_t C = (size_t)in.s.c, rows = (size_t)in.a->n * (size_t)in.s.hw;
+    for (size_t row = line; row < rows; row += AT_ONCE * lines)
+        add_rows<EACH, AT_ONCE, T, BACKWARD>(in, of, row * C + (size_t)c, lines * C, rows * C,
+                                             sums);
+}
+
+/* About what a thread's channels are summed: forward their first value, backward the mean. */
+template <int EACH, class T, bool BACKWARD>
+static __device__ __forceinline__ scaling<EACH> about(const norm_input<T> &in, int c)
+{
+    if (BACKWARD)
+        return scaling_of<EACH>(in.saved, in.w, in.b, in.s.c, (size_t)c);
+    scaling<EACH> of = {};
+    pack<T, EACH> first_row = take<EACH>(in.x, (size_t)c);
+    UNROLL
+    for (int k = 0; k < EACH; k++)
+        of.mean.at[k] = to_float(first_row.at[k]);
+    return of;
+}
+
+static __device__ __forceinline__ unsigned thread_of_block(void)
+{
+    return threadIdx.y * blockDim.x + threadIdx.x;
+}
+
+struct two_sums {
+    double first, second;
+};
+
+/* Over this block's lines, in a fixed order. Thread t gets the sums of the block's channel t. */
+template <int EACH> static __device__ two_sums sum_lines(channel_sums<EACH> mine)
+{
+    __shared__ two_sums room[WARPS][CHANNELS];
+    unsigned t = thread_of_block(), lane = t % LANES, width = blockDim.x * EACH;
+    for (unsigned apart = blockDim.x; apart < LANES; apart *= 2) {
+        UNROLL
+        for (int k = 0; k < EACH; k++) {
+            mine.first.at[k] += __shfl_xor_sync(ALL_LANES, mine.first.at[k], (int)apart);
+            mine.second.at[k] += __shfl_xor_sync(ALL_LANES, mine.second.at[k], (int)apart);
+        }
+    }
+    __syncthreads(); /* the sums before these have been read */
+    UNROLL
+    for (int k = 0; k < EACH && lane < blockDim.x; k++)
+        room[t / LANES][lane * EACH + (unsigned)k] = {mine.first.at[k], mine.second.at[k]};
+    __syncthreads();
+    two_sums all = {0, 0};
+    UNROLL
+    for (int w = 0; w < WARPS; w++) {
+        if (t >= width)
+            break;
+        all.first += room[w][t].first;
+        all.second += room[w][t].second;
+    }
+    return all;
+}
+
 /* Where sums go: forward saved, the running statistics and the counter; backward dw and db. */
 struct norm_sums {
     float *saved, *running_mean, *running_var;
@@ -157,121 +241,100 @@ struct norm_sums {
     float *dw, *db;
 };
 
-static __device__ void finish_forward(const step_args *a, const norm_shape &s, const norm_sums &to,
-                                      int c, double base, double sum, double squares)
+/* base: what channel c was summed about. */
+static __device__ __forceinline__ void finish_forward(const step_args *a, const norm_shape &s,
+                                                      const norm_sums &to, int c, double base,
+                                                      const two_sums &sums)
 {
-    double count = (double)a->n * (double)s.hw, apart = sum / count, mean = base + apart;
-    double var = squares / count - apart * apart;
+    double count = (double)a->n * (double)s.hw, share = 1 / count;
+    double apart = sums.first * share, mean = base + apart;
+    double var = sums.second * share - apart * apart;
     var = var < 0 ? 0 : var; /* NaN stays */
     to.saved[c] = (float)mean;
-    to.saved[s.c + c] = (float)(1 / sqrt(var + s.eps));
+    to.saved[s.c + c] = (float)rsqrt(var + s.eps);
     if (count > 1) {
-        double m = s.momentum;
+        double m = s.momentum, unbiased = var * (count / (count - 1));
         to.running_mean[c] = (float)((1 - m) * (double)to.running_mean[c] + m * mean);
-        to.running_var[c] =
-            (float)((1 - m) * (double)to.running_var[c] + m * var * count / (count - 1));
+        to.running_var[c] = (float)((1 - m) * (double)to.running_var[c] + m * unbiased);
     }
     if (c == 0)
         ++*to.counter;
 }
 
-/* Of this thread's channels, over all blocks. */
-template <int EACH>
-static __device__ void add_splits(const double *scratch, int C, int c, channel_sums<EACH> *sums)
+/* What has become of channel c: dw = sum dy u and db = sum dy, u = (x - mean) * inverse. */
+template <class T, bool BACKWARD>
+static __device__ __forceinline__ void finish(const norm_input<T> &in, const norm_sums &to, int c,
+                                              const two_sums &sums)
 {
-    *sums = channel_sums<EACH>();
-    for (unsigned i = threadIdx.y; c < C && i < gridDim.y; i += SPLITS_AT_ONCE * blockDim.y) {
-        channel_sums<EACH> of[SPLITS_AT_ONCE] = {};
-        UNROLL
-        for (unsigned j = 0; j < SPLITS_AT_ONCE; j++) {
-            size_t at = 2 * (size_t)(i + j * blockDim.y) * (size_t)C + (size_t)c;
-            if (i + j * blockDim.y >= gridDim.y)
-                continue;
-            of[j].first = take_shared<EACH>(scratch, at);
-            of[j].second = take_shared<EACH>(scratch, at + (size_t)C);
-        }
-        UNROLL
-        for (unsigned j = 0; j < SPLITS_AT_ONCE; j++)
-            for (int k = 0; k < EACH; k++) {
-                sums->first.at[k] += of[j].first.at[k];
-                sums->second.at[k] += of[j].second.at[k];
-            }
+    if (BACKWARD) {
+        to.db[c] = (float)sums.first;
+        to.dw[c] = (float)(sums.second * (double)in.saved[in.s.c + c]);
+    } else {
+        finish_forward(in.a, in.s, to, c, (double)to_float(in.x[c]), sums);
     }
-    sum_lines<EACH>(sums);
 }
 
-/* Channels from block `from` of them on. saved: backward, what forward left there. */
-template <int EACH, class T, bool BACKWARD>
-static __global__ void __launch_bounds__(SUM_THREADS)
-    sum_channels(const step_args *a, norm_shape s, unsigned from, const T *x, const T *y,
-                 const float *saved, const T *dy, unsigned *counters, double *scratch, norm_sums to)
+/* Of this thread's channels, every `blockDim.y`th block's. */
+template <int EACH>
+static __device__ __forceinline__ channel_sums<EACH> add_splits(const double *scratch, int C, int c)
 {
-    enum { AT_ONCE = BACKWARD || sizeof(T) == sizeof(float) ? 4 : 8 };
-    int c = (int)((from + blockIdx.x) * blockDim.x + threadIdx.x) * EACH;
-    size_t C = (size_t)s.c, rows = (size_t)a->n * (size_t)s.hw, step = gridDim.y * blockDim.y;
     channel_sums<EACH> sums = {};
-    summed<EACH, T> of = {x + c, y ? y + c : nullptr, dy + c, {}, {}};
-    if (c < s.c) {
-        pack<T, EACH> first_row = {};
-        if (BACKWARD) {
-            of.base = take<EACH>(saved, (size_t)c);
-            of.inverse = take<EACH>(saved, C + (size_t)c);
-        } else {
-            first_row = take<EACH>(x, (size_t)c);
-            for (int k = 0; k < EACH; k++)
-                of.base.at[k] = to_float(first_row.at[k]);
+    for (unsigned i = threadIdx.y; c < C && i < gridDim.y; i += blockDim.y) {
+        size_t at = 2 * (size_t)i * (size_t)C + (size_t)c;
+        pack<double, EACH> first = take_shared<EACH>(scratch, at),
+                           second = take_shared<EACH>(scratch, at + (size_t)C);
+        UNROLL
+        for (int k = 0; k < EACH; k++) {
+            sums.first.at[k] += first.at[k];
+            sums.second.at[k] += second.at[k];
         }
-        for (size_t row = blockIdx.y * blockDim.y + threadIdx.y; row < rows; row += AT_ONCE * step)
-            add_rows<EACH, AT_ONCE, T, BACKWARD>(of, row * C, step * C, rows * C, &sums);
     }
-    sum_lines<EACH>(&sums);
-    if (threadIdx.y == 0 && c < s.c) {
-        size_t at = 2 * (size_t)blockIdx.y * C + (size_t)c;
-        store<EACH>(scratch, at, sums.first);
-        store<EACH>(scratch, at + C, sums.second);
+    return sums;
+}
+
+/* Channels from block `from` of them on. */
+template <int EACH, class T, bool BACKWARD>
+static __global__ void __launch_bounds__(SUM_THREADS, 1)
+    sum_channels(norm_input<T> in, unsigned from, unsigned *counters, double *scratch, norm_sums to)
+{
+    int C = in.s.c, width = (int)blockDim.x * EACH;
+    int first = (int)(from + blockIdx.x) * width, c = first + (int)threadIdx.x * EACH;
+    int mine = first + (int)thread_of_block(); /* whose sums this thread gets */
+    bool sums_up = (int)thread_of_block() < width && mine < C;
+    channel_sums<EACH> rows = {};
+    if (c < C)
+        sum_rows<EACH, T, BACKWARD>(in, about<EACH, T, BACKWARD>(in, c), c,
+                                    blockIdx.y * blockDim.y + threadIdx.y,
+                                    (size_t)gridDim.y * blockDim.y, &rows);
+    two_sums all = sum_lines<EACH>(rows);
+    if (sums_up) {
+        size_t at = 2 * (size_t)blockIdx.y * (size_t)C + (size_t)mine;
+        scratch[at] = all.first;
+        scratch[at + (size_t)C] = all.second;
     }
     if (!is_last_block(&counters[blockIdx.x], gridDim.y))
         return;
-    add_splits<EACH>(scratch, s.c, c, &sums);
-    if (threadIdx.y > 0 || c >= s.c)
-        return;
-    for (int k = 0; k < EACH; k++) {
-        if (BACKWARD) { /* dw = sum dy u,  db = sum dy */
-            to.db[c + k] = (float)sums.first.at[k];
-            to.dw[c + k] = (float)sums.second.at[k];
-        } else {
-            finish_forward(a, s, to, c + k, (double)of.base.at[k], sums.first.at[k],
-                           sums.second.at[k]);
-        }
-    }
+    all = sum_lines<EACH>(add_splits<EACH>(scratch, C, c));
+    if (sums_up)
+        finish<T, BACKWARD>(in, to, mine, all);
 }
 
-template <bool BACKWARD>
-static void launch_sums(void *stream, element t, const step_args *a, norm_shape s, const void *x,
-                        const void *y, const float *saved, const void *dy, double *scratch,
+template <class T, bool BACKWARD>
+static void launch_sums(void *stream, element t, const norm_input<T> &in, double *scratch,
                         norm_sums to)
 {
-    unsigned all = channel_blocks(s.c), splits = splits_of(s), width = width_of(s.c);
-    unsigned *counters = (unsigned *)(void *)scratch;
+    unsigned width = width_of(in.s.c), all = channel_blocks(in.s.c, width);
+    unsigned splits = splits_of(in.s), most = COUNTERS, *counters = (unsigned *)(void *)scratch;
     double *sums = scratch + COUNTER_DOUBLES;
-    int packs = pack_of(s, t, (uintptr_t)x | (uintptr_t)y | (uintptr_t)dy,
-                        (uintptr_t)saved | (uintptr_t)sums);
-    for (unsigned from = 0; from < all; from += COUNTERS) {
-        unsigned most = COUNTERS, blocks = all - from < most ? all - from : most;
-        BY_ELEMENT(t, BY_FOURS(packs > 1,
-                               LAUNCH_BLOCK((sum_channels<EACH, T, BACKWARD>), dim3(blocks, splits),
-                                            dim3(width / EACH, SUM_THREADS * EACH / width), stream,
-                                            a, s, from, (const T *)x, (const T *)y, saved,
-                                            (const T *)dy, counters, sums, to)));
+    bool fours =
+        pack_of(in.s, t, (uintptr_t)in.x | (uintptr_t)in.y | (uintptr_t)in.dy,
+                (uintptr_t)in.saved | (uintptr_t)in.w | (uintptr_t)in.b | (uintptr_t)sums) > 1;
+    for (unsigned from = 0; from < all; from += most) {
+        unsigned blocks = all - from < most ? all - from : most;
+        BY_FOURS(fours, LAUNCH_BLOCK((sum_channels<EACH, T, BACKWARD>), dim3(blocks, splits),
+                                     dim3(width / EACH, SUM_THREADS * EACH / width), stream, in,
+                                     from, counters, sums, to));
     }
-}
-
-void cuda_norm_statistics(void *stream, element t, const step_args *a, norm_shape s, const void *x,
-                          double *scratch, float *saved, float *running_mean, float *running_var,
-                          int64_t *counter)
-{
-    launch_sums<false>(stream, t, a, s, x, nullptr, nullptr, nullptr, scratch,
-                       {saved, running_mean, running_var, counter, nullptr, nullptr});
 }
 
 static __global__ void from_running(norm_shape s, const float *mean, const float *var, float *saved)
@@ -292,6 +355,143 @@ void cuda_norm_running(void *stream, norm_shape s, const float *running_mean,
 
 /* ---- over all values ------------------------------------------------------------------------- */
 
+/* What forward adds, and where to. */
+template <class T> struct norm_output {
+    const T *also;
+    T *y;
+};
+
+/* Every `step`th pack from `at` on, of so many values; those from `live` on are zero. */
+template <int EACH, class T>
+static __device__ __forceinline__ void
+apply_packs(const norm_input<T> &in, const norm_output<T> &out, const scaling<EACH> &of,
+            size_t from, size_t step, size_t live, size_t count)
+{
+    enum { AT_ONCE = 4 };
+    for (size_t i = from; i < count; i += AT_ONCE * step) {
+        pack<T, EACH> value[AT_ONCE] = {}, more[AT_ONCE] = {};
+        UNROLL
+        for (int j = 0; j < AT_ONCE; j++) {
+            size_t at = i + (size_t)j * step;
+            if (at >= live)
+                continue;
+            value[j] = take<EACH>(in.x, at);
+            if (out.also)
+                more[j] = take<EACH>(out.also, at);
+        }
+        UNROLL
+        for (int j = 0; j < AT_ONCE; j++) {
+            size_t at = i + (size_t)j * step;
+            pack<T, EACH> result = {};
+            UNROLL
+            for (int k = 0; k < EACH; k++) {
+                float y = normalised(of, k, to_float(value[j].at[k])) + to_float(more[j].at[k]);
+                y = in.relu && y < 0 ? 0.0f : y;
+                put(&result.at[k], at < live ? y : 0.0f);
+            }
+            if (at < count)
+                store<EACH>(out.y, at, result);
+        }
+    }
+}
+
+/* Where a gradient goes, and whether something is there already. */
+template <class T> struct norm_gradients {
+    T *dx;
+    bool add;
+    T *dalso;
+    bool add_also;
+};
+
+/* dx = w * inverse * (dy - db/count - u * dw/count), u = (x - mean) * inverse; of_w and of_b are
+ * dw * inverse / count and db / count. As apply_packs. */
+template <int EACH, class T>
+static __device__ __forceinline__ void
+send_packs(const norm_input<T> &in, const norm_gradients<T> &out, const scaling<EACH> &of,
+           const pack<float, EACH> &of_w, const pack<float, EACH> &of_b, size_t from, size_t step,
+           size_t live, size_t count)
+{
+    enum { AT_ONCE = EACH == 8 ? 1 : 2 };
+    for (size_t i = from; i < count; i += AT_ONCE * step) {
+        pack<T, EACH> value[AT_ONCE] = {}, sent[AT_ONCE] = {}, y[AT_ONCE] = {};
+        pack<T, EACH> before[AT_ONCE] = {}, before_also[AT_ONCE] = {};
+        UNROLL
+        for (int j = 0; j < AT_ONCE; j++) {
+            size_t at = i + (size_t)j * step;
+            if (at < live) {
+                value[j] = take<EACH>(in.x, at);
+                sent[j] = take<EACH>(in.dy, at);
+                if (in.y)
+                    y[j] = take<EACH>(in.y, at);
+            }
+            if (out.dx && out.add && at < count)
+                before[j] = take<EACH>((const T *)out.dx, at);
+            if (out.dalso && out.add_also && at < count)
+                before_also[j] = take<EACH>((const T *)out.dalso, at);
+        }
+        UNROLL
+        for (int j = 0; j < AT_ONCE; j++) {
+            size_t at = i + (size_t)j * step;
+            pack<T, EACH> result = {}, passed = {};
+            UNROLL
+            for (int k = 0; k < EACH; k++) {
+                float x = to_float(value[j].at[k]);
+                float d = let_through<EACH, T>(in, of, k, x, y[j].at[k], sent[j].at[k]);
+                float back = of.scale.at[k] * (d - of_b.at[k] - (x - of.mean.at[k]) * of_w.at[k]);
+                put(&result.at[k], to_float(before[j].at[k]) + (at < live ? back : 0.0f));
+                put(&passed.at[k], to_float(before_also[j].at[k]) + (at < live ? d : 0.0f));
+            }
+            if (out.dx && at < count)
+                store<EACH>(out.dx, at, result);
+            if (out.dalso && at < count)
+                store<EACH>(out.dalso, at, passed);
+        }
+    }
+}
+
+static __device__ __forceinline__ size_t live_values(const step_args *a, const norm_shape &s)
+{
+    return (size_t)a->n * (size_t)s.hw * (size_t)s.c;
+}
+
+/* What send_packs takes of a channel. */
+template <int EACH, class T>
+static __device__ __forceinline__ void shares_of(const norm_input<T> &in, const float *dw,
+                                                 const float *db, size_t c, pack<float, EACH> *of_w,
+                                                 pack<float, EACH> *of_b)
+{
+    float share = 1 / ((float)in.a->n * (float)in.s.hw);
+    pack<float, EACH> inverse = take<EACH>(in.saved, (size_t)in.s.c + c);
+    *of_w = take<EACH>(dw, c), *of_b = take<EACH>(db, c);
+    UNROLL
+    for (int k = 0; k < EACH; k++) {
+        of_b->at[k] *= share;
+        of_w->at[k] *= share * inverse.at[k];
+    }
+}
+
+template <int EACH, class T>
+static __global__ void __launch_bounds__(THREADS)
+    apply(norm_input<T> in, size_t count, norm_output<T> out)
+{
+    size_t from = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * EACH;
+    size_t step = (size_t)gridDim.x * blockDim.x * EACH, c = divide(from, in.s.c).rest;
+    apply_packs<EACH, T>(in, out, scaling_of<EACH>(in.saved, in.w, in.b, in.s.c, c), from, step,
+                         live_values(in.a, in.s), count);
+}
+
+template <int EACH, class T>
+static __global__ void __launch_bounds__(THREADS)
+    send(norm_input<T> in, size_t count, const float *dw, const float *db, norm_gradients<T> out)
+{
+    size_t from = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * EACH;
+    size_t step = (size_t)gridDim.x * blockDim.x * EACH, c = divide(from, in.s.c).rest;
+    pack<float, EACH> of_w, of_b;
+    shares_of<EACH, T>(in, dw, db, c, &of_w, &of_b);
+    send_packs<EACH, T>(in, out, scaling_of<EACH>(in.saved, in.w, in.b, in.s.c, c), of_w, of_b,
+                        from, step, live_values(in.a, in.s), count);
+}
+
 /* Eight blocks for each of a large GPU's multiprocessors. */
 enum { PASS_BLOCKS = 1056 };
 
@@ -311,134 +511,142 @@ static inline unsigned pass_blocks(size_t packs, unsigned wide)
     return ((unsigned)blocks + unit - 1) / unit * unit;
 }
 
+/* ---- channels of few values ------------------------------------------------------------------ */
+
+/* A block has all rows of as many channels as one read of memory has. */
 template <int EACH, class T>
-static __global__ void __launch_bounds__(THREADS)
-    apply(const step_args *a, norm_shape s, size_t count, const T *x, const float *saved,
-          const float *w, const float *b, const T *also, bool relu, T *y)
+static __global__ void __launch_bounds__(SUM_THREADS, 1)
+    norm_at_once(norm_input<T> in, size_t count, norm_sums to, norm_output<T> out)
 {
-    enum { AT_ONCE = 4 };
-    size_t live = (size_t)a->n * (size_t)s.hw * (size_t)s.c;
-    size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * EACH;
-    size_t step = (size_t)gridDim.x * blockDim.x * EACH, c = divide(first, s.c).rest;
-    const pack<float, EACH> mean = take<EACH>(saved, c), shift = take<EACH>(b, c);
-    pack<float, EACH> scale = take<EACH>(saved, (size_t)s.c + c), of_w = take<EACH>(w, c);
-    UNROLL
-    for (int k = 0; k < EACH; k++)
-        scale.at[k] *= of_w.at[k];
-    for (size_t i = first; i < count; i += AT_ONCE * step) {
-        pack<T, EACH> in[AT_ONCE] = {}, more[AT_ONCE] = {};
-        UNROLL
-        for (int j = 0; j < AT_ONCE; j++) {
-            size_t at = i + (size_t)j * step;
-            if (at >= live)
-                continue;
-            in[j] = take<EACH>(x, at);
-            if (also)
-                more[j] = take<EACH>(also, at);
-        }
-        UNROLL
-        for (int j = 0; j < AT_ONCE; j++) {
-            size_t at = i + (size_t)j * step;
-            pack<T, EACH> result = {};
-            UNROLL
-            for (int k = 0; k < EACH; k++) {
-                float value = (to_float(in[j].at[k]) - mean.at[k]) * scale.at[k] + shift.at[k] +
-                              to_float(more[j].at[k]);
-                if (relu && value < 0)
-                    value = 0;
-                put(&result.at[k], at < live ? value : 0.0f);
-            }
-            if (at < count)
-                store<EACH>(y, at, result);
-        }
+    int C = in.s.c, width = (int)blockDim.x * EACH, first = (int)blockIdx.x * width;
+    int c = first + (int)threadIdx.x * EACH, mine = first + (int)thread_of_block();
+    channel_sums<EACH> rows = {};
+    if (c < C)
+        sum_rows<EACH, T, false>(in, about<EACH, T, false>(in, c), c, threadIdx.y, blockDim.y,
+                                 &rows);
+    two_sums all = sum_lines<EACH>(rows);
+    if (mine < first + width && mine < C)
+        finish<T, false>(in, to, mine, all);
+    __syncthreads(); /* and `saved` is there for all of the block */
+    if (c < C)
+        apply_packs<EACH, T>(in, out, scaling_of<EACH>(to.saved, in.w, in.b, C, (size_t)c),
+                             (size_t)threadIdx.y * (size_t)C + (size_t)c,
+                             (size_t)blockDim.y * (size_t)C, live_values(in.a, in.s), count);
+}
+
+template <int EACH, class T>
+static __global__ void __launch_bounds__(SUM_THREADS, 1)
+    send_at_once(norm_input<T> in, size_t count, norm_sums to, norm_gradients<T> out)
+{
+    int C = in.s.c, width = (int)blockDim.x * EACH, first = (int)blockIdx.x * width;
+    int c = first + (int)threadIdx.x * EACH, mine = first + (int)thread_of_block();
+    channel_sums<EACH> rows = {};
+    scaling<EACH> of = {};
+    if (c < C) {
+        of = about<EACH, T, true>(in, c);
+        sum_rows<EACH, T, true>(in, of, c, threadIdx.y, blockDim.y, &rows);
     }
+    two_sums all = sum_lines<EACH>(rows);
+    if (mine < first + width && mine < C)
+        finish<T, true>(in, to, mine, all);
+    __syncthreads();
+    if (c >= C || (!out.dx && !out.dalso))
+        return;
+    pack<float, EACH> of_w, of_b;
+    shares_of<EACH, T>(in, to.dw, to.db, (size_t)c, &of_w, &of_b);
+    send_packs<EACH, T>(in, out, of, of_w, of_b, (size_t)threadIdx.y * (size_t)C + (size_t)c,
+                        (size_t)blockDim.y * (size_t)C, live_values(in.a, in.s), count);
+}
+
+static bool goes_at_once(norm_shape s)
+{
+    return rows_of(s) <= FEW_ROWS;
+}
+
+/* Of a kernel that does all at once. */
+static unsigned narrow_width(norm_shape s, element t)
+{
+    unsigned most = SECTOR_BYTES / (unsigned)element_bytes(t), width = width_of(s.c);
+    return width < most ? width : most;
+}
+
+/* ---- the calls ------------------------------------------------------------------------------- */
+
+template <class T>
+static void forward(void *stream, element t, const norm_input<T> &in, double *scratch,
+                    const norm_sums &to, const norm_output<T> &out)
+{
+    size_t count = rows_of(in.s) * (size_t)in.s.c;
+    int packs = pack_of(in.s, t, (uintptr_t)in.x | (uintptr_t)out.also | (uintptr_t)out.y,
+                        (uintptr_t)in.saved | (uintptr_t)in.w | (uintptr_t)in.b);
+    unsigned width = narrow_width(in.s, t);
+    if (to.saved && goes_at_once(in.s)) {
+        BY_FOURS(packs > 1, LAUNCH_BLOCK((norm_at_once<EACH, T>), channel_blocks(in.s.c, width),
+                                         dim3(width / EACH, SUM_THREADS * EACH / width), stream, in,
+                                         count, to, out));
+        return;
+    }
+    if (to.saved)
+        launch_sums<T, false>(stream, t, in, scratch, to);
+    BY_PACKS(packs, T,
+             LAUNCH((apply<EACH, T>), pass_blocks(count / EACH, (unsigned)in.s.c / EACH), THREADS,
+                    stream, in, count, out));
+}
+
+void cuda_norm_forward(void *stream, element t, const step_args *a, norm_shape s, const void *x,
+                       double *scratch, float *saved, float *running_mean, float *running_var,
+                       int64_t *counter, const float *w, const float *b, const void *also,
+                       bool relu, void *y)
+{
+    norm_sums to = {saved, running_mean, running_var, counter, nullptr, nullptr};
+    BY_ELEMENT(t, norm_input<T> in = {a, s, (const T *)x, nullptr, nullptr, saved, w, b, relu};
+               norm_output<T> out = {(const T *)also, (T *)y};
+               forward<T>(stream, t, in, scratch, to, out));
 }
 
 void cuda_norm_apply(void *stream, element t, const step_args *a, norm_shape s, const void *x,
                      const float *saved, const float *w, const float *b, const void *also,
                      bool relu, void *y)
 {
-    size_t count = (size_t)s.n * (size_t)s.hw * (size_t)s.c;
-    int packs = pack_of(s, t, (uintptr_t)x | (uintptr_t)also | (uintptr_t)y,
-                        (uintptr_t)saved | (uintptr_t)w | (uintptr_t)b);
-    BY_PACKS(packs, t,
-             LAUNCH((apply<EACH, T>), pass_blocks(count / EACH, (unsigned)s.c / EACH), THREADS,
-                    stream, a, s, count, (const T *)x, saved, w, b, (const T *)also, relu, (T *)y));
+    norm_sums nowhere = {};
+    BY_ELEMENT(t, norm_input<T> in = {a, s, (const T *)x, nullptr, nullptr, saved, w, b, relu};
+               norm_output<T> out = {(const T *)also, (T *)y};
+               forward<T>(stream, t, in, nullptr, nowhere, out));
 }
 
-/* dx = w * inverse * (dy - db/count - u * dw/count), u = (x - mean) * inverse. */
-template <int EACH, class T>
-static __global__ void __launch_bounds__(THREADS)
-    apply_backward(const step_args *a, norm_shape s, size_t count, const T *x, const T *y,
-                   const float *saved, const float *w, const T *dy, const float *dw,
-                   const float *db, T *dx, bool add, T *dalso, bool add_also)
+template <class T>
+static void backward(void *stream, element t, const norm_input<T> &in, double *scratch,
+                     const norm_sums &to, const norm_gradients<T> &out)
 {
-    enum { AT_ONCE = 2 };
-    size_t live = (size_t)a->n * (size_t)s.hw * (size_t)s.c;
-    float share = 1 / ((float)a->n * (float)s.hw);
-    size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * EACH;
-    size_t step = (size_t)gridDim.x * blockDim.x * EACH, c = divide(first, s.c).rest;
-    const pack<float, EACH> mean = take<EACH>(saved, c), inverse = take<EACH>(saved, s.c + c);
-    pack<float, EACH> scale = take<EACH>(w, c), of_w = take<EACH>(dw, c), of_b = take<EACH>(db, c);
-    UNROLL
-    for (int k = 0; k < EACH; k++) { /* dx = scale * (d - of_b - (x - mean) * of_w) */
-        scale.at[k] *= inverse.at[k];
-        of_b.at[k] *= share;
-        of_w.at[k] *= share * inverse.at[k];
+    size_t count = rows_of(in.s) * (size_t)in.s.c;
+    uintptr_t values = (uintptr_t)in.x | (uintptr_t)in.y | (uintptr_t)in.dy | (uintptr_t)out.dx |
+                       (uintptr_t)out.dalso;
+    int packs = pack_of(in.s, t, values,
+                        (uintptr_t)in.saved | (uintptr_t)in.w | (uintptr_t)in.b | (uintptr_t)to.dw |
+                            (uintptr_t)to.db);
+    unsigned width = narrow_width(in.s, t);
+    if (goes_at_once(in.s)) {
+        BY_FOURS(packs > 1, LAUNCH_BLOCK((send_at_once<EACH, T>), channel_blocks(in.s.c, width),
+                                         dim3(width / EACH, SUM_THREADS * EACH / width), stream, in,
+                                         count, to, out));
+        return;
     }
-    for (size_t i = first; i < count; i += AT_ONCE * step) {
-        pack<T, EACH> in[AT_ONCE] = {}, sent[AT_ONCE] = {}, out[AT_ONCE] = {};
-        pack<T, EACH> before[AT_ONCE] = {}, before_also[AT_ONCE] = {};
-        UNROLL
-        for (int j = 0; j < AT_ONCE; j++) {
-            size_t at = i + (size_t)j * step;
-            if (at < live) {
-                in[j] = take<EACH>(x, at);
-                sent[j] = take<EACH>(dy, at);
-                if (y)
-                    out[j] = take<EACH>(y, at);
-            }
-            if (dx && add && at < count)
-                before[j] = take<EACH>((const T *)dx, at);
-            if (dalso && add_also && at < count)
-                before_also[j] = take<EACH>((const T *)dalso, at);
-        }
-        UNROLL
-        for (int j = 0; j < AT_ONCE; j++) {
-            size_t at = i + (size_t)j * step;
-            pack<T, EACH> result = {}, passed = {};
-            UNROLL
-            for (int k = 0; k < EACH; k++) {
-                float d = y && !(to_float(out[j].at[k]) > 0) ? 0.0f : to_float(sent[j].at[k]);
-                float back = scale.at[k] *
-                             (d - of_b.at[k] - (to_float(in[j].at[k]) - mean.at[k]) * of_w.at[k]);
-                back = at < live ? back : 0.0f;
-                put(&result.at[k], to_float(before[j].at[k]) + back);
-                put(&passed.at[k], to_float(before_also[j].at[k]) + d);
-            }
-            if (dx && at < count)
-                store<EACH>(dx, at, result);
-            if (dalso && at < count)
-                store<EACH>(dalso, at, passed);
-        }
-    }
+    launch_sums<T, true>(stream, t, in, scratch, to);
+    if (!out.dx && !out.dalso)
+        return;
+    BY_PACKS(packs, T,
+             LAUNCH((send<EACH, T>), pass_blocks(count / EACH, (unsigned)in.s.c / EACH), THREADS,
+                    stream, in, count, to.dw, to.db, out));
 }
 
 void cuda_norm_backward(void *stream, element t, const step_args *a, norm_shape s, const void *x,
-                        const void *y, const float *saved, const float *w, const void *dy,
-                        double *scratch, float *dw, float *db, void *dx, bool add, void *dalso,
-                        bool add_also)
+                        bool relu, const void *y, const float *saved, const float *w,
+                        const float *b, const void *dy, double *scratch, float *dw, float *db,
+                        void *dx, bool add, void *dalso, bool add_also)
 {
-    size_t count = (size_t)s.n * (size_t)s.hw * (size_t)s.c;
-    launch_sums<true>(stream, t, a, s, x, y, saved, dy, scratch,
-                      {nullptr, nullptr, nullptr, nullptr, dw, db});
-    if (!dx && !dalso)
-        return;
-    int packs = pack_of(
-        s, t, (uintptr_t)x | (uintptr_t)y | (uintptr_t)dy | (uintptr_t)dx | (uintptr_t)dalso,
-        (uintptr_t)saved | (uintptr_t)w | (uintptr_t)dw | (uintptr_t)db);
-    BY_PACKS(packs, t,
-             LAUNCH((apply_backward<EACH, T>), pass_blocks(count / EACH, (unsigned)s.c / EACH),
-                    THREADS, stream, a, s, count, (const T *)x, (const T *)y, saved, w,
-                    (const T *)dy, dw, db, (T *)dx, add, (T *)dalso, add_also));
+    norm_sums to = {nullptr, nullptr, nullptr, nullptr, dw, db};
+    BY_ELEMENT(
+        t, norm_input<T> in = {a, s, (const T *)x, (const T *)dy, (const T *)y, saved, w, b, relu};
+        norm_gradients<T> out = {(T *)dx, add, (T *)dalso, add_also};
+        backward<T>(stream, t, in, scratch, to, out));
 }

@@ -120,6 +120,11 @@ int atomicAnd(int *at, int value);
 unsigned long long atomicAdd(unsigned long long *at, unsigned long long value);
 unsigned atomicInc(unsigned *at, unsigned most);
 
+static inline double rsqrt(double x)
+{
+    return 1 / sqrt(x);
+}
+
 static inline double __ldcg(const double *at)
 {
     return *at;

@@ -387,7 +387,7 @@ TEST_LIMIT(a_fused_convolution_of_bf16_sums_in_floats, 60)
 enum {
     NORM_N = 4,
     NORM_LIVE = 3,
-    NORM_HW = 150,
+    NORM_HW = 600,
     NORM_C = 36,
     NORM_MOST = NORM_N * NORM_HW * NORM_C
 };
@@ -402,7 +402,8 @@ typedef struct norm_input {
 } norm_input;
 
 /* One channel in plain words. */
-static void norm_channel(const norm_input *in, int shift, norm_shape s, size_t c, normed *out)
+static void norm_channel(const norm_input *in, int shift, norm_shape s, size_t c, bool adds,
+                         normed *out)
 {
     size_t rows = (size_t)NORM_LIVE * (size_t)s.hw, C = (size_t)s.c;
     double n = (double)rows, sum = 0, squares = 0, db = 0, dw = 0;
@@ -415,7 +416,7 @@ static void norm_channel(const norm_input *in, int shift, norm_shape s, size_t c
     double inverse = 1 / sqrt(squares / n + s.eps), w = (double)in->w[c];
     for (size_t i = 0; i < rows; i++) {
         double u = ((double)x[i * C] - sum / n) * inverse;
-        double value = u * w + (double)in->b[c] + (double)also[i * C];
+        double value = u * w + (double)in->b[c] + (adds ? (double)also[i * C] : 0);
         y[i * C] = value > 0 ? (float)value : 0;
         dalso[i * C] = y[i * C] > 0 ? dy[i * C] : 0;
         db += (double)dalso[i * C];
@@ -451,7 +452,7 @@ static void check_near(element t, const float *got, const float *want, size_t co
 }
 
 /* `shift`: values begin so many floats behind where several of them could be read at once. */
-static void check_norm(element t, int C, int hw, int shift)
+static void check_norm_of(element t, int C, int hw, int shift, bool adds)
 {
     enum { EACH = NORM_MOST + 8 };
     static norm_input in;
@@ -473,11 +474,11 @@ static void check_norm(element t, int C, int hw, int shift)
     void *dalso = stored(t, got.dalso + shift, all, halves[5] + shift);
     memcpy(&want, &got, sizeof want);
     for (size_t c = 0; c < (size_t)C; c++)
-        norm_channel(&in, shift, s, c, &want);
-    cuda_norm_statistics(NULL, t, &a, s, x, scratch, got.saved, got.mean, got.var, &counter);
-    cuda_norm_apply(NULL, t, &a, s, x, got.saved, in.w, in.b, also, true, y);
-    cuda_norm_backward(NULL, t, &a, s, x, y, got.saved, in.w, dy, scratch, got.dw, got.db, dx, true,
-                       dalso, false);
+        norm_channel(&in, shift, s, c, adds, &want);
+    cuda_norm_forward(NULL, t, &a, s, x, scratch, got.saved, got.mean, got.var, &counter, in.w,
+                      in.b, adds ? also : NULL, true, y);
+    cuda_norm_backward(NULL, t, &a, s, x, true, adds ? y : NULL, got.saved, in.w, in.b, dy, scratch,
+                       got.dw, got.db, dx, true, dalso, false);
     if (t == ELEMENT_BF16) {
         cuda_to_float(NULL, t, all, y, got.y + shift);
         cuda_to_float(NULL, t, all, dx, got.dx + shift);
@@ -495,16 +496,26 @@ static void check_norm(element t, int C, int hw, int shift)
         CHECK(got.y[(size_t)shift + i] == 0);
 }
 
+static void check_norm(element t, int C, int hw, int shift)
+{
+    check_norm_of(t, C, hw, shift, true);
+    check_norm_of(t, C, hw, shift, false);
+}
+
 TEST_LIMIT(batch_norm_is_its_formula_whatever_the_channels, 60)
 {
     for (element t = ELEMENT_F32; t <= ELEMENT_BF16; t++) {
-        check_norm(t, 36, 150, 0); /* two blocks of channels, the second with few */
-        check_norm(t, 32, 150, 0);
-        check_norm(t, 32, 150, 1);
-        check_norm(t, 24, 150, 0); /* rows that no block of threads is a multiple of */
+        check_norm(t, 36, 600, 0); /* two blocks of channels, the second with few */
+        check_norm(t, 32, 600, 0);
+        check_norm(t, 32, 600, 1);
+        check_norm(t, 24, 600, 0); /* rows that no block of threads is a multiple of */
+        check_norm(t, 16, 600, 4);
+        check_norm(t, 16, 600, 1);
+        check_norm(t, 3, 600, 0);
+        check_norm(t, 1, 600, 0);
+        check_norm(t, 36, 150, 0); /* few values a channel */
+        check_norm(t, 36, 150, 1);
         check_norm(t, 16, 150, 0);
-        check_norm(t, 16, 150, 4);
-        check_norm(t, 16, 150, 1);
         check_norm(t, 12, 7, 0);
         check_norm(t, 8, 1, 0);
         check_norm(t, 3, 150, 0);
@@ -515,8 +526,9 @@ TEST_LIMIT(batch_norm_is_its_formula_whatever_the_channels, 60)
 /* Single precision holds 24 bits, which squares about zero would use up. */
 TEST(batch_norm_keeps_its_digits_far_from_zero)
 {
-    enum { ROWS = 512, C = 8 };
-    static _Alignas(16) float x[ROWS * C];
+    enum { ROWS = 4096, C = 8 };
+    static _Alignas(16) float x[ROWS * C], y[ROWS * C];
+    static const float w[C], b[C];
     static double scratch[2048 + 2 * ROWS * C];
     float saved[2 * C], mean[C] = {0}, var[C] = {0};
     const step_args a = {.n = 1};
@@ -525,7 +537,8 @@ TEST(batch_norm_keeps_its_digits_far_from_zero)
     draw_floats(3, ROWS * C, x);
     for (int i = 0; i < ROWS * C; i++)
         x[i] = 1000 + x[i] / 16;
-    cuda_norm_statistics(NULL, ELEMENT_F32, &a, s, x, scratch, saved, mean, var, &counter);
+    cuda_norm_forward(NULL, ELEMENT_F32, &a, s, x, scratch, saved, mean, var, &counter, w, b, NULL,
+                      false, y);
     for (int c = 0; c < C; c++) {
         double sum = 0, squares = 0;
         for (int i = 0; i < ROWS; i++)

@@ -29,6 +29,7 @@ WORK = [
     ("lenet5", [16, 32, 64], ["fp32"], {16: 10, 32: 10, 64: 10}),
     ("resnet34", [32, 128, 512], ["tf32", "bf16"], {32: 3, 128: 1.5, 512: 1.2}),
 ]
+BY_MODEL = ("steps", "start", "compiled")
 FUNCTIONS, SHARED = 8, ("lenet5", 16, "fp32")
 FLOATS = 21_300_000
 STARTS = 5  # processes
@@ -46,6 +47,10 @@ COLUMNS = KEY + "us_per_step samples_per_s gpu_percent watts mib goal".split()
 
 class NotThere(Exception):
     """This bench_gpu was built without it."""
+
+
+def models():
+    return [name for name, *_ in WORK]
 
 
 def numbers(text):
@@ -214,7 +219,11 @@ class Bench:
 
         def is_known(row):
             return o.seconds and [row["gpu"], row["libraries"]] == self.gpu and not (o.again and row["goal"].startswith("failed"))
-        self.table.keep(lambda row: is_known(row) if row["part"] in o.only else set(o.only) != set(PARTS))
+
+        def is_now(row):
+            return row["part"] in o.only and (row["part"] not in BY_MODEL or row["work"] in o.models)
+        self.table.keep(lambda row: is_known(row) if is_now(row) else o.only != list(PARTS) or o.models != models())
+        self.work = [work for work in WORK if work[0] in o.models]
 
     def find(self, *what):
         return self.table.find(*self.gpu, *what)
@@ -281,7 +290,7 @@ def bench_steps(bench):
         theirs, wanted = bench.rate(*what, "torch-eager"), goals[batch]
         times = batch / us * 1e6 / theirs if theirs else 0
         return judge(times >= wanted, f"{times:.2f} of {wanted} times eager") if theirs else ""
-    for name, batches, precisions, goals in WORK:
+    for name, batches, precisions, goals in bench.work:
         for batch, precision in ((b, p) for b in batches for p in precisions):
             work = (name, batch, precision)
             what = ("steps", *work)
@@ -292,7 +301,7 @@ def bench_steps(bench):
 
 
 def bench_compiled(bench):
-    for name, batches, precisions, _ in WORK if bench.torch else []:
+    for name, batches, precisions, _ in bench.work if bench.torch else []:
         for batch, precision in ((b, p) for b in batches for p in precisions):
             bench.row(("compiled", name, batch, precision, f"torch-compile {bench.mode}"),
                       lambda work=(name, batch, precision): (*bench.peer(work, bench.mode), ""))
@@ -330,7 +339,7 @@ def bench_functions(bench):
 def bench_start(bench):
     """A warm process from its model to its first batch's end; the algorithms are known, as to a function of a platform where
     the job, or one like it, has run before. The first process of all measures them, and is told apart."""
-    for name, batches, precisions, _ in WORK:
+    for name, batches, precisions, _ in bench.work:
         args = ("start", name, batches[0], precisions[0])
         with tempfile.TemporaryDirectory() as folder:
             cache = {"KUBEML_CUDA_CACHE": f"{folder}/algorithms"}
@@ -396,12 +405,16 @@ def main():
     parser.add_argument("out", type=pathlib.Path, help="the CSV's folder")
     parser.add_argument("--only", type=lambda text: text.split(","),
                         help=f"of {','.join(PARTS)}: what else the GPU's file has stays")
+    parser.add_argument("--models", type=lambda text: text.split(","), default=models(),
+                        help=f"of {','.join(models())}, in {', '.join(BY_MODEL)}: what the file has of others stays")
     parser.add_argument("--mode", default="max-autotune", help="torch.compile's; max-autotune, whose compiling takes minutes")
     results.add_options(parser)
     o = parser.parse_args()
     o.asked, o.only = o.only is not None, o.only or list(PARTS)
     if not set(o.only) <= set(PARTS):
         parser.error(f"--only takes {','.join(PARTS)}")
+    if not set(o.models) <= set(models()):
+        parser.error(f"--models takes {','.join(models())}")
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML counts so
     clock = Clock(o.seconds)
     gpu, libraries = results.find_gpu(o.program, "bench-gpu")

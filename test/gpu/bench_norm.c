@@ -184,14 +184,13 @@ static void run_own(layer_bench *b, pass p)
     contender *o = &b->by[OWN];
     void *stream = cuda_driver->stream(b->dev);
     if (p == FORWARD) {
-        cuda_norm_statistics(stream, b->t, b->args, b->s, b->x, b->scratch, o->saved, o->running,
-                             o->running + b->s.c, b->counter);
-        cuda_norm_apply(stream, b->t, b->args, b->s, b->x, o->saved, b->weights,
-                        b->weights + b->s.c, NULL, true, o->y);
+        cuda_norm_forward(stream, b->t, b->args, b->s, b->x, b->scratch, o->saved, o->running,
+                          o->running + b->s.c, b->counter, b->weights, b->weights + b->s.c, NULL,
+                          true, o->y);
     } else {
-        cuda_norm_backward(stream, b->t, b->args, b->s, b->x, o->y, o->saved, b->weights, b->dy,
-                           b->scratch, o->gradients, o->gradients + b->s.c, o->dx, false, NULL,
-                           false);
+        cuda_norm_backward(stream, b->t, b->args, b->s, b->x, true, NULL, o->saved, b->weights,
+                           b->weights + b->s.c, b->dy, b->scratch, o->gradients,
+                           o->gradients + b->s.c, o->dx, false, NULL, false);
     }
 }
 
