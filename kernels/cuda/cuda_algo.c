@@ -614,13 +614,33 @@ static bool recall_all(program *p, const device_facts *f, task *tasks, int count
 
 /* ---- the choice ------------------------------------------------------------------------------ */
 
-static size_t needed_workspace(const task *tasks, int count)
+static size_t needed_workspace(const task *tasks, int count, bool of_weights)
 {
     size_t needed = 0;
     for (const task *t = tasks; t < tasks + count; t++)
-        if (t->l->workspace[t->pass] > needed)
+        if ((t->pass == CONV_WEIGHTS) == of_weights && t->l->workspace[t->pass] > needed)
             needed = t->l->workspace[t->pass];
     return needed;
+}
+
+/* What the choices want. Gradients of weights that are computed beside others have their own; where
+ * there is no room for both they are not. */
+static int take_needed(program *p, const task *tasks, int count, err *e)
+{
+    size_t weights = needed_workspace(tasks, count, true),
+           others = needed_workspace(tasks, count, false),
+           most = weights > others ? weights : others;
+    size_t aside = (others + 255) / 256 * 256;
+    err ignored = ERR_INIT;
+    aside = aside ? aside : 256;
+    if (p->beside && weights == 0)
+        return take_workspace(p, others, e);
+    if (p->beside && take_workspace(p, aside + weights, &ignored) == 0) {
+        p->workspace_aside = aside;
+        return 0;
+    }
+    p->beside = false;
+    return take_workspace(p, most, e);
 }
 
 static int write_choices(program *p, const task *tasks, int count, err *e)
@@ -639,7 +659,7 @@ static int write_choices(program *p, const task *tasks, int count, err *e)
     for (int i = 0; i < p->fusing_count; i++)
         at += (size_t)snprintf(
             p->choices + at, room - at, "%s %s %s\n", p->layers[p->fusings[i].layer].node->name,
-            p->fusings[i].head ? "head" : "pooling", p->apart >> i & 1 ? "apart" : "fused");
+            fusing_name(p->fusings[i].kind), p->apart >> i & 1 ? "apart" : "fused");
     return 0;
 }
 
@@ -655,7 +675,7 @@ int cuda_choose(program *p, err *e)
     set_limit(p);
     if (!recall_all(p, &f, tasks, count))
         decide_all(p, &f, tasks, count);
-    if (take_workspace(p, needed_workspace(tasks, count), e) || write_choices(p, tasks, count, e))
+    if (take_needed(p, tasks, count, e) || write_choices(p, tasks, count, e))
         return -1;
     return p->d->zero(p->dev, p->memory, p->memory_bytes, e); /* what the timing left behind */
 }

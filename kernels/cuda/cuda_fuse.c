@@ -45,6 +45,19 @@ static void add_head(const program *p, int first, char *key)
     }
 }
 
+/* The whole model: its convolutions' shapes, summed up. */
+static void add_convolutions(const program *p, char *key)
+{
+    char text[96];
+    int convolutions = 0;
+    for (int i = 0; i < p->g->node_count; i++)
+        convolutions += p->g->nodes[i].op == OP_CONV2D;
+    const shape in = p->g->nodes[0].shape;
+    snprintf(text, sizeof text, "n%d c%d h%d w%d convolutions%d parameters%zu", p->c.batch, in.c,
+             in.h, in.w, convolutions, p->g->floats[VAR_PARAM]);
+    add_text(key, text);
+}
+
 static void make_key(const program *p, const device_facts *f, const fusing *what,
                      char key[KEY_BYTES])
 {
@@ -52,10 +65,12 @@ static void make_key(const program *p, const device_facts *f, const fusing *what
     char text[64];
     cuda_begin_key(f, key);
     snprintf(text, sizeof text, "%s %s %s ", p->c.inference ? "infer" : "train",
-             what->head ? "head" : "pooling", precisions[p->c.precision]);
+             fusing_name(what->kind), precisions[p->c.precision]);
     add_text(key, text);
-    if (what->head)
+    if (what->kind == FUSING_HEAD)
         add_head(p, what->layer, key);
+    else if (what->kind == FUSING_BESIDE)
+        add_convolutions(p, key);
     else
         add_pooling(&p->layers[what->layer], key);
 }
@@ -133,13 +148,16 @@ static int list(const graph *g, const backend_config *c, plan *out, err *e)
     return status;
 }
 
-/* What could not be measured stays as it is, and is not remembered. */
+/* What could not be measured stays as it is, and is not remembered; where fused it cannot be had at
+ * all, it is apart. */
 static void measure(const graph *g, const backend_config *c, plan *all)
 {
     float fused, apart;
     uint32_t known = all->apart;
-    if (time_program(g, c, known, &fused, NULL))
+    if (time_program(g, c, known, &fused, NULL)) {
+        all->apart |= all->unknown;
         return;
+    }
     for (int i = 0; i < all->count; i++) {
         uint32_t bit = UINT32_C(1) << i;
         if (!(all->unknown & bit) || time_program(g, c, known | bit, &apart, NULL))

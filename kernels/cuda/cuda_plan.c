@@ -100,11 +100,11 @@ static pool_shape pool_shape_of(const conv_shape *c, const graph_node *n)
 }
 
 /* Notes what can be fused; whether it is to be. What there is no room to note stays apart. */
-static bool fuses(program *p, int at, bool head)
+static bool fuses(program *p, int at, fusing_kind kind)
 {
     if (p->fusing_count == FUSINGS_MAX)
         return false;
-    p->fusings[p->fusing_count] = (fusing){at, head};
+    p->fusings[p->fusing_count] = (fusing){at, kind};
     return !(p->apart >> p->fusing_count++ & 1);
 }
 
@@ -119,7 +119,7 @@ static void take_pool(program *p, layer *l)
     l->pool = pool_shape_of(&l->conv, &g->nodes[next]);
     if (!cuda_conv_pool_fits(l->conv, l->pool))
         return;
-    l->pooled = fuses(p, (int)(l - p->layers), false);
+    l->pooled = fuses(p, (int)(l - p->layers), FUSING_POOLING);
     l->out = l->pooled ? next : l->out;
 }
 
@@ -157,8 +157,19 @@ static void find_head(program *p)
             break;
         first = i;
     }
-    if (first < p->layer_count && fuses(p, first, true))
+    if (first < p->layer_count && fuses(p, first, FUSING_HEAD))
         p->head = first;
+}
+
+enum { BESIDE_LEAST = 4 };
+
+/* Of few convolutions most are fused, or too small for two kernels to gain from each other. */
+static void find_beside(program *p)
+{
+    int convolutions = 0;
+    for (int i = 0; i < p->g->node_count; i++)
+        convolutions += p->g->nodes[i].op == OP_CONV2D;
+    p->beside = !p->c.inference && convolutions >= BESIDE_LEAST && fuses(p, 0, FUSING_BESIDE);
 }
 
 /* A window's place must fit winner's 16 bits, and our products count rows in 31. */
@@ -221,6 +232,7 @@ int cuda_plan_layers(program *p, err *e)
         }
     }
     find_head(p);
+    find_beside(p);
     trace(p);
     return 0;
 }
@@ -272,6 +284,13 @@ static void set_head_lifetimes(const program *p, plan_item *items, const layer *
     }
 }
 
+/* Whether the gradients of a layer's weights may still be computed while the layer before it runs
+ * backward. */
+static bool lingers(const program *p, const layer *l)
+{
+    return p->beside && (l->node->op == OP_CONV2D || l->node->op == OP_LINEAR);
+}
+
 /* Moments: layer l runs forward at l, the loss at T, layer l backward at 2T - l. items[i] is node
  * i's value, items[nodes + i] its gradient. */
 static void set_lifetimes(const program *p, plan_item *items)
@@ -289,9 +308,11 @@ static void set_lifetimes(const program *p, plan_item *items)
         items[out] = (plan_item){.bytes = bytes, .first = l, .last = end};
         if (training && p->tensors[out].needs) {
             int begin = out == p->g->output ? T : 2 * T - p->tensors[out].last;
-            items[nodes + out] = (plan_item){.bytes = bytes, .first = begin, .last = 2 * T - l};
+            items[nodes + out] =
+                (plan_item){.bytes = bytes, .first = begin, .last = 2 * T - l + lingers(p, at)};
         }
-        int moment = training && reads_inputs_backward(at->node->op) ? 2 * T - l : l;
+        int moment =
+            training && reads_inputs_backward(at->node->op) ? 2 * T - l + lingers(p, at) : l;
         for (int k = 0; k < at->node->in_count; k++)
             until(&items[at->node->in[k]], moment);
         if (at->also >= 0)

@@ -16,11 +16,22 @@
 
 enum { CHOICE_OWN = -1, FUSINGS_MAX = 32, KEY_BYTES = 384, WINNER_BYTES = 32 };
 
-/* What can be fused: the convolution `layer` with its pooling, or the head that begins there. */
+/* What can be done in two ways: the convolution `layer` fused with its pooling, the head that
+ * begins there fused, or all gradients of weights beside what flows on to the layers before
+ * (`layer` is the first one). */
+typedef enum fusing_kind { FUSING_POOLING, FUSING_HEAD, FUSING_BESIDE } fusing_kind;
+
 typedef struct fusing {
     int layer;
-    bool head;
+    fusing_kind kind;
 } fusing;
+
+/* As a key and the list of choices call it. */
+static inline const char *fusing_name(fusing_kind kind)
+{
+    static const char *const names[] = {"pooling", "head", "beside"};
+    return names[kind];
+}
 
 typedef struct layer {
     const graph_node *node;
@@ -98,6 +109,9 @@ typedef struct program {
     int layer_count;
     /* the layer that the head begins with; layer_count: there is none */
     int head;
+    /* gradients of weights by a library are enqueued on a branch of the graph, which is joined
+     * before the backward pass of the layer after the next */
+    bool beside;
     fusing fusings[FUSINGS_MAX];  /* in the order of their layers */
     int fusing_count;
     uint32_t apart;               /* bit i: fusings[i] is not done */
@@ -117,6 +131,7 @@ typedef struct program {
     float *logits;
     void *workspace; /* the libraries' */
     size_t workspace_bytes;
+    size_t workspace_aside; /* where that of the gradients of weights begins; 0: they share it */
     /* what an offer's workspace may be here: a power of two, WORKSPACE_MAX where there is room */
     size_t workspace_limit;
     staging in;

@@ -24,6 +24,7 @@ typedef struct run {
     bool training;
     const optim_block *update; /* parameters take their step where gradients are made; or NULL */
     bool written[GRAPH_NODES_MAX]; /* has this node's gradient got its first part? */
+    int branch;                    /* the layer whose weights' gradients are on a branch; 0: none */
 } run;
 
 static const tensor *input(const run *r, const layer *l, int k)
@@ -93,7 +94,13 @@ static void own_pass(program *p, const layer *l, conv_pass pass, const conv_oper
 int cuda_conv_pass(program *p, const layer *l, conv_pass pass, int choice, bool add, err *e)
 {
     const tensor *x = &p->tensors[l->node->in[0]], *y = &p->tensors[l->out];
-    conv_operands o = {.workspace = p->workspace, .workspace_bytes = p->workspace_bytes};
+    size_t aside = p->workspace_aside;
+    conv_operands o = {.workspace = p->workspace,
+                       .workspace_bytes = aside ? aside : p->workspace_bytes};
+    if (aside && pass == CONV_WEIGHTS) {
+        o.workspace = (char *)p->workspace + aside;
+        o.workspace_bytes = p->workspace_bytes - aside;
+    }
     if (pass == CONV_FORWARD) {
         o.a = x->y, o.b = weights(p, l), o.out = y->y;
         o.bias = param(p, l->node->bias);
@@ -342,6 +349,42 @@ static void *gradient_of(run *r, int node, bool *add)
     return x->dy;
 }
 
+/* Beside what comes next. A library's way touches nothing but its operands and the workspace that
+ * is kept for these; our own kernels share their scratch. */
+static int branch_weights(run *r, const layer *l, err *e)
+{
+    program *p = r->p;
+    if (p->d->branch(p->dev, e))
+        return -1;
+    int failed = cuda_conv_pass(p, l, CONV_WEIGHTS, l->choice[CONV_WEIGHTS], false, e);
+    if (p->d->trunk(p->dev, e) || failed)
+        return -1;
+    r->branch = (int)(l - p->layers);
+    return 0;
+}
+
+/* Before the layer `next` runs backward, whose results may lie where the branch reads; -1: before
+ * the update. */
+static int join_branch(run *r, int next, err *e)
+{
+    if (r->branch == 0 || next >= r->branch - 1)
+        return 0;
+    r->branch = 0;
+    return r->p->d->join(r->p->dev, e);
+}
+
+static int weights_gradients(run *r, const layer *l, err *e)
+{
+    program *p = r->p;
+    int at = (int)(l - p->layers);
+    bool beside = p->beside && at > 1 && l->choice[CONV_WEIGHTS] != CHOICE_OWN;
+    if (!beside)
+        return cuda_conv_pass(p, l, CONV_WEIGHTS, l->choice[CONV_WEIGHTS], false, e);
+    if (r->branch && (r->branch = 0, p->d->join(p->dev, e)))
+        return -1;
+    return branch_weights(r, l, e);
+}
+
 static int backward_conv(run *r, const layer *l, const tensor *y, err *e)
 {
     program *p = r->p;
@@ -350,7 +393,7 @@ static int backward_conv(run *r, const layer *l, const tensor *y, err *e)
     if (n->bias >= 0)
         cuda_column_sums(r->stream, p->t, (size_t)p->c.batch * (size_t)plane(n->shape), n->shape.c,
                          y->dy, p->sums, grad(p, n->bias));
-    if (cuda_conv_pass(p, l, CONV_WEIGHTS, l->choice[CONV_WEIGHTS], false, e))
+    if (weights_gradients(r, l, e))
         return -1;
     if (!gradient_of(r, n->in[0], &add))
         return 0;
@@ -482,9 +525,10 @@ static int backward(run *r, err *e)
                             p->per_row, r->result, r->update);
     }
     for (int l = p->head - 1; l >= 0; l--)
-        if (r->p->tensors[r->p->layers[l].out].dy && backward_layer(r, &r->p->layers[l], e))
+        if (p->tensors[p->layers[l].out].dy &&
+            (join_branch(r, l, e) || backward_layer(r, &p->layers[l], e)))
             return -1;
-    return 0;
+    return join_branch(r, -1, e);
 }
 
 /* ---- update ---------------------------------------------------------------------------------- */

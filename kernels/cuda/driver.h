@@ -111,6 +111,12 @@ typedef struct driver {
 
     int (*capture)(device *d, err *e);
     int (*captured)(device *d, device_graph **out, err *e);
+    /* In a capture: what comes between branch and trunk depends on what was before it, and runs
+     * beside what comes behind; join: what follows depends on it too. One branch at a time, and
+     * none is open when the capture ends. */
+    int (*branch)(device *d, err *e);
+    int (*trunk)(device *d, err *e);
+    int (*join)(device *d, err *e);
     int (*replay)(device *d, device_graph *g, err *e);
     void (*release)(device *d, device_graph *g);
 

@@ -62,8 +62,14 @@ static void destroy(device *d)
     for (int i = 0; i < 2; i++)
         if (d->marks[i])
             cudaEventDestroy(d->marks[i]);
-    if (d->stream)
-        cudaStreamDestroy(d->stream);
+    if (d->parted)
+        cudaEventDestroy(d->parted);
+    if (d->done)
+        cudaEventDestroy(d->done);
+    if (d->trunk)
+        cudaStreamDestroy(d->trunk);
+    if (d->side)
+        cudaStreamDestroy(d->side);
     free(d);
 }
 
@@ -97,7 +103,11 @@ static void make_pieces(device *d)
 static int make(device *d, err *e)
 {
     ASK(cudaSetDevice(d->ordinal), "choosing the GPU");
-    ASK(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "a stream");
+    ASK(cudaStreamCreateWithFlags(&d->trunk, cudaStreamNonBlocking), "a stream");
+    ASK(cudaStreamCreateWithFlags(&d->side, cudaStreamNonBlocking), "a stream");
+    ASK(cudaEventCreateWithFlags(&d->parted, cudaEventDisableTiming), "an event");
+    ASK(cudaEventCreateWithFlags(&d->done, cudaEventDisableTiming), "an event");
+    d->stream = d->trunk;
     for (int i = 0; i < 2; i++)
         ASK(cudaEventCreate(&d->marks[i]), "an event");
     cudnnStatus_t dnn = cudnnCreate(&d->cudnn);
@@ -299,6 +309,38 @@ static int real_captured(device *d, device_graph **out, err *e)
     return 0;
 }
 
+/* cuDNN's handle goes along: its stream is the capture's. */
+static int enqueue_on(device *d, cudaStream_t stream, err *e)
+{
+    d->stream = stream;
+    cudnnStatus_t status = cudnnSetStream(d->cudnn, stream);
+    return status ? err_set(e, ERR_UNAVAILABLE, "cuDNN takes no stream: %s",
+                            cudnnGetErrorString(status))
+                  : 0;
+}
+
+static int real_branch(device *d, err *e)
+{
+    ASK(cudaEventRecord(d->parted, d->trunk), "a branch");
+    ASK(cudaStreamWaitEvent(d->side, d->parted, 0), "a branch");
+    return enqueue_on(d, d->side, e);
+}
+
+static int real_trunk(device *d, err *e)
+{
+    cudaError_t code = cudaEventRecord(d->done, d->side);
+    if (enqueue_on(d, d->trunk, e))
+        return -1;
+    ASK(code, "a branch");
+    return 0;
+}
+
+static int real_join(device *d, err *e)
+{
+    ASK(cudaStreamWaitEvent(d->trunk, d->done, 0), "a branch");
+    return 0;
+}
+
 static int real_replay(device *d, device_graph *g, err *e)
 {
     ASK(cudaSetDevice(d->ordinal), "choosing the GPU");
@@ -412,6 +454,9 @@ static const driver real = {
     .wait = real_wait,
     .capture = real_capture,
     .captured = real_captured,
+    .branch = real_branch,
+    .trunk = real_trunk,
+    .join = real_join,
     .replay = real_replay,
     .release = real_release,
     .mark = real_mark,

@@ -13,7 +13,9 @@ enum { DRIVER_PIECES = 4 };
 struct device {
     int ordinal;
     device_facts facts; /* all but free_bytes: asking for them takes milliseconds */
-    cudaStream_t stream;
+    cudaStream_t stream;      /* what is enqueued goes there: `trunk`, or `side` in a branch */
+    cudaStream_t trunk, side; /* the latter runs nothing but in captures */
+    cudaEvent_t parted, done;
     cudaEvent_t marks[2];
     cudnnHandle_t cudnn;
     cublasLtHandle_t lt;

@@ -45,7 +45,8 @@ struct device_graph {
 
 static std::mutex gate;
 static size_t memory_bytes = (size_t)8 << 30, memory_used;
-static std::atomic<long> measured, listed, captures, replays, opens, sums, copies_in, bytes_in;
+static std::atomic<long> measured, listed, captures, replays, opens, sums, copies_in, bytes_in,
+    branches;
 static int gpus = 1;
 static bool refuses; // sharing
 static int opened;
@@ -117,6 +118,11 @@ long fake_listings(void)
 long fake_captures(void)
 {
     return captures;
+}
+
+long fake_branches(void)
+{
+    return branches;
 }
 
 long fake_bytes_in(void)
@@ -392,12 +398,38 @@ static int fake_capture(device *d, err *)
 static int fake_captured(device *d, device_graph **out, err *e)
 {
     d->stream.capturing = false;
+    d->spoilt |= d->stream.branching || !d->stream.branch.empty(); // a branch that nobody joined
+    d->stream.branching = false;
     if (d->spoilt) {
         d->stream.kept.clear();
+        d->stream.branch.clear();
         return err_set(e, ERR_UNAVAILABLE, "capturing: something in it is not allowed: fake");
     }
     *out = new device_graph{std::move(d->stream.kept), d->run_us};
     d->stream.kept.clear();
+    return 0;
+}
+
+// A branch runs as late as it may: whoever writes meanwhile to what it reads is found by what it
+// computes.
+static int fake_branch(device *d, err *)
+{
+    branches++;
+    d->stream.branching = true;
+    return 0;
+}
+
+static int fake_trunk(device *d, err *)
+{
+    d->stream.branching = false;
+    return 0;
+}
+
+static int fake_join(device *d, err *)
+{
+    for (auto &work : d->stream.branch)
+        d->stream.kept.push_back(std::move(work));
+    d->stream.branch.clear();
     return 0;
 }
 
@@ -801,13 +833,13 @@ static void fake_comm_abort(device *, device_comm *c)
 }
 
 static const driver fake = {
-    "fake",         fake_missing,      fake_open,       fake_close,       fake_facts,
-    fake_alloc,     fake_free,         fake_alloc_host, fake_free_host,   fake_copy,
-    fake_zero,      fake_stream,       fake_wait,       fake_capture,     fake_captured,
-    fake_replay,    fake_release,      fake_mark,       fake_elapsed,     fake_list,
-    fake_offer,     fake_run,          fake_share,      fake_open_shared, fake_close_shared,
-    fake_sum,       fake_comm_missing, fake_comm_id,    fake_comm_begin,  fake_comm_reduce,
-    fake_comm_poll, fake_comm_abort,
+    "fake",       fake_missing,     fake_open,         fake_close,     fake_facts,
+    fake_alloc,   fake_free,        fake_alloc_host,   fake_free_host, fake_copy,
+    fake_zero,    fake_stream,      fake_wait,         fake_capture,   fake_captured,
+    fake_branch,  fake_trunk,       fake_join,         fake_replay,    fake_release,
+    fake_mark,    fake_elapsed,     fake_list,         fake_offer,     fake_run,
+    fake_share,   fake_open_shared, fake_close_shared, fake_sum,       fake_comm_missing,
+    fake_comm_id, fake_comm_begin,  fake_comm_reduce,  fake_comm_poll, fake_comm_abort,
 };
 
 extern "C" const driver *const cuda_driver = &fake;

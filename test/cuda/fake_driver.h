@@ -16,6 +16,7 @@ void fake_favourite(int offer);
 long fake_measurements(void);
 long fake_listings(void); /* how often it was asked for all ways of a task */
 long fake_captures(void); /* graphs begun */
+long fake_branches(void); /* of graphs that were captured; each runs as late as it may */
 /* That way fails when it is run, and the next wait tells of it too, as CUDA's errors do; -1: none.
  */
 void fake_break(int offer);

@@ -391,7 +391,7 @@ void shim_enqueue(void *stream, std::function<void()> work)
 {
     shim_stream *s = (shim_stream *)stream;
     if (s && s->capturing) {
-        s->kept.push_back(std::move(work));
+        (s->branching ? s->branch : s->kept).push_back(std::move(work));
         return;
     }
     std::lock_guard<std::recursive_mutex> hold(gate);

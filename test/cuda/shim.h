@@ -61,6 +61,8 @@ bool shim_on_stack(const void *at);
 struct shim_stream {
     bool capturing = false;
     std::vector<std::function<void()>> kept;
+    bool branching = false; // what is enqueued is kept apart, until a join
+    std::vector<std::function<void()>> branch;
     long launches = 0;
 };
 

@@ -449,3 +449,59 @@ TEST_LIMIT(what_is_fused_is_measured_and_kept, 120)
     CHECK(fake_measurements() > measured);
     free(learned);
 }
+
+/* ---- gradients of weights beside the rest ---------------------------------------------------- */
+
+/* Widths with which gradients come to lie where a convolution before had read its own. */
+static int residual(graph *g, int x, int outputs, void *user)
+{
+    static const int widths[] = {6, 4, 12, 4, 24, 24, 8};
+    (void)user;
+    for (int i = 0; i < 7; i++) {
+        conv2d_options o = {
+            .filters = widths[i], .kernel = 3, .padding = 1, .stride = i == 3 ? 2 : 1};
+        x = graph_relu(g, graph_batch_norm(g, graph_conv2d(g, x, o), (batch_norm_options){0}));
+    }
+    conv2d_options o = {.filters = 8, .kernel = 3, .padding = 1};
+    int y = graph_relu(g, graph_conv2d(g, x, o)); /* one behind the other */
+    y = graph_batch_norm(g, graph_conv2d(g, y, o), (batch_norm_options){0});
+    x = graph_relu(g, graph_add(g, y, x));
+    x = graph_flatten(g, graph_adaptive_avg_pool2d(g, x, 1, 1));
+    return graph_linear(g, x, outputs, (linear_options){0});
+}
+
+static void train_residual(backend_precision precision, bool beside)
+{
+    err e = ERR_INIT;
+    engine *truth, *m;
+    engine_config c = config("reference");
+    c.build = residual;
+    CHECK_OK(engine_compile(&c, &truth, &e), e);
+    c.backend = "cuda";
+    c.precision = precision;
+    long branches = fake_branches();
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    CHECK_CONTAINS(engine_choices(m), beside ? " beside fused\n" : " beside apart\n");
+    CHECK(distance(truth, m, 4) < (precision == PRECISION_BF16 ? 0.1 : 1e-4));
+    CHECK((fake_branches() > branches) == beside);
+    engine_free(m);
+    engine_free(truth);
+}
+
+/* A branch of the fake's runs as late as it may: what it reads must still be there. */
+TEST_LIMIT(gradients_of_weights_beside_the_rest_are_the_same, 120)
+{
+    fake_favourite(1);
+    train_residual(PRECISION_FP32, true);
+    train_residual(PRECISION_BF16, true);
+    char *learned = backend_learned("cuda");
+    CHECK(learned);
+    CHECK_CONTAINS(learned, "|train beside fp32 n4 c2 h12 w12 convolutions9 parameters");
+    for (char *at = learned; (at = strstr(at, "|train beside")); at++) {
+        char *winner = strchr(at, '\t');
+        memcpy(winner + 1, "apart\n", 6); /* as long as "fused\n" */
+    }
+    backend_known("cuda", learned);
+    train_residual(PRECISION_FP32, false);
+    free(learned);
+}
