@@ -29,7 +29,7 @@ WORK = [
     ("lenet5", [16, 32, 64], ["fp32"], {16: 10, 32: 10, 64: 10}),
     ("resnet34", [32, 128, 512], ["tf32", "bf16"], {32: 3, 128: 1.5, 512: 1.2}),
 ]
-BY_MODEL = ("steps", "start", "compiled")
+BY_WORK = ("steps", "start", "compiled")
 FUNCTIONS, SHARED = 8, ("lenet5", 16, "fp32")
 FLOATS = 21_300_000
 STARTS = 5  # processes
@@ -49,8 +49,12 @@ class NotThere(Exception):
     """This bench_gpu was built without it."""
 
 
-def models():
-    return [name for name, *_ in WORK]
+def combinations(work):
+    """Of `work`, or all: (model, batch, precision, how many times as fast as eager it is to be)"""
+    every = [(name, batch, precision, goals[batch]) for name, batches, precisions, goals in WORK
+             for batch in batches for precision in precisions]
+    asked = [one.split(":") for one in work]
+    return [one for one in every if not asked or any(list(map(str, one[:len(parts)])) == parts for parts in asked)]
 
 
 def numbers(text):
@@ -219,11 +223,12 @@ class Bench:
 
         def is_known(row):
             return o.seconds and [row["gpu"], row["libraries"]] == self.gpu and not (o.again and row["goal"].startswith("failed"))
+        self.work = combinations(o.work)
+        names = [[str(word) for word in one[:3]] for one in self.work]
 
         def is_now(row):
-            return row["part"] in o.only and (row["part"] not in BY_MODEL or row["work"] in o.models)
-        self.table.keep(lambda row: is_known(row) if is_now(row) else o.only != list(PARTS) or o.models != models())
-        self.work = [work for work in WORK if work[0] in o.models]
+            return row["part"] in o.only and (row["part"] not in BY_WORK or [row["work"], row["batch"], row["precision"]] in names)
+        self.table.keep(lambda row: is_known(row) if is_now(row) else o.only != list(PARTS) or o.work)
 
     def find(self, *what):
         return self.table.find(*self.gpu, *what)
@@ -287,24 +292,21 @@ def bench_steps(bench):
         return us, rate, (), ""
 
     def beside_eager(us, _rate):
-        theirs, wanted = bench.rate(*what, "torch-eager"), goals[batch]
-        times = batch / us * 1e6 / theirs if theirs else 0
+        theirs = bench.rate(*what, "torch-eager")
+        times = work[1] / us * 1e6 / theirs if theirs else 0
         return judge(times >= wanted, f"{times:.2f} of {wanted} times eager") if theirs else ""
-    for name, batches, precisions, goals in bench.work:
-        for batch, precision in ((b, p) for b in batches for p in precisions):
-            work = (name, batch, precision)
-            what = ("steps", *work)
-            if bench.torch:
-                bench.row((*what, "torch-eager"), eager)
-            bench.row((*what, "kubeml"), given, beside_eager)
-            bench.row((*what, "kubeml, samples on the device"), on_device, beside_eager)
+    for *work, wanted in bench.work:
+        what = ("steps", *work)
+        if bench.torch:
+            bench.row((*what, "torch-eager"), eager)
+        bench.row((*what, "kubeml"), given, beside_eager)
+        bench.row((*what, "kubeml, samples on the device"), on_device, beside_eager)
 
 
 def bench_compiled(bench):
-    for name, batches, precisions, _ in bench.work if bench.torch else []:
-        for batch, precision in ((b, p) for b in batches for p in precisions):
-            bench.row(("compiled", name, batch, precision, f"torch-compile {bench.mode}"),
-                      lambda work=(name, batch, precision): (*bench.peer(work, bench.mode), ""))
+    for *work, _ in bench.work if bench.torch else []:
+        bench.row(("compiled", *work, f"torch-compile {bench.mode}"),
+                  lambda work=work: (*bench.peer(work, bench.mode), ""))
 
 
 def bench_functions(bench):
@@ -336,11 +338,16 @@ def bench_functions(bench):
         bench.row((*what, "torch-eager processes"), processes, beside_ours)
 
 
+def first_of_each(work):
+    """The first batch and precision of each model."""
+    return list({one[0]: one for one in reversed(work)}.values())[::-1]
+
+
 def bench_start(bench):
     """A warm process from its model to its first batch's end; the algorithms are known, as to a function of a platform where
     the job, or one like it, has run before. The first process of all measures them, and is told apart."""
-    for name, batches, precisions, _ in bench.work:
-        args = ("start", name, batches[0], precisions[0])
+    for *work, _ in first_of_each(bench.work):
+        args = ("start", *work)
         with tempfile.TemporaryDirectory() as folder:
             cache = {"KUBEML_CUDA_CACHE": f"{folder}/algorithms"}
 
@@ -405,16 +412,16 @@ def main():
     parser.add_argument("out", type=pathlib.Path, help="the CSV's folder")
     parser.add_argument("--only", type=lambda text: text.split(","),
                         help=f"of {','.join(PARTS)}: what else the GPU's file has stays")
-    parser.add_argument("--models", type=lambda text: text.split(","), default=models(),
-                        help=f"of {','.join(models())}, in {', '.join(BY_MODEL)}: what the file has of others stays")
+    parser.add_argument("--work", type=lambda text: text.split(","), default=[],
+                        help=f"MODEL[:BATCH[:PRECISION]],... of {', '.join(BY_WORK)}: what the file has of others stays")
     parser.add_argument("--mode", default="max-autotune", help="torch.compile's; max-autotune, whose compiling takes minutes")
     results.add_options(parser)
     o = parser.parse_args()
     o.asked, o.only = o.only is not None, o.only or list(PARTS)
     if not set(o.only) <= set(PARTS):
         parser.error(f"--only takes {','.join(PARTS)}")
-    if not set(o.models) <= set(models()):
-        parser.error(f"--models takes {','.join(models())}")
+    if not combinations(o.work):
+        parser.error(f"--work names none of {[one[:3] for one in combinations([])]}")
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML counts so
     clock = Clock(o.seconds)
     gpu, libraries = results.find_gpu(o.program, "bench-gpu")
