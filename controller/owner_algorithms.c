@@ -3,7 +3,8 @@
  *
  * A function measures in its sandbox, where it can write nothing that lasts. It tells what it found
  * when it is specialised, and every function after it is told all that is known, so that a shape is
- * measured once and all functions of a job compute it the same way. Of functions that start
+ * measured once and all functions of a job compute it the same way; so are those that wait in the
+ * pool, which run it meanwhile. Of functions that start
  * together the first measures, the others have their turn after it (pool_talk.c), once for each
  * sort of function while this controller runs. What cannot be read or written costs the next
  * function its measurements, nothing else. */
@@ -120,4 +121,8 @@ void algorithms_take(owner *o, const char *told)
     }
     if (rc < 0)
         log_warn("measured algorithms are not kept: %s", e.message);
+    for (link_pod *p = o->pods, *next; rc == 0 && p; p = next) {
+        next = p->next;
+        pool_tell_known(o, p);
+    }
 }

@@ -266,6 +266,7 @@ void pool_specialise(owner *o, const job_action *a);
 void pool_specialise_waiting(owner *o); /* whose turn has come */
 void pool_tell(owner *o, const char *id, json_t *message);    /* to its kubeml-ps; steals */
 void pool_send(owner *o, link_pod *p, json_t *message);       /* steals */
+void pool_tell_known(owner *o, link_pod *p); /* what is measured, where it waits on a GPU */
 void pool_broken(owner *o, link_pod *p, const err *why);      /* its connection has ended */
 void pool_readable(owner *o, link_pod *p);
 /* A job's pod has ended: what it said before that is taken first, since the news of its end may come

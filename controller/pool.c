@@ -346,6 +346,7 @@ static void give_or_keep(owner *o, link_pod *p)
             late = other;
     if (!late) {
         pool_use(p, USE_WARM);
+        pool_tell_known(o, p);
         return;
     }
     reserve(p, late->job, late->function, late->incarnation);

@@ -184,6 +184,16 @@ static int specialise_message(owner *o, const job_action *a, side *s, json_t **o
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for a message");
 }
 
+/* It runs what is known once, while it waits: its job finds it loaded. */
+void pool_tell_known(owner *o, link_pod *p)
+{
+    bool gpu =
+        p->gpu >= 0 || (o->cluster->ops->pod_gpus && o->cluster->ops->pod_gpus(o->cluster) > 0);
+    json_t *known = gpu && pool_is_generic(p, POD_FUNCTION, USE_WARM) ? algorithms_known(o) : NULL;
+    if (known)
+        pool_send(o, p, json_pack("{s:s, s:o}", "type", "known", "algorithms", known));
+}
+
 /* Whether another function of the job is about to measure what this one would: on GPUs, where
  * nobody has yet. Those of a process of their own are one function here. */
 static bool is_measured_now(const owner *o, const job_action *a, const side *s)

@@ -12,6 +12,7 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "function_gpu.h"
 #include "json_read.h"
 #include "log.h"
 #include "tokens.h"
@@ -81,6 +82,11 @@ static int answer(warm *w, connection *c, const json_t *m)
     const char *type = wire_type(m);
     if (c->welcome && (strcmp(type, "specialise") == 0 || strcmp(type, "serve") == 0))
         return 1;
+    if (c->welcome && strcmp(type, "known") == 0) {
+        const char *known = json_string_value(json_object_get(m, "algorithms"));
+        function_gpu_rehearse(known ? known : "");
+        return 0;
+    }
     const char *token = json_string_value(json_object_get(m, "token"));
     if (c->welcome || strcmp(type, "hello") != 0) {
         drop(c, c->welcome ? "an unknown order" : "no hello");

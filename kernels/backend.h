@@ -55,6 +55,10 @@ typedef struct backend_state {
     float *buffers;        /* graph.floats[VAR_BUFFER] */
     float *state;      /* optim_slots() blocks of graph.floats[VAR_PARAM], one after the other */
     int64_t *counters; /* graph.floats[VAR_COUNTER]; batch norm's num_batches_tracked */
+    /* Where parameters, buffers and state are read from, as they lie above (and so may be NULL),
+     * for this call alone: the blocks of floats are then out of date until the next `store`. NULL:
+     * from the blocks. For backends with a `store`. */
+    const float *given;
 } backend_state;
 
 typedef enum backend_type { INPUT_FLOAT, INPUT_UINT8 } backend_type;
@@ -218,6 +222,12 @@ typedef struct backend {
      * thing. */
     int (*warm)(int device, err *e);
 
+    /* Runs once what is known (below) to be wanted of a model's layers on that device: their kernels
+     * are loaded, and a model that has them is ready sooner. For a process that waits for its job:
+     * takes seconds at the most. What fails here is told where it is wanted. NULL: there is no such
+     * thing. */
+    void (*rehearse)(int device);
+
     /* What prepare measures, as lines that other processes of such machines can be told: `known`
      * takes them, `learned` gives those that this process has measured (the caller's to free; NULL:
      * none). Lines of another form are passed over. Both NULL: nothing is measured. */
@@ -290,6 +300,8 @@ typedef struct backend {
 const backend *backend_find(const char *name, err *e);
 /* Makes that backend ready on that device, so that a model is compiled sooner. Errors: both's. */
 int backend_warm(const char *name, int device, err *e);
+/* backend.rehearse of that backend, where there is one and it runs here. */
+void backend_rehearse(const char *name, int device);
 /* Tells that backend what was measured before, and asks it what it measured, where it is one of
  * those that do and runs here. */
 void backend_known(const char *name, const char *lines);

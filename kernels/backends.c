@@ -109,6 +109,14 @@ int backend_warm(const char *name, int device, err *e)
     return !b || (b->warm && b->warm(device, e)) ? -1 : 0;
 }
 
+void backend_rehearse(const char *name, int device)
+{
+    err ignored = ERR_INIT;
+    const backend *b = backend_find(name, &ignored);
+    if (b && b->rehearse)
+        b->rehearse(device);
+}
+
 void backend_known(const char *name, const char *lines)
 {
     err ignored = ERR_INIT;

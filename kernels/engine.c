@@ -197,7 +197,7 @@ static bool has_zero_state(const engine *m)
     return m->c.inference || m->counters[m->counter_count - 1] == 0;
 }
 
-static int load(engine *m, err *e)
+static int load(engine *m, const float *given, err *e)
 {
     backend_state s = {.params = m->floats,
                        .grads = m->c.inference ? NULL : m->grads,
@@ -206,7 +206,8 @@ static int load(engine *m, err *e)
                        .state_zero = has_zero_state(m),
                        .buffers = m->floats + m->params,
                        .state = m->slots ? m->floats + m->params + m->buffers : NULL,
-                       .counters = m->counters};
+                       .counters = m->counters,
+                       .given = given};
     return m->backend->load(m->program, &s, e);
 }
 
@@ -214,7 +215,7 @@ static int load(engine *m, err *e)
 static int load_weights(engine *m, err *e)
 {
     m->blank = false;
-    return load(m, e);
+    return load(m, NULL, e);
 }
 
 static int store(engine *m, bool grads, err *e)
@@ -247,7 +248,7 @@ static int compile(engine *m, const engine_config *c, err *e)
         m->backend->prepare(m->g, &m->c, &m->program, e))
         return -1;
     m->blank = true;
-    return c->blank ? load(m, e) : engine_draw(m, e);
+    return c->blank ? load(m, NULL, e) : engine_draw(m, e);
 }
 
 int engine_compile(const engine_config *c, engine **out, err *e)
@@ -343,22 +344,33 @@ int engine_export(engine *m, float *floats, int64_t *counters, err *e)
     return 0;
 }
 
+/* That many floats of them count from now on. A device reads them where they lie: the host's block
+ * takes them, and with them memory, when someone asks for it. Not while gradients are out, whose
+ * way back goes through the host's blocks. */
+static int take_floats_of(engine *m, const float *floats, size_t count, err *e)
+{
+    if (m->backend->store && !m->grads_lent && floats != m->floats) {
+        m->blank = false;
+        return load(m, floats, e);
+    }
+    memcpy(m->floats, floats, count * sizeof *floats);
+    return load_weights(m, e);
+}
+
 int engine_import(engine *m, const float *floats, const int64_t *counters, err *e)
 {
     if (m->c.inference || counters[m->counter_count - 1] == 0)
         return engine_import_weights(m, floats, counters, e); /* which is all there is */
-    memcpy(m->floats, floats, engine_state_floats(m) * sizeof *floats);
     memcpy(m->counters, counters, m->counter_count * sizeof *counters);
-    return load_weights(m, e);
+    return take_floats_of(m, floats, engine_state_floats(m), e);
 }
 
 int engine_import_weights(engine *m, const float *floats, const int64_t *counters, err *e)
 {
-    memcpy(m->floats, floats, engine_weights_floats(m) * sizeof *floats);
     if (m->g->floats[VAR_COUNTER])
         memcpy(m->counters, counters, m->g->floats[VAR_COUNTER] * sizeof *counters);
     zero_optimizer(m);
-    return load_weights(m, e);
+    return take_floats_of(m, floats, engine_weights_floats(m), e);
 }
 
 int engine_reset_optimizer(engine *m, err *e)
@@ -368,7 +380,7 @@ int engine_reset_optimizer(engine *m, err *e)
     if (store(m, false, e))
         return -1;
     zero_optimizer(m);
-    return load(m, e);
+    return load(m, NULL, e);
 }
 
 int engine_place(engine *m, float *floats, int64_t *counters, err *e)
@@ -384,7 +396,7 @@ int engine_place(engine *m, float *floats, int64_t *counters, err *e)
         memmove(to_counters, m->counters, m->counter_count * sizeof *to_counters);
     m->floats = to;
     m->counters = to_counters;
-    return load(m, e);
+    return load(m, NULL, e);
 }
 
 /* ---- work ------------------------------------------------------------------------------------ */
@@ -728,7 +740,7 @@ float *engine_grads(engine *m, size_t *count, err *e)
 
 int engine_update(engine *m, double lr, err *e)
 {
-    if (check_training(m, e) || (m->grads_lent && load(m, e)))
+    if (check_training(m, e) || (m->grads_lent && load(m, NULL, e)))
         return -1;
     m->grads_lent = false;
     if (m->backend->update(m->program, next_update(m, lr), e))

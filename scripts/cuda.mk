@@ -48,14 +48,14 @@ SRC_cuda_host:= $(filter-out kernels/cuda/driver_%,$(SRC_cuda))
 # What the engine needs of the rest: the kernels' own tree and a few small files.
 CUDA_COMMON  := $(addprefix common/,err.c parallel.c rng.c)
 
-# Which kernels of ours there are: a sum over their text, part of the key of what was measured on a GPU (cuda_algo.c).
+# Which kernels of ours there are: a sum over their text, part of the key of what was measured on a GPU (cuda_known.c).
 CUDA_VERSION := $(BUILD)/cuda_kernels_version.h
 $(CUDA_VERSION): FORCE
 	@mkdir -p $(@D)
 	@version="#define CUDA_KERNELS_VERSION \"$$(cat $(SRC_cu) $(sort $(wildcard kernels/cuda/*.cuh)) | cksum | cut -d' ' -f1)\""; \
 	    echo "$$version" | cmp -s - $@ || echo "$$version" >$@
-EXTRA_kernels_cuda_cuda_algo := -I$(BUILD)
-$(BUILD)/obj/kernels/cuda/cuda_algo.o: $(CUDA_VERSION)
+EXTRA_kernels_cuda_cuda_known := -I$(BUILD)
+$(BUILD)/obj/kernels/cuda/cuda_known.o: $(CUDA_VERSION)
 
 .PHONY: cuda-toolkit cuda check-cuda check-cuda-host
 cuda-toolkit: ## fetch a CUDA toolkit into the build folder (1.1 GB), for machines without one

@@ -2,31 +2,23 @@
  *
  * Every pass of every layer is timed once per machine type and shape, and again when the libraries
  * or our kernels are others: what the libraries offer and our own kernel, on the tensors that the
- * plan has laid out. The winners are kept in memory and, where a cache folder is known, in a text
- * file ("key<TAB>winner" a line) that later processes read, so that a warm function measures
- * nothing and the same job computes the same way again. A function, whose sandbox lets it write no
- * such file, is told what others have measured, and is asked for what it measured itself.
+ * plan has laid out. The winners are kept (cuda_known.c), so that a warm function measures nothing
+ * and the same job computes the same way again.
  *
  * Where a cap, or a full device, leaves out ways for the workspace that they want, what is measured
  * is the fastest of the rest: it stands under a key of its own, with that limit, and is nothing to
  * those who have the room. */
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "cleanup.h"
 #include "cuda/cuda_memory.h"
 #include "cuda/cuda_program.h"
-#include "cuda_kernels_version.h" /* made by the build (scripts/cuda.mk) */
 
 enum {
-    CACHE_MAX = 16384, /* entries */
-    LINE_BYTES = KEY_BYTES + WINNER_BYTES + 2,
     TIMED_RUNS = 5,
     TIMED_ROUNDS = 3,
     WAKE_US = 30000,
@@ -35,225 +27,9 @@ enum {
 };
 #define WORKSPACE_MAX ((size_t)1 << 30) /* a power of two */
 
-static const char own_name[] = "own";
-
-/* ---- the cache ------------------------------------------------------------------------------- */
-
-typedef struct entry {
-    char key[KEY_BYTES], winner[WINNER_BYTES];
-    bool measured; /* by this process */
-} entry;
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static entry *entries; /* the rest under the lock too; lives as long as the process */
-static uint32_t *hashes; /* of the entries' keys: few of them are compared */
-static int entry_count, entry_room;
-static bool read_once;
-
-/* KUBEML_CUDA_CACHE (empty: none), else ~/.cache/kubeml-cuda-algorithms; false: none. */
-static bool cache_path(char *path, size_t room)
-{
-    const char *named = getenv("KUBEML_CUDA_CACHE"), *home = getenv("HOME");
-    int length = -1;
-    if (named)
-        length = snprintf(path, room, "%s", named);
-    else if (home && *home)
-        length = snprintf(path, room, "%s/.cache/kubeml-cuda-algorithms", home);
-    return length > 0 && (size_t)length < room;
-}
-
-static uint32_t hash(const char *key) /* FNV-1a */
-{
-    uint32_t h = 2166136261u;
-    for (; *key; key++)
-        h = (h ^ (unsigned char)*key) * 16777619u;
-    return h;
-}
-
-static entry *find(const char *key)
-{
-    uint32_t wanted = hash(key);
-    for (int i = 0; i < entry_count; i++)
-        if (hashes[i] == wanted && strcmp(entries[i].key, key) == 0)
-            return &entries[i];
-    return NULL;
-}
-
-static bool grow(void)
-{
-    int room = entry_room ? 2 * entry_room : 64;
-    if (room > CACHE_MAX)
-        return false;
-    entry *more = realloc(entries, (size_t)room * sizeof *more);
-    entries = more ? more : entries;
-    uint32_t *more_hashes = realloc(hashes, (size_t)room * sizeof *more_hashes);
-    hashes = more_hashes ? more_hashes : hashes;
-    if (!more || !more_hashes)
-        return false;
-    entry_room = room;
-    return true;
-}
-
-/* A cache that has no room forgets nothing and learns nothing. */
-static void remember(const char *key, const char *winner, bool measured)
-{
-    entry *at = find(key);
-    if (!at) {
-        if (entry_count == entry_room && !grow())
-            return;
-        at = &entries[entry_count++];
-        snprintf(at->key, sizeof at->key, "%s", key);
-        hashes[at - entries] = hash(at->key);
-    }
-    snprintf(at->winner, sizeof at->winner, "%s", winner);
-    at->measured = measured;
-}
-
-/* Lines that are not ours are passed over: the file is a cache, not a source of truth. */
-static void read_lines(FILE *f)
-{
-    char line[LINE_BYTES];
-    while (fgets(line, sizeof line, f)) {
-        char *tab = strchr(line, '\t'), *end = strchr(line, '\n');
-        if (!tab || !end || end < tab || end - tab > WINNER_BYTES || tab - line >= KEY_BYTES)
-            continue;
-        *tab = *end = '\0';
-        remember(line, tab + 1, false);
-    }
-}
-
-static void read_file(void)
-{
-    char path[512];
-    cleanup_fclose FILE *f = cache_path(path, sizeof path) ? fopen(path, "re") : NULL;
-    if (f)
-        read_lines(f);
-}
-
-/* A cache that cannot be written costs the next process its measurements, nothing else. */
-static void write_file(void)
-{
-    char path[512], temporary[560];
-    if (!cache_path(path, sizeof path))
-        return;
-    char *slash = strrchr(path, '/');
-    if (slash && slash != path) {
-        *slash = '\0';
-        mkdir(path, 0700);
-        *slash = '/';
-    }
-    snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid());
-    FILE *f = fopen(temporary, "we");
-    if (!f)
-        return;
-    for (int i = 0; i < entry_count; i++)
-        fprintf(f, "%s\t%s\n", entries[i].key, entries[i].winner);
-    if (fclose(f) || rename(temporary, path))
-        unlink(temporary);
-}
-
-void cuda_algorithms_read(void)
-{
-    pthread_mutex_lock(&lock);
-    if (!read_once)
-        read_file();
-    read_once = true;
-    pthread_mutex_unlock(&lock);
-}
-
-/* What all are told comes before a file that this machine may have: functions of one job compute
- * alike. */
-void cuda_algorithms_known(const char *lines)
-{
-    cuda_algorithms_read();
-    cleanup_fclose FILE *f = *lines ? fmemopen((void *)(uintptr_t)lines, strlen(lines), "r") : NULL;
-    pthread_mutex_lock(&lock);
-    if (f)
-        read_lines(f);
-    pthread_mutex_unlock(&lock);
-}
-
-char *cuda_algorithms_learned(void)
-{
-    char *text = NULL;
-    size_t used = 0;
-    pthread_mutex_lock(&lock);
-    char *grown = malloc((size_t)entry_count * LINE_BYTES + 1);
-    for (int i = 0; grown && i < entry_count; i++)
-        if (entries[i].measured)
-            used += (size_t)snprintf(grown + used, LINE_BYTES + 1, "%s\t%s\n", entries[i].key,
-                                     entries[i].winner);
-    pthread_mutex_unlock(&lock);
-    if (used)
-        text = grown;
-    else
-        free(grown);
-    return text;
-}
-
-bool cuda_algorithm_known(const char *key, char winner[WINNER_BYTES])
-{
-    cuda_algorithms_read();
-    pthread_mutex_lock(&lock);
-    const entry *at = find(key);
-    if (at)
-        memcpy(winner, at->winner, WINNER_BYTES);
-    pthread_mutex_unlock(&lock);
-    return at;
-}
-
-void cuda_algorithm_learn(const char *key, const char *winner)
-{
-    pthread_mutex_lock(&lock);
-    remember(key, winner, true);
-    pthread_mutex_unlock(&lock);
-}
-
-void cuda_algorithms_keep(void)
-{
-    pthread_mutex_lock(&lock);
-    write_file();
-    pthread_mutex_unlock(&lock);
-}
-
-/* For tests: a new process begins with nothing in memory. */
-void cuda_algorithms_forget(void);
-void cuda_algorithms_forget(void)
-{
-    pthread_mutex_lock(&lock);
-    entry_count = 0;
-    read_once = false;
-    pthread_mutex_unlock(&lock);
-}
-
 /* ---- one task -------------------------------------------------------------------------------- */
 
-static const char *const pass_names[CONV_PASSES] = {"forward", "data", "weights"};
-static const char *const precision_names[] = {"fp32", "tf32", "bf16"};
-
-int cuda_shape_text(const conv_shape *s, char *text, size_t room)
-{
-    return snprintf(text, room,
-                    "n%d c%d h%d w%d k%d r%d s%d p%d q%d stride%dx%d pad%dx%d dil%dx%d g%d", s->n,
-                    s->c, s->h, s->w, s->k, s->r, s->s, s->p, s->q, s->stride_h, s->stride_w,
-                    s->pad_h, s->pad_w, s->dil_h, s->dil_w, s->groups);
-}
-
-void cuda_begin_key(const device_facts *f, char key[KEY_BYTES])
-{
-    snprintf(key, KEY_BYTES, "%s|%s own" CUDA_KERNELS_VERSION "|", f->name, f->libraries);
-}
-
-static void make_key(const device_facts *f, const conv_task *t, char key[KEY_BYTES])
-{
-    char text[KEY_BYTES / 3];
-    cuda_shape_text(&t->s, text, sizeof text);
-    cuda_begin_key(f, key);
-    size_t used = strlen(key);
-    snprintf(key + used, KEY_BYTES - used, "%s %s %s%s%s%s", pass_names[t->pass],
-             precision_names[t->precision], text, t->bias ? " bias" : "", t->relu ? " relu" : "",
-             t->add ? " add" : "");
-}
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* True, and noted as awake from now on, when the device was not woken within the last second. */
 static bool sleeps(int ordinal)
@@ -352,7 +128,7 @@ typedef struct task {
 
 static const char *offer_name(const task *t, int at)
 {
-    return at < 0 ? own_name : t->offers[at].name;
+    return at < 0 ? WINNER_OWN : t->offers[at].name;
 }
 
 static void take_choice(task *t, int at)
@@ -389,7 +165,7 @@ static void add_limit(const program *p, char key[KEY_BYTES])
 /* -2: the winner is not among what can be done here. */
 static int find_offer(const task *t, const char *winner)
 {
-    if (strcmp(winner, own_name) == 0)
+    if (strcmp(winner, WINNER_OWN) == 0)
         return -1;
     for (int i = 0; i < t->offer_count; i++)
         if (strcmp(t->offers[i].name, winner) == 0)
@@ -527,7 +303,7 @@ static bool decide(program *p, const device_facts *f, task *t)
         return false;
     }
     bool limited = is_limited(p, t);
-    make_key(f, &t->what, all);
+    cuda_task_key(f, &t->what, all);
     memcpy(key, all, sizeof key);
     if (limited)
         add_limit(p, key);
@@ -565,13 +341,13 @@ static void decide_all(program *p, const device_facts *f, task *tasks, int count
 static bool recall_alone(program *p, const device_facts *f, task *t)
 {
     char all[KEY_BYTES], key[KEY_BYTES], winner[WINNER_BYTES];
-    make_key(f, &t->what, all);
+    cuda_task_key(f, &t->what, all);
     memcpy(key, all, sizeof key);
     add_limit(p, key);
     if ((p->workspace_limit == WORKSPACE_MAX || !cuda_algorithm_known(key, winner)) &&
         !cuda_algorithm_known(all, winner))
         return false;
-    if (strcmp(winner, own_name) == 0) {
+    if (strcmp(winner, WINNER_OWN) == 0) {
         take_choice(t, -1);
         return true;
     }
@@ -654,7 +430,7 @@ static int write_choices(program *p, const task *tasks, int count, err *e)
     for (int i = 0; i < count; i++) {
         const task *t = &tasks[i];
         at += (size_t)snprintf(p->choices + at, room - at, "%s %s %s\n", t->l->node->name,
-                               pass_names[t->pass], t->chosen);
+                               cuda_pass_names[t->pass], t->chosen);
     }
     for (int i = 0; i < p->fusing_count; i++)
         at += (size_t)snprintf(

@@ -146,13 +146,13 @@ static size_t slots(const program *p)
     return p->c.inference ? 0 : (size_t)optim_slots(&p->c.optim);
 }
 
-static int load_state(program *p, const backend_state *s, err *e)
+static int load_state(program *p, const float *state, bool zero, err *e)
 {
     size_t params = p->g->floats[VAR_PARAM];
-    if (s->state_zero)
+    if (zero)
         return p->d->zero(p->dev, p->state, slots(p) * params * sizeof(float), e);
     for (size_t i = 0; i < slots(p); i++)
-        if (bring_in(p, p->state + i * params, s->state + i * params, e))
+        if (bring_in(p, p->state + i * params, state + i * params, e))
             return -1;
     return 0;
 }
@@ -160,23 +160,27 @@ static int load_state(program *p, const backend_state *s, err *e)
 static int cuda_load(backend_program *base, const backend_state *s, err *e)
 {
     program *p = (program *)base;
-    size_t params = p->g->floats[VAR_PARAM];
+    size_t params = p->g->floats[VAR_PARAM], buffers = p->g->floats[VAR_BUFFER];
+    const float *from = s->given;
     p->s = *s;
+    p->s.given = NULL;
     if (s->blank) {
         p->fresh = true;
         return 0;
     }
-    if (bring_in(p, p->params, s->params, e) ||
-        (s->grads_changed && bring_in(p, p->grads, s->grads, e)) || load_state(p, s, e))
+    p->fresh = p->fresh && !from;
+    if (bring_in(p, p->params, from ? from : s->params, e) ||
+        (s->grads_changed && bring_in(p, p->grads, s->grads, e)) ||
+        load_state(p, from ? from + params + buffers : s->state, s->state_zero, e))
         return -1;
-    if (p->d->copy(p->dev, p->buffers, s->buffers, p->g->floats[VAR_BUFFER] * sizeof(float),
+    if (p->d->copy(p->dev, p->buffers, from ? from + params : s->buffers, buffers * sizeof(float),
                    COPY_IN, e) ||
         p->d->copy(p->dev, p->counters, s->counters, p->g->floats[VAR_COUNTER] * sizeof(int64_t),
                    COPY_IN, e))
         return -1;
     if (p->t == ELEMENT_BF16)
         cuda_to_bf16(p->d->stream(p->dev), params, p->params, p->weights16);
-    p->fresh = true;
+    p->fresh = !from;
     return p->d->wait(p->dev, e); /* the caller may write to its blocks again */
 }
 
@@ -353,6 +357,7 @@ __attribute__((visibility("default"))) const backend backend_cuda = {
     .name = "cuda",
     .missing = cuda_missing,
     .warm = cuda_warm,
+    .rehearse = cuda_rehearse,
     .known = cuda_algorithms_known,
     .learned = cuda_algorithms_learned,
     .prepare = cuda_prepare,

@@ -15,6 +15,7 @@
 #include "cuda/driver.h"
 
 enum { CHOICE_OWN = -1, FUSINGS_MAX = 32, KEY_BYTES = 384, WINNER_BYTES = 32 };
+#define WINNER_OWN "own" /* what no driver offers */
 
 /* What can be done in two ways: the convolution `layer` fused with its pooling, the head that
  * begins there fused, or all gradients of weights beside what flows on to the layers before
@@ -160,18 +161,30 @@ int cuda_choose(program *p, err *e);
 /* Before something is timed: an idle GPU's clocks are low, and what comes first would seem slow.
  * May clear all of the program's memory. */
 void cuda_wake(program *p);
+
+/* cuda_known.c */
 void cuda_algorithms_read(void); /* the cache's file, once a process */
 /* The cache's entries, which cuda_fuse.c keeps there too; what was learned is written by `keep`. */
 bool cuda_algorithm_known(const char *key, char winner[WINNER_BYTES]);
+/* The one that came so many before the last; false: there are not so many. */
+bool cuda_algorithm_at(int at, char key[KEY_BYTES], char winner[WINNER_BYTES]);
 void cuda_algorithm_learn(const char *key, const char *winner);
 void cuda_algorithms_keep(void);
 /* What a key begins with: machine type, libraries, and which kernels of ours there are. */
 void cuda_begin_key(const device_facts *f, char key[KEY_BYTES]);
 /* A shape in the words of a key. */
 int cuda_shape_text(const conv_shape *s, char *text, size_t room);
+extern const char *const cuda_pass_names[CONV_PASSES];
+/* The key of a convolution's or linear layer's pass, without a limit. */
+void cuda_task_key(const device_facts *f, const conv_task *t, char key[KEY_BYTES]);
+/* Whose key that is, if it is one of those, of this device and build. */
+bool cuda_task_of_key(const device_facts *f, const char *key, conv_task *out);
 /* backend.known and backend.learned. */
 void cuda_algorithms_known(const char *lines);
 char *cuda_algorithms_learned(void);
+
+/* cuda_rehearse.c: backend.rehearse. */
+void cuda_rehearse(int ordinal);
 
 /* cuda_fuse.c: which of the fusings that this graph allows are not to be done, by what was measured
  * once per machine type and shape. */

@@ -31,6 +31,7 @@ extern "C" {
 struct device {
     shim_stream stream;
     int marks[2], ordinal;
+    long number; // no other device had it
     bool timing; // between two marks
     int timed; // graphs that were replayed there
     int run_us; // of what is captured, if it is one way of a convolution
@@ -58,6 +59,9 @@ static bool few_launches = true;
 static int broken = -1, uncapturable = -1, asleep_us;
 static std::set<std::array<int, 5>> ran; // of the libraries' ways; under the gate
 static long first_captured;
+static std::set<std::vector<long>> ran_on; // devices; under the gate
+static long first_runs;
+static int start_ms;
 static std::atomic<long> launches;
 
 // Tests that name no cache of algorithms have none: what one learns is not the next one's business.
@@ -103,6 +107,17 @@ long fake_first_runs_captured(void)
     first_captured = 0;
     ran.clear();
     return count;
+}
+
+long fake_first_runs(void)
+{
+    std::lock_guard<std::mutex> hold(gate);
+    return first_runs;
+}
+
+void fake_slow_start(int ms)
+{
+    start_ms = ms;
 }
 
 long fake_measurements(void)
@@ -256,8 +271,8 @@ static int fake_open(int ordinal, device **out, err *e)
         return -1;
     if (ordinal >= gpus)
         return err_set(e, ERR_UNSUPPORTED, "there is no GPU %d: this machine has %d", ordinal, gpus);
-    opens++;
     *out = new device();
+    (*out)->number = ++opens;
     (*out)->ordinal = ordinal;
     return 0;
 }
@@ -576,8 +591,13 @@ static int fake_run(device *d, const conv_task *t, int id, const conv_operands *
     if (o->workspace_bytes < needs)
         return err_set(e, ERR_INTERNAL, "a workspace of %zu bytes for a way that needs %zu",
                        o->workspace_bytes, needs);
+    usleep((useconds_t)start_ms * 1000);
     {
+        const conv_shape &s = t->s;
         std::lock_guard<std::mutex> hold(gate);
+        first_runs += ran_on.insert({d->number, id, t->pass, t->t, t->precision, t->bias, t->relu, t->add, s.n, s.c,
+                                     s.h, s.w, s.k, s.r, s.s, s.p, s.q, s.stride_h, s.stride_w, s.pad_h, s.pad_w,
+                                     s.dil_h, s.dil_w, s.groups}).second;
         first_captured += ran.insert({id, (int)t->pass, t->s.c, t->s.k, t->s.h}).second && d->stream.capturing;
     }
     if (uncapturable == id - 10 && d->stream.capturing) {

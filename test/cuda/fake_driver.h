@@ -29,6 +29,10 @@ void fake_asleep(int us);
 /* How many of the libraries' ways this process has run for the first time while a graph was
  * captured: they load and allocate then, which a capture does not bear. 0 from the call on. */
 long fake_first_runs_captured(void);
+/* Ways that a device has run for the first time, of each task; and how long each of the libraries'
+ * ways takes to start (0). */
+long fake_first_runs(void);
+void fake_slow_start(int ms);
 /* Whether graphs seem the faster the fewer launches they have (the default), or the more. */
 void fake_favour_few_launches(bool few);
 long fake_launches(void); /* of the graph that was replayed last */

@@ -3,6 +3,7 @@
  * same. */
 #include <unistd.h>
 
+#include "cuda/cuda_devices.h"
 #include "cuda/cuda_memory.h"
 #include "fake_driver.h"
 #include "small_model.h"
@@ -179,6 +180,153 @@ TEST(what_is_known_is_the_only_way_that_is_asked_for)
     CHECK(fake_listings() > listed);
     CHECK(strstr(engine_choices(m), "direct") == NULL);
     engine_free(m);
+    free(learned);
+}
+
+/* ---- rehearsal ------------------------------------------------------------------------------- */
+
+/* As a process that waits for its job and knows that; how much the libraries then ran for the first
+ * time. */
+static long rehearses(const char *known)
+{
+    long before = fake_first_runs();
+    cuda_devices_forget(cuda_driver);
+    cuda_algorithms_forget();
+    if (known)
+        backend_known("cuda", known);
+    backend_rehearse("cuda", 0);
+    CHECK_INT(cuda_memory_held(), 0);
+    return fake_first_runs() - before;
+}
+
+/* A job of such a process starts nothing for the first time. */
+TEST(a_process_that_waits_runs_what_is_known)
+{
+    char path[512];
+    for (int favourite = 0; favourite <= 1; favourite++) { /* without a workspace, and with one */
+        char *learned;
+        keep_at(path, sizeof path);
+        unlink(path);
+        cuda_algorithms_forget();
+        fake_favourite(favourite);
+        engine *m = compiled();
+        char *choices = strdup(engine_choices(m));
+        engine_free(m);
+        learned = backend_learned("cuda");
+        CHECK(choices && learned);
+        for (int told = 0; told <= 1; told++) {
+            setenv("KUBEML_CUDA_CACHE", told ? "" : path, 1);
+            CHECK(rehearses(told ? learned : NULL) > 0);
+            long first = fake_first_runs(), opens = fake_opens();
+            backend_rehearse("cuda", 0); /* again, which is no harm */
+            chooses(choices);
+            CHECK_INT(fake_first_runs(), first);
+            CHECK_INT(fake_opens(), opens);
+            CHECK_INT(fake_first_runs_captured(), 0);
+        }
+        free(choices);
+        free(learned);
+    }
+    backend_rehearse("reference", 0); /* which has nothing to load */
+    backend_rehearse("cuda", 4);      /* nor is it an error that there is no such device */
+}
+
+/* A line for the fake device, of this build's kernels: those of a linear layer whose batch is n. */
+static void write_line(char line[512], int n, const char *format)
+{
+    static char begin[256];
+    if (!begin[0]) {
+        fake_favourite(0);
+        engine_free(compiled());
+        char *learned = backend_learned("cuda");
+        char *end = strchr(strchr(learned, '|') + 1, '|');
+        snprintf(begin, sizeof begin, "%.*s", (int)(end + 1 - learned), learned);
+        free(learned);
+    }
+    size_t used = (size_t)snprintf(line, 512, "%s", begin);
+    snprintf(line + used, 512 - used, format, n);
+}
+
+#define LINEAR(n, c, k) "n" n " c" c " h1 w1 k" k " r1 s1 p1 q1 stride1x1 pad0x0 dil1x1 g1"
+
+TEST(what_is_no_layer_of_this_device_is_not_rehearsed)
+{
+    static const struct {
+        const char *format;
+        long runs;
+    } lines[] = {
+        {"forward fp32 " LINEAR("%d", "8", "4") "\tdirect\n", 1},
+        {"forward tf32 " LINEAR("%d", "8", "4") " bias relu\tdirect\n", 1},
+        {"data bf16 " LINEAR("%d", "8", "4") " add\tdirect\n", 1},
+        {"weights bf16 " LINEAR("%d", "8", "4") "\treversed\n", 1},
+        {"forward fp32 n%d c4 h7 w6 k4 r3 s3 p4 q3 stride2x2 pad1x1 dil1x1 g1\tdirect\n", 1},
+        {"forward fp32 " LINEAR("%d", "8", "4") "\town\n", 0},
+        {"forward fp32 " LINEAR("%d", "8", "4") "\tdirekt\n", 0},
+        {"forward fp32 " LINEAR("%d", "8", "4") " workspace 1024\tdirect\n", 0},
+        {"forward fp32 " LINEAR("%d", "8", "4") " add\tdirect\n", 0},
+        {"weights fp32 " LINEAR("%d", "8", "4") " bias\tdirect\n", 0},
+        {"forward fp32 " LINEAR("%d", "8", "4") " relu bias\tdirect\n", 0},
+        {"forward fp32 " LINEAR("0%d", "8", "4") "\tdirect\n", 0},
+        {"forward fp32 " LINEAR("-%d", "8", "4") "\tdirect\n", 0},
+        {"forward fp32 " LINEAR("%d", "0", "4") "\tdirect\n", 0},
+        {"forward fp32 " LINEAR("%d", "99999999999", "4") "\tdirect\n", 0},
+        {"forward fp16 " LINEAR("%d", "8", "4") "\tdirect\n", 0},
+        {"backward fp32 " LINEAR("%d", "8", "4") "\tdirect\n", 0},
+        {"forward fp32 n%d c4 h7 w6 k4 r3 s3 p7 q6 stride2x2 pad1x1 dil1x1 g1\tdirect\n", 0},
+        {"forward fp32 n%d c4 h7 w6 k4 r3 s3 p4 q3 stride0x0 pad1x1 dil1x1 g1\tdirect\n", 0},
+        {"forward fp32 n%d c4 h2 w2 k4 r3 s3 p0 q0 stride1x1 pad0x0 dil1x1 g1\tdirect\n", 0},
+        {"forward fp32 n%d c6 h1 w1 k4 r1 s1 p1 q1 stride1x1 pad0x0 dil1x1 g4\tdirect\n", 0},
+        {"train pooling fp32 " LINEAR("%d", "8", "4") "\tfused\n", 0},
+        /* more than 256 MiB in all */
+        {"forward fp32 " LINEAR("%d", "9000", "9000") "\tdirect\n", 0},
+        {"forward fp32 " LINEAR("%d00000000", "900000000", "900000000") "\tdirect\n", 0},
+    };
+    char line[512];
+    setenv("KUBEML_CUDA_CACHE", "", 1);
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        write_line(line, 3, lines[i].format);
+        long runs = rehearses(line);
+        if (runs != lines[i].runs)
+            test_fail(__FILE__, __LINE__, "%ld runs of %s", runs, line);
+    }
+    write_line(line, 3, lines[0].format);
+    line[0] = 'F'; /* another machine's */
+    CHECK_INT(rehearses(line), 0);
+    CHECK_INT(rehearses("of another form\n\t\n"), 0);
+}
+
+TEST_LIMIT(a_rehearsal_is_bounded, 60)
+{
+    enum { MANY = 200 };
+    static char lines[MANY * 512], line[512];
+    setenv("KUBEML_CUDA_CACHE", "", 1);
+    for (int n = 1; n <= MANY; n++) {
+        write_line(line, n, "forward fp32 " LINEAR("%d", "2", "2") "\tdirect\n");
+        strcat(lines, line);
+    }
+    CHECK_INT(rehearses(lines), 128);
+    fake_slow_start(900);
+    long runs = rehearses(lines);
+    fake_slow_start(0);
+    CHECK(runs >= 1 && runs <= 3);
+    fake_memory(64); /* a full device */
+    CHECK_INT(rehearses(lines), 0);
+    fake_memory((size_t)8 << 30);
+}
+
+TEST(a_rehearsal_that_fails_harms_nobody)
+{
+    setenv("KUBEML_CUDA_CACHE", "", 1);
+    fake_favourite(0);
+    engine_free(compiled());
+    char *learned = backend_learned("cuda");
+    fake_break(0);
+    rehearses(learned);
+    long opens = fake_opens();
+    chooses("conv1 forward own\n"); /* as without a rehearsal */
+    CHECK_INT(fake_opens(), opens);
+    fake_break(-1);
+    chooses("conv1 forward own\n");
     free(learned);
 }
 

@@ -207,6 +207,63 @@ TEST(a_state_of_zeros_is_cleared_where_it_lies)
     engine_free(b);
 }
 
+/* A model that is brought in does not pass through the host's block, which has it when someone
+ * asks. */
+TEST(an_import_goes_to_the_device_alone)
+{
+    err e = ERR_INIT;
+    engine *a, *b;
+    static work w;
+    engine_result r;
+    engine_config c = config("cuda");
+    size_t count;
+    CHECK_OK(engine_compile(&c, &a, &e), e);
+    CHECK_OK(engine_compile(&c, &b, &e), e);
+    size_t floats = engine_state_floats(a);
+    float *given = malloc(floats * sizeof *given), *was = malloc(floats * sizeof *was);
+    int64_t counters[64];
+    CHECK(given && was && engine_counter_count(a) <= 64);
+    draw_work(&w, 1, BATCH);
+    for (int weights = 0; weights <= 1; weights++) {
+        CHECK_OK(engine_train(a, &w.b, 0.05, &r, &e), e);
+        CHECK_OK(engine_train(b, &w.b, 0.01, &r, &e), e);
+        CHECK_OK(engine_export(a, given, counters, &e), e);
+        if (weights)
+            CHECK_OK(engine_reset_optimizer(a, &e), e);
+        float *block = engine_floats(b, &e);
+        CHECK(block);
+        memcpy(was, block, engine_weights_floats(b) * sizeof *was);
+        CHECK_OK(weights ? engine_import_weights(b, given, counters, &e)
+                         : engine_import(b, given, counters, &e),
+                 e);
+        CHECK(memcmp(was, block, engine_weights_floats(b) * sizeof *was) == 0);
+        memset(given, 0xff, floats * sizeof *given); /* it is the caller's again */
+        CHECK(engine_floats(b, &e) == block);
+        same_state(a, b);
+    }
+    /* what is written to the block after it was asked for counts */
+    CHECK_OK(engine_export(a, given, counters, &e), e);
+    CHECK_OK(engine_import(b, given, counters, &e), e);
+    engine_floats(b, &e)[0] = 3;
+    CHECK_OK(engine_state_changed(b, &e), e);
+    CHECK(engine_floats(b, &e)[0] == 3 && engine_floats(b, &e)[1] == given[1]);
+    /* gradients that are out come back through the block: with the model that was brought in */
+    CHECK_OK(engine_gradients(b, &w.b, &r, &e), e);
+    float *grads = engine_grads(b, &count, &e);
+    CHECK(grads);
+    memset(grads, 0, count * sizeof *grads);
+    CHECK_OK(engine_import(b, given, counters, &e), e);
+    CHECK_OK(engine_update(b, 0, &e), e);
+    CHECK(memcmp(engine_floats(b, &e), given, count * sizeof *given) == 0);
+    /* the caller's memory may be the engine's own */
+    CHECK_OK(engine_import(b, engine_floats(b, &e), engine_counters(b, &e), &e), e);
+    CHECK(memcmp(engine_floats(b, &e), given, count * sizeof *given) == 0);
+    engine_free(a);
+    engine_free(b);
+    free(given);
+    free(was);
+}
+
 /* ---- a share on the device ------------------------------------------------------------------- */
 
 enum { ROWS = 11, ROWS_EACH = 4, BLOCKS = 3, SAMPLE = 2 * 12 * 12 };

@@ -683,9 +683,11 @@ TEST_LIMIT(a_warm_function_has_its_device_before_its_job, 60)
     setup s = {0};
     setenv("CUDA_VISIBLE_DEVICES", "GPU-a", 1);
     function_gpu_warm();
+    function_gpu_rehearse("");
     CHECK_INT(fake_opens(), 0); /* not one that was not started for a GPU */
     setenv("KUBEML_WARM_GPU", "1", 1);
     function_gpu_warm();
+    function_gpu_rehearse("of another form\n");
     CHECK_INT(fake_opens(), 1);
     CHECK_OK(function_gpu_open("cuda", "GPU-a", (gpu_share){0}, &e), e);
     CHECK_OK(function_gpu_open("cpu", "GPU-b", (gpu_share){0}, &e), e); /* it does not concern it */

@@ -587,6 +587,31 @@ TEST(a_wrong_token_is_turned_away)
     CHECK(WIFSIGNALED(wait_end(&r)));
 }
 
+/* It may be told what is known as often as there is news, before its order. */
+TEST(a_warm_runtime_is_told_what_is_known)
+{
+    runtime r = {0};
+    err e = ERR_INIT;
+    json_t *m;
+    start_runtime(&r, NULL);
+    wire *w = dial_runtime(&r);
+    CHECK_OK(wire_sendf(w, &e, "{s:s,s:s}", "type", "known", "algorithms", ""), e);
+    /* not without a hello */
+    CHECK_ERR(wire_receive_wait(w, &m, soon(), &e), e, ERR_UNAVAILABLE, "");
+    wire_close(w);
+    greet(&r);
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(wire_sendf(r.control, &e, "{s:s,s:s}", "type", "known", "algorithms",
+                            "some machine|forward\tdirect\n"),
+                 e);
+    CHECK_OK(wire_sendf(r.control, &e, "{s:s}", "type", "known"), e);
+    CHECK_OK(wire_sendf(r.control, &e, "{s:s}", "type", "specialise"), e);
+    m = receive(r.control); /* its order comes after all that */
+    CHECK_STR(m ? wire_type(m) : NULL, "failed");
+    json_decref(m);
+    wait_end(&r);
+}
+
 static long private_kib(pid_t pid)
 {
     char path[64], line[256];
