@@ -33,7 +33,8 @@ void function_gpu_warm(void)
     err e = ERR_INIT;
     if (wanted && *wanted && warm(&e) != 0)
         log_warn("the GPU is not made ready: %s", e.message);
-    function_gpu_rehearse("");
+    if (ready)
+        backend_rehearse("cuda", 0); /* what a file of this machine says */
 }
 
 void function_gpu_rehearse(const char *known)
@@ -43,7 +44,7 @@ void function_gpu_rehearse(const char *known)
     int64_t began_ns = clock_monotonic_ns();
     backend_known("cuda", known);
     backend_rehearse("cuda", 0);
-    log_info("what is known was run on the GPU for %.0f ms",
+    log_info("what functions have measured was run on the GPU, for %.0f ms",
              (double)(clock_monotonic_ns() - began_ns) * 1e-6);
 }
 

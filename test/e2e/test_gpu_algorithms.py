@@ -7,7 +7,7 @@ import tempfile
 
 import harness
 from fake_gpus import platform, prepare
-from harness import case
+from harness import case, until
 
 TOLD = "what was measured on the GPU is told"
 
@@ -31,6 +31,15 @@ def what_one_function_measured_the_next_one_is_told():
         p.stop()
         p.start()
         assert TOLD not in logs_of(p), "another controller has forgotten it"
+
+
+@case(limit=120, platform=False)
+def functions_of_the_pool_run_what_is_known_while_they_wait():
+    run = "what functions have measured was run on the GPU"
+    with platform("--pool-functions", "2") as p:
+        prepare(p)
+        assert run not in logs_of(p), "nobody had measured anything"
+        until(lambda: run in logs_of(p), 60, message="a function that waited was not told")
 
 
 @case(limit=120, platform=False)
