@@ -48,7 +48,7 @@ void gpu_book(gpu_state *gpu, gpu_share want);
 /* Of a process's share, what its engine may take: the rest is for what nobody allocates, CUDA's
  * context with the libraries' kernels. GPU_CONTEXT_BYTES of it, and at most half of the share, so
  * that a small one leaves room for a model; 0, no limit, stays 0. */
-#define GPU_CONTEXT_BYTES ((uint64_t)512 << 20)
+#define GPU_CONTEXT_BYTES ((uint64_t)1280 << 20) /* 1,150 MiB on an H200: docs/gpu.md */
 uint64_t gpu_engine_bytes(uint64_t share_bytes);
 
 /* ---- MPS ------------------------------------------------------------------------------------- */

@@ -30,11 +30,11 @@ def a_limit_is_of_the_process_and_of_all_functions_in_it():
         job = p.train("small", batch_size=16, **JOB, gpu={"memory": "2Gi"})
         p.succeed(job)
         logs = p.get(f"/tasks/{job}/logs").decode()
-        assert "the engine may take 1536.0 MiB of GPU memory, of a share of 2048.0 MiB" in logs, logs
+        assert "the engine may take 1024.0 MiB of GPU memory, of a share of 2048.0 MiB" in logs, logs
         job = p.train("small", batch_size=16, **{**JOB, "default_parallelism": 3}, gpu={"memory": "2Gi"}, process="shared")
         p.succeed(job)
         logs = p.get(f"/tasks/{job}/logs").decode()
-        assert "the engine may take 5632.0 MiB of GPU memory, of a share of 6144.0 MiB" in logs, logs
+        assert "the engine may take 4864.0 MiB of GPU memory, of a share of 6144.0 MiB" in logs, logs
 
 
 @case(limit=120, platform=False)

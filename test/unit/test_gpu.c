@@ -86,7 +86,8 @@ TEST(an_engine_has_its_share_without_the_context)
 {
     CHECK_INT(gpu_engine_bytes(0), 0); /* no limit */
     CHECK_INT(gpu_engine_bytes(10 * GIB), 10 * GIB - GPU_CONTEXT_BYTES);
-    CHECK_INT(gpu_engine_bytes(GIB), GIB - GPU_CONTEXT_BYTES);
+    CHECK_INT(gpu_engine_bytes(2 * GPU_CONTEXT_BYTES), GPU_CONTEXT_BYTES);
+    CHECK_INT(gpu_engine_bytes(GIB), GIB / 2);
     CHECK_INT(gpu_engine_bytes(64 << 20), 32 << 20);
     CHECK_INT(gpu_engine_bytes(1), 1);
 }
