@@ -60,8 +60,7 @@ def main():
     parser.add_argument("programs", nargs="+")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[""],
                         help="cases whose PROGRAM:CASE has one of these in it; what else the GPU's file has stays")
-    # More of them would wait for each other: a GPU gives its processes turns of milliseconds.
-    parser.add_argument("--jobs", type=int, default=2, help="cases at a time; 2")
+    parser.add_argument("--jobs", type=int, default=4, help="cases at a time; 4")
     results.add_options(parser)
     o = parser.parse_args()
     clock = Clock(o.seconds)
