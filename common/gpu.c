@@ -63,10 +63,21 @@ uint64_t gpu_share_bytes(const gpu_state *gpu, gpu_share want)
     return want.memory_bytes ? want.memory_bytes : gpu->memory_bytes / GPU_UNCAPPED_PARTS;
 }
 
-uint64_t gpu_engine_bytes(uint64_t share_bytes)
+int gpu_engine_bytes(uint64_t share_bytes, uint64_t context_bytes, uint64_t *out, err *e)
 {
-    uint64_t half = share_bytes / 2;
-    return share_bytes - (half < GPU_CONTEXT_BYTES ? half : GPU_CONTEXT_BYTES);
+    uint64_t half = share_bytes / 2, taken = half < GPU_CONTEXT_BYTES ? half : GPU_CONTEXT_BYTES;
+    if (context_bytes)
+        taken = context_bytes + GPU_LATER_BYTES;
+    *out = 0;
+    if (share_bytes && context_bytes && share_bytes < taken + GPU_ENGINE_LEAST)
+        return err_set(e, ERR_NOMEM,
+                       "a share of %.0f MiB of the GPU's memory is too small: CUDA's context takes "
+                       "%.0f MiB of it, and more than %.0f MiB are needed",
+                       (double)share_bytes / 0x1p20, (double)context_bytes / 0x1p20,
+                       (double)(taken + GPU_ENGINE_LEAST) / 0x1p20);
+    if (share_bytes)
+        *out = share_bytes - taken;
+    return 0;
 }
 
 static uint64_t free_bytes(const gpu_state *g)

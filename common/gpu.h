@@ -45,11 +45,15 @@ enum { GPU_UNCAPPED_PARTS = 8 };
 int gpu_place(gpu_policy policy, const gpu_state *gpus, int count, gpu_share want);
 uint64_t gpu_share_bytes(const gpu_state *gpu, gpu_share want); /* what the function takes there */
 void gpu_book(gpu_state *gpu, gpu_share want);
-/* Of a process's share, what its engine may take: the rest is for what nobody allocates, CUDA's
- * context with the libraries' kernels. GPU_CONTEXT_BYTES of it, and at most half of the share, so
- * that a small one leaves room for a model; 0, no limit, stays 0. */
+/* Of a process's share, what its engine may take. The rest is for what nobody allocates: CUDA's
+ * context with the libraries' kernels, `context_bytes` as the driver tells of them, and
+ * GPU_LATER_BYTES for kernels that a model loads. Where the driver does not tell (0) that is
+ * GPU_CONTEXT_BYTES, and at most half of the share, so that a small one leaves room for a model. A
+ * share of 0, no limit, stays 0. ERR_NOMEM: the share has no room for an engine. */
 #define GPU_CONTEXT_BYTES ((uint64_t)1280 << 20) /* 1,150 MiB on an H200: docs/gpu.md */
-uint64_t gpu_engine_bytes(uint64_t share_bytes);
+#define GPU_LATER_BYTES   ((uint64_t)128 << 20)
+#define GPU_ENGINE_LEAST  ((uint64_t)16 << 20)
+int gpu_engine_bytes(uint64_t share_bytes, uint64_t context_bytes, uint64_t *out, err *e);
 
 /* ---- MPS ------------------------------------------------------------------------------------- */
 

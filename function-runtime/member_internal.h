@@ -28,7 +28,8 @@ struct member {
     request request;
     /* gpu: as CUDA_VISIBLE_DEVICES takes it; "": whatever this process sees */
     char backend[32], gpu[96];
-    uint64_t gpu_bytes; /* this process's share of the GPU's memory; 0: all of it */
+    uint64_t gpu_bytes;    /* this process's share of the GPU's memory; 0: all of it */
+    uint64_t engine_bytes; /* of it the engine's */
     char object_path[512], object[256], locator[512];
     int object_fd; /* the code where object_path is empty; -1: not open */
 

@@ -224,7 +224,7 @@ int member_make_trainer(member *m, char reason[TRAINER_REASON_BYTES], err *e)
                         .reset_optimizer = m->request.optimizer_state == STATE_RESET,
                         .blank = true, /* of one function alone is the first model wanted */
                         .precision = (backend_precision)m->request.precision,
-                        .device_memory = gpu_engine_bytes(m->gpu_bytes),
+                        .device_memory = m->engine_bytes,
                         .begun = member_begun,
                         .begun_of = m};
     if (m->request.process != PROCESS_SHARED)
@@ -280,6 +280,10 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
     if (rc == 0 && known && strcmp(m->backend, "cpu") != 0)
         backend_known("cuda", known);
     m->usage = usage_open();
+    /* by now CUDA has started here, or never will */
+    if (rc == 0 && (rc = gpu_engine_bytes(m->gpu_bytes, usage_gpu_own_bytes(m->usage),
+                                          &m->engine_bytes, e)) != 0)
+        snprintf(reason, TRAINER_REASON_BYTES, "GpuMemory");
     if (rc == 0 && m->request.merge == MERGE_NCCL)
         rc = outside_open(&m->outside, e);
     if (rc == 0 && (rc = enter_sandbox(m, e)) == 0)
@@ -292,8 +296,7 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
             usage_without_gpu(m->usage);
         else if (m->gpu_bytes)
             log_info("the engine may take %.1f MiB of GPU memory, of a share of %.1f MiB",
-                     (double)gpu_engine_bytes(m->gpu_bytes) / 0x1p20,
-                     (double)m->gpu_bytes / 0x1p20);
+                     (double)m->engine_bytes / 0x1p20, (double)m->gpu_bytes / 0x1p20);
         if (!cuda && m->gpu[0])
             log_warn("placed on GPU %s, and computing on the %s backend", m->gpu,
                      engine_backend(trainer_engine(m->trainer)));

@@ -1,7 +1,6 @@
 /* usage.c: see usage.h. */
 #include "usage.h"
 
-#include <stdint.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 
@@ -49,6 +48,12 @@ void usage_without_gpu(usage *u)
         return;
     nvml_close(u->gpu);
     u->gpu = NULL;
+}
+
+uint64_t usage_gpu_own_bytes(usage *u)
+{
+    nvml_sample s;
+    return u && u->gpu && nvml_read(u->gpu, &s, NULL) == 0 ? s.own_bytes : 0;
 }
 
 static json_t *gpu_json(nvml *n)

@@ -4,6 +4,7 @@
 #define KUBEML_FUNCTION_USAGE_H
 
 #include <jansson.h>
+#include <stdint.h>
 
 typedef struct usage usage;
 
@@ -13,6 +14,8 @@ usage *usage_open(void);
 /* what it does is not this process's: it computes elsewhere. NULL is fine */
 void usage_without_gpu(usage *u);
 void usage_close(usage *u); /* NULL is fine */
+/* What this process has of its GPU's memory; 0: nobody tells. NULL is fine */
+uint64_t usage_gpu_own_bytes(usage *u);
 /* {"cpu_percent" of one core, since the call before, "memory_bytes": the most that was resident,
  *  "gpu": {"name", "percent", "memory_bytes", "own_bytes", "watts"}?}: a new reference, NULL
  *  without memory.

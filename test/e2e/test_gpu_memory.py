@@ -16,11 +16,11 @@ def a_function_without_a_limit_is_held_to_the_part_it_is_booked_with():
         job = p.train("large", batch_size=4096, **JOB)
         task = p.wait(job)
         assert (task["state"], task["reason"]) == ("failed", "GpuMemory"), task
-        assert "batch 4096, layer" in task["message"] and "the cap is 512.0 MiB" in task["message"], task
+        assert "batch 4096, layer" in task["message"] and "the cap is 889.0 MiB" in task["message"], task
         job = p.train("small", batch_size=16, **JOB)
         p.succeed(job)
         logs = p.get(f"/tasks/{job}/logs").decode()
-        assert "the engine may take 512.0 MiB of GPU memory, of a share of 1024.0 MiB" in logs, logs
+        assert "the engine may take 889.0 MiB of GPU memory, of a share of 1024.0 MiB" in logs, logs
 
 
 @case(limit=120, platform=False)
@@ -30,11 +30,21 @@ def a_limit_is_of_the_process_and_of_all_functions_in_it():
         job = p.train("small", batch_size=16, **JOB, gpu={"memory": "2Gi"})
         p.succeed(job)
         logs = p.get(f"/tasks/{job}/logs").decode()
-        assert "the engine may take 1024.0 MiB of GPU memory, of a share of 2048.0 MiB" in logs, logs
+        assert "the engine may take 1913.0 MiB of GPU memory, of a share of 2048.0 MiB" in logs, logs
         job = p.train("small", batch_size=16, **{**JOB, "default_parallelism": 3}, gpu={"memory": "2Gi"}, process="shared")
         p.succeed(job)
         logs = p.get(f"/tasks/{job}/logs").decode()
-        assert "the engine may take 4864.0 MiB of GPU memory, of a share of 6144.0 MiB" in logs, logs
+        assert "the engine may take 6009.0 MiB of GPU memory, of a share of 6144.0 MiB" in logs, logs
+
+
+@case(limit=120, platform=False)
+def a_share_that_cudas_context_fills_is_refused_with_what_is_needed():
+    with platform() as p:
+        prepare(p)
+        job = p.train("small", batch_size=16, **JOB, gpu={"memory": "100Mi"})
+        task = p.wait(job)
+        assert (task["state"], task["reason"]) == ("failed", "GpuMemory"), task
+        assert "CUDA's context takes 7 MiB of it, and more than 151 MiB are needed" in task["message"], task
 
 
 @case(limit=120, platform=False)

@@ -81,15 +81,31 @@ TEST(a_gpu_that_is_not_there_takes_nothing_and_a_time_sliced_one_no_threads)
     CHECK_INT(gpu_place(GPU_PACK, &sliced, 1, threads), 0);
 }
 
+static uint64_t engine_bytes(uint64_t share, uint64_t context)
+{
+    err e = ERR_INIT;
+    uint64_t out;
+    CHECK_OK(gpu_engine_bytes(share, context, &out, &e), e);
+    return out;
+}
+
 /* What is booked is all that a process takes: its engine leaves room for CUDA's context. */
 TEST(an_engine_has_its_share_without_the_context)
 {
-    CHECK_INT(gpu_engine_bytes(0), 0); /* no limit */
-    CHECK_INT(gpu_engine_bytes(10 * GIB), 10 * GIB - GPU_CONTEXT_BYTES);
-    CHECK_INT(gpu_engine_bytes(2 * GPU_CONTEXT_BYTES), GPU_CONTEXT_BYTES);
-    CHECK_INT(gpu_engine_bytes(GIB), GIB / 2);
-    CHECK_INT(gpu_engine_bytes(64 << 20), 32 << 20);
-    CHECK_INT(gpu_engine_bytes(1), 1);
+    const uint64_t mib = 1 << 20;
+    CHECK_INT(engine_bytes(0, 0), 0); /* no limit */
+    CHECK_INT(engine_bytes(0, 500 * mib), 0);
+    CHECK_INT(engine_bytes(10 * GIB, 0), 10 * GIB - GPU_CONTEXT_BYTES);
+    CHECK_INT(engine_bytes(2 * GPU_CONTEXT_BYTES, 0), GPU_CONTEXT_BYTES);
+    CHECK_INT(engine_bytes(GIB, 0), GIB / 2);
+    CHECK_INT(engine_bytes(64 << 20, 0), 32 << 20);
+    CHECK_INT(engine_bytes(1, 0), 1);
+    CHECK_INT(engine_bytes(GIB, 500 * mib), GIB - 500 * mib - GPU_LATER_BYTES);
+    err e = ERR_INIT;
+    uint64_t out, least = 1100 * mib + GPU_LATER_BYTES + GPU_ENGINE_LEAST;
+    CHECK_INT(engine_bytes(least, 1100 * mib), GPU_ENGINE_LEAST);
+    CHECK_ERR(gpu_engine_bytes(least - 1, 1100 * mib, &out, &e), e, ERR_NOMEM,
+              "CUDA's context takes 1100 MiB of it, and more than 1244 MiB are needed");
 }
 
 TEST(policies_have_names)
