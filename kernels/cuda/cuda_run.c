@@ -1,10 +1,11 @@
-/* cuda_run.c: enqueues a forward pass, a backward pass and an update; see cuda_program.h.
+/* cuda_run.c: enqueues a forward pass, the loss and an update, and between them cuda_backward.c's
+ * backward pass; see cuda_program.h.
  *
  * Nothing here waits and nothing depends on the batch: what is enqueued is captured once, at
  * prepare, and replayed for every batch, whose size and numbers lie in step_args on the device. */
 #include <assert.h>
 
-#include "cuda/cuda_program.h"
+#include "cuda/cuda_run.h"
 
 _Static_assert((int)ACT_RELU == (int)CUDA_RELU && (int)ACT_RELU6 == (int)CUDA_RELU6 &&
                    (int)ACT_LEAKY_RELU == (int)CUDA_LEAKY_RELU &&
@@ -14,63 +15,12 @@ _Static_assert((int)ACT_RELU == (int)CUDA_RELU && (int)ACT_RELU6 == (int)CUDA_RE
                    (int)ACT_GELU == (int)CUDA_GELU && (int)ACT_SILU == (int)CUDA_SILU,
                "cuda_act is graph_act");
 
-/* One pass through the layers. */
-typedef struct run {
-    program *p;
-    void *stream;
-    const step_args *args;
-    const gathering *from; /* where the batch comes from; NULL: it was given, and lies staged */
-    step_result *result;
-    bool training;
-    const optim_block *update; /* parameters take their step where gradients are made; or NULL */
-    bool written[GRAPH_NODES_MAX]; /* has this node's gradient got its first part? */
-    int branch;                    /* the layer whose weights' gradients are on a branch; 0: none */
-} run;
-
-static const tensor *input(const run *r, const layer *l, int k)
-{
-    return &r->p->tensors[l->node->in[k]];
-}
-
-static shape input_shape(const run *r, const layer *l, int k)
-{
-    return r->p->g->nodes[l->node->in[k]].shape;
-}
-
-static int plane(shape s)
-{
-    return s.h * s.w;
-}
-
-static size_t values(const run *r, shape s)
-{
-    return (size_t)r->p->c.batch * shape_count(s);
-}
-
-static float *param(const program *p, int var)
-{
-    return var < 0 ? NULL : p->params + p->g->vars[var].offset;
-}
-
-static float *grad(const program *p, int var)
-{
-    return p->grads + p->g->vars[var].offset;
-}
-
 static float *buffer(const program *p, int var)
 {
     return p->buffers + p->g->vars[var].offset;
 }
 
 /* ---- convolutions and linear layers ---------------------------------------------------------- */
-
-static const void *weights(const program *p, const layer *l)
-{
-    size_t offset = p->g->vars[l->node->weight].offset;
-    if (p->t == ELEMENT_F32)
-        return p->params + offset;
-    return (const char *)p->weights16 + 2 * offset;
-}
 
 conv_task cuda_conv_task(const program *p, const layer *l, conv_pass pass, bool add)
 {
@@ -119,7 +69,7 @@ int cuda_conv_pass(program *p, const layer *l, conv_pass pass, int choice, bool 
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-static norm_shape norm_of(const run *r, const graph_node *n)
+norm_shape cuda_norm_of(const run *r, const graph_node *n)
 {
     return (norm_shape){.n = r->p->c.batch,
                         .c = n->shape.c,
@@ -128,7 +78,7 @@ static norm_shape norm_of(const run *r, const graph_node *n)
                         .momentum = n->bn.momentum};
 }
 
-static pool_shape pool_of(const run *r, const layer *l)
+pool_shape cuda_pool_of(const run *r, const layer *l)
 {
     const graph_node *n = l->node;
     shape in = input_shape(r, l, 0);
@@ -149,7 +99,7 @@ static void forward_norm(run *r, const layer *l, const tensor *y)
 {
     program *p = r->p;
     const graph_node *n = l->node;
-    norm_shape s = norm_of(r, n);
+    norm_shape s = cuda_norm_of(r, n);
     const void *x = input(r, l, 0)->y;
     float *mean = buffer(p, n->running_mean), *var = buffer(p, n->running_var);
     const float *w = param(p, n->weight), *b = param(p, n->bias);
@@ -189,12 +139,7 @@ static void forward_flatten(run *r, const layer *l, const tensor *y)
                        false);
 }
 
-static bool broadcasts(const run *r, const layer *l)
-{
-    return !shape_equal(input_shape(r, l, 0), input_shape(r, l, 1));
-}
-
-static void dropout(run *r, const layer *l, const void *x, void *y, bool add)
+void cuda_run_dropout(run *r, const layer *l, const void *x, void *y, bool add)
 {
     const graph_node *n = l->node;
     const program *p = r->p;
@@ -241,12 +186,12 @@ static int forward_layer(run *r, const layer *l, err *e)
                                 values(r, s), input(r, l, 0)->y, y->y);
         return 0;
     case OP_MAX_POOL:
-        cuda_max_pool_forward(r->stream, p->t, pool_of(r, l), input(r, l, 0)->y,
+        cuda_max_pool_forward(r->stream, p->t, cuda_pool_of(r, l), input(r, l, 0)->y,
                               r->training ? y->winner : NULL, y->y);
         return 0;
     case OP_AVG_POOL:
     case OP_ADAPTIVE_AVG_POOL:
-        cuda_avg_pool_forward(r->stream, p->t, pool_of(r, l), input(r, l, 0)->y, y->y);
+        cuda_avg_pool_forward(r->stream, p->t, cuda_pool_of(r, l), input(r, l, 0)->y, y->y);
         return 0;
     case OP_ADD:
     case OP_MUL:
@@ -261,7 +206,7 @@ static int forward_layer(run *r, const layer *l, err *e)
         return 0;
     case OP_DROPOUT:
         if (r->training)
-            dropout(r, l, input(r, l, 0)->y, y->y, false);
+            cuda_run_dropout(r, l, input(r, l, 0)->y, y->y, false);
         else
             cuda_copy(r->stream, p->t, values(r, s), input(r, l, 0)->y, y->y, false);
         return 0;
@@ -281,7 +226,7 @@ static int forward(run *r, err *e)
 
 /* ---- the head -------------------------------------------------------------------------------- */
 
-static head_shape head_of(const program *p)
+head_shape cuda_head_of(const program *p)
 {
     head_shape h = {.layers = p->layer_count - p->head};
     for (int i = 0; i < h.layers; i++) {
@@ -307,7 +252,7 @@ static head_shape head_of(const program *p)
 static void run_head(run *r)
 {
     program *p = r->p;
-    const head_shape h = head_of(p);
+    const head_shape h = cuda_head_of(p);
     const int32_t *labels = (const int32_t *)(const void *)(p->in.device + p->in.labels);
     int in = p->layers[p->head].node->in[0];
     void *dx = r->training ? p->tensors[in].dy : NULL;
@@ -338,198 +283,6 @@ static void loss(run *r)
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
-
-/* Where input k's gradient goes; *add: others have written there before. NULL: nobody needs it. */
-static void *gradient_of(run *r, int node, bool *add)
-{
-    const tensor *x = &r->p->tensors[node];
-    *add = r->written[node];
-    if (x->dy)
-        r->written[node] = true;
-    return x->dy;
-}
-
-/* Beside what comes next. A library's way touches nothing but its operands and the workspace that
- * is kept for these; our own kernels share their scratch. */
-static int branch_weights(run *r, const layer *l, err *e)
-{
-    program *p = r->p;
-    if (p->d->branch(p->dev, e))
-        return -1;
-    int failed = cuda_conv_pass(p, l, CONV_WEIGHTS, l->choice[CONV_WEIGHTS], false, e);
-    if (p->d->trunk(p->dev, e) || failed)
-        return -1;
-    r->branch = (int)(l - p->layers);
-    return 0;
-}
-
-/* Before the layer `next` runs backward, whose results may lie where the branch reads; -1: before
- * the update. */
-static int join_branch(run *r, int next, err *e)
-{
-    if (r->branch == 0 || next >= r->branch - 1)
-        return 0;
-    r->branch = 0;
-    return r->p->d->join(r->p->dev, e);
-}
-
-static int weights_gradients(run *r, const layer *l, err *e)
-{
-    program *p = r->p;
-    int at = (int)(l - p->layers);
-    bool beside = p->beside && at > 1 && l->choice[CONV_WEIGHTS] != CHOICE_OWN;
-    if (!beside)
-        return cuda_conv_pass(p, l, CONV_WEIGHTS, l->choice[CONV_WEIGHTS], false, e);
-    if (r->branch && (r->branch = 0, p->d->join(p->dev, e)))
-        return -1;
-    return branch_weights(r, l, e);
-}
-
-static int backward_conv(run *r, const layer *l, const tensor *y, err *e)
-{
-    program *p = r->p;
-    const graph_node *n = l->node;
-    bool add;
-    if (n->bias >= 0)
-        cuda_column_sums(r->stream, p->t, (size_t)p->c.batch * (size_t)plane(n->shape), n->shape.c,
-                         y->dy, p->sums, grad(p, n->bias));
-    if (weights_gradients(r, l, e))
-        return -1;
-    if (!gradient_of(r, n->in[0], &add))
-        return 0;
-    return cuda_conv_pass(p, l, CONV_DATA, l->choice[CONV_DATA], add, e);
-}
-
-static void backward_pooled(run *r, const layer *l, const tensor *y)
-{
-    program *p = r->p;
-    const graph_node *n = l->node;
-    bool add;
-    void *dx = gradient_of(r, n->in[0], &add);
-    cuda_conv_pool_backward(r->stream, p->t, l->conv, l->pool, input(r, l, 0)->y, weights(p, l),
-                            y->winner, y->y, l->relu, y->dy, p->sums, grad(p, n->weight),
-                            n->bias < 0 ? NULL : grad(p, n->bias), dx, add, r->update);
-}
-
-static void backward_norm(run *r, const layer *l, const tensor *y)
-{
-    program *p = r->p;
-    const graph_node *n = l->node;
-    bool add, add_also = false;
-    void *dx = gradient_of(r, n->in[0], &add), *dalso = NULL;
-    if (l->also >= 0)
-        dalso = gradient_of(r, l->also, &add_also);
-    cuda_norm_backward(r->stream, p->t, r->args, norm_of(r, n), input(r, l, 0)->y, l->relu,
-                       l->also >= 0 ? y->y : NULL, y->saved, param(p, n->weight), param(p, n->bias),
-                       y->dy, p->norm_sums, grad(p, n->weight), grad(p, n->bias), dx, add, dalso,
-                       add_also);
-}
-
-static void backward_pair(run *r, const layer *l, const tensor *y)
-{
-    program *p = r->p;
-    const graph_node *n = l->node;
-    int cap = p->c.batch, C = n->shape.c, HW = plane(n->shape);
-    bool multiply = n->op == OP_MUL, wide = broadcasts(r, l), add;
-    const void *a = input(r, l, 0)->y, *b = input(r, l, 1)->y;
-    void *da = gradient_of(r, n->in[0], &add);
-    if (da)
-        cuda_pair_backward(r->stream, p->t, multiply, wide, cap, C, HW, b, y->dy, da, add);
-    void *db = gradient_of(r, n->in[1], &add);
-    if (db && wide)
-        cuda_pair_backward_broadcast(r->stream, p->t, multiply, cap, C, HW, a, y->dy, db, add);
-    else if (db)
-        cuda_pair_backward(r->stream, p->t, multiply, false, cap, C, HW, a, y->dy, db, add);
-}
-
-static void backward_parts(run *r, const layer *l, const tensor *y)
-{
-    const graph_node *n = l->node;
-    size_t rows = (size_t)r->p->c.batch * (size_t)plane(n->shape);
-    int at = n->op == OP_PAD_CHANNELS ? n->pad.before : 0;
-    for (int k = 0; k < n->in_count; k++) {
-        bool add;
-        int part = input_shape(r, l, k).c;
-        void *dx = gradient_of(r, n->in[k], &add);
-        if (dx)
-            cuda_part_backward(r->stream, r->p->t, rows, part, n->shape.c, at, y->dy, dx, add);
-        at += part;
-    }
-}
-
-/* Layers with one input and no parameters. */
-static void backward_single(run *r, const layer *l, const tensor *y)
-{
-    program *p = r->p;
-    const graph_node *n = l->node;
-    bool add;
-    void *dx = gradient_of(r, n->in[0], &add);
-    shape in = input_shape(r, l, 0);
-    if (!dx)
-        return;
-    if (n->op == OP_ACTIVATION)
-        cuda_activation_backward(r->stream, p->t, (int)n->act.kind, (float)n->act.slope,
-                                 values(r, in), input(r, l, 0)->y, y->dy, dx, add);
-    else if (n->op == OP_MAX_POOL)
-        cuda_max_pool_backward(r->stream, p->t, pool_of(r, l), y->winner, y->dy, dx, add);
-    else if (n->op == OP_AVG_POOL || n->op == OP_ADAPTIVE_AVG_POOL)
-        cuda_avg_pool_backward(r->stream, p->t, pool_of(r, l), y->dy, dx, add);
-    else if (n->op == OP_DROPOUT)
-        dropout(r, l, y->dy, dx, add);
-    else if (cuda_flatten_copies(p, l->node))
-        cuda_copy(r->stream, p->t, values(r, in), y->dy, dx, add);
-    else
-        cuda_transpose(r->stream, p->t, p->c.batch, in.c, plane(in), y->dy, dx, add);
-}
-
-static int backward_layer(run *r, const layer *l, err *e)
-{
-    program *p = r->p;
-    const tensor *y = &p->tensors[l->out];
-    graph_op op = l->node->op;
-    if (l->pooled) {
-        backward_pooled(r, l, y);
-        return 0;
-    }
-    if (l->relu && op != OP_BATCH_NORM) /* batch norm masks while it reads */
-        cuda_relu_mask(r->stream, p->t, values(r, l->node->shape), y->y, y->dy);
-    switch (op) {
-    case OP_CONV2D:
-    case OP_LINEAR:
-        return backward_conv(r, l, y, e);
-    case OP_BATCH_NORM:
-        backward_norm(r, l, y);
-        return 0;
-    case OP_ADD:
-    case OP_MUL:
-        backward_pair(r, l, y);
-        return 0;
-    case OP_CONCAT:
-    case OP_PAD_CHANNELS:
-        backward_parts(r, l, y);
-        return 0;
-    case OP_INPUT:
-        return 0;
-    default:
-        backward_single(r, l, y);
-        return 0;
-    }
-}
-
-static int backward(run *r, err *e)
-{
-    program *p = r->p;
-    if (p->head < p->layer_count) {
-        const head_shape h = head_of(p);
-        cuda_head_gradients(r->stream, p->t, p->c.batch, &h, input(r, &p->layers[p->head], 0)->y,
-                            p->per_row, r->result, r->update);
-    }
-    for (int l = p->head - 1; l >= 0; l--)
-        if (p->tensors[p->layers[l].out].dy &&
-            (join_branch(r, l, e) || backward_layer(r, &p->layers[l], e)))
-            return -1;
-    return join_branch(r, -1, e);
-}
 
 /* ---- update ---------------------------------------------------------------------------------- */
 
@@ -586,7 +339,7 @@ static int enqueue(run *r, run_kind kind, err *e)
     if (kind == RUN_FORWARD)
         cuda_to_float(r->stream, p->t, values(r, out->shape), p->tensors[p->g->output].y,
                       p->logits);
-    if ((kind == RUN_GRADIENTS || kind == RUN_STEP) && backward(r, e))
+    if ((kind == RUN_GRADIENTS || kind == RUN_STEP) && cuda_run_backward(r, e))
         return -1;
     if (kind == RUN_UPDATE || (kind == RUN_STEP && !r->update))
         cuda_optim(r->stream, &block);

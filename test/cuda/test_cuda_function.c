@@ -286,7 +286,7 @@ TEST_LIMIT(a_model_over_the_cap_names_need_cap_and_layer, 60)
     close_trainer(&s);
 }
 
-/* What is booked is all that the process takes, for both functions where it is a shared one. */
+/* Of what is booked the engine has what CUDA leaves (test_gpu): that is its cap. */
 TEST_LIMIT(a_function_is_held_to_what_it_is_booked_with, 60)
 {
     char reason[TRAINER_REASON_BYTES];
@@ -296,11 +296,11 @@ TEST_LIMIT(a_function_is_held_to_what_it_is_booked_with, 60)
                 .data = s.data,
                 .backend = "cuda",
                 .threads = 1,
-                .gpu_bytes = 8192,
+                .engine_bytes = 4096,
                 .request = {.batch_size = 16, .epochs = 1, .seed = 3}};
     CHECK_ERR(member_make_trainer(&m, reason, &e), e, ERR_NOMEM, "the cap is 0.0 MiB");
     CHECK_STR(reason, "GpuMemory");
-    m.gpu_bytes = 64 << 20;
+    m.engine_bytes = 32 << 20;
     CHECK_OK(member_make_trainer(&m, reason, &e), e);
     CHECK_INT(cuda_memory_left(), (32 << 20) - cuda_memory_held());
     trainer_close(m.trainer);
