@@ -1,8 +1,9 @@
-/* cpu_winograd.c: 3x3 and 5x5 convolutions with many channels by Winograd's F(4x4, 3x3) and
- * F(2x2, 5x5): 36 matrix products over groups of tiles, forward, for the input gradient and for the
- * weight gradient; a quarter or a little more than a third of the multiplications of the direct
- * way. Against it the result differs by about 1e-6 of the layer's largest values (the transforms'
- * constants), which is why narrow layers, where it gains little, do not use it. In bf16 3x3 alone.
+/* cpu_winograd.c: 3x3, 4x4 and 5x5 convolutions with many channels by Winograd's F(4x4, 3x3),
+ * F(3x3, 4x4) and F(2x2, 5x5): 36 matrix products over groups of tiles, forward, for the input
+ * gradient and for the weight gradient; a quarter or a little more than a third of the
+ * multiplications of the direct way. Against it the result differs by about 1e-6 of the layer's
+ * largest values (the transforms' constants), which is why narrow layers, where it gains little, do
+ * not use it. In bf16 3x3 alone.
  */
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +14,7 @@ enum {
     PLANES = WINO_PLANES,
     CHANNELS_MIN = 16,
     PRODUCT_MIN = 1024,
-    PRODUCT_MIN_5 = 512, /* of 5x5 kernels */
+    PRODUCT_MIN_LARGE = 512, /* of larger kernels than 3x3 */
     GROUP_MIN = 24,
     GROUP_MAX = 132,
     BACK_GROUP = 96
@@ -31,11 +32,12 @@ enum { LEASE_BATCH = 64 };
 bool conv_is_winograd(const program *p, const graph_node *n, int channels)
 {
     int kernel = n->conv.kernel_h;
-    return (kernel == 3 || (kernel == 5 && !p->k16)) && n->conv.kernel_w == kernel &&
-           n->conv.stride_h == 1 && n->conv.stride_w == 1 && n->conv.dil_h == 1 &&
-           n->conv.dil_w == 1 && n->conv.groups == 1 && n->conv.pad_h < kernel &&
-           n->conv.pad_w < kernel && channels >= CHANNELS_MIN && n->shape.c >= CHANNELS_MIN &&
-           channels * n->shape.c >= (kernel == 3 ? PRODUCT_MIN : PRODUCT_MIN_5) &&
+    return (kernel == 3 || ((kernel == 4 || kernel == 5) && !p->k16)) &&
+           n->conv.kernel_w == kernel && n->conv.stride_h == 1 && n->conv.stride_w == 1 &&
+           n->conv.dil_h == 1 && n->conv.dil_w == 1 && n->conv.groups == 1 &&
+           n->conv.pad_h < kernel && n->conv.pad_w < kernel && channels >= CHANNELS_MIN &&
+           n->shape.c >= CHANNELS_MIN &&
+           channels * n->shape.c >= (kernel == 3 ? PRODUCT_MIN : PRODUCT_MIN_LARGE) &&
            n->shape.h >= 4 && n->shape.w >= 4;
 }
 

@@ -1,12 +1,13 @@
-/* wino_impl.h: the transforms of Winograd's convolutions F(4x4, 3x3) and F(2x2, 5x5) (Lavin and
- * Gray 2016): a tile of 4x4 or 2x2 outputs from 6x6 inputs with 36 instead of 144 or 100 products.
+/* wino_impl.h: the transforms of Winograd's convolutions F(4x4, 3x3), F(3x3, 4x4) and F(2x2, 5x5)
+ * (Lavin and Gray 2016): a tile of 4x4, 3x3 or 2x2 outputs from 6x6 inputs with 36 instead of 144,
+ * 144 or 100 products.
  * Included once by kernels_impl.h.
  *
  *   Y = A^T [ (G g G^T) * (B^T d B) ] A        dg = G^T [ (B^T d B) * (A dY A^T) ] G
  *
  * A transformed array has 36 planes, `plane` floats apart; channels follow each other. Each
- * function for both is one for either, in which the kernel's size is a constant. */
-#define WINO_KERNELS(kernel, call) ((kernel) == 5 ? call(5) : call(3))
+ * function for all is one for each, in which the kernel's size is a constant. */
+#define WINO_KERNELS(kernel, call) ((kernel) == 5 ? call(5) : (kernel) == 4 ? call(4) : call(3))
 
 #if KERNELS_WIDE
 #define WINO_WIDE(call) for (; c + 16 <= (size_t)channels; c += 16) call(16)

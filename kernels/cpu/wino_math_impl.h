@@ -1,6 +1,6 @@
-/* wino_math_impl.h: the one-dimensional transforms of Winograd's F(4, 3) and F(2, 5), on vectors of
- * VW channels; included once a width. Both compute what 6 inputs give, 7 - kernel outputs, from the
- * polynomials' values at the same points: B is one for both.
+/* wino_math_impl.h: the one-dimensional transforms of Winograd's F(4, 3), F(3, 4) and F(2, 5), on
+ * vectors of VW channels; included once a width. All compute what 6 inputs give, 7 - kernel
+ * outputs, from the polynomials' values at the same points: B is one for all.
  *
  * The polynomials are taken at 0, +-P, +-Q and infinity; +-1 and +-2 are usual (Lavin and Gray
  * 2016). What rounding does to a result grows by the norms of A's, B's and G's rows: +-5/8 and
@@ -47,6 +47,10 @@ INLINE void T(wino_at)(const int kernel, const VT m[6], VT *o)
         return;
     }
     o[2] = WINO_P2 * a + WINO_Q2 * c;
+    if (kernel == 4) {
+        o[2] += m[5];
+        return;
+    }
     o[3] = WINO_P2 * WINO_P * b + WINO_Q2 * WINO_Q * d + m[5];
 }
 
@@ -54,10 +58,10 @@ INLINE void T(wino_at)(const int kernel, const VT m[6], VT *o)
 INLINE void T(wino_a)(const int kernel, const VT *y, VT o[6])
 {
     VT a = y[0], b = y[1], c = y[0], d = y[1];
-    if (kernel == 3) {
-        a += WINO_P2 * y[2], b += WINO_P2 * y[3];
-        c += WINO_Q2 * y[2], d += WINO_Q2 * y[3];
-    }
+    if (kernel <= 4)
+        a += WINO_P2 * y[2], c += WINO_Q2 * y[2];
+    if (kernel == 3)
+        b += WINO_P2 * y[3], d += WINO_Q2 * y[3];
     o[0] = y[0];
     o[1] = a + WINO_P * b;
     o[2] = a - WINO_P * b;
@@ -71,10 +75,10 @@ INLINE void T(wino_g)(const int kernel, const VT *g, VT o[6])
 {
     VT a = WINO_GP * g[0] + WINO_GP * WINO_P2 * g[2], b = WINO_GP * WINO_P * g[1];
     VT c = WINO_GQ * g[0] + WINO_GQ * WINO_Q2 * g[2], d = WINO_GQ * WINO_Q * g[1];
-    if (kernel == 5) {
-        a += WINO_GP * WINO_P2 * WINO_P2 * g[4], b += WINO_GP * WINO_P2 * WINO_P * g[3];
-        c += WINO_GQ * WINO_Q2 * WINO_Q2 * g[4], d += WINO_GQ * WINO_Q2 * WINO_Q * g[3];
-    }
+    if (kernel >= 4)
+        b += WINO_GP * WINO_P2 * WINO_P * g[3], d += WINO_GQ * WINO_Q2 * WINO_Q * g[3];
+    if (kernel == 5)
+        a += WINO_GP * WINO_P2 * WINO_P2 * g[4], c += WINO_GQ * WINO_Q2 * WINO_Q2 * g[4];
     o[0] = WINO_G0 * g[0];
     o[1] = a + b;
     o[2] = a - b;
@@ -90,9 +94,9 @@ INLINE void T(wino_gt)(const int kernel, const VT u[6], VT *o)
     o[0] = WINO_G0 * u[0] + WINO_GP * a + WINO_GQ * c;
     o[1] = WINO_GP * WINO_P * b + WINO_GQ * WINO_Q * d;
     o[2] = WINO_GP * WINO_P2 * a + WINO_GQ * WINO_Q2 * c;
-    if (kernel == 5) {
+    if (kernel >= 4)
         o[3] = WINO_GP * WINO_P2 * WINO_P * b + WINO_GQ * WINO_Q2 * WINO_Q * d;
+    if (kernel == 5)
         o[4] = WINO_GP * WINO_P2 * WINO_P2 * a + WINO_GQ * WINO_Q2 * WINO_Q2 * c;
-    }
     o[kernel - 1] += u[5];
 }

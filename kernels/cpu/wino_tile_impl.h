@@ -1,4 +1,4 @@
-/* wino_tile_impl.h: wino_impl.h's transforms of VW channels; included once a width. `kernel`, 3 or
+/* wino_tile_impl.h: wino_impl.h's transforms of VW channels; included once a width. `kernel`, 3 to
  * 5, is a constant where they are used. */
 
 /* v = B^T d B; of d only rows [r0, r1) and columns [c0, c1) exist, the rest is zero. */

@@ -75,6 +75,9 @@ BETWEEN(wide, 32, .filters = 32, .kernel = 3, .padding = 1)
 BETWEEN(from_16, 16, .filters = 66, .kernel = 3, .padding = 1)
 BETWEEN(wide_bare, 33, .filters = 47, .kernel = 3)
 BETWEEN(wide_border, 40, .filters = 36, .kernel = 3, .padding = 2, .no_bias = true)
+BETWEEN(four, 32, .filters = 32, .kernel = 4, .padding = 1)
+BETWEEN(four_bare, 33, .filters = 47, .kernel = 4)
+BETWEEN(four_border, 40, .filters = 36, .kernel = 4, .padding = 3, .no_bias = true)
 BETWEEN(five, 32, .filters = 32, .kernel = 5, .padding = 2)
 BETWEEN(five_bare, 33, .filters = 47, .kernel = 5)
 BETWEEN(five_border, 40, .filters = 36, .kernel = 5, .padding = 4, .no_bias = true)
@@ -195,6 +198,17 @@ static int deep(graph *g, int x)
 {
     x = conv(g, x, (conv2d_options){.filters = 133, .kernel = 1});
     return graph_relu(g, conv(g, x, (conv2d_options){.filters = 250, .kernel = 3, .padding = 1}));
+}
+
+static int deep_four(graph *g, int x)
+{
+    x = conv(g, x, (conv2d_options){.filters = 133, .kernel = 1});
+    return conv(g, x, (conv2d_options){.filters = 250, .kernel = 4, .padding = 2});
+}
+
+static int four_relu(graph *g, int x)
+{
+    return graph_relu(g, four(g, x));
 }
 
 static int deep_five(graph *g, int x)
@@ -447,6 +461,11 @@ static const model models[] = {
     {"winograd, relu", "winograd4+relu", {3, 3, 10, 13}, wide_relu},
     {"winograd from 16 channels", "winograd4", {3, 3, 9, 8}, from_16},
     {"winograd, weights made on the way", "winograd4-fleeting+relu", {3, 3, 5, 4}, deep},
+    {"winograd 4x4", "winograd3", {3, 3, 12, 12}, four},
+    {"winograd 4x4, odd", "winograd3", {3, 3, 11, 9}, four_bare},
+    {"winograd 4x4, border 3", "winograd3", {3, 3, 5, 6}, four_border},
+    {"winograd 4x4, relu", "winograd3+relu", {3, 3, 10, 13}, four_relu},
+    {"winograd 4x4, weights made on the way", "winograd3-fleeting", {3, 3, 5, 4}, deep_four},
     {"winograd 5x5", "winograd2", {3, 3, 12, 12}, five},
     {"winograd 5x5, odd", "winograd2", {3, 3, 11, 9}, five_bare},
     {"winograd 5x5, border 4", "winograd2", {3, 3, 5, 6}, five_border},
