@@ -207,7 +207,7 @@ typedef struct cpu_kernels {
     /* y = a[0], b[0], c[0], a[1], ... */
     void (*interleave3)(size_t n, const float *a, const float *b, const float *c, float *y);
 
-    /* Winograd F(4x4, 3x3), where `kernel` is 3, and F(2x2, 5x5), where it is 5, tile by tile, so
+    /* Winograd F(4x4, 3x3), F(3x3, 4x4) and F(2x2, 5x5), by `kernel`, tile by tile, so
      * many channels of pixels x_step or y_step floats apart: see wino_impl.h. */
     void (*wino_in)(const wino_span *s, int channels, const float *x, size_t x_step, size_t x_row,
                     float *v, size_t plane);
