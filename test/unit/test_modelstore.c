@@ -506,7 +506,10 @@ IN_EVERY_REDIS(redis_killed_is_put_back, 30)
     block kept = fixture_block(f.layout.shape);
     CHECK_OK(modelstore_fetch(m, 1, kept, fixture_deadline(), NULL, &e), e);
     CHECK_OK(publish(m, 0, 2, 1, 0, 1, 3, 72, &f, &e), e); /* is lost */
-    kill(redis_server_pid(f.server), SIGKILL);
+    pid_t redis = redis_server_pid(f.server);
+    siginfo_t ended;
+    kill(redis, SIGKILL);
+    CHECK(waitid(P_PID, (id_t)redis, &ended, WEXITED | WNOWAIT) == 0); /* a busy machine is slow */
     CHECK_ERR(modelstore_status_get(f.owner, clock_deadline_ms(50), &status, &e), e,
               ERR_UNAVAILABLE, "redis");
     char how[256];
