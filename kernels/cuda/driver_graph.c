@@ -247,14 +247,20 @@ static size_t narrow_bytes(const struct driver_plans *p)
     return p->narrow ? (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : 0;
 }
 
+static cudnnStatus_t engine_of(const way *w, pieces *p, descriptor *out)
+{
+    int64_t found = 0;
+    TRY(piece(p, CUDNN_BACKEND_ENGINE_DESCRIPTOR, out));
+    return cudnnBackendGetAttribute(w->config, CUDNN_ATTR_ENGINECFG_ENGINE,
+                                    CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &found, out);
+}
+
 static cudnnStatus_t plan_way(device *d, const struct driver_plans *plans, way *w)
 {
     cleanup_pieces pieces p = {.count = 0};
     descriptor engine;
     int64_t found = 0, workspace = 0;
-    TRY(piece(&p, CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine));
-    TRY(cudnnBackendGetAttribute(w->config, CUDNN_ATTR_ENGINECFG_ENGINE,
-                                 CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &found, &engine));
+    TRY(engine_of(w, &p, &engine));
     if (!wanted(&plans->task, engine))
         return CUDNN_STATUS_NOT_SUPPORTED;
     TRY(cudnnBackendCreateDescriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &w->plan));
@@ -285,9 +291,7 @@ static cudnnStatus_t name_way(way *w, int at)
     cleanup_pieces pieces p = {.count = 0};
     descriptor engine;
     int64_t found = 0, index = 0;
-    TRY(piece(&p, CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine));
-    TRY(cudnnBackendGetAttribute(w->config, CUDNN_ATTR_ENGINECFG_ENGINE,
-                                 CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &found, &engine));
+    TRY(engine_of(w, &p, &engine));
     TRY(cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1,
                                  &found, &index));
     snprintf(w->name, sizeof w->name, "cudnn-graph-%lld-%d", (long long)index, at);
