@@ -45,16 +45,13 @@ static void add_head(const program *p, int first, char *key)
     }
 }
 
-/* The whole model: its convolutions' shapes, summed up. */
-static void add_convolutions(const program *p, char *key)
+/* The whole model, summed up. */
+static void add_model(const program *p, char *key)
 {
     char text[96];
-    int convolutions = 0;
-    for (int i = 0; i < p->g->node_count; i++)
-        convolutions += p->g->nodes[i].op == OP_CONV2D;
     const shape in = p->g->nodes[0].shape;
     snprintf(text, sizeof text, "n%d c%d h%d w%d convolutions%d parameters%zu", p->c.batch, in.c,
-             in.h, in.w, convolutions, p->g->floats[VAR_PARAM]);
+             in.h, in.w, p->convolutions, p->g->floats[VAR_PARAM]);
     add_text(key, text);
 }
 
@@ -70,7 +67,7 @@ static void make_key(const program *p, const device_facts *f, const fusing *what
     if (what->kind == FUSING_HEAD)
         add_head(p, what->layer, key);
     else if (what->kind == FUSING_BESIDE)
-        add_convolutions(p, key);
+        add_model(p, key);
     else
         add_pooling(&p->layers[what->layer], key);
 }

@@ -166,10 +166,9 @@ enum { BESIDE_LEAST = 4 };
 /* Of few convolutions most are fused, or too small for two kernels to gain from each other. */
 static void find_beside(program *p)
 {
-    int convolutions = 0;
     for (int i = 0; i < p->g->node_count; i++)
-        convolutions += p->g->nodes[i].op == OP_CONV2D;
-    p->beside = !p->c.inference && convolutions >= BESIDE_LEAST && fuses(p, 0, FUSING_BESIDE);
+        p->convolutions += p->g->nodes[i].op == OP_CONV2D;
+    p->beside = !p->c.inference && p->convolutions >= BESIDE_LEAST && fuses(p, 0, FUSING_BESIDE);
 }
 
 /* A window's place must fit winner's 16 bits, and our products count rows in 31. */

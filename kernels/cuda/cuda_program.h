@@ -107,7 +107,7 @@ typedef struct program {
     bool fresh;      /* the host's blocks are up to date */
 
     layer *layers;
-    int layer_count;
+    int layer_count, convolutions;
     /* the layer that the head begins with; layer_count: there is none */
     int head;
     /* gradients of weights by a library are enqueued on a branch of the graph, which is joined
