@@ -11,7 +11,8 @@ SGD with lr 0.1, momentum 0.9, weight decay 1e-4; pad 4, random crop, flip, stan
 set's mean and deviation. --data FOLDER holds data_batch_1..5.bin and test_batch.bin (CIFAR-10's binary
 version); --samples N takes the first N training images and N/5 test images, to try a script out: such a run
 is no result, and its file has "try" in its name. Each epoch is a row of the CSV file as soon as it is over; a run
-that is ended goes on, when it is started again with the same --out, with the seeds that it had not finished.
+that is ended goes on, when it is started again with the same --out, with the seeds that it had not finished: PyTorch's
+after its last whole epoch (whose state lies in a file beside the CSV file), ours from its beginning.
 --side trains one of the two alone, so that both may run at once; the comparison is printed by the call that finds
 every seed done. `platform` and `bf16` run under any Python; the others need PyTorch for its side.
 
@@ -28,6 +29,7 @@ proof; ours worse by five times the seeds' deviation is always found. What lies 
 spread, nothing is judged, and the exit status is 1.
 """
 import argparse
+import collections
 import csv
 import json
 import os
@@ -210,6 +212,7 @@ def our_batches(options, x, y, epochs, seed, train, test):
 
 
 def theirs(options, name, epochs, seed, train, test, log):
+    """After each epoch its state is kept beside the log until the last one's row is there: a run that was ended goes on."""
     import torch
     torch.set_num_threads(options.threads)
     (x, y), (tx, ty) = images(train.read_bytes()), images(test.read_bytes())
@@ -217,7 +220,18 @@ def theirs(options, name, epochs, seed, train, test, log):
     model = seeded_model(name, seed).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     batches = our_batches if options.same else own_batches
+    kept, rows = log.path.with_name(f"{log.path.stem}-{seed}.pt"), []
+    if kept.exists():
+        state = torch.load(kept)
+        rows = state["rows"]
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    for row in rows:
+        log.write(*row)
     for epoch, of_epoch in enumerate(batches(options, x, y, epochs, seed, train, test)):
+        if epoch < len(rows):
+            collections.deque(of_epoch, maxlen=0)  # one epoch's are drawn after another's
+            continue
         began, total = time.time(), 0.0
         model.train()
         for images_of, labels in of_epoch:
@@ -232,8 +246,13 @@ def theirs(options, name, epochs, seed, train, test, log):
         with torch.no_grad():
             logits = torch.cat([model((part - mean) / std) for part in tx.split(500)])
         accuracy = 100 * (logits.argmax(1) == ty).float().mean().item()
-        log.write("pytorch", seed, epoch + 1, total / len(x), torch.nn.functional.cross_entropy(logits, ty).item(),
-                  accuracy, time.time() - began)
+        rows.append(("pytorch", seed, epoch + 1, total / len(x),
+                     torch.nn.functional.cross_entropy(logits, ty).item(), accuracy, time.time() - began))
+        log.write(*rows[-1])
+        part = kept.with_suffix(".part")
+        torch.save({"rows": rows, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, part)
+        part.replace(kept)
+    kept.unlink()
 
 
 def done(rows, side, seed, epochs):
