@@ -11,6 +11,10 @@ weights of PyTorch's, each of them moved by at most 1e-6 of itself: by another a
 both sides. PyTorch takes turns with its memory layouts. A row of the CSV is a run: its mean loss over the first and the
 second half of the steps. A call adds its draws to the file's. Below the rows: each side's mean and deviation of the
 draws in the file, and the difference of the means in units of its own standard error.
+
+--gradients trains ours alone, and then has each side compute one batch's loss and gradient where that led: how far they
+are from PyTorch's in fp64, as a part of the gradient's norm, and how much longer or shorter they are along it. Arithmetic
+that leads astray where losses are high would show there.
 """
 import argparse
 import csv
@@ -48,12 +52,42 @@ def moved(init, draw):
             for k, t in init.items()}
 
 
+def run_engine(text, state, x, y, steps):
+    with tempfile.TemporaryDirectory() as folder:
+        return parity.Engine(text, 3, 32, 10, state, x, y, steps, "auto", pathlib.Path(folder))
+
+
 def losses(side, text, init, x, y, draw):
     if side == "pytorch":
         model = parity.torch_model(text, 3, 32, 10)
         return parity.Torch(model, init, x, y, torch.float32, len(x), channels_last=draw % 2 == 1).losses[1:]
-    with tempfile.TemporaryDirectory() as folder:
-        return parity.Engine(text, 3, 32, 10, init, x, y, len(x), "auto", pathlib.Path(folder)).losses[1:]
+    return run_engine(text, init, x, y, len(x)).losses[1:]
+
+
+def whole(grads, names):
+    return torch.cat([grads[k].double().flatten() for k in names])
+
+
+def gradients(text, init, x, y, samples):
+    """Of the first batch's first `samples`, where ours comes to by a step with each batch."""
+    trained = run_engine(text, init, x, y, len(x)).trained
+    state = {k: t for k, t in trained.items() if not k.startswith("optimizer.")}
+    x, y = x[:1, :samples], y[:1, :samples]
+
+    def pytorch(dtype, channels_last=False, noise=0.0):
+        return parity.Torch(parity.torch_model(text, 3, 32, 10), state, x, y, dtype, 0, channels_last, noise)
+
+    double = pytorch(torch.float64)
+    want = whole(double.grads, double.grads)
+    print(f"loss {double.losses[0]:.6f} in fp64")
+    peers = {"kubeml": lambda: run_engine(text, state, x, y, 0)}
+    peers |= {f"pytorch{', channels_last' * form[0]}{', weights moved' * bool(form[1])}":
+              lambda form=form: pytorch(torch.float32, *form) for form in parity.PYTORCH}
+    for name, run in peers.items():
+        found = run()
+        g = whole(found.grads, double.grads)
+        print(f"{name:40} gradient {((g - want).norm() / want.norm()).item():.1e} apart, along it "
+              f"{(g @ want / (want @ want) - 1).item():+.1e}, loss {found.losses[0] - double.losses[0]:+.1e}", flush=True)
 
 
 def summary(rows):
@@ -82,6 +116,7 @@ def main():
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--gradients", type=int, metavar="SAMPLES", help="of this many, after the steps")
     options = parser.parse_args()
     if not options.data:
         sys.exit("--data FOLDER (or CIFAR10): with data_batch_1..5.bin of CIFAR-10's binary version")
@@ -91,6 +126,9 @@ def main():
     x, y = batches(options.data, options.batch, options.steps)
     torch.manual_seed(0)
     init = {k: t.clone() for k, t in parity.torch_model(text, 3, 32, 10).state_dict().items()}
+    if options.gradients:
+        gradients(text, init, x, y, options.gradients)
+        return
     of = {"model": options.model, "batch": str(options.batch), "lr": str(options.lr)}
     rows = []
     out = open(options.csv, "a", newline="") if options.csv else sys.stdout  # noqa: SIM115
