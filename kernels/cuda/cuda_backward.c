@@ -86,9 +86,9 @@ static void backward_norm(run *r, const layer *l, const tensor *y)
     if (l->also >= 0)
         dalso = gradient_of(r, l->also, &add_also);
     cuda_norm_backward(r->stream, p->t, r->args, cuda_norm_of(r, n), input(r, l, 0)->y, l->relu,
-                       l->also >= 0 ? y->y : NULL, y->saved, param(p, n->weight), param(p, n->bias),
-                       y->dy, p->norm_sums, grad(p, n->weight), grad(p, n->bias), dx, add, dalso,
-                       add_also);
+                       l->also >= 0 && l->relu ? y->y : NULL, y->saved, param(p, n->weight),
+                       param(p, n->bias), y->dy, p->norm_sums, grad(p, n->weight), grad(p, n->bias),
+                       dx, add, dalso, add_also);
 }
 
 static void backward_pair(run *r, const layer *l, const tensor *y)

@@ -16,14 +16,16 @@ static bool is_relu(const graph *g, int i)
     return i >= 0 && g->nodes[i].op == OP_ACTIVATION && g->nodes[i].act.kind == ACT_RELU;
 }
 
-/* The other input of the sum `j` when it can run where node i does: equal shapes, made before. */
+/* The other input of the sum `j` when it can run where node i does: equal shapes, made before, and
+ * not what i reads itself, whose one gradient would be written as two. */
 static int added(const graph *g, int i, int j)
 {
     if (j < 0 || g->nodes[j].op != OP_ADD)
         return -1;
     const int *in = g->nodes[j].in;
     int other = in[0] == i ? in[1] : in[0];
-    if (other >= i || !shape_equal(g->nodes[other].shape, g->nodes[i].shape))
+    if (other >= i || other == g->nodes[i].in[0] ||
+        !shape_equal(g->nodes[other].shape, g->nodes[i].shape))
         return -1;
     return other;
 }

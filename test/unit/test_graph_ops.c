@@ -114,6 +114,14 @@ static int norm_relu(graph *g, int x)
     return graph_relu(g,
                       graph_batch_norm(g, x, (batch_norm_options){.eps = 1e-3, .momentum = 0.01}));
 }
+static int norm_plus_input(graph *g, int x)
+{
+    return graph_add(g, norm(g, x), x);
+}
+static int norm_plus_input_relu(graph *g, int x)
+{
+    return graph_relu(g, graph_add(g, x, norm(g, x)));
+}
 static int conv_norm_relu_pool(graph *g, int x)
 {
     return pool_max2(g, norm_relu(g, conv_five(g, x)));
@@ -230,6 +238,8 @@ static const op_case cases[] = {
     {"adaptive pool", adaptive_35, IMAGE, 0, 3},
     {"batch norm", norm, IMAGE, 0, 3},
     {"batch norm and relu", norm_relu, IMAGE, 0, 5},
+    {"batch norm plus its input", norm_plus_input, IMAGE, 0, 3},
+    {"batch norm plus its input, relu", norm_plus_input_relu, IMAGE, 0, 5},
     {"conv norm relu pool", conv_norm_relu_pool, IMAGE, 0, 3},
     {"conv relu pool", conv_relu_pool, IMAGE, 0, 3},
     {"residual block", residual, IMAGE, 0, 5},
