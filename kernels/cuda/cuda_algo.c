@@ -92,20 +92,24 @@ static device_graph *capture_runs(program *p, const layer *l, conv_pass pass, in
     return runs;
 }
 
-/* The fastest round's microseconds a run; -1 when this way does not work. Timed as it will run, in
- * a graph: what the host takes to start a library's way is more than a small kernel's time, and is
- * nothing to a step. */
+/* Instead of a time. What failed may do so at this moment alone: a full GPU, a device that is lost.
+ */
+enum { NOT_IN_A_GRAPH = -1, FAILED = -2 };
+
+/* The fastest round's microseconds a run. Timed as it will run, in a graph: what the host takes to
+ * start a library's way is more than a small kernel's time, and is nothing to a step. */
 static float time_pass(program *p, const layer *l, conv_pass pass, int choice, bool add)
 {
-    float best = -1, us;
-    device_graph *runs =
-        works(p, l, pass, choice, add) ? capture_runs(p, l, pass, choice, add) : NULL;
+    float best = FAILED, us;
+    if (!works(p, l, pass, choice, add))
+        return FAILED;
+    device_graph *runs = capture_runs(p, l, pass, choice, add);
     if (!runs)
-        return -1;
+        return NOT_IN_A_GRAPH;
     for (int round = 0; round < TIMED_ROUNDS; round++) {
         if (p->d->mark(p->dev, 0, NULL) || p->d->replay(p->dev, runs, NULL) ||
             p->d->mark(p->dev, 1, NULL) || p->d->elapsed(p->dev, &us, NULL)) {
-            best = -1;
+            best = FAILED;
             break;
         }
         us /= TIMED_RUNS;
@@ -173,20 +177,27 @@ static int find_offer(const task *t, const char *winner)
     return -2;
 }
 
-/* Our own kernel always works: it is the choice when nothing else does. */
-static int measure(program *p, const task *t)
+/* Our own kernel always works: it is the choice when nothing else does. *Known is whether that will
+ * be so the next time: where it failed itself, or each of the others did, the device was at fault.
+ */
+static int measure(program *p, const task *t, bool *known)
 {
     int best = -1;
+    bool ran = false, failed = false;
     float best_us = time_pass(p, t->l, t->pass, CHOICE_OWN, t->add);
+    bool sound = best_us >= 0;
     for (int i = 0; i < t->offer_count; i++) {
         if (t->offers[i].workspace > p->workspace_limit)
             continue;
         float us = time_pass(p, t->l, t->pass, t->offers[i].id, t->add);
+        ran |= us >= 0;
+        failed |= us == FAILED;
         if (us >= 0 && (best_us < 0 || us < best_us)) {
             best = i;
             best_us = us;
         }
     }
+    *known = sound && (ran || !failed);
     return best;
 }
 
@@ -293,8 +304,8 @@ static int recall(program *p, const task *t, const char *key)
     return usable(p, t, at) ? at : -2;
 }
 
-/* True when it was measured for that. The fastest of all ways is the fastest of fewer too, where it
- * is among them. */
+/* True when something was learned for that. The fastest of all ways is the fastest of fewer too,
+ * where it is among them. */
 static bool decide(program *p, const device_facts *f, task *t)
 {
     char all[KEY_BYTES], key[KEY_BYTES];
@@ -310,27 +321,28 @@ static bool decide(program *p, const device_facts *f, task *t)
     int best = recall(p, t, key);
     if (best == -2 && limited)
         best = recall(p, t, all);
-    bool known = best != -2;
-    if (!known) {
+    bool learned = false;
+    if (best == -2) {
         cuda_wake(p);
-        best = measure(p, t);
-        cuda_algorithm_learn(key, offer_name(t, best));
+        best = measure(p, t, &learned);
+        if (learned)
+            cuda_algorithm_learn(key, offer_name(t, best));
     }
     take_choice(t, best);
-    return !known;
+    return learned;
 }
 
 /* All ways are asked for, which takes the libraries a while, and what is not known is measured. */
 static void decide_all(program *p, const device_facts *f, task *tasks, int count)
 {
-    bool measured = false;
+    bool learned = false;
     for (task *t = tasks; t < tasks + count; t++)
         if (!t->twin)
             t->offer_count = p->d->offers(p->dev, &t->what, t->offers, CONV_OFFERS_MAX);
     take_room(p, tasks, count);
     for (task *t = tasks; t < tasks + count; t++)
-        measured |= decide(p, f, t);
-    if (measured)
+        learned |= decide(p, f, t);
+    if (learned)
         cuda_algorithms_keep();
 }
 

@@ -19,6 +19,7 @@ long fake_captures(void); /* graphs begun */
 long fake_branches(void); /* of graphs that were captured; each runs as late as it may */
 /* That way fails when it is run, and the next wait tells of it too, as CUDA's errors do; -1: none.
  */
+enum { FAKE_EVERY = 2 };
 void fake_break(int offer);
 /* That way works, but spoils a graph that it is captured in, as one does that allocates or waits; -1:
  * none. */

@@ -133,6 +133,40 @@ TEST(a_way_that_fails_is_not_taken_and_harms_no_other)
     chooses("conv1 forward own\n");
 }
 
+/* Wherever in compiling the device is lost. */
+TEST(what_a_device_at_fault_leaves_is_not_learned)
+{
+    char path[512];
+    keep_at(path, sizeof path);
+    fake_favourite(0);
+    for (int calls = 1, rc = -1; rc; calls += 17) {
+        err e = ERR_INIT;
+        engine *m;
+        engine_config c = config("cuda");
+        fake_fail_after(calls);
+        rc = engine_compile(&c, &m, &e);
+        fake_fail_after(-1);
+        if (rc == 0)
+            engine_free(m);
+        cuda_algorithms_forget(); /* another process; the file is there */
+        chooses("conv1 forward direct\n");
+        chooses("conv2 weights direct\n");
+        cuda_algorithms_forget();
+        unlink(path);
+    }
+}
+
+/* As a full GPU does, whose libraries cannot load their kernels. */
+TEST(where_every_way_failed_the_next_process_measures_again)
+{
+    setenv("KUBEML_CUDA_CACHE", "", 1);
+    fake_favourite(0);
+    fake_break(FAKE_EVERY);
+    chooses("conv1 forward own\n");
+    fake_break(-1);
+    chooses("conv1 forward direct\n");
+}
+
 TEST(a_way_that_spoils_a_graph_is_not_taken)
 {
     fake_favourite(1);
