@@ -310,27 +310,22 @@ static int make_layer(program *p, layer *l, layer_kind kind)
     case OP_INPUT:
         return layer_input(l);
     case OP_CONV2D:
-        if (conv_is_depthwise(l->node) && x->cs % CPU_LANES == 0)
-            return layer_depthwise(p, l);
-        return conv_is_grouped(l->node, x, &p->tensors[l->out]) ? layer_group(p, l)
-                                                                : layer_any(p, l);
+        return conv_is_depthwise(l->node, x->s.c) ? layer_depthwise(p, l) : layer_group(p, l);
     case OP_MAX_POOL:
     case OP_AVG_POOL:
     case OP_ADAPTIVE_AVG_POOL:
-        return images_only(p, l) && x->cs % CPU_LANES == 0 ? layer_pool(p, l) : layer_any(p, l);
+        return images_only(p, l) && x->cs % CPU_LANES == 0 ? layer_pool(p, l) : layer_any(l);
     case OP_MUL:
         return images_only(p, l) && !both_images(p, l) && x->cs % CPU_LANES == 0 &&
                        l->in[0] != l->in[1]
                    ? layer_gate(p, l)
-                   : layer_any(p, l);
-    case OP_CONCAT:
-        return images_only(p, l) ? layer_concat(p, l) : layer_any(p, l);
+                   : layer_any(l);
+    case OP_CONCAT: return images_only(p, l) ? layer_concat(p, l) : layer_any(l);
     case OP_LINEAR:
         return layer_linear(p, l);
     case OP_BATCH_NORM:
         return layer_batch_norm(p, l);
-    case OP_ADD:
-        return both_images(p, l) ? layer_add(p, l) : layer_any(p, l);
+    case OP_ADD: return both_images(p, l) ? layer_add(p, l) : layer_any(l);
     case OP_ACTIVATION:
         if (l->node->act.kind == ACT_RELU && both_images(p, l))
             return layer_relu(p, l);
@@ -338,9 +333,8 @@ static int make_layer(program *p, layer *l, layer_kind kind)
     case OP_DROPOUT:
         return layer_dropout(p, l);
     case OP_FLATTEN:
-        return x->form == FORM_IMAGE && !l->add[0] ? layer_flatten(p, l) : layer_any(p, l);
-    default:
-        return layer_any(p, l);
+        return x->form == FORM_IMAGE && !l->add[0] ? layer_flatten(p, l) : layer_any(l);
+    default: return layer_any(l);
     }
 }
 

@@ -140,9 +140,9 @@ static float *pixels(const tensor *t, const plane *a, int i)
 
 /* ---- depthwise convolution ------------------------------------------------------------------- */
 
-bool conv_is_depthwise(const graph_node *n)
+bool conv_is_depthwise(const graph_node *n, int channels)
 {
-    return n->conv.groups > 1 && n->conv.groups == n->shape.c;
+    return n->conv.groups > 1 && n->conv.groups == n->shape.c && channels == n->shape.c;
 }
 
 static void depthwise_pack(program *p, layer *l)
@@ -201,10 +201,8 @@ int layer_depthwise(program *p, layer *l)
     shape in = p->tensors[l->in[0]].s;
     axis_rule h = {OP_CONV2D, in.h, n->shape.h, n->conv.kernel_h, n->conv.stride_h, n->conv.pad_h,
                    n->conv.dil_h, false};
-    axis_rule w = {OP_CONV2D, in.w, n->shape.w, n->conv.kernel_w, n->conv.stride_w, n->conv.pad_w,
-                   n->conv.dil_w, false};
-    if (in.c != n->shape.c)
-        return layer_any(p, l); /* several filters a channel */
+    axis_rule w = {OP_CONV2D,        in.w,          n->shape.w,    n->conv.kernel_w,
+                   n->conv.stride_w, n->conv.pad_w, n->conv.dil_w, false};
     l->ops = &depthwise_ops;
     l->folds = true;
     snprintf(l->choice, sizeof l->choice, l->relu ? "depthwise+relu" : "depthwise");
@@ -288,7 +286,7 @@ int layer_pool(program *p, layer *l)
     axis_rule h, w;
     pool_rules(n, x->s, &h, &w);
     if (max && (int64_t)h.kernel * w.kernel > UINT8_MAX + 1)
-        return layer_any(p, l);
+        return layer_any(l);
     l->ops = max ? &max_ops : &average_ops;
     snprintf(l->choice, sizeof l->choice, "window");
     if (make_windows(p, l, h, w) != 0)
@@ -524,9 +522,7 @@ static const layer_ops dropout_ops = {.forward = dropout_forward, .backward = dr
 
 int layer_dropout(program *p, layer *l)
 {
-    const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    if (x->form != y->form || x->cs != y->cs || x->cs % CPU_LANES != 0)
-        return layer_any(p, l);
+    const tensor *y = &p->tensors[l->out];
     l->ops = &dropout_ops;
     snprintf(l->choice, sizeof l->choice, "vector");
     if (p->c.inference)

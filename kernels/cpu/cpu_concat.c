@@ -217,7 +217,7 @@ int layer_concat(program *p, layer *l)
     int copied = 0;
     for (int j = 0; j < l->in_count; j++) {
         if (p->tensors[l->in[j]].cs % CPU_LANES != 0)
-            return layer_any(p, l);
+            return layer_any(l);
         copied += !in_place(p, l, j);
     }
     l->ops = &concat_ops;

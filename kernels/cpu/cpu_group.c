@@ -29,12 +29,6 @@ static blocks blocks_of(const graph_node *n, shape in)
     return b;
 }
 
-bool conv_is_grouped(const graph_node *n, const tensor *x, const tensor *y)
-{
-    return n->conv.groups > 1 && x->form == FORM_IMAGE && y->form == FORM_IMAGE &&
-           x->cs % CPU_LANES == 0 && y->cs % CPU_LANES == 0;
-}
-
 static int least(int a, int b)
 {
     return a < b ? a : b;

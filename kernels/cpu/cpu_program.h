@@ -263,9 +263,8 @@ int layer_concat(program *p, layer *l);
 /* Lets concats and what they are made of share memory, so that nothing is copied; `slices`: layers
  * that can write pixels apart. When forms and borders are known, before memory is. */
 void concat_join(program *p, const bool *slices);
-bool conv_is_depthwise(const graph_node *n);
-bool conv_is_grouped(const graph_node *n, const tensor *x, const tensor *y);
-int layer_any(program *p, layer *l); /* every other op, and odd cases of the above: plain loops */
+bool conv_is_depthwise(const graph_node *n, int channels); /* that it reads */
+int layer_any(layer *l); /* every other op, and odd cases of the above: plain loops */
 
 /* Norms that the 1x1 convolution after them applies: cpu_entry.c. entry_find: which; when all
  * layers are known, before memory is. What such a convolution calls, for some channels of some
