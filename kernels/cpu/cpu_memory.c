@@ -220,17 +220,18 @@ static life life_of(const program *p, const times *t, int node)
     return all;
 }
 
-/* Never in memory of its own. */
-static bool handed_on(const program *p, int node)
+/* Never in memory of its own: handed on in a thread's room, or, of a convolution that has the norm
+ * after it in its weights, never computed. */
+static bool has_no_place(const program *p, const layer *l)
 {
-    return p->c.inference && evaluate_hands_on(p, node);
+    return p->c.inference && (l->fold || evaluate_hands_on(p, l->out));
 }
 
 static void collect(program *p, const times *t, places *a)
 {
     for (int i = 0; i < p->layer_count; i++) {
         tensor *x = &p->tensors[p->layers[i].out];
-        if (x->root || (!x->y.shared && !x->dy.shared) || handed_on(p, p->layers[i].out))
+        if (x->root || (!x->y.shared && !x->dy.shared) || has_no_place(p, &p->layers[i]))
             continue;
         life lives = life_of(p, t, p->layers[i].out);
         if (x->y.shared)
@@ -257,7 +258,7 @@ static int place(program *p, places *a)
     for (int i = 0; i < p->layer_count; i++) {
         tensor *x = &p->tensors[p->layers[i].out];
         const tensor *root = &p->tensors[x->root];
-        if (!x->root || handed_on(p, p->layers[i].out))
+        if (!x->root || has_no_place(p, &p->layers[i]))
             continue;
         x->y.data = root->y.data + x->channel;
         x->dy.data = x->dy.data ? root->dy.data + x->channel : NULL;

@@ -106,6 +106,7 @@ static int grouped_again(graph *g, int x)
 }
 BETWEEN(grouped_points, 24, .filters = 48, .kernel = 1, .groups = 3)
 
+BETWEEN(grouped_halves, 24, .filters = 12, .kernel = 3, .groups = 12, .padding = 1)
 BETWEEN(depth3, 20, .filters = 20, .kernel = 3, .groups = 20, .padding = 1)
 BETWEEN(depth3_down, 33, .filters = 33, .kernel = 3, .groups = 33, .padding = 1, .stride = 2,
         .no_bias = true)
@@ -498,6 +499,7 @@ static const model models[] = {
     {"groups of 4, stride 1 by 2", "groups", {3, 3, 6, 11}, grouped_wide},
     {"groups, dilated", "groups", {3, 3, 7, 8}, grouped_dilated},
     {"groups, 1x1", "groups", {3, 3, 5, 8}, grouped_points},
+    {"two channels a filter", "groups", {3, 3, 8, 7}, grouped_halves},
     {"groups, relu", "groups+relu", {3, 3, 8, 9}, grouped_relu},
     {"depthwise 3x3", "depthwise", {3, 3, 11, 9}, depth3},
     {"depthwise 3x3 at stride 2", "depthwise", {3, 3, 12, 13}, depth3_down},
@@ -773,6 +775,41 @@ static void check_rooms(const char *set, int threads)
         check_rooms(#set, 3);                                                                      \
     }
 ON_EVERY_SET(ROOMS)
+
+static int convolutions(graph *g, int x, bool norms)
+{
+    for (int i = 0; i < 6; i++) {
+        x = graph_conv2d(g, x, (conv2d_options){.filters = 16, .kernel = 3, .padding = 1});
+        x = graph_relu(g, norms ? graph_batch_norm(g, x, (batch_norm_options){0}) : x);
+    }
+    return graph_max_pool2d(g, x, (pool_options){.kernel = 8});
+}
+
+static int bare_convolutions(graph *g, int x)
+{
+    return convolutions(g, x, false);
+}
+
+static int normed_convolutions(graph *g, int x)
+{
+    return convolutions(g, x, true);
+}
+
+/* In inference they are in the convolutions' weights, whose own results are never computed. */
+TEST(norms_in_weights_take_no_memory)
+{
+    const model bare = {"bare", NULL, {3, 3, 64, 64}, bare_convolutions},
+                normed = {"normed", NULL, {3, 3, 64, 64}, normed_convolutions};
+    use_set("generic");
+    engine *a = compile_lean(&bare, 1, PRECISION_FP32),
+           *b = compile_lean(&normed, 1, PRECISION_FP32);
+    size_t plane = (size_t)BATCH * 16 * 64 * 64 * sizeof(float);
+    if (engine_memory(b) > engine_memory(a) + plane / 2)
+        test_fail(__FILE__, __LINE__, "%zu bytes, %zu without norms, and a result has %zu",
+                  engine_memory(b), engine_memory(a), plane);
+    engine_free(a);
+    engine_free(b);
+}
 
 /* ---- updates --------------------------------------------------------------------------------- */
 
