@@ -3,6 +3,7 @@
 
 #include <poll.h>
 #include <stdarg.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -243,15 +244,15 @@ static int read_history(const member *m, const train_order *o, double **out, siz
 {
     *count = json_array_size(o->history);
     if (program_needs_history(m->program) && !o->history)
-        return err_set(e, ERR_UNSUPPORTED,
-                       "the function's schedule needs the validation losses, and "
-                       "kubeml-ps does not send them");
+        return err_set(e, ERR_UNSUPPORTED, PROGRAM_NO_HISTORY);
     if (*count == 0)
         return 0;
     if (!(*out = calloc(*count, sizeof **out)))
         return err_set(e, ERR_NOMEM, "no memory for the history");
-    for (size_t i = 0; i < *count; i++)
-        (*out)[i] = json_number_value(json_array_get(o->history, i));
+    for (size_t i = 0; i < *count; i++) {
+        const json_t *one = json_array_get(o->history, i);
+        (*out)[i] = json_is_number(one) ? json_number_value(one) : (double)NAN;
+    }
     return 0;
 }
 

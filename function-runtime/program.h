@@ -31,6 +31,10 @@ void program_config(program *p, const dataset_info *data, engine_config *out);
 double program_default_lr(const program *p); /* the code's own */
 /* Does its schedule look at the validation losses of the epochs before? */
 bool program_needs_history(const program *p);
+/* Told of one that does, where there will be none. */
+#define PROGRAM_NO_HISTORY                                                                         \
+    "the function's schedule (kml_plateau) goes by the validation losses, and nothing is "         \
+    "validated between epochs: validate_every is 0, or the dataset has no test samples"
 /* The learning rate of a step: a pure function of its place. `lr` is what the request asks for. */
 double program_lr(const program *p, double lr, int epochs, const schedule_point *at);
 bool program_has_step(const program *p);

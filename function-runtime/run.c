@@ -445,6 +445,8 @@ static int begin(session *s, err *e)
         .wish = s->o.wish, .together = program_has_step(s->program) ? 1 : s->o.functions};
     if (group_open(&all, &s->group, reason, e) != 0)
         return err_wrap(e, "%s", reason);
+    if (program_needs_history(s->program) && dataset_get_info(s->data)->samples[DATASET_TEST] == 0)
+        return err_set(e, ERR_UNSUPPORTED, PROGRAM_NO_HISTORY);
     s->lr = s->o.lr > 0 ? s->o.lr : program_default_lr(s->program);
     if (!s->o.load)
         return 0;
@@ -517,14 +519,15 @@ static void report(session *s, int epoch, const trainer_result *t, const trainer
 
 static int train(session *s, err *e)
 {
-    size_t seen = 0;
     cleanup_free double *history = calloc((size_t)s->o.epochs, sizeof *history);
     if (!history)
         return err_set(e, ERR_NOMEM, "no memory for the history");
     for (int epoch = 0; epoch < s->o.epochs; epoch++) {
         int64_t began_ns = clock_monotonic_ns();
-        trainer_task task = {.epoch = (uint32_t)epoch, .lr = s->lr, .history = history,
-                             .history_count = seen};
+        trainer_task task = {.epoch = (uint32_t)epoch,
+                             .lr = s->lr,
+                             .history = history,
+                             .history_count = (size_t)epoch};
         trainer_result t, v;
         crash_phase("train", epoch, -1);
         if (group_train(s->group, &task, &t, e) != 0)
@@ -532,8 +535,7 @@ static int train(session *s, err *e)
         crash_phase("validate", epoch, -1);
         if (group_validate(s->group, task.epoch, &v, e) != 0)
             return err_wrap(e, "%s", group_reason(s->group));
-        if (v.samples)
-            history[seen++] = v.loss_sum / (double)v.samples;
+        history[epoch] = v.loss_sum / (double)v.samples;
         report(s, epoch, &t, &v, (double)(clock_monotonic_ns() - began_ns) * 1e-9);
         if (s->o.goal < 100 && v.samples &&
             100.0 * (double)v.correct / (double)v.samples >= s->o.goal)

@@ -40,7 +40,8 @@ typedef struct trainer_task {
     int parallelism, function;
     uint32_t batch_begin, batch_count; /* of the function's share */
     double lr;
-    const double *history; /* the validation losses of the epochs before; for schedules that look */
+    /* Each epoch's validation loss before this one, for schedules that look; NaN: not validated. */
+    const double *history;
     size_t history_count;
 } trainer_task;
 

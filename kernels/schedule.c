@@ -61,22 +61,27 @@ static double cosine(const schedule *s, double base, double t)
     return s->min_lr + (base - s->min_lr) * (1 + cos(PI * t / s->epochs)) / 2;
 }
 
-/* torch's ReduceLROnPlateau.step(), replayed over the history; a NaN is no improvement. */
+/* torch's ReduceLROnPlateau.step(), replayed over the history. Epochs without a validation count
+ * when the next one that has one does: nothing is judged unseen. */
 static double plateau(const schedule *s, double base, const double *history, size_t count)
 {
     double best = INFINITY, lr = base, threshold = s->threshold > 0 ? s->threshold : 1e-4;
-    int bad = 0, cooling = 0;
+    int bad = 0, cooling = 0, passed = 0;
     for (size_t i = 0; i < count; i++) {
+        passed++;
+        if (isnan(history[i]))
+            continue;
         if (history[i] < best * (1 - threshold)) {
             best = history[i];
             bad = 0;
         } else {
-            bad++;
+            bad += passed;
         }
         if (cooling > 0) {
-            cooling--;
+            cooling -= passed < cooling ? passed : cooling;
             bad = 0;
         }
+        passed = 0;
         if (bad > s->patience) {
             double lower = fmax(lr * gamma_of(s), s->min_lr);
             lr = lr - lower > 1e-8 ? lower : lr;

@@ -40,7 +40,7 @@ typedef struct schedule_point {
     int epoch; /* from 0 */
     int64_t step,
         steps; /* step of the epoch, from 0, and how many the epoch has; 0, 0: per epoch */
-    const double *history; /* the validation losses of the epochs before this one */
+    const double *history; /* each epoch's validation loss before this one; NaN: not validated */
     size_t history_count;
 } schedule_point;
 

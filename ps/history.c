@@ -188,7 +188,7 @@ json_t *history_losses(const history *h, int epochs)
     size_t i;
     json_array_foreach(all, i, one)
     {
-        if (i < (size_t)epochs && !json_is_null(one))
+        if (i < (size_t)epochs)
             json_array_append(out, (json_t *)one);
     }
     return out;

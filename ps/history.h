@@ -50,7 +50,7 @@ void history_cut(history *h, int epochs); /* forgets what comes after the first 
 /* How long writing an epoch's checkpoint took, known only after it. */
 void history_checkpoint_seconds(history *h, int epoch, double seconds);
 int history_epochs(const history *h);
-/* The validation losses of the first `epochs` epochs, of those that were validated; a new
+/* The validation losses of the first `epochs` epochs, null of one that was not validated; a new
  * reference. */
 json_t *history_losses(const history *h, int epochs);
 /* 0, or -1 when there is no such epoch. What is null there is 0 here, NAN where

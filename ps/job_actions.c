@@ -290,14 +290,15 @@ static void send_gathered(job *j)
 
 static void send_train(job *j, const round_action *a)
 {
-    if (!j->losses || j->losses_epoch != a->epoch) {
+    bool validates = j->spec.request.validate_every > 0 && j->spec.test_samples > 0;
+    if (validates && (!j->losses || j->losses_epoch != a->epoch)) {
         json_decref(j->losses);
         j->losses = history_losses(j->history, a->epoch);
         j->losses_epoch = a->epoch;
     }
     if (job_is_shared(j)) {
         gather(j, a,
-               json_pack("{s:s,s:i,s:i,s:I,s:i,s:f,s:i,s:O,s:[]}", "type", "train", "epoch",
+               json_pack("{s:s,s:i,s:i,s:I,s:i,s:f,s:i,s:O*,s:[]}", "type", "train", "epoch",
                          a->epoch, "round", a->round, "version", (json_int_t)a->version,
                          "parallelism", a->parallelism, "lr", j->spec.request.lr, "slot", a->slot,
                          "validation_losses", j->losses, "shares"),
@@ -307,7 +308,7 @@ static void send_train(job *j, const round_action *a)
         return;
     }
     json_t *frame =
-        json_pack("{s:s,s:i,s:i,s:I,s:i,s:i,s:I,s:I,s:f,s:i,s:O}", "type", "train", "epoch",
+        json_pack("{s:s,s:i,s:i,s:I,s:i,s:i,s:I,s:I,s:f,s:i,s:O*}", "type", "train", "epoch",
                   a->epoch, "round", a->round, "version", (json_int_t)a->version, "parallelism",
                   a->parallelism, "function", a->function, "batch_begin",
                   (json_int_t)a->batch_begin, "batch_count", (json_int_t)a->batch_count, "lr",

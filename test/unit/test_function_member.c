@@ -785,7 +785,7 @@ TEST(a_crash_while_it_trains_leaves_its_line)
 TEST(a_schedule_without_its_history)
 {
     expect_end(BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS ", .schedule = kml_plateau(.patience = 2)"),
-               0.01, "Unsupported", "needs the validation losses", "Unsupported");
+               0.01, "Unsupported", "goes by the validation losses", "Unsupported");
 }
 
 /* ---- serving --------------------------------------------------------------------------------- */

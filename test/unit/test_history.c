@@ -69,6 +69,22 @@ TEST(an_epoch_without_accuracy_was_validated)
     history_free(h);
 }
 
+/* For schedules, which count epochs. */
+TEST(losses_have_a_place_for_each_epoch)
+{
+    err e = ERR_INIT;
+    history *h = make();
+    for (int n = 0; n < 3; n++) {
+        epoch_result r = {.epoch = n, .validated = n == 1, .validation_loss = 0.5};
+        CHECK_OK(history_add(h, &r, json_array(), &e), e);
+    }
+    cleanup_json json_t *losses = history_losses(h, 2);
+    CHECK_INT(json_array_size(losses), 2);
+    CHECK(json_is_null(json_array_get(losses, 0)));
+    CHECK_NEAR(json_number_value(json_array_get(losses, 1)), 0.5, 0);
+    history_free(h);
+}
+
 /* Written before converting was a stage of its own. */
 TEST(restored_from_a_record_with_fewer_stages)
 {

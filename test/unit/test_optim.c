@@ -127,6 +127,31 @@ TEST(schedules_are_pytorchs)
         16);
 }
 
+/* Patience and cooldown are epochs, also where few of them are validated. */
+TEST(a_plateau_counts_epochs_and_judges_validations)
+{
+    schedule s = {.kind = SCHEDULE_PLATEAU, .patience = 3};
+    double history[32];
+    schedule_point at = {.history = history};
+    for (int i = 0; i < 32; i++)
+        history[i] = i % 5 == 4 ? 1 : (double)NAN;
+    const struct {
+        int warmup_epochs, cooldown, epoch;
+        double lr;
+    } want[] = {{0, 0, 4, 1},     {0, 0, 5, 1},     {0, 0, 9, 1},    {0, 0, 10, 0.1},
+                {0, 0, 14, 0.1},  {0, 0, 15, 0.01}, {0, 7, 15, 0.1}, {0, 7, 20, 0.1},
+                {0, 7, 25, 0.01}, {5, 0, 10, 1},    {5, 0, 14, 1},   {5, 0, 15, 0.1}};
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        s.warmup_epochs = want[i].warmup_epochs, s.cooldown = want[i].cooldown;
+        at.epoch = want[i].epoch, at.history_count = (size_t)want[i].epoch;
+        CHECK_NEAR(schedule_lr(&s, 1, &at), want[i].lr, 1e-12);
+    }
+    history[4] = 2, history[9] = 1.5, history[14] = 1; /* each better than the one before */
+    s = (schedule){.kind = SCHEDULE_PLATEAU, .patience = 3};
+    at.epoch = 15, at.history_count = 15;
+    CHECK_NEAR(schedule_lr(&s, 1, &at), 1, 1e-12);
+}
+
 TEST(warm_up_rises_and_then_the_schedule_begins)
 {
     schedule s = {.kind = SCHEDULE_STEP, .every = 1, .gamma = 0.5, .warmup_epochs = 2};
