@@ -17,6 +17,7 @@
 #include "cuda/cuda_devices.h"
 #include "cuda/cuda_memory.h"
 #include "cuda/cuda_program.h"
+#include "parallel.h"
 
 extern const backend backend_cuda;
 
@@ -238,6 +239,32 @@ static void fill_scale(program *p, const backend_batch *b)
     }
 }
 
+typedef struct fill {
+    const backend_batch *b;
+    char *to;
+    size_t sample; /* bytes */
+    size_t together;
+} fill;
+
+static void fill_part(size_t part, void *user)
+{
+    const fill *f = user;
+    size_t n = (size_t)f->b->n, from = part * f->together, to = from + f->together;
+    for (size_t i = from; i < n && i < to; i++)
+        memcpy(f->to + i * f->sample, f->b->x[i], f->sample);
+}
+
+/* One thread's copying is much slower than the GPU's, which waits for it; starting others takes as
+ * long as 128 KiB or so. */
+static void fill_samples(const backend_batch *b, char *to, size_t sample)
+{
+    enum { PART = 256 << 10, THREADS = 4 };
+    fill f = {.b = b, .to = to, .sample = sample, .together = PART / sample + 1};
+    size_t parts = ((size_t)b->n + f.together - 1) / f.together;
+    int cores = parts > THREADS ? parallel_cores() : 1;
+    parallel_for(parts, cores < THREADS ? cores : THREADS, fill_part, &f);
+}
+
 /* Returns the bytes to copy. */
 static size_t fill_staging(program *p, const backend_batch *b)
 {
@@ -257,8 +284,7 @@ static size_t fill_staging(program *p, const backend_batch *b)
         memcpy(in->host + in->keys, b->sample, n * sizeof *b->sample);
     if (b->targets)
         memcpy(in->host + in->targets, b->targets, n * outputs * sizeof *b->targets);
-    for (size_t i = 0; i < n; i++)
-        memcpy(in->host + in->x + i * sample, b->x[i], sample);
+    fill_samples(b, in->host + in->x, sample);
     return in->x + n * sample;
 }
 

@@ -113,6 +113,44 @@ TEST(a_step_is_one_graph)
 }
 
 /* Each kind of run when it is first asked for; no memory is taken for it then. */
+static int pooled(graph *g, int x, int outputs, void *user)
+{
+    (void)user;
+    x = graph_max_pool2d(g, x, (pool_options){.kernel = 16});
+    return graph_linear(g, graph_flatten(g, x), outputs, (linear_options){0});
+}
+
+/* Of some megabytes, which several threads gather. */
+TEST(a_large_batch_travels_whole)
+{
+    enum { LARGE = 41, PIXELS = 3 * 64 * 64 };
+    err e = ERR_INIT;
+    engine *m, *truth;
+    engine_config c = config("cuda");
+    c.build = pooled, c.batch = LARGE;
+    c.input = (shape){3, 3, 64, 64};
+    float *x = malloc(sizeof *x * LARGE * PIXELS);
+    float got[LARGE * CLASSES], want[LARGE * CLASSES];
+    CHECK(x);
+    rng r;
+    rng_init(&r, 1, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < (size_t)LARGE * PIXELS; i++)
+        x[i] = (float)rng_uniform(&r);
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    c.backend = "reference";
+    CHECK_OK(engine_compile(&c, &truth, &e), e);
+    engine_batch b = {.x = x};
+    for (b.n = LARGE; b.n > 0; b.n -= 20) { /* the last one by itself */
+        CHECK_OK(engine_infer(m, &b, got, &e), e);
+        CHECK_OK(engine_infer(truth, &b, want, &e), e);
+        for (int i = 0; i < b.n * CLASSES; i++)
+            CHECK_NEAR(got[i], want[i], 1e-5);
+    }
+    free(x);
+    engine_free(m);
+    engine_free(truth);
+}
+
 TEST(a_graph_is_captured_when_it_is_first_wanted)
 {
     err e = ERR_INIT;
