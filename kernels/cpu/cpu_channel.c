@@ -179,16 +179,11 @@ static void depthwise_backward(program *p, layer *l, int from, int to, int threa
 static void depthwise_finish(program *p, layer *l)
 {
     size_t taps = (size_t)(l->ahead.kh * l->ahead.kw), cs = (size_t)l->ahead.cs;
-    for (int t = 1; t < cpu_threads_count(p->threads); t++) {
-        p->k->add(l->dw_floats, l->dw, l->dw + (size_t)t * l->dw_floats, false, l->dw);
-        p->k->add(l->db_floats, l->db, l->db + (size_t)t * l->db_floats, false, l->db);
-    }
+    sum_gradients(p, l);
     float *to = program_grad(p, l->node->weight);
     for (size_t c = 0; c < (size_t)l->node->shape.c; c++)
         for (size_t t = 0; t < taps; t++)
             to[c * taps + t] = l->dw[t * cs + c];
-    if (l->node->bias >= 0)
-        memcpy(program_grad(p, l->node->bias), l->db, (size_t)l->node->shape.c * sizeof(float));
 }
 
 static const layer_ops depthwise_ops = {.forward = depthwise_forward,

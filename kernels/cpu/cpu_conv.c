@@ -289,11 +289,7 @@ static void conv_finish(program *p, layer *l)
 {
     const conv_geom *g = &l->g;
     size_t R = (size_t)g->kh, S = (size_t)g->kw, C = (size_t)g->c;
-    int threads = cpu_threads_count(p->threads);
-    for (int t = 1; t < threads; t++) {
-        p->k->add(l->dw_floats, l->dw, l->dw + (size_t)t * l->dw_floats, false, l->dw);
-        p->k->add(l->db_floats, l->db, l->db + (size_t)t * l->db_floats, false, l->db);
-    }
+    sum_gradients(p, l);
     float *to = program_grad(p, l->node->weight);
     for (size_t f = 0; f < (size_t)g->k; f++)
         for (size_t r = 0; r < R; r++)
@@ -301,8 +297,6 @@ static void conv_finish(program *p, layer *l)
                 for (size_t c = 0; c < C; c++)
                     to[((f * C + c) * R + r) * S + s] =
                         l->dw[(f * R + r) * g->run + s * (size_t)g->cs + c];
-    if (l->node->bias >= 0)
-        memcpy(program_grad(p, l->node->bias), l->db, (size_t)g->k * sizeof(float));
 }
 
 static const layer_ops conv_ops = {

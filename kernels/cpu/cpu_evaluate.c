@@ -56,11 +56,6 @@ static bool is_whole(const layer *l)
 
 /* ---- stretches ------------------------------------------------------------------------------- */
 
-static int least(int a, int b)
-{
-    return a < b ? a : b;
-}
-
 /* How many samples it wants at a time; 0: all. Features in columns share lines of the cache. */
 static int wanted(const program *p, const layer *l)
 {

@@ -29,11 +29,6 @@ static blocks blocks_of(const graph_node *n, shape in)
     return b;
 }
 
-static int least(int a, int b)
-{
-    return a < b ? a : b;
-}
-
 static int whole_lanes(int n)
 {
     return (n + CPU_LANES - 1) / CPU_LANES * CPU_LANES;
@@ -195,18 +190,13 @@ static void group_backward(program *p, layer *l, int from, int to, int thread)
 static void group_finish(program *p, layer *l)
 {
     blocks b = blocks_of(l->node, p->tensors[l->in[0]].s);
-    for (int t = 1; t < cpu_threads_count(p->threads); t++) {
-        p->k->add(l->dw_floats, l->dw, l->dw + (size_t)t * l->dw_floats, false, l->dw);
-        p->k->add(l->db_floats, l->db, l->db + (size_t)t * l->db_floats, false, l->db);
-    }
+    sum_gradients(p, l);
     float *to = program_grad(p, l->node->weight);
     for (int g = 0; g < b.groups; g++)
         for (int f = 0; f < b.filters; f++)
             for (int c = 0; c < b.per; c++)
                 for (int t = 0; t < b.taps; t++)
                     *to++ = l->dw[place(&b, g, f, c, t)];
-    if (l->node->bias >= 0)
-        memcpy(program_grad(p, l->node->bias), l->db, (size_t)l->node->shape.c * sizeof(float));
 }
 
 static const layer_ops group_ops = {.forward = group_forward, .backward = group_backward,

@@ -28,11 +28,6 @@ typedef struct linear_work {
     int n; /* samples, rounded up to 8 */
 } linear_work;
 
-static int least(int a, int b)
-{
-    return a < b ? a : b;
-}
-
 static int part(int total, int unit, int thread, int threads)
 {
     int units = (total + unit - 1) / unit, end = units * thread / threads * unit;

@@ -33,11 +33,6 @@ static int part(int total, int thread, int threads)
     return end < total ? end : total;
 }
 
-static int least(int a, int b)
-{
-    return a < b ? a : b;
-}
-
 static bf16_word *words_to(float *data)
 {
     return matmul_words_to(data);

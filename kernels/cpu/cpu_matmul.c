@@ -42,11 +42,6 @@ bool conv_is_matmul(const graph_node *n, shape in, int batch)
            ((strided || small) && batch >= SAMPLES_MIN && in.c >= 2 * CHANNELS_MIN);
 }
 
-static int least(int a, int b)
-{
-    return a < b ? a : b;
-}
-
 /* How many elements of an operand k summed values are. */
 static int depth(const program *p, int k)
 {
@@ -525,21 +520,10 @@ static void points_backward(program *p, layer *l, int from, int to, int thread)
 
 /* ---- the layer ------------------------------------------------------------------------------- */
 
-/* All threads' into the first one's, and the bias'. */
-static void sum_threads(program *p, layer *l)
-{
-    for (int t = 1; t < cpu_threads_count(p->threads); t++) {
-        p->k->add(l->dw_floats, l->dw, l->dw + (size_t)t * l->dw_floats, false, l->dw);
-        p->k->add(l->db_floats, l->db, l->db + (size_t)t * l->db_floats, false, l->db);
-    }
-    if (l->node->bias >= 0)
-        memcpy(program_grad(p, l->node->bias), l->db, (size_t)l->g.k * sizeof(float));
-}
-
 /* [cs/PANEL][K][PANEL] into (K, C). */
 static void pointwise_finish(program *p, layer *l)
 {
-    sum_threads(p, l);
+    sum_gradients(p, l);
     float *to = program_grad(p, l->node->weight);
     for (int at = 0; at < l->g.c; at += PANEL) {
         size_t width = (size_t)least(PANEL, l->g.cs - at), real = (size_t)least(PANEL, l->g.c - at);
@@ -552,7 +536,7 @@ static void pointwise_finish(program *p, layer *l)
 /* [taps][K][cs] into (K, C, taps). */
 static void points_finish(program *p, layer *l)
 {
-    sum_threads(p, l);
+    sum_gradients(p, l);
     size_t tap_count = (size_t)(l->g.kh * l->g.kw), filter = (size_t)l->g.c * tap_count;
     float *to = program_grad(p, l->node->weight);
     for (size_t f = 0; f < (size_t)l->g.k; f++)

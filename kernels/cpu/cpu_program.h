@@ -214,6 +214,14 @@ void tensor_clear_halo(const tensor *t, int sample);
 /* A convolution's dy of samples [from, to) through its ReLU, and the bias' gradient, added to db:
  * cpu_rows.c. */
 void mask_samples(const program *p, const layer *l, int from, int to, float *db);
+/* Of a convolution's gradients: every thread's sums into the first one's, in the threads' order,
+ * and the bias' to where it belongs. */
+void sum_gradients(program *p, const layer *l);
+
+static inline int least(int a, int b)
+{
+    return a < b ? a : b;
+}
 
 static inline const float *program_param(const program *p, int var)
 {

@@ -1,6 +1,7 @@
 /* cpu_rows.c: the pixel-wise layers that have a fast way, run by run: add, ReLU, flatten; and what
  * convolutions do to dy before anything else. */
 #include <stdio.h>
+#include <string.h>
 
 #include "cpu_runs.h"
 
@@ -131,4 +132,14 @@ int layer_flatten(program *p, layer *l)
     l->ops = &flatten_ops;
     snprintf(l->choice, sizeof l->choice, "transpose");
     return 0;
+}
+
+void sum_gradients(program *p, const layer *l)
+{
+    for (int t = 1; t < cpu_threads_count(p->threads); t++) {
+        p->k->add(l->dw_floats, l->dw, l->dw + (size_t)t * l->dw_floats, false, l->dw);
+        p->k->add(l->db_floats, l->db, l->db + (size_t)t * l->db_floats, false, l->db);
+    }
+    if (l->node->bias >= 0)
+        memcpy(program_grad(p, l->node->bias), l->db, (size_t)l->node->shape.c * sizeof(float));
 }

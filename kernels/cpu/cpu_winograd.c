@@ -68,11 +68,6 @@ int wino_weights_rows(const program *p, int rows)
     return p->k16 ? (rows + 1) / 2 : rows;
 }
 
-static int least(int a, int b)
-{
-    return a < b ? a : b;
-}
-
 wino_tiling wino_tiles_over(const layer *l, int h, int w)
 {
     int kernel = l->node->conv.kernel_h, edge = 7 - kernel;
@@ -363,14 +358,9 @@ static void winograd_pack_back(program *p, layer *l)
 static void winograd_finish(program *p, layer *l)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    for (int t = 1; t < cpu_threads_count(p->threads); t++) {
-        p->k->add(l->dw_floats, l->dw, l->dw + (size_t)t * l->dw_floats, false, l->dw);
-        p->k->add(l->db_floats, l->db, l->db + (size_t)t * l->db_floats, false, l->db);
-    }
+    sum_gradients(p, l);
     p->k->wino_dw(l->node->conv.kernel_h, y->s.c, x->s.c, (size_t)x->cs, l->dw,
                   program_grad(p, l->node->weight), (size_t)x->s.c * wino_taps(l));
-    if (l->node->bias >= 0)
-        memcpy(program_grad(p, l->node->bias), l->db, (size_t)y->s.c * sizeof(float));
 }
 
 static const layer_ops winograd_ops = {

@@ -33,11 +33,6 @@ typedef struct wino_work {
     layer *l;
 } wino_work;
 
-static int least(int a, int b)
-{
-    return a < b ? a : b;
-}
-
 static int tiles_of(const wino_tiling *t, int n)
 {
     return n * t->down * t->across;
@@ -223,11 +218,7 @@ static void fleeting_backward(program *p, layer *l)
     cpu_threads_run(p->threads, weights_part, &w);
     if (p->tensors[l->in[0]].dy.data)
         cpu_threads_run(p->threads, dx_part, &w);
-    if (l->node->bias < 0)
-        return;
-    for (int t = 1; t < cpu_threads_count(p->threads); t++)
-        p->k->add(l->db_floats, l->db, l->db + (size_t)t * l->db_floats, false, l->db);
-    memcpy(program_grad(p, l->node->bias), l->db, (size_t)l->node->shape.c * sizeof(float));
+    sum_gradients(p, l);
 }
 
 /* ---- the layer ------------------------------------------------------------------------------- */
