@@ -5,7 +5,7 @@
  * whose order is its own. */
 #include <string.h>
 
-#include "cuda/cuda_program.h"
+#include "cuda/cuda_models.h"
 
 /* The programs of one device, in order; the first one's blocks take the sum. */
 typedef struct team {
@@ -14,17 +14,10 @@ typedef struct team {
     int members, inputs;
 } team;
 
-/* What is averaged: the same in every program. */
-enum { BLOCKS = 3 };
-
-static float *block_of(program *p, int which, size_t *count)
+static float *block_of(const program *p, int which)
 {
-    size_t params = p->g->floats[VAR_PARAM];
-    if (which == 0)
-        return *count = params, p->params;
-    if (which == 1)
-        return *count = p->g->floats[VAR_BUFFER], p->buffers;
-    return *count = params * (size_t)(p->c.inference ? 0 : optim_slots(&p->c.optim)), p->state;
+    const cuda_model own = cuda_model_own(p);
+    return cuda_model_block(&own, which);
 }
 
 static int find_team(team *teams, int *count, program *p)
@@ -40,11 +33,11 @@ static int find_team(team *teams, int *count, program *p)
 static int sum_team(team *t, int which, int32_t *finite, err *e)
 {
     program *first = t->member[0];
-    size_t count;
+    size_t count = cuda_model_count(first, which);
     const float *in[CUDA_MERGE_MAX];
-    float *out = block_of(first, which, &count);
+    float *out = block_of(first, which);
     for (int i = 0; i < t->inputs; i++)
-        in[i] = block_of(t->with_samples[i], which, &count);
+        in[i] = block_of(t->with_samples[i], which);
     if (t->inputs == 0)
         return first->d->zero(first->dev, out, count * sizeof *out, e);
     if (count)
@@ -56,11 +49,11 @@ static int sum_teams(team *teams, int count, int which, err *e)
 {
     device *devs[CUDA_MERGE_MAX];
     float *blocks[CUDA_MERGE_MAX];
-    size_t floats = 0;
+    size_t floats = cuda_model_count(teams[0].member[0], which);
     const driver *d = teams[0].member[0]->d;
     for (int i = 0; i < count; i++) {
         devs[i] = teams[i].member[0]->dev;
-        blocks[i] = block_of(teams[i].member[0], which, &floats);
+        blocks[i] = block_of(teams[i].member[0], which);
     }
     return floats ? d->sum(devs, blocks, count, floats, e) : 0;
 }
@@ -83,13 +76,10 @@ static int spread(team *t, err *e)
     const driver *d = first->d;
     for (int i = 0; i < t->members; i++) {
         program *p = t->member[i];
-        for (int which = 0; which < BLOCKS && i > 0; which++) {
-            size_t count;
-            float *to = block_of(p, which, &count);
-            if (d->copy(first->dev, to, block_of(first, which, &count), count * sizeof *to,
-                        COPY_WITHIN, e))
+        for (int which = 0; which < CUDA_MODEL_BLOCKS && i > 0; which++)
+            if (d->copy(first->dev, block_of(p, which), block_of(first, which),
+                        cuda_model_count(p, which) * sizeof(float), COPY_WITHIN, e))
                 return -1;
-        }
         if (p->t == ELEMENT_BF16)
             cuda_to_bf16(d->stream(first->dev), p->g->floats[VAR_PARAM], p->params, p->weights16);
         p->fresh = false;
@@ -127,13 +117,13 @@ static int sum_all(team *teams, int count, err *e)
         program *first = teams[i].member[0];
         if (first->d->copy(first->dev, first->result, &yes, sizeof yes, COPY_IN, e))
             return -1;
-        for (int which = 0; which < BLOCKS; which++)
+        for (int which = 0; which < CUDA_MODEL_BLOCKS; which++)
             if (sum_team(&teams[i], which, (int32_t *)(void *)first->result, e))
                 return -1;
         if (check_finite(&teams[i], e))
             return -1;
     }
-    for (int which = 0; which < BLOCKS && count > 1; which++)
+    for (int which = 0; which < CUDA_MODEL_BLOCKS && count > 1; which++)
         if (sum_teams(teams, count, which, e))
             return -1;
     for (int i = 0; i < count; i++)

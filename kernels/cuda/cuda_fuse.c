@@ -58,11 +58,10 @@ static void add_model(const program *p, char *key)
 static void make_key(const program *p, const device_facts *f, const fusing *what,
                      char key[KEY_BYTES])
 {
-    static const char *const precisions[] = {"fp32", "tf32", "bf16"};
     char text[64];
     cuda_begin_key(f, key);
     snprintf(text, sizeof text, "%s %s %s ", p->c.inference ? "infer" : "train",
-             fusing_name(what->kind), precisions[p->c.precision]);
+             fusing_name(what->kind), cuda_precision_names[p->c.precision]);
     add_text(key, text);
     if (what->kind == FUSING_HEAD)
         add_head(p, what->layer, key);

@@ -225,7 +225,7 @@ void cuda_algorithms_forget(void)
 /* ---- keys ------------------------------------------------------------------------------------ */
 
 const char *const cuda_pass_names[CONV_PASSES] = {"forward", "data", "weights"};
-static const char *const precision_names[] = {"fp32", "tf32", "bf16"};
+const char *const cuda_precision_names[] = {"fp32", "tf32", "bf16"};
 
 int cuda_shape_text(const conv_shape *s, char *text, size_t room)
 {
@@ -247,8 +247,8 @@ void cuda_task_key(const device_facts *f, const conv_task *t, char key[KEY_BYTES
     cuda_begin_key(f, key);
     size_t used = strlen(key);
     snprintf(key + used, KEY_BYTES - used, "%s %s %s%s%s%s", cuda_pass_names[t->pass],
-             precision_names[t->precision], text, t->bias ? " bias" : "", t->relu ? " relu" : "",
-             t->add ? " add" : "");
+             cuda_precision_names[t->precision], text, t->bias ? " bias" : "",
+             t->relu ? " relu" : "", t->add ? " add" : "");
 }
 
 /* The order of what cuda_shape_text writes. */
@@ -300,7 +300,7 @@ bool cuda_task_of_key(const device_facts *f, const char *key, conv_task *out)
         !read_shape(key + strlen(begin), pass, precision, &t.s))
         return false;
     int at = find_name(cuda_pass_names, CONV_PASSES, pass);
-    int computes = find_name(precision_names, 3, precision);
+    int computes = find_name(cuda_precision_names, 3, precision);
     if (at < 0 || computes < 0)
         return false;
     t.pass = (conv_pass)at;

@@ -7,6 +7,12 @@
 
 #include "cuda/driver.h"
 
+/* What a part of a block takes, so that the next one begins where a load of any width may. */
+static inline size_t cuda_aligned(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
 /* 0: no cap but the device's. What is already held stays. */
 void cuda_memory_cap(size_t bytes);
 size_t cuda_memory_held(void);

@@ -37,19 +37,14 @@ cuda_model cuda_model_mean(const program *p)
 
 /* ---- the mean's memory ----------------------------------------------------------------------- */
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
 /* The blocks one behind the other; gives the bytes of all. */
 static size_t lay(const program *p, backend_loan *l)
 {
     l->params = 0;
-    l->buffers = aligned(cuda_model_count(p, 0) * sizeof(float));
-    l->state = l->buffers + aligned(cuda_model_count(p, 1) * sizeof(float));
-    l->counters = l->state + aligned(cuda_model_count(p, 2) * sizeof(float));
-    return l->counters + aligned(p->g->floats[VAR_COUNTER] * sizeof(int64_t));
+    l->buffers = cuda_aligned(cuda_model_count(p, 0) * sizeof(float));
+    l->state = l->buffers + cuda_aligned(cuda_model_count(p, 1) * sizeof(float));
+    l->counters = l->state + cuda_aligned(cuda_model_count(p, 2) * sizeof(float));
+    return l->counters + cuda_aligned(p->g->floats[VAR_COUNTER] * sizeof(int64_t));
 }
 
 int cuda_mean_take(program *p, err *e)

@@ -329,11 +329,6 @@ typedef struct section {
     size_t bytes;
 } section;
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
 static size_t most(size_t a, size_t b)
 {
     return a > b ? a : b;
@@ -377,11 +372,11 @@ static size_t place_extras(program *p, char *at)
         tensor *t = &p->tensors[p->layers[l].out];
         if (n->op == OP_BATCH_NORM) {
             t->saved = at ? (float *)(void *)(at + bytes) : NULL;
-            bytes += aligned(2 * (size_t)n->shape.c * sizeof(float));
+            bytes += cuda_aligned(2 * (size_t)n->shape.c * sizeof(float));
         } else if ((n->op == OP_MAX_POOL || p->layers[l].pooled) && !p->c.inference) {
             t->winner = at ? (uint16_t *)(void *)(at + bytes) : NULL;
-            bytes += aligned(shape_count(p->g->nodes[p->layers[l].out].shape) * (size_t)p->c.batch *
-                             sizeof(uint16_t));
+            bytes += cuda_aligned(shape_count(p->g->nodes[p->layers[l].out].shape) *
+                                  (size_t)p->c.batch * sizeof(uint16_t));
         }
     }
     return bytes;
@@ -394,12 +389,12 @@ static void lay_staging(program *p)
     size_t outputs = (size_t)p->g->nodes[p->g->output].shape.c;
     staging *s = &p->in;
     s->args = 0;
-    s->scale_shift = aligned(sizeof(step_args));
-    s->labels = s->scale_shift + aligned(2 * (size_t)in.c * sizeof(float));
-    s->keys = s->labels + aligned(batch * sizeof(int32_t));
-    s->targets = s->keys + aligned(batch * sizeof(uint64_t));
-    s->x = s->targets + aligned(p->c.loss == LOSS_MSE ? batch * outputs * sizeof(float) : 0);
-    s->bytes = s->result = s->x + aligned(batch * shape_count(in) * sizeof(float));
+    s->scale_shift = cuda_aligned(sizeof(step_args));
+    s->labels = s->scale_shift + cuda_aligned(2 * (size_t)in.c * sizeof(float));
+    s->keys = s->labels + cuda_aligned(batch * sizeof(int32_t));
+    s->targets = s->keys + cuda_aligned(batch * sizeof(uint64_t));
+    s->x = s->targets + cuda_aligned(p->c.loss == LOSS_MSE ? batch * outputs * sizeof(float) : 0);
+    s->bytes = s->result = s->x + cuda_aligned(batch * shape_count(in) * sizeof(float));
 }
 
 static size_t values_of(const program *p, int var)
@@ -434,7 +429,7 @@ static int place_sections(program *p, section *list, int count, err *e)
 {
     char what[GRAPH_NAME_BYTES + 64];
     for (int i = 0; i < count; i++)
-        p->memory_bytes += aligned(list[i].bytes);
+        p->memory_bytes += cuda_aligned(list[i].bytes);
     snprintf(what, sizeof what, "batch %d, layer %s the largest", p->c.batch, largest(p));
     void *memory;
     if (cuda_memory_take(p->d, p->dev, p->memory_bytes, what, &memory, e)) {
@@ -445,7 +440,7 @@ static int place_sections(program *p, section *list, int count, err *e)
     size_t at = 0;
     for (int i = 0; i < count; i++) {
         *list[i].to = p->memory + at;
-        at += aligned(list[i].bytes);
+        at += cuda_aligned(list[i].bytes);
     }
     return p->d->zero(p->dev, p->memory, p->memory_bytes, e);
 }

@@ -175,6 +175,7 @@ void cuda_begin_key(const device_facts *f, char key[KEY_BYTES]);
 /* A shape in the words of a key. */
 int cuda_shape_text(const conv_shape *s, char *text, size_t room);
 extern const char *const cuda_pass_names[CONV_PASSES];
+extern const char *const cuda_precision_names[]; /* by backend_precision */
 /* The key of a convolution's or linear layer's pass, without a limit. */
 void cuda_task_key(const device_facts *f, const conv_task *t, char key[KEY_BYTES]);
 /* Whose key that is, if it is one of those, of this device and build. */

@@ -27,16 +27,11 @@ static cuda_samples *find(const driver *d, int ordinal, const backend_share *s,
     return NULL;
 }
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
 static int place(cuda_samples *h, device *dev, size_t rest, err *e)
 {
-    size_t n = h->rows, x = aligned(n * h->sample_bytes);
+    size_t n = h->rows, x = cuda_aligned(n * h->sample_bytes);
     size_t each = h->outputs ? (size_t)h->outputs * sizeof(float) : sizeof(int32_t);
-    size_t labels = aligned(n * each), bytes = x + labels + aligned(n * sizeof(uint64_t));
+    size_t labels = cuda_aligned(n * each), bytes = x + labels + cuda_aligned(n * sizeof(uint64_t));
     void *memory;
     if (cuda_memory_take_spare(h->d, dev, bytes, rest, "the share's samples", &memory, e))
         return -1;

@@ -15,11 +15,6 @@
 enum { UPDATES = 64, TOGETHER = 8, LAYERS_FEW = 32 };
 _Static_assert(TOGETHER % 2 == 0, "what follows them begins with the first turn");
 
-static size_t aligned(size_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
 void cuda_share_drop(program *p)
 {
     share *h = &p->share;
@@ -42,12 +37,12 @@ static int place(program *p, err *e)
     void *at[PARTS], *memory;
     size_t all = 0;
     for (size_t i = 0; i < PARTS; i++)
-        all += aligned(bytes[i]);
+        all += cuda_aligned(bytes[i]);
     if (cuda_memory_take(p->d, p->dev, all, "the share's order", &memory, e))
         return -1;
     h->memory = memory;
     h->bytes = all;
-    for (size_t i = 0, offset = 0; i < PARTS; offset += aligned(bytes[i]), i++)
+    for (size_t i = 0, offset = 0; i < PARTS; offset += cuda_aligned(bytes[i]), i++)
         at[i] = h->memory + offset;
     h->order = at[0], h->steps = at[1], h->total = at[2], h->scale_shift = at[3];
     return 0;
