@@ -12,7 +12,7 @@ set's mean and deviation. --data FOLDER holds data_batch_1..5.bin and test_batch
 version); --samples N takes the first N training images and N/5 test images, to try a script out: such a run
 is no result, and its file has "try" in its name. Each epoch is a row of the CSV file as soon as it is over; a run
 that is ended goes on, when it is started again with the same --out, with the seeds that it had not finished: PyTorch's
-after its last whole epoch (whose state lies in a file beside the CSV file), ours from its beginning.
+where it was, but for the last minutes (its state lies in a file beside the CSV file), ours from its beginning.
 --side trains one of the two alone, so that both may run at once; the comparison is printed by the call that finds
 every seed done. `platform` and `bf16` run under any Python; the others need PyTorch for its side.
 
@@ -29,7 +29,6 @@ proof; ours worse by five times the seeds' deviation is always found. What lies 
 spread, nothing is judged, and the exit status is 1.
 """
 import argparse
-import collections
 import csv
 import json
 import os
@@ -211,8 +210,49 @@ def our_batches(options, x, y, epochs, seed, train, test):
         sys.exit(f"bench_batches ended with status {child.returncode}")
 
 
+class Kept:
+    """Where a run of PyTorch's stands, in a file beside the log: written every few minutes and after each epoch."""
+
+    EVERY = 300  # seconds
+
+    def __init__(self, log, seed, model, optimizer):
+        import torch
+        self.path, self.model, self.optimizer = log.path.with_name(f"{log.path.stem}-{seed}.pt"), model, optimizer
+        self.rows, self.batches, self.total, self.seconds = [], 0, 0.0, 0.0  # whole epochs; and of the open one
+        if self.path.exists():
+            state = torch.load(self.path)
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            self.rows, self.batches, self.total, self.seconds = state["at"]
+        for row in self.rows:
+            log.write(*row)
+        self.began = self.saved = time.time()
+
+    def elapsed(self):
+        """Seconds of the open epoch, those of earlier runs too."""
+        return self.seconds + time.time() - self.began
+
+    def save(self):
+        import torch
+        part = self.path.with_suffix(".part")
+        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+                    "at": (self.rows, self.batches, self.total, self.elapsed())}, part)
+        part.replace(self.path)
+        self.saved = time.time()
+
+    def trained(self, loss_sum):
+        self.batches, self.total = self.batches + 1, self.total + loss_sum
+        if time.time() - self.saved > self.EVERY:
+            self.save()
+
+    def over(self, row):
+        """An epoch is."""
+        self.rows.append(row)
+        self.batches, self.total, self.seconds, self.began = 0, 0.0, 0.0, time.time()
+        self.save()
+
+
 def theirs(options, name, epochs, seed, train, test, log):
-    """After each epoch its state is kept beside the log until the last one's row is there: a run that was ended goes on."""
     import torch
     torch.set_num_threads(options.threads)
     (x, y), (tx, ty) = images(train.read_bytes()), images(test.read_bytes())
@@ -220,39 +260,30 @@ def theirs(options, name, epochs, seed, train, test, log):
     model = seeded_model(name, seed).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     batches = our_batches if options.same else own_batches
-    kept, rows = log.path.with_name(f"{log.path.stem}-{seed}.pt"), []
-    if kept.exists():
-        state = torch.load(kept)
-        rows = state["rows"]
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-    for row in rows:
-        log.write(*row)
+    kept = Kept(log, seed, model, optimizer)
     for epoch, of_epoch in enumerate(batches(options, x, y, epochs, seed, train, test)):
-        if epoch < len(rows):
-            collections.deque(of_epoch, maxlen=0)  # one epoch's are drawn after another's
-            continue
-        began, total = time.time(), 0.0
         model.train()
-        for images_of, labels in of_epoch:
+        for n, (images_of, labels) in enumerate(of_epoch):
+            if epoch < len(kept.rows) or n < kept.batches:
+                continue  # what is drawn depends on what was drawn before
             # The zeros of the padding are the image's, as the engine's are: standardised after it.
             b = (images_of - mean) / std
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(b.contiguous(memory_format=torch.channels_last)), labels)
             loss.backward()
             optimizer.step()
-            total += loss.item() * len(labels)
+            kept.trained(loss.item() * len(labels))
+        if epoch < len(kept.rows):
+            continue
         model.eval()
         with torch.no_grad():
             logits = torch.cat([model((part - mean) / std) for part in tx.split(500)])
         accuracy = 100 * (logits.argmax(1) == ty).float().mean().item()
-        rows.append(("pytorch", seed, epoch + 1, total / len(x),
-                     torch.nn.functional.cross_entropy(logits, ty).item(), accuracy, time.time() - began))
-        log.write(*rows[-1])
-        part = kept.with_suffix(".part")
-        torch.save({"rows": rows, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, part)
-        part.replace(kept)
-    kept.unlink()
+        row = ("pytorch", seed, epoch + 1, kept.total / len(x),
+               torch.nn.functional.cross_entropy(logits, ty).item(), accuracy, kept.elapsed())
+        log.write(*row)
+        kept.over(row)
+    kept.path.unlink()
 
 
 def done(rows, side, seed, epochs):
