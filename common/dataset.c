@@ -134,14 +134,15 @@ static bool in_range(json_int_t value, json_int_t low, json_int_t high)
 }
 
 static bool numbers_fit(json_int_t train, json_int_t test, json_int_t chunk_samples,
-                        const json_int_t shape[3], json_int_t classes, json_int_t targets)
+                        const json_int_t shape[3], json_int_t value_bytes, json_int_t classes,
+                        json_int_t targets)
 {
     return in_range(train, 0, DATASET_SAMPLES_MAX) && in_range(test, 0, DATASET_SAMPLES_MAX) &&
            in_range(chunk_samples, 1, DATASET_CHUNK_SAMPLES_MAX) &&
            in_range(shape[0], 1, DATASET_CHANNELS_MAX) && in_range(shape[1], 1, DATASET_SIDE_MAX) &&
            in_range(shape[2], 1, DATASET_SIDE_MAX) && in_range(classes, 0, DATASET_CLASSES_MAX) &&
            in_range(targets, 0, DATASET_TARGETS_MAX) && (classes == 0) != (targets == 0) &&
-           shape[0] * shape[1] * shape[2] * (json_int_t)sizeof(float) <= STORE_CHUNK_BYTES_MAX;
+           shape[0] * shape[1] * shape[2] * value_bytes <= DATASET_CHUNK_BYTES;
 }
 
 int dataset_info_parse(const json_t *json, dataset_info *out, err *e)
@@ -165,7 +166,8 @@ int dataset_info_parse(const json_t *json, dataset_info *out, err *e)
         return err_set(e, ERR_UNSUPPORTED, "dataset format %d; this program reads %d", version,
                        INFO_VERSION);
     bool is_float = strcmp(dtype, "float32") == 0;
-    if (!numbers_fit(train, test, chunk_samples, shape, classes, targets) ||
+    if (!numbers_fit(train, test, chunk_samples, shape, is_float ? sizeof(float) : 1, classes,
+                     targets) ||
         !digest_is_hex(sum) || strlen(upload) >= STORE_ID_BYTES || seed < 0 ||
         (!is_float && strcmp(dtype, "uint8") != 0) || name_check("dataset", name, NULL) != 0)
         return err_set(e, ERR_CORRUPT, "dataset description: a value is out of range");
@@ -200,19 +202,25 @@ int dataset_info_parse(const json_t *json, dataset_info *out, err *e)
 
 /* ---- in a store ---------------------------------------------------------------------------- */
 
-int dataset_find(store *s, const char *name, dataset_info *out, uint64_t *version, err *e)
+static int get_record(store *s, const char *name, json_t **record, uint64_t *version, err *e)
 {
+    err inner = ERR_INIT;
     if (name_check("dataset", name, e) != 0)
         return -1;
+    if (store_get(s, STORE_DATASETS, name, record, version, &inner) == 0)
+        return 0;
+    if (inner.code == ERR_NOT_FOUND)
+        return err_set(e, ERR_NOT_FOUND, "no dataset \"%s\"", name);
+    if (e)
+        *e = inner;
+    return err_wrap(e, "dataset %s", name);
+}
+
+int dataset_find(store *s, const char *name, dataset_info *out, uint64_t *version, err *e)
+{
     json_t *record;
-    err inner = ERR_INIT;
-    if (store_get(s, STORE_DATASETS, name, &record, version, &inner) != 0) {
-        if (inner.code == ERR_NOT_FOUND)
-            return err_set(e, ERR_NOT_FOUND, "no dataset \"%s\"", name);
-        if (e)
-            *e = inner;
-        return err_wrap(e, "dataset %s", name);
-    }
+    if (get_record(s, name, &record, version, e) != 0)
+        return -1;
     int result = dataset_info_parse(record, out, e);
     json_decref(record);
     return result == 0 ? 0 : err_wrap(e, "dataset %s", name);
@@ -225,15 +233,16 @@ int dataset_locator(store *s, const dataset_info *info, char out[STORE_LOCATOR_B
 
 int dataset_delete(store *s, const char *name, err *e)
 {
-    dataset_info info;
+    json_t *record;
     uint64_t version;
-    if (dataset_find(s, name, &info, &version, e) != 0)
+    if (get_record(s, name, &record, &version, e) != 0)
         return -1;
     int result = store_delete(s, STORE_DATASETS, name, version, e);
     /* With its record gone the dataset is gone: chunks that cannot be removed now are orphans. */
-    if (result == 0)
-        store_chunks_delete(s, info.upload, NULL);
-    dataset_info_free(&info);
+    const char *upload = json_string_value(json_object_get(record, "upload"));
+    if (result == 0 && upload)
+        store_chunks_delete(s, upload, NULL);
+    json_decref(record);
     return result;
 }
 

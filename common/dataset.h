@@ -64,7 +64,7 @@ int dataset_info_parse(const json_t *json, dataset_info *out, err *e); /* ERR_CO
 /* ERR_NOT_FOUND: no such dataset. `version` (may be NULL) is the record's. */
 int dataset_find(store *s, const char *name, dataset_info *out, uint64_t *version, err *e);
 int dataset_locator(store *s, const dataset_info *info, char out[STORE_LOCATOR_BYTES], err *e);
-/* Open datasets stay readable. ERR_NOT_FOUND. */
+/* Open datasets stay readable. One whose description cannot be read goes too. ERR_NOT_FOUND. */
 int dataset_delete(store *s, const char *name, err *e);
 
 /* ---- reading ------------------------------------------------------------------------------- */

@@ -135,6 +135,34 @@ ON_STORES(an_open_dataset_outlives_its_deletion)
     store_close(s);
 }
 
+/* Of another version, or damaged: it cannot be used, and so must be able to go. */
+ON_STORES(what_cannot_be_read_can_be_deleted)
+{
+    err e = ERR_INIT;
+    dataset_info info;
+    dataset *d;
+    char locator[STORE_LOCATOR_BYTES];
+    store *s = make_dataset(&info, locator);
+    json_t *record;
+    CHECK_OK(store_get(s, STORE_DATASETS, "d", &record, NULL, &e), e);
+    json_object_set_new(record, "version", json_integer(2));
+    CHECK_OK(store_put(s, STORE_DATASETS, "d", record, STORE_ANY, NULL, &e), e);
+    json_decref(record);
+    dataset_info_free(&info);
+    CHECK_ERR(dataset_find(s, "d", &info, NULL, &e), e, ERR_UNSUPPORTED, "dataset d");
+    e = (err)ERR_INIT;
+    CHECK_OK(dataset_delete(s, "d", &e), e);
+    CHECK_ERR(dataset_find(s, "d", &info, NULL, &e), e, ERR_NOT_FOUND, "no dataset \"d\"");
+    CHECK_ERR(dataset_open(locator, &d, &e), e, ERR_NOT_FOUND, "dataset");
+    /* One that names no chunks has none to remove. */
+    record = json_object();
+    e = (err)ERR_INIT;
+    CHECK_OK(store_put(s, STORE_DATASETS, "d", record, STORE_NEW, NULL, &e), e);
+    json_decref(record);
+    CHECK_OK(dataset_delete(s, "d", &e), e);
+    store_close(s);
+}
+
 static void *read_all(void *arg)
 {
     for (int i = 0; i < 20; i++)

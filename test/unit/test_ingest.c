@@ -308,6 +308,40 @@ ON_STORES(statistics_are_those_of_the_training_samples)
     store_close(s);
 }
 
+/* As large as a sample may be, of either type: what comes in can be read and deleted. */
+ON_STORES(the_largest_samples_come_in)
+{
+    static const struct {
+        array_dtype dtype;
+        uint64_t width;
+    } largest[] = {{ARRAY_U8, 4096}, {ARRAY_F32, 1024}};
+    static uint8_t labels[1], sample[DATASET_CHUNK_BYTES];
+    store *s = open_store();
+    sample[sizeof sample - 1] = 63; /* the last float's too: 0.5 */
+    for (size_t k = 0; k < sizeof largest / sizeof *largest; k++) {
+        err e = ERR_INIT;
+        dataset_info info;
+        dataset *d;
+        dataset_chunk chunk;
+        char locator[STORE_LOCATOR_BYTES];
+        cleanup_bytes bytes y = make_npy(ARRAY_U8, SHAPE(1), labels),
+                            x = make_npy(largest[k].dtype, SHAPE(1, 1, 2048, largest[k].width),
+                                         sample);
+        CHECK_OK(send(s, "d", NULL, &(upload){x, y, x, y}, 1 << 20, NULL, &e), e);
+        CHECK_OK(dataset_find(s, "d", &info, NULL, &e), e);
+        CHECK_INT(dataset_sample_bytes(&info), DATASET_CHUNK_BYTES);
+        CHECK_OK(dataset_locator(s, &info, locator, &e), e);
+        CHECK_OK(dataset_open(locator, &d, &e), e);
+        CHECK_OK(dataset_view(d, DATASET_TRAIN, 0, &chunk, &e), e);
+        CHECK(memcmp(chunk.data, sample, sizeof sample) == 0);
+        dataset_release(d, DATASET_TRAIN, 0);
+        dataset_close(d);
+        CHECK_OK(dataset_delete(s, "d", &e), e);
+        dataset_info_free(&info);
+    }
+    store_close(s);
+}
+
 TEST(the_memory_store_holds_datasets_too)
 {
     err e = ERR_INIT;
