@@ -21,14 +21,16 @@ enum {
 
 /* ---- the locator --------------------------------------------------------------------------- */
 
-/* Takes "kubeml.NAME=NUMBER" out of the URI's options. `found` keeps its value without one. */
+/* Takes each "kubeml.NAME=NUMBER" out of the URI's options: the last one counts. `found` keeps its
+ * value without one. */
 static int take_option(char *uri, const char *name, int64_t *found, err *e)
 {
-    char *query = strchr(uri, '?');
     size_t len = strlen(name);
-    for (char *at = query; at; at = strchr(at + 1, '&')) {
-        if (strncmp(at + 1, name, len) != 0 || at[1 + len] != '=')
+    for (char *at = strchr(uri, '?'); at && *at;) {
+        if (strncmp(at + 1, name, len) != 0 || at[1 + len] != '=') {
+            at = strchr(at + 1, '&');
             continue;
+        }
         char *end;
         long long value = strtoll(at + 2 + len, &end, 10);
         if (value < 1 || value > 1000LL * 24 * 3600 * 1000 || (*end && *end != '&'))
@@ -38,7 +40,6 @@ static int take_option(char *uri, const char *name, int64_t *found, err *e)
             memmove(at + 1, end + 1, strlen(end + 1) + 1);
         else
             *at = '\0';
-        return 0;
     }
     return 0;
 }

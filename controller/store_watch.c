@@ -45,7 +45,7 @@ store_watch *store_watch_new(controller *c)
     return w;
 }
 
-/* The locator with less patience; libmongoc takes the last of options that come twice. */
+/* The locator with less patience: of options that come twice the last one counts. */
 static int open_probe(store_watch *w, err *e)
 {
     char text[STORE_LOCATOR_BYTES];

@@ -178,13 +178,14 @@ static void end_line(line *l)
 
 /* ---- servers that are gone ----------------------------------------------------------------- */
 
-/* With the usual patience, 10 s, it would wait for longer than the case may take. */
+/* With the usual patience, 10 s, it would wait for longer than the case may take; of options that
+ * come twice the last one counts. */
 TEST_LIMIT(no_server_is_an_error_that_names_the_store, 9)
 {
     err e = ERR_INIT;
     test_mongo_uri("x"); /* leaves the case out where there is no driver */
     CHECK(!store_open("mongodb://u:secret@127.0.0.1:1/kubeml?serverSelectionTimeoutMS=200"
-                      "&kubeml.patience_ms=1000",
+                      "&kubeml.patience_ms=60000&connectTimeoutMS=200&kubeml.patience_ms=1000",
                       &e));
     CHECK_INT(e.code, ERR_UNAVAILABLE);
     CHECK_CONTAINS(e.message, "store mongodb://127.0.0.1:1/kubeml: looking for the server");
@@ -200,6 +201,7 @@ TEST(locators_are_checked)
         "mongodb://h:99999/x",
         "mongodb://127.0.0.1:1/kubeml?kubeml.lease_ms=x",
         "mongodb://127.0.0.1:1/kubeml?kubeml.lease_ms=0",
+        "mongodb://127.0.0.1:1/kubeml?kubeml.lease_ms=0&kubeml.lease_ms=1000",
     };
     test_mongo_uri("x");
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
