@@ -176,6 +176,8 @@ int mongo_chunks_delete(store *s, const char *id, err *e);
 int mongo_set_missing(const mongo_store *s, const char *id, bool *missing, err *e);
 /* A chunk set's database. */
 void mongo_set_db(const mongo_store *s, const char *id, char out[MONGO_DB_BYTES]);
+/* Is it the database of a chunk set of this store? Others' names may begin as its own does. */
+bool mongo_is_set_db(const mongo_link *l, const char *db);
 
 int mongo_reader_open(const store_driver *driver, const char *uri, chunk_reader **out, err *e);
 void mongo_reader_close(chunk_reader *r);

@@ -41,6 +41,13 @@ void mongo_set_db(const mongo_store *s, const char *id, char out[MONGO_DB_BYTES]
     snprintf(out, MONGO_DB_BYTES, "%.*s_%.16s", MONGO_STORE_DB_BYTES - 1, s->link.db, id);
 }
 
+bool mongo_is_set_db(const mongo_link *l, const char *db)
+{
+    size_t own = strlen(l->db);
+    return strncmp(db, l->db, own) == 0 && db[own] == '_' &&
+           strspn(db + own + 1, "0123456789abcdef") == 16 && strlen(db) == own + 17;
+}
+
 /* ---- writing ------------------------------------------------------------------------------- */
 
 static void free_writer(mongo_chunk_writer *w)

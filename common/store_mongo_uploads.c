@@ -447,11 +447,9 @@ static bool drop_all(const mongo_link *l, mongoc_client_t *client, int attempt, 
 {
     (void)attempt;
     char **names = mongoc_client_get_database_names_with_opts(client, NULL, error);
-    size_t own = strlen(l->db);
     bool done = names != NULL;
     for (char **name = names; done && *name; name++) {
-        bool set = strncmp(*name, l->db, own) == 0 && (*name)[own] == '_' &&
-                   strspn(*name + own + 1, "0123456789abcdef") == 16 && strlen(*name) == own + 17;
+        bool set = mongo_is_set_db(l, *name);
         drop_op op = {.users = ((const mongo_store *)arg)->users};
         if (!set && strcmp(*name, l->db) != 0)
             continue;

@@ -205,9 +205,8 @@ int mongo_locator(store *base, store_use use, char out[STORE_LOCATOR_BYTES], err
 /* Is it one that was made here? */
 static bool is_ours(const mongo_store *s, const char *name, const char *db)
 {
-    size_t own = strlen(s->link.db);
     return name && db && strncmp(name, USER_PREFIX, strlen(USER_PREFIX)) == 0 &&
-           strncmp(db, s->link.db, own) == 0 && (db[own] == '\0' || db[own] == '_');
+           (strcmp(db, s->link.db) == 0 || mongo_is_set_db(&s->link, db));
 }
 
 static int drop_ours(const mongo_store *s, const char *name, const char *db, err *e)

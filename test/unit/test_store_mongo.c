@@ -547,6 +547,41 @@ TEST(who_is_revoked_is_shut_out_at_once)
     store_close(s);
 }
 
+/* Two installations on one server whose databases' names begin alike. */
+TEST(the_users_of_another_installation_stay)
+{
+    err e = ERR_INIT;
+    test_store_use(ON_MONGO);
+    if (!strchr(test_store_locator(""), '@'))
+        test_skip("users of one job: MONGODB_URI names no user");
+    const char *locator = test_store_locator(""), *query = strchr(locator, '?');
+    char beside[800], job[STORE_LOCATOR_BYTES], reads[STORE_LOCATOR_BYTES], id[STORE_ID_BYTES];
+    CHECK(query);
+    snprintf(beside, sizeof beside, "%.*s_staging%s", (int)(query - locator), locator, query);
+    store *s = test_store(""), *other = open_at(beside);
+    chunk_writer *w;
+    chunk_reader *r;
+    CHECK_OK(store_locator(other, STORE_USE_JOB, job, &e), e);
+    CHECK_OK(store_chunks_begin(other, 0, id, &w, &e), e);
+    CHECK_OK(chunk_put(w, 0, 0, "bytes", 5, &e), e);
+    CHECK_OK(chunk_put_info(w, "{}", 2, &e), e);
+    CHECK_OK(chunk_seal(w, &e), e);
+    CHECK_OK(store_chunks_locator(other, id, reads, &e), e);
+    size_t revoked = 0;
+    CHECK_OK(store_revoke_others(s, NULL, 0, &revoked, &e), e);
+    CHECK_INT(revoked, 0);
+    CHECK_OK(store_revoke(s, job, &e), e);
+    CHECK_OK(chunk_reader_open(reads, &r, &e), e);
+    chunk_reader_close(r);
+    store_close(open_at(job));
+    CHECK_OK(store_revoke_others(other, NULL, 0, &revoked, &e), e);
+    CHECK_INT(revoked, 2);
+    chunk_abort(w);
+    CHECK_OK(store_drop(other, &e), e);
+    store_close(other);
+    store_close(s);
+}
+
 static void check_blob(store *s, const char *name, const char *text)
 {
     err e = ERR_INIT;
