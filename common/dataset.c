@@ -418,6 +418,11 @@ bool dataset_prefetches(const dataset *d)
     return chunk_prefetches(d->reader);
 }
 
+uint64_t dataset_scratch_bytes(const dataset *d)
+{
+    return chunk_reader_scratch_bytes(d->reader);
+}
+
 bool dataset_waits(const dataset *d, char *why, size_t size)
 {
     return chunk_reader_waits(d->reader, why, size);

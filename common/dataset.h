@@ -95,6 +95,8 @@ void dataset_release(dataset *d, dataset_split split, uint32_t chunk);
  * the views; does not block. dataset_prefetches: is it of use here? */
 void dataset_prefetch(dataset *d, dataset_split split, const uint32_t *chunks, size_t count);
 bool dataset_prefetches(const dataset *d);
+/* How long a file of this process becomes by viewing chunks, as chunk_reader_scratch_bytes. */
+uint64_t dataset_scratch_bytes(const dataset *d);
 /* Does somebody who looks at a chunk wait for a store that does not answer? As chunk_reader_waits.
  */
 bool dataset_waits(const dataset *d, char *why, size_t size);

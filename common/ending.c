@@ -10,7 +10,8 @@ static const char crashed[] = "Crashed";
 
 static bool is_fault(int signal)
 {
-    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
+    static const int faults[] = {SIGSEGV, SIGBUS,  SIGFPE, SIGILL,
+                                 SIGABRT, SIGTRAP, SIGSYS, SIGXFSZ};
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
         if (faults[i] == signal)
             return true;

@@ -571,6 +571,11 @@ bool chunk_prefetches(const chunk_reader *r)
     return r->driver->reader_prefetch != NULL;
 }
 
+uint64_t chunk_reader_scratch_bytes(const chunk_reader *r)
+{
+    return r->driver->reader_scratch_bytes ? r->driver->reader_scratch_bytes(r) : 0;
+}
+
 bool chunk_reader_waits(chunk_reader *r, char *why, size_t size)
 {
     *why = '\0';

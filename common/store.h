@@ -181,6 +181,8 @@ int chunk_reader_info(chunk_reader *r, const char **text, size_t *len, err *e);
 void chunk_prefetch(chunk_reader *r, uint32_t split, const uint32_t *indices, size_t count);
 /* Is that of any use to this reader? */
 bool chunk_prefetches(const chunk_reader *r);
+/* How long the file may become that this reader keeps what it fetched in; 0: it needs none. */
+uint64_t chunk_reader_scratch_bytes(const chunk_reader *r);
 /* Does a chunk_view wait for a store that does not answer? `why` then names it and says how; it is
  * empty otherwise. From any thread; does not block. */
 bool chunk_reader_waits(chunk_reader *r, char *why, size_t size);

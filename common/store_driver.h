@@ -89,6 +89,7 @@ struct store_driver {
     int (*reader_info)(chunk_reader *r, const char **text, size_t *len, err *e);
     void (*reader_prefetch)(chunk_reader *r, uint32_t split, const uint32_t *indices,
                             size_t count); /* may be NULL; does not block */
+    uint64_t (*reader_scratch_bytes)(const chunk_reader *r);       /* may be NULL: 0 */
     bool (*reader_waits)(chunk_reader *r, char *why, size_t size); /* may be NULL */
 
     int (*drop)(store *s, err *e); /* may be NULL */

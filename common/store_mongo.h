@@ -185,6 +185,7 @@ int mongo_reader_view(chunk_reader *r, uint32_t split, uint32_t index, const voi
                       size_t *len, err *e);
 int mongo_reader_info(chunk_reader *r, const char **text, size_t *len, err *e);
 void mongo_reader_prefetch(chunk_reader *r, uint32_t split, const uint32_t *indices, size_t count);
+uint64_t mongo_reader_scratch_bytes(const chunk_reader *r);
 bool mongo_reader_waits(chunk_reader *r, char *why, size_t size);
 
 /* A nameless file for what was fetched, in memory where the disk has no place for it. */

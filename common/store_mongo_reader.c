@@ -325,6 +325,11 @@ int mongo_reader_view(chunk_reader *base, uint32_t split, uint32_t index, const 
     return 0;
 }
 
+uint64_t mongo_reader_scratch_bytes(const chunk_reader *r)
+{
+    return ((const mongo_reader *)r)->map_bytes;
+}
+
 bool mongo_reader_waits(chunk_reader *base, char *why, size_t size)
 {
     mongo_reader *r = (mongo_reader *)base;

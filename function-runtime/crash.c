@@ -24,6 +24,7 @@ static const struct {
     {SIGFPE, "SIGFPE (an integer division by zero)"},
     {SIGILL, "SIGILL (an instruction this processor lacks, or __builtin_trap)"},
     {SIGABRT, "SIGABRT (abort, or a failed assertion)"},
+    {SIGXFSZ, "SIGXFSZ (a file larger than it may be)"},
     {SIGSYS, "SIGSYS (a system call of another architecture)"},
 };
 

@@ -17,7 +17,7 @@
 #include "zoo/zoo.h"
 
 enum { OPEN_FILES_MAX = 256 };
-static const uint64_t file_bytes_max = UINT64_C(1) << 30; /* its log */
+static const uint64_t log_bytes_max = UINT64_C(1) << 30;
 
 /* ---- the order ------------------------------------------------------------------------------- */
 
@@ -167,7 +167,11 @@ static void add_store_files(sandbox *s, int reads, const char *locator, char pat
 
 static int enter_sandbox(member *m, err *e)
 {
-    sandbox s = {.file_bytes = file_bytes_max, .open_files = OPEN_FILES_MAX};
+    /* The kernel's limit is one for every file: the longer of its log and what it keeps of its
+     * dataset. */
+    uint64_t kept = dataset_scratch_bytes(m->data);
+    sandbox s = {.file_bytes = kept > log_bytes_max ? kept : log_bytes_max,
+                 .open_files = OPEN_FILES_MAX};
     char report[SANDBOX_REPORT_BYTES], marker[256], authority[256], libraries[256];
     char devices[FUNCTION_GPU_DEVICES_MAX][FUNCTION_GPU_DEVICE_BYTES];
     int reads = 0, writes = 0;

@@ -214,6 +214,40 @@ def functions_fetch_their_shares_alone():
             assert whole <= given < 1.25 * whole, given
 
 
+# A function whose file-size limit, seen from its first step on, holds the two GiB that its dataset is said to have.
+LIMITED = """#include <kubeml.h>
+#include <sys/resource.h>
+static kml_tensor model(kml_graph *g, kml_tensor x)
+{
+    return kml_linear(g, kml_flatten(g, x), 10);
+}
+static int step(kml_step *s)
+{
+    struct rlimit files;
+    if (getrlimit(RLIMIT_FSIZE, &files) || files.rlim_cur < 2UL << 30)
+        return kml_step_fail(s, "files end at %lu bytes", (unsigned long)files.rlim_cur);
+    return kml_gradients(s) ? -1 : kml_update(s, kml_learning_rate(s));
+}
+KUBEML_FUNCTION(.model = model, .step = step);
+"""
+
+
+@case(limit=120, platform=False)
+def a_function_may_keep_all_of_its_dataset():
+    """What it fetches goes into one file, which the limit of a log must not cut."""
+    with Server() as server:
+        server.start()
+        mongo = client(server.uri)
+        with Platform("--store", server.uri) as p:
+            ready(p)
+            p.dataset()
+            p.function(code=LIMITED)
+            upload = mongo.kubeml["records.datasets"].find_one()["value"]["upload"]
+            told = mongo[f"kubeml_{upload}"].meta.update_one({"_id": "info"}, {"$set": {"bytes": 2 << 30}})
+            assert told.matched_count == 1, told
+            p.succeed(p.train(epochs=1))
+
+
 def ready(p):
     """A slow server is waited for, and said to be away until it answers."""
     until(lambda: requests.get(p.url + "/ready", timeout=20).status_code == 200, 30, message="never ready")

@@ -204,9 +204,9 @@ TEST(a_pod_that_crashes)
     static const struct {
         const char *script, *reason;
     } known[] = {{"kill -SEGV $$", "Crashed"}, {"kill -ABRT $$", "Crashed"},
-                 {"kill -TERM $$", "Killed"},  {"exit 3", "Crashed"},
-                 {"exit 1", "Crashed"},        {"exit 75", "Exited"},
-                 {"exit 0", "Exited"}};
+                 {"kill -XFSZ $$", "Crashed"}, {"kill -TERM $$", "Killed"},
+                 {"exit 3", "Crashed"},        {"exit 1", "Crashed"},
+                 {"exit 75", "Exited"},        {"exit 0", "Exited"}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         script("kubeml-function", known[i].script);
         cluster *c = open_cluster();

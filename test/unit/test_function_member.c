@@ -737,6 +737,26 @@ TEST(a_crash_while_it_loads_leaves_its_line)
     close_platform(&p);
 }
 
+/* A file that it writes, its log here, would be longer than it may be. */
+TEST(a_file_beyond_its_limit_leaves_its_line)
+{
+    platform p;
+    open_platform(&p, "f",
+                  "#include <kubeml.h>\n#include <unistd.h>\n"
+                  "static kml_tensor model(kml_graph *g, kml_tensor x)\n"
+                  "{ (void)g; return ftruncate(2, 1L << 40) ? x : x; }\n"
+                  "KUBEML_FUNCTION(.model = model);\n",
+                  "");
+    runtime *r = &p.functions[0];
+    start_runtime(r, NULL);
+    cleanup_json json_t *answer = specialise(&p, r);
+    CHECK(!answer);
+    int status = wait_end(r);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGXFSZ);
+    check_log(r, "function 0 of job job1 crashed with SIGXFSZ (a file larger than it may be)");
+    close_platform(&p);
+}
+
 static void expect_end(const char *text, double lr, const char *reason, const char *part,
                        const char *log)
 {

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -812,6 +813,41 @@ TEST_LIMIT(a_reader_fetches_its_chunks_and_no_others, 60)
     chunk_abort(w);
     store_close(s);
     end_line(&l);
+}
+
+/* A function's files have a limit: what it fetches must be known before. */
+TEST_LIMIT(a_reader_says_how_long_its_file_becomes, 60)
+{
+    err e = ERR_INIT;
+    test_store_use(ON_MONGO);
+    store *s = test_store("");
+    char locator[STORE_LOCATOR_BYTES];
+    const void *bytes;
+    size_t len;
+    uint32_t viewed = 0;
+    chunk_writer *w;
+    chunk_reader *r;
+    struct rlimit limit;
+    write_chunks(s, locator, &w);
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK_INT(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    CHECK_OK(chunk_reader_open(locator, &r, &e), e);
+    uint64_t said = chunk_reader_scratch_bytes(r);
+    CHECK(said >= (uint64_t)CHUNKS * CHUNK_LEN);
+    limit.rlim_cur = (rlim_t)said;
+    CHECK_INT(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    for (; viewed < CHUNKS; viewed++)
+        CHECK_OK(chunk_view(r, 0, viewed, &bytes, &len, &e), e);
+    chunk_reader_close(r);
+    CHECK_OK(chunk_reader_open(locator, &r, &e), e);
+    limit.rlim_cur = (rlim_t)said / 2; /* what holds less is an error */
+    CHECK_INT(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    for (viewed = 0; chunk_view(r, 0, viewed, &bytes, &len, &e) == 0; viewed++)
+        CHECK(viewed < CHUNKS);
+    CHECK_CONTAINS(e.message, "scratch file of a dataset");
+    chunk_reader_close(r);
+    chunk_abort(w);
+    store_close(s);
 }
 
 typedef struct viewer {
