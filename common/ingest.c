@@ -628,20 +628,37 @@ static int write_all(ingest *i, chunk_writer *w, json_t *record, err *e)
     if (chunk_seal(w, e) != 0)
         return -1;
     failpoint("ingest-sealed");
-    err inner = ERR_INIT;
-    if (store_put(i->store, STORE_DATASETS, i->info.name, record, STORE_NEW, NULL, &inner) != 0) {
-        if (inner.code == ERR_EXISTS)
-            return err_set(e, ERR_EXISTS, "dataset \"%s\" exists: another upload was first",
-                           i->info.name);
-        if (e)
-            *e = inner;
-        return -1;
-    }
-    failpoint("ingest-published");
-    /* It is published: nobody can cancel any more. */
-    if (i->options.progress)
-        i->options.progress(i->options.progress_arg, INGEST_PUBLISH, 1, 1);
     return 0;
+}
+
+/* Was a record clearly not put? After any other error it may stand there: its answer was lost. */
+static bool is_refusal(err_code code)
+{
+    return code == ERR_EXISTS || code == ERR_CONFLICT || code == ERR_LIMIT || code == ERR_NOMEM;
+}
+
+/* Names the sealed chunks, and ends their writer. */
+static int put_record(ingest *i, chunk_writer *w, const json_t *record, err *e)
+{
+    err inner = ERR_INIT;
+    if (store_put(i->store, STORE_DATASETS, i->info.name, record, STORE_NEW, NULL, &inner) == 0) {
+        failpoint("ingest-published");
+        chunk_release(w);
+        /* It is published: nobody can cancel any more. */
+        if (i->options.progress)
+            i->options.progress(i->options.progress_arg, INGEST_PUBLISH, 1, 1);
+        return 0;
+    }
+    if (is_refusal(inner.code))
+        chunk_abort(w);
+    else
+        chunk_release(w);
+    if (inner.code == ERR_EXISTS)
+        return err_set(e, ERR_EXISTS, "dataset \"%s\" exists: another upload was first",
+                       i->info.name);
+    if (e)
+        *e = inner;
+    return -1;
 }
 
 /* About what the chunk set takes: LMDB gives each chunk whole pages. */
@@ -663,11 +680,11 @@ static int publish(ingest *i, err *e)
     json_t *record = dataset_info_json(&i->info);
     int result = record ? write_all(i, w, record, e)
                         : err_set(e, ERR_NOMEM, "no memory for a dataset's description");
-    json_decref(record);
     if (result == 0)
-        chunk_release(w);
+        result = put_record(i, w, record, e);
     else
         chunk_abort(w);
+    json_decref(record);
     return result;
 }
 

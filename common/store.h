@@ -155,9 +155,10 @@ int chunk_put(chunk_writer *w, uint32_t split, uint32_t index, const void *bytes
 int chunk_put_info(chunk_writer *w, const char *text, size_t len, err *e);
 /* Makes all of it durable; nothing can be put afterwards. */
 int chunk_seal(chunk_writer *w, err *e);
-/* After chunk_seal and after the record that names the id was put. Frees the writer. */
+/* After chunk_seal and after the record that names the id was put, or may have been: a set that no
+ * record names goes with a later sweep. Frees the writer. */
 void chunk_release(chunk_writer *w);
-/* Removes what was written and frees the writer. NULL is fine. */
+/* Removes what was written, which no record can name, and frees the writer. NULL is fine. */
 void chunk_abort(chunk_writer *w);
 /* Removes a chunk set whose record is gone. Open readers go on reading. ERR_NOT_FOUND. */
 int store_chunks_delete(store *s, const char *id, err *e);

@@ -714,7 +714,7 @@ static int memory_ping(store *s, err *e)
     return begin((memory_store *)s, e) != 0 ? -1 : end((memory_store *)s, 0);
 }
 
-/* A writer of this process is alive, or has aborted. */
+/* A writer of this process is alive, or has aborted; what else no record names stays to the end. */
 static int memory_sweep(store *s, size_t *removed, err *e)
 {
     (void)removed;

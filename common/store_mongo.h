@@ -122,6 +122,9 @@ int mongo_upload_end(mongo_store *s, const char *id, err *e);
 int mongo_upload_deleted(mongo_store *s, const char *id, const char *kind, err *e);
 /* The upload is given up: removes what it wrote, as far as that is possible now. */
 void mongo_upload_abort(mongo_store *s, const char *id, const char *kind);
+/* Its writer goes, and need not know whether it was published: forgets the upload that something
+ * names; what becomes of one that nothing names yet a sweep will see. */
+void mongo_upload_leave(mongo_store *s, const char *id, const char *kind);
 /* Was this chunk set taken for dead by a sweep? */
 int mongo_upload_dead(mongo_store *s, const char *id, bool *dead, err *e);
 void mongo_keeper_stop(mongo_store *s);

@@ -153,7 +153,8 @@ int mongo_blob_write(blob_writer *base, const void *bytes, size_t len, err *e)
 
 typedef struct commit_op {
     const mongo_blob_writer *w;
-    bool exists;
+    bool exists; /* the name is another one's */
+    bool asked;  /* without an answer that it exists, ours may stand there */
 } commit_op;
 
 /* Whose file has this name: this upload's, of an attempt whose answer was lost? */
@@ -184,10 +185,11 @@ static bool insert_file(const mongo_link *l, mongoc_client_t *client, int attemp
         "_id", BCON_UTF8(w->id), "length", BCON_INT64((int64_t)w->bytes), "chunkSize",
         BCON_INT32(CHUNK_BYTES), "uploadDate", BCON_DATE_TIME(clock_wall_ms()), "filename",
         BCON_UTF8(w->name), "metadata", "{", "xxh3", BCON_UTF8(digest), "}");
+    op->asked = true;
     bool ours = true, done = mongoc_collection_insert_one(c, document, NULL, NULL, error);
     if (!done && error->code == MONGO_DUPLICATE_KEY)
         done = is_ours(c, w, &ours, error);
-    op->exists = !ours;
+    op->exists = done && !ours;
     bson_destroy(document);
     mongoc_collection_destroy(c);
     return done;
@@ -205,10 +207,21 @@ static bool remove_file(const mongo_link *l, mongoc_client_t *client, int attemp
     return done;
 }
 
+/* Without an answer, which may be there or not. */
+static void leave(mongo_blob_writer *w)
+{
+    mongo_upload_leave((mongo_store *)w->base.store, w->id, "blob");
+    free_writer(w);
+}
+
+/* The name goes first, if there is one: without it the bytes are a sweep's, without them it would
+ * name nothing. */
 void mongo_blob_abort(blob_writer *base)
 {
     mongo_blob_writer *w = (mongo_blob_writer *)base;
-    mongo_upload_abort((mongo_store *)w->base.store, w->id, "blob");
+    mongo_store *s = (mongo_store *)base->store;
+    if (mongo_run(&s->link, remove_file, w->id, "taking back a blob", NULL) == 0)
+        mongo_upload_abort(s, w->id, "blob");
     free_writer(w);
 }
 
@@ -223,13 +236,15 @@ int mongo_blob_commit(blob_writer *base, err *e)
     if (result == 0 && op.exists)
         result = err_set(e, ERR_EXISTS, "blob %s exists", w->name);
     if (result != 0) {
-        mongo_blob_abort(base);
+        if (op.asked && !op.exists)
+            leave(w);
+        else
+            mongo_blob_abort(base);
         return -1;
     }
     /* A sweep may have taken this writer for dead, and its chunks with it. */
     if (mongo_upload_end(s, w->id, e) != 0) {
         err_wrap(e, "blob %s", w->name);
-        mongo_run(&s->link, remove_file, w->id, "taking back a blob", NULL);
         mongo_blob_abort(base);
         return -1;
     }

@@ -236,9 +236,7 @@ void mongo_chunk_release(chunk_writer *base)
 {
     mongo_chunk_writer *w = (mongo_chunk_writer *)base;
     assert(w->sealed);
-    /* What fails here a sweep does: it finds the record that names the set, and forgets the
-     * upload. */
-    mongo_upload_end((mongo_store *)base->store, w->id, NULL);
+    mongo_upload_leave((mongo_store *)base->store, w->id, "chunks");
     free_writer(w);
 }
 

@@ -1,8 +1,9 @@
 /* store_mongo_uploads.c: who is writing what, and what became of the dead. See store_mongo.h.
  *
- * An upload's state goes living -> (gone: it is published) or living -> dead -> (gone: removed), or
- * it begins as deleted and goes when its time is over. Each arrow is one update whose filter holds
- * the state before; only a sweep makes an upload dead, and only when its owner's lease has run out.
+ * An upload's state goes living -> (gone: it is published) or living -> dead -> (gone: removed, or
+ * published after all), or it begins as deleted and goes when its time is over. Each arrow is one
+ * update whose filter holds the state before. A sweep makes an upload dead when its owner's lease
+ * has run out, and its own writer when it was given no answer to what would have published it.
  *
  * A writer publishes first and then asks whether it is dead (mongo_upload_end, mongo_upload_dead);
  * a sweep makes it dead first and then asks whether it is published: one of the two sees the
@@ -347,21 +348,37 @@ static bool see_lease(const mongo_link *l, mongoc_client_t *client, int attempt,
     return true;
 }
 
+typedef struct named_op {
+    const char *id, *kind;
+    bool found;
+} named_op;
+
 /* Does something published name these bytes? */
 static bool see_named(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                       bson_error_t *error)
 {
     (void)attempt;
-    sweep_op *op = arg;
-    bool is_blob = strcmp(op->uploads[0].kind, "blob") == 0;
+    named_op *op = arg;
+    bool is_blob = strcmp(op->kind, "blob") == 0;
     bson_t *filter = bson_new(), *document;
-    BSON_APPEND_UTF8(filter, is_blob ? "_id" : "value.upload", op->uploads[0].id);
+    BSON_APPEND_UTF8(filter, is_blob ? "_id" : "value.upload", op->id);
     if (!mongo_find_one(client, l->db, is_blob ? "blobs.files" : "records." STORE_DATASETS, filter,
                         "_id", &document, error))
         return false;
     op->found = document != NULL;
     bson_destroy(document);
     return true;
+}
+
+void mongo_upload_leave(mongo_store *s, const char *id, const char *kind)
+{
+    named_op name = {.id = id, .kind = kind};
+    upload_op op = {.id = id, .owner = s->owner, .state = "living", .becomes = "dead"};
+    if (mongo_run(&s->link, see_named, &name, "looking for an upload's name", NULL) == 0 &&
+        name.found)
+        mongo_upload_end(s, id, NULL);
+    else /* where this cannot be written either, it lives as long as this process */
+        mongo_run(&s->link, change_state, &op, "leaving an upload", NULL);
 }
 
 /* Takes an upload away from an owner whose lease has run out. */
@@ -394,7 +411,7 @@ static int sweep_one(mongo_store *s, const upload *u, bool orphans, int64_t now_
         return -1;
     if (!deleted && !dead)
         return 0;
-    sweep_op name = {.uploads = {*u}};
+    named_op name = {.id = u->id, .kind = u->kind};
     if (mongo_run(&s->link, see_named, &name, "looking for an upload's name", e) != 0)
         return -1;
     if (!name.found && remove_bytes(s, u->id, u->kind, e) != 0)

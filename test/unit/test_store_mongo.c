@@ -13,6 +13,7 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "ingest.h"
 #include "stores.h"
 
 static store *open_at(const char *locator)
@@ -43,6 +44,10 @@ typedef struct line {
     pthread_t thread;
     int wake[2];
     bool open, ending; /* read and written atomically */
+    /* Read and written atomically: inserts into this collection end their connection, before the
+     * server has them (`deaf`) or when it has answered. NULL: none. */
+    const char *lose;
+    bool deaf;
     /* messages that write; those that do not ask for a majority and its journals */
     unsigned writes, lax;
     size_t given; /* bytes of the server's answers */
@@ -79,17 +84,31 @@ static void look_at(line *l, const char *bytes, size_t len)
         }
 }
 
+/* Is it an insert into the collection that is to be lost? */
+static bool is_lost(const line *l, const char *bytes, size_t len)
+{
+    enum { COMMAND = 26, COLLECTION = 37 }; /* behind "insert", its NUL and a length */
+    const char *lose = __atomic_load_n(&l->lose, __ATOMIC_ACQUIRE);
+    return lose && len > COLLECTION + strlen(lose) && memcmp(bytes + COMMAND, "insert", 7) == 0 &&
+           memcmp(bytes + COLLECTION, lose, strlen(lose) + 1) == 0;
+}
+
 static bool forward(line *l, bool asks, int from, int to)
 {
     static __thread char bytes[1 << 16];
     ssize_t len = read(from, bytes, sizeof bytes);
     if (asks && len > 0)
         look_at(l, bytes, (size_t)len);
+    bool lost = asks && len > 0 && is_lost(l, bytes, (size_t)len);
+    if (lost && __atomic_load_n(&l->deaf, __ATOMIC_ACQUIRE))
+        return false;
     if (!asks && len > 0)
         __atomic_add_fetch(&l->given, (size_t)len, __ATOMIC_RELAXED);
     for (ssize_t at = 0, part; at < len; at += part)
         if ((part = write(to, bytes + at, (size_t)(len - at))) <= 0)
             return false;
+    if (lost)
+        return read(to, bytes, sizeof bytes) < 0; /* it is done, and nobody hears of it */
     return len > 0;
 }
 
@@ -285,6 +304,99 @@ TEST_LIMIT(a_short_outage_is_waited_out, 60)
     /* once, not twice */
     CHECK_ERR(put(s, "b", 2, STORE_NEW, &e), e, ERR_EXISTS, "things/b exists");
     pthread_join(mender, NULL);
+    store_close(s);
+    end_line(&l);
+}
+
+static void lose(line *l, const char *collection, bool deaf)
+{
+    __atomic_store_n(&l->deaf, deaf, __ATOMIC_RELEASE);
+    __atomic_store_n(&l->lose, collection, __ATOMIC_RELEASE);
+}
+
+static void check_blob(store *s, const char *name, const char *text);
+
+/* Nobody knows whether the name is there: what it would name stays until that is seen. */
+TEST_LIMIT(a_commit_without_an_answer_takes_nothing_away, 60)
+{
+    err e = ERR_INIT;
+    line l;
+    char through[800];
+    size_t removed;
+    test_store_use(ON_MONGO);
+    make_line(&l, test_store_locator(""), "kubeml.patience_ms=1500", through);
+    store *s = open_at(through);
+    blob *b;
+    for (int deaf = 0; deaf < 2; deaf++) {
+        const char *name = deaf ? "models/unheard" : "models/done";
+        e = (err)ERR_INIT;
+        lose(&l, "blobs.files", deaf);
+        CHECK_ERR(store_blob_put(s, name, "0123456789", 10, &e), e, ERR_UNAVAILABLE,
+                  "naming a blob");
+        lose(&l, NULL, false);
+        CHECK_OK(store_sweep(s, &removed, &e), e);
+        CHECK_INT(removed, deaf); /* what nobody names goes */
+    }
+    check_blob(s, "models/done", "0123456789");
+    CHECK_ERR(store_blob_open(s, "models/unheard", &b, &e), e, ERR_NOT_FOUND, "unheard");
+    e = (err)ERR_INIT;
+    CHECK_ERR(store_blob_put(s, "models/done", "other", 5, &e), e, ERR_EXISTS, "models/done");
+    check_blob(s, "models/done", "0123456789");
+    CHECK_OK(store_sweep(s, &removed, &e), e);
+    CHECK_INT(removed, 0);
+    store_close(s);
+    end_line(&l);
+}
+
+static int upload_four(store *s, const char *name, err *e)
+{
+    /* IDX: four images of 2 x 2, and their labels */
+    static const uint8_t images[16 + 16] = {0, 0, 8, 3, 0, 0, 0, 4, 0, 0, 0, 2, 0, 0, 0, 2, 7},
+                                     labels[8 + 4] = {0, 0, 8, 1, 0, 0, 0, 4};
+    static const char *const fields[] = {"x-train", "y-train", "x-test", "y-test"};
+    ingest *i;
+    CHECK_OK(ingest_begin(s, name, NULL, &i, e), *e);
+    for (size_t f = 0; f < sizeof fields / sizeof *fields; f++) {
+        CHECK_OK(ingest_part(i, fields[f], NULL, e), *e);
+        CHECK_OK(ingest_bytes(i, fields[f], f % 2 ? labels : images,
+                              f % 2 ? sizeof labels : sizeof images, e),
+                 *e);
+    }
+    return ingest_end(i, NULL, e);
+}
+
+TEST_LIMIT(a_dataset_without_an_answer_keeps_its_chunks, 60)
+{
+    line l;
+    char through[800], locator[STORE_LOCATOR_BYTES];
+    size_t removed;
+    test_store_use(ON_MONGO);
+    make_line(&l, test_store_locator(""), "kubeml.patience_ms=1500", through);
+    store *s = open_at(through);
+    for (int deaf = 0; deaf < 2; deaf++) {
+        err e = ERR_INIT;
+        dataset_info info;
+        dataset *d;
+        dataset_chunk chunk;
+        const char *name = deaf ? "unheard" : "done";
+        lose(&l, "records.datasets", deaf);
+        CHECK_ERR(upload_four(s, name, &e), e, ERR_UNAVAILABLE, "writing a record");
+        lose(&l, NULL, false);
+        CHECK_OK(store_sweep(s, &removed, &e), e);
+        CHECK_INT(removed, deaf);
+        if (deaf) {
+            CHECK_ERR(dataset_find(s, name, &info, NULL, &e), e, ERR_NOT_FOUND, name);
+            continue;
+        }
+        e = (err)ERR_INIT;
+        CHECK_OK(dataset_find(s, name, &info, NULL, &e), e);
+        CHECK_OK(dataset_locator(s, &info, locator, &e), e);
+        CHECK_OK(dataset_open(locator, &d, &e), e);
+        CHECK_OK(dataset_view(d, DATASET_TEST, 0, &chunk, &e), e);
+        CHECK_INT(*(const uint8_t *)chunk.data, 7);
+        dataset_close(d);
+        dataset_info_free(&info);
+    }
     store_close(s);
     end_line(&l);
 }
