@@ -158,16 +158,14 @@ typedef struct commit_op {
 } commit_op;
 
 /* Whose file has this name: this upload's, of an attempt whose answer was lost? */
-static bool is_ours(mongoc_collection_t *files, const mongo_blob_writer *w, bool *ours,
-                    bson_error_t *error)
+static bool is_ours(const mongo_link *l, mongoc_client_t *client, const mongo_blob_writer *w,
+                    bool *ours, bson_error_t *error)
 {
-    bson_t *filter = BCON_NEW("_id", BCON_UTF8(w->id));
-    const bson_t *document;
-    mongoc_cursor_t *cursor = mongoc_collection_find_with_opts(files, filter, NULL, NULL);
-    *ours = mongoc_cursor_next(cursor, &document);
-    bool done = !mongoc_cursor_error(cursor, error);
-    mongoc_cursor_destroy(cursor);
-    bson_destroy(filter);
+    bson_t *document;
+    bool done = mongo_find_one(client, l->db, "blobs.files", BCON_NEW("_id", BCON_UTF8(w->id)),
+                               "_id", &document, error);
+    *ours = document != NULL;
+    bson_destroy(document);
     return done;
 }
 
@@ -188,7 +186,7 @@ static bool insert_file(const mongo_link *l, mongoc_client_t *client, int attemp
     op->asked = true;
     bool ours = true, done = mongoc_collection_insert_one(c, document, NULL, NULL, error);
     if (!done && error->code == MONGO_DUPLICATE_KEY)
-        done = is_ours(c, w, &ours, error);
+        done = is_ours(l, client, w, &ours, error);
     op->exists = done && !ours;
     bson_destroy(document);
     mongoc_collection_destroy(c);
@@ -199,12 +197,8 @@ static bool remove_file(const mongo_link *l, mongoc_client_t *client, int attemp
                         bson_error_t *error)
 {
     (void)attempt;
-    mongoc_collection_t *c = mongoc_client_get_collection(client, l->db, "blobs.files");
-    bson_t *filter = BCON_NEW("_id", BCON_UTF8(arg));
-    bool done = mongoc_collection_delete_one(c, filter, NULL, NULL, error);
-    bson_destroy(filter);
-    mongoc_collection_destroy(c);
-    return done;
+    return mongo_delete(client, l->db, "blobs.files", BCON_NEW("_id", BCON_UTF8(arg)), false, NULL,
+                        error);
 }
 
 /* Without an answer, which may be there or not. */
@@ -268,33 +262,24 @@ static void take_text(const bson_t *document, const char *field, char *out, size
         snprintf(out, size, "%s", bson_iter_utf8(&inner, NULL));
 }
 
-static int64_t take_number(const bson_t *document, const char *field)
-{
-    bson_iter_t at;
-    return bson_iter_init_find(&at, document, field) ? bson_iter_as_int64(&at) : 0;
-}
-
 static bool find_file(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
                       bson_error_t *error)
 {
     (void)attempt;
     find_op *op = arg;
-    mongoc_collection_t *c = mongoc_client_get_collection(client, l->db, "blobs.files");
-    bson_t *filter = BCON_NEW("filename", BCON_UTF8(op->file->name));
-    mongoc_cursor_t *cursor = mongoc_collection_find_with_opts(c, filter, NULL, NULL);
-    const bson_t *document;
-    op->found = mongoc_cursor_next(cursor, &document);
+    bson_t *document;
+    if (!mongo_find_one(client, l->db, "blobs.files",
+                        BCON_NEW("filename", BCON_UTF8(op->file->name)), NULL, &document, error))
+        return false;
+    op->found = document != NULL;
     if (op->found) {
         take_text(document, "_id", op->file->id, sizeof op->file->id);
         take_text(document, "metadata.xxh3", op->file->digest, sizeof op->file->digest);
-        op->file->bytes = (uint64_t)take_number(document, "length");
-        op->file->chunk_bytes = take_number(document, "chunkSize");
+        op->file->bytes = (uint64_t)mongo_number(document, "length", 0);
+        op->file->chunk_bytes = mongo_number(document, "chunkSize", 0);
     }
-    bool done = !mongoc_cursor_error(cursor, error);
-    mongoc_cursor_destroy(cursor);
-    bson_destroy(filter);
-    mongoc_collection_destroy(c);
-    return done;
+    bson_destroy(document);
+    return true;
 }
 
 static int find_blob(store *s, const char *name, blob_file *f, err *e)
@@ -337,7 +322,7 @@ static int take_chunk(fetch_op *op, const bson_t *document)
     const uint8_t *bytes = NULL;
     if (bson_iter_init_find(&at, document, "data") && BSON_ITER_HOLDS_BINARY(&at))
         bson_iter_binary(&at, &type, &len, &bytes);
-    if (take_number(document, "n") != (int64_t)(op->at / (uint64_t)b->chunk_bytes) || !bytes ||
+    if (mongo_number(document, "n", 0) != (int64_t)(op->at / (uint64_t)b->chunk_bytes) || !bytes ||
         op->at + len > b->bytes || (len < b->chunk_bytes && op->at + len != b->bytes))
         return err_set(op->e, ERR_CORRUPT, "blob %s is not whole at byte %llu", b->name,
                        (unsigned long long)op->at);
@@ -511,7 +496,7 @@ static bool list_files(const mongo_link *l, mongoc_client_t *client, int attempt
     while (op->count < op->limit && mongoc_cursor_next(cursor, &document)) {
         blob_entry *entry = &op->entries[op->count++];
         take_text(document, "filename", entry->name, sizeof entry->name);
-        entry->bytes = (uint64_t)take_number(document, "length");
+        entry->bytes = (uint64_t)mongo_number(document, "length", 0);
     }
     bool done = !mongoc_cursor_error(cursor, error);
     mongoc_cursor_destroy(cursor);
