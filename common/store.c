@@ -582,27 +582,51 @@ bool chunk_reader_waits(chunk_reader *r, char *why, size_t size)
     return r->driver->reader_waits && r->driver->reader_waits(r, why, size);
 }
 
-typedef struct upload_search {
-    const char *id;
-    bool named;
-} upload_search;
-
-static int names_upload(void *context, const char *key, json_t *value, err *e)
+static int add_upload(void *context, const char *key, json_t *value, err *e)
 {
     (void)key;
-    (void)e;
-    upload_search *search = context;
+    store_ids *ids = context;
     const char *upload = json_string_value(json_object_get(value, "upload"));
-    search->named |= upload && strcmp(upload, search->id) == 0;
+    if (!upload || strlen(upload) >= STORE_ID_BYTES)
+        return 0; /* no set has such a name */
+    if (ids->count == ids->room) {
+        size_t room = ids->room ? 2 * ids->room : 64;
+        void *grown = realloc(ids->at, room * sizeof *ids->at);
+        if (!grown)
+            return err_set(e, ERR_NOMEM, "no memory for a list of datasets");
+        ids->at = grown;
+        ids->room = room;
+    }
+    snprintf(ids->at[ids->count++], sizeof *ids->at, "%s", upload);
     return 0;
 }
 
-int store_chunks_named(store *s, const char *id, bool *named, err *e)
+static int by_text(const void *a, const void *b)
 {
-    upload_search search = {.id = id};
-    int status = store_walk(s, STORE_DATASETS, names_upload, &search, e);
-    *named = search.named;
-    return status;
+    return strcmp(a, b);
+}
+
+int store_named_chunks(store *s, store_ids *out, err *e)
+{
+    *out = (store_ids){0};
+    if (store_walk(s, STORE_DATASETS, add_upload, out, e) != 0) {
+        store_ids_free(out);
+        return -1;
+    }
+    if (out->count)
+        qsort(out->at, out->count, sizeof *out->at, by_text);
+    return 0;
+}
+
+bool store_ids_have(const store_ids *ids, const char *id)
+{
+    return ids->count && bsearch(id, ids->at, ids->count, sizeof *ids->at, by_text);
+}
+
+void store_ids_free(store_ids *ids)
+{
+    free(ids->at);
+    *ids = (store_ids){0};
 }
 
 int store_drop(store *s, err *e)

@@ -102,9 +102,16 @@ extern const store_driver store_lmdb, store_memory;
 #define STORE_DRIVER_SYMBOL "kubeml_store_driver"
 typedef const store_driver *(*store_driver_find)(const char *scheme, size_t size);
 
-/* Does a dataset's record name this chunk set? For sweeping, after the chunk set's lock was taken.
- */
-int store_chunks_named(store *s, const char *id, bool *named, err *e);
+/* The ids of the chunk sets that datasets' records name, sorted. For sweeping: of a set whose lock
+ * was taken before, it is the last word. Reads all records. */
+typedef struct store_ids {
+    char (*at)[STORE_ID_BYTES];
+    size_t count, room;
+} store_ids;
+
+int store_named_chunks(store *s, store_ids *out, err *e);
+bool store_ids_have(const store_ids *ids, const char *id);
+void store_ids_free(store_ids *ids);
 /* A fresh id of 16 hex digits. */
 void store_new_id(char out[STORE_ID_BYTES]);
 

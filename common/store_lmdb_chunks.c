@@ -29,6 +29,7 @@ enum {
     ALIGNMENT = 16,
     CHUNK_BYTES_MIN = 4096, /* above half a page of up to 8 KiB */
     KEY_BYTES = 8,
+    SWEPT_AT_ONCE = 64, /* each holds a descriptor meanwhile */
 };
 
 static const char info_key[] = "info";
@@ -290,22 +291,32 @@ int lmdb_chunks_locator(store *s, const char *id, char out[STORE_LOCATOR_BYTES],
     return 0;
 }
 
-/* The lock comes first: a living writer has it until its record is written, so that "nobody has the
- * lock and no record names it" cannot become untrue any more. */
-static int sweep_set(lmdb_store *s, const char *id, size_t *removed, err *e)
+typedef struct locked_sets {
+    char ids[SWEPT_AT_ONCE][STORE_ID_BYTES];
+    int locks[SWEPT_AT_ONCE];
+    size_t count;
+} locked_sets;
+
+/* Adds the set, whose name is no longer than ids are, where its lock can be had. */
+static int lock_set(lmdb_store *s, locked_sets *sets, const char *id, err *e)
 {
     char dir[FS_PATH_BYTES];
-    cleanup_close int lock = -1;
+    assert(strlen(id) < STORE_ID_BYTES);
     if (set_dir(&s->base, id, dir, e) != 0)
         return -1;
-    int locked = lock_dir(dir, &lock, e);
+    int locked = lock_dir(dir, &sets->locks[sets->count], e);
     if (locked <= 0)
         return locked;
-    bool named;
-    if (store_chunks_named(&s->base, id, &named, e) != 0)
+    memcpy(sets->ids[sets->count++], id, strlen(id) + 1);
+    return 0;
+}
+
+/* Of a set that is locked here. */
+static int remove_set(lmdb_store *s, const char *id, size_t *removed, err *e)
+{
+    char dir[FS_PATH_BYTES];
+    if (set_dir(&s->base, id, dir, e) != 0)
         return -1;
-    if (named)
-        return 0;
     if (fs_remove_tree(dir, e) == 0) {
         ++*removed;
         return 0;
@@ -318,6 +329,49 @@ static int sweep_set(lmdb_store *s, const char *id, size_t *removed, err *e)
     return 0;
 }
 
+/* The lock comes before the look at the records: a living writer has it until its record is
+ * written, so that "nobody has the lock and no record names it" cannot become untrue any more. */
+static int sweep_locked(lmdb_store *s, locked_sets *sets, size_t *removed, err *e)
+{
+    store_ids named = {0};
+    int result = sets->count ? store_named_chunks(&s->base, &named, e) : 0;
+    for (size_t i = 0; i < sets->count; i++) {
+        if (result == 0 && !store_ids_have(&named, sets->ids[i]))
+            result = remove_set(s, sets->ids[i], removed, e);
+        close(sets->locks[i]);
+    }
+    sets->count = 0;
+    store_ids_free(&named);
+    return result;
+}
+
+/* Most are named, which one look at the records tells of all: what it finds is passed over, and
+ * goes with its record. */
+static int sweep_folder(lmdb_store *s, DIR *dir, size_t *removed, err *e)
+{
+    store_ids named;
+    struct dirent *entry;
+    cleanup_free locked_sets *sets = calloc(1, sizeof *sets);
+    if (!sets)
+        return err_set(e, ERR_NOMEM, "no memory for a sweep");
+    if (store_named_chunks(&s->base, &named, e) != 0)
+        return -1;
+    int result = 0;
+    while (result == 0 && (entry = readdir(dir))) {
+        const char *id = entry->d_name;
+        if (id[0] == '.' || strlen(id) >= STORE_ID_BYTES || store_ids_have(&named, id))
+            continue;
+        result = lock_set(s, sets, id, e);
+        if (result == 0 && sets->count == SWEPT_AT_ONCE)
+            result = sweep_locked(s, sets, removed, e);
+    }
+    err unsaid = ERR_INIT; /* the locks go in any case */
+    if (sweep_locked(s, sets, removed, result == 0 ? e : &unsaid) != 0)
+        result = -1;
+    store_ids_free(&named);
+    return result;
+}
+
 int lmdb_sweep_chunks(lmdb_store *s, size_t *removed, err *e)
 {
     char path[FS_PATH_BYTES];
@@ -326,11 +380,7 @@ int lmdb_sweep_chunks(lmdb_store *s, size_t *removed, err *e)
     DIR *dir = opendir(path);
     if (!dir)
         return err_set_errno(e, errno, "cannot read %s", path);
-    int result = 0;
-    struct dirent *entry;
-    while (result == 0 && (entry = readdir(dir)))
-        if (entry->d_name[0] != '.')
-            result = sweep_set(s, entry->d_name, removed, e);
+    int result = sweep_folder(s, dir, removed, e);
     closedir(dir);
     return result;
 }

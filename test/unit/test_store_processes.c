@@ -415,6 +415,80 @@ TEST(what_was_made_and_never_locked_goes_when_nobody_makes_anything)
     store_close(s);
 }
 
+static int lists;
+
+static int count_list(store *s, const char *collection, const char *prefix, const char *after,
+                      size_t limit, store_each each, void *arg, bool *more, err *e)
+{
+    lists++;
+    return store_lmdb.list(s, collection, prefix, after, limit, each, arg, more, e);
+}
+
+/* A sealed chunk set; with a `name` a record names it. */
+static void make_set(store *s, const char *name, char locator_of_it[STORE_LOCATOR_BYTES])
+{
+    err e = ERR_INIT;
+    chunk_writer *w;
+    char id[STORE_ID_BYTES];
+    CHECK_OK(store_chunks_begin(s, 0, id, &w, &e), e);
+    CHECK_OK(chunk_put(w, 0, 0, "bytes", 5, &e), e);
+    CHECK_OK(chunk_put_info(w, "{}", 2, &e), e);
+    CHECK_OK(chunk_seal(w, &e), e);
+    CHECK_OK(store_chunks_locator(s, id, locator_of_it, &e), e);
+    json_t *record = json_pack("{s:s}", "upload", id);
+    if (name)
+        CHECK_OK(store_put(s, STORE_DATASETS, name, record, STORE_NEW, NULL, &e), e);
+    json_decref(record);
+    chunk_release(w);
+}
+
+/* The records, each of which may be long, are read a few times in all and not once for each set. */
+TEST_LIMIT(a_sweep_of_many_sets_reads_the_records_once, 60)
+{
+    enum { NAMED = 20, ORPHANS = 150 };
+    err e = ERR_INIT;
+    size_t removed;
+    char named[NAMED][STORE_LOCATOR_BYTES], left[STORE_LOCATOR_BYTES], path[FS_PATH_BYTES],
+        id[STORE_ID_BYTES];
+    chunk_reader *r;
+    chunk_writer *w;
+    store *s = must_open("");
+    store_driver counting = store_lmdb;
+    counting.list = count_list;
+    s->driver = &counting;
+    for (int i = 0; i < NAMED; i++) {
+        snprintf(id, sizeof id, "d%d", i);
+        make_set(s, id, named[i]);
+    }
+    CHECK_OK(store_sweep(s, &removed, &e), e);
+    CHECK_INT(removed, 0);
+    CHECK_INT(lists, 1);
+    /* More than are locked at once, with room for so many descriptors and no more. */
+    make_set(s, NULL, left);
+    for (int i = 1; i < ORPHANS; i++) {
+        CHECK_OK(fs_path(path, &e, "%s/store/datasets/%016x", test_tmp(), i), e);
+        CHECK_INT(mkdir(path, 0700), 0);
+    }
+    struct rlimit files = {100, 100};
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &files), 0);
+    CHECK_OK(store_chunks_begin(s, 0, id, &w, &e), e); /* of a living writer */
+    lists = 0;
+    CHECK_OK(store_sweep(s, &removed, &e), e);
+    CHECK_INT(removed, ORPHANS);
+    CHECK(lists <= 4);
+    CHECK_INT(chunk_reader_open(left, &r, &e), -1);
+    e = (err)ERR_INIT;
+    for (int i = 0; i < NAMED; i++) {
+        CHECK_OK(chunk_reader_open(named[i], &r, &e), e);
+        chunk_reader_close(r);
+    }
+    CHECK_OK(chunk_put(w, 0, 0, "bytes", 5, &e), e);
+    CHECK_OK(chunk_seal(w, &e), e);
+    chunk_abort(w);
+    s->driver = &store_lmdb;
+    store_close(s);
+}
+
 /* One process makes and gives up chunk sets and blobs while another sweeps: no writer loses what it
  * is writing. */
 static void sweep_forever(int to)
