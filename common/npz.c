@@ -6,12 +6,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <zip.h>
 
 #include "cleanup.h"
+#include "fs.h"
 
-enum { BLOCK_BYTES = 1 << 16 };
+enum {
+    BLOCK_BYTES = 1 << 16,
+    END_BYTES = 22, /* the record at a zip file's end, which a comment may follow */
+    COMMENT_BYTES_MAX = 65535,
+    LOCATOR_BYTES = 20, /* of a large file's record, in front of the other */
+    END64_BYTES = 56,
+};
 
 struct npz {
     zip_t *zip;
@@ -57,6 +65,74 @@ static int read_names(npz *z, err *e)
     return 0;
 }
 
+/* ---- opening ------------------------------------------------------------------------------- */
+
+static uint64_t number(const uint8_t *at, size_t bytes)
+{
+    uint64_t value = 0;
+    for (size_t i = bytes; i-- > 0;)
+        value = value << 8 | at[i];
+    return value;
+}
+
+static int check_size(uint64_t entries, uint64_t bytes, err *e)
+{
+    if (entries > NPZ_ARRAYS_MAX)
+        return err_set(e, ERR_LIMIT, "the npz file has %llu entries, more than %d",
+                       (unsigned long long)entries, NPZ_ARRAYS_MAX);
+    if (bytes > NPZ_DIRECTORY_BYTES_MAX)
+        return err_set(e, ERR_LIMIT, "the npz file's directory has %llu bytes, more than %d",
+                       (unsigned long long)bytes, NPZ_DIRECTORY_BYTES_MAX);
+    return 0;
+}
+
+/* Of a large file: the record that `locator` tells the place of, which is before it. */
+static int check_end64(int fd, const uint8_t *locator, uint64_t before, err *e)
+{
+    uint8_t end[END64_BYTES];
+    uint64_t place = number(locator + 8, 8);
+    if (before < END64_BYTES || place > before - END64_BYTES)
+        return 0; /* libzip will say that it is damaged, as below */
+    if (fs_pread_all(fd, end, sizeof end, place, "npz file", e) != 0)
+        return -1;
+    return memcmp(end, "PK\6\6", 4) == 0 ? check_size(number(end + 32, 8), number(end + 40, 8), e)
+                                         : 0;
+}
+
+/* A record that stands at `place` in the file, if its directory can lie before it. */
+static int check_end(const uint8_t *end, uint64_t place, err *e)
+{
+    uint64_t bytes = number(end + 12, 4), begin = number(end + 16, 4);
+    return begin + bytes > place ? 0 : check_size(number(end + 10, 2), bytes, e);
+}
+
+/* libzip reads the whole directory when it opens a file, however long that is, so the file's end is
+ * asked before how long it is. Where several places look like the end, libzip takes the one that it
+ * likes best: none may say too much. */
+static int check_directory(int fd, err *e)
+{
+    enum { TAIL = LOCATOR_BYTES + END_BYTES + COMMENT_BYTES_MAX };
+    struct stat st;
+    if (fstat(fd, &st) != 0)
+        return err_set_errno(e, errno, "cannot read the npz file");
+    uint64_t size = (uint64_t)st.st_size, from = size < TAIL ? 0 : size - TAIL;
+    size_t len = (size_t)(size - from);
+    cleanup_free uint8_t *tail = malloc(TAIL);
+    if (!tail)
+        return err_set(e, ERR_NOMEM, "no memory for an npz file");
+    if (fs_pread_all(fd, tail, len, from, "npz file", e) != 0)
+        return -1;
+    for (size_t at = 0; at + END_BYTES <= len; at++) {
+        const uint8_t *end = tail + at, *locator = at < LOCATOR_BYTES ? NULL : end - LOCATOR_BYTES;
+        if (memcmp(end, "PK\5\6", 4) != 0)
+            continue;
+        bool large = locator && memcmp(locator, "PK\6\7", 4) == 0;
+        if ((large ? check_end64(fd, locator, from + at, e) : check_end(end, from + at, e)) != 0)
+            return -1;
+    }
+    return 0;
+}
+
 /* libzip closes the file it reads: it gets a descriptor of its own, opened anew because a duplicate
  * would share the file offset. */
 static int open_zip(npz *z, int fd, err *e)
@@ -85,7 +161,7 @@ int npz_open(int fd, npz **out, err *e)
     npz *z = calloc(1, sizeof *z);
     if (!z)
         return err_set(e, ERR_NOMEM, "no memory for an npz file");
-    if (open_zip(z, fd, e) != 0 || read_names(z, e) != 0) {
+    if (check_directory(fd, e) != 0 || open_zip(z, fd, e) != 0 || read_names(z, e) != 0) {
         npz_close(z);
         return -1;
     }

@@ -11,7 +11,11 @@
 #include "err.h"
 #include "spool.h"
 
-enum { NPZ_ARRAYS_MAX = 1024, NPZ_NAME_BYTES = 128 };
+enum {
+    NPZ_ARRAYS_MAX = 1024,
+    NPZ_NAME_BYTES = 128,
+    NPZ_DIRECTORY_BYTES_MAX = 1 << 20, /* the zip file's list of its members */
+};
 
 typedef struct npz npz;
 

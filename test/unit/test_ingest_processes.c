@@ -1,5 +1,5 @@
-/* test_ingest_processes.c: an upload that dies leaves nothing, a full disk is said, a large upload
- * needs little memory. */
+/* test_ingest_processes.c: an upload that dies leaves nothing, a full disk is said, large uploads
+ * need little memory. */
 #include <errno.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -7,9 +7,11 @@
 #include <unistd.h>
 
 #include "arrays.h"
+#include "cleanup.h"
 #include "clock.h"
 #include "failpoint.h"
 #include "ingest.h"
+#include "npz.h"
 #include "rng.h"
 #include "stores.h"
 
@@ -268,4 +270,72 @@ TEST_LIMIT(a_large_upload_needs_little_memory, 120)
     dataset_info_free(&info);
     check_dataset(s);
     store_close(s);
+}
+
+static void put_number(uint8_t *at, uint64_t value, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        at[i] = (uint8_t)(value >> 8 * i);
+}
+
+/* A zip file that is nothing but its directory, of `count` entries "a.npy"; the end of the file
+ * says how many in 16 bits, which overflow, or in 64. */
+static int make_directory(uint64_t count, bool zip64)
+{
+    enum { ENTRY = 46 + 5, ENTRIES = 1024 };
+    static uint8_t entries[ENTRIES * ENTRY];
+    err e = ERR_INIT;
+    int fd;
+    uint8_t end[56 + 20 + 22] = {0}, *p = end;
+    CHECK_OK(fs_scratch_file(test_tmp(), &fd, &e), e);
+    for (size_t i = 0; i < ENTRIES; i++) {
+        memcpy(entries + i * ENTRY, "PK\1\2", 4);
+        entries[i * ENTRY + 28] = 5; /* the name's length */
+        memcpy(entries + i * ENTRY + 46, "a.npy", 5);
+    }
+    uint64_t len = count * ENTRY;
+    for (uint64_t at = 0; at < len; at += sizeof entries)
+        CHECK_OK(fs_pwrite_all(fd, entries,
+                               len - at < sizeof entries ? (size_t)(len - at) : sizeof entries, at,
+                               "zip", &e),
+                 e);
+    if (zip64) {
+        memcpy(p, "PK\6\6", 4);
+        put_number(p + 4, 44, 8);
+        put_number(p + 24, count, 8);
+        put_number(p + 32, count, 8);
+        put_number(p + 40, len, 8);
+        memcpy(p + 56, "PK\6\7", 4);
+        put_number(p + 64, len, 8); /* where the record is */
+        put_number(p + 72, 1, 4);
+        p += 56 + 20;
+    }
+    memcpy(p, "PK\5\6", 4);
+    put_number(p + 8, zip64 ? 0xFFFF : count & 0xFFFF, 2);
+    put_number(p + 10, zip64 ? 0xFFFF : count & 0xFFFF, 2);
+    put_number(p + 12, zip64 ? 0xFFFFFFFF : len, 4);
+    put_number(p + 16, zip64 ? 0xFFFFFFFF : 0, 4);
+    CHECK_OK(fs_pwrite_all(fd, end, (size_t)(p - end) + 22, len, "zip", &e), e);
+    return fd;
+}
+
+/* What a zip file says that it has is looked at before it is read. */
+TEST(a_long_directory_needs_little_memory)
+{
+    for (int zip64 = 0; zip64 < 2; zip64++) {
+        err e = ERR_INIT;
+        npz *z;
+        long before = peak_kib();
+        cleanup_close int fd = make_directory(4 * 65536 + 3, zip64);
+        CHECK_ERR(npz_open(fd, &z, &e), e, ERR_LIMIT,
+                  zip64 ? "has 262147 entries, more than 1024" : "directory has 13369497 bytes");
+        if (MEASURED)
+            CHECK(peak_kib() - before < 4 << 10);
+        /* As many as there may be are read as ever. */
+        cleanup_close int fine = make_directory(NPZ_ARRAYS_MAX, zip64);
+        e = (err)ERR_INIT;
+        CHECK_OK(npz_open(fine, &z, &e), e);
+        CHECK_INT(npz_count(z), NPZ_ARRAYS_MAX);
+        npz_close(z);
+    }
 }
