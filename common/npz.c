@@ -220,10 +220,10 @@ int npz_extract(npz *z, size_t i, const char *dir, uint64_t *quota, spool **out,
         return err_set(e, ERR_CORRUPT, "array \"%s\": %.120s", z->names[i], zip_strerror(z->zip));
     spool *s = NULL;
     int result = spool_new(dir, quota, &s, e);
-    if (result == 0)
+    if (result == 0) {
+        spool_expect(s, SPOOL_NPY);
         result = copy_member(file, s, e);
-    if (result == 0 && spool_get_format(s) != SPOOL_NPY)
-        result = err_set(e, ERR_CORRUPT, "is no npy array");
+    }
     zip_fclose(file);
     if (result != 0) {
         spool_free(s);

@@ -15,11 +15,16 @@
 #include "buf.h"
 #include "cifar.h"
 #include "cleanup.h"
+#include "dataset.h"
 #include "fs.h"
 #include "idx.h"
 #include "npy.h"
 
-enum { INFLATE_BYTES = 1 << 16 };
+enum {
+    INFLATE_BYTES = 1 << 16,
+    ROOM_BYTES = 4 << 20, /* without a length in a header: the disk must have so much more */
+};
+#define CIFAR_BYTES_MAX ((uint64_t)DATASET_SAMPLES_MAX * CIFAR_RECORD_BYTES)
 
 typedef enum packing { PACKING_UNKNOWN, PACKING_NONE, PACKING_GZIP } packing;
 
@@ -28,13 +33,14 @@ struct spool {
     char dir[FS_PATH_BYTES];
     uint64_t *quota;
     uint64_t bytes; /* in the file */
+    uint64_t room;  /* up to here the disk had it when it was asked */
     packing packing;
     uint8_t first[2]; /* of the file as it came, while the packing is unknown */
     size_t first_len;
     z_stream inflate;
     bool inflating; /* `inflate` is set up */
     bool member_ended;
-    spool_format format;
+    spool_format format, expected;
     bool head_known;
     array_head head;
     buf start; /* what came before the format was known */
@@ -66,6 +72,11 @@ void spool_free(spool *s)
         close(s->fd);
     buf_free(&s->start);
     free(s);
+}
+
+void spool_expect(spool *s, spool_format format)
+{
+    s->expected = format;
 }
 
 /* ---- recognising --------------------------------------------------------------------------- */
@@ -133,6 +144,21 @@ static int need_room(const spool *s, uint64_t more, err *e)
     return 0;
 }
 
+/* The same without a length in a header, as the file grows. */
+static int keep_room(spool *s, uint64_t more, err *e)
+{
+    uint64_t left;
+    if (s->bytes + more <= s->room)
+        return 0;
+    if (fs_free_bytes(s->dir, &left, e) != 0)
+        return -1;
+    if (more + ROOM_BYTES > left)
+        return err_set(e, ERR_LIMIT, "it does not fit: behind %llu bytes of it %s has %llu left",
+                       (unsigned long long)s->bytes, s->dir, (unsigned long long)left);
+    s->room = s->bytes + more + ROOM_BYTES;
+    return 0;
+}
+
 /* 1: format and header are known; 0: more bytes are needed; -1: refused. */
 static int recognise(spool *s, bool over, err *e)
 {
@@ -156,6 +182,8 @@ static int recognise(spool *s, bool over, err *e)
     } else {
         return refuse_other(p, len, e);
     }
+    if (s->expected != SPOOL_UNKNOWN && s->format != s->expected)
+        return err_set(e, ERR_CORRUPT, "is no %s array", spool_format_name(s->expected));
     if (known == 0 && over)
         return err_set(e, ERR_CORRUPT, "the %s file is cut within its header, after %zu bytes",
                        spool_format_name(s->format), len);
@@ -178,10 +206,14 @@ static int store_bytes(spool *s, const void *bytes, size_t len, err *e)
         return err_set(e, ERR_CORRUPT,
                        "the %s header says %llu bytes of data, and more follow them",
                        spool_format_name(s->format), (unsigned long long)s->head.data_bytes);
+    if (s->format == SPOOL_CIFAR && s->bytes + len > CIFAR_BYTES_MAX)
+        return err_set(e, ERR_LIMIT, "more than %d samples", DATASET_SAMPLES_MAX);
     if (s->format == SPOOL_CIFAR && cifar_check(bytes, len, s->bytes, e) != 0)
         return -1;
     if (len > *s->quota)
         return err_set(e, ERR_LIMIT, "the upload is over its limit of bytes");
+    if (!has_length(s) && keep_room(s, len, e) != 0)
+        return -1;
     if (fs_pwrite_all(s->fd, bytes, len, s->bytes, "upload's spool file", e) != 0)
         return -1;
     *s->quota -= len;

@@ -2,9 +2,10 @@
  *
  * Nothing but a buffer is in memory. The format follows from the first bytes, and from its header
  * how long the file must be: one that is longer is refused where it exceeds that (which is what
- * bounds a gz bomb), one that is shorter at its end, with both numbers. Errors: ERR_CORRUPT,
- * ERR_UNSUPPORTED, ERR_LIMIT, ERR_IO; messages do not name the field, the caller does. A spool
- * belongs to one thread. */
+ * bounds a gz bomb), one that is shorter at its end, with both numbers. A format without a length
+ * (CIFAR-10, npz) is bounded by the samples of a split, the quota and the room on the disk. Errors:
+ * ERR_CORRUPT, ERR_UNSUPPORTED, ERR_LIMIT, ERR_IO; messages do not name the field, the caller does.
+ * A spool belongs to one thread. */
 #ifndef KUBEML_SPOOL_H
 #define KUBEML_SPOOL_H
 
@@ -24,6 +25,8 @@ typedef struct spool spool;
  * taken off. */
 int spool_new(const char *dir, uint64_t *quota, spool **out, err *e);
 void spool_free(spool *s); /* NULL is fine */
+/* Before the first bytes: any other format is refused as soon as it is recognised. */
+void spool_expect(spool *s, spool_format format);
 int spool_feed(spool *s, const void *bytes, size_t len, err *e);
 /* The file is over: is it whole? May be called again after spool_next. */
 int spool_end(spool *s, err *e);

@@ -1,7 +1,10 @@
 /* test_ingest_processes.c: an upload that dies leaves nothing, a full disk is said, large uploads
  * need little memory. */
 #include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -233,6 +236,60 @@ TEST(a_full_disk_leaves_nothing)
     CHECK_OK(upload(s, 1000, NULL, &e), e);
     check_dataset(s);
     store_close(s);
+}
+
+/* Zeros pass for CIFAR-10, whose files do not say how long they are: as a gz, and in an npz. */
+static bytes zeros_gz(size_t mib)
+{
+    bytes zeros = {calloc(mib, 1 << 20), mib << 20};
+    CHECK(zeros.at);
+    bytes gz = make_gz(zeros);
+    bytes_free(&zeros);
+    return gz;
+}
+
+TEST(a_bomb_ends_before_the_disk_is_full)
+{
+    err e = ERR_INIT;
+    spool *s;
+    uint64_t quota = UINT64_C(1) << 40, left;
+    cleanup_bytes bytes bomb = zeros_gz(64);
+    if ((unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) ||
+        mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("tmpfs", test_tmp(), "tmpfs", 0, "size=32m") != 0)
+        test_skip("a small disk: no file system may be mounted here");
+    CHECK_OK(spool_new(test_tmp(), &quota, &s, &e), e);
+    CHECK_ERR(spool_feed(s, bomb.at, bomb.len, &e), e, ERR_LIMIT, "it does not fit");
+    CHECK_OK(fs_free_bytes(test_tmp(), &left, &e), e);
+    CHECK(left > 0 && left < 16 << 20);
+    spool_free(s);
+}
+
+/* What is no npy file is not unpacked to its end. */
+TEST(a_bomb_in_an_npz_ends_where_it_is_no_array)
+{
+    err e = ERR_INIT;
+    const char *names[] = {"x"};
+    char path[600];
+    npz *z;
+    spool *s = NULL;
+    uint64_t quota = UINT64_C(1) << 40, before = quota;
+    bytes zeros = {calloc(64, 1 << 20), 64 << 20};
+    cleanup_bytes bytes gz = zeros_gz(64);
+    CHECK(zeros.at);
+    for (int packed = 0; packed < 2; packed++) {
+        cleanup_bytes bytes bomb = make_npz(names, packed ? &gz : &zeros, 1, true);
+        snprintf(path, sizeof path, "%s/bomb.npz", test_tmp());
+        write_bytes(path, bomb);
+        cleanup_close int fd = open(path, O_RDONLY | O_CLOEXEC);
+        e = (err)ERR_INIT;
+        CHECK_OK(npz_open(fd, &z, &e), e);
+        CHECK_ERR(npz_extract(z, 0, test_tmp(), &quota, &s, &e), e, ERR_CORRUPT,
+                  "array \"x\": is no npy array");
+        npz_close(z);
+    }
+    bytes_free(&zeros);
+    CHECK(before - quota < 32 << 20);
 }
 
 static long peak_kib(void)
