@@ -358,29 +358,44 @@ int trainer_train(trainer *t, const trainer_task *task, trainer_result *out, err
     return rc;
 }
 
+static int validate_batches(trainer *t, uint32_t epoch, trainer_result *out, err *e)
+{
+    engine_batch b;
+    engine_result r;
+    int64_t clock_ns = clock_monotonic_ns();
+    for (;;) {
+        set_reason(t->reason, "DataError");
+        int more = loader_next(t->loader, &b, e);
+        out->load_s += seconds_since(&clock_ns);
+        if (more <= 0)
+            return more;
+        b.epoch = epoch;
+        set_reason(t->reason, "ShapeMismatch");
+        if (engine_eval(t->engine, &b, &r, e) != 0)
+            return -1;
+        count(t, &r, out);
+        out->train_s += seconds_since(&clock_ns) - r.convert_s;
+        failpoint("function.validate");
+    }
+}
+
 int trainer_validate(trainer *t, uint32_t epoch, int parallelism, int function, trainer_result *out,
                      err *e)
 {
     *out = (trainer_result){0};
     atomic_store(&t->batches_done, 0);
-    engine_batch b;
-    engine_result r;
     set_reason(t->reason, "DataError");
     int64_t clock_ns = clock_monotonic_ns();
     int rc = loader_test(t->loader, parallelism, function, &out->sample_end, e);
-    while (rc == 0) {
-        rc = loader_next(t->loader, &b, e);
-        out->load_s += seconds_since(&clock_ns);
-        if (rc <= 0)
-            break;
-        b.epoch = epoch;
-        set_reason(t->reason, "ShapeMismatch");
-        if ((rc = engine_eval(t->engine, &b, &r, e)) != 0)
-            break;
-        count(t, &r, out);
-        out->train_s += seconds_since(&clock_ns) - r.convert_s;
-        failpoint("function.validate");
-    }
+    out->load_s = seconds_since(&clock_ns);
+    if (rc == 0)
+        rc = validate_batches(t, epoch, out, e);
     loader_end(t->loader);
-    return rc;
+    if (rc != 0 || isfinite(out->loss_sum))
+        return rc;
+    set_reason(t->reason, "NaNLoss");
+    return err_set(e, ERR_INVALID,
+                   "the validation loss is %s in epoch %u, in function %d's part of the test set: "
+                   "training diverged",
+                   isnan(out->loss_sum) ? "NaN" : "infinite", epoch + 1, function);
 }

@@ -70,7 +70,7 @@ engine *trainer_engine(trainer *t);
 int trainer_batches(trainer *t, uint32_t epoch, int parallelism, int function, uint32_t *out,
                     err *e);
 
-/* -1 with the reason: "NaNLoss" naming epoch and batch, "ShapeMismatch" (a label),
+/* -1 with the reason: "NaNLoss" naming epoch and, in training, batch, "ShapeMismatch" (a label),
  * "StepFailed" (the code's own step), "DataError". */
 int trainer_train(trainer *t, const trainer_task *task, trainer_result *out, err *e);
 int trainer_validate(trainer *t, uint32_t epoch, int parallelism, int function, trainer_result *out,

@@ -487,6 +487,27 @@ TEST(a_loss_that_is_no_number)
     dataset_close(d);
 }
 
+/* What was trained may be finite, and what it says of the test set not. */
+TEST(a_validation_loss_that_is_no_number)
+{
+    dataset *d = open_blobs(2);
+    program *p = open_program(BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS));
+    trainer *t = open_trainer(p, d, 1);
+    model m = export_model(t);
+    trainer_result r;
+    err e = ERR_INIT;
+    for (size_t i = 0; i < m.floats; i++)
+        m.block.floats[i] = 1e38f;
+    CHECK_OK(state_import(trainer_state(t), m.block, &e), e);
+    CHECK_ERR(trainer_validate(t, 2, 3, 1, &r, &e), e, ERR_INVALID, "the validation loss is ");
+    CHECK_CONTAINS(e.message, "in epoch 3, in function 1's part");
+    CHECK_STR(trainer_reason(t), "NaNLoss");
+    free_model(&m);
+    trainer_close(t);
+    program_close(p);
+    dataset_close(d);
+}
+
 static void refuse_on(dataset *d, const char *text, const char *part)
 {
     program *p = open_program(text);
