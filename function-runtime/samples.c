@@ -68,22 +68,42 @@ static int count_samples(const extents *x, shape one, size_t n_max, size_t *n, e
                        : err_set(e, ERR_LIMIT, "data: %zu samples, at most %zu at once", *n, n_max);
 }
 
-static int copy(const json_t *data, const extents *x, int depth, float **to, err *e)
+/* Says where, "data[1][0]", what of it is wrong. */
+static int refuse(const size_t *at, int depth, const char *what, err *e)
 {
-    if (depth == x->rank) {
-        double v = json_number_value(data);
-        if (!json_is_number(data) || !isfinite(v))
-            return err_set(e, ERR_INVALID, "data: %s where a number is expected",
-                           json_is_array(data) ? "an array" : "no finite number");
-        *(*to)++ = (float)v;
+    char place[24 * SAMPLES_RANK_MAX] = "";
+    size_t used = 0;
+    for (int i = 0; i < depth && used < sizeof place; i++)
+        used += (size_t)snprintf(place + used, sizeof place - used, "[%zu]", at[i]);
+    return err_set(e, ERR_INVALID, "data%s: %s", place, what);
+}
+
+static int copy_number(const json_t *data, const size_t *at, int depth, float *to, err *e)
+{
+    char text[64];
+    double v = json_number_value(data);
+    if (!json_is_number(data))
+        return refuse(at, depth,
+                      json_is_array(data) ? "an array where a number is expected" : "no number", e);
+    *to = (float)v;
+    if (isfinite(*to))
         return 0;
-    }
+    snprintf(text, sizeof text, "%g is beyond a float's range", v);
+    return refuse(at, depth, text, e);
+}
+
+static int copy(const json_t *data, const extents *x, size_t *at, int depth, float **to, err *e)
+{
+    if (depth == x->rank)
+        return copy_number(data, at, depth, (*to)++, e);
     if (!json_is_array(data) || json_array_size(data) != x->n[depth])
         return err_set(e, ERR_INVALID, "data: arrays of different length at depth %d (%zu and %zu)",
                        depth, x->n[depth], json_array_size(data));
-    for (size_t i = 0; i < x->n[depth]; i++)
-        if (copy(json_array_get(data, i), x, depth + 1, to, e) != 0)
+    for (size_t i = 0; i < x->n[depth]; i++) {
+        at[depth] = i;
+        if (copy(json_array_get(data, i), x, at, depth + 1, to, e) != 0)
             return -1;
+    }
     return 0;
 }
 
@@ -93,10 +113,11 @@ int samples_read(const json_t *data, shape one, size_t n_max, samples *out, err 
     size_t n = 0;
     if (measure(data, &x, e) != 0 || count_samples(&x, one, n_max, &n, e) != 0)
         return -1;
-    float *values = malloc(n * shape_count(one) * sizeof *values), *at = values;
+    float *values = malloc(n * shape_count(one) * sizeof *values), *to = values;
+    size_t at[SAMPLES_RANK_MAX];
     if (!values)
         return err_set(e, ERR_NOMEM, "no memory for %zu samples", n);
-    if (copy(data, &x, 0, &at, e) != 0) {
+    if (copy(data, &x, at, 0, &to, e) != 0) {
         free(values);
         return -1;
     }

@@ -18,8 +18,8 @@ typedef struct samples {
     float *values; /* (n, C, H, W); the caller's to free */
 } samples;
 
-/* ERR_INVALID: ragged, not finite, not numbers (the place is named), or another shape (both are
- * named); ERR_LIMIT above `n_max`; ERR_NOMEM. */
+/* ERR_INVALID: ragged, not numbers, or none that a float holds (the place is named), or another
+ * shape (both are named); ERR_LIMIT above `n_max`; ERR_NOMEM. */
 int samples_read(const json_t *data, shape one, size_t n_max, samples *out, err *e);
 
 #endif

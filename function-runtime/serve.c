@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -122,18 +123,25 @@ static int load(server *s, const json_t *order, err *e)
 
 /* ---- answering ------------------------------------------------------------------------------- */
 
-static int add_row(const server *s, const float *logits, int outputs, json_t *rows, json_t *classes)
+/* JSON has no number that is not finite, and of one that is not there is no best. */
+static int add_row(const server *s, const float *logits, int outputs, json_t *rows, json_t *classes,
+                   err *e)
 {
-    json_t *row = json_array();
+    cleanup_json json_t *row = json_array();
     int best = 0;
     for (int i = 0; i < outputs; i++) {
+        if (!isfinite(logits[i]))
+            return err_set(e, ERR_INVALID, "the model's outputs are not finite: sample %zu",
+                           json_array_size(rows) + 1);
         best = logits[i] > logits[best] ? i : best;
-        json_array_append_new(row, json_real((double)logits[i]));
+        if (json_array_append_new(row, json_real((double)logits[i])) != 0)
+            return err_set(e, ERR_NOMEM, "no memory for the answer");
     }
     json_t *answer =
         s->config.loss == LOSS_CROSS_ENTROPY ? json_integer(best) : json_deep_copy(row);
-    return json_array_append_new(rows, row) != 0 || json_array_append_new(classes, answer) != 0 ? -1
-                                                                                                : 0;
+    if (json_array_append(rows, row) != 0 || json_array_append_new(classes, answer) != 0)
+        return err_set(e, ERR_NOMEM, "no memory for the answer");
+    return 0;
 }
 
 static int compute(server *s, const samples *in, json_t *rows, json_t *classes, err *e)
@@ -153,8 +161,8 @@ static int compute(server *s, const samples *in, json_t *rows, json_t *classes, 
         if (engine_infer(s->engine, &b, logits, e) != 0)
             return -1;
         for (int i = 0; i < b.n; i++)
-            if (add_row(s, logits + (size_t)i * (size_t)outputs, outputs, rows, classes) != 0)
-                return err_set(e, ERR_NOMEM, "no memory for the answer");
+            if (add_row(s, logits + (size_t)i * (size_t)outputs, outputs, rows, classes, e) != 0)
+                return -1;
     }
     return 0;
 }
@@ -191,7 +199,7 @@ static int answer_all(server *s, wire *w, err *e)
         else
             reply = infer(s, request, &bad);
         if (!reply)
-            reply = failure(bad.code == ERR_INVALID ? "ShapeMismatch" : "Failed", &bad);
+            reply = failure("Failed", &bad);
         if (!reply || wire_send_wait(w, reply, clock_deadline_ms(REPLY_MS), e) != 0)
             return -1;
     }

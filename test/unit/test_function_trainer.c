@@ -653,8 +653,12 @@ TEST(samples_that_do_not_fit)
 {
     refuse_samples("[[0,1,2],[3,4,5]]", ERR_INVALID, "(2, 3), the model takes (1, 2, 2)");
     refuse_samples("[[0,1],[2]]", ERR_INVALID, "different length");
-    refuse_samples("[[0,1],[2,\"x\"]]", ERR_INVALID, "no finite number");
-    refuse_samples("[[0,1],[2,[3]]]", ERR_INVALID, "an array where a number");
+    refuse_samples("[[0,1],[2,\"x\"]]", ERR_INVALID, "data[1][1]: no number");
+    refuse_samples("[[0,1],[2,1e300]]", ERR_INVALID,
+                   "data[1][1]: 1e+300 is beyond a float's range");
+    refuse_samples("[[[0,1],[2,3]],[[4,-1e39],[6,7]]]", ERR_INVALID,
+                   "data[1][0][1]: -1e+39 is beyond");
+    refuse_samples("[[0,1],[2,[3]]]", ERR_INVALID, "data[1][1]: an array where a number");
     refuse_samples("[]", ERR_INVALID, "empty");
     refuse_samples("7", ERR_INVALID, "array of numbers");
     refuse_samples("[[[[[[[[[[1]]]]]]]]]]", ERR_INVALID, "deeper");

@@ -28,8 +28,9 @@ typedef struct world {
     json_t *info;
 } world;
 
-/* An untrained model as file and blob, with the code that it needs. */
-static void make_world(world *w)
+/* A model as file and blob, with the code that it needs: untrained, or of numbers so large that
+ * what it computes is not finite. */
+static void make_model(world *w, bool huge)
 {
     char data[STORE_LOCATOR_BYTES];
     program *p;
@@ -49,6 +50,9 @@ static void make_world(world *w)
     c.input = (shape){3, (int)info.channels, (int)info.height, (int)info.width};
     c.batch = 8;
     CHECK_OK(engine_compile(&c, &m, &e), e);
+    float *floats = huge ? engine_floats(m, &e) : NULL;
+    for (size_t i = 0; floats && i < engine_param_count(m); i++)
+        floats[i] = 3e38f;
     CHECK_OK(model_file_save(m, w->model, &e), e);
     engine_free(m);
     program_close(p);
@@ -57,6 +61,11 @@ static void make_world(world *w)
     w->info = dataset_info_json(&info);
     dataset_info_free(&info);
     store_close(s);
+}
+
+static void make_world(world *w)
+{
+    make_model(w, false);
 }
 
 static json_t *answer_to(wire *w, json_t *message)
@@ -129,6 +138,22 @@ TEST(files_and_blobs_answer_alike)
     CHECK(json_equal(files, blobs));
     json_decref(files);
     json_decref(blobs);
+    json_decref(w.info);
+}
+
+TEST(outputs_that_are_not_finite_are_no_answer)
+{
+    world w;
+    json_t *first;
+    make_model(&w, true);
+    json_t *answer = serve_once(order_of(&w, true, NULL, "objects/served"), &first);
+    CHECK_STR(wire_type(first), "serving");
+    json_decref(first);
+    CHECK_STR(wire_type(answer), "failed");
+    CHECK_STR(json_string_value(json_object_get(answer, "code")), "invalid");
+    CHECK_CONTAINS(json_string_value(json_object_get(answer, "message")),
+                   "the model's outputs are not finite");
+    json_decref(answer);
     json_decref(w.info);
 }
 
