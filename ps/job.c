@@ -67,7 +67,7 @@ job *job_begin(const job_host *host, conn *c, const json_t *message, err *e)
     }
     j->host = *host;
     j->epoch = j->round = -1;
-    j->finish_due_ms = j->revive_due_ms = INT64_MAX;
+    j->retry_due_ms = j->revive_due_ms = INT64_MAX;
     j->asker = c;
     j->shares = json_array();
     job_device_init(&j->device);
@@ -158,12 +158,23 @@ static round_resume resume_of(const job *j, const checkpoint_info *info)
 
 /* ---- outcomes of tasks ----------------------------------------------------------------------- */
 
+/* While OPENING: the machine, which says so of a job that runs, has not begun. */
+static void say_store_away(job *j, const err *e)
+{
+    if (!j->store_away && e)
+        job_tell_condition(j, NULL, "StoreUnavailable", true, "StoreDown", e->message);
+    else if (j->store_away && !e)
+        job_tell_condition(j, NULL, "StoreUnavailable", false, "Answers", "the store answers");
+    j->store_away = e;
+}
+
 static void run(job *j, const round_resume *resume)
 {
     /* of an earlier run: a rerun on another machine is not exact */
     char algorithms[DIGEST_HEX_BYTES];
     cleanup_json json_t *record = history_json(j->history);
     j->stage = JOB_RUNNING;
+    say_store_away(j, NULL);
     if (job_algorithms(json_object_get(record, "plan"), algorithms, NULL) != 0)
         algorithms[0] = '\0';
     job_step(j, (round_event){.type = ROUND_START, .resume = resume, .algorithms = algorithms});
@@ -185,6 +196,17 @@ static void end_as_recorded(job *j, const json_t *record)
     job_end(j, "succeeded", reason, message, (int)epochs, sha);
 }
 
+/* A store or a Redis that is away may come back; so may a disk, see round_commit_failed. False: a
+ * retry cannot help, or there were enough. */
+static bool retry_later(job *j, const err *e)
+{
+    if (clock_monotonic_ms() >= j->give_up_ms ||
+        !(err_retry_may_help(e->code) || e->code == ERR_IO || j->redis_down))
+        return false;
+    j->retry_due_ms = clock_deadline_ms(JOB_RETRY_MS);
+    return true;
+}
+
 static void open_failed(job *j, const err *e)
 {
     const char *reason = e->code == ERR_CORRUPT ? "CheckpointCorrupt" : "StoreUnavailable";
@@ -195,12 +217,17 @@ static void opened(job *j, task *t)
 {
     if (j->stage != JOB_OPENING)
         return; /* a fresh job runs already; what it cannot write it hears of later */
+    if (t->status && retry_later(j, &t->e)) {
+        say_store_away(j, &t->e);
+        return;
+    }
     if (t->status) {
         open_failed(j, &t->e);
         return;
     }
     const char *state = json_string_value(json_object_get(t->record, "state"));
     if (!t->resumed && state && strcmp(state, "succeeded") == 0) {
+        say_store_away(j, NULL);
         end_as_recorded(j, t->record);
         return;
     }
@@ -323,11 +350,8 @@ static void put_back(job *j, const task *t)
 static void finished(job *j, const task *t)
 {
     const json_t *r = t->record;
-    if (t->status && clock_monotonic_ms() < j->finish_give_up_ms &&
-        (err_retry_may_help(t->e.code) || j->redis_down)) {
-        j->finish_due_ms = clock_deadline_ms(JOB_FINISH_RETRY_MS);
+    if (t->status && retry_later(j, &t->e))
         return;
-    }
     if (t->status) {
         char text[ERR_MESSAGE_BYTES + 32];
         snprintf(text, sizeof text, "the end could not be written: %s", t->e.message);
@@ -401,6 +425,7 @@ static void post_open(job *j)
         t->generation = j->spec.generation > 0 ? j->spec.generation : 0;
         snprintf(t->store, sizeof t->store, "%s", j->spec.store);
     }
+    j->retry_due_ms = INT64_MAX;
     job_post(j, t);
 }
 
@@ -423,6 +448,7 @@ static void prepared(job *j, const database_task *t)
         hub_send(j->host.hub, j->asker, json_pack("{s:s}", "type", "accepted"));
         hub_send(j->host.hub, j->asker, job_access_message(j));
     }
+    j->give_up_ms = clock_deadline_ms(JOB_GIVE_UP_MS);
     post_open(j);
     if (j->spec.resume)
         j->stage = JOB_OPENING;
@@ -483,7 +509,7 @@ int64_t job_deadline(const job *j)
         due = j->revive_due_ms;
     if (j->stage == JOB_RUNNING && j->device.due_ms < due)
         due = j->device.due_ms;
-    return j->finish_due_ms < due ? j->finish_due_ms : due;
+    return j->retry_due_ms < due ? j->retry_due_ms : due;
 }
 
 void job_tick(job *j)
@@ -493,7 +519,9 @@ void job_tick(job *j)
         job_step(j, (round_event){.type = ROUND_TICK});
     if (j->stage == JOB_RUNNING)
         job_device_tick(j, now);
-    if (now >= j->finish_due_ms)
+    if (now >= j->retry_due_ms && j->stage == JOB_OPENING)
+        post_open(j);
+    else if (now >= j->retry_due_ms)
         job_post_finish(j);
     if (now >= j->revive_due_ms && j->stage != JOB_OVER)
         post_revive(j);

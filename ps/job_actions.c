@@ -472,7 +472,7 @@ void job_post_finish(job *j)
         t->keep_model = j->keep_model;
         t->record = history_json(j->history);
     }
-    j->finish_due_ms = INT64_MAX;
+    j->retry_due_ms = INT64_MAX;
     job_post(j, t);
 }
 
@@ -485,7 +485,7 @@ static void finish(job *j, const round_action *a)
         return;
     }
     j->stage = JOB_FINISHING;
-    j->finish_give_up_ms = clock_deadline_ms(JOB_FINISH_GIVE_UP_MS);
+    j->give_up_ms = clock_deadline_ms(JOB_GIVE_UP_MS);
     j->final = info_of(j, a->epochs, a->parallelism, state);
     j->keep_model = a->state != ROUND_FAILED_STATE;
     /* What belongs to an unfinished epoch is no part of the history. */

@@ -14,8 +14,8 @@
 
 enum {
     JOB_ABI = 1,
-    JOB_FINISH_RETRY_MS = 1000,
-    JOB_FINISH_GIVE_UP_MS = 60000,
+    JOB_RETRY_MS = 1000, /* of OPEN and FINISH: between two tries, and all of them */
+    JOB_GIVE_UP_MS = 60000,
     JOB_REVIVE_RETRY_MS = 250
 };
 
@@ -56,6 +56,8 @@ struct job {
     bool database_busy, redis_down, redis_back; /* back, but a task is still out */
     int64_t revive_due_ms;                      /* when to try again to restart it */
     int tasks_out;
+    int64_t retry_due_ms, give_up_ms; /* of OPENING and FINISHING */
+    bool store_away;                  /* said, while OPENING */
     /* the epoch */
     int epoch, round; /* for the log */
     char ledger[DIGEST_HEX_BYTES];
@@ -75,7 +77,6 @@ struct job {
     json_t *finished;
     checkpoint_info final;
     bool keep_model;
-    int64_t finish_due_ms, finish_give_up_ms;
 };
 
 static inline bool job_is_shared(const job *j) /* one process runs all of its functions */

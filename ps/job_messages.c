@@ -40,6 +40,9 @@ void job_attach(job *j, conn *c, const json_t *message)
     for (size_t i = 0; i < count; i++)
         job_perform(j, &actions[i], c);
     job_device_tell(j, c);
+    if (j->store_away)
+        job_tell_condition(j, c, "StoreUnavailable", true, "StoreDown",
+                           "what the job goes on from cannot be read yet");
     if (j->begun)
         hub_send(j->host.hub, c, json_pack("{s:s}", "type", "begun"));
     for (int epoch = after + 1; epoch < j->told_epochs; epoch++)

@@ -281,25 +281,30 @@ static int from_checkpoint(keeper *k, task *t, int epochs_max, err *e)
 }
 
 /* A job that was suspended between two merges of an epoch left its model under the number of the
- * kubeml-ps that wrote it, which is not the history's any more. False: there is none that the
- * history knows, and the newest checkpoint counts. */
-static bool find_suspended(keeper *k, task *t, model *found)
+ * kubeml-ps that wrote it, which is not the history's any more. 0 without `*is`: there is none that
+ * the history knows, and the newest checkpoint counts. */
+static int find_suspended(keeper *k, task *t, model *found, bool *is, err *e)
 {
     const json_t *open = json_object_get(t->record, "open");
     int writer = (int)json_integer_value(json_object_get(open, "generation"));
     char name[STORE_KEY_BYTES];
-    err e = ERR_INIT;
+    err bad = ERR_INIT;
+    *is = false;
     if (!open || json_integer_value(json_object_get(open, "parallelism")) > t->parallelism)
-        return false;
-    if (checkpoint_suspended_name(name, k->job, writer, &e) ||
-        checkpoint_read(k->store, name, &t->info, found, &e)) {
-        log_warn("the suspended model: %s", e.message);
-        return false;
+        return 0;
+    if (checkpoint_suspended_name(name, k->job, writer, &bad) ||
+        checkpoint_read(k->store, name, &t->info, found, &bad)) {
+        if (err_retry_may_help(bad.code)) {
+            *e = bad;
+            return -1;
+        }
+        log_warn("the suspended model: %s", bad.message);
+        return 0;
     }
-    if (t->info.version == json_integer_value(json_object_get(open, "version")))
-        return true;
-    model_free(found);
-    return false;
+    *is = t->info.version == json_integer_value(json_object_get(open, "version"));
+    if (!*is)
+        model_free(found);
+    return 0;
 }
 
 static int resume(keeper *k, task *t, err *e)
@@ -307,10 +312,10 @@ static int resume(keeper *k, task *t, err *e)
     if (has_succeeded(t->record))
         return 0; /* nothing is left to do but to say so */
     model found;
-    if (find_suspended(k, t, &found)) {
-        t->open = true;
+    if (find_suspended(k, t, &found, &t->open, e))
+        return -1;
+    if (t->open)
         return take_model(k, t, &found, e);
-    }
     err none = ERR_INIT;
     /* A checkpoint that the history does not know belongs to a commit that was never acknowledged.
      */

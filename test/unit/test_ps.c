@@ -441,6 +441,59 @@ TEST_LIMIT(the_container_of_redis_dies_between_epochs, 60)
     kill_redis(&in_a_pod, "after-checkpoint:1:stop");
 }
 
+/* ---- what a job goes on from is away for a moment ------------------------------------------ */
+
+/* A killed kubeml-ps's job, about to be resumed with a store that is not there: a file stands in
+ * its folder's place. */
+TEST_LIMIT(a_store_that_is_away_when_a_job_goes_on_is_waited_for, 60)
+{
+    world w;
+    char want[65], got[65], store_dir[300], away[310];
+    const world_options o = {.job = "away", .epochs = 3, .failpoint = "after-checkpoint:2"};
+    calm(&o, want);
+    world_start(&w, &o);
+    world_await_death(&w);
+    snprintf(store_dir, sizeof store_dir, "%s/store", test_tmp());
+    snprintf(away, sizeof away, "%s-away", store_dir);
+    CHECK_INT(rename(store_dir, away), 0);
+    FILE *f = fopen(store_dir, "w");
+    CHECK(f && fclose(f) == 0);
+    w.waited = json_array_size(w.told);
+    world_restart(&w);
+    json_t *m = world_wait(&w, "condition");
+    CHECK_STR(json_string_value(json_object_get(m, "name")), "StoreUnavailable");
+    CHECK_STR(json_string_value(json_object_get(m, "status")), "True");
+    CHECK(unlink(store_dir) == 0 && rename(away, store_dir) == 0);
+    do
+        m = world_wait(&w, "condition");
+    while (strcmp(json_string_value(json_object_get(m, "status")), "False") != 0);
+    CHECK_STR(json_string_value(json_object_get(m, "name")), "StoreUnavailable");
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    json_t *record = world_history(&w);
+    check_shares(record, 3, 100);
+    json_decref(record);
+    world_end(&w);
+}
+
+TEST_LIMIT(redis_dies_while_a_job_is_resumed, 60)
+{
+    world w;
+    char want[65], got[65];
+    const world_options o = {.job = "unlucky", .epochs = 3, .failpoint = "after-checkpoint:2"};
+    calm(&o, want);
+    world_start(&w, &o);
+    world_await_death(&w);
+    world_restart_at(&w, "opened:1:stop");
+    world_hold(&w);
+    pid_t redis = world_redis(&w);
+    CHECK(redis > 0 && kill(redis, SIGKILL) == 0);
+    world_go_on(&w);
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    world_end(&w);
+}
+
 /* ---- controllers --------------------------------------------------------------------------- */
 
 TEST_LIMIT(a_controller_comes_back, 60)
