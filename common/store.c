@@ -335,7 +335,12 @@ int blob_write(blob_writer *w, const void *bytes, size_t len, err *e)
 
 int blob_commit(blob_writer *w, err *e)
 {
-    return w->store->driver->blob_commit(w, e);
+    return w->store->driver->blob_commit(w, false, e);
+}
+
+int blob_commit_over(blob_writer *w, err *e)
+{
+    return w->store->driver->blob_commit(w, true, e);
 }
 
 void blob_abort(blob_writer *w)

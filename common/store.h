@@ -102,6 +102,9 @@ int blob_write(blob_writer *w, const void *bytes, size_t len, err *e);
 /* Publishes and frees the writer, also on error. ERR_EXISTS: the name has been taken meanwhile, and
  * what stands there is untouched. */
 int blob_commit(blob_writer *w, err *e);
+/* The same in the place of what stands there: under the name there is always the one or the other.
+ * (MongoDB has no such step: it is nobody's between two calls that follow each other.) */
+int blob_commit_over(blob_writer *w, err *e);
 void blob_abort(blob_writer *w); /* NULL is fine */
 /* All in one. */
 int store_blob_put(store *s, const char *name, const void *bytes, size_t len, err *e);

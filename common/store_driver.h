@@ -53,7 +53,7 @@ struct store_driver {
 
     int (*blob_begin)(store *s, const char *name, blob_writer **out, err *e);
     int (*blob_write)(blob_writer *w, const void *bytes, size_t len, err *e);
-    int (*blob_commit)(blob_writer *w, err *e);
+    int (*blob_commit)(blob_writer *w, bool over, err *e);
     void (*blob_abort)(blob_writer *w);
     /* NULL: an open costs as little */
     int (*blob_find)(store *s, const char *name, uint64_t *bytes, err *e);

@@ -44,7 +44,7 @@ int lmdb_sweep_left(const char *folder, size_t *removed, err *e);
 
 int lmdb_blob_begin(store *s, const char *name, blob_writer **out, err *e);
 int lmdb_blob_write(blob_writer *w, const void *bytes, size_t len, err *e);
-int lmdb_blob_commit(blob_writer *w, err *e);
+int lmdb_blob_commit(blob_writer *w, bool over, err *e);
 void lmdb_blob_abort(blob_writer *w);
 int lmdb_blob_open(store *s, const char *name, blob **out, err *e);
 void lmdb_blob_close(blob *b);

@@ -1,5 +1,6 @@
 /* store_lmdb_blobs.c: blobs of the LMDB store are files: written under tmp/, synced, then linked to
- * their name, which link(2) refuses when it is taken. See store_lmdb.h. */
+ * their name, which link(2) refuses when it is taken; or renamed to it, which takes another's
+ * place. See store_lmdb.h. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -102,7 +103,7 @@ void lmdb_blob_abort(blob_writer *base)
     free(w);
 }
 
-static int publish_file(const file_writer *w, err *e)
+static int publish_file(const file_writer *w, bool over, err *e)
 {
     char path[FS_PATH_BYTES], dir[FS_PATH_BYTES];
     const lmdb_store *s = (const lmdb_store *)w->base.store;
@@ -110,18 +111,22 @@ static int publish_file(const file_writer *w, err *e)
         return -1;
     if (fchmod(w->fd, 0400) != 0 || fsync(w->fd) != 0)
         return err_set_errno(e, errno, "cannot write blob %s", w->name);
-    if (link(w->temporary, path) != 0) {
-        if (errno == EEXIST)
+    if ((over ? rename(w->temporary, path) : link(w->temporary, path)) != 0) {
+        if (!over && errno == EEXIST)
             return err_set(e, ERR_EXISTS, "blob %s exists", w->name);
-        err_set_errno(e, errno, "blob %s: cannot link %s to its place", w->name, w->temporary);
+        err_set_errno(e, errno, "blob %s: cannot %s %s to its place", w->name,
+                      over ? "rename" : "link", w->temporary);
         return lmdb_own(e);
     }
     return fs_sync_dir(dir, e);
 }
 
-int lmdb_blob_commit(blob_writer *base, err *e)
+int lmdb_blob_commit(blob_writer *base, bool over, err *e)
 {
-    int result = publish_file((file_writer *)base, e);
+    file_writer *w = (file_writer *)base;
+    int result = publish_file(w, over, e);
+    if (over && result == 0)
+        *w->temporary = '\0'; /* renamed, and perhaps another's by now */
     lmdb_blob_abort(base); /* the temporary name alone; the blob has its own by now */
     return result;
 }

@@ -313,12 +313,17 @@ static void memory_blob_abort(blob_writer *base)
     free(base);
 }
 
-static int publish_blob(memory_store *s, memory_writer *w, err *e)
+static int publish_blob(memory_store *s, memory_writer *w, bool over, err *e)
 {
     bool found;
     size_t at = blob_place(s, w->name, &found);
-    if (found)
+    if (found && !over)
         return err_set(e, ERR_EXISTS, "blob %s exists", w->name);
+    if (found) {
+        drop_content(s->blobs[at].content);
+        s->blobs[at].content = steal_ptr(w->content);
+        return 0;
+    }
     named_blob *grown = grow(s->blobs, s->blob_count, &s->blob_room, sizeof *grown);
     if (!grown)
         return no_memory(e);
@@ -330,10 +335,10 @@ static int publish_blob(memory_store *s, memory_writer *w, err *e)
     return 0;
 }
 
-static int memory_blob_commit(blob_writer *base, err *e)
+static int memory_blob_commit(blob_writer *base, bool over, err *e)
 {
     memory_store *s = (memory_store *)base->store;
-    int result = begin(s, e) != 0 ? -1 : end(s, publish_blob(s, (memory_writer *)base, e));
+    int result = begin(s, e) != 0 ? -1 : end(s, publish_blob(s, (memory_writer *)base, over, e));
     memory_blob_abort(base);
     return result;
 }

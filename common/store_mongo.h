@@ -155,7 +155,7 @@ int mongo_list(store *s, const char *collection, const char *prefix, const char 
 
 int mongo_blob_begin(store *s, const char *name, blob_writer **out, err *e);
 int mongo_blob_write(blob_writer *w, const void *bytes, size_t len, err *e);
-int mongo_blob_commit(blob_writer *w, err *e);
+int mongo_blob_commit(blob_writer *w, bool over, err *e);
 void mongo_blob_abort(blob_writer *w);
 int mongo_blob_find(store *s, const char *name, uint64_t *bytes, err *e);
 int mongo_blob_open(store *s, const char *name, blob **out, err *e);

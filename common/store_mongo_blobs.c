@@ -219,7 +219,58 @@ void mongo_blob_abort(blob_writer *base)
     free_writer(w);
 }
 
-int mongo_blob_commit(blob_writer *base, err *e)
+typedef struct place_op {
+    const char *name;
+    bson_t *document; /* of the file that has the name; NULL: none */
+} place_op;
+
+static bool see_place(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
+                      bson_error_t *error)
+{
+    (void)attempt;
+    place_op *op = arg;
+    return mongo_find_one(client, l->db, "blobs.files", BCON_NEW("filename", BCON_UTF8(op->name)),
+                          NULL, &op->document, error);
+}
+
+static bool give_back(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
+                      bson_error_t *error)
+{
+    (void)attempt;
+    const place_op *op = arg;
+    mongoc_collection_t *c = mongoc_client_get_collection(client, l->db, "blobs.files");
+    bool done = mongoc_collection_insert_one(c, op->document, NULL, NULL, error) ||
+                error->code == MONGO_DUPLICATE_KEY;
+    mongoc_collection_destroy(c);
+    return done;
+}
+
+/* The name of another file, whose bytes go when ours stands there. Both are whole meanwhile: where
+ * ours cannot be named the other has its name again. */
+static int take_place(mongo_store *s, commit_op *op, err *e)
+{
+    place_op old = {.name = op->w->name};
+    bson_iter_t at;
+    char id[STORE_ID_BYTES] = "";
+    int result = mongo_run(&s->link, see_place, &old, "looking for a blob", e);
+    if (result == 0 && old.document && bson_iter_init_find(&at, old.document, "_id") &&
+        BSON_ITER_HOLDS_UTF8(&at))
+        snprintf(id, sizeof id, "%s", bson_iter_utf8(&at, NULL));
+    if (result == 0 && *id && (result = mongo_upload_deleted(s, id, "blob", e)) == 0 &&
+        (result = mongo_run(&s->link, remove_file, id, "replacing a blob", e)) == 0) {
+        result = mongo_run(&s->link, insert_file, op, "naming a blob", e);
+        if (result == 0 && !op->exists)
+            mongo_upload_abort(s, id, "blob");
+        else
+            mongo_run(&s->link, give_back, &old, "giving a blob its name back", NULL);
+    } else if (result == 0) { /* gone by now */
+        result = mongo_run(&s->link, insert_file, op, "naming a blob", e);
+    }
+    bson_destroy(old.document);
+    return result;
+}
+
+int mongo_blob_commit(blob_writer *base, bool over, err *e)
 {
     mongo_blob_writer *w = (mongo_blob_writer *)base;
     mongo_store *s = (mongo_store *)base->store;
@@ -227,6 +278,8 @@ int mongo_blob_commit(blob_writer *base, err *e)
     int result = end_batch(w, e);
     if (result == 0)
         result = mongo_run(&s->link, insert_file, &op, "naming a blob", e);
+    if (result == 0 && op.exists && over)
+        result = take_place(s, &op, e);
     if (result == 0 && op.exists)
         result = err_set(e, ERR_EXISTS, "blob %s exists", w->name);
     if (result != 0) {

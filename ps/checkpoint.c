@@ -161,7 +161,7 @@ static int write_to(safetensors_writer *w, blob_writer *to, const checkpoint_inf
 }
 
 static int write_once(store *s, const char *name, const checkpoint_info *info, const model *m,
-                      err *e)
+                      bool over, err *e)
 {
     safetensors_writer *w;
     blob_writer *to;
@@ -174,7 +174,7 @@ static int write_once(store *s, const char *name, const checkpoint_info *info, c
         if (status)
             blob_abort(to);
         else
-            status = blob_commit(to, e);
+            status = over ? blob_commit_over(to, e) : blob_commit(to, e);
     }
     safetensors_writer_free(w);
     return status;
@@ -182,19 +182,16 @@ static int write_once(store *s, const char *name, const checkpoint_info *info, c
 
 int checkpoint_write(store *s, const char *name, checkpoint_info *info, const model *m, err *e)
 {
-    if (model_digest(m, info->sha256, e) || write_once(s, name, info, m, e))
+    if (model_digest(m, info->sha256, e) || write_once(s, name, info, m, false, e))
         return err_wrap(e, "checkpoint %s", name);
     return 0;
 }
 
 int checkpoint_replace(store *s, const char *name, checkpoint_info *info, const model *m, err *e)
 {
-    err gone = ERR_INIT;
-    if (store_blob_delete(s, name, &gone) == 0 || gone.code == ERR_NOT_FOUND)
-        return checkpoint_write(s, name, info, m, e);
-    if (e)
-        *e = gone;
-    return err_wrap(e, "checkpoint %s", name);
+    if (model_digest(m, info->sha256, e) || write_once(s, name, info, m, true, e))
+        return err_wrap(e, "checkpoint %s", name);
+    return 0;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */

@@ -45,7 +45,7 @@ int model_digest(const model *m, char out[DIGEST_HEX_BYTES], err *e);
 
 /* ERR_EXISTS where something stands under `name`. Fills info->sha256. */
 int checkpoint_write(store *s, const char *name, checkpoint_info *info, const model *m, err *e);
-/* The same instead of what stands there, which is gone for a moment: the job must not need it. */
+/* The same instead of what stands there, which stays until the new one is whole. */
 int checkpoint_replace(store *s, const char *name, checkpoint_info *info, const model *m, err *e);
 /* ERR_NOT_FOUND; ERR_CORRUPT when the bytes are not those of its SHA-256. */
 int checkpoint_read(store *s, const char *name, checkpoint_info *info, model *out, err *e);

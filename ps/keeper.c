@@ -512,15 +512,16 @@ static int prune_suspended(keeper *k, int generation, err *e)
  * resumed; or, where we were stopped for long, of the kubeml-ps that goes on in our place. */
 static int write_model(keeper *k, const char *name, checkpoint_info *info, err *e)
 {
-    err first = ERR_INIT;
+    err none = ERR_INIT, first = ERR_INIT;
     uint64_t version;
-    if (checkpoint_write(k->store, name, info, &k->model, &first) == 0)
+    bool there = store_blob_find(k->store, name, NULL, &none) == 0 || none.code != ERR_NOT_FOUND;
+    if (!there && checkpoint_write(k->store, name, info, &k->model, &first) == 0)
         return 0;
-    if (first.code == ERR_EXISTS)
-        return fence(k, &version, e) || checkpoint_replace(k->store, name, info, &k->model, e) ? -1
-                                                                                               : 0;
-    *e = first;
-    return -1;
+    if (!there && first.code != ERR_EXISTS) {
+        *e = first;
+        return -1;
+    }
+    return fence(k, &version, e) || checkpoint_replace(k->store, name, info, &k->model, e) ? -1 : 0;
 }
 
 static int run_commit(keeper *k, task *t, err *e)

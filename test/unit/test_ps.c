@@ -768,6 +768,20 @@ static bool has_open_epoch(const world *w)
     return has;
 }
 
+static void check_final(const world *w)
+{
+    char name[STORE_KEY_BYTES];
+    checkpoint_info info;
+    model m;
+    err e = ERR_INIT;
+    store *s = store_open(w->locator, &e);
+    CHECK(s);
+    CHECK_OK(checkpoint_final_name(name, w->o.job, &e), e);
+    CHECK_OK(checkpoint_read(s, name, &info, &m, &e), e);
+    model_free(&m);
+    store_close(s);
+}
+
 /* Suspended a second time, before there is any checkpoint, it dies at `failpoint`: what it had when
  * it was suspended first is still there. */
 static void die_while_suspended_again(const char *failpoint)
@@ -794,6 +808,7 @@ static void die_while_suspended_again(const char *failpoint)
     int first = begins_at(&w);
     CHECK(first > 0);
     world_await_death(&w);
+    check_final(&w);
     world_restart(&w);
     CHECK(begins_at(&w) >= first);
     world_finish(&w, "succeeded", got);

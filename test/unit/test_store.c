@@ -223,6 +223,50 @@ ON_STORES(blobs_are_whole_or_not_there)
     store_close(s);
 }
 
+static void check_blob(store *s, const char *name, const char *want)
+{
+    buf got;
+    err e = ERR_INIT;
+    buf_init(&got, 100);
+    CHECK_OK(store_blob_read(s, name, &got, &e), e);
+    CHECK_STR(got.bytes, want);
+    buf_free(&got);
+}
+
+ON_STORES(a_blob_takes_the_place_of_another)
+{
+    store *s = test_store(SMALL_MAP);
+    err e = ERR_INIT;
+    char text[12] = {0};
+    size_t count;
+    blob_entry *entries;
+    blob_writer *w;
+    blob *b;
+    CHECK_OK(store_blob_put(s, "models/a", "before", 6, &e), e);
+    CHECK_OK(store_blob_open(s, "models/a", &b, &e), e);
+    CHECK_OK(store_blob_begin(s, "models/a", &w, &e), e);
+    CHECK_OK(blob_write(w, "now", 3, &e), e);
+    check_blob(s, "models/a", "before");
+    CHECK_OK(blob_commit_over(w, &e), e);
+    check_blob(s, "models/a", "now");
+    CHECK_OK(blob_read_at(b, 0, text, 6, &e), e); /* open, so still there */
+    CHECK_STR(text, "before");
+    blob_close(b);
+    CHECK_OK(store_blob_begin(s, "models/b", &w, &e), e);
+    CHECK_OK(blob_write(w, "first", 5, &e), e);
+    CHECK_OK(blob_commit_over(w, &e), e);
+    check_blob(s, "models/b", "first");
+    CHECK_OK(store_blob_begin(s, "models/a", &w, &e), e);
+    blob_abort(w);
+    check_blob(s, "models/a", "now");
+    CHECK_OK(store_blob_list(s, "models/", NULL, 0, &entries, &count, &e), e);
+    CHECK_INT(count, 2);
+    free(entries);
+    CHECK_OK(store_blob_delete(s, "models/a", &e), e);
+    CHECK_ERR(store_blob_open(s, "models/a", &b, &e), e, ERR_NOT_FOUND, "models/a");
+    store_close(s);
+}
+
 /* Both versions of a blob that is deleted and written anew, over and over. */
 enum { REPLACED_BYTES = 3 << 20, REPLACED_TIMES = 20 };
 

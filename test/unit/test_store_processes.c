@@ -571,6 +571,14 @@ TEST(a_full_disk_is_said_and_leaves_what_was_there)
     CHECK_INT(e.code, ERR_IO);
     chunk_abort(w);
     CHECK_INT(files_in("tmp") + files_in("datasets") + files_in("blobs"), 0);
+    blob_writer *over;
+    CHECK_OK(store_blob_put(s, "models/2", "whole", 5, &e), e);
+    CHECK_OK(store_blob_begin(s, "models/2", &over, &e), e);
+    CHECK_ERR(blob_write(over, bytes, sizeof bytes, &e), e, ERR_IO, "blob models/2");
+    blob_abort(over);
+    uint64_t left = 0;
+    CHECK_OK(store_blob_find(s, "models/2", &left, &e), e);
+    CHECK_INT(left, 5);
     limit_files(RLIM_INFINITY);
     CHECK_OK(store_put(s, "things", "large", large, STORE_NEW, NULL, &e), e); /* room again */
     json_decref(large);
