@@ -212,7 +212,14 @@ static int enter_seccomp(err *e)
         DENY(SYS_rt_sigqueueinfo),
         DENY(SYS_rt_tgsigqueueinfo),
         DENY(SYS_tkill),
+        /* How much of the machine anybody gets. */
         DENY(SYS_setpriority),
+        DENY(SYS_sched_setscheduler),
+        DENY(SYS_sched_setparam),
+        DENY(SYS_sched_setattr),
+        DENY(SYS_ioprio_set),
+        DENY(SYS_migrate_pages),
+        DENY(SYS_move_pages),
         DENY(SYS_unshare),
         DENY(SYS_setns),
         DENY(SYS_mount),
@@ -229,9 +236,11 @@ static int enter_seccomp(err *e)
         BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, CLONE_THREAD, 1, 0),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
-        /* Its own limits may be asked for and lowered; those of other processes of the same user
-         * may not. */
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_prlimit64, 0, 5),
+        /* Its own limits may be asked for and lowered, and its thread put on a core; those of other
+         * processes of the same user may not. A filter cannot tell which other threads are its own:
+         * they are refused too. */
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_prlimit64, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sched_setaffinity, 0, 5),
         LOAD(args[0]),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 2, 0),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, self, 1, 0),

@@ -1,9 +1,12 @@
 /* test_sandbox.c: what the walls say when the kernel does not take them. What they hold back is
  * test_function_member.c's. */
+#include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sched.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -44,6 +47,65 @@ TEST(without_its_filter_nothing_runs)
     if (WEXITSTATUS(status) == NO_FILTERS)
         test_skip("the kernel has no filters");
     CHECK_INT(WEXITSTATUS(status), REFUSED);
+}
+
+/* Which of these calls on another process was let through; -1: the one on itself was not. */
+static int slow_down(pid_t other)
+{
+    cpu_set_t all;
+    struct sched_param usual = {0};
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period;
+    } attr = {.size = sizeof attr};
+    unsigned long nodes = 1;
+    if (sched_getaffinity(0, sizeof all, &all) != 0 ||
+        sched_setaffinity(0, sizeof all, &all) != 0 ||
+        sched_setaffinity(getpid(), sizeof all, &all) != 0)
+        return -1;
+    const struct {
+        long number, args[6];
+    } calls[] = {
+        {SYS_setpriority, {PRIO_PROCESS, other, 0}},
+        {SYS_sched_setaffinity, {other, sizeof all, (long)&all}},
+        {SYS_sched_setscheduler, {other, SCHED_OTHER, (long)&usual}},
+        {SYS_sched_setparam, {other, (long)&usual}},
+        {SYS_sched_setattr, {other, (long)&attr, 0}},
+        {SYS_ioprio_set, {1 /* a process */, other, 0}},
+        {SYS_migrate_pages, {other, 8 * sizeof nodes, (long)&nodes, (long)&nodes}},
+        {SYS_move_pages, {other, 0, 0, 0, 0, 0}},
+        /* as real-time it would slow down all */
+        {SYS_sched_setscheduler, {0, SCHED_OTHER, (long)&usual}},
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const long *a = calls[i].args;
+        if (syscall(calls[i].number, a[0], a[1], a[2], a[3], a[4], a[5]) == 0 || errno != EPERM)
+            return (int)i + 1;
+    }
+    return 0;
+}
+
+TEST(no_other_process_is_slowed_down)
+{
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        char report[SANDBOX_REPORT_BYTES];
+        err e = ERR_INIT;
+        if (sandbox_enter(&(sandbox){.open_files = 64}, report, &e) != 0)
+            _exit(REFUSED);
+        if (strstr(report, "no seccomp"))
+            _exit(NO_FILTERS);
+        _exit(slow_down(getppid()));
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    if (WEXITSTATUS(status) == NO_FILTERS)
+        test_skip("the kernel has no filters");
+    CHECK_INT(WEXITSTATUS(status), 0);
 }
 
 /* As a GPU's: its driver opens it again for each piece of memory that the processor sees too. */
