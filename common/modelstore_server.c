@@ -23,7 +23,7 @@
 #include "modelstore_redis.h"
 #include "modelstore_table.h"
 
-enum { TEXT_BYTES = 320, SCAN_COUNT = 1000 };
+enum { TEXT_BYTES = 320, SCAN_COUNT = 1000, UNLINK_MAX = RESP_ARGS_MAX - 1 };
 
 typedef struct stored_state {
     modelstore_state state;
@@ -249,16 +249,75 @@ static void name_publication(const remote *r, const void *of, size_t chunk,
     chunk_key(r, &p->p, p->epoch, p->round, chunk, out);
 }
 
-/* Removes bytes that nobody asks for any more; what cannot be removed is removed with the job. */
-static int remove_chunks(remote *r, name_chunk name, const void *of, int64_t deadline_ms, err *e)
+/* Nobody asks for it any more; what cannot be removed is removed with the job. */
+static void remove_reference(remote *r, int64_t version, int64_t deadline_ms)
 {
     size_t chunks = remote_chunks(r->layout.shape);
     for (size_t i = 0; i < chunks; i++) {
         char key[REMOTE_KEY_BYTES];
-        name(r, of, i, key);
-        if (call2(r, "UNLINK", key, NULL, NULL, deadline_ms, e))
-            return -1;
+        reference_key(r, version, i, key);
+        if (call2(r, "UNLINK", key, NULL, NULL, deadline_ms, NULL))
+            return;
     }
+}
+
+/* ---- removing many --------------------------------------------------------------------------- */
+
+/* Whether the key behind its prefix, "<function>:<incarnation>:<epoch>:<round>:<chunk>", is of the
+ * open round. */
+static bool is_open(const char *key, size_t prefix, const modelstore_state *open)
+{
+    int64_t epoch, round;
+    return strlen(key) > prefix &&
+           sscanf(key + prefix, "%*d:%*d:%" SCNd64 ":%" SCNd64 ":", &epoch, &round) == 2 &&
+           epoch == open->epoch && round == open->round;
+}
+
+static int remove_found(remote *r, const resp_reply *keys, size_t prefix,
+                        const modelstore_state *open, int64_t deadline_ms, err *e)
+{
+    int n = 0;
+    for (size_t i = 0; i < keys->count; i++) {
+        const resp_reply *key = &keys->element[i];
+        if (key->type != RESP_BULK || (open && is_open(key->bytes, prefix, open)))
+            continue;
+        if (n == 0)
+            resp_begin(r->cmd, "UNLINK");
+        resp_add_bytes(r->cmd, key->bytes, key->len);
+        if (++n == UNLINK_MAX) {
+            if (remote_call(r, NULL, NULL, deadline_ms, e))
+                return -1;
+            n = 0;
+        }
+    }
+    return n > 0 ? remote_call(r, NULL, NULL, deadline_ms, e) : 0;
+}
+
+/* Removes the job's keys whose suffix begins with `prefix` and goes on like `rest`, a pattern; of
+ * publications' bytes those of `open` (NULL: none) stay. */
+static int remove_keys(remote *r, const char *prefix, const char *rest,
+                       const modelstore_state *open, int64_t deadline_ms, err *e)
+{
+    char pattern[REMOTE_KEY_BYTES], text[32], cursor[32] = "0";
+    size_t len = strlen(modelstore_key(r, prefix, pattern));
+    snprintf(text, sizeof text, "%.20s%.10s", prefix, rest);
+    modelstore_key(r, text, pattern);
+    do {
+        cleanup_reply resp_reply reply = {.type = RESP_NIL};
+        resp_begin(r->cmd, "SCAN");
+        resp_add(r->cmd, cursor);
+        resp_add(r->cmd, "MATCH");
+        resp_add(r->cmd, pattern);
+        resp_add(r->cmd, "COUNT");
+        resp_add_int(r->cmd, SCAN_COUNT);
+        if (remote_call(r, &reply, NULL, deadline_ms, e))
+            return -1;
+        if (reply.count != 2 || reply.element[0].type != RESP_BULK || reply.element[0].len > 20)
+            return err_set(e, ERR_CORRUPT, "redis: an answer of another form to SCAN");
+        memcpy(cursor, reply.element[0].bytes, reply.element[0].len + 1);
+        if (remove_found(r, &reply.element[1], len, open, deadline_ms, e))
+            return -1;
+    } while (strcmp(cursor, "0") != 0);
     return 0;
 }
 
@@ -538,15 +597,14 @@ static int merge_once(remote *r, void *user, int64_t deadline_ms, err *e)
     return merge_and_commit(r, w, &s, deadline_ms, e);
 }
 
-/* What the merged round left: its chunks and the reference before. */
+/* What the merged round left: the reference before, and the bytes that were published for rounds
+ * that are over, also by functions that ended half-way or were replaced, of which no other key
+ * tells. */
 static void tidy(remote *r, merging *w, int64_t deadline_ms)
 {
     int64_t before = w->round->version;
-    for (size_t i = 0; i < w->round->count; i++)
-        if (remove_chunks(r, name_publication, &w->pub[i], deadline_ms, NULL))
-            return;
-    if (before >= 0)
-        remove_chunks(r, name_reference, &before, deadline_ms, NULL);
+    if (remove_keys(r, "pub:", "*:*", &w->out->state, deadline_ms, NULL) == 0 && before >= 0)
+        remove_reference(r, before, deadline_ms);
 }
 
 static int server_merge(modelstore *m, const modelstore_round *round, int64_t deadline_ms,
@@ -675,36 +733,6 @@ static int server_status(modelstore *m, int64_t deadline_ms, modelstore_status *
 
 /* ---- creating, dropping ---------------------------------------------------------------------- */
 
-/* Removes the job's keys whose suffix begins with `prefix`. */
-static int remove_keys(remote *r, const char *prefix, int64_t deadline_ms, err *e)
-{
-    char pattern[REMOTE_KEY_BYTES], text[32], cursor[32] = "0";
-    snprintf(text, sizeof text, "%.20s*", prefix);
-    modelstore_key(r, text, pattern);
-    do {
-        cleanup_reply resp_reply reply = {.type = RESP_NIL};
-        resp_begin(r->cmd, "SCAN");
-        resp_add(r->cmd, cursor);
-        resp_add(r->cmd, "MATCH");
-        resp_add(r->cmd, pattern);
-        resp_add(r->cmd, "COUNT");
-        resp_add_int(r->cmd, SCAN_COUNT);
-        if (remote_call(r, &reply, NULL, deadline_ms, e))
-            return -1;
-        if (reply.count != 2 || reply.element[0].type != RESP_BULK || reply.element[0].len > 20)
-            return err_set(e, ERR_CORRUPT, "redis: an answer of another form to SCAN");
-        memcpy(cursor, reply.element[0].bytes, reply.element[0].len + 1);
-        for (size_t i = 0; i < reply.element[1].count; i++) {
-            resp_begin(r->cmd, "UNLINK");
-            resp_add_bytes(r->cmd, reply.element[1].element[i].bytes,
-                           reply.element[1].element[i].len);
-            if (remote_call(r, NULL, NULL, deadline_ms, e))
-                return -1;
-        }
-    } while (strcmp(cursor, "0") != 0);
-    return 0;
-}
-
 typedef struct creating {
     stored_state s;
     const char *ledger;
@@ -767,7 +795,7 @@ static int server_create(modelstore *m, const layout *l, const modelstore_state 
     if (keep && !r->shared)
         return err_set(e, ERR_NOT_FOUND, "without a shared segment the reference must be given");
     /* What an earlier life published counts no more, even under the same numbers. */
-    if (remove_keys(r, "pub:", deadline_ms, e) ||
+    if (remove_keys(r, "pub:", "*", NULL, deadline_ms, e) ||
         (!empty && place_reference(r, &w.s.state, b, deadline_ms, e))) {
         remote_disconnect(r); /* replies may be outstanding */
         return -1;
@@ -815,7 +843,7 @@ static int server_drop(modelstore *m, int64_t deadline_ms, err *e)
         return -1;
     if (r->shared)
         shm_sweep(r->access.segment_dir, r->access.job);
-    return remove_keys(r, "", deadline_ms, e);
+    return remove_keys(r, "", "*", NULL, deadline_ms, e);
 }
 
 static void server_close(modelstore *m)

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "failpoint.h"
 #include "merge.h"
 #include "modelstore_fixture.h"
 #include "resp.h"
@@ -761,6 +762,63 @@ TEST(a_flipped_byte_is_named_server_socket)
     CHECK_ERR(merge(&f, 0, 1, 0, parts, 1, "{}", &merged, &e), e, ERR_CORRUPT, "function 0");
     CHECK_INT(merged.bad_function, 0);
     check_fetched(&f, 0, (uint64_t[][2]){{7, 1}}, 1);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+static int64_t keys_of(const fixture *f)
+{
+    resp *c;
+    static resp_command size;
+    resp_reply reply;
+    err e = ERR_INIT;
+    CHECK_OK(resp_dial(f->owner_access.address, "", f->owner_access.password, fixture_deadline(),
+                       &c, &e),
+             e);
+    resp_begin(&size, "DBSIZE");
+    CHECK_OK(resp_call(c, &size, &reply, fixture_deadline(), &e), e);
+    int64_t count = reply.integer;
+    resp_reply_free(&reply);
+    resp_close(c);
+    return count;
+}
+
+/* A function that is killed when a chunk has left, where there are chunks. */
+static void die_publishing(const fixture *f, int64_t round)
+{
+    int status;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        err e = ERR_INIT;
+        CHECK_INT(setenv("KUBEML_FAILPOINT", "chunk-sent", 1), 0);
+        failpoint_open(NULL);
+        publish(attached_member(f), 0, round, round - 1, 1, 2, 3, 97, f, &e);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &status, 0) == child);
+}
+
+/* A function that had published, wholly or in part, and was replaced before the merge. */
+IN_EVERY_REDIS(what_replaced_functions_published_goes_with_the_round, 30)
+{
+    fixture f;
+    err e = ERR_INIT;
+    fixture_init(&f, kind, carrier, FLOATS);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    int64_t before = 0;
+    for (int round = 1; round <= 4; round++) {
+        const modelstore_part part = {0, 2 * round + 1, 3};
+        CHECK_OK(publish(m, 0, round, round - 1, 0, 2 * round, 3, 98, &f, &e), e);
+        die_publishing(&f, round);
+        CHECK_OK(publish(m, 0, round, round - 1, 0, 2 * round + 1, 3, 99, &f, &e), e);
+        CHECK_OK(merge(&f, 0, round, round - 1, &part, 1, "{}", NULL, &e), e);
+        if (round > 1)
+            CHECK_INT(keys_of(&f), before);
+        before = keys_of(&f);
+    }
+    check_fetched(&f, 4, (uint64_t[][2]){{99, 3}}, 1);
     modelstore_close(m);
     fixture_free(&f);
 }
