@@ -6,9 +6,19 @@
 #include <string.h>
 
 #include "clock.h"
+#include "store.h"
+
+enum {
+    /* What is beside the epochs' lists (plan, conditions, an open epoch) has the rest. */
+    EPOCHS_BYTES_MAX = STORE_RECORD_BYTES_MAX - (2 << 20),
+    DETAILS_MIN = 16, /* epochs whose details stay: a job goes on from one of the newest */
+    LEAVE_OUT = 8,    /* of what there are details of, that part at a time */
+};
 
 struct history {
     json_t *record;
+    size_t left_out; /* of so many first epochs there are no details */
+    size_t bytes;    /* about what the epochs' lists take as text */
 };
 
 /* Where each number of an epoch stands in the record: "list" or "object.list". */
@@ -43,6 +53,13 @@ static const struct column {
 #undef AT
 };
 enum { COLUMNS = sizeof columns / sizeof columns[0] };
+
+/* What of an epoch is given up where there are too many of them: neither the results nor what tells
+ * how many there were. Who contributed what (`shares`) is one, too. */
+static bool is_detail(const struct column *c)
+{
+    return c->kind == TEXT || (c->object && strcmp(c->object, "data") != 0);
+}
 
 static json_t *column_list(const json_t *record, const struct column *c)
 {
@@ -146,33 +163,115 @@ static void take_value(epoch_result *r, const struct column *c, const json_t *va
     }
 }
 
+/* With the comma behind it. */
+static size_t bytes_of(const json_t *value)
+{
+    return json_dumpb(value, NULL, 0, JSON_COMPACT | JSON_ENCODE_ANY) + 1;
+}
+
+static size_t bytes_in(const json_t *list)
+{
+    size_t i, bytes = 0;
+    json_t *one;
+    json_array_foreach (list, i, one) {
+        bytes += bytes_of(one);
+    }
+    return bytes;
+}
+
+static size_t bytes_of_epochs(const history *h)
+{
+    size_t bytes = bytes_in(json_object_get(h->record, "shares"));
+    for (size_t i = 0; i < COLUMNS; i++)
+        bytes += bytes_in(column_list(h->record, &columns[i]));
+    return bytes;
+}
+
+/* Gives the bytes that go. */
+static size_t drop_first(json_t *list, size_t count)
+{
+    size_t i, bytes = 0;
+    json_t *one, *rest = json_array();
+    json_array_foreach (list, i, one) {
+        if (i < count)
+            bytes += bytes_of(one);
+        else
+            json_array_append(rest, one);
+    }
+    json_array_clear(list);
+    json_array_extend(list, rest);
+    json_decref(rest);
+    return bytes;
+}
+
+static void set_left_out(history *h, size_t epochs)
+{
+    h->left_out = epochs;
+    if (epochs)
+        json_object_set_new(h->record, "left_out", json_integer((json_int_t)epochs));
+    else
+        json_object_del(h->record, "left_out");
+}
+
+/* A job does not end because its record is full: the oldest details go. */
+static void thin(history *h)
+{
+    json_t *shares = json_object_get(h->record, "shares");
+    while (h->bytes > EPOCHS_BYTES_MAX && json_array_size(shares) > DETAILS_MIN) {
+        size_t part = json_array_size(shares) / LEAVE_OUT,
+               spare = json_array_size(shares) - DETAILS_MIN;
+        size_t count = part < spare ? part : spare;
+        h->bytes -= drop_first(shares, count);
+        for (size_t i = 0; i < COLUMNS; i++)
+            if (is_detail(&columns[i]))
+                h->bytes -= drop_first(column_list(h->record, &columns[i]), count);
+        set_left_out(h, h->left_out + count);
+    }
+}
+
 int history_add(history *h, const epoch_result *r, json_t *shares, err *e)
 {
+    h->bytes += bytes_of(shares);
     if (json_array_append_new(json_object_get(h->record, "shares"), shares))
         return err_set(e, ERR_NOMEM, "no memory for the history of epoch %d", r->epoch);
-    for (size_t i = 0; i < COLUMNS; i++)
-        if (json_array_append_new(column_list(h->record, &columns[i]), value_of(r, &columns[i])))
+    for (size_t i = 0; i < COLUMNS; i++) {
+        json_t *value = value_of(r, &columns[i]);
+        h->bytes += bytes_of(value);
+        if (json_array_append_new(column_list(h->record, &columns[i]), value))
             return err_set(e, ERR_NOMEM, "no memory for the history of epoch %d", r->epoch);
+    }
+    thin(h);
     return 0;
 }
 
-static void cut_list(json_t *list, int epochs)
+static void cut_list(history *h, json_t *list, size_t count)
 {
-    while (json_array_size(list) > (size_t)epochs)
-        json_array_remove(list, json_array_size(list) - 1);
+    for (size_t size; (size = json_array_size(list)) > count;) {
+        h->bytes -= bytes_of(json_array_get(list, size - 1));
+        json_array_remove(list, size - 1);
+    }
 }
 
 void history_cut(history *h, int epochs)
 {
+    if (h->left_out > (size_t)epochs)
+        set_left_out(h, (size_t)epochs);
+    size_t detailed = (size_t)epochs - h->left_out;
     for (size_t i = 0; i < COLUMNS; i++)
-        cut_list(column_list(h->record, &columns[i]), epochs);
-    cut_list(json_object_get(h->record, "shares"), epochs);
+        cut_list(h, column_list(h->record, &columns[i]),
+                 is_detail(&columns[i]) ? detailed : (size_t)epochs);
+    cut_list(h, json_object_get(h->record, "shares"), detailed);
 }
 
 void history_checkpoint_seconds(history *h, int epoch, double seconds)
 {
     json_t *list = json_object_get(json_object_get(h->record, "seconds"), "checkpoint");
-    json_array_set_new(list, (size_t)epoch, json_real(seconds));
+    if ((size_t)epoch < h->left_out)
+        return;
+    size_t at = (size_t)epoch - h->left_out;
+    h->bytes -= bytes_of(json_array_get(list, at));
+    json_array_set_new(list, at, json_real(seconds));
+    h->bytes += bytes_of(json_array_get(list, at));
 }
 
 int history_epochs(const history *h)
@@ -199,42 +298,53 @@ int history_at(const history *h, int epoch, epoch_result *out)
     if (epoch < 0 || epoch >= history_epochs(h))
         return -1;
     memset(out, 0, sizeof *out);
-    for (size_t i = 0; i < COLUMNS; i++)
+    for (size_t i = 0; i < COLUMNS; i++) {
+        size_t first = is_detail(&columns[i]) ? h->left_out : 0;
+        const json_t *list = column_list(h->record, &columns[i]);
         take_value(out, &columns[i],
-                   json_array_get(column_list(h->record, &columns[i]), (size_t)epoch));
+                   (size_t)epoch < first ? NULL : json_array_get(list, (size_t)epoch - first));
+    }
     out->epoch = epoch;
     return 0;
 }
 
 /* Without `from`, a list of nulls: a stage that the record's version did not measure. */
-static int restore_list(const json_t *from, json_t *to, int epochs, const char *name, err *e)
+static int restore_list(const json_t *from, json_t *to, size_t count, int epochs, const char *name,
+                        err *e)
 {
-    if (from && json_array_size(from) < (size_t)epochs)
+    if (from && json_array_size(from) < count)
         return err_set(e, ERR_CORRUPT, "the history's %s ends before epoch %d", name, epochs);
     json_array_clear(to);
-    for (int n = 0; n < epochs; n++)
-        if (json_array_append_new(to, from ? json_deep_copy(json_array_get(from, (size_t)n))
-                                           : json_null()))
+    for (size_t n = 0; n < count; n++)
+        if (json_array_append_new(to, from ? json_deep_copy(json_array_get(from, n)) : json_null()))
             return err_set(e, ERR_NOMEM, "no memory for the history");
     return 0;
 }
 
 int history_restore(history *h, const json_t *record, int epochs, err *e)
 {
+    json_int_t left_out = epochs ? json_integer_value(json_object_get(record, "left_out")) : 0;
+    if (left_out < 0 || (epochs && left_out >= epochs))
+        return err_set(e, ERR_CORRUPT, "the history's ledger begins after epoch %d", epochs);
+    size_t detailed = (size_t)(epochs - left_out);
     for (size_t i = 0; i < COLUMNS; i++) {
         const json_t *from = column_list(record, &columns[i]);
         const char *object = columns[i].object;
         bool newer = object && (strcmp(object, "seconds") == 0 || strcmp(object, "usage") == 0);
         if (!from && !newer)
             return err_set(e, ERR_CORRUPT, "the history has no %s", columns[i].list);
-        if (restore_list(from, column_list(h->record, &columns[i]), epochs, columns[i].list, e))
+        if (restore_list(from, column_list(h->record, &columns[i]),
+                         is_detail(&columns[i]) ? detailed : (size_t)epochs, epochs,
+                         columns[i].list, e))
             return -1;
     }
     if (!json_object_get(record, "shares"))
         return err_set(e, ERR_CORRUPT, "the history has no shares");
     if (restore_list(json_object_get(record, "shares"), json_object_get(h->record, "shares"),
-                     epochs, "shares", e))
+                     detailed, epochs, "shares", e))
         return -1;
+    set_left_out(h, (size_t)left_out);
+    h->bytes = bytes_of_epochs(h);
     static const char *const kept[] = {"conditions", "created"};
     for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++)
         if (json_object_get(record, kept[i]))

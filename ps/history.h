@@ -3,8 +3,10 @@
  *
  * The shape is the first KubeML's ({"id", "task", "data": {...}}: one entry an epoch, accuracy in
  * percent, null where an epoch was not validated or there are targets instead of classes) with more
- * beside it. The owner thread keeps it; `history_json` gives the worker a copy of its own to
- * write. */
+ * beside it. There is always room for the next epoch: what lets the record grow beyond what a store
+ * takes (who contributed what, ledger, seconds, usage) is left out of the first epochs then, and
+ * `left_out` says of how many. The owner thread keeps it; `history_json` gives the worker a copy of
+ * its own to write. */
 #ifndef KUBEML_PS_HISTORY_H
 #define KUBEML_PS_HISTORY_H
 
@@ -41,7 +43,7 @@ history *history_new(const job_spec *spec, err *e);
 void history_free(history *h); /* NULL is fine */
 
 /* Takes over the first `epochs` epochs of an earlier record of this job. ERR_CORRUPT when it has
- * fewer. Borrows `record`. */
+ * fewer, or no ledger of the last of them. Borrows `record`. */
 int history_restore(history *h, const json_t *record, int epochs, err *e);
 /* The next epoch. `shares` (stolen): who contributed what, [[function, incarnation, begin, end]...]
  */
@@ -53,7 +55,7 @@ int history_epochs(const history *h);
 /* The validation losses of the first `epochs` epochs, null of one that was not validated; a new
  * reference. */
 json_t *history_losses(const history *h, int epochs);
-/* 0, or -1 when there is no such epoch. What is null there is 0 here, NAN where
+/* 0, or -1 when there is no such epoch. What is null or left out there is 0 here, NAN where
  * epoch_result says so. */
 int history_at(const history *h, int epoch, epoch_result *out);
 

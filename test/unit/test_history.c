@@ -1,6 +1,8 @@
 /* test_history.c: a job's record, as a later kubeml-ps finds it. */
 #include "../../ps/history.h"
 #include "json_read.h"
+#include "request.h"
+#include "store.h"
 #include "test.h"
 
 static history *make(void)
@@ -119,5 +121,101 @@ TEST(not_restored_beyond_its_end)
     cleanup_json json_t *before = record();
     history *h = make();
     CHECK_ERR(history_restore(h, before, 3, &e), e, ERR_CORRUPT, "before epoch 3");
+    history_free(h);
+}
+
+static json_t *shares_of(int functions, int epoch)
+{
+    json_t *shares = json_array();
+    for (int f = 0; f < functions; f++)
+        json_array_append_new(shares, json_pack("[i,i,i,i]", f, f * 10000, 0, 100 + epoch % 2));
+    return shares;
+}
+
+static void add_epoch(history *h, int n, int functions)
+{
+    err e = ERR_INIT;
+    epoch_result r = {.epoch = n,
+                      .train_loss = 1.0 / (n + 3),
+                      .validated = true,
+                      .validation_loss = 1.0 / (n + 7),
+                      .accuracy = 100.0 / 3,
+                      .parallelism = functions,
+                      .seconds = 1.0 / 3 + n,
+                      .version = (uint64_t)n * 100,
+                      .samples = 60000,
+                      .fetch_s = 1.0 / 7,
+                      .load_s = 1.0 / 9,
+                      .convert_s = 1.0 / 11,
+                      .train_s = 1.0 / 13,
+                      .publish_s = 1.0 / 17,
+                      .merge_s = 1.0 / 19,
+                      .validate_s = 1.0 / 21,
+                      .cpu_percent = 1000.0 / 7,
+                      .memory_bytes = UINT64_C(12345678901)};
+    snprintf(r.ledger, sizeof r.ledger, "%064d", n);
+    CHECK_OK(history_add(h, &r, shares_of(functions, n), &e), e);
+    history_checkpoint_seconds(h, n, 1.0 / 23);
+}
+
+/* However many epochs and functions there are, the record can be written; what the newest epochs
+ * are known by is there, and losses are there of all. */
+static void check_long(history *h, int epochs, int functions)
+{
+    cleanup_json json_t *record = history_json(h);
+    char *text = json_dumps(record, JSON_COMPACT);
+    CHECK(text);
+    CHECK(strlen(text) < STORE_RECORD_BYTES_MAX);
+    free(text);
+    json_int_t left_out = json_integer_value(json_object_get(record, "left_out"));
+    CHECK(left_out > 0 && left_out < epochs - 100);
+    const json_t *shares = json_object_get(record, "shares"),
+                 *seconds = json_object_get(record, "seconds");
+    CHECK_INT(json_array_size(shares), epochs - left_out);
+    CHECK_INT(json_array_size(json_object_get(record, "ledger")), epochs - left_out);
+    CHECK_INT(json_array_size(json_object_get(seconds, "checkpoint")), epochs - left_out);
+    CHECK_INT(json_array_size(json_object_get(json_object_get(record, "data"), "train_loss")),
+              epochs);
+    cleanup_json json_t *newest = shares_of(functions, epochs - 1);
+    CHECK(json_equal(json_array_get(shares, (size_t)(epochs - 1 - left_out)), newest));
+
+    err e = ERR_INIT;
+    epoch_result r;
+    char want[DIGEST_HEX_BYTES];
+    history *again = make();
+    CHECK_OK(history_restore(again, record, epochs - 1, &e), e);
+    add_epoch(again, epochs - 1, functions);
+    CHECK(history_at(again, epochs - 1, &r) == 0);
+    snprintf(want, sizeof want, "%064d", epochs - 1);
+    CHECK_STR(r.ledger, want);
+    CHECK_NEAR(r.checkpoint_s, 1.0 / 23, 0);
+    CHECK(history_at(again, 0, &r) == 0); /* of the first ones the details alone are gone */
+    CHECK_NEAR(r.train_loss, 1.0 / 3, 0);
+    CHECK_NEAR(r.train_s, 0, 0);
+    history_cut(again, epochs - 2);
+    CHECK_INT(history_epochs(again), epochs - 2);
+    add_epoch(again, epochs - 2, functions);
+    CHECK(history_at(again, epochs - 2, &r) == 0);
+    snprintf(want, sizeof want, "%064d", epochs - 2);
+    CHECK_STR(r.ledger, want);
+    CHECK_ERR(history_restore(again, record, 1, &e), e, ERR_CORRUPT, "after epoch 1");
+    history_free(again);
+}
+
+TEST_LIMIT(many_epochs_of_many_functions_stay_a_record, 120)
+{
+    history *h = make();
+    for (int n = 0; n < 2500; n++)
+        add_epoch(h, n, 256);
+    check_long(h, 2500, 256);
+    history_free(h);
+}
+
+TEST_LIMIT(the_most_epochs_stay_a_record, 120)
+{
+    history *h = make();
+    for (int n = 0; n < REQUEST_EPOCHS_MAX; n++)
+        add_epoch(h, n, 1);
+    check_long(h, REQUEST_EPOCHS_MAX, 1);
     history_free(h);
 }
