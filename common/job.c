@@ -16,7 +16,8 @@
  *     is more of a GPU's memory (and threads, where they count) taken than it has, wherever that
  *     GPU is.
  *  2. Among queued jobs the highest priority starts first, the oldest among equals; nobody
- *     overtakes.
+ *     overtakes, but whom the platform could not hold if it were empty, by its slots and the GPUs
+ *     that are known.
  *  3. A job has at most one kubeml-ps that is not being stopped, of the present generation; the
  *     generation is saved before its pod is asked for, so that no number is used twice.
  *  4. Every pod that was asked for is stopped or seen to end; JOB_DONE comes after the last one.
@@ -519,17 +520,33 @@ int job_wants(const jobs *m, const job *j)
     return want > 0 ? want : 1;
 }
 
-/* One that asks for more slots than there are waits for the cluster to grow, and nobody for it. */
-job *jobs_next(const jobs *m)
+bool job_possible(const jobs *m, const job *j)
+{
+    int wants = job_wants(m, j);
+    return wants <= m->slots && MUTATE(29, job_gpus_hold(m, j, wants), true);
+}
+
+static job *first_queued(const jobs *m, bool possible)
 {
     job *best = NULL;
     for (size_t k = 0; k < m->count; k++) {
         job *j = m->job[k];
-        if (j->state == JOB_QUEUED && j->again_ms <= m->now_ms && job_wants(m, j) <= m->slots &&
-            (!best || job_sooner(j, best)))
+        if (j->state == JOB_QUEUED && j->again_ms <= m->now_ms && (!best || job_sooner(j, best)) &&
+            (possible ? job_possible(m, j) : job_wants(m, j) <= m->slots))
             best = j;
     }
     return best;
+}
+
+/* One that asks for more than there is waits for the cluster to grow, and nobody for it. */
+job *jobs_next(const jobs *m)
+{
+    return first_queued(m, true);
+}
+
+job *jobs_head(const jobs *m)
+{
+    return first_queued(m, false);
 }
 
 static bool start_job(jobs *m, job *j)

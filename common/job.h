@@ -269,7 +269,8 @@ bool jobs_gpu_fits(const jobs *m, const char *id, int function, int gpu); /* may
 /* Books it where the pod is that it gets, before JOB_POD_READY. */
 void jobs_gpu_book(jobs *m, const char *id, int function, int incarnation, int gpu);
 /* The next job of the queue, where it is for want of room on the known GPUs alone that it does not
- * start, and how many pods it needs; NULL: none waits for that. */
+ * start, and how many pods it needs; otherwise one before it that none of them could hold, and that
+ * holds nobody up. NULL: none waits for that. */
 const job *jobs_gpu_waiting(const jobs *m, int *pods);
 /* Books what one pod of the job takes; false: there is no room. */
 bool job_gpu_fill(const job *j, gpu_state *gpu);

@@ -224,14 +224,27 @@ bool job_finds_room(const jobs *m, const job *j, int functions)
     return placed >= functions || goes_without(m, j, placed);
 }
 
-int job_gpu_room(const jobs *m, const job *j, int functions)
+static int count_places_empty(const jobs *m, const job *j, int functions)
 {
     gpu_state gpus[GPU_COUNT_MAX];
     uint8_t places[REQUEST_PARALLELISM_MAX] = {0};
-    if (!job_on_gpu(m, j) || m->gpus_elsewhere)
-        return functions;
     read_empty(m, gpus);
     return count_places(m, j, functions, gpus, places);
+}
+
+int job_gpu_room(const jobs *m, const job *j, int functions)
+{
+    if (!job_on_gpu(m, j) || m->gpus_elsewhere)
+        return functions;
+    return count_places_empty(m, j, functions);
+}
+
+bool job_gpus_hold(const jobs *m, const job *j, int functions)
+{
+    if (!job_on_gpu(m, j))
+        return true;
+    int placed = count_places_empty(m, j, functions);
+    return placed >= functions || goes_without(m, j, placed);
 }
 
 void job_unplace(job *j)
@@ -357,14 +370,23 @@ void jobs_gpu_book(jobs *m, const char *id, int function, int incarnation, int g
     }
 }
 
+static bool waits_for_gpu(const jobs *m, const job *j)
+{
+    int wants = j ? job_wants(m, j) : 0;
+    return j && wants <= jobs_slots_free(m) && !job_finds_room(m, j, wants);
+}
+
 const job *jobs_gpu_waiting(const jobs *m, int *pods)
 {
-    const job *j = m->gpus_elsewhere ? jobs_next(m) : NULL;
-    int wants = j ? job_wants(m, j) : 0;
-    if (!j || wants > jobs_slots_free(m) || job_finds_room(m, j, wants))
+    if (!m->gpus_elsewhere)
+        return NULL;
+    const job *j = jobs_next(m);
+    if (!waits_for_gpu(m, j))
+        j = jobs_head(m);
+    if (!waits_for_gpu(m, j))
         return NULL;
     bool one = j->request.process == PROCESS_SHARED || !j->request.static_parallelism;
-    *pods = one ? 1 : wants;
+    *pods = one ? 1 : job_wants(m, j);
     return j;
 }
 

@@ -39,7 +39,9 @@ void job_condition_set(jobs *m, job *j, const char *type, bool status, const cha
                        const char *message);
 bool job_sooner(const job *a, const job *b); /* starts before b */
 int job_wants(const jobs *m, const job *j);  /* slots it needs to start */
+bool job_possible(const jobs *m, const job *j); /* it would start if nothing else were there */
 job *jobs_next(const jobs *m);               /* the next of the queue to start; NULL */
+job *jobs_head(const jobs *m); /* the same, also if no GPU that is known could hold it */
 bool jobs_slots_for(const jobs *m, const job *j, int parallelism); /* free, or held by it already */
 int jobs_add(jobs *m, job *j, err *e);       /* takes `j` over, also when it fails */
 
@@ -50,6 +52,8 @@ bool job_on_gpu(const jobs *m, const job *j); /* its functions are to be placed 
 int job_place(jobs *m, job *j, int functions);
 /* of that many, how many the GPUs hold when empty */
 int job_gpu_room(const jobs *m, const job *j, int functions);
+/* whether all of them find room there; as below, where there may be others */
+bool job_gpus_hold(const jobs *m, const job *j, int functions);
 /* whether that many find room now, beside those that have a place; where there may be GPUs that
  * nobody knows of, an elastic job needs room for one */
 bool job_finds_room(const jobs *m, const job *j, int functions);

@@ -245,20 +245,35 @@ static const char *plural(int n)
     return n == 1 ? "" : "s";
 }
 
+static void explain_queued(const jobs *m, const job *j, job_reason *out);
+
+/* ", 2 jobs are before it (first b: NoGpuMemory)": those that it waits for. */
+static void say_before(const jobs *m, const job *j, int before, char *out, size_t bytes)
+{
+    job_reason why;
+    const job *first = before ? jobs_next(m) : NULL;
+    int used = snprintf(out, bytes, ", %d job%s before it", before, before == 1 ? " is" : "s are");
+    if (!first || first == j)
+        return;
+    explain_queued(m, first, &why); /* nobody is before that one */
+    snprintf(out + used, bytes - (size_t)used, " (first %s: %s)", first->id, why.reason);
+}
+
 static void explain_queued(const jobs *m, const job *j, job_reason *out)
 {
-    char holders[128] = "";
+    char holders[128] = "", queue[48 + JOB_ID_BYTES + JOB_REASON_BYTES];
     int before = 0;
     for (size_t k = 0; k < m->count; k++) {
         const job *other = m->job[k];
         size_t used = strlen(holders);
-        before += other->state == JOB_QUEUED && job_sooner(other, j);
+        before += other->state == JOB_QUEUED && other->again_ms <= m->now_ms &&
+                  job_sooner(other, j) && job_possible(m, other);
         if (job_held(other) > 0 && used < sizeof holders - 1)
             snprintf(holders + used, sizeof holders - used, "%s%s (%d)", used ? ", " : "",
                      other->id, job_held(other));
     }
     int wants = job_wants(m, j);
-    if ((before == 0 && wants <= jobs_slots_free(m)) || (m->gpus == 0 && job_on_gpu(m, j)))
+    if ((before == 0 && wants <= jobs_slots_free(m)) || !job_gpus_hold(m, j, wants))
         if (job_explain_gpu(m, j, wants, out)) {
             size_t used = strlen(out->message);
             if (holders[0] && m->gpus)
@@ -267,14 +282,15 @@ static void explain_queued(const jobs *m, const job *j, job_reason *out)
             return;
         }
     snprintf(out->reason, sizeof out->reason, "NoFreeSlot");
-    if (job_wants(m, j) > m->slots)
+    if (wants > m->slots) {
         snprintf(out->message, sizeof out->message,
-                 "it needs %d function slots and the cluster has %d", job_wants(m, j), m->slots);
-    else
-        snprintf(out->message, sizeof out->message,
-                 "it needs %d function slot%s, %d of %d are free, %d job%s before it; held by: %s",
-                 wants, plural(wants), jobs_slots_free(m), m->slots, before,
-                 before == 1 ? " is" : "s are", holders[0] ? holders : "nobody");
+                 "it needs %d function slots and the cluster has %d", wants, m->slots);
+        return;
+    }
+    say_before(m, j, before, queue, sizeof queue);
+    snprintf(out->message, sizeof out->message,
+             "it needs %d function slot%s, %d of %d are free%s; held by: %s", wants, plural(wants),
+             jobs_slots_free(m), m->slots, queue, holders[0] ? holders : "nobody");
 }
 
 static bool explain_condition(const job *j, job_reason *out)

@@ -131,8 +131,18 @@ def without_gpus_only_who_insists_waits(p):
     prepare(p)
     waits = p.train(epochs=1, default_parallelism=1, device="cuda")
     until(lambda: p.get(f"/tasks/{waits}/explain")["reason"] == "NoGpu")
-    p.delete(f"/tasks/{waits}")
     p.succeed(p.train(epochs=1, default_parallelism=1, gpu={"memory": "2Gi"}))
+    assert p.get(f"/tasks/{waits}/explain")["reason"] == "NoGpu"
+
+
+@case(options=OPTIONS, env=ENV, limit=120)
+def what_no_gpu_could_hold_holds_nobody_up(p):
+    prepare(p)
+    never = p.train(epochs=1, default_parallelism=1, gpu={"memory": "9Gi"})
+    p.succeed(p.train(epochs=1, default_parallelism=1, device="cpu"))
+    p.succeed(p.train(epochs=1, default_parallelism=1, gpu={"memory": "1Gi"}))
+    why = p.get(f"/tasks/{never}/explain")
+    assert why["reason"] == "NoGpuMemory" and "the largest GPU has 8.0 GiB" in why["message"], why
 
 
 harness.main(globals())

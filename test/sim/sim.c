@@ -347,6 +347,17 @@ static void choose_merge(const sim *s, int i, request *r)
         r->merge = MERGE_NCCL;
 }
 
+/* The first of two jobs may be one that cannot run: there is no GPU, or none of that size. It holds
+ * the other one up neither before nor behind it in the queue. */
+static void choose_hopeless(const sim *s, int i, sim_job *j)
+{
+    if (i > 0 || s->jobs == 1 || sim_mix(s->seed, 2 * SIM_JOBS_MAX + 1) % 4)
+        return;
+    j->hopeless = true;
+    j->request.device = DEVICE_CUDA;
+    j->request.gpu.memory_bytes = SIM_GPU_BYTES + 1;
+}
+
 static void make_job(sim *s, int i)
 {
     static const int ks[] = {-1, -1, 1, 2, 3, 5};
@@ -377,6 +388,7 @@ static void make_job(sim *s, int i)
         j->request.process = PROCESS_SHARED;
     if (s->gpus)
         choose_gpu(s, &j->request);
+    choose_hopeless(s, i, j);
     choose_merge(s, i, &j->request);
     round_limits_default(&j->limits);
     if (!s->strict)
@@ -523,6 +535,7 @@ int sim_run(uint64_t seed, bool verbose, char wrong[512], uint64_t *hash)
         message *m = heap_pop(s);
         s->now = m->at > s->now ? m->at : s->now;
         deliver(s, m);
+        controller_cancel_hopeless(s);
     }
     for (int i = 0; i < s->jobs && !s->wrong[0]; i++)
         check_end(s, i);

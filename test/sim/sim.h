@@ -162,6 +162,7 @@ typedef struct sim_job {
     redis *left; /* Redis that outlived its kubeml-ps */
     int generation_sent, generation_process;
     bool cancelled, nan;
+    bool hopeless; /* no GPU could hold it: cancelled when the others are done */
     /* the end */
     job_state state;
     char reason[JOB_REASON_BYTES];
@@ -266,5 +267,6 @@ void controller_hears(sim *s, message *m); /* job */
 void controller_conn_closed(sim *s, int conn);
 void controller_pod_ended(sim *s, int p, const char *reason);
 void controller_cancel(sim *s, int who);
+void controller_cancel_hopeless(sim *s);
 
 #endif

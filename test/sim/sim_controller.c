@@ -446,6 +446,8 @@ static void check(sim *s)
         }
         if (present > 1)
             sim_wrong(s, "job %s has %d kubeml-ps", j->id, present);
+        if (!s->gpus_elsewhere && s->job[job_index(s, j->id)].hopeless && j->started_wall_ms)
+            sim_wrong(s, "job %s was started, and no GPU could hold it", j->id);
     }
     if (held > s->slots)
         sim_wrong(s, "%d of %d slots are held", held, s->slots);
@@ -506,6 +508,18 @@ void controller_cancel(sim *s, int who)
 {
     s->job[who].cancelled = true;
     controller_event(s, &(job_event){.type = JOB_CANCEL, .job = s->job[who].id});
+}
+
+void controller_cancel_hopeless(sim *s)
+{
+    for (int i = 0; i < s->jobs; i++)
+        if (!s->job[i].hopeless && !s->job[i].done)
+            return;
+    for (int i = 0; i < s->jobs && s->machine; i++) {
+        const job *j = s->job[i].hopeless ? jobs_find(s->machine, s->job[i].id) : NULL;
+        if (j && !job_ended(j) && !j->verdict)
+            controller_cancel(s, i);
+    }
 }
 
 /* ---- begin and die --------------------------------------------------------------------------- */

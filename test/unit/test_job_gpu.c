@@ -185,6 +185,59 @@ TEST(the_functions_of_a_shared_process_have_one_gpu)
     jobs_close(m);
 }
 
+/* On the empty platform there would be no place for it: nobody waits for it. */
+TEST(a_job_that_no_gpu_could_hold_holds_nobody_up)
+{
+    static const struct {
+        uint64_t first, second; /* the GPUs */
+        gpu_share share;
+        int functions;
+        bool shared;
+        const char *reason, *message;
+    } cases[] = {
+        {0, 0, {0}, 1, false, "NoGpu", "knows none"},
+        {8 * GIB, 8 * GIB, {9 * GIB, 0}, 1, false, "NoGpuMemory", "the largest GPU has 8.0 GiB"},
+        {8 * GIB, 8 * GIB, {5 * GIB, 0}, 3, false, "NoGpuMemory", "and 2 find a place"},
+        {8 * GIB, 0, {GIB, 40}, 3, false, "NoGpuThreads", "and 2 find a place"},
+        {8 * GIB, 8 * GIB, {3 * GIB, 0}, 3, true, "NoGpuMemory", "9.0 GiB of GPU memory on one"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        open_with_gpus(GPU_BEST_FIT, true, cases[i].first, cases[i].second);
+        submit_on_gpu("runs", 2, false, DEVICE_CPU, (gpu_share){0});
+        ps_starts("runs", 0);
+        if (cases[i].shared)
+            submit_shared("never", cases[i].functions, cases[i].share);
+        else
+            submit_on_gpu("never", cases[i].functions, true, DEVICE_CUDA, cases[i].share);
+        CHECK_INT(jobs_find(m, "never")->state, JOB_QUEUED);
+        CHECK(!jobs_waiting(m));
+        step((job_event){.type = JOB_PS_EPOCH, .job = "runs", .value = 2, .seconds = 4});
+        step((job_event){.type = JOB_PS_ASK, .job = "runs", .value = 2, .seconds = 4});
+        CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3); /* it may grow */
+        submit_on_gpu("cpu", 1, true, DEVICE_CPU, (gpu_share){0});
+        CHECK_INT(jobs_find(m, "cpu")->state, JOB_STARTING);
+        submit_on_gpu("small", 1, true, DEVICE_AUTO, (gpu_share){GIB, 0});
+        CHECK_INT(jobs_find(m, "small")->state, JOB_STARTING);
+        submit_on_gpu("waits", 8, true, DEVICE_CPU, (gpu_share){0});
+        check_reason("waits", "NoFreeSlot", "0 jobs are before it");
+        check_reason("never", cases[i].reason, cases[i].message);
+        jobs_close(m);
+    }
+}
+
+TEST(who_waits_for_another_is_told_for_whom_and_why)
+{
+    open_with_gpus(GPU_BEST_FIT, false, 8 * GIB, 0);
+    submit_on_gpu("a", 1, true, DEVICE_AUTO, (gpu_share){5 * GIB, 0});
+    submit_on_gpu("never", 1, true, DEVICE_AUTO, (gpu_share){9 * GIB, 0});
+    submit_on_gpu("b", 1, true, DEVICE_AUTO, (gpu_share){6 * GIB, 0});
+    submit_on_gpu("c", 1, true, DEVICE_CPU, (gpu_share){0});
+    check_reason("b", "NoGpuMemory", "needs 6.0 GiB");
+    check_reason("c", "NoFreeSlot",
+                 "7 of 8 are free, 1 job is before it (first b: NoGpuMemory); held by: a (1)");
+    jobs_close(m);
+}
+
 TEST(why_there_is_no_gpu_for_a_job)
 {
     open_with_gpus(GPU_BEST_FIT, true, 8 * GIB, 0);
@@ -393,6 +446,26 @@ TEST(a_job_of_unlimited_functions_waits_for_larger_gpus)
     jobs_gpu_add(m, -1, 10 * GIB, false);
     step((job_event){.type = JOB_TICK});
     CHECK_INT(jobs_find(m, "a")->parallelism, 4); /* there may be more of them */
+    jobs_close(m);
+}
+
+/* What no known GPU could hold holds nobody up, and pods are started to find one for it. */
+TEST(a_job_waits_for_a_gpu_that_nobody_knows_of_and_the_others_do_not)
+{
+    int pods = 0;
+    open_elsewhere(GPU_BEST_FIT);
+    jobs_gpu_add(m, -1, 8 * GIB, false);
+    submit_on_gpu("large", 1, true, DEVICE_AUTO, (gpu_share){9 * GIB, 0});
+    CHECK(jobs_gpu_waiting(m, &pods) == jobs_find(m, "large"));
+    submit_on_gpu("a", 1, true, DEVICE_AUTO, (gpu_share){5 * GIB, 0});
+    first_pod_comes("a", 0);
+    CHECK(jobs_gpu_waiting(m, &pods) == jobs_find(m, "large"));
+    submit_on_gpu("b", 1, true, DEVICE_AUTO, (gpu_share){4 * GIB, 0});
+    check_reason("b", "NoGpuMemory", "needs 4.0 GiB");
+    CHECK(jobs_gpu_waiting(m, &pods) == jobs_find(m, "b"));
+    jobs_gpu_add(m, -1, 10 * GIB, false);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(jobs_find(m, "large")->state, JOB_STARTING);
     jobs_close(m);
 }
 
