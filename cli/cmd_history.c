@@ -86,6 +86,7 @@ int cmd_history_delete(cli *c, int argc, char **argv)
     return CLI_OK;
 }
 
+/* By the jobs and not by the histories, which one that was stopped before it began has none of. */
 int cmd_history_prune(cli *c, int argc, char **argv)
 {
     const cli_option options[] = {{NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
@@ -93,7 +94,7 @@ int cmd_history_prune(cli *c, int argc, char **argv)
     err e = ERR_INIT;
     json_t *rows = NULL, *row;
     size_t i;
-    if (cli_call_list(c, "/history", &rows, &e))
+    if (cli_call_list(c, "/tasks?state=all", &rows, &e))
         return cli_fail(&e);
     int status = CLI_OK;
     json_array_foreach(rows, i, row)
@@ -101,7 +102,8 @@ int cmd_history_prune(cli *c, int argc, char **argv)
         const char *id = json_string_value(json_object_get(row, "id"));
         if (cli_call(c, "DELETE", cli_path("/history/", id, ""), NULL, NULL, &e) == 0)
             printf("history %s deleted\n", id);
-        else if (e.code != ERR_CONFLICT && e.code != ERR_NOT_FOUND) /* it runs, or is gone */
+        /* it runs, is to go on, or is gone */
+        else if (e.code != ERR_CONFLICT && e.code != ERR_NOT_FOUND)
             status = cli_fail(&e);
     }
     json_decref(rows);

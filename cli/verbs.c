@@ -53,7 +53,7 @@ const cli_verb cli_verbs[] = {
     {"history get", "ID", "losses, accuracy and times of a job, epoch by epoch", NULL,
      cmd_history_get},
     {"history delete", "ID", "delete a job's history and model", NULL, cmd_history_delete},
-    {"history prune", "", "delete the histories and models of all ended jobs", NULL,
+    {"history prune", "", "delete all jobs that have ended, with their histories and models", NULL,
      cmd_history_prune},
     {"top", "", "what running functions use: processor, memory, GPU",
      "CPU % is of one core; MEMORY the most that was resident; GPU %, GPU MEMORY and WATTS are those of the whole GPU, with\n"

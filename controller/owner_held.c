@@ -116,10 +116,29 @@ bool owner_runs(owner *o, const char *id)
     return c.status != 0;
 }
 
+/* A suspended job goes on with its history and its newest checkpoint. */
+static int check_not_to_go_on(owner *o, const char *id, err *e)
+{
+    cleanup_json json_t *record = NULL;
+    err why = ERR_INIT;
+    if (owner_record(o, id, &record, &why)) {
+        if (why.code == ERR_NOT_FOUND) /* an uploaded model, perhaps */
+            return 0;
+        *e = why;
+        return -1;
+    }
+    const char *state = json_string_value(json_object_get(json_object_get(record, "job"), "state"));
+    if (!state || strcmp(state, job_state_name(JOB_SUSPENDED)) != 0)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "job %s is suspended and may go on: stop it first", id);
+}
+
 static void run_hold(owner *o, void *arg)
 {
     owner_call *c = arg;
     run_check_ended(o, arg);
+    if (c->status == 0)
+        c->status = check_not_to_go_on(o, c->id, &c->why);
     if (c->status == 0 && json_object_get(o->held, c->id))
         c->status = err_set(&c->why, ERR_CONFLICT, "what job %s left is being deleted", c->id);
     if (c->status == 0 && json_object_set_new(o->held, c->id, json_true()))

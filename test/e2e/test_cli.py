@@ -593,12 +593,22 @@ def functions_and_histories(p):
     s.out("function", "update", "-n", "zoo", "--model", "mlp,flip=on,crop=4,scale=min_max")
     assert s.json("function", "get", "zoo")["model"] == "mlp,flip=on,crop=4,scale=min_max"
     s.out("task", "wait", s.out("train", "-f", "zoo", "-d", "tiny", "-e", "1").strip())
+    suspended, first = endless(s), train(s, "-p", 4)
+    s.out("task", "stop", first)
     s.out("history", "prune")
+    assert s.json("history", "list") != [] and first not in s.out("task", "list", "-a"), "one that never began goes too"
+    s.out("task", "suspend", suspended)
+    s.run("task", "wait", suspended, status=1)
+    assert suspended not in s.out("history", "prune"), "it is to go on"
+    s.refused("history", "delete", suspended, says="stop it first")
+    s.out("task", "resume", suspended)
+    s.out("task", "stop", suspended)
+    s.run("task", "wait", suspended, status=1)
+    assert suspended in s.out("history", "prune")
     jobs = [train(s, epochs=1) for _ in range(3)]
     for job in jobs:
         s.out("task", "wait", job)
-    # A job of a case before that was stopped while it waited has no history that could be deleted.
-    listed = [r["ID"] for r in table(s.out("task", "list", "-a")) if r["ID"] in jobs]
+    listed = [r["ID"] for r in table(s.out("task", "list", "-a"))]
     assert listed == jobs, (listed, jobs)
     # In the order of their starts, and two may start at once.
     assert sorted(r["ID"] for r in table(s.out("history", "list"))) == sorted(jobs)

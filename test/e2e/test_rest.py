@@ -172,6 +172,9 @@ def suspended_and_resumed_it_ends_as_if_nothing_had_been(p):
     task = p.wait(job)
     assert task["state"] == "suspended" and task["reason"] == "Suspended" and task["finished"] is None, task
     assert 2 <= task["epoch"] < 12, task
+    for path in (f"/history/{job}", f"/model/{job}"):
+        said = p.delete(path, 409)["error"]
+        assert "suspended" in said and "stop it first" in said, said
     p.post(f"/tasks/{job}/suspend")  # it is: nothing changes
     until(lambda: not p.pods(job=job))
     p.post(f"/tasks/{job}/resume")
