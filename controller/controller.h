@@ -57,7 +57,7 @@ typedef struct controller_config {
     const char *context;         /* of the kubeconfig; NULL: in a pod its service account */
     const char *builder_url;     /* of a kubeml-builder; NULL: compiled here */
     char *builder_token;
-    const char *pool_token_file; /* what warm pods know; NULL: made in HOME/run */
+    char pool_token_file[PATH_MAX / 4]; /* what warm pods know; "": made in HOME/run */
 } controller_config;
 
 typedef struct owner owner;

@@ -225,11 +225,39 @@ static int set_option(controller_config *c, controller_options *o, int option, c
     case 'P': c->pods_file = value; return 0;
     case 'x': c->context = value; return 0;
     case 'L': o->lease_name = value; return 0;
-    case 'T': c->pool_token_file = value; return 0;
+    case 'T':
+        return copy_text(c->pool_token_file, sizeof c->pool_token_file, value, "pool-token-file");
     case 'E': o->end_pods = value; return 0;
     case 'e': o->end_left = true; return 0;
     default: return -1;
     }
+}
+
+/* Pods run elsewhere, and are told of paths in it. `path` has room for `bytes`. */
+static int make_absolute(char *path, size_t bytes, const char *name)
+{
+    cleanup_free char *here = *path == '/' ? NULL : getcwd(NULL, 0), *whole = NULL;
+    if (*path == '/')
+        return 0;
+    if (!here || asprintf(&whole, "%s/%s", here, path) < 0) {
+        fprintf(stderr, "kubeml-controller: --%s: %s\n", name, strerror(errno));
+        return -1;
+    }
+    return copy_text(path, bytes, whole, name);
+}
+
+static int make_paths_absolute(controller_config *c)
+{
+    static const char lmdb[] = "lmdb:";
+    size_t kind = sizeof lmdb - 1;
+    bool far = strncmp(c->store_locator, lmdb, kind) != 0;
+    return make_absolute(c->home, sizeof c->home, "home") ||
+                   (!far && make_absolute(c->store_locator + kind, sizeof c->store_locator - kind,
+                                          "store")) ||
+                   (c->pool_token_file[0] &&
+                    make_absolute(c->pool_token_file, sizeof c->pool_token_file, "pool-token-file"))
+               ? -1
+               : 0;
 }
 
 int controller_options_parse(controller_config *c, controller_options *o, int argc, char **argv)
@@ -270,7 +298,7 @@ int controller_options_parse(controller_config *c, controller_options *o, int ar
             return -1;
     }
     if (optind == argc)
-        return 0;
+        return make_paths_absolute(c);
     fprintf(stderr, "kubeml-controller: what is \"%s\"?\n", argv[optind]);
     return -1;
 }

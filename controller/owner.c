@@ -363,8 +363,9 @@ static void *run(void *arg)
 /* The token that warm pods know: made once, so that a restarted controller can talk to them. */
 static int pool_token(owner *o, char path[FS_PATH_BYTES], err *e)
 {
-    const char *given = o->controller->config.pool_token_file;
-    if (given ? fs_path(path, e, "%s", given)
+    const char *path_given = o->controller->config.pool_token_file;
+    bool given = path_given[0];
+    if (given ? fs_path(path, e, "%s", path_given)
               : fs_path(path, e, "%s/run/pool-token", o->controller->config.home))
         return -1;
     cleanup_buf buf text;

@@ -189,6 +189,28 @@ def down_ends_what_a_killed_controller_left():
 
 
 @case(platform=False)
+def a_home_is_relative_to_where_the_platform_is_started():
+    """Its pods run elsewhere."""
+    s = Shell()
+    s.environment["KUBEML_HOME"] = "here/home"
+    s.environment["KUBEML_URL"] = s.out("up", "--listen", "127.0.0.1:0").split(" at ")[1].split()[0]
+    try:
+        upload(s)
+        s.out("function", "create", "--name", "lenet", "--code", harness.LENET)
+        s.out("task", "wait", train(s))
+        job = endless(s)
+        controller = int((s.folder / "here/home/run/controller.pid").read_text())
+        os.kill(controller, signal.SIGKILL)
+        until(lambda: not harness.alive(controller))
+        records = [json.loads(record.read_text()) for record in (s.folder / "here/home/run/pods").glob("*.json")]
+        pods = [record["pid"] for record in records if record["job"] == job]
+        assert pods and all(map(harness.alive, pods)), "they went with it: this shows nothing"
+    finally:
+        assert "kubeml is down\n" in s.out("down")
+    assert not any(map(harness.alive, pods)), pods
+
+
+@case(platform=False)
 def up_that_cannot_start():
     s = Shell()
     s.environment["KUBEML_HOME"] = s.write("file", "")
