@@ -41,6 +41,8 @@ typedef struct fs_output {
     char part[FS_PATH_BYTES]; /* where it is until then; "" for a device or a pipe */
 } fs_output;
 int fs_output_open(fs_output *o, const char *path, err *e);
+/* Whether it could be opened now, for who has long to work until there is something to write. */
+int fs_output_check(const char *path, err *e);
 int fs_output_write(fs_output *o, const void *bytes, size_t len, err *e);
 /* `whole`: it gets its name, synced; otherwise it goes. Closes in any case. */
 int fs_output_close(fs_output *o, bool whole, err *e);

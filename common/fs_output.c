@@ -32,6 +32,17 @@ int fs_output_open(fs_output *o, const char *path, err *e)
     return o->file ? 0 : err_set_errno(e, errno, "%s", o->path);
 }
 
+int fs_output_check(const char *path, err *e)
+{
+    fs_output o = {0};
+    struct stat st;
+    if (follow(&o, path, &st, e) != 0)
+        return -1;
+    if (!S_ISREG(st.st_mode)) /* opening a pipe would wait for who reads it, and end that one */
+        return access(o.path, W_OK) == 0 ? 0 : err_set_errno(e, errno, "%s", o.path);
+    return fs_output_open(&o, path, e) != 0 ? -1 : fs_output_close(&o, false, e);
+}
+
 int fs_output_write(fs_output *o, const void *bytes, size_t len, err *e)
 {
     return fwrite(bytes, 1, len, o->file) == len ? 0 : err_set_errno(e, errno, "%s", o->path);

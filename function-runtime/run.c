@@ -422,7 +422,8 @@ static int check_goal(const session *s, err *e)
 
 static int begin(session *s, err *e)
 {
-    if (open_data(s, e) != 0 || check_goal(s, e) != 0)
+    if ((s->o.save && fs_output_check(s->o.save, e) != 0) || open_data(s, e) != 0 ||
+        check_goal(s, e) != 0)
         return -1;
     crash_watch("the function's code");
     crash_phase("load the code", -1, -1);

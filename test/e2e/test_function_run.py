@@ -152,6 +152,10 @@ def saved_weights_are_a_beginning():
     assert model.stat().st_size > 61706 * 4
     second = epochs(run(LENET, *data, "-e", 1, "--json", "--init", model)[0])
     assert second[0]["train_loss"] < first[0]["train_loss"]
+    # Where they cannot go is told before they are trained.
+    for place, why in ((folder / "none/model.safetensors", "No such file or directory"), (folder, "is a folder")):
+        out, said = run(LENET, *data, "-e", 2, "--json", "--save", place, status=1)
+        assert out == "" and said.startswith(f"kubeml run: {place}: ") and why in said, (out, said)
     # Of another model it is refused by the tensor's name.
     said = run("--model", "mlp", *data, "-e", 1, "--init", model, status=1)[1]
     assert "fc1.weight" in said, said
