@@ -3,6 +3,7 @@
 failed, 2 wrong usage), and what it says when the input is wrong."""
 import gzip
 import contextlib
+import fcntl
 import http.server
 import json
 import os
@@ -17,6 +18,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 
 import numpy as np
@@ -811,9 +813,10 @@ def a_large_upload_needs_little_memory(p):
     assert harness.SANITIZER or most() - before < 48 << 10
 
 
-def on_terminal(s, *words):
-    """(stdout, what a terminal got as stderr) of `kubeml WORDS`, which succeeds."""
+def on_terminal(s, *words, columns=0):
+    """(stdout, what a terminal got as stderr) of `kubeml WORDS`, which succeeds; `columns` 0: it does not say how many."""
     ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     with os.fdopen(theirs, "w") as terminal:
         done = subprocess.run([str(KUBEML), *map(str, words)], stdout=subprocess.PIPE, stderr=terminal, cwd=s.folder,
                               env=s.environment, text=True, timeout=60 * harness.STRETCH, check=True)
@@ -846,6 +849,15 @@ def what_is_long_shows_a_bar_on_a_terminal(p):
         told, shown = on_terminal(s, *words)
         assert f"{label} ██" in shown and "100 %" in shown and "MiB/s" in shown and shown.endswith("\r\033[K"), shown
         assert out in (None, told), told
+    long = "a-model-with-a-rather-long-name-that-no-line-has-room-for-beside-a-bar"
+    for columns, name, shows in ((80, "m.npz", ["m.npz ██", "MiB/s"]), (48, "m.npz", ["m.npz ██", " MiB\r"]),
+                                 (30, "m.npz", ["m.npz ██", "100 %\r"]), (80, long, ["a-model-with-", "100 %"]), (12, long, ["100 %"]),
+                                 (3, "m.npz", [])):
+        (s.folder / "deep/folder").mkdir(parents=True, exist_ok=True)
+        shown = on_terminal(s, "model", "export", job, "-o", s.folder / "deep/folder" / name, columns=columns)[1]
+        lines = [line.removeprefix("\x1b[K") for line in shown.split("\r")]
+        assert all(len(line) < columns for line in lines), (columns, shown)
+        assert all(part in shown for part in shows) and "deep" not in shown, (columns, shown)
     assert s.run(*make("x.npy", "y.npy", name="quiet"))[1] == "", "a log file gets none"
     assert "█" not in on_terminal(s, "task", "list", "--all")[1]
 
