@@ -105,6 +105,15 @@ static int upload_init(const cli *c, train_options *o, char *id, size_t size, er
     return given ? 0 : -1;
 }
 
+/* The job was refused, and nothing else knows of what was uploaded for it. Where no answer came
+ * there may be a job all the same. */
+static void take_back(const cli *c, const char *uploaded, const err *why)
+{
+    err ignored = ERR_INIT;
+    if (*uploaded && why->code != ERR_UNAVAILABLE && why->code != ERR_TIMEOUT)
+        cli_call(c, "DELETE", cli_path("/model/", uploaded, ""), NULL, NULL, &ignored);
+}
+
 int cmd_train(cli *c, int argc, char **argv)
 {
     train_options o = {.epochs = REQUEST_EPOCHS, .batch = REQUEST_BATCH, .lr = REQUEST_LR};
@@ -169,14 +178,16 @@ int cmd_train(cli *c, int argc, char **argv)
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     err e = ERR_INIT;
-    char uploaded[128], id[128] = "";
-    if (upload_init(c, &o, uploaded, sizeof uploaded, &e))
-        return cli_fail(&e);
+    char uploaded[128] = "", id[128] = "";
     json_t *body = json_pack("{s:s, s:s, s:I, s:I, s:f, s:o}", "function_name", o.function,
                              "dataset", o.dataset, "epochs", (json_int_t)o.epochs, "batch_size",
                              (json_int_t)o.batch, "lr", o.lr, "options", options_json(&o));
     if (!body) {
         err_set(&e, ERR_INVALID, "the names of the function and the dataset must be UTF-8");
+        return cli_fail(&e);
+    }
+    if (upload_init(c, &o, uploaded, sizeof uploaded, &e)) {
+        json_decref(body);
         return cli_fail(&e);
     }
     if (o.init)
@@ -187,8 +198,10 @@ int cmd_train(cli *c, int argc, char **argv)
     if (status == 0)
         snprintf(id, sizeof id, "%s", json_string_value(json_object_get(answer, "id")) ?: "");
     json_decref(answer);
-    if (status)
+    if (status) {
+        take_back(c, uploaded, &e);
         return cli_fail(&e);
+    }
     if (!o.watch) {
         puts(id);
         return CLI_OK;

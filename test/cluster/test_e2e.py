@@ -41,6 +41,8 @@ OTHERWISE = {
     "test_cli.up_status_down": LOCAL, "test_cli.up_that_cannot_start": LOCAL, "test_cli.a_token": LOCAL, "test_cli.users_have_tokens_of_their_own": LOCAL + "; test_tenants has two users",
     "test_cli.the_same_file_in_one_process": "it reads the local platform's store",
     "test_cli.the_same_when_nothing_is_said": STORE,
+    "test_cli.a_home_is_relative_to_where_the_platform_is_started": LOCAL,
+    "test_cli.what_was_uploaded_for_a_job_that_is_refused_goes_again": "it looks into the local platform's store",
     "test_cli.a_large_upload_needs_little_memory": LOCAL + ", whose process it looks at",
     "test_cli.usage": NO_PLATFORM, "test_cli.completion": NO_PLATFORM, "test_cli.no_redis": OPTIONS,
     "test_cli.no_redis_for_the_pool": LOCAL, "test_cli.a_job_is_not_resumed_without_redis": LOCAL,

@@ -231,6 +231,10 @@ class Platform:
         """What the store's folder of datasets holds; half an upload would stay there."""
         return sorted(str(f.relative_to(self.folder)) for f in (self.folder / "home/store/datasets").rglob("*"))
 
+    def models(self):
+        """Files of models in the store."""
+        return sorted(f.name for f in (self.folder / "home/store/blobs").glob("models*"))
+
     def redis(self, job):
         """The redis-server of a job's kubeml-ps."""
         ps = self.pod(job=job, role="ps")

@@ -372,6 +372,18 @@ def going_on_from_a_model(p):
     s.refused("train", "-f", "lenet", "-d", "tiny", "--init", "bad.safetensors", says="--init bad.safetensors: safetensors: ")
 
 
+@case(limit=90)
+def what_was_uploaded_for_a_job_that_is_refused_goes_again(p):
+    s = ready(p)
+    job = train(s, epochs=1)
+    s.out("task", "wait", job)
+    s.out("model", "export", job, "-o", "m.safetensors")
+    before = p.models()
+    s.refused("train", "-f", "none", "-d", "tiny", "--init", "m.safetensors", says='no function "none"')
+    s.refused("train", "-f", "lenet", "-d", "tiny", "-e", 0, "--init", "m.safetensors", says="epochs")
+    assert before and p.models() == before, (before, p.models())
+
+
 SMALL = """#include <kubeml.h>
 
 static kml_tensor model(kml_graph *g, kml_tensor x)
