@@ -99,8 +99,10 @@ static int check_slots(const owner *o, const request *r, err *e)
 
 static int check_kept(const owner *o, const request *r, err *e)
 {
-    return held_check(o, "function", r->function_name, e) || held_check(o, "dataset", r->dataset, e)
-               ? -1
+    if (held_check(o, "function", r->function_name, e) || held_check(o, "dataset", r->dataset, e))
+        return -1;
+    return r->init[0] && json_object_get(o->held, r->init)
+               ? err_set(e, ERR_CONFLICT, "init: model \"%s\" is being deleted", r->init)
                : 0;
 }
 

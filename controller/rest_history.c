@@ -13,6 +13,7 @@
 #include "npz_model.h"
 #include "owner.h"
 #include "safetensors.h"
+#include "upload.h"
 #include "weights_model.h"
 
 /* ---- history --------------------------------------------------------------------------------- */
@@ -42,21 +43,6 @@ void rest_history_get(http_request *r, void *context)
         http_answer_error(r, &e);
     else
         http_answer_json(r, 200, record);
-}
-
-/* Checkpoints and the final model: all blobs below models/ID/. */
-static int delete_models(store *s, const char *id, size_t *count, err *e)
-{
-    char prefix[STORE_KEY_BYTES];
-    blob_entry *entries = NULL;
-    snprintf(prefix, sizeof prefix, "models/%s/", id);
-    if (store_blob_list(s, prefix, NULL, 0, &entries, count, e))
-        return -1;
-    int status = 0;
-    for (size_t i = 0; i < *count && status == 0; i++)
-        status = store_blob_delete(s, entries[i].name, e);
-    free(entries);
-    return status;
 }
 
 static json_t *deleted(const char *what, const char *id)
@@ -92,7 +78,8 @@ void rest_history_delete(http_request *r, void *context)
     err e = ERR_INIT;
     int status = name_check("job", id, NULL) ? no_history(id, &e) : owner_hold(c->owner, id, &e);
     if (status == 0) {
-        status = delete_history(c->store, id, &e) || delete_models(c->store, id, &count, &e) ||
+        status = delete_history(c->store, id, &e) ||
+                         upload_delete_model(c->store, id, &count, &e) ||
                          owner_forget(c->owner, id, &e)
                      ? -1
                      : 0;
@@ -223,7 +210,7 @@ void rest_model_delete(http_request *r, void *context)
     int status = name_check("job", id, NULL) ? no_model(id, &e) : owner_hold(c->owner, id, &e);
     if (status == 0) {
         failpoint("controller.delete-model");
-        status = delete_models(c->store, id, &count, &e);
+        status = upload_delete_model(c->store, id, &count, &e);
         owner_let_go(c->owner, id);
     }
     if (status == 0 && count == 0)
@@ -295,6 +282,7 @@ void rest_model_create(http_request *r, void *context)
     controller_random_id(id, sizeof id);
     snprintf(name, sizeof name, "models/%s/final", id);
     int status = multipart_open(http_content_type(r), read_body, r, &parts, &e) ||
+                         upload_note(c->store, id, clock_wall_ms(), &e) ||
                          store_blob_begin(c->store, name, &to, &e)
                      ? -1
                      : take_model(parts, to, &e);

@@ -6,8 +6,11 @@
 #include <time.h>
 
 #include "clock.h"
+#include "json_read.h"
 #include "log.h"
+#include "owner.h"
 #include "store_watch.h"
+#include "upload.h"
 
 struct sweeper {
     controller *controller;
@@ -40,15 +43,43 @@ static bool pause_for(sweeper *s, int64_t ms)
     return on;
 }
 
+/* Whoever leads knows of all jobs, and that none begins with it meanwhile. */
+static int sweep_uploads(controller *c, err *e)
+{
+    cleanup_json json_t *left = NULL;
+    json_t *ignored;
+    const char *id;
+    if (!controller_leads(c))
+        return 0;
+    if (upload_find_left(c->store, clock_wall_ms(), &left, e))
+        return -1;
+    json_object_foreach (left, id, ignored) {
+        if (owner_hold(c->owner, id, e))
+            return -1;
+        int status = upload_drop(c->store, id, e);
+        owner_let_go(c->owner, id);
+        if (status)
+            return -1;
+        log_info("model %s was uploaded a day ago and no job names it: it is gone", id);
+    }
+    return 0;
+}
+
 static void *sweep(void *arg)
 {
     sweeper *s = arg;
-    int64_t ms = SWEEPER_FIRST_MS;
+    int64_t ms = SWEEPER_FIRST_MS, uploads_ms = 0;
     while (pause_for(s, ms)) {
         err e = ERR_INIT;
         ms = 2 * ms < SWEEPER_MOST_MS ? 2 * ms : SWEEPER_MOST_MS;
         if (store_watch_up(s->controller->watch, NULL) && sweeper_sweep(s->controller->store, &e))
             log_warn("what dead writers left stays for now: %s", e.message);
+        if (clock_monotonic_ms() < uploads_ms || !store_watch_up(s->controller->watch, NULL))
+            continue;
+        uploads_ms = clock_deadline_ms(SWEEPER_UPLOADS_MS);
+        err_clear(&e);
+        if (sweep_uploads(s->controller, &e))
+            log_warn("models that were uploaded in vain stay for now: %s", e.message);
     }
     return NULL;
 }

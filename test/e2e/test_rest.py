@@ -311,6 +311,8 @@ def a_job_is_not_resumed_while_its_model_goes():
             try:
                 for method, path in (("POST", f"/tasks/{job}/resume"), ("DELETE", f"/model/{job}"), ("DELETE", f"/history/{job}")):
                     assert "is being deleted" in p.call(method, path, 409)["detail"]
+                body = {"function_name": "lenet", "dataset": "tiny", "epochs": 1, "batch_size": 32, "lr": 0.01, "init": job}
+                assert "is being deleted" in p.post("/train", 409, json=body)["detail"]
             finally:
                 deleting.unlink()
             deleted.result()
