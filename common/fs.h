@@ -33,12 +33,14 @@ bool fs_find_program(const char *name, char path[FS_PATH_BYTES]);
 int fs_read_file(const char *path, buf *out, err *e);
 int fs_write_file(const char *path, const void *bytes, size_t len, mode_t mode, err *e);
 /* A file that somebody named, for writing in pieces. What is a file, or is not there yet, is
- * written beside and gets its name when it is whole; a link's target is meant, and stays a link's.
- * A device or a pipe is written as it is. */
+ * written beside, without a name where the file system can, so that nothing is left of it when the
+ * process dies, and gets its name when it is whole; a link's target is meant, and stays a link's. A
+ * device or a pipe is written as it is. */
 typedef struct fs_output {
     FILE *file;
     char path[FS_PATH_BYTES]; /* where it goes */
     char part[FS_PATH_BYTES]; /* where it is until then; "" for a device or a pipe */
+    bool nameless;            /* until it is whole, and at `part` for a moment then */
 } fs_output;
 int fs_output_open(fs_output *o, const char *path, err *e);
 /* Whether it could be opened now, for who has long to work until there is something to write. */

@@ -1,6 +1,10 @@
 /* test_files.c: fs, digest, name, and the headers of npy and IDX by themselves. */
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "arrays.h"
@@ -79,6 +83,53 @@ TEST(scratch_files_have_no_name)
 }
 
 /* FIPS 180-2's example. */
+static int entries_of(const char *folder)
+{
+    int count = 0;
+    DIR *dir = opendir(folder);
+    CHECK(dir);
+    for (const struct dirent *entry; (entry = readdir(dir));)
+        count += entry->d_name[0] != '.';
+    closedir(dir);
+    return count;
+}
+
+/* A writer that is killed leaves nothing, neither under the name nor beside it. */
+TEST(an_output_that_breaks_off_leaves_nothing)
+{
+    char path[FS_PATH_BYTES];
+    fs_output out;
+    err e = ERR_INIT;
+    int status, fd = open(test_tmp(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    if (fd < 0)
+        test_skip("this file system has no nameless files");
+    close(fd);
+    CHECK_OK(fs_path(path, &e, "%s/model", test_tmp()), e);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        if (fs_output_open(&out, path, &e) == 0 && fs_output_write(&out, "half", 4, &e) == 0 &&
+            fflush(out.file) == 0)
+            raise(SIGKILL);
+        _exit(1);
+    }
+    CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
+    CHECK_INT(entries_of(test_tmp()), 0);
+    for (int i = 0; i < 2; i++) { /* the second takes the place of the first */
+        CHECK_OK(fs_output_open(&out, path, &e), e);
+        CHECK_OK(fs_output_write(&out, i ? "new" : "old", 3, &e), e);
+        CHECK_OK(fs_output_close(&out, true, &e), e);
+        CHECK_INT(entries_of(test_tmp()), 1);
+    }
+    CHECK_OK(fs_output_open(&out, path, &e), e);
+    CHECK_OK(fs_output_close(&out, false, &e), e);
+    cleanup_buf buf text;
+    buf_init(&text, 100);
+    CHECK_OK(fs_read_file(path, &text, &e), e);
+    CHECK_STR(text.bytes, "new");
+    CHECK_INT(entries_of(test_tmp()), 1);
+}
+
 TEST(a_redis_server_is_found_as_exec_finds_it)
 {
     err e = ERR_INIT;
