@@ -184,8 +184,9 @@ static int take_scale(const zoo_model *z, const char *text, zoo_options *o, err 
     return 0;
 }
 
-/* One "key=value" of a model's text. */
-static int take_option(const zoo_model *z, const char *option, zoo_options *o, err *e)
+/* One "key=value" of a model's text; a bit of `seen` for each key that was there. */
+static int take_option(const zoo_model *z, const char *option, zoo_options *o, unsigned *seen,
+                       err *e)
 {
     static const struct {
         const char *key;
@@ -194,8 +195,13 @@ static int take_option(const zoo_model *z, const char *option, zoo_options *o, e
         {"stem=", take_stem}, {"flip=", take_flip}, {"crop=", take_crop}, {"scale=", take_scale}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         size_t len = strlen(known[i].key);
-        if (strncmp(option, known[i].key, len) == 0)
-            return known[i].take(z, option + len, o, e);
+        if (strncmp(option, known[i].key, len) != 0)
+            continue;
+        if (*seen & 1u << i)
+            return err_set(e, ERR_INVALID, "model option '%.40s': %s is given twice", option,
+                           known[i].key);
+        *seen |= 1u << i;
+        return known[i].take(z, option + len, o, e);
     }
     return err_set(e, ERR_INVALID,
                    "model option '%.40s' is unknown; known are stem=cifar|imagenet|auto, "
@@ -213,6 +219,7 @@ const zoo_model *zoo_parse(const char *text, zoo_options *o, err *e)
     }
     snprintf(copy, sizeof copy, "%s", text);
     char *rest = strchr(copy, ',');
+    unsigned seen = 0;
     if (rest)
         *rest++ = '\0';
     const zoo_model *z = zoo_find(copy, e);
@@ -220,7 +227,7 @@ const zoo_model *zoo_parse(const char *text, zoo_options *o, err *e)
         rest = strchr(option, ',');
         if (rest)
             *rest++ = '\0';
-        if (take_option(z, option, o, e) != 0)
+        if (take_option(z, option, o, &seen, e) != 0)
             return NULL;
     }
     return z;

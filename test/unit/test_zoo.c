@@ -130,6 +130,9 @@ TEST(a_models_text_may_say_its_stem)
         {"resnet34,scale=minmax", "scale 'minmax' is neither standardise, min_max nor none",
          ERR_INVALID},
         {"resnet20,stem=cifar", "resnet20 has one stem alone", ERR_INVALID},
+        {"resnet34,stem=cifar,stem=imagenet", "model option 'stem=imagenet': stem= is given twice",
+         ERR_INVALID},
+        {"resnet34,crop=2,flip=on,crop=2", "crop= is given twice", ERR_INVALID},
         {",stem=cifar", "no model in the zoo is named ''", ERR_NOT_FOUND},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
