@@ -14,6 +14,12 @@
  * again. */
 enum { AWAY_MS = 12000, PAUSE_MS = 500, LOST_TRIES = 1 };
 
+int cli_unwritten(const err *e)
+{
+    clearerr(stdout); /* said here */
+    return e->os_errno == EPIPE ? CLI_FAILED : cli_fail(e);
+}
+
 int cli_fail(const err *e)
 {
     fprintf(stderr, "kubeml: %s\n", e->message);

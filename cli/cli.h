@@ -86,6 +86,8 @@ int cli_parse(cli *c, int argc, char **argv, const cli_option *options, int min,
             return stop_ - 1;                                                                      \
     } while (0)
 
+/* Standard output did not take it: said, unless that is because nobody reads any more. */
+int cli_unwritten(const err *e);
 int cli_fail(const err *e); /* prints "kubeml: message", and a hint where one helps; CLI_FAILED */
 int cli_usage(const cli *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 

@@ -30,10 +30,8 @@ int cmd_logs(cli *c, int argc, char **argv)
     int status = cli_call_raw(
         c, &call, cli_path("/tasks/", id, follow ? "/logs?follow=true" : "/logs"), &reply, &e);
     http_reply_free(&reply);
-    if (why.code != ERR_NONE) {
-        clearerr(stdout); /* said here */
-        return why.os_errno == EPIPE ? CLI_FAILED : cli_fail(&why);
-    }
+    if (why.code != ERR_NONE)
+        return cli_unwritten(&why);
     return status ? cli_fail(&e) : CLI_OK;
 }
 

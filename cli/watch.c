@@ -2,6 +2,7 @@
  *
  * The stream is read again from where it broke (Last-Event-ID is not needed: every stream begins
  * with all that happened), so that a controller's restart does not end a watch. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,7 @@ typedef struct watcher {
     int last_epoch;
     int64_t deadline_ms;
     char said[512]; /* the last waiting reason printed */
+    err unwritten;  /* of a line of the table: nobody reads it any more, mostly */
     buf in;
 } watcher;
 
@@ -43,7 +45,8 @@ static void on_epoch(watcher *w, const json_t *epoch)
     for (size_t k = 0; k < EPOCH_VALUES; k++)
         value[k] = json_object_get(epoch, keys[k]);
     output_epoch(number, value);
-    fflush(stdout);
+    if (fflush(stdout) != 0)
+        err_set_errno(&w->unwritten, errno, "standard output");
 }
 
 static void on_state(watcher *w, const json_t *task)
@@ -100,7 +103,7 @@ static int take(void *context, const char *bytes, size_t len)
         on_event(w, w->in.bytes);
         buf_consume(&w->in, (size_t)(end + 2 - w->in.bytes));
     }
-    return w->ended || clock_monotonic_ms() >= w->deadline_ms;
+    return w->ended || w->unwritten.code != ERR_NONE || clock_monotonic_ms() >= w->deadline_ms;
 }
 
 int watch_job(const cli *c, const char *id, bool quiet, long timeout_s)
@@ -121,6 +124,8 @@ int watch_job(const cli *c, const char *id, bool quiet, long timeout_s)
         int status = cli_call_raw(c, &call, path, &reply, &e);
         http_reply_free(&reply);
         buf_free(&w.in);
+        if (w.unwritten.code != ERR_NONE)
+            return cli_unwritten(&w.unwritten);
         if (clock_monotonic_ms() >= w.deadline_ms && !w.ended) {
             fprintf(stderr, "kubeml: job %s did not end within %ld s\n", id, timeout_s);
             return CLI_FAILED;

@@ -617,6 +617,19 @@ def logs_are_followed_to_the_end(p):
 
 
 @case(limit=90)
+def what_is_followed_ends_with_who_reads_it(p):
+    s = ready(p)
+    job = endless(s)
+    for words in (("task", "wait", "--watch", job), ("logs", "-f", job)):
+        with s.follow(*words) as follow:
+            assert follow.stdout.readline()
+            follow.stdout.close()
+            assert follow.wait(30 * harness.STRETCH) == 1, words
+    assert s.json("task", "get", job)["state"] == "running"
+    s.out("task", "stop", job)
+
+
+@case(limit=90)
 def functions_and_histories(p):
     s = ready(p)
     s.write("linear.c", MODEL % "10")
