@@ -9,6 +9,8 @@
 
 #include "cli.h"
 
+enum { LONG_FIRST = 256 }; /* as getopt_long's: a long option; below it are letters */
+
 static const char *kind_placeholder(const cli_option *o)
 {
     return o->value ? o->value : o->kind == OPTION_TEXT ? "TEXT" : "N";
@@ -96,6 +98,24 @@ static int check_required(const cli *c, const cli_option *options, const bool *g
     return 0;
 }
 
+/* What getopt_long would not take: of several letters in a word the one that was wrong. */
+static int refuse(const cli *c, const cli_option *options, int got, char **argv)
+{
+    const char *wants = got == ':' ? "wants a" : "takes no";
+    if (optopt >= LONG_FIRST)
+        return cli_usage(c, "--%s %s value", options[optopt - LONG_FIRST].name, wants);
+    if (got == ':')
+        return cli_usage(c, "-%c %s value", optopt, wants);
+    if (optopt == 'h') /* no letter is left out that there is */
+        return cli_usage(c, "--help %s value", wants);
+    if (optopt > ' ' && optopt < 127)
+        return cli_usage(c, "no option -%c", optopt);
+    /* A long one; or the first byte of a letter, with others of its word to come. */
+    const char *next = argv[optind];
+    bool to_come = optopt && next && next[0] == '-' && strchr(next, optopt);
+    return cli_usage(c, "no option %s", to_come ? next : argv[optind - 1]);
+}
+
 int cli_parse(cli *c, int argc, char **argv, const cli_option *options, int min, int max,
               const char **arguments)
 {
@@ -109,7 +129,8 @@ int cli_parse(cli *c, int argc, char **argv, const cli_option *options, int min,
     size_t count = 0;
     for (; options[count].name; count++) {
         const cli_option *o = &options[count];
-        longs[count] = (struct option){o->name, o->kind != OPTION_FLAG, NULL, 256 + (int)count};
+        longs[count] =
+            (struct option){o->name, o->kind != OPTION_FLAG, NULL, LONG_FIRST + (int)count};
         if (o->letter)
             snprintf(shorts + strlen(shorts), 3, "%c%s", o->letter,
                      o->kind == OPTION_FLAG ? "" : ":");
@@ -122,12 +143,10 @@ int cli_parse(cli *c, int argc, char **argv, const cli_option *options, int min,
             print_help(c, options);
             return CLI_OK + 1;
         }
-        if (got == ':')
-            return cli_usage(c, "%s wants a value", argv[optind - 1]) + 1;
-        if (got == '?')
-            return cli_usage(c, "no option %s", argv[optind - 1]) + 1;
-        size_t i = got >= 256 ? (size_t)got - 256 : 0;
-        while (got < 256 && options[i].letter != got)
+        if (got == ':' || got == '?')
+            return refuse(c, options, got, argv) + 1;
+        size_t i = got >= LONG_FIRST ? (size_t)(got - LONG_FIRST) : 0;
+        while (got < LONG_FIRST && options[i].letter != got)
             i++;
         given[i] = true;
         int stop = store_value(c, &options[i], optarg);
