@@ -11,6 +11,7 @@ usage: run.py [--unit | --e2e | --cluster] [-j N] [-v] [PATTERN ...]
 """
 import argparse
 import concurrent.futures
+import importlib.util
 import os
 import pathlib
 import queue
@@ -136,6 +137,15 @@ def why(output):
     return ": " + said.strip()[:300] if said else ""
 
 
+def check_libraries():
+    """What every end-to-end test loads: one line, and not a failure of each."""
+    missing = [name for name in ("numpy", "requests", "yaml") if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"run.py: {sys.executable} has no {', '.join(missing)}; Debian's is /usr/bin/python3, with the packages of "
+              "scripts/install-packages", file=sys.stderr)
+        sys.exit(2)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -147,6 +157,8 @@ def main():
     parser.add_argument("-v", action="store_true")
     parser.add_argument("pattern", nargs="*")
     args = parser.parse_args()
+    if not args.unit:
+        check_libraries()
     find_data()
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     left_out = []

@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 import tempfile
 
 import harness
@@ -52,6 +53,16 @@ def help_lists_what_the_docs_name():
     named = set(re.findall(r"`make ([a-z][a-z0-9-]*)", (ROOT / "docs/testing.md").read_text()))
     assert len(named) > 15 and named <= {row.split()[0] for row in rows}, named - {row.split()[0] for row in rows}
     assert len({len(re.match(r"\S+ +", row)[0]) for row in rows}) == 1, "they are not in one column:\n" + "\n".join(rows)
+
+
+@case(platform=False)
+def tests_that_lack_a_library_say_which():
+    """As where python3 is not the distribution's; here by leaving out where its libraries are."""
+    run = subprocess.run([sys.executable, "-S", ROOT / "test/run.py", "--e2e", "help_lists"], cwd=ROOT, capture_output=True, text=True,
+                         timeout=60 * harness.STRETCH)
+    assert run.returncode == 2 and run.stdout == "", (run.returncode, run.stdout)
+    assert "has no numpy, requests, yaml; Debian's is /usr/bin/python3, with the packages of scripts/install-packages" in run.stderr, \
+        run.stderr
 
 
 if __name__ == "__main__":
