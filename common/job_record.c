@@ -265,17 +265,18 @@ static void explain_queued(const jobs *m, const job *j, job_reason *out)
     int before = 0;
     for (size_t k = 0; k < m->count; k++) {
         const job *other = m->job[k];
-        size_t used = strlen(holders);
+        size_t held = strlen(holders);
         before += other->state == JOB_QUEUED && other->again_ms <= m->now_ms &&
                   job_sooner(other, j) && job_possible(m, other);
-        if (job_held(other) > 0 && used < sizeof holders - 1)
-            snprintf(holders + used, sizeof holders - used, "%s%s (%d)", used ? ", " : "",
+        if (job_held(other) > 0 && held < sizeof holders - 1)
+            snprintf(holders + held, sizeof holders - held, "%s%s (%d)", held ? ", " : "",
                      other->id, job_held(other));
     }
     int wants = job_wants(m, j);
+    size_t used;
     if ((before == 0 && wants <= jobs_slots_free(m)) || !job_gpus_hold(m, j, wants))
         if (job_explain_gpu(m, j, wants, out)) {
-            size_t used = strlen(out->message);
+            used = strlen(out->message);
             if (holders[0] && m->gpus)
                 snprintf(out->message + used, sizeof out->message - used, "; slots are held by: %s",
                          holders);
@@ -288,9 +289,11 @@ static void explain_queued(const jobs *m, const job *j, job_reason *out)
         return;
     }
     say_before(m, j, before, queue, sizeof queue);
-    snprintf(out->message, sizeof out->message,
-             "it needs %d function slot%s, %d of %d are free%s; held by: %s", wants, plural(wants),
-             jobs_slots_free(m), m->slots, queue, holders[0] ? holders : "nobody");
+    snprintf(out->message, sizeof out->message, "it needs %d function slot%s, %d of %d are free%s",
+             wants, plural(wants), jobs_slots_free(m), m->slots, queue);
+    used = strlen(out->message);
+    snprintf(out->message + used, sizeof out->message - used, "; held by: %s",
+             holders[0] ? holders : "nobody");
 }
 
 static bool explain_condition(const job *j, job_reason *out)

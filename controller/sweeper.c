@@ -60,7 +60,6 @@ static int sweep_uploads(controller *c, err *e)
         owner_let_go(c->owner, id);
         if (status)
             return -1;
-        log_info("model %s was uploaded a day ago and no job names it: it is gone", id);
     }
     return 0;
 }

@@ -7,6 +7,7 @@
 
 #include "cleanup.h"
 #include "json_read.h"
+#include "log.h"
 
 #define COLLECTION "uploads"
 
@@ -88,6 +89,7 @@ int upload_drop(store *s, const char *id, err *e)
         return 0;
     if (upload_delete_model(s, id, &count, e))
         return -1;
+    log_info("model %s was uploaded a day ago and no job names it: it is gone", id);
     if (store_delete(s, COLLECTION, id, STORE_ANY, &why) == 0 || why.code == ERR_NOT_FOUND)
         return 0;
     *e = why;
