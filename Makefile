@@ -182,7 +182,7 @@ $(BUILD)/bin/%:
 
 # The module runs inside redis-server: it carries the merge and no other library of ours, and never a
 # sanitizer, whose runtime redis-server does not have (its logic runs under them in test_module).
-MODULE_SRC := $(SRC_module) $(wildcard $(addprefix common/,err.c block.c hash64.c hash64_avx2.c hash64_avx512.c parallel.c shm.c merge.c merge_generic.c merge_avx2.c merge_avx512.c))
+MODULE_SRC := $(SRC_module) $(wildcard $(addprefix common/,err.c text.c block.c hash64.c hash64_avx2.c hash64_avx512.c parallel.c shm.c merge.c merge_generic.c merge_avx2.c merge_avx512.c))
 $(BUILD)/lib/kubeml-redis.so: $(call plain,$(MODULE_SRC))
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
@@ -191,7 +191,7 @@ $(BUILD)/lib/kubeml-redis.so: $(call plain,$(MODULE_SRC))
 # The MongoDB store brings its own copies of the few small files it needs, bound within itself.
 # (% stands for one character at least.)
 $(BUILD)/obj/common/store_mon%.o: CPPFLAGS += $(MONGO_CFLAGS)
-$(BUILD)/lib/kubeml-mongo.so: $(call obj,$(SRC_mongo) $(addprefix common/,err.c buf.c fs.c clock.c jsontext.c store_id.c))
+$(BUILD)/lib/kubeml-mongo.so: $(call obj,$(SRC_mongo) $(addprefix common/,err.c text.c buf.c fs.c clock.c jsontext.c store_id.c))
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
 	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-Bsymbolic -o $@ $^ $(MONGO_LIBS) -ljansson -lxxhash -lpthread

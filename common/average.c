@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "text.h"
+
 const char *average_path_name(average_path path)
 {
     static const char *const names[] = {[AVERAGE_HOST] = "host",
@@ -42,10 +44,10 @@ static void choose_host(const average_facts *f, average_choice *out)
     const char *on = !f->why_not                      ? ""
                      : f->wish == AVERAGE_NCCL_WANTED ? "; not by NCCL: "
                                                       : "; not on a GPU: ";
-    snprintf(text, sizeof text,
-             "models are averaged on the host, in function order, through %s%s%.200s",
-             f->carrier && strcmp(f->carrier, "shm") == 0 ? "shared memory" : "sockets", on,
-             f->why_not ? f->why_not : "");
+    text_print(text, sizeof text,
+               "models are averaged on the host, in function order, through %s%s%.200s",
+               f->carrier && strcmp(f->carrier, "shm") == 0 ? "shared memory" : "sockets", on,
+               f->why_not ? f->why_not : "");
     choose(out, AVERAGE_HOST, text);
 }
 

@@ -15,6 +15,7 @@
 #include <strings.h>
 
 #include "buf.h"
+#include "text.h"
 
 static bool starts(const char *s, const char *prefix)
 {
@@ -27,6 +28,7 @@ static void copy(char *out, size_t room, const char *s, size_t len)
     size_t n = len < room ? len : room - 1;
     memcpy(out, s, n);
     out[n] = '\0';
+    text_mend(out);
 }
 
 /* Reads ":<digits>" at *s. */
@@ -187,6 +189,7 @@ int builder_text_read(const char *said, size_t len, builder_result *out, err *e)
         next = line + n + 1;
         line[n] = '\0';
         clean(line);
+        text_mend(line); /* words of the source, in any encoding */
         if (drop_line(line))
             continue;
         const char *shown = skip_tool(line);

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "text.h"
+
 static const struct {
     const char *name;
     int http;
@@ -33,8 +35,7 @@ static const struct {
 
 static void format(err *e, const char *fmt, va_list args)
 {
-    if (vsnprintf(e->message, sizeof e->message, fmt, args) < 0)
-        e->message[0] = '\0';
+    text_vprint(e->message, sizeof e->message, fmt, args);
 }
 
 int err_set(err *e, err_code code, const char *fmt, ...)
@@ -83,8 +84,8 @@ int err_set_errno(err *e, int os_errno, const char *fmt, ...)
     size_t used = strlen(e->message);
     char reason[96];
     /* The GNU strerror_r: returns the text, which may or may not lie in the buffer. */
-    snprintf(e->message + used, sizeof e->message - used, ": %s",
-             strerror_r(os_errno, reason, sizeof reason));
+    text_print(e->message + used, sizeof e->message - used, ": %s",
+               strerror_r(os_errno, reason, sizeof reason));
     return -1;
 }
 
@@ -99,7 +100,7 @@ int err_wrap(err *e, const char *fmt, ...)
     format(e, fmt, args);
     va_end(args);
     size_t used = strlen(e->message);
-    snprintf(e->message + used, sizeof e->message - used, ": %s", inner);
+    text_print(e->message + used, sizeof e->message - used, ": %s", inner);
     return -1;
 }
 

@@ -44,7 +44,8 @@ typedef struct err {
         ERR_NONE, 0, ""                                                                            \
     }
 
-/* Sets `e`, cutting the message at 255 bytes. Always returns -1, so that `return err_set(...)`. */
+/* Sets `e`, cutting the message at 255 bytes; it is UTF-8, whatever goes in (text.h). Always
+ * returns -1, so that `return err_set(...)`. */
 int err_set(err *e, err_code code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 /* As err_set with ERR_IO (or the code that fits errno better), and ": <strerror>" appended. */

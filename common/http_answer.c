@@ -113,29 +113,11 @@ static const char *status_title(unsigned status)
     return "Error";
 }
 
-void http_text_mend(char *text)
-{
-    for (size_t len = strlen(text), i = 0; i < len; i++) {
-        if ((unsigned char)text[i] < 0x80)
-            continue;
-        size_t n = 2;
-        while (n <= 4 && i + n <= len && !http_text_valid(text + i, n))
-            n++;
-        if (n <= 4 && i + n <= len)
-            i += n - 1;
-        else
-            text[i] = '?';
-    }
-}
-
 void http_answer_problem(http_request *r, unsigned status, const err *e, json_t *members)
 {
-    char message[ERR_MESSAGE_BYTES];
-    memcpy(message, e->message, sizeof message);
-    http_text_mend(message);
     json_t *body = json_pack("{s:s, s:s, s:i, s:s, s:i, s:s, s:s}", "type", "about:blank", "title",
-                             status_title(status), "status", (int)status, "detail", message, "code",
-                             (int)status, "error", message, "reason", err_name(e->code));
+                             status_title(status), "status", (int)status, "detail", e->message,
+                             "code", (int)status, "error", e->message, "reason", err_name(e->code));
     if (body && members)
         json_object_update(body, members);
     json_decref(members);

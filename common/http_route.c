@@ -6,47 +6,7 @@
 #include <strings.h>
 
 #include "http_internal.h"
-
-/* ---- text ------------------------------------------------------------------------------------ */
-
-/* Length of the UTF-8 sequence that begins with `first` and the least code point it may encode. */
-static size_t sequence_len(unsigned char first, uint32_t *code, uint32_t *least)
-{
-    if (first < 0x80) {
-        *code = first;
-        *least = 0;
-        return 1;
-    }
-    size_t len = (first & 0xe0) == 0xc0   ? 2
-                 : (first & 0xf0) == 0xe0 ? 3
-                 : (first & 0xf8) == 0xf0 ? 4
-                                          : 0;
-    if (len) {
-        *code = first & (0xffu >> (len + 1));
-        *least = len == 2 ? 0x80 : len == 3 ? 0x800 : 0x10000;
-    }
-    return len;
-}
-
-bool http_text_valid(const char *text, size_t len)
-{
-    for (size_t i = 0; i < len;) {
-        uint32_t code = 0, least = 0;
-        size_t n = sequence_len((unsigned char)text[i], &code, &least);
-        if (n == 0 || n > len - i)
-            return false;
-        for (size_t k = 1; k < n; k++) {
-            unsigned char next = (unsigned char)text[i + k];
-            if ((next & 0xc0) != 0x80)
-                return false;
-            code = code << 6 | (next & 0x3f);
-        }
-        if (code == 0 || code < least || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
-            return false;
-        i += n;
-    }
-    return true;
-}
+#include "text.h"
 
 static int hex(char c)
 {
@@ -72,7 +32,7 @@ static int decode(const char *text, size_t len, bool plus, char **to, err *e)
             *(*to)++ = plus && text[i] == '+' ? ' ' : text[i];
         }
     }
-    if (!http_text_valid(start, (size_t)(*to - start)))
+    if (!text_valid(start, (size_t)(*to - start)))
         return err_set(e, ERR_INVALID, "the URI is not UTF-8 text without NUL");
     *(*to)++ = '\0';
     return 0;

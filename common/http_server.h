@@ -138,10 +138,6 @@ void http_answer_json(http_request *r, unsigned status, json_t *body); /* steals
 void http_answer_bytes(http_request *r, unsigned status, const char *type, const void *bytes,
                       size_t len);
 void http_answer_text(http_request *r, unsigned status, const char *type, const char *text);
-/* Makes UTF-8 of a text that may hold a name from outside which was cut within a character: '?'
- * for each byte that is none. An error's message needs it before it is JSON; answers do it
- * themselves. */
-void http_text_mend(char *text);
 /* A problem document; the status is the error code's. */
 void http_answer_error(http_request *r, const err *e);
 /* The same with another status and members of its own (stolen; NULL: none). */

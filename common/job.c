@@ -35,6 +35,7 @@
 #include "job_internal.h"
 #include "mutation.h"
 #include "policy.h"
+#include "text.h"
 
 #define AGAIN_MOST_MS 360000
 
@@ -124,8 +125,8 @@ void job_condition_set(jobs *m, job *j, const char *type, bool status, const cha
     if (c->status != status)
         c->since_wall_ms = m->wall_ms;
     c->status = status;
-    snprintf(c->reason, sizeof c->reason, "%s", reason);
-    snprintf(c->message, sizeof c->message, "%s", message);
+    text_print(c->reason, sizeof c->reason, "%s", reason);
+    text_print(c->message, sizeof c->message, "%s", message);
     if (changed)
         j->unsaved = true;
 }
@@ -157,9 +158,9 @@ static bool try_again(jobs *m, job *j, const char *reason, const char *message)
     j->again_wall_ms = m->wall_ms + wait;
     j->retries++;
     requeue(j);
-    snprintf(j->message, sizeof j->message, "%s: %.200s", reason, message);
-    snprintf(text, sizeof text, "retry %d of %d after %.200s", j->retries, j->request.backoff_limit,
-             j->message);
+    text_print(j->message, sizeof j->message, "%s: %.200s", reason, message);
+    text_print(text, sizeof text, "retry %d of %d after %.200s", j->retries,
+               j->request.backoff_limit, j->message);
     job_condition_set(m, j, "Retried", true, reason, text);
     save(m, j);
     return true;
@@ -179,12 +180,12 @@ void job_end(jobs *m, job *j, job_state state, const char *reason, const char *m
     j->state = state;
     j->verdict = false;
     j->finished_wall_ms = state == JOB_SUSPENDED ? 0 : m->wall_ms;
-    snprintf(j->reason, sizeof j->reason, "%s", reason);
+    text_print(j->reason, sizeof j->reason, "%s", reason);
     if (state == JOB_FAILED && j->retries > 0)
-        snprintf(j->message, sizeof j->message, "%.200s; after %d of %d retries", message,
-                 j->retries, j->request.backoff_limit);
+        text_print(j->message, sizeof j->message, "%.200s; after %d of %d retries", message,
+                   j->retries, j->request.backoff_limit);
     else
-        snprintf(j->message, sizeof j->message, "%s", message);
+        text_print(j->message, sizeof j->message, "%s", message);
     for (int i = 0; i < j->conditions; i++)
         if (strcmp(j->condition[i].type, "Exact") != 0 && j->condition[i].status)
             job_condition_set(m, j, j->condition[i].type, false, "Ended", "the job has ended");
@@ -223,8 +224,8 @@ static void give_verdict(jobs *m, job *j, job_state state, const char *reason, c
         return;
     j->verdict = true;
     j->verdict_state = state;
-    snprintf(j->reason, sizeof j->reason, "%s", reason);
-    snprintf(j->message, sizeof j->message, "%s", message);
+    text_print(j->reason, sizeof j->reason, "%s", reason);
+    text_print(j->message, sizeof j->message, "%s", message);
     j->due_ms = state == JOB_SUSPENDED ? INT64_MAX : m->now_ms + m->limits.stop_ms;
     save(m, j);
     const job_pod *ps = pod_ps(j);
@@ -249,7 +250,7 @@ void job_fail(jobs *m, job *j, const char *reason, const char *fmt, ...)
     char message[ERR_MESSAGE_BYTES];
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(message, sizeof message, fmt, ap);
+    text_vprint(message, sizeof message, fmt, ap);
     va_end(ap);
     give_verdict(m, j, JOB_FAILED, reason, message);
 }

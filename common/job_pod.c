@@ -14,6 +14,7 @@
 
 #include "job_internal.h"
 #include "mutation.h"
+#include "text.h"
 
 #define RETRY_MOST_MS  5000
 #define GROW_MOST_MS   60000
@@ -296,7 +297,7 @@ static void no_more(jobs *m, job *j, const job_pod *p, const char *message)
         j->grow_wait_ms = wait < GROW_MOST_MS ? wait : GROW_MOST_MS;
         j->grow_ms = m->now_ms + j->grow_wait_ms;
     }
-    snprintf(j->no_more, sizeof j->no_more, "%s", message);
+    text_print(j->no_more, sizeof j->no_more, "%s", message);
     j->unsaved = true;
     pods_tell_no_more(m, j);
 }
@@ -326,7 +327,7 @@ void pod_waiting(jobs *m, job *j, const job_event *event)
         p->room_ms = 0;
     else if (!p->room_ms)
         p->room_ms = m->now_ms + m->limits.room_ms;
-    snprintf(p->message, sizeof p->message, "%s", event->message);
+    text_print(p->message, sizeof p->message, "%s", event->message);
     p->cold = true;
     job_condition_set(m, j, "PoolEmpty", true, event->reason[0] ? event->reason : "PoolEmpty",
                       event->message);
@@ -454,8 +455,8 @@ static void function_ended(jobs *m, job *j, job_pod *p, const job_event *event)
     }
     p->phase = JOB_POD_GONE;
     p->due_ms = INT64_MAX;
-    snprintf(p->reason, sizeof p->reason, "%s", event->reason);
-    snprintf(p->message, sizeof p->message, "%s", event->message);
+    text_print(p->reason, sizeof p->reason, "%s", event->reason);
+    text_print(p->message, sizeof p->message, "%s", event->message);
     if (j->connected)
         pods_tell_gone(m, j);
 }

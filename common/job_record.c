@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "job_internal.h"
+#include "text.h"
 
 static const char *const state_names[] = {"queued",    "starting", "running",
                                           "succeeded", "failed",   "cancelled",
@@ -370,4 +371,5 @@ void jobs_explain(const jobs *m, const job *j, int64_t now_ms, job_reason *out)
     if (j->retries > 0 && !job_ended(j) && !waits)
         snprintf(out->message + used, sizeof out->message - used, "; retry %d of %d", j->retries,
                  j->request.backoff_limit);
+    text_mend(out->message);
 }

@@ -45,6 +45,7 @@
 #include <string.h>
 
 #include "round_internal.h"
+#include "text.h"
 
 #define BACKOFF_FIRST_MS 100
 #define BACKOFF_MOST_MS  2000
@@ -109,10 +110,10 @@ void round_set_condition(round_machine *m, int which, bool status, const char *r
     if (c->raised == status)
         return;
     c->raised = status;
-    snprintf(c->reason, sizeof c->reason, "%s", reason);
+    text_print(c->reason, sizeof c->reason, "%s", reason);
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(c->message, sizeof c->message, fmt, ap);
+    text_vprint(c->message, sizeof c->message, fmt, ap);
     va_end(ap);
     emit_condition(m, which);
 }
@@ -137,8 +138,8 @@ void round_finish(round_machine *m, round_state state, bool superseded, const ch
     a->state = state;
     a->superseded = superseded;
     a->epochs = m->committed;
-    snprintf(a->reason, sizeof a->reason, "%s", reason);
-    snprintf(a->message, sizeof a->message, "%s", message);
+    text_print(a->reason, sizeof a->reason, "%s", reason);
+    text_print(a->message, sizeof a->message, "%s", message);
 }
 
 void round_fail(round_machine *m, const char *reason, const char *fmt, ...)
@@ -148,7 +149,7 @@ void round_fail(round_machine *m, const char *reason, const char *fmt, ...)
         return;
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(message, sizeof message, fmt, ap);
+    text_vprint(message, sizeof message, fmt, ap);
     va_end(ap);
     round_finish(m, ROUND_FAILED_STATE, false, reason, message);
 }
@@ -228,7 +229,7 @@ static void take(round_machine *m, const round_event *event)
     case ROUND_STOP: round_finish(m, ROUND_CANCELLED, false, "Cancelled", event->message); break;
     case ROUND_SUSPEND:
         m->suspending = true;
-        snprintf(m->suspend_message, sizeof m->suspend_message, "%s", event->message);
+        text_print(m->suspend_message, sizeof m->suspend_message, "%s", event->message);
         break;
     }
 }

@@ -20,6 +20,7 @@
 #include "ending.h"
 #include "mutation.h"
 #include "round_internal.h"
+#include "text.h"
 
 int member_process(const round_machine *m, int f)
 {
@@ -80,7 +81,7 @@ static void tell_need(round_machine *m, int f, const char *reason)
     round_action *a = round_emit(m, ROUND_NEED);
     a->function = f;
     a->incarnation = b->incarnation;
-    snprintf(a->reason, sizeof a->reason, "%s", reason);
+    text_print(a->reason, sizeof a->reason, "%s", reason);
 }
 
 static void need(round_machine *m, int f)
@@ -227,7 +228,7 @@ static void refuse(round_machine *m, const round_event *event, err_code code, co
     a->function = event->function;
     a->incarnation = event->incarnation;
     a->code = code;
-    snprintf(a->message, sizeof a->message, "%s", message);
+    text_print(a->message, sizeof a->message, "%s", message);
 }
 
 /* The functions of one process load and are ready together. */

@@ -20,6 +20,7 @@
 #include "log.h"
 #include "owner_internal.h"
 #include "shm.h"
+#include "text.h"
 
 enum { POLL_MAX = 2048, HOLD_LOOK_MS = 20 };
 
@@ -37,9 +38,10 @@ void owner_random_hex(char *out, size_t bytes)
 
 /* ---- events and actions ---------------------------------------------------------------------- */
 
+/* What goes into the machine is told, recorded and shown. */
 static const char *keep(char *to, size_t bytes, const char *from)
 {
-    snprintf(to, bytes, "%s", from ? from : "");
+    text_print(to, bytes, "%s", from ? from : "");
     return to;
 }
 

@@ -13,6 +13,7 @@
 #include "ending.h"
 #include "log.h"
 #include "owner_internal.h"
+#include "text.h"
 
 enum {
     REFILL_AFTER_MS = 150, /* a job that has just taken pods needs the cores more than the pool */
@@ -567,8 +568,8 @@ void pool_ended(owner *o, const pod *ended)
     evidence[0] = '\0';
     if (!well)
         log_evidence(o, ended->name, evidence, sizeof evidence);
-    snprintf(message, sizeof message, "%.90s%s%.140s", ended->message,
-             evidence[0] ? "; its log ends: " : "", evidence);
+    text_print(message, sizeof message, "%.90s%s%.140s", ended->message,
+               evidence[0] ? "; its log ends: " : "", evidence);
     bool asked = p->use == USE_STOPPING;
     bool generic = p->use == USE_STARTING || p->use == USE_WARM;
     if (!well)

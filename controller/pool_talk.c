@@ -13,6 +13,7 @@
 #include "log.h"
 #include "owner_internal.h"
 #include "store_watch.h"
+#include "text.h"
 
 enum { LAST_WORDS_MAX = 64 }; /* messages of a pod that has ended */
 
@@ -286,8 +287,8 @@ static void on_function(owner *o, link_pod *p, const json_t *m)
     if (done && s && !s->times.training)
         s->times.functions = clock_monotonic_ms(); /* the last one's counts */
     if (done && s && text_of(m, "averaging")[0])
-        snprintf(s->averaging, sizeof s->averaging, "its functions share one process; %s",
-                 text_of(m, "averaging"));
+        text_print(s->averaging, sizeof s->averaging, "its functions share one process; %s",
+                   text_of(m, "averaging"));
     const job *j = done ? jobs_find(o->machine, p->job) : NULL;
     if (done)
         algorithms_take(o, text_of(m, "algorithms"));
@@ -393,7 +394,7 @@ static void on_accepted(owner *o, link_pod *p)
 static void note_averaging(owner *o, side *s, const char *path, const char *text)
 {
     metric *gauge = o->controller->metrics.averaging;
-    snprintf(s->averaging, sizeof s->averaging, "%s", text);
+    text_print(s->averaging, sizeof s->averaging, "%s", text);
     metric_drop(gauge, s->id);
     metric_set(gauge, 1, s->id, path, NULL);
 }

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "clock.h"
-#include "http_server.h"
 #include "json_read.h"
 #include "log.h"
 
@@ -37,16 +36,14 @@ static json_t *first_of(const json_t *diagnostics, int *omitted)
 
 static json_t *record_of(bool update, const err *why, const json_t *said)
 {
-    char now[25], error[ERR_MESSAGE_BYTES];
+    char now[25];
     int omitted;
     json_t *diagnostics = first_of(json_object_get(said, "diagnostics"), &omitted);
     clock_rfc3339(clock_wall_ms(), now);
-    memcpy(error, why->message, sizeof error);
-    http_text_mend(error);
     return json_pack("{s:s, s:s, s:s, s:s, s:o, s:i}", "when", now, "asked",
                      update ? "update" : "create", "reason",
-                     why->code == ERR_LIMIT ? "CompileLimit" : "CompileError", "error", error,
-                     "diagnostics", diagnostics, "omitted", omitted);
+                     why->code == ERR_LIMIT ? "CompileLimit" : "CompileError", "error",
+                     why->message, "diagnostics", diagnostics, "omitted", omitted);
 }
 
 /* Times are text that sorts; several of one millisecond are told apart by the store's versions. */
@@ -127,7 +124,6 @@ void refusal_tell(store *s, const char *name, err *e)
         return;
     err_set(e, ERR_NOT_FOUND, "there is no function \"%s\": its last upload %s: %s", name,
             words_of(refusal), text_of(refusal, "error"));
-    http_text_mend(e->message);
 }
 
 static json_t *message_of(const json_t *function, const json_t *refusal)

@@ -392,7 +392,7 @@ static int join(member *m, err *e)
                          m->secret, "job", m->job, "function", m->function, "incarnation",
                          m->incarnation, "pid", (json_int_t)getpid(), "cpu", member_cpu(),
                          "threads", m->threads > 0 ? m->threads : 1, "abi", ABI);
-    m->opening = m->failed ? json_incref(m->failed) : ready_message(m);
+    m->opening = m->failed ? json_incref(m->failed) : m->trainer ? ready_message(m) : NULL;
     if (!m->hello || !m->opening)
         return err_set(e, ERR_NOMEM, "no memory for the greeting");
     pslink_config c = {m->address, m->hello, m->opening, m->usage};

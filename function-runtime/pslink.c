@@ -379,7 +379,7 @@ void pslink_send(pslink *l, json_t *message)
     l->current = NULL;
     if (!message || json_array_append_new(l->out, message) != 0) {
         err e = ERR_INIT;
-        err_set(&e, ERR_NOMEM, "no memory for a message");
+        err_set(&e, ERR_INTERNAL, "a message for kubeml-ps could not be made");
         end(l, &e);
     }
     pthread_mutex_unlock(&l->lock);

@@ -46,7 +46,7 @@ SRC_cuda     := $(call src,kernels/cuda)
 SRC_cu       := $(sort $(wildcard kernels/cuda/*.cu))
 SRC_cuda_host:= $(filter-out kernels/cuda/driver_%,$(SRC_cuda))
 # What the engine needs of the rest: the kernels' own tree and a few small files.
-CUDA_COMMON  := $(addprefix common/,err.c parallel.c rng.c)
+CUDA_COMMON  := $(addprefix common/,err.c text.c parallel.c rng.c)
 
 # Which kernels of ours there are: a sum over their text, part of the key of what was measured on a GPU (cuda_known.c).
 CUDA_VERSION := $(BUILD)/cuda_kernels_version.h
@@ -105,11 +105,11 @@ $(BUILD)/cuda-probe-errors: $(call obj,test/cuda/probe_errors.c) $(CUDA_OBJECTS)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -lpthread -lm -ldl
 
 $(BUILD)/obj/test/cuda/probe_graph.o: CPPFLAGS += $(CUDA_INCLUDE)
-$(BUILD)/cuda-probe-graph: $(call obj,test/cuda/probe_graph.c common/err.c) $(BUILD)/cuda/kernels/cuda/pointwise.o
+$(BUILD)/cuda-probe-graph: $(call obj,test/cuda/probe_graph.c common/err.c common/text.c) $(BUILD)/cuda/kernels/cuda/pointwise.o
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -ldl
 
 $(BUILD)/obj/test/cuda/probe_nccl.o: CPPFLAGS += $(CUDA_INCLUDE)
-$(BUILD)/cuda-probe-nccl: $(call obj,test/cuda/probe_nccl.c kernels/cuda/driver_nccl.c common/err.c)
+$(BUILD)/cuda-probe-nccl: $(call obj,test/cuda/probe_nccl.c kernels/cuda/driver_nccl.c common/err.c common/text.c)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -lpthread -ldl
 
 # ---- for the host: the same sources on a shim and a fake driver ------------------------------

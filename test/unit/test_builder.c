@@ -9,9 +9,11 @@
 #include <unistd.h>
 
 #include "builder.h"
+#include "builder_remote.h"
 #include "builder_run.h"
 #include "builder_text.h"
 #include "clock.h"
+#include "json_read.h"
 #include "test.h"
 
 /* A header that stands in for the SDK's: the builder knows none of its contents. */
@@ -241,6 +243,27 @@ TEST(every_linkers_words_are_read)
         CHECK_STR(r.diagnostics[0].file, "lenet.c");
         CHECK_INT(r.diagnostics[0].line, 5);
         CHECK_STR(r.diagnostics[0].message, "undefined reference to 'foo'");
+        builder_result_free(&r);
+    }
+}
+
+/* In any encoding, and cut within a character: at each of its bytes. */
+TEST(a_compilers_words_are_text)
+{
+    for (int at = 0; at < 4; at++) {
+        err e = ERR_INIT;
+        char said[2000];
+        snprintf(said, sizeof said, "a.c:1:2: error: #error \"gro\xdf!\"\na.c:3:2: error: %.*s", at,
+                 "xxx");
+        for (int i = 0; i < 100; i++)
+            snprintf(said + strlen(said), sizeof said - strlen(said), "🐢");
+        builder_result r = {0};
+        CHECK_OK(builder_text_read(said, strlen(said) - 1, &r, &e), e);
+        CHECK_INT(r.diagnostic_count, 2);
+        CHECK_STR(r.diagnostics[0].message, "#error \"gro?!\"");
+        cleanup_json json_t *told = builder_said_json(&r);
+        CHECK_INT(json_array_size(json_object_get(told, "diagnostics")), 2);
+        CHECK_CONTAINS(json_string_value(json_object_get(told, "compiler_output")), "🐢");
         builder_result_free(&r);
     }
 }

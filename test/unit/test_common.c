@@ -1,11 +1,14 @@
 /* test_common.c: err, buf, clock, rng and hash64. */
+#include <errno.h>
 #include <xxhash.h>
 
 #include "buf.h"
 #include "clock.h"
 #include "hash64.h"
+#include "json_read.h"
 #include "rng.h"
 #include "test.h"
+#include "text.h"
 
 TEST(err_carries_code_and_context)
 {
@@ -28,6 +31,65 @@ TEST(err_cuts_what_is_too_long)
     CHECK_INT(strlen(e.message), ERR_MESSAGE_BYTES - 1);
     err_wrap(&e, "outer");
     CHECK_INT(strlen(e.message), ERR_MESSAGE_BYTES - 1);
+}
+
+/* Within a character at every byte: what is in front, what is too long, what is put before it. */
+TEST(an_errors_message_is_utf8_wherever_it_is_cut)
+{
+    char text[600] = "";
+    for (size_t at = 0; at < 4; at++) {
+        err e = ERR_INIT;
+        snprintf(text, sizeof text, "%.*s", (int)at, "xxx");
+        for (int i = 0; i < 100; i++)
+            snprintf(text + strlen(text), sizeof text - strlen(text), "\xf0\x9f\x90\xa2");
+        err_set(&e, ERR_INVALID, "%s", text);
+        CHECK(text_valid(e.message, strlen(e.message)));
+        CHECK(strlen(e.message) > ERR_MESSAGE_BYTES - 5);
+        CHECK(strncmp(e.message, text, strlen(e.message)) == 0);
+        err_wrap(&e, "job %s", "a1");
+        CHECK(text_valid(e.message, strlen(e.message)));
+        err_set_errno(&e, ENOENT, "%.245s", text);
+        CHECK(text_valid(e.message, strlen(e.message)));
+    }
+    err e = ERR_INIT;
+    err_set(&e, ERR_INVALID,
+            "Gr\xf6\xdf"
+            "e: %s",
+            "zu gro\xdf.");
+    CHECK_STR(e.message, "Gr??e: zu gro?.");
+}
+
+static void check_mended(const char *from, const char *to)
+{
+    char text[64];
+    text_print(text, sizeof text, "%s", from);
+    CHECK_STR(text, to);
+    CHECK(text_valid(text, strlen(text)));
+    CHECK_INT(text_valid(from, strlen(from)), strcmp(from, to) == 0);
+    cleanup_json json_t *json = json_string(text);
+    CHECK(json);
+}
+
+TEST(a_text_is_mended)
+{
+    check_mended("", "");
+    check_mended("Größe … 🐢", "Größe … 🐢");
+    check_mended("\xc3", "");
+    check_mended("x\xf0\x9f\x90", "x");
+    check_mended("\xe2\x80 tail", "? tail");
+    check_mended("a\x80"
+                 "b\xff"
+                 "c",
+                 "a?b?c");
+    check_mended("\xc0\xaf", "?");         /* longer than need be */
+    check_mended("\xed\xa0\x80!", "?!");   /* a surrogate */
+    check_mended("\xf4\x90\x80\x80", "?"); /* beyond the last code point */
+    check_mended("\xe2\xc3\xa9", "?é");
+    char small[4];
+    text_print(small, sizeof small, "%s", "aé…");
+    CHECK_STR(small, "aé");
+    text_print(small, 1, "%s", "é");
+    CHECK_STR(small, "");
 }
 
 TEST(buf_stops_at_its_maximum)

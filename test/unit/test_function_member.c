@@ -694,6 +694,14 @@ TEST(a_model_that_does_not_fit_the_images)
         "ShapeMismatch", "big");
 }
 
+/* What it says may be in any encoding: kubeml-ps is told all the same. */
+TEST(a_model_that_says_in_latin1_what_it_cannot)
+{
+    expect_failed(
+        BLOB_MODEL("    return kml_fail(g, \"Gr\\xf6\\xdf\" \"e zu gro\\xdf\" \"!\");\n", ""),
+        "ShapeMismatch", "Gr??e zu gro?!");
+}
+
 TEST(labels_beyond_the_outputs)
 {
     expect_failed(BLOB_MODEL("    return kml_linear(g, kml_flatten(g, x), 1);\n", ""),

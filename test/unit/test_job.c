@@ -1,6 +1,8 @@
 /* test_job.c: the jobs machine, step by step; the simulator has the schedules. */
 #include "job_fixture.h"
+#include "json_read.h"
 #include "policy.h"
+#include "text.h"
 
 TEST(a_whole_job)
 {
@@ -311,6 +313,72 @@ TEST(a_failed_job_is_tried_again_from_its_checkpoint)
     CHECK_INT(jobs_find(m, "a")->state, JOB_FAILED);
     check_reason("a", "NaNLoss", "function 0; after 2 of 2 retries");
     jobs_close(m);
+}
+
+static void check_recorded(const char *id, const char *part)
+{
+    job_reason why;
+    err e = ERR_INIT;
+    cleanup_json json_t *record = job_record(jobs_find(m, id));
+    CHECK(record);
+    CHECK_CONTAINS(json_string_value(json_object_get(record, "message")), part);
+    jobs_explain(m, jobs_find(m, id), now, &why);
+    CHECK(text_valid(why.message, strlen(why.message)));
+    CHECK_CONTAINS(why.message, part);
+    jobs *other;
+    job_limits l;
+    job_limits_default(&l);
+    CHECK_OK(jobs_open(&l, 1, &other, &e), e);
+    CHECK_OK(jobs_restore(other, record, &e), e);
+    jobs_close(other);
+}
+
+/* Words are put before a message and behind it: it is cut at each byte of a character. */
+TEST(a_record_is_made_wherever_its_message_is_cut)
+{
+    for (int at = 0; at < 4; at++) {
+        char text[600];
+        snprintf(text, sizeof text, "%.*s", at, "xxx");
+        for (int i = 0; i < 100; i++)
+            snprintf(text + strlen(text), sizeof text - strlen(text), "🐢");
+        open_machine(1);
+        submit_bound("a", 0, 1);
+        step((job_event){.type = JOB_TICK});
+        ps_starts("a", 0);
+        step((job_event){
+            .type = JOB_POD_ENDED, .pod = "a-ps-0", .reason = "Crashed", .message = text});
+        check_recorded("a", "");
+        ps_starts("a", 1);
+        function_joins("a", 0, 0);
+        step((job_event){.type = JOB_PS_CONDITION,
+                         .job = "a",
+                         .name = "FunctionLost",
+                         .status = true,
+                         .reason = "Killed",
+                         .message = text});
+        check_recorded("a", "");
+        step((job_event){
+            .type = JOB_POD_ENDED, .pod = "a-f-0-0", .reason = "Killed", .message = text});
+        const job_action *lost = get(JOB_TELL_LOST);
+        CHECK(text_valid(lost->message, strlen(lost->message)));
+        step((job_event){.type = JOB_PS_FINISHED,
+                         .job = "a",
+                         .state = JOB_FAILED,
+                         .reason = "StepFailed",
+                         .message = text});
+        CHECK_INT(jobs_find(m, "a")->state, JOB_QUEUED);
+        check_recorded("a", "StepFailed: ");
+        now = jobs_deadline(m);
+        step((job_event){.type = JOB_POD_ENDED, .pod = "a-ps-1"});
+        ps_starts("a", 2);
+        step((job_event){.type = JOB_PS_FINISHED,
+                         .job = "a",
+                         .state = JOB_FAILED,
+                         .reason = "StepFailed",
+                         .message = text});
+        check_recorded("a", "; after 1 of 1 retries");
+        jobs_close(m);
+    }
 }
 
 TEST(a_restarted_controller_waits_as_long_before_it_tries_again)

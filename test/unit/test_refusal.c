@@ -119,7 +119,7 @@ TEST(a_long_list_is_cut_and_says_so)
     err_set(&why, ERR_INVALID, "a.c: \xc3"); /* cut within a character */
     refusal_keep(s, "f", false, &why, words);
     CHECK_OK(refusal_get(s, "f", &record, &e), e);
-    CHECK_STR(text(record, "error"), "a.c: ?");
+    CHECK_STR(text(record, "error"), "a.c: ");
     const json_t *kept = json_object_get(record, "diagnostics");
     CHECK(json_dumpb(kept, NULL, 0, JSON_COMPACT) <= REFUSAL_SAID_BYTES + 64);
     CHECK_INT(json_integer_value(json_object_get(record, "omitted")),
@@ -176,7 +176,7 @@ TEST(what_is_not_there_says_why)
         keep(s, name, false, ERR_INVALID, error);
         refusal_tell(s, name, &e);
         cleanup_json json_t *value = json_string(e.message);
-        CHECK(value && strlen(e.message) == ERR_MESSAGE_BYTES - 1);
+        CHECK(value && strlen(e.message) >= ERR_MESSAGE_BYTES - 2);
     }
     store_close(s);
 }

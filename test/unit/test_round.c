@@ -4,6 +4,7 @@
 #include "deal.h"
 #include "round.h"
 #include "test.h"
+#include "text.h"
 
 static round_machine *m;
 static const round_action *actions;
@@ -358,6 +359,29 @@ static void expect_failure(const char *reason, const char *part)
     CHECK(round_finished(m));
     CHECK(round_deadline(m) == INT64_MAX);
     round_close(m);
+}
+
+/* What a function says is cut where words are put before it: at each byte of a character. */
+TEST(a_message_stays_text_wherever_it_is_cut)
+{
+    round_config c = config(2, 1);
+    for (int at = 0; at < 4; at++) {
+        char text[600];
+        snprintf(text, sizeof text, "%.*s", at, "xxx");
+        for (int i = 0; i < 100; i++)
+            snprintf(text + strlen(text), sizeof text - strlen(text), "🐢");
+        begin(&c);
+        step((round_event){.type = ROUND_LOST, .function = 1, .reason = "Killed", .message = text});
+        const round_action *lost = get(ROUND_CONDITION);
+        CHECK(text_valid(lost->message, strlen(lost->message)));
+        CHECK_CONTAINS(lost->message, "🐢");
+        step((round_event){
+            .type = ROUND_FAILED, .function = 0, .reason = "StepFailed", .message = text});
+        const round_action *end = get(ROUND_FINISHED);
+        CHECK(text_valid(end->message, strlen(end->message)));
+        CHECK_CONTAINS(end->message, "function 0: ");
+        round_close(m);
+    }
 }
 
 TEST(bad_code_fails_at_once)
