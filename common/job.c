@@ -886,7 +886,8 @@ int jobs_forget(jobs *m, const char *id, err *e)
         job *j = m->job[k];
         if (strcmp(j->id, id) != 0)
             continue;
-        if (!j->done_told)
+        bool begun = !j->unsaved || j->state != JOB_QUEUED; /* a step has seen it */
+        if (begun && !j->done_told)
             return err_set(e, ERR_CONFLICT, "job %s has not ended", id);
         m->reserved -= ACTIONS_JOB + actions_of_pods(j);
         memmove(&m->job[k], &m->job[k + 1], (m->count - k - 1) * sizeof(*m->job));

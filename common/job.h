@@ -251,7 +251,8 @@ int jobs_resubmit(jobs *m, const char *id, const request *r, int generation, int
 /* Takes back a job from its record, fields it does not know left aside; no step starts anything
  * until JOB_ADOPT. ERR_INVALID naming the field, ERR_EXISTS, ERR_LIMIT, ERR_NOMEM. */
 int jobs_restore(jobs *m, const json_t *record, err *e);
-/* Drops a job after JOB_DONE. ERR_NOT_FOUND; ERR_CONFLICT while it has not ended. */
+/* Drops a job after JOB_DONE, or one that no step has seen yet. ERR_NOT_FOUND; ERR_CONFLICT while
+ * it has not ended. */
 int jobs_forget(jobs *m, const char *id, err *e);
 
 /* ---- GPUs of pods, after jobs_gpus_elsewhere; between steps ---------------------------------- */

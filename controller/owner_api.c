@@ -149,6 +149,11 @@ static void run_submit(owner *o, void *arg)
         sides_drop(o, id);
         return;
     }
+    if (jobs_save_new(o, jobs_find(o->machine, id), &c->why)) {
+        jobs_forget(o->machine, id, NULL);
+        sides_drop(o, id);
+        return;
+    }
     snprintf(c->new_id, JOB_ID_BYTES, "%s", id);
     if (s->user[0]) {
         log_context(id, -1, -1);
@@ -157,7 +162,7 @@ static void run_submit(owner *o, void *arg)
     }
     if (o->news && !c->id)
         json_array_append_new(o->news, json_string(id));
-    owner_event(o, &(job_event){.type = JOB_TICK}); /* saves the record, and may start the job */
+    owner_event(o, &(job_event){.type = JOB_TICK}); /* may start the job */
     c->status = 0;
 }
 
@@ -300,8 +305,11 @@ static int resume(owner *o, const char *id, const json_t *record, err *e)
     int generation = (int)json_integer_value(json_object_get(inner, "generation"));
     int epochs = (int)json_integer_value(json_object_get(inner, "epochs"));
     int64_t created = json_integer_value(json_object_get(inner, "created_ms"));
-    if (jobs_resubmit(o->machine, id, &r, generation, epochs, created, e) == 0)
-        return 0;
+    if (jobs_resubmit(o->machine, id, &r, generation, epochs, created, e) == 0) {
+        if (jobs_save_new(o, jobs_find(o->machine, id), e) == 0)
+            return 0;
+        jobs_forget(o->machine, id, NULL);
+    }
     sides_drop(o, id);
     return -1;
 }

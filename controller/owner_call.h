@@ -15,7 +15,7 @@ typedef struct owner_call {
     http_stream *stream;
     const char *function, *dataset;
     bool active, ended, drains;
-    json_t **out;
+    json_t **out, *unsaved;
     char **text;
     size_t *len;
     take_waiter *waiter;

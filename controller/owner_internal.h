@@ -289,10 +289,15 @@ void sides_revoke(owner *o, side *s);
 void sides_revoke_others(owner *o);
 int sides_open_object(owner *o, side *s, err *e);
 json_t *jobs_task_json(const json_t *record); /* a record as the API shows it */
+/* False: it says none. */
+bool jobs_record_state(const json_t *record, job_state *out);
 bool jobs_record_ended(const json_t *record);
 /* the same for one in the machine, with its reason */
 json_t *jobs_live_json(owner *o, const job *j);
 void jobs_save(owner *o, const job *j);
+/* Of a job that nobody was promised yet, and that is not to be where this fails: ERR_UNAVAILABLE,
+ * with the cause, ERR_INVALID, ERR_LIMIT, ERR_NOMEM. */
+int jobs_save_new(owner *o, const job *j, err *e);
 /* How a job ended, in its record and in its history. */
 typedef struct job_ending {
     job_state state;

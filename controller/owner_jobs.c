@@ -222,11 +222,16 @@ void sides_revoke_others(owner *o)
 
 /* ---- records --------------------------------------------------------------------------------- */
 
+bool jobs_record_state(const json_t *record, job_state *out)
+{
+    const char *name = json_string_value(json_object_get(json_object_get(record, "job"), "state"));
+    return name && job_state_from_name(name, out);
+}
+
 bool jobs_record_ended(const json_t *record)
 {
     job_state state;
-    const char *name = json_string_value(json_object_get(json_object_get(record, "job"), "state"));
-    return name && job_state_from_name(name, &state) && state >= JOB_SUCCEEDED;
+    return jobs_record_state(record, &state) && state >= JOB_SUCCEEDED;
 }
 
 static void set_since(json_t *out, const char *key, int64_t from, int64_t to)
@@ -351,7 +356,26 @@ void history_end(owner *o, const char *id, const job_ending *ending)
         log_warn("the history of job %s does not say how it ended: %s", id, why.message);
 }
 
-/* While the store is away the newest record of each job is kept here, ended jobs' too. */
+/* It is the record that the store does not take, and never will. Whatever else it says may pass, as
+ * a full disk does. */
+static bool is_refused(const err *e)
+{
+    return e->code == ERR_INVALID || e->code == ERR_LIMIT;
+}
+
+/* The watch has it tried again every second. It hears of a failure behind the record: the store may
+ * be back at once. */
+static void keep_record(owner *o, const char *id, const json_t *record, const err *failed)
+{
+    json_t *copy = json_deep_copy(record);
+    if (copy)
+        json_object_set_new(o->unsaved, id, copy);
+    if (failed)
+        store_watch_failed(o->controller->watch, failed);
+}
+
+/* While it cannot be written the newest record of each job is kept here, ended jobs' too; that is
+ * said once. */
 void jobs_save_record(owner *o, const char *id, json_t *record)
 {
     err e = ERR_INIT;
@@ -360,12 +384,31 @@ void jobs_save_record(owner *o, const char *id, json_t *record)
         json_object_del(o->unsaved, id);
         return;
     }
-    log_error("the record of job %s cannot be written: %s", id, e.message);
-    json_t *copy = e.code == ERR_UNAVAILABLE ? json_deep_copy(record) : NULL;
-    if (copy)
-        json_object_set_new(o->unsaved, id, copy);
-    if (tried && e.code == ERR_UNAVAILABLE) /* behind the record: the store may be back at once */
-        store_watch_failed(o->controller->watch, &e);
+    if (!json_object_get(o->unsaved, id))
+        log_error("the record of job %s cannot be written: %s", id, e.message);
+    if (!is_refused(&e))
+        keep_record(o, id, record, tried ? &e : NULL);
+}
+
+int jobs_save_new(owner *o, const job *j, err *e)
+{
+    const side *s = sides_find(o, j->id);
+    cleanup_json json_t *record = s ? sides_record(s, j) : NULL;
+    err why = ERR_INIT;
+    if (!record)
+        return err_set(e, ERR_NOMEM, "no memory for the record of job %s", j->id);
+    if (!store_watch_writable(o->controller->watch, e))
+        return -1;
+    if (store_put(o->controller->store, "jobs", j->id, record, STORE_ANY, NULL, &why) == 0)
+        return 0;
+    if (why.code == ERR_UNAVAILABLE) { /* a database that went away may have it all the same */
+        keep_record(o, j->id, record, &why);
+        return 0;
+    }
+    if (!is_refused(&why))
+        store_watch_failed(o->controller->watch, &why);
+    return err_set(e, is_refused(&why) ? why.code : ERR_UNAVAILABLE,
+                   "the record of the job cannot be written: %s", why.message);
 }
 
 void jobs_save(owner *o, const job *j)

@@ -43,6 +43,7 @@ static void run_live(owner *o, void *arg)
         if (task)
             json_array_append_new(*c->out, task);
     }
+    c->unsaved = json_deep_copy(o->unsaved);
 }
 
 static bool has_task(const json_t *list, const char *id)
@@ -55,9 +56,21 @@ static bool has_task(const json_t *list, const char *id)
     return false;
 }
 
-static json_t *show_if_ended(void *live, const char *key, json_t *record)
+/* What lies in the store, and is not shown as a live job is. */
+typedef struct shelf {
+    const json_t *live, *unsaved;
+    bool active; /* those too that have not ended by their record, and that nothing runs */
+} shelf;
+
+static json_t *show_recorded(void *context, const char *key, json_t *record)
 {
-    if (!jobs_record_ended(record) || has_task(live, key))
+    const shelf *s = context;
+    job_state state;
+    json_t *newer = json_object_get(s->unsaved, key);
+    if (newer)
+        record = newer;
+    if (!jobs_record_state(record, &state) || (state < JOB_SUCCEEDED && !s->active) ||
+        has_task(s->live, key))
         return NULL;
     json_t *task = jobs_task_json(record);
     json_object_set_new(task, "phase", json_null());
@@ -73,9 +86,11 @@ int owner_tasks(owner *o, bool active, bool ended, list_page *page, json_t **out
     if (active && (!page || !page->after[0]))
         json_array_extend(*out, live);
     /* Those that have ended are the store's, which the caller's thread asks. */
+    shelf s = {live, c.unsaved, active};
     int status =
-        ended ? list_add(o->controller->store, "jobs", page, show_if_ended, live, *out, e) : 0;
+        ended ? list_add(o->controller->store, "jobs", page, show_recorded, &s, *out, e) : 0;
     json_decref(live);
+    json_decref(c.unsaved);
     if (status)
         json_decref(*out);
     return status;

@@ -119,7 +119,7 @@ static void *watch(void *arg)
             owner_store_back(w->controller->owner);
         if (news && status)
             log_error("the store does not answer: %s", why.message);
-        else if (news)
+        else if (news && store_watch_writable(w, NULL)) /* it may take no records yet */
             log_info("the store answers again");
         pthread_mutex_lock(&w->lock);
     }

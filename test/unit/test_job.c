@@ -315,6 +315,22 @@ TEST(a_failed_job_is_tried_again_from_its_checkpoint)
     jobs_close(m);
 }
 
+TEST(a_job_may_be_taken_back_until_a_step_has_seen_it)
+{
+    err e = ERR_INIT;
+    open_machine(1);
+    submit("a", 1, 0, true);
+    CHECK_OK(jobs_forget(m, "a", &e), e);
+    CHECK_INT(jobs_count(m), 0);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(count, 0);
+    submit("b", 2, 0, true);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(jobs_find(m, "b")->state, JOB_QUEUED);
+    CHECK_ERR(jobs_forget(m, "b", &e), e, ERR_CONFLICT, "job b has not ended");
+    jobs_close(m);
+}
+
 static void check_recorded(const char *id, const char *part)
 {
     job_reason why;
