@@ -190,8 +190,9 @@ int owner_submit_as(owner *o, const request *r, const char *id, err *e)
 #define STOPPED "it was stopped through the API"
 
 /* Record and history are all there is of a suspended job; its model is that of a stopped one
- * already, and the history's `open` is what it would be resumed by. */
-static int cancel_suspended(owner *o, const char *id, json_t *record, err *e)
+ * already, and the history's `open` is what it would be resumed by. Nor is there more of one that
+ * has not ended by its record, and that could not be taken up again. */
+static int cancel_recorded(owner *o, const char *id, json_t *record, err *e)
 {
     static const job_ending ending = {JOB_CANCELLED, "Cancelled", STOPPED};
     if (json_object_get(o->held, id))
@@ -207,6 +208,15 @@ static int cancel_suspended(owner *o, const char *id, json_t *record, err *e)
     return 0;
 }
 
+static int recorded_state(owner *o, const char *id, json_t **record, job_state *out, err *e)
+{
+    if (owner_record(o, id, record, e))
+        return -1;
+    return jobs_record_state(*record, out)
+               ? 0
+               : err_set(e, ERR_CORRUPT, "the record of job %s says nothing of its state", id);
+}
+
 static void run_cancel(owner *o, void *arg)
 {
     owner_call *c = arg;
@@ -217,18 +227,18 @@ static void run_cancel(owner *o, void *arg)
         return;
     }
     c->drains = j && j->state == JOB_SUSPENDED;
+    job_state state = j ? j->state : JOB_CANCELLED;
     if (c->drains)
         c->status = err_set(&c->why, ERR_CONFLICT, "the pods of job %s have not ended", c->id);
-    else
-        c->status = owner_record(o, c->id, &record, &c->why);
+    else if (!j)
+        c->status = recorded_state(o, c->id, &record, &state, &c->why);
     if (c->status)
         return;
-    const char *state = json_string_value(json_object_get(json_object_get(record, "job"), "state"));
-    if (state && strcmp(state, job_state_name(JOB_SUSPENDED)) == 0)
-        c->status = cancel_suspended(o, c->id, record, &c->why);
+    if (!j && (state == JOB_SUSPENDED || state < JOB_SUCCEEDED))
+        c->status = cancel_recorded(o, c->id, record, &c->why);
     else
         c->status = err_set(&c->why, ERR_CONFLICT, "job %s has ended already: %s", c->id,
-                            state ? state : "?");
+                            job_state_name(state));
 }
 
 int owner_cancel(owner *o, const char *id, err *e)
@@ -254,11 +264,18 @@ static void run_suspend(owner *o, void *arg)
                    .message = "it was asked to stop at its next merge; resume goes on from there"});
         return;
     }
-    c->status = owner_record(o, c->id, &record, &c->why);
-    const char *state = json_string_value(json_object_get(json_object_get(record, "job"), "state"));
-    if (c->status == 0 && (!state || strcmp(state, "suspended") != 0))
+    job_state state = j ? j->state : JOB_CANCELLED;
+    c->status = j ? 0 : recorded_state(o, c->id, &record, &state, &c->why);
+    if (c->status || state == JOB_SUSPENDED)
+        return;
+    if (state >= JOB_SUCCEEDED)
         c->status = err_set(&c->why, ERR_CONFLICT, "job %s has ended already: %s", c->id,
-                            state ? state : "?");
+                            job_state_name(state));
+    else
+        c->status = err_set(&c->why, ERR_CONFLICT,
+                            "job %s is %s by its record alone, and nothing runs it: it can be "
+                            "resumed or stopped",
+                            c->id, job_state_name(state));
 }
 
 int owner_suspend(owner *o, const char *id, err *e)

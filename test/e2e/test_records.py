@@ -1,7 +1,10 @@
 #!/usr/bin/python3
-"""A job's record where the store does not take it."""
+"""A job's record where the store does not take it, and one that no job comes of any more."""
 import functools
+import os
+import re
 import resource
+import signal
 import subprocess
 from unittest import mock
 
@@ -21,6 +24,10 @@ def states(p):
     return {task["id"]: task["state"] for task in p.get("/tasks?state=all")}
 
 
+def answers(p):
+    return p.log_text().count("the store answers again")
+
+
 @case(limit=120, platform=False)
 def an_end_on_a_full_disk_is_kept_and_no_job_is_taken():
     # What goes beyond the limit is an error, as on a full disk, and no signal: Python ignores that one, and its children may.
@@ -37,12 +44,40 @@ def an_end_on_a_full_disk_is_kept_and_no_job_is_taken():
         assert p.wait(job)["state"] == "cancelled"
         until(lambda: not p.pods(job=job), message="pods of an ended job")
         assert states(p) == {job: "cancelled"}, states(p)
+        before = answers(p)
         disk(p, full=False)
-        until(lambda: "the store answers again" in p.log_text(), message="the store is not asked again")
+        until(lambda: answers(p) > before, message="the record is not tried again")
         p.kill()
         p.start()
         assert states(p) == {job: "cancelled"} and p.task(job)["reason"] == "Cancelled", p.task(job)
         p.succeed(p.train("paced", epochs=1))
+
+
+@case(limit=120, platform=False)
+def a_job_that_cannot_be_taken_up_again_can_be_stopped():
+    with harness.Platform() as p:
+        p.dataset()
+        job = p.train(p.paced(), epochs=200)
+        until(lambda: p.task(job)["state"] == "running", 60)
+        ps = p.pod(job=job, role="ps")["pid"]
+        p.kill()
+        os.kill(ps, signal.SIGSTOP)  # it writes there too
+        with open(p.folder / "home/store/records.mdb", "r+b") as records:
+            found = list(re.finditer(rb'"batch_size": ?(32)', records.read()))
+            for one in found:
+                records.seek(one.start(1))
+                records.write(b"-1")
+        os.kill(ps, signal.SIGCONT)
+        assert found
+        p.start()
+        assert "cannot be taken up again" in p.log_text()
+        assert p.task(job)["state"] == "running" and states(p) == {job: "running"}, states(p)
+        assert job not in [t["id"] for t in p.get("/tasks") + p.get("/tasks?state=ended")]
+        assert "nothing runs it" in p.post(f"/tasks/{job}/suspend", 409)["detail"]
+        p.delete(f"/tasks/{job}")
+        assert p.task(job)["state"] == "cancelled" and states(p) == {job: "cancelled"}, p.task(job)
+        assert "has ended already: cancelled" in p.delete(f"/tasks/{job}", 409)["detail"]
+        until(lambda: not p.pods(job=job), message="pods of a job that is no more")
 
 
 if __name__ == "__main__":
