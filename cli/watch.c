@@ -140,5 +140,7 @@ int watch_job(const cli *c, const char *id, bool quiet, long timeout_s)
     }
     if (w.ended)
         return w.status;
-    return e.code ? cli_fail(&e) : CLI_FAILED;
+    if (!e.code)
+        err_set(&e, ERR_UNAVAILABLE, "job %.40s: its events end before it does", id);
+    return cli_fail(&e);
 }

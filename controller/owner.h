@@ -26,6 +26,8 @@ enum {
 
 #define OWNER_SEGMENT_DIR "/dev/shm" /* of a job's shared memory on this host */
 
+typedef struct follower follower;
+
 /* Opens the cluster, restores all jobs from the store, adopts what runs, and starts the thread. */
 int owner_start(controller *c, owner **out, err *e);
 /* The store was away and answers again: what could not be written then is written. */
@@ -62,9 +64,13 @@ int owner_usage(owner *o, json_t **out, err *e);
 int owner_explain(owner *o, const char *id, json_t **out, err *e);
 /* The job's log so far, all pods' lines in order of time. Caller frees *out. */
 int owner_logs(owner *o, const char *id, char **out, size_t *len, err *e);
-/* Takes the stream: it gets what happens from now on, and is closed at the job's end. */
-int owner_follow_events(owner *o, const char *id, http_stream *stream, err *e);
-int owner_follow_logs(owner *o, const char *id, http_stream *stream, err *e);
+/* A place for one stream more, taken before that is opened: what is wrong can be said then alone.
+ * For owner_follow. ERR_NOT_FOUND; ERR_UNAVAILABLE: all OWNER_FOLLOWERS_MAX are taken. */
+int owner_follow_events(owner *o, const char *id, follower **out, err *e);
+int owner_follow_logs(owner *o, const char *id, follower **out, err *e);
+/* Takes both: the stream gets what happens, and is closed at the job's end. NULL: it was not
+ * opened. */
+void owner_follow(owner *o, follower *f, http_stream *stream);
 /* No job begins to use it meanwhile. ERR_CONFLICT naming the job that does, or another deletes it
  * already; ERR_NOT_FOUND. */
 int owner_delete_function(owner *o, const char *name, err *e);

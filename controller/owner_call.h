@@ -12,7 +12,7 @@ typedef struct owner_call {
     const request *request;
     const char *id, *user;
     char *new_id;
-    http_stream *stream;
+    follower *follower;
     const char *function, *dataset;
     bool active, ended, drains;
     json_t **out, *unsaved;

@@ -146,33 +146,41 @@ static void say_past(owner *o, follower *f)
     json_decref(task);
 }
 
-/* Takes the stream in any case. */
-int follow_add(owner *o, const char *id, http_stream *stream, bool logs, err *e)
+int follow_place(owner *o, const char *id, bool logs, follower **out, err *e)
 {
-    follower *f = o->follower_count < OWNER_FOLLOWERS_MAX ? calloc(1, sizeof *f) : NULL;
-    if (!f) {
-        http_stream_close(stream);
+    if (o->follower_count >= OWNER_FOLLOWERS_MAX)
         return err_set(e, ERR_UNAVAILABLE, "%d streams are open already", OWNER_FOLLOWERS_MAX);
-    }
+    follower *f = calloc(1, sizeof *f);
+    if (!f)
+        return err_set(e, ERR_NOMEM, "no memory for a stream");
     snprintf(f->id, sizeof f->id, "%s", id);
-    f->stream = stream;
     f->logs = logs;
+    buf_init(&f->pending, (size_t)CONTROLLER_LOG_BYTES_MAX * 32);
+    o->follower_count++;
+    *out = f;
+    return 0;
+}
+
+void follow_begin(owner *o, follower *f)
+{
+    if (!f->stream) {
+        o->follower_count--;
+        free_follower(f);
+        return;
+    }
     f->ping_ms = clock_deadline_ms(OWNER_STREAM_PING_MS);
     f->next = o->followers;
     o->followers = f;
-    o->follower_count++;
-    buf_init(&f->pending, (size_t)CONTROLLER_LOG_BYTES_MAX * 32);
-    if (logs) {
+    if (f->logs) {
         /* Of its runs before; and all of it, where the job has ended since it was asked for. */
-        logs_stored(o, id, &f->pending, NULL);
+        logs_stored(o, f->id, &f->pending, NULL);
         say_logs(o, f);
     } else {
         say_past(o, f);
     }
-    if (!jobs_find(o->machine, id))
+    if (!jobs_find(o->machine, f->id))
         f->ended = true;
     o->poll_logs_ms = clock_deadline_ms(f->ended ? 0 : OWNER_LOG_POLL_MS);
-    return 0;
 }
 
 static void ping(follower *f, int64_t now_ms)

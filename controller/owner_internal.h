@@ -158,7 +158,7 @@ typedef struct log_position {
     struct log_position *next;
 } log_position;
 
-typedef struct follower {
+struct follower {
     char id[JOB_ID_BYTES];
     http_stream *stream;
     bool logs;
@@ -168,8 +168,8 @@ typedef struct follower {
     log_position *positions;
     buf pending;      /* of a log: what the stream had no room for */
     int64_t stuck_ms; /* http_stream_push's */
-    struct follower *next;
-} follower;
+    follower *next;
+};
 
 struct owner {
     controller *controller;
@@ -183,7 +183,7 @@ struct owner {
     link_pod *pods;
     side *sides;
     follower *followers;
-    int follower_count;
+    int follower_count; /* those whose stream is yet to come, too */
     event *events, **events_end;
     int slots;
     cluster_gpu gpu[GPU_COUNT_MAX]; /* where functions are placed, by the machine's index */
@@ -330,7 +330,8 @@ void jobs_archive(owner *o, const char *id); /* the logs of its pods, into the s
 int jobs_store_log(owner *o, const char *id, const char *text, size_t len, err *e);
 
 /* owner_follow.c */
-int follow_add(owner *o, const char *id, http_stream *stream, bool logs, err *e);
+int follow_place(owner *o, const char *id, bool logs, follower **out, err *e);
+void follow_begin(owner *o, follower *f); /* takes it; without a stream its place is free again */
 void follow_state(owner *o, const char *id);
 void follow_epoch(owner *o, const char *id, const json_t *epoch);
 void follow_logs(owner *o, const char *id); /* what is left to say, before the logs are put away */

@@ -229,24 +229,42 @@ int owner_logs(owner *o, const char *id, char **out, size_t *len, err *e)
 
 /* ---- followers ------------------------------------------------------------------------------- */
 
-static void run_follow(owner *o, void *arg)
+static void run_place(owner *o, void *arg)
 {
     owner_call *c = arg;
-    c->status = follow_add(o, c->id, c->stream, c->active, &c->why);
+    cleanup_json json_t *record = NULL;
+    if (!jobs_find(o->machine, c->id) && owner_record(o, c->id, &record, &c->why))
+        c->status = -1;
+    else
+        c->status = follow_place(o, c->id, c->active, &c->follower, &c->why);
 }
 
-int owner_follow_events(owner *o, const char *id, http_stream *stream, err *e)
+static int take_place(owner *o, owner_call *c, follower **out, err *e)
 {
-    owner_call c = {.id = id, .stream = stream};
-    owner_run(o, run_follow, &c);
-    return owner_call_end(&c, e);
+    owner_run(o, run_place, c);
+    *out = c->follower;
+    return owner_call_end(c, e);
 }
 
-int owner_follow_logs(owner *o, const char *id, http_stream *stream, err *e)
+int owner_follow_events(owner *o, const char *id, follower **out, err *e)
 {
-    owner_call c = {.id = id, .stream = stream, .active = true};
-    owner_run(o, run_follow, &c);
-    return owner_call_end(&c, e);
+    return take_place(o, &(owner_call){.id = id}, out, e);
+}
+
+int owner_follow_logs(owner *o, const char *id, follower **out, err *e)
+{
+    return take_place(o, &(owner_call){.id = id, .active = true}, out, e);
+}
+
+static void run_follow(owner *o, void *arg)
+{
+    follow_begin(o, arg);
+}
+
+void owner_follow(owner *o, follower *f, http_stream *stream)
+{
+    f->stream = stream;
+    owner_run(o, run_follow, f);
 }
 
 /* ---- runtimes for /infer --------------------------------------------------------------------- */

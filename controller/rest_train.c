@@ -108,29 +108,21 @@ void rest_task_explain(http_request *r, void *context)
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
-/* Is there such a job? Said before a stream is opened, which can only be cut off afterwards. */
-static bool known(http_request *r, controller *c)
+static void open_stream(http_request *r, owner *o, bool logs)
 {
+    const char *id = http_param(r, "id");
+    follower *f = NULL;
     err e = ERR_INIT;
-    json_t *task = NULL;
-    if (owner_task(c->owner, http_param(r, "id"), &task, &e)) {
+    if (logs ? owner_follow_logs(o, id, &f, &e) : owner_follow_events(o, id, &f, &e))
         http_answer_error(r, &e);
-        return false;
-    }
-    json_decref(task);
-    return true;
+    else
+        owner_follow(
+            o, f, http_answer_stream(r, logs ? "text/plain; charset=utf-8" : "text/event-stream"));
 }
 
 void rest_task_events(http_request *r, void *context)
 {
-    controller *c = context;
-    if (!known(r, c))
-        return;
-    char id[64];
-    snprintf(id, sizeof id, "%s", http_param(r, "id"));
-    http_stream *stream = http_answer_stream(r, "text/event-stream");
-    if (stream)
-        owner_follow_events(c->owner, id, stream, NULL);
+    open_stream(r, ((controller *)context)->owner, false);
 }
 
 void rest_task_logs(http_request *r, void *context)
@@ -148,9 +140,7 @@ void rest_task_logs(http_request *r, void *context)
     snprintf(id, sizeof id, "%s", http_param(r, "id"));
     if (follow && strcmp(follow, "true") == 0 && owner_runs(c->owner, id)) {
         failpoint("controller.follow-logs"); /* it may end here */
-        http_stream *stream = http_answer_stream(r, "text/plain; charset=utf-8");
-        if (stream)
-            owner_follow_logs(c->owner, id, stream, NULL);
+        open_stream(r, c->owner, true);
         return;
     }
     if (owner_logs(c->owner, id, &text, &len, &e)) {

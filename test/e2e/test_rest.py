@@ -770,6 +770,32 @@ def a_long_log_is_followed_from_its_beginning(p):
 
 
 @case()
+def a_stream_too_many_is_refused_with_its_cause(p):
+    """And not opened, only to be empty: who follows would take that for the job's end."""
+    p.dataset()
+    job = p.train(p.paced(), epochs=50000)
+    until(lambda: p.task(job)["epoch"] >= 1)
+
+    def follow():
+        return p.ask("GET", f"/tasks/{job}/events", 200, stream=True, timeout=60)
+    with contextlib.ExitStack() as opened:
+        for _ in range(512):
+            assert opened.enter_context(follow()).status_code == 200
+        for what in ("events", "logs?follow=true"):
+            assert "512 streams are open" in p.get(f"/tasks/{job}/{what}", 503)["detail"]
+        said = subprocess.run([str(harness.BIN / "kubeml"), "logs", "-f", job], env={**os.environ, **p.environment()},
+                              capture_output=True, text=True, timeout=60)
+        assert said.returncode != 0 and "512 streams are open" in said.stderr, said
+        assert p.get(f"/tasks/{job}/logs"), "what is not followed needs no place"
+    # A client that is gone is noticed when something is said.
+    def again():
+        with follow() as reply:
+            return reply.status_code == 200
+    until(again, 60)
+    p.delete(f"/tasks/{job}")
+
+
+@case()
 def a_log_does_not_tell_of_ends_that_were_asked_for(p):
     p.dataset()
     p.function()
@@ -797,6 +823,20 @@ def metrics_have_kubemls_names(p):
     p.delete(f"/tasks/{job}")
     p.wait(job)
     until(lambda: p.metric('kubeml_jobs_total{state="cancelled"}') == cancelled + 1)
+
+
+@case()
+def unknown_methods_are_counted_together(p):
+    """Anybody may send them, without a token too: each as a label of its own would be memory, and no room for others."""
+    def count(method):
+        return p.metric(f'kubeml_http_requests_total{{method="{method}",route="other",code="404"}}') or 0
+    before = count("other")
+    for method in ("BREW", "M0", "PURGE"):
+        assert requests.request(method, p.url + "/zzz", timeout=60).status_code == 404
+    until(lambda: count("other") == before + 3)
+    assert count("BREW") == count("M0") == count("PURGE") == 0
+    requests.head(p.url + "/zzz", timeout=60)
+    until(lambda: count("HEAD") == 1)
 
 
 @case(limit=400)
