@@ -27,13 +27,13 @@ struct metric {
     const double *bounds;
     int bound_count;
     series *first;
+    int count;
     struct metric *next;
 };
 
 struct metrics {
     pthread_mutex_t lock;
     metric *first, **last;
-    int series;
     uint64_t dropped;
 };
 
@@ -98,7 +98,7 @@ static series *series_of(metric *f, const char *const values[METRICS_LABELS_MAX]
         if (same == f->label_count)
             return s;
     }
-    series *s = f->owner->series < METRICS_SERIES_MAX ? calloc(1, sizeof *s) : NULL;
+    series *s = f->count < METRICS_SERIES_MAX ? calloc(1, sizeof *s) : NULL;
     bool whole = s != NULL;
     for (int i = 0; whole && i < f->label_count; i++)
         whole = (s->label[i] = strdup(values[i])) != NULL;
@@ -112,7 +112,7 @@ static series *series_of(metric *f, const char *const values[METRICS_LABELS_MAX]
     }
     s->next = f->first;
     f->first = s;
-    f->owner->series++;
+    f->count++;
     return s;
 }
 
@@ -159,7 +159,7 @@ void metric_drop(metric *f, const char *a)
         if (f->label_count && strcmp(s->label[0], a) == 0) {
             *at = s->next;
             series_free(s);
-            f->owner->series--;
+            f->count--;
         } else {
             at = &s->next;
         }

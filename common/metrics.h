@@ -2,13 +2,14 @@
  *
  * A family has a name, a help line and up to METRICS_LABELS_MAX label names; a series is one
  * combination of their values and is made when it is first used. All functions may be called from
- * any thread. Series beyond METRICS_SERIES_MAX are dropped and counted. */
+ * any thread. A family's series beyond METRICS_SERIES_MAX are dropped and counted: one that is full
+ * leaves the others their room. */
 #ifndef KUBEML_METRICS_H
 #define KUBEML_METRICS_H
 
 #include "buf.h"
 
-enum { METRICS_LABELS_MAX = 3, METRICS_SERIES_MAX = 10000, METRICS_BUCKETS_MAX = 16 };
+enum { METRICS_LABELS_MAX = 3, METRICS_SERIES_MAX = 5000, METRICS_BUCKETS_MAX = 16 };
 
 typedef enum metric_kind { METRIC_COUNTER, METRIC_GAUGE, METRIC_HISTOGRAM } metric_kind;
 

@@ -180,11 +180,21 @@ static int check_config(const controller_config *c, err *e)
     return 0;
 }
 
+/* Of all that a client may say, which needs no token for it, only what a route has is a label. */
+static const char *known_method(const char *method)
+{
+    for (size_t i = 0; i < rest_route_count; i++)
+        if (strcmp(rest_routes[i].method, method) == 0)
+            return method;
+    return strcmp(method, "HEAD") == 0 ? method : "other";
+}
+
 static void observe(void *context, const char *method, const char *pattern, unsigned status,
                     double seconds)
 {
     controller *c = context;
     char text[8];
+    method = known_method(method);
     snprintf(text, sizeof text, "%u", status);
     metric_add(c->metrics.http_requests, 1, method, pattern, text);
     metric_observe(c->metrics.http_seconds, seconds, method, pattern, NULL);

@@ -829,7 +829,7 @@ def metrics_have_kubemls_names(p):
 def unknown_methods_are_counted_together(p):
     """Anybody may send them, without a token too: each as a label of its own would be memory, and no room for others."""
     def count(method):
-        return p.metric(f'kubeml_http_requests_total{{method="{method}",route="other",code="404"}}') or 0
+        return p.metric(f'kubeml_http_requests_total{{method="{method}",path="other",status="404"}}') or 0
     before = count("other")
     for method in ("BREW", "M0", "PURGE"):
         assert requests.request(method, p.url + "/zzz", timeout=60).status_code == 404

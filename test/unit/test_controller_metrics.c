@@ -50,13 +50,21 @@ TEST(series_are_bounded)
 {
     metrics *m = metrics_open();
     metric *f = metrics_add(m, METRIC_COUNTER, "f", "F.", "n", NULL, 0);
+    metric *other = metrics_add(m, METRIC_COUNTER, "other", "O.", "n", NULL, 0);
     char name[16];
     for (int i = 0; i < METRICS_SERIES_MAX + 5; i++) {
         snprintf(name, sizeof name, "%d", i);
         metric_add(f, 1, name, NULL, NULL);
     }
+    metric_add(other, 7, "mine", NULL, NULL); /* which has room of its own */
     char *text = text_of(m);
     CHECK_CONTAINS(text, "kubeml_metrics_dropped_total 5\n");
+    CHECK_CONTAINS(text, "other{n=\"mine\"} 7\n");
+    free(text);
+    metric_drop(f, "0");
+    metric_add(f, 8, "again", NULL, NULL);
+    text = text_of(m);
+    CHECK_CONTAINS(text, "f{n=\"again\"} 8\n");
     free(text);
     metrics_close(m);
 }
