@@ -97,7 +97,6 @@ static suspect *suspect_of(kube *k, const char *node)
     return at;
 }
 
-/* New pods go elsewhere if they can, until Kubernetes knows it better. */
 /* What is just being made there may never be: said of each that was not kept from it. */
 static void doubt_pending(kube *k, const suspect *s)
 {
@@ -111,6 +110,7 @@ static void doubt_pending(kube *k, const suspect *s)
     }
 }
 
+/* New pods go elsewhere if they can, until Kubernetes knows it better. */
 static void suspect_node(kube *k, const char *node)
 {
     if (!node[0])
