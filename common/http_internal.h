@@ -105,7 +105,7 @@ struct http_server {
     http_connection *connections;
     int connection_count;
     http_request *queue, **queue_end;
-    int workers, workers_idle, workers_slow;
+    int workers, workers_idle, workers_slow, workers_waiting; /* the last: on `waits` alone */
     http_stream *streams; /* open answers, ended at stop */
     pthread_t timer;
     bool stopping;

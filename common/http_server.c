@@ -272,7 +272,10 @@ static bool may_answer_early(const http_request *r)
 
 static bool worker_may_take(const http_server *s, const http_request *r)
 {
-    return !r->route->slow || s->workers_slow < s->config.workers_max / 2;
+    const http_route *route = r->route;
+    int max = s->config.workers_max;
+    bool room = s->workers_slow + s->workers_waiting < max - max / 4;
+    return route->slow ? room && s->workers_slow < max / 2 : !route->waits || room;
 }
 
 /* Takes the first request in the queue that may run now. Needs the lock. */
@@ -314,14 +317,16 @@ static void *worker_run(void *context)
             s->workers_idle--;
             continue;
         }
-        s->workers_slow += r->route->slow;
+        const http_route *route = r->route;
+        s->workers_slow += route->slow;
+        s->workers_waiting += route->waits;
         pthread_mutex_unlock(&s->lock);
-        bool slow = r->route->slow;
         answer(s, r);
         http_request_unref(r);
         pthread_mutex_lock(&s->lock);
-        s->workers_slow -= slow;
-        if (slow)
+        s->workers_slow -= route->slow;
+        s->workers_waiting -= route->waits;
+        if (route->slow || route->waits)
             pthread_cond_signal(&s->work);
         idle_until = clock_deadline_ms(WORKER_IDLE_MS);
     }

@@ -56,7 +56,9 @@ typedef struct http_route {
     const char *gives;       /* the answer's, the preferred first; NULL: application/json */
     const char *queries;     /* known query parameters, comma-separated; NULL: none */
     uint64_t body_bytes_max; /* 0: HTTP_JSON_BYTES_MAX */
-    bool slow;               /* may block long: never takes the last workers */
+    /* How long it may block, by which it leaves workers to others: for as long as its client likes
+     * (half of them), or for seconds (together with those a quarter). */
+    bool slow, waits;
     bool open;               /* needs no token */
     bool led;                /* config.divert may answer instead of the handler */
     bool live;               /* answered without the store: config.refuse's matter */

@@ -2,24 +2,28 @@
  *
  * A model of the zoo is looked up (zoo_list.c). Uploaded code is asked (builder_fit.h), by the
  * builder where there is one; never in a controller's own pod, which holds more than code may see.
- * An object and an upload never change, so that what was answered once is kept. */
+ * An object and an upload never change, so that what was answered once is kept; that there was no
+ * answer, for a while: who asks for jobs meanwhile does not wait for it again. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "builder_remote.h"
+#include "clock.h"
 #include "controller.h"
 #include "dataset.h"
 #include "fs.h"
 #include "json_read.h"
 #include "log.h"
 
+enum { UNKNOWN_MS = 60000 };
 enum { ANSWERS_MAX = 256, ANSWER_KEY_BYTES = STORE_KEY_BYTES + STORE_ID_BYTES + 1 };
 
 typedef struct answer {
     char key[ANSWER_KEY_BYTES]; /* "": free */
-    int misfit;
+    int misfit;                 /* as builder_fit's */
+    int64_t until_ms;           /* INT64_MAX: for good */
     char message[ERR_MESSAGE_BYTES];
 } answer;
 
@@ -33,10 +37,10 @@ static int recall(const char *key, int *misfit, err *e)
     int found = 0;
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < ANSWERS_MAX && !found; i++)
-        if (strcmp(answers[i].key, key) == 0) {
+        if (strcmp(answers[i].key, key) == 0 && clock_left_ms(answers[i].until_ms) > 0) {
             found = 1;
             *misfit = answers[i].misfit;
-            err_set(e, ERR_INVALID, "%s", answers[i].message);
+            err_set(e, ERR_INVALID, "%s", answers[i].message); /* of a misfit; else for the log */
         }
     pthread_mutex_unlock(&lock);
     return found;
@@ -47,6 +51,7 @@ static void remember(const char *key, int misfit, const err *e)
     pthread_mutex_lock(&lock);
     answer *a = &answers[next_answer++ % ANSWERS_MAX];
     a->misfit = misfit;
+    a->until_ms = misfit < 0 ? clock_deadline_ms(UNKNOWN_MS) : INT64_MAX;
     snprintf(a->key, sizeof a->key, "%s", key);
     snprintf(a->message, sizeof a->message, "%s", misfit ? e->message : "");
     pthread_mutex_unlock(&lock);
@@ -99,8 +104,7 @@ int code_fits(controller *c, const json_t *function, const dataset_info *d, err 
     snprintf(key, sizeof key, "%s %s", object, d->upload);
     if (!recall(key, &misfit, &why)) {
         misfit = ask(c, object, d, &why);
-        if (misfit >= 0)
-            remember(key, misfit, &why);
+        remember(key, misfit, &why);
     }
     if (misfit < 0)
         log_warn("whether function %s fits dataset %s shows when the job starts: %s", name, d->name,

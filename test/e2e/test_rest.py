@@ -769,6 +769,26 @@ def a_long_log_is_followed_from_its_beginning(p):
     p.delete(f"/tasks/{job}")
 
 
+@case(platform=False)
+def requests_for_jobs_leave_room_for_others():
+    """Code that says nothing when it is asked for its network is waited for by each who trains with it at the same time."""
+    harness.code_is_asked()
+    code = harness.LENET.read_text().replace("#include <kubeml.h>", "#include <kubeml.h>\n#include <unistd.h>")
+    code = code.replace("    x = kml_relu", "    sleep(60);\n    x = kml_relu", 1)
+    with harness.Platform() as p, concurrent.futures.ThreadPoolExecutor(40) as beside:
+        p.dataset()
+        p.function("silent", code)
+
+        def asked():
+            return sum(" fit " in line for _, line in harness.processes_of(harness.BIN / "kubeml-function"))
+        trains = [beside.submit(p.train, "silent") for _ in range(40)]
+        until(lambda: asked() >= 12, every=0.01)
+        assert p.get("/health") == {"status": "ok"}
+        assert not any(t.done() for t in trains), "it was waited for"
+        for job in {t.result() for t in trains}:
+            p.delete(f"/tasks/{job}")
+
+
 @case()
 def a_stream_too_many_is_refused_with_its_cause(p):
     """And not opened, only to be empty: who follows would take that for the job's end."""

@@ -1,9 +1,11 @@
 /* test_fit.c: what uploaded code says of a data set's samples, and code that does not say it. */
 #include <unistd.h>
 
+#include "../../controller/controller.h"
 #include "builder_fit.h"
 #include "cleanup.h"
 #include "dataset.h"
+#include "fs.h"
 #include "json_read.h"
 #include "test.h"
 
@@ -129,4 +131,41 @@ TEST_LIMIT(code_is_behind_the_walls_of_a_function, 60)
                         "    return kml_linear(g, kml_flatten(g, x), 10);"),
                   1, 8, 10, &e),
               0);
+}
+
+/* Each one who asks for a job would wait for it anew. */
+TEST(that_it_is_not_known_is_kept_for_a_while)
+{
+    static const char crashes[] = "#!/bin/sh\necho asked >> %s\nexit 3\n";
+    controller c = {.config = {.cluster = "local"}};
+    dataset_info info = {.name = "shapes",
+                         .samples = {64, 64},
+                         .chunks = {1, 1},
+                         .chunk_samples = 64,
+                         .channels = 1,
+                         .height = 8,
+                         .width = 8,
+                         .classes = 10,
+                         .mean = (float[]){0},
+                         .std = (float[]){1}};
+    cleanup_json json_t *function = json_pack("{s:s, s:s}", "name", "f", "object", "objects/f");
+    char asked[FS_PATH_BYTES], program[FS_PATH_BYTES], script[FS_PATH_BYTES + 64];
+    cleanup_buf buf times;
+    err e = ERR_INIT;
+    buf_init(&times, 4096);
+    snprintf(info.upload, sizeof info.upload, "0000000000000000");
+    memset(info.digest, 'a', DIGEST_HEX_BYTES - 1);
+    snprintf(c.config.bin_dir, sizeof c.config.bin_dir, "%s", test_tmp());
+    CHECK_OK(fs_path(asked, &e, "%s/asked", test_tmp()), e);
+    CHECK_OK(fs_path(program, &e, "%s/kubeml-function", test_tmp()), e);
+    snprintf(script, sizeof script, crashes, asked);
+    CHECK_OK(fs_write_file(program, script, strlen(script), 0700, &e), e);
+    c.store = store_open("memory:", &e);
+    CHECK(c.store);
+    CHECK_OK(store_blob_put(c.store, "objects/f", "code", 4, &e), e);
+    for (int i = 0; i < 3; i++)
+        CHECK_OK(code_fits(&c, function, &info, &e), e);
+    CHECK_OK(fs_read_file(asked, &times, &e), e);
+    CHECK_STR(times.bytes, "asked\n");
+    store_close(c.store);
 }

@@ -19,7 +19,8 @@ static http_server *server;
 static http_stream *kept;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static bool blocked, released;
+static int blocked; /* so many handlers were */
+static bool released;
 static char read_error[256];
 static long long read_bytes;
 
@@ -74,7 +75,7 @@ static void block(http_request *r, void *context)
 {
     (void)context;
     pthread_mutex_lock(&lock);
-    blocked = true;
+    blocked++;
     pthread_cond_broadcast(&changed);
     while (!released)
         pthread_cond_wait(&changed, &lock);
@@ -110,6 +111,7 @@ static const http_route routes[] = {
     {.method = "POST", .pattern = "/refuse", .handle = refuse, .body = HTTP_BODY_STREAM,
      .body_bytes_max = 64 << 20},
     {.method = "GET", .pattern = "/block", .handle = block, .gives = "text/plain", .slow = true},
+    {.method = "GET", .pattern = "/wait", .handle = block, .gives = "text/plain", .waits = true},
     {.method = "GET", .pattern = "/stream", .handle = stream, .gives = "text/event-stream"},
 };
 
@@ -375,24 +377,36 @@ TEST(a_client_that_goes_away)
     http_server_stop(server, 2000);
 }
 
+/* Waits until so many handlers are in `block`. */
+static void await_blocked(int count)
+{
+    pthread_mutex_lock(&lock);
+    while (blocked < count)
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Of four workers long work has two, and what waits takes three with it. */
 TEST(a_blocked_handler_holds_up_nobody)
 {
     serve(NULL);
-    int fd[6];
+    int fd[12];
     for (int i = 0; i < 6; i++) { /* more than there may be workers for such */
         fd[i] = dial();
         say(fd[i], GET("/block"));
     }
-    pthread_mutex_lock(&lock);
-    while (!blocked)
-        pthread_cond_wait(&changed, &lock);
-    pthread_mutex_unlock(&lock);
+    await_blocked(2);
+    for (int i = 6; i < 12; i++) {
+        fd[i] = dial();
+        say(fd[i], GET("/wait"));
+    }
+    await_blocked(3);
     check_answer(GET("/hello/you"), "200", "you");
     pthread_mutex_lock(&lock);
     released = true;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 12; i++) {
         char out[1024] = "";
         CHECK(hear(fd[i], out, sizeof out, "released", 5000));
         close(fd[i]);
