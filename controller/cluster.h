@@ -1,9 +1,10 @@
 /* cluster.h: the seam behind which pods are started, watched and stopped.
  *
  * A pod is one process tree with a name, a role, a log and an end: a local process here, a pod of
- * Kubernetes there. The controller is the only caller, from one thread. Pods outlive the
- * controller: after a restart `list` finds them by their labels, so that running jobs are adopted.
- * No call blocks longer than its comment says; what takes longer is reported by `next_event`. */
+ * Kubernetes there. The controller is the only caller, from one thread but for logs. Pods outlive
+ * the controller: after a restart `list` finds them by their labels, so that running jobs are
+ * adopted. No call blocks longer than its comment says; what takes longer is reported by
+ * `next_event`. */
 #ifndef KUBEML_CLUSTER_H
 #define KUBEML_CLUSTER_H
 
@@ -115,7 +116,8 @@ typedef struct cluster_ops {
     int (*gpus)(cluster *c, cluster_gpu *out, int max, int *count, err *e);
     int (*pod_gpus)(cluster *c); /* NULL with `gpus` */
     /* The last `bytes_max` bytes a pod wrote to its log; ended pods too until they are forgotten by
-     * the backend. The caller frees out->text. ERR_NOT_FOUND, ERR_UNAVAILABLE, ERR_IO. */
+     * the backend. The caller frees out->text. ERR_NOT_FOUND, ERR_UNAVAILABLE, ERR_IO. From any
+     * thread, beside all other calls but `close`; blocks for at most 5 s. */
     int (*log_tail)(cluster *c, const char *name, size_t bytes_max, cluster_log *out, err *e);
     /* Whether jobs can run here at all: ERR_UNSUPPORTED says what is not installed. NULL: only who
      * runs them finds that out. */

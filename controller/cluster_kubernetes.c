@@ -598,6 +598,28 @@ static int kept_log(kube *k, const char *name, size_t bytes_max, cluster_log *ou
     return status;
 }
 
+/* A client of its own for each who reads a log at the same time. */
+static kube_client *take_reader(kube *k, err *e)
+{
+    kube_client *c = NULL;
+    pthread_mutex_lock(&k->lock);
+    if (k->reader_count)
+        c = k->readers[--k->reader_count];
+    pthread_mutex_unlock(&k->lock);
+    return c || kube_client_open(&k->access, &c, e) == 0 ? c : NULL;
+}
+
+static void give_reader(kube *k, kube_client *c)
+{
+    pthread_mutex_lock(&k->lock);
+    if (c && k->reader_count < READERS_MAX) {
+        k->readers[k->reader_count++] = c;
+        c = NULL;
+    }
+    pthread_mutex_unlock(&k->lock);
+    kube_client_close(c);
+}
+
 static int kube_log_tail(cluster *c, const char *name, size_t bytes_max, cluster_log *out, err *e)
 {
     kube *k = (kube *)c;
@@ -619,7 +641,11 @@ static int kube_log_tail(cluster *c, const char *name, size_t bytes_max, cluster
     err why = ERR_INIT;
     int64_t began_ms = clock_monotonic_ms();
     cluster_log now = {0};
-    int status = kube_fetch_log(k, k->calls, name, role, bytes_max, began_ms + CALL_MS, &now, &why);
+    kube_client *client = take_reader(k, &why);
+    int status =
+        client ? kube_fetch_log(k, client, name, role, bytes_max, began_ms + CALL_MS, &now, &why)
+               : -1;
+    give_reader(k, client);
     if (status)
         kube_log_failed(k, node, began_ms, &why);
     /* A pod that is on its way out gives none from some moment on. */
@@ -648,6 +674,8 @@ static void kube_close(cluster *c, bool stop_all)
     kube_watch_stop(k->watch);
     kube_client_close(k->work);
     kube_client_close(k->calls);
+    while (k->reader_count)
+        kube_client_close(k->readers[--k->reader_count]);
     while (k->entries)
         kube_drop(k, k->entries);
     json_decref(k->job_owner);

@@ -1,8 +1,9 @@
 /* cluster_kubernetes_internal.h: what cluster_kubernetes.c and its worker share.
  *
  * Three threads: the owner's, which calls cluster.h; the watch's, which only tells; the worker,
- * which creates and deletes. What they share is the list of entries, behind `lock`; no request is
- * made while it is held. An entry's `want` is what the worker is still to do for it. */
+ * which creates and deletes; and any that read logs. What they share is the list of entries, behind
+ * `lock`; no request is made while it is held. An entry's `want` is what the worker is still to do
+ * for it. */
 #ifndef KUBEML_CLUSTER_KUBERNETES_INTERNAL_H
 #define KUBEML_CLUSTER_KUBERNETES_INTERNAL_H
 
@@ -28,6 +29,7 @@ enum {
     SUSPECT_MS = 120000,  /* in which Kubernetes sees by itself that a node is gone */
     DEAF_AFTER_MS = 1000, /* that a log was waited for in vain: its node does not answer, */
     DEAF_MS = 15000,      /* and is not asked for one for so long */
+    READERS_MAX = 2,      /* clients for logs that are kept open */
     POD_OWN_GRACE_S = 30, /* Kubernetes' default */
 };
 
@@ -70,6 +72,8 @@ typedef struct kube {
     kube_watch *watch;
     kube_client *calls; /* of the owner's thread */
     kube_client *work;  /* of the worker */
+    kube_client *readers[READERS_MAX]; /* of those who read logs; idle, behind `lock` */
+    int reader_count;
     pthread_t worker;
     bool working;
     int event_fd;

@@ -77,18 +77,22 @@ static void count_end(owner *o, const job *j)
     usage_drop(o, j->id);
 }
 
+/* It stays in the machine, and its end untold, until its log lies where who hears of the end finds
+ * it. */
 static void job_done(owner *o, const job *j)
 {
-    char id[JOB_ID_BYTES];
-    snprintf(id, sizeof id, "%s", j->id);
+    const char *id = j->id;
     log_context(id, -1, -1);
     log_info("%s: %s %s", job_state_name(j->state), j->reason, j->message);
     log_context(NULL, -1, -1);
     count_end(o, j);
     if (j->state == JOB_FAILED || j->state == JOB_CANCELLED)
         history_end(o, id, &(job_ending){j->state, j->reason, j->message});
-    follow_logs(o, id);
-    jobs_archive(o, id);
+    reader_archive(o, id, true);
+}
+
+void job_archived(owner *o, const char *id)
+{
     failpoint("controller.job-done");
     /* A kubeml-ps that was killed, and not replaced since the job was given up, could not. */
     if (shm_sweep(OWNER_SEGMENT_DIR, id) > 0)
@@ -480,6 +484,7 @@ static void owner_free(owner *o)
 {
     pool_close(o);
     follow_close(o);
+    reader_close(o);
     while (o->sides)
         sides_drop(o, o->sides->id);
     for (event *v = o->events, *next; v; v = next) {
@@ -565,7 +570,7 @@ int owner_start(controller *c, owner **out, err *e)
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&o->taken, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    if (open_parts(o, e)) {
+    if (reader_open(o, e) || open_parts(o, e)) {
         owner_free(o);
         return -1;
     }
@@ -582,12 +587,18 @@ int owner_start(controller *c, owner **out, err *e)
         return err_set(e, ERR_NOMEM, "no thread for the jobs");
     }
     o->running = true;
+    if (reader_start(o, e)) {
+        c->owner = NULL;
+        owner_stop(o, false);
+        return -1;
+    }
     *out = o;
     return 0;
 }
 
 static void join(owner *o)
 {
+    reader_stop(o);
     pthread_mutex_lock(&o->lock);
     o->stopping = true;
     pthread_cond_broadcast(&o->taken);

@@ -15,12 +15,15 @@
 #include "wire.h"
 
 enum {
-    OWNER_FOLLOWERS_MAX = 512,   /* open event and log streams */
-    OWNER_SERVERS_MAX = 4,       /* runtimes kept for /infer */
+    OWNER_FOLLOWERS_MAX = 512, /* open event and log streams */
+    OWNER_SERVERS_MAX = 4,     /* runtimes kept for /infer */
     OWNER_SERVER_IDLE_MS = 60000,
-    OWNER_POOL_IDLE_MS = 60000,  /* a warm pod above the floor ends after so long */
-    OWNER_DRAIN_MS = 15000,      /* waited for the pods of a job that has ended */
+    OWNER_POOL_IDLE_MS = 60000, /* a warm pod above the floor ends after so long */
+    OWNER_DRAIN_MS = 15000,     /* waited for the pods of a job that has ended */
     OWNER_LOG_POLL_MS = 250,
+    OWNER_LOG_TAILS_MAX = 64 << 20,  /* of the logs of all of a job's pods, when they are read */
+    OWNER_LOG_BYTES_MAX = 128 << 20, /* of a job's log, with that of its runs before */
+    OWNER_LOGS_HELD_MAX = 256 << 20, /* of all logs that clients have not taken yet */
     OWNER_STREAM_PING_MS = 15000,
 };
 
@@ -62,8 +65,10 @@ json_t *owner_news(owner *o);
  * "gpu"}...]: GET /usage. */
 int owner_usage(owner *o, json_t **out, err *e);
 int owner_explain(owner *o, const char *id, json_t **out, err *e);
-/* The job's log so far, all pods' lines in order of time. Caller frees *out. */
+/* The job's log so far, all pods' lines in order of time; ERR_UNAVAILABLE while too much is held by
+ * others. The caller gives it back. Other logs are waited for, and no job waits for it. */
 int owner_logs(owner *o, const char *id, char **out, size_t *len, err *e);
+void owner_logs_give_back(owner *o, char *text, size_t len); /* text NULL is fine */
 /* A place for one stream more, taken before that is opened: what is wrong can be said then alone.
  * For owner_follow. ERR_NOT_FOUND; ERR_UNAVAILABLE: all OWNER_FOLLOWERS_MAX are taken. */
 int owner_follow_events(owner *o, const char *id, follower **out, err *e);

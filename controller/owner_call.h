@@ -16,8 +16,6 @@ typedef struct owner_call {
     const char *function, *dataset;
     bool active, ended, drains;
     json_t **out, *unsaved;
-    char **text;
-    size_t *len;
     take_waiter *waiter;
     const char *pod;
     int status;

@@ -1,8 +1,8 @@
-/* owner_follow.c: open event and log streams of jobs.
+/* owner_follow.c: open event streams of jobs, and the places of these and of log streams, which are
+ * owner_reader.c's.
  *
  * Events are server-sent events: "state" with the task, at each change of state or reason, and
- * "epoch" with an epoch's figures. A new follower first gets what was before. Logs are looked at
- * every OWNER_LOG_POLL_MS while somebody follows. */
+ * "epoch" with an epoch's figures. A new follower first gets what was before. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,7 +64,7 @@ void follow_state(owner *o, const char *id)
 {
     json_t *task = NULL;
     for (follower *f = o->followers; f; f = f->next) {
-        if (f->logs || f->ended || strcmp(f->id, id) != 0)
+        if (f->ended || strcmp(f->id, id) != 0)
             continue;
         if (!task)
             task = task_of(o, id);
@@ -77,39 +77,8 @@ void follow_state(owner *o, const char *id)
 void follow_epoch(owner *o, const char *id, const json_t *epoch)
 {
     for (follower *f = o->followers; f; f = f->next)
-        if (!f->logs && !f->ended && strcmp(f->id, id) == 0)
+        if (!f->ended && strcmp(f->id, id) == 0)
             say(f, "epoch", epoch);
-}
-
-/* ---- logs ------------------------------------------------------------------------------------ */
-
-/* Nothing of it will be read any more. */
-static void give_up(follower *f)
-{
-    f->ended = true;
-    buf_reset(&f->pending);
-}
-
-/* A log may be longer than what a stream holds: it goes as the client reads. */
-static void push(follower *f)
-{
-    if (!http_stream_push(f->stream, &f->pending, &f->stuck_ms))
-        give_up(f);
-}
-
-/* What came since the last look. A line that a pod writes late, with an earlier time, comes after
- * what was sent: order holds within one look. */
-static void say_logs(owner *o, follower *f)
-{
-    logs_since(o, f->id, &f->positions, &f->pending, NULL);
-    push(f);
-}
-
-void follow_logs(owner *o, const char *id)
-{
-    for (follower *f = o->followers; f; f = f->next)
-        if (f->logs && !f->ended && strcmp(f->id, id) == 0)
-            say_logs(o, f);
 }
 
 void follow_end(owner *o, const char *id)
@@ -121,7 +90,7 @@ void follow_end(owner *o, const char *id)
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
-static void free_follower(follower *f)
+void follow_free(owner *o, follower *f)
 {
     http_stream_close(f->stream);
     buf_free(&f->pending);
@@ -130,6 +99,7 @@ static void free_follower(follower *f)
         free(p);
     }
     free(f);
+    atomic_fetch_sub(&o->follower_count, 1);
 }
 
 static void say_past(owner *o, follower *f)
@@ -148,15 +118,14 @@ static void say_past(owner *o, follower *f)
 
 int follow_place(owner *o, const char *id, bool logs, follower **out, err *e)
 {
-    if (o->follower_count >= OWNER_FOLLOWERS_MAX)
+    if (atomic_load(&o->follower_count) >= OWNER_FOLLOWERS_MAX)
         return err_set(e, ERR_UNAVAILABLE, "%d streams are open already", OWNER_FOLLOWERS_MAX);
     follower *f = calloc(1, sizeof *f);
     if (!f)
         return err_set(e, ERR_NOMEM, "no memory for a stream");
     snprintf(f->id, sizeof f->id, "%s", id);
     f->logs = logs;
-    buf_init(&f->pending, (size_t)CONTROLLER_LOG_BYTES_MAX * 32);
-    o->follower_count++;
+    atomic_fetch_add(&o->follower_count, 1);
     *out = f;
     return 0;
 }
@@ -164,55 +133,40 @@ int follow_place(owner *o, const char *id, bool logs, follower **out, err *e)
 void follow_begin(owner *o, follower *f)
 {
     if (!f->stream) {
-        o->follower_count--;
-        free_follower(f);
+        follow_free(o, f);
+        return;
+    }
+    if (f->logs) {
+        reader_follow(o, f);
         return;
     }
     f->ping_ms = clock_deadline_ms(OWNER_STREAM_PING_MS);
     f->next = o->followers;
     o->followers = f;
-    if (f->logs) {
-        /* Of its runs before; and all of it, where the job has ended since it was asked for. */
-        logs_stored(o, f->id, &f->pending, NULL);
-        say_logs(o, f);
-    } else {
-        say_past(o, f);
-    }
-    if (!jobs_find(o->machine, f->id))
-        f->ended = true;
-    o->poll_logs_ms = clock_deadline_ms(f->ended ? 0 : OWNER_LOG_POLL_MS);
+    say_past(o, f);
+    f->ended |= !jobs_find(o->machine, f->id);
 }
 
+/* A comment of the event stream, which shows a client that is gone. */
 static void ping(follower *f, int64_t now_ms)
 {
     if (now_ms < f->ping_ms)
         return;
     f->ping_ms = now_ms + OWNER_STREAM_PING_MS;
-    /* A comment of the event stream; a log has none, and shows a closed client when it is
-     * written. */
-    if (f->logs ? !http_stream_alive(f->stream) : !http_stream_write(f->stream, ": here\n\n", 8))
-        give_up(f);
+    f->ended |= !http_stream_write(f->stream, ": here\n\n", 8);
 }
 
 void follow_timers(owner *o, int64_t now_ms)
 {
-    bool look = now_ms >= o->poll_logs_ms;
-    if (look)
-        o->poll_logs_ms = now_ms + OWNER_LOG_POLL_MS;
     for (follower **at = &o->followers; *at;) {
         follower *f = *at;
-        if (f->logs && look && !f->ended)
-            say_logs(o, f);
-        else if (f->logs && look)
-            push(f);
         ping(f, now_ms);
-        if (!f->ended || f->pending.len) {
+        if (!f->ended) {
             at = &f->next;
             continue;
         }
         *at = f->next;
-        o->follower_count--;
-        free_follower(f);
+        follow_free(o, f);
     }
 }
 
@@ -220,9 +174,7 @@ int64_t follow_deadline(const owner *o)
 {
     int64_t first = INT64_MAX;
     for (const follower *f = o->followers; f; f = f->next) {
-        int64_t due = f->ended && !f->pending.len               ? 0
-                      : f->logs && o->poll_logs_ms < f->ping_ms ? o->poll_logs_ms
-                                                                : f->ping_ms;
+        int64_t due = f->ended ? 0 : f->ping_ms;
         first = due < first ? due : first;
     }
     return first;
@@ -232,7 +184,7 @@ void follow_close(owner *o)
 {
     for (follower *f = o->followers, *next; f; f = next) {
         next = f->next;
-        free_follower(f);
+        follow_free(o, f);
     }
     o->followers = NULL;
 }

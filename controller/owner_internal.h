@@ -6,16 +6,17 @@
  * pool_gpu.c      the GPUs that pods have shown
  * pool_talk.c     what is said to pods and what they say
  * owner_jobs.c    what the controller keeps of a job beside the machine; records
- * owner_logs.c    jobs' logs
+ * owner_logs.c    jobs' logs: which pods, merging, the store
+ * owner_reader.c  the thread that reads them
  * owner_api.c     calls of owner.h: submit, stop, resume (owner_call.h)
  * owner_look.c    calls that show jobs, logs and figures
  * owner_held.c    calls that delete what no job uses
- * owner_follow.c  event and log streams
+ * owner_follow.c  event streams
  * owner_usage.c   what functions use now
  * owner_algorithms.c  what they have measured on GPUs
  *
  * Everything here is touched by the owner's thread alone, except `lock` and what stands behind
- * it. */
+ * it, and what the logs' thread has of its own. */
 #ifndef KUBEML_OWNER_INTERNAL_H
 #define KUBEML_OWNER_INTERNAL_H
 
@@ -161,15 +162,19 @@ typedef struct log_position {
 struct follower {
     char id[JOB_ID_BYTES];
     http_stream *stream;
-    bool logs;
+    bool logs; /* it is the logs' thread's, */
     bool ended;
     char said[512]; /* the last state event */
     int64_t ping_ms;
-    log_position *positions;
-    buf pending;      /* of a log: what the stream had no room for */
-    int64_t stuck_ms; /* http_stream_push's */
+    log_position *positions; /* which has these four */
+    buf pending;             /* what the stream had no room for */
+    size_t held;             /* as what it is counted */
+    int64_t look_ms;         /* when it is looked at again */
+    int64_t stuck_ms;        /* http_stream_push's */
     follower *next;
 };
+
+typedef struct log_reader log_reader;
 
 struct owner {
     controller *controller;
@@ -182,8 +187,9 @@ struct owner {
 
     link_pod *pods;
     side *sides;
-    follower *followers;
-    int follower_count; /* those whose stream is yet to come, too */
+    follower *followers;       /* of events */
+    atomic_int follower_count; /* of logs too, and those whose stream is yet to come */
+    log_reader *reader;
     event *events, **events_end;
     int slots;
     cluster_gpu gpu[GPU_COUNT_MAX]; /* where functions are placed, by the machine's index */
@@ -202,7 +208,7 @@ struct owner {
     unsigned measured_count;         /* ever; the oldest give way */
     json_t *unsaved; /* records of jobs by their id, for when the store is back */
     json_t *news;    /* ids for owner_news; NULL: nobody asks */
-    int64_t poll_logs_ms, pool_retry_ms;
+    int64_t pool_retry_ms;
     int64_t pool_wait_ms; /* until the pool tries again, doubled with each pod that did not start */
     int patience;         /* doubled with pods that were stuck: a node may be slow, too */
     bool stop_pods;
@@ -216,6 +222,8 @@ struct owner {
 };
 
 /* owner.c */
+/* The log of a job that is done has been put away: lets the job go. */
+void job_archived(owner *o, const char *id);
 void owner_run(owner *o, void (*run)(owner *o, void *arg), void *arg);
 /* Queues an event; texts are copied. owner_pump steps through all of them. */
 void owner_event(owner *o, const job_event *e);
@@ -319,22 +327,50 @@ int sides_resolve(owner *o, side *s, const request *r, err *e);
 int sides_fit(const owner *o, const request *r, err *e);
 
 /* owner_logs.c */
-/* What was put into the store of a job's logs, of pods that are gone; to the end of `out`. */
+/* A job's pods and what each has written by now: read once, merged for each who wants it. */
+typedef struct log_look {
+    pod *pods;
+    cluster_log *tails; /* .text NULL: it cannot be had */
+    size_t count;
+} log_look;
+
+/* Which pods; in the owner's thread. `ended_only`: of a job that runs again. logs_free in any
+ * case. */
+int logs_pods(cluster *c, const char *id, bool ended_only, log_look *out, err *e);
+/* What they have written: from another thread, since it may take seconds for each of them. */
+void logs_read(cluster *c, log_look *l);
+/* Merged, to the end of `out`: of each as much of its end as fits when all get the same share of
+ * `out`'s room; a line says how much was left out. With `positions` only what came after them,
+ * which are moved on; whole lines. NULL: everything. */
+int logs_merge(const log_look *l, log_position **positions, buf *out, err *e);
+/* The cluster need not keep the logs of those that had ended; in the owner's thread. */
+void logs_forget(cluster *c, const log_look *l);
+void logs_free(log_look *l);
+/* What was put into the store of a job's logs, of pods that are gone; to the end of `out`. From any
+ * thread, as the next. */
 int logs_stored(owner *o, const char *id, buf *out, err *e);
-/* All pods' logs of a job, merged; from the cluster. Of each as much of its end as fits when all
- * get the same share of `out`'s room; a line says how much was left out. */
-int logs_merged(owner *o, const char *id, buf *out, err *e);
-/* The same, but only what came after `positions`, which are moved on; whole lines. */
-int logs_since(owner *o, const char *id, log_position **positions, buf *out, err *e);
-void jobs_archive(owner *o, const char *id); /* the logs of its pods, into the store */
-int jobs_store_log(owner *o, const char *id, const char *text, size_t len, err *e);
+int logs_store(owner *o, const char *id, const char *text, size_t len, err *e);
+
+/* owner_reader.c */
+int reader_open(owner *o, err *e);  /* takes work from here on */
+int reader_start(owner *o, err *e); /* its thread; the owner's is there */
+/* Before the owner's thread ends: what is to be put away is, nothing else is done any more. */
+void reader_stop(owner *o);
+void reader_close(owner *o);
+/* A job's log, from a thread that may wait; ERR_NOT_FOUND, ERR_UNAVAILABLE. The caller gives it
+ * back. */
+int reader_read(owner *o, const char *id, char **text, size_t *len, err *e);
+void reader_give_back(owner *o, char *text, size_t len);
+void reader_follow(owner *o, follower *f); /* takes it */
+/* Puts the logs of its pods into the store. `done`: calls job_archived then. */
+void reader_archive(owner *o, const char *id, bool done);
 
 /* owner_follow.c */
 int follow_place(owner *o, const char *id, bool logs, follower **out, err *e);
 void follow_begin(owner *o, follower *f); /* takes it; without a stream its place is free again */
+void follow_free(owner *o, follower *f);  /* closes its stream; from any thread */
 void follow_state(owner *o, const char *id);
 void follow_epoch(owner *o, const char *id, const json_t *epoch);
-void follow_logs(owner *o, const char *id); /* what is left to say, before the logs are put away */
 void follow_end(owner *o, const char *id); /* after the last word */
 void follow_timers(owner *o, int64_t now_ms);
 int64_t follow_deadline(const owner *o);

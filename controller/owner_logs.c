@@ -1,21 +1,13 @@
 /* owner_logs.c: a job's log: its pods' lines merged by their time, and put into the store when it
- * has ended. */
+ * has ended. Who does that, and when: owner_reader.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cleanup.h"
-#include "log.h"
+#include "failpoint.h"
 #include "owner_internal.h"
 #include "store_watch.h"
-
-typedef struct line {
-    char time[25]; /* of this line or of the last one of its pod that has one */
-    int pod;
-    size_t order;
-    const char *text;
-    int len;
-} line;
 
 enum {
     LABEL_BYTES = 32,
@@ -24,7 +16,7 @@ enum {
 };
 
 typedef struct pod_log {
-    cluster_log tail; /* owned */
+    const cluster_log *tail;
     const char *text; /* what is to be shown of it */
     size_t len;
     char label[LABEL_BYTES];
@@ -50,67 +42,64 @@ static void label_of(const pod *p, char *out, size_t bytes)
         snprintf(out, bytes, "%s", role);
 }
 
-typedef struct line_list {
-    line *all;
-    size_t count, max;
-} line_list;
+/* Where the merging stands in a pod's log. */
+typedef struct cursor {
+    const pod_log *log;
+    const char *line; /* the one at hand; NULL: there are no more */
+    size_t len;
+    const char *next;
+    char time[25]; /* of this line, or of the last one before it that has one */
+    char prefix[LABEL_BYTES + 2];
+    size_t prefix_len;
+} cursor;
 
-static int add_line(line_list *list, int which, const char *text, size_t len, const char *time,
-                    err *e)
+static void step(cursor *c)
 {
-    if (list->count == list->max) {
-        size_t more = list->max ? list->max * 2 : 1024;
-        line *grown = realloc(list->all, more * sizeof *list->all);
-        if (!grown)
-            return err_set(e, ERR_NOMEM, "no memory for the job's log");
-        list->all = grown;
-        list->max = more;
+    size_t left = c->log->len - (size_t)(c->next - c->log->text);
+    c->line = NULL;
+    if (left == 0)
+        return;
+    const char *newline = memchr(c->next, '\n', left);
+    c->line = c->next;
+    c->len = newline ? (size_t)(newline - c->line) : left;
+    c->next += newline ? c->len + 1 : left;
+    if (has_time(c->line, c->len))
+        snprintf(c->time, sizeof c->time, "%.24s", c->line);
+}
+
+static void begin(cursor *c, const pod_log *log)
+{
+    *c = (cursor){.log = log, .next = log->text};
+    snprintf(c->prefix, sizeof c->prefix, "%-*s| ", LABEL_WIDTH, log->label);
+    c->prefix_len = strlen(c->prefix);
+    if (log->left_out[0]) {
+        c->line = log->left_out;
+        c->len = strlen(c->line);
+    } else if (log->len) {
+        step(c);
     }
-    line *l = &list->all[list->count];
-    *l = (line){.pod = which, .order = list->count++, .text = text, .len = (int)len};
-    snprintf(l->time, sizeof l->time, "%s", time);
-    return 0;
 }
 
-static int split(const pod_log *log, int which, line_list *list, err *e)
-{
-    char time[25] = "";
-    if (log->left_out[0] && add_line(list, which, log->left_out, strlen(log->left_out), time, e))
-        return -1;
-    for (const char *at = log->text, *end = log->text + log->len; at < end;) {
-        const char *newline = memchr(at, '\n', (size_t)(end - at));
-        size_t len = (size_t)((newline ? newline : end) - at);
-        if (has_time(at, len))
-            snprintf(time, sizeof time, "%.24s", at);
-        if (add_line(list, which, at, len, time, e))
-            return -1;
-        at += len + 1;
-    }
-    return 0;
-}
-
-static int by_time(const void *a, const void *b)
-{
-    const line *x = a, *y = b;
-    int order = strcmp(x->time, y->time);
-    return order ? order : x->order < y->order ? -1 : 1;
-}
-
+/* By time; what a pod wrote stays in its order, and of the same time the first pod's is first. */
 static int write_lines(const pod_log *logs, size_t pods, buf *out, err *e)
 {
-    line_list lines = {0};
-    int status = 0;
-    for (size_t i = 0; i < pods && status == 0; i++)
-        status = split(&logs[i], (int)i, &lines, e);
-    if (lines.count)
-        qsort(lines.all, lines.count, sizeof *lines.all, by_time);
-    for (size_t i = 0; i < lines.count && status == 0; i++) {
-        const line *l = &lines.all[i];
-        status =
-            buf_printf(out, e, "%-*s| %.*s\n", LABEL_WIDTH, logs[l->pod].label, l->len, l->text);
+    cleanup_free cursor *all = calloc(pods ? pods : 1, sizeof *all);
+    if (!all)
+        return err_set(e, ERR_NOMEM, "no memory for the job's log");
+    for (size_t i = 0; i < pods; i++)
+        begin(&all[i], &logs[i]);
+    for (;;) {
+        cursor *first = NULL;
+        for (cursor *c = all; c < all + pods; c++)
+            if (c->line && (!first || strcmp(c->time, first->time) < 0))
+                first = c;
+        if (!first)
+            return 0;
+        if (buf_append(out, first->prefix, first->prefix_len, e) ||
+            buf_append(out, first->line, first->len, e) || buf_append(out, "\n", 1, e))
+            return -1;
+        step(first);
     }
-    free(lines.all);
-    return status;
 }
 
 /* How far a follower has seen a pod's log; NULL: no memory, all of it is taken for new. */
@@ -160,8 +149,8 @@ static void move_on(log_position *seen, const cluster_log *tail, size_t end)
 
 static void say_left_out(pod_log *log, const log_position *seen)
 {
-    uint64_t from = log->tail.from + (uint64_t)(log->text - log->tail.text);
-    bool known = log->tail.from != CLUSTER_LOG_FROM_UNKNOWN && seen->seen <= from;
+    uint64_t from = log->tail->from + (uint64_t)(log->text - log->tail->text);
+    bool known = log->tail->from != CLUSTER_LOG_FROM_UNKNOWN && seen->seen <= from;
     if (known)
         snprintf(log->left_out, sizeof log->left_out, "(%llu bytes of this log are left out here)",
                  (unsigned long long)(from - seen->seen));
@@ -180,7 +169,7 @@ static size_t next_line(const cluster_log *tail, size_t at, size_t end)
 /* The first of the last lines that write_lines needs no more than `share` bytes for. */
 static size_t last_lines(const pod_log *log, size_t from, size_t end, size_t share)
 {
-    const char *text = log->tail.text;
+    const char *text = log->tail->text;
     size_t label = strlen(log->label);
     size_t extra = (label > LABEL_WIDTH ? label : LABEL_WIDTH) + sizeof "| \n";
     size_t used = LEFT_OUT_BYTES + extra;
@@ -199,7 +188,7 @@ static size_t last_lines(const pod_log *log, size_t from, size_t end, size_t sha
 /* Leaves what is new, up to the last whole line; of that the end that fits into `share`. */
 static void cut(pod_log *log, log_position *seen, bool whole_lines, size_t share)
 {
-    const cluster_log *tail = &log->tail;
+    const cluster_log *tail = log->tail;
     const char *last = whole_lines ? memrchr(tail->text, '\n', tail->len) : NULL;
     size_t end = !whole_lines ? tail->len : last ? (size_t)(last - tail->text) + 1 : 0;
     bool gap;
@@ -215,48 +204,74 @@ static void cut(pod_log *log, log_position *seen, bool whole_lines, size_t share
     move_on(seen, tail, end);
 }
 
-/* `positions` NULL: everything. */
-static int merge(owner *o, const char *id, log_position **positions, buf *out, err *e)
+int logs_pods(cluster *c, const char *id, bool ended_only, log_look *out, err *e)
 {
-    size_t count = 0, mine = 0, used = 0;
+    size_t count = 0, mine = 0;
     cleanup_free pod *all = calloc(CLUSTER_PODS_SEEN_MAX, sizeof *all);
     if (!all)
         return err_set(e, ERR_NOMEM, "no memory for the job's log");
-    if (o->cluster->ops->list(o->cluster, all, CLUSTER_PODS_SEEN_MAX, &count, e))
+    if (c->ops->list(c, all, CLUSTER_PODS_SEEN_MAX, &count, e))
         return -1;
     count = count < CLUSTER_PODS_SEEN_MAX ? count : CLUSTER_PODS_SEEN_MAX;
     for (size_t i = 0; i < count; i++)
-        mine += strcmp(all[i].job, id) == 0;
+        if (strcmp(all[i].job, id) == 0 && (!ended_only || all[i].phase == POD_ENDED))
+            all[mine++] = all[i];
     if (mine == 0)
         return 0;
-    size_t share = (out->max - out->len) / mine;
-    cleanup_free pod_log *logs = calloc(mine, sizeof *logs);
-    for (size_t i = 0; logs && i < count; i++) {
-        pod_log *log = &logs[used];
-        if (strcmp(all[i].job, id) != 0 ||
-            o->cluster->ops->log_tail(o->cluster, all[i].name, CONTROLLER_LOG_BYTES_MAX, &log->tail,
-                                      NULL))
+    *out = (log_look){.pods = calloc(mine, sizeof *all), .tails = calloc(mine, sizeof *out->tails)};
+    if (!out->pods || !out->tails)
+        return err_set(e, ERR_NOMEM, "no memory for the job's log");
+    memcpy(out->pods, all, mine * sizeof *all);
+    out->count = mine;
+    return 0;
+}
+
+void logs_read(cluster *c, log_look *l)
+{
+    failpoint("controller.read-logs");
+    size_t share = l->count ? OWNER_LOG_TAILS_MAX / l->count : 0;
+    size_t max = share < CONTROLLER_LOG_BYTES_MAX ? share : CONTROLLER_LOG_BYTES_MAX;
+    for (size_t i = 0; i < l->count; i++)
+        if (c->ops->log_tail(c, l->pods[i].name, max, &l->tails[i], NULL))
+            l->tails[i].text = NULL;
+}
+
+int logs_merge(const log_look *l, log_position **positions, buf *out, err *e)
+{
+    size_t used = 0;
+    if (l->count == 0)
+        return 0;
+    size_t share = (out->max - out->len) / l->count;
+    cleanup_free pod_log *logs = calloc(l->count, sizeof *logs);
+    if (!logs)
+        return err_set(e, ERR_NOMEM, "no memory for the job's log");
+    for (size_t i = 0; i < l->count; i++) {
+        const pod *p = &l->pods[i];
+        if (!l->tails[i].text)
             continue;
-        label_of(&all[i], log->label, sizeof log->label);
-        log_position none = {0}, *seen = positions ? position_of(positions, all[i].name) : NULL;
-        cut(log, seen ? seen : &none, positions && all[i].phase != POD_ENDED, share);
-        used++;
+        pod_log *log = &logs[used++];
+        log->tail = &l->tails[i];
+        label_of(p, log->label, sizeof log->label);
+        log_position none = {0}, *seen = positions ? position_of(positions, p->name) : NULL;
+        cut(log, seen ? seen : &none, positions && p->phase != POD_ENDED, share);
     }
-    int status = logs ? write_lines(logs, used, out, e)
-                      : err_set(e, ERR_NOMEM, "no memory for the job's log");
-    for (size_t i = 0; i < used; i++)
-        free(logs[i].tail.text);
-    return status;
+    return write_lines(logs, used, out, e);
 }
 
-int logs_merged(owner *o, const char *id, buf *out, err *e)
+void logs_forget(cluster *c, const log_look *l)
 {
-    return merge(o, id, NULL, out, e);
+    for (size_t i = 0; i < l->count; i++)
+        if (l->pods[i].phase == POD_ENDED)
+            c->ops->stop(c, l->pods[i].name, 0, NULL);
 }
 
-int logs_since(owner *o, const char *id, log_position **positions, buf *out, err *e)
+void logs_free(log_look *l)
 {
-    return merge(o, id, positions, out, e);
+    for (size_t i = 0; i < l->count; i++)
+        free(l->tails[i].text);
+    free(l->tails);
+    free(l->pods);
+    *l = (log_look){0};
 }
 
 int logs_stored(owner *o, const char *id, buf *out, err *e)
@@ -265,7 +280,8 @@ int logs_stored(owner *o, const char *id, buf *out, err *e)
     cleanup_free blob_entry *entries = NULL;
     size_t count = 0;
     snprintf(prefix, sizeof prefix, "logs/%s/", id);
-    if (store_blob_list(o->controller->store, prefix, NULL, 0, &entries, &count, e))
+    if (!store_watch_up(o->controller->watch, e) ||
+        store_blob_list(o->controller->store, prefix, NULL, 0, &entries, &count, e))
         return -1;
     for (size_t i = 0; i < count; i++)
         if (store_blob_read(o->controller->store, entries[i].name, out, e))
@@ -273,7 +289,7 @@ int logs_stored(owner *o, const char *id, buf *out, err *e)
     return 0;
 }
 
-int jobs_store_log(owner *o, const char *id, const char *text, size_t len, err *e)
+int logs_store(owner *o, const char *id, const char *text, size_t len, err *e)
 {
     char prefix[STORE_KEY_BYTES], name[STORE_KEY_BYTES];
     blob_entry *entries = NULL;
@@ -285,29 +301,4 @@ int jobs_store_log(owner *o, const char *id, const char *text, size_t len, err *
     free(entries);
     snprintf(name, sizeof name, "logs/%s/%04zu", id, count);
     return store_blob_put(o->controller->store, name, text, len, e);
-}
-
-/* Once it lies in the store the cluster need not keep it. */
-static void forget_pods(owner *o, const char *id)
-{
-    size_t count = 0;
-    cleanup_free pod *all = calloc(CLUSTER_PODS_SEEN_MAX, sizeof *all);
-    if (!all || o->cluster->ops->list(o->cluster, all, CLUSTER_PODS_SEEN_MAX, &count, NULL))
-        return;
-    for (size_t i = 0; i < count && i < CLUSTER_PODS_SEEN_MAX; i++)
-        if (all[i].phase == POD_ENDED && strcmp(all[i].job, id) == 0)
-            o->cluster->ops->stop(o->cluster, all[i].name, 0, NULL);
-}
-
-void jobs_archive(owner *o, const char *id)
-{
-    cleanup_buf buf text;
-    buf_init(&text, (size_t)CONTROLLER_LOG_BYTES_MAX * 16);
-    err e = ERR_INIT;
-    if (logs_merged(o, id, &text, &e))
-        log_error("the log of job %s: %s", id, e.message);
-    else if (text.len && jobs_store_log(o, id, text.bytes, text.len, &e))
-        log_error("the log of job %s cannot be kept: %s", id, e.message);
-    else
-        forget_pods(o, id);
 }

@@ -133,10 +133,11 @@ static json_t *log_line(char *text, size_t len)
 /* The end of a failed job's log, where its code said why; nothing where there is no log. */
 static void add_log_end(owner *o, const char *id, json_t *evidence)
 {
-    cleanup_free char *text = NULL;
-    size_t len = 0, from, lines = 0;
-    if (owner_logs(o, id, &text, &len, NULL))
+    char *text = NULL;
+    size_t held = 0, from, lines = 0;
+    if (owner_logs(o, id, &text, &held, NULL))
         return;
+    size_t len = held;
     while (len && text[len - 1] == '\n')
         len--;
     for (from = len; from > 0 && !(text[from - 1] == '\n' && ++lines == LOG_END_LINES); from--)
@@ -147,6 +148,7 @@ static void add_log_end(owner *o, const char *id, json_t *evidence)
         json_array_append_new(evidence, log_line(text + from, end - from));
         from = end + 1;
     }
+    owner_logs_give_back(o, text, held);
 }
 
 /* What is free on the GPUs of pods, which have names alone. */
@@ -204,27 +206,15 @@ int owner_explain(owner *o, const char *id, json_t **out, err *e)
 
 /* ---- logs ------------------------------------------------------------------------------------ */
 
-static void run_logs(owner *o, void *arg)
-{
-    owner_call *c = arg;
-    cleanup_json json_t *record = NULL;
-    cleanup_buf buf text;
-    buf_init(&text, (size_t)CONTROLLER_LOG_BYTES_MAX * 32);
-    c->status = jobs_find(o->machine, c->id) ? 0 : owner_record(o, c->id, &record, &c->why);
-    if (c->status == 0)
-        c->status =
-            logs_stored(o, c->id, &text, &c->why) || logs_merged(o, c->id, &text, &c->why) ? -1 : 0;
-    if (c->status)
-        return;
-    *c->len = text.len;
-    *c->text = text.bytes ? steal_ptr(text.bytes) : strdup("");
-}
-
 int owner_logs(owner *o, const char *id, char **out, size_t *len, err *e)
 {
-    owner_call c = {.id = id, .text = out, .len = len};
-    owner_run(o, run_logs, &c);
-    return owner_call_end(&c, e);
+    return reader_read(o, id, out, len, e);
+}
+
+void owner_logs_give_back(owner *o, char *text, size_t len)
+{
+    if (text)
+        reader_give_back(o, text, len);
 }
 
 /* ---- followers ------------------------------------------------------------------------------- */

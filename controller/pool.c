@@ -587,8 +587,9 @@ void pool_ended(owner *o, const pod *ended)
     bool taken = p->use == USE_WARM && ending_is_disruption(ended->reason);
     if (generic && !asked && !taken)
         pool_retry_later(o);
-    if (p->job[0] && !jobs_find(o->machine, p->job))
-        jobs_archive(o, p->job);
+    const job *j = jobs_find(o->machine, p->job);
+    if (p->job[0] && (!j || j->done_told))
+        reader_archive(o, p->job, false);
     if (p->job[0] && p->gpu >= 0)
         o->look_ms = o->look_wait_ms = 0; /* there is room again, maybe where nobody is known */
     drop(o, p);
@@ -653,7 +654,7 @@ void pool_find_all(owner *o)
         ;
     for (size_t i = 0; i < count; i++)
         if (all[i].phase == POD_ENDED && all[i].job[0] && !jobs_find(o->machine, all[i].job))
-            jobs_archive(o, all[i].job);
+            reader_archive(o, all[i].job, false);
         else if (all[i].phase == POD_ENDED && !all[i].job[0])
             o->cluster->ops->stop(o->cluster, all[i].name, 0, NULL);
     free(all);

@@ -146,9 +146,9 @@ const http_route rest_routes[] = {
     {.method = "POST", .pattern = "/tasks/{id}/resume", .handle = rest_task_resume, .led = true,
      .waits = true},
     {.method = "GET", .pattern = "/tasks/{id}/explain", .handle = rest_task_explain, .led = true,
-     .live = true},
+     .live = true, .waits = true},
     {.method = "GET", .pattern = "/tasks/{id}/logs", .handle = rest_task_logs, .led = true,
-     .live = true, .gives = "text/plain", .queries = "follow"},
+     .live = true, .gives = "text/plain", .queries = "follow", .waits = true},
     {.method = "GET", .pattern = "/tasks/{id}/events", .handle = rest_task_events, .led = true,
      .live = true, .gives = "text/event-stream"},
 

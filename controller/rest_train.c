@@ -125,6 +125,29 @@ void rest_task_events(http_request *r, void *context)
     open_stream(r, ((controller *)context)->owner, false);
 }
 
+/* A log on its way; it counts among what is held until the client has it. */
+typedef struct log_answer {
+    owner *owner;
+    char *text;
+    size_t len, sent;
+} log_answer;
+
+static ssize_t log_read(void *source, void *out, size_t max)
+{
+    log_answer *a = source;
+    size_t n = a->len - a->sent < max ? a->len - a->sent : max;
+    memcpy(out, a->text + a->sent, n);
+    a->sent += n;
+    return (ssize_t)n;
+}
+
+static void log_close(void *source)
+{
+    log_answer *a = source;
+    owner_logs_give_back(a->owner, a->text, a->len);
+    free(a);
+}
+
 void rest_task_logs(http_request *r, void *context)
 {
     controller *c = context;
@@ -143,10 +166,14 @@ void rest_task_logs(http_request *r, void *context)
         open_stream(r, c->owner, true);
         return;
     }
-    if (owner_logs(c->owner, id, &text, &len, &e)) {
+    log_answer *a = malloc(sizeof *a);
+    if (!a)
+        err_set(&e, ERR_NOMEM, "no memory for the answer");
+    if (!a || owner_logs(c->owner, id, &text, &len, &e)) {
+        free(a);
         http_answer_error(r, &e);
         return;
     }
-    http_answer_bytes(r, 200, "text/plain; charset=utf-8", text, len);
-    free(text);
+    *a = (log_answer){.owner = c->owner, .text = text, .len = len};
+    http_answer_source(r, "text/plain; charset=utf-8", len, log_read, log_close, a);
 }

@@ -815,6 +815,53 @@ def a_stream_too_many_is_refused_with_its_cause(p):
     p.delete(f"/tasks/{job}")
 
 
+@case(platform=False)
+def a_log_is_read_beside_all_else():
+    """Megabytes, or an API server that is slow to give them: jobs begin and end meanwhile."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMP")) as folder, \
+            concurrent.futures.ThreadPoolExecutor(1) as beside:
+        asked = pathlib.Path(folder) / "asked"
+        with harness.Platform(env={"KUBEML_FAILPOINT": "controller.read-logs:1:wait",
+                                   "KUBEML_FAILPOINT_FILE": str(asked)}) as p:
+            p.dataset()
+            p.function()
+            job = p.train(p.paced(), epochs=50000)
+            until(lambda: p.task(job)["epoch"] >= 1)
+            log = beside.submit(p.get, f"/tasks/{job}/logs")
+            until(asked.exists)
+            try:
+                second = p.train(epochs=1)
+                until(lambda: p.task(second)["epoch"] >= 1)
+                p.delete(f"/tasks/{job}")
+                until(lambda: p.task(job)["state"] == "cancelled")
+                assert not log.done()
+            finally:
+                asked.unlink()
+            assert "joined" in log.result().decode()
+            assert "finished: state=cancelled" in p.get(f"/tasks/{job}/logs?follow=true").decode()
+
+
+@case()
+def logs_that_nobody_reads_have_a_limit(p):
+    """All that is held for those who asked for them: then it is said that there are too many."""
+    p.dataset()
+    p.function("talks", harness.talking_code(40000))
+    job = p.train("talks", epochs=50000, default_parallelism=4)
+    until(lambda: p.task(job)["epoch"] >= 1)
+    size = len(p.get(f"/tasks/{job}/logs"))
+    assert size > 4 * (4 << 20), size
+
+    def ask():
+        return p.ask("GET", f"/tasks/{job}/logs", 200, stream=True, timeout=60)
+    with contextlib.ExitStack() as opened:
+        statuses = [opened.enter_context(ask()).status_code for _ in range((256 << 20) // size + 2)]
+        assert set(statuses) == {200, 503}, statuses
+        assert statuses.index(503) >= 10, statuses
+        assert "are held for others" in p.get(f"/tasks/{job}/logs", 503)["detail"]
+    until(lambda: p.ask("GET", f"/tasks/{job}/logs", 200, timeout=60).status_code == 200)
+    p.delete(f"/tasks/{job}")
+
+
 @case()
 def a_log_does_not_tell_of_ends_that_were_asked_for(p):
     p.dataset()

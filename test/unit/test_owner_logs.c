@@ -9,7 +9,6 @@ enum { PODS_MAX = 4, LINE_BYTES = 100, KEPT_LINES = CONTROLLER_LOG_BYTES_MAX / L
 /* A cluster whose pods write what a case has them write. */
 typedef struct world {
     cluster base;
-    owner owner;
     pod pods[PODS_MAX];
     buf written[PODS_MAX];
     int count;
@@ -48,7 +47,6 @@ static void open_world(world *w, int pods)
 {
     static const cluster_ops ops = {.name = "fake", .list = list, .log_tail = log_tail};
     *w = (world){.base.ops = &ops, .count = pods};
-    w->owner.cluster = &w->base;
     for (int i = 0; i < pods; i++) {
         w->pods[i] = (pod){.role = POD_FUNCTION, .phase = POD_RUNNING, .job = "j", .function = i};
         snprintf(w->pods[i].name, sizeof w->pods[i].name, "function-%d", i);
@@ -70,6 +68,18 @@ static void writes(world *w, int which, int first, int last)
                          LINE_BYTES - 26, i) == 0);
 }
 
+static int merge(world *w, log_position **positions, buf *out, err *e)
+{
+    log_look l = {0};
+    int status = logs_pods(&w->base, "j", false, &l, e);
+    if (status == 0) {
+        logs_read(&w->base, &l);
+        status = logs_merge(&l, positions, out, e);
+    }
+    logs_free(&l);
+    return status;
+}
+
 typedef struct follow {
     log_position *positions;
     buf said; /* at the last look */
@@ -80,7 +90,7 @@ static void look(world *w, follow *f)
     err e = ERR_INIT;
     buf_free(&f->said);
     buf_init(&f->said, 64 << 20);
-    CHECK_OK(logs_since(&w->owner, "j", &f->positions, &f->said, &e), e);
+    CHECK_OK(merge(w, &f->positions, &f->said, &e), e);
 }
 
 static void end_follow(follow *f)
@@ -126,6 +136,29 @@ static void check_said(const follow *f, int first, int last, const char *besides
     CHECK_INT(others, besides ? 1 : 0);
     if (besides)
         CHECK_CONTAINS(f->said.bytes, besides);
+}
+
+TEST(pods_lines_are_merged_by_their_time)
+{
+    world w;
+    follow f = {0};
+    open_world(&w, 2);
+#define AT(second, what) "2026-01-01T00:00:0" #second ".000Z " what "\n"
+    CHECK(buf_printf(&w.written[0], NULL, "%s",
+                     "early\n" AT(1, "a") "without a time\n\n" AT(4, "d") AT(3, "late")) == 0);
+    CHECK(buf_printf(&w.written[1], NULL, "%s", AT(1, "b") AT(2, "c") AT(5, "e")) == 0);
+    look(&w, &f);
+    CHECK_STR(
+        f.said.bytes,
+        "function-0  | early\n"
+        "function-0  | " AT(
+            1, "a") "function-0  | without a time\n"
+                    "function-0  | \n"
+                    "function-1  | " AT(1, "b") "function-1  | " AT(2, "c") "function-0  | " AT(
+                        4, "d") "function-0  | " AT(3, "late") "function-1  | " AT(5, "e"));
+#undef AT
+    end_follow(&f);
+    close_world(&w);
 }
 
 TEST(a_log_over_the_limit_is_followed_on)
@@ -242,7 +275,7 @@ TEST(what_does_not_fit_is_left_out_at_each_pods_beginning)
     CHECK(buf_printf(&w.written[1], NULL, "the last of the second") == 0);
     CHECK(buf_printf(&w.written[2], NULL, "all of the third\n") == 0);
     buf_init(&text, 30000);
-    CHECK_OK(logs_merged(&w.owner, "j", &text, &e), e);
+    CHECK_OK(merge(&w, NULL, &text, &e), e);
     CHECK_CONTAINS(text.bytes, "function-0  | the last of the first\n");
     CHECK_CONTAINS(text.bytes, "function-1  | the last of the second\n");
     CHECK_CONTAINS(text.bytes, "function-2  | all of the third\n");
