@@ -14,6 +14,13 @@ static inline void json_cleanup_(json_t **value)
 }
 #define cleanup_json __attribute__((cleanup(json_cleanup_)))
 
+/* A field that is a text; "" where it is none. */
+static inline const char *text_of(const json_t *object, const char *key)
+{
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? text : "";
+}
+
 /* How deep a text nests; it need not be JSON. jansson goes down 2048 levels by recursion, so ours
  * is checked before it starts. */
 int json_depth(const char *text, size_t len);

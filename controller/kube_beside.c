@@ -89,12 +89,6 @@ json_t *kube_service_build(const kube_templates *t, const char *job, const char 
     return beside(t, "v1", "Service", job, ps_pod, ps_uid, "spec", spec);
 }
 
-static const char *text_of(const json_t *object, const char *key)
-{
-    const char *text = json_string_value(json_object_get(object, key));
-    return text ? text : "";
-}
-
 json_t *kube_secret_build(const kube_templates *t, const char *job, const char *ps_pod,
                           const char *ps_uid, const json_t *access)
 {

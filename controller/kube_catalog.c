@@ -45,12 +45,6 @@ struct kube_catalog {
     bool stopping, dirty;
 };
 
-static const char *text_of(const json_t *object, const char *key)
-{
-    const char *text = json_string_value(json_object_get(object, key));
-    return text ? text : "";
-}
-
 static json_int_t generation_of(const json_t *object)
 {
     return json_integer_value(json_object_get(json_object_get(object, "metadata"), "generation"));

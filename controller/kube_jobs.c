@@ -44,12 +44,6 @@ struct kube_jobs {
     err_code lacks; /* why the copy is not whole yet, as last said; the watch's thread's */
 };
 
-static const char *text_of(const json_t *object, const char *key)
-{
-    const char *text = json_string_value(json_object_get(object, key));
-    return text ? text : "";
-}
-
 /* ---- what the watch tells -------------------------------------------------------------------- */
 
 static void on_change(void *context, kube_change change, const json_t *object)

@@ -16,14 +16,7 @@ enum { TEMPLATE_BYTES_MAX = 1 << 20, TEMPLATE_DEPTH_MAX = 32 };
 
 const char *kube_object_text(const json_t *object, const char *key)
 {
-    const char *text = json_string_value(json_object_get(json_object_get(object, "metadata"), key));
-    return text ? text : "";
-}
-
-static const char *text_of(const json_t *object, const char *key)
-{
-    const char *text = json_string_value(json_object_get(object, key));
-    return text ? text : "";
+    return text_of(json_object_get(object, "metadata"), key);
 }
 
 const char *kube_object_label(const json_t *object, const char *key)

@@ -7,13 +7,8 @@
 #include <time.h>
 
 #include "digest.h"
+#include "json_read.h"
 #include "kube_pods.h"
-
-static const char *text_of(const json_t *object, const char *key)
-{
-    const char *text = json_string_value(json_object_get(object, key));
-    return text ? text : "";
-}
 
 static bool is(const char *a, const char *b)
 {

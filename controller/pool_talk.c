@@ -254,12 +254,6 @@ void pool_specialise_waiting(owner *o)
 
 /* ---- hearing --------------------------------------------------------------------------------- */
 
-static const char *text_of(const json_t *m, const char *key)
-{
-    const char *text = json_string_value(json_object_get(m, key));
-    return text ? text : "";
-}
-
 static int number_of(const json_t *m, const char *key)
 {
     return (int)json_integer_value(json_object_get(m, key));

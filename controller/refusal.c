@@ -10,12 +10,6 @@
 
 #define COLLECTION "refusals"
 
-static const char *text_of(const json_t *object, const char *key)
-{
-    const char *text = json_string_value(json_object_get(object, key));
-    return text ? text : "";
-}
-
 /* ---- keeping --------------------------------------------------------------------------------- */
 
 /* The first ones, as many as there is room for; how many are left out. */
