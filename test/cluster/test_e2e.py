@@ -13,7 +13,7 @@ import release
 from cluster import harness
 
 MODULES = ("test_rest", "test_cli", "test_explain", "test_faults", "test_mnist", "test_notebook",
-           "test_shared_process")
+           "test_shared_process", "test_text")
 
 LOCAL = "it starts a platform of this machine"
 OPTIONS = "it wants options of its own; the chart's are test_install's"
@@ -38,6 +38,10 @@ OTHERWISE = {
     "test_rest.an_upload_that_breaks_off_leaves_nothing": "a port-forward keeps the connection open",
     "test_rest.the_server_keeps_openapi": LONG,
     "test_rest.bodies_over_the_limit": "a port-forward cuts off what is refused before it is read",
+    "test_rest.requests_for_jobs_leave_room_for_others": LOCAL,
+    "test_rest.a_log_is_read_beside_all_else": LOCAL,
+    "test_rest.a_stream_too_many_is_refused_with_its_cause": "it takes all the streams that other cases of this release want too",
+    "test_rest.logs_that_nobody_reads_have_a_limit": "a port-forward takes what nobody reads",
     "test_cli.up_status_down": LOCAL, "test_cli.up_that_cannot_start": LOCAL, "test_cli.a_token": LOCAL, "test_cli.users_have_tokens_of_their_own": LOCAL + "; test_tenants has two users",
     "test_cli.the_same_file_in_one_process": "it reads the local platform's store",
     "test_cli.the_same_when_nothing_is_said": STORE,
@@ -76,6 +80,7 @@ OTHER_MODULES = {
     "test_gpu_pods": "its API server is a stand-in; test_gpu has a real one and pretended GPUs",
     "test_leader": LOCAL + ", and its Lease is a stand-in's; test_controllers has a real one",
     "test_silent_node": "its API server is a stand-in; test_nodes loses nodes of a real cluster",
+    "test_records": LOCAL,
     "test_mongo": LOCAL + "; here every release is on MongoDB", "test_readme": LOCAL + "; test_pages has the clusters' pages",
 }
 
