@@ -138,6 +138,17 @@ void output_sort(json_t *rows);
 void output_age(const json_t *rfc3339, char *out, size_t size);
 const json_t *output_at(const json_t *value, const char *path);
 
+/* ---- standard output beside a transfer (write_behind.c) ---- */
+/* What an http_call receives goes to standard output as fast as that takes it, and the call goes on
+ * meanwhile. The two in the middle are its sink and its over, with the write_behind as their
+ * context: they end it when nobody reads any more, or nothing can be written. */
+typedef struct write_behind write_behind;
+int write_behind_open(write_behind **out, err *e);
+int write_behind_take(void *w, const char *bytes, size_t len);
+bool write_behind_over(void *w);
+/* Waits until all is written, and frees it; -1 with what kept it from being written. */
+int write_behind_close(write_behind *w, err *e);
+
 /* ---- list, get and delete (objects.c) ---- */
 /* Parses the options `more` (ended by a NULL name; may be NULL) and what the verb is about: `the`
  * ("the data set"), given either as the one argument or by --name; what has an id ("the job") by

@@ -1,19 +1,9 @@
 /* cmd_logs.c: kubeml logs, kubeml completion, kubeml version. */
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "cli.h"
 #include "version.h"
-
-static int print_bytes(void *context, const char *bytes, size_t len)
-{
-    err *why = context;
-    if (fwrite(bytes, 1, len, stdout) == len && fflush(stdout) == 0)
-        return 0;
-    err_set_errno(why, errno, "standard output");
-    return 1;
-}
 
 int cmd_logs(cli *c, int argc, char **argv)
 {
@@ -24,13 +14,20 @@ int cmd_logs(cli *c, int argc, char **argv)
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     OBJECT_ID(c, argc, argv, more, &id);
     err e = ERR_INIT, why = ERR_INIT;
-    http_call call = {.method = "GET", .accept = "text/plain", .sink = print_bytes,
-                      .context = &why, .idle_s = follow ? -1 : 0};
+    write_behind *output;
+    if (write_behind_open(&output, &e))
+        return cli_fail(&e);
+    http_call call = {.method = "GET",
+                      .accept = "text/plain",
+                      .sink = write_behind_take,
+                      .over = write_behind_over,
+                      .context = output,
+                      .idle_s = follow ? -1 : 0};
     http_reply reply;
     int status = cli_call_raw(
         c, &call, cli_path("/tasks/", id, follow ? "/logs?follow=true" : "/logs"), &reply, &e);
     http_reply_free(&reply);
-    if (why.code != ERR_NONE)
+    if (write_behind_close(output, &why))
         return cli_unwritten(&why);
     return status ? cli_fail(&e) : CLI_OK;
 }

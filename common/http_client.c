@@ -20,7 +20,7 @@ typedef struct transfer {
     http_reply *reply;
     CURL *curl;
     err *problem;
-    bool sink_ended, refused;
+    bool ended, refused; /* by the caller; by us */
 } transfer;
 
 static void start_curl(void)
@@ -36,7 +36,7 @@ static size_t take_body(char *bytes, size_t size, size_t count, void *context)
     if (t->call->sink && t->reply->status < 400) {
         if (t->call->sink(t->call->context, bytes, len) == 0)
             return len;
-        t->sink_ended = true;
+        t->ended = true;
         return 0;
     }
     if (buf_append(&t->reply->body, bytes, len, t->problem) == 0)
@@ -45,15 +45,17 @@ static size_t take_body(char *bytes, size_t size, size_t count, void *context)
     return 0;
 }
 
-/* Of what is sent, where something is: the reply to an upload is no news. */
+/* libcurl calls it every second at least. Of what is sent, where something is: the reply to an
+ * upload is no news. */
 static int tell_progress(void *context, curl_off_t down_total, curl_off_t down, curl_off_t up_total,
                          curl_off_t up)
 {
-    const transfer *t = context;
+    transfer *t = context;
     curl_off_t total = up_total > 0 ? up_total : down_total;
     if (t->call->progress && total > 0)
         t->call->progress(t->call->context, (uint64_t)(up_total > 0 ? up : down), (uint64_t)total);
-    return 0;
+    t->ended |= t->call->over && t->call->over(t->call->context);
+    return t->ended;
 }
 
 static int multipart(CURL *curl, const http_call *call, curl_mime **out, err *e)
@@ -274,7 +276,7 @@ int http_call_run(const http_call *call, http_reply *out, err *e)
         return status_error(out, e);
     if (t.refused)
         return -1;
-    if (code != CURLE_OK && !t.sink_ended)
+    if (code != CURLE_OK && !t.ended)
         return curl_error(code, call->url, detail, e);
     return 0;
 }

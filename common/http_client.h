@@ -1,9 +1,9 @@
 /* http_client.h: calls to an HTTP API, on libcurl.
  *
- * A call blocks until its reply is whole, its sink refuses, or a limit is reached: connecting takes
- * at most connect_ms, the whole call total_ms (0: none), and a transfer that moves nothing for
- * idle_s ends. A status of 400 and above is an error whose message is the problem document's
- * detail. */
+ * A call blocks until its reply is whole, its sink refuses, it is over, or a limit is reached:
+ * connecting takes at most connect_ms, the whole call total_ms (0: none), and a transfer that moves
+ * nothing for idle_s ends. A status of 400 and above is an error whose message is the problem
+ * document's detail. */
 #ifndef KUBEML_HTTP_CLIENT_H
 #define KUBEML_HTTP_CLIENT_H
 
@@ -52,6 +52,9 @@ typedef struct http_call {
     int (*sink)(void *context, const char *bytes, size_t len);
     /* Told what was sent so far, of how much; of a call that sends nothing, what was received. */
     void (*progress)(void *context, uint64_t done, uint64_t total);
+    /* Asked every second or more often, whether or not anything comes: true ends the call without
+     * an error. */
+    bool (*over)(void *context);
     void *context;
 } http_call;
 
@@ -65,8 +68,8 @@ typedef struct http_reply {
 
 /* `out` is set up by the call and released with http_reply_free, whatever it returns.
  * ERR_UNAVAILABLE when nobody answers (os_errno ECONNREFUSED when nobody listens there, ECONNRESET
- * when the connection ended before the reply), ERR_TIMEOUT, and what the status means. When the server sent a problem document it stays in
- * out->body. */
+ * when the connection ended before the reply), ERR_TIMEOUT, and what the status means. When the server sent a problem document
+ * it stays in out->body. */
 int http_call_run(const http_call *call, http_reply *out, err *e);
 void http_reply_free(http_reply *reply);
 

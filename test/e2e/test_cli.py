@@ -616,6 +616,28 @@ def logs_are_followed_to_the_end(p):
     assert "finished: state=cancelled" in rest, rest[-400:]
 
 
+@case(limit=120)
+def a_log_is_taken_from_the_platform_however_slowly_it_is_read(p):
+    """Somebody reads in a pager for longer than the platform waits for a client that takes nothing."""
+    s = ready(p)
+    p.function("talks", harness.talking_code(40000))
+    job = p.train("talks", epochs=1)
+    p.succeed(job)
+    log = p.get(f"/tasks/{job}/logs").decode()
+    assert len(log) > 2 * (4 << 20), "more than pipes and sockets hold"
+
+    def connected(process):
+        folder = pathlib.Path(f"/proc/{process.pid}/fd")
+        return any(os.readlink(fd).startswith("socket:") for fd in folder.iterdir() if fd.is_symlink())
+    for words in (("logs", job), ("logs", "-f", job)):
+        with s.follow(*words) as follow:
+            first = follow.stdout.readline()
+            until(lambda: not connected(follow), message="the rest is not taken while nobody reads it")
+            assert follow.poll() is None, "its end is written when it is read"
+            assert first + follow.stdout.read() == log
+            assert follow.wait(30 * harness.STRETCH) == 0
+
+
 @case(limit=90)
 def what_is_followed_ends_with_who_reads_it(p):
     s = ready(p)
@@ -626,6 +648,12 @@ def what_is_followed_ends_with_who_reads_it(p):
             follow.stdout.close()
             assert follow.wait(30 * harness.STRETCH) == 1, words
     assert s.json("task", "get", job)["state"] == "running"
+    s.out("task", "stop", job)
+    job = p.train(p.paced(3600), epochs=1)
+    with s.follow("logs", "-f", job) as follow:
+        assert any("joined" in line for line in follow.stdout)
+        follow.stdout.close()
+        assert follow.wait(30 * harness.STRETCH) == 1, "no line may come for as long as a batch takes"
     s.out("task", "stop", job)
 
 

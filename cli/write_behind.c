@@ -1,0 +1,118 @@
+/* write_behind.c: standard output, written by a thread of its own while more is received.
+ *
+ * A pager takes a screen and then nothing while somebody reads; a server takes a client that takes
+ * nothing for a minute for dead. So what has come waits here: up to WAITING_MAX bytes, which is as
+ * much as the longest log, and as much again in the thread's hands. */
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "buf.h"
+#include "cli.h"
+
+enum { WAITING_MAX = 128 << 20 };
+
+struct write_behind {
+    pthread_t thread;
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t changed;
+    buf waiting;
+    bool over;
+    err why; /* of the output; nothing is written after it */
+};
+
+static void *run(void *arg)
+{
+    write_behind *w = arg;
+    buf taken;
+    buf_init(&taken, WAITING_MAX);
+    pthread_mutex_lock(&w->lock);
+    while (w->why.code == ERR_NONE) {
+        while (!w->waiting.len && !w->over)
+            pthread_cond_wait(&w->changed, &w->lock);
+        if (!w->waiting.len)
+            break;
+        buf swap = taken;
+        taken = w->waiting;
+        w->waiting = swap;
+        buf_reset(&w->waiting);
+        pthread_cond_signal(&w->changed);
+        pthread_mutex_unlock(&w->lock);
+        err why = ERR_INIT;
+        if (fwrite(taken.bytes, 1, taken.len, stdout) != taken.len || fflush(stdout))
+            err_set_errno(&why, errno, "standard output");
+        pthread_mutex_lock(&w->lock);
+        if (w->why.code == ERR_NONE)
+            w->why = why;
+    }
+    pthread_cond_signal(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+    buf_free(&taken);
+    return NULL;
+}
+
+int write_behind_open(write_behind **out, err *e)
+{
+    write_behind *w = *out = calloc(1, sizeof *w);
+    if (!w)
+        return err_set(e, ERR_NOMEM, "no memory for the output");
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->changed, NULL);
+    buf_init(&w->waiting, WAITING_MAX);
+    if (pthread_create(&w->thread, NULL, run, w) == 0)
+        return 0;
+    pthread_cond_destroy(&w->changed);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+    *out = NULL;
+    return err_set(e, ERR_NOMEM, "no thread for the output");
+}
+
+int write_behind_take(void *context, const char *bytes, size_t len)
+{
+    write_behind *w = context;
+    pthread_mutex_lock(&w->lock);
+    while (w->why.code == ERR_NONE && w->waiting.len && w->waiting.len + len > WAITING_MAX)
+        pthread_cond_wait(&w->changed, &w->lock);
+    if (w->why.code == ERR_NONE)
+        buf_append(&w->waiting, bytes, len, &w->why);
+    bool ended = w->why.code != ERR_NONE;
+    pthread_cond_signal(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+    return ended;
+}
+
+bool write_behind_over(void *context)
+{
+    write_behind *w = context;
+    struct pollfd reader = {.fd = STDOUT_FILENO};
+    bool gone = poll(&reader, 1, 0) > 0 && reader.revents & POLLERR;
+    pthread_mutex_lock(&w->lock);
+    if (gone && w->why.code == ERR_NONE) {
+        err_set_errno(&w->why, EPIPE, "standard output");
+        pthread_cond_signal(&w->changed);
+    }
+    bool over = w->why.code != ERR_NONE;
+    pthread_mutex_unlock(&w->lock);
+    return over;
+}
+
+int write_behind_close(write_behind *w, err *e)
+{
+    pthread_mutex_lock(&w->lock);
+    w->over = true;
+    pthread_cond_signal(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+    pthread_join(w->thread, NULL);
+    int status = w->why.code == ERR_NONE ? 0 : -1;
+    if (status)
+        *e = w->why;
+    buf_free(&w->waiting);
+    pthread_cond_destroy(&w->changed);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+    return status;
+}
