@@ -305,6 +305,26 @@ const safetensor *safetensors_find(const safetensors *s, const char *name)
     return NULL;
 }
 
+int safetensors_require(const safetensors *s, const char *name, safetensors_dtype dtype, int ndim,
+                        const uint64_t *shape, const safetensor **out, err *e)
+{
+    const safetensor *t = *out = safetensors_find(s, name);
+    if (!t)
+        return err_set(e, ERR_INVALID, "tensor %s of the model is missing", name);
+    if (t->dtype != dtype)
+        return err_set(e, ERR_INVALID, "tensor %s is of type %s, not %s", name,
+                       safetensors_dtype_name(t->dtype), safetensors_dtype_name(dtype));
+    bool same = t->ndim == ndim;
+    for (int d = 0; same && d < ndim; d++)
+        same = t->shape[d] == shape[d];
+    char has[SAFETENSORS_SHAPE_BYTES], wanted[SAFETENSORS_SHAPE_BYTES];
+    if (!same)
+        return err_set(e, ERR_INVALID, "tensor %.64s has shape %.64s, the model's is %.64s", name,
+                       safetensors_shape_text(t->ndim, t->shape, has),
+                       safetensors_shape_text(ndim, shape, wanted));
+    return 0;
+}
+
 const char *safetensors_metadata(const safetensors *s, const char *key)
 {
     return json_string_value(json_object_get(json_object_get(s->header, metadata_key), key));

@@ -13,26 +13,15 @@ static bool in_file(const engine_var *v)
     return v->kind != VAR_STATE && strncmp(v->name, "optimizer.", 10) != 0;
 }
 
-static int check_tensor(const engine_var *v, const safetensor *t, err *e)
+static int check_tensor(const engine_var *v, const safetensors *file, err *e)
 {
-    safetensors_dtype want = v->kind == VAR_COUNTER ? SAFETENSORS_I64 : SAFETENSORS_F32;
-    char got[SAFETENSORS_SHAPE_BYTES], model[SAFETENSORS_SHAPE_BYTES];
-    uint64_t dims[4] = {0};
-    if (!t)
-        return err_set(e, ERR_INVALID, "tensor %s of the model is missing", v->name);
-    if (t->dtype != want)
-        return err_set(e, ERR_INVALID, "tensor %s is of type %s, not %s", v->name,
-                       safetensors_dtype_name(t->dtype), safetensors_dtype_name(want));
-    bool same = t->ndim == v->rank;
-    for (int i = 0; i < v->rank; i++) {
+    const safetensor *t;
+    uint64_t dims[sizeof v->dims / sizeof *v->dims];
+    for (int i = 0; i < v->rank; i++)
         dims[i] = (uint64_t)v->dims[i];
-        same = same && t->shape[i] == dims[i];
-    }
-    if (!same)
-        return err_set(e, ERR_INVALID, "tensor %.64s has shape %.64s, the model's is %.64s",
-                       v->name, safetensors_shape_text(t->ndim, t->shape, got),
-                       safetensors_shape_text(v->rank, dims, model));
-    return 0;
+    return safetensors_require(file, v->name,
+                               v->kind == VAR_COUNTER ? SAFETENSORS_I64 : SAFETENSORS_F32, v->rank,
+                               dims, &t, e);
 }
 
 /* Everything is checked before anything is overwritten. A counter may be missing: the oldest of
@@ -40,9 +29,8 @@ static int check_tensor(const engine_var *v, const safetensor *t, err *e)
 static int check_file(const safetensors *file, const engine_var *vars, size_t count, err *e)
 {
     for (size_t i = 0; i < count; i++) {
-        const safetensor *t = safetensors_find(file, vars[i].name);
-        if (in_file(&vars[i]) && (t || vars[i].kind != VAR_COUNTER) &&
-            check_tensor(&vars[i], t, e) != 0)
+        bool old = vars[i].kind == VAR_COUNTER && !safetensors_find(file, vars[i].name);
+        if (in_file(&vars[i]) && !old && check_tensor(&vars[i], file, e) != 0)
             return -1;
     }
     for (size_t i = 0; i < safetensors_count(file); i++) {

@@ -13,8 +13,6 @@
 #include "log.h"
 #include "safetensors.h"
 
-enum { READ_BYTES = 8 << 20 };
-
 /* ---- models in memory ------------------------------------------------------------------------ */
 
 static size_t float_bytes(const model *m)
@@ -229,38 +227,17 @@ static void *place_of(const model *m, const layout_entry *at, size_t *bytes)
     return m->block.floats + at->offset;
 }
 
-static int check_tensor(const safetensor *t, const layout_entry *at, err *e)
-{
-    safetensors_dtype want = at->kind == LAYOUT_COUNTER ? SAFETENSORS_I64 : SAFETENSORS_F32;
-    if (t->dtype != want)
-        return err_set(e, ERR_INVALID, "tensor %s is of type %s, not %s", at->name,
-                       safetensors_dtype_name(t->dtype), safetensors_dtype_name(want));
-    bool same = t->ndim == at->rank;
-    for (int d = 0; same && d < at->rank; d++)
-        same = t->shape[d] == at->dims[d];
-    char got[SAFETENSORS_SHAPE_BYTES], want_shape[SAFETENSORS_SHAPE_BYTES];
-    if (!same)
-        return err_set(e, ERR_INVALID, "tensor %.64s has shape %.64s, the model's is %.64s",
-                       at->name, safetensors_shape_text(t->ndim, t->shape, got),
-                       safetensors_shape_text(at->rank, at->dims, want_shape));
-    return 0;
-}
-
 static int read_entry(safetensors *f, const model *m, const layout_entry *at, err *e)
 {
-    const safetensor *t = safetensors_find(f, at->name);
-    if (!t)
-        return err_set(e, ERR_INVALID, "tensor %s of the model is missing", at->name);
-    if (check_tensor(t, at, e))
-        return -1;
+    const safetensor *t;
     size_t bytes;
-    char *to = place_of(m, at, &bytes);
-    for (size_t done = 0; done < bytes; done += READ_BYTES) {
-        size_t part = bytes - done < READ_BYTES ? bytes - done : READ_BYTES;
-        if (safetensors_read(f, t, done, to + done, part, e))
-            return -1;
-    }
-    return 0;
+    void *to = place_of(m, at, &bytes);
+    return safetensors_require(f, at->name,
+                               at->kind == LAYOUT_COUNTER ? SAFETENSORS_I64 : SAFETENSORS_F32,
+                               at->rank, at->dims, &t, e) ||
+                   safetensors_read(f, t, 0, to, bytes, e)
+               ? -1
+               : 0;
 }
 
 static int read_all(safetensors *f, checkpoint_info *info, model *out, err *e)
