@@ -38,6 +38,23 @@ int clock_left_ms(int64_t deadline_ms)
     return left > 3600 * 1000 ? 3600 * 1000 : (int)left;
 }
 
+void clock_cond_init(pthread_cond_t *condition)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+bool clock_cond_wait(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t deadline_ms)
+{
+    if (deadline_ms == INT64_MAX)
+        return pthread_cond_wait(condition, lock) == 0;
+    struct timespec until = {deadline_ms / 1000, deadline_ms % 1000 * 1000000};
+    return pthread_cond_timedwait(condition, lock, &until) == 0;
+}
+
 void clock_rfc3339(int64_t wall_ms, char *out)
 {
     time_t seconds = (time_t)(wall_ms / 1000);

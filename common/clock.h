@@ -3,6 +3,8 @@
 #ifndef KUBEML_CLOCK_H
 #define KUBEML_CLOCK_H
 
+#include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 int64_t clock_monotonic_ns(void);
@@ -13,6 +15,12 @@ int64_t clock_wall_ms(void); /* since 1970, UTC */
 int64_t clock_deadline_ms(int64_t timeout_ms);
 /* What poll(2) wants: milliseconds left until `deadline_ms`, 0 when it passed, at most 1 hour. */
 int clock_left_ms(int64_t deadline_ms);
+
+/* A condition that is waited for until a deadline of this clock, with clock_cond_wait. */
+void clock_cond_init(pthread_cond_t *condition);
+/* False: the deadline has passed. True: it was signalled, or woke for no reason, as
+ * pthread_cond_wait may. */
+bool clock_cond_wait(pthread_cond_t *condition, pthread_mutex_t *lock, int64_t deadline_ms);
 
 /* Writes "2006-01-02T15:04:05.678Z" into `out`, which holds at least 25 bytes. */
 void clock_rfc3339(int64_t wall_ms, char *out);

@@ -111,16 +111,6 @@ static void expire(http_server *s, int64_t now_ms)
     }
 }
 
-static void wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t timeout_ms)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    int64_t ns = until.tv_nsec + timeout_ms % 1000 * 1000000;
-    until.tv_sec += timeout_ms / 1000 + ns / 1000000000;
-    until.tv_nsec = ns % 1000000000;
-    pthread_cond_timedwait(cond, lock, &until);
-}
-
 static int64_t tick_ms(const http_config *c)
 {
     int64_t shortest = c->header_ms < c->idle_ms ? c->header_ms : c->idle_ms;
@@ -133,10 +123,8 @@ static void *timer_run(void *context)
     http_server *s = context;
     pthread_mutex_lock(&s->lock);
     while (!s->stopping) {
-        if (s->connection_count == 0)
-            pthread_cond_wait(&s->tick, &s->lock);
-        else
-            wait_ms(&s->tick, &s->lock, tick_ms(&s->config));
+        clock_cond_wait(&s->tick, &s->lock,
+                        s->connection_count ? clock_deadline_ms(tick_ms(&s->config)) : INT64_MAX);
         expire(s, clock_monotonic_ms());
     }
     pthread_mutex_unlock(&s->lock);
@@ -162,11 +150,7 @@ static void *target_begin(void *context, const char *uri, struct MHD_Connection 
     r->send_ms = SEND_MS;
     buf_init(&r->body, HTTP_JSON_BYTES_MAX);
     pthread_mutex_init(&r->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&r->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    pthread_cond_init(&r->changed, NULL);
     if (strlen(uri) <= HTTP_URI_BYTES_MAX)
         r->uri = strdup(uri);
     return r;
@@ -309,11 +293,10 @@ static void *worker_run(void *context)
     for (;;) {
         http_request *r = queue_take(s);
         if (!r) {
-            int64_t left = idle_until - clock_monotonic_ms();
-            if (left <= 0 || s->stopping)
+            if (s->stopping || clock_left_ms(idle_until) == 0)
                 break;
             s->workers_idle++;
-            wait_ms(&s->work, &s->lock, left);
+            clock_cond_wait(&s->work, &s->lock, idle_until);
             s->workers_idle--;
             continue;
         }
@@ -460,13 +443,9 @@ static http_server *server_new(const http_config *config)
     s->queue_end = &s->queue;
     s->listen_fd = -1;
     pthread_mutex_init(&s->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->work, &monotonic);
-    pthread_cond_init(&s->quiet, &monotonic);
-    pthread_cond_init(&s->tick, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&s->work);
+    clock_cond_init(&s->quiet);
+    clock_cond_init(&s->tick);
     return s;
 }
 
@@ -546,8 +525,8 @@ static bool workers_end(http_server *s, int grace_ms)
     for (http_connection *c = s->connections; c; c = c->next)
         if (c->deadline_ms != HTTP_NEVER)
             shutdown(c->fd, SHUT_RD);
-    while (s->workers && clock_monotonic_ms() < deadline)
-        wait_ms(&s->quiet, &s->lock, clock_left_ms(deadline));
+    while (s->workers && clock_cond_wait(&s->quiet, &s->lock, deadline))
+        ;
     bool gone = s->workers == 0;
     pthread_mutex_unlock(&s->lock);
     return gone;

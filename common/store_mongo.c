@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "clock.h"
+
 /* ---- the store ----------------------------------------------------------------------------- */
 
 static bool find_schema(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
@@ -142,12 +144,8 @@ static store *open_store(const store_driver *driver, const char *uri, err *e)
         free(s);
         return NULL;
     }
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&s->changed);
     return &s->base;
 }
 

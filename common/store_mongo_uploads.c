@@ -51,13 +51,8 @@ static void *keep(void *arg)
     int64_t every_ms = s->link.lease_ms / 3 + 1;
     pthread_mutex_lock(&s->lock);
     for (unsigned round = 1; !s->ending; round++) {
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_sec += every_ms / 1000;
-        until.tv_nsec += every_ms % 1000 * 1000000;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        while (!s->ending && pthread_cond_timedwait(&s->changed, &s->lock, &until) == 0)
+        int64_t next_ms = clock_deadline_ms(every_ms);
+        while (!s->ending && clock_cond_wait(&s->changed, &s->lock, next_ms))
             ;
         if (s->ending)
             break;

@@ -775,11 +775,7 @@ static kube *kube_new(const cluster_kubernetes_config *c)
     k->count_ms = INT64_MAX;
     k->event_fd = -1;
     pthread_mutex_init(&k->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&k->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&k->changed);
     return k;
 }
 

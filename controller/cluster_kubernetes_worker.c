@@ -300,11 +300,8 @@ void *kube_worker(void *arg)
             count_again(k);
         } else if (p) {
             perform(k, p);
-        } else if (first == INT64_MAX) {
-            pthread_cond_wait(&k->changed, &k->lock);
         } else {
-            struct timespec until = {first / 1000, first % 1000 * 1000000};
-            pthread_cond_timedwait(&k->changed, &k->lock, &until);
+            clock_cond_wait(&k->changed, &k->lock, first);
         }
     }
     pthread_mutex_unlock(&k->lock);

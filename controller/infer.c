@@ -44,11 +44,7 @@ infer *infer_open(controller *c)
         return NULL;
     i->controller = c;
     pthread_mutex_init(&i->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&i->freed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&i->freed);
     return i;
 }
 
@@ -241,8 +237,7 @@ static int reserve(infer *i, const char *id, const char *version, server **out, 
             end(i, idle);
             pthread_mutex_lock(&i->lock);
         } else {
-            struct timespec until = {deadline / 1000, deadline % 1000 * 1000000};
-            if (pthread_cond_timedwait(&i->freed, &i->lock, &until))
+            if (!clock_cond_wait(&i->freed, &i->lock, deadline))
                 break;
         }
     }

@@ -304,10 +304,9 @@ static void *run(void *arg)
         pthread_mutex_unlock(&k->lock);
         turn(k, functions, datasets, gone);
         int64_t next = clock_deadline_ms(KUBE_CATALOG_TURN_MS);
-        struct timespec until = {next / 1000, next % 1000 * 1000000};
         pthread_mutex_lock(&k->lock);
-        while (!k->stopping && !k->dirty && clock_left_ms(next) > 0)
-            pthread_cond_timedwait(&k->changed, &k->lock, &until);
+        while (!k->stopping && !k->dirty && clock_cond_wait(&k->changed, &k->lock, next))
+            ;
     }
     pthread_mutex_unlock(&k->lock);
     return NULL;
@@ -366,11 +365,7 @@ int kube_catalog_start(const kube_config *access, const char *install, controlle
     snprintf(k->install, sizeof k->install, "%s", install);
     k->tried = json_object();
     pthread_mutex_init(&k->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&k->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&k->changed);
     if (start(k, access, e)) {
         kube_catalog_stop(k);
         return -1;

@@ -473,10 +473,9 @@ static void *run(void *arg)
         pthread_mutex_unlock(&j->lock);
         turn(j, objects, gone);
         int64_t next = clock_deadline_ms(KUBE_JOBS_TURN_MS);
-        struct timespec until = {next / 1000, next % 1000 * 1000000};
         pthread_mutex_lock(&j->lock);
-        while (!j->stopping && !j->dirty && clock_left_ms(next) > 0)
-            pthread_cond_timedwait(&j->changed, &j->lock, &until);
+        while (!j->stopping && !j->dirty && clock_cond_wait(&j->changed, &j->lock, next))
+            ;
     }
     pthread_mutex_unlock(&j->lock);
     return NULL;
@@ -512,11 +511,7 @@ int kube_jobs_start(const kube_config *access, const kube_jobs_host *host, kube_
     snprintf(j->path, sizeof j->path, "/apis/" KUBE_RESOURCES "/namespaces/%s/trainjobs",
              access->namespace_name);
     pthread_mutex_init(&j->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&j->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&j->changed);
     j->objects = json_object();
     j->gone = json_array();
     j->tried = json_object();

@@ -349,11 +349,7 @@ int kube_watch_start(const kube_watch_config *config, kube_watch **out, err *e)
     w->stale = true;
     kube_backoff_init(&w->backoff, (uint64_t)clock_monotonic_ns());
     pthread_mutex_init(&w->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&w->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&w->changed);
     w->objects = json_object();
     w->config.path = w->path = strdup(config->path);
     w->config.selector = w->selector = config->selector ? strdup(config->selector) : NULL;
@@ -379,11 +375,11 @@ int kube_watch_start(const kube_watch_config *config, kube_watch **out, err *e)
 
 int kube_watch_wait(kube_watch *w, int64_t deadline_ms, err *e)
 {
-    struct timespec until = {deadline_ms / 1000, deadline_ms % 1000 * 1000000};
-    int status = 0, over = 0;
+    int status = 0;
+    bool over = false;
     pthread_mutex_lock(&w->lock);
     while (!w->synced && !over && w->last.code != ERR_FORBIDDEN && w->last.code != ERR_NOT_FOUND)
-        over = pthread_cond_timedwait(&w->changed, &w->lock, &until);
+        over = !clock_cond_wait(&w->changed, &w->lock, deadline_ms);
     if (!w->synced)
         status = w->last.code == ERR_NONE
                      ? err_set(e, ERR_TIMEOUT, "the API server did not list %s", w->config.path)

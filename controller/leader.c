@@ -68,9 +68,8 @@ static void look(leader *l, int64_t now)
 /* Until the next look, or the end. */
 static bool rest(leader *l, int64_t deadline)
 {
-    struct timespec until = {deadline / 1000, deadline % 1000 * 1000000};
     pthread_mutex_lock(&l->lock);
-    while (!l->stopping && pthread_cond_timedwait(&l->changed, &l->lock, &until) == 0)
+    while (!l->stopping && clock_cond_wait(&l->changed, &l->lock, deadline))
         ;
     bool more = !l->stopping;
     pthread_mutex_unlock(&l->lock);
@@ -101,11 +100,7 @@ int leader_start(const kube_config *access, const char *name, const char *me, co
         return -1;
     }
     pthread_mutex_init(&l->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&l->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&l->changed);
     if (pthread_create(&l->thread, NULL, run, l)) {
         kube_lease_close(l->lease, false);
         free(l);

@@ -565,11 +565,7 @@ int owner_start(controller *c, owner **out, err *e)
     o->events_end = &o->events;
     o->calls_end = &o->calls;
     pthread_mutex_init(&o->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&o->taken, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&o->taken);
     if (reader_open(o, e) || open_parts(o, e)) {
         owner_free(o);
         return -1;

@@ -58,7 +58,6 @@ static void run_draining(owner *o, void *arg)
 void owner_wait_drained(owner *o, const char *id)
 {
     int64_t deadline = clock_deadline_ms(OWNER_DRAIN_MS);
-    struct timespec until = {deadline / 1000, deadline % 1000 * 1000000};
     for (bool over = false; !over;) {
         owner_call c = {.id = id};
         pthread_mutex_lock(&o->lock);
@@ -69,7 +68,7 @@ void owner_wait_drained(owner *o, const char *id)
             return;
         pthread_mutex_lock(&o->lock);
         while (o->jobs_done == seen && !o->stopping && !over)
-            over = pthread_cond_timedwait(&o->taken, &o->lock, &until) != 0;
+            over = !clock_cond_wait(&o->taken, &o->lock, deadline);
         over |= o->stopping;
         pthread_mutex_unlock(&o->lock);
     }

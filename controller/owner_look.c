@@ -278,10 +278,8 @@ int owner_take_function(owner *o, int64_t deadline_ms, wire **out, char name[CLU
     owner_call c = {.waiter = &w};
     owner_run(o, run_take, &c);
     pthread_mutex_lock(&o->lock);
-    while (!w.done && !o->stopping && clock_monotonic_ms() < deadline_ms) {
-        struct timespec until = {deadline_ms / 1000, deadline_ms % 1000 * 1000000};
-        pthread_cond_timedwait(&o->taken, &o->lock, &until);
-    }
+    while (!w.done && !o->stopping && clock_cond_wait(&o->taken, &o->lock, deadline_ms))
+        ;
     bool done = w.done;
     pthread_mutex_unlock(&o->lock);
     if (!done) {

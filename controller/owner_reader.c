@@ -442,11 +442,8 @@ static void *run(void *arg)
             look_for(r, id);
         pthread_mutex_lock(&r->lock);
         more |= id || r->endings || r->coming || r->asked || r->stopping;
-        struct timespec until = {next_ms / 1000, next_ms % 1000 * 1000000};
-        if (!more && next_ms != INT64_MAX)
-            pthread_cond_timedwait(&r->changed, &r->lock, &until);
-        else if (!more)
-            pthread_cond_wait(&r->changed, &r->lock);
+        if (!more)
+            clock_cond_wait(&r->changed, &r->lock, next_ms);
     }
     for (reading *x = r->asked; x; x = x->next) {
         x->status = err_set(&x->why, ERR_UNAVAILABLE, "the controller ends");
@@ -465,11 +462,7 @@ int reader_open(owner *o, err *e)
         return err_set(e, ERR_NOMEM, "no memory for the logs");
     r->owner = o;
     pthread_mutex_init(&r->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&r->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&r->changed);
     o->reader = r;
     return 0;
 }

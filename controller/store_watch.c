@@ -36,12 +36,8 @@ store_watch *store_watch_new(controller *c)
         return NULL;
     w->controller = c;
     snprintf(w->why, sizeof w->why, "the controller is starting");
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&w->lock, NULL);
-    pthread_cond_init(&w->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&w->changed);
     return w;
 }
 
@@ -98,8 +94,7 @@ static void await_turn(store_watch *w)
     while (!w->ending && !store_watch_is_far(w) && !w->failed)
         pthread_cond_wait(&w->changed, &w->lock);
     int64_t next = clock_deadline_ms(STORE_WATCH_EVERY_MS);
-    struct timespec until = {next / 1000, next % 1000 * 1000000};
-    while (!w->ending && pthread_cond_timedwait(&w->changed, &w->lock, &until) == 0)
+    while (!w->ending && clock_cond_wait(&w->changed, &w->lock, next))
         ;
 }
 

@@ -34,9 +34,8 @@ int sweeper_sweep(store *s, err *e)
 static bool pause_for(sweeper *s, int64_t ms)
 {
     int64_t next = clock_deadline_ms(ms);
-    struct timespec until = {next / 1000, next % 1000 * 1000000};
     pthread_mutex_lock(&s->lock);
-    while (!s->ending && pthread_cond_timedwait(&s->changed, &s->lock, &until) == 0)
+    while (!s->ending && clock_cond_wait(&s->changed, &s->lock, next))
         ;
     bool on = !s->ending;
     pthread_mutex_unlock(&s->lock);
@@ -98,12 +97,8 @@ sweeper *sweeper_start(controller *c, err *e)
         return NULL;
     }
     s->controller = c;
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    clock_cond_init(&s->changed);
     if (pthread_create(&s->thread, NULL, sweep, s) == 0)
         return s;
     sweeper_free(s);
