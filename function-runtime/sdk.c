@@ -230,9 +230,9 @@ schedule sdk_schedule(const kml_function *f, int epochs)
                    .warmup_epochs = s->warmup_epochs};
     if (to.epochs < 1 && !s->epochs)
         to.epochs = 1; /* a job shorter than its warm-up */
-    while (to.milestone_count < KML_MILESTONES_MAX && s->at[to.milestone_count] != 0) {
-        to.milestones[to.milestone_count] = s->at[to.milestone_count];
-        to.milestone_count++;
+    for (int i = 0; i < KML_MILESTONES_MAX; i++) {
+        to.milestones[i] = s->at[i];
+        to.milestone_count = s->at[i] != 0 ? i + 1 : to.milestone_count;
     }
     return to;
 }

@@ -729,18 +729,38 @@ int engine_gradients(engine *m, const engine_batch *b, engine_result *r, err *e)
     return 0;
 }
 
+/* Whoever had the block may have written into its gaps, which backends neither write nor leave out:
+ * what lies there would be seen in norms, and would be a state that no checkpoint has. */
+static void zero_gaps(engine *m)
+{
+    size_t at = 0;
+    for (int i = 0; i < m->g->var_count; i++) {
+        const graph_var *v = &m->g->vars[i];
+        if (v->kind != VAR_PARAM)
+            continue;
+        memset(m->grads + at, 0, (v->offset - at) * sizeof *m->grads);
+        at = v->offset + v->count;
+    }
+    memset(m->grads + at, 0, (m->params - at) * sizeof *m->grads);
+}
+
 float *engine_grads(engine *m, size_t *count, err *e)
 {
     *count = m->params;
     if (check_training(m, e) || store(m, true, e))
         return NULL;
+    zero_gaps(m);
     m->grads_lent = true;
     return m->grads;
 }
 
 int engine_update(engine *m, double lr, err *e)
 {
-    if (check_training(m, e) || (m->grads_lent && load(m, NULL, e)))
+    if (check_training(m, e))
+        return -1;
+    if (m->grads_lent)
+        zero_gaps(m);
+    if (m->grads_lent && load(m, NULL, e))
         return -1;
     m->grads_lent = false;
     if (m->backend->update(m->program, next_update(m, lr), e))

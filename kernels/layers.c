@@ -259,10 +259,10 @@ int graph_batch_norm(graph *g, int x, batch_norm_options o)
         !check_image(g, l.text, g->nodes[x].shape))
         return GRAPH_FAILED;
     graph_node n = graph_node_of(OP_BATCH_NORM, g->nodes[x].shape);
-    n.bn.eps = o.eps > 0 ? o.eps : 1e-5;
-    n.bn.momentum = o.momentum > 0 ? o.momentum : 0.1;
-    if (!(n.bn.momentum <= 1) || !(n.bn.eps <= 1))
-        return graph_fail(g, ERR_INVALID, "%s: eps %g and momentum %g must be at most 1", l.text,
+    n.bn.eps = o.eps != 0 ? o.eps : 1e-5;
+    n.bn.momentum = o.momentum != 0 ? o.momentum : 0.1;
+    if (!(n.bn.momentum > 0 && n.bn.momentum <= 1) || !(n.bn.eps > 0 && n.bn.eps <= 1))
+        return graph_fail(g, ERR_INVALID, "%s: eps %g and momentum %g must be in (0, 1]", l.text,
                           n.bn.eps, n.bn.momentum);
     int id = graph_append(g, n, o.name, &x, 1);
     if (id < 0)

@@ -23,6 +23,11 @@ static int check_lengths(const schedule *s, err *e)
     if (s->milestone_count < 0 || s->milestone_count > SCHEDULE_MILESTONES_MAX)
         return err_set(e, ERR_INVALID, "schedule milestones: %d are not possible (at most %d)",
                        s->milestone_count, SCHEDULE_MILESTONES_MAX);
+    if (s->kind == SCHEDULE_MILESTONES && s->milestone_count == 0)
+        return err_set(e, ERR_INVALID, "schedule milestones: none is given");
+    if (s->milestone_count > 0 && s->milestones[0] < 1)
+        return err_set(e, ERR_INVALID, "schedule milestones: %d is not possible; epochs from 1 are",
+                       s->milestones[0]);
     for (int i = 1; i < s->milestone_count; i++)
         if (s->milestones[i] <= s->milestones[i - 1])
             return err_set(e, ERR_INVALID, "schedule milestones: %d does not follow %d",

@@ -25,7 +25,7 @@ typedef struct schedule {
     schedule_kind kind;
     int every;    /* STEP: epochs */
     double gamma; /* STEP, MILESTONES, PLATEAU (its `factor`): 0.1 where 0 */
-    int milestones[SCHEDULE_MILESTONES_MAX], milestone_count; /* ascending epochs */
+    int milestones[SCHEDULE_MILESTONES_MAX], milestone_count; /* ascending, from 1 */
     int epochs;                                               /* COSINE: length */
     double min_lr;                                            /* COSINE, PLATEAU */
     bool per_step;          /* COSINE: every step, not every epoch */

@@ -36,7 +36,7 @@
 #include <stdint.h>
 
 #ifdef __cplusplus
-extern "C" {
+#error "kubeml.h is for C: its options are compound literals, which C++ does not have"
 #endif
 
 /* Changes with every change of a struct or function below; an object of another ABI is built anew.
@@ -215,14 +215,16 @@ typedef enum kml_schedule_kind {
 typedef struct kml_schedule {
     kml_schedule_kind kind;
     int every;                  /* step: epochs; must be given */
-    int at[KML_MILESTONES_MAX]; /* milestones: ascending epochs from 1 */
+    int at[KML_MILESTONES_MAX]; /* milestones: ascending epochs from 1; one must be given */
     double gamma;               /* step, milestones, plateau: factor, 0.1 */
-    int epochs;                 /* cosine: length; the job's epochs */
+    int epochs;                 /* cosine: length; the job's epochs after the warm-up */
     bool per_step;              /* cosine: changes with every batch */
     double min_lr;              /* cosine, plateau: 0 */
     int patience, cooldown;     /* plateau: epochs; patience 0 means 10, -1 none */
     double threshold;           /* plateau: 1e-4, relative */
-    int warmup_epochs;          /* any: the rate rises linearly from 0 first, batch by batch */
+    /* any: the rate rises linearly from 0 first, batch by batch; the schedule, with all its epochs,
+     * counts from there */
+    int warmup_epochs;
 } kml_schedule;
 
 #define kml_constant(...)                                                                          \
@@ -284,8 +286,8 @@ KML_API double kml_batch_loss(const kml_step *s);    /* mean over the batch */
 KML_API double kml_learning_rate(const kml_step *s); /* what the schedule says */
 KML_API unsigned kml_epoch(const kml_step *s);       /* from 0 */
 KML_API int kml_batch_size(const kml_step *s);       /* samples in this batch */
-/* d loss / d parameter, all in one block with gaps of zeros, to be read and changed; NULL on
- * failure. */
+/* d loss / d parameter, all in one block with gaps, to be read and changed; NULL on failure. What
+ * is written into the gaps does not count: they are zeros at the next call, and in the update. */
 KML_API float *kml_gradient_values(kml_step *s, size_t *count);
 /* Scales the gradients so that their L2 norm is at most `max` (torch.nn.utils.clip_grad_norm_: by
  * max / (norm + 1e-6)). The norm as it was; NaN on failure. */
@@ -314,9 +316,5 @@ extern KML_API const kml_function kubeml_function;
 #define KUBEML_FUNCTION(...)                                                                       \
     const kml_function kubeml_function = {                                                         \
         .abi = KUBEML_ABI, .size = (uint32_t)sizeof(kml_function), __VA_ARGS__}
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

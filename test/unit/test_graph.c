@@ -185,6 +185,14 @@ static int norm_of_features(graph *g, int x)
 {
     return graph_batch_norm(g, graph_flatten(g, x), (batch_norm_options){0});
 }
+static int norm_of_negative_eps(graph *g, int x)
+{
+    return graph_batch_norm(g, x, (batch_norm_options){.eps = -1});
+}
+static int norm_of_negative_momentum(graph *g, int x)
+{
+    return graph_batch_norm(g, x, (batch_norm_options){.momentum = -3});
+}
 
 static const struct {
     mistake make;
@@ -216,6 +224,8 @@ static const struct {
     {stranger, ERR_INVALID, "relu: input 1 is not a tensor of this graph"},
     {bad_activation, ERR_INVALID, "activation 99 does not exist"},
     {norm_of_features, ERR_INVALID, "batch_norm 'bn1': needs an image"},
+    {norm_of_negative_eps, ERR_INVALID, "eps -1 and momentum 0.1 must be in (0, 1]"},
+    {norm_of_negative_momentum, ERR_INVALID, "eps 1e-05 and momentum -3 must be in (0, 1]"},
 };
 
 TEST(each_mistake_names_its_layer_and_reason)

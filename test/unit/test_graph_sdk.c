@@ -112,6 +112,18 @@ static int clipping_step(kml_step *s)
     left_norm = sqrt(sum);
     return kml_update(s, kml_learning_rate(s));
 }
+/* Treats all numbers of the block alike, as one would who adds noise. */
+static int shifting_step(kml_step *s)
+{
+    size_t count;
+    if (kml_gradients(s))
+        return -1;
+    float *g = kml_gradient_values(s, &count);
+    for (size_t i = 0; i < count; i++)
+        g[i] += 0.01f;
+    seen_norm = kml_clip_gradient_norm(s, 1);
+    return kml_update(s, kml_learning_rate(s));
+}
 static int lazy_step(kml_step *s)
 {
     (void)s;
@@ -127,6 +139,45 @@ static int silent_step(kml_step *s)
 {
     (void)s;
     return 7;
+}
+
+static double norm_of_parameters(engine *m)
+{
+    err e = ERR_INIT;
+    size_t count, vars;
+    const float *g = engine_grads(m, &count, &e);
+    const engine_var *var = engine_layout(m, &vars);
+    double sum = 0;
+    for (size_t i = 0; i < vars; i++)
+        for (size_t j = 0; var[i].kind == VAR_PARAM && j < var[i].count; j++)
+            sum += pow((double)g[var[i].offset + j] + 0.01, 2);
+    return sqrt(sum);
+}
+
+static void check_gaps(const char *on)
+{
+    kml_function f = lenet_function;
+    f.step = shifting_step;
+    f.optimizer = (kml_optimizer)kml_sgd();
+    engine *m = compile(&f, (shape){3, 1, 28, 28}, 8, on);
+    err e = ERR_INIT;
+    golden_batch batch = {0};
+    engine_result r;
+    golden_draw(&batch, 0, 8, (shape){3, 1, 28, 28}, 10);
+    CHECK_OK(engine_gradients(m, &batch.b, &r, &e), e);
+    double norm = norm_of_parameters(m);
+    for (int i = 0; i < 3; i++) { /* at a rate of 0 the same each time */
+        CHECK_OK(sdk_step(&f, m, &batch.b, 0, &r, &e), e);
+        CHECK_NEAR(seen_norm, norm, 1e-6 * norm);
+    }
+    free(batch.x);
+    engine_free(m);
+}
+
+TEST(what_is_written_between_gradients_does_not_count)
+{
+    check_gaps("cpu");
+    check_gaps("reference");
 }
 
 TEST(a_step_of_ones_own)
@@ -261,6 +312,12 @@ TEST(wrong_functions_are_refused)
     CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, "learning rate -1");
     f = lenet_function, f.schedule = (kml_schedule)kml_milestones(.at = {3, 2});
     CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, "2 does not follow 3");
+    f = lenet_function, f.schedule = (kml_schedule)kml_milestones();
+    CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, "none is given");
+    f = lenet_function, f.schedule = (kml_schedule)kml_milestones(.at = {0, 1});
+    CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, "0 is not possible");
+    f = lenet_function, f.schedule = (kml_schedule)kml_milestones(.at = {-1, 1});
+    CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, "-1 is not possible");
 }
 
 TEST(schedules_take_the_jobs_length)
