@@ -32,6 +32,7 @@ static void print_overview(FILE *to)
         "  KUBEML_URL         the platform's API (http://127.0.0.1:10100)\n"
         "  KUBEML_TOKEN       its bearer token (on Kubernetes: read from its Secret)\n"
         "  KUBEML_HOME        where the local platform keeps its files (~/.kubeml)\n"
+        "  KUBEML_LOG         of `kubeml up` and `kubeml run`: debug, info, warn or error\n"
         "\nexit status: 0 done, 1 failed, 2 wrong usage\n");
 }
 

@@ -16,6 +16,8 @@
 #include "err.h"
 
 enum {
+    WIRE_ABI =
+        1, /* of the messages between the platform's programs: those of another are refused */
     WIRE_FRAME_BYTES_MAX = 64 << 20, /* no connection may ask for more */
     WIRE_FRAME_BYTES = 4 << 20,      /* what a connection accepts unless told otherwise */
     WIRE_QUEUE_BYTES_MAX = 72 << 20, /* written and not yet taken by the peer */

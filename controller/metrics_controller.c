@@ -28,7 +28,7 @@ int controller_metrics_open(controller_metrics *m, err *e)
         {&m->epoch_seconds, METRIC_GAUGE, "kubeml_job_epoch_duration_seconds",
          "Seconds the job's last epoch took.", "jobid", NULL, 0},
         {&m->stage_seconds, METRIC_GAUGE, "kubeml_job_stage_seconds",
-         "Seconds of the job's last epoch by stage; of fetch, load, train and publish a function's mean.",
+         "Seconds of the job's last epoch by stage; of fetch, load, convert, train and publish a function's mean.",
          "jobid,stage", NULL, 0},
         {&m->averaging, METRIC_GAUGE, "kubeml_job_averaging",
          "1 for where the job's models are averaged: host, ipc (on their one GPU) or nccl (between GPUs).",

@@ -80,7 +80,7 @@ static void rest_version(http_request *r, void *context)
 {
     controller *c = context;
     json_t *out = json_pack("{s:s, s:s, s:i}", "name", "kubeml-controller", "version",
-                            KUBEML_VERSION, "abi", 1);
+                            KUBEML_VERSION, "abi", WIRE_ABI);
     rest_time(out, "started", c->started_wall_ms);
     http_answer_json(r, 200, out);
 }

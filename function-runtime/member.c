@@ -19,8 +19,6 @@
 #include "member_internal.h"
 #include "wire.h"
 
-enum { ABI = 1 };
-
 double member_seconds(int64_t *from_ns)
 {
     int64_t now = clock_monotonic_ns();
@@ -391,7 +389,7 @@ static int join(member *m, err *e)
     m->hello = json_pack("{s:s,s:s,s:s,s:i,s:i,s:I,s:s,s:i,s:i}", "type", "hello", "token",
                          m->secret, "job", m->job, "function", m->function, "incarnation",
                          m->incarnation, "pid", (json_int_t)getpid(), "cpu", member_cpu(),
-                         "threads", m->threads > 0 ? m->threads : 1, "abi", ABI);
+                         "threads", m->threads > 0 ? m->threads : 1, "abi", WIRE_ABI);
     m->opening = m->failed ? json_incref(m->failed) : m->trainer ? ready_message(m) : NULL;
     if (!m->hello || !m->opening)
         return err_set(e, ERR_NOMEM, "no memory for the greeting");

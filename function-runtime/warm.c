@@ -17,8 +17,6 @@
 #include "log.h"
 #include "tokens.h"
 
-enum { ABI = 1 };
-
 typedef struct connection {
     wire *wire; /* NULL: free */
     bool welcome;
@@ -93,7 +91,7 @@ static int answer(warm *w, connection *c, const json_t *m)
     } else if (!token || !tokens_same(token, w->token)) {
         drop(c, "a wrong token");
     } else if (wire_sendf(c->wire, &e, "{s:s,s:s,s:i,s:I,s:O*}", "type", "welcome", "role",
-                          "function", "abi", ABI, "pid", (json_int_t)getpid(), "gpu",
+                          "function", "abi", WIRE_ABI, "pid", (json_int_t)getpid(), "gpu",
                           w->gpu) != 0) {
         drop(c, e.message);
     } else {

@@ -13,7 +13,6 @@
 #include "round.h"
 
 enum {
-    JOB_ABI = 1,
     JOB_RETRY_MS = 1000, /* of OPEN and FINISH: between two tries, and all of them */
     JOB_GIVE_UP_MS = 60000,
     JOB_REVIVE_RETRY_MS = 250

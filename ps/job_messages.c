@@ -133,8 +133,8 @@ static int read_hello(const job *j, conn *c, const json_t *m, json_t **about, er
         return err_set(e, ERR_INVALID, "hello: %s", problem.text);
     if (strcmp(id, j->spec.id) != 0)
         return err_set(e, ERR_NOT_FOUND, "another job runs here");
-    if (abi != JOB_ABI)
-        return err_set(e, ERR_UNSUPPORTED, "hello: abi %d, here it is %d", abi, JOB_ABI);
+    if (abi != WIRE_ABI)
+        return err_set(e, ERR_UNSUPPORTED, "hello: abi %d, here it is %d", abi, WIRE_ABI);
     if (c->function < 0 || c->function >= ROUND_FUNCTIONS_MAX)
         return err_set(e, ERR_INVALID, "hello: function %d", c->function);
     if (j->stage != JOB_RUNNING)

@@ -189,8 +189,8 @@ static void hello(program *p, conn *c, json_t *m)
     if (!is_function && tokens_same(token, p->token)) {
         hub_admit(p->host.hub, c, CONN_CONTROLLER);
         hub_send(p->host.hub, c,
-                 json_pack("{s:s,s:s,s:i,s:i}", "type", "welcome", "role", "ps", "abi", 1, "pid",
-                           (int)getpid()));
+                 json_pack("{s:s,s:s,s:i,s:i}", "type", "welcome", "role", "ps", "abi", WIRE_ABI,
+                           "pid", (int)getpid()));
         return;
     }
     log_warn("a hello with a wrong token");

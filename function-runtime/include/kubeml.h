@@ -19,8 +19,8 @@
  * are those of one sample: (C, H, W), or (F) after kml_flatten; the batch is added by the platform.
  *
  * Errors. A mistake (a kernel larger than its input, a sum of different shapes) is kept in the
- * graph with the layer's name and the reason, and the job ends with that message; the calls after
- * it do nothing and return a tensor that is not valid. So a model needs no checks.
+ * graph with the layer's name and the reason, and `kubeml train` is refused with that message; the
+ * calls after it do nothing and return a tensor that is not valid. So a model needs no checks.
  *
  * Ownership. Graph, tensors and steps belong to the platform; free nothing, keep no pointer.
  *
@@ -308,7 +308,8 @@ typedef struct kml_function {
     kml_schedule schedule;   /* constant */
     kml_transform transform; /* none but x / 255 for uint8 */
     kml_step_function step;  /* the platform's */
-    double lr;               /* learning rate where the request has none: 0.01 */
+    double
+        lr; /* learning rate of `kubeml run` without --lr, 0.01; a job's request always has one */
 } kml_function;
 
 extern KML_API const kml_function kubeml_function;
