@@ -3,8 +3,10 @@
 
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -14,6 +16,7 @@ static char name[96];
 static _Atomic(const char *) phase_now = "start";
 static atomic_int epoch_now = -1, round_now = -1;
 static char stack[STACK_BYTES];
+static atomic_bool watched;
 
 static const struct {
     int number;
@@ -54,18 +57,14 @@ static size_t put_number(char *line, size_t at, size_t room, int n)
     return at;
 }
 
-static void handle(int number)
+static void tell(const char *how, const char *what)
 {
     char line[320];
     const size_t room = sizeof line;
-    const char *text = "a signal";
-    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
-        if (signals[i].number == number)
-            text = signals[i].text;
     size_t at = put(line, 0, room, "error kubeml-function: ");
     at = put(line, at, room, name);
-    at = put(line, at, room, " crashed with ");
-    at = put(line, at, room, text);
+    at = put(line, at, room, how);
+    at = put(line, at, room, what);
     at = put(line, at, room, " while it did: ");
     at = put(line, at, room, atomic_load(&phase_now));
     int epoch = atomic_load(&epoch_now), round = atomic_load(&round_now);
@@ -80,6 +79,15 @@ static void handle(int number)
     line[at++] = '\n';
     ssize_t wrote = write(STDERR_FILENO, line, at);
     (void)wrote;
+}
+
+static void handle(int number)
+{
+    const char *text = "a signal";
+    for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
+        if (signals[i].number == number)
+            text = signals[i].text;
+    tell(" crashed with ", text);
     /* The kernel keeps raised signals from the first process of a container. */
     if (getpid() == 1)
         _exit(128 + number);
@@ -87,9 +95,31 @@ static void handle(int number)
     raise(number);
 }
 
+static void left(int status, void *arg)
+{
+    (void)arg;
+    if (!atomic_load(&watched))
+        return;
+    char number[12];
+    snprintf(number, sizeof number, "%d", status);
+    fflush(NULL);
+    tell(" ended the process with exit status ", number);
+    if (status == 0)
+        _exit(1);
+}
+
+void crash_over(void)
+{
+    atomic_store(&watched, false);
+}
+
 void crash_watch(const char *who)
 {
+    static atomic_bool known;
     snprintf(name, sizeof name, "%s", who);
+    atomic_store(&watched, true);
+    if (!atomic_exchange(&known, true))
+        on_exit(left, NULL);
     stack_t s = {.ss_sp = stack, .ss_size = sizeof stack};
     sigaltstack(&s, NULL);
     struct sigaction a;

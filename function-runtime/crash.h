@@ -1,7 +1,8 @@
 /* crash.h: one line in the log when user code brings the process down.
  *
  * The line names the signal and what was being done; then the process dies by that signal, so that
- * the cluster sees it as well. */
+ * the cluster sees it as well. Code that calls exit() is told likewise, and a status of 0 becomes
+ * 1: nobody is to take its end for success. (_exit() cannot be seen here.) */
 #ifndef KUBEML_CRASH_H
 #define KUBEML_CRASH_H
 
@@ -9,5 +10,7 @@
 void crash_watch(const char *who);
 /* What is being done now; `phase` is a literal. epoch and round -1: none. */
 void crash_phase(const char *phase, int epoch, int round);
+/* The code is not run any more: the process may end. */
+void crash_over(void);
 
 #endif

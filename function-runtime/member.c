@@ -456,4 +456,5 @@ void member_close(member *m)
     free(m->reference.counters);
     memset(m->secret, 0, sizeof m->secret);
     free(m);
+    crash_over();
 }

@@ -557,6 +557,7 @@ static void end(session *s)
     store_close(s->store);
     if (s->folder[0])
         fs_remove_tree(s->folder, NULL);
+    crash_over();
 }
 
 int run_command(int argc, char **argv)

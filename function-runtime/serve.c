@@ -39,6 +39,7 @@ static void server_free(server *s)
     dataset_info_free(&s->info);
     free(s->scale);
     free(s->shift);
+    crash_over();
 }
 
 /* ---- loading --------------------------------------------------------------------------------- */
@@ -76,6 +77,7 @@ static int compile(server *s, err *e)
     c->backend = "cpu"; /* no place on a GPU is booked for it */
     c->inference = true;
     c->blank = true; /* a trained model is loaded next */
+    crash_phase("make the model", -1, -1);
     if (engine_compile(c, &s->engine, e) != 0)
         return -1;
     s->scale = calloc(s->info.channels, sizeof *s->scale);

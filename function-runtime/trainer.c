@@ -9,6 +9,7 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "crash.h"
 #include "failpoint.h"
 #include "loader.h"
 #include "log.h"
@@ -108,6 +109,7 @@ static int compile(trainer *t, char *reason, err *e)
     set_reason(reason, "ShapeMismatch");
     if (transform_check(program_transform(t->config.program), d, e) != 0)
         return -1;
+    crash_phase("make the model", -1, -1);
     if (engine_compile(&c, &t->engine, e) != 0) {
         if (e && e->code != ERR_INVALID)
             set_reason(reason, unmade(e));

@@ -307,6 +307,16 @@ def ended_at_start(p):
         assert "my table is empty" in cli(p, "task", "wait", job, status=1)
 
 
+@case()
+def ended_as_if_all_were_well(p):
+    p.dataset()
+    step = "static int leave(kml_step *s)\n{\n    (void)s;\n    exit(0);\n}\n"
+    p.function("leaves", HEAD + MODEL + step + "KUBEML_FUNCTION(.model = model, .step = leave);\n")
+    job = p.train(function="leaves")
+    assert p.wait(job)["state"] == "failed"
+    explained(p, job, "Crashed", "ended the process with exit status 0 while it did: train, epoch 1")
+
+
 @case(limit=120)
 def ps_restarted(p):
     p.dataset()

@@ -741,7 +741,7 @@ TEST(a_crash_while_it_loads_leaves_its_line)
     int status = wait_end(r);
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
     check_log(r, "function 0 of job job1 crashed with SIGSEGV");
-    check_log(r, "load the code");
+    check_log(r, "make the model");
     close_platform(&p);
 }
 
