@@ -474,6 +474,25 @@ static void ps_epoch(jobs *m, job *j, const job_event *event)
     save(m, j);
 }
 
+static int grown(const job *j)
+{
+    int more = j->parallelism - j->request.default_parallelism;
+    return job_active(j) && !j->verdict && !j->request.static_parallelism && more > 0 ? more : 0;
+}
+
+/* What elastic jobs grew beyond their requests is lent: they give back what the next job lacks,
+ * where that lets it begin. */
+static int lacking(const jobs *m)
+{
+    const job *next = jobs_next(m);
+    int lacks = next ? job_wants(m, next) - m->slots : 0, lent = 0;
+    for (size_t k = 0; next && k < m->count; k++) {
+        lacks += job_active(m->job[k]) ? m->job[k]->parallelism : 0; /* the rest goes as it is */
+        lent += grown(m->job[k]);
+    }
+    return lacks > 0 && lacks <= lent ? lacks : 0;
+}
+
 /* What the elastic policy makes of the epoch; the slots are granted with the answer. */
 static void ps_ask(jobs *m, job *j, const job_event *event)
 {
@@ -487,12 +506,17 @@ static void ps_ask(jobs *m, job *j, const job_event *event)
             ceiling = j->functions_max;
         if (m->now_ms < j->grow_ms && ceiling > j->most)
             ceiling = event->value > j->most ? event->value : j->most;
+        int back = lacking(m) < grown(j) ? lacking(m) : grown(j);
+        if (back > 0 && ceiling > event->value - back)
+            ceiling = event->value - back;
         j->trained = event->value;
         j->parallelism = policy_elastic(event->value, event->seconds, j->before_seconds,
                                         MUTATE(22, ceiling, j->functions_max));
         int placed = job_place(m, j, j->parallelism);
         j->parallelism = placed > 1 ? placed : 1;
         j->decided_epoch = event->epoch;
+        if (back > 0)
+            j->last_seconds = 0; /* the next epoch is slower for want of these */
         save(m, j);
     }
     job_action *a = jobs_emit(m, JOB_TELL_PARALLELISM, j);

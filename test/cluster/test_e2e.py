@@ -40,6 +40,7 @@ OTHERWISE = {
     "test_rest.bodies_over_the_limit": "a port-forward cuts off what is refused before it is read",
     "test_rest.requests_for_jobs_leave_room_for_others": LOCAL,
     "test_rest.a_log_is_read_beside_all_else": LOCAL,
+    "test_rest.an_elastic_job_gives_back_what_it_grew": OPTIONS,
     "test_rest.a_stream_too_many_is_refused_with_its_cause": "it takes all the streams that other cases of this release want too",
     "test_rest.logs_that_nobody_reads_have_a_limit": "a port-forward takes what nobody reads",
     "test_cli.up_status_down": LOCAL, "test_cli.up_that_cannot_start": LOCAL, "test_cli.a_token": LOCAL, "test_cli.users_have_tokens_of_their_own": LOCAL + "; test_tenants has two users",

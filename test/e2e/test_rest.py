@@ -789,6 +789,21 @@ def requests_for_jobs_leave_room_for_others():
             p.delete(f"/tasks/{job}")
 
 
+@case(platform=False, limit=90)
+def an_elastic_job_gives_back_what_it_grew():
+    """Who waits need not wait for the end of a job that took all there was."""
+    with harness.Platform("--slots", "4") as p:
+        p.dataset()
+        grown = p.train(p.paced(), epochs=50000, static_parallelism=False)
+        until(lambda: p.task(grown)["parallelism"] == 4)
+        p.succeed(p.train("paced", epochs=1))
+        assert p.task(grown)["state"] == "running"
+        p.delete(f"/tasks/{grown}")
+        p.wait(grown)
+        parallelism = p.get(f"/history/{grown}")["data"]["parallelism"]
+        assert parallelism[0] == 2 and 2 in parallelism[parallelism.index(4):], parallelism
+
+
 @case()
 def a_stream_too_many_is_refused_with_its_cause(p):
     """And not opened, only to be empty: who follows would take that for the job's end."""

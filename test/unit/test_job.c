@@ -540,6 +540,58 @@ TEST(elastic_answers_stay_within_the_slots)
     jobs_close(m);
 }
 
+/* "a" asked for two functions and has grown to the four that there are. */
+static void grows_to_four(void)
+{
+    open_machine(4);
+    submit("a", 2, 0, false);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    for (int epoch = 0; epoch < 2; epoch++) {
+        step((job_event){
+            .type = JOB_PS_EPOCH, .job = "a", .epoch = epoch, .value = 2 + epoch, .seconds = 4});
+        step((job_event){
+            .type = JOB_PS_ASK, .job = "a", .epoch = epoch, .value = 2 + epoch, .seconds = 4});
+        CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3 + epoch);
+    }
+}
+
+static int answer_after(int epoch, int functions, double seconds)
+{
+    step((job_event){
+        .type = JOB_PS_EPOCH, .job = "a", .epoch = epoch, .value = functions, .seconds = seconds});
+    step((job_event){
+        .type = JOB_PS_ASK, .job = "a", .epoch = epoch, .value = functions, .seconds = seconds});
+    return get(JOB_TELL_PARALLELISM)->value;
+}
+
+TEST(what_an_elastic_job_grew_it_gives_back_to_one_that_waits)
+{
+    grows_to_four();
+    submit("b", 2, 0, true);
+    step((job_event){.type = JOB_TICK});
+    CHECK(!find(JOB_TAKE));
+    CHECK_INT(answer_after(2, 4, 3), 2);
+    /* Here it has no pods; where it has, their slots are free when they have gone. */
+    CHECK_STR(get(JOB_TAKE)->job->id, "b");
+    /* Its next epoch has fewer functions and takes longer, which says nothing of the machine. */
+    CHECK_INT(answer_after(3, 2, 6), 2);
+    CHECK_INT(jobs_slots_free(m), 0);
+    jobs_close(m);
+}
+
+TEST(an_elastic_job_gives_back_no_more_than_is_lacking_or_than_it_grew)
+{
+    grows_to_four();
+    submit("b", 1, 0, true);
+    CHECK_INT(answer_after(2, 4, 3), 3);
+    jobs_close(m);
+    grows_to_four();
+    submit("b", 3, 0, true); /* which would not do */
+    CHECK_INT(answer_after(2, 4, 3), 4);
+    jobs_close(m);
+}
+
 /* An elastic job with two functions whose next epoch is to get a third. */
 static void grows(const char *id)
 {
