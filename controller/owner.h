@@ -25,6 +25,7 @@ enum {
     OWNER_LOG_BYTES_MAX = 128 << 20, /* of a job's log, with that of its runs before */
     OWNER_LOGS_HELD_MAX = 256 << 20, /* of all logs that clients have not taken yet */
     OWNER_STREAM_PING_MS = 15000,
+    OWNER_PASTS_EPOCHS_MAX = 300000, /* of jobs that have ended, on their way to clients */
 };
 
 #define OWNER_SEGMENT_DIR "/dev/shm" /* of a job's shared memory on this host */

@@ -159,18 +159,32 @@ typedef struct log_position {
     struct log_position *next;
 } log_position;
 
+/* A state that is told after so many epochs. */
+typedef struct state_due {
+    size_t after;
+    json_t *task;
+    struct state_due *next;
+} state_due;
+
 struct follower {
     char id[JOB_ID_BYTES];
     http_stream *stream;
-    bool logs; /* it is the logs' thread's, */
-    bool ended;
-    char said[512]; /* the last state event */
-    int64_t ping_ms;
-    log_position *positions; /* which has these four */
-    buf pending;             /* what the stream had no room for */
-    size_t held;             /* as what it is counted */
-    int64_t look_ms;         /* when it is looked at again */
-    int64_t stuck_ms;        /* http_stream_push's */
+    bool logs;        /* it is the logs' thread's */
+    bool ended;       /* nothing new comes */
+    buf pending;      /* what the stream had no room for */
+    int64_t stuck_ms; /* http_stream_push's */
+    /* of events */
+    json_t *epochs;    /* the job's, which become more while it runs */
+    size_t told;       /* of them */
+    state_due *states; /* to be told, in their order */
+    char said[512];    /* the last of them */
+    size_t recalled;   /* as how many epochs of the past it is counted */
+    bool gone;         /* nobody reads it any more */
+    int64_t ping_ms, push_ms;
+    /* of logs */
+    log_position *positions;
+    size_t held;     /* as what it is counted */
+    int64_t look_ms; /* when it is looked at again */
     follower *next;
 };
 
@@ -189,6 +203,7 @@ struct owner {
     side *sides;
     follower *followers;       /* of events */
     atomic_int follower_count; /* of logs too, and those whose stream is yet to come */
+    atomic_size_t pasts_epochs; /* of jobs that have ended, that followers hold */
     log_reader *reader;
     event *events, **events_end;
     int slots;
@@ -367,10 +382,12 @@ void reader_archive(owner *o, const char *id, bool done);
 
 /* owner_follow.c */
 int follow_place(owner *o, const char *id, bool logs, follower **out, err *e);
+/* Reads the past of a job that has ended, in the thread that asks: before follow_begin.
+ * ERR_UNAVAILABLE: there is no room for it. */
+int follow_recall(owner *o, follower *f, err *e);
 void follow_begin(owner *o, follower *f); /* takes it; without a stream its place is free again */
 void follow_free(owner *o, follower *f);  /* closes its stream; from any thread */
 void follow_state(owner *o, const char *id);
-void follow_epoch(owner *o, const char *id, const json_t *epoch);
 void follow_end(owner *o, const char *id); /* after the last word */
 void follow_timers(owner *o, int64_t now_ms);
 int64_t follow_deadline(const owner *o);

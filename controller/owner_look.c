@@ -238,7 +238,12 @@ static int take_place(owner *o, owner_call *c, follower **out, err *e)
 
 int owner_follow_events(owner *o, const char *id, follower **out, err *e)
 {
-    return take_place(o, &(owner_call){.id = id}, out, e);
+    if (take_place(o, &(owner_call){.id = id}, out, e))
+        return -1;
+    if (owner_runs(o, id) || follow_recall(o, *out, e) == 0)
+        return 0;
+    follow_free(o, steal_ptr(*out));
+    return -1;
 }
 
 int owner_follow_logs(owner *o, const char *id, follower **out, err *e)

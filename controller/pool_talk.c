@@ -328,8 +328,7 @@ static void on_epoch(owner *o, link_pod *p, const json_t *m)
     controller_metrics *g = &o->controller->metrics;
     if (!s || number_of(m, "epoch") + 1 <= (int)json_array_size(s->epochs))
         return; /* told again after an attach */
-    json_t *shown = epoch_json(m);
-    json_array_append_new(s->epochs, shown);
+    json_array_append_new(s->epochs, epoch_json(m)); /* its followers are told at the turn's end */
     metric_set(g->train_loss, real_of(m, "train_loss"), p->job, NULL, NULL);
     if (json_is_number(json_object_get(m, "validation_loss")))
         metric_set(g->validation_loss, real_of(m, "validation_loss"), p->job, NULL, NULL);
@@ -338,7 +337,6 @@ static void on_epoch(owner *o, link_pod *p, const json_t *m)
     metric_set(g->parallelism, number_of(m, "parallelism"), p->job, NULL, NULL);
     metric_set(g->epoch_seconds, real_of(m, "seconds"), p->job, NULL, NULL);
     set_stages(g, p->job, m);
-    follow_epoch(o, p->job, shown);
     owner_event(o, &(job_event){.type = JOB_PS_EPOCH, .job = p->job, .epoch = number_of(m, "epoch"),
                                 .value = number_of(m, "parallelism"),
                                 .seconds = real_of(m, "seconds")});
@@ -354,10 +352,8 @@ static void catch_up(owner *o, side *s, int epochs)
         return;
     all = epochs_of_history(o->controller->store, s->id);
     json_array_foreach(all, i, epoch) {
-        if (i < had)
-            continue;
-        json_array_append(s->epochs, epoch);
-        follow_epoch(o, s->id, epoch);
+        if (i >= had)
+            json_array_append(s->epochs, epoch);
     }
 }
 
