@@ -104,6 +104,7 @@ static const char *status_title(unsigned status)
         {415, "Unsupported Media Type"},
         {422, "Unprocessable Content"},
         {500, "Internal Server Error"},
+        {501, "Not Implemented"},
         {503, "Service Unavailable"},
         {504, "Gateway Timeout"},
     };

@@ -73,6 +73,8 @@ struct http_request {
     http_target target;
     char accepted[48], content_type[256], user[NAME_BYTES];
     bool head, has_accept, forwarded;
+    bool old;               /* HTTP/1.0 */
+    bool last;              /* nothing more is read of its connection */
     int64_t content_length; /* -1: not announced */
     http_header headers[HTTP_HEADERS_MAX];
     int header_count;

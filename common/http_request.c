@@ -11,6 +11,27 @@ const char *http_header_value(const http_request *r, const char *name)
     return MHD_lookup_connection_value(r->connection, MHD_HEADER_KIND, name);
 }
 
+typedef struct tally {
+    const char *name;
+    int count;
+} tally;
+
+static enum MHD_Result tally_header(void *context, enum MHD_ValueKind kind, const char *name,
+                                    const char *value)
+{
+    tally *t = context;
+    (void)kind, (void)value;
+    t->count += strcasecmp(name, t->name) == 0;
+    return MHD_YES;
+}
+
+static int header_count(const http_request *r, const char *name)
+{
+    tally t = {.name = name};
+    MHD_get_connection_values(r->connection, MHD_HEADER_KIND, tally_header, &t);
+    return t.count;
+}
+
 /* ---- checks ---------------------------------------------------------------------------------- */
 
 static int check_token(http_request *r, err *e)
@@ -37,6 +58,8 @@ static int check_token(http_request *r, err *e)
 static int check_host(http_request *r, err *e)
 {
     const char *host = http_header_value(r, "Host");
+    if (!host && !r->old)
+        return err_set(e, ERR_INVALID, "HTTP/1.1 wants a Host header");
     if (r->server->config.tokens || !host || http_host_is_local(host))
         return 0;
     return err_set(e, ERR_FORBIDDEN,
@@ -92,12 +115,34 @@ static int check_queries(const http_request *r, err *e)
     return 0;
 }
 
+/* Where the body ends, and so where the next request begins: two servers in a row must see the same
+ * (RFC 9112, 6.3). What is refused here is the connection's last. */
+static int check_framing(http_request *r, unsigned *status, err *e)
+{
+    int lengths = header_count(r, "Content-Length"), codings = header_count(r, "Transfer-Encoding");
+    const char *coding = http_header_value(r, "Transfer-Encoding");
+    r->last = true;
+    if (lengths > 1)
+        return err_set(e, ERR_INVALID, "Content-Length is given twice");
+    if (lengths && codings)
+        return err_set(e, ERR_INVALID, "Content-Length and Transfer-Encoding exclude each other");
+    if (codings > 1 || (coding && strcasecmp(coding, "chunked") != 0)) {
+        *status = 501;
+        return err_set(e, ERR_UNSUPPORTED, "Transfer-Encoding: chunked is the one that is known");
+    }
+    if (header_count(r, "Host") > 1)
+        return err_set(e, ERR_INVALID, "Host is given twice");
+    r->last = false;
+    return 0;
+}
+
 static int check_body(http_request *r, unsigned *status, err *e)
 {
     const http_route *route = r->route;
     const char *length = http_header_value(r, "Content-Length");
     const char *chunked = http_header_value(r, "Transfer-Encoding");
     const char *type = http_header_value(r, "Content-Type");
+    const char *coding = http_header_value(r, "Content-Encoding");
     uint64_t most = route->body_bytes_max ? route->body_bytes_max : HTTP_JSON_BYTES_MAX;
     snprintf(r->content_type, sizeof r->content_type, "%s", type ? type : "");
     r->body.max = most < HTTP_DRAIN_BYTES_MAX ? (size_t)most : HTTP_DRAIN_BYTES_MAX;
@@ -114,6 +159,12 @@ static int check_body(http_request *r, unsigned *status, err *e)
         *status = 415;
         return err_set(e, ERR_UNSUPPORTED, "Content-Type must be %s, not %.64s", route->takes,
                        type ? type : "absent");
+    }
+    if (coding && strcasecmp(coding, "identity") != 0) {
+        *status = 415;
+        return err_set(e, ERR_UNSUPPORTED,
+                       "Content-Encoding must be identity, not %.64s: a body is sent as it is",
+                       coding);
     }
     if (r->content_length > 0 && (uint64_t)r->content_length > most) {
         r->over = true;
@@ -136,10 +187,16 @@ static int check_accept(http_request *r, unsigned *status, err *e)
 
 int http_request_check(http_request *r, unsigned *status, err *e)
 {
+    if (check_framing(r, status, e)) {
+        http_add_header(r, "Connection", "close");
+        return -1;
+    }
     if (!r->uri) {
         *status = 414;
         return err_set(e, ERR_LIMIT, "the URI is longer than %d bytes", HTTP_URI_BYTES_MAX);
     }
+    if (strpbrk(r->uri, " \t"))
+        return err_set(e, ERR_INVALID, "the path has a space in it, which is written %%20");
     if (http_target_parse(r->uri, &r->target, e) || find_route(r, status, e) ||
         check_token(r, e) || check_host(r, e) || check_origin(r, e) || check_queries(r, e) ||
         check_accept(r, status, e) || check_body(r, status, e))

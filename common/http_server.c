@@ -220,12 +220,14 @@ void http_request_answer(http_request *r, unsigned status, struct MHD_Response *
 }
 
 /* The first call of a request: its headers are complete. */
-static void request_begin(http_request *r, struct MHD_Connection *connection, const char *method)
+static void request_begin(http_request *r, struct MHD_Connection *connection, const char *method,
+                          const char *version)
 {
     http_server *s = r->server;
     r->begun = true;
     r->connection = connection;
     snprintf(r->method, sizeof r->method, "%s", method);
+    r->old = strcmp(version, MHD_HTTP_VERSION_1_0) == 0;
     r->head = strcmp(method, "HEAD") == 0;
     r->forwarded = http_header_value(r, HTTP_HOP_HEADER) != NULL;
     http_connection_deadline(r->conn, clock_deadline_ms(s->config.body_ms), false);
@@ -244,12 +246,13 @@ enum MHD_Result http_request_queue_answer(http_request *r)
 }
 
 /* A refused request is answered at once only when no body is under way, or too much of one: a
- * client that is still sending may otherwise never read why. */
+ * client that is still sending may otherwise never read why. Where it is not known what its body is
+ * nothing of it is read. */
 static bool may_answer_early(const http_request *r)
 {
     const char *expect = http_header_value(r, "Expect");
     bool streams = r->route && r->route->body == HTTP_BODY_STREAM && !r->over;
-    return expect || (r->content_length > HTTP_DRAIN_BYTES_MAX && !streams);
+    return r->last || expect || (r->content_length > HTTP_DRAIN_BYTES_MAX && !streams);
 }
 
 /* ---- workers --------------------------------------------------------------------------------- */
@@ -360,12 +363,12 @@ static enum MHD_Result access_request(void *context, struct MHD_Connection *conn
                                       const char *url, const char *method, const char *version,
                                       const char *bytes, size_t *len, void **request)
 {
-    (void)context, (void)url, (void)version;
+    (void)context, (void)url;
     http_request *r = *request;
     if (!r)
         return MHD_NO; /* no memory for it */
     if (!r->begun) {
-        request_begin(r, connection, method);
+        request_begin(r, connection, method, version);
         return r->response && may_answer_early(r) ? http_request_queue_answer(r) : MHD_YES;
     }
     return *len ? http_body_piece(r, bytes, len) : http_body_end(r);
@@ -468,10 +471,10 @@ static struct MHD_Daemon *daemon_start(http_server *s)
         MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL,
         access_request, s, MHD_OPTION_EXTERNAL_LOGGER, log_daemon, NULL, MHD_OPTION_LISTEN_SOCKET,
         s->listen_fd, MHD_OPTION_THREAD_POOL_SIZE, threads, MHD_OPTION_CONNECTION_LIMIT, limit,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
-        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_NOTIFY_CONNECTION,
-        connection_notify, s, MHD_OPTION_NOTIFY_COMPLETED, request_completed, s,
-        MHD_OPTION_URI_LOG_CALLBACK, target_begin, s, MHD_OPTION_END);
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_STRICT_FOR_CLIENT,
+        0 /* we say why */, MHD_OPTION_NOTIFY_CONNECTION, connection_notify, s,
+        MHD_OPTION_NOTIFY_COMPLETED, request_completed, s, MHD_OPTION_URI_LOG_CALLBACK,
+        target_begin, s, MHD_OPTION_END);
 }
 
 int http_server_start(const http_config *config, http_server **out, err *e)

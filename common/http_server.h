@@ -9,8 +9,8 @@
  * What the server refuses by itself, before a handler runs: an unknown path (404), another method
  * (405 with Allow), no or a wrong token (401), a foreign Origin or, without tokens, Host (403), an
  * unknown query parameter or a malformed path (400), a media type it does not take (415) or cannot
- * give (406), a body without a length (411) or over the route's limit (413), a URI over
- * HTTP_URI_BYTES_MAX (414). */
+ * give (406), a body without a length (411), with two (400), in a coding (415, 501) or over the
+ * route's limit (413), a URI over HTTP_URI_BYTES_MAX (414). */
 #ifndef KUBEML_HTTP_SERVER_H
 #define KUBEML_HTTP_SERVER_H
 

@@ -202,6 +202,80 @@ TEST(answers)
 }
 
 /* A page of another site may have its own name mean this machine by the time it asks. */
+/* All that the server says before it closes. */
+static void check_refused(const char *ask, const char *status, const char *part)
+{
+    char out[4096] = "", start[24];
+    int fd = dial();
+    say(fd, ask);
+    CHECK(hear(fd, out, sizeof out, NULL, 5000));
+    snprintf(start, sizeof start, "HTTP/1.1 %s ", status);
+    CHECK(strncmp(out, start, strlen(start)) == 0);
+    CHECK(!strstr(out + 1, "HTTP/1.1 ")); /* what follows is no request */
+    CHECK_CONTAINS(out, "application/problem+json");
+    CHECK_CONTAINS(out, part);
+    close(fd);
+}
+
+/* Where two servers in a row could see two ends of a body, one of them sees a request in it. */
+TEST(a_body_with_two_lengths_is_refused)
+{
+    static const char *const lengths[] = {"Content-Length: 2\r\nContent-Length: 41\r\n",
+                                          "Content-Length: 41\r\nContent-Length: 2\r\n",
+                                          "Content-Length: 2\r\nContent-Length: 2\r\n",
+                                          "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n"};
+    char ask[512];
+    serve(NULL);
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        snprintf(ask, sizeof ask, POST("/echo", JSON "%s", "{}%s"), lengths[i], GET("/hello/a"));
+        check_refused(ask, "400", "Content-Length");
+        snprintf(ask, sizeof ask, POST("/hello/a", "%s", "{}%s"), lengths[i], GET("/hello/a"));
+        check_refused(ask, "400", "Content-Length");
+    }
+    check_refused("GET /hello/a HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", "400",
+                  "Host");
+    http_server_stop(server, 2000);
+}
+
+TEST(a_list_of_lengths_is_refused)
+{
+    char out[4096] = "";
+    serve(NULL);
+    int fd = dial();
+    say(fd, POST("/echo", JSON "Content-Length: 2, 41\r\n", "{}" GET("/hello/a")));
+    CHECK(hear(fd, out, sizeof out, NULL, 5000));
+    CHECK(strncmp(out, "HTTP/1.1 400 ", 13) == 0 && !strstr(out, "hello"));
+    close(fd);
+    http_server_stop(server, 2000);
+}
+
+TEST(bodies_in_other_codings_are_refused)
+{
+    serve(NULL);
+    check_refused(POST("/echo", JSON "Transfer-Encoding: gzip\r\n", "{}"), "501", "chunked");
+    check_refused(
+        POST("/echo", JSON "Transfer-Encoding: gzip, chunked\r\n", "2\r\n{}\r\n0\r\n\r\n"), "501",
+        "chunked");
+    check_refused(POST("/hello/a", "Transfer-Encoding: identity\r\n", ""), "501", "chunked");
+    check_answer(POST("/echo", JSON "Transfer-Encoding: Chunked\r\n", "2\r\n{}\r\n0\r\n\r\n"),
+                 "200", "{}");
+    check_answer(POST("/echo", JSON "Content-Encoding: gzip\r\nContent-Length: 2\r\n", "{}"), "415",
+                 "Content-Encoding");
+    check_answer(POST("/echo", JSON "Content-Encoding: identity\r\nContent-Length: 2\r\n", "{}"),
+                 "200", "{}");
+    http_server_stop(server, 2000);
+}
+
+TEST(a_request_without_a_host_is_refused)
+{
+    serve(NULL);
+    check_answer("GET /hello/a HTTP/1.1\r\n\r\n", "400", "application/problem+json");
+    check_answer("GET /hello/a HTTP/1.1\r\n\r\n", "400", "wants a Host");
+    check_answer("GET /hello/a HTTP/1.0\r\n\r\n", "200", "hello");
+    check_answer("GET /hello/a b HTTP/1.1\r\nHost: localhost\r\n\r\n", "400", "%20");
+    http_server_stop(server, 2000);
+}
+
 TEST(without_tokens_only_this_machines_names_are_answered)
 {
     static const char *const own[] = {"localhost",  "LOCALHOST:10100", "127.0.0.1:10100",
