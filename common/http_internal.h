@@ -108,6 +108,7 @@ struct http_server {
     int connection_count;
     http_request *queue, **queue_end;
     int workers, workers_idle, workers_slow, workers_waiting; /* the last: on `waits` alone */
+    int workers_uploading;                                    /* of the slow ones */
     http_stream *streams; /* open answers, ended at stop */
     pthread_t timer;
     bool stopping;

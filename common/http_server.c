@@ -257,11 +257,21 @@ static bool may_answer_early(const http_request *r)
 
 /* ---- workers --------------------------------------------------------------------------------- */
 
+/* A handler that waits for its client's bytes. */
+static bool uploads(const http_route *route)
+{
+    return route->slow && route->body == HTTP_BODY_STREAM;
+}
+
 static bool worker_may_take(const http_server *s, const http_request *r)
 {
     const http_route *route = r->route;
     int max = s->config.workers_max;
     bool room = s->workers_slow + s->workers_waiting < max - max / 4;
+    int rest =
+        max / 2 - (max + 7) / 8; /* uploads that stall leave an eighth to what else is slow */
+    if (uploads(route) && s->workers_uploading >= (rest > 1 ? rest : 1))
+        return false;
     return route->slow ? room && s->workers_slow < max / 2 : !route->waits || room;
 }
 
@@ -306,12 +316,14 @@ static void *worker_run(void *context)
         const http_route *route = r->route;
         s->workers_slow += route->slow;
         s->workers_waiting += route->waits;
+        s->workers_uploading += uploads(route);
         pthread_mutex_unlock(&s->lock);
         answer(s, r);
         http_request_unref(r);
         pthread_mutex_lock(&s->lock);
         s->workers_slow -= route->slow;
         s->workers_waiting -= route->waits;
+        s->workers_uploading -= uploads(route);
         if (route->slow || route->waits)
             pthread_cond_signal(&s->work);
         idle_until = clock_deadline_ms(WORKER_IDLE_MS);

@@ -57,7 +57,8 @@ typedef struct http_route {
     const char *queries;     /* known query parameters, comma-separated; NULL: none */
     uint64_t body_bytes_max; /* 0: HTTP_JSON_BYTES_MAX */
     /* How long it may block, by which it leaves workers to others: for as long as its client likes
-     * (half of them), or for seconds (together with those a quarter). */
+     * (half of them; where it reads a stream three eighths), or for seconds (together with those a
+     * quarter). */
     bool slow, waits;
     bool open;               /* needs no token */
     bool led;                /* config.divert may answer instead of the handler */

@@ -110,7 +110,7 @@ const http_route rest_routes[] = {
     {.method = "GET", .pattern = "/version", .handle = rest_version, .open = true, .live = true},
     {.method = "GET", .pattern = "/metrics", .handle = rest_metrics, .live = true,
      .gives = "text/plain"},
-    {.method = "GET", .pattern = "/zoo", .handle = rest_zoo, .live = true, .slow = true},
+    {.method = "GET", .pattern = "/zoo", .handle = rest_zoo, .live = true, .waits = true},
 
     {.method = "GET", .pattern = "/dataset", .handle = rest_dataset_list,
      .queries = "limit,continue"},

@@ -20,6 +20,8 @@ static http_stream *kept;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static int blocked; /* so many handlers were */
+static int counting;
+static int body_ms = BODY_MS;
 static bool released;
 static char read_error[256];
 static long long read_bytes;
@@ -49,6 +51,10 @@ static void count(http_request *r, void *context)
     long long total = 0;
     err e = ERR_INIT;
     ssize_t n;
+    pthread_mutex_lock(&lock);
+    counting++;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
     while ((n = http_body_read(r, bytes, sizeof bytes, &e)) > 0)
         total += n;
     pthread_mutex_lock(&lock);
@@ -126,7 +132,7 @@ static void serve(const char *list)
         CHECK_OK(tokens_read(taken, list, &e), e);
     http_config c = {
         .host = "127.0.0.1", .routes = routes,       .route_count = sizeof routes / sizeof *routes,
-        .tokens = taken,     .header_ms = HEADER_MS, .body_ms = BODY_MS,
+        .tokens = taken,     .header_ms = HEADER_MS, .body_ms = body_ms,
         .idle_ms = IDLE_MS,  .rate_min = 1 << 20,    .workers_max = 4};
     CHECK_OK(http_server_start(&c, &server, &e), e);
 }
@@ -486,6 +492,31 @@ TEST(a_blocked_handler_holds_up_nobody)
         close(fd[i]);
     }
     http_server_stop(server, 2000);
+}
+
+TEST(stalled_uploads_hold_up_nothing_else_that_is_slow)
+{
+    int fd[4];
+    char out[1024] = "";
+    body_ms = 60000;
+    serve(NULL);
+    for (int i = 0; i < 4; i++) {
+        fd[i] = dial();
+        say(fd[i], POST("/count", "Content-Length: 1000\r\n", "abc"));
+    }
+    pthread_mutex_lock(&lock);
+    while (!counting)
+        pthread_cond_wait(&changed, &lock);
+    released = true;
+    pthread_mutex_unlock(&lock);
+    int asks = dial();
+    say(asks, GET("/block"));
+    CHECK(hear(asks, out, sizeof out, "released", GIVE_UP_MS));
+    CHECK_INT(counting, 1);
+    close(asks);
+    for (int i = 0; i < 4; i++)
+        close(fd[i]);
+    http_server_stop(server, 5000);
 }
 
 static http_stream *open_stream(int fd)
