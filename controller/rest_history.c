@@ -193,7 +193,9 @@ void rest_model_get(http_request *r, void *context)
         return;
     }
     snprintf(disposition, sizeof disposition, "attachment; filename=\"%.60s.%s\"", id,
-             npz ? "npz" : "safetensors");
+             npz          ? "npz"
+             : checkpoint ? "checkpoint.safetensors"
+                          : "safetensors");
     http_add_header(r, "Content-Disposition", disposition);
     if (checkpoint)
         send_checkpoint(r, b);

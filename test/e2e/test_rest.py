@@ -106,6 +106,9 @@ def a_job_from_upload_to_inference(p):
     header = json.loads(model[8:8 + int.from_bytes(model[:8], "little")])
     assert header["conv1.weight"]["shape"] == [6, 1, 5, 5], header
     assert p.get(f"/model/{job}?format=npz")[:2] == b"PK"
+    names = [p.ask("HEAD", f"/model/{job}{form}", 200, timeout=60).headers["Content-Disposition"].split("=")[1].strip('"')
+             for form in ("", "?format=safetensors", "?format=npz", "?format=checkpoint")]
+    assert names == [f"{job}.safetensors", f"{job}.safetensors", f"{job}.npz", f"{job}.checkpoint.safetensors"], names
     image = [[[0] * 28 for _ in range(28)]]
     assert len(p.post("/infer", json={"model_id": job, "data": [image, image]})["predictions"]) == 2
     log = p.get(f"/tasks/{job}/logs").decode()
