@@ -26,6 +26,13 @@ int json_depth(const char *text, size_t len)
     return deepest;
 }
 
+/* The library's own words tell of its flags. */
+static const char *what_is_wrong(const json_error_t *problem)
+{
+    return json_error_code(problem) == json_error_null_character ? "\\u0000 is not allowed"
+                                                                 : problem->text;
+}
+
 int json_read(const char *text, size_t len, int depth_max, json_t **out, err *e)
 {
     if (len == 0)
@@ -36,7 +43,7 @@ int json_read(const char *text, size_t len, int depth_max, json_t **out, err *e)
     json_t *value = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &problem);
     if (!value)
         return err_set(e, ERR_INVALID, "not JSON: line %d, column %d: %s", problem.line,
-                       problem.column, problem.text);
+                       problem.column, what_is_wrong(&problem));
     *out = value;
     return 0;
 }

@@ -204,6 +204,8 @@ TEST(answers)
                  "limit of 1000");
     check_answer(POST("/echo", JSON "Content-Length: 2\r\n", "[]"), "400", "object");
     check_answer(GET("/hello/a%00"), "400", "NUL");
+    check_answer(POST("/echo", JSON "Content-Length: 14\r\n", "{\"a\":\"\\u0000\"}"), "400",
+                 "\\\\u0000 is not allowed\"");
     http_server_stop(server, 2000);
 }
 
