@@ -76,7 +76,8 @@ typedef struct job_pod {
     bool mute;                /* adopted, and its node has not answered since */
     bool found;               /* adopted: it may or may not have been told what to do */
     char reason[JOB_REASON_BYTES]; /* GONE: what kubeml-ps is to be told */
-    char message[ERR_MESSAGE_BYTES]; /* that too; TAKING: what it waits for */
+    /* that too; TAKING: what it waits for; STOPPING: why, where that was its doing */
+    char message[ERR_MESSAGE_BYTES];
 } job_pod;
 
 /* Read-only for everybody but job.c. */

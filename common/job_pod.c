@@ -352,6 +352,7 @@ void pod_ready(jobs *m, job *j, const job_event *event)
         return;
     }
     snprintf(p->name, sizeof p->name, "%s", event->pod);
+    p->message[0] = '\0';
     if (p->unwanted) {
         p->unwanted = false;
         p->phase = JOB_POD_GIVEN;
@@ -442,6 +443,14 @@ static job_pod *find_named(jobs *m, const char *name, job **owner)
     return NULL;
 }
 
+/* Behind why it was stopped, where that was for something it did or left undone. */
+static void end_in_words(job_pod *p, const char *end)
+{
+    char why[sizeof p->message];
+    memcpy(why, p->message, sizeof why);
+    text_print(p->message, sizeof p->message, "%.120s%s%s", why, why[0] ? ": " : "", end);
+}
+
 /* A function's end is told to kubeml-ps, whatever it was doing: that frees its place there. */
 static void function_ended(jobs *m, job *j, job_pod *p, const job_event *event)
 {
@@ -456,7 +465,7 @@ static void function_ended(jobs *m, job *j, job_pod *p, const job_event *event)
     p->phase = JOB_POD_GONE;
     p->due_ms = INT64_MAX;
     text_print(p->reason, sizeof p->reason, "%s", event->reason);
-    text_print(p->message, sizeof p->message, "%s", event->message);
+    end_in_words(p, event->message);
     if (j->connected)
         pods_tell_gone(m, j);
 }
@@ -489,6 +498,7 @@ void pod_unspecialised(jobs *m, job *j, const job_event *event)
     }
     /* It may have joined all the same. Its end is told to kubeml-ps, which needs the next
      * incarnation then: one number is never used for two processes. */
+    text_print(p->message, sizeof p->message, "%s", event->message);
     pod_stop(m, j, p);
 }
 
@@ -500,6 +510,7 @@ int64_t pod_given_up_ms(const jobs *m, const job_pod *p)
 static void pod_due(jobs *m, job *j, job_pod *p)
 {
     bool ps = p->function == JOB_KUBEML_PS;
+    char text[80];
     switch (p->phase) {
     case JOB_POD_TAKING:
         pod_failed(m, j, p, ERR_TIMEOUT, "the pod that was asked for does not answer");
@@ -518,13 +529,16 @@ static void pod_due(jobs *m, job *j, job_pod *p)
     case JOB_POD_TOLD:
         if (ps)
             pod_stop(m, j, p);
-        else
+        else {
+            snprintf(text, sizeof text, "its code was not loaded and its model made within %d s",
+                     (int)(m->limits.told_ms / 1000));
             pod_unspecialised(m, j,
                               &(job_event){.function = p->function,
                                            .incarnation = p->incarnation,
                                            .code = ERR_TIMEOUT,
                                            .reason = "",
-                                           .message = "it does not answer"});
+                                           .message = text});
+        }
         break;
     case JOB_POD_STOPPING:
         if (++p->tries >= STOP_TRIES_MAX) { /* its node is gone; the job must not hang on it */

@@ -112,6 +112,31 @@ TEST(an_elastic_job_begins_with_what_there_is)
     jobs_close(m);
 }
 
+TEST(a_function_that_was_not_ready_in_time_is_told_with_that)
+{
+    open_machine(2);
+    submit("a", 1, 0, true);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    step((job_event){.type = JOB_PS_NEED, .job = "a"});
+    step((job_event){.type = JOB_POD_WAITING,
+                     .job = "a",
+                     .reason = "PoolEmpty",
+                     .message = "one is being started"});
+    step((job_event){.type = JOB_POD_READY, .job = "a", .pod = "a-f-0-0"});
+    get(JOB_SPECIALISE);
+    now += 60001;
+    step((job_event){.type = JOB_TICK});
+    CHECK_STR(get(JOB_STOP)->pod, "a-f-0-0");
+    step((job_event){.type = JOB_POD_ENDED,
+                     .pod = "a-f-0-0",
+                     .reason = "Killed",
+                     .message = "ended by signal 15"});
+    CHECK_STR(get(JOB_TELL_LOST)->message,
+              "its code was not loaded and its model made within 60 s: ended by signal 15");
+    jobs_close(m);
+}
+
 TEST(a_lost_function_gets_another_pod)
 {
     open_machine(2);
