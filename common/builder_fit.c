@@ -24,7 +24,7 @@ static int read_answer(const buf *said, err *e)
     if (!code || !message)
         return json_object_size(answer) == 0 ? 0 : err_set(e, ERR_CORRUPT, "no answer");
     err_set(e, err_from_name(code), "%.240s", message);
-    return e->code == ERR_INVALID ? 1 : -1;
+    return e->code == ERR_INVALID || e->code == ERR_LIMIT ? 1 : -1;
 }
 
 static int judge(const builder_run *r, const buf *said, const buf *text, err *e)

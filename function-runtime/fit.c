@@ -43,7 +43,7 @@ static int take_stdout(err *e)
                                                              : own;
 }
 
-static int load(int fd, int *answers, program **out, err *e)
+static int enter(int fd, int *answers, err *e)
 {
     sandbox walls = {.memory_bytes = FIT_MEMORY_BYTES,
                      .file_bytes = 4096,
@@ -53,7 +53,7 @@ static int load(int fd, int *answers, program **out, err *e)
     if ((*answers = take_stdout(e)) < 0)
         return -1;
     sandbox_close_others((int[]){fd, *answers}, 2);
-    return sandbox_enter(&walls, report, e) || program_open_fd(fd, out, e) ? -1 : 0;
+    return sandbox_enter(&walls, report, e);
 }
 
 static int answer(int to, const err *e)
@@ -75,9 +75,10 @@ int fit_command(const char *object, const char *about)
         fputs("kubeml-function fit: there is no such descriptor\n", stderr);
         return 2;
     }
-    if (read_dataset(about_fd, &info, &e) || load(object_fd, &answers, &p, &e)) {
+    if (read_dataset(about_fd, &info, &e) || enter(object_fd, &answers, &e)) {
         fprintf(stderr, "kubeml-function fit: %s\n", e.message);
         return 1;
     }
-    return answer(answers, trainer_fits(p, &info, &e) ? &e : NULL);
+    bool good = program_open_fd(object_fd, &p, &e) == 0 && trainer_fits(p, &info, &e) == 0;
+    return answer(answers, good ? NULL : &e);
 }

@@ -37,7 +37,7 @@ static int load_object(program *p, const char *path, err *e)
 {
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!object)
-        return err_set(e, ERR_INVALID, "the function cannot be loaded: %.200s", dlerror());
+        return err_set(e, ERR_UNSUPPORTED, "the function cannot be loaded: %.200s", dlerror());
     p->function = dlsym(object, SDK_SYMBOL);
     if (!p->function)
         return err_set(e, ERR_INVALID, "the function has no KUBEML_FUNCTION(...)");

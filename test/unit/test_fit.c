@@ -112,6 +112,18 @@ TEST_LIMIT(what_code_prints_is_no_answer, 60)
     misfits(talks, 1, 8, 11, "labels up to 10");
 }
 
+TEST_LIMIT(code_that_no_data_set_fits, 60)
+{
+    misfits("#include <kubeml.h>\nKUBEML_FUNCTION(.lr = 0.1);\n", 1, 8, 10, "model");
+    err e = ERR_INIT;
+    CHECK_INT(ask(MODEL("    x = kml_linear(g, kml_flatten(g, x), 1000000);\n"
+                        "    return kml_linear(g, kml_linear(g, x, 3000), 10);"),
+                  1, 8, 10, &e),
+              1);
+    CHECK_INT(e.code, ERR_LIMIT);
+    CHECK_CONTAINS(e.message, "more than 2^31 parameters");
+}
+
 /* Its job tells more of these than a request could wait for. */
 TEST_LIMIT(code_that_does_not_answer_leaves_it_unknown, 60)
 {

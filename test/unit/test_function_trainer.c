@@ -585,7 +585,7 @@ TEST(an_object_that_is_none)
     snprintf(path, sizeof path, "%s/x.so", test_tmp());
     FILE *f = fopen(path, "w");
     CHECK(f && fputs("no object", f) >= 0 && fclose(f) == 0);
-    CHECK_ERR(program_open_object(path, &p, &e), e, ERR_INVALID, "cannot be loaded");
+    CHECK_ERR(program_open_object(path, &p, &e), e, ERR_UNSUPPORTED, "cannot be loaded");
     CHECK_ERR(program_open_zoo("lenet55", &p, &e), e, ERR_NOT_FOUND, "lenet");
 }
 
