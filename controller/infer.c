@@ -119,6 +119,14 @@ static void material_free(material *m)
     blob_close(m->object);
 }
 
+static int no_model(controller *c, const char *id, err *e)
+{
+    if (owner_runs(c->owner, id))
+        return err_set(e, ERR_CONFLICT,
+                       "model_id: job %s still runs; its model is there once it has ended", id);
+    return err_set(e, ERR_NOT_FOUND, "model_id: there is no trained model \"%s\"", id);
+}
+
 static int open_material(controller *c, const char *id, material *m, err *e)
 {
     if (name_check("model_id", id, e))
@@ -129,9 +137,7 @@ static int open_material(controller *c, const char *id, material *m, err *e)
     uint64_t bytes;
     if (store_blob_find(c->store, m->model_name, &bytes, &why)) {
         *e = why;
-        return why.code == ERR_NOT_FOUND
-                   ? err_set(e, ERR_NOT_FOUND, "model_id: there is no trained model \"%s\"", id)
-                   : -1;
+        return why.code == ERR_NOT_FOUND ? no_model(c, id, e) : -1;
     }
     snprintf(m->version, sizeof m->version, "%llu", (unsigned long long)bytes);
     if (store_get(c->store, "jobs", id, &m->record, NULL, &why)) {

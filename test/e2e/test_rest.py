@@ -209,6 +209,8 @@ def a_job_goes_on_with_its_own_dataset_or_not_at_all(p):
     said = p.post("/train", 409, json={"function_name": "lenet", "dataset": "tiny", "epochs": 1, "batch_size": 32, "lr": 0.1,
                                        "init": job})
     assert "still runs" in said["error"], said
+    said = p.post("/infer", 409, json={"model_id": job, "data": [[[[0] * 28] * 28]]})
+    assert f"job {job} still runs" in said["error"], said
     p.post(f"/tasks/{job}/suspend")
     p.wait(job)
     said = p.delete("/dataset/tiny", 409)
