@@ -37,6 +37,7 @@ OTHERWISE = {
     "test_rest.idle_connections_block_nobody": "a port-forward would be measured, not the server",
     "test_rest.an_upload_that_breaks_off_leaves_nothing": "a port-forward keeps the connection open",
     "test_rest.the_server_keeps_openapi": LONG,
+    "test_rest.openapi_is_of_the_version_it_says": NO_PLATFORM,
     "test_rest.bodies_over_the_limit": "a port-forward cuts off what is refused before it is read",
     "test_rest.requests_for_jobs_leave_room_for_others": LOCAL,
     "test_rest.a_log_is_read_beside_all_else": LOCAL,
