@@ -135,6 +135,9 @@ int output_rows(const json_t *rows, const cli_column *columns, const char *forma
 int output_value(const json_t *value, const char *format); /* json or yaml */
 /* Sorts an array of objects by when they were created, the newest last. */
 void output_sort(json_t *rows);
+/* Under a title as wide as the others. What code said is escaped as the logger does it: it stays on
+ * its line and does nothing to a terminal. */
+void output_line(const char *title, const char *text);
 void output_age(const json_t *rfc3339, char *out, size_t size);
 const json_t *output_at(const json_t *value, const char *path);
 

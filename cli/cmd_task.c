@@ -169,14 +169,14 @@ int cmd_explain(cli *c, int argc, char **argv)
     if (strcmp(format, "text") != 0) {
         output_value(why, format);
     } else {
-        printf("%-9s %s\n", kind, id);
-        printf("state:    %s\n", json_string_value(json_object_get(why, "state")) ?: "?");
-        printf("reason:   %s\n", json_string_value(json_object_get(why, "reason")) ?: "-");
-        printf("because:  %s\n", json_string_value(json_object_get(why, "message")) ?: "-");
+        output_line(kind, id);
+        output_line("state:", json_string_value(json_object_get(why, "state")) ?: "?");
+        output_line("reason:", json_string_value(json_object_get(why, "reason")) ?: "-");
+        output_line("because:", json_string_value(json_object_get(why, "message")) ?: "-");
         json_array_foreach(json_object_get(why, "evidence"), i, line)
         {
             char *text = json_is_string(line) ? NULL : json_dumps(line, JSON_ENCODE_ANY);
-            printf("%s %s\n", i ? "         " : "evidence:", text ? text : json_string_value(line));
+            output_line(i ? "" : "evidence:", text ? text : json_string_value(line));
             free(text);
         }
     }

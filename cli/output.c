@@ -37,6 +37,21 @@ const json_t *output_at(const json_t *value, const char *path)
     return value;
 }
 
+void output_line(const char *title, const char *text)
+{
+    printf("%-9s ", title);
+    for (; *text; text++) {
+        unsigned char c = (unsigned char)*text;
+        if (c == '\n')
+            fputs("\\n", stdout);
+        else if (c < 0x20 || c == 0x7f)
+            printf("\\x%02x", c);
+        else
+            putchar(c);
+    }
+    putchar('\n');
+}
+
 void output_age(const json_t *rfc3339, char *out, size_t size)
 {
     struct tm utc = {0};

@@ -525,11 +525,12 @@ static void log_evidence(owner *o, const char *name, char *out, size_t bytes)
     while (len && (text[len - 1] == '\n' || text[len - 1] == '\r'))
         text[--len] = '\0';
     const char *from = len >= bytes ? text + len - (bytes - 1) : text;
-    const char *newline = strchr(from, '\n');
-    if (from != text && newline && newline[1])
+    const char *newline = strchr(from, '\n'), *space = strchr(from, ' ');
+    if (from != text && from[-1] != '\n' && newline)
         from = newline + 1; /* whole lines where there are some */
-    const char *last = strrchr(from, '\n');
-    snprintf(out, bytes, "%s", last && strlen(from) > 160 ? last + 1 : from);
+    else if (from != text && from[-1] != '\n' && from[-1] != ' ' && space)
+        from = space + 1; /* whole words, then */
+    snprintf(out, bytes, "%s", from);
 }
 
 /* ---- changes --------------------------------------------------------------------------------- */

@@ -29,7 +29,7 @@ def explained(p, job, reason, *parts):
     why = p.get(f"/tasks/{job}/explain")
     assert why["reason"] == reason, why
     text = cli(p, "explain", job)
-    assert reason in text and why["message"] in text, (why, text)
+    assert reason in text and why["message"].replace("\n", "\\n") in text, (why, text)
     for part in parts:
         assert part in why["message"] + " ".join(map(str, why.get("evidence", []))), (part, why)
     return why
@@ -315,6 +315,27 @@ def ended_as_if_all_were_well(p):
     job = p.train(function="leaves")
     assert p.wait(job)["state"] == "failed"
     explained(p, job, "Crashed", "ended the process with exit status 0 while it did: train, epoch 1")
+
+
+@case(limit=90)
+def what_code_says_stays_on_its_line(p):
+    """Control bytes of a message do nothing to a terminal; and a log is quoted from the beginning of a word on."""
+    p.dataset()
+    step = r'static int step(kml_step *s) { return kml_step_fail(s, "first\n\x1b[31msecond é"); }'
+    p.function("speaks", HEAD + MODEL + step + "\nKUBEML_FUNCTION(.model = model, .step = step);\n")
+    job = p.train(function="speaks", default_parallelism=1)
+    assert p.wait(job)["state"] == "failed"
+    because = [line for line in cli(p, "explain", job).splitlines() if line.startswith("because: ")]
+    assert because and r"first\n\x1b[31msecond é" in because[0], because
+    if harness.another_platform:  # in a cluster the pod may be gone before its log is asked for
+        return
+    words = " ".join(f"words{i}" for i in range(100))
+    p.function("talks", HEAD + MODEL.replace("    return", f'    fputs("{words}", stderr);\n    exit(3);\n    return')
+               + "KUBEML_FUNCTION(.model = model);\n")
+    job = p.train(function="talks", default_parallelism=1)
+    assert p.wait(job)["state"] == "failed"
+    quoted = p.task(job)["message"].split("its log ends: ")[1].split()
+    assert quoted and all(word in words.split() for word in quoted[:-1]), quoted
 
 
 @case(limit=120)
