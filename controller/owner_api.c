@@ -96,6 +96,16 @@ static int check_slots(const owner *o, const request *r, err *e)
                    r->default_parallelism, o->slots);
 }
 
+/* On a CPU, where the request says so or where there is nothing else; in pods that is not known. */
+static int check_precision(const owner *o, const request *r, err *e)
+{
+    bool nothing_else = o->cluster->ops->gpus && o->gpus == 0 && r->device == DEVICE_AUTO;
+    if (r->precision != GPU_TF32 || (r->device != DEVICE_CPU && !nothing_else))
+        return 0;
+    return err_set(e, ERR_UNSUPPORTED,
+                   "options.gpu.precision: the cpu backend computes in fp32 or bf16, not in tf32");
+}
+
 static int check_kept(const owner *o, const request *r, err *e)
 {
     if (held_check(o, "function", r->function_name, e) || held_check(o, "dataset", r->dataset, e))
@@ -142,8 +152,9 @@ static void run_submit(owner *o, void *arg)
         return;
     }
     snprintf(s->user, sizeof s->user, "%s", c->user);
-    if (check_slots(o, c->request, &c->why) || check_kept(o, c->request, &c->why) ||
-        sides_resolve(o, s, c->request, &c->why) || check_can_run(o, &c->why) ||
+    if (check_slots(o, c->request, &c->why) || check_precision(o, c->request, &c->why) ||
+        check_kept(o, c->request, &c->why) || sides_resolve(o, s, c->request, &c->why) ||
+        check_can_run(o, &c->why) ||
         jobs_submit(o->machine, id, c->request, false, clock_wall_ms(), &c->why)) {
         sides_drop(o, id);
         return;

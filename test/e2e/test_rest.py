@@ -202,6 +202,19 @@ def what_still_stops_is_not_resumed_and_why_is_said(p):
 
 
 @case()
+def a_precision_that_no_cpu_has_is_refused(p):
+    p.dataset()
+    p.function()
+    said = p.post("/train", 422, json={"function_name": "lenet", "dataset": "tiny", "epochs": 1, "batch_size": 32, "lr": 0.1,
+                                       "options": {"device": "cpu", "gpu": {"precision": "tf32"}}})
+    assert "the cpu backend computes in fp32 or bf16, not in tf32" in said["error"], said
+    if not harness.another_platform and not any((pathlib.Path("/dev") / f"nvidia{i}").exists() for i in range(8)):
+        said = p.post("/train", 422, json={"function_name": "lenet", "dataset": "tiny", "epochs": 1, "batch_size": 32,
+                                           "lr": 0.1, "options": {"gpu": {"precision": "tf32"}}})
+        assert "not in tf32" in said["error"], said
+
+
+@case()
 def a_job_goes_on_with_its_own_dataset_or_not_at_all(p):
     p.dataset()
     p.function()
