@@ -325,6 +325,7 @@ static int start(program *p, const sigset_t *signals, err *e)
     c->infer = infer_open(c);
     if (!c->infer)
         return err_set(e, ERR_NOMEM, "no memory to start");
+    store_watch_opened(c->watch); /* who leads writes at once what became of jobs meanwhile */
     bool alone = !p->options.lease_name || !in_cluster;
     if ((alone && lead(p, e)) || (!c->http && start_http(p, e)) || (!alone && start_leader(p, e)))
         return -1;

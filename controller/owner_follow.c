@@ -17,7 +17,7 @@
 #include "clock.h"
 #include "json_read.h"
 #include "log.h"
-#include "owner_internal.h"
+#include "owner_call.h"
 
 enum {
     PIECE_BYTES = 16 << 10, /* of a follower's text in one turn */
@@ -95,7 +95,7 @@ static json_t *task_of(owner *o, const char *id)
     if (j)
         return jobs_live_json(o, j);
     cleanup_json json_t *record = NULL;
-    if (store_get(o->controller->store, "jobs", id, &record, NULL, NULL) == 0) {
+    if (owner_record(o, id, &record, NULL) == 0) {
         out = jobs_task_json(record);
         json_object_set_new(out, "phase", json_null());
     }

@@ -122,11 +122,16 @@ static void *watch(void *arg)
     return NULL;
 }
 
-int store_watch_start(store_watch *w, err *e)
+void store_watch_opened(store_watch *w)
 {
     pthread_mutex_lock(&w->lock);
     w->up = true;
     pthread_mutex_unlock(&w->lock);
+}
+
+int store_watch_start(store_watch *w, err *e)
+{
+    store_watch_opened(w);
     atomic_store(&w->started, true);
     if (pthread_create(&w->thread, NULL, watch, w))
         return err_set(e, ERR_NOMEM, "no thread to watch the store");
@@ -137,7 +142,7 @@ int store_watch_start(store_watch *w, err *e)
 bool store_watch_up(store_watch *w, err *why)
 {
     pthread_mutex_lock(&w->lock);
-    bool up = w->up;
+    bool up = w->up && atomic_load(&w->started);
     if (!up && why)
         err_set(why, ERR_UNAVAILABLE, "%s", w->why);
     pthread_mutex_unlock(&w->lock);

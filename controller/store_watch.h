@@ -18,7 +18,9 @@ store_watch *store_watch_new(controller *c);
 bool store_watch_is_far(const store_watch *w); /* is there anything to watch? */
 /* Asks once, and keeps the answer: what store_watch_up then says. Only before store_watch_start. */
 int store_watch_try(store_watch *w, err *e);
-/* From here on the thread asks; `c->store` is open. */
+/* `c->store` is open: from here on store_watch_writable allows the owner to write. */
+void store_watch_opened(store_watch *w);
+/* From here on store_watch_up allows requests, and the thread asks. */
 int store_watch_start(store_watch *w, err *e);
 /* False: `why` (may be NULL) says what is wrong, with ERR_UNAVAILABLE. */
 bool store_watch_up(store_watch *w, err *why);

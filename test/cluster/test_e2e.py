@@ -58,6 +58,7 @@ OTHERWISE = {
     "test_explain.refusals_are_bounded": "the controller counts them, wherever its pods are",
     "test_explain.store_down": "it takes away the local platform's folder",
     "test_faults.the_controller_killed_in_every_state": "kubelet waits longer before each start; test_kills kills it",
+    "test_faults.a_job_ends_while_no_controller_is_there": LOCAL,
     "test_faults.a_controller_that_comes_back_takes_no_earlier_end_for_this_one": LOCAL,
     "test_faults.a_ps_stopped_in_the_middle_of_a_write_holds_up_only_writes": LOCAL,
     "test_faults.an_end_while_a_runtime_does_not_answer": LOCAL,

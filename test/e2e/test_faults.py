@@ -174,6 +174,25 @@ def the_controller_killed_in_every_state(p):
     assert len(history["accuracy"]) == 20, history
 
 
+@case()
+def a_job_ends_while_no_controller_is_there(p):
+    """The next one finds its end, once: the record says so, to who follows it too, and later starts change nothing."""
+    p.dataset()
+    p.function()
+    job = p.train(p.paced(), epochs=10)
+    until(lambda: p.task(job)["epoch"] >= 1)
+    p.kill()
+    pods = p.folder / "home/run/pods"
+    until(lambda: any(b"finished: state=succeeded" in f.read_bytes() for f in pods.rglob("*.log")))
+    p.start()
+    task = p.wait(job)
+    assert task["state"] == "succeeded", task
+    assert b'"state":"succeeded"' in p.get(f"/tasks/{job}/events").splitlines()[-2], p.get(f"/tasks/{job}/events")
+    p.stop()
+    p.start()
+    assert p.task(job)["finished"] == task["finished"], (p.task(job), task)
+
+
 def waits_to_be_tried_again(p, job):
     """Its explanation while it waits for its next try; None."""
     why = p.get(f"/tasks/{job}/explain")
