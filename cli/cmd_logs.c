@@ -29,6 +29,9 @@ int cmd_logs(cli *c, int argc, char **argv)
     http_reply_free(&reply);
     if (write_behind_close(output, &why))
         return cli_unwritten(&why);
+    if (status && follow && reply.status == 200)
+        fprintf(stderr, "kubeml: the platform went away; `kubeml logs -f %s` follows it anew\n",
+                id);
     return status ? cli_fail(&e) : CLI_OK;
 }
 

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "cleanup.h"
 #include "cli.h"
@@ -47,18 +48,24 @@ static int download(const cli *c, const char *path, const char *to, err *e)
 int cmd_model_export(cli *c, int argc, char **argv)
 {
     const char *id = NULL, *output = NULL;
-    const cli_option more[] = {{"output", 'o', OPTION_TEXT, "FILE",
-                                "where to: safetensors, as PyTorch loads it; .npz for numpy",
-                                &output, NULL, true, false},
-                               {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    const cli_option more[] = {
+        {"output", 'o', OPTION_TEXT, "FILE",
+         "where to: safetensors, as PyTorch loads it; .npz for numpy; - is standard output",
+         &output, NULL, true, false},
+        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     OBJECT_ID(c, argc, argv, more, &id);
+    if (strcmp(output, "-") == 0)
+        output = "/dev/stdout";
     size_t len = strlen(output);
     bool npz = len > 4 && strcmp(output + len - 4, ".npz") == 0;
     err e = ERR_INIT;
     if (download(c, cli_path("/model/", id, npz ? "?format=npz" : "?format=safetensors"), output,
                  &e))
         return cli_fail(&e);
-    printf("model of job %s in %s\n", id, output);
+    /* Where standard output is the model nothing else goes there. */
+    struct stat about;
+    bool file = stat(output, &about) == 0 && S_ISREG(about.st_mode) && strncmp(output, "/dev/", 5);
+    fprintf(file ? stdout : stderr, "model of job %s in %s\n", id, output);
     return CLI_OK;
 }
 

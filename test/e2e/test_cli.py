@@ -309,6 +309,10 @@ def a_job_by_hand(p):
     (s.folder / "link.npz").symlink_to("m.npz")
     (s.folder / "m.npz").write_bytes(b"old")
     s.out("model", "export", job, "-o", "link.npz")
+    for name in ("-", "/dev/stdout"):
+        piped = subprocess.run([str(KUBEML), "model", "export", job, "-o", name], capture_output=True, cwd=s.folder,
+                               env=s.environment, timeout=60 * harness.STRETCH)
+        assert piped.returncode == 0 and piped.stdout == (s.folder / "m.safetensors").read_bytes(), (name, piped.stderr)
     assert (s.folder / "link.npz").is_symlink() and "fc1.bias" in np.load(s.folder / "m.npz").files
     (s.folder / "full").symlink_to("/dev/full")
     s.refused("model", "export", job, "-o", "full", says="/dev/full: No space left on device")
