@@ -50,8 +50,8 @@ int cmd_model_export(cli *c, int argc, char **argv)
     const char *id = NULL, *output = NULL;
     const cli_option more[] = {
         {"output", 'o', OPTION_TEXT, "FILE",
-         "where to: safetensors, as PyTorch loads it; .npz for numpy; - is standard output",
-         &output, NULL, true, false},
+         "where to: safetensors, as PyTorch loads it; .npz: numpy's; -: stdout", &output, NULL,
+         true, false},
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     OBJECT_ID(c, argc, argv, more, &id);
     if (strcmp(output, "-") == 0)
