@@ -308,8 +308,7 @@ typedef struct kml_function {
     kml_schedule schedule;   /* constant */
     kml_transform transform; /* none but x / 255 for uint8 */
     kml_step_function step;  /* the platform's */
-    double
-        lr; /* learning rate of `kubeml run` without --lr, 0.01; a job's request always has one */
+    double lr; /* of `kubeml run` without --lr: 0.01; a job's request always has one */
 } kml_function;
 
 extern KML_API const kml_function kubeml_function;
