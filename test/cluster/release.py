@@ -332,10 +332,7 @@ class Release(harness.Platform):
             forward.close()
 
     def metric(self, name):
-        for line in self.ask_leader("/metrics").text.splitlines():
-            if line.startswith(name + " "):
-                return float(line.split()[-1])
-        return None
+        return harness.metric_in(self.ask_leader("/metrics").text, name)
 
     def warm(self, functions, ps):
         """Waits until the pool holds as many; the uids of those that it holds."""

@@ -157,6 +157,14 @@ def talking_code(lines):
     return code.replace("    x = kml_relu", says + "    x = kml_relu", 1)
 
 
+def metric_in(text, name):
+    """The value of a line of /metrics' text, with labels as written; None: there is none."""
+    for line in text.splitlines():
+        if line.startswith(name + " "):
+            return float(line.split()[-1])
+    return None
+
+
 # ---- the platform -------------------------------------------------------------------------------
 
 class Platform:
@@ -338,11 +346,8 @@ class Platform:
         until(filled, 30, message="the pool is not warm")
 
     def metric(self, name):
-        """The value of a line of /metrics, with labels as written."""
-        for line in self.get("/metrics").decode().splitlines():
-            if line.startswith(name + " "):
-                return float(line.split()[-1])
-        return None
+        """The value of a line of /metrics, with labels as written; of several controllers, of the one that leads."""
+        return metric_in(self.get("/metrics").decode(), name)
 
 
 # ---- cases --------------------------------------------------------------------------------------
