@@ -401,3 +401,12 @@ json_t *request_json(const request *r)
     }
     return with_bounds(body, r);
 }
+
+void request_init_id(const char *init, char out[REQUEST_NAME_BYTES])
+{
+    static const char folder[] = "models/";
+    size_t skip = init && strncmp(init, folder, sizeof folder - 1) == 0 ? sizeof folder - 1 : 0;
+    snprintf(out, REQUEST_NAME_BYTES, "%s", init ? init + skip : "");
+    if (skip)
+        out[strcspn(out, "/")] = '\0';
+}

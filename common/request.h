@@ -80,6 +80,9 @@ typedef struct request {
 int request_parse(const json_t *body, request *out, err *e);
 /* "fp32", "tf32", "bf16". ERR_INVALID. */
 int request_precision(const char *text, gpu_precision *out, err *e);
+/* Whose model `init` (or NULL) names, which is "ID" or "models/ID/...": an ended job's id, or an
+ * upload's; "" for none. */
+void request_init_id(const char *init, char out[REQUEST_NAME_BYTES]);
 json_t *request_json(const request *r); /* new reference; NULL when memory is gone */
 
 #endif

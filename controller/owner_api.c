@@ -110,7 +110,9 @@ static int check_kept(const owner *o, const request *r, err *e)
 {
     if (held_check(o, "function", r->function_name, e) || held_check(o, "dataset", r->dataset, e))
         return -1;
-    return r->init[0] && json_object_get(o->held, r->init)
+    char id[REQUEST_NAME_BYTES];
+    request_init_id(r->init, id);
+    return json_object_get(o->held, id)
                ? err_set(e, ERR_CONFLICT, "init: model \"%s\" is being deleted", r->init)
                : 0;
 }

@@ -133,10 +133,26 @@ static int check_not_to_go_on(owner *o, const char *id, err *e)
     return err_set(e, ERR_CONFLICT, "job %s is suspended and may go on: stop it first", id);
 }
 
+/* A job reads the model that it begins with when its turn comes, and again where it must begin anew
+ * before its first checkpoint. */
+static int check_no_job_begins_with(const owner *o, const char *id, err *e)
+{
+    char init[REQUEST_NAME_BYTES];
+    for (size_t i = 0; i < jobs_count(o->machine); i++) {
+        const job *j = jobs_at(o->machine, i);
+        request_init_id(j->request.init, init);
+        if (!job_ended(j) && strcmp(init, id) == 0)
+            return err_set(e, ERR_CONFLICT, "job %s begins with model \"%s\"", j->id, id);
+    }
+    return 0;
+}
+
 static void run_hold(owner *o, void *arg)
 {
     owner_call *c = arg;
     run_check_ended(o, arg);
+    if (c->status == 0)
+        c->status = check_no_job_begins_with(o, c->id, &c->why);
     if (c->status == 0)
         c->status = check_not_to_go_on(o, c->id, &c->why);
     if (c->status == 0 && json_object_get(o->held, c->id))

@@ -8,6 +8,7 @@
 #include "cleanup.h"
 #include "json_read.h"
 #include "log.h"
+#include "request.h"
 
 #define COLLECTION "uploads"
 
@@ -35,17 +36,12 @@ static int add_old(void *context, const char *id, json_t *record, err *e)
 /* Jobs name it by its id, or by the name of its blob, models/ID/final. */
 static int take_named(void *context, const char *job, json_t *record, err *e)
 {
-    const json_t *request = json_object_get(json_object_get(record, "job"), "request");
-    const char *init = json_string_value(json_object_get(request, "init"));
-    char id[STORE_KEY_BYTES];
+    const json_t *asked = json_object_get(json_object_get(record, "job"), "request");
+    const char *init = json_string_value(json_object_get(asked, "init"));
+    char id[REQUEST_NAME_BYTES];
     (void)job;
     (void)e;
-    if (!init)
-        return 0;
-    bool by_blob = strncmp(init, "models/", 7) == 0;
-    snprintf(id, sizeof id, "%s", init + (by_blob ? 7 : 0));
-    if (by_blob)
-        id[strcspn(id, "/")] = '\0';
+    request_init_id(init, id);
     json_object_del(context, id);
     return 0;
 }

@@ -394,6 +394,14 @@ static int take_weights(safetensors *f, model *m, err *e)
     return 0;
 }
 
+/* Of a model that the job has made itself, these say that it is to be made again. */
+static int init_is_not_there(const char *init, err *e)
+{
+    if (e && (e->code == ERR_NOT_FOUND || e->code == ERR_CONFLICT || e->code == ERR_CORRUPT))
+        e->code = ERR_INVALID;
+    return err_wrap(e, "init: %s", init);
+}
+
 int checkpoint_init(store *s, const char *init, model *m, err *e)
 {
     char name[STORE_KEY_BYTES];
@@ -406,11 +414,11 @@ int checkpoint_init(store *s, const char *init, model *m, err *e)
         if (first.code != ERR_NOT_FOUND || open_blob(s, init, &b, &f, &first)) {
             if (e)
                 *e = first;
-            return err_wrap(e, "init: %s", init);
+            return init_is_not_there(init, e);
         }
     }
     int status = take_weights(f, m, e);
     safetensors_close(f);
     blob_close(b);
-    return status ? err_wrap(e, "init: %s", init) : 0;
+    return status ? init_is_not_there(init, e) : 0;
 }

@@ -60,8 +60,8 @@ int checkpoint_prune(store *s, const char *job, int epochs_max, size_t keep, err
 /* Of those written where it was suspended, all but that of kubeml-ps `generation` (-1: all). */
 int checkpoint_prune_suspended(store *s, const char *job, int generation, err *e);
 /* Fills the weights of `m` (parameters, buffers, their counters; optimizer state stays zero) from
- * `models/<init>/final` or the blob `init`. ERR_NOT_FOUND; ERR_INVALID naming a tensor that is
- * missing, too much, or of another shape or type. */
+ * `models/<init>/final` or the blob `init`. ERR_INVALID where there is none, where it is damaged,
+ * or naming a tensor that is missing, too much, or of another shape or type. */
 int checkpoint_init(store *s, const char *init, model *m, err *e);
 
 int checkpoint_name(char out[STORE_KEY_BYTES], const char *job, int epochs, err *e);

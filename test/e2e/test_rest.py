@@ -215,6 +215,24 @@ def a_precision_that_no_cpu_has_is_refused(p):
 
 
 @case()
+def the_model_that_a_job_begins_with_stays(p):
+    p.dataset()
+    p.function()
+    paced = p.paced()
+    first = p.train(epochs=1)
+    p.succeed(first)
+    for init in (first, f"models/{first}/final"):
+        job = p.post("/train", json={"function_name": paced, "dataset": "tiny", "epochs": 50000, "batch_size": 32,
+                                     "lr": 0.01, "init": init})["id"]
+        for path in (f"/model/{first}", f"/history/{first}"):
+            said = p.delete(path, 409)
+            assert job in said["error"] and f'begins with model "{first}"' in said["error"], said
+        p.delete(f"/tasks/{job}")
+        p.wait(job)
+    p.delete(f"/model/{first}")
+
+
+@case()
 def a_job_goes_on_with_its_own_dataset_or_not_at_all(p):
     p.dataset()
     p.function()

@@ -952,6 +952,14 @@ TEST_LIMIT(init_from_another_job, 60)
     w.waited--;
     world_finish(&w, "failed", NULL);
     world_end(&w);
+    /* No patience brings it back, and it was not made by the job: it cannot be made again. */
+    world_start(&w, &(world_options){.job = "poor", .init = "gone", .epochs = 1});
+    m = world_wait(&w, "finished");
+    CHECK_STR(json_string_value(json_object_get(m, "reason")), "InitFailed");
+    CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "init: gone: ");
+    w.waited--;
+    world_finish(&w, "failed", NULL);
+    world_end(&w);
 }
 
 /* ---- strangers and refusals ---------------------------------------------------------------- */
