@@ -718,17 +718,6 @@ void engine_comm_leave(engine *m)
         m->backend->comm->leave(m->program);
 }
 
-int engine_gradients(engine *m, const engine_batch *b, engine_result *r, err *e)
-{
-    backend_batch batch;
-    backend_result result;
-    if (check_training(m, e) || read_batch(m, b, true, &batch, e) ||
-        m->backend->gradients(m->program, &batch, &result, e))
-        return -1;
-    fill_result(b, &result, r);
-    return 0;
-}
-
 /* Whoever had the block may have written into its gaps, which backends neither write nor leave out:
  * what lies there would be seen in norms, and would be a state that no checkpoint has. */
 static void zero_gaps(engine *m)
@@ -742,6 +731,20 @@ static void zero_gaps(engine *m)
         at = v->offset + v->count;
     }
     memset(m->grads + at, 0, (m->params - at) * sizeof *m->grads);
+}
+
+int engine_gradients(engine *m, const engine_batch *b, engine_result *r, err *e)
+{
+    backend_batch batch;
+    backend_result result;
+    if (check_training(m, e) || read_batch(m, b, true, &batch, e) ||
+        m->backend->gradients(m->program, &batch, &result, e))
+        return -1;
+    if (m->grads_lent)
+        zero_gaps(m);
+    m->grads_lent = false; /* what was lent counts no more: these are new */
+    fill_result(b, &result, r);
+    return 0;
 }
 
 float *engine_grads(engine *m, size_t *count, err *e)
@@ -758,10 +761,12 @@ int engine_update(engine *m, double lr, err *e)
 {
     if (check_training(m, e))
         return -1;
-    if (m->grads_lent)
+    if (m->grads_lent) {
         zero_gaps(m);
-    if (m->grads_lent && load(m, NULL, e))
-        return -1;
+        /* The other blocks may be older than the backend's: a mean may have been taken since. */
+        if (store(m, false, e) || load(m, NULL, e))
+            return -1;
+    }
     m->grads_lent = false;
     if (m->backend->update(m->program, next_update(m, lr), e))
         return -1;

@@ -463,6 +463,90 @@ TEST(halves_of_a_step_equal_the_step)
     }
 }
 
+static void find_gradients(engine *m, uint64_t step)
+{
+    err e = ERR_INIT;
+    golden_batch batch = {0};
+    engine_result r;
+    golden_draw(&batch, step, 8, tiny, 5);
+    CHECK_OK(engine_gradients(m, &batch.b, &r, &e), e);
+    free(batch.x);
+}
+
+static void look_at_gradients(engine *m)
+{
+    err e = ERR_INIT;
+    size_t count;
+    CHECK_OK(engine_grads(m, &count, &e) ? 0 : -1, e);
+}
+
+static void update(engine *m)
+{
+    err e = ERR_INIT;
+    CHECK_OK(engine_update(m, 0.05, &e), e);
+}
+
+/* All of their states, to the bit: both have computed the same. */
+static void check_same(engine *a, engine *b)
+{
+    snapshot sa = take_snapshot(a), sb = take_snapshot(b);
+    CHECK(memcmp(sa.f, sb.f, engine_state_floats(a) * sizeof *sa.f) == 0);
+    CHECK(memcmp(sa.c, sb.c, engine_counter_count(a) * sizeof *sa.c) == 0);
+    free_snapshot(&sa);
+    free_snapshot(&sb);
+}
+
+/* A step may look at its gradients and leave the batch out, as an outlier. */
+TEST(gradients_that_were_only_looked_at_count_no_more_after_the_next)
+{
+    for (int i = 0; backend_name(i); i++) {
+        engine_config c = tiny_config(backend_name(i));
+        engine *looks = compile(&c), *trusts = compile(&c);
+        for (uint64_t step = 0; step < 4; step++) {
+            find_gradients(looks, step);
+            find_gradients(trusts, step);
+            look_at_gradients(looks);
+            if (step % 2)
+                continue;
+            find_gradients(looks, step + 10);
+            find_gradients(trusts, step + 10);
+            update(looks);
+            update(trusts);
+        }
+        check_same(looks, trusts);
+        engine_free(looks);
+        engine_free(trusts);
+    }
+}
+
+TEST(a_mean_that_is_taken_while_gradients_are_out_stays)
+{
+    const double half[2] = {0.5, 0.5};
+    for (int i = 0; backend_name(i); i++) {
+        engine_config c = tiny_config(backend_name(i));
+        engine *looks[2] = {compile(&c), compile(&c)}, *trusts[2] = {compile(&c), compile(&c)};
+        err e = ERR_INIT;
+        for (uint64_t j = 0; j < 2 && engine_averages(looks, 2); j++) {
+            train(looks[j], j, 8);
+            train(trusts[j], j, 8);
+            find_gradients(looks[j], 2 + j);
+            find_gradients(trusts[j], 2 + j);
+            look_at_gradients(looks[j]);
+        }
+        if (engine_averages(looks, 2)) {
+            CHECK_OK(engine_average(looks, half, 2, false, &e), e);
+            CHECK_OK(engine_average(trusts, half, 2, false, &e), e);
+            update(looks[0]);
+            update(trusts[0]);
+            check_same(looks[0], trusts[0]);
+        }
+        for (int j = 0; j < 2; j++) {
+            engine_free(looks[j]);
+            engine_free(trusts[j]);
+        }
+    }
+}
+
 TEST(dropout_depends_on_the_sample_and_the_epoch_and_not_on_the_place_in_the_batch)
 {
     for (int i = 0; backend_name(i); i++) {
