@@ -393,7 +393,9 @@ static int wait_for_end(program *p, const sigset_t *signals, err *e)
             log_info("ends by %s", number == SIGTERM ? "SIGTERM" : "SIGINT");
             return 0;
         }
-        if (number == SIGUSR1 && c->leader && leader_is_us(c->leader) && !c->owner && lead(p, e))
+        /* Whatever has woken us: what was won may have run out before we heard of it, and be
+         * renewed since. */
+        if (c->leader && leader_is_us(c->leader) && !c->owner && lead(p, e))
             return -1;
         if (controller_may_act(c))
             infer_reap(c->infer);

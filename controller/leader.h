@@ -15,7 +15,9 @@ enum { LEADER_HOLDS_MS = 10000 };
 
 typedef struct leader leader;
 
-/* `won` is called once, from the thread, when the lease is ours. `access` outlives it. */
+/* `won` is called once, from the thread, when the lease is ours: it only wakes, for a process that
+ * was stopped meanwhile may hear of it after it has run out, and `leader_is_us` is the word that
+ * counts. `access` outlives it. */
 int leader_start(const kube_config *access, const char *name, const char *me, const char *address,
                  void (*won)(void *context), void *context, leader **out, err *e);
 /* Lets go of what is held, so that another need not wait. NULL is fine. */

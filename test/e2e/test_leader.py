@@ -6,6 +6,7 @@ import subprocess
 import socket
 import tempfile
 import threading
+import time
 import os
 
 import requests
@@ -17,6 +18,7 @@ from harness import Platform, case, until
 
 TOKEN = "the-token-of-both"
 USER, OF_USER = "anna", "the-token-of-anna"
+LOST_S = 2.2  # KUBE_LEASE_LOST_MS
 
 
 @contextlib.contextmanager
@@ -192,6 +194,30 @@ def who_was_stopped_for_long_acts_no_more():
         first.process.send_signal(signal.SIGCONT)
         assert first.process.wait(20 * harness.STRETCH) == 1
         assert "lease" in first.log_text().splitlines()[-1], first.log_text()
+
+
+@case(limit=120, platform=False)
+def who_was_stopped_while_it_took_the_lease_leads_when_it_is_renewed():
+    """The answer comes, and by the time it is read what it says has run out."""
+    with controllers("a") as (kube, made):
+        kube.away = True
+        a = made["a"].start()
+        stopped = threading.Event()
+        answer = kube.lease
+
+        def stop_and_answer(method, name, body):
+            if method == "POST":
+                a.process.send_signal(signal.SIGSTOP)
+                stopped.set()
+            return answer(method, name, body)
+        kube.lease, kube.away = stop_and_answer, False
+        until(stopped.is_set)
+        over = time.monotonic() + LOST_S + 0.8
+        until(lambda: time.monotonic() > over)
+        assert kube.holder() == "a"
+        a.process.send_signal(signal.SIGCONT)
+        until(lambda: leads(a), 20)
+        assert call(a, "GET", "/tasks").json() == []
 
 
 @case(limit=120, platform=False)
