@@ -149,15 +149,20 @@ wire *wire_adopt(int fd, err *e)
     return w;
 }
 
-void wire_watch_peer(wire *w, int dead_ms)
+void wire_watch_socket(int fd, int dead_ms)
 {
     int on = 1, second = 1, probes = dead_ms / 1000 > 3 ? dead_ms / 1000 - 1 : 2;
-    setsockopt(w->fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    setsockopt(w->fd, IPPROTO_TCP, TCP_KEEPIDLE, &second, sizeof second);
-    setsockopt(w->fd, IPPROTO_TCP, TCP_KEEPINTVL, &second, sizeof second);
-    setsockopt(w->fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &second, sizeof second);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &second, sizeof second);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
     /* with bytes on their way */
-    setsockopt(w->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_ms, sizeof dead_ms);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_ms, sizeof dead_ms);
+}
+
+void wire_watch_peer(wire *w, int dead_ms)
+{
+    wire_watch_socket(w->fd, dead_ms);
 }
 
 wire *wire_accept(int listen_fd, err *e)

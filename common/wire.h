@@ -46,6 +46,8 @@ int wire_fd(const wire *w);
 /* A peer whose machine is gone is noticed dead_ms (2 s or more, whole seconds) after it was last
  * heard, or a moment later; nothing on Unix sockets. */
 void wire_watch_peer(wire *w, int dead_ms);
+/* The same for the socket of somebody else's connection. */
+void wire_watch_socket(int fd, int dead_ms);
 void wire_set_limit(wire *w, size_t frame_bytes_max); /* at most WIRE_FRAME_BYTES_MAX */
 bool wire_wants_write(const wire *w);                 /* poll for POLLOUT too */
 

@@ -13,8 +13,9 @@
 #include "clock.h"
 #include "json_read.h"
 #include "kube_tls.h"
+#include "wire.h"
 
-enum { LINE_BYTES_MAX = 8 << 20, JSON_DEPTH_MAX = 64, KEEPALIVE_S = 15 };
+enum { LINE_BYTES_MAX = 8 << 20, JSON_DEPTH_MAX = 64 };
 
 struct kube_client {
     const kube_config *config;
@@ -182,6 +183,15 @@ static int set_headers(const kube_client *c, const kube_request *r, struct curl_
     return 0;
 }
 
+/* A watch is quiet for long: that its server's machine is gone it would not see by itself. */
+static int watch_server(void *context, curl_socket_t fd, curlsocktype purpose)
+{
+    (void)context;
+    (void)purpose;
+    wire_watch_socket(fd, KUBE_DEAD_MS);
+    return CURL_SOCKOPT_OK;
+}
+
 static void set_options(transfer *t, const kube_request *r, const char *url, const char *body)
 {
     CURL *curl = t->client->curl;
@@ -192,9 +202,7 @@ static void set_options(transfer *t, const kube_request *r, const char *url, con
     curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
     curl_easy_setopt(curl, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS, (long)KUBE_CONNECT_MS);
-    curl_easy_setopt(curl, CURLOPT_TCP_KEEPALIVE, 1L);
-    curl_easy_setopt(curl, CURLOPT_TCP_KEEPIDLE, (long)KEEPALIVE_S);
-    curl_easy_setopt(curl, CURLOPT_TCP_KEEPINTVL, (long)KEEPALIVE_S);
+    curl_easy_setopt(curl, CURLOPT_SOCKOPTFUNCTION, watch_server);
     curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, take_bytes);
     curl_easy_setopt(curl, CURLOPT_WRITEDATA, t);

@@ -25,9 +25,11 @@
 
 enum {
     KUBE_CONNECT_MS = 5000,
+    KUBE_DEAD_MS =
+        5000, /* a server that acknowledges nothing for so long is gone: ERR_UNAVAILABLE */
     KUBE_REPLY_BYTES_MAX = 64 << 20,
     KUBE_UNAUTHORIZED_TRIES = 4,
-    KUBE_BACKOFF_MS = 100,      /* the first wait, doubled each time */
+    KUBE_BACKOFF_MS = 100, /* the first wait, doubled each time */
     KUBE_BACKOFF_MS_MAX = 10000,
     KUBE_RETRY_AFTER_S_MAX = 60, /* a server that asks for more is asked again after this */
 };

@@ -3,12 +3,16 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <linux/filter.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -692,6 +696,20 @@ void fake_kube_cut(fake_kube *f)
     pthread_mutex_lock(&f->lock);
     f->cuts++;
     pthread_cond_broadcast(&f->changed);
+    pthread_mutex_unlock(&f->lock);
+}
+
+void fake_kube_vanish(fake_kube *f)
+{
+    struct sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
+    struct sock_fprog all = {.len = 1, .filter = &drop};
+    pthread_mutex_lock(&f->lock);
+    for (int i = 0; i < f->connections; i++) {
+        int unacknowledged; /* else it is sent again, and heard */
+        while (ioctl(f->fds[i], SIOCOUTQ, &unacknowledged) == 0 && unacknowledged)
+            poll(NULL, 0, 2);
+        CHECK(setsockopt(f->fds[i], SOL_SOCKET, SO_ATTACH_FILTER, &all, sizeof all) == 0);
+    }
     pthread_mutex_unlock(&f->lock);
 }
 

@@ -50,6 +50,10 @@ void fake_kube_token(fake_kube *f, const char *token);
  * rotates it after the server has, once. */
 void fake_kube_rotate(fake_kube *f, const char *file);
 void fake_kube_cut(fake_kube *f);                      /* closes all watches */
+/* The machine of all connections there are is gone without a word: once all that was sent has come
+ * it acknowledges nothing any more. Who connects anew finds another one. Nothing is put or removed
+ * until he has. */
+void fake_kube_vanish(fake_kube *f);
 void fake_kube_compact(fake_kube *f); /* what is older than now is gone, for new watches */
 void fake_kube_bookmark(fake_kube *f);
 /* changes are made and not told to watches */

@@ -155,6 +155,20 @@ TEST(goes_on_after_a_cut)
     close_world(&w);
 }
 
+TEST(goes_on_after_the_server_vanished)
+{
+    world w;
+    begin(&w);
+    put(&w, "a", "Running");
+    wait_equal(&w); /* the watch has begun to answer */
+    fake_kube_vanish(w.server);
+    wait_requests(&w, FAKE_WATCH, 2);
+    churn(&w);
+    wait_equal(&w);
+    CHECK_INT(fake_kube_requests(w.server, FAKE_LIST), 1);
+    close_world(&w);
+}
+
 TEST(lists_again_when_gone)
 {
     world w;
