@@ -248,9 +248,7 @@ static void take_calls(owner *o)
     pthread_mutex_unlock(&o->lock);
 }
 
-/* While another may lead nothing is done; where one did, or for good, it ends. A process that was
- * stopped meanwhile must not go on where it was either. */
-static void hold_if_fenced(const owner *o)
+void owner_hold_if_fenced(const owner *o)
 {
     const leader *l = o->controller->leader;
     if (!l || leader_is_us(l))
@@ -330,7 +328,7 @@ static void turn(owner *o, struct pollfd *list, link_pod **of)
     int left = clock_left_ms(next_deadline(o));
     if (poll(list, (nfds_t)n, left) < 0 && errno != EINTR)
         log_error("poll: %s", strerror(errno));
-    hold_if_fenced(o);
+    owner_hold_if_fenced(o);
     if (list[0].revents)
         take_calls(o);
     if (list[1].revents)

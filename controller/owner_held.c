@@ -185,6 +185,7 @@ static void run_forget(owner *o, void *arg)
     run_check_ended(o, arg);
     if (c->status)
         return;
+    owner_hold_if_fenced(o);
     if (store_delete(o->controller->store, "jobs", c->id, STORE_ANY, &why) &&
         why.code != ERR_NOT_FOUND) {
         c->why = why;

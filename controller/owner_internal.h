@@ -243,6 +243,10 @@ void owner_run(owner *o, void (*run)(owner *o, void *arg), void *arg);
 /* Queues an event; texts are copied. owner_pump steps through all of them. */
 void owner_event(owner *o, const job_event *e);
 void owner_pump(owner *o);
+/* While another may lead nothing is done; where one did, or for good, the process ends: one that
+ * was stopped meanwhile must not go on where it was either. Asked at every turn, and within a turn,
+ * which may wait for long, right before what another leader may have written is written over. */
+void owner_hold_if_fenced(const owner *o);
 
 /* pool.c */
 link_pod *pool_find(owner *o, const char *name);

@@ -12,6 +12,7 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "dataset.h"
+#include "failpoint.h"
 #include "json_read.h"
 #include "log.h"
 #include "owner_internal.h"
@@ -343,6 +344,7 @@ void history_end(owner *o, const char *id, const job_ending *ending)
     cleanup_json json_t *history = NULL;
     uint64_t version;
     err why = ERR_INIT;
+    owner_hold_if_fenced(o);
     if (!store_watch_writable(o->controller->watch, &why) ||
         store_get(st, "history", id, &history, &version, &why)) {
         if (why.code != ERR_NOT_FOUND)
@@ -379,6 +381,8 @@ static void keep_record(owner *o, const char *id, const json_t *record, const er
 void jobs_save_record(owner *o, const char *id, json_t *record)
 {
     err e = ERR_INIT;
+    failpoint("controller.save-record");
+    owner_hold_if_fenced(o);
     bool tried = store_watch_writable(o->controller->watch, &e);
     if (tried && store_put(o->controller->store, "jobs", id, record, STORE_ANY, NULL, &e) == 0) {
         json_object_del(o->unsaved, id);
@@ -397,6 +401,7 @@ int jobs_save_new(owner *o, const job *j, err *e)
     err why = ERR_INIT;
     if (!record)
         return err_set(e, ERR_NOMEM, "no memory for the record of job %s", j->id);
+    owner_hold_if_fenced(o);
     if (!store_watch_writable(o->controller->watch, e))
         return -1;
     if (store_put(o->controller->store, "jobs", j->id, record, STORE_ANY, NULL, &why) == 0)

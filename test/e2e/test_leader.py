@@ -221,6 +221,40 @@ def who_was_stopped_while_it_took_the_lease_leads_when_it_is_renewed():
 
 
 @case(limit=120, platform=False)
+def who_lost_the_lease_in_the_middle_of_a_turn_writes_no_record():
+    with controllers("a", "b") as (kube, made):
+        a, b = made["a"], made["b"]
+        held = a.folder / "held"
+        a.env |= {"KUBEML_FAILPOINT": "controller.save-record:1:wait", "KUBEML_FAILPOINT_FILE": str(held)}
+        a.start()
+        until(lambda: leads(a), 20)
+        b.start()
+        uploads(a)
+
+        def ask():
+            with contextlib.suppress(requests.RequestException):
+                train(a)
+        asker = threading.Thread(target=ask)
+        asker.start()
+        until(held.exists)
+        answer = kube.lease
+
+        def refuse_a(method, name, body):
+            if method == "PUT" and body["spec"]["holderIdentity"] == "a":
+                return kube.status(503, "ServiceUnavailable")
+            return answer(method, name, body)
+        kube.lease = refuse_a
+        until(lambda: leads(b), 20)
+        job, = [t["id"] for t in call(b, "GET", "/tasks").json()]
+        assert call(b, "DELETE", f"/tasks/{job}").status_code == 200
+        until(lambda: call(b, "GET", f"/tasks/{job}").json()["state"] == "cancelled", 20)
+        held.unlink()
+        assert a.process.wait(20 * harness.STRETCH) == 1
+        asker.join(20 * harness.STRETCH)
+        assert call(b, "GET", f"/tasks/{job}").json()["state"] == "cancelled"
+
+
+@case(limit=120, platform=False)
 def who_could_not_renew_holds_still_and_leads_on():
     """Everything of the API server answers but its Leases. What changes something is left alone, whoever asks for it."""
     with controllers("a") as (kube, made):
