@@ -1,5 +1,7 @@
 /* kube_jobs.c: see kube_jobs.h. The watch's thread only keeps the copy; one thread of ours turns,
- * every second and when the copy changed, through all TrainJobs and active jobs. */
+ * every second and when the copy changed, through all TrainJobs and active jobs. Those that have
+ * ended rest: they only get more, and each look at one is a read of the store on the owner's
+ * thread. */
 #include "kube_jobs.h"
 
 #include <pthread.h>
@@ -33,11 +35,13 @@ struct kube_jobs {
     json_t *leaving;
     json_t *adopting; /* id: until when its pods are looked at, in monotonic ms */
     int64_t adopt_ms; /* when next */
+    json_t *resting;  /* uid: {"version": of the object, "until": in monotonic ms} */
+    rng random;
     bool turned;
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    json_t *objects; /* by name */
+    json_t *objects; /* by name; each is replaced and never changed: turns share them */
     json_t *gone;    /* ids of jobs whose TrainJob was deleted */
     bool stopping, dirty, whole;
 
@@ -114,13 +118,14 @@ static void tell_event(kube_jobs *j, const json_t *object, const json_t *status)
         log_warn("an event of TrainJob %s: %s", kube_object_text(object, "name"), e.message);
 }
 
-static void write_status(kube_jobs *j, const json_t *object, json_t *status)
+/* Steals `status`. Whether it stood there already. */
+static bool write_status(kube_jobs *j, const json_t *object, json_t *status)
 {
     err e = ERR_INIT;
     const char *name = kube_object_text(object, "name");
     if (json_equal(status, json_object_get(object, "status"))) {
         json_decref(status);
-        return;
+        return true;
     }
     if (kube_apply_status(j->client, j->path, "TrainJob", name, status, clock_deadline_ms(CALL_MS),
                           &e) == 0)
@@ -128,6 +133,7 @@ static void write_status(kube_jobs *j, const json_t *object, json_t *status)
     else if (e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
         log_warn("the status of TrainJob %s: %s", name, e.message);
     json_decref(status);
+    return false;
 }
 
 static bool too_early(kube_jobs *j, const char *uid)
@@ -229,6 +235,29 @@ static json_t *steer(kube_jobs *j, json_t *object, const json_t *task)
     return json_incref(object);
 }
 
+/* The object says all of its job. Spread out, so that those who began together do not come
+ * together. */
+static void rest(kube_jobs *j, const json_t *object)
+{
+    int64_t half = j->host.rest_ms / 2,
+            most = half + (int64_t)rng_below(&j->random, (uint64_t)half + 1),
+            ms = kube_trainjob_rests_ms(object, clock_wall_ms());
+    if (ms > 0)
+        json_object_set_new(j->resting, kube_object_text(object, "uid"),
+                            json_pack("{s:s, s:I}", "version",
+                                      kube_object_text(object, "resourceVersion"), "until",
+                                      clock_deadline_ms(ms < most ? ms : most)));
+}
+
+/* `active`: by their ids, one that is resumed rests no more. */
+static bool rests(const kube_jobs *j, const json_t *object, const json_t *active)
+{
+    const json_t *at = json_object_get(j->resting, kube_object_text(object, "uid"));
+    return at && strcmp(text_of(at, "version"), kube_object_text(object, "resourceVersion")) == 0 &&
+           clock_left_ms(json_integer_value(json_object_get(at, "until"))) > 0 &&
+           !json_object_get(active, kube_trainjob_job(object));
+}
+
 static void follow(kube_jobs *j, json_t *object, const char *now)
 {
     cleanup_json json_t *task = NULL;
@@ -245,8 +274,9 @@ static void follow(kube_jobs *j, json_t *object, const char *now)
         return;
     }
     cleanup_json json_t *steered = steer(j, object, task);
-    if (steered)
-        write_status(j, steered, kube_trainjob_status(steered, task, NULL, &j->host.gpu, now));
+    if (steered &&
+        write_status(j, steered, kube_trainjob_status(steered, task, NULL, &j->host.gpu, now)))
+        rest(j, steered);
 }
 
 static void adopt_soon(kube_jobs *j, const char *id)
@@ -342,26 +372,26 @@ static void show_others(kube_jobs *j, const json_t *objects, const json_t *curre
             json_object_del(j->owed, id);
 }
 
-static bool is_current(const json_t *current, const char *job)
+/* NULL: none, or no memory. */
+static json_t *by_id(const json_t *current)
 {
-    const json_t *one;
+    json_t *out = json_object(), *one;
     size_t i;
     json_array_foreach(current, i, one)
-        if (strcmp(text_of(one, "id"), job) == 0)
-            return true;
-    return false;
+        json_object_set(out, text_of(one, "id"), one);
+    return out;
 }
 
 /* Their TrainJobs were deleted. Until its pods have ended, a job is active, and gets none anew; and
  * it is noted as one that had some, for a controller that comes after us. */
-static void let_go(kube_jobs *j, const json_t *current)
+static void let_go(kube_jobs *j, const json_t *active)
 {
     const char *id;
     json_t *one;
     void *next;
     json_object_foreach_safe(j->leaving, next, id, one) {
         call(j->host.cancel, j, id, "cancelled");
-        if (is_current(current, id))
+        if (json_object_get(active, id))
             continue;
         j->host.link(j->host.context, id, false);
         json_object_del(j->leaving, id);
@@ -433,10 +463,29 @@ static void adopt(kube_jobs *j, const json_t *objects)
     }
 }
 
+/* Of those that are gone. */
+static void forget_resting(kube_jobs *j, const json_t *objects)
+{
+    json_t *one;
+    const char *name;
+    if (json_object_size(j->resting) <= json_object_size(objects))
+        return;
+    json_t *kept = json_object();
+    json_object_foreach ((json_t *)(uintptr_t)objects, name, one) {
+        const char *uid = kube_object_text(one, "uid");
+        json_object_set(kept, uid, json_object_get(j->resting, uid));
+    }
+    json_object_clear(j->resting);
+    json_object_update(j->resting, kept);
+    json_decref(kept);
+}
+
 static void turn(kube_jobs *j, const json_t *objects, const json_t *gone)
 {
     char now[32];
     cleanup_json json_t *current = NULL;
+    bool known = j->host.current(j->host.context, &current, NULL) == 0;
+    cleanup_json json_t *active = by_id(current);
     json_t *one;
     const char *name;
     size_t i;
@@ -444,18 +493,19 @@ static void turn(kube_jobs *j, const json_t *objects, const json_t *gone)
     json_array_foreach(gone, i, one)
         json_object_set_new(j->leaving, json_string_value(one), json_true());
     json_object_foreach((json_t *)(uintptr_t)objects, name, one) {
-        if (*kube_object_text(one, "deletionTimestamp"))
+        if (*kube_object_text(one, "deletionTimestamp") || rests(j, one, active))
             continue;
         if (*kube_trainjob_job(one))
             follow(j, one, now);
         else
             submit(j, one, now);
     }
+    forget_resting(j, objects);
     adopt(j, objects);
-    if (j->host.current(j->host.context, &current, NULL))
+    if (!known)
         return;
     show_others(j, objects, current);
-    let_go(j, current);
+    let_go(j, active);
     j->turned = true;
 }
 
@@ -466,7 +516,7 @@ static void *run(void *arg)
     while (!j->stopping && !j->whole)
         pthread_cond_wait(&j->changed, &j->lock);
     while (!j->stopping) {
-        cleanup_json json_t *objects = json_deep_copy(j->objects);
+        cleanup_json json_t *objects = json_copy(j->objects);
         cleanup_json json_t *gone = j->gone;
         j->gone = json_array();
         j->dirty = false;
@@ -491,7 +541,8 @@ static int start(kube_jobs *j, err *e)
                                 .failed = on_failure,
                                 .listed = on_listed,
                                 .context = j};
-    if (!j->objects || !j->gone || !j->tried || !j->owed || !j->leaving || !j->adopting)
+    if (!j->objects || !j->gone || !j->tried || !j->owed || !j->leaving || !j->adopting ||
+        !j->resting)
         return err_set(e, ERR_NOMEM, "no memory for the TrainJobs");
     if (kube_client_open(j->access, &j->client, e) || kube_watch_start(&config, &j->watch, e))
         return err_wrap(e, "TrainJobs");
@@ -518,6 +569,9 @@ int kube_jobs_start(const kube_config *access, const kube_jobs_host *host, kube_
     j->owed = json_object();
     j->leaving = json_object();
     j->adopting = json_object();
+    j->resting = json_object();
+    j->host.rest_ms = host->rest_ms ? host->rest_ms : KUBE_JOBS_REST_MS;
+    rng_init(&j->random, (uint64_t)clock_monotonic_ns(), RNG_BACKOFF, 0, 0);
     if (start(j, e)) {
         kube_jobs_stop(j);
         return -1;
@@ -546,6 +600,7 @@ void kube_jobs_stop(kube_jobs *j)
     json_decref(j->owed);
     json_decref(j->leaving);
     json_decref(j->adopting);
+    json_decref(j->resting);
     pthread_cond_destroy(&j->changed);
     pthread_mutex_destroy(&j->lock);
     free(j);

@@ -14,7 +14,13 @@
 #include "kube_trainjob.h"
 #include "kube_watch.h"
 
-enum { KUBE_JOBS_TURN_MS = 1000, KUBE_JOBS_RETRY_MS = 5000 };
+enum {
+    KUBE_JOBS_TURN_MS = 1000,
+    KUBE_JOBS_RETRY_MS = 5000,
+    /* A TrainJob that has ended, and that nothing changes, is looked at so often: its job may have
+     * been deleted through the API. */
+    KUBE_JOBS_REST_MS = 20000,
+};
 
 /* The controller, as the mirror needs it; called from its thread, each may block on the owner. */
 typedef struct kube_jobs_host {
@@ -32,6 +38,7 @@ typedef struct kube_jobs_host {
      * From the watch's thread. May be NULL. */
     void (*looks)(void *context, const err *why);
     kube_trainjob_gpu gpu; /* of each function */
+    int rest_ms;           /* 0: KUBE_JOBS_REST_MS */
     char install[KUBE_INSTALL_BYTES]; /* whose label other platforms leave alone (kube_claim.h) */
     void *context;
 } kube_jobs_host;

@@ -369,6 +369,33 @@ static int64_t seconds_since(const char *text, int64_t wall_ms)
     return wall_ms / 1000 - (int64_t)timegm(&when);
 }
 
+static bool has_ended(const char *state)
+{
+    return is(state, "succeeded") || is(state, "failed") || is(state, "cancelled");
+}
+
+/* Nothing of the spec is new since the status was written. */
+static bool is_seen(const json_t *object)
+{
+    const json_t *meta = json_object_get(object, "metadata"),
+                 *status = json_object_get(object, "status");
+    return json_integer_value(json_object_get(status, "observedGeneration")) ==
+           json_integer_value(json_object_get(meta, "generation"));
+}
+
+int64_t kube_trainjob_rests_ms(const json_t *object, int64_t wall_ms)
+{
+    const json_t *status = json_object_get(object, "status");
+    const json_t *ttl = json_object_get(json_object_get(object, "spec"), "ttlSecondsAfterFinished");
+    if (!has_ended(text_of(status, "state")) || !is_seen(object))
+        return 0;
+    if (!ttl)
+        return INT64_MAX;
+    int64_t left_s =
+        json_integer_value(ttl) - seconds_since(text_of(status, "completionTime"), wall_ms);
+    return left_s > 0 ? 1000 * left_s : 0;
+}
+
 kube_trainjob_step kube_trainjob_next(const json_t *object, const json_t *task, int64_t wall_ms)
 {
     const json_t *spec = json_object_get(object, "spec"),
@@ -378,10 +405,8 @@ kube_trainjob_step kube_trainjob_next(const json_t *object, const json_t *task, 
                *before = text_of(status, "state");
     bool suspend = json_is_true(json_object_get(spec, "suspend")), was = is(before, "suspended");
     bool stood = was || is(before, "cancelled") || is(before, "failed");
-    bool seen =
-        json_integer_value(json_object_get(status, "observedGeneration")) ==
-        json_integer_value(json_object_get(json_object_get(object, "metadata"), "generation"));
-    if (is(state, "succeeded") || is(state, "failed") || is(state, "cancelled"))
+    bool seen = is_seen(object);
+    if (has_ended(state))
         return ttl && *finished && seconds_since(finished, wall_ms) >= json_integer_value(ttl)
                    ? TRAINJOB_EXPIRE
                    : TRAINJOB_KEEP;

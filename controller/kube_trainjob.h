@@ -49,5 +49,8 @@ typedef enum kube_trainjob_step {
     TRAINJOB_EXPIRE,         /* its time to live is over */
 } kube_trainjob_step;
 kube_trainjob_step kube_trainjob_next(const json_t *object, const json_t *task, int64_t wall_ms);
+/* How long nothing is to be done for one that has ended by its status, while it stays as it is and
+ * its job too: until its time to live is over, INT64_MAX without one. 0: it is to be looked at. */
+int64_t kube_trainjob_rests_ms(const json_t *object, int64_t wall_ms);
 
 #endif

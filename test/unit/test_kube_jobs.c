@@ -304,6 +304,24 @@ TEST(a_finished_one_has_its_time_to_live)
     CHECK_INT(kube_trainjob_next(object, done, finished_ms + 60000), TRAINJOB_EXPIRE);
 }
 
+TEST(a_finished_one_rests_until_its_time_to_live_is_over)
+{
+    const int64_t finished_ms = INT64_C(1767323045000);
+    cleanup_json json_t *object = train_job(0), *done = task("succeeded"), *runs = task("running");
+    json_object_set_new(done, "finished", json_string("2026-01-02T03:04:05.000Z"));
+    json_object_set_new(object, "status", kube_trainjob_status(object, runs, NULL, NULL, now_text));
+    CHECK_INT(kube_trainjob_rests_ms(object, finished_ms), 0);
+    json_object_set_new(object, "status", kube_trainjob_status(object, done, NULL, NULL, now_text));
+    CHECK(kube_trainjob_rests_ms(object, finished_ms) == INT64_MAX);
+    json_object_set_new(json_object_get(object, "spec"), "ttlSecondsAfterFinished",
+                        json_integer(60));
+    CHECK_INT(kube_trainjob_rests_ms(object, finished_ms + 20000), 40000);
+    CHECK_INT(kube_trainjob_rests_ms(object, finished_ms + 60000), 0);
+    json_object_del(json_object_get(object, "spec"), "ttlSecondsAfterFinished");
+    json_object_set_new(json_object_get(object, "metadata"), "generation", json_integer(7));
+    CHECK_INT(kube_trainjob_rests_ms(object, finished_ms), 0); /* its spec was changed */
+}
+
 static int suspended_task(void *context, const char *id, json_t **out, err *e)
 {
     (void)context;
@@ -736,6 +754,161 @@ TEST(who_notes_itself_second_submits_nothing)
     cleanup_json json_t *labels = labels_now(&p, "one");
     CHECK_STR(text(labels, KUBE_LABEL_INSTALL), "there");
     close_platform(&p);
+}
+
+/* ---- what has ended -------------------------------------------------------------------------- */
+
+enum { ENDED_MANY = 100 };
+
+/* How often each of them was asked for, and which of them goes on or is known no more. */
+typedef struct archive {
+    platform p; /* first: what the other calls take for their context */
+    int asked[ENDED_MANY], turns, resumed, forgotten; /* behind the platform's lock */
+} archive;
+
+static int ended_number(const char *id)
+{
+    return (int)strtol(id, NULL, 10);
+}
+
+static int ended_task(void *context, const char *id, json_t **out, err *e)
+{
+    archive *a = context;
+    int at = ended_number(id);
+    pthread_mutex_lock(&a->p.lock);
+    a->asked[at]++;
+    bool known = at != a->forgotten, runs = at == a->resumed;
+    pthread_mutex_unlock(&a->p.lock);
+    if (!known)
+        return err_set(e, ERR_NOT_FOUND, "there is no job %s", id);
+    *out = task(runs ? "running" : "succeeded");
+    json_object_set_new(*out, "id", json_string(id));
+    return 0;
+}
+
+static int resumed_current(void *context, json_t **out, err *e)
+{
+    archive *a = context;
+    char id[KUBE_TRAINJOB_ID_BYTES];
+    (void)e;
+    *out = json_array();
+    pthread_mutex_lock(&a->p.lock);
+    a->turns++;
+    int at = a->resumed;
+    pthread_mutex_unlock(&a->p.lock);
+    snprintf(id, sizeof id, "%012d", at);
+    if (at >= 0)
+        json_array_append_new(*out, json_pack("{s:s, s:s}", "id", id, "state", "running"));
+    return 0;
+}
+
+/* As an earlier turn has left it. */
+static void put_ended(archive *a, int at)
+{
+    char name[40], uid[40], id[40];
+    snprintf(name, sizeof name, "ended-%d", at);
+    snprintf(uid, sizeof uid, "%012d-1111", at);
+    snprintf(id, sizeof id, "%012d", at);
+    json_t *object = json_pack("{s:{s:s, s:i, s:{s:s, s:s}}, s:{s:s}}", "metadata", "uid", uid,
+                               "generation", 1, "labels", KUBE_LABEL_JOB, id, KUBE_LABEL_INSTALL,
+                               "here", "spec", "function", "lenet");
+    cleanup_json json_t *done = task("succeeded");
+    json_object_set_new(done, "id", json_string(id));
+    json_t *status = kube_trainjob_status(object, done, NULL, NULL, now_text);
+    json_object_set_new(status, "phase", json_null()); /* not that of a new pod */
+    json_object_set_new(object, "status", status);
+    fake_kube_put(a->p.server, name, object);
+}
+
+static int asked_for(archive *a, int at)
+{
+    int count = 0;
+    pthread_mutex_lock(&a->p.lock);
+    for (int i = 0; i < ENDED_MANY; i++)
+        count += at < 0 || i == at ? a->asked[i] : 0;
+    pthread_mutex_unlock(&a->p.lock);
+    return count;
+}
+
+/* Until so many more turns have begun: all before the last of them have ended. */
+static void wait_turns(archive *a, int more)
+{
+    int64_t until = clock_deadline_ms(20000);
+    pthread_mutex_lock(&a->p.lock);
+    int wanted = a->turns + more;
+    pthread_mutex_unlock(&a->p.lock);
+    for (int turns = 0; turns < wanted; poll(NULL, 0, 2)) {
+        pthread_mutex_lock(&a->p.lock);
+        turns = a->turns;
+        pthread_mutex_unlock(&a->p.lock);
+        CHECK(clock_left_ms(until) > 0);
+    }
+}
+
+static void open_archive(archive *a, int rest_ms)
+{
+    kube_jobs_host host = {.submit = take,
+                           .task = ended_task,
+                           .current = resumed_current,
+                           .link = no_link,
+                           .linked = never_linked,
+                           .rest_ms = rest_ms,
+                           .context = a,
+                           .install = "here"};
+    err e = ERR_INIT;
+    *a = (archive){.resumed = -1, .forgotten = -1};
+    open_platform(&a->p);
+    for (int i = 0; i < ENDED_MANY; i++)
+        put_ended(a, i);
+    CHECK_OK(kube_jobs_start(&a->p.access, &host, &a->p.jobs, &e), e);
+    wait_turns(a, 2);
+}
+
+static void set_number(archive *a, int *number, int value)
+{
+    pthread_mutex_lock(&a->p.lock);
+    *number = value;
+    pthread_mutex_unlock(&a->p.lock);
+}
+
+/* Each look at one reads the store on the owner's thread, and there are only ever more of them. */
+TEST(ended_train_jobs_are_asked_for_once)
+{
+    archive a;
+    open_archive(&a, 3600 * 1000);
+    CHECK_INT(asked_for(&a, -1), ENDED_MANY);
+    wait_turns(&a, 4);
+    CHECK_INT(asked_for(&a, -1), ENDED_MANY);
+    CHECK_INT(fake_kube_requests(a.p.server, FAKE_PATCH), 0);
+    /* but one that was changed is, and one that goes on */
+    fake_kube_put(a.p.server, "ended-7", json_pack("{s:{s:i}}", "spec", "epochs", 3));
+    int64_t until = clock_deadline_ms(10000);
+    while (asked_for(&a, 7) < 2) {
+        CHECK(clock_left_ms(until) > 0);
+        poll(NULL, 0, 2);
+    }
+    set_number(&a, &a.resumed, 9);
+    wait_patches(&a.p, 1); /* its status */
+    wait_turns(&a, 2);
+    CHECK_INT(asked_for(&a, 7), 2);
+    CHECK(asked_for(&a, 9) > 1);
+    CHECK_INT(asked_for(&a, 11), 1);
+    close_platform(&a.p);
+}
+
+TEST(the_train_job_of_a_deleted_history_goes)
+{
+    archive a;
+    open_archive(&a, 1000);
+    set_number(&a, &a.forgotten, 5);
+    int64_t until = clock_deadline_ms(20000);
+    while (has_train_job(&a.p, "ended-5")) {
+        CHECK(clock_left_ms(until) > 0);
+        poll(NULL, 0, 2);
+    }
+    CHECK_INT(submitted(&a.p), 0);
+    CHECK_INT(fake_kube_requests(a.p.server, FAKE_DELETE), 1);
+    close_platform(&a.p);
 }
 
 static void looks(void *context, const err *why)
