@@ -28,7 +28,7 @@ typedef struct shelf {
     json_t *objects; /* by name; with the lock */
     json_t *gone;    /* names; with the lock */
     bool whole;      /* with the lock */
-    err_code lacks;  /* why it is not whole yet, as last said; the watch's thread's */
+    err_code lacks;  /* why it is not whole or not of now, as last said; the watch's thread's */
 } shelf;
 
 struct kube_catalog {
@@ -248,20 +248,21 @@ static void on_listed(void *context)
     shelf *s = context;
     kube_catalog *k = s->catalog;
     pthread_mutex_lock(&k->lock);
-    if (!s->whole && s->lacks != ERR_NONE)
-        log_info("%ss are looked at", s->kind);
     s->whole = true;
     pthread_cond_signal(&k->changed);
     pthread_mutex_unlock(&k->lock);
+    if (s->lacks != ERR_NONE)
+        log_info("%ss are looked at", s->kind);
+    s->lacks = ERR_NONE;
 }
 
-/* The watch goes on trying. */
+/* The watch goes on trying; later what passes by itself is no news. */
 static void on_failure(void *context, const err *why)
 {
     shelf *s = context;
     kube_catalog *k = s->catalog;
     pthread_mutex_lock(&k->lock);
-    bool news = !s->whole && why->code != s->lacks;
+    bool news = why->code != s->lacks && (!s->whole || kube_watch_stands(why));
     pthread_mutex_unlock(&k->lock);
     if (!news)
         return;

@@ -45,7 +45,8 @@ struct kube_jobs {
     json_t *gone;    /* ids of jobs whose TrainJob was deleted */
     bool stopping, dirty, whole;
 
-    err_code lacks; /* why the copy is not whole yet, as last said; the watch's thread's */
+    err_code
+        lacks; /* why the copy is not whole or not of now, as last said; the watch's thread's */
 };
 
 /* ---- what the watch tells -------------------------------------------------------------------- */
@@ -71,22 +72,24 @@ static void on_listed(void *context)
 {
     kube_jobs *j = context;
     pthread_mutex_lock(&j->lock);
-    bool news = !j->whole;
+    bool news = !j->whole || j->lacks != ERR_NONE;
     j->whole = true;
     pthread_cond_signal(&j->changed);
     pthread_mutex_unlock(&j->lock);
-    if (news && j->lacks != ERR_NONE)
+    if (j->lacks != ERR_NONE)
         log_info("TrainJobs are looked at");
+    j->lacks = ERR_NONE;
     if (news && j->host.looks)
         j->host.looks(j->host.context, NULL);
 }
 
-/* Before the first list nothing can be done, and the watch goes on trying. */
+/* Before the first list nothing can be done; later what passes by itself is no news. The watch goes
+ * on trying. */
 static void on_failure(void *context, const err *why)
 {
     kube_jobs *j = context;
     pthread_mutex_lock(&j->lock);
-    bool news = !j->whole && why->code != j->lacks;
+    bool news = why->code != j->lacks && (!j->whole || kube_watch_stands(why));
     pthread_mutex_unlock(&j->lock);
     if (!news)
         return;
@@ -537,6 +540,7 @@ static int start(kube_jobs *j, err *e)
 {
     kube_watch_config config = {.access = j->access,
                                 .path = j->path,
+                                .objects_max = j->host.objects_max,
                                 .changed = on_change,
                                 .failed = on_failure,
                                 .listed = on_listed,

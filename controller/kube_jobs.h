@@ -34,11 +34,12 @@ typedef struct kube_jobs_host {
     int (*current)(void *context, json_t **out, err *e);
     void (*link)(void *context, const char *id, bool yes); /* remembers that it has a TrainJob */
     bool (*linked)(void *context, const char *id);
-    /* Why no TrainJob is looked at, each time that it is another reason, and NULL once they are.
+    /* Why TrainJobs are not looked at, each time that it is another reason, and NULL once they are.
      * From the watch's thread. May be NULL. */
     void (*looks)(void *context, const err *why);
     kube_trainjob_gpu gpu; /* of each function */
     int rest_ms;           /* 0: KUBE_JOBS_REST_MS */
+    size_t objects_max;    /* 0: KUBE_WATCH_OBJECTS_MAX */
     char install[KUBE_INSTALL_BYTES]; /* whose label other platforms leave alone (kube_claim.h) */
     void *context;
 } kube_jobs_host;

@@ -68,6 +68,13 @@ static void slim(json_t *object)
                     "kubectl.kubernetes.io/last-applied-configuration");
 }
 
+static int too_many(const kube_watch *w, err *e)
+{
+    return err_set(e, ERR_LIMIT,
+                   "over %zu objects at %s: changes are not seen until there are fewer",
+                   w->config.objects_max, w->config.path);
+}
+
 static int take_in(kube_watch *w, json_t *object, err *e)
 {
     char key[2 * KUBE_NAME_BYTES];
@@ -75,9 +82,8 @@ static int take_in(kube_watch *w, json_t *object, err *e)
     json_t *old = json_object_get(w->objects, key);
     if (old && strcmp(meta_text(old, "resourceVersion"), meta_text(object, "resourceVersion")) == 0)
         return 0;
-    if (!old && json_object_size(w->objects) >= KUBE_WATCH_OBJECTS_MAX)
-        return err_set(e, ERR_LIMIT, "over %d objects at %s", KUBE_WATCH_OBJECTS_MAX,
-                       w->config.path);
+    if (!old && json_object_size(w->objects) >= w->config.objects_max)
+        return too_many(w, e);
     /* Deleted and made anew under the same name between two looks: two things. */
     if (old && strcmp(meta_text(old, "uid"), meta_text(object, "uid")) != 0) {
         tell(w, KUBE_DELETED, old);
@@ -188,7 +194,9 @@ static int list(kube_watch *w, err *e)
     do {
         if (!all || list_page(w, all, next, sizeof next, version, sizeof version, e))
             return all ? -1 : err_set(e, ERR_NOMEM, "no memory for a list");
-    } while (next[0] && json_array_size(all) <= KUBE_WATCH_OBJECTS_MAX);
+    } while (next[0] && json_array_size(all) <= w->config.objects_max);
+    if (next[0] || json_array_size(all) > w->config.objects_max)
+        return too_many(w, e);
     if (replace(w, all, e))
         return -1;
     snprintf(w->version, sizeof w->version, "%s", version);
@@ -309,9 +317,11 @@ static int step(kube_watch *w)
         return 0;
     if (status)
         note_failure(w, &e);
-    /* 410, a token that was not taken: the next token may see other things. */
-    if (status && (e.code == ERR_STALE || e.code == ERR_UNAUTHORIZED || e.code == ERR_CORRUPT ||
-                   e.code == ERR_INVALID || e.code == ERR_LIMIT))
+    /* 410, a token that was not taken: the next token may see other things. What may not be watched
+     * may be listed again first. */
+    if (status && (e.code == ERR_STALE || e.code == ERR_FORBIDDEN || e.code == ERR_NOT_FOUND ||
+                   e.code == ERR_UNAUTHORIZED || e.code == ERR_CORRUPT || e.code == ERR_INVALID ||
+                   e.code == ERR_LIMIT))
         w->stale = true;
     if (held)
         kube_backoff_reset(&w->backoff);
@@ -346,6 +356,8 @@ int kube_watch_start(const kube_watch_config *config, kube_watch **out, err *e)
     if (!w)
         return err_set(e, ERR_NOMEM, "no memory for a watch");
     w->config = *config;
+    if (!w->config.objects_max)
+        w->config.objects_max = KUBE_WATCH_OBJECTS_MAX;
     w->stale = true;
     kube_backoff_init(&w->backoff, (uint64_t)clock_monotonic_ns());
     pthread_mutex_init(&w->lock, NULL);
@@ -401,6 +413,11 @@ size_t kube_watch_size(kube_watch *w)
     size_t size = w->size;
     pthread_mutex_unlock(&w->lock);
     return size;
+}
+
+bool kube_watch_stands(const err *why)
+{
+    return why->code == ERR_LIMIT || why->code == ERR_FORBIDDEN || why->code == ERR_NOT_FOUND;
 }
 
 void kube_watch_stop(kube_watch *w)

@@ -5,7 +5,10 @@
  * line that is no event makes it list anew, and the difference to the copy is told as if it had
  * been watched, so that nothing is lost and nothing told twice. Between two requests that brought
  * nothing there is a wait that doubles, with chance in it, and Retry-After is obeyed: it never runs
- * hot. */
+ * hot.
+ *
+ * Of more objects than it may keep it keeps what it has and says ERR_LIMIT, until a list shows that
+ * there are fewer: what a list that was cut lacks is not gone. */
 #ifndef KUBEML_KUBE_WATCH_H
 #define KUBEML_KUBE_WATCH_H
 
@@ -25,6 +28,7 @@ typedef struct kube_watch_config {
     const char *path;          /* "/api/v1/namespaces/x/pods" */
     const char *selector;      /* labels, percent-encoded; NULL: all */
     int watch_s;               /* 0: KUBE_WATCH_S */
+    size_t objects_max;        /* 0: KUBE_WATCH_OBJECTS_MAX */
     /* Called from the watch's thread, one at a time; `object` is borrowed. For KUBE_DELETED it is
      * the last state known. */
     void (*changed)(void *context, kube_change change, const json_t *object);
@@ -46,6 +50,9 @@ int kube_watch_start(const kube_watch_config *config, kube_watch **out, err *e);
 int kube_watch_wait(kube_watch *w, int64_t deadline_ms, err *e);
 void kube_watch_counted(kube_watch *w, kube_watch_counts *out);
 size_t kube_watch_size(kube_watch *w);
+/* A failure that is worth telling also of a copy that was whole: it does not pass by itself, and a
+ * list comes after it. */
+bool kube_watch_stands(const err *why);
 void kube_watch_stop(kube_watch *w); /* ends the thread; NULL is fine */
 
 #endif

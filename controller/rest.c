@@ -34,6 +34,7 @@ static const char *why_unseen(const controller *c)
     switch (atomic_load(&c->unseen)) {
     case ERR_NONE: return NULL;
     case ERR_NOT_FOUND: return "not looked at: the custom resources are not installed";
+    case ERR_LIMIT: return "not looked at: there are too many; delete some that have ended";
     case ERR_FORBIDDEN: return "not looked at: the API server forbids it";
     default: return "not looked at: the API server does not list them";
     }

@@ -21,6 +21,8 @@ typedef struct world {
     pthread_mutex_t lock;
     json_t *copy;              /* what was told */
     int added, changed, deleted, wrong;
+    int limits; /* times that it had too many */
+    size_t objects_max;
 } world;
 
 static const char *name_of(const json_t *object)
@@ -45,6 +47,14 @@ static void on_change(void *context, kube_change change, const json_t *object)
     pthread_mutex_unlock(&w->lock);
 }
 
+static void on_failure(void *context, const err *why)
+{
+    world *w = context;
+    pthread_mutex_lock(&w->lock);
+    w->limits += why->code == ERR_LIMIT;
+    pthread_mutex_unlock(&w->lock);
+}
+
 static void open_world(world *w, const char *token_file)
 {
     *w = (world){.server = fake_kube_start(), .copy = json_object()};
@@ -56,7 +66,11 @@ static void open_world(world *w, const char *token_file)
 static void start_watch(world *w)
 {
     err e = ERR_INIT;
-    kube_watch_config config = {.access = &w->config, .path = FAKE_KUBE_PODS, .changed = on_change,
+    kube_watch_config config = {.access = &w->config,
+                                .path = FAKE_KUBE_PODS,
+                                .objects_max = w->objects_max,
+                                .changed = on_change,
+                                .failed = on_failure,
                                 .context = w};
     CHECK_OK(kube_watch_start(&config, &w->watch, &e), e);
     CHECK_OK(kube_watch_wait(w->watch, clock_deadline_ms(WAIT_MS), &e), e);
@@ -268,6 +282,67 @@ TEST(many_pages)
     CHECK_INT(fake_kube_requests(w.server, FAKE_LIST), 3);
     CHECK_INT(w.added, 1201);
     CHECK_INT(kube_watch_size(w.watch), 1201);
+    close_world(&w);
+}
+
+static void wait_limits(world *w, int count)
+{
+    int64_t until = clock_deadline_ms(WAIT_MS);
+    for (int now = 0; now < count; poll(NULL, 0, 2)) {
+        pthread_mutex_lock(&w->lock);
+        now = w->limits;
+        pthread_mutex_unlock(&w->lock);
+        CHECK(clock_left_ms(until) > 0);
+    }
+}
+
+/* The last of the names is in no list that is cut, and is there all the same. */
+TEST(what_a_cut_list_lacks_is_not_gone)
+{
+    world w;
+    char name[20];
+    open_world(&w, NULL);
+    w.objects_max = 600;
+    put(&w, "zzz", "Running");
+    start_watch(&w);
+    fake_kube_leave_out_events(w.server, true);
+    for (int i = 0; i < 1201; i++) {
+        snprintf(name, sizeof name, "pod-%d", i);
+        put(&w, name, "Pending");
+    }
+    fake_kube_leave_out_events(w.server, false);
+    fake_kube_compact(w.server);
+    fake_kube_cut(w.server);
+    wait_limits(&w, 2);
+    CHECK_INT(w.deleted, 0);
+    CHECK_INT(w.added, 1);
+    fake_kube_leave_out_events(w.server, true);
+    for (int i = 500; i < 1201; i++) {
+        snprintf(name, sizeof name, "pod-%d", i);
+        fake_kube_remove(w.server, name);
+    }
+    fake_kube_leave_out_events(w.server, false);
+    wait_equal(&w);
+    CHECK_INT(w.added, 501);
+    CHECK_INT(w.deleted, 0);
+    CHECK_INT(w.wrong, 0);
+    close_world(&w);
+}
+
+/* Those that a watch shows, too; and one that ends makes room. */
+TEST(a_watch_that_shows_too_many_says_so)
+{
+    world w;
+    open_world(&w, NULL);
+    w.objects_max = 2;
+    put(&w, "a", "Running");
+    put(&w, "b", "Running");
+    start_watch(&w);
+    put(&w, "c", "Running");
+    wait_limits(&w, 1);
+    CHECK_INT(w.deleted, 0);
+    fake_kube_remove(w.server, "a");
+    wait_equal(&w);
     close_world(&w);
 }
 
