@@ -52,7 +52,9 @@ typedef struct places {
 
 static int load_program(server *s, const char *object, const places *p, err *e)
 {
-    sandbox walls = {.open_files = 64, .read_folders = {p->object_path, NULL}};
+    sandbox walls = {.open_files = 64,
+                     .file_bytes = SERVE_LOG_BYTES_MAX,
+                     .read_folders = {p->object_path, NULL}};
     char report[SANDBOX_REPORT_BYTES];
     crash_watch("the model's code");
     crash_phase("load the code", -1, -1);

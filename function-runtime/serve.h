@@ -8,8 +8,10 @@
 #include "wire.h"
 
 enum {
-    SERVE_BATCH = 64,           /* samples computed at once */
-    SERVE_SAMPLES_MAX = 65536,  /* of one request */
+    SERVE_BATCH = 64,          /* samples computed at once */
+    SERVE_SAMPLES_MAX = 65536, /* of one request */
+    /* of its log, to which its code may write */
+    SERVE_LOG_BYTES_MAX = 64 << 20,
 };
 
 /* `order` is the message `serve`. Loads, says `serving` or `failed`, and answers until the
