@@ -4,7 +4,10 @@
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <linux/sockios.h>
 #include <sched.h>
+#include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -88,24 +91,30 @@ static int slow_down(pid_t other)
     return 0;
 }
 
-TEST(no_other_process_is_slowed_down)
+/* What `tried` gives behind the walls, where it may not do anything to `other`. */
+static int behind(const sandbox *walls, int (*tried)(pid_t other))
 {
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
         char report[SANDBOX_REPORT_BYTES];
         err e = ERR_INIT;
-        if (sandbox_enter(&(sandbox){.open_files = 64}, report, &e) != 0)
+        if (sandbox_enter(walls, report, &e) != 0)
             _exit(REFUSED);
         if (strstr(report, "no seccomp"))
             _exit(NO_FILTERS);
-        _exit(slow_down(getppid()));
+        _exit(tried(getppid()));
     }
     int status;
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
     if (WEXITSTATUS(status) == NO_FILTERS)
         test_skip("the kernel has no filters");
-    CHECK_INT(WEXITSTATUS(status), 0);
+    return WEXITSTATUS(status);
+}
+
+TEST(no_other_process_is_slowed_down)
+{
+    CHECK_INT(behind(&(sandbox){.open_files = 64}, slow_down), 0);
 }
 
 /* As a GPU's: its driver opens it again for each piece of memory that the processor sees too. */
@@ -128,4 +137,34 @@ TEST(a_device_that_is_named_can_be_opened_again)
     if (WEXITSTATUS(status) == NO_LANDLOCK)
         test_skip("the kernel has no Landlock");
     CHECK_INT(WEXITSTATUS(status), ENTERED);
+}
+
+/* A descriptor's owner gets a signal of the asker's choice when there is something to read: from
+ * whichever thread, and past what is refused of kill. Which of these was let through; -1: one that
+ * any program needs was not. */
+static int own_by_another(pid_t other)
+{
+    int ends[2];
+    const int nobody = 0;
+    struct f_owner_ex owner = {F_OWNER_PID, other};
+    if (pipe(ends) != 0 || fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0 ||
+        ioctl(ends[0], FIONREAD, &(int){0}) != 0)
+        return -1;
+    const long calls[][4] = {
+        {SYS_fcntl, ends[0], F_SETOWN, other},
+        {SYS_fcntl, ends[0], F_SETOWN, -other}, /* a group */
+        {SYS_fcntl, ends[0], F_SETOWN_EX, (long)&owner},
+        {SYS_fcntl, ends[0], F_SETSIG, SIGKILL},
+        {SYS_ioctl, ends[0], FIOSETOWN, (long)&nobody},
+        {SYS_ioctl, ends[0], SIOCSPGRP, (long)&nobody},
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        if (syscall(calls[i][0], calls[i][1], calls[i][2], calls[i][3]) == 0 || errno != EPERM)
+            return (int)i + 1;
+    return 0;
+}
+
+TEST(no_descriptor_signals_another_process)
+{
+    CHECK_INT(behind(&(sandbox){.open_files = 64}, own_by_another), 0);
 }
