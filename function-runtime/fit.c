@@ -15,9 +15,9 @@
 #include "sandbox.h"
 #include "trainer.h"
 
-#define FIT_MEMORY_BYTES                                                                           \
-    ((uint64_t)512 << 20) /* of a graph, and whatever its code takes for it                        \
-                           */
+/* Of a graph, and whatever its code takes for it; and that with the program and what is shared. */
+#define FIT_MEMORY_BYTES  ((uint64_t)512 << 20)
+#define FIT_ADDRESS_BYTES ((uint64_t)1 << 30)
 
 static int descriptor(const char *text)
 {
@@ -46,6 +46,7 @@ static int take_stdout(err *e)
 static int enter(int fd, int *answers, err *e)
 {
     sandbox walls = {.memory_bytes = FIT_MEMORY_BYTES,
+                     .address_bytes = FIT_ADDRESS_BYTES,
                      .file_bytes = 4096,
                      .open_files = 16,
                      .files_must = true}; /* a builder has sources of others */

@@ -64,6 +64,7 @@ static int enter_limits(const sandbox *s, err *e)
     struct rlimit none = {0, 0};
     setrlimit(RLIMIT_CORE, &none);
     if (limit(RLIMIT_DATA, SANITIZED ? 0 : s->memory_bytes, "memory", e) != 0 ||
+        limit(RLIMIT_AS, SANITIZED ? 0 : s->address_bytes, "addresses", e) != 0 ||
         limit(RLIMIT_FSIZE, s->file_bytes, "file size", e) != 0 ||
         limit(RLIMIT_NOFILE, (uint64_t)(s->open_files > 0 ? s->open_files : 0), "open files", e) !=
             0)
@@ -229,6 +230,21 @@ static int enter_seccomp(err *e)
         DENY(SYS_userfaultfd),
         DENY(SYS_keyctl),
         DENY(SYS_add_key),
+        /* Memory that no limit of the process counts and that stays when it ends; and what others
+         * of the same user share. */
+        DENY(SYS_shmget),
+        DENY(SYS_shmat),
+        DENY(SYS_shmctl),
+        DENY(SYS_semget),
+        DENY(SYS_semop),
+        DENY(SYS_semtimedop),
+        DENY(SYS_semctl),
+        DENY(SYS_msgget),
+        DENY(SYS_msgsnd),
+        DENY(SYS_msgrcv),
+        DENY(SYS_msgctl),
+        DENY(SYS_mq_open),
+        DENY(SYS_mq_unlink),
         /* The C library falls back to clone, whose flags a filter can see. */
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1),
         REFUSE(ENOSYS),

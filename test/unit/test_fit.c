@@ -9,6 +9,12 @@
 #include "json_read.h"
 #include "test.h"
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SANITIZED = 1 };
+#else
+enum { SANITIZED = 0 };
+#endif
+
 #define MODEL(body)                                                                                \
     "#include <kubeml.h>\n"                                                                        \
     "#include <stdio.h>\n"                                                                         \
@@ -143,6 +149,25 @@ TEST_LIMIT(code_is_behind_the_walls_of_a_function, 60)
                         "    return kml_linear(g, kml_flatten(g, x), 10);"),
                   1, 8, 10, &e),
               0);
+}
+
+/* Neither kind of memory counts as the other's. */
+TEST_LIMIT(memory_that_is_shared_has_a_limit_too, 60)
+{
+    err e = ERR_INIT;
+    if (SANITIZED)
+        test_skip("a sanitizer's shadow memory is larger than any limit");
+    CHECK_OK(
+        ask("#include <sys/mman.h>\n" MODEL(
+                "    if (mmap(0, 1 << 30, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,\n"
+                "             -1, 0) != MAP_FAILED)\n"
+                "        return kml_fail(g, \"shared\");\n"
+                "    if (mmap(0, 600 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,\n"
+                "             -1, 0) != MAP_FAILED)\n"
+                "        return kml_fail(g, \"private\");\n"
+                "    return kml_linear(g, kml_flatten(g, x), 10);"),
+            1, 8, 10, &e),
+        e);
 }
 
 /* Each one who asks for a job would wait for it anew. */

@@ -5,11 +5,16 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <linux/sockios.h>
+#include <mqueue.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/ipc.h>
+#include <sys/msg.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/sem.h>
+#include <sys/shm.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -167,4 +172,43 @@ static int own_by_another(pid_t other)
 TEST(no_descriptor_signals_another_process)
 {
     CHECK_INT(behind(&(sandbox){.open_files = 64}, own_by_another), 0);
+}
+
+/* Which of these was let through. What was made before the walls may not be used behind them: it
+ * may be another's. */
+static int share(pid_t other)
+{
+    struct mq_attr small = {.mq_maxmsg = 1, .mq_msgsize = 8};
+    struct sembuf up = {.sem_op = 1};
+    struct {
+        long type;
+        char text[8];
+    } message = {1, "hello"};
+    (void)other;
+    const long calls[][6] = {
+        {SYS_shmget, IPC_PRIVATE, 4096, IPC_CREAT | 0600},
+        {SYS_shmat, 0, 0, 0},
+        {SYS_shmctl, 0, IPC_RMID, 0},
+        {SYS_semget, IPC_PRIVATE, 1, IPC_CREAT | 0600},
+        {SYS_semop, 0, (long)&up, 1},
+        {SYS_semtimedop, 0, (long)&up, 1, 0},
+        {SYS_semctl, 0, 0, IPC_RMID},
+        {SYS_msgget, IPC_PRIVATE, IPC_CREAT | 0600},
+        {SYS_msgsnd, 0, (long)&message, sizeof message.text, IPC_NOWAIT},
+        {SYS_msgrcv, 0, (long)&message, sizeof message.text, 0, IPC_NOWAIT},
+        {SYS_msgctl, 0, IPC_RMID, 0},
+        {SYS_mq_open, (long)"kubeml-test", O_CREAT | O_RDWR, 0600, (long)&small},
+        {SYS_mq_unlink, (long)"kubeml-test"},
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const long *a = calls[i];
+        if (syscall(a[0], a[1], a[2], a[3], a[4], a[5]) >= 0 || errno != EPERM)
+            return (int)i + 1;
+    }
+    return 0;
+}
+
+TEST(nothing_is_shared_by_system_v_or_queues)
+{
+    CHECK_INT(behind(&(sandbox){.open_files = 64}, share), 0);
 }
