@@ -165,6 +165,15 @@ static void add_store_files(sandbox *s, int reads, const char *locator, char pat
         s->read_folders[reads++] = path;
 }
 
+/* Its places on this host are dialled again where a connection breaks; NCCL, and MPS beneath CUDA,
+ * have sockets of their own. (The path of a MongoDB's ends in .sock.) */
+static bool needs_unix_sockets(const member *m, bool on_gpu)
+{
+    return strncmp(m->address, "unix:", 5) == 0 || strncmp(m->access.address, "unix:", 5) == 0 ||
+           (strncmp(m->locator, "mongodb", 7) == 0 && strstr(m->locator, ".sock")) || m->outside ||
+           on_gpu;
+}
+
 static int enter_sandbox(member *m, err *e)
 {
     /* The kernel's limit is one for every file: the longer of its log and what it keeps of its
@@ -177,8 +186,10 @@ static int enter_sandbox(member *m, err *e)
     int reads = 0, writes = 0;
     if (strcmp(m->access.carrier, "shm") == 0)
         s.write_folders[writes++] = m->access.segment_dir[0] ? m->access.segment_dir : "/dev/shm";
-    for (int i = 0, count = function_gpu_devices(devices); i < count; i++)
+    int devices_count = function_gpu_devices(devices);
+    for (int i = 0; i < devices_count; i++)
         s.write_folders[writes++] = devices[i];
+    s.unix_sockets = needs_unix_sockets(m, devices_count > 0);
     if (m->object_path[0])
         s.read_folders[reads++] = m->object_path;
     /* a backend asks how large the caches are */

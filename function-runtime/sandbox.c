@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -189,9 +190,9 @@ static long enter_landlock(const sandbox *s, err *e)
 #define DENY(nr) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (nr), 0, 1), REFUSE(EPERM)
 
 /* 1 when it is in force, 0 where the kernel has none, -1 on error. */
-static int enter_seccomp(err *e)
+static int enter_seccomp(const sandbox *s, err *e)
 {
-    uint32_t self = (uint32_t)getpid();
+    uint32_t self = (uint32_t)getpid(), refused_family = s->unix_sockets ? AF_UNSPEC : AF_UNIX;
     struct sock_filter filter[] = {
         LOAD(arch),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ARCH_HERE, 1, 0),
@@ -245,6 +246,8 @@ static int enter_seccomp(err *e)
         DENY(SYS_msgctl),
         DENY(SYS_mq_open),
         DENY(SYS_mq_unlink),
+        /* Its requests are calls that no filter sees. */
+        DENY(SYS_io_uring_setup),
         /* The C library falls back to clone, whose flags a filter can see. */
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1),
         REFUSE(ENOSYS),
@@ -268,6 +271,14 @@ static int enter_seccomp(err *e)
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_tgkill, 0, 4),
         LOAD(args[0]),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, self, 1, 0),
+        REFUSE(EPERM),
+        RETURN(SECCOMP_RET_ALLOW),
+        /* Landlock holds neither a socket of a path nor, of old kernels, an abstract one. A pair of
+         * datagrams can be connected anew. */
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socketpair, 0, 4),
+        LOAD(args[0]),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, refused_family, 0, 1),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
         /* Whoever owns a descriptor gets a signal when there is something to read, of any kind. */
@@ -310,7 +321,7 @@ int sandbox_enter(const sandbox *s, char report[SANDBOX_REPORT_BYTES], err *e)
     if (landlock == 0 && s->files_must)
         return err_set(e, ERR_UNSUPPORTED,
                        "this kernel has no Landlock, which keeps code from files");
-    int seccomp = enter_seccomp(e);
+    int seccomp = enter_seccomp(s, e);
     if (seccomp < 0)
         return -1;
     note_inside();

@@ -19,6 +19,7 @@ enum { SANITIZED = 0 };
     "#include <kubeml.h>\n"                                                                        \
     "#include <stdio.h>\n"                                                                         \
     "#include <stdlib.h>\n"                                                                        \
+    "#include <sys/socket.h>\n"                                                                    \
     "static kml_tensor model(kml_graph *g, kml_tensor x)\n"                                        \
     "{\n" body "\n}\n"                                                                             \
     "KUBEML_FUNCTION(.model = model);\n"
@@ -143,12 +144,14 @@ TEST_LIMIT(code_is_behind_the_walls_of_a_function, 60)
 {
     err e = ERR_INIT;
     setenv("KUBEML_TOKEN", "a-secret-of-the-one-who-asks", 1);
-    CHECK_INT(ask(MODEL("    if (getenv(\"KUBEML_TOKEN\") || system(\"true\") == 0 ||\n"
-                        "        fopen(\"/etc/hostname\", \"r\"))\n"
-                        "        return kml_conv2d(g, x, .filters = 4, .kernel = 99);\n"
-                        "    return kml_linear(g, kml_flatten(g, x), 10);"),
-                  1, 8, 10, &e),
-              0);
+    CHECK_INT(
+        ask(MODEL(
+                "    if (getenv(\"KUBEML_TOKEN\") || system(\"true\") == 0 ||\n"
+                "        fopen(\"/etc/hostname\", \"r\") || socket(AF_UNIX, SOCK_STREAM, 0) >= 0)\n"
+                "        return kml_conv2d(g, x, .filters = 4, .kernel = 99);\n"
+                "    return kml_linear(g, kml_flatten(g, x), 10);"),
+            1, 8, 10, &e),
+        0);
 }
 
 /* Neither kind of memory counts as the other's. */

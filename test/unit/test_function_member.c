@@ -665,14 +665,12 @@ TEST(heartbeats_come_and_ps_may_come_back)
 }
 
 /* The answer of a runtime whose code is at fault, told to the controller and to kubeml-ps. */
-static void expect_failed(const char *text, const char *reason, const char *part)
+static void expect_failure(platform *p, const char *reason, const char *part)
 {
-    platform p;
-    open_platform(&p, "f", text, "");
-    runtime *r = &p.functions[0];
+    runtime *r = &p->functions[0];
     start_runtime(r, NULL);
-    json_t *answers[2] = {specialise(&p, r), NULL};
-    answers[1] = admit(&p, r);
+    json_t *answers[2] = {specialise(p, r), NULL};
+    answers[1] = admit(p, r);
     for (int i = 0; i < 2; i++) {
         CHECK_STR(answers[i] ? wire_type(answers[i]) : NULL, "failed");
         CHECK_STR(json_string_value(json_object_get(answers[i], "reason")), reason);
@@ -682,7 +680,14 @@ static void expect_failed(const char *text, const char *reason, const char *part
     err e = ERR_INIT;
     wire_sendf(r->ps, &e, "{s:s}", "type", "stop");
     wait_end(r);
-    close_platform(&p);
+    close_platform(p);
+}
+
+static void expect_failed(const char *text, const char *reason, const char *part)
+{
+    platform p;
+    open_platform(&p, "f", text, "");
+    expect_failure(&p, reason, part);
 }
 
 TEST(a_model_that_does_not_fit_the_images)
@@ -728,6 +733,34 @@ TEST(the_walls_stand_before_user_code_runs)
         "/tmp");
     expect_failed(text, "ShapeMismatch",
                   "open -1 make -1 fork -1 kill -1 exec -1 limits -1 own 0 privs 1 dump 0");
+}
+
+static const char asks_for_a_unix_socket[] =
+    "#include <kubeml.h>\n#include <sys/socket.h>\n"
+    "static kml_tensor model(kml_graph *g, kml_tensor x)\n{\n    (void)x;\n"
+    "    return kml_fail(g, \"unix %d\", socket(AF_UNIX, SOCK_STREAM, 0) >= 0);\n}\n"
+    "KUBEML_FUNCTION(.model = model);\n";
+
+TEST(a_unix_socket_where_its_addresses_are_such)
+{
+    expect_failed(asks_for_a_unix_socket, "ShapeMismatch", "unix 1");
+}
+
+/* As in a cluster. */
+TEST(no_unix_socket_where_its_addresses_are_tcp)
+{
+    platform p;
+    err e = ERR_INIT;
+    open_platform(&p, "f", asks_for_a_unix_socket, "");
+    close(p.listen_fd);
+    p.listen_fd = wire_listen("tcp:127.0.0.1:0", &e);
+    CHECK(p.listen_fd >= 0);
+    char at[WIRE_ADDRESS_BYTES];
+    CHECK_OK(wire_address(p.listen_fd, at, &e), e);
+    snprintf(p.ps_address, sizeof p.ps_address, "%s", at);
+    /* never dialled: its model comes first */
+    snprintf(p.member_access.address, sizeof p.member_access.address, "tcp:127.0.0.1:6379");
+    expect_failure(&p, "ShapeMismatch", "unix 0");
 }
 
 TEST(a_crash_while_it_loads_leaves_its_line)

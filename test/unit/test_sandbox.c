@@ -15,6 +15,7 @@
 #include <sys/resource.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -211,4 +212,28 @@ static int share(pid_t other)
 TEST(nothing_is_shared_by_system_v_or_queues)
 {
     CHECK_INT(behind(&(sandbox){.open_files = 64}, share), 0);
+}
+
+/* Which kinds of socket there are: 1 Unix, 2 a pair (one of datagrams can be connected anew), 4
+ * TCP, 8 an io_uring, which would make any. */
+static int sockets(pid_t other)
+{
+    int ends[2], kinds = 0;
+    char parameters[120] = {0}; /* struct io_uring_params */
+    (void)other;
+    if (socket(AF_UNIX, SOCK_STREAM, 0) >= 0 || errno != EPERM)
+        kinds |= 1;
+    if (socketpair(AF_UNIX, SOCK_DGRAM, 0, ends) == 0 || errno != EPERM)
+        kinds |= 2;
+    if (socket(AF_INET, SOCK_STREAM, 0) >= 0)
+        kinds |= 4;
+    if (syscall(SYS_io_uring_setup, 1, parameters) >= 0 || errno != EPERM)
+        kinds |= 8;
+    return kinds;
+}
+
+TEST(a_unix_socket_is_made_where_one_is_needed_alone)
+{
+    CHECK_INT(behind(&(sandbox){.open_files = 64}, sockets), 4);
+    CHECK_INT(behind(&(sandbox){.open_files = 64, .unix_sockets = true}, sockets), 1 + 2 + 4);
 }

@@ -177,22 +177,23 @@ TEST(what_is_not_in_the_store_is_named)
 }
 
 /* Its log is a file, which nothing else keeps short. */
-TEST(what_the_code_writes_is_limited)
+TEST(what_the_code_writes_and_reaches_is_limited)
 {
     world w;
     json_t *first;
     make_world(&w);
     make_object(
         "tells",
-        "#include <kubeml.h>\n#include <sys/resource.h>\n"
+        "#include <kubeml.h>\n#include <sys/resource.h>\n#include <sys/socket.h>\n"
         "static kml_tensor model(kml_graph *g, kml_tensor x)\n"
         "{\n    struct rlimit l;\n    (void)x;\n    getrlimit(RLIMIT_FSIZE, &l);\n"
-        "    return kml_fail(g, \"%s\", l.rlim_max > 64 << 20 ? \"endless\" : \"limited\");\n"
+        "    return kml_fail(g, \"%s, unix %d\", l.rlim_max > 64 << 20 ? \"endless\" : \"limited\",\n"
+        "                    socket(AF_UNIX, SOCK_STREAM, 0));\n"
         "}\nKUBEML_FUNCTION(.model = model);\n",
         w.object);
     CHECK(!serve_once(order_of(&w, true, NULL, "objects/tells"), &first));
     CHECK_STR(wire_type(first), "failed");
-    CHECK_CONTAINS(json_string_value(json_object_get(first, "message")), "limited");
+    CHECK_CONTAINS(json_string_value(json_object_get(first, "message")), "limited, unix -1");
     json_decref(first);
     json_decref(w.info);
 }
