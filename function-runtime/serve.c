@@ -22,7 +22,12 @@
 #include "samples.h"
 #include "sandbox.h"
 
-enum { REPLY_MS = 60000 };
+enum {
+    REPLY_MS = 60000,
+    NUMBER_BYTES = 24, /* -1.4012984643248171e-45, the longest float with 17 digits and a comma */
+    CLASS_BYTES = 12,
+    HEAD_BYTES = 256,
+};
 
 typedef struct server {
     dataset_info info;
@@ -148,6 +153,20 @@ static int add_row(const server *s, const float *logits, int outputs, json_t *ro
     return 0;
 }
 
+/* Whatever numbers come out, the answer fits into a frame. */
+static int check_length(const server *s, size_t n, err *e)
+{
+    bool classes = s->config.loss == LOSS_CROSS_ENTROPY;
+    size_t row = (size_t)engine_outputs(s->engine) * NUMBER_BYTES + 2;
+    size_t most = (WIRE_FRAME_BYTES_MAX - HEAD_BYTES) / (row + (classes ? CLASS_BYTES : row));
+    return n <= most
+               ? 0
+               : err_set(e, ERR_LIMIT,
+                         "the answer to %zu samples could be over %d MiB: at most %zu samples "
+                         "of this model at once",
+                         n, WIRE_FRAME_BYTES_MAX >> 20, most);
+}
+
 static int compute(server *s, const samples *in, json_t *rows, json_t *classes, err *e)
 {
     size_t each = dataset_sample_values(&s->info);
@@ -178,7 +197,7 @@ static json_t *infer(server *s, const json_t *request, err *e)
     if (samples_read(json_object_get(request, "data"), one, SERVE_SAMPLES_MAX, &in, e) != 0)
         return NULL;
     cleanup_json json_t *rows = json_array(), *classes = json_array();
-    int rc = compute(s, &in, rows, classes, e);
+    int rc = check_length(s, in.n, e) != 0 ? -1 : compute(s, &in, rows, classes, e);
     free(in.values);
     return rc != 0 ? NULL
                    : json_pack("{s:s,s:{s:O,s:O}}", "type", "predictions", "data", "predictions",
@@ -189,6 +208,20 @@ static json_t *failure(const char *reason, const err *e)
 {
     return json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", err_name(e->code), "reason",
                      reason, "message", e->message);
+}
+
+/* One that is too long is never begun: its place takes why. */
+static int send_answer(wire *w, const json_t *reply, err *e)
+{
+    err bad = ERR_INIT;
+    if (wire_send_wait(w, reply, clock_deadline_ms(REPLY_MS), &bad) == 0)
+        return 0;
+    if (bad.code == ERR_LIMIT) {
+        cleanup_json json_t *told = failure("Failed", &bad);
+        return told ? wire_send_wait(w, told, clock_deadline_ms(REPLY_MS), e) : -1;
+    }
+    *e = bad;
+    return -1;
 }
 
 static int answer_all(server *s, wire *w, err *e)
@@ -204,7 +237,7 @@ static int answer_all(server *s, wire *w, err *e)
             reply = infer(s, request, &bad);
         if (!reply)
             reply = failure("Failed", &bad);
-        if (!reply || wire_send_wait(w, reply, clock_deadline_ms(REPLY_MS), e) != 0)
+        if (!reply || send_answer(w, reply, e) != 0)
             return -1;
     }
 }

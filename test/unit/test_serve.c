@@ -4,8 +4,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cleanup.h"
 #include "clock.h"
 #include "function_fixture.h"
+#include "json_read.h"
 #include "model_file.h"
 #include "program.h"
 #include "serve.h"
@@ -30,7 +32,7 @@ typedef struct world {
 
 /* A model as file and blob, with the code that it needs: untrained, or of numbers so large that
  * what it computes is not finite. */
-static void make_model(world *w, bool huge)
+static void make_model(world *w, const char *code, bool huge)
 {
     char data[STORE_LOCATOR_BYTES];
     program *p;
@@ -38,7 +40,7 @@ static void make_model(world *w, bool huge)
     engine *m;
     err e = ERR_INIT;
     make_blobs(2, data);
-    make_object("served", BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS), w->object);
+    make_object("served", code, w->object);
     snprintf(w->locator, sizeof w->locator, "lmdb:%s/store-2", test_tmp());
     snprintf(w->model, sizeof w->model, "%s/model.safetensors", test_tmp());
     store *s = store_open(w->locator, &e);
@@ -65,7 +67,7 @@ static void make_model(world *w, bool huge)
 
 static void make_world(world *w)
 {
-    make_model(w, false);
+    make_model(w, BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS), false);
 }
 
 static json_t *answer_to(wire *w, json_t *message)
@@ -78,15 +80,14 @@ static json_t *answer_to(wire *w, json_t *message)
     return reply;
 }
 
-/* The answer to `order` of a process of its own, and to one sample after it; NULL where it
- * failed. */
-static json_t *serve_once(json_t *order, json_t **first)
+/* A process of its own that was given `order`, and its answer. */
+static wire *begin_serving(json_t *order, json_t **first, pid_t *pid)
 {
     int ends[2];
     err e = ERR_INIT;
     CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
-    pid_t pid = fork();
-    if (pid == 0) {
+    *pid = fork();
+    if (*pid == 0) {
         json_t *got = NULL;
         close(ends[0]);
         wire *w = wire_adopt(ends[1], &e);
@@ -99,20 +100,37 @@ static json_t *serve_once(json_t *order, json_t **first)
     CHECK(w);
     wire_set_limit(w, WIRE_FRAME_BYTES_MAX);
     *first = answer_to(w, order);
-    json_t *guess = NULL;
-    if (strcmp(wire_type(*first), "serving") == 0) {
-        json_t *rows = json_array(), *data = json_array();
-        for (int y = 0; y < BLOB_SIDE; y++) {
-            json_t *row = json_array();
-            for (int x = 0; x < BLOB_SIDE; x++)
-                json_array_append_new(row, json_integer(y * 20 + x));
-            json_array_append_new(rows, row);
-        }
-        json_array_append_new(data, json_pack("[o]", rows));
-        guess = answer_to(w, json_pack("{s:s, s:o}", "type", "infer", "data", data));
-    }
+    return w;
+}
+
+static void end_serving(wire *w, pid_t pid)
+{
     wire_close(w);
     CHECK(waitpid(pid, NULL, 0) == pid);
+}
+
+static json_t *question(int samples)
+{
+    json_t *rows = json_array(), *data = json_array();
+    for (int y = 0; y < BLOB_SIDE; y++) {
+        json_t *row = json_array();
+        for (int x = 0; x < BLOB_SIDE; x++)
+            json_array_append_new(row, json_integer(y * 20 + x));
+        json_array_append_new(rows, row);
+    }
+    for (int i = 0; i < samples; i++)
+        json_array_append_new(data, json_pack("[O]", rows));
+    json_decref(rows);
+    return json_pack("{s:s, s:o}", "type", "infer", "data", data);
+}
+
+/* The answer to `order`, and to one sample after it; NULL where it failed. */
+static json_t *serve_once(json_t *order, json_t **first)
+{
+    pid_t pid;
+    wire *w = begin_serving(order, first, &pid);
+    json_t *guess = strcmp(wire_type(*first), "serving") == 0 ? answer_to(w, question(1)) : NULL;
+    end_serving(w, pid);
     return guess;
 }
 
@@ -145,7 +163,7 @@ TEST(outputs_that_are_not_finite_are_no_answer)
 {
     world w;
     json_t *first;
-    make_model(&w, true);
+    make_model(&w, BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS), true);
     json_t *answer = serve_once(order_of(&w, true, NULL, "objects/served"), &first);
     CHECK_STR(wire_type(first), "serving");
     json_decref(first);
@@ -196,4 +214,41 @@ TEST(what_the_code_writes_and_reaches_is_limited)
     CHECK_CONTAINS(json_string_value(json_object_get(first, "message")), "limited, unix -1");
     json_decref(first);
     json_decref(w.info);
+}
+
+#define WIDE(settings) BLOB_MODEL("    return kml_linear(g, kml_flatten(g, x), 4000);\n", settings)
+
+/* It is refused with what fits, which it does, and the runtime is there as before. */
+static void check_too_long(const char *code)
+{
+    static const char part[] = "at most ";
+    world w;
+    json_t *first;
+    pid_t pid;
+    make_model(&w, code, false);
+    wire *to = begin_serving(order_of(&w, true, NULL, "objects/served"), &first, &pid);
+    CHECK_STR(wire_type(first), "serving");
+    cleanup_json json_t *refused = answer_to(to, question(1000));
+    CHECK_STR(wire_type(refused), "failed");
+    CHECK_STR(json_string_value(json_object_get(refused, "code")), "limit");
+    const char *message = json_string_value(json_object_get(refused, "message"));
+    CHECK_CONTAINS(message, part);
+    int fits = (int)strtol(strstr(message, part) + strlen(part), NULL, 10);
+    CHECK(fits > 0 && fits < 1000);
+    cleanup_json json_t *answer = answer_to(to, question(fits));
+    CHECK_STR(wire_type(answer), "predictions");
+    CHECK_INT(json_array_size(json_object_get(json_object_get(answer, "data"), "logits")), fits);
+    end_serving(to, pid);
+    json_decref(first);
+    json_decref(w.info);
+}
+
+TEST_LIMIT(an_answer_that_would_be_too_long_is_refused, 120)
+{
+    check_too_long(WIDE(""));
+}
+
+TEST_LIMIT(an_answer_of_targets_has_each_number_twice, 120)
+{
+    check_too_long(WIDE(", .loss = KML_MSE"));
 }
