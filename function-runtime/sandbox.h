@@ -18,9 +18,9 @@
 enum { SANDBOX_PORTS_MAX = 8, SANDBOX_FOLDERS_MAX = 32, SANDBOX_REPORT_BYTES = 160 };
 
 typedef struct sandbox {
-    uint64_t memory_bytes; /* private memory (RLIMIT_DATA); 0: no limit of that kind, as the next */
+    uint64_t memory_bytes;  /* private memory (RLIMIT_DATA); 0: no limit of it, as the next */
     uint64_t address_bytes; /* all that is mapped: shared memory, programs and stacks, too */
-    uint64_t file_bytes;   /* any file it writes to, its log too */
+    uint64_t file_bytes;    /* any file it writes to, its log too */
     int open_files;
     /* Or files; NULL at the end. To write: shared-memory segments, and a GPU's devices. */
     const char *write_folders[SANDBOX_FOLDERS_MAX];
