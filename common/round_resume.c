@@ -28,14 +28,29 @@ static bool replay_rows(round_machine *m, const round_resume *r)
     return true;
 }
 
-static void resume(round_machine *m, const round_resume *r)
+/* Of an epoch that is done no share goes on: an elastic job may have room for fewer functions now
+ * than it had grown to then. */
+static int resumed_parallelism(const round_machine *m, const round_resume *r)
 {
     int parallelism = r->parallelism > 0 ? r->parallelism : m->config.parallelism;
-    m->version = r->version;
+    bool fewer = r->committed && round_is_elastic(m) && parallelism > m->config.functions_max;
+    return fewer ? m->config.functions_max : parallelism;
+}
+
+static bool is_of_job(const round_machine *m, const round_resume *r, int parallelism)
+{
     bool shared = m->config.request.process == PROCESS_SHARED;
-    if (parallelism > m->config.functions_max ||
-        (shared && parallelism < m->config.functions_max) || r->epoch < 0 ||
-        r->epoch >= m->config.request.epochs) {
+    return parallelism <= m->config.functions_max &&
+           (!shared || parallelism == m->config.functions_max) && r->epoch >= 0 &&
+           r->epoch < m->config.request.epochs;
+}
+
+static void resume(round_machine *m, const round_resume *r)
+{
+    int parallelism = resumed_parallelism(m, r);
+    m->version = r->version;
+    m->committed = r->committed ? r->epoch + 1 : r->epoch; /* also where it fails here */
+    if (!is_of_job(m, r, parallelism)) {
         round_fail(m, "LedgerCorrupt", "epoch %d with %d functions is not of this job",
                    r->epoch + 1, parallelism);
         return;
@@ -44,13 +59,12 @@ static void resume(round_machine *m, const round_resume *r)
         round_need_members(m, parallelism, "Resume");
     if (!round_deal_epoch(m, r->epoch, parallelism))
         return;
-    if (!replay_rows(m, r)) {
+    if (!r->committed && !replay_rows(m, r)) {
         round_fail(m, "LedgerCorrupt", "the ledger of epoch %d does not fit its deal",
                    r->epoch + 1);
         return;
     }
     m->seconds_before = r->seconds;
-    m->committed = r->committed ? r->epoch + 1 : r->epoch;
     if (!r->committed) {
         round_train_on(m);
         return;

@@ -332,6 +332,17 @@ int checkpoint_newest(store *s, const char *job, int epochs_max, checkpoint_info
     return -1;
 }
 
+int checkpoint_beyond(store *s, const char *job, int epochs, bool *any, err *e)
+{
+    cleanup_free blob_entry *found = NULL;
+    size_t count = 0;
+    char newest[STORE_KEY_BYTES];
+    if (list(s, job, "epoch", &found, &count, e) || checkpoint_name(newest, job, epochs, e))
+        return -1;
+    *any = up_to(found, count, newest) < count;
+    return 0;
+}
+
 /* Deletes one that may be gone by now. */
 static int drop(store *s, const char *name, err *e)
 {

@@ -10,6 +10,7 @@
 #ifndef KUBEML_PS_CHECKPOINT_H
 #define KUBEML_PS_CHECKPOINT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "block.h"
@@ -53,6 +54,8 @@ int checkpoint_read(store *s, const char *name, checkpoint_info *info, model *ou
  * over with a warning. ERR_NOT_FOUND. */
 int checkpoint_newest(store *s, const char *job, int epochs_max, checkpoint_info *info, model *out,
                       err *e);
+/* Whether there are any after more than `epochs` epochs, readable or not. */
+int checkpoint_beyond(store *s, const char *job, int epochs, bool *any, err *e);
 /* Of those after at most `epochs_max` epochs removes all but the `keep` newest. What is beyond is
  * of a kubeml-ps that was overtaken, or of the one that overtook us: no reason to remove ours, and
  * not ours to remove. */

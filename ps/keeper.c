@@ -307,6 +307,25 @@ static int find_suspended(keeper *k, task *t, model *found, bool *is, err *e)
     return 0;
 }
 
+/* There is no checkpoint that the history knows. One of the epoch after the history's last belongs
+ * to a commit that was never acknowledged, and is made again; later ones mean that the history has
+ * lost epochs. */
+static int begin_anew(keeper *k, int epochs, err *e)
+{
+    bool lost;
+    if (checkpoint_beyond(k->store, k->job, epochs + 1, &lost, e))
+        return -1;
+    if (lost)
+        return err_set(e, ERR_CORRUPT,
+                       "the history has %d epoch%s, and there are checkpoints of more", epochs,
+                       epochs == 1 ? "" : "s");
+    if (epochs > 1)
+        return err_set(e, ERR_CORRUPT, "the history has %d epochs, but there is no checkpoint",
+                       epochs);
+    log_warn("no checkpoint yet: the job begins anew");
+    return 0;
+}
+
 static int resume(keeper *k, task *t, err *e)
 {
     if (has_succeeded(t->record))
@@ -319,18 +338,12 @@ static int resume(keeper *k, task *t, err *e)
     err none = ERR_INIT;
     /* A checkpoint that the history does not know belongs to a commit that was never acknowledged.
      */
-    size_t epochs = json_array_size(json_object_get(t->record, "versions"));
-    if (from_checkpoint(k, t, (int)epochs, &none) == 0)
+    int epochs = (int)json_array_size(json_object_get(t->record, "versions"));
+    if (from_checkpoint(k, t, epochs, &none) == 0)
         return 0;
-    if (none.code == ERR_NOT_FOUND && epochs <= 1) {
-        log_warn("no checkpoint yet: the job begins anew");
-        return 0;
-    }
     if (none.code == ERR_NOT_FOUND)
-        return err_set(e, ERR_CORRUPT, "the history has %zu epochs, but there is no checkpoint",
-                       epochs);
-    if (e)
-        *e = none;
+        return begin_anew(k, epochs, e);
+    *e = none;
     return -1;
 }
 

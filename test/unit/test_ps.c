@@ -476,6 +476,55 @@ TEST_LIMIT(a_store_that_is_away_when_a_job_goes_on_is_waited_for, 60)
     world_end(&w);
 }
 
+/* An elastic job of four functions that has grown to five finds room for three at most. */
+TEST_LIMIT(an_elastic_job_goes_on_in_a_smaller_cluster, 60)
+{
+    world w;
+    world_start(&w, &(world_options){.functions = 4,
+                                     .epochs = 4,
+                                     .k = 1,
+                                     .elastic = true,
+                                     .failpoint = "after-checkpoint:2"});
+    world_await_death(&w);
+    json_t *before = world_history(&w);
+    w.waited = json_array_size(w.told);
+    w.o.functions = 1;
+    world_restart(&w);
+    world_finish(&w, "succeeded", NULL);
+    json_t *record = world_history(&w);
+    check_shares(record, 4, 100);
+    for (size_t i = 0; i < 2; i++)
+        CHECK(json_equal(json_array_get(json_object_get(record, "ledger"), i),
+                         json_array_get(json_object_get(before, "ledger"), i)));
+    json_decref(before);
+    json_decref(record);
+    world_end(&w);
+}
+
+/* It is the history that is lost: to begin anew would lose the epochs too. */
+TEST_LIMIT(checkpoints_that_no_history_knows_are_not_trained_again, 60)
+{
+    world w;
+    err e = ERR_INIT;
+    world_start(&w, &(world_options){.epochs = 4, .failpoint = "after-checkpoint:2"});
+    world_await_death(&w);
+    store *s = store_open(w.locator, &e);
+    CHECK(s != NULL);
+    json_t *record = world_history(&w);
+    CHECK_INT(json_array_clear(json_object_get(record, "versions")), 0);
+    CHECK_OK(store_put(s, "history", "job", record, STORE_ANY, NULL, &e), e);
+    json_decref(record);
+    store_close(s);
+    w.waited = json_array_size(w.told);
+    world_restart(&w);
+    json_t *m = world_wait(&w, "finished");
+    CHECK_STR(json_string_value(json_object_get(m, "reason")), "CheckpointCorrupt");
+    CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "the history has 0 epochs");
+    w.waited--;
+    world_finish(&w, "failed", NULL);
+    world_end(&w);
+}
+
 TEST_LIMIT(redis_dies_while_a_job_is_resumed, 60)
 {
     world w;

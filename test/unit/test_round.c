@@ -784,6 +784,42 @@ TEST(an_elastic_job_goes_on_with_those_that_can_be_had)
     round_close(m);
 }
 
+/* It had grown beyond what there is room for now. */
+TEST(an_elastic_job_goes_on_where_there_is_room_for_fewer)
+{
+    round_config c = config(1, 4);
+    c.request.static_parallelism = false;
+    round_resume r = {.epoch = 1, .parallelism = 6, .version = 2, .committed = true};
+    open_machine(&c);
+    step((round_event){.type = ROUND_START, .resume = &r});
+    CHECK_INT(get(ROUND_ASK)->parallelism, 4);
+    step((round_event){.type = ROUND_PARALLELISM, .epoch = 1, .value = 2});
+    CHECK_INT(number_of(ROUND_NEED), 2);
+    join(0, 0);
+    join(1, 0);
+    CHECK_INT(number_of(ROUND_TRAIN), 2);
+    CHECK_INT(get(ROUND_TRAIN)->epoch, 2);
+    round_close(m);
+}
+
+static void fail_to_resume(const round_resume *r, int epochs)
+{
+    round_config c = config(2, 4);
+    open_machine(&c);
+    step((round_event){.type = ROUND_START, .resume = r});
+    CHECK_INT(get(ROUND_FINISHED)->epochs, epochs);
+    expect_failure("LedgerCorrupt", "epoch 3");
+}
+
+TEST(a_job_that_cannot_go_on_keeps_the_epochs_it_has)
+{
+    const round_row stray = {
+        .epoch = 2, .batches = 1, .samples = 10, .sample_begin = 1, .sample_end = 11};
+    fail_to_resume(&(round_resume){.epoch = 2, .parallelism = 5, .committed = true}, 3);
+    fail_to_resume(&(round_resume){.epoch = 2, .parallelism = 5}, 2);
+    fail_to_resume(&(round_resume){.epoch = 2, .parallelism = 2, .rows = &stray, .count = 1}, 2);
+}
+
 TEST(a_goal_ends_the_job_early)
 {
     round_config c = config(1, 9);
