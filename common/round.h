@@ -127,7 +127,8 @@ typedef enum round_event_type {
     ROUND_HELLO,       /* function, incarnation: it dialled; answered by WELCOME or REFUSE */
     ROUND_READY,       /* function, incarnation, layout, algorithms */
     ROUND_INITIALISED, /* function, incarnation: function 0 made version 0, and it is merged */
-    ROUND_LOADED,      /* ROUND_LOAD succeeded */
+    /* ROUND_LOAD succeeded; or PUT_BACK, version: -1 where version 0 is to be made again */
+    ROUND_LOADED,
     ROUND_LOAD_FAILED, /* code, message: of LOAD, INIT's first merge or PUT_BACK */
     ROUND_PUBLISHED,   /* function, incarnation, epoch, round, samples .. batches */
     ROUND_VALIDATED,   /* function, incarnation, epoch, samples, loss_sum, correct */
@@ -142,15 +143,15 @@ typedef enum round_event_type {
      * not finite; ERR_STALE: some other kubeml-ps has gone on, this one ends at once. A round
      * merged by an earlier try is MERGED instead */
     ROUND_MERGE_FAILED,
-    ROUND_COMMITTED,    /* epoch: checkpoint and history are durable */
+    ROUND_COMMITTED,     /* epoch: checkpoint and history are durable */
     ROUND_COMMIT_FAILED, /* code, message */
     /* epoch, value: the controller's answer to ASK; once more, with less: there is no more to wait
      * for. Of an elastic job's first functions that is told with epoch -1 */
     ROUND_PARALLELISM,
-    ROUND_REDIS_GONE,   /* message: the model store does not answer; kubeml-ps restarts Redis */
-    /* Redis answers again. `empty`: its data is gone (PUT_BACK, INIT or LOAD follow) */
+    ROUND_REDIS_GONE, /* message: the model store does not answer; kubeml-ps restarts Redis */
+    /* Redis answers again. `empty`: its data is gone (PUT_BACK follows) */
     ROUND_REDIS_BACK,
-    ROUND_STOP,         /* message: somebody wants the end */
+    ROUND_STOP, /* message: somebody wants the end */
     /* message: the end after the next merge, to be resumed there; at once where none is under
      * way */
     ROUND_SUSPEND,
@@ -180,11 +181,11 @@ typedef struct round_event {
  * one after the other, in the order given, and each is answered once, in that order. */
 
 typedef enum round_action_type {
-    ROUND_NEED,     /* tell the controller: function, incarnation, reason */
-    ROUND_RELEASE,  /* tell the controller to stop the pod of (function, incarnation) */
-    ROUND_WELCOME,  /* answer the hello of this step */
-    ROUND_REFUSE,   /* answer the hello of this step: code, message; close that connection only */
-    ROUND_CLOSE,    /* close the connection of (function, incarnation), if there is one */
+    ROUND_NEED,    /* tell the controller: function, incarnation, reason */
+    ROUND_RELEASE, /* tell the controller to stop the pod of (function, incarnation) */
+    ROUND_WELCOME, /* answer the hello of this step */
+    ROUND_REFUSE,  /* answer the hello of this step: code, message; close that connection only */
+    ROUND_CLOSE,   /* close the connection of (function, incarnation), if there is one */
     /* create the model store empty if it is not there, send `init` with the seed and slot to
      * function 0; its `initialised` is merged, then told as INITIALISED, or as LOAD_FAILED */
     ROUND_INIT,
@@ -196,13 +197,15 @@ typedef enum round_action_type {
     /* write checkpoint and history entry `record`; idempotent by its epoch. Only with the weights
      * of record.version: ERR_UNAVAILABLE when the store is not there */
     ROUND_COMMIT,
-    ROUND_PUT_BACK, /* Redis is empty: put version `version` (epoch, round) back, or the newest
-                     * checkpoint; answer LOADED, with `resume` if it is an older state */
-    ROUND_PHASE,    /* tell the controller: phase, epoch, round */
-    ROUND_EPOCH,    /* tell the controller: record */
-    ROUND_ASK,      /* ask the controller: epoch (the finished one), parallelism, seconds */
+    /* Redis is empty: put version `version` (epoch, round) back, or the newest checkpoint; answer
+     * LOADED, with `resume` if it is an older state. Where there is none: what INIT finds (version
+     * -1 of the action), or needs (of the answer) */
+    ROUND_PUT_BACK,
+    ROUND_PHASE,     /* tell the controller: phase, epoch, round */
+    ROUND_EPOCH,     /* tell the controller: record */
+    ROUND_ASK,       /* ask the controller: epoch (the finished one), parallelism, seconds */
     ROUND_CONDITION, /* tell the controller: name, status, reason, message */
-    ROUND_HALT,     /* send `stop` to (function, incarnation) */
+    ROUND_HALT,      /* send `stop` to (function, incarnation) */
     /* state, reason, message, epochs: write the final record (not when `superseded`) and tell the
      * controller. No event changes anything any more */
     ROUND_FINISHED,

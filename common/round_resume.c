@@ -78,6 +78,16 @@ static void resume(round_machine *m, const round_resume *r)
     round_after_commit(m);
 }
 
+/* Version 0 is to be made. */
+static void begin(round_machine *m)
+{
+    m->stage = STAGE_MODEL;
+    m->asked = false;
+    retry_begin(&m->op);
+    round_tell_phase(m, "starting", true);
+    round_need_members(m, m->parallelism, "Start");
+}
+
 void round_start(round_machine *m, const round_event *event)
 {
     if (m->stage != STAGE_NEW)
@@ -87,11 +97,8 @@ void round_start(round_machine *m, const round_event *event)
         resume(m, event->resume);
         return;
     }
-    m->stage = STAGE_MODEL;
     m->parallelism = m->plan ? m->plan[0] : m->config.parallelism;
-    retry_begin(&m->op);
-    round_tell_phase(m, "starting", true);
-    round_need_members(m, m->parallelism, "Start");
+    begin(m);
 }
 
 void round_model_made(round_machine *m, bool by_function, const round_event *event)
@@ -150,14 +157,14 @@ void round_emit_put_back(round_machine *m)
 void round_redis_back(round_machine *m, const round_event *event)
 {
     m->redis_gone = false;
-    if (event->empty && m->version < 0) {
-        m->asked = false; /* nothing to put back: version 0 is made again */
-        retry_begin(&m->op);
-        round_set_condition(m, CONDITION_REDIS, false, "Answers", "the model store answers");
-    } else if (event->empty) {
+    if (event->empty) {
         /* A merge that was out may be committed or lost: what was published is gone either way. */
         if (m->stage == STAGE_MERGE)
             m->stage = STAGE_TRAIN;
+        if (m->stage == STAGE_MODEL) {
+            m->asked = false;
+            retry_begin(&m->op);
+        }
         m->putting_back = true;
         retry_begin(&m->back);
         round_emit_put_back(m);
@@ -179,6 +186,22 @@ static void lose_busy(round_machine *m)
                         "it trains on a state that was lost");
 }
 
+/* Nobody has the model any more: the first epoch, which is not committed, is begun once more. */
+static void begin_again(round_machine *m)
+{
+    if (m->committed > 0) {
+        round_fail(m, "CheckpointCorrupt", "after %d epochs no checkpoint is there", m->committed);
+        return;
+    }
+    m->rolled_back = true;
+    m->version = -1;
+    lose_busy(m);
+    if (m->stage == STAGE_END ||
+        !round_deal_epoch(m, 0, m->plan ? m->plan[0] : m->config.parallelism))
+        return;
+    begin(m);
+}
+
 void round_loaded(round_machine *m, const round_event *event)
 {
     if (!m->putting_back) {
@@ -193,6 +216,10 @@ void round_loaded(round_machine *m, const round_event *event)
         lose_busy(m);
         if (m->stage != STAGE_END)
             resume(m, event->resume);
+        return;
+    }
+    if (event->version < 0 && m->version >= 0) {
+        begin_again(m);
         return;
     }
     for (int f = 0; f < m->parallelism && m->stage == STAGE_TRAIN; f++)

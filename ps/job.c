@@ -327,6 +327,14 @@ static void committed(job *j, const task *t)
     job_step(j, (round_event){.type = ROUND_COMMITTED, .epoch = epoch});
 }
 
+/* No merge so far counts. */
+static void begin_again(job *j)
+{
+    history_cut(j->history, 0);
+    j->ledger[0] = '\0';
+    job_reset_epoch(j);
+}
+
 static void put_back(job *j, const task *t)
 {
     if (t->status) {
@@ -335,6 +343,9 @@ static void put_back(job *j, const task *t)
         return;
     }
     if (!t->resumed) {
+        j->initial_done = t->version >= 0;
+        if (t->version < 0 && j->told_epochs == 0)
+            begin_again(j);
         job_step(j, (round_event){.type = ROUND_LOADED, .version = t->version});
         return;
     }

@@ -551,6 +551,7 @@ void job_perform(job *j, const round_action *a, conn *only)
         break;
     case ROUND_PUT_BACK:
         job_device_put_back(j);
+        j->init_incarnation = -1; /* what is on its way of an earlier INIT went with Redis */
         job_post(j, task_new(j->keeper, TASK_PUT_BACK));
         break;
     case ROUND_PHASE:

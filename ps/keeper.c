@@ -25,7 +25,9 @@ struct keeper {
     bool suspended; /* there may be checkpoints of where it was suspended */
     buf ledger;   /* the elements so far, with commas between */
     model model;  /* room for the reference; its layout is the job's */
-    int64_t held; /* the version that `model` is a copy of; HELD_NONE */
+    modelstore_state held; /* that `model` is a copy of; version HELD_NONE: of none */
+    size_t held_ledger;    /* bytes of the ledger then */
+    model spare;           /* without a segment: room for what follows `model`, until it is whole */
 };
 
 /* ---- tasks ----------------------------------------------------------------------------------- */
@@ -63,7 +65,7 @@ keeper *keeper_new(int slots, err *e)
     }
     k->slots = slots;
     k->state.version = -1;
-    k->held = HELD_NONE;
+    k->held.version = HELD_NONE;
     buf_init(&k->ledger, KEEPER_LEDGER_BYTES_MAX);
     return k;
 }
@@ -83,6 +85,7 @@ void keeper_free(keeper *k, bool drop_model)
     modelstore_close(k->models);
     store_close(k->store);
     model_free(&k->model);
+    model_free(&k->spare);
     buf_free(&k->ledger);
     explicit_bzero(&k->access, sizeof k->access);
     free(k);
@@ -95,41 +98,76 @@ static bool shared(const keeper *k)
     return strcmp(k->access.carrier, "shm") == 0;
 }
 
+static void drop_copies(keeper *k)
+{
+    model_free(&k->model);
+    model_free(&k->spare);
+    k->held.version = HELD_NONE;
+}
+
 static int set_layout(keeper *k, const char *text, err *e)
 {
     if (k->model.memory && strcmp(k->model.layout.text, text) == 0)
         return 0;
-    model_free(&k->model);
-    k->held = HELD_NONE;
+    drop_copies(k);
     return model_new(&k->model, text, e);
+}
+
+static void note_held(keeper *k)
+{
+    k->held = k->state;
+    k->held_ledger = k->ledger.len;
+}
+
+static int fetch_into(keeper *k, const model *to, err *e)
+{
+    modelstore_state got;
+    if (modelstore_fetch(k->models, k->state.version, to->block, soon(), &got, e))
+        return -1;
+    if (got.version != k->state.version)
+        return err_set(e, ERR_STALE, "the model store is at version %lld, not %lld",
+                       (long long)got.version, (long long)k->state.version);
+    return 0;
+}
+
+/* Beside the copy of before, which counts until this one is whole. */
+static int fetch_beside(keeper *k, err *e)
+{
+    if ((!k->spare.memory && model_new(&k->spare, k->model.layout.text, e)) ||
+        fetch_into(k, &k->spare, e))
+        return -1;
+    model before = k->model;
+    k->model = k->spare;
+    k->spare = before;
+    note_held(k);
+    return 0;
 }
 
 /* Brings the reference into k->model. */
 static int fetch(keeper *k, err *e)
 {
-    modelstore_state got;
-    if (k->held == k->state.version)
+    if (k->held.version == k->state.version)
         return 0;
-    k->held = HELD_NONE;
-    if (modelstore_fetch(k->models, k->state.version, k->model.block, soon(), &got, e))
+    if (!shared(k))
+        return fetch_beside(k, e);
+    k->held.version = HELD_NONE;
+    if (fetch_into(k, &k->model, e))
         return -1;
-    if (got.version != k->state.version)
-        return err_set(e, ERR_STALE, "the model store is at version %lld, not %lld",
-                       (long long)got.version, (long long)k->state.version);
-    k->held = got.version;
+    note_held(k);
     return 0;
 }
 
 /* After each change of the reference: without a segment only our own memory survives Redis. */
 static int hold(keeper *k, err *e)
 {
+    failpoint("before-copy");
     return shared(k) ? 0 : fetch(k, e);
 }
 
 /* The model store at k->state: from our copy, or from what the segment holds, or empty. */
 static int create(keeper *k, err *e)
 {
-    bool copy = k->state.version >= 0 && k->held == k->state.version;
+    bool copy = k->state.version >= 0 && k->held.version == k->state.version;
     buf text;
     buf_init(&text, KEEPER_LEDGER_BYTES_MAX + 8);
     int status = buf_append(&text, "[", 1, e) ||
@@ -160,11 +198,13 @@ static int learn_state(keeper *k, err *e)
 
 static int create_from_model(keeper *k, err *e)
 {
-    k->held = k->state.version;
-    return block_checksum(k->model.layout.shape, k->model.block, 1, &k->state.checksum, e) ||
-                   create(k, e) || learn_state(k, e)
-               ? -1
-               : 0;
+    if (block_checksum(k->model.layout.shape, k->model.block, 1, &k->state.checksum, e))
+        return -1;
+    note_held(k);
+    if (create(k, e) || learn_state(k, e))
+        return -1;
+    note_held(k);
+    return 0;
 }
 
 /* ---- who may write --------------------------------------------------------------------------- */
@@ -259,7 +299,7 @@ static int claim(keeper *k, json_t **out, err *e)
 /* Goes on from a checkpoint's model, which becomes the keeper's. */
 static int take_model(keeper *k, task *t, model *found, err *e)
 {
-    model_free(&k->model);
+    drop_copies(k);
     k->model = *found;
     k->state = (modelstore_state){
         .version = t->info.version, .epoch = t->info.epoch, .round = t->info.round};
@@ -367,13 +407,20 @@ static int run_open(keeper *k, task *t, err *e)
 
 /* ---- version 0 ------------------------------------------------------------------------------- */
 
+static void forget_model(keeper *k)
+{
+    k->state = (modelstore_state){.version = -1, .epoch = KEEPER_INIT_EPOCH, .round = 0};
+    k->held.version = HELD_NONE;
+    buf_reset(&k->ledger);
+}
+
 static int run_create(keeper *k, task *t, err *e)
 {
     if (k->created)
         return 0;
     if (set_layout(k, t->layout, e))
         return -1;
-    k->state = (modelstore_state){.version = -1, .epoch = KEEPER_INIT_EPOCH, .round = 0};
+    forget_model(k);
     if (create(k, e))
         return -1;
     failpoint("created");
@@ -385,7 +432,7 @@ static int run_load(keeper *k, task *t, err *e)
     if (set_layout(k, t->layout, e))
         return -1;
     memset(k->model.memory, 0, block_bytes(k->model.layout.shape));
-    k->held = HELD_NONE;
+    k->held.version = HELD_NONE;
     if (checkpoint_init(k->store, t->init, &k->model, e))
         return -1;
     k->state = (modelstore_state){.version = 0, .epoch = 0, .round = 0};
@@ -510,6 +557,7 @@ static int trim_ledger(keeper *k, err *e)
 {
     log_info("a new ledger after %zu bytes", k->ledger.len);
     buf_reset(&k->ledger);
+    k->held_ledger = 0;
     return create(k, e);
 }
 
@@ -554,28 +602,47 @@ static int run_commit(keeper *k, task *t, err *e)
     return k->ledger.len > KEEPER_LEDGER_TRIM_BYTES ? trim_ledger(k, e) : 0;
 }
 
+/* A merge that was not copied yet went with Redis, and nobody was told of it. */
+static void back_to_copy(keeper *k)
+{
+    k->state = k->held;
+    k->ledger.len = k->held_ledger;
+    if (k->ledger.bytes)
+        k->ledger.bytes[k->ledger.len] = '\0';
+}
+
+/* The version that was last in the model store, or the newest checkpoint. Where there is neither
+ * nothing is: the model is made again. */
+static int put_back(keeper *k, task *t, err *e)
+{
+    err why = ERR_INIT;
+    if (create(k, &why) == 0)
+        return 0;
+    if (why.code == ERR_CORRUPT || why.code == ERR_NOT_FOUND) {
+        log_warn("version %lld is gone (%s): back to the newest checkpoint",
+                 (long long)k->state.version, why.message);
+        err_clear(&why);
+        if (from_checkpoint(k, t, REQUEST_EPOCHS_MAX, &why) == 0)
+            return 0;
+    }
+    if (why.code != ERR_NOT_FOUND) {
+        *e = why;
+        return -1;
+    }
+    log_warn("%s: back to the beginning", why.message);
+    forget_model(k);
+    return create(k, e);
+}
+
 static int run_put_back(keeper *k, task *t, err *e)
 {
     k->created = false;
-    if (k->state.version < 0) {
-        if (!k->model.memory)
-            return 0; /* it was never filled */
-        t->version = -1;
-        return create(k, e);
-    }
-    err why = ERR_INIT;
-    if (create(k, &why) == 0) {
-        t->version = k->state.version;
-        return 0;
-    }
-    if (why.code != ERR_CORRUPT && why.code != ERR_NOT_FOUND) {
-        if (e)
-            *e = why;
+    if (!shared(k) && k->held.version >= 0)
+        back_to_copy(k);
+    if (k->model.memory && put_back(k, t, e)) /* else it was never filled */
         return -1;
-    }
-    log_warn("version %lld is gone (%s): back to the newest checkpoint",
-             (long long)k->state.version, why.message);
-    return from_checkpoint(k, t, REQUEST_EPOCHS_MAX, e);
+    t->version = k->state.version;
+    return 0;
 }
 
 /* Where the job goes on in the middle of an epoch it does so from a blob that is never written

@@ -6,8 +6,9 @@
  * inputs and taken back with its outcome. All tasks may be repeated: what is done already is
  * recognised.
  *
- * Failpoints, in the order of a job: opened, created, before-merge, after-merge, before-history,
- * after-history, mid-checkpoint, after-checkpoint, before-final, after-final, finished. */
+ * Failpoints, in the order of a job: opened, created, before-merge, before-copy, after-merge,
+ * before-history, after-history, mid-checkpoint, after-checkpoint, before-final, after-final,
+ * finished. */
 #ifndef KUBEML_PS_KEEPER_H
 #define KUBEML_PS_KEEPER_H
 
@@ -31,15 +32,16 @@ enum {
 typedef struct keeper keeper;
 
 typedef enum task_kind {
-    TASK_OPEN,     /* in: access, store, job, resume. out: record; resumed, info */
-    TASK_CREATE,   /* in: layout. An empty model store, its round (-1, 0) open for version 0 */
-    TASK_LOAD,     /* in: layout, init. Version 0 from another model. out: version */
-    TASK_INITIAL,  /* in: incarnation. Merges function 0's initial model. out: version */
-    TASK_MERGE,    /* in: merge, rows, ledger, incarnation. out: version, bad_function */
-    TASK_COMMIT,   /* in: record, info. History and checkpoint, durable. out: info.sha256 */
-    TASK_PUT_BACK, /* after Redis came back empty. out: version; resumed, info if from a checkpoint
-                    */
-    TASK_FINISH,   /* in: record, info, keep_model. out: info.sha256 ("" where there is no model) */
+    TASK_OPEN,    /* in: access, store, job, resume. out: record; resumed, info */
+    TASK_CREATE,  /* in: layout. An empty model store, its round (-1, 0) open for version 0 */
+    TASK_LOAD,    /* in: layout, init. Version 0 from another model. out: version */
+    TASK_INITIAL, /* in: incarnation. Merges function 0's initial model. out: version */
+    TASK_MERGE,   /* in: merge, rows, ledger, incarnation. out: version, bad_function */
+    TASK_COMMIT,  /* in: record, info. History and checkpoint, durable. out: info.sha256 */
+    /* after Redis came back empty. out: version, -1 where it is to be made again; resumed, info if
+     * from a checkpoint */
+    TASK_PUT_BACK,
+    TASK_FINISH, /* in: record, info, keep_model. out: info.sha256 ("" where there is no model) */
 } task_kind;
 
 typedef struct task {

@@ -101,7 +101,8 @@ typedef struct sim_model {
 
 typedef struct redis {
     bool up;
-    bool inited; /* function 0 has published the first model */
+    bool created; /* the job's model has its place in it */
+    bool inited;  /* function 0 has published the first model */
     sim_model model;
     sim_place place[SIM_SLOTS_MAX];
 } redis;
@@ -114,6 +115,8 @@ typedef struct ps {
     round_row out_row[SIM_FUNCTIONS_MAX];
     round_resume resume;
     bool started;
+    int init_incarnation;       /* whom INIT asked; -1: nobody */
+    bool created, initial_done; /* in a model store that answered so; version 0 is merged */
     int64_t io_free; /* slow calls are made one after the other */
     uint64_t tick;
     struct {

@@ -287,7 +287,7 @@ static void initialise(sim *s, message *m)
         sim_kill(s, m->to, "Killed");
         return;
     }
-    if (!r->up) {
+    if (!r->up || !r->created) {
         again(s, m->to, initialise);
         return;
     }

@@ -196,6 +196,42 @@ static void commit_now(sim *s, message *m)
     r->round.code = ERR_UNAVAILABLE;
 }
 
+static int joined_conn(const ps *o, int function, int incarnation)
+{
+    return o->joined[function].incarnation == incarnation ? o->joined[function].conn : -1;
+}
+
+static void tell_function(sim *s, int p, const round_action *a, void (*deliver)(sim *, message *))
+{
+    int conn = joined_conn(s->process[p].ps, a->function, a->incarnation);
+    if (conn < 0 || !s->conn[conn].open)
+        return;
+    message *m = sim_send(s, conn, s->conn[conn].end[0], deliver);
+    m->task = *a;
+}
+
+/* The place of a model that is to be made: who has made it already is not asked whether it is still
+ * there. */
+static void create_now(sim *s, message *m)
+{
+    process *own = &s->process[m->to];
+    ps *o = own->ps;
+    if (!o->created && !o->redis->up) {
+        answer(s, m->to, ROUND_LOAD_FAILED)->round.code = ERR_UNAVAILABLE;
+        return;
+    }
+    if (!o->created)
+        o->redis->created = o->created = true;
+    if (o->initial_done) { /* function 0 was replaced after its model had been merged */
+        message *a = answer(s, m->to, ROUND_INITIALISED);
+        a->round.function = m->task.function;
+        a->round.incarnation = m->task.incarnation;
+        return;
+    }
+    o->init_incarnation = m->task.incarnation;
+    tell_function(s, m->to, &m->task, function_task);
+}
+
 /* Function 0 has published version 0: it is merged as any other contribution. */
 static void init_now(sim *s, message *m)
 {
@@ -209,6 +245,7 @@ static void init_now(sim *s, message *m)
         memset(&r->model, 0, sizeof r->model);
         r->model.value = model_first(&s->job[own->job]);
     }
+    own->ps->initial_done = true;
     message *a = answer(s, m->to, ROUND_INITIALISED);
     a->round.function = m->round.function;
     a->round.incarnation = m->round.incarnation;
@@ -252,6 +289,7 @@ static void put_back_now(sim *s, message *m)
     process *own = &s->process[m->to];
     ps *o = own->ps;
     int64_t version = m->task.version;
+    o->created = false;
     if (!o->redis->up) {
         answer(s, m->to, ROUND_LOAD_FAILED)->round.code = ERR_UNAVAILABLE;
         return;
@@ -262,9 +300,16 @@ static void put_back_now(sim *s, message *m)
         answer(s, m->to, ROUND_LOADED)->round.resume = &o->resume;
         return;
     }
-    if (version >= 0)
-        o->redis->model = o->merged.version == version ? o->merged : o->pending;
-    if (version >= 0 && o->redis->model.version != version)
+    o->redis->created = o->created = true;
+    /* Its copy may be lost, if it was in a segment; of version 0 there may be none yet. */
+    if (version < 0 || (s->job[own->job].committed == 0 && sim_chance(s, 0.2))) {
+        o->merged.version = o->pending.version = -1;
+        o->initial_done = false;
+        answer(s, m->to, ROUND_LOADED)->round.version = -1;
+        return;
+    }
+    o->redis->model = o->merged.version == version ? o->merged : o->pending;
+    if (o->redis->model.version != version)
         sim_wrong(s, "kubeml-ps has no version %lld to put back", (long long)version);
     answer(s, m->to, ROUND_LOADED);
 }
@@ -280,20 +325,6 @@ static void keep_known(sim *s, int p)
 }
 
 /* ---- functions ------------------------------------------------------------------------------- */
-
-static int joined_conn(const ps *o, int function, int incarnation)
-{
-    return o->joined[function].incarnation == incarnation ? o->joined[function].conn : -1;
-}
-
-static void tell_function(sim *s, int p, const round_action *a, void (*deliver)(sim *, message *))
-{
-    int conn = joined_conn(s->process[p].ps, a->function, a->incarnation);
-    if (conn < 0 || !s->conn[conn].open)
-        return;
-    message *m = sim_send(s, conn, s->conn[conn].end[0], deliver);
-    m->task = *a;
-}
 
 void ps_conn_closed(sim *s, int p, int conn, int other)
 {
@@ -321,9 +352,11 @@ void ps_from_function(sim *s, message *m)
 {
     if (!s->process[m->to].ps)
         return;
-    if (m->round.type == ROUND_INITIALISED)
-        slow_call(s, m->to, 30, init_now)->round = m->round;
-    else if (m->shares.count == 0)
+    const ps *o = s->process[m->to].ps;
+    if (m->round.type == ROUND_INITIALISED) {
+        if (!o->initial_done && m->round.incarnation == o->init_incarnation)
+            slow_call(s, m->to, 30, init_now)->round = m->round;
+    } else if (m->shares.count == 0)
         ps_step(s, m->to, &m->round, m->conn, m->from);
     for (int i = 0; i < m->shares.count && s->process[m->to].alive;
          i++) { /* with nothing in between */
@@ -356,9 +389,7 @@ static void act(sim *s, int p, const round_action *a, int conn)
         if (joined_conn(o, a->function, a->incarnation) >= 0)
             sim_break(s, joined_conn(o, a->function, a->incarnation));
         break;
-    case ROUND_INIT:
-        tell_function(s, p, a, function_task);
-        break;
+    case ROUND_INIT: slow_call(s, p, 10, create_now)->task = *a; break;
     case ROUND_TRAIN:
     case ROUND_VALIDATE:
         break; /* give_tasks */
@@ -371,7 +402,10 @@ static void act(sim *s, int p, const round_action *a, int conn)
         break;
     case ROUND_LOAD: slow_call(s, p, 50, load_now); break;
     case ROUND_COMMIT: slow_call(s, p, 50, commit_now)->task = *a; break;
-    case ROUND_PUT_BACK: slow_call(s, p, 50, put_back_now)->task = *a; break;
+    case ROUND_PUT_BACK:
+        o->init_incarnation = -1;
+        slow_call(s, p, 50, put_back_now)->task = *a;
+        break;
     case ROUND_FINISHED: finish(s, p, a); break;
     default: tell_controller(s, p, a); break;
     }
@@ -551,9 +585,15 @@ static void redis_is_gone(sim *s, message *m)
     ps_step(s, m->to, &(round_event){.type = ROUND_REDIS_GONE, .message = "simulated"}, -1, -1);
 }
 
+/* The news waits for the calls that still spoke to the old one. */
 static void redis_is_back(sim *s, message *m)
 {
-    s->process[m->to].ps->redis->up = true;
+    ps *o = s->process[m->to].ps;
+    o->redis->up = true;
+    if (o->io_free > s->now) {
+        sim_after(s, o->io_free - s->now, m->to, redis_is_back)->number = m->number;
+        return;
+    }
     ps_step(s, m->to, &(round_event){.type = ROUND_REDIS_BACK, .empty = m->number}, -1, -1);
 }
 
@@ -565,7 +605,7 @@ void ps_redis_down(sim *s, int p, bool empty, int64_t ms)
     o->redis->up = false;
     if (empty) {
         o->redis->model.version = -1;
-        o->redis->inited = false;
+        o->redis->inited = o->redis->created = false;
         for (int i = 0; i < SIM_SLOTS_MAX; i++)
             o->redis->place[i].published = false;
     }

@@ -408,6 +408,41 @@ TEST_LIMIT(redis_dies_at_the_start, 60)
 {
     kill_redis(&(world_options){.k = 1}, NULL);
 }
+/* Before there is a model, with its layout alone in it: in whichever way the model travels. */
+TEST_LIMIT(redis_dies_when_the_model_is_created, 60)
+{
+    kill_redis(&(world_options){.k = 1}, "created:1:stop");
+}
+TEST_LIMIT(redis_dies_when_the_model_is_created_in_it, 60)
+{
+    kill_redis(&(world_options){.k = 1, .carrier = "socket"}, "created:1:stop");
+}
+TEST_LIMIT(redis_dies_when_the_model_is_created_for_a_server_merge, 60)
+{
+    kill_redis(&(world_options){.k = 1, .merge = "server"}, "created:1:stop");
+}
+/* With a merge that only it has. */
+TEST_LIMIT(redis_dies_with_the_initial_model_in_the_segment, 60)
+{
+    kill_redis(&(world_options){.k = 1}, "before-copy:1:stop");
+}
+TEST_LIMIT(redis_dies_before_the_initial_model_is_copied, 60)
+{
+    kill_redis(&(world_options){.k = 1, .carrier = "socket"}, "before-copy:1:stop");
+}
+TEST_LIMIT(redis_dies_before_a_merge_of_the_first_epoch_is_copied, 60)
+{
+    kill_redis(&(world_options){.k = 1, .carrier = "socket"}, "before-copy:4:stop");
+}
+TEST_LIMIT(redis_dies_before_a_merge_of_the_second_epoch_is_copied, 60)
+{
+    kill_redis(&(world_options){.k = 1, .carrier = "socket"}, "before-copy:15:stop");
+}
+TEST_LIMIT(redis_dies_before_a_server_merge_is_copied, 60)
+{
+    kill_redis(&(world_options){.k = 1, .carrier = "socket", .merge = "server"},
+               "before-copy:4:stop");
+}
 TEST_LIMIT(redis_dies_between_epochs, 60)
 {
     kill_redis(&(world_options){.k = 1}, "after-checkpoint:1:stop");
