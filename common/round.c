@@ -65,7 +65,8 @@ void round_limits_default(round_limits *l)
                         .straggler_ms = 2000,
                         .start_failures_max = 2,
                         .losses_max = 5,
-                        .crashes_max = 2};
+                        .crashes_max = 2,
+                        .redis_ends_max = 5};
 }
 
 /* ---- what the machine says ------------------------------------------------------------------- */

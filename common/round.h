@@ -51,6 +51,7 @@ typedef struct round_limits {
     int start_failures_max;
     int losses_max;             /* 5 losses of one function without a merged contribution */
     int crashes_max;            /* 2 of those losses, where they are known as crashes */
+    int redis_ends_max;         /* 5 ends of Redis without a merge */
 } round_limits;
 void round_limits_default(round_limits *l);
 

@@ -107,6 +107,7 @@ struct round_machine {
     retry op, back;
     bool asked; /* INIT or LOAD is out */
     bool redis_gone, putting_back;
+    int redis_ends; /* since the last merge */
     bool suspending;
     char suspend_message[ERR_MESSAGE_BYTES];
     bool rolled_back; /* an older state was put back: round numbers have come twice */

@@ -86,6 +86,7 @@ void round_merged(round_machine *m, const round_event *event)
         m->samples += row->samples;
     }
     m->round++;
+    m->redis_ends = 0;
     round_set_condition(m, CONDITION_REDIS, false, "Answers", "the model store answers");
     round_train_on(m);
 }

@@ -139,13 +139,18 @@ bool round_paused(const round_machine *m)
 
 void round_redis_gone(round_machine *m, const round_event *event)
 {
-    if (!m->redis_gone)
+    if (!m->redis_gone) {
         m->redis_give_up_ms = m->now_ms + m->config.limits.store_ms;
+        m->redis_ends++;
+    }
     m->redis_gone = true;
     condition *said = &m->condition[CONDITION_REDIS];
     if (strncmp(said->message, event->message, 240) != 0)
         said->raised = false; /* told again, with why it cannot be restarted */
     round_set_condition(m, CONDITION_REDIS, true, "RedisGone", "%.240s", event->message);
+    if (m->redis_ends >= m->config.limits.redis_ends_max)
+        round_fail(m, "RedisGone", "Redis ended %d times without a merged round: %.180s",
+                   m->redis_ends, event->message);
 }
 
 void round_emit_put_back(round_machine *m)

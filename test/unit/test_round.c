@@ -553,6 +553,29 @@ TEST(redis_restarted_empty_puts_back_and_redoes_the_round)
     round_close(m);
 }
 
+/* Published once more it may be what Redis dies of; what is merged says that it is not. */
+TEST(redis_that_dies_of_every_round_fails_the_job)
+{
+    round_config c = config(1, 2);
+    c.request.k = 5;
+    begin(&c);
+    for (int ends = 1, round = 0; !round_finished(m); ends++) {
+        CHECK(ends < 2 * c.limits.redis_ends_max);
+        publish(&c, 0, 0, 0, round);
+        if (ends == c.limits.redis_ends_max - 1)
+            merged(0, round++, 1);
+        step((round_event){.type = ROUND_REDIS_GONE, .message = "ended by signal 11"});
+        CHECK_INT(round_finished(m), ends == 2 * c.limits.redis_ends_max - 2);
+        if (round_finished(m))
+            break;
+        step((round_event){.type = ROUND_REDIS_GONE, .message = "it cannot be restarted yet"});
+        step((round_event){.type = ROUND_REDIS_BACK, .empty = true});
+        get(ROUND_PUT_BACK);
+        step((round_event){.type = ROUND_LOADED});
+    }
+    expect_failure("RedisGone", "ended 5 times without a merged round: ended by signal 11");
+}
+
 TEST(redis_that_stays_away_is_said_with_its_reason)
 {
     round_config c = config(2, 2);
