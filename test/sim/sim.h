@@ -122,6 +122,10 @@ typedef struct ps {
     struct {
         int incarnation, conn;
     } joined[SIM_FUNCTIONS_MAX];
+    struct { /* what each was told to train last, and whether it has; `gone`: with Redis */
+        int incarnation, epoch, round;
+        bool published, gone;
+    } trains[SIM_FUNCTIONS_MAX];
     int controller; /* conn, -1 */
     bool finished;
 } ps;

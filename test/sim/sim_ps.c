@@ -368,6 +368,24 @@ void ps_from_function(sim *s, message *m)
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
+/* What was published when Redis ended is in no model store. */
+static void note_published(ps *o, const round_event *e)
+{
+    for (int f = 0; f < SIM_FUNCTIONS_MAX && e->type == ROUND_LOADED; f++)
+        o->trains[f].gone = o->trains[f].published;
+    if (e->type == ROUND_PUBLISHED && e->incarnation == o->trains[e->function].incarnation &&
+        e->epoch == o->trains[e->function].epoch && e->round == o->trains[e->function].round)
+        o->trains[e->function].published = true;
+}
+
+static void check_published(sim *s, int p, const round_merge *merge)
+{
+    for (size_t i = 0; i < merge->count; i++)
+        if (s->process[p].ps->trains[merge->rows[i].function].gone)
+            sim_wrong(s, "%s merges what function %d published before Redis ended",
+                      s->process[p].name, merge->rows[i].function);
+}
+
 static void act(sim *s, int p, const round_action *a, int conn)
 {
     ps *o = s->process[p].ps;
@@ -391,10 +409,16 @@ static void act(sim *s, int p, const round_action *a, int conn)
         break;
     case ROUND_INIT: slow_call(s, p, 10, create_now)->task = *a; break;
     case ROUND_TRAIN:
+        o->trains[a->function].incarnation = a->incarnation;
+        o->trains[a->function].epoch = a->epoch;
+        o->trains[a->function].round = a->round;
+        o->trains[a->function].published = o->trains[a->function].gone = false;
+        break; /* give_tasks */
     case ROUND_VALIDATE:
         break; /* give_tasks */
     case ROUND_HALT: tell_function(s, p, a, function_halt); break;
     case ROUND_MERGE:
+        check_published(s, p, &a->merge);
         o->out = a->merge;
         memcpy(o->out_row, a->merge.rows, a->merge.count * sizeof *a->merge.rows);
         o->out.rows = o->out_row;
@@ -450,6 +474,7 @@ void ps_step(sim *s, int p, const round_event *event, int conn, int from)
                   round_event_name(e.type), e.function, e.incarnation, e.epoch, e.round,
                   (long long)e.version);
     int64_t before = round_version(o->machine);
+    note_published(o, &e);
     size_t n = round_step(o->machine, &e, &actions);
     if (round_version(o->machine) < before && e.type != ROUND_LOADED)
         sim_wrong(s, "%s: the version went back from %lld to %lld", s->process[p].name,
