@@ -25,8 +25,7 @@
 
 enum {
     KUBE_CONNECT_MS = 5000,
-    KUBE_DEAD_MS =
-        5000, /* a server that acknowledges nothing for so long is gone: ERR_UNAVAILABLE */
+    KUBE_DEAD_MS = 5000, /* a server that is not heard for so long is gone: ERR_UNAVAILABLE */
     KUBE_REPLY_BYTES_MAX = 64 << 20,
     KUBE_UNAUTHORIZED_TRIES = 4,
     KUBE_BACKOFF_MS = 100, /* the first wait, doubled each time */

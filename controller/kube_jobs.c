@@ -45,8 +45,7 @@ struct kube_jobs {
     json_t *gone;    /* ids of jobs whose TrainJob was deleted */
     bool stopping, dirty, whole;
 
-    err_code
-        lacks; /* why the copy is not whole or not of now, as last said; the watch's thread's */
+    err_code lacks; /* why the copy is not whole, or not of now, as last said; the watch's */
 };
 
 /* ---- what the watch tells -------------------------------------------------------------------- */
