@@ -27,19 +27,16 @@ INLINE void pairs_tile(const conv_geom *g, const float *x, size_t plane, const f
             }
         }
     }
-    v16 one = (v16)((v16i){0} + 1), two = (v16)((v16i){0} + 2), three = (v16)((v16i){0} + 3);
     UNROLL for (int p = 0; p < cells; p += 2) {
         v16 v0 = evens16(acc[0][p], acc[0][p + 1]), v1 = odds16(acc[0][p], acc[0][p + 1]);
         v16 v2 = evens16(acc[1][p], acc[1][p + 1]), v3 = odds16(acc[1][p], acc[1][p + 1]);
-        v16 up = gt16(v1, v0, v1, v0), down = gt16(v3, v2, v3, v2),
-            m = relu16(gt16(down, up, down, up));
-        v16 which = gt16(down, up, gt16(v3, v2, three, two), gt16(v1, v0, one, (v16){0}));
+        v16 up = max16(v1, v0), down = max16(v3, v2), m = relu16(max16(down, up));
         float *to = y + (size_t)(p * g->ks);
         store8(to, low8(m));
         store8(to + g->ks, high8(m));
         if (arg) {
             uint8_t *at = arg + (size_t)(p * g->ks);
-            v16b bytes = bytes16((v16i)which);
+            v16b bytes = bytes16(which16(v0, v1, v2, v3, up, down));
             memcpy(at, &bytes, 8);
             memcpy(at + g->ks, (const char *)&bytes + 8, 8);
         }

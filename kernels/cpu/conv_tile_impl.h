@@ -25,10 +25,12 @@ INLINE void T(tile_sum)(const conv_geom *g, const float *x, const float *w, cons
     const bool whole = g->c == g->cs && g->dw == 1;
     const int c = whole ? g->kw * g->c : g->c, kw = whole ? 1 : g->kw;
     const float *w1 = w + (size_t)(g->kh * g->kw) * (size_t)g->c * VW;
-    for (int i = 0; i < g->kh; i++) {
-        for (int j = 0; j < kw; j++) {
-            const float *x0 = x + (size_t)(i * g->dh) * g->x_row + (size_t)(j * g->dw * g->cs);
-            const float *x1 = x0 + (size_t)g->sh * g->x_row;
+    const size_t down = (size_t)g->dh * g->x_row, right = (size_t)(g->dw * g->cs),
+                 next = (size_t)g->sh * g->x_row;
+    for (int i = 0; i < g->kh; i++, x += down) {
+        const float *tap = x;
+        for (int j = 0; j < kw; j++, tap += right) {
+            const float *x0 = tap, *x1 = tap + next;
             for (int q = 0; q < c; q++, x0++, x1++, w += VW, w1 += VW) {
                 OPAQUE(x0);
                 OPAQUE(x1);
@@ -55,13 +57,10 @@ INLINE void T(tile_sum)(const conv_geom *g, const float *x, const float *w, cons
 /* y = relu(the largest), the first of those; arg: which it is, 0 to 3. */
 INLINE void T(max_cell)(VT v0, VT v1, VT v2, VT v3, float *y, uint8_t *arg)
 {
-    VT one = (VT)((TI){0} + 1), two = (VT)((TI){0} + 2), three = (VT)((TI){0} + 3);
-    VT up = T(gt)(v1, v0, v1, v0), down = T(gt)(v3, v2, v3, v2);
-    VT m = T(gt)(down, up, down, up);
-    VT which = T(gt)(down, up, T(gt)(v3, v2, three, two), T(gt)(v1, v0, one, (VT){0}));
-    T(store)(y, T(relu)(m));
+    VT up = T(max)(v1, v0), down = T(max)(v3, v2);
+    T(store)(y, T(relu)(T(max)(down, up)));
     if (arg)
-        *(TBU *)arg = T(bytes)((TI)which);
+        *(TBU *)arg = T(bytes)(T(which)(v0, v1, v2, v3, up, down));
 }
 
 INLINE void T(tile_pool)(const conv_geom *g, const float *x, const float *w, const float *b,
@@ -158,13 +157,14 @@ DENSE_COPIES(14)
 DENSE_COPIES(6)
 #endif
 
-static const struct {
+typedef struct T(pool_copy) {
     int px;
     T(pool_fn) *fn[8];
-} T(pool_copies)[] = {
+} T(pool_copy);
+static const T(pool_copy) T(pool_copies)[] = {
 #if TILE_PIXELS >= 14
-    {14, STEP_NAMES(pool, 14)}, {12, STEP_NAMES(pool, 12)}, {10, STEP_NAMES(pool, 10)},
-    {8, STEP_NAMES(pool, 8)},
+    {14, STEP_NAMES(pool, 14)}, {12, STEP_NAMES(pool, 12)},
+    {10, STEP_NAMES(pool, 10)}, {8, STEP_NAMES(pool, 8)},
 #endif
 #if TILE_PIXELS >= 6
     {6, STEP_NAMES(pool, 6)},
@@ -199,23 +199,22 @@ static const T(dense_copy) T(one_copies)[] = {
 
 /* One block of VW filters over the sample. Tiles of equal width where that is possible: 28 = 14 +
  * 14. */
-static void T(conv_pool_block)(const conv_geom *g, const float *x, const float *w, const float *b,
-                               float *y, uint8_t *arg)
+static void T(conv_pool_block)(const conv_geom *g, const T(pool_copy) * copies, const float *x,
+                               const float *w, const float *b, float *y, uint8_t *arg)
 {
-    int s = step_index((size_t)(g->sw * g->cs)), width = g->ow / 2 * 2;
-    int count = (width + TILE_PIXELS - 1) / TILE_PIXELS;
+    int s = step_index((size_t)(g->sw * g->cs)), width = g->ow / 2 * 2, most = copies[0].px;
+    int count = (width + most - 1) / most;
     int want = count ? (width / 2 + count - 1) / count * 2 : 2;
     size_t arg_row = (size_t)(g->ow / 2 * g->ks);
     for (int row = 0; row + 1 < g->oh; row += 2) {
         const float *xr = x + (size_t)row * g->x_row;
         float *yr = y + (size_t)(row / 2) * g->y_row;
         uint8_t *ar = arg ? arg + (size_t)(row / 2) * arg_row : NULL;
-        for (int done = 0, t = 0; done < width; done += T(pool_copies)[t].px) {
-            for (t = 0; T(pool_copies)[t].px > want || T(pool_copies)[t].px > width - done;)
+        for (int done = 0, t = 0; done < width; done += copies[t].px) {
+            for (t = 0; copies[t].px > want || copies[t].px > width - done;)
                 t++;
             size_t to = (size_t)(done / 2 * g->ks);
-            T(pool_copies)
-            [t].fn[s](g, xr + (size_t)(done * g->cs), w, b, yr + to, ar ? ar + to : NULL);
+            copies[t].fn[s](g, xr + (size_t)(done * g->cs), w, b, yr + to, ar ? ar + to : NULL);
         }
     }
 }

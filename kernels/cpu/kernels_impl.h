@@ -105,6 +105,10 @@ static void transpose(int rows, int cols, const float *src, size_t lds, float *d
 #if !KERNELS_NARROW
 #include "gemm_impl.h"
 #endif
+#define GREY_TILES (!KERNELS_NARROW && !KERNELS_WIDE)
+#if GREY_TILES
+#include "conv_grey_impl.h"
+#endif
 #include "channel_tile_impl.h"
 #include "wino_math_impl.h"
 #include "wino_tile_impl.h"
@@ -172,14 +176,19 @@ static void conv_pool(const conv_geom *g, const float *x, const float *wf, const
 {
     size_t taps = (size_t)g->kh * (size_t)g->kw * (size_t)g->c;
     int o = 0, padded = (g->k + 7) / 8 * 8;
+    const pool_copy8 *copies = NULL;
 #if KERNELS_WIDE
     for (; o + 16 <= padded; o += 16)
-        conv_pool_block16(g, x, wf + (size_t)o * taps, b + o, y + o, arg ? arg + o : NULL);
+        conv_pool_block16(g, pool_copies16, x, wf + (size_t)o * taps, b + o, y + o,
+                          arg ? arg + o : NULL);
     for (; o < padded && pairs_fit(g); o += 8)
         conv_pairs_block(g, x, wf + (size_t)o * taps, b + o, y + o, arg ? arg + o : NULL);
+#elif GREY_TILES
+    copies = grey_copies(g);
 #endif
     for (; o < padded; o += 8)
-        conv_pool_block8(g, x, wf + (size_t)o * taps, b + o, y + o, arg ? arg + o : NULL);
+        conv_pool_block8(g, copies ? copies : pool_copies8, x, wf + (size_t)o * taps, b + o, y + o,
+                         arg ? arg + o : NULL);
 }
 
 /* Kernels that go over pixels take BAND vectors of channels at a time, so that whole cache lines

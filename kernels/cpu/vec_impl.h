@@ -94,8 +94,9 @@ INLINE v8 gt8(v8 a, v8 b, v8 x, v8 y)
     return (v8)_mm256_mask_blend_ps(_mm256_cmp_ps_mask((__m256)a, (__m256)b, _CMP_GT_OQ), (__m256)y,
                                     (__m256)x);
 #elif defined(__AVX2__)
-    return (v8)_mm256_blendv_ps((__m256)y, (__m256)x,
-                                _mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GT_OQ));
+    /* Of bytes: of floats GCC compares the mask again. */
+    return (v8)_mm256_blendv_epi8((__m256i)y, (__m256i)x,
+                                  (__m256i)_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GT_OQ));
 #else
     v8i m = a > b;
     return (v8)((m & (v8i)x) | (~m & (v8i)y));
@@ -110,6 +111,40 @@ INLINE v16 gt16(v16 a, v16 b, v16 x, v16 y)
     v16i m = a > b;
     return (v16)((m & (v16i)x) | (~m & (v16i)y));
 #endif
+}
+/* The larger, lane by lane; b where they are equal or one is NaN. */
+INLINE v8 max8(v8 a, v8 b)
+{
+#if defined(__AVX2__)
+    return (v8)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return gt8(a, b, a, b);
+#endif
+}
+INLINE v16 max16(v16 a, v16 b)
+{
+#if defined(__AVX512F__)
+    return (v16)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return gt16(a, b, a, b);
+#endif
+}
+/* The first of the largest, 0 to 3, where `up` is the larger of v0 and v1, `down` that of v2, v3.
+ */
+INLINE v8i which8(v8 v0, v8 v1, v8 v2, v8 v3, v8 up, v8 down)
+{
+#if defined(__AVX512VL__)
+    const v8 one = (v8)((v8i){0} + 1), two = (v8)((v8i){0} + 2), three = (v8)((v8i){0} + 3);
+    return (v8i)gt8(down, up, gt8(v3, v2, three, two), gt8(v1, v0, one, (v8){0}));
+#else
+    v8i right = v1 > v0, below = down > up;
+    return (below & (right - (v3 > v2) + 2)) - right;
+#endif
+}
+INLINE v16i which16(v16 v0, v16 v1, v16 v2, v16 v3, v16 up, v16 down)
+{
+    const v16 one = (v16)((v16i){0} + 1), two = (v16)((v16i){0} + 2), three = (v16)((v16i){0} + 3);
+    return (v16i)gt16(down, up, gt16(v3, v2, three, two), gt16(v1, v0, one, (v16){0}));
 }
 INLINE v8 sqrt8(v8 v)
 {
@@ -209,6 +244,11 @@ INLINE v8b bytes8(v8i v)
 {
 #if defined(__AVX512VL__)
     return (v8b)_mm_cvtsi128_si64(_mm256_cvtepi32_epi8((__m256i)v));
+#elif defined(__AVX2__)
+    /* GCC's conversion takes the lanes apart one by one. */
+    __m128i words = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v),
+                                    _mm256_extracti128_si256((__m256i)v, 1));
+    return (v8b)_mm_cvtsi128_si64(_mm_packus_epi16(words, words));
 #else
     return __builtin_convertvector(v, v8b);
 #endif
