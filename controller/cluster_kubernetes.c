@@ -18,7 +18,7 @@
 
 /* ---- the list; all of it with the lock held -------------------------------------------------- */
 
-static entry *find(kube *k, const char *name)
+static entry *find(const kube *k, const char *name)
 {
     for (entry *p = k->entries; p; p = p->next)
         if (strcmp(p->seen.name, name) == 0)
@@ -120,6 +120,12 @@ static void suspect_node(kube *k, const char *node)
     s->until_ms = clock_deadline_ms(SUSPECT_MS);
     s->deaf_until_ms = clock_deadline_ms(DEAF_MS);
     doubt_pending(k, s);
+}
+
+bool kube_lives(const kube *k, const char *name)
+{
+    const entry *p = find(k, name);
+    return p && p->seen.phase != POD_ENDED;
 }
 
 bool kube_is_deaf(const kube *k, const char *node)
@@ -418,11 +424,53 @@ static int relabel(kube *k, const char *name, const char *job, int function, int
 static bool living_uid(kube *k, const char *name, char uid[KUBE_UID_BYTES])
 {
     pthread_mutex_lock(&k->lock);
-    entry *p = find(k, name);
-    bool living = p && p->seen.phase != POD_ENDED;
-    snprintf(uid, KUBE_UID_BYTES, "%s", living ? p->uid : "");
+    bool living = kube_lives(k, name);
+    snprintf(uid, KUBE_UID_BYTES, "%s", living ? find(k, name)->uid : "");
     pthread_mutex_unlock(&k->lock);
     return living;
+}
+
+static kube_beside beside_of(kube *k, const char *job, const char *name, const char *uid)
+{
+    return (kube_beside){.client = k->calls,
+                         .templates = &k->templates,
+                         .namespace_name = k->access.namespace_name,
+                         .job = job,
+                         .ps_pod = name,
+                         .ps_uid = uid,
+                         .deadline_ms = clock_deadline_ms(BESIDE_MS),
+                         .owed = json_array()};
+}
+
+/* The worker goes on where the owner's thread has waited long enough. */
+static void hand_over_owed(kube *k, const kube_beside *b)
+{
+    pthread_mutex_lock(&k->lock);
+    if (json_array_size(b->owed) && k->owed_ms == INT64_MAX)
+        k->owed_ms = clock_deadline_ms(kube_backoff_next(&k->owed_backoff));
+    json_array_extend(k->owed, b->owed);
+    pthread_cond_signal(&k->changed);
+    pthread_mutex_unlock(&k->lock);
+    json_decref(b->owed);
+}
+
+static void make_beside(kube *k, const kube_beside *b)
+{
+    kube_beside_make(b);
+    pthread_mutex_lock(&k->lock);
+    entry *p = find(k, b->ps_pod);
+    if (p)
+        p->beside = true;
+    pthread_mutex_unlock(&k->lock);
+}
+
+static bool has_beside(kube *k, const char *name)
+{
+    pthread_mutex_lock(&k->lock);
+    const entry *p = find(k, name);
+    bool yes = p && p->beside;
+    pthread_mutex_unlock(&k->lock);
+    return yes;
 }
 
 static int kube_assign(cluster *c, const char *name, const char *job, int function, int incarnation,
@@ -434,9 +482,11 @@ static int kube_assign(cluster *c, const char *name, const char *job, int functi
         return err_set(e, ERR_UNAVAILABLE, "there is no pod %s any more", name);
     if (relabel(k, name, job, function, incarnation, gpu, e))
         return -1;
-    if (function < 0)
-        kube_beside_make(k->calls, &k->templates, k->access.namespace_name, job, name, uid,
-                         clock_deadline_ms(CALL_MS));
+    if (function < 0) {
+        kube_beside b = beside_of(k, job, name, uid);
+        make_beside(k, &b);
+        hand_over_owed(k, &b);
+    }
     pthread_mutex_lock(&k->lock);
     entry *p = find(k, name);
     if (p) {
@@ -453,18 +503,25 @@ static void kube_publish(cluster *c, const char *name, const char *job, const js
 {
     kube *k = (kube *)c;
     char uid[KUBE_UID_BYTES];
-    if (living_uid(k, name, uid))
-        kube_beside_publish(k->calls, &k->templates, k->access.namespace_name, job, name, uid,
-                            access, clock_deadline_ms(CALL_MS));
+    if (!living_uid(k, name, uid))
+        return;
+    kube_beside b = beside_of(k, job, name, uid);
+    /* Who gave the pod to the job may have died before he made it. */
+    if (!has_beside(k, name))
+        make_beside(k, &b);
+    kube_beside_publish(&b, access);
+    hand_over_owed(k, &b);
 }
 
 static void kube_let_meet(cluster *c, const char *name, const char *job)
 {
     kube *k = (kube *)c;
     char uid[KUBE_UID_BYTES];
-    if (living_uid(k, name, uid))
-        kube_beside_let_meet(k->calls, &k->templates, k->access.namespace_name, job, name, uid,
-                             clock_deadline_ms(CALL_MS));
+    if (!living_uid(k, name, uid))
+        return;
+    kube_beside b = beside_of(k, job, name, uid);
+    kube_beside_let_meet(&b);
+    hand_over_owed(k, &b);
 }
 
 static int kube_stop(cluster *c, const char *name, int grace_ms, err *e)
@@ -679,6 +736,7 @@ static void kube_close(cluster *c, bool stop_all)
     while (k->entries)
         kube_drop(k, k->entries);
     json_decref(k->job_owner);
+    json_decref(k->owed);
     kube_templates_free(&k->templates);
     kube_config_free(&k->access);
     if (k->event_fd >= 0)
@@ -773,6 +831,9 @@ static kube *kube_new(const cluster_kubernetes_config *c)
     k->slots_every_ms = c->slots_every_ms ? c->slots_every_ms : CLUSTER_KUBERNETES_SLOTS_MS;
     k->late_ms = c->late_ms ? c->late_ms : CLUSTER_KUBERNETES_LATE_MS;
     k->count_ms = INT64_MAX;
+    k->owed = json_array();
+    k->owed_ms = INT64_MAX;
+    kube_backoff_init(&k->owed_backoff, (uint64_t)clock_monotonic_ns());
     k->event_fd = -1;
     pthread_mutex_init(&k->lock, NULL);
     clock_cond_init(&k->changed);

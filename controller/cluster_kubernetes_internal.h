@@ -17,6 +17,7 @@
 
 enum {
     CALL_MS = 5000,
+    BESIDE_MS = 1000,      /* that the owner's thread waits for what stands beside a kubeml-ps */
     OWNER_KNOWN_MS = 1000, /* the pods of a job are given out one after the other */
     LOG_MS = 2000, /* of a pod that is to be deleted: others wait for the worker meanwhile */
     DELETE_AFTER_MS = 100, /* so that the pods in its place are asked for before its log is */
@@ -48,6 +49,7 @@ typedef struct entry {
     bool listed;          /* the watch has shown it */
     bool busy;            /* the worker is at it, without the lock */
     bool asked;           /* by `stop` */
+    bool beside;          /* Service and policy of this kubeml-ps are made, or owed */
     bool leaving;         /* somebody has deleted it */
     bool late;            /* deleted, and should have ended by `due_ms`; then without grace */
     bool untold;
@@ -88,6 +90,9 @@ typedef struct kube {
     suspect suspects[SUSPECTS_MAX];
     int counted;      /* slots on the nodes; 0: not asked for yet */
     int64_t count_ms; /* when the worker counts again */
+    json_t *owed;     /* kube_beside.h's, for the worker */
+    int64_t owed_ms;  /* when it tries the first of them; INT64_MAX: there are none */
+    kube_backoff owed_backoff;
     bool synced, stopping;
     uint64_t seeds;
 } kube;
@@ -99,6 +104,7 @@ void kube_has_ended(kube *k, entry *p);
 void kube_is_gone(kube *k, entry *p, const pod *last);
 json_t *kube_suspected(const kube *k);  /* nodes that new pods better avoid; a new reference */
 bool kube_is_deaf(const kube *k, const char *node);
+bool kube_lives(const kube *k, const char *name); /* a pod that has not ended */
 void kube_set_words(pod *p, const char *reason, const char *message);
 
 /* without it */

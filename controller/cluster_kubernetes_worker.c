@@ -10,6 +10,7 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "json_read.h"
+#include "kube_beside.h"
 #include "log.h"
 
 /* A node whose runtime has no such container any more says so in the log's place, with status 200. */
@@ -143,12 +144,6 @@ static void delete(kube *k, const task *t, done *d)
         d->retry_after_ms = -404;
 }
 
-static bool waits(err_code code)
-{
-    return code == ERR_UNAVAILABLE || code == ERR_TIMEOUT || code == ERR_LIMIT ||
-           code == ERR_UNAUTHORIZED || code == ERR_NOMEM || code == ERR_CONFLICT;
-}
-
 static void after_create(kube *k, entry *p, const done *d)
 {
     if (d->why.code == ERR_NONE) {
@@ -161,7 +156,7 @@ static void after_create(kube *k, entry *p, const done *d)
     p->there = p->there || unknown;
     if (p->want != WANT_CREATE)
         return;
-    if (waits(d->why.code)) {
+    if (kube_may_pass(d->why.code)) {
         p->due_ms = clock_deadline_ms(kube_backoff_next(&p->backoff) +
                                       (d->retry_after_ms > 0 ? d->retry_after_ms : 0));
         kube_set_words(&p->seen,
@@ -183,7 +178,7 @@ static void after_delete(kube *k, entry *p, done *d)
         p->log = d->log;
         d->log.text = NULL;
     }
-    if (d->why.code != ERR_NONE && waits(d->why.code)) {
+    if (d->why.code != ERR_NONE && kube_may_pass(d->why.code)) {
         p->due_ms = clock_deadline_ms(kube_backoff_next(&p->backoff) +
                                       (d->retry_after_ms > 0 ? d->retry_after_ms : 0));
         return;
@@ -226,7 +221,7 @@ static void say_slow(kube *k, entry *p)
 static entry *next_task(kube *k, int64_t now, int64_t *first)
 {
     entry *best = NULL;
-    *first = k->count_ms;
+    *first = k->count_ms < k->owed_ms ? k->count_ms : k->owed_ms;
     for (entry *p = k->entries; p; p = p->next) {
         if (p->slow_ms <= now)
             say_slow(k, p);
@@ -289,6 +284,25 @@ static void perform(kube *k, entry *p)
     json_decref(t.avoid);
 }
 
+/* The first of what is owed; where it cannot be made yet, it comes last from then on. */
+static void make_owed(kube *k)
+{
+    int64_t wait_ms = 0;
+    cleanup_json json_t *one = json_incref(json_array_get(k->owed, 0));
+    json_array_remove(k->owed, 0);
+    bool settled = !kube_lives(k, kube_beside_pod(one));
+    pthread_mutex_unlock(&k->lock);
+    settled = settled || kube_beside_make_owed(k->work, one, clock_deadline_ms(CALL_MS), &wait_ms);
+    pthread_mutex_lock(&k->lock);
+    if (settled) {
+        kube_backoff_reset(&k->owed_backoff);
+    } else {
+        json_array_append(k->owed, one);
+        wait_ms += kube_backoff_next(&k->owed_backoff);
+    }
+    k->owed_ms = json_array_size(k->owed) ? clock_deadline_ms(wait_ms) : INT64_MAX;
+}
+
 void *kube_worker(void *arg)
 {
     kube *k = arg;
@@ -298,6 +312,8 @@ void *kube_worker(void *arg)
         entry *p = next_task(k, now, &first);
         if (k->count_ms <= now) {
             count_again(k);
+        } else if (k->owed_ms <= now) {
+            make_owed(k);
         } else if (p) {
             perform(k, p);
         } else {

@@ -105,51 +105,81 @@ json_t *kube_secret_build(const kube_templates *t, const char *job, const char *
     return secret;
 }
 
-static void make(kube_client *c, const char *path, json_t *object, const char *job,
-                 const char *what, int64_t deadline_ms)
+/* Of a failure: nothing is owed that a cluster forbids. */
+static bool is_owed(const err *e)
+{
+    return e->code != ERR_NONE && e->code != ERR_EXISTS && kube_may_pass(e->code);
+}
+
+/* Steals `object`. */
+static void make(const kube_beside *b, const char *path, json_t *object, const char *what)
 {
     err e = ERR_INIT;
     if (!object)
         err_set(&e, ERR_NOMEM, "no memory");
     else
-        kube_create(c, path, object, deadline_ms, NULL, &e);
+        kube_create(b->client, path, object, b->deadline_ms, NULL, &e);
     if (e.code != ERR_NONE && e.code != ERR_EXISTS)
-        log_warn("job %s has no %s: %s", job, what, e.message);
+        log_warn("job %s has no %s%s: %s", b->job, what, is_owed(&e) ? " yet" : "", e.message);
+    if (object && is_owed(&e))
+        json_array_append_new(b->owed,
+                              json_pack("{s:s, s:s, s:s, s:s, s:O}", "path", path, "job", b->job,
+                                        "pod", b->ps_pod, "what", what, "object", object));
     json_decref(object);
 }
 
-static void policies_path(const char *namespace_name, char path[PATH_BYTES])
+static void policies_path(const kube_beside *b, char path[PATH_BYTES])
 {
     snprintf(path, PATH_BYTES, "/apis/networking.k8s.io/v1/namespaces/%s/networkpolicies",
-             namespace_name);
+             b->namespace_name);
 }
 
-void kube_beside_let_meet(kube_client *c, const kube_templates *t, const char *namespace_name,
-                          const char *job, const char *ps_pod, const char *ps_uid,
-                          int64_t deadline_ms)
+void kube_beside_let_meet(const kube_beside *b)
 {
     char path[PATH_BYTES];
-    policies_path(namespace_name, path);
-    if (t->first_rank_port)
-        make(c, path, kube_ranks_policy_build(t, job, ps_pod, ps_uid), job,
-             "NetworkPolicy between its functions", deadline_ms);
+    policies_path(b, path);
+    if (b->templates->first_rank_port)
+        make(b, path, kube_ranks_policy_build(b->templates, b->job, b->ps_pod, b->ps_uid),
+             "NetworkPolicy between its functions");
 }
 
-void kube_beside_make(kube_client *c, const kube_templates *t, const char *namespace_name,
-                      const char *job, const char *ps_pod, const char *ps_uid, int64_t deadline_ms)
+void kube_beside_make(const kube_beside *b)
 {
     char path[PATH_BYTES];
-    policies_path(namespace_name, path);
-    make(c, path, kube_policy_build(t, job, ps_pod, ps_uid), job, "NetworkPolicy", deadline_ms);
-    snprintf(path, sizeof path, "/api/v1/namespaces/%s/services", namespace_name);
-    make(c, path, kube_service_build(t, job, ps_pod, ps_uid), job, "Service", deadline_ms);
+    policies_path(b, path);
+    make(b, path, kube_policy_build(b->templates, b->job, b->ps_pod, b->ps_uid), "NetworkPolicy");
+    snprintf(path, sizeof path, "/api/v1/namespaces/%s/services", b->namespace_name);
+    make(b, path, kube_service_build(b->templates, b->job, b->ps_pod, b->ps_uid), "Service");
 }
 
-void kube_beside_publish(kube_client *c, const kube_templates *t, const char *namespace_name,
-                         const char *job, const char *ps_pod, const char *ps_uid,
-                         const json_t *access, int64_t deadline_ms)
+void kube_beside_publish(const kube_beside *b, const json_t *access)
 {
     char path[PATH_BYTES];
-    snprintf(path, sizeof path, "/api/v1/namespaces/%s/secrets", namespace_name);
-    make(c, path, kube_secret_build(t, job, ps_pod, ps_uid, access), job, "Secret", deadline_ms);
+    snprintf(path, sizeof path, "/api/v1/namespaces/%s/secrets", b->namespace_name);
+    make(b, path, kube_secret_build(b->templates, b->job, b->ps_pod, b->ps_uid, access), "Secret");
+}
+
+const char *kube_beside_pod(const json_t *owed)
+{
+    return text_of(owed, "pod");
+}
+
+bool kube_beside_make_owed(kube_client *c, const json_t *owed, int64_t deadline_ms,
+                           int64_t *wait_ms)
+{
+    const char *job = text_of(owed, "job"), *what = text_of(owed, "what");
+    kube_request r = {.method = "POST",
+                      .path = text_of(owed, "path"),
+                      .body = json_object_get(owed, "object"),
+                      .query = "fieldManager=" KUBE_FIELD_MANAGER};
+    kube_outcome o;
+    err e = ERR_INIT;
+    if (kube_try(c, &r, deadline_ms, NULL, &o, &e) == 0 || e.code == ERR_EXISTS) {
+        log_info("job %s has its %s now", job, what);
+        return true;
+    }
+    *wait_ms = o.retry_after_ms > 0 ? (int64_t)o.retry_after_ms : 0;
+    if (!is_owed(&e) && e.code != ERR_CANCELLED)
+        log_warn("job %s has no %s: %s", job, what, e.message);
+    return !is_owed(&e);
 }

@@ -28,18 +28,28 @@ json_t *kube_service_build(const kube_templates *t, const char *job, const char 
 json_t *kube_secret_build(const kube_templates *t, const char *job, const char *ps_pod,
                           const char *ps_uid, const json_t *access);
 
-/* Makes Service and policy; what cannot be made is logged: a cluster may forbid either, and the job
- * goes on. */
-void kube_beside_make(kube_client *c, const kube_templates *t, const char *namespace_name,
-                      const char *job, const char *ps_pod, const char *ps_uid, int64_t deadline_ms);
+/* Whose things are made, and how. All of it is borrowed. */
+typedef struct kube_beside {
+    kube_client *client;
+    const kube_templates *templates;
+    const char *namespace_name, *job, *ps_pod, *ps_uid;
+    int64_t deadline_ms; /* of each call */
+    json_t *owed;        /* an array: what is not made by then, but may be, is put there */
+} kube_beside;
+
+/* Makes Service and policy, where they are not there; what cannot be made is logged: a cluster may
+ * forbid either, and the job goes on. */
+void kube_beside_make(const kube_beside *b);
 /* Makes the policy of a job whose functions are NCCL's ranks, likewise; nothing where no ports are
  * kept for them. */
-void kube_beside_let_meet(kube_client *c, const kube_templates *t, const char *namespace_name,
-                          const char *job, const char *ps_pod, const char *ps_uid,
-                          int64_t deadline_ms);
+void kube_beside_let_meet(const kube_beside *b);
 /* Makes the Secret, likewise. */
-void kube_beside_publish(kube_client *c, const kube_templates *t, const char *namespace_name,
-                         const char *job, const char *ps_pod, const char *ps_uid,
-                         const json_t *access, int64_t deadline_ms);
+void kube_beside_publish(const kube_beside *b, const json_t *access);
+
+/* The kubeml-ps that something owed stands beside: without that pod it is owed no more. */
+const char *kube_beside_pod(const json_t *owed);
+/* Tries once more. false: it is still owed, and is not to be tried within *wait_ms. */
+bool kube_beside_make_owed(kube_client *c, const json_t *owed, int64_t deadline_ms,
+                           int64_t *wait_ms);
 
 #endif

@@ -374,6 +374,12 @@ int kube_call(kube_client *c, const kube_request *r, int64_t deadline_ms, json_t
     }
 }
 
+bool kube_may_pass(err_code code)
+{
+    return code == ERR_UNAVAILABLE || code == ERR_TIMEOUT || code == ERR_LIMIT ||
+           code == ERR_UNAUTHORIZED || code == ERR_NOMEM || code == ERR_CONFLICT;
+}
+
 /* ---- in short -------------------------------------------------------------------------------- */
 
 int kube_get(kube_client *c, const char *path, const char *query, int64_t deadline_ms, json_t **out,

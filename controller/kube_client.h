@@ -54,6 +54,9 @@ void kube_client_close(kube_client *c); /* NULL is fine */
 void kube_client_cancel(kube_client *c);
 /* Waits; false when it was cancelled. */
 bool kube_client_sleep(kube_client *c, int ms);
+/* Whether what failed so may succeed later, with nobody asking for anything else: the server comes
+ * back, a quota gets room, a token is rotated. */
+bool kube_may_pass(err_code code);
 
 typedef struct kube_request {
     const char *method; /* GET, POST, PUT, PATCH, DELETE */

@@ -753,6 +753,87 @@ TEST(a_ps_gets_its_policy)
     close_world(&w);
 }
 
+#define POLICY  "/apis/networking.k8s.io/v1/namespaces/test/networkpolicies/here-ps-1"
+#define SERVICE "/api/v1/namespaces/test/services/here-ps-1"
+
+static bool is_there(world *w, const char *path)
+{
+    cleanup_json json_t *object = fake_kube_object(w->server, path);
+    return object != NULL;
+}
+
+static void wait_object(world *w, const char *path)
+{
+    int64_t deadline = clock_deadline_ms(WAIT_MS);
+    while (!is_there(w, path)) {
+        CHECK(clock_monotonic_ms() < deadline);
+        poll(NULL, 0, 5);
+    }
+}
+
+/* Without its policy nobody reaches a kubeml-ps where policies are enforced: it is made however
+ * long the API server refuses to, and holds the owner's thread up no longer than any other call. */
+TEST(a_policy_that_could_not_be_made_is_made_later)
+{
+    world w;
+    err e = ERR_INIT;
+    open_world(&w);
+    start_running(&w, "ps-1", POD_PS);
+    fake_kube_fault(w.server, FAKE_CREATE, FAULT_STATUS, 503, -1, 8);
+    CHECK_OK(w.c->ops->assign(w.c, "ps-1", "job7", -1, 0, NULL, &e), e);
+    CHECK(!is_there(&w, POLICY));
+    wait_object(&w, POLICY);
+    wait_object(&w, SERVICE);
+    close_world(&w);
+}
+
+TEST(a_policy_is_made_of_which_nothing_was_heard)
+{
+    world w;
+    err e = ERR_INIT;
+    open_world(&w);
+    start_running(&w, "ps-1", POD_PS);
+    fake_kube_fault(w.server, FAKE_CREATE, FAULT_SILENT, 0, 0, 1);
+    CHECK_OK(w.c->ops->assign(w.c, "ps-1", "job7", -1, 0, NULL, &e), e);
+    wait_object(&w, POLICY);
+    wait_object(&w, SERVICE);
+    close_world(&w);
+}
+
+TEST(what_a_cluster_forbids_is_not_asked_for_again)
+{
+    world w;
+    err e = ERR_INIT;
+    open_world(&w);
+    start_running(&w, "ps-1", POD_PS);
+    fake_kube_fault(w.server, FAKE_CREATE, FAULT_STATUS, 403, -1, 1);
+    fake_kube_fault(w.server, FAKE_CREATE, FAULT_STATUS, 503, -1, 8);
+    CHECK_OK(w.c->ops->assign(w.c, "ps-1", "job7", -1, 0, NULL, &e), e);
+    wait_object(&w, SERVICE);
+    CHECK(!is_there(&w, POLICY));
+    close_world(&w);
+}
+
+/* It died between the pod's label and the policy. */
+TEST(a_ps_of_an_earlier_leader_gets_what_it_lacks)
+{
+    world w;
+    cleanup_json json_t *access =
+        json_pack("{s:s, s:s, s:s, s:s}", "kind", "redis", "address", "tcp:10.0.0.7:6379", "user",
+                  "function", "password", "sesame");
+    open_with_ps(&w, templates);
+    w.c->ops->close(w.c, false);
+    fake_kube_set(w.server, POLICY, NULL);
+    open_cluster(&w);
+    w.c->ops->publish(w.c, "ps-1", "job7", access);
+    cleanup_json json_t *policy = fake_kube_object(w.server, POLICY);
+    CHECK_STR(json_string_value(dig(policy, "metadata|ownerReferences|0|name")), "ps-1");
+    int made = fake_kube_requests(w.server, FAKE_CREATE);
+    w.c->ops->publish(w.c, "ps-1", "job7", access); /* only the Secret, which may be another's */
+    CHECK_INT(fake_kube_requests(w.server, FAKE_CREATE), made + 1);
+    close_world(&w);
+}
+
 #define RANKS_POLICY "/apis/networking.k8s.io/v1/namespaces/test/networkpolicies/here-ps-1-ranks"
 
 static void check_peers(const json_t *policy, const char *side, const char *whom)
