@@ -17,7 +17,13 @@
 #include "name.h"
 #include "refusal.h"
 
-enum { CALL_MS = 10000, RETRY_MS = 10000 };
+enum { CALL_MS = 10000, RETRY_MS = 10000, PLATFORM_BYTES = 2 * KUBE_NAME_BYTES };
+
+/* A collection of the store, by the function's name: {"platform", "created", "version"}. The
+ * function that was created then was made by a Function object of this platform, and so was that
+ * version of it. It goes with an object that is deleted while no controller leads. What a user has
+ * made or changed through the API since has another time or version, and stays. */
+#define MADE "functionobjects"
 
 /* One of the two kinds. */
 typedef struct shelf {
@@ -26,6 +32,7 @@ typedef struct shelf {
     char path[300];
     kube_watch *watch;
     json_t *objects; /* by name; with the lock */
+    json_t *others;  /* names of another installation's; with the lock */
     json_t *gone;    /* names; with the lock */
     bool whole;      /* with the lock */
     err_code lacks;  /* why it is not whole or not of now, as last said; the watch's thread's */
@@ -33,12 +40,15 @@ typedef struct shelf {
 
 struct kube_catalog {
     controller *controller;
-    char install[KUBE_INSTALL_BYTES];
+    char install[KUBE_INSTALL_BYTES], platform[PLATFORM_BYTES];
     kube_client *client;
     pthread_t thread;
     bool running;
     shelf functions, datasets;
-    json_t *tried; /* uid: {"generation", "when", "failure"}; our thread's */
+    /* our thread's: */
+    json_t *tried;   /* uid: {"generation", "when", "failure"} */
+    json_t *leaving; /* functions to be deleted; true: it was said that this one is not yet */
+    bool compared;   /* with what was made under those who led before */
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -119,6 +129,44 @@ static int put_function(controller *c, const char *name, const json_t *spec, boo
     return status;
 }
 
+static json_t *mark_of(const kube_catalog *k, const json_t *record)
+{
+    return json_pack("{s:s, s:O, s:O}", "platform", k->platform, "created",
+                     json_object_get(record, "created"), "version",
+                     json_object_get(record, "version"));
+}
+
+/* Whether the function was made by an object, whoever made its newest version. */
+static bool was_made(const kube_catalog *k, const json_t *record)
+{
+    cleanup_json json_t *mark = NULL;
+    return store_get(k->controller->store, MADE, text_of(record, "name"), &mark, NULL, NULL) == 0 &&
+           strcmp(text_of(mark, "created"), text_of(record, "created")) == 0;
+}
+
+/* What a user had made before there was an object is his. */
+static void note_made(kube_catalog *k, const json_t *record, bool fresh)
+{
+    const char *name = text_of(record, "name");
+    err e = ERR_INIT;
+    if (!fresh && !was_made(k, record))
+        return;
+    cleanup_json json_t *mark = mark_of(k, record);
+    if (!mark)
+        err_set(&e, ERR_NOMEM, "no memory");
+    else
+        store_put(k->controller->store, MADE, name, mark, STORE_ANY, NULL, &e);
+    if (e.code != ERR_NONE)
+        log_warn("that function %s has an object cannot be noted: %s", name, e.message);
+}
+
+static void unnote_made(kube_catalog *k, const char *name)
+{
+    err e = ERR_INIT;
+    if (store_delete(k->controller->store, MADE, name, STORE_ANY, &e) && e.code != ERR_NOT_FOUND)
+        log_warn("that function %s has no object any more cannot be noted: %s", name, e.message);
+}
+
 /* Whether this generation was tried already: a mistake in the code is not compiled again and
  * again. */
 static const json_t *failure_of(const kube_catalog *k, const json_t *object)
@@ -174,6 +222,7 @@ static void take_function(kube_catalog *k, const json_t *object)
             put_function(k->controller, name, json_object_get(object, "spec"), known, &made, &e)) {
             failed = function_failed(k, object, &e);
         } else {
+            note_made(k, made, !known);
             json_decref(record);
             record = made;
         }
@@ -188,15 +237,89 @@ static void take_function(kube_catalog *k, const json_t *object)
         write_status(k, &k->functions, object, function_status(object, record));
 }
 
-static void drop_function(kube_catalog *k, const char *name)
+/* false: it is to be tried again. */
+static bool drop_function(kube_catalog *k, const char *name, bool said)
 {
     err e = ERR_INIT;
-    if (name_check("function", name, NULL) || registry_delete(k->controller, name, &e) == 0)
-        return;
+    if (name_check("function", name, NULL))
+        return true;
+    if (!controller_may_act(k->controller))
+        return false;
+    registry_delete(k->controller, name, &e);
+    bool again = err_retry_may_help(e.code);
     if (e.code == ERR_NOT_FOUND) /* it never compiled */
         refusal_drop(k->controller->store, name);
+    else if (e.code != ERR_NONE && !(again && said))
+        log_warn("function %s stays%s, though its object was deleted: %s", name,
+                 again ? " for now" : "", e.message);
+    if (!again)
+        unnote_made(k, name);
+    return !again;
+}
+
+/* Where one cannot be dropped yet, no other one can. */
+static void drop_leaving(kube_catalog *k, const json_t *functions)
+{
+    const char *name;
+    json_t *said;
+    void *next;
+    json_object_foreach_safe (k->leaving, next, name, said) {
+        if (!json_object_get(functions, name) && !drop_function(k, name, json_is_true(said))) {
+            json_object_set_new(k->leaving, name, json_true());
+            return;
+        }
+        json_object_del(k->leaving, name);
+    }
+}
+
+static int take_mark(void *context, const char *key, json_t *value, err *e)
+{
+    return json_object_set(context, key, value) ? err_set(e, ERR_NOMEM, "no memory for names") : 0;
+}
+
+/* Whether the function is still what its object, which is there no more, has made of it. */
+static int check_orphan(kube_catalog *k, const char *name, const json_t *mark, err *e)
+{
+    cleanup_json json_t *record = NULL;
+    err why = ERR_INIT;
+    if (registry_get(k->controller, name, &record, &why) && why.code != ERR_NOT_FOUND)
+        return err_set(e, why.code, "%s", why.message);
+    cleanup_json json_t *now = record ? mark_of(k, record) : NULL;
+    if (!json_equal(now, mark))
+        unnote_made(k, name);
     else
-        log_warn("function %s stays, though its object was deleted: %s", name, e.message);
+        json_object_set_new(k->leaving, name, json_false());
+    return 0;
+}
+
+/* Those whose object was deleted while nobody led leave too. */
+static int compare(kube_catalog *k, const json_t *functions, const json_t *others, err *e)
+{
+    cleanup_json json_t *marks = json_object();
+    const char *name;
+    json_t *mark;
+    if (!marks)
+        return err_set(e, ERR_NOMEM, "no memory for names");
+    if (store_walk(k->controller->store, MADE, take_mark, marks, e))
+        return -1;
+    json_object_foreach (marks, name, mark) {
+        bool ours = strcmp(text_of(mark, "platform"), k->platform) == 0;
+        if (ours && !json_object_get(functions, name) && !json_object_get(others, name) &&
+            check_orphan(k, name, mark, e))
+            return -1;
+    }
+    return 0;
+}
+
+/* As we begin, when the store is there. */
+static void compare_once(kube_catalog *k, const json_t *functions, const json_t *others)
+{
+    err e = ERR_INIT;
+    if (k->compared)
+        return;
+    k->compared = compare(k, functions, others, &e) == 0 || !err_retry_may_help(e.code);
+    if (k->compared && e.code != ERR_NONE)
+        log_warn("functions stay whose objects were deleted while nobody led: %s", e.message);
 }
 
 /* ---- datasets -------------------------------------------------------------------------------- */
@@ -232,6 +355,10 @@ static void on_change(void *context, kube_change change, const json_t *object)
     const char *name = kube_object_text(object, "name");
     pthread_mutex_lock(&k->lock);
     bool ours = !kube_claim_is_others(object, k->install);
+    if (!ours && change != KUBE_DELETED)
+        json_object_set_new(s->others, name, json_true());
+    else
+        json_object_del(s->others, name);
     if (ours && change != KUBE_DELETED)
         json_object_set_new(s->objects, name, json_deep_copy(object));
     else
@@ -270,15 +397,16 @@ static void on_failure(void *context, const err *why)
     log_warn("%ss are not looked at: %s", s->kind, why->message);
 }
 
-static void turn(kube_catalog *k, json_t *functions, json_t *datasets, const json_t *gone)
+static void turn(kube_catalog *k, json_t *functions, json_t *datasets, const json_t *others,
+                 const json_t *gone)
 {
     json_t *one;
     const char *name;
     size_t i;
-    json_array_foreach(gone, i, one) {
-        if (!json_object_get(functions, json_string_value(one)))
-            drop_function(k, json_string_value(one));
-    }
+    json_array_foreach (gone, i, one)
+        json_object_set_new(k->leaving, json_string_value(one), json_false());
+    compare_once(k, functions, others);
+    drop_leaving(k, functions);
     json_object_foreach(functions, name, one) {
         if (!*kube_object_text(one, "deletionTimestamp") && claim(k, &k->functions, one))
             take_function(k, one);
@@ -298,12 +426,13 @@ static void *run(void *arg)
     while (!k->stopping) {
         cleanup_json json_t *functions = json_deep_copy(k->functions.objects);
         cleanup_json json_t *datasets = json_deep_copy(k->datasets.objects);
+        cleanup_json json_t *others = json_deep_copy(k->functions.others);
         cleanup_json json_t *gone = k->functions.gone;
         k->functions.gone = json_array();
         json_array_clear(k->datasets.gone);
         k->dirty = false;
         pthread_mutex_unlock(&k->lock);
-        turn(k, functions, datasets, gone);
+        turn(k, functions, datasets, others, gone);
         int64_t next = clock_deadline_ms(KUBE_CATALOG_TURN_MS);
         pthread_mutex_lock(&k->lock);
         while (!k->stopping && !k->dirty && clock_cond_wait(&k->changed, &k->lock, next))
@@ -327,10 +456,11 @@ static int open_shelf(kube_catalog *k, shelf *s, const kube_config *access, cons
     s->catalog = k;
     s->kind = kind;
     s->objects = json_object();
+    s->others = json_object();
     s->gone = json_array();
     snprintf(s->path, sizeof s->path, "/apis/" KUBE_RESOURCES "/namespaces/%s/%s",
              access->namespace_name, plural);
-    if (!s->objects || !s->gone)
+    if (!s->objects || !s->others || !s->gone)
         return err_set(e, ERR_NOMEM, "no memory for the %s", plural);
     return kube_watch_start(&config, &s->watch, e) ? err_wrap(e, "%s", plural) : 0;
 }
@@ -339,12 +469,13 @@ static void close_shelf(shelf *s)
 {
     kube_watch_stop(s->watch);
     json_decref(s->objects);
+    json_decref(s->others);
     json_decref(s->gone);
 }
 
 static int start(kube_catalog *k, const kube_config *access, err *e)
 {
-    if (!k->tried)
+    if (!k->tried || !k->leaving)
         return err_set(e, ERR_NOMEM, "no memory for functions and data sets");
     if (kube_client_open(access, &k->client, e) ||
         open_shelf(k, &k->functions, access, "Function", "functions", e) ||
@@ -364,7 +495,9 @@ int kube_catalog_start(const kube_config *access, const char *install, controlle
         return err_set(e, ERR_NOMEM, "no memory for functions and data sets");
     k->controller = c;
     snprintf(k->install, sizeof k->install, "%s", install);
+    snprintf(k->platform, sizeof k->platform, "%s/%s", access->namespace_name, install);
     k->tried = json_object();
+    k->leaving = json_object();
     pthread_mutex_init(&k->lock, NULL);
     clock_cond_init(&k->changed);
     if (start(k, access, e)) {
@@ -391,6 +524,7 @@ void kube_catalog_stop(kube_catalog *k)
     close_shelf(&k->datasets);
     kube_client_close(k->client);
     json_decref(k->tried);
+    json_decref(k->leaving);
     pthread_cond_destroy(&k->changed);
     pthread_mutex_destroy(&k->lock);
     free(k);

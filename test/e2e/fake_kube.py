@@ -5,7 +5,7 @@ With `places`, a role's (node, address) for one pod after the other, pods run th
 the API server knows; `port` is theirs.
 
 It can be told to go away for a while (`away`), and with `tls` asks for a client's certificate. With `crds` it has the
-custom resources, and no object of them. Anything else is not there (404).
+custom resources, with the Functions in `functions`, of which it takes no change, and no other object. Anything else is not there (404).
 """
 import base64
 import contextlib
@@ -27,6 +27,7 @@ class FakeKube:
         self.backend, self.secret, self.services = None, None, ["kubeml"]
         self.forbidden = ()  # parts of paths
         self.leases, self.version, self.away, self.crds = {}, 1, False, False
+        self.functions = []  # as one that begins to look finds them
         self.asked = []  # (method, path), of every request that was let in
         self.places, self.made, self.deleted = None, {}, {}  # pods by name; name: query
         self.events, self.told = [], threading.Condition()  # of pods
@@ -153,7 +154,8 @@ users: [{{name: test, user: {{{user}}}}}, {{name: other, user: {{token: wrong}}}
             if method == "GET" and "watch=" in query:
                 return "watch", self.events if path.endswith("/pods") else []
             if method == "GET":
-                return 200, {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": []}
+                items = self.functions if path.endswith("/functions") else []
+                return 200, {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": items}
             if path.endswith("/pods") and self.places:
                 return self.make_pod(body)
             return 403, {"kind": "Status", "code": 403, "reason": "Forbidden", "message": "exceeded quota: none"}

@@ -329,6 +329,25 @@ def train_jobs_are_looked_at_when_there_are_any():
         assert "TrainJobs are looked at" in a.log_text() and a.stop() == 0
 
 
+@case(limit=120, platform=False)
+def a_function_goes_whose_object_was_deleted_while_nobody_led():
+    with controllers("a") as (kube, made):
+        kube.crds, a = True, made["a"]
+        kube.functions = [{"metadata": {"name": "of-object", "uid": "1", "generation": 1, "labels": {"kubeml.dev/install": "kubeml"}},
+                           "spec": {"model": "lenet5"}}]
+
+        def functions():
+            return {f["name"] for f in call(a, "GET", "/function").json()}
+        a.start()
+        until(lambda: functions() == {"of-object"}, 30, message="the object makes no function")
+        assert call(a, "POST", "/function/by-hand", json={"model": "lenet5"}).status_code == 200
+        assert a.stop() == 0
+        kube.functions = []
+        a.start()
+        until(lambda: functions() == {"by-hand"}, 30, message=lambda: f"there are {functions()}")
+        assert a.stop() == 0
+
+
 def each_operation(platform):
     """Asks every operation of the API once: method, path, its reply. Who answers 503 says so in the contract."""
     paths = yaml.safe_load((harness.ROOT / "docs/openapi.yaml").read_text())["paths"]
