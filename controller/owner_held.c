@@ -147,6 +147,21 @@ static int check_no_job_begins_with(const owner *o, const char *id, err *e)
     return 0;
 }
 
+/* Before its first checkpoint a suspended job, too, goes on from the model that it begins with. */
+static int check_not_suspended_before(void *model, const char *id, json_t *record, err *e)
+{
+    const json_t *inner = json_object_get(record, "job");
+    const json_t *asked = json_object_get(inner, "request");
+    char init[REQUEST_NAME_BYTES];
+    job_state state;
+    request_init_id(json_string_value(json_object_get(asked, "init")), init);
+    if (strcmp(init, model) != 0 || !jobs_record_state(record, &state) || state != JOB_SUSPENDED ||
+        json_integer_value(json_object_get(inner, "epochs")) > 0)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "job %s, which is suspended, begins with model \"%s\"", id,
+                   init);
+}
+
 static void run_hold(owner *o, void *arg)
 {
     owner_call *c = arg;
@@ -166,6 +181,12 @@ int owner_hold(owner *o, const char *id, err *e)
     owner_call c = {.id = id};
     owner_wait_drained(o, id);
     owner_run(o, run_hold, &c);
+    /* While it is held no job can be resumed that begins with it. */
+    if (c.status == 0 && store_walk(o->controller->store, "jobs", check_not_suspended_before,
+                                    (void *)(uintptr_t)id, &c.why)) {
+        c.status = -1;
+        owner_let_go(o, id);
+    }
     return owner_call_end(&c, e);
 }
 

@@ -233,6 +233,37 @@ def the_model_that_a_job_begins_with_stays(p):
 
 
 @case()
+def the_model_that_a_suspended_job_begins_with_stays_until_it_has_its_own(p):
+    p.dataset()
+    p.function()
+    paced = p.paced()
+    first = p.train(epochs=1)
+    p.succeed(first)
+    long = p.train(epochs=50000, default_parallelism=4)
+    until(lambda: p.task(long)["state"] == "running")
+    job = p.post("/train", json={"function_name": paced, "dataset": "tiny", "epochs": 50000, "batch_size": 32, "lr": 0.01,
+                                 "init": f"models/{first}/final"})["id"]
+    p.post(f"/tasks/{job}/suspend")  # it waits for its slots, and has trained nothing
+    task = p.wait(job)
+    assert (task["state"], task["epoch"]) == ("suspended", 0), task
+    for path in (f"/model/{first}", f"/history/{first}"):
+        said = p.delete(path, 409)["error"]
+        assert f"job {job}, which is suspended, begins with model \"{first}\"" in said, said
+    p.delete(f"/tasks/{long}")
+    p.wait(long)
+    p.post(f"/tasks/{job}/resume")
+    until(lambda: p.task(job)["epoch"] >= 1)
+    p.post(f"/tasks/{job}/suspend")
+    epoch = p.wait(job)["epoch"]
+    until(lambda: not p.pods(job=job))
+    p.delete(f"/model/{first}")
+    p.post(f"/tasks/{job}/resume")
+    until(lambda: p.task(job)["epoch"] > epoch)
+    p.delete(f"/tasks/{job}")
+    p.wait(job)
+
+
+@case()
 def a_job_goes_on_with_its_own_dataset_or_not_at_all(p):
     p.dataset()
     p.function()
