@@ -365,10 +365,13 @@ int logs_merge(const log_look *l, log_position **positions, buf *out, err *e);
 /* The cluster need not keep the logs of those that had ended; in the owner's thread. */
 void logs_forget(cluster *c, const log_look *l);
 void logs_free(log_look *l);
-/* What was put into the store of a job's logs, of pods that are gone; to the end of `out`. From any
- * thread, as the next. */
+/* What was put into the store of a job's logs, of pods that are gone, a part for each run; to the
+ * end of `out`, which has room for a line. Of the oldest parts as many are left out as do not fit,
+ * and a line says so. From any thread, as the next two. */
 int logs_stored(owner *o, const char *id, buf *out, err *e);
 int logs_store(owner *o, const char *id, const char *text, size_t len, err *e);
+/* The two together: what was stored, and then all that its pods have written. Frees `l`. */
+int logs_whole(owner *o, const char *id, log_look *l, buf *out, err *e);
 
 /* owner_reader.c */
 int reader_open(owner *o, err *e);  /* takes work from here on */

@@ -274,17 +274,47 @@ void logs_free(log_look *l)
     *l = (log_look){0};
 }
 
+/* The first of the last parts that fit into `room`, with a line where there are others. */
+static size_t first_part(const blob_entry *parts, size_t count, size_t room)
+{
+    uint64_t all = 0;
+    size_t first = count;
+    for (size_t i = 0; i < count; i++)
+        all += parts[i].bytes;
+    if (all <= room)
+        return 0;
+    for (uint64_t used = LEFT_OUT_BYTES; first > 0; first--) {
+        used += parts[first - 1].bytes;
+        if (used > room)
+            break;
+    }
+    return first;
+}
+
+static int say_parts(const blob_entry *parts, size_t left_out, size_t count, buf *out, err *e)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < left_out; i++)
+        bytes += parts[i].bytes;
+    return buf_printf(out, e,
+                      "(the first %zu of %zu parts of this log, %llu bytes, are left out here)\n",
+                      left_out, count, (unsigned long long)bytes);
+}
+
 int logs_stored(owner *o, const char *id, buf *out, err *e)
 {
     char prefix[STORE_KEY_BYTES];
-    cleanup_free blob_entry *entries = NULL;
+    cleanup_free blob_entry *parts = NULL;
     size_t count = 0;
     snprintf(prefix, sizeof prefix, "logs/%s/", id);
     if (!store_watch_up(o->controller->watch, e) ||
-        store_blob_list(o->controller->store, prefix, NULL, 0, &entries, &count, e))
+        store_blob_list(o->controller->store, prefix, NULL, 0, &parts, &count, e))
         return -1;
-    for (size_t i = 0; i < count; i++)
-        if (store_blob_read(o->controller->store, entries[i].name, out, e))
+    size_t first = first_part(parts, count, out->max - out->len);
+    if (first > 0 && say_parts(parts, first, count, out, e))
+        return -1;
+    for (size_t i = first; i < count; i++)
+        if (store_blob_read(o->controller->store, parts[i].name, out, e))
             return -1;
     return 0;
 }
@@ -301,4 +331,17 @@ int logs_store(owner *o, const char *id, const char *text, size_t len, err *e)
     free(entries);
     snprintf(name, sizeof name, "logs/%s/%04zu", id, count);
     return store_blob_put(o->controller->store, name, text, len, e);
+}
+
+int logs_whole(owner *o, const char *id, log_look *l, buf *out, err *e)
+{
+    cleanup_buf buf now;
+    buf_init(&now, out->max - out->len - LEFT_OUT_BYTES);
+    if (logs_merge(l, NULL, &now, e))
+        return -1;
+    logs_free(l);
+    out->max -= now.len;
+    int status = logs_stored(o, id, out, e);
+    out->max += now.len;
+    return status || buf_append(out, now.bytes, now.len, e) ? -1 : 0;
 }

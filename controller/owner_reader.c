@@ -146,10 +146,7 @@ static int read_whole(log_reader *r, const char *id, buf *out, err *e)
 {
     log_look look = {0};
     looking l = {.id = id, .known_only = true, .look = &look};
-    int status = look_at(r, &l, e) || logs_stored(r->owner, id, out, e) ||
-                         logs_merge(&look, NULL, out, e)
-                     ? -1
-                     : 0;
+    int status = look_at(r, &l, e) || logs_whole(r->owner, id, &look, out, e) ? -1 : 0;
     logs_free(&look);
     return status;
 }
@@ -241,7 +238,8 @@ static void take(log_reader *r, follower *f, const log_look *look)
 static void take_stored(log_reader *r, follower *f)
 {
     err e = ERR_INIT;
-    f->pending.max = room_of(r);
+    size_t room = room_of(r);
+    f->pending.max = room > ROOM_MIN ? room : ROOM_MIN;
     if (logs_stored(r->owner, f->id, &f->pending, &e)) {
         f->pending.max += ROOM_MIN;
         buf_printf(&f->pending, NULL, "(the log of before is left out here: %s)\n", e.message);

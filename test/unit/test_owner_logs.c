@@ -1,6 +1,7 @@
 /* test_owner_logs.c: a job's log out of its pods' tails, whole and as it is followed, from a
  * cluster that remembers what pods wrote. */
 #include "../../controller/owner_internal.h"
+#include "../../controller/store_watch.h"
 #include "cleanup.h"
 #include "test.h"
 
@@ -283,5 +284,104 @@ TEST(what_does_not_fit_is_left_out_at_each_pods_beginning)
     CHECK_CONTAINS(text.bytes, "function-1  | (");
     CHECK(!strstr(text.bytes, "function-2  | ("));
     CHECK(text.len > 18000); /* most of two shares */
+    close_world(&w);
+}
+
+/* ---- runs before ----------------------------------------------------------------------------- */
+
+enum { PART_BYTES = 400, PARTS = 3 };
+
+static controller platform;
+static owner o = {.controller = &platform};
+
+/* With a log of so many parts of PART_BYTES each, "0000...\n", "1111...\n", ... */
+static void open_store(int parts)
+{
+    char text[PART_BYTES];
+    err e = ERR_INIT;
+    platform.store = store_open("memory:", &e);
+    CHECK_OK(platform.store ? 0 : -1, e);
+    platform.watch = store_watch_new(&platform);
+    CHECK_OK(store_watch_start(platform.watch, &e), e);
+    for (int i = 0; i < parts; i++) {
+        memset(text, '0' + i, sizeof text - 1);
+        text[sizeof text - 1] = '\n';
+        CHECK_OK(logs_store(&o, "j", text, sizeof text, &e), e);
+    }
+}
+
+static void close_store(void)
+{
+    store_watch_stop(platform.watch);
+    store_watch_free(platform.watch);
+    store_close(platform.store);
+}
+
+/* The parts from `first` on, behind that line. */
+static void check_parts(const char *text, size_t len, const char *besides, int first)
+{
+    size_t at = strlen(besides);
+    CHECK_INT(len, at + (size_t)(PARTS - first) * PART_BYTES);
+    CHECK(strncmp(text, besides, at) == 0);
+    for (int i = first; i < PARTS; i++, at += PART_BYTES)
+        CHECK(text[at] == '0' + i && text[at + PART_BYTES - 2] == '0' + i);
+}
+
+static void check_stored(size_t bytes_max, const char *besides, int first)
+{
+    err e = ERR_INIT;
+    cleanup_buf buf text;
+    buf_init(&text, bytes_max);
+    CHECK_OK(logs_stored(&o, "j", &text, &e), e);
+    check_parts(text.bytes, text.len, besides, first);
+}
+
+TEST(of_a_log_of_many_runs_the_oldest_are_left_out)
+{
+    open_store(PARTS);
+    check_stored(PARTS * PART_BYTES, "", 0);
+    check_stored(PARTS * PART_BYTES - 1,
+                 "(the first 1 of 3 parts of this log, 400 bytes, are left out here)\n", 1);
+    check_stored(2 * PART_BYTES,
+                 "(the first 2 of 3 parts of this log, 800 bytes, are left out here)\n", 2);
+    check_stored(PART_BYTES,
+                 "(the first 3 of 3 parts of this log, 1200 bytes, are left out here)\n", PARTS);
+    close_store();
+}
+
+/* The last lines say where the job is: those before them give way. */
+TEST(a_whole_log_ends_with_what_its_pods_have_written)
+{
+    static const struct {
+        size_t bytes_max;
+        const char *besides;
+        int first;
+    } cases[] = {
+        {2048, "", 0},
+        {1600, "(the first 1 of 3 parts of this log, 400 bytes, are left out here)\n", 1},
+        {900, "(the first 3 of 3 parts of this log, 1200 bytes, are left out here)\n", PARTS},
+    };
+    world w;
+    open_world(&w, 1);
+    open_store(PARTS);
+    writes(&w, 0, 0, 5);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        err e = ERR_INIT;
+        log_look l = {0};
+        cleanup_buf buf text;
+        buf_init(&text, cases[i].bytes_max);
+        CHECK_OK(logs_pods(&w.base, "j", false, &l, &e), e);
+        logs_read(&w.base, &l);
+        CHECK_OK(logs_whole(&o, "j", &l, &text, &e), e);
+        logs_free(&l);
+        const char *now = strstr(text.bytes, "function-0  | ");
+        CHECK(now != NULL);
+        buf last = {.bytes = (char *)(uintptr_t)now, .len = strlen(now)};
+        int first, end;
+        CHECK_INT(numbers(&last, &first, &end), 0);
+        CHECK(first == 0 && end == 4);
+        check_parts(text.bytes, (size_t)(now - text.bytes), cases[i].besides, cases[i].first);
+    }
+    close_store();
     close_world(&w);
 }
