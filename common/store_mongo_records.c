@@ -199,14 +199,22 @@ static void upload_named(const bson_t *document, char out[STORE_ID_BYTES])
         snprintf(out, STORE_ID_BYTES, "%s", bson_iter_utf8(&upload, NULL));
 }
 
-/* A writer that slept longer than its lease may have been swept while it published. */
+/* A writer that slept longer than its lease may have been swept while it published. Where that
+ * cannot be seen the record stays, which most likely has its chunks, as that of a put whose answer
+ * was lost does. */
 static int check_published(store *s, const record_op *op, err *e)
 {
     char id[STORE_ID_BYTES];
     bool dead = false;
+    err why = ERR_INIT;
     upload_named(op->document, id);
-    if (!*id || mongo_upload_dead((mongo_store *)s, id, &dead, e) != 0 || !dead)
-        return *id && dead ? -1 : 0;
+    if (!*id)
+        return 0;
+    if (mongo_upload_dead((mongo_store *)s, id, &dead, &why) != 0)
+        return err_set(e, ERR_UNAVAILABLE, "%s/%s: whether its chunks are there is not known: %s",
+                       op->collection, op->key, why.message);
+    if (!dead)
+        return 0;
     mongo_remove(s, op->collection, op->key, op->version, NULL);
     return err_set(e, ERR_CANCELLED, "%s/%s: its writer was gone for longer than %" PRId64 " ms",
                    op->collection, op->key, mongo_link_of(s)->lease_ms);
