@@ -531,3 +531,31 @@ json_t *world_history(const world *w)
     store_close(s);
     return record;
 }
+
+void world_check_shares(const json_t *record, int epochs, int samples)
+{
+    CHECK_INT(json_array_size(json_object_get(record, "shares")), epochs);
+    for (int epoch = 0; epoch < epochs; epoch++) {
+        const json_t *shares = json_array_get(json_object_get(record, "shares"), (size_t)epoch),
+                     *one;
+        size_t i;
+        json_int_t sum = 0;
+        json_array_foreach (shares, i, one) {
+            sum += json_integer_value(json_array_get(one, 3)) -
+                   json_integer_value(json_array_get(one, 2));
+        }
+        CHECK_INT(sum, samples);
+    }
+}
+
+void world_calm(const world_options *like, char sha256[65])
+{
+    world w;
+    world_options o = *like;
+    o.job = "calm";
+    o.fault = o.failpoint = NULL;
+    world_start(&w, &o);
+    world_finish(&w, "succeeded", sha256);
+    CHECK_INT(w.deaths, 0);
+    world_end(&w);
+}

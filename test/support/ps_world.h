@@ -82,5 +82,9 @@ void world_end(world *w);          /* kills what still runs */
 pid_t world_redis(const world *w); /* a child of kubeml-ps or of the kubelet; -1: none */
 bool world_told_condition(const world *w, const char *name);
 json_t *world_history(const world *w); /* new reference */
+/* Each sample once an epoch: the shares of the history tile the deal. */
+void world_check_shares(const json_t *record, int epochs, int samples);
+/* The SHA-256 of such a job, "calm", that nothing happens to; a world of its own. */
+void world_calm(const world_options *like, char sha256[65]);
 
 #endif

@@ -1,46 +1,13 @@
-/* test_ps.c: kubeml-ps with a real redis-server, a real store and functions that add numbers. */
+/* test_ps.c: kubeml-ps with a real redis-server, a real store and functions that add numbers. What
+ * goes on in another kubeml-ps: test_ps_resume.c. */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include "../../ps/checkpoint.h"
 #include "clock.h"
 #include "layout.h"
 #include "ps_world.h"
 #include "test.h"
-
-/* The SHA-256 of a job that nothing happened to. */
-static void calm(const world_options *like, char sha256[65])
-{
-    world w;
-    world_options o = *like;
-    o.job = "calm";
-    o.fault = o.failpoint = NULL;
-    world_start(&w, &o);
-    world_finish(&w, "succeeded", sha256);
-    CHECK_INT(w.deaths, 0);
-    world_end(&w);
-}
-
-/* Each sample once an epoch: the shares of the history tile the deal. */
-static void check_shares(const json_t *record, int epochs, int samples)
-{
-    CHECK_INT(json_array_size(json_object_get(record, "shares")), epochs);
-    for (int epoch = 0; epoch < epochs; epoch++) {
-        const json_t *shares = json_array_get(json_object_get(record, "shares"), (size_t)epoch),
-                     *one;
-        size_t i;
-        json_int_t sum = 0;
-        json_array_foreach(shares, i, one)
-        {
-            sum += json_integer_value(json_array_get(one, 3)) -
-                   json_integer_value(json_array_get(one, 2));
-        }
-        CHECK_INT(sum, samples);
-    }
-}
 
 TEST_LIMIT(a_whole_job, 60)
 {
@@ -58,7 +25,7 @@ TEST_LIMIT(a_whole_job, 60)
     json_t *record = world_history(&w);
     CHECK_STR(json_string_value(json_object_get(record, "sha256")), sha256);
     CHECK_INT(json_array_size(json_object_get(json_object_get(record, "data"), "accuracy")), 3);
-    check_shares(record, 3, 100);
+    world_check_shares(record, 3, 100);
     json_decref(record);
     world_end(&w);
 }
@@ -71,7 +38,7 @@ static void same_bits(const world_options *o, const char *want)
     world_finish(&w, "succeeded", got);
     CHECK_STR(got, want);
     json_t *record = world_history(&w);
-    check_shares(record, w.o.epochs, w.o.samples);
+    world_check_shares(record, w.o.epochs, w.o.samples);
     json_decref(record);
     world_end(&w);
 }
@@ -79,7 +46,7 @@ static void same_bits(const world_options *o, const char *want)
 TEST_LIMIT(both_merges_and_carriers_give_the_same_bits, 60)
 {
     char want[65];
-    calm(&(world_options){.epochs = 2}, want);
+    world_calm(&(world_options){.epochs = 2}, want);
     same_bits(&(world_options){.job = "server", .merge = "server"}, want);
     same_bits(&(world_options){.job = "socket", .carrier = "socket"}, want);
     same_bits(&(world_options){.job = "both", .carrier = "socket", .merge = "server"}, want);
@@ -88,7 +55,7 @@ TEST_LIMIT(both_merges_and_carriers_give_the_same_bits, 60)
 TEST_LIMIT(between_pods_everything_goes_over_tcp, 60)
 {
     char want[65];
-    calm(&(world_options){.epochs = 2}, want);
+    world_calm(&(world_options){.epochs = 2}, want);
     same_bits(&(world_options){.job = "tcp", .carrier = "socket", .tcp = true}, want);
 }
 
@@ -96,7 +63,7 @@ TEST_LIMIT(other_numbers_give_other_bits, 60)
 {
     world w;
     char one[65], other[65];
-    calm(&(world_options){.epochs = 2}, one);
+    world_calm(&(world_options){.epochs = 2}, one);
     world_start(&w, &(world_options){.job = "other", .epochs = 2, .functions = 2});
     world_finish(&w, "succeeded", other);
     CHECK(strcmp(one, other) != 0);
@@ -109,14 +76,14 @@ static void lose_of(const world_options *o)
 {
     world w;
     char want[65], got[65];
-    calm(o, want);
+    world_calm(o, want);
     world_start(&w, o);
     world_finish(&w, "succeeded", got);
     CHECK_INT(w.deaths, 1);
     CHECK(world_told_condition(&w, "FunctionLost"));
     CHECK_STR(got, want);
     json_t *record = world_history(&w);
-    check_shares(record, w.o.epochs, w.o.samples);
+    world_check_shares(record, w.o.epochs, w.o.samples);
     json_decref(record);
     world_end(&w);
 }
@@ -194,7 +161,7 @@ TEST_LIMIT(on_loss_continue_trains_the_rest_later, 60)
     world_finish(&w, "succeeded", NULL);
     CHECK_INT(w.deaths, 1);
     json_t *record = world_history(&w);
-    check_shares(record, 2, 100);
+    world_check_shares(record, 2, 100);
     json_decref(record);
     world_end(&w);
 }
@@ -268,7 +235,7 @@ TEST_LIMIT(a_function_that_talks_nonsense_is_replaced, 60)
     world w;
     char want[65], got[65];
     const world_options o = {.job = "nonsense", .fault = "garbage", .fault_function = 1};
-    calm(&o, want);
+    world_calm(&o, want);
     world_start(&w, &o);
     world_finish(&w, "succeeded", got);
     CHECK(world_told_condition(&w, "FunctionLost"));
@@ -276,109 +243,7 @@ TEST_LIMIT(a_function_that_talks_nonsense_is_replaced, 60)
     world_end(&w);
 }
 
-/* ---- kubeml-ps and Redis end --------------------------------------------------------------- */
-
-static void die_at(const char *failpoint)
-{
-    world w;
-    char want[65], got[65];
-    const world_options o = {.job = "again", .epochs = 3, .failpoint = failpoint};
-    calm(&o, want);
-    world_start(&w, &o);
-    world_await_death(&w);
-    world_restart(&w);
-    world_finish(&w, "succeeded", got);
-    CHECK_STR(got, want);
-    json_t *record = world_history(&w);
-    check_shares(record, 3, 100);
-    CHECK_STR(json_string_value(json_object_get(record, "sha256")), want);
-    json_decref(record);
-    world_end(&w);
-}
-
-TEST_LIMIT(killed_when_opened, 60)
-{
-    die_at("opened");
-}
-TEST_LIMIT(killed_when_the_model_is_created, 60)
-{
-    die_at("created");
-}
-TEST_LIMIT(killed_before_a_merge, 60)
-{
-    die_at("before-merge:4");
-}
-TEST_LIMIT(killed_after_a_merge, 60)
-{
-    die_at("after-merge:4");
-}
-TEST_LIMIT(killed_after_the_first_merge, 60)
-{
-    die_at("after-merge");
-}
-TEST_LIMIT(killed_before_the_first_history, 60)
-{
-    die_at("before-history");
-}
-TEST_LIMIT(killed_before_a_history, 60)
-{
-    die_at("before-history:2");
-}
-TEST_LIMIT(killed_after_a_history, 60)
-{
-    die_at("after-history:2");
-}
-TEST_LIMIT(killed_in_the_first_checkpoint, 60)
-{
-    die_at("mid-checkpoint");
-}
-TEST_LIMIT(killed_in_a_checkpoint, 60)
-{
-    die_at("mid-checkpoint:2");
-}
-TEST_LIMIT(killed_after_a_checkpoint, 60)
-{
-    die_at("after-checkpoint:2");
-}
-TEST_LIMIT(killed_before_the_final_model, 60)
-{
-    die_at("before-final");
-}
-TEST_LIMIT(killed_in_the_final_model, 60)
-{
-    die_at("mid-checkpoint:4");
-}
-TEST_LIMIT(killed_after_the_final_model, 60)
-{
-    die_at("after-final");
-}
-TEST_LIMIT(killed_before_it_says_finished, 60)
-{
-    die_at("finished");
-}
-
-TEST_LIMIT(killed_in_every_epoch, 60)
-{
-    world w;
-    char want[65], got[65];
-    world_options o = {.job = "hunted", .epochs = 6, .k = 1};
-    calm(&o, want);
-    o.failpoint = "before-merge:12:stop"; /* 9 merges are an epoch */
-    world_start(&w, &o);
-    for (int i = 0; i < 4; i++) {
-        world_hold(&w);
-        CHECK_INT(kill(w.ps, SIGKILL), 0);
-        world_await_death(&w);
-        w.waited = json_array_size(w.told);
-        world_restart_at(&w, i < 3 ? o.failpoint : NULL);
-    }
-    world_finish(&w, "succeeded", got);
-    CHECK_STR(got, want);
-    json_t *record = world_history(&w);
-    check_shares(record, 6, 100);
-    json_decref(record);
-    world_end(&w);
-}
+/* ---- Redis ends ---------------------------------------------------------------------------- */
 
 /* At that failpoint, or as soon as functions are asked for. */
 static void kill_redis(const world_options *like, const char *failpoint)
@@ -388,7 +253,7 @@ static void kill_redis(const world_options *like, const char *failpoint)
     world_options o = *like;
     o.epochs = 3;
     o.job = "redis";
-    calm(&o, want);
+    world_calm(&o, want);
     o.failpoint = failpoint;
     world_start(&w, &o);
     if (failpoint)
@@ -463,7 +328,7 @@ static const world_options in_a_pod = {.k = 1, .carrier = "socket", .tcp = true,
 TEST_LIMIT(redis_in_its_own_container_gives_the_same_bits, 60)
 {
     char want[65];
-    calm(&(world_options){.epochs = 2}, want);
+    world_calm(&(world_options){.epochs = 2}, want);
     same_bits(&(world_options){.job = "pod", .carrier = "socket", .tcp = true, .container = true},
               want);
 }
@@ -476,108 +341,6 @@ TEST_LIMIT(the_container_of_redis_dies_between_epochs, 60)
     kill_redis(&in_a_pod, "after-checkpoint:1:stop");
 }
 
-/* ---- what a job goes on from is away for a moment ------------------------------------------ */
-
-/* A killed kubeml-ps's job, about to be resumed with a store that is not there: a file stands in
- * its folder's place. */
-TEST_LIMIT(a_store_that_is_away_when_a_job_goes_on_is_waited_for, 60)
-{
-    world w;
-    char want[65], got[65], store_dir[300], away[310];
-    const world_options o = {.job = "away", .epochs = 3, .failpoint = "after-checkpoint:2"};
-    calm(&o, want);
-    world_start(&w, &o);
-    world_await_death(&w);
-    snprintf(store_dir, sizeof store_dir, "%s/store", test_tmp());
-    snprintf(away, sizeof away, "%s-away", store_dir);
-    CHECK_INT(rename(store_dir, away), 0);
-    FILE *f = fopen(store_dir, "w");
-    CHECK(f && fclose(f) == 0);
-    w.waited = json_array_size(w.told);
-    world_restart(&w);
-    json_t *m = world_wait(&w, "condition");
-    CHECK_STR(json_string_value(json_object_get(m, "name")), "StoreUnavailable");
-    CHECK_STR(json_string_value(json_object_get(m, "status")), "True");
-    CHECK(unlink(store_dir) == 0 && rename(away, store_dir) == 0);
-    do
-        m = world_wait(&w, "condition");
-    while (strcmp(json_string_value(json_object_get(m, "status")), "False") != 0);
-    CHECK_STR(json_string_value(json_object_get(m, "name")), "StoreUnavailable");
-    world_finish(&w, "succeeded", got);
-    CHECK_STR(got, want);
-    json_t *record = world_history(&w);
-    check_shares(record, 3, 100);
-    json_decref(record);
-    world_end(&w);
-}
-
-/* An elastic job of four functions that has grown to five finds room for three at most. */
-TEST_LIMIT(an_elastic_job_goes_on_in_a_smaller_cluster, 60)
-{
-    world w;
-    world_start(&w, &(world_options){.functions = 4,
-                                     .epochs = 4,
-                                     .k = 1,
-                                     .elastic = true,
-                                     .failpoint = "after-checkpoint:2"});
-    world_await_death(&w);
-    json_t *before = world_history(&w);
-    w.waited = json_array_size(w.told);
-    w.o.functions = 1;
-    world_restart(&w);
-    world_finish(&w, "succeeded", NULL);
-    json_t *record = world_history(&w);
-    check_shares(record, 4, 100);
-    for (size_t i = 0; i < 2; i++)
-        CHECK(json_equal(json_array_get(json_object_get(record, "ledger"), i),
-                         json_array_get(json_object_get(before, "ledger"), i)));
-    json_decref(before);
-    json_decref(record);
-    world_end(&w);
-}
-
-/* It is the history that is lost: to begin anew would lose the epochs too. */
-TEST_LIMIT(checkpoints_that_no_history_knows_are_not_trained_again, 60)
-{
-    world w;
-    err e = ERR_INIT;
-    world_start(&w, &(world_options){.epochs = 4, .failpoint = "after-checkpoint:2"});
-    world_await_death(&w);
-    store *s = store_open(w.locator, &e);
-    CHECK(s != NULL);
-    json_t *record = world_history(&w);
-    CHECK_INT(json_array_clear(json_object_get(record, "versions")), 0);
-    CHECK_OK(store_put(s, "history", "job", record, STORE_ANY, NULL, &e), e);
-    json_decref(record);
-    store_close(s);
-    w.waited = json_array_size(w.told);
-    world_restart(&w);
-    json_t *m = world_wait(&w, "finished");
-    CHECK_STR(json_string_value(json_object_get(m, "reason")), "CheckpointCorrupt");
-    CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "the history has 0 epochs");
-    w.waited--;
-    world_finish(&w, "failed", NULL);
-    world_end(&w);
-}
-
-TEST_LIMIT(redis_dies_while_a_job_is_resumed, 60)
-{
-    world w;
-    char want[65], got[65];
-    const world_options o = {.job = "unlucky", .epochs = 3, .failpoint = "after-checkpoint:2"};
-    calm(&o, want);
-    world_start(&w, &o);
-    world_await_death(&w);
-    world_restart_at(&w, "opened:1:stop");
-    world_hold(&w);
-    pid_t redis = world_redis(&w);
-    CHECK(redis > 0 && kill(redis, SIGKILL) == 0);
-    world_go_on(&w);
-    world_finish(&w, "succeeded", got);
-    CHECK_STR(got, want);
-    world_end(&w);
-}
-
 /* ---- controllers --------------------------------------------------------------------------- */
 
 TEST_LIMIT(a_controller_comes_back, 60)
@@ -586,7 +349,7 @@ TEST_LIMIT(a_controller_comes_back, 60)
     err e = ERR_INIT;
     char want[65], got[65];
     const world_options o = {.job = "attach", .epochs = 4};
-    calm(&o, want);
+    world_calm(&o, want);
     world_start(&w, &o);
     world_wait(&w, "epoch");
     world_dial(&w); /* the old connection is closed without a word */
@@ -630,335 +393,6 @@ TEST_LIMIT(stop_in_the_middle_keeps_what_was_merged, 60)
     CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "stop", "reason", "asked to"), e);
     world_finish(&w, "cancelled", sha256);
     CHECK_INT(strlen(sha256), 64);
-    world_end(&w);
-}
-
-/* The node of a kubeml-ps is given up, another one goes on, and the old one is still there. */
-TEST_LIMIT(a_later_kubeml_ps_fences_the_one_before, 60)
-{
-    world w;
-    err e = ERR_INIT;
-    world_start(&w, &(world_options){.epochs = 1000, .job = "fenced"});
-    world_wait(&w, "epoch");
-    store *s = store_open(w.locator, &e);
-    CHECK(s);
-    json_t *record = world_history(&w);
-    json_object_set_new(record, "generation", json_integer(1));
-    CHECK_OK(store_put(s, "history", "fenced", record, STORE_ANY, NULL, &e), e);
-    json_t *m = world_wait(&w, "finished");
-    CHECK_STR(json_string_value(json_object_get(m, "state")), "failed");
-    CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "goes on");
-    json_t *now = world_history(&w);
-    CHECK_INT(json_integer_value(json_object_get(now, "generation")), 1);
-    CHECK_STR(json_string_value(json_object_get(now, "state")), "running");
-    json_decref(record);
-    json_decref(now);
-    store_close(s);
-    world_end(&w);
-    kill(w.ps, SIGTERM);
-    world_ended(&w, -1);
-}
-
-static void check_writer(const world *w, int generation, const char *state)
-{
-    json_t *record = world_history(w);
-    CHECK_INT(json_integer_value(json_object_get(record, "generation")), generation);
-    CHECK_STR(json_string_value(json_object_get(record, "state")), state);
-    json_decref(record);
-}
-
-/* From when it has read what it goes on from, not from its first epoch on; also where the one
- * before wrote an end. */
-TEST_LIMIT(a_later_kubeml_ps_has_the_history_before_its_first_epoch, 60)
-{
-    world w;
-    err e = ERR_INIT;
-    char want[65], got[65];
-    world_options o = {.job = "claimed", .epochs = 3, .k = 1};
-    calm(&o, want);
-    o.failpoint = "before-merge:12:stop";
-    world_start(&w, &o);
-    world_hold(&w);
-    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "stop", "reason", "asked to"), e);
-    world_go_on(&w);
-    world_finish(&w, "cancelled", NULL);
-    check_writer(&w, 0, "cancelled");
-    world_restart_at(&w, "opened");
-    world_await_death(&w);
-    check_writer(&w, 1, "running");
-    world_restart(&w);
-    world_finish(&w, "succeeded", got);
-    check_writer(&w, 2, "succeeded");
-    CHECK_STR(got, want);
-    world_end(&w);
-}
-
-static void leave_checkpoint(store *s, const char *job, int epochs)
-{
-    char name[STORE_KEY_BYTES];
-    blob_writer *to;
-    err e = ERR_INIT;
-    CHECK_OK(checkpoint_name(name, job, epochs, &e), e);
-    CHECK_OK(store_blob_begin(s, name, &to, &e), e);
-    CHECK_OK(blob_write(to, "overtaken", 9, &e), e);
-    CHECK_OK(blob_commit(to, &e), e);
-}
-
-/* One that trained on where nobody heard it has left checkpoints of later epochs. They are no
- * reason to remove those of the one that counts, which may be killed before it gets there. */
-TEST_LIMIT(checkpoints_of_an_overtaken_kubeml_ps_cost_none_of_the_next_one, 60)
-{
-    world w;
-    err e = ERR_INIT;
-    char want[65], got[65];
-    const world_options o = {.job = "overtaken", .epochs = 9, .failpoint = "after-checkpoint:2"};
-    calm(&o, want);
-    world_start(&w, &o);
-    world_await_death(&w);
-    store *s = store_open(w.locator, &e);
-    CHECK(s);
-    leave_checkpoint(s, "overtaken", 50);
-    leave_checkpoint(s, "overtaken", 51);
-    world_restart_at(&w, "before-history:3");
-    world_await_death(&w);
-    world_restart(&w);
-    world_finish(&w, "succeeded", got);
-    CHECK_STR(got, want);
-    store_close(s);
-    world_end(&w);
-}
-
-/* Stopped where its history is written and its checkpoint is not, it wakes up when another one has
- * the job. */
-TEST_LIMIT(an_overtaken_kubeml_ps_replaces_no_checkpoint_of_the_next_one, 60)
-{
-    world w;
-    err e = ERR_INIT;
-    char name[STORE_KEY_BYTES];
-    uint64_t bytes;
-    world_start(
-        &w, &(world_options){.epochs = 1000, .job = "frozen", .failpoint = "after-history:2:stop"});
-    world_hold(&w);
-    store *s = store_open(w.locator, &e);
-    CHECK(s);
-    json_t *record = world_history(&w);
-    json_object_set_new(record, "generation", json_integer(1));
-    CHECK_OK(store_put(s, "history", "frozen", record, STORE_ANY, NULL, &e), e);
-    leave_checkpoint(s, "frozen", 2);
-    world_go_on(&w);
-    json_t *m = world_wait(&w, "finished");
-    CHECK_STR(json_string_value(json_object_get(m, "state")), "failed");
-    CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "goes on");
-    CHECK_OK(checkpoint_name(name, "frozen", 2, &e), e);
-    CHECK_OK(store_blob_find(s, name, &bytes, &e), e);
-    CHECK_INT(bytes, 9);
-    json_decref(record);
-    store_close(s);
-    world_end(&w);
-    kill(w.ps, SIGTERM);
-    world_ended(&w, -1);
-}
-
-/* The round of the first epoch in which training begins. */
-static int begins_at(world *w)
-{
-    json_t *m;
-    do
-        m = world_wait(w, "phase");
-    while (strcmp(json_string_value(json_object_get(m, "phase")), "training") != 0);
-    CHECK_INT(json_integer_value(json_object_get(m, "epoch")), 0);
-    return (int)json_integer_value(json_object_get(m, "round"));
-}
-
-/* Suspended within an epoch it goes on there, with the same bits, ledger and shares. kubeml-ps
- * stands still before its `merge`th merge while it is told: however slow we are, it has not gone
- * beyond when it hears of it. */
-static void suspend_and_resume(world_options o, const char *merge, bool within)
-{
-    world w;
-    err e = ERR_INIT;
-    char want[65], got[65], failpoint[64];
-    calm(&o, want);
-    snprintf(failpoint, sizeof failpoint, "before-merge:%s:stop", merge);
-    o.job = "suspended";
-    o.failpoint = failpoint;
-    world_start(&w, &o);
-    world_hold(&w);
-    CHECK_OK(
-        wire_sendf(w.wire, &e, "{s:s,s:s,s:b}", "type", "stop", "reason", "later", "suspend", 1),
-        e);
-    world_go_on(&w);
-    world_finish(&w, "suspended", NULL);
-    json_t *record = world_history(&w);
-    CHECK_STR(json_string_value(json_object_get(record, "state")), "suspended");
-    CHECK_INT(json_object_get(record, "open") != NULL, within);
-    json_decref(record);
-    world_restart(&w);
-    world_finish(&w, "succeeded", got);
-    CHECK_STR(got, want);
-    record = world_history(&w);
-    CHECK(!json_object_get(record, "open"));
-    check_shares(record, o.epochs, o.samples);
-    json_t *ledger = json_incref(json_object_get(record, "ledger"));
-    json_decref(record);
-    w.o.job = "calm";
-    record = world_history(&w);
-    CHECK(json_equal(ledger, json_object_get(record, "ledger")));
-    json_decref(ledger);
-    json_decref(record);
-    world_end(&w);
-}
-
-TEST_LIMIT(suspended_within_an_epoch_it_goes_on_there, 60)
-{
-    suspend_and_resume((world_options){.k = 1, .epochs = 3, .samples = 400}, "50", true);
-}
-TEST_LIMIT(suspended_within_the_first_epoch_it_goes_on_there, 60)
-{
-    suspend_and_resume((world_options){.k = 1, .epochs = 1, .samples = 2000}, "5", true);
-}
-TEST_LIMIT(suspended_with_one_merge_an_epoch_it_goes_on_there, 60)
-{
-    suspend_and_resume((world_options){.k = -1, .epochs = 4, .samples = 100, .carrier = "socket"},
-                       "2", false);
-}
-
-static int blobs_of(const world *w, const char *prefix)
-{
-    err e = ERR_INIT;
-    size_t count;
-    blob_entry *entries;
-    store *s = store_open(w->locator, &e);
-    CHECK(s);
-    CHECK_OK(store_blob_list(s, prefix, NULL, 0, &entries, &count, &e), e);
-    free(entries);
-    store_close(s);
-    return (int)count;
-}
-
-static void suspend(world *w)
-{
-    err e = ERR_INIT;
-    CHECK_OK(
-        wire_sendf(w->wire, &e, "{s:s,s:s,s:b}", "type", "stop", "reason", "later", "suspend", 1),
-        e);
-}
-
-static bool has_open_epoch(const world *w)
-{
-    json_t *record = world_history(w);
-    bool has = json_object_get(record, "open");
-    json_decref(record);
-    return has;
-}
-
-static void check_final(const world *w)
-{
-    char name[STORE_KEY_BYTES];
-    checkpoint_info info;
-    model m;
-    err e = ERR_INIT;
-    store *s = store_open(w->locator, &e);
-    CHECK(s);
-    CHECK_OK(checkpoint_final_name(name, w->o.job, &e), e);
-    CHECK_OK(checkpoint_read(s, name, &info, &m, &e), e);
-    model_free(&m);
-    store_close(s);
-}
-
-/* Suspended a second time, before there is any checkpoint, it dies at `failpoint`: what it had when
- * it was suspended first is still there. */
-static void die_while_suspended_again(const char *failpoint)
-{
-    world w;
-    char want[65], got[65];
-    char places[96];
-    world_options o = {.k = 1, .epochs = 1, .samples = 400};
-    calm(&o, want);
-    o.job = "twice";
-    o.failpoint = "before-merge:5:stop";
-    world_start(&w, &o);
-    world_hold(&w);
-    suspend(&w);
-    world_go_on(&w);
-    CHECK_INT(begins_at(&w), 0);
-    world_finish(&w, "suspended", NULL);
-    CHECK(has_open_epoch(&w));
-    snprintf(places, sizeof places, "before-merge:2:stop,%s", failpoint);
-    world_restart_at(&w, places);
-    world_hold(&w);
-    suspend(&w);
-    world_go_on(&w);
-    int first = begins_at(&w);
-    CHECK(first > 0);
-    world_await_death(&w);
-    check_final(&w);
-    world_restart(&w);
-    CHECK(begins_at(&w) >= first);
-    world_finish(&w, "succeeded", got);
-    CHECK_STR(got, want);
-    CHECK_INT(blobs_of(&w, "models/twice/"), 1);
-    world_end(&w);
-}
-
-TEST_LIMIT(killed_while_it_writes_what_it_is_suspended_with_it_goes_on_where_it_was, 60)
-{
-    die_while_suspended_again("mid-checkpoint:1");
-}
-TEST_LIMIT(killed_while_a_suspended_jobs_model_is_replaced_it_goes_on_where_it_was, 60)
-{
-    die_while_suspended_again("mid-checkpoint:2");
-}
-TEST_LIMIT(killed_between_the_model_and_the_history_of_a_suspended_job_it_goes_on_where_it_was, 60)
-{
-    die_while_suspended_again("after-final");
-}
-
-TEST_LIMIT(a_cancelled_job_is_resumed, 60)
-{
-    world w;
-    err e = ERR_INIT;
-    char want[65], got[65];
-    world_options o = {.job = "cancelled", .epochs = 3, .k = 1};
-    calm(&o, want);
-    o.failpoint = "before-merge:12:stop";
-    world_start(&w, &o);
-    world_hold(&w);
-    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "stop", "reason", "asked to"), e);
-    world_go_on(&w);
-    world_finish(&w, "cancelled", NULL);
-    world_restart(&w);
-    world_finish(&w, "succeeded", got);
-    CHECK_STR(got, want);
-    world_end(&w);
-}
-
-/* What an unfinished commit left behind is passed over. */
-TEST_LIMIT(a_checkpoint_without_its_history_is_passed_over, 60)
-{
-    world w;
-    err e = ERR_INIT;
-    char want[65], got[65];
-    json_t *record;
-    const world_options o = {.job = "ahead", .epochs = 4, .failpoint = "before-history:4"};
-    calm(&o, want);
-    world_start(&w, &o);
-    world_await_death(&w);
-    store *s = store_open(w.locator, &e);
-    CHECK(s != NULL);
-    CHECK_OK(store_get(s, "history", "ahead", &record, NULL, &e), e);
-    json_t *list = json_object_get(json_object_get(record, "data"), "train_loss");
-    CHECK_INT(json_array_size(list), 3);
-    json_array_remove(json_object_get(record, "versions"), 2);
-    json_array_remove(list, 2);
-    CHECK_OK(store_put(s, "history", "ahead", record, STORE_ANY, NULL, &e), e);
-    json_decref(record);
-    store_close(s);
-    world_restart(&w);
-    json_t *m = world_wait(&w, "condition");
-    CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "after 2 epochs");
-    world_finish(&w, "succeeded", got);
-    CHECK_STR(got, want);
     world_end(&w);
 }
 
@@ -1007,7 +441,7 @@ TEST_LIMIT(an_elastic_job_replays_from_its_record, 60)
     const int want[] = {3, 4, 2, 4};
     for (size_t i = 0; i < 4; i++)
         CHECK_INT(json_integer_value(json_array_get(plan, i)), want[i]);
-    check_shares(record, 4, 100);
+    world_check_shares(record, 4, 100);
     world_end(&w);
 
     replay("again", 3, plan, NULL, record, elastic);
@@ -1015,7 +449,7 @@ TEST_LIMIT(an_elastic_job_replays_from_its_record, 60)
     replay("other", 2, plan, NULL, record, elastic);
     replay("early", 2, plan, "before-history", record, elastic);
     replay("later", 2, plan, "before-merge:4", record, elastic);
-    calm(&(world_options){.epochs = 4}, fixed);
+    world_calm(&(world_options){.epochs = 4}, fixed);
     CHECK(strcmp(fixed, elastic) != 0); /* so that how many there are does count */
     json_decref(record);
 }
@@ -1024,7 +458,7 @@ TEST_LIMIT(init_from_another_job, 60)
 {
     world w;
     char one[65], two[65];
-    calm(&(world_options){.epochs = 1}, one);
+    world_calm(&(world_options){.epochs = 1}, one);
     world_start(&w, &(world_options){.job = "next", .init = "calm", .epochs = 1});
     world_finish(&w, "succeeded", two);
     CHECK(strcmp(one, two) != 0);
@@ -1266,7 +700,7 @@ TEST_LIMIT(redis_dies_again_and_again, 60)
     world w;
     char want[65], got[65];
     const world_options o = {.job = "storm", .epochs = 6, .k = 1};
-    calm(&o, want);
+    world_calm(&o, want);
     world_start(&w, &o);
     for (int i = 0; i < 4; i++) {
         world_wait(&w, "epoch");
@@ -1275,27 +709,6 @@ TEST_LIMIT(redis_dies_again_and_again, 60)
             CHECK(clock_monotonic_ms() < deadline);
         kill(world_redis(&w), SIGKILL);
     }
-    world_finish(&w, "succeeded", got);
-    CHECK_STR(got, want);
-    world_end(&w);
-}
-
-/* The last checkpoint is damaged: the one before it is taken. */
-TEST_LIMIT(a_damaged_checkpoint_is_passed_over, 60)
-{
-    world w;
-    err e = ERR_INIT;
-    char want[65], got[65];
-    const world_options o = {.job = "damaged", .epochs = 4, .failpoint = "before-history:4"};
-    calm(&o, want);
-    world_start(&w, &o);
-    world_await_death(&w);
-    store *s = store_open(w.locator, &e);
-    CHECK(s != NULL);
-    CHECK_OK(store_blob_delete(s, "models/damaged/epoch-000003", &e), e);
-    CHECK_OK(store_blob_put(s, "models/damaged/epoch-000003", "rubbish", 7, &e), e);
-    store_close(s);
-    world_restart(&w);
     world_finish(&w, "succeeded", got);
     CHECK_STR(got, want);
     world_end(&w);
