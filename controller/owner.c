@@ -399,6 +399,7 @@ static int restore_job(void *context, const char *key, json_t *record, err *e)
         log_error("the record of job %s is not one; it is left out", key);
         return 0;
     }
+    held_note(o, key, inner);
     if (state != JOB_QUEUED && state != JOB_STARTING && state != JOB_RUNNING)
         return 0;
     side *s = NULL;
@@ -492,6 +493,7 @@ static void owner_free(owner *o)
     if (o->machine)
         jobs_close(o->machine);
     json_decref(o->held);
+    json_decref(o->beginners);
     json_decref(o->unsaved);
     json_decref(o->news);
     json_decref(o->algorithms);
@@ -558,6 +560,7 @@ int owner_start(controller *c, owner **out, err *e)
         return err_set(e, ERR_NOMEM, "no memory for the jobs");
     o->controller = c;
     o->held = json_object();
+    o->beginners = json_object();
     o->unsaved = json_object();
     o->wake_fd = -1;
     o->events_end = &o->events;

@@ -84,7 +84,7 @@ int owner_delete_dataset(owner *o, const char *name, err *e);
 bool owner_runs(owner *o, const char *id); /* the job, or its last pods */
 /* For who deletes what a job left: the job has ended, with its pods, or is unknown, and is not
  * resumed until owner_let_go. ERR_CONFLICT: it has not ended, is suspended, a job begins with its
- * model, or another deletes. The store's errors. */
+ * model, or another deletes. */
 int owner_hold(owner *o, const char *id, err *e);
 void owner_let_go(owner *o, const char *id);
 /* Drops the record of a job that is held, and its log. */

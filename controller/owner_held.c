@@ -133,6 +133,20 @@ static int check_not_to_go_on(owner *o, const char *id, err *e)
     return err_set(e, ERR_CONFLICT, "job %s is suspended and may go on: stop it first", id);
 }
 
+/* Before its first checkpoint a suspended job, too, goes on from the model that it begins with. */
+void held_note(owner *o, const char *id, const json_t *saved)
+{
+    char init[REQUEST_NAME_BYTES];
+    request_init_id(json_string_value(json_object_get(json_object_get(saved, "request"), "init")),
+                    init);
+    const char *state = json_string_value(json_object_get(saved, "state"));
+    if (*init && state && strcmp(state, job_state_name(JOB_SUSPENDED)) == 0 &&
+        json_integer_value(json_object_get(saved, "epochs")) == 0)
+        json_object_set_new(o->beginners, id, json_string(init));
+    else
+        json_object_del(o->beginners, id);
+}
+
 /* A job reads the model that it begins with when its turn comes, and again where it must begin anew
  * before its first checkpoint. */
 static int check_no_job_begins_with(const owner *o, const char *id, err *e)
@@ -144,22 +158,13 @@ static int check_no_job_begins_with(const owner *o, const char *id, err *e)
         if (!job_ended(j) && strcmp(init, id) == 0)
             return err_set(e, ERR_CONFLICT, "job %s begins with model \"%s\"", j->id, id);
     }
+    const char *suspended;
+    json_t *model;
+    json_object_foreach (o->beginners, suspended, model)
+        if (strcmp(json_string_value(model), id) == 0)
+            return err_set(e, ERR_CONFLICT, "job %s, which is suspended, begins with model \"%s\"",
+                           suspended, id);
     return 0;
-}
-
-/* Before its first checkpoint a suspended job, too, goes on from the model that it begins with. */
-static int check_not_suspended_before(void *model, const char *id, json_t *record, err *e)
-{
-    const json_t *inner = json_object_get(record, "job");
-    const json_t *asked = json_object_get(inner, "request");
-    char init[REQUEST_NAME_BYTES];
-    job_state state;
-    request_init_id(json_string_value(json_object_get(asked, "init")), init);
-    if (strcmp(init, model) != 0 || !jobs_record_state(record, &state) || state != JOB_SUSPENDED ||
-        json_integer_value(json_object_get(inner, "epochs")) > 0)
-        return 0;
-    return err_set(e, ERR_CONFLICT, "job %s, which is suspended, begins with model \"%s\"", id,
-                   init);
 }
 
 static void run_hold(owner *o, void *arg)
@@ -181,12 +186,6 @@ int owner_hold(owner *o, const char *id, err *e)
     owner_call c = {.id = id};
     owner_wait_drained(o, id);
     owner_run(o, run_hold, &c);
-    /* While it is held no job can be resumed that begins with it. */
-    if (c.status == 0 && store_walk(o->controller->store, "jobs", check_not_suspended_before,
-                                    (void *)(uintptr_t)id, &c.why)) {
-        c.status = -1;
-        owner_let_go(o, id);
-    }
     return owner_call_end(&c, e);
 }
 

@@ -218,6 +218,8 @@ struct owner {
     uint32_t names; /* pods named so far */
     json_t *held;   /* jobs of which something is being deleted, by their id, and functions and
                        datasets that are, as "function/NAME" */
+    json_t
+        *beginners; /* of jobs suspended before a checkpoint: the id of the model to begin with */
     json_t *algorithms; /* a text: owner_algorithms.c; NULL: not read yet */
     uint64_t measured[MEASURED_MAX]; /* sorts of functions, likewise */
     unsigned measured_count;         /* ever; the oldest give way */
@@ -336,6 +338,8 @@ void job_ending_set(const job_ending *ending, json_t *out);
  * then: it says what the record says. Without a history nothing is done. */
 void history_end(owner *o, const char *id, const job_ending *ending);
 void jobs_save_record(owner *o, const char *id, json_t *record); /* borrows it */
+/* What a job's newest record (its "job") says of the model that it begins with, for owner_hold. */
+void held_note(owner *o, const char *id, const json_t *saved);
 void jobs_save_unsaved(owner *o);
 json_t *epochs_of_history(store *st, const char *id);
 /* Function and dataset as they are now; ERR_NOT_FOUND; ERR_UNSUPPORTED: a goal that no job on that

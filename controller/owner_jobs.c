@@ -382,6 +382,7 @@ void jobs_save_record(owner *o, const char *id, json_t *record)
 {
     err e = ERR_INIT;
     failpoint("controller.save-record");
+    held_note(o, id, json_object_get(record, "job"));
     owner_hold_if_fenced(o);
     bool tried = store_watch_writable(o->controller->watch, &e);
     if (tried && store_put(o->controller->store, "jobs", id, record, STORE_ANY, NULL, &e) == 0) {
@@ -401,6 +402,7 @@ int jobs_save_new(owner *o, const job *j, err *e)
     err why = ERR_INIT;
     if (!record)
         return err_set(e, ERR_NOMEM, "no memory for the record of job %s", j->id);
+    held_note(o, j->id, json_object_get(record, "job"));
     owner_hold_if_fenced(o);
     if (!store_watch_writable(o->controller->watch, e))
         return -1;
