@@ -33,10 +33,9 @@ STRETCH = float(os.environ.get("TEST_STRETCH", 6 if "thread" in SANITIZER else 4
 
 # What a sanitizer has nothing to find in, and would spend most of its time on. (sanitizer, cases, why)
 LEFT_OUT = [
-    # The cases with threads (layers_3_threads_avx512, threads_agree, the merge, the stores, the programs) stay.
+    # The cases with threads (layers_avx512, threads_agree, the merge, the stores, the programs) stay.
     ("thread", r"test_mnist.py:|test_notebook.py:the_|test_golden:|test_graph_ops:|test_zoo:models_|test_simulate:|test_cpu_golden:(lenet5|resnet20|same_bits)_"
-               r"|test_cpu_layers:(layers|ops)_(avx512|avx2|generic)|test_cpu_layers:layers_3_threads_(avx2|generic)"
-               r"|test_cpu_layers:layers_bf16$|test_cpu_bf16:(lenet|resnet20|every)_",
+               r"|test_cpu_layers:ops_|test_cpu_layers:layers_(avx2|generic)|test_cpu_bf16:(lenet|resnet20|every)_",
      "one thread has no races, and whole epochs find none that tiny ones do not; it runs without ThreadSanitizer"),
     # one_seed_one_model stays: the same programs on the same data, for three epochs instead of 38.
     ("", r"test_notebook.py:the_notebook|test_cpu_bf16:resnet20_learns|test_mnist.py:(sorted_by_label|one_function_is_kubeml_run|every_k_trains|an_elastic_job_)",

@@ -602,31 +602,50 @@ static void compare_logits(const model *m, const char *what, engine *fast, const
     compare(m, what, b->n, got, want, (size_t)b->n * OUTPUTS, tolerance);
 }
 
-static void compare_step(const model *m, engine *fast, engine *lean, engine *truth,
-                         const engine_batch *b, bounds within)
+/* Of one number of threads. */
+typedef struct pair {
+    engine *fast, *lean; /* the latter compiled for inference alone */
+} pair;
+
+static const int thread_counts[] = {1, 3};
+enum { THREAD_COUNTS = sizeof thread_counts / sizeof *thread_counts };
+
+static void compare_step(const model *m, const pair *p, engine *truth, const engine_batch *b,
+                         const engine_result *want, const float *logits, bounds within)
 {
     err e = ERR_INIT;
-    engine_result r, want;
+    engine_result r;
     size_t count, vars;
-    CHECK_OK(engine_gradients(truth, b, &want, &e), e);
-    CHECK_OK(engine_gradients(fast, b, &r, &e), e);
-    CHECK_NEAR(r.loss, want.loss, within.logits * fmax(1, want.loss));
+    CHECK_OK(engine_gradients(p->fast, b, &r, &e), e);
+    CHECK_NEAR(r.loss, want->loss, within.logits * fmax(1, want->loss));
     /* few samples may all be another thread's */
     CHECK(b->n < BATCH || (r.convert_s > 0 && r.convert_s < 60));
-    const float *g = engine_grads(fast, &count, &e), *w = engine_grads(truth, &count, &e);
+    const float *g = engine_grads(p->fast, &count, &e), *w = engine_grads(truth, &count, &e);
     const engine_var *layout = engine_layout(truth, &vars);
     for (size_t i = 0; i < vars; i++)
         if (layout[i].kind == VAR_PARAM)
             compare(m, layout[i].name, b->n, g + layout[i].offset, w + layout[i].offset,
                     layout[i].count, within.gradients);
-    float logits[BATCH * OUTPUTS];
-    CHECK_OK(engine_infer(truth, b, logits, &e), e);
-    compare_logits(m, "logits", fast, b, logits, within.logits);
-    CHECK_OK(engine_import_weights(lean, engine_floats(fast, &e), engine_counters(fast, &e), &e),
+    compare_logits(m, "logits", p->fast, b, logits, within.logits);
+    CHECK_OK(engine_import_weights(p->lean, engine_floats(p->fast, &e),
+                                   engine_counters(p->fast, &e), &e),
              e);
-    compare_logits(m, "logits of inference alone", lean, b, logits, within.logits);
+    compare_logits(m, "logits of inference alone", p->lean, b, logits, within.logits);
+    CHECK_OK(engine_update(p->fast, 0.01, &e), e);
+}
+
+/* The reference, which takes most of the time, computes a step once for all numbers of threads. */
+static void compare_steps(const model *m, const pair pairs[THREAD_COUNTS], engine *truth,
+                          const engine_batch *b, bounds within)
+{
+    err e = ERR_INIT;
+    engine_result want;
+    float logits[BATCH * OUTPUTS];
+    CHECK_OK(engine_gradients(truth, b, &want, &e), e);
+    CHECK_OK(engine_infer(truth, b, logits, &e), e);
+    for (int i = 0; i < THREAD_COUNTS; i++)
+        compare_step(m, &pairs[i], truth, b, &want, logits, within);
     CHECK_OK(engine_update(truth, 0.01, &e), e);
-    CHECK_OK(engine_update(fast, 0.01, &e), e);
 }
 
 static bool says(engine *m, const char *choice)
@@ -636,11 +655,15 @@ static bool says(engine *m, const char *choice)
     return strstr(engine_choices(m), line) != NULL;
 }
 
-static void check_model(const model *m, int threads, backend_precision precision, bounds within)
+static void check_model(const model *m, backend_precision precision, bounds within)
 {
-    engine *fast = compile_in(m, "cpu", threads, precision),
-           *lean = compile_lean(m, threads, precision), *truth = compile(m, "reference", 1);
-    CHECK(!m->choice || says(fast, m->choice));
+    engine *truth = compile(m, "reference", 1);
+    pair pairs[THREAD_COUNTS];
+    for (int i = 0; i < THREAD_COUNTS; i++) {
+        pairs[i].fast = compile_in(m, "cpu", thread_counts[i], precision);
+        pairs[i].lean = compile_lean(m, thread_counts[i], precision);
+        CHECK(!m->choice || says(pairs[i].fast, m->choice));
+    }
     size_t each = shape_count(m->input);
     /* At 16 bytes behind a multiple of 64, which is all that a chunk in LMDB's map promises. */
     char *room = aligned_alloc(64, (BATCH * each * sizeof(float) + 16 + 63) / 64 * 64);
@@ -672,18 +695,20 @@ static void check_model(const model *m, int threads, backend_precision precision
              m->build == norms_with_acts || m->build == dense || m->build == apart ||
              m->build == inception))
             continue; /* batch norm over few values amplifies rounding beyond any tolerance */
-        compare_step(m, fast, lean, truth,
-                     &(engine_batch){.n = n,
-                                     .type = bytes ? INPUT_UINT8 : INPUT_FLOAT,
-                                     .x = room + 16,
-                                     .scale = scale,
-                                     .shift = shift,
-                                     .labels = labels},
-                     within);
+        compare_steps(m, pairs, truth,
+                      &(engine_batch){.n = n,
+                                      .type = bytes ? INPUT_UINT8 : INPUT_FLOAT,
+                                      .x = room + 16,
+                                      .scale = scale,
+                                      .shift = shift,
+                                      .labels = labels},
+                      within);
     }
     free(room);
-    engine_free(fast);
-    engine_free(lean);
+    for (int i = 0; i < THREAD_COUNTS; i++) {
+        engine_free(pairs[i].fast);
+        engine_free(pairs[i].lean);
+    }
     engine_free(truth);
 }
 
@@ -695,22 +720,18 @@ static void use_set(const char *set)
         test_skip(e.message);
 }
 
-static void check_models(const char *set, int threads)
+static void check_models(const char *set)
 {
     use_set(set);
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)
-        check_model(&models[i], threads, PRECISION_FP32, (bounds){2e-5, 1e-4});
+        check_model(&models[i], PRECISION_FP32, (bounds){2e-5, 1e-4});
 }
 
 #define ON_EVERY_SET(X) X(avx512) X(avx2) X(generic)
 #define LAYERS(set)                                                                                \
-    TEST_LIMIT(layers_##set, 120)                                                                  \
+    TEST_LIMIT(layers_##set, 240)                                                                  \
     {                                                                                              \
-        check_models(#set, 1);                                                                     \
-    }                                                                                              \
-    TEST_LIMIT(layers_3_threads_##set, 120)                                                        \
-    {                                                                                              \
-        check_models(#set, 3);                                                                     \
+        check_models(#set);                                                                        \
     }
 ON_EVERY_SET(LAYERS)
 
@@ -983,25 +1004,15 @@ static const model deep16[] = {
  * beside 0 lets another one through, and biases' gradients are small sums of large parts. A tap
  * beside its place or a sign turned would be 100 % apart; test_cpu_bf16.c holds the products
  * themselves to bf16's own bounds. */
-static void check_bf16(int threads)
+TEST_LIMIT(layers_bf16, 240)
 {
     if (!has_bf16())
         test_skip("this CPU has no AVX512-BF16");
     setenv("KUBEML_CPU", "auto", 1);
     for (size_t i = 0; i < sizeof models16 / sizeof *models16; i++)
-        check_model(&models16[i], threads, PRECISION_BF16, (bounds){2e-2, 0.2});
+        check_model(&models16[i], PRECISION_BF16, (bounds){2e-2, 0.2});
     for (size_t i = 0; i < sizeof deep16 / sizeof *deep16; i++)
-        check_model(&deep16[i], threads, PRECISION_BF16, (bounds){0.1, 0.8});
-}
-
-TEST_LIMIT(layers_bf16, 120)
-{
-    check_bf16(1);
-}
-
-TEST_LIMIT(layers_bf16_3_threads, 120)
-{
-    check_bf16(3);
+        check_model(&deep16[i], PRECISION_BF16, (bounds){0.1, 0.8});
 }
 
 /* Refused with its type and the reason, never computed in something else instead. */
