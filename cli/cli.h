@@ -16,7 +16,13 @@
 
 enum { CLI_OPTIONS_MAX = 32, CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 
-typedef enum option_kind { OPTION_FLAG, OPTION_TEXT, OPTION_INT, OPTION_NUMBER } option_kind;
+typedef enum option_kind {
+    OPTION_FLAG,
+    OPTION_TEXT,
+    OPTION_FORMAT,
+    OPTION_INT,
+    OPTION_NUMBER
+} option_kind;
 
 /* One option. `into` is a bool*, const char**, long* or double* after its kind; it keeps the
  * caller's default where the option is not given. `seen`, if not NULL, tells whether it was. */
@@ -24,7 +30,7 @@ typedef struct cli_option {
     const char *name;
     char letter; /* 0: none */
     option_kind kind;
-    const char *value; /* what the help calls its value */
+    const char *value; /* what the help calls its value; OPTION_FORMAT: the words that it may be */
     const char *help;
     void *into;
     bool *seen;
@@ -123,12 +129,16 @@ enum {
 };
 void output_epochs_head(void);
 void output_epoch(int number, json_t *const value[EPOCH_VALUES]); /* "-" for what is no number */
-#define OUTPUT_ROWS "table wide json yaml"
-#define OUTPUT_TABLE "table json yaml"
-#define OUTPUT_VALUE "json yaml"
-#define OUTPUT_TEXT "text json yaml"
-/* Whether `format` is one of the words in `known`; complains and is false otherwise. */
-bool output_known(const cli *c, const char *format, const char *known);
+/* The option -o of what prints rows, a table, a value or a text. */
+#define OUTPUT_OPTION(words, help, format)                                                         \
+    {                                                                                              \
+        "output", 'o', OPTION_FORMAT, words, help, format, NULL, false, false                      \
+    }
+#define OUTPUT_ROWS(format)                                                                        \
+    OUTPUT_OPTION("table wide json yaml", "table, wide, json or yaml", format)
+#define OUTPUT_TABLE(format) OUTPUT_OPTION("table json yaml", "table, json or yaml", format)
+#define OUTPUT_VALUE(format) OUTPUT_OPTION("json yaml", "json or yaml", format)
+#define OUTPUT_TEXT(format)  OUTPUT_OPTION("text json yaml", "text, json or yaml", format)
 /* Prints rows (an array) as `format` says; `empty` is said on stderr when a table has no rows. */
 int output_rows(const json_t *rows, const cli_column *columns, const char *format,
                 const char *empty);

@@ -51,12 +51,9 @@ static void print_epochs(const json_t *history)
 int cmd_history_get(cli *c, int argc, char **argv)
 {
     const char *id = NULL, *format = "table";
-    const cli_option more[] = {
-        {"output", 'o', OPTION_TEXT, "FORMAT", "table, json or yaml", &format, NULL, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    const cli_option more[] = {OUTPUT_TABLE(&format),
+                               {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     OBJECT_ID(c, argc, argv, more, &id);
-    if (!output_known(c, format, OUTPUT_TABLE))
-        return CLI_USAGE;
     err e = ERR_INIT;
     json_t *history = NULL;
     if (cli_call(c, "GET", cli_path("/history/", id, ""), NULL, &history, &e))

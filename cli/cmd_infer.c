@@ -121,12 +121,9 @@ int cmd_infer(cli *c, int argc, char **argv)
         {"network", 'n', OPTION_TEXT, "ID", "the job whose model answers", &id, NULL, true, false},
         {"datafile", 0, OPTION_TEXT, "FILE", "samples: npy, or JSON lists", &path, NULL, true,
          false},
-        {"output", 'o', OPTION_TEXT, "FORMAT", "text, json or yaml; json has the logits too",
-         &format, NULL, false, false},
+        OUTPUT_OPTION("text json yaml", "text, json or yaml; json has the logits too", &format),
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
-    if (!output_known(c, format, OUTPUT_TEXT))
-        return CLI_USAGE;
     err e = ERR_INIT;
     cleanup_buf buf body;
     buf_init(&body, (size_t)DATA_BYTES_MAX * 4);

@@ -312,12 +312,9 @@ static long long number_of(const json_t *object, const char *key)
 int cmd_status(cli *c, int argc, char **argv)
 {
     const char *format = "text";
-    const cli_option options[] = {
-        {"output", 'o', OPTION_TEXT, "FORMAT", "text, json or yaml", &format, NULL, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    const cli_option options[] = {OUTPUT_TEXT(&format),
+                                  {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
-    if (!output_known(c, format, OUTPUT_TEXT))
-        return CLI_USAGE;
     err e = ERR_INIT;
     json_t *about = NULL, *ready = NULL;
     if (cli_call(c, "GET", "/version", NULL, &about, &e))

@@ -23,22 +23,15 @@ static const cli_column columns[] = {
     {NULL, NULL, false, NULL, false},
 };
 
-static cli_option format_only(const char **format, const char *help)
-{
-    return (cli_option){"output", 'o', OPTION_TEXT, "FORMAT", help, format, NULL, false, false};
-}
-
 int cmd_task_list(cli *c, int argc, char **argv)
 {
     const char *format = "table";
     bool all = false;
     const cli_option options[] = {
-        format_only(&format, "table, wide, json or yaml"),
+        OUTPUT_ROWS(&format),
         {"all", 'a', OPTION_FLAG, NULL, "those that ended too", &all, NULL, false, false},
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
-    if (!output_known(c, format, OUTPUT_ROWS))
-        return CLI_USAGE;
     err e = ERR_INIT;
     json_t *rows = NULL;
     if (cli_call_list(c, all ? "/tasks?state=all" : "/tasks", &rows, &e))
@@ -54,11 +47,9 @@ int cmd_task_list(cli *c, int argc, char **argv)
 int cmd_task_get(cli *c, int argc, char **argv)
 {
     const char *id = NULL, *format = "yaml";
-    const cli_option more[] = {format_only(&format, "json or yaml"),
+    const cli_option more[] = {OUTPUT_VALUE(&format),
                                {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     OBJECT_ID(c, argc, argv, more, &id);
-    if (!output_known(c, format, OUTPUT_VALUE))
-        return CLI_USAGE;
     err e = ERR_INIT;
     json_t *task = NULL;
     if (cli_call(c, "GET", cli_path("/tasks/", id, ""), NULL, &task, &e))
@@ -153,14 +144,11 @@ static int explanation(const cli *c, const char *id, const char **kind, json_t *
 int cmd_explain(cli *c, int argc, char **argv)
 {
     const char *id = NULL, *format = "text", *kind;
-    const cli_option more[] = {
-        format_only(&format, "text, json or yaml"),
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    const cli_option more[] = {OUTPUT_TEXT(&format),
+                               {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     int stop = object_id(c, argc, argv, "the job or function", more, &id);
     if (stop)
         return stop - 1;
-    if (!output_known(c, format, OUTPUT_TEXT))
-        return CLI_USAGE;
     err e = ERR_INIT;
     json_t *why = NULL, *line;
     size_t i;

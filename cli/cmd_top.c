@@ -37,13 +37,10 @@ int cmd_top(cli *c, int argc, char **argv)
     const char *format = "table";
     bool watch = false;
     const cli_option options[] = {
-        {"output", 'o', OPTION_TEXT, "FORMAT", "table, wide, json or yaml", &format, NULL, false,
-         false},
+        OUTPUT_ROWS(&format),
         {"watch", 'w', OPTION_FLAG, NULL, "again and again", &watch, NULL, false, false},
         {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
-    if (!output_known(c, format, OUTPUT_ROWS))
-        return CLI_USAGE;
     for (;;) {
         err e = ERR_INIT;
         json_t *rows = NULL;

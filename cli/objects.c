@@ -41,12 +41,9 @@ int object_list(cli *c, int argc, char **argv, const char *path, const cli_colum
                 bool by_time, const char *empty)
 {
     const char *format = "table";
-    const cli_option options[] = {{"output", 'o', OPTION_TEXT, "FORMAT",
-                                   "table, wide, json or yaml", &format, NULL, false, false},
+    const cli_option options[] = {OUTPUT_ROWS(&format),
                                   {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
-    if (!output_known(c, format, OUTPUT_ROWS))
-        return CLI_USAGE;
     err e = ERR_INIT;
     json_t *rows = NULL;
     if (cli_call_list(c, path, &rows, &e))
@@ -61,12 +58,9 @@ int object_list(cli *c, int argc, char **argv, const char *path, const cli_colum
 int object_get(cli *c, int argc, char **argv, const char *prefix)
 {
     const char *format = "yaml", *name = NULL;
-    const cli_option options[] = {
-        {"output", 'o', OPTION_TEXT, "FORMAT", "json or yaml", &format, NULL, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    const cli_option options[] = {OUTPUT_VALUE(&format),
+                                  {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
     CLI_PARSE(c, argc, argv, options, 1, 1, &name);
-    if (!output_known(c, format, OUTPUT_VALUE))
-        return CLI_USAGE;
     err e = ERR_INIT;
     json_t *value = NULL;
     if (cli_call(c, "GET", cli_path(prefix, name, ""), NULL, &value, &e))

@@ -13,6 +13,8 @@ enum { LONG_FIRST = 256 }; /* as getopt_long's: a long option; below it are lett
 
 static const char *kind_placeholder(const cli_option *o)
 {
+    if (o->kind == OPTION_FORMAT)
+        return "FORMAT";
     return o->value ? o->value : o->kind == OPTION_TEXT ? "TEXT" : "N";
 }
 
@@ -50,13 +52,26 @@ int cli_usage(const cli *c, const char *fmt, ...)
     return CLI_USAGE;
 }
 
+static bool is_one_of(const char *word, const char *words)
+{
+    size_t len = strlen(word), n;
+    for (; *words; words += n + strspn(words + n, " ")) {
+        n = strcspn(words, " ");
+        if (n == len && memcmp(words, word, n) == 0)
+            return true;
+    }
+    return false;
+}
+
 /* 0, or CLI_USAGE + 1 with the complaint printed. */
 static int store_value(const cli *c, const cli_option *o, const char *text)
 {
     char *end = NULL;
     errno = 0;
-    if (o->kind == OPTION_TEXT && !*text)
+    if ((o->kind == OPTION_TEXT || o->kind == OPTION_FORMAT) && !*text)
         return cli_usage(c, "--%s must not be empty", o->name) + 1;
+    if (o->kind == OPTION_FORMAT && !is_one_of(text, o->value))
+        return cli_usage(c, "no output format \"%s\"; there are: %s", text, o->value) + 1;
     if (o->kind == OPTION_FLAG) {
         *(bool *)o->into = true;
     } else if (o->kind == OPTION_TEXT && o->repeats) {
@@ -64,7 +79,7 @@ static int store_value(const cli *c, const cli_option *o, const char *text)
         if (list->count == CLI_LIST_MAX)
             return cli_usage(c, "more than %d times --%s", CLI_LIST_MAX, o->name) + 1;
         list->item[list->count++] = text;
-    } else if (o->kind == OPTION_TEXT) {
+    } else if (o->kind == OPTION_TEXT || o->kind == OPTION_FORMAT) {
         *(const char **)o->into = text;
     } else if (o->kind == OPTION_INT) {
         long value = strtol(text, &end, 10);

@@ -12,19 +12,6 @@
 
 enum { COLUMNS_MAX = 16, CELL_BYTES = 96, SHORT_ARRAY_BYTES = 80 };
 
-bool output_known(const cli *c, const char *format, const char *known)
-{
-    size_t len = strlen(format);
-    for (const char *word = known; len && *word; word += strspn(word, " ")) {
-        size_t n = strcspn(word, " ");
-        if (n == len && memcmp(word, format, n) == 0)
-            return true;
-        word += n;
-    }
-    cli_usage(c, "no output format \"%s\"; there are: %s", format, known);
-    return false;
-}
-
 const json_t *output_at(const json_t *value, const char *path)
 {
     char key[64];
