@@ -81,8 +81,9 @@ struct cli {
 /* Every verb of every command, ended by a NULL name. */
 extern const cli_verb cli_verbs[];
 
-/* Parses argv by `options` (ended by a NULL name). Positional arguments go to `arguments`, of which
- * there must be between min and max. Returns 0 to go on, else the exit status + 1 (help, usage). */
+/* Parses argv by `options` (ended by a NULL name; NULL: there are none). Positional arguments go to
+ * `arguments`, of which there must be between min and max. Returns 0 to go on, else the exit status
+ * + 1 (help, usage). */
 int cli_parse(cli *c, int argc, char **argv, const cli_option *options, int min, int max,
               const char **arguments);
 #define CLI_PARSE(c, argc, argv, options, min, max, arguments)                                     \

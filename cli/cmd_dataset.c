@@ -73,7 +73,7 @@ int cmd_dataset_create(cli *c, int argc, char **argv)
          false, false},
         {"seed", 0, OPTION_INT, "N", "of the order in which samples are stored (0)", &seed,
          &seed_seen, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+        {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     static const char *const fields[] = {"x-train", "y-train", "x-test", "y-test"};
     http_part parts[4 * CLI_LIST_MAX];

@@ -63,7 +63,7 @@ static int put(cli *c, int argc, char **argv, bool update)
         {"stem", 0, OPTION_TEXT, "KIND",
          "the model's beginning: cifar or imagenet (auto: by the dataset)", &stem, NULL, false,
          false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+        {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     if ((files.count > 0) == (model != NULL))
         return cli_usage(c, "either --code FILE or --model NAME");
@@ -143,7 +143,7 @@ int cmd_function_logs(cli *c, int argc, char **argv)
     bool follow = false;
     const cli_option options[] = {
         {"follow", 'f', OPTION_FLAG, NULL, "go on until the job ends", &follow, NULL, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+        {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 1, 1, &name);
     err e = ERR_INIT;
     char id[128];

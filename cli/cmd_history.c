@@ -51,8 +51,7 @@ static void print_epochs(const json_t *history)
 int cmd_history_get(cli *c, int argc, char **argv)
 {
     const char *id = NULL, *format = "table";
-    const cli_option more[] = {OUTPUT_TABLE(&format),
-                               {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    const cli_option more[] = {OUTPUT_TABLE(&format), {.name = NULL}};
     OBJECT_ID(c, argc, argv, more, &id);
     err e = ERR_INIT;
     json_t *history = NULL;
@@ -86,8 +85,7 @@ int cmd_history_delete(cli *c, int argc, char **argv)
 /* By the jobs and not by the histories, which one that was stopped before it began has none of. */
 int cmd_history_prune(cli *c, int argc, char **argv)
 {
-    const cli_option options[] = {{NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    CLI_PARSE(c, argc, argv, NULL, 0, 0, NULL);
     err e = ERR_INIT;
     json_t *rows = NULL, *row;
     size_t i;

@@ -122,7 +122,7 @@ int cmd_infer(cli *c, int argc, char **argv)
         {"datafile", 0, OPTION_TEXT, "FILE", "samples: npy, or JSON lists", &path, NULL, true,
          false},
         OUTPUT_OPTION("text json yaml", "text, json or yaml; json has the logits too", &format),
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+        {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     err e = ERR_INIT;
     cleanup_buf buf body;

@@ -163,7 +163,7 @@ int cmd_up(cli *c, int argc, char **argv)
          &token_file, NULL, false, false},
         {"foreground", 0, OPTION_FLAG, NULL, "stay, and log to this terminal", &foreground, NULL,
          false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+        {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     if (!is_listen(listen))
         return cli_usage(c, "--listen wants HOST:PORT, not \"%s\"", listen);
@@ -285,8 +285,7 @@ static int end_controller(pid_t pid, int process, err *e)
 
 int cmd_down(cli *c, int argc, char **argv)
 {
-    const cli_option options[] = {{NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    CLI_PARSE(c, argc, argv, NULL, 0, 0, NULL);
     err e = ERR_INIT;
     pid_t pid = 0;
     cleanup_close int process = -1;
@@ -312,8 +311,7 @@ static long long number_of(const json_t *object, const char *key)
 int cmd_status(cli *c, int argc, char **argv)
 {
     const char *format = "text";
-    const cli_option options[] = {OUTPUT_TEXT(&format),
-                                  {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    const cli_option options[] = {OUTPUT_TEXT(&format), {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     err e = ERR_INIT;
     json_t *about = NULL, *ready = NULL;

@@ -11,7 +11,7 @@ int cmd_logs(cli *c, int argc, char **argv)
     bool follow = false;
     const cli_option more[] = {
         {"follow", 'f', OPTION_FLAG, NULL, "go on until the job ends", &follow, NULL, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+        {.name = NULL}};
     OBJECT_ID(c, argc, argv, more, &id);
     err e = ERR_INIT, why = ERR_INIT;
     write_behind *output;
@@ -57,8 +57,7 @@ static const char completion_tail[] =
 int cmd_completion(cli *c, int argc, char **argv)
 {
     const char *shell = "bash";
-    const cli_option options[] = {{NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    CLI_PARSE(c, argc, argv, options, 0, 1, &shell);
+    CLI_PARSE(c, argc, argv, NULL, 0, 1, &shell);
     if (strcmp(shell, "bash") != 0)
         return cli_usage(c, "only bash, not \"%s\"", shell);
     printf("_kubeml_verbs=(");
@@ -70,8 +69,7 @@ int cmd_completion(cli *c, int argc, char **argv)
 
 int cmd_version(cli *c, int argc, char **argv)
 {
-    const cli_option options[] = {{NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    CLI_PARSE(c, argc, argv, NULL, 0, 0, NULL);
     printf("kubeml %s\n", KUBEML_VERSION);
     json_t *about = NULL;
     if (cli_call(c, "GET", "/version", NULL, &about, NULL) == 0)

@@ -52,7 +52,7 @@ int cmd_model_export(cli *c, int argc, char **argv)
         {"output", 'o', OPTION_TEXT, "FILE",
          "where to: safetensors, as PyTorch loads it; .npz: numpy's; -: stdout", &output, NULL,
          true, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+        {.name = NULL}};
     OBJECT_ID(c, argc, argv, more, &id);
     if (strcmp(output, "-") == 0)
         output = "/dev/stdout";

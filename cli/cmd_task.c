@@ -30,7 +30,7 @@ int cmd_task_list(cli *c, int argc, char **argv)
     const cli_option options[] = {
         OUTPUT_ROWS(&format),
         {"all", 'a', OPTION_FLAG, NULL, "those that ended too", &all, NULL, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+        {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     err e = ERR_INIT;
     json_t *rows = NULL;
@@ -47,8 +47,7 @@ int cmd_task_list(cli *c, int argc, char **argv)
 int cmd_task_get(cli *c, int argc, char **argv)
 {
     const char *id = NULL, *format = "yaml";
-    const cli_option more[] = {OUTPUT_VALUE(&format),
-                               {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    const cli_option more[] = {OUTPUT_VALUE(&format), {.name = NULL}};
     OBJECT_ID(c, argc, argv, more, &id);
     err e = ERR_INIT;
     json_t *task = NULL;
@@ -95,15 +94,14 @@ int cmd_task_wait(cli *c, int argc, char **argv)
                                 &watch, NULL, false, false},
                                {"timeout", 't', OPTION_INT, "SECONDS",
                                 "give up after so long (0: never)", &timeout_s, NULL, false, false},
-                               {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+                               {.name = NULL}};
     OBJECT_ID(c, argc, argv, more, &id);
     return watch_job(c, id, !watch, timeout_s);
 }
 
 int cmd_task_prune(cli *c, int argc, char **argv)
 {
-    const cli_option options[] = {{NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
-    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    CLI_PARSE(c, argc, argv, NULL, 0, 0, NULL);
     err e = ERR_INIT;
     json_t *rows = NULL, *row;
     size_t i;
@@ -144,8 +142,7 @@ static int explanation(const cli *c, const char *id, const char **kind, json_t *
 int cmd_explain(cli *c, int argc, char **argv)
 {
     const char *id = NULL, *format = "text", *kind;
-    const cli_option more[] = {OUTPUT_TEXT(&format),
-                               {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    const cli_option more[] = {OUTPUT_TEXT(&format), {.name = NULL}};
     int stop = object_id(c, argc, argv, "the job or function", more, &id);
     if (stop)
         return stop - 1;

@@ -39,7 +39,7 @@ int cmd_top(cli *c, int argc, char **argv)
     const cli_option options[] = {
         OUTPUT_ROWS(&format),
         {"watch", 'w', OPTION_FLAG, NULL, "again and again", &watch, NULL, false, false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+        {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     for (;;) {
         err e = ERR_INIT;

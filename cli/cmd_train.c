@@ -175,7 +175,7 @@ int cmd_train(cli *c, int argc, char **argv)
          &o.init, NULL, false, false},
         {"watch", 'w', OPTION_FLAG, NULL, "follow the job until its end", &o.watch, NULL, false,
          false},
-        {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+        {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     err e = ERR_INIT;
     char uploaded[128] = "", id[128] = "";

@@ -41,8 +41,7 @@ int object_list(cli *c, int argc, char **argv, const char *path, const cli_colum
                 bool by_time, const char *empty)
 {
     const char *format = "table";
-    const cli_option options[] = {OUTPUT_ROWS(&format),
-                                  {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    const cli_option options[] = {OUTPUT_ROWS(&format), {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     err e = ERR_INIT;
     json_t *rows = NULL;
@@ -58,8 +57,7 @@ int object_list(cli *c, int argc, char **argv, const char *path, const cli_colum
 int object_get(cli *c, int argc, char **argv, const char *prefix)
 {
     const char *format = "yaml", *name = NULL;
-    const cli_option options[] = {OUTPUT_VALUE(&format),
-                                  {NULL, 0, OPTION_FLAG, NULL, NULL, NULL, NULL, false, false}};
+    const cli_option options[] = {OUTPUT_VALUE(&format), {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 1, 1, &name);
     err e = ERR_INIT;
     json_t *value = NULL;

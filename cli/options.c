@@ -134,6 +134,8 @@ static int refuse(const cli *c, const cli_option *options, int got, char **argv)
 int cli_parse(cli *c, int argc, char **argv, const cli_option *options, int min, int max,
               const char **arguments)
 {
+    static const cli_option none[] = {{.name = NULL}};
+    options = options ? options : none;
     if (c->describe) {
         describe(options);
         return CLI_OK + 1;
