@@ -163,29 +163,38 @@ bool write_behind_over(void *w);
 /* Waits until all is written, and frees it; -1 with what kept it from being written. */
 int write_behind_close(write_behind *w, err *e);
 
-/* ---- list, get and delete (objects.c) ---- */
-/* Parses the options `more` (ended by a NULL name; may be NULL) and what the verb is about: `the`
- * ("the data set"), given either as the one argument or by --name; what has an id ("the job") by
- * --id. Returns as cli_parse does. */
-int object_name(cli *c, int argc, char **argv, const char *the, const cli_option *more,
+/* ---- list, get, delete and the like (objects.c) ---- */
+typedef struct object_kind {
+    const char *path; /* "/dataset/": the name comes behind it */
+    const char *noun; /* in what is said when something is done */
+    const char *the;  /* "the data set", in the help */
+    bool has_id;      /* what it is called by is --id, not --name */
+} object_kind;
+extern const object_kind object_job;
+/* Parses the options `more` (ended by a NULL name; may be NULL) and what the verb is about, which
+ * is given either as the one argument or by --name or --id. Returns as cli_parse does. */
+int object_name(cli *c, int argc, char **argv, const object_kind *kind, const cli_option *more,
                 const char **name);
-int object_id(cli *c, int argc, char **argv, const char *the, const cli_option *more,
-              const char **id);
-#define OBJECT_ID(c, argc, argv, more, id)                                                         \
+#define OBJECT_NAME(c, argc, argv, kind, more, name)                                               \
     do {                                                                                           \
-        int stop_ = object_id(c, argc, argv, "the job", more, id);                                 \
+        int stop_ = object_name(c, argc, argv, kind, more, name);                                  \
         if (stop_)                                                                                 \
             return stop_ - 1;                                                                      \
     } while (0)
-/* Whole verbs: they parse the options, ask the API and print. `by_time`: in order of when they were
- * created. */
+/* Asks for a list and prints it. `by_time`: in order of when they were created. */
+int object_rows(const cli *c, const char *path, const cli_column *columns, const char *format,
+                bool by_time, const char *empty);
+/* Whole verbs: they parse the options, ask the API and print. */
 int object_list(cli *c, int argc, char **argv, const char *path, const cli_column *columns,
                 bool by_time, const char *empty);
-/* "/dataset/": the name comes behind it */
-int object_get(cli *c, int argc, char **argv, const char *prefix);
-/* `kind` stands in what is said when it is done, `the` ("the data set") in the help. */
-int object_delete(cli *c, int argc, char **argv, const char *prefix, const char *kind,
-                  const char *the);
+int object_get(cli *c, int argc, char **argv, const object_kind *kind);
+/* One call about one thing, to its path with `tail`; `done` says what it did: "deleted". */
+int object_act(cli *c, int argc, char **argv, const object_kind *kind, const char *method,
+               const char *tail, const char *done);
+/* DELETE of what is of `kind` of each job in the list `jobs`. One that is gone, or for which it is
+ * too early or too late, is passed over. */
+int object_prune(cli *c, int argc, char **argv, const object_kind *kind, const char *jobs,
+                 const char *done);
 
 /* ---- progress (progress.c) ---- */
 /* A bar on stderr while it is a terminal, nothing otherwise. */

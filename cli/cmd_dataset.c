@@ -17,6 +17,8 @@ static void format_shape(const json_t *shape, char *out, size_t size)
     }
 }
 
+static const object_kind kind = {"/dataset/", "dataset", "the data set", false};
+
 static const cli_column columns[] = {
     {"NAME", "name", false, NULL, false},
     {"TRAIN", "train_set_size", false, NULL, true},
@@ -106,10 +108,10 @@ int cmd_dataset_list(cli *c, int argc, char **argv)
 
 int cmd_dataset_get(cli *c, int argc, char **argv)
 {
-    return object_get(c, argc, argv, "/dataset/");
+    return object_get(c, argc, argv, &kind);
 }
 
 int cmd_dataset_delete(cli *c, int argc, char **argv)
 {
-    return object_delete(c, argc, argv, "/dataset/", "dataset", "the data set");
+    return object_act(c, argc, argv, &kind, "DELETE", "", "deleted");
 }

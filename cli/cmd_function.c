@@ -4,6 +4,8 @@
 
 #include "cli.h"
 
+static const object_kind kind = {"/function/", "function", "the function", false};
+
 static const cli_column columns[] = {
     {"NAME", "name", false, NULL, false},
     {"VERSION", "version", false, NULL, true},
@@ -107,12 +109,12 @@ int cmd_function_list(cli *c, int argc, char **argv)
 
 int cmd_function_get(cli *c, int argc, char **argv)
 {
-    return object_get(c, argc, argv, "/function/");
+    return object_get(c, argc, argv, &kind);
 }
 
 int cmd_function_delete(cli *c, int argc, char **argv)
 {
-    return object_delete(c, argc, argv, "/function/", "function", "the function");
+    return object_act(c, argc, argv, &kind, "DELETE", "", "deleted");
 }
 
 /* The id of the newest job of this function, in `id`; -1 where there is none. */

@@ -20,6 +20,8 @@ static void length_of(const json_t *series, char *out, size_t size)
     snprintf(out, size, "%zu", json_array_size(series));
 }
 
+static const object_kind kind = {"/history/", "history", "the job", true};
+
 static const cli_column columns[] = {
     {"ID", "id", false, NULL, false},
     {"FUNCTION", "task.function_name", false, NULL, false},
@@ -52,10 +54,10 @@ int cmd_history_get(cli *c, int argc, char **argv)
 {
     const char *id = NULL, *format = "table";
     const cli_option more[] = {OUTPUT_TABLE(&format), {.name = NULL}};
-    OBJECT_ID(c, argc, argv, more, &id);
+    OBJECT_NAME(c, argc, argv, &kind, more, &id);
     err e = ERR_INIT;
     json_t *history = NULL;
-    if (cli_call(c, "GET", cli_path("/history/", id, ""), NULL, &history, &e))
+    if (cli_call(c, "GET", cli_path(kind.path, id, ""), NULL, &history, &e))
         return cli_fail(&e);
     if (strcmp(format, "table") == 0)
         print_epochs(history);
@@ -73,34 +75,11 @@ int cmd_history_list(cli *c, int argc, char **argv)
 
 int cmd_history_delete(cli *c, int argc, char **argv)
 {
-    const char *id = NULL;
-    OBJECT_ID(c, argc, argv, NULL, &id);
-    err e = ERR_INIT;
-    if (cli_call(c, "DELETE", cli_path("/history/", id, ""), NULL, NULL, &e))
-        return cli_fail(&e);
-    printf("history %s deleted\n", id);
-    return CLI_OK;
+    return object_act(c, argc, argv, &kind, "DELETE", "", "deleted");
 }
 
 /* By the jobs and not by the histories, which one that was stopped before it began has none of. */
 int cmd_history_prune(cli *c, int argc, char **argv)
 {
-    CLI_PARSE(c, argc, argv, NULL, 0, 0, NULL);
-    err e = ERR_INIT;
-    json_t *rows = NULL, *row;
-    size_t i;
-    if (cli_call_list(c, "/tasks?state=all", &rows, &e))
-        return cli_fail(&e);
-    int status = CLI_OK;
-    json_array_foreach(rows, i, row)
-    {
-        const char *id = json_string_value(json_object_get(row, "id"));
-        if (cli_call(c, "DELETE", cli_path("/history/", id, ""), NULL, NULL, &e) == 0)
-            printf("history %s deleted\n", id);
-        /* it runs, is to go on, or is gone */
-        else if (e.code != ERR_CONFLICT && e.code != ERR_NOT_FOUND)
-            status = cli_fail(&e);
-    }
-    json_decref(rows);
-    return status;
+    return object_prune(c, argc, argv, &kind, "/tasks?state=all", "deleted");
 }

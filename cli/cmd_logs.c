@@ -12,7 +12,7 @@ int cmd_logs(cli *c, int argc, char **argv)
     const cli_option more[] = {
         {"follow", 'f', OPTION_FLAG, NULL, "go on until the job ends", &follow, NULL, false, false},
         {.name = NULL}};
-    OBJECT_ID(c, argc, argv, more, &id);
+    OBJECT_NAME(c, argc, argv, &object_job, more, &id);
     err e = ERR_INIT, why = ERR_INIT;
     write_behind *output;
     if (write_behind_open(&output, &e))

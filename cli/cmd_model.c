@@ -53,7 +53,7 @@ int cmd_model_export(cli *c, int argc, char **argv)
          "where to: safetensors, as PyTorch loads it; .npz: numpy's; -: stdout", &output, NULL,
          true, false},
         {.name = NULL}};
-    OBJECT_ID(c, argc, argv, more, &id);
+    OBJECT_NAME(c, argc, argv, &object_job, more, &id);
     if (strcmp(output, "-") == 0)
         output = "/dev/stdout";
     size_t len = strlen(output);

@@ -32,57 +32,28 @@ int cmd_task_list(cli *c, int argc, char **argv)
         {"all", 'a', OPTION_FLAG, NULL, "those that ended too", &all, NULL, false, false},
         {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
-    err e = ERR_INIT;
-    json_t *rows = NULL;
-    if (cli_call_list(c, all ? "/tasks?state=all" : "/tasks", &rows, &e))
-        return cli_fail(&e);
-    output_sort(rows);
-    int status =
-        output_rows(rows, columns, format,
-                    all ? "no jobs" : "no job waits or runs; --all shows those that ended");
-    json_decref(rows);
-    return status;
+    return object_rows(c, all ? "/tasks?state=all" : "/tasks", columns, format, true,
+                       all ? "no jobs" : "no job waits or runs; --all shows those that ended");
 }
 
 int cmd_task_get(cli *c, int argc, char **argv)
 {
-    const char *id = NULL, *format = "yaml";
-    const cli_option more[] = {OUTPUT_VALUE(&format), {.name = NULL}};
-    OBJECT_ID(c, argc, argv, more, &id);
-    err e = ERR_INIT;
-    json_t *task = NULL;
-    if (cli_call(c, "GET", cli_path("/tasks/", id, ""), NULL, &task, &e))
-        return cli_fail(&e);
-    int status = output_value(task, format);
-    json_decref(task);
-    return status;
-}
-
-static int act(cli *c, int argc, char **argv, const char *method, const char *tail,
-               const char *done)
-{
-    const char *id = NULL;
-    OBJECT_ID(c, argc, argv, NULL, &id);
-    err e = ERR_INIT;
-    if (cli_call(c, method, cli_path("/tasks/", id, tail), NULL, NULL, &e))
-        return cli_fail(&e);
-    printf("job %s %s\n", id, done);
-    return CLI_OK;
+    return object_get(c, argc, argv, &object_job);
 }
 
 int cmd_task_stop(cli *c, int argc, char **argv)
 {
-    return act(c, argc, argv, "DELETE", "", "stopped");
+    return object_act(c, argc, argv, &object_job, "DELETE", "", "stopped");
 }
 
 int cmd_task_suspend(cli *c, int argc, char **argv)
 {
-    return act(c, argc, argv, "POST", "/suspend", "stops at its next merge");
+    return object_act(c, argc, argv, &object_job, "POST", "/suspend", "stops at its next merge");
 }
 
 int cmd_task_resume(cli *c, int argc, char **argv)
 {
-    return act(c, argc, argv, "POST", "/resume", "resumed");
+    return object_act(c, argc, argv, &object_job, "POST", "/resume", "resumed");
 }
 
 int cmd_task_wait(cli *c, int argc, char **argv)
@@ -95,31 +66,13 @@ int cmd_task_wait(cli *c, int argc, char **argv)
                                {"timeout", 't', OPTION_INT, "SECONDS",
                                 "give up after so long (0: never)", &timeout_s, NULL, false, false},
                                {.name = NULL}};
-    OBJECT_ID(c, argc, argv, more, &id);
+    OBJECT_NAME(c, argc, argv, &object_job, more, &id);
     return watch_job(c, id, !watch, timeout_s);
 }
 
 int cmd_task_prune(cli *c, int argc, char **argv)
 {
-    CLI_PARSE(c, argc, argv, NULL, 0, 0, NULL);
-    err e = ERR_INIT;
-    json_t *rows = NULL, *row;
-    size_t i;
-    if (cli_call_list(c, "/tasks", &rows, &e))
-        return cli_fail(&e);
-    int status = CLI_OK;
-    json_array_foreach(rows, i, row)
-    {
-        const char *id = json_string_value(json_object_get(row, "id"));
-        /* A job that ended meanwhile is what was wanted. */
-        if (cli_call(c, "DELETE", cli_path("/tasks/", id, ""), NULL, NULL, &e) &&
-            e.code != ERR_NOT_FOUND && e.code != ERR_CONFLICT)
-            status = cli_fail(&e);
-        else
-            printf("job %s stopped\n", id);
-    }
-    json_decref(rows);
-    return status;
+    return object_prune(c, argc, argv, &object_job, "/tasks", "stopped");
 }
 
 /* The job of that id, or else the function of that name: `kind` is which. */
@@ -141,11 +94,10 @@ static int explanation(const cli *c, const char *id, const char **kind, json_t *
 
 int cmd_explain(cli *c, int argc, char **argv)
 {
+    static const object_kind either = {.the = "the job or function", .has_id = true};
     const char *id = NULL, *format = "text", *kind;
     const cli_option more[] = {OUTPUT_TEXT(&format), {.name = NULL}};
-    int stop = object_id(c, argc, argv, "the job or function", more, &id);
-    if (stop)
-        return stop - 1;
+    OBJECT_NAME(c, argc, argv, &either, more, &id);
     err e = ERR_INIT;
     json_t *why = NULL, *line;
     size_t i;

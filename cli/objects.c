@@ -1,14 +1,18 @@
-/* objects.c: what every kind of thing with a name has: list, get and delete. */
+/* objects.c: what every kind of thing with a name or an id has: list, get, delete and the like. */
 #include <stdio.h>
 #include <string.h>
 
 #include "cli.h"
 
-/* `options` has room for `more` behind the first one. */
-static int one_of(cli *c, int argc, char **argv, cli_option *options, const cli_option *more,
-                  const char **name)
+const object_kind object_job = {"/tasks/", "job", "the job", true};
+
+int object_name(cli *c, int argc, char **argv, const object_kind *kind, const cli_option *more,
+                const char **name)
 {
     const char *given = NULL;
+    cli_option options[CLI_OPTIONS_MAX] = {{kind->has_id ? "id" : "name", kind->has_id ? 0 : 'n',
+                                            OPTION_TEXT, kind->has_id ? "ID" : "NAME", kind->the,
+                                            name, NULL, false, false}};
     for (size_t i = 0; more && more[i].name; i++)
         options[i + 1] = more[i];
     int stop = cli_parse(c, argc, argv, options, 0, 1, &given);
@@ -18,31 +22,12 @@ static int one_of(cli *c, int argc, char **argv, cli_option *options, const cli_
         return cli_usage(c, "\"%s\" is too much: --%s is given", given, options->name) + 1;
     if (given)
         *name = given;
-    return *name ? 0 : cli_usage(c, "which %s?", options->help + strlen("the ")) + 1;
+    return *name ? 0 : cli_usage(c, "which %s?", kind->the + strlen("the ")) + 1;
 }
 
-int object_name(cli *c, int argc, char **argv, const char *the, const cli_option *more,
-                const char **name)
-{
-    cli_option options[CLI_OPTIONS_MAX] = {
-        {"name", 'n', OPTION_TEXT, "NAME", the, name, NULL, false, false}};
-    return one_of(c, argc, argv, options, more, name);
-}
-
-int object_id(cli *c, int argc, char **argv, const char *the, const cli_option *more,
-              const char **id)
-{
-    cli_option options[CLI_OPTIONS_MAX] = {
-        {"id", 0, OPTION_TEXT, "ID", the, id, NULL, false, false}};
-    return one_of(c, argc, argv, options, more, id);
-}
-
-int object_list(cli *c, int argc, char **argv, const char *path, const cli_column *columns,
+int object_rows(const cli *c, const char *path, const cli_column *columns, const char *format,
                 bool by_time, const char *empty)
 {
-    const char *format = "table";
-    const cli_option options[] = {OUTPUT_ROWS(&format), {.name = NULL}};
-    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     err e = ERR_INIT;
     json_t *rows = NULL;
     if (cli_call_list(c, path, &rows, &e))
@@ -54,30 +39,58 @@ int object_list(cli *c, int argc, char **argv, const char *path, const cli_colum
     return status;
 }
 
-int object_get(cli *c, int argc, char **argv, const char *prefix)
+int object_list(cli *c, int argc, char **argv, const char *path, const cli_column *columns,
+                bool by_time, const char *empty)
+{
+    const char *format = "table";
+    const cli_option options[] = {OUTPUT_ROWS(&format), {.name = NULL}};
+    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    return object_rows(c, path, columns, format, by_time, empty);
+}
+
+int object_get(cli *c, int argc, char **argv, const object_kind *kind)
 {
     const char *format = "yaml", *name = NULL;
-    const cli_option options[] = {OUTPUT_VALUE(&format), {.name = NULL}};
-    CLI_PARSE(c, argc, argv, options, 1, 1, &name);
+    const cli_option more[] = {OUTPUT_VALUE(&format), {.name = NULL}};
+    OBJECT_NAME(c, argc, argv, kind, more, &name);
     err e = ERR_INIT;
     json_t *value = NULL;
-    if (cli_call(c, "GET", cli_path(prefix, name, ""), NULL, &value, &e))
+    if (cli_call(c, "GET", cli_path(kind->path, name, ""), NULL, &value, &e))
         return cli_fail(&e);
     int status = output_value(value, format);
     json_decref(value);
     return status;
 }
 
-int object_delete(cli *c, int argc, char **argv, const char *prefix, const char *kind,
-                  const char *the)
+int object_act(cli *c, int argc, char **argv, const object_kind *kind, const char *method,
+               const char *tail, const char *done)
 {
     const char *name = NULL;
-    int stop = object_name(c, argc, argv, the, NULL, &name);
-    if (stop)
-        return stop - 1;
+    OBJECT_NAME(c, argc, argv, kind, NULL, &name);
     err e = ERR_INIT;
-    if (cli_call(c, "DELETE", cli_path(prefix, name, ""), NULL, NULL, &e))
+    if (cli_call(c, method, cli_path(kind->path, name, tail), NULL, NULL, &e))
         return cli_fail(&e);
-    printf("%s %s deleted\n", kind, name);
+    printf("%s %s %s\n", kind->noun, name, done);
     return CLI_OK;
+}
+
+int object_prune(cli *c, int argc, char **argv, const object_kind *kind, const char *jobs,
+                 const char *done)
+{
+    CLI_PARSE(c, argc, argv, NULL, 0, 0, NULL);
+    err e = ERR_INIT;
+    json_t *rows = NULL, *row;
+    size_t i;
+    if (cli_call_list(c, jobs, &rows, &e))
+        return cli_fail(&e);
+    int status = CLI_OK;
+    json_array_foreach (rows, i, row) {
+        const char *id = json_string_value(json_object_get(row, "id"));
+        if (cli_call(c, "DELETE", cli_path(kind->path, id, ""), NULL, NULL, &e) == 0)
+            printf("%s %s %s\n", kind->noun, id, done);
+        else if (e.code != ERR_CONFLICT && e.code != ERR_NOT_FOUND)
+            status = cli_fail(&e);
+    }
+    json_decref(rows);
+    return status;
 }

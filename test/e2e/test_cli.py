@@ -766,8 +766,9 @@ def usage():
     for verb in ("task get", "history get", "history delete", "logs", "explain"):
         s.refused(*verb.split(), "--id", "a", "b", says='"b" is too much: --id is given', status=2)
         s.refused(*verb.split(), says="which job or function?" if verb == "explain" else "which job?", status=2)
-    s.refused("dataset", "delete", "--name", "a", "b", says='"b" is too much: --name is given', status=2)
-    s.refused("function", "delete", says="which function?", status=2)
+    for verb in ("get", "delete"):
+        s.refused("dataset", verb, "--name", "a", "b", says='"b" is too much: --name is given', status=2)
+        s.refused("function", verb, says="which function?", status=2)
     s.refused("history", "get", "a", "-o", "wide", says='no output format "wide"; there are: table json yaml', status=2)
     s.refused("function", "create", "--name", "x", says="either --code FILE or --model NAME", status=2)
     s.refused("completion", "fish", says="only bash", status=2)
