@@ -1,6 +1,5 @@
 /* cmd_infer.c: kubeml infer: samples from npy or JSON to the trained model, predictions to
  * stdout. */
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,21 +7,10 @@
 
 #include "cleanup.h"
 #include "cli.h"
+#include "fs.h"
 #include "npy.h"
 
 enum { DATA_BYTES_MAX = 64 << 20 };
-
-static int read_file(const char *path, buf *out, err *e)
-{
-    cleanup_fclose FILE *file = fopen(path, "rb");
-    if (!file)
-        return err_set_errno(e, errno, "%s", path);
-    char block[65536];
-    for (size_t n; (n = fread(block, 1, sizeof block, file)) > 0;)
-        if (buf_append(out, block, n, e))
-            return err_wrap(e, "%s", path);
-    return ferror(file) ? err_set_errno(e, errno, "%s", path) : 0;
-}
 
 /* JSON has no word for it, so that the server could only say that this is no JSON. */
 static int not_finite(const array_head *head, uint64_t at, float value, err *e)
@@ -77,7 +65,7 @@ static int build_request(const char *id, const char *path, buf *out, err *e)
 {
     cleanup_buf buf file;
     buf_init(&file, DATA_BYTES_MAX);
-    if (read_file(path, &file, e))
+    if (fs_read_file(path, &file, e))
         return -1;
     cleanup_free char *quoted = NULL;
     json_t *name = json_string(id);
