@@ -118,6 +118,7 @@ typedef struct side {
     char locator[STORE_LOCATOR_BYTES]; /* of the store for kubeml-ps; "": none was made */
     job_times times;
     json_t *start_ms; /* kept with the record */
+    uint64_t version; /* of the record as we know it; STORE_NEW: there is none yet */
     struct side *next;
 } side;
 

@@ -316,6 +316,9 @@ int sides_restore(owner *o, const json_t *record, side **out, err *e)
     s->start_ms = json_incref(json_object_get(record, "start_ms"));
     json_decref(s->epochs);
     s->epochs = epochs_of_history(o->controller->store, id);
+    cleanup_json json_t *now = NULL;
+    if (store_get(o->controller->store, "jobs", id, &now, &s->version, NULL))
+        s->version = STORE_ANY;
     *out = s;
     return 0;
 }
@@ -376,6 +379,31 @@ static void keep_record(owner *o, const char *id, const json_t *record, const er
         store_watch_failed(o->controller->watch, failed);
 }
 
+/* A write that waits until our lease is over must not undo what who leads then has written: it is
+ * of the version that we wrote or read last. Where another is there we hold still first, for that
+ * may be his; or it is ours, and the answer to it was lost. */
+static int put_record(owner *o, const char *id, const json_t *record, err *e)
+{
+    store *st = o->controller->store;
+    side *s = sides_find(o, id);
+    uint64_t expected = s ? s->version : STORE_ANY, version = STORE_ANY;
+    err why = ERR_INIT;
+    owner_hold_if_fenced(o);
+    failpoint("controller.put-record");
+    int status = store_put(st, "jobs", id, record, expected, &version, &why);
+    if (status &&
+        (why.code == ERR_CONFLICT || why.code == ERR_EXISTS || why.code == ERR_NOT_FOUND)) {
+        owner_hold_if_fenced(o);
+        why = (err)ERR_INIT;
+        status = store_put(st, "jobs", id, record, STORE_ANY, &version, &why);
+    }
+    if (status)
+        return err_set(e, why.code, "%s", why.message);
+    if (s)
+        s->version = version;
+    return 0;
+}
+
 /* While it cannot be written the newest record of each job is kept here, ended jobs' too; that is
  * said once. */
 void jobs_save_record(owner *o, const char *id, json_t *record)
@@ -383,9 +411,8 @@ void jobs_save_record(owner *o, const char *id, json_t *record)
     err e = ERR_INIT;
     failpoint("controller.save-record");
     held_note(o, id, json_object_get(record, "job"));
-    owner_hold_if_fenced(o);
     bool tried = store_watch_writable(o->controller->watch, &e);
-    if (tried && store_put(o->controller->store, "jobs", id, record, STORE_ANY, NULL, &e) == 0) {
+    if (tried && put_record(o, id, record, &e) == 0) {
         json_object_del(o->unsaved, id);
         return;
     }
@@ -403,10 +430,9 @@ int jobs_save_new(owner *o, const job *j, err *e)
     if (!record)
         return err_set(e, ERR_NOMEM, "no memory for the record of job %s", j->id);
     held_note(o, j->id, json_object_get(record, "job"));
-    owner_hold_if_fenced(o);
     if (!store_watch_writable(o->controller->watch, e))
         return -1;
-    if (store_put(o->controller->store, "jobs", j->id, record, STORE_ANY, NULL, &why) == 0)
+    if (put_record(o, j->id, record, &why) == 0)
         return 0;
     if (why.code == ERR_UNAVAILABLE) { /* a database that went away may have it all the same */
         keep_record(o, j->id, record, &why);

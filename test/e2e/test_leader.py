@@ -220,12 +220,12 @@ def who_was_stopped_while_it_took_the_lease_leads_when_it_is_renewed():
         assert call(a, "GET", "/tasks").json() == []
 
 
-@case(limit=120, platform=False)
-def who_lost_the_lease_in_the_middle_of_a_turn_writes_no_record():
+def loses_the_lease(place):
+    """A controller is held up at that place while it begins a job; another leads, and cancels the job."""
     with controllers("a", "b") as (kube, made):
         a, b = made["a"], made["b"]
         held = a.folder / "held"
-        a.env |= {"KUBEML_FAILPOINT": "controller.save-record:1:wait", "KUBEML_FAILPOINT_FILE": str(held)}
+        a.env |= {"KUBEML_FAILPOINT": f"{place}:wait", "KUBEML_FAILPOINT_FILE": str(held)}
         a.start()
         until(lambda: leads(a), 20)
         b.start()
@@ -252,6 +252,16 @@ def who_lost_the_lease_in_the_middle_of_a_turn_writes_no_record():
         assert a.process.wait(20 * harness.STRETCH) == 1
         asker.join(20 * harness.STRETCH)
         assert call(b, "GET", f"/tasks/{job}").json()["state"] == "cancelled"
+
+
+@case(limit=120, platform=False)
+def who_lost_the_lease_in_the_middle_of_a_turn_writes_no_record():
+    loses_the_lease("controller.save-record:1")
+
+
+@case(limit=120, platform=False)
+def who_lost_the_lease_in_the_middle_of_a_write_undoes_nothing():
+    loses_the_lease("controller.put-record:2")  # the first is the new job's record
 
 
 @case(limit=120, platform=False)
