@@ -248,15 +248,15 @@ def the_model_that_a_suspended_job_begins_with_stays_until_it_has_its_own(p):
     assert (task["state"], task["epoch"]) == ("suspended", 0), task
     for path in (f"/model/{first}", f"/history/{first}"):
         said = p.delete(path, 409)["error"]
-        assert f"job {job}, which is suspended, begins with model \"{first}\"" in said, said
+        # where it had slots after all it may not be through with its pods yet
+        assert said.replace(", which is suspended,", "") == f"job {job} begins with model \"{first}\"", said
     p.delete(f"/tasks/{long}")
     p.wait(long)
     p.post(f"/tasks/{job}/resume")
     until(lambda: p.task(job)["epoch"] >= 1)
     p.post(f"/tasks/{job}/suspend")
     epoch = p.wait(job)["epoch"]
-    until(lambda: not p.pods(job=job))
-    p.delete(f"/model/{first}")
+    until(lambda: p.ask("DELETE", f"/model/{first}", 200).status_code == 200, 20)  # once it is through with its pods
     p.post(f"/tasks/{job}/resume")
     until(lambda: p.task(job)["epoch"] > epoch)
     p.delete(f"/tasks/{job}")
