@@ -288,16 +288,19 @@ static void adopt_soon(kube_jobs *j, const char *id)
 
 /* The job may have been deleted since it was listed. From its first status on, follow() knows by it
  * that there was a job; without one it would take the object for a user's, and train it anew. */
-static void tell_first(kube_jobs *j, const json_t *object, const char *id)
+static void tell_first(kube_jobs *j, json_t *object, const char *id)
 {
     cleanup_json json_t *task = NULL;
     char now[32];
     err e = ERR_INIT;
     clock_rfc3339(clock_wall_ms() / 1000 * 1000, now);
-    if (j->host.task(j->host.context, id, &task, &e) == 0)
-        write_status(j, object, kube_trainjob_status(object, task, NULL, &j->host.gpu, now));
-    else if (e.code == ERR_NOT_FOUND)
+    if (j->host.task(j->host.context, id, &task, &e) == 0) {
+        cleanup_json json_t *steered = steer(j, object, task); /* suspended in this moment */
+        if (steered)
+            write_status(j, steered, kube_trainjob_status(steered, task, NULL, &j->host.gpu, now));
+    } else if (e.code == ERR_NOT_FOUND) {
         remove_object(j, object);
+    }
 }
 
 /* A job of the API that no TrainJob stands for. False: not now, and it is worth another try. */

@@ -405,7 +405,8 @@ kube_trainjob_step kube_trainjob_next(const json_t *object, const json_t *task, 
                *before = text_of(status, "state");
     bool suspend = json_is_true(json_object_get(spec, "suspend")), was = is(before, "suspended");
     bool stood = was || is(before, "cancelled") || is(before, "failed");
-    bool seen = is_seen(object);
+    /* Without a status nobody can have resumed in the spec what stands there as not suspended. */
+    bool seen = is_seen(object) || !*before;
     if (has_ended(state))
         return ttl && *finished && seconds_since(finished, wall_ms) >= json_integer_value(ttl)
                    ? TRAINJOB_EXPIRE

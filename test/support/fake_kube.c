@@ -470,6 +470,8 @@ static bool do_create(fake_kube *f, int fd, const request_text *r, json_t *body)
     snprintf(path, sizeof path, "%s/%s", r->path, name ? name : "");
     pthread_mutex_lock(&f->lock);
     there = json_object_get(pods ? f->pods : f->others, pods && name ? name : path) != NULL;
+    if (!there && json_object_get(body, "spec"))
+        json_object_set_new(json_object_get(body, "metadata"), "generation", json_integer(1));
     if (!there && pods && name)
         put_locked(f, name, body);
     else if (!there) {

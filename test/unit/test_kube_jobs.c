@@ -1,4 +1,5 @@
 /* test_kube_jobs.c: TrainJobs and jobs kept alike, and the lease of the leader. */
+#include <stdatomic.h>
 #include <poll.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -229,7 +230,7 @@ static kube_trainjob_step next(int suspend, const char *was, bool seen, const ch
 {
     cleanup_json json_t *object = train_job(suspend), *now = task(state);
     json_object_set_new(object, "status",
-                        json_pack("{s:s, s:i}", "state", was, "observedGeneration", seen ? 4 : 3));
+                        json_pack("{s:s*, s:i}", "state", was, "observedGeneration", seen ? 4 : 3));
     return kube_trainjob_next(object, now, 0);
 }
 
@@ -285,6 +286,8 @@ TEST(suspended_here_or_there_both_agree)
     CHECK_INT(next(0, "suspended", false, "suspended"), TRAINJOB_RESUME);
     CHECK_INT(next(0, "suspended", false, "queued"), TRAINJOB_KEEP);
     CHECK_INT(next(0, "running", true, "suspended"), TRAINJOB_NOTE_SUSPENDED); /* through the API */
+    /* likewise, before there was a status by which anybody could have resumed it */
+    CHECK_INT(next(0, NULL, false, "suspended"), TRAINJOB_NOTE_SUSPENDED);
     CHECK_INT(next(1, "suspended", true, "queued"), TRAINJOB_NOTE_RESUMED);
     CHECK_INT(next(1, "cancelled", true, "queued"), TRAINJOB_NOTE_RESUMED);
     /* again, before we looked */
@@ -391,6 +394,7 @@ typedef struct platform {
     json_t *submitted; /* ids */
     json_t *looks;     /* err_codes */
     bool told, deleted;
+    atomic_bool resumed;
 } platform;
 
 static int take(void *context, const json_t *asked, const char *id, err *e)
@@ -556,6 +560,53 @@ static int running_task(void *context, const char *id, json_t **out, err *e)
     (void)e;
     *out = task("running");
     return 0;
+}
+
+static int queued_current(void *context, json_t **out, err *e)
+{
+    int status = running_current(context, out, e);
+    json_object_set_new(json_array_get(*out, 0), "state", json_string("queued"));
+    return status;
+}
+
+static int note_resume(void *context, const char *id, err *e)
+{
+    (void)id;
+    (void)e;
+    ((platform *)context)->resumed = true;
+    return 0;
+}
+
+/* Suspended in the moment in which it is shown, it is not taken for one that was resumed there. */
+TEST(a_job_that_is_suspended_as_it_gets_its_train_job_stays_suspended)
+{
+    static const char name[] = KUBE_TRAINJOB_SHOWS "aaaaaaaaaaaa";
+    platform p;
+    open_platform(&p);
+    kube_jobs_host host = {.submit = take,
+                           .resume = note_resume,
+                           .task = suspended_task,
+                           .current = queued_current,
+                           .link = no_link,
+                           .linked = never_linked,
+                           .context = &p,
+                           .install = "here"};
+    err e = ERR_INIT;
+    CHECK_OK(kube_jobs_start(&p.access, &host, &p.jobs, &e), e);
+    int64_t until = clock_deadline_ms(10000);
+    for (bool agreed = false; !agreed;) {
+        CHECK(!p.resumed);
+        CHECK(clock_left_ms(until) > 0);
+        poll(NULL, 0, 2);
+        cleanup_json json_t *objects = fake_kube_copy(p.server);
+        const json_t *spec = json_object_get(json_object_get(objects, name), "spec");
+        cleanup_json json_t *written =
+            fake_kube_object(p.server, TRAINJOBS_PATH "/job-aaaaaaaaaaaa/status");
+        agreed = json_is_true(json_object_get(spec, "suspend")) &&
+                 strcmp(text(json_object_get(written, "status"), "state"), "suspended") == 0;
+    }
+    close_platform(&p);
+    CHECK(!p.resumed);
 }
 
 static const json_t *owner_of(const json_t *object)
