@@ -429,7 +429,6 @@ int jobs_save_new(owner *o, const job *j, err *e)
     err why = ERR_INIT;
     if (!record)
         return err_set(e, ERR_NOMEM, "no memory for the record of job %s", j->id);
-    held_note(o, j->id, json_object_get(record, "job"));
     if (!store_watch_writable(o->controller->watch, e))
         return -1;
     if (put_record(o, j->id, record, &why) == 0)
