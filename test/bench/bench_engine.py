@@ -116,6 +116,7 @@ def measure(contestant, batch, seconds):
 
 def compare(name, batch, threads, what, options):
     torch.set_num_threads(threads)
+    torch._dynamo.reset()  # it compiles one piece of code eight times, and then no more: LeNets share theirs
     ours = Program(["bench_engine", name, batch, threads, "cpu", options.precision], what, options.cpu_time)
     rivals = {mode: Torch(name, batch, what, mode, options) for mode in options.modes}
     speeds = {mode: [] for mode in ["ours", *rivals]}
