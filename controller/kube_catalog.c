@@ -21,8 +21,9 @@ enum { CALL_MS = 10000, RETRY_MS = 10000, PLATFORM_BYTES = 2 * KUBE_NAME_BYTES }
 
 /* A collection of the store, by the function's name: {"platform", "created", "version"}. The
  * function that was created then was made by a Function object of this platform, and so was that
- * version of it. It goes with an object that is deleted while no controller leads. What a user has
- * made or changed through the API since has another time or version, and stays. */
+ * version of it. It goes with its object, also with one that is deleted while no controller leads.
+ * What a user had made before, or has made or changed through the API since, has another time or
+ * version, and stays. */
 #define MADE "functionobjects"
 
 /* One of the two kinds. */
@@ -237,6 +238,18 @@ static void take_function(kube_catalog *k, const json_t *object)
         write_status(k, &k->functions, object, function_status(object, record));
 }
 
+/* Whether the function is still what its object, which is there no more, has made of it. False with
+ * an error: that is not known, or, with ERR_NOT_FOUND, there is no function that an object made. */
+static bool is_as_made(kube_catalog *k, const char *name, err *e)
+{
+    cleanup_json json_t *record = NULL, *mark = NULL;
+    if (registry_get(k->controller, name, &record, e) ||
+        store_get(k->controller->store, MADE, name, &mark, NULL, e))
+        return false;
+    cleanup_json json_t *now = mark_of(k, record);
+    return json_equal(now, mark);
+}
+
 /* false: it is to be tried again. */
 static bool drop_function(kube_catalog *k, const char *name, bool said)
 {
@@ -245,7 +258,8 @@ static bool drop_function(kube_catalog *k, const char *name, bool said)
         return true;
     if (!controller_may_act(k->controller))
         return false;
-    registry_delete(k->controller, name, &e);
+    if (is_as_made(k, name, &e))
+        registry_delete(k->controller, name, &e);
     bool again = err_retry_may_help(e.code);
     if (e.code == ERR_NOT_FOUND) /* it never compiled */
         refusal_drop(k->controller->store, name);
@@ -277,21 +291,6 @@ static int take_mark(void *context, const char *key, json_t *value, err *e)
     return json_object_set(context, key, value) ? err_set(e, ERR_NOMEM, "no memory for names") : 0;
 }
 
-/* Whether the function is still what its object, which is there no more, has made of it. */
-static int check_orphan(kube_catalog *k, const char *name, const json_t *mark, err *e)
-{
-    cleanup_json json_t *record = NULL;
-    err why = ERR_INIT;
-    if (registry_get(k->controller, name, &record, &why) && why.code != ERR_NOT_FOUND)
-        return err_set(e, why.code, "%s", why.message);
-    cleanup_json json_t *now = record ? mark_of(k, record) : NULL;
-    if (!json_equal(now, mark))
-        unnote_made(k, name);
-    else
-        json_object_set_new(k->leaving, name, json_false());
-    return 0;
-}
-
 /* Those whose object was deleted while nobody led leave too. */
 static int compare(kube_catalog *k, const json_t *functions, const json_t *others, err *e)
 {
@@ -304,9 +303,8 @@ static int compare(kube_catalog *k, const json_t *functions, const json_t *other
         return -1;
     json_object_foreach (marks, name, mark) {
         bool ours = strcmp(text_of(mark, "platform"), k->platform) == 0;
-        if (ours && !json_object_get(functions, name) && !json_object_get(others, name) &&
-            check_orphan(k, name, mark, e))
-            return -1;
+        if (ours && !json_object_get(functions, name) && !json_object_get(others, name))
+            json_object_set_new(k->leaving, name, json_false());
     }
     return 0;
 }

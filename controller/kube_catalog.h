@@ -1,10 +1,11 @@
 /* kube_catalog.h: Functions and Datasets (charts/kubeml/crds) and what the platform has of them.
  *
  * A Function that somebody makes or changes is registered under its name, compiled as an upload is;
- * deleting it deletes the function unless a job uses it, later where the store is away or nobody
- * leads. A Dataset describes one that is uploaded through the API: its status says whether there is
- * one and how large it is, and deleting it deletes nothing. What is made through the API alone has
- * no object. Those of another installation in the namespace are left alone (kube_claim.h). */
+ * deleting it deletes what it has made, unless a job uses that, later where the store is away or
+ * nobody leads. A Dataset describes one that is uploaded through the API: its status says whether
+ * there is one and how large it is, and deleting it deletes nothing. What is made through the API
+ * alone has no object. Those of another installation in the namespace are left alone
+ * (kube_claim.h). */
 #ifndef KUBEML_KUBE_CATALOG_H
 #define KUBEML_KUBE_CATALOG_H
 

@@ -302,3 +302,29 @@ TEST(what_a_user_made_never_goes_as_somebody_leads)
     CHECK_INT(version_of("moved"), 1);
     close_world(&w);
 }
+
+/* Nor while somebody leads. */
+TEST(what_a_user_made_does_not_go_with_an_object_of_its_name)
+{
+    world w;
+    open_world(&w);
+    user_makes("first"); /* and then there is an object of that name */
+    apply(&w, "first", "resnet20");
+    wait_version("first", 2);
+    apply_and_wait(&w, "anew");
+    user_makes("anew");
+    apply_and_wait(&w, "updated");
+    fake_kube_put(w.server, "updated", json_pack("{s:{s:i}}", "status", "version", 1));
+    apply_and_wait(&w, "gone"); /* from now on it is known that the other is registered */
+    user_updates("updated");
+    fake_kube_remove(w.server, "first");
+    fake_kube_remove(w.server, "anew");
+    fake_kube_remove(w.server, "updated");
+    fake_kube_remove(w.server, "gone");
+    wait_version("gone", 0);
+    CHECK_INT(asked(), 1);
+    CHECK_INT(version_of("first"), 2);
+    CHECK_INT(version_of("anew"), 1);
+    CHECK_INT(version_of("updated"), 2);
+    close_world(&w);
+}
