@@ -54,6 +54,35 @@ def an_end_on_a_full_disk_is_kept_and_no_job_is_taken():
 
 
 @case(limit=120, platform=False)
+def a_resume_that_is_not_saved_leaves_what_the_job_begins_with():
+    with mock.patch("subprocess.Popen", functools.partial(subprocess.Popen, restore_signals=False)), \
+            harness.Platform("--slots", "1") as p:
+        p.dataset()
+        p.function()
+        first = p.train(epochs=1, default_parallelism=1)
+        p.succeed(first)
+        running = p.train(p.paced(), epochs=50000, default_parallelism=1)
+        job = p.post("/train", json={"function_name": "lenet", "dataset": "tiny", "epochs": 1, "batch_size": 32, "lr": 0.01,
+                                     "init": first, "options": {"default_parallelism": 1}})["id"]
+        p.post(f"/tasks/{job}/suspend")  # it waits for its slot, and has trained nothing
+        assert p.wait(job)["state"] == "suspended"
+        p.delete(f"/tasks/{running}")
+        p.wait(running)
+        until(lambda: not p.pods(job=running), message="pods of an ended job")
+        before = answers(p)
+        disk(p, full=True)
+        assert "File too large" in p.post(f"/tasks/{job}/resume", 503)["detail"]
+        assert states(p)[job] == "suspended", states(p)
+        disk(p, full=False)
+        until(lambda: answers(p) > before, message="the store is not asked again")
+        said = p.delete(f"/model/{first}", 409)["error"]
+        assert said == f'job {job}, which is suspended, begins with model "{first}"', said
+        p.post(f"/tasks/{job}/resume")
+        p.succeed(job)
+        p.delete(f"/model/{first}")
+
+
+@case(limit=120, platform=False)
 def a_job_that_cannot_be_taken_up_again_can_be_stopped():
     with harness.Platform() as p:
         p.dataset()
