@@ -140,6 +140,7 @@ static void requeue(job *j)
     j->resumed = true;
     j->verdict = j->access = j->attaching = false;
     j->restarts = j->parallelism = 0;
+    j->reference_seconds = 0;
     j->decided_epoch = -1;
     j->phase[0] = '\0';
 }
@@ -458,8 +459,6 @@ static void ps_epoch(jobs *m, job *j, const job_event *event)
     if (!job_active(j) || event->epoch + 1 <= j->epochs)
         return;
     j->epochs = event->epoch + 1;
-    j->before_seconds = j->last_seconds;
-    j->last_seconds = event->seconds;
     /* What kubeml-ps made of the last answer, as far as the slots are there. */
     if (event->value > 0 && event->epoch > j->decided_epoch &&
         (event->value < j->parallelism ||
@@ -510,13 +509,13 @@ static void ps_ask(jobs *m, job *j, const job_event *event)
         if (back > 0 && ceiling > event->value - back)
             ceiling = event->value - back;
         j->trained = event->value;
-        j->parallelism = policy_elastic(event->value, event->seconds, j->before_seconds,
+        j->parallelism = policy_elastic(event->value, event->seconds, j->reference_seconds,
                                         MUTATE(22, ceiling, j->functions_max));
         int placed = job_place(m, j, j->parallelism);
         j->parallelism = placed > 1 ? placed : 1;
+        j->reference_seconds =
+            policy_reference(event->value, event->seconds, j->reference_seconds, j->parallelism);
         j->decided_epoch = event->epoch;
-        if (back > 0)
-            j->last_seconds = 0; /* the next epoch is slower for want of these */
         save(m, j);
     }
     job_action *a = jobs_emit(m, JOB_TELL_PARALLELISM, j);

@@ -94,7 +94,7 @@ typedef struct job {
     int gpu_functions; /* no function from here on has one */
     int functions_max; /* most it can ever have; `slots_max` of the message to kubeml-ps */
     int epochs;        /* committed */
-    double last_seconds, before_seconds; /* of the last two epochs, for the policy */
+    double reference_seconds; /* of the epoch that the policy measures by (policy.h) */
     int decided_epoch; /* the epoch that `parallelism` was decided after; -1 */
     int trained;       /* functions in that epoch: those from here on are additional */
     int64_t grow_ms, grow_wait_ms; /* until then no more functions than `most`; how long that was */

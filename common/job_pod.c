@@ -292,6 +292,7 @@ void pods_tell_no_more(jobs *m, job *j)
 static void no_more(jobs *m, job *j, const job_pod *p, const char *message)
 {
     j->parallelism = j->most = p->function;
+    j->reference_seconds = 0;      /* none was added */
     if (m->now_ms >= j->grow_ms) { /* several that are refused at once are one refusal */
         int64_t wait = j->grow_wait_ms ? 2 * j->grow_wait_ms : m->limits.grow_again_ms;
         j->grow_wait_ms = wait < GROW_MOST_MS ? wait : GROW_MOST_MS;

@@ -59,17 +59,17 @@ json_t *job_record(const job *j)
         return NULL;
     }
     return json_pack(
-        "{s:s, s:o, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:i, s:i, s:i, s:f, s:f, s:i, s:i, s:i, "
+        "{s:s, s:o, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:i, s:i, s:i, s:f, s:i, s:i, s:i, "
         "s:b, s:s, s:s, s:i, s:i, s:o, s:i, s:I, s:o*}",
         "id", j->id, "request", asked, "state", job_state_name(j->state), "reason", j->reason,
         "message", j->message, "created_ms", (json_int_t)j->created_wall_ms, "started_ms",
         (json_int_t)j->started_wall_ms, "finished_ms", (json_int_t)j->finished_wall_ms, "order",
         (json_int_t)j->order, "parallelism", j->parallelism, "functions_max", j->functions_max,
-        "epochs", j->epochs, "last_seconds", j->last_seconds, "before_seconds", j->before_seconds,
-        "decided_epoch", j->decided_epoch, "generation", j->generation, "restarts", j->restarts,
-        "resumed", (int)j->resumed, "verdict", j->verdict ? job_state_name(j->verdict_state) : "",
-        "phase", j->phase, "epoch", j->epoch, "round", j->round, "conditions", conditions,
-        "retries", j->retries, "again_ms", (json_int_t)j->again_wall_ms, "gpus", gpus_json(j));
+        "epochs", j->epochs, "reference_seconds", j->reference_seconds, "decided_epoch",
+        j->decided_epoch, "generation", j->generation, "restarts", j->restarts, "resumed",
+        (int)j->resumed, "verdict", j->verdict ? job_state_name(j->verdict_state) : "", "phase",
+        j->phase, "epoch", j->epoch, "round", j->round, "conditions", conditions, "retries",
+        j->retries, "again_ms", (json_int_t)j->again_wall_ms, "gpus", gpus_json(j));
 }
 
 /* ---- back ------------------------------------------------------------------------------------ */
@@ -108,15 +108,6 @@ static int read_wall(const json_t *o, const char *name, int64_t *out, err *e)
     if (read_number(o, name, 0, INT64_MAX, &n, e) < 0)
         return -1;
     *out = n;
-    return 0;
-}
-
-static int read_seconds(const json_t *o, const char *name, double *out, err *e)
-{
-    const json_t *v = json_object_get(o, name);
-    if (!json_is_number(v) || !(json_number_value(v) >= 0))
-        return err_set(e, ERR_INVALID, "job record: %s", name);
-    *out = json_number_value(v);
     return 0;
 }
 
@@ -186,8 +177,6 @@ static int read_record(const json_t *o, job *j, err *e)
         read_small(o, "parallelism", 0, REQUEST_PARALLELISM_MAX, &j->parallelism, e) < 0 ||
         read_small(o, "functions_max", 0, REQUEST_PARALLELISM_MAX, &j->functions_max, e) < 0 ||
         read_small(o, "epochs", 0, REQUEST_EPOCHS_MAX, &j->epochs, e) < 0 ||
-        read_seconds(o, "last_seconds", &j->last_seconds, e) < 0 ||
-        read_seconds(o, "before_seconds", &j->before_seconds, e) < 0 ||
         read_small(o, "decided_epoch", -1, REQUEST_EPOCHS_MAX, &j->decided_epoch, e) < 0 ||
         read_small(o, "generation", 0, 200000, &j->generation, e) < 0 ||
         read_small(o, "restarts", 0, 1000, &j->restarts, e) < 0 ||
@@ -198,6 +187,7 @@ static int read_record(const json_t *o, job *j, err *e)
     j->order = (uint64_t)order;
     j->resumed = json_is_true(json_object_get(o, "resumed"));
     /* Older records have none of these. */
+    j->reference_seconds = json_number_value(json_object_get(o, "reference_seconds"));
     j->retries = (int)json_integer_value(json_object_get(o, "retries"));
     j->again_wall_ms = json_integer_value(json_object_get(o, "again_ms"));
     if (request_parse(json_object_get(o, "request"), &j->request, e) < 0)

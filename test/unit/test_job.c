@@ -844,22 +844,31 @@ TEST(an_elastic_job_begins_without_what_always_fails)
 
 TEST(a_job_that_shrinks_may_grow_to_what_it_had)
 {
-    open_machine(8);
+    open_machine(5);
     grows("a");
-    step((job_event){.type = JOB_POD_WAITING, .job = "a", .function = 2, .reason = "QuotaExceeded",
+    trains("a", 1, 3);
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 4);
+    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 3});
+    step((job_event){.type = JOB_POD_WAITING,
+                     .job = "a",
+                     .function = 3,
+                     .reason = "QuotaExceeded",
                      .message = "pods: 9"});
-    step((job_event){.type = JOB_PS_RELEASE, .job = "a", .function = 2});
-    step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 2, .code = ERR_CANCELLED});
-    trains_in("a", 1, 2, 8);
-    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 1);
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3);
+    step((job_event){.type = JOB_PS_RELEASE, .job = "a", .function = 3});
+    step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 3, .code = ERR_CANCELLED});
+    submit("b", 3, 0, true);
+    trains("a", 2, 3);
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
     job_reason why;
     jobs_explain(m, jobs_find(m, "a"), now, &why);
     CHECK(!strstr(why.message, "no more"));
-    trains_in("a", 2, 1, 8);
-    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
-    trains_in("a", 3, 2, 8);
-    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2); /* and no further */
-    check_reason("a", "Training", "2 functions; there is no more of them: pods: 9");
+    step((job_event){.type = JOB_SLOTS, .value = 9});
+    trains("a", 3, 2);
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3);
+    trains("a", 4, 3);
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3); /* and no further */
+    check_reason("a", "Training", "3 functions; there is no more of them: pods: 9");
     jobs_close(m);
 }
 
@@ -902,6 +911,67 @@ TEST(the_policy)
         CHECK_INT(policy_elastic(cases[i].parallelism, cases[i].seconds, cases[i].last,
                                  cases[i].ceiling),
                   cases[i].want);
+}
+
+/* How long an epoch takes. */
+typedef double pace(int epoch, int functions);
+
+/* Trains epochs of "a", which begins with two functions; the number it has then. `changes`: how
+ * often it had another number, from that epoch on. */
+static int trained_for(int slots, pace *seconds, int epochs, int from, int *changes)
+{
+    int functions = 2;
+    *changes = 0;
+    open_machine(slots);
+    submit("a", 2, 0, false);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    for (int epoch = 0; epoch < epochs; epoch++) {
+        int next = answer_after(epoch, functions, seconds(epoch, functions));
+        *changes += epoch >= from && next != functions;
+        functions = next;
+    }
+    jobs_close(m);
+    return functions;
+}
+
+/* Each function beyond the fourth takes more than it gives. */
+static double four_are_enough(int epoch, int functions)
+{
+    (void)epoch;
+    return functions <= 4 ? 40.0 / functions : 10.0 + (functions - 4);
+}
+
+static double up_to_a_tenth_off(int epoch, int functions)
+{
+    static const double off[] = {1, 0.9, 1.1, 0.95, 1.08, 0.9, 1, 1.1};
+    return off[epoch % 8] * 40.0 / functions;
+}
+
+static double slower_for_a_while(int epoch, int functions)
+{
+    return (epoch >= 10 && epoch < 20 ? 4 : 1) * 40.0 / functions;
+}
+
+TEST(functions_that_slow_a_job_down_are_not_added_again_and_again)
+{
+    int changes;
+    CHECK_INT(trained_for(32, four_are_enough, 100, 3, &changes), 5);
+    CHECK_INT(changes, 0);
+}
+
+TEST(epochs_that_differ_by_chance_change_nothing)
+{
+    int changes;
+    CHECK_INT(trained_for(4, up_to_a_tenth_off, 200, 4, &changes), 4);
+    CHECK_INT(changes, 0);
+}
+
+TEST(a_job_that_was_slowed_down_is_back_at_what_it_had)
+{
+    int changes;
+    CHECK_INT(trained_for(3, slower_for_a_while, 40, 10, &changes), 3);
+    CHECK_INT(changes, 2); /* one fewer, which is slower still, and one more */
 }
 
 TEST(a_restarted_controller_adopts)
