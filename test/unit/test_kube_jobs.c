@@ -1,328 +1,21 @@
-/* test_kube_jobs.c: TrainJobs and jobs kept alike, and the lease of the leader. */
+/* test_kube_jobs.c: TrainJobs and jobs kept alike. */
 #include <stdatomic.h>
 #include <poll.h>
 #include <pthread.h>
 #include <unistd.h>
 
 #include "../../controller/kube_jobs.h"
-#include "../../controller/kube_lease.h"
 #include "../../controller/kube_pods.h"
 #include "clock.h"
 #include "fake_kube.h"
 #include "json_read.h"
-#include "request.h"
 #include "test.h"
-
-static const char now_text[] = "2026-01-02T03:04:05.000Z";
-
-static const json_t *condition(const json_t *status, const char *type)
-{
-    json_t *one;
-    size_t i;
-    json_array_foreach(json_object_get(status, "conditions"), i, one) {
-        if (strcmp(json_string_value(json_object_get(one, "type")), type) == 0)
-            return one;
-    }
-    test_fail(__FILE__, __LINE__, "no condition %s", type);
-}
-
-static const char *text(const json_t *object, const char *key)
-{
-    const char *value = json_string_value(json_object_get(object, key));
-    return value ? value : "";
-}
-
-TEST(a_spec_is_a_request_and_back)
-{
-    cleanup_json json_t *spec =
-        json_pack("{s:s, s:s, s:i, s:i, s:f, s:i, s:i, s:s, s:s, s:b, s:i, s:b, s:s}", "function",
-                  "lenet", "dataset", "mnist", "epochs", 3, "batchSize", 64, "lr", 0.5, "k", 8,
-                  "parallelism", 2, "mode", "ps", "merge", "server", "suspend", 0, "backoffLimit",
-                  2, "staticParallelism", 1, "process", "shared");
-    cleanup_json json_t *asked = kube_trainjob_request(spec);
-    request r;
-    err e = ERR_INIT;
-    CHECK_OK(request_parse(asked, &r, &e), e); /* what steers is no part of it */
-    CHECK_INT(r.k, 8);
-    CHECK_INT(r.default_parallelism, 2);
-    CHECK_INT(r.merge, MERGE_SERVER);
-    CHECK_INT(r.backoff_limit, 2);
-    CHECK_INT(r.process, PROCESS_SHARED);
-    cleanup_json json_t *whole = request_json(&r), *back = kube_trainjob_spec(whole),
-                        *again = kube_trainjob_request(back);
-    CHECK_STR(text(back, "mode"), "ps"); /* a column of kubectl shows it */
-    request same;
-    CHECK_OK(request_parse(again, &same, &e), e);
-    cleanup_json json_t *whole_again = request_json(&same);
-    CHECK(json_equal(whole, whole_again));
-}
-
-static json_t *train_job(int suspend)
-{
-    return json_pack("{s:{s:s, s:i}, s:{s:b}}", "metadata", "name", "one", "generation", 4, "spec",
-                     "suspend", suspend);
-}
 
 static json_t *task(const char *state)
 {
     return json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:f, s:f}", "id", "j1", "state", state,
                      "reason", "", "message", "", "epoch", 3, "parallelism", 4, "accuracy", 98.765,
                      "validation_loss", 0.01234);
-}
-
-static void set_status(json_t *object, const json_t *status)
-{
-    json_object_set_new(object, "status", json_deep_copy(status));
-}
-
-TEST(a_status_says_what_happens)
-{
-    const kube_trainjob_gpu gpu = {"nvidia.com/gpu", 1};
-    cleanup_json json_t *object = train_job(0), *running = task("running"),
-                        *done = task("succeeded");
-    json_object_set_new(running, "phase", json_string("training"));
-    json_object_set_new(running, "start_ms",
-                        json_pack("{s:i, s:i, s:n}", "queued", 3, "ps", 4, "total"));
-    cleanup_json json_t *one = kube_trainjob_status(object, running, NULL, &gpu, now_text);
-    CHECK_STR(text(one, "state"), "running");
-    CHECK_STR(text(one, "accuracy"), "98.77");
-    CHECK_STR(text(one, "loss"), "0.0123");
-    CHECK_STR(text(one, "gpu"), "4 nvidia.com/gpu");
-    CHECK_INT(json_integer_value(json_object_get(json_object_get(one, "startMilliseconds"), "ps")),
-              4);
-    CHECK_INT(json_integer_value(json_object_get(one, "observedGeneration")), 4);
-    CHECK_STR(text(condition(one, "Training"), "status"), "True");
-    CHECK_STR(text(condition(one, "Training"), "reason"), "Training");
-    CHECK_STR(text(condition(one, "FunctionsReady"), "status"), "True");
-    CHECK_STR(text(condition(one, "Complete"), "status"), "False");
-    set_status(object, one);
-    cleanup_json json_t *two =
-        kube_trainjob_status(object, done, NULL, &gpu, "2027-01-01T00:00:00.000Z");
-    CHECK(!json_object_get(two, "gpu"));
-    CHECK_STR(text(condition(two, "Complete"), "status"), "True");
-    CHECK_STR(text(condition(two, "Complete"), "lastTransitionTime"), "2027-01-01T00:00:00.000Z");
-    /* did not change */
-    CHECK_STR(text(condition(two, "Accepted"), "lastTransitionTime"), now_text);
-    set_status(object, two);
-    cleanup_json json_t *three =
-        kube_trainjob_status(object, done, NULL, &gpu, "2028-01-01T00:00:00.000Z");
-    CHECK(json_equal(two, three)); /* nothing to write */
-}
-
-TEST(what_was_averaged_by_nccl_is_not_exact_and_not_degraded)
-{
-    static const char *const reasons[] = {"NcclOrder", "OtherAlgorithms"};
-    for (int i = 0; i < 2; i++) {
-        cleanup_json json_t *object = train_job(0), *running = task("running");
-        json_object_set_new(running, "averaging", json_string("between their GPUs"));
-        json_object_set_new(running, "conditions",
-                            json_pack("[{s:s,s:s,s:s,s:s}]", "type", "Exact", "status", "False",
-                                      "reason", reasons[i], "message", "why"));
-        cleanup_json json_t *one = kube_trainjob_status(object, running, NULL, NULL, now_text);
-        CHECK_STR(text(one, "averaging"), "between their GPUs");
-        CHECK_STR(text(condition(one, "Exact"), "status"), "False");
-        CHECK_STR(text(condition(one, "Exact"), "reason"), reasons[i]);
-        CHECK_STR(text(condition(one, "Degraded"), "status"), i ? "True" : "False");
-    }
-}
-
-TEST(what_a_job_waits_for_stands_in_its_conditions)
-{
-    cleanup_json json_t *object = train_job(0), *starting = task("starting");
-    json_object_set_new(starting, "conditions",
-                        json_pack("[{s:s, s:s, s:s, s:s}, {s:s, s:s, s:s, s:s}]", "type", "Exact",
-                                  "status", "True", "reason", "Exact", "message", "", "type",
-                                  "PoolEmpty", "status", "True", "reason", "ImageNotPulled",
-                                  "message", "the image nowhere/f:1 cannot be pulled"));
-    cleanup_json json_t *status = kube_trainjob_status(object, starting, NULL, NULL, now_text);
-    CHECK_STR(text(condition(status, "FunctionsReady"), "status"), "False");
-    CHECK_STR(text(condition(status, "FunctionsReady"), "reason"), "ImageNotPulled");
-    CHECK_CONTAINS(text(condition(status, "Degraded"), "message"), "nowhere/f:1");
-}
-
-/* The seconds until then are others each second, and each would be a write of the status. */
-TEST(a_wait_for_a_retry_is_told_once)
-{
-    cleanup_json json_t *object = train_job(0), *queued = task("queued");
-    json_object_set_new(queued, "reason", json_string("Retrying"));
-    json_object_set_new(queued, "message",
-                        json_string("retry 1 of 2 in 9 s, after NaNLoss: function 0"));
-    json_object_set_new(queued, "retries", json_integer(1));
-    json_object_set_new(queued, "conditions",
-                        json_pack("[{s:s, s:s, s:s, s:s}]", "type", "Retried", "status", "True",
-                                  "reason", "NaNLoss", "message",
-                                  "retry 1 of 2 after NaNLoss: function 0"));
-    cleanup_json json_t *status = kube_trainjob_status(object, queued, NULL, NULL, now_text);
-    CHECK_STR(text(status, "message"), "retry 1 of 2 after NaNLoss: function 0");
-    CHECK_INT(json_integer_value(json_object_get(status, "retries")), 1);
-    CHECK_STR(text(condition(status, "Training"), "message"),
-              "retry 1 of 2 after NaNLoss: function 0");
-    CHECK_STR(text(condition(status, "FunctionsReady"), "message"),
-              "retry 1 of 2 after NaNLoss: function 0");
-    CHECK_STR(text(condition(status, "Degraded"), "status"), "False");
-}
-
-static void check_event(const json_t *object, const json_t *status, const char *type,
-                        const char *reason, const char *message)
-{
-    cleanup_json json_t *event = kube_trainjob_event(object, status, now_text);
-    CHECK(event);
-    CHECK_STR(text(event, "type"), type);
-    CHECK_STR(text(event, "reason"), reason);
-    CHECK_STR(text(event, "message"), message);
-    CHECK_STR(text(json_object_get(event, "involvedObject"), "name"), "one");
-}
-
-TEST(a_step_of_a_job_is_an_event)
-{
-    cleanup_json json_t *object = train_job(0), *running = task("running"),
-                        *queued = task("queued"), *done = task("succeeded");
-    json_object_set_new(running, "reason", json_string("Training"));
-    cleanup_json json_t *one = kube_trainjob_status(object, running, NULL, NULL, now_text);
-    check_event(object, one, "Normal", "Training", "");
-    set_status(object, one);
-    json_object_set_new(running, "epoch", json_integer(4));
-    cleanup_json json_t *two = kube_trainjob_status(object, running, NULL, NULL, now_text);
-    CHECK(!kube_trainjob_event(object, two, now_text)); /* an epoch is none */
-    json_object_set_new(running, "conditions",
-                        json_pack("[{s:s, s:s, s:s, s:s}]", "type", "PSRestarted", "status", "True",
-                                  "reason", "PSRestarted", "message", "its node is gone"));
-    cleanup_json json_t *three = kube_trainjob_status(object, running, NULL, NULL, now_text);
-    check_event(object, three, "Warning", "PSRestarted", "its node is gone");
-    set_status(object, three);
-    CHECK(!kube_trainjob_event(object, three, now_text));
-    json_object_set_new(queued, "reason", json_string("Retrying"));
-    json_object_set_new(queued, "retries", json_integer(1));
-    json_object_set_new(queued, "conditions",
-                        json_pack("[{s:s, s:s, s:s, s:s}]", "type", "Retried", "status", "True",
-                                  "reason", "NaNLoss", "message", "retry 1 of 2 after NaNLoss"));
-    cleanup_json json_t *four = kube_trainjob_status(object, queued, NULL, NULL, now_text);
-    check_event(object, four, "Warning", "Retrying", "retry 1 of 2 after NaNLoss");
-    set_status(object, four);
-    json_object_set_new(done, "reason", json_string("Completed"));
-    cleanup_json json_t *five = kube_trainjob_status(object, done, NULL, NULL, now_text);
-    check_event(object, five, "Normal", "Completed", "");
-    cleanup_json json_t *first = kube_trainjob_event(object, five, now_text),
-                        *second = kube_trainjob_event(object, five, "2027-01-01T00:00:00.000Z");
-    CHECK_STR(text(json_object_get(first, "metadata"), "name"),
-              text(json_object_get(second, "metadata"), "name"));
-}
-
-TEST(a_refusal_and_a_suspension_are_told)
-{
-    err why = ERR_INIT;
-    err_set(&why, ERR_NOT_FOUND, "there is no function \"x\"");
-    cleanup_json json_t *object = train_job(0), *held = train_job(1), *stopped = task("suspended");
-    cleanup_json json_t *refused = kube_trainjob_status(object, NULL, &why, NULL, now_text);
-    CHECK_STR(text(condition(refused, "Accepted"), "status"), "False");
-    CHECK_STR(text(condition(refused, "Accepted"), "message"), "there is no function \"x\"");
-    cleanup_json json_t *suspended = kube_trainjob_status(held, stopped, NULL, NULL, now_text);
-    CHECK_STR(text(suspended, "state"), "suspended");
-    CHECK_STR(text(condition(suspended, "Suspended"), "status"), "True");
-    CHECK_STR(text(condition(suspended, "Failed"), "status"), "False");
-    cleanup_json json_t *never = kube_trainjob_status(held, NULL, NULL, NULL, now_text);
-    CHECK_STR(text(condition(never, "Accepted"), "status"), "True");
-    CHECK_STR(text(never, "state"), "suspended");
-}
-
-/* `was`: the state that the status has; `seen`: of the present generation. */
-static kube_trainjob_step next(int suspend, const char *was, bool seen, const char *state)
-{
-    cleanup_json json_t *object = train_job(suspend), *now = task(state);
-    json_object_set_new(object, "status",
-                        json_pack("{s:s*, s:i}", "state", was, "observedGeneration", seen ? 4 : 3));
-    return kube_trainjob_next(object, now, 0);
-}
-
-TEST(a_mode_that_is_not_built_is_refused_as_the_api_does)
-{
-    cleanup_json json_t *object = train_job(0),
-                        *spec = json_pack("{s:s, s:s, s:i, s:i, s:f, s:s}", "function", "lenet",
-                                          "dataset", "mnist", "epochs", 3, "batchSize", 64, "lr",
-                                          0.5, "mode", "p2p"),
-                        *asked = kube_trainjob_request(spec);
-    request r;
-    err e = ERR_INIT;
-    CHECK_ERR(request_parse(asked, &r, &e), e, ERR_UNSUPPORTED, "options.mode: \"p2p\"");
-    cleanup_json json_t *refused = kube_trainjob_status(object, NULL, &e, NULL, now_text);
-    CHECK_STR(text(condition(refused, "Accepted"), "status"), "False");
-    CHECK_STR(text(condition(refused, "Accepted"), "reason"), "Unsupported");
-    CHECK_CONTAINS(text(condition(refused, "Accepted"), "message"), "not built");
-}
-
-/* What is wrong with the platform is not said of the spec. */
-TEST(what_passes_by_itself_is_no_fault_of_the_spec)
-{
-    static const struct {
-        err_code code;
-        const char *state, *reason;
-    } known[] = {
-        {ERR_INVALID, "refused", "InvalidSpec"},     {ERR_LIMIT, "refused", "InvalidSpec"},
-        {ERR_NOT_FOUND, "refused", "NotFound"},      {ERR_CONFLICT, "waiting", "Conflict"},
-        {ERR_UNAVAILABLE, "waiting", "Unavailable"}, {ERR_TIMEOUT, "waiting", "Unavailable"},
-        {ERR_IO, "waiting", "Unavailable"}};
-    cleanup_json json_t *object = train_job(0);
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        err e = ERR_INIT;
-        err_set(&e, known[i].code, "in words");
-        cleanup_json json_t *status = kube_trainjob_status(object, NULL, &e, NULL, now_text);
-        CHECK_STR(text(status, "state"), known[i].state);
-        CHECK_STR(text(status, "reason"), known[i].reason);
-        CHECK_STR(text(condition(status, "Accepted"), "status"), "False");
-        CHECK_STR(text(condition(status, "Accepted"), "reason"), known[i].reason);
-        CHECK_STR(text(condition(status, "Accepted"), "message"), "in words");
-        cleanup_json json_t *event = kube_trainjob_event(object, status, now_text);
-        CHECK_STR(text(event, "type"), "Warning");
-    }
-}
-
-TEST(suspended_here_or_there_both_agree)
-{
-    CHECK_INT(next(0, "running", true, "running"), TRAINJOB_KEEP);
-    CHECK_INT(next(1, "running", false, "running"), TRAINJOB_SUSPEND); /* in the spec */
-    /* still on its way to the merge */
-    CHECK_INT(next(1, "running", true, "running"), TRAINJOB_SUSPEND);
-    CHECK_INT(next(1, "running", true, "suspended"), TRAINJOB_KEEP);
-    CHECK_INT(next(0, "suspended", false, "suspended"), TRAINJOB_RESUME);
-    CHECK_INT(next(0, "suspended", false, "queued"), TRAINJOB_KEEP);
-    CHECK_INT(next(0, "running", true, "suspended"), TRAINJOB_NOTE_SUSPENDED); /* through the API */
-    /* likewise, before there was a status by which anybody could have resumed it */
-    CHECK_INT(next(0, NULL, false, "suspended"), TRAINJOB_NOTE_SUSPENDED);
-    CHECK_INT(next(1, "suspended", true, "queued"), TRAINJOB_NOTE_RESUMED);
-    CHECK_INT(next(1, "cancelled", true, "queued"), TRAINJOB_NOTE_RESUMED);
-    /* again, before we looked */
-    CHECK_INT(next(1, "suspended", false, "running"), TRAINJOB_SUSPEND);
-    CHECK_INT(next(1, "running", true, "succeeded"), TRAINJOB_KEEP);
-}
-
-TEST(a_finished_one_has_its_time_to_live)
-{
-    cleanup_json json_t *object = train_job(0), *done = task("failed");
-    json_object_set_new(done, "finished", json_string("2026-01-02T03:04:05.000Z"));
-    const int64_t finished_ms = INT64_C(1767323045000);
-    CHECK_INT(kube_trainjob_next(object, done, finished_ms + 100000), TRAINJOB_KEEP);
-    json_object_set_new(json_object_get(object, "spec"), "ttlSecondsAfterFinished",
-                        json_integer(60));
-    CHECK_INT(kube_trainjob_next(object, done, finished_ms + 59000), TRAINJOB_KEEP);
-    CHECK_INT(kube_trainjob_next(object, done, finished_ms + 60000), TRAINJOB_EXPIRE);
-}
-
-TEST(a_finished_one_rests_until_its_time_to_live_is_over)
-{
-    const int64_t finished_ms = INT64_C(1767323045000);
-    cleanup_json json_t *object = train_job(0), *done = task("succeeded"), *runs = task("running");
-    json_object_set_new(done, "finished", json_string("2026-01-02T03:04:05.000Z"));
-    json_object_set_new(object, "status", kube_trainjob_status(object, runs, NULL, NULL, now_text));
-    CHECK_INT(kube_trainjob_rests_ms(object, finished_ms), 0);
-    json_object_set_new(object, "status", kube_trainjob_status(object, done, NULL, NULL, now_text));
-    CHECK(kube_trainjob_rests_ms(object, finished_ms) == INT64_MAX);
-    json_object_set_new(json_object_get(object, "spec"), "ttlSecondsAfterFinished",
-                        json_integer(60));
-    CHECK_INT(kube_trainjob_rests_ms(object, finished_ms + 20000), 40000);
-    CHECK_INT(kube_trainjob_rests_ms(object, finished_ms + 60000), 0);
-    json_object_del(json_object_get(object, "spec"), "ttlSecondsAfterFinished");
-    json_object_set_new(json_object_get(object, "metadata"), "generation", json_integer(7));
-    CHECK_INT(kube_trainjob_rests_ms(object, finished_ms), 0); /* its spec was changed */
 }
 
 static int suspended_task(void *context, const char *id, json_t **out, err *e)
@@ -354,7 +47,8 @@ TEST(a_suspension_that_was_noted_is_seen)
     err e = ERR_INIT;
     char status[200];
     fake_kube_collection(server, path);
-    json_t *object = train_job(0);
+    json_t *object = json_pack("{s:{s:s, s:i}, s:{s:b}}", "metadata", "name", "one", "generation",
+                               4, "spec", "suspend", 0);
     json_object_set_new(json_object_get(object, "metadata"), "labels",
                         json_pack("{s:s}", KUBE_LABEL_JOB, "j1"));
     json_object_set_new(object, "status",
@@ -373,7 +67,7 @@ TEST(a_suspension_that_was_noted_is_seen)
     const json_t *one = json_object_get(objects, "job-j1"),
                  *said = json_object_get(written, "status");
     CHECK(json_is_true(json_object_get(json_object_get(one, "spec"), "suspend")));
-    CHECK_STR(text(said, "state"), "suspended");
+    CHECK_STR(text_of(said, "state"), "suspended");
     CHECK_INT(json_integer_value(json_object_get(said, "observedGeneration")), 5);
     const json_t *metadata = json_object_get(one, "metadata");
     CHECK_INT(json_integer_value(json_object_get(metadata, "generation")), 5);
@@ -531,7 +225,7 @@ TEST(a_short_job_of_the_api_gets_its_train_job)
     int64_t until = clock_deadline_ms(10000);
     for (;;) {
         cleanup_json json_t *labels = labels_now(&p, KUBE_TRAINJOB_SHOWS "aaaaaaaaaaaa");
-        if (labels && strcmp(text(labels, KUBE_LABEL_JOB), "aaaaaaaaaaaa") == 0)
+        if (labels && strcmp(text_of(labels, KUBE_LABEL_JOB), "aaaaaaaaaaaa") == 0)
             break;
         CHECK(clock_left_ms(until) > 0);
         poll(NULL, 0, 2);
@@ -603,7 +297,7 @@ TEST(a_job_that_is_suspended_as_it_gets_its_train_job_stays_suspended)
         cleanup_json json_t *written =
             fake_kube_object(p.server, TRAINJOBS_PATH "/job-aaaaaaaaaaaa/status");
         agreed = json_is_true(json_object_get(spec, "suspend")) &&
-                 strcmp(text(json_object_get(written, "status"), "state"), "suspended") == 0;
+                 strcmp(text_of(json_object_get(written, "status"), "state"), "suspended") == 0;
     }
     close_platform(&p);
     CHECK(!p.resumed);
@@ -623,7 +317,7 @@ static json_t *wait_owned(platform *p, const char *name)
     snprintf(path, sizeof path, FAKE_KUBE_PODS "/%s", name);
     for (;;) {
         cleanup_json json_t *now = fake_kube_object(p->server, path);
-        if (strcmp(text(owner_of(now), "kind"), "TrainJob") == 0)
+        if (strcmp(text_of(owner_of(now), "kind"), "TrainJob") == 0)
             return json_incref(now);
         CHECK(clock_left_ms(until) > 0);
         poll(NULL, 0, 2);
@@ -649,10 +343,10 @@ static void check_owned(platform *p, const char *object)
 {
     cleanup_json json_t *ps = wait_owned(p, "ps-1"), *function = wait_owned(p, "function-1");
     cleanup_json json_t *all = fake_kube_copy(p->server);
-    CHECK_STR(text(owner_of(ps), "apiVersion"), KUBE_RESOURCES);
-    CHECK_STR(text(owner_of(ps), "name"), object);
-    CHECK_STR(text(owner_of(ps), "uid"),
-              text(json_object_get(json_object_get(all, object), "metadata"), "uid"));
+    CHECK_STR(text_of(owner_of(ps), "apiVersion"), KUBE_RESOURCES);
+    CHECK_STR(text_of(owner_of(ps), "name"), object);
+    CHECK_STR(text_of(owner_of(ps), "uid"),
+              text_of(json_object_get(json_object_get(all, object), "metadata"), "uid"));
     CHECK(json_equal(owner_of(ps), owner_of(function)));
 }
 
@@ -746,11 +440,11 @@ TEST(a_copy_of_a_train_job_is_a_job_of_its_own)
     wait_submitted(&p, 1);
     CHECK_STR(json_string_value(json_array_get(p.submitted, 0)), "111111112222");
     cleanup_json json_t *copied = labels_now(&p, "copy");
-    CHECK_STR(text(copied, KUBE_LABEL_JOB), "111111112222");
+    CHECK_STR(text_of(copied, KUBE_LABEL_JOB), "111111112222");
     int64_t until = clock_deadline_ms(10000);
     for (;;) { /* its pods' owner is looked for by the label */
         cleanup_json json_t *labels = labels_now(&p, "waits");
-        if (strcmp(text(labels, KUBE_LABEL_JOB), "444444445555") == 0)
+        if (strcmp(text_of(labels, KUBE_LABEL_JOB), "444444445555") == 0)
             break;
         CHECK(clock_left_ms(until) > 0);
         poll(NULL, 0, 2);
@@ -780,7 +474,7 @@ TEST(what_another_installation_has_is_left_alone)
         CHECK(json_equal(json_object_get(before, names[i]), json_object_get(after, names[i])));
     CHECK_STR(json_string_value(json_array_get(p.submitted, 0)), "123456781234");
     cleanup_json json_t *labels = labels_now(&p, "ours");
-    CHECK_STR(text(labels, KUBE_LABEL_INSTALL), "here");
+    CHECK_STR(text_of(labels, KUBE_LABEL_INSTALL), "here");
     CHECK_INT(fake_kube_requests(p.server, FAKE_DELETE), 0);
     close_platform(&p);
 }
@@ -803,7 +497,7 @@ TEST(who_notes_itself_second_submits_nothing)
     wait_submitted(&p, 1);
     CHECK_STR(json_string_value(json_array_get(p.submitted, 0)), "444444445555");
     cleanup_json json_t *labels = labels_now(&p, "one");
-    CHECK_STR(text(labels, KUBE_LABEL_INSTALL), "there");
+    CHECK_STR(text_of(labels, KUBE_LABEL_INSTALL), "there");
     close_platform(&p);
 }
 
@@ -865,7 +559,7 @@ static void put_ended(archive *a, int at)
                                "here", "spec", "function", "lenet");
     cleanup_json json_t *done = task("succeeded");
     json_object_set_new(done, "id", json_string(id));
-    json_t *status = kube_trainjob_status(object, done, NULL, NULL, now_text);
+    json_t *status = kube_trainjob_status(object, done, NULL, NULL, "2026-01-02T03:04:05.000Z");
     json_object_set_new(status, "phase", json_null()); /* not that of a new pod */
     json_object_set_new(object, "status", status);
     fake_kube_put(a->p.server, name, object);
@@ -1054,197 +748,4 @@ TEST(who_waits_for_train_jobs_can_end)
         poll(NULL, 0, 2);
     }
     close_platform(&p);
-}
-
-/* Two replicas before one API server. */
-typedef struct replicas {
-    fake_kube *server;
-    kube_config access;
-    kube_lease *a, *b;
-} replicas;
-
-static void open_replicas(replicas *r)
-{
-    err e = ERR_INIT;
-    r->server = fake_kube_start();
-    r->access = (kube_config){.server = strdup(fake_kube_url(r->server)), .namespace_name = "test"};
-    CHECK_OK(kube_lease_open(&r->access, "kubeml", "a", "http://a", &r->a, &e), e);
-    CHECK_OK(kube_lease_open(&r->access, "kubeml", "b", "http://b", &r->b, &e), e);
-}
-
-static void close_replicas(replicas *r)
-{
-    kube_lease_close(r->a, false);
-    kube_lease_close(r->b, false);
-    fake_kube_stop(r->server);
-    kube_config_free(&r->access);
-}
-
-static void check_try(kube_lease *l, int64_t now_ms, int leads)
-{
-    err e = ERR_INIT;
-    CHECK_INT(kube_lease_try(l, now_ms, &e), leads);
-}
-
-static void check_renew(kube_lease *l, int64_t now_ms, int leads)
-{
-    err e = ERR_INIT;
-    CHECK_INT(kube_lease_renew(l, now_ms, &e), leads);
-}
-
-/* `l` looks as often as it does, and finds that another holds it. */
-static void stand_by(kube_lease *l, int64_t from_ms, int64_t to_ms)
-{
-    for (int64_t at = from_ms; at <= to_ms; at += KUBE_LEASE_RENEW_MS)
-        check_try(l, at, 0);
-}
-
-TEST(one_of_two_leads)
-{
-    replicas r;
-    open_replicas(&r);
-    check_try(r.a, 1000, 1);
-    check_try(r.b, 1000, 0);
-    CHECK_STR(kube_lease_leader(r.b), "http://a");
-    CHECK_STR(kube_lease_leader(r.a), "");
-    check_renew(r.a, 1500, 1);
-    CHECK(kube_lease_held(r.a, 3699) && !kube_lease_held(r.a, 3700));
-    CHECK(!kube_lease_held(r.b, 1500));
-    /* a is gone: nobody takes over before its time is up, as b sees it. */
-    stand_by(r.b, 1600, 4100);
-    CHECK_INT(kube_lease_next_ms(r.b, 3600), 4100);
-    CHECK_INT(kube_lease_next_ms(r.b, 4200), 4600); /* sooner than it looks */
-    check_try(r.b, 4599, 0);
-    check_try(r.b, 4600, 1);
-    CHECK_INT(kube_lease_next_ms(r.b, 4600), 5100);
-    CHECK_STR(kube_lease_leader(r.b), "");
-    check_renew(r.a, 4700, 0);
-    CHECK_STR(kube_lease_leader(r.a), "http://b");
-    CHECK(!kube_lease_held(r.a, 4700));
-    /* An orderly end lets go, and a third need not wait. */
-    kube_lease_close(r.b, true);
-    err e = ERR_INIT;
-    CHECK_OK(kube_lease_open(&r.access, "kubeml", "c", "http://c", &r.b, &e), e);
-    check_try(r.b, 5000, 1);
-    close_replicas(&r);
-}
-
-TEST(of_two_that_stand_by_one_takes_over)
-{
-    replicas r;
-    kube_lease *c;
-    err e = ERR_INIT;
-    open_replicas(&r);
-    CHECK_OK(kube_lease_open(&r.access, "kubeml", "c", "http://c", &c, &e), e);
-    check_try(c, 1000, 1);
-    for (int64_t at = 1100; at <= 3600; at += 500) {
-        check_try(r.a, at, 0);
-        check_try(r.b, at, 0);
-    }
-    check_try(r.a, 4100, 1);
-    check_try(r.b, 4100, 0); /* it is a's, and new */
-    CHECK_STR(kube_lease_leader(r.b), "http://a");
-    stand_by(r.b, 4600, 6600);
-    kube_lease_close(c, false);
-    close_replicas(&r);
-}
-
-/* The server comes back for both at once: who leads has time to renew. */
-TEST(what_a_standby_could_not_see_is_not_counted)
-{
-    replicas r;
-    err e = ERR_INIT;
-    open_replicas(&r);
-    check_try(r.a, 1000, 1);
-    stand_by(r.b, 1000, 2000);
-    fake_kube_fault(r.server, FAKE_GET, FAULT_STATUS, 503, -1, 1);
-    CHECK_ERR(kube_lease_try(r.b, 2500, &e), e, ERR_UNAVAILABLE, "test says");
-    check_try(r.b, 2600, 0);  /* 1600 ms before its eyes */
-    check_try(r.b, 90000, 0); /* and one second more */
-    check_try(r.b, 90399, 0);
-    check_renew(r.a, 90399, 1);
-    check_try(r.b, 90400, 0);
-    stand_by(r.b, 90900, 92900);
-    check_try(r.b, 93400, 1);
-    close_replicas(&r);
-}
-
-TEST(who_could_not_renew_leads_on_when_nobody_else_has_led)
-{
-    replicas r;
-    err e = ERR_INIT;
-    open_replicas(&r);
-    check_try(r.a, 1000, 1);
-    fake_kube_fault(r.server, FAKE_PATCH, FAULT_STATUS, 503, -1, 1);
-    CHECK_ERR(kube_lease_renew(r.a, 1500, &e), e, ERR_UNAVAILABLE, "test says");
-    CHECK(!kube_lease_held(r.a, 9000));
-    check_renew(r.a, 9000, 1);
-    CHECK(kube_lease_held(r.a, 11199));
-    /* Its answer is lost, and the next write meets another version: that was its own. */
-    fake_kube_fault(r.server, FAKE_PATCH, FAULT_DONE_DROP, 0, 0, 1);
-    check_renew(r.a, 20000, 1);
-    check_renew(r.a, 20500, 1);
-    close_replicas(&r);
-}
-
-TEST(who_was_followed_by_another_does_not_lead_again)
-{
-    replicas r;
-    open_replicas(&r);
-    check_try(r.a, 1000, 1);
-    stand_by(r.b, 1000, 3500);
-    check_try(r.b, 4000, 1);
-    check_renew(r.a, 4100, 0);
-    CHECK_STR(kube_lease_leader(r.a), "http://b");
-    /* Not even where that one has let go of it, */
-    kube_lease_close(r.b, true);
-    check_renew(r.a, 4200, 0);
-    /* or it was taken under the same name: another process, as far as anybody knows. */
-    err e = ERR_INIT;
-    CHECK_OK(kube_lease_open(&r.access, "kubeml", "a", "http://a", &r.b, &e), e);
-    check_try(r.b, 4300, 1);
-    check_renew(r.a, 4400, 0);
-    close_replicas(&r);
-}
-
-TEST(a_write_that_comes_second_does_not_lead)
-{
-    replicas r;
-    open_replicas(&r);
-    fake_kube_fault(r.server, FAKE_CREATE, FAULT_STATUS, 409, -1, 1);
-    check_try(r.a, 1000, 0);
-    CHECK(!kube_lease_held(r.a, 1000));
-    close_replicas(&r);
-}
-
-static bool says(const void *yes)
-{
-    return *(const bool *)yes;
-}
-
-/* As long as another may lead, nothing is changed; what is there can be read. */
-TEST(who_may_not_write_reads)
-{
-    fake_kube *server = fake_kube_start();
-    bool leads = false;
-    kube_config access = {.server = strdup(fake_kube_url(server)),
-                          .namespace_name = "test",
-                          .may_write = says,
-                          .writer = &leads};
-    kube_client *c;
-    json_t *object = json_pack("{s:{s:s}}", "metadata", "name", "x");
-    err e = ERR_INIT;
-    CHECK_OK(kube_client_open(&access, &c, &e), e);
-    fake_kube_put(server, "y", json_object());
-    CHECK_ERR(kube_create(c, FAKE_KUBE_PODS, object, clock_deadline_ms(300), NULL, &e), e,
-              ERR_UNAVAILABLE, "does not lead");
-    CHECK_INT(fake_kube_requests(server, FAKE_KINDS), 0);
-    err_clear(&e);
-    CHECK_OK(kube_get(c, FAKE_KUBE_PODS "/y", NULL, clock_deadline_ms(10000), NULL, &e), e);
-    leads = true;
-    CHECK_OK(kube_create(c, FAKE_KUBE_PODS, object, clock_deadline_ms(10000), NULL, &e), e);
-    json_decref(object);
-    kube_client_close(c);
-    fake_kube_stop(server);
-    kube_config_free(&access);
 }
