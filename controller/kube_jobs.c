@@ -190,12 +190,14 @@ static void submit(kube_jobs *j, const json_t *object, const char *now)
     json_object_del(j->tried, uid);
 }
 
-static void call(int (*what)(void *, const char *, err *), kube_jobs *j, const char *id,
+/* False: not now, and it is worth another try. */
+static bool call(int (*what)(void *, const char *, err *), kube_jobs *j, const char *id,
                  const char *verb)
 {
     err e = ERR_INIT;
     if (what(j->host.context, id, &e) && e.code != ERR_CONFLICT && e.code != ERR_NOT_FOUND)
         log_warn("job %s cannot be %s: %s", id, verb, e.message);
+    return !err_retry_may_help(e.code);
 }
 
 /* spec.suspend as the job is by the API. The object as it is then, a new reference: its generation
@@ -395,8 +397,7 @@ static void let_go(kube_jobs *j, const json_t *active)
     json_t *one;
     void *next;
     json_object_foreach_safe(j->leaving, next, id, one) {
-        call(j->host.cancel, j, id, "cancelled");
-        if (json_object_get(active, id))
+        if (!call(j->host.cancel, j, id, "cancelled") || json_object_get(active, id))
             continue;
         j->host.link(j->host.context, id, false);
         json_object_del(j->leaving, id);

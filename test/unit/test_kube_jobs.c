@@ -87,6 +87,7 @@ typedef struct platform {
     pthread_mutex_t lock;
     json_t *submitted; /* ids */
     json_t *looks;     /* err_codes */
+    int cancels, cancels_unlinked; /* those before the job was noted as one without a TrainJob */
     bool told, deleted;
     atomic_bool resumed;
 } platform;
@@ -498,6 +499,55 @@ TEST(who_notes_itself_second_submits_nothing)
     CHECK_STR(json_string_value(json_array_get(p.submitted, 0)), "444444445555");
     cleanup_json json_t *labels = labels_now(&p, "one");
     CHECK_STR(text_of(labels, KUBE_LABEL_INSTALL), "there");
+    close_platform(&p);
+}
+
+/* As of a suspended job while the store is away: only its record can be cancelled. */
+static int cancel_later(void *context, const char *id, err *e)
+{
+    platform *p = context;
+    (void)id;
+    pthread_mutex_lock(&p->lock);
+    int tries = ++p->cancels;
+    pthread_mutex_unlock(&p->lock);
+    return tries > 1 ? 0 : err_set(e, ERR_UNAVAILABLE, "the database does not answer");
+}
+
+static void note_unlink(void *context, const char *id, bool yes)
+{
+    platform *p = context;
+    (void)id;
+    pthread_mutex_lock(&p->lock);
+    if (!yes)
+        p->cancels_unlinked = p->cancels;
+    pthread_mutex_unlock(&p->lock);
+}
+
+TEST(a_job_whose_train_job_was_deleted_is_cancelled_when_that_can_be)
+{
+    platform p;
+    open_platform(&p);
+    put_train_job(&p, "one", "aaaaaaaa-aaaa-aaaa", "aaaaaaaaaaaa", "here");
+    kube_jobs_host host = {.submit = take,
+                           .cancel = cancel_later,
+                           .task = old_task,
+                           .current = none_current,
+                           .link = note_unlink,
+                           .context = &p,
+                           .install = "here"};
+    err e = ERR_INIT;
+    CHECK_OK(kube_jobs_start(&p.access, &host, &p.jobs, &e), e);
+    put_train_job(&p, "two", "44444444-5555-6666", NULL, NULL);
+    wait_submitted(&p, 1);
+    fake_kube_remove(p.server, "one");
+    int64_t until = clock_deadline_ms(10000);
+    for (int unlinked = 0; !unlinked; poll(NULL, 0, 2)) {
+        pthread_mutex_lock(&p.lock);
+        unlinked = p.cancels_unlinked;
+        pthread_mutex_unlock(&p.lock);
+        CHECK(clock_left_ms(until) > 0);
+    }
+    CHECK_INT(p.cancels_unlinked, 2);
     close_platform(&p);
 }
 
