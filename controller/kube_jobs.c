@@ -469,20 +469,20 @@ static void adopt(kube_jobs *j, const json_t *objects)
     }
 }
 
-/* Of those that are gone. */
-static void forget_resting(kube_jobs *j, const json_t *objects)
+/* What is known, by their uids, of those that are gone. */
+static void forget_gone(json_t *known, const json_t *objects)
 {
     json_t *one;
     const char *name;
-    if (json_object_size(j->resting) <= json_object_size(objects))
+    if (json_object_size(known) <= json_object_size(objects))
         return;
     json_t *kept = json_object();
     json_object_foreach ((json_t *)(uintptr_t)objects, name, one) {
         const char *uid = kube_object_text(one, "uid");
-        json_object_set(kept, uid, json_object_get(j->resting, uid));
+        json_object_set(kept, uid, json_object_get(known, uid));
     }
-    json_object_clear(j->resting);
-    json_object_update(j->resting, kept);
+    json_object_clear(known);
+    json_object_update(known, kept);
     json_decref(kept);
 }
 
@@ -506,7 +506,8 @@ static void turn(kube_jobs *j, const json_t *objects, const json_t *gone)
         else
             submit(j, one, now);
     }
-    forget_resting(j, objects);
+    forget_gone(j->resting, objects);
+    forget_gone(j->tried, objects);
     adopt(j, objects);
     if (!known)
         return;
