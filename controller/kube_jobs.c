@@ -352,6 +352,26 @@ static bool is_deleted(kube_jobs *j, const char *id)
     return j->host.task(j->host.context, id, &task, &e) && e.code == ERR_NOT_FOUND;
 }
 
+/* Jobs that had a TrainJob when we began: it was deleted while nobody looked. */
+static int find_deleted(kube_jobs *j, const json_t *objects)
+{
+    cleanup_json json_t *ids = NULL;
+    json_t *one;
+    const char *name;
+    err e = ERR_INIT;
+    if (j->host.links(j->host.context, &ids, &e)) {
+        log_warn("which jobs had a TrainJob is not known yet: %s", e.message);
+        return -1;
+    }
+    json_object_foreach ((json_t *)(uintptr_t)objects, name, one) {
+        char id[KUBE_TRAINJOB_ID_BYTES];
+        kube_trainjob_id(one, id); /* submitted, not yet labelled */
+        json_object_del(ids, kube_trainjob_job(one));
+        json_object_del(ids, id);
+    }
+    return json_object_update_missing(j->leaving, ids);
+}
+
 static void show_others(kube_jobs *j, const json_t *objects, const json_t *current)
 {
     json_t *one;
@@ -362,16 +382,10 @@ static void show_others(kube_jobs *j, const json_t *objects, const json_t *curre
         const char *job = text_of(one, "id");
         if (json_object_get(j->leaving, job))
             continue;
-        if (standing_for(objects, job)) {
-            if (!j->turned) /* who led before may have got no further */
-                adopt_soon(j, job);
-            continue;
-        }
-        /* It had one when we began: that was deleted while nobody looked. */
-        if (!j->turned && j->host.linked(j->host.context, job))
-            json_object_set_new(j->leaving, job, json_true());
-        else
+        if (!standing_for(objects, job))
             json_object_set(j->owed, job, one);
+        else if (!j->turned) /* who led before may have got no further */
+            adopt_soon(j, job);
     }
     /* One that has ended is not in the next list. */
     json_object_foreach_safe(j->owed, next, id, one)
@@ -509,7 +523,7 @@ static void turn(kube_jobs *j, const json_t *objects, const json_t *gone)
     forget_gone(j->resting, objects);
     forget_gone(j->tried, objects);
     adopt(j, objects);
-    if (!known)
+    if (!known || (!j->turned && find_deleted(j, objects)))
         return;
     show_others(j, objects, current);
     let_go(j, active);

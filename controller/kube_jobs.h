@@ -33,7 +33,7 @@ typedef struct kube_jobs_host {
      * if it has ended already. */
     int (*current)(void *context, json_t **out, err *e);
     void (*link)(void *context, const char *id, bool yes); /* remembers that it has a TrainJob */
-    bool (*linked)(void *context, const char *id);
+    int (*links)(void *context, json_t **out, err *e);     /* an object: those that have one */
     /* Why TrainJobs are not looked at, each time that it is another reason, and NULL once they are.
      * From the watch's thread. May be NULL. */
     void (*looks)(void *context, const err *why);

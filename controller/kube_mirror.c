@@ -96,12 +96,20 @@ static void link_job(void *context, const char *id, bool yes)
                  e.message);
 }
 
-static bool linked(void *context, const char *id)
+static int take_link(void *context, const char *id, json_t *mark, err *e)
 {
-    json_t *mark = NULL;
-    bool yes = store_get(((controller *)context)->store, TRAINJOBS, id, &mark, NULL, NULL) == 0;
-    json_decref(mark);
-    return yes;
+    return json_object_set(context, id, mark) ? err_set(e, ERR_NOMEM, "no memory for ids") : 0;
+}
+
+static int links(void *context, json_t **out, err *e)
+{
+    cleanup_json json_t *ids = json_object();
+    if (!ids)
+        return err_set(e, ERR_NOMEM, "no memory for ids");
+    if (store_walk(((controller *)context)->store, TRAINJOBS, take_link, ids, e))
+        return -1;
+    *out = json_incref(ids);
+    return 0;
 }
 
 static void looks(void *context, const err *why)
@@ -131,7 +139,7 @@ static int start(kube_mirror *m, controller *c, err *e)
                            .task = task,
                            .current = current,
                            .link = link_job,
-                           .linked = linked,
+                           .links = links,
                            .looks = looks,
                            .context = c};
     if (kube_mirror_access(c, &m->access, e))

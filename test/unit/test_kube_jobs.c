@@ -35,6 +35,14 @@ static int none_current(void *context, json_t **out, err *e)
     return 0;
 }
 
+static int no_links(void *context, json_t **out, err *e)
+{
+    (void)context;
+    (void)e;
+    *out = json_object();
+    return 0;
+}
+
 /* Suspended through the API: our own edit of the spec is nothing that is still to be followed, or a
  * resume through the API that comes next would be undone by it. */
 TEST(a_suspension_that_was_noted_is_seen)
@@ -42,7 +50,7 @@ TEST(a_suspension_that_was_noted_is_seen)
     static const char path[] = "/apis/" KUBE_RESOURCES "/namespaces/test/trainjobs";
     fake_kube *server = fake_kube_start();
     kube_config access = {.server = strdup(fake_kube_url(server)), .namespace_name = "test"};
-    kube_jobs_host host = {.task = suspended_task, .current = none_current};
+    kube_jobs_host host = {.task = suspended_task, .current = none_current, .links = no_links};
     kube_jobs *jobs;
     err e = ERR_INIT;
     char status[200];
@@ -121,13 +129,6 @@ static void no_link(void *context, const char *id, bool yes)
     (void)yes;
 }
 
-static bool never_linked(void *context, const char *id)
-{
-    (void)context;
-    (void)id;
-    return false;
-}
-
 /* A TrainJob with those labels, NULL where it has not the one. */
 static void put_train_job(platform *p, const char *name, const char *uid, const char *job,
                           const char *install)
@@ -148,8 +149,13 @@ static void open_platform(platform *p)
 
 static void run_platform(platform *p)
 {
-    kube_jobs_host host = {.submit = take, .task = old_task, .current = none_current, .link = no_link,
-                           .context = p, .install = "here"};
+    kube_jobs_host host = {.submit = take,
+                           .task = old_task,
+                           .current = none_current,
+                           .link = no_link,
+                           .links = no_links,
+                           .context = p,
+                           .install = "here"};
     err e = ERR_INIT;
     CHECK_OK(kube_jobs_start(&p->access, &host, &p->jobs, &e), e);
 }
@@ -218,8 +224,12 @@ TEST(a_short_job_of_the_api_gets_its_train_job)
     platform p;
     open_platform(&p);
     fake_kube_fault(p.server, FAKE_CREATE, FAULT_STATUS, 500, -1, 1);
-    kube_jobs_host host = {.submit = take, .task = old_task, .current = short_current,
-                           .link = no_link, .linked = never_linked, .context = &p,
+    kube_jobs_host host = {.submit = take,
+                           .task = old_task,
+                           .current = short_current,
+                           .link = no_link,
+                           .links = no_links,
+                           .context = &p,
                            .install = "here"};
     err e = ERR_INIT;
     CHECK_OK(kube_jobs_start(&p.access, &host, &p.jobs, &e), e);
@@ -283,7 +293,7 @@ TEST(a_job_that_is_suspended_as_it_gets_its_train_job_stays_suspended)
                            .task = suspended_task,
                            .current = queued_current,
                            .link = no_link,
-                           .linked = never_linked,
+                           .links = no_links,
                            .context = &p,
                            .install = "here"};
     err e = ERR_INIT;
@@ -387,7 +397,7 @@ TEST(a_job_that_is_deleted_as_it_gets_its_train_job_stays_deleted)
                            .task = deleted_task,
                            .current = short_current,
                            .link = delete_when_linked,
-                           .linked = never_linked,
+                           .links = no_links,
                            .context = &p,
                            .install = "here"};
     err e = ERR_INIT;
@@ -414,7 +424,7 @@ TEST(pods_that_were_there_before_their_train_job_become_its_own)
                            .task = running_task,
                            .current = running_current,
                            .link = no_link,
-                           .linked = never_linked,
+                           .links = no_links,
                            .context = &p,
                            .install = "here"};
     err e = ERR_INIT;
@@ -523,6 +533,17 @@ static void note_unlink(void *context, const char *id, bool yes)
     pthread_mutex_unlock(&p->lock);
 }
 
+static void wait_unlinked(platform *p)
+{
+    int64_t until = clock_deadline_ms(10000);
+    for (int unlinked = 0; !unlinked; poll(NULL, 0, 2)) {
+        pthread_mutex_lock(&p->lock);
+        unlinked = p->cancels_unlinked;
+        pthread_mutex_unlock(&p->lock);
+        CHECK(clock_left_ms(until) > 0);
+    }
+}
+
 TEST(a_job_whose_train_job_was_deleted_is_cancelled_when_that_can_be)
 {
     platform p;
@@ -533,6 +554,7 @@ TEST(a_job_whose_train_job_was_deleted_is_cancelled_when_that_can_be)
                            .task = old_task,
                            .current = none_current,
                            .link = note_unlink,
+                           .links = no_links,
                            .context = &p,
                            .install = "here"};
     err e = ERR_INIT;
@@ -540,14 +562,54 @@ TEST(a_job_whose_train_job_was_deleted_is_cancelled_when_that_can_be)
     put_train_job(&p, "two", "44444444-5555-6666", NULL, NULL);
     wait_submitted(&p, 1);
     fake_kube_remove(p.server, "one");
-    int64_t until = clock_deadline_ms(10000);
-    for (int unlinked = 0; !unlinked; poll(NULL, 0, 2)) {
-        pthread_mutex_lock(&p.lock);
-        unlinked = p.cancels_unlinked;
-        pthread_mutex_unlock(&p.lock);
-        CHECK(clock_left_ms(until) > 0);
-    }
+    wait_unlinked(&p);
     CHECK_INT(p.cancels_unlinked, 2);
+    close_platform(&p);
+}
+
+static int two_links(void *context, json_t **out, err *e)
+{
+    platform *p = context;
+    pthread_mutex_lock(&p->lock);
+    bool away = !p->told;
+    p->told = true;
+    pthread_mutex_unlock(&p->lock);
+    if (away)
+        return err_set(e, ERR_UNAVAILABLE, "the database does not answer");
+    *out = json_pack("{s:{}, s:{}}", "aaaaaaaaaaaa", "dddddddddddd");
+    return 0;
+}
+
+static int note_cancel(void *context, const char *id, err *e)
+{
+    platform *p = context;
+    (void)e;
+    CHECK_STR(id, "dddddddddddd");
+    pthread_mutex_lock(&p->lock);
+    p->cancels++;
+    pthread_mutex_unlock(&p->lock);
+    return 0;
+}
+
+/* It is suspended, say: among those that are active there is none. */
+TEST(a_job_whose_train_job_was_deleted_while_nobody_looked_is_cancelled)
+{
+    platform p;
+    open_platform(&p);
+    put_train_job(&p, "one", "aaaaaaaa-aaaa-aaaa", "aaaaaaaaaaaa", "here");
+    kube_jobs_host host = {.submit = take,
+                           .cancel = note_cancel,
+                           .task = old_task,
+                           .current = none_current,
+                           .link = note_unlink,
+                           .links = two_links,
+                           .context = &p,
+                           .install = "here"};
+    err e = ERR_INIT;
+    CHECK_OK(kube_jobs_start(&p.access, &host, &p.jobs, &e), e);
+    wait_unlinked(&p);
+    CHECK_INT(p.cancels_unlinked, 1);
+    CHECK(has_train_job(&p, "one"));
     close_platform(&p);
 }
 
@@ -647,7 +709,7 @@ static void open_archive(archive *a, int rest_ms)
                            .task = ended_task,
                            .current = resumed_current,
                            .link = no_link,
-                           .linked = never_linked,
+                           .links = no_links,
                            .rest_ms = rest_ms,
                            .context = a,
                            .install = "here"};
@@ -731,6 +793,7 @@ TEST(train_jobs_are_looked_at_as_soon_as_they_can_be_listed)
                            .current = none_current,
                            .link = no_link,
                            .looks = looks,
+                           .links = no_links,
                            .context = &p,
                            .install = "here"};
     err e = ERR_INIT;
@@ -772,6 +835,7 @@ TEST(too_many_train_jobs_are_told_of)
                            .link = no_link,
                            .looks = looks,
                            .objects_max = 1,
+                           .links = no_links,
                            .context = &p,
                            .install = "here"};
     err e = ERR_INIT;
