@@ -616,8 +616,9 @@ static void schedule(jobs *m)
 static void recall_begin(const jobs *m, job *j)
 {
     int64_t active_ms = m->wall_ms - j->started_wall_ms;
-    if (j->started_wall_ms > 0 && !job_ended(j))
-        j->begun_ms = m->now_ms - (active_ms > 0 ? active_ms : 0);
+    if (j->started_wall_ms == 0 || job_ended(j))
+        return;
+    j->begun_ms = m->now_ms - (active_ms > 0 ? active_ms : 0);
     if (j->begun_ms == 0)
         j->begun_ms = -1;
 }

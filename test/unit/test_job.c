@@ -1013,6 +1013,40 @@ TEST(a_restarted_controller_adopts)
     jobs_close(m);
 }
 
+/* The controller of "a" is another one from here on, and the pods of "a" have gone. */
+static void restart_with(const char *id, int slots)
+{
+    err e = ERR_INIT;
+    cleanup_json json_t *record = job_record(jobs_find(m, id));
+    jobs_close(m);
+    job_limits l;
+    job_limits_default(&l);
+    CHECK_OK(jobs_open(&l, slots, &m, &e), e);
+    CHECK_OK(jobs_restore(m, record, &e), e);
+}
+
+TEST(what_a_job_waited_before_its_first_start_counts_for_no_deadline)
+{
+    open_machine(1);
+    now = 3600 * 1000;
+    submit_bound("a", 60, 0);
+    step((job_event){.type = JOB_SLOTS, .value = 0});
+    restart_with("a", 0);
+    step((job_event){.type = JOB_ADOPT});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_QUEUED);
+    step((job_event){.type = JOB_SLOTS, .value = 1});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_STARTING);
+    CHECK_INT(jobs_find(m, "a")->started_wall_ms, 1700000000000 + now);
+    ps_starts("a", 0);
+    now += 59999;
+    step((job_event){.type = JOB_TICK});
+    CHECK(!find(JOB_TELL_STOP));
+    now += 1;
+    step((job_event){.type = JOB_TICK});
+    check_reason("a", "DeadlineExceeded", "longer than 60 s");
+    jobs_close(m);
+}
+
 /* When the kubeml-ps that was adopted is given up: each try to reach it ends with `code`, but for
  * the one `answered` (counted from 0), after which the node does not answer any more. */
 static int64_t given_up_after_ms(err_code code, int answered)
