@@ -492,25 +492,31 @@ static int lacking(const jobs *m)
     return lacks > 0 && lacks <= lent ? lacks : 0;
 }
 
+/* The most functions that its next epoch may have: what it holds, not what its last epoch had,
+ * which may be of a run before, and what is free. `back` of them are to be given back. */
+static int most_functions(const jobs *m, const job *j, int back)
+{
+    int free = m->slots - slots_held(m), most = j->parallelism;
+    if (free > 0 && !jobs_waiting(m))
+        most += free;
+    if (most > j->functions_max)
+        most = j->functions_max;
+    if (m->now_ms < j->grow_ms && most > j->most)
+        most = j->parallelism > j->most ? j->parallelism : j->most;
+    return back > 0 && most > j->parallelism - back ? j->parallelism - back : most;
+}
+
 /* What the elastic policy makes of the epoch; the slots are granted with the answer. */
 static void ps_ask(jobs *m, job *j, const job_event *event)
 {
     if (!job_active(j) || j->verdict)
         return;
     if (j->decided_epoch != event->epoch) {
-        int free = m->slots - slots_held(m), ceiling = event->value;
-        if (free > 0 && !jobs_waiting(m))
-            ceiling += free;
-        if (ceiling > j->functions_max)
-            ceiling = j->functions_max;
-        if (m->now_ms < j->grow_ms && ceiling > j->most)
-            ceiling = event->value > j->most ? event->value : j->most;
         int back = lacking(m) < grown(j) ? lacking(m) : grown(j);
-        if (back > 0 && ceiling > event->value - back)
-            ceiling = event->value - back;
+        int most = most_functions(m, j, back);
         j->trained = event->value;
         j->parallelism = policy_elastic(event->value, event->seconds, j->reference_seconds,
-                                        MUTATE(22, ceiling, j->functions_max));
+                                        MUTATE(22, most, j->functions_max));
         int placed = job_place(m, j, j->parallelism);
         j->parallelism = placed > 1 ? placed : 1;
         j->reference_seconds =

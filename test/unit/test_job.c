@@ -617,6 +617,36 @@ TEST(an_elastic_job_gives_back_no_more_than_is_lacking_or_than_it_grew)
     jobs_close(m);
 }
 
+/* Resumed it has what it asked for, and kubeml-ps tells of the four that its last epoch had. */
+static int answer_to_one_that_had_four(int slots)
+{
+    err e = ERR_INIT;
+    open_machine(4);
+    submit("a", 2, 0, false);
+    request r = jobs_find(m, "a")->request;
+    jobs_close(m);
+    open_machine(slots);
+    run_job("b", 2);
+    CHECK_OK(jobs_resubmit(m, "a", &r, 0, 2, 1, &e), e);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 1);
+    step((job_event){.type = JOB_PS_ASK, .job = "a", .epoch = 1, .value = 4, .seconds = 4});
+    return get(JOB_TELL_PARALLELISM)->value;
+}
+
+TEST(an_elastic_job_goes_on_with_more_than_it_holds_only_where_slots_are_free)
+{
+    CHECK_INT(answer_to_one_that_had_four(4), 2);
+    CHECK_INT(jobs_slots_free(m), 0);
+    step((job_event){.type = JOB_SLOTS, .value = 5});
+    CHECK_INT(jobs_slots_free(m), 1);
+    jobs_close(m);
+    CHECK_INT(answer_to_one_that_had_four(5), 3);
+    jobs_close(m);
+    CHECK_INT(answer_to_one_that_had_four(8), 5);
+    jobs_close(m);
+}
+
 /* An elastic job with two functions whose next epoch is to get a third. */
 static void grows(const char *id)
 {
