@@ -24,8 +24,11 @@ int job_pods_room(jobs *m, job *j)
 {
     if (j->pod)
         return 0;
-    j->functions_max = j->request.default_parallelism > m->slots ? j->request.default_parallelism
-                                                                 : m->slots;
+    /* One that was restored had its own number, which its kubeml-ps knows. */
+    if (j->functions_max < j->request.default_parallelism)
+        j->functions_max = j->request.default_parallelism;
+    if (j->functions_max < m->slots)
+        j->functions_max = m->slots;
     if (j->functions_max > REQUEST_PARALLELISM_MAX)
         j->functions_max = REQUEST_PARALLELISM_MAX;
     j->pods_max = 3 * j->functions_max + 8;

@@ -1077,6 +1077,26 @@ TEST(what_a_job_waited_before_its_first_start_counts_for_no_deadline)
     jobs_close(m);
 }
 
+TEST(what_a_job_had_grown_to_is_adopted_where_there_are_fewer_slots_now)
+{
+    open_machine(30);
+    submit("a", 1, 0, false);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    for (int f = 0; f < 30; f++)
+        function_joins("a", f, 0);
+    restart_with("a", 1);
+    step((job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "ps"});
+    for (int f = 0; f < 30; f++) {
+        char pod[JOB_POD_BYTES];
+        snprintf(pod, sizeof pod, "f-%d", f);
+        step((job_event){.type = JOB_POD_FOUND, .job = "a", .function = f, .pod = pod});
+        CHECK(!find(JOB_STOP));
+    }
+    CHECK_INT(jobs_find(m, "a")->functions_max, 30); /* as kubeml-ps knows it */
+    jobs_close(m);
+}
+
 /* When the kubeml-ps that was adopted is given up: each try to reach it ends with `code`, but for
  * the one `answered` (counted from 0), after which the node does not answer any more. */
 static int64_t given_up_after_ms(err_code code, int answered)
