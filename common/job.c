@@ -131,10 +131,20 @@ void job_condition_set(jobs *m, job *j, const char *type, bool status, const cha
         j->unsaved = true;
 }
 
+/* What kubeml-ps says of its own time: of the next one's that one speaks. */
+static void forget_said(jobs *m, job *j)
+{
+    static const char *const said[] = {"FunctionLost", "Straggler", "RedisGone",
+                                       "StoreUnavailable"};
+    for (size_t i = 0; i < sizeof said / sizeof *said; i++)
+        job_condition_set(m, j, said[i], false, "PSEnded", "the kubeml-ps that said so has ended");
+}
+
 /* ---- the end --------------------------------------------------------------------------------- */
 
-static void requeue(job *j)
+static void requeue(jobs *m, job *j)
 {
+    forget_said(m, j);
     j->generation++;
     j->state = JOB_QUEUED;
     j->resumed = true;
@@ -158,7 +168,7 @@ static bool try_again(jobs *m, job *j, const char *reason, const char *message)
     j->again_ms = m->now_ms + wait;
     j->again_wall_ms = m->wall_ms + wait;
     j->retries++;
-    requeue(j);
+    requeue(m, j);
     text_print(j->message, sizeof j->message, "%s: %.200s", reason, message);
     text_print(text, sizeof text, "retry %d of %d after %.200s", j->retries,
                j->request.backoff_limit, j->message);
@@ -200,7 +210,7 @@ void job_end(jobs *m, job *j, job_state state, const char *reason, const char *m
 
 void job_wait_again(jobs *m, job *j)
 {
-    requeue(j);
+    requeue(m, j);
     j->connected = false;
     job_condition_set(m, j, "PoolEmpty", false, "Queued",
                       "it waits for all of its functions' places");
@@ -329,6 +339,7 @@ void job_ps_lost(jobs *m, job *j, const char *reason, const char *message)
         carry_out(m, j);
         return;
     }
+    forget_said(m, j);
     pods_stop(m, j, true);
     j->generation += MUTATE(21, 1, 0);
     j->resumed = true;

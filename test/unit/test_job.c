@@ -547,6 +547,52 @@ TEST(conditions_keep_their_time_and_the_worst_one_is_the_reason)
     jobs_close(m);
 }
 
+static bool is_raised(const char *id, const char *type)
+{
+    const job *j = jobs_find(m, id);
+    for (int i = 0; i < j->conditions; i++)
+        if (strcmp(j->condition[i].type, type) == 0)
+            return j->condition[i].status;
+    return false;
+}
+
+static void condition_of(const char *id, const char *type)
+{
+    step((job_event){.type = JOB_PS_CONDITION,
+                     .job = id,
+                     .name = type,
+                     .status = true,
+                     .reason = type,
+                     .message = "said by kubeml-ps"});
+}
+
+/* The next one says what is so then. */
+TEST(what_a_kubeml_ps_said_goes_with_it)
+{
+    open_machine(2);
+    submit_bound("a", 0, 1);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    function_joins("a", 0, 0);
+    step((job_event){.type = JOB_PS_PHASE, .job = "a", .phase = "training"});
+    condition_of("a", "FunctionLost");
+    condition_of("a", "StoreUnavailable");
+    condition_of("a", "Resumed");
+    step((job_event){
+        .type = JOB_POD_ENDED, .pod = "a-ps-0", .reason = "Killed", .message = "signal 9"});
+    check_reason("a", "PSRestarted", "signal 9");
+    CHECK(!is_raised("a", "FunctionLost") && !is_raised("a", "StoreUnavailable"));
+    CHECK(is_raised("a", "Resumed"));
+    ps_starts("a", 1);
+    condition_of("a", "Straggler");
+    step(
+        (job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_FAILED, .reason = "NaNLoss"});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_QUEUED);
+    CHECK(!is_raised("a", "Straggler"));
+    CHECK(is_raised("a", "Retried"));
+    jobs_close(m);
+}
+
 TEST(elastic_answers_stay_within_the_slots)
 {
     open_machine(3);
@@ -661,15 +707,6 @@ static void grows(const char *id)
     CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3);
     step((job_event){.type = JOB_PS_NEED, .job = id, .function = 2});
     CHECK_INT(get(JOB_TAKE)->function, 2);
-}
-
-static bool is_raised(const char *id, const char *type)
-{
-    const job *j = jobs_find(m, id);
-    for (int i = 0; i < j->conditions; i++)
-        if (strcmp(j->condition[i].type, type) == 0)
-            return j->condition[i].status;
-    return false;
 }
 
 static void trains_in(const char *id, int epoch, int functions, double seconds)
