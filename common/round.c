@@ -440,7 +440,7 @@ size_t round_tell(round_machine *m, const round_action **actions)
         return 0;
     round_emit(m, ROUND_PHASE)->phase = m->phase;
     for (int which = 0; which < CONDITION_COUNT; which++)
-        if (m->condition[which].raised)
+        if (m->condition[which].reason[0]) /* it was raised once */
             emit_condition(m, which);
     for (int f = 0; f < m->config.functions_max; f++)
         if (m->member[f].state == MEMBER_NEEDED && !m->member[f].tell_ms &&

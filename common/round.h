@@ -261,8 +261,9 @@ bool round_finished(const round_machine *m);
 /* That function is not awaited any more, and not because it was lost: its end is no news. */
 bool round_dismissed(const round_machine *m, int function, int incarnation);
 int64_t round_version(const round_machine *m);
-/* For a controller that attaches: the open needs, the present phase and every raised condition, as
- * actions (valid until the next step). ACCESS and past epochs are kubeml-ps's to tell. */
+/* For a controller that attaches: the open needs, the present phase and every condition that is, or
+ * was, raised, as actions (valid until the next step). ACCESS and past epochs are kubeml-ps's to
+ * tell. */
 size_t round_tell(round_machine *m, const round_action **actions);
 
 const char *round_event_name(round_event_type t);

@@ -843,6 +843,34 @@ TEST(a_job_that_cannot_go_on_keeps_the_epochs_it_has)
     fail_to_resume(&(round_resume){.epoch = 2, .parallelism = 2, .rows = &stray, .count = 1}, 2);
 }
 
+static const round_action *told(const char *condition)
+{
+    for (size_t i = 0; i < count; i++)
+        if (actions[i].type == ROUND_CONDITION && strcmp(actions[i].name, condition) == 0)
+            return &actions[i];
+    return NULL;
+}
+
+/* It may not have heard that a condition which it was told of is over. */
+TEST(a_controller_that_attaches_hears_of_what_is_over_too)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    step((round_event){.type = ROUND_LOST,
+                       .function = 1,
+                       .reason = "Killed",
+                       .message = "signal 9",
+                       .ended = true});
+    count = round_tell(m, &actions);
+    CHECK(told("FunctionLost")->status);
+    join(1, 1);
+    count = round_tell(m, &actions);
+    CHECK(!told("FunctionLost")->status);
+    CHECK_STR(told("FunctionLost")->reason, "Replaced");
+    CHECK(!told("Straggler") && !told("Exact")); /* never were */
+    round_close(m);
+}
+
 TEST(a_goal_ends_the_job_early)
 {
     round_config c = config(1, 9);
