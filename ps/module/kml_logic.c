@@ -342,9 +342,9 @@ static int check_version(const logic_job *j, int64_t version, err *e)
                    (long long)j->version);
 }
 
-static int check_not_merging(const logic_job *j, err *e)
+static int check_not_merging(const logic_job *j, err_code busy, err *e)
 {
-    return j->merging ? err_set(e, ERR_CONFLICT, "the round is being merged") : 0;
+    return j->merging ? err_set(e, busy, "the round is being merged") : 0;
 }
 
 /* The function's entry, emptied where a higher incarnation takes over. */
@@ -406,7 +406,7 @@ int logic_write(logic_job *j, int argc, const logic_arg *argv, err *e)
         arg_int(&argv[3], "function", 0, LOGIC_FUNCTIONS_MAX - 1, &function, e) ||
         arg_int(&argv[4], "incarnation", 0, INT_MAX, &incarnation, e) ||
         arg_range(&argv[5], "chunk", 0, (int64_t)all_chunks(j->shape) - 1, &chunk, e) ||
-        check_round(j, epoch, round, e) || check_not_merging(j, e) ||
+        check_round(j, epoch, round, e) || check_not_merging(j, ERR_CONFLICT, e) ||
         entry_for(j, function, incarnation, &p, e))
         return -1;
     if (write_chunk(j, p, (size_t)chunk, &argv[0], e))
@@ -464,7 +464,7 @@ static int publish_in(logic_job *j, const publish_args *a, err *e)
             return 0;
         return err_set(e, ERR_CONFLICT, "it has published other bytes before");
     }
-    if (check_not_merging(j, e) || entry_for(j, a->function, a->incarnation, &p, e) ||
+    if (check_not_merging(j, ERR_CONFLICT, e) || entry_for(j, a->function, a->incarnation, &p, e) ||
         check_chunks(j, a, p, e))
         return -1;
     take_slot(j, a);
@@ -667,7 +667,7 @@ static int merge_prepare(logic_merge *m, int argc, const logic_arg *argv, err *e
         arg_i64(&argv[4], "next_round", &m->next_round, e) ||
         arg_int(&argv[7], "count", 1, LOGIC_FUNCTIONS_MAX, &m->count, e) ||
         arg_count(argc, 8 + 3 * m->count, "MERGE", e) || check_round(j, epoch, round, e) ||
-        check_version(j, version, e) || check_not_merging(j, e))
+        check_version(j, version, e) || check_not_merging(j, ERR_UNAVAILABLE, e))
         return -1;
     if (m->next_epoch < epoch || (m->next_epoch == epoch && m->next_round <= round))
         return err_set(e, ERR_INVALID, "the next round is not after the one that is merged");

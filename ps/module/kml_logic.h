@@ -7,7 +7,9 @@
  *
  * Threads: all calls on a job come from one thread at a time (Redis's main thread, or whoever holds
  * its lock) but logic_merge_run, which may run beside them. While a merge runs, publications of the
- * round are closed (ERR_CONFLICT), and the reference that is read is not the one that is written.
+ * round are closed (ERR_CONFLICT), another merge is to be asked for again (ERR_UNAVAILABLE: it may
+ * be this one, whose answer was lost), and the reference that is read is not the one that is
+ * written.
  *
  * Arguments are those of the command after the key's name; integers are decimal text. */
 #ifndef KUBEML_KML_LOGIC_H

@@ -242,6 +242,75 @@ IN_EVERY_STORE(what_is_stale_or_doubled_is_refused, 20)
     fixture_free(&f);
 }
 
+typedef struct asking {
+    modelstore *owner;
+    int round;
+    modelstore_merged merged;
+    err e;
+    int rc;
+} asking;
+
+static void *ask_for_merge(void *arg)
+{
+    asking *a = arg;
+    const modelstore_part part = {0, 1, 10};
+    const modelstore_round r = {.round = a->round,
+                                .version = a->round - 1,
+                                .next_round = a->round + 1,
+                                .rule = "mean",
+                                .parts = &part,
+                                .count = 1};
+    a->e = (err)ERR_INIT;
+    a->rc = modelstore_merge(a->owner, &r, fixture_deadline(), &a->merged, &a->e);
+    return NULL;
+}
+
+/* Whose answer is lost asks again, maybe while the first merge is under way in Redis. */
+static void ask_for_merges_twice(const char *carrier)
+{
+    fixture f;
+    err e = ERR_INIT;
+    asking ask[2] = {{.round = 0}};
+    fixture_init(&f, "database", carrier, 3 << 20);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(modelstore_open(&f.owner_access, MODELSTORE_OWNER, fixture_deadline(),
+                                 &ask[i].owner, &e),
+                 e);
+        CHECK_OK(modelstore_attach(ask[i].owner, NULL, fixture_deadline(), &e), e);
+    }
+    for (int round = 1; round <= 5; round++) {
+        pthread_t thread[2];
+        CHECK_OK(publish(m, 0, round, round - 1, 0, 1, 10, (uint64_t)round, &f, &e), e);
+        for (int i = 0; i < 2; i++) {
+            ask[i].round = round;
+            CHECK(pthread_create(&thread[i], NULL, ask_for_merge, &ask[i]) == 0);
+        }
+        for (int i = 0; i < 2; i++) {
+            pthread_join(thread[i], NULL);
+            if (ask[i].rc != 0)
+                CHECK_ERR(ask[i].rc, ask[i].e, ERR_STALE, "is over");
+            CHECK_INT(ask[i].merged.state.version, round);
+        }
+    }
+    check_fetched(&f, 5, (uint64_t[][2]){{5, 10}}, 1);
+    for (int i = 0; i < 2; i++)
+        modelstore_close(ask[i].owner);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
+TEST_LIMIT(a_merge_that_is_asked_for_twice_is_done_once_shm, 30)
+{
+    ask_for_merges_twice("shm");
+}
+
+TEST_LIMIT(a_merge_that_is_asked_for_twice_is_done_once_socket, 30)
+{
+    ask_for_merges_twice("socket");
+}
+
 IN_EVERY_STORE(numbers_that_are_none_never_enter, 20)
 {
     fixture f;

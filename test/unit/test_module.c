@@ -300,6 +300,28 @@ TEST(logic_merges_beside_readers)
     CHECK_INT(allocated, 0);
 }
 
+/* Asked for again, because its answer was lost on the way: what was published is there, and need
+ * not be trained again. */
+TEST(logic_a_merge_that_is_under_way_is_waited_for)
+{
+    err e = ERR_INIT;
+    words w;
+    logic_merge *m, *again;
+    logic_job *j = new_job();
+    block b = fixture_block(shape);
+    fixture_fill(shape, b, 3);
+    write_all_chunks(j, 0, 0, 0, b);
+    CHECK_OK(publish(j, 0, 0, 0, b, &e), e);
+    split(&w, "0 0 -1 0 1 mean {} 1 0 0 10");
+    CHECK_OK(logic_merge_begin(j, w.argc, w.arg, &m, &e), e);
+    CHECK_ERR(logic_merge_begin(j, w.argc, w.arg, &again, &e), e, ERR_UNAVAILABLE, "being merged");
+    logic_merge_run(m);
+    CHECK_OK(logic_merge_end(m, NULL, &e), e);
+    CHECK_ERR(logic_merge_begin(j, w.argc, w.arg, &again, &e), e, ERR_STALE, "is over");
+    logic_free(j);
+    CHECK_INT(allocated, 0);
+}
+
 /* ---- payloads ------------------------------------------------------------------------------ */
 
 typedef struct tape {
