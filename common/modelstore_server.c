@@ -591,6 +591,7 @@ static int merge_once(remote *r, void *user, int64_t deadline_ms, err *e)
     if (call2(r, "WATCH", modelstore_key(r, "state", key), NULL, NULL, deadline_ms, e) ||
         get_state(r, &s, deadline_ms, e))
         return -1;
+    show_state(r, &s); /* of a commit whose answer was lost */
     w->out->state = s.state;
     if (modelstore_check_merge(&s.state, w->round, e) || gather(r, w, &s.state, deadline_ms, e))
         return -1;

@@ -311,6 +311,33 @@ TEST_LIMIT(a_merge_that_is_asked_for_twice_is_done_once_socket, 30)
     ask_for_merges_twice("socket");
 }
 
+/* The answer to the merge was lost, and with it the owner's turn to say in the segment what is
+ * there: it does when it asks again. */
+TEST_LIMIT(a_repeated_merge_shows_the_reference_server_shm, 20)
+{
+    fixture f;
+    err e = ERR_INIT;
+    char name[SHM_NAME_BYTES];
+    shm *segment;
+    modelstore_merged merged;
+    const modelstore_part part = {0, 1, 10};
+    fixture_init(&f, "server", "shm", FLOATS);
+    begin_job(&f);
+    modelstore *m = attached_member(&f);
+    CHECK_OK(shm_find(f.owner_access.segment_dir, f.owner_access.job, name, &e), e);
+    CHECK_OK(shm_open_segment(f.owner_access.segment_dir, name, true, &segment, &e), e);
+    shm_state before = shm_state_get(segment);
+    CHECK_OK(publish(m, 0, 1, 0, 0, 1, 10, 23, &f, &e), e);
+    CHECK_OK(merge(&f, 0, 1, 0, &part, 1, "{}", &merged, &e), e);
+    shm_state_set(segment, before);
+    CHECK_ERR(merge(&f, 0, 1, 0, &part, 1, "{}", &merged, &e), e, ERR_STALE, "is over");
+    CHECK_INT(merged.state.version, 1);
+    check_fetched(&f, 1, (uint64_t[][2]){{23, 10}}, 1);
+    shm_close(segment);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
 IN_EVERY_STORE(numbers_that_are_none_never_enter, 20)
 {
     fixture f;
