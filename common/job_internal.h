@@ -1,6 +1,9 @@
 /* job_internal.h: the jobs machine's parts, for job*.c alone.
  *
- * job.c         the machine: queue, states, kubeml-ps, verdicts
+ * job.c         the machine: the step, what it says, restarts, who is in it
+ * job_queue.c   who starts next, and the slots for it
+ * job_ps.c      a job and its kubeml-ps
+ * job_end.c     verdicts, retries, the end
  * job_pod.c     the pods of a job from the wish to the end
  * job_gpu.c     on which GPU each function is
  * job_record.c  the record's text form, and the one reason */
@@ -27,23 +30,48 @@ struct jobs {
 
 /* job.c */
 job_action *jobs_emit(jobs *m, job_action_type type, const job *j);
+/* Room for `more` actions a step, so that a step never allocates. 0, or -1 when memory is gone. */
+int jobs_reserve_actions(jobs *m, size_t more);
+size_t job_pod_actions(const job *j); /* what its pods may need in a step */
+void job_save(jobs *m, job *j);
 bool job_active(const job *j); /* starting or running */
-void job_fail(jobs *m, job *j, const char *reason, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5)));
-/* Ends at once: record, verdict told, pods stopped. */
-void job_end(jobs *m, job *j, job_state state, const char *reason, const char *message);
-void job_ps_lost(jobs *m, job *j, const char *reason, const char *message);
-/* Back into the queue: it holds nothing while it waits. */
-void job_wait_again(jobs *m, job *j);
 void job_condition_set(jobs *m, job *j, const char *type, bool status, const char *reason,
                        const char *message);
-bool job_sooner(const job *a, const job *b); /* starts before b */
-int job_wants(const jobs *m, const job *j);  /* slots it needs to start */
-bool job_possible(const jobs *m, const job *j); /* it would start if nothing else were there */
-job *jobs_next(const jobs *m);               /* the next of the queue to start; NULL */
-job *jobs_head(const jobs *m); /* the same, also if no GPU that is known could hold it */
+int jobs_add(jobs *m, job *j, err *e); /* takes `j` over, also when it fails */
+
+/* job_queue.c */
+int jobs_slots_held(const jobs *m);
 bool jobs_slots_for(const jobs *m, const job *j, int parallelism); /* free, or held by it already */
-int jobs_add(jobs *m, job *j, err *e);       /* takes `j` over, also when it fails */
+bool job_sooner(const job *a, const job *b);                       /* starts before b */
+int job_wants(const jobs *m, const job *j);                        /* slots it needs to start */
+bool job_possible(const jobs *m, const job *j); /* it would start if nothing else were there */
+job *jobs_next(const jobs *m);                  /* the next of the queue to start; NULL */
+job *jobs_head(const jobs *m); /* the same, also if no GPU that is known could hold it */
+void jobs_schedule(jobs *m);   /* starts those that may */
+
+/* job_ps.c */
+void job_start_ps(jobs *m, job *j); /* of the present generation */
+void job_ps_lost(jobs *m, job *j, const char *reason, const char *message);
+/* Lowers the conditions that its kubeml-ps has raised for the time that it is there. */
+void job_ps_forget(jobs *m, job *j);
+void job_ps_event(jobs *m, job *j, const job_event *event); /* JOB_PS_... */
+
+/* job_end.c */
+enum { JOB_AGAIN_MOST_MS = 360000 }; /* until a failed job is tried again */
+void job_fail(jobs *m, job *j, const char *reason, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+void job_cancel(jobs *m, job *j, const char *message);
+void job_suspend(jobs *m, job *j, const char *message);
+/* Ends at once: record, verdict told, pods stopped. */
+void job_end(jobs *m, job *j, job_state state, const char *reason, const char *message);
+void job_carry_out(jobs *m, job *j); /* the verdict, likewise */
+void job_finished(jobs *m, job *j, const job_event *event);
+/* Back into the queue: it holds nothing while it waits. */
+void job_wait_again(jobs *m, job *j);
+void job_tell_stop(jobs *m, const job *j); /* kubeml-ps of the verdict */
+/* When active_deadline_seconds, counted from the first start, are over; INT64_MAX: never. */
+int64_t job_deadline_ms(const job *j);
+void job_check_deadline(jobs *m, job *j);
 
 /* job_gpu.c */
 bool job_on_gpu(const jobs *m, const job *j); /* its functions are to be placed */

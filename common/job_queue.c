@@ -1,0 +1,120 @@
+/* job_queue.c: who of the queue starts next, and the slots for it. See job.c for the whole machine. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "job_internal.h"
+#include "mutation.h"
+
+/* ---- slots ----------------------------------------------------------------------------------- */
+
+int jobs_slots_held(const jobs *m)
+{
+    int held = 0;
+    for (size_t k = 0; k < m->count; k++)
+        held += job_held(m->job[k]);
+    return held;
+}
+
+bool jobs_slots_for(const jobs *m, const job *j, int parallelism)
+{
+    int held = job_held(j), then = job_held_with(j, parallelism);
+    return then <= held || jobs_slots_held(m) - held + then <= m->slots;
+}
+
+int jobs_slots_free(const jobs *m)
+{
+    int free = m->slots - jobs_slots_held(m);
+    return free > 0 ? free : 0;
+}
+
+/* ---- the queue ------------------------------------------------------------------------------- */
+
+bool job_sooner(const job *a, const job *b)
+{
+    if (a->request.priority != b->request.priority)
+        return a->request.priority > b->request.priority;
+    return a->order < b->order;
+}
+
+/* A static job gets what it asks for or waits; an elastic one begins with what the cluster can
+ * give. */
+int job_wants(const jobs *m, const job *j)
+{
+    int want = j->request.default_parallelism;
+    if (!j->request.static_parallelism && want > m->slots)
+        want = m->slots > 0 ? m->slots : 1;
+    if (!j->request.static_parallelism)
+        want = job_gpu_room(m, j, want);
+    return want > 0 ? want : 1;
+}
+
+bool job_possible(const jobs *m, const job *j)
+{
+    int wants = job_wants(m, j);
+    return wants <= m->slots && MUTATE(29, job_gpus_hold(m, j, wants), true);
+}
+
+static job *first_queued(const jobs *m, bool possible)
+{
+    job *best = NULL;
+    for (size_t k = 0; k < m->count; k++) {
+        job *j = m->job[k];
+        if (j->state == JOB_QUEUED && j->again_ms <= m->now_ms && (!best || job_sooner(j, best)) &&
+            (possible ? job_possible(m, j) : job_wants(m, j) <= m->slots))
+            best = j;
+    }
+    return best;
+}
+
+/* One that asks for more than there is waits for the cluster to grow, and nobody for it. */
+job *jobs_next(const jobs *m)
+{
+    return first_queued(m, true);
+}
+
+job *jobs_head(const jobs *m)
+{
+    return first_queued(m, false);
+}
+
+static bool start_job(jobs *m, job *j)
+{
+    bool first = !j->pod; /* a retry has its room */
+    if (job_pods_room(m, j) < 0)
+        return false;
+    if (first && jobs_reserve_actions(m, job_pod_actions(j)) < 0) {
+        free(j->pod);
+        j->pod = NULL;
+        return false;
+    }
+    j->parallelism = job_wants(m, j);
+    j->state = JOB_STARTING;
+    j->message[0] = '\0';
+    if (j->begun_ms == 0) {
+        j->started_wall_ms = m->wall_ms;
+        j->begun_ms = m->now_ms;
+    }
+    snprintf(j->phase, sizeof j->phase, "starting");
+    job_start_ps(m, j);
+    return true;
+}
+
+void jobs_schedule(jobs *m)
+{
+    job *j;
+    while ((j = jobs_next(m))) {
+        int wants = job_wants(m, j);
+        if (m->slots - jobs_slots_held(m) < wants)
+            return;
+        /* or memory is gone: it waits for the next step */
+        if (job_place(m, j, wants) < wants || !start_job(m, j)) {
+            job_unplace(j);
+            return;
+        }
+    }
+}
+
+bool jobs_waiting(const jobs *m)
+{
+    return jobs_next(m) != NULL;
+}
