@@ -1,16 +1,9 @@
 /* modelstore_server.c: the model store in a plain Redis; the owner (kubeml-ps) merges and commits.
  *
- * Keys of a job, "kubeml:{job}:<suffix>":
- *   state                 "version epoch round checksum layout_digest segment": what was committed
- * last layout, ledger        texts (the ledger without its brackets, so that APPEND adds to it)
- *   pub:<function>        "epoch round incarnation samples checksum slot": its publication
- *   pub:<function>:<incarnation>:<epoch>:<round>:<chunk>   its bytes, over sockets
- *   ref:<version>:<chunk> the reference's bytes, over sockets
  * A publication is set under WATCH of the state and of what the function published before, so that
  * it falls either before a commit or is refused as stale. A commit sets state and ledger in one
  * MULTI under WATCH of the state; bytes lie under names of their own before, and are removed after.
  */
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,307 +11,13 @@
 
 #include "cleanup.h"
 #include "clock.h"
-#include "failpoint.h"
 #include "merge.h"
-#include "modelstore_redis.h"
+#include "modelstore_keys.h"
 #include "modelstore_table.h"
-
-enum { TEXT_BYTES = 320, SCAN_COUNT = 1000, UNLINK_MAX = RESP_ARGS_MAX - 1 };
-
-typedef struct stored_state {
-    modelstore_state state;
-    uint64_t layout_digest;
-    char segment[SHM_NAME_BYTES];
-} stored_state;
-
-typedef struct stored_publication {
-    int64_t epoch, round;
-    modelstore_published p;
-    int slot;
-} stored_publication;
 
 static remote *remote_of(modelstore *m)
 {
     return (remote *)(void *)m;
-}
-
-/* ---- texts ---------------------------------------------------------------------------------- */
-
-static void state_text(const stored_state *s, char out[TEXT_BYTES])
-{
-    snprintf(out, TEXT_BYTES,
-             "%" PRId64 " %" PRId64 " %" PRId64 " %016" PRIx64 " %016" PRIx64 " %s",
-             s->state.version, s->state.epoch, s->state.round, s->state.checksum, s->layout_digest,
-             s->segment);
-}
-
-static int parse_state(const resp_reply *reply, stored_state *out, err *e)
-{
-    if (reply->type == RESP_NIL)
-        return err_set(e, ERR_NOT_FOUND, "there is no such job");
-    *out = (stored_state){.layout_digest = 0};
-    if (reply->type != RESP_BULK ||
-        sscanf(reply->bytes, "%" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNx64 " %" SCNx64 " %127s",
-               &out->state.version, &out->state.epoch, &out->state.round, &out->state.checksum,
-               &out->layout_digest, out->segment) < 5)
-        return err_set(e, ERR_CORRUPT, "the job's state in Redis is of another form");
-    return 0;
-}
-
-/* false: none. */
-static bool parse_publication(const resp_reply *reply, int function, stored_publication *out)
-{
-    *out = (stored_publication){.slot = -1};
-    out->p.function = function;
-    return reply->type == RESP_BULK &&
-           sscanf(reply->bytes, "%" SCNd64 " %" SCNd64 " %d %" SCNu64 " %" SCNx64 " %d",
-                  &out->epoch, &out->round, &out->p.incarnation, &out->p.samples, &out->p.checksum,
-                  &out->slot) == 6;
-}
-
-static void publication_key(const remote *r, int function, char out[REMOTE_KEY_BYTES])
-{
-    char suffix[32];
-    snprintf(suffix, sizeof suffix, "pub:%d", function);
-    modelstore_key(r, suffix, out);
-}
-
-static void chunk_key(const remote *r, const modelstore_published *p, int64_t epoch, int64_t round,
-                      size_t chunk, char out[REMOTE_KEY_BYTES])
-{
-    char suffix[96];
-    snprintf(suffix, sizeof suffix, "pub:%d:%d:%" PRId64 ":%" PRId64 ":%zu", p->function,
-             p->incarnation, epoch, round, chunk);
-    modelstore_key(r, suffix, out);
-}
-
-static void reference_key(const remote *r, int64_t version, size_t chunk,
-                          char out[REMOTE_KEY_BYTES])
-{
-    char suffix[64];
-    snprintf(suffix, sizeof suffix, "ref:%" PRId64 ":%zu", version, chunk);
-    modelstore_key(r, suffix, out);
-}
-
-/* ---- small commands ------------------------------------------------------------------------ */
-
-/* One command on the present connection, without retry: what stands under WATCH must not hop. */
-static int call2(remote *r, const char *command, const char *a, const char *b, resp_reply *out,
-                 int64_t deadline_ms, err *e)
-{
-    resp_begin(r->cmd, command);
-    if (a)
-        resp_add(r->cmd, a);
-    if (b)
-        resp_add(r->cmd, b);
-    return resp_call(r->c, r->cmd, out, deadline_ms, e);
-}
-
-static int get_state(remote *r, stored_state *out, int64_t deadline_ms, err *e)
-{
-    char key[REMOTE_KEY_BYTES];
-    cleanup_reply resp_reply reply = {.type = RESP_NIL};
-    return call2(r, "GET", modelstore_key(r, "state", key), NULL, &reply, deadline_ms, e) ||
-                   parse_state(&reply, out, e)
-               ? -1
-               : 0;
-}
-
-/* 1: there is one of the open round, 0: none, -1. */
-static int get_publication(remote *r, int function, const modelstore_state *s,
-                           stored_publication *out, int64_t deadline_ms, err *e)
-{
-    char key[REMOTE_KEY_BYTES];
-    cleanup_reply resp_reply reply = {.type = RESP_NIL};
-    publication_key(r, function, key);
-    if (call2(r, "GET", key, NULL, &reply, deadline_ms, e))
-        return -1;
-    return parse_publication(&reply, function, out) && out->epoch == s->epoch &&
-           out->round == s->round;
-}
-
-/* EXEC: 1 carried out, 0 what was watched has changed. */
-static int execute(remote *r, int64_t deadline_ms, err *e)
-{
-    cleanup_reply resp_reply reply = {.type = RESP_NIL};
-    if (call2(r, "EXEC", NULL, NULL, &reply, deadline_ms, e))
-        return -1;
-    if (reply.type == RESP_NIL)
-        return 0;
-    for (size_t i = 0; i < reply.count; i++)
-        if (reply.element[i].type == RESP_ERROR)
-            return resp_error(&reply.element[i], e);
-    return 1;
-}
-
-/* Runs `attempt` until it gives something else than ERR_UNAVAILABLE or 0 (changed under its watch).
- * A connection is never left inside a transaction: after an error it is given up. */
-static int attempts(remote *r, int (*attempt)(remote *, void *, int64_t, err *), void *user,
-                    bool *again, int64_t deadline_ms, err *e)
-{
-    for (int pause_ms = 1;;) {
-        err last = ERR_INIT;
-        if (remote_connect(r, deadline_ms, e))
-            return -1;
-        int rc = attempt(r, user, deadline_ms, &last);
-        if (rc > 0)
-            return 0;
-        if (rc < 0)
-            remote_disconnect(r);
-        if (rc == 0)
-            err_set(&last, ERR_TIMEOUT, "redis: the job's state kept changing");
-        if ((rc < 0 && last.code != ERR_UNAVAILABLE) ||
-            remote_pause(&pause_ms, deadline_ms, NULL)) {
-            if (e)
-                *e = last;
-            return -1;
-        }
-        if (rc < 0 && again)
-            *again = true;
-    }
-}
-
-/* ---- bytes over sockets -------------------------------------------------------------------- */
-
-typedef void (*name_chunk)(const remote *r, const void *of, size_t chunk,
-                           char out[REMOTE_KEY_BYTES]);
-
-static int take_ok(remote *r, int64_t deadline_ms, err *e)
-{
-    cleanup_reply resp_reply reply = {.type = RESP_NIL};
-    if (resp_receive(r->c, &reply, deadline_ms, e))
-        return -1;
-    return reply.type == RESP_ERROR ? resp_error(&reply, e) : 0;
-}
-
-static int set_chunks(remote *r, name_chunk name, const void *of, block b, int64_t deadline_ms,
-                      err *e)
-{
-    size_t chunks = remote_chunks(r->layout.shape), taken = 0;
-    for (size_t i = 0; i < chunks; i++) {
-        char key[REMOTE_KEY_BYTES];
-        size_t len;
-        const char *at = remote_chunk(r->layout.shape, b, i, &len);
-        name(r, of, i, key);
-        resp_begin(r->cmd, "SET");
-        resp_add(r->cmd, key);
-        resp_add_bytes(r->cmd, at, len);
-        if (resp_send(r->c, r->cmd, deadline_ms, e))
-            return -1;
-        failpoint("chunk-sent");
-        if (i - taken >= REMOTE_WINDOW && (taken++, take_ok(r, deadline_ms, e)))
-            return -1;
-    }
-    while (taken++ < chunks)
-        if (take_ok(r, deadline_ms, e))
-            return -1;
-    return 0;
-}
-
-static int get_chunks(remote *r, name_chunk name, const void *of, block to, int64_t deadline_ms,
-                      err *e)
-{
-    size_t chunks = remote_chunks(r->layout.shape), asked = 0;
-    for (size_t i = 0; i < chunks; i++) {
-        size_t len;
-        for (; asked < chunks && asked - i < REMOTE_WINDOW; asked++) {
-            char key[REMOTE_KEY_BYTES];
-            name(r, of, asked, key);
-            resp_begin(r->cmd, "GET");
-            resp_add(r->cmd, key);
-            if (resp_send(r->c, r->cmd, deadline_ms, e))
-                return -1;
-        }
-        char *at = remote_chunk(r->layout.shape, to, i, &len);
-        if (resp_receive_into(r->c, at, len, deadline_ms, e))
-            return -1;
-    }
-    return 0;
-}
-
-static void name_reference(const remote *r, const void *of, size_t chunk,
-                           char out[REMOTE_KEY_BYTES])
-{
-    reference_key(r, *(const int64_t *)of, chunk, out);
-}
-
-static void name_publication(const remote *r, const void *of, size_t chunk,
-                             char out[REMOTE_KEY_BYTES])
-{
-    const stored_publication *p = of;
-    chunk_key(r, &p->p, p->epoch, p->round, chunk, out);
-}
-
-/* Nobody asks for it any more; what cannot be removed is removed with the job. */
-static void remove_reference(remote *r, int64_t version, int64_t deadline_ms)
-{
-    size_t chunks = remote_chunks(r->layout.shape);
-    for (size_t i = 0; i < chunks; i++) {
-        char key[REMOTE_KEY_BYTES];
-        reference_key(r, version, i, key);
-        if (call2(r, "UNLINK", key, NULL, NULL, deadline_ms, NULL))
-            return;
-    }
-}
-
-/* ---- removing many --------------------------------------------------------------------------- */
-
-/* Whether the key behind its prefix, "<function>:<incarnation>:<epoch>:<round>:<chunk>", is of the
- * open round. */
-static bool is_open(const char *key, size_t prefix, const modelstore_state *open)
-{
-    int64_t epoch, round;
-    return strlen(key) > prefix &&
-           sscanf(key + prefix, "%*d:%*d:%" SCNd64 ":%" SCNd64 ":", &epoch, &round) == 2 &&
-           epoch == open->epoch && round == open->round;
-}
-
-static int remove_found(remote *r, const resp_reply *keys, size_t prefix,
-                        const modelstore_state *open, int64_t deadline_ms, err *e)
-{
-    int n = 0;
-    for (size_t i = 0; i < keys->count; i++) {
-        const resp_reply *key = &keys->element[i];
-        if (key->type != RESP_BULK || (open && is_open(key->bytes, prefix, open)))
-            continue;
-        if (n == 0)
-            resp_begin(r->cmd, "UNLINK");
-        resp_add_bytes(r->cmd, key->bytes, key->len);
-        if (++n == UNLINK_MAX) {
-            if (remote_call(r, NULL, NULL, deadline_ms, e))
-                return -1;
-            n = 0;
-        }
-    }
-    return n > 0 ? remote_call(r, NULL, NULL, deadline_ms, e) : 0;
-}
-
-/* Removes the job's keys whose suffix begins with `prefix` and goes on like `rest`, a pattern; of
- * publications' bytes those of `open` (NULL: none) stay. */
-static int remove_keys(remote *r, const char *prefix, const char *rest,
-                       const modelstore_state *open, int64_t deadline_ms, err *e)
-{
-    char pattern[REMOTE_KEY_BYTES], text[32], cursor[32] = "0";
-    size_t len = strlen(modelstore_key(r, prefix, pattern));
-    snprintf(text, sizeof text, "%.20s%.10s", prefix, rest);
-    modelstore_key(r, text, pattern);
-    do {
-        cleanup_reply resp_reply reply = {.type = RESP_NIL};
-        resp_begin(r->cmd, "SCAN");
-        resp_add(r->cmd, cursor);
-        resp_add(r->cmd, "MATCH");
-        resp_add(r->cmd, pattern);
-        resp_add(r->cmd, "COUNT");
-        resp_add_int(r->cmd, SCAN_COUNT);
-        if (remote_call(r, &reply, NULL, deadline_ms, e))
-            return -1;
-        if (reply.count != 2 || reply.element[0].type != RESP_BULK || reply.element[0].len > 20)
-            return err_set(e, ERR_CORRUPT, "redis: an answer of another form to SCAN");
-        memcpy(cursor, reply.element[0].bytes, reply.element[0].len + 1);
-        if (remove_found(r, &reply.element[1], len, open, deadline_ms, e))
-            return -1;
-    } while (strcmp(cursor, "0") != 0);
-    return 0;
 }
 
 /* ---- opening and attaching ----------------------------------------------------------------- */
@@ -337,7 +36,7 @@ static int server_attach(modelstore *m, layout *out, int64_t deadline_ms, err *e
     cleanup_reply resp_reply text = {.type = RESP_NIL}, state = {.type = RESP_NIL};
     resp_begin(r->cmd, "GET");
     resp_add(r->cmd, modelstore_key(r, "state", key));
-    if (remote_call(r, &state, NULL, deadline_ms, e) || parse_state(&state, &s, e))
+    if (remote_call(r, &state, NULL, deadline_ms, e) || keys_parse_state(&state, &s, e))
         return -1;
     resp_begin(r->cmd, "GET");
     resp_add(r->cmd, modelstore_key(r, "layout", key));
@@ -360,29 +59,31 @@ typedef struct publishing {
 
 static int set_publication(remote *r, const publishing *w, int64_t deadline_ms, err *e)
 {
-    char key[REMOTE_KEY_BYTES], text[TEXT_BYTES];
-    publication_key(r, w->p->function, key);
-    snprintf(text, sizeof text, "%" PRId64 " %" PRId64 " %d %" PRIu64 " %016" PRIx64 " %d",
-             w->p->epoch, w->p->round, w->p->incarnation, w->p->samples, w->now.checksum,
-             r->shared ? w->p->slot : -1);
-    if (call2(r, "MULTI", NULL, NULL, NULL, deadline_ms, e) ||
-        call2(r, "SET", key, text, NULL, deadline_ms, e))
+    char key[REMOTE_KEY_BYTES], text[KEYS_TEXT_BYTES];
+    keys_publication(r, w->p->function, key);
+    keys_publication_text(&(stored_publication){.epoch = w->p->epoch,
+                                                .round = w->p->round,
+                                                .p = w->now,
+                                                .slot = r->shared ? w->p->slot : -1},
+                          text);
+    if (keys_call(r, "MULTI", NULL, NULL, NULL, deadline_ms, e) ||
+        keys_call(r, "SET", key, text, NULL, deadline_ms, e))
         return -1;
-    return execute(r, deadline_ms, e);
+    return keys_execute(r, deadline_ms, e);
 }
 
 static int check_publish(remote *r, const publishing *w, int64_t deadline_ms, err *e)
 {
     stored_state s;
     stored_publication old;
-    if (get_state(r, &s, deadline_ms, e) ||
+    if (keys_get_state(r, &s, deadline_ms, e) ||
         modelstore_check_round(&s.state, w->p->epoch, w->p->round, e) ||
         modelstore_check_version(&s.state, w->p->version, e))
         return -1;
     if (s.layout_digest != r->layout.digest)
         return err_set(e, ERR_INVALID, "function %d: its model has another layout than the job's",
                        w->p->function);
-    int found = get_publication(r, w->p->function, &s.state, &old, deadline_ms, e);
+    int found = keys_get_publication(r, w->p->function, &s.state, &old, deadline_ms, e);
     return found < 0 ? -1 : modelstore_check_publication(found ? &old.p : NULL, &w->now, e);
 }
 
@@ -391,15 +92,15 @@ static int publish_once(remote *r, void *user, int64_t deadline_ms, err *e)
     publishing *w = user;
     char state[REMOTE_KEY_BYTES], key[REMOTE_KEY_BYTES];
     const stored_publication mine = {.epoch = w->p->epoch, .round = w->p->round, .p = w->now};
-    publication_key(r, w->p->function, key);
-    if (call2(r, "WATCH", modelstore_key(r, "state", state), key, NULL, deadline_ms, e))
+    keys_publication(r, w->p->function, key);
+    if (keys_call(r, "WATCH", modelstore_key(r, "state", state), key, NULL, deadline_ms, e))
         return -1;
     int rc = check_publish(r, w, deadline_ms, e);
     if (rc != 0) {
         remote_disconnect(r); /* and with it the watch */
         return rc;
     }
-    if (!r->shared && set_chunks(r, name_publication, &mine, w->bytes, deadline_ms, e))
+    if (!r->shared && keys_set_chunks(r, keys_name_publication, &mine, w->bytes, deadline_ms, e))
         return -1;
     return set_publication(r, w, deadline_ms, e);
 }
@@ -421,7 +122,7 @@ static int server_publish(modelstore *m, const modelstore_publication *p, const 
             return -1;
     }
     *checksum = w.now.checksum;
-    return attempts(r, publish_once, &w, NULL, deadline_ms, e);
+    return keys_attempt(r, publish_once, &w, NULL, deadline_ms, e);
 }
 
 /* ---- merging -------------------------------------------------------------------------------- */
@@ -446,10 +147,10 @@ static int missing(remote *r, merging *w, const stored_publication *p, int64_t d
     if (!lost)
         return err_wrap(e, "function %d", p->p.function);
     w->out->bad_function = p->p.function;
-    publication_key(r, p->p.function, key);
+    keys_publication(r, p->p.function, key);
     remote_disconnect(r); /* more replies are outstanding */
     if (remote_connect(r, deadline_ms, e) == 0)
-        call2(r, "UNLINK", key, NULL, NULL, deadline_ms, NULL);
+        keys_call(r, "UNLINK", key, NULL, NULL, deadline_ms, NULL);
     return err_set(e, ERR_CORRUPT,
                    "function %d (incarnation %d) published bytes that are not all "
                    "there",
@@ -470,7 +171,7 @@ static int input_from(remote *r, merging *w, size_t i, int64_t deadline_ms, err 
             return -1;
     } else {
         b = block_at(w->fetched + i * block_bytes(r->layout.shape), r->layout.shape);
-        if (get_chunks(r, name_publication, p, b, deadline_ms, e))
+        if (keys_get_chunks(r, keys_name_publication, p, b, deadline_ms, e))
             return missing(r, w, p, deadline_ms, e);
     }
     merge_input_contiguous(in, &b, w->flat[i]);
@@ -498,7 +199,8 @@ static int gather(remote *r, merging *w, const modelstore_state *s, int64_t dead
     if (r->shared && !shm_whole(r->segment))
         return err_set(e, ERR_CORRUPT, "the segment was cut short");
     for (size_t i = 0; i < round->count; i++) {
-        int found = get_publication(r, round->parts[i].function, s, &w->pub[i], deadline_ms, e);
+        int found =
+            keys_get_publication(r, round->parts[i].function, s, &w->pub[i], deadline_ms, e);
         if (found < 0 || modelstore_check_part(found ? &w->pub[i].p : NULL, &round->parts[i], e) ||
             input_from(r, w, i, deadline_ms, e))
             return -1;
@@ -520,24 +222,24 @@ static int refuse(remote *r, merging *w, const merge_result *result, int64_t dea
     if (result->bad < 0)
         return -1;
     w->out->bad_function = w->in[result->bad].function;
-    publication_key(r, w->out->bad_function, key);
-    call2(r, "UNLINK", key, NULL, NULL, deadline_ms, NULL);
+    keys_publication(r, w->out->bad_function, key);
+    keys_call(r, "UNLINK", key, NULL, NULL, deadline_ms, NULL);
     return -1;
 }
 
 static int commit(remote *r, const stored_state *next, const char *ledger, bool first,
                   int64_t deadline_ms, err *e)
 {
-    char state[REMOTE_KEY_BYTES], key[REMOTE_KEY_BYTES], text[TEXT_BYTES];
-    state_text(next, text);
-    if (call2(r, "MULTI", NULL, NULL, NULL, deadline_ms, e) ||
-        call2(r, "SET", modelstore_key(r, "state", state), text, NULL, deadline_ms, e))
+    char state[REMOTE_KEY_BYTES], key[REMOTE_KEY_BYTES], text[KEYS_TEXT_BYTES];
+    keys_state_text(next, text);
+    if (keys_call(r, "MULTI", NULL, NULL, NULL, deadline_ms, e) ||
+        keys_call(r, "SET", modelstore_key(r, "state", state), text, NULL, deadline_ms, e))
         return -1;
     modelstore_key(r, "ledger", key);
-    if (ledger[0] && ((!first && call2(r, "APPEND", key, ",", NULL, deadline_ms, e)) ||
-                      call2(r, "APPEND", key, ledger, NULL, deadline_ms, e)))
+    if (ledger[0] && ((!first && keys_call(r, "APPEND", key, ",", NULL, deadline_ms, e)) ||
+                      keys_call(r, "APPEND", key, ledger, NULL, deadline_ms, e)))
         return -1;
-    return execute(r, deadline_ms, e);
+    return keys_execute(r, deadline_ms, e);
 }
 
 static void show_state(remote *r, const stored_state *s)
@@ -551,7 +253,7 @@ static int ledger_empty(remote *r, bool *out, int64_t deadline_ms, err *e)
 {
     char key[REMOTE_KEY_BYTES];
     cleanup_reply resp_reply reply = {.type = RESP_NIL};
-    if (call2(r, "STRLEN", modelstore_key(r, "ledger", key), NULL, &reply, deadline_ms, e))
+    if (keys_call(r, "STRLEN", modelstore_key(r, "ledger", key), NULL, &reply, deadline_ms, e))
         return -1;
     *out = reply.integer == 0;
     return 0;
@@ -570,7 +272,7 @@ static int merge_and_commit(remote *r, merging *w, stored_state *s, int64_t dead
     if (merge_run(rule, r->layout.shape, w->in, (int)round->count, to,
                   merge_threads(r->layout.shape, (int)round->count), &result, e))
         return refuse(r, w, &result, deadline_ms);
-    if (!r->shared && set_chunks(r, name_reference, &version, to, deadline_ms, e))
+    if (!r->shared && keys_set_chunks(r, keys_name_reference, &version, to, deadline_ms, e))
         return -1;
     if (ledger_empty(r, &first, deadline_ms, e))
         return -1;
@@ -588,8 +290,8 @@ static int merge_once(remote *r, void *user, int64_t deadline_ms, err *e)
     merging *w = user;
     char key[REMOTE_KEY_BYTES];
     stored_state s;
-    if (call2(r, "WATCH", modelstore_key(r, "state", key), NULL, NULL, deadline_ms, e) ||
-        get_state(r, &s, deadline_ms, e))
+    if (keys_call(r, "WATCH", modelstore_key(r, "state", key), NULL, NULL, deadline_ms, e) ||
+        keys_get_state(r, &s, deadline_ms, e))
         return -1;
     show_state(r, &s); /* of a commit whose answer was lost */
     w->out->state = s.state;
@@ -604,8 +306,8 @@ static int merge_once(remote *r, void *user, int64_t deadline_ms, err *e)
 static void tidy(remote *r, merging *w, int64_t deadline_ms)
 {
     int64_t before = w->round->version;
-    if (remove_keys(r, "pub:", "*:*", &w->out->state, deadline_ms, NULL) == 0 && before >= 0)
-        remove_reference(r, before, deadline_ms);
+    if (keys_remove(r, "pub:", "*:*", &w->out->state, deadline_ms, NULL) == 0 && before >= 0)
+        keys_remove_reference(r, before, deadline_ms);
 }
 
 static int server_merge(modelstore *m, const modelstore_round *round, int64_t deadline_ms,
@@ -621,7 +323,7 @@ static int server_merge(modelstore *m, const modelstore_round *round, int64_t de
         return err_set(e, ERR_NOMEM, "no memory for a merge");
     w->round = round;
     w->out = out;
-    int rc = attempts(r, merge_once, w, &again, deadline_ms, &last);
+    int rc = keys_attempt(r, merge_once, w, &again, deadline_ms, &last);
     if (rc != 0 && again && last.code == ERR_STALE && out->state.version == round->version + 1 &&
         out->state.epoch == round->next_epoch && out->state.round == round->next_round)
         rc = 0; /* it was carried out before the connection broke */
@@ -640,7 +342,7 @@ static int server_merge(modelstore *m, const modelstore_round *round, int64_t de
 static int fetch_once(remote *r, const modelstore_state *s, block to, int64_t deadline_ms, err *e)
 {
     uint64_t checksum;
-    if (get_chunks(r, name_reference, &s->version, to, deadline_ms, e)) {
+    if (keys_get_chunks(r, keys_name_reference, &s->version, to, deadline_ms, e)) {
         remote_disconnect(r);
         return -1;
     }
@@ -666,7 +368,7 @@ static int server_fetch(modelstore *m, int64_t version_min, block to, int64_t de
         err last = ERR_INIT;
         if (remote_connect(r, deadline_ms, e))
             return -1;
-        if (get_state(r, &s, deadline_ms, &last) == 0 && s.state.version >= version_min &&
+        if (keys_get_state(r, &s, deadline_ms, &last) == 0 && s.state.version >= version_min &&
             fetch_once(r, &s.state, to, deadline_ms, &last) == 0) {
             *out = s.state;
             return 0;
@@ -695,7 +397,7 @@ static int server_state(modelstore *m, int64_t deadline_ms, modelstore_state *ou
         return remote_state_shared(r, out);
     resp_begin(r->cmd, "GET");
     resp_add(r->cmd, modelstore_key(r, "state", key));
-    if (remote_call(r, &reply, NULL, deadline_ms, e) || parse_state(&reply, &s, e))
+    if (remote_call(r, &reply, NULL, deadline_ms, e) || keys_parse_state(&reply, &s, e))
         return -1;
     *out = s.state;
     return 0;
@@ -709,7 +411,7 @@ static int server_status(modelstore *m, int64_t deadline_ms, modelstore_status *
     char key[REMOTE_KEY_BYTES];
     resp_begin(r->cmd, "GET");
     resp_add(r->cmd, modelstore_key(r, "state", key));
-    if (remote_call(r, &reply, NULL, deadline_ms, e) || parse_state(&reply, &s, e))
+    if (remote_call(r, &reply, NULL, deadline_ms, e) || keys_parse_state(&reply, &s, e))
         return -1;
     *out = (modelstore_status){.state = s.state, .layout_digest = s.layout_digest};
     cleanup_free char(*keys)[REMOTE_KEY_BYTES] = malloc(MODELSTORE_FUNCTIONS_MAX * sizeof *keys);
@@ -718,14 +420,14 @@ static int server_status(modelstore *m, int64_t deadline_ms, modelstore_status *
         return err_set(e, ERR_NOMEM, "no memory for a status");
     resp_begin(r->cmd, "MGET");
     for (int f = 0; f < MODELSTORE_FUNCTIONS_MAX; f++) {
-        publication_key(r, f, keys[f]);
+        keys_publication(r, f, keys[f]);
         resp_add(r->cmd, keys[f]);
     }
     if (remote_call(r, &all, NULL, deadline_ms, e))
         return -1;
     for (int f = 0; f < MODELSTORE_FUNCTIONS_MAX && (size_t)f < all.count; f++) {
         stored_publication p;
-        if (parse_publication(&all.element[f], f, &p) && p.epoch == s.state.epoch &&
+        if (keys_parse_publication(&all.element[f], f, &p) && p.epoch == s.state.epoch &&
             p.round == s.state.round)
             out->published[out->count++] = p.p;
     }
@@ -744,20 +446,20 @@ static int create_once(remote *r, void *user, int64_t deadline_ms, err *e)
 {
     creating *w = user;
     char state[REMOTE_KEY_BYTES], layout_key[REMOTE_KEY_BYTES], ledger[REMOTE_KEY_BYTES];
-    char text[TEXT_BYTES];
-    state_text(&w->s, text);
+    char text[KEYS_TEXT_BYTES];
+    keys_state_text(&w->s, text);
     modelstore_key(r, "ledger", ledger);
-    if (call2(r, "MULTI", NULL, NULL, NULL, deadline_ms, e) ||
-        call2(r, "SET", modelstore_key(r, "state", state), text, NULL, deadline_ms, e) ||
-        call2(r, "SET", modelstore_key(r, "layout", layout_key), r->layout.text, NULL, deadline_ms,
-              e))
+    if (keys_call(r, "MULTI", NULL, NULL, NULL, deadline_ms, e) ||
+        keys_call(r, "SET", modelstore_key(r, "state", state), text, NULL, deadline_ms, e) ||
+        keys_call(r, "SET", modelstore_key(r, "layout", layout_key), r->layout.text, NULL,
+                  deadline_ms, e))
         return -1;
     resp_begin(r->cmd, "SET");
     resp_add(r->cmd, ledger);
     resp_add_bytes(r->cmd, w->ledger, w->ledger_len);
     if (resp_call(r->c, r->cmd, NULL, deadline_ms, e))
         return -1;
-    return execute(r, deadline_ms, e);
+    return keys_execute(r, deadline_ms, e);
 }
 
 static int place_reference(remote *r, modelstore_state *start, const block *b, int64_t deadline_ms,
@@ -777,7 +479,7 @@ static int place_reference(remote *r, modelstore_state *start, const block *b, i
     }
     return block_checksum(r->layout.shape, *b, 1, &start->checksum, e) ||
                    remote_connect(r, deadline_ms, e) ||
-                   set_chunks(r, name_reference, &start->version, *b, deadline_ms, e)
+                   keys_set_chunks(r, keys_name_reference, &start->version, *b, deadline_ms, e)
                ? -1
                : 0;
 }
@@ -796,14 +498,14 @@ static int server_create(modelstore *m, const layout *l, const modelstore_state 
     if (keep && !r->shared)
         return err_set(e, ERR_NOT_FOUND, "without a shared segment the reference must be given");
     /* What an earlier life published counts no more, even under the same numbers. */
-    if (remove_keys(r, "pub:", "*", NULL, deadline_ms, e) ||
+    if (keys_remove(r, "pub:", "*", NULL, deadline_ms, e) ||
         (!empty && place_reference(r, &w.s.state, b, deadline_ms, e))) {
         remote_disconnect(r); /* replies may be outstanding */
         return -1;
     }
     if (r->segment)
         snprintf(w.s.segment, sizeof w.s.segment, "%s", shm_name(r->segment));
-    if (attempts(r, create_once, &w, NULL, deadline_ms, e))
+    if (keys_attempt(r, create_once, &w, NULL, deadline_ms, e))
         return -1;
     show_state(r, &w.s);
     return 0;
@@ -844,7 +546,7 @@ static int server_drop(modelstore *m, int64_t deadline_ms, err *e)
         return -1;
     if (r->shared)
         shm_sweep(r->access.segment_dir, r->access.job);
-    return remove_keys(r, "", "*", NULL, deadline_ms, e);
+    return keys_remove(r, "", "*", NULL, deadline_ms, e);
 }
 
 static void server_close(modelstore *m)
