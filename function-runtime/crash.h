@@ -1,8 +1,8 @@
 /* crash.h: one line in the log when user code brings the process down.
  *
  * The line names the signal and what was being done; then the process dies by that signal, so that
- * the cluster sees it as well. Code that calls exit(0) is told likewise, and the status
- * is 1 then: nobody is to take its end for success. (_exit() cannot be seen here.) */
+ * the cluster sees it as well. Code that calls exit(0) or _exit(0) is told likewise, and the status
+ * is 1 then: nobody is to take its end for success. */
 #ifndef KUBEML_CRASH_H
 #define KUBEML_CRASH_H
 

@@ -307,14 +307,16 @@ def ended_at_start(p):
         assert "my table is empty" in cli(p, "task", "wait", job, status=1)
 
 
-@case()
+@case(limit=90)
 def ended_as_if_all_were_well(p):
     p.dataset()
-    step = "static int leave(kml_step *s)\n{\n    (void)s;\n    exit(0);\n}\n"
-    p.function("leaves", HEAD + MODEL + step + "KUBEML_FUNCTION(.model = model, .step = leave);\n")
-    job = p.train(function="leaves")
-    assert p.wait(job)["state"] == "failed"
-    explained(p, job, "Crashed", "ended the process with exit status 0 while it did: train, epoch 1")
+    for name, ends in (("leaves", "exit(0)"), ("leaves-at-once", "_exit(0)")):
+        step = f"#include <unistd.h>\nstatic int leave(kml_step *s)\n{{\n    (void)s;\n    {ends};\n}}\n"
+        p.function(name, HEAD + MODEL + step + "KUBEML_FUNCTION(.model = model, .step = leave);\n")
+        job = p.train(function=name)
+        assert p.wait(job)["state"] == "failed"
+        explained(p, job, "Crashed", "exited with status 1",
+                  "ended the process with exit status 0 while it did: train, epoch 1")
 
 
 @case(limit=90)

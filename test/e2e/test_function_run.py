@@ -44,12 +44,13 @@ def same(a, b):
 @case(limit=60, platform=False)
 def code_that_ends_the_process_has_not_trained():
     folder, options = files()
-    code = LENET.read_text().replace("#include <kubeml.h>", "#include <kubeml.h>\n#include <stdlib.h>")
-    leave = "static int leave(kml_step *s)\n{\n    (void)s;\n    exit(0);\n}\n\nKUBEML_FUNCTION("
-    (folder / "leaves.c").write_text(code.replace("KUBEML_FUNCTION(", leave).replace(".lr = 0.01", ".lr = 0.01, .step = leave"))
-    _, said = run(folder / "leaves.c", *options, "--save", folder / "model", status=1)
-    assert "the function's code ended the process with exit status 0 while it did: train, epoch 1" in said, said
-    assert not (folder / "model").exists()
+    for ends in ("exit(0)", "_exit(0)", "_Exit(0)"):
+        code = LENET.read_text().replace("#include <kubeml.h>", "#include <kubeml.h>\n#include <stdlib.h>\n#include <unistd.h>")
+        leave = f"static int leave(kml_step *s)\n{{\n    (void)s;\n    {ends};\n}}\n\nKUBEML_FUNCTION("
+        (folder / "leaves.c").write_text(code.replace("KUBEML_FUNCTION(", leave).replace(".lr = 0.01", ".lr = 0.01, .step = leave"))
+        _, said = run(folder / "leaves.c", *options, "--save", folder / "model", status=1)
+        assert "the function's code ended the process with exit status 0 while it did: train, epoch 1" in said, (ends, said)
+        assert not (folder / "model").exists()
 
 
 @case(limit=60)
