@@ -61,33 +61,43 @@ void cuda_wake(program *p)
             return;
 }
 
+/* One way of a layer's pass. */
+typedef struct way {
+    const layer *l;
+    conv_pass pass;
+    int choice;
+    bool add;
+} way;
+
+static int run_way(program *p, const way *w, err *e)
+{
+    return cuda_conv_pass(p, w->l, w->pass, w->choice, w->add, e);
+}
+
 /* Outside of a capture, which does not bear what a library does when it runs something for the
  * first time. A failure that CUDA keeps would be taken for that of what runs next: the wait forgets
  * it. */
-static bool works(program *p, const layer *l, conv_pass pass, int choice, bool add)
+static bool works(program *p, const way *w)
 {
-    if (cuda_conv_pass(p, l, pass, choice, add, NULL) == 0 && p->d->wait(p->dev, NULL) == 0)
+    if (run_way(p, w, NULL) == 0 && p->d->wait(p->dev, NULL) == 0)
         return true;
     p->d->wait(p->dev, NULL);
     return false;
 }
 
-/* TIMED_RUNS of the pass as one graph. NULL: a capture does not bear this way. */
-static device_graph *capture_runs(program *p, const layer *l, conv_pass pass, int choice, bool add)
+static int enqueue_runs(program *p, const void *of, err *e)
+{
+    for (int i = 0; i < TIMED_RUNS; i++)
+        if (run_way(p, of, e))
+            return -1;
+    return 0;
+}
+
+/* TIMED_RUNS of it as one graph. NULL: a capture does not bear this way. */
+static device_graph *capture_runs(program *p, const way *w)
 {
     device_graph *runs = NULL;
-    bool failed = p->d->capture(p->dev, NULL) != 0;
-    if (failed)
-        return NULL;
-    for (int i = 0; i < TIMED_RUNS && !failed; i++)
-        failed = cuda_conv_pass(p, l, pass, choice, add, NULL) != 0;
-    if (p->d->captured(p->dev, &runs, NULL))
-        runs = NULL;
-    if (failed && runs) {
-        p->d->release(p->dev, runs);
-        runs = NULL;
-    }
-    if (!runs)
+    if (cuda_capture(p, enqueue_runs, w, &runs, NULL))
         p->d->wait(p->dev, NULL); /* which forgets the failure */
     return runs;
 }
@@ -98,12 +108,12 @@ enum { NOT_IN_A_GRAPH = -1, FAILED = -2 };
 
 /* The fastest round's microseconds a run. Timed as it will run, in a graph: what the host takes to
  * start a library's way is more than a small kernel's time, and is nothing to a step. */
-static float time_pass(program *p, const layer *l, conv_pass pass, int choice, bool add)
+static float time_way(program *p, const way *w)
 {
     float best = FAILED, us;
-    if (!works(p, l, pass, choice, add))
+    if (!works(p, w))
         return FAILED;
-    device_graph *runs = capture_runs(p, l, pass, choice, add);
+    device_graph *runs = capture_runs(p, w);
     if (!runs)
         return NOT_IN_A_GRAPH;
     for (int round = 0; round < TIMED_ROUNDS; round++) {
@@ -184,12 +194,14 @@ static int measure(program *p, const task *t, bool *known)
 {
     int best = -1;
     bool ran = false, failed = false;
-    float best_us = time_pass(p, t->l, t->pass, CHOICE_OWN, t->add);
+    way w = {t->l, t->pass, CHOICE_OWN, t->add};
+    float best_us = time_way(p, &w);
     bool sound = best_us >= 0;
     for (int i = 0; i < t->offer_count; i++) {
         if (t->offers[i].workspace > p->workspace_limit)
             continue;
-        float us = time_pass(p, t->l, t->pass, t->offers[i].id, t->add);
+        w.choice = t->offers[i].id;
+        float us = time_way(p, &w);
         ran |= us >= 0;
         failed |= us == FAILED;
         if (us >= 0 && (best_us < 0 || us < best_us)) {
@@ -293,7 +305,7 @@ static void take_room(program *p, const task *tasks, int count)
 static bool usable(program *p, const task *t, int at)
 {
     return at == -1 || (at >= 0 && t->offers[at].workspace <= p->workspace_limit &&
-                        works(p, t->l, t->pass, t->offers[at].id, t->add));
+                        works(p, &(way){t->l, t->pass, t->offers[at].id, t->add}));
 }
 
 /* The way that is known under that key, if it can be had here; -2: none. */

@@ -50,21 +50,30 @@ void cuda_release(backend_program *base)
     free(p);
 }
 
-int cuda_graph(program *p, run_kind kind, err *e)
+int cuda_capture(program *p, cuda_work *enqueue, const void *of, device_graph **out, err *e)
 {
-    if (p->graphs[kind])
-        return 0;
+    device_graph *made = NULL;
+    err ignored = ERR_INIT;
     if (p->d->capture(p->dev, e))
         return -1;
-    int failed = cuda_enqueue(p, kind, e);
-    err ignored = ERR_INIT;
-    if (p->d->captured(p->dev, &p->graphs[kind], failed ? &ignored : e))
+    int failed = enqueue(p, of, e);
+    if (p->d->captured(p->dev, &made, failed ? &ignored : e))
         return -1;
-    if (failed) {
-        p->d->release(p->dev, p->graphs[kind]); /* it is not all of the run */
-        p->graphs[kind] = NULL;
-    }
+    if (failed)
+        p->d->release(p->dev, made); /* it is not all of the work */
+    else
+        *out = made;
     return failed;
+}
+
+static int enqueue_run(program *p, const void *of, err *e)
+{
+    return cuda_enqueue(p, *(const run_kind *)of, e);
+}
+
+int cuda_graph(program *p, run_kind kind, err *e)
+{
+    return p->graphs[kind] ? 0 : cuda_capture(p, enqueue_run, &kind, &p->graphs[kind], e);
 }
 
 int cuda_begin(const graph *g, const backend_config *c, uint32_t apart, program **out, err *e)

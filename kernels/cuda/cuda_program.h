@@ -191,10 +191,12 @@ void cuda_rehearse(int ordinal);
  * once per machine type and shape. */
 int cuda_fuse(const graph *g, const backend_config *c, uint32_t *apart, err *e);
 
-/* cuda_backend.c: a program with its layers, then its memory and choices; a run's graph, captured
- * the first time. */
+/* cuda_backend.c: a program with its layers, then its memory and choices; what a function enqueues,
+ * as a graph (`out` stays as it is where that fails); a run's graph, captured the first time. */
+typedef int cuda_work(program *p, const void *of, err *e);
 int cuda_begin(const graph *g, const backend_config *c, uint32_t apart, program **out, err *e);
 int cuda_finish(program *p, err *e);
+int cuda_capture(program *p, cuda_work *enqueue, const void *of, device_graph **out, err *e);
 int cuda_graph(program *p, run_kind kind, err *e);
 void cuda_release(backend_program *base);
 

@@ -108,17 +108,18 @@ static int enqueue(program *p, int turn, err *e)
     return cuda_enqueue_gathered(p, &from, e);
 }
 
-static int capture(program *p, uint32_t turn, uint32_t updates, device_graph **out, err *e)
+/* So many updates, from that turn on. */
+typedef struct updates {
+    uint32_t turn, count;
+} updates;
+
+static int enqueue_updates(program *p, const void *of, err *e)
 {
-    int failed = 0;
-    if (p->d->capture(p->dev, e))
-        return -1;
-    for (uint32_t i = 0; i < updates && !failed; i++)
-        failed = enqueue(p, (int)((turn + i) % 2), e);
-    err ignored = ERR_INIT;
-    if (p->d->captured(p->dev, out, failed ? &ignored : e))
-        return -1;
-    return failed;
+    const updates *u = of;
+    for (uint32_t i = 0; i < u->count; i++)
+        if (enqueue(p, (int)((u->turn + i) % 2), e))
+            return -1;
+    return 0;
 }
 
 /* Between two graphs lies more time than between two kernels, and the host starts each, where the
@@ -128,8 +129,9 @@ static int capture_all(program *p, err *e)
 {
     share *h = &p->share;
     h->together = p->layer_count <= LAYERS_FEW ? TOGETHER : 2;
-    return capture(p, 0, 1, &h->one[0], e) || capture(p, 1, 1, &h->one[1], e) ||
-                   capture(p, 0, h->together, &h->some, e)
+    return cuda_capture(p, enqueue_updates, &(updates){0, 1}, &h->one[0], e) ||
+                   cuda_capture(p, enqueue_updates, &(updates){1, 1}, &h->one[1], e) ||
+                   cuda_capture(p, enqueue_updates, &(updates){0, h->together}, &h->some, e)
                ? -1
                : 0;
 }
