@@ -81,17 +81,12 @@ static cudnnStatus_t describe(const conv_task *t, cudnnMathType_t math, shapes *
                                         CUDNN_PROPAGATE_NAN, 0);
 }
 
-static size_t weights_count(const conv_shape *s)
-{
-    return (size_t)s->k * (size_t)s->r * (size_t)s->s * (size_t)(s->c / s->groups);
-}
-
 /* What the weights pass of bf16 keeps beside cuDNN's own workspace. */
 static size_t extra_workspace(const conv_task *t)
 {
     if (t->pass != CONV_WEIGHTS || t->t != ELEMENT_BF16)
         return 0;
-    return (2 * weights_count(&t->s) + 255) / 256 * 256;
+    return driver_narrow_bytes(&t->s);
 }
 
 /* ---- offers ---------------------------------------------------------------------------------- */
@@ -299,7 +294,7 @@ static cudnnStatus_t run_weights(device *d, const conv_task *t, int id, const co
                                        (char *)o->workspace + extra, o->workspace_bytes - extra,
                                        &zero, s->w, dw));
     if (extra)
-        cuda_from_bf16(d->stream, weights_count(&t->s), dw, o->out, false);
+        cuda_from_bf16(d->stream, driver_weights(&t->s), dw, o->out, false);
     return CUDNN_STATUS_SUCCESS;
 }
 

@@ -34,6 +34,17 @@ struct device {
             return status_;                                                                        \
     } while (0)
 
+static inline size_t driver_weights(const conv_shape *s)
+{
+    return (size_t)s->k * (size_t)s->r * (size_t)s->s * (size_t)(s->c / s->groups);
+}
+
+/* Of the workspace, for a dw that leaves cuDNN as bf16, on its way to floats. */
+static inline size_t driver_narrow_bytes(const conv_shape *s)
+{
+    return (2 * driver_weights(s) + 255) / 256 * 256;
+}
+
 /* driver_warm.c: once a process; called with its first device. */
 void driver_warm(device *d);
 /* driver_conv.c */

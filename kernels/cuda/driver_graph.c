@@ -14,7 +14,6 @@
 
 enum { TENSOR_X = 1, TENSOR_W, TENSOR_BIAS, TENSOR_Y, TENSOR_VIRTUAL }; /* unique in the graph */
 enum { PIECES = 24, NOTES = 16 };
-#define ALIGNMENT ((size_t)256)
 
 typedef cudnnBackendDescriptor_t descriptor;
 
@@ -235,16 +234,9 @@ static bool wanted(const conv_task *t, descriptor engine)
            !noted(engine, numbers, type, CUDNN_NUMERICAL_NOTE_TENSOR_CORE);
 }
 
-static size_t weights_of(const conv_shape *s)
-{
-    return (size_t)s->k * (size_t)s->r * (size_t)s->s * (size_t)(s->c / s->groups);
-}
-
-/* What dw lies in on its way to floats. */
 static size_t narrow_bytes(const struct driver_plans *p)
 {
-    size_t bytes = 2 * weights_of(&p->task.s);
-    return p->narrow ? (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : 0;
+    return p->narrow ? driver_narrow_bytes(&p->task.s) : 0;
 }
 
 static cudnnStatus_t engine_of(const way *w, pieces *p, descriptor *out)
@@ -423,7 +415,7 @@ static cudnnStatus_t execute(device *d, const struct driver_plans *p, const way 
     TRY(cudnnBackendFinalize(pack));
     TRY(cudnnBackendExecute(d->cudnn, w->plan, pack));
     if (narrow)
-        cuda_from_bf16(d->stream, weights_of(&t->s), o->workspace, o->out, false);
+        cuda_from_bf16(d->stream, driver_weights(&t->s), o->workspace, o->out, false);
     return CUDNN_STATUS_SUCCESS;
 }
 
