@@ -13,6 +13,9 @@
  * within this. One that stops leading ends its connections: what was only to be read is asked for
  * again. */
 enum { AWAY_MS = 12000, PAUSE_MS = 500, LOST_TRIES = 1 };
+/* A stream goes on after a restart too, by hand or by a kubelet; one that lasts was no try in vain.
+ */
+enum { AGAIN_MS = 60000, LASTS_MS = 5000 };
 
 int cli_unwritten(const err *e)
 {
@@ -79,6 +82,11 @@ int cli_call_raw(const cli *c, http_call *call, const char *path, http_reply *re
     return http_call_run(call, reply, e);
 }
 
+static void pause_ms(long ms)
+{
+    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
+}
+
 static bool is_lost(const http_call *call, const http_reply *reply, const err *why)
 {
     return reply->status == 0 && why->os_errno == ECONNRESET && strcmp(call->method, "GET") == 0;
@@ -103,7 +111,7 @@ static int call_for(const cli *c, const char *method, const char *path, const js
             break;
         }
         http_reply_free(&reply);
-        nanosleep(&(struct timespec){0, PAUSE_MS * 1000000L}, NULL); /* as Retry-After asks for */
+        pause_ms(PAUSE_MS); /* as Retry-After asks for */
     }
     free(text);
     if (status == 0 && out) {
@@ -144,4 +152,22 @@ int cli_call_list(const cli *c, const char *path, json_t **rows, err *e)
         memcpy(at, next, sizeof at);
     } while (at[0]);
     return 0;
+}
+
+bool cli_again(cli_stream *s, long status, const err *e)
+{
+    int64_t now_ms = clock_monotonic_ms();
+    bool away = e->code == ERR_UNAVAILABLE || e->code == ERR_TIMEOUT;
+    bool lasted = status == 200 && s->asked_ms && now_ms - s->asked_ms >= LASTS_MS;
+    s->begun |= status == 200;
+    if (e->code != ERR_NONE && !(away && (s->begun || status == 503)))
+        return false;
+    if (s->heard || lasted || !s->deadline_ms)
+        s->deadline_ms = clock_deadline_ms(AGAIN_MS);
+    if (clock_left_ms(s->deadline_ms) == 0)
+        return false;
+    pause_ms(PAUSE_MS); /* what is waited for is the server's return */
+    s->heard = false;
+    s->asked_ms = clock_monotonic_ms();
+    return true;
 }

@@ -109,6 +109,15 @@ int cli_part(http_part *part, const char *field, const char *path, err *e);
 int cli_call_raw(const cli *c, http_call *call, const char *path, http_reply *reply, err *e);
 /* "/tasks/" + percent-encoded name + tail, in a static buffer. */
 const char *cli_path(const char *prefix, const char *name, const char *tail);
+/* A stream that is read again where its controller went, or a proxy ended it. */
+typedef struct cli_stream {
+    bool begun; /* it was there once */
+    bool heard; /* set by the caller where it has brought something */
+    int64_t asked_ms, deadline_ms;
+} cli_stream;
+/* Whether to ask for it again, after a pause: `status` and `e` are of the call that is over. Not
+ * when it was refused, when it could not be had at first, or has brought nothing for a minute. */
+bool cli_again(cli_stream *s, long status, const err *e);
 
 /* ---- output (output.c) ---- */
 typedef struct cli_column {
@@ -209,7 +218,10 @@ void progress_update(progress *p, uint64_t done, uint64_t total);
 void progress_of_call(void *bar, uint64_t done, uint64_t total);
 void progress_end(progress *p);
 
-/* ---- following a job (watch.c) ---- */
+/* ---- following a job (follow.c, watch.c) ---- */
+/* Its log until it ends; the exit status. */
+int follow_log(const cli *c, const char *id);
+bool watch_is_end(const char *state); /* NULL: of nothing that is known */
 /* Prints a line an epoch until the job ends; 0 when it succeeded, else CLI_FAILED. `quiet`: only
  * waits. `timeout_s` 0: no limit. */
 int watch_job(const cli *c, const char *id, bool quiet, long timeout_s);

@@ -13,6 +13,8 @@ int cmd_logs(cli *c, int argc, char **argv)
         {"follow", 'f', OPTION_FLAG, NULL, "go on until the job ends", &follow, NULL, false, false},
         {.name = NULL}};
     OBJECT_NAME(c, argc, argv, &object_job, more, &id);
+    if (follow)
+        return follow_log(c, id);
     err e = ERR_INIT, why = ERR_INIT;
     write_behind *output;
     if (write_behind_open(&output, &e))
@@ -21,17 +23,12 @@ int cmd_logs(cli *c, int argc, char **argv)
                       .accept = "text/plain",
                       .sink = write_behind_take,
                       .over = write_behind_over,
-                      .context = output,
-                      .idle_s = follow ? -1 : 0};
+                      .context = output};
     http_reply reply;
-    int status = cli_call_raw(
-        c, &call, cli_path("/tasks/", id, follow ? "/logs?follow=true" : "/logs"), &reply, &e);
+    int status = cli_call_raw(c, &call, cli_path(object_job.path, id, "/logs"), &reply, &e);
     http_reply_free(&reply);
     if (write_behind_close(output, &why))
         return cli_unwritten(&why);
-    if (status && follow && reply.status == 200)
-        fprintf(stderr, "kubeml: the platform went away; `kubeml logs -f %s` follows it anew\n",
-                id);
     return status ? cli_fail(&e) : CLI_OK;
 }
 

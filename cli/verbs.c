@@ -59,7 +59,10 @@ const cli_verb cli_verbs[] = {
      "CPU % is of one core; MEMORY the most that was resident; GPU %, GPU MEMORY and WATTS are those of the whole GPU, with\n"
      "all that run on it, and OWN what this function holds there. --watch prints again every two seconds.",
      cmd_top},
-    {"logs", "ID", "what a job's processes said", NULL, cmd_logs},
+    {"logs", "ID", "what a job's processes said",
+     "With --follow it goes on when a controller that went away is back within a minute: where it\n"
+     "was, without a line twice.",
+     cmd_logs},
     {"explain", "ID|FUNCTION", "why a job waits or went wrong, or a function did not compile",
      "Of a function: the version in use, and why the last upload did not compile, with its lines.\n\n"
      "  kubeml explain 0a1b2c3d4e5f\n"

@@ -7,21 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "cli.h"
 #include "clock.h"
 
-enum {
-    EVENT_BYTES_MAX = 1 << 20,
-    RECONNECTS_MAX = 40 /* in a row, without an event */,
-    RECONNECT_MS = 500
-};
+enum { EVENT_BYTES_MAX = 1 << 20 };
 
 typedef struct watcher {
     bool quiet, headed, ended;
-    bool heard; /* an event, on this connection */
+    cli_stream stream;
     int status;
     int last_epoch;
     int64_t deadline_ms;
@@ -29,6 +23,15 @@ typedef struct watcher {
     err unwritten;  /* of a line of the table: nobody reads it any more, mostly */
     buf in;
 } watcher;
+
+bool watch_is_end(const char *state)
+{
+    static const char *const ends[] = {"succeeded", "failed", "cancelled", "suspended"};
+    for (size_t i = 0; state && i < sizeof ends / sizeof *ends; i++)
+        if (strcmp(state, ends[i]) == 0)
+            return true;
+    return false;
+}
 
 static void on_epoch(watcher *w, const json_t *epoch)
 {
@@ -57,8 +60,7 @@ static void on_state(watcher *w, const json_t *task)
     if (!state)
         return;
     bool succeeded = strcmp(state, "succeeded") == 0;
-    w->ended = succeeded || strcmp(state, "failed") == 0 || strcmp(state, "cancelled") == 0 ||
-               strcmp(state, "suspended") == 0;
+    w->ended = watch_is_end(state);
     if (w->ended)
         w->status = succeeded ? CLI_OK : CLI_FAILED;
     char text[512];
@@ -85,7 +87,7 @@ static void on_event(watcher *w, char *text)
             data = line + 5 + (line[5] == ' ');
     }
     json_t *value = name && data ? json_loads(data, 0, NULL) : NULL;
-    w->heard |= value != NULL;
+    w->stream.heard |= value != NULL;
     if (value && strcmp(name, "epoch") == 0)
         on_epoch(w, value);
     else if (value && strcmp(name, "state") == 0)
@@ -113,7 +115,8 @@ int watch_job(const cli *c, const char *id, bool quiet, long timeout_s)
     err e = ERR_INIT;
     char path[512];
     snprintf(path, sizeof path, "%s", cli_path("/tasks/", id, "/events"));
-    for (int attempt = 0; !w.ended && attempt < RECONNECTS_MAX; attempt++) {
+    long status = 0;
+    do {
         buf_init(&w.in, EVENT_BYTES_MAX);
         http_call call = {.method = "GET", .accept = "text/event-stream", .sink = take,
                           .context = &w, .idle_s = -1};
@@ -121,25 +124,19 @@ int watch_job(const cli *c, const char *id, bool quiet, long timeout_s)
             call.total_ms = clock_left_ms(w.deadline_ms) + 1;
         http_reply reply;
         err_clear(&e);
-        int status = cli_call_raw(c, &call, path, &reply, &e);
+        cli_call_raw(c, &call, path, &reply, &e);
+        status = reply.status;
         http_reply_free(&reply);
         buf_free(&w.in);
         if (w.unwritten.code != ERR_NONE)
             return cli_unwritten(&w.unwritten);
-        if (clock_monotonic_ms() >= w.deadline_ms && !w.ended) {
+        if (w.ended)
+            return w.status;
+        if (clock_monotonic_ms() >= w.deadline_ms) {
             fprintf(stderr, "kubeml: job %s did not end within %ld s\n", id, timeout_s);
             return CLI_FAILED;
         }
-        if (status && e.code != ERR_UNAVAILABLE && e.code != ERR_TIMEOUT)
-            return cli_fail(&e);
-        if (w.heard) /* a proxy that ends every long stream must not end a long watch */
-            attempt = 0;
-        w.heard = false;
-        if (!w.ended) /* a pause between attempts; what is waited for is the server's return */
-            nanosleep(&(struct timespec){0, RECONNECT_MS * 1000000L}, NULL);
-    }
-    if (w.ended)
-        return w.status;
+    } while (cli_again(&w.stream, status, &e));
     if (!e.code)
         err_set(&e, ERR_UNAVAILABLE, "job %.40s: its events end before it does", id);
     return cli_fail(&e);

@@ -51,6 +51,7 @@ OTHERWISE = {
     "test_cli.what_was_uploaded_for_a_job_that_is_refused_goes_again": "it looks into the local platform's store",
     "test_cli.a_log_is_taken_from_the_platform_however_slowly_it_is_read":
         "kubelet drops what it has rotated, so that two reads of a long log differ; the program is the same",
+    "test_cli.a_followed_log_goes_on_when_the_controller_is_back": LOCAL,
     "test_cli.a_large_upload_needs_little_memory": LOCAL + ", whose process it looks at",
     "test_cli.usage": NO_PLATFORM, "test_cli.completion": NO_PLATFORM, "test_cli.no_redis": OPTIONS,
     "test_cli.no_redis_for_the_pool": LOCAL, "test_cli.a_job_is_not_resumed_without_redis": LOCAL,

@@ -620,6 +620,40 @@ def logs_are_followed_to_the_end(p):
     assert "finished: state=cancelled" in rest, rest[-400:]
 
 
+def by_process(log):
+    """{process: its lines}: theirs is the order that every reading of a log keeps."""
+    out = {}
+    for line in log.splitlines():
+        who, text = line.split("| ", 1)
+        out.setdefault(who.strip(), []).append(text)
+    return out
+
+
+@case(limit=120, platform=False)
+def a_followed_log_goes_on_when_the_controller_is_back():
+    """Where it was: nothing comes twice, and nothing is left out; whether its pods outlive the controller or not."""
+    with harness.Platform() as p:
+        p.options += ["--listen", p.url.removeprefix("http://")]
+        p.dataset()
+        job = p.train(p.paced(), epochs=50000)
+        s = shell(p)
+        with s.follow("logs", "-f", job) as follow:
+            told = follow.stdout.readline()
+            for goes in (p.kill, p.stop):
+                until(lambda: p.task(job)["epoch"] >= 1)
+                goes()
+                p.start()
+                before = p.task(job)["epoch"]
+                until(lambda: p.task(job)["epoch"] > before)
+            assert follow.poll() is None, "it ended before the job did"
+            p.delete(f"/tasks/{job}")
+            told += follow.stdout.read()  # to its end; the case's limit is the deadline
+            assert follow.wait() == 0
+        log = by_process(p.get(f"/tasks/{job}/logs").decode())
+        assert by_process(told) == log and "finished: state=cancelled" in told, (by_process(told), log)
+    s.refused("logs", "-f", job, says=["connect", "kubeml up"])
+
+
 @case(limit=120)
 def a_log_is_taken_from_the_platform_however_slowly_it_is_read(p):
     """Somebody reads in a pager for longer than the platform waits for a client that takes nothing."""
@@ -772,7 +806,8 @@ def usage():
     s.refused("history", "get", "a", "-o", "wide", says='no output format "wide"; there are: table json yaml', status=2)
     s.refused("function", "create", "--name", "x", says="either --code FILE or --model NAME", status=2)
     s.refused("completion", "fish", says="only bash", status=2)
-    s.refused("task", "list", says=["connect", "kubeml up"])
+    for words in ("task list", "task wait a", "logs a", "logs -f a"):
+        s.refused(*words.split(), says=["connect", "kubeml up"])
     verbs = [line.split("  ")[1].strip() for line in s.out("--help").splitlines() if line.startswith("  ")
              and not line.strip().startswith(("KUBEML_", "--"))]
     assert len(verbs) > 25, verbs

@@ -160,6 +160,10 @@ def the_other_takes_over_after_kill_9():
         stream = threading.Thread(target=follow, args=(second, f"/tasks/{job}/events", lines))
         stream.start()
         until(lambda: "event: state" in lines, 20)
+        environment = {**os.environ, "KUBEML_URL": second.url, "KUBEML_TOKEN": TOKEN}
+        follower = subprocess.Popen([str(harness.BIN / "kubeml"), "logs", "-f", job], env=environment)
+        until(lambda: any(os.readlink(fd).startswith("socket:") for fd in pathlib.Path(f"/proc/{follower.pid}/fd").iterdir()
+                          if fd.is_symlink()), 20)
         first.kill()
         # Nobody hangs: 503 and Retry-After, until it is the other's.
         reply = call(second, "GET", f"/tasks/{job}")
@@ -169,7 +173,7 @@ def the_other_takes_over_after_kill_9():
         assert not stream.is_alive()
         # The command line waits for as long as that takes.
         done = subprocess.run([str(harness.BIN / "kubeml"), "task", "get", job], capture_output=True, text=True,
-                              env={**os.environ, "KUBEML_URL": second.url, "KUBEML_TOKEN": TOKEN})
+                              env=environment)
         assert done.returncode == 0 and job in done.stdout, done
         until(lambda: call(second, "GET", f"/tasks/{job}").status_code == 200, 30)
         assert leads(second) and call(second, "GET", f"/tasks/{job}").json()["id"] == job
@@ -178,6 +182,9 @@ def the_other_takes_over_after_kill_9():
         first.start()
         until(lambda: call(first, "GET", f"/tasks/{job}").status_code == 200, 20)
         assert not leads(first)
+        assert follower.poll() is None, "a log is followed until its job ends"
+        assert call(second, "DELETE", f"/tasks/{job}").status_code == 200
+        assert follower.wait(30 * harness.STRETCH) == 0
         # An orderly end lets go of the lease at once.
         assert second.stop() == 0
         until(lambda: leads(first), 20)
