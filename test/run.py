@@ -4,8 +4,8 @@
 A test program answers `--list` with "name seconds" lines and runs one case when given its name:
 exit status 0 passed, 77 left out (the reason on stdout), anything else failed. Programs are the
 unit tests under $BUILD/test and the end-to-end tests test/e2e/test_*.py (see test/e2e/harness.py).
-A case whose name is followed by "alone" runs with nothing beside it. Those that run beside each other find a number of
-their own in TEST_LANE, from 0 on.
+Words after the seconds are what the case takes for itself: two that take the same do not run beside each other. Those
+that do find a number of their own in TEST_LANE, from 0 on or from the one that is there already.
 
 usage: run.py [--unit | --e2e | --cluster] [-j N] [-v] [PATTERN ...]
 """
@@ -14,12 +14,12 @@ import concurrent.futures
 import importlib.util
 import os
 import pathlib
-import queue
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from processes import ended, start
@@ -108,13 +108,13 @@ def cases(args):
         listings = list(pool.map(listing_of, there))
     for program, (listing, status) in zip(there, listings):
         if status != 0:
-            yield program, "--list", 60, True
+            yield program, "--list", 60, set()
             continue
         for line in listing.splitlines():
             name, limit, *rest = line.split()
             label = label_of(program, name)
             if not args.pattern or any(p in label for p in args.pattern):
-                yield program, name, int(limit), "alone" in rest
+                yield program, name, int(limit), set(rest)
 
 
 def run(case, lane=0):
@@ -127,6 +127,35 @@ def run(case, lane=0):
     output, status = ended(process, limit * STRETCH)
     shutil.rmtree(folder, ignore_errors=True)
     return label, status, output.decode(errors="replace"), time.monotonic() - started
+
+
+class Queue:
+    """Cases that are still to run, the longest first, or one of them is left to run with nothing beside it. Those that take
+    the same thing are as long as all of them, which run one after the other."""
+
+    def __init__(self, waiting, lanes):
+        def length(case):
+            return sum(c[2] for c in waiting if c is case or c[3] & case[3])
+        # Without a lane beside it the order of the programs is the easier to read.
+        self.waiting = sorted(waiting, key=lambda c: (-length(c), -c[2])) if lanes > 1 else list(waiting)
+        self.taken, self.changed = set(), threading.Condition()
+
+    def next(self):
+        """The first case that nothing under way excludes, when there is one; None: there are no more."""
+        with self.changed:
+            while self.waiting:
+                case = next((c for c in self.waiting if not c[3] & self.taken), None)
+                if case:
+                    self.waiting.remove(case)
+                    self.taken |= case[3]
+                    return case
+                self.changed.wait()
+        return None
+
+    def done(self, case):
+        with self.changed:
+            self.taken -= case[3]
+            self.changed.notify_all()
 
 
 def why(output):
@@ -187,24 +216,19 @@ def main():
             left_out.append(f"{label}: {reason}")
         else:
             every.append(case)
-    lanes = queue.SimpleQueue()
-    for lane in range(args.j):
-        lanes.put(lane)
+    waiting, reporting = Queue(every, args.j), threading.Lock()
 
-    def run_in_lane(case):
-        lane = lanes.get()
-        try:
-            return run(case, lane)
-        finally:
-            lanes.put(lane)
+    def run_lane(lane):
+        while case := waiting.next():
+            try:
+                result = run(case, lane)
+            finally:
+                waiting.done(case)
+            with reporting:
+                report(result)
+    first = int(os.environ.get("TEST_LANE", 0))
     with concurrent.futures.ThreadPoolExecutor(args.j) as pool:
-        beside = [c for c in every if not c[3]]
-        if args.j > 1: # the longest first, or one of them is left to run with nothing beside it
-            beside.sort(key=lambda c: -c[2])
-        for result in pool.map(run_in_lane, beside):
-            report(result)
-    for case in (c for c in every if c[3]):
-        report(run(case))
+        list(pool.map(run_lane, range(first, first + args.j)))
     for line in left_out:
         print(f"left out {line}")
     if slowest:

@@ -1,6 +1,5 @@
 """The chart: that it is well formed, that the API server takes every object of it under every value, that its pods
 pass Pod Security "restricted", and that its Role holds the verbs that are used."""
-import contextlib
 import copy
 import json
 import os
@@ -383,7 +382,8 @@ def secrets_and_data_outlive_upgrades_and_uninstalls():
         cluster.until(lambda: not there("pvc", claim) and not there("secret", "kubeml-store"), 60)
 
 
-@case(limit=60, platform=False)
+# test_pages installs by it, into the same namespace.
+@case(limit=60, takes="pages", platform=False)
 def the_manifest_is_the_chart():
     """manifests/kubeml.yaml is what `make manifests` gives, and the API server takes it. Nothing that holds data is in it:
     it would go with `kubectl delete -f`."""
@@ -391,14 +391,12 @@ def the_manifest_is_the_chart():
     assert made == (cluster.ROOT / "manifests/kubeml.yaml").read_text(), "run make manifests"
     kinds = {d["kind"] for d in yaml.safe_load_all(made)}
     assert not kinds & {"Namespace", "Secret", "PersistentVolumeClaim", "CustomResourceDefinition"}, kinds
-    # test_pages installs by it, into the same namespace.
-    with cluster.one_at_a_time("pages") if cluster.OURS else contextlib.nullcontext():
-        done = kubectl("create", "namespace", "kubeml", check=False)
-        try:
-            kubectl("apply", "--dry-run=server", "-f", cluster.ROOT / "manifests/kubeml.yaml")
-        finally:
-            if done.returncode == 0:
-                kubectl("delete", "namespace", "kubeml", "--timeout=60s")
+    done = kubectl("create", "namespace", "kubeml", check=False)
+    try:
+        kubectl("apply", "--dry-run=server", "-f", cluster.ROOT / "manifests/kubeml.yaml")
+    finally:
+        if done.returncode == 0:
+            kubectl("delete", "namespace", "kubeml", "--timeout=60s")
 
 
 harness.main(globals())

@@ -94,7 +94,7 @@ OTHER_MODULES = {
 def left_out(reason):
     def why():
         harness.skip(reason)
-    why.case = {"limit": 30, "alone": False, "platform": False, "options": (), "env": None}
+    why.case = {"limit": 30, "takes": "", "platform": False, "options": (), "env": None}
     return why
 
 

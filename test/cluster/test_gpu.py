@@ -17,26 +17,25 @@ def allocatable(node):
     return int(node["status"]["allocatable"].get(RESOURCE, 0))
 
 
-@contextlib.contextmanager
+def in_use():
+    """Pods that have or want one; of the release before they may still be ending."""
+    return [pod["metadata"]["name"] for pod in cluster.listed("pods") if RESOURCE in str(pod["spec"]["containers"])]
+
+
 def with_gpus(nodes=1):
-    """The settings of a release whose functions want one, while one node alone, or both, takes pods and has four shares of one
-    GPU."""
+    """The settings of a release whose functions want one, on one node that has four shares of one GPU, or on both."""
     if not cluster.OURS:
         skip("somebody's GPUs are not handed out")
     all_nodes = get("nodes")["items"]
     if any(allocatable(node) != 4 for node in all_nodes[:nodes]):
         skip("run.sh's KUBEML_TC_GPUS and KUBEML_TC_GPU_REPLICAS were changed")
     release.load_images()
-    with cluster.one_at_a_time("gpu"):
-        if not any(FUNCTION in n for i in all_nodes[0]["status"]["images"] for n in i.get("names") or []):
-            for node in all_nodes:
-                name_image(node["metadata"]["name"][4:])
-        if nodes == 1:
-            kubectl("cordon", "node1", check=False)
-        try:
-            yield {"gpu.enabled": "true", "function.image": FUNCTION, "pool.functions": 0}
-        finally:
-            kubectl("uncordon", "node1", check=False)
+    if not any(FUNCTION in n for i in all_nodes[0]["status"]["images"] for n in i.get("names") or []):
+        for node in all_nodes:
+            name_image(node["metadata"]["name"][4:])
+    until(lambda: not in_use(), 60, message=lambda: f"GPUs are in use: {in_use()}")
+    settings = {"gpu.enabled": "true", "function.image": FUNCTION, "pool.functions": 0}
+    return settings | ({r"function.nodeSelector.kubernetes\.io/hostname": "node0"} if nodes == 1 else {})
 
 
 def name_image(node):
@@ -65,9 +64,9 @@ def explained(p, job, *words):
     assert all(word in done.stdout for word in words), (words, done.stdout, done.stderr)
 
 
-@case(limit=300, platform=False)
+@case(limit=300, takes="gpus", platform=False)
 def four_share_one_and_the_fifth_waits():
-    with with_gpus() as settings, release.installed(**settings, **{"controller.slots": 8}) as p:
+    with release.installed(**with_gpus(), **{"controller.slots": 8}) as p:
         p.dataset()
         p.post("/function/lenet", json={"model": "lenet5"})
         four = p.train(epochs=50000, default_parallelism=4)
@@ -84,9 +83,13 @@ def four_share_one_and_the_fifth_waits():
         p.succeed(fifth, 90)
 
 
-@case(limit=300, platform=False)
+@case(limit=300, takes="gpus node1", platform=False)
 def slots_are_counted_on_the_nodes():
-    with with_gpus() as settings, release.installed(**settings, **{"controller.slots": 0, "gpu.countNodes": "true"}) as p:
+    settings = with_gpus()
+    kubectl("cordon", "node1")
+    with contextlib.ExitStack() as stack:
+        stack.callback(kubectl, "uncordon", "node1")
+        p = stack.enter_context(release.installed(**settings, **{"controller.slots": 0, "gpu.countNodes": "true"}))
         slots = p.ask_leader("/ready").json()["slots"]
         assert slots == 4, slots
         p.dataset()
@@ -111,12 +114,12 @@ def gpu_of(p, job):
     return told
 
 
-@case(limit=300, platform=False)
+@case(limit=300, takes="gpus node1", platform=False)
 def functions_go_by_the_memory_of_the_gpus_that_pods_have():
     """Two whose caps together exceed a GPU are on two; a third waits until one of them ends, also with another controller."""
     if not (harness.BUILD / "testlib/fake-nvml.so").exists():
         skip("the tests' NVML is not built: make tests")
-    with with_gpus(nodes=2) as settings, release.installed(**settings, **{"controller.slots": 8, "gpu.policy": "best-fit"}) as p:
+    with release.installed(**with_gpus(nodes=2), **{"controller.slots": 8, "gpu.policy": "best-fit"}) as p:
         p.dataset()
         p.post("/function/lenet", json={"model": "lenet5"})
         first, second = (p.train(epochs=50000, default_parallelism=1, gpu={"memory": "6Gi"}) for _ in range(2))
@@ -143,12 +146,12 @@ def free(p):
     until(lambda: not release.pods_of(p.ns, "kubeml.dev/role=function,kubeml.dev/job"), 60, message="pods do not end")
 
 
-@case(limit=300, platform=False)
+@case(limit=300, takes="gpus", platform=False)
 def an_elastic_job_grows_as_far_as_there_are_gpus():
     """It has slots for eight functions and GPUs for four: it trains on with four, and says why there is no fifth. On a busy
     machine an epoch may take so much longer than the one before that the policy gives the next fewer functions: so each
     thing is waited for, at a time when there are four."""
-    with with_gpus() as settings, release.installed(**settings, **{"controller.slots": 8}) as p:
+    with release.installed(**with_gpus(), **{"controller.slots": 8}) as p:
         p.dataset()
         # Its epochs take long enough to be equally long most of the time.
         job = p.train(p.paced(0.2), epochs=10000, default_parallelism=4, static_parallelism=False)
@@ -206,11 +209,11 @@ def reaches(ns, pod, address, port):
     return "refused" in done.stderr
 
 
-@case(limit=300, platform=False)
+@case(limit=300, takes="gpus", platform=False)
 def functions_that_are_ranks_reach_each_other_alone():
     """What NCCL needs between the pods of a job with `merge: nccl`, and no more: the functions compute on CPUs here, and the
     policy does not ask."""
-    with with_gpus() as settings, release.installed(**settings, **{"controller.slots": 8}) as p:
+    with release.installed(**with_gpus(), **{"controller.slots": 8}) as p:
         p.dataset()
         p.post("/function/lenet", json={"model": "lenet5"})
         ranks = p.train(epochs=50000, default_parallelism=2, static_parallelism=True, merge="nccl")

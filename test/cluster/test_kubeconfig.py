@@ -15,13 +15,12 @@ OTHERS = {"test_nodes.py:a_node_is_drained_and_one_is_lost", "test_network.py:in
 RUN = {"test_e2e.py:test_explain.compile_error"}  # beside the one that was left out, in the release that it had
 
 
-# Alone, since it goes on in the first lane's release.
-@case(limit=240, alone=True, platform=False)
+@case(limit=240, platform=False)
 def what_needs_our_own_cluster_is_left_out_by_name():
     if not cluster.OURS:
         skip("it is such a cluster")
     release.load_images()
-    environment = {k: v for k, v in os.environ.items() if k not in ("KUBEML_TC_INSIDE", "TEST_LANE")}
+    environment = {k: v for k, v in os.environ.items() if k != "KUBEML_TC_INSIDE"}
     environment |= {"KUBECONFIG": cluster.kubeconfig(), "KUBEML_TC_STATE": "/nonexistent", "KUBEML_TC_KEEP": "1",
                     "KUBEML_TC_LANES": "1", "KUBEML_TC_PREFIX": release.PREFIX, "KUBEML_TC_MONGODB": release.mongodb("%s")}
     done = subprocess.run([HERE / "run.sh", "-v", *PROCESSES, *OTHERS, *RUN], cwd=ROOT, env=environment, text=True,

@@ -44,7 +44,8 @@ def back(process=None):
 
 @contextlib.contextmanager
 def pair():
-    """A release on two nodes. Nothing else runs on the second (KUBEML_TC_SPARE): what is done to it disturbs nobody."""
+    """A release on two nodes. Nothing else runs on the second (KUBEML_TC_SPARE): what is done to it disturbs nobody. The
+    first one is cordoned at times."""
     if not cluster.OURS:
         skip("a node of somebody's cluster is not killed")
     if not is_there():
@@ -54,7 +55,7 @@ def pair():
     for part in ("controller", "function", "ps"):
         settings |= {f"{part}.nodeSelector.pair": "yes", f"{part}.tolerations[0].key": "spare",
                      f"{part}.tolerations[0].operator": "Exists"}
-    with cluster.one_at_a_time("pair"), release.installed(**settings) as p:
+    with release.installed(**settings) as p:
         p.dataset()
         p.function()
         try:
@@ -207,7 +208,7 @@ def log_there(pod):
     return "".join(f.read_text() for folder in folders for f in sorted(pathlib.Path(folder).rglob("*.log")))
 
 
-@case(limit=420, platform=False)
+@case(limit=420, takes="node1", platform=False)
 def a_node_that_is_cut_off_trains_on_and_changes_nothing():
     """All of a job is on it, and it reaches the database: the job runs twice, until the first one comes to write what the
     second has taken over."""
@@ -235,7 +236,7 @@ def a_node_that_is_cut_off_trains_on_and_changes_nothing():
         until(lambda: not p.pods(job=job), 60, message="pods of an ended job")
 
 
-@case(limit=600, platform=False)
+@case(limit=600, takes="node1", platform=False)
 def a_node_is_drained_and_one_is_lost():
     with pair() as p:
         slow = p.paced(0.1)

@@ -71,11 +71,11 @@ def by_hand(context, scripts, calls):
 
 @contextlib.contextmanager
 def place(ns=NS):
-    """The namespace that a page makes, one at a time, gone afterwards; and the disk that the cluster has for MongoDB."""
+    """The namespace that a page makes, gone afterwards; and the disk that the cluster has for MongoDB."""
     if not cluster.OURS:
         cluster.skip("the pages' namespace may be somebody's own")
     release.load_images()
-    with cluster.one_at_a_time("pages"), bundled.disk(ns):
+    with bundled.disk(ns):
         try:
             yield
         finally:
@@ -135,7 +135,7 @@ def keeps_its_claim(p):
           message="told to go, the claim stays")
 
 
-@case(limit=420, platform=False)
+@case(limit=420, takes="pages", platform=False)
 def on_kind_with_the_charts_mongodb():
     name = yaml.safe_load((ROOT / "manifests/kind.yaml").read_text())["name"]
     shown, text = blocks("kind.md")
@@ -155,7 +155,7 @@ def on_kind_with_the_charts_mongodb():
     assert f"`kind load image-archive --name {name} build/images/ps.tar`" in text
 
 
-@case(limit=200, platform=False)
+@case(limit=200, takes="pages", platform=False)
 def on_microk8s():
     shown, _ = blocks("microk8s.md")
     calls = pathlib.Path(FOLDER) / "calls"
@@ -167,7 +167,7 @@ def on_microk8s():
     assert {f"kubeml-{g}" for g in given} == {i.split(":")[0] for i in images()}, given
 
 
-@case(limit=360, platform=False)
+@case(limit=360, takes="pages", platform=False)
 def the_manifest_without_helm():
     """Its head's commands, and after those that take it away, the data is there for the next one."""
     text, ns = (ROOT / "manifests/kubeml.yaml").read_text(), "kubeml"

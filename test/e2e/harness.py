@@ -2,14 +2,14 @@
 
 A test file defines cases and ends with `harness.main(globals())`:
 
-    @harness.case(limit=60)              # seconds; alone=True: with nothing beside it
+    @harness.case(limit=60)              # seconds; takes="X Y": none that takes one of them is beside it
     def trains(p):                       # p: a running Platform, stopped afterwards
         ...
 
     @harness.case(platform=False)        # starts its own, or none
     def refuses():
 
-`--list` prints "name seconds [alone]"; a name runs that case. Exit status 77: left out, with a reason
+`--list` prints "name seconds [taken ...]"; a name runs that case. Exit status 77: left out, with a reason
 (harness.skip). Nothing sleeps to wait: `until` looks for an event with a deadline.
 """
 import contextlib
@@ -352,9 +352,9 @@ class Platform:
 
 # ---- cases --------------------------------------------------------------------------------------
 
-def case(limit=60, alone=False, platform=True, options=(), env=None):
+def case(limit=60, takes="", platform=True, options=(), env=None):
     def mark(function):
-        function.case = {"limit": limit, "alone": alone, "platform": platform, "options": options, "env": env}
+        function.case = {"limit": limit, "takes": takes, "platform": platform, "options": options, "env": env}
         return function
     return mark
 
@@ -394,7 +394,7 @@ def main(names):
     cases = {n: f for n, f in names.items() if isinstance(getattr(f, "case", None), dict)}
     if sys.argv[1:] == ["--list"]:
         for name, function in cases.items():
-            print(name, function.case["limit"], *(["alone"] if function.case["alone"] else []))
+            print(name, function.case["limit"], function.case["takes"])
         return
     chosen = sys.argv[1:] or list(cases)
     failed = 0

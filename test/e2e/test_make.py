@@ -65,5 +65,27 @@ def tests_that_lack_a_library_say_which():
         run.stderr
 
 
+# The second comes after the first, which takes the same and waits for the third.
+TAKES = """#!/bin/sh
+case $1 in
+--list) printf 'first 20 thing\\nsecond 20 thing\\nthird 10\\n' ;;
+first) until [ -e "$0.third" ]; do sleep 0.1; done; touch "$0.first" ;;
+second) [ -e "$0.first" ] ;;
+third) touch "$0.third" ;;
+esac
+"""
+
+
+@case(platform=False)
+def a_case_is_passed_over_while_what_it_takes_is_taken():
+    folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+    (folder / "test").mkdir()
+    (folder / "test/takes").write_text(TAKES)
+    (folder / "test/takes").chmod(0o755)
+    run = subprocess.run([sys.executable, ROOT / "test/run.py", "--unit", "-j", "2"], capture_output=True, text=True,
+                         env={**os.environ, "BUILD": str(folder)}, timeout=60 * harness.STRETCH)
+    assert run.stdout.endswith("3 passed, 0 failed\n"), run.stdout + run.stderr
+
+
 if __name__ == "__main__":
     harness.main(globals())
