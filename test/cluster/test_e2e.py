@@ -15,79 +15,72 @@ from cluster import harness
 MODULES = ("test_rest", "test_cli", "test_explain", "test_faults", "test_mnist", "test_notebook",
            "test_shared_process", "test_text")
 
-LOCAL = "it starts a platform of this machine"
+OWN = "it starts a platform of this machine, or asks none"  # so do all with platform=False
 OPTIONS = "it wants options of its own; the chart's are test_install's"
-ARMED = "it arms places in the functions' code, which pods do not have; test_kills kills them"
-NO_PLATFORM = "it asks no platform"
+WHEREVER = "the controller decides it, wherever its pods are"
+CLIENT = "kubeml and the API are the same here; test_controllers has the way from one to the other"
+KILLED = "test_kills kills it, and compares the weights"
 STORE = "kubeml run reads the local platform's store"
 DEVICE = "the tests' own device is on this machine; test_gpu has GPUs of pods"
 LONG = "minutes, of arithmetic that is the same in a pod; with KUBEML_TC_ALL=1 it runs"
 OTHERWISE = {
-    "test_rest.a_second_controller_is_refused": LOCAL, "test_rest.orphans_are_swept_at_start": LOCAL,
-    "test_rest.options_are_taken_whole_or_refused": NO_PLATFORM,
-    "test_rest.a_token": LOCAL + "; every request here carries a token",
-    "test_rest.a_stopped_platform_goes_on": LOCAL + "; test_upgrade stops this one",
-    "test_rest.a_running_job_keeps_the_version_it_began_with": "the controller says which, wherever its pods are",
+    "test_rest.a_start_ends_with_the_first_trained_batch": "kubeml-ps says when; test_training looks at the phases",
+    "test_rest.the_id_alone_for_clients_without_accept": WHEREVER,
+    "test_rest.the_model_that_a_job_begins_with_stays": WHEREVER,
+    "test_rest.a_job_goes_on_with_its_own_dataset_or_not_at_all": WHEREVER,
+    "test_rest.bounds_of_a_job": "test_trainjob has a deadline",
+    "test_rest.a_stopped_platform_goes_on": "test_upgrade stops this one",
+    "test_rest.a_running_job_keeps_the_version_it_began_with": WHEREVER,
+    "test_rest.a_killed_ps_is_replaced": KILLED,
     "test_rest.a_jobs_redis_from_outside": "a pod's listens on the pod's network; test_network has who reaches it",
-    "test_rest.a_job_is_not_resumed_while_its_model_goes": LOCAL,
-    "test_rest.what_still_stops_is_not_resumed_and_why_is_said": LOCAL + "; kubeml-ps is held by a signal",
-    "test_rest.what_is_being_deleted_is_not_trained_with": ARMED,
-    "test_rest.a_log_is_followed_of_a_job_that_ends_meanwhile": ARMED,
+    "test_rest.what_still_stops_is_not_resumed_and_why_is_said": "kubeml-ps is held by a signal",
     "test_rest.an_empty_pool_starts_what_is_needed": OPTIONS,
     "test_rest.idle_connections_block_nobody": "a port-forward would be measured, not the server",
     "test_rest.an_upload_that_breaks_off_leaves_nothing": "a port-forward keeps the connection open",
     "test_rest.the_server_keeps_openapi": LONG,
-    "test_rest.openapi_is_of_the_version_it_says": NO_PLATFORM,
     "test_rest.bodies_over_the_limit": "a port-forward cuts off what is refused before it is read",
-    "test_rest.requests_for_jobs_leave_room_for_others": LOCAL,
-    "test_rest.a_log_is_read_beside_all_else": LOCAL,
-    "test_rest.an_elastic_job_gives_back_what_it_grew": OPTIONS,
     "test_rest.a_stream_too_many_is_refused_with_its_cause": "it takes all the streams that other cases of this release want too",
     "test_rest.logs_that_nobody_reads_have_a_limit": "a port-forward takes what nobody reads",
-    "test_cli.up_status_down": LOCAL, "test_cli.up_that_cannot_start": LOCAL, "test_cli.a_token": LOCAL, "test_cli.users_have_tokens_of_their_own": LOCAL + "; test_tenants has two users",
+    "test_cli.epochs_are_shown_while_the_job_runs": CLIENT, "test_cli.weights_from_pytorch_and_back": CLIENT,
+    "test_cli.formats": CLIENT, "test_cli.the_lines_that_convert_a_pickle_do": CLIENT,
+    "test_cli.one_file_may_be_a_whole_dataset": CLIENT, "test_cli.bad_datasets": CLIENT,
+    "test_cli.what_is_long_shows_a_bar_on_a_terminal": CLIENT, "test_cli.what_is_followed_ends_with_who_reads_it": CLIENT,
     "test_cli.the_same_file_in_one_process": "it reads the local platform's store",
     "test_cli.the_same_when_nothing_is_said": STORE,
-    "test_cli.a_home_is_relative_to_where_the_platform_is_started": LOCAL,
     "test_cli.what_was_uploaded_for_a_job_that_is_refused_goes_again": "it looks into the local platform's store",
     "test_cli.a_log_is_taken_from_the_platform_however_slowly_it_is_read":
         "kubelet drops what it has rotated, so that two reads of a long log differ; the program is the same",
-    "test_cli.a_followed_log_goes_on_when_the_controller_is_back": LOCAL,
-    "test_cli.a_large_upload_needs_little_memory": LOCAL + ", whose process it looks at",
-    "test_cli.usage": NO_PLATFORM, "test_cli.completion": NO_PLATFORM, "test_cli.no_redis": OPTIONS,
-    "test_cli.no_redis_for_the_pool": LOCAL, "test_cli.a_job_is_not_resumed_without_redis": LOCAL,
-    "test_explain.pool_empty": OPTIONS, "test_explain.redis_missing": OPTIONS,
-    "test_explain.redis_stays_away": LOCAL,
-    "test_explain.a_refusal_outlives_the_controller": LOCAL,
-    "test_explain.refusals_are_bounded": "the controller counts them, wherever its pods are",
+    "test_cli.a_large_upload_needs_little_memory": "it looks at the local platform's process",
+    "test_cli.no_redis": OPTIONS, "test_cli.no_redis_for_the_pool": OPTIONS,
+    "test_explain.no_free_slot": WHEREVER, "test_explain.cancelled": WHEREVER,
+    "test_explain.not_a_number": "test_trainjob has one that fails so",
+    "test_explain.a_refusal_outlives_the_controller": "it starts the local platform again",
+    "test_explain.refusals_are_bounded": WHEREVER,
     "test_explain.store_down": "it takes away the local platform's folder",
+    "test_faults.every_process_of_a_job_killed_at_random_places": KILLED, "test_faults.redis_killed": KILLED,
     "test_faults.the_controller_killed_in_every_state": "kubelet waits longer before each start; test_kills kills it",
-    "test_faults.a_job_ends_while_no_controller_is_there": LOCAL,
-    "test_faults.a_controller_that_comes_back_takes_no_earlier_end_for_this_one": LOCAL,
-    "test_faults.a_ps_stopped_in_the_middle_of_a_write_holds_up_only_writes": LOCAL,
-    "test_faults.an_end_while_a_runtime_does_not_answer": LOCAL,
-    "test_shared_process.killed_at_every_phase": ARMED,
+    "test_faults.a_job_ends_while_no_controller_is_there": "it starts the local platform again",
     "test_faults.a_job_given_up_leaves_no_segment": "segments are the pods' own and go with them",
-    "test_faults.what_a_killed_controller_did_not_come_to_is_removed": "segments are the pods' own and go with them",
-    **{f"test_faults.a_function_killed_{name}": ARMED for name in (
-        "while_it_loads", "while_it_fetches", "while_it_trains", "half_way_through_a_publish", "while_it_waits",
-        "while_it_validates", "under_a_server_merge")},
+    "test_faults.two_jobs_at_once_do_not_disturb_each_other": "test_tenants has two users' jobs",
+    "test_shared_process.the_weights_of_functions_with_a_process_each":
+        "arithmetic that is the same in a pod; every_process_killed compares the weights here",
     "test_mnist.sorted_by_label": LONG, "test_mnist.every_k_trains": LONG,
     "test_mnist.an_elastic_job_says_how_many_trained": LONG,
+    "test_mnist.one_seed_one_model": "test_training trains one seed three times",
     "test_mnist.one_function_is_kubeml_run": "it reads the local platform's store",
-    "test_notebook.what_it_needs": NO_PLATFORM,
 }
 OTHER_MODULES = {
-    "test_builder_remote": LOCAL + "; here every function is compiled elsewhere",
+    "test_builder_remote": OWN + "; here every function is compiled elsewhere",
     "test_context": "its API server is a stand-in; test_controllers goes through the real one's proxy",
-    "test_data": NO_PLATFORM, "test_make": NO_PLATFORM, "test_make_images": NO_PLATFORM, "test_gpu_run": NO_PLATFORM,
+    "test_data": OWN, "test_make": OWN, "test_make_images": OWN, "test_gpu_run": OWN,
     "test_function_group": STORE, "test_function_run": STORE,
     "test_gpu_algorithms": DEVICE, "test_gpu_averaging": DEVICE, "test_gpu_bench": DEVICE, "test_gpu_nccl": DEVICE,
     "test_gpu_memory": DEVICE, "test_gpu_places": DEVICE,
     "test_gpu_pods": "its API server is a stand-in; test_gpu has a real one and pretended GPUs",
-    "test_leader": LOCAL + ", and its Lease is a stand-in's; test_controllers has a real one",
+    "test_leader": OWN + ", and its Lease is a stand-in's; test_controllers has a real one",
     "test_silent_node": "its API server is a stand-in; test_nodes loses nodes of a real cluster",
-    "test_records": LOCAL,
-    "test_mongo": LOCAL + "; here every release is on MongoDB", "test_readme": LOCAL + "; test_pages has the clusters' pages",
+    "test_records": OWN,
+    "test_mongo": OWN + "; here every release is on MongoDB", "test_readme": OWN + "; test_pages has the clusters' pages",
 }
 
 
@@ -111,7 +104,7 @@ def cases():
         for name, function in vars(importlib.import_module(module)).items():
             if isinstance(getattr(function, "case", None), dict):
                 name = f"{module}.{name}"
-                reason = OTHERWISE.get(name)
+                reason = OTHERWISE.get(name) if function.case["platform"] else OWN
                 if reason == LONG and os.environ.get("KUBEML_TC_ALL"):
                     reason = None
                 found[name] = left_out(reason) if reason else function
