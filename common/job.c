@@ -9,8 +9,9 @@
  *     CANCELLED ◄─────── verdict: told to stop ──────► SUCCEEDED, FAILED, CANCELLED, SUSPENDED
  *     SUSPENDED          (bounded wait for `finished`; for the next merge where it is suspended)
  *
- * A failed job with retries left goes back to QUEUED instead, under the next generation; so does a
- * STARTING one whose functions' pods came on GPUs that have no room for them.
+ * A failed job with retries left goes back to QUEUED instead, under the next generation, and so
+ * does a STARTING one whose functions' pods came on GPUs that have no room for them. One that was
+ * to be suspended is SUSPENDED then.
  *
  * Invariants
  *  1. The slots that jobs hold are never more than there are, except that the cluster shrank; nor

@@ -180,9 +180,14 @@ void job_finished(jobs *m, job *j, const job_event *event)
     if (event->value > j->epochs)
         j->epochs = event->value;
     /* What was decided here stands, unless the job was done before it heard of it, or failed on the
-     * way to the merge that it was to be suspended at. */
-    bool overtaken = event->state == JOB_SUCCEEDED ||
-                     (j->verdict_state == JOB_SUSPENDED && event->state == JOB_FAILED);
+     * way to the merge that it was to be suspended at. A failure that would be tried again is tried
+     * again when it is resumed. */
+    bool failed = j->verdict_state == JOB_SUSPENDED && event->state == JOB_FAILED,
+         waits = failed && j->retries < j->request.backoff_limit,
+         overtaken = event->state == JOB_SUCCEEDED || (failed && !waits);
+    if (j->verdict && waits)
+        text_print(j->message, sizeof j->message, "it failed before its next merge: %s: %.200s",
+                   event->reason, event->message);
     if (j->verdict && !overtaken)
         job_carry_out(m, j);
     else

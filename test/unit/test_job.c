@@ -340,6 +340,24 @@ TEST(a_failed_job_is_tried_again_from_its_checkpoint)
     jobs_close(m);
 }
 
+/* It would be tried again from its newest checkpoint: so it is when it is resumed. */
+TEST(what_fails_on_the_way_to_its_suspension_is_not_tried_again)
+{
+    open_machine(1);
+    submit_bound("a", 0, 2);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    step((job_event){.type = JOB_SUSPEND, .job = "a"});
+    step((job_event){.type = JOB_PS_FINISHED,
+                     .job = "a",
+                     .state = JOB_FAILED,
+                     .reason = "NaNLoss",
+                     .message = "function 0"});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_SUSPENDED);
+    check_reason("a", "Suspended", "NaNLoss: function 0");
+    jobs_close(m);
+}
+
 TEST(a_job_may_be_taken_back_until_a_step_has_seen_it)
 {
     err e = ERR_INIT;
