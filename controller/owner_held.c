@@ -212,6 +212,7 @@ static void run_forget(owner *o, void *arg)
         c->status = -1;
         return;
     }
+    json_object_del(o->unsaved, c->id);
     snprintf(prefix, sizeof prefix, "logs/%s/", c->id);
     if (store_blob_list(o->controller->store, prefix, NULL, 0, &entries, &count, NULL) == 0)
         for (size_t i = 0; i < count; i++)

@@ -54,6 +54,25 @@ def an_end_on_a_full_disk_is_kept_and_no_job_is_taken():
 
 
 @case(limit=120, platform=False)
+def what_is_deleted_before_its_end_is_saved_does_not_come_back():
+    with mock.patch("subprocess.Popen", functools.partial(subprocess.Popen, restore_signals=False)), \
+            harness.Platform("--pool-functions", "0", "--pool-ps", "0") as p:
+        p.dataset()
+        job = p.train(p.paced(), epochs=200)
+        until(lambda: p.task(job)["epoch"] >= 1, 60)
+        disk(p, full=True)
+        p.delete(f"/tasks/{job}")
+        assert p.wait(job)["state"] == "cancelled"
+        until(lambda: not p.pods(job=job), message="pods of an ended job")
+        before = answers(p)
+        disk(p, full=False)
+        p.delete(f"/history/{job}")  # a second at most before its record is tried again
+        until(lambda: answers(p) > before, message="the store is not asked again")
+        assert states(p) == {}, states(p)
+        p.get(f"/tasks/{job}", 404)
+
+
+@case(limit=120, platform=False)
 def a_resume_that_is_not_saved_leaves_what_the_job_begins_with():
     with mock.patch("subprocess.Popen", functools.partial(subprocess.Popen, restore_signals=False)), \
             harness.Platform("--slots", "1") as p:
