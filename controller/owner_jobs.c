@@ -290,6 +290,17 @@ json_t *epochs_of_history(store *st, const char *id)
     return out;
 }
 
+/* Of a record as it is replaced: what is written after it was read is another leader's. */
+static uint64_t version_now(const owner *o, const char *id)
+{
+    cleanup_json json_t *record = NULL;
+    uint64_t version;
+    err why = ERR_INIT;
+    if (store_get(o->controller->store, "jobs", id, &record, &version, &why) == 0)
+        return version;
+    return why.code == ERR_NOT_FOUND ? STORE_NEW : STORE_ANY;
+}
+
 int sides_restore(owner *o, const json_t *record, side **out, err *e)
 {
     const json_t *inner = json_object_get(record, "job");
@@ -316,9 +327,7 @@ int sides_restore(owner *o, const json_t *record, side **out, err *e)
     s->start_ms = json_incref(json_object_get(record, "start_ms"));
     json_decref(s->epochs);
     s->epochs = epochs_of_history(o->controller->store, id);
-    cleanup_json json_t *now = NULL;
-    if (store_get(o->controller->store, "jobs", id, &now, &s->version, NULL))
-        s->version = STORE_ANY;
+    s->version = version_now(o, id);
     *out = s;
     return 0;
 }
@@ -386,10 +395,10 @@ static int put_record(owner *o, const char *id, const json_t *record, err *e)
 {
     store *st = o->controller->store;
     side *s = sides_find(o, id);
-    uint64_t expected = s ? s->version : STORE_ANY, version = STORE_ANY;
+    uint64_t expected = s ? s->version : version_now(o, id), version = STORE_ANY;
     err why = ERR_INIT;
     owner_hold_if_fenced(o);
-    failpoint("controller.put-record");
+    failpoint(s ? "controller.put-record" : "controller.put-ended");
     int status = store_put(st, "jobs", id, record, expected, &version, &why);
     if (status &&
         (why.code == ERR_CONFLICT || why.code == ERR_EXISTS || why.code == ERR_NOT_FOUND)) {

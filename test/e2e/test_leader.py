@@ -227,8 +227,10 @@ def who_was_stopped_while_it_took_the_lease_leads_when_it_is_renewed():
         assert call(a, "GET", "/tasks").json() == []
 
 
-def loses_the_lease(place):
-    """A controller is held up at that place while it begins a job; another leads, and cancels the job."""
+@contextlib.contextmanager
+def two_and_a_place(place):
+    """A controller that leads and waits when it comes to that place, the other one, and how the other comes to lead as the
+    first does what it is asked; that one goes on, and ends, at the block's end."""
     with controllers("a", "b") as (kube, made):
         a, b = made["a"], made["b"]
         held = a.folder / "held"
@@ -237,27 +239,37 @@ def loses_the_lease(place):
         until(lambda: leads(a), 20)
         b.start()
         uploads(a)
-
-        def ask():
-            with contextlib.suppress(requests.RequestException):
-                train(a)
-        asker = threading.Thread(target=ask)
-        asker.start()
-        until(held.exists)
         answer = kube.lease
 
         def refuse_a(method, name, body):
             if method == "PUT" and body["spec"]["holderIdentity"] == "a":
                 return kube.status(503, "ServiceUnavailable")
             return answer(method, name, body)
-        kube.lease = refuse_a
-        until(lambda: leads(b), 20)
-        job, = [t["id"] for t in call(b, "GET", "/tasks").json()]
-        assert call(b, "DELETE", f"/tasks/{job}").status_code == 200
-        until(lambda: call(b, "GET", f"/tasks/{job}").json()["state"] == "cancelled", 20)
-        held.unlink()
-        assert a.process.wait(20 * harness.STRETCH) == 1
-        asker.join(20 * harness.STRETCH)
+
+        @contextlib.contextmanager
+        def taken_over(ask):
+            def try_to():
+                with contextlib.suppress(requests.RequestException):
+                    ask()
+            asker = threading.Thread(target=try_to)
+            asker.start()
+            until(held.exists)
+            kube.lease = refuse_a
+            until(lambda: leads(b), 20)
+            yield
+            held.unlink()
+            assert a.process.wait(20 * harness.STRETCH) == 1
+            asker.join(20 * harness.STRETCH)
+        yield a, b, taken_over
+
+
+def loses_the_lease(place):
+    """A controller is held up at that place while it begins a job; another leads, and cancels the job."""
+    with two_and_a_place(place) as (a, b, taken_over):
+        with taken_over(lambda: train(a)):
+            job, = [t["id"] for t in call(b, "GET", "/tasks").json()]
+            assert call(b, "DELETE", f"/tasks/{job}").status_code == 200
+            until(lambda: call(b, "GET", f"/tasks/{job}").json()["state"] == "cancelled", 20)
         assert call(b, "GET", f"/tasks/{job}").json()["state"] == "cancelled"
 
 
@@ -269,6 +281,22 @@ def who_lost_the_lease_in_the_middle_of_a_turn_writes_no_record():
 @case(limit=120, platform=False)
 def who_lost_the_lease_in_the_middle_of_a_write_undoes_nothing():
     loses_the_lease("controller.put-record:2")  # the first is the new job's record
+
+
+@case(limit=120, platform=False)
+def who_lost_the_lease_in_the_middle_of_a_cancellation_undoes_no_resume():
+    with two_and_a_place("controller.put-ended:1") as (a, b, taken_over):
+        job = train(a).json()["id"]
+        assert call(a, "POST", f"/tasks/{job}/suspend").status_code == 200
+        until(lambda: call(a, "POST", f"/tasks/{job}/suspend").status_code == 200 and
+              call(a, "GET", f"/tasks/{job}").json()["state"] == "suspended", 20)
+        with taken_over(lambda: call(a, "DELETE", f"/tasks/{job}")):
+            until(lambda: call(b, "POST", f"/tasks/{job}/resume").status_code == 200, 20)
+        b.kill()  # what it knows itself is not what is asked
+        b.start()
+        until(lambda: leads(b), 20)
+        state = call(b, "GET", f"/tasks/{job}").json()["state"]
+        assert state in ("queued", "starting"), state
 
 
 @case(limit=120, platform=False)
