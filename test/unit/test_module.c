@@ -1,7 +1,10 @@
 /* test_module.c: the Redis module's logic in a host of this test's own (under the sanitizers), and
  * the module in a real redis-server: dumps, transactions, memory that is gone, others being served.
  */
+#include "../../ps/module/kml_arguments.c"
 #include "../../ps/module/kml_logic.c"
+#include "../../ps/module/kml_merge.c"
+#include "../../ps/module/kml_save.c"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -94,9 +97,9 @@ static void write_all_chunks(logic_job *j, int round, int function, int incarnat
 {
     err e = ERR_INIT;
     words w;
-    for (size_t i = 0; i < all_chunks(shape); i++) {
+    for (size_t i = 0; i < logic_chunks(shape); i++) {
         size_t len;
-        const char *at = chunk_at(shape, b, i, &len);
+        const char *at = logic_chunk_at(shape, b, i, &len);
         split(&w, "bytes 0 %d %d %d %zu", round, function, incarnation, i);
         w.arg[0] = (logic_arg){at, len, j};
         CHECK_OK(logic_write(j, w.argc, w.arg, &e), e);
@@ -134,12 +137,12 @@ TEST(logic_life_of_a_round)
         write_all_chunks(j, 0, i, 0, b[i]);
         CHECK_OK(publish(j, 0, i, 0, b[i], &e), e);
     }
-    CHECK_INT(retained, 2 * (int)all_chunks(shape));
+    CHECK_INT(retained, 2 * (int)logic_chunks(shape));
     CHECK_OK(merge_now(j, 0, "2 0 0 10 1 0 10", &e), e);
     CHECK_INT(retained, 0);
     CHECK_INT(j->version, 0);
     CHECK(j->ledger_len == 2 && memcmp(j->ledger, "{}", 2) == 0);
-    block r = reference(j, 0);
+    block r = logic_reference(j, 0);
     for (size_t i = 0; i < N; i++)
         CHECK(r.floats[i] == (float)(0.5 * (double)b[0].floats[i] + 0.5 * (double)b[1].floats[i]));
     CHECK_ERR(merge_now(j, 0, "2 0 0 10 1 0 10", &e), e, ERR_STALE, "is over");
