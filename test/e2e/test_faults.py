@@ -163,13 +163,13 @@ def the_controller_killed_in_every_state(p):
     p.function()
     want = p.succeed(p.train(epochs=20, k=2))["sha256"]
     job = p.train(p.paced(), epochs=20, k=2)
-    waits = p.train(epochs=1, default_parallelism=4)
+    waits = p.train(epochs=1, default_parallelism=4, active_deadline_seconds=3600)
     for i in range(KILLS):
         until(lambda: p.task(job)["epoch"] >= 2 * i)
         p.kill()
         p.start()
     assert p.succeed(job)["sha256"] == want
-    p.succeed(waits)
+    assert p.succeed(waits)["started"], "when it began is not known"
     history = p.get(f"/history/{job}")["data"]
     assert len(history["accuracy"]) == 20, history
 
