@@ -155,8 +155,8 @@ static void adopt(jobs *m, job *j)
     recall_again(m, j);
     if (!job_active(j))
         return;
-    if (j->verdict && j->verdict_state == JOB_SUSPENDED)
-        j->due_ms = INT64_MAX; /* told again when kubeml-ps answers */
+    if (j->verdict) /* told again when kubeml-ps answers */
+        j->due_ms = job_verdict_due_ms(m, j->verdict_state);
     job_pod *ps = pod_ps(j);
     if (ps) {
         j->attaching = true;

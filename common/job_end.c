@@ -92,6 +92,11 @@ void job_tell_stop(jobs *m, const job *j)
     a->value = j->verdict_state == JOB_SUSPENDED;
 }
 
+int64_t job_verdict_due_ms(const jobs *m, job_state state)
+{
+    return state == JOB_SUSPENDED ? INT64_MAX : m->now_ms + m->limits.stop_ms;
+}
+
 /* Decides the end; kubeml-ps is told and gets a bounded time to finish what it is writing. One that
  * is to be suspended has the time until its next merge, which kubeml-ps bounds. */
 static void give_verdict(jobs *m, job *j, job_state state, const char *reason, const char *message)
@@ -103,7 +108,7 @@ static void give_verdict(jobs *m, job *j, job_state state, const char *reason, c
     j->verdict_state = state;
     text_print(j->reason, sizeof j->reason, "%s", reason);
     text_print(j->message, sizeof j->message, "%s", message);
-    j->due_ms = state == JOB_SUSPENDED ? INT64_MAX : m->now_ms + m->limits.stop_ms;
+    j->due_ms = job_verdict_due_ms(m, state);
     job_save(m, j);
     const job_pod *ps = pod_ps(j);
     if (j->connected) {

@@ -65,6 +65,8 @@ void job_suspend(jobs *m, job *j, const char *message);
 /* Ends at once: record, verdict told, pods stopped. */
 void job_end(jobs *m, job *j, job_state state, const char *reason, const char *message);
 void job_carry_out(jobs *m, job *j); /* the verdict, likewise */
+/* How long kubeml-ps has to carry it out itself. */
+int64_t job_verdict_due_ms(const jobs *m, job_state state);
 void job_finished(jobs *m, job *j, const job_event *event);
 /* Back into the queue: it holds nothing while it waits. */
 void job_wait_again(jobs *m, job *j);

@@ -1132,6 +1132,25 @@ TEST(what_a_job_waited_before_its_first_start_counts_for_no_deadline)
     jobs_close(m);
 }
 
+TEST(a_stop_outlives_the_controller_with_the_time_for_it)
+{
+    open_machine(1);
+    run_job("a", 1);
+    step((job_event){.type = JOB_CANCEL, .job = "a"});
+    restart_with("a", 1);
+    step(
+        (job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "a-ps-0"});
+    step((job_event){.type = JOB_ADOPT});
+    get(JOB_ATTACH);
+    CHECK_INT(jobs_find(m, "a")->state, JOB_RUNNING); /* it may be writing its model */
+    step((job_event){.type = JOB_PS_ACCEPTED, .job = "a"});
+    get(JOB_TELL_STOP);
+    now += 10000;
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_CANCELLED);
+    jobs_close(m);
+}
+
 TEST(what_a_job_had_grown_to_is_adopted_where_there_are_fewer_slots_now)
 {
     open_machine(30);
