@@ -1,5 +1,6 @@
 /* cmd_top.c: kubeml top. */
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "cli.h"
@@ -32,6 +33,17 @@ static const cli_column columns[] = {
     {NULL, NULL, false, NULL, false},
 };
 
+/* On a terminal each is in the last one's place. JSON values may follow on each other. */
+static void set_apart(const char *format, bool table_follows)
+{
+    if (isatty(STDOUT_FILENO))
+        printf("\033[H\033[J"); /* from the top of an empty screen */
+    else if (strcmp(format, "yaml") == 0)
+        puts("---");
+    else if (table_follows && strcmp(format, "json") != 0)
+        putchar('\n');
+}
+
 int cmd_top(cli *c, int argc, char **argv)
 {
     const char *format = "table";
@@ -41,13 +53,20 @@ int cmd_top(cli *c, int argc, char **argv)
         {"watch", 'w', OPTION_FLAG, NULL, "again and again", &watch, NULL, false, false},
         {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
-    for (;;) {
-        err e = ERR_INIT;
+    cli_stream stream = {0};
+    bool printed = false;
+    for (err e = ERR_INIT;; err_clear(&e)) {
         json_t *rows = NULL;
-        if (cli_call(c, "GET", "/usage", NULL, &rows, &e))
+        if (cli_call(c, "GET", "/usage", NULL, &rows, &e)) {
+            if (watch && cli_again(&stream, 0, &e))
+                continue;
             return cli_fail(&e);
-        if (watch && isatty(STDOUT_FILENO))
-            printf("\033[H\033[J"); /* from the top of an empty screen */
+        }
+        stream.begun = stream.heard = true;
+        bool any = json_array_size(rows) > 0;
+        if (watch)
+            set_apart(format, any && printed);
+        printed |= any;
         int status = output_rows(rows, columns, format, "no function of a job runs");
         json_decref(rows);
         if (!watch || status || fflush(stdout))

@@ -577,6 +577,32 @@ def top(p):
     assert len(used["cpu_percent"]) == len(used["memory_bytes"]) and max(filter(None, used["memory_bytes"])) > 1 << 20
 
 
+@case(limit=60, platform=False)
+def top_again_and_again():
+    """Apart where they go into a file or a pipe, one in the other's place on a terminal; and also after a restart."""
+    row = {"job": "a1", "function": 0, "cpu_percent": 99.4, "memory_bytes": 5 << 20}
+    lost = {"GET /usage": 0}
+    with answering({"/usage": ([row], None)}, lost) as s:
+        for format, begin, apart in (("table", "", "\n"), ("yaml", "---\n", "---\n"), ("json", "", "")):
+            once = s.out("top", "-o", format)
+            with s.follow("top", "--watch", "-o", format) as watching:
+                wanted = begin + once + apart + once
+                told = watching.stdout.read(len(once))
+                lost["GET /usage"] = 2  # one is asked again by every command
+                told += watching.stdout.read(len(wanted) - len(once))
+                assert told == wanted, (told, wanted)
+        ours, theirs = pty.openpty()
+        with os.fdopen(theirs, "w") as terminal, subprocess.Popen([str(KUBEML), "top", "-w"], stdout=terminal,
+                                                                  env=s.environment) as watching:
+            shown = b""
+            while shown.count(b"\n") < 4:
+                shown += os.read(ours, 1 << 16)
+            watching.kill()
+        os.close(ours)
+    tables = shown.decode().replace("\r", "").split("\033[H\033[J")
+    assert tables[0] == "" and tables[1] == tables[2] and "JOB" in tables[1], tables
+
+
 @case(limit=90)
 def tasks(p):
     s = ready(p)
