@@ -68,6 +68,8 @@ typedef struct cluster_access {
 /* Takes the options before the verb; returns how many words they are, -1 with the complaint
  * printed. */
 int cluster_options(cluster_access *a, int argc, char **argv);
+bool cluster_is_option(const char *word);
+void cluster_describe(void); /* prints their names for completion */
 int cluster_reach(cluster_access *a, bool has_token, err *e);
 
 struct cli {

@@ -23,33 +23,49 @@ enum { REPLY_MS = 30000, SIGN_IN_MS = 120000, EARLY_MS = 10000 };
 
 /* ---- options --------------------------------------------------------------------------------- */
 
+static const char *const option_names[] = {"--context", "--namespace", "--kubeconfig", "--service"};
+enum { OPTIONS = sizeof option_names / sizeof *option_names };
+
+/* Which of them a word is, with its value behind '=' or without; OPTIONS: none. */
+static size_t find_option(const char *word)
+{
+    size_t i = 0;
+    for (size_t len; i < OPTIONS; i++) {
+        len = strlen(option_names[i]);
+        if (strncmp(word, option_names[i], len) == 0 && (!word[len] || word[len] == '='))
+            break;
+    }
+    return i;
+}
+
+bool cluster_is_option(const char *word)
+{
+    return find_option(word) < OPTIONS;
+}
+
+void cluster_describe(void)
+{
+    for (size_t i = 0; i < OPTIONS; i++)
+        printf("%s=\n", option_names[i]);
+}
+
 int cluster_options(cluster_access *a, int argc, char **argv)
 {
-    const struct {
-        const char *name;
-        const char **into;
-    } known[] = {{"--context", &a->context}, {"--namespace", &a->namespace_name},
-                 {"--kubeconfig", &a->kubeconfig}, {"--service", &a->service}};
+    const char **const into[OPTIONS] = {&a->context, &a->namespace_name, &a->kubeconfig,
+                                        &a->service};
     int used = 0;
     while (used < argc) {
-        size_t i = 0, len = 0;
-        for (; i < sizeof known / sizeof *known; i++) {
-            len = strlen(known[i].name);
-            if (strncmp(argv[used], known[i].name, len) == 0 &&
-                (!argv[used][len] || argv[used][len] == '='))
-                break;
-        }
-        if (i == sizeof known / sizeof *known)
+        size_t i = find_option(argv[used]);
+        if (i == OPTIONS)
             return used;
-        const char *value = argv[used][len]   ? argv[used] + len + 1
-                            : used + 1 < argc ? argv[used + 1]
-                                              : "";
+        const char *behind = strchr(argv[used], '=');
+        const char *value = behind ? behind + 1 : used + 1 < argc ? argv[used + 1] : "";
         if (!*value) {
-            fprintf(stderr, "kubeml: %s wants a value\n", known[i].name);
+            fprintf(stderr, "kubeml: %s wants a value\n", option_names[i]);
             return -1;
         }
-        used += argv[used][len] ? 1 : 2;
-        *known[i].into = value;
+        used += behind ? 1 : 2;
+        *into[i] = value;
         a->wanted = true;
     }
     return used;

@@ -337,16 +337,19 @@ int cmd_status(cli *c, int argc, char **argv)
 int cmd_run(cli *c, int argc, char **argv)
 {
     char program[PATH_MAX + 64];
-    if (c->describe)
-        return CLI_OK;
+    static char describe[] = "__options";
     snprintf(program, sizeof program, "%s", local_program("kubeml-function"));
-    char **arguments = calloc((size_t)argc + 2, sizeof *arguments);
+    char **arguments = calloc((size_t)argc + 3, sizeof *arguments);
     if (!arguments)
         return CLI_FAILED;
     arguments[0] = program;
     arguments[1] = "run";
     for (int i = 1; i < argc; i++)
         arguments[i + 1] = argv[i];
+    if (c->describe) {
+        arguments[2] = describe;
+        arguments[3] = NULL;
+    }
     fflush(NULL);
     execvp(program, arguments);
     err e = ERR_INIT;

@@ -32,15 +32,24 @@ int cmd_logs(cli *c, int argc, char **argv)
     return status ? cli_fail(&e) : CLI_OK;
 }
 
-/* Words come from the table of verbs; a verb's options from the program itself. */
+/* Words come from the table of verbs; a verb's options from the program itself. bash takes "=" for
+ * a word of its own. Where there is nothing to reply it completes names of files. */
 static const char completion_tail[] =
     "_kubeml() {\n"
-    "    local word=${COMP_WORDS[COMP_CWORD]} line=\"${COMP_WORDS[*]:1:COMP_CWORD-1}\" verb words=\n"
+    "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} verb words=\n"
+    "    local given=(\"${COMP_WORDS[@]:1:COMP_CWORD-1}\")\n"
+    "    [[ $word == = ]] && word=\n"
+    "    [[ $before == = ]] && before=${COMP_WORDS[COMP_CWORD-2]}\n"
+    "    while [[ ${given[0]} == --* ]]; do # of which platform, before the command\n"
+    "        [[ ${given[1]} == = ]] && given=(\"${given[@]:1}\")\n"
+    "        given=(\"${given[@]:2}\")\n"
+    "    done\n"
+    "    local line=${given[*]}\n"
     "    if [[ $word == -* ]]; then\n"
     "        words=$(kubeml __options $line 2>/dev/null)\n"
-    "    elif [[ ${COMP_WORDS[COMP_CWORD-1]} == -* ]]; then\n"
-    "        COMPREPLY=($(compgen -f -- \"$word\")); return\n"
-    "    else\n"
+    "    elif [[ $before == --context ]]; then\n"
+    "        words=$(kubectl config get-contexts -o name 2>/dev/null)\n"
+    "    elif [[ $before != -* ]]; then\n"
     "        for verb in \"${_kubeml_verbs[@]}\"; do\n"
     "            [[ -z $line ]] && words+=\" ${verb%% *}\"\n"
     "            [[ -n $line && $verb == \"$line \"* ]] && words+=\" ${verb##* }\"\n"

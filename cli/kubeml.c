@@ -113,6 +113,11 @@ int main(int argc, char **argv)
     argc -= options;
     if (cluster.wanted)
         c.url = cluster.context ? cluster.context : "the kubeconfig's cluster";
+    if (argc < 2 && c.describe) {
+        cluster_describe();
+        puts("--help\n--version");
+        return ended(CLI_OK);
+    }
     if (argc < 2) {
         print_overview(stderr);
         return CLI_USAGE;

@@ -560,10 +560,20 @@ static void end(session *s)
     crash_over();
 }
 
+/* For the shell's completion. */
+static int describe(void)
+{
+    for (const struct option *o = long_options; o->name; o++)
+        printf("--%s%s\n", o->name, o->has_arg ? "=" : "");
+    return 0;
+}
+
 int run_command(int argc, char **argv)
 {
     session s = {0};
     err e = ERR_INIT;
+    if (argc == 2 && strcmp(argv[1], "__options") == 0)
+        return describe();
     int rc = parse(argc, argv, &s.o, &e);
     if (rc == 1) {
         printf(usage, REQUEST_EPOCHS, REQUEST_BATCH, REQUEST_LR, REQUEST_K);

@@ -847,22 +847,30 @@ def usage():
 @case(platform=False)
 def completion():
     s = Shell()
-    s.write("complete.sh", f"""PATH={harness.BIN}:$PATH
+    (s.folder / "bin").mkdir()
+    s.write("bin/kubectl", '#!/bin/sh\n[ "$*" = "config get-contexts -o name" ] && printf "kind\\nlab\\n"\n')
+    (s.folder / "bin/kubectl").chmod(0o755)
+    at = {"kubeml da": "dataset", "kubeml task re": "resume", "kubeml train --goal": "--goal-accuracy=",
+          "kubeml train --sta": "--static", "kubeml --con": "--context=", "kubeml --context k": "kind",
+          "kubeml --context = l": "lab", "kubeml --context =": "kind lab", "kubeml --context kind da": "dataset",
+          "kubeml --context = kind --namespace ml task re": "resume", "kubeml --context kind train --goal": "--goal-accuracy=",
+          "kubeml run --train": "--traindata= --trainlabels=", "kubeml run lenet.c --js": "--json", "kubeml run lenet.c --dataset ": "",
+          "kubeml run le": ""}  # "": a file's name, if there is one
+    s.write("complete.sh", f"""PATH=bin:{harness.BIN}:$PATH
 source <(kubeml completion bash)
 complete -p kubeml
+compopt() {{ :; }}
 try() {{
     COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
-    _kubeml 2>/dev/null
+    _kubeml
     echo "${{COMPREPLY[@]}}"
 }}
-try kubeml da
-try kubeml task re
-try kubeml train --goal
-""")
-    done = subprocess.run(["bash", s.folder / "complete.sh"], capture_output=True, text=True, env=s.environment, timeout=60)
-    lines = done.stdout.splitlines()
-    assert "-F _kubeml kubeml" in lines[0], done
-    assert set(lines[1].split()) == {"dataset"} and lines[2] == "resume" and lines[3] == "--goal-accuracy=", lines
+""" + "".join(f"try {words}{' ' + chr(39) * 2 if words[-1] == ' ' else ''}\n" for words in at))
+    done = subprocess.run(["bash", "complete.sh"], capture_output=True, text=True, env=s.environment, timeout=60, cwd=s.folder)
+    defined, *lines = done.stdout.splitlines()
+    assert "-o default" in defined and "-F _kubeml kubeml" in defined and not done.stderr, done
+    told = {words: set(line.split()) for words, line in zip(at, lines)}
+    assert told == {words: set(line.split()) for words, line in at.items()}, told
 
 
 @case()
