@@ -63,7 +63,6 @@ int cmd_dataset_create(cli *c, int argc, char **argv)
     long seed = 0;
     cli_list files[4] = {{{0}, 0}};
     const cli_option options[] = {
-        {"name", 'n', OPTION_TEXT, "NAME", "what to call it", &name, NULL, true, false},
         {"traindata", 0, OPTION_TEXT, "FILE", "training samples", &files[0], NULL, true, true},
         {"trainlabels", 0, OPTION_TEXT, "FILE", "their labels", &files[1], NULL, false, true},
         {"testdata", 0, OPTION_TEXT, "FILE", "test samples, where --traindata has none", &files[2],
@@ -76,7 +75,7 @@ int cmd_dataset_create(cli *c, int argc, char **argv)
         {"seed", 0, OPTION_INT, "N", "of the order in which samples are stored (0)", &seed,
          &seed_seen, false, false},
         {.name = NULL}};
-    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    OBJECT_NAME(c, argc, argv, &kind, options, &name);
     static const char *const fields[] = {"x-train", "y-train", "x-test", "y-test"};
     http_part parts[4 * CLI_LIST_MAX];
     size_t count = 0;

@@ -56,7 +56,6 @@ static int put(cli *c, int argc, char **argv, bool update)
     const char *name = NULL, *model = NULL, *stem = NULL;
     cli_list files = {{0}, 0};
     const cli_option options[] = {
-        {"name", 'n', OPTION_TEXT, "NAME", "what to call it", &name, NULL, true, false},
         {"code", 'c', OPTION_TEXT, "FILE", "a C file against kubeml.h; may be repeated", &files,
          NULL, false, true},
         {"model", 'm', OPTION_TEXT, "NAME[,KEY=VALUE]",
@@ -66,7 +65,7 @@ static int put(cli *c, int argc, char **argv, bool update)
          "the model's beginning: cifar or imagenet (auto: by the dataset)", &stem, NULL, false,
          false},
         {.name = NULL}};
-    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    OBJECT_NAME(c, argc, argv, &kind, options, &name);
     if ((files.count > 0) == (model != NULL))
         return cli_usage(c, "either --code FILE or --model NAME");
     if (stem && !model)
@@ -146,7 +145,7 @@ int cmd_function_logs(cli *c, int argc, char **argv)
     const cli_option options[] = {
         {"follow", 'f', OPTION_FLAG, NULL, "go on until the job ends", &follow, NULL, false, false},
         {.name = NULL}};
-    CLI_PARSE(c, argc, argv, options, 1, 1, &name);
+    OBJECT_NAME(c, argc, argv, &kind, options, &name);
     err e = ERR_INIT;
     char id[128];
     if (newest_job(c, name, id, sizeof id, &e))

@@ -1,4 +1,5 @@
 /* cmd_logs.c: kubeml logs, kubeml completion, kubeml version. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -78,11 +79,13 @@ int cmd_version(cli *c, int argc, char **argv)
     CLI_PARSE(c, argc, argv, NULL, 0, 0, NULL);
     printf("kubeml %s\n", KUBEML_VERSION);
     json_t *about = NULL;
-    if (cli_call(c, "GET", "/version", NULL, &about, NULL) == 0)
+    err e = ERR_INIT;
+    if (cli_call(c, "GET", "/version", NULL, &about, &e) == 0)
         printf("platform %s at %s\n", json_string_value(json_object_get(about, "version")) ?: "?",
                c->url);
     else
-        printf("no platform at %s\n", c->url);
+        printf("no platform at %s%s%s\n", c->url, e.os_errno == ECONNREFUSED ? "" : ": ",
+               e.os_errno == ECONNREFUSED ? "" : e.message);
     json_decref(about);
     return CLI_OK;
 }

@@ -67,6 +67,8 @@ int cmd_task_wait(cli *c, int argc, char **argv)
                                 "give up after so long (0: never)", &timeout_s, NULL, false, false},
                                {.name = NULL}};
     OBJECT_NAME(c, argc, argv, &object_job, more, &id);
+    if (timeout_s < 0)
+        return cli_usage(c, "--timeout wants 0 or more, not %ld", timeout_s);
     return watch_job(c, id, !watch, timeout_s);
 }
 

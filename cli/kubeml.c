@@ -45,13 +45,26 @@ static bool is_group(const char *noun)
 }
 
 /* `kubeml dataset` alone lists that noun's verbs. */
-static void print_group(const char *noun)
+static void print_group(FILE *to, const char *noun)
 {
     int found = 0;
     for (const cli_verb *v = cli_verbs; v->name; v++)
         if (starts_with_word(v->name, noun))
-            fprintf(stderr, found++ ? "       kubeml %-18s %s\n" : "usage: kubeml %-18s %s\n",
-                    v->name, v->summary);
+            fprintf(to, found++ ? "       kubeml %-18s %s\n" : "usage: kubeml %-18s %s\n", v->name,
+                    v->summary);
+}
+
+static bool is_help(const char *word)
+{
+    return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
+}
+
+/* `kubeml help train` is `kubeml train --help`. */
+static void help_last(int argc, char **argv)
+{
+    static char help[] = "--help";
+    memmove(argv + 1, argv + 2, (size_t)(argc - 2) * sizeof *argv);
+    argv[argc - 1] = help;
 }
 
 static const cli_verb *find_verb(int argc, char **argv, int *words)
@@ -122,8 +135,9 @@ int main(int argc, char **argv)
         print_overview(stderr);
         return CLI_USAGE;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
-        strcmp(argv[1], "help") == 0) {
+    if (strcmp(argv[1], "help") == 0)
+        help_last(argc, argv);
+    if (is_help(argv[1])) {
         print_overview(stdout);
         return ended(CLI_OK);
     }
@@ -140,11 +154,18 @@ int main(int argc, char **argv)
         return ended(status);
     }
     if (is_group(argv[1])) {
+        if (argc > 2 && is_help(argv[2])) {
+            print_group(stdout, argv[1]);
+            return ended(CLI_OK);
+        }
         if (argc > 2 && argv[2][0] != '-')
             fprintf(stderr, "kubeml: %s has no command \"%s\"\n", argv[1], argv[2]);
-        print_group(argv[1]);
+        print_group(stderr, argv[1]);
         return CLI_USAGE;
     }
-    fprintf(stderr, "kubeml: no command \"%s\"; kubeml --help lists them\n", argv[1]);
+    fprintf(stderr,
+            argv[1][0] == '-' ? "kubeml: no option %s; kubeml --help lists them\n"
+                              : "kubeml: no command \"%s\"; kubeml --help lists them\n",
+            argv[1]);
     return CLI_USAGE;
 }

@@ -128,7 +128,11 @@ static int refuse(const cli *c, const cli_option *options, int got, char **argv)
     /* A long one; or the first byte of a letter, with others of its word to come. */
     const char *next = argv[optind];
     bool to_come = optopt && next && next[0] == '-' && strchr(next, optopt);
-    return cli_usage(c, "no option %s", to_come ? next : argv[optind - 1]);
+    const char *word = to_come ? next : argv[optind - 1];
+    if (cluster_is_option(word))
+        return cli_usage(c, "%s goes before the command: kubeml %.*s NAME %s", word,
+                         (int)strcspn(word, "="), word, c->verb->name);
+    return cli_usage(c, "no option %s", word);
 }
 
 int cli_parse(cli *c, int argc, char **argv, const cli_option *options, int min, int max,

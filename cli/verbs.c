@@ -11,7 +11,7 @@ const cli_verb cli_verbs[] = {
      "checkpoint at the next `kubeml up`; data sets, models and histories stay.",
      cmd_down},
     {"status", "", "what runs here", NULL, cmd_status},
-    {"dataset create", "", "upload a data set",
+    {"dataset create", "NAME", "upload a data set",
      "Files may be npy, npz, IDX (also .gz) or CIFAR-10 batches; the format is recognised by content.\n"
      "CIFAR-10's batches hold their labels: give --traindata several times and leave --trainlabels out.\n"
      "An npz with x_train, y_train, x_test and y_test is a whole data set: --traindata alone.\n\n"
@@ -22,13 +22,13 @@ const cli_verb cli_verbs[] = {
     {"dataset list", "", "list the data sets", NULL, cmd_dataset_list},
     {"dataset get", "NAME", "show one data set", NULL, cmd_dataset_get},
     {"dataset delete", "NAME", "delete a data set", NULL, cmd_dataset_delete},
-    {"function create", "", "upload the code that trains a model",
+    {"function create", "NAME", "upload the code that trains a model",
      "The code is compiled once, in a sandbox; the compiler's errors come back with their lines.\n\n"
      "  kubeml function create --name lenet --code lenet.c\n"
      "  kubeml function create --name r20 --model resnet20\n"
      "  kubeml function create --name r34 --model resnet34,flip=on,crop=4",
      cmd_function_create},
-    {"function update", "", "upload a new version of a function",
+    {"function update", "NAME", "upload a new version of a function",
      "Jobs that run keep the version they began with.", cmd_function_update},
     {"function list", "", "list the functions", NULL, cmd_function_list},
     {"function get", "NAME", "show one function and its versions", NULL, cmd_function_get},

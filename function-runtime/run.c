@@ -212,7 +212,7 @@ static int take_option(options *o, int which, const char *text, err *e)
     case O_XTEST: o->data.x_test = text; return 0;
     case O_YTEST: o->data.y_test = text; return 0;
     case O_REGRESSION: o->regression = true; return 0;
-    default: return err_set(e, ERR_INVALID, "unknown option; kubeml run --help lists them");
+    default: return err_set(e, ERR_INVALID, "no such option");
     }
 }
 
@@ -233,6 +233,15 @@ static int check_options(const options *o, err *e)
     return 0;
 }
 
+/* What getopt_long would not take: of several letters in a word the one that was wrong. */
+static int refuse(const char *word, err *e)
+{
+    if (optopt > ' ' && optopt < 127)
+        return err_set(e, ERR_INVALID, "no option -%c", optopt);
+    bool value = optopt && strchr(word, '=');
+    return err_set(e, ERR_INVALID, value ? "%.80s: it takes no value" : "no option %.80s", word);
+}
+
 /* 1: help was wanted. */
 static int parse(int argc, char **argv, options *o, err *e)
 {
@@ -243,12 +252,13 @@ static int parse(int argc, char **argv, options *o, err *e)
     int which;
     optind = 1;
     opterr = 0;
-    while ((which = getopt_long(argc, argv, "d:e:b:h", long_options, NULL)) != -1) {
+    while ((which = getopt_long(argc, argv, ":d:e:b:h", long_options, NULL)) != -1) {
         if (which == 'h')
             return 1;
+        if (which == ':')
+            return err_set(e, ERR_INVALID, "%.80s wants a value", argv[optind - 1]);
         if (which == '?')
-            return err_set(e, ERR_INVALID, "%.80s: unknown option, or its value is missing",
-                           argv[optind - 1]);
+            return refuse(argv[optind - 1], e);
         if (take_option(o, which, optarg, e) != 0)
             return -1;
     }
@@ -580,7 +590,7 @@ int run_command(int argc, char **argv)
         return 0;
     }
     if (rc != 0) {
-        fprintf(stderr, "kubeml run: %s\n", e.message);
+        fprintf(stderr, "kubeml run: %s\nSee kubeml run --help.\n", e.message);
         return 2;
     }
     rc = begin(&s, &e);

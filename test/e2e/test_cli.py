@@ -832,6 +832,28 @@ def usage():
     s.refused("history", "get", "a", "-o", "wide", says='no output format "wide"; there are: table json yaml', status=2)
     s.refused("function", "create", "--name", "x", says="either --code FILE or --model NAME", status=2)
     s.refused("completion", "fish", says="only bash", status=2)
+    s.refused("--bogus", says="no option --bogus", status=2)
+    for at in (["--context", "x"], ["--context=x"]):
+        s.refused("task", "list", *at, says=[f"{at[0]} goes before the command", "kubeml --context NAME task list"], status=2)
+    s.refused("task", "wait", "x", "--timeout", "-1", says="--timeout wants 0 or more, not -1", status=2)
+    for verb, thing in (("dataset create", "data set"), ("function create", "function"), ("function update", "function"),
+                        ("function logs", "function")):
+        needed = ["--traindata", "x.npy"] if verb == "dataset create" else []
+        s.refused(*verb.split(), *needed, says=f"which {thing}?", status=2)
+        s.refused(*verb.split(), *needed, "--name", "a", "b", says='"b" is too much: --name is given', status=2)
+    s.refused("run", says=["no FILE.c", "See kubeml run --help."], status=2)
+    s.refused("run", "x.c", "--bogus", says="no option --bogus\n", status=2)
+    s.refused("run", "x.c", "-xe", says="no option -x\n", status=2)
+    for word in ("-e", "--epochs"):
+        s.refused("run", "x.c", word, says=f"{word} wants a value\n", status=2)
+    assert s.out("help") == s.out("--help")
+    for words in ("train", "dataset create", "run", "dataset"):
+        assert s.out("help", *words.split()) == s.out(*words.split(), "--help"), words
+    assert "kubeml dataset create" in s.out("dataset", "--help")
+    s.refused("help", "trian", says='no command "trian"', status=2)
+    assert s.out("version").splitlines()[1:] == ["no platform at http://127.0.0.1:1"]
+    nowhere = Shell(KUBECONFIG=s.folder / "none")
+    assert nowhere.out("--context", "x", "version").splitlines()[1].startswith("no platform at x: "), nowhere.out("version")
     for words in ("task list", "task wait a", "logs a", "logs -f a"):
         s.refused(*words.split(), says=["connect", "kubeml up"])
     verbs = [line.split("  ")[1].strip() for line in s.out("--help").splitlines() if line.startswith("  ")
@@ -965,7 +987,7 @@ def one_file_may_be_a_whole_dataset(p):
     x, y = np.load(s.folder / "x.npy"), np.load(s.folder / "y.npy")
     np.savez(s.folder / "all.npz", x_train=x, y_train=y, x_test=x[:16], y_test=y[:16])
     np.savez(s.folder / "train.npz", x_train=x, y_train=y)
-    s.out("dataset", "create", "--name", "all", "--traindata", "all.npz")
+    s.out("dataset", "create", "all", "--traindata", "all.npz")
     told = s.json("dataset", "get", "all")
     assert (told["train_set_size"], told["test_set_size"]) == (64, 16), told
     s.refused("dataset", "create", "--name", "half", "--traindata", "train.npz", says="x-test")
