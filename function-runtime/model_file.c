@@ -77,36 +77,54 @@ static int sink(void *arg, const void *bytes, size_t len, err *e)
     return fs_output_write(arg, bytes, len, e);
 }
 
-static int write_tensors(engine *m, safetensors_writer *w, fs_output *to, err *e)
-{
+typedef struct tensors {
+    const engine_var *vars;
     size_t count;
-    const engine_var *vars = engine_layout(m, &count);
-    const float *floats = engine_floats(m, e);
-    const int64_t *counters = engine_counters(m, e);
-    if (!floats || safetensors_writer_metadata(w, "format", "pt", e) != 0)
-        return -1;
-    for (size_t i = 0; i < count; i++) {
-        const engine_var *v = &vars[i];
+    const float *floats;
+    const int64_t *counters;
+} tensors;
+
+static int add_kind(const tensors *t, bool counters, safetensors_writer *w, err *e)
+{
+    for (size_t i = 0; i < t->count; i++) {
+        const engine_var *v = &t->vars[i];
         uint64_t dims[4] = {0};
         for (int d = 0; d < v->rank; d++)
             dims[d] = (uint64_t)v->dims[d];
-        if (in_file(v) &&
-            safetensors_writer_add(w, v->name,
-                                   v->kind == VAR_COUNTER ? SAFETENSORS_I64 : SAFETENSORS_F32,
+        if (in_file(v) && (v->kind == VAR_COUNTER) == counters &&
+            safetensors_writer_add(w, v->name, counters ? SAFETENSORS_I64 : SAFETENSORS_F32,
                                    v->rank, dims, e) != 0)
             return -1;
     }
-    if (safetensors_writer_begin(w, sink, to, e) != 0)
-        return -1;
-    for (size_t i = 0; i < count; i++) {
-        const engine_var *v = &vars[i];
-        const void *from = v->kind == VAR_COUNTER ? (const void *)(counters + v->offset)
-                                                  : floats + v->offset;
-        size_t each = v->kind == VAR_COUNTER ? sizeof *counters : sizeof *floats;
-        if (in_file(v) && safetensors_writer_data(w, from, v->count * each, e) != 0)
+    return 0;
+}
+
+static int write_kind(const tensors *t, bool counters, safetensors_writer *w, err *e)
+{
+    for (size_t i = 0; i < t->count; i++) {
+        const engine_var *v = &t->vars[i];
+        const void *from =
+            counters ? (const void *)(t->counters + v->offset) : t->floats + v->offset;
+        size_t each = counters ? sizeof *t->counters : sizeof *t->floats;
+        if (in_file(v) && (v->kind == VAR_COUNTER) == counters &&
+            safetensors_writer_data(w, from, v->count * each, e) != 0)
             return -1;
     }
-    return safetensors_writer_end(w, e);
+    return 0;
+}
+
+/* In the order of a job's export: the counters, whose eight bytes so lie aligned, then the floats.
+ */
+static int write_tensors(engine *m, safetensors_writer *w, fs_output *to, err *e)
+{
+    tensors t = {.floats = engine_floats(m, e), .counters = engine_counters(m, e)};
+    t.vars = engine_layout(m, &t.count);
+    return !t.floats || safetensors_writer_metadata(w, "format", "pt", e) ||
+                   add_kind(&t, true, w, e) || add_kind(&t, false, w, e) ||
+                   safetensors_writer_begin(w, sink, to, e) || write_kind(&t, true, w, e) ||
+                   write_kind(&t, false, w, e) || safetensors_writer_end(w, e)
+               ? -1
+               : 0;
 }
 
 int model_file_save(engine *m, const char *path, err *e)

@@ -21,22 +21,11 @@ def the_weights_of_a_job_with_as_many_functions(p):
                           env={"KUBEML_HOME": str(p.folder / "home")})[0])
         assert same([e["train_loss"] for e in mine], data["train_loss"]), (k, mine, data)
         assert same([e["validation_loss"] for e in mine], data["validation_loss"]), (k, mine, data)
-        exported = p.get(f"/model/{job}")
-        assert len(weights(exported)) == 10, "LeNet has five layers with a bias each"
-        assert weights(exported) == weights(model.read_bytes()), f"k {k}: other weights than the job's"
+        assert p.get(f"/model/{job}") == model.read_bytes(), f"k {k}: another file than the job's export"
     assert all(e["exact"] and "in function order" in e["averaging"] for e in mine), mine
     said = p.get(f"/tasks/{job}")["averaging"]
     assert said == "models are averaged on the host, in function order, through shared memory", said
     assert said in p.get(f"/tasks/{job}/explain")["evidence"]
-
-
-def weights(safetensors):
-    """{name: bytes} of the parameters and buffers."""
-    import json
-    head = int.from_bytes(safetensors[:8], "little")
-    about = json.loads(safetensors[8:8 + head])
-    return {name: safetensors[8 + head + t["data_offsets"][0]:8 + head + t["data_offsets"][1]]
-            for name, t in about.items() if name != "__metadata__" and not name.startswith("optimizer.")}
 
 
 @case(platform=False)

@@ -100,6 +100,28 @@ TEST(what_is_saved_is_what_pytorch_saved)
     safetensors_close(b);
 }
 
+/* As a job's export has them: counters, whose eight bytes nothing shifts, before all floats. */
+TEST(what_is_saved_lies_aligned_in_the_order_of_an_export)
+{
+    err e = ERR_INIT;
+    engine *m = open_small();
+    char path[256];
+    snprintf(path, sizeof path, "%s/model.safetensors", test_tmp());
+    CHECK_OK(model_file_save(m, path, &e), e);
+    engine_free(m);
+    cleanup_close int fd = open(path, O_RDONLY | O_CLOEXEC);
+    safetensors *saved;
+    CHECK_OK(safetensors_open(fd, &saved, &e), e);
+    static const char *const first[] = {"bn1.num_batches_tracked",
+                                        "layer1.0.bn1.num_batches_tracked", "conv1.weight"};
+    for (size_t i = 0; i < safetensors_count(saved); i++) {
+        const safetensor *t = safetensors_at(saved, i);
+        CHECK(i >= sizeof first / sizeof *first || strcmp(t->name, first[i]) == 0);
+        CHECK_INT(t->offset % safetensors_dtype_bytes(t->dtype), 0);
+    }
+    safetensors_close(saved);
+}
+
 /* ---- files that do not fit ------------------------------------------------------------------- */
 
 /* The golden file with `from` in its header replaced by `to` of the same length, and `cut` bytes
