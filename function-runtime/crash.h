@@ -10,6 +10,8 @@
 void crash_watch(const char *who);
 /* What is being done now; `phase` is a literal. epoch and round -1: none. */
 void crash_phase(const char *phase, int epoch, int round);
+/* For the program's _exit: what the process is to end with instead, and the line is written. */
+int crash_status(int status);
 /* The code is not run any more: the process may end. */
 void crash_over(void);
 
