@@ -214,9 +214,9 @@ class Release(harness.Platform):
         """Headers of that user's requests."""
         return {"Authorization": f"Bearer {USERS[name]}"}
 
-    def uninstall(self):
+    def uninstall(self, wait=True):
         self.disconnect()
-        helm("uninstall", self.name, "-n", self.ns, "--wait", "--timeout", "90s", check=False, seconds=180)
+        helm("uninstall", self.name, "-n", self.ns, *(["--wait", "--timeout", "90s"] if wait else []), check=False, seconds=180)
 
     # the connection
 
@@ -408,9 +408,9 @@ def installed(ns=None, wait=True, **settings):
     """A release of this case's own: `with installed(**{"pool.functions": 1}) as p:`"""
     load_images()
     with contextlib.ExitStack() as stack:
-        ns = ns or stack.enter_context(cluster.namespace("restricted"))
+        given, ns = ns, ns or stack.enter_context(cluster.namespace("restricted"))
         p = Release(ns, **settings)
-        stack.callback(p.uninstall)
+        stack.callback(p.uninstall, wait=bool(given))  # a namespace of its own goes with what is still ending in it
         try:
             yield p.install(wait=wait)
         except harness.Skip:

@@ -50,7 +50,7 @@ def kubeml(*arguments, status=0, seconds=180):
 
 @case(limit=420, platform=False)
 def the_command_line_goes_through_the_api_server():
-    with release.installed(**{"rbac.userRole": True}) as p:
+    with release.installed(**{"rbac.userRole": True, "pool.functions": 2, "controller.replicas": 1}) as p:
         # The administrator's certificate, and a user's token that may do no more than this.
         kubeml("--namespace", p.ns, "dataset", "list")
         at = ("--kubeconfig", user(p.ns), "--context", "anna")
@@ -114,7 +114,7 @@ def what_helm_prints_is_carried_out():
 @case(limit=420, platform=False)
 def each_replica_answers_and_a_stopped_leader_is_replaced():
     release.needs_processes()
-    with release.installed() as p:
+    with release.shared() as p:
         until(lambda: len(p.controllers()) == 2 and all(map(release.ready, p.controllers())), 90,
               message="there are no two controllers that are ready")
         first = until(p.leader, 30)
@@ -157,7 +157,7 @@ def each_replica_answers_and_a_stopped_leader_is_replaced():
 @case(limit=300, platform=False)
 def the_builder_is_reached_by_the_controller_alone_and_reaches_nothing():
     cluster.tools_image(FOLDER)
-    with release.installed(**{"pool.functions": 1, "pool.ps": 0}) as p:
+    with release.shared() as p, contextlib.ExitStack() as stack:
         wrong = p.post("/function/wrong", 400, files={"code": ("wrong.c", '#include "kubeml.h"\n\nint f(void) { return x; }\n')})
         assert wrong["diagnostics"][0]["file"] == "wrong.c" and wrong["diagnostics"][0]["line"] == 3, wrong
         builder, = p.part("builder")
@@ -171,15 +171,16 @@ def the_builder_is_reached_by_the_controller_alone_and_reaches_nothing():
         def opens(pod, host, port):
             done = kubectl("exec", "-n", p.ns, pod, "--", "timeout", "3", "bash", "-c", f": </dev/tcp/{host}/{port}", check=False)
             return done.returncode == 0
-        kubectl("apply", "-n", p.ns, "-f", "-", stdin=json.dumps(cluster.pod("stranger", ["sleep", "1000"])))
-        cluster.wait_ready("pod/stranger", p.ns)
+        stack.callback(kubectl, "delete", "pod", "passer-by", "-n", p.ns, "--wait=false", check=False)
+        cluster.apply([cluster.pod("passer-by", ["sleep", "1000"])], p.ns)
+        cluster.wait_ready("pod/passer-by", p.ns)
         api = until(p.controllers, 30)[0]["status"]["podIP"]
-        # The stranger is a control: it reaches what the builder does not.
-        assert opens("stranger", api, 10100) and opens("stranger", release.MONGO_HOST, release.MONGO_PORT)
-        assert not opens(name, api, 10100) and not opens(name, release.MONGO_HOST, release.MONGO_PORT)
-        assert not opens("stranger", address, 10300)
-        function, = [x for x in release.pods_of(p.ns) if x["metadata"]["labels"]["kubeml.dev/role"] == "function"][:1]
-        assert not opens(function["metadata"]["name"], address, 10300)
+        # This one is a control: it reaches what the builder does not.
+        assert opens("passer-by", api, 10100) and opens("passer-by", release.MONGO_HOST, release.MONGO_PORT)
+        p.warm(4, 1)
+        refused = [(name, api, 10100), (name, release.MONGO_HOST, release.MONGO_PORT), ("passer-by", address, 10300),
+                   (p.pods(role="function")[0]["name"], address, 10300)]
+        assert not any(opened := cluster.at_once(opens, refused)), list(zip(refused, opened))
 
 
 harness.main(globals())

@@ -34,7 +34,7 @@ def with_gpus(nodes=1):
         for node in all_nodes:
             name_image(node["metadata"]["name"][4:])
     until(lambda: not in_use(), 60, message=lambda: f"GPUs are in use: {in_use()}")
-    settings = {"gpu.enabled": "true", "function.image": FUNCTION, "pool.functions": 0}
+    settings = {"gpu.enabled": "true", "function.image": FUNCTION, "pool.functions": 0, "controller.replicas": nodes}
     return settings | ({r"function.nodeSelector.kubernetes\.io/hostname": "node0"} if nodes == 1 else {})
 
 

@@ -1,5 +1,6 @@
 """The controller's Role beside what it asked the API server for, by that server's own audit log: nothing that it needs is
 missing, nothing that it has is never used."""
+import contextlib
 import json
 
 import cluster
@@ -36,12 +37,14 @@ def granted(ns):
 def the_role_is_what_is_used():
     if not cluster.OURS:
         harness.skip("somebody's API server is not asked for its audit log")
-    with release.installed() as p:
+    with release.shared() as p, contextlib.ExitStack() as stack:
         p.warm(4, 1)
         # One that somebody took away from the pool without a word: the controller looks at it, and takes another.
         away = p.pods(role="function")[0]["name"]
+        stack.callback(kubectl, "delete", "pod", "-n", p.ns, away, "--ignore-not-found", "--wait=false")
         kubectl("label", "pod", "-n", p.ns, away, "kubeml.dev/state=job", "--overwrite")
         p.dataset()
+        stack.callback(kubectl, "delete", "functions,datasets", "--all", "-n", p.ns)
         apply([resource("Function", "lenet", model="lenet5"), resource("Dataset", "tiny")], p.ns)
         becomes(p, "functions", "lenet", "True", "Registered")
         becomes(p, "datasets", "tiny", "True", "Uploaded")

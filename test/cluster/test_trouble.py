@@ -15,7 +15,7 @@ from cluster import apply, case, harness, kubectl, until
 
 TOLD = 5  # seconds from the trouble to the word; the looks at it take a moment more
 AWAY_PORT = 27019  # of the MongoDB that goes away
-EMPTY = {"pool.functions": 0, "pool.ps": 0}
+EMPTY = {"pool.functions": 0, "pool.ps": 0, "controller.replicas": 1}
 
 
 def explain(p, job):
@@ -82,7 +82,7 @@ def no_node_has_the_gpu():
 
 @case(limit=240, platform=False)
 def no_mongodb():
-    with release.installed(wait=False, **{"mongodb.uri": "mongodb://127.0.0.1:1/none"}) as p:
+    with release.installed(wait=False, **EMPTY, **{"mongodb.uri": "mongodb://127.0.0.1:1/none"}) as p:
         p.connect()
 
         answers = []
@@ -110,7 +110,7 @@ def mongodb_goes_away_and_comes_back():
     if not cluster.OURS:
         harness.skip("somebody's MongoDB is not frozen")
     # A server of its own: what runs beside this has the other one.
-    settings = {"mongodb.port": AWAY_PORT, "mongodb.uri":
+    settings = {"pool.functions": 2, "controller.replicas": 1, "mongodb.port": AWAY_PORT, "mongodb.uri":
                 release.stand_in(AWAY_PORT, MONGO_HEAP="512m") + f"/away-{os.getpid()}?authSource=admin"}
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: os.kill(stand_in(), signal.SIGKILL))
