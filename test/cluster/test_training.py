@@ -1,4 +1,5 @@
-"""MNIST to 99 % with four function pods: by REST, by the command line and by a TrainJob, one seed and one model."""
+"""MNIST to 99 % with four function pods, by REST; by the command line and by a TrainJob it is the same training, which ends
+where they say."""
 import json
 import os
 import subprocess
@@ -7,7 +8,7 @@ import cluster
 import release
 from cluster import apply, case, harness, kubectl, until
 
-EPOCHS, GOAL, SEED = 25, 99, 1
+EPOCHS, GOAL, EARLIER, SEED = 25, 99, 98, 1
 FILES = {"x-train": "train-images-idx3-ubyte.gz", "y-train": "train-labels-idx1-ubyte.gz",
          "x-test": "t10k-images-idx3-ubyte.gz", "y-test": "t10k-labels-idx1-ubyte.gz"}
 
@@ -22,19 +23,19 @@ def cli(p, *words):
     return done.stdout
 
 
-def by_rest(p):
-    return p.train(dataset="mnist", epochs=EPOCHS, default_parallelism=4, goal_accuracy=GOAL, seed=SEED)
+def by_rest(p, goal):
+    return p.train(dataset="mnist", epochs=EPOCHS, default_parallelism=4, goal_accuracy=goal, seed=SEED)
 
 
-def by_cli(p):
+def by_cli(p, goal):
     return cli(p, "train", "-f", "lenet", "-d", "mnist", "-e", EPOCHS, "-b", 32, "--lr", 0.01, "-p", 4, "--static",
-               "--goal-accuracy", GOAL, "--seed", SEED).strip().splitlines()[-1]
+               "--goal-accuracy", goal, "--seed", SEED).strip().splitlines()[-1]
 
 
-def by_trainjob(p):
+def by_trainjob(p, goal):
     apply([{"apiVersion": "kubeml.dev/v1alpha1", "kind": "TrainJob", "metadata": {"name": "mnist"}, "spec": {
         "function": "lenet", "dataset": "mnist", "epochs": EPOCHS, "batchSize": 32, "lr": 0.01, "parallelism": 4,
-        "staticParallelism": True, "goalAccuracy": GOAL, "seed": SEED}}], p.ns)
+        "staticParallelism": True, "goalAccuracy": goal, "seed": SEED}}], p.ns)
 
     def job():
         one, = [t for t in cluster.listed("trainjobs", p.ns) if t["metadata"]["name"] == "mnist"]
@@ -42,7 +43,7 @@ def by_trainjob(p):
     return until(job, 30, message="the TrainJob is not taken")
 
 
-def to_the_goal(p, job, warm):
+def to_the_goal(p, goal, job, warm):
     """(SHA-256, accuracies) of the job, which had four function pods, of those that were warm before it was asked for."""
     pods = until(lambda: (found := p.pods(job=job, role="function")) and len(found) == 4 and found, 60,
                  message="there are not four function pods")
@@ -50,7 +51,7 @@ def to_the_goal(p, job, warm):
     assert {pod["uid"] for pod in p.pods(job=job)} <= warm, "none of the warm pods was taken"
     task = p.succeed(job, 240)
     accuracy = p.get(f"/history/{job}")["data"]["accuracy"]
-    assert accuracy[-1] >= GOAL, accuracy
+    assert accuracy[-1] >= goal, accuracy
     print(f"{job}: {len(accuracy)} epochs, {accuracy[-1]} %, start {task['start_ms']}")
     # From the request to the first batch, phase by phase; together they are the total.
     phases = {k: v for k, v in task["start_ms"].items() if k != "total"}
@@ -65,11 +66,12 @@ def mnist_by_rest_by_cli_and_by_trainjob():
     with release.shared() as p:
         p.dataset("mnist", {field: (folder / file).read_bytes() for field, file in FILES.items()})
         p.function()
-        found = {}
-        for way in (by_rest, by_cli, by_trainjob):
+        found = []
+        for way, goal in ((by_rest, GOAL), (by_cli, EARLIER), (by_trainjob, EARLIER)):
             warm = p.warm(4, 1)
-            found[way.__name__] = to_the_goal(p, way(p), warm)
-        assert len({sha for sha, _ in found.values()}) == 1, f"one seed, other weights: {found}"
+            found.append(to_the_goal(p, goal, way(p, goal), warm))
+        (_, longest), *shorter = found
+        assert shorter[0] == shorter[1] and longest[:len(shorter[0][1])] == shorter[0][1], f"one seed, other weights: {found}"
         rows = []
 
         def all_succeeded():  # the TrainJob follows its job
