@@ -27,6 +27,29 @@ int held_check(const owner *o, const char *kind, const char *name, err *e)
                : 0;
 }
 
+/* A job that is suspended goes on with its dataset; of its function it has the object. */
+static int check_not_suspended(void *context, const char *id, json_t *record, err *e)
+{
+    const json_t *inner = json_object_get(record, "job");
+    const char *state = json_string_value(json_object_get(inner, "state")),
+               *name =
+                   json_string_value(json_object_get(json_object_get(inner, "request"), "dataset"));
+    if (!state || strcmp(state, "suspended") != 0 || !name || strcmp(name, context) != 0)
+        return 0;
+    return err_set(e, ERR_CONFLICT, "job %s, which is suspended, uses dataset \"%s\"", id, name);
+}
+
+/* The same of those whose newest record the store has not got yet. */
+static int check_unsaved(owner *o, const char *name, err *e)
+{
+    const char *id;
+    json_t *record;
+    json_object_foreach (o->unsaved, id, record)
+        if (check_not_suspended((void *)(uintptr_t)name, id, record, e))
+            return -1;
+    return 0;
+}
+
 static void run_hold_unused(owner *o, void *arg)
 {
     owner_call *c = arg;
@@ -45,6 +68,8 @@ static void run_hold_unused(owner *o, void *arg)
             c->status =
                 err_set(&c->why, ERR_CONFLICT, "job %s uses dataset \"%s\"", j->id, c->dataset);
     }
+    if (c->status == 0 && c->dataset)
+        c->status = check_unsaved(o, c->dataset, &c->why);
     held_name(held, kind, name);
     if (c->status == 0 && json_object_set_new(o->held, held, json_true()))
         c->status = err_set(&c->why, ERR_NOMEM, "no memory to hold %s \"%s\"", kind, name);
@@ -61,18 +86,6 @@ static void release(owner *o, const char *kind, const char *name)
     owner_call c = {.id = held};
     held_name(held, kind, name);
     owner_run(o, run_let_go, &c);
-}
-
-/* A job that is suspended goes on with its dataset; of its function it has the object. */
-static int check_not_suspended(void *context, const char *id, json_t *record, err *e)
-{
-    const json_t *inner = json_object_get(record, "job");
-    const char *state = json_string_value(json_object_get(inner, "state")),
-               *name =
-                   json_string_value(json_object_get(json_object_get(inner, "request"), "dataset"));
-    if (!state || strcmp(state, "suspended") != 0 || !name || strcmp(name, context) != 0)
-        return 0;
-    return err_set(e, ERR_CONFLICT, "job %s, which is suspended, uses dataset \"%s\"", id, name);
 }
 
 /* Deletes the function or the dataset that the call names, while no job can begin to use it. */

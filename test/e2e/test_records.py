@@ -15,7 +15,8 @@ ROOM = 8192  # the first pages of the records, which are there; no page of data 
 
 
 def disk(p, full):
-    """A limit on its files' sizes stands for it: it is the controller's alone."""
+    """A limit on its files' sizes stands for it: it is the controller's alone, and of what that starts meanwhile, so that there
+    is no pool."""
     _, most = resource.prlimit(p.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(p.process.pid, resource.RLIMIT_FSIZE, (ROOM if full else most, most))
 
@@ -73,9 +74,25 @@ def what_is_deleted_before_its_end_is_saved_does_not_come_back():
 
 
 @case(limit=120, platform=False)
+def the_dataset_of_a_job_whose_suspension_is_not_saved_yet_stays():
+    with mock.patch("subprocess.Popen", functools.partial(subprocess.Popen, restore_signals=False)), \
+            harness.Platform("--pool-functions", "0", "--pool-ps", "0") as p:
+        p.dataset()
+        job = p.train(p.paced(), epochs=50000)
+        until(lambda: p.task(job)["epoch"] >= 1, 60)
+        disk(p, full=True)
+        p.post(f"/tasks/{job}/suspend")
+        assert p.wait(job)["state"] == "suspended"
+        until(lambda: not p.pods(job=job), message="pods of a suspended job")
+        disk(p, full=False)
+        said = p.delete("/dataset/tiny", 409)["error"]  # a second at most before its record is tried again
+        assert said == f'job {job}, which is suspended, uses dataset "tiny"', said
+
+
+@case(limit=120, platform=False)
 def a_resume_that_is_not_saved_leaves_what_the_job_begins_with():
     with mock.patch("subprocess.Popen", functools.partial(subprocess.Popen, restore_signals=False)), \
-            harness.Platform("--slots", "1") as p:
+            harness.Platform("--slots", "1", "--pool-functions", "0", "--pool-ps", "0") as p:
         p.dataset()
         p.function()
         first = p.train(epochs=1, default_parallelism=1)
