@@ -21,11 +21,26 @@ static void requeue(jobs *m, job *j)
     j->phase[0] = '\0';
 }
 
+static bool may_try_again(const job *j, const char *reason)
+{
+    return j->retries < j->request.backoff_limit && strcmp(reason, "DeadlineExceeded") != 0;
+}
+
+/* One that was to be suspended is tried again when it is resumed. */
+static bool stays_suspended(job *j, const char *reason, const char *message)
+{
+    if (!j->verdict || j->verdict_state != JOB_SUSPENDED || !may_try_again(j, reason))
+        return false;
+    text_print(j->message, sizeof j->message, "it failed before its next merge: %s: %.200s", reason,
+               message);
+    return true;
+}
+
 /* A failed job goes on from its newest checkpoint, if it may. Its deadline goes on too. */
 static bool try_again(jobs *m, job *j, const char *reason, const char *message)
 {
     char text[ERR_MESSAGE_BYTES];
-    if (j->retries >= j->request.backoff_limit || strcmp(reason, "DeadlineExceeded") == 0)
+    if (!may_try_again(j, reason))
         return false;
     int64_t wait = m->limits.again_ms;
     for (int i = 0; i < j->retries && wait < JOB_AGAIN_MOST_MS; i++)
@@ -104,6 +119,12 @@ static void give_verdict(jobs *m, job *j, job_state state, const char *reason, c
     if (!job_active(j) ||
         (j->verdict && (j->verdict_state != JOB_SUSPENDED || state == JOB_SUSPENDED)))
         return;
+    if (state == JOB_FAILED && stays_suspended(j, reason, message)) {
+        if (j->due_ms == INT64_MAX) /* no merge may come any more */
+            j->due_ms = m->now_ms + m->limits.stop_ms;
+        job_save(m, j);
+        return;
+    }
     j->verdict = true;
     j->verdict_state = state;
     text_print(j->reason, sizeof j->reason, "%s", reason);
@@ -184,15 +205,11 @@ void job_finished(jobs *m, job *j, const job_event *event)
         return;
     if (event->value > j->epochs)
         j->epochs = event->value;
-    /* What was decided here stands, unless the job was done before it heard of it, or failed on the
-     * way to the merge that it was to be suspended at. A failure that would be tried again is tried
-     * again when it is resumed. */
-    bool failed = j->verdict_state == JOB_SUSPENDED && event->state == JOB_FAILED,
-         waits = failed && j->retries < j->request.backoff_limit,
-         overtaken = event->state == JOB_SUCCEEDED || (failed && !waits);
-    if (j->verdict && waits)
-        text_print(j->message, sizeof j->message, "it failed before its next merge: %s: %.200s",
-                   event->reason, event->message);
+    /* What was decided here stands, unless the job was done before it heard of it, or failed for
+     * good on the way to the merge that it was to be suspended at. */
+    bool overtaken = event->state == JOB_SUCCEEDED ||
+                     (j->verdict_state == JOB_SUSPENDED && event->state == JOB_FAILED &&
+                      !stays_suspended(j, event->reason, event->message));
     if (j->verdict && !overtaken)
         job_carry_out(m, j);
     else

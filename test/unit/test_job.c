@@ -356,6 +356,25 @@ TEST(what_fails_on_the_way_to_its_suspension_is_not_tried_again)
     CHECK_INT(jobs_find(m, "a")->state, JOB_SUSPENDED);
     check_reason("a", "Suspended", "NaNLoss: function 0");
     jobs_close(m);
+    /* Nor where it does not come to train. */
+    open_machine(1);
+    submit_bound("a", 0, 2);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    step((job_event){.type = JOB_PS_NEED, .job = "a"});
+    step((job_event){.type = JOB_POD_READY, .job = "a", .pod = "a-f-0-0"});
+    step((job_event){.type = JOB_SUSPEND, .job = "a"});
+    step((job_event){.type = JOB_UNSPECIALISED,
+                     .job = "a",
+                     .code = ERR_INVALID,
+                     .reason = "LoadFailed",
+                     .message = "no such symbol"});
+    CHECK_INT(jobs_find(m, "a")->verdict_state, JOB_SUSPENDED);
+    now = jobs_deadline(m);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_SUSPENDED);
+    check_reason("a", "Suspended", "LoadFailed: function 0: no such symbol");
+    jobs_close(m);
 }
 
 TEST(a_job_may_be_taken_back_until_a_step_has_seen_it)
