@@ -555,10 +555,16 @@ static int place_in_job(keeper *k, checkpoint_info *info, err *e)
  * published at this time. */
 static int trim_ledger(keeper *k, err *e)
 {
-    log_info("a new ledger after %zu bytes", k->ledger.len);
-    buf_reset(&k->ledger);
+    buf before = k->ledger;
+    log_info("a new ledger after %zu bytes", before.len);
+    buf_init(&k->ledger, KEEPER_LEDGER_BYTES_MAX);
+    if (create(k, e)) {
+        k->ledger = before; /* as the model store has it, until the next try */
+        return -1;
+    }
+    buf_free(&before);
     k->held_ledger = 0;
-    return create(k, e);
+    return 0;
 }
 
 static int prune_suspended(keeper *k, int generation, err *e)

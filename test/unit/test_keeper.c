@@ -1,0 +1,128 @@
+/* test_keeper.c: the keeper's tasks, one after the other, with a Redis and a store of the test's
+ * own. */
+#include "../../ps/keeper.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "modelstore_fixture.h"
+#include "resp.h"
+#include "stores.h"
+
+static keeper *k;
+
+static task *make(task_kind kind)
+{
+    task *t = task_new(k, kind);
+    CHECK(t);
+    snprintf(t->job, sizeof t->job, "job1");
+    return t;
+}
+
+/* Frees the task. */
+static err outcome(task *t)
+{
+    t->work.run(&t->work);
+    err e = t->e;
+    task_free(t);
+    return e;
+}
+
+static void done(task *t)
+{
+    err e = outcome(t);
+    CHECK_OK(e.code ? -1 : 0, e);
+}
+
+static void begin(const fixture *f)
+{
+    err e = ERR_INIT;
+    k = keeper_new(8, &e);
+    CHECK_OK(k ? 0 : -1, e);
+    task *t = make(TASK_OPEN);
+    t->access = f->owner_access;
+    snprintf(t->store, sizeof t->store, "%s", test_store_locator(""));
+    done(t);
+    t = make(TASK_CREATE);
+    t->layout = strdup(f->layout.text);
+    done(t);
+}
+
+static void publish(modelstore *m, const fixture *f, int epoch, int64_t version, uint64_t samples)
+{
+    err e = ERR_INIT;
+    block b = fixture_block(f->layout.shape);
+    const modelstore_publication p = {.epoch = epoch, .version = version, .samples = samples};
+    CHECK_OK(modelstore_publish(m, &p, &b, fixture_deadline(), NULL, &e), e);
+}
+
+/* Function 0 made version 0, and the one round of the first epoch, version 1, has a ledger of so
+ * many bytes. */
+static void merge(const fixture *f, size_t ledger_bytes)
+{
+    err e = ERR_INIT;
+    modelstore *m = fixture_member(f);
+    CHECK_OK(modelstore_attach(m, NULL, fixture_deadline(), &e), e);
+    publish(m, f, KEEPER_INIT_EPOCH, -1, 1);
+    task *t = make(TASK_INITIAL);
+    t->ledger = strdup("{}");
+    done(t);
+    publish(m, f, 0, 0, 10);
+    t = make(TASK_MERGE);
+    t->rows = calloc(1, sizeof *t->rows);
+    t->ledger = malloc(ledger_bytes + 3);
+    CHECK(t->rows && t->ledger);
+    t->rows[0].samples = 10;
+    t->merge = (round_merge){.next_epoch = 1, .samples = 10, .count = 1, .rows = t->rows};
+    memset(t->ledger, ' ', ledger_bytes);
+    strcpy(t->ledger + ledger_bytes, "{}");
+    done(t);
+    modelstore_close(m);
+}
+
+static task *commit(void)
+{
+    task *t = make(TASK_COMMIT);
+    t->info = (checkpoint_info){.epochs = 1, .parallelism = 1, .state = "running"};
+    t->record = json_pack("{s:[i]}", "versions", 1);
+    return t;
+}
+
+static void limit_memory(const fixture *f, const char *bytes)
+{
+    err e = ERR_INIT;
+    resp *c;
+    resp_command *command = malloc(sizeof *command);
+    CHECK(command);
+    CHECK_OK(resp_dial(f->owner_access.address, "default", f->owner_access.password,
+                       fixture_deadline(), &c, &e),
+             e);
+    resp_begin(command, "CONFIG");
+    resp_add(command, "SET");
+    resp_add(command, "maxmemory");
+    resp_add(command, bytes);
+    CHECK_OK(resp_call(c, command, NULL, fixture_deadline(), &e), e);
+    resp_close(c);
+    free(command);
+}
+
+TEST_LIMIT(a_ledger_that_could_not_be_begun_anew_is_with_the_next_try, 60)
+{
+    fixture f;
+    err e = ERR_INIT;
+    char *ledger;
+    test_store_use(ON_LMDB);
+    fixture_init(&f, "database", "shm", 64);
+    begin(&f);
+    merge(&f, KEEPER_LEDGER_TRIM_BYTES);
+    limit_memory(&f, "1");
+    e = outcome(commit());
+    CHECK_ERR(e.code ? -1 : 0, e, ERR_NOMEM, "OOM");
+    limit_memory(&f, "0");
+    done(commit());
+    CHECK_OK(modelstore_ledger(f.owner, fixture_deadline(), &ledger, NULL, &e), e);
+    CHECK_STR(ledger, "[]");
+    free(ledger);
+    keeper_free(k, true);
+    fixture_free(&f);
+}
