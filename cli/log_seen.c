@@ -79,7 +79,9 @@ static uint64_t left_out(const char *line, size_t len)
 {
     char text[96], same[96];
     uint64_t bytes;
-    snprintf(text, sizeof text, "%.*s", len < sizeof text ? (int)len : 0, line);
+    if (!len || *line != '(' || len >= sizeof text)
+        return 0;
+    snprintf(text, sizeof text, "%.*s", (int)len, line);
     if (sscanf(text, "(%" SCNu64 " bytes", &bytes) != 1)
         return 0;
     snprintf(same, sizeof same, "(%" PRIu64 " bytes of this log are left out here)", bytes);
