@@ -4,7 +4,7 @@
 
 OWN_TORCH := $(if $(filter $(abspath $(TORCH_VENV))/%,$(TORCH_PYTHON)),$(TORCH_VENV)/ready-zoo)
 
-.PHONY: check-parity bench-engine-memory bench-spread bench-accuracy bench-accuracy-platform
+.PHONY: check-parity bench-engine-memory bench-spread bench-drift bench-accuracy bench-accuracy-platform
 check-parity: $(BUILD)/parity/parity $(OWN_TORCH) ## every model beside PyTorch's: logits, gradients, 20 steps (PARITY_ARGS="resnet18 vgg11")
 	BUILD=$(BUILD) $(TORCH_PYTHON) test/parity/parity.py $(PARITY_ARGS)
 
@@ -19,6 +19,9 @@ bench-accuracy-platform: all
 
 bench-spread: $(BUILD)/parity/parity $(OWN_TORCH) ## how far runs part that differ by rounding, here and in PyTorch (CIFAR10=FOLDER)
 	BUILD=$(BUILD) $(TORCH_PYTHON) test/parity/spread.py $(BENCH_ARGS)
+
+bench-drift: $(BUILD)/parity/parity $(OWN_TORCH) ## whether the engine's steps lean one way beside PyTorch's from the same weights (CIFAR10=FOLDER)
+	BUILD=$(BUILD) $(TORCH_PYTHON) test/parity/drift.py $(BENCH_ARGS)
 
 bench-accuracy-%: all $(BUILD)/bench/bench_batches $(OWN_TORCH)
 	BUILD=$(BUILD) $(TORCH_PYTHON) test/bench/bench_accuracy.py $* $(BENCH_ARGS)

@@ -1,12 +1,18 @@
 /* parity.c: what parity.py asks the engine to compute, with the files that both sides share.
  *
- *     parity zoo                      every model: name, channels, height, width, outputs, parameters
- *     parity run FOLDER MODEL CHANNELS SIDE OUTPUTS BATCH BATCHES STEPS LR BACKEND
+ *     parity zoo                      every model: name, channels, height, width, outputs,
+ * parameters parity run FOLDER MODEL CHANNELS SIDE OUTPUTS BATCH BATCHES STEPS LR BACKEND
  *
  * FOLDER has init.safetensors (written by PyTorch), x.f32 (BATCHES of images) and y.i32. Written
  * there: names.txt (a line a tensor: name, kind, offset, dims), logits.f32 (batch 0, not training),
  * grads.f32 (of batch 0), stats.safetensors (after that one pass), trained.safetensors (after STEPS
- * steps of SGD, momentum 0.9, weight decay 1e-4) and logits_trained.f32. Losses go to stdout. */
+ * steps of SGD, momentum 0.9, weight decay 1e-4) and logits_trained.f32. Losses go to stdout.
+ *
+ *     parity follow FOLDER MODEL CHANNELS SIDE OUTPUTS BATCH THREADS LR
+ *
+ * For each number on stdin: a step like those, from init.safetensors but with the momentum of the
+ * steps before, with the so many samples of x.f32 and y.i32; writes trained.safetensors, and then
+ * the loss to stdout. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +26,7 @@ enum { PATH_BYTES = 4096 };
 
 typedef struct parity {
     const char *folder, *model, *backend;
-    int channels, side, outputs, batch, batches, steps;
+    int channels, side, outputs, batch, batches, steps, threads;
     double lr;
     engine *m;
     float *x;
@@ -80,7 +86,12 @@ static int load_weights(const parity *p, err *e)
     cleanup_close int fd = open(in_folder(p, "init.safetensors", path), O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return err_set(e, ERR_NOT_FOUND, "no %s", path);
-    return model_file_load(p->m, fd, e) || engine_reset_optimizer(p->m, e) ? -1 : 0;
+    return model_file_load(p->m, fd, e);
+}
+
+static int start(const parity *p, err *e)
+{
+    return load_weights(p, e) || engine_reset_optimizer(p->m, e) ? -1 : 0;
 }
 
 static engine_batch batch_of(const parity *p, int step)
@@ -106,7 +117,7 @@ static int one_pass(const parity *p, err *e)
     engine_batch b = batch_of(p, 0);
     engine_result r;
     size_t count;
-    if (load_weights(p, e) || write_logits(p, "logits.f32", e) || engine_gradients(p->m, &b, &r, e))
+    if (start(p, e) || write_logits(p, "logits.f32", e) || engine_gradients(p->m, &b, &r, e))
         return -1;
     printf("%.9g\n", r.loss);
     const float *grads = engine_grads(p->m, &count, e);
@@ -119,7 +130,7 @@ static int one_pass(const parity *p, err *e)
 static int many_steps(const parity *p, err *e)
 {
     char path[PATH_BYTES];
-    if (load_weights(p, e))
+    if (start(p, e))
         return -1;
     for (int step = 0; step < p->steps; step++) {
         engine_batch b = batch_of(p, step % p->batches);
@@ -145,23 +156,61 @@ static int compile(parity *p, err *e)
                        .input = {3, p->channels, p->side, p->side},
                        .outputs = p->outputs,
                        .batch = p->batch,
+                       .threads = p->threads,
                        .backend = p->backend,
                        .optim = {.kind = OPTIM_SGD, .momentum = 0.9, .weight_decay = 1e-4}};
     return engine_compile(&c, &p->m, e);
 }
 
+static int make_room(parity *p, int samples, err *e)
+{
+    size_t pixels = (size_t)samples * (size_t)(p->channels * p->side * p->side);
+    p->x = malloc(pixels * sizeof *p->x);
+    p->y = malloc((size_t)samples * sizeof *p->y);
+    return p->x && p->y ? 0 : err_set(e, ERR_NOMEM, "no memory for the batches");
+}
+
+static int read_samples(const parity *p, int samples, err *e)
+{
+    size_t pixels = (size_t)samples * (size_t)(p->channels * p->side * p->side);
+    return read_file(p, "x.f32", p->x, pixels * sizeof *p->x, e) ||
+                   read_file(p, "y.i32", p->y, (size_t)samples * sizeof *p->y, e)
+               ? -1
+               : 0;
+}
+
 static int run(parity *p, err *e)
 {
-    size_t samples = (size_t)(p->batches * p->batch);
-    size_t pixels = samples * (size_t)(p->channels * p->side * p->side);
-    p->x = malloc(pixels * sizeof *p->x);
-    p->y = malloc(samples * sizeof *p->y);
-    if (!p->x || !p->y)
-        return err_set(e, ERR_NOMEM, "no memory for the batches");
-    if (compile(p, e) || read_file(p, "x.f32", p->x, pixels * sizeof *p->x, e) ||
-        read_file(p, "y.i32", p->y, samples * sizeof *p->y, e))
+    int samples = p->batches * p->batch;
+    if (compile(p, e) || make_room(p, samples, e) || read_samples(p, samples, e))
         return -1;
     return write_names(p, e) || one_pass(p, e) || many_steps(p, e) ? -1 : 0;
+}
+
+static int one_step(const parity *p, int samples, err *e)
+{
+    char path[PATH_BYTES];
+    engine_batch b = {.n = samples, .x = p->x, .labels = p->y};
+    engine_result r;
+    if (samples < 1 || samples > p->batch)
+        return err_set(e, ERR_INVALID, "a batch of %d", samples);
+    if (load_weights(p, e) || read_samples(p, samples, e) || engine_train(p->m, &b, p->lr, &r, e) ||
+        model_file_save(p->m, in_folder(p, "trained.safetensors", path), e))
+        return -1;
+    printf("%.9g\n", r.loss);
+    fflush(stdout);
+    return 0;
+}
+
+static int follow(parity *p, err *e)
+{
+    char line[32];
+    if (compile(p, e) || make_room(p, p->batch, e))
+        return -1;
+    while (fgets(line, sizeof line, stdin))
+        if (one_step(p, atoi(line), e) != 0)
+            return -1;
+    return 0;
 }
 
 static int print_zoo(void)
@@ -173,28 +222,36 @@ static int print_zoo(void)
     return 0;
 }
 
+static int number(const char *text)
+{
+    return (int)strtol(text, NULL, 10);
+}
+
 int main(int argc, char **argv)
 {
     err e = ERR_INIT;
+    bool runs = argc == 12 && strcmp(argv[1], "run") == 0;
     if (argc == 2 && strcmp(argv[1], "zoo") == 0)
         return print_zoo();
-    if (argc != 12 || strcmp(argv[1], "run") != 0) {
+    if (!runs && (argc != 10 || strcmp(argv[1], "follow") != 0)) {
         fputs(
-            "usage: parity run FOLDER MODEL CHANNELS SIDE OUTPUTS BATCH BATCHES STEPS LR BACKEND\n",
+            "usage: parity run FOLDER MODEL CHANNELS SIDE OUTPUTS BATCH BATCHES STEPS LR BACKEND\n"
+            "       parity follow FOLDER MODEL CHANNELS SIDE OUTPUTS BATCH THREADS LR\n",
             stderr);
         return 2;
     }
     parity p = {.folder = argv[2],
                 .model = argv[3],
-                .channels = (int)strtol(argv[4], NULL, 10),
-                .side = (int)strtol(argv[5], NULL, 10),
-                .outputs = (int)strtol(argv[6], NULL, 10),
-                .batch = (int)strtol(argv[7], NULL, 10),
-                .batches = (int)strtol(argv[8], NULL, 10),
-                .steps = (int)strtol(argv[9], NULL, 10),
-                .lr = strtod(argv[10], NULL),
-                .backend = argv[11]};
-    int rc = run(&p, &e);
+                .channels = number(argv[4]),
+                .side = number(argv[5]),
+                .outputs = number(argv[6]),
+                .batch = number(argv[7]),
+                .batches = runs ? number(argv[8]) : 1,
+                .steps = runs ? number(argv[9]) : 1,
+                .threads = runs ? 1 : number(argv[8]),
+                .lr = strtod(argv[runs ? 10 : 9], NULL),
+                .backend = runs ? argv[11] : "auto"};
+    int rc = runs ? run(&p, &e) : follow(&p, &e);
     if (rc != 0)
         fprintf(stderr, "parity: %s\n", e.message);
     engine_free(p.m);
