@@ -1,5 +1,5 @@
-/* job_end.c: how jobs end: verdicts, the time kubeml-ps has to carry them out, retries. See job.c for
- * the whole machine. */
+/* job_end.c: how jobs end: verdicts, the time kubeml-ps has to carry them out, retries. See job.c
+ * for the whole machine. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

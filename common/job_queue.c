@@ -1,4 +1,5 @@
-/* job_queue.c: who of the queue starts next, and the slots for it. See job.c for the whole machine. */
+/* job_queue.c: who of the queue starts next, and the slots for it. See job.c for the whole
+ * machine. */
 #include <stdio.h>
 #include <stdlib.h>
 
