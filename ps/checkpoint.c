@@ -323,6 +323,8 @@ int checkpoint_newest(store *s, const char *job, int epochs_max, checkpoint_info
         err_clear(&last);
         if (checkpoint_read(s, found[i].name, info, out, &last) == 0)
             return 0;
+        if (err_retry_may_help(last.code)) /* it may be as whole as ever */
+            break;
         log_warn("passing over a checkpoint: %s", last.message);
     }
     if (count == 0)

@@ -1,5 +1,5 @@
-/* test_keeper.c: the keeper's tasks, one after the other, with a Redis and a store of the test's
- * own. */
+/* test_keeper.c: checkpoints, and the keeper's tasks one after the other, with a Redis and a store
+ * of the test's own. */
 #include "../../ps/keeper.h"
 
 #include <stdlib.h>
@@ -125,4 +125,45 @@ TEST_LIMIT(a_ledger_that_could_not_be_begun_anew_is_with_the_next_try, 60)
     free(ledger);
     keeper_free(k, true);
     fixture_free(&f);
+}
+
+static void write_checkpoint(store *s, const layout *l, int epochs)
+{
+    err e = ERR_INIT;
+    model m;
+    char name[STORE_KEY_BYTES];
+    checkpoint_info info = {.job = "job1", .epochs = epochs, .version = epochs};
+    CHECK_OK(model_new(&m, l->text, &e), e);
+    CHECK_OK(checkpoint_name(name, "job1", epochs, &e), e);
+    CHECK_OK(checkpoint_write(s, name, &info, &m, &e), e);
+    model_free(&m);
+}
+
+static int newest(store *s, err *e)
+{
+    model m;
+    checkpoint_info info;
+    if (checkpoint_newest(s, "job1", 9, &info, &m, e))
+        return -1;
+    model_free(&m);
+    return info.epochs;
+}
+
+/* A job goes on from an older one only where the newest is damaged. */
+TEST(a_store_that_is_away_for_a_moment_costs_no_epoch)
+{
+    err e = ERR_INIT;
+    layout l;
+    test_store_use(ON_MEMORY);
+    store *s = test_store("");
+    fixture_layout(64, &l);
+    write_checkpoint(s, &l, 1);
+    write_checkpoint(s, &l, 2);
+    CHECK_INT(newest(s, &e), 2);
+    store_memory_fail(s, 2, ERR_UNAVAILABLE); /* the list is read */
+    CHECK_ERR(newest(s, &e) < 0 ? -1 : 0, e, ERR_UNAVAILABLE, "epoch-000002");
+    store_memory_fail(s, 2, ERR_CORRUPT);
+    CHECK_INT(newest(s, &e), 1);
+    layout_free(&l);
+    store_close(s);
 }
