@@ -283,6 +283,27 @@ int graph_only_reader(const graph *g, int x)
     return -1;
 }
 
+bool graph_is_relu(const graph *g, int x)
+{
+    return x >= 0 && g->nodes[x].op == OP_ACTIVATION && g->nodes[x].act.kind == ACT_RELU;
+}
+
+void graph_mark_gradients(const graph *g, bool *needs)
+{
+    for (int i = 0; i < g->node_count; i++) {
+        const graph_node *n = &g->nodes[i];
+        needs[i] = n->weight >= 0;
+        for (int j = 0; j < n->in_count; j++)
+            needs[i] = needs[i] || needs[n->in[j]];
+    }
+}
+
+bool graph_reads_inputs(graph_op op)
+{
+    return op == OP_CONV2D || op == OP_LINEAR || op == OP_BATCH_NORM || op == OP_ACTIVATION ||
+           op == OP_MUL;
+}
+
 int graph_var_find(const graph *g, const char *name)
 {
     for (int i = 0; i < g->var_count; i++)

@@ -241,6 +241,12 @@ int graph_pad_channels(graph *g, int x, int before, int after);
 shape graph_shape(const graph *g, int x);
 /* The one node that reads node x, or -1: none, several, or x is the output. */
 int graph_only_reader(const graph *g, int x);
+/* For backends. Is node x a ReLU? Of -1, which there is none of, no. */
+bool graph_is_relu(const graph *g, int x);
+/* needs[i]: a parameter lies at node i or before it, so that its gradient is wanted. */
+void graph_mark_gradients(const graph *g, bool *needs);
+/* Do the formulas of the op's gradients have its inputs' values in them? */
+bool graph_reads_inputs(graph_op op);
 /* The variable's index by its full name, -1 when there is none. */
 int graph_var_find(const graph *g, const char *name);
 

@@ -8,11 +8,6 @@
 
 /* ---- fusing: nodes into layers --------------------------------------------------------------- */
 
-static bool is_relu(const graph *g, int i)
-{
-    return i >= 0 && g->nodes[i].op == OP_ACTIVATION && g->nodes[i].act.kind == ACT_RELU;
-}
-
 /* 2x2 with stride 2 over a convolution that the pooled kernels can do. */
 static bool pools(const graph *g, int conv, int i)
 {
@@ -69,9 +64,9 @@ static int fuse(const program *p, int i, bool *relu, fused_pool *pool)
     *relu = false, *pool = POOL_NONE;
     if (op == OP_CONV2D && next >= 0) {
         int after = graph_only_reader(g, next);
-        *pool = is_relu(g, next)    ? pool_of(g, i, after)
-                : is_relu(g, after) ? pool_of(g, i, next)
-                                    : POOL_NONE;
+        *pool = graph_is_relu(g, next)    ? pool_of(g, i, after)
+                : graph_is_relu(g, after) ? pool_of(g, i, next)
+                                          : POOL_NONE;
         *pool = takes_pool(p, i, *pool) ? *pool : POOL_NONE;
         *relu = *pool != POOL_NONE;
         if (*relu)
@@ -79,10 +74,10 @@ static int fuse(const program *p, int i, bool *relu, fused_pool *pool)
     }
     if (summand(g, i, next) > 0) {
         int after = graph_only_reader(g, next);
-        *relu = is_relu(g, after);
+        *relu = graph_is_relu(g, after);
         return *relu ? after : next;
     }
-    if (is_relu(g, next) &&
+    if (graph_is_relu(g, next) &&
         (op == OP_CONV2D || op == OP_LINEAR || op == OP_BATCH_NORM || op == OP_ADD)) {
         *relu = true;
         return next;
@@ -211,15 +206,6 @@ static tensor_form form_of(const program *p, const layer *l)
     return FORM_ROWS;
 }
 
-static void needs_gradient(const graph *g, bool *needs)
-{
-    for (int i = 0; i < g->node_count; i++) {
-        needs[i] = g->nodes[i].weight >= 0;
-        for (int j = 0; j < g->nodes[i].in_count; j++)
-            needs[i] = needs[i] || needs[g->nodes[i].in[j]];
-    }
-}
-
 static bool writes_slices(const program *p, const layer *l, layer_kind kind)
 {
     return kind == KIND_MATMUL ||
@@ -258,7 +244,7 @@ static int lay_out(program *p, const layer_kind *kinds, bool *flags)
         flags[i] = writes_slices(p, &p->layers[i], kinds[i]);
     concat_join(p, flags);
     norm_find_acts(p);
-    needs_gradient(p->g, flags);
+    graph_mark_gradients(p->g, flags);
     for (int i = 0; i < p->layer_count; i++) {
         tensor *t = &p->tensors[p->layers[i].out];
         if (p->layers[i].entered) /* has no result of its own */

@@ -11,11 +11,6 @@
 
 /* ---- fusing ---------------------------------------------------------------------------------- */
 
-static bool is_relu(const graph *g, int i)
-{
-    return i >= 0 && g->nodes[i].op == OP_ACTIVATION && g->nodes[i].act.kind == ACT_RELU;
-}
-
 /* The other input of the sum `j` when it can run where node i does: equal shapes, made before, and
  * not what i reads itself, whose one gradient would be written as two. */
 static int added(const graph *g, int i, int j)
@@ -42,7 +37,7 @@ static void fuse(const graph *g, int i, layer *l)
         next = graph_only_reader(g, next);
     }
     bool takes = op == OP_CONV2D || op == OP_LINEAR || op == OP_BATCH_NORM || op == OP_ADD;
-    if (takes && is_relu(g, next)) {
+    if (takes && graph_is_relu(g, next)) {
         l->relu = true;
         l->out = next;
     }
@@ -258,12 +253,6 @@ static void turn(program *p, const graph_node *n)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static bool reads_inputs_backward(graph_op op)
-{
-    return op == OP_CONV2D || op == OP_LINEAR || op == OP_BATCH_NORM || op == OP_ACTIVATION ||
-           op == OP_MUL;
-}
-
 static void until(plan_item *item, int moment)
 {
     if (item->bytes && item->last < moment)
@@ -312,8 +301,7 @@ static void set_lifetimes(const program *p, plan_item *items)
             items[nodes + out] =
                 (plan_item){.bytes = bytes, .first = begin, .last = 2 * T - l + lingers(p, at)};
         }
-        int moment =
-            training && reads_inputs_backward(at->node->op) ? 2 * T - l + lingers(p, at) : l;
+        int moment = training && graph_reads_inputs(at->node->op) ? 2 * T - l + lingers(p, at) : l;
         for (int k = 0; k < at->node->in_count; k++)
             until(&items[at->node->in[k]], moment);
         if (at->also >= 0)

@@ -32,24 +32,6 @@ typedef struct ref_program {
 
 /* ---- prepare --------------------------------------------------------------------------------- */
 
-/* Whether the backward pass of this node reads its inputs' values. */
-static bool reads_inputs_backward(graph_op op)
-{
-    return op == OP_CONV2D || op == OP_LINEAR || op == OP_BATCH_NORM || op == OP_ACTIVATION ||
-           op == OP_MUL;
-}
-
-/* A node needs a gradient when a parameter lies at it or before it. */
-static void mark_gradients(const graph *g, bool *needs)
-{
-    for (int i = 0; i < g->node_count; i++) {
-        const graph_node *n = &g->nodes[i];
-        needs[i] = n->weight >= 0;
-        for (int j = 0; j < n->in_count; j++)
-            needs[i] = needs[i] || needs[n->in[j]];
-    }
-}
-
 /* Moments: node i runs forward at i, the loss at T = node_count, node i backward at 2T - i.
  * items[i] is node i's value, items[T + i] its gradient. */
 static void set_lifetimes(const graph *g, const backend_config *c, ref_node *nodes,
@@ -63,7 +45,7 @@ static void set_lifetimes(const graph *g, const backend_config *c, ref_node *nod
     }
     for (int j = 0; j < T; j++) {
         const graph_node *n = &g->nodes[j];
-        int until = !c->inference && reads_inputs_backward(n->op) ? 2 * T - j : j;
+        int until = !c->inference && graph_reads_inputs(n->op) ? 2 * T - j : j;
         for (int k = 0; k < n->in_count; k++) {
             int i = n->in[k];
             nodes[i].last_use = j;
@@ -136,7 +118,7 @@ static int allocate(ref_program *p, plan_item *items, bool *needs, err *e)
     p->nodes = take(p, (size_t)T, sizeof *p->nodes);
     if (!p->nodes)
         return err_set(e, ERR_NOMEM, "no memory for %d layers", T);
-    mark_gradients(p->g, needs);
+    graph_mark_gradients(p->g, needs);
     set_lifetimes(p->g, &p->c, p->nodes, needs, items);
     size_t arena = plan_assign(items, 2 * T);
     if (arena == SIZE_MAX)
