@@ -155,8 +155,8 @@ static void backward_stretch(void *arg, int thread, int threads)
         layer *l = &s->p->layers[i];
         if (l->dw) {
             if (!l->fresh || from >= to)
-                memset(l->dw + (size_t)thread * l->dw_floats, 0, l->dw_floats * sizeof(float));
-            memset(l->db + (size_t)thread * l->db_floats, 0, l->db_floats * sizeof(float));
+                memset(layer_dw(l, thread), 0, l->dw_floats * sizeof(float));
+            memset(layer_db(l, thread), 0, l->db_floats * sizeof(float));
         }
         if (l->entry)
             norm_begin(s->p, l->entry, thread);

@@ -166,7 +166,7 @@ static void depthwise_forward(program *p, layer *l, int from, int to, int thread
 static void depthwise_backward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    float *dw = l->dw + (size_t)thread * l->dw_floats, *db = l->db + (size_t)thread * l->db_floats;
+    float *dw = layer_dw(l, thread), *db = layer_db(l, thread);
     for (int i = from; i < to; i++) {
         const float *dyi = pixels(y, &y->dy, i);
         mask_samples(p, l, i, i + 1, db);
@@ -398,8 +398,7 @@ static void gate_backward(program *p, layer *l, int from, int to, int thread)
     level = x->dy.data ? run_through(level, x, &x->dy) : level;
     pixel_runs r;
     for (int i = from; i < to; i++) {
-        float *df =
-            f->dy.data ? pixels(f, &f->dy, i) : l->scratch + (size_t)thread * l->scratch_floats;
+        float *df = f->dy.data ? pixels(f, &f->dy, i) : layer_scratch(l, thread);
         if (!l->add[1])
             memset(df, 0, (size_t)f->cs * sizeof *df);
         RUNS(r, level, y->s, i, i + 1)
@@ -482,7 +481,7 @@ static void drop(program *p, layer *l, bool back, int from, int to, int thread)
                  *y = &p->tensors[back ? l->in[0] : l->out];
     const plane *a = back ? &x->dy : &x->y, *b = back ? &y->dy : &y->y;
     bool add = back && l->add[0];
-    float *factors = l->scratch + (size_t)thread * l->scratch_floats;
+    float *factors = layer_scratch(l, thread);
     if (!a->data || !b->data)
         return;
     if (y->form == FORM_COLUMNS)

@@ -111,7 +111,7 @@ static void pooled_forward(program *p, layer *l, int from, int to, int thread)
 static void windows_forward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    float *result = l->scratch + (size_t)thread * l->scratch_floats;
+    float *result = layer_scratch(l, thread);
     for (int i = from; i < to; i++) {
         p->k->conv(&l->g, window(&x->y, x->cs, i, l->node->conv.pad_h, l->node->conv.pad_w), l->wf,
                    l->bf, result);
@@ -138,8 +138,8 @@ static void pooled_gradient(const program *p, const layer *l, int i, float *dp, 
 static void windows_backward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]];
-    float *dp = l->scratch + (size_t)thread * l->scratch_floats;
-    float *dw = l->dw + (size_t)thread * l->dw_floats, *db = l->db + (size_t)thread * l->db_floats;
+    float *dp = layer_scratch(l, thread);
+    float *dw = layer_dw(l, thread), *db = layer_db(l, thread);
     for (int i = from; i < to; i++) {
         pooled_gradient(p, l, i, dp, db);
         p->k->conv_window_dw(&l->g, &l->cells,
@@ -152,8 +152,8 @@ static void pooled_backward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]];
     int ph = l->node->conv.pad_h, pw = l->node->conv.pad_w, t = thread;
-    float *dp = l->scratch + (size_t)t * l->scratch_floats;
-    float *dw = l->dw + (size_t)t * l->dw_floats, *db = l->db + (size_t)t * l->db_floats;
+    float *dp = layer_scratch(l, t);
+    float *dw = layer_dw(l, t), *db = layer_db(l, t);
     conv_geom gx = l->g;
     gx.x_row = x->dy.row;
     for (int i = from; i < to; i++) {
@@ -235,7 +235,7 @@ static void phase_dx(program *p, layer *l, const conv_phase *f, int i, int threa
     }
     conv_geom g = f->g;
     g.y_row = (size_t)(g.ow * g.ks), g.y_step = (size_t)g.ks;
-    float *scratch = l->scratch + (size_t)thread * l->scratch_floats;
+    float *scratch = layer_scratch(l, thread);
     p->k->conv(&g, dy, f->wf, l->zeros, scratch);
     size_t at_once = f->g.y_step == (size_t)g.ks ? g.y_row : (size_t)g.ks;
     for (int h = 0; h < g.oh; h++) {
@@ -260,7 +260,7 @@ static void dense_backward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     int ph = l->node->conv.pad_h, pw = l->node->conv.pad_w;
-    float *dw = l->dw + (size_t)thread * l->dw_floats, *db = l->db + (size_t)thread * l->db_floats;
+    float *dw = layer_dw(l, thread), *db = layer_db(l, thread);
     conv_geom gw = l->g, gx = l->g;
     gw.y_row = gx.y_row = y->dy.row;
     gx.x_row = x->dy.row;

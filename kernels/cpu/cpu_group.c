@@ -172,7 +172,7 @@ static void row_backward(const program *p, const layer *l, const blocks *b, int 
 static void group_backward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    float *dw = l->dw + (size_t)thread * l->dw_floats, *db = l->db + (size_t)thread * l->db_floats;
+    float *dw = layer_dw(l, thread), *db = layer_db(l, thread);
     blocks b = blocks_of(l->node, x->s);
     for (int i = from; i < to; i++) {
         for (int h = 0; h < x->s.h && x->dy.data && !l->add[0]; h++)

@@ -192,8 +192,7 @@ static void block_dw(const program *p, const layer *l, int thread, int from, int
     size_t in = (size_t)p->tensors[l->in[0]].s.c, at = (size_t)o * in + (size_t)from, x_ld;
     const float *x = input_rows(p, l, &x_ld);
     bool updates = p->updating && l->updates;
-    float *dw = updates ? l->scratch + (size_t)thread * l->scratch_floats
-                        : program_grad(p, l->node->weight) + at;
+    float *dw = updates ? layer_scratch(l, thread) : program_grad(p, l->node->weight) + at;
     size_t ld = updates ? apart(in) : in;
     p->k->gemm(outputs, inputs, p->b->n, y->dy.data + (size_t)o * y->dy.row, y->dy.row, 1, x + from,
                x_ld, NULL, false, NULL, 0, dw, ld);

@@ -38,11 +38,6 @@ static bf16_word *words_to(float *data)
     return matmul_words_to(data);
 }
 
-static float *thread_scratch(const layer *l, int thread)
-{
-    return l->scratch + (size_t)thread * l->scratch_floats;
-}
-
 /* x = the input in words of two features. */
 static void features_part(void *arg, int thread, int threads)
 {
@@ -76,7 +71,7 @@ static void forward_part(void *arg, int thread, int threads)
         int rows = least(UNIT, to - o);
         matmul_rows a =
             matmul_along(p, rows, in, (matmul_rows){weight + (size_t)o * (size_t)in, (size_t)in},
-                         thread_scratch(l, thread));
+                         layer_scratch(l, thread));
         p->k16->gemm(rows, w->n, (in + 1) / 2, matmul_words(a.data), a.ld, 1,
                      matmul_words(l->linear16->x), (size_t)p->batch_pad, b ? b + o : NULL, l->relu,
                      NULL, 0, y->y.data + (size_t)o * y->y.row, y->y.row);
@@ -131,13 +126,13 @@ static void weights_part(void *arg, int thread, int threads)
         int rows = least(UNIT, to - o);
         matmul_rows a = matmul_along(p, rows, p->b->n,
                                      (matmul_rows){y->dy.data + (size_t)o * y->dy.row, y->dy.row},
-                                     thread_scratch(l, thread));
+                                     layer_scratch(l, thread));
         float *to_dw = dw + (size_t)o * (size_t)in;
         p->k16->gemm(rows, whole, (p->b->n + 1) / 2, matmul_words(a.data), a.ld, 1,
                      matmul_words(s->x), s->features, NULL, false, NULL, 0, to_dw, (size_t)in);
         if (whole == in)
             continue;
-        float *tail = thread_scratch(l, thread) + (size_t)UNIT * a.ld; /* products come by eights */
+        float *tail = layer_scratch(l, thread) + (size_t)UNIT * a.ld; /* products come by eights */
         p->k16->gemm(rows, 8, (p->b->n + 1) / 2, matmul_words(a.data), a.ld, 1,
                      matmul_words(s->x) + whole, s->features, NULL, false, NULL, 0, tail, 8);
         for (int i = 0; i < rows; i++)
@@ -175,7 +170,7 @@ static void input_part(void *arg, int thread, int threads)
     float *dx = rows ? l->linear16->dx : x->dy.data;
     size_t ld = rows ? (size_t)p->batch_pad : x->dy.row;
     for (int i = from; i < to; i += INPUTS)
-        block_dx(w, i, least(INPUTS, to - i), !rows && l->add[0], thread_scratch(l, thread),
+        block_dx(w, i, least(INPUTS, to - i), !rows && l->add[0], layer_scratch(l, thread),
                  dx + (size_t)i * ld, ld);
     if (rows && !l->add[0])
         p->k->transpose(to - from, w->n, dx + (size_t)from * ld, ld, x->dy.data + from,

@@ -189,11 +189,6 @@ static int most_backward(const layer *l)
     return pixels > 2 * TILE_ROWS ? pixels : 2 * TILE_ROWS;
 }
 
-static float *thread_scratch(const layer *l, int thread)
-{
-    return l->scratch + (size_t)thread * l->scratch_floats;
-}
-
 /* Of what the norm before gives: an odd number of lines a pixel, so that pixels do not share lines
  * of the cache. */
 static size_t entry_step(const layer *l)
@@ -253,7 +248,7 @@ static void panel_backward(const program *p, const layer *l, const back_block *b
     size_t ld = (size_t)width, step = (size_t)l->g.cs;
     const norm_part part = {b->pixels, at, width};
     matmul_rows xr = {x, step}, w = {l->wb ? l->wb + panel_at(p, l, l->g.k, at) : NULL, ld};
-    float *dw = l->dw + (size_t)b->thread * l->dw_floats + (size_t)at * (size_t)l->g.k;
+    float *dw = layer_dw(l, b->thread) + (size_t)at * (size_t)l->g.k;
     if (l->entry) {
         norm_enter(p, l->entry, part, x, b->panel, ld);
         xr = (matmul_rows){b->panel, ld};
@@ -273,7 +268,7 @@ static void rows_backward(const program *p, const layer *l, int thread, int m, c
                           const float *dy, float *dx)
 {
     size_t ks = (size_t)l->g.ks, pairs = (size_t)(m + 1) / 2;
-    float *panel = thread_scratch(l, thread), *room = panel + entry_back_floats(l);
+    float *panel = layer_scratch(l, thread), *room = panel + entry_back_floats(l);
     const matmul_rows dyr = {dy, (size_t)p->tensors[l->out].step};
     back_block b = {thread, m,     matmul_across(p, m, l->g.ks, dyr, room),
                     dyr,    panel, room + pairs * ks};
@@ -330,14 +325,14 @@ static void pointwise_forward(program *p, layer *l, int from, int to, int thread
         int sample = run_sample(&r, from, i), h = run_row(&r, i);
         for (int at = 0; at < r.length; at += block)
             rows_forward(p, l, least(block, r.length - at), pixel(x, &x->y, sample, h, at),
-                         pixel(y, &y->y, sample, h, at), thread_scratch(l, thread));
+                         pixel(y, &y->y, sample, h, at), layer_scratch(l, thread));
     }
 }
 
 static void pointwise_backward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    float *db = l->db + (size_t)thread * l->db_floats;
+    float *db = layer_db(l, thread);
     bool whole = gapless(x, &x->y) && gapless(x, &x->dy) && gapless(y, &y->dy);
     runs r = runs_of(x, from, to, whole,
                      sample_gapless(&x->y) && sample_gapless(&x->dy) && sample_gapless(&y->dy));
@@ -504,7 +499,7 @@ static void point_dx(const program *p, const layer *l, int from, int to, int h, 
 static void points_backward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]];
-    float *dw = l->dw + (size_t)thread * l->dw_floats, *db = l->db + (size_t)thread * l->db_floats;
+    float *dw = layer_dw(l, thread), *db = layer_db(l, thread);
     mask_samples(p, l, from, to, db);
     if (p->k16)
         points16_backward(p, l, from, to, thread);

@@ -113,7 +113,7 @@ static void sums_part(void *arg, int thread, int threads)
     int cs = x->cs, n = w->p->b->n;
     run_level level = w->back ? pass_runs(w->p, w->l) : run_through(RUN_SAMPLES, x, &x->y);
     double *sums = w->l->sums + (size_t)thread * 2 * (size_t)cs;
-    float *fsum = w->l->scratch + (size_t)thread * w->l->scratch_floats;
+    float *fsum = layer_scratch(w->l, thread);
     memset(sums, 0, 2 * (size_t)cs * sizeof *sums);
     memset(fsum, 0, 2 * (size_t)cs * sizeof *fsum);
     pixel_runs r;
@@ -357,7 +357,7 @@ void norm_leave(const program *p, const layer *norm, int thread, norm_part part,
                 const float *dy, size_t step, bool dx_add, float *dx)
 {
     const tensor *t = &p->tensors[norm->in[0]];
-    float *fsum = norm->scratch + (size_t)thread * norm->scratch_floats;
+    float *fsum = layer_scratch(norm, thread);
     double *sum = thread_sums(p, norm, thread) + part.channel, *dot = sum + t->cs;
     bn_pass in = {.x = x,
                   .mean = stat(norm, p, S_MEAN) + part.channel,

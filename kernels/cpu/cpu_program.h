@@ -149,6 +149,20 @@ struct layer {
     const layer *acted;   /* of that: by whom */
 };
 
+/* What a thread has of its own. */
+static inline float *layer_scratch(const layer *l, int thread)
+{
+    return l->scratch + (size_t)thread * l->scratch_floats;
+}
+static inline float *layer_dw(const layer *l, int thread)
+{
+    return l->dw + (size_t)thread * l->dw_floats;
+}
+static inline float *layer_db(const layer *l, int thread)
+{
+    return l->db + (size_t)thread * l->db_floats;
+}
+
 /* Floats [from, to) of the parameter block. */
 typedef struct param_span {
     size_t from, to;

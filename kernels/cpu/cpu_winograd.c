@@ -243,7 +243,7 @@ static void winograd_forward(program *p, layer *l, int from, int to, int thread)
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     wino_tiling t = wino_tiles_over(l, y->s.h, y->s.w);
     int per = t.down * t.across, end = to * per;
-    float *v = l->scratch + (size_t)thread * l->scratch_floats;
+    float *v = layer_scratch(l, thread);
     float *m = v + PLANES * wino_plane(l->group, wino_tile_ld(x->cs));
     const wino_end through = {l->bf, l->relu, false};
     for (int at = from * per; at < end; at += l->group) {
@@ -282,9 +282,9 @@ static void weight_gradient(program *p, layer *l, int from, int to, int thread)
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     wino_tiling t = wino_tiles_over(l, y->s.h, y->s.w);
     int per = t.down * t.across, end = to * per, K = y->s.c, group = group_back(x, y);
-    float *v = l->scratch + (size_t)thread * l->scratch_floats;
+    float *v = layer_scratch(l, thread);
     float *d = v + PLANES * wino_plane(group, wino_tile_ld(x->cs));
-    float *du = l->dw + (size_t)thread * l->dw_floats;
+    float *du = layer_dw(l, thread);
     for (int at = from * per; at < end; at += group) {
         int n = least(group, end - at);
         const wino_array xs = {v, n, wino_tile_ld(x->cs)}, ds = {d, n, wino_tile_ld(y->cs)};
@@ -299,13 +299,13 @@ static void weight_gradient(program *p, layer *l, int from, int to, int thread)
 static void winograd_backward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    mask_samples(p, l, from, to, l->db + (size_t)thread * l->db_floats);
+    mask_samples(p, l, from, to, layer_db(l, thread));
     weight_gradient(p, l, from, to, thread);
     if (!x->dy.data)
         return;
     wino_tiling t = wino_tiles_over(l, x->s.h, x->s.w);
     int per = t.down * t.across, end = to * per;
-    float *v = l->scratch + (size_t)thread * l->scratch_floats;
+    float *v = layer_scratch(l, thread);
     float *m = v + PLANES * wino_plane(l->group, wino_tile_ld(y->cs));
     const wino_end through = {l->zeros, false, l->add[0]};
     for (int at = from * per; at < end; at += l->group) {
@@ -442,7 +442,7 @@ void wino_pooled_forward(program *p, layer *l, int from, int to, int thread)
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     wino_tiling t = wino_tiles_over(l, 2 * y->s.h, 2 * y->s.w);
     int per = t.down * t.across, end = to * per;
-    float *v = l->scratch + (size_t)thread * l->scratch_floats;
+    float *v = layer_scratch(l, thread);
     float *m = v + PLANES * wino_plane(l->group, wino_tile_ld(x->cs));
     for (int at = from * per; at < end; at += l->group) {
         int n = least(l->group, end - at);

@@ -70,11 +70,6 @@ static void panel_product(const program *p, const wino_array *v, int rows, const
     }
 }
 
-static float *thread_scratch(const layer *l, int thread)
-{
-    return l->scratch + (size_t)thread * l->scratch_floats;
-}
-
 /* Tiles of the input, this thread's samples. */
 static void gather_part(void *arg, int thread, int threads)
 {
@@ -99,7 +94,7 @@ static void forward_part(void *arg, int thread, int threads)
     size_t taps = wino_taps(l), filter = (size_t)x->s.c * taps;
     const wino_array v = {l->wino->v, tiles_of(&t, p->b->n), wino_tile_ld(x->cs)};
     const wino_end through = {l->bf, l->relu, false};
-    float *u = thread_scratch(l, thread), *m = u + PLANES * wino_plane(ROWS, PANEL);
+    float *u = layer_scratch(l, thread), *m = u + PLANES * wino_plane(ROWS, PANEL);
     int panels = (y->cs + PANEL - 1) / PANEL;
     for (int i = panels * thread / threads; i < panels * (thread + 1) / threads; i++) {
         int at = i * PANEL, width = least(PANEL, y->cs - at);
@@ -139,7 +134,7 @@ static void gather_back_part(void *arg, int thread, int threads)
     int pad_h = l->node->conv.pad_h, pad_w = l->node->conv.pad_w;
     int n = p->b->n, first = even_part(n, thread, threads),
         last = even_part(n, thread + 1, threads);
-    float *db = l->db + (size_t)thread * l->db_floats;
+    float *db = layer_db(l, thread);
     memset(db, 0, l->db_floats * sizeof *db);
     mask_samples(p, l, first, last, db);
     wino_tiling t = wino_tiles_over(l, y->s.h, y->s.w);
@@ -185,7 +180,7 @@ static void weights_part(void *arg, int thread, int threads)
     for (int channel = 0; channel < x->cs; channel += ROWS)
         for (int i = blocks * thread / threads; i < blocks * (thread + 1) / threads; i++)
             block_dw(p, l, tiles, i * FILTERS, least(FILTERS, y->s.c - i * FILTERS), channel,
-                     least(ROWS, x->cs - channel), thread_scratch(l, thread));
+                     least(ROWS, x->cs - channel), layer_scratch(l, thread));
 }
 
 static void dx_part(void *arg, int thread, int threads)
@@ -198,7 +193,7 @@ static void dx_part(void *arg, int thread, int threads)
     size_t taps = wino_taps(l), filter = (size_t)x->s.c * taps;
     const wino_array v = {l->wino->dy, tiles_of(&t, p->b->n), wino_tile_ld(y->cs)};
     const wino_end through = {l->zeros, false, l->add[0]};
-    float *u = thread_scratch(l, thread), *m = u + PLANES * wino_plane(ROWS, PANEL);
+    float *u = layer_scratch(l, thread), *m = u + PLANES * wino_plane(ROWS, PANEL);
     int panels = (x->cs + PANEL - 1) / PANEL;
     for (int i = panels * thread / threads; i < panels * (thread + 1) / threads; i++) {
         int at = i * PANEL, width = least(PANEL, x->cs - at);
