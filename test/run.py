@@ -4,7 +4,8 @@
 A test program answers `--list` with "name seconds" lines and runs one case when given its name:
 exit status 0 passed, 77 left out (the reason on stdout), anything else failed. Programs are the
 unit tests under $BUILD/test and the end-to-end tests test/e2e/test_*.py (see test/e2e/harness.py).
-Words after the seconds are what the case takes for itself: two that take the same do not run beside each other. Those
+"-" and a reason in the seconds' place: it is left out, and is not started to say so. Words after the
+seconds are what the case takes for itself: two that take the same do not run beside each other. Those
 that do find a number of their own in TEST_LANE, from 0 on or from the one that is there already.
 
 usage: run.py [--unit | --e2e | --cluster] [-j N] [-v] [PATTERN ...]
@@ -108,17 +109,18 @@ def cases(args):
         listings = list(pool.map(listing_of, there))
     for program, (listing, status) in zip(there, listings):
         if status != 0:
-            yield program, "--list", 60, set()
+            yield program, "--list", 60, set(), ""
             continue
         for line in listing.splitlines():
             name, limit, *rest = line.split()
             label = label_of(program, name)
             if not args.pattern or any(p in label for p in args.pattern):
-                yield program, name, int(limit), set(rest)
+                reason = left_out_reason(label) or (f"left out: {' '.join(rest)}" if limit == "-" else "")
+                yield program, name, 0 if reason else int(limit), set() if reason else set(rest), reason
 
 
 def run(case, lane=0):
-    program, name, limit, _ = case
+    program, name, limit, *_ = case
     label = label_of(program, name)
     folder = tempfile.mkdtemp(prefix="kubeml-test-")
     started = time.monotonic()
@@ -209,11 +211,9 @@ def main():
 
     every = []
     for case in cases(args):
-        label = label_of(case[0], case[1])
-        reason = left_out_reason(label)
-        if reason:
+        if case[4]:
             counts["skipped"] += 1
-            left_out.append(f"{label}: {reason}")
+            left_out.append(f"{label_of(case[0], case[1])}: {case[4]}")
         else:
             every.append(case)
     waiting, reporting = Queue(every, args.j), threading.Lock()

@@ -31,7 +31,7 @@ OTHERWISE = {
     "test_rest.bounds_of_a_job": "test_trainjob has a deadline",
     "test_rest.a_stopped_platform_goes_on": "test_upgrade stops this one",
     "test_rest.a_running_job_keeps_the_version_it_began_with": WHEREVER,
-    "test_rest.a_killed_ps_is_replaced": KILLED,
+    "test_rest.a_killed_controller_adopts": KILLED, "test_rest.a_killed_ps_is_replaced": KILLED,
     "test_rest.a_jobs_redis_from_outside": "a pod's listens on the pod's network; test_network has who reaches it",
     "test_rest.what_still_stops_is_not_resumed_and_why_is_said": "kubeml-ps is held by a signal",
     "test_rest.an_empty_pool_starts_what_is_needed": OPTIONS,
@@ -87,7 +87,7 @@ OTHER_MODULES = {
 def left_out(reason):
     def why():
         harness.skip(reason)
-    why.case = {"limit": 30, "takes": "", "platform": False, "options": (), "env": None}
+    why.case = {"limit": 30, "takes": "", "platform": False, "options": (), "env": None, "left_out": reason}
     return why
 
 

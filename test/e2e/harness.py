@@ -9,8 +9,8 @@ A test file defines cases and ends with `harness.main(globals())`:
     @harness.case(platform=False)        # starts its own, or none
     def refuses():
 
-`--list` prints "name seconds [taken ...]"; a name runs that case. Exit status 77: left out, with a reason
-(harness.skip). Nothing sleeps to wait: `until` looks for an event with a deadline.
+`--list` prints "name seconds [taken ...]", or "name - reason" of what is left out; a name runs that case. Exit status 77:
+left out, with a reason (harness.skip). Nothing sleeps to wait: `until` looks for an event with a deadline.
 """
 import contextlib
 import ctypes
@@ -394,7 +394,8 @@ def main(names):
     cases = {n: f for n, f in names.items() if isinstance(getattr(f, "case", None), dict)}
     if sys.argv[1:] == ["--list"]:
         for name, function in cases.items():
-            print(name, function.case["limit"], function.case["takes"])
+            about = function.case
+            print(name, *(("-", about["left_out"]) if "left_out" in about else (about["limit"], about["takes"])))
         return
     chosen = sys.argv[1:] or list(cases)
     failed = 0

@@ -68,7 +68,7 @@ def tests_that_lack_a_library_say_which():
 # The second comes after the first, which takes the same and waits for the third.
 TAKES = """#!/bin/sh
 case $1 in
---list) printf 'first 20 thing\\nsecond 20 thing\\nthird 10\\n' ;;
+--list) printf 'first 20 thing\\nsecond 20 thing\\nthird 10\\nfourth - for a reason\\n' ;;
 first) until [ -e "$0.third" ]; do sleep 0.1; done; touch "$0.first" ;;
 second) [ -e "$0.first" ] ;;
 third) touch "$0.third" ;;
@@ -77,14 +77,15 @@ esac
 
 
 @case(platform=False)
-def a_case_is_passed_over_while_what_it_takes_is_taken():
+def a_listing_says_what_a_case_takes_and_what_is_left_out():
     folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
     (folder / "test").mkdir()
     (folder / "test/takes").write_text(TAKES)
     (folder / "test/takes").chmod(0o755)
     run = subprocess.run([sys.executable, ROOT / "test/run.py", "--unit", "-j", "2"], capture_output=True, text=True,
                          env={**os.environ, "BUILD": str(folder)}, timeout=60 * harness.STRETCH)
-    assert run.stdout.endswith("3 passed, 0 failed\n"), run.stdout + run.stderr
+    assert "left out takes:fourth: left out: for a reason" in run.stdout.splitlines(), run.stdout + run.stderr
+    assert run.stdout.endswith("3 passed, 0 failed, 1 skipped\n"), run.stdout + run.stderr
 
 
 if __name__ == "__main__":
