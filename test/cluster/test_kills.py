@@ -90,11 +90,13 @@ def leader_function_redis_and_ps_are_killed():
         job = p.train(slow, epochs=EPOCHS, **OPTIONS)
         until(lambda: epoch(p, job) >= 1, 60)
 
+        pods = {pod["uid"] for pod in p.pods(job=job)}
         killed = p.kill()
         # Another one, or the same one in a new container: kubelet is often quicker than the lease's end.
         until(lambda: (now := p.leader()) and release.ready(now) and (
             now["metadata"]["name"] != killed or restarts(now)), 60, message="nobody leads")
         goes_on(p, job, "the leader")
+        assert len(pods) == 3 and {pod["uid"] for pod in p.pods(job=job)} == pods, "its pods are others than before"
 
         pod = p.pod(job=job, role="function", function=1)
         os.kill(pod["pid"], signal.SIGKILL)
