@@ -72,7 +72,7 @@ def render(values, folder=cluster.FOLDER):
     with open(path, "w") as file:
         json.dump(values, file)
     text = helm("template", "rel", CHART, "-n", "default", "--kube-version", "1.34.0", "-f", path).stdout
-    return [d for d in yaml.safe_load_all(text) if d]
+    return [d for d in yaml.load_all(text, yaml.CSafeLoader) if d]
 
 
 def stable(documents):

@@ -15,7 +15,7 @@ OTHERS = {"test_nodes.py:a_node_is_drained_and_one_is_lost", "test_network.py:in
 RUN = {"test_e2e.py:test_explain.compile_error"}  # beside the one that was left out, in the release that it had
 
 
-@case(limit=240, platform=False)
+@case(limit=400, platform=False)
 def what_needs_our_own_cluster_is_left_out_by_name():
     if not cluster.OURS:
         skip("it is such a cluster")

@@ -104,7 +104,7 @@ def no_mongodb():
         assert "mongo" in p.log_text().lower(), p.log_text()
 
 
-@case(limit=240, platform=False)
+@case(limit=400, platform=False)
 def mongodb_goes_away_and_comes_back():
     """Frozen, so that nothing answers and nothing is lost: the job waits with the reason, then ends well."""
     if not cluster.OURS:
