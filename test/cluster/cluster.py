@@ -3,6 +3,7 @@
 The cluster is the one that up.sh started (KUBEML_TC_STATE), or that of KUBECONFIG where run.sh was given one.
 Cases are written as the end-to-end tests are (test/e2e/harness.py), with platform=False.
 """
+import concurrent.futures
 import contextlib
 import fcntl
 import json
@@ -132,6 +133,12 @@ def pod(name, command, labels=None, image=TOOLS):
             "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
                                 "capabilities": {"drop": ["ALL"]}},
             "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"memory": "128Mi"}}}]}}
+
+
+def at_once(function, each):
+    """What it gives for each of those arguments, asked beside each other: for who is not let through it waits in vain."""
+    with concurrent.futures.ThreadPoolExecutor(len(each)) as pool:
+        return list(pool.map(lambda arguments: function(*arguments), each))
 
 
 def wait_ready(name, ns, seconds=60):
