@@ -38,6 +38,8 @@ LEFT_OUT = [
     ("thread", r"test_mnist.py:|test_notebook.py:the_|test_golden:|test_graph_ops:|test_zoo:models_|test_simulate:|test_cpu_golden:(lenet5|resnet20|same_bits)_"
                r"|test_cpu_layers:ops_|test_cpu_layers:layers_(avx2|generic)|test_cpu_bf16:(lenet|resnet20|every)_",
      "one thread has no races, and whole epochs find none that tiny ones do not; it runs without ThreadSanitizer"),
+    ("thread", r"test_rest.py:the_server_keeps_openapi|test_history:(the_most_epochs|many_epochs)_",
+     "one request, or one record, after another has no races; it runs without ThreadSanitizer"),
     # one_seed_one_model stays: the same programs on the same data, for three epochs instead of 38.
     ("", r"test_notebook.py:the_notebook|test_cpu_bf16:resnet20_learns|test_mnist.py:(sorted_by_label|one_function_is_kubeml_run|every_k_trains|an_elastic_job_)",
      "how well many epochs learn is no question of memory or threads; it runs without sanitizers"),

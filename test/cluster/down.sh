@@ -33,4 +33,7 @@ done
 for c in /sys/fs/cgroup/*/"$cgroup"; do
     [ ! -d "$c" ] || await 20 sh -c "find '$c' -depth -type d -exec rmdir {} + ; [ ! -d '$c' ]"
 done
-[ ! -e "$state/.kubeml-cluster" ] || rm -rf --one-file-system "$state"
+[ -e "$state/.kubeml-cluster" ] || exit 0
+# Its name is free at once; to give back the disk's blocks takes a minute and more, and nobody waits for that.
+gone=$(mktemp -d "$state-gone.XXXXXX") && mv "$state" "$gone" || exit
+setsid rm -rf --one-file-system "$gone" >/dev/null 2>&1 </dev/null &
