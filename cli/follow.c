@@ -84,6 +84,8 @@ static int read_on(follow *f, const cli *c, const char *id, err *e)
         err_clear(e);
         if (read_all(f, c, id, &last, &status, e) == 0 && (last || is_over(f)))
             return 0;
+        if (status == 503 && !f->stream.begun) /* who told of the job is there, and refuses this */
+            break;
     } while (cli_again(&f->stream, status, e));
     if (e->code == ERR_NONE)
         err_set(e, ERR_UNAVAILABLE, "its stream ends before it does");
