@@ -2,6 +2,7 @@
 #include "optim.h"
 
 #include <assert.h>
+#include <float.h>
 #include <math.h>
 
 optim optim_default(optim_kind kind)
@@ -40,8 +41,9 @@ int optim_check(const optim *o, err *e)
         return err_set(e, ERR_INVALID, "optimizer %d does not exist", (int)o->kind);
     if (check_range("beta1", o->beta1, e) || check_range("beta2", o->beta2, e))
         return -1;
-    if (!(o->eps > 0))
-        return err_set(e, ERR_INVALID, "optimizer: eps %g is not above 0", o->eps);
+    if (!(o->eps >= FLT_MIN && o->eps <= FLT_MAX)) /* 0 / 0 where there was no gradient yet */
+        return err_set(e, ERR_INVALID, "optimizer: eps %g is not a float above %g", o->eps,
+                       (double)FLT_MIN);
     return 0;
 }
 

@@ -90,6 +90,11 @@ TEST(wrong_optimizers_are_refused_by_name)
     o = optim_default(OPTIM_ADAMW);
     o.weight_decay = NAN;
     CHECK_ERR(optim_check(&o, &e), e, ERR_INVALID, "weight decay");
+    o = optim_default(OPTIM_ADAM);
+    for (o.eps = 1e-39; o.eps >= 0; o.eps -= 1e-39) /* as floats: denormal, and 0 */
+        CHECK_ERR(optim_check(&o, &e), e, ERR_INVALID, "eps");
+    o.eps = INFINITY;
+    CHECK_ERR(optim_check(&o, &e), e, ERR_INVALID, "eps inf");
 }
 
 /* Per epoch, from the golden line; the history is the golden metric where the schedule looks at it.
