@@ -63,7 +63,8 @@ def install_warms_the_pool_and_uninstall_leaves_nothing():
         with release.installed(ns, **(behind_tls or {"mongodb.bundled.keep": "false"})) as p:
             p.warm(4, 1)
             assert p.get("/health") == {"status": "ok"}
-            assert p.metric('kubeml_pool_warm{role="function"}') == 4
+            # The pods say that they are ready, and the controller hears it.
+            until(lambda: p.metric('kubeml_pool_warm{role="function"}') == 4, 20)
             are_hardened(ns)
             p.dataset()
             p.function()
