@@ -158,7 +158,7 @@ def each_replica_answers_and_a_stopped_leader_is_replaced():
 def the_builder_is_reached_by_the_controller_alone_and_reaches_nothing():
     cluster.tools_image(FOLDER)
     with release.shared() as p, contextlib.ExitStack() as stack:
-        wrong = p.post("/function/wrong", 400, files={"code": ("wrong.c", '#include "kubeml.h"\n\nint f(void) { return x; }\n')})
+        wrong = p.post("/function/refused-here", 400, files={"code": ("wrong.c", '#include "kubeml.h"\n\nint f(void) { return x; }\n')})
         assert wrong["diagnostics"][0]["file"] == "wrong.c" and wrong["diagnostics"][0]["line"] == 3, wrong
         builder, = p.part("builder")
         name, address = builder["metadata"]["name"], builder["status"]["podIP"]
