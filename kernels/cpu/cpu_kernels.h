@@ -90,7 +90,10 @@ typedef struct bn_pass {
 
 /* Between two of the 36 planes of a transformed array lie rows * ld floats and this gap: without it
  * the planes of usual sizes would all want the same few lines of the cache. */
-enum { WINO_GAP = 48, WINO_PANEL = 32 };
+enum { WINO_GAP = 48 };
+
+/* The widest cpu_kernels.panel. */
+enum { PANEL_MOST = 32 };
 
 /* Which rows and columns of a Winograd tile exist: [r0, r1) x [c0, c1). */
 typedef struct wino_span {
@@ -100,6 +103,10 @@ typedef struct wino_span {
 typedef struct cpu_kernels {
     const char *name;
     int block; /* widest block of filters: 16 or 8 */
+    /* Columns of a block of packed weights: as many as gemm's tile takes at a time, so that it
+     * reads them from end to end. With every other line of a block, a product ran at half its speed
+     * where the weights came from the third cache. */
+    int panel;
 
     /* y = conv(x) + b, and ReLU when g->relu. */
     void (*conv)(const conv_geom *g, const float *x, const float *wf, const float *b, float *y);

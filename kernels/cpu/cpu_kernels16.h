@@ -35,7 +35,7 @@ typedef struct cpu_kernels16 {
                         size_t x_row, bf16_word *v, size_t plane);
     void (*wino_dy_two)(const wino_span s[2], int channels, const float *const dy[2], size_t y_step,
                         size_t y_row, bf16_word *v, size_t plane);
-    /* u[36][ld / WINO_PANEL][(rows + 1) / 2][WINO_PANEL], words of two rows; `plane` words
+    /* u[36][ld / PANEL_MOST][(rows + 1) / 2][PANEL_MOST], words of two rows; `plane` words
      * apart. */
     void (*wino_weights)(int rows, int cols, size_t ld, const float *w, size_t rs, size_t cs,
                          bool turned, bf16_word *u, size_t plane);

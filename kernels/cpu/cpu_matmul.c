@@ -15,13 +15,13 @@
 #include "cpu_runs.h"
 
 enum {
-    PANEL = 32,            /* channels of a block of packed weights */
     /* of pixels that are worked on at a time: they stay in the second cache */
     BLOCK_FLOATS = 1 << 16,
-    BACK_PIXELS = 132,      /* whose panel stays in the first */
-    TILE_ROWS = 12,         /* of the products' widest tile */
-    FILTERS = 48,          /* of a weight gradient's block */
-    PIXELS_MAX = 9,        /* of a small image */
+    BACK_PIXELS = 132, /* whose panel stays in the first */
+    TILE_ROWS = 12,    /* of the products' widest tile */
+    FILTERS = 48,      /* of a weight gradient's block */
+    PIXELS_MAX = 9,    /* of a small image */
+    JOINED = 64,       /* fewer pixels without gaps than that are brought together */
     CHANNELS_MIN = 8,
     SAMPLES_MIN = 8,
 };
@@ -79,7 +79,7 @@ static float *pixel(const tensor *t, const plane *a, int sample, int h, int w)
 
 /* ---- packed weights -------------------------------------------------------------------------- */
 
-/* [C/PANEL][taps][rows][PANEL], the last panel as narrow as the channels allow: where panel `at` of
+/* [C/panel][taps][rows][panel], the last panel as narrow as the channels allow: where panel `at` of
  * `rows` times `taps` rows begins. */
 static size_t panel_at(const program *p, const layer *l, int rows, int at)
 {
@@ -106,7 +106,7 @@ static void pack_panel(const program *p, const layer *l, const float *w, int fro
                        float *to)
 {
     enum { CHANNELS = 4, TAPS_MAX = 64 };
-    float turned[CHANNELS * TAPS_MAX * PANEL];
+    float turned[CHANNELS * TAPS_MAX * PANEL_MOST];
     int taps = l->g.kh * l->g.kw, step = taps <= TAPS_MAX ? CHANNELS : 0,
         filters = least(l->g.k - from, width);
     size_t filter = (size_t)(l->g.c * taps);
@@ -134,8 +134,8 @@ static void pack_back(const program *p, const layer *l, const float *w)
 {
     int taps = l->g.kh * l->g.kw;
     size_t filter = (size_t)(l->g.c * taps);
-    for (int at = 0; at < l->g.cs; at += PANEL) {
-        int width = least(PANEL, l->g.cs - at), real = least(width, l->g.c - at);
+    for (int at = 0; at < l->g.cs; at += p->k->panel) {
+        int width = least(p->k->panel, l->g.cs - at), real = least(width, l->g.c - at);
         float *panel = l->wb + panel_at(p, l, l->g.k, at), *to = panel_room(p, l, panel);
         if (p->k16 && real < width)
             memset(to, 0, (size_t)(taps * l->g.k * width) * sizeof *to);
@@ -151,8 +151,8 @@ static void pack_back(const program *p, const layer *l, const float *w)
 static void matmul_pack(program *p, layer *l)
 {
     const float *w = layer_weights(p, l);
-    for (int at = 0; at < l->g.ks; at += PANEL) {
-        int width = least(PANEL, l->g.ks - at);
+    for (int at = 0; at < l->g.ks; at += p->k->panel) {
+        int width = least(p->k->panel, l->g.ks - at);
         float *to = l->wf + panel_at(p, l, l->g.c, at), *room = panel_room(p, l, to);
         if (p->k16)
             memset(room, 0, (size_t)(l->g.kh * l->g.kw * l->g.c * width) * sizeof *room);
@@ -165,6 +165,17 @@ static void matmul_pack(program *p, layer *l)
 }
 
 /* ---- pixels in a row ------------------------------------------------------------------------- */
+
+/* Do the pixels of one sample, and of all, follow each other without gaps? */
+static bool sample_gapless(const plane *a)
+{
+    return a->halo == 0;
+}
+
+static bool gapless(const tensor *t, const plane *a)
+{
+    return a->halo == 0 && a->sample == (size_t)t->s.h * a->row;
+}
 
 /* Of so many pixels in a row, how many to take at a time: at most `most`, a multiple of TILE_ROWS,
  * and as even parts as that allows. */
@@ -196,35 +207,28 @@ static size_t entry_step(const layer *l)
     return (((size_t)l->g.cs + 15) / 16 | 1) * 16;
 }
 
-/* Room for a block of that: the first of a thread's scratch. Backward it is for a panel, and then
- * for the panel's gradient. */
-static size_t entry_floats(const layer *l)
+/* A span's input that is not multiplied where it lies, and its results that are not computed where
+ * they are to lie: the first of a thread's scratch, one behind the other. Where they lie is not
+ * known here, for a folded layer writes another's result (cpu_fold.c). */
+static size_t input_step(const layer *l)
 {
-    return l->entry ? (size_t)most_forward(l) * entry_step(l) : 0;
+    return l->entry ? entry_step(l) : (size_t)l->g.cs;
 }
 
+static size_t input_floats(const layer *l)
+{
+    return (size_t)most_forward(l) * input_step(l);
+}
+
+static size_t result_floats(const layer *l)
+{
+    return (size_t)most_forward(l) * (size_t)l->g.ks;
+}
+
+/* Backward, room for a panel, and then for the panel's gradient. */
 static size_t entry_back_floats(const layer *l)
 {
-    return l->entry ? (size_t)most_backward(l) * PANEL : 0;
-}
-
-/* m pixels of y and x that lie without gaps; room: a thread's scratch. */
-static void rows_forward(const program *p, const layer *l, int m, const float *x, float *y,
-                         float *room)
-{
-    size_t step = (size_t)p->tensors[l->out].step, x_step = (size_t)l->g.cs;
-    if (l->entry) {
-        x_step = entry_step(l);
-        norm_enter(p, l->entry, (norm_part){m, 0, l->g.cs}, x, room, x_step);
-        x = room;
-        room += entry_floats(l);
-    }
-    matmul_rows a = matmul_along(p, m, l->g.c, (matmul_rows){x, x_step}, room);
-    for (int at = 0; at < l->g.ks; at += PANEL) {
-        int width = least(PANEL, l->g.ks - at);
-        matmul_rows w = {l->wf + panel_at(p, l, l->g.c, at), (size_t)width};
-        product_rows(p, m, width, l->g.c, a, w, l->relu, l->bf + at, 0, y + at, step);
-    }
+    return l->entry ? (size_t)most_backward(l) * PANEL_MOST : 0;
 }
 
 /* Does anyone want the gradient of what the weights are multiplied with? */
@@ -244,7 +248,7 @@ typedef struct back_block {
 static void panel_backward(const program *p, const layer *l, const back_block *b, int at,
                            const float *x, float *dx)
 {
-    int width = least(PANEL, l->g.cs - at);
+    int width = least(p->k->panel, l->g.cs - at);
     size_t ld = (size_t)width, step = (size_t)l->g.cs;
     const norm_part part = {b->pixels, at, width};
     matmul_rows xr = {x, step}, w = {l->wb ? l->wb + panel_at(p, l, l->g.k, at) : NULL, ld};
@@ -275,19 +279,8 @@ static void rows_backward(const program *p, const layer *l, int thread, int m, c
     if (asks_gradient(p, l))
         b.rows = matmul_along(p, m, l->g.k, dyr, b.room), b.room += (size_t)m * b.rows.ld;
     /* a norm's input may lie in a concat, its pixels further apart */
-    for (int at = 0; at < l->g.cs; at += PANEL)
+    for (int at = 0; at < l->g.cs; at += p->k->panel)
         panel_backward(p, l, &b, at, x + at, dx ? dx + at : NULL);
-}
-
-/* Do the pixels of one sample, and of all, follow each other without gaps? */
-static bool sample_gapless(const plane *a)
-{
-    return a->halo == 0;
-}
-
-static bool gapless(const tensor *t, const plane *a)
-{
-    return a->halo == 0 && a->sample == (size_t)t->s.h * a->row;
 }
 
 /* The pixels of some samples as runs without gaps. */
@@ -315,18 +308,95 @@ static int run_row(const runs *r, int i)
     return r->a_sample ? i % r->a_sample : 0;
 }
 
+/* How many pixels of `samples` samples lie without gaps at a time. */
+static int gapless_pixels(const tensor *t, const plane *a, int samples)
+{
+    int sample = t->s.h * t->s.w;
+    return !sample_gapless(a) ? t->s.w : gapless(t, a) ? samples * sample : sample;
+}
+
+/* The pixels of a thread's samples, one after the other, from `first` on. */
+typedef struct span {
+    int from, samples, first, pixels;
+} span;
+
+static bool lies_gapless(const tensor *t, const plane *a, const span *b)
+{
+    int run = gapless_pixels(t, a, b->samples);
+    return b->first / run == (b->first + b->pixels - 1) / run;
+}
+
+/* Pixel i of the span, and how many follow it in its row. */
+static float *span_pixel(const tensor *t, const plane *a, const span *b, int i, int *row)
+{
+    int at = b->first + i, line = at / t->s.w;
+    *row = least(t->s.w - at % t->s.w, b->pixels - i);
+    return pixel(t, a, b->from + line / t->s.h, line % t->s.h, at % t->s.w);
+}
+
+/* A span's input as rows that follow each other: itself or, in `room`, what the norm on entry
+ * makes of it, or a copy. */
+static matmul_rows span_input(const program *p, const layer *l, const span *b, float *room)
+{
+    const tensor *x = &p->tensors[l->in[0]];
+    bool lies = lies_gapless(x, &x->y, b);
+    size_t step = input_step(l);
+    if (lies && !l->entry)
+        return (matmul_rows){span_pixel(x, &x->y, b, 0, &(int){0}), step};
+    for (int i = 0, n; i < b->pixels; i += n) {
+        const float *row = span_pixel(x, &x->y, b, i, &n);
+        n = lies ? b->pixels : n;
+        if (l->entry)
+            norm_enter(p, l->entry, (norm_part){n, 0, l->g.cs}, row, room + (size_t)i * step, step);
+        else
+            memcpy(room + (size_t)i * step, row, (size_t)n * step * sizeof *room);
+    }
+    return (matmul_rows){room, step};
+}
+
+/* The results, which follow each other, to where y's rows lie. */
+static void spread(const program *p, const layer *l, const span *b, const float *results)
+{
+    const tensor *y = &p->tensors[l->out];
+    size_t ks = (size_t)l->g.ks;
+    for (int i = 0, n; i < b->pixels; i += n) {
+        float *row = span_pixel(y, &y->y, b, i, &n);
+        for (int j = 0; j < n; j++)
+            memcpy(row + (size_t)(j * y->step), results + (size_t)(i + j) * ks, ks * sizeof *row);
+    }
+}
+
+static void span_forward(const program *p, const layer *l, const span *b, float *room)
+{
+    const tensor *y = &p->tensors[l->out];
+    bool lies = lies_gapless(y, &y->y, b);
+    float *results = room + input_floats(l);
+    matmul_rows x = span_input(p, l, b, room),
+                a = matmul_along(p, b->pixels, l->g.c, x, results + result_floats(l));
+    float *to = lies ? span_pixel(y, &y->y, b, 0, &(int){0}) : results;
+    size_t step = lies ? (size_t)y->step : (size_t)l->g.ks;
+    for (int at = 0; at < l->g.ks; at += p->k->panel) {
+        int width = least(p->k->panel, l->g.ks - at);
+        matmul_rows w = {l->wf + panel_at(p, l, l->g.c, at), (size_t)width};
+        product_rows(p, b->pixels, width, l->g.c, a, w, l->relu, l->bf + at, 0, to + at, step);
+    }
+    if (!lies)
+        spread(p, l, b, results);
+}
+
 static void pointwise_forward(program *p, layer *l, int from, int to, int thread)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    runs r = runs_of(x, from, to, gapless(x, &x->y) && gapless(y, &y->y),
-                     sample_gapless(&x->y) && sample_gapless(&y->y));
-    int block = part_of(r.length, most_forward(l));
-    for (int i = 0; i < r.count; i++) {
-        int sample = run_sample(&r, from, i), h = run_row(&r, i);
-        for (int at = 0; at < r.length; at += block)
-            rows_forward(p, l, least(block, r.length - at), pixel(x, &x->y, sample, h, at),
-                         pixel(y, &y->y, sample, h, at), layer_scratch(l, thread));
-    }
+    int samples = to - from, pixels = samples * x->s.h * x->s.w;
+    int run = least(gapless_pixels(x, &x->y, samples), gapless_pixels(y, &y->y, samples));
+    if (run < JOINED)
+        run = pixels;
+    int size = part_of(run, most_forward(l));
+    for (int first = 0; first < pixels; first += run)
+        for (int at = 0; at < run; at += size) {
+            span b = {from, samples, first + at, least(size, run - at)};
+            span_forward(p, l, &b, layer_scratch(l, thread));
+        }
 }
 
 static void pointwise_backward(program *p, layer *l, int from, int to, int thread)
@@ -410,7 +480,7 @@ static matmul_rows dy_sum(const program *p, const layer *l, int from, int thread
 static void point_forward(const program *p, const layer *l, int from, int to, int h, int w, int at)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    int width = least(PANEL, l->g.ks - at);
+    int width = least(p->k->panel, l->g.ks - at);
     cut v = taps_h(l, x->s, h), u = taps_w(l, x->s, w);
     /* a kernel row's taps follow each other */
     bool merged = l->g.dw == 1 && l->g.c == l->g.cs && !p->k16;
@@ -439,7 +509,7 @@ static void points_forward(program *p, layer *l, int from, int to, int thread)
     (void)thread;
     if (p->k16)
         points16_forward(p, l, from, to);
-    for (int at = 0; at < l->g.ks; at += PANEL)
+    for (int at = 0; at < l->g.ks; at += p->k->panel)
         for (int h = 0; h < l->g.oh; h++)
             for (int w = 0; w < l->g.ow; w++)
                 point_forward(p, l, from, to, h, w, at);
@@ -472,7 +542,7 @@ static void tap_dw(const program *p, const layer *l, int from, int to, int threa
 static void point_dx(const program *p, const layer *l, int from, int to, int h, int w, int at)
 {
     const tensor *x = &p->tensors[l->in[0]];
-    int width = least(PANEL, l->g.cs - at);
+    int width = least(p->k->panel, l->g.cs - at);
     float *c = pixel(x, &x->dy, from, h, w) + at;
     const float *add = l->add[0] ? c : NULL, *wb = l->wb + panel_at(p, l, l->g.k, at);
     bool any = l->add[0];
@@ -507,7 +577,7 @@ static void points_backward(program *p, layer *l, int from, int to, int thread)
         for (int h = 0; h < l->g.oh; h++) /* all taps of a row: they meet the same pixels */
             for (int t = 0; t < l->g.kh * l->g.kw; t++)
                 tap_dw(p, l, from, to, thread, h, t, filter, dw);
-    for (int at = 0; at < l->g.cs && x->dy.data; at += PANEL)
+    for (int at = 0; at < l->g.cs && x->dy.data; at += p->k->panel)
         for (int h = 0; h < x->s.h; h++)
             for (int w = 0; w < x->s.w; w++)
                 point_dx(p, l, from, to, h, w, at);
@@ -515,13 +585,14 @@ static void points_backward(program *p, layer *l, int from, int to, int thread)
 
 /* ---- the layer ------------------------------------------------------------------------------- */
 
-/* [cs/PANEL][K][PANEL] into (K, C). */
+/* [cs/panel][K][panel] into (K, C). */
 static void pointwise_finish(program *p, layer *l)
 {
     sum_gradients(p, l);
     float *to = program_grad(p, l->node->weight);
-    for (int at = 0; at < l->g.c; at += PANEL) {
-        size_t width = (size_t)least(PANEL, l->g.cs - at), real = (size_t)least(PANEL, l->g.c - at);
+    for (int at = 0; at < l->g.c; at += p->k->panel) {
+        size_t width = (size_t)least(p->k->panel, l->g.cs - at),
+               real = (size_t)least(p->k->panel, l->g.c - at);
         const float *from = l->dw + (size_t)at * (size_t)l->g.k;
         for (size_t f = 0; f < (size_t)l->g.k; f++)
             memcpy(to + f * (size_t)l->g.c + (size_t)at, from + f * width, real * sizeof *to);
@@ -552,18 +623,19 @@ static const layer_ops points_ops = {.forward = points_forward, .backward = poin
  * Backward, words are dy's twice and a panel's. */
 static void size_scratch(const program *p, layer *l, bool rows)
 {
-    size_t ahead = entry_floats(l), back = entry_back_floats(l), panel = 0;
+    size_t ahead = rows ? input_floats(l) + result_floats(l) : 0, back = entry_back_floats(l),
+           panel = 0;
     if (p->k16) {
         int deepest = l->g.c > l->g.k ? l->g.c : l->g.k;
-        panel = (size_t)(l->g.kh * l->g.kw * deepest) * PANEL;
+        panel = (size_t)(l->g.kh * l->g.kw * deepest) * PANEL_MOST;
     }
     if (p->k16 && rows) {
         ahead += (size_t)(most_forward(l) + 1) * (size_t)l->g.cs;
-        back += (size_t)(most_backward(l) + 1) * (size_t)(l->g.ks + PANEL);
+        back += (size_t)(most_backward(l) + 1) * (size_t)(l->g.ks + PANEL_MOST);
     }
     size_t most = ahead > back ? ahead : back;
     l->scratch_floats = (most > panel ? most : panel) + CPU_SLACK;
-    l->scratch_shared = p->k16 || l->entry;
+    l->scratch_shared = p->k16 || most > 0;
 }
 
 int layer_matmul(program *p, layer *l)

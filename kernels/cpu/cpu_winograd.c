@@ -196,8 +196,9 @@ void wino_pack(const program *p, int kernel, int rows, int cols, int ld, const f
         p->k->wino_weights(kernel, rows, cols, (size_t)ld, w, rs, cs, turned, u);
 }
 
-void wino_product(const program *p, size_t q, const wino_array *v, int row, int rows,
-                  const float *u, int width, bool add, float *m, size_t ldm)
+/* A panel of that. */
+static void wino_product(const program *p, size_t q, const wino_array *v, int row, int rows,
+                         const float *u, int width, bool add, float *m, size_t ldm)
 {
     size_t ld = (size_t)v->ld;
     if (p->k16)
@@ -207,6 +208,15 @@ void wino_product(const program *p, size_t q, const wino_array *v, int row, int 
     else
         p->k->gemm(v->count, width, rows, v->data + q * wino_plane(v->count, v->ld) + row, ld, 1, u,
                    (size_t)width, NULL, false, add ? m : NULL, ldm, m, ldm);
+}
+
+void wino_products(const program *p, size_t q, const wino_array *v, int row, int rows,
+                   const float *u, int width, bool add, float *m)
+{
+    size_t deep = (size_t)wino_weights_rows(p, rows);
+    for (int at = 0, panel = p->k->panel; at < width; at += panel)
+        wino_product(p, q, v, row, rows, u + (size_t)at * deep, least(panel, width - at), add,
+                     m + at, (size_t)width);
 }
 
 void wino_sum(const program *p, size_t q, const wino_array *d, const wino_array *x,
@@ -225,17 +235,13 @@ void wino_sum(const program *p, size_t q, const wino_array *d, const wino_array 
                    add ? du : NULL, ld, du, ld);
 }
 
-/* m[36][n][out] = v[36][n][in] * u[36][out / WINO_PANEL][in][WINO_PANEL] over `in` real
- * channels. */
+/* m[36][n][out] = v[36][n][in] * u[36][in][out] over `in` real channels. */
 static void products(const program *p, const wino_array *v, int in, int out, const float *u,
                      float *m)
 {
-    size_t rows = (size_t)wino_weights_rows(p, in), step = wino_weights_plane(p, in, out);
+    size_t step = wino_weights_plane(p, in, out);
     for (size_t q = 0; q < PLANES; q++)
-        for (int at = 0; at < out; at += WINO_PANEL)
-            wino_product(p, q, v, 0, in, u + q * step + (size_t)at * rows,
-                         least(WINO_PANEL, out - at), false, m + q * wino_plane(v->count, out) + at,
-                         (size_t)out);
+        wino_products(p, q, v, 0, in, u + q * step, out, false, m + q * wino_plane(v->count, out));
 }
 
 static void winograd_forward(program *p, layer *l, int from, int to, int thread)

@@ -63,9 +63,9 @@ void wino_scatter(const program *p, const tensor *y, const plane *a, const wino_
 void wino_pack(const program *p, int kernel, int rows, int cols, int ld, const float *w, size_t rs,
                size_t cs, bool turned, float *u);
 /* Plane q of the products over channels [row, row + rows), row even: m[count][width] (+)= v * u,
- * m's rows ldm apart, and u one panel of weights in that plane. */
-void wino_product(const program *p, size_t q, const wino_array *v, int row, int rows,
-                  const float *u, int width, bool add, float *m, size_t ldm);
+ * u plane q of the weights, in panels. */
+void wino_products(const program *p, size_t q, const wino_array *v, int row, int rows,
+                   const float *u, int width, bool add, float *m);
 /* A part of plane q of a weight gradient, (+)= the sum over tiles of d's filters times x's
  * channels. */
 typedef struct wino_part {

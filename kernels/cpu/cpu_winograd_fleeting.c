@@ -14,12 +14,12 @@
 
 enum {
     PLANES = WINO_PLANES,
-    TILES_MAX = 64,           /* of the batch */
-    WEIGHTS_MIN = 128 * 256,  /* channels in times filters */
-    TRAINED_MIN = 48 * 192,   /* the same where weights change with each batch */
-    PANEL = WINO_PANEL,       /* channels of the result in a block */
-    ROWS = 128,               /* channels that are summed over in a block */
-    FILTERS = 48,             /* of a weight gradient's block */
+    TILES_MAX = 64,          /* of the batch */
+    WEIGHTS_MIN = 128 * 256, /* channels in times filters */
+    TRAINED_MIN = 48 * 192,  /* the same where weights change with each batch */
+    WIDE = PANEL_MOST,       /* channels of the result in a block */
+    ROWS = 128,              /* channels that are summed over in a block */
+    FILTERS = 48,            /* of a weight gradient's block */
 };
 
 /* Transformed tiles of one layer, leased: behind layer.wino. */
@@ -48,7 +48,7 @@ bool wino_is_fleeting(const program *p, const layer *l)
 
 /* ---- products of all tiles with weights that are made on the way ----------------------------- */
 
-/* One panel of the result: m[36][n][width] = v[36][n][rows] * u[36][rows][width], u = the weights
+/* A block of the result: m[36][n][width] = v[36][n][rows] * u[36][rows][width], u = the weights
  * from w on, where row r, column c and tap lie at w[r*rs + c*cs + tap]. */
 typedef struct weights_at {
     int kernel;
@@ -57,7 +57,7 @@ typedef struct weights_at {
     bool turned;
 } weights_at;
 
-static void panel_product(const program *p, const wino_array *v, int rows, const weights_at *w,
+static void block_product(const program *p, const wino_array *v, int rows, const weights_at *w,
                           int width, int real, float *u, const wino_array *m)
 {
     for (int row = 0; row < rows; row += ROWS) {
@@ -65,8 +65,8 @@ static void panel_product(const program *p, const wino_array *v, int rows, const
         wino_pack(p, w->kernel, n, real, width, w->w + (size_t)row * w->rs, w->rs, w->cs, w->turned,
                   u);
         for (size_t q = 0; q < PLANES; q++)
-            wino_product(p, q, v, row, n, u + q * wino_weights_plane(p, n, width), width, row > 0,
-                         m->data + q * wino_plane(m->count, width), (size_t)width);
+            wino_products(p, q, v, row, n, u + q * wino_weights_plane(p, n, width), width, row > 0,
+                          m->data + q * wino_plane(m->count, width));
     }
 }
 
@@ -94,12 +94,12 @@ static void forward_part(void *arg, int thread, int threads)
     size_t taps = wino_taps(l), filter = (size_t)x->s.c * taps;
     const wino_array v = {l->wino->v, tiles_of(&t, p->b->n), wino_tile_ld(x->cs)};
     const wino_end through = {l->bf, l->relu, false};
-    float *u = layer_scratch(l, thread), *m = u + PLANES * wino_plane(ROWS, PANEL);
-    int panels = (y->cs + PANEL - 1) / PANEL;
-    for (int i = panels * thread / threads; i < panels * (thread + 1) / threads; i++) {
-        int at = i * PANEL, width = least(PANEL, y->cs - at);
+    float *u = layer_scratch(l, thread), *m = u + PLANES * wino_plane(ROWS, WIDE);
+    int blocks = (y->cs + WIDE - 1) / WIDE;
+    for (int i = blocks * thread / threads; i < blocks * (thread + 1) / threads; i++) {
+        int at = i * WIDE, width = least(WIDE, y->cs - at);
         const wino_array out = {m, v.count, width};
-        panel_product(p, &v, x->s.c,
+        block_product(p, &v, x->s.c,
                       &(weights_at){t.kernel,
                                     program_param(p, l->node->weight) + (size_t)at * filter, taps,
                                     filter, false},
@@ -193,12 +193,12 @@ static void dx_part(void *arg, int thread, int threads)
     size_t taps = wino_taps(l), filter = (size_t)x->s.c * taps;
     const wino_array v = {l->wino->dy, tiles_of(&t, p->b->n), wino_tile_ld(y->cs)};
     const wino_end through = {l->zeros, false, l->add[0]};
-    float *u = layer_scratch(l, thread), *m = u + PLANES * wino_plane(ROWS, PANEL);
-    int panels = (x->cs + PANEL - 1) / PANEL;
-    for (int i = panels * thread / threads; i < panels * (thread + 1) / threads; i++) {
-        int at = i * PANEL, width = least(PANEL, x->cs - at);
+    float *u = layer_scratch(l, thread), *m = u + PLANES * wino_plane(ROWS, WIDE);
+    int blocks = (x->cs + WIDE - 1) / WIDE;
+    for (int i = blocks * thread / threads; i < blocks * (thread + 1) / threads; i++) {
+        int at = i * WIDE, width = least(WIDE, x->cs - at);
         const wino_array out = {m, v.count, width};
-        panel_product(p, &v, y->s.c,
+        block_product(p, &v, y->s.c,
                       &(weights_at){t.kernel, program_param(p, l->node->weight) + (size_t)at * taps,
                                     filter, taps, true},
                       width, least(width, x->s.c - at), u, &out);
@@ -244,7 +244,7 @@ int layer_winograd_fleeting(program *p, layer *l)
     snprintf(l->choice, sizeof l->choice, "winograd%d-fleeting%s%s", ty.edge, p->k16 ? "-bf16" : "",
              l->relu ? "+relu" : "");
     size_t u =
-        PLANES * (wino_plane(ROWS, PANEL) + wino_plane(over_x > over_y ? over_x : over_y, PANEL));
+        PLANES * (wino_plane(ROWS, WIDE) + wino_plane(over_x > over_y ? over_x : over_y, WIDE));
     size_t du = PLANES * wino_plane(FILTERS, ROWS);
     l->scratch_floats = (u > du ? u : du) + CPU_SLACK;
     l->scratch_shared = true;

@@ -236,8 +236,8 @@ static void wino_weights(int rows, int cols, size_t ld, const float *w, size_t r
     for (int r = 0; r < rows; r += 2) {
         const float *from = w + (size_t)r * rs;
         for (size_t c = 0; c < ld; c += 8) {
-            size_t panel = c / WINO_PANEL * WINO_PANEL,
-                   width = ld - panel < WINO_PANEL ? ld - panel : WINO_PANEL;
+            size_t panel = c / PANEL_MOST * PANEL_MOST,
+                   width = ld - panel < PANEL_MOST ? ld - panel : PANEL_MOST;
             int real = (size_t)cols < c ? 0 : (size_t)cols - c < 8 ? (int)((size_t)cols - c) : 8;
             weights_tile(real, from + c * cs, cs, turned, a);
             if (r + 1 < rows)

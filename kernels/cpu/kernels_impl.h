@@ -6,6 +6,8 @@
 
 #include <math.h>
 
+enum { PANEL = KERNELS_WIDE ? 32 : 16 };
+
 /* The sanitizers see every access of every copy of a tile, and compile for minutes: they get few
  * copies, which cover the same code. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -366,6 +368,7 @@ static void interleave3(size_t n, const float *a, const float *b, const float *c
 const cpu_kernels KERNELS_TABLE = {
     .name = KERNELS_NAME,
     .block = KERNELS_WIDE ? 16 : 8,
+    .panel = PANEL,
     .conv = conv,
     .conv_pool = conv_pool,
     .conv_dw = conv_dw,

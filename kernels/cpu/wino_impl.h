@@ -99,15 +99,15 @@ static size_t wino_left(int cols, size_t c, size_t most)
     return left < most ? left : most;
 }
 
-/* u[36][ld / WINO_PANEL][rows][WINO_PANEL], the last panel as wide as is left, = G g G^T: element
+/* u[36][ld / PANEL][rows][PANEL], the last panel as wide as is left, = G g G^T: element
  * (row, col) of the filter bank is w[row*rs + col*cs + tap], the taps in reverse where `turned`.
  * Columns up to ld are zero. */
 INLINE void wino_weights_of(const int kernel, int rows, int cols, size_t ld, const float *w,
                             size_t rs, size_t cs, bool turned, float *u)
 {
     size_t plane = (size_t)rows * ld + WINO_GAP;
-    for (size_t panel = 0; panel < ld; panel += WINO_PANEL) {
-        size_t width = ld - panel < WINO_PANEL ? ld - panel : WINO_PANEL;
+    for (size_t panel = 0; panel < ld; panel += PANEL) {
+        size_t width = ld - panel < PANEL ? ld - panel : PANEL;
         for (size_t r = 0; r < (size_t)rows; r++) {
             const float *from = w + r * rs + panel * cs;
             float *to = u + panel * (size_t)rows + r * width;
