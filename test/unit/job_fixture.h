@@ -117,4 +117,31 @@ static inline void run_job(const char *id, int functions)
     CHECK_INT(jobs_find(m, id)->state, JOB_RUNNING);
 }
 
+static inline void submit_bound(const char *id, int deadline_s, int backoff)
+{
+    request r = {.function_name = "f",
+                 .dataset = "d",
+                 .epochs = 10,
+                 .batch_size = 4,
+                 .lr = 0.1,
+                 .k = -1,
+                 .validate_every = 1,
+                 .goal_accuracy = 100,
+                 .default_parallelism = 1,
+                 .static_parallelism = true,
+                 .active_deadline_seconds = deadline_s,
+                 .backoff_limit = backoff};
+    err e = ERR_INIT;
+    CHECK_OK(jobs_submit(m, id, &r, false, 1, &e), e);
+}
+
+static inline bool is_raised(const char *id, const char *type)
+{
+    const job *j = jobs_find(m, id);
+    for (int i = 0; i < j->conditions; i++)
+        if (strcmp(j->condition[i].type, type) == 0)
+            return j->condition[i].status;
+    return false;
+}
+
 #endif

@@ -1,0 +1,199 @@
+/* test_job_restart.c: what a controller makes of the jobs of the one before. */
+#include "job_fixture.h"
+#include "json_read.h"
+#include "policy.h"
+#include "text.h"
+
+TEST(a_restarted_controller_waits_as_long_before_it_tries_again)
+{
+    err e = ERR_INIT;
+    open_machine(1);
+    submit_bound("a", 0, 2);
+    step((job_event){.type = JOB_TICK});
+    step((job_event){.type = JOB_POD_READY, .job = "a", .function = JOB_KUBEML_PS, .pod = "p1"});
+    step((job_event){.type = JOB_PS_ACCEPTED, .job = "a"});
+    step(
+        (job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_FAILED, .reason = "NaNLoss"});
+    step((job_event){.type = JOB_POD_ENDED, .pod = "p1"});
+    json_t *record = job_record(jobs_find(m, "a"));
+    jobs_close(m);
+    open_machine(1);
+    CHECK_OK(jobs_restore(m, record, &e), e);
+    json_decref(record);
+    now += 4000;
+    step((job_event){.type = JOB_ADOPT});
+    check_reason("a", "Retrying", "retry 1 of 2 in 6 s");
+    CHECK_INT(jobs_deadline(m) - now, 6000);
+    now += 6000;
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(get(JOB_TAKE)->incarnation, 1);
+    jobs_close(m);
+}
+
+TEST(a_restarted_controller_adopts)
+{
+    err e = ERR_INIT;
+    open_machine(4);
+    run_job("a", 2);
+    submit("q", 4, 7, true);
+    step((job_event){.type = JOB_PS_CONDITION, .job = "a", .name = "Straggler", .status = true,
+                     .reason = "Straggler", .message = "function 1"});
+    json_t *a = job_record(jobs_find(m, "a")), *q = job_record(jobs_find(m, "q"));
+    jobs_close(m);
+    open_machine(4);
+    CHECK_OK(jobs_restore(m, a, &e), e);
+    CHECK_OK(jobs_restore(m, q, &e), e);
+    step((job_event){.type = JOB_TICK});
+    CHECK(!find(JOB_TAKE)); /* nothing before JOB_ADOPT */
+    step(
+        (job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "a-ps-0"});
+    step((job_event){.type = JOB_POD_FOUND, .job = "a", .function = 0, .pod = "a-f-0-0"});
+    step((job_event){.type = JOB_POD_FOUND, .job = "who", .function = 0, .pod = "nobodys"});
+    CHECK_STR(get(JOB_STOP)->pod, "nobodys");
+    CHECK(!get(JOB_STOP)->job);
+    step((job_event){.type = JOB_ADOPT});
+    CHECK_STR(get(JOB_ATTACH)->pod, "a-ps-0");
+    CHECK_INT(jobs_find(m, "a")->state, JOB_RUNNING);
+    CHECK_INT(jobs_find(m, "q")->state, JOB_QUEUED);
+    check_reason("a", "Straggler", "function 1");
+    step((job_event){.type = JOB_PS_ACCEPTED, .job = "a"});
+    step((job_event){.type = JOB_PS_ACCESS, .job = "a"});
+    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 1, .incarnation = 1});
+    get(JOB_TAKE);
+
+    json_object_set_new(a, "state", json_string("asleep"));
+    CHECK_ERR(jobs_restore(m, a, &e), e, ERR_INVALID, "state");
+    CHECK_ERR(jobs_restore(m, q, &e), e, ERR_EXISTS, "q");
+    json_decref(a);
+    json_decref(q);
+    jobs_close(m);
+}
+
+/* The controller of "a" is another one from here on, and the pods of "a" have gone. */
+static void restart_with(const char *id, int slots)
+{
+    err e = ERR_INIT;
+    cleanup_json json_t *record = job_record(jobs_find(m, id));
+    jobs_close(m);
+    job_limits l;
+    job_limits_default(&l);
+    CHECK_OK(jobs_open(&l, slots, &m, &e), e);
+    CHECK_OK(jobs_restore(m, record, &e), e);
+}
+
+TEST(what_a_job_waited_before_its_first_start_counts_for_no_deadline)
+{
+    open_machine(1);
+    now = 3600 * 1000;
+    submit_bound("a", 60, 0);
+    step((job_event){.type = JOB_SLOTS, .value = 0});
+    restart_with("a", 0);
+    step((job_event){.type = JOB_ADOPT});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_QUEUED);
+    step((job_event){.type = JOB_SLOTS, .value = 1});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_STARTING);
+    CHECK_INT(jobs_find(m, "a")->started_wall_ms, 1700000000000 + now);
+    ps_starts("a", 0);
+    now += 59999;
+    step((job_event){.type = JOB_TICK});
+    CHECK(!find(JOB_TELL_STOP));
+    now += 1;
+    step((job_event){.type = JOB_TICK});
+    check_reason("a", "DeadlineExceeded", "longer than 60 s");
+    jobs_close(m);
+}
+
+TEST(a_stop_outlives_the_controller_with_the_time_for_it)
+{
+    open_machine(1);
+    run_job("a", 1);
+    step((job_event){.type = JOB_CANCEL, .job = "a"});
+    restart_with("a", 1);
+    step(
+        (job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "a-ps-0"});
+    step((job_event){.type = JOB_ADOPT});
+    get(JOB_ATTACH);
+    CHECK_INT(jobs_find(m, "a")->state, JOB_RUNNING); /* it may be writing its model */
+    step((job_event){.type = JOB_PS_ACCEPTED, .job = "a"});
+    get(JOB_TELL_STOP);
+    now += 10000;
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_CANCELLED);
+    jobs_close(m);
+}
+
+TEST(what_a_job_had_grown_to_is_adopted_where_there_are_fewer_slots_now)
+{
+    open_machine(30);
+    submit("a", 1, 0, false);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    for (int f = 0; f < 30; f++)
+        function_joins("a", f, 0);
+    restart_with("a", 1);
+    step((job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "ps"});
+    for (int f = 0; f < 30; f++) {
+        char pod[JOB_POD_BYTES];
+        snprintf(pod, sizeof pod, "f-%d", f);
+        step((job_event){.type = JOB_POD_FOUND, .job = "a", .function = f, .pod = pod});
+        CHECK(!find(JOB_STOP));
+    }
+    CHECK_INT(jobs_find(m, "a")->functions_max, 30); /* as kubeml-ps knows it */
+    jobs_close(m);
+}
+
+/* When the kubeml-ps that was adopted is given up: each try to reach it ends with `code`, but for
+ * the one `answered` (counted from 0), after which the node does not answer any more. */
+static int64_t given_up_after_ms(err_code code, int answered)
+{
+    err e = ERR_INIT;
+    open_machine(4);
+    run_job("a", 1);
+    json_t *a = job_record(jobs_find(m, "a"));
+    jobs_close(m);
+    job_limits l;
+    job_limits_default(&l);
+    l.attach_ms = 1500;
+    l.adopt_ms = 700;
+    CHECK_OK(jobs_open(&l, 4, &m, &e), e);
+    CHECK_OK(jobs_restore(m, a, &e), e);
+    json_decref(a);
+    step(
+        (job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "a-ps-0"});
+    int64_t began = now;
+    step((job_event){.type = JOB_ADOPT});
+    for (int i = 0; i < 100 && !find(JOB_STOP); i++) {
+        if (find(JOB_ATTACH))
+            step((job_event){
+                .type = JOB_PS_CLOSED, .job = "a", .code = i == answered ? ERR_UNAVAILABLE : code});
+        now = jobs_deadline(m);
+        step((job_event){.type = JOB_TICK});
+    }
+    CHECK_STR(get(JOB_STOP)->pod, "a-ps-0");
+    jobs_close(m);
+    return now - began;
+}
+
+TEST(a_node_that_never_answered_since_the_adoption_is_given_up_sooner)
+{
+    CHECK_INT(given_up_after_ms(ERR_TIMEOUT, -1), 701);
+    CHECK_INT(given_up_after_ms(ERR_UNAVAILABLE, -1), 1501);
+    CHECK_INT(given_up_after_ms(ERR_TIMEOUT, 0), 1501); /* it lives: as any other */
+}
+
+TEST(a_job_whose_kubeml_ps_is_gone_at_adoption_gets_another)
+{
+    err e = ERR_INIT;
+    open_machine(4);
+    run_job("a", 1);
+    json_t *a = job_record(jobs_find(m, "a"));
+    jobs_close(m);
+    open_machine(4);
+    CHECK_OK(jobs_restore(m, a, &e), e);
+    step((job_event){.type = JOB_POD_FOUND, .job = "a", .function = 0, .pod = "a-f-0-0"});
+    step((job_event){.type = JOB_ADOPT});
+    CHECK_INT(get(JOB_TAKE)->incarnation, 1);
+    CHECK_STR(get(JOB_STOP)->pod, "a-f-0-0");
+    json_decref(a);
+    jobs_close(m);
+}
