@@ -1,5 +1,5 @@
-/* modelstore_job.h: cases for every implementation and carrier of modelstore.h, and a job's life in a
- * few words. */
+/* modelstore_job.h: cases for every implementation and carrier of modelstore.h, and a job's life in
+ * a few words. */
 #ifndef KUBEML_MODELSTORE_JOB_H
 #define KUBEML_MODELSTORE_JOB_H
 
@@ -57,8 +57,9 @@ static inline modelstore *attached_member(const fixture *f)
     return m;
 }
 
-static inline int publish(modelstore *m, int64_t epoch, int64_t round, int64_t version, int function,
-                   int incarnation, uint64_t samples, uint64_t seed, const fixture *f, err *e)
+static inline int publish(modelstore *m, int64_t epoch, int64_t round, int64_t version,
+                          int function, int incarnation, uint64_t samples, uint64_t seed,
+                          const fixture *f, err *e)
 {
     block b = fixture_block(f->layout.shape);
     fixture_fill(f->layout.shape, b, seed);
@@ -75,8 +76,8 @@ static inline int publish(modelstore *m, int64_t epoch, int64_t round, int64_t v
 }
 
 static inline int merge(fixture *f, int64_t epoch, int64_t round, int64_t version,
-                 const modelstore_part *parts, size_t count, const char *ledger,
-                 modelstore_merged *out, err *e)
+                        const modelstore_part *parts, size_t count, const char *ledger,
+                        modelstore_merged *out, err *e)
 {
     const modelstore_round r = {.epoch = epoch,
                                 .round = round,

@@ -1,4 +1,5 @@
-/* test_job_elastic.c: slots: jobs that grow and shrink, the policy, and what there is no room for. */
+/* test_job_elastic.c: slots: jobs that grow and shrink, the policy, and what there is no room for.
+ */
 #include "job_fixture.h"
 #include "json_read.h"
 #include "policy.h"
@@ -132,10 +133,10 @@ static void grows(const char *id)
 static void trains_in(const char *id, int epoch, int functions, double seconds)
 {
     step((job_event){.type = JOB_PS_PHASE, .job = id, .phase = "training", .epoch = epoch});
-    step((job_event){.type = JOB_PS_EPOCH, .job = id, .epoch = epoch, .value = functions,
-                     .seconds = seconds});
-    step((job_event){.type = JOB_PS_ASK, .job = id, .epoch = epoch, .value = functions,
-                     .seconds = seconds});
+    step((job_event){
+        .type = JOB_PS_EPOCH, .job = id, .epoch = epoch, .value = functions, .seconds = seconds});
+    step((job_event){
+        .type = JOB_PS_ASK, .job = id, .epoch = epoch, .value = functions, .seconds = seconds});
 }
 
 static void trains(const char *id, int epoch, int functions)
@@ -147,10 +148,16 @@ TEST(an_elastic_job_does_not_wait_for_room_that_is_not_there)
 {
     open_machine(8);
     grows("a");
-    step((job_event){.type = JOB_POD_WAITING, .job = "a", .function = 2, .reason = "PoolEmpty",
+    step((job_event){.type = JOB_POD_WAITING,
+                     .job = "a",
+                     .function = 2,
+                     .reason = "PoolEmpty",
                      .message = "one is being started"});
     CHECK(!find(JOB_TELL_PARALLELISM)); /* that one comes */
-    step((job_event){.type = JOB_POD_WAITING, .job = "a", .function = 2, .reason = "Unschedulable",
+    step((job_event){.type = JOB_POD_WAITING,
+                     .job = "a",
+                     .function = 2,
+                     .reason = "Unschedulable",
                      .message = "no node takes the pod: Insufficient cpu"});
     CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
     CHECK_INT(get(JOB_TELL_PARALLELISM)->epoch, 0);
@@ -175,11 +182,18 @@ TEST(an_elastic_job_does_not_wait_for_room_that_is_not_there)
         trains("a", epoch++, 2);
         CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3);
         step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 2, .incarnation = i + 1});
-        step((job_event){.type = JOB_POD_WAITING, .job = "a", .function = 2, .incarnation = i + 1,
-                         .reason = "Unschedulable", .message = "no node takes the pod"});
+        step((job_event){.type = JOB_POD_WAITING,
+                         .job = "a",
+                         .function = 2,
+                         .incarnation = i + 1,
+                         .reason = "Unschedulable",
+                         .message = "no node takes the pod"});
         CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
         step((job_event){.type = JOB_PS_RELEASE, .job = "a", .function = 2, .incarnation = i + 1});
-        step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 2, .incarnation = i + 1,
+        step((job_event){.type = JOB_POD_FAILED,
+                         .job = "a",
+                         .function = 2,
+                         .incarnation = i + 1,
                          .code = ERR_CANCELLED});
     }
     now += 60000;
@@ -363,7 +377,10 @@ TEST(a_job_outlives_that_it_cannot_grow)
 {
     open_machine(8);
     grows("a");
-    step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 2, .code = ERR_FORBIDDEN,
+    step((job_event){.type = JOB_POD_FAILED,
+                     .job = "a",
+                     .function = 2,
+                     .code = ERR_FORBIDDEN,
                      .message = "not allowed"});
     CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
     step((job_event){.type = JOB_PS_RELEASE, .job = "a", .function = 2});
@@ -373,11 +390,15 @@ TEST(a_job_outlives_that_it_cannot_grow)
 
     /* One that is lost is needed: that is waited for. */
     step((job_event){.type = JOB_PS_PHASE, .job = "a", .phase = "training", .epoch = 2});
-    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-1-0", .reason = "Killed",
-                     .message = "SIGKILL"});
+    step((job_event){
+        .type = JOB_POD_ENDED, .pod = "a-f-1-0", .reason = "Killed", .message = "SIGKILL"});
     step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 1, .incarnation = 1});
-    step((job_event){.type = JOB_POD_WAITING, .job = "a", .function = 1, .incarnation = 1,
-                     .reason = "Unschedulable", .message = "no node takes the pod"});
+    step((job_event){.type = JOB_POD_WAITING,
+                     .job = "a",
+                     .function = 1,
+                     .incarnation = 1,
+                     .reason = "Unschedulable",
+                     .message = "no node takes the pod"});
     CHECK(!find(JOB_TELL_PARALLELISM));
     check_reason("a", "Unschedulable", "no node takes the pod");
     jobs_close(m);
@@ -390,14 +411,14 @@ TEST(the_policy)
         double seconds, last;
         int ceiling, want;
     } cases[] = {
-        {4, 10, 0, 8, 5},    {4, 10.5, 10, 8, 5}, {4, 10.6, 10, 8, 4}, {4, 11.9, 10, 8, 4},
-        {4, 12, 10, 8, 3},   {1, 99, 10, 8, 1},   {4, 5, 10, 4, 4},    {4, 5, 10, 2, 2},
-        {4, 99, 10, 0, 1},
+        {4, 10, 0, 8, 5},    {4, 10.5, 10, 8, 5}, {4, 10.6, 10, 8, 4},
+        {4, 11.9, 10, 8, 4}, {4, 12, 10, 8, 3},   {1, 99, 10, 8, 1},
+        {4, 5, 10, 4, 4},    {4, 5, 10, 2, 2},    {4, 99, 10, 0, 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        CHECK_INT(policy_elastic(cases[i].parallelism, cases[i].seconds, cases[i].last,
-                                 cases[i].ceiling),
-                  cases[i].want);
+        CHECK_INT(
+            policy_elastic(cases[i].parallelism, cases[i].seconds, cases[i].last, cases[i].ceiling),
+            cases[i].want);
 }
 
 /* How long an epoch takes. */

@@ -36,8 +36,12 @@ TEST(a_restarted_controller_adopts)
     open_machine(4);
     run_job("a", 2);
     submit("q", 4, 7, true);
-    step((job_event){.type = JOB_PS_CONDITION, .job = "a", .name = "Straggler", .status = true,
-                     .reason = "Straggler", .message = "function 1"});
+    step((job_event){.type = JOB_PS_CONDITION,
+                     .job = "a",
+                     .name = "Straggler",
+                     .status = true,
+                     .reason = "Straggler",
+                     .message = "function 1"});
     json_t *a = job_record(jobs_find(m, "a")), *q = job_record(jobs_find(m, "q"));
     jobs_close(m);
     open_machine(4);

@@ -429,8 +429,8 @@ static void *publish_until_heard(void *arg)
 static void put_back(fixture *f, const modelstore_state *state, block b)
 {
     err e = ERR_INIT;
-    CHECK_OK(
-        modelstore_create(f->owner, &f->layout, state, 16, &b, "[]", fixture_deadline(), &e), e);
+    CHECK_OK(modelstore_create(f->owner, &f->layout, state, 16, &b, "[]", fixture_deadline(), &e),
+             e);
 }
 
 static void lose_all(const fixture *f)
@@ -438,9 +438,9 @@ static void lose_all(const fixture *f)
     static resp_command flush;
     err e = ERR_INIT;
     resp *c;
-    CHECK_OK(
-        resp_dial(f->owner_access.address, "", f->owner_access.password, fixture_deadline(), &c, &e),
-        e);
+    CHECK_OK(resp_dial(f->owner_access.address, "", f->owner_access.password, fixture_deadline(),
+                       &c, &e),
+             e);
     resp_begin(&flush, "FLUSHALL");
     CHECK_OK(resp_call(c, &flush, NULL, fixture_deadline(), &e), e);
     resp_close(c);
