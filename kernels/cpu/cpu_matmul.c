@@ -283,31 +283,6 @@ static void rows_backward(const program *p, const layer *l, int thread, int m, c
         panel_backward(p, l, &b, at, x + at, dx ? dx + at : NULL);
 }
 
-/* The pixels of some samples as runs without gaps. */
-typedef struct runs {
-    int count, length, a_sample; /* a_sample: runs in a sample, 0 where a run is all of them */
-} runs;
-
-static runs runs_of(const tensor *x, int from, int to, bool whole, bool samples)
-{
-    if (whole)
-        return (runs){1, (to - from) * x->s.h * x->s.w, 0};
-    if (samples)
-        return (runs){to - from, x->s.h * x->s.w, 1};
-    return (runs){(to - from) * x->s.h, x->s.w, x->s.h};
-}
-
-/* The sample and the row in which run i begins. */
-static int run_sample(const runs *r, int from, int i)
-{
-    return r->a_sample ? from + i / r->a_sample : from;
-}
-
-static int run_row(const runs *r, int i)
-{
-    return r->a_sample ? i % r->a_sample : 0;
-}
-
 /* How many pixels of `samples` samples lie without gaps at a time. */
 static int gapless_pixels(const tensor *t, const plane *a, int samples)
 {
@@ -326,12 +301,16 @@ static bool lies_gapless(const tensor *t, const plane *a, const span *b)
     return b->first / run == (b->first + b->pixels - 1) / run;
 }
 
-/* Pixel i of the span, and how many follow it in its row. */
-static float *span_pixel(const tensor *t, const plane *a, const span *b, int i, int *row)
+static float *span_pixel(const tensor *t, const plane *a, const span *b, int i)
 {
     int at = b->first + i, line = at / t->s.w;
-    *row = least(t->s.w - at % t->s.w, b->pixels - i);
     return pixel(t, a, b->from + line / t->s.h, line % t->s.h, at % t->s.w);
+}
+
+/* From pixel i on, the span's pixels in its row. */
+static int span_row(const tensor *t, const span *b, int i)
+{
+    return least(t->s.w - (b->first + i) % t->s.w, b->pixels - i);
 }
 
 /* A span's input as rows that follow each other: itself or, in `room`, what the norm on entry
@@ -342,10 +321,10 @@ static matmul_rows span_input(const program *p, const layer *l, const span *b, f
     bool lies = lies_gapless(x, &x->y, b);
     size_t step = input_step(l);
     if (lies && !l->entry)
-        return (matmul_rows){span_pixel(x, &x->y, b, 0, &(int){0}), step};
+        return (matmul_rows){span_pixel(x, &x->y, b, 0), step};
     for (int i = 0, n; i < b->pixels; i += n) {
-        const float *row = span_pixel(x, &x->y, b, i, &n);
-        n = lies ? b->pixels : n;
+        const float *row = span_pixel(x, &x->y, b, i);
+        n = lies ? b->pixels : span_row(x, b, i);
         if (l->entry)
             norm_enter(p, l->entry, (norm_part){n, 0, l->g.cs}, row, room + (size_t)i * step, step);
         else
@@ -360,7 +339,8 @@ static void spread(const program *p, const layer *l, const span *b, const float 
     const tensor *y = &p->tensors[l->out];
     size_t ks = (size_t)l->g.ks;
     for (int i = 0, n; i < b->pixels; i += n) {
-        float *row = span_pixel(y, &y->y, b, i, &n);
+        float *row = span_pixel(y, &y->y, b, i);
+        n = span_row(y, b, i);
         for (int j = 0; j < n; j++)
             memcpy(row + (size_t)(j * y->step), results + (size_t)(i + j) * ks, ks * sizeof *row);
     }
@@ -373,7 +353,7 @@ static void span_forward(const program *p, const layer *l, const span *b, float 
     float *results = room + input_floats(l);
     matmul_rows x = span_input(p, l, b, room),
                 a = matmul_along(p, b->pixels, l->g.c, x, results + result_floats(l));
-    float *to = lies ? span_pixel(y, &y->y, b, 0, &(int){0}) : results;
+    float *to = lies ? span_pixel(y, &y->y, b, 0) : results;
     size_t step = lies ? (size_t)y->step : (size_t)l->g.ks;
     for (int at = 0; at < l->g.ks; at += p->k->panel) {
         int width = least(p->k->panel, l->g.ks - at);
@@ -403,18 +383,18 @@ static void pointwise_backward(program *p, layer *l, int from, int to, int threa
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     float *db = layer_db(l, thread);
-    bool whole = gapless(x, &x->y) && gapless(x, &x->dy) && gapless(y, &y->dy);
-    runs r = runs_of(x, from, to, whole,
-                     sample_gapless(&x->y) && sample_gapless(&x->dy) && sample_gapless(&y->dy));
-    int block = part_of(r.length, most_backward(l));
+    int samples = to - from, pixels = samples * x->s.h * x->s.w;
+    int run = least(gapless_pixels(x, &x->y, samples),
+                    least(gapless_pixels(x, &x->dy, samples), gapless_pixels(y, &y->dy, samples)));
+    int size = part_of(run, most_backward(l));
     mask_samples(p, l, from, to, db);
-    for (int i = 0; i < r.count; i++) {
-        int sample = run_sample(&r, from, i), h = run_row(&r, i);
-        for (int at = 0; at < r.length; at += block)
-            rows_backward(p, l, thread, least(block, r.length - at), pixel(x, &x->y, sample, h, at),
-                          pixel(y, &y->dy, sample, h, at),
-                          x->dy.data ? pixel(x, &x->dy, sample, h, at) : NULL);
-    }
+    for (int first = 0; first < pixels; first += run)
+        for (int at = 0; at < run; at += size) {
+            span b = {from, samples, first + at, least(size, run - at)};
+            rows_backward(p, l, thread, b.pixels, span_pixel(x, &x->y, &b, 0),
+                          span_pixel(y, &y->dy, &b, 0),
+                          x->dy.data ? span_pixel(x, &x->dy, &b, 0) : NULL);
+        }
 }
 
 /* ---- one pixel of all samples ---------------------------------------------------------------- */

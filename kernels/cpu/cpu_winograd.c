@@ -196,7 +196,7 @@ void wino_pack(const program *p, int kernel, int rows, int cols, int ld, const f
         p->k->wino_weights(kernel, rows, cols, (size_t)ld, w, rs, cs, turned, u);
 }
 
-/* A panel of that. */
+/* One panel of wino_products. */
 static void wino_product(const program *p, size_t q, const wino_array *v, int row, int rows,
                          const float *u, int width, bool add, float *m, size_t ldm)
 {
