@@ -329,10 +329,12 @@ class Release(harness.Platform):
                 url = forward.url
 
             def answer():
+                """None as long as it does not lead: the Lease's holder reads the store first, and the only one is first a stand-by."""
                 with contextlib.suppress(requests.ConnectionError):
-                    return requests.get(url + path, timeout=10, headers=headers)
+                    if requests.get(url + "/ready", timeout=10).json().get("leads"):
+                        return requests.get(url + path, timeout=10, headers=headers)
                 return None
-            return until(answer, 20, every=0.1)
+            return until(answer, 30, every=0.1, message=f"{pod['metadata']['name']} does not lead")
 
     def metric(self, name):
         return harness.metric_in(self.ask_leader("/metrics").text, name)
