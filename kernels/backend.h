@@ -1,10 +1,10 @@
 /* backend.h: the seam between a model's graph and what computes it.
  *
  * Implementations: reference (plain C loops in double precision: the truth the others are tested
- * against) and cpu (fast). A backend is given the whole graph once, at `prepare`: there it chooses
- * kernels, fusion, layouts and threads, and allocates all it will ever need. After that no call
- * allocates host or device memory, but for what a device's own driver keeps of a kind of run when
- * it is first asked for.
+ * against), cpu (fast) and cuda (NVIDIA's GPUs). A backend is given the whole graph once, at
+ * `prepare`: there it chooses kernels, fusion, layouts and threads, and allocates all it will ever
+ * need. After that no call allocates host or device memory, but for what a device's own driver
+ * keeps of a kind of run when it is first asked for.
  *
  * State. The caller owns four host blocks laid out as the graph says (graph.h, graph_var.offset):
  * params, grads and optimizer state in the layout of params, buffers, and int64 counters. `load`
@@ -49,7 +49,6 @@ typedef struct backend_config {
 /* Host blocks of the model; 64-byte aligned. grads and state are NULL for inference. */
 typedef struct backend_state {
     float *params, *grads; /* graph.floats[VAR_PARAM] */
-    bool grads_changed;    /* grads hold what the next update takes; else nothing */
     bool blank;            /* no weights yet: zeros, as prepare leaves a device's memory */
     bool state_zero;       /* no update yet: state holds zeros, which need not be read */
     float *buffers;        /* graph.floats[VAR_BUFFER] */
@@ -243,8 +242,11 @@ typedef struct backend {
      * again whenever the caller has written to any of the blocks (after a `store`), or moved them.
      */
     int (*load)(backend_program *p, const backend_state *s, err *e);
-    /* Brings the host blocks up to date, grads if they are asked for. NULL: they always are. */
-    int (*store)(backend_program *p, bool grads, err *e);
+    /* Brings the host blocks but grads up to date. NULL: all of them always are. */
+    int (*store)(backend_program *p, err *e);
+    /* Grads alone, the backend's to the host's block, or, `changed`, what lies there to the
+     * backend: it is what the next update takes. Together with `store` or not at all. */
+    int (*grads)(backend_program *p, bool changed, err *e);
 
     /* Forward without training behaviour (running statistics, no dropout). logits: (n, outputs) or
      * NULL. result: filled when not NULL, and then the batch has labels or targets. */
@@ -252,12 +254,12 @@ typedef struct backend {
                    backend_result *result, err *e);
 
     /* Forward in training mode and backward. Afterwards grads holds d(mean loss over the n
-     * samples)/dw of every parameter (after `store`, where there is one); running statistics and
+     * samples)/dw of every parameter (after `grads`, where there is one); running statistics and
      * num_batches_tracked have moved on. */
     int (*gradients)(backend_program *p, const backend_batch *b, backend_result *result, err *e);
 
     /* Applies grads to params by config.optim. The caller may have changed grads since `gradients`,
-     * and then has called `load`. */
+     * and then has called `grads`. */
     int (*update)(backend_program *p, backend_update u, err *e);
 
     /* gradients and update in one, for fusion; grads need not be written. The result must equal the

@@ -171,7 +171,6 @@ int engine_load(engine *m, const float *given, err *e)
 {
     backend_state s = {.params = m->floats,
                        .grads = m->c.inference ? NULL : m->grads,
-                       .grads_changed = m->grads_lent,
                        .blank = m->blank,
                        .state_zero = has_zero_state(m),
                        .buffers = m->floats + m->params,
@@ -188,9 +187,9 @@ static int load_weights(engine *m, err *e)
     return engine_load(m, NULL, e);
 }
 
-int engine_store(engine *m, bool grads, err *e)
+int engine_store(engine *m, err *e)
 {
-    return m->backend->store ? m->backend->store(m->program, grads, e) : 0;
+    return m->backend->store ? m->backend->store(m->program, e) : 0;
 }
 
 /* Zeros are not written over: there is no need to touch all of that memory. */
@@ -292,12 +291,12 @@ size_t engine_counter_count(const engine *m)
 
 float *engine_floats(engine *m, err *e)
 {
-    return engine_store(m, false, e) ? NULL : m->floats;
+    return engine_store(m, e) ? NULL : m->floats;
 }
 
 int64_t *engine_counters(engine *m, err *e)
 {
-    return engine_store(m, false, e) ? NULL : m->counters;
+    return engine_store(m, e) ? NULL : m->counters;
 }
 
 int engine_state_changed(engine *m, err *e)
@@ -307,7 +306,7 @@ int engine_state_changed(engine *m, err *e)
 
 int engine_export(engine *m, float *floats, int64_t *counters, err *e)
 {
-    if (engine_store(m, false, e))
+    if (engine_store(m, e))
         return -1;
     memcpy(floats, m->floats, engine_state_floats(m) * sizeof *floats);
     memcpy(counters, m->counters, m->counter_count * sizeof *counters);
@@ -315,11 +314,10 @@ int engine_export(engine *m, float *floats, int64_t *counters, err *e)
 }
 
 /* That many floats of them count from now on. A device reads them where they lie: the host's block
- * takes them, and with them memory, when someone asks for it. Not while gradients are out, whose
- * way back goes through the host's blocks. */
+ * takes them, and with them memory, when someone asks for it. */
 static int take_floats_of(engine *m, const float *floats, size_t count, err *e)
 {
-    if (m->backend->store && !m->grads_lent && floats != m->floats) {
+    if (m->backend->store && floats != m->floats) {
         m->blank = false;
         return engine_load(m, floats, e);
     }
@@ -347,7 +345,7 @@ int engine_reset_optimizer(engine *m, err *e)
 {
     if (has_zero_state(m))
         return 0;
-    if (engine_store(m, false, e))
+    if (engine_store(m, e))
         return -1;
     zero_optimizer(m);
     return engine_load(m, NULL, e);
@@ -356,7 +354,7 @@ int engine_reset_optimizer(engine *m, err *e)
 int engine_place(engine *m, float *floats, int64_t *counters, err *e)
 {
     assert(!floats == !counters && (uintptr_t)floats % 64 == 0);
-    if (engine_store(m, false, e))
+    if (engine_store(m, e))
         return -1;
     float *to = floats ? floats : m->own_floats;
     int64_t *to_counters = counters ? counters : m->own_counters;

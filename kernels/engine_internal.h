@@ -38,8 +38,8 @@ struct engine {
 
 /* Tells the backend where the state lies and that it counts now; `given` as in backend_state. */
 int engine_load(engine *m, const float *given, err *e);
-/* Brings the host's blocks up to date; the gradients where they are asked for. */
-int engine_store(engine *m, bool grads, err *e);
+/* Brings the host's blocks up to date, but for the gradients. */
+int engine_store(engine *m, err *e);
 
 /* Updates since the optimizer's state was zeroed: the last of the counters, of a model that
  * trains. */

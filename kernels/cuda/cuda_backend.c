@@ -180,7 +180,6 @@ static int cuda_load(backend_program *base, const backend_state *s, err *e)
     }
     p->fresh = p->fresh && !from;
     if (bring_in(p, p->params, from ? from : s->params, e) ||
-        (s->grads_changed && bring_in(p, p->grads, s->grads, e)) ||
         load_state(p, from ? from + params + buffers : s->state, s->state_zero, e))
         return -1;
     if (p->d->copy(p->dev, p->buffers, from ? from + params : s->buffers, buffers * sizeof(float),
@@ -194,12 +193,20 @@ static int cuda_load(backend_program *base, const backend_state *s, err *e)
     return p->d->wait(p->dev, e); /* the caller may write to its blocks again */
 }
 
-static int cuda_store(backend_program *base, bool grads, err *e)
+static int cuda_grads(backend_program *base, bool changed, err *e)
+{
+    program *p = (program *)base;
+    return (changed ? bring_in(p, p->grads, p->s.grads, e)
+                    : bring_out(p, p->s.grads, p->grads, e)) ||
+                   p->d->wait(p->dev, e)
+               ? -1
+               : 0;
+}
+
+static int cuda_store(backend_program *base, err *e)
 {
     program *p = (program *)base;
     size_t params = p->g->floats[VAR_PARAM];
-    if (grads && (bring_out(p, p->s.grads, p->grads, e) || p->d->wait(p->dev, e)))
-        return -1;
     if (p->fresh)
         return 0;
     if (bring_out(p, p->s.params, p->params, e))
@@ -399,6 +406,7 @@ __attribute__((visibility("default"))) const backend backend_cuda = {
     .release = cuda_release,
     .load = cuda_load,
     .store = cuda_store,
+    .grads = cuda_grads,
     .forward = cuda_forward,
     .gradients = cuda_gradients,
     .update = cuda_update,

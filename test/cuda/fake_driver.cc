@@ -46,7 +46,7 @@ struct device_graph {
 
 static std::mutex gate;
 static size_t memory_bytes = (size_t)8 << 30, memory_used;
-static std::atomic<long> measured, listed, captures, replays, opens, sums, copies_in, bytes_in,
+static std::atomic<long> measured, listed, captures, replays, opens, sums, copies_in, bytes_in, bytes_out,
     branches;
 static int gpus = 1;
 static bool refuses; // sharing
@@ -143,6 +143,11 @@ long fake_branches(void)
 long fake_bytes_in(void)
 {
     return bytes_in;
+}
+
+long fake_bytes_out(void)
+{
+    return bytes_out;
 }
 
 void fake_favour_few_launches(bool few)
@@ -371,6 +376,7 @@ static int fake_copy(device *d, void *to, const void *from, size_t bytes, copy_w
         return -1;
     copies_in += way == COPY_IN;
     bytes_in += way == COPY_IN ? (long)bytes : 0;
+    bytes_out += way == COPY_OUT ? (long)bytes : 0;
     if (bytes)
         shim_enqueue(&d->stream, [=]() { memcpy(to, from, bytes); });
     return 0;

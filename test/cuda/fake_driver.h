@@ -40,6 +40,7 @@ long fake_launches(void); /* of the graph that was replayed last */
 long fake_replays(void);
 long fake_copies_in(void); /* from the host's memory */
 long fake_bytes_in(void);  /* by those */
+long fake_bytes_out(void); /* to the host's memory */
 long fake_opens(void); /* devices made */
 void fake_gpus(int count); /* 1 */
 long fake_sums(void);  /* over several devices */

@@ -285,7 +285,7 @@ TEST(an_import_goes_to_the_device_alone)
     engine_floats(b, &e)[0] = 3;
     CHECK_OK(engine_state_changed(b, &e), e);
     CHECK(engine_floats(b, &e)[0] == 3 && engine_floats(b, &e)[1] == given[1]);
-    /* gradients that are out come back through the block: with the model that was brought in */
+    /* gradients that are out go back to the model that was brought in */
     CHECK_OK(engine_gradients(b, &w.b, &r, &e), e);
     float *grads = engine_grads(b, &count, &e);
     CHECK(grads);
@@ -300,6 +300,48 @@ TEST(an_import_goes_to_the_device_alone)
     engine_free(b);
     free(given);
     free(was);
+}
+
+/* ---- gradients that the caller changes ------------------------------------------------------- */
+
+/* One step whose first half of gradients is frozen, asked for again as who clips them does. */
+static void frozen_step(engine *m, const engine_batch *b)
+{
+    err e = ERR_INIT;
+    engine_result r;
+    size_t count;
+    CHECK_OK(engine_gradients(m, b, &r, &e), e);
+    float *g = engine_grads(m, &count, &e);
+    CHECK(g);
+    memset(g, 0, count / 2 * sizeof *g);
+    CHECK(engine_grads(m, &count, &e) == g);
+    for (size_t i = 0; i < count / 2; i++)
+        CHECK(g[i] == 0);
+    CHECK_OK(engine_update(m, 0.05, &e), e);
+}
+
+TEST(gradients_that_were_changed_stay_so_and_move_alone)
+{
+    err e = ERR_INIT;
+    engine *m, *truth;
+    static work w;
+    engine_config c = config("cuda");
+    CHECK_OK(engine_compile(&c, &m, &e), e);
+    c.backend = "reference";
+    CHECK_OK(engine_compile(&c, &truth, &e), e);
+    CHECK(distance(m, truth, 2) < 1e-5); /* momentum has begun */
+    size_t block = engine_weights_floats(m) * sizeof(float);
+    for (int i = 0; i < 3; i++) {
+        draw_work(&w, (uint64_t)i, BATCH);
+        long in = fake_bytes_in(), out = fake_bytes_out();
+        frozen_step(m, &w.b);
+        in = fake_bytes_in() - in, out = fake_bytes_out() - out;
+        CHECK(out < (long)(block + 4096) && in < (long)(block + sizeof w + 4096));
+        frozen_step(truth, &w.b);
+    }
+    CHECK(distance(m, truth, 0) < 1e-5);
+    engine_free(m);
+    engine_free(truth);
 }
 
 /* ---- a share on the device ------------------------------------------------------------------- */
