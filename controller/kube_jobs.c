@@ -1,7 +1,7 @@
 /* kube_jobs.c: see kube_jobs.h. The watch's thread only keeps the copy; one thread of ours turns,
- * every second and when the copy changed, through all TrainJobs and active jobs. Those that have
- * ended rest: they only get more, and each look at one is a read of the store on the owner's
- * thread. */
+ * every second and when a TrainJob changed otherwise than in its status, through all TrainJobs and
+ * active jobs. Those that have ended rest: they only get more, and each look at one is a read of
+ * the store on the owner's thread. */
 #include "kube_jobs.h"
 
 #include <pthread.h>
@@ -50,19 +50,38 @@ struct kube_jobs {
 
 /* ---- what the watch tells -------------------------------------------------------------------- */
 
+/* What a turn acts on has changed; the spec's changes are counted by the generation. A status is
+ * our own writing, which must not begin the next turn, or what another has made of it, which that
+ * puts right when it comes. */
+static bool is_news(const json_t *kept, const json_t *object)
+{
+    static const char *const acted_on[] = {"uid", "generation", "labels", "deletionTimestamp"};
+    const json_t *before = json_object_get(kept, "metadata"),
+                 *now = json_object_get(object, "metadata");
+    for (size_t i = 0; i < sizeof acted_on / sizeof *acted_on; i++) {
+        const json_t *a = json_object_get(before, acted_on[i]),
+                     *b = json_object_get(now, acted_on[i]);
+        if (a != b && !json_equal(a, b))
+            return true;
+    }
+    return false;
+}
+
 static void on_change(void *context, kube_change change, const json_t *object)
 {
     kube_jobs *j = context;
     const char *name = kube_object_text(object, "name"), *id = kube_trainjob_job(object);
     bool ours = !kube_claim_is_others(object, j->host.install);
     pthread_mutex_lock(&j->lock);
+    const json_t *kept = json_object_get(j->objects, name);
+    bool news = ours ? change == KUBE_DELETED || is_news(kept, object) : kept != NULL;
+    j->dirty = j->dirty || news;
     if (ours && change != KUBE_DELETED)
         json_object_set_new(j->objects, name, json_deep_copy(object));
     else
         json_object_del(j->objects, name);
     if (ours && change == KUBE_DELETED && *id)
         json_array_append_new(j->gone, json_string(id));
-    j->dirty = true;
     pthread_cond_signal(&j->changed);
     pthread_mutex_unlock(&j->lock);
 }
@@ -543,7 +562,7 @@ static void *run(void *arg)
         j->dirty = false;
         pthread_mutex_unlock(&j->lock);
         turn(j, objects, gone);
-        int64_t next = clock_deadline_ms(KUBE_JOBS_TURN_MS);
+        int64_t next = clock_deadline_ms(j->host.turn_ms);
         pthread_mutex_lock(&j->lock);
         while (!j->stopping && !j->dirty && clock_cond_wait(&j->changed, &j->lock, next))
             ;
@@ -592,6 +611,7 @@ int kube_jobs_start(const kube_config *access, const kube_jobs_host *host, kube_
     j->leaving = json_object();
     j->adopting = json_object();
     j->resting = json_object();
+    j->host.turn_ms = host->turn_ms ? host->turn_ms : KUBE_JOBS_TURN_MS;
     j->host.rest_ms = host->rest_ms ? host->rest_ms : KUBE_JOBS_REST_MS;
     rng_init(&j->random, (uint64_t)clock_monotonic_ns(), RNG_BACKOFF, 0, 0);
     if (start(j, e)) {

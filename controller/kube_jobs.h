@@ -38,6 +38,7 @@ typedef struct kube_jobs_host {
      * From the watch's thread. May be NULL. */
     void (*looks)(void *context, const err *why);
     kube_trainjob_gpu gpu; /* of each function */
+    int turn_ms;           /* 0: KUBE_JOBS_TURN_MS */
     int rest_ms;           /* 0: KUBE_JOBS_REST_MS */
     size_t objects_max;    /* 0: KUBE_WATCH_OBJECTS_MAX */
     char install[KUBE_INSTALL_BYTES]; /* whose label other platforms leave alone (kube_claim.h) */

@@ -113,7 +113,13 @@ static void put_locked(fake_kube *f, const char *name, json_t *fields)
         pod = pod_new(f, name);
         json_object_set_new(f->pods, name, pod);
     }
+    json_t *spec = json_deep_copy(json_object_get(pod, "spec")),
+           *meta = json_object_get(pod, "metadata");
     merge(pod, fields);
+    json_int_t generation = json_integer_value(json_object_get(meta, "generation"));
+    if (spec && !json_equal(spec, json_object_get(pod, "spec")))
+        json_object_set_new(meta, "generation", json_integer(generation + 1));
+    json_decref(spec);
     set_version(pod, ++f->version);
     told(f, fresh ? "ADDED" : "MODIFIED", pod);
 }
@@ -486,6 +492,25 @@ static bool do_create(fake_kube *f, int fd, const request_text *r, json_t *body)
     return open;
 }
 
+/* The status subresource of an object of the collection: a new one is told to the watches. */
+static void apply_status(fake_kube *f, const request_text *r, const json_t *body)
+{
+    char name[300];
+    size_t base = strlen(f->collection) + 1;
+    const char *end = strstr(r->path, "/status");
+    json_t *status = json_object_get(body, "status");
+    if (!strstr(r->type, "apply-patch") || !status || !end || end[7] ||
+        strncmp(r->path, f->collection, base - 1) != 0)
+        return;
+    snprintf(name, sizeof name, "%.*s", (int)(end - r->path - (ptrdiff_t)base), r->path + base);
+    json_t *object = json_object_get(f->pods, name);
+    if (!object || json_equal(status, json_object_get(object, "status")))
+        return;
+    json_object_set_new(object, "status", json_deep_copy(status));
+    set_version(object, ++f->version);
+    told(f, "MODIFIED", object);
+}
+
 static bool do_other(fake_kube *f, int fd, const request_text *r, json_t *body)
 {
     pthread_mutex_lock(&f->lock);
@@ -498,6 +523,7 @@ static bool do_other(fake_kube *f, int fd, const request_text *r, json_t *body)
         json_object_set(f->others, r->path, body);
     else if (object && strcmp(r->method, "PATCH") == 0)
         merge(object, body);
+    apply_status(f, r, body);
     if (kind_of(f, r) == FAKE_PATCH && json_object_get(f->others, r->path))
         set_version(json_object_get(f->others, r->path), ++f->version);
     json_t *copy = json_deep_copy(json_object_get(f->others, r->path));

@@ -739,7 +739,8 @@ TEST(ended_train_jobs_are_asked_for_once)
     CHECK_INT(asked_for(&a, -1), ENDED_MANY);
     CHECK_INT(fake_kube_requests(a.p.server, FAKE_PATCH), 0);
     /* but one that was changed is, and one that goes on */
-    fake_kube_put(a.p.server, "ended-7", json_pack("{s:{s:i}}", "spec", "epochs", 3));
+    fake_kube_put(a.p.server, "ended-7",
+                  json_pack("{s:{s:{s:s}}}", "metadata", "labels", "of", "a user"));
     int64_t until = clock_deadline_ms(10000);
     while (asked_for(&a, 7) < 2) {
         CHECK(clock_left_ms(until) > 0);
@@ -768,6 +769,91 @@ TEST(the_train_job_of_a_deleted_history_goes)
     cleanup_json json_t *others = fake_kube_copy(a.p.server);
     CHECK_INT(json_object_size(others), ENDED_MANY - 1);
     close_platform(&a.p);
+}
+
+/* ---- when turns begin ------------------------------------------------------------------------ */
+
+typedef struct busy {
+    platform p; /* first: what the other calls take for their context */
+    int turns, looks;
+} busy;
+
+static int count_turn(void *context, json_t **out, err *e)
+{
+    busy *b = context;
+    pthread_mutex_lock(&b->p.lock);
+    b->turns++;
+    pthread_mutex_unlock(&b->p.lock);
+    return none_current(context, out, e);
+}
+
+/* Another phase each time that it is looked at. */
+static int busy_task(void *context, const char *id, json_t **out, err *e)
+{
+    busy *b = context;
+    pthread_mutex_lock(&b->p.lock);
+    int look = ++b->looks;
+    pthread_mutex_unlock(&b->p.lock);
+    *out = task("running");
+    json_object_set_new(*out, "id", json_string(id));
+    json_object_set_new(*out, "phase", json_sprintf("phase %d", look));
+    (void)e;
+    return 0;
+}
+
+static void wait_status(platform *p, const char *name)
+{
+    int64_t until = clock_deadline_ms(10000);
+    for (bool there = false; !there; poll(NULL, 0, 2)) {
+        cleanup_json json_t *objects = fake_kube_copy(p->server);
+        const json_t *status = json_object_get(json_object_get(objects, name), "status");
+        there = strcmp(text_of(status, "state"), "running") == 0;
+        CHECK(clock_left_ms(until) > 0);
+    }
+}
+
+/* What was changed before that has been told by then. */
+static void renew_watch(platform *p)
+{
+    int64_t until = clock_deadline_ms(10000);
+    for (int i = 0; i < 3; i++) {
+        int before = fake_kube_requests(p->server, FAKE_WATCH);
+        for (fake_kube_cut(p->server); fake_kube_requests(p->server, FAKE_WATCH) == before;) {
+            CHECK(clock_left_ms(until) > 0);
+            poll(NULL, 0, 2);
+        }
+    }
+}
+
+/* Of each that is made there are two: to submit it, and to follow its job when that is noted. */
+TEST(a_status_that_was_written_begins_no_turn)
+{
+    static const char *const made[][2] = {{"one", "11111111-2222-3333"},
+                                          {"two", "44444444-5555-6666"},
+                                          {"three", "77777777-8888-9999"}};
+    busy b = {.turns = 0};
+    open_platform(&b.p);
+    kube_jobs_host host = {.submit = take,
+                           .task = busy_task,
+                           .current = count_turn,
+                           .link = no_link,
+                           .links = no_links,
+                           .turn_ms = 3600 * 1000,
+                           .context = &b,
+                           .install = "here"};
+    err e = ERR_INIT;
+    put_train_job(&b.p, "begun", "12345678-1234-1234", "123456781234", "here");
+    CHECK_OK(kube_jobs_start(&b.p.access, &host, &b.p.jobs, &e), e);
+    wait_status(&b.p, "begun");
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++) {
+        put_train_job(&b.p, made[i][0], made[i][1], NULL, NULL);
+        wait_status(&b.p, made[i][0]);
+        renew_watch(&b.p);
+    }
+    kube_jobs_stop(b.p.jobs);
+    b.p.jobs = NULL;
+    CHECK_INT(b.turns, 7);
+    close_platform(&b.p);
 }
 
 static void looks(void *context, const err *why)
