@@ -149,17 +149,24 @@ static const json_t *raised(const json_t *task)
     return NULL;
 }
 
-/* Of a job that waits for its next try without the seconds that it still waits: each would be
- * another status. */
-static const char *message_of(const json_t *task)
+/* What each second, or each start and end of another job, would make another status is left out: of
+ * a job that waits for its next try the seconds until then, of one that waits for room what others
+ * hold of it, which its text (job_record.c) says behind what it needs. */
+static const char *message_of(const json_t *task, char cut[ERR_MESSAGE_BYTES])
 {
-    bool waits = is(text_of(task, "reason"), "Retrying");
-    return text_of(waits ? condition(task, "Retried") : task, "message");
+    const char *reason = text_of(task, "reason"), *message = text_of(task, "message");
+    bool slots = is(reason, "NoFreeSlot");
+    if (is(reason, "Retrying"))
+        return text_of(condition(task, "Retried"), "message");
+    if (!is(text_of(task, "state"), "queued") || (!slots && strncmp(reason, "NoGpu", 5) != 0))
+        return message;
+    snprintf(cut, ERR_MESSAGE_BYTES, "%.*s", (int)strcspn(message, slots ? "," : ";"), message);
+    return cut;
 }
 
-static void put_job(writing *w, const json_t *task, const char *state, bool suspending)
+static void put_job(writing *w, const json_t *task, const char *message, bool suspending)
 {
-    const char *reason = text_of(task, "reason"), *message = message_of(task),
+    const char *state = text_of(task, "state"), *reason = text_of(task, "reason"),
                *phase = text_of(task, "phase");
     const char *why = *reason ? reason : state;
     const json_t *wrong = raised(task), *exact = condition(task, "Exact");
@@ -208,9 +215,9 @@ static void copy(json_t *to, const char *key, const json_t *from, const char *so
 }
 
 /* "4 nvidia.com/gpu": what its functions hold now. */
-static void put_gpu(json_t *status, const kube_trainjob_gpu *gpu, const json_t *task,
-                    const char *state)
+static void put_gpu(json_t *status, const kube_trainjob_gpu *gpu, const json_t *task)
 {
+    const char *state = text_of(task, "state");
     int workers = (int)json_integer_value(json_object_get(task, "parallelism"));
     if (gpu && gpu->count > 0 && workers > 0 && (is(state, "running") || is(state, "starting")))
         json_object_set_new(status, "gpu",
@@ -233,19 +240,20 @@ static void put_task(writing *w, json_t *status, const json_t *task, const kube_
                      bool suspending)
 {
     static const char *const same[] = {"phase", "reason", "epoch", "retries", "user", "averaging"};
-    const char *state = text_of(task, "state");
+    char cut[ERR_MESSAGE_BYTES];
+    const char *message = message_of(task, cut);
     for (size_t i = 0; i < sizeof same / sizeof *same; i++)
         copy(status, same[i], task, same[i]);
-    json_object_set_new(status, "message", json_string(message_of(task)));
+    json_object_set_new(status, "message", json_string(message));
     copy(status, "job", task, "id");
     copy(status, "workers", task, "parallelism");
     copy(status, "startTime", task, "started");
     copy(status, "completionTime", task, "finished");
     put_number(status, "accuracy", json_object_get(task, "accuracy"), "2");
     put_number(status, "loss", json_object_get(task, "validation_loss"), "4");
-    put_gpu(status, gpu, task, state);
+    put_gpu(status, gpu, task);
     put_start(status, task);
-    put_job(w, task, state, suspending);
+    put_job(w, task, message, suspending);
 }
 
 /* What says nothing about the spec passes by itself. */

@@ -147,6 +147,50 @@ TEST(a_wait_for_a_retry_is_told_once)
     CHECK_STR(text_of(condition(status, "Degraded"), "status"), "False");
 }
 
+static json_t *queued_status(const char *reason, const char *message)
+{
+    cleanup_json json_t *object = train_job(0), *queued = task("queued");
+    json_object_set_new(queued, "reason", json_string(reason));
+    json_object_set_new(queued, "message", json_string(message));
+    return kube_trainjob_status(object, queued, NULL, NULL, now_text);
+}
+
+/* Any start or end of another job would be another status of each that waits. */
+TEST(a_queued_job_says_what_it_needs_and_not_what_others_hold)
+{
+    static const char *const said[][3] = {
+        {"NoFreeSlot",
+         "it needs 4 function slots, 3 of 8 are free, 2 jobs are before it (first b: "
+         "NoGpuMemory); held by: a (5)",
+         "it needs 4 function slots"},
+        {"NoFreeSlot", "it needs 9 function slots and the cluster has 8",
+         "it needs 9 function slots and the cluster has 8"},
+        {"NoGpuMemory",
+         "each of its 2 functions needs 3.0 GiB of GPU memory, and 1 find a place; free is 1.0 of "
+         "8.0 GiB on GPU 0; slots are held by: a (1)",
+         "each of its 2 functions needs 3.0 GiB of GPU memory, and 1 find a place"},
+        {"NoGpuMemory",
+         "a function of it needs 9.0 GiB of GPU memory, and the largest GPU has 8.0 GiB; slots are "
+         "held by: a (1)",
+         "a function of it needs 9.0 GiB of GPU memory, and the largest GPU has 8.0 GiB"},
+        {"StoreDown", "the database, at a:1, does not answer; it is asked again",
+         "the database, at a:1, does not answer; it is asked again"}};
+    for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
+        cleanup_json json_t *status = queued_status(said[i][0], said[i][1]);
+        CHECK_STR(text_of(status, "reason"), said[i][0]);
+        CHECK_STR(text_of(status, "message"), said[i][2]);
+        CHECK_STR(text_of(condition(status, "FunctionsReady"), "message"), said[i][2]);
+        CHECK_STR(text_of(condition(status, "Training"), "message"), said[i][2]);
+    }
+    cleanup_json json_t *last = queued_status("NoFreeSlot", "it needs 1 function slot, 0 of 8 are "
+                                                            "free, 9 jobs are before it; held by: "
+                                                            "a (8)"),
+                        *next = queued_status("NoFreeSlot", "it needs 1 function slot, 0 of 8 are "
+                                                            "free, 0 jobs are before it; held by: "
+                                                            "b (8)");
+    CHECK(json_equal(last, next));
+}
+
 static void check_event(const json_t *object, const json_t *status, const char *type,
                         const char *reason, const char *message)
 {
