@@ -339,6 +339,7 @@ void jobs_close(jobs *m)
     for (size_t k = 0; k < m->count; k++)
         job_free(m->job[k]);
     free(m->job);
+    free(m->queue);
     free(m->action);
     free(m);
 }
@@ -355,13 +356,14 @@ int jobs_add(jobs *m, job *j, err *e)
         why = "the queue is full";
     } else if (m->count == m->room) {
         size_t room = m->room ? 2 * m->room : 16;
-        job **grown = realloc(m->job, room * sizeof(*grown));
-        if (grown) {
-            m->job = grown;
+        job **grown = realloc(m->job, room * sizeof(*grown)),
+            **queue = realloc(m->queue, room * sizeof(*queue));
+        m->job = grown ? grown : m->job;
+        m->queue = queue ? queue : m->queue;
+        if (grown && queue)
             m->room = room;
-        } else {
+        else
             why = "no memory for a job";
-        }
     }
     if (!why && jobs_reserve_actions(m, ACTIONS_JOB + job_pod_actions(j)) < 0)
         why = "no memory for a job";

@@ -305,4 +305,19 @@ typedef struct job_reason {
 } job_reason;
 void jobs_explain(const jobs *m, const job *j, int64_t now_ms, job_reason *out);
 
+/* One look at a machine, of which many jobs are explained: what those that wait have in common is
+ * found out once. Begins with machine and now_ms alone, and is good until the machine's next step;
+ * one at a time. */
+typedef struct jobs_look {
+    const jobs *machine;
+    int64_t now_ms;
+    bool known;    /* and with it what follows */
+    size_t queued; /* that wait for slots and may get them, in the machine's `queue` */
+    int slots_free;
+    char holders[128];                   /* "a (2), b (1)" */
+    char first_reason[JOB_REASON_BYTES]; /* of the first that is queued */
+    gpu_state gpu[GPU_COUNT_MAX];
+} jobs_look;
+void jobs_explain_in(jobs_look *l, const job *j, job_reason *out);
+
 #endif

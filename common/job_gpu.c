@@ -418,7 +418,7 @@ static uint64_t largest(const jobs *m)
 }
 
 /* There is a GPU that has the memory, and not the threads. */
-static bool lacks_threads(const jobs *m, const gpu_state gpus[GPU_COUNT_MAX], gpu_share share)
+static bool lacks_threads(const jobs *m, const gpu_state *gpus, gpu_share share)
 {
     gpu_share memory_alone = {.memory_bytes = share.memory_bytes};
     for (int i = 0; i < m->gpus; i++)
@@ -427,7 +427,8 @@ static bool lacks_threads(const jobs *m, const gpu_state gpus[GPU_COUNT_MAX], gp
     return false;
 }
 
-bool job_explain_gpu(const jobs *m, const job *j, int functions, job_reason *out)
+bool job_explain_gpu(const jobs *m, const job *j, int functions, const gpu_state *booked,
+                     job_reason *out)
 {
     gpu_state gpus[GPU_COUNT_MAX];
     uint8_t places[REQUEST_PARALLELISM_MAX];
@@ -440,23 +441,22 @@ bool job_explain_gpu(const jobs *m, const job *j, int functions, job_reason *out
                  "it wants a GPU, and this platform knows none that it could use");
         return true;
     }
-    jobs_gpu_states(m, gpus);
+    memcpy(gpus, booked, sizeof gpus);
     read_places(m, j, places);
     int placed = count_places(m, j, functions, gpus, places);
     if (placed >= functions || goes_without(m, j, placed))
         return false;
-    jobs_gpu_states(m, gpus);
     gpu_share share = j->request.gpu;
-    bool threads = lacks_threads(m, gpus, share);
+    bool threads = lacks_threads(m, booked, share);
     char free_text[120];
-    say_free(m, gpus, free_text, sizeof free_text);
+    say_free(m, booked, free_text, sizeof free_text);
     snprintf(out->reason, sizeof out->reason, threads ? "NoGpuThreads" : "NoGpuMemory");
     bool shared = j->request.process == PROCESS_SHARED;
     if (shared)
         snprintf(out->message, sizeof out->message,
                  "its %d functions share a process and need %.1f GiB of GPU memory%s on one GPU; "
                  "free is %s",
-                 functions, functions * (double)gpu_share_bytes(&gpus[first], share) / 0x1p30,
+                 functions, functions * (double)gpu_share_bytes(&booked[first], share) / 0x1p30,
                  threads ? " and the threads" : "", free_text);
     else if (share.memory_bytes > largest(m))
         snprintf(out->message, sizeof out->message,
@@ -471,6 +471,6 @@ bool job_explain_gpu(const jobs *m, const job *j, int functions, job_reason *out
         snprintf(
             out->message, sizeof out->message,
             "each of its %d functions needs %.1f GiB of GPU memory, and %d find a place; free is %s",
-            functions, (double)gpu_share_bytes(&gpus[first], share) / 0x1p30, placed, free_text);
+            functions, (double)gpu_share_bytes(&booked[first], share) / 0x1p30, placed, free_text);
     return true;
 }

@@ -20,6 +20,7 @@ struct jobs {
     uint64_t next_order;
     job **job; /* in order of submission */
     size_t count, room;
+    job **queue; /* (room) of the last jobs_look, in the order in which they start */
     job_action *action;
     size_t actions, actions_room, reserved;
     gpu_policy gpu_policy;
@@ -91,8 +92,10 @@ bool job_finds_room(const jobs *m, const job *j, int functions);
 void job_settle(job *j, const job_pod *p);
 void job_unplace(job *j);
 void jobs_unplace(jobs *m);
-/* True where it is for want of a GPU that `functions` of it cannot start. */
-bool job_explain_gpu(const jobs *m, const job *j, int functions, job_reason *out);
+/* True where it is for want of a GPU that `functions` of it cannot start; `booked` by
+ * jobs_gpu_states. */
+bool job_explain_gpu(const jobs *m, const job *j, int functions, const gpu_state *booked,
+                     job_reason *out);
 
 /* job_pod.c */
 /* The function whose pod it lives in: 0 of a shared process. */

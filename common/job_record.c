@@ -236,41 +236,76 @@ static const char *plural(int n)
     return n == 1 ? "" : "s";
 }
 
-static void explain_queued(const jobs *m, const job *j, job_reason *out);
+static void explain_queued(jobs_look *l, const job *j, job_reason *out);
 
-/* ", 2 jobs are before it (first b: NoGpuMemory)": those that it waits for. */
-static void say_before(const jobs *m, const job *j, int before, char *out, size_t bytes)
+static int compare_turns(const void *a, const void *b)
 {
-    job_reason why;
-    const job *first = before ? jobs_next(m) : NULL;
-    int used = snprintf(out, bytes, ", %d job%s before it", before, before == 1 ? " is" : "s are");
-    if (!first || first == j)
-        return;
-    explain_queued(m, first, &why); /* nobody is before that one */
-    snprintf(out + used, bytes - (size_t)used, " (first %s: %s)", first->id, why.reason);
+    const job *x = *(job *const *)a, *y = *(job *const *)b;
+    return job_sooner(x, y) ? -1 : job_sooner(y, x);
 }
 
-static void explain_queued(const jobs *m, const job *j, job_reason *out)
+/* Those that are waited for: the queue, as jobs_next goes through it, and who holds slots. */
+static void look_around(jobs_look *l)
 {
-    char holders[128] = "", queue[48 + JOB_ID_BYTES + JOB_REASON_BYTES];
-    int before = 0;
-    for (size_t k = 0; k < m->count; k++) {
-        const job *other = m->job[k];
-        size_t held = strlen(holders);
-        before += other->state == JOB_QUEUED && other->again_ms <= m->now_ms &&
-                  job_sooner(other, j) && job_possible(m, other);
-        if (job_held(other) > 0 && held < sizeof holders - 1)
-            snprintf(holders + held, sizeof holders - held, "%s%s (%d)", held ? ", " : "",
-                     other->id, job_held(other));
+    const jobs *m = l->machine;
+    job_reason why;
+    if (l->known)
+        return;
+    l->known = true;
+    l->slots_free = jobs_slots_free(m);
+    jobs_gpu_states(m, l->gpu);
+    for (size_t k = 0, used = 0; k < m->count; k++) {
+        job *j = m->job[k];
+        int held = job_held(j);
+        if (j->state == JOB_QUEUED && j->again_ms <= m->now_ms && job_possible(m, j))
+            m->queue[l->queued++] = j;
+        if (held > 0 && used < sizeof l->holders - 1)
+            used += (size_t)snprintf(l->holders + used, sizeof l->holders - used, "%s%s (%d)",
+                                     used ? ", " : "", j->id, held);
     }
-    int wants = job_wants(m, j);
+    if (!l->queued)
+        return;
+    qsort(m->queue, l->queued, sizeof(*m->queue), compare_turns);
+    explain_queued(l, m->queue[0], &why); /* nobody is before that one */
+    snprintf(l->first_reason, sizeof l->first_reason, "%s", why.reason);
+}
+
+static int count_before(const jobs_look *l, const job *j)
+{
+    size_t low = 0, high = l->queued;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (job_sooner(l->machine->queue[middle], j))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return (int)low;
+}
+
+/* ", 2 jobs are before it (first b: NoGpuMemory)": those that it waits for. */
+static void say_before(const jobs_look *l, int before, char *out, size_t bytes)
+{
+    int used = snprintf(out, bytes, ", %d job%s before it", before, before == 1 ? " is" : "s are");
+    if (before)
+        snprintf(out + used, bytes - (size_t)used, " (first %s: %s)", l->machine->queue[0]->id,
+                 l->first_reason);
+}
+
+/* What it needs comes first: a TrainJob says no more of it (kube_trainjob.c). */
+static void explain_queued(jobs_look *l, const job *j, job_reason *out)
+{
+    const jobs *m = l->machine;
+    char queue[48 + JOB_ID_BYTES + JOB_REASON_BYTES];
     size_t used;
-    if ((before == 0 && wants <= jobs_slots_free(m)) || !job_gpus_hold(m, j, wants))
-        if (job_explain_gpu(m, j, wants, out)) {
+    look_around(l);
+    int before = count_before(l, j), wants = job_wants(m, j);
+    if ((before == 0 && wants <= l->slots_free) || !job_gpus_hold(m, j, wants))
+        if (job_explain_gpu(m, j, wants, l->gpu, out)) {
             used = strlen(out->message);
-            if (holders[0] && m->gpus)
+            if (l->holders[0] && m->gpus)
                 snprintf(out->message + used, sizeof out->message - used, "; slots are held by: %s",
-                         holders);
+                         l->holders);
             return;
         }
     snprintf(out->reason, sizeof out->reason, "NoFreeSlot");
@@ -279,12 +314,12 @@ static void explain_queued(const jobs *m, const job *j, job_reason *out)
                  "it needs %d function slots and the cluster has %d", wants, m->slots);
         return;
     }
-    say_before(m, j, before, queue, sizeof queue);
+    say_before(l, before, queue, sizeof queue);
     snprintf(out->message, sizeof out->message, "it needs %d function slot%s, %d of %d are free%s",
-             wants, plural(wants), jobs_slots_free(m), m->slots, queue);
+             wants, plural(wants), l->slots_free, m->slots, queue);
     used = strlen(out->message);
     snprintf(out->message + used, sizeof out->message - used, "; held by: %s",
-             holders[0] ? holders : "nobody");
+             l->holders[0] ? l->holders : "nobody");
 }
 
 static bool explain_condition(const job *j, job_reason *out)
@@ -327,8 +362,9 @@ static void explain_starting(const job *j, int64_t now_ms, job_reason *out)
     set(out, "Starting", "its functions load their code and make the model");
 }
 
-static void explain(const jobs *m, const job *j, int64_t now_ms, job_reason *out)
+static void explain(jobs_look *l, const job *j, job_reason *out)
 {
+    int64_t now_ms = l->now_ms;
     if (job_ended(j)) {
         set(out, j->reason, j->message);
     } else if (j->verdict) {
@@ -339,7 +375,7 @@ static void explain(const jobs *m, const job *j, int64_t now_ms, job_reason *out
                  j->retries, j->request.backoff_limit, (double)(j->again_ms - now_ms) / 1000,
                  j->message);
     } else if (j->state == JOB_QUEUED) {
-        explain_queued(m, j, out);
+        explain_queued(l, j, out);
     } else if (explain_condition(j, out)) {
         return;
     } else if (j->state == JOB_STARTING) {
@@ -353,13 +389,18 @@ static void explain(const jobs *m, const job *j, int64_t now_ms, job_reason *out
     }
 }
 
-void jobs_explain(const jobs *m, const job *j, int64_t now_ms, job_reason *out)
+void jobs_explain_in(jobs_look *l, const job *j, job_reason *out)
 {
-    explain(m, j, now_ms, out);
+    explain(l, j, out);
     size_t used = strlen(out->message);
-    bool waits = j->state == JOB_QUEUED && j->again_ms > now_ms; /* says so itself */
+    bool waits = j->state == JOB_QUEUED && j->again_ms > l->now_ms; /* says so itself */
     if (j->retries > 0 && !job_ended(j) && !waits)
         snprintf(out->message + used, sizeof out->message - used, "; retry %d of %d", j->retries,
                  j->request.backoff_limit);
     text_mend(out->message);
+}
+
+void jobs_explain(const jobs *m, const job *j, int64_t now_ms, job_reason *out)
+{
+    jobs_explain_in(&(jobs_look){.machine = m, .now_ms = now_ms}, j, out);
 }

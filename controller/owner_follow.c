@@ -92,8 +92,9 @@ static json_t *task_of(owner *o, const char *id)
 {
     const job *j = jobs_find(o->machine, id);
     json_t *out = NULL;
+    jobs_look look = owner_look(o);
     if (j)
-        return jobs_live_json(o, j);
+        return jobs_live_json(o, &look, j);
     cleanup_json json_t *record = NULL;
     if (owner_record(o, id, &record, NULL) == 0) {
         out = jobs_task_json(record);

@@ -100,6 +100,8 @@ typedef struct job_times {
     int64_t submitted, granted, ps, functions, training;
 } job_times;
 
+enum { SIDES_HASHES = 1024 };
+
 typedef struct side {
     char id[JOB_ID_BYTES];
     char secret[JOB_SECRET_TEXT_BYTES];
@@ -119,7 +121,7 @@ typedef struct side {
     job_times times;
     json_t *start_ms; /* kept with the record */
     uint64_t version; /* of the record as we know it; STORE_NEW: there is none yet */
-    struct side *next;
+    struct side *next, *next_of_hash;
 } side;
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -201,7 +203,8 @@ struct owner {
     bool running;
 
     link_pod *pods;
-    side *sides;
+    side *sides; /* all, and by the hash of their ids */
+    side *sides_by_id[SIDES_HASHES];
     follower *followers;       /* of events */
     atomic_int follower_count; /* of logs too, and those whose stream is yet to come */
     atomic_size_t pasts_epochs; /* of jobs that have ended, that followers hold */
@@ -323,7 +326,8 @@ json_t *jobs_task_json(const json_t *record); /* a record as the API shows it */
 bool jobs_record_state(const json_t *record, job_state *out);
 bool jobs_record_ended(const json_t *record);
 /* the same for one in the machine, with its reason */
-json_t *jobs_live_json(owner *o, const job *j);
+json_t *jobs_live_json(owner *o, jobs_look *look, const job *j);
+jobs_look owner_look(const owner *o);
 void jobs_save(owner *o, const job *j);
 /* Of a job that nobody was promised yet, and that is not to be where this fails: ERR_UNAVAILABLE,
  * with the cause, ERR_INVALID, ERR_LIMIT, ERR_NOMEM. */

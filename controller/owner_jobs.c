@@ -13,6 +13,7 @@
 #include "clock.h"
 #include "dataset.h"
 #include "failpoint.h"
+#include "hash64.h"
 #include "json_read.h"
 #include "log.h"
 #include "owner_internal.h"
@@ -21,12 +22,18 @@
 
 /* ---- sides ----------------------------------------------------------------------------------- */
 
+/* The link to it, or the one at which it would be. */
+static side **link_of(owner *o, const char *id)
+{
+    side **at = &o->sides_by_id[hash64(id, strlen(id)) % SIDES_HASHES];
+    while (*at && strcmp((*at)->id, id) != 0)
+        at = &(*at)->next_of_hash;
+    return at;
+}
+
 side *sides_find(owner *o, const char *id)
 {
-    for (side *s = o->sides; s; s = s->next)
-        if (strcmp(s->id, id) == 0)
-            return s;
-    return NULL;
+    return *link_of(o, id);
 }
 
 side *sides_new(owner *o, const char *id)
@@ -40,30 +47,33 @@ side *sides_new(owner *o, const char *id)
     s->times.submitted = clock_monotonic_ms();
     s->next = o->sides;
     o->sides = s;
+    side **at = link_of(o, id);
+    s->next_of_hash = *at;
+    *at = s;
     return s;
 }
 
 void sides_drop(owner *o, const char *id)
 {
-    for (side **at = &o->sides; *at; at = &(*at)->next) {
-        side *s = *at;
-        if (strcmp(s->id, id) != 0)
-            continue;
-        *at = s->next;
-        json_decref(s->function);
-        json_decref(s->dataset);
-        json_decref(s->info);
-        json_decref(s->access);
-        json_decref(s->epochs);
-        json_decref(s->usage);
-        json_decref(s->plan);
-        json_decref(s->start_ms);
-        blob_close(s->object);
-        explicit_bzero(s->secret, sizeof s->secret);
-        explicit_bzero(s->locator, sizeof s->locator);
-        free(s);
+    side **link = link_of(o, id), **at = &o->sides, *s = *link;
+    if (!s)
         return;
-    }
+    while (*at != s)
+        at = &(*at)->next;
+    *at = s->next;
+    *link = s->next_of_hash;
+    json_decref(s->function);
+    json_decref(s->dataset);
+    json_decref(s->info);
+    json_decref(s->access);
+    json_decref(s->epochs);
+    json_decref(s->usage);
+    json_decref(s->plan);
+    json_decref(s->start_ms);
+    blob_close(s->object);
+    explicit_bzero(s->secret, sizeof s->secret);
+    explicit_bzero(s->locator, sizeof s->locator);
+    free(s);
 }
 
 static json_t *dataset_message(const dataset_info *d, err *e)
@@ -546,10 +556,10 @@ static json_t *gpus_json(const owner *o, const job *j)
 
 /* The store, when it is away: it is what a job waits for whose functions fetch data, long before its
  * kubeml-ps has something to write. */
-static void explain(owner *o, const job *j, job_reason *out)
+static void explain(owner *o, jobs_look *look, const job *j, job_reason *out)
 {
     err away = ERR_INIT;
-    jobs_explain(o->machine, j, clock_monotonic_ms(), out);
+    jobs_explain_in(look, j, out);
     if (job_ended(j) || j->verdict || strcmp(out->reason, "RedisGone") == 0 ||
         store_watch_up(o->controller->watch, &away))
         return;
@@ -557,8 +567,13 @@ static void explain(owner *o, const job *j, job_reason *out)
     snprintf(out->message, sizeof out->message, "%s", away.message);
 }
 
+jobs_look owner_look(const owner *o)
+{
+    return (jobs_look){.machine = o->machine, .now_ms = clock_monotonic_ms()};
+}
+
 /* With the one dominant reason, where the state has none of its own. */
-json_t *jobs_live_json(owner *o, const job *j)
+json_t *jobs_live_json(owner *o, jobs_look *look, const job *j)
 {
     side *s = sides_find(o, j->id);
     cleanup_json json_t *record = s ? sides_record(s, j) : NULL;
@@ -566,7 +581,7 @@ json_t *jobs_live_json(owner *o, const job *j)
         return NULL;
     json_t *out = jobs_task_json(record);
     job_reason why;
-    explain(o, j, &why);
+    explain(o, look, j, &why);
     json_object_set_new(out, "reason", json_string(why.reason));
     json_object_set_new(out, "message", json_string(why.message));
     json_object_set_new(out, "gpus", gpus_json(o, j));

@@ -15,8 +15,9 @@ static void run_task(owner *o, void *arg)
 {
     owner_call *c = arg;
     const job *j = jobs_find(o->machine, c->id);
+    jobs_look look = owner_look(o);
     if (j) {
-        *c->out = jobs_live_json(o, j);
+        *c->out = jobs_live_json(o, &look, j);
         c->status = *c->out ? 0 : err_set(&c->why, ERR_NOMEM, "no memory for the answer");
         return;
     }
@@ -38,8 +39,9 @@ int owner_task(owner *o, const char *id, json_t **out, err *e)
 static void run_live(owner *o, void *arg)
 {
     owner_call *c = arg;
+    jobs_look look = owner_look(o);
     for (size_t i = 0; i < jobs_count(o->machine); i++) {
-        json_t *task = jobs_live_json(o, jobs_at(o->machine, i));
+        json_t *task = jobs_live_json(o, &look, jobs_at(o->machine, i));
         if (task)
             json_array_append_new(*c->out, task);
     }

@@ -238,6 +238,55 @@ TEST(who_waits_for_another_is_told_for_whom_and_why)
     jobs_close(m);
 }
 
+/* Of `at`, which waits, by one walk over all. */
+static int count_before(size_t at)
+{
+    const job *j = jobs_at(m, at);
+    int before = 0;
+    for (size_t k = 0; k < jobs_count(m); k++) {
+        const job *other = jobs_at(m, k);
+        int priority = other->request.priority - j->request.priority;
+        bool possible =
+            other->request.default_parallelism <= 8 && other->request.gpu.memory_bytes < 9 * GIB;
+        before +=
+            other->state == JOB_QUEUED && possible && (priority > 0 || (priority == 0 && k < at));
+    }
+    return before;
+}
+
+TEST(all_that_wait_are_explained_in_one_look)
+{
+    char id[JOB_ID_BYTES], before[40];
+    open_with_gpus(GPU_BEST_FIT, false, 8 * GIB, 0);
+    submit_on_gpu("runs", 7, true, DEVICE_CPU, (gpu_share){0});
+    for (int i = 0; i < 60; i++) {
+        snprintf(id, sizeof id, "job%d", i);
+        if (i % 7 == 3)
+            submit_on_gpu(id, 1, true, DEVICE_AUTO, (gpu_share){9 * GIB, 0}); /* never */
+        else
+            submit(id, 2 + i * i % 8, i * 5 % 3 - 1, true); /* with 9 slots never */
+    }
+    step((job_event){.type = JOB_TICK});
+    jobs_look look = {.machine = m, .now_ms = now};
+    int in_line = 0;
+    for (size_t i = 0; i < jobs_count(m); i++) {
+        job_reason together, alone;
+        jobs_explain_in(&look, jobs_at(m, i), &together);
+        jobs_explain(m, jobs_at(m, i), now, &alone);
+        CHECK_STR(together.reason, alone.reason);
+        CHECK_STR(together.message, alone.message);
+        if (!strstr(together.message, "before it"))
+            continue;
+        int wanted = count_before(i);
+        snprintf(before, sizeof before, ", %d job%s before it", wanted,
+                 wanted == 1 ? " is" : "s are");
+        CHECK_CONTAINS(together.message, before);
+        in_line++;
+    }
+    CHECK(in_line > 40);
+    jobs_close(m);
+}
+
 TEST(why_there_is_no_gpu_for_a_job)
 {
     open_with_gpus(GPU_BEST_FIT, true, 8 * GIB, 0);
