@@ -281,13 +281,20 @@ static bool rests(const kube_jobs *j, const json_t *object, const json_t *active
            !json_object_get(active, kube_trainjob_job(object));
 }
 
-static void follow(kube_jobs *j, json_t *object, const char *now)
+/* The job's task; those that are active, the list of this turn has. */
+static int task_of(kube_jobs *j, const json_t *active, const char *id, json_t **out, err *e)
+{
+    *out = json_incref(json_object_get(active, id));
+    return *out ? 0 : j->host.task(j->host.context, id, out, e);
+}
+
+static void follow(kube_jobs *j, json_t *object, const json_t *active, const char *now)
 {
     cleanup_json json_t *task = NULL;
     err e = ERR_INIT;
     if (note_job(j, object, kube_trainjob_job(object)))
         return;
-    if (j->host.task(j->host.context, kube_trainjob_job(object), &task, &e)) {
+    if (task_of(j, active, kube_trainjob_job(object), &task, &e)) {
         /* Deleted through the API, with its history: what stands for it goes too. Or there was none
          * yet. */
         if (e.code == ERR_NOT_FOUND && *text_of(json_object_get(object, "status"), "job"))
@@ -350,18 +357,21 @@ static bool show(kube_jobs *j, const json_t *task)
     return object != NULL;
 }
 
-/* NULL: none. */
-static const json_t *standing_for(const json_t *objects, const char *job)
+/* Which object stands for a job, by the job's id. NULL: no memory; what lacks in it would be taken
+ * for deleted. */
+static json_t *by_job(const json_t *objects)
 {
+    cleanup_json json_t *out = json_object();
     json_t *one;
     const char *name;
     char id[KUBE_TRAINJOB_ID_BYTES];
-    json_object_foreach((json_t *)(uintptr_t)objects, name, one) {
+    json_object_foreach ((json_t *)(uintptr_t)objects, name, one) {
+        const char *noted = kube_trainjob_job(one);
         kube_trainjob_id(one, id); /* submitted, not yet labelled */
-        if (strcmp(kube_trainjob_job(one), job) == 0 || strcmp(id, job) == 0)
-            return one;
+        if (json_object_set(out, id, one) || (*noted && json_object_set(out, noted, one)))
+            return NULL;
     }
-    return NULL;
+    return json_incref(out);
 }
 
 static bool is_deleted(kube_jobs *j, const char *id)
@@ -372,26 +382,24 @@ static bool is_deleted(kube_jobs *j, const char *id)
 }
 
 /* Jobs that had a TrainJob when we began: it was deleted while nobody looked. */
-static int find_deleted(kube_jobs *j, const json_t *objects)
+static int find_deleted(kube_jobs *j, const json_t *standing)
 {
     cleanup_json json_t *ids = NULL;
     json_t *one;
-    const char *name;
+    const char *id;
+    void *next;
     err e = ERR_INIT;
     if (j->host.links(j->host.context, &ids, &e)) {
         log_warn("which jobs had a TrainJob is not known yet: %s", e.message);
         return -1;
     }
-    json_object_foreach ((json_t *)(uintptr_t)objects, name, one) {
-        char id[KUBE_TRAINJOB_ID_BYTES];
-        kube_trainjob_id(one, id); /* submitted, not yet labelled */
-        json_object_del(ids, kube_trainjob_job(one));
-        json_object_del(ids, id);
-    }
+    json_object_foreach_safe (ids, next, id, one)
+        if (json_object_get(standing, id))
+            json_object_del(ids, id);
     return json_object_update_missing(j->leaving, ids);
 }
 
-static void show_others(kube_jobs *j, const json_t *objects, const json_t *current)
+static void show_others(kube_jobs *j, const json_t *standing, const json_t *current)
 {
     json_t *one;
     const char *id;
@@ -401,14 +409,14 @@ static void show_others(kube_jobs *j, const json_t *objects, const json_t *curre
         const char *job = text_of(one, "id");
         if (json_object_get(j->leaving, job))
             continue;
-        if (!standing_for(objects, job))
+        if (!json_object_get(standing, job))
             json_object_set(j->owed, job, one);
         else if (!j->turned) /* who led before may have got no further */
             adopt_soon(j, job);
     }
     /* One that has ended is not in the next list. */
     json_object_foreach_safe(j->owed, next, id, one)
-        if (standing_for(objects, id) || is_deleted(j, id) || show(j, one))
+        if (json_object_get(standing, id) || is_deleted(j, id) || show(j, one))
             json_object_del(j->owed, id);
 }
 
@@ -483,7 +491,7 @@ static int adopt_pods(kube_jobs *j, const char *id, const json_t *object, err *e
 
 /* A job of the API may get its pods before its TrainJob: they become that one's, as those that come
  * later are from the start, so that they go with it also where nobody looks. */
-static void adopt(kube_jobs *j, const json_t *objects)
+static void adopt(kube_jobs *j, const json_t *standing)
 {
     int64_t now = clock_monotonic_ms();
     const char *id;
@@ -494,7 +502,7 @@ static void adopt(kube_jobs *j, const json_t *objects)
     j->adopt_ms = now + KUBE_JOBS_TURN_MS;
     json_object_foreach_safe (j->adopting, next, id, until) {
         err e = ERR_INIT;
-        const json_t *object = standing_for(objects, id);
+        const json_t *object = json_object_get(standing, id);
         if (object && adopt_pods(j, id, object, &e) && e.code != ERR_CANCELLED)
             log_warn("the pods of job %s do not go with its TrainJob: %s", id, e.message);
         if (!err_retry_may_help(e.code) && (e.code != ERR_NONE || now >= json_integer_value(until)))
@@ -535,16 +543,17 @@ static void turn(kube_jobs *j, const json_t *objects, const json_t *gone)
         if (*kube_object_text(one, "deletionTimestamp") || rests(j, one, active))
             continue;
         if (*kube_trainjob_job(one))
-            follow(j, one, now);
+            follow(j, one, active, now);
         else
             submit(j, one, now);
     }
     forget_gone(j->resting, objects);
     forget_gone(j->tried, objects);
-    adopt(j, objects);
-    if (!known || (!j->turned && find_deleted(j, objects)))
+    cleanup_json json_t *standing = by_job(objects);
+    adopt(j, standing);
+    if (!standing || !known || (!j->turned && find_deleted(j, standing)))
         return;
-    show_others(j, objects, current);
+    show_others(j, standing, current);
     let_go(j, active);
     j->turned = true;
 }
