@@ -27,11 +27,13 @@ typedef struct hop {
     struct curl_slist *headers;
     char type[80], link[STORE_KEY_BYTES + 128];
     buf body; /* of a stream: what its client has no room for */
+    size_t held, sent; /* of an answer that is whole: what of it counts, and has been read */
     int64_t stuck_ms;
     long status;
     bool sized;  /* the answer says how long it is */
     bool headed; /* its headers are there */
-    bool refused;
+    bool refused; /* there is no memory for it, or it is over FORWARD_BYTES_MAX */
+    bool crowded; /* others have not taken theirs */
     bool paused; /* the leader is to wait until the client has read */
     http_stream *stream;
 } hop;
@@ -40,6 +42,7 @@ static atomic_int waiting;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t fewer = PTHREAD_COND_INITIALIZER;
 static int streams; /* open ones */
+static size_t held_bytes; /* of answers on their way to their clients */
 
 static bool count_stream(int change)
 {
@@ -59,7 +62,21 @@ void forward_drain(void)
     pthread_mutex_unlock(&lock);
 }
 
-static void hop_free(hop *h)
+/* For the leader it is over once it has sent it all: how long the client takes is our matter. What
+ * is small does not count, so that others are answered while somebody takes his time. */
+static bool hold(hop *h, size_t bytes)
+{
+    if (bytes <= FORWARD_SMALL_BYTES)
+        return true;
+    pthread_mutex_lock(&lock);
+    bool fits = held_bytes + bytes <= FORWARD_HELD_MAX;
+    h->held = fits ? bytes : 0;
+    held_bytes += h->held;
+    pthread_mutex_unlock(&lock);
+    return fits;
+}
+
+static void hang_up(hop *h)
 {
     if (h->curl && h->multi)
         curl_multi_remove_handle(h->multi, h->curl);
@@ -68,7 +85,19 @@ static void hop_free(hop *h)
     if (h->multi)
         curl_multi_cleanup(h->multi);
     curl_slist_free_all(h->headers);
+    h->curl = NULL;
+    h->multi = NULL;
+    h->headers = NULL;
+}
+
+static void hop_free(void *hop_)
+{
+    hop *h = hop_;
+    hang_up(h);
     buf_free(&h->body);
+    pthread_mutex_lock(&lock);
+    held_bytes -= h->held;
+    pthread_mutex_unlock(&lock);
     free(h);
 }
 
@@ -92,10 +121,21 @@ static size_t take_header(char *bytes, size_t size, size_t count, void *context)
     return len;
 }
 
+/* Before its first byte. */
+static bool hold_answer(hop *h)
+{
+    curl_off_t len = 0;
+    curl_easy_getinfo(h->curl, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &len);
+    h->crowded = len > 0 && !hold(h, (size_t)len);
+    return !h->crowded;
+}
+
 static size_t take_bytes(char *bytes, size_t size, size_t count, void *context)
 {
     hop *h = context;
     size_t len = size * count;
+    if (h->sized && !h->body.len && !hold_answer(h))
+        return 0;
     if (h->stream && h->body.len >= HOP_HELD_BYTES) {
         h->paused = true;
         return CURL_WRITEFUNC_PAUSE; /* it comes again */
@@ -274,6 +314,11 @@ static void answer_lost(const hop *h, http_request *r, CURLcode result)
     bool harmless = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
     if (h->refused)
         err_set(&e, ERR_LIMIT, "the leader's answer is over %d bytes", FORWARD_BYTES_MAX);
+    else if (h->crowded)
+        err_set(&e, ERR_UNAVAILABLE,
+                "there is no room for the answer: %d MiB at most are held for others that have "
+                "not taken theirs yet",
+                FORWARD_HELD_MAX >> 20);
     else if (harmless || result == CURLE_COULDNT_CONNECT)
         err_set(&e, ERR_UNAVAILABLE,
                 "the leading controller does not answer; another takes over within seconds");
@@ -281,6 +326,32 @@ static void answer_lost(const hop *h, http_request *r, CURLcode result)
         err_set(&e, ERR_TIMEOUT,
                 "the leading controller was lost before it answered: look whether it was done");
     http_answer_error(r, &e);
+}
+
+static ssize_t read_answer(void *source, void *out, size_t max)
+{
+    hop *h = source;
+    size_t left = h->body.len - h->sent, n = left < max ? left : max;
+    memcpy(out, h->body.bytes + h->sent, n);
+    h->sent += n;
+    return (ssize_t)n;
+}
+
+/* Takes the hop. */
+static void answer_whole(hop *h, http_request *r)
+{
+    if (h->status == 503)
+        http_add_header(r, "Retry-After", "1");
+    if (h->link[0])
+        http_add_header(r, "Link", h->link);
+    if (h->held && h->status == 200) {
+        hang_up(h);
+        http_answer_source(r, h->type, h->body.len, read_answer, hop_free, h);
+        return;
+    }
+    http_answer_bytes(r, (unsigned)h->status, h->type, h->body.len ? h->body.bytes : "",
+                      h->body.len);
+    hop_free(h);
 }
 
 static void forward(controller *c, const char *where, http_request *r)
@@ -295,18 +366,12 @@ static void forward(controller *c, const char *where, http_request *r)
     }
     if (!await_answer(h, &result)) {
         answer_lost(h, r, result);
+        hop_free(h);
     } else if (!h->sized && h->status == 200) {
         answer_stream(h, r);
-        return;
     } else {
-        if (h->status == 503)
-            http_add_header(r, "Retry-After", "1");
-        if (h->link[0])
-            http_add_header(r, "Link", h->link);
-        http_answer_bytes(r, (unsigned)h->status, h->type, h->body.len ? h->body.bytes : "",
-                          h->body.len);
+        answer_whole(h, r);
     }
-    hop_free(h);
 }
 
 bool forward_divert(void *context, http_request *r)

@@ -16,9 +16,11 @@ enum {
     FORWARD_ANSWER_MS = 120000, /* until an answer that is no stream is whole */
     FORWARD_WATCH_MS = 250,     /* how soon a lost leader or a client that left is noticed */
     FORWARD_LOOK_MS = 1000,
-    FORWARD_WAITING_MAX = 8,    /* requests that wait for the leader; more get 503 */
+    FORWARD_WAITING_MAX = 8, /* requests that wait for the leader; more get 503 */
     FORWARD_STREAMS_MAX = 512,
     FORWARD_BYTES_MAX = 160 << 20,
+    FORWARD_HELD_MAX = 256 << 20,  /* of answers that clients have not taken yet, but for */
+    FORWARD_SMALL_BYTES = 1 << 20, /* those up to this */
 };
 
 /* http_config.divert; the context is the controller. False: it leads, the handler is to answer. */
