@@ -194,7 +194,8 @@ static void take_pod_event(jobs *m, job *j, const job_event *event)
     case JOB_POD_FAILED:
         for (int i = 0; j && i < j->pods; i++) {
             p = &j->pod[i];
-            if (p->phase == JOB_POD_TAKING && p->function == event->function &&
+            bool late = event->code == ERR_CANCELLED && !p->unwanted; /* of a JOB_TAKE before */
+            if (p->phase == JOB_POD_TAKING && !late && p->function == event->function &&
                 p->incarnation == event->incarnation) {
                 pod_failed(m, j, p, event->code, event->message);
                 break;

@@ -157,7 +157,8 @@ typedef enum job_event_type {
      * does not (Unschedulable, ImageNotPulled, QuotaExceeded, ...) */
     JOB_POD_WAITING,
     JOB_POD_READY, /* job, function, incarnation, pod: taken, labelled, said welcome */
-    /* job, function, incarnation, code, message: TAKE did not work, or was taken back */
+    /* job, function, incarnation, code, message: TAKE did not work, or was taken back
+     * (ERR_CANCELLED) */
     JOB_POD_FAILED,
     /* job, function, incarnation, message: what TAKE started came on a GPU without room for it */
     JOB_POD_UNPLACED,

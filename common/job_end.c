@@ -199,8 +199,19 @@ void job_check_deadline(jobs *m, job *j)
         give_verdict(m, j, JOB_FAILED, "DeadlineExceeded", text);
 }
 
+/* kubeml-ps knows which function did not join, and not what its pod waits for. */
+static const char *what_lacks(const job *j, const char *reason)
+{
+    for (int i = 0; i < j->pods && strcmp(reason, "FunctionMissing") == 0; i++)
+        if (j->pod[i].phase < JOB_POD_TOLD && j->pod[i].message[0])
+            return j->pod[i].message;
+    return "";
+}
+
 void job_finished(jobs *m, job *j, const job_event *event)
 {
+    char message[ERR_MESSAGE_BYTES];
+    const char *lacks = what_lacks(j, event->reason);
     if (!job_active(j) || event->state < JOB_SUCCEEDED)
         return;
     if (event->value > j->epochs)
@@ -210,8 +221,9 @@ void job_finished(jobs *m, job *j, const job_event *event)
     bool overtaken = event->state == JOB_SUCCEEDED ||
                      (j->verdict_state == JOB_SUSPENDED && event->state == JOB_FAILED &&
                       !stays_suspended(j, event->reason, event->message));
+    text_print(message, sizeof message, "%s%s%s", event->message, lacks[0] ? ": " : "", lacks);
     if (j->verdict && !overtaken)
         job_carry_out(m, j);
     else
-        job_end(m, j, event->state, event->reason, event->message);
+        job_end(m, j, event->state, event->reason, message);
 }

@@ -152,15 +152,20 @@ void pod_want(jobs *m, job *j, int function, int incarnation)
     take(m, j, p);
 }
 
+static void untake(jobs *m, job *j, const job_pod *p)
+{
+    if (p->unwanted)
+        return;
+    job_action *a = jobs_emit(m, JOB_UNTAKE, j);
+    a->function = p->function;
+    a->incarnation = p->incarnation;
+}
+
 static void stop_within(jobs *m, job *j, job_pod *p, int grace_ms)
 {
     if (p->phase == JOB_POD_TAKING) {
-        if (!p->unwanted) { /* one that is there before it is heard is stopped then */
-            job_action *a = jobs_emit(m, JOB_UNTAKE, j);
-            a->function = p->function;
-            a->incarnation = p->incarnation;
-        }
-        p->unwanted = true;
+        untake(m, j, p);
+        p->unwanted = true; /* one that is there before it is heard is stopped then */
         return;
     }
     if (p->phase >= JOB_POD_STOPPING)
@@ -511,14 +516,23 @@ int64_t pod_given_up_ms(const jobs *m, const job_pod *p)
     return p->since_ms + (p->mute ? m->limits.adopt_ms : m->limits.attach_ms) + 1;
 }
 
+/* The next one is asked for under the same number: of two, one would stay. */
+static void not_come(jobs *m, job *j, job_pod *p)
+{
+    char text[ERR_MESSAGE_BYTES];
+    text_print(text, sizeof text, "not there after %d s%s%.200s", (int)(m->limits.pod_ms / 1000),
+               p->message[0] ? ": " : "", p->message);
+    if (MUTATE(30, true, false))
+        untake(m, j, p);
+    pod_failed(m, j, p, ERR_TIMEOUT, text);
+}
+
 static void pod_due(jobs *m, job *j, job_pod *p)
 {
     bool ps = p->function == JOB_KUBEML_PS;
     char text[80];
     switch (p->phase) {
-    case JOB_POD_TAKING:
-        pod_failed(m, j, p, ERR_TIMEOUT, "the pod that was asked for does not answer");
-        break;
+    case JOB_POD_TAKING: not_come(m, j, p); break;
     case JOB_POD_WANTED:
         if (p->name[0] == '\0') {
             take(m, j, p);

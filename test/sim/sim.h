@@ -210,6 +210,7 @@ struct sim {
     int faults_left;
     int64_t calm_ms; /* from here on nothing breaks any more */
     double duplicate, lag;
+    bool withheld; /* a pod came later than it was waited for; once, so that each job ends */
     bool strict; /* small bounds: "Crashed" is a fair end */
     int lost_replies, flips;
     uint64_t steps, hash;

@@ -178,7 +178,9 @@ static void take(sim *s, int who, const job_action *a)
     bool cold = sim_chance(s, 0.2);
     int64_t ms = cold ? sim_between(s, 200, 3000) : sim_between(s, 0, 20);
     bool full = cold && ms % 4 == 0; /* no node has room for it, for a while */
-    ms = full ? 14 * ms : ms;
+    bool longer = full && ms % 16 == 0 && ms > 1500 && !s->withheld; /* than it is waited for */
+    ms = longer ? 200 * ms : full ? 14 * ms : ms;
+    s->withheld = s->withheld || longer;
     int gpu = s->gpus_elsewhere && a->function != JOB_KUBEML_PS && !cold ? take_warm(s, a) : -1;
     message *m = sim_after(s, ms, SIM_CONTROLLER, taken);
     m->life = s->life;
@@ -194,23 +196,39 @@ static void take(sim *s, int who, const job_action *a)
     }
 }
 
-static void taken_back(sim *s, message *m)
+/* What is on its way to the job. */
+static bool is_reserved(const sim *s, const message *m, int who)
 {
-    job_event e = m->job;
-    e.type = JOB_POD_FAILED;
-    e.code = ERR_CANCELLED;
-    controller_event(s, &e);
+    return m->deliver == taken && m->life == s->life && strcmp(m->job.job, s->job[who].id) == 0;
 }
 
 /* Of what is on its way; what came too late is stopped by the machine. */
 static void untake(sim *s, int who, const job_action *a)
 {
+    message *found = NULL;
     for (int i = 0; i < s->heap_count; i++) {
         message *m = s->heap[i];
-        if (m->deliver == taken && m->life == s->life && strcmp(m->job.job, s->job[who].id) == 0 &&
-            m->job.function == a->function && m->job.incarnation == a->incarnation)
-            m->deliver = taken_back;
+        if (is_reserved(s, m, who) && m->job.function == a->function &&
+            m->job.incarnation == a->incarnation)
+            found = m;
     }
+    if (!found)
+        return;
+    message *m = later(s, sim_between(s, 0, 300), JOB_POD_FAILED, who);
+    m->job.function = a->function;
+    m->job.incarnation = a->incarnation;
+    m->job.code = ERR_CANCELLED;
+    found->deliver = controller_hears; /* nothing comes */
+    found->job.type = JOB_TICK;
+}
+
+/* A pod that nobody asks for any more would wait for ever, or be given to nobody. */
+static void check_none_reserved(sim *s, int who)
+{
+    for (int i = 0; i < s->heap_count; i++)
+        if (is_reserved(s, s->heap[i], who))
+            sim_wrong(s, "job %s has ended, and a pod for its function %d is still to come",
+                      s->job[who].id, s->heap[i]->job.function);
 }
 
 static void stop_now(sim *s, message *m)
@@ -348,6 +366,7 @@ static void act(sim *s, const job_action *a)
     case JOB_TELL_BYE: tell(s, who, a); break;
     case JOB_CHANGED: break;
     case JOB_DONE:
+        check_none_reserved(s, who);
         j->done = true;
         j->state = a->job->state;
         memcpy(j->reason, a->job->reason, sizeof j->reason);

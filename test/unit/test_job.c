@@ -462,6 +462,80 @@ TEST(a_pod_that_is_not_there_yet_holds_up_no_cancelled_job)
     jobs_close(m);
 }
 
+static void no_node_takes(const char *id, int function)
+{
+    step((job_event){.type = JOB_POD_WAITING,
+                     .job = id,
+                     .function = function,
+                     .reason = "Unschedulable",
+                     .message = "no node takes the pod: 2 Insufficient nvidia.com/gpu"});
+}
+
+/* Asks for another in the place of one that did not come in time. */
+static void wait_in_vain(int function)
+{
+    now += 300000;
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(get(JOB_UNTAKE)->function, function);
+    CHECK(!find(JOB_TAKE));
+    step((job_event){.type = JOB_POD_FAILED,
+                     .job = "a",
+                     .function = function,
+                     .code = ERR_CANCELLED,
+                     .message = "it is wanted no more"});
+    CHECK_INT((int)count, 0);
+}
+
+TEST(a_pod_that_does_not_come_is_taken_back_before_another_is_asked_for)
+{
+    open_machine(2);
+    submit("a", 1, 0, true);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    step((job_event){.type = JOB_PS_NEED, .job = "a"});
+    no_node_takes("a", 0);
+    wait_in_vain(0);
+    check_reason("a", "PodFailed", "not there after 300 s: no node takes the pod");
+    now = jobs_deadline(m);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(get(JOB_TAKE)->function, 0);
+    CHECK(!find(JOB_UNTAKE));
+    no_node_takes("a", 0);
+    now += 300000;
+    step((job_event){.type = JOB_PS_FINISHED,
+                     .job = "a",
+                     .state = JOB_FAILED,
+                     .reason = "FunctionMissing",
+                     .message = "function 0 (incarnation 0) did not join within 600 s"});
+    CHECK_INT(get(JOB_UNTAKE)->function, 0);
+    check_reason("a", "FunctionMissing",
+                 "within 600 s: no node takes the pod: 2 Insufficient nvidia.com/gpu");
+    jobs_close(m);
+}
+
+TEST(a_kubeml_ps_that_finds_no_room_leaves_no_pod_and_says_why)
+{
+    open_machine(2);
+    submit("a", 1, 0, true);
+    step((job_event){.type = JOB_TICK});
+    for (int i = 1; i < 8; i++) {
+        no_node_takes("a", JOB_KUBEML_PS);
+        wait_in_vain(JOB_KUBEML_PS);
+        now = jobs_deadline(m);
+        step((job_event){.type = JOB_TICK});
+        CHECK_INT(get(JOB_TAKE)->function, JOB_KUBEML_PS);
+    }
+    no_node_takes("a", JOB_KUBEML_PS);
+    now += 300000;
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(get(JOB_UNTAKE)->function, JOB_KUBEML_PS);
+    get(JOB_DONE);
+    check_reason("a", "PodFailed",
+                 "after 8 tries: not there after 300 s: no node takes the pod: 2 "
+                 "Insufficient nvidia.com/gpu");
+    jobs_close(m);
+}
+
 /* An API server takes a moment to know of a role that was made just now, with the controller. */
 TEST(a_right_that_is_missing_is_waited_for_within_bounds)
 {
