@@ -169,7 +169,8 @@ typedef enum job_event_type {
                         * connection broke (ERR_UNAVAILABLE: it is stopped, and kubeml-ps told) */
     /* kubeml-ps */
     JOB_PS_ACCEPTED, /* job: `accepted`, or the attach was answered */
-    /* job, code, reason, message; ERR_NOT_FOUND for an attach: it has no job yet */
+    /* job, code, reason, message; ERR_NOT_FOUND for an attach: it has no job yet. For a SEND also
+     * from the controller, which has nothing to send */
     JOB_PS_REFUSED,
     JOB_PS_CLOSED,    /* job, code: it broke or was not made; ERR_TIMEOUT: its node is silent */
     JOB_PS_ACCESS,    /* job; the controller keeps the contents */

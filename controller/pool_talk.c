@@ -84,8 +84,13 @@ void pool_send_job(owner *o, const job_action *a)
     }
     err e = ERR_INIT;
     if (sides_access(o, s, a->job, &e)) {
-        owner_event(o, &(job_event){.type = JOB_PS_CLOSED, .job = a->job->id, .code = e.code,
-                                    .message = e.message});
+        /* A store that is away is told by itself. */
+        owner_event(
+            o, &(job_event){.type = err_retry_may_help(e.code) ? JOB_PS_CLOSED : JOB_PS_REFUSED,
+                            .job = a->job->id,
+                            .code = e.code,
+                            .reason = "StoreAccess",
+                            .message = e.message});
         return;
     }
     json_decref(s->access);

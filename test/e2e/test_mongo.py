@@ -314,6 +314,27 @@ def a_database_that_lets_nobody_in_is_named():
 
 
 @case(limit=90, platform=False)
+def a_job_whose_users_may_not_be_made_fails_with_that():
+    database = f"e2e_{os.getpid()}"
+    uri = server_uri(database)
+    mongo = client(uri)
+    name = f"kubeml-{os.getpid()}"
+    mongo.admin.command("createUser", name, pwd="limited", roles=["readWriteAnyDatabase", "dbAdminAnyDatabase"])
+    try:
+        limited = f"{uri[:uri.index('://') + 3]}{name}:limited@{uri[uri.rindex('@') + 1:]}"
+        with Platform("--store", limited) as p:
+            ready(p)
+            p.dataset()
+            p.function()
+            task = p.wait(p.train(epochs=1), 40)
+            assert (task["state"], task["reason"]) == ("failed", "StoreAccess"), task
+            assert "not authorized" in task["message"] and "access to the store" in task["message"], task
+    finally:
+        mongo.admin.command("dropUser", name)
+        clean(mongo, database)
+
+
+@case(limit=90, platform=False)
 def a_job_reads_through_tls_from_a_server_by_name():
     database = f"e2e_{os.getpid()}"
     uri = server_uri(database, "tls").replace("127.0.0.1", "localhost")

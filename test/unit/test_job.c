@@ -571,6 +571,20 @@ TEST(what_cannot_help_fails_at_once)
     CHECK_INT(jobs_find(m, "a")->state, JOB_FAILED);
     check_reason("a", "RedisMissing", "not installed");
 
+    submit("c", 1, 0, true);
+    step((job_event){.type = JOB_TICK});
+    step((job_event){.type = JOB_POD_READY, .job = "c", .function = JOB_KUBEML_PS, .pod = "q"});
+    get(JOB_SEND);
+    step((job_event){.type = JOB_PS_REFUSED,
+                     .job = "c",
+                     .code = ERR_FORBIDDEN,
+                     .reason = "StoreAccess",
+                     .message = "access to the store: not authorized"});
+    check_reason("c", "StoreAccess", "not authorized");
+    now = jobs_deadline(m);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(jobs_find(m, "c")->state, JOB_FAILED);
+
     run_job("b", 1);
     step((job_event){.type = JOB_PS_NEED, .job = "b", .function = 0, .incarnation = 1});
     step((job_event){.type = JOB_POD_READY, .job = "b", .function = 0, .incarnation = 1,
