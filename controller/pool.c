@@ -329,6 +329,8 @@ void pool_stop(owner *o, const char *name, int grace_ms)
     if (p) {
         pool_use(p, USE_STOPPING);
         p->dial_ms = INT64_MAX;
+        if (p->talk == TALK_WELCOME) /* one that still said it would be given to somebody */
+            pool_hang_up(p);
     }
     err e = ERR_INIT;
     if (o->cluster->ops->stop(o->cluster, name, grace_ms, &e))
