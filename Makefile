@@ -32,8 +32,11 @@ LDFLAGS   += $(if $(SANITIZER),-fsanitize=$(SANITIZER)) -Wl,--as-needed -Wl,--gc
 # Kernels are compiled once per instruction set; which one runs is chosen at run time (kernels/cpu).
 # x_avx512.c and x_avx2.c are the same algorithm with wider registers. The merge must give the same
 # bits everywhere, and so must what is drawn: no contraction into fused multiply-add, there or in any file named merge*.c.
+# Vectors wider than a set's registers are passed between inlined functions alone: how the ABI would pass them does not matter.
 flags_for = $(if $(findstring _avx512,$1),$(loops_opt) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma) \
+            $(if $(findstring _avx512_bf16,$1),-mavx512bf16) \
             $(if $(findstring _avx2,$1),$(loops_opt) -mavx2 -mfma) \
+            $(if $(filter kernels/cpu/kernels_generic.c kernels/cpu/kernels_avx2.c,$1),-Wno-psabi) \
             $(if $(findstring /merge,$1)$(findstring common/rng.,$1),-O3 -ffp-contract=off) \
             $(if $(findstring kernels/cpu/kernels_generic,$1),$(SEEN_AT_ACCESS)) \
             $(if $(findstring /reference/,$1),-O3 $(SEEN_AT_ACCESS))
@@ -98,6 +101,7 @@ help: ## this list
 tests: $(UNITS) $(SIMS) $(PROGRAMS) $(MODULE) ## build the tests without running them
 benches: $(BENCHES)
 
+# Targets beside those above. The images are built without them (manifests/images/build.sh): `all` needs none of these but for CUDA.
 -include scripts/*.mk test/*.mk charts/*.mk
 
 install-packages: ## install what the build and the tests need, from the distribution

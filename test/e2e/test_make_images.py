@@ -3,6 +3,7 @@
 comes of real ones test/cluster/test_images.py looks at."""
 import os
 import pathlib
+import re
 import subprocess
 import tempfile
 
@@ -11,7 +12,9 @@ from harness import ROOT, case, skip
 
 ENGINES = ("docker", "podman", "buildah")
 USUAL = ("controller", "builder", "ps", "function-cpu")
-# Answers as the engine of its name would, as far as build.sh asks; a line in $SAID for each call, its words apart by tabs.
+COMPILES = "make -n CUDA=0 BUILD=/out all"  # as the container's build, and says how
+# Answers as the engine of its name would, as far as build.sh asks; a line in $SAID for each call, its words apart by tabs. What
+# would be run in the context lies beside it.
 ENGINE = """#!/bin/sh
 printf '%s' "${0##*/}" >>"$SAID"
 for word; do printf '\\t%s' "$word" >>"$SAID"; done
@@ -20,7 +23,10 @@ info) echo >>"$SAID"; exit "$NO_DAEMON" ;;
 save) : >"$3" ;;
 esac
 for word; do case $word in docker-archive:*) word=${word#docker-archive:}; : >"${word%%:*}" ;; esac; done
-[ ! -e "$word/Makefile" ] || printf '\\tholds\\t%s' "$(cd "$word" && ls | tr '\\n' ' ')" >>"$SAID"
+if [ -e "$word/Makefile" ]; then
+    cd "$word" && printf '\\tholds\\t%s' "$(ls | tr '\\n' ' ')" >>"$SAID"
+    env -u MAKEFLAGS -u MAKELEVEL $COMPILES >"$SAID.commands"
+fi
 echo >>"$SAID"
 """
 
@@ -51,7 +57,8 @@ class Machine:
                        if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "ENGINE", "BASE", "PREFIX", "TAG", "OUT", "PREBUILT", "LAYERS")}
         run = subprocess.run(
             ["make", "-s", "--no-print-directory", "images", *settings], cwd=ROOT, capture_output=True, text=True, timeout=60 * harness.STRETCH,
-            env={**environment, "PATH": str(self.folder / "bin"), "SAID": str(self.said), "NO_DAEMON": str(int(not self.daemon))})
+            env={**environment, "PATH": str(self.folder / "bin"), "SAID": str(self.said), "COMPILES": COMPILES,
+                 "NO_DAEMON": str(int(not self.daemon))})
         return run.returncode, run.stdout + run.stderr, [line.split("\t") for line in self.said.read_text().splitlines()]
 
 
@@ -84,6 +91,23 @@ def the_first_that_works_builds():
         # The sources, and not all that lies in the tree.
         holds = first[first.index("holds") + 1].split()
         assert {"Makefile", "common", "manifests"} <= set(holds) and not {"build", "test", "docs"} & set(holds), what
+
+
+def without_tests(commands):
+    return [re.sub(r"-Itest/\S+ ", "", line) for line in commands.splitlines()]
+
+
+@case(limit=60, platform=False)
+def a_container_compiles_as_the_tree_does():
+    """It has a part of the tree: no flag that a file needs may be in the other."""
+    machine = Machine("docker")
+    status, text, _ = machine.make("IMAGES=ps")
+    assert status == 0, text
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    here = without_tests(subprocess.run(COMPILES.split(), cwd=ROOT, capture_output=True, text=True, check=True, env=environment).stdout)
+    there = without_tests((machine.folder / "said.commands").read_text())
+    assert any(" -c kernels/" in line for line in here), here
+    assert there == here, "\n".join(["not the same:", *sorted(set(here) ^ set(there))])
 
 
 @case(limit=60, platform=False)
