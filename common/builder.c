@@ -427,6 +427,15 @@ static int limit_met(const build *b, err *e)
     return 0;
 }
 
+/* AppArmor forbids it, which bubblewrap does not say: the namespace's first step on Ubuntu, or its
+ * network's. */
+static const char *cure(const char *text)
+{
+    return strstr(text, "setting up uid map: Perm") || strstr(text, "loopback: Failed")
+               ? " (on Ubuntu by AppArmor: docs/functions.md says how to allow it)"
+               : "";
+}
+
 static int judge(const build *b, builder_result *out, err *e)
 {
     bool ended = WIFEXITED(b->run.status) && WEXITSTATUS(b->run.status) == 0 && !b->run.timed_out &&
@@ -434,8 +443,8 @@ static int judge(const build *b, builder_result *out, err *e)
     if (!ended && limit_met(b, e) != 0)
         return -1;
     if (!ended && strncmp(out->text, "bwrap: ", 7) == 0)
-        return err_set(e, ERR_UNSUPPORTED, "the compile sandbox cannot be set up here: %.*s",
-                       (int)strcspn(out->text, "\n"), out->text);
+        return err_set(e, ERR_UNSUPPORTED, "the compile sandbox cannot be set up here: %.*s%s",
+                       (int)strcspn(out->text, "\n"), out->text, cure(out->text));
     if (builder_text_error(out, e) != 0)
         return -1;
     if (!ended)

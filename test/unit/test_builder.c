@@ -294,6 +294,24 @@ TEST(no_sandbox_no_compile)
     refuse_files(&s, 1, &c, ERR_UNSUPPORTED, "install the package bubblewrap");
 }
 
+/* As on Ubuntu 24.04, for whoever is not root. */
+TEST(what_keeps_the_sandbox_from_its_namespace_is_named)
+{
+    char path[400];
+    snprintf(path, sizeof path, "%s/bwrap", test_tmp());
+    FILE *f = fopen(path, "w");
+    CHECK(f && fputs("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n",
+                     f) >= 0);
+    CHECK_INT(fclose(f), 0);
+    CHECK_INT(chmod(path, 0755), 0);
+    builder_config c = config(BUILDER_SANDBOX_BWRAP);
+    c.bwrap = path;
+    builder_source s = source("lenet.c", good);
+    refuse_files(&s, 1, &c, ERR_UNSUPPORTED, "setting up uid map: Permission denied");
+    refuse_files(&s, 1, &c, ERR_UNSUPPORTED, "AppArmor");
+    refuse_files(&s, 1, &c, ERR_UNSUPPORTED, "docs/functions.md");
+}
+
 TEST(no_compiler_is_named)
 {
     builder_config c = config(BUILDER_SANDBOX_BWRAP);
