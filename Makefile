@@ -32,10 +32,13 @@ LDFLAGS   += $(if $(SANITIZER),-fsanitize=$(SANITIZER)) -Wl,--as-needed -Wl,--gc
 # Kernels are compiled once per instruction set; which one runs is chosen at run time (kernels/cpu).
 # x_avx512.c and x_avx2.c are the same algorithm with wider registers. The merge must give the same
 # bits everywhere, and so must what is drawn: no contraction into fused multiply-add, there or in any file named merge*.c.
-# Vectors wider than a set's registers are passed between inlined functions alone: how the ABI would pass them does not matter.
-flags_for = $(if $(findstring _avx512,$1),$(loops_opt) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma) \
+# These files are empty for another processor than x86-64, whose compiler knows no such flags.
+X86      := $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null))
+x86_flags = $(if $(findstring _avx512,$1),$(loops_opt) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma) \
             $(if $(findstring _avx512_bf16,$1),-mavx512bf16) \
-            $(if $(findstring _avx2,$1),$(loops_opt) -mavx2 -mfma) \
+            $(if $(findstring _avx2,$1),$(loops_opt) -mavx2 -mfma)
+# Vectors wider than a set's registers are passed between inlined functions alone: how the ABI would pass them does not matter.
+flags_for = $(if $(X86),$(x86_flags)) \
             $(if $(filter kernels/cpu/kernels_generic.c kernels/cpu/kernels_avx2.c,$1),-Wno-psabi) \
             $(if $(findstring /merge,$1)$(findstring common/rng.,$1),-O3 -ffp-contract=off) \
             $(if $(findstring kernels/cpu/kernels_generic,$1),$(SEEN_AT_ACCESS)) \

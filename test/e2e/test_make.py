@@ -47,6 +47,19 @@ def other_kernels_have_another_version():
 
 
 @case(platform=False)
+def flags_of_one_processor_are_not_given_to_another():
+    for machine, given in (("x86_64-linux-gnu", {"-mavx2", "-mavx512f", "-mavx512bf16"}), ("aarch64-linux-gnu", set())):
+        compiler = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP"))) / "cc"
+        compiler.write_text(f"#!/bin/sh\necho {machine}\n")
+        compiler.chmod(0o755)
+        run = subprocess.run(["make", "-n", f"CC={compiler}", "CUDA=0", "BUILD=/none", "all"], cwd=ROOT, capture_output=True, text=True,
+                             check=True)
+        assert f"{compiler} " in run.stdout and "-c common/merge_avx2.c" in run.stdout, run.stdout
+        told = set(re.findall(r" (-m\S+)", run.stdout))
+        assert given <= told and (given or not told), (machine, told)
+
+
+@case(platform=False)
 def help_lists_what_the_docs_name():
     told = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     rows = [line for line in told if not line.startswith("settings: ")]
