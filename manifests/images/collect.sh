@@ -54,12 +54,18 @@ if [ -n "${CUDA:-}" ]; then
     base function-cuda
     put function-cuda "$out"/bin/kubeml-function $programs/bin/kubeml-function
     mkdir -p "$to/image/function-cuda$programs/lib"
-    install -m 0755 "$out"/lib/kubeml-cuda.so "$to/image/function-cuda$programs/lib/"
+    engine=$out/lib/kubeml-cuda.so
+    install -m 0755 "$engine" "$to/image/function-cuda$programs/lib/"
     strip --strip-unneeded "$to/image/function-cuda$programs/lib/kubeml-cuda.so"
-    nvidia=$(dirname "$(ldd "$out"/lib/kubeml-cuda.so | grep -o '/[^ )]*/libcudart\.so\.[0-9]*')")
+    # They may lie apart: CUDA in its own folder, cuDNN and NCCL among the distribution's libraries, or each in a wheel of Python's.
+    folders=$(
+        readelf -d "$engine" | sed -n 's/.*R[UN]*PATH.*\[\(.*\)\].*/\1/p' | tr : '\n'
+        ldd "$engine" | grep -o '/[^ )]*' | xargs -n 1 dirname | sort -u
+    )
     for library in libcudart libcublas libcublasLt libcudnn libcudnn_ops libcudnn_cnn libcudnn_graph libcudnn_heuristic \
         libcudnn_engines_precompiled libnccl; do
-        found=$(ls "$nvidia/$library".so.* | head -1)
+        found=$(for folder in $folders; do ls "$folder/$library".so.* 2>/dev/null || :; done | head -1)
+        [ -n "$found" ] || { echo "images: no $library.so in any folder of the engine's libraries:" $folders >&2; exit 1; }
         install -m 0755 "$(readlink -f "$found")" "$to/image/function-cuda$programs/lib/$(basename "$found")"
     done
 fi

@@ -138,5 +138,52 @@ def the_cuda_image_wants_an_engine_that_is_built():
         assert not [c for c in calls if "-t" in c], calls
 
 
+LINKED = {"cuda": ("libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13"), "distribution": ("libcudnn.so.9",)}
+LOADED = {"distribution": [f"libcudnn_{part}.so.9" for part in ("ops", "cnn", "graph", "heuristic", "engines_precompiled")],
+          "nccl": ["libnccl.so.2"]}
+
+
+class Toolkit(Machine):
+    """Programs that were built, as far as collect.sh sees them, and NVIDIA's libraries in several folders."""
+
+    def __init__(self):
+        super().__init__()
+        self.built = self.folder / "built"
+        for name in ("bin/kubeml", "bin/kubeml-builder", "bin/kubeml-controller", "bin/kubeml-function", "bin/kubeml-ps",
+                     "lib/kubeml-cuda.so", "lib/kubeml-redis.so"):
+            (self.built / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.built / name).touch()
+        for place in (LINKED, LOADED):
+            for folder, names in place.items():
+                (self.folder / folder).mkdir(exist_ok=True)
+                for name in names:
+                    (self.folder / folder / name).touch()
+        found = "\n".join(f"{name} => {self.folder}/{folder}/{name} (0x1)" for folder, names in LINKED.items() for name in names)
+        for name, text in (("strip", ""), ("ldd", f"case $1 in *cuda.so) echo '{found}' ;; esac"),
+                           ("readelf", f"echo ' 0x1d (RUNPATH)  Library runpath: [$ORIGIN:{self.folder}/nccl]'")):
+            (self.folder / "bin" / name).unlink(missing_ok=True)
+            (self.folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+            (self.folder / "bin" / name).chmod(0o755)
+
+    def collect(self):
+        """(what it says, the names of what lies beside the engine)"""
+        run = subprocess.run(["sh", str(ROOT / "manifests/images/collect.sh"), str(self.built), str(ROOT), str(self.folder / "to")],
+                             capture_output=True, text=True, env={**os.environ, "PATH": str(self.folder / "bin"), "CUDA": "1"})
+        beside = self.folder / "to/image/function-cuda/usr/lib/kubeml/lib"
+        return run.returncode, run.stdout + run.stderr, {f.name for f in beside.iterdir()} if beside.exists() else set()
+
+
+@case(limit=60, platform=False)
+def nvidias_libraries_are_found_in_all_their_folders():
+    """As its packages for a distribution lay them: CUDA's in a folder of their own, cuDNN and NCCL among the distribution's."""
+    machine = Toolkit()
+    status, text, beside = machine.collect()
+    every = {name for place in (LINKED, LOADED) for names in place.values() for name in names}
+    assert status == 0 and beside == {"kubeml-cuda.so", *every}, (status, text, every - beside)
+    (machine.folder / "nccl/libnccl.so.2").unlink()
+    status, text, _ = machine.collect()
+    assert status != 0 and "libnccl" in text and f"{machine.folder}/distribution" in text, (status, text)
+
+
 if __name__ == "__main__":
     harness.main(globals())
