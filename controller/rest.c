@@ -28,6 +28,18 @@ static void rest_health(http_request *r, void *context)
     http_answer_json(r, 200, json_pack("{s:s}", "status", "ok"));
 }
 
+/* Started: it has had its store once. From then on it is asked whatever becomes of the store: much
+ * is answered without. */
+static void rest_started(http_request *r, void *context)
+{
+    controller *c = context;
+    err e = ERR_INIT;
+    if (!store_watch_started(c->watch) && !store_watch_up(c->watch, &e))
+        http_answer_error(r, &e);
+    else
+        http_answer_json(r, 200, json_pack("{s:s}", "status", "started"));
+}
+
 /* NULL: they are looked at. The API works without them. */
 static const char *why_unseen(const controller *c)
 {
@@ -107,6 +119,7 @@ static void rest_metrics(http_request *r, void *context)
 
 const http_route rest_routes[] = {
     {.method = "GET", .pattern = "/health", .handle = rest_health, .open = true, .live = true},
+    {.method = "GET", .pattern = "/started", .handle = rest_started, .open = true, .live = true},
     {.method = "GET", .pattern = "/ready", .handle = rest_ready, .open = true, .live = true},
     {.method = "GET", .pattern = "/version", .handle = rest_version, .open = true, .live = true},
     {.method = "GET", .pattern = "/metrics", .handle = rest_metrics, .live = true,

@@ -3,6 +3,7 @@ by which a user is told, not measurements."""
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import time
@@ -106,7 +107,8 @@ def no_mongodb():
 
 @case(limit=400, platform=False)
 def mongodb_goes_away_and_comes_back():
-    """Frozen, so that nothing answers and nothing is lost: the job waits with the reason, then ends well."""
+    """Frozen, so that nothing answers and nothing is lost: the job waits with the reason, which is told through the Service,
+    then ends well."""
     if not cluster.OURS:
         harness.skip("somebody's MongoDB is not frozen")
     # A server of its own: what runs beside this has the other one.
@@ -126,11 +128,28 @@ def mongodb_goes_away_and_comes_back():
         try:
             until(lambda: "Store" in p.get(f"/tasks/{job}/explain")["reason"], 90, every=0.2,
                   message="nobody says that the store is away")
+            is_reached_without_its_store(p, job)
         finally:
             os.kill(server, signal.SIGCONT)
             with contextlib.suppress(ProcessLookupError):  # nsenter stops when its child does
                 os.kill(int(read(pathlib.Path(f"/proc/{server}/stat")).rsplit(b")", 1)[1].split()[1]), signal.SIGCONT)
         assert p.succeed(job, 180)["sha256"] == want, "other weights than without the gap"
+
+
+def is_reached_without_its_store(p, job):
+    """By its Service, when kubelet has asked often enough to say that the controller is not ready."""
+    def probes():
+        counted = requests.get(p.url + "/metrics", timeout=20).text
+        return sum(float(line.split()[-1]) for line in counted.splitlines()
+                   if re.match(r'kubeml_http_requests_total\{.*path="/(ready|started)"', line))
+    controller, = p.controllers()
+    enough = probes() + controller["spec"]["containers"][0]["readinessProbe"]["failureThreshold"] + 1
+    until(lambda: probes() >= enough, 60, every=0.5, message="kubelet does not ask")
+    assert requests.get(p.url + "/ready", timeout=20).status_code == 503, "the store is back: the case shows nothing"
+    controller, = p.controllers()
+    assert release.ready(controller), controller["status"]
+    told = cluster.run("env", "-u", "KUBEML_URL", "-u", "KUBEML_TOKEN", harness.BIN / "kubeml", "--namespace", p.ns, "explain", job).stdout
+    assert "Store" in told, told
 
 
 def stand_in():

@@ -269,7 +269,7 @@ def no_database_is_said_and_waited_for():
     with Server() as server:
         with Platform("--store", server.uri) as p:
             assert p.get("/health")["status"] == "ok"
-            for path in ("/ready", "/dataset", "/function", "/tasks", "/history"):
+            for path in ("/started", "/ready", "/dataset", "/function", "/tasks", "/history"):
                 assert f"mongodb://127.0.0.1:{server.port}/kubeml" in problem(p, path), path
             p.get("/version")
             server.start()
@@ -286,6 +286,7 @@ def no_database_is_said_and_waited_for():
             until(lambda: requests.get(p.url + "/ready", timeout=20).status_code == 503, 30)
             problem(p, "/ready")
             problem(p, "/dataset")
+            assert p.get("/started") == {"status": "started"}
             for one in (job, far):  # the first is about to write a checkpoint, the other one is far from any
                 why = p.get(f"/tasks/{one}/explain")
                 assert (why["state"], why["reason"]) == ("running", "StoreDown"), why
