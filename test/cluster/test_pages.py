@@ -39,9 +39,9 @@ def blocks(page):
     return [re.sub("^    ", "", b, flags=re.M) for b in re.findall(r"(?:^    .*\n)+", text, flags=re.M)], text
 
 
-def images():
-    """Of our images, those that a default installation runs: NAME:TAG."""
-    text = helm("template", "kubeml", CHART, "--kube-version", "1.34.0").stdout
+def images(*options):
+    """Of our images, those that an installation with these options runs: NAME:TAG."""
+    text = helm("template", "kubeml", CHART, "--kube-version", "1.34.0", *options).stdout
     return set(re.findall(r"localhost/(kubeml-[a-z-]+:[0-9.]+)", text))
 
 
@@ -160,11 +160,22 @@ def on_microk8s():
     shown, _ = blocks("microk8s.md")
     calls = pathlib.Path(FOLDER) / "calls"
     with place():
-        by_hand("microk8s", shown, calls)
+        by_hand("microk8s", [b for b in shown if "IMAGES=" not in b], calls)  # but for a GPU's image
     called = calls.read_text().splitlines()
     assert called[:2] == ["microk8s enable dns hostpath-storage helm3", "make images OUT=build/images"], called
     given = {pathlib.Path(c.split()[-1]).stem for c in called if c.startswith("microk8s ctr image import")}
     assert {f"kubeml-{g}" for g in given} == {i.split(":")[0] for i in images()}, given
+
+
+@case(platform=False)
+def what_functions_on_gpus_run_is_built():
+    """And taken to the cluster; as the pages write it, because nothing is built here."""
+    more = {image.split(":")[0].removeprefix("kubeml-") for image in images("--set", "gpu.enabled=true") - images()}
+    assert more, "the default has it already"
+    for page in ("kubernetes.md", "microk8s.md"):
+        shown = "".join(blocks(page)[0])
+        assert set(re.findall(r"IMAGES=(\S+)", shown)) == more, page
+    assert set(re.findall(r"import build/images/([a-z-]+)\.tar", shown)) == more, shown
 
 
 @case(limit=360, takes="pages", platform=False)
