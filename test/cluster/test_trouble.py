@@ -1,6 +1,7 @@
 """What the cluster lacks is named: in the job's condition and by `kubeml explain`, in words. The deadlines are those
 by which a user is told, not measurements."""
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -83,7 +84,7 @@ def no_node_has_the_gpu():
 
 @case(limit=240, platform=False)
 def no_mongodb():
-    with release.installed(wait=False, **EMPTY, **{"mongodb.uri": "mongodb://127.0.0.1:1/none"}) as p:
+    with release.installed(wait=False, **{**EMPTY, "controller.replicas": 2, "mongodb.uri": "mongodb://127.0.0.1:1/none"}) as p:
         p.connect()
 
         answers = []
@@ -103,6 +104,15 @@ def no_mongodb():
         assert "127.0.0.1:1" in detail, detail
         assert not any(map(release.ready, p.controllers())), "not ready, says the API; ready, says the pod"
         assert "mongo" in p.log_text().lower(), p.log_text()
+        until(lambda: evicts(p), 30, message="they hold up a node's drain")
+
+
+def evicts(p):
+    """A controller, as a drain does; refused as long as there is no look at its PodDisruptionBudget yet, too."""
+    pod = p.controllers()[0]["metadata"]["name"]
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": p.ns}}
+    return kubectl("create", "--raw", f"/api/v1/namespaces/{p.ns}/pods/{pod}/eviction", "-f", "-", stdin=json.dumps(eviction),
+                   check=False).returncode == 0
 
 
 @case(limit=400, platform=False)
