@@ -70,7 +70,7 @@ void history_state(history *h, const char *state, const char *reason, const char
                    const char *sha256);
 /* The same of a record that is not ours yet: the end that it tells of was an earlier try's. */
 void history_set_running(json_t *record);
-/* Where an epoch stands that a suspended job has begun. Steals; NULL: none. */
+/* Where an epoch stands that the job was suspended in. Steals; NULL: none. */
 void history_open(history *h, json_t *open);
 json_t *history_json(const history *h); /* a deep copy; NULL when memory is gone */
 

@@ -231,6 +231,9 @@ static void opened(job *j, task *t)
         end_as_recorded(j, t->record);
         return;
     }
+    /* It stays until there is a checkpoint after it, whatever ends the job. */
+    json_t *open = json_object_get(t->record, "open");
+    history_open(j->history, json_incref(open));
     if (!t->resumed) {
         run(j, NULL);
         return;
@@ -243,7 +246,7 @@ static void opened(job *j, task *t)
     round_resume resume = {0};
     if (!t->open)
         resume = resume_of(j, &t->info);
-    else if (job_open_read(j, json_object_get(t->record, "open"), &resume, &e)) {
+    else if (job_open_read(j, open, &resume, &e)) {
         open_failed(j, &e);
         return;
     }
@@ -323,6 +326,7 @@ static void committed(job *j, const task *t)
     log_info("checkpoint of epoch %d: version=%lld sha256=%s seconds=%.3f", epoch + 1,
              (long long)t->info.version, t->info.sha256, t->work.seconds);
     history_checkpoint_seconds(j->history, epoch, t->work.seconds);
+    history_open(j->history, NULL);
     job_reset_epoch(j);
     job_step(j, (round_event){.type = ROUND_COMMITTED, .epoch = epoch});
 }

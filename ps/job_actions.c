@@ -491,7 +491,9 @@ static void finish(job *j, const round_action *a)
     /* What belongs to an unfinished epoch is no part of the history. */
     history_cut(j->history, a->epochs);
     j->told_epochs = a->epochs < j->told_epochs ? a->epochs : j->told_epochs;
-    history_open(j->history, a->state == ROUND_SUSPENDED ? job_open_json(j, a->epochs) : NULL);
+    json_t *open = a->state == ROUND_SUSPENDED ? job_open_json(j, a->epochs) : NULL;
+    if (open) /* else the one that it was resumed with, if there is no checkpoint after it */
+        history_open(j->history, open);
     job_post_finish(j);
 }
 

@@ -320,6 +320,27 @@ static int from_checkpoint(keeper *k, task *t, int epochs_max, err *e)
                : 0;
 }
 
+/* Whether the job goes on in the epoch that `open` tells of. A history that has that epoch may have
+ * been written before its checkpoint was. */
+static int is_open(keeper *k, const task *t, const json_t *open, bool *is, err *e)
+{
+    json_int_t epoch = json_integer_value(json_object_get(open, "epoch"));
+    json_int_t epochs = (json_int_t)json_array_size(json_object_get(t->record, "versions"));
+    char name[STORE_KEY_BYTES];
+    err none = ERR_INIT;
+    *is = open && epoch <= epochs &&
+          json_integer_value(json_object_get(open, "parallelism")) <= t->parallelism;
+    if (!*is || epoch == epochs)
+        return 0;
+    if (checkpoint_name(name, k->job, (int)epoch + 1, e))
+        return -1;
+    *is = store_blob_find(k->store, name, NULL, &none) != 0;
+    if (!*is || none.code == ERR_NOT_FOUND)
+        return 0;
+    *e = none;
+    return -1;
+}
+
 /* A job that was suspended between two merges of an epoch left its model under the number of the
  * kubeml-ps that wrote it, which is not the history's any more. 0 without `*is`: there is none that
  * the history knows, and the newest checkpoint counts. */
@@ -329,9 +350,11 @@ static int find_suspended(keeper *k, task *t, model *found, bool *is, err *e)
     int writer = (int)json_integer_value(json_object_get(open, "generation"));
     char name[STORE_KEY_BYTES];
     err bad = ERR_INIT;
-    *is = false;
-    if (!open || json_integer_value(json_object_get(open, "parallelism")) > t->parallelism)
+    if (is_open(k, t, open, is, e))
+        return -1;
+    if (!*is)
         return 0;
+    *is = false;
     if (checkpoint_suspended_name(name, k->job, writer, &bad) ||
         checkpoint_read(k->store, name, &t->info, found, &bad)) {
         if (err_retry_may_help(bad.code)) {
@@ -659,7 +682,7 @@ static int keep_models(keeper *k, task *t, err *e)
     if (place_in_job(k, &t->info, e))
         return -1;
     json_t *open = json_object_get(t->record, "open");
-    if (open) {
+    if (open && !json_object_get(open, "generation")) { /* else it was resumed with it */
         k->suspended = true;
         if (json_object_set_new(open, "generation", json_integer(k->generation)))
             return err_set(e, ERR_NOMEM, "no memory for the history");
@@ -683,9 +706,10 @@ static int run_finish(keeper *k, task *t, err *e)
     if (put_history(k, t->record, e))
         return -1;
     bool complete = strcmp(t->info.state, "succeeded") == 0;
+    const json_t *writer = json_object_get(json_object_get(t->record, "open"), "generation");
     err old = ERR_INIT;
     if ((complete && checkpoint_prune(k->store, k->job, REQUEST_EPOCHS_MAX, 0, &old)) ||
-        prune_suspended(k, json_object_get(t->record, "open") ? k->generation : -1, &old))
+        prune_suspended(k, writer ? (int)json_integer_value(writer) : -1, &old))
         log_warn("old checkpoints stay: %s", old.message);
     failpoint("finished");
     return 0;

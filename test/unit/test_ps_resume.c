@@ -502,6 +502,87 @@ TEST_LIMIT(killed_between_the_model_and_the_history_of_a_suspended_job_it_goes_o
     die_while_suspended_again("after-final");
 }
 
+/* The commit of the epoch that it was suspended in is not acknowledged before there is a
+ * checkpoint; then where it was suspended counts no more. */
+TEST_LIMIT(killed_in_the_commit_after_a_suspension_it_goes_on_where_it_was, 60)
+{
+    world w;
+    char want[65], got[65];
+    world_options o = {.k = 1, .epochs = 2, .samples = 400};
+    world_calm(&o, want);
+    o.job = "committing";
+    o.failpoint = "before-merge:5:stop";
+    world_start(&w, &o);
+    world_hold(&w);
+    suspend(&w);
+    world_go_on(&w);
+    CHECK_INT(begins_at(&w), 0);
+    world_finish(&w, "suspended", NULL);
+    world_restart_at(&w, "mid-checkpoint");
+    int first = begins_at(&w);
+    CHECK(first > 0);
+    world_await_death(&w);
+    w.waited = json_array_size(w.told);
+    world_restart_at(&w, "after-checkpoint");
+    CHECK_INT(begins_at(&w), first);
+    world_await_death(&w);
+    CHECK(has_open_epoch(&w));
+    w.waited = json_array_size(w.told);
+    world_restart(&w);
+    json_t *m = world_wait(&w, "condition");
+    CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "after 1 epoch");
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    CHECK(!has_open_epoch(&w));
+    CHECK_INT(blobs_of(&w, "models/committing/"), 1);
+    world_end(&w);
+}
+
+/* One that is resumed where it was suspended and ends before its next checkpoint, stopped or
+ * failed, goes on there again: there is no newer state of it. */
+TEST_LIMIT(a_job_that_ends_again_before_a_checkpoint_goes_on_where_it_was_suspended, 60)
+{
+    world w;
+    err e = ERR_INIT;
+    char want[65], got[65];
+    world_options o = {.k = 1, .epochs = 1, .samples = 400};
+    world_calm(&o, want);
+    o.job = "ended";
+    o.failpoint = "before-merge:5:stop";
+    world_start(&w, &o);
+    world_hold(&w);
+    suspend(&w);
+    world_go_on(&w);
+    CHECK_INT(begins_at(&w), 0);
+    world_finish(&w, "suspended", NULL);
+    world_restart_at(&w, "before-merge:2:stop");
+    world_hold(&w);
+    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "stop", "reason", "asked to"), e);
+    world_go_on(&w);
+    int first = begins_at(&w);
+    CHECK(first > 0);
+    world_finish(&w, "cancelled", NULL);
+    CHECK(has_open_epoch(&w));
+    w.o.deaf = true;
+    world_restart(&w);
+    json_t *need = world_wait(&w, "need");
+    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:O,s:O,s:s,s:s}", "type", "lost", "function",
+                        json_object_get(need, "function"), "incarnation",
+                        json_object_get(need, "incarnation"), "reason", "Crashed", "message", ""),
+             e);
+    CHECK_INT(begins_at(&w), first);
+    world_finish(&w, "failed", NULL);
+    CHECK(has_open_epoch(&w));
+    w.o.deaf = false;
+    world_restart(&w);
+    CHECK_INT(begins_at(&w), first);
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    CHECK(!has_open_epoch(&w));
+    CHECK_INT(blobs_of(&w, "models/ended/"), 1);
+    world_end(&w);
+}
+
 /* ---- from the newest checkpoint ------------------------------------------------------------ */
 
 TEST_LIMIT(a_cancelled_job_is_resumed, 60)
