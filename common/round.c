@@ -226,6 +226,7 @@ static void take(round_machine *m, const round_event *event)
     case ROUND_COMMIT_FAILED: round_commit_failed(m, event); break;
     case ROUND_PARALLELISM: round_take_parallelism(m, event); break;
     case ROUND_REDIS_GONE: round_redis_gone(m, event); break;
+    case ROUND_REDIS_RUNS: round_redis_runs(m, event); break;
     case ROUND_REDIS_BACK: round_redis_back(m, event); break;
     case ROUND_STOP: round_finish(m, ROUND_CANCELLED, false, "Cancelled", event->message); break;
     case ROUND_SUSPEND:
@@ -461,7 +462,7 @@ const char *round_event_name(round_event_type t)
         "tick",        "start",        "hello",     "ready",         "initialised", "loaded",
         "load-failed", "published",    "validated", "heartbeat",     "failed",      "lost",
         "merged",      "merge-failed", "committed", "commit-failed", "parallelism", "redis-gone",
-        "redis-back",  "stop",         "suspend"};
+        "redis-runs",  "redis-back",   "stop",      "suspend"};
     return names[t];
 }
 

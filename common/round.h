@@ -150,6 +150,9 @@ typedef enum round_event_type {
      * for. Of an elastic job's first functions that is told with epoch -1 */
     ROUND_PARALLELISM,
     ROUND_REDIS_GONE, /* message: the model store does not answer; kubeml-ps restarts Redis */
+    /* message: Redis runs again and need not come back any more; BACK follows when the last call to
+     * the old one has returned */
+    ROUND_REDIS_RUNS,
     /* Redis answers again. `empty`: its data is gone (PUT_BACK follows) */
     ROUND_REDIS_BACK,
     ROUND_STOP, /* message: somebody wants the end */

@@ -195,6 +195,7 @@ void round_loaded(round_machine *m, const round_event *event);
 void round_load_failed(round_machine *m, const round_event *event);
 bool round_paused(const round_machine *m); /* there is no model store to train with */
 void round_redis_gone(round_machine *m, const round_event *event);
+void round_redis_runs(round_machine *m, const round_event *event);
 void round_redis_back(round_machine *m, const round_event *event);
 void round_emit_put_back(round_machine *m);
 

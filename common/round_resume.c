@@ -137,20 +137,34 @@ bool round_paused(const round_machine *m)
     return m->redis_gone || m->putting_back;
 }
 
+/* News of a Redis that is gone is told again. */
+static void tell_redis(round_machine *m, const char *reason, const char *message)
+{
+    condition *said = &m->condition[CONDITION_REDIS];
+    if (strncmp(said->message, message, 240) != 0)
+        said->raised = false;
+    round_set_condition(m, CONDITION_REDIS, true, reason, "%.240s", message);
+}
+
 void round_redis_gone(round_machine *m, const round_event *event)
 {
-    if (!m->redis_gone) {
+    if (!m->redis_gone || m->redis_give_up_ms == INT64_MAX) {
         m->redis_give_up_ms = m->now_ms + m->config.limits.store_ms;
         m->redis_ends++;
     }
     m->redis_gone = true;
-    condition *said = &m->condition[CONDITION_REDIS];
-    if (strncmp(said->message, event->message, 240) != 0)
-        said->raised = false; /* told again, with why it cannot be restarted */
-    round_set_condition(m, CONDITION_REDIS, true, "RedisGone", "%.240s", event->message);
+    tell_redis(m, "RedisGone", event->message);
     if (m->redis_ends >= m->config.limits.redis_ends_max)
         round_fail(m, "RedisGone", "Redis ended %d times without a merged round: %.180s",
                    m->redis_ends, event->message);
+}
+
+void round_redis_runs(round_machine *m, const round_event *event)
+{
+    if (!m->redis_gone)
+        return;
+    m->redis_give_up_ms = INT64_MAX;
+    tell_redis(m, "Restarted", event->message);
 }
 
 void round_emit_put_back(round_machine *m)

@@ -480,6 +480,10 @@ void job_database_done(job *j, database_task *t)
         log_info("redis-server runs again");
         j->redis_back = true;
         say_redis_back(j);
+        if (j->redis_back && j->stage == JOB_RUNNING)
+            job_step(j, (round_event){.type = ROUND_REDIS_RUNS,
+                                      .message = "redis-server runs again; a call to the one "
+                                                 "before has not returned"});
     } else {
         /* Until the machine's deadline for it ends the job. */
         char text[ERR_MESSAGE_BYTES + 64];

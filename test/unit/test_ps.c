@@ -2,7 +2,9 @@
  * goes on in another kubeml-ps: test_ps_resume.c. */
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "clock.h"
 #include "layout.h"
@@ -311,6 +313,36 @@ TEST_LIMIT(redis_dies_before_a_server_merge_is_copied, 60)
 TEST_LIMIT(redis_dies_between_epochs, 60)
 {
     kill_redis(&(world_options){.k = 1}, "after-checkpoint:1:stop");
+}
+/* It runs again long before the checkpoint is written; only then is it spoken to. */
+TEST_LIMIT(redis_dies_in_a_checkpoint_and_is_back_before_it_ends, 60)
+{
+    world w;
+    char want[65], got[65], waits[300];
+    world_options o = {.k = 1};
+    world_calm(&o, want);
+    snprintf(waits, sizeof waits, "%s/waits", test_tmp());
+    CHECK_INT(setenv("KUBEML_FAILPOINT_FILE", waits, 1), 0);
+    o.job = "redis";
+    o.failpoint = "mid-checkpoint:1:wait";
+    world_start(&w, &o);
+    json_t *m;
+    do
+        m = world_wait(&w, "phase");
+    while (strcmp(json_string_value(json_object_get(m, "phase")), "checkpointing") != 0);
+    for (int64_t deadline = clock_deadline_ms(WORLD_WAIT_MS); access(waits, F_OK) != 0;) {
+        CHECK(clock_monotonic_ms() < deadline);
+        usleep(2000);
+    }
+    pid_t redis = world_redis(&w);
+    CHECK(redis > 0 && kill(redis, SIGKILL) == 0);
+    do
+        m = world_wait(&w, "condition");
+    while (strcmp(json_string_value(json_object_get(m, "reason")), "Restarted") != 0);
+    CHECK_INT(unlink(waits), 0);
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    world_end(&w);
 }
 TEST_LIMIT(redis_dies_under_a_server_merge, 60)
 {

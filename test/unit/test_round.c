@@ -592,6 +592,27 @@ TEST(redis_that_stays_away_is_said_with_its_reason)
     expect_failure("RedisGone", "cannot be restarted: no memory");
 }
 
+/* A long checkpoint may hold a call to the old one for longer than Redis is waited for. */
+TEST(redis_that_runs_again_is_not_given_up)
+{
+    round_config c = config(1, 2);
+    begin(&c);
+    step((round_event){.type = ROUND_REDIS_GONE, .message = "ended by signal 9"});
+    step((round_event){.type = ROUND_REDIS_RUNS, .message = "runs again"});
+    CHECK_STR(get(ROUND_CONDITION)->reason, "Restarted");
+    const int64_t due = now + c.limits.store_ms;
+    while (now < due) {
+        now = round_deadline(m) < due ? round_deadline(m) : due;
+        step((round_event){.type = ROUND_HEARTBEAT, .phase = "train", .batches = (uint32_t)now});
+        CHECK(!find(ROUND_FINISHED));
+    }
+    step((round_event){.type = ROUND_REDIS_GONE, .message = "ended by signal 11"});
+    CHECK_STR(get(ROUND_CONDITION)->reason, "RedisGone");
+    now += c.limits.store_ms;
+    step((round_event){.type = ROUND_TICK});
+    expect_failure("RedisGone", "did not come back within 60 s: ended by signal 11");
+}
+
 /* Its numbers may be those of a round that is opened anew, of another deal. */
 TEST(what_trains_on_a_state_that_was_lost_is_replaced)
 {
