@@ -39,7 +39,7 @@ enum {
     MODELSTORE_PATH_BYTES = 256,
     MODELSTORE_FUNCTIONS_MAX = 256,
     MODELSTORE_SLOTS_MAX = 4096,
-    MODELSTORE_LEDGER_BYTES_MAX = 64 << 20,
+    MODELSTORE_LEDGER_BYTES_MAX = 32 << 20,
 };
 
 typedef enum modelstore_role { MODELSTORE_OWNER, MODELSTORE_MEMBER } modelstore_role;
@@ -189,8 +189,16 @@ int modelstore_state_get(modelstore *m, int64_t deadline_ms, modelstore_state *o
 
 int modelstore_status_get(modelstore *m, int64_t deadline_ms, modelstore_status *out, err *e);
 
-/* The ledger, a JSON array with one element a merge, NUL-terminated. Caller frees. */
+/* The ledger, a JSON array with one element a merge, NUL-terminated. Caller frees. It begins anew
+ * with the merge whose element does not fit any more. */
 int modelstore_ledger(modelstore *m, int64_t deadline_ms, char **out, size_t *len, err *e);
+
+/* Whether an element of `more` bytes does not fit; `bytes`: of the elements so far, commas
+ * included. */
+static inline bool modelstore_ledger_full(size_t bytes, size_t more)
+{
+    return bytes + more + 3 > MODELSTORE_LEDGER_BYTES_MAX; /* "[", "," and "]" */
+}
 
 /* Owner only: removes the job's keys and its segment. No error when there are none. */
 int modelstore_drop(modelstore *m, int64_t deadline_ms, err *e);

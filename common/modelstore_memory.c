@@ -205,10 +205,14 @@ static int publish(memory *m, const modelstore_publication *p, const block *b, u
     return 0;
 }
 
-/* "[a]" and "b" become "[a,b]". */
+/* "[a]" and "b" become "[a,b]", or "[b]" where they are too long. */
 static char *longer_ledger(const char *ledger, const char *more)
 {
     size_t len = strlen(ledger), add = more ? strlen(more) : 0;
+    if (modelstore_ledger_full(len - 2, add)) {
+        ledger = "[]";
+        len = 2;
+    }
     char *out = malloc(len + add + 2);
     if (!out)
         return NULL;

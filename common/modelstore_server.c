@@ -227,17 +227,19 @@ static int refuse(remote *r, merging *w, const merge_result *result, int64_t dea
     return -1;
 }
 
-static int commit(remote *r, const stored_state *next, const char *ledger, bool first,
+/* `before`: bytes of the ledger, which begins anew when it is full. */
+static int commit(remote *r, const stored_state *next, const char *ledger, size_t before,
                   int64_t deadline_ms, err *e)
 {
+    bool anew = before == 0 || modelstore_ledger_full(before, strlen(ledger));
     char state[REMOTE_KEY_BYTES], key[REMOTE_KEY_BYTES], text[KEYS_TEXT_BYTES];
     keys_state_text(next, text);
     if (keys_call(r, "MULTI", NULL, NULL, NULL, deadline_ms, e) ||
         keys_call(r, "SET", modelstore_key(r, "state", state), text, NULL, deadline_ms, e))
         return -1;
     modelstore_key(r, "ledger", key);
-    if (ledger[0] && ((!first && keys_call(r, "APPEND", key, ",", NULL, deadline_ms, e)) ||
-                      keys_call(r, "APPEND", key, ledger, NULL, deadline_ms, e)))
+    if (ledger[0] && ((!anew && keys_call(r, "APPEND", key, ",", NULL, deadline_ms, e)) ||
+                      keys_call(r, anew ? "SET" : "APPEND", key, ledger, NULL, deadline_ms, e)))
         return -1;
     return keys_execute(r, deadline_ms, e);
 }
@@ -249,13 +251,13 @@ static void show_state(remote *r, const stored_state *s)
                                               s->state.checksum});
 }
 
-static int ledger_empty(remote *r, bool *out, int64_t deadline_ms, err *e)
+static int ledger_bytes(remote *r, size_t *out, int64_t deadline_ms, err *e)
 {
     char key[REMOTE_KEY_BYTES];
     cleanup_reply resp_reply reply = {.type = RESP_NIL};
     if (keys_call(r, "STRLEN", modelstore_key(r, "ledger", key), NULL, &reply, deadline_ms, e))
         return -1;
-    *out = reply.integer == 0;
+    *out = (size_t)reply.integer;
     return 0;
 }
 
@@ -264,7 +266,7 @@ static int merge_and_commit(remote *r, merging *w, stored_state *s, int64_t dead
     const modelstore_round *round = w->round;
     const merge_rule *rule;
     merge_result result;
-    bool first;
+    size_t before;
     int64_t version = round->version + 1;
     block to = merge_target(r, w);
     if (merge_rule_find(round->rule, &rule, e))
@@ -274,10 +276,10 @@ static int merge_and_commit(remote *r, merging *w, stored_state *s, int64_t dead
         return refuse(r, w, &result, deadline_ms);
     if (!r->shared && keys_set_chunks(r, keys_name_reference, &version, to, deadline_ms, e))
         return -1;
-    if (ledger_empty(r, &first, deadline_ms, e))
+    if (ledger_bytes(r, &before, deadline_ms, e))
         return -1;
     s->state = (modelstore_state){version, round->next_epoch, round->next_round, result.checksum};
-    int rc = commit(r, s, round->ledger ? round->ledger : "", first, deadline_ms, e);
+    int rc = commit(r, s, round->ledger ? round->ledger : "", before, deadline_ms, e);
     if (rc == 1) {
         w->out->state = s->state;
         show_state(r, s);

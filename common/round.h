@@ -105,8 +105,8 @@ typedef struct round_epoch {
     uint64_t samples;
 } round_epoch;
 
-/* Where to go on: what the model store's ledger, or else the last checkpoint and the history
- * say. */
+/* Where to go on: what the history says of the epoch that the job was suspended in, or else of the
+ * last checkpoint. */
 typedef struct round_resume {
     int epoch, parallelism;
     int64_t version;
@@ -123,7 +123,7 @@ typedef struct round_resume {
 typedef enum round_event_type {
     ROUND_TICK, /* time passed */
     /* Begin. `resume` NULL: a fresh job. Otherwise the model of resume->version lies in the model
-     * store already (kubeml-ps looked at the ledger and the checkpoint before). */
+     * store already. */
     ROUND_START,
     ROUND_HELLO,       /* function, incarnation: it dialled; answered by WELCOME or REFUSE */
     ROUND_READY,       /* function, incarnation, layout, algorithms */

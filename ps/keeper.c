@@ -474,8 +474,14 @@ static bool merged_already(const modelstore_state *now, const modelstore_round *
            now->round == r->next_round;
 }
 
+/* As the model store does: a full one begins anew. */
 static int note_ledger(keeper *k, const char *element, err *e)
 {
+    if (modelstore_ledger_full(k->ledger.len, strlen(element))) {
+        log_info("a new ledger after %zu bytes", k->ledger.len);
+        buf_reset(&k->ledger);
+        k->held_ledger = 0;
+    }
     if (k->ledger.len && buf_append(&k->ledger, ",", 1, e))
         return -1;
     return buf_append(&k->ledger, element, strlen(element), e);
@@ -489,7 +495,8 @@ static int merge(keeper *k, task *t, const modelstore_round *r, err *e)
         err why = ERR_INIT;
         /* Room for the note before there is something to note: a repeated merge notes nothing any
          * more. */
-        if (buf_reserve(&k->ledger, strlen(r->ledger) + 1, e))
+        size_t more = strlen(r->ledger) + 1;
+        if (!modelstore_ledger_full(k->ledger.len, more) && buf_reserve(&k->ledger, more, e))
             return -1;
         if (modelstore_merge(k->models, r, soon(), &out, &why)) {
             t->bad_function = out.bad_function;
@@ -574,22 +581,6 @@ static int place_in_job(keeper *k, checkpoint_info *info, err *e)
     return 0;
 }
 
-/* What is checkpointed stands in the history; the model store begins a new ledger. Nothing is
- * published at this time. */
-static int trim_ledger(keeper *k, err *e)
-{
-    buf before = k->ledger;
-    log_info("a new ledger after %zu bytes", before.len);
-    buf_init(&k->ledger, KEEPER_LEDGER_BYTES_MAX);
-    if (create(k, e)) {
-        k->ledger = before; /* as the model store has it, until the next try */
-        return -1;
-    }
-    buf_free(&before);
-    k->held_ledger = 0;
-    return 0;
-}
-
 static int prune_suspended(keeper *k, int generation, err *e)
 {
     if (!k->suspended || checkpoint_prune_suspended(k->store, k->job, generation, e))
@@ -628,7 +619,7 @@ static int run_commit(keeper *k, task *t, err *e)
     if (checkpoint_prune(k->store, k->job, t->info.epochs, CHECKPOINTS_KEPT, &old) ||
         prune_suspended(k, -1, &old))
         log_warn("old checkpoints stay: %s", old.message);
-    return k->ledger.len > KEEPER_LEDGER_TRIM_BYTES ? trim_ledger(k, e) : 0;
+    return 0;
 }
 
 /* A merge that was not copied yet went with Redis, and nobody was told of it. */

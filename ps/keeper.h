@@ -26,7 +26,6 @@ enum {
     KEEPER_CALL_MS = 60000, /* deadline of a call to the model store */
     KEEPER_INIT_EPOCH = -1, /* version 0 is merged from the one contribution of this epoch */
     KEEPER_LEDGER_BYTES_MAX = MODELSTORE_LEDGER_BYTES_MAX,
-    KEEPER_LEDGER_TRIM_BYTES = KEEPER_LEDGER_BYTES_MAX / 2, /* at the next checkpoint */
 };
 
 typedef struct keeper keeper;

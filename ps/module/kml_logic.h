@@ -25,7 +25,7 @@
 enum {
     LOGIC_CHUNK_BYTES = 1 << 20, /* a multiple of the block's piece */
     LOGIC_FUNCTIONS_MAX = 256,
-    LOGIC_LEDGER_BYTES_MAX = 64 << 20,
+    LOGIC_LEDGER_BYTES_MAX = 32 << 20,
     LOGIC_LAYOUT_BYTES_MAX = 16 << 20,
     LOGIC_ENCODING = 1, /* of logic_save */
 };

@@ -69,12 +69,19 @@ static int merge_parse_parts(logic_merge *m, const logic_arg *argv, err *e)
     return 0;
 }
 
+/* As modelstore_ledger_full: then it begins anew with the next element. */
+static bool ledger_is_full(const logic_job *j, size_t more)
+{
+    return j->ledger_len + more + 3 > LOGIC_LEDGER_BYTES_MAX;
+}
+
 /* Makes room now, so that the commit cannot fail. */
 static int reserve_ledger(logic_job *j, size_t more, err *e)
 {
-    size_t need = j->ledger_len + more + 2;
+    size_t need = (ledger_is_full(j, more) ? 0 : j->ledger_len) + more + 2;
     if (need > LOGIC_LEDGER_BYTES_MAX)
-        return err_set(e, ERR_LIMIT, "the ledger would be over %d bytes", LOGIC_LEDGER_BYTES_MAX);
+        return err_set(e, ERR_LIMIT, "an element of %zu bytes for the ledger, at most %d fit", more,
+                       LOGIC_LEDGER_BYTES_MAX);
     if (need <= j->ledger_cap)
         return 0;
     char *bigger = realloc(j->ledger, need * 2);
@@ -165,6 +172,8 @@ static void append_ledger(logic_job *j, const char *element, size_t len)
 {
     if (len == 0)
         return;
+    if (ledger_is_full(j, len))
+        j->ledger_len = 0;
     if (j->ledger_len > 0)
         j->ledger[j->ledger_len++] = ',';
     memcpy(j->ledger + j->ledger_len, element, len);

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "modelstore_fixture.h"
-#include "resp.h"
 #include "stores.h"
 
 static keeper *k;
@@ -48,83 +47,85 @@ static void begin(const fixture *f)
     done(t);
 }
 
-static void publish(modelstore *m, const fixture *f, int epoch, int64_t version, uint64_t samples)
+static void publish(modelstore *m, const fixture *f, int epoch, int round, int64_t version,
+                    uint64_t samples)
 {
     err e = ERR_INIT;
     block b = fixture_block(f->layout.shape);
-    const modelstore_publication p = {.epoch = epoch, .version = version, .samples = samples};
+    const modelstore_publication p = {
+        .epoch = epoch, .round = round, .version = version, .samples = samples};
     CHECK_OK(modelstore_publish(m, &p, &b, fixture_deadline(), NULL, &e), e);
 }
 
-/* Function 0 made version 0, and the one round of the first epoch, version 1, has a ledger of so
- * many bytes. */
-static void merge(const fixture *f, size_t ledger_bytes)
+/* Function 0 made version 0. */
+static void initialise(const fixture *f, modelstore *m)
 {
-    err e = ERR_INIT;
-    modelstore *m = fixture_member(f);
-    CHECK_OK(modelstore_attach(m, NULL, fixture_deadline(), &e), e);
-    publish(m, f, KEEPER_INIT_EPOCH, -1, 1);
+    publish(m, f, KEEPER_INIT_EPOCH, 0, -1, 1);
     task *t = make(TASK_INITIAL);
     t->ledger = strdup("{}");
     done(t);
-    publish(m, f, 0, 0, 10);
-    t = make(TASK_MERGE);
+}
+
+/* A round of the first epoch, version r + 1, whose element of the ledger has so many bytes. */
+static void merge(const fixture *f, modelstore *m, int r, size_t ledger_bytes)
+{
+    publish(m, f, 0, r, r, 10);
+    task *t = make(TASK_MERGE);
     t->rows = calloc(1, sizeof *t->rows);
-    t->ledger = malloc(ledger_bytes + 3);
+    t->ledger = malloc(ledger_bytes + 1);
     CHECK(t->rows && t->ledger);
     t->rows[0].samples = 10;
-    t->merge = (round_merge){.next_epoch = 1, .samples = 10, .count = 1, .rows = t->rows};
+    t->merge = (round_merge){.round = r,
+                             .base_version = r,
+                             .next_round = r + 1,
+                             .samples = 10,
+                             .count = 1,
+                             .rows = t->rows};
     memset(t->ledger, ' ', ledger_bytes);
-    strcpy(t->ledger + ledger_bytes, "{}");
+    strcpy(t->ledger + ledger_bytes - 2, "{}");
     done(t);
-    modelstore_close(m);
 }
 
-static task *commit(void)
-{
-    task *t = make(TASK_COMMIT);
-    t->info = (checkpoint_info){.epochs = 1, .parallelism = 1, .state = "running"};
-    t->record = json_pack("{s:[i]}", "versions", 1);
-    return t;
-}
-
-static void limit_memory(const fixture *f, const char *bytes)
+static void check_ledger(const fixture *f, const char *want)
 {
     err e = ERR_INIT;
-    resp *c;
-    resp_command *command = malloc(sizeof *command);
-    CHECK(command);
-    CHECK_OK(resp_dial(f->owner_access.address, "default", f->owner_access.password,
-                       fixture_deadline(), &c, &e),
-             e);
-    resp_begin(command, "CONFIG");
-    resp_add(command, "SET");
-    resp_add(command, "maxmemory");
-    resp_add(command, bytes);
-    CHECK_OK(resp_call(c, command, NULL, fixture_deadline(), &e), e);
-    resp_close(c);
-    free(command);
+    char *ledger;
+    CHECK_OK(modelstore_ledger(f->owner, fixture_deadline(), &ledger, NULL, &e), e);
+    CHECK_STR(ledger, want);
+    free(ledger);
 }
 
-TEST_LIMIT(a_ledger_that_could_not_be_begun_anew_is_with_the_next_try, 60)
+/* An epoch may have more rounds than the ledger has room for. */
+static void merge_beyond_the_ledger(const char *carrier)
 {
     fixture f;
     err e = ERR_INIT;
-    char *ledger;
     test_store_use(ON_LMDB);
-    fixture_init(&f, "database", "shm", 64);
+    fixture_init(&f, "database", carrier, 64);
     begin(&f);
-    merge(&f, KEEPER_LEDGER_TRIM_BYTES);
-    limit_memory(&f, "1");
-    e = outcome(commit());
-    CHECK_ERR(e.code ? -1 : 0, e, ERR_NOMEM, "OOM");
-    limit_memory(&f, "0");
-    done(commit());
-    CHECK_OK(modelstore_ledger(f.owner, fixture_deadline(), &ledger, NULL, &e), e);
-    CHECK_STR(ledger, "[]");
-    free(ledger);
+    modelstore *m = fixture_member(&f);
+    CHECK_OK(modelstore_attach(m, NULL, fixture_deadline(), &e), e);
+    initialise(&f, m);
+    merge(&f, m, 0, KEEPER_LEDGER_BYTES_MAX - 6);
+    for (int r = 1; r <= 3; r++)
+        merge(&f, m, r, 2);
+    check_ledger(&f, "[{},{},{}]");
+    done(make(TASK_PUT_BACK));
+    check_ledger(&f, "[{},{},{}]");
+    merge(&f, m, 4, 2);
+    check_ledger(&f, "[{},{},{},{}]");
+    modelstore_close(m);
     keeper_free(k, true);
     fixture_free(&f);
+}
+
+TEST_LIMIT(a_full_ledger_begins_anew, 60)
+{
+    merge_beyond_the_ledger("shm");
+}
+TEST_LIMIT(a_full_ledger_begins_anew_with_our_copy, 60)
+{
+    merge_beyond_the_ledger("socket");
 }
 
 static void write_checkpoint(store *s, const layout *l, int epochs)

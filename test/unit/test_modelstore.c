@@ -414,6 +414,36 @@ IN_EVERY_STORE(a_resumed_job_goes_on_from_its_checkpoint, 20)
     fixture_free(&f);
 }
 
+/* However many rounds an epoch has. */
+IN_EVERY_STORE(a_full_ledger_begins_anew, 40)
+{
+    fixture f;
+    err e = ERR_INIT;
+    modelstore_merged merged;
+    const modelstore_part part = {0, 1, 3};
+    const modelstore_state start = {.version = 0, .round = 1};
+    char *full = malloc(MODELSTORE_LEDGER_BYTES_MAX + 1), *ledger;
+    CHECK(full);
+    memset(full, ' ', MODELSTORE_LEDGER_BYTES_MAX);
+    strcpy(full + MODELSTORE_LEDGER_BYTES_MAX - 3, "{}]");
+    full[0] = '[';
+    fixture_init(&f, kind, carrier, 64);
+    block b = fixture_block(f.layout.shape);
+    CHECK_OK(modelstore_create(f.owner, &f.layout, &start, 4, &b, full, fixture_deadline(), &e), e);
+    modelstore *m = attached_member(&f);
+    for (int r = 1; r <= 2; r++) {
+        CHECK_OK(publish(m, 0, r, r - 1, 0, 1, 3, 62, &f, &e), e);
+        CHECK_OK(merge(&f, 0, r, r - 1, &part, 1, r == 1 ? "{\"v\":1}" : "{\"v\":2}", &merged, &e),
+                 e);
+    }
+    CHECK_OK(modelstore_ledger(f.owner, fixture_deadline(), &ledger, NULL, &e), e);
+    CHECK_STR(ledger, "[{\"v\":1},{\"v\":2}]");
+    free(ledger);
+    free(full);
+    modelstore_close(m);
+    fixture_free(&f);
+}
+
 IN_EVERY_STORE(another_layout_is_refused, 20)
 {
     fixture f;
