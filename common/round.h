@@ -40,7 +40,7 @@ typedef struct round_limits {
     int64_t heartbeat_ms;       /* 3.5 s of silence, seven heartbeats: the function is lost */
     int64_t stall_ms;           /* 180 s of heartbeats without progress: lost too */
     /* 600 s for a needed function to join, else the job fails; an elastic one that is to begin, or
-     * to go on after a resume, does without all but function 0 */
+     * to go on with another epoch after a resume, does without all but function 0 */
     int64_t function_wait_ms;
     int64_t end_wait_ms;        /* 3 s to learn how one that was not ready yet has ended */
     int64_t grow_wait_ms;       /* 30 s for an additional function; then the epoch goes without */
