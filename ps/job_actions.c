@@ -291,7 +291,7 @@ static void send_gathered(job *j)
 static void send_train(job *j, const round_action *a)
 {
     bool validates = j->spec.request.validate_every > 0 && j->spec.test_samples > 0;
-    if (validates && (!j->losses || j->losses_epoch != a->epoch)) {
+    if (j->needs_losses && validates && (!j->losses || j->losses_epoch != a->epoch)) {
         json_decref(j->losses);
         j->losses = history_losses(j->history, a->epoch);
         j->losses_epoch = a->epoch;

@@ -65,7 +65,8 @@ struct job {
     round_row open[ROUND_FUNCTIONS_MAX];
     int open_parallelism;
     int told_epochs; /* of the history's: the last one may still wait for its checkpoint */
-    json_t *losses; /* validation losses of the epochs before `losses_epoch`, for schedules */
+    bool needs_losses; /* the functions' schedule goes by validation losses: */
+    json_t *losses;    /* of the epochs before `losses_epoch` */
     int losses_epoch;
     job_seconds seconds;
     job_usage usage;

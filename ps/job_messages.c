@@ -205,13 +205,15 @@ static int algorithms_of(job *j, const conn *c, const json_t *algorithms,
 static int ready(job *j, conn *c, const json_t *m, err *e)
 {
     const char *type, *told = NULL;
+    int losses = 0;
     device_offer offer = {.loan = NULL};
     json_t *shape, *parameters, *algorithms;
     json_error_t problem;
-    if (json_unpack_ex((json_t *)m, &problem, JSON_STRICT, "{s:s,s:o,s:o,s:s,s:o,s?s,s?s,s?s,s?s}",
-                       "type", &type, "layout", &shape, "parameters", &parameters, "layout_digest",
-                       &told, "algorithms", &algorithms, "loan", &offer.loan, "no_loan",
-                       &offer.no_loan, "rank", &offer.rank, "no_rank", &offer.no_rank) ||
+    if (json_unpack_ex((json_t *)m, &problem, JSON_STRICT,
+                       "{s:s,s:o,s:o,s:s,s:o,s?b,s?s,s?s,s?s,s?s}", "type", &type, "layout", &shape,
+                       "parameters", &parameters, "layout_digest", &told, "algorithms", &algorithms,
+                       "needs_losses", &losses, "loan", &offer.loan, "no_loan", &offer.no_loan,
+                       "rank", &offer.rank, "no_rank", &offer.no_rank) ||
         (offer.loan && strlen(offer.loan) >= JOB_DEVICE_LOAN_BYTES) ||
         (offer.rank && strlen(offer.rank) >= JOB_RANK_BYTES))
         return err_set(e, ERR_INVALID, "ready: %s", problem.text);
@@ -229,6 +231,7 @@ static int ready(job *j, conn *c, const json_t *m, err *e)
     round_event event = from(c, ROUND_READY);
     event.layout = hex;
     event.algorithms = sum;
+    j->needs_losses |= losses;
     job_device_ready(j, c, &offer);
     job_step(j, event);
     return 0;

@@ -632,6 +632,9 @@ static void take_train(peer *p, const json_t *m)
                     &t.lr, "slot", &t.slot) ||
         function != p->f->function)
         _exit(5);
+    const json_t *losses = json_object_get(m, "validation_losses");
+    if (!p->f->needs_losses == !!losses || (losses && json_array_size(losses) != (size_t)t.epoch))
+        _exit(6);
     die(p, "fetch", t.epoch, t.round);
     ensure_attached(p);
     block b = new_block(p, &memory);
@@ -745,9 +748,10 @@ static void join(peer *p)
     bool missing = f->fault && strcmp(f->fault, "missing") == 0,
          pair = f->fault && strcmp(f->fault, "pair") == 0;
     snprintf(gpu, sizeof gpu, "GPU-%d", pair ? 0 : f->function);
-    say(p, json_pack("{s:s,s:o,s:i,s:s,s:s,s:s*,s:s*,s:s*,s:s*}", "type", "ready", "layout",
+    say(p, json_pack("{s:s,s:o,s:i,s:s,s:s,s:o*,s:s*,s:s*,s:s*,s:s*}", "type", "ready", "layout",
                      layout_json(&p->layout), "parameters", f->floats * 2, "layout_digest", hex,
-                     "algorithms", "adding", "loan", f->device && !walled ? loan : NULL, "no_loan",
+                     "algorithms", "adding", "needs_losses", f->needs_losses ? json_true() : NULL,
+                     "loan", f->device && !walled ? loan : NULL, "no_loan",
                      f->device && walled ? "walls around it" : NULL, "rank",
                      f->nccl && !missing ? gpu : NULL, "no_rank",
                      f->nccl && missing ? "NCCL is not installed" : NULL));

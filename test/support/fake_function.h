@@ -41,6 +41,7 @@ typedef struct fake_function {
      * ("error_connect", "error_reduce"), always ("broken"), before all that ("missing"); or is on
      * function 0's GPU ("pair"). */
     bool nccl;
+    bool needs_losses; /* without them, or with them where it does not, it ends */
     pid_t ps; /* what a function with last words stops; who reports its end lets it go on */
 } fake_function;
 

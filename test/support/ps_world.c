@@ -225,6 +225,7 @@ static void start_function(world *w, int function, int incarnation)
                        .floats = o->floats,
                        .device = o->device ? w->folder : NULL,
                        .nccl = o->nccl,
+                       .needs_losses = o->needs_losses,
                        .ps = w->ps};
     bool first = incarnation % 10000 == 0 && w->o.generation == 0;
     if (first && o->fault && function == o->fault_function) {

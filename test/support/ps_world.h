@@ -33,6 +33,7 @@ typedef struct world_options {
     int generation;
     bool device;       /* functions are on one GPU: fake_function.h */
     bool nccl;         /* or each on one of its own */
+    bool needs_losses; /* functions have a schedule that goes by validation losses */
     bool deaf;         /* functions are not started */
     const char *redis; /* NULL: the one in PATH */
     bool tcp;          /* everything over TCP, as between pods */

@@ -39,6 +39,7 @@ typedef struct runtime {
     wire *control, *ps;
     int function, incarnation;
     bool begun; /* it has said that it trained a batch */
+    bool needs_losses;
 } runtime;
 
 typedef struct platform {
@@ -266,6 +267,7 @@ static bool join(platform *p, runtime *r)
     if (!ready)
         return false;
     CHECK_STR(wire_type(ready), "ready");
+    r->needs_losses = json_is_true(json_object_get(ready, "needs_losses"));
     take_layout(p, ready);
     return true;
 }
@@ -811,6 +813,7 @@ static void expect_end(const char *text, double lr, const char *reason, const ch
                         "epoch", 0, "round", 0, "version", 0, "parallelism", 1, "function", 0,
                         "batch_begin", 0, "batch_count", 20, "lr", lr, "slot", 1),
              e);
+    CHECK_INT(r->needs_losses, strstr(text, "kml_plateau") != NULL);
     cleanup_json json_t *m = next_report(r);
     if (reason) {
         CHECK_STR(m ? wire_type(m) : NULL, "failed");

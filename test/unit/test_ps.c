@@ -232,6 +232,18 @@ TEST_LIMIT(another_layout_fails_the_job, 60)
     go_wrong("shape", "ShapeMismatch", "function");
 }
 
+/* Whose schedule does not go by them is spared what grows with every epoch. */
+TEST_LIMIT(validation_losses_are_sent_to_who_needs_them, 60)
+{
+    for (int needs = 0; needs < 2; needs++) {
+        world w;
+        world_start(&w, &(world_options){
+                            .job = needs ? "needs" : "spared", .epochs = 3, .needs_losses = needs});
+        world_finish(&w, "succeeded", NULL);
+        world_end(&w);
+    }
+}
+
 TEST_LIMIT(a_function_that_talks_nonsense_is_replaced, 60)
 {
     world w;
