@@ -9,8 +9,8 @@
 #include "cli.h"
 #include "clock.h"
 
-/* 503 says that nothing was done and that a retry helps: a controller takes over from another
- * within this. One that stops leading ends its connections: what was only to be read is asked for
+/* A controller's 503 says that nothing was done and that a retry helps: another takes over within
+ * this. One that stops leading ends its connections: what was only to be read is asked for
  * again. */
 enum { AWAY_MS = 12000, PAUSE_MS = 500, LOST_TRIES = 1 };
 /* A stream goes on after a restart too, by hand or by a kubelet; one that lasts was no try in vain.
@@ -92,6 +92,16 @@ static bool is_lost(const http_call *call, const http_reply *reply, const err *w
     return reply->status == 0 && why->os_errno == ECONNRESET && strcmp(call->method, "GET") == 0;
 }
 
+/* Whether what was refused with 503 may be asked for again. The API server's proxy answers so
+ * whatever became of the connection: nothing was done for certain where it reached no pod. */
+static bool nothing_done(const http_call *call, const http_reply *reply, const err *why)
+{
+    return strcmp(call->method, "GET") == 0 ||
+           strncmp(reply->content_type, "application/problem+json", 24) == 0 ||
+           strstr(why->message, "no endpoints available for service") ||
+           strstr(why->message, "error trying to reach service: dial ");
+}
+
 /* `next` (may be NULL) holds HTTP_NEXT_BYTES: where a list goes on, "" where it does not. */
 static int call_for(const cli *c, const char *method, const char *path, const json_t *body,
                     json_t **out, char *next, err *e)
@@ -103,8 +113,13 @@ static int call_for(const cli *c, const char *method, const char *path, const js
     for (int64_t deadline = clock_deadline_ms(AWAY_MS);;) {
         err why = ERR_INIT;
         status = cli_call_raw(c, &call, path, &reply, &why);
-        bool again =
-            status && (reply.status == 503 || (is_lost(&call, &reply, &why) && tries-- > 0));
+        bool refused = status && reply.status == 503;
+        if (refused && !nothing_done(&call, &reply, &why)) {
+            err_set(e, ERR_TIMEOUT, "the answer was lost: look whether it was done: %s",
+                    why.message);
+            break;
+        }
+        bool again = refused || (status && is_lost(&call, &reply, &why) && tries-- > 0);
         if (!again || clock_left_ms(deadline) == 0) {
             if (status && e)
                 *e = why;

@@ -26,6 +26,7 @@ class FakeKube:
         self.lock = threading.RLock()
         self.backend, self.secret, self.services = None, None, ["kubeml"]
         self.forbidden = ()  # parts of paths
+        self.lost = []  # (handed on, message) of the 503s that the proxy's next POSTs get in place of the answer
         self.leases, self.version, self.away, self.crds = {}, 1, False, False
         self.functions = []  # as one that begins to look finds them
         self.asked = []  # (method, path), of every request that was let in
@@ -42,6 +43,10 @@ class FakeKube:
 
             def pass_on(self):
                 """Both ways as it comes, in pieces."""
+                lost = outer.lost.pop(0) if self.command == "POST" and outer.lost else None
+                if lost and not lost[0]:
+                    self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                    return self.answer_json(503, {"kind": "Status", "code": 503, "message": lost[1]})
                 to = urllib.parse.urlparse(outer.backend)
                 there = http.client.HTTPConnection(to.hostname, to.port, timeout=60)
                 headers = {k: v for k, v in self.headers.items() if k.lower() not in ("authorization", "host")}
@@ -55,6 +60,9 @@ class FakeKube:
                     left -= len(piece)
                     there.send(piece)
                 answer = there.getresponse()
+                if lost:
+                    answer.read()
+                    return self.answer_json(503, {"kind": "Status", "code": 503, "message": lost[1]})
                 self.send_response(answer.status)
                 for key, value in answer.getheaders():
                     if key.lower() not in ("transfer-encoding", "connection"):
@@ -89,6 +97,9 @@ class FakeKube:
                     self.send_response(200)
                     self.end_headers()
                     return self.tell_events(answer)
+                self.answer_json(status, answer)
+
+            def answer_json(self, status, answer):
                 text = json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")

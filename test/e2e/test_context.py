@@ -1,5 +1,6 @@
 """kubeml --context: the platform of a cluster through the proxy of its API server."""
 import contextlib
+import json
 import os
 import pathlib
 import subprocess
@@ -70,6 +71,25 @@ def commands_pass_through_with_a_token():
 def commands_pass_through_with_a_certificate():
     with platform(tls=True) as (kube, folder):
         trains(kube, folder)
+
+
+@case(limit=90, platform=False)
+def a_job_whose_answer_the_api_server_lost_is_not_asked_for_again():
+    with platform() as (kube, folder):
+        at = ("--context", "test")
+        kubeml(kube, *at, "dataset", "create", "--name", "tiny", *files(folder))
+        kubeml(kube, *at, "function", "create", "--name", "lenet", "--code", LENET)
+        train = (*at, "train", "-f", "lenet", "-d", "tiny", "-e", "1", "-b", "32", "--parallelism", "1", "--static")
+        # As the proxy says it of a pod that dies with the request in its hands.
+        kube.lost = [(True, "error trying to reach service: EOF")]
+        said = kubeml(kube, *train, status=1)
+        assert "look whether it was done" in said and "EOF" in said, said
+        assert not kube.lost and len(json.loads(kubeml(kube, *at, "task", "list", "--all", "-o", "json"))) == 1
+        # And where no pod was reached, which may pass.
+        kube.lost = [(False, 'no endpoints available for service "kubeml"'),
+                     (False, "error trying to reach service: dial tcp 10.0.0.1:10100: connect: connection refused")]
+        kubeml(kube, *train)
+        assert not kube.lost and len(json.loads(kubeml(kube, *at, "task", "list", "--all", "-o", "json"))) == 2
 
 
 PROGRAM = """#!/bin/sh
