@@ -61,7 +61,8 @@ static const store_driver *load_driver(const struct scheme *s, err *e)
     return driver;
 }
 
-/* `rest` is what follows the scheme. NULL and `e` set: there is no such scheme, or no driver. */
+/* `rest` is what follows the scheme. NULL and `e` set: there is no such scheme, or no driver. The
+ * error names no more than the scheme: a password may follow it. */
 static const store_driver *driver_of(const char *locator, const char **rest, err *e)
 {
     for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
@@ -71,9 +72,10 @@ static const store_driver *driver_of(const char *locator, const char **rest, err
             return schemes[i].driver ? schemes[i].driver : load_driver(&schemes[i], e);
         }
     }
+    size_t len = strspn(locator, "abcdefghijklmnopqrstuvwxyz+");
     err_set(e, ERR_UNSUPPORTED,
-            "store \"%.100s\" begins with none of lmdb:, memory:, mongodb: and mongodb+srv:",
-            locator);
+            "the store \"%.*s...\" begins with none of lmdb:, memory:, mongodb: and mongodb+srv:",
+            strncmp(locator + len, "://", 3) == 0 ? (int)len + 1 : 0, locator);
     return NULL;
 }
 

@@ -64,10 +64,25 @@ static void set_default(mongoc_uri_t *uri, const char *option, int value)
         mongoc_uri_set_option_as_int32(uri, option, value);
 }
 
+/* Whether an @ stands where libmongoc would take what is left of a password for a host, a database
+ * or an option, which are named in logs. */
+static bool has_bare_at(const char *uri)
+{
+    const char *begin = strstr(uri, "://");
+    if (!begin)
+        return false;
+    const char *at = begin + 3 + strcspn(begin + 3, "@/?");
+    return *at == '@' ? at[1 + strcspn(at + 1, "@?")] == '@' : strchr(at, '@') != NULL;
+}
+
 static int parse(mongo_link *l, const char *text, err *e)
 {
     bson_error_t error;
-    l->uri = mongoc_uri_new_with_error(text, &error);
+    l->uri = has_bare_at(text) ? NULL : mongoc_uri_new_with_error(text, &error);
+    if (!l->uri && strchr(text, '@')) /* libmongoc's words may quote the password */
+        return err_set(e, ERR_INVALID,
+                       "store mongodb: the URI cannot be read: percent-encode user name and "
+                       "password, and look at what follows them");
     if (!l->uri)
         return err_set(e, ERR_INVALID, "store mongodb: %s", error.message);
     const char *db = mongoc_uri_get_database(l->uri);

@@ -240,6 +240,33 @@ TEST(locators_are_checked)
     CHECK_STR(text, "lmdb:/a/b");
 }
 
+/* What an operator may have meant to be a URI: no error, and so no log, has any of its password. */
+TEST(a_wrong_locator_is_not_told_with_its_password)
+{
+    static const char *const bad[] = {
+        "mongo://kubeml:topsecret@db.example/kubeml",
+        "\"mongodb://kubeml:topsecret@db.example/kubeml\"",
+        " mongodb://kubeml:topsecret@db.example/kubeml",
+        "kubeml:topsecret@db.example",
+        "topsecret:x@db.example",
+        "mongodb://kubeml:top:secret@db.example/kubeml",
+        "mongodb://kubeml:top%secret@db.example/kubeml",
+        "mongodb://kubeml:top@secret@db.example/kubeml",
+        "mongodb://kubeml@secret:x@db.example/kubeml",
+        "mongodb://kubeml:top/secret@db.example/kubeml",
+        "mongodb://kubeml:top?secret@db.example/kubeml",
+        "mongodb+srv://kubeml:top:secret@db.example/kubeml",
+    };
+    test_mongo_uri("x");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        err e = ERR_INIT;
+        CHECK(!store_open(bad[i], &e));
+        CHECK_INT(e.code, strncmp(bad[i], "mongodb", 7) ? ERR_UNSUPPORTED : ERR_INVALID);
+        if (strstr(e.message, "secret"))
+            test_fail(__FILE__, __LINE__, "%s: %s", bad[i], e.message);
+    }
+}
+
 TEST_LIMIT(a_line_that_is_cut_is_an_error_and_mends, 60)
 {
     err e = ERR_INIT;
