@@ -118,6 +118,15 @@ static int headers_of(const http_call *call, const char *bearer, struct curl_sli
     return bearer ? append(out, bearer, e) : 0;
 }
 
+static bool is_local(const char *url)
+{
+    char host[80];
+    const char *begin = strstr(url, "://");
+    begin = begin ? begin + 3 : url;
+    snprintf(host, sizeof host, "%.*s", (int)strcspn(begin, "/?#"), begin);
+    return http_host_is_local(host);
+}
+
 static void set_limits(CURL *curl, const http_call *call)
 {
     curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS,
@@ -131,6 +140,8 @@ static void set_limits(CURL *curl, const http_call *call)
     }
     curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
+    if (call->direct || is_local(call->url))
+        curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
 }
 
 static err_code code_of_status(long status)

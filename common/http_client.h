@@ -2,8 +2,9 @@
  *
  * A call blocks until its reply is whole, its sink refuses, it is over, or a limit is reached:
  * connecting takes at most connect_ms, the whole call total_ms (0: none), and a transfer that moves
- * nothing for idle_s ends. A status of 400 and above is an error whose message is the problem
- * document's detail. */
+ * nothing for idle_s ends. The environment's proxy (http_proxy, no_proxy, ...) is used as libcurl
+ * does, but for calls to this machine itself. A status of 400 and above is an error whose message
+ * is the problem document's detail. */
 #ifndef KUBEML_HTTP_CLIENT_H
 #define KUBEML_HTTP_CLIENT_H
 
@@ -39,6 +40,7 @@ typedef struct http_call {
      * HTTP_TOKEN_HEADER. NULL: it does not */
     const kube_config *kube;
     bool hop;                 /* sent with HTTP_HOP_HEADER */
+    bool direct;              /* between our programs: the environment's proxy gets none of it */
     const char *accept;       /* NULL: application/json */
     const char *body;         /* with content_type; NULL: none */
     size_t body_len;

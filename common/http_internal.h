@@ -43,8 +43,6 @@ bool http_list_has(const char *list, const char *item);
 bool http_type_listed(const char *list, const char *content_type);
 /* The entry of `gives` that the Accept header likes best, written to `out`; false: none. */
 bool http_accept_best(const char *accept, const char *gives, char *out, size_t out_bytes);
-/* Whether a Host header names this machine itself, with any port: localhost, 127.x.y.z, [::1]. */
-bool http_host_is_local(const char *host);
 
 /* ---- connections and requests ---------------------------------------------------------------- */
 

@@ -105,6 +105,10 @@ uint16_t http_server_port(const http_server *s);
 bool http_server_stop(http_server *s, int grace_ms);
 int http_server_connections(http_server *s);
 
+/* Whether a Host header's value names this machine itself, with any port: localhost, 127.x.y.z,
+ * [::1]. */
+bool http_host_is_local(const char *host);
+
 #define HTTP_TOKEN_HEADER "X-KubeML-Token"
 #define HTTP_HOP_HEADER "X-KubeML-Forwarded" /* of a request that another server of ours hands on */
 

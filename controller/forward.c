@@ -298,8 +298,12 @@ json_t *forward_look(controller *c, const char *path)
         return NULL;
     snprintf(url, sizeof url, "%s%s", where, path);
     const char *token = c->config.tokens ? tokens_first(c->config.tokens, NULL) : NULL;
-    http_call call = {
-        .method = "GET", .url = url, .token = token, .hop = true, .total_ms = FORWARD_LOOK_MS};
+    http_call call = {.method = "GET",
+                      .url = url,
+                      .token = token,
+                      .hop = true,
+                      .direct = true,
+                      .total_ms = FORWARD_LOOK_MS};
     json_t *out = http_call_run(&call, &reply, NULL) == 0 ? http_reply_json(&reply, NULL) : NULL;
     http_reply_free(&reply);
     return out;

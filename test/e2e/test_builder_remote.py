@@ -32,11 +32,11 @@ def builder(port=0, token=TOKEN):
         assert process.returncode in (0, -9), said
 
 
-def platform(url, token=TOKEN):
+def platform(url, token=TOKEN, env=None):
     folder = pathlib.Path(tempfile.mkdtemp(prefix="b", dir=os.environ.get("TEST_TMP")))
     (folder / "token").write_text(token)
     return Platform("--builder", url, "--builder-token-file", str(folder / "token"), home=folder,
-                    env={"KUBEML_INCLUDE": "/nonexistent"})
+                    env={"KUBEML_INCLUDE": "/nonexistent", **(env or {})})
 
 
 def upload(p, code, name="f", status=200):
@@ -62,6 +62,14 @@ def what_was_compiled_elsewhere_trains():
         job = p.train()
         p.succeed(job)
         assert len(p.post("/infer", json={"model_id": job, "data": [[[[0] * 28] * 28]]})["predictions"]) == 1
+
+
+@case(limit=60, platform=False)
+def a_proxy_of_the_environment_gets_no_sources():
+    nobody = "http://127.0.0.1:1"
+    env = {"http_proxy": nobody, "all_proxy": nobody, "no_proxy": "", "NO_PROXY": ""}
+    with builder() as (_, url), platform(url.replace("127.0.0.1", "0.0.0.0"), env=env) as p:
+        p.function("lenet", LENET)
 
 
 @case(limit=60, platform=False)

@@ -514,6 +514,14 @@ def answering(pages, lost=None):
 
 
 @case(limit=60, platform=False)
+def a_proxy_of_the_environment_is_not_asked_for_this_machine():
+    with answering({"/function": ([{"name": "a"}], None)}) as s:
+        nobody = "http://127.0.0.1:1"
+        s.environment.update({"http_proxy": nobody, "all_proxy": nobody, "no_proxy": "", "NO_PROXY": ""})
+        assert s.json("function", "list") == [{"name": "a"}]
+
+
+@case(limit=60, platform=False)
 def a_list_is_read_to_its_last_page():
     with answering({"/function": ([{"name": "a"}], "/function?limit=1&continue=a"),
                     "/function?limit=1&continue=a": ([{"name": "b"}], "/function?limit=1&continue=b"),
