@@ -56,6 +56,19 @@ static const char *query_of(bool regression, const char *layout, long seed, bool
     return query;
 }
 
+/* A server takes in all of an upload before it says that the name is taken. Who else takes it
+ * meanwhile is still told by the upload. */
+static int check_free(const cli *c, const char *name, err *e)
+{
+    err why = ERR_INIT;
+    if (cli_call(c, "GET", cli_path("/dataset/", name, ""), NULL, NULL, &why) == 0)
+        return err_set(e, ERR_EXISTS, "dataset \"%s\" exists", name);
+    if (why.code == ERR_NOT_FOUND)
+        return 0;
+    *e = why;
+    return -1;
+}
+
 int cmd_dataset_create(cli *c, int argc, char **argv)
 {
     const char *name = NULL, *layout = NULL;
@@ -83,6 +96,8 @@ int cmd_dataset_create(cli *c, int argc, char **argv)
     for (size_t i = 0; i < 4; i++)
         if (add_files(parts, &count, fields[i], &files[i], &e))
             return cli_fail(&e);
+    if (check_free(c, name, &e))
+        return cli_fail(&e);
     progress bar;
     progress_begin(&bar, name);
     http_call call = {.method = "POST", .parts = parts, .part_count = count,

@@ -106,8 +106,10 @@ static int headers_of(const http_call *call, const char *bearer, struct curl_sli
     if (call->body && add_header(out, e, "Content-Type: %s",
                                  call->content_type ? call->content_type : "application/json"))
         return -1;
-    /* The server refuses early by closing; waiting a second for its permission only costs time. */
-    if (add_header(out, e, "Expect:"))
+    /* Before a large body libcurl asks whether it is wanted: a server of ours refuses without
+     * reading it then, and closes. The API server's proxy sends it on without waiting, and may take
+     * the refusal for a broken connection. */
+    if (call->kube && add_header(out, e, "Expect:"))
         return -1;
     if (call->token && call->token[0] &&
         add_header(out, e, "%s%s", call->kube ? HTTP_TOKEN_HEADER ": " : "Authorization: Bearer ",

@@ -26,12 +26,13 @@
 
 enum {
     HTTP_URI_BYTES_MAX = 8 << 10,
-    HTTP_JSON_BYTES_MAX = 1 << 20,     /* what a JSON route takes unless it says otherwise */
+    HTTP_JSON_BYTES_MAX = 1 << 20, /* what a JSON route takes unless it says otherwise */
     HTTP_JSON_DEPTH_MAX = 32,
-    HTTP_DRAIN_BYTES_MAX = 16 << 20,   /* of a refused body, so that the client reads why */
-    HTTP_RING_BYTES = 256 << 10,       /* an upload's bytes between socket and handler */
-    HTTP_STREAM_BYTES_MAX = 1 << 20,   /* an event stream's bytes its client has not read */
-    HTTP_STREAM_STUCK_MS = 30000,      /* a client that reads nothing of more than that */
+    HTTP_DRAIN_BYTES_MAX =
+        16 << 20,                /* of a refused body, so that the client reads why; streams: all */
+    HTTP_RING_BYTES = 256 << 10, /* an upload's bytes between socket and handler */
+    HTTP_STREAM_BYTES_MAX = 1 << 20, /* an event stream's bytes its client has not read */
+    HTTP_STREAM_STUCK_MS = 30000,    /* a client that reads nothing of more than that */
     HTTP_SEGMENTS_MAX = 8,
     HTTP_QUERIES_MAX = 8,
     HTTP_HEADERS_MAX = 8,

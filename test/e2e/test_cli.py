@@ -522,6 +522,13 @@ def a_proxy_of_the_environment_is_not_asked_for_this_machine():
 
 
 @case(limit=60, platform=False)
+def a_dataset_whose_name_is_taken_is_not_sent():
+    with answering({"/dataset/taken": ({"name": "taken"}, None)}) as s:  # that takes no upload
+        (s.folder / "x.npy").write_bytes(b"x")
+        assert 'dataset "taken" exists' in s.run("dataset", "create", "--name", "taken", "--traindata", "x.npy", status=1)[1]
+
+
+@case(limit=60, platform=False)
 def a_list_is_read_to_its_last_page():
     with answering({"/function": ([{"name": "a"}], "/function?limit=1&continue=a"),
                     "/function?limit=1&continue=a": ([{"name": "b"}], "/function?limit=1&continue=b"),

@@ -15,17 +15,37 @@ static void say_ok(http_request *r, void *context)
     http_answer_json(r, 200, json_pack("{s:s}", "status", "ok"));
 }
 
+static void count(http_request *r, void *context)
+{
+    static char bytes[65536];
+    long long total = 0;
+    err e = ERR_INIT;
+    (void)context;
+    for (ssize_t n; (n = http_body_read(r, bytes, sizeof bytes, &e)) > 0;)
+        total += n;
+    if (e.code != ERR_NONE)
+        http_answer_error(r, &e);
+    else
+        http_answer_json(r, 200, json_pack("{s:I}", "bytes", (json_int_t)total));
+}
+
 static void serve(void)
 {
     static const http_route routes[] = {
         {.method = "GET", .pattern = "/thing", .handle = say_ok},
+        {.method = "POST",
+         .pattern = "/count",
+         .handle = count,
+         .body = HTTP_BODY_STREAM,
+         .body_bytes_max = 64 << 20,
+         .slow = true},
     };
     err e = ERR_INIT;
     tokens *known = tokens_new(&e); /* with tokens it answers to any name */
     CHECK_OK(tokens_add(known, "", TOKEN, &e), e);
     CHECK_OK(http_server_start(
                  &(http_config){
-                     .host = "127.0.0.1", .routes = routes, .route_count = 1, .tokens = known},
+                     .host = "127.0.0.1", .routes = routes, .route_count = 2, .tokens = known},
                  &server, &e),
              e);
 }
@@ -58,5 +78,53 @@ TEST(a_proxy_of_the_environment_gets_no_call_to_this_machine)
     CHECK_INT(get("localhost", false), ERR_NONE);
     setenv("no_proxy", "0.0.0.0", 1);
     CHECK_INT(get("0.0.0.0", false), ERR_NONE);
+    CHECK(http_server_stop(server, 2000));
+}
+
+enum { UPLOAD_BYTES = 8 << 20 };
+
+static void take_sent(void *context, uint64_t done, uint64_t total)
+{
+    (void)total;
+    *(uint64_t *)context = done;
+}
+
+/* The status; *sent is how much of the body went out. */
+static long upload(const char *token, const kube_config *kube, uint64_t *sent)
+{
+    static const char bytes[UPLOAD_BYTES];
+    const http_part part = {
+        .field = "x-train", .filename = "x", .bytes = bytes, .len = sizeof bytes};
+    err e = ERR_INIT;
+    http_reply reply;
+    char url[128];
+    snprintf(url, sizeof url, "http://127.0.0.1:%u/count", http_server_port(server));
+    http_call call = {.method = "POST",
+                      .url = url,
+                      .token = token,
+                      .kube = kube,
+                      .parts = &part,
+                      .part_count = 1,
+                      .progress = take_sent,
+                      .context = sent};
+    *sent = 0;
+    http_call_run(&call, &reply, &e);
+    long status = reply.status;
+    http_reply_free(&reply);
+    return status;
+}
+
+TEST(a_refused_upload_is_not_sent)
+{
+    uint64_t sent;
+    serve();
+    CHECK_INT(upload(TOKEN, NULL, &sent), 200);
+    CHECK(sent > UPLOAD_BYTES);
+    CHECK_INT(upload("another-that-is-wrong", NULL, &sent), 401);
+    CHECK_INT(sent, 0);
+    /* The API server's proxy sends on at once, whoever asked first: it would not read the answer of
+     * a server that read no more. */
+    CHECK_INT(upload("another-that-is-wrong", &(kube_config){0}, &sent), 401);
+    CHECK(sent > UPLOAD_BYTES);
     CHECK(http_server_stop(server, 2000));
 }
