@@ -148,9 +148,8 @@ ssize_t http_body_read(http_request *r, void *out, size_t max, err *e)
     if (r->ring_len && r->seen <= most) {
         got = (ssize_t)ring_get(r, out, max);
         if (r->suspended && !r->ended && r->ring_len <= HTTP_RING_BYTES / 2) {
-            r->paused_ms += clock_monotonic_ms() - r->paused_since_ms;
-            stream_deadline(r);
             http_request_wake(r);
+            stream_deadline(r);
         }
     } else if (r->seen > most) {
         err_set(e, ERR_LIMIT, "the body is over the limit of %llu bytes", (unsigned long long)most);

@@ -89,7 +89,7 @@ struct http_request {
     char *ring;
     size_t ring_start, ring_len;
     uint64_t seen; /* bytes that came */
-    int64_t paused_ms, paused_since_ms; /* in which the ring was full */
+    int64_t paused_ms, paused_since_ms; /* in which nothing was read */
     bool ended, discard, over;
     http_request *next; /* in the workers' queue */
 };

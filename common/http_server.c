@@ -198,6 +198,7 @@ void http_request_wake(http_request *r)
 {
     if (r->suspended && !r->gone) {
         r->suspended = false;
+        r->paused_ms += clock_monotonic_ms() - r->paused_since_ms;
         MHD_resume_connection(r->connection);
     }
     pthread_cond_broadcast(&r->changed);

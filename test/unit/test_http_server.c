@@ -20,7 +20,7 @@ static http_stream *kept;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static int blocked; /* so many handlers were */
-static int counting;
+static int counting, refused;
 static int body_ms = BODY_MS;
 static bool released;
 static char read_error[256];
@@ -75,6 +75,10 @@ static void refuse(http_request *r, void *context)
     err e = ERR_INIT;
     err_set(&e, ERR_EXISTS, "it is there");
     http_answer_error(r, &e);
+    pthread_mutex_lock(&lock);
+    refused++;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
 }
 
 static void block(http_request *r, void *context)
@@ -115,7 +119,7 @@ static const http_route routes[] = {
     {.method = "POST", .pattern = "/count", .handle = count, .body = HTTP_BODY_STREAM,
      .body_bytes_max = 4 << 20, .slow = true},
     {.method = "POST", .pattern = "/refuse", .handle = refuse, .body = HTTP_BODY_STREAM,
-     .body_bytes_max = 64 << 20},
+     .body_bytes_max = 64 << 20, .slow = true},
     {.method = "GET", .pattern = "/block", .handle = block, .gives = "text/plain", .slow = true},
     {.method = "GET", .pattern = "/wait", .handle = block, .gives = "text/plain", .waits = true},
     {.method = "GET", .pattern = "/stream", .handle = stream, .gives = "text/event-stream"},
@@ -518,6 +522,48 @@ TEST(stalled_uploads_hold_up_nothing_else_that_is_slow)
     close(asks);
     for (int i = 0; i < 4; i++)
         close(fd[i]);
+    http_server_stop(server, 5000);
+}
+
+static void say_bytes(int fd, size_t len)
+{
+    static const char bytes[1 << 20];
+    CHECK(len <= sizeof bytes);
+    CHECK_INT(send(fd, bytes, len, MSG_NOSIGNAL), len);
+}
+
+/* Of four workers one takes uploads. The second upload waits, its ring full, until the first is cut
+ * off, which is later than it might itself send. */
+TEST(an_upload_that_waited_for_a_worker_gets_its_answer)
+{
+    enum { WHOLE = 1 << 20, SOME = HTTP_RING_BYTES + 40000 };
+    char out[1024] = "";
+    body_ms = 2000;
+    serve(NULL);
+    int first = dial(), second = dial();
+    say(first, POST("/count", "Content-Length: 2000000\r\n", ""));
+    say_bytes(first, 1 << 20); /* a second at the minimum rate */
+    pthread_mutex_lock(&lock);
+    while (!counting)
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+    say(second, POST("/refuse", "Content-Length: 1048576\r\nExpect: 100-continue\r\n", ""));
+    CHECK(hear(second, out, sizeof out, "100 Continue\r\n\r\n", GIVE_UP_MS));
+    say_bytes(second, SOME);
+    say_bytes(first, 1); /* from here on it has two seconds */
+    pthread_mutex_lock(&lock);
+    while (!refused)
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+    int silent = dial(); /* when it is cut off all others were looked at */
+    char none[8] = "";
+    CHECK(hear(silent, none, sizeof none, NULL, GIVE_UP_MS));
+    say_bytes(second, WHOLE - SOME);
+    CHECK(hear(second, out, sizeof out, "}", GIVE_UP_MS));
+    CHECK_CONTAINS(out, " 409 ");
+    close(silent);
+    close(second);
+    close(first);
     http_server_stop(server, 5000);
 }
 
