@@ -100,8 +100,12 @@ int cmd_dataset_create(cli *c, int argc, char **argv)
         return cli_fail(&e);
     progress bar;
     progress_begin(&bar, name);
-    http_call call = {.method = "POST", .parts = parts, .part_count = count,
-                      .progress = progress_of_call, .context = &bar, .idle_s = 600};
+    http_call call = {.method = "POST",
+                      .parts = parts,
+                      .part_count = count,
+                      .progress = progress_of_call,
+                      .context = &bar,
+                      .idle_s = CLI_BUSY_S};
     http_reply reply;
     char query[256];
     snprintf(query, sizeof query, "%s", query_of(regression, layout, seed, seed_seen));

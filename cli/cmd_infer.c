@@ -117,7 +117,8 @@ int cmd_infer(cli *c, int argc, char **argv)
     buf_init(&body, (size_t)DATA_BYTES_MAX * 4);
     if (build_request(id, path, &body, &e))
         return cli_fail(&e);
-    http_call call = {.method = "POST", .body = body.bytes, .body_len = body.len};
+    http_call call = {
+        .method = "POST", .body = body.bytes, .body_len = body.len, .idle_s = CLI_BUSY_S};
     http_reply reply;
     int status = cli_call_raw(c, &call, "/infer", &reply, &e);
     json_t *answer = status ? NULL : http_reply_json(&reply, &e);

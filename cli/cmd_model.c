@@ -32,8 +32,12 @@ static int download(const cli *c, const char *path, const char *to, err *e)
     if (fs_output_open(&t.out, to, e))
         return -1;
     progress_begin(&t.bar, to);
-    http_call call = {.method = "GET", .accept = "*/*", .sink = write_file, .progress = show,
-                      .context = &t};
+    http_call call = {.method = "GET",
+                      .accept = "*/*",
+                      .sink = write_file,
+                      .progress = show,
+                      .context = &t,
+                      .idle_s = CLI_BUSY_S};
     http_reply reply;
     int status = cli_call_raw(c, &call, path, &reply, e);
     progress_end(&t.bar);

@@ -86,8 +86,12 @@ static int upload_init(const cli *c, train_options *o, char *id, size_t size, er
         return err_wrap(e, "--init");
     progress bar;
     progress_begin(&bar, o->init);
-    http_call call = {.method = "POST", .parts = &part, .part_count = 1,
-                      .progress = progress_of_call, .context = &bar};
+    http_call call = {.method = "POST",
+                      .parts = &part,
+                      .part_count = 1,
+                      .progress = progress_of_call,
+                      .context = &bar,
+                      .idle_s = CLI_BUSY_S};
     http_reply reply;
     int status = cli_call_raw(c, &call, "/model", &reply, e);
     progress_end(&bar);

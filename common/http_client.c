@@ -190,11 +190,14 @@ static int status_error(const http_reply *reply, err *e)
     return -1;
 }
 
-static int curl_error(CURLcode code, const char *url, const char *detail, err *e)
+static int curl_error(CURLcode code, const http_call *call, const char *detail, err *e)
 {
-    const char *text = detail[0] ? detail : curl_easy_strerror(code);
+    const char *text = detail[0] ? detail : curl_easy_strerror(code), *url = call->url;
     switch (code) {
     case CURLE_OPERATION_TIMEDOUT:
+        if (strstr(text, "too slow")) /* "Less than 1 bytes/sec": the limit that idle_s sets */
+            return err_set(e, ERR_TIMEOUT, "%s: nothing was sent or received for %d s", url,
+                           call->idle_s ? call->idle_s : HTTP_IDLE_S);
         return err_set(e, ERR_TIMEOUT, "%s: %s", url, text);
     case CURLE_URL_MALFORMAT:
     case CURLE_UNSUPPORTED_PROTOCOL:
@@ -290,7 +293,7 @@ int http_call_run(const http_call *call, http_reply *out, err *e)
     if (t.refused)
         return -1;
     if (code != CURLE_OK && !t.ended)
-        return curl_error(code, call->url, detail, e);
+        return curl_error(code, call, detail, e);
     return 0;
 }
 

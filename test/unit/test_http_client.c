@@ -1,4 +1,5 @@
 /* test_http_client.c: calls over real sockets, to a server of ours. */
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "http_client.h"
@@ -29,9 +30,23 @@ static void count(http_request *r, void *context)
         http_answer_json(r, 200, json_pack("{s:I}", "bytes", (json_int_t)total));
 }
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static bool released;
+
+static void block(http_request *r, void *context)
+{
+    pthread_mutex_lock(&lock);
+    while (!released)
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+    say_ok(r, context);
+}
+
 static void serve(void)
 {
     static const http_route routes[] = {
+        {.method = "GET", .pattern = "/block", .handle = block},
         {.method = "GET", .pattern = "/thing", .handle = say_ok},
         {.method = "POST",
          .pattern = "/count",
@@ -43,10 +58,11 @@ static void serve(void)
     err e = ERR_INIT;
     tokens *known = tokens_new(&e); /* with tokens it answers to any name */
     CHECK_OK(tokens_add(known, "", TOKEN, &e), e);
-    CHECK_OK(http_server_start(
-                 &(http_config){
-                     .host = "127.0.0.1", .routes = routes, .route_count = 2, .tokens = known},
-                 &server, &e),
+    CHECK_OK(http_server_start(&(http_config){.host = "127.0.0.1",
+                                              .routes = routes,
+                                              .route_count = sizeof routes / sizeof *routes,
+                                              .tokens = known},
+                               &server, &e),
              e);
 }
 
@@ -126,5 +142,23 @@ TEST(a_refused_upload_is_not_sent)
      * a server that read no more. */
     CHECK_INT(upload("another-that-is-wrong", &(kube_config){0}, &sent), 401);
     CHECK(sent > UPLOAD_BYTES);
+    CHECK(http_server_stop(server, 2000));
+}
+
+TEST(a_server_that_says_nothing_is_given_up)
+{
+    err e = ERR_INIT;
+    http_reply reply;
+    char url[128];
+    serve();
+    snprintf(url, sizeof url, "http://127.0.0.1:%u/block", http_server_port(server));
+    http_call call = {.method = "GET", .url = url, .token = TOKEN, .idle_s = 1};
+    CHECK_ERR(http_call_run(&call, &reply, &e), e, ERR_TIMEOUT,
+              "/block: nothing was sent or received for 1 s");
+    http_reply_free(&reply);
+    pthread_mutex_lock(&lock);
+    released = true;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
     CHECK(http_server_stop(server, 2000));
 }
