@@ -9,6 +9,7 @@
 #include "cli.h"
 #include "fs.h"
 #include "npy.h"
+#include "request.h"
 
 enum { DATA_BYTES_MAX = 64 << 20 };
 
@@ -24,6 +25,17 @@ static int not_finite(const array_head *head, uint64_t at, float value, err *e)
         at /= head->shape[dim];
     }
     return err_set(e, ERR_INVALID, "%s at [%s]", isnan(value) ? "NaN" : "an infinite value", place);
+}
+
+static int too_many(const array_head *head, uint64_t fit, err *e)
+{
+    if (e->code != ERR_LIMIT)
+        return -1;
+    return err_set(e, ERR_LIMIT,
+                   "%llu samples are more than the %d bytes of JSON that a request may have; the "
+                   "first %llu fit",
+                   (unsigned long long)head->shape[0], REQUEST_INFER_BYTES_MAX,
+                   (unsigned long long)fit);
 }
 
 /* The numbers [at, at + n) of the array, as nested JSON lists; `dim` is the outermost of them. */
@@ -43,8 +55,9 @@ static int append_nested(const array_head *head, const char *numbers, int dim, u
         return -1;
     for (uint64_t i = 0; i < head->shape[dim]; i++)
         if ((i && buf_append(out, ",", 1, e)) ||
-            append_nested(head, numbers, dim + 1, at + i * stride, stride, out, e))
-            return -1;
+            append_nested(head, numbers, dim + 1, at + i * stride, stride, out, e) ||
+            (dim == 0 && buf_reserve(out, 2, e))) /* "]}" behind the last sample */
+            return dim ? -1 : too_many(head, i, e);
     return buf_append(out, "]", 1, e);
 }
 
@@ -76,6 +89,9 @@ static int build_request(const char *id, const char *path, buf *out, err *e)
     if (buf_printf(out, e, "{\"model_id\":%s,\"data\":", quoted))
         return -1;
     bool npy = file.len >= 6 && npy_is((const uint8_t *)file.bytes, file.len);
+    if (!npy && file.len > REQUEST_INFER_BYTES_MAX)
+        return err_set(e, ERR_LIMIT, "%s: %zu bytes are over the limit of %d", path, file.len,
+                       REQUEST_INFER_BYTES_MAX);
     json_error_t where;
     json_t *list = npy ? NULL : json_loadb(file.bytes ? file.bytes : "", file.len, 0, &where);
     if (!npy && !list)
@@ -114,7 +130,7 @@ int cmd_infer(cli *c, int argc, char **argv)
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     err e = ERR_INIT;
     cleanup_buf buf body;
-    buf_init(&body, (size_t)DATA_BYTES_MAX * 4);
+    buf_init(&body, REQUEST_INFER_BYTES_MAX);
     if (build_request(id, path, &body, &e))
         return cli_fail(&e);
     http_call call = {

@@ -22,7 +22,8 @@ enum {
     REQUEST_PRIORITY_MAX = 1000, /* and -1000; higher is sooner */
     REQUEST_SECONDS_MAX = 1000000000,
     REQUEST_BACKOFF_MAX = 100,
-    REQUEST_SHARED_MAX = 64, /* functions of one process */
+    REQUEST_SHARED_MAX = 64,           /* functions of one process */
+    REQUEST_INFER_BYTES_MAX = 8 << 20, /* of the body of POST /infer */
 };
 
 /* What `kubeml train` asks for and `kubeml run` trains with where they are not told: macros, whose

@@ -27,13 +27,14 @@
 #include "http_server.h"
 #include "leader.h"
 #include "metrics.h"
+#include "request.h"
 #include "store.h"
 #include "version.h"
 
 enum {
     CONTROLLER_CODE_BYTES_MAX = BUILDER_SOURCE_BYTES_MAX + (1 << 20), /* a function's upload */
-    CONTROLLER_INFER_BYTES_MAX = 8 << 20,
-    CONTROLLER_VERSIONS_MAX = 1000,  /* of one function */
+    CONTROLLER_INFER_BYTES_MAX = REQUEST_INFER_BYTES_MAX,
+    CONTROLLER_VERSIONS_MAX = 1000,     /* of one function */
     CONTROLLER_LOG_BYTES_MAX = 4 << 20, /* kept of one pod's log */
 };
 #define CONTROLLER_UPLOAD_BYTES_MAX ((uint64_t)64 << 30)

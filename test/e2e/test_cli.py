@@ -1136,6 +1136,12 @@ def bad_inference(p):
     broken[1, 0, 3, 4] = np.nan
     np.save(s.folder / "nan.npy", broken)
     s.refused("infer", "-n", job, "--datafile", "nan.npy", says="nan.npy: NaN at [1, 0, 3, 4]")
+    # What one request takes: 1628 bytes a sample of zeros.
+    np.save(s.folder / "many.npy", np.zeros((9000, 1, 28, 28), np.uint8))
+    fit = (8388608 - len('{"model_id":"","data":[]}') - len(job) + 1) // 1628
+    s.refused("infer", "-n", job, "--datafile", "many.npy", says=["many.npy", "9000 samples", f"the first {fit} fit"])
+    s.write("many.json", "[" + "0," * 5000000 + "0]")
+    s.refused("infer", "-n", job, "--datafile", "many.json", says=["many.json", "10000003 bytes"])
     s.write("bad.json", "[1,\n")
     s.refused("infer", "-n", job, "--datafile", "bad.json", says=["bad.json", "line 2"])
     s.refused("infer", "-n", job, "--datafile", "text.txt", says="neither npy nor JSON")
