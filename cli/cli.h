@@ -176,6 +176,8 @@ int write_behind_take(void *w, const char *bytes, size_t len);
 bool write_behind_over(void *w);
 /* Waits until all is written, and frees it; -1 with what kept it from being written. */
 int write_behind_close(write_behind *w, err *e);
+/* GETs the path and writes what comes; the process's exit status. `idle_s` as of an http_call. */
+int cli_print(const cli *c, const char *path, const char *accept, int idle_s);
 
 /* ---- list, get, delete and the like (objects.c) ---- */
 typedef struct object_kind {

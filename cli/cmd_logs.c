@@ -16,21 +16,7 @@ int cmd_logs(cli *c, int argc, char **argv)
     OBJECT_NAME(c, argc, argv, &object_job, more, &id);
     if (follow)
         return follow_log(c, id);
-    err e = ERR_INIT, why = ERR_INIT;
-    write_behind *output;
-    if (write_behind_open(&output, &e))
-        return cli_fail(&e);
-    http_call call = {.method = "GET",
-                      .accept = "text/plain",
-                      .sink = write_behind_take,
-                      .over = write_behind_over,
-                      .context = output};
-    http_reply reply;
-    int status = cli_call_raw(c, &call, cli_path(object_job.path, id, "/logs"), &reply, &e);
-    http_reply_free(&reply);
-    if (write_behind_close(output, &why))
-        return cli_unwritten(&why);
-    return status ? cli_fail(&e) : CLI_OK;
+    return cli_print(c, cli_path(object_job.path, id, "/logs"), "text/plain", 0);
 }
 
 /* Words come from the table of verbs; a verb's options from the program itself. bash takes "=" for

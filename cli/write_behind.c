@@ -116,3 +116,23 @@ int write_behind_close(write_behind *w, err *e)
     free(w);
     return status;
 }
+
+int cli_print(const cli *c, const char *path, const char *accept, int idle_s)
+{
+    err e = ERR_INIT, why = ERR_INIT;
+    write_behind *output;
+    if (write_behind_open(&output, &e))
+        return cli_fail(&e);
+    http_call call = {.method = "GET",
+                      .accept = accept,
+                      .sink = write_behind_take,
+                      .over = write_behind_over,
+                      .context = output,
+                      .idle_s = idle_s};
+    http_reply reply;
+    int status = cli_call_raw(c, &call, path, &reply, &e);
+    http_reply_free(&reply);
+    if (write_behind_close(output, &why))
+        return cli_unwritten(&why);
+    return status ? cli_fail(&e) : CLI_OK;
+}

@@ -313,12 +313,24 @@ def a_job_by_hand(p):
         piped = subprocess.run([str(KUBEML), "model", "export", job, "-o", name], capture_output=True, cwd=s.folder,
                                env=s.environment, timeout=60 * harness.STRETCH)
         assert piped.returncode == 0 and piped.stdout == (s.folder / "m.safetensors").read_bytes(), (name, piped.stderr)
+        # What stands in the file that standard output is stays there.
+        with open(s.folder / "more", "w+b") as more:
+            more.write(b"header\n")
+            more.flush()
+            subprocess.run([str(KUBEML), "model", "export", job, "-o", name], stdout=more, stderr=subprocess.DEVNULL, cwd=s.folder,
+                           env=s.environment, timeout=60 * harness.STRETCH, check=True)
+        assert (s.folder / "more").read_bytes() == b"header\n" + piped.stdout, name
+        closed = subprocess.Popen([str(KUBEML), "model", "export", job, "-o", name], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                  cwd=s.folder, env=s.environment)
+        closed.stdout.close()
+        assert (closed.stderr.read(), closed.wait(60 * harness.STRETCH)) == (b"", 1), name
     assert (s.folder / "link.npz").is_symlink() and "fc1.bias" in np.load(s.folder / "m.npz").files
     (s.folder / "full").symlink_to("/dev/full")
     s.refused("model", "export", job, "-o", "full", says="/dev/full: No space left on device")
     assert (s.folder / "full").is_char_device() and not list(s.folder.glob("*.part*"))
     s.refused("model", "export", job, "-o", ".", says=".: is a folder, not a file")
-    for words in (("dataset", "list"), ("history", "get", "--id", job, "-o", "json"), ("logs", "--id", job), ("--help",)):
+    for words in (("dataset", "list"), ("history", "get", "--id", job, "-o", "json"), ("logs", "--id", job), ("--help",),
+                  ("model", "export", job, "-o", "-")):
         assert s.without_room(*words) == "kubeml: standard output: No space left on device\n", words
 
     images = np.frombuffer(harness.tiny_mnist()["x-test"], np.uint8, offset=16).reshape(-1, 1, 28, 28)[:5]
