@@ -277,11 +277,11 @@ int group_validate_parts(group *g, uint32_t epoch, int parallelism, group_part *
     return run_parts(&w, n, validate_part, e);
 }
 
-uint32_t group_batches_done(const group *g)
+uint32_t group_progress(const group *g)
 {
     uint32_t done = 0;
     for (int i = 0; i < g->config.functions; i++)
-        done += trainer_batches_done(g->functions[i].trainer);
+        done += trainer_progress(g->functions[i].trainer);
     return done;
 }
 

@@ -4,7 +4,7 @@
  * job's are; after each round the models are averaged, weighted by samples, where average.h
  * decides. On the CPU, and on one GPU, the weights are those of a job with as many processes, bit
  * for bit. A member (member.h) does the rounds that kubeml-ps opens; `kubeml run` all of an
- * epoch's, without a server. One thread owns a group; group_batches_done may be asked from another.
+ * epoch's, without a server. One thread owns a group; group_progress may be asked from another.
  */
 #ifndef KUBEML_FUNCTION_GROUP_H
 #define KUBEML_FUNCTION_GROUP_H
@@ -55,7 +55,7 @@ int group_mean(group *g, const group_part *parts, int n, block to, void (*half)(
 int group_take_mean(group *g, block mean, err *e);
 int group_validate_parts(group *g, uint32_t epoch, int parallelism, group_part *parts, int n,
                          err *e);
-uint32_t group_batches_done(const group *g); /* of the present or last call, all functions' */
+uint32_t group_progress(const group *g); /* trainer_progress, all functions' */
 
 /* Without a server. One epoch. `task` says epoch, lr and history. -1 with group_reason. */
 int group_train(group *g, const trainer_task *task, trainer_result *out, err *e);

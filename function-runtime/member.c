@@ -30,7 +30,7 @@ double member_seconds(int64_t *from_ns)
 static void progress(const void *of, pslink_state *out)
 {
     const member *m = of;
-    out->batches = m->group ? group_batches_done(m->group) : trainer_batches_done(m->trainer);
+    out->batches = m->group ? group_progress(m->group) : trainer_progress(m->trainer);
     dataset_waits(m->data, out->waits, sizeof out->waits);
 }
 

@@ -54,7 +54,7 @@ void pslink_phase(pslink *l, const char *phase, int64_t epoch, int64_t round);
 /* The first batch is trained: a heartbeat says so now, and each one after it. From any thread. */
 void pslink_begun(pslink *l);
 typedef struct pslink_state {
-    uint32_t batches; /* trained or validated of the present task */
+    uint32_t batches; /* so far, and whatever else is progress */
     char waits[300];  /* for which store that does not answer, and how; empty: for none */
 } pslink_state;
 

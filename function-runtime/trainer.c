@@ -15,7 +15,7 @@
 #include "log.h"
 
 enum {
-    /* of one call, so that progress is told and a loss that is no number found soon */
+    /* of one call, so that a loss that is no number is found soon */
     SHARE_BATCHES = 64,
 };
 
@@ -31,7 +31,7 @@ struct trainer {
     bool regression;
     bool begun; /* it has trained a batch */
     char reason[TRAINER_REASON_BYTES];
-    _Atomic uint32_t batches_done;
+    _Atomic uint32_t progress;
 };
 
 static void set_reason(char out[TRAINER_REASON_BYTES], const char *reason)
@@ -172,9 +172,15 @@ const char *trainer_reason(const trainer *t)
     return t->reason;
 }
 
-uint32_t trainer_batches_done(const trainer *t)
+uint32_t trainer_progress(const trainer *t)
 {
-    return atomic_load_explicit(&t->batches_done, memory_order_relaxed);
+    return atomic_load_explicit(&t->progress, memory_order_relaxed);
+}
+
+static void advance(void *of, uint32_t batches)
+{
+    trainer *t = of;
+    atomic_fetch_add_explicit(&t->progress, batches, memory_order_relaxed);
 }
 
 int trainer_batches(trainer *t, uint32_t epoch, int parallelism, int function, uint32_t *out,
@@ -198,7 +204,7 @@ static void count(trainer *t, const engine_result *r, trainer_result *out)
     out->correct += r->correct;
     out->batches++;
     out->convert_s += r->convert_s;
-    atomic_store_explicit(&t->batches_done, out->batches, memory_order_relaxed);
+    advance(t, 1);
 }
 
 static void tell_begun(trainer *t)
@@ -280,8 +286,13 @@ static int train_some(trainer *t, const trainer_task *task, uint32_t batches, co
         lr[i] = program_lr(t->config.program, task->lr, t->config.epochs, &at);
     }
     set_reason(t->reason, "ShapeMismatch");
-    backend_steps s = {
-        .order = order, .rows = rows, .batch = batch, .epoch = task->epoch, .lr = lr};
+    backend_steps s = {.order = order,
+                       .rows = rows,
+                       .batch = batch,
+                       .epoch = task->epoch,
+                       .lr = lr,
+                       .done = advance,
+                       .done_of = t};
     if (engine_train_share(t->engine, &s, &r, e) != 0)
         return -1;
     set_reason(t->reason, "NaNLoss");
@@ -296,7 +307,6 @@ static int train_some(trainer *t, const trainer_task *task, uint32_t batches, co
     out->loss_sum += r.loss_sum;
     out->correct += r.correct;
     out->batches += count;
-    atomic_store_explicit(&t->batches_done, out->batches, memory_order_relaxed);
     tell_begun(t);
     failpoint("function.train");
     return 0;
@@ -305,12 +315,16 @@ static int train_some(trainer *t, const trainer_task *task, uint32_t batches, co
 /* What fails here would have failed on the way of a batch. */
 static int bring(trainer *t, const uint32_t *order, uint32_t rows, err *e)
 {
+    const uint32_t batch = (uint32_t)t->config.batch;
     set_reason(t->reason, "DataError");
-    if (engine_bring(t->engine, order, rows, e) == 0)
-        return 0;
-    if (e && e->code == ERR_INVALID)
-        set_reason(t->reason, "ShapeMismatch");
-    return -1;
+    for (uint32_t at = 0; at < rows; at += batch, advance(t, 1)) {
+        if (engine_bring(t->engine, order + at, rows - at < batch ? rows - at : batch, e) == 0)
+            continue;
+        if (e && e->code == ERR_INVALID)
+            set_reason(t->reason, "ShapeMismatch");
+        return -1;
+    }
+    return 0;
 }
 
 /* The same updates as train_batches', without the host between them. */
@@ -342,7 +356,6 @@ static int train_share(trainer *t, const trainer_task *task, uint32_t batches, t
 int trainer_train(trainer *t, const trainer_task *task, trainer_result *out, err *e)
 {
     *out = (trainer_result){0};
-    atomic_store(&t->batches_done, 0);
     int64_t clock_ns = clock_monotonic_ns();
     uint32_t batches;
     if (t->share == SHARE_UNASKED)
@@ -385,7 +398,6 @@ int trainer_validate(trainer *t, uint32_t epoch, int parallelism, int function, 
                      err *e)
 {
     *out = (trainer_result){0};
-    atomic_store(&t->batches_done, 0);
     set_reason(t->reason, "DataError");
     int64_t clock_ns = clock_monotonic_ns();
     int rc = loader_test(t->loader, parallelism, function, &out->sample_end, e);

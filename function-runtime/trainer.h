@@ -2,7 +2,7 @@
  *
  * Between two calls a trainer keeps nothing but the engine's state that a replacement would not
  * compute alike: what trainer_train does to the state is a function of (state, program, dataset,
- * seed, task) alone. One thread owns it; `trainer_batches_done` may be asked from another. */
+ * seed, task) alone. One thread owns it; `trainer_progress` may be asked from another. */
 #ifndef KUBEML_TRAINER_H
 #define KUBEML_TRAINER_H
 
@@ -76,6 +76,7 @@ int trainer_train(trainer *t, const trainer_task *task, trainer_result *out, err
 int trainer_validate(trainer *t, uint32_t epoch, int parallelism, int function, trainer_result *out,
                      err *e);
 const char *trainer_reason(const trainer *t);
-uint32_t trainer_batches_done(const trainer *t); /* of the present or last call */
+/* Grows with whatever is done: a batch, or its samples on their way to a device. */
+uint32_t trainer_progress(const trainer *t);
 
 #endif

@@ -130,6 +130,9 @@ typedef struct backend_steps {
     uint32_t epoch;
     const double *lr;
     int64_t first_step;
+    /* Called while they run: so many more updates are done. NULL: nobody asks. */
+    void (*done)(void *of, uint32_t updates);
+    void *done_of;
 } backend_steps;
 
 /* Where a process keeps a model on a device so that other processes of that device can read it.

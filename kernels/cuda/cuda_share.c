@@ -3,8 +3,9 @@
  * An update is a step whose first kernel gathers its samples, straight into the network's input,
  * puts the next update's numbers in place and adds the result of the update before. The host
  * enqueues the graphs of as many updates as there are, some together, with the numbers of the next
- * ones before them every UPDATES, and waits once, at the end. The samples lie apart
- * (cuda_samples.h): programs of one process share them. */
+ * ones before them every UPDATES, and waits for the first of them when DRIVER_EVENTS lie before it,
+ * so that it can tell how far the device is. The samples lie apart (cuda_samples.h): programs of
+ * one process share them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -174,9 +175,39 @@ static step_args *list_steps(const program *p, const backend_steps *s, uint32_t 
     return list;
 }
 
+/* Graphs that were enqueued, of which the first `awaited` are done. */
+typedef struct flight {
+    uint32_t enqueued, awaited;
+    uint32_t updates[DRIVER_EVENTS]; /* of each that is not */
+} flight;
+
+static int await_first(program *p, const backend_steps *s, flight *f, err *e)
+{
+    int event = (int)(f->awaited % DRIVER_EVENTS);
+    if (p->d->await(p->dev, event, e))
+        return -1;
+    f->awaited++;
+    if (s->done)
+        s->done(s->done_of, f->updates[event]);
+    return 0;
+}
+
+static int replay(program *p, const backend_steps *s, flight *f, device_graph *g, uint32_t count,
+                  err *e)
+{
+    if (f->enqueued - f->awaited == DRIVER_EVENTS && await_first(p, s, f, e))
+        return -1;
+    int event = (int)(f->enqueued % DRIVER_EVENTS);
+    if (p->d->replay(p->dev, g, e) || p->d->record(p->dev, event, e))
+        return -1;
+    f->updates[event] = count;
+    f->enqueued++;
+    return 0;
+}
+
 /* Updates `first` to `first + count`. */
-static int run_some(program *p, const backend_steps *s, const step_args *list, uint32_t first,
-                    uint32_t count, err *e)
+static int run_some(program *p, const backend_steps *s, flight *f, const step_args *list,
+                    uint32_t first, uint32_t count, err *e)
 {
     share *h = &p->share;
     const driver *d = p->d;
@@ -187,9 +218,10 @@ static int run_some(program *p, const backend_steps *s, const step_args *list, u
         return -1;
     for (uint32_t i = 0; i < count;) {
         bool some = count - i >= h->together;
-        if (d->replay(p->dev, some ? h->some : h->one[i % 2], e))
+        uint32_t each = some ? h->together : 1;
+        if (replay(p, s, f, some ? h->some : h->one[i % 2], each, e))
             return -1;
-        i += some ? h->together : 1;
+        i += each;
     }
     return 0;
 }
@@ -197,10 +229,14 @@ static int run_some(program *p, const backend_steps *s, const step_args *list, u
 static int run(program *p, const backend_steps *s, const step_args *list, uint32_t count,
                backend_result *result, err *e)
 {
+    flight f = {.enqueued = 0};
     for (uint32_t i = 0; i < count; i += UPDATES)
-        if (run_some(p, s, list, i, count - i < UPDATES ? count - i : UPDATES, e))
+        if (run_some(p, s, &f, list, i, count - i < UPDATES ? count - i : UPDATES, e))
             return -1;
     cuda_add_results(p->d->stream(p->dev), p->share.total, p->result, cuda_result(p));
+    while (f.awaited < f.enqueued)
+        if (await_first(p, s, &f, e))
+            return -1;
     return cuda_read_result(p, result, e);
 }
 

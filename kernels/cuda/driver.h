@@ -53,7 +53,7 @@ static inline bool conv_task_same(const conv_task *a, const conv_task *b)
            a->add == b->add;
 }
 
-enum { CONV_OFFERS_MAX = 32 };
+enum { CONV_OFFERS_MAX = 32, DRIVER_EVENTS = 16 };
 
 /* One way of the libraries' to do it; `id` means something to the driver alone. */
 typedef struct conv_offer {
@@ -108,6 +108,10 @@ typedef struct driver {
     void *(*stream)(device *d);
     /* Blocks until all work is done; the first error of any of it. */
     int (*wait)(device *d, err *e);
+    /* Events, 0 to DRIVER_EVENTS - 1: `await` blocks until what was enqueued before `record` is
+     * done. */
+    int (*record)(device *d, int event, err *e);
+    int (*await)(device *d, int event, err *e);
 
     int (*capture)(device *d, err *e);
     int (*captured)(device *d, device_graph **out, err *e);

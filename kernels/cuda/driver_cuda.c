@@ -62,6 +62,9 @@ static void destroy(device *d)
     for (int i = 0; i < 2; i++)
         if (d->marks[i])
             cudaEventDestroy(d->marks[i]);
+    for (int i = 0; i < DRIVER_EVENTS; i++)
+        if (d->events[i])
+            cudaEventDestroy(d->events[i]);
     if (d->parted)
         cudaEventDestroy(d->parted);
     if (d->done)
@@ -110,6 +113,8 @@ static int make(device *d, err *e)
     d->stream = d->trunk;
     for (int i = 0; i < 2; i++)
         ASK(cudaEventCreate(&d->marks[i]), "an event");
+    for (int i = 0; i < DRIVER_EVENTS; i++)
+        ASK(cudaEventCreateWithFlags(&d->events[i], cudaEventDisableTiming), "an event");
     cudnnStatus_t dnn = cudnnCreate(&d->cudnn);
     if (dnn == CUDNN_STATUS_SUCCESS)
         dnn = cudnnSetStream(d->cudnn, d->stream);
@@ -279,6 +284,18 @@ static int real_wait(device *d, err *e)
     cudaError_t started = cudaGetLastError(), ran = cudaStreamSynchronize(d->stream);
     ASK(started, "starting a kernel");
     ASK(ran, "running");
+    return 0;
+}
+
+static int real_record(device *d, int event, err *e)
+{
+    ASK(cudaEventRecord(d->events[event], d->stream), "an event");
+    return 0;
+}
+
+static int real_await(device *d, int event, err *e)
+{
+    ASK(cudaEventSynchronize(d->events[event]), "running");
     return 0;
 }
 
@@ -452,6 +469,8 @@ static const driver real = {
     .zero = real_zero,
     .stream = real_stream,
     .wait = real_wait,
+    .record = real_record,
+    .await = real_await,
     .capture = real_capture,
     .captured = real_captured,
     .branch = real_branch,

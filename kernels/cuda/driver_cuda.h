@@ -16,7 +16,7 @@ struct device {
     cudaStream_t stream;      /* what is enqueued goes there: `trunk`, or `side` in a branch */
     cudaStream_t trunk, side; /* the latter runs nothing but in captures */
     cudaEvent_t parted, done;
-    cudaEvent_t marks[2];
+    cudaEvent_t marks[2], events[DRIVER_EVENTS];
     cudnnHandle_t cudnn;
     cublasLtHandle_t lt;
     struct driver_plans *plans; /* driver_graph.c's */

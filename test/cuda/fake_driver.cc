@@ -405,6 +405,16 @@ static int fake_wait(device *d, err *e)
     return failing(e);
 }
 
+static int fake_record(device *d, int, err *e)
+{
+    return refused(d, "an event is recorded", e);
+}
+
+static int fake_await(device *d, int, err *e)
+{
+    return refused(d, "an event is waited for", e) ? -1 : failing(e);
+}
+
 // ---- graphs and time -----------------------------------------------------------------------------
 
 static int fake_capture(device *d, err *)
@@ -861,7 +871,8 @@ static void fake_comm_abort(device *, device_comm *c)
 static const driver fake = {
     "fake",       fake_missing,     fake_open,         fake_close,     fake_facts,
     fake_alloc,   fake_free,        fake_alloc_host,   fake_free_host, fake_copy,
-    fake_zero,    fake_stream,      fake_wait,         fake_capture,   fake_captured,
+    fake_zero,    fake_stream,      fake_wait,         fake_record,    fake_await,
+    fake_capture, fake_captured,
     fake_branch,  fake_trunk,       fake_join,         fake_replay,    fake_release,
     fake_mark,    fake_elapsed,     fake_list,         fake_offer,     fake_run,
     fake_share,   fake_open_shared, fake_close_shared, fake_sum,       fake_comm_missing,

@@ -47,8 +47,8 @@ long fake_sums(void);  /* over several devices */
 /* Memory is not shared between processes from now on: what is open stays so. */
 void fake_refuse_sharing(bool refuse);
 int fake_opened(void); /* handles that are open */
-/* Calls `what` once, in the copy, replay or wait after that many of them: what happens in the
- * middle of something. */
+/* Calls `what` once, in the copy, replay or wait (also for an event) after that many of them: what
+ * happens in the middle of something. */
 void fake_interrupt(int calls, void (*what)(void *user), void *user);
 /* Calls `what` in the n-th allocation from now on, when it has its memory. */
 void fake_at_alloc(int n, void (*what)(void));

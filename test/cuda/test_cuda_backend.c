@@ -449,6 +449,19 @@ TEST(steps_over_a_share_equal_steps_from_the_host)
     compare_steps(INPUT_FLOAT, LOSS_MSE);
 }
 
+/* How often, and of how many updates it was told. */
+typedef struct told {
+    int calls;
+    uint32_t updates;
+} told;
+
+static void tell(void *of, uint32_t updates)
+{
+    told *t = of;
+    t->calls++;
+    t->updates += updates;
+}
+
 /* More updates than the device has the numbers of at once. */
 TEST_LIMIT(any_number_of_steps_is_one_call, 120)
 {
@@ -470,12 +483,16 @@ TEST_LIMIT(any_number_of_steps_is_one_call, 120)
         CHECK_OK(engine_share(m[k], &h.s, &e), e);
         CHECK_OK(engine_bring(m[k], order, UPDATES, &e), e);
     }
-    backend_steps all = {.order = order, .rows = UPDATES, .batch = 1, .lr = lr};
+    told heard = {.calls = 0};
+    backend_steps all = {
+        .order = order, .rows = UPDATES, .batch = 1, .lr = lr, .done = tell, .done_of = &heard};
     long before = fake_replays();
     double loss_sum = 0;
     int64_t correct = 0;
     CHECK_OK(engine_train_share(m[0], &all, &sum, &e), e);
     CHECK_INT(fake_replays() - before, 8 + 8 + 2 + 6); /* of eight updates each, and six of one */
+    CHECK_INT(heard.calls, 8 + 8 + 2 + 6);
+    CHECK_INT(heard.updates, UPDATES);
     for (uint32_t i = 0; i < UPDATES; i++) {
         backend_steps one = {.order = order + i, .rows = 1, .batch = 1, .lr = lr + i};
         CHECK_OK(engine_train_share(m[1], &one, &r, &e), e);

@@ -93,6 +93,43 @@ static trainer_result train_epoch(setup *s, uint32_t k, float **out)
     return sum;
 }
 
+typedef struct look {
+    const trainer *at;
+    uint32_t seen;
+} look;
+
+static void see(void *user)
+{
+    look *l = user;
+    l->seen = trainer_progress(l->at);
+}
+
+/* Who waits for a function sees that it gets on within what the device is given at once: it is
+ * looked at in the middle, at every call to the device. */
+TEST_LIMIT(progress_is_seen_while_the_device_runs, 60)
+{
+    enum { BATCHES = 16 };
+    err e = ERR_INIT;
+    setup s = {0};
+    trainer_task task = {.parallelism = 1, .batch_count = BATCHES, .lr = 0.05};
+    trainer_result r;
+    bool seen = false;
+    CHECK_OK(open_trainer(&s, &blobs, 0, &e), e);
+    CHECK_OK(trainer_train(s.trainer, &task, &r, &e), e);
+    for (int calls = 0; !seen && calls < 12; calls++) {
+        look l = {.at = s.trainer};
+        uint32_t begin = trainer_progress(s.trainer);
+        fake_interrupt(calls, see, &l);
+        CHECK_OK(trainer_train(s.trainer, &task, &r, &e), e);
+        fake_interrupt(0, NULL, NULL);
+        uint32_t end = trainer_progress(s.trainer);
+        CHECK_INT(end - begin, 2 * BATCHES); /* brought, and trained */
+        seen = l.seen > begin + BATCHES && l.seen < end;
+    }
+    CHECK(seen);
+    close_trainer(&s);
+}
+
 static size_t train_bytes(const dataset *d)
 {
     const dataset_info *info = dataset_get_info(d);
