@@ -1,6 +1,7 @@
 /* layers.c: the layers of graph.h: their checks, result shapes and parameters. */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "graph_build.h"
 
@@ -49,7 +50,12 @@ static bool check_name(graph *g, graph_op op, const char *name)
     }
     if (n == 0)
         graph_fail(g, ERR_INVALID, "%s: a layer's name is empty", graph_op_name(op));
-    return n > 0;
+    /* What is named so is no weight to whoever exports or loads a model. */
+    bool taken = strcmp(name, "optimizer") == 0 || strncmp(name, "optimizer.", 10) == 0;
+    if (taken)
+        graph_fail(g, ERR_INVALID, "%s '%.40s': that name is the optimizer's state's",
+                   graph_op_name(op), name);
+    return n > 0 && !taken;
 }
 
 static bool check_image(graph *g, const char *what, shape s)

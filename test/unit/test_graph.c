@@ -153,6 +153,14 @@ static int bad_name(graph *g, int x)
 {
     return graph_conv2d(g, x, (conv2d_options){.name = "a/b", .filters = 3, .kernel = 1});
 }
+static int name_of_the_optimizer(graph *g, int x)
+{
+    return graph_linear(g, graph_flatten(g, x), 10, (linear_options){.name = "optimizer"});
+}
+static int name_below_the_optimizer(graph *g, int x)
+{
+    return graph_batch_norm(g, x, (batch_norm_options){.name = "optimizer.norm"});
+}
 static int unused(graph *g, int x)
 {
     graph_conv2d(g, x, (conv2d_options){.name = "lost", .filters = 3, .kernel = 1});
@@ -217,6 +225,10 @@ static const struct {
     {bad_dropout, ERR_INVALID, "dropout: probability 1 is not in [0, 1)"},
     {same_names, ERR_INVALID, "two layers are named 'a'"},
     {bad_name, ERR_INVALID, "conv2d 'a/b': a layer's name"},
+    {name_of_the_optimizer, ERR_INVALID,
+     "linear 'optimizer': that name is the optimizer's state's"},
+    {name_below_the_optimizer, ERR_INVALID,
+     "batch_norm 'optimizer.norm': that name is the optimizer's state's"},
     {unused, ERR_INVALID, "conv2d 'lost': its result is not used"},
     {image_output, ERR_INVALID, "activation 'relu1': the model's output has shape (3, 8, 9)"},
     {too_few_outputs, ERR_INVALID, "linear 'head': the model has 4 outputs, 10 are needed"},
