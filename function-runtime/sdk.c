@@ -179,11 +179,12 @@ kml_tensor kml_zoo(kml_graph *g, kml_tensor x, const char *name, int outputs)
     const zoo_model *z = zoo_parse(name ? name : "", &o, &e);
     if (!z)
         return tensor(graph_fail(g->g, e.code, "%s", e.message));
-    if (o.flip || o.crop || o.scale)
-        return tensor(graph_fail(g->g, ERR_INVALID,
-                                 "kml_zoo(\"%.100s\"): flip, crop and scale are KUBEML_FUNCTION's "
-                                 ".transform = kml_transform(...)",
-                                 name));
+    for (const char *at = strchr(name, ','); at; at = strchr(at + 1, ','))
+        if (strncmp(at, ",stem=", 6) != 0)
+            return tensor(graph_fail(g->g, ERR_INVALID,
+                                     "kml_zoo(\"%.100s\"): flip, crop and scale are "
+                                     "KUBEML_FUNCTION's .transform = kml_transform(...)",
+                                     name));
     return tensor(z->build(g->g, x.id, outputs, &o));
 }
 

@@ -260,6 +260,22 @@ static kml_tensor moved_zoo(kml_graph *g, kml_tensor x)
 {
     return kml_zoo(g, x, "mlp,crop=4", 10);
 }
+static kml_tensor unmoved_zoo(kml_graph *g, kml_tensor x)
+{
+    return kml_zoo(g, x, "mlp,crop=0", 10);
+}
+static kml_tensor unflipped_zoo(kml_graph *g, kml_tensor x)
+{
+    return kml_zoo(g, x, "mlp,stem=auto,flip=off", 10);
+}
+static kml_tensor standardised_zoo(kml_graph *g, kml_tensor x)
+{
+    return kml_zoo(g, x, "resnet18,scale=standardise", 10);
+}
+static kml_tensor zoo_with_stem(kml_graph *g, kml_tensor x)
+{
+    return kml_zoo(g, x, "mlp,stem=auto", kml_classes(g));
+}
 static kml_tensor failing(kml_graph *g, kml_tensor x)
 {
     if (kml_channels(g, x) != 3)
@@ -287,6 +303,12 @@ TEST(models_of_the_zoo_and_mistakes)
     check_build_error(wrong_zoo, ERR_NOT_FOUND, "the nearest are 'resnet20' and");
     check_build_error(moved_zoo, ERR_INVALID,
                       "(\"mlp,crop=4\"): flip, crop and scale are KUBEML_FUNCTION's .transform");
+    /* Also where the value is what there is without the option. */
+    check_build_error(unmoved_zoo, ERR_INVALID, "(\"mlp,crop=0\"): flip, crop and scale are");
+    check_build_error(unflipped_zoo, ERR_INVALID, "flip=off\"): flip, crop and scale are");
+    check_build_error(standardised_zoo, ERR_INVALID, "scale=standardise\"): flip, crop and scale");
+    f.model = zoo_with_stem;
+    engine_free(compile(&f, (shape){3, 1, 28, 28}, 4, NULL));
     check_build_error(failing, ERR_INVALID, "this model is for colour images, not for 1 channels");
 }
 
