@@ -19,8 +19,10 @@
  * restarts it and calls create again with the last merged state.
  *
  * A handle belongs to one thread at a time. Every call blocks until done or its deadline
- * (clock_deadline_ms): ERR_TIMEOUT. A lost connection is made anew within a call, with back-off,
- * until the deadline (ERR_UNAVAILABLE); all calls can be repeated. */
+ * (clock_deadline_ms): ERR_TIMEOUT. Over sockets a model travels in chunks, and each may take as
+ * long as the call had left: a large model on a slow line is late only when it stands. A lost
+ * connection is made anew within a call, with back-off, until the deadline (ERR_UNAVAILABLE); all
+ * calls can be repeated. */
 #ifndef KUBEML_MODELSTORE_H
 #define KUBEML_MODELSTORE_H
 
@@ -54,6 +56,8 @@ typedef struct modelstore_access {
     char job[MODELSTORE_NAME_BYTES];
     char carrier[MODELSTORE_NAME_BYTES];     /* "shm": one host; "socket" */
     char segment_dir[MODELSTORE_PATH_BYTES]; /* shm: folder of the segment; "": /dev/shm */
+    /* Not in the JSON form: counts the chunks that travel over a socket; NULL: nobody looks. */
+    _Atomic uint32_t *carried;
 } modelstore_access;
 
 json_t *modelstore_access_json(const modelstore_access *a); /* new reference; NULL: no memory */

@@ -170,11 +170,11 @@ static int write_chunk(remote *r, const modelstore_publication *p, block b, size
 }
 
 /* Takes `count` replies to WRITE; the first refusal goes to `refusal`. */
-static int take_writes(remote *r, size_t count, int64_t deadline_ms, err *refusal, err *e)
+static int take_writes(remote *r, size_t count, int patience_ms, err *refusal, err *e)
 {
     for (size_t i = 0; i < count; i++) {
         resp_reply reply;
-        if (resp_receive(r->writer, &reply, deadline_ms, e))
+        if (resp_receive(r->writer, &reply, clock_deadline_ms(patience_ms), e))
             return -1;
         if (reply.type == RESP_ERROR && refusal->code == ERR_NONE)
             resp_error(&reply, refusal);
@@ -186,17 +186,18 @@ static int take_writes(remote *r, size_t count, int64_t deadline_ms, err *refusa
 /* Sends all chunks, at most a window ahead of the replies, hashing each on its way. Stops at a
  * refusal. `*ahead`: how many replies are still to come. */
 static int write_chunks(remote *r, const modelstore_publication *p, block b, uint64_t *hash,
-                        int64_t deadline_ms, size_t *ahead, err *refusal, err *e)
+                        int patience_ms, size_t *ahead, err *refusal, err *e)
 {
     size_t chunks = remote_chunks(r->layout.shape);
     *ahead = 0;
     for (size_t i = 0; i < chunks && refusal->code == ERR_NONE; i++) {
-        if (write_chunk(r, p, b, i, deadline_ms, e))
+        if (write_chunk(r, p, b, i, clock_deadline_ms(patience_ms), e))
             return -1;
+        remote_carried(r);
         failpoint("chunk-sent");
         remote_hash_chunk(r->layout.shape, b, i, hash);
         if (*ahead == REMOTE_WINDOW) {
-            if (take_writes(r, 1, deadline_ms, refusal, e))
+            if (take_writes(r, 1, patience_ms, refusal, e))
                 return -1;
         } else {
             ++*ahead;
@@ -234,6 +235,7 @@ static int send_publish(remote *r, const modelstore_publication *p, uint64_t che
 static int publish_by_chunks(remote *r, const modelstore_publication *p, block b,
                              int64_t deadline_ms, uint64_t *checksum, err *e)
 {
+    const int patience_ms = clock_left_ms(deadline_ms);
     char key[REMOTE_KEY_BYTES];
     size_t pieces = block_pieces(r->layout.shape), ahead, first;
     cleanup_free uint64_t *hash = calloc(pieces, sizeof *hash);
@@ -242,8 +244,9 @@ static int publish_by_chunks(remote *r, const modelstore_publication *p, block b
     if (!hash)
         return err_set(e, ERR_NOMEM, "no memory for the hashes of %zu pieces", pieces);
     if (remote_connect_writer(r, deadline_ms, e) ||
-        write_chunks(r, p, b, hash, deadline_ms, &ahead, &refusal, e))
+        write_chunks(r, p, b, hash, patience_ms, &ahead, &refusal, e))
         return -1;
+    deadline_ms = clock_deadline_ms(patience_ms);
     if (refusal.code == ERR_NONE)
         *checksum = block_root_hash(hash, pieces);
     else if (block_checksum(r->layout.shape, b, 1, checksum, e))
@@ -253,8 +256,8 @@ static int publish_by_chunks(remote *r, const modelstore_publication *p, block b
     if (resp_hold(r->writer, r->cmd, deadline_ms, e) || announce_chunk(r, first, deadline_ms, e))
         return -1;
     r->announced = true;
-    if (take_writes(r, ahead, deadline_ms, &refusal, e) ||
-        resp_receive(r->writer, &reply, deadline_ms, e))
+    if (take_writes(r, ahead, patience_ms, &refusal, e) ||
+        resp_receive(r->writer, &reply, clock_deadline_ms(patience_ms), e))
         return -1;
     if (reply.type != RESP_ERROR)
         return 0;
@@ -316,7 +319,7 @@ static int ask_ahead(remote *r, int64_t version, size_t taken, size_t *asked, in
 
 /* `asked` chunks were asked for already. */
 static int take_chunks(remote *r, const modelstore_state *s, size_t asked, block to,
-                       int64_t deadline_ms, err *e)
+                       int patience_ms, err *e)
 {
     size_t chunks = remote_chunks(r->layout.shape), pieces = block_pieces(r->layout.shape);
     cleanup_free uint64_t *hash = calloc(pieces, sizeof *hash);
@@ -324,11 +327,12 @@ static int take_chunks(remote *r, const modelstore_state *s, size_t asked, block
         return err_set(e, ERR_NOMEM, "no memory for the hashes of %zu pieces", pieces);
     for (size_t i = 0; i < chunks; i++) {
         size_t len;
-        if (ask_ahead(r, s->version, i, &asked, deadline_ms, e))
+        if (ask_ahead(r, s->version, i, &asked, clock_deadline_ms(patience_ms), e))
             return -1;
         char *at = remote_chunk(r->layout.shape, to, i, &len);
-        if (resp_receive_into(r->c, at, len, deadline_ms, e))
+        if (resp_receive_into(r->c, at, len, clock_deadline_ms(patience_ms), e))
             return -1;
+        remote_carried(r);
         remote_hash_chunk(r->layout.shape, to, i, hash);
     }
     return block_root_hash(hash, pieces) == s->checksum
@@ -368,7 +372,7 @@ static int fetch_once(remote *r, int64_t version, block to, int64_t deadline_ms,
         return -1;
     if (raw->status.state.version != version)
         return skip_chunks(r, asked, deadline_ms, e);
-    return take_chunks(r, &raw->status.state, asked, to, deadline_ms, e) ? -1 : 1;
+    return take_chunks(r, &raw->status.state, asked, to, clock_left_ms(deadline_ms), e) ? -1 : 1;
 }
 
 static int database_fetch(modelstore *m, int64_t version_min, block to, int64_t deadline_ms,
@@ -528,11 +532,12 @@ static int create_by_chunks(remote *r, const modelstore_state *start, const bloc
                                     .rule = "mean",
                                     .parts = &part,
                                     .count = 1};
+    const int patience_ms = clock_left_ms(deadline_ms);
     modelstore_merged merged;
     uint64_t checksum;
     if (send_create(r, start, p.version, p.round, false, ledger, deadline_ms, e) ||
         database_publish(&r->base, &p, b, deadline_ms, &checksum, e) ||
-        merge_call(r, &round, deadline_ms, &merged, e))
+        merge_call(r, &round, clock_deadline_ms(patience_ms), &merged, e))
         return err_wrap(e, "first reference");
     return 0;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "failpoint.h"
 
 enum { SCAN_COUNT = 1000, UNLINK_MAX = RESP_ARGS_MAX - 1 };
@@ -156,7 +157,7 @@ static int take_ok(remote *r, int64_t deadline_ms, err *e)
     return reply.type == RESP_ERROR ? resp_error(&reply, e) : 0;
 }
 
-int keys_set_chunks(remote *r, keys_name name, const void *of, block b, int64_t deadline_ms, err *e)
+int keys_set_chunks(remote *r, keys_name name, const void *of, block b, int patience_ms, err *e)
 {
     size_t chunks = remote_chunks(r->layout.shape), taken = 0;
     for (size_t i = 0; i < chunks; i++) {
@@ -167,20 +168,20 @@ int keys_set_chunks(remote *r, keys_name name, const void *of, block b, int64_t 
         resp_begin(r->cmd, "SET");
         resp_add(r->cmd, key);
         resp_add_bytes(r->cmd, at, len);
-        if (resp_send(r->c, r->cmd, deadline_ms, e))
+        if (resp_send(r->c, r->cmd, clock_deadline_ms(patience_ms), e))
             return -1;
+        remote_carried(r);
         failpoint("chunk-sent");
-        if (i - taken >= REMOTE_WINDOW && (taken++, take_ok(r, deadline_ms, e)))
+        if (i - taken >= REMOTE_WINDOW && (taken++, take_ok(r, clock_deadline_ms(patience_ms), e)))
             return -1;
     }
     while (taken++ < chunks)
-        if (take_ok(r, deadline_ms, e))
+        if (take_ok(r, clock_deadline_ms(patience_ms), e))
             return -1;
     return 0;
 }
 
-int keys_get_chunks(remote *r, keys_name name, const void *of, block to, int64_t deadline_ms,
-                    err *e)
+int keys_get_chunks(remote *r, keys_name name, const void *of, block to, int patience_ms, err *e)
 {
     size_t chunks = remote_chunks(r->layout.shape), asked = 0;
     for (size_t i = 0; i < chunks; i++) {
@@ -190,12 +191,13 @@ int keys_get_chunks(remote *r, keys_name name, const void *of, block to, int64_t
             name(r, of, asked, key);
             resp_begin(r->cmd, "GET");
             resp_add(r->cmd, key);
-            if (resp_send(r->c, r->cmd, deadline_ms, e))
+            if (resp_send(r->c, r->cmd, clock_deadline_ms(patience_ms), e))
                 return -1;
         }
         char *at = remote_chunk(r->layout.shape, to, i, &len);
-        if (resp_receive_into(r->c, at, len, deadline_ms, e))
+        if (resp_receive_into(r->c, at, len, clock_deadline_ms(patience_ms), e))
             return -1;
+        remote_carried(r);
     }
     return 0;
 }

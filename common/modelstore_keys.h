@@ -62,11 +62,9 @@ void keys_name_reference(const remote *r, const void *of, size_t chunk, char out
 void keys_name_publication(const remote *r, const void *of, size_t chunk,
                            char out[REMOTE_KEY_BYTES]);
 
-/* All chunks of a block; after an error replies may be outstanding. */
-int keys_set_chunks(remote *r, keys_name name, const void *of, block b, int64_t deadline_ms,
-                    err *e);
-int keys_get_chunks(remote *r, keys_name name, const void *of, block to, int64_t deadline_ms,
-                    err *e);
+/* All chunks of a block, each within `patience_ms`; after an error replies may be outstanding. */
+int keys_set_chunks(remote *r, keys_name name, const void *of, block b, int patience_ms, err *e);
+int keys_get_chunks(remote *r, keys_name name, const void *of, block to, int patience_ms, err *e);
 
 /* ---- removing -------------------------------------------------------------------------------- */
 

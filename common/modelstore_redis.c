@@ -2,6 +2,7 @@
 #include "modelstore_redis.h"
 
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -345,6 +346,12 @@ char *remote_chunk(block_shape s, block b, size_t i, size_t *len)
     size_t end = counters ? s.counters * sizeof(int64_t) : s.floats * sizeof(float);
     *len = end - at < REMOTE_CHUNK_BYTES ? end - at : REMOTE_CHUNK_BYTES;
     return (counters ? (char *)b.counters : (char *)b.floats) + at;
+}
+
+void remote_carried(remote *r)
+{
+    if (r->access.carried)
+        atomic_fetch_add_explicit(r->access.carried, 1, memory_order_relaxed);
 }
 
 void remote_hash_chunk(block_shape s, block b, size_t i, uint64_t *hash)

@@ -64,6 +64,7 @@ int remote_state_shared(const remote *r, modelstore_state *out);
 /* Chunks of a block: floats', then counters'. */
 size_t remote_chunks(block_shape s);
 char *remote_chunk(block_shape s, block b, size_t i, size_t *len);
+void remote_carried(remote *r); /* one more */
 /* Hashes the pieces of chunk i into their places of `hash` (block_pieces). */
 void remote_hash_chunk(block_shape s, block b, size_t i, uint64_t *hash);
 

@@ -90,6 +90,7 @@ static int check_publish(remote *r, const publishing *w, int64_t deadline_ms, er
 static int publish_once(remote *r, void *user, int64_t deadline_ms, err *e)
 {
     publishing *w = user;
+    const int patience_ms = clock_left_ms(deadline_ms);
     char state[REMOTE_KEY_BYTES], key[REMOTE_KEY_BYTES];
     const stored_publication mine = {.epoch = w->p->epoch, .round = w->p->round, .p = w->now};
     keys_publication(r, w->p->function, key);
@@ -100,9 +101,9 @@ static int publish_once(remote *r, void *user, int64_t deadline_ms, err *e)
         remote_disconnect(r); /* and with it the watch */
         return rc;
     }
-    if (!r->shared && keys_set_chunks(r, keys_name_publication, &mine, w->bytes, deadline_ms, e))
+    if (!r->shared && keys_set_chunks(r, keys_name_publication, &mine, w->bytes, patience_ms, e))
         return -1;
-    return set_publication(r, w, deadline_ms, e);
+    return set_publication(r, w, clock_deadline_ms(patience_ms), e);
 }
 
 static int server_publish(modelstore *m, const modelstore_publication *p, const block *b,
@@ -157,7 +158,7 @@ static int missing(remote *r, merging *w, const stored_publication *p, int64_t d
                    p->p.function, p->p.incarnation);
 }
 
-static int input_from(remote *r, merging *w, size_t i, int64_t deadline_ms, err *e)
+static int input_from(remote *r, merging *w, size_t i, int patience_ms, err *e)
 {
     stored_publication *p = &w->pub[i];
     merge_input *in = &w->in[i];
@@ -171,8 +172,8 @@ static int input_from(remote *r, merging *w, size_t i, int64_t deadline_ms, err 
             return -1;
     } else {
         b = block_at(w->fetched + i * block_bytes(r->layout.shape), r->layout.shape);
-        if (keys_get_chunks(r, keys_name_publication, p, b, deadline_ms, e))
-            return missing(r, w, p, deadline_ms, e);
+        if (keys_get_chunks(r, keys_name_publication, p, b, patience_ms, e))
+            return missing(r, w, p, clock_deadline_ms(patience_ms), e);
     }
     merge_input_contiguous(in, &b, w->flat[i]);
     return 0;
@@ -191,7 +192,7 @@ static int reserve_fetched(remote *r, merging *w, err *e)
     return 0;
 }
 
-static int gather(remote *r, merging *w, const modelstore_state *s, int64_t deadline_ms, err *e)
+static int gather(remote *r, merging *w, const modelstore_state *s, int patience_ms, err *e)
 {
     const modelstore_round *round = w->round;
     if (reserve_fetched(r, w, e))
@@ -199,10 +200,10 @@ static int gather(remote *r, merging *w, const modelstore_state *s, int64_t dead
     if (r->shared && !shm_whole(r->segment))
         return err_set(e, ERR_CORRUPT, "the segment was cut short");
     for (size_t i = 0; i < round->count; i++) {
-        int found =
-            keys_get_publication(r, round->parts[i].function, s, &w->pub[i], deadline_ms, e);
+        int found = keys_get_publication(r, round->parts[i].function, s, &w->pub[i],
+                                         clock_deadline_ms(patience_ms), e);
         if (found < 0 || modelstore_check_part(found ? &w->pub[i].p : NULL, &round->parts[i], e) ||
-            input_from(r, w, i, deadline_ms, e))
+            input_from(r, w, i, patience_ms, e))
             return -1;
     }
     return 0;
@@ -261,7 +262,7 @@ static int ledger_bytes(remote *r, size_t *out, int64_t deadline_ms, err *e)
     return 0;
 }
 
-static int merge_and_commit(remote *r, merging *w, stored_state *s, int64_t deadline_ms, err *e)
+static int merge_and_commit(remote *r, merging *w, stored_state *s, int patience_ms, err *e)
 {
     const modelstore_round *round = w->round;
     const merge_rule *rule;
@@ -273,9 +274,10 @@ static int merge_and_commit(remote *r, merging *w, stored_state *s, int64_t dead
         return -1;
     if (merge_run(rule, r->layout.shape, w->in, (int)round->count, to,
                   merge_threads(r->layout.shape, (int)round->count), &result, e))
-        return refuse(r, w, &result, deadline_ms);
-    if (!r->shared && keys_set_chunks(r, keys_name_reference, &version, to, deadline_ms, e))
+        return refuse(r, w, &result, clock_deadline_ms(patience_ms));
+    if (!r->shared && keys_set_chunks(r, keys_name_reference, &version, to, patience_ms, e))
         return -1;
+    const int64_t deadline_ms = clock_deadline_ms(patience_ms);
     if (ledger_bytes(r, &before, deadline_ms, e))
         return -1;
     s->state = (modelstore_state){version, round->next_epoch, round->next_round, result.checksum};
@@ -290,6 +292,7 @@ static int merge_and_commit(remote *r, merging *w, stored_state *s, int64_t dead
 static int merge_once(remote *r, void *user, int64_t deadline_ms, err *e)
 {
     merging *w = user;
+    const int patience_ms = clock_left_ms(deadline_ms);
     char key[REMOTE_KEY_BYTES];
     stored_state s;
     if (keys_call(r, "WATCH", modelstore_key(r, "state", key), NULL, NULL, deadline_ms, e) ||
@@ -297,9 +300,9 @@ static int merge_once(remote *r, void *user, int64_t deadline_ms, err *e)
         return -1;
     show_state(r, &s); /* of a commit whose answer was lost */
     w->out->state = s.state;
-    if (modelstore_check_merge(&s.state, w->round, e) || gather(r, w, &s.state, deadline_ms, e))
+    if (modelstore_check_merge(&s.state, w->round, e) || gather(r, w, &s.state, patience_ms, e))
         return -1;
-    return merge_and_commit(r, w, &s, deadline_ms, e);
+    return merge_and_commit(r, w, &s, patience_ms, e);
 }
 
 /* What the merged round left: the reference before, and the bytes that were published for rounds
@@ -316,6 +319,7 @@ static int server_merge(modelstore *m, const modelstore_round *round, int64_t de
                         modelstore_merged *out, err *e)
 {
     remote *r = remote_of(m);
+    const int patience_ms = clock_left_ms(deadline_ms);
     bool again = false;
     err last = ERR_INIT;
     if (remote_need_owner(r, e) || remote_need_layout(r, e))
@@ -330,7 +334,7 @@ static int server_merge(modelstore *m, const modelstore_round *round, int64_t de
         out->state.epoch == round->next_epoch && out->state.round == round->next_round)
         rc = 0; /* it was carried out before the connection broke */
     if (rc == 0 && !r->shared)
-        tidy(r, w, deadline_ms);
+        tidy(r, w, clock_deadline_ms(patience_ms));
     if (w->fetched)
         munmap(w->fetched, w->fetched_bytes);
     free(w);
@@ -344,7 +348,7 @@ static int server_merge(modelstore *m, const modelstore_round *round, int64_t de
 static int fetch_once(remote *r, const modelstore_state *s, block to, int64_t deadline_ms, err *e)
 {
     uint64_t checksum;
-    if (keys_get_chunks(r, keys_name_reference, &s->version, to, deadline_ms, e)) {
+    if (keys_get_chunks(r, keys_name_reference, &s->version, to, clock_left_ms(deadline_ms), e)) {
         remote_disconnect(r);
         return -1;
     }
@@ -481,7 +485,8 @@ static int place_reference(remote *r, modelstore_state *start, const block *b, i
     }
     return block_checksum(r->layout.shape, *b, 1, &start->checksum, e) ||
                    remote_connect(r, deadline_ms, e) ||
-                   keys_set_chunks(r, keys_name_reference, &start->version, *b, deadline_ms, e)
+                   keys_set_chunks(r, keys_name_reference, &start->version, *b,
+                                   clock_left_ms(deadline_ms), e)
                ? -1
                : 0;
 }
@@ -491,6 +496,7 @@ static int server_create(modelstore *m, const layout *l, const modelstore_state 
 {
     remote *r = remote_of(m);
     bool empty = start->version < 0, keep = !b && !empty;
+    const int patience_ms = clock_left_ms(deadline_ms);
     size_t len = strlen(ledger);
     creating w = {.s = {.state = *start, .layout_digest = l->digest},
                   .ledger = ledger + 1,
@@ -507,7 +513,7 @@ static int server_create(modelstore *m, const layout *l, const modelstore_state 
     }
     if (r->segment)
         snprintf(w.s.segment, sizeof w.s.segment, "%s", shm_name(r->segment));
-    if (keys_attempt(r, create_once, &w, NULL, deadline_ms, e))
+    if (keys_attempt(r, create_once, &w, NULL, clock_deadline_ms(patience_ms), e))
         return -1;
     show_state(r, &w.s);
     return 0;

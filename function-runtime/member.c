@@ -3,6 +3,7 @@
 
 #include <poll.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,6 +32,7 @@ static void progress(const void *of, pslink_state *out)
 {
     const member *m = of;
     out->batches = m->group ? group_progress(m->group) : trainer_progress(m->trainer);
+    out->batches += atomic_load_explicit(&m->carried, memory_order_relaxed);
     dataset_waits(m->data, out->waits, sizeof out->waits);
 }
 

@@ -13,7 +13,8 @@
 #include "trainer.h"
 
 enum {
-    MEMBER_STORE_MS = 60000, /* how long one call of the model store is tried again */
+    /* How long one call of the model store is tried again, and each chunk of a model waited for. */
+    MEMBER_STORE_MS = 60000,
     MEMBER_ADDRESS_BYTES = 160,
     MEMBER_JOB_BYTES = 64,
 };

@@ -46,6 +46,7 @@ struct member {
     pslink *link;
     modelstore *store;
     bool attached;
+    _Atomic uint32_t carried; /* chunks of the model, to the store and from there */
     block reference; /* fetched versions; the member's own memory */
     member_mean mean;
     /* where the model lies on a GPU, for other processes; "": nowhere that they can read */

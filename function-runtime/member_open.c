@@ -62,6 +62,7 @@ static int read_places(const json_t *order, member *m, err *e)
             0 ||
         take_text(order, "object", m->object, sizeof m->object, e) != 0)
         return -1;
+    m->access.carried = &m->carried;
     const json_t *path = json_object_get(order, "object_path");
     if (json_is_string(path) &&
         take_text(order, "object_path", m->object_path, sizeof m->object_path, e) != 0)

@@ -4,9 +4,13 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "address.h"
 #include "clock.h"
 #include "failpoint.h"
 #include "modelstore_job.h"
@@ -478,4 +482,145 @@ IN_EVERY_REDIS(publishing_waits_for_a_model_that_is_put_back, 60)
         modelstore_close(m);
     }
     fixture_free(&f);
+}
+
+/* ---- a slow line ----------------------------------------------------------------------------- */
+
+/* Between a member and Redis: after every mebibyte, whichever way, it pauses; after `stops` of
+ * them, if that is not 0, nothing passes any more. */
+enum { SLOW_LINES = 4, SLOW_BYTES = 1 << 20, SLOW_PAUSE_MS = 200 };
+typedef struct slow_line {
+    const char *to;
+    char at[120];
+    int listener, stops, passed;
+    size_t bytes;                          /* since the last pause */
+    struct pollfd end[2 * SLOW_LINES + 1]; /* a member's, Redis's, ...; the listener */
+    int lines;
+    atomic_bool closing;
+    pthread_t thread;
+} slow_line;
+
+static void accept_line(slow_line *s)
+{
+    err e = ERR_INIT;
+    CHECK(s->lines < SLOW_LINES);
+    int near = accept4(s->listener, NULL, NULL, SOCK_CLOEXEC);
+    int far = address_dial(s->to, fixture_deadline(), &e);
+    CHECK(near >= 0 && far >= 0);
+    CHECK(fcntl(far, F_SETFL, fcntl(far, F_GETFL) & ~O_NONBLOCK) == 0);
+    s->end[2 * s->lines] = (struct pollfd){near, POLLIN, 0};
+    s->end[2 * s->lines + 1] = (struct pollfd){far, POLLIN, 0};
+    s->lines++;
+}
+
+static void carry(slow_line *s, int i)
+{
+    static char bytes[1 << 16];
+    ssize_t n = read(s->end[i].fd, bytes, sizeof bytes);
+    for (ssize_t at = 0, put = 0; at < n && put >= 0; at += put)
+        put = send(s->end[i ^ 1].fd, bytes + at, (size_t)(n - at), MSG_NOSIGNAL);
+    if (n <= 0)
+        s->end[i].events = 0, shutdown(s->end[i ^ 1].fd, SHUT_WR);
+    else
+        s->bytes += (size_t)n;
+    if (s->bytes < SLOW_BYTES)
+        return;
+    s->bytes = 0;
+    s->passed++;
+    poll(NULL, 0, SLOW_PAUSE_MS);
+}
+
+static void *run_line(void *of)
+{
+    slow_line *s = of;
+    while (!atomic_load(&s->closing) && (s->stops == 0 || s->passed < s->stops)) {
+        s->end[2 * s->lines] = (struct pollfd){s->listener, POLLIN, 0};
+        CHECK(poll(s->end, (nfds_t)(2 * s->lines + 1), 20) >= 0);
+        if (s->end[2 * s->lines].revents)
+            accept_line(s);
+        else
+            for (int i = 0; i < 2 * s->lines; i++)
+                if (s->end[i].revents && s->end[i].events)
+                    carry(s, i);
+    }
+    return NULL;
+}
+
+static void open_line(slow_line *s, const char *to, int stops)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    *s = (slow_line){.to = to, .stops = stops};
+    snprintf(at.sun_path, sizeof at.sun_path, "%.90s/slow", test_tmp());
+    snprintf(s->at, sizeof s->at, "unix:%s", at.sun_path);
+    s->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(bind(s->listener, (struct sockaddr *)&at, sizeof at) == 0 && listen(s->listener, 4) == 0);
+    CHECK(pthread_create(&s->thread, NULL, run_line, s) == 0);
+}
+
+static void close_line(slow_line *s)
+{
+    atomic_store(&s->closing, true);
+    CHECK(pthread_join(s->thread, NULL) == 0);
+    for (int i = 0; i < 2 * s->lines; i++)
+        close(s->end[i].fd);
+    close(s->listener);
+    CHECK(unlink(s->at + strlen("unix:")) == 0);
+}
+
+static modelstore *slow_member(fixture *f, slow_line *s, int stops, _Atomic uint32_t *carried)
+{
+    err e = ERR_INIT;
+    modelstore *m;
+    modelstore_access a = f->member_access;
+    open_line(s, f->member_access.address, stops);
+    snprintf(a.address, sizeof a.address, "%s", s->at);
+    a.carried = carried;
+    CHECK_OK(modelstore_open(&a, MODELSTORE_MEMBER, fixture_deadline(), &m, &e), e);
+    CHECK_OK(modelstore_attach(m, NULL, fixture_deadline(), &e), e);
+    return m;
+}
+
+/* Each chunk takes an eighth of what the call has, all of them more. */
+static void slow_line_carries(const char *kind)
+{
+    enum { CHUNKS = 12, CALL_MS = 8 * SLOW_PAUSE_MS };
+    fixture f;
+    slow_line s;
+    err e = ERR_INIT;
+    _Atomic uint32_t carried = 0;
+    modelstore_state state;
+    modelstore_publication p = {.round = 1, .incarnation = 1, .samples = 3};
+    fixture_init(&f, kind, "socket", CHUNKS * (SLOW_BYTES / sizeof(float)) - 5);
+    begin_job(&f);
+    modelstore *m = slow_member(&f, &s, 0, &carried);
+    block b = fixture_block(f.layout.shape);
+    CHECK_OK(modelstore_fetch(m, 0, b, clock_deadline_ms(CALL_MS), &state, &e), e);
+    CHECK_INT(carried, CHUNKS + 1); /* of floats, and the counters */
+    check_reference(&f, b, (uint64_t[][2]){{7, 1}}, 1);
+    CHECK_OK(modelstore_publish(m, &p, &b, clock_deadline_ms(CALL_MS), NULL, &e), e);
+    CHECK_INT(carried, 2 * (CHUNKS + 1));
+    modelstore_close(m);
+    close_line(&s);
+    m = slow_member(&f, &s, 3, NULL);
+    CHECK_ERR(modelstore_fetch(m, 0, b, clock_deadline_ms(CALL_MS), &state, &e), e, ERR_TIMEOUT,
+              "no answer in time");
+    modelstore_close(m);
+    close_line(&s);
+    m = slow_member(&f, &s, 3, NULL);
+    p.incarnation = 2;
+    CHECK_ERR(modelstore_publish(m, &p, &b, clock_deadline_ms(CALL_MS), NULL, &e), e, ERR_TIMEOUT,
+              "no answer in time");
+    modelstore_close(m);
+    close_line(&s);
+    fixture_free(&f);
+}
+
+TEST_LIMIT(a_slow_line_is_late_only_when_it_stands_database, 60)
+{
+    slow_line_carries("database");
+}
+
+TEST_LIMIT(a_slow_line_is_late_only_when_it_stands_server, 60)
+{
+    slow_line_carries("server");
 }
