@@ -666,6 +666,35 @@ TEST(heartbeats_come_and_ps_may_come_back)
     close_platform(&p);
 }
 
+static void carry_by_socket(platform *p)
+{
+    err e = ERR_INIT;
+    snprintf(p->member_access.carrier, sizeof p->member_access.carrier, "socket");
+    modelstore_access a = p->member_access;
+    snprintf(a.user, sizeof a.user, "default");
+    snprintf(a.password, sizeof a.password, "%s", redis_server_password(p->redis));
+    modelstore_close(p->owner);
+    CHECK_OK(modelstore_open(&a, MODELSTORE_OWNER, soon(), &p->owner, &e), e);
+}
+
+/* Who waits for a function that moves a large model sees that it gets on. */
+TEST(chunks_of_the_model_are_progress)
+{
+    platform p;
+    err e = ERR_INIT;
+    open_platform(&p, "f", BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS), "");
+    carry_by_socket(&p);
+    runtime *r = &p.functions[0];
+    CHECK(join(&p, r));
+    init_model(&p);
+    cleanup_json json_t *m = receive(r->ps);
+    CHECK_STR(m ? wire_type(m) : NULL, "heartbeat");
+    CHECK_INT(json_integer_value(json_object_get(m, "batches")), 2); /* floats, and counters */
+    CHECK_OK(wire_sendf(r->ps, &e, "{s:s}", "type", "stop"), e);
+    CHECK_INT(WEXITSTATUS(wait_end(r)), 0);
+    close_platform(&p);
+}
+
 /* The answer of a runtime whose code is at fault, told to the controller and to kubeml-ps. */
 static void expect_failure(platform *p, const char *reason, const char *part)
 {
