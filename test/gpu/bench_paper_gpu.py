@@ -5,7 +5,8 @@
 The paper's settings: local batches of 16 to 256; SGD with momentum 0.9, weight decay 1e-4, learning rate 0.01 (LeNet)
 and 0.1 (ResNet-34); samples standardised, nothing else; k infinite. Ours is `kubeml run --functions P`, P functions in
 one process, spread over the GPUs that are seen, for every P of --functions; as in the paper the best P counts. The peer
-is PyTorch DDP with one process a GPU and the whole training set on each; the local batch is a process's.
+is PyTorch with one process a GPU, DDP between several, and the whole training set on each, in whichever of its memory layouts
+is the faster in that precision (a row says which); the local batch is a process's.
 
 What counts: seconds of training and validating from the first epoch's begin to the end of the epoch whose validation
 accuracy reaches the goal. Not counted, on either side: starting, reading the data, compiling the model, choosing
@@ -53,7 +54,7 @@ BEST_OF_EACH = {4: 2.02}  # the best batch of one side against the best of the o
 CHECKED = 500  # samples of PyTorch's validation at once
 RUN_S = 1500  # what a run may take
 KEY = "gpu kernels precision figure model goal local_batch side functions_or_gpus seed".split()
-COLUMNS = KEY + "seconds epochs times_ddp paper words".split()
+COLUMNS = KEY + "seconds epochs layout times_ddp paper words".split()
 
 
 # ---- the peer: run by --python as `bench_paper_gpu.py peer JSON` ------------------------------------------------------
@@ -83,7 +84,26 @@ def peer_model(torch, name):
     return {"lenet": bench_gpu.lenet5, "resnet34": bench_gpu.resnet34}[name](torch)[0]
 
 
+def peer_layout(torch, steps, count):
+    """The faster of the memory layouts, by steps[layout], as rank 0 finds it: it is every rank's."""
+    import time
+
+    def seconds(layout):
+        begin = time.perf_counter()
+        for _ in range(count):
+            steps[layout]()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+    for layout in steps:  # cudnn.benchmark looks for the fastest ways
+        seconds(layout)
+    chosen = [min(steps, key=lambda layout: min(seconds(layout) for _ in range(3)))]
+    torch.distributed.broadcast_object_list(chosen)
+    return chosen[0]
+
+
 def peer_worker(rank, work):
+    import copy
     import time
     import torch
     torch.manual_seed(work["seed"])
@@ -103,16 +123,34 @@ def peer_worker(rank, work):
     y, vy = y.long(), vy.long()
     mean = torch.stack([x[:, c].float().mean() for c in range(x.shape[1])])[None, :, None, None] / 255
     std = torch.stack([x[:, c].float().std() for c in range(x.shape[1])])[None, :, None, None] / 255
-    model = peer_model(torch, work["model"]).to(where).to(memory_format=torch.channels_last)
-    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank] if cuda else None)
     loss_of = torch.nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=work["lr"], momentum=0.9, weight_decay=1e-4, fused=cuda)
     batch, n = work["batch"], len(x)
     bf16 = torch.autocast(where.type, torch.bfloat16, enabled=work["precision"] == "bf16")
+    formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
-    def images(bytes_):
-        return ((bytes_.float() / 255 - mean) / std).contiguous(memory_format=torch.channels_last)
-    x, vx = images(x), images(vx)
+    def images(bytes_, layout):
+        return ((bytes_.float() / 255 - mean) / std).contiguous(memory_format=formats[layout])
+
+    model = peer_model(torch, work["model"]).to(where)
+
+    def tried(layout):
+        same, some = copy.deepcopy(model).to(memory_format=formats[layout]), images(x[:batch], layout)
+
+        def step():
+            with bf16:
+                loss = loss_of(same(some), y[:batch])
+            loss.backward()
+        return step
+    layout = peer_layout(torch, {layout: tried(layout) for layout in formats}, 10 if cuda else 1)
+    if rank == 0:
+        print(json.dumps({"layout": layout}), flush=True)
+    model = model.to(memory_format=formats[layout])
+    bare = model
+    if world > 1:
+        model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank] if cuda else None, broadcast_buffers=False,
+                                                          gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=work["lr"], momentum=0.9, weight_decay=1e-4, fused=cuda)
+    x, vx = images(x, layout), images(vx, layout)
 
     def step(rows, update=True):
         optimizer.zero_grad(set_to_none=True)
@@ -124,7 +162,7 @@ def peer_worker(rank, work):
 
     def right(at):
         with torch.no_grad(), bf16:
-            return (model.module(vx[at:at + CHECKED]).argmax(1) == vy[at:at + CHECKED]).sum()
+            return (bare(vx[at:at + CHECKED]).argmax(1) == vy[at:at + CHECKED]).sum()
 
     # Every size once, for which cudnn.benchmark looks for the fastest ways.
     for size in {min(batch, n // world), n // world % batch} - {0}:
@@ -201,11 +239,13 @@ def ours(o, clock, folder, files, model, zoo, goal, lr, batch, functions, seed, 
 
 
 def theirs(o, clock, files, model, goal, lr, batch, seed, epochs):
+    """As reached, and the memory layout."""
     with tempfile.TemporaryDirectory() as meet:
         work = {"files": files, "model": model, "goal": goal, "lr": lr, "batch": batch, "seed": seed, "epochs": epochs,
                 "device": o.device, "precision": o.precision, "meet": f"file://{meet}/meet"}
         out = run([o.python, __file__, "peer", json.dumps(work)], clock)
-    return reached([json.loads(line) for line in out.splitlines() if line.startswith("{")], goal)
+    layout, *epochs = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    return *reached(epochs, goal), layout["layout"]
 
 
 # ---- what is needed --------------------------------------------------------------------------------------------------
@@ -368,12 +408,12 @@ class Bench:
         try:
             if functions:
                 self.choose_algorithms(figure, batch, begin)
-                seconds, epochs = begin(goal, functions, seed, o.epochs)
+                seconds, epochs, layout = *begin(goal, functions, seed, o.epochs), ""
             else:
-                seconds, epochs = theirs(o, self.clock, files, model, goal, lr, batch, seed, o.epochs)
-            row = ("" if seconds is None else f"{seconds:.2f}", epochs, "", "", "")
+                seconds, epochs, layout = theirs(o, self.clock, files, model, goal, lr, batch, seed, o.epochs)
+            row = ("" if seconds is None else f"{seconds:.2f}", epochs, layout, "", "", "")
         except Failed as why:
-            row = ("", "", "", "", f"failed: {why}")
+            row = ("", "", "", "", "", f"failed: {why}")
         self.table.add(*what, *row)
         print(*what[3:], *row, sep="\t", flush=True)
 
