@@ -242,7 +242,7 @@ TEST(files_that_are_no_datasets_are_refused)
     snprintf(path, sizeof path, "%s/x.npy", test_tmp());
     CHECK_ERR(dataset_open(path, &d, &e), e, ERR_CORRUPT, "x.npy");
     CHECK_ERR(dataset_open("/no/such/file", &d, &e), e, ERR_NOT_FOUND, "/no/such/file");
-    CHECK_ERR(dataset_open("ftp://x", &d, &e), e, ERR_UNSUPPORTED, "ftp://x");
+    CHECK_ERR(dataset_open("ftp://x", &d, &e), e, ERR_UNSUPPORTED, "the store \"ftp:...\"");
     dataset_info_free(&info);
     store_close(s);
 }
