@@ -2,7 +2,8 @@
  *
  * A stream ends with its controller, well or not, and every stream begins with all there is. So it
  * is read again, and what was told before is passed over (log_seen.h); the job's state is asked for
- * before each reading, and the one that begins when the job has ended is the last. */
+ * before each reading, and the one that begins when the job has ended is the last. Who told of it
+ * may be gone before it gives the log: it is asked for again as a stream is that was there. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,12 @@
 #include "json_read.h"
 #include "log_seen.h"
 
-enum { LINE_BYTES_MAX = 64 << 20 };
+enum {
+    LINE_BYTES_MAX = 64 << 20,
+    /* Of a log that was never given, by who had just told of its job: the first may have lost its
+     * leader in between, the second means it. */
+    REFUSALS_MAX = 2,
+};
 
 typedef struct follow {
     write_behind *output;
@@ -63,6 +69,7 @@ static int read_all(follow *f, const cli *c, const char *id, bool *last, long *s
     if (cli_call(c, "GET", cli_path(object_job.path, id, ""), NULL, &task, e))
         return -1;
     *last = watch_is_end(json_string_value(json_object_get(task, "state")));
+    f->stream.begun = true; /* the platform is there */
     http_call call = {.method = "GET", .accept = "text/plain", .sink = take, .over = is_over,
                       .context = f, .idle_s = -1};
     log_seen_rewind(f->seen);
@@ -78,13 +85,16 @@ static int read_all(follow *f, const cli *c, const char *id, bool *last, long *s
 
 static int read_on(follow *f, const cli *c, const char *id, err *e)
 {
-    bool last = false;
+    bool last = false, streamed = false;
+    int refusals = 0;
     long status;
     do {
         err_clear(e);
         if (read_all(f, c, id, &last, &status, e) == 0 && (last || is_over(f)))
             return 0;
-        if (status == 503 && !f->stream.begun) /* who told of the job is there, and refuses this */
+        streamed |= status == 200;
+        refusals += status == 503;
+        if (refusals == REFUSALS_MAX && !streamed)
             break;
     } while (cli_again(&f->stream, status, e));
     if (e->code == ERR_NONE)

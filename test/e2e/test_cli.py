@@ -489,25 +489,26 @@ NUMBERS = [0, -1, 9007199254740993, 0.0, 1.0, -2.5, 1e-05, 2e-07, 1e22, -3e+100,
 
 
 @contextlib.contextmanager
-def answering(pages, lost=None):
-    """The shell of somebody whose platform has these answers: {path: (rows, path of the next page or None)}. `lost`
-    says of how many requests ("GET /path": 2) the connection ends without an answer."""
+def answering(pages, lost=None, refused=None):
+    """The shell of somebody whose platform has these answers: {path: (rows or text, path of the next page or None)}. `lost`
+    says of how many requests ("GET /path": 2) the connection ends without an answer, `refused` how many get a 503."""
     class Answer(http.server.BaseHTTPRequestHandler):
-        def is_lost(self):
+        def is_one_of(self, those):
             asked = f"{self.command} {self.path}"
-            if not (lost or {}).get(asked):
+            if not (those or {}).get(asked):
                 return False
-            lost[asked] -= 1
-            self.close_connection = True
+            those[asked] -= 1
             return True
 
         def do_GET(self):
-            if self.is_lost():
+            if self.is_one_of(lost):
+                self.close_connection = True
                 return
-            rows, more = pages[self.path]
-            body = json.dumps(rows).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
+            status = 503 if self.is_one_of(refused) else 200
+            rows, more = pages[self.path] if status == 200 else ({"detail": "there is no room"}, None)
+            body = (rows if isinstance(rows, str) else json.dumps(rows)).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "text/plain" if isinstance(rows, str) else "application/json")
             self.send_header("Content-Length", str(len(body)))
             if more:
                 self.send_header("Link", f'<{more}>; rel="next"')
@@ -560,6 +561,21 @@ def what_was_read_without_an_answer_is_asked_again():
         s.refused("function", "get", "a", says="Empty reply from server")
         s.refused("function", "delete", "a", says="Empty reply from server")
     assert lost == {"GET /function": 0, "GET /function/a": 7, "DELETE /function/a": 0}, lost
+
+
+@case(limit=60, platform=False)
+def a_log_is_asked_for_again_when_who_told_of_its_job_has_gone():
+    """It died between the two. Who tells of the job after it, and refuses its log, is not asked on and on."""
+    log, stream = "ps          | all of it\n", "/tasks/a/logs?follow=true"
+    pages = {"/tasks/a": ({"state": "succeeded"}, None), stream: (log, None)}
+    with answering(pages, lost={f"GET {stream}": 1}) as s:
+        assert s.out("logs", "-f", "a") == log
+    with answering(pages, refused={f"GET {stream}": 1}) as s:
+        assert s.out("logs", "-f", "a") == log
+    refused = {f"GET {stream}": 9}
+    with answering(pages, refused=refused) as s:
+        s.refused("logs", "-f", "a", says="there is no room")
+    assert refused == {f"GET {stream}": 7}, refused
 
 
 @case(limit=60, platform=False)
