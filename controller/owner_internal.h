@@ -28,23 +28,23 @@
 #include "owner.h"
 
 enum {
-    MEASURED_MAX = 256,    /* sorts of functions whose shapes are known to be measured */
+    MEASURED_MAX = 256, /* sorts of functions whose shapes are known to be measured */
     POOL_TOKEN_BYTES = 65,
     JOB_SECRET_TEXT_BYTES = 65,
     CLUSTER_PODS_SEEN_MAX = 2048,
-    POD_DIAL_MS = 5,       /* between two tries to reach a pod that starts */
+    POD_DIAL_MS = 5, /* between two tries to reach a pod that starts */
     POD_DIAL_MS_MAX = 100,
     /* Together at most 4 s, so that what follows has begun 5 s after a node's loss. The first ends
      * a connection, which costs nothing where the pod lives: it is dialled again all through the
      * second. */
-    POD_DEAD_MS = 2000,    /* without a sign of its node a pod's connection is over */
+    POD_DEAD_MS = 2000, /* without a sign of its node a pod's connection is over */
     /* then, in a cluster, until a kubeml-ps that cannot be reached is replaced */
     POD_LOST_MS = 1500,
     /* Or, where the controller before may have been lost with the same node, this long: together
      * with the lease's end. A node that lives answers at once, whatever its pod does. */
     POD_ADOPT_MS = 700,
-    POD_HELLO_MS = 60000,  /* a started pod that does not say welcome is ended */
-    POD_GRACE_MS = 1000,   /* for one that is generic to end by itself */
+    POD_HELLO_MS = 60000,      /* a started pod that takes no connection is replaced */
+    POD_GRACE_MS = 1000,       /* for one that is generic to end by itself */
     LOG_EVIDENCE_BYTES = 2048, /* of a pod's log, in the message of its end */
 };
 

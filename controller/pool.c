@@ -432,11 +432,6 @@ static void dial(owner *o, link_pod *p, int64_t now_ms)
         pool_send(o, p, json_pack("{s:s, s:s}", "type", "hello", "token", o->pool_token));
         return;
     }
-    if (p->use == USE_STARTING && now_ms - p->since_ms > POD_HELLO_MS) {
-        log_error("pod %s does not answer: %s", p->name, e.message);
-        pool_stop(o, p->name, 0);
-        return;
-    }
     if (p->use == USE_JOB && p->attach) {
         bool answered = e.os_errno == ECONNREFUSED; /* by its node */
         p->attach = false;
@@ -456,8 +451,9 @@ bool pool_waits_for_room(const link_pod *p)
 }
 
 /* When a pod that starts counts as stuck: Kubernetes still places pods on a node that has just lost
- * its power, and keeps them there; and one that was made there before has an address, at which
- * nothing answers. */
+ * its power, and keeps them there; one that was made there before has an address, at which nothing
+ * answers; and where the node answers, the program may not come to listen. Once it does it may take
+ * its time: it makes a GPU ready before it says welcome. */
 static int64_t stuck_at(const owner *o, const link_pod *p)
 {
     int64_t made = (int64_t)STUCK_MS * o->patience, silent = (int64_t)POD_DEAD_MS * o->patience;
@@ -469,9 +465,11 @@ static int64_t stuck_at(const owner *o, const link_pod *p)
         return INT64_MAX;
     if (!p->address[0])
         return p->since_ms + (made < STUCK_MS_MAX ? made : STUCK_MS_MAX);
-    if (p->silent_ms == INT64_MAX)
+    if (p->wire)
         return INT64_MAX;
-    return p->silent_ms + (silent < POD_HELLO_MS ? silent : POD_HELLO_MS);
+    int64_t hello_ms = p->since_ms + POD_HELLO_MS;
+    bool sooner = p->silent_ms != INT64_MAX && p->silent_ms + silent < hello_ms;
+    return sooner ? p->silent_ms + silent : hello_ms;
 }
 
 /* Another pod in its place, for whom it was meant for. The old one goes first: the cluster keeps
@@ -479,7 +477,9 @@ static int64_t stuck_at(const owner *o, const link_pod *p)
 static void replace(owner *o, link_pod *old)
 {
     err e = ERR_INIT;
-    const char *why = old->address[0] ? "is on a node that answers nothing" : "is not made";
+    const char *why = !old->address[0]              ? "is not made"
+                      : old->silent_ms == INT64_MAX ? "takes no connection"
+                                                    : "is on a node that answers nothing";
     pool_stop(o, old->name, 0);
     link_pod *p = pool_start(o, old->role, old->gpu, &e);
     if (p) {
