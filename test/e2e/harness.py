@@ -79,6 +79,15 @@ def alive(pid):
         return False
 
 
+def is_connected(process):
+    """It has a socket, as a client has for as long as it is answered."""
+    for fd in pathlib.Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            if os.readlink(fd).startswith("socket:"):
+                return True
+    return False
+
+
 def processes_of(folder):
     """Every process whose command line names the folder."""
     found = []

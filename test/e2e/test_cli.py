@@ -732,14 +732,10 @@ def a_log_is_taken_from_the_platform_however_slowly_it_is_read(p):
     p.succeed(job)
     log = p.get(f"/tasks/{job}/logs").decode()
     assert len(log) > 2 * (4 << 20), "more than pipes and sockets hold"
-
-    def connected(process):
-        folder = pathlib.Path(f"/proc/{process.pid}/fd")
-        return any(os.readlink(fd).startswith("socket:") for fd in folder.iterdir() if fd.is_symlink())
     for words in (("logs", job), ("logs", "-f", job)):
         with s.follow(*words) as follow:
             first = follow.stdout.readline()
-            until(lambda: not connected(follow), message="the rest is not taken while nobody reads it")
+            until(lambda: not harness.is_connected(follow), message="the rest is not taken while nobody reads it")
             assert follow.poll() is None, "its end is written when it is read"
             assert first + follow.stdout.read() == log
             assert follow.wait(30 * harness.STRETCH) == 0

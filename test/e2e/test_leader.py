@@ -162,8 +162,7 @@ def the_other_takes_over_after_kill_9():
         until(lambda: "event: state" in lines, 20)
         environment = {**os.environ, "KUBEML_URL": second.url, "KUBEML_TOKEN": TOKEN}
         follower = subprocess.Popen([str(harness.BIN / "kubeml"), "logs", "-f", job], env=environment)
-        until(lambda: any(os.readlink(fd).startswith("socket:") for fd in pathlib.Path(f"/proc/{follower.pid}/fd").iterdir()
-                          if fd.is_symlink()), 20)
+        until(lambda: harness.is_connected(follower), 20)
         first.kill()
         # Nobody hangs: 503 and Retry-After, until it is the other's.
         reply = call(second, "GET", f"/tasks/{job}")
