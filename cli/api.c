@@ -63,7 +63,7 @@ int cli_part(http_part *part, const char *field, const char *path, err *e)
                                   : err_set(e, ERR_INVALID, "%.200s is not a regular file", path);
 }
 
-int cli_call_raw(const cli *c, http_call *call, const char *path, http_reply *reply, err *e)
+int cli_call_once(const cli *c, http_call *call, const char *path, http_reply *reply, err *e)
 {
     char url[4096];
     cluster_access *a = c->cluster->wanted ? c->cluster : NULL;
@@ -102,6 +102,27 @@ static bool nothing_done(const http_call *call, const http_reply *reply, const e
            strstr(why->message, "error trying to reach service: dial ");
 }
 
+int cli_call_raw(const cli *c, http_call *call, const char *path, http_reply *reply, err *e)
+{
+    int tries = LOST_TRIES;
+    for (int64_t deadline = clock_deadline_ms(AWAY_MS);;) {
+        err why = ERR_INIT;
+        int status = cli_call_once(c, call, path, reply, &why);
+        bool refused = status && reply->status == 503;
+        if (refused && !nothing_done(call, reply, &why))
+            return err_set(e, ERR_TIMEOUT, "the answer was lost: look whether it was done: %s",
+                           why.message);
+        bool again = refused || (status && is_lost(call, reply, &why) && tries-- > 0);
+        if (!again || clock_left_ms(deadline) == 0) {
+            if (status && e)
+                *e = why;
+            return status;
+        }
+        http_reply_free(reply);
+        pause_ms(PAUSE_MS); /* as Retry-After asks for */
+    }
+}
+
 /* `next` (may be NULL) holds HTTP_NEXT_BYTES: where a list goes on, "" where it does not. */
 static int call_for(const cli *c, const char *method, const char *path, const json_t *body,
                     json_t **out, char *next, err *e)
@@ -109,25 +130,7 @@ static int call_for(const cli *c, const char *method, const char *path, const js
     char *text = body ? json_dumps(body, JSON_COMPACT) : NULL;
     http_call call = {.method = method, .body = text, .body_len = text ? strlen(text) : 0};
     http_reply reply;
-    int status = 0, tries = LOST_TRIES;
-    for (int64_t deadline = clock_deadline_ms(AWAY_MS);;) {
-        err why = ERR_INIT;
-        status = cli_call_raw(c, &call, path, &reply, &why);
-        bool refused = status && reply.status == 503;
-        if (refused && !nothing_done(&call, &reply, &why)) {
-            err_set(e, ERR_TIMEOUT, "the answer was lost: look whether it was done: %s",
-                    why.message);
-            break;
-        }
-        bool again = refused || (status && is_lost(&call, &reply, &why) && tries-- > 0);
-        if (!again || clock_left_ms(deadline) == 0) {
-            if (status && e)
-                *e = why;
-            break;
-        }
-        http_reply_free(&reply);
-        pause_ms(PAUSE_MS); /* as Retry-After asks for */
-    }
+    int status = cli_call_raw(c, &call, path, &reply, e);
     free(text);
     if (status == 0 && out) {
         *out = http_reply_json(&reply, e);

@@ -111,7 +111,11 @@ int cli_call(const cli *c, const char *method, const char *path, const json_t *b
 int cli_call_list(const cli *c, const char *path, json_t **rows, err *e);
 /* A file to upload as that field; what is no file, or is not there, is told by its name. */
 int cli_part(http_part *part, const char *field, const char *path, err *e);
+/* Again for some seconds where nothing was done, or nothing but read: while a controller takes over
+ * from another. Frees no reply. */
 int cli_call_raw(const cli *c, http_call *call, const char *path, http_reply *reply, err *e);
+/* A stream, whose caller goes on with it where it ended. */
+int cli_call_once(const cli *c, http_call *call, const char *path, http_reply *reply, err *e);
 /* "/tasks/" + percent-encoded name + tail, in a static buffer. */
 const char *cli_path(const char *prefix, const char *name, const char *tail);
 /* A stream that is read again where its controller went, or a proxy ended it. */

@@ -74,7 +74,7 @@ static int read_all(follow *f, const cli *c, const char *id, bool *last, long *s
                       .context = f, .idle_s = -1};
     log_seen_rewind(f->seen);
     buf_reset(&f->in);
-    int rc = cli_call_raw(c, &call, cli_path(object_job.path, id, "/logs?follow=true"), &reply, e);
+    int rc = cli_call_once(c, &call, cli_path(object_job.path, id, "/logs?follow=true"), &reply, e);
     *status = reply.status;
     http_reply_free(&reply);
     if (f->why.code == ERR_NONE)

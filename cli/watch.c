@@ -124,7 +124,7 @@ int watch_job(const cli *c, const char *id, bool quiet, long timeout_s)
             call.total_ms = clock_left_ms(w.deadline_ms) + 1;
         http_reply reply;
         err_clear(&e);
-        cli_call_raw(c, &call, path, &reply, &e);
+        cli_call_once(c, &call, path, &reply, &e);
         status = reply.status;
         http_reply_free(&reply);
         buf_free(&w.in);

@@ -501,6 +501,7 @@ def answering(pages, lost=None, refused=None):
             return True
 
         def do_GET(self):
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
             if self.is_one_of(lost):
                 self.close_connection = True
                 return
@@ -508,14 +509,15 @@ def answering(pages, lost=None, refused=None):
             rows, more = pages[self.path] if status == 200 else ({"detail": "there is no room"}, None)
             body = (rows if isinstance(rows, str) else json.dumps(rows)).encode()
             self.send_response(status)
-            self.send_header("Content-Type", "text/plain" if isinstance(rows, str) else "application/json")
+            self.send_header("Content-Type", "application/problem+json" if status == 503 else
+                             "text/plain" if isinstance(rows, str) else "application/json")
             self.send_header("Content-Length", str(len(body)))
             if more:
                 self.send_header("Link", f'<{more}>; rel="next"')
             self.end_headers()
             self.wfile.write(body)
 
-        do_DELETE = do_GET
+        do_DELETE = do_POST = do_GET
 
         def log_message(self, *_):
             pass
@@ -561,6 +563,22 @@ def what_was_read_without_an_answer_is_asked_again():
         s.refused("function", "get", "a", says="Empty reply from server")
         s.refused("function", "delete", "a", says="Empty reply from server")
     assert lost == {"GET /function": 0, "GET /function/a": 7, "DELETE /function/a": 0}, lost
+
+
+@case(limit=60, platform=False)
+def what_a_takeover_refuses_is_asked_again():
+    """Also of what is no JSON: a log, a model, an upload."""
+    pages = {"/tasks/a/logs": ("all of it\n", None), "/model/a?format=safetensors": ("weights", None),
+             "/infer": ({"predictions": [7]}, None), "/function/f": ({"name": "f", "version": 1}, None)}
+    refused = {"GET /tasks/a/logs": 1, "GET /model/a?format=safetensors": 1, "POST /infer": 1, "POST /function/f": 1}
+    with answering(pages, refused=refused) as s:
+        assert s.out("logs", "a") == "all of it\n"
+        assert s.out("model", "export", "a", "-o", "-") == "weights"
+        (s.folder / "one.json").write_text("[[[[0]]]]")
+        assert "7" in s.out("infer", "-n", "a", "--datafile", "one.json")
+        (s.folder / "f.c").write_text("")
+        s.out("function", "create", "--name", "f", "--code", "f.c")
+    assert not any(refused.values()), refused
 
 
 @case(limit=60, platform=False)
