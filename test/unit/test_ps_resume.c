@@ -454,6 +454,23 @@ static void check_final(const world *w)
     store_close(s);
 }
 
+/* A job of so many epochs that is suspended in its first one, between two merges; `want` are its
+ * weights without that. */
+static void suspended_within_an_epoch(world *w, const char *job, int epochs, char want[65])
+{
+    world_options o = {.k = 1, .epochs = epochs, .samples = 400};
+    world_calm(&o, want);
+    o.job = job;
+    o.failpoint = "before-merge:5:stop";
+    world_start(w, &o);
+    world_hold(w);
+    suspend(w);
+    world_go_on(w);
+    CHECK_INT(begins_at(w), 0);
+    world_finish(w, "suspended", NULL);
+    CHECK(has_open_epoch(w));
+}
+
 /* Suspended a second time, before there is any checkpoint, it dies at `failpoint`: what it had when
  * it was suspended first is still there. */
 static void die_while_suspended_again(const char *failpoint)
@@ -461,17 +478,7 @@ static void die_while_suspended_again(const char *failpoint)
     world w;
     char want[65], got[65];
     char places[96];
-    world_options o = {.k = 1, .epochs = 1, .samples = 400};
-    world_calm(&o, want);
-    o.job = "twice";
-    o.failpoint = "before-merge:5:stop";
-    world_start(&w, &o);
-    world_hold(&w);
-    suspend(&w);
-    world_go_on(&w);
-    CHECK_INT(begins_at(&w), 0);
-    world_finish(&w, "suspended", NULL);
-    CHECK(has_open_epoch(&w));
+    suspended_within_an_epoch(&w, "twice", 1, want);
     snprintf(places, sizeof places, "before-merge:2:stop,%s", failpoint);
     world_restart_at(&w, places);
     world_hold(&w);
@@ -508,16 +515,7 @@ TEST_LIMIT(killed_in_the_commit_after_a_suspension_it_goes_on_where_it_was, 60)
 {
     world w;
     char want[65], got[65];
-    world_options o = {.k = 1, .epochs = 2, .samples = 400};
-    world_calm(&o, want);
-    o.job = "committing";
-    o.failpoint = "before-merge:5:stop";
-    world_start(&w, &o);
-    world_hold(&w);
-    suspend(&w);
-    world_go_on(&w);
-    CHECK_INT(begins_at(&w), 0);
-    world_finish(&w, "suspended", NULL);
+    suspended_within_an_epoch(&w, "committing", 2, want);
     world_restart_at(&w, "mid-checkpoint");
     int first = begins_at(&w);
     CHECK(first > 0);
@@ -545,16 +543,7 @@ TEST_LIMIT(a_job_that_ends_again_before_a_checkpoint_goes_on_where_it_was_suspen
     world w;
     err e = ERR_INIT;
     char want[65], got[65];
-    world_options o = {.k = 1, .epochs = 1, .samples = 400};
-    world_calm(&o, want);
-    o.job = "ended";
-    o.failpoint = "before-merge:5:stop";
-    world_start(&w, &o);
-    world_hold(&w);
-    suspend(&w);
-    world_go_on(&w);
-    CHECK_INT(begins_at(&w), 0);
-    world_finish(&w, "suspended", NULL);
+    suspended_within_an_epoch(&w, "ended", 1, want);
     world_restart_at(&w, "before-merge:2:stop");
     world_hold(&w);
     CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "stop", "reason", "asked to"), e);
