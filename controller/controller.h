@@ -33,7 +33,6 @@
 
 enum {
     CONTROLLER_CODE_BYTES_MAX = BUILDER_SOURCE_BYTES_MAX + (1 << 20), /* a function's upload */
-    CONTROLLER_INFER_BYTES_MAX = REQUEST_INFER_BYTES_MAX,
     CONTROLLER_VERSIONS_MAX = 1000,     /* of one function */
     CONTROLLER_LOG_BYTES_MAX = 4 << 20, /* kept of one pod's log */
 };

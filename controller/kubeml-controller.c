@@ -245,7 +245,7 @@ static void print_config(const controller_config *c, const char *url)
         "code=%d infer=%d upload=%llu model=%llu followers=%d serving=%d log=%d logs-held=%d",
         c->slots, c->pool_functions, c->pool_ps, (unsigned long long)c->function_memory,
         HTTP_URI_BYTES_MAX, HTTP_JSON_BYTES_MAX, HTTP_JSON_DEPTH_MAX, CONTROLLER_CODE_BYTES_MAX,
-        CONTROLLER_INFER_BYTES_MAX, (unsigned long long)CONTROLLER_UPLOAD_BYTES_MAX,
+        REQUEST_INFER_BYTES_MAX, (unsigned long long)CONTROLLER_UPLOAD_BYTES_MAX,
         (unsigned long long)CONTROLLER_MODEL_BYTES_MAX, OWNER_FOLLOWERS_MAX, OWNER_SERVERS_MAX,
         CONTROLLER_LOG_BYTES_MAX, OWNER_LOGS_HELD_MAX);
 }

@@ -183,7 +183,7 @@ const http_route rest_routes[] = {
      .waits = true},
 
     {.method = "POST", .pattern = "/infer", .handle = rest_infer, .led = true,
-     .body = HTTP_BODY_WHOLE, .takes = JSON_TYPE, .body_bytes_max = CONTROLLER_INFER_BYTES_MAX,
+     .body = HTTP_BODY_WHOLE, .takes = JSON_TYPE, .body_bytes_max = REQUEST_INFER_BYTES_MAX,
      .slow = true},
 };
 const size_t rest_route_count = sizeof rest_routes / sizeof *rest_routes;

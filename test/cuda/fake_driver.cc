@@ -46,8 +46,8 @@ struct device_graph {
 
 static std::mutex gate;
 static size_t memory_bytes = (size_t)8 << 30, memory_used;
-static std::atomic<long> measured, listed, captures, replays, opens, sums, copies_in, bytes_in, bytes_out,
-    branches;
+static std::atomic<long> measured, listed, captures, replays, opens, sums, copies_in, bytes_in,
+    bytes_out, branches;
 static int gpus = 1;
 static bool refuses; // sharing
 static int opened;
