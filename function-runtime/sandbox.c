@@ -186,8 +186,10 @@ static long enter_landlock(const sandbox *s, err *e)
     BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (uint32_t)offsetof(struct seccomp_data, field))
 #define RETURN(what) BPF_STMT(BPF_RET | BPF_K, (what))
 #define REFUSE(code) RETURN(SECCOMP_RET_ERRNO | (code))
+/* Whether what was loaded is `value`: how many steps are left out then, and how many otherwise. */
+#define IS(value, yes, no) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (value), (yes), (no))
 /* One refused call: goes on behind it for others. */
-#define DENY(nr) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (nr), 0, 1), REFUSE(EPERM)
+#define DENY(nr) IS(nr, 0, 1), REFUSE(EPERM)
 
 /* 1 when it is in force, 0 where the kernel has none, -1 on error. */
 static int enter_seccomp(const sandbox *s, err *e)
@@ -195,7 +197,7 @@ static int enter_seccomp(const sandbox *s, err *e)
     uint32_t self = (uint32_t)getpid(), refused_family = s->unix_sockets ? AF_UNSPEC : AF_UNIX;
     struct sock_filter filter[] = {
         LOAD(arch),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ARCH_HERE, 1, 0),
+        IS(ARCH_HERE, 1, 0),
         RETURN(SECCOMP_RET_KILL_PROCESS),
         LOAD(nr),
 #if defined(__x86_64__)
@@ -249,9 +251,9 @@ static int enter_seccomp(const sandbox *s, err *e)
         /* Its requests are calls that no filter sees. */
         DENY(SYS_io_uring_setup),
         /* The C library falls back to clone, whose flags a filter can see. */
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1),
+        IS(SYS_clone3, 0, 1),
         REFUSE(ENOSYS),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 4),
+        IS(SYS_clone, 0, 4),
         LOAD(args[0]),
         BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, CLONE_THREAD, 1, 0),
         REFUSE(EPERM),
@@ -259,40 +261,40 @@ static int enter_seccomp(const sandbox *s, err *e)
         /* Its own limits may be asked for and lowered, and its thread put on a core; those of other
          * processes of the same user may not. A filter cannot tell which other threads are its own:
          * they are refused too. */
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_prlimit64, 1, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sched_setaffinity, 0, 5),
+        IS(SYS_prlimit64, 1, 0),
+        IS(SYS_sched_setaffinity, 0, 5),
         LOAD(args[0]),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0, 2, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, self, 1, 0),
+        IS(0, 2, 0),
+        IS(self, 1, 0),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
         /* A process may signal itself: abort, and the end by a signal. */
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_kill, 1, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_tgkill, 0, 4),
+        IS(SYS_kill, 1, 0),
+        IS(SYS_tgkill, 0, 4),
         LOAD(args[0]),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, self, 1, 0),
+        IS(self, 1, 0),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
         /* Landlock holds neither a socket of a path nor, of old kernels, an abstract one. A pair of
          * datagrams can be connected anew. */
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 1, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socketpair, 0, 4),
+        IS(SYS_socket, 1, 0),
+        IS(SYS_socketpair, 0, 4),
         LOAD(args[0]),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, refused_family, 0, 1),
+        IS(refused_family, 0, 1),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
         /* Whoever owns a descriptor gets a signal when there is something to read, of any kind. */
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fcntl, 0, 6),
+        IS(SYS_fcntl, 0, 6),
         LOAD(args[1]),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, F_SETOWN, 2, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, F_SETOWN_EX, 1, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, F_SETSIG, 0, 1),
+        IS(F_SETOWN, 2, 0),
+        IS(F_SETOWN_EX, 1, 0),
+        IS(F_SETSIG, 0, 1),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 5),
+        IS(SYS_ioctl, 0, 5),
         LOAD(args[1]),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, FIOSETOWN, 1, 0),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SIOCSPGRP, 0, 1),
+        IS(FIOSETOWN, 1, 0),
+        IS(SIOCSPGRP, 0, 1),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
         RETURN(SECCOMP_RET_ALLOW),
