@@ -166,13 +166,12 @@ static void add_store_files(sandbox *s, int reads, const char *locator, char pat
         s->read_folders[reads++] = path;
 }
 
-/* Its places on this host are dialled again where a connection breaks; NCCL, and MPS beneath CUDA,
- * have sockets of their own. (The path of a MongoDB's ends in .sock.) */
-static bool needs_unix_sockets(const member *m, bool on_gpu)
+/* Its places on this host are dialled again where a connection breaks. (The path of a MongoDB's
+ * ends in .sock.) */
+static bool dials_unix_sockets(const member *m)
 {
     return strncmp(m->address, "unix:", 5) == 0 || strncmp(m->access.address, "unix:", 5) == 0 ||
-           (strncmp(m->locator, "mongodb", 7) == 0 && strstr(m->locator, ".sock")) || m->outside ||
-           on_gpu;
+           (strncmp(m->locator, "mongodb", 7) == 0 && strstr(m->locator, ".sock"));
 }
 
 static int enter_sandbox(member *m, err *e)
@@ -190,7 +189,9 @@ static int enter_sandbox(member *m, err *e)
     int devices_count = function_gpu_devices(devices);
     for (int i = 0; i < devices_count; i++)
         s.write_folders[writes++] = devices[i];
-    s.unix_sockets = needs_unix_sockets(m, devices_count > 0);
+    /* NCCL has sockets of its own, and CUDA, and MPS beneath it. */
+    s.listens = m->outside || devices_count > 0;
+    s.unix_sockets = s.listens || dials_unix_sockets(m);
     if (m->object_path[0])
         s.read_folders[reads++] = m->object_path;
     /* a backend asks how large the caches are */

@@ -6,8 +6,11 @@
 #include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
+#include <linux/netlink.h>
 #include <linux/seccomp.h>
 #include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -174,7 +177,7 @@ static long enter_landlock(const sandbox *s, err *e)
     return abi;
 }
 
-/* ---- seccomp: processes and signals ---------------------------------------------------------- */
+/* ---- seccomp: what Landlock does not hold ---------------------------------------------------- */
 
 #if defined(__x86_64__)
 #define ARCH_HERE AUDIT_ARCH_X86_64
@@ -190,11 +193,16 @@ static long enter_landlock(const sandbox *s, err *e)
 #define IS(value, yes, no) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (value), (yes), (no))
 /* One refused call: goes on behind it for others. */
 #define DENY(nr) IS(nr, 0, 1), REFUSE(EPERM)
+/* One that is refused where one of its arguments has this bit. */
+#define DENY_BIT(nr, arg, bit)                                                                     \
+    IS(nr, 0, 4), LOAD(args[arg]), BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, (bit), 0, 1),              \
+        REFUSE(EPERM), RETURN(SECCOMP_RET_ALLOW)
 
 /* 1 when it is in force, 0 where the kernel has none, -1 on error. */
 static int enter_seccomp(const sandbox *s, err *e)
 {
-    uint32_t self = (uint32_t)getpid(), refused_family = s->unix_sockets ? AF_UNSPEC : AF_UNIX;
+    const uint32_t self = (uint32_t)getpid(), type_bits = 0xf, no_call = UINT32_MAX;
+    const uint32_t unix_family = s->unix_sockets ? AF_UNIX : AF_UNSPEC;
     struct sock_filter filter[] = {
         LOAD(arch),
         IS(ARCH_HERE, 1, 0),
@@ -275,14 +283,42 @@ static int enter_seccomp(const sandbox *s, err *e)
         IS(self, 1, 0),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
-        /* Landlock holds neither a socket of a path nor, of old kernels, an abstract one. A pair of
-         * datagrams can be connected anew. */
+        /* Landlock holds neither a socket of a path nor, of old kernels, an abstract one (a pair of
+         * datagrams can be connected anew), and of what connects by ports TCP alone: MPTCP and SMC
+         * reach the same listeners. Names are found by UDP and netlink. */
         IS(SYS_socket, 1, 0),
-        IS(SYS_socketpair, 0, 4),
+        IS(SYS_socketpair, 0, 17),
         LOAD(args[0]),
-        IS(refused_family, 0, 1),
+        IS(unix_family, 14, 0),
+        IS(AF_NETLINK, 0, 2),
+        LOAD(args[2]),
+        IS(NETLINK_ROUTE, 11, 10),
+        IS(AF_INET, 1, 0),
+        IS(AF_INET6, 0, 8),
+        LOAD(args[1]),
+        BPF_STMT(BPF_ALU | BPF_AND | BPF_K, type_bits),
+        IS(SOCK_STREAM, 1, 0),
+        IS(SOCK_DGRAM, 0, 4),
+        LOAD(args[2]),
+        IS(0, 3, 0),
+        IS(IPPROTO_TCP, 2, 0),
+        IS(IPPROTO_UDP, 1, 0),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
+        /* It makes SMC of a socket that was TCP. */
+        IS(SYS_setsockopt, 0, 6),
+        LOAD(args[1]),
+        IS(IPPROTO_TCP, 0, 3),
+        LOAD(args[2]),
+        IS(TCP_ULP, 0, 1),
+        REFUSE(EPERM),
+        RETURN(SECCOMP_RET_ALLOW),
+        /* TCP Fast Open connects as it sends, and Landlock is not asked. */
+        DENY_BIT(SYS_sendto, 3, MSG_FASTOPEN),
+        DENY_BIT(SYS_sendmsg, 2, MSG_FASTOPEN),
+        DENY_BIT(SYS_sendmmsg, 3, MSG_FASTOPEN),
+        /* Without a bind, which Landlock refuses, the kernel gives a port. */
+        DENY(s->listens ? no_call : SYS_listen),
         /* Whoever owns a descriptor gets a signal when there is something to read, of any kind. */
         IS(SYS_fcntl, 0, 6),
         LOAD(args[1]),

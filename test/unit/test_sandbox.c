@@ -1,11 +1,15 @@
-/* test_sandbox.c: what the walls say when the kernel does not take them. What they hold back is
- * test_function_member.c's. */
+/* test_sandbox.c: what the walls hold back, and what they say when the kernel does not take them.
+ * Of code in a function's process it is test_function_member.c's. */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <linux/netlink.h>
 #include <linux/seccomp.h>
 #include <linux/sockios.h>
 #include <mqueue.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -236,4 +240,122 @@ TEST(a_unix_socket_is_made_where_one_is_needed_alone)
 {
     CHECK_INT(behind(&(sandbox){.open_files = 64}, sockets), 4);
     CHECK_INT(behind(&(sandbox){.open_files = 64, .unix_sockets = true}, sockets), 1 + 2 + 4);
+}
+
+/* ---- the internet ---------------------------------------------------------------------------- */
+
+/* A listener of the loopback that the walls name, and one that they do not. */
+static struct sockaddr_in named, other_port;
+
+static struct sockaddr_in listener(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&at, len) == 0 && listen(fd, 8) == 0);
+    CHECK(getsockname(fd, (struct sockaddr *)&at, &len) == 0);
+    return at;
+}
+
+/* Whether what a program may do is refused; whoever has no IPv6 has none here. */
+static bool ordinary_is_refused(void)
+{
+    const int kinds[][3] = {
+        {AF_INET, SOCK_STREAM, 0},
+        {AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP},
+        {AF_INET6, SOCK_STREAM, 0},
+        {AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0},
+        {AF_INET, SOCK_DGRAM, IPPROTO_UDP},
+        {AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE},
+    };
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (socket(kinds[i][0], kinds[i][1], kinds[i][2]) < 0 && errno == EPERM)
+            return true;
+    int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+    return setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0 ||
+           connect(fd, (struct sockaddr *)&named, sizeof named) != 0 ||
+           send(fd, "a", 1, MSG_NOSIGNAL) != 1;
+}
+
+/* Which of these kinds of socket is made: most reach a listener of TCP, or past the machine. */
+static int odd_sockets(pid_t other)
+{
+    enum { SMC_FAMILY = 43, SMC = 256, MPTCP = 262 };
+    const int kinds[][3] = {
+        {AF_INET, SOCK_STREAM, MPTCP},
+        {AF_INET6, SOCK_STREAM, MPTCP},
+        {AF_INET, SOCK_STREAM | SOCK_CLOEXEC, MPTCP},
+        {AF_INET, SOCK_STREAM, SMC},
+        {AF_INET, SOCK_STREAM, IPPROTO_SCTP},
+        {SMC_FAMILY, SOCK_STREAM, 0},
+        {AF_INET, SOCK_RAW, IPPROTO_TCP},
+        {AF_INET, SOCK_SEQPACKET, 0},
+        {AF_INET, SOCK_DGRAM, IPPROTO_ICMP},
+        {AF_VSOCK, SOCK_STREAM, 0},
+        {AF_PACKET, SOCK_DGRAM, 0},
+        {AF_ALG, SOCK_SEQPACKET, 0},
+        {AF_NETLINK, SOCK_RAW, NETLINK_SOCK_DIAG},
+    };
+    (void)other;
+    if (ordinary_is_refused())
+        return -1;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (socket(kinds[i][0], kinds[i][1], kinds[i][2]) >= 0 || errno != EPERM)
+            return (int)i + 1;
+    return 0;
+}
+
+/* Which of these ways led to the port that is not named. */
+static int reach(pid_t other)
+{
+    struct iovec text = {(char[]){"a"}, 1};
+    struct mmsghdr message = {.msg_hdr = {.msg_name = &other_port,
+                                          .msg_namelen = sizeof other_port,
+                                          .msg_iov = &text,
+                                          .msg_iovlen = 1}};
+    int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+    const long calls[][7] = {
+        {SYS_sendto, fd, (long)text.iov_base, 1, MSG_FASTOPEN | MSG_NOSIGNAL, (long)&other_port,
+         sizeof other_port},
+        {SYS_sendmsg, fd, (long)&message.msg_hdr, MSG_FASTOPEN},
+        {SYS_sendmmsg, fd, (long)&message, 1, MSG_FASTOPEN},
+        {SYS_setsockopt, fd, IPPROTO_TCP, TCP_ULP, (long)"smc", 3},
+        {SYS_listen, fd, 1},
+    };
+    (void)other;
+    if (ordinary_is_refused())
+        return -1;
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const long *a = calls[i];
+        if (syscall(a[0], a[1], a[2], a[3], a[4], a[5], a[6]) >= 0 || errno != EPERM)
+            return (int)i + 1;
+    }
+    if (syscall(444, NULL, 0, 1) < 4) /* landlock_create_ruleset: its version */
+        return 0;
+    if (connect(fd, (struct sockaddr *)&other_port, sizeof other_port) == 0 || errno != EACCES)
+        return 20;
+    /* It only sends later: Landlock is asked now. */
+    setsockopt(fd, IPPROTO_TCP, TCP_FASTOPEN_CONNECT, &on, sizeof on);
+    if (connect(fd, (struct sockaddr *)&other_port, sizeof other_port) == 0 || errno != EACCES)
+        return 21;
+    return 0;
+}
+
+TEST(of_the_internet_there_is_the_named_port)
+{
+    named = listener(), other_port = listener();
+    sandbox walls = {.open_files = 64, .tcp_ports = {ntohs(named.sin_port)}};
+    CHECK_INT(behind(&walls, odd_sockets), 0);
+    CHECK_INT(behind(&walls, reach), 0);
+}
+
+static int waits(pid_t other)
+{
+    (void)other;
+    return listen(socket(AF_INET, SOCK_STREAM, 0), 1) == 0;
+}
+
+TEST(connections_are_waited_for_where_a_library_does)
+{
+    CHECK_INT(behind(&(sandbox){.open_files = 64, .listens = true}, waits), 1);
 }
