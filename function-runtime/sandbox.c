@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
+#include <linux/fs.h>
 #include <linux/netlink.h>
 #include <linux/seccomp.h>
 #include <linux/sockios.h>
@@ -185,6 +186,8 @@ static long enter_landlock(const sandbox *s, err *e)
 #define ARCH_HERE AUDIT_ARCH_AARCH64
 #endif
 
+enum { FCHMODAT2 = 452, SETXATTRAT = 463, REMOVEXATTRAT = 466, FILE_SETATTR = 469 };
+
 #define LOAD(field)                                                                                \
     BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (uint32_t)offsetof(struct seccomp_data, field))
 #define RETURN(what) BPF_STMT(BPF_RET | BPF_K, (what))
@@ -256,6 +259,33 @@ static int enter_seccomp(const sandbox *s, err *e)
         DENY(SYS_msgctl),
         DENY(SYS_mq_open),
         DENY(SYS_mq_unlink),
+        /* What any file of this user's is: its mode, owner, times and attributes, by its path, or
+         * by a descriptor that may only be read. And its length, which Landlock holds from its
+         * third version on. */
+        DENY(SYS_fchmod),
+        DENY(SYS_fchmodat),
+        DENY(FCHMODAT2),
+        DENY(SYS_fchown),
+        DENY(SYS_fchownat),
+        DENY(SYS_utimensat),
+        DENY(SYS_setxattr),
+        DENY(SYS_lsetxattr),
+        DENY(SYS_fsetxattr),
+        DENY(SETXATTRAT),
+        DENY(SYS_removexattr),
+        DENY(SYS_lremovexattr),
+        DENY(SYS_fremovexattr),
+        DENY(REMOVEXATTRAT),
+        DENY(FILE_SETATTR),
+        DENY(SYS_truncate),
+#if defined(__x86_64__)
+        DENY(SYS_chmod),
+        DENY(SYS_chown),
+        DENY(SYS_lchown),
+        DENY(SYS_utime),
+        DENY(SYS_utimes),
+        DENY(SYS_futimesat),
+#endif
         /* Its requests are calls that no filter sees. */
         DENY(SYS_io_uring_setup),
         /* The C library falls back to clone, whose flags a filter can see. */
@@ -327,10 +357,13 @@ static int enter_seccomp(const sandbox *s, err *e)
         IS(F_SETSIG, 0, 1),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
-        IS(SYS_ioctl, 0, 5),
+        /* So it does by the first two; by the others a file's attributes are set. */
+        IS(SYS_ioctl, 0, 7),
         LOAD(args[1]),
-        IS(FIOSETOWN, 1, 0),
-        IS(SIOCSPGRP, 0, 1),
+        IS(FIOSETOWN, 3, 0),
+        IS(SIOCSPGRP, 2, 0),
+        IS(FS_IOC_SETFLAGS, 1, 0),
+        IS(FS_IOC_FSSETXATTR, 0, 1),
         REFUSE(EPERM),
         RETURN(SECCOMP_RET_ALLOW),
         RETURN(SECCOMP_RET_ALLOW),
