@@ -29,7 +29,8 @@ enum {
     STORE_LOCATOR_BYTES = 512,         /* with the NUL */
     STORE_RECORD_BYTES_MAX = 12 << 20, /* MongoDB's documents end at 16 MiB */
     STORE_CHUNK_BYTES_MAX = 12 << 20,
-    STORE_LIST_MAX = 1000, /* records or names a page */
+    STORE_LIST_MAX = 1000,      /* records or names a page */
+    STORE_LIST_BYTES = 4 << 20, /* of records' text: the one that reaches it is a page's last */
 };
 
 typedef struct store store;
@@ -80,8 +81,8 @@ typedef struct store_page {
 } store_page;
 
 /* The records whose key begins with `prefix` (NULL: all) and comes after `after` (NULL: from the
- * first), in byte order of the keys, at most `limit` (0: STORE_LIST_MAX). One snapshot. Free with
- * store_page_free, also after an error. */
+ * first), in byte order of the keys, at most `limit` (0: STORE_LIST_MAX) and about
+ * STORE_LIST_BYTES. One snapshot. Free with store_page_free, also after an error. */
 int store_list(store *s, const char *collection, const char *prefix, const char *after,
                size_t limit, store_page *out, err *e);
 void store_page_free(store_page *p);

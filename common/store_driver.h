@@ -48,6 +48,7 @@ struct store_driver {
     int (*get)(store *s, const char *collection, const char *key, buf *out, uint64_t *version,
                err *e);
     int (*remove)(store *s, const char *collection, const char *key, uint64_t expected, err *e);
+    /* A page ends at `limit` records, and behind the one whose text reaches STORE_LIST_BYTES. */
     int (*list)(store *s, const char *collection, const char *prefix, const char *after,
                 size_t limit, store_each each, void *arg, bool *more, err *e);
 

@@ -495,7 +495,7 @@ typedef struct list_op {
     char begin[STORE_COLLECTION_BYTES + STORE_KEY_BYTES];
     size_t begin_len;
     bool skip_first; /* `begin` itself is not wanted */
-    size_t limit, given;
+    size_t limit, given, bytes;
     store_each each;
     void *arg;
     bool more;
@@ -516,7 +516,7 @@ static int list_one(list_op *op, const MDB_val *key, const MDB_val *value, bool 
     if (op->skip_first && key->mv_size == op->begin_len &&
         memcmp(key->mv_data, op->begin, op->begin_len) == 0)
         return 0;
-    if (op->given == op->limit) {
+    if (op->given == op->limit || op->bytes >= STORE_LIST_BYTES) {
         op->more = true;
         return MDB_NOTFOUND;
     }
@@ -527,6 +527,7 @@ static int list_one(list_op *op, const MDB_val *key, const MDB_val *value, bool 
     if (status != 0)
         return status;
     op->given++;
+    op->bytes += text_len;
     if (op->each(op->arg, name, text, text_len, version, e) != 0)
         *refused = true;
     return 0;

@@ -231,7 +231,7 @@ static int memory_list(store *base, const char *collection, const char *prefix, 
     if (begin(s, e) != 0)
         return -1;
     bool found;
-    size_t at = place_of(s, collection, prefix, &found), given = 0;
+    size_t at = place_of(s, collection, prefix, &found), given = 0, bytes = 0;
     *more = false;
     for (; at < s->record_count; at++) {
         const record *r = &s->records[at];
@@ -239,10 +239,11 @@ static int memory_list(store *base, const char *collection, const char *prefix, 
             break;
         if (after && strcmp(r->key, after) <= 0)
             continue;
-        if (given++ == limit) {
+        if (given++ == limit || bytes >= STORE_LIST_BYTES) {
             *more = true;
             break;
         }
+        bytes += r->len;
         if (each(arg, r->key, r->text, r->len, r->version, e) != 0)
             return end(s, -1);
     }

@@ -322,14 +322,12 @@ typedef struct listed {
 typedef struct list_op {
     const char *collection, *prefix, *after;
     size_t limit, count;
-    bool snapshot;
+    bool snapshot, more;
     listed *records;
     buf text;
     err *e;
     int result;
 } list_op;
-
-enum { LIST_BYTES_MAX = 1 << 30 };
 
 static int take_listed(list_op *op, const bson_t *document, err *e)
 {
@@ -362,9 +360,13 @@ static bool list_records(const mongo_link *l, mongoc_client_t *client, int attem
     const bson_t *document;
     op->count = 0;
     op->result = 0;
+    op->more = false;
     buf_reset(&op->text);
-    while (op->result == 0 && op->count <= op->limit && mongoc_cursor_next(cursor, &document))
-        op->result = take_listed(op, document, op->e);
+    while (op->result == 0 && !op->more && mongoc_cursor_next(cursor, &document)) {
+        op->more = op->count == op->limit || op->text.len >= STORE_LIST_BYTES;
+        if (!op->more)
+            op->result = take_listed(op, document, op->e);
+    }
     bool done = op->result != 0 || !mongoc_cursor_error(cursor, error);
     mongoc_cursor_destroy(cursor);
     bson_destroy(&filter);
@@ -378,15 +380,15 @@ int mongo_list(store *s, const char *collection, const char *prefix, const char 
 {
     list_op op = {.collection = collection, .prefix = prefix, .after = after, .limit = limit,
                   .snapshot = ((mongo_store *)s)->snapshot, .e = e};
-    op.records = calloc(limit + 1, sizeof *op.records);
+    op.records = calloc(limit, sizeof *op.records);
     if (!op.records)
         return err_set(e, ERR_NOMEM, "no memory for a list of %s", collection);
-    buf_init(&op.text, LIST_BYTES_MAX);
+    buf_init(&op.text, STORE_LIST_BYTES + STORE_RECORD_BYTES_MAX);
     int result = mongo_run(mongo_link_of(s), list_records, &op, "listing records", e);
     if (result == 0)
         result = op.result;
-    *more = op.count > limit;
-    for (size_t i = 0; result == 0 && i < op.count && i < limit; i++) {
+    *more = op.more;
+    for (size_t i = 0; result == 0 && i < op.count; i++) {
         const listed *r = &op.records[i];
         result = each(arg, r->key, op.text.bytes + r->at, r->len, r->version, e);
     }

@@ -115,6 +115,42 @@ ON_STORES(lists_are_in_order)
     store_close(s);
 }
 
+/* Of large records a page has few, so that no list takes more memory than the largest record and
+ * STORE_LIST_BYTES do. */
+ON_STORES(a_page_has_few_large_records)
+{
+    enum { LARGE = 12, BYTES = 1 << 20 };
+    store *s = test_store(SMALL_MAP);
+    err e = ERR_INIT;
+    char *text = malloc(BYTES + 1), after[STORE_KEY_BYTES] = "";
+    CHECK(text);
+    memset(text, 'x', BYTES);
+    text[BYTES] = '\0';
+    json_t *large = json_pack("{s:s}", "text", text);
+    for (int i = 0; i < LARGE; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "a%02d", i);
+        CHECK_OK(store_put(s, "things", key, large, STORE_NEW, NULL, &e), e);
+    }
+    int met = 0, pages = 0;
+    for (bool more = true; more; pages++) {
+        store_page page;
+        CHECK_OK(store_list(s, "things", NULL, after[0] ? after : NULL, 0, &page, &e), e);
+        CHECK(page.count > 0 && page.count <= STORE_LIST_BYTES / BYTES);
+        for (size_t i = 0; i < page.count; i++, met++)
+            CHECK(strcmp(after, page.records[i].key) < 0 &&
+                  json_equal(page.records[i].value, large));
+        snprintf(after, sizeof after, "%s", page.records[page.count - 1].key);
+        more = page.more;
+        store_page_free(&page);
+    }
+    CHECK_INT(met, LARGE);
+    CHECK_INT(pages, LARGE / (STORE_LIST_BYTES / BYTES));
+    json_decref(large);
+    free(text);
+    store_close(s);
+}
+
 typedef struct met {
     int count;
     char last[STORE_KEY_BYTES];
