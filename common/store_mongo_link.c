@@ -2,7 +2,8 @@
  * store_mongo.h.
  *
  * Every write waits for a majority of the servers and their journals, every read is of what a
- * majority has: the next reader, on whichever server, sees what a writer was told is done. */
+ * majority has, and asks the primary: the next reader sees what a writer was told is done. A
+ * secondary may not have heard yet what a majority has. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,11 +95,14 @@ static int parse(mongo_link *l, const char *text, err *e)
     set_default(l->uri, MONGOC_URI_SOCKETTIMEOUTMS, SOCKET_MS);
     mongoc_write_concern_t *durable = mongoc_write_concern_new();
     mongoc_read_concern_t *committed = mongoc_read_concern_new();
+    mongoc_read_prefs_t *primary = mongoc_read_prefs_new(MONGOC_READ_PRIMARY);
     mongoc_write_concern_set_wmajority(durable, (int32_t)l->patience_ms);
     mongoc_write_concern_set_journal(durable, true);
     mongoc_read_concern_set_level(committed, MONGOC_READ_CONCERN_LEVEL_MAJORITY);
     mongoc_uri_set_write_concern(l->uri, durable);
     mongoc_uri_set_read_concern(l->uri, committed);
+    mongoc_uri_set_read_prefs_t(l->uri, primary);
+    mongoc_read_prefs_destroy(primary);
     mongoc_write_concern_destroy(durable);
     mongoc_read_concern_destroy(committed);
     if (!mongoc_uri_get_appname(l->uri))

@@ -9,6 +9,7 @@ EXTRA_test_support_stores = $(if $(MONGO_PKG),-DMONGO_DRIVER=1)
 
 check-built: | mongo-stand-in
 
-# These look at what lies in the server with libmongoc itself.
+# These look at what lies in the server with libmongoc itself, and at what our locators make of it.
 EXTRA_test_unit_test_store_mongo_form = $(MONGO_CFLAGS)
+$(BUILD)/test/test_store_mongo_form: $(BUILD)/obj/common/store_mongo_link.o
 $(BUILD)/test/test_store_mongo_form: LIBS_common += $(MONGO_LIBS)

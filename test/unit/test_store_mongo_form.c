@@ -1,7 +1,8 @@
 /* test_store_mongo_form.c: what lies in MongoDB, seen with its driver alone: schema, indexes, and
- * what a data set's user may do. Runs against MONGODB_URI or the stand-in. */
+ * what a data set's user may do; how we ask it. Runs against MONGODB_URI or the stand-in. */
 #include <mongoc/mongoc.h>
 
+#include "store_mongo.h"
 #include "stores.h"
 
 static mongoc_client_t *dial(const char *locator, mongoc_uri_t **uri)
@@ -35,6 +36,30 @@ static void set_schema(mongoc_client_t *client, const char *db, int64_t version)
     bson_destroy(all);
     bson_destroy(update);
     mongoc_collection_destroy(c);
+}
+
+/* A secondary may not have yet what a writer was told is done. */
+TEST(reads_ask_the_primary_whatever_the_locator_says)
+{
+    static const char *const options[] = {
+        "",
+        "?readPreference=nearest",
+        "?readPreference=secondaryPreferred&maxStalenessSeconds=120",
+        "?readPreference=secondary&readPreferenceTags=dc:east",
+    };
+    mongoc_init();
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        err e = ERR_INIT;
+        char text[200];
+        mongo_link l;
+        snprintf(text, sizeof text, "mongodb://127.0.0.1:1/kubeml%s", options[i]);
+        CHECK_OK(mongo_link_open(&l, text, 1000, &e), e);
+        mongoc_client_t *client = mongoc_client_pool_pop(l.pool);
+        CHECK_INT(mongoc_read_prefs_get_mode(mongoc_client_get_read_prefs(client)),
+                  MONGOC_READ_PRIMARY);
+        mongoc_client_pool_push(l.pool, client);
+        mongo_link_close(&l);
+    }
 }
 
 TEST(a_store_of_another_schema_is_refused)
