@@ -66,6 +66,7 @@ typedef struct record_op {
     const bson_t *document;
     buf *out;
     outcome outcome;
+    char upload[STORE_ID_BYTES]; /* that a dataset's record names */
     err *e;
     int result;
 } record_op;
@@ -180,15 +181,6 @@ static int say_outcome(const record_op *op, bool was_put, err *e)
     return 0;
 }
 
-int mongo_remove(store *s, const char *collection, const char *key, uint64_t expected,
-                        err *e)
-{
-    record_op op = {.collection = collection, .key = key, .expected = expected};
-    if (mongo_run(mongo_link_of(s), remove_record, &op, "deleting a record", e) != 0)
-        return -1;
-    return say_outcome(&op, false, e);
-}
-
 /* The id that a dataset's record names; empty without one. */
 static void upload_named(const bson_t *document, char out[STORE_ID_BYTES])
 {
@@ -197,6 +189,42 @@ static void upload_named(const bson_t *document, char out[STORE_ID_BYTES])
     if (bson_iter_init(&at, document) && bson_iter_find_descendant(&at, "value.upload", &upload) &&
         BSON_ITER_HOLDS_UTF8(&upload))
         snprintf(out, STORE_ID_BYTES, "%s", bson_iter_utf8(&upload, NULL));
+}
+
+static bool find_upload(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,
+                        bson_error_t *error)
+{
+    (void)attempt;
+    record_op *op = arg;
+    bson_t *document;
+    if (!mongo_find_one(client, l->db, "records." STORE_DATASETS,
+                        BCON_NEW("_id", BCON_UTF8(op->key)), "value.upload", &document, error))
+        return false;
+    op->upload[0] = '\0';
+    if (document)
+        upload_named(document, op->upload);
+    bson_destroy(document);
+    return true;
+}
+
+/* A dataset's chunks are written down as deleted before its record goes: whoever dies in between
+ * leaves them to a sweep, which lets them be as long as the record names them. */
+static int give_up_chunks(store *s, const char *key, err *e)
+{
+    record_op op = {.key = key};
+    if (mongo_run(mongo_link_of(s), find_upload, &op, "looking for a dataset's chunks", e) != 0)
+        return -1;
+    return op.upload[0] ? mongo_upload_deleted((mongo_store *)s, op.upload, "chunks", e) : 0;
+}
+
+int mongo_remove(store *s, const char *collection, const char *key, uint64_t expected, err *e)
+{
+    record_op op = {.collection = collection, .key = key, .expected = expected};
+    if (strcmp(collection, STORE_DATASETS) == 0 && give_up_chunks(s, key, e) != 0)
+        return -1;
+    if (mongo_run(mongo_link_of(s), remove_record, &op, "deleting a record", e) != 0)
+        return -1;
+    return say_outcome(&op, false, e);
 }
 
 /* A writer that slept longer than its lease may have been swept while it published. Where that

@@ -465,6 +465,37 @@ TEST_LIMIT(a_dataset_whose_writer_may_have_been_swept_is_not_said_to_be_there, 6
     end_line(&l);
 }
 
+/* ---- deleting ------------------------------------------------------------------------------ */
+
+/* Whoever deletes a dataset may die when its record is gone, and before its chunks are. */
+TEST_LIMIT(a_dataset_of_which_the_record_alone_went_goes_with_a_sweep, 60)
+{
+    err e = ERR_INIT;
+    dataset_info info;
+    uint64_t version;
+    size_t removed;
+    test_store_use(ON_MONGO);
+    test_store_mongo_option("kubeml.keep_ms=1");
+    store *s = test_store("");
+    CHECK_OK(upload_four(s, "four", &e), e);
+    CHECK_OK(dataset_find(s, "four", &info, &version, &e), e);
+    /* What a record names stays, whoever meant to delete it. */
+    CHECK_ERR(store_delete(s, STORE_DATASETS, "four", version + 1000, &e), e, ERR_CONFLICT, "four");
+    e = (err)ERR_INIT;
+    CHECK_OK(store_sweep(s, &removed, &e), e);
+    CHECK_INT(removed, 0);
+    check_dataset(s, "four");
+    CHECK_OK(store_delete(s, STORE_DATASETS, "four", version, &e), e);
+    int64_t limit = clock_deadline_ms(20000); /* the millisecond is over by the server's clock */
+    for (removed = 0; removed == 0;) {
+        CHECK(clock_left_ms(limit) > 0);
+        CHECK_OK(store_sweep(s, &removed, &e), e);
+    }
+    CHECK_ERR(store_chunks_delete(s, info.upload, &e), e, ERR_NOT_FOUND, info.upload);
+    dataset_info_free(&info);
+    store_close(s);
+}
+
 /* ---- leases -------------------------------------------------------------------------------- */
 
 static void half_write(int to)
