@@ -24,11 +24,9 @@
 #include "rng.h"
 
 enum {
-    BLOCK_BYTES = 1 << 20,        /* read at once in order */
-    REPORT_BYTES = 4 << 20,       /* between two reports of progress */
-    LABEL_BLOCK = 1 << 14,        /* labels read at once */
-    FILE_NAME_BYTES = 32,         /* of an uploaded file's name, in messages */
-    TARGET_BYTES_MAX = 512 << 20, /* of one split's regression targets, which are kept in memory */
+    BLOCK_BYTES = 1 << 20,  /* read at once in order */
+    REPORT_BYTES = 4 << 20, /* between two reports of progress */
+    FILE_NAME_BYTES = 32,   /* of an uploaded file's name, in messages */
 };
 #define SEED_MAX ((uint64_t)1 << 53) /* what JSON's numbers keep exactly */
 
@@ -44,8 +42,7 @@ struct ingest {
     ingest_field from[INGEST_FIELDS]; /* the part that a field's array came in: mostly its own */
     ingest_shape shape;
     dataset_info info;
-    int32_t *labels[DATASET_SPLITS]; /* or the bits of float targets, (samples, targets) */
-    uint32_t *order;                 /* of the training samples */
+    uint32_t *order;                                /* of the training samples */
     char sums[DATASET_SPLITS][2][DIGEST_HEX_BYTES]; /* of data and labels */
 };
 
@@ -203,8 +200,6 @@ void ingest_abort(ingest *i)
         spool_free(i->spools[f]);
         spool_free(i->extracted[f]);
     }
-    for (int split = 0; split < DATASET_SPLITS; split++)
-        free(i->labels[split]);
     free(i->order);
     dataset_info_free(&i->info);
     free(i);
@@ -275,52 +270,72 @@ static int check_target_shape(ingest *i, int split, err *e)
     return 0;
 }
 
-static int convert_labels(ingest *i, int split, uint64_t first, size_t n, const void *raw, err *e)
+/* Of a sample in a chunk: its class, or its targets. */
+static size_t label_bytes(const dataset_info *info)
+{
+    return sizeof(int32_t) * (info->targets ? info->targets : 1);
+}
+
+/* n raw labels, the first of them sample `first`'s, to int32 classes or float32 targets. */
+static int convert_labels(const ingest *i, int split, uint64_t first, size_t n, const void *raw,
+                          void *out, err *e)
 {
     const ingest_source *y = &i->sources[y_of(split)];
     if (i->options.regression) {
         size_t numbers = i->info.targets;
-        float *out = (float *)(void *)i->labels[split] + first * numbers;
-        array_to_f32(y->dtype, y->swap, raw, out, n * numbers);
+        float *targets = out;
+        array_to_f32(y->dtype, y->swap, raw, targets, n * numbers);
         for (size_t k = 0; k < n * numbers; k++)
-            if (!isfinite(out[k]))
+            if (!isfinite(targets[k]))
                 return err_set(e, ERR_INVALID, "target %g at sample %llu is not finite",
-                               (double)out[k], (unsigned long long)(first + k / numbers));
+                               (double)targets[k], (unsigned long long)(first + k / numbers));
         return 0;
     }
     double bad;
-    int32_t *out = i->labels[split] + first;
     size_t good = array_to_labels(y->dtype, y->swap, raw, out, n, DATASET_CLASSES_MAX - 1, &bad);
-    if (good < n)
-        return err_set(e, ERR_INVALID, "label %.15g at sample %llu is no integer from 0 to %d", bad,
-                       (unsigned long long)(first + good), DATASET_CLASSES_MAX - 1);
+    return good == n
+               ? 0
+               : err_set(e, ERR_INVALID, "label %.15g at sample %llu is no integer from 0 to %d",
+                         bad, (unsigned long long)(first + good), DATASET_CLASSES_MAX - 1);
+}
+
+static void count_classes(dataset_info *info, const int32_t *labels, size_t n)
+{
     for (size_t k = 0; k < n; k++)
-        if ((uint32_t)out[k] >= i->info.classes)
-            i->info.classes = (uint32_t)out[k] + 1;
+        if ((uint32_t)labels[k] >= info->classes)
+            info->classes = (uint32_t)labels[k] + 1;
+}
+
+static int check_label_blocks(ingest *i, int split, digest_sum *sum, err *e)
+{
+    const ingest_source *y = &i->sources[y_of(split)];
+    size_t label = label_bytes(&i->info);
+    size_t block = BLOCK_BYTES / (label > y->element_bytes ? label : y->element_bytes);
+    cleanup_free void *raw = malloc(block * y->element_bytes), *labels = malloc(block * label);
+    if (!raw || !labels)
+        return err_set(e, ERR_NOMEM, "no memory for a block of labels");
+    for (uint64_t first = 0; first < y->count; first += block) {
+        size_t n = y->count - first < block ? (size_t)(y->count - first) : block;
+        if (ingest_read(y, first, n, raw, e) != 0 ||
+            convert_labels(i, split, first, n, raw, labels, e) != 0)
+            return -1;
+        digest_update(sum, labels, n * label);
+        if (!i->options.regression)
+            count_classes(&i->info, labels, n);
+    }
     return 0;
 }
 
-static int read_labels(ingest *i, int split, err *e)
+static int check_labels(ingest *i, int split, err *e)
 {
-    const ingest_source *y = &i->sources[y_of(split)];
-    if (check_target_shape(i, split, e) != 0)
+    digest_sum *sum;
+    if (check_target_shape(i, split, e) != 0 || digest_new(&sum, e) != 0)
         return -1;
-    size_t numbers = i->options.regression ? i->info.targets : 1;
-    uint64_t bytes = y->count * numbers * sizeof(int32_t);
-    if (bytes > TARGET_BYTES_MAX)
-        return err_set(e, ERR_LIMIT, "%llu bytes of targets, more than %d",
-                       (unsigned long long)bytes, TARGET_BYTES_MAX);
-    i->labels[split] = malloc(bytes);
-    cleanup_free void *raw = malloc(LABEL_BLOCK * y->element_bytes);
-    if (!i->labels[split] || !raw)
-        return err_set(e, ERR_NOMEM, "no memory for the labels");
-    for (uint64_t first = 0; first < y->count; first += LABEL_BLOCK) {
-        size_t n = y->count - first < LABEL_BLOCK ? (size_t)(y->count - first) : LABEL_BLOCK;
-        if (ingest_read(y, first, n, raw, e) != 0 ||
-            convert_labels(i, split, first, n, raw, e) != 0)
-            return -1;
-    }
-    return digest_of(i->labels[split], bytes, i->sums[split][1], e);
+    int result = check_label_blocks(i, split, sum, e);
+    if (result == 0)
+        digest_finish_hex(sum, i->sums[split][1]);
+    digest_free(sum);
+    return result;
 }
 
 /* ---- checking: samples --------------------------------------------------------------------- */
@@ -421,10 +436,10 @@ static int check_finite(const dataset_info *info, const float *data, size_t n, u
     return 0;
 }
 
-/* Buffers of a pass: raw elements, (C, H, W) samples, one element as float32. */
+/* Buffers of a pass: raw elements, (C, H, W) samples, one element as float32, one raw label. */
 typedef struct pass {
     size_t block; /* samples at once */
-    uint8_t *raw, *samples;
+    uint8_t *raw, *samples, *raw_label;
     float *scratch;
 } pass;
 
@@ -432,11 +447,13 @@ static void pass_free(pass *p)
 {
     free(p->raw);
     free(p->samples);
+    free(p->raw_label);
     free(p->scratch);
 }
 
-static int pass_init(pass *p, const ingest *i, const ingest_source *x, size_t block, err *e)
+static int pass_init(pass *p, const ingest *i, int split, size_t block, err *e)
 {
+    const ingest_source *x = &i->sources[x_of(split)];
     size_t sample = dataset_sample_bytes(&i->info), values = dataset_sample_values(&i->info);
     size_t largest = sample > x->element_bytes ? sample : x->element_bytes;
     if (block == 0)
@@ -444,8 +461,9 @@ static int pass_init(pass *p, const ingest *i, const ingest_source *x, size_t bl
     *p = (pass){.block = block ? block : 1};
     p->raw = malloc(p->block * x->element_bytes);
     p->samples = malloc(p->block * sample);
+    p->raw_label = malloc(i->sources[y_of(split)].element_bytes);
     p->scratch = malloc(values * sizeof *p->scratch);
-    if (p->raw && p->samples && p->scratch)
+    if (p->raw && p->samples && p->raw_label && p->scratch)
         return 0;
     pass_free(p);
     *p = (pass){0};
@@ -478,7 +496,7 @@ static int check_samples(ingest *i, int split, err *e)
     channel_sums *sums = calloc(i->info.channels, sizeof *sums);
     int result = sums ? digest_new(&sum, e) : err_set(e, ERR_NOMEM, "no memory for the statistics");
     if (result == 0)
-        result = pass_init(&p, i, x, 0, e);
+        result = pass_init(&p, i, split, 0, e);
     for (uint64_t first = 0; result == 0 && first < x->count; first += p.block) {
         size_t n = x->count - first < p.block ? (size_t)(x->count - first) : p.block;
         result = check_block(i, split, first, n, &p, sum, sums, e);
@@ -530,7 +548,7 @@ static int check_all(ingest *i, err *e)
     if (check_lengths(i, e) != 0 || check_shapes(i, e) != 0)
         return -1;
     for (int split = 0; split < DATASET_SPLITS; split++)
-        if (read_labels(i, split, e) != 0)
+        if (check_labels(i, split, e) != 0)
             return field_error(i, y_of(split), e);
     choose_chunks(i);
     uint64_t total = 0;
@@ -557,17 +575,31 @@ static int shuffle(ingest *i, err *e)
     return 0;
 }
 
+static uint32_t chunk_samples(const ingest *i, int split, uint32_t chunk)
+{
+    uint64_t left = i->info.samples[split] - (uint64_t)chunk * i->info.chunk_samples;
+    return left < i->info.chunk_samples ? (uint32_t)left : i->info.chunk_samples;
+}
+
+/* Which sample stands at place `at` of the chunk. */
+static uint32_t sample_at(const ingest *i, int split, uint32_t chunk, uint32_t at)
+{
+    uint64_t place = (uint64_t)chunk * i->info.chunk_samples + at;
+    return split == DATASET_TRAIN ? i->order[place] : (uint32_t)place;
+}
+
 /* Puts sample `from` at place `to` of the chunk. */
 static int place_sample(const ingest *i, int split, uint32_t from, uint32_t to, pass *p,
                         const dataset_layout *at, uint8_t *value, err *e)
 {
     const ingest_source *x = &i->sources[x_of(split)];
     size_t sample = dataset_sample_bytes(&i->info);
-    size_t label = sizeof(int32_t) * (i->info.targets ? i->info.targets : 1);
     uint8_t *data = value + at->data + to * sample;
     memcpy(value + at->index + to * sizeof from, &from, sizeof from);
-    memcpy(value + at->labels + to * label, (const uint8_t *)i->labels[split] + from * label,
-           label);
+    if (ingest_read(&i->sources[y_of(split)], from, 1, p->raw_label, e) != 0 ||
+        convert_labels(i, split, from, 1, p->raw_label,
+                       value + at->labels + to * label_bytes(&i->info), e) != 0)
+        return -1;
     if (x->dtype == ARRAY_U8 && !i->shape.channels_last)
         return ingest_read(x, from, 1, data, e);
     if (ingest_read(x, from, 1, p->raw, e) != 0)
@@ -581,14 +613,11 @@ static int write_chunk(ingest *i, chunk_writer *w, int split, uint32_t chunk, pa
                        uint8_t *value, err *e)
 {
     dataset_layout at;
-    uint64_t first = (uint64_t)chunk * i->info.chunk_samples, left = i->info.samples[split] - first;
-    uint32_t n = left < i->info.chunk_samples ? (uint32_t)left : i->info.chunk_samples;
+    uint32_t n = chunk_samples(i, split, chunk);
     dataset_layout_of(&i->info, n, &at);
-    for (uint32_t k = 0; k < n; k++) {
-        uint32_t from = split == DATASET_TRAIN ? i->order[first + k] : (uint32_t)(first + k);
-        if (place_sample(i, split, from, k, p, &at, value, e) != 0)
+    for (uint32_t k = 0; k < n; k++)
+        if (place_sample(i, split, sample_at(i, split, chunk, k), k, p, &at, value, e) != 0)
             return -1;
-    }
     dataset_chunk_finish(&i->info, n, value);
     failpoint("ingest-chunk");
     if (chunk_put(w, (uint32_t)split, chunk, value, at.bytes, e) != 0)
@@ -604,7 +633,7 @@ static int write_split(ingest *i, chunk_writer *w, int split, err *e)
     cleanup_free uint8_t *value = malloc(at.bytes);
     if (!value)
         return err_set(e, ERR_NOMEM, "no memory for a chunk");
-    if (pass_init(&p, i, &i->sources[x_of(split)], 1, e) != 0)
+    if (pass_init(&p, i, split, 1, e) != 0)
         return -1;
     int result = 0;
     for (uint32_t chunk = 0; result == 0 && chunk < i->info.chunks[split]; chunk++)

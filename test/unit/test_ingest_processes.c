@@ -23,37 +23,43 @@ static store *open_store(void)
     return test_store("");
 }
 
-/* Feeds `samples` images of 8 KiB each, made as they go, and as many labels; the test split has
- * one. */
+/* Samples are made as they go; the test split has one. Sample k is nothing but the byte mark(k),
+ * which makes a small float32, too. */
 enum { IMAGE = 8192, BLOCK = 128 };
 
-static int feed_images(ingest *i, const char *field, uint64_t samples, err *e)
+static uint8_t mark(uint64_t sample)
+{
+    return (uint8_t)(sample / BLOCK % 64);
+}
+
+/* An npy array of elements of `len` bytes: their type and shape are `descr` and `shape`. */
+static int feed_array(ingest *i, const char *field, const char *descr, const char *shape,
+                      size_t len, uint64_t samples, err *e)
 {
     static uint8_t block[BLOCK * IMAGE];
     char dict[100];
-    snprintf(dict, sizeof dict,
-             "{'descr': '|u1', 'fortran_order': False, 'shape': (%llu, 8, 32, 32), }",
-             (unsigned long long)samples);
+    snprintf(dict, sizeof dict, "{'descr': '%s', 'fortran_order': False, 'shape': (%llu, %s), }",
+             descr, (unsigned long long)samples, shape);
     cleanup_bytes bytes head = make_npy_raw(dict, "", 0);
     if (ingest_part(i, field, NULL, e) != 0 || ingest_bytes(i, field, head.at, head.len, e) != 0)
         return -1;
     for (uint64_t done = 0; done < samples; done += BLOCK) {
-        memset(block, (int)(done / BLOCK), sizeof block);
+        memset(block, mark(done), sizeof block);
         size_t n = samples - done < BLOCK ? (size_t)(samples - done) : BLOCK;
-        if (ingest_bytes(i, field, block, n * IMAGE, e) != 0)
+        if (ingest_bytes(i, field, block, n * len, e) != 0)
             return -1;
     }
     return 0;
 }
 
+static int feed_images(ingest *i, const char *field, uint64_t samples, err *e)
+{
+    return feed_array(i, field, "|u1", "8, 32, 32", IMAGE, samples, e);
+}
+
 static int feed_labels(ingest *i, const char *field, uint64_t samples, err *e)
 {
-    uint8_t *labels = calloc(samples, 1);
-    for (uint64_t k = 0; k < samples; k++)
-        labels[k] = (uint8_t)(k / BLOCK);
-    cleanup_bytes bytes y = make_npy(ARRAY_U8, SHAPE(samples), labels);
-    free(labels);
-    return ingest_part(i, field, NULL, e) != 0 ? -1 : ingest_bytes(i, field, y.at, y.len, e);
+    return feed_array(i, field, "|u1", "1", 1, samples, e);
 }
 
 static int upload(store *s, uint64_t samples, dataset_info *out, err *e)
@@ -326,6 +332,62 @@ TEST_LIMIT(a_large_upload_needs_little_memory, 120)
         CHECK(after - before < 48 << 10);
     dataset_info_free(&info);
     check_dataset(s);
+    store_close(s);
+}
+
+enum { TARGETS = 1024 };
+
+/* Each sample is a byte, and its targets are float32 that are made of it. */
+static int upload_targets(store *s, uint64_t samples, dataset_info *out, err *e)
+{
+    static const ingest_options regression = {.regression = true};
+    const struct {
+        const char *x, *y;
+        uint64_t samples;
+    } splits[] = {{"x-train", "y-train", samples}, {"x-test", "y-test", 1}};
+    ingest *i;
+    CHECK_OK(ingest_begin(s, "d", &regression, &i, e), *e);
+    for (size_t k = 0; k < 2; k++) {
+        CHECK_OK(feed_array(i, splits[k].x, "|u1", "1", 1, splits[k].samples, e), *e);
+        CHECK_OK(feed_array(i, splits[k].y, "<f4", "1024", TARGETS * 4, splits[k].samples, e), *e);
+    }
+    return ingest_end(i, out, e);
+}
+
+static void check_targets(store *s, const dataset_info *info)
+{
+    err e = ERR_INIT;
+    dataset *d;
+    char locator[STORE_LOCATOR_BYTES];
+    CHECK_OK(dataset_locator(s, info, locator, &e), e);
+    CHECK_OK(dataset_open(locator, &d, &e), e);
+    for (uint32_t c = 0; c < info->chunks[DATASET_TRAIN]; c++) {
+        dataset_chunk chunk;
+        CHECK_OK(dataset_view(d, DATASET_TRAIN, c, &chunk, &e), e);
+        for (uint32_t k = 0; k < chunk.samples; k++) {
+            uint8_t want[TARGETS * 4];
+            memset(want, mark(chunk.index[k]), sizeof want);
+            CHECK_INT(((const uint8_t *)chunk.data)[k], want[0]);
+            CHECK(memcmp(chunk.targets + (size_t)k * TARGETS, want, sizeof want) == 0);
+        }
+    }
+    dataset_close(d);
+}
+
+TEST_LIMIT(many_targets_need_little_memory, 120)
+{
+    err e = ERR_INIT;
+    store *s = open_store();
+    long before = peak_kib();
+    dataset_info info;
+    CHECK_OK(upload_targets(s, (uint64_t)LARGE_MIB << 20 >> 12, &info, &e), e);
+    long after = peak_kib();
+    CHECK(before > 0 && after > 0);
+    CHECK_INT(info.targets, TARGETS);
+    if (MEASURED)
+        CHECK(after - before < 48 << 10);
+    check_targets(s, &info);
+    dataset_info_free(&info);
     store_close(s);
 }
 
