@@ -588,6 +588,18 @@ static uint32_t sample_at(const ingest *i, int split, uint32_t chunk, uint32_t a
     return split == DATASET_TRAIN ? i->order[place] : (uint32_t)place;
 }
 
+/* Training samples are read one by one from all over the spool: where it is not in memory the disk
+ * has a chunk's to do at once, while the one before is written. */
+static void expect_chunk(const ingest *i, int split, uint32_t chunk)
+{
+    if (split != DATASET_TRAIN || chunk >= i->info.chunks[split])
+        return;
+    for (uint32_t k = 0, n = chunk_samples(i, split, chunk); k < n; k++) {
+        ingest_expect(&i->sources[x_of(split)], sample_at(i, split, chunk, k));
+        ingest_expect(&i->sources[y_of(split)], sample_at(i, split, chunk, k));
+    }
+}
+
 /* Puts sample `from` at place `to` of the chunk. */
 static int place_sample(const ingest *i, int split, uint32_t from, uint32_t to, pass *p,
                         const dataset_layout *at, uint8_t *value, err *e)
@@ -615,6 +627,7 @@ static int write_chunk(ingest *i, chunk_writer *w, int split, uint32_t chunk, pa
     dataset_layout at;
     uint32_t n = chunk_samples(i, split, chunk);
     dataset_layout_of(&i->info, n, &at);
+    expect_chunk(i, split, chunk + 1);
     for (uint32_t k = 0; k < n; k++)
         if (place_sample(i, split, sample_at(i, split, chunk, k), k, p, &at, value, e) != 0)
             return -1;
@@ -636,6 +649,7 @@ static int write_split(ingest *i, chunk_writer *w, int split, err *e)
     if (pass_init(&p, i, split, 1, e) != 0)
         return -1;
     int result = 0;
+    expect_chunk(i, split, 0);
     for (uint32_t chunk = 0; result == 0 && chunk < i->info.chunks[split]; chunk++)
         result = write_chunk(i, w, split, chunk, &p, value, e);
     pass_free(&p);

@@ -1,11 +1,14 @@
 /* ingest_source.c: see ingest_source.h. */
 #include "ingest_source.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cifar.h"
+
+enum { SMALL_BYTES = 256 }; /* of an element: many share a page, and reading some brings them all */
 
 static const char *const field_names[INGEST_FIELDS] = {"x-train", "y-train", "x-test", "y-test"};
 
@@ -221,6 +224,14 @@ int ingest_read(const ingest_source *s, uint64_t first, size_t n, void *raw, err
                          "upload's spool file", e) != 0)
             return -1;
     return 0;
+}
+
+void ingest_expect(const ingest_source *s, uint64_t index)
+{
+    if (s->element_bytes < SMALL_BYTES)
+        return;
+    posix_fadvise(s->fd, (off_t)(s->base + index * s->stride), (off_t)s->element_bytes,
+                  POSIX_FADV_WILLNEED); /* a hint: one that is not taken costs time alone */
 }
 
 /* (H, W, C) to (C, H, W). */

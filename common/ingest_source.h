@@ -46,6 +46,8 @@ int ingest_shape_of(const ingest_source *x, ingest_layout layout, ingest_shape *
 
 /* Reads elements [first, first + n) as they are in the file into `raw`. */
 int ingest_read(const ingest_source *s, uint64_t first, size_t n, void *raw, err *e);
+/* That element will be read soon: the system may fetch it meanwhile. */
+void ingest_expect(const ingest_source *s, uint64_t index);
 /* n raw elements to (C, H, W) samples: uint8 stays, all else becomes float32. `scratch` holds an
  * element as float32. */
 void ingest_convert(const ingest_source *s, const ingest_shape *shape, const void *raw, size_t n,
