@@ -69,6 +69,28 @@ static int check_free(const cli *c, const char *name, err *e)
     return -1;
 }
 
+typedef struct upload {
+    progress bar;
+    bool sent; /* all of it */
+} upload;
+
+static void tell_upload(void *context, uint64_t done, uint64_t total)
+{
+    upload *u = context;
+    u->sent = done == total;
+    progress_of_call(&u->bar, done, total);
+}
+
+/* An upload that has all come may succeed though nobody hears of it. */
+static int fail_upload(const upload *u, const http_reply *reply, const err *e)
+{
+    cli_fail(e);
+    if (u->sent && (reply->status == 0 || e->code == ERR_TIMEOUT))
+        fprintf(stderr, "All of it was sent, and the platform may still be at work on it: "
+                        "`kubeml dataset list` shows it once it is there.\n");
+    return CLI_FAILED;
+}
+
 int cmd_dataset_create(cli *c, int argc, char **argv)
 {
     const char *name = NULL, *layout = NULL;
@@ -98,22 +120,22 @@ int cmd_dataset_create(cli *c, int argc, char **argv)
             return cli_fail(&e);
     if (check_free(c, name, &e))
         return cli_fail(&e);
-    progress bar;
-    progress_begin(&bar, name);
+    upload u = {.sent = false};
+    progress_begin(&u.bar, name);
     http_call call = {.method = "POST",
                       .parts = parts,
                       .part_count = count,
-                      .progress = progress_of_call,
-                      .context = &bar,
+                      .progress = tell_upload,
+                      .context = &u,
                       .idle_s = CLI_BUSY_S};
     http_reply reply;
     char query[256];
     snprintf(query, sizeof query, "%s", query_of(regression, layout, seed, seed_seen));
     int status = cli_call_raw(c, &call, cli_path("/dataset/", name, query), &reply, &e);
-    progress_end(&bar);
+    progress_end(&u.bar);
     http_reply_free(&reply);
     if (status)
-        return cli_fail(&e);
+        return fail_upload(&u, &reply, &e);
     printf("dataset %s created\n", name);
     return CLI_OK;
 }

@@ -505,8 +505,8 @@ def answering(pages, lost=None, refused=None):
             if self.is_one_of(lost):
                 self.close_connection = True
                 return
-            status = 503 if self.is_one_of(refused) else 200
-            rows, more = pages[self.path] if status == 200 else ({"detail": "there is no room"}, None)
+            status = 503 if self.is_one_of(refused) else 200 if self.path in pages else 404
+            rows, more = pages[self.path] if status == 200 else ({"detail": "there is no room" if status == 503 else "none"}, None)
             body = (rows if isinstance(rows, str) else json.dumps(rows)).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/problem+json" if status == 503 else
@@ -541,6 +541,19 @@ def a_dataset_whose_name_is_taken_is_not_sent():
     with answering({"/dataset/taken": ({"name": "taken"}, None)}) as s:  # that takes no upload
         (s.folder / "x.npy").write_bytes(b"x")
         assert 'dataset "taken" exists' in s.run("dataset", "create", "--name", "taken", "--traindata", "x.npy", status=1)[1]
+
+
+@case(limit=60, platform=False)
+def an_upload_without_an_answer_may_still_be_under_way():
+    """A refusal is an answer."""
+    lost = {"POST /dataset/new": 1}
+    with answering({}, lost) as s:
+        (s.folder / "x.npy").write_bytes(b"x")
+        create = ("dataset", "create", "--name", "new", "--traindata", "x.npy")
+        assert "`kubeml dataset list` shows it" in s.run(*create, status=1)[1]
+        said = s.run(*create, status=1)[1]
+        assert "none" in said and "dataset list" not in said, said
+    assert not any(lost.values()), lost
 
 
 @case(limit=60, platform=False)
