@@ -181,8 +181,9 @@ int chunk_view(chunk_reader *r, uint32_t split, uint32_t index, const void **byt
                err *e);
 void chunk_view_release(chunk_reader *r, uint32_t split, uint32_t index);
 int chunk_reader_info(chunk_reader *r, const char **text, size_t *len, err *e);
-/* These will be wanted soon, in this order: a store that is far away fetches them ahead. Replaces
- * the list before. Does not block; what goes wrong is said by chunk_view. */
+/* These will be wanted soon, in this order: a store that is far away fetches them ahead, and what
+ * is left of the lists before, which may be other threads', behind them. Does not block; what goes
+ * wrong is said by chunk_view. */
 void chunk_prefetch(chunk_reader *r, uint32_t split, const uint32_t *indices, size_t count);
 /* Is that of any use to this reader? */
 bool chunk_prefetches(const chunk_reader *r);

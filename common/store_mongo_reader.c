@@ -42,6 +42,7 @@ typedef struct mongo_reader {
     size_t info_len;
     uint64_t average; /* bytes of a chunk */
     uint32_t counts[MONGO_SPLITS_MAX];
+    size_t chunk_count; /* of all splits */
     chunk *chunks[MONGO_SPLITS_MAX];
     int fd;
     const uint8_t *map;
@@ -260,26 +261,35 @@ static bool start_fetchers(mongo_reader *r)
     return true;
 }
 
-void mongo_reader_prefetch(chunk_reader *base, uint32_t split, const uint32_t *indices,
-                           size_t count)
+/* The list, and behind it what is left of those before, which may be of another function of this
+ * process. Under the lock. */
+static void queue_up(mongo_reader *r, uint32_t split, const uint32_t *indices, size_t count)
 {
-    mongo_reader *r = (mongo_reader *)base;
-    int64_t *queue = malloc((count ? count : 1) * sizeof *queue);
+    size_t left = r->queue_len - r->queue_at;
+    if (left > r->chunk_count)
+        left = r->chunk_count; /* the rest was asked for twice */
+    int64_t *queue = malloc((count + left + 1) * sizeof *queue);
     if (!queue)
         return; /* it was only a hint */
     for (size_t i = 0; i < count; i++)
         queue[i] = (int64_t)split << 32 | indices[i];
+    if (left)
+        memcpy(queue + count, r->queue + r->queue_at, left * sizeof *queue);
+    free(r->queue);
+    r->queue = queue;
+    r->queue_at = 0;
+    r->queue_len = count + left;
+    pthread_cond_broadcast(&r->changed);
+}
+
+void mongo_reader_prefetch(chunk_reader *base, uint32_t split, const uint32_t *indices,
+                           size_t count)
+{
+    mongo_reader *r = (mongo_reader *)base;
     pthread_mutex_lock(&r->lock);
-    if (!r->ending && (r->started || start_fetchers(r))) {
-        int64_t *old = r->queue;
-        r->queue = queue;
-        r->queue_at = 0;
-        r->queue_len = count;
-        queue = old;
-        pthread_cond_broadcast(&r->changed);
-    }
+    if (!r->ending && (r->started || start_fetchers(r)))
+        queue_up(r, split, indices, count);
     pthread_mutex_unlock(&r->lock);
-    free(queue);
 }
 
 /* ---- views --------------------------------------------------------------------------------- */
@@ -375,6 +385,7 @@ static int take_counts(mongo_reader *r, const bson_t *document, err *e)
             return err_set(e, ERR_CORRUPT, "dataset %s: a split of %lld chunks", r->link.name,
                            (long long)count);
         r->counts[split] = (uint32_t)count;
+        r->chunk_count += (size_t)count;
         if (count && !(r->chunks[split] = calloc((size_t)count, sizeof(chunk))))
             return err_set(e, ERR_NOMEM, "no memory for a dataset");
     }

@@ -973,10 +973,62 @@ TEST_LIMIT(chunks_are_fetched_ahead, 60)
     }
     CHECK_OK(chunk_reader_open(locator, &r, &e), e);
     chunk_prefetch(r, 0, order, CHUNKS);
-    chunk_prefetch(r, 0, order + 100, 50); /* another list takes the first one's place */
+    chunk_prefetch(r, 0, order + 100, 50); /* another list, of what was announced before */
     chunk_reader_close(r);                 /* and an end comes at any time */
     chunk_abort(w);
     store_close(s);
+}
+
+typedef struct share {
+    chunk_reader *r;
+    pthread_barrier_t *start;
+    uint32_t first;
+} share;
+
+static void *announce_share(void *arg)
+{
+    const share *s = arg;
+    uint32_t mine[CHUNKS / 2];
+    for (uint32_t i = 0; i < CHUNKS / 2; i++)
+        mine[i] = s->first + i;
+    pthread_barrier_wait(s->start);
+    chunk_prefetch(s->r, 0, mine, CHUNKS / 2);
+    return NULL;
+}
+
+/* Functions that share a process share a reader: one's share is fetched ahead though another
+ * announces its own. Nobody views a chunk here. */
+TEST_LIMIT(each_threads_share_is_fetched_ahead, 60)
+{
+    err e = ERR_INIT;
+    line l;
+    char through[800], locator[STORE_LOCATOR_BYTES];
+    chunk_writer *w;
+    chunk_reader *r;
+    pthread_barrier_t start;
+    pthread_t threads[2];
+    test_store_use(ON_MONGO);
+    make_line(&l, test_store_locator(""), "kubeml.patience_ms=10000", through);
+    store *s = open_at(through);
+    write_chunks(s, locator, &w);
+    CHECK_OK(chunk_reader_open(locator, &r, &e), e);
+    CHECK_INT(pthread_barrier_init(&start, NULL, 2), 0);
+    share shares[2] = {{r, &start, 0}, {r, &start, CHUNKS / 2}};
+    size_t before = __atomic_load_n(&l.given, __ATOMIC_RELAXED);
+    for (int i = 0; i < 2; i++)
+        CHECK_INT(pthread_create(&threads[i], NULL, announce_share, &shares[i]), 0);
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    int64_t limit = clock_deadline_ms(30000);
+    while (__atomic_load_n(&l.given, __ATOMIC_RELAXED) - before < (size_t)CHUNKS * CHUNK_LEN) {
+        CHECK(clock_left_ms(limit) > 0);
+        usleep(10000);
+    }
+    chunk_reader_close(r);
+    pthread_barrier_destroy(&start);
+    chunk_abort(w);
+    store_close(s);
+    end_line(&l);
 }
 
 /* What a function is dealt comes over the line, and not one chunk more: announced in any order,
