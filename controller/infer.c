@@ -147,6 +147,9 @@ static int open_material(controller *c, const char *id, material *m, err *e)
                              "model \"%s\" was uploaded: it has no code to infer with", id)
                    : -1;
     }
+    /* one that runs again: what it had ended with may still be there */
+    if (!jobs_record_ended(m->record) && owner_trains(c->owner, id))
+        return no_model(c, id, e);
     const char *sha = json_string_value(json_object_get(m->record, "sha256"));
     if (sha && *sha)
         snprintf(m->version, sizeof m->version, "%s", sha);

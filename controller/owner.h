@@ -81,7 +81,9 @@ void owner_follow(owner *o, follower *f, http_stream *stream);
  * already; ERR_NOT_FOUND. */
 int owner_delete_function(owner *o, const char *name, err *e);
 int owner_delete_dataset(owner *o, const char *name, err *e);
-bool owner_runs(owner *o, const char *id); /* the job, or its last pods */
+bool owner_runs(owner *o, const char *id);   /* the job, or its last pods */
+bool owner_trains(owner *o, const char *id); /* the job, which has not ended */
+bool jobs_record_ended(const json_t *record);
 /* For who deletes what a job left: the job has ended, with its pods, or is unknown, and is not
  * resumed until owner_let_go. ERR_CONFLICT: it has not ended, is suspended, a job begins with its
  * model, or another deletes. */

@@ -117,14 +117,19 @@ static int check_kept(const owner *o, const request *r, err *e)
                : 0;
 }
 
+/* Of one that runs again the model that it had ended with may still be there. */
 static int check_init(owner *o, const request *r, err *e)
 {
-    if (!r->init[0] || model_exists(o, r->init))
+    char id[REQUEST_NAME_BYTES];
+    if (!r->init[0])
         return 0;
-    if (owner_runs(o, r->init))
+    request_init_id(r->init, id);
+    if (owner_trains(o, id))
         return err_set(e, ERR_CONFLICT,
-                       "init: job %s still runs; its model is there once it has ended", r->init);
-    return err_set(e, ERR_NOT_FOUND, "init: there is no model \"%s\"", r->init);
+                       "init: job %s still runs; its model is there once it has ended", id);
+    return model_exists(o, r->init)
+               ? 0
+               : err_set(e, ERR_NOT_FOUND, "init: there is no model \"%s\"", r->init);
 }
 
 /* Before there is a job, where that is known then. */

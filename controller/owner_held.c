@@ -129,6 +129,20 @@ bool owner_runs(owner *o, const char *id)
     return c.status != 0;
 }
 
+static void run_trains(owner *o, void *arg)
+{
+    owner_call *c = arg;
+    const job *j = jobs_find(o->machine, c->id);
+    c->status = j && !job_ended(j);
+}
+
+bool owner_trains(owner *o, const char *id)
+{
+    owner_call c = {.id = id};
+    owner_run(o, run_trains, &c);
+    return c.status != 0;
+}
+
 /* A suspended job goes on with its history and its newest checkpoint. */
 static int check_not_to_go_on(owner *o, const char *id, err *e)
 {

@@ -324,7 +324,6 @@ int sides_open_object(owner *o, side *s, err *e);
 json_t *jobs_task_json(const json_t *record); /* a record as the API shows it */
 /* False: it says none. */
 bool jobs_record_state(const json_t *record, job_state *out);
-bool jobs_record_ended(const json_t *record);
 /* the same for one in the machine, with its reason */
 json_t *jobs_live_json(owner *o, jobs_look *look, const job *j);
 jobs_look owner_look(const owner *o);

@@ -11,7 +11,10 @@
 #include "cleanup.h"
 #include "failpoint.h"
 #include "log.h"
+#include "request.h"
 #include "safetensors.h"
+
+enum { MODEL_LOOKS = 2 };
 
 /* ---- models in memory ------------------------------------------------------------------------ */
 
@@ -370,6 +373,12 @@ int checkpoint_prune(store *s, const char *job, int epochs_max, size_t keep, err
     return 0;
 }
 
+int checkpoint_drop_final(store *s, const char *job, err *e)
+{
+    char name[STORE_KEY_BYTES];
+    return checkpoint_final_name(name, job, e) || drop(s, name, e) ? -1 : 0;
+}
+
 int checkpoint_prune_suspended(store *s, const char *job, int generation, err *e)
 {
     cleanup_free blob_entry *found = NULL;
@@ -415,20 +424,63 @@ static int init_is_not_there(const char *init, err *e)
     return err_wrap(e, "init: %s", init);
 }
 
+static int open_newest(store *s, const char *job, blob **b, safetensors **f, err *e)
+{
+    cleanup_free blob_entry *found = NULL;
+    size_t count = 0;
+    if (list(s, job, "epoch", &found, &count, e))
+        return -1;
+    return count ? open_blob(s, found[count - 1].name, b, f, e)
+                 : err_set(e, ERR_NOT_FOUND, "job %s has no model", job);
+}
+
+/* ERR_NOT_FOUND: none of the two is there. The job may run by now, and end between two looks: then
+ * its final model takes the place of its checkpoints. */
+static int open_model(store *s, const char *final, const char *job, blob **b, safetensors **f,
+                      err *e)
+{
+    err none = ERR_INIT;
+    for (int look = 0; look < MODEL_LOOKS; look++) {
+        err_clear(&none);
+        if (open_blob(s, final, b, f, &none) == 0)
+            return 0;
+        if (none.code == ERR_NOT_FOUND) {
+            err_clear(&none);
+            if (open_newest(s, job, b, f, &none) == 0)
+                return 0;
+        }
+        if (none.code != ERR_NOT_FOUND)
+            break;
+    }
+    *e = none;
+    return -1;
+}
+
+static int open_init(store *s, const char *init, blob **b, safetensors **f, err *e)
+{
+    char final[STORE_KEY_BYTES], job[REQUEST_NAME_BYTES];
+    request_init_id(init, job);
+    if (checkpoint_final_name(final, job, e))
+        return -1;
+    if (strcmp(init, job) == 0 || strcmp(init, final) == 0) {
+        if (open_model(s, final, job, b, f, e) == 0)
+            return 0;
+        if (e->code != ERR_NOT_FOUND)
+            return -1;
+        err_clear(e);
+    }
+    return open_blob(s, init, b, f, e);
+}
+
 int checkpoint_init(store *s, const char *init, model *m, err *e)
 {
-    char name[STORE_KEY_BYTES];
     blob *b;
     safetensors *f;
-    err first = ERR_INIT;
-    if (checkpoint_final_name(name, init, e))
-        return -1;
-    if (open_blob(s, name, &b, &f, &first)) {
-        if (first.code != ERR_NOT_FOUND || open_blob(s, init, &b, &f, &first)) {
-            if (e)
-                *e = first;
-            return init_is_not_there(init, e);
-        }
+    err why = ERR_INIT;
+    if (open_init(s, init, &b, &f, &why)) {
+        if (e)
+            *e = why;
+        return init_is_not_there(init, e);
     }
     int status = take_weights(f, m, e);
     safetensors_close(f);

@@ -60,10 +60,13 @@ int checkpoint_beyond(store *s, const char *job, int epochs, bool *any, err *e);
  * of a kubeml-ps that was overtaken, or of the one that overtook us: no reason to remove ours, and
  * not ours to remove. */
 int checkpoint_prune(store *s, const char *job, int epochs_max, size_t keep, err *e);
+/* The model that the job ended with, or was suspended with, before it went on. */
+int checkpoint_drop_final(store *s, const char *job, err *e);
 /* Of those written where it was suspended, all but that of kubeml-ps `generation` (-1: all). */
 int checkpoint_prune_suspended(store *s, const char *job, int generation, err *e);
 /* Fills the weights of `m` (parameters, buffers, their counters; optimizer state stays zero) from
- * `models/<init>/final` or the blob `init`. ERR_INVALID where there is none, where it is damaged,
+ * `models/<init>/final` or the blob `init`; of a job that was resumed since, and has no final model
+ * now, from its newest checkpoint. ERR_INVALID where there is none, where it is damaged,
  * or naming a tensor that is missing, too much, or of another shape or type. */
 int checkpoint_init(store *s, const char *init, model *m, err *e);
 

@@ -22,7 +22,7 @@ struct keeper {
     int slots, generation;
     modelstore_state state; /* as committed last; version -1: no model yet */
     bool created;
-    bool suspended; /* there may be checkpoints of where it was suspended */
+    bool suspended; /* there may be models of where it was suspended, or ended before it went on */
     buf ledger;   /* the elements so far, with commas between */
     model model;  /* room for the reference; its layout is the job's */
     modelstore_state held; /* that `model` is a copy of; version HELD_NONE: of none */
@@ -589,6 +589,20 @@ static int prune_suspended(keeper *k, int generation, err *e)
     return 0;
 }
 
+/* What the job ended or was suspended with before it was resumed is older than a checkpoint that it
+ * has made since. Where we were stopped for long it may be what the kubeml-ps that goes on in our
+ * place has made: the number is looked at once more. */
+static int prune_ends(keeper *k, err *e)
+{
+    uint64_t version;
+    if (!k->suspended)
+        return 0;
+    return fence(k, &version, e) || checkpoint_drop_final(k->store, k->job, e) ||
+                   prune_suspended(k, -1, e)
+               ? -1
+               : 0;
+}
+
 /* What stands there already is of a try that did not live to say so, or of this job before it was
  * resumed; or, where we were stopped for long, of the kubeml-ps that goes on in our place. */
 static int write_model(keeper *k, const char *name, checkpoint_info *info, err *e)
@@ -617,7 +631,7 @@ static int run_commit(keeper *k, task *t, err *e)
     failpoint("after-checkpoint");
     err old = ERR_INIT;
     if (checkpoint_prune(k->store, k->job, t->info.epochs, CHECKPOINTS_KEPT, &old) ||
-        prune_suspended(k, -1, &old))
+        prune_ends(k, &old))
         log_warn("old checkpoints stay: %s", old.message);
     return 0;
 }

@@ -186,6 +186,42 @@ def suspended_and_resumed_it_ends_as_if_nothing_had_been(p):
     p.post(f"/tasks/{job}/suspend", 409)
 
 
+@case(limit=120)
+def a_resumed_jobs_model_is_what_it_has_trained_since(p):
+    """And not what it was suspended with, while it runs and where it fails."""
+    p.dataset()
+    job = p.train(p.paced(), epochs=50000)
+    infer = {"model_id": job, "data": [[[[0] * 28] * 28]]}
+    begin = {"function_name": "paced", "dataset": "tiny", "epochs": 1, "batch_size": 32, "lr": 0.01, "init": job}
+
+    def epochs():
+        model = p.get(f"/model/{job}?format=checkpoint")
+        return int(json.loads(model[8:8 + int.from_bytes(model[:8], "little")])["__metadata__"]["epochs"])
+
+    def fails():
+        for pod in p.pods(job=job, role="function"):
+            with contextlib.suppress(ProcessLookupError):
+                if pod["pid"]:
+                    os.kill(pod["pid"], signal.SIGKILL)
+        return p.task(job)["state"] == "failed"
+    until(lambda: p.task(job)["epoch"] >= 1)
+    p.post(f"/tasks/{job}/suspend")
+    suspended = p.wait(job)["epoch"]
+    assert epochs() == suspended
+    p.post("/infer", json=infer)
+    p.post(f"/tasks/{job}/resume")
+    for path, body in (("/infer", infer), ("/train", begin)):
+        assert f"job {job} still runs" in p.post(path, 409, json=body)["error"]
+    until(lambda: p.task(job)["epoch"] > suspended)
+    assert epochs() > suspended
+    for path, body in (("/infer", infer), ("/train", begin)):
+        assert f"job {job} still runs" in p.post(path, 409, json=body)["error"]
+    until(fails, 60, message="it does not fail, whoever is killed")
+    assert epochs() >= p.task(job)["epoch"] > suspended
+    for path, body in (("/infer", infer), ("/train", begin)):
+        p.post(path, 404, json=body)  # as of any job that failed
+
+
 @case()
 def what_still_stops_is_not_resumed_and_why_is_said(p):
     p.dataset()

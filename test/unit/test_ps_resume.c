@@ -572,6 +572,76 @@ TEST_LIMIT(a_job_that_ends_again_before_a_checkpoint_goes_on_where_it_was_suspen
     world_end(&w);
 }
 
+/* ---- what it ended with before it went on --------------------------------------------------- */
+
+/* A job that was suspended in the first of two epochs and has been through both since, and stands
+ * still before it writes its final model. */
+static void trained_on(world *w, const char *job, char want[65])
+{
+    suspended_within_an_epoch(w, job, 2, want);
+    world_restart_at(w, "before-final:1:stop");
+    world_hold(w);
+}
+
+/* Whoever asks for the job's model is not given an older one than it has. */
+TEST_LIMIT(a_checkpoint_takes_the_place_of_what_the_job_was_suspended_with, 60)
+{
+    world w;
+    char want[65], got[65];
+    trained_on(&w, "grown", want);
+    CHECK_INT(blobs_of(&w, "models/grown/final"), 0);
+    CHECK_INT(blobs_of(&w, "models/grown/epoch-"), 2);
+    world_go_on(&w);
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    check_final(&w);
+    CHECK_INT(blobs_of(&w, "models/grown/"), 1);
+    world_end(&w);
+}
+
+/* A job was to begin with what another one was suspended with, and that one has trained on. */
+TEST_LIMIT(a_job_begins_with_the_checkpoint_of_one_that_was_resumed, 60)
+{
+    static const char *const named[] = {"elder", "models/elder/final"};
+    world w, next;
+    char want[65];
+    trained_on(&w, "elder", want);
+    for (int i = 0; i < 2; i++) {
+        world_start(&next, &(world_options){.job = i ? "youngest" : "younger", .init = named[i]});
+        world_finish(&next, "succeeded", NULL);
+        world_end(&next);
+    }
+    world_go_on(&w);
+    world_finish(&w, "succeeded", NULL);
+    world_end(&w);
+}
+
+/* Stopped right after its first checkpoint, it wakes up when another one has the job, which may
+ * have ended. */
+TEST_LIMIT(an_overtaken_kubeml_ps_removes_no_final_model, 60)
+{
+    world w;
+    err e = ERR_INIT;
+    char want[65];
+    suspended_within_an_epoch(&w, "late", 2, want);
+    world_restart_at(&w, "after-checkpoint:1:stop");
+    world_hold(&w);
+    store *s = store_open(w.locator, &e);
+    CHECK(s);
+    json_t *record = world_history(&w);
+    json_object_set_new(record, "generation", json_integer(2));
+    CHECK_OK(store_put(s, "history", "late", record, STORE_ANY, NULL, &e), e);
+    world_go_on(&w);
+    json_t *m = world_wait(&w, "finished");
+    CHECK_STR(json_string_value(json_object_get(m, "state")), "failed");
+    check_final(&w);
+    json_decref(record);
+    store_close(s);
+    world_end(&w);
+    kill(w.ps, SIGTERM);
+    world_ended(&w, -1);
+}
+
 /* ---- from the newest checkpoint ------------------------------------------------------------ */
 
 TEST_LIMIT(a_cancelled_job_is_resumed, 60)
