@@ -47,29 +47,46 @@ int address_tcp(const char *host_port, bool passive, struct addrinfo **out, err 
     return 0;
 }
 
+/* What has become of a connection, once poll tells: 0 or errno. */
+static int outcome(int fd)
+{
+    int status = 0;
+    socklen_t len = sizeof status;
+    return getsockopt(fd, SOL_SOCKET, SO_ERROR, &status, &len) ? errno : status;
+}
+
 /* 0, or errno: ETIMEDOUT at the deadline. */
 static int established(int fd, int64_t deadline_ms)
 {
     struct pollfd p = {.fd = fd, .events = POLLOUT};
-    int ready, status = 0;
-    socklen_t len = sizeof status;
+    int ready;
     while ((ready = poll(&p, 1, clock_left_ms(deadline_ms))) <= 0) {
         if (ready < 0 && errno != EINTR)
             return errno;
         if (clock_left_ms(deadline_ms) == 0)
             return ETIMEDOUT;
     }
-    return getsockopt(fd, SOL_SOCKET, SO_ERROR, &status, &len) ? errno : status;
+    return outcome(fd);
 }
 
-/* One connection. 0 or errno; EAGAIN is a Unix socket with a full backlog: no connection has begun,
- * and nothing tells when there is room. */
-static int try_once(const struct sockaddr *to, socklen_t len, int64_t deadline_ms, int *out)
+/* 0 or EINPROGRESS with a socket in *out, or errno; EAGAIN is a Unix socket with a full backlog: no
+ * connection has begun, and nothing tells when there is room. */
+static int begin(const struct sockaddr *to, socklen_t len, int *out)
 {
     cleanup_close int fd = socket(to->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return errno;
     int status = connect(fd, to, len) == 0 ? 0 : errno;
+    if (status == 0 || status == EINPROGRESS)
+        *out = steal_fd(fd);
+    return status;
+}
+
+/* One connection. 0 or errno, EAGAIN as above. */
+static int try_once(const struct sockaddr *to, socklen_t len, int64_t deadline_ms, int *out)
+{
+    cleanup_close int fd = -1;
+    int status = begin(to, len, &fd);
     if (status == EINPROGRESS)
         status = established(fd, deadline_ms);
     if (status == 0)
@@ -127,4 +144,44 @@ int address_dial(const char *address, int64_t deadline_ms, err *e)
     if (strncmp(address, "tcp:", 4) == 0)
         return dial_tcp(address + 4, deadline_ms, e);
     return err_set(e, ERR_INVALID, "an address begins with unix: or tcp:, not %s", address);
+}
+
+static int begin_unix(const char *path, int *fd, int *status, err *e)
+{
+    struct sockaddr_un to;
+    if (address_unix(path, &to, e))
+        return -1;
+    *status = begin((struct sockaddr *)&to, sizeof to, fd);
+    return 0;
+}
+
+static int begin_tcp(const char *host_port, int *fd, int *status, err *e)
+{
+    struct addrinfo *to;
+    if (address_tcp(host_port, false, &to, e))
+        return -1;
+    *status = begin(to->ai_addr, to->ai_addrlen, fd);
+    freeaddrinfo(to);
+    return 0;
+}
+
+int address_dial_begin(const char *address, err *e)
+{
+    int fd = -1, status = 0;
+    if (strncmp(address, "unix:", 5) == 0 ? begin_unix(address + 5, &fd, &status, e)
+        : strncmp(address, "tcp:", 4) == 0
+            ? begin_tcp(address + 4, &fd, &status, e)
+            : err_set(e, ERR_INVALID, "an address begins with unix: or tcp:, not %s", address))
+        return -1;
+    return fd < 0 ? failed(status, e) : fd;
+}
+
+int address_dialled(int fd, err *e)
+{
+    struct pollfd p = {.fd = fd, .events = POLLOUT};
+    int ready = poll(&p, 1, 0);
+    if (ready == 0 || (ready < 0 && errno == EINTR))
+        return 0;
+    int status = ready < 0 ? errno : outcome(fd);
+    return status ? failed(status, e) : 1;
 }

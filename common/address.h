@@ -17,6 +17,11 @@ enum { ADDRESS_BYTES = 256 };
  * (A host's name is looked up by the system, with the system's own deadline.) */
 int address_dial(const char *address, int64_t deadline_ms, err *e);
 
+/* The same, begun and not waited for. ERR_TIMEOUT: a Unix socket's backlog is full. */
+int address_dial_begin(const char *address, err *e);
+/* How that goes: 1 connected, 0 not yet (POLLOUT tells), -1 with address_dial's errors. */
+int address_dialled(int fd, err *e);
+
 /* A path, without "unix:". ERR_LIMIT: it is too long for a socket. */
 int address_unix(const char *path, struct sockaddr_un *to, err *e);
 /* "host:port", without "tcp:"; `passive`: to listen there. Caller frees with freeaddrinfo.

@@ -199,6 +199,17 @@ wire *wire_dial(const char *address, int64_t deadline_ms, err *e)
     return wire_adopt(fd, e);
 }
 
+wire *wire_dial_begin(const char *address, err *e)
+{
+    int fd = address_dial_begin(address, e);
+    return fd < 0 ? NULL : wire_adopt(fd, e);
+}
+
+int wire_dialled(const wire *w, err *e)
+{
+    return address_dialled(w->fd, e);
+}
+
 void wire_close(wire *w)
 {
     if (!w)

@@ -38,6 +38,10 @@ wire *wire_accept(int listen_fd, err *e);
 /* Connects. Blocks until connected or the deadline (clock_deadline_ms). ERR_UNAVAILABLE when nobody
  * listens, ERR_TIMEOUT. NULL on error. */
 wire *wire_dial(const char *address, int64_t deadline_ms, err *e);
+/* Begins to connect, and waits for nothing. NULL on error: wire_dial's. */
+wire *wire_dial_begin(const char *address, err *e);
+/* How that goes: 1 connected, 0 not yet (poll for POLLOUT), -1 with wire_dial's errors. */
+int wire_dialled(const wire *w, err *e);
 /* Takes over a connected stream socket. NULL and the descriptor closed when memory is gone. */
 wire *wire_adopt(int fd, err *e);
 void wire_close(wire *w); /* NULL is fine */

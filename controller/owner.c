@@ -305,11 +305,12 @@ static size_t poll_list(owner *o, struct pollfd *list, link_pod **of)
     list[n++] = (struct pollfd){.fd = o->wake_fd, .events = POLLIN};
     list[n++] = (struct pollfd){.fd = o->cluster->ops->event_fd(o->cluster), .events = POLLIN};
     for (link_pod *p = o->pods; p && n < POLL_MAX; p = p->next) {
-        if (!p->wire)
+        if (!p->wire && !p->dialled)
             continue;
-        short events = (short)(POLLIN | (wire_wants_write(p->wire) ? POLLOUT : 0));
+        short events = p->dialled ? POLLOUT : wire_wants_write(p->wire) ? POLLIN | POLLOUT : POLLIN;
         of[n] = p;
-        list[n++] = (struct pollfd){.fd = wire_fd(p->wire), .events = events};
+        list[n++] =
+            (struct pollfd){.fd = wire_fd(p->dialled ? p->dialled : p->wire), .events = events};
     }
     return n;
 }
@@ -320,6 +321,14 @@ static bool still_there(const owner *o, const link_pod *p)
         if (at == p)
             return true;
     return false;
+}
+
+static void on_ready(owner *o, link_pod *p, int fd)
+{
+    if (p->wire && wire_fd(p->wire) == fd)
+        pool_readable(o, p);
+    else if (p->dialled && wire_fd(p->dialled) == fd)
+        pool_dialled(o, p, clock_monotonic_ms());
 }
 
 static void turn(owner *o, struct pollfd *list, link_pod **of)
@@ -334,9 +343,8 @@ static void turn(owner *o, struct pollfd *list, link_pod **of)
     if (list[1].revents)
         take_cluster_events(o);
     for (size_t i = 2; i < n; i++)
-        if (list[i].revents && still_there(o, of[i]) && of[i]->wire &&
-            wire_fd(of[i]->wire) == list[i].fd)
-            pool_readable(o, of[i]);
+        if (list[i].revents && still_there(o, of[i]))
+            on_ready(o, of[i], list[i].fd);
     int64_t now = clock_monotonic_ms();
     pool_timers(o, now);
     pool_specialise_waiting(o);

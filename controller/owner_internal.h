@@ -75,11 +75,12 @@ typedef struct link_pod {
     pod_use use;
     pod_talk talk;
     wire *wire;
+    wire *dialled;          /* what `wire` is to be: the connection is begun; or NULL */
     char job[JOB_ID_BYTES]; /* "" */
     int function, incarnation;
     bool attach;          /* say `attach` after welcome */
     bool found;           /* of an earlier controller: it is not ours to make ready */
-    int64_t dial_ms;      /* next try; INT64_MAX: none */
+    int64_t dial_ms;      /* next try, or the end of this one; INT64_MAX: none */
     int64_t dial_wait_ms;
     int64_t since_ms;     /* in this use */
     int64_t silent_ms;    /* since when its node answers no dial; INT64_MAX: it does */
@@ -264,6 +265,7 @@ void pool_stop(owner *o, const char *name, int grace_ms);
 void pool_ended(owner *o, const pod *p);
 void pool_changed(owner *o, const pod *p); /* its address is known, or why it waits */
 void pool_find_all(owner *o);  /* at start: what the cluster has */
+void pool_dialled(owner *o, link_pod *p, int64_t now_ms); /* it is writable, or its time is over */
 void pool_timers(owner *o, int64_t now_ms);
 int64_t pool_deadline(const owner *o);
 void pool_counts(const owner *o, int *functions, int *ps, int *all);

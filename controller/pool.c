@@ -59,7 +59,8 @@ link_pod *pool_of(owner *o, const char *id, int function, int incarnation)
 void pool_hang_up(link_pod *p)
 {
     wire_close(p->wire);
-    p->wire = NULL;
+    wire_close(p->dialled);
+    p->wire = p->dialled = NULL;
     p->talk = TALK_NONE;
 }
 
@@ -329,7 +330,8 @@ void pool_stop(owner *o, const char *name, int grace_ms)
     if (p) {
         pool_use(p, USE_STOPPING);
         p->dial_ms = INT64_MAX;
-        if (p->talk == TALK_WELCOME) /* one that still said it would be given to somebody */
+        /* one that still said it would be given to somebody */
+        if (p->talk == TALK_WELCOME || p->dialled)
             pool_hang_up(p);
     }
     err e = ERR_INIT;
@@ -417,31 +419,61 @@ static bool node_is_silent(const err *why)
            why->os_errno == ENETUNREACH;
 }
 
-static void dial(owner *o, link_pod *p, int64_t now_ms)
+static void reached(owner *o, link_pod *p)
 {
-    err e = ERR_INIT;
+    p->wire = steal_ptr(p->dialled);
     p->dial_ms = INT64_MAX;
-    p->wire = wire_dial(p->address, now_ms + POD_DIAL_MS_MAX, &e);
-    if (p->wire || !node_is_silent(&e))
+    p->silent_ms = INT64_MAX;
+    p->talk = TALK_WELCOME;
+    wire_watch_peer(p->wire, POD_DEAD_MS);
+    pool_send(o, p, json_pack("{s:s, s:s}", "type", "hello", "token", o->pool_token));
+}
+
+/* `since_ms`: when it was dialled. */
+static void not_reached(owner *o, link_pod *p, int64_t since_ms, err *why)
+{
+    pool_hang_up(p);
+    p->dial_ms = INT64_MAX;
+    if (!node_is_silent(why))
         p->silent_ms = INT64_MAX;
     else if (p->silent_ms == INT64_MAX)
-        p->silent_ms = now_ms;
-    if (p->wire) {
-        p->talk = TALK_WELCOME;
-        wire_watch_peer(p->wire, POD_DEAD_MS);
-        pool_send(o, p, json_pack("{s:s, s:s}", "type", "hello", "token", o->pool_token));
-        return;
-    }
+        p->silent_ms = since_ms;
     if (p->use == USE_JOB && p->attach) {
-        bool answered = e.os_errno == ECONNREFUSED; /* by its node */
+        bool answered = why->os_errno == ECONNREFUSED; /* by its node */
         p->attach = false;
-        pool_event(o, p, JOB_PS_CLOSED, answered ? ERR_UNAVAILABLE : ERR_TIMEOUT, NULL, e.message);
+        err_wrap(why, "%s", p->address);
+        pool_event(o, p, JOB_PS_CLOSED, answered ? ERR_UNAVAILABLE : ERR_TIMEOUT, NULL,
+                   why->message);
         return;
     }
     p->dial_wait_ms = p->dial_wait_ms * 5 / 4 + 1;
     if (p->dial_wait_ms > POD_DIAL_MS_MAX)
         p->dial_wait_ms = POD_DIAL_MS_MAX;
-    p->dial_ms = now_ms + p->dial_wait_ms;
+    p->dial_ms = since_ms + p->dial_wait_ms;
+}
+
+void pool_dialled(owner *o, link_pod *p, int64_t now_ms)
+{
+    err e = ERR_INIT;
+    int status = wire_dialled(p->dialled, &e);
+    if (status == 0 && p->dial_ms <= now_ms)
+        status = err_set(&e, ERR_TIMEOUT, "no answer by the deadline");
+    if (status > 0)
+        reached(o, p);
+    else if (status < 0)
+        not_reached(o, p, p->dial_ms - POD_DIAL_MS_MAX, &e);
+}
+
+/* Waits for none: an address where nobody answers must not take the time of others. */
+static void dial(owner *o, link_pod *p, int64_t now_ms)
+{
+    err e = ERR_INIT;
+    p->dialled = wire_dial_begin(p->address, &e);
+    p->dial_ms = now_ms + POD_DIAL_MS_MAX;
+    if (p->dialled)
+        pool_dialled(o, p, now_ms);
+    else
+        not_reached(o, p, now_ms, &e);
 }
 
 /* Kubernetes says what it waits for (space, an image): another one would wait for the same. */
@@ -505,6 +537,8 @@ void pool_timers(owner *o, int64_t now_ms)
         if (stuck_at(o, p) <= now_ms) {
             replace(o, p);
             stuck = true;
+        } else if (p->dial_ms <= now_ms && p->dialled) {
+            pool_dialled(o, p, now_ms);
         } else if (p->dial_ms <= now_ms) {
             dial(o, p, now_ms);
         }
@@ -553,6 +587,7 @@ void pool_changed(owner *o, const pod *now)
         tell_waiting(o, p);
     if (now->address[0] && strcmp(p->address, now->address) != 0) {
         snprintf(p->address, sizeof p->address, "%s", now->address);
+        pool_hang_up(p);           /* who was dialled before is somebody else */
         pool_use(p, USE_STARTING); /* POD_HELLO_MS counts from here */
         p->silent_ms = INT64_MAX;
         p->dial_wait_ms = POD_DIAL_MS;

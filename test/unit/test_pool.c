@@ -1,6 +1,9 @@
-/* test_pool.c: pods that start and cannot be talked to. The test is the owner's thread, and its
- * clock runs ahead. */
+/* test_pool.c: pods that start and cannot be talked to, and those that were there before. The test
+ * is the owner's thread, and its clock runs ahead. */
+#include <arpa/inet.h>
+#include <poll.h>
 #include <stdio.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "../../controller/owner_internal.h"
@@ -31,7 +34,30 @@ static int stop(cluster *c, const char *name, int grace_ms, err *e)
     return 0;
 }
 
-static const cluster_ops ops = {.name = "fake", .start = start, .stop = stop};
+/* Of a controller before: the job's kubeml-ps, again and again. */
+static size_t there;
+
+static int list(cluster *c, pod *out, size_t max, size_t *count, err *e)
+{
+    (void)c, (void)e;
+    *count = there;
+    for (size_t i = 0; i < there && i < max; i++) {
+        out[i] = (pod){.role = POD_PS, .phase = POD_RUNNING, .function = -1, .incarnation = (int)i};
+        snprintf(out[i].name, sizeof out[i].name, "ps-%zu", i);
+        snprintf(out[i].job, sizeof out[i].job, "%s", asking.id);
+        snprintf(out[i].address, sizeof out[i].address, "%s", address);
+    }
+    return 0;
+}
+
+static int next_event(cluster *c, pod *out, err *e)
+{
+    (void)c, (void)out, (void)e;
+    return 0;
+}
+
+static const cluster_ops ops = {
+    .name = "fake", .start = start, .stop = stop, .list = list, .next_event = next_event};
 static cluster fake = {.ops = &ops};
 static controller platform;
 static owner o = {
@@ -81,6 +107,19 @@ static link_pod *take(void)
     return pool_find(&o, last_started);
 }
 
+/* Its connection, which is begun, is made. */
+static void connects(link_pod *p, int64_t now_ms)
+{
+    struct pollfd waits = {.events = POLLOUT};
+    if (p->dialled) {
+        waits.fd = wire_fd(p->dialled);
+        CHECK_INT(poll(&waits, 1, 30000), 1);
+        pool_dialled(&o, p, now_ms);
+    }
+    CHECK(p->wire && !p->dialled);
+    CHECK_INT(p->talk, TALK_WELCOME);
+}
+
 TEST(a_pod_where_nobody_listens_is_replaced)
 {
     char nowhere[WIRE_ADDRESS_BYTES];
@@ -102,7 +141,7 @@ TEST(a_pod_that_makes_itself_ready_is_waited_for_while_it_keeps_its_connection)
     link_pod *p = take();
     int64_t since_ms = p->since_ms;
     pool_timers(&o, since_ms + POD_HELLO_MS / 2);
-    CHECK(p->wire);
+    connects(p, since_ms + POD_HELLO_MS / 2);
     pool_timers(&o, since_ms + 2 * POD_HELLO_MS);
     CHECK_INT(stopped, 0);
     close(fd);
@@ -110,4 +149,72 @@ TEST(a_pod_that_makes_itself_ready_is_waited_for_while_it_keeps_its_connection)
     pool_broken(&o, p, &gone);
     is_replaced(p->name, since_ms);
     close_world();
+}
+
+/* ---- where nobody answers -------------------------------------------------------------------- */
+
+/* A listener whose backlog is full: who connects gets no answer. `fills` fill it. */
+static int listen_silently(char at[WIRE_ADDRESS_BYTES], wire *fills[2])
+{
+    err e = ERR_INIT;
+    struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(fd >= 0 && bind(fd, (struct sockaddr *)&any, sizeof any) == 0 && listen(fd, 0) == 0);
+    CHECK_OK(wire_address(fd, at, &e), e);
+    for (int i = 0; i < 2; i++)
+        CHECK((fills[i] = wire_dial_begin(at, &e)));
+    return fd;
+}
+
+static int events_of(job_event_type type)
+{
+    int count = 0;
+    for (const event *v = o.events; v; v = v->next)
+        count += v->e.type == type;
+    return count;
+}
+
+/* Their time is over together, and not one's after the other's. */
+TEST(pods_where_nobody_answers_are_dialled_side_by_side)
+{
+    char nowhere[WIRE_ADDRESS_BYTES];
+    wire *fills[2];
+    int fd = listen_silently(nowhere, fills);
+    open_world(nowhere);
+    there = 3;
+    pool_find_all(&o);
+    for (link_pod *p = o.pods; p; p = p->next) {
+        job_action attach = {.type = JOB_ATTACH, .job = &asking, .function = JOB_KUBEML_PS};
+        snprintf(attach.pod, sizeof attach.pod, "%s", p->name);
+        pool_attach(&o, &attach);
+    }
+    int64_t now_ms = clock_monotonic_ms();
+    pool_timers(&o, now_ms);
+    CHECK_INT(events_of(JOB_PS_CLOSED), 0);
+    CHECK(pool_deadline(&o) <= now_ms + POD_DIAL_MS_MAX);
+    pool_timers(&o, now_ms + POD_DIAL_MS_MAX);
+    CHECK_INT(events_of(JOB_PS_CLOSED), 3);
+    close_world();
+    wire_close(fills[0]);
+    wire_close(fills[1]);
+    close(fd);
+}
+
+/* Not at once, but before its time is over. */
+TEST(a_pod_that_answers_late_is_talked_to)
+{
+    char here[WIRE_ADDRESS_BYTES];
+    wire *fills[2];
+    int fd = listen_silently(here, fills);
+    open_world(here);
+    link_pod *p = take();
+    int64_t now_ms = p->dial_ms;
+    pool_timers(&o, now_ms);
+    CHECK(!p->wire && p->dialled);
+    wire_close(fills[1]);
+    close(accept(fd, NULL, NULL)); /* there is room for one */
+    connects(p, now_ms);
+    close_world();
+    wire_close(fills[0]);
+    close(fd);
 }

@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -70,6 +71,41 @@ TEST(tcp_tells_its_port)
     close(listener);
     CHECK(!wire_dial(address, clock_deadline_ms(5000), &e));
     CHECK_INT(e.code, ERR_UNAVAILABLE);
+}
+
+static int how_it_went(const wire *w, err *e)
+{
+    struct pollfd p = {.fd = wire_fd(w), .events = POLLOUT};
+    CHECK_INT(poll(&p, 1, 5000), 1);
+    return wire_dialled(w, e);
+}
+
+static void dials_without_waiting(const char *at)
+{
+    err e = ERR_INIT;
+    char address[WIRE_ADDRESS_BYTES];
+    int listener = wire_listen(at, &e);
+    CHECK(listener >= 0);
+    CHECK_OK(wire_address(listener, address, &e), e);
+    wire *client = wire_dial_begin(address, &e);
+    CHECK(client);
+    CHECK_INT(how_it_went(client, &e), 1);
+    CHECK_OK(wire_sendf(client, &e, "{s:s}", "type", "hello"), e);
+    wire_close(client);
+    close(listener);
+    client = wire_dial_begin(address, &e);
+    if (client)
+        CHECK_INT(how_it_went(client, &e), -1);
+    CHECK_INT(e.code, ERR_UNAVAILABLE);
+    wire_close(client);
+}
+
+TEST(a_connection_is_begun_and_waited_for_by_the_caller)
+{
+    char at[WIRE_ADDRESS_BYTES];
+    dials_without_waiting("tcp:127.0.0.1:0");
+    snprintf(at, sizeof at, "unix:%.140s/begun", test_tmp());
+    dials_without_waiting(at);
 }
 
 /* What a machine without power leaves behind is found out by the kernel, at both ends. */
