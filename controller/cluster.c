@@ -1,6 +1,7 @@
 /* cluster.c: the table of backends. See cluster.h. */
 #include "cluster.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "cluster_kubernetes.h"
@@ -13,6 +14,25 @@ static const struct {
     {"local", cluster_local_open},
     {"kubernetes", cluster_kubernetes_open},
 };
+
+int cluster_list(cluster *c, pod **out, size_t *count, err *e)
+{
+    pod *all = NULL;
+    for (size_t room = 0;; room = *count) {
+        free(all);
+        all = calloc(room ? room : 1, sizeof *all);
+        if (!all)
+            return err_set(e, ERR_NOMEM, "no memory for %zu pods", room);
+        if (c->ops->list(c, all, room, count, e)) {
+            free(all);
+            return -1;
+        }
+        if (*count <= room)
+            break;
+    }
+    *out = all;
+    return 0;
+}
 
 int cluster_open(const char *kind, const void *config, cluster **out, err *e)
 {

@@ -130,6 +130,9 @@ struct cluster {
     const cluster_ops *ops;
 };
 
+/* All of them, however many there are by now; the caller frees *out. ERR_NOMEM, and `list`'s. */
+int cluster_list(cluster *c, pod **out, size_t *count, err *e);
+
 /* `kind` is a name in the table ("local", "kubernetes"); `config` is the backend's own. */
 int cluster_open(const char *kind, const void *config, cluster **out, err *e);
 

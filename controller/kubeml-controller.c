@@ -427,20 +427,18 @@ static int end_left(program *p)
     cluster *left = NULL;
     size_t known = 0, living = 0;
     err e = ERR_INIT;
-    cleanup_free pod *all = calloc(CLUSTER_LOCAL_PODS_MAX, sizeof *all);
-    int status = !all ? err_set(&e, ERR_NOMEM, "no memory for the pods")
-                 : lock_home(p, &e) || find_programs(c, &e) ||
-                         cluster_open("local", &local, &left, &e)
-                     ? -1
-                     : 0;
+    cleanup_free pod *all = NULL;
+    int status =
+        lock_home(p, &e) || find_programs(c, &e) || cluster_open("local", &local, &left, &e) ? -1
+                                                                                             : 0;
     pod ended; /* one that nobody has waited for yet runs no more */
     while (status == 0 && left->ops->next_event(left, &ended, &e) > 0)
         ;
-    if (status || left->ops->list(left, all, CLUSTER_LOCAL_PODS_MAX, &known, &e)) {
+    if (status || cluster_list(left, &all, &known, &e)) {
         fprintf(stderr, "kubeml-controller: %s\n", e.message);
         return 1;
     }
-    for (size_t i = 0; i < known && i < CLUSTER_LOCAL_PODS_MAX; i++)
+    for (size_t i = 0; i < known; i++)
         living += all[i].phase != POD_ENDED;
     left->ops->close(left, true);
     printf("%zu\n", living);

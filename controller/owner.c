@@ -22,7 +22,10 @@
 #include "shm.h"
 #include "text.h"
 
-enum { POLL_MAX = 2048, HOLD_LOOK_MS = 20 };
+enum {
+    POLL_MAX = 2 + CLUSTER_KUBERNETES_PODS_MAX, /* wake_fd, the cluster's, and each pod's */
+    HOLD_LOOK_MS = 20,
+};
 
 void owner_random_hex(char *out, size_t bytes)
 {

@@ -31,7 +31,6 @@ enum {
     MEASURED_MAX = 256, /* sorts of functions whose shapes are known to be measured */
     POOL_TOKEN_BYTES = 65,
     JOB_SECRET_TEXT_BYTES = 65,
-    CLUSTER_PODS_SEEN_MAX = 2048,
     POD_DIAL_MS = 5, /* between two tries to reach a pod that starts */
     POD_DIAL_MS_MAX = 100,
     /* Together at most 4 s, so that what follows has begun 5 s after a node's loss. The first ends

@@ -207,12 +207,9 @@ static void cut(pod_log *log, log_position *seen, bool whole_lines, size_t share
 int logs_pods(cluster *c, const char *id, bool ended_only, log_look *out, err *e)
 {
     size_t count = 0, mine = 0;
-    cleanup_free pod *all = calloc(CLUSTER_PODS_SEEN_MAX, sizeof *all);
-    if (!all)
-        return err_set(e, ERR_NOMEM, "no memory for the job's log");
-    if (c->ops->list(c, all, CLUSTER_PODS_SEEN_MAX, &count, e))
+    cleanup_free pod *all = NULL;
+    if (cluster_list(c, &all, &count, e))
         return -1;
-    count = count < CLUSTER_PODS_SEEN_MAX ? count : CLUSTER_PODS_SEEN_MAX;
     for (size_t i = 0; i < count; i++)
         if (strcmp(all[i].job, id) == 0 && (!ended_only || all[i].phase == POD_ENDED))
             all[mine++] = all[i];

@@ -674,15 +674,13 @@ static void found(owner *o, const pod *from)
 void pool_find_all(owner *o)
 {
     size_t count = 0;
-    pod *all = calloc(CLUSTER_PODS_SEEN_MAX, sizeof *all);
+    cleanup_free pod *all = NULL;
     err e = ERR_INIT;
     forget_failures(o);
-    if (!all || o->cluster->ops->list(o->cluster, all, CLUSTER_PODS_SEEN_MAX, &count, &e)) {
-        log_error("the pods of before cannot be listed: %s", all ? e.message : "no memory");
-        free(all);
+    if (cluster_list(o->cluster, &all, &count, &e)) {
+        log_error("the pods of before cannot be listed: %s", e.message);
         return;
     }
-    count = count < CLUSTER_PODS_SEEN_MAX ? count : CLUSTER_PODS_SEEN_MAX;
     for (size_t i = 0; i < count; i++)
         if (all[i].phase != POD_ENDED)
             found(o, &all[i]);
@@ -695,5 +693,4 @@ void pool_find_all(owner *o)
             reader_archive(o, all[i].job, false);
         else if (all[i].phase == POD_ENDED && !all[i].job[0])
             o->cluster->ops->stop(o->cluster, all[i].name, 0, NULL);
-    free(all);
 }

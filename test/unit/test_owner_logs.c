@@ -13,16 +13,17 @@ typedef struct world {
     pod pods[PODS_MAX];
     buf written[PODS_MAX];
     int count;
-    bool unknown; /* it cannot say where a tail begins */
+    size_t others; /* pods of other jobs, listed first */
+    bool unknown;  /* it cannot say where a tail begins */
 } world;
 
 static int list(cluster *c, pod *out, size_t max, size_t *count, err *e)
 {
     const world *w = (const world *)c;
     (void)e;
-    CHECK((size_t)w->count <= max);
-    memcpy(out, w->pods, (size_t)w->count * sizeof *out);
-    *count = (size_t)w->count;
+    *count = w->others + (size_t)w->count;
+    for (size_t i = 0; i < *count && i < max; i++)
+        out[i] = i < w->others ? (pod){.job = "other"} : w->pods[i - w->others];
     return 0;
 }
 
@@ -158,6 +159,19 @@ TEST(pods_lines_are_merged_by_their_time)
                     "function-1  | " AT(1, "b") "function-1  | " AT(2, "c") "function-0  | " AT(
                         4, "d") "function-0  | " AT(3, "late") "function-1  | " AT(5, "e"));
 #undef AT
+    end_follow(&f);
+    close_world(&w);
+}
+
+TEST(a_jobs_pods_are_found_among_any_number_of_others)
+{
+    world w;
+    follow f = {0};
+    open_world(&w, 1);
+    w.others = 3000;
+    writes(&w, 0, 0, 10);
+    look(&w, &f);
+    check_said(&f, 0, 9, NULL);
     end_follow(&f);
     close_world(&w);
 }

@@ -218,3 +218,14 @@ TEST(a_pod_that_answers_late_is_talked_to)
     wire_close(fills[0]);
     close(fd);
 }
+
+/* ---- of a controller before ------------------------------------------------------------------ */
+
+TEST(however_many_pods_there_are_all_are_found)
+{
+    open_world("unix:/nowhere");
+    there = 3000;
+    pool_find_all(&o);
+    CHECK_INT(events_of(JOB_POD_FOUND), 3000);
+    close_world();
+}
