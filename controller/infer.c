@@ -271,6 +271,39 @@ static void give_back(infer *i, server *s, bool fit)
         end(i, s);
 }
 
+/* What is loaded next is another runtime. */
+static void unload(infer *i, server *s)
+{
+    wire_close(s->wire);
+    s->wire = NULL;
+    owner_release_function(i->controller->owner, s->pod);
+    s->pod[0] = '\0';
+}
+
+/* exchange's 1, 0 or -1. */
+static int load_and_ask(infer *i, server *s, const material *m, json_t *data, json_t **out, err *e)
+{
+    if (!s->wire && load(i, s, m, e))
+        return -1;
+    return exchange(s->wire, json_pack("{s:s, s:O}", "type", "infer", "data", data), "predictions",
+                    INFER_MS, out, e);
+}
+
+/* A runtime that was idle may have ended meanwhile, with its node perhaps, and nobody was told:
+ * another one is loaded in its place. One that lets all its time pass is slow, not gone. */
+static int ask_server(infer *i, server *s, const material *m, json_t *data, json_t **out, err *e)
+{
+    bool was_idle = s->wire;
+    int64_t deadline = clock_deadline_ms(INFER_MS);
+    int status = load_and_ask(i, s, m, data, out, e);
+    if (status >= 0 || !was_idle || clock_left_ms(deadline) == 0)
+        return status;
+    log_warn("runtime %s of model %s is gone, another is loaded: %s", s->pod, s->model, e->message);
+    err_clear(e);
+    unload(i, s);
+    return load_and_ask(i, s, m, data, out, e);
+}
+
 static int ask(infer *i, const char *id, json_t *data, json_t **out, err *e)
 {
     material m = {0};
@@ -278,19 +311,13 @@ static int ask(infer *i, const char *id, json_t *data, json_t **out, err *e)
     int status = open_material(i->controller, id, &m, e);
     if (status == 0)
         status = reserve(i, id, m.version, &s, e);
-    bool fit = false;
-    if (status == 0 && !s->wire) {
+    if (status == 0) {
         snprintf(s->model, sizeof s->model, "%s", id);
         snprintf(s->version, sizeof s->version, "%s", m.version);
-        status = load(i, s, &m, e);
-    }
-    if (status == 0) {
-        status = exchange(s->wire, json_pack("{s:s, s:O}", "type", "infer", "data", data),
-                          "predictions", INFER_MS, out, e);
-        fit = status >= 0;
+        status = ask_server(i, s, &m, data, out, e);
     }
     if (s)
-        give_back(i, s, fit);
+        give_back(i, s, status >= 0);
     material_free(&m);
     return status ? -1 : 0;
 }

@@ -360,6 +360,21 @@ def an_end_while_a_runtime_does_not_answer():
         assert not asks.is_alive()
 
 
+@case(platform=False)
+def a_runtime_that_ended_while_it_was_idle_costs_no_inference():
+    with harness.Platform("--pool-functions", "0", "--pool-ps", "0") as p:
+        p.dataset()
+        p.function()
+        job = p.train(epochs=1, default_parallelism=1)
+        p.succeed(job)
+        until(lambda: not p.pods(role="function"), message="the job's function has not ended")
+        asked = {"model_id": job, "data": [[[0.0] * 28] * 28]}
+        want = p.post("/infer", json=asked)
+        os.kill(p.pod(role="function")["pid"], signal.SIGKILL)
+        until(lambda: not p.pods(role="function"))
+        assert p.post("/infer", json=asked) == want
+
+
 @case(limit=120)
 def two_jobs_at_once_do_not_disturb_each_other(p):
     p.dataset()
