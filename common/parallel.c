@@ -1,10 +1,16 @@
 /* parallel.c: see parallel.h. */
 #include "parallel.h"
 
+#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cleanup.h"
 
 typedef struct loop {
     atomic_size_t next;
@@ -50,11 +56,55 @@ void parallel_for(size_t count, int threads, void (*work)(size_t i, void *user),
         pthread_join(helper[i], NULL);
 }
 
+/* "200000 100000": so much time in each period; "max 100000": no limit. */
+static int quota_of(const char *path)
+{
+    long long quota, period;
+    cleanup_fclose FILE *f = fopen(path, "re");
+    if (!f || fscanf(f, "%lld %lld", &quota, &period) != 2 || quota < 1 || period < 1)
+        return INT_MAX;
+    long long whole = quota / period;
+    return whole < 1 ? 1 : whole < INT_MAX ? (int)whole : INT_MAX;
+}
+
+int parallel_quota(const char *root, const char *group)
+{
+    char path[PATH_MAX];
+    size_t len = strlen(group);
+    int least = INT_MAX;
+    for (;;) {
+        snprintf(path, sizeof path, "%s%.*s/cpu.max", root, (int)len, group);
+        int quota = quota_of(path);
+        least = quota < least ? quota : least;
+        if (len == 0)
+            return least;
+        while (len > 0 && group[--len] != '/')
+            ;
+    }
+}
+
+static int own_quota; /* read once: it is asked for at each merge */
+
+static void read_own_quota(void)
+{
+    char line[PATH_MAX] = "";
+    cleanup_fclose FILE *f = fopen("/proc/self/cgroup", "re");
+    own_quota = INT_MAX;
+    while (f && fgets(line, sizeof line, f)) {
+        line[strcspn(line, "\n")] = '\0';
+        if (strncmp(line, "0::/", 4) == 0)
+            own_quota = parallel_quota("/sys/fs/cgroup", line + 3);
+    }
+}
+
 int parallel_cores(void)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0)
-        return 1;
-    int n = CPU_COUNT(&set);
-    return n > 0 ? n : 1;
+    pthread_once(&once, read_own_quota);
+    /* a set of the usual size is too small for the largest machines */
+    long n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
+                                                         : sysconf(_SC_NPROCESSORS_ONLN);
+    n = n < own_quota ? n : own_quota;
+    return n > 0 ? (int)n : 1;
 }

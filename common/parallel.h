@@ -14,7 +14,12 @@ enum { PARALLEL_THREADS_MAX = 64 };
  * further threads, and returns when all are done. Fewer threads are used when some cannot be
  * started. */
 void parallel_for(size_t count, int threads, void (*work)(size_t i, void *user), void *user);
-/* Processors this process may run on. */
+/* Processors that this process may use at once, at least 1: those that it may run on, and no more
+ * than its control group is given the time of, which the first call finds out. */
 int parallel_cores(void);
+/* How many processors' time `group` of the control groups (v2) mounted at `root` has by its
+ * cpu.max, and by those of the groups that it is in: rounded down, at least 1; INT_MAX: no limit.
+ */
+int parallel_quota(const char *root, const char *group);
 
 #endif

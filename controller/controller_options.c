@@ -10,6 +10,7 @@
 
 #include "cleanup.h"
 #include "fs.h"
+#include "parallel.h"
 
 enum {
     SLOTS_MIN = 4, /* the default is the number of cores, but four functions always fit */
@@ -150,13 +151,13 @@ static int read_store_locator(const char *path, controller_config *c)
 
 static void set_defaults(controller_config *c, controller_options *o)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    int cores = parallel_cores();
     const char *home = getenv("KUBEML_HOME"), *user = getenv("HOME");
     *o = (controller_options){.ready_fd = -1, .sandbox = true};
     snprintf(c->host, sizeof c->host, "127.0.0.1");
     c->port = 10100;
     c->cluster = "local";
-    c->slots = cores > SLOTS_MIN ? (int)cores : SLOTS_MIN;
+    c->slots = cores > SLOTS_MIN ? cores : SLOTS_MIN;
     c->pool_functions = POOL_FUNCTIONS;
     c->pool_ps = POOL_PS;
     if (home && *home)

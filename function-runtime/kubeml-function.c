@@ -28,6 +28,7 @@
 #include "json_read.h"
 #include "log.h"
 #include "member.h"
+#include "parallel.h"
 #include "run.h"
 #include "sandbox.h"
 #include "serve.h"
@@ -198,6 +199,7 @@ int main(int argc, char **argv)
     }
     log_open("kubeml-function");
     failpoint_open(NULL);
+    parallel_cores(); /* looks where the sandbox lets nobody look */
     err e = ERR_INIT;
     if (listen_and_work(argv[2], &e) == 0)
         return 0;

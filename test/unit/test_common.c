@@ -1,11 +1,15 @@
 /* test_common.c: err, buf, clock, rng and hash64. */
 #include <errno.h>
+#include <limits.h>
+#include <sched.h>
 #include <xxhash.h>
 
 #include "buf.h"
 #include "clock.h"
+#include "fs.h"
 #include "hash64.h"
 #include "json_read.h"
+#include "parallel.h"
 #include "rng.h"
 #include "test.h"
 #include "text.h"
@@ -188,4 +192,46 @@ TEST(every_hash64_is_xxh3)
         for (int v = 0; v < variants; v++)
             if (variant[v].hash(bytes + len % 4, len) != XXH3_64bits(bytes + len % 4, len))
                 test_fail(__FILE__, __LINE__, "%s differs at %zu bytes", variant[v].name, len);
+}
+
+static void set_quota(const char *group, const char *text)
+{
+    char path[FS_PATH_BYTES];
+    err e = ERR_INIT;
+    CHECK_OK(fs_path(path, &e, "%s%s", test_tmp(), group), e);
+    CHECK_OK(fs_mkdirs(path, 0700, &e), e);
+    CHECK_OK(fs_path(path, &e, "%s%s/cpu.max", test_tmp(), group), e);
+    CHECK_OK(fs_write_file(path, text, strlen(text), 0600, &e), e);
+}
+
+TEST(a_control_group_has_the_least_quota_of_those_that_it_is_in)
+{
+    const char *root = test_tmp();
+    CHECK_INT(parallel_quota(root, "/"), INT_MAX);
+    set_quota("/a/b", "max 100000\n");
+    CHECK_INT(parallel_quota(root, "/a/b"), INT_MAX);
+    set_quota("/a/b", "250000 100000\n");
+    CHECK_INT(parallel_quota(root, "/a/b"), 2);
+    CHECK_INT(parallel_quota(root, "/a/b/c"), 2);
+    CHECK_INT(parallel_quota(root, "/a"), INT_MAX);
+    set_quota("/a", "50000 100000\n");
+    CHECK_INT(parallel_quota(root, "/a/b"), 1);
+    set_quota("/a", "800000 100000\n");
+    CHECK_INT(parallel_quota(root, "/a/b"), 2);
+    set_quota("", "300000 100000\n"); /* as a container sees its own */
+    CHECK_INT(parallel_quota(root, "/"), 3);
+    CHECK_INT(parallel_quota(root, "/a"), 3);
+}
+
+TEST(processors_that_a_process_may_not_run_on_are_not_counted)
+{
+    cpu_set_t all, one;
+    CHECK(parallel_cores() >= 1);
+    CHECK(sched_getaffinity(0, sizeof all, &all) == 0);
+    CPU_ZERO(&one);
+    for (size_t i = 0; i < CPU_SETSIZE && CPU_COUNT(&one) == 0; i++)
+        if (CPU_ISSET(i, &all))
+            CPU_SET(i, &one);
+    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+    CHECK_INT(parallel_cores(), 1);
 }
