@@ -380,7 +380,7 @@ int jobs_add(jobs *m, job *j, err *e)
 }
 
 static int submit(jobs *m, const char *id, const request *r, bool resumed, int generation,
-                  int epochs, int64_t wall_ms, err *e)
+                  int epochs, int threads, int64_t wall_ms, err *e)
 {
     if (id[0] == '\0' || strlen(id) >= JOB_ID_BYTES)
         return err_set(e, ERR_INVALID, "id: 1 to %d characters", JOB_ID_BYTES - 1);
@@ -394,6 +394,7 @@ static int submit(jobs *m, const char *id, const request *r, bool resumed, int g
     j->resumed = resumed;
     j->generation = generation;
     j->epochs = epochs;
+    j->threads = threads;
     j->decided_epoch = -1;
     j->unsaved = true;
     return jobs_add(m, j, e);
@@ -401,13 +402,13 @@ static int submit(jobs *m, const char *id, const request *r, bool resumed, int g
 
 int jobs_submit(jobs *m, const char *id, const request *r, bool resumed, int64_t wall_ms, err *e)
 {
-    return submit(m, id, r, resumed, 0, 0, wall_ms, e);
+    return submit(m, id, r, resumed, 0, 0, 0, wall_ms, e);
 }
 
 int jobs_resubmit(jobs *m, const char *id, const request *r, int generation, int epochs,
-                  int64_t wall_ms, err *e)
+                  int threads, int64_t wall_ms, err *e)
 {
-    return submit(m, id, r, true, generation + 1, epochs, wall_ms, e);
+    return submit(m, id, r, true, generation + 1, epochs, threads, wall_ms, e);
 }
 
 int jobs_forget(jobs *m, const char *id, err *e)

@@ -29,6 +29,7 @@ enum {
     JOB_REASON_BYTES = 48,
     JOB_CONDITIONS_MAX = 12,
     JOB_COUNT_MAX = 10000, /* queued, running or not yet forgotten */
+    JOB_THREADS_MAX = 256, /* of a function; the engine's own bound */
     JOB_KUBEML_PS = -1,    /* `function` of a job's kubeml-ps; its incarnation is the generation */
 };
 
@@ -93,6 +94,7 @@ typedef struct job {
     uint8_t gpu[REQUEST_PARALLELISM_MAX]; /* of each function, counted from 1; 0: none (job_gpu) */
     int gpu_functions; /* no function from here on has one */
     int functions_max; /* most it can ever have; `slots_max` of the message to kubeml-ps */
+    int threads;       /* of each function, from its first start on; 0: it was not started yet */
     int epochs;        /* committed */
     double reference_seconds; /* of the epoch that the policy measures by (policy.h) */
     int decided_epoch; /* the epoch that `parallelism` was decided after; -1 */
@@ -241,16 +243,19 @@ void jobs_gpus(jobs *m, gpu_policy policy, bool limits_threads, const uint64_t *
 /* Somebody else hands out GPUs (Kubernetes' device plugin), and none is known until a pod shows the
  * one that it has: while none is known, functions are not placed. */
 void jobs_gpus_elsewhere(jobs *m, gpu_policy policy);
+/* The CPUs that functions compute on (1 until this is called): all of them together, or, where
+ * `of_each_pod`, each one's pod for itself. Before jobs_restore and the first step. */
+void jobs_cpus(jobs *m, int cpus, bool of_each_pod);
 void jobs_close(jobs *m);
 
 /* Puts a job into the queue; the next step (a TICK will do) saves and perhaps starts it.
  * ERR_EXISTS, ERR_LIMIT, ERR_NOMEM. */
 int jobs_submit(jobs *m, const char *id, const request *r, bool resumed, int64_t wall_ms, err *e);
-/* Puts one that has ended into the queue again, to go on; `generation`, `epochs` (done) and
- * `wall_ms` (created) are those of its record: the next generation fences what may still run of it.
- * Errors as above. */
+/* Puts one that has ended into the queue again, to go on; `generation`, `epochs` (done), `threads`
+ * and `wall_ms` (created) are those of its record: the next generation fences what may still run of
+ * it. Errors as above. */
 int jobs_resubmit(jobs *m, const char *id, const request *r, int generation, int epochs,
-                  int64_t wall_ms, err *e);
+                  int threads, int64_t wall_ms, err *e);
 /* Takes back a job from its record, fields it does not know left aside; no step starts anything
  * until JOB_ADOPT. ERR_INVALID naming the field, ERR_EXISTS, ERR_LIMIT, ERR_NOMEM. */
 int jobs_restore(jobs *m, const json_t *record, err *e);

@@ -15,6 +15,8 @@
 struct jobs {
     job_limits limits;
     int slots;
+    int cpus;
+    bool pods_own_cpus; /* `cpus` are each pod's; otherwise all functions share them */
     bool adopting; /* restored, and the found pods not all told */
     int64_t now_ms, wall_ms;
     uint64_t next_order;
@@ -49,6 +51,7 @@ bool job_possible(const jobs *m, const job *j); /* it would start if nothing els
 job *jobs_next(const jobs *m);                  /* the next of the queue to start; NULL */
 job *jobs_head(const jobs *m); /* the same, also if no GPU that is known could hold it */
 void jobs_schedule(jobs *m);   /* starts those that may */
+void job_decide_threads(const jobs *m, job *j); /* once; after job_pods_room */
 
 /* job_ps.c */
 void job_start_ps(jobs *m, job *j); /* of the present generation */

@@ -67,6 +67,40 @@ static job *first_queued(const jobs *m, bool possible)
     return best;
 }
 
+void jobs_cpus(jobs *m, int cpus, bool of_each_pod)
+{
+    m->cpus = cpus;
+    m->pods_own_cpus = of_each_pod;
+}
+
+/* The most functions that it can come to: an elastic job gets one more after an epoch, while there
+ * are slots. */
+static int most_ever(const jobs *m, const job *j)
+{
+    int most = j->request.default_parallelism;
+    if (!j->request.static_parallelism) {
+        most += j->request.epochs - 1;
+        most = most < m->slots ? most : m->slots;
+        most = most < j->functions_max ? most : j->functions_max;
+    }
+    return most > 1 ? most : 1;
+}
+
+/* The number of threads is part of the bits that a function computes, so all of a job's have as
+ * many, those too that come later or replace others, whatever it has grown to by then.
+ *
+ * CPUs that are shared are divided by the most functions that there can be, not by those that it
+ * begins with: a job that began with one function of eight threads on eight CPUs would grow to 64
+ * threads there, though its first function had nothing left to give. So an elastic job takes up the
+ * CPUs by growing, a slot being a CPU; one that does not grow has them all at once. */
+void job_decide_threads(const jobs *m, job *j)
+{
+    bool own = m->pods_own_cpus && j->request.process != PROCESS_SHARED;
+    int threads = own ? m->cpus : m->cpus / most_ever(m, j);
+    if (j->threads == 0)
+        j->threads = threads < 1 ? 1 : threads < JOB_THREADS_MAX ? threads : JOB_THREADS_MAX;
+}
+
 /* One that asks for more than there is waits for the cluster to grow, and nobody for it. */
 job *jobs_next(const jobs *m)
 {
@@ -88,6 +122,7 @@ static bool start_job(jobs *m, job *j)
         j->pod = NULL;
         return false;
     }
+    job_decide_threads(m, j);
     j->parallelism = job_wants(m, j);
     j->state = JOB_STARTING;
     j->message[0] = '\0';

@@ -19,6 +19,7 @@
 #include "json_read.h"
 #include "log.h"
 #include "owner_internal.h"
+#include "parallel.h"
 #include "shm.h"
 #include "text.h"
 
@@ -487,7 +488,10 @@ static int open_parts(owner *o, err *e)
     o->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (o->wake_fd < 0)
         return err_set_errno(e, errno, "eventfd");
-    return jobs_open(&limits, o->slots, &o->machine, e) || open_gpus(o, e) || restore_jobs(o, e);
+    if (jobs_open(&limits, o->slots, &o->machine, e) || open_gpus(o, e))
+        return -1;
+    jobs_cpus(o->machine, parallel_cores(), false);
+    return restore_jobs(o, e);
 }
 
 static void owner_free(owner *o)

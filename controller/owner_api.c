@@ -338,8 +338,9 @@ static int resume(owner *o, const char *id, const json_t *record, err *e)
     s->start_ms = NULL;
     int generation = (int)json_integer_value(json_object_get(inner, "generation"));
     int epochs = (int)json_integer_value(json_object_get(inner, "epochs"));
+    int threads = (int)json_integer_value(json_object_get(inner, "threads"));
     int64_t created = json_integer_value(json_object_get(inner, "created_ms"));
-    if (jobs_resubmit(o->machine, id, &r, generation, epochs, created, e) == 0) {
+    if (jobs_resubmit(o->machine, id, &r, generation, epochs, threads, created, e) == 0) {
         if (jobs_save_new(o, jobs_find(o->machine, id), e) == 0)
             return 0;
         jobs_forget(o->machine, id, NULL);

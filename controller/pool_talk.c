@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "cleanup.h"
 #include "clock.h"
+#include "engine.h"
 #include "json_read.h"
 #include "log.h"
 #include "owner_internal.h"
@@ -16,6 +16,8 @@
 #include "text.h"
 
 enum { LAST_WORDS_MAX = 64 }; /* messages of a pod that has ended */
+
+_Static_assert((int)JOB_THREADS_MAX == (int)ENGINE_THREADS_MAX, "a function takes what it is told");
 
 /* The kubeml-ps that a job talks to. */
 static link_pod *ps_of(owner *o, const char *id)
@@ -168,9 +170,7 @@ static int specialise_message(owner *o, const job_action *a, side *s, json_t **o
 {
     bool local = strcmp(o->controller->config.cluster, "local") == 0 &&
                  !store_watch_is_far(o->controller->watch);
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
     int functions = a->job->parallelism > 0 ? a->job->parallelism : 1;
-    int threads = cores / functions > 1 ? (int)(cores / functions) : 1;
     int gpu = job_gpu(a->job, a->function);
     json_t *bytes = NULL;
     if (!local && s->object && !(bytes = object_text(s, e)))
@@ -184,7 +184,7 @@ static int specialise_message(owner *o, const job_action *a, side *s, json_t **o
         "incarnation", a->incarnation, "access", s->access, "object_path",
         local ? s->object_path : NULL, "object_bytes", bytes, "object",
         json_object_get(s->function, "object"), "dataset", s->dataset, "request",
-        request_json(&a->job->request), "threads", threads, "backend", on, "gpu",
+        request_json(&a->job->request), "threads", a->job->threads, "backend", on, "gpu",
         gpu >= 0 && !o->gpus_elsewhere ? o->gpu[gpu].id : NULL, "gpu_memory",
         booked_on(o, a->job, gpu), "functions", shared, "algorithms", algorithms);
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for a message");

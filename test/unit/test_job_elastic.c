@@ -94,7 +94,7 @@ static int answer_to_one_that_had_four(int slots)
     jobs_close(m);
     open_machine(slots);
     run_job("b", 2);
-    CHECK_OK(jobs_resubmit(m, "a", &r, 0, 2, 1, &e), e);
+    CHECK_OK(jobs_resubmit(m, "a", &r, 0, 2, 1, 1, &e), e);
     step((job_event){.type = JOB_TICK});
     ps_starts("a", 1);
     step((job_event){.type = JOB_PS_ASK, .job = "a", .epoch = 1, .value = 4, .seconds = 4});
@@ -419,6 +419,76 @@ TEST(the_policy)
         CHECK_INT(
             policy_elastic(cases[i].parallelism, cases[i].seconds, cases[i].last, cases[i].ceiling),
             cases[i].want);
+}
+
+/* As its order says. */
+static int threads_told(const char *id, int f, int incarnation)
+{
+    step((job_event){.type = JOB_PS_NEED, .job = id, .function = f, .incarnation = incarnation});
+    step((job_event){
+        .type = JOB_POD_READY, .job = id, .function = f, .incarnation = incarnation, .pod = "f"});
+    return get(JOB_SPECIALISE)->job->threads;
+}
+
+/* Otherwise they compute other bits than those that they stand beside, or in for. */
+TEST(all_functions_of_a_job_have_as_many_threads_whatever_it_grows_to)
+{
+    open_machine(6);
+    jobs_cpus(m, 16, false);
+    submit("a", 4, 0, false);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    for (int f = 0; f < 4; f++)
+        CHECK_INT(threads_told("a", f, 0), 2);
+    CHECK_INT(answer_after(0, 4, 4), 5);
+    CHECK_INT(threads_told("a", 4, 0), 2);
+    CHECK_INT(answer_after(1, 5, 4), 6);
+    CHECK_INT(threads_told("a", 0, 1), 2); /* in the place of one that was lost */
+    jobs_close(m);
+}
+
+static int threads_of(int cpus, bool of_each_pod, int slots, request r)
+{
+    err e = ERR_INIT;
+    open_machine(slots);
+    jobs_cpus(m, cpus, of_each_pod);
+    CHECK_OK(jobs_submit(m, "a", &r, false, 1, &e), e);
+    step((job_event){.type = JOB_TICK});
+    int threads = get(JOB_TAKE)->job->threads;
+    jobs_close(m);
+    return threads;
+}
+
+TEST(the_cpus_are_divided_by_the_most_functions_that_a_job_can_come_to)
+{
+    static const request one = {.default_parallelism = 1, .epochs = 1},
+                         four = {.default_parallelism = 4, .epochs = 1},
+                         longer = {.default_parallelism = 4, .epochs = 5},
+                         ever = {.default_parallelism = 1, .epochs = 1000},
+                         alone = {
+                             .default_parallelism = 1, .epochs = 1000, .static_parallelism = true};
+    CHECK_INT(threads_of(8, false, 8, one), 8);
+    CHECK_INT(threads_of(8, false, 8, four), 2);
+    CHECK_INT(threads_of(16, false, 16, longer), 2);
+    CHECK_INT(threads_of(8, false, 8, ever), 1);
+    CHECK_INT(threads_of(8, false, 2, ever), 4);
+    CHECK_INT(threads_of(8, false, 2, four), 4); /* which begins with two */
+    CHECK_INT(threads_of(8, false, 8, alone), 8);
+    CHECK_INT(threads_of(2, false, 4, four), 1);
+    CHECK_INT(threads_of(384, false, 384, alone), 256);
+}
+
+TEST(a_pods_cpus_are_its_functions_alone)
+{
+    static const request four = {.default_parallelism = 4, .epochs = 100},
+                         shared = {.default_parallelism = 4,
+                                   .epochs = 1,
+                                   .static_parallelism = true,
+                                   .process = PROCESS_SHARED};
+    CHECK_INT(threads_of(2, true, 8, four), 2);
+    CHECK_INT(threads_of(384, true, 8, four), 256);
+    CHECK_INT(threads_of(8, true, 8, shared), 2);
+    CHECK_INT(threads_of(2, true, 8, shared), 1);
 }
 
 /* How long an epoch takes. */

@@ -146,6 +146,47 @@ TEST(what_a_job_had_grown_to_is_adopted_where_there_are_fewer_slots_now)
     jobs_close(m);
 }
 
+/* By the record of "a", when it goes on where there are 64 CPUs for it alone. */
+static int threads_by(json_t *record, bool resumed)
+{
+    err e = ERR_INIT;
+    open_machine(4);
+    jobs_cpus(m, 64, false);
+    if (resumed) {
+        request r;
+        CHECK_OK(request_parse(json_object_get(record, "request"), &r, &e), e);
+        CHECK_OK(jobs_resubmit(m, "a", &r, 0, 1,
+                               (int)json_integer_value(json_object_get(record, "threads")), 1, &e),
+                 e);
+        step((job_event){.type = JOB_TICK});
+    } else {
+        CHECK_OK(jobs_restore(m, record, &e), e);
+    }
+    int threads = jobs_find(m, "a")->threads;
+    jobs_close(m);
+    return threads;
+}
+
+TEST(a_job_keeps_its_threads_wherever_it_goes_on)
+{
+    err e = ERR_INIT;
+    open_machine(4);
+    jobs_cpus(m, 6, false);
+    run_job("a", 2);
+    json_t *record = job_record(jobs_find(m, "a"));
+    jobs_close(m);
+    CHECK_INT(threads_by(record, false), 3);
+    CHECK_INT(threads_by(record, true), 3);
+    json_object_del(record, "threads"); /* as before they were kept */
+    CHECK_INT(threads_by(record, false), 32);
+    CHECK_INT(threads_by(record, true), 32);
+    json_object_set_new(record, "threads", json_integer(1000));
+    open_machine(4);
+    CHECK_ERR(jobs_restore(m, record, &e), e, ERR_INVALID, "threads");
+    jobs_close(m);
+    json_decref(record);
+}
+
 /* When the kubeml-ps that was adopted is given up: each try to reach it ends with `code`, but for
  * the one `answered` (counted from 0), after which the node does not answer any more. */
 static int64_t given_up_after_ms(err_code code, int answered)

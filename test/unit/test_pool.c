@@ -229,3 +229,32 @@ TEST(however_many_pods_there_are_all_are_found)
     CHECK_INT(events_of(JOB_POD_FOUND), 3000);
     close_world();
 }
+
+TEST(a_function_is_told_how_many_threads_its_job_has)
+{
+    static const job grown = {.id = "0123456789ab", .parallelism = 5, .threads = 3};
+    err e = ERR_INIT;
+    int fd[2];
+    platform.config.cluster = "kubernetes";
+    open_world("unix:nowhere");
+    link_pod *p = take();
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fd) == 0);
+    p->wire = wire_adopt(fd[0], &e);
+    wire *function = wire_adopt(fd[1], &e);
+    CHECK(p->wire && function);
+    side *s = sides_new(&o, grown.id);
+    s->access = json_object();
+    s->dataset = json_object();
+    s->function = json_pack("{s:s}", "object", "zoo:mlp");
+    job_action order = {.type = JOB_SPECIALISE, .job = &grown, .function = 4};
+    snprintf(order.pod, sizeof order.pod, "%s", p->name);
+    pool_specialise(&o, &order);
+    json_t *told = NULL;
+    CHECK_OK(wire_receive_wait(function, &told, clock_deadline_ms(10000), &e), e);
+    CHECK_STR(wire_type(told), "specialise");
+    CHECK_INT(json_integer_value(json_object_get(told, "threads")), 3);
+    json_decref(told);
+    wire_close(function);
+    sides_drop(&o, grown.id);
+    close_world();
+}
