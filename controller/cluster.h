@@ -28,7 +28,6 @@ typedef enum pod_phase { POD_PENDING, POD_RUNNING, POD_ENDED } pod_phase;
 
 /* What a pod may use. 0: no limit of that kind. */
 typedef struct pod_limits {
-    int threads;           /* compute threads the program is told to use */
     uint64_t memory_bytes; /* address space beyond which it is an out-of-memory end */
     uint64_t file_bytes;
     int processes;
@@ -111,6 +110,10 @@ typedef struct cluster_ops {
      * whenever event_fd was readable. Does not block but the first time. */
     int (*slots)(cluster *c, int *out, err *e);
     bool slots_stay; /* there will never be more of them */
+    /* The CPUs that functions compute on, at least 1: of each function's pod where `pods_own_cpus`,
+     * and otherwise of all together. Does not block. */
+    int (*cpus)(cluster *c);
+    bool pods_own_cpus;
     /* The GPUs that the controller places functions on, `max` at most; none is no error. NULL:
      * somebody else places them, and `pod_gpus` says how many each function's pod has. */
     int (*gpus)(cluster *c, cluster_gpu *out, int max, int *count, err *e);

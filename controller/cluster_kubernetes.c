@@ -645,6 +645,11 @@ static int kube_slots(cluster *c, int *out, err *e)
     return 0;
 }
 
+static int kube_cpus(cluster *c)
+{
+    return kube_templates_cpus(&((kube *)c)->templates);
+}
+
 /* What was taken of its log before it was deleted; -1: nothing. */
 static int kept_log(kube *k, const char *name, size_t bytes_max, cluster_log *out)
 {
@@ -757,6 +762,8 @@ static const cluster_ops ops = {
     .event_fd = kube_event_fd,
     .next_event = kube_next_event,
     .slots = kube_slots,
+    .cpus = kube_cpus,
+    .pods_own_cpus = true,
     .pod_gpus = kube_pod_gpus,
     .log_tail = kube_log_tail,
     .close = kube_close,

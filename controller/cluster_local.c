@@ -29,6 +29,7 @@
 #include "json_read.h"
 #include "log.h"
 #include "nvml.h"
+#include "parallel.h"
 #include "redis_program.h"
 
 enum { RECORD_BYTES_MAX = 4096, LOG_TAIL_MAX = 64 << 20, SOCKET_DIR_MAX = 60 };
@@ -575,6 +576,13 @@ static int local_slots(cluster *c, int *out, err *e)
     return 0;
 }
 
+/* Pods may use what we may: they inherit the set of processors, and are in our control group. */
+static int local_cpus(cluster *c)
+{
+    (void)c;
+    return parallel_cores();
+}
+
 _Static_assert((int)CLUSTER_GPU_BYTES == (int)NVML_NAME_BYTES,
                "a GPU's name passes from NVML to the cluster");
 
@@ -813,6 +821,7 @@ static const cluster_ops ops = {
     .next_event = local_next_event,
     .slots = local_slots,
     .slots_stay = true,
+    .cpus = local_cpus,
     .gpus = local_gpus,
     .log_tail = local_log_tail,
     .can_run = local_can_run,

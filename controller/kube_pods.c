@@ -160,15 +160,20 @@ static bool is_gpu(const kube_templates *t, const char *resource)
            strstr(resource, "/gpu") || strstr(resource, "/mig-");
 }
 
-int kube_templates_gpu(const kube_templates *t, char *resource, size_t bytes)
+/* "requests" or "limits" of the program's container; NULL: none. */
+static json_t *resources_of(const json_t *template, const char *which)
 {
     const json_t *first =
-        json_array_get(json_object_get(json_object_get(t->function, "spec"), "containers"), 0);
+        json_array_get(json_object_get(json_object_get(template, "spec"), "containers"), 0);
+    return json_object_get(json_object_get(first, "resources"), which);
+}
+
+int kube_templates_gpu(const kube_templates *t, char *resource, size_t bytes)
+{
     const char *key;
     json_t *value;
     snprintf(resource, bytes, "%s", "");
-    json_object_foreach (json_object_get(json_object_get(first, "resources"), "limits"), key,
-                         value) {
+    json_object_foreach (resources_of(t->function, "limits"), key, value) {
         const char *text = json_string_value(value);
         long count = json_is_integer(value) ? (long)json_integer_value(value)
                      : text                 ? strtol(text, NULL, 10)
@@ -179,6 +184,24 @@ int kube_templates_gpu(const kube_templates *t, char *resource, size_t bytes)
         return count < INT32_MAX ? (int)count : INT32_MAX;
     }
     return 0;
+}
+
+/* 2, "1.5", "2500m"; 0: nothing that we know. */
+static double cpus_of(const json_t *quantity)
+{
+    const char *text = json_string_value(quantity);
+    char *end;
+    if (!text)
+        return json_number_value(quantity);
+    double n = strtod(text, &end);
+    return strcmp(end, "m") == 0 ? n / 1000 : *end ? 0 : n;
+}
+
+int kube_templates_cpus(const kube_templates *t)
+{
+    const json_t *cpu = json_object_get(resources_of(t->function, "limits"), "cpu");
+    double n = cpus_of(cpu ? cpu : json_object_get(resources_of(t->function, "requests"), "cpu"));
+    return !(n >= 1) ? 1 : n < INT32_MAX ? (int)n : INT32_MAX;
 }
 
 /* ---- making ---------------------------------------------------------------------------------- */

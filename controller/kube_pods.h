@@ -73,5 +73,8 @@ const char *kube_pod_node(const json_t *object); /* "" while it has none */
 /* How many of the first GPU resource in the function's limits (nvidia.com/gpu, .shared, a MIG
  * slice, ...) one pod asks for; `resource` is "" and the count 0 where there is none. */
 int kube_templates_gpu(const kube_templates *t, char *resource, size_t bytes);
+/* The CPUs of one function's pod: its limit, or, since without one it is sure of no more, what it
+ * requests; rounded down, at least 1. */
+int kube_templates_cpus(const kube_templates *t);
 
 #endif

@@ -19,7 +19,6 @@
 #include "json_read.h"
 #include "log.h"
 #include "owner_internal.h"
-#include "parallel.h"
 #include "shm.h"
 #include "text.h"
 
@@ -490,7 +489,7 @@ static int open_parts(owner *o, err *e)
         return err_set_errno(e, errno, "eventfd");
     if (jobs_open(&limits, o->slots, &o->machine, e) || open_gpus(o, e))
         return -1;
-    jobs_cpus(o->machine, parallel_cores(), false);
+    jobs_cpus(o->machine, o->cluster->ops->cpus(o->cluster), o->cluster->ops->pods_own_cpus);
     return restore_jobs(o, e);
 }
 

@@ -711,6 +711,45 @@ TEST(slots_are_counted_on_the_nodes)
     close_world(&w);
 }
 
+static int cpus_of(const char *resources)
+{
+    char path[600], text[1000];
+    kube_templates t;
+    err e = ERR_INIT;
+    snprintf(path, sizeof path, "%s/cpus.json", test_tmp());
+    snprintf(text, sizeof text,
+             "{\"install\": \"here\", \"function\": {\"spec\": {\"containers\": [{\"name\": \"f\","
+             " \"image\": \"f\", \"resources\": %s}, {\"name\": \"beside\", \"image\": \"b\","
+             " \"resources\": {\"limits\": {\"cpu\": \"9\"}}}]}},"
+             " \"ps\": {\"spec\": {\"containers\": [{\"name\": \"ps\", \"image\": \"p\"}]}}}",
+             resources);
+    CHECK_OK(fs_write_file(path, text, strlen(text), 0600, &e), e);
+    CHECK_OK(kube_templates_read(path, &t, &e), e);
+    int cpus = kube_templates_cpus(&t);
+    kube_templates_free(&t);
+    return cpus;
+}
+
+/* Not of the node that the controller is on. */
+TEST(the_cpus_of_a_function_are_its_pods)
+{
+    CHECK_INT(cpus_of("{\"requests\": {\"cpu\": \"500m\"}, \"limits\": {\"cpu\": \"2\"}}"), 2);
+    CHECK_INT(cpus_of("{\"limits\": {\"cpu\": 3}}"), 3);
+    CHECK_INT(cpus_of("{\"limits\": {\"cpu\": 1.5}}"), 1);
+    CHECK_INT(cpus_of("{\"limits\": {\"cpu\": \"3.9\"}}"), 3);
+    CHECK_INT(cpus_of("{\"limits\": {\"cpu\": \"2900m\"}}"), 2);
+    CHECK_INT(cpus_of("{\"limits\": {\"cpu\": \"100m\"}}"), 1);
+    CHECK_INT(cpus_of("{\"requests\": {\"cpu\": \"4\"}, \"limits\": {\"memory\": \"2Gi\"}}"), 4);
+    CHECK_INT(cpus_of("{\"requests\": {\"cpu\": \"250m\"}}"), 1);
+    CHECK_INT(cpus_of("{}"), 1);
+    CHECK_INT(cpus_of("{\"limits\": {\"cpu\": \"many\"}}"), 1);
+    world w;
+    open_world_of(&w, templates);
+    CHECK_INT(w.c->ops->cpus(w.c), 1);
+    CHECK(w.c->ops->pods_own_cpus);
+    close_world(&w);
+}
+
 TEST(a_ps_gets_its_policy)
 {
     world w;

@@ -10,6 +10,7 @@
 #include "clock.h"
 #include "../../controller/cluster.h"
 #include "../../controller/cluster_local.h"
+#include "parallel.h"
 #include "test.h"
 
 enum { WAIT_MS = 10000 };
@@ -122,6 +123,14 @@ TEST(a_pod_of_a_gpu_sees_that_one_alone)
     wait_log(c, "one", "gpu warm mps /pipe .");
     CHECK_OK(c->ops->start(c, &spec, &p, &e), e);
     wait_log(c, "two", "gpu GPU-1 warm 1 mps /pipe .");
+    c->ops->close(c, true);
+}
+
+TEST(functions_share_the_cpus_that_the_controller_may_use)
+{
+    cluster *c = open_cluster();
+    CHECK_INT(c->ops->cpus(c), parallel_cores());
+    CHECK(!c->ops->pods_own_cpus);
     c->ops->close(c, true);
 }
 
