@@ -28,6 +28,7 @@
 #include "ingest.h"
 #include "kubeml.h"
 #include "model_file.h"
+#include "parallel.h"
 #include "program.h"
 #include "request.h"
 #include "store.h"
@@ -73,7 +74,7 @@ static const char usage[] =
     "           --lr X            the code's own, which kubeml train does not know, else %g\n"
     "           --seed N          0\n"
     "           --goal-accuracy P end at P percent of the validation right; not on targets\n"
-    "           --threads N       as many as there are cores, at most 8\n"
+    "           --threads N       of each function; its part of the cores, at most 8\n"
     "           --functions N     1, as this is one process (a job: 4); averaged as a job's are\n"
     "           --k N             batches of each between two merges; -1: once an epoch (%d)\n"
     "           --gpus N          1; of those that are seen: function i is on GPU i mod N\n"
@@ -242,13 +243,22 @@ static int refuse(const char *word, err *e)
     return err_set(e, ERR_INVALID, value ? "%.80s: it takes no value" : "no option %.80s", word);
 }
 
+/* All functions compute at once, as a job's do. */
+static int default_threads(int functions)
+{
+    int each = parallel_cores() / functions;
+    return each < 1 ? 1 : each < 8 ? each : 8;
+}
+
 /* 1: help was wanted. */
 static int parse(int argc, char **argv, options *o, err *e)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    *o = (options){.epochs = REQUEST_EPOCHS, .batch = REQUEST_BATCH, .goal = 100, .functions = 1,
-                   .k = REQUEST_K, .gpus = 1,
-                   .threads = cores < 1 ? 1 : cores > 8 ? 8 : (int)cores};
+    *o = (options){.epochs = REQUEST_EPOCHS,
+                   .batch = REQUEST_BATCH,
+                   .goal = 100,
+                   .functions = 1,
+                   .k = REQUEST_K,
+                   .gpus = 1};
     int which;
     optind = 1;
     opterr = 0;
@@ -267,6 +277,8 @@ static int parse(int argc, char **argv, options *o, err *e)
             return err_set(e, ERR_LIMIT, "more than %d files", BUILDER_FILES_MAX);
         o->files[o->file_count++] = argv[optind];
     }
+    if (!o->threads)
+        o->threads = default_threads(o->functions);
     return check_options(o, e);
 }
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import tempfile
 
@@ -205,6 +206,25 @@ def a_full_disk_is_told_with_its_cause():
     said = run("--model", "lenet5", *data, "-e", 1, "--save", folder / "full", status=1)[1]
     assert said == "kubeml run: /dev/full: No space left on device\n", said
     assert (folder / "full").is_char_device()
+
+
+@case(platform=False)
+def its_functions_share_the_cores_that_it_may_run_on():
+    _, data = files()
+    cores = sorted(os.sched_getaffinity(0))
+
+    def threads(functions, *on):
+        os.sched_setaffinity(0, on)
+        try:
+            out, _ = run("--model", "lenet5", *data, "-e", 1, "--functions", functions)
+        finally:
+            os.sched_setaffinity(0, cores)
+        return int(re.search(r"(\d+) threads?;", out)[1])
+
+    assert threads(1, cores[0]) == threads(3, cores[0]) == 1
+    most = threads(1, *cores[:4])
+    for functions in range(2, 4):
+        assert threads(functions, *cores[:4]) == max(1, most // functions), (functions, most)
 
 
 @case(platform=False)
