@@ -57,6 +57,7 @@ OTHERWISE = {
     "test_explain.a_refusal_outlives_the_controller": "it starts the local platform again",
     "test_explain.refusals_are_bounded": WHEREVER,
     "test_explain.store_down": "it takes away the local platform's folder",
+    "test_faults.a_function_that_a_job_grows_by_computes_as_the_others": OPTIONS,
     "test_faults.every_process_of_a_job_killed_at_random_places": KILLED, "test_faults.redis_killed": KILLED,
     "test_faults.the_controller_killed_in_every_state": "kubelet waits longer before each start; test_kills kills it",
     "test_faults.a_job_ends_while_no_controller_is_there": "it starts the local platform again",

@@ -375,6 +375,17 @@ def a_runtime_that_ended_while_it_was_idle_costs_no_inference():
         assert p.post("/infer", json=asked) == want
 
 
+@case(platform=False)
+def a_function_that_a_job_grows_by_computes_as_the_others():
+    with harness.Platform("--slots", "2") as p:
+        p.dataset()
+        p.function()
+        job = p.train(epochs=3, default_parallelism=1, static_parallelism=False)
+        task = p.succeed(job)
+        assert p.get(f"/history/{job}")["data"]["parallelism"][:2] == [1, 2]
+        assert not [c for c in task["conditions"] if c["type"] == "Exact" and c["status"] == "False"], task
+
+
 @case(limit=120)
 def two_jobs_at_once_do_not_disturb_each_other(p):
     p.dataset()
