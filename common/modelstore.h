@@ -158,7 +158,7 @@ int modelstore_create(modelstore *m, const layout *l, const modelstore_state *st
                       const block *b, const char *ledger, int64_t deadline_ms, err *e);
 
 /* Learns the layout (and maps the segment) of a job that exists; members call it once before the
- * rest, an owner after its own restart. ERR_NOT_FOUND when there is no such job yet. `out` may be
+ * rest. ERR_NOT_FOUND when there is no such job yet. `out` may be
  * NULL; free with layout_free. */
 int modelstore_attach(modelstore *m, layout *out, int64_t deadline_ms, err *e);
 

@@ -215,21 +215,6 @@ static int copy_layout(remote *r, const layout *l, err *e)
     return 0;
 }
 
-/* The segment that an earlier life of this owner left behind. */
-static int find_segment(remote *r, err *e)
-{
-    char name[SHM_NAME_BYTES];
-    if (r->segment)
-        return 0;
-    if (shm_find(r->access.segment_dir, r->access.job, name, e) ||
-        shm_open_segment(r->access.segment_dir, name, true, &r->segment, e))
-        return -1;
-    if (shm_layout_digest(r->segment) == r->layout.digest)
-        return 0;
-    forget_memory(r);
-    return err_set(e, ERR_NOT_FOUND, "the segment that is there is of another layout");
-}
-
 static int new_segment(remote *r, const layout *l, int slots, err *e)
 {
     forget_memory(r);
@@ -247,9 +232,9 @@ int remote_make_segment(remote *r, const layout *l, int slots, bool keep, err *e
         return -1;
     if (!r->shared)
         return 0;
-    if (find_segment(r, keep ? e : NULL))
-        return keep ? -1 : new_segment(r, l, slots, e);
-    return keep || shm_slots(r->segment) >= slots ? 0 : new_segment(r, l, slots, e);
+    if (keep)
+        return r->segment ? 0 : err_set(e, ERR_NOT_FOUND, "there is no segment with the reference");
+    return r->segment && shm_slots(r->segment) >= slots ? 0 : new_segment(r, l, slots, e);
 }
 
 /* ---- slots ---------------------------------------------------------------------------------- */

@@ -150,23 +150,6 @@ void shm_each_job(const char *folder, void (*found)(const char *job, void *user)
     each(folder, NULL, tell_job, &w);
 }
 
-static void note_one(int dir, const char *name, void *user)
-{
-    (void)dir;
-    size_t len = strnlen(name, SHM_NAME_BYTES - 1);
-    memcpy(user, name, len);
-    ((char *)user)[len] = '\0';
-}
-
-int shm_find(const char *folder, const char *job, char name[SHM_NAME_BYTES], err *e)
-{
-    name[0] = '\0';
-    int n = each(folder, job, note_one, name);
-    if (n != 1)
-        return err_set(e, ERR_NOT_FOUND, "%d segments of job %s", n, job);
-    return 0;
-}
-
 /* ---- making and opening --------------------------------------------------------------------- */
 
 static int set_geometry(shm *s, block_shape shape, uint64_t slots, err *e)

@@ -42,8 +42,6 @@ int shm_create(const char *folder, const char *job, block_shape shape, int slots
 /* Opens by name; `merger`: header and references writable. ERR_NOT_FOUND, ERR_CORRUPT (not a
  * segment, or cut short), ERR_INVALID (a name that is none of ours). */
 int shm_open_segment(const char *folder, const char *name, bool merger, shm **out, err *e);
-/* The name of a job's segment, when there is exactly one; ERR_NOT_FOUND. */
-int shm_find(const char *folder, const char *job, char name[SHM_NAME_BYTES], err *e);
 void shm_close(shm *s); /* unmaps; the file stays. NULL is fine */
 /* Removes all segments of a job (`job` NULL: of every job); for whoever cleans up. Returns how
  * many. */

@@ -1,6 +1,7 @@
 /* modelstore_fixture.c: see modelstore_fixture.h. */
 #include "modelstore_fixture.h"
 
+#include <glob.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -113,6 +114,18 @@ modelstore *fixture_member(const fixture *f)
     modelstore *m = NULL;
     CHECK_OK(modelstore_open(&f->member_access, MODELSTORE_MEMBER, fixture_deadline(), &m, &e), e);
     return m;
+}
+
+void fixture_segment(const char *job, char name[SHM_NAME_BYTES])
+{
+    char pattern[400];
+    glob_t found;
+    snprintf(pattern, sizeof pattern, "%s/kubeml-%s-????????????????????????????????", test_tmp(),
+             job);
+    CHECK_INT(glob(pattern, 0, NULL, &found), 0);
+    CHECK_INT(found.gl_pathc, 1);
+    snprintf(name, SHM_NAME_BYTES, "%s", strrchr(found.gl_pathv[0], '/') + 1);
+    globfree(&found);
 }
 
 block fixture_block(block_shape s)

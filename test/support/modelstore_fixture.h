@@ -4,6 +4,7 @@
 #define KUBEML_MODELSTORE_FIXTURE_H
 
 #include "modelstore.h"
+#include "shm.h"
 #include "../../ps/redis_server.h"
 
 typedef struct fixture {
@@ -21,6 +22,8 @@ modelstore *fixture_member(const fixture *f); /* opened, not attached */
 void fixture_layout(uint64_t floats, layout *out);
 const char *fixture_module(void); /* path of kubeml-redis.so of this build */
 int64_t fixture_deadline(void);   /* 10 s from now */
+/* The name of the job's segment in the test's folder; fails where there is not exactly one. */
+void fixture_segment(const char *job, char name[SHM_NAME_BYTES]);
 
 block fixture_block(block_shape s); /* zeros; lives as long as the test */
 /* Numbers that depend on seed and index alone. */

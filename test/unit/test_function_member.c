@@ -15,6 +15,7 @@
 #include "json_read.h"
 #include "layout.h"
 #include "modelstore.h"
+#include "modelstore_fixture.h"
 #include "shm.h"
 #include "wire.h"
 
@@ -527,7 +528,7 @@ static void spoil_reference(const platform *p)
     char name[SHM_NAME_BYTES];
     shm *s;
     err e = ERR_INIT;
-    CHECK_OK(shm_find(test_tmp(), "job1", name, &e), e);
+    fixture_segment("job1", name);
     CHECK_OK(shm_open_segment(test_tmp(), name, true, &s, &e), e);
     shm_reference(s, p->version).floats[0] += 1;
     shm_close(s);

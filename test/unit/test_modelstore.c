@@ -177,7 +177,7 @@ TEST_LIMIT(a_repeated_merge_shows_the_reference_server_shm, 20)
     fixture_init(&f, "server", "shm", FLOATS);
     begin_job(&f);
     modelstore *m = attached_member(&f);
-    CHECK_OK(shm_find(f.owner_access.segment_dir, f.owner_access.job, name, &e), e);
+    fixture_segment("job1", name);
     CHECK_OK(shm_open_segment(f.owner_access.segment_dir, name, true, &segment, &e), e);
     shm_state before = shm_state_get(segment);
     CHECK_OK(publish(m, 0, 1, 0, 0, 1, 10, 23, &f, &e), e);
