@@ -164,6 +164,15 @@ static int hold(keeper *k, err *e)
     return shared(k) ? 0 : fetch(k, e);
 }
 
+/* No model of ours is at fault, which was verified when it came: it is another Redis by now, which
+ * knows nothing of it, or what travelled was damaged on its way. */
+static int blame_store(err *e)
+{
+    if (e->code == ERR_NOT_FOUND || e->code == ERR_CORRUPT)
+        e->code = ERR_UNAVAILABLE;
+    return -1;
+}
+
 /* The model store at k->state: from our copy, or from what the segment holds, or empty. */
 static int create(keeper *k, err *e)
 {
@@ -178,7 +187,7 @@ static int create(keeper *k, err *e)
                                    copy ? &k->model.block : NULL, text.bytes, soon(), e);
     buf_free(&text);
     if (status)
-        return -1;
+        return copy ? blame_store(e) : -1;
     k->created = true;
     return 0;
 }
@@ -201,8 +210,10 @@ static int create_from_model(keeper *k, err *e)
     if (block_checksum(k->model.layout.shape, k->model.block, 1, &k->state.checksum, e))
         return -1;
     note_held(k);
-    if (create(k, e) || learn_state(k, e))
+    if (create(k, e))
         return -1;
+    if (learn_state(k, e))
+        return blame_store(e);
     note_held(k);
     return 0;
 }
@@ -314,10 +325,15 @@ static int take_model(keeper *k, task *t, model *found, err *e)
 static int from_checkpoint(keeper *k, task *t, int epochs_max, err *e)
 {
     model found;
-    return checkpoint_newest(k->store, k->job, epochs_max, &t->info, &found, e) ||
-                   take_model(k, t, &found, e)
-               ? -1
-               : 0;
+    const modelstore_state before = k->state;
+    if (checkpoint_newest(k->store, k->job, epochs_max, &t->info, &found, e))
+        return -1;
+    if (take_model(k, t, &found, e) == 0)
+        return 0;
+    /* Not there yet: whoever tries again is to hear again that it is an older state. */
+    k->state = before;
+    k->held.version = HELD_NONE;
+    return -1;
 }
 
 /* Whether the job goes on in the epoch that `open` tells of. A history that has that epoch may have

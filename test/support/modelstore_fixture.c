@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "resp.h"
 #include "rng.h"
 #include "test.h"
 
@@ -114,6 +115,22 @@ modelstore *fixture_member(const fixture *f)
     modelstore *m = NULL;
     CHECK_OK(modelstore_open(&f->member_access, MODELSTORE_MEMBER, fixture_deadline(), &m, &e), e);
     return m;
+}
+
+void fixture_limit_memory(redis_server *server, const char *bytes)
+{
+    static resp_command command;
+    resp *c;
+    err e = ERR_INIT;
+    CHECK_OK(resp_dial(redis_server_address(server), "", redis_server_password(server),
+                       fixture_deadline(), &c, &e),
+             e);
+    resp_begin(&command, "CONFIG");
+    resp_add(&command, "SET");
+    resp_add(&command, "maxmemory");
+    resp_add(&command, bytes);
+    CHECK_OK(resp_call(c, &command, NULL, fixture_deadline(), &e), e);
+    resp_close(c);
 }
 
 void fixture_segment(const char *job, char name[SHM_NAME_BYTES])

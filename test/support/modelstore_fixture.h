@@ -22,6 +22,7 @@ modelstore *fixture_member(const fixture *f); /* opened, not attached */
 void fixture_layout(uint64_t floats, layout *out);
 const char *fixture_module(void); /* path of kubeml-redis.so of this build */
 int64_t fixture_deadline(void);   /* 10 s from now */
+void fixture_limit_memory(redis_server *server, const char *bytes); /* "0": no limit */
 /* The name of the job's segment in the test's folder; fails where there is not exactly one. */
 void fixture_segment(const char *job, char name[SHM_NAME_BYTES]);
 

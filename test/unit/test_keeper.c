@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "modelstore_fixture.h"
+#include "shm.h"
 #include "stores.h"
 
 static keeper *k;
@@ -66,10 +67,8 @@ static void initialise(const fixture *f, modelstore *m)
     done(t);
 }
 
-/* A round of the first epoch, version r + 1, whose element of the ledger has so many bytes. */
-static void merge(const fixture *f, modelstore *m, int r, size_t ledger_bytes)
+static task *merge_task(int r, size_t ledger_bytes)
 {
-    publish(m, f, 0, r, r, 10);
     task *t = make(TASK_MERGE);
     t->rows = calloc(1, sizeof *t->rows);
     t->ledger = malloc(ledger_bytes + 1);
@@ -83,7 +82,14 @@ static void merge(const fixture *f, modelstore *m, int r, size_t ledger_bytes)
                              .rows = t->rows};
     memset(t->ledger, ' ', ledger_bytes);
     strcpy(t->ledger + ledger_bytes - 2, "{}");
-    done(t);
+    return t;
+}
+
+/* A round of the first epoch, version r + 1, whose element of the ledger has so many bytes. */
+static void merge(const fixture *f, modelstore *m, int r, size_t ledger_bytes)
+{
+    publish(m, f, 0, r, r, 10);
+    done(merge_task(r, ledger_bytes));
 }
 
 static void check_ledger(const fixture *f, const char *want)
@@ -127,6 +133,59 @@ TEST_LIMIT(a_full_ledger_begins_anew_with_our_copy, 60)
 {
     merge_beyond_the_ledger("socket");
 }
+
+/* ---- a model store that is in trouble ------------------------------------------------------ */
+
+static void commit(int epochs)
+{
+    task *t = make(TASK_COMMIT);
+    t->record = json_pack("{s:[]}", "versions");
+    t->info.epochs = epochs;
+    done(t);
+}
+
+static void spoil_segment(const fixture *f, int64_t version)
+{
+    char name[SHM_NAME_BYTES];
+    shm *s;
+    err e = ERR_INIT;
+    fixture_segment("job1", name);
+    CHECK_OK(shm_open_segment(f->owner_access.segment_dir, name, true, &s, &e), e);
+    shm_reference(s, version).floats[0] += 1;
+    shm_close(s);
+}
+
+/* Whichever try it is that puts the checkpoint back. */
+TEST_LIMIT(an_older_state_that_is_put_back_is_told_as_one, 60)
+{
+    fixture f;
+    err e = ERR_INIT;
+    test_store_use(ON_LMDB);
+    fixture_init(&f, "database", "shm", 64);
+    begin(&f);
+    modelstore *m = fixture_member(&f);
+    CHECK_OK(modelstore_attach(m, NULL, fixture_deadline(), &e), e);
+    initialise(&f, m);
+    merge(&f, m, 0, 2);
+    commit(1);
+    merge(&f, m, 1, 2);
+    spoil_segment(&f, 2);
+    fixture_limit_memory(f.server, "1");
+    e = outcome(make(TASK_PUT_BACK));
+    CHECK_ERR(-1, e, ERR_NOMEM, "OOM");
+    fixture_limit_memory(f.server, "0");
+    task *t = make(TASK_PUT_BACK);
+    t->work.run(&t->work);
+    CHECK_OK(t->status, t->e);
+    CHECK_INT(t->version, 1);
+    CHECK(t->resumed);
+    task_free(t);
+    modelstore_close(m);
+    keeper_free(k, true);
+    fixture_free(&f);
+}
+
+/* ---- checkpoints --------------------------------------------------------------------------- */
 
 static void write_checkpoint(store *s, const layout *l, int epochs)
 {

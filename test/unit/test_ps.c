@@ -365,6 +365,38 @@ TEST_LIMIT(redis_dies_with_all_tensors_in_it, 60)
     kill_redis(&(world_options){.k = 1, .carrier = "socket"}, "before-merge:12:stop");
 }
 
+/* Again, while the model is put back into it: what we hold of it is as good as before, and the
+ * epoch is not begun anew from its checkpoint. */
+TEST_LIMIT(redis_dies_while_the_model_is_put_back, 60)
+{
+    world w;
+    char want[65], got[65];
+    world_options o = {.k = 1, .epochs = 3, .carrier = "socket"};
+    int begun = 0;
+    world_calm(&o, want);
+    o.job = "redis";
+    o.failpoint = "before-merge:12:stop,chunk-sent:1:stop"; /* 9 merges are an epoch */
+    world_start(&w, &o);
+    for (int i = 0; i < 2; i++) {
+        world_hold(&w);
+        pid_t redis = world_redis(&w);
+        CHECK(redis > 0 && kill(redis, SIGKILL) == 0);
+        world_go_on(&w);
+    }
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    for (size_t i = 0; i < json_array_size(w.told); i++) {
+        const char *phase = "";
+        int epoch = -1, round = -1;
+        json_unpack(json_array_get(w.told, i), "{s:s,s:i,s:i}", "phase", &phase, "epoch", &epoch,
+                    "round", &round);
+        begun += strcmp(phase, "training") == 0 && epoch == 1 && round == 0;
+    }
+    CHECK_INT(begun, 1);
+    CHECK(!world_told_condition(&w, "FunctionLost"));
+    world_end(&w);
+}
+
 /* In a pod Redis is a container of its own: the kubelet starts it anew, empty, with the old
  * password. */
 static const world_options in_a_pod = {.k = 1, .carrier = "socket", .tcp = true, .container = true};

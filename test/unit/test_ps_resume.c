@@ -199,15 +199,16 @@ TEST_LIMIT(checkpoints_that_no_history_knows_are_not_trained_again, 60)
     world_end(&w);
 }
 
-TEST_LIMIT(redis_dies_while_a_job_is_resumed, 60)
+static void kill_redis_while_resumed(world_options o, const char *failpoint)
 {
     world w;
     char want[65], got[65];
-    const world_options o = {.job = "unlucky", .epochs = 3, .failpoint = "after-checkpoint:2"};
+    o.job = "unlucky";
+    o.epochs = 3;
     world_calm(&o, want);
     world_start(&w, &o);
     world_await_death(&w);
-    world_restart_at(&w, "opened:1:stop");
+    world_restart_at(&w, failpoint);
     world_hold(&w);
     pid_t redis = world_redis(&w);
     CHECK(redis > 0 && kill(redis, SIGKILL) == 0);
@@ -215,6 +216,18 @@ TEST_LIMIT(redis_dies_while_a_job_is_resumed, 60)
     world_finish(&w, "succeeded", got);
     CHECK_STR(got, want);
     world_end(&w);
+}
+
+TEST_LIMIT(redis_dies_while_a_job_is_resumed, 60)
+{
+    kill_redis_while_resumed((world_options){.failpoint = "after-checkpoint:2"}, "opened:1:stop");
+}
+/* With the only epoch that there is on its way into it. */
+TEST_LIMIT(redis_dies_while_it_is_given_the_model_of_a_job_that_is_resumed, 60)
+{
+    kill_redis_while_resumed(
+        (world_options){.k = 1, .carrier = "socket", .failpoint = "after-checkpoint:1"},
+        "chunk-sent:1:stop");
 }
 
 /* ---- overtaken ----------------------------------------------------------------------------- */
