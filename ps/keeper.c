@@ -164,8 +164,8 @@ static int hold(keeper *k, err *e)
     return shared(k) ? 0 : fetch(k, e);
 }
 
-/* No model of ours is at fault, which was verified when it came: it is another Redis by now, which
- * knows nothing of it, or what travelled was damaged on its way. */
+/* Neither a contribution nor a model of ours is at fault, which were verified when they came: it is
+ * another Redis by now, which knows nothing of them, or what travelled was damaged on its way. */
 static int blame_store(err *e)
 {
     if (e->code == ERR_NOT_FOUND || e->code == ERR_CORRUPT)
@@ -529,7 +529,7 @@ static int merge(keeper *k, task *t, const modelstore_round *r, err *e)
             return -1;
     }
     t->version = k->state.version;
-    return hold(k, e);
+    return hold(k, e) ? blame_store(e) : 0;
 }
 
 static int run_initial(keeper *k, task *t, err *e)

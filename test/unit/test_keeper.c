@@ -2,8 +2,15 @@
  * of the test's own. */
 #include "../../ps/keeper.h"
 
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include "modelstore_fixture.h"
 #include "shm.h"
@@ -135,6 +142,99 @@ TEST_LIMIT(a_full_ledger_begins_anew_with_our_copy, 60)
 }
 
 /* ---- a model store that is in trouble ------------------------------------------------------ */
+
+/* Stands between the keeper and Redis. */
+typedef struct relay {
+    struct sockaddr_un own, redis;
+    int listener;
+    pthread_t thread;
+    atomic_bool spoils; /* a byte of the next model of 64 floats that Redis sends */
+} relay;
+
+static void spoil(relay *r, char *bytes, size_t len)
+{
+    static const char head[] = "$256\r\n";
+    char *at = memmem(bytes, len, head, strlen(head));
+    if (at && at + strlen(head) < bytes + len && atomic_exchange(&r->spoils, false))
+        at[strlen(head)] ^= 1;
+}
+
+/* Until either end closes. */
+static void carry(relay *r, int keeper_fd, int redis_fd)
+{
+    static char bytes[1 << 16];
+    struct pollfd list[] = {{.fd = keeper_fd, .events = POLLIN},
+                            {.fd = redis_fd, .events = POLLIN}};
+    while (poll(list, 2, -1) > 0)
+        for (int i = 0; i < 2; i++) {
+            ssize_t len = list[i].revents ? read(list[i].fd, bytes, sizeof bytes) : -1;
+            if (list[i].revents && len <= 0)
+                return;
+            if (i == 1 && len > 0)
+                spoil(r, bytes, (size_t)len);
+            if (len > 0)
+                CHECK_INT(write(list[1 - i].fd, bytes, (size_t)len), len);
+        }
+}
+
+static void *relay_run(void *arg)
+{
+    relay *r = arg;
+    for (int fd; (fd = accept(r->listener, NULL, NULL)) >= 0; close(fd)) {
+        int redis_fd = socket(AF_UNIX, SOCK_STREAM, 0);
+        CHECK_INT(connect(redis_fd, (struct sockaddr *)&r->redis, sizeof r->redis), 0);
+        carry(r, fd, redis_fd);
+        close(redis_fd);
+    }
+    return NULL;
+}
+
+/* The owner's way to Redis goes through it from now on. */
+static void relay_begin(relay *r, modelstore_access *a)
+{
+    *r = (relay){.own = {.sun_family = AF_UNIX}, .redis = {.sun_family = AF_UNIX}};
+    snprintf(r->redis.sun_path, sizeof r->redis.sun_path, "%s", a->address + strlen("unix:"));
+    snprintf(r->own.sun_path, sizeof r->own.sun_path, "%s/relay", test_tmp());
+    snprintf(a->address, sizeof a->address, "unix:%s", r->own.sun_path);
+    r->listener = socket(AF_UNIX, SOCK_STREAM, 0);
+    CHECK_INT(bind(r->listener, (struct sockaddr *)&r->own, sizeof r->own), 0);
+    CHECK_INT(listen(r->listener, 4), 0);
+    CHECK_INT(pthread_create(&r->thread, NULL, relay_run, r), 0);
+}
+
+static void relay_end(relay *r)
+{
+    shutdown(r->listener, SHUT_RDWR);
+    pthread_join(r->thread, NULL);
+    close(r->listener);
+}
+
+/* It is merged: to train the round again would be to wait for a version that is over. */
+TEST_LIMIT(a_merge_whose_copy_is_damaged_on_its_way_is_copied_again, 60)
+{
+    fixture f;
+    relay r;
+    err e = ERR_INIT;
+    test_store_use(ON_LMDB);
+    fixture_init(&f, "database", "socket", 64);
+    relay_begin(&r, &f.owner_access);
+    begin(&f);
+    modelstore *m = fixture_member(&f);
+    CHECK_OK(modelstore_attach(m, NULL, fixture_deadline(), &e), e);
+    initialise(&f, m);
+    publish(m, &f, 0, 0, 0, 10);
+    atomic_store(&r.spoils, true);
+    e = outcome(merge_task(0, 2));
+    CHECK(!atomic_load(&r.spoils));
+    CHECK_ERR(-1, e, ERR_UNAVAILABLE, "checksum");
+    done(merge_task(0, 2));
+    merge(&f, m, 1, 2);
+    check_ledger(&f, "[{},{},{}]");
+    modelstore_close(m);
+    keeper_free(k, true);
+    relay_end(&r);
+    fixture_free(&f);
+}
 
 static void commit(int epochs)
 {
