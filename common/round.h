@@ -123,7 +123,7 @@ typedef struct round_resume {
 typedef enum round_event_type {
     ROUND_TICK, /* time passed */
     /* Begin. `resume` NULL: a fresh job. Otherwise the model of resume->version lies in the model
-     * store already. */
+     * store already. `reason` and `message`: why it is not exact any more; "": it is */
     ROUND_START,
     ROUND_HELLO,       /* function, incarnation: it dialled; answered by WELCOME or REFUSE */
     ROUND_READY,       /* function, incarnation, layout, algorithms */

@@ -34,6 +34,14 @@ static bool ends_epoch(const round_machine *m)
     return true;
 }
 
+/* Its batches come later, and are trained from another version than they would have been. */
+static void note_left_out(round_machine *m, int function)
+{
+    round_set_condition(m, CONDITION_EXACT, true, "LeftOut",
+                        "epoch %d, round %d is merged without function %d, which was lost",
+                        m->epoch + 1, m->round + 1, function);
+}
+
 void round_begin_merge(round_machine *m)
 {
     bool last = ends_epoch(m);
@@ -48,6 +56,8 @@ void round_begin_merge(round_machine *m)
                       .rows = m->row};
     for (int f = 0; f < m->parallelism; f++) {
         const member *b = &m->member[f];
+        if (b->task == TASK_SKIPPED)
+            note_left_out(m, f);
         if (b->task == TASK_DONE) {
             m->row[m->merge.count++] = b->row;
             m->merge.samples += MUTATE(5, b->row.samples, m->row[0].samples);

@@ -134,7 +134,13 @@ static void put(writing *w, const char *type, bool yes, const char *reason, cons
                                     "lastTransitionTime", since));
 }
 
-/* The job's own condition that says what is wrong with it, or NULL. NCCL's order was asked for. */
+/* What makes a job inexact because it was asked for: merge: nccl, on_loss: continue. */
+static bool is_wanted(const char *reason)
+{
+    return is(reason, "NcclOrder") || is(reason, "LeftOut");
+}
+
+/* The job's own condition that says what is wrong with it, or NULL. */
 static const json_t *raised(const json_t *task)
 {
     json_t *one;
@@ -142,7 +148,7 @@ static const json_t *raised(const json_t *task)
     json_array_foreach(json_object_get(task, "conditions"), i, one) {
         const char *type = text_of(one, "type");
         bool yes = is(text_of(one, "status"), "True");
-        if (is(type, "Exact") ? !yes && !is(text_of(one, "reason"), "NcclOrder")
+        if (is(type, "Exact") ? !yes && !is_wanted(text_of(one, "reason"))
                               : yes && !is(type, "Resumed") && !is(type, "Retried"))
             return one;
     }

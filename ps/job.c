@@ -168,16 +168,31 @@ static void say_store_away(job *j, const err *e)
     j->store_away = e;
 }
 
-static void run(job *j, const round_resume *resume)
+/* What a part of the job was computed with counts for all of it: also what of an earlier run made
+ * it another one than an undisturbed run. */
+static void start(job *j, const round_resume *resume)
 {
-    /* of an earlier run: a rerun on another machine is not exact */
     char algorithms[DIGEST_HEX_BYTES];
     cleanup_json json_t *record = history_json(j->history);
-    j->stage = JOB_RUNNING;
-    say_store_away(j, NULL);
+    round_event event = {.type = ROUND_START, .resume = resume, .algorithms = algorithms};
+    json_t *one;
+    size_t i;
     if (job_algorithms(json_object_get(record, "plan"), algorithms, NULL) != 0)
         algorithms[0] = '\0';
-    job_step(j, (round_event){.type = ROUND_START, .resume = resume, .algorithms = algorithms});
+    json_array_foreach (json_object_get(record, "conditions"), i, one) {
+        const char *type = "", *status = "";
+        json_unpack(one, "{s:s,s:s}", "type", &type, "status", &status);
+        if (strcmp(type, "Exact") == 0 && strcmp(status, "False") == 0)
+            json_unpack(one, "{s:s,s:s}", "reason", &event.reason, "message", &event.message);
+    }
+    job_step(j, event);
+}
+
+static void run(job *j, const round_resume *resume)
+{
+    j->stage = JOB_RUNNING;
+    say_store_away(j, NULL);
+    start(j, resume);
     if (j->stop)
         job_step(j, (round_event){.type = j->stop_suspends ? ROUND_SUSPEND : ROUND_STOP,
                                   .message = j->stop});

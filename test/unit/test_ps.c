@@ -162,6 +162,7 @@ TEST_LIMIT(on_loss_continue_trains_the_rest_later, 60)
                                      .on_loss = "continue"});
     world_finish(&w, "succeeded", NULL);
     CHECK_INT(w.deaths, 1);
+    CHECK(world_told_condition(&w, "Exact"));
     json_t *record = world_history(&w);
     world_check_shares(record, 2, 100);
     json_decref(record);

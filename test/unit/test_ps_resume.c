@@ -676,6 +676,35 @@ TEST_LIMIT(a_cancelled_job_is_resumed, 60)
     world_end(&w);
 }
 
+/* What it goes on from is not what an undisturbed run would have had there. */
+TEST_LIMIT(what_made_a_job_inexact_is_told_when_it_goes_on, 60)
+{
+    world w;
+    err e = ERR_INIT;
+    world_start(&w, &(world_options){.epochs = 3, .failpoint = "after-checkpoint:1"});
+    world_await_death(&w);
+    store *s = store_open(w.locator, &e);
+    CHECK(s != NULL);
+    json_t *record = world_history(&w), *m;
+    json_array_append_new(json_object_get(record, "conditions"),
+                          json_pack("{s:s,s:s,s:s,s:s,s:n}", "type", "Exact", "status", "False",
+                                    "reason", "LeftOut", "message", "without function 1",
+                                    "lastTransitionTime"));
+    CHECK_OK(store_put(s, "history", "job", record, STORE_ANY, NULL, &e), e);
+    json_decref(record);
+    store_close(s);
+    w.waited = json_array_size(w.told);
+    world_restart(&w);
+    do
+        m = world_wait(&w, "condition");
+    while (strcmp(json_string_value(json_object_get(m, "name")), "Exact") != 0);
+    CHECK_STR(json_string_value(json_object_get(m, "status")), "False");
+    CHECK_STR(json_string_value(json_object_get(m, "reason")), "LeftOut");
+    CHECK_STR(json_string_value(json_object_get(m, "message")), "without function 1");
+    world_finish(&w, "succeeded", NULL);
+    world_end(&w);
+}
+
 /* What an unfinished commit left behind is passed over. */
 TEST_LIMIT(a_checkpoint_without_its_history_is_passed_over, 60)
 {

@@ -50,6 +50,14 @@ static const round_action *get(round_action_type type)
     return a;
 }
 
+static const round_action *told(const char *condition)
+{
+    for (size_t i = 0; i < count; i++)
+        if (actions[i].type == ROUND_CONDITION && strcmp(actions[i].name, condition) == 0)
+            return &actions[i];
+    return NULL;
+}
+
 static int number_of(round_action_type type)
 {
     int n = 0;
@@ -226,6 +234,9 @@ TEST(on_loss_continue_merges_the_others_and_catches_up)
     step((round_event){.type = ROUND_LOST, .function = 1, .reason = "Killed", .message = ""});
     CHECK_INT(get(ROUND_MERGE)->merge.count, 1);
     CHECK_INT(get(ROUND_MERGE)->merge.samples, 20);
+    CHECK(told("Exact") && !told("Exact")->status);
+    CHECK_STR(told("Exact")->reason, "LeftOut");
+    CHECK_CONTAINS(told("Exact")->message, "epoch 1, round 1 is merged without function 1");
     merged(0, 0, 1);
     publish(&c, 0, 0, 0, 1);
     merged(0, 1, 2);
@@ -674,6 +685,20 @@ TEST(resume_goes_on_in_the_middle_of_an_epoch)
     CHECK(get(ROUND_TRAIN));
     round_close(m);
 
+    /* What made it inexact before is told again, and to whoever attaches. */
+    open_machine(&c);
+    step((round_event){.type = ROUND_START,
+                       .resume = &r,
+                       .reason = "LeftOut",
+                       .message = "epoch 1, round 2 is merged without function 1"});
+    for (int i = 0; i < 2; i++) {
+        CHECK(told("Exact") && !told("Exact")->status);
+        CHECK_STR(told("Exact")->reason, "LeftOut");
+        CHECK_CONTAINS(told("Exact")->message, "epoch 1, round 2");
+        count = round_tell(m, &actions);
+    }
+    round_close(m);
+
     rows[1].sample_begin++;
     open_machine(&c);
     step((round_event){.type = ROUND_START, .resume = &r});
@@ -862,14 +887,6 @@ TEST(a_job_that_cannot_go_on_keeps_the_epochs_it_has)
     fail_to_resume(&(round_resume){.epoch = 2, .parallelism = 5, .committed = true}, 3);
     fail_to_resume(&(round_resume){.epoch = 2, .parallelism = 5}, 2);
     fail_to_resume(&(round_resume){.epoch = 2, .parallelism = 2, .rows = &stray, .count = 1}, 2);
-}
-
-static const round_action *told(const char *condition)
-{
-    for (size_t i = 0; i < count; i++)
-        if (actions[i].type == ROUND_CONDITION && strcmp(actions[i].name, condition) == 0)
-            return &actions[i];
-    return NULL;
 }
 
 /* It may not have heard that a condition which it was told of is over. */
