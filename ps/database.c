@@ -103,6 +103,7 @@ static int prepare(database *d, database_task *t, err *e)
     char password[REDIS_SERVER_PASSWORD_BYTES];
     if (redis_server_password_new(password, e) ||
         redis_server_user(d->server, "function", password, t->job,
+                          strcmp(t->kind_name, "database") == 0,
                           clock_deadline_ms(DATABASE_START_MS), e))
         return -1;
     fill_access(d, t, &t->member, "function", password);

@@ -107,36 +107,40 @@ static bool name_ok(const char *name)
     return true;
 }
 
-/* The rules, as of ACL SETUSER. The reference, the state and the ledger can be read, only what is
- * published can be written; with the module all of it is one key, and the module decides. */
-static void user_rules(redis_config *r, const char *user, const char *password, const char *job)
+/* The rules, as of ACL SETUSER. Where the module merges all of it is one key, and the module
+ * decides; else reference and state can be read, and only what is published can be written. */
+static void user_rules(redis_config *r, const char *user, const char *password, const char *job,
+                       bool module)
 {
     unsigned char sum[SHA256_DIGEST_LENGTH];
     char hex[2 * SHA256_DIGEST_LENGTH + 1];
     SHA256((const unsigned char *)password, strlen(password), sum);
     for (size_t i = 0; i < sizeof sum; i++)
         snprintf(hex + 2 * i, 3, "%02x", sum[i]);
-    snprintf(r->user, sizeof r->user,
-             "%s reset on #%s resetchannels -@all +ping +get +set +mget +del +watch +unwatch "
-             "+multi +exec +discard %s%%R~kubeml:{%s}:state %%R~kubeml:{%s}:layout "
-             "%%R~kubeml:{%s}:ref:* %%RW~kubeml:{%s}:pub:*",
-             user, hex,
-             r->module[0] ? "+kubeml.version +kubeml.write +kubeml.publish +kubeml.status "
-                            "+kubeml.read +kubeml.layout "
-                          : "",
-             job, job, job, job);
-    size_t len = strlen(r->user);
-    if (r->module[0])
-        snprintf(r->user + len, sizeof r->user - len, " ~kubeml:{%s}:model", job);
+    int len =
+        snprintf(r->user, sizeof r->user, "%s reset on #%s resetchannels -@all +ping ", user, hex);
+    char *rest = r->user + len;
+    size_t room = sizeof r->user - (size_t)len;
+    if (module)
+        snprintf(rest, room,
+                 "+kubeml.version +kubeml.write +kubeml.publish +kubeml.status +kubeml.read "
+                 "+kubeml.layout ~kubeml:{%s}:model",
+                 job);
+    else
+        snprintf(rest, room,
+                 "+get +set +mget +del +watch +unwatch +multi +exec +discard "
+                 "%%R~kubeml:{%s}:state %%R~kubeml:{%s}:layout %%R~kubeml:{%s}:ref:* "
+                 "%%RW~kubeml:{%s}:pub:*",
+                 job, job, job, job);
 }
 
 int redis_config_user(redis_config *r, const char *user, const char *password, const char *job,
-                      err *e)
+                      bool module, err *e)
 {
     if (!name_ok(user) || !name_ok(job))
         return err_set(e, ERR_INVALID, "redis: \"%.60s\" or \"%.60s\" is no name for a user or job",
                        user, job);
-    user_rules(r, user, password, job);
+    user_rules(r, user, password, job, module);
     return 0;
 }
 

@@ -6,6 +6,7 @@
 #ifndef KUBEML_REDIS_CONFIG_H
 #define KUBEML_REDIS_CONFIG_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "buf.h"
@@ -29,9 +30,10 @@ typedef struct redis_config {
  * socket. The password stays empty. */
 int redis_config_set(redis_config *c, const redis_server_spec *s, err *e);
 int redis_config_write(const redis_config *c, buf *out, err *e);
-/* The rules of the user that a job's functions log in as, by job and password. ERR_INVALID. */
+/* The rules of the user that a job's functions log in as, by job and password; `module`: it merges.
+ * ERR_INVALID. */
 int redis_config_user(redis_config *c, const char *user, const char *password, const char *job,
-                      err *e);
+                      bool module, err *e);
 /* Tells a running server of that user; nothing where there is none. */
 int redis_config_tell_user(const redis_config *c, int64_t deadline_ms, err *e);
 int redis_config_ping(const redis_config *c, int64_t deadline_ms, err *e);

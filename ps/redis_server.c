@@ -254,9 +254,9 @@ int redis_server_restart(redis_server *r, int64_t deadline_ms, err *e)
 }
 
 int redis_server_user(redis_server *r, const char *user, const char *password, const char *job,
-                      int64_t deadline_ms, err *e)
+                      bool module, int64_t deadline_ms, err *e)
 {
-    if (redis_config_user(&r->config, user, password, job, e) ||
+    if (redis_config_user(&r->config, user, password, job, module, e) ||
         (r->joined && redis_serve_keep_user(r->config.folder, r->config.user, e)))
         return -1;
     return redis_config_tell_user(&r->config, deadline_ms, e);

@@ -43,9 +43,10 @@ int redis_server_join(const redis_server_spec *spec, int64_t deadline_ms, redis_
 /* The same server again, empty, after it died or was stopped: same folder, passwords and users. */
 int redis_server_restart(redis_server *r, int64_t deadline_ms, err *e);
 /* Creates (or changes) the user that a job's functions log in as: only that job's keys, and of them
- * only what publishing and fetching needs. Kept over a restart (one job a server). */
+ * only what publishing and fetching needs, by the module's commands where it merges (`module`).
+ * Kept over a restart (one job a server). */
 int redis_server_user(redis_server *r, const char *user, const char *password, const char *job,
-                      int64_t deadline_ms, err *e);
+                      bool module, int64_t deadline_ms, err *e);
 
 const char *redis_server_address(const redis_server *r);  /* "unix:/path" */
 const char *redis_server_password(const redis_server *r); /* of user "default" */

@@ -80,7 +80,10 @@ static void make_member(fixture *f)
     if (!f->server)
         return;
     CHECK_OK(redis_server_password_new(password, &e), e);
-    CHECK_OK(redis_server_user(f->server, "function", password, "job1", fixture_deadline(), &e), e);
+    CHECK_OK(redis_server_user(f->server, "function", password, "job1",
+                               strcmp(f->owner_access.kind, "database") == 0, fixture_deadline(),
+                               &e),
+             e);
     snprintf(f->member_access.user, sizeof f->member_access.user, "function");
     snprintf(f->member_access.password, sizeof f->member_access.password, "%s", password);
 }

@@ -181,7 +181,8 @@ static void open_platform(platform *p, const char *object, const char *text, con
     snprintf(a.password, sizeof a.password, "%s", redis_server_password(p->redis));
     snprintf(p->member_access.user, sizeof p->member_access.user, "member");
     snprintf(p->member_access.password, sizeof p->member_access.password, "member-password");
-    CHECK_OK(redis_server_user(p->redis, "member", "member-password", "job1", soon(), &e), e);
+    CHECK_OK(redis_server_user(p->redis, "member", "member-password", "job1", false, soon(), &e),
+             e);
     CHECK_OK(modelstore_open(&a, MODELSTORE_OWNER, soon(), &p->owner, &e), e);
 }
 
