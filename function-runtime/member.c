@@ -64,15 +64,21 @@ static int make_reference(member *m, err *e)
     return 0;
 }
 
-/* A store that has lost everything is filled again by kubeml-ps: whether another try is due. */
-static bool await_model(err *e, int *pause_ms, int64_t deadline_ms)
+/* Whether another try is due, of what passes by itself until then. */
+static bool await(err_code passing, err *e, int *pause_ms, int64_t deadline_ms)
 {
-    if (e->code != ERR_NOT_FOUND || clock_left_ms(deadline_ms) == 0)
+    if (e->code != passing || clock_left_ms(deadline_ms) == 0)
         return false;
     *e = (err)ERR_INIT;
     poll(NULL, 0, *pause_ms); /* bounded by the deadline */
     *pause_ms = *pause_ms < 200 ? 2 * *pause_ms : 200;
     return true;
+}
+
+/* A store that has lost everything is filled again by kubeml-ps. */
+static bool await_model(err *e, int *pause_ms, int64_t deadline_ms)
+{
+    return await(ERR_NOT_FOUND, e, pause_ms, deadline_ms);
 }
 
 /* The store may be away for a moment (its Redis is restarted), or not made yet. */
@@ -155,7 +161,7 @@ int member_slot(member *m, int slot, block *to, err *e)
 
 int member_publish(member *m, const modelstore_publication *p, uint64_t *checksum, err *e)
 {
-    int64_t deadline_ms = clock_deadline_ms(MEMBER_STORE_MS);
+    int64_t deadline_ms = clock_deadline_ms(MEMBER_STORE_MS), room_ms = 0;
     int pause_ms = 5;
     while (modelstore_publish(m->store, p, NULL, deadline_ms, checksum, e) != 0) {
         if (e->code == ERR_STALE) {
@@ -163,9 +169,16 @@ int member_publish(member *m, const modelstore_publication *p, uint64_t *checksu
             *e = (err)ERR_INIT;
             return 1;
         }
-        if (!await_model(e, &pause_ms, deadline_ms))
-            return err_wrap(e, "publishing epoch %lld, round %lld", (long long)p->epoch + 1,
-                            (long long)p->round + 1);
+        if (!room_ms && e->code == ERR_NOMEM)
+            room_ms = clock_deadline_ms(MEMBER_ROOM_MS);
+        if (await_model(e, &pause_ms, deadline_ms) || await(ERR_NOMEM, e, &pause_ms, room_ms))
+            continue;
+        err_wrap(e, "publishing epoch %lld, round %lld", (long long)p->epoch + 1,
+                 (long long)p->round + 1);
+        if (e->code != ERR_NOMEM)
+            return -1;
+        member_tell_failed(m, "ModelStoreFull", e); /* the next one would find no more room */
+        return 1;
     }
     return 0;
 }

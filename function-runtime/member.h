@@ -15,6 +15,7 @@
 enum {
     /* How long one call of the model store is tried again, and each chunk of a model waited for. */
     MEMBER_STORE_MS = 60000,
+    MEMBER_ROOM_MS = 3000, /* for others' fetches to leave a full model store */
     MEMBER_ADDRESS_BYTES = 160,
     MEMBER_JOB_BYTES = 64,
 };

@@ -410,7 +410,9 @@ static int serve_redis(program *p)
                                     .folder = p->options.serve,
                                     .module = p->options.database.module,
                                     .segment_dir = p->options.shm_dir,
-                                    .listen = p->options.database.listen};
+                                    .listen = p->options.database.listen,
+                                    .memory_bytes =
+                                        redis_serve_memory("/sys/fs/cgroup/memory.max")};
     redis_serve(&spec, &e);
     log_error("%s", e.message);
     return err_exit_status(e.code);

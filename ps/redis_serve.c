@@ -2,6 +2,7 @@
 #include "redis_serve.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -71,6 +72,13 @@ static int feed(const redis_config *c, err *e)
         return err_set_errno(e, errno, "redis: standard input");
     close(fd);
     return 0;
+}
+
+uint64_t redis_serve_memory(const char *limit)
+{
+    cleanup_fclose FILE *f = fopen(limit, "re");
+    uint64_t bytes;
+    return f && fscanf(f, "%" SCNu64, &bytes) == 1 ? bytes / 10 * 9 : 0; /* "max": none */
 }
 
 int redis_serve(const redis_server_spec *spec, err *e)

@@ -9,13 +9,17 @@
 #define KUBEML_REDIS_SERVE_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "err.h"
 #include "redis_server.h"
 
-/* Becomes the redis-server of `spec` (its folder, listen, module, segment_dir); returns on errors
- * alone. */
+/* Becomes the redis-server of `spec` (its folder, listen, module, segment_dir, memory_bytes);
+ * returns on errors alone. */
 int redis_serve(const redis_server_spec *spec, err *e);
+/* What of a container's memory (`limit`: its cgroup's memory.max) Redis may take: nine tenths, the
+ * rest is what it does not count. 0 where there is no limit. */
+uint64_t redis_serve_memory(const char *limit);
 /* The password of `folder`; drawn where there is none and `draw` says so. ERR_NOT_FOUND. */
 int redis_serve_password(const char *folder, bool draw, char out[REDIS_SERVER_PASSWORD_BYTES],
                          err *e);

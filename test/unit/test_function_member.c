@@ -697,6 +697,26 @@ TEST(chunks_of_the_model_are_progress)
     close_platform(&p);
 }
 
+/* Another function in its place would find it as full. */
+TEST(a_model_store_that_stays_full_ends_the_job_with_that_reason)
+{
+    platform p;
+    err e = ERR_INIT;
+    open_platform(&p, "f", BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS), "");
+    runtime *r = &p.functions[0];
+    CHECK(join(&p, r));
+    fixture_limit_memory(p.redis, "1");
+    cleanup_json json_t *m = do_task(&p, r,
+                                     json_pack("{s:s,s:i,s:i,s:i,s:i}", "type", "init", "seed", 3,
+                                               "epoch", -1, "round", 0, "slot", 0),
+                                     "failed");
+    CHECK_STR(json_string_value(json_object_get(m, "reason")), "ModelStoreFull");
+    CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "maxmemory");
+    CHECK_OK(wire_sendf(r->ps, &e, "{s:s}", "type", "stop"), e);
+    CHECK_INT(WEXITSTATUS(wait_end(r)), 0);
+    close_platform(&p);
+}
+
 /* The answer of a runtime whose code is at fault, told to the controller and to kubeml-ps. */
 static void expect_failure(platform *p, const char *reason, const char *part)
 {

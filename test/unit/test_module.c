@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include "../../ps/redis_serve.h"
 #include "clock.h"
 #include "modelstore_fixture.h"
 #include "resp.h"
@@ -725,6 +726,22 @@ TEST_LIMIT(memory_that_is_gone_is_an_error, 60)
     resp_close(c);
     modelstore_close(m);
     fixture_free(&f);
+}
+
+TEST(a_container_leaves_redis_most_of_its_memory)
+{
+    static const struct {
+        const char *limit;
+        uint64_t bytes;
+    } cases[] = {{"4294967296\n", UINT64_C(3865470561)}, {"max\n", 0}, {"", 0}};
+    char path[300];
+    snprintf(path, sizeof path, "%s/memory.max", test_tmp());
+    CHECK_INT(redis_serve_memory(path), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        FILE *f = fopen(path, "w");
+        CHECK(f && fputs(cases[i].limit, f) >= 0 && fclose(f) == 0);
+        CHECK_INT(redis_serve_memory(path), cases[i].bytes);
+    }
 }
 
 /* A port-forward comes from the loopback of the pod, whatever the pod's address is. */
