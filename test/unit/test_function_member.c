@@ -697,6 +697,24 @@ TEST(chunks_of_the_model_are_progress)
     close_platform(&p);
 }
 
+/* kubeml-ps has merged it, and asks once more because it could not copy it. */
+TEST(a_model_that_was_made_is_told_of_again)
+{
+    platform p;
+    err e = ERR_INIT;
+    open_platform(&p, "f", BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS), "");
+    runtime *r = &p.functions[0];
+    CHECK(join(&p, r));
+    init_model(&p);
+    json_decref(do_task(&p, r,
+                        json_pack("{s:s,s:i,s:i,s:i,s:i}", "type", "init", "seed", 3, "epoch", -1,
+                                  "round", 0, "slot", 0),
+                        "initialised"));
+    CHECK_OK(wire_sendf(r->ps, &e, "{s:s}", "type", "stop"), e);
+    CHECK_INT(WEXITSTATUS(wait_end(r)), 0);
+    close_platform(&p);
+}
+
 /* Another function in its place would find it as full. */
 TEST(a_model_store_that_stays_full_ends_the_job_with_that_reason)
 {
