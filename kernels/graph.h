@@ -176,7 +176,7 @@ int graph_finish(graph *g, int out, int outputs, err *e);
 /* How a convolution's weights begin. Biases are as the default's unless zero_bias. */
 typedef enum graph_weights {
     WEIGHTS_DEFAULT,    /* kaiming_uniform(a = sqrt 5): U(+-1/sqrt(fan_in)), biases the same */
-    WEIGHTS_HE_FAN_OUT, /* kaiming_normal(fan_out): N(0, sqrt(2 / (K*R*S/groups))) */
+    WEIGHTS_HE_FAN_OUT, /* kaiming_normal(fan_out): N(0, sqrt(2 / (K*R*S))) */
     WEIGHTS_HE_UNIFORM, /* kaiming_uniform(fan_in): U(+-sqrt(6 / fan_in)) */
     WEIGHTS_NORMAL,     /* N(0, deviation) */
 } graph_weights;

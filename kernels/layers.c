@@ -148,8 +148,7 @@ static void add_conv_vars(graph *g, int id, const conv2d_options *o, int channel
         w.init = INIT_UNIFORM, w.init_a = 1 / sqrt(fan_in);
         break;
     case WEIGHTS_HE_FAN_OUT:
-        w.init = INIT_NORMAL,
-        w.init_a = sqrt(2.0 / ((double)o->filters / n->conv.groups * kh * kw));
+        w.init = INIT_NORMAL, w.init_a = sqrt(2.0 / ((double)o->filters * kh * kw));
         break;
     case WEIGHTS_HE_UNIFORM:
         w.init = INIT_UNIFORM, w.init_a = sqrt(6 / fan_in);

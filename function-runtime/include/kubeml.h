@@ -79,8 +79,8 @@ typedef struct kml_conv2d_options {
     int dilation;                      /* 1 */
     int groups;                        /* 1; as many as channels: depthwise */
     bool no_bias;
-    bool he; /* weights N(0, sqrt(2 / fan_out)) (He et al. 2015, torchvision's
-                ResNets) instead of U(+-1/sqrt(fan_in)) */
+    bool he; /* weights N(0, sqrt(2 / fan_out)), fan_out = filters*kernel_h*kernel_w (He et al.
+                2015, torchvision's ResNets) instead of U(+-1/sqrt(fan_in)) */
 } kml_conv2d_options;
 
 /* Cross-correlation, (C,H,W) -> (filters,P,Q), P = (H + 2*padding - dilation*(kernel-1) - 1)/stride

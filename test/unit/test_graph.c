@@ -333,6 +333,12 @@ TEST(weights_begin_as_pytorchs)
         g, x,
         (conv2d_options){
             .filters = 256, .kernel = 1, .weights = WEIGHTS_HE_FAN_OUT, .zero_bias = true});
+    x = graph_conv2d(g, x,
+                     (conv2d_options){.filters = 256,
+                                      .kernel = 3,
+                                      .padding = 1,
+                                      .groups = 256,
+                                      .weights = WEIGHTS_HE_FAN_OUT});
     x = graph_linear(g, graph_flatten(g, x), 100, (linear_options){.deviation = 0.01});
     x = graph_linear(g, x, 400, (linear_options){0});
     CHECK_OK(graph_finish(g, x, 400, &e), e);
@@ -349,6 +355,10 @@ TEST(weights_begin_as_pytorchs)
     int he = graph_var_find(g, "conv2.weight"), bias = graph_var_find(g, "conv2.bias");
     moments(params + g->vars[he].offset, g->vars[he].count, &mean, &deviation, &largest);
     CHECK_NEAR(deviation, sqrt(2.0 / 256), 0.002);
+    int depthwise = graph_var_find(g, "conv3.weight");
+    moments(params + g->vars[depthwise].offset, g->vars[depthwise].count, &mean, &deviation,
+            &largest);
+    CHECK_NEAR(deviation, sqrt(2.0 / (256 * 9)), 0.002); /* fan_out knows of no groups */
     moments(params + g->vars[bias].offset, g->vars[bias].count, &mean, &deviation, &largest);
     CHECK(largest == 0);
     int fc = graph_var_find(g, "fc1.weight");
