@@ -31,6 +31,7 @@
 #include "parallel.h"
 #include "program.h"
 #include "request.h"
+#include "scratch_folder.h"
 #include "store.h"
 
 typedef struct options {
@@ -50,8 +51,7 @@ typedef struct options {
 
 typedef struct session {
     options o;
-    char folder[64]; /* temporary; "" */
-    store *store;
+    store *store; /* the platform's, or NULL */
     dataset *data;
     program *program;
     group *group;
@@ -394,39 +394,53 @@ static int open_platform_store(session *s, err *e)
     return (s->store = store_open(locator, e)) ? 0 : -1;
 }
 
-static int open_temporary_store(session *s, err *e)
+static int open_in(store *st, const dataset_info *info, dataset **out, err *e)
 {
-    char locator[96];
-    snprintf(s->folder, sizeof s->folder, "/tmp/kubeml-run-XXXXXX");
-    if (!mkdtemp(s->folder)) {
-        s->folder[0] = '\0';
-        return err_set_errno(e, errno, "/tmp/kubeml-run-XXXXXX");
-    }
-    snprintf(locator, sizeof locator, "lmdb:%s", s->folder);
-    return (s->store = store_open(locator, e)) ? 0 : -1;
+    char locator[STORE_LOCATOR_BYTES];
+    return dataset_locator(st, info, locator, e) != 0 ? -1 : dataset_open(locator, out, e);
+}
+
+static int open_named(session *s, err *e)
+{
+    dataset_info info;
+    if (open_platform_store(s, e) != 0 || dataset_find(s->store, s->o.dataset, &info, NULL, e) != 0)
+        return -1;
+    int rc = open_in(s->store, &info, &s->data, e);
+    dataset_info_free(&info);
+    return rc;
+}
+
+static int ingest_into(session *s, const char *folder, err *e)
+{
+    char locator[FS_PATH_BYTES + 8];
+    ingest_options o = {.regression = s->o.regression};
+    dataset_info info = {0};
+    snprintf(locator, sizeof locator, "lmdb:%s", folder);
+    store *st = store_open(locator, e);
+    if (!st)
+        return -1;
+    int rc = ingest_paths(st, "data", &o, &s->o.data, &info, e);
+    if (rc == 0)
+        rc = open_in(st, &info, &s->data, e);
+    dataset_info_free(&info);
+    store_close(st);
+    return rc;
+}
+
+/* The user's code may end the process in any way: by then the copy of the files has no name, and is
+ * the open dataset's alone. */
+static int open_files(session *s, err *e)
+{
+    scratch_folder folder;
+    if (scratch_folder_open(&folder, "kubeml-run-", e) != 0)
+        return -1;
+    int rc = ingest_into(s, folder.path, e);
+    return scratch_folder_close(&folder, rc == 0 ? e : NULL) != 0 ? -1 : rc;
 }
 
 static int open_data(session *s, err *e)
 {
-    dataset_info info = {0};
-    char locator[STORE_LOCATOR_BYTES];
-    int rc;
-    if (s->o.dataset) {
-        rc = open_platform_store(s, e);
-        if (rc == 0)
-            rc = dataset_find(s->store, s->o.dataset, &info, NULL, e);
-    } else {
-        ingest_options o = {.regression = s->o.regression};
-        rc = open_temporary_store(s, e);
-        if (rc == 0)
-            rc = ingest_paths(s->store, "data", &o, &s->o.data, &info, e);
-    }
-    if (rc == 0)
-        rc = dataset_locator(s->store, &info, locator, e);
-    if (rc == 0)
-        rc = dataset_open(locator, &s->data, e);
-    dataset_info_free(&info);
-    return rc;
+    return s->o.dataset ? open_named(s, e) : open_files(s, e);
 }
 
 /* ---- training -------------------------------------------------------------------------------- */
@@ -577,8 +591,6 @@ static void end(session *s)
     program_close(s->program);
     dataset_close(s->data);
     store_close(s->store);
-    if (s->folder[0])
-        fs_remove_tree(s->folder, NULL);
     crash_over();
 }
 

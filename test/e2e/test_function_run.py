@@ -4,23 +4,32 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import tempfile
 
 import numpy as np
 
 import harness
-from harness import BIN, LENET, STRETCH, case
+from harness import BIN, LENET, STRETCH, case, until
 
 
-def run(*arguments, status=0, env=None, stdout=subprocess.PIPE):
-    """kubeml-function run ...: its output and what it said."""
-    done = subprocess.run([str(BIN / "kubeml-function"), "run", *map(str, arguments)], stdout=stdout,
-                          stderr=subprocess.PIPE, text=True, timeout=60 * STRETCH, stdin=subprocess.DEVNULL,
-                          env={**os.environ, "KUBEML_INCLUDE": str(harness.ROOT / "function-runtime/include"),
-                               **(env or {})})
-    assert done.returncode == status, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout, done.stderr
+def start(*arguments, env=None, stdout=subprocess.PIPE):
+    """kubeml-function run ..., which SIGINT ends, also where a shell has this test ignore it."""
+    return subprocess.Popen([str(BIN / "kubeml-function"), "run", *map(str, arguments)], stdout=stdout, stderr=subprocess.PIPE,
+                            text=True, stdin=subprocess.DEVNULL, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+                            env={**os.environ, "KUBEML_INCLUDE": str(harness.ROOT / "function-runtime/include"), **(env or {})})
+
+
+def run(*arguments, status=0, **more):
+    """Its output and what it said."""
+    with start(*arguments, **more) as process:
+        try:
+            out, said = process.communicate(timeout=60 * STRETCH)
+        finally:
+            process.kill()
+    assert process.returncode == status, f"status {process.returncode}\n{out}\n{said}"
+    return out, said
 
 
 def files():
@@ -52,6 +61,54 @@ def code_that_ends_the_process_has_not_trained():
         _, said = run(folder / "leaves.c", *options, "--save", folder / "model", status=1)
         assert "the function's code ended the process with exit status 0 while it did: train, epoch 1" in said, (ends, said)
         assert not (folder / "model").exists()
+
+
+STEP = """static int step(kml_step *s)
+{
+    (void)s;
+    return *(volatile int *)0;
+}
+
+KUBEML_FUNCTION("""
+
+
+@case(limit=60, platform=False)
+def no_copy_of_the_data_stays_however_it_ends():
+    folder, options = files()
+    tmp, labels = folder / "tmp", folder / "labels"
+    tmp.mkdir()
+
+    def begin(*arguments):
+        return start(*arguments, env={"TMPDIR": str(tmp)})
+
+    def copies():
+        return list(tmp.glob("kubeml-run-*"))
+    # While it trains nothing has a name any more.
+    with begin("--model", "lenet5", *options, "-e", 10000, "--json") as process:
+        try:
+            assert "train_loss" in process.stdout.readline()
+            assert not copies(), copies()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60 * STRETCH) == -signal.SIGINT
+        finally:
+            process.kill()
+    assert not copies(), copies()
+    code = LENET.read_text().replace("KUBEML_FUNCTION(", STEP).replace(".lr = 0.01", ".lr = 0.01, .step = step")
+    (folder / "crashes.c").write_text(code)
+    run(folder / "crashes.c", *options, status=-signal.SIGSEGV, env={"TMPDIR": str(tmp)})
+    assert not copies(), copies()
+    # It waits for labels: it is ended while there is a copy.
+    os.mkfifo(labels)
+    options[options.index("--trainlabels") + 1] = labels
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        with begin("--model", "lenet5", *options) as process:
+            try:
+                until(lambda: list(tmp.glob("kubeml-run-*/records.mdb")))
+                process.send_signal(number)
+                assert process.wait(60 * STRETCH) == -number
+                until(lambda: not copies())
+            finally:
+                process.kill()
 
 
 @case(limit=60)
