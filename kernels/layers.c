@@ -104,13 +104,16 @@ static bool check_window(graph *g, const char *what, window v, window h)
 }
 
 /* Positions of the window along an extent; 0 when it does not fit once. `ceil_mode` is PyTorch's: a
- * last window may hang over the end when it begins inside the input or its left padding. */
+ * last window, which may be the only one, hangs over the end by less than a stride, when it begins
+ * inside the input or its left padding. */
 static int window_positions(int extent, window w, bool ceil_mode)
 {
     int reach = w.dil * (w.kernel - 1) + 1, room = extent + 2 * w.pad - reach;
+    if (ceil_mode)
+        room += w.stride - 1;
     if (room < 0)
         return 0;
-    int count = (room + (ceil_mode ? w.stride - 1 : 0)) / w.stride + 1;
+    int count = room / w.stride + 1;
     if (ceil_mode && (count - 1) * w.stride >= extent + w.pad)
         count--;
     return count;

@@ -33,6 +33,9 @@ TEST(result_shapes_are_pytorchs)
                 8); /* torch: no ninth column that begins in the padding */
     y = graph_conv2d(g, x, (conv2d_options){.filters = 4, .kernel = 3, .dilation = 3});
     check_shape(graph_shape(g, y), 3, 4, 10, 9);
+    y = graph_adaptive_avg_pool2d(g, x, 2, 2);
+    y = graph_max_pool2d(g, y, (pool_options){.kernel = 3, .stride = 2, .ceil_mode = true});
+    check_shape(graph_shape(g, y), 3, 8, 1, 1);
     check_shape(graph_shape(g, graph_flatten(g, x)), 1, 8 * 16 * 15, 1, 1);
     int parts[2] = {x, x};
     check_shape(graph_shape(g, graph_concat(g, parts, 2)), 3, 16, 16, 15);
@@ -135,6 +138,11 @@ static int bad_pool(graph *g, int x)
 {
     return graph_max_pool2d(g, graph_adaptive_avg_pool2d(g, x, 1, 1), (pool_options){.kernel = 2});
 }
+static int bad_pool_ceil(graph *g, int x)
+{
+    return graph_max_pool2d(g, graph_adaptive_avg_pool2d(g, x, 1, 1),
+                            (pool_options){.kernel = 3, .stride = 2, .ceil_mode = true});
+}
 static int bad_pool_padding(graph *g, int x)
 {
     return graph_avg_pool2d(g, x, (pool_options){.kernel = 2, .padding = 2});
@@ -221,6 +229,7 @@ static const struct {
     {bad_add, ERR_INVALID, "add of 'input' (3, 8, 9) and 'conv1' (3, 6, 7)"},
     {bad_concat, ERR_INVALID, "concat: 'input' is 8x9, 'max_pool2d1' is 4x4"},
     {bad_pool, ERR_INVALID, "max_pool2d 'max_pool2d1': kernel 2 is larger than its input 1x1"},
+    {bad_pool_ceil, ERR_INVALID, "max_pool2d 'max_pool2d1': kernel 3 is larger than its input 1x1"},
     {bad_pool_padding, ERR_INVALID, "padding 2x2 is more than half of kernel 2x2"},
     {bad_dropout, ERR_INVALID, "dropout: probability 1 is not in [0, 1)"},
     {same_names, ERR_INVALID, "two layers are named 'a'"},

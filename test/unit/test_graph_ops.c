@@ -85,11 +85,13 @@ ACT(silu, ACT_SILU, 0)
 POOL(max2, max, .kernel = 2)
 POOL(max3s2, max, .kernel = 3, .stride = 2, .padding = 1)
 POOL(max_ceil, max, .kernel = 3, .stride = 2, .ceil_mode = true)
+POOL(max2_ceil, max, .kernel = 2, .ceil_mode = true)
 POOL(max_over, max, .kernel = 3, .stride = 1)
 POOL(avg2, avg, .kernel = 2)
 POOL(avg3s2, avg, .kernel = 3, .stride = 2, .padding = 1)
 POOL(avg_inside, avg, .kernel = 3, .stride = 2, .padding = 1, .exclude_pad = true)
 POOL(avg_ceil, avg, .kernel = 3, .stride = 2, .ceil_mode = true, .padding = 1)
+POOL(avg4_ceil, avg, .kernel = 4, .stride = 3, .ceil_mode = true, .padding = 1)
 POOL(subsample, avg, .kernel = 1, .stride = 2)
 
 static int adaptive_1(graph *g, int x)
@@ -129,6 +131,10 @@ static int conv_norm_relu_pool(graph *g, int x)
 static int conv_relu_pool(graph *g, int x)
 {
     return pool_max2(g, graph_relu(g, conv_five(g, x)));
+}
+static int conv_relu_pool_ceil(graph *g, int x)
+{
+    return pool_max2_ceil(g, graph_relu(g, conv_five(g, x)));
 }
 static int residual(graph *g, int x)
 {
@@ -228,11 +234,14 @@ static const op_case cases[] = {
     {"max pool 2", pool_max2, IMAGE, 0, 3},
     {"max pool 3 stride 2", pool_max3s2, IMAGE, 0, 3},
     {"max pool ceil", pool_max_ceil, IMAGE, 0, 3},
+    {"max pool ceil above its image", pool_max_ceil, {3, 3, 2, 2}, 0, 3},
+    {"max pool ceil above one pixel", pool_max2_ceil, {3, 3, 1, 1}, 0, 3},
     {"max pool overlapping", pool_max_over, IMAGE, 0, 3},
     {"avg pool 2", pool_avg2, IMAGE, 0, 3},
     {"avg pool 3 stride 2", pool_avg3s2, IMAGE, 0, 3},
     {"avg pool without padding's cells", pool_avg_inside, IMAGE, 0, 3},
     {"avg pool ceil", pool_avg_ceil, IMAGE, 0, 3},
+    {"avg pool ceil above its image", pool_avg4_ceil, {3, 3, 1, 2}, 0, 3},
     {"subsample", pool_subsample, IMAGE, 0, 3},
     {"global pool", adaptive_1, IMAGE, 0, 3},
     {"adaptive pool", adaptive_35, IMAGE, 0, 3},
@@ -242,6 +251,8 @@ static const op_case cases[] = {
     {"batch norm plus its input, relu", norm_plus_input_relu, IMAGE, 0, 5},
     {"conv norm relu pool", conv_norm_relu_pool, IMAGE, 0, 3},
     {"conv relu pool", conv_relu_pool, IMAGE, 0, 3},
+    {"conv relu pool ceil above one pixel", conv_relu_pool_ceil, {3, 3, 1, 1}, 0, 3},
+    {"the same on the input", conv_relu_pool_ceil, {3, 3, 1, 1}, 0, 0},
     {"residual block", residual, IMAGE, 0, 5},
     {"add itself", add_self, IMAGE, 0, 3},
     {"multiply itself", mul_self, IMAGE, 0, 3},
