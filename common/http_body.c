@@ -19,9 +19,39 @@ static void stream_deadline(http_request *r)
     http_connection_deadline(r->conn, due < grace ? due : grace, false);
 }
 
+int http_body_hold(http_request *r, size_t bytes, err *e)
+{
+    http_server *s = r->server;
+    size_t max = s->config.bodies_bytes_max;
+    size_t most = r->held + bytes > HTTP_RING_BYTES ? max - max / 4 : max;
+    pthread_mutex_lock(&s->lock);
+    bool fits = bytes <= most && s->held <= most - bytes;
+    size_t more = fits ? bytes : 0;
+    s->held += more;
+    pthread_mutex_unlock(&s->lock);
+    r->held += more;
+    return fits ? 0
+                : err_set(e, ERR_UNAVAILABLE,
+                          "there is no room for the body: %zu MiB of them at most are held at once",
+                          most >> 20);
+}
+
+void http_body_free(http_request *r)
+{
+    http_server *s = r->server;
+    pthread_mutex_lock(&s->lock);
+    s->held -= r->held;
+    pthread_mutex_unlock(&s->lock);
+    r->held = 0;
+    buf_free(&r->body);
+    free(r->ring);
+    r->ring = NULL;
+    r->ring_len = 0;
+}
+
 static bool ring_ready(http_request *r)
 {
-    if (!r->ring)
+    if (!r->ring && http_body_hold(r, HTTP_RING_BYTES, NULL) == 0)
         r->ring = malloc(HTTP_RING_BYTES);
     return r->ring != NULL;
 }
@@ -73,23 +103,26 @@ static size_t stream_take(http_request *r, const char *bytes, size_t len)
     return put;
 }
 
-/* The body of a request that was refused, or whose answer is ready: read and forgotten. */
-static void take_whole(http_request *r, const char *bytes, size_t len)
+static int take_whole(http_request *r, const char *bytes, size_t len, err *e)
 {
-    err e = ERR_INIT;
-    if (r->over || buf_append(&r->body, bytes, len, &e) == 0)
-        return;
-    r->over = true;
-    buf_free(&r->body);
+    size_t whole = r->body.len + len;
+    if (whole > r->body.max)
+        err_set(e, ERR_LIMIT, "the body is over the limit of %zu bytes", r->body.max);
+    else if ((whole <= r->held || http_body_hold(r, whole - r->held, e) == 0) &&
+             buf_append(&r->body, bytes, len, e) == 0)
+        return 0;
+    http_body_free(r);
+    return -1;
 }
 
 enum MHD_Result http_body_piece(http_request *r, const char *bytes, size_t *len)
 {
     bool stream = r->route && r->route->body == HTTP_BODY_STREAM;
+    err e = ERR_INIT;
     pthread_mutex_lock(&r->lock);
     size_t taken = *len;
     bool taken_on = true;
-    if (r->response || r->discard) {
+    if (r->response || r->discard) { /* refused, or its answer is ready: read and forgotten */
         if (stream)
             stream_deadline(r);
     } else if (stream) {
@@ -97,11 +130,13 @@ enum MHD_Result http_body_piece(http_request *r, const char *bytes, size_t *len)
             taken_on = http_request_dispatch(r);
         taken = stream_take(r, bytes, *len);
     } else {
-        take_whole(r, bytes, *len);
+        take_whole(r, bytes, *len, &e);
     }
     r->seen += taken;
-    bool flood = (r->response || r->over) && !stream && r->seen > HTTP_DRAIN_BYTES_MAX;
+    bool flood = r->response && !stream && r->seen > HTTP_DRAIN_BYTES_MAX;
     pthread_mutex_unlock(&r->lock);
+    if (e.code != ERR_NONE)
+        http_answer_error(r, &e);
     *len -= taken;
     return taken_on && !flood ? MHD_YES : MHD_NO;
 }
@@ -110,14 +145,6 @@ enum MHD_Result http_body_end(http_request *r)
 {
     pthread_mutex_lock(&r->lock);
     r->ended = true;
-    bool over = r->over && !r->response && !r->dispatched;
-    pthread_mutex_unlock(&r->lock);
-    if (over) {
-        err e = ERR_INIT;
-        err_set(&e, ERR_LIMIT, "the body is over the limit of %zu bytes", r->body.max);
-        http_answer_error(r, &e);
-    }
-    pthread_mutex_lock(&r->lock);
     enum MHD_Result result = MHD_YES;
     if (r->response) {
         result = http_request_queue_answer(r);

@@ -88,10 +88,12 @@ struct http_request {
     buf body;
     char *ring;
     size_t ring_start, ring_len;
+    size_t held;   /* of all the server's bodies, this one's share */
     uint64_t seen; /* bytes that came */
     int64_t paused_ms, paused_since_ms; /* in which nothing was read */
     bool ended, discard, over;
     http_request *next; /* in the workers' queue */
+    int64_t queued_ms;
 };
 
 struct http_server {
@@ -104,6 +106,7 @@ struct http_server {
     pthread_cond_t work, quiet, tick;
     http_connection *connections;
     int connection_count;
+    size_t held; /* bytes of bodies */
     http_request *queue, **queue_end;
     int workers, workers_idle, workers_slow, workers_waiting; /* the last: on `waits` alone */
     int workers_uploading;                                    /* of the slow ones */
@@ -122,6 +125,8 @@ void http_request_answer(http_request *r, unsigned status, struct MHD_Response *
 /* When it is shut down; HTTP_NEVER while we are the ones who work. `idle`: no whole request yet.
  * NULL is fine. */
 void http_connection_deadline(http_connection *c, int64_t deadline_ms, bool idle);
+/* Whether the client has closed its end of the connection, or is gone. */
+bool http_hung_up(int fd);
 /* Hands the request to a worker. Needs r->lock; false when there is none to be had. */
 bool http_request_dispatch(http_request *r);
 /* Gives libmicrohttpd the answer that was made. Only in its thread, while the connection is not
@@ -135,7 +140,11 @@ const char *http_header_value(const http_request *r, const char *name);
  * own would be wrong. */
 int http_request_check(http_request *r, unsigned *status, err *e);
 
-/* http_body.c: both in libmicrohttpd's thread */
+/* http_body.c: but for the second in libmicrohttpd's thread */
+/* Counts so many bytes more of the request's body. ERR_UNAVAILABLE: there is no room for them. */
+int http_body_hold(http_request *r, size_t bytes, err *e);
+/* Once nobody reads it any more. Needs r->lock, but of a request that is nobody else's. */
+void http_body_free(http_request *r);
 /* Takes what it can of a piece; *len is what is left of it. MHD_NO ends the connection. */
 enum MHD_Result http_body_piece(http_request *r, const char *bytes, size_t *len);
 /* The body is complete: hand it over, wait for the worker, or answer. */

@@ -171,6 +171,8 @@ static int check_body(http_request *r, unsigned *status, err *e)
         return err_set(e, ERR_LIMIT, "the body of %lld bytes is over the limit of %llu",
                        (long long)r->content_length, (unsigned long long)most);
     }
+    if (route->body == HTTP_BODY_WHOLE && r->content_length > 0)
+        return http_body_hold(r, (size_t)r->content_length, e);
     return 0;
 }
 

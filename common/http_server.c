@@ -12,6 +12,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -118,6 +119,49 @@ static int64_t tick_ms(const http_config *c)
     return shortest < 10 ? 10 : shortest > TICK_MS_MAX ? TICK_MS_MAX : shortest;
 }
 
+bool http_hung_up(int fd)
+{
+    struct pollfd p = {.fd = fd, .events = POLLRDHUP};
+    return poll(&p, 1, 0) > 0;
+}
+
+/* Whether a request that waits for a worker is not to be begun any more. Its connection is
+ * suspended, so that the descriptor stays; the end of one that still sends libmicrohttpd sees. */
+static bool lapsed(const http_request *r, int64_t now_ms)
+{
+    const http_config *c = &r->server->config;
+    int64_t waited_ms = now_ms - r->queued_ms;
+    return r->route->body != HTTP_BODY_STREAM &&
+           (waited_ms >= c->queue_ms ||
+            (waited_ms >= c->quiet_ms && r->conn && http_hung_up(r->conn->fd)));
+}
+
+static void answer_lapsed(http_request *r)
+{
+    err e = ERR_INIT;
+    err_set(&e, ERR_UNAVAILABLE, "the request waited for %lld s and was not begun",
+            (long long)(clock_monotonic_ms() - r->queued_ms) / 1000);
+    http_answer_error(r, &e);
+}
+
+/* Takes those that lapsed out of the queue. Needs the lock. */
+static http_request *queue_lapsed(http_server *s, int64_t now_ms)
+{
+    http_request *out = NULL, **at = &s->queue;
+    while (*at) {
+        http_request *r = *at;
+        if (!lapsed(r, now_ms)) {
+            at = &r->next;
+            continue;
+        }
+        *at = r->next;
+        r->next = out;
+        out = r;
+    }
+    s->queue_end = at;
+    return out;
+}
+
 static void *timer_run(void *context)
 {
     http_server *s = context;
@@ -125,7 +169,16 @@ static void *timer_run(void *context)
     while (!s->stopping) {
         clock_cond_wait(&s->tick, &s->lock,
                         s->connection_count ? clock_deadline_ms(tick_ms(&s->config)) : INT64_MAX);
-        expire(s, clock_monotonic_ms());
+        int64_t now_ms = clock_monotonic_ms();
+        expire(s, now_ms);
+        http_request *late = queue_lapsed(s, now_ms);
+        pthread_mutex_unlock(&s->lock);
+        for (http_request *r = late; r; r = late) {
+            late = r->next;
+            answer_lapsed(r);
+            http_request_unref(r);
+        }
+        pthread_mutex_lock(&s->lock);
     }
     pthread_mutex_unlock(&s->lock);
     return NULL;
@@ -166,8 +219,7 @@ void http_request_unref(http_request *r)
     if (r->response)
         MHD_destroy_response(r->response);
     http_target_free(&r->target);
-    buf_free(&r->body);
-    free(r->ring);
+    http_body_free(r);
     free(r->uri);
     pthread_cond_destroy(&r->changed);
     pthread_mutex_destroy(&r->lock);
@@ -294,9 +346,14 @@ static http_request *queue_take(http_server *s)
 static void answer(http_server *s, http_request *r)
 {
     const http_config *c = &s->config;
-    if ((!c->refuse || !c->refuse(c->context, r->route, r)) &&
-        (!r->route->led || !c->divert || !c->divert(c->context, r)))
+    if (lapsed(r, clock_monotonic_ms()))
+        answer_lapsed(r); /* whoever gave up may ask again, and wants it once */
+    else if ((!c->refuse || !c->refuse(c->context, r->route, r)) &&
+             (!r->route->led || !c->divert || !c->divert(c->context, r)))
         r->route->handle(r, c->context);
+    pthread_mutex_lock(&r->lock);
+    http_body_free(r);
+    pthread_mutex_unlock(&r->lock);
 }
 
 static void *worker_run(void *context)
@@ -361,6 +418,7 @@ bool http_request_dispatch(http_request *r)
     if (given) {
         r->dispatched = true;
         r->refs++;
+        r->queued_ms = clock_monotonic_ms();
         r->next = NULL;
         *s->queue_end = r;
         s->queue_end = &r->next;
@@ -398,6 +456,9 @@ static void set_defaults(http_config *c)
     c->idle_ms = c->idle_ms ? c->idle_ms : 60000;
     c->body_ms = c->body_ms ? c->body_ms : 30000;
     c->rate_min = c->rate_min ? c->rate_min : 16384;
+    c->queue_ms = c->queue_ms ? c->queue_ms : 60000;
+    c->quiet_ms = c->quiet_ms ? c->quiet_ms : 2000;
+    c->bodies_bytes_max = c->bodies_bytes_max ? c->bodies_bytes_max : HTTP_BODIES_BYTES_MAX;
 }
 
 /* Our own socket, for an error that says what is wrong with it. */
@@ -521,12 +582,12 @@ uint16_t http_server_port(const http_server *s)
     return s->port;
 }
 
-int http_server_connections(http_server *s)
+size_t http_server_held(http_server *s)
 {
     pthread_mutex_lock(&s->lock);
-    int count = s->connection_count;
+    size_t held = s->held;
     pthread_mutex_unlock(&s->lock);
-    return count;
+    return held;
 }
 
 /* Waits for the workers; true when all are gone. */

@@ -6,6 +6,10 @@
  * own that shuts the socket down: libmicrohttpd's own time-out counts inactivity only. Errors are
  * RFC 9457 problem documents that also carry the first KubeML's "code" and "error".
  *
+ * Whoever has hung up is not worked for: a request is not begun. That is looked at after `quiet_ms`; a client that only shut down its sending side cannot be
+ * told from one that is gone, and is served where it need not wait for so long. What is held of
+ * bodies is bounded; the last quarter is for small ones and uploads, which others do not shut out.
+ *
  * What the server refuses by itself, before a handler runs: an unknown path (404), another method
  * (405 with Allow), no or a wrong token (401), a foreign Origin or, without tokens, Host (403), an
  * unknown query parameter or a malformed path (400), a media type it does not take (415) or cannot
@@ -31,8 +35,9 @@ enum {
     HTTP_DRAIN_BYTES_MAX =
         16 << 20,                /* of a refused body, so that the client reads why; streams: all */
     HTTP_RING_BYTES = 256 << 10, /* an upload's bytes between socket and handler */
-    HTTP_STREAM_BYTES_MAX = 1 << 20, /* an event stream's bytes its client has not read */
-    HTTP_STREAM_STUCK_MS = 30000,    /* a client that reads nothing of more than that */
+    HTTP_BODIES_BYTES_MAX = 128 << 20, /* of all bodies held at once, rings included */
+    HTTP_STREAM_BYTES_MAX = 1 << 20,   /* an event stream's bytes its client has not read */
+    HTTP_STREAM_STUCK_MS = 30000,      /* a client that reads nothing of more than that */
     HTTP_SEGMENTS_MAX = 8,
     HTTP_QUERIES_MAX = 8,
     HTTP_HEADERS_MAX = 8,
@@ -84,6 +89,9 @@ typedef struct http_config {
     int idle_ms;         /* between two requests [60000] */
     int body_ms;         /* a whole body; the grace of a stream [30000] */
     int rate_min;        /* bytes a second of a stream after the grace [16384] */
+    int queue_ms;        /* what has come whole waits for a worker, then 503 [60000] */
+    int quiet_ms;        /* waited: has the client hung up? [2000] */
+    size_t bodies_bytes_max; /* [HTTP_BODIES_BYTES_MAX] */
     /* Called after each answer, from a worker or event thread; may be NULL. */
     void (*observe)(void *context, const char *method, const char *pattern, unsigned status,
                     double seconds);
@@ -104,7 +112,7 @@ uint16_t http_server_port(const http_server *s);
  * work. Then nothing of the server is given back, and what handlers and `config` use must stay
  * until the process ends. NULL is fine: true. */
 bool http_server_stop(http_server *s, int grace_ms);
-int http_server_connections(http_server *s);
+size_t http_server_held(http_server *s); /* bytes of bodies */
 
 /* Whether a Host header's value names this machine itself, with any port: localhost, 127.x.y.z,
  * [::1]. */

@@ -3,7 +3,9 @@
  * A runtime of the pool gets the model and its code (`serve`) and from then on belongs to that
  * model. A handler takes an idle one or makes one, talks to it over its connection, and puts it
  * back; two requests for a model run beside each other in two runtimes, up to OWNER_SERVERS_MAX of
- * all. */
+ * all. No more requests than that are at work, the others wait as the bytes they came in: as JSON
+ * they are many times as large. */
+#include <assert.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +37,7 @@ struct infer {
     pthread_cond_t freed;
     server *servers;
     int count;
+    int asking; /* requests that have a server, or are to get one */
 };
 
 infer *infer_open(controller *c)
@@ -217,10 +220,32 @@ static int load(infer *i, server *s, const material *m, err *e)
     return status;
 }
 
-/* An idle server of the model, or room for a new one (its wire is NULL), marked busy. */
-static int reserve(infer *i, const char *id, const char *version, server **out, err *e)
+static int enter(infer *i, err *e)
 {
     int64_t deadline = clock_deadline_ms(INFER_MS);
+    pthread_mutex_lock(&i->lock);
+    while (i->asking == OWNER_SERVERS_MAX && clock_cond_wait(&i->freed, &i->lock, deadline))
+        ;
+    bool in = i->asking < OWNER_SERVERS_MAX;
+    i->asking += in;
+    pthread_mutex_unlock(&i->lock);
+    return in ? 0
+              : err_set(e, ERR_UNAVAILABLE, "all %d runtimes for inference are busy",
+                        OWNER_SERVERS_MAX);
+}
+
+static void leave(infer *i)
+{
+    pthread_mutex_lock(&i->lock);
+    i->asking--;
+    pthread_cond_signal(&i->freed);
+    pthread_mutex_unlock(&i->lock);
+}
+
+/* An idle server of the model, or room for a new one (its wire is NULL), marked busy. Whoever has
+ * entered finds one: the others have fewer than there may be. */
+static int reserve(infer *i, const char *id, const char *version, server **out, err *e)
+{
     pthread_mutex_lock(&i->lock);
     for (*out = NULL; !*out;) {
         server *idle = NULL;
@@ -240,22 +265,18 @@ static int reserve(infer *i, const char *id, const char *version, server **out, 
             (*out)->next = i->servers;
             i->servers = *out;
             i->count++;
-        } else if (idle) {
+        } else {
+            assert(idle);
             unlist(i, idle);
             pthread_mutex_unlock(&i->lock);
             end(i, idle);
             pthread_mutex_lock(&i->lock);
-        } else {
-            if (!clock_cond_wait(&i->freed, &i->lock, deadline))
-                break;
         }
     }
     if (*out)
         (*out)->busy = true;
     pthread_mutex_unlock(&i->lock);
-    return *out ? 0
-                : err_set(e, ERR_UNAVAILABLE, "all %d runtimes for inference are busy",
-                          OWNER_SERVERS_MAX);
+    return *out ? 0 : err_set(e, ERR_NOMEM, "no memory for a runtime");
 }
 
 static void give_back(infer *i, server *s, bool fit)
@@ -265,7 +286,6 @@ static void give_back(infer *i, server *s, bool fit)
     s->used_ms = clock_monotonic_ms();
     if (!fit)
         unlist(i, s);
-    pthread_cond_signal(&i->freed);
     pthread_mutex_unlock(&i->lock);
     if (!fit)
         end(i, s);
@@ -322,11 +342,10 @@ static int ask(infer *i, const char *id, json_t *data, json_t **out, err *e)
     return status ? -1 : 0;
 }
 
-void rest_infer(http_request *r, void *context)
+static void answer(http_request *r, infer *i)
 {
     static const char *const known[] = {"model_id", "data", NULL};
-    controller *c = context;
-    cleanup_json json_t *body = NULL, *answer = NULL;
+    cleanup_json json_t *body = NULL, *told = NULL;
     err e = ERR_INIT;
     const json_t *id = NULL;
     json_t *data = NULL;
@@ -338,8 +357,20 @@ void rest_infer(http_request *r, void *context)
         else if (!json_is_array(data) || json_array_size(data) == 0)
             err_set(&e, ERR_INVALID, "data must be a list of at least one sample");
     }
-    if (e.code != ERR_NONE || ask(c->infer, json_string_value(id), data, &answer, &e))
+    if (e.code != ERR_NONE || ask(i, json_string_value(id), data, &told, &e))
         http_answer_error(r, &e);
     else
-        http_answer_json(r, 200, json_incref(json_object_get(answer, "data")));
+        http_answer_json(r, 200, json_incref(json_object_get(told, "data")));
+}
+
+void rest_infer(http_request *r, void *context)
+{
+    controller *c = context;
+    err e = ERR_INIT;
+    if (enter(c->infer, &e)) {
+        http_answer_error(r, &e);
+        return;
+    }
+    answer(r, c->infer);
+    leave(c->infer);
 }

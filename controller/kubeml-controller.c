@@ -242,10 +242,11 @@ static void print_config(const controller_config *c, const char *url)
              where, c->tokens ? "yes" : "no");
     log_info(
         "limits: slots=%d pool-functions=%d pool-ps=%d function-memory=%llu uri=%d json=%d json-depth=%d "
-        "code=%d infer=%d upload=%llu model=%llu followers=%d serving=%d log=%d logs-held=%d",
+        "code=%d infer=%d bodies=%d upload=%llu model=%llu followers=%d serving=%d log=%d logs-held=%d",
         c->slots, c->pool_functions, c->pool_ps, (unsigned long long)c->function_memory,
         HTTP_URI_BYTES_MAX, HTTP_JSON_BYTES_MAX, HTTP_JSON_DEPTH_MAX, CONTROLLER_CODE_BYTES_MAX,
-        REQUEST_INFER_BYTES_MAX, (unsigned long long)CONTROLLER_UPLOAD_BYTES_MAX,
+        REQUEST_INFER_BYTES_MAX, HTTP_BODIES_BYTES_MAX,
+        (unsigned long long)CONTROLLER_UPLOAD_BYTES_MAX,
         (unsigned long long)CONTROLLER_MODEL_BYTES_MAX, OWNER_FOLLOWERS_MAX, OWNER_SERVERS_MAX,
         CONTROLLER_LOG_BYTES_MAX, OWNER_LOGS_HELD_MAX);
 }

@@ -4,7 +4,9 @@
 Function pods share one environment; KUBEML_FAILPOINT arms a place in their code, and the marker file
 lets exactly one of them die there and proves that it did (common/failpoint.h).
 """
+import concurrent.futures
 import contextlib
+import json
 import os
 import pathlib
 import signal
@@ -358,6 +360,38 @@ def an_end_while_a_runtime_does_not_answer():
         assert p.stop() == 0, p.log_text()
         asks.join(20 * harness.STRETCH)
         assert not asks.is_alive()
+
+
+@case(limit=120, platform=False)
+def inferences_that_wait_have_a_limit():
+    """Runtimes that hang and bodies that are large: what is beyond the limit is told to come again, others are answered."""
+    with harness.Platform() as p, concurrent.futures.ThreadPoolExecutor(40) as beside:
+        p.dataset()
+        p.function()
+        job = p.train(epochs=1, default_parallelism=1)
+        p.succeed(job)
+        asked = json.dumps({"model_id": job, "data": [[[0.0] * 28] * 28]}).ljust(8 << 20).encode()
+        headers = {"Content-Type": "application/json"}
+        hung, asks = set(), []
+
+        def pause():
+            for pod in p.pods(role="function"):
+                if pod["pid"] not in hung:
+                    hung.add(pod["pid"])
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pod["pid"], signal.SIGSTOP)
+
+        def refused():
+            pause()
+            return [a.result() for a in asks if a.done() and a.result().status_code == 503]
+        until(lambda: p.pods(role="function"), 30)
+        pause()
+        asks += [beside.submit(p.ask, "POST", "/infer", None, data=asked, headers=headers, timeout=60) for _ in range(40)]
+        until(lambda: len(refused()) >= 20, 30)
+        assert all("no room for the body" in r.json()["detail"] and r.headers["Retry-After"] for r in refused())
+        assert p.get("/health") == {"status": "ok"}
+        assert p.train(epochs=1), "it is small"
+        assert p.stop() == 0, p.log_text()
 
 
 @case(platform=False)

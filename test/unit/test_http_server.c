@@ -21,7 +21,9 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static int blocked; /* so many handlers were */
 static int counting, refused;
-static int body_ms = BODY_MS;
+static int body_ms = BODY_MS, queue_ms, quiet_ms;
+static size_t bodies_bytes_max;
+static atomic_int noted;
 static bool released;
 static char read_error[256];
 static long long read_bytes;
@@ -93,6 +95,13 @@ static void block(http_request *r, void *context)
     http_answer_text(r, 200, "text/plain", "released");
 }
 
+static void note(http_request *r, void *context)
+{
+    (void)context;
+    atomic_fetch_add(&noted, 1);
+    http_answer_text(r, 200, "text/plain", "{noted}");
+}
+
 static void stream(http_request *r, void *context)
 {
     (void)context;
@@ -122,6 +131,10 @@ static const http_route routes[] = {
      .body_bytes_max = 64 << 20, .slow = true},
     {.method = "GET", .pattern = "/block", .handle = block, .gives = "text/plain", .slow = true},
     {.method = "GET", .pattern = "/wait", .handle = block, .gives = "text/plain", .waits = true},
+    {.method = "POST", .pattern = "/block", .handle = block, .body = HTTP_BODY_WHOLE,
+     .gives = "text/plain", .waits = true},
+    {.method = "POST", .pattern = "/note", .handle = note, .body = HTTP_BODY_WHOLE,
+     .gives = "text/plain", .waits = true},
     {.method = "GET", .pattern = "/stream", .handle = stream, .gives = "text/event-stream"},
 };
 
@@ -134,10 +147,18 @@ static void serve(const char *list)
     taken = list ? tokens_new(&e) : NULL;
     if (list)
         CHECK_OK(tokens_read(taken, list, &e), e);
-    http_config c = {
-        .host = "127.0.0.1", .routes = routes,       .route_count = sizeof routes / sizeof *routes,
-        .tokens = taken,     .header_ms = HEADER_MS, .body_ms = body_ms,
-        .idle_ms = IDLE_MS,  .rate_min = 1 << 20,    .workers_max = 4};
+    http_config c = {.host = "127.0.0.1",
+                     .routes = routes,
+                     .route_count = sizeof routes / sizeof *routes,
+                     .tokens = taken,
+                     .header_ms = HEADER_MS,
+                     .body_ms = body_ms,
+                     .idle_ms = IDLE_MS,
+                     .rate_min = 1 << 20,
+                     .workers_max = 4,
+                     .queue_ms = queue_ms,
+                     .quiet_ms = quiet_ms,
+                     .bodies_bytes_max = bodies_bytes_max};
     CHECK_OK(http_server_start(&c, &server, &e), e);
 }
 
@@ -472,6 +493,14 @@ static void await_blocked(int count)
     pthread_mutex_unlock(&lock);
 }
 
+static void release(void)
+{
+    pthread_mutex_lock(&lock);
+    released = true;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
 /* Of four workers long work has two, and what waits takes three with it. */
 TEST(a_blocked_handler_holds_up_nobody)
 {
@@ -488,10 +517,7 @@ TEST(a_blocked_handler_holds_up_nobody)
     }
     await_blocked(3);
     check_answer(GET("/hello/you"), "200", "you");
-    pthread_mutex_lock(&lock);
-    released = true;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
+    release();
     for (int i = 0; i < 12; i++) {
         char out[1024] = "";
         CHECK(hear(fd[i], out, sizeof out, "released", 5000));
@@ -565,6 +591,121 @@ TEST(an_upload_that_waited_for_a_worker_gets_its_answer)
     close(second);
     close(first);
     http_server_stop(server, 5000);
+}
+
+static void await_held(size_t bytes)
+{
+    int64_t deadline = clock_deadline_ms(GIVE_UP_MS);
+    while (http_server_held(server) != bytes)
+        CHECK(clock_left_ms(deadline) > 0);
+}
+
+static int ask_to_block(const char *headers, size_t len)
+{
+    char head[256];
+    int fd = dial();
+    snprintf(head, sizeof head, "POST /block HTTP/1.1\r\nHost: localhost\r\n%s\r\n", headers);
+    say(fd, head);
+    say_bytes(fd, len);
+    return fd;
+}
+
+/* Of 2 MiB a large one may use 1.5. */
+TEST(bodies_that_wait_have_a_limit)
+{
+    char out[4096] = "";
+    bodies_bytes_max = 2 << 20;
+    serve(NULL);
+    int first = ask_to_block("Content-Length: 1048576\r\n", 1 << 20);
+    await_blocked(1);
+    CHECK_INT(http_server_held(server), 1 << 20);
+    int fd = ask_to_block("Content-Length: 700000\r\n", 700000);
+    CHECK(hear(fd, out, sizeof out, "}", GIVE_UP_MS));
+    CHECK_CONTAINS(out, " 503 ");
+    CHECK_CONTAINS(out, "Retry-After: ");
+    CHECK_CONTAINS(out, "no room for the body");
+    close(fd);
+    fd = ask_to_block("Transfer-Encoding: chunked\r\n", 0); /* how much comes is not known */
+    say(fd, "aae60\r\n");
+    say_bytes(fd, 700000);
+    say(fd, "\r\n0\r\n\r\n");
+    out[0] = '\0';
+    CHECK(hear(fd, out, sizeof out, "}", GIVE_UP_MS));
+    CHECK_CONTAINS(out, " 503 ");
+    close(fd);
+    check_answer(GET("/hello/you"), "200", "you");
+    check_answer(POST("/echo", JSON "Content-Length: 2\r\n", "{}"), "200", "{}");
+    fd = ask_to_block("Content-Length: 500000\r\n", 500000);
+    await_blocked(2);
+    CHECK_INT(http_server_held(server), (1 << 20) + 500000);
+    upload("/refuse", " 409 ", "it is there");
+    release();
+    int fds[] = {first, fd};
+    for (int i = 0; i < 2; i++) {
+        out[0] = '\0';
+        CHECK(hear(fds[i], out, sizeof out, "released", GIVE_UP_MS));
+        close(fds[i]);
+    }
+    await_held(0);
+    http_server_stop(server, 2000);
+}
+
+TEST(an_upload_that_there_is_no_room_for)
+{
+    bodies_bytes_max = HTTP_RING_BYTES - 1;
+    serve(NULL);
+    upload("/count", " 503 ", "no memory for the upload");
+    http_server_stop(server, 2000);
+}
+
+/* Of four workers what waits has three. */
+static void block_all(int fd[3])
+{
+    for (int i = 0; i < 3; i++)
+        fd[i] = ask_to_block("Content-Length: 0\r\n", 0);
+    await_blocked(3);
+}
+
+static void let_go(int fd[3])
+{
+    release();
+    for (int i = 0; i < 3; i++)
+        close(fd[i]);
+}
+
+#define NOTE POST("/note", "Content-Length: 2\r\n", "{}")
+
+/* It may ask again, and what it asks for is then done twice. */
+TEST(what_waits_is_not_begun_once_its_client_has_hung_up)
+{
+    int waits[3];
+    quiet_ms = 1;
+    serve(NULL);
+    block_all(waits);
+    int gone = dial(), half = dial();
+    say(gone, NOTE);
+    say(half, NOTE);
+    await_held(2 * strlen("{}"));
+    close(gone);
+    shutdown(half, SHUT_WR); /* cannot be told from one that is gone */
+    await_held(0);
+    close(half);
+    let_go(waits);
+    check_answer(NOTE, "200", "{noted}");
+    CHECK_INT(atomic_load(&noted), 1);
+    http_server_stop(server, 2000);
+}
+
+TEST(what_waits_has_a_deadline)
+{
+    int waits[3];
+    queue_ms = 50;
+    serve(NULL);
+    block_all(waits);
+    check_answer(NOTE, "503", "was not begun");
+    CHECK_INT(atomic_load(&noted), 0);
+    let_go(waits);
+    http_server_stop(server, 2000);
 }
 
 static http_stream *open_stream(int fd)
@@ -693,10 +834,7 @@ TEST(a_server_that_stops_takes_nobody_in)
         close(fd);
     }
     CHECK_STR(out, "");
-    pthread_mutex_lock(&lock);
-    released = true;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&lock);
+    release();
     pthread_join(stopper, NULL);
     close(last);
 }
