@@ -15,7 +15,9 @@ struct http_stream {
     buf data;
     size_t sent; /* of data */
     int refs;    /* the owner's and the response's */
+    int fd;      /* the connection's, while that is suspended */
     bool suspended;
+    int64_t quiet_ms; /* since when, or since when it was looked at */
     bool ended; /* the owner wants no more */
     bool dead;  /* the client is gone, or too slow */
     http_stream *prev, *next;
@@ -239,6 +241,7 @@ static ssize_t stream_read(void *context, uint64_t position, char *out, size_t m
         got = MHD_CONTENT_READER_END_OF_STREAM;
     } else {
         s->suspended = true;
+        s->quiet_ms = clock_monotonic_ms();
         MHD_suspend_connection(s->connection);
     }
     pthread_mutex_unlock(&s->lock);
@@ -262,6 +265,7 @@ static http_stream *stream_new(http_request *r)
         return NULL;
     s->server = r->server;
     s->connection = r->connection;
+    s->fd = r->conn ? r->conn->fd : -1;
     s->refs = 2;
     buf_init(&s->data, HTTP_STREAM_BYTES_MAX);
     pthread_mutex_init(&s->lock, NULL);
@@ -344,6 +348,22 @@ void http_stream_close(http_stream *s)
     stream_wake(s);
     pthread_mutex_unlock(&s->lock);
     stream_unref(s);
+}
+
+void http_streams_look(http_server *server, int64_t now_ms)
+{
+    pthread_mutex_lock(&list_lock);
+    for (http_stream *s = server->streams; s; s = s->next) {
+        pthread_mutex_lock(&s->lock);
+        if (s->suspended && now_ms - s->quiet_ms >= server->config.quiet_ms) {
+            s->quiet_ms = now_ms;
+            s->dead |= http_hung_up(s->fd);
+            if (s->dead)
+                stream_wake(s);
+        }
+        pthread_mutex_unlock(&s->lock);
+    }
+    pthread_mutex_unlock(&list_lock);
 }
 
 void http_streams_end(http_server *server)

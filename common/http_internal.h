@@ -151,6 +151,8 @@ enum MHD_Result http_body_piece(http_request *r, const char *bytes, size_t *len)
 enum MHD_Result http_body_end(http_request *r);
 
 /* http_answer.c */
+/* Ends those whose client hung up while there was nothing to send, which nobody else sees. */
+void http_streams_look(http_server *s, int64_t now_ms);
 void http_streams_end(http_server *s);
 /* After the daemon is gone: those that handlers still hold are on their own from here on. */
 void http_streams_forget(http_server *server);

@@ -31,6 +31,8 @@ enum {
     TICK_MS_MAX = 250,
     CROWDED_IDLE_MS = 1000, /* idle time granted when three quarters of the connections are taken */
     SEND_MS = 60000,
+    PROBE_IDLE_S = 30, /* a client that vanished answers no probe; SEND_MS ends it */
+    PROBE_EVERY_S = 10,
 };
 
 /* ---- connections and their deadlines --------------------------------------------------------- */
@@ -48,9 +50,12 @@ static void connection_opened(http_server *s, struct MHD_Connection *connection,
     c->idle = true;
     c->since_ms = clock_monotonic_ms();
     c->deadline_ms = clock_deadline_ms(s->config.header_ms);
-    int on = 1, dead_ms = SEND_MS;
+    int on = 1, dead_ms = SEND_MS, idle_s = PROBE_IDLE_S, every_s = PROBE_EVERY_S;
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     setsockopt(c->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_ms, sizeof dead_ms);
+    setsockopt(c->fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(c->fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+    setsockopt(c->fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
     pthread_mutex_lock(&s->lock);
     c->next = s->connections;
     if (c->next)
@@ -178,6 +183,7 @@ static void *timer_run(void *context)
             answer_lapsed(r);
             http_request_unref(r);
         }
+        http_streams_look(s, now_ms);
         pthread_mutex_lock(&s->lock);
     }
     pthread_mutex_unlock(&s->lock);

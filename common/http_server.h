@@ -6,7 +6,8 @@
  * own that shuts the socket down: libmicrohttpd's own time-out counts inactivity only. Errors are
  * RFC 9457 problem documents that also carry the first KubeML's "code" and "error".
  *
- * Whoever has hung up is not worked for: a request is not begun. That is looked at after `quiet_ms`; a client that only shut down its sending side cannot be
+ * Whoever has hung up is not worked for: a request is not begun, a stream with nothing to send
+ * ends. That is looked at after `quiet_ms`; a client that only shut down its sending side cannot be
  * told from one that is gone, and is served where it need not wait for so long. What is held of
  * bodies is bounded; the last quarter is for small ones and uploads, which others do not shut out.
  *
@@ -90,7 +91,7 @@ typedef struct http_config {
     int body_ms;         /* a whole body; the grace of a stream [30000] */
     int rate_min;        /* bytes a second of a stream after the grace [16384] */
     int queue_ms;        /* what has come whole waits for a worker, then 503 [60000] */
-    int quiet_ms;        /* waited: has the client hung up? [2000] */
+    int quiet_ms;        /* waited, or sent nothing: has the client hung up? [2000] */
     size_t bodies_bytes_max; /* [HTTP_BODIES_BYTES_MAX] */
     /* Called after each answer, from a worker or event thread; may be NULL. */
     void (*observe)(void *context, const char *method, const char *pattern, unsigned status,

@@ -935,6 +935,24 @@ def a_stream_too_many_is_refused_with_its_cause(p):
 
 
 @case(platform=False)
+def a_quiet_log_that_nobody_follows_any_more_gives_its_place_back():
+    """Nothing is written to it by which it would show that its client left."""
+    with harness.Platform("--slots", "1") as p:
+        p.dataset()
+        first = p.train(p.paced(), epochs=50000, default_parallelism=1)
+        waits = p.train("paced", epochs=50000, default_parallelism=1)
+
+        def follow():
+            with p.ask("GET", f"/tasks/{waits}/logs?follow=true", None, stream=True, timeout=60) as reply:
+                return reply.status_code == 200
+        for _ in range(513):
+            follow()
+        until(follow)
+        for job in (waits, first):
+            p.delete(f"/tasks/{job}")
+
+
+@case(platform=False)
 def a_log_is_read_beside_all_else():
     """Megabytes, or an API server that is slow to give them: jobs begin and end meanwhile."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMP")) as folder, \

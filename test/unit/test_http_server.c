@@ -760,6 +760,46 @@ TEST(streams)
     close(fd);
 }
 
+/* The server's end of it, which is in this process. */
+static int accepted(int fd)
+{
+    struct sockaddr_in own, peer;
+    socklen_t len = sizeof own;
+    CHECK(getsockname(fd, (struct sockaddr *)&own, &len) == 0);
+    for (int at = 3; at < 1024; at++) {
+        len = sizeof peer;
+        if (getpeername(at, (struct sockaddr *)&peer, &len) == 0 && peer.sin_port == own.sin_port)
+            return at;
+    }
+    return -1;
+}
+
+TEST(a_quiet_stream_ends_with_its_client)
+{
+    char out[1024] = "";
+    int probed = 0;
+    socklen_t bytes = sizeof probed;
+    quiet_ms = 1;
+    serve(NULL);
+    int stays = dial(), fd = dial(), half = dial();
+    http_stream *other = open_stream(stays), *s = open_stream(fd), *shut = open_stream(half);
+    close(fd);
+    shutdown(half, SHUT_WR);
+    int64_t deadline = clock_deadline_ms(GIVE_UP_MS);
+    while (http_stream_alive(s) || http_stream_alive(shut))
+        CHECK(clock_left_ms(deadline) > 0);
+    http_stream_close(s);
+    http_stream_close(shut);
+    close(half);
+    CHECK(http_stream_write(other, "here\n", 5));
+    CHECK(hear(stays, out, sizeof out, "here\n", GIVE_UP_MS));
+    /* One that vanished does not say so. */
+    CHECK(getsockopt(accepted(stays), SOL_SOCKET, SO_KEEPALIVE, &probed, &bytes) == 0 && probed);
+    http_stream_close(other);
+    close(stays);
+    http_server_stop(server, 2000);
+}
+
 /* Whoever feeds a stream may hear of the end later than the server: its handle stays good. */
 TEST(a_stream_outlives_its_server)
 {
