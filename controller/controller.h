@@ -4,6 +4,7 @@
  * rest*.c              the API: one file a resource; handlers run in HTTP workers
  * registry.c           functions: versions by digest, compiled once
  * refusal.c            what did not compile, for who asks later
+ * code_blob.c          objects and sources that nobody names any more
  * owner.c              the one thread that owns jobs, pods and connections to them
  * pool*.c              pods and the pool of warm ones, in the owner's thread
  * store_watch.c        whether the store answers

@@ -5,13 +5,14 @@
  * "object", "files", "created", "updated", "versions": [{"version", "digest", "object",
  * "created"}]}. The object is the blob's name, or zoo: and a model (zoo:resnet34,stem=cifar).
  * Objects are content-addressed and outlive the function, since trained models are served with
- * them. The sources lie in blob sources/<digest>. An upload that does not compile leaves a refusal
- * (refusal.h). */
+ * them. The sources lie in blob sources/<digest>. Both go when nobody names them any more
+ * (code_blob.h). An upload that does not compile leaves a refusal (refusal.h). */
 #include <stdio.h>
 #include <string.h>
 
 #include "builder_remote.h"
 #include "clock.h"
+#include "code_blob.h"
 #include "controller.h"
 #include "digest.h"
 #include "http_server.h"
@@ -66,6 +67,8 @@ int registry_explain(controller *c, const char *name, json_t **out, err *e)
 static int store_once(store *s, const char *name, const void *bytes, size_t len, err *e)
 {
     err why = ERR_INIT;
+    if (code_blob_note(s, name, clock_wall_ms(), e))
+        return -1;
     if (store_blob_put(s, name, bytes, len, &why) == 0 || why.code == ERR_EXISTS)
         return 0;
     if (e)
@@ -90,6 +93,8 @@ static int compiled_before(controller *c, const registry_upload *u, char object[
     if (builder_key(u->files, u->count, &c->builder, key, e))
         return -1;
     snprintf(object, STORE_KEY_BYTES, "objects/%s", key);
+    if (code_blob_note(c->store, object, clock_wall_ms(), e))
+        return -1;
     return store_blob_find(c->store, object, NULL, NULL) == 0;
 }
 

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "clock.h"
+#include "code_blob.h"
 #include "json_read.h"
 #include "log.h"
 #include "owner.h"
@@ -63,21 +64,33 @@ static int sweep_uploads(controller *c, err *e)
     return 0;
 }
 
+static int sweep_code(controller *c, err *e)
+{
+    size_t removed = 0;
+    int status = controller_leads(c) ? code_blob_sweep(c->store, clock_wall_ms(), &removed, e) : 0;
+    if (removed)
+        log_info("removed %zu objects and sources that no function and no job names", removed);
+    return status;
+}
+
 static void *sweep(void *arg)
 {
     sweeper *s = arg;
-    int64_t ms = SWEEPER_FIRST_MS, uploads_ms = 0;
+    int64_t ms = SWEEPER_FIRST_MS, unnamed_ms = 0;
     while (pause_for(s, ms)) {
         err e = ERR_INIT;
         ms = 2 * ms < SWEEPER_MOST_MS ? 2 * ms : SWEEPER_MOST_MS;
         if (store_watch_up(s->controller->watch, NULL) && sweeper_sweep(s->controller->store, &e))
             log_warn("what dead writers left stays for now: %s", e.message);
-        if (clock_monotonic_ms() < uploads_ms || !store_watch_up(s->controller->watch, NULL))
+        if (clock_monotonic_ms() < unnamed_ms || !store_watch_up(s->controller->watch, NULL))
             continue;
-        uploads_ms = clock_deadline_ms(SWEEPER_UPLOADS_MS);
+        unnamed_ms = clock_deadline_ms(SWEEPER_UNNAMED_MS);
         err_clear(&e);
         if (sweep_uploads(s->controller, &e))
             log_warn("models that were uploaded in vain stay for now: %s", e.message);
+        err_clear(&e);
+        if (sweep_code(s->controller, &e))
+            log_warn("code that nobody names stays for now: %s", e.message);
     }
     return NULL;
 }

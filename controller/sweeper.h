@@ -1,5 +1,6 @@
-/* sweeper.h: takes away, again and again, what dead writers left in the store, and once an hour the
- * models that were uploaded for jobs that there are not (upload.h).
+/* sweeper.h: takes away, again and again, what dead writers left in the store, and once an hour
+ * what nobody names a day later: models that were uploaded for jobs that there are not (upload.h),
+ * objects and sources of functions (code_blob.h).
  *
  * A writer's locks and leases end some time after it: those of a process that is killed are
  * released one by one while it ends, a lease in a database runs out. What the sweep at the start
@@ -11,7 +12,7 @@
 
 /* The first one SWEEPER_FIRST_MS after the start, each pause twice as long as the one before, up to
  * SWEEPER_MOST_MS. */
-enum { SWEEPER_FIRST_MS = 2000, SWEEPER_MOST_MS = 60000, SWEEPER_UPLOADS_MS = 3600000 };
+enum { SWEEPER_FIRST_MS = 2000, SWEEPER_MOST_MS = 60000, SWEEPER_UNNAMED_MS = 3600000 };
 
 /* `c->store` and `c->watch` outlive it: while the watch says that the store is away nothing is
  * tried. NULL: ERR_NOMEM. */
