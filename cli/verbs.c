@@ -69,7 +69,8 @@ const cli_verb cli_verbs[] = {
      "  kubeml explain lenet",
      cmd_explain},
     {"infer", "", "classify with a trained model",
-     "The data file is npy or JSON, one sample or an array of them.\n\n"
+     "The data file is npy or JSON, one sample or an array of them, each (C, H, W), with numbers as in\n"
+     "the file that was uploaded: of a uint8 data set 0 to 255.\n\n"
      "  kubeml infer -n ID --datafile samples.npy",
      cmd_infer},
     {"model export", "ID", "download a trained model as safetensors or npz", NULL,

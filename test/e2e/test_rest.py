@@ -110,8 +110,14 @@ def a_job_from_upload_to_inference(p):
     names = [p.ask("HEAD", f"/model/{job}{form}", 200, timeout=60).headers["Content-Disposition"].split("=")[1].strip('"')
              for form in ("", "?format=safetensors", "?format=npz", "?format=checkpoint")]
     assert names == [f"{job}.safetensors", f"{job}.safetensors", f"{job}.npz", f"{job}.checkpoint.safetensors"], names
-    image = [[[0] * 28 for _ in range(28)]]
-    assert len(p.post("/infer", json={"model_id": job, "data": [image, image]})["predictions"]) == 2
+    files = harness.tiny_mnist()
+    images = np.frombuffer(files["x-test"], np.uint8, offset=16).reshape(-1, 1, 28, 28)
+    labels = np.frombuffer(files["y-test"], np.uint8, offset=8)
+    said = p.post("/infer", json={"model_id": job, "data": images.tolist()})  # numbers as in the file
+    logits, data = np.array(said["logits"]), history["data"]
+    loss = np.log(np.exp(logits - logits[range(len(labels)), labels][:, None]).sum(1)).mean()
+    assert abs(loss - data["validation_loss"][-1]) < 1e-6 + 1e-3 * loss, (loss, data)
+    assert abs(100 * np.mean(said["predictions"] == labels) - data["accuracy"][-1]) < 1e-9, data
     log = p.get(f"/tasks/{job}/logs").decode()
     assert "ps          | " in log and "function-1  | " in log, log
     assert p.events(job)[-1][1]["state"] == "succeeded", "the events of an ended job"
