@@ -52,5 +52,13 @@ def every_option_of_a_job_is_told():
     assert set(described) == options | {"K"} and all("description" in schema for schema in described.values()), described
 
 
+@case(platform=False)
+def the_status_of_every_error_is_told():
+    of_code = re.findall(r'\[ERR_\w+\] = \{"([a-z-]+)", (\d+), (true|false)\}', table_of("common/err.c", "table"))
+    told = [(codes(row[0])[0], row[1], {"yes": "true", "no": "false"}[row[2]]) for row in rows("Errors")]
+    assert sorted(told) == sorted(set(of_code) - {("none", "200", "false")}), (told, of_code)
+    assert {reason for reason, *_ in told} == set(SCHEMAS["Problem"]["properties"]["reason"]["enum"])
+
+
 if __name__ == "__main__":
     harness.main(globals())
