@@ -65,6 +65,10 @@ def check(p, c):
         assert c["problem"] in body["detail"], body["detail"]
 
 
+def schemas():
+    return yaml.safe_load((harness.ROOT / "docs/openapi.yaml").read_text())["components"]["schemas"]
+
+
 # Epochs of a job that is hit while it runs; a sanitizer makes each of them many times as long.
 EPOCHS = 10
 
@@ -101,6 +105,7 @@ def a_job_from_upload_to_inference(p):
     assert len(task["sha256"]) == 64 and task["epoch"] == 3 and task["start_ms"]["total"] is not None, task
     history = p.get(f"/history/{job}")
     assert history["task"]["function_name"] == "lenet", history
+    assert set(history) == set(schemas()["History"]["required"]), history
     for key in ("train_loss", "validation_loss", "accuracy", "parallelism", "epoch_duration"):
         assert len(history["data"][key]) == 3, (key, history)
     model = p.get(f"/model/{job}")
@@ -1077,7 +1082,15 @@ def openapi_is_of_the_version_it_says():
         assert "$ref" not in node or len(node) == 1, (path, node)
 
 
-@case(limit=400)
+@case()
+def a_gpu_memory_is_taken_where_openapi_takes_it(p):
+    said = re.compile(schemas()["GpuShare"]["properties"]["memory"]["pattern"])
+    for text in ("2Gi", "1.5Gi", "0.25Ti", "512Mi", "1048576Ki", "1073741824", "2GB", "-1", "0", "0Gi", "1e9", ".5Gi", "1,5Gi", ""):
+        p.post("/train", 404 if said.fullmatch(text) else 400, json={
+            "function_name": "none", "dataset": "none", "epochs": 1, "batch_size": 1, "lr": 0.1, "options": {"gpu": {"memory": text}}})
+
+
+@case(limit=400, options=("--slots", "256"))  # a schema knows no slots: more static functions than there are would be refused
 def the_server_keeps_openapi(p):
     st = harness.ROOT / "build/schemathesis/bin/st"
     if not st.exists():
