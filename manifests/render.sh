@@ -15,6 +15,9 @@ cat <<'Y'
 #     --from-literal=uri="mongodb://kubeml:$password@kubeml-mongodb:27017/kubeml?authSource=admin"
 #   kubectl apply -f charts/kubeml/crds -f manifests/kubeml.yaml
 #
+# It names the images as `make images` does; with those of `make images PREFIX=registry.example/kubeml/` the last command is
+# sed 's|localhost/kubeml-|registry.example/kubeml/kubeml-|' manifests/kubeml.yaml | kubectl apply -f charts/kubeml/crds -f -
+#
 # To take it away, with the pods of jobs that are running. MongoDB's claim, the Secrets, and the CRDs with their objects stay:
 #
 #   kubectl delete -f manifests/kubeml.yaml

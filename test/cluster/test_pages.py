@@ -54,7 +54,8 @@ def by_hand(context, scripts, calls):
         (folder / "bin" / name).chmod(0o755)
     checkout = folder / "checkout"
     if not checkout.exists():
-        (checkout / "build").mkdir(parents=True)
+        (checkout / "build/release").mkdir(parents=True)
+        (checkout / "build/release/bin").symlink_to(harness.BIN)  # as make leaves it; who wants it in PATH says so
         for name in ("charts", "manifests"):
             (checkout / name).symlink_to(ROOT / name)
         (checkout / "build/images").symlink_to(os.environ["KUBEML_TC_IMAGES"])
@@ -63,7 +64,7 @@ def by_hand(context, scripts, calls):
     (folder / "kubeconfig").write_text(json.dumps(config))
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KUBEML_")}
     environment.update(KUBECONFIG=str(folder / "kubeconfig"), CALLS=str(calls), ROOT=str(ROOT),
-                       PATH=f"{folder}/bin:{harness.BIN}:{os.environ['PATH']}")
+                       PATH=f"{folder}/bin:{os.environ['PATH']}")
     done = subprocess.run(["bash", "-euxc", "\n".join(scripts)], cwd=checkout, env=environment, capture_output=True,
                           text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -189,14 +190,14 @@ def the_manifest_without_helm():
     ready = f"kubectl -n {ns} rollout status deployment/kubeml-controller --timeout=120s"
     calls = pathlib.Path(FOLDER) / "calls"
     with place(ns):
-        by_hand("here", [made, ready, f"kubeml --namespace {ns} function create --name lenet --model lenet5"], calls)
+        by_hand("here", [made, ready, f"build/release/bin/kubeml --namespace {ns} function create --name lenet --model lenet5"], calls)
         apply([resource("Function", "own", model="lenet5")], ns)
         by_hand("here", [removed], calls)
         until(lambda: not cluster.listed("pods", ns), 60, message="pods are left")
         assert not there("deployment", "kubeml-controller", ns) and not there("statefulset", "kubeml-mongodb", ns)
         assert there("pvc", bundled.CLAIM, ns) and there("secret", "kubeml-store", ns), "the data went with the manifest"
         assert there("functions.kubeml.dev", "own", ns), "the objects went with the manifest"
-        by_hand("here", [last, ready, f"kubeml --namespace {ns} function list | grep -w lenet"], calls)
+        by_hand("here", [last, ready, f"build/release/bin/kubeml --namespace {ns} function list | grep -w lenet"], calls)
 
 
 harness.main(globals())

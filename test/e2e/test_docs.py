@@ -60,5 +60,17 @@ def the_status_of_every_error_is_told():
     assert {reason for reason, *_ in told} == set(SCHEMAS["Problem"]["properties"]["reason"]["enum"])
 
 
+@case(platform=False)
+def the_manifest_with_images_of_a_registry():
+    """As docs/kubernetes.md and the file itself say it."""
+    head = re.split("^---", (ROOT / "manifests/kubeml.yaml").read_text(), flags=re.M)[0]
+    command, = re.findall("^    (sed .*) \\| kubectl apply ", (ROOT / "docs/kubernetes.md").read_text(), re.M)
+    assert command in head, head
+    changed = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    changed = "\n".join(line for line in changed.splitlines() if not line.startswith("#"))
+    images = set(re.findall(r"registry\.example/kubeml/(kubeml-[a-z-]+):", changed))
+    assert "localhost/" not in changed and {"kubeml-controller", "kubeml-builder", "kubeml-ps", "kubeml-function-cpu"} <= images, images
+
+
 if __name__ == "__main__":
     harness.main(globals())
