@@ -14,13 +14,17 @@
  *
  *     KUBEML_FUNCTION(.model = model, .optimizer = kml_sgd(.momentum = 0.9), .lr = 0.1);
  *
- * The model function is called once, when the job starts, and says what is computed: it appends
- * layers to a graph and returns the last one's result. Nothing is computed while it runs. Shapes
- * are those of one sample: (C, H, W), or (F) after kml_flatten; the batch is added by the platform.
+ * The model function says what is computed: it appends layers to a graph and returns the last one's
+ * result. Nothing is computed while it runs. It is called whenever the graph is wanted: before
+ * there is a job, to ask whether it takes the samples; by each function of a job, of which several
+ * may be in one process; for inference. So it always appends the same for the same x and classes,
+ * and keeps nothing in static variables. Shapes are those of one sample: (C, H, W), or (F) after
+ * kml_flatten; the batch is added by the platform.
  *
  * Errors. A mistake (a kernel larger than its input, a sum of different shapes) is kept in the
- * graph with the layer's name and the reason, and `kubeml train` is refused with that message; the
- * calls after it do nothing and return a tensor that is not valid. So a model needs no checks.
+ * graph with the layer's name and the reason, and `kubeml train` is refused with that message (or
+ * the job ends with it, where the code could not be asked before); the calls after it do nothing
+ * and return a tensor that is not valid. So a model needs no checks.
  *
  * Ownership. Graph, tensors and steps belong to the platform; free nothing, keep no pointer.
  *
@@ -63,7 +67,8 @@ KML_API int kml_classes(const kml_graph *g);
 KML_API int kml_channels(const kml_graph *g, kml_tensor x);
 KML_API int kml_height(const kml_graph *g, kml_tensor x);
 KML_API int kml_width(const kml_graph *g, kml_tensor x);
-/* Ends the job with this message (printf's format), unless a mistake was found before. */
+/* A mistake, with this message (printf's format), unless one was found before: for samples or
+ * classes that the model is not made for. */
 KML_API kml_tensor kml_fail(kml_graph *g, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
