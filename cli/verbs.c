@@ -57,7 +57,8 @@ const cli_verb cli_verbs[] = {
      cmd_history_prune},
     {"top", "", "what running functions use: processor, memory, GPU",
      "CPU % is of one core; MEMORY the most that was resident; GPU %, GPU MEMORY and WATTS are those of the whole GPU, with\n"
-     "all that run on it, and OWN what this function holds there. --watch prints again every two seconds.",
+     "all that run on it. -o wide has the function's own part too: OWN, the memory that it holds there, and OWN %, of the\n"
+     "GPU's time, where the driver tells it. --watch prints again every two seconds.",
      cmd_top},
     {"logs", "ID", "what a job's processes said",
      "With --follow it goes on when a controller that went away is back within a minute: where it\n"

@@ -26,6 +26,9 @@
  * the job ends with it, where the code could not be asked before); the calls after it do nothing
  * and return a tensor that is not valid. So a model needs no checks.
  *
+ * Limits. 4,096 layers, with names of 64 characters; 2^31 parameters; 2^20 channels, rows or
+ * columns; 1,024 for kernel, stride, padding and dilation. Others stand beside what they are of.
+ *
  * Ownership. Graph, tensors and steps belong to the platform; free nothing, keep no pointer.
  *
  * Options are named arguments: `.stride = 2`. What is left out has the value in the comment beside
@@ -106,7 +109,7 @@ KML_API kml_tensor kml_linear_with(kml_graph *g, kml_tensor x, int features, kml
 
 typedef struct kml_batch_norm_options {
     const char *name; /* "bn1", "bn2", ... */
-    double eps;       /* 1e-5 */
+    double eps;       /* 1e-5; in (0, 1] as the next */
     double momentum;  /* 0.1 */
 } kml_batch_norm_options;
 
@@ -163,7 +166,8 @@ KML_API kml_tensor kml_concat_all(kml_graph *g, const kml_tensor *x, size_t coun
 /* (C,H,W) -> (C*H*W), rows of each channel one after the other. */
 KML_API kml_tensor kml_flatten(kml_graph *g, kml_tensor x);
 /* Training: each element is kept with probability 1 - p and divided by it, or becomes 0; otherwise
- * x. Which are kept depends on (job's seed, epoch, sample, layer) alone. 0 <= p < 1. */
+ * x. Which are kept depends on (job's seed, epoch, sample, layer) alone. 0 <= p < 1. At most 256
+ * in a model, each of up to 2^26 elements of a sample. */
 KML_API kml_tensor kml_dropout(kml_graph *g, kml_tensor x, double p);
 /* Channels of zeros before and after x's own. */
 KML_API kml_tensor kml_pad_channels(kml_graph *g, kml_tensor x, int before, int after);
@@ -221,12 +225,12 @@ typedef struct kml_schedule {
     kml_schedule_kind kind;
     int every;                  /* step: epochs; must be given */
     int at[KML_MILESTONES_MAX]; /* milestones: ascending epochs from 1; one must be given */
-    double gamma;               /* step, milestones, plateau: factor, 0.1 */
+    double gamma;               /* step, milestones, plateau: factor in (0, 1], 0.1 */
     int epochs;                 /* cosine: length; the job's epochs after the warm-up */
     bool per_step;              /* cosine: changes with every batch */
     double min_lr;              /* cosine, plateau: 0 */
     int patience, cooldown;     /* plateau: epochs; patience 0 means 10, -1 none */
-    double threshold;           /* plateau: 1e-4, relative */
+    double threshold;           /* plateau: 1e-4, relative, below 1 */
     /* any: the rate rises linearly from 0 first, batch by batch; the schedule, with all its epochs,
      * counts from there */
     int warmup_epochs;
@@ -259,8 +263,10 @@ typedef struct kml_schedule {
 /* uint8 images become x / 255 first. Flips and crops are for training alone and depend on (job's
  * seed, epoch, sample) alone. */
 typedef struct kml_transform {
-    bool flip;        /* left and right swapped, with probability 1/2 */
-    int crop;         /* pads by so many zeros and cuts the size out again at a random place */
+    bool flip; /* left and right swapped, with probability 1/2 */
+    /* pads by so many zeros and cuts the size out again at a random place; at most 64, and less
+     * than both sides of an image */
+    int crop;
     bool standardise; /* (x - mean) / std with the dataset's own mean and deviation of each channel
                        */
     /* (x - min) / (max - min), from 0 to 1 over the dataset's training samples, each channel by
