@@ -180,6 +180,7 @@ int main(int argc, char **argv)
      * time to end is over. */
     if (getpid() == 1)
         signal(SIGTERM, end_now);
+    log_open("kubeml-function");
     if (argc >= 2 && strcmp(argv[1], "run") == 0)
         return run_command(argc - 1, argv + 1);
     if (argc == 2 && strcmp(argv[1], "zoo") == 0)
@@ -197,7 +198,6 @@ int main(int argc, char **argv)
               "       kubeml-function run FILE.c ...   (--help says more)\n", stderr);
         return 2;
     }
-    log_open("kubeml-function");
     failpoint_open(NULL);
     parallel_cores(); /* looks where the sandbox lets nobody look */
     err e = ERR_INIT;

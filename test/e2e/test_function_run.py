@@ -14,9 +14,9 @@ import harness
 from harness import BIN, LENET, STRETCH, case, until
 
 
-def start(*arguments, env=None, stdout=subprocess.PIPE):
+def start(*arguments, env=None, stdout=subprocess.PIPE, folder=BIN):
     """kubeml-function run ..., which SIGINT ends, also where a shell has this test ignore it."""
-    return subprocess.Popen([str(BIN / "kubeml-function"), "run", *map(str, arguments)], stdout=stdout, stderr=subprocess.PIPE,
+    return subprocess.Popen([str(folder / "kubeml-function"), "run", *map(str, arguments)], stdout=stdout, stderr=subprocess.PIPE,
                             text=True, stdin=subprocess.DEVNULL, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
                             env={**os.environ, "KUBEML_INCLUDE": str(harness.ROOT / "function-runtime/include"), **(env or {})})
 
