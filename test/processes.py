@@ -5,6 +5,7 @@ case, and there are hundreds of cases.
 """
 import contextlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import pathlib
 import runpy
@@ -12,12 +13,15 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 forks = multiprocessing.get_context("forkserver")
 # What is not there is passed over, and missed by the program that asks for it. None that starts threads (numpy does): a
 # process with threads is not forked.
 forks.set_forkserver_preload(["__main__", "requests", "yaml"])
+# Who starts a process looks for the ends of all others, too, and an exit status comes once: read by two threads it is 255.
+looking = threading.Lock()
 
 
 def be(program, output, environment, folder):
@@ -45,7 +49,8 @@ class Forked:
         self.args = program
         self.output, output = forks.Pipe(duplex=False)
         self.process = forks.Process(target=be, args=(program, output, environment, folder))
-        self.process.start()
+        with looking:
+            self.process.start()
         output.close()
         self.pid = self.process.pid
         self.said = b""
@@ -60,9 +65,10 @@ class Forked:
             self.said += piece
             if not piece:
                 self.output.close()
-        self.process.join(max(0, deadline - time.monotonic()))
-        if self.process.exitcode is None:
+        if not multiprocessing.connection.wait([self.process.sentinel], max(0, deadline - time.monotonic())):
             raise subprocess.TimeoutExpired(self.args, timeout, output=self.said)
+        with looking:
+            self.process.join()
         return self.said, None
 
     @property

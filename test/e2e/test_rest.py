@@ -229,8 +229,8 @@ def a_resumed_jobs_model_is_what_it_has_trained_since(p):
         assert f"job {job} still runs" in p.post(path, 409, json=body)["error"]
     until(fails, 60, message="it does not fail, whoever is killed")
     assert epochs() >= p.task(job)["epoch"] > suspended
-    for path, body in (("/infer", infer), ("/train", begin)):
-        p.post(path, 404, json=body)  # as of any job that failed
+    for path, body in (("/infer", infer), ("/train", begin)):  # as of any job that failed, once its pods are gone
+        until(lambda path=path, body=body: p.ask("POST", path, None, json=body).status_code == 404)
 
 
 @case()
