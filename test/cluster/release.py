@@ -31,9 +31,11 @@ USERS = {"anna": "token-of-anna-alone", "ben": "token-of-ben-alone"}  # of the s
 PREFIX = "localhost/"  # of our images: the chart's own
 PROGRAMS = {"kubeml-ps": "ps", "kubeml-function": "function", "kubeml-controll": "controller",
             "redis-server": "redis"}  # as /proc cuts their names
-# Requests are small, so that pods fit beside each other on a small machine; limits are the chart's.
+# Requests are small, so that pods fit beside each other on a small machine; limits are the chart's, but for a function's CPUs: it
+# has one thread then, as those that share a pod do.
 SMALL = {"uninstall.endJobs": "false",  # a pod more for each uninstall: test_upgrade has it
          "pool.functions": 4, "pool.ps": 1, "controller.slots": 4, "function.resources.requests.cpu": "20m",
+         "function.resources.limits.cpu": "1500m",
          "ps.resources.requests.cpu": "20m", "controller.resources.requests.cpu": "20m",
          "builder.resources.requests.cpu": "20m",
          "function.resources.requests.memory": "64Mi", "ps.resources.requests.memory": "64Mi"}
