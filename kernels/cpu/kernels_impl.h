@@ -149,7 +149,7 @@ static void transpose(int rows, int cols, const float *src, size_t lds, float *d
 #undef TBU
 #undef VW
 #undef T
-#include "conv_pairs_impl.h"
+#include "conv_lanes_impl.h"
 #endif
 
 #include "conv_back_impl.h"
@@ -183,8 +183,9 @@ static void conv_pool(const conv_geom *g, const float *x, const float *wf, const
     for (; o + 16 <= padded; o += 16)
         conv_pool_block16(g, pool_copies16, x, wf + (size_t)o * taps, b + o, y + o,
                           arg ? arg + o : NULL);
-    for (; o < padded && pairs_fit(g); o += 8)
-        conv_pairs_block(g, x, wf + (size_t)o * taps, b + o, y + o, arg ? arg + o : NULL);
+    for (; o < padded && lanes_fit(g); o += 8)
+        conv_lanes_block(g, g->k - o < 8 ? g->k - o : 8, x, wf + (size_t)o * taps, b + o, y + o,
+                         arg ? arg + o : NULL);
 #elif GREY_TILES
     copies = grey_copies(g);
 #endif

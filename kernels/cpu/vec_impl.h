@@ -48,6 +48,9 @@ typedef uint8_t v16bu __attribute__((vector_size(16), aligned(1), may_alias));
  * nothing. */
 #define OPAQUE(p) __asm__("" : "+r"(p))
 
+/* Has v in a register from here on; else an operand may be read from memory for each use. */
+#define IN_REGISTER(v) __asm__("" : "+v"(v))
+
 /* A number times a vector is written with these: where registers are narrower than the vector the
  * compiler else writes the number to memory, element by element, and reads it from there. */
 INLINE v4 all4(float s)
@@ -181,19 +184,6 @@ INLINE v16 relu16(v16 v)
 }
 
 #if defined(__AVX512F__)
-/* p[0], p[0], p[1], p[1], ... p[7], p[7] */
-INLINE v16 each_twice16(const float *p)
-{
-    const v16i order = {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7};
-    return (v16)_mm512_permutexvar_ps((__m512i)order, _mm512_castps256_ps512(_mm256_loadu_ps(p)));
-}
-/* p[0], p[1], p[0], p[1], ... */
-INLINE v16 pair_all16(const float *p)
-{
-    double pair;
-    memcpy(&pair, p, sizeof pair);
-    return (v16)_mm512_set1_pd(pair);
-}
 /* The first floats of p's 16, zeros for the others, which are not read; none where count <= 0. */
 INLINE v16 first16(const float *p, int count)
 {
@@ -228,6 +218,36 @@ INLINE v16 odds16(v16 a, v16 b)
 {
     const v16i order = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
     return (v16)_mm512_permutex2var_ps((__m512)a, (__m512i)order, (__m512)b);
+}
+/* to[i] = lanes i, i + 4, i + 8, i + 12 of each of the four, which make a quarter each. */
+INLINE void transpose4x16(const v16 *of, v16 *to)
+{
+    __m512d low[2], high[2];
+    UNROLL for (int i = 0; i < 2; i++)
+    {
+        __m512 a = (__m512)of[2 * i], b = (__m512)of[2 * i + 1];
+        low[i] = _mm512_castps_pd(_mm512_unpacklo_ps(a, b));
+        high[i] = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+    }
+    to[0] = (v16)_mm512_unpacklo_pd(low[0], low[1]);
+    to[1] = (v16)_mm512_unpackhi_pd(low[0], low[1]);
+    to[2] = (v16)_mm512_unpacklo_pd(high[0], high[1]);
+    to[3] = (v16)_mm512_unpackhi_pd(high[0], high[1]);
+}
+/* Quarters 0 (half 1: 2) of a and b, then 1 (3) of a and b. */
+INLINE v16 quarters16(v16 a, v16 b, const int half)
+{
+    const int64_t q = 4 * half;
+    const __m512i order = _mm512_setr_epi64(q, q + 1, q + 8, q + 9, q + 2, q + 3, q + 10, q + 11);
+    return (v16)_mm512_permutex2var_pd((__m512d)a, order, (__m512d)b);
+}
+/* to[i] = a's lane i and, above it, b's. */
+INLINE void zip16(v16i a, v16i b, uint64_t *to)
+{
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i last = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi32((__m512i)a, first, (__m512i)b));
+    _mm512_storeu_si512(to + 8, _mm512_permutex2var_epi32((__m512i)a, last, (__m512i)b));
 }
 INLINE v8 low8(v16 v)
 {

@@ -60,6 +60,9 @@ STAGES(stages_40_9_5, 40, 9, 5, 2)
 STAGES(stages_20_34_5, 20, 34, 5, 2)
 STAGES(stages_33_16_5, 33, 16, 5, 0)
 STAGES(stages_1_1_1, 1, 1, 1, 0)
+STAGES(stages_2_8_2, 2, 8, 2, 1)
+STAGES(stages_3_4_3, 3, 4, 3, 1)
+STAGES(stages_7_2_5, 7, 2, 5, 2)
 
 /* A layer in the middle, with a convolution in front so that it has an input gradient. */
 static int between(graph *g, int x, int channels, conv2d_options o)
@@ -457,6 +460,9 @@ static const model models[] = {
     {"4 channels, an odd cell", "direct+pool", {3, 4, 9, 23}, stages_6_16_5},
     {"2 channels, several copies", "direct+pool", {3, 2, 43, 77}, stages_5_3_4},
     {"4 channels, several copies", "direct+pool", {3, 4, 31, 46}, stages_8_20_3},
+    {"2 filters, 40 cells", "direct+pool", {3, 1, 7, 80}, stages_2_8_2},
+    {"3 filters, 17 cells", "direct+pool", {3, 3, 9, 34}, stages_3_4_3},
+    {"7 filters, two halves", "direct+pool", {3, 2, 8, 37}, stages_7_2_5},
     {"too wide to copy", "direct+pool", {3, 4, 8, 310}, stages_5_3_4},
     {"one of each", "direct+pool", {3, 1, 6, 5}, stages_1_1_1},
     {"winograd", "winograd4", {3, 3, 12, 12}, wide},
