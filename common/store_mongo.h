@@ -116,6 +116,9 @@ int mongo_bson_to_json(const bson_iter_t *iter, buf *out, err *e);
 
 /* Writes down that `id` is being written, after seeing to a lease. kind: "blob", "chunks". */
 int mongo_upload_begin(mongo_store *s, const char *id, const char *kind, err *e);
+/* Does it still live, so that no sweep has taken any of its bytes? ERR_CANCELLED: it was taken for
+ * dead meanwhile. */
+int mongo_upload_check(mongo_store *s, const char *id, err *e);
 /* The upload ended well: forgets it. ERR_CANCELLED: it was taken for dead meanwhile. */
 int mongo_upload_end(mongo_store *s, const char *id, err *e);
 /* Writes down that `id` is deleted and goes when its time is over. */

@@ -221,12 +221,15 @@ static bool write_info(const mongo_link *l, mongoc_client_t *client, int attempt
     return done;
 }
 
+/* A sweep may have dropped the database while this process was stopped, and what was written since
+ * have made it anew. One that comes after the check takes the description with the rest. */
 int mongo_chunk_seal(chunk_writer *base, err *e)
 {
     mongo_chunk_writer *w = (mongo_chunk_writer *)base;
     assert(!w->sealed);
     if (end_batch(w, e) != 0 ||
-        mongo_run(mongo_link_of(base->store), write_info, w, "sealing a dataset", e) != 0)
+        mongo_run(mongo_link_of(base->store), write_info, w, "sealing a dataset", e) != 0 ||
+        mongo_upload_check((mongo_store *)base->store, w->id, e) != 0)
         return -1;
     w->sealed = true;
     return 0;

@@ -7,7 +7,9 @@
  *
  * A writer publishes first and then asks whether it is dead (mongo_upload_end, mongo_upload_dead);
  * a sweep makes it dead first and then asks whether it is published: one of the two sees the
- * other. */
+ * other. Of a chunk set whose upload is forgotten the writer sees it by the description, which the
+ * sweep took away: that stands for all chunks, for it is sealed only while the upload still lives
+ * (mongo_upload_check). */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -199,16 +201,28 @@ int mongo_upload_dead(mongo_store *s, const char *id, bool *dead, err *e)
     return op.found ? 0 : mongo_set_missing(s, id, dead, e);
 }
 
+static int taken_for_dead(const mongo_store *s, err *e)
+{
+    return err_set(e, ERR_CANCELLED, "an upload was taken for dead after %lld ms",
+                   (long long)s->link.lease_ms);
+}
+
+/* By an update, which changes nothing: what it says a majority of the servers has seen. */
+int mongo_upload_check(mongo_store *s, const char *id, err *e)
+{
+    upload_op op = {.id = id, .owner = s->owner, .state = "living", .becomes = "living"};
+    if (mongo_run(&s->link, change_state, &op, "looking whether an upload lives", e) != 0)
+        return -1;
+    return op.matched > 0 ? 0 : taken_for_dead(s, e);
+}
+
 int mongo_upload_end(mongo_store *s, const char *id, err *e)
 {
     upload_op op = {.id = id, .owner = s->owner, .state = "living"};
     if (mongo_run(&s->link, forget_upload, &op, "ending an upload", e) != 0)
         return -1;
     /* None there: forgotten by an attempt of ours whose answer was lost, or taken for dead. */
-    return op.matched > 0 || op.attempts > 1
-               ? 0
-               : err_set(e, ERR_CANCELLED, "an upload was taken for dead after %lld ms",
-                         (long long)s->link.lease_ms);
+    return op.matched > 0 || op.attempts > 1 ? 0 : taken_for_dead(s, e);
 }
 
 /* ---- removing ------------------------------------------------------------------------------ */

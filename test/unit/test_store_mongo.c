@@ -555,14 +555,15 @@ TEST_LIMIT(what_the_living_write_stays_and_what_the_dead_wrote_goes, 60)
     store_close(s);
 }
 
-/* A writer that was stopped for longer than its lease finds that it was taken for dead. */
+/* A writer that was stopped for longer than its lease finds that it was taken for dead: of its
+ * three uploads one was yet to get chunks. */
 static void write_slowly(int to, int from)
 {
     err e = ERR_INIT;
     store *s = test_store("");
     blob_writer *b;
-    chunk_writer *w;
-    char id[STORE_ID_BYTES], c;
+    chunk_writer *w, *half;
+    char id[STORE_ID_BYTES], half_id[STORE_ID_BYTES], c;
     static uint8_t bytes[5 << 20];
     CHECK_OK(store_blob_begin(s, "models/slow", &b, &e), e);
     CHECK_OK(blob_write(b, bytes, sizeof bytes, &e), e);
@@ -570,9 +571,17 @@ static void write_slowly(int to, int from)
     CHECK_OK(chunk_put(w, 0, 0, bytes, 100, &e), e);
     CHECK_OK(chunk_put_info(w, "{}", 2, &e), e);
     CHECK_OK(chunk_seal(w, &e), e);
+    CHECK_OK(store_chunks_begin(s, 0, half_id, &half, &e), e);
+    for (uint32_t i = 0; i < 2; i++) /* more than one insert takes: the first is written */
+        CHECK_OK(chunk_put(half, 0, i, bytes, sizeof bytes, &e), e);
     CHECK_INT(write(to, "w", 1), 1);
     CHECK_INT(read(from, &c, 1), 1);
     CHECK_ERR(blob_commit(b, &e), e, ERR_CANCELLED, "models/slow: an upload was taken for dead");
+    e = (err)ERR_INIT;
+    CHECK_OK(chunk_put_info(half, "{}", 2, &e), e);
+    CHECK_ERR(chunk_seal(half, &e), e, ERR_CANCELLED, "an upload was taken for dead");
+    chunk_abort(half);
+    CHECK_ERR(store_chunks_delete(s, half_id, &e), e, ERR_NOT_FOUND, half_id);
     json_t *record = json_pack("{s:s}", "upload", id);
     CHECK_ERR(store_put(s, STORE_DATASETS, "slow", record, STORE_NEW, NULL, &e), e, ERR_CANCELLED,
               "datasets/slow: its writer was gone");
@@ -603,7 +612,7 @@ TEST_LIMIT(a_writer_that_slept_too_long_publishes_nothing, 60)
     kill(pid, SIGSTOP);
     store *s = test_store("");
     int64_t until = clock_deadline_ms(20000);
-    while (all < 2) {
+    while (all < 3) {
         CHECK(clock_left_ms(until) > 0);
         CHECK_OK(store_sweep(s, &removed, &e), e);
         all += removed;
