@@ -53,7 +53,6 @@ typedef struct mongo_link {
     char db[MONGO_DB_BYTES];
     char name[MONGO_NAME_BYTES]; /* for messages: without user and password */
     int64_t patience_ms, lease_ms, keep_blob_ms, keep_set_ms;
-    bool limited; /* its user may do what a job needs and no more; sweeping is others' work */
 } mongo_link;
 
 /* `text` is a whole URI; its kubeml.patience_ms goes before `patience_ms`. Does not talk to the

@@ -114,7 +114,7 @@ static int parse(mongo_link *l, const char *text, err *e)
 int mongo_link_open(mongo_link *l, const char *text, int64_t patience_ms, err *e)
 {
     char *uri = strdup(text);
-    int64_t keep_ms = 0, limited = 0;
+    int64_t keep_ms = 0;
     *l = (mongo_link){.text = strdup(text), .patience_ms = patience_ms, .lease_ms = MONGO_LEASE_MS};
     if (!uri || !l->text) {
         free(uri);
@@ -124,12 +124,10 @@ int mongo_link_open(mongo_link *l, const char *text, int64_t patience_ms, err *e
     int result = take_option(uri, "kubeml.patience_ms", &l->patience_ms, e) != 0 ||
                          take_option(uri, "kubeml.lease_ms", &l->lease_ms, e) != 0 ||
                          take_option(uri, "kubeml.keep_ms", &keep_ms, e) != 0 ||
-                         take_option(uri, "kubeml.limited", &limited, e) != 0 ||
                          parse(l, uri, e) != 0
                      ? -1
                      : 0;
     free(uri);
-    l->limited = limited != 0;
     l->keep_blob_ms = keep_ms ? keep_ms : MONGO_KEEP_BLOB_MS;
     l->keep_set_ms = keep_ms ? keep_ms : MONGO_KEEP_SET_MS;
     if (result == 0 && !(l->pool = mongoc_client_pool_new(l->uri)))

@@ -19,10 +19,7 @@
 #include "clock.h"
 #include "store_mongo.h"
 
-enum {
-    PURGE_EVERY = 10, /* renewals of the lease */
-    LEASES_KEPT = 10, /* leases after which one is dropped */
-};
+enum { LEASES_KEPT = 10 }; /* leases after which one is dropped */
 
 /* ---- leases -------------------------------------------------------------------------------- */
 
@@ -43,26 +40,22 @@ static bool drop_lease(const mongo_link *l, mongoc_client_t *client, int attempt
                         error);
 }
 
-static int sweep(mongo_store *s, bool orphans, size_t *removed, err *e);
-
-/* Renews the lease and now and then removes what was deleted long enough ago. What fails here is
- * tried again the next time, and a lease that runs out is seen by the writer when it publishes. */
+/* Renews the lease, and does nothing else that could keep it from that: what was deleted is a
+ * sweep's. What fails here is tried again the next time, and a lease that runs out is seen by the
+ * writer when it publishes. */
 static void *keep(void *arg)
 {
     mongo_store *s = arg;
     int64_t every_ms = s->link.lease_ms / 3 + 1;
     pthread_mutex_lock(&s->lock);
-    for (unsigned round = 1; !s->ending; round++) {
+    while (!s->ending) {
         int64_t next_ms = clock_deadline_ms(every_ms);
         while (!s->ending && clock_cond_wait(&s->changed, &s->lock, next_ms))
             ;
         if (s->ending)
             break;
         pthread_mutex_unlock(&s->lock);
-        size_t removed = 0;
         mongo_run(&s->link, renew_once, s->owner, "renewing a lease", NULL);
-        if (round % PURGE_EVERY == 0)
-            sweep(s, false, &removed, NULL);
         pthread_mutex_lock(&s->lock);
     }
     pthread_mutex_unlock(&s->lock);
@@ -406,15 +399,12 @@ static int claim(mongo_store *s, const upload *u, int64_t now_ms, bool *claimed,
     return 0;
 }
 
-static int sweep_one(mongo_store *s, const upload *u, bool orphans, int64_t now_ms,
-                     size_t *removed, err *e)
+static int sweep_one(mongo_store *s, const upload *u, int64_t now_ms, size_t *removed, err *e)
 {
     bool deleted = strcmp(u->state, "deleted") == 0, dead = strcmp(u->state, "dead") == 0;
     int64_t keep_ms =
         strcmp(u->kind, "blob") == 0 ? s->link.keep_blob_ms : s->link.keep_set_ms;
-    if (deleted ? u->at_ms + keep_ms > now_ms : !orphans)
-        return 0;
-    if (s->link.limited && strcmp(u->kind, "blob") != 0)
+    if (deleted && u->at_ms + keep_ms > now_ms)
         return 0;
     if (!deleted && !dead && claim(s, u, now_ms, &dead, e) != 0)
         return -1;
@@ -441,9 +431,9 @@ static bool drop_old_leases(const mongo_link *l, mongoc_client_t *client, int at
     return mongo_delete(client, l->db, "leases", filter, true, NULL, error);
 }
 
-/* `orphans`: also what the dead left, not only what was deleted. */
-static int sweep(mongo_store *s, bool orphans, size_t *removed, err *e)
+int mongo_sweep(store *base, size_t *removed, err *e)
 {
+    mongo_store *s = (mongo_store *)base;
     sweep_op *op = calloc(1, sizeof *op);
     if (!op)
         return err_set(e, ERR_NOMEM, "no memory for a sweep");
@@ -452,20 +442,15 @@ static int sweep(mongo_store *s, bool orphans, size_t *removed, err *e)
         if ((result = mongo_run(&s->link, list_uploads, op, "listing uploads", e)) != 0)
             break;
         for (size_t i = 0; result == 0 && i < op->count; i++)
-            result = sweep_one(s, &op->uploads[i], orphans, op->now_ms, removed, e);
+            result = sweep_one(s, &op->uploads[i], op->now_ms, removed, e);
         if (op->count < PAGE)
             break;
         memcpy(op->after, op->uploads[PAGE - 1].id, sizeof op->after);
     }
-    if (result == 0 && orphans)
+    if (result == 0)
         result = mongo_run(&s->link, drop_old_leases, op, "dropping old leases", e);
     free(op);
     return result;
-}
-
-int mongo_sweep(store *base, size_t *removed, err *e)
-{
-    return sweep((mongo_store *)base, true, removed, e);
 }
 
 static bool drop_all(const mongo_link *l, mongoc_client_t *client, int attempt, void *arg,

@@ -143,7 +143,7 @@ static int append_options(buf *out, const char *query, const char *auth_source, 
 }
 
 /* The store's own URI with another database and another user, or none. */
-static int write_locator(const mongo_store *s, const char *db, const user_op *user, bool limited,
+static int write_locator(const mongo_store *s, const char *db, const user_op *user,
                          char out[STORE_LOCATOR_BYTES], err *e)
 {
     const char *begin = strstr(s->link.text, "://") + 3;
@@ -160,8 +160,6 @@ static int write_locator(const mongo_store *s, const char *db, const user_op *us
                    user ? "@" : "", (int)(end - hosts), hosts, db);
     if (result == 0)
         result = append_options(&text, query ? query + 1 : NULL, user ? user->db : NULL, e);
-    if (result == 0 && limited)
-        result = buf_printf(&text, e, "&kubeml.limited=1");
     if (result == 0)
         memcpy(out, text.bytes, text.len + 1);
     if (text.bytes)
@@ -175,11 +173,11 @@ int mongo_chunks_locator(store *base, const char *id, char out[STORE_LOCATOR_BYT
     char db[MONGO_DB_BYTES];
     mongo_set_db(s, id, db);
     if (!s->users)
-        return write_locator(s, db, NULL, false, out, e);
+        return write_locator(s, db, NULL, out, e);
     user_op op = {.db = db, .role = "read"};
     int result = make_user(s, &op, "making a user that reads a dataset", e);
     if (result == 0)
-        result = write_locator(s, db, &op, false, out, e);
+        result = write_locator(s, db, &op, out, e);
     explicit_bzero(op.password, sizeof op.password);
     return result;
 }
@@ -189,13 +187,13 @@ int mongo_locator(store *base, store_use use, char out[STORE_LOCATOR_BYTES], err
     mongo_store *s = (mongo_store *)base;
     const struct role *r = &roles[use];
     if (!s->users)
-        return write_locator(s, s->link.db, NULL, false, out, e);
+        return write_locator(s, s->link.db, NULL, out, e);
     user_op op = {.db = s->link.db, .role = r->name};
     int result = mongo_run(&s->link, create_role, (void *)(uintptr_t)r, "making a role", e);
     if (result == 0)
         result = make_user(s, &op, r->what, e);
     if (result == 0)
-        result = write_locator(s, s->link.db, &op, true, out, e);
+        result = write_locator(s, s->link.db, &op, out, e);
     explicit_bzero(op.password, sizeof op.password);
     return result;
 }
