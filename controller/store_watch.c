@@ -41,13 +41,23 @@ store_watch *store_watch_new(controller *c)
     return w;
 }
 
+/* What stands before one more option. Before the first there is a slash behind the hosts, also
+ * where no database's name follows it. */
+static const char *separator(const char *locator)
+{
+    const char *hosts = strstr(locator, "://");
+    if (strchr(locator, '?'))
+        return "&";
+    return hosts && !strchr(hosts + 3, '/') ? "/?" : "?";
+}
+
 /* The locator with less patience: of options that come twice the last one counts. */
 static int open_probe(store_watch *w, err *e)
 {
     char text[STORE_LOCATOR_BYTES];
     const char *locator = w->controller->config.store_locator;
     int len = snprintf(text, sizeof text, "%s%skubeml.patience_ms=%d&serverSelectionTimeoutMS=2500",
-                       locator, strchr(locator, '?') ? "&" : "?", STORE_WATCH_PATIENCE_MS);
+                       locator, separator(locator), STORE_WATCH_PATIENCE_MS);
     if (len >= (int)sizeof text)
         return err_set(e, ERR_LIMIT, "the store's locator is too long");
     w->probe = store_open(text, e);

@@ -303,6 +303,18 @@ def no_database_is_said_and_waited_for():
 
 
 @case(limit=60, platform=False)
+def a_locator_needs_no_name_of_a_database():
+    server_uri("x")  # leaves the case out where there is no server
+    with Server() as server:
+        with Platform("--store", f"mongodb://127.0.0.1:{server.port}") as p:
+            assert f"mongodb://127.0.0.1:{server.port}/kubeml: " in problem(p, "/ready")
+            server.start()
+            ready(p)
+            p.dataset()
+            assert [d["name"] for d in p.get("/dataset")] == ["tiny"]
+
+
+@case(limit=60, platform=False)
 def a_database_that_lets_nobody_in_is_named():
     uri = server_uri("x")
     if "@" not in uri:
