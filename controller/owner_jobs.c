@@ -452,7 +452,8 @@ int jobs_save_new(owner *o, const job *j, err *e)
         return -1;
     if (put_record(o, j->id, record, &why) == 0)
         return 0;
-    if (why.code == ERR_UNAVAILABLE) { /* a database that went away may have it all the same */
+    /* A database that went away may have it all the same; records on this host have not. */
+    if (why.code == ERR_UNAVAILABLE && store_watch_is_far(o->controller->watch)) {
         keep_record(o, j->id, record, &why);
         return 0;
     }

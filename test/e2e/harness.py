@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import gzip
 import json
+import mmap
 import os
 import pathlib
 import re
@@ -144,6 +145,21 @@ def mnist():
     if "MNIST" not in os.environ:
         skip("MNIST is not at hand: scripts/mnist-data demo-out/mnist downloads it, DATA=folder names it")
     return pathlib.Path(os.environ["MNIST"])
+
+
+@contextlib.contextmanager
+def stopped_writer(p):
+    """Somebody's turn to write the records that does not come to an end, as a stopped process's."""
+    behind_boot = 40  # of struct shared_turn, common/store_lmdb_writer.c
+    libc = ctypes.CDLL(None)
+    with open(p.folder / "home/store/records.writer", "r+b") as f, mmap.mmap(f.fileno(), 0) as turn:
+        lock = ctypes.c_char.from_buffer(turn, behind_boot)
+        assert libc.pthread_mutex_lock(ctypes.byref(lock)) == 0
+        try:
+            yield
+        finally:
+            assert libc.pthread_mutex_unlock(ctypes.byref(lock)) == 0
+            del lock
 
 
 def paced_code(seconds):

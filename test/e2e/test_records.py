@@ -55,6 +55,27 @@ def an_end_on_a_full_disk_is_kept_and_no_job_is_taken():
 
 
 @case(limit=120, platform=False)
+def no_job_is_taken_while_a_stopped_writer_has_the_turn():
+    """Where the records are a file of this machine it is sure that they do not have it."""
+    with harness.Platform("--pool-functions", "0", "--pool-ps", "0") as p:
+        p.dataset()
+        p.function()
+        job = p.train(epochs=50000)
+        until(lambda: p.task(job)["epoch"] >= 1)
+        p.post(f"/tasks/{job}/suspend")
+        p.wait(job)
+        until(lambda: not p.pods(job=job), message="pods of a suspended job")
+        asked = {"function_name": "lenet", "dataset": "tiny", "epochs": 1, "batch_size": 32, "lr": 0.01}
+        for path, body in (("/train", asked), (f"/tasks/{job}/resume", None)):
+            before = answers(p)
+            with harness.stopped_writer(p):
+                assert "is it stopped?" in p.post(path, 503, json=body)["detail"]
+                assert states(p) == {job: "suspended"}, states(p)
+            until(lambda: answers(p) > before, message="the store is not asked again")
+            assert states(p) == {job: "suspended"}, states(p)
+
+
+@case(limit=120, platform=False)
 def what_is_deleted_before_its_end_is_saved_does_not_come_back():
     with mock.patch("subprocess.Popen", functools.partial(subprocess.Popen, restore_signals=False)), \
             harness.Platform("--pool-functions", "0", "--pool-ps", "0") as p:
