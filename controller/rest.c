@@ -120,7 +120,8 @@ static void rest_metrics(http_request *r, void *context)
 const http_route rest_routes[] = {
     {.method = "GET", .pattern = "/health", .handle = rest_health, .open = true, .live = true},
     {.method = "GET", .pattern = "/started", .handle = rest_started, .open = true, .live = true},
-    {.method = "GET", .pattern = "/ready", .handle = rest_ready, .open = true, .live = true},
+    {.method = "GET", .pattern = "/ready", .handle = rest_ready, .open = true, .live = true,
+     .waits = true},
     {.method = "GET", .pattern = "/version", .handle = rest_version, .open = true, .live = true},
     {.method = "GET", .pattern = "/metrics", .handle = rest_metrics, .live = true,
      .gives = "text/plain"},

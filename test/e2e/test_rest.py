@@ -10,6 +10,7 @@ import os
 import pathlib
 import pickle
 import re
+import select
 import shutil
 import signal
 import socket
@@ -708,6 +709,18 @@ def idle_connections_block_nobody(p):
     assert p.get("/health", timeout=5 * harness.STRETCH) == {"status": "ok"}
     for connection in idle:
         connection.close()
+
+
+@case(platform=False)
+def who_asks_whether_it_is_ready_holds_up_nobody():
+    """For which nobody needs a token. Where the records cannot be written each of them waits for that."""
+    with harness.Platform() as p, harness.stopped_writer(p), contextlib.ExitStack() as at_end:
+        port = urllib.parse.urlparse(p.url).port
+        asked = [at_end.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(20)]
+        for connection in asked:
+            connection.sendall(b"GET /ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert p.get("/health") == {"status": "ok"}
+        assert not select.select(asked, [], [], 0)[0], "it was answered behind one of them"
 
 
 def npy(array):
