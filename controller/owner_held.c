@@ -222,17 +222,31 @@ void owner_let_go(owner *o, const char *id)
     owner_run(o, run_let_go, &c);
 }
 
-static void run_forget(owner *o, void *arg)
+static int delete_logs(store *s, const char *id, err *e)
 {
-    owner_call *c = arg;
     char prefix[STORE_KEY_BYTES];
     cleanup_free blob_entry *entries = NULL;
     size_t count = 0;
+    snprintf(prefix, sizeof prefix, "logs/%s/", id);
+    int status = store_blob_list(s, prefix, NULL, 0, &entries, &count, e);
+    for (size_t i = 0; i < count && status == 0; i++)
+        status = store_blob_delete(s, entries[i].name, e);
+    return status;
+}
+
+/* The record goes last: as long as it is there the deletion can be asked for again. */
+static void run_forget(owner *o, void *arg)
+{
+    owner_call *c = arg;
     err why = ERR_INIT;
     run_check_ended(o, arg);
     if (c->status)
         return;
     owner_hold_if_fenced(o);
+    c->status = delete_logs(o->controller->store, c->id, &c->why);
+    if (c->status)
+        return;
+    failpoint("controller.forget");
     if (store_delete(o->controller->store, "jobs", c->id, STORE_ANY, &why) &&
         why.code != ERR_NOT_FOUND) {
         c->why = why;
@@ -240,10 +254,6 @@ static void run_forget(owner *o, void *arg)
         return;
     }
     json_object_del(o->unsaved, c->id);
-    snprintf(prefix, sizeof prefix, "logs/%s/", c->id);
-    if (store_blob_list(o->controller->store, prefix, NULL, 0, &entries, &count, NULL) == 0)
-        for (size_t i = 0; i < count; i++)
-            store_blob_delete(o->controller->store, entries[i].name, NULL);
 }
 
 int owner_forget(owner *o, const char *id, err *e)

@@ -445,6 +445,28 @@ def a_job_is_not_resumed_while_its_model_goes():
 
 
 @case(platform=False)
+def what_is_left_of_a_job_goes_when_its_deletion_was_cut_off():
+    """The controller dies when some of it is gone."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMP")) as folder:
+        dies = pathlib.Path(folder) / "dies"
+        with harness.Platform(env={"KUBEML_FAILPOINT": "controller.forget", "KUBEML_FAILPOINT_FILE": str(dies)}) as p:
+            p.dataset()
+            p.function()
+            job = p.train(epochs=1)
+            p.succeed(job)
+            logs = lambda: list((p.folder / "home/store/blobs").glob(f"logs*{job}*"))
+            until(logs, message="its log is not kept")
+            with contextlib.suppress(requests.ConnectionError):
+                p.delete(f"/history/{job}")
+            p.process.wait(20 * harness.STRETCH)
+            assert dies.exists()
+            p.start()
+            p.delete(f"/history/{job}")
+            assert not logs() and not p.models()
+            p.get(f"/tasks/{job}", 404)
+
+
+@case(platform=False)
 def what_is_being_deleted_is_not_trained_with():
     for kind, name in (("dataset", "tiny"), ("function", "lenet")):
         with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMP")) as folder, \
