@@ -8,6 +8,7 @@
 #include "controller.h"
 #include "failpoint.h"
 #include "json_read.h"
+#include "model_blob.h"
 #include "multipart.h"
 #include "name.h"
 #include "npz_model.h"
@@ -98,31 +99,12 @@ static int no_model(const char *id, err *e)
     return err_set(e, ERR_NOT_FOUND, "there is no trained model \"%.40s\"", id);
 }
 
-/* The final model, or the newest checkpoint of a job that has none. */
 static int open_model(store *s, const char *id, blob **out, err *e)
 {
-    char name[STORE_KEY_BYTES];
-    err why = ERR_INIT;
     if (name_check("job", id, NULL))
         return no_model(id, e);
-    snprintf(name, sizeof name, "models/%s/final", id);
-    if (store_blob_open(s, name, out, &why) == 0)
-        return 0;
-    blob_entry *entries = NULL;
-    size_t count = 0;
-    snprintf(name, sizeof name, "models/%s/epoch-", id);
-    if (why.code == ERR_NOT_FOUND &&
-        store_blob_list(s, name, NULL, 0, &entries, &count, &why) == 0 && count) {
-        int status = store_blob_open(s, entries[count - 1].name, out, e);
-        free(entries);
-        return status;
-    }
-    free(entries);
-    if (why.code != ERR_NOT_FOUND && why.code != ERR_NONE) {
-        *e = why;
-        return -1;
-    }
-    return no_model(id, e);
+    int status = model_blob_open(s, id, out, e);
+    return status && e->code == ERR_NOT_FOUND ? no_model(id, e) : status;
 }
 
 typedef struct model_source {

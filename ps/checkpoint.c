@@ -11,10 +11,9 @@
 #include "cleanup.h"
 #include "failpoint.h"
 #include "log.h"
+#include "model_blob.h"
 #include "request.h"
 #include "safetensors.h"
-
-enum { MODEL_LOOKS = 2 };
 
 /* ---- models in memory ------------------------------------------------------------------------ */
 
@@ -265,16 +264,20 @@ static int read_all(safetensors *f, checkpoint_info *info, model *out, err *e)
     return 0;
 }
 
+/* Closes the blob where it is no safetensors file. */
+static int open_tensors(blob *b, safetensors **f, err *e)
+{
+    int fd;
+    if (blob_fd(b, &fd, e) == 0 && safetensors_open(fd, f, e) == 0)
+        return 0;
+    blob_close(b);
+    return -1;
+}
+
 /* Opens the blob as safetensors; both to be closed. */
 static int open_blob(store *s, const char *name, blob **b, safetensors **f, err *e)
 {
-    int fd;
-    if (store_blob_open(s, name, b, e))
-        return -1;
-    if (blob_fd(*b, &fd, e) == 0 && safetensors_open(fd, f, e) == 0)
-        return 0;
-    blob_close(*b);
-    return -1;
+    return store_blob_open(s, name, b, e) || open_tensors(*b, f, e) ? -1 : 0;
 }
 
 int checkpoint_read(store *s, const char *name, checkpoint_info *info, model *out, err *e)
@@ -424,38 +427,6 @@ static int init_is_not_there(const char *init, err *e)
     return err_wrap(e, "init: %s", init);
 }
 
-static int open_newest(store *s, const char *job, blob **b, safetensors **f, err *e)
-{
-    cleanup_free blob_entry *found = NULL;
-    size_t count = 0;
-    if (list(s, job, "epoch", &found, &count, e))
-        return -1;
-    return count ? open_blob(s, found[count - 1].name, b, f, e)
-                 : err_set(e, ERR_NOT_FOUND, "job %s has no model", job);
-}
-
-/* ERR_NOT_FOUND: none of the two is there. The job may run by now, and end between two looks: then
- * its final model takes the place of its checkpoints. */
-static int open_model(store *s, const char *final, const char *job, blob **b, safetensors **f,
-                      err *e)
-{
-    err none = ERR_INIT;
-    for (int look = 0; look < MODEL_LOOKS; look++) {
-        err_clear(&none);
-        if (open_blob(s, final, b, f, &none) == 0)
-            return 0;
-        if (none.code == ERR_NOT_FOUND) {
-            err_clear(&none);
-            if (open_newest(s, job, b, f, &none) == 0)
-                return 0;
-        }
-        if (none.code != ERR_NOT_FOUND)
-            break;
-    }
-    *e = none;
-    return -1;
-}
-
 static int open_init(store *s, const char *init, blob **b, safetensors **f, err *e)
 {
     char final[STORE_KEY_BYTES], job[REQUEST_NAME_BYTES];
@@ -463,8 +434,8 @@ static int open_init(store *s, const char *init, blob **b, safetensors **f, err 
     if (checkpoint_final_name(final, job, e))
         return -1;
     if (strcmp(init, job) == 0 || strcmp(init, final) == 0) {
-        if (open_model(s, final, job, b, f, e) == 0)
-            return 0;
+        if (model_blob_open(s, job, b, e) == 0)
+            return open_tensors(*b, f, e);
         if (e->code != ERR_NOT_FOUND)
             return -1;
         err_clear(e);
