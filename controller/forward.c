@@ -207,7 +207,7 @@ static void answer_stream(hop *h, http_request *r)
     pthread_attr_t attr;
     err e = ERR_INIT;
     if (!count_stream(1)) {
-        err_set(&e, ERR_LIMIT, "%d streams are open already", FORWARD_STREAMS_MAX);
+        err_set(&e, ERR_UNAVAILABLE, "%d streams are open already", FORWARD_STREAMS_MAX);
         http_answer_error(r, &e);
         hop_free(h);
         return;

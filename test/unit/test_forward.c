@@ -2,6 +2,8 @@
  * what stands below is linked in the place of leader.c. */
 #include <arpa/inet.h>
 #include <poll.h>
+#include <pthread.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -55,7 +57,22 @@ static void small(http_request *r, void *context)
     http_answer_json(r, 200, json_pack("{s:i}", "small", 1));
 }
 
+static http_stream *opened[FORWARD_STREAMS_MAX + 1024];
+static size_t opened_count;
+static pthread_mutex_t opened_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void stream(http_request *r, void *context)
+{
+    (void)context;
+    pthread_mutex_lock(&opened_lock);
+    CHECK(opened_count < sizeof opened / sizeof *opened);
+    http_stream *s = opened[opened_count++] = http_answer_stream(r, "text/plain");
+    http_stream_write(s, "\n", 1);
+    pthread_mutex_unlock(&opened_lock);
+}
+
 static const http_route routes[] = {
+    {.method = "GET", .pattern = "/stream", .handle = stream, .gives = "text/plain", .led = true},
     {.method = "GET", .pattern = "/big", .handle = big, .gives = "text/plain", .led = true},
     {.method = "GET", .pattern = "/small", .handle = small, .led = true},
 };
@@ -152,5 +169,39 @@ TEST(what_clients_have_not_taken_is_bounded)
     }
     check_rest(second);
     close(second);
+    close_world(&w);
+}
+
+/* As the leader says it: the client asks again. */
+TEST_LIMIT(one_stream_too_many_is_for_later, 60)
+{
+    enum { FILES = 8 * FORWARD_STREAMS_MAX };
+    static int clients[FORWARD_STREAMS_MAX];
+    struct rlimit files;
+    world w;
+    int status;
+    CHECK_INT(getrlimit(RLIMIT_NOFILE, &files), 0);
+    if (files.rlim_max < FILES)
+        test_skip("so many streams need more files than may be open");
+    files.rlim_cur = files.rlim_cur < FILES ? FILES : files.rlim_cur;
+    CHECK_INT(setrlimit(RLIMIT_NOFILE, &files), 0);
+    open_world(&w);
+    for (int i = 0; i < FORWARD_STREAMS_MAX; i++) {
+        clients[i] = ask(&w, "/stream", &status);
+        CHECK_INT(status, 200);
+    }
+    CHECK_INT(status_of(&w, "/stream"), 503);
+    close(clients[0]);
+    int64_t until = clock_deadline_ms(WAIT_MS);
+    while (status_of(&w, "/stream") != 200) {
+        CHECK(clock_left_ms(until) > 0);
+        poll(NULL, 0, 50);
+    }
+    for (int i = 1; i < FORWARD_STREAMS_MAX; i++)
+        close(clients[i]);
+    pthread_mutex_lock(&opened_lock);
+    for (size_t i = 0; i < opened_count; i++)
+        http_stream_close(opened[i]);
+    pthread_mutex_unlock(&opened_lock);
     close_world(&w);
 }
