@@ -34,6 +34,7 @@ typedef struct hop {
     bool headed; /* its headers are there */
     bool refused; /* there is no memory for it, or it is over FORWARD_BYTES_MAX */
     bool crowded; /* others have not taken theirs */
+    bool late;    /* it took longer than FORWARD_ANSWER_MS */
     bool paused; /* the leader is to wait until the client has read */
     http_stream *stream;
 } hop;
@@ -168,7 +169,8 @@ static bool await_answer(hop *h, CURLcode *result)
                 *result = m->msg == CURLMSG_DONE ? m->data.result : *result;
             return *result == CURLE_OK && h->headed;
         }
-        if (clock_left_ms(deadline) == 0 || !same_leader(h))
+        h->late = clock_left_ms(deadline) == 0;
+        if (h->late || !same_leader(h))
             return false;
         curl_multi_poll(h->multi, NULL, 0, FORWARD_WATCH_MS, NULL);
     }
@@ -323,6 +325,9 @@ static void answer_lost(const hop *h, http_request *r, CURLcode result)
                 "there is no room for the answer: %d MiB at most are held for others that have "
                 "not taken theirs yet",
                 FORWARD_HELD_MAX >> 20);
+    else if (h->late)
+        err_set(&e, ERR_TIMEOUT, "the leading controller has not answered for %d s%s",
+                FORWARD_ANSWER_MS / 1000, harmless ? "" : ": look whether it was done");
     else if (harmless || result == CURLE_COULDNT_CONNECT)
         err_set(&e, ERR_UNAVAILABLE,
                 "the leading controller does not answer; another takes over within seconds");

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "clock.h"
+#include "forward.h"
 #include "json_read.h"
 #include "log.h"
 #include "name.h"
@@ -20,6 +21,9 @@
 #include "wire.h"
 
 enum { TAKE_MS = 30000, SERVE_MS = 30000, INFER_MS = 60000 };
+/* All of an answer; whoever hands the request on waits for longer. */
+_Static_assert(INFER_MS + TAKE_MS + SERVE_MS + INFER_MS < FORWARD_ANSWER_MS,
+               "a standby waits for the leader's answer");
 
 typedef struct server {
     char model[64];
