@@ -246,6 +246,16 @@ int fs_scratch_file(const char *dir, int *fd, err *e)
     return 0;
 }
 
+void fs_boot_id(char out[FS_BOOT_BYTES])
+{
+    memset(out, 0, FS_BOOT_BYTES);
+    cleanup_buf buf text;
+    buf_init(&text, 64);
+    err none = ERR_INIT;
+    if (fs_read_file("/proc/sys/kernel/random/boot_id", &text, &none) == 0)
+        memcpy(out, text.bytes, text.len < FS_BOOT_BYTES - 1 ? text.len : FS_BOOT_BYTES - 1);
+}
+
 int fs_free_bytes(const char *path, uint64_t *out, err *e)
 {
     struct statvfs st;

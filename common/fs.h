@@ -64,6 +64,10 @@ int fs_pread_some(int fd, void *out, size_t len, uint64_t offset, size_t *got, c
 
 /* A nameless file in `dir`, read and written; gone when it is closed or the process dies. */
 int fs_scratch_file(const char *dir, int *fd, err *e);
+/* The kernel's line that tells one boot of this machine from all others, and zeros; without /proc
+ * zeros alone. */
+enum { FS_BOOT_BYTES = 40 };
+void fs_boot_id(char out[FS_BOOT_BYTES]);
 /* Bytes that an ordinary user may still write where `path` is. */
 int fs_free_bytes(const char *path, uint64_t *out, err *e);
 

@@ -20,7 +20,7 @@
 
 /* The file. It has its name only when all of it is filled in. */
 typedef struct shared_turn {
-    char boot[40]; /* the kernel's boot id: an owner of another boot is gone without a trace */
+    char boot[FS_BOOT_BYTES]; /* an owner of another boot is gone without a trace */
     pthread_mutex_t lock;
     atomic_int owner; /* for the message: the process, in its own namespace */
 } shared_turn;
@@ -29,17 +29,6 @@ struct lmdb_writer {
     shared_turn *shared;
     char path[FS_PATH_BYTES];
 };
-
-/* Without /proc all boots are alike, which costs no more than the wait this file is to bound. */
-static void boot_id(char out[static 40])
-{
-    memset(out, 0, 40);
-    cleanup_buf buf text;
-    buf_init(&text, 64);
-    err none = ERR_INIT;
-    if (fs_read_file("/proc/sys/kernel/random/boot_id", &text, &none) == 0)
-        memcpy(out, text.bytes, text.len < 39 ? text.len : 39);
-}
 
 static int init_lock(pthread_mutex_t *lock)
 {
@@ -99,8 +88,8 @@ lmdb_writer *lmdb_writer_open(const char *path, err *e)
         err_set(e, ERR_NOMEM, "no memory for %s", path);
         return NULL;
     }
-    char boot[40];
-    boot_id(boot);
+    char boot[FS_BOOT_BYTES];
+    fs_boot_id(boot);
     int status = fs_path(w->path, e, "%s", path);
     if (status == 0 && (status = map_file(w, boot, e)) == 1 &&
         (status = make_file(path, boot, e)) == 0 && (status = map_file(w, boot, e)) == 1)

@@ -53,6 +53,7 @@ typedef struct local {
     char dir[FS_PATH_BYTES]; /* HOME/run/pods */
     char sockets[SOCKET_DIR_MAX + 64];
     char bin_dir[FS_PATH_BYTES], token_file[FS_PATH_BYTES];
+    char boot[FS_BOOT_BYTES]; /* in which the pids of records are ours */
     int slots;
     bool gpus;
     int epoll_fd, timer_fd;
@@ -108,11 +109,11 @@ static void pod_path(const local *l, const char *name, const char *suffix, char 
 /* Replaces NAME.json. Not synced: after a crash of the machine there is no process to find. */
 static int record_write(const local *l, const local_pod *p, err *e)
 {
-    json_t *record = json_pack("{s:s, s:s, s:i, s:I, s:s, s:s, s:i, s:i}", "name", p->seen.name,
-                               "role", p->seen.role == POD_PS ? "ps" : "function", "pid",
-                               (int)p->pid, "started", (json_int_t)p->started, "address",
-                               p->seen.address, "job", p->seen.job, "function", p->seen.function,
-                               "incarnation", p->seen.incarnation);
+    json_t *record =
+        json_pack("{s:s, s:s, s:i, s:I, s:s, s:s, s:s, s:i, s:i}", "name", p->seen.name, "role",
+                  p->seen.role == POD_PS ? "ps" : "function", "pid", (int)p->pid, "started",
+                  (json_int_t)p->started, "boot", l->boot, "address", p->seen.address, "job",
+                  p->seen.job, "function", p->seen.function, "incarnation", p->seen.incarnation);
     cleanup_free char *text = record ? json_dumps(record, JSON_COMPACT) : NULL;
     json_decref(record);
     if (!text)
@@ -683,6 +684,13 @@ static local_pod *record_parse(const json_t *record)
     return p;
 }
 
+/* A record of an earlier version does not say it. */
+static bool is_of_this_boot(const local *l, const json_t *record)
+{
+    const char *boot = json_string_value(json_object_get(record, "boot"));
+    return !boot || strcmp(boot, l->boot) == 0;
+}
+
 /* Takes over the pod that a file of an earlier controller names, living or not. */
 static int adopt(local *l, const char *path, err *e)
 {
@@ -697,6 +705,8 @@ static int adopt(local *l, const char *path, err *e)
     if (p->pid == 0) {
         p->pid = find_by_address(p->seen.address);
         p->started = p->pid ? start_time(p->pid) : 0;
+    } else if (!is_of_this_boot(l, record)) {
+        p->pid = 0; /* nobody's now, or somebody else's, as its group's number is */
     }
     bool living =
         p->pid > 1 && p->started && start_time(p->pid) == p->started && watch(l, p, e) == 0;
@@ -850,6 +860,8 @@ int cluster_local_open(const void *config, cluster **out, err *e)
     l->gpus = c->gpus;
     l->epoll_fd = l->timer_fd = -1;
     l->oom_kills = oom_kill_count();
+    fs_boot_id(l->boot);
+    l->boot[strcspn(l->boot, "\n")] = '\0';
     snprintf(l->bin_dir, sizeof l->bin_dir, "%s", c->bin_dir);
     snprintf(l->token_file, sizeof l->token_file, "%s", c->token_file);
     if (fs_path(l->dir, e, "%s/run/pods", c->home) || fs_mkdirs(l->dir, 0700, e) ||

@@ -7,7 +7,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cleanup.h"
 #include "clock.h"
+#include "fs.h"
 #include "../../controller/cluster.h"
 #include "../../controller/cluster_local.h"
 #include "parallel.h"
@@ -90,20 +92,23 @@ static pid_t pid_in_log(cluster *c, const char *name)
     return pid;
 }
 
+static bool is_gone(pid_t pid)
+{
+    char path[64], state[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *f = fopen(path, "r");
+    size_t len = f ? fread(state, 1, sizeof state - 1, f) : 0;
+    state[len] = '\0';
+    if (f)
+        fclose(f);
+    char *at = strrchr(state, ')');
+    return !at || at[2] == 'Z' || at[2] == 'X';
+}
+
 static void wait_gone(pid_t pid)
 {
     int64_t deadline = clock_deadline_ms(WAIT_MS);
-    char path[64], state[512];
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    for (;;) {
-        FILE *f = fopen(path, "r");
-        size_t len = f ? fread(state, 1, sizeof state - 1, f) : 0;
-        state[len] = '\0';
-        if (f)
-            fclose(f);
-        char *at = strrchr(state, ')');
-        if (!at || at[2] == 'Z' || at[2] == 'X')
-            return;
+    while (!is_gone(pid)) {
         CHECK(clock_monotonic_ms() < deadline);
         poll(NULL, 0, 5);
     }
@@ -390,6 +395,57 @@ TEST(a_pid_that_was_used_again)
     CHECK_STR(p.name, "ghost");
     CHECK_INT(p.phase, POD_ENDED);
     c->ops->close(c, true); /* and this process still runs */
+}
+
+/* A pod of a controller that is gone, and so is its leader, perhaps; its record is of another boot,
+ * perhaps, which makes the numbers in it somebody else's. */
+static void find_again(const char *name, bool ended, bool booted)
+{
+    char path[600];
+    cleanup_buf buf text;
+    err e = ERR_INIT;
+    pod p;
+    fflush(NULL);
+    pid_t other = fork();
+    if (other == 0) {
+        cluster *c = open_cluster();
+        start(c, name, POD_FUNCTION);
+        wait_log(c, name, "child ");
+        _exit(0);
+    }
+    int status = 1;
+    waitpid(other, &status, 0);
+    CHECK_INT(status, 0);
+    pid_t leader = pid_of(name);
+    if (ended) {
+        kill(leader, SIGKILL);
+        wait_gone(leader);
+    }
+    buf_init(&text, 4096);
+    snprintf(path, sizeof path, "%s/run/pods/%s.json", test_tmp(), name);
+    CHECK_OK(fs_read_file(path, &text, &e), e);
+    char *boot = strstr(text.bytes, "\"boot\":\"");
+    CHECK(boot);
+    if (booted)
+        boot[8] = boot[8] == '0' ? '1' : '0';
+    CHECK_OK(fs_write_file(path, text.bytes, text.len, 0600, &e), e);
+    cluster *c = open_cluster();
+    pid_t child = pid_in_log(c, name);
+    CHECK_INT(c->ops->next_event(c, &p, &e), ended || booted);
+    c->ops->close(c, true);
+    if (!booted)
+        wait_gone(child);
+    CHECK_INT(is_gone(child), !booted);
+    kill(-leader, SIGKILL);
+}
+
+TEST(what_another_boots_pods_were_is_not_killed)
+{
+    script("kubeml-function", "sleep 100 &\necho child $!\nwait");
+    find_again("alive", false, false);
+    find_again("rest", true, false);
+    find_again("alive-before", false, true);
+    find_again("rest-before", true, true);
 }
 
 TEST(limits_are_set)
