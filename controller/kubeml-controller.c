@@ -16,6 +16,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <malloc.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,6 +43,7 @@ enum {
     DESCRIPTORS = 16384,
     REAP_S = 5, /* how often idle runtimes of /infer are looked for */
     STOP_REQUESTS_MS = 3000,
+    LOCK_MS = 2000,
     LOST_LOOK_MS = 250, /* how soon a lost lease is noticed */
 };
 
@@ -76,6 +78,19 @@ static int find_programs(controller_config *c, err *e)
     return 0;
 }
 
+/* What a controller that was killed had just forked has the lock, too, until it is another program;
+ * so one that is started in its place tries for a while. */
+static bool take_lock(int fd)
+{
+    int64_t until = clock_deadline_ms(LOCK_MS);
+    while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK || clock_left_ms(until) == 0)
+            return false;
+        poll(NULL, 0, 10);
+    }
+    return true;
+}
+
 static int lock_home(program *p, err *e)
 {
     char path[FS_PATH_BYTES];
@@ -85,7 +100,7 @@ static int lock_home(program *p, err *e)
     p->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (p->lock_fd < 0)
         return err_set_errno(e, errno, "%.200s", path);
-    if (flock(p->lock_fd, LOCK_EX | LOCK_NB) == 0)
+    if (take_lock(p->lock_fd))
         return 0;
     return err_set(e, ERR_EXISTS, "another controller runs on %.200s", p->controller.config.home);
 }

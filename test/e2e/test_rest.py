@@ -18,6 +18,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.parse
 
 import numpy as np
@@ -613,13 +614,16 @@ def a_killed_ps_is_replaced(p):
     assert task["sha256"] == sha, "other weights than without the kill"
 
 
-def sockets_of(pid):
-    """The numbers of a process's sockets, as /proc/net has them."""
-    found = set()
+def opened_by(pid):
+    """What a process's descriptors are, as /proc names it."""
     for link in pathlib.Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
-            found |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(link)))
-    return found
+            yield os.readlink(link)
+
+
+def sockets_of(pid):
+    """The numbers of a process's sockets, as /proc/net has them."""
+    return set(re.findall(r"socket:\[(\d+)\]", " ".join(opened_by(pid))))
 
 
 def net_of(pid, kind):
@@ -662,6 +666,21 @@ def a_jobs_redis_from_outside(p):
         p.delete(f"/tasks/{job}")
         p.wait(job)
     until(lambda: not [f for f in folders if f.exists()], message="a job's folder stays")
+
+
+@case(platform=False)
+def what_a_killed_controller_was_starting_is_waited_for():
+    """It has the home's lock until it becomes another program."""
+    with harness.Platform() as p:
+        p.stop()
+        ended, path = p.process, p.folder / "home/run/controller.lock"
+        with open(path, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            starting = threading.Thread(target=p.start)
+            starting.start()
+            until(lambda: p.process is not ended and str(path) in opened_by(p.process.pid), message="it does not try")
+        starting.join()
+        p.get("/health")
 
 
 @case(platform=False)
