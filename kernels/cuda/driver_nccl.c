@@ -35,6 +35,7 @@ static struct {
     NCCL_CALLS(X)
 #undef X
 } nccl;
+static const char *(*last_error)(ncclComm_t); /* NULL: it is older than 2.13 */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char missing[160];
 
@@ -52,6 +53,7 @@ static void load(void)
         snprintf(missing, sizeof missing, "NCCL is too old: it has no %s", #name);
     NCCL_CALLS(X)
 #undef X
+    last_error = (__typeof__(last_error))dlsym(library, "ncclGetLastError");
 }
 
 const char *driver_nccl_missing(void)
@@ -74,11 +76,14 @@ static int check_there(err *e)
     return why ? err_set(e, ERR_UNSUPPORTED, "%s", why) : 0;
 }
 
+/* The last warning is the process's: it may be of an earlier failure. */
 static int failed(err *e, ncclResult_t code)
 {
+    const char *warned = last_error ? last_error(NULL) : NULL;
     err_code kind =
         code == ncclInvalidUsage || code == ncclInvalidArgument ? ERR_UNSUPPORTED : ERR_UNAVAILABLE;
-    return err_set(e, kind, "NCCL says: %s", nccl.ncclGetErrorString(code));
+    return err_set(e, kind, "NCCL says: %s%s%.150s", nccl.ncclGetErrorString(code),
+                   warned && *warned ? "; its last warning: " : "", warned ? warned : "");
 }
 
 /* ---- devices of this process ----------------------------------------------------------------- */

@@ -117,17 +117,22 @@ static void wait_gone(pid_t pid)
 TEST(a_pod_of_a_gpu_sees_that_one_alone)
 {
     script("kubeml-function",
-           "echo gpu $CUDA_VISIBLE_DEVICES warm $KUBEML_WARM_GPU mps $CUDA_MPS_PIPE_DIRECTORY .");
+           "echo gpu $CUDA_VISIBLE_DEVICES warm $KUBEML_WARM_GPU mps $CUDA_MPS_PIPE_DIRECTORY nccl "
+           "$NCCL_DEBUG $NCCL_COMM_ID cuda $CUDA_MODULE_LOADING $CUDA_CACHE_PATH .");
     setenv("CUDA_VISIBLE_DEVICES", "0,1", 1); /* the controller's own: what it may place on */
     setenv("CUDA_MPS_PIPE_DIRECTORY", "/pipe", 1);
+    setenv("NCCL_DEBUG", "INFO", 1);
+    setenv("NCCL_COMM_ID", "127.0.0.1:1", 1); /* of all jobs: nobody's */
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+    setenv("CUDA_CACHE_PATH", "/cache", 1);
     cluster *c = open_cluster();
     pod p;
     err e = ERR_INIT;
     pod_spec spec = {.name = "two", .role = POD_FUNCTION, .gpu = "GPU-1"};
     start(c, "one", POD_FUNCTION);
-    wait_log(c, "one", "gpu warm mps /pipe .");
+    wait_log(c, "one", "gpu warm mps /pipe nccl INFO cuda EAGER /cache .");
     CHECK_OK(c->ops->start(c, &spec, &p, &e), e);
-    wait_log(c, "two", "gpu GPU-1 warm 1 mps /pipe .");
+    wait_log(c, "two", "gpu GPU-1 warm 1 mps /pipe nccl INFO cuda EAGER /cache .");
     c->ops->close(c, true);
 }
 
