@@ -28,7 +28,7 @@ CUDA         ?= $(if $(SANITIZER),0,$(if $(CUDA_LACKS),0,1))
 ifeq ($(CUDA)$(if $(CUDA_LACKS),1),11)
 $(error CUDA=1, and the toolkit$(if $(CUDA_HOME), in $(CUDA_HOME)) lacks $(CUDA_LACKS): set CUDA_HOME, or run make cuda-toolkit first)
 endif
-# A100, H100 and H200, and what comes after them from PTX.
+# A100, H100 and H200, and what comes after them from PTX. Nothing before 8.0: CAPABILITY_LEAST in driver_cuda.c and nvml.c.
 CUDA_ARCH    ?= -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
                 -gencode arch=compute_90,code=compute_90
 # A kernel whose registers do not suffice goes on in memory, slowly and without a word: an error here.

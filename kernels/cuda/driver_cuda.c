@@ -11,6 +11,8 @@
 #define PIECE_BYTES  ((size_t)2 << 20)
 #define PIECES_LEAST (2 * PIECE_BYTES)
 
+enum { CAPABILITY_LEAST = 8 }; /* what kernels of ours are compiled for: scripts/cuda.mk */
+
 /* ---- errors ---------------------------------------------------------------------------------- */
 
 /* CUDA keeps the thread's last error, also one that harms nothing (no memory), until it is asked
@@ -20,7 +22,8 @@ static int failed(err *e, cudaError_t code, const char *what)
     cudaGetLastError();
     err_code kind = code == cudaErrorMemoryAllocation ? ERR_NOMEM
                     : code == cudaErrorNoDevice || code == cudaErrorInsufficientDriver ||
-                            code == cudaErrorInvalidDevice
+                            code == cudaErrorInvalidDevice ||
+                            code == cudaErrorNoKernelImageForDevice
                         ? ERR_UNSUPPORTED
                         : ERR_UNAVAILABLE;
     return err_set(e, kind, "%s: the GPU says: %s (%d)", what, cudaGetErrorString(code), (int)code);
@@ -34,13 +37,31 @@ static int failed(err *e, cudaError_t code, const char *what)
             return failed(e, code_, what);                                                         \
     } while (0)
 
+/* Why nothing of ours runs on a GPU, which CUDA says only when a kernel is started; NULL: it does,
+ * or whoever opens it hears why not. */
+static const char *too_old(int ordinal)
+{
+    static _Thread_local char why[96];
+    int major = 0, minor = 0;
+    bool told =
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) == cudaSuccess &&
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal) == cudaSuccess;
+    if (told && major >= CAPABILITY_LEAST)
+        return NULL;
+    cudaGetLastError();
+    snprintf(why, sizeof why, "GPU %d has compute capability %d.%d; %d.0 is needed", ordinal, major,
+             minor, CAPABILITY_LEAST);
+    return told ? why : NULL;
+}
+
+/* The first one counts: that is the one an engine takes unless it is told otherwise. */
 static const char *real_missing(void)
 {
     static _Thread_local char why[128];
     int count = 0;
     cudaError_t code = cudaGetDeviceCount(&count);
     if (code == cudaSuccess && count > 0)
-        return NULL;
+        return too_old(0);
     cudaGetLastError();
     snprintf(why, sizeof why, "no GPU: %s", code ? cudaGetErrorString(code) : "none is there");
     return why;
@@ -131,6 +152,9 @@ static int make(device *d, err *e)
 
 static int real_open(int ordinal, device **out, err *e)
 {
+    const char *old = too_old(ordinal);
+    if (old)
+        return err_set(e, ERR_UNSUPPORTED, "%s", old);
     device *d = calloc(1, sizeof *d);
     if (!d)
         return err_set(e, ERR_NOMEM, "no memory for a device");

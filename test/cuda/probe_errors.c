@@ -1,13 +1,15 @@
 /* probe_errors.c: the driver on a stand-in for the calls of CUDA's runtime that it is about: CUDA
  * keeps a thread's last error, also of a request that was refused and harms nothing, until it is
  * asked for it. What the driver has told the next wait must not tell again; and a wait that tells
- * of a kernel that did not start has waited nevertheless. Needs no GPU; part of make check-cuda. */
+ * of a kernel that did not start has waited nevertheless. A GPU that nothing of ours runs on is
+ * said to be one before anything is tried there. Needs no GPU; part of make check-cuda. */
 #include <stdio.h>
+#include <string.h>
 
 #include "cuda/driver_cuda.h"
 
 static cudaError_t last;
-static int syncs;
+static int syncs, capability = 90;
 
 static cudaError_t keep(cudaError_t code)
 {
@@ -26,6 +28,20 @@ cudaError_t cudaGetLastError(void)
 cudaError_t cudaSetDevice(int ordinal)
 {
     return keep(ordinal == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int ordinal)
+{
+    if (ordinal != 0)
+        return keep(cudaErrorInvalidDevice);
+    *value = attribute == cudaDevAttrComputeCapabilityMajor ? capability / 10 : capability % 10;
+    return cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void **out, size_t bytes)
@@ -67,6 +83,13 @@ int main(void)
     check("a kernel that did not start is an error", cuda_driver->wait(&d, &e) != 0);
     check("what did start is waited for", syncs == 1);
     check("and all of it told once", cuda_driver->wait(&d, &e) == 0);
+    check("a GPU of today is not missing", !cuda_driver->missing());
+    capability = 75;
+    check("one that is too old is",
+          cuda_driver->missing() && strstr(cuda_driver->missing(), "7.5; 8.0 is needed"));
+    check("and to try it again is no help", cuda_driver->open(0, &none, &e) != 0 &&
+                                                e.code == ERR_UNSUPPORTED &&
+                                                strstr(e.message, "7.5; 8.0 is needed"));
     if (!wrong)
         puts("the driver tells of an error once");
     return wrong;
