@@ -55,7 +55,7 @@ typedef struct local {
     char bin_dir[FS_PATH_BYTES], token_file[FS_PATH_BYTES];
     char boot[FS_BOOT_BYTES]; /* in which the pids of records are ours */
     int slots;
-    bool gpus;
+    bool gpus, gpus_must;
     int epoll_fd, timer_fd;
     local_pod *pods; /* the youngest first */
     int living, ended;
@@ -593,19 +593,24 @@ static int local_cpus(cluster *c)
 _Static_assert((int)CLUSTER_GPU_BYTES == (int)NVML_NAME_BYTES,
                "a GPU's name passes from NVML to the cluster");
 
-/* A machine without NVIDIA's driver has no NVML. */
 static int local_gpus(cluster *c, cluster_gpu *out, int max, int *count, err *e)
 {
     nvml_gpu gpus[64];
     err why = ERR_INIT;
     *count = 0;
-    (void)e;
-    if (!((local *)c)->gpus)
+    const local *l = (local *)c;
+    if (!l->gpus)
         return 0;
-    if (nvml_list(gpus, max < 64 ? max : 64, count, &why)) {
-        log_info("no GPU is used: %s", why.message);
+    if (nvml_list(l->gpus_must, gpus, max < 64 ? max : 64, count, &why)) {
         *count = 0;
+        if (l->gpus_must)
+            return err_set(e, why.code, "--gpus all: %s", why.message);
+        /* A machine without NVIDIA's driver has no NVML. */
+        log_write(why.code == ERR_NOT_FOUND ? LOG_INFO : LOG_WARN, "no GPU is used: %s",
+                  why.message);
     }
+    if (l->gpus_must && *count == 0)
+        return err_set(e, ERR_UNAVAILABLE, "--gpus all: no GPU of this machine can be used");
     for (int i = 0; i < *count; i++) {
         memcpy(out[i].id, gpus[i].uuid, sizeof out[i].id); /* ends within, as NVML's does */
         out[i].memory_bytes = gpus[i].memory_bytes;
@@ -864,6 +869,7 @@ int cluster_local_open(const void *config, cluster **out, err *e)
     l->base.ops = &ops;
     l->slots = c->slots;
     l->gpus = c->gpus;
+    l->gpus_must = c->gpus_must;
     l->epoll_fd = l->timer_fd = -1;
     l->oom_kills = oom_kill_count();
     fs_boot_id(l->boot);

@@ -28,7 +28,8 @@ typedef struct cluster_local_config {
     const char *bin_dir;    /* where kubeml-function and kubeml-ps are */
     const char *token_file; /* of the pool */
     int slots;
-    bool gpus; /* functions are placed on the GPUs that NVML knows */
+    bool gpus;      /* functions are placed on the GPUs that NVML knows */
+    bool gpus_must; /* or it is an error: one, or NVML, does not answer, or none can be used */
 } cluster_local_config;
 
 int cluster_local_open(const void *config, cluster **out, err *e);

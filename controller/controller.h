@@ -50,7 +50,8 @@ typedef struct controller_config {
     int slots;
     int pool_functions, pool_ps; /* warm ones to keep */
     uint64_t function_memory;    /* address space of a function; 0: no limit */
-    enum { GPUS_AUTO, GPUS_ALL, GPUS_NONE } gpus; /* auto: all, where the CUDA engine was built */
+    /* auto: those that answer, where the CUDA engine was built */
+    enum { GPUS_AUTO, GPUS_ALL, GPUS_NONE } gpus;
     gpu_policy gpu_policy;
     tokens *tokens;              /* NULL: the API asks for none */
     const char *cluster;         /* "local", or "kubernetes" with: */

@@ -463,9 +463,12 @@ static int open_parts(owner *o, err *e)
 {
     controller_config *config = &o->controller->config;
     char token_path[FS_PATH_BYTES];
-    cluster_local_config local = {.home = config->home, .bin_dir = config->bin_dir,
-                                  .token_file = token_path, .slots = config->slots,
-                                  .gpus = wants_gpus(config)};
+    cluster_local_config local = {.home = config->home,
+                                  .bin_dir = config->bin_dir,
+                                  .token_file = token_path,
+                                  .slots = config->slots,
+                                  .gpus = wants_gpus(config),
+                                  .gpus_must = config->gpus == GPUS_ALL};
     cluster_kubernetes_config kubernetes = {.templates = config->pods_file,
                                             .context = config->context,
                                             .slots = config->slots,

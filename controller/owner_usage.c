@@ -5,30 +5,26 @@
 #include "controller.h"
 #include "owner_internal.h"
 
+/* What the driver does not tell has no figure, rather than that of an idle function. */
+static void set_told(metric *gauge, const json_t *value, const char *id, const char *function)
+{
+    if (json_is_number(value))
+        metric_set(gauge, json_number_value(value), id, function, NULL);
+}
+
 static void set_gauges(controller_metrics *g, const char *id, const json_t *row)
 {
     char function[16];
-    const json_t *gpu = json_object_get(row, "gpu");
+    const json_t *gpu = json_object_get(row, "gpu"), *own = json_object_get(gpu, "own_bytes");
     snprintf(function, sizeof function, "%d",
              (int)json_integer_value(json_object_get(row, "function")));
-    metric_set(g->cpu_percent, json_number_value(json_object_get(row, "cpu_percent")), id, function,
-               NULL);
-    metric_set(g->memory_bytes, json_number_value(json_object_get(row, "memory_bytes")), id,
-               function, NULL);
-    if (!gpu)
-        return;
-    metric_set(g->gpu_percent, json_number_value(json_object_get(gpu, "percent")), id, function,
-               NULL);
-    metric_set(g->gpu_memory_bytes, json_number_value(json_object_get(gpu, "memory_bytes")), id,
-               function, NULL);
-    metric_set(g->gpu_watts, json_number_value(json_object_get(gpu, "watts")), id, function, NULL);
-    /* what the driver does not tell apart has no figure, rather than that of an idle function */
-    if (json_integer_value(json_object_get(gpu, "own_bytes")) > 0)
-        metric_set(g->gpu_own_bytes, json_number_value(json_object_get(gpu, "own_bytes")), id,
-                   function, NULL);
-    if (json_object_get(gpu, "own_percent"))
-        metric_set(g->gpu_own_percent, json_number_value(json_object_get(gpu, "own_percent")), id,
-                   function, NULL);
+    set_told(g->cpu_percent, json_object_get(row, "cpu_percent"), id, function);
+    set_told(g->memory_bytes, json_object_get(row, "memory_bytes"), id, function);
+    set_told(g->gpu_percent, json_object_get(gpu, "percent"), id, function);
+    set_told(g->gpu_memory_bytes, json_object_get(gpu, "memory_bytes"), id, function);
+    set_told(g->gpu_watts, json_object_get(gpu, "watts"), id, function);
+    set_told(g->gpu_own_bytes, json_integer_value(own) > 0 ? own : NULL, id, function);
+    set_told(g->gpu_own_percent, json_object_get(gpu, "own_percent"), id, function);
 }
 
 void usage_drop(owner *o, const char *id)

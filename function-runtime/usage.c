@@ -61,10 +61,13 @@ static json_t *gpu_json(nvml *n)
     nvml_sample s;
     if (nvml_read(n, &s, NULL) != 0)
         return NULL;
+    json_t *percent = s.busy_percent < 0 ? NULL : json_integer(s.busy_percent);
+    json_t *taken = s.memory_total ? json_integer((json_int_t)s.memory_bytes) : NULL;
+    json_t *watts = s.watts < 0 ? NULL : json_real(s.watts);
     json_t *own = s.own_percent < 0 ? NULL : json_real(s.own_percent);
-    return json_pack("{s:s,s:i,s:I,s:I,s:f,s:o*}", "name", s.name, "percent", (int)s.busy_percent,
-                     "memory_bytes", (json_int_t)s.memory_bytes, "own_bytes",
-                     (json_int_t)s.own_bytes, "watts", s.watts, "own_percent", own);
+    return json_pack("{s:s,s:o*,s:o*,s:I,s:o*,s:o*}", "name", s.name, "percent", percent,
+                     "memory_bytes", taken, "own_bytes", (json_int_t)s.own_bytes, "watts", watts,
+                     "own_percent", own);
 }
 
 json_t *usage_json(usage *u)

@@ -17,8 +17,8 @@ void usage_close(usage *u); /* NULL is fine */
 /* What this process has of its GPU's memory; 0: nobody tells. NULL is fine */
 uint64_t usage_gpu_own_bytes(usage *u);
 /* {"cpu_percent" of one core, since the call before, "memory_bytes": the most that was resident,
- *  "gpu": {"name", "percent", "memory_bytes", "own_bytes", "watts"}?}: a new reference, NULL
- *  without memory.
+ *  "gpu": {"name", "percent"?, "memory_bytes"?, "own_bytes", "watts"?, "own_percent"?}?}: what
+ *  NVML does not tell is left out. A new reference, NULL without memory.
  * One thread at a time. */
 json_t *usage_json(usage *u);
 

@@ -13,26 +13,26 @@ static void add(usage_sums *s, const json_t *row)
     s->count++;
     s->cpu_percent += json_number_value(json_object_get(row, "cpu_percent"));
     s->memory_bytes = memory > s->memory_bytes ? memory : s->memory_bytes;
-    if (!gpu)
-        return;
+    const json_t *percent = json_object_get(gpu, "percent"), *watts = json_object_get(gpu, "watts");
     memory = (uint64_t)json_integer_value(json_object_get(gpu, "memory_bytes"));
-    s->gpu_count++;
-    s->gpu_percent += json_number_value(json_object_get(gpu, "percent"));
-    s->gpu_watts += json_number_value(json_object_get(gpu, "watts"));
+    s->gpu_percent_count += percent != NULL;
+    s->gpu_percent += json_number_value(percent);
+    s->gpu_watts_count += watts != NULL;
+    s->gpu_watts += json_number_value(watts);
     s->gpu_memory_bytes = memory > s->gpu_memory_bytes ? memory : s->gpu_memory_bytes;
 }
 
 int job_usage_take(job_usage *u, int function, int incarnation, const json_t *usage, int64_t now_ms,
                    err *e)
 {
-    double cpu, percent, watts, own_percent = 0;
-    json_int_t memory, taken, own;
+    double cpu, percent = 0, watts = 0, own_percent = 0;
+    json_int_t memory, taken = 0, own;
     json_t *gpu = NULL;
     const char *name;
     json_error_t problem;
     if (json_unpack_ex((json_t *)(uintptr_t)usage, &problem, JSON_STRICT, "{s:F,s:I,s?o}",
                        "cpu_percent", &cpu, "memory_bytes", &memory, "gpu", &gpu) != 0 ||
-        (gpu && json_unpack_ex(gpu, &problem, JSON_STRICT, "{s:s,s:F,s:I,s:I,s:F,s?F}", "name",
+        (gpu && json_unpack_ex(gpu, &problem, JSON_STRICT, "{s:s,s?F,s?I,s:I,s?F,s?F}", "name",
                                &name, "percent", &percent, "memory_bytes", &taken, "own_bytes",
                                &own, "watts", &watts, "own_percent", &own_percent) != 0))
         return err_set(e, ERR_INVALID, "usage: %s", problem.text);
@@ -74,9 +74,9 @@ void job_usage_epoch(job_usage *u, epoch_result *out)
             add(s, u->rows[i].last);
     out->cpu_percent = s->count ? s->cpu_percent / s->count : NAN;
     out->memory_bytes = s->count ? s->memory_bytes : UINT64_MAX;
-    out->gpu_percent = s->gpu_count ? s->gpu_percent / s->gpu_count : NAN;
-    out->gpu_watts = s->gpu_count ? s->gpu_watts / s->gpu_count : NAN;
-    out->gpu_memory_bytes = s->gpu_count ? s->gpu_memory_bytes : UINT64_MAX;
+    out->gpu_percent = s->gpu_percent_count ? s->gpu_percent / s->gpu_percent_count : NAN;
+    out->gpu_watts = s->gpu_watts_count ? s->gpu_watts / s->gpu_watts_count : NAN;
+    out->gpu_memory_bytes = s->gpu_memory_bytes ? s->gpu_memory_bytes : UINT64_MAX;
     *s = (usage_sums){0};
 }
 

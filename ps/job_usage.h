@@ -21,9 +21,9 @@ typedef struct usage_row {
 
 /* Sums over an epoch's heartbeats. */
 typedef struct usage_sums {
-    int count, gpu_count;
+    int count, gpu_percent_count, gpu_watts_count; /* NVML may not tell a GPU's */
     double cpu_percent, gpu_percent, gpu_watts;
-    uint64_t memory_bytes, gpu_memory_bytes; /* the most */
+    uint64_t memory_bytes, gpu_memory_bytes; /* the most; of a GPU 0: not told */
 } usage_sums;
 
 typedef struct job_usage {

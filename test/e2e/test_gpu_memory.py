@@ -64,5 +64,21 @@ def a_function_has_figures_of_its_own_beside_its_gpus():
         until(lambda: label not in p.get("/metrics").decode())
 
 
+@case(limit=120, platform=False)
+def what_nvml_does_not_tell_of_a_part_of_a_gpu_has_no_figure():
+    with platform(FAKE_NVML="mig") as p:
+        prepare(p)
+        job = p.train("paced", batch_size=16, **{**JOB, "epochs": 50000})
+        gpu = until(lambda: next((row["gpu"] for row in p.get("/usage") if row["job"] == job), None), 60)
+        assert p.task(job)["gpus"] == ["MIG-2"], p.task(job)
+        assert gpu == {"name": "Fake MIG-2", "memory_bytes": 1 << 28, "own_bytes": 7 << 20}, gpu
+        label = f'jobid="{job}",function="0"'
+        shown = {line.split("{")[0] for line in p.get("/metrics").decode().splitlines() if label in line}
+        assert "kubeml_function_gpu_memory_bytes" in shown, shown
+        assert not shown & {"kubeml_function_gpu_percent", "kubeml_function_gpu_watts"}, shown
+        p.delete(f"/tasks/{job}")
+        p.wait(job)
+
+
 if __name__ == "__main__":
     harness.main(globals())

@@ -135,6 +135,27 @@ def without_gpus_only_who_insists_waits(p):
     assert p.get(f"/tasks/{waits}/explain")["reason"] == "NoGpu"
 
 
+@case(platform=False, limit=60)
+def who_asks_for_all_gpus_hears_of_one_that_does_not_answer():
+    if not NVML.exists():
+        skip("the tests' NVML is not built: make tests")
+    for env, why in (({**ENV, "FAKE_NVML": "lost"}, 'GPU "0" does not answer (NVML\'s error 15)'),
+                     ({"KUBEML_NVML": "/nowhere"}, "there is no NVML")):
+        p = harness.Platform(*OPTIONS, env=env).start(wait=False)
+        assert p.process.wait(30) == 1 and not p.url, p.log_text()
+        assert "--gpus all: " in p.log_text() and why in p.log_text(), p.log_text()
+
+
+@case(options=OPTIONS, env={**ENV, "FAKE_NVML": "old"}, limit=120)
+def a_gpu_that_is_too_old_is_left_out(p):
+    prepare(p)
+    job = p.train(epochs=50000, default_parallelism=2, gpu={"memory": "1Gi"})
+    assert placed(p, job, 2) == ["GPU-1", "GPU-1"], p.task(job)
+    assert "GPU 0 is left out: the GPU has compute capability 7.5; 8.0 is needed" in p.log_text(), p.log_text()
+    p.delete(f"/tasks/{job}")
+    p.wait(job)
+
+
 @case(options=OPTIONS, env=ENV, limit=120)
 def what_no_gpu_could_hold_holds_nobody_up(p):
     prepare(p)

@@ -93,7 +93,7 @@ typedef struct watch {
 static void watch_begin(watch *w)
 {
     err ignored = ERR_INIT;
-    *w = (watch){0};
+    *w = (watch){.most_mib = -1};
     if (nvml_open(&w->gpu, &ignored))
         w->gpu = NULL;
     w->begin_us = now_us(); /* opening takes its time */
@@ -105,7 +105,7 @@ static void watch_sample(watch *w)
     err ignored = ERR_INIT;
     if (!w->gpu || now_us() - w->begin_us < SETTLING_US || nvml_read(w->gpu, &s, &ignored))
         return;
-    double mib = (double)s.memory_bytes / 0x1p20;
+    double mib = s.memory_total ? (double)s.memory_bytes / 0x1p20 : -1;
     w->samples++;
     w->busy_percent += s.busy_percent;
     w->watts += s.watts;

@@ -1,6 +1,10 @@
 /* fake_nvml.c: an NVML with two GPUs, one of which is ours, and by their names the one of each node
- * of the tests' cluster (GPU-node...). FAKE_NVML=broken: its memory cannot be
- * asked for; FAKE_NVML=alone: it does not tell processes' shares of a GPU's time apart. */
+ * of the tests' cluster (GPU-node...). FAKE_NVML is one word of how it is otherwise: "broken", its
+ * memory cannot be asked for; "alone", it does not tell processes' shares of a GPU's time apart;
+ * "lost", the first GPU does not answer; "old", the first is of another age; "host", the GPUs have
+ * no memory of their own; "mps", our process is a client of MPS's; "mig", the first GPU is divided
+ * and we may use one part of it; "empty", it is to be divided, and has no part. */
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +18,7 @@ typedef struct gpu {
 static const gpu gpus[] = {{"GPU-0", 1ULL << 30}, {"GPU-1", 3ULL << 30}};
 static char node_gpu_uuid[64];
 static const gpu node_gpu = {node_gpu_uuid, 0};
+static const gpu part = {"MIG-2", 1ULL << 28};
 
 typedef struct memory_info {
     unsigned long long total, free, used;
@@ -49,7 +54,20 @@ int nvmlDeviceGetComputeRunningProcesses_v3(const gpu *g, unsigned *count, proce
 int nvmlDeviceGetProcessUtilization(const gpu *g, process_utilization *out, unsigned *count,
                                     unsigned long long since);
 
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(const gpu *g, unsigned *count, process_info *out);
+int nvmlDeviceGetCudaComputeCapability(const gpu *g, int *major, int *minor);
+int nvmlDeviceGetMigMode(const gpu *g, unsigned *now, unsigned *later);
+int nvmlDeviceGetMigDeviceHandleByIndex(const gpu *g, unsigned index, const gpu **out);
+
+enum { NOT_SUPPORTED = 3, NOT_FOUND = 6, IS_LOST = 15 };
+
 #define EXPORT __attribute__((visibility("default")))
+
+static bool is(const char *word)
+{
+    const char *how = getenv("FAKE_NVML");
+    return how && strcmp(how, word) == 0;
+}
 
 EXPORT int nvmlInit_v2(void)
 {
@@ -64,20 +82,26 @@ EXPORT int nvmlShutdown(void)
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, const gpu **out)
 {
     if (index >= sizeof gpus / sizeof *gpus)
-        return 6;
+        return NOT_FOUND;
+    if (index == 0 && is("lost"))
+        return IS_LOST;
     *out = &gpus[index];
     return 0;
 }
 
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, const gpu **out)
 {
+    if (is("mig") && strcmp(uuid, part.uuid) == 0) {
+        *out = &part;
+        return 0;
+    }
     for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++)
         if (strcmp(gpus[i].uuid, uuid) == 0) {
             *out = &gpus[i];
             return 0;
         }
     if (strncmp(uuid, "GPU-node", 8) != 0 || strlen(uuid) >= sizeof node_gpu_uuid)
-        return 6;
+        return NOT_FOUND;
     snprintf(node_gpu_uuid, sizeof node_gpu_uuid, "%s", uuid);
     *out = &node_gpu;
     return 0;
@@ -103,19 +127,25 @@ EXPORT int nvmlDeviceGetName(const gpu *g, char *out, unsigned bytes)
 
 EXPORT int nvmlDeviceGetMemoryInfo(const gpu *g, memory_info *out)
 {
-    const char *how = getenv("FAKE_NVML");
-    *out = (memory_info){8ULL << 30, (8ULL << 30) - g->used, g->used};
-    return how && strcmp(how, "broken") == 0 ? 15 : 0;
+    if (is("host"))
+        return NOT_SUPPORTED;
+    unsigned long long total = (g == &part ? 2ULL : 8ULL) << 30;
+    *out = (memory_info){total, total - g->used, g->used};
+    return is("broken") ? IS_LOST : 0;
 }
 
 EXPORT int nvmlDeviceGetUtilizationRates(const gpu *g, utilization *out)
 {
+    if (g == &part)
+        return NOT_SUPPORTED;
     *out = (utilization){g == &gpus[0] ? 40 : 90, 10};
     return 0;
 }
 
 EXPORT int nvmlDeviceGetPowerUsage(const gpu *g, unsigned *milliwatts)
 {
+    if (g == &part)
+        return NOT_SUPPORTED;
     *milliwatts = g == &gpus[0] ? 123400 : 300000;
     return 0;
 }
@@ -127,7 +157,41 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(const gpu *g, unsigned *count
         return 7;
     out[0] = (process_info){1, 5 << 20, 0, 0};
     out[1] = (process_info){(unsigned)getpid(), 7 << 20, 0, 0};
-    *count = g == &gpus[0] ? 2 : 1;
+    *count = (g == &gpus[0] || g == &part) && !is("mps") ? 2 : 1;
+    return 0;
+}
+
+EXPORT int nvmlDeviceGetMPSComputeRunningProcesses_v3(const gpu *g, unsigned *count,
+                                                      process_info *out)
+{
+    if (g != &gpus[0] || !is("mps") || *count < 1)
+        return NOT_SUPPORTED;
+    out[0] = (process_info){(unsigned)getpid(), 9 << 20, 0, 0};
+    *count = 1;
+    return 0;
+}
+
+EXPORT int nvmlDeviceGetCudaComputeCapability(const gpu *g, int *major, int *minor)
+{
+    bool old = g == &gpus[0] && is("old");
+    *major = old ? 7 : 9;
+    *minor = old ? 5 : 0;
+    return 0;
+}
+
+EXPORT int nvmlDeviceGetMigMode(const gpu *g, unsigned *now, unsigned *later)
+{
+    if (g == &part)
+        return NOT_SUPPORTED;
+    *now = *later = g == &gpus[0] && (is("mig") || is("empty"));
+    return 0;
+}
+
+EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(const gpu *g, unsigned index, const gpu **out)
+{
+    if (g != &gpus[0] || index != 2 || !is("mig"))
+        return NOT_FOUND;
+    *out = &part;
     return 0;
 }
 
@@ -135,11 +199,10 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(const gpu *g, unsigned *count
 EXPORT int nvmlDeviceGetProcessUtilization(const gpu *g, process_utilization *out, unsigned *count,
                                            unsigned long long since)
 {
-    const char *how = getenv("FAKE_NVML");
-    if (how && strcmp(how, "alone") == 0)
-        return 3; /* not supported */
+    if (is("alone"))
+        return NOT_SUPPORTED;
     if (g != &gpus[0] || since >= 2000)
-        return 6; /* not found: no samples */
+        return NOT_FOUND; /* no samples */
     if (*count < 3)
         return 7;
     out[0] = (process_utilization){(unsigned)getpid(), 1000, 11, 0, 0, 0};

@@ -164,9 +164,46 @@ TEST(the_gpus_of_this_machine_are_those_of_nvml)
     CHECK_INT(count, 2);
     CHECK_STR(gpus[1].id, "GPU-1");
     CHECK_INT(gpus[1].memory_bytes >> 30, 8);
+    setenv("FAKE_NVML", "lost", 1);
+    CHECK_OK(c->ops->gpus(c, gpus, 4, &count, &e), e); /* the other is used */
+    CHECK_INT(count, 1);
+    CHECK_STR(gpus[0].id, "GPU-1");
     setenv("KUBEML_NVML", "/nowhere", 1);
     CHECK_OK(c->ops->gpus(c, gpus, 4, &count, &e), e); /* a machine without a driver */
     CHECK_INT(count, 0);
+    c->ops->close(c, true);
+}
+
+TEST(who_asks_for_all_gpus_has_all_or_none)
+{
+    char path[600];
+    cluster_gpu gpus[4];
+    int count = -1;
+    err e = ERR_INIT;
+    const char *build = getenv("BUILD");
+    cluster_local_config config = {.home = test_tmp(),
+                                   .bin_dir = test_tmp(),
+                                   .token_file = "t",
+                                   .slots = 4,
+                                   .gpus = true,
+                                   .gpus_must = true};
+    cluster *c = NULL;
+    CHECK_OK(cluster_open("local", &config, &c, &e), e);
+    snprintf(path, sizeof path, "%s/testlib/fake-nvml.so", build ? build : "build/release");
+    setenv("KUBEML_NVML", path, 1);
+    CHECK_OK(c->ops->gpus(c, gpus, 4, &count, &e), e);
+    CHECK_INT(count, 2);
+    setenv("FAKE_NVML", "old", 1); /* nothing of ours runs on the first */
+    CHECK_OK(c->ops->gpus(c, gpus, 4, &count, &e), e);
+    CHECK_INT(count, 1);
+    setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+    CHECK_ERR(c->ops->gpus(c, gpus, 4, &count, &e), e, ERR_UNAVAILABLE, "can be used");
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    setenv("FAKE_NVML", "lost", 1);
+    CHECK_ERR(c->ops->gpus(c, gpus, 4, &count, &e), e, ERR_UNAVAILABLE,
+              "--gpus all: GPU 0: GPU \"0\" does not answer (NVML's error 15)");
+    setenv("KUBEML_NVML", "/nowhere", 1);
+    CHECK_ERR(c->ops->gpus(c, gpus, 4, &count, &e), e, ERR_NOT_FOUND, "there is no NVML");
     c->ops->close(c, true);
 }
 

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "clock.h"
 #include "nvml.h"
@@ -89,27 +90,132 @@ TEST(the_gpus_of_a_machine_are_listed)
     nvml_gpu gpus[4];
     int count = 0;
     use_fake(NULL);
-    CHECK_OK(nvml_list(gpus, 4, &count, &e), e);
+    CHECK_OK(nvml_list(true, gpus, 4, &count, &e), e);
     CHECK_INT(count, 2);
     CHECK_STR(gpus[1].uuid, "GPU-1");
     CHECK_INT(gpus[1].memory_bytes >> 30, 8);
-    CHECK_OK(nvml_list(gpus, 1, &count, &e), e);
+    CHECK_OK(nvml_list(true, gpus, 1, &count, &e), e);
     CHECK_INT(count, 1);
     use_fake("1,GPU-0");
-    CHECK_OK(nvml_list(gpus, 4, &count, &e), e);
+    CHECK_OK(nvml_list(true, gpus, 4, &count, &e), e);
     CHECK_INT(count, 2);
     CHECK_STR(gpus[0].uuid, "GPU-1");
     CHECK_STR(gpus[1].uuid, "GPU-0");
     use_fake("");
-    CHECK_OK(nvml_list(gpus, 4, &count, &e), e);
+    CHECK_OK(nvml_list(true, gpus, 4, &count, &e), e);
     CHECK_INT(count, 0);
     use_fake("0,7");
-    CHECK_ERR(nvml_list(gpus, 4, &count, &e), e, ERR_UNAVAILABLE, "no GPU \"7\"");
+    CHECK_ERR(nvml_list(true, gpus, 4, &count, &e), e, ERR_UNAVAILABLE, "no GPU \"7\"");
     use_fake(NULL);
     setenv("FAKE_NVML", "broken", 1);
     e = (err)ERR_INIT;
-    CHECK_ERR(nvml_list(gpus, 4, &count, &e), e, ERR_UNAVAILABLE, "does not say what it is");
+    CHECK_ERR(nvml_list(true, gpus, 4, &count, &e), e, ERR_UNAVAILABLE, "does not say what it is");
     unsetenv("FAKE_NVML");
+}
+
+TEST(a_gpu_that_cannot_be_used_takes_no_other_along)
+{
+    static const char *const ways[] = {"lost", "old", "empty"};
+    err e = ERR_INIT;
+    nvml_gpu gpus[4];
+    int count;
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        use_fake(NULL);
+        setenv("FAKE_NVML", ways[i], 1);
+        CHECK_OK(nvml_list(false, gpus, 4, &count, &e), e);
+        CHECK_INT(count, 1);
+        CHECK_STR(gpus[0].uuid, "GPU-1");
+    }
+    use_fake("7,1");
+    CHECK_OK(nvml_list(false, gpus, 4, &count, &e), e);
+    CHECK_INT(count, 1);
+    CHECK_STR(gpus[0].uuid, "GPU-1");
+    use_fake(NULL);
+    setenv("FAKE_NVML", "lost", 1);
+    CHECK_ERR(nvml_list(true, gpus, 4, &count, &e), e, ERR_UNAVAILABLE,
+              "GPU \"0\" does not answer");
+    setenv("NVIDIA_VISIBLE_DEVICES", "GPU-0", 1);
+    setenv("FAKE_NVML", "old", 1);
+    e = (err)ERR_INIT;
+    CHECK_ERR(nvml_given(gpus, &e), e, ERR_UNAVAILABLE, "there is no GPU");
+}
+
+TEST(memory_that_is_the_hosts_counts_as_a_gpus)
+{
+    err e = ERR_INIT;
+    nvml_gpu gpus[2];
+    nvml *n;
+    nvml_sample s;
+    int count;
+    use_fake(NULL);
+    setenv("FAKE_NVML", "host", 1);
+    CHECK_OK(nvml_list(true, gpus, 2, &count, &e), e);
+    CHECK_INT(count, 2);
+    CHECK_INT(gpus[0].memory_bytes, sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE));
+    CHECK_OK(nvml_open(&n, &e), e);
+    CHECK_OK(nvml_read(n, &s, &e), e);
+    CHECK_INT(s.memory_total, 0);
+    CHECK_INT(s.own_bytes, 7 << 20);
+    nvml_close(n);
+    usage *u = usage_open();
+    json_t *m = usage_json(u), *gpu = json_object_get(m, "gpu");
+    CHECK(gpu && !json_object_get(gpu, "memory_bytes"));
+    CHECK_INT(json_integer_value(json_object_get(gpu, "percent")), 40);
+    json_decref(m);
+    usage_close(u);
+}
+
+TEST(a_client_of_mps_finds_itself)
+{
+    err e = ERR_INIT;
+    nvml *n;
+    nvml_sample s;
+    use_fake(NULL);
+    setenv("FAKE_NVML", "mps", 1);
+    CHECK_OK(nvml_open(&n, &e), e);
+    CHECK_OK(nvml_read(n, &s, &e), e);
+    CHECK_INT(s.own_bytes, 9 << 20);
+    nvml_close(n);
+}
+
+/* By its name, or as what CUDA takes of the GPU. */
+TEST(a_part_of_a_gpu_is_one_of_its_own)
+{
+    static const char *const told[] = {"MIG-2", "void", "GPU-0"};
+    err e = ERR_INIT;
+    nvml_gpu gpus[4];
+    nvml *n;
+    nvml_sample s;
+    int count;
+    setenv("FAKE_NVML", "mig", 1);
+    use_fake(NULL);
+    CHECK_OK(nvml_list(true, gpus, 4, &count, &e), e);
+    CHECK_INT(count, 2);
+    CHECK_STR(gpus[0].uuid, "MIG-2");
+    CHECK_INT(gpus[0].memory_bytes >> 30, 2);
+    CHECK_STR(gpus[1].uuid, "GPU-1");
+    for (size_t i = 0; i < sizeof told / sizeof *told; i++) {
+        setenv("NVIDIA_VISIBLE_DEVICES", told[i], 1);
+        use_fake(NULL);
+        CHECK_OK(nvml_open(&n, &e), e);
+        CHECK_OK(nvml_read(n, &s, &e), e);
+        CHECK_STR(s.name, "Fake MIG-2");
+        CHECK_INT(s.memory_total >> 30, 2);
+        CHECK_INT(s.busy_percent, -1);
+        CHECK_NEAR(s.watts, -1, 0);
+        nvml_close(n);
+        use_fake("0"); /* nothing else is there */
+        CHECK_OK(nvml_given(gpus, &e), e);
+        CHECK_STR(gpus[0].uuid, "MIG-2");
+        CHECK_INT(gpus[0].memory_bytes >> 30, 2);
+    }
+    use_fake("MIG-2");
+    usage *u = usage_open();
+    json_t *m = usage_json(u), *gpu = json_object_get(m, "gpu");
+    CHECK_INT(json_integer_value(json_object_get(gpu, "memory_bytes")), 1 << 28);
+    CHECK(!json_object_get(gpu, "percent") && !json_object_get(gpu, "watts"));
+    json_decref(m);
+    usage_close(u);
 }
 
 /* What a container's runtime was told, as NVIDIA's device plugin names a GPU that several share. */
@@ -147,7 +253,7 @@ TEST(without_a_library_there_is_none)
     err e = ERR_INIT;
     nvml *n;
     setenv("KUBEML_NVML", "/nowhere/libnvidia-ml.so", 1);
-    CHECK_ERR(nvml_open(&n, &e), e, ERR_UNAVAILABLE, "there is no NVML");
+    CHECK_ERR(nvml_open(&n, &e), e, ERR_NOT_FOUND, "there is no NVML");
     setenv("KUBEML_NVML", "libm.so.6", 1);
     CHECK_ERR(nvml_open(&n, &e), e, ERR_UNAVAILABLE, "NVML has no nvml");
 }
@@ -231,6 +337,25 @@ TEST(an_epoch_has_its_means_and_its_most)
     job_usage_epoch(&board, &r); /* shorter than a heartbeat: the last ones' */
     CHECK(fabs(r.cpu_percent - 80) < 1e-9);
     CHECK_INT(r.memory_bytes, 3000);
+    job_usage_clear(&board);
+}
+
+TEST(what_a_gpu_does_not_tell_is_in_no_mean)
+{
+    epoch_result r;
+    err e = ERR_INIT;
+    json_t *m = json_pack("{s:f,s:i,s:{s:s,s:i}}", "cpu_percent", 1.0, "memory_bytes", 1, "gpu",
+                          "name", "a part", "own_bytes", 0);
+    CHECK_OK(job_usage_take(&board, 1, 0, m, 1, &e), e);
+    job_usage_epoch(&board, &r);
+    CHECK(isnan(r.gpu_percent) && isnan(r.gpu_watts));
+    CHECK(r.gpu_memory_bytes == UINT64_MAX);
+    take(0, 50, 1000, 40, 1);
+    CHECK_OK(job_usage_take(&board, 1, 0, m, 2, &e), e);
+    job_usage_epoch(&board, &r);
+    CHECK(fabs(r.gpu_percent - 40) < 1e-9 && fabs(r.gpu_watts - 100) < 1e-9);
+    CHECK_INT(r.gpu_memory_bytes, 2000);
+    json_decref(m);
     job_usage_clear(&board);
 }
 
