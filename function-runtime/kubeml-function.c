@@ -176,6 +176,9 @@ static void end_now(int number)
 int main(int argc, char **argv)
 {
     signal(SIGPIPE, SIG_IGN);
+    /* What code prints stands in its log before what it does next, which may be a crash; to a file
+     * or a pipe a stream writes only when its buffer is full. */
+    setvbuf(stdout, NULL, _IOLBF, 0);
     /* The first process of a container ignores what it has no handler for, and is killed when its
      * time to end is over. */
     if (getpid() == 1)

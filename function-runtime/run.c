@@ -495,11 +495,12 @@ static int begin(session *s, err *e)
                : group_copy_first(s->group, e);
 }
 
-/* The first line that could not be written is what is told at the end. */
+/* Called after a line. The first that could not be written is what is told at the end; stdout may
+ * have tried it before this does, and has let go of it then. */
 static void flush(session *s)
 {
-    if (fflush(stdout) != 0 && s->unwritten == 0)
-        s->unwritten = errno;
+    if ((fflush(stdout) != 0 || ferror(stdout)) && s->unwritten == 0)
+        s->unwritten = errno ? errno : EIO;
 }
 
 static void announce(session *s)
@@ -580,8 +581,10 @@ static int train(session *s, err *e)
     }
     if (s->o.save && model_file_save(trainer_engine(group_trainer(s->group)), s->o.save, e) != 0)
         return -1;
-    if (s->o.save && !s->o.json)
+    if (s->o.save && !s->o.json) {
         printf("saved %s\n", s->o.save);
+        flush(s);
+    }
     return 0;
 }
 

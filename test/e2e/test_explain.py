@@ -284,7 +284,7 @@ def not_a_number(p):
 @case()
 def crash_at_start(p):
     p.dataset()
-    words = '    fputs("no table of weights\\n\\377 at all\\n", stderr);\n'
+    words = '    fputs("no table of weights\\n", stdout);\n    fputs("\\377 at all\\n", stderr);\n'
     crashing = MODEL.replace("    return", words + "    *(volatile int *)0 = 1;\n    return")
     p.function("crash", HEAD + crashing + "KUBEML_FUNCTION(.model = model);\n")
     job = p.train(function="crash")

@@ -73,6 +73,15 @@ KUBEML_FUNCTION("""
 
 
 @case(limit=60, platform=False)
+def what_code_printed_is_there_when_it_crashes():
+    folder, options = files()
+    code = LENET.read_text().replace("KUBEML_FUNCTION(", STEP.replace("(void)s;", '(void)s;\n    printf("%d rows\\n", 3);'))
+    (folder / "prints.c").write_text("#include <stdio.h>\n" + code.replace(".lr = 0.01", ".lr = 0.01, .step = step"))
+    out, said = run(folder / "prints.c", *options, status=-signal.SIGSEGV)
+    assert out.endswith("\n3 rows\n") and "crashed with SIGSEGV" in said, (out, said)
+
+
+@case(limit=60, platform=False)
 def no_copy_of_the_data_stays_however_it_ends():
     folder, options = files()
     tmp, labels = folder / "tmp", folder / "labels"
