@@ -775,18 +775,16 @@ int ingest_end(ingest *i, dataset_info *out, err *e)
     return result;
 }
 
-static int feed_file(ingest *i, ingest_field field, const char *path, err *e)
+int ingest_file(ingest *i, const char *field, const char *path, err *e)
 {
-    if (!path)
-        return 0;
     const char *slash = strrchr(path, '/');
     cleanup_close int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        return err_set_errno(e, errno, "%s: cannot read %s", ingest_field_name(field), path);
+        return err_set_errno(e, errno, "%s: cannot read %s", field, path);
     cleanup_free uint8_t *block = malloc(BLOCK_BYTES);
     if (!block)
         return err_set(e, ERR_NOMEM, "no memory for an upload");
-    if (ingest_part(i, ingest_field_name(field), slash ? slash + 1 : path, e) != 0)
+    if (ingest_part(i, field, slash ? slash + 1 : path, e) != 0)
         return -1;
     for (uint64_t at = 0;;) {
         size_t got;
@@ -794,10 +792,15 @@ static int feed_file(ingest *i, ingest_field field, const char *path, err *e)
             return -1;
         if (got == 0)
             return 0;
-        if (ingest_bytes(i, ingest_field_name(field), block, got, e) != 0)
+        if (ingest_bytes(i, field, block, got, e) != 0)
             return -1;
         at += got;
     }
+}
+
+static int feed_file(ingest *i, ingest_field field, const char *path, err *e)
+{
+    return path ? ingest_file(i, ingest_field_name(field), path, e) : 0;
 }
 
 int ingest_paths(store *s, const char *name, const ingest_options *options,

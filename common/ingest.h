@@ -62,6 +62,8 @@ int ingest_begin(store *s, const char *name, const ingest_options *options, inge
 int ingest_part(ingest *i, const char *field, const char *filename, err *e);
 /* The part's next bytes. Parts may interleave. */
 int ingest_bytes(ingest *i, const char *field, const void *bytes, size_t len, err *e);
+/* A part that is a file of this machine, from its beginning to its end. */
+int ingest_file(ingest *i, const char *field, const char *path, err *e);
 /* Checks, writes and publishes; blocks for as long as that takes (about a second per GB and phase).
  * Frees `i` in any case. ERR_EXISTS: another upload of that name was first. `out` (may be NULL) is
  * the caller's, to dataset_info_free. */

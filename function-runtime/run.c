@@ -34,6 +34,12 @@
 #include "scratch_folder.h"
 #include "store.h"
 
+enum { DATA_FILES_MAX = 256 };
+
+typedef struct data_file {
+    const char *field, *path; /* as ingest_file takes them */
+} data_file;
+
 typedef struct options {
     const char *files[BUILDER_FILES_MAX];
     size_t file_count;
@@ -42,7 +48,8 @@ typedef struct options {
     gpu_precision precision;
     int functions, k, gpus;
     average_wish wish;
-    ingest_files data;
+    data_file data[DATA_FILES_MAX];
+    size_t data_count;
     int epochs, batch, threads;
     double lr, goal;
     uint64_t seed;
@@ -67,7 +74,8 @@ static const char usage[] =
     "their options: --model resnet34,flip=on,crop=4\n\n"
     "data   --dataset NAME        of the local platform (kubeml dataset create)\n"
     "       --traindata F --trainlabels F --testdata F --testlabels F\n"
-    "                             npy, npz, IDX (also .gz) or CIFAR-10 binary\n"
+    "                             npy, npz, IDX (also .gz) or CIFAR-10 binary; again and again\n"
+    "                             for files one after the other, as CIFAR-10's five batches\n"
     "       --regression          the labels are numbers, not classes\n"
     "train  -e, --epochs N        %d\n"
     "       -b, --batch N         %d\n"
@@ -182,6 +190,14 @@ static int take_merge(const char *text, average_wish *out, err *e)
     return 0;
 }
 
+static int take_data(options *o, const char *field, const char *path, err *e)
+{
+    if (o->data_count == DATA_FILES_MAX)
+        return err_set(e, ERR_LIMIT, "more than %d files of data", DATA_FILES_MAX);
+    o->data[o->data_count++] = (data_file){field, path};
+    return 0;
+}
+
 static int take_option(options *o, int which, const char *text, err *e)
 {
     switch (which) {
@@ -208,30 +224,46 @@ static int take_option(options *o, int which, const char *text, err *e)
     case O_JSON: o->json = true; return 0;
     case O_STORE: o->store = text; return 0;
     case O_MODEL: o->model = text; return 0;
-    case O_XTRAIN: o->data.x_train = text; return 0;
-    case O_YTRAIN: o->data.y_train = text; return 0;
-    case O_XTEST: o->data.x_test = text; return 0;
-    case O_YTEST: o->data.y_test = text; return 0;
+    case O_XTRAIN: return take_data(o, "x-train", text, e);
+    case O_YTRAIN: return take_data(o, "y-train", text, e);
+    case O_XTEST: return take_data(o, "x-test", text, e);
+    case O_YTEST: return take_data(o, "y-test", text, e);
     case O_REGRESSION: o->regression = true; return 0;
     default: return err_set(e, ERR_INVALID, "no such option");
     }
 }
 
+/* What a named data set has from its upload is not said again, and files have no store. */
+static int check_data(const options *o, err *e)
+{
+    if (o->dataset && o->data_count)
+        return err_set(e, ERR_INVALID,
+                       "--dataset and files of data (--traindata, ...) exclude each other");
+    if (o->dataset && o->regression)
+        return err_set(e, ERR_INVALID,
+                       "--regression goes with --traindata; a data set knows what its labels are");
+    if (o->store && !o->dataset)
+        return err_set(e, ERR_INVALID, "--store goes with --dataset");
+    for (size_t i = 0; i < o->data_count; i++)
+        if (strcmp(o->data[i].field, "x-train") == 0)
+            return 0;
+    return o->dataset ? 0
+                      : err_set(e, ERR_INVALID,
+                                "no data: --dataset NAME, or --traindata and --trainlabels");
+}
+
 static int check_options(const options *o, err *e)
 {
     if (!o->file_count == !o->model)
-        return err_set(e, ERR_INVALID, o->model ? "a FILE.c and --model exclude each other"
-                                                : "no FILE.c and no --model is given");
-    if (o->dataset && (o->data.x_train || o->data.y_train))
-        return err_set(e, ERR_INVALID, "--dataset and --traindata exclude each other");
+        return err_set(e, ERR_INVALID,
+                       o->model ? "a FILE.c and --model exclude each other"
+                                : "no FILE.c and no --model is given");
     if (o->gpu.memory_bytes && o->backend && strcmp(o->backend, "cuda") != 0)
         return err_set(e, ERR_INVALID, "--gpu-memory says nothing on the %.40s backend",
                        o->backend);
     if (o->k == 0)
         return err_set(e, ERR_INVALID, "--k: 1 or more, or -1 for once an epoch");
-    if (!o->dataset && !o->data.x_train)
-        return err_set(e, ERR_INVALID, "no data: --dataset NAME, or --traindata and --trainlabels");
-    return 0;
+    return check_data(o, e);
 }
 
 /* What getopt_long would not take: of several letters in a word the one that was wrong. */
@@ -410,16 +442,29 @@ static int open_named(session *s, err *e)
     return rc;
 }
 
+static int ingest_all(const options *o, store *st, dataset_info *out, err *e)
+{
+    const ingest_options how = {.regression = o->regression};
+    ingest *i;
+    if (ingest_begin(st, "data", &how, &i, e) != 0)
+        return -1;
+    for (size_t k = 0; k < o->data_count; k++)
+        if (ingest_file(i, o->data[k].field, o->data[k].path, e) != 0) {
+            ingest_abort(i);
+            return -1;
+        }
+    return ingest_end(i, out, e);
+}
+
 static int ingest_into(session *s, const char *folder, err *e)
 {
     char locator[FS_PATH_BYTES + 8];
-    ingest_options o = {.regression = s->o.regression};
     dataset_info info = {0};
     snprintf(locator, sizeof locator, "lmdb:%s", folder);
     store *st = store_open(locator, e);
     if (!st)
         return -1;
-    int rc = ingest_paths(st, "data", &o, &s->o.data, &info, e);
+    int rc = ingest_all(&s->o, st, &info, e);
     if (rc == 0)
         rc = open_in(st, &info, &s->data, e);
     dataset_info_free(&info);

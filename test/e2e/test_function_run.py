@@ -263,6 +263,27 @@ def a_models_text_says_what_code_says_in_its_transform():
 
 
 @case(platform=False)
+def files_of_one_field_follow_each_other():
+    """CIFAR-10's batches, as kubeml dataset create takes them; what is one array is refused twice."""
+    folder, data = files()
+    draw = np.random.default_rng(0)
+    parts = []
+    for i in range(3):
+        rows = draw.integers(0, 256, (20 + i, 3073), dtype=np.uint8)
+        rows[:, 0] %= 10
+        parts.append(rows.tobytes())
+        (folder / f"batch_{i}").write_bytes(parts[-1])
+    (folder / "all").write_bytes(b"".join(parts[:2]))
+    rest = ["--testdata", folder / "batch_2", "-b", 8, "-e", 1, "--threads", 1]
+    batches = ["--traindata", folder / "batch_0", *rest, "--traindata", folder / "batch_1"]
+    assert "41 + 22 samples of (3, 32, 32)" in run("--model", "mlp", *batches)[0]
+    one, many = (epochs(run("--model", "mlp", *words, "--json")[0]) for words in (["--traindata", folder / "all", *rest], batches))
+    assert one[0]["train_loss"] == many[0]["train_loss"], (one, many)
+    said = run("--model", "lenet5", *data, *data[:2], status=1)[1]
+    assert "x-train" in said, said
+
+
+@case(platform=False)
 def a_full_disk_is_told_with_its_cause():
     folder, data = files()
     (folder / "full").symlink_to("/dev/full")
@@ -301,7 +322,12 @@ def its_lines_and_its_words():
     assert "usage: kubeml run" in run("--help")[0]
     for arguments, part in (((LENET,), "no data"), ((), "no FILE.c"), ((LENET, *data, "-e", "0"), "--epochs"),
                             ((LENET, *data, "--lr", "-1"), "--lr"), ((LENET, *data, "--frob"), "--frob"),
-                            ((LENET, "--model", "mlp", *data), "exclude")):
+                            ((LENET, "--model", "mlp", *data), "exclude"),
+                            ((LENET, "--dataset", "x", *data[4:6]), "--dataset and files of data"),
+                            ((LENET, "--dataset", "x", *data[6:8]), "--dataset and files of data"),
+                            ((LENET, "--dataset", "x", "--regression"), "--regression"),
+                            ((LENET, "--store", folder, *data), "--store goes with --dataset"),
+                            ((LENET, *data[2:]), "no data")):
         said = run(*arguments, status=2)[1]
         assert part in said, said
     broken = folder / "broken.c"
