@@ -1,7 +1,8 @@
 /* watch.c: follows a job through its server-sent events.
  *
  * The stream is read again from where it broke (Last-Event-ID is not needed: every stream begins
- * with all that happened), so that a controller's restart does not end a watch. */
+ * with all that happened), so that a controller's restart does not end a watch. Where nothing
+ * happens it brings a comment every 15 s: one that is silent for HTTP_IDLE_S is broken, too. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -118,8 +119,8 @@ int watch_job(const cli *c, const char *id, bool quiet, long timeout_s)
     long status = 0;
     do {
         buf_init(&w.in, EVENT_BYTES_MAX);
-        http_call call = {.method = "GET", .accept = "text/event-stream", .sink = take,
-                          .context = &w, .idle_s = -1};
+        http_call call = {
+            .method = "GET", .accept = "text/event-stream", .sink = take, .context = &w};
         if (timeout_s)
             call.total_ms = clock_left_ms(w.deadline_ms) + 1;
         http_reply reply;

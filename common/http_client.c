@@ -13,7 +13,11 @@
 #include "http_server.h"
 #include "kube_tls.h"
 
-enum { HEADER_BYTES_MAX = 4200 };
+enum {
+    HEADER_BYTES_MAX = 4200,
+    PROBE_IDLE_S = 20,  /* without a byte from the server until it is asked whether it is there */
+    PROBE_EVERY_S = 10, /* that often then, 9 times */
+};
 
 typedef struct transfer {
     const http_call *call;
@@ -140,6 +144,10 @@ static void set_limits(CURL *curl, const http_call *call)
         curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME,
                          (long)(call->idle_s ? call->idle_s : HTTP_IDLE_S));
     }
+    /* A log may rightly bring nothing for hours: only so is it known that nobody is there. */
+    curl_easy_setopt(curl, CURLOPT_TCP_KEEPALIVE, 1L);
+    curl_easy_setopt(curl, CURLOPT_TCP_KEEPIDLE, (long)PROBE_IDLE_S);
+    curl_easy_setopt(curl, CURLOPT_TCP_KEEPINTVL, (long)PROBE_EVERY_S);
     curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
     if (call->direct || is_local(call->url))

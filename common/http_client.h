@@ -2,9 +2,10 @@
  *
  * A call blocks until its reply is whole, its sink refuses, it is over, or a limit is reached:
  * connecting takes at most connect_ms, the whole call total_ms (0: none), and a transfer that moves
- * nothing for idle_s ends. The environment's proxy (http_proxy, no_proxy, ...) is used as libcurl
- * does, but for calls to this machine itself. A status of 400 and above is an error whose message
- * is the problem document's detail. */
+ * nothing for idle_s ends, as does one whose server answers no probe of TCP's for about two
+ * minutes. The environment's proxy (http_proxy, no_proxy, ...) is used as libcurl does, but for
+ * calls to this machine itself. A status of 400 and above is an error whose message is the problem
+ * document's detail. */
 #ifndef KUBEML_HTTP_CLIENT_H
 #define KUBEML_HTTP_CLIENT_H
 
@@ -47,7 +48,7 @@ typedef struct http_call {
     const char *content_type; /* NULL: application/json */
     const http_part *parts;   /* a multipart body instead */
     size_t part_count;
-    int connect_ms, idle_s;   /* 0: the defaults; idle_s -1: never (event streams) */
+    int connect_ms, idle_s; /* 0: the defaults; idle_s -1: never (logs that are followed) */
     int64_t total_ms;
     /* Takes a successful reply's bytes as they come, instead of `out->body`. Non-zero ends the call
      * without an error. */

@@ -720,6 +720,27 @@ def logs_are_followed_to_the_end(p):
     assert "finished: state=cancelled" in rest, rest[-400:]
 
 
+def is_probed(process):
+    """One of its connections has a timer that asks a silent peer whether it is there."""
+    held = []
+    for fd in pathlib.Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            held.append(os.readlink(fd))
+    rows = [line.split() for line in pathlib.Path(f"/proc/{process.pid}/net/tcp").read_text().splitlines()[1:]]
+    return any(f"socket:[{row[9]}]" in held and row[5].startswith("02:") for row in rows)
+
+
+@case(limit=90)
+def what_is_followed_notices_a_peer_that_is_silently_gone(p):
+    s = ready(p)
+    job = endless(s)
+    for words in (("task", "wait", "--watch", job), ("logs", "-f", job)):
+        with s.follow(*words) as follow:
+            assert follow.stdout.readline()
+            until(lambda: is_probed(follow), message=f"{words}: nothing asks whether the platform is there")
+    s.out("task", "stop", job)
+
+
 def by_process(log):
     """{process: its lines}: theirs is the order that every reading of a log keeps."""
     out = {}
