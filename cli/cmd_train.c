@@ -1,4 +1,5 @@
 /* cmd_train.c: kubeml train. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -118,6 +119,17 @@ static void take_back(const cli *c, const char *uploaded, const err *why)
         cli_call(c, "DELETE", cli_path("/model/", uploaded, ""), NULL, NULL, &ignored);
 }
 
+/* A request whose answer was lost may have been taken. */
+static int fail_train(const err *e)
+{
+    bool lost = e->code == ERR_TIMEOUT ? e->os_errno != ETIMEDOUT
+                                       : e->code == ERR_UNAVAILABLE && e->os_errno == ECONNRESET;
+    cli_fail(e);
+    if (lost)
+        fprintf(stderr, "The job may have been taken all the same: `kubeml task list` shows it.\n");
+    return CLI_FAILED;
+}
+
 int cmd_train(cli *c, int argc, char **argv)
 {
     train_options o = {.epochs = REQUEST_EPOCHS, .batch = REQUEST_BATCH, .lr = REQUEST_LR};
@@ -204,7 +216,7 @@ int cmd_train(cli *c, int argc, char **argv)
     json_decref(answer);
     if (status) {
         take_back(c, uploaded, &e);
-        return cli_fail(&e);
+        return fail_train(&e);
     }
     if (!o.watch) {
         puts(id);

@@ -198,15 +198,20 @@ static int status_error(const http_reply *reply, err *e)
     return -1;
 }
 
-static int curl_error(CURLcode code, const http_call *call, const char *detail, err *e)
+static int curl_error(CURL *curl, CURLcode code, const http_call *call, const char *detail, err *e)
 {
     const char *text = detail[0] ? detail : curl_easy_strerror(code), *url = call->url;
+    long asked = 0; /* bytes of the request's head */
     switch (code) {
     case CURLE_OPERATION_TIMEDOUT:
         if (strstr(text, "too slow")) /* "Less than 1 bytes/sec": the limit that idle_s sets */
             return err_set(e, ERR_TIMEOUT, "%s: nothing was sent or received for %d s", url,
                            call->idle_s ? call->idle_s : HTTP_IDLE_S);
-        return err_set(e, ERR_TIMEOUT, "%s: %s", url, text);
+        err_set(e, ERR_TIMEOUT, "%s: %s", url, text);
+        curl_easy_getinfo(curl, CURLINFO_REQUEST_SIZE, &asked);
+        if (e && !asked)
+            e->os_errno = ETIMEDOUT;
+        return -1;
     case CURLE_URL_MALFORMAT:
     case CURLE_UNSUPPORTED_PROTOCOL:
         return err_set(e, ERR_INVALID, "not a usable URL: %s", url);
@@ -216,7 +221,8 @@ static int curl_error(CURLcode code, const http_call *call, const char *detail, 
         err_set(e, ERR_UNAVAILABLE, "%s: %s", url, text);
         if (e && (code == CURLE_COULDNT_CONNECT || code == CURLE_COULDNT_RESOLVE_HOST))
             e->os_errno = ECONNREFUSED;
-        else if (e && (code == CURLE_GOT_NOTHING || code == CURLE_RECV_ERROR))
+        else if (e && (code == CURLE_GOT_NOTHING || code == CURLE_RECV_ERROR ||
+                       code == CURLE_PARTIAL_FILE))
             e->os_errno = ECONNRESET;
         return -1;
     }
@@ -291,18 +297,16 @@ int http_call_run(const http_call *call, http_reply *out, err *e)
     }
     curl_slist_free_all(headers);
     curl_mime_free(form);
-    curl_easy_cleanup(curl);
-    if (status)
-        return -1;
     /* A server that refuses an upload answers and closes before it has read all: the answer
      * counts. */
-    if (out->status >= 400)
-        return status_error(out, e);
-    if (t.refused)
-        return -1;
-    if (code != CURLE_OK && !t.ended)
-        return curl_error(code, call, detail, e);
-    return 0;
+    if (status == 0 && out->status >= 400)
+        status = status_error(out, e);
+    else if (t.refused)
+        status = -1;
+    else if (status == 0 && code != CURLE_OK && !t.ended)
+        status = curl_error(curl, code, call, detail, e);
+    curl_easy_cleanup(curl);
+    return status;
 }
 
 void http_reply_free(http_reply *reply)

@@ -71,8 +71,9 @@ typedef struct http_reply {
 
 /* `out` is set up by the call and released with http_reply_free, whatever it returns.
  * ERR_UNAVAILABLE when nobody answers (os_errno ECONNREFUSED when nobody listens there, ECONNRESET
- * when the connection ended before the reply), ERR_TIMEOUT, and what the status means. When the server sent a problem document
- * it stays in out->body. */
+ * when the connection ended before the reply did), ERR_TIMEOUT (os_errno ETIMEDOUT when it was up
+ * before anything was asked), and what the status means. When the server sent a problem document it
+ * stays in out->body. */
 int http_call_run(const http_call *call, http_reply *out, err *e);
 void http_reply_free(http_reply *reply);
 

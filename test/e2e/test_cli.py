@@ -557,6 +557,19 @@ def an_upload_without_an_answer_may_still_be_under_way():
 
 
 @case(limit=60, platform=False)
+def a_job_without_an_answer_may_have_been_taken():
+    """A refusal is an answer, and who was not reached took nothing."""
+    lost, train = {"POST /train": 1}, ("train", "-f", "a", "-d", "b")
+    with answering({}, lost) as s:
+        assert "`kubeml task list` shows it" in s.run(*train, status=1)[1]
+        said = s.run(*train, status=1)[1]
+        assert "none" in said and "task list" not in said, said
+    assert not any(lost.values()), lost
+    said = Shell(KUBEML_URL="http://127.0.0.1:1").run(*train, status=1)[1]
+    assert "kubeml up" in said and "task list" not in said, said
+
+
+@case(limit=60, platform=False)
 def a_list_is_read_to_its_last_page():
     with answering({"/function": ([{"name": "a"}], "/function?limit=1&continue=a"),
                     "/function?limit=1&continue=a": ([{"name": "b"}], "/function?limit=1&continue=b"),

@@ -1,6 +1,10 @@
 /* test_http_client.c: calls over real sockets, to a server of ours. */
+#include <errno.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "http_client.h"
 #include "http_server.h"
@@ -166,10 +170,36 @@ TEST(a_server_that_says_nothing_is_given_up)
     http_call call = {.method = "GET", .url = url, .token = TOKEN, .idle_s = 1};
     CHECK_ERR(http_call_run(&call, &reply, &e), e, ERR_TIMEOUT,
               "/block: nothing was sent or received for 1 s");
+    CHECK_INT(e.os_errno, 0);
     http_reply_free(&reply);
     pthread_mutex_lock(&lock);
     released = true;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     stop();
+}
+
+/* Its queue is full, and more are left without an answer: so does a machine that is away. */
+TEST(who_cannot_be_reached_was_asked_nothing)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), waits[2];
+    CHECK(bind(fd, (struct sockaddr *)&at, len) == 0 && listen(fd, 0) == 0);
+    CHECK(getsockname(fd, (struct sockaddr *)&at, &len) == 0);
+    for (int i = 0; i < 2; i++) {
+        waits[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        CHECK(connect(waits[i], (struct sockaddr *)&at, len) == 0 || errno == EINPROGRESS);
+    }
+    err e = ERR_INIT;
+    http_reply reply;
+    char url[64];
+    snprintf(url, sizeof url, "http://127.0.0.1:%u/thing", ntohs(at.sin_port));
+    http_call call = {.method = "GET", .url = url, .connect_ms = 300};
+    CHECK_ERR(http_call_run(&call, &reply, &e), e, ERR_TIMEOUT, "/thing: ");
+    CHECK_INT(e.os_errno, ETIMEDOUT);
+    http_reply_free(&reply);
+    for (int i = 0; i < 2; i++)
+        close(waits[i]);
+    close(fd);
 }
