@@ -29,12 +29,12 @@
     "-Werror=int-conversion -fmax-errors=100 -Wl,-S -Wl,-z,defs -Wl,--warn-unresolved-symbols "    \
     "-Wl,-z,now -Wl,-z,noexecstack -Wl,--build-id=none"
 
-/* $0 is a name, "$@" the .c files. The object leaves through stdout, so that the sandbox needs no
- * folder of the host's to write to. */
+/* $0 is a name, "$@" the .c files; $FLAGS is many words, and the folders may have blanks. The
+ * object leaves through stdout, so that the sandbox needs no folder of the host's to write to. */
 static const char script[] =
     "if [ -n \"$PROCESSES\" ] && (ulimit -p $PROCESSES) 2>&-; then ulimit -p $PROCESSES; fi\n"
-    "$CC $FLAGS -I$SDK -ffile-prefix-map=$PWD=. -o $TMPDIR/object.so \"$@\" -lm >&2 && "
-    "exec cat $TMPDIR/object.so";
+    "\"$CC\" $FLAGS -I\"$SDK\" -ffile-prefix-map=\"$PWD\"=. -o \"$TMPDIR\"/object.so \"$@\" -lm >&2 && "
+    "exec cat \"$TMPDIR\"/object.so";
 
 /* ---- what may be compiled ------------------------------------------------------------------- */
 

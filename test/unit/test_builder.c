@@ -340,6 +340,27 @@ TEST(without_a_sandbox_on_request)
     CHECK_INT(system(command), 0);
 }
 
+TEST(folders_have_blanks)
+{
+    builder_config c = config(BUILDER_SANDBOX_NONE);
+    builder_source s = source("lenet.c", good);
+    builder_result plain, blank;
+    char command[1200], tmp[300], sdk[340];
+    err e = ERR_INIT;
+    CHECK_OK(builder_compile(&s, 1, NULL, &c, &plain, &e), e);
+    snprintf(tmp, sizeof tmp, "%s/a * b", test_tmp());
+    snprintf(sdk, sizeof sdk, "%s/sdk  of mine", tmp);
+    snprintf(command, sizeof command, "mkdir '%s' && cp -r %s '%s'", tmp, c.include_dir, sdk);
+    CHECK_INT(system(command), 0);
+    c.include_dir = sdk;
+    c.tmp_dir = tmp;
+    CHECK_OK(builder_compile(&s, 1, NULL, &c, &blank, &e), e);
+    CHECK_INT(blank.object_bytes, plain.object_bytes);
+    CHECK(memcmp(blank.object, plain.object, plain.object_bytes) == 0);
+    builder_result_free(&plain);
+    builder_result_free(&blank);
+}
+
 /* ---- hostile --------------------------------------------------------------------------------- */
 
 TEST(the_host_cannot_be_read)
