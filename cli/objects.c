@@ -77,7 +77,12 @@ int object_act(cli *c, int argc, char **argv, const object_kind *kind, const cha
 int object_prune(cli *c, int argc, char **argv, const object_kind *kind, const char *jobs,
                  const char *done)
 {
-    CLI_PARSE(c, argc, argv, NULL, 0, 0, NULL);
+    const char *user = NULL;
+    const cli_option options[] = {{"user", 0, OPTION_TEXT, "NAME",
+                                   "only the jobs asked for by this user (of all)", &user, NULL,
+                                   false, false},
+                                  {.name = NULL}};
+    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
     err e = ERR_INIT;
     json_t *rows = NULL, *row;
     size_t i;
@@ -86,6 +91,9 @@ int object_prune(cli *c, int argc, char **argv, const object_kind *kind, const c
     int status = CLI_OK;
     json_array_foreach (rows, i, row) {
         const char *id = json_string_value(json_object_get(row, "id"));
+        const char *whose = json_string_value(json_object_get(row, "user"));
+        if (user && (!whose || strcmp(whose, user) != 0))
+            continue;
         if (cli_call(c, "DELETE", cli_path(kind->path, id, ""), NULL, NULL, &e) == 0)
             printf("%s %s %s\n", kind->noun, id, done);
         else if (e.code != ERR_CONFLICT && e.code != ERR_NOT_FOUND)

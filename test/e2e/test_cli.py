@@ -276,6 +276,16 @@ def users_have_tokens_of_their_own():
         s.out("down")
         up()
         assert {t["id"]: t["user"] for t in s.json("task", "list", "--all")} == jobs
+        s.environment["KUBEML_TOKEN"] = "of-nobody"
+        anna, ben, nobody = jobs
+        assert s.out("history", "prune", "--user", "an") == ""
+        assert s.out("history", "prune", "--user", "anna") == f"history {anna} deleted\n"
+        waits = [train(s, "-p", 4, epochs=50000), train(s, "-p", 4)]
+        assert s.out("task", "prune", "--user", "ben") == ""
+        out = s.out("task", "prune")
+        assert all(job in out for job in waits), out
+        out = s.out("history", "prune")  # of all users
+        assert ben in out and nobody in out, out
     finally:
         s.out("down")
 
