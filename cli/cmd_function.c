@@ -41,8 +41,9 @@ static int upload(const cli *c, const char *method, const char *name, const cli_
     http_call call = {.method = method, .parts = parts, .part_count = files->count, .idle_s = 300};
     http_reply reply;
     int status = cli_call_raw(c, &call, cli_path("/function/", name, ""), &reply, &e);
+    bool said = print_diagnostics(&reply); /* warnings, where it is taken */
     /* A limit that was met is told as it is. */
-    if (status && print_diagnostics(&reply) && e.code == ERR_INVALID)
+    if (status && said && e.code == ERR_INVALID)
         err_set(&e, ERR_INVALID, "function %.64s: the code does not compile; nothing has changed",
                 name);
     *record = status ? NULL : http_reply_json(&reply, &e);

@@ -121,11 +121,11 @@ typedef struct registry_upload {
     size_t count;
     const char *model; /* of the zoo, instead of files; with its options as zoo.h's text */
 } registry_upload;
-/* Compiles and stores; `update`: a new version of an existing one, otherwise ERR_EXISTS. On a
- * compile error, which is kept (refusal.h), *diagnostics holds members for the problem document.
- * *out is a new reference. */
+/* Compiles and stores; `update`: a new version of an existing one, otherwise ERR_EXISTS. A compile
+ * error is kept (refusal.h). *out is a new reference, and so is *said, what the compiler said where
+ * it was called, well or not: members for an answer. */
 int registry_put(controller *c, const char *name, const registry_upload *u, bool update,
-                 json_t **out, json_t **diagnostics, err *e);
+                 json_t **out, json_t **said, err *e);
 int registry_get(controller *c, const char *name, json_t **out, err *e);
 /* ERR_CONFLICT while a job uses it. */
 int registry_delete(controller *c, const char *name, err *e);

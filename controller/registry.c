@@ -106,7 +106,7 @@ static bool is_refused(const builder_result *built, const err *e)
 }
 
 static int compile(controller *c, const char *name, const registry_upload *u, bool update,
-                   char object[STORE_KEY_BYTES], json_t **diagnostics, err *e)
+                   char object[STORE_KEY_BYTES], json_t **said, err *e)
 {
     builder_remote there = {.url = c->config.builder_url, .token = c->config.builder_token};
     int known = there.url ? 0 : compiled_before(c, u, object, e);
@@ -115,10 +115,9 @@ static int compile(controller *c, const char *name, const registry_upload *u, bo
     builder_result built = {0};
     int status = there.url ? builder_remote_compile(&there, u->files, u->count, &built, e)
                            : builder_compile(u->files, u->count, NULL, &c->builder, &built, e);
-    if (status)
-        *diagnostics = builder_said_json(&built);
+    *said = builder_said_json(&built);
     if (status && is_refused(&built, e))
-        refusal_keep(c->store, name, update, e, *diagnostics);
+        refusal_keep(c->store, name, update, e, *said);
     if (status == 0)
         status = keep_object(c, &built, object, e);
     builder_result_free(&built);
@@ -252,7 +251,7 @@ static int check_name(controller *c, const char *name, bool update, err *e)
 }
 
 int registry_put(controller *c, const char *name, const registry_upload *upload, bool update,
-                 json_t **out, json_t **diagnostics, err *e)
+                 json_t **out, json_t **said, err *e)
 {
     char digest[DIGEST_HEX_BYTES], object[STORE_KEY_BYTES];
     cleanup_json json_t *files = NULL;
@@ -266,7 +265,7 @@ int registry_put(controller *c, const char *name, const registry_upload *upload,
             return -1;
         snprintf(object, sizeof object, "zoo:%s", u.model);
     } else if (builder_check(u.files, u.count, e) || source_json(&u, &files, e) ||
-               compile(c, name, &u, update, object, diagnostics, e)) {
+               compile(c, name, &u, update, object, said, e)) {
         return -1;
     }
     if (keep_sources(c, &u, files, digest, e))

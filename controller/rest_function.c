@@ -187,10 +187,23 @@ static int read_multipart(http_request *r, code *k, err *e)
     return more;
 }
 
+/* The function and, where there are any, the compiler's warnings, which its record has not. Takes
+ * both. */
+static json_t *with_warnings(json_t *record, json_t *said)
+{
+    json_t *text = json_object_get(said, "compiler_output");
+    json_t *out = json_string_length(text) ? json_copy(record) : json_incref(record);
+    if (json_string_length(text))
+        json_object_set(out, "compiler_output", text);
+    json_decref(record);
+    json_decref(said);
+    return out;
+}
+
 static void put(http_request *r, controller *c, bool update)
 {
     err e = ERR_INIT;
-    json_t *record = NULL, *members = NULL;
+    json_t *record = NULL, *said = NULL;
     code *k = calloc(1, sizeof *k);
     int status = -1;
     if (!k)
@@ -201,15 +214,15 @@ static void put(http_request *r, controller *c, bool update)
     if (k && name_check("function", http_param(r, "name"), &e) == 0 &&
         (json ? read_json(r, k, &e) : read_multipart(r, k, &e)) == 0) {
         point_files(k);
-        status = registry_put(c, http_param(r, "name"), &k->upload, update, &record, &members, &e);
+        status = registry_put(c, http_param(r, "name"), &k->upload, update, &record, &said, &e);
     }
     if (k)
         code_free(k);
     free(k);
     if (status)
-        http_answer_problem(r, (unsigned)err_http_status(e.code), &e, members);
+        http_answer_problem(r, (unsigned)err_http_status(e.code), &e, said);
     else
-        http_answer_json(r, 200, record);
+        http_answer_json(r, 200, with_warnings(record, said));
 }
 
 void rest_function_create(http_request *r, void *context)

@@ -104,6 +104,9 @@ def errors_come_back_as_on_a_laptop():
         far = upload(there, wrong, status=400)
         assert far["diagnostics"][0]["file"] == "f.c" and far["diagnostics"][0]["line"] == 4, far
         assert "undeclared" in far["compiler_output"]
+        warned = LENET.read_text().replace("#include <kubeml.h>", "#include <kubeml.h>\nstatic int spare;")
+        far, near = (upload(p, warned, "warned") for p in (there, here))
+        assert far["compiler_output"] == near["compiler_output"] and "'spare' defined but not used" in far["compiler_output"], far
         # Too much for it is told as well: a file that includes itself for ever, and too many bytes.
         assert upload(there, '#include "f.c"\n', status=400)["detail"]
         assert upload(there, "/*" + "x" * (1 << 20) + "*/", status=413)

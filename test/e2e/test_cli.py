@@ -843,6 +843,12 @@ def functions_and_histories(p):
     assert s.out("function", "update", "--name", "lenet", "--code", "linear.c") == "function lenet is at version 2\n"
     about = s.json("function", "get", "lenet")
     assert about["version"] == 2 and len(about["versions"]) == 2, about
+    s.write("warned.c", MODEL.replace("return", "int spare;\n    return") % "10")
+    for verb, done in (("create", "created"), ("update", "is at version 1")):  # again it is not compiled, but in a pod of its own
+        out, said = s.run("function", verb, "--name", "warned", "--code", "warned.c")
+        assert out == f"function warned {done}\n" and ("warning: unused variable 'spare'" in said or verb == "update"), said
+    assert "compiler_output" not in s.json("function", "get", "warned"), "a record has none"
+    s.out("function", "delete", "warned")
     s.out("function", "create", "-n", "zoo", "--model", "mlp")
     assert [r["MODEL"] for r in table(s.out("function", "list")) if r["NAME"] == "zoo"] == ["mlp"]
     s.out("function", "update", "-n", "zoo", "--model", "mlp,flip=on,crop=4,scale=min_max")

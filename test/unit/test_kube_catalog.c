@@ -43,10 +43,10 @@ int registry_get(controller *c, const char *name, json_t **out, err *e)
 }
 
 int registry_put(controller *c, const char *name, const registry_upload *u, bool update,
-                 json_t **out, json_t **diagnostics, err *e)
+                 json_t **out, json_t **said, err *e)
 {
     (void)c;
-    (void)diagnostics;
+    (void)said;
     pthread_mutex_lock(&registry.lock);
     json_t *old = json_incref(json_object_get(registry.functions, name));
     const json_t *now = old;
