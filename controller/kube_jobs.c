@@ -29,6 +29,7 @@ struct kube_jobs {
     pthread_t thread;
     bool running;
     char path[300];
+    json_t *home;  /* the mark of our links; NULL: the namespace was not asked for its uid yet */
     json_t *tried; /* uid: when, in monotonic ms; our thread's, as all until the lock */
     json_t *owed;  /* id: the task of a job that ended before it could be shown */
     /* ids of jobs whose TrainJob was deleted, until they are not active any more */
@@ -205,7 +206,7 @@ static void submit(kube_jobs *j, const json_t *object, const char *now)
         write_status(j, object, kube_trainjob_status(object, NULL, &e, &j->host.gpu, now));
         return;
     }
-    j->host.link(j->host.context, id, true);
+    j->host.link(j->host.context, id, j->home);
     json_object_del(j->tried, uid);
 }
 
@@ -288,6 +289,22 @@ static int task_of(kube_jobs *j, const json_t *active, const char *id, json_t **
     return *out ? 0 : j->host.task(j->host.context, id, out, e);
 }
 
+/* Its job is not there. Where it was once, it was deleted through the API, with its history: what
+ * stands for it goes too. Otherwise this is another database than the job's. */
+static void lacks_job(kube_jobs *j, const json_t *object, const char *now)
+{
+    const char *id = kube_trainjob_job(object);
+    err e = ERR_INIT;
+    if (j->host.linked(j->host.context, id, &e) == 0) {
+        log_info("TrainJob %s is deleted: the history of its job %s was",
+                 kube_object_text(object, "name"), id);
+        remove_object(j, object);
+    } else if (e.code == ERR_NOT_FOUND &&
+               write_status(j, object, kube_trainjob_unknown(object, now))) {
+        rest(j, object);
+    }
+}
+
 static void follow(kube_jobs *j, json_t *object, const json_t *active, const char *now)
 {
     cleanup_json json_t *task = NULL;
@@ -295,11 +312,9 @@ static void follow(kube_jobs *j, json_t *object, const json_t *active, const cha
     if (note_job(j, object, kube_trainjob_job(object)))
         return;
     if (task_of(j, active, kube_trainjob_job(object), &task, &e)) {
-        /* Deleted through the API, with its history: what stands for it goes too. Or there was none
-         * yet. */
         if (e.code == ERR_NOT_FOUND && *text_of(json_object_get(object, "status"), "job"))
-            remove_object(j, object);
-        else if (e.code == ERR_NOT_FOUND)
+            lacks_job(j, object, now);
+        else if (e.code == ERR_NOT_FOUND) /* there was none yet */
             submit(j, object, now);
         return;
     }
@@ -349,7 +364,7 @@ static bool show(kube_jobs *j, const json_t *task)
         return !err_retry_may_help(e.code);
     }
     if (object) {
-        j->host.link(j->host.context, id, true);
+        j->host.link(j->host.context, id, j->home);
         adopt_soon(j, id);
     }
     if (made)
@@ -381,22 +396,93 @@ static bool is_deleted(kube_jobs *j, const char *id)
     return j->host.task(j->host.context, id, &task, &e) && e.code == ERR_NOT_FOUND;
 }
 
-/* Jobs that had a TrainJob when we began: it was deleted while nobody looked. */
-static int find_deleted(kube_jobs *j, const json_t *standing)
+/* Who we are, in links. The namespace's uid tells it from one of the same name that was deleted;
+ * "": we may not read it. False: not now. */
+static bool know_home(kube_jobs *j)
 {
-    cleanup_json json_t *ids = NULL;
-    json_t *one;
-    const char *id;
-    void *next;
+    char path[300];
+    cleanup_json json_t *namespace = NULL;
     err e = ERR_INIT;
-    if (j->host.links(j->host.context, &ids, &e)) {
+    if (j->home)
+        return true;
+    snprintf(path, sizeof path, "/api/v1/namespaces/%s", j->access->namespace_name);
+    if (kube_get(j->client, path, NULL, clock_deadline_ms(CALL_MS), &namespace, &e)) {
+        if (e.code == ERR_CANCELLED || err_retry_may_help(e.code))
+            return false;
+        log_warn("namespace %s has no uid for us, and is not told from one of that name before it: "
+                 "%s",
+                 j->access->namespace_name, e.message);
+    }
+    j->home = json_pack("{s:s, s:s, s:s}", "install", j->host.install, "namespace",
+                        j->access->namespace_name, "uid", kube_object_text(namespace, "uid"));
+    return j->home != NULL;
+}
+
+/* Whether any of the TrainJobs stands for a job. */
+static bool any_job(const json_t *objects)
+{
+    json_t *one;
+    const char *name;
+    json_object_foreach ((json_t *)(uintptr_t)objects, name, one)
+        if (*kube_trainjob_job(one))
+            return true;
+    return false;
+}
+
+/* Whether the TrainJob of that link was one of ours. Older versions did not write whose it was:
+ * where none stands for a job (`alone`), the namespace is taken for a new one. */
+static bool is_ours(const kube_jobs *j, const json_t *mark, bool alone)
+{
+    const char *uid = text_of(mark, "uid"), *own = text_of(j->home, "uid");
+    if (!json_object_get(mark, "namespace"))
+        return !alone;
+    return json_equal(json_object_get(mark, "install"), json_object_get(j->home, "install")) &&
+           json_equal(json_object_get(mark, "namespace"), json_object_get(j->home, "namespace")) &&
+           (!*uid || !*own || strcmp(uid, own) == 0);
+}
+
+/* What may go on is linked as ours: its link is an older version's or another namespace's, or could
+ * not be written. */
+static void renew_links(kube_jobs *j, const json_t *links, const json_t *objects,
+                        const json_t *active)
+{
+    json_t *one;
+    const char *name;
+    json_object_foreach ((json_t *)(uintptr_t)objects, name, one) {
+        const char *id = kube_trainjob_job(one);
+        const json_t *mark = json_object_get(links, id);
+        const char *state = text_of(json_object_get(one, "status"), "state");
+        if (json_object_get(active, id) || (mark && strcmp(state, "suspended") == 0))
+            if (!mark || !json_equal(mark, j->home))
+                j->host.link(j->host.context, id, j->home);
+    }
+}
+
+static void leaves(kube_jobs *j, const char *id)
+{
+    log_info("job %s: its TrainJob was deleted; it is cancelled unless it has ended", id);
+    json_object_set_new(j->leaving, id, json_true());
+}
+
+/* Jobs that had a TrainJob when we began: it was deleted while nobody looked. */
+static int compare_links(kube_jobs *j, const json_t *objects, const json_t *standing,
+                         const json_t *active)
+{
+    cleanup_json json_t *links = NULL;
+    json_t *mark;
+    const char *id;
+    bool alone = !any_job(objects);
+    err e = ERR_INIT;
+    if (j->host.links(j->host.context, &links, &e)) {
         log_warn("which jobs had a TrainJob is not known yet: %s", e.message);
         return -1;
     }
-    json_object_foreach_safe (ids, next, id, one)
-        if (json_object_get(standing, id))
-            json_object_del(ids, id);
-    return json_object_update_missing(j->leaving, ids);
+    json_object_foreach (links, id, mark)
+        if (!json_object_get(standing, id) && !json_object_get(j->leaving, id) &&
+            is_ours(j, mark, alone))
+            leaves(j, id);
+    renew_links(j, links, objects, active);
+    return 0;
 }
 
 static void show_others(kube_jobs *j, const json_t *standing, const json_t *current)
@@ -440,7 +526,7 @@ static void let_go(kube_jobs *j, const json_t *active)
     json_object_foreach_safe(j->leaving, next, id, one) {
         if (!call(j->host.cancel, j, id, "cancelled") || json_object_get(active, id))
             continue;
-        j->host.link(j->host.context, id, false);
+        j->host.link(j->host.context, id, NULL);
         json_object_del(j->leaving, id);
     }
 }
@@ -538,7 +624,9 @@ static void turn(kube_jobs *j, const json_t *objects, const json_t *gone)
     size_t i;
     clock_rfc3339(clock_wall_ms() / 1000 * 1000, now);
     json_array_foreach(gone, i, one)
-        json_object_set_new(j->leaving, json_string_value(one), json_true());
+        leaves(j, json_string_value(one));
+    if (!know_home(j))
+        return;
     json_object_foreach((json_t *)(uintptr_t)objects, name, one) {
         if (*kube_object_text(one, "deletionTimestamp") || rests(j, one, active))
             continue;
@@ -551,7 +639,7 @@ static void turn(kube_jobs *j, const json_t *objects, const json_t *gone)
     forget_gone(j->tried, objects);
     cleanup_json json_t *standing = by_job(objects);
     adopt(j, standing);
-    if (!standing || !known || (!j->turned && find_deleted(j, standing)))
+    if (!standing || !known || (!j->turned && compare_links(j, objects, standing, active)))
         return;
     show_others(j, standing, current);
     let_go(j, active);
@@ -647,6 +735,7 @@ void kube_jobs_stop(kube_jobs *j)
     kube_client_close(j->client);
     json_decref(j->objects);
     json_decref(j->gone);
+    json_decref(j->home);
     json_decref(j->tried);
     json_decref(j->owed);
     json_decref(j->leaving);

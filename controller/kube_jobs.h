@@ -6,7 +6,12 @@
  * the API's suspend and resume are kept alike; the time to live is kept here. Deleting a TrainJob
  * cancels its job, also when nobody looked (its pods go with it by their owner references); a job
  * that is deleted through the API takes its TrainJob along. TrainJobs of another installation in
- * the namespace are left alone (kube_claim.h). */
+ * the namespace are left alone (kube_claim.h).
+ *
+ * The database remembers which jobs have a TrainJob, with {"install", "namespace", "uid"} of who
+ * made or took it (uid: the namespace's; older versions wrote none of them). So nothing is taken
+ * for deleted that is only elsewhere: a TrainJob whose job another database has, and a job whose
+ * TrainJob was another namespace's, which gets one here while it is active. */
 #ifndef KUBEML_KUBE_JOBS_H
 #define KUBEML_KUBE_JOBS_H
 
@@ -32,8 +37,11 @@ typedef struct kube_jobs_host {
     /* An array of them: the active ones, and once each that the API has made since the last call,
      * if it has ended already. */
     int (*current)(void *context, json_t **out, err *e);
-    void (*link)(void *context, const char *id, bool yes); /* remembers that it has a TrainJob */
-    int (*links)(void *context, json_t **out, err *e);     /* an object: those that have one */
+    /* Remembers in the database that it has a TrainJob, and whose that is; NULL: it has none. */
+    void (*link)(void *context, const char *id, json_t *mark);
+    int (*links)(void *context, json_t **out, err *e); /* an object: the marks by the jobs' ids */
+    /* ERR_NOT_FOUND: it has none. */
+    int (*linked)(void *context, const char *id, err *e);
     /* Why TrainJobs are not looked at, each time that it is another reason, and NULL once they are.
      * From the watch's thread. May be NULL. */
     void (*looks)(void *context, const err *why);

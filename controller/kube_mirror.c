@@ -84,16 +84,21 @@ static int current(void *context, json_t **out, err *e)
 
 /* Which jobs have a TrainJob is remembered: one that is deleted while no controller runs is
  * deleted. */
-static void link_job(void *context, const char *id, bool yes)
+static void link_job(void *context, const char *id, json_t *mark)
 {
     store *st = ((controller *)context)->store;
-    cleanup_json json_t *mark = json_object();
     err e = ERR_INIT;
-    int status = yes ? store_put(st, TRAINJOBS, id, mark, STORE_ANY, NULL, &e)
-                     : store_delete(st, TRAINJOBS, id, STORE_ANY, &e);
+    int status = mark ? store_put(st, TRAINJOBS, id, mark, STORE_ANY, NULL, &e)
+                      : store_delete(st, TRAINJOBS, id, STORE_ANY, &e);
     if (status && e.code != ERR_NOT_FOUND)
-        log_warn("that job %s %s a TrainJob cannot be noted: %s", id, yes ? "has" : "has no more",
+        log_warn("that job %s %s a TrainJob cannot be noted: %s", id, mark ? "has" : "has no more",
                  e.message);
+}
+
+static int linked(void *context, const char *id, err *e)
+{
+    cleanup_json json_t *mark = NULL;
+    return store_get(((controller *)context)->store, TRAINJOBS, id, &mark, NULL, e);
 }
 
 static int take_link(void *context, const char *id, json_t *mark, err *e)
@@ -140,6 +145,7 @@ static int start(kube_mirror *m, controller *c, err *e)
                            .current = current,
                            .link = link_job,
                            .links = links,
+                           .linked = linked,
                            .looks = looks,
                            .context = c};
     if (kube_mirror_access(c, &m->access, e))

@@ -15,6 +15,11 @@ static bool is(const char *a, const char *b)
     return strcmp(a, b) == 0;
 }
 
+static bool has_ended(const char *state)
+{
+    return is(state, "succeeded") || is(state, "failed") || is(state, "cancelled");
+}
+
 /* ---- which job ------------------------------------------------------------------------------- */
 
 void kube_trainjob_id(const json_t *object, char out[KUBE_TRAINJOB_ID_BYTES])
@@ -308,6 +313,39 @@ json_t *kube_trainjob_status(const json_t *object, const json_t *task, const err
     return status;
 }
 
+json_t *kube_trainjob_unknown(const json_t *object, const char *now)
+{
+    static const char why[] = "NotInDatabase";
+    const json_t *before = json_object_get(object, "status");
+    const char *state = text_of(before, "state");
+    bool waits = !has_ended(state) && !is(state, "suspended");
+    char message[200];
+    json_t *status = json_deep_copy(before), *one;
+    size_t i;
+    writing w = {.before = before,
+                 .conditions = json_array(),
+                 .now = now,
+                 .generation = json_integer_value(json_object_get(before, "observedGeneration"))};
+    snprintf(message, sizeof message, "this database has no job %.60s", text_of(before, "job"));
+    put(&w, "Accepted", false, why, message);
+    json_array_foreach (json_object_get(before, "conditions"), i, one) {
+        const char *type = text_of(one, "type");
+        if (waits && (is(type, "FunctionsReady") || is(type, "Training")))
+            put(&w, type, false, why, message);
+        else if (!is(type, "Accepted"))
+            json_array_append(w.conditions, one);
+    }
+    if (waits) {
+        json_object_set_new(status, "state", json_string("waiting"));
+        json_object_del(status, "phase");
+        json_object_del(status, "gpu");
+    }
+    json_object_set_new(status, "reason", json_string(why));
+    json_object_set_new(status, "message", json_string(message));
+    json_object_set_new(status, "conditions", w.conditions);
+    return status;
+}
+
 /* ---- events ---------------------------------------------------------------------------------- */
 
 static bool degraded(const json_t *status)
@@ -381,11 +419,6 @@ static int64_t seconds_since(const char *text, int64_t wall_ms)
     if (!*text || !strptime(text, "%Y-%m-%dT%H:%M:%S", &when))
         return 0;
     return wall_ms / 1000 - (int64_t)timegm(&when);
-}
-
-static bool has_ended(const char *state)
-{
-    return is(state, "succeeded") || is(state, "failed") || is(state, "cancelled");
 }
 
 /* Nothing of the spec is new since the status was written. */

@@ -33,6 +33,11 @@ typedef struct kube_trainjob_gpu {
 json_t *kube_trainjob_status(const json_t *object, const json_t *task, const err *why,
                              const kube_trainjob_gpu *gpu, const char *now);
 
+/* The same where the database has no job of its id and never had: it is another one than that of
+ * the status so far, of which what the job is when that one is back is kept (its id, that it is
+ * suspended, which spec was seen). */
+json_t *kube_trainjob_unknown(const json_t *object, const char *now);
+
 /* The Event (core/v1) about the step from the object's status to `status`: another state, another
  * try, or something that it is degraded by. NULL: nothing of that. Its name is made of what it
  * says, so that nothing is told twice. */

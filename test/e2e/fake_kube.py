@@ -5,7 +5,8 @@ With `places`, a role's (node, address) for one pod after the other, pods run th
 the API server knows; `port` is theirs.
 
 It can be told to go away for a while (`away`), and with `tls` asks for a client's certificate. With `crds` it has the
-custom resources, with the Functions in `functions`, of which it takes no change, and no other object. Anything else is not there (404).
+custom resources, with the Functions in `functions`, of which it takes no change, and no other object but, where `trainjobs` is
+a dictionary, the TrainJobs that are made. Anything else is not there (404).
 """
 import base64
 import contextlib
@@ -18,6 +19,7 @@ import threading
 import urllib.parse
 
 PROXY = "/api/v1/namespaces/ml/services/kubeml:api/proxy"
+TRAINJOBS = "/apis/kubeml.dev/v1alpha1/namespaces/ml/trainjobs"
 TOKEN = "of-the-api-server"
 
 
@@ -29,6 +31,8 @@ class FakeKube:
         self.lost = []  # (handed on, message) of the 503s that the proxy's next POSTs get in place of the answer
         self.leases, self.version, self.away, self.crds = {}, 1, False, False
         self.functions = []  # as one that begins to look finds them
+        self.trainjobs, self.told_of = None, []  # by name; events
+        self.uid = None  # of the namespace
         self.asked = []  # (method, path), of every request that was let in
         self.places, self.made, self.deleted = None, {}, {}  # pods by name; name: query
         self.events, self.told = [], threading.Condition()  # of pods
@@ -161,6 +165,11 @@ users: [{{name: test, user: {{{user}}}}}, {{name: other, user: {{token: wrong}}}
         self.asked.append((method, path))
         if self.away:
             return self.status(503, "ServiceUnavailable")
+        if path == "/api/v1/namespaces/ml" and self.uid:
+            return 200, {"metadata": {"name": "ml", "uid": self.uid}}
+        if self.trainjobs is not None and path.startswith(TRAINJOBS):
+            with self.lock:
+                return self.trainjob(method, path[len(TRAINJOBS):].strip("/"), query, body)
         if path == "/api/v1/namespaces/ml/pods" or (self.crds and path.startswith("/apis/kubeml.dev/v1alpha1/")):
             if method == "GET" and "watch=" in query:
                 return "watch", self.events if path.endswith("/pods") else []
@@ -187,13 +196,38 @@ users: [{{name: test, user: {{{user}}}}}, {{name: other, user: {{token: wrong}}}
         with self.lock:
             return self.lease(method, name.strip("/") or (body or {}).get("metadata", {}).get("name"), body)
 
-    def happened(self, kind, pod):
+    def happened(self, kind, what, events=None):
         self.version += 1
-        pod["metadata"]["resourceVersion"] = str(self.version)
+        what["metadata"]["resourceVersion"] = str(self.version)
         with self.told:
-            self.events.append(json.loads(json.dumps({"type": kind, "object": pod})))
+            (self.events if events is None else events).append(json.loads(json.dumps({"type": kind, "object": what})))
             self.told.notify_all()
-        return pod
+        return what
+
+    def trainjob(self, method, name, query, body):
+        name, _, part = name.partition("/")
+        old = self.trainjobs.get(name)
+        if method == "GET" and "watch=" in query:
+            # A list has told of what there was; each change is told to all who watch.
+            return "watch", self.told_of
+        if method == "GET" and not name:
+            self.told_of = []
+            return 200, {"kind": "List", "metadata": {"resourceVersion": str(self.version)}, "items": list(self.trainjobs.values())}
+        if method == "POST":
+            name = body["metadata"]["name"]
+            body["metadata"] |= {"uid": f"{len(self.told_of):08}-{name}", "generation": 1, "namespace": "ml"}
+            self.trainjobs[name] = body
+            return 201, self.happened("ADDED", body, self.told_of)
+        if not old:
+            return self.status(404, "NotFound")
+        if method == "DELETE":
+            return 200, self.happened("DELETED", self.trainjobs.pop(name), self.told_of)
+        if method == "PATCH" and part == "status":
+            old["status"] = body["status"]
+        elif method == "PATCH":
+            old["metadata"].setdefault("labels", {}).update(body.get("metadata", {}).get("labels", {}))
+            old["spec"] |= body.get("spec", {})
+        return 200, self.happened("MODIFIED", old, self.told_of)
 
     def make_pod(self, pod):
         name, places = pod["metadata"]["name"], self.places[pod["metadata"]["labels"]["kubeml.dev/role"]]

@@ -420,6 +420,62 @@ def nothing_of_a_leaders_is_touched_before_it_leads():
         assert call(a, "GET", "/ready").json() == {"status": "ready", "leads": False}
 
 
+def trainjobs(kube, ours):
+    """{name: (state, reason, job)}"""
+    with kube.lock:
+        return {name: tuple(o.get("status", {}).get(key) for key in ("state", "reason", "job"))
+                for name, o in kube.trainjobs.items() if name in ours}
+
+
+@case(limit=180, platform=False)
+def another_database_and_another_namespace_take_nothing_away():
+    """A release that is pointed to another database and back keeps its TrainJobs and its jobs; and jobs whose namespace was
+    deleted go on in the next one that has their database."""
+    with controllers("a") as (kube, made):
+        a = made["a"]
+        kube.trainjobs, kube.crds, kube.uid = {}, True, "first"
+        a.start()
+        until(lambda: leads(a), 20)
+        uploads(a)
+        jobs = [train(a).json()["id"] for _ in range(2)]
+        shown = {f"job-{job}": job for job in jobs}
+        until(lambda: {n: s[2] for n, s in trainjobs(kube, shown).items()} == shown, 20, message=lambda: kube.trainjobs)
+        a.stop()
+
+        where = a.options.index("--store") + 1
+        store = a.options[where]
+        a.options[where] = store + "-other"
+        pathlib.Path(a.options[where].removeprefix("lmdb:")).mkdir()
+        a.start()
+        want = {name: ("waiting", "NotInDatabase", job) for name, job in shown.items()}
+        until(lambda: trainjobs(kube, shown) == want, 20, message=lambda: kube.trainjobs)
+        assert call(a, "GET", "/tasks?state=all").json() == []
+        a.stop()
+
+        a.options[where] = store
+        a.start()
+        until(lambda: all(s[1] != "NotInDatabase" for s in trainjobs(kube, shown).values()), 20)
+        assert set(trainjobs(kube, shown)) == set(shown)
+        # Its history deleted through the API, a job's TrainJob goes.
+        call(a, "DELETE", f"/tasks/{jobs[1]}")
+        until(lambda: call(a, "GET", f"/tasks/{jobs[1]}").json()["state"] == "cancelled", 20)
+        reply = call(a, "DELETE", f"/history/{jobs[1]}")
+        assert reply.status_code == 200, reply.text
+        until(lambda: f"job-{jobs[1]}" not in kube.trainjobs, 60)
+        a.stop()
+
+        kube.trainjobs, kube.uid = {}, "second"
+        a.start()
+        until(lambda: trainjobs(kube, shown), 20, message="a job whose namespace is gone gets no TrainJob")
+        assert call(a, "GET", f"/tasks/{jobs[0]}").json()["state"] in ("queued", "starting", "running")
+        a.stop()
+
+        # But deleted in this namespace while nobody looked, it is cancelled.
+        kube.trainjobs.clear()
+        a.start()
+        until(lambda: call(a, "GET", f"/tasks/{jobs[0]}").json().get("state") == "cancelled", 30)
+
+
 @case(limit=120, platform=False)
 def no_store_is_said_and_waited_for():
     if not list((harness.BUILD / "lib").glob("kubeml-mongo.so")):
