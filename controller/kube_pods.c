@@ -247,8 +247,8 @@ static void harden(json_t *spec)
 json_t *kube_owner_reference(const char *version, const char *kind, const char *name,
                              const char *uid)
 {
-    return json_pack("[{s:s, s:s, s:s, s:s}]", "apiVersion", version, "kind", kind, "name", name,
-                     "uid", uid);
+    return json_pack("[{s:s, s:s, s:s, s:s, s:b}]", "apiVersion", version, "kind", kind, "name",
+                     name, "uid", uid, "controller", 1);
 }
 
 json_t *kube_pod_build(const kube_templates *t, const char *name, pod_role role,

@@ -63,7 +63,8 @@ int kube_pod_read(const json_t *object, int port, pod *out, err *e);
 const char *kube_object_text(const json_t *object, const char *key);
 const char *kube_object_label(const json_t *object, const char *key);
 
-/* A list of one owner. New reference. */
+/* A list of one owner, as the one that makes others in the place of what is deleted: `kubectl
+ * drain` takes no pod without such from its node. New reference. */
 json_t *kube_owner_reference(const char *version, const char *kind, const char *name,
                              const char *uid);
 /* Prefers other nodes than those: a pod is not to be put where another has just been lost. */

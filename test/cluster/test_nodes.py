@@ -242,7 +242,7 @@ def a_node_is_drained_and_one_is_lost():
         slow = p.paced(0.1)
         want = p.succeed(p.train(epochs=EPOCHS, **OPTIONS), 180)["sha256"]
         job = trains_on_both(p, slow)
-        kubectl("drain", LOST, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=90s", seconds=120)
+        kubectl("drain", LOST, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s", seconds=120)
         goes_on_without(p, job, 60)
         assert p.succeed(job, 180)["sha256"] == want, "other weights than without the drain"
         kubectl("uncordon", LOST)

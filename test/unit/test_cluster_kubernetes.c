@@ -447,6 +447,8 @@ static bool gets_owner(world *w, int number, char uid[40])
     start_running(w, name, POD_FUNCTION);
     CHECK_OK(w->c->ops->assign(w->c, name, "job7", number, 0, NULL, &e), e);
     cleanup_json json_t *made = wait_pod(w, name, true);
+    const json_t *owner = dig(made, "metadata|ownerReferences|0");
+    CHECK(!owner || json_is_true(json_object_get(owner, "controller")));
     const char *found = json_string_value(dig(made, "metadata|ownerReferences|0|uid"));
     snprintf(uid, 40, "%s", found ? found : "");
     return found != NULL;

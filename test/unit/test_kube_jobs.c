@@ -375,6 +375,7 @@ static void check_owned(platform *p, const char *object)
     cleanup_json json_t *all = fake_kube_copy(p->server);
     CHECK_STR(text_of(owner_of(ps), "apiVersion"), KUBE_RESOURCES);
     CHECK_STR(text_of(owner_of(ps), "name"), object);
+    CHECK(json_is_true(json_object_get(owner_of(ps), "controller"))); /* or no node is drained */
     CHECK_STR(text_of(owner_of(ps), "uid"),
               text_of(json_object_get(json_object_get(all, object), "metadata"), "uid"));
     CHECK(json_equal(owner_of(ps), owner_of(function)));
