@@ -406,13 +406,14 @@ static int serve_redis(program *p)
 {
     err e = ERR_INIT;
     find_module(p);
-    const redis_server_spec spec = {.program = p->options.database.program,
-                                    .folder = p->options.serve,
-                                    .module = p->options.database.module,
-                                    .segment_dir = p->options.shm_dir,
-                                    .listen = p->options.database.listen,
-                                    .memory_bytes =
-                                        redis_serve_memory("/sys/fs/cgroup/memory.max")};
+    const redis_server_spec spec = {
+        .program = p->options.database.program,
+        .folder = p->options.serve,
+        .module = p->options.database.module,
+        .segment_dir = p->options.shm_dir,
+        .listen = p->options.database.listen,
+        .memory_bytes =
+            redis_serve_memory(getenv("KUBEML_REDIS_MEMORY_LIMIT"), "/sys/fs/cgroup/memory.max")};
     redis_serve(&spec, &e);
     log_error("%s", e.message);
     return err_exit_status(e.code);

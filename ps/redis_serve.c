@@ -74,11 +74,15 @@ static int feed(const redis_config *c, err *e)
     return 0;
 }
 
-uint64_t redis_serve_memory(const char *limit)
+uint64_t redis_serve_memory(const char *told, const char *limit)
 {
-    cleanup_fclose FILE *f = fopen(limit, "re");
     uint64_t bytes;
-    return f && fscanf(f, "%" SCNu64, &bytes) == 1 ? bytes / 10 * 9 : 0; /* "max": none */
+    if (!told || sscanf(told, "%" SCNu64, &bytes) != 1) {
+        cleanup_fclose FILE *f = fopen(limit, "re");
+        if (!f || fscanf(f, "%" SCNu64, &bytes) != 1) /* "max": none */
+            return 0;
+    }
+    return bytes / 10 * 9;
 }
 
 int redis_serve(const redis_server_spec *spec, err *e)

@@ -17,9 +17,10 @@
 /* Becomes the redis-server of `spec` (its folder, listen, module, segment_dir, memory_bytes);
  * returns on errors alone. */
 int redis_serve(const redis_server_spec *spec, err *e);
-/* What of a container's memory (`limit`: its cgroup's memory.max) Redis may take: nine tenths, the
- * rest is what it does not count. 0 where there is no limit. */
-uint64_t redis_serve_memory(const char *limit);
+/* What of a container's memory Redis may take: nine tenths, the rest is what it does not count. 0
+ * where there is no limit. `told`: its bytes as a text, or NULL, which says nothing; then the file
+ * `limit` does, its cgroup's memory.max, which there is under version 2 alone. */
+uint64_t redis_serve_memory(const char *told, const char *limit);
 /* The password of `folder`; drawn where there is none and `draw` says so. ERR_NOT_FOUND. */
 int redis_serve_password(const char *folder, bool draw, char out[REDIS_SERVER_PASSWORD_BYTES],
                          err *e);

@@ -736,11 +736,14 @@ TEST(a_container_leaves_redis_most_of_its_memory)
     } cases[] = {{"4294967296\n", UINT64_C(3865470561)}, {"max\n", 0}, {"", 0}};
     char path[300];
     snprintf(path, sizeof path, "%s/memory.max", test_tmp());
-    CHECK_INT(redis_serve_memory(path), 0);
+    CHECK_INT(redis_serve_memory(NULL, path), 0);
+    CHECK_INT(redis_serve_memory("4294967296", path), UINT64_C(3865470561)); /* no memory.max */
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         FILE *f = fopen(path, "w");
         CHECK(f && fputs(cases[i].limit, f) >= 0 && fclose(f) == 0);
-        CHECK_INT(redis_serve_memory(path), cases[i].bytes);
+        CHECK_INT(redis_serve_memory(NULL, path), cases[i].bytes);
+        CHECK_INT(redis_serve_memory("", path), cases[i].bytes);
+        CHECK_INT(redis_serve_memory("1000", path), 900);
     }
 }
 

@@ -185,6 +185,9 @@ spec:
     args: [--serve-redis, /run/redis, --redis-listen, "$(POD_IP):6379"]
     env:
     - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+    {{- if ((.Values.ps.redis.resources).limits).memory }}
+    - {name: KUBEML_REDIS_MEMORY_LIMIT, valueFrom: {resourceFieldRef: {resource: limits.memory}}} # nodes of cgroup v1 have no memory.max
+    {{- end }}
     ports: [{name: redis, containerPort: 6379}]
     securityContext: {{ include "kubeml.containerSecurity" . | fromYaml | toJson }}
     resources: {{ toJson .Values.ps.redis.resources }}
