@@ -256,11 +256,13 @@ void fs_boot_id(char out[FS_BOOT_BYTES])
         memcpy(out, text.bytes, text.len < FS_BOOT_BYTES - 1 ? text.len : FS_BOOT_BYTES - 1);
 }
 
-int fs_free_bytes(const char *path, uint64_t *out, err *e)
+int fs_free_bytes(const char *path, uint64_t *out, uint64_t *all, err *e)
 {
     struct statvfs st;
     if (statvfs(path, &st) != 0)
         return err_set_errno(e, errno, "cannot see how much room %s has", path);
     *out = (uint64_t)st.f_bavail * st.f_frsize;
+    if (all)
+        *all = (uint64_t)st.f_blocks * st.f_frsize;
     return 0;
 }

@@ -68,7 +68,8 @@ int fs_scratch_file(const char *dir, int *fd, err *e);
  * zeros alone. */
 enum { FS_BOOT_BYTES = 40 };
 void fs_boot_id(char out[FS_BOOT_BYTES]);
-/* Bytes that an ordinary user may still write where `path` is. */
-int fs_free_bytes(const char *path, uint64_t *out, err *e);
+/* Bytes that an ordinary user may still write where `path` is; of `all` that the file system has
+ * (may be NULL). */
+int fs_free_bytes(const char *path, uint64_t *out, uint64_t *all, err *e);
 
 #endif

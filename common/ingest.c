@@ -35,7 +35,7 @@ struct ingest {
     ingest_options options;
     char file_names[INGEST_FIELDS][FILE_NAME_BYTES];
     spool *spools[INGEST_FIELDS], *extracted[INGEST_FIELDS];
-    uint64_t quota;
+    spool_quota quota;
     uint64_t done, reported, total; /* of the present phase */
     bool failed;
     ingest_source sources[INGEST_FIELDS];
@@ -140,7 +140,8 @@ int ingest_begin(store *s, const char *name, const ingest_options *options, inge
         return err_set(e, ERR_NOMEM, "no memory for an upload");
     i->store = s;
     i->options = *options;
-    i->quota = options->bytes_max ? options->bytes_max : INGEST_BYTES_MAX;
+    i->quota.bytes = options->bytes_max ? options->bytes_max : INGEST_BYTES_MAX;
+    i->quota.disk = options->disk;
     snprintf(i->info.name, sizeof i->info.name, "%s", name);
     for (int f = 0; f < INGEST_FIELDS; f++)
         i->from[f] = (ingest_field)f;

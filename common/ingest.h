@@ -19,6 +19,7 @@
 
 #include "dataset.h"
 #include "err.h"
+#include "spool.h"
 #include "store.h"
 
 typedef enum ingest_phase {
@@ -45,6 +46,7 @@ typedef struct ingest_options {
     bool regression;        /* y are float targets and not classes */
     ingest_layout layout;
     uint64_t bytes_max;       /* after decompression, all parts; 0: INGEST_BYTES_MAX */
+    spool_disk *disk;         /* of all uploads; NULL: it is theirs alone. Outlives the ingest */
     ingest_progress progress; /* may be NULL */
     void *progress_arg;
 } ingest_options;

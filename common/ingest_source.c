@@ -110,7 +110,7 @@ static int no_array(const npz *z, ingest_field field, err *e)
 
 /* Looks in the npz that came as field `from` for the array of `field`. 1 found, 0 not there. */
 static int npz_source(spool *const spools[], ingest_field from, ingest_field field, const char *dir,
-                      uint64_t *quota, spool **extracted, ingest_source *out, err *e)
+                      spool_quota *quota, spool **extracted, ingest_source *out, err *e)
 {
     npz *z;
     if (npz_open(spool_fd(spools[from]), &z, e) != 0)
@@ -130,7 +130,7 @@ static int npz_source(spool *const spools[], ingest_field from, ingest_field fie
 
 /* Looks for `field` in what came as `from`. 1 found, 0 not there. */
 static int source_in(spool *const spools[], ingest_field from, ingest_field field, const char *dir,
-                     uint64_t *quota, spool **extracted, ingest_source *out, err *e)
+                     spool_quota *quota, spool **extracted, ingest_source *out, err *e)
 {
     spool *s = spools[from];
     if (!s)
@@ -149,8 +149,8 @@ static int source_in(spool *const spools[], ingest_field from, ingest_field fiel
 }
 
 int ingest_find_source(spool *const spools[INGEST_FIELDS], ingest_field field, const char *dir,
-                       uint64_t *quota, spool **extracted, ingest_source *out, ingest_field *from,
-                       err *e)
+                       spool_quota *quota, spool **extracted, ingest_source *out,
+                       ingest_field *from, err *e)
 {
     /* Its own part; the images it belongs to; the npz that may hold everything. */
     ingest_field places[] = {field, is_test(field) ? INGEST_X_TEST : INGEST_X_TRAIN,

@@ -33,8 +33,8 @@ typedef struct ingest_source {
  * there. `from` is the part that it came in, or that the error is about. What is taken out of an
  * npz stands in `extracted`, the caller's to spool_free, also after an error. */
 int ingest_find_source(spool *const spools[INGEST_FIELDS], ingest_field field, const char *dir,
-                       uint64_t *quota, spool **extracted, ingest_source *out, ingest_field *from,
-                       err *e);
+                       spool_quota *quota, spool **extracted, ingest_source *out,
+                       ingest_field *from, err *e);
 
 /* How x's elements become (C, H, W) samples. */
 typedef struct ingest_shape {

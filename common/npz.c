@@ -213,7 +213,7 @@ static int copy_member(zip_file_t *file, spool *s, err *e)
     }
 }
 
-int npz_extract(npz *z, size_t i, const char *dir, uint64_t *quota, spool **out, err *e)
+int npz_extract(npz *z, size_t i, const char *dir, spool_quota *quota, spool **out, err *e)
 {
     zip_file_t *file = zip_fopen_index(z->zip, i, 0);
     if (!file)

@@ -25,6 +25,6 @@ size_t npz_count(const npz *z);
 const char *npz_name(const npz *z, size_t i); /* without ".npy" */
 int npz_find(const npz *z, const char *name); /* -1: none */
 /* Decompresses an array into a new spool in `dir`, which is whole and of SPOOL_NPY. */
-int npz_extract(npz *z, size_t i, const char *dir, uint64_t *quota, spool **out, err *e);
+int npz_extract(npz *z, size_t i, const char *dir, spool_quota *quota, spool **out, err *e);
 
 #endif

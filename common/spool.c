@@ -31,7 +31,9 @@ typedef enum packing { PACKING_UNKNOWN, PACKING_NONE, PACKING_GZIP } packing;
 struct spool {
     int fd;
     char dir[FS_PATH_BYTES];
-    uint64_t *quota;
+    spool_quota *quota;
+    spool_disk *disk; /* the quota's */
+    uint64_t taken;   /* of it */
     uint64_t bytes; /* in the file */
     uint64_t room;  /* up to here the disk had it when it was asked */
     packing packing;
@@ -46,13 +48,14 @@ struct spool {
     buf start; /* what came before the format was known */
 };
 
-int spool_new(const char *dir, uint64_t *quota, spool **out, err *e)
+int spool_new(const char *dir, spool_quota *quota, spool **out, err *e)
 {
     spool *s = calloc(1, sizeof *s);
     if (!s)
         return err_set(e, ERR_NOMEM, "no memory for an upload");
     s->fd = -1;
     s->quota = quota;
+    s->disk = quota->disk;
     buf_init(&s->start, NPY_HEADER_BYTES_MAX + INFLATE_BYTES);
     if (fs_path(s->dir, e, "%s", dir) != 0 || fs_scratch_file(dir, &s->fd, e) != 0) {
         spool_free(s);
@@ -70,6 +73,8 @@ void spool_free(spool *s)
         inflateEnd(&s->inflate);
     if (s->fd >= 0)
         close(s->fd);
+    if (s->disk)
+        atomic_fetch_sub(&s->disk->bytes, s->taken);
     buf_free(&s->start);
     free(s);
 }
@@ -130,13 +135,45 @@ static int refuse_other(const uint8_t *p, size_t len, err *e)
                    p[0], len > 1 ? p[1] : 0u, len > 2 ? p[2] : 0u, len > 3 ? p[3] : 0u);
 }
 
+/* How much of the disk may be taken yet. */
+static int find_room(const spool *s, uint64_t *left, err *e)
+{
+    uint64_t all, kept;
+    if (fs_free_bytes(s->dir, left, &all, e) != 0)
+        return -1;
+    if (s->disk) {
+        kept = all / 100 * s->disk->kept_percent;
+        *left = *left > kept ? *left - kept : 0;
+    }
+    return 0;
+}
+
+/* `taken`: what all uploads have of it. */
+static int need_share(const spool *s, uint64_t taken, uint64_t more, err *e)
+{
+    if (more <= s->disk->bytes_max && taken <= s->disk->bytes_max - more)
+        return 0;
+    return err_set(e, ERR_LIMIT,
+                   "%llu more bytes do not fit: uploads may have %llu together, and have %llu",
+                   (unsigned long long)more, (unsigned long long)s->disk->bytes_max,
+                   (unsigned long long)taken);
+}
+
+/* Taken before it is looked at: others do so at the same time. */
+static int take_share(spool *s, uint64_t more, err *e)
+{
+    s->taken += more;
+    return need_share(s, atomic_fetch_add(&s->disk->bytes, more), more, e);
+}
+
 static int need_room(const spool *s, uint64_t more, err *e)
 {
     uint64_t left;
-    if (more > *s->quota)
+    if (more > s->quota->bytes)
         return err_set(e, ERR_LIMIT, "its %llu bytes are over the limit of the upload",
                        (unsigned long long)more);
-    if (fs_free_bytes(s->dir, &left, e) != 0)
+    if ((s->disk && need_share(s, atomic_load(&s->disk->bytes), more, e) != 0) ||
+        find_room(s, &left, e) != 0)
         return -1;
     if (more > left)
         return err_set(e, ERR_LIMIT, "its %llu bytes do not fit: %s has %llu left",
@@ -144,13 +181,13 @@ static int need_room(const spool *s, uint64_t more, err *e)
     return 0;
 }
 
-/* The same without a length in a header, as the file grows. */
+/* The same as the file grows: without a length in a header, or where others take of the disk. */
 static int keep_room(spool *s, uint64_t more, err *e)
 {
     uint64_t left;
     if (s->bytes + more <= s->room)
         return 0;
-    if (fs_free_bytes(s->dir, &left, e) != 0)
+    if (find_room(s, &left, e) != 0)
         return -1;
     if (more + ROOM_BYTES > left)
         return err_set(e, ERR_LIMIT, "it does not fit: behind %llu bytes of it %s has %llu left",
@@ -210,13 +247,14 @@ static int store_bytes(spool *s, const void *bytes, size_t len, err *e)
         return err_set(e, ERR_LIMIT, "more than %d samples", DATASET_SAMPLES_MAX);
     if (s->format == SPOOL_CIFAR && cifar_check(bytes, len, s->bytes, e) != 0)
         return -1;
-    if (len > *s->quota)
+    if (len > s->quota->bytes)
         return err_set(e, ERR_LIMIT, "the upload is over its limit of bytes");
-    if (!has_length(s) && keep_room(s, len, e) != 0)
+    if ((s->disk && take_share(s, len, e) != 0) ||
+        ((!has_length(s) || s->disk) && keep_room(s, len, e) != 0))
         return -1;
     if (fs_pwrite_all(s->fd, bytes, len, s->bytes, "upload's spool file", e) != 0)
         return -1;
-    *s->quota -= len;
+    s->quota->bytes -= len;
     s->bytes += len;
     return 0;
 }

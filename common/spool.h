@@ -9,6 +9,8 @@
 #ifndef KUBEML_SPOOL_H
 #define KUBEML_SPOOL_H
 
+#include <stdatomic.h>
+
 #include "array.h"
 
 typedef enum spool_format {
@@ -21,9 +23,20 @@ typedef enum spool_format {
 
 typedef struct spool spool;
 
-/* `quota`: bytes that may be written yet, shared by the spools of an upload; what one writes is
- * taken off. */
-int spool_new(const char *dir, uint64_t *quota, spool **out, err *e);
+/* What all uploads of a process may have of a disk that is not theirs alone. */
+typedef struct spool_disk {
+    uint64_t bytes_max;          /* together, at once */
+    unsigned kept_percent;       /* of the file system: it stays free */
+    atomic_uint_least64_t bytes; /* what they have */
+} spool_disk;
+
+/* Shared by the spools of an upload. */
+typedef struct spool_quota {
+    uint64_t bytes;   /* that may be written yet: what a spool writes is taken off */
+    spool_disk *disk; /* may be NULL; outlives the spools */
+} spool_quota;
+
+int spool_new(const char *dir, spool_quota *quota, spool **out, err *e);
 void spool_free(spool *s); /* NULL is fine */
 /* Before the first bytes: any other format is refused as soon as it is recognised. */
 void spool_expect(spool *s, spool_format format);

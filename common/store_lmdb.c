@@ -63,8 +63,8 @@ static lmdb_records *open_records;
 static int cause_of(int status, const char *path)
 {
     uint64_t left;
-    return status == EIO && fs_free_bytes(path, &left, NULL) == 0 && left < 1 << 20 ? ENOSPC
-                                                                                    : status;
+    return status == EIO && fs_free_bytes(path, &left, NULL, NULL) == 0 && left < 1 << 20 ? ENOSPC
+                                                                                          : status;
 }
 
 int lmdb_error(err *e, int status, const char *what)

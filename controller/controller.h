@@ -29,13 +29,17 @@
 #include "leader.h"
 #include "metrics.h"
 #include "request.h"
+#include "spool.h"
 #include "store.h"
 #include "version.h"
 
 enum {
     CONTROLLER_CODE_BYTES_MAX = BUILDER_SOURCE_BYTES_MAX + (1 << 20), /* a function's upload */
-    CONTROLLER_VERSIONS_MAX = 1000,     /* of one function */
-    CONTROLLER_LOG_BYTES_MAX = 4 << 20, /* kept of one pod's log */
+    CONTROLLER_VERSIONS_MAX = 1000,                                   /* of one function */
+    CONTROLLER_LOG_BYTES_MAX = 4 << 20,                               /* kept of one pod's log */
+    /* Of a disk that uploads share (scratch_max): from there on the kubelet evicts pods, images'
+     * file system included. */
+    CONTROLLER_DISK_KEPT_PERCENT = 15,
 };
 #define CONTROLLER_UPLOAD_BYTES_MAX ((uint64_t)64 << 30)
 #define CONTROLLER_MODEL_BYTES_MAX ((uint64_t)8 << 30)
@@ -50,6 +54,7 @@ typedef struct controller_config {
     int slots;
     int pool_functions, pool_ps; /* warm ones to keep */
     uint64_t function_memory;    /* address space of a function; 0: no limit */
+    uint64_t scratch_max;        /* of the disk, for uploads on their way in; 0: the disk is ours */
     /* auto: those that answer, where the CUDA engine was built */
     enum { GPUS_AUTO, GPUS_ALL, GPUS_NONE } gpus;
     gpu_policy gpu_policy;
@@ -88,6 +93,7 @@ typedef struct controller {
     builder_config builder;
     controller_metrics metrics;
     int64_t started_wall_ms;
+    spool_disk uploads;     /* what they have, where config.scratch_max says how much that may be */
     leader *_Atomic leader; /* NULL: it is the only one, or has not asked yet */
     atomic_bool leads; /* `owner` is there; it may not be touched before */
     atomic_int unseen; /* why no TrainJob is looked at, an err_code; ERR_NONE: they are */

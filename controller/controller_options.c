@@ -26,6 +26,8 @@ static const char usage_text[] =
     "  --home DIR             where everything is kept ($KUBEML_HOME, or ~/.kubeml)\n"
     "  --store LOCATOR        records and datasets (lmdb:HOME/store)\n"
     "  --store-file FILE      the same, from a file, where the locator holds a password\n"
+    "  --scratch-max SIZE     uploads on their way in have as much of their disk together (2Gi, 500M), and leave\n"
+    "                         15 % of it free (0: no limit)\n"
     "  --slots N              functions that run at once (cores, at least 4)\n"
     "  --pool-functions N     warm functions to keep (4)\n"
     "  --pool-ps N            warm kubeml-ps to keep (1)\n"
@@ -63,6 +65,29 @@ static int parse_number(const char *text, long long low, long long high, long lo
         return -1;
     }
     return 0;
+}
+
+/* As Kubernetes writes quantities. */
+static int parse_size(const char *text, uint64_t *out, const char *name)
+{
+    static const struct {
+        const char *name;
+        double bytes;
+    } units[] = {{"", 1},        {"k", 1e3},     {"M", 1e6},     {"G", 1e9},     {"T", 1e12},
+                 {"P", 1e15},    {"E", 1e18},    {"Ki", 0x1p10}, {"Mi", 0x1p20}, {"Gi", 0x1p30},
+                 {"Ti", 0x1p40}, {"Pi", 0x1p50}, {"Ei", 0x1p60}};
+    size_t digits = strspn(text, "0123456789.");
+    char *end = NULL;
+    double number = digits ? strtod(text, &end) : 0;
+    for (size_t i = 0; i < sizeof units / sizeof *units && end == text + digits; i++) {
+        double bytes = number * units[i].bytes;
+        if (strcmp(end, units[i].name) == 0 && bytes < 0x1p63) {
+            *out = (uint64_t)bytes;
+            return 0;
+        }
+    }
+    fprintf(stderr, "kubeml-controller: --%s must be a size such as 2Gi or 500M\n", name);
+    return -1;
 }
 
 static int copy_text(char *to, size_t bytes, const char *text, const char *name)
@@ -214,6 +239,7 @@ static int set_option(controller_config *c, controller_options *o, int option, c
             return -1;
         c->function_memory = (uint64_t)n;
         return 0;
+    case 'd': return parse_size(value, &c->scratch_max, "scratch-max");
     case 'r':
         if (parse_number(value, 0, 1 << 20, &n, "ready-fd"))
             return -1;
@@ -272,6 +298,7 @@ int controller_options_parse(controller_config *c, controller_options *o, int ar
                                           {"pool-functions", required_argument, NULL, 'f'},
                                           {"pool-ps", required_argument, NULL, 'p'},
                                           {"function-memory", required_argument, NULL, 'm'},
+                                          {"scratch-max", required_argument, NULL, 'd'},
                                           {"builder", required_argument, NULL, 'B'},
                                           {"builder-token-file", required_argument, NULL, 'b'},
                                           {"gpus", required_argument, NULL, 'g'},

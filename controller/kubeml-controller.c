@@ -318,6 +318,8 @@ static int start(program *p, const sigset_t *signals, err *e)
     controller *c = &p->controller;
     bool in_cluster = strcmp(c->config.cluster, "kubernetes") == 0;
     c->started_wall_ms = clock_wall_ms();
+    c->uploads.bytes_max = c->config.scratch_max;
+    c->uploads.kept_percent = CONTROLLER_DISK_KEPT_PERCENT;
     if (take_token(getenv("KUBEML_TOKEN"), &c->config.tokens, e) || check_config(&c->config, e) ||
         lock_home(p, e))
         return -1;

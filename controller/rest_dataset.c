@@ -127,11 +127,12 @@ static int take_parts(http_request *r, ingest *to, err *e)
     return more;
 }
 
-static int parse_options(http_request *r, ingest_options *out, err *e)
+static int parse_options(controller *c, http_request *r, ingest_options *out, err *e)
 {
     const char *seed = http_query(r, "seed"), *layout = http_query(r, "layout");
     const char *regression = http_query(r, "regression");
-    *out = (ingest_options){.bytes_max = CONTROLLER_UPLOAD_BYTES_MAX};
+    *out = (ingest_options){.bytes_max = CONTROLLER_UPLOAD_BYTES_MAX,
+                            .disk = c->config.scratch_max ? &c->uploads : NULL};
     if (seed) {
         char *end;
         out->seed = strtoull(seed, &end, 10);
@@ -158,7 +159,7 @@ static int upload(controller *c, http_request *r, err *e)
 {
     ingest_options options;
     ingest *to = NULL;
-    if (name_check("dataset", http_param(r, "name"), e) || parse_options(r, &options, e) ||
+    if (name_check("dataset", http_param(r, "name"), e) || parse_options(c, r, &options, e) ||
         ingest_begin(c->store, http_param(r, "name"), &options, &to, e))
         return -1;
     if (take_parts(r, to, e)) {

@@ -389,6 +389,14 @@ def a_data_set_tells_its_statistics(p):
     assert "mean" not in p.get("/dataset")[0]
 
 
+@case(platform=False)
+def uploads_take_no_more_of_the_disk_than_they_may():
+    with harness.Platform("--scratch-max", "50Ki") as p:
+        p.post("/dataset/tiny", 413, files=harness.tiny_mnist())
+    with harness.Platform("--scratch-max", "0") as p:
+        p.post("/dataset/tiny", files=harness.tiny_mnist())
+
+
 @case()
 def stop_and_what_is_in_use(p):
     p.dataset()

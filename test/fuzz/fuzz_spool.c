@@ -3,7 +3,7 @@
 #include "npz.h"
 #include "spool.h"
 
-static void extract_all(spool *s, uint64_t *quota)
+static void extract_all(spool *s, spool_quota *quota)
 {
     npz *z;
     err e = ERR_INIT;
@@ -22,7 +22,7 @@ static void extract_all(spool *s, uint64_t *quota)
 FUZZ(spool)
 {
     enum { QUOTA = 1 << 20 };
-    uint64_t quota = QUOTA;
+    spool_quota quota = {.bytes = QUOTA};
     spool *s;
     err e = ERR_INIT;
     FUZZ_CHECK(spool_new("/tmp", &quota, &s, &e) == 0);
@@ -34,7 +34,7 @@ FUZZ(spool)
     if (result == 0)
         result = spool_end(s, &e);
     FUZZ_CHECK((result != 0) == (e.code != ERR_NONE));
-    FUZZ_CHECK(spool_bytes(s) + quota == QUOTA);
+    FUZZ_CHECK(spool_bytes(s) + quota.bytes == QUOTA);
     if (result == 0 && spool_get_format(s) == SPOOL_NPZ)
         extract_all(s, &quota);
     spool_free(s);

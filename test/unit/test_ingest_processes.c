@@ -258,7 +258,8 @@ TEST(a_bomb_ends_before_the_disk_is_full)
 {
     err e = ERR_INIT;
     spool *s;
-    uint64_t quota = UINT64_C(1) << 40, left;
+    spool_quota quota = {.bytes = UINT64_C(1) << 40};
+    uint64_t left;
     cleanup_bytes bytes bomb = zeros_gz(64);
     if ((unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) ||
         mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
@@ -266,9 +267,63 @@ TEST(a_bomb_ends_before_the_disk_is_full)
         test_skip("a small disk: no file system may be mounted here");
     CHECK_OK(spool_new(test_tmp(), &quota, &s, &e), e);
     CHECK_ERR(spool_feed(s, bomb.at, bomb.len, &e), e, ERR_LIMIT, "it does not fit");
-    CHECK_OK(fs_free_bytes(test_tmp(), &left, &e), e);
+    CHECK_OK(fs_free_bytes(test_tmp(), &left, NULL, &e), e);
     CHECK(left > 0 && left < 16 << 20);
     spool_free(s);
+}
+
+/* Of a disk that others need too a share stays free: one upload with a length in its header, one
+ * without. */
+TEST(a_share_of_the_disk_stays_free)
+{
+    spool_disk disk = {.bytes_max = UINT64_MAX, .kept_percent = 50};
+    spool_quota quota = {.bytes = UINT64_C(1) << 40, .disk = &disk};
+    uint64_t left;
+    cleanup_bytes bytes bomb = zeros_gz(64);
+    if ((unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) ||
+        mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("tmpfs", test_tmp(), "tmpfs", 0, "size=32m") != 0)
+        test_skip("a small disk: no file system may be mounted here");
+    for (int with_length = 0; with_length < 2; with_length++) {
+        err e = ERR_INIT;
+        spool *s;
+        cleanup_bytes bytes head =
+            make_npy_raw("{'descr': '|u1', 'fortran_order': False, 'shape': (20000000,), }", "", 0);
+        const bytes *sent = with_length ? &head : &bomb;
+        CHECK_OK(spool_new(test_tmp(), &quota, &s, &e), e);
+        CHECK_ERR(spool_feed(s, sent->at, sent->len, &e), e, ERR_LIMIT, "fit");
+        CHECK_OK(fs_free_bytes(test_tmp(), &left, NULL, &e), e);
+        CHECK(left >= 16 << 20);
+        spool_free(s);
+        CHECK_INT(atomic_load(&disk.bytes), 0);
+    }
+}
+
+/* Of uploads that come at the same time the second one does not fit beside the first. */
+TEST(uploads_share_what_they_may_have_of_the_disk)
+{
+    err e = ERR_INIT;
+    spool_disk disk = {.bytes_max = 100000};
+    spool_quota first = {.bytes = 1 << 20, .disk = &disk}, second = first;
+    spool *a, *b;
+    char half[60000] = "";
+    cleanup_bytes bytes head =
+        make_npy_raw("{'descr': '|u1', 'fortran_order': False, 'shape': (60000,), }", "", 0);
+    CHECK_OK(spool_new(test_tmp(), &first, &a, &e), e);
+    CHECK_OK(spool_new(test_tmp(), &second, &b, &e), e);
+    CHECK_OK(spool_feed(a, head.at, head.len, &e), e);
+    CHECK_OK(spool_feed(b, head.at, head.len, &e), e);
+    CHECK_OK(spool_feed(a, half, sizeof half, &e), e);
+    CHECK_ERR(spool_feed(b, half, sizeof half, &e), e, ERR_LIMIT,
+              "uploads may have 100000 together");
+    spool_free(b);
+    CHECK_OK(spool_end(a, &e), e);
+    spool_free(a);
+    CHECK_INT(atomic_load(&disk.bytes), 0);
+    CHECK_OK(spool_new(test_tmp(), &second, &b, &e), e);
+    CHECK_OK(spool_feed(b, head.at, head.len, &e), e);
+    CHECK_OK(spool_feed(b, half, sizeof half, &e), e);
+    spool_free(b);
 }
 
 /* What is no npy file is not unpacked to its end. */
@@ -279,7 +334,8 @@ TEST(a_bomb_in_an_npz_ends_where_it_is_no_array)
     char path[600];
     npz *z;
     spool *s = NULL;
-    uint64_t quota = UINT64_C(1) << 40, before = quota;
+    spool_quota quota = {.bytes = UINT64_C(1) << 40};
+    uint64_t before = quota.bytes;
     bytes zeros = {calloc(64, 1 << 20), 64 << 20};
     cleanup_bytes bytes gz = zeros_gz(64);
     CHECK(zeros.at);
@@ -295,7 +351,7 @@ TEST(a_bomb_in_an_npz_ends_where_it_is_no_array)
         npz_close(z);
     }
     bytes_free(&zeros);
-    CHECK(before - quota < 32 << 20);
+    CHECK(before - quota.bytes < 32 << 20);
 }
 
 static long peak_kib(void)
