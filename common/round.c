@@ -50,7 +50,7 @@
 #define BACKOFF_FIRST_MS 100
 #define BACKOFF_MOST_MS  2000
 #define PHASE_EVERY_MS   250 /* phases of short rounds are not all told */
-#define AWAKE_SLACK_MS   1000
+#define AWAKE_SLACK_MS   250 /* half the time between two heartbeats */
 #define SLOT_BANKS       4 /* generations of kubeml-ps until a slot is used again */
 
 void round_limits_default(round_limits *l)
@@ -287,13 +287,14 @@ size_t round_step(round_machine *m, const round_event *event, const round_action
         return 0;
     /* Stopped or starved ourselves, we have not listened: nobody is called silent for that. */
     if (m->promised_ms != INT64_MAX && event->now_ms > m->promised_ms + AWAKE_SLACK_MS)
-        member_forgive(m, event->now_ms - m->promised_ms);
+        member_forgive(m, event->now_ms);
     if (event->now_ms > m->now_ms)
         m->now_ms = event->now_ms;
     take(m, &known);
     if (m->stage != STAGE_END && m->stage != STAGE_NEW) {
         pass_time(m);
-        member_time(m);
+        if (event->type == ROUND_TICK) /* before it, what they have said may still be unread */
+            member_time(m);
     }
     if (m->stage != STAGE_END)
         settle(m);

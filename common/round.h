@@ -121,7 +121,7 @@ typedef struct round_resume {
 /* ---- events -------------------------------------------------------------------------------- */
 
 typedef enum round_event_type {
-    ROUND_TICK, /* time passed */
+    ROUND_TICK, /* time passed, and whatever functions had said by then was told */
     /* Begin. `resume` NULL: a fresh job. Otherwise the model of resume->version lies in the model
      * store already. `reason` and `message`: why it is not exact any more; "": it is */
     ROUND_START,
@@ -254,7 +254,8 @@ void round_close(round_machine *m); /* NULL is fine */
  * until the next step. Cannot fail: what is wrong or late is refused, by an action where somebody
  * waits for an answer. */
 size_t round_step(round_machine *m, const round_event *event, const round_action **actions);
-/* When the next ROUND_TICK is due; INT64_MAX: no wait is open. */
+/* When the next ROUND_TICK is due; INT64_MAX: no wait is open. An event that comes much later than
+ * that shows that nobody listened meanwhile. */
 int64_t round_deadline(const round_machine *m);
 
 /* ---- to look at ------------------------------------------------------------------------------ */

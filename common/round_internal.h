@@ -51,6 +51,7 @@ typedef struct member {
     int64_t tell_ms;  /* NEEDED: when the controller is told of it; 0: it was */
     bool replacement; /* follows a lost one in this epoch */
     int64_t needed_ms, heard_ms, progress_ms;
+    int64_t excused_ms; /* what heard_ms was made where we had not listened */
     char phase[16]; /* of the last heartbeat, to see progress by */
     uint32_t beat_batches;
     bool waits; /* for the store, as its last heartbeat said */
@@ -215,7 +216,7 @@ member *member_present(round_machine *m, const round_event *event);
 void member_time(round_machine *m);
 int64_t member_deadline(const round_machine *m);
 /* Forgives the functions the time in which this process itself did not run. */
-void member_forgive(round_machine *m, int64_t late_ms);
+void member_forgive(round_machine *m, int64_t now_ms);
 void member_lateness(round_machine *m); /* raises and clears Straggler */
 
 #endif

@@ -434,14 +434,19 @@ int64_t member_deadline(const round_machine *m)
     return due;
 }
 
-void member_forgive(round_machine *m, int64_t late_ms)
+/* Functions may have stood still with us: they have as long again to be heard. Once, until they
+ * are: where we are always late, a silent one is found all the same. */
+void member_forgive(round_machine *m, int64_t now_ms)
 {
+    int64_t late_ms = now_ms - m->promised_ms;
     for (int f = 0; f < m->config.functions_max; f++) {
-        m->member[f].needed_ms += late_ms;
-        if (m->member[f].tell_ms)
-            m->member[f].tell_ms += late_ms;
-        m->member[f].heard_ms += late_ms;
-        m->member[f].progress_ms += late_ms;
+        member *b = &m->member[f];
+        b->needed_ms += late_ms;
+        if (b->tell_ms)
+            b->tell_ms += late_ms;
+        b->heard_ms = b->heard_ms == b->excused_ms ? b->heard_ms + late_ms : now_ms;
+        b->excused_ms = b->heard_ms;
+        b->progress_ms += late_ms;
     }
 }
 

@@ -546,9 +546,8 @@ int64_t job_deadline(const job *j)
     return j->retry_due_ms < due ? j->retry_due_ms : due;
 }
 
-void job_tick(job *j)
+void job_tick(job *j, int64_t now)
 {
-    int64_t now = clock_monotonic_ms();
     if (j->stage == JOB_RUNNING && now >= round_deadline(j->machine))
         job_step(j, (round_event){.type = ROUND_TICK});
     if (j->stage == JOB_RUNNING)

@@ -55,7 +55,8 @@ void job_database_died(job *j, const char *message);
 bool job_database_busy(const job *j); /* a task is out: leave the database alone */
 
 int64_t job_deadline(const job *j);
-void job_tick(job *j);
+/* What is due, as of when the connections were polled: what had come by then was told. */
+void job_tick(job *j, int64_t polled_ms);
 bool job_over(const job *j);    /* `finished` was told */
 bool job_refused(const job *j); /* it never began; the controller knows */
 

@@ -320,6 +320,7 @@ static void turn(program *p)
         log_error("poll: %s", strerror(errno));
     if (ready < 0)
         return;
+    int64_t polled_ms = clock_monotonic_ms();
     if (list[0].revents) {
         log_write(p->job && job_over(p->job) ? LOG_DEBUG : LOG_INFO, "asked to end by a signal");
         p->ending = true;
@@ -331,7 +332,7 @@ static void turn(program *p)
         redis_died(p);
     hub_turn(p->host.hub, list + FIXED_FDS, count);
     if (p->job)
-        job_tick(p->job);
+        job_tick(p->job, polled_ms);
     watch_end(p);
 }
 

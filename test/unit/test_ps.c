@@ -1,5 +1,6 @@
 /* test_ps.c: kubeml-ps with a real redis-server, a real store and functions that add numbers. What
  * goes on in another kubeml-ps: test_ps_resume.c. */
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -150,6 +151,20 @@ TEST_LIMIT(a_function_dies_while_it_validates, 60)
 TEST_LIMIT(a_frozen_function_is_replaced, 60)
 {
     lose("freeze", 1, 0, 1);
+}
+
+/* They have been heard of for longer than they may be silent, but nobody listened. */
+TEST_LIMIT(a_frozen_kubeml_ps_loses_nobody, 60)
+{
+    world w;
+    world_start(&w, &(world_options){.job = "still", .failpoint = "before-merge:2:stop"});
+    world_hold(&w);
+    poll(NULL, 0, 4000); /* so long it stands still */
+    world_go_on(&w);
+    world_finish(&w, "succeeded", NULL);
+    CHECK_INT(w.deaths, 0);
+    CHECK(!world_told_condition(&w, "FunctionLost"));
+    world_end(&w);
 }
 
 /* The lost share comes in later rounds: other bits, but each sample once. */

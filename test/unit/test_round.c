@@ -276,6 +276,99 @@ TEST(silence_is_a_loss_but_not_when_we_slept_ourselves)
     round_close(m);
 }
 
+static void hear_of(int functions)
+{
+    for (int f = 0; f < functions; f++)
+        step((round_event){.type = ROUND_HEARTBEAT, .function = f, .batches = (uint32_t)now});
+}
+
+static void nobody_is_released(void)
+{
+    CHECK_INT(number_of(ROUND_RELEASE), 0);
+    CHECK(!find(ROUND_FINISHED));
+}
+
+/* For ten seconds all are heard of. */
+static void begin_with_four(const round_config *c)
+{
+    begin(c);
+    for (int64_t end = now + 10000; now < end; now += 500)
+        hear_of(4);
+    now -= 500;
+}
+
+/* What the others have said lies in their sockets: it is read one by one, and time is looked at
+ * when all is. */
+TEST(nobody_is_silent_while_we_do_not_listen)
+{
+    static const int64_t pauses[] = {3500, 3501, 3750, 3751, 4000, 4500, 4501, 8000, 60000};
+    round_config c = config(4, 1);
+    for (size_t i = 0; i < sizeof pauses / sizeof *pauses; i++) {
+        begin_with_four(&c);
+        for (int time = 0; time < 2; time++) {
+            now += pauses[i];
+            for (int f = 0; f < 4; f++) {
+                step((round_event){
+                    .type = ROUND_HEARTBEAT, .function = f, .batches = (uint32_t)now});
+                nobody_is_released();
+            }
+            step((round_event){.type = ROUND_TICK});
+            nobody_is_released();
+        }
+        round_close(m);
+    }
+}
+
+/* Where the whole machine stood still they have said nothing either. */
+TEST(who_stood_still_with_us_is_not_silent)
+{
+    static const int64_t pauses[] = {4000, 8000};
+    round_config c = config(4, 1);
+    begin_with_four(&c);
+    for (int i = 0; i < 2; i++) {
+        now += pauses[i];
+        step((round_event){.type = ROUND_TICK});
+        nobody_is_released();
+        CHECK_INT(round_deadline(m), now + c.limits.heartbeat_ms);
+        now += 500;
+        hear_of(4);
+    }
+    round_close(m);
+}
+
+/* The last one says nothing from the pause on. `late_ms`: of every tick. When it is found. */
+static int64_t found_silent(int64_t pause_ms, int64_t late_ms)
+{
+    round_config c = config(4, 1);
+    begin_with_four(&c);
+    const int64_t since = now;
+    now += pause_ms;
+    for (;;) {
+        const int64_t due = round_deadline(m) + late_ms;
+        hear_of(3);
+        nobody_is_released();
+        if (now >= due) {
+            step((round_event){.type = ROUND_TICK});
+            if (find(ROUND_RELEASE))
+                break;
+        }
+        CHECK(now < since + 60000);
+        now = now < due && due < now + 500 ? due : now + 500;
+    }
+    CHECK_INT(number_of(ROUND_RELEASE), 1);
+    CHECK_INT(get(ROUND_RELEASE)->function, 3);
+    CHECK_STR(get(ROUND_NEED)->reason, "Silent");
+    round_close(m);
+    return now - since;
+}
+
+TEST(who_is_silent_is_found_all_the_same)
+{
+    CHECK_INT(found_silent(0, 0), 3500);
+    CHECK_INT(found_silent(4000, 0), 4000 + 3500);
+    CHECK(found_silent(0, 300) <= 2 * (3500 + 500)); /* by one who is always late */
+}
+
 /* As long as anybody waits: one function, the other, or who writes the checkpoint. */
 TEST(a_store_that_functions_wait_for_is_named)
 {
