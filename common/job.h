@@ -136,7 +136,7 @@ typedef struct job_limits {
     int pod_tries_max;     /* 8 for one place in a job */
     int64_t again_ms;      /* 10 s until a failed job's first retry, doubling to 6 min */
     /* 5 s after an additional function could not be had until another is asked for, doubling to a
-     * minute */
+     * minute, and to ten where it could not start */
     int64_t grow_again_ms;
     /* 5 s until an elastic job begins without a function that there is no room for: the pods of
      * jobs before may be ending */
@@ -174,10 +174,11 @@ typedef enum job_event_type {
     /* job, code, reason, message; ERR_NOT_FOUND for an attach: it has no job yet. For a SEND also
      * from the controller, which has nothing to send */
     JOB_PS_REFUSED,
-    JOB_PS_CLOSED,    /* job, code: it broke or was not made; ERR_TIMEOUT: its node is silent */
-    JOB_PS_ACCESS,    /* job; the controller keeps the contents */
-    JOB_PS_NEED,      /* job, function, incarnation, reason */
-    JOB_PS_RELEASE,   /* job, function, incarnation */
+    JOB_PS_CLOSED, /* job, code: it broke or was not made; ERR_TIMEOUT: its node is silent */
+    JOB_PS_ACCESS, /* job; the controller keeps the contents */
+    JOB_PS_NEED,   /* job, function, incarnation, reason */
+    /* job, function, incarnation, message: why the job goes on without it, or "" */
+    JOB_PS_RELEASE,
     JOB_PS_PHASE,     /* job, phase, epoch, round */
     JOB_PS_EPOCH,     /* job, epoch, value: parallelism, seconds */
     JOB_PS_ASK,       /* job, epoch, value: parallelism, seconds */

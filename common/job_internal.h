@@ -118,6 +118,8 @@ void pods_stop(jobs *m, job *j, bool ps_too);
 void pod_tell(jobs *m, job *j, job_pod *p); /* SEND, ATTACH or SPECIALISE */
 void pods_tell_gone(jobs *m, job *j);       /* after a connection to kubeml-ps was made */
 void pods_tell_no_more(jobs *m, job *j);    /* that no more functions can be had than granted */
+/* That function cannot start: the job goes on without. False: it must have it. */
+bool pod_missed(jobs *m, job *j, int function, const char *message);
 void pod_found(jobs *m, job *j, const job_event *event);
 void pod_waiting(jobs *m, job *j, const job_event *event);
 void pod_ready(jobs *m, job *j, const job_event *event);

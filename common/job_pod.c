@@ -18,6 +18,7 @@
 
 #define RETRY_MOST_MS  5000
 #define GROW_MOST_MS   60000
+#define START_MOST_MS  600000 /* a function that cannot start has held the job up */
 #define STOP_TRIES_MAX 10
 
 int job_pods_room(jobs *m, job *j)
@@ -281,12 +282,12 @@ static bool begins(const job *j)
 
 /* One of an elastic job's that kubeml-ps waits for before it trains the next epoch, and that it can
  * go without: an additional one, or any but the first where it is to begin. */
-static bool can_be_missed(const job *j, const job_pod *p)
+static bool can_be_missed(const job *j, int function)
 {
-    if (j->request.static_parallelism || p->function < 1 || p->function >= j->parallelism)
+    if (j->request.static_parallelism || function < 1 || function >= j->parallelism)
         return false;
     return begins(j) ||
-           (j->decided_epoch >= 0 && j->epoch == j->decided_epoch && p->function >= j->trained);
+           (j->decided_epoch >= 0 && j->epoch == j->decided_epoch && function >= j->trained);
 }
 
 void pods_tell_no_more(jobs *m, job *j)
@@ -296,19 +297,28 @@ void pods_tell_no_more(jobs *m, job *j)
     a->value = j->parallelism;
 }
 
-/* The next epoch goes with what is there, and so do those after it for a while. */
-static void no_more(jobs *m, job *j, const job_pod *p, const char *message)
+/* The next epoch goes with the functions before that one, and so do those after it for a while, at
+ * most for `most_ms`. */
+static void no_more(jobs *m, job *j, int function, const char *message, int64_t most_ms)
 {
-    j->parallelism = j->most = p->function;
+    j->parallelism = j->most = function;
     j->reference_seconds = 0;      /* none was added */
     if (m->now_ms >= j->grow_ms) { /* several that are refused at once are one refusal */
         int64_t wait = j->grow_wait_ms ? 2 * j->grow_wait_ms : m->limits.grow_again_ms;
-        j->grow_wait_ms = wait < GROW_MOST_MS ? wait : GROW_MOST_MS;
+        j->grow_wait_ms = wait < most_ms ? wait : most_ms;
         j->grow_ms = m->now_ms + j->grow_wait_ms;
     }
     text_print(j->no_more, sizeof j->no_more, "%s", message);
     j->unsaved = true;
     pods_tell_no_more(m, j);
+}
+
+bool pod_missed(jobs *m, job *j, int function, const char *message)
+{
+    if (!MUTATE(32, can_be_missed(j, function), false))
+        return false;
+    no_more(m, j, function, message, START_MOST_MS);
+    return true;
 }
 
 /* Another pod would wait for the same: space, a quota, an image. */
@@ -327,9 +337,9 @@ void pod_waiting(jobs *m, job *j, const job_event *event)
     job_pod *p = pod_of(j, event->function, event->incarnation);
     if (!p || p->phase != JOB_POD_TAKING)
         return;
-    bool missed = can_be_missed(j, p) && is_no_room(event->reason);
+    bool missed = can_be_missed(j, p->function) && is_no_room(event->reason);
     if (missed && !begins(j)) {
-        no_more(m, j, p, event->message);
+        no_more(m, j, p->function, event->message, GROW_MOST_MS);
         return;
     }
     if (!missed)
@@ -391,13 +401,13 @@ void pod_failed(jobs *m, job *j, job_pod *p, err_code code, const char *message)
             cold_condition(m, j);
         return;
     }
-    bool missed = can_be_missed(j, p), additional = missed && !begins(j);
+    bool missed = can_be_missed(j, p->function), additional = missed && !begins(j);
     bool given_up = additional || hopeless(code) || ++p->tries >= m->limits.pod_tries_max;
     if (given_up && missed) {
         p->phase = JOB_POD_WANTED; /* until kubeml-ps lets it go */
         p->name[0] = '\0';
         p->due_ms = m->now_ms + RETRY_MOST_MS;
-        no_more(m, j, p, message);
+        no_more(m, j, p->function, message, GROW_MOST_MS);
         return;
     }
     if (given_up) {
@@ -432,8 +442,8 @@ void pod_unplaced(jobs *m, job *j, const job_event *event)
     p->phase = JOB_POD_WANTED;
     p->cold = true;
     p->due_ms = m->now_ms + wait;
-    if (can_be_missed(j, p))
-        no_more(m, j, p, event->message);
+    if (can_be_missed(j, p->function))
+        no_more(m, j, p->function, event->message, GROW_MOST_MS);
     else if (j->state == JOB_STARTING && !j->verdict && !job_finds_room(m, j, j->parallelism))
         job_wait_again(m, j);
     else
@@ -501,6 +511,10 @@ void pod_unspecialised(jobs *m, job *j, const job_event *event)
     if (!p || p->phase != JOB_POD_TOLD)
         return;
     if (!err_retry_may_help(event->code) && event->code != ERR_CRASHED) {
+        if (pod_missed(m, j, p->function, event->message)) {
+            pod_stop(m, j, p);
+            return;
+        }
         job_fail(m, j, event->reason[0] ? event->reason : "LoadFailed", "function %d: %.200s",
                  event->function, event->message);
         return;
@@ -580,8 +594,8 @@ static void begin_without(jobs *m, job *j, job_pod *p)
     if (p->phase != JOB_POD_TAKING || !p->room_ms || m->now_ms < p->room_ms)
         return;
     p->room_ms = 0;
-    if (begins(j) && can_be_missed(j, p))
-        no_more(m, j, p, p->message);
+    if (begins(j) && can_be_missed(j, p->function))
+        no_more(m, j, p->function, p->message, GROW_MOST_MS);
 }
 
 void pods_time(jobs *m, job *j)

@@ -124,6 +124,8 @@ static void ps_need(jobs *m, job *j, const job_event *event)
 static void ps_release(jobs *m, job *j, const job_event *event)
 {
     job_pod *p = pod_of(j, event->function, event->incarnation);
+    if (event->message[0] && job_active(j))
+        pod_missed(m, j, event->function, event->message);
     if (p && event->function >= 0)
         pod_stop(m, j, p);
 }

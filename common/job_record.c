@@ -60,7 +60,7 @@ json_t *job_record(const job *j)
     }
     return json_pack(
         "{s:s, s:o, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:i, s:i, s:i, s:f, s:i, s:i, s:i, "
-        "s:b, s:s, s:s, s:i, s:i, s:o, s:i, s:I, s:o*, s:i}",
+        "s:b, s:s, s:s, s:i, s:i, s:o, s:i, s:I, s:o*, s:i, s:i}",
         "id", j->id, "request", asked, "state", job_state_name(j->state), "reason", j->reason,
         "message", j->message, "created_ms", (json_int_t)j->created_wall_ms, "started_ms",
         (json_int_t)j->started_wall_ms, "finished_ms", (json_int_t)j->finished_wall_ms, "order",
@@ -70,7 +70,7 @@ json_t *job_record(const job *j)
         (int)j->resumed, "verdict", j->verdict ? job_state_name(j->verdict_state) : "", "phase",
         j->phase, "epoch", j->epoch, "round", j->round, "conditions", conditions, "retries",
         j->retries, "again_ms", (json_int_t)j->again_wall_ms, "gpus", gpus_json(j), "threads",
-        j->threads);
+        j->threads, "trained", j->trained);
 }
 
 /* ---- back ------------------------------------------------------------------------------------ */
@@ -185,7 +185,9 @@ static int read_record(const json_t *o, job *j, err *e)
         read_small(o, "round", 0, INT32_MAX, &j->round, e) < 0 || read_conditions(o, j, e) < 0 ||
         read_gpus(o, j, e) < 0 ||
         (json_object_get(o, "threads") &&
-         read_small(o, "threads", 0, JOB_THREADS_MAX, &j->threads, e) < 0))
+         read_small(o, "threads", 0, JOB_THREADS_MAX, &j->threads, e) < 0) ||
+        (json_object_get(o, "trained") &&
+         read_small(o, "trained", 0, REQUEST_PARALLELISM_MAX, &j->trained, e) < 0))
         return -1;
     j->order = (uint64_t)order;
     j->resumed = json_is_true(json_object_get(o, "resumed"));
@@ -203,6 +205,7 @@ int jobs_restore(jobs *m, const json_t *record, err *e)
     job *j = calloc(1, sizeof *j);
     if (!j)
         return err_set(e, ERR_NOMEM, "no memory for a job");
+    j->trained = REQUEST_PARALLELISM_MAX; /* unless the record has it, which older ones do not */
     if (read_record(record, j, e) < 0) {
         free(j);
         return -1;
@@ -218,8 +221,6 @@ int jobs_restore(jobs *m, const json_t *record, err *e)
     }
     if (job_active(j)) /* by a record from before they were kept */
         job_decide_threads(m, j);
-    /* not known any more; until it is asked for the next time */
-    j->trained = REQUEST_PARALLELISM_MAX;
     m->adopting = true;
     return jobs_add(m, j, e);
 }

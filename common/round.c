@@ -133,7 +133,7 @@ void round_finish(round_machine *m, round_state state, bool superseded, const ch
 {
     for (int f = 0; f < m->config.functions_max; f++)
         if (m->member[f].state != MEMBER_NONE)
-            member_release(m, f, true);
+            member_release(m, f, true, "");
     m->stage = STAGE_END;
     round_action *a = round_emit(m, ROUND_FINISHED);
     a->state = state;
@@ -215,10 +215,7 @@ static void take(round_machine *m, const round_event *event)
     case ROUND_PUBLISHED: round_published(m, event); break;
     case ROUND_VALIDATED: round_validated(m, event); break;
     case ROUND_HEARTBEAT: member_heartbeat(m, event); break;
-    case ROUND_FAILED:
-        if (member_present(m, event))
-            round_fail(m, event->reason, "function %d: %.220s", event->function, event->message);
-        break;
+    case ROUND_FAILED: member_failed(m, event); break;
     case ROUND_LOST: member_lost(m, event); break;
     case ROUND_MERGED: round_merged(m, event); break;
     case ROUND_MERGE_FAILED: round_merge_failed(m, event); break;

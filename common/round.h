@@ -185,8 +185,10 @@ typedef struct round_event {
  * one after the other, in the order given, and each is answered once, in that order. */
 
 typedef enum round_action_type {
-    ROUND_NEED,    /* tell the controller: function, incarnation, reason */
-    ROUND_RELEASE, /* tell the controller to stop the pod of (function, incarnation) */
+    ROUND_NEED, /* tell the controller: function, incarnation, reason */
+    /* tell the controller to stop the pod of (function, incarnation); `message`, unless it is "":
+     * why the job goes on without that function */
+    ROUND_RELEASE,
     ROUND_WELCOME, /* answer the hello of this step */
     ROUND_REFUSE,  /* answer the hello of this step: code, message; close that connection only */
     ROUND_CLOSE,   /* close the connection of (function, incarnation), if there is one */

@@ -1,5 +1,8 @@
 /* round_gather.c: how many functions an epoch has, and the wait for those that are to come, which
  * elastic jobs alone do. See round.c for the whole machine. */
+#include <stdio.h>
+
+#include "mutation.h"
 #include "round_internal.h"
 
 bool round_is_elastic(const round_machine *m)
@@ -14,7 +17,7 @@ void round_need_members(round_machine *m, int parallelism, const char *reason)
             member_need(m, f, reason);
     for (int f = parallelism; f < m->config.functions_max; f++)
         if (m->member[f].state != MEMBER_NONE)
-            member_release(m, f, true);
+            member_release(m, f, true, "");
 }
 
 static int first_not_ready(const round_machine *m, int from, int to)
@@ -27,8 +30,16 @@ static int first_not_ready(const round_machine *m, int from, int to)
 void round_gathered(round_machine *m, bool late)
 {
     int ready = first_not_ready(m, m->grow_from, m->parallelism);
-    if (ready == m->parallelism || late)
-        round_train_epoch(m, m->next_epoch, ready > 1 ? ready : 1);
+    char why[ERR_MESSAGE_BYTES];
+    if (ready < m->parallelism && !late)
+        return;
+    ready = ready > 1 ? ready : 1;
+    snprintf(why, sizeof why, "function %d was not ready in time", ready);
+    if (ready < m->parallelism)
+        member_release(m, ready, true, why);
+    m->parallelism = ready;
+    member_all_there(m, "Missed", "the epoch is trained without those that were missing");
+    round_train_epoch(m, m->next_epoch, ready);
 }
 
 /* With `value` functions from `epoch` on: those from `from` on are waited for, until `due_ms`. */
@@ -77,6 +88,19 @@ static void go_without(round_machine *m, int value)
     round_need_members(m, m->parallelism, "Start");
     if (m->stage == STAGE_GROW)
         round_gathered(m, false);
+}
+
+bool round_miss(round_machine *m, int f, const char *why)
+{
+    bool begins = m->stage == STAGE_MODEL && round_is_elastic(m);
+    bool waits = m->stage == STAGE_GROW && f >= m->grow_from;
+    member *b = &m->member[f];
+    if (f == 0 || !MUTATE(31, begins || waits, false))
+        return false;
+    b->start_failures = b->losses = b->crashes = 0; /* of another one than is asked for next */
+    member_release(m, f, true, why);
+    go_without(m, f);
+    return true;
 }
 
 void round_take_parallelism(round_machine *m, const round_event *event)

@@ -187,6 +187,8 @@ void round_gathered(round_machine *m, bool late);
 int64_t round_begin_due(const round_machine *m);
 void round_grow(round_machine *m, int value);
 void round_take_parallelism(round_machine *m, const round_event *event);
+/* Goes on without function f, and those behind it, and tells why. False: the job must have it. */
+bool round_miss(round_machine *m, int f, const char *why);
 
 /* round_resume.c */
 void round_start(round_machine *m, const round_event *event);
@@ -204,13 +206,16 @@ void round_emit_put_back(round_machine *m);
 /* The function that the process of function f joined as. */
 int member_process(const round_machine *m, int f);
 void member_need(round_machine *m, int f, const char *reason);
-void member_release(round_machine *m, int f, bool halt);
+/* `why`: round.h, ROUND_RELEASE. */
+void member_release(round_machine *m, int f, bool halt, const char *why);
+void member_all_there(round_machine *m, const char *reason, const char *message);
 /* The function is gone: its tasks wait for the replacement, which is asked for. */
 void member_lose(round_machine *m, int f, const char *reason, const char *message);
 void member_hello(round_machine *m, const round_event *event);
 void member_ready(round_machine *m, const round_event *event);
 void member_heartbeat(round_machine *m, const round_event *event);
 void member_lost(round_machine *m, const round_event *event);
+void member_failed(round_machine *m, const round_event *event);
 /* The function an event speaks for, NULL when it is not the present process of that index. */
 member *member_present(round_machine *m, const round_event *event);
 void member_time(round_machine *m);

@@ -14,6 +14,7 @@
  * slot, function 0's. A kubeml-ps that follows another one knows nothing of the functions before
  * its time: it uses another bank of slots. */
 #include <assert.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -107,10 +108,10 @@ static bool is_untold(const member *b)
     return b->state == MEMBER_NEEDED && b->tell_ms;
 }
 
-void member_release(round_machine *m, int f, bool halt)
+void member_release(round_machine *m, int f, bool halt, const char *why)
 {
     member *b = &m->member[f];
-    if (member_process(m, f) != f || is_untold(b)) {
+    if (member_process(m, f) != f || (is_untold(b) && !why[0])) {
         b->state = MEMBER_NONE;
         return;
     }
@@ -126,10 +127,24 @@ void member_release(round_machine *m, int f, bool halt)
     round_action *a = round_emit(m, ROUND_RELEASE);
     a->function = f;
     a->incarnation = b->incarnation;
+    text_print(a->message, sizeof a->message, "%s", why);
     if (b->slot >= 0)
         m->slot[b->slot].dismissed = halt;
     slot_leave(m, b);
     b->state = MEMBER_NONE;
+}
+
+/* No other try is made with that function. */
+__attribute__((format(printf, 3, 4))) static void give_up(round_machine *m, int f, const char *fmt,
+                                                          ...)
+{
+    char why[ERR_MESSAGE_BYTES];
+    va_list ap;
+    va_start(ap, fmt);
+    text_vprint(why, sizeof why, fmt, ap);
+    va_end(ap);
+    if (!round_miss(m, f, why))
+        round_fail(m, "Crashed", "%s", why);
 }
 
 /* Code that crashes where it starts, or again and again, is bad, and no retry can help. */
@@ -140,10 +155,10 @@ static bool is_bad_code(round_machine *m, int f, bool was_ready, const char *rea
     if (!ending_is_crash(reason))
         return false;
     if (!was_ready)
-        round_fail(m, "Crashed", "function %d crashed before it was ready: %.200s", f, message);
+        give_up(m, f, "function %d crashed before it was ready: %.200s", f, message);
     else if (++b->crashes >= m->config.limits.crashes_max)
-        round_fail(m, "Crashed", "function %d crashed %d times without a contribution: %.190s", f,
-                   b->crashes, message);
+        give_up(m, f, "function %d crashed %d times without a contribution: %.190s", f, b->crashes,
+                message);
     else
         return false;
     return true;
@@ -156,13 +171,13 @@ static bool lost_too_often(round_machine *m, int f, const char *reason, const ch
         return true;
     bool starts = b->state != MEMBER_READY && !ending_is_disruption(reason);
     if (starts && ++b->start_failures >= m->config.limits.start_failures_max) {
-        round_fail(m, "Crashed", "function %d ended %d times before it was ready: %s: %.190s", f,
-                   b->start_failures, reason, message);
+        give_up(m, f, "function %d ended %d times before it was ready: %s: %.190s", f,
+                b->start_failures, reason, message);
         return true;
     }
     if (!starts && ++b->losses >= m->config.limits.losses_max) {
-        round_fail(m, "Crashed", "function %d was lost %d times without a contribution: %s: %.190s",
-                   f, b->losses, reason, message);
+        give_up(m, f, "function %d was lost %d times without a contribution: %s: %.190s", f,
+                b->losses, reason, message);
         return true;
     }
     return false;
@@ -171,7 +186,7 @@ static bool lost_too_often(round_machine *m, int f, const char *reason, const ch
 static void lose_one(round_machine *m, int f)
 {
     member *b = &m->member[f];
-    member_release(m, f, false);
+    member_release(m, f, false, "");
     if (b->task == TASK_SENT)
         b->task = m->config.request.on_loss == ON_LOSS_CONTINUE ? TASK_SKIPPED
                                                                 : MUTATE(2, TASK_TODO, TASK_NONE);
@@ -289,6 +304,12 @@ static bool any_missing(const round_machine *m)
     return false;
 }
 
+void member_all_there(round_machine *m, const char *reason, const char *message)
+{
+    if (!any_missing(m))
+        round_set_condition(m, CONDITION_LOST, false, reason, "%.240s", message);
+}
+
 void member_ready(round_machine *m, const round_event *event)
 {
     member *b = member_present(m, event);
@@ -297,8 +318,7 @@ void member_ready(round_machine *m, const round_event *event)
     enter_all(m, event->function, MEMBER_READY);
     b->start_failures = 0;
     b->heard_ms = b->progress_ms = m->now_ms;
-    if (!any_missing(m))
-        round_set_condition(m, CONDITION_LOST, false, "Replaced", "every function is there");
+    member_all_there(m, "Replaced", "every function is there");
 }
 
 /* A store that is away stops whoever looks at samples and whoever writes the checkpoint; the latter
@@ -362,6 +382,16 @@ void member_lost(round_machine *m, const round_event *event)
     bool bad = is_bad_code(m, event->function, b->lost_ready, event->reason, event->message);
     if (!bad && is_untold(b))
         tell_all(m, event->function, event->reason);
+}
+
+void member_failed(round_machine *m, const round_event *event)
+{
+    char why[ERR_MESSAGE_BYTES];
+    if (!member_present(m, event))
+        return;
+    text_print(why, sizeof why, "function %d: %.220s", event->function, event->message);
+    if (!round_miss(m, event->function, why))
+        round_fail(m, event->reason, "%s", why);
 }
 
 /* ---- time ------------------------------------------------------------------------------------ */

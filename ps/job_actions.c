@@ -518,8 +518,11 @@ void job_perform(job *j, const round_action *a, conn *only)
         break;
     case ROUND_RELEASE:
         tell(j, only,
-             json_pack("{s:s,s:i,s:i}", "type", "release", "function", a->function, "incarnation",
-                       a->incarnation));
+             json_pack("{s:s,s:i,s:i,s:s*}", "type", "release", "function", a->function,
+                       "incarnation", a->incarnation, "message",
+                       a->message[0] ? a->message : NULL));
+        if (a->message[0])
+            log_warn("goes on without: %s", a->message);
         break;
     case ROUND_WELCOME:
         welcome(j, a);

@@ -402,6 +402,7 @@ static void make_world(sim *s)
     if (!s->process || !s->conn)
         abort();
     s->strict = sim_chance(s, 0.1);
+    s->narrow = sim_mix(s->seed, 2 * SIM_JOBS_MAX + 2) % 8 == 0;
     s->store_up = true;
     s->slots = (int)sim_between(s, 2, SIM_FUNCTIONS_MAX);
     s->gpus = sim_chance(s, 0.5) ? (int)sim_between(s, 1, SIM_GPUS_MAX) : 0;

@@ -212,6 +212,7 @@ struct sim {
     double duplicate, lag;
     bool withheld; /* a pod came later than it was waited for; once, so that each job ends */
     bool strict; /* small bounds: "Crashed" is a fair end */
+    bool narrow; /* no function starts that a job asks for beyond its request */
     int lost_replies, flips;
     uint64_t steps, hash;
     char wrong[512]; /* the first violation; "" */

@@ -41,9 +41,26 @@ static void beat(sim *s, message *m)
     sim_after(s, HEARTBEAT_MS, p, beat);
 }
 
+/* Of those that cannot start some are killed, some say it to kubeml-ps, some to the controller. */
+enum { STARTS, IS_KILLED, TELLS_PS, TELLS_CONTROLLER };
+
+static int start_of(const sim *s, int p)
+{
+    const process *f = &s->process[p];
+    if (!s->narrow || f->function < s->job[f->job].request.default_parallelism)
+        return STARTS;
+    return IS_KILLED + (int)(sim_mix(s->seed, (uint64_t)p) % 3);
+}
+
 static void loaded(sim *s, message *m)
 {
-    if (sim_fault(s, 0.01)) {
+    if (start_of(s, m->to) == TELLS_PS) {
+        message *bad = report(s, m->to, ROUND_FAILED);
+        bad->round.reason = "GpuMemory";
+        bad->round.message = "the GPU is full";
+        return;
+    }
+    if (start_of(s, m->to) == IS_KILLED || sim_fault(s, 0.01)) {
         sim_kill(s, m->to, "Killed");
         return;
     }
@@ -75,9 +92,10 @@ void function_specialise(sim *s, message *m)
     message *answer = sim_send(s, m->conn, SIM_CONTROLLER, controller_hears);
     answer->life = m->life;
     answer->job = m->job;
-    answer->job.type = f->specialised ? JOB_UNSPECIALISED : JOB_SPECIALISED;
-    answer->job.code = ERR_UNAVAILABLE;
-    if (f->specialised)
+    bool refuses = start_of(s, m->to) == TELLS_CONTROLLER;
+    answer->job.type = f->specialised || refuses ? JOB_UNSPECIALISED : JOB_SPECIALISED;
+    answer->job.code = refuses ? ERR_LIMIT : ERR_UNAVAILABLE;
+    if (f->specialised || refuses)
         return;
     f->specialised = true;
     f->ps_process = m->number;

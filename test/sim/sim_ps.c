@@ -67,6 +67,7 @@ static void tell_controller(sim *s, int p, const round_action *a)
         m = to_controller(s, p, a->type == ROUND_NEED ? JOB_PS_NEED : JOB_PS_RELEASE);
         m->job.function = a->function;
         m->job.incarnation = a->incarnation;
+        m->job.message = a->message[0] ? "simulated" : "";
         break;
     case ROUND_PHASE:
         m = to_controller(s, p, JOB_PS_PHASE);

@@ -205,6 +205,94 @@ TEST(an_elastic_job_does_not_wait_for_room_that_is_not_there)
     jobs_close(m);
 }
 
+static void is_specialised(const char *id, int function, int incarnation, const char *pod)
+{
+    step((job_event){.type = JOB_POD_READY,
+                     .job = id,
+                     .function = function,
+                     .incarnation = incarnation,
+                     .pod = pod});
+    CHECK_STR(get(JOB_SPECIALISE)->pod, pod);
+}
+
+static void cannot_load(const char *id, int function, int incarnation)
+{
+    step((job_event){.type = JOB_UNSPECIALISED,
+                     .job = id,
+                     .function = function,
+                     .incarnation = incarnation,
+                     .code = ERR_LIMIT,
+                     .reason = "GpuMemory",
+                     .message = "3 MiB of GPU memory are free"});
+}
+
+TEST(an_elastic_job_goes_on_without_one_that_cannot_load)
+{
+    open_machine(8);
+    grows("a");
+    is_specialised("a", 2, 0, "a-f-2-0");
+    cannot_load("a", 2, 0);
+    CHECK(!jobs_find(m, "a")->verdict);
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
+    CHECK_STR(get(JOB_STOP)->pod, "a-f-2-0");
+    step((job_event){.type = JOB_PS_RELEASE, .job = "a", .function = 2});
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-2-0", .reason = "Exited"});
+    trains("a", 1, 2);
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
+    check_reason("a", "Training", "there is no more of them: 3 MiB of GPU memory are free");
+    /* One that is needed fails it. */
+    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 1, .incarnation = 1});
+    is_specialised("a", 1, 1, "a-f-1-1");
+    cannot_load("a", 1, 1);
+    CHECK(jobs_find(m, "a")->verdict);
+    check_reason("a", "GpuMemory", "function 1: 3 MiB");
+    jobs_close(m);
+
+    open_machine(8);
+    submit("a", 2, 0, true);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 1});
+    is_specialised("a", 1, 0, "a-f-1-0");
+    cannot_load("a", 1, 0);
+    CHECK(jobs_find(m, "a")->verdict);
+    jobs_close(m);
+}
+
+/* kubeml-ps has given it up: its pod has ended already, or does nothing. Each time costs what the
+ * others wait meanwhile. */
+TEST(a_function_that_never_starts_is_asked_for_less_and_less_often)
+{
+    open_machine(8);
+    grows("a");
+    /* Of one that is lost the next one is waited for. */
+    step((job_event){.type = JOB_PS_RELEASE, .job = "a", .function = 2});
+    CHECK(!find(JOB_TELL_PARALLELISM));
+    step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = 2, .code = ERR_CANCELLED});
+    int64_t waits[] = {5000, 10000, 20000, 40000, 80000, 160000, 320000, 600000, 600000};
+    int epoch = 1;
+    for (int i = 0; i < 9; i++) {
+        step((job_event){.type = JOB_PS_RELEASE,
+                         .job = "a",
+                         .function = 2,
+                         .incarnation = 2 * i + 1,
+                         .message = "function 2 ended 2 times before it was ready"});
+        CHECK_INT(jobs_find(m, "a")->parallelism, 2);
+        trains("a", epoch++, 2);
+        CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
+        check_reason("a", "Training", "no more of them: function 2 ended 2 times");
+        now += waits[i] - 1;
+        trains("a", epoch++, 2);
+        CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
+        now += 1;
+        trains("a", epoch++, 2);
+        CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3);
+    }
+    trains("a", epoch, 3);
+    CHECK_STR(jobs_find(m, "a")->no_more, "");
+    jobs_close(m);
+}
+
 /* A job asks for four functions; function 0 has a pod. */
 static void begins(const char *id, bool elastic)
 {
