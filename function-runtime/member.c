@@ -1,6 +1,7 @@
 /* member.c: see member.h. The computing thread's side; the connection is pslink.c's. */
 #include "member.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -153,10 +154,14 @@ void member_half_published(void)
 
 int member_slot(member *m, int slot, block *to, err *e)
 {
-    return attach(m, clock_deadline_ms(MEMBER_STORE_MS), e) != 0 ||
-                   modelstore_slot(m->store, slot, to, e) != 0
-               ? -1
-               : 0;
+    if (attach(m, clock_deadline_ms(MEMBER_STORE_MS), e) != 0)
+        return -1;
+    if (modelstore_slot(m->store, slot, to, e) == 0)
+        return 0;
+    if (e->os_errno != ENOSPC)
+        return -1;
+    member_tell_failed(m, "ModelStoreFull", e); /* the next one would find no more room */
+    return 1;
 }
 
 int member_publish(member *m, const modelstore_publication *p, uint64_t *checksum, err *e)
@@ -187,10 +192,10 @@ int member_publish(member *m, const modelstore_publication *p, uint64_t *checksu
 static int publish(member *m, const modelstore_publication *p, err *e)
 {
     block to;
-    if (member_slot(m, p->slot, &to, e) != 0 ||
-        state_export(trainer_state(m->trainer), to, member_half_published, e) != 0)
-        return -1;
-    return member_publish(m, p, NULL, e);
+    int rc = member_slot(m, p->slot, &to, e);
+    if (rc == 0)
+        rc = state_export(trainer_state(m->trainer), to, member_half_published, e);
+    return rc == 0 ? member_publish(m, p, NULL, e) : rc;
 }
 
 /* ---- tasks ----------------------------------------------------------------------------------- */
@@ -275,7 +280,10 @@ int member_begin(member *m, const train_order *o, double *fetch_s, double **hist
 {
     int64_t clock_ns = clock_monotonic_ns();
     member_enter(m, "fetch", o->epoch, o->round);
+    block to;
     int rc = member_fetch(m, o->version, o->mean, e);
+    if (rc == 0 && !o->keep) /* before what would be trained in vain */
+        rc = member_slot(m, (int)o->slot, &to, e);
     if (rc != 0)
         return rc;
     *fetch_s = member_seconds(&clock_ns);

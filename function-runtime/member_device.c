@@ -239,10 +239,11 @@ int member_publish_mean(member *m, const average_order *o, uint64_t *checksum, e
                                 .slot = (int)o->slot};
     block to;
     failpoint("function.average");
-    if (member_slot(m, p.slot, &to, e) != 0 ||
-        state_export(trainer_state(m->trainer), to, member_half_published, e) != 0)
-        return -1;
-    int rc = member_publish(m, &p, checksum, e);
+    int rc = member_slot(m, p.slot, &to, e);
+    if (rc == 0)
+        rc = state_export(trainer_state(m->trainer), to, member_half_published, e);
+    if (rc == 0)
+        rc = member_publish(m, &p, checksum, e);
     return rc > 0 ? err_set(e, ERR_STALE, "the round was over already") : rc;
 }
 

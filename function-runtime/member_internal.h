@@ -88,7 +88,8 @@ int member_unpack(const json_t *task, err *e, const char *format, ...);
 /* Version `version` into the engine, from the GPU where `mean` (may be NULL) says that it lies
  * there; 1 when the store has a newer one already: the task is stale. */
 int member_fetch(member *m, int64_t version, const json_t *mean, err *e);
-/* The memory that a contribution of that slot is published from. */
+/* The memory that a contribution of that slot is published from. 1: there is no room for it, which
+ * was told. */
 int member_slot(member *m, int slot, block *to, err *e);
 /* What lies there, with its checksum. 1: the round was over already; the contribution is not wanted
  * any more. */

@@ -87,8 +87,9 @@ static int publish(member *m, const train_order *o, const group_part *parts, int
                                 .samples = samples_of(parts, n),
                                 .slot = (int)o->slot};
     m->mean.version = -1; /* the slot may be the same */
-    if (member_slot(m, p.slot, &to, e) != 0)
-        return -1;
+    int rc = member_slot(m, p.slot, &to, e);
+    if (rc != 0)
+        return rc;
     if (group_mean(m->group, parts, n, to, member_half_published, e) != 0) {
         if (e->code != ERR_INVALID)
             return err_wrap(e, "averaging");
@@ -96,7 +97,7 @@ static int publish(member *m, const train_order *o, const group_part *parts, int
         return 1;
     }
     uint64_t checksum;
-    int rc = member_publish(m, &p, &checksum, e);
+    rc = member_publish(m, &p, &checksum, e);
     if (rc == 0)
         m->mean = (member_mean){.version = o->version + 1, .checksum = checksum, .at = to};
     return rc;

@@ -4,8 +4,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -668,15 +671,20 @@ TEST(heartbeats_come_and_ps_may_come_back)
     close_platform(&p);
 }
 
-static void carry_by_socket(platform *p)
+static void reopen_owner(platform *p)
 {
     err e = ERR_INIT;
-    snprintf(p->member_access.carrier, sizeof p->member_access.carrier, "socket");
     modelstore_access a = p->member_access;
     snprintf(a.user, sizeof a.user, "default");
     snprintf(a.password, sizeof a.password, "%s", redis_server_password(p->redis));
     modelstore_close(p->owner);
     CHECK_OK(modelstore_open(&a, MODELSTORE_OWNER, soon(), &p->owner, &e), e);
+}
+
+static void carry_by_socket(platform *p)
+{
+    snprintf(p->member_access.carrier, sizeof p->member_access.carrier, "socket");
+    reopen_owner(p);
 }
 
 /* Who waits for a function that moves a large model sees that it gets on. */
@@ -730,6 +738,59 @@ TEST(a_model_store_that_stays_full_ends_the_job_with_that_reason)
                                      "failed");
     CHECK_STR(json_string_value(json_object_get(m, "reason")), "ModelStoreFull");
     CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "maxmemory");
+    CHECK_OK(wire_sendf(r->ps, &e, "{s:s}", "type", "stop"), e);
+    CHECK_INT(WEXITSTATUS(wait_end(r)), 0);
+    close_platform(&p);
+}
+
+/* A folder of 1 MiB for segments; processes that are started from now on see it. */
+static void mount_small_folder(char folder[300])
+{
+    snprintf(folder, 300, "%s/small", test_tmp());
+    CHECK(mkdir(folder, 0700) == 0);
+    if ((unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) ||
+        mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("tmpfs", folder, "tmpfs", 0, "size=1m") != 0)
+        test_skip("a small folder: no file system may be mounted here");
+}
+
+/* Takes all that is left there. */
+static void fill(const char *folder)
+{
+    static const char zeros[4096];
+    char path[320];
+    snprintf(path, sizeof path, "%s/others", folder);
+    cleanup_close int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(fd >= 0);
+    while (write(fd, zeros, sizeof zeros) > 0)
+        ;
+    CHECK_INT(errno, ENOSPC);
+}
+
+/* Nothing is trained that could not be published. */
+TEST(a_folder_without_room_ends_the_job_before_it_is_trained)
+{
+    platform p;
+    err e = ERR_INIT;
+    char folder[300];
+    mount_small_folder(folder);
+    open_platform(&p, "f", BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS), "");
+    snprintf(p.member_access.segment_dir, sizeof p.member_access.segment_dir, "%.*s",
+             (int)sizeof p.member_access.segment_dir - 1, folder);
+    reopen_owner(&p);
+    runtime *r = &p.functions[0];
+    CHECK(join(&p, r));
+    init_model(&p);
+    fill(folder);
+    cleanup_json json_t *m =
+        do_task(&p, r,
+                json_pack("{s:s,s:i,s:i,s:I,s:i,s:i,s:i,s:i,s:f,s:i}", "type", "train", "epoch", 0,
+                          "round", 0, "version", (json_int_t)p.version, "parallelism", FUNCTIONS,
+                          "function", 0, "batch_begin", 0, "batch_count", 5, "lr", 0.01, "slot", 0),
+                "failed");
+    CHECK_STR(json_string_value(json_object_get(m, "reason")), "ModelStoreFull");
+    CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "No space left on device");
+    CHECK(!r->begun);
     CHECK_OK(wire_sendf(r->ps, &e, "{s:s}", "type", "stop"), e);
     CHECK_INT(WEXITSTATUS(wait_end(r)), 0);
     close_platform(&p);
