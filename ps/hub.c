@@ -125,10 +125,25 @@ int hub_controllers(const hub *h)
     return n;
 }
 
+static size_t strangers(const hub *h)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < h->count; i++)
+        n += h->conns[i]->kind == CONN_STRANGER;
+    return n;
+}
+
+/* The rest wait where they have dialled: it is their turn when these have said who they are, or
+ * have had their time. */
+static bool has_room(const hub *h)
+{
+    return h->count < HUB_CONNECTIONS_MAX && strangers(h) < HUB_STRANGERS_MAX;
+}
+
 size_t hub_prepare(hub *h, struct pollfd *out, int64_t *deadline_ms)
 {
     int64_t now_ms = clock_monotonic_ms();
-    bool takes = h->count < HUB_CONNECTIONS_MAX && now_ms >= h->accept_ms;
+    bool takes = has_room(h) && now_ms >= h->accept_ms;
     out[0] = (struct pollfd){.fd = h->listen_fd, .events = takes ? POLLIN : 0};
     if (h->accept_ms > now_ms && h->accept_ms < *deadline_ms)
         *deadline_ms = h->accept_ms;
@@ -142,17 +157,9 @@ size_t hub_prepare(hub *h, struct pollfd *out, int64_t *deadline_ms)
     return h->count + 1;
 }
 
-static size_t strangers(const hub *h)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < h->count; i++)
-        n += h->conns[i]->kind == CONN_STRANGER;
-    return n;
-}
-
 static void accept_all(hub *h)
 {
-    while (h->count < HUB_CONNECTIONS_MAX) {
+    while (has_room(h)) {
         err e = ERR_INIT;
         wire *w = wire_accept(h->listen_fd, &e);
         if (!w) {
@@ -162,9 +169,9 @@ static void accept_all(hub *h)
             }
             return;
         }
-        conn *c = strangers(h) < HUB_STRANGERS_MAX ? calloc(1, sizeof *c) : NULL;
+        conn *c = calloc(1, sizeof *c);
         if (!c) {
-            log_warn("too many connections without a hello: closed one");
+            log_warn("no memory for a connection: closed one");
             wire_close(w);
             continue;
         }

@@ -1,9 +1,9 @@
 /* hub.h: the connections of kubeml-ps: who has dialled, and what they say.
  *
  * One thread, one poll(2) list. Who has connected is a stranger until its `hello` has been believed
- * (`hub_admit`); a stranger has HUB_HELLO_MS, small frames, and at most HUB_STRANGERS_MAX at a
- * time. Nothing here blocks: what a peer does not read is queued, and one that never reads is
- * closed. */
+ * (`hub_admit`); a stranger has HUB_HELLO_MS and small frames. While there are HUB_STRANGERS_MAX of
+ * them, who else has dialled waits. Nothing here blocks: what a peer does not read is queued, and
+ * one that never reads is closed. */
 #ifndef KUBEML_PS_HUB_H
 #define KUBEML_PS_HUB_H
 

@@ -1,4 +1,4 @@
-/* test_hub.c: kubeml-ps's connections when there is no descriptor left for another one. */
+/* test_hub.c: kubeml-ps's connections when there is no descriptor, or no place, for another one. */
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -48,4 +48,109 @@ TEST(without_descriptors_a_connection_waits)
     CHECK_INT(hub_prepare(h, list, &deadline), 2); /* it was taken */
     wire_close(w);
     hub_close(h);
+}
+
+/* ---- many at once ---------------------------------------------------------------------------- */
+
+typedef struct visitors {
+    hub *hub;
+    int admitted, closed;
+} visitors;
+
+static void admit(void *ctx, conn *c, json_t *message)
+{
+    visitors *v = ctx;
+    (void)message;
+    hub_admit(v->hub, c, CONN_FUNCTION);
+    v->admitted++;
+}
+
+static void count_closed(void *ctx, conn *c, const err *why)
+{
+    visitors *v = ctx;
+    (void)c, (void)why;
+    v->closed++;
+}
+
+static void open_for(visitors *v, char address[256])
+{
+    static const hub_ops ops = {.message = admit, .closed = count_closed};
+    err e = ERR_INIT;
+    snprintf(address, 256, "unix:%.200s/s", test_tmp());
+    *v = (visitors){.hub = hub_open(address, &ops, v, &e)};
+    CHECK(v->hub);
+}
+
+static wire *visit(const char *address, bool speaks)
+{
+    err e = ERR_INIT;
+    wire *w = wire_dial(address, clock_deadline_ms(5000), &e);
+    CHECK(w);
+    if (speaks)
+        CHECK_OK(wire_sendf(w, &e, "{s:s}", "type", "hello"), e);
+    return w;
+}
+
+/* Whether new ones were waited for. */
+static bool take_turn(const visitors *v, int64_t deadline_ms)
+{
+    static struct pollfd list[HUB_CONNECTIONS_MAX + 1];
+    size_t count = hub_prepare(v->hub, list, &deadline_ms);
+    CHECK(poll(list, count, clock_left_ms(deadline_ms)) >= 0);
+    hub_turn(v->hub, list, count);
+    return list[0].events != 0;
+}
+
+static bool is_closed(const wire *w)
+{
+    struct pollfd p = {.fd = wire_fd(w), .events = POLLIN}; /* nothing is ever said to it */
+    return poll(&p, 1, 0) != 0;
+}
+
+enum { MANY = HUB_STRANGERS_MAX + 20 };
+
+/* As when kubeml-ps has stood still. */
+TEST(all_are_taken_that_dial_at_once)
+{
+    visitors v;
+    wire *w[MANY];
+    char address[256];
+    open_for(&v, address);
+    for (int i = 0; i < MANY; i++)
+        w[i] = visit(address, true);
+    for (int64_t deadline = clock_deadline_ms(10000); v.admitted < MANY;) {
+        take_turn(&v, deadline);
+        CHECK(clock_left_ms(deadline) > 0);
+    }
+    CHECK_INT(v.closed, 0);
+    for (int i = 0; i < MANY; i++) {
+        CHECK(!is_closed(w[i]));
+        wire_close(w[i]);
+    }
+    hub_close(v.hub);
+}
+
+/* They have their time; meanwhile nothing is waited for that would be there at once. */
+TEST(who_says_nothing_keeps_others_out_for_a_while)
+{
+    visitors v;
+    wire *w[HUB_STRANGERS_MAX + 1];
+    char address[256];
+    int turns = 0;
+    open_for(&v, address);
+    for (int i = 0; i <= HUB_STRANGERS_MAX; i++)
+        w[i] = visit(address, i == HUB_STRANGERS_MAX);
+    const int64_t deadline = clock_deadline_ms(3 * HUB_HELLO_MS);
+    while (take_turn(&v, deadline))
+        CHECK_INT(v.admitted, 0);
+    CHECK(!is_closed(w[HUB_STRANGERS_MAX]));
+    for (; v.admitted == 0 || v.closed < HUB_STRANGERS_MAX; turns++) {
+        take_turn(&v, deadline);
+        CHECK(clock_left_ms(deadline) > 0);
+    }
+    CHECK_INT(v.closed, HUB_STRANGERS_MAX);
+    CHECK(turns < 2 * HUB_STRANGERS_MAX);
+    for (int i = 0; i <= HUB_STRANGERS_MAX; i++)
+        wire_close(w[i]);
+    hub_close(v.hub);
 }
