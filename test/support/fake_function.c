@@ -739,6 +739,8 @@ static void join(peer *p)
     die(p, "load", 0, 0);
     make_layout(p);
     open_models(p);
+    if (fault(p, "unable", 0, 0))
+        say_failed(p);
     char loan[LOAN_BYTES];
     bool walled = f->fault && strcmp(f->fault, "walled") == 0;
     if (f->device)

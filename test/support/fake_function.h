@@ -23,12 +23,12 @@ typedef struct fake_function {
     /* Where it ends by SIGKILL ("load", "init", "fetch", "train", "publish", "chunk" (of a
      * publication that goes over a socket), "published", "wait", "validate"), at once after its
      * last words, which kubeml-ps reads when it knows of the end ("begun": it has trained a batch,
-     * "lastwords": `failed`), or misbehaves ("nan": publishes NaN; "nanloss": says `failed`;
-     * "shape": another layout; "garbage": a message nobody understands; "freeze": SIGSTOP in
-     * training). With a device it also ends at "lead" (asked to), "sealed" (has said so), "average"
-     * and "averaged" (before and after the mean is published), or is "walled" (cannot lend),
-     * refuses ("refuse" to lead, "refuse_average"), stops there ("freeze_average"), or what it lent
-     * is something else ("spoiled"). NULL: not at all. */
+     * "lastwords": `failed`), or misbehaves ("nan": publishes NaN; "nanloss": says `failed`,
+     * "unable": before it is ready; "shape": another layout; "garbage": a message nobody
+     * understands; "freeze": SIGSTOP in training). With a device it also ends at "lead" (asked to),
+     * "sealed" (has said so), "average" and "averaged" (before and after the mean is published), or
+     * is "walled" (cannot lend), refuses ("refuse" to lead, "refuse_average"), stops there
+     * ("freeze_average"), or what it lent is something else ("spoiled"). NULL: not at all. */
     const char *fault;
     int fault_epoch, fault_round;
     /* Models lie in files of this folder, which are to each other what a GPU's memory is; every

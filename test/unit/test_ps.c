@@ -546,6 +546,29 @@ TEST_LIMIT(an_elastic_job_replays_from_its_record, 60)
     json_decref(record);
 }
 
+/* Of the fourth, which is asked for after the first epoch, the first one cannot load. */
+TEST_LIMIT(an_elastic_job_goes_on_without_one_that_says_failed, 60)
+{
+    world w;
+    world_start(
+        &w, &(world_options){.epochs = 4, .elastic = true, .fault = "unable", .fault_function = 3});
+    const json_t *why = NULL;
+    for (json_t *m; !why; why = json_object_get(m, "message")) {
+        m = world_wait(&w, "release");
+        CHECK_INT(json_integer_value(json_object_get(m, "function")), 3);
+    }
+    CHECK_CONTAINS(json_string_value(why), "function 3: the loss is not a number");
+    world_finish(&w, "succeeded", NULL);
+    json_t *record = world_history(&w);
+    json_t *plan = json_object_get(json_object_get(record, "data"), "parallelism");
+    const int want[] = {3, 3, 2, 4};
+    for (size_t i = 0; i < 4; i++)
+        CHECK_INT(json_integer_value(json_array_get(plan, i)), want[i]);
+    world_check_shares(record, 4, 100);
+    json_decref(record);
+    world_end(&w);
+}
+
 TEST_LIMIT(init_from_another_job, 60)
 {
     world w;
