@@ -92,7 +92,7 @@ static const char usage[] =
     "           --precision KIND  fp32, tf32 or bf16; fp32\n"
     "           --backend NAME    cpu, reference, cuda; instead of --device\n"
     "result     --init F          begin with the weights of a safetensors file\n"
-    "           --save F          write the weights as safetensors\n"
+    "           --save F          write the weights as safetensors, after each epoch\n"
     "           --json            one JSON object a line instead of text\n"
     "           --store LOCATOR   of --dataset; lmdb:$KUBEML_HOME/store\n";
 
@@ -600,12 +600,29 @@ static void report(session *s, int epoch, const trainer_result *t, const trainer
     flush(s);
 }
 
+/* After each epoch, so that a long training that is interrupted, or diverges, leaves what it had
+ * come to. A pipe or a device gets the last ones alone. */
+static int save(const session *s, bool last, err *e)
+{
+    struct stat st;
+    if (!s->o.save || (!last && stat(s->o.save, &st) == 0 && !S_ISREG(st.st_mode)))
+        return 0;
+    return model_file_save(trainer_engine(group_trainer(s->group)), s->o.save, e);
+}
+
+static bool goal_reached(const session *s, const trainer_result *v)
+{
+    return s->o.goal < 100 && v->samples &&
+           100.0 * (double)v->correct / (double)v->samples >= s->o.goal;
+}
+
 static int train(session *s, err *e)
 {
     cleanup_free double *history = calloc((size_t)s->o.epochs, sizeof *history);
     if (!history)
         return err_set(e, ERR_NOMEM, "no memory for the history");
-    for (int epoch = 0; epoch < s->o.epochs; epoch++) {
+    bool last = false;
+    for (int epoch = 0; !last; epoch++) {
         int64_t began_ns = clock_monotonic_ns();
         trainer_task task = {.epoch = (uint32_t)epoch,
                              .lr = s->lr,
@@ -620,12 +637,10 @@ static int train(session *s, err *e)
             return err_wrap(e, "%s", group_reason(s->group));
         history[epoch] = v.loss_sum / (double)v.samples;
         report(s, epoch, &t, &v, (double)(clock_monotonic_ns() - began_ns) * 1e-9);
-        if (s->o.goal < 100 && v.samples &&
-            100.0 * (double)v.correct / (double)v.samples >= s->o.goal)
-            break;
+        last = epoch + 1 == s->o.epochs || goal_reached(s, &v);
+        if (save(s, last, e) != 0)
+            return -1;
     }
-    if (s->o.save && model_file_save(trainer_engine(group_trainer(s->group)), s->o.save, e) != 0)
-        return -1;
     if (s->o.save && !s->o.json) {
         printf("saved %s\n", s->o.save);
         flush(s);

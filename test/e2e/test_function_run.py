@@ -241,6 +241,29 @@ def saved_weights_are_a_beginning():
 
 
 @case(platform=False)
+def what_is_interrupted_leaves_the_weights_of_its_last_epoch():
+    folder, data = files()
+    model, pipe = folder / "lenet.safetensors", folder / "pipe"
+    with start(LENET, *data, "-e", 10000, "--json", "--save", model) as process:
+        try:
+            first = json.loads(process.stdout.readline())
+            until(model.exists)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60 * STRETCH) == -signal.SIGINT
+        finally:
+            process.kill()
+    second = epochs(run(LENET, *data, "-e", 1, "--json", "--init", model)[0])
+    assert second[0]["train_loss"] < first["train_loss"]
+    os.mkfifo(pipe)  # who reads it takes the one model
+    with start(LENET, *data, "-e", 3, "--json", "--save", pipe) as process:
+        try:
+            assert len(pipe.read_bytes()) == model.stat().st_size
+            assert len(epochs(process.communicate(timeout=60 * STRETCH)[0])) == 3 and process.returncode == 0
+        finally:
+            process.kill()
+
+
+@case(platform=False)
 def a_models_text_says_what_code_says_in_its_transform():
     folder, data = files()
     code, seen = folder / "model.c", []
