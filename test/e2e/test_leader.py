@@ -466,7 +466,9 @@ def another_database_and_another_namespace_take_nothing_away():
 
         kube.trainjobs, kube.uid = {}, "second"
         a.start()
-        until(lambda: trainjobs(kube, shown), 20, message="a job whose namespace is gone gets no TrainJob")
+        # With its status the database has noted the TrainJob.
+        until(lambda: {n: s[2] for n, s in trainjobs(kube, shown).items()} == {f"job-{jobs[0]}": jobs[0]}, 20,
+              message="a job whose namespace is gone gets no TrainJob")
         assert call(a, "GET", f"/tasks/{jobs[0]}").json()["state"] in ("queued", "starting", "running")
         a.stop()
 
