@@ -153,10 +153,12 @@ static int need_share(const spool *s, uint64_t taken, uint64_t more, err *e)
 {
     if (more <= s->disk->bytes_max && taken <= s->disk->bytes_max - more)
         return 0;
-    return err_set(e, ERR_LIMIT,
-                   "%llu more bytes do not fit: uploads may have %llu together, and have %llu",
-                   (unsigned long long)more, (unsigned long long)s->disk->bytes_max,
-                   (unsigned long long)taken);
+    return err_set(
+        e, ERR_LIMIT,
+        "%llu more bytes do not fit: uploads may have %llu together (--scratch-max, in a "
+        "cluster controller.homeSize), and have %llu",
+        (unsigned long long)more, (unsigned long long)s->disk->bytes_max,
+        (unsigned long long)taken);
 }
 
 /* Taken before it is looked at: others do so at the same time. */
