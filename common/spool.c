@@ -148,24 +148,31 @@ static int find_room(const spool *s, uint64_t *left, err *e)
     return 0;
 }
 
-/* `taken`: what all uploads have of it. */
-static int need_share(const spool *s, uint64_t taken, uint64_t more, err *e)
+/* `taken`: what all uploads have of it, and this one `own`. Beside others it may fit later. */
+static int need_share(const spool *s, uint64_t taken, uint64_t own, uint64_t more, err *e)
 {
-    if (more <= s->disk->bytes_max && taken <= s->disk->bytes_max - more)
+    const uint64_t max = s->disk->bytes_max;
+    if (more <= max && taken <= max - more)
         return 0;
-    return err_set(
-        e, ERR_LIMIT,
-        "%llu more bytes do not fit: uploads may have %llu together (--scratch-max, in a "
-        "cluster controller.homeSize), and have %llu",
-        (unsigned long long)more, (unsigned long long)s->disk->bytes_max,
-        (unsigned long long)taken);
+    if (more > max || own > max - more)
+        return err_set(e, ERR_LIMIT,
+                       "%llu more bytes do not fit: uploads may have %llu together (--scratch-max, "
+                       "in a cluster controller.homeSize)",
+                       (unsigned long long)more, (unsigned long long)max);
+    return err_set(e, ERR_UNAVAILABLE,
+                   "%llu more bytes do not fit now: uploads may have %llu together, and others "
+                   "have %llu",
+                   (unsigned long long)more, (unsigned long long)max,
+                   (unsigned long long)(taken - own));
 }
 
 /* Taken before it is looked at: others do so at the same time. */
 static int take_share(spool *s, uint64_t more, err *e)
 {
+    uint64_t own = s->quota->taken;
     s->taken += more;
-    return need_share(s, atomic_fetch_add(&s->disk->bytes, more), more, e);
+    s->quota->taken += more;
+    return need_share(s, atomic_fetch_add(&s->disk->bytes, more), own, more, e);
 }
 
 static int need_room(const spool *s, uint64_t more, err *e)
@@ -174,7 +181,7 @@ static int need_room(const spool *s, uint64_t more, err *e)
     if (more > s->quota->bytes)
         return err_set(e, ERR_LIMIT, "its %llu bytes are over the limit of the upload",
                        (unsigned long long)more);
-    if ((s->disk && need_share(s, atomic_load(&s->disk->bytes), more, e) != 0) ||
+    if ((s->disk && need_share(s, atomic_load(&s->disk->bytes), s->quota->taken, more, e) != 0) ||
         find_room(s, &left, e) != 0)
         return -1;
     if (more > left)

@@ -34,6 +34,7 @@ typedef struct spool_disk {
 typedef struct spool_quota {
     uint64_t bytes;   /* that may be written yet: what a spool writes is taken off */
     spool_disk *disk; /* may be NULL; outlives the spools */
+    uint64_t taken;   /* of it, by this upload */
 } spool_quota;
 
 int spool_new(const char *dir, spool_quota *quota, spool **out, err *e);

@@ -314,15 +314,24 @@ TEST(uploads_share_what_they_may_have_of_the_disk)
     CHECK_OK(spool_feed(a, head.at, head.len, &e), e);
     CHECK_OK(spool_feed(b, head.at, head.len, &e), e);
     CHECK_OK(spool_feed(a, half, sizeof half, &e), e);
-    CHECK_ERR(spool_feed(b, half, sizeof half, &e), e, ERR_LIMIT,
-              "uploads may have 100000 together");
+    CHECK_ERR(spool_feed(b, half, sizeof half, &e), e, ERR_UNAVAILABLE,
+              "uploads may have 100000 together, and others have 60");
     spool_free(b);
     CHECK_OK(spool_end(a, &e), e);
     spool_free(a);
     CHECK_INT(atomic_load(&disk.bytes), 0);
+    second.taken = 0;
     CHECK_OK(spool_new(test_tmp(), &second, &b, &e), e);
     CHECK_OK(spool_feed(b, head.at, head.len, &e), e);
     CHECK_OK(spool_feed(b, half, sizeof half, &e), e);
+    spool_free(b);
+    /* What is too large by itself never fits. */
+    cleanup_bytes bytes larger =
+        make_npy_raw("{'descr': '|u1', 'fortran_order': False, 'shape': (100001,), }", "", 0);
+    spool_quota third = {.bytes = 1 << 20, .disk = &disk};
+    e = (err)ERR_INIT;
+    CHECK_OK(spool_new(test_tmp(), &third, &b, &e), e);
+    CHECK_ERR(spool_feed(b, larger.at, larger.len, &e), e, ERR_LIMIT, "controller.homeSize");
     spool_free(b);
 }
 
