@@ -145,7 +145,8 @@ static bool is_listen(const char *text)
 
 int cmd_up(cli *c, int argc, char **argv)
 {
-    const char *listen = "127.0.0.1:10100", *token_file = NULL, *gpus = NULL, *gpu_policy = NULL;
+    const char *listen = "127.0.0.1:10100", *token_file = NULL, *gpus = NULL, *gpu_policy = NULL,
+               *function_memory = NULL;
     long slots = 0;
     bool slots_seen = false, foreground = false;
     const cli_option options[] = {
@@ -153,6 +154,9 @@ int cmd_up(cli *c, int argc, char **argv)
          &listen, NULL, false, false},
         {"slots", 0, OPTION_INT, "N", "functions that run at once (cores, at least 4)", &slots,
          &slots_seen, false, false},
+        {"function-memory", 0, OPTION_TEXT, "SIZE",
+         "address space that a function may have, such as 8Gi (no limit)", &function_memory, NULL,
+         false, false},
         {"gpus", 0, OPTION_TEXT, "WHICH",
          "auto, all or none of the GPUs (auto: those that answer, with the CUDA engine built)",
          &gpus, NULL, false, false},
@@ -175,8 +179,10 @@ int cmd_up(cli *c, int argc, char **argv)
         return cli_fail(&e);
     snprintf(program, sizeof program, "%s", local_program("kubeml-controller"));
     snprintf(slots_text, sizeof slots_text, "%ld", slots);
-    const char *const given[][2] = {
-        {"--token-file", token_file}, {"--gpus", gpus}, {"--gpu-policy", gpu_policy}};
+    const char *const given[][2] = {{"--token-file", token_file},
+                                    {"--gpus", gpus},
+                                    {"--gpu-policy", gpu_policy},
+                                    {"--function-memory", function_memory}};
     char *arguments[20] = {program, "--listen", (char *)listen, "--home", (char *)local_home()};
     size_t count = 5;
     if (slots_seen) {

@@ -31,6 +31,7 @@ typedef struct pod_limits {
     uint64_t memory_bytes; /* address space beyond which it is an out-of-memory end */
     uint64_t file_bytes;
     int processes;
+    bool goes_first; /* where the machine's memory is over */
 } pod_limits;
 
 typedef struct pod_spec {

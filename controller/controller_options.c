@@ -31,7 +31,7 @@ static const char usage_text[] =
     "  --slots N              functions that run at once (cores, at least 4)\n"
     "  --pool-functions N     warm functions to keep (4)\n"
     "  --pool-ps N            warm kubeml-ps to keep (1)\n"
-    "  --function-memory N    bytes of address space a function may have (0: no limit)\n"
+    "  --function-memory SIZE of address space a function may have, such as 8Gi (0: no limit)\n"
     "  --gpus WHICH           local: auto, all or none of this machine's GPUs (auto: those that answer, where\n"
     "                         the CUDA engine was built; all: it does not start unless all answer)\n"
     "  --gpu-policy POLICY    where a function goes, of the GPUs here or of those that pods show:\n"
@@ -234,11 +234,7 @@ static int set_option(controller_config *c, controller_options *o, int option, c
             return -1;
         *(option == 'f' ? &c->pool_functions : &c->pool_ps) = (int)n;
         return 0;
-    case 'm':
-        if (parse_number(value, 0, INT64_MAX, &n, "function-memory"))
-            return -1;
-        c->function_memory = (uint64_t)n;
-        return 0;
+    case 'm': return parse_size(value, &c->function_memory, "function-memory");
     case 'd': return parse_size(value, &c->scratch_max, "scratch-max");
     case 'r':
         if (parse_number(value, 0, 1 << 20, &n, "ready-fd"))

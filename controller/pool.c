@@ -158,6 +158,7 @@ link_pod *pool_start(owner *o, pod_role role, int gpu, err *e)
     /* CUDA takes terabytes of addresses. */
     spec.limits.memory_bytes =
         role == POD_FUNCTION && o->gpus == 0 ? o->controller->config.function_memory : 0;
+    spec.limits.goes_first = role == POD_FUNCTION;
     if (gpu >= 0)
         snprintf(spec.gpu, sizeof spec.gpu, "%s", o->gpu[gpu].id);
     if (o->cluster->ops->start(o->cluster, &spec, &started, e))

@@ -46,6 +46,7 @@ LEFT_OUT = [
     ("", r"test_readme.py:", "each of its commands runs under it in test_cli; the page itself runs without sanitizers"),
     ("", r"test_simulate:finds_", "that a planted mistake is found is no question of memory; it runs without sanitizers"),
     ("", r"test_cuda_compare:", "how far weights move is no question of memory or threads; it runs without sanitizers"),
+    ("", r"test_explain.py:a_function_that_takes_", "sanitizers take more addresses than a limit leaves; it runs without them"),
     ("address", r"test_cpu_bf16:every_",
      "test_cpu_layers:layers_bf16 takes the same loops through smaller and odder shapes; it runs without sanitizers"),
     ("address", r"test_zoo:models_compute_",

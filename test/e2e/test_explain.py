@@ -340,6 +340,32 @@ def what_code_says_stays_on_its_line(p):
     assert quoted and all(word in words.split() for word in quoted[:-1]), quoted
 
 
+@case(platform=False)
+def a_function_that_takes_ever_more_memory():
+    """Where functions have a limit it ends at that, alone: the rest is not short of memory for it."""
+    takes = """#include <string.h>
+static int step(kml_step *s)
+{
+    for (;;) {
+        void *more = malloc(64 << 20);
+        if (!more)
+            return kml_step_fail(s, "no memory");
+        memset(more, 1, 64 << 20);
+    }
+}
+"""
+    with harness.Platform("--function-memory", "2Gi") as p:
+        p.dataset()
+        p.function()
+        p.function("takes", HEAD + MODEL + takes + "KUBEML_FUNCTION(.model = model, .step = step);\n")
+        job, other = p.train(function="takes", default_parallelism=1), p.train(epochs=2, default_parallelism=2)
+        assert p.wait(job)["state"] == "failed"
+        explained(p, job, "StepFailed", "no memory")
+        p.succeed(other)
+        for pod in p.pods(role="function"):
+            assert pathlib.Path(f"/proc/{pod['pid']}/oom_score_adj").read_text() == "500\n"
+
+
 @case(limit=120)
 def ps_restarted(p):
     p.dataset()

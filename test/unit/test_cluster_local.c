@@ -492,17 +492,19 @@ TEST(what_another_boots_pods_were_is_not_killed)
 
 TEST(limits_are_set)
 {
-    script("kubeml-function", "ulimit -f; ulimit -v; ulimit -c; echo end");
+    script("kubeml-function",
+           "ulimit -f; ulimit -v; ulimit -c; cat /proc/self/oom_score_adj; echo end");
     cluster *c = open_cluster();
-    pod_spec spec = {.name = "one",
-                     .limits = {.memory_bytes = (uint64_t)4 << 30, .file_bytes = 1 << 20}};
+    pod_spec spec = {
+        .name = "one",
+        .limits = {.memory_bytes = (uint64_t)4 << 30, .file_bytes = 1 << 20, .goes_first = true}};
     pod p;
     err e = ERR_INIT;
     CHECK_OK(c->ops->start(c, &spec, &p, &e), e);
     next_end(c);
     cluster_log log;
     CHECK_OK(c->ops->log_tail(c, "one", 4096, &log, &e), e);
-    CHECK_STR(log.text, "2048\n4194304\n0\nend\n");
+    CHECK_STR(log.text, "2048\n4194304\n0\n500\nend\n");
     free(log.text);
     c->ops->close(c, true);
 }
