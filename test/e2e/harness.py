@@ -80,13 +80,16 @@ def alive(pid):
         return False
 
 
+def opened_by(pid):
+    """What a process's descriptors are, as /proc names it."""
+    for link in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            yield os.readlink(link)
+
+
 def is_connected(process):
     """It has a socket, as a client has for as long as it is answered."""
-    for fd in pathlib.Path(f"/proc/{process.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed since
-            if os.readlink(fd).startswith("socket:"):
-                return True
-    return False
+    return any(name.startswith("socket:") for name in opened_by(process.pid))
 
 
 def processes_of(folder):

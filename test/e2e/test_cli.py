@@ -745,10 +745,7 @@ def logs_are_followed_to_the_end(p):
 
 def is_probed(process):
     """One of its connections has a timer that asks a silent peer whether it is there."""
-    held = []
-    for fd in pathlib.Path(f"/proc/{process.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed since
-            held.append(os.readlink(fd))
+    held = set(harness.opened_by(process.pid))
     rows = [line.split() for line in pathlib.Path(f"/proc/{process.pid}/net/tcp").read_text().splitlines()[1:]]
     return any(f"socket:[{row[9]}]" in held and row[5].startswith("02:") for row in rows)
 

@@ -622,16 +622,9 @@ def a_killed_ps_is_replaced(p):
     assert task["sha256"] == sha, "other weights than without the kill"
 
 
-def opened_by(pid):
-    """What a process's descriptors are, as /proc names it."""
-    for link in pathlib.Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            yield os.readlink(link)
-
-
 def sockets_of(pid):
     """The numbers of a process's sockets, as /proc/net has them."""
-    return set(re.findall(r"socket:\[(\d+)\]", " ".join(opened_by(pid))))
+    return set(re.findall(r"socket:\[(\d+)\]", " ".join(harness.opened_by(pid))))
 
 
 def net_of(pid, kind):
@@ -686,7 +679,7 @@ def what_a_killed_controller_was_starting_is_waited_for():
             fcntl.flock(lock, fcntl.LOCK_EX)
             starting = threading.Thread(target=p.start)
             starting.start()
-            until(lambda: p.process is not ended and str(path) in opened_by(p.process.pid), message="it does not try")
+            until(lambda: p.process is not ended and str(path) in harness.opened_by(p.process.pid), message="it does not try")
         starting.join()
         p.get("/health")
 

@@ -254,6 +254,15 @@ static bytes zeros_gz(size_t mib)
     return gz;
 }
 
+/* 32 MiB, in the place of the test's folder, for this process alone. */
+static void mount_small_disk(void)
+{
+    if ((unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) ||
+        mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("tmpfs", test_tmp(), "tmpfs", 0, "size=32m") != 0)
+        test_skip("a small disk: no file system may be mounted here");
+}
+
 TEST(a_bomb_ends_before_the_disk_is_full)
 {
     err e = ERR_INIT;
@@ -261,10 +270,7 @@ TEST(a_bomb_ends_before_the_disk_is_full)
     spool_quota quota = {.bytes = UINT64_C(1) << 40};
     uint64_t left;
     cleanup_bytes bytes bomb = zeros_gz(64);
-    if ((unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) ||
-        mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
-        mount("tmpfs", test_tmp(), "tmpfs", 0, "size=32m") != 0)
-        test_skip("a small disk: no file system may be mounted here");
+    mount_small_disk();
     CHECK_OK(spool_new(test_tmp(), &quota, &s, &e), e);
     CHECK_ERR(spool_feed(s, bomb.at, bomb.len, &e), e, ERR_LIMIT, "it does not fit");
     CHECK_OK(fs_free_bytes(test_tmp(), &left, NULL, &e), e);
@@ -280,10 +286,7 @@ TEST(a_share_of_the_disk_stays_free)
     spool_quota quota = {.bytes = UINT64_C(1) << 40, .disk = &disk};
     uint64_t left;
     cleanup_bytes bytes bomb = zeros_gz(64);
-    if ((unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) ||
-        mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
-        mount("tmpfs", test_tmp(), "tmpfs", 0, "size=32m") != 0)
-        test_skip("a small disk: no file system may be mounted here");
+    mount_small_disk();
     for (int with_length = 0; with_length < 2; with_length++) {
         err e = ERR_INIT;
         spool *s;
