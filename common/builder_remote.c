@@ -240,6 +240,11 @@ int builder_remote_compile(const builder_remote *where, const builder_source *fi
         err why = ERR_INIT;
         if (ask(where, body, out, &why) == 0)
             return 0;
+        /* A builder has the path: who has not is another server, and the user's code has no part in
+         * it. */
+        if (why.code == ERR_NOT_FOUND)
+            return err_set(e, ERR_UNAVAILABLE, "%s is no builder, it answers: %s", where->url,
+                           why.message);
         if (why.code != ERR_UNAVAILABLE || clock_left_ms(deadline) == 0) {
             if (why.code == ERR_UNAVAILABLE || why.code == ERR_UNAUTHORIZED)
                 return err_set(e, ERR_UNAVAILABLE, "the builder cannot be asked: %s", why.message);

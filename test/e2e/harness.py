@@ -21,6 +21,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -90,6 +91,14 @@ def opened_by(pid):
 def is_connected(process):
     """It has a socket, as a client has for as long as it is answered."""
     return any(name.startswith("socket:") for name in opened_by(process.pid))
+
+
+def held_port():
+    """A socket, the caller's to close: its port is for servers that come and go, and nobody else is given it in between."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # who asks for this very port, as well, listens at it
+    holder.bind(("127.0.0.1", 0))
+    return holder
 
 
 def processes_of(folder):

@@ -135,9 +135,9 @@ def its_secret_is_out_of_reach():
 
 @case(limit=180, platform=False)
 def a_builder_that_is_away_is_waited_for():
-    with builder() as (process, url):
-        port = int(url.rsplit(":", 1)[1])
-        with platform(url) as p:
+    with harness.held_port() as holder:
+        port = holder.getsockname()[1]
+        with builder(port) as (process, url), platform(url) as p:
             process.kill()
             process.wait()
             p.dataset()
@@ -154,6 +154,15 @@ def a_builder_that_is_away_is_waited_for():
             p.post("/function/zoo", json={"model": "lenet5"})
     with builder() as (_, url), platform(url, "another token of its own") as p:
         assert "token" in upload(p, "int x;\n", status=503)["detail"]
+
+
+@case(limit=60, platform=False)
+def another_server_is_no_builder():
+    """As at an address that was mistyped, or is somebody else's now: its 404 is not the answer to the upload."""
+    with Platform() as other, platform(other.url) as p:
+        detail = upload(p, "int x;\n", status=503)["detail"]
+        assert f"{other.url} is no builder" in detail and "there is no such path" in detail, detail
+        p.get("/function/f", 404)
 
 
 @case(limit=30, platform=False)

@@ -3,7 +3,6 @@ import contextlib
 import pathlib
 import signal
 import subprocess
-import socket
 import tempfile
 import threading
 import time
@@ -482,12 +481,8 @@ def another_database_and_another_namespace_take_nothing_away():
 def no_store_is_said_and_waited_for():
     if not list((harness.BUILD / "lib").glob("kubeml-mongo.so")):
         harness.skip("built without libmongoc")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
+    with harness.held_port() as nobody, harness.held_port() as holder:
+        address, port = f"127.0.0.1:{nobody.getsockname()[1]}", holder.getsockname()[1]
         with controllers("a", store=f"mongodb://{address}/kubeml?serverSelectionTimeoutMS=500") as (kube, made):
             a = made["a"]
             a.options += ["--listen", f"127.0.0.1:{port}"]

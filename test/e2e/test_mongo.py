@@ -4,7 +4,6 @@ import asyncio
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -56,9 +55,8 @@ class Server:
     """A stand-in of our own, without users, whose data outlive it."""
 
     def __init__(self):
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = s.getsockname()[1]
+        self.holder = harness.held_port()
+        self.port = self.holder.getsockname()[1]
         self.folder = tempfile.TemporaryDirectory()
         self.process = None
         self.uri = f"mongodb://127.0.0.1:{self.port}/kubeml?kubeml.patience_ms=4000"
@@ -91,6 +89,7 @@ class Server:
 
     def __exit__(self, *_):
         self.stop()
+        self.holder.close()
         self.folder.cleanup()
 
 
