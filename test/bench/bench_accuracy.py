@@ -9,8 +9,8 @@
 
 SGD with lr 0.1, momentum 0.9, weight decay 1e-4; pad 4, random crop, flip, standardisation by the training
 set's mean and deviation. --data FOLDER holds data_batch_1..5.bin and test_batch.bin (CIFAR-10's binary
-version); --samples N takes the first N training images and N/5 test images, to try a script out: such a run
-is no result, and its file has "try" in its name. Each epoch is a row of the CSV file as soon as it is over; a run
+version); --samples N takes the first N training images and N/5 test images, to try a script out, --lr another
+rate than 0.1: such a run is no result, and its file has "try" in its name. Each epoch is a row of the CSV file as soon as it is over; a run
 that is ended goes on, when it is started again with the same --out, with the seeds that it had not finished: PyTorch's
 where it was, but for the last minutes (its state lies in a file beside the CSV file), ours from its beginning.
 --side trains one of the two alone, so that both may run at once; the comparison is printed by the call that finds
@@ -18,7 +18,8 @@ every seed done. `platform` and `bf16` run under any Python; the others need PyT
 
 By default the two sides of `curve` and `resnet34` share nothing but a number for a seed: each draws its own weights,
 order, flips and crops, so that a fault in any of ours would show. With --same both begin with PyTorch's weights and
-train on our batches, byte for byte: what is left between them is arithmetic, and how it grows.
+train on our batches, byte for byte: what is left between them is arithmetic, and how it grows. At a small rate (--lr 0.002 --samples 1000) it
+does not grow, and the sides' losses stay beside each other over the ends of epochs too: what is lost there would show.
 
 `curve` and `resnet34` exit with 1 where the mean of our seeds' accuracies after some epoch lies outside the range of
 PyTorch's seeds widened by their own standard deviation on either side. Without it two runs of one and the same program
@@ -70,7 +71,7 @@ class Log:
     """A CSV file and the same on stdout; rows that `keep` of an earlier run's file stay."""
 
     def __init__(self, options, name, columns, keep=lambda rows: []):
-        self.path = options.out / f"{name}{'-try' if options.samples else ''}.csv"
+        self.path = options.out / f"{name}{'-try' if options.tried else ''}.csv"
         options.out.mkdir(parents=True, exist_ok=True)
         before = list(csv.reader(open(self.path, newline=""))) if self.path.exists() else []
         self.kept = keep(before[1:]) if before[:1] == [list(columns)] else []
@@ -127,13 +128,13 @@ def platform(options, folder):
         log = Log(options, "resnet20-platform", ("epoch", "functions", "train_loss", "validation_loss", "accuracy",
                                                  "seconds", "elapsed"))
         began = time.time()
-        job = kubeml("train", "-f", "r20", "-d", "cifar", "-e", options.epochs or 60, "-b", options.batch, "--lr", 0.1,
+        job = kubeml("train", "-f", "r20", "-d", "cifar", "-e", options.epochs or 60, "-b", options.batch, "--lr", options.lr,
                      "-p", 4, "--static", "--K", options.k, "--goal-accuracy", 70).strip()
         state, best = follow(url, job, log, began)
     finally:
         kubeml("down")
     print(f"{state}: {best:.2f} % in {(time.time() - began) / 60:.1f} min")
-    return state == "succeeded" and (best >= 70 or options.samples > 0)
+    return state == "succeeded" and (best >= 70 or options.tried)
 
 
 # ---- one process beside PyTorch ----------------------------------------------------------------------
@@ -145,7 +146,7 @@ def ours(options, model, epochs, seed, train, test, folder, log, side="kubeml", 
         save_weights(seeded_model(model, seed), init[1])
     code.write_text(FUNCTION % (model, schedule))
     command = [BUILD / "bin/kubeml-function", "run", code, "--traindata", train, "--testdata", test, "-e", epochs, "-b",
-               options.batch, "--lr", 0.1, "--seed", seed, "--threads", options.threads, "--json", "--backend", "cpu",
+               options.batch, "--lr", options.lr, "--seed", seed, "--threads", options.threads, "--json", "--backend", "cpu",
                "--precision", precision, *init]
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True) as child:
         for line in child.stdout:
@@ -258,7 +259,7 @@ def theirs(options, name, epochs, seed, train, test, log):
     (x, y), (tx, ty) = images(train.read_bytes()), images(test.read_bytes())
     mean, std = x.mean((0, 2, 3), keepdim=True), x.std((0, 2, 3), keepdim=True, correction=0)
     model = seeded_model(name, seed).to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9, weight_decay=1e-4)
     batches = our_batches if options.same else own_batches
     kept = Kept(log, seed, model, optimizer)
     for epoch, of_epoch in enumerate(batches(options, x, y, epochs, seed, train, test)):
@@ -335,7 +336,7 @@ def beside(options, folder, model, epochs, seeds):
               f"({min(other):.2f} to {max(other):.2f}){place if seeds > 1 else ''}")
     if seeds == 1:
         print("one seed has no spread; nothing is judged")
-    return good and seeds > 1 or options.samples > 0
+    return good and seeds > 1 or options.tried
 
 
 BF16_LOSES = 0.5  # points of final accuracy, at most
@@ -352,7 +353,7 @@ def halves(options, folder, model, epochs, seeds):
     last = [[run[-1] for run in side] for side in found]
     for side, accuracies in zip(sides, last):
         print(f"{side}: {statistics.mean(accuracies):.2f} % ({min(accuracies):.2f} to {max(accuracies):.2f})")
-    return statistics.mean(last[1]) >= statistics.mean(last[0]) - BF16_LOSES or options.samples > 0
+    return statistics.mean(last[1]) >= statistics.mean(last[0]) - BF16_LOSES or options.tried
 
 
 def main():
@@ -367,6 +368,7 @@ def main():
     parser.add_argument("--model", default="resnet20", help="of bf16")
     parser.add_argument("--same", action="store_true", help="curve, resnet34: both on the same weights and batches")
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("-k", type=int, default=-1, help="local steps between two merges; -1: once an epoch")
     options = parser.parse_args()
@@ -375,6 +377,7 @@ def main():
     if options.same and options.what not in ("curve", "resnet34"):
         sys.exit("--same is for curve and resnet34")
     options.data = pathlib.Path(options.data)
+    options.tried = options.samples > 0 or options.lr != 0.1
     with tempfile.TemporaryDirectory(prefix="kubeml-accuracy-") as name:
         folder = pathlib.Path(name)
         if options.what == "platform":

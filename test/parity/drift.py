@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Whether the engine's steps lean one way, beside PyTorch's: both make each step from the same weights.
 
-    BUILD=build/release python3 test/parity/drift.py --data FOLDER [--steps N] [--threads N] [MODEL]
+    BUILD=build/release python3 test/parity/drift.py --data FOLDER [--after N] [--steps N] [--threads N] [MODEL]
 
 Runs that differ by rounding part within ten steps where the learning rate is large (spread.py), and how far they part
 hides what each step might add. Here they cannot part: PyTorch trains MODEL (resnet20, or another with its stem for CIFAR)
 on CIFAR-10 (FOLDER/data_batch_1.bin and on, an epoch ends in a smaller batch), SGD with momentum 0.9 and weight decay
 1e-4, and before each step the engine takes its weights and statistics over; so does a second PyTorch, in channels_last.
-Each keeps a momentum of its own. What a step moves, of each side less of the leading one, is printed for each tenth of
+Each keeps a momentum of its own. With --after N it trains N steps alone before, and all begin without momentum there. What a step moves, of each side less of the leading one, is printed for each tenth of
 the steps and for all:
 
   apart    the norm of the difference, as a part of the move's own: the mean over the steps
@@ -121,6 +121,7 @@ def main():
     parser.add_argument("model", nargs="?", default="resnet20")
     parser.add_argument("--data", type=pathlib.Path, default=os.environ.get("CIFAR10"))
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--after", type=int, default=0)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--lr", type=float, default=0.1)
@@ -138,8 +139,13 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         sides = {"engine": Engine(text, options, pathlib.Path(folder)), "channels_last": follower}
         state, since = leader.state(), []
-        for step, (x, y) in enumerate(batches(options.data, options.batch, options.steps), 1):
+        for step, (x, y) in enumerate(batches(options.data, options.batch, options.after + options.steps), 1 - options.after):
             before = state
+            if step < 1:
+                _, state = leader.step(before, x, y)
+                continue
+            if step == 1:
+                leader.optimizer.state.clear()
             loss, state = leader.step(before, x, y)
             since.append(loss)
             moves = [flat(state, names) - flat(before, names) for names in (weights, averages)]
