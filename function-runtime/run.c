@@ -380,9 +380,17 @@ static int build(const builder_source *files, size_t n, program **out, err *e)
     char sdk[PATH_MAX];
     if (include_dir(sdk, e) != 0)
         return -1;
-    builder_config c = {.include_dir = sdk, .sandbox = BUILDER_SANDBOX_NONE, .abi = KUBEML_ABI};
+    scratch_folder folder; /* for who is ended meanwhile, by ^C say */
+    if (scratch_folder_open(&folder, "kubeml-run-", e) != 0)
+        return -1;
+    builder_config c = {.include_dir = sdk,
+                        .sandbox = BUILDER_SANDBOX_NONE,
+                        .abi = KUBEML_ABI,
+                        .tmp_dir = folder.path};
     builder_result r;
     int rc = builder_compile(files, n, NULL, &c, &r, e);
+    if (scratch_folder_close(&folder, rc == 0 ? e : NULL) != 0)
+        rc = -1;
     if (r.text && r.text[0])
         fputs(r.text, stderr);
     if (rc == 0)

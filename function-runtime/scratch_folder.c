@@ -7,9 +7,13 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
+
+/* Of what the process had started, a compiler say, something may write there for a moment yet. */
+enum { TRIES = 100, TRY_MS = 20 };
 
 __attribute__((noreturn)) static void keep(const char *path, int line)
 {
@@ -17,7 +21,12 @@ __attribute__((noreturn)) static void keep(const char *path, int line)
     setsid(); /* who kills the process and its group means the work */
     while (read(line, &none, 1) < 0 && errno == EINTR)
         ;
-    _exit(fs_remove_tree(path, NULL) == 0 ? 0 : 1);
+    int status = fs_remove_tree(path, NULL);
+    for (int i = 1; i < TRIES && status; i++) {
+        nanosleep(&(struct timespec){.tv_nsec = TRY_MS * 1000000L}, NULL);
+        status = fs_remove_tree(path, NULL);
+    }
+    _exit(status ? 1 : 0);
 }
 
 /* Signals of a terminal reach the keeper, too: it takes none from the beginning on. */

@@ -120,6 +120,24 @@ def no_copy_of_the_data_stays_however_it_ends():
                 process.kill()
 
 
+@case(limit=60, platform=False)
+def nothing_of_the_compiler_stays_when_it_is_ended_meanwhile():
+    folder, options = files()
+    tmp, never = folder / "tmp", folder / "never.h"
+    tmp.mkdir()
+    os.mkfifo(never)  # the compiler waits for its text
+    (folder / "waits.c").write_text(f'#include "{never}"\n' + LENET.read_text())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        with start(folder / "waits.c", *options, env={"TMPDIR": str(tmp)}) as process:
+            try:
+                until(lambda: list(tmp.glob("**/waits.c")))
+                process.send_signal(number)
+                assert process.wait(60 * STRETCH) == -number
+                until(lambda: not list(tmp.iterdir()), message=lambda: f"after {number} there is {list(tmp.rglob('*'))}")
+            finally:
+                process.kill()
+
+
 @case(limit=60)
 def the_losses_of_a_job_with_one_function(p):
     p.dataset()
