@@ -13,9 +13,9 @@
  * this. One that stops leading ends its connections: what was only to be read is asked for
  * again. */
 enum { AWAY_MS = 12000, PAUSE_MS = 500, LOST_TRIES = 1 };
-/* A stream goes on after a restart too, by hand or by a kubelet; one that lasts was no try in vain.
+/* A stream goes on after a restart too, by hand or by a kubelet: what takes no longer is no news.
  */
-enum { AGAIN_MS = 60000, LASTS_MS = 5000 };
+enum { NEWS_MS = 5000 };
 
 int cli_unwritten(const err *e)
 {
@@ -172,20 +172,38 @@ int cli_call_list(const cli *c, const char *path, json_t **rows, err *e)
     return 0;
 }
 
+static void tell_silence(cli_stream *s, const err *e)
+{
+    fprintf(stderr, "kubeml: the platform does not answer; it is asked for %d minutes: %s\n",
+            CLI_SILENT_S / 60, e->code == ERR_NONE ? "its stream ends at once" : e->message);
+    s->told = true;
+}
+
 bool cli_again(cli_stream *s, long status, const err *e)
 {
-    int64_t now_ms = clock_monotonic_ms();
+    int64_t silent_ms = clock_monotonic_ms() - s->heard_ms;
     bool away = e->code == ERR_UNAVAILABLE || e->code == ERR_TIMEOUT;
-    bool lasted = status == 200 && s->asked_ms && now_ms - s->asked_ms >= LASTS_MS;
     s->begun |= status == 200;
     if (e->code != ERR_NONE && !(away && (s->begun || status == 503)))
         return false;
-    if (s->heard || lasted || !s->deadline_ms)
-        s->deadline_ms = clock_deadline_ms(AGAIN_MS);
-    if (clock_left_ms(s->deadline_ms) == 0)
+    if (silent_ms >= CLI_SILENT_S * 1000L) {
+        s->given_up = true;
         return false;
+    }
+    s->told &= silent_ms >= NEWS_MS;
+    if (silent_ms >= NEWS_MS && !s->told)
+        tell_silence(s, e);
     pause_ms(PAUSE_MS); /* what is waited for is the server's return */
-    s->heard = false;
-    s->asked_ms = clock_monotonic_ms();
     return true;
+}
+
+int cli_stream_fail(const cli_stream *s, const char *job, const err *e)
+{
+    cli_fail(e);
+    if (s->given_up && s->begun)
+        fprintf(stderr,
+                "Nothing has come for %d minutes, but the job may still run: `kubeml task get %s` "
+                "shows it.\n",
+                CLI_SILENT_S / 60, job);
+    return CLI_FAILED;
 }

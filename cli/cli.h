@@ -18,6 +18,9 @@ enum { CLI_OPTIONS_MAX = 32, CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 /* idle_s of a call during which the server is rightly at work for minutes without a byte: it looks
  * through what was uploaded, or fetches a model from its store. */
 enum { CLI_BUSY_S = 600 };
+/* What is followed is given up when nothing at all has come for so long, however often it was asked
+ * for meanwhile. */
+enum { CLI_SILENT_S = 180 };
 
 typedef enum option_kind {
     OPTION_FLAG,
@@ -120,13 +123,17 @@ int cli_call_once(const cli *c, http_call *call, const char *path, http_reply *r
 const char *cli_path(const char *prefix, const char *name, const char *tail);
 /* A stream that is read again where its controller went, or a proxy ended it. */
 typedef struct cli_stream {
-    bool begun; /* it was there once */
-    bool heard; /* set by the caller where it has brought something */
-    int64_t asked_ms, deadline_ms;
+    int64_t heard_ms; /* set by the caller: when it began, and whenever it has brought something */
+    bool begun;       /* it was there once */
+    bool told;        /* that nothing comes */
+    bool given_up;    /* for that */
 } cli_stream;
 /* Whether to ask for it again, after a pause: `status` and `e` are of the call that is over. Not
- * when it was refused, when it could not be had at first, or has brought nothing for a minute. */
+ * when it was refused, when it could not be had at first, or has brought nothing for CLI_SILENT_S.
+ * Who looks on is told where nothing comes. */
 bool cli_again(cli_stream *s, long status, const err *e);
+/* cli_fail for the stream of that job, when it is not asked for again. */
+int cli_stream_fail(const cli_stream *s, const char *job, const err *e);
 
 /* ---- output (output.c) ---- */
 typedef struct cli_column {

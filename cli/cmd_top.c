@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "clock.h"
 
 enum { TOP_AGAIN_MS = 2000 };
 
@@ -53,7 +54,7 @@ int cmd_top(cli *c, int argc, char **argv)
         {"watch", 'w', OPTION_FLAG, NULL, "again and again", &watch, NULL, false, false},
         {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
-    cli_stream stream = {0};
+    cli_stream stream = {.heard_ms = clock_monotonic_ms()};
     bool printed = false;
     for (err e = ERR_INIT;; err_clear(&e)) {
         json_t *rows = NULL;
@@ -62,7 +63,8 @@ int cmd_top(cli *c, int argc, char **argv)
                 continue;
             return cli_fail(&e);
         }
-        stream.begun = stream.heard = true;
+        stream.begun = true;
+        stream.heard_ms = clock_monotonic_ms();
         bool any = json_array_size(rows) > 0;
         if (watch)
             set_apart(format, any && printed);

@@ -46,7 +46,9 @@ const cli_verb cli_verbs[] = {
      cmd_task_suspend},
     {"task resume", "ID", "go on with a suspended, stopped or failed job from where it stands",
      NULL, cmd_task_resume},
-    {"task wait", "ID", "wait for a job's end", "Exit status 0 when it succeeded, 1 otherwise.",
+    {"task wait", "ID", "wait for a job's end",
+     "Exit status 0 when it succeeded, 1 otherwise; also when the platform says nothing at all for 3\n"
+     "minutes, where the job may run on.",
      cmd_task_wait},
     {"task prune", "", "stop every job that waits or runs, of all users", NULL, cmd_task_prune},
     {"history list", "", "list the histories of all jobs", NULL, cmd_history_list},
@@ -62,7 +64,7 @@ const cli_verb cli_verbs[] = {
      "GPU's time, where the driver tells it. --watch prints again every two seconds.",
      cmd_top},
     {"logs", "ID", "what a job's processes said",
-     "With --follow it goes on when a controller that went away is back within a minute: where it\n"
+     "With --follow it goes on when a controller that went away is back within 3 minutes: where it\n"
      "was, without a line twice.",
      cmd_logs},
     {"explain", "ID|FUNCTION", "why a job waits or went wrong, or a function did not compile",

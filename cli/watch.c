@@ -2,7 +2,8 @@
  *
  * The stream is read again from where it broke (Last-Event-ID is not needed: every stream begins
  * with all that happened), so that a controller's restart does not end a watch. Where nothing
- * happens it brings a comment every 15 s: one that is silent for HTTP_IDLE_S is broken, too. */
+ * happens it brings a comment every 15 s: one that is silent for HTTP_IDLE_S is broken, too, and
+ * nobody is there where that goes on for CLI_SILENT_S. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,7 +89,8 @@ static void on_event(watcher *w, char *text)
             data = line + 5 + (line[5] == ' ');
     }
     json_t *value = name && data ? json_loads(data, 0, NULL) : NULL;
-    w->stream.heard |= value != NULL;
+    if (value || text[0] == ':')
+        w->stream.heard_ms = clock_monotonic_ms();
     if (value && strcmp(name, "epoch") == 0)
         on_epoch(w, value);
     else if (value && strcmp(name, "state") == 0)
@@ -111,7 +113,7 @@ static int take(void *context, const char *bytes, size_t len)
 
 int watch_job(const cli *c, const char *id, bool quiet, long timeout_s)
 {
-    watcher w = {.quiet = quiet, .last_epoch = -1};
+    watcher w = {.quiet = quiet, .last_epoch = -1, .stream = {.heard_ms = clock_monotonic_ms()}};
     w.deadline_ms = clock_deadline_ms(timeout_s ? timeout_s * 1000 : -1);
     err e = ERR_INIT;
     char path[512];
@@ -140,5 +142,5 @@ int watch_job(const cli *c, const char *id, bool quiet, long timeout_s)
     } while (cli_again(&w.stream, status, &e));
     if (!e.code)
         err_set(&e, ERR_UNAVAILABLE, "job %.40s: its events end before it does", id);
-    return cli_fail(&e);
+    return cli_stream_fail(&w.stream, id, &e);
 }

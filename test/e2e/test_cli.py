@@ -54,9 +54,9 @@ class Shell:
         return json.loads(self.out(*words, "-o", "json"))
 
     @contextlib.contextmanager
-    def follow(self, *words):
+    def follow(self, *words, stderr=subprocess.DEVNULL):
         """`kubeml WORDS` while it runs; killed at the end, or what failed meanwhile would wait for it unsaid."""
-        with subprocess.Popen([str(KUBEML), *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        with subprocess.Popen([str(KUBEML), *map(str, words)], stdout=subprocess.PIPE, stderr=stderr, text=True,
                               cwd=self.folder, env=self.environment) as process:
             try:
                 yield process
@@ -630,6 +630,116 @@ def a_log_is_asked_for_again_when_who_told_of_its_job_has_gone():
     with answering(pages, refused=refused) as s:
         s.refused("logs", "-f", "a", says="there is no room")
     assert refused == {f"GET {stream}": 7}, refused
+
+
+TIMES = 30
+CLOCK = """#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
+
+int clock_gettime(clockid_t clock, struct timespec *out)
+{
+    static int (*real)(clockid_t, struct timespec *);
+    static long long begin;
+    if (!real)
+        real = dlsym(RTLD_NEXT, "clock_gettime");
+    int status = real(clock, out);
+    if (clock != CLOCK_MONOTONIC)
+        return status;
+    long long now = out->tv_sec * 1000000000LL + out->tv_nsec;
+    begin = begin ? begin : now;
+    now = begin + (now - begin) * TIMES;
+    *out = (struct timespec){now / 1000000000, now % 1000000000};
+    return status;
+}
+"""
+
+
+@contextlib.contextmanager
+def telling(says):
+    """The shell of somebody whose platform sends `says(path, wait)`, piece by piece; there wait(seconds) ends with the test. The
+    shell's clock goes TIMES as fast, as do these seconds: what takes minutes is over in some of ours."""
+    if harness.SANITIZER:
+        harness.skip("a sanitizer wants to be the first library, before the clock")
+    over = threading.Event()
+
+    def wait(seconds=None):
+        over.wait(seconds and seconds / TIMES)
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):  # whose client has hung up meanwhile
+                for piece in says(self.path, wait):
+                    self.wfile.write(piece)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        s = Shell(KUBEML_URL=f"http://127.0.0.1:{server.server_port}")
+        clock = s.folder / s.write("clock.c", CLOCK.replace("TIMES", str(TIMES)))
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", clock.with_suffix(".so"), clock], check=True)
+        s.environment["LD_PRELOAD"] = str(clock.with_suffix(".so"))
+        try:
+            yield s
+        finally:
+            over.set()
+            server.shutdown()
+
+
+def state(name):
+    return json.dumps({"id": "a", "state": name}).encode()
+
+
+@case(limit=90, platform=False)
+def what_is_followed_is_given_up_when_nothing_comes():
+    asked = []
+
+    def says(path, wait):
+        asked.append(path)
+        if path == "/tasks/a" and asked.count(path) == 1:
+            yield state("running")
+            return
+        if path.endswith("follow=true"):
+            yield b"ps          | one\n"
+        wait()
+    with telling(says) as s, s.follow("task", "wait", "a", stderr=subprocess.PIPE) as waiting:
+        with s.follow("logs", "-f", "a", stderr=subprocess.PIPE) as log:
+            for process, told in ((waiting, ""), (log, "ps          | one\n")):
+                out, said = process.communicate(timeout=60 * harness.STRETCH)
+                assert process.returncode == 1 and out == told, (process.returncode, out, said)
+                assert said.count("the platform does not answer; it is asked for 3 minutes: ") == 1, said
+                assert "Nothing has come for 3 minutes, but the job may still run: `kubeml task get a` shows it." in said, said
+    assert asked.count("/tasks/a/events") > 2 and asked.count("/tasks/a") > 2, asked
+
+
+@case(limit=90, platform=False)
+def what_is_followed_may_say_nothing_for_long():
+    """Who sends the events pings; who sends a log tells of its job when it is asked for it."""
+    states = ["running"]
+
+    def says(path, wait):
+        if path == "/tasks/a":
+            yield state(states[-1])
+        elif path == "/tasks/a/events":
+            yield b"event: state\ndata: " + state("running") + b"\n\n"
+            for _ in range(20):
+                wait(15)
+                yield b": here" + 60 * b"!" + b"\n\n"  # libcurl, which looks less often by this clock, takes a few bytes for none
+            yield b"event: state\ndata: " + state("succeeded") + b"\n\n"
+        else:
+            yield b"ps          | one\n"
+            if states == ["running"]:
+                wait(300)
+                yield b"ps          | two\n"
+                states.append("succeeded")
+    with telling(says) as s, s.follow("task", "wait", "a", stderr=subprocess.PIPE) as waiting:
+        with s.follow("logs", "-f", "a", stderr=subprocess.PIPE) as log:
+            for process, told in ((waiting, ("", "succeeded\n")), (log, ("ps          | one\nps          | two\n", ""))):
+                assert process.communicate(timeout=60 * harness.STRETCH) == told and process.returncode == 0
 
 
 @case(limit=60, platform=False)
