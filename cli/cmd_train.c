@@ -1,5 +1,6 @@
 /* cmd_train.c: kubeml train. */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -130,6 +131,29 @@ static int fail_train(const err *e)
     return CLI_FAILED;
 }
 
+static char runs_on[512];
+
+/* ^C ends the watching alone, which is not what everybody means by it. */
+static void tell_runs_on(int number)
+{
+    ssize_t ignored = write(STDERR_FILENO, runs_on, strlen(runs_on));
+    (void)ignored;
+    signal(number, SIG_DFL);
+    raise(number); /* when this returns */
+}
+
+static int watch_trained(const cli *c, const char *id)
+{
+    fprintf(stderr, "job %s\n", id);
+    snprintf(runs_on, sizeof runs_on,
+             "%sjob %s runs on: `kubeml task wait %s --watch` follows it, `kubeml task stop %s` "
+             "ends it\n",
+             isatty(STDERR_FILENO) ? "\n" : "", id, id, id);
+    if (signal(SIGINT, tell_runs_on) == SIG_IGN)
+        signal(SIGINT, SIG_IGN);
+    return watch_job(c, id, false, 0);
+}
+
 int cmd_train(cli *c, int argc, char **argv)
 {
     train_options o = {.epochs = REQUEST_EPOCHS, .batch = REQUEST_BATCH, .lr = REQUEST_LR};
@@ -222,6 +246,5 @@ int cmd_train(cli *c, int argc, char **argv)
         puts(id);
         return CLI_OK;
     }
-    fprintf(stderr, "job %s\n", id);
-    return watch_job(c, id, false, 0);
+    return watch_trained(c, id);
 }

@@ -57,6 +57,7 @@ class Shell:
     def follow(self, *words, stderr=subprocess.DEVNULL):
         """`kubeml WORDS` while it runs; killed at the end, or what failed meanwhile would wait for it unsaid."""
         with subprocess.Popen([str(KUBEML), *map(str, words)], stdout=subprocess.PIPE, stderr=stderr, text=True,
+                              preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
                               cwd=self.folder, env=self.environment) as process:
             try:
                 yield process
@@ -374,6 +375,21 @@ def epochs_are_shown_while_the_job_runs(p):
         assert watching.wait() == 1
     data = s.json("history", "get", job)["data"]
     assert (train_loss, loss) == tuple(f"{data[k][epoch - 1]:.4f}" for k in ("train_loss", "validation_loss")), (line, epoch)
+
+
+@case(limit=90)
+def who_stops_watching_hears_that_the_job_runs_on(p):
+    s = ready(p)
+    watch = ("train", "-f", p.paced(), "-d", "tiny", "-e", 50000, "-p", 2, "--watch")
+    with s.follow(*watch, stderr=subprocess.PIPE) as watching:
+        assert watching.stdout.readline(), "its first epoch is trained"
+        watching.send_signal(signal.SIGINT)
+        said = watching.stderr.read()
+        assert watching.wait() == -signal.SIGINT
+    job = said.split()[1]
+    assert f"job {job} runs on: `kubeml task wait {job} --watch` follows it, `kubeml task stop {job}` ends it" in said, said
+    assert s.json("task", "get", job)["state"] == "running"
+    s.out("task", "stop", job)
 
 
 @case(limit=90)
