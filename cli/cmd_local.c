@@ -101,6 +101,51 @@ static void print_log_end(const start *s)
     fputs(text, stderr);
 }
 
+/* Opens the process in the controller's file; *process is -1 where none runs. Its file may be stale
+ * and its number somebody else's by now: who it is is looked at behind the descriptor, which goes
+ * on meaning this one. */
+static int open_controller(pid_t *pid, int *process, err *e)
+{
+    char path[PATH_MAX + 32], comm_path[64], comm[32] = "";
+    snprintf(path, sizeof path, "%s/run/controller.pid", local_home());
+    cleanup_fclose FILE *file = fopen(path, "r");
+    long number = 0;
+    *process = -1;
+    if (!file || fscanf(file, "%ld", &number) != 1 || number <= 1)
+        return 0;
+    *pid = (pid_t)number;
+    *process = open_process(*pid);
+    if (*process < 0)
+        return errno == ESRCH ? 0 : err_set_errno(e, errno, "controller, pid %ld", number);
+    snprintf(comm_path, sizeof comm_path, "/proc/%ld/comm", number);
+    cleanup_fclose FILE *about = fopen(comm_path, "r");
+    struct pollfd ended = {.fd = *process, .events = POLLIN}; /* nobody has waited for it yet */
+    if (poll(&ended, 1, 0) > 0 || !about || !fgets(comm, sizeof comm, about) ||
+        strncmp(comm, "kubeml-control", 14) != 0) {
+        close(*process);
+        *process = -1;
+    }
+    return 0;
+}
+
+/* Whose home it is already; false: nobody's that runs. */
+static bool tell_running(void)
+{
+    char path[PATH_MAX + 32], url[256] = "";
+    pid_t pid = 0;
+    cleanup_close int process = -1;
+    if (open_controller(&pid, &process, NULL) || process < 0)
+        return false;
+    snprintf(path, sizeof path, "%s/run/controller.url", local_home());
+    cleanup_fclose FILE *file = fopen(path, "r");
+    if (!file || !fgets(url, sizeof url, file))
+        return false;
+    url[strcspn(url, "\n")] = '\0';
+    fprintf(stderr, "kubeml: the platform is up already at %s (pid %d); `kubeml down` ends it\n",
+            url, (int)pid);
+    return true;
+}
+
 /* Until the controller says where it answers, it ended, or the deadline. Asking its port instead
  * could be answered by another platform that has it already. */
 static int wait_ready(const start *s, char *url, size_t size)
@@ -122,7 +167,9 @@ static int wait_ready(const start *s, char *url, size_t size)
         if (got == 0) {
             waitpid(s->pid, NULL, 0);
             print_log_end(s);
-            fprintf(stderr, "kubeml: the controller did not start; its log is %s\n", s->log_path);
+            if (!tell_running())
+                fprintf(stderr, "kubeml: the controller did not start; its log is %s\n",
+                        s->log_path);
             return CLI_FAILED;
         }
     }
@@ -210,33 +257,6 @@ int cmd_up(cli *c, int argc, char **argv)
     if (strcmp(url, c->url) != 0) /* the next command would ask somebody else */
         printf("export KUBEML_URL=%s\n", url);
     return CLI_OK;
-}
-
-/* Opens the process in the controller's file; *process is -1 where none runs. Its file may be stale
- * and its number somebody else's by now: who it is is looked at behind the descriptor, which goes
- * on meaning this one. */
-static int open_controller(pid_t *pid, int *process, err *e)
-{
-    char path[PATH_MAX + 32], comm_path[64], comm[32] = "";
-    snprintf(path, sizeof path, "%s/run/controller.pid", local_home());
-    cleanup_fclose FILE *file = fopen(path, "r");
-    long number = 0;
-    *process = -1;
-    if (!file || fscanf(file, "%ld", &number) != 1 || number <= 1)
-        return 0;
-    *pid = (pid_t)number;
-    *process = open_process(*pid);
-    if (*process < 0)
-        return errno == ESRCH ? 0 : err_set_errno(e, errno, "controller, pid %ld", number);
-    snprintf(comm_path, sizeof comm_path, "/proc/%ld/comm", number);
-    cleanup_fclose FILE *about = fopen(comm_path, "r");
-    struct pollfd ended = {.fd = *process, .events = POLLIN}; /* nobody has waited for it yet */
-    if (poll(&ended, 1, 0) > 0 || !about || !fgets(comm, sizeof comm, about) ||
-        strncmp(comm, "kubeml-control", 14) != 0) {
-        close(*process);
-        *process = -1;
-    }
-    return 0;
 }
 
 /* Pods outlive a controller that is killed, for the next one to take over. How many there were. */

@@ -147,7 +147,7 @@ def up_status_down():
         assert s.out("version").count("\n") == 2 and url in s.out("version")
         upload(s)
         port = url.rsplit(":", 1)[1]
-        s.refused("up", "--listen", f"127.0.0.1:{port}", says="another controller runs on")
+        s.refused("up", "--listen", f"127.0.0.1:{port}", says=["another controller runs on", f"the platform is up already at {url}"])
         other = Shell(KUBEML_HOME=s.folder / "other")
         other.refused("up", "--listen", f"127.0.0.1:{port}", says=f"port {port} on 127.0.0.1 is taken")
         assert "tiny" in s.out("dataset", "list"), "the first one is untouched"
