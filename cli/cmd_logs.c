@@ -27,6 +27,7 @@ static const char completion_tail[] =
     "    local given=(\"${COMP_WORDS[@]:1:COMP_CWORD-1}\")\n"
     "    [[ $word == = ]] && word=\n"
     "    [[ $before == = ]] && before=${COMP_WORDS[COMP_CWORD-2]}\n"
+    "    [[ ${given[0]} == help ]] && given=(\"${given[@]:1}\")\n"
     "    while [[ ${given[0]} == --* ]]; do # of which platform, before the command\n"
     "        [[ ${given[1]} == = ]] && given=(\"${given[@]:1}\")\n"
     "        given=(\"${given[@]:2}\")\n"

@@ -10,6 +10,7 @@
 #include "cli.h"
 
 enum { LONG_FIRST = 256 }; /* as getopt_long's: a long option; below it are letters */
+enum { HELP_FROM = 32 };   /* the column of what an option does */
 
 static const char *kind_placeholder(const cli_option *o)
 {
@@ -25,7 +26,11 @@ static void print_option(const cli_option *o)
                          : snprintf(left, sizeof left, "      --%s", o->name);
     if (o->kind != OPTION_FLAG)
         snprintf(left + used, sizeof left - (size_t)used, " %s", kind_placeholder(o));
-    printf("%-32s %s%s\n", left, o->help, o->required ? " (required)" : "");
+    /* Below it where it is too long to stand beside it. */
+    bool beside = strlen(left) <= HELP_FROM;
+    printf("%s%s%*s %s%s\n", left, beside ? "" : "\n",
+           beside ? HELP_FROM - (int)strlen(left) : HELP_FROM, "", o->help,
+           o->required ? " (required)" : "");
 }
 
 static void print_help(const cli *c, const cli_option *options)
@@ -38,7 +43,7 @@ static void print_help(const cli *c, const cli_option *options)
     printf("\noptions:\n");
     for (const cli_option *o = options; o->name; o++)
         print_option(o);
-    printf("%-32s %s\n", "  -h, --help", "this page");
+    printf("%-*s %s\n", HELP_FROM, "  -h, --help", "this page");
 }
 
 int cli_usage(const cli *c, const char *fmt, ...)

@@ -1115,12 +1115,14 @@ def completion():
     (s.folder / "bin").mkdir()
     s.write("bin/kubectl", '#!/bin/sh\n[ "$*" = "config get-contexts -o name" ] && printf "kind\\nlab\\n"\n')
     (s.folder / "bin/kubectl").chmod(0o755)
+        for line in page.partition("\noptions:\n")[2].splitlines():  # what a long one does is below it
+            assert re.fullmatch(r".{32} \S.*| {6}--\S+ \S+", line), page
     at = {"kubeml da": "dataset", "kubeml task re": "resume", "kubeml train --goal": "--goal-accuracy=",
           "kubeml train --sta": "--static", "kubeml --con": "--context=", "kubeml --context k": "kind",
           "kubeml --context = l": "lab", "kubeml --context =": "kind lab", "kubeml --context kind da": "dataset",
           "kubeml --context = kind --namespace ml task re": "resume", "kubeml --context kind train --goal": "--goal-accuracy=",
           "kubeml run --train": "--traindata= --trainlabels=", "kubeml run lenet.c --js": "--json", "kubeml run lenet.c --dataset ": "",
-          "kubeml run le": ""}  # "": a file's name, if there is one
+          "kubeml help ta": "task", "kubeml help task re": "resume", "kubeml run le": ""}  # "": a file's name, if there is one
     s.write("complete.sh", f"""PATH=bin:{harness.BIN}:$PATH
 source <(kubeml completion bash)
 complete -p kubeml
