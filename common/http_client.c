@@ -179,7 +179,7 @@ static err_code code_of_status(long status)
     }
 }
 
-static int status_error(const http_reply *reply, err *e)
+static int status_error(const http_reply *reply, const char *url, err *e)
 {
     json_t *problem =
         reply->body.len ? json_loadb(reply->body.bytes, reply->body.len, 0, NULL) : NULL;
@@ -193,7 +193,8 @@ static int status_error(const http_reply *reply, err *e)
     if (detail)
         err_set(e, code_of_status(reply->status), "%s", detail);
     else
-        err_set(e, code_of_status(reply->status), "the server answered %ld", reply->status);
+        err_set(e, code_of_status(reply->status), "the server answered %ld to %s", reply->status,
+                url);
     json_decref(problem);
     return -1;
 }
@@ -300,7 +301,7 @@ int http_call_run(const http_call *call, http_reply *out, err *e)
     /* A server that refuses an upload answers and closes before it has read all: the answer
      * counts. */
     if (status == 0 && out->status >= 400)
-        status = status_error(out, e);
+        status = status_error(out, call->url, e);
     else if (t.refused)
         status = -1;
     else if (status == 0 && code != CURLE_OK && !t.ended)

@@ -563,6 +563,15 @@ def a_proxy_of_the_environment_is_not_asked_for_this_machine():
 
 
 @case(limit=60, platform=False)
+def a_server_that_is_none_of_ours_is_told_with_its_address():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        Shell(KUBEML_URL=url).refused("task", "list", says=f"the server answered 501 to {url}/tasks")
+        server.shutdown()
+
+
+@case(limit=60, platform=False)
 def a_dataset_whose_name_is_taken_is_not_sent():
     with answering({"/dataset/taken": ({"name": "taken"}, None)}) as s:  # that takes no upload
         (s.folder / "x.npy").write_bytes(b"x")
