@@ -744,6 +744,11 @@ static int end_parts(ingest *i, err *e)
 
 static int find_sources(ingest *i, err *e)
 {
+    /* What kubeml calls them. */
+    static const char *const option_of[INGEST_FIELDS] = {[INGEST_X_TRAIN] = "--traindata",
+                                                         [INGEST_Y_TRAIN] = "--trainlabels",
+                                                         [INGEST_X_TEST] = "--testdata",
+                                                         [INGEST_Y_TEST] = "--testlabels"};
     for (int f = 0; f < INGEST_FIELDS; f++) {
         ingest_field field = (ingest_field)f;
         int found = ingest_find_source(i->spools, field, store_scratch_dir(i->store), &i->quota,
@@ -751,7 +756,8 @@ static int find_sources(ingest *i, err *e)
         if (found < 0)
             return field_error(i, field, e);
         if (found == 0)
-            return err_set(e, ERR_INVALID, "%s is missing", ingest_field_name(field));
+            return err_set(e, ERR_INVALID, "%s is missing (%s)", ingest_field_name(field),
+                           option_of[field]);
         if (i->sources[f].count == 0)
             return err_set(e, ERR_INVALID, "%s has no samples", ingest_field_name(field));
     }

@@ -1115,6 +1115,8 @@ def usage():
         page = s.out(*verb.split(), "--help")
         assert "usage: kubeml " + verb in page, (verb, page)
         assert max(map(len, page.splitlines())) <= 120, page
+        for line in page.partition("\noptions:\n")[2].splitlines():  # what a long one does is below it
+            assert re.fullmatch(r".{32} \S.*| {6}--\S+ \S+", line), page
     assert "127.0.0.1:10100" in s.out("up", "--help")
 
 
@@ -1124,8 +1126,6 @@ def completion():
     (s.folder / "bin").mkdir()
     s.write("bin/kubectl", '#!/bin/sh\n[ "$*" = "config get-contexts -o name" ] && printf "kind\\nlab\\n"\n')
     (s.folder / "bin/kubectl").chmod(0o755)
-        for line in page.partition("\noptions:\n")[2].splitlines():  # what a long one does is below it
-            assert re.fullmatch(r".{32} \S.*| {6}--\S+ \S+", line), page
     at = {"kubeml da": "dataset", "kubeml task re": "resume", "kubeml train --goal": "--goal-accuracy=",
           "kubeml train --sta": "--static", "kubeml --con": "--context=", "kubeml --context k": "kind",
           "kubeml --context = l": "lab", "kubeml --context =": "kind lab", "kubeml --context kind da": "dataset",
@@ -1293,6 +1293,7 @@ def bad_datasets(p):
     s.refused(*make("empty.npy", "y.npy"), says="x-train (empty.npy): the file is empty")
     s.refused(*make("other.npz", "y.npy"), says=["x-train (other.npz): the npz file has no array", "it has samples, classes"])
     s.refused(*make("absent.npy", "y.npy"), says="no file absent.npy")
+    s.refused(*make("x.npy", "y.npy")[:-4], says="x-test is missing (--testdata)")
     s.refused(*make("x.npy", ""), says="--trainlabels must not be empty", status=2)
     s.refused(*make("x.npy", "x.npy/y.npy"), says="x.npy/y.npy: Not a directory")
     s.refused(*make(".", "y.npy"), says=". is a folder, not a file")
