@@ -174,7 +174,7 @@ int cli_call_list(const cli *c, const char *path, json_t **rows, err *e)
 
 static void tell_silence(cli_stream *s, const err *e)
 {
-    fprintf(stderr, "kubeml: the platform does not answer; it is asked for %d minutes: %s\n",
+    fprintf(stderr, "kubeml: the platform does not answer, and is asked again for %d minutes: %s\n",
             CLI_SILENT_S / 60, e->code == ERR_NONE ? "its stream ends at once" : e->message);
     s->told = true;
 }

@@ -17,6 +17,13 @@ static void format_shape(const json_t *shape, char *out, size_t size)
     }
 }
 
+/* Of labels a data set has either classes or targets. */
+static void format_count(const json_t *count, char *out, size_t size)
+{
+    long long n = json_integer_value(count);
+    snprintf(out, size, n ? "%lld" : "-", n);
+}
+
 static const object_kind kind = {"/dataset/", "dataset", "the data set", false};
 
 static const cli_column columns[] = {
@@ -25,7 +32,8 @@ static const cli_column columns[] = {
     {"TEST", "test_set_size", false, NULL, true},
     {"SHAPE", "shape", false, format_shape, false},
     {"TYPE", "dtype", true, NULL, false},
-    {"CLASSES", "classes", false, NULL, true},
+    {"CLASSES", "classes", false, format_count, true},
+    {"TARGETS", "targets", true, format_count, true},
     {"DIGEST", "digest", true, NULL, false},
     {NULL, NULL, false, NULL, false},
 };

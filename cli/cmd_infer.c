@@ -104,6 +104,8 @@ static int build_request(const char *id, const char *path, buf *out, err *e)
     return buf_append(out, "}", 1, e);
 }
 
+enum { REAL_DIGITS = 12 }; /* as the platform writes them */
+
 static void print_predictions(const json_t *answer)
 {
     const json_t *predictions = json_object_get(answer, "predictions");
@@ -111,7 +113,8 @@ static void print_predictions(const json_t *answer)
     json_t *value;
     json_array_foreach(predictions, i, value)
     {
-        char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+        char *text =
+            json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(REAL_DIGITS));
         printf("%s%s", i ? " " : "", text ? text : "?");
         free(text);
     }

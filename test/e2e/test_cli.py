@@ -736,7 +736,7 @@ def what_is_followed_is_given_up_when_nothing_comes():
             for process, told in ((waiting, ""), (log, "ps          | one\n")):
                 out, said = process.communicate(timeout=60 * harness.STRETCH)
                 assert process.returncode == 1 and out == told, (process.returncode, out, said)
-                assert said.count("the platform does not answer; it is asked for 3 minutes: ") == 1, said
+                assert said.count("the platform does not answer, and is asked again for 3 minutes: ") == 1, said
                 assert "Nothing has come for 3 minutes, but the job may still run: `kubeml task get a` shows it." in said, said
     assert asked.count("/tasks/a/events") > 2 and asked.count("/tasks/a") > 2, asked
 
@@ -765,6 +765,20 @@ def what_is_followed_may_say_nothing_for_long():
         with s.follow("logs", "-f", "a", stderr=subprocess.PIPE) as log:
             for process, told in ((waiting, ("", "succeeded\n")), (log, ("ps          | one\nps          | two\n", ""))):
                 assert process.communicate(timeout=60 * harness.STRETCH) == told and process.returncode == 0
+
+
+@case(limit=60, platform=False)
+def what_has_targets_is_told_as_such():
+    """A number as the platform says it; and no classes are none."""
+    reg = {"name": "reg", "train_set_size": 500, "test_set_size": 100, "shape": [8, 1, 1], "dtype": "float32", "classes": 0,
+           "targets": 2, "digest": "d1"}
+    cls = {**reg, "name": "cls", "classes": 3, "targets": 0, "digest": "d2"}
+    with answering({"/infer": ({"predictions": [[1.64222490788, 3.84632205963], [0, -1e-20]]}, None), "/dataset": ([cls, reg], None)}) as s:
+        s.write("x.json", "[[1]]")
+        assert s.out("infer", "-n", "a", "--datafile", "x.json") == "[1.64222490788,3.84632205963] [0,-1e-20]\n"
+        assert [(row["NAME"], row["CLASSES"]) for row in table(s.out("dataset", "list"))] == [("cls", "3"), ("reg", "-")]
+        wide = [(row["CLASSES"], row["TARGETS"], row["DIGEST"]) for row in table(s.out("dataset", "list", "-o", "wide"))]
+        assert wide == [("3", "-", "d2"), ("-", "2", "d1")], wide
 
 
 @case(limit=60, platform=False)
