@@ -89,16 +89,21 @@ int object_prune(cli *c, int argc, char **argv, const object_kind *kind, const c
     if (cli_call_list(c, jobs, &rows, &e))
         return cli_fail(&e);
     int status = CLI_OK;
+    bool any = false;
     json_array_foreach (rows, i, row) {
         const char *id = json_string_value(json_object_get(row, "id"));
         const char *whose = json_string_value(json_object_get(row, "user"));
         if (user && (!whose || strcmp(whose, user) != 0))
             continue;
-        if (cli_call(c, "DELETE", cli_path(kind->path, id, ""), NULL, NULL, &e) == 0)
+        if (cli_call(c, "DELETE", cli_path(kind->path, id, ""), NULL, NULL, &e) == 0) {
             printf("%s %s %s\n", kind->noun, id, done);
-        else if (e.code != ERR_CONFLICT && e.code != ERR_NOT_FOUND)
+            any = true;
+        } else if (e.code != ERR_CONFLICT && e.code != ERR_NOT_FOUND) {
             status = cli_fail(&e);
+        }
     }
+    if (!any && status == CLI_OK)
+        fprintf(stderr, "nothing to be %s\n", done);
     json_decref(rows);
     return status;
 }

@@ -279,10 +279,10 @@ def users_have_tokens_of_their_own():
         assert {t["id"]: t["user"] for t in s.json("task", "list", "--all")} == jobs
         s.environment["KUBEML_TOKEN"] = "of-nobody"
         anna, ben, nobody = jobs
-        assert s.out("history", "prune", "--user", "an") == ""
+        assert s.run("history", "prune", "--user", "an") == ("", "nothing to be deleted\n")
         assert s.out("history", "prune", "--user", "anna") == f"history {anna} deleted\n"
         waits = [train(s, "-p", 4, epochs=50000), train(s, "-p", 4)]
-        assert s.out("task", "prune", "--user", "ben") == ""
+        assert s.run("task", "prune", "--user", "ben") == ("", "nothing to be stopped\n")
         out = s.out("task", "prune")
         assert all(job in out for job in waits), out
         out = s.out("history", "prune")  # of all users
