@@ -176,7 +176,7 @@ static void tell_silence(cli_stream *s, const err *e)
 {
     fprintf(stderr, "kubeml: the platform does not answer, and is asked again for %d minutes: %s\n",
             CLI_SILENT_S / 60, e->code == ERR_NONE ? "its stream ends at once" : e->message);
-    s->told = true;
+    s->told_ms = s->heard_ms;
 }
 
 bool cli_again(cli_stream *s, long status, const err *e)
@@ -190,8 +190,7 @@ bool cli_again(cli_stream *s, long status, const err *e)
         s->given_up = true;
         return false;
     }
-    s->told &= silent_ms >= NEWS_MS;
-    if (silent_ms >= NEWS_MS && !s->told)
+    if (silent_ms >= NEWS_MS && s->told_ms != s->heard_ms)
         tell_silence(s, e);
     pause_ms(PAUSE_MS); /* what is waited for is the server's return */
     return true;

@@ -125,7 +125,7 @@ const char *cli_path(const char *prefix, const char *name, const char *tail);
 typedef struct cli_stream {
     int64_t heard_ms; /* set by the caller: when it began, and whenever it has brought something */
     bool begun;       /* it was there once */
-    bool told;        /* that nothing comes */
+    int64_t told_ms;  /* the heard_ms since which nothing comes, as was said */
     bool given_up;    /* for that */
 } cli_stream;
 /* Whether to ask for it again, after a pause: `status` and `e` are of the call that is over. Not
