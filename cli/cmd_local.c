@@ -165,9 +165,11 @@ static int wait_ready(const start *s, char *url, size_t size)
             return CLI_OK;
         }
         if (got == 0) {
-            waitpid(s->pid, NULL, 0);
+            int status = 0;
+            waitpid(s->pid, &status, 0);
             print_log_end(s);
-            if (!tell_running())
+            bool misused = WIFEXITED(status) && WEXITSTATUS(status) == CLI_USAGE;
+            if (misused || !tell_running())
                 fprintf(stderr, "kubeml: the controller did not start; its log is %s\n",
                         s->log_path);
             return CLI_FAILED;

@@ -148,6 +148,8 @@ def up_status_down():
         upload(s)
         port = url.rsplit(":", 1)[1]
         s.refused("up", "--listen", f"127.0.0.1:{port}", says=["another controller runs on", f"the platform is up already at {url}"])
+        said = s.run("up", "--gpus", "some", status=1)[1]
+        assert "must be auto, all or none" in said and "up already" not in said, said
         other = Shell(KUBEML_HOME=s.folder / "other")
         other.refused("up", "--listen", f"127.0.0.1:{port}", says=f"port {port} on 127.0.0.1 is taken")
         assert "tiny" in s.out("dataset", "list"), "the first one is untouched"
