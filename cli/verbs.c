@@ -36,7 +36,8 @@ const cli_verb cli_verbs[] = {
     {"function logs", "NAME", "the log of the newest job that ran a function", NULL,
      cmd_function_logs},
     {"train", "", "train a function on a data set",
-     "Prints the job's id alone, so that scripts can take it; --watch follows it instead.\n\n"
+     "Prints the job's id alone, so that scripts can take it; --watch follows it instead, and ^C ends\n"
+     "that, not the job.\n\n"
      "  kubeml train -f lenet -d mnist -e 5 -b 32 --lr 0.01 --parallelism 4 --static --K -1",
      cmd_train},
     {"task list", "", "list the jobs that wait or run", NULL, cmd_task_list},
