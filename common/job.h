@@ -175,6 +175,7 @@ typedef enum job_event_type {
      * from the controller, which has nothing to send */
     JOB_PS_REFUSED,
     JOB_PS_CLOSED, /* job, code: it broke or was not made; ERR_TIMEOUT: its node is silent */
+    JOB_PS_SILENT, /* job, message: its connection stands, and nothing was said on it for long */
     JOB_PS_ACCESS, /* job; the controller keeps the contents */
     JOB_PS_NEED,   /* job, function, incarnation, reason */
     /* job, function, incarnation, message: why the job goes on without it, or "" */

@@ -113,6 +113,7 @@ void pod_want(jobs *m, job *j, int function, int incarnation);
 job_pod *pod_of(job *j, int function, int incarnation); /* not STOPPING or GONE; NULL */
 job_pod *pod_ps(job *j);                                /* the present kubeml-ps, or NULL */
 void pod_stop(jobs *m, job *j, job_pod *p);
+void pod_kill(jobs *m, job *j, job_pod *p); /* one that does not answer: without grace */
 int64_t pod_given_up_ms(const jobs *m, const job_pod *p); /* a kubeml-ps without a connection */
 void pods_stop(jobs *m, job *j, bool ps_too);
 void pod_tell(jobs *m, job *j, job_pod *p); /* SEND, ATTACH or SPECIALISE */

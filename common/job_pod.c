@@ -190,6 +190,11 @@ void pod_stop(jobs *m, job *j, job_pod *p)
     stop_within(m, j, p, m->limits.grace_ms);
 }
 
+void pod_kill(jobs *m, job *j, job_pod *p)
+{
+    stop_within(m, j, p, 0);
+}
+
 void pods_stop(jobs *m, job *j, bool ps_too)
 {
     for (int i = j->pods - 1; i >= 0; i--)
@@ -500,9 +505,12 @@ void pod_ended(jobs *m, const job_event *event)
         return;
     }
     bool present = job_active(j) && p->incarnation == j->generation;
+    char message[sizeof p->message];
+    end_in_words(p, event->message);
+    memcpy(message, p->message, sizeof message);
     pod_forget(j, p);
     if (present)
-        job_ps_lost(m, j, event->reason, event->message);
+        job_ps_lost(m, j, event->reason, message);
 }
 
 void pod_unspecialised(jobs *m, job *j, const job_event *event)
@@ -552,7 +560,7 @@ static void pod_due(jobs *m, job *j, job_pod *p)
             take(m, j, p);
         } else if (m->now_ms >= pod_given_up_ms(m, p)) {
             /* it cannot be reached and is given up; its end brings the next one */
-            stop_within(m, j, p, 0);
+            pod_kill(m, j, p);
         } else {
             j->attaching = true;
             pod_tell(m, j, p);

@@ -94,6 +94,17 @@ static void ps_closed(jobs *m, job *j, const job_event *event)
         p->due_ms = pod_given_up_ms(m, p);
 }
 
+/* It does not end by being asked: its process stands still. Its end brings the next one. */
+static void ps_silent(jobs *m, job *j, const job_event *event)
+{
+    job_pod *p = pod_ps(j);
+    if (!p || p->phase != JOB_POD_GIVEN)
+        return;
+    j->connected = false;
+    text_print(p->message, sizeof p->message, "%s", event->message);
+    pod_kill(m, j, p);
+}
+
 static void ps_access(jobs *m, job *j)
 {
     j->access = true;
@@ -226,6 +237,7 @@ void job_ps_event(jobs *m, job *j, const job_event *event)
     case JOB_PS_ACCEPTED: ps_accepted(m, j); break;
     case JOB_PS_REFUSED: ps_refused(m, j, event); break;
     case JOB_PS_CLOSED: ps_closed(m, j, event); break;
+    case JOB_PS_SILENT: ps_silent(m, j, event); break;
     case JOB_PS_ACCESS: ps_access(m, j); break;
     case JOB_PS_NEED: ps_need(m, j, event); break;
     case JOB_PS_RELEASE: ps_release(m, j, event); break;

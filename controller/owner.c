@@ -338,8 +338,11 @@ static void turn(owner *o, struct pollfd *list, link_pod **of)
 {
     size_t n = poll_list(o, list, of);
     int left = clock_left_ms(next_deadline(o));
-    if (poll(list, (nfds_t)n, left) < 0 && errno != EINTR)
+    int ready = poll(list, (nfds_t)n, left);
+    if (ready < 0 && errno != EINTR)
         log_error("poll: %s", strerror(errno));
+    if (ready >= 0)
+        pool_listened(o, clock_monotonic_ms());
     owner_hold_if_fenced(o);
     if (list[0].revents)
         take_calls(o);

@@ -42,8 +42,12 @@ enum {
     /* Or, where the controller before may have been lost with the same node, this long: together
      * with the lease's end. A node that lives answers at once, whatever its pod does. */
     POD_ADOPT_MS = 700,
-    POD_HELLO_MS = 60000,      /* a started pod that takes no connection is replaced */
-    POD_GRACE_MS = 1000,       /* for one that is generic to end by itself */
+    POD_HELLO_MS = 60000, /* a started pod that takes no connection is replaced */
+    POD_GRACE_MS = 1000,  /* for one that is generic to end by itself */
+    /* of listening without a word from a kubeml-ps, which says something every two seconds: its
+     * process stands still for good */
+    POD_HUNG_MS = 120000,
+    POD_LISTEN_MS = 5000, /* counts as listening from one look at the connections to the next */
     LOG_EVIDENCE_BYTES = 2048, /* of a pod's log, in the message of its end */
 };
 
@@ -57,7 +61,8 @@ typedef enum pod_use {
     USE_STOPPING, /* cluster stop was called */
 } pod_use;
 
-/* What is awaited on its connection; TURN: it is told nothing while another function measures. */
+/* What is awaited on its connection; TURN: it is told nothing while another function measures;
+ * LIVE: nothing, it talks of its job. */
 typedef enum pod_talk {
     TALK_NONE,
     TALK_WELCOME,
@@ -83,6 +88,7 @@ typedef struct link_pod {
     int64_t dial_wait_ms;
     int64_t since_ms;     /* in this use */
     int64_t silent_ms;    /* since when its node answers no dial; INT64_MAX: it does */
+    int64_t heard_ms;     /* kubeml-ps: the owner's listened_ms when it last said something */
     /* That it was made ready on, or that it has, being elsewhere; -1: none, it can be told any, or
      * it has shown none. */
     int gpu;
@@ -232,6 +238,10 @@ struct owner {
     int64_t pool_retry_ms;
     int64_t pool_wait_ms; /* until the pool tries again, doubled with each pod that did not start */
     int patience;         /* doubled with pods that were stuck: a node may be slow, too */
+    int64_t polled_ms;    /* when the connections were looked at last */
+    /* How long they have been listened to: a clock that stands still when we do, stopped, frozen
+     * with the machine, or held up by a store. */
+    int64_t listened_ms;
     bool stop_pods;
 
     int wake_fd; /* eventfd */
@@ -265,6 +275,9 @@ void pool_ended(owner *o, const pod *p);
 void pool_changed(owner *o, const pod *p); /* its address is known, or why it waits */
 void pool_find_all(owner *o);  /* at start: what the cluster has */
 void pool_dialled(owner *o, link_pod *p, int64_t now_ms); /* it is writable, or its time is over */
+/* The connections were looked at: what had come by then is read in this turn, before
+ * pool_timers. */
+void pool_listened(owner *o, int64_t polled_ms);
 void pool_timers(owner *o, int64_t now_ms);
 int64_t pool_deadline(const owner *o);
 void pool_counts(const owner *o, int *functions, int *ps, int *all);

@@ -388,7 +388,7 @@ void pool_welcome(owner *o, link_pod *p, const json_t *m)
         pool_broken(o, p, &e);
         return;
     }
-    p->talk = p->role == POD_PS ? TALK_LIVE : TALK_NONE;
+    p->talk = TALK_NONE;
     forget_failures(o);
     if (o->gpus_elsewhere && p->role == POD_FUNCTION && p->gpu < 0)
         p->gpu = pool_gpu_told(o, json_object_get(m, "gpu"));
@@ -530,6 +530,29 @@ static void replace(owner *o, link_pod *old)
     old->job[0] = '\0';
 }
 
+void pool_listened(owner *o, int64_t polled_ms)
+{
+    int64_t since = polled_ms - o->polled_ms;
+    o->listened_ms += since < POD_LISTEN_MS ? since : POD_LISTEN_MS;
+    o->polled_ms = polled_ms;
+}
+
+/* Of a process that stands still the connection stays, and so would its job. */
+static bool is_hung(const owner *o, const link_pod *p)
+{
+    return p->role == POD_PS && p->use == USE_JOB && p->talk == TALK_LIVE &&
+           o->listened_ms - p->heard_ms >= POD_HUNG_MS;
+}
+
+static void give_up_hung(owner *o, link_pod *p)
+{
+    char text[64];
+    snprintf(text, sizeof text, "it said nothing for %d s", POD_HUNG_MS / 1000);
+    log_warn("kubeml-ps %s of job %s is killed: %s", p->name, p->job, text);
+    pool_hang_up(p);
+    pool_event(o, p, JOB_PS_SILENT, ERR_TIMEOUT, NULL, text);
+}
+
 void pool_timers(owner *o, int64_t now_ms)
 {
     bool stuck = false;
@@ -542,6 +565,8 @@ void pool_timers(owner *o, int64_t now_ms)
             pool_dialled(o, p, now_ms);
         } else if (p->dial_ms <= now_ms) {
             dial(o, p, now_ms);
+        } else if (is_hung(o, p)) {
+            give_up_hung(o, p);
         }
     }
     if (stuck && o->patience < PATIENCE_MAX)
@@ -642,6 +667,8 @@ int64_t pool_deadline(const owner *o)
     for (const link_pod *p = o->pods; p; p = p->next) {
         first = p->dial_ms < first ? p->dial_ms : first;
         first = stuck_at(o, p) < first ? stuck_at(o, p) : first;
+        if (p->talk == TALK_LIVE && o->polled_ms + POD_LISTEN_MS < first)
+            first = o->polled_ms + POD_LISTEN_MS;
         if (p->use == USE_WARM && p->since_ms + OWNER_POOL_IDLE_MS + 1 > clock_monotonic_ms() &&
             p->since_ms + OWNER_POOL_IDLE_MS + 1 < first)
             first = p->since_ms + OWNER_POOL_IDLE_MS + 1;

@@ -537,6 +537,7 @@ static int take_message(owner *o, link_pod *p, err *e)
 void pool_readable(owner *o, link_pod *p)
 {
     err e = ERR_INIT;
+    p->heard_ms = o->listened_ms;
     if (wire_wants_write(p->wire) && wire_flush(p->wire, &e)) {
         pool_broken(o, p, &e);
         return;

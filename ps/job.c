@@ -536,11 +536,19 @@ void job_database_died(job *j, const char *message)
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
+/* And is not over: controllers hear of it. */
+static bool is_accepted(const job *j)
+{
+    return j->stage == JOB_OPENING || j->stage == JOB_RUNNING || j->stage == JOB_FINISHING;
+}
+
 int64_t job_deadline(const job *j)
 {
     int64_t due = j->stage == JOB_RUNNING ? round_deadline(j->machine) : INT64_MAX;
     if (j->revive_due_ms < due && j->stage != JOB_OVER)
         due = j->revive_due_ms;
+    if (is_accepted(j) && j->usage.tell_ms < due)
+        due = j->usage.tell_ms;
     if (j->stage == JOB_RUNNING && j->device.due_ms < due)
         due = j->device.due_ms;
     return j->retry_due_ms < due ? j->retry_due_ms : due;
@@ -558,4 +566,6 @@ void job_tick(job *j, int64_t now)
         job_post_finish(j);
     if (now >= j->revive_due_ms && j->stage != JOB_OVER)
         post_revive(j);
+    if (is_accepted(j) && now >= j->usage.tell_ms)
+        hub_tell(j->host.hub, job_usage_message(&j->usage, now));
 }

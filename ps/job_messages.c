@@ -394,9 +394,6 @@ static int heartbeat(job *j, conn *c, const json_t *m, err *e)
     if (usage &&
         job_usage_take(&j->usage, c->function, c->incarnation, usage, clock_monotonic_ms(), e) != 0)
         return err_wrap(e, "heartbeat");
-    json_t *told = job_usage_message(&j->usage, clock_monotonic_ms());
-    if (told)
-        hub_tell(j->host.hub, told);
     event.batches = (uint32_t)batches;
     if (json_is_true(json_object_get(m, "begun")))
         note_begun(j);

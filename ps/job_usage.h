@@ -1,5 +1,8 @@
 /* job_usage.h: what a job's functions use, as their heartbeats tell: passed on to controllers every
- * JOB_USAGE_TELL_MS, and summed up over an epoch for the history. The owner thread's. */
+ * JOB_USAGE_TELL_MS, and summed up over an epoch for the history. The owner thread's.
+ *
+ * It is told whether or not there is a function to tell of: by that controllers see that this
+ * process does not stand still. */
 #ifndef KUBEML_PS_JOB_USAGE_H
 #define KUBEML_PS_JOB_USAGE_H
 
@@ -35,8 +38,8 @@ typedef struct job_usage {
 /* A heartbeat's "usage". ERR_INVALID: it is not what function-runtime/usage.h says. */
 int job_usage_take(job_usage *u, int function, int incarnation, const json_t *usage, int64_t now_ms,
                    err *e);
-/* The next message for controllers, when it is due: {"type":"usage","functions":[...]}; else
- * NULL. */
+/* The next message for controllers, when it is due (`tell_ms`): {"type":"usage","functions":[...]};
+ * else NULL. */
 json_t *job_usage_message(job_usage *u, int64_t now_ms);
 /* Fills in what the epoch used, and begins the next one. An epoch without a heartbeat is told by
  * the last ones. */

@@ -171,6 +171,37 @@ TEST(kubeml_ps_is_started_again_and_the_bound_holds)
     jobs_close(m);
 }
 
+/* Its process stands still: asked to end it would not, and the one that waits for its merge to be
+ * suspended waits no longer. */
+TEST(a_kubeml_ps_that_says_nothing_is_killed_and_started_again)
+{
+    const job_event silent = {
+        .type = JOB_PS_SILENT, .job = "a", .message = "it said nothing for 120 s"};
+    open_machine(2);
+    run_job("a", 1);
+    for (int generation = 0; generation < 2; generation++) {
+        char pod[JOB_POD_BYTES];
+        snprintf(pod, sizeof pod, "a-ps-%d", generation);
+        if (generation == 1)
+            step((job_event){.type = JOB_SUSPEND, .job = "a"});
+        step(silent);
+        CHECK_STR(get(JOB_STOP)->pod, pod);
+        CHECK_INT(get(JOB_STOP)->value, 0);
+        step(silent);
+        CHECK(!find(JOB_STOP));
+        step((job_event){
+            .type = JOB_POD_ENDED, .pod = pod, .reason = "Crashed", .message = "signal 9"});
+        if (generation == 1)
+            break;
+        CHECK_INT(get(JOB_TAKE)->incarnation, 1);
+        CHECK(get(JOB_TAKE)->job->resumed);
+        check_reason("a", "PSRestarted", "(Crashed: it said nothing for 120 s: signal 9)");
+        ps_starts("a", 1);
+    }
+    CHECK_INT(jobs_find(m, "a")->state, JOB_SUSPENDED);
+    jobs_close(m);
+}
+
 TEST(a_broken_connection_is_made_again)
 {
     open_machine(2);

@@ -219,6 +219,73 @@ TEST(a_pod_that_answers_late_is_talked_to)
     close(fd);
 }
 
+/* ---- a kubeml-ps that stands still ----------------------------------------------------------- */
+
+static int64_t looked_ms;
+
+/* The job's kubeml-ps, which has accepted it; `other`: its end. */
+static link_pod *accepted(wire **other)
+{
+    err e = ERR_INIT;
+    int fd[2];
+    open_world("unix:/nowhere");
+    there = 1;
+    pool_find_all(&o);
+    link_pod *p = pool_find(&o, "ps-0");
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fd) == 0);
+    CHECK(p && (p->wire = wire_adopt(fd[0], &e)) && (*other = wire_adopt(fd[1], &e)));
+    p->talk = TALK_ACCEPTED;
+    looked_ms = 1000;
+    pool_listened(&o, looked_ms);
+    CHECK_OK(wire_sendf(*other, &e, "{s:s}", "type", "accepted"), e);
+    pool_readable(&o, p);
+    CHECK_INT(events_of(JOB_PS_ACCEPTED), 1);
+    return p;
+}
+
+/* So often a turn comes after so long, in which nothing can be read. */
+static void look(int times, int64_t after_ms)
+{
+    for (int i = 0; i < times; i++) {
+        looked_ms += after_ms;
+        pool_listened(&o, looked_ms);
+        pool_timers(&o, looked_ms);
+    }
+}
+
+TEST(a_kubeml_ps_that_says_nothing_is_found_by_that)
+{
+    wire *other;
+    err e = ERR_INIT;
+    link_pod *p = accepted(&other);
+    CHECK(pool_deadline(&o) <= looked_ms + POD_LISTEN_MS);
+    look(POD_HUNG_MS / 1000 - 1, 1000);
+    CHECK_OK(wire_sendf(other, &e, "{s:s,s:[]}", "type", "usage", "functions"), e);
+    pool_readable(&o, p);
+    look(POD_HUNG_MS / 1000 - 1, 1000);
+    CHECK_INT(events_of(JOB_PS_SILENT), 0);
+    look(5, 1000);
+    CHECK_INT(events_of(JOB_PS_SILENT), 1);
+    CHECK(!p->wire);
+    wire_close(other);
+    close_world();
+}
+
+/* Stopped, or frozen together with it, or held up in each turn: but where that goes on, it is found
+ * all the same. */
+TEST(a_kubeml_ps_is_not_called_silent_for_our_own_pause)
+{
+    wire *other;
+    accepted(&other);
+    look(1, 10 * POD_HUNG_MS);
+    look(POD_HUNG_MS / POD_LISTEN_MS - 2, 60000);
+    CHECK_INT(events_of(JOB_PS_SILENT), 0);
+    look(1, 60000);
+    CHECK_INT(events_of(JOB_PS_SILENT), 1);
+    wire_close(other);
+    close_world();
+}
+
 /* ---- of a controller before ------------------------------------------------------------------ */
 
 TEST(however_many_pods_there_are_all_are_found)

@@ -195,6 +195,26 @@ static size_t told_at(const world *w, const char *type, size_t from)
     return json_array_size(w->told);
 }
 
+/* While there is no function, and the keeper waits. */
+TEST_LIMIT(it_says_something_all_the_time, 60)
+{
+    world w;
+    char waits[300];
+    err e = ERR_INIT;
+    snprintf(waits, sizeof waits, "%s/waits", test_tmp());
+    CHECK_INT(setenv("KUBEML_FAILPOINT_FILE", waits, 1), 0);
+    world_start(&w, &(world_options){.deaf = true, .failpoint = "opened:1:wait"});
+    for (int i = 0; i < 3; i++) {
+        const json_t *m = world_wait(&w, "usage");
+        CHECK_INT(json_array_size(json_object_get(m, "functions")), 0);
+    }
+    CHECK(access(waits, F_OK) == 0);
+    CHECK_INT(unlink(waits), 0);
+    CHECK_OK(wire_sendf(w.wire, &e, "{s:s,s:s}", "type", "stop", "reason", ""), e);
+    world_finish(&w, "cancelled", NULL);
+    world_end(&w);
+}
+
 /* Once, before any epoch; and before the first merge, where a function's heartbeat says it. */
 static void begin(const char *fault)
 {
