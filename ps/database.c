@@ -68,6 +68,12 @@ pid_t database_pid(const database *d)
     return d->server ? redis_server_pid(d->server) : -1;
 }
 
+void database_kill(const database *d)
+{
+    if (d->server)
+        redis_server_kill(d->server);
+}
+
 /* ---- tasks ----------------------------------------------------------------------------------- */
 
 static void fill_access(const database *d, const database_task *t, modelstore_access *a,
@@ -119,10 +125,16 @@ static void run(work *w)
     if (t->kind == DATABASE_PREPARE)
         failpoint("prepares");
     err_clear(&t->e);
-    t->status = t->kind == DATABASE_PREPARE
-                    ? prepare(t->database, t, &t->e)
-                    : redis_server_restart(t->database->server,
-                                           clock_deadline_ms(DATABASE_START_MS), &t->e);
+    switch (t->kind) {
+    case DATABASE_PREPARE: t->status = prepare(t->database, t, &t->e); break;
+    case DATABASE_REVIVE:
+        t->status =
+            redis_server_restart(t->database->server, clock_deadline_ms(DATABASE_START_MS), &t->e);
+        break;
+    case DATABASE_PING:
+        t->status =
+            redis_server_ping(t->database->server, clock_deadline_ms(DATABASE_PING_MS), &t->e);
+    }
 }
 
 database_task *database_task_new(database *d, database_task_kind kind)

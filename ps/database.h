@@ -15,7 +15,7 @@
 #include "modelstore.h"
 #include "worker.h"
 
-enum { DATABASE_START_MS = 10000 };
+enum { DATABASE_START_MS = 10000, DATABASE_PING_MS = 5000 };
 
 typedef struct database_config {
     const char *program; /* redis-server; NULL: the one in PATH */
@@ -29,7 +29,11 @@ typedef struct database_config {
 
 typedef struct database database;
 
-typedef enum database_task_kind { DATABASE_PREPARE, DATABASE_REVIVE } database_task_kind;
+typedef enum database_task_kind {
+    DATABASE_PREPARE,
+    DATABASE_REVIVE,
+    DATABASE_PING, /* ERR_TIMEOUT: no answer within DATABASE_PING_MS */
+} database_task_kind;
 
 typedef struct database_task {
     work work; /* first */
@@ -51,7 +55,8 @@ void database_stop(database *d);          /* NULL is fine */
 int database_death_fd(const database *d); /* -1 while it does not run */
 /* Why it died, and how. */
 void database_epitaph(database *d, char *out, size_t bytes);
-pid_t database_pid(const database *d);
+pid_t database_pid(const database *d); /* -1: it does not run, or is another container's */
+void database_kill(const database *d); /* one that does not answer, if it is our own */
 
 database_task *database_task_new(database *d, database_task_kind kind); /* NULL: no memory */
 void database_task_drop(work *w);

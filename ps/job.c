@@ -67,7 +67,7 @@ job *job_begin(const job_host *host, conn *c, const json_t *message, err *e)
     }
     j->host = *host;
     j->epoch = j->round = -1;
-    j->retry_due_ms = j->revive_due_ms = INT64_MAX;
+    j->retry_due_ms = j->revive_due_ms = j->ping_due_ms = INT64_MAX;
     j->asker = c;
     j->shares = json_array();
     job_device_init(&j->device);
@@ -459,6 +459,39 @@ static void post_open(job *j)
     job_post(j, t);
 }
 
+/* Where it is another container's, the cluster asks it, and ends it. */
+static void ping_later(job *j, int64_t wait_ms)
+{
+    bool own = database_pid(j->host.database) > 0;
+    j->ping_due_ms = own ? clock_deadline_ms(wait_ms) : INT64_MAX;
+}
+
+static void post_ping(job *j)
+{
+    database_task *t = database_task_new(j->host.database, DATABASE_PING);
+    j->ping_due_ms = t ? INT64_MAX : clock_deadline_ms(JOB_PING_MS);
+    if (!t)
+        return;
+    j->database_busy = true;
+    worker_post(j->host.nurse, &t->work);
+}
+
+static bool redis_hangs(const job *j)
+{
+    return j->pings_lost >= JOB_PINGS_LOST_MAX;
+}
+
+/* One that stands still keeps its connections: it is killed, and its end brings the next one. */
+static void pinged(job *j, const database_task *t)
+{
+    bool lost = t->status && t->e.code == ERR_TIMEOUT;
+    j->pings_lost = lost ? j->pings_lost + 1 : 0;
+    if (redis_hangs(j))
+        database_kill(j->host.database);
+    else
+        ping_later(j, lost ? 0 : JOB_PING_MS);
+}
+
 static void prepared(job *j, const database_task *t)
 {
     if (t->status) {
@@ -479,6 +512,7 @@ static void prepared(job *j, const database_task *t)
         hub_send(j->host.hub, j->asker, job_access_message(j));
     }
     j->give_up_ms = clock_deadline_ms(JOB_GIVE_UP_MS);
+    ping_later(j, JOB_PING_MS);
     post_open(j);
     if (j->spec.resume)
         j->stage = JOB_OPENING;
@@ -491,8 +525,11 @@ void job_database_done(job *j, database_task *t)
     j->database_busy = false;
     if (t->kind == DATABASE_PREPARE) {
         prepared(j, t);
+    } else if (t->kind == DATABASE_PING) {
+        pinged(j, t);
     } else if (t->status == 0) {
         log_info("redis-server runs again");
+        ping_later(j, JOB_PING_MS);
         j->redis_back = true;
         say_redis_back(j);
         if (j->redis_back && j->stage == JOB_RUNNING)
@@ -524,7 +561,13 @@ static void post_revive(job *j)
 void job_database_died(job *j, const char *message)
 {
     char text[ERR_MESSAGE_BYTES + 32];
-    snprintf(text, sizeof text, "the job's redis-server %s", message);
+    if (redis_hangs(j))
+        snprintf(text, sizeof text, "the job's redis-server answered nothing for %d s: killed",
+                 JOB_PINGS_LOST_MAX * DATABASE_PING_MS / 1000);
+    else
+        snprintf(text, sizeof text, "the job's redis-server %s", message);
+    j->ping_due_ms = INT64_MAX;
+    j->pings_lost = 0;
     log_context(j->spec.id, j->epoch, j->round);
     log_warn("%s", text);
     j->redis_down = true;
@@ -549,6 +592,8 @@ int64_t job_deadline(const job *j)
         due = j->revive_due_ms;
     if (is_accepted(j) && j->usage.tell_ms < due)
         due = j->usage.tell_ms;
+    if (is_accepted(j) && j->ping_due_ms < due)
+        due = j->ping_due_ms;
     if (j->stage == JOB_RUNNING && j->device.due_ms < due)
         due = j->device.due_ms;
     return j->retry_due_ms < due ? j->retry_due_ms : due;
@@ -568,4 +613,6 @@ void job_tick(job *j, int64_t now)
         post_revive(j);
     if (is_accepted(j) && now >= j->usage.tell_ms)
         hub_tell(j->host.hub, job_usage_message(&j->usage, now));
+    if (is_accepted(j) && now >= j->ping_due_ms)
+        post_ping(j);
 }

@@ -15,7 +15,12 @@
 enum {
     JOB_RETRY_MS = 1000, /* of OPEN and FINISH: between two tries, and all of them */
     JOB_GIVE_UP_MS = 60000,
-    JOB_REVIVE_RETRY_MS = 250
+    JOB_REVIVE_RETRY_MS = 250,
+    JOB_PING_MS = 5000, /* between two looks whether Redis answers */
+    /* Without an answer that many times in a row, 45 s, it stands still for good. Each counts once
+     * however long it took: no pause of our own is held against it. What it does for long it does
+     * on threads of its own. */
+    JOB_PINGS_LOST_MAX = 9,
 };
 
 typedef enum job_stage {
@@ -54,6 +59,8 @@ struct job {
     /* Redis */
     bool database_busy, redis_down, redis_back; /* back, but a task is still out */
     int64_t revive_due_ms;                      /* when to try again to restart it */
+    int64_t ping_due_ms; /* INT64_MAX: it is being asked, is gone, or is another container's */
+    int pings_lost;      /* in a row */
     int tasks_out;
     int64_t retry_due_ms, give_up_ms; /* of OPENING and FINISHING */
     bool store_away;                  /* said, while OPENING */

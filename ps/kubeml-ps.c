@@ -378,8 +378,8 @@ static int open_all(program *p, err *e)
 static void close_all(program *p)
 {
     hub_close(p->host.hub);
-    bool joined = worker_stop(p->host.nurse, database_task_drop, STOP_WORKERS_MS);
-    joined &= worker_stop(p->host.keeper, task_drop, STOP_WORKERS_MS);
+    bool nursed = worker_stop(p->host.nurse, database_task_drop, STOP_WORKERS_MS);
+    bool joined = worker_stop(p->host.keeper, task_drop, STOP_WORKERS_MS) && nursed;
     char id[64] = "", shm_dir[FS_PATH_BYTES] = "";
     if (p->job) {
         snprintf(id, sizeof id, "%s", job_id(p->job));
@@ -387,7 +387,8 @@ static void close_all(program *p)
     }
     if (joined)
         job_free(p->job, false);
-    database_stop(p->host.database);
+    if (nursed) /* else it is in use, and our end is Redis's */
+        database_stop(p->host.database);
     if (id[0])
         shm_sweep(shm_dir, id);
     err e = ERR_INIT;

@@ -253,6 +253,11 @@ int redis_server_restart(redis_server *r, int64_t deadline_ms, err *e)
     return r->joined ? rejoin(r, deadline_ms, e) : restart_child(r, deadline_ms, e);
 }
 
+int redis_server_ping(const redis_server *r, int64_t deadline_ms, err *e)
+{
+    return redis_config_ping(&r->config, deadline_ms, e);
+}
+
 int redis_server_user(redis_server *r, const char *user, const char *password, const char *job,
                       bool module, int64_t deadline_ms, err *e)
 {
@@ -291,6 +296,12 @@ bool redis_server_alive(redis_server *r)
         return r->line && poll(&p, 1, 0) == 0;
     reap(r, false);
     return r->pid > 0;
+}
+
+void redis_server_kill(const redis_server *r)
+{
+    if (r->pid > 0) /* not reaped, so the number is still its own */
+        kill(r->pid, SIGKILL);
 }
 
 /* The last line of the log that is not empty. */

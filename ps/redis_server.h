@@ -42,6 +42,8 @@ int redis_server_join(const redis_server_spec *spec, int64_t deadline_ms, redis_
                       err *e);
 /* The same server again, empty, after it died or was stopped: same folder, passwords and users. */
 int redis_server_restart(redis_server *r, int64_t deadline_ms, err *e);
+/* Whether it answers; ERR_TIMEOUT. */
+int redis_server_ping(const redis_server *r, int64_t deadline_ms, err *e);
 /* Creates (or changes) the user that a job's functions log in as: only that job's keys, and of them
  * only what publishing and fetching needs, by the module's commands where it merges (`module`).
  * Kept over a restart (one job a server). */
@@ -54,6 +56,8 @@ const char *redis_server_password(const redis_server *r); /* of user "default" *
 pid_t redis_server_pid(const redis_server *r);
 int redis_server_death_fd(const redis_server *r);         /* polls readable when it died */
 bool redis_server_alive(redis_server *r);
+/* One that does not answer; its end is seen as any other. Not of another container's. */
+void redis_server_kill(const redis_server *r);
 /* After its death: how it ended and the log's last line. */
 void redis_server_epitaph(redis_server *r, char *out, size_t out_bytes);
 /* Ends it (SIGTERM, after 2 s SIGKILL), removes the socket and frees the handle. NULL is fine. */

@@ -401,6 +401,58 @@ TEST_LIMIT(redis_dies_with_all_tensors_in_it, 60)
     kill_redis(&(world_options){.k = 1, .carrier = "socket"}, "before-merge:12:stop");
 }
 
+/* It stands still, and its connections with it: in the middle of training, for that long. */
+static void stop_redis(const char *merge, int ms, bool *gone)
+{
+    world w;
+    char want[65], got[65];
+    world_options o = {.k = 1, .epochs = 3, .merge = merge, .carrier = "socket"};
+    world_calm(&o, want);
+    o.job = "redis";
+    o.failpoint = "before-merge:12:stop";
+    world_start(&w, &o);
+    world_hold(&w);
+    pid_t redis = world_redis(&w);
+    CHECK(redis > 0 && kill(redis, SIGSTOP) == 0);
+    world_go_on(&w);
+    if (ms) {
+        poll(NULL, 0, ms);
+        CHECK_INT(kill(redis, SIGCONT), 0);
+    } else {
+        const json_t *m;
+        for (int64_t deadline = clock_deadline_ms(WORLD_WAIT_MS);;) {
+            m = world_wait(&w, "condition");
+            if (strstr(json_string_value(json_object_get(m, "message")),
+                       "answered nothing for 45 s"))
+                break;
+            CHECK(clock_monotonic_ms() < deadline);
+        }
+    }
+    world_finish(&w, "succeeded", got);
+    *gone = world_told_condition(&w, "RedisGone");
+    CHECK(!world_told_condition(&w, "FunctionLost"));
+    CHECK_STR(got, want);
+    world_end(&w);
+}
+TEST_LIMIT(redis_that_hangs_is_killed, 120)
+{
+    bool gone;
+    stop_redis("database", 0, &gone);
+    CHECK(gone);
+}
+TEST_LIMIT(redis_that_hangs_under_a_server_merge_is_killed, 120)
+{
+    bool gone;
+    stop_redis("server", 0, &gone);
+    CHECK(gone);
+}
+TEST_LIMIT(redis_that_stands_still_for_a_while_is_waited_for, 120)
+{
+    bool gone;
+    stop_redis("database", 30000, &gone);
+    CHECK(!gone);
+}
+
 /* Again, while the model is put back into it: what we hold of it is as good as before, and the
  * epoch is not begun anew from its checkpoint. */
 TEST_LIMIT(redis_dies_while_the_model_is_put_back, 60)
