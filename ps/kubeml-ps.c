@@ -37,6 +37,7 @@ enum {
 typedef struct options {
     const char *listen, *run_dir, *advertise, *shm_dir;
     const char *serve; /* the folder of the redis-server to become, or NULL */
+    const char *ping;  /* of the one to ask, or NULL */
     database_config database;
 } options;
 
@@ -66,7 +67,9 @@ static void usage(FILE *to)
                 "  --advertise ADDRESS    where functions dial (default: --listen)\n"
                 "  --redis-folder DIR     redis-server is another container's, which shares DIR\n"
                 "       kubeml-ps --serve-redis DIR [options]\n"
-                "is that container: it becomes the redis-server.\n\n"
+                "is that container: it becomes the redis-server.\n"
+                "       kubeml-ps --ping-redis DIR\n"
+                "says by its exit status whether that one answers within 5 s.\n\n"
                 "The pool's token is in the file that KUBEML_POOL_TOKEN_FILE names.\n");
 }
 
@@ -82,6 +85,7 @@ static int parse_options(int argc, char **argv, options *o)
                                           {"advertise", required_argument, NULL, 'a'},
                                           {"redis-folder", required_argument, NULL, 'R'},
                                           {"serve-redis", required_argument, NULL, 'S'},
+                                          {"ping-redis", required_argument, NULL, 'P'},
                                           {"help", no_argument, NULL, 'h'},
                                           {NULL, 0, NULL, 0}};
     *o = (options){.shm_dir = SHM_FOLDER};
@@ -122,6 +126,7 @@ static int parse_options(int argc, char **argv, options *o)
         case 'S':
             o->serve = optarg;
             break;
+        case 'P': o->ping = optarg; break;
         case 'h':
             usage(stdout);
             exit(0);
@@ -130,7 +135,7 @@ static int parse_options(int argc, char **argv, options *o)
             return -1;
         }
     }
-    if ((o->serve || (o->listen && o->run_dir)) && optind == argc)
+    if ((o->serve || o->ping || (o->listen && o->run_dir)) && optind == argc)
         return 0;
     fprintf(stderr, "kubeml-ps: %s\n",
             optind < argc ? "an argument too many"
@@ -421,6 +426,15 @@ static int serve_redis(program *p)
     return err_exit_status(e.code);
 }
 
+static int ping_redis(const char *folder)
+{
+    err e = ERR_INIT;
+    if (redis_serve_ping(folder, clock_deadline_ms(DATABASE_PING_MS), &e) == 0)
+        return 0;
+    log_error("redis-server: %s", e.message);
+    return err_exit_status(e.code);
+}
+
 int main(int argc, char **argv)
 {
     static program p = {.signals = -1, .alone_since_ms = INT64_MAX};
@@ -431,6 +445,8 @@ int main(int argc, char **argv)
         return 2;
     if (p.options.serve)
         return serve_redis(&p);
+    if (p.options.ping)
+        return ping_redis(p.options.ping);
     failpoint("ps-starts");
     if (read_token(&p, &e) || open_all(&p, &e)) {
         log_error("%s", e.message);

@@ -74,6 +74,18 @@ static int feed(const redis_config *c, err *e)
     return 0;
 }
 
+int redis_serve_ping(const char *folder, int64_t deadline_ms, err *e)
+{
+    redis_config c = {0};
+    const redis_server_spec spec = {.folder = folder};
+    int status =
+        redis_config_set(&c, &spec, e) || redis_serve_password(folder, false, c.password, e)
+            ? -1
+            : redis_config_ping(&c, deadline_ms, e);
+    explicit_bzero(&c, sizeof c);
+    return status;
+}
+
 uint64_t redis_serve_memory(const char *told, const char *limit)
 {
     uint64_t bytes;

@@ -17,6 +17,8 @@
 /* Becomes the redis-server of `spec` (its folder, listen, module, segment_dir, memory_bytes);
  * returns on errors alone. */
 int redis_serve(const redis_server_spec *spec, err *e);
+/* Whether the redis-server of `folder` answers. ERR_TIMEOUT, ERR_UNAVAILABLE, ERR_NOT_FOUND. */
+int redis_serve_ping(const char *folder, int64_t deadline_ms, err *e);
 /* What of a container's memory Redis may take: nine tenths, the rest is what it does not count. 0
  * where there is no limit. `told`: its bytes as a text, or NULL, which says nothing; then the file
  * `limit` does, its cgroup's memory.max, which there is under version 2 alone. */

@@ -121,4 +121,27 @@ def leader_function_redis_and_ps_are_killed():
         until(lambda: not p.pods(job=job), 60, message="pods of an ended job")
 
 
+@case(limit=480, platform=False)
+def redis_and_ps_stand_still():
+    """SIGSTOP for good: Redis is found by its container's liveness probe and kubeml-ps by the controller; jobs go on."""
+    release.needs_processes()
+    with release.shared() as p:
+        p.dataset()
+        p.function()
+        slow = p.paced(0.1)
+        want = p.succeed(p.train(epochs=EPOCHS, **OPTIONS), 180)["sha256"]
+        job = p.train(slow, epochs=EPOCHS, **OPTIONS)
+        until(lambda: epoch(p, job) >= 1, 60)
+        redis, ps = p.redis(job), p.pod(job=job, role="ps")
+        os.kill(redis, signal.SIGSTOP)
+        until(lambda: not harness.alive(redis), 120, message="nobody finds that Redis stands still")
+        goes_on(p, job, "Redis")
+        assert p.pod(job=job, role="ps")["uid"] == ps["uid"], "its pod was replaced as well"
+        os.kill(ps["pid"], signal.SIGSTOP)
+        until(lambda: not harness.alive(ps["pid"]), 200, message="nobody finds that kubeml-ps stands still")
+        why = until(lambda: (w := p.get(f"/tasks/{job}/explain"))["reason"] == "PSRestarted" and w, 20)
+        assert "it said nothing for 120 s" in why["message"], why
+        assert p.succeed(job, 180)["sha256"] == want, "other weights than undisturbed"
+
+
 harness.main(globals())

@@ -522,6 +522,23 @@ pid_t world_redis(const world *w)
     return found;
 }
 
+int world_ping_redis(const world *w)
+{
+    char program[512], folder[300];
+    int status = -1;
+    find_program(program);
+    snprintf(folder, sizeof folder, "%s/redis", w->folder);
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        execl(program, program, "--ping-redis", folder, (char *)NULL);
+        _exit(127);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
 json_t *world_history(const world *w)
 {
     err e = ERR_INIT;

@@ -81,6 +81,7 @@ void world_restart(world *w);
 void world_restart_at(world *w, const char *failpoint); /* with that one armed in its kubeml-ps */
 void world_end(world *w);          /* kills what still runs */
 pid_t world_redis(const world *w); /* a child of kubeml-ps or of the kubelet; -1: none */
+int world_ping_redis(const world *w); /* of `container`, as a kubelet asks: the exit status */
 bool world_told_condition(const world *w, const char *name);
 json_t *world_history(const world *w); /* new reference */
 /* Each sample once an epoch: the shares of the history tile the deal. */

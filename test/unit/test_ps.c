@@ -505,6 +505,35 @@ TEST_LIMIT(the_container_of_redis_dies_between_epochs, 60)
     kill_redis(&in_a_pod, "after-checkpoint:1:stop");
 }
 
+/* Its kubelet finds that and kills it, later than calls to it have a deadline: as often as
+ * charts/kubeml's probe must fail. */
+TEST_LIMIT(the_container_of_redis_hangs, 200)
+{
+    world w;
+    char want[65], got[65];
+    world_options o = in_a_pod;
+    world_calm(&o, want);
+    o.job = "redis";
+    o.failpoint = "before-merge:5:stop";
+    world_start(&w, &o);
+    world_hold(&w);
+    CHECK_INT(world_ping_redis(&w), 0);
+    pid_t redis = world_redis(&w);
+    CHECK(redis > 0 && kill(redis, SIGSTOP) == 0);
+    world_go_on(&w);
+    for (int i = 0; i < 7; i++) {
+        int64_t next_ms = clock_deadline_ms(10000);
+        CHECK_INT(world_ping_redis(&w), err_exit_status(ERR_TIMEOUT));
+        if (i < 6)
+            poll(NULL, 0, clock_left_ms(next_ms)); /* the probe's period */
+    }
+    CHECK_INT(kill(redis, SIGKILL), 0);
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    CHECK_INT(world_ping_redis(&w), err_exit_status(ERR_UNAVAILABLE));
+    world_end(&w);
+}
+
 /* ---- controllers --------------------------------------------------------------------------- */
 
 TEST_LIMIT(a_controller_comes_back, 60)

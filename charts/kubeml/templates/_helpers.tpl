@@ -189,6 +189,13 @@ spec:
     - {name: KUBEML_REDIS_MEMORY_LIMIT, valueFrom: {resourceFieldRef: {resource: limits.memory}}} # nodes of cgroup v1 have no memory.max
     {{- end }}
     ports: [{name: redis, containerPort: 6379}]
+    # One that stands still takes connections and answers none. Stopped for half a minute it is left alone; 65 s are what it has.
+    livenessProbe:
+      exec: {command: [/usr/lib/kubeml/bin/kubeml-ps, --ping-redis, /run/redis]}
+      periodSeconds: 10
+      timeoutSeconds: 10
+      failureThreshold: 7
+      terminationGracePeriodSeconds: 1 # it has nothing to save
     securityContext: {{ include "kubeml.containerSecurity" . | fromYaml | toJson }}
     resources: {{ toJson .Values.ps.redis.resources }}
     volumeMounts:
