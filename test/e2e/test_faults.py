@@ -12,6 +12,7 @@ import pathlib
 import signal
 import tempfile
 import threading
+import time
 
 import requests
 
@@ -156,6 +157,35 @@ def a_function_is_stopped_and_goes_on(p):
     if harness.alive(frozen["pid"]):
         os.kill(frozen["pid"], signal.SIGCONT)
     assert p.succeed(job)["sha256"] == want
+
+
+@case(limit=400, options=("--slots", "6"))
+def what_stands_still_for_good_is_replaced(p):
+    """SIGSTOP of kubeml-ps, of another job's Redis, and for half a minute of a third job's both. So long it takes: 120 s."""
+    p.dataset()
+    p.function()
+    options = {"epochs": 40, "k": 2, "default_parallelism": 2}
+    want = p.succeed(p.train(**options))["sha256"]
+    paced = p.paced()
+    hangs, lacks, waits = (p.train(paced, **options) for _ in range(3))
+    for job in (hangs, lacks, waits):
+        until(lambda: p.task(job)["epoch"] >= 2)
+    redis, while_stopped = p.redis(lacks), [p.redis(waits), p.pod(job=waits, role="ps")["pid"]]
+    ps = p.pod(job=hangs, role="ps")["pid"]
+    for pid in (ps, redis, *while_stopped):
+        os.kill(pid, signal.SIGSTOP)
+    assert all(p.task(job)["state"] == "running" for job in (hangs, lacks, waits)), "they had ended: this case shows nothing"
+    time.sleep(30)  # that long it is to be borne
+    for pid in while_stopped:
+        os.kill(pid, signal.SIGCONT)
+    assert p.succeed(waits)["sha256"] == want
+    assert not {c["type"] for c in p.task(waits)["conditions"]} & {"RedisGone", "PSRestarted"}, p.task(waits)
+    assert p.succeed(lacks, 90)["sha256"] == want
+    assert not harness.alive(redis) and "answered nothing for 45 s: killed" in p.get(f"/tasks/{lacks}/logs").decode()
+    why = until(lambda: (w := p.get(f"/tasks/{hangs}/explain"))["reason"] == "PSRestarted" and w, 120)
+    assert "it said nothing for 120 s" in why["message"], why
+    assert not harness.alive(ps)
+    assert p.succeed(hangs)["sha256"] == want, "other weights than undisturbed"
 
 
 @case(limit=180)
