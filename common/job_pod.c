@@ -567,9 +567,11 @@ static void pod_due(jobs *m, job *j, job_pod *p)
         }
         break;
     case JOB_POD_TOLD:
-        if (ps)
+        if (ps) {
+            text_print(p->message, sizeof p->message, "it did not answer within %d s",
+                       (int)(m->limits.told_ms / 1000));
             pod_stop(m, j, p);
-        else {
+        } else {
             snprintf(text, sizeof text, "its code was not loaded and its model made within %d s",
                      (int)(m->limits.told_ms / 1000));
             pod_unspecialised(m, j,

@@ -202,6 +202,21 @@ TEST(a_kubeml_ps_that_says_nothing_is_killed_and_started_again)
     jobs_close(m);
 }
 
+TEST(a_kubeml_ps_that_does_not_answer_is_started_again_with_that_reason)
+{
+    open_machine(2);
+    submit("a", 1, 0, true);
+    step((job_event){.type = JOB_TICK});
+    step((job_event){.type = JOB_POD_READY, .job = "a", .function = JOB_KUBEML_PS, .pod = "p1"});
+    now += 60000;
+    step((job_event){.type = JOB_TICK});
+    CHECK_STR(get(JOB_STOP)->pod, "p1");
+    step((job_event){
+        .type = JOB_POD_ENDED, .pod = "p1", .reason = "Crashed", .message = "signal 9"});
+    check_reason("a", "PSRestarted", "(Crashed: it did not answer within 60 s: signal 9)");
+    jobs_close(m);
+}
+
 TEST(a_broken_connection_is_made_again)
 {
     open_machine(2);
