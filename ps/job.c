@@ -129,6 +129,11 @@ bool job_database_busy(const job *j)
     return j->database_busy;
 }
 
+bool job_pings_database(const job *j)
+{
+    return j->pings;
+}
+
 /* What a killed kubeml-ps had written of later epochs is forgotten. */
 static int restore(job *j, const json_t *record, const checkpoint_info *info, err *e)
 {
@@ -472,7 +477,7 @@ static void post_ping(job *j)
     j->ping_due_ms = t ? INT64_MAX : clock_deadline_ms(JOB_PING_MS);
     if (!t)
         return;
-    j->database_busy = true;
+    j->database_busy = j->pings = true;
     worker_post(j->host.nurse, &t->work);
 }
 
@@ -485,6 +490,7 @@ static bool redis_hangs(const job *j)
 static void pinged(job *j, const database_task *t)
 {
     bool lost = t->status && t->e.code == ERR_TIMEOUT;
+    j->pings = false;
     j->pings_lost = lost ? j->pings_lost + 1 : 0;
     if (redis_hangs(j))
         database_kill(j->host.database);

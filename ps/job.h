@@ -53,6 +53,7 @@ void job_task_done(job *j, task *t);              /* frees it */
 void job_database_done(job *j, database_task *t); /* frees it */
 void job_database_died(job *j, const char *message);
 bool job_database_busy(const job *j); /* a task is out: leave the database alone */
+bool job_pings_database(const job *j); /* it only asks Redis, which may not answer */
 
 int64_t job_deadline(const job *j);
 /* What is due, as of when the connections were polled: what had come by then was told. */

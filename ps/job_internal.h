@@ -60,6 +60,7 @@ struct job {
     bool database_busy, redis_down, redis_back; /* back, but a task is still out */
     int64_t revive_due_ms;                      /* when to try again to restart it */
     int64_t ping_due_ms; /* INT64_MAX: it is being asked, is gone, or is another container's */
+    bool pings;          /* the task that is out asks it */
     int pings_lost;      /* in a row */
     int tasks_out;
     int64_t retry_due_ms, give_up_ms; /* of OPENING and FINISHING */

@@ -383,6 +383,8 @@ static int open_all(program *p, err *e)
 static void close_all(program *p)
 {
     hub_close(p->host.hub);
+    if (p->job && job_pings_database(p->job)) /* and may wait for long */
+        database_kill(p->host.database);
     bool nursed = worker_stop(p->host.nurse, database_task_drop, STOP_WORKERS_MS);
     bool joined = worker_stop(p->host.keeper, task_drop, STOP_WORKERS_MS) && nursed;
     char id[64] = "", shm_dir[FS_PATH_BYTES] = "";

@@ -879,6 +879,21 @@ TEST_LIMIT(sigterm_ends_it_and_leaves_nothing, 60)
     world_end(&w);
 }
 
+/* While it waits for an answer of one that stands still. */
+TEST_LIMIT(sigterm_ends_a_redis_that_hangs, 60)
+{
+    world w;
+    world_start(&w, &(world_options){.deaf = true});
+    world_wait(&w, "need");
+    pid_t redis = world_redis(&w);
+    CHECK(redis > 0 && kill(redis, SIGSTOP) == 0);
+    for (int i = 0; i < 4; i++) /* six seconds: it asks after five */
+        world_wait(&w, "usage");
+    CHECK_INT(kill(w.ps, SIGTERM), 0);
+    world_ended(&w, redis);
+    world_end(&w);
+}
+
 TEST_LIMIT(killed_it_takes_redis_along, 60)
 {
     world w;
