@@ -213,6 +213,7 @@ static void ps_ask(jobs *m, job *j, const job_event *event)
 {
     if (!job_active(j) || j->verdict)
         return;
+    j->epoch = event->epoch; /* also where it had begun the next one, and an older state is back */
     if (j->decided_epoch != event->epoch) {
         int back = lacking(m) < grown(j) ? lacking(m) : grown(j);
         int most = most_functions(m, j, back);

@@ -259,6 +259,23 @@ TEST(an_elastic_job_goes_on_without_one_that_cannot_load)
     jobs_close(m);
 }
 
+/* kubeml-ps asks once more after an older state was put back. */
+TEST(an_elastic_job_that_was_put_back_goes_on_without_one_that_cannot_load)
+{
+    open_machine(8);
+    grows("a");
+    step((job_event){.type = JOB_PS_PHASE, .job = "a", .phase = "training", .epoch = 1});
+    step((job_event){.type = JOB_PS_RELEASE, .job = "a", .function = 2});
+    step((job_event){.type = JOB_PS_ASK, .job = "a", .epoch = 0, .value = 2, .seconds = 10});
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3);
+    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 2, .incarnation = 1});
+    is_specialised("a", 2, 1, "a-f-2-1");
+    cannot_load("a", 2, 1);
+    CHECK(!jobs_find(m, "a")->verdict);
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 2);
+    jobs_close(m);
+}
+
 /* kubeml-ps has given it up: its pod has ended already, or does nothing. Each time costs what the
  * others wait meanwhile. */
 TEST(a_function_that_never_starts_is_asked_for_less_and_less_often)
