@@ -10,8 +10,9 @@
  *     SUSPENDED          (bounded wait for `finished`; for the next merge where it is suspended)
  *
  * A failed job with retries left goes back to QUEUED instead, under the next generation, and so
- * does a STARTING one whose functions' pods came on GPUs that have no room for them. One that was
- * to be suspended is SUSPENDED then.
+ * does a STARTING one whose functions' pods came on GPUs that have no room for them, and a RUNNING
+ * one that waits for such room with one that began before it. One that was to be suspended is
+ * SUSPENDED then.
  *
  * Invariants
  *  1. The slots that jobs hold are never more than there are, except that the cluster shrank; nor

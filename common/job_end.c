@@ -92,6 +92,9 @@ void job_end(jobs *m, job *j, job_state state, const char *reason, const char *m
 void job_wait_again(jobs *m, job *j)
 {
     requeue(m, j);
+    memset(j->gpu, 0,
+           sizeof j->gpu); /* a pod of it that is there still counts until it has ended */
+    j->gpu_functions = 0;
     j->connected = false;
     job_condition_set(m, j, "PoolEmpty", false, "Queued",
                       "it waits for all of its functions' places");

@@ -195,6 +195,38 @@ static void read_places(const jobs *m, const job *j, uint8_t places[REQUEST_PARA
         places[f] = is_known(m, job_gpu(j, f)) ? j->gpu[f] : 0;
 }
 
+/* Its pod came where there was no room, and the next one has not come yet. */
+static bool lacks_a_place(const job *j)
+{
+    for (int i = 0; i < j->pods; i++) {
+        const job_pod *p = &j->pod[i];
+        if (p->unplaced && p->phase <= JOB_POD_TAKING && !p->name[0] && !p->unwanted)
+            return true;
+    }
+    return false;
+}
+
+/* Whether `a` lacks a place, and gets the next one before `j`: it began before, or j waits for its
+ * start. */
+static bool lacks_before(const job *a, const job *j)
+{
+    bool before = !j || !job_active(j) || a->begun_ms < j->begun_ms ||
+                  (a->begun_ms == j->begun_ms && a->order < j->order);
+    return a != j && before && job_active(a) && !a->verdict && lacks_a_place(a);
+}
+
+void jobs_gpu_wishes(const jobs *m, const job *j, gpu_state gpus[GPU_COUNT_MAX])
+{
+    uint8_t places[REQUEST_PARALLELISM_MAX];
+    for (size_t k = 0; k < m->count; k++) {
+        const job *a = m->job[k];
+        if (!lacks_before(a, j))
+            continue;
+        read_places(m, a, places);
+        count_places(m, a, a->parallelism, gpus, places);
+    }
+}
+
 /* The pod of one without a place may come on a GPU that nobody knows of. */
 static bool goes_without(const jobs *m, const job *j, int placed)
 {
@@ -207,21 +239,37 @@ int job_place(jobs *m, job *j, int functions)
     if (!job_on_gpu(m, j) || (m->gpus_elsewhere && job_active(j)))
         return functions; /* where the pods come, then */
     jobs_gpu_states(m, gpus);
+    jobs_gpu_wishes(m, j, gpus);
     int placed = count_places(m, j, functions, gpus, j->gpu);
     j->gpu_functions = placed > j->gpu_functions ? placed : j->gpu_functions;
     return goes_without(m, j, placed) ? functions : placed;
 }
 
-bool job_finds_room(const jobs *m, const job *j, int functions)
+/* How many of the first `functions` have a place or find one now. */
+static int count_room(const jobs *m, const job *j, int functions)
 {
     gpu_state gpus[GPU_COUNT_MAX];
     uint8_t places[REQUEST_PARALLELISM_MAX];
     if (!job_on_gpu(m, j))
-        return true;
+        return functions;
     jobs_gpu_states(m, gpus);
+    jobs_gpu_wishes(m, j, gpus);
     read_places(m, j, places);
-    int placed = count_places(m, j, functions, gpus, places);
+    return count_places(m, j, functions, gpus, places);
+}
+
+bool job_finds_room(const jobs *m, const job *j, int functions)
+{
+    int placed = count_room(m, j, functions);
     return placed >= functions || goes_without(m, j, placed);
+}
+
+bool job_waits_behind(const jobs *m, const job *j)
+{
+    bool behind = false;
+    for (size_t k = 0; k < m->count && !behind; k++)
+        behind = job_active(j) && lacks_before(m->job[k], j);
+    return behind && count_room(m, j, j->parallelism) < j->parallelism;
 }
 
 static int count_places_empty(const jobs *m, const job *j, int functions)

@@ -91,6 +91,11 @@ bool job_gpus_hold(const jobs *m, const job *j, int functions);
 /* whether that many find room now, beside those that have a place; where there may be GPUs that
  * nobody knows of, an elastic job needs room for one */
 bool job_finds_room(const jobs *m, const job *j, int functions);
+/* whether it lacks a place, and a job that began before it does too: each may have what the other
+ * waits for */
+bool job_waits_behind(const jobs *m, const job *j);
+/* Books, beside what is booked, what active jobs lack and get before j (NULL: one of the queue). */
+void jobs_gpu_wishes(const jobs *m, const job *j, gpu_state gpus[GPU_COUNT_MAX]);
 /* Its functions are where that pod of theirs is. */
 void job_settle(job *j, const job_pod *p);
 void job_unplace(job *j);

@@ -432,8 +432,16 @@ void pod_failed(jobs *m, job *j, job_pod *p, err_code code, const char *message)
     job_condition_set(m, j, "PoolEmpty", true, "PodFailed", message);
 }
 
+/* Of jobs that began while no GPU was known each may hold a part of what the other needs. */
+static bool gives_way(const jobs *m, const job *j)
+{
+    bool starts = j->state == JOB_STARTING && !job_finds_room(m, j, j->parallelism);
+    return !j->verdict && (starts || job_waits_behind(m, j));
+}
+
 /* The pod that was made for it is another's; one more may come on another GPU, after a while that
- * doubles. A job that nobody works for yet, and that finds no room, holds no other's up. */
+ * doubles. A job that nobody works for yet, and that finds no room, holds no other's up; nor does
+ * one that waits with another that began before. */
 void pod_unplaced(jobs *m, job *j, const job_event *event)
 {
     job_pod *p = taking(j, event);
@@ -449,7 +457,7 @@ void pod_unplaced(jobs *m, job *j, const job_event *event)
     p->due_ms = m->now_ms + wait;
     if (can_be_missed(j, p->function))
         no_more(m, j, p->function, event->message, GROW_MOST_MS);
-    else if (j->state == JOB_STARTING && !j->verdict && !job_finds_room(m, j, j->parallelism))
+    else if (gives_way(m, j))
         job_wait_again(m, j);
     else
         job_condition_set(m, j, "PoolEmpty", true, "NoGpuMemory", event->message);

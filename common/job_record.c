@@ -260,6 +260,7 @@ static void look_around(jobs_look *l)
     l->known = true;
     l->slots_free = jobs_slots_free(m);
     jobs_gpu_states(m, l->gpu);
+    jobs_gpu_wishes(m, NULL, l->gpu);
     for (size_t k = 0, used = 0; k < m->count; k++) {
         job *j = m->job[k];
         int held = job_held(j);

@@ -585,6 +585,67 @@ TEST(a_function_whose_pod_came_where_no_room_is_asks_for_another)
     jobs_close(m);
 }
 
+/* It trains with the first of its functions, for which there is a GPU. */
+static void first_one_trains(const char *id, int gpu)
+{
+    first_pod_comes(id, gpu);
+    function_needs(id, 1, 0);
+    step((job_event){.type = JOB_PS_PHASE, .job = id, .phase = "training"});
+    CHECK_INT(jobs_find(m, id)->state, JOB_RUNNING);
+}
+
+static void second_one_finds_no_room(const char *id)
+{
+    now += 80000; /* when it is asked for again at the latest */
+    step((job_event){.type = JOB_TICK});
+    step((job_event){.type = JOB_POD_UNPLACED, .job = id, .function = 1, .message = "no room"});
+}
+
+/* Before any GPU was known both were started. */
+TEST(of_jobs_that_hold_what_the_other_lacks_the_later_one_goes_back_into_the_queue)
+{
+    for (int elastic = 0; elastic < 2; elastic++) {
+        open_elsewhere(GPU_BEST_FIT);
+        submit_on_gpu("a", 2, true, DEVICE_AUTO, (gpu_share){6 * GIB, 0});
+        now++;
+        submit_on_gpu("b", 2, !elastic, DEVICE_AUTO, (gpu_share){6 * GIB, 0});
+        for (int i = 0; i < 2; i++)
+            jobs_gpu_add(m, -1, 8 * GIB, false);
+        first_one_trains("a", 0);
+        first_one_trains("b", 1);
+        second_one_finds_no_room("b");
+        CHECK_INT(jobs_find(m, "b")->state, JOB_RUNNING); /* the other one may end */
+        second_one_finds_no_room("a");
+        CHECK_INT(jobs_find(m, "a")->state, JOB_RUNNING); /* it was there before */
+        second_one_finds_no_room("b");
+        CHECK_INT(jobs_find(m, "b")->state, JOB_QUEUED);
+        CHECK_INT(number_of(JOB_STOP), 2);
+        check_reason("b", "NoGpuMemory", "");
+        step((job_event){.type = JOB_POD_ENDED, .pod = "b-ps-0"});
+        step((job_event){.type = JOB_POD_ENDED, .pod = "b-f-0-0"});
+        now += 80000;
+        step((job_event){.type = JOB_TICK});
+        pod_comes("a", 1, 0, 1);
+        jobs_close(m);
+    }
+}
+
+TEST(a_job_keeps_what_it_holds_where_there_is_room_for_the_rest)
+{
+    open_elsewhere(GPU_BEST_FIT);
+    submit_on_gpu("a", 2, true, DEVICE_AUTO, (gpu_share){6 * GIB, 0});
+    now++;
+    submit_on_gpu("b", 2, true, DEVICE_AUTO, (gpu_share){6 * GIB, 0});
+    for (int i = 0; i < 4; i++)
+        jobs_gpu_add(m, -1, 8 * GIB, false);
+    first_one_trains("a", 0);
+    first_one_trains("b", 1);
+    second_one_finds_no_room("a");
+    second_one_finds_no_room("b");
+    CHECK_INT(jobs_find(m, "b")->state, JOB_RUNNING);
+    jobs_close(m);
+}
+
 TEST(an_elastic_job_goes_on_without_a_function_whose_pod_came_where_no_room_is)
 {
     open_elsewhere(GPU_BEST_FIT);
