@@ -207,6 +207,11 @@ int modelstore_fetch(modelstore *m, int64_t version_min, block to, int64_t deadl
                          e);
 }
 
+int modelstore_room(modelstore *m, int slot, int functions, int64_t deadline_ms, err *e)
+{
+    return m->ops->room(m, slot, functions, deadline_ms, e);
+}
+
 int modelstore_state_get(modelstore *m, int64_t deadline_ms, modelstore_state *out, err *e)
 {
     return m->ops->state(m, deadline_ms, out, e);

@@ -130,6 +130,7 @@ typedef struct modelstore_ops {
                  modelstore_merged *out, err *e);
     int (*fetch)(modelstore *m, int64_t version_min, block to, int64_t deadline_ms,
                  modelstore_state *out, err *e);
+    int (*room)(modelstore *m, int slot, int functions, int64_t deadline_ms, err *e);
     int (*state)(modelstore *m, int64_t deadline_ms, modelstore_state *out, err *e);
     int (*status)(modelstore *m, int64_t deadline_ms, modelstore_status *out, err *e);
     int (*ledger)(modelstore *m, int64_t deadline_ms, char **out, size_t *len, err *e);
@@ -181,6 +182,11 @@ int modelstore_publish(modelstore *m, const modelstore_publication *p, const blo
  * present state), ERR_CONFLICT when a part has not been published as stated. */
 int modelstore_merge(modelstore *m, const modelstore_round *r, int64_t deadline_ms,
                      modelstore_merged *out, err *e);
+
+/* Owner only, between two rounds: whether one more function, which gets that slot, finds room for
+ * what it publishes. Under shm the slot's room is taken; over sockets Redis is asked whether what
+ * `functions` of them publish fits. ERR_NOMEM: there is none. */
+int modelstore_room(modelstore *m, int slot, int functions, int64_t deadline_ms, err *e);
 
 /* Copies the reference of at least that version into `to` and verifies it; waits for it. */
 int modelstore_fetch(modelstore *m, int64_t version_min, block to, int64_t deadline_ms,

@@ -583,6 +583,11 @@ static int database_slot(modelstore *m, int slot, block *out, err *e)
     return remote_slot(remote_of(m), slot, out, e);
 }
 
+static int database_room(modelstore *m, int slot, int functions, int64_t deadline_ms, err *e)
+{
+    return remote_room(remote_of(m), slot, functions, deadline_ms, e);
+}
+
 static int database_ledger(modelstore *m, int64_t deadline_ms, char **out, size_t *len, err *e)
 {
     remote *r = remote_of(m);
@@ -628,6 +633,7 @@ const modelstore_ops modelstore_database = {
     .publish = database_publish,
     .merge = database_merge,
     .fetch = database_fetch,
+    .room = database_room,
     .state = database_state,
     .status = database_status,
     .ledger = database_ledger,

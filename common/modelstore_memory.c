@@ -440,6 +440,14 @@ static int memory_drop(modelstore *m, int64_t deadline_ms, err *e)
     return 0;
 }
 
+static int memory_room(modelstore *m, int slot, int functions, int64_t deadline_ms, err *e)
+{
+    (void)slot;
+    (void)functions;
+    (void)deadline_ms;
+    return need(memory_of(m), true, e);
+}
+
 static void memory_close(modelstore *m)
 {
     free(memory_of(m)->slot);
@@ -455,6 +463,7 @@ const modelstore_ops modelstore_memory = {
     .publish = memory_publish,
     .merge = memory_merge,
     .fetch = memory_fetch,
+    .room = memory_room,
     .state = memory_state,
     .status = memory_status,
     .ledger = memory_ledger,

@@ -1,6 +1,7 @@
 /* modelstore_redis.c: see modelstore_redis.h. */
 #include "modelstore_redis.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -324,13 +325,20 @@ size_t remote_chunks(block_shape s)
            (s.counters * sizeof(int64_t) + REMOTE_CHUNK_BYTES - 1) / REMOTE_CHUNK_BYTES;
 }
 
-char *remote_chunk(block_shape s, block b, size_t i, size_t *len)
+/* Where it begins among the numbers of its kind. */
+static size_t chunk_place(block_shape s, size_t i, size_t *len)
 {
     bool counters = i >= float_chunks(s);
     size_t at = (counters ? i - float_chunks(s) : i) * REMOTE_CHUNK_BYTES;
     size_t end = counters ? s.counters * sizeof(int64_t) : s.floats * sizeof(float);
     *len = end - at < REMOTE_CHUNK_BYTES ? end - at : REMOTE_CHUNK_BYTES;
-    return (counters ? (char *)b.counters : (char *)b.floats) + at;
+    return at;
+}
+
+char *remote_chunk(block_shape s, block b, size_t i, size_t *len)
+{
+    bool counters = i >= float_chunks(s);
+    return (counters ? (char *)b.counters : (char *)b.floats) + chunk_place(s, i, len);
 }
 
 void remote_carried(remote *r)
@@ -350,4 +358,65 @@ void remote_hash_chunk(block_shape s, block b, size_t i, uint64_t *hash)
     for (size_t done = 0; done < len; done += BLOCK_PIECE_BYTES)
         *to++ = block_piece_hash(at + done,
                                  len - done < BLOCK_PIECE_BYTES ? len - done : BLOCK_PIECE_BYTES);
+}
+
+/* ---- room ----------------------------------------------------------------------------------- */
+
+/* jemalloc has four sizes between a power of two and the next. */
+static uint64_t allocated(uint64_t bytes)
+{
+    uint64_t step = 16;
+    while (8 * step < bytes)
+        step *= 2;
+    return (bytes + step - 1) / step * step;
+}
+
+/* What Redis takes for a block: each chunk is a string of its own, with a head. */
+static uint64_t block_in_redis(block_shape s)
+{
+    enum { STRING_HEAD = 32 };
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < remote_chunks(s); i++) {
+        size_t len;
+        chunk_place(s, i, &len);
+        bytes += allocated(len + STRING_HEAD);
+    }
+    return bytes;
+}
+
+/* 0: it does not say, or there is no limit. */
+static uint64_t info_number(const resp_reply *info, const char *name)
+{
+    char *at = info->type == RESP_BULK ? strstr(info->bytes, name) : NULL;
+    return at ? strtoull(at + strlen(name), NULL, 10) : 0;
+}
+
+static int room_in_redis(remote *r, int blocks, int64_t deadline_ms, err *e)
+{
+    resp_reply info = {.type = RESP_NIL};
+    resp_begin(r->cmd, "INFO");
+    resp_add(r->cmd, "memory");
+    if (remote_call(r, &info, NULL, deadline_ms, e))
+        return -1;
+    uint64_t most = info_number(&info, "\nmaxmemory:"), used = info_number(&info, "\nused_memory:");
+    uint64_t need = (uint64_t)blocks * block_in_redis(r->layout.shape);
+    resp_reply_free(&info);
+    if (most == 0 || used + need <= most)
+        return 0;
+    return err_set(e, ERR_NOMEM, "redis: %llu bytes are wanted, %llu of maxmemory %llu are used",
+                   (unsigned long long)need, (unsigned long long)used, (unsigned long long)most);
+}
+
+int remote_room(remote *r, int slot, int blocks, int64_t deadline_ms, err *e)
+{
+    block at;
+    if (remote_need_owner(r, e) || remote_need_layout(r, e))
+        return -1;
+    if (!r->shared)
+        return room_in_redis(r, blocks, deadline_ms, e);
+    if (shm_slot(r->segment, slot, true, &at, e) == 0)
+        return 0;
+    if (e->os_errno == ENOSPC)
+        e->code = ERR_NOMEM;
+    return -1;
 }

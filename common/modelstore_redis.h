@@ -54,6 +54,8 @@ int remote_make_segment(remote *r, const layout *l, int slots, bool keep, err *e
 int remote_slot(remote *r, int slot, block *out, err *e);
 /* The bytes of a publication: puts `b` (NULL: what is there) into the slot, giving its checksum. */
 int remote_fill_slot(remote *r, int slot, const block *b, uint64_t *checksum, err *e);
+/* modelstore_room, where over sockets so many blocks, each in chunks, are to fit. */
+int remote_room(remote *r, int slot, int blocks, int64_t deadline_ms, err *e);
 /* From the segment: copies and verifies; waits for the version. */
 int remote_fetch_shared(remote *r, int64_t version_min, block to, int64_t deadline_ms,
                         modelstore_state *out, err *e);

@@ -524,6 +524,12 @@ static int server_slot(modelstore *m, int slot, block *out, err *e)
     return remote_slot(remote_of(m), slot, out, e);
 }
 
+/* The merged model lies beside the one before until it is whole. */
+static int server_room(modelstore *m, int slot, int functions, int64_t deadline_ms, err *e)
+{
+    return remote_room(remote_of(m), slot, functions + 1, deadline_ms, e);
+}
+
 static int server_ledger(modelstore *m, int64_t deadline_ms, char **out, size_t *len, err *e)
 {
     remote *r = remote_of(m);
@@ -571,6 +577,7 @@ const modelstore_ops modelstore_server = {
     .publish = server_publish,
     .merge = server_merge,
     .fetch = server_fetch,
+    .room = server_room,
     .state = server_state,
     .status = server_status,
     .ledger = server_ledger,

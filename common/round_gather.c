@@ -90,12 +90,23 @@ static void go_without(round_machine *m, int value)
         round_gathered(m, false);
 }
 
+static bool is_waited_for(const round_machine *m, int f)
+{
+    return m->stage == STAGE_GROW && f > 0 && f >= m->grow_from && f < m->parallelism;
+}
+
+int round_waits_for(const round_machine *m, int function)
+{
+    if (!is_waited_for(m, function) || m->member[function].slot < 0)
+        return -1;
+    return m->slot_first + m->member[function].slot;
+}
+
 bool round_miss(round_machine *m, int f, const char *why)
 {
     bool begins = m->stage == STAGE_MODEL && round_is_elastic(m);
-    bool waits = m->stage == STAGE_GROW && f >= m->grow_from;
     member *b = &m->member[f];
-    if (f == 0 || !MUTATE(31, begins || waits, false))
+    if (f == 0 || !MUTATE(31, begins || is_waited_for(m, f), false))
         return false;
     b->start_failures = b->losses = b->crashes = 0; /* of another one than is asked for next */
     member_release(m, f, true, why);

@@ -333,6 +333,23 @@ static void merged(job *j, const task *t)
     job_step(j, event);
 }
 
+/* A function is ready where there is room for what it publishes; where that is not known it will
+ * find out. */
+static void looked_for_room(job *j, const task *t)
+{
+    round_event event = {.type = ROUND_READY,
+                         .function = t->function,
+                         .incarnation = t->incarnation,
+                         .layout = t->layout_digest,
+                         .algorithms = t->algorithms};
+    if (t->status && t->e.code == ERR_NOMEM) {
+        event.type = ROUND_FAILED;
+        event.reason = "ModelStoreFull";
+        event.message = t->e.message;
+    }
+    job_step(j, event);
+}
+
 static void committed(job *j, const task *t)
 {
     int epoch = t->info.epochs - 1;
@@ -433,6 +450,7 @@ void job_task_done(job *j, task *t)
         case TASK_MERGE:
             merged(j, t);
             break;
+        case TASK_ROOM: looked_for_room(j, t); break;
         case TASK_COMMIT:
             committed(j, t);
             break;

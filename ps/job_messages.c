@@ -202,6 +202,22 @@ static int algorithms_of(job *j, const conn *c, const json_t *algorithms,
     return job_algorithms(about, out, e);
 }
 
+/* For what an additional function publishes, before it has a share of an epoch: in its first round
+ * a full model store would end the job, whoever of its functions finds it full. */
+static int look_for_room(job *j, const round_event *ready, int slot, err *e)
+{
+    task *t = task_new(j->keeper, TASK_ROOM);
+    if (!t)
+        return err_set(e, ERR_NOMEM, "no memory for a task");
+    t->function = ready->function;
+    t->incarnation = ready->incarnation;
+    t->slot = slot;
+    snprintf(t->layout_digest, sizeof t->layout_digest, "%s", ready->layout);
+    snprintf(t->algorithms, sizeof t->algorithms, "%s", ready->algorithms);
+    job_post(j, t);
+    return 0;
+}
+
 static int ready(job *j, conn *c, const json_t *m, err *e)
 {
     const char *type, *told = NULL;
@@ -233,6 +249,9 @@ static int ready(job *j, conn *c, const json_t *m, err *e)
     event.algorithms = sum;
     j->needs_losses |= losses;
     job_device_ready(j, c, &offer);
+    int slot = offer.loan ? -1 : round_waits_for(j->machine, c->function);
+    if (slot >= 0)
+        return look_for_room(j, &event, slot, e);
     job_step(j, event);
     return 0;
 }

@@ -34,8 +34,8 @@ struct keeper {
 
 const char *task_name(task_kind kind)
 {
-    static const char *const names[] = {"open",  "create", "load",     "initial",
-                                        "merge", "commit", "put back", "finish"};
+    static const char *const names[] = {"open", "create", "load",     "initial", "merge",
+                                        "room", "commit", "put back", "finish"};
     return names[kind];
 }
 
@@ -583,6 +583,12 @@ static int run_merge(keeper *k, task *t, err *e)
     return status;
 }
 
+static int run_room(keeper *k, task *t, err *e)
+{
+    int64_t deadline_ms = clock_deadline_ms(KEEPER_ROOM_MS);
+    return modelstore_room(k->models, t->slot, t->function + 1, deadline_ms, e);
+}
+
 /* ---- checkpoints and history ----------------------------------------------------------------- */
 
 /* Fills in what only the model store knows. */
@@ -739,9 +745,9 @@ static int run_finish(keeper *k, task *t, err *e)
 static void task_run(work *w)
 {
     static int (*const runs[])(keeper *, task *, err *) = {
-        [TASK_OPEN] = run_open,         [TASK_CREATE] = run_create, [TASK_LOAD] = run_load,
-        [TASK_INITIAL] = run_initial,   [TASK_MERGE] = run_merge,   [TASK_COMMIT] = run_commit,
-        [TASK_PUT_BACK] = run_put_back, [TASK_FINISH] = run_finish};
+        [TASK_OPEN] = run_open,       [TASK_CREATE] = run_create,     [TASK_LOAD] = run_load,
+        [TASK_INITIAL] = run_initial, [TASK_MERGE] = run_merge,       [TASK_ROOM] = run_room,
+        [TASK_COMMIT] = run_commit,   [TASK_PUT_BACK] = run_put_back, [TASK_FINISH] = run_finish};
     task *t = (task *)w;
     log_context(t->job[0] ? t->job : t->keeper->job, t->merge.count ? t->merge.epoch : -1,
                 t->merge.count ? t->merge.round : -1);

@@ -24,6 +24,7 @@
 
 enum {
     KEEPER_CALL_MS = 60000, /* deadline of a call to the model store */
+    KEEPER_ROOM_MS = 3000,  /* of the question for room, for which an epoch waits */
     KEEPER_INIT_EPOCH = -1, /* version 0 is merged from the one contribution of this epoch */
     KEEPER_LEDGER_BYTES_MAX = MODELSTORE_LEDGER_BYTES_MAX,
 };
@@ -36,6 +37,7 @@ typedef enum task_kind {
     TASK_LOAD,    /* in: layout, init. Version 0 from another model. out: version */
     TASK_INITIAL, /* in: incarnation. Merges function 0's initial model. out: version */
     TASK_MERGE,   /* in: merge, rows, ledger, incarnation. out: version, bad_function */
+    TASK_ROOM,    /* in: function, slot. ERR_NOMEM: there is none for what it publishes */
     TASK_COMMIT,  /* in: record, info. History and checkpoint, durable. out: info.sha256 */
     /* after Redis came back empty. out: version, -1 where it is to be made again; resumed, info if
      * from a checkpoint */
@@ -57,7 +59,9 @@ typedef struct task {
     int generation;  /* OPEN: nothing is written once a later kubeml-ps of the job has */
     int parallelism; /* OPEN: an epoch that was begun with more functions is begun anew */
     char *layout;
-    int incarnation; /* INITIAL, and MERGE as one: function 0's that published */
+    int incarnation; /* INITIAL, and MERGE as one: function 0's that published; ROOM */
+    int function, slot;
+    char layout_digest[ROUND_DIGEST_BYTES], algorithms[ROUND_DIGEST_BYTES]; /* ROOM: as it told */
     round_merge merge;
     round_row *rows;
     char *ledger;

@@ -346,6 +346,63 @@ IN_EVERY_REDIS(what_replaced_functions_published_goes_with_the_round, 30)
     fixture_free(&f);
 }
 
+static int publish_all(modelstore **m, int count, int round, const fixture *f, err *e)
+{
+    for (int i = 0; i < count; i++)
+        if (publish(m[i], 0, round, round - 1, i, 1, 1, (uint64_t)(10 * round + i), f, e))
+            return -1;
+    return 0;
+}
+
+static void limit_memory(const fixture *f, uint64_t bytes)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)bytes);
+    fixture_limit_memory(f->server, text);
+}
+
+/* The least memory in which there is said to be room for three is enough for them and their merge,
+ * and without one model of it, which takes a quarter more than it has bytes, is not. */
+static void there_is_room_for_what_fits(const char *kind)
+{
+    enum { MODEL = 8 << 20, STEP = MODEL / 8 };
+    fixture f;
+    err e = ERR_INIT;
+    const modelstore_part parts[] = {{0, 1, 1}, {1, 1, 1}, {2, 1, 1}};
+    modelstore *m[3];
+    uint64_t least = 1 << 20;
+    fixture_init(&f, kind, "socket", MODEL / sizeof(float));
+    begin_job(&f);
+    for (int i = 0; i < 3; i++)
+        m[i] = attached_member(&f);
+    CHECK_OK(modelstore_room(f.owner, 0, 1000, fixture_deadline(), &e), e); /* no limit */
+    CHECK_OK(publish_all(m, 3, 1, &f, &e), e);
+    CHECK_OK(merge(&f, 0, 1, 0, parts, 3, "{}", NULL, &e), e);
+    for (limit_memory(&f, least); modelstore_room(f.owner, 0, 3, fixture_deadline(), &e) != 0;) {
+        CHECK_INT(e.code, ERR_NOMEM);
+        err_clear(&e);
+        limit_memory(&f, least += STEP);
+    }
+    CHECK_ERR(modelstore_room(f.owner, 0, 4, fixture_deadline(), &e), e, ERR_NOMEM, "maxmemory");
+    CHECK_OK(publish_all(m, 3, 2, &f, &e), e);
+    CHECK_OK(merge(&f, 0, 2, 1, parts, 3, "{}", NULL, &e), e);
+    limit_memory(&f, least - (uint64_t)MODEL * 5 / 4 * (strcmp(kind, "server") == 0 ? 2 : 1));
+    CHECK_ERR(publish_all(m, 3, 3, &f, &e), e, ERR_NOMEM, "maxmemory");
+    for (int i = 0; i < 3; i++)
+        modelstore_close(m[i]);
+    fixture_free(&f);
+}
+
+TEST_LIMIT(there_is_room_for_what_fits_database, 30)
+{
+    there_is_room_for_what_fits("database");
+}
+
+TEST_LIMIT(there_is_room_for_what_fits_server, 30)
+{
+    there_is_room_for_what_fits("server");
+}
+
 TEST(a_reference_that_changed_is_not_fetched)
 {
     fixture f;

@@ -1,12 +1,18 @@
 /* test_ps.c: kubeml-ps with a real redis-server, a real store and functions that add numbers. What
  * goes on in another kubeml-ps: test_ps_resume.c. */
+#include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "cleanup.h"
 #include "clock.h"
 #include "layout.h"
 #include "ps_world.h"
@@ -659,6 +665,55 @@ TEST_LIMIT(an_elastic_job_goes_on_without_one_that_says_failed, 60)
         CHECK_INT(json_integer_value(json_object_get(m, "function")), 3);
     }
     CHECK_CONTAINS(json_string_value(why), "function 3: the loss is not a number");
+    world_finish(&w, "succeeded", NULL);
+    json_t *record = world_history(&w);
+    json_t *plan = json_object_get(json_object_get(record, "data"), "parallelism");
+    const int want[] = {3, 3, 2, 4};
+    for (size_t i = 0; i < 4; i++)
+        CHECK_INT(json_integer_value(json_array_get(plan, i)), want[i]);
+    world_check_shares(record, 4, 100);
+    json_decref(record);
+    world_end(&w);
+}
+
+/* Takes what the three have left. */
+static void fill(const char *path)
+{
+    static const char zeros[4096];
+    cleanup_close int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(fd >= 0);
+    while (write(fd, zeros, sizeof zeros) > 0)
+        ;
+    CHECK_INT(errno, ENOSPC);
+}
+
+/* The folder of segments is full when the fourth is asked for, and is not any more later. */
+TEST_LIMIT(an_elastic_job_goes_on_without_one_that_the_model_store_has_no_room_for, 60)
+{
+    world w;
+    char folder[300], others[320];
+    snprintf(folder, sizeof folder, "%s/job", test_tmp());
+    CHECK(mkdir(folder, 0700) == 0);
+    snprintf(folder, sizeof folder, "%s/job/shm", test_tmp());
+    CHECK(mkdir(folder, 0700) == 0);
+    if ((unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) ||
+        mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("tmpfs", folder, "tmpfs", 0, "size=1m") != 0)
+        test_skip("a small folder: no file system may be mounted here");
+    world_start(
+        &w, &(world_options){.epochs = 4, .elastic = true, .failpoint = "after-checkpoint:1:stop"});
+    world_hold(&w);
+    snprintf(others, sizeof others, "%s/others", folder);
+    fill(others);
+    world_go_on(&w);
+    const json_t *why = NULL;
+    for (json_t *m; !why; why = json_object_get(m, "message")) {
+        m = world_wait(&w, "release");
+        CHECK_INT(json_integer_value(json_object_get(m, "function")), 3);
+    }
+    CHECK_CONTAINS(json_string_value(why), "function 3: ");
+    CHECK_CONTAINS(json_string_value(why), "No space left on device");
+    CHECK(unlink(others) == 0);
     world_finish(&w, "succeeded", NULL);
     json_t *record = world_history(&w);
     json_t *plan = json_object_get(json_object_get(record, "data"), "parallelism");
