@@ -200,13 +200,14 @@ static void submit(kube_jobs *j, const json_t *object, const char *now)
     if (too_early(j, uid) || note_job(j, object, id))
         return;
     cleanup_json json_t *request = kube_trainjob_request(spec);
+    /* Before there is the job: deleted while nobody looks, the TrainJob would be made again. */
+    j->host.link(j->host.context, id, j->home);
     if (j->host.submit(j->host.context, request, id, &e) && e.code != ERR_EXISTS) {
         if (e.code == ERR_CANCELLED) /* we end; who comes next submits it */
             return;
         write_status(j, object, kube_trainjob_status(object, NULL, &e, &j->host.gpu, now));
         return;
     }
-    j->host.link(j->host.context, id, j->home);
     json_object_del(j->tried, uid);
 }
 

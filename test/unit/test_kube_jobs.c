@@ -792,6 +792,37 @@ static void wait_linked(platform *p, const char *id, json_t *mark)
     json_decref(mark);
 }
 
+static int take_linked(void *context, const json_t *asked, const char *id, err *e)
+{
+    platform *p = context;
+    pthread_mutex_lock(&p->lock);
+    if (json_array_size(p->submitted) == 0)
+        p->told = json_is_object(json_object_get(p->linked, id));
+    pthread_mutex_unlock(&p->lock);
+    return take(context, asked, id, e);
+}
+
+/* A controller may end right behind the submission, and the TrainJob be deleted before another
+ * begins, which knows by the link that the job had one. */
+TEST(a_train_job_is_linked_before_there_is_its_job)
+{
+    platform p;
+    open_platform(&p);
+    put_train_job(&p, "mine", "11111111-2222-3333", NULL, NULL);
+    kube_jobs_host host = {.submit = take_linked,
+                           .task = old_task,
+                           .current = none_current,
+                           .link = note_link,
+                           .links = no_links,
+                           .context = &p,
+                           .install = "here"};
+    err e = ERR_INIT;
+    CHECK_OK(kube_jobs_start(&p.access, &host, &p.jobs, &e), e);
+    wait_submitted(&p, 1);
+    close_platform(&p);
+    CHECK(p.told);
+}
+
 /* Installed again on the same database, after `kubectl delete namespace`, or beside another: jobs
  * go on, with TrainJobs of this namespace, and are not taken for deleted here. */
 TEST(jobs_of_another_namespaces_train_jobs_go_on)
