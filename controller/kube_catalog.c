@@ -19,11 +19,12 @@
 
 enum { CALL_MS = 10000, RETRY_MS = 10000, PLATFORM_BYTES = 2 * KUBE_NAME_BYTES };
 
-/* A collection of the store, by the function's name: {"platform", "created", "version"}. The
- * function that was created then was made by a Function object of this platform, and so was that
- * version of it. It goes with its object, also with one that is deleted while no controller leads.
- * What a user had made before, or has made or changed through the API since, has another time or
- * version, and stays. */
+/* A collection of the store, by the function's name: {"platform", "uid", "created", "version"}. The
+ * function that was created then was made by a Function object of this platform, in the namespace
+ * of that uid (older versions did not write it), and so was that version of it. It goes with its
+ * object, also with one that is deleted while no controller leads. What a user had made before, or
+ * has made or changed through the API since, has another time or version, and stays; so does what
+ * went with its namespace. */
 #define MADE "functionobjects"
 
 /* One of the two kinds. */
@@ -41,12 +42,15 @@ typedef struct shelf {
 
 struct kube_catalog {
     controller *controller;
+    const kube_config *access;
     char install[KUBE_INSTALL_BYTES], platform[PLATFORM_BYTES];
     kube_client *client;
     pthread_t thread;
     bool running;
     shelf functions, datasets;
     /* our thread's: */
+    char uid[KUBE_UID_BYTES]; /* the namespace's */
+    bool knows_uid;
     json_t *tried;   /* uid: {"generation", "when", "failure"} */
     json_t *leaving; /* functions to be deleted; true: it was said that this one is not yet */
     bool compared;   /* with what was made under those who led before */
@@ -153,7 +157,7 @@ static void note_made(kube_catalog *k, const json_t *record, bool fresh)
     if (!fresh && !was_made(k, record))
         return;
     cleanup_json json_t *mark = mark_of(k, record);
-    if (!mark)
+    if (!mark || json_object_set_new(mark, "uid", json_string(k->uid)))
         err_set(&e, ERR_NOMEM, "no memory");
     else
         store_put(k->controller->store, MADE, name, mark, STORE_ANY, NULL, &e);
@@ -247,6 +251,7 @@ static bool is_as_made(kube_catalog *k, const char *name, err *e)
         store_get(k->controller->store, MADE, name, &mark, NULL, e))
         return false;
     cleanup_json json_t *now = mark_of(k, record);
+    json_object_del(mark, "uid"); /* its object was here just now, or compare has looked at it */
     return json_equal(now, mark);
 }
 
@@ -291,6 +296,16 @@ static int take_mark(void *context, const char *key, json_t *value, err *e)
     return json_object_set(context, key, value) ? err_set(e, ERR_NOMEM, "no memory for names") : 0;
 }
 
+/* Whether the object of that mark was one of ours. Where none stands (`alone`), a mark without the
+ * namespace's uid is taken for that of a namespace before ours. */
+static bool is_ours(const kube_catalog *k, const json_t *mark, bool alone)
+{
+    const char *uid = text_of(mark, "uid");
+    if (strcmp(text_of(mark, "platform"), k->platform) != 0)
+        return false;
+    return json_object_get(mark, "uid") ? !*uid || !*k->uid || strcmp(uid, k->uid) == 0 : !alone;
+}
+
 /* Those whose object was deleted while nobody led leave too. */
 static int compare(kube_catalog *k, const json_t *functions, const json_t *others, err *e)
 {
@@ -302,7 +317,7 @@ static int compare(kube_catalog *k, const json_t *functions, const json_t *other
     if (store_walk(k->controller->store, MADE, take_mark, marks, e))
         return -1;
     json_object_foreach (marks, name, mark) {
-        bool ours = strcmp(text_of(mark, "platform"), k->platform) == 0;
+        bool ours = is_ours(k, mark, json_object_size(functions) == 0);
         if (ours && !json_object_get(functions, name) && !json_object_get(others, name))
             json_object_set_new(k->leaving, name, json_false());
     }
@@ -395,6 +410,15 @@ static void on_failure(void *context, const err *why)
     log_warn("%ss are not looked at: %s", s->kind, why->message);
 }
 
+static bool know_uid(kube_catalog *k)
+{
+    err e = ERR_INIT;
+    k->knows_uid =
+        k->knows_uid || kube_claim_namespace(k->client, k->access->namespace_name,
+                                             clock_deadline_ms(CALL_MS), k->uid, &e) == 0;
+    return k->knows_uid;
+}
+
 static void turn(kube_catalog *k, json_t *functions, json_t *datasets, const json_t *others,
                  const json_t *gone)
 {
@@ -403,6 +427,8 @@ static void turn(kube_catalog *k, json_t *functions, json_t *datasets, const jso
     size_t i;
     json_array_foreach (gone, i, one)
         json_object_set_new(k->leaving, json_string_value(one), json_false());
+    if (!know_uid(k))
+        return;
     compare_once(k, functions, others);
     drop_leaving(k, functions);
     json_object_foreach(functions, name, one) {
@@ -494,6 +520,7 @@ int kube_catalog_start(const kube_config *access, const char *install, controlle
     k->controller = c;
     snprintf(k->install, sizeof k->install, "%s", install);
     snprintf(k->platform, sizeof k->platform, "%s/%s", access->namespace_name, install);
+    k->access = access;
     k->tried = json_object();
     k->leaving = json_object();
     pthread_mutex_init(&k->lock, NULL);

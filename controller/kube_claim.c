@@ -1,10 +1,12 @@
 /* kube_claim.c: see kube_claim.h. */
 #include "kube_claim.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "json_read.h"
 #include "kube_pods.h"
+#include "log.h"
 
 bool kube_claim_is_others(const json_t *object, const char *install)
 {
@@ -25,4 +27,24 @@ int kube_claim_note(kube_client *c, const char *path, const json_t *object, cons
                   install, KUBE_LABEL_JOB, job);
     return patch ? kube_merge_patch(c, path, patch, deadline_ms, NULL, e)
                  : err_set(e, ERR_NOMEM, "no memory for a label");
+}
+
+int kube_claim_namespace(kube_client *c, const char *name, int64_t deadline_ms,
+                         char uid[KUBE_UID_BYTES], err *e)
+{
+    char path[300];
+    cleanup_json json_t *namespace = NULL;
+    err why = ERR_INIT;
+    snprintf(path, sizeof path, "/api/v1/namespaces/%s", name);
+    if (kube_get(c, path, NULL, deadline_ms, &namespace, &why)) {
+        if (why.code == ERR_CANCELLED || err_retry_may_help(why.code)) {
+            *e = why;
+            return -1;
+        }
+        log_warn("namespace %s has no uid for us, and is not told from one of that name before it: "
+                 "%s",
+                 name, why.message);
+    }
+    snprintf(uid, KUBE_UID_BYTES, "%s", kube_object_text(namespace, "uid"));
+    return 0;
 }

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 
 #include "kube_client.h"
+#include "kube_pods.h"
 
 /* Whether another installation's label is on it. */
 bool kube_claim_is_others(const json_t *object, const char *install);
@@ -17,5 +18,9 @@ bool kube_claim_is_others(const json_t *object, const char *install);
  * seen. */
 int kube_claim_note(kube_client *c, const char *path, const json_t *object, const char *install,
                     const char *job, int64_t deadline_ms, err *e);
+/* Our namespace's uid, which tells it from one of its name that was deleted; "": we may not read
+ * it. -1: not now. */
+int kube_claim_namespace(kube_client *c, const char *name, int64_t deadline_ms,
+                         char uid[KUBE_UID_BYTES], err *e);
 
 #endif

@@ -397,25 +397,18 @@ static bool is_deleted(kube_jobs *j, const char *id)
     return j->host.task(j->host.context, id, &task, &e) && e.code == ERR_NOT_FOUND;
 }
 
-/* Who we are, in links. The namespace's uid tells it from one of the same name that was deleted;
- * "": we may not read it. False: not now. */
+/* Who we are, in links. False: not now. */
 static bool know_home(kube_jobs *j)
 {
-    char path[300];
-    cleanup_json json_t *namespace = NULL;
+    char uid[KUBE_UID_BYTES];
     err e = ERR_INIT;
     if (j->home)
         return true;
-    snprintf(path, sizeof path, "/api/v1/namespaces/%s", j->access->namespace_name);
-    if (kube_get(j->client, path, NULL, clock_deadline_ms(CALL_MS), &namespace, &e)) {
-        if (e.code == ERR_CANCELLED || err_retry_may_help(e.code))
-            return false;
-        log_warn("namespace %s has no uid for us, and is not told from one of that name before it: "
-                 "%s",
-                 j->access->namespace_name, e.message);
-    }
+    if (kube_claim_namespace(j->client, j->access->namespace_name, clock_deadline_ms(CALL_MS), uid,
+                             &e))
+        return false;
     j->home = json_pack("{s:s, s:s, s:s}", "install", j->host.install, "namespace",
-                        j->access->namespace_name, "uid", kube_object_text(namespace, "uid"));
+                        j->access->namespace_name, "uid", uid);
     return j->home != NULL;
 }
 

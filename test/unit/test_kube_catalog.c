@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include "../../controller/kube_catalog.h"
+#include "cleanup.h"
 #include "clock.h"
 #include "fake_kube.h"
 #include "json_read.h"
@@ -269,6 +270,59 @@ TEST(what_was_deleted_while_nobody_led_goes_as_somebody_leads)
     apply_and_wait(&w, "later");
     CHECK_INT(version_of("kept"), 1);
     CHECK_INT(version_of("own"), 1);
+    close_world(&w);
+}
+
+static void be_namespace(world *w, const char *uid)
+{
+    fake_kube_set(w->server, "/api/v1/namespaces/test",
+                  json_pack("{s:{s:s, s:s}}", "metadata", "name", "test", "uid", uid));
+}
+
+/* Installed again on the same database after `kubectl delete namespace`, which took the objects. */
+TEST(functions_of_a_namespace_that_was_deleted_stay)
+{
+    world w;
+    open_world(&w);
+    kube_catalog_stop(w.catalog);
+    be_namespace(&w, "before");
+    lead(&w);
+    apply_and_wait(&w, "lenet");
+    apply_and_wait(&w, "other");
+    kube_catalog_stop(w.catalog);
+    fake_kube_remove(w.server, "lenet");
+    fake_kube_remove(w.server, "other");
+    be_namespace(&w, "now");
+    lead(&w);
+    apply_and_wait(&w, "later");
+    CHECK_INT(version_of("lenet"), 1);
+    CHECK_INT(version_of("other"), 1);
+    apply(&w, "lenet", "resnet20"); /* applied again it comes and goes with its object */
+    wait_version("lenet", 2);
+    fake_kube_remove(w.server, "lenet");
+    wait_version("lenet", 0);
+    CHECK_INT(asked(), 1);
+    close_world(&w);
+}
+
+/* Older versions did not write whose they were. */
+TEST(functions_of_older_versions_go_where_objects_of_others_stand)
+{
+    world w;
+    open_world(&w);
+    err e = ERR_INIT;
+    cleanup_json json_t *mark = NULL;
+    apply_and_wait(&w, "gone");
+    apply_and_wait(&w, "kept");
+    kube_catalog_stop(w.catalog);
+    CHECK_OK(store_get(w.controller.store, "functionobjects", "gone", &mark, NULL, &e), e);
+    json_object_del(mark, "uid");
+    CHECK_OK(store_put(w.controller.store, "functionobjects", "gone", mark, STORE_ANY, NULL, &e),
+             e);
+    fake_kube_remove(w.server, "gone");
+    lead(&w);
+    wait_version("gone", 0);
+    CHECK_INT(version_of("kept"), 1);
     close_world(&w);
 }
 
