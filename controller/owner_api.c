@@ -90,7 +90,7 @@ static int check_slots(const owner *o, const request *r, err *e)
     if (!o->cluster->ops->slots_stay || !r->static_parallelism ||
         r->default_parallelism <= o->slots)
         return 0;
-    return err_set(e, ERR_INVALID,
+    return err_set(e, ERR_UNSUPPORTED,
                    "options.default_parallelism: %d static functions, and there are %d slots here "
                    "(kubeml up --slots N)",
                    r->default_parallelism, o->slots);

@@ -1340,6 +1340,9 @@ def bad_requests(p):
         s.refused("train", *words.split(), says=says)
     if not harness.another_platform:  # a cluster may get more
         s.refused("train", *"-f lenet -d tiny -p 5 --static".split(), says="options.default_parallelism: 5")
+        options = {"default_parallelism": 5, "static_parallelism": True}
+        assert p.post("/train", 422, json={"function_name": "lenet", "dataset": "tiny", "epochs": 1, "batch_size": 32,
+                                           "lr": 0.1, "options": options})["reason"] == "unsupported"
     assert p.post("/train", 422, json={"function_name": "lenet", "dataset": "tiny", "epochs": 1, "batch_size": 32,
                                        "lr": 0.1, "options": {"mode": "p2p"}})["reason"] == "unsupported"
     assert "line 1" in p.post("/train", 400, data='{"epochs": 1,}', headers={"Content-Type": "application/json"})["detail"]
