@@ -282,6 +282,10 @@ static void drop_leaving(kube_catalog *k, const json_t *functions)
     const char *name;
     json_t *said;
     void *next;
+    if (json_object_size(k->leaving) == 0 ||
+        !kube_claim_stands(k->client, k->access->namespace_name, k->uid,
+                           clock_deadline_ms(CALL_MS)))
+        return;
     json_object_foreach_safe (k->leaving, next, name, said) {
         if (!json_object_get(functions, name) && !drop_function(k, name, json_is_true(said))) {
             json_object_set_new(k->leaving, name, json_true());

@@ -29,14 +29,20 @@ int kube_claim_note(kube_client *c, const char *path, const json_t *object, cons
                  : err_set(e, ERR_NOMEM, "no memory for a label");
 }
 
+static int get_namespace(kube_client *c, const char *name, int64_t deadline_ms, json_t **out,
+                         err *e)
+{
+    char path[300];
+    snprintf(path, sizeof path, "/api/v1/namespaces/%s", name);
+    return kube_get(c, path, NULL, deadline_ms, out, e);
+}
+
 int kube_claim_namespace(kube_client *c, const char *name, int64_t deadline_ms,
                          char uid[KUBE_UID_BYTES], err *e)
 {
-    char path[300];
     cleanup_json json_t *namespace = NULL;
     err why = ERR_INIT;
-    snprintf(path, sizeof path, "/api/v1/namespaces/%s", name);
-    if (kube_get(c, path, NULL, deadline_ms, &namespace, &why)) {
+    if (get_namespace(c, name, deadline_ms, &namespace, &why)) {
         if (why.code == ERR_CANCELLED || err_retry_may_help(why.code)) {
             *e = why;
             return -1;
@@ -47,4 +53,15 @@ int kube_claim_namespace(kube_client *c, const char *name, int64_t deadline_ms,
     }
     snprintf(uid, KUBE_UID_BYTES, "%s", kube_object_text(namespace, "uid"));
     return 0;
+}
+
+/* Where it cannot be read any more, the right to do so may have gone before it. */
+bool kube_claim_stands(kube_client *c, const char *name, const char *uid, int64_t deadline_ms)
+{
+    cleanup_json json_t *namespace = NULL;
+    if (!*uid)
+        return true;
+    return get_namespace(c, name, deadline_ms, &namespace, NULL) == 0 &&
+           strcmp(kube_object_text(namespace, "uid"), uid) == 0 &&
+           !*kube_object_text(namespace, "deletionTimestamp");
 }

@@ -22,5 +22,8 @@ int kube_claim_note(kube_client *c, const char *path, const json_t *object, cons
  * it. -1: not now. */
 int kube_claim_namespace(kube_client *c, const char *name, int64_t deadline_ms,
                          char uid[KUBE_UID_BYTES], err *e);
+/* Whether the namespace of that uid stands ("": nobody knows, and it is taken to): what is deleted
+ * in it now is not deleted with it. */
+bool kube_claim_stands(kube_client *c, const char *name, const char *uid, int64_t deadline_ms);
 
 #endif

@@ -517,6 +517,10 @@ static void let_go(kube_jobs *j, const json_t *active)
     const char *id;
     json_t *one;
     void *next;
+    if (json_object_size(j->leaving) == 0 ||
+        !kube_claim_stands(j->client, j->access->namespace_name, text_of(j->home, "uid"),
+                           clock_deadline_ms(CALL_MS)))
+        return;
     json_object_foreach_safe(j->leaving, next, id, one) {
         if (!call(j->host.cancel, j, id, "cancelled") || json_object_get(active, id))
             continue;

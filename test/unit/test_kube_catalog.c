@@ -305,6 +305,25 @@ TEST(functions_of_a_namespace_that_was_deleted_stay)
     close_world(&w);
 }
 
+/* While somebody leads until the end. */
+TEST(functions_stay_while_their_namespace_is_deleted)
+{
+    world w;
+    open_world(&w);
+    kube_catalog_stop(w.catalog);
+    be_namespace(&w, "before");
+    lead(&w);
+    apply_and_wait(&w, "lenet");
+    fake_kube_set(w.server, "/api/v1/namespaces/test",
+                  json_pack("{s:{s:s, s:s, s:s}}", "metadata", "name", "test", "uid", "before",
+                            "deletionTimestamp", "2026-01-01T00:00:00Z"));
+    fake_kube_remove(w.server, "lenet");
+    apply_and_wait(&w, "later"); /* in the turn that knows of the removal, or after it */
+    CHECK_INT(version_of("lenet"), 1);
+    CHECK_INT(asked(), 0);
+    close_world(&w);
+}
+
 /* Older versions did not write whose they were. */
 TEST(functions_of_older_versions_go_where_objects_of_others_stand)
 {

@@ -588,6 +588,59 @@ TEST(a_job_whose_train_job_was_deleted_is_cancelled_when_that_can_be)
     close_platform(&p);
 }
 
+static void wait_submitted_as(platform *p, const char *id)
+{
+    int64_t until = clock_deadline_ms(10000);
+    for (bool found = false; !found; poll(NULL, 0, 2)) {
+        json_t *one;
+        size_t i;
+        pthread_mutex_lock(&p->lock);
+        json_array_foreach (p->submitted, i, one)
+            found = found || strcmp(json_string_value(one), id) == 0;
+        pthread_mutex_unlock(&p->lock);
+        CHECK(clock_left_ms(until) > 0);
+    }
+}
+
+static void be_namespace(platform *p, const char *deleted)
+{
+    fake_kube_set(p->server, "/api/v1/namespaces/test",
+                  json_pack("{s:{s:s, s:s, s:s*}}", "metadata", "name", "test", "uid", "now",
+                            "deletionTimestamp", deleted));
+}
+
+/* It is there no more because nothing is: an installation that comes after goes on with the job. */
+TEST(jobs_are_not_cancelled_while_their_namespace_is_deleted)
+{
+    platform p;
+    open_platform(&p);
+    be_namespace(&p, NULL);
+    put_train_job(&p, "one", "aaaaaaaa-aaaa-aaaa", "aaaaaaaaaaaa", "here");
+    kube_jobs_host host = {.submit = take,
+                           .cancel = cancel_later,
+                           .task = old_task,
+                           .current = none_current,
+                           .link = note_unlink,
+                           .links = no_links,
+                           .context = &p,
+                           .install = "here"};
+    err e = ERR_INIT;
+    CHECK_OK(kube_jobs_start(&p.access, &host, &p.jobs, &e), e);
+    put_train_job(&p, "two", "44444444-5555-6666", NULL, NULL);
+    wait_submitted(&p, 1); /* the namespace's uid is known */
+    be_namespace(&p, "2026-01-01T00:00:00Z");
+    fake_kube_remove(p.server, "one");
+    put_train_job(&p, "three", "77777777-8888-9999", NULL, NULL);
+    wait_submitted_as(&p, "777777778888"); /* with the removal, or in a turn after it */
+    put_train_job(&p, "four", "99999999-8888-7777", NULL, NULL);
+    wait_submitted_as(&p, "999999998888");
+    pthread_mutex_lock(&p.lock);
+    int cancels = p.cancels;
+    pthread_mutex_unlock(&p.lock);
+    CHECK_INT(cancels, 0);
+    close_platform(&p);
+}
+
 static int two_links(void *context, json_t **out, err *e)
 {
     platform *p = context;
