@@ -358,6 +358,18 @@ static void choose_hopeless(const sim *s, int i, sim_job *j)
     j->request.gpu.memory_bytes = SIM_GPU_BYTES + 1;
 }
 
+/* Nobody knows of a GPU when the jobs begin, and each needs all there are. */
+static void choose_blind(const sim *s, request *r)
+{
+    if (!s->blind || s->gpus > s->slots)
+        return;
+    r->static_parallelism = true;
+    r->default_parallelism = s->gpus;
+    r->process = PROCESS_OWN;
+    r->device = DEVICE_CUDA;
+    r->gpu.memory_bytes = SIM_GPU_BYTES / 2 + 1;
+}
+
 static void make_job(sim *s, int i)
 {
     static const int ks[] = {-1, -1, 1, 2, 3, 5};
@@ -388,6 +400,7 @@ static void make_job(sim *s, int i)
         j->request.process = PROCESS_SHARED;
     if (s->gpus)
         choose_gpu(s, &j->request);
+    choose_blind(s, &j->request);
     choose_hopeless(s, i, j);
     choose_merge(s, i, &j->request);
     round_limits_default(&j->limits);
@@ -407,6 +420,7 @@ static void make_world(sim *s)
     s->slots = (int)sim_between(s, 2, SIM_FUNCTIONS_MAX);
     s->gpus = sim_chance(s, 0.5) ? (int)sim_between(s, 1, SIM_GPUS_MAX) : 0;
     s->gpus_elsewhere = s->gpus && sim_mix(s->seed, 2 * SIM_JOBS_MAX) % 2;
+    s->blind = s->gpus_elsewhere && sim_mix(s->seed, 2 * SIM_JOBS_MAX + 3) % 2;
     job_limits_default(&s->limits);
     if (!s->strict)
         s->limits.ps_restarts_max = s->limits.pod_tries_max = 900;

@@ -213,6 +213,8 @@ struct sim {
     bool withheld; /* a pod came later than it was waited for; once, so that each job ends */
     bool strict; /* small bounds: "Crashed" is a fair end */
     bool narrow; /* no function starts that a job asks for beyond its request */
+    /* no warm pod shows a GPU before there are jobs, each of which needs all GPUs */
+    bool blind;
     int lost_replies, flips;
     uint64_t steps, hash;
     char wrong[512]; /* the first violation; "" */

@@ -600,7 +600,7 @@ void controller_begin(sim *s)
     for (int i = 0; i < SIM_JOBS_MAX; i++)
         s->ps_conn[i] = -1;
     restore(s);
-    for (int64_t n = s->gpus_elsewhere ? sim_between(s, 0, 3) : 0; n > 0; n--)
+    for (int64_t n = s->gpus_elsewhere ? sim_between(s, 0, 3) : 0; n > 0 && !s->blind; n--)
         add_idle(s, land(s));
     for (int i = 0; i < s->jobs; i++)
         if (!s->job[i].submitted) {
