@@ -1,0 +1,542 @@
+/* test_round_trouble.c: the round machine where functions are lost, silent, slow or wrong, and
+ * Redis or the store is away. */
+#include <math.h>
+
+#include "round_fixture.h"
+
+TEST(a_lost_function_is_replaced_and_trains_the_same_again)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "Killed",
+                       .message = "signal 9"});
+    CHECK_INT(get(ROUND_NEED)->incarnation, 1);
+    CHECK_INT(get(ROUND_RELEASE)->incarnation, 0);
+    CHECK_STR(get(ROUND_CONDITION)->name, "FunctionLost");
+    CHECK_CONTAINS(get(ROUND_CONDITION)->message, "signal 9");
+    publish(&c, 1, 0, 0, 0); /* a late word of the dead one */
+    CHECK(!find(ROUND_MERGE));
+    step((round_event){.type = ROUND_HELLO, .function = 1, .incarnation = 0});
+    CHECK_INT(get(ROUND_REFUSE)->code, ERR_STALE);
+    step((round_event){.type = ROUND_HELLO, .function = 1, .incarnation = 1});
+    int slot = get(ROUND_WELCOME)->slot;
+    step((round_event){.type = ROUND_READY, .function = 1, .incarnation = 1, .layout = "l",
+                       .algorithms = "a"});
+    CHECK_INT(get(ROUND_TRAIN)->batch_begin, 0);
+    CHECK_INT(get(ROUND_TRAIN)->slot, slot);
+    publish(&c, 1, 1, 0, 0);
+    CHECK_INT(get(ROUND_MERGE)->merge.rows[1].incarnation, 1);
+    CHECK(get(ROUND_MERGE)->merge.rows[1].slot != get(ROUND_MERGE)->merge.rows[0].slot);
+    round_close(m);
+}
+
+TEST(a_slot_is_used_again_only_after_its_process_ended)
+{
+    round_config c = config(1, 1);
+    c.limits.losses_max = 100;
+    begin(&c);
+    step((round_event){.type = ROUND_LOST, .function = 0, .incarnation = 0});
+    step((round_event){.type = ROUND_HELLO, .function = 0, .incarnation = 1});
+    CHECK_INT(get(ROUND_WELCOME)->slot, 1); /* 0 may still be written to */
+    step((round_event){.type = ROUND_LOST, .function = 0, .incarnation = 0, .ended = true});
+    CHECK_INT(number_of(ROUND_NEED), 0);
+    step((round_event){.type = ROUND_LOST, .function = 0, .incarnation = 1});
+    step((round_event){.type = ROUND_HELLO, .function = 0, .incarnation = 2});
+    CHECK_INT(get(ROUND_WELCOME)->slot, 0);
+    round_close(m);
+}
+
+TEST(who_was_sent_home_is_not_lost)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    CHECK(!round_dismissed(m, 0, 0) && !round_dismissed(m, 1, 0));
+    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "Killed",
+                       .message = "signal 9"});
+    CHECK(!round_dismissed(m, 1, 0)); /* how it died is still to be told */
+    CHECK(!round_dismissed(m, 1, 1)); /* awaited */
+    step((round_event){.type = ROUND_STOP});
+    CHECK(round_dismissed(m, 0, 0));
+    CHECK(!round_dismissed(m, 1, 0));
+    CHECK(round_dismissed(m, 1, 1));
+    CHECK(round_dismissed(m, 99, 0) && round_dismissed(m, -1, 0));
+    round_close(m);
+}
+
+TEST(on_loss_continue_merges_the_others_and_catches_up)
+{
+    round_config c = config(2, 1);
+    c.request.on_loss = ON_LOSS_CONTINUE;
+    c.request.k = 2; /* 5 batches each */
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "Killed", .message = ""});
+    CHECK_INT(get(ROUND_MERGE)->merge.count, 1);
+    CHECK_INT(get(ROUND_MERGE)->merge.samples, 20);
+    CHECK(told("Exact") && !told("Exact")->status);
+    CHECK_STR(told("Exact")->reason, "LeftOut");
+    CHECK_CONTAINS(told("Exact")->message, "epoch 1, round 1 is merged without function 1");
+    merged(0, 0, 1);
+    publish(&c, 0, 0, 0, 1);
+    merged(0, 1, 2);
+    join(1, 1);
+    publish(&c, 0, 0, 0, 2); /* its last batch */
+    merged(0, 2, 3);
+    CHECK_INT(get(ROUND_TRAIN)->function, 1);
+    CHECK_INT(get(ROUND_TRAIN)->batch_begin, 0);
+    for (int round = 3; round < 6; round++) {
+        round_event p = report(&c, 1, 1, 0, round - 3);
+        p.round = round;
+        step(p);
+        CHECK_INT(get(ROUND_MERGE)->merge.count, 1);
+        merged(0, round, round + 1);
+    }
+    CHECK_INT(get(ROUND_COMMIT)->record.samples, 100);
+    round_close(m);
+}
+
+TEST(silence_is_a_loss_but_not_when_we_slept_ourselves)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    while (now < 3500) {
+        now += 500;
+        step((round_event){.type = ROUND_HEARTBEAT, .function = 0, .phase = "train", .batches = 1});
+        CHECK(!find(ROUND_NEED));
+    }
+    CHECK_INT(round_deadline(m), 1000 + 3500);
+    now = 1000 + 3500;
+    step((round_event){.type = ROUND_TICK});
+    CHECK_INT(get(ROUND_NEED)->function, 1);
+    CHECK_STR(get(ROUND_NEED)->reason, "Silent");
+    now += 60000; /* this process was stopped */
+    step((round_event){.type = ROUND_HEARTBEAT, .function = 0, .phase = "train", .batches = 2});
+    CHECK(!find(ROUND_NEED));
+    round_close(m);
+}
+
+static void nobody_is_released(void)
+{
+    CHECK_INT(number_of(ROUND_RELEASE), 0);
+    CHECK(!find(ROUND_FINISHED));
+}
+
+/* For ten seconds all are heard of. */
+static void begin_with_four(const round_config *c)
+{
+    begin(c);
+    for (int64_t end = now + 10000; now < end; now += 500)
+        hear_of(4);
+    now -= 500;
+}
+
+/* What the others have said lies in their sockets: it is read one by one, and time is looked at
+ * when all is. */
+TEST(nobody_is_silent_while_we_do_not_listen)
+{
+    static const int64_t pauses[] = {3500, 3501, 3750, 3751, 4000, 4500, 4501, 8000, 60000};
+    round_config c = config(4, 1);
+    for (size_t i = 0; i < sizeof pauses / sizeof *pauses; i++) {
+        begin_with_four(&c);
+        for (int time = 0; time < 2; time++) {
+            now += pauses[i];
+            for (int f = 0; f < 4; f++) {
+                step((round_event){
+                    .type = ROUND_HEARTBEAT, .function = f, .batches = (uint32_t)now});
+                nobody_is_released();
+            }
+            step((round_event){.type = ROUND_TICK});
+            nobody_is_released();
+        }
+        round_close(m);
+    }
+}
+
+/* Where the whole machine stood still they have said nothing either. */
+TEST(who_stood_still_with_us_is_not_silent)
+{
+    static const int64_t pauses[] = {4000, 8000};
+    round_config c = config(4, 1);
+    begin_with_four(&c);
+    for (int i = 0; i < 2; i++) {
+        now += pauses[i];
+        step((round_event){.type = ROUND_TICK});
+        nobody_is_released();
+        CHECK_INT(round_deadline(m), now + c.limits.heartbeat_ms);
+        now += 500;
+        hear_of(4);
+    }
+    round_close(m);
+}
+
+/* The last one says nothing from the pause on. `late_ms`: of every tick. When it is found. */
+static int64_t found_silent(int64_t pause_ms, int64_t late_ms)
+{
+    round_config c = config(4, 1);
+    begin_with_four(&c);
+    const int64_t since = now;
+    now += pause_ms;
+    for (;;) {
+        const int64_t due = round_deadline(m) + late_ms;
+        hear_of(3);
+        nobody_is_released();
+        if (now >= due) {
+            step((round_event){.type = ROUND_TICK});
+            if (find(ROUND_RELEASE))
+                break;
+        }
+        CHECK(now < since + 60000);
+        now = now < due && due < now + 500 ? due : now + 500;
+    }
+    CHECK_INT(number_of(ROUND_RELEASE), 1);
+    CHECK_INT(get(ROUND_RELEASE)->function, 3);
+    CHECK_STR(get(ROUND_NEED)->reason, "Silent");
+    round_close(m);
+    return now - since;
+}
+
+TEST(who_is_silent_is_found_all_the_same)
+{
+    CHECK_INT(found_silent(0, 0), 3500);
+    CHECK_INT(found_silent(4000, 0), 4000 + 3500);
+    CHECK(found_silent(0, 300) <= 2 * (3500 + 500)); /* by one who is always late */
+}
+
+/* As long as anybody waits: one function, the other, or who writes the checkpoint. */
+TEST(a_store_that_functions_wait_for_is_named)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    round_event away = {.type = ROUND_HEARTBEAT, .phase = "train", .message = "store x: no answer"};
+    step(away);
+    CHECK_STR(get(ROUND_CONDITION)->name, "StoreUnavailable");
+    CHECK_STR(get(ROUND_CONDITION)->reason, "StoreDown");
+    CHECK(get(ROUND_CONDITION)->status);
+    CHECK_STR(get(ROUND_CONDITION)->message, "function 0 waits: store x: no answer");
+    away.function = 1;
+    step(away);
+    CHECK(!find(ROUND_CONDITION));
+    step((round_event){.type = ROUND_HEARTBEAT, .function = 0, .phase = "train"});
+    CHECK(!find(ROUND_CONDITION));
+    step((round_event){.type = ROUND_HEARTBEAT, .function = 1, .phase = "train"});
+    CHECK(!get(ROUND_CONDITION)->status);
+    publish(&c, 0, 0, 0, 0);
+    publish(&c, 1, 0, 0, 0);
+    merged(0, 0, 1);
+    step((round_event){.type = ROUND_COMMIT_FAILED, .code = ERR_UNAVAILABLE, .message = "away"});
+    CHECK(get(ROUND_CONDITION)->status);
+    step((round_event){.type = ROUND_HEARTBEAT, .function = 0, .phase = "wait"});
+    CHECK(!find(ROUND_CONDITION)); /* the checkpoint is not written */
+    step((round_event){.type = ROUND_COMMITTED, .epoch = 0});
+    CHECK(!get(ROUND_CONDITION)->status);
+    round_close(m);
+}
+
+/* Who waited is gone, and does not hold the condition up. */
+TEST(a_lost_function_waits_for_no_store)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    step((round_event){.type = ROUND_HEARTBEAT, .function = 1, .message = "store x: no answer"});
+    CHECK(get(ROUND_CONDITION)->status);
+    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "Killed", .message = "killed"});
+    step((round_event){.type = ROUND_HEARTBEAT, .function = 0, .phase = "train"});
+    const round_action *a = get(ROUND_CONDITION);
+    CHECK_STR(a->name, "StoreUnavailable");
+    CHECK(!a->status);
+    round_close(m);
+}
+
+TEST(a_straggler_is_named)
+{
+    round_config c = config(3, 1);
+    begin(&c);
+    now += 500;
+    publish(&c, 0, 0, 0, 0);
+    publish(&c, 2, 0, 0, 0);
+    now += 1600;
+    step((round_event){.type = ROUND_HEARTBEAT, .function = 1, .phase = "train", .batches = 1});
+    CHECK_STR(get(ROUND_CONDITION)->name, "Straggler");
+    CHECK(get(ROUND_CONDITION)->status);
+    CHECK_CONTAINS(get(ROUND_CONDITION)->message, "function 1");
+    publish(&c, 1, 0, 0, 0);
+    CHECK(!get(ROUND_CONDITION)->status);
+    get(ROUND_MERGE);
+    round_close(m);
+}
+
+TEST(a_straggler_in_a_validation_is_named)
+{
+    round_config c = config(2, 1);
+    c.test_samples = 25;
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    publish(&c, 1, 0, 0, 0);
+    merged(0, 0, 1);
+    now += 500;
+    step((round_event){.type = ROUND_VALIDATED, .function = 0, .samples = 10, .correct = 9,
+                       .loss_sum = 1});
+    now += 1600;
+    step((round_event){.type = ROUND_HEARTBEAT, .function = 1, .phase = "validate"});
+    CHECK_STR(get(ROUND_CONDITION)->name, "Straggler");
+    CHECK_CONTAINS(get(ROUND_CONDITION)->message,
+                   "function 1 (incarnation 0) has not validated epoch 1");
+    step((round_event){.type = ROUND_VALIDATED, .function = 1, .samples = 15, .correct = 9,
+                       .loss_sum = 1});
+    CHECK(!get(ROUND_CONDITION)->status);
+    round_close(m);
+}
+
+TEST(bad_code_fails_at_once)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    step((round_event){.type = ROUND_FAILED, .function = 1, .reason = "NaNLoss",
+                       .message = "epoch 0, batch 7"});
+    expect_failure("NaNLoss", "function 1: epoch 0, batch 7");
+
+    begin(&c);
+    round_event p = report(&c, 0, 0, 0, 0);
+    p.loss_sum = (double)NAN;
+    step(p);
+    expect_failure("NaNLoss", "function 0");
+
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    step((round_event){.type = ROUND_HELLO, .function = 1});
+    step((round_event){.type = ROUND_LOST, .function = 1, .message = "exit status 3"});
+    CHECK(!find(ROUND_FINISHED)); /* once may be bad luck */
+    step((round_event){.type = ROUND_LOST, .function = 1, .incarnation = 1,
+                       .message = "exit status 3"});
+    expect_failure("Crashed", "exit status 3");
+
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    join(0, 0);
+    step((round_event){.type = ROUND_HELLO, .function = 1});
+    step((round_event){.type = ROUND_READY, .function = 1, .layout = "other", .algorithms = "a"});
+    expect_failure("ShapeMismatch", "function 1");
+
+    begin(&c);
+    for (int i = 0; i < 4; i++) {
+        step((round_event){.type = ROUND_LOST, .function = 0, .incarnation = i,
+                           .message = "SIGSEGV"});
+        CHECK(!find(ROUND_FINISHED));
+        join(0, i + 1);
+    }
+    step((round_event){.type = ROUND_LOST, .function = 0, .incarnation = 4, .message = "SIGSEGV"});
+    expect_failure("Crashed", "SIGSEGV");
+}
+
+/* A drain of one node after the other is no fault of the code. */
+TEST(functions_that_the_cluster_ends_before_they_are_ready_are_tried_again)
+{
+    static const char *const reasons[] = {"EvictionByEvictionAPI", "Deleted", "NodeLost"};
+    round_config c = config(2, 1);
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    join(0, 0);
+    for (int i = 0; i < 3; i++) {
+        step((round_event){.type = ROUND_HELLO, .function = 1, .incarnation = i});
+        step((round_event){.type = ROUND_LOST, .function = 1, .incarnation = i, .ended = true,
+                           .reason = reasons[i], .message = "node n1"});
+        CHECK(!find(ROUND_FINISHED));
+    }
+    join(1, 3);
+    CHECK(!find(ROUND_FINISHED));
+    round_close(m);
+}
+
+TEST(a_crash_before_ready_is_not_tried_again)
+{
+    round_config c = config(2, 1);
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    step((round_event){.type = ROUND_HELLO, .function = 1});
+    step((round_event){
+        .type = ROUND_LOST, .function = 1, .reason = "Crashed", .message = "ended by SIGSEGV"});
+    expect_failure("Crashed", "function 1 crashed before it was ready: ended by SIGSEGV");
+
+    /* Its connection ends before anybody knows how it ended. */
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    step((round_event){.type = ROUND_HELLO, .function = 1});
+    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "ConnectionLost"});
+    CHECK(!find(ROUND_FINISHED));
+    step((round_event){.type = ROUND_LOST,
+                       .function = 1,
+                       .ended = true,
+                       .reason = "Crashed",
+                       .message = "exited with status 3"});
+    expect_failure("Crashed", "exited with status 3");
+
+    /* Killed is bad luck, once. */
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    step((round_event){.type = ROUND_HELLO, .function = 1});
+    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "ConnectionLost"});
+    step((round_event){.type = ROUND_LOST, .function = 1, .ended = true, .reason = "Killed"});
+    CHECK(!find(ROUND_FINISHED));
+    join(1, 1);
+    CHECK(!find(ROUND_FINISHED));
+    round_close(m);
+
+    /* One that was ready had code that starts. */
+    begin(&c);
+    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "ConnectionLost"});
+    step((round_event){.type = ROUND_LOST, .function = 1, .ended = true, .reason = "Crashed"});
+    CHECK(!find(ROUND_FINISHED));
+    join(1, 1);
+    CHECK(!find(ROUND_FINISHED));
+    /* Nor is a second time bad luck, where nothing of it was merged in between. */
+    step((round_event){
+        .type = ROUND_LOST, .function = 1, .incarnation = 1, .reason = "ConnectionLost"});
+    step((round_event){.type = ROUND_LOST,
+                       .function = 1,
+                       .incarnation = 1,
+                       .ended = true,
+                       .reason = "Crashed",
+                       .message = "ended by SIGFPE"});
+    expect_failure("Crashed", "function 1 crashed 2 times without a contribution: ended by SIGFPE");
+}
+
+TEST(a_store_that_is_away_is_tried_again_within_bounds)
+{
+    round_config c = config(1, 1);
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    get(ROUND_MERGE);
+    int tries = 0;
+    while (!round_finished(m)) {
+        step((round_event){.type = ROUND_MERGE_FAILED, .function = -1, .code = ERR_UNAVAILABLE,
+                           .message = "connection refused"});
+        if (tries++ == 0)
+            CHECK_STR(get(ROUND_CONDITION)->name, "RedisGone");
+        CHECK(tries < 100);
+        if (round_finished(m))
+            break;
+        CHECK(round_deadline(m) > now);
+        while (!find(ROUND_MERGE)) {
+            now = round_deadline(m);
+            step((round_event){.type = ROUND_HEARTBEAT, .phase = "wait", .batches = (uint32_t)now});
+        }
+    }
+    CHECK(tries > 10);
+    expect_failure("RedisGone", "connection refused");
+}
+
+TEST(a_corrupt_contribution_is_trained_again)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    publish(&c, 1, 0, 0, 0);
+    step((round_event){.type = ROUND_MERGE_FAILED, .function = 1, .code = ERR_CORRUPT,
+                       .message = "x"});
+    CHECK_INT(number_of(ROUND_TRAIN), 1);
+    CHECK_INT(get(ROUND_TRAIN)->function, 1);
+    publish(&c, 1, 0, 0, 0);
+    CHECK_INT(get(ROUND_MERGE)->merge.count, 2);
+    round_close(m);
+}
+
+TEST(redis_restarted_empty_puts_back_and_redoes_the_round)
+{
+    round_config c = config(2, 2);
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    step((round_event){.type = ROUND_REDIS_GONE, .message = "closed"});
+    CHECK_STR(get(ROUND_CONDITION)->name, "RedisGone");
+    step((round_event){.type = ROUND_REDIS_BACK, .empty = true});
+    CHECK_INT(get(ROUND_PUT_BACK)->version, 0);
+    CHECK(!find(ROUND_TRAIN));
+    step((round_event){.type = ROUND_LOADED});
+    CHECK_INT(get(ROUND_TRAIN)->function, 0);
+    CHECK_INT(number_of(ROUND_TRAIN), 1);
+    round_close(m);
+}
+
+/* Published once more it may be what Redis dies of; what is merged says that it is not. */
+TEST(redis_that_dies_of_every_round_fails_the_job)
+{
+    round_config c = config(1, 2);
+    c.request.k = 5;
+    begin(&c);
+    for (int ends = 1, round = 0; !round_finished(m); ends++) {
+        CHECK(ends < 2 * c.limits.redis_ends_max);
+        publish(&c, 0, 0, 0, round);
+        if (ends == c.limits.redis_ends_max - 1)
+            merged(0, round++, 1);
+        step((round_event){.type = ROUND_REDIS_GONE, .message = "ended by signal 11"});
+        CHECK_INT(round_finished(m), ends == 2 * c.limits.redis_ends_max - 2);
+        if (round_finished(m))
+            break;
+        step((round_event){.type = ROUND_REDIS_GONE, .message = "it cannot be restarted yet"});
+        step((round_event){.type = ROUND_REDIS_BACK, .empty = true});
+        get(ROUND_PUT_BACK);
+        step((round_event){.type = ROUND_LOADED});
+    }
+    expect_failure("RedisGone", "ended 5 times without a merged round: ended by signal 11");
+}
+
+TEST(redis_that_stays_away_is_said_with_its_reason)
+{
+    round_config c = config(2, 2);
+    begin(&c);
+    step((round_event){.type = ROUND_REDIS_GONE, .message = "ended by signal 9"});
+    CHECK_CONTAINS(get(ROUND_CONDITION)->message, "signal 9");
+    for (int i = 0; i < 2; i++) {
+        step((round_event){.type = ROUND_REDIS_GONE,
+                           .message = "it cannot be restarted: no memory"});
+        CHECK_INT(number_of(ROUND_CONDITION), i == 0); /* news is told once */
+    }
+    now += c.limits.store_ms;
+    step((round_event){.type = ROUND_TICK});
+    expect_failure("RedisGone", "cannot be restarted: no memory");
+}
+
+/* A long checkpoint may hold a call to the old one for longer than Redis is waited for. */
+TEST(redis_that_runs_again_is_not_given_up)
+{
+    round_config c = config(1, 2);
+    begin(&c);
+    step((round_event){.type = ROUND_REDIS_GONE, .message = "ended by signal 9"});
+    step((round_event){.type = ROUND_REDIS_RUNS, .message = "runs again"});
+    CHECK_STR(get(ROUND_CONDITION)->reason, "Restarted");
+    const int64_t due = now + c.limits.store_ms;
+    while (now < due) {
+        now = round_deadline(m) < due ? round_deadline(m) : due;
+        step((round_event){.type = ROUND_HEARTBEAT, .phase = "train", .batches = (uint32_t)now});
+        CHECK(!find(ROUND_FINISHED));
+    }
+    step((round_event){.type = ROUND_REDIS_GONE, .message = "ended by signal 11"});
+    CHECK_STR(get(ROUND_CONDITION)->reason, "RedisGone");
+    now += c.limits.store_ms;
+    step((round_event){.type = ROUND_TICK});
+    expect_failure("RedisGone", "did not come back within 60 s: ended by signal 11");
+}
+
+/* Its numbers may be those of a round that is opened anew, of another deal. */
+TEST(what_trains_on_a_state_that_was_lost_is_replaced)
+{
+    round_config c = config(2, 2);
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    step((round_event){.type = ROUND_REDIS_GONE, .message = "connection refused"});
+    step((round_event){.type = ROUND_REDIS_BACK, .empty = true});
+    get(ROUND_PUT_BACK);
+    round_resume older = {.epoch = 0, .parallelism = 2, .version = 0};
+    step((round_event){.type = ROUND_LOADED, .resume = &older});
+    CHECK_INT(number_of(ROUND_NEED), 1);
+    CHECK_INT(get(ROUND_NEED)->function, 1);
+    CHECK_INT(get(ROUND_NEED)->incarnation, 1);
+    CHECK_INT(number_of(ROUND_TRAIN), 1); /* function 0 had published, and trains again */
+    publish(&c, 1, 0, 0, 0);
+    publish(&c, 0, 0, 0, 0);
+    CHECK(!find(ROUND_MERGE));
+    join(1, 1);
+    publish(&c, 1, 1, 0, 0);
+    get(ROUND_MERGE);
+    round_close(m);
+}
