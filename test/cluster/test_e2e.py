@@ -12,8 +12,8 @@ import cluster  # noqa: F401
 import release
 from cluster import harness
 
-MODULES = ("test_rest", "test_cli", "test_explain", "test_faults", "test_mnist", "test_notebook",
-           "test_shared_process", "test_text")
+MODULES = ("test_rest", "test_rest_jobs", "test_rest_logs", "test_rest_platform", "test_cli", "test_explain", "test_faults",
+           "test_mnist", "test_notebook", "test_shared_process", "test_text")
 
 OWN = "it starts a platform of this machine, or asks none"  # so do all with platform=False
 OPTIONS = "it wants options of its own; the chart's are test_install's"
@@ -24,23 +24,23 @@ STORE = "kubeml run reads the local platform's store"
 DEVICE = "the tests' own device is on this machine; test_gpu has GPUs of pods"
 LONG = "minutes, of arithmetic that is the same in a pod; with KUBEML_TC_ALL=1 it runs"
 OTHERWISE = {
-    "test_rest.a_start_ends_with_the_first_trained_batch": "kubeml-ps says when; test_training looks at the phases",
+    "test_rest_jobs.a_start_ends_with_the_first_trained_batch": "kubeml-ps says when; test_training looks at the phases",
     "test_rest.the_id_alone_for_clients_without_accept": WHEREVER,
-    "test_rest.the_model_that_a_job_begins_with_stays": WHEREVER,
-    "test_rest.a_job_goes_on_with_its_own_dataset_or_not_at_all": WHEREVER,
-    "test_rest.bounds_of_a_job": "test_trainjob has a deadline",
-    "test_rest.a_stopped_platform_goes_on": "test_upgrade stops this one",
-    "test_rest.a_running_job_keeps_the_version_it_began_with": WHEREVER,
-    "test_rest.a_killed_controller_adopts": KILLED, "test_rest.a_killed_ps_is_replaced": KILLED,
-    "test_rest.a_jobs_redis_from_outside": "a pod's listens on the pod's network; test_network has who reaches it",
-    "test_rest.what_still_stops_is_not_resumed_and_why_is_said": "kubeml-ps is held by a signal",
-    "test_rest.an_empty_pool_starts_what_is_needed": OPTIONS,
-    "test_rest.idle_connections_block_nobody": "a port-forward would be measured, not the server",
+    "test_rest_jobs.the_model_that_a_job_begins_with_stays": WHEREVER,
+    "test_rest_jobs.a_job_goes_on_with_its_own_dataset_or_not_at_all": WHEREVER,
+    "test_rest_jobs.bounds_of_a_job": "test_trainjob has a deadline",
+    "test_rest_platform.a_stopped_platform_goes_on": "test_upgrade stops this one",
+    "test_rest_platform.a_running_job_keeps_the_version_it_began_with": WHEREVER,
+    "test_rest_platform.a_killed_controller_adopts": KILLED, "test_rest_platform.a_killed_ps_is_replaced": KILLED,
+    "test_rest_platform.a_jobs_redis_from_outside": "a pod's listens on the pod's network; test_network has who reaches it",
+    "test_rest_jobs.what_still_stops_is_not_resumed_and_why_is_said": "kubeml-ps is held by a signal",
+    "test_rest_platform.an_empty_pool_starts_what_is_needed": OPTIONS,
+    "test_rest_platform.idle_connections_block_nobody": "a port-forward would be measured, not the server",
     "test_rest.an_upload_that_breaks_off_leaves_nothing": "a port-forward keeps the connection open",
     "test_rest.the_server_keeps_openapi": LONG,
     "test_rest.bodies_over_the_limit": "a port-forward cuts off what is refused before it is read",
-    "test_rest.a_stream_too_many_is_refused_with_its_cause": "it takes all the streams that other cases of this release want too",
-    "test_rest.logs_that_nobody_reads_have_a_limit": "a port-forward takes what nobody reads",
+    "test_rest_logs.a_stream_too_many_is_refused_with_its_cause": "it takes all the streams that other cases of this release want too",
+    "test_rest_logs.logs_that_nobody_reads_have_a_limit": "a port-forward takes what nobody reads",
     "test_cli.epochs_are_shown_while_the_job_runs": CLIENT, "test_cli.weights_from_pytorch_and_back": CLIENT,
     "test_cli.formats": CLIENT, "test_cli.the_lines_that_convert_a_pickle_do": CLIENT,
     "test_cli.one_file_may_be_a_whole_dataset": CLIENT, "test_cli.bad_datasets": CLIENT,
