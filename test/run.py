@@ -43,7 +43,7 @@ LEFT_OUT = [
     # one_seed_one_model stays: the same programs on the same data, for three epochs instead of 38.
     ("", r"test_notebook.py:the_notebook|test_cpu_bf16:resnet20_learns|test_mnist.py:(sorted_by_label|one_function_is_kubeml_run|every_k_trains|an_elastic_job_)",
      "how well many epochs learn is no question of memory or threads; it runs without sanitizers"),
-    ("", r"test_readme.py:", "each of its commands runs under it in test_cli; the page itself runs without sanitizers"),
+    ("", r"test_readme.py:", "each of its commands runs under it in test_cli*.py; the page itself runs without sanitizers"),
     ("", r"test_simulate:finds_", "that a planted mistake is found is no question of memory; it runs without sanitizers"),
     ("", r"test_cuda_compare:", "how far weights move is no question of memory or threads; it runs without sanitizers"),
     ("", r"test_explain.py:a_function_that_takes_", "sanitizers take more addresses than a limit leaves; it runs without them"),

@@ -12,8 +12,8 @@ import cluster  # noqa: F401
 import release
 from cluster import harness
 
-MODULES = ("test_rest", "test_rest_jobs", "test_rest_logs", "test_rest_platform", "test_cli", "test_explain", "test_faults",
-           "test_mnist", "test_notebook", "test_shared_process", "test_text")
+MODULES = ("test_rest", "test_rest_jobs", "test_rest_logs", "test_rest_platform", "test_cli", "test_cli_follow", "test_cli_models",
+           "test_cli_refused", "test_explain", "test_faults", "test_mnist", "test_notebook", "test_shared_process", "test_text")
 
 OWN = "it starts a platform of this machine, or asks none"  # so do all with platform=False
 OPTIONS = "it wants options of its own; the chart's are test_install's"
@@ -41,17 +41,17 @@ OTHERWISE = {
     "test_rest.bodies_over_the_limit": "a port-forward cuts off what is refused before it is read",
     "test_rest_logs.a_stream_too_many_is_refused_with_its_cause": "it takes all the streams that other cases of this release want too",
     "test_rest_logs.logs_that_nobody_reads_have_a_limit": "a port-forward takes what nobody reads",
-    "test_cli.epochs_are_shown_while_the_job_runs": CLIENT, "test_cli.weights_from_pytorch_and_back": CLIENT,
-    "test_cli.formats": CLIENT, "test_cli.the_lines_that_convert_a_pickle_do": CLIENT,
-    "test_cli.one_file_may_be_a_whole_dataset": CLIENT, "test_cli.bad_datasets": CLIENT,
-    "test_cli.what_is_long_shows_a_bar_on_a_terminal": CLIENT, "test_cli.what_is_followed_ends_with_who_reads_it": CLIENT,
-    "test_cli.the_same_file_in_one_process": "it reads the local platform's store",
-    "test_cli.the_same_when_nothing_is_said": STORE,
-    "test_cli.what_was_uploaded_for_a_job_that_is_refused_goes_again": "it looks into the local platform's store",
-    "test_cli.a_log_is_taken_from_the_platform_however_slowly_it_is_read":
+    "test_cli_models.epochs_are_shown_while_the_job_runs": CLIENT, "test_cli_models.weights_from_pytorch_and_back": CLIENT,
+    "test_cli.formats": CLIENT, "test_cli_models.the_lines_that_convert_a_pickle_do": CLIENT,
+    "test_cli_models.one_file_may_be_a_whole_dataset": CLIENT, "test_cli_refused.bad_datasets": CLIENT,
+    "test_cli_models.what_is_long_shows_a_bar_on_a_terminal": CLIENT, "test_cli_follow.what_is_followed_ends_with_who_reads_it": CLIENT,
+    "test_cli_models.the_same_file_in_one_process": "it reads the local platform's store",
+    "test_cli_models.the_same_when_nothing_is_said": STORE,
+    "test_cli_models.what_was_uploaded_for_a_job_that_is_refused_goes_again": "it looks into the local platform's store",
+    "test_cli_follow.a_log_is_taken_from_the_platform_however_slowly_it_is_read":
         "kubelet drops what it has rotated, so that two reads of a long log differ; the program is the same",
-    "test_cli.a_large_upload_needs_little_memory": "it looks at the local platform's process",
-    "test_cli.no_redis": OPTIONS, "test_cli.no_redis_for_the_pool": OPTIONS,
+    "test_cli_models.a_large_upload_needs_little_memory": "it looks at the local platform's process",
+    "test_cli_refused.no_redis": OPTIONS, "test_cli_refused.no_redis_for_the_pool": OPTIONS,
     "test_explain.no_free_slot": WHEREVER, "test_explain.cancelled": WHEREVER,
     "test_explain.not_a_number": "test_trainjob has one that fails so",
     "test_explain.a_refusal_outlives_the_controller": "it starts the local platform again",
