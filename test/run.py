@@ -45,6 +45,8 @@ LEFT_OUT = [
      "how well many epochs learn is no question of memory or threads; it runs without sanitizers"),
     ("", r"test_readme.py:", "each of its commands runs under it in test_cli*.py; the page itself runs without sanitizers"),
     ("", r"test_simulate:finds_", "that a planted mistake is found is no question of memory; it runs without sanitizers"),
+    ("", r"test_ps:(redis_that_hangs_under|redis_that_stands_still|the_container_of_redis_hangs)|test_faults.py:what_stands_still_",
+     "it waits for a minute or two; test_ps:redis_that_hangs_is_killed goes the same way; it runs without sanitizers"),
     ("", r"test_cuda_compare:", "how far weights move is no question of memory or threads; it runs without sanitizers"),
     ("", r"test_explain.py:a_function_that_takes_", "sanitizers take more addresses than a limit leaves; it runs without them"),
     ("address", r"test_cpu_bf16:every_",
