@@ -59,6 +59,7 @@ OTHERWISE = {
     "test_explain.store_down": "it takes away the local platform's folder",
     "test_faults.a_function_that_a_job_grows_by_computes_as_the_others": OPTIONS,
     "test_faults.every_process_of_a_job_killed_at_random_places": KILLED, "test_faults.redis_killed": KILLED,
+    "test_faults.what_stands_still_for_good_is_replaced": "test_kills.py:redis_and_ps_stand_still; in a pod another asks Redis, and waits longer",
     "test_faults.the_controller_killed_in_every_state": "kubelet waits longer before each start; test_kills kills it",
     "test_faults.a_job_ends_while_no_controller_is_there": "it starts the local platform again",
     "test_faults.a_job_given_up_leaves_no_segment": "segments are the pods' own and go with them",

@@ -155,8 +155,9 @@ TEST(a_controller_that_attaches_hears_of_what_is_over_too)
     CHECK(told("FunctionLost")->status);
     join(1, 1);
     count = round_tell(m, &actions);
-    CHECK(!told("FunctionLost")->status);
-    CHECK_STR(told("FunctionLost")->reason, "Replaced");
+    const round_action *lost = told("FunctionLost");
+    CHECK(lost && !lost->status);
+    CHECK_STR(lost->reason, "Replaced");
     CHECK(!told("Straggler") && !told("Exact")); /* never were */
     round_close(m);
 }
