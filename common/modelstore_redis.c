@@ -384,6 +384,15 @@ static uint64_t block_in_redis(block_shape s)
     return bytes;
 }
 
+/* What it holds of them besides while they are on their way: a client keeps a buffer for one more
+ * chunk after each that it sent, and a merge that reads has that many answers asked for. */
+static uint64_t on_their_way(block_shape s, int blocks)
+{
+    size_t first;
+    chunk_place(s, 0, &first);
+    return (uint64_t)(blocks + REMOTE_WINDOW) * allocated(first);
+}
+
 /* 0: it does not say, or there is no limit. */
 static uint64_t info_number(const resp_reply *info, const char *name)
 {
@@ -399,7 +408,8 @@ static int room_in_redis(remote *r, int blocks, int64_t deadline_ms, err *e)
     if (remote_call(r, &info, NULL, deadline_ms, e))
         return -1;
     uint64_t most = info_number(&info, "\nmaxmemory:"), used = info_number(&info, "\nused_memory:");
-    uint64_t need = (uint64_t)blocks * block_in_redis(r->layout.shape);
+    uint64_t need =
+        (uint64_t)blocks * block_in_redis(r->layout.shape) + on_their_way(r->layout.shape, blocks);
     resp_reply_free(&info);
     if (most == 0 || used + need <= most)
         return 0;

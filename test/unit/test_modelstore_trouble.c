@@ -365,7 +365,7 @@ static void limit_memory(const fixture *f, uint64_t bytes)
  * and without one model of it, which takes a quarter more than it has bytes, is not. */
 static void there_is_room_for_what_fits(const char *kind)
 {
-    enum { MODEL = 8 << 20, STEP = MODEL / 8 };
+    enum { MODEL = 32 << 20, STEP = MODEL / 32 };
     fixture f;
     err e = ERR_INIT;
     const modelstore_part parts[] = {{0, 1, 1}, {1, 1, 1}, {2, 1, 1}};
