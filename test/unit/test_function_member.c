@@ -4,10 +4,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
-#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,6 +18,7 @@
 #include "modelstore.h"
 #include "modelstore_fixture.h"
 #include "shm.h"
+#include "small_disk.h"
 #include "wire.h"
 
 #include "../../ps/redis_server.h"
@@ -743,37 +742,16 @@ TEST(a_model_store_that_stays_full_ends_the_job_with_that_reason)
     close_platform(&p);
 }
 
-/* A folder of 1 MiB for segments; processes that are started from now on see it. */
-static void mount_small_folder(char folder[300])
-{
-    snprintf(folder, 300, "%s/small", test_tmp());
-    CHECK(mkdir(folder, 0700) == 0);
-    if ((unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) ||
-        mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
-        mount("tmpfs", folder, "tmpfs", 0, "size=1m") != 0)
-        test_skip("a small folder: no file system may be mounted here");
-}
-
-/* Takes all that is left there. */
-static void fill(const char *folder)
-{
-    static const char zeros[4096];
-    char path[320];
-    snprintf(path, sizeof path, "%s/others", folder);
-    cleanup_close int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    CHECK(fd >= 0);
-    while (write(fd, zeros, sizeof zeros) > 0)
-        ;
-    CHECK_INT(errno, ENOSPC);
-}
-
 /* Nothing is trained that could not be published. */
 TEST(a_folder_without_room_ends_the_job_before_it_is_trained)
 {
     platform p;
     err e = ERR_INIT;
-    char folder[300];
-    mount_small_folder(folder);
+    char folder[300], others[320];
+    snprintf(folder, sizeof folder, "%s/small", test_tmp());
+    snprintf(others, sizeof others, "%s/others", folder);
+    CHECK(mkdir(folder, 0700) == 0);
+    small_disk_mount(folder, "1m"); /* for segments */
     open_platform(&p, "f", BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS), "");
     snprintf(p.member_access.segment_dir, sizeof p.member_access.segment_dir, "%.*s",
              (int)sizeof p.member_access.segment_dir - 1, folder);
@@ -781,7 +759,7 @@ TEST(a_folder_without_room_ends_the_job_before_it_is_trained)
     runtime *r = &p.functions[0];
     CHECK(join(&p, r));
     init_model(&p);
-    fill(folder);
+    small_disk_fill(others);
     cleanup_json json_t *m =
         do_task(&p, r,
                 json_pack("{s:s,s:i,s:i,s:I,s:i,s:i,s:i,s:i,s:f,s:i}", "type", "train", "epoch", 0,

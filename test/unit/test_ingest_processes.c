@@ -2,9 +2,7 @@
  * need little memory. */
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <signal.h>
-#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,6 +14,7 @@
 #include "ingest.h"
 #include "npz.h"
 #include "rng.h"
+#include "small_disk.h"
 #include "stores.h"
 
 static store *open_store(void)
@@ -254,15 +253,6 @@ static bytes zeros_gz(size_t mib)
     return gz;
 }
 
-/* 32 MiB, in the place of the test's folder, for this process alone. */
-static void mount_small_disk(void)
-{
-    if ((unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) ||
-        mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
-        mount("tmpfs", test_tmp(), "tmpfs", 0, "size=32m") != 0)
-        test_skip("a small disk: no file system may be mounted here");
-}
-
 TEST(a_bomb_ends_before_the_disk_is_full)
 {
     err e = ERR_INIT;
@@ -270,7 +260,7 @@ TEST(a_bomb_ends_before_the_disk_is_full)
     spool_quota quota = {.bytes = UINT64_C(1) << 40};
     uint64_t left;
     cleanup_bytes bytes bomb = zeros_gz(64);
-    mount_small_disk();
+    small_disk_mount(test_tmp(), "32m");
     CHECK_OK(spool_new(test_tmp(), &quota, &s, &e), e);
     CHECK_ERR(spool_feed(s, bomb.at, bomb.len, &e), e, ERR_LIMIT, "it does not fit");
     CHECK_OK(fs_free_bytes(test_tmp(), &left, NULL, &e), e);
@@ -286,7 +276,7 @@ TEST(a_share_of_the_disk_stays_free)
     spool_quota quota = {.bytes = UINT64_C(1) << 40, .disk = &disk};
     uint64_t left;
     cleanup_bytes bytes bomb = zeros_gz(64);
-    mount_small_disk();
+    small_disk_mount(test_tmp(), "32m");
     for (int with_length = 0; with_length < 2; with_length++) {
         err e = ERR_INIT;
         spool *s;

@@ -1,21 +1,17 @@
 /* test_ps.c: kubeml-ps with a real redis-server, a real store and functions that add numbers. What
  * goes on in another kubeml-ps: test_ps_resume.c. */
-#include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cleanup.h"
 #include "clock.h"
 #include "layout.h"
 #include "ps_world.h"
+#include "small_disk.h"
 #include "test.h"
 
 TEST_LIMIT(a_whole_job, 60)
@@ -676,17 +672,6 @@ TEST_LIMIT(an_elastic_job_goes_on_without_one_that_says_failed, 60)
     world_end(&w);
 }
 
-/* Takes what the three have left. */
-static void fill(const char *path)
-{
-    static const char zeros[4096];
-    cleanup_close int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    CHECK(fd >= 0);
-    while (write(fd, zeros, sizeof zeros) > 0)
-        ;
-    CHECK_INT(errno, ENOSPC);
-}
-
 /* The folder of segments is full when the fourth is asked for, and is not any more later. */
 TEST_LIMIT(an_elastic_job_goes_on_without_one_that_the_model_store_has_no_room_for, 60)
 {
@@ -696,15 +681,12 @@ TEST_LIMIT(an_elastic_job_goes_on_without_one_that_the_model_store_has_no_room_f
     CHECK(mkdir(folder, 0700) == 0);
     snprintf(folder, sizeof folder, "%s/job/shm", test_tmp());
     CHECK(mkdir(folder, 0700) == 0);
-    if ((unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) ||
-        mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
-        mount("tmpfs", folder, "tmpfs", 0, "size=1m") != 0)
-        test_skip("a small folder: no file system may be mounted here");
+    small_disk_mount(folder, "1m");
     world_start(
         &w, &(world_options){.epochs = 4, .elastic = true, .failpoint = "after-checkpoint:1:stop"});
     world_hold(&w);
     snprintf(others, sizeof others, "%s/others", folder);
-    fill(others);
+    small_disk_fill(others); /* takes what the three have left */
     world_go_on(&w);
     const json_t *why = NULL;
     for (json_t *m; !why; why = json_object_get(m, "message")) {

@@ -1,0 +1,39 @@
+/* small_disk.h: a file system with little room, for this process and those that it starts from then
+ * on. */
+#ifndef KUBEML_TEST_SMALL_DISK_H
+#define KUBEML_TEST_SMALL_DISK_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "test.h"
+
+/* In the place of an empty folder; `size` as tmpfs has it, "1m". Skips the case where nothing may
+ * be mounted. */
+static inline void small_disk_mount(const char *folder, const char *size)
+{
+    char options[32];
+    snprintf(options, sizeof options, "size=%s", size);
+    if ((unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) ||
+        mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("tmpfs", folder, "tmpfs", 0, options) != 0)
+        test_skip("a small disk: no file system may be mounted here");
+}
+
+/* Takes all that is left where `path` is made. */
+static inline void small_disk_fill(const char *path)
+{
+    static const char zeros[4096];
+    cleanup_close int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(fd >= 0);
+    while (write(fd, zeros, sizeof zeros) > 0)
+        ;
+    CHECK_INT(errno, ENOSPC);
+}
+
+#endif
