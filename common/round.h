@@ -42,7 +42,7 @@ typedef struct round_limits {
     /* 600 s for a needed function to join, else the job fails; an elastic one that is to begin, or
      * to go on with another epoch after a resume, does without all but function 0 */
     int64_t function_wait_ms;
-    int64_t end_wait_ms;        /* 3 s to learn how one that was not ready yet has ended */
+    int64_t end_wait_ms;        /* 3 s to learn how one ended, not ready or lost before; then more */
     int64_t grow_wait_ms;       /* 30 s for an additional function; then the epoch goes without */
     int64_t ask_ms;             /* 3 s for the controller's answer on parallelism */
     int64_t store_ms;           /* 60 s of back-off for the model store or the store */

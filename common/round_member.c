@@ -201,12 +201,15 @@ static void lose_one(round_machine *m, int f)
 void member_lose(round_machine *m, int f, const char *reason, const char *message)
 {
     int incarnation = m->member[f].incarnation;
-    /* How it ended is told a moment after its connection has: the next one may be of no use. */
-    bool how_comes = m->member[f].state == MEMBER_JOINED && strcmp(reason, "ConnectionLost") == 0;
+    bool was_ready = m->member[f].state == MEMBER_READY;
     if (lost_too_often(m, f, reason, message))
         return;
+    /* How it ended is told a moment after its connection has, and the next one may be of no use. Of
+     * one that had started well that is the second loss: once, no time is lost. */
+    int waits = was_ready ? m->member[f].losses - 1 : 1;
+    bool how_comes = waits > 0 && strcmp(reason, "ConnectionLost") == 0;
     m->member[f].lost = incarnation;
-    m->member[f].lost_ready = m->member[f].state == MEMBER_READY;
+    m->member[f].lost_ready = was_ready;
     for (int g = f; g < process_end(m, f); g++)
         lose_one(m, g);
     round_set_condition(m, CONDITION_LOST, true, reason, "function %d (incarnation %d): %.200s", f,
@@ -214,7 +217,7 @@ void member_lose(round_machine *m, int f, const char *reason, const char *messag
     for (int g = f; g < process_end(m, f); g++) {
         need(m, g);
         if (how_comes)
-            m->member[g].tell_ms = m->now_ms + m->config.limits.end_wait_ms;
+            m->member[g].tell_ms = m->now_ms + waits * m->config.limits.end_wait_ms;
         else
             tell_need(m, g, reason);
     }

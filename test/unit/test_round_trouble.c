@@ -389,9 +389,11 @@ TEST(a_crash_before_ready_is_not_tried_again)
     CHECK(!find(ROUND_FINISHED));
     join(1, 1);
     CHECK(!find(ROUND_FINISHED));
-    /* Nor is a second time bad luck, where nothing of it was merged in between. */
+    /* Nor is a second time bad luck, where nothing of it was merged in between. How the first ended
+     * may come only now. */
     step((round_event){
         .type = ROUND_LOST, .function = 1, .incarnation = 1, .reason = "ConnectionLost"});
+    CHECK(!find(ROUND_NEED)); /* the next might end before that is told */
     step((round_event){.type = ROUND_LOST,
                        .function = 1,
                        .incarnation = 1,
@@ -399,6 +401,32 @@ TEST(a_crash_before_ready_is_not_tried_again)
                        .reason = "Crashed",
                        .message = "ended by SIGFPE"});
     expect_failure("Crashed", "function 1 crashed 2 times without a contribution: ended by SIGFPE");
+}
+
+/* On a cluster that tells how a pod ended a second later, others would be lost meanwhile. */
+TEST(who_is_lost_again_and_again_waits_to_hear_how_it_ended)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    for (int i = 0; i < 4; i++) {
+        step((round_event){
+            .type = ROUND_LOST, .function = 1, .incarnation = i, .reason = "ConnectionLost"});
+        int64_t lost_ms = now;
+        while (!find(ROUND_NEED) && now < lost_ms + 60000) {
+            now += 500;
+            step((round_event){.type = ROUND_HEARTBEAT, .function = 0, .batches = (uint32_t)now});
+            step((round_event){.type = ROUND_TICK});
+        }
+        CHECK_INT(now - lost_ms, i * c.limits.end_wait_ms); /* once, no time is lost */
+        CHECK_INT(get(ROUND_NEED)->incarnation, i + 1);
+        join(1, i + 1);
+    }
+    step((round_event){.type = ROUND_LOST,
+                       .function = 1,
+                       .incarnation = 4,
+                       .reason = "ConnectionLost",
+                       .message = "closed"});
+    expect_failure("Crashed", "function 1 was lost 5 times without a contribution: ConnectionLost");
 }
 
 TEST(a_store_that_is_away_is_tried_again_within_bounds)
