@@ -1,4 +1,4 @@
-/* prefetch.h: asks for memory that will be read soon.
+/* prefetch.h: asks for memory that will be read, or written, soon.
  *
  * Samples lie where the draw put them: each is a miss of the caches, and too short for the
  * processor to guess what follows. Only a hint: any address is allowed. */
@@ -13,6 +13,12 @@ static inline void prefetch_bytes(const void *from, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += PREFETCH_LINE)
         __builtin_prefetch((const char *)from + at);
+}
+
+static inline void prefetch_to_write(const void *to, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at += PREFETCH_LINE)
+        __builtin_prefetch((const char *)to + at, 1);
 }
 
 #endif

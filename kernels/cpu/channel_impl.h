@@ -2,57 +2,103 @@
  * gates. Rows and windows are lists of taps (cpu_kernels.h), so that borders cost nothing and need
  * no padding. */
 
+/* call(lanes, vectors) over the channels from c on, `most` vectors at a time as long as there are
+ * so many. */
 #if KERNELS_WIDE
-#define CHANNELS_WIDE(call) for (; c + 16 <= g->cs; c += 16) call(16)
-#define CHANNELS_FOUR(call) for (; c + 64 <= g->cs; c += 64) call(16)
+#define CHANNELS(most, call)                                                                       \
+    for (; most >= 4 && c + 64 <= g->cs; c += 64)                                                  \
+        call(16, 4);                                                                               \
+    for (; most >= 2 && c + 32 <= g->cs; c += 32)                                                  \
+        call(16, 2);                                                                               \
+    for (; c + 16 <= g->cs; c += 16)                                                               \
+        call(16, 1);                                                                               \
+    for (; c < g->cs; c += 8)                                                                      \
+        call(8, 1);
 #else
-#define CHANNELS_WIDE(call) (void)0
-#define CHANNELS_FOUR(call) for (; c + 32 <= g->cs; c += 32) call(8)
+#define CHANNELS(most, call)                                                                       \
+    for (; most >= 4 && c + 32 <= g->cs; c += 32)                                                  \
+        call(8, 4);                                                                                \
+    for (; most >= 2 && c + 16 <= g->cs; c += 16)                                                  \
+        call(8, 2);                                                                                \
+    for (; c < g->cs; c += 8)                                                                      \
+        call(8, 1);
 #endif
+
+INLINE void window_at(const window_geom *g, const window_group *at, const int pixels,
+                      const int most, const bool weighted, const float *x, const float *w,
+                      const float *b, float *y)
+{
+    int c = 0;
+#define PIXELS(v, n) window_pixels##v(g, at, pixels, n, weighted, c, x, w, b, y)
+    CHANNELS(most, PIXELS)
+#undef PIXELS
+}
+
+static void window_alike(const window_geom *g, const window_group *at, int pixels, const float *x,
+                         const float *w, const float *b, float *y)
+{
+    switch (pixels * 2 + (w != NULL)) {
+    case 8: window_at(g, at, 4, 2, false, x, w, b, y); break;
+    case 9: window_at(g, at, 4, 2, true, x, w, b, y); break;
+    case 4: window_at(g, at, 2, 4, false, x, w, b, y); break;
+    case 5: window_at(g, at, 2, 4, true, x, w, b, y); break;
+    case 2: window_at(g, at, 1, 4, false, x, w, b, y); break;
+    default: window_at(g, at, 1, 4, true, x, w, b, y);
+    }
+}
+
+/* Outputs [h, h + rows) times [d, d + columns), each `every` further than the one before, which all
+ * have the same taps along an axis. */
+static void window_block(const window_geom *g, int h, int rows, int d, int columns, const float *x,
+                         const float *w, const float *b, float *y)
+{
+    const size_t cs = (size_t)g->cs, x_row = (size_t)g->h.step[h] * g->x_row,
+                 x_step = (size_t)g->w.step[d] * cs, y_row = (size_t)g->h.every * g->y_row,
+                 y_step = (size_t)g->w.every * cs;
+    const bool down = rows > columns; /* rather so many neighbours that way */
+    float *to = y + (size_t)h * g->y_row + (size_t)d * cs;
+    for (int i = 0; i < (down ? columns : rows); i++, to += down ? y_step : y_row) {
+        int n = i * (down ? g->w.every : g->h.every);
+        window_group at = {down ? h : h + n, down ? d + n : d, down ? x_row : x_step,
+                           down ? y_row : y_step};
+        window_alike(g, &at, down ? rows : columns, x, w, b, to);
+    }
+}
 
 static void window(const window_geom *g, const float *x, const float *w, const float *b, float *y)
 {
-    for (int h = 0; h < g->h.count; h++)
-        for (int d = 0, next; d < g->w.count; d = next) {
-            float *to = y + (size_t)h * g->y_row + (size_t)d * (size_t)g->cs;
-            bool four = g->w.step[d] >= 0;
-            int c = 0;
-            next = d + (four ? 4 : 1);
-#define PIXELS(v)                                                                                  \
-    (w ? four ? window_pixels##v(g, h, d, 4, 1, true, c, x, w, b, to)                              \
-              : window_pixels##v(g, h, d, 1, 1, true, c, x, w, b, to)                              \
-     : four ? window_pixels##v(g, h, d, 4, 1, false, c, x, w, b, to)                               \
-            : window_pixels##v(g, h, d, 1, 1, false, c, x, w, b, to))
-#define ALONE(v)                                                                                   \
-    (w ? window_pixels##v(g, h, d, 1, 4, true, c, x, w, b, to)                                     \
-       : window_pixels##v(g, h, d, 1, 4, false, c, x, w, b, to))
-            if (!four)
-                CHANNELS_FOUR(ALONE);
-            CHANNELS_WIDE(PIXELS);
-            for (; c < g->cs; c += 8)
-                PIXELS(8);
-#undef PIXELS
-#undef ALONE
-        }
+    for (int top = 0; top < g->h.every; top++)
+        for (int h = top; h < g->h.count; h += g->h.alike[h] * g->h.every)
+            for (int left = 0; left < g->w.every; left++)
+                for (int d = left; d < g->w.count; d += g->w.alike[d] * g->w.every)
+                    window_block(g, h, g->h.alike[h], d, g->w.alike[d], x, w, b, y);
+}
+
+INLINE void taps_at(const window_geom *g, int r, int s, const int taps, const float *x,
+                    const float *dy, size_t dy_row, float *dw)
+{
+    const int most = KERNELS_WIDE ? 4 : 2;
+    int c = 0, first = 0, last = g->w.count;
+    for (int i = s; i < s + taps; i++) {
+        first = g->w.spans[i].from > first ? g->w.spans[i].from : first;
+        last = g->w.spans[i].to < last ? g->w.spans[i].to : last;
+    }
+#define TAPS(v, n) taps_gradient##v(g, r, s, taps, n, first, last, x + c, dy + c, dy_row, dw + c)
+    CHANNELS(most, TAPS)
+#undef TAPS
 }
 
 static void window_dw(const window_geom *g, const float *x, const float *dy, size_t dy_row,
                       float *dw)
 {
     for (int r = 0; r < g->kh; r++)
-        for (int s = 0; s < g->kw; s++, dw += g->cs) {
-            const window_span *h = &g->h.spans[r], *w = &g->w.spans[s];
-            if (h->from >= h->to || w->from >= w->to)
-                continue;
-            int c = 0;
-#define TAP(v)  store##v(dw + c, load##v(dw + c) + tap_gradient##v(g, h, w, x + c, dy + c, dy_row))
-#define TAPS(v) tap_vectors##v(g, h, w, 4, x + c, dy + c, dy_row, dw + c)
-            CHANNELS_FOUR(TAPS);
-            CHANNELS_WIDE(TAP);
-            for (; c < g->cs; c += 8)
-                TAP(8);
-#undef TAP
-#undef TAPS
+        for (int s = 0, taps; s < g->kw; s += taps, dw += (size_t)(taps * g->cs)) {
+            taps = g->kw - s >= 5 ? 5 : g->kw - s >= 3 ? 3 : 1;
+            switch (taps) {
+            case 5: taps_at(g, r, s, 5, x, dy, dy_row, dw); break;
+            case 3: taps_at(g, r, s, 3, x, dy, dy_row, dw); break;
+            default: taps_at(g, r, s, 1, x, dy, dy_row, dw);
+            }
         }
 }
 

@@ -1,81 +1,83 @@
 /* channel_tile_impl.h: windows over single channels, VW of them at a time; included once a
  * width. */
+#ifndef KUBEML_CHANNEL_GROUPS
+#define KUBEML_CHANNEL_GROUPS
+enum { MOST_TAPS = 5 }; /* of a depthwise weight gradient at a time */
 
-/* Four neighbours with the same taps, or one pixel and so many vectors: y = b + sum of w (or the
- * taps' scales) times x. */
-INLINE void T(window_pixels)(const window_geom *g, int h, int d, const int pixels,
+/* Outputs that have the same taps: the first, and floats from one to the next. */
+typedef struct window_group {
+    int h, w;
+    size_t x_step, y_step;
+} window_group;
+#endif
+
+/* So many pixels with the same taps, and vectors of each: y = b + sum of w (or the taps' scales)
+ * times x. */
+INLINE void T(window_pixels)(const window_geom *g, const window_group *at, const int pixels,
                              const int vectors, const bool weighted, int c, const float *x,
                              const float *w, const float *b, float *y)
 {
     VT acc[4][4], zero = {0};
-    size_t cs = (size_t)g->cs, step = pixels > 1 ? (size_t)g->w.step[d] * cs : 0;
+    size_t cs = (size_t)g->cs;
     UNROLL for (int i = 0; i < pixels; i++)
         UNROLL for (int j = 0; j < vectors; j++)
             acc[i][j] = b ? T(load)(b + c + VW * j) : zero;
-    for (int r = g->h.begin[h]; r < g->h.begin[h + 1]; r++) {
+    for (int r = g->h.begin[at->h]; r < g->h.begin[at->h + 1]; r++) {
         const window_tap *th = &g->h.taps[r];
         const float *row = x + (size_t)th->from * g->x_row + c;
         const float *weights = weighted ? w + (size_t)(th->tap * g->kw) * cs + c : NULL;
-        for (int s = g->w.begin[d]; s < g->w.begin[d + 1]; s++) {
+        for (int s = g->w.begin[at->w]; s < g->w.begin[at->w + 1]; s++) {
             const window_tap *tw = &g->w.taps[s];
             const float *from = row + (size_t)tw->from * cs;
             UNROLL for (int j = 0; j < vectors; j++) {
                 VT v = weighted ? T(load)(weights + (size_t)tw->tap * cs + VW * j)
                                 : T(all)(th->scale * tw->scale);
                 UNROLL for (int i = 0; i < pixels; i++)
-                    acc[i][j] += v * T(load)(from + (size_t)i * step + VW * j);
+                    acc[i][j] += v * T(load)(from + (size_t)i * at->x_step + VW * j);
             }
         }
     }
     UNROLL for (int i = 0; i < pixels; i++) {
         UNROLL for (int j = 0; j < vectors; j++) {
-            float *to = y + (size_t)i * cs + c + VW * j;
+            float *to = y + (size_t)i * at->y_step + c + VW * j;
             VT v = g->accumulate ? T(load)(to) + acc[i][j] : acc[i][j];
+            if (g->next)
+                prefetch_to_write(to + g->next, sizeof v);
             T(store)(to, g->relu ? T(relu)(v) : v);
         }
     }
 }
 
-/* One tap's weight gradient over the whole map, added to dw, of vectors enough that none waits for
- * itself. */
-INLINE void T(tap_vectors)(const window_geom *g, const window_span *h, const window_span *w,
-                           const int vectors, const float *x, const float *dy, size_t dy_row,
-                           float *dw)
+/* Weight gradients of some taps of row r, from tap s on, over the whole map, added to dw: a value
+ * of dy is loaded once for all of them. `first` and `last`: between these outputs all taps meet
+ * inputs. */
+INLINE void T(taps_gradient)(const window_geom *g, int r, int s, const int taps, const int vectors,
+                             int first, int last, const float *x, const float *dy, size_t dy_row,
+                             float *dw)
 {
-    VT acc[4];
-    size_t cs = (size_t)g->cs, step = (size_t)g->w.stride * cs;
-    UNROLL for (int j = 0; j < vectors; j++)
-        acc[j] = T(load)(dw + VW * j);
+    VT acc[MOST_TAPS][4];
+    const window_span *h = &g->h.spans[r], *w = &g->w.spans[s];
+    size_t cs = (size_t)g->cs;
+    UNROLL for (int i = 0; i < taps; i++)
+        UNROLL for (int j = 0; j < vectors; j++)
+            acc[i][j] = T(load)(dw + (size_t)i * cs + VW * j);
     for (int p = h->from; p < h->to; p++) {
-        const float *d = dy + (size_t)p * dy_row + (size_t)w->from * cs;
-        const float *v = x + (size_t)(p * g->h.stride + h->shift) * g->x_row +
-                         (size_t)(w->from * g->w.stride + w->shift) * cs;
-        for (int q = w->from; q < w->to; q++, d += cs, v += step)
-            UNROLL for (int j = 0; j < vectors; j++)
-                acc[j] += T(load)(d + VW * j) * T(load)(v + VW * j);
+        const float *d = dy + (size_t)p * dy_row;
+        const float *row = x + (size_t)(p * g->h.stride + h->shift) * g->x_row;
+        for (int q = 0; q < g->w.count; q++) {
+            bool all = q >= first && q < last;
+            UNROLL for (int i = 0; i < taps; i++) {
+                if (!all && (q < w[i].from || q >= w[i].to))
+                    continue;
+                const float *v = row + (size_t)(q * g->w.stride + w[i].shift) * cs;
+                UNROLL for (int j = 0; j < vectors; j++)
+                    acc[i][j] += T(load)(d + (size_t)q * cs + VW * j) * T(load)(v + VW * j);
+            }
+        }
     }
-    UNROLL for (int j = 0; j < vectors; j++)
-        T(store)(dw + VW * j, acc[j]);
-}
-
-/* The same of one vector: four sums. */
-INLINE VT T(tap_gradient)(const window_geom *g, const window_span *h, const window_span *w,
-                          const float *x, const float *dy, size_t dy_row)
-{
-    VT acc[4] = {{0}, {0}, {0}, {0}};
-    size_t cs = (size_t)g->cs, step = (size_t)g->w.stride * cs;
-    for (int p = h->from; p < h->to; p++) {
-        const float *d = dy + (size_t)p * dy_row + (size_t)w->from * cs;
-        const float *v = x + (size_t)(p * g->h.stride + h->shift) * g->x_row +
-                         (size_t)(w->from * g->w.stride + w->shift) * cs;
-        int q = w->from;
-        for (; q + 4 <= w->to; q += 4, d += 4 * cs, v += 4 * step)
-            UNROLL for (int i = 0; i < 4; i++)
-                acc[i] += T(load)(d + (size_t)i * cs) * T(load)(v + (size_t)i * step);
-        for (; q < w->to; q++, d += cs, v += step)
-            acc[0] += T(load)(d) * T(load)(v);
-    }
-    return (acc[0] + acc[1]) + (acc[2] + acc[3]);
+    UNROLL for (int i = 0; i < taps; i++)
+        UNROLL for (int j = 0; j < vectors; j++)
+            T(store)(dw + (size_t)i * cs + VW * j, acc[i][j]);
 }
 
 /* The largest of n inputs, channels from c on as far as whole vectors go; returns where they end.

@@ -106,10 +106,10 @@ static void run_forward(program *p)
 {
     p->convert_ns = 0;
     for (int i = 0; i < p->layer_count; i++) {
-        if (!p->layers[i].ops->forward) {
+        if (p->layers[i].ops->forward_whole)
             p->layers[i].ops->forward_whole(p, &p->layers[i]);
+        if (!p->layers[i].ops->forward)
             continue;
-        }
         stretch s = {p, i, i};
         while (s.last + 1 < p->layer_count &&
                goes_with(&p->layers[s.last + 1], &p->layers[i], true))
@@ -177,13 +177,13 @@ static void backward_stretch(void *arg, int thread, int threads)
 static void run_backward(program *p)
 {
     for (int i = p->layer_count - 1; i >= 0; i--) {
-        if (p->layers[i].ops->backward_whole) {
-            if (has_backward(p, &p->layers[i])) {
+        if (p->layers[i].ops->backward_whole && has_backward(p, &p->layers[i])) {
+            if (!p->layers[i].ops->backward)
                 cpu_threads_run(p->threads, borders_part, &(stretch){p, i, i});
-                p->layers[i].ops->backward_whole(p, &p->layers[i]);
-            }
-            continue;
+            p->layers[i].ops->backward_whole(p, &p->layers[i]);
         }
+        if (!p->layers[i].ops->backward)
+            continue;
         stretch s = {p, i, i};
         while (s.first > 0 && goes_with(&p->layers[s.first - 1], &p->layers[i], false))
             s.first--;

@@ -38,14 +38,14 @@ static int window_of(const axis_rule *r, int o, window_tap *to)
     return n;
 }
 
-/* Whether d and d+1 have the same taps, a fixed number of sources apart: that number, otherwise
- * -1. */
+/* Whether d and the next that may be like it have the same taps, a fixed number of sources apart:
+ * that number, otherwise -1. */
 static int step_between(const window_axis *a, int d)
 {
-    int n = a->begin[d + 1] - a->begin[d];
-    if (d + 1 >= a->count || n == 0 || a->begin[d + 2] - a->begin[d + 1] != n)
+    int n = a->begin[d + 1] - a->begin[d], other = d + a->every;
+    if (other >= a->count || n == 0 || a->begin[other + 1] - a->begin[other] != n)
         return -1;
-    const window_tap *here = a->taps + a->begin[d], *next = a->taps + a->begin[d + 1];
+    const window_tap *here = a->taps + a->begin[d], *next = a->taps + a->begin[other];
     int step = next->from - here->from;
     for (int t = 0; t < n; t++)
         if (next[t].tap != here[t].tap || next[t].scale < here[t].scale ||
@@ -54,13 +54,16 @@ static int step_between(const window_axis *a, int d)
     return step;
 }
 
-static void find_steps(window_axis *a)
+static void find_alike(window_axis *a, int every)
 {
+    enum { ALIKE_MOST = 4 };
+    a->every = every;
     for (int d = 0; d < a->count; d++) {
-        int step = step_between(a, d);
-        for (int i = 1; i < 3 && step >= 0; i++)
-            step = step_between(a, d + i) == step ? step : -1;
-        a->step[d] = step;
+        int n = 1, step = step_between(a, d);
+        while (n < ALIKE_MOST && step >= 0 && step_between(a, d + (n - 1) * every) == step)
+            n++;
+        a->alike[d] = n == 3 ? 2 : n;
+        a->step[d] = n > 1 ? step : 0;
     }
 }
 
@@ -68,9 +71,10 @@ static int alloc_axis(program *p, window_axis *a, int count, size_t taps)
 {
     a->count = count;
     a->begin = program_alloc(p, (size_t)count + 2, sizeof *a->begin);
+    a->alike = program_alloc(p, (size_t)count + 1, sizeof *a->alike);
     a->step = program_alloc(p, (size_t)count + 1, sizeof *a->step);
     a->taps = program_alloc(p, taps + 1, sizeof *a->taps);
-    return a->begin && a->step && a->taps ? 0 : -1;
+    return a->begin && a->alike && a->step && a->taps ? 0 : -1;
 }
 
 static int make_axis(program *p, const axis_rule *r, window_axis *a)
@@ -80,7 +84,7 @@ static int make_axis(program *p, const axis_rule *r, window_axis *a)
         return -1;
     for (int o = 0; o < r->out; o++)
         a->begin[o + 1] = a->begin[o] + window_of(r, o, a->taps + a->begin[o]);
-    find_steps(a);
+    find_alike(a, 1);
     a->stride = r->stride;
     if (r->op != OP_CONV2D)
         return 0;
@@ -114,17 +118,27 @@ static int transpose_axis(program *p, const window_axis *a, int in, window_axis 
     for (int i = 0; i < in; i++) /* begin[i + 1] has sunk to the start of list i */
         back->begin[i] = back->begin[i + 1];
     back->begin[in] = a->begin[a->count];
-    find_steps(back);
+    find_alike(back, a->stride);
     return 0;
 }
 
 static int make_windows(program *p, layer *l, axis_rule h, axis_rule w)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    l->ahead = (window_geom){.cs = x->cs, .kh = h.kernel, .kw = w.kernel, .x_row = x->y.row,
-                             .y_row = y->y.row, .relu = l->relu};
-    l->back = (window_geom){.cs = x->cs, .kh = h.kernel, .kw = w.kernel, .x_row = y->dy.row,
-                            .y_row = x->dy.row, .accumulate = l->add[0]};
+    l->ahead = (window_geom){.cs = x->cs,
+                             .kh = h.kernel,
+                             .kw = w.kernel,
+                             .x_row = x->y.row,
+                             .y_row = y->y.row,
+                             .next = p->c.inference ? 0 : (ptrdiff_t)y->y.sample,
+                             .relu = l->relu};
+    l->back = (window_geom){.cs = x->cs,
+                            .kh = h.kernel,
+                            .kw = w.kernel,
+                            .x_row = y->dy.row,
+                            .y_row = x->dy.row,
+                            .next = -(ptrdiff_t)x->dy.sample,
+                            .accumulate = l->add[0]};
     if (make_axis(p, &h, &l->ahead.h) != 0 || make_axis(p, &w, &l->ahead.w) != 0)
         return -1;
     if (p->c.inference || !x->dy.data)
@@ -167,7 +181,8 @@ static void depthwise_backward(program *p, layer *l, int from, int to, int threa
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     float *dw = layer_dw(l, thread), *db = layer_db(l, thread);
-    for (int i = from; i < to; i++) {
+    /* The last first, as backward goes: the memory of the one before is asked for meanwhile. */
+    for (int i = to; i-- > from;) {
         const float *dyi = pixels(y, &y->dy, i);
         mask_samples(p, l, i, i + 1, db);
         p->k->window_dw(&l->ahead, pixels(x, &x->y, i), dyi, y->dy.row, dw);
@@ -187,7 +202,9 @@ static void depthwise_finish(program *p, layer *l)
 }
 
 static const layer_ops depthwise_ops = {.forward = depthwise_forward,
-                                        .backward = depthwise_backward, .finish = depthwise_finish,
+                                        .backward = depthwise_backward,
+                                        .overwrites = true,
+                                        .finish = depthwise_finish,
                                         .pack = depthwise_pack};
 
 int layer_depthwise(program *p, layer *l)

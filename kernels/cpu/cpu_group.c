@@ -129,7 +129,7 @@ static void row_forward(const program *p, const layer *l, const blocks *b, int i
                        least(b->in, x->s.c - j * b->in), from,
                        (size_t)(l->node->conv.stride_w * x->cs), 1,
                        l->wf + place(b, j * b->together, 0, 0, k), (size_t)b->out, NULL, false, to,
-                       ks, to, ks);
+                       ks, to, ks, false);
     }
     if (l->relu)
         p->k->add((size_t)y->s.w * ks, row, NULL, true, row);
@@ -160,11 +160,11 @@ static void row_backward(const program *p, const layer *l, const blocks *b, int 
             int in = least(b->in, x->s.c - j * b->in), out = least(b->out, y->s.c - j * b->out);
             float *to = dw + place(b, j * b->together, 0, 0, k);
             p->k->gemm(in, whole_lanes(out), m, from + j * b->in, 1, step, dy + j * b->out, ks,
-                       NULL, false, to, (size_t)b->out, to, (size_t)b->out);
+                       NULL, false, to, (size_t)b->out, to, (size_t)b->out, false);
             if (dx)
                 p->k->gemm(m, whole_lanes(in), out, dy + j * b->out, ks, 1,
                            l->wb + place_back(b, j * b->together, 0, 0, k), (size_t)b->in, NULL,
-                           false, dx + j * b->in, step, dx + j * b->in, step);
+                           false, dx + j * b->in, step, dx + j * b->in, step, false);
         }
     }
 }

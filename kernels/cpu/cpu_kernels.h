@@ -41,8 +41,9 @@ typedef struct conv_geom {
 } conv_geom;
 
 /* Windows that keep channels apart. Along one axis, destination d gathers taps[begin[d] ..
- * begin[d+1]): source position `from`, kernel position `tap`, factor `scale`. step[d] >= 0: d to
- * d+3 have the same taps, each `step` sources further than the one before; -1: d stands alone. */
+ * begin[d+1]): source position `from`, kernel position `tap`, factor `scale`. d and the alike[d] -
+ * 1 next of every `every` destinations have the same taps, each step[d] sources further than the
+ * one before; alike[d] is 1, 2 or 4. */
 typedef struct window_tap {
     int from, tap;
     float scale;
@@ -54,8 +55,8 @@ typedef struct window_span {
 } window_span;
 
 typedef struct window_axis {
-    int count, stride;
-    int *begin, *step;
+    int count, stride, every;
+    int *begin, *alike, *step;
     window_tap *taps;
     window_span *spans; /* of convolutions alone */
 } window_axis;
@@ -65,6 +66,9 @@ typedef struct window_geom {
     int cs, kh, kw;
     /* floats from one row of what is read, and of what is written, to the next */
     size_t x_row, y_row;
+    /* floats from what is written to what will be for the sample that comes next, whose memory is
+     * asked for meanwhile; 0: it is not */
+    ptrdiff_t next;
     bool relu, accumulate;
 } window_geom;
 
@@ -135,10 +139,11 @@ typedef struct cpu_kernels {
                       float *db);
 
     /* c[m][n] = sum_k a[m*am + k*ak] * b[k*ldb + n] (+ bias[m]) (+ add[m*lda + n]), then ReLU. n is
-     * a multiple of 8; add may be c itself. */
+     * a multiple of 8; add may be c itself. far: c is likely in no cache, and is asked for before
+     * it is written. */
     void (*gemm)(int m, int n, int k, const float *a, size_t am, size_t ak, const float *b,
                  size_t ldb, const float *bias, bool relu, const float *add, size_t lda, float *c,
-                 size_t ldc);
+                 size_t ldc, bool far);
     /* dst[c][r] = src[r][c] for rows x cols; leading dimensions in floats. */
     void (*transpose)(int rows, int cols, const float *src, size_t lds, float *dst, size_t ldd);
 

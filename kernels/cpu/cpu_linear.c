@@ -61,7 +61,7 @@ static void forward_part(void *arg, int thread, int threads)
                 *b = program_param(w->p, l->node->bias);
     w->p->k->gemm(to - from, w->n, in, weight + (size_t)from * (size_t)in, (size_t)in, 1,
                   rows ? l->other : x->y.data, rows ? l->other_ld : x->y.row, b ? b + from : NULL,
-                  l->relu, NULL, 0, y->y.data + (size_t)from * y->y.row, y->y.row);
+                  l->relu, NULL, 0, y->y.data + (size_t)from * y->y.row, y->y.row, false);
 }
 
 static void linear_forward(program *p, layer *l)
@@ -121,7 +121,7 @@ static void weights_part(void *arg, int thread, int threads)
     for (int o = from; o < to; o += OUTPUTS) /* few rows of dw at a time: each has its own pages */
         p->k->gemm(to - o < OUTPUTS ? to - o : OUTPUTS, in, p->b->n,
                    y->dy.data + (size_t)o * y->dy.row, y->dy.row, 1, x, x_ld, NULL, false, NULL, 0,
-                   dw + (size_t)o * (size_t)in, (size_t)in);
+                   dw + (size_t)o * (size_t)in, (size_t)in, false);
 }
 
 /* dx of the thread's inputs, which lies feature by feature, where it belongs. */
@@ -154,7 +154,7 @@ static void add_dx(const linear_work *w, int from, int inputs, int o, int output
     float *dx = (rows ? l->dother : x->dy.data) + (size_t)from * dx_ld;
     p->k->gemm(inputs, w->n, outputs, weights, 1, (size_t)x->s.c,
                y->dy.data + (size_t)o * y->dy.row, y->dy.row, NULL, false,
-               o > 0 || (!rows && l->add[0]) ? dx : NULL, dx_ld, dx, dx_ld);
+               o > 0 || (!rows && l->add[0]) ? dx : NULL, dx_ld, dx, dx_ld, false);
 }
 
 static void input_part(void *arg, int thread, int threads)
@@ -195,7 +195,7 @@ static void block_dw(const program *p, const layer *l, int thread, int from, int
     float *dw = updates ? layer_scratch(l, thread) : program_grad(p, l->node->weight) + at;
     size_t ld = updates ? apart(in) : in;
     p->k->gemm(outputs, inputs, p->b->n, y->dy.data + (size_t)o * y->dy.row, y->dy.row, 1, x + from,
-               x_ld, NULL, false, NULL, 0, dw, ld);
+               x_ld, NULL, false, NULL, 0, dw, ld, false);
     at += p->g->vars[l->node->weight].offset;
     for (int i = 0; i < outputs && updates; i++)
         program_update(p, &p->update, at + (size_t)i * in, (size_t)inputs, dw + (size_t)i * ld);

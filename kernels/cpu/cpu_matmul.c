@@ -56,7 +56,8 @@ static void product(const program *p, int m, int n, int k, matmul_rows a, size_t
         p->k16->gemm(m, n, depth(p, k), matmul_words(a.data), am, ak, matmul_words(b.data), b.ld,
                      NULL, relu, add, lda, c, ldc);
     else
-        p->k->gemm(m, n, k, a.data, am, ak, b.data, b.ld, NULL, relu, add, lda, c, ldc);
+        p->k->gemm(m, n, k, a.data, am, ak, b.data, b.ld, NULL, relu, add, lda, c, ldc,
+                   p->training);
 }
 
 /* a's rows are the product's, or what it sums over. */
@@ -594,7 +595,9 @@ static void points_finish(program *p, layer *l)
 }
 
 static const layer_ops pointwise_ops = {.forward = pointwise_forward,
-                                        .backward = pointwise_backward, .finish = pointwise_finish,
+                                        .backward = pointwise_backward,
+                                        .overwrites = true,
+                                        .finish = pointwise_finish,
                                         .pack = matmul_pack};
 static const layer_ops points_ops = {.forward = points_forward, .backward = points_backward,
                                      .finish = points_finish, .pack = matmul_pack};

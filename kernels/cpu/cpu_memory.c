@@ -7,6 +7,9 @@
  * own pace through whole stretches (cpu_evaluate.c): what has memory of the batch's then, too, is
  * in use as long as any layer of the stretch is. plan.h places the blocks.
  *
+ * Two kinds of gradients have none of their own: a norm writes its input's where its result's was,
+ * and a layer that is through with its input writes the gradient over it.
+ *
  * What takes part: the pixels of images without padding lanes (an activation only if it has no
  * border, which must stay zero; the borders of gradients are cleared before each use), and what a
  * layer leased. Everything else has memory of its own. */
@@ -88,8 +91,7 @@ static int count_times(const program *p, times *t)
 {
     int now = 0;
     for (int i = 0; i < p->layer_count; i++) {
-        bool alone = p->layers[i].ops->forward_whole,
-             before = i && p->layers[i - 1].ops->forward_whole,
+        bool alone = p->layers[i].ops->forward_whole, before = i && !p->layers[i - 1].ops->forward,
              other = i && p->layers[i - 1].stretch != p->layers[i].stretch;
         now += i && (p->c.inference ? other : alone || before);
         t->forward[i] = now;
@@ -106,7 +108,7 @@ static int count_times(const program *p, times *t)
     for (int i = p->layer_count - 1; i >= 0; i--) {
         bool last = i == p->layer_count - 1;
         bool alone = p->layers[i].ops->backward_whole,
-             before = !last && p->layers[i + 1].ops->backward_whole;
+             before = !last && !p->layers[i + 1].ops->backward;
         t->backward[i] = last || alone || before ? ++now : now;
     }
     return now;
@@ -142,6 +144,7 @@ static bool reads_result(const layer *l)
     case OP_CONV2D:
     case OP_LINEAR:
     case OP_ADD:
+    case OP_MUL:
         return l->relu;
     case OP_BATCH_NORM: /* alone, it tells from its input what ReLU let through */
         return l->relu && l->in_count > 1;
@@ -220,6 +223,63 @@ static life life_of(const program *p, const times *t, int node)
     return all;
 }
 
+static bool has_parts(const program *p, int node)
+{
+    for (int i = 0; i < p->layer_count; i++)
+        if (p->tensors[p->layers[i].out].root == node)
+            return true;
+    return false;
+}
+
+/* A norm writes its input's gradient value by value where it has read its result's, which nobody
+ * asks for after that: one memory serves both. The later ones first, so that of several in a row
+ * all lie in the last one's. */
+static void find_in_place(program *p)
+{
+    for (int i = p->layer_count - 1; i >= 0 && !p->c.inference; i--) {
+        const layer *l = &p->layers[i];
+        int result = norm_result(l);
+        tensor *x = &p->tensors[l->in_count ? l->in[0] : 0];
+        const tensor *y = &p->tensors[result];
+        const plane *from = &y->dy, *to = &x->dy;
+        if (l->node->op == OP_BATCH_NORM && !l->add[0] && !l->entered && from->shared &&
+            to->shared && !x->root && !y->root && !has_parts(p, l->in[0]) &&
+            !has_parts(p, result) && from->sample == to->sample && from->row == to->row &&
+            from->halo == to->halo)
+            x->dy_in = y->dy_in ? y->dy_in : result;
+    }
+}
+
+/* The only layer that reads the node; NULL: there are none or several. */
+static const layer *only_reader(const program *p, int node)
+{
+    const layer *found = NULL;
+    for (int i = 0; i < p->layer_count; i++)
+        for (int j = 0; j < p->layers[i].in_count; j++) {
+            if (p->layers[i].in[j] != node)
+                continue;
+            if (found)
+                return NULL;
+            found = &p->layers[i];
+        }
+    return found;
+}
+
+/* A layer whose backward is through with a sample's input when it writes that input's gradient may
+ * write it over the input, if nobody looks at that afterwards. */
+static void find_over_values(program *p, const times *t)
+{
+    for (int i = 0; i < p->layer_count && !p->c.inference; i++) {
+        int node = p->layers[i].out;
+        tensor *x = &p->tensors[node];
+        const layer *reader = only_reader(p, node);
+        x->dy_over = reader && reader->ops->overwrites && !reader->entry && !reader->add[0] &&
+                     x->y.shared && x->dy.shared && !x->root && !has_parts(p, node) &&
+                     !reads_result(&p->layers[t->producer[node]]) && x->y.sample == x->dy.sample &&
+                     x->y.row == x->dy.row && x->y.halo == x->dy.halo;
+    }
+}
+
 /* Never in memory of its own: handed on in a thread's room, or, of a convolution that has the norm
  * after it in its weights, never computed. */
 static bool has_no_place(const program *p, const layer *l)
@@ -234,9 +294,14 @@ static void collect(program *p, const times *t, places *a)
         if (x->root || (!x->y.shared && !x->dy.shared) || has_no_place(p, &p->layers[i]))
             continue;
         life lives = life_of(p, t, p->layers[i].out);
+        for (int j = i; j-- > 0;)
+            if (p->tensors[p->layers[j].out].dy_in == p->layers[i].out)
+                lives.dy_last = t->backward[j];
+        if (x->dy_over && !x->dy_in)
+            lives.y_last = lives.dy_last;
         if (x->y.shared)
             add(a, &x->y.data, x->y.floats, lives.y_first, lives.y_last);
-        if (x->dy.shared)
+        if (x->dy.shared && !x->dy_in && !x->dy_over)
             add(a, &x->dy.data, x->dy.floats, lives.dy_first, lives.dy_last);
     }
     for (struct lease *l = p->leases; l; l = l->next) {
@@ -255,6 +320,13 @@ static int place(program *p, places *a)
         return -1;
     for (int i = 0; i < a->count; i++)
         *a->to[i] = (float *)(void *)(block + a->items[i].offset);
+    for (int i = p->layer_count - 1; i >= 0; i--) {
+        tensor *x = &p->tensors[p->layers[i].out];
+        if (x->dy_in)
+            x->dy.data = p->tensors[x->dy_in].dy.data;
+        else if (x->dy_over)
+            x->dy.data = x->y.data;
+    }
     for (int i = 0; i < p->layer_count; i++) {
         tensor *x = &p->tensors[p->layers[i].out];
         const tensor *root = &p->tensors[x->root];
@@ -301,6 +373,8 @@ int program_place(program *p)
                .end = numbers + 5 * nodes};
     places a = {.items = items, .to = to};
     count_times(p, &t);
+    find_in_place(p);
+    find_over_values(p, &t);
     collect(p, &t, &a);
     return place(p, &a) || share_scratch(p) ? -1 : 0;
 }

@@ -1,5 +1,8 @@
 /* cpu_norm.c: batch norm with a residual's sum and ReLU.
  *
+ * The sums are taken of all samples at once; what is made with them goes some samples at a time
+ * with the layers that read it.
+ *
  * Sums over a batch: floats within a sample, or some small ones (cpu_runs.h), doubles over those of
  * a thread, then the threads in order. Values are taken relative to the channel's first one, so
  * that a large mean costs no digits.
@@ -54,10 +57,14 @@ static bool reads_result(const program *p, const layer *l)
     return l->relu && residual(p, l);
 }
 
-/* What it makes where the model trains. */
+int norm_result(const layer *l)
+{
+    return l->act ? l->act->out : l->out;
+}
+
 static const tensor *result(const program *p, const layer *l)
 {
-    return &p->tensors[l->act ? l->act->out : l->out];
+    return &p->tensors[norm_result(l)];
 }
 
 static bn_pass pass_of(const program *p, const layer *l, const pixel_run *r)
@@ -197,27 +204,24 @@ static void norm_apply(program *p, layer *l, int from, int to, int thread)
                  (size_t)y->cs);
 }
 
-static void apply_part(void *arg, int thread, int threads)
-{
-    norm_work *w = arg;
-    int n = w->p->b->n;
-    norm_apply(w->p, w->l, n * thread / threads, n * (thread + 1) / threads, thread);
-}
-
 /* With the activation after it. */
-static void act_part(void *arg, int thread, int threads)
+static void apply_act(program *p, layer *l, int from, int to)
 {
-    norm_work *w = arg;
-    program *p = w->p;
-    layer *l = w->l;
     const tensor *x = &p->tensors[l->in[0]], *y = result(p, l);
-    int n = p->b->n;
     run_level level = run_through(run_through(RUN_SAMPLES, x, &x->y), y, &y->y);
     pixel_runs r;
-    RUNS(r, level, x->s, n * thread / threads, n * (thread + 1) / threads)
+    RUNS(r, level, x->s, from, to)
     p->k->affine_act(l->act->node->act.kind, (float)l->act->node->act.slope, r.now.pixels, x->cs,
                      run_at(x, &x->y, &r.now), (size_t)x->step, stat(l, p, S_SCALE),
                      stat(l, p, S_SHIFT), run_at(y, &y->y, &r.now), (size_t)y->cs);
+}
+
+static void norm_forward(program *p, layer *l, int from, int to, int thread)
+{
+    if (l->act)
+        apply_act(p, l, from, to);
+    else if (!l->entered)
+        norm_apply(p, l, from, to, thread);
 }
 
 static void scale_and_shift(program *p, layer *l)
@@ -230,13 +234,10 @@ static void scale_and_shift(program *p, layer *l)
     }
 }
 
-static void norm_forward(program *p, layer *l)
+static void norm_forward_ahead(program *p, layer *l)
 {
     statistics(p, l);
     scale_and_shift(p, l);
-    norm_work work = {p, l, false};
-    if (!l->entered)
-        cpu_threads_run(p->threads, l->act ? act_part : apply_part, &work);
 }
 
 static void norm_evaluate_ahead(program *p, layer *l)
@@ -272,19 +273,15 @@ static void coefficients(program *p, layer *l)
     memset(stat(l, p, S_LATER_D), 0, cs * sizeof(float));
 }
 
-static void dx_part(void *arg, int thread, int threads)
+static void norm_dx(program *p, layer *l, int from, int to)
 {
-    norm_work *w = arg;
-    program *p = w->p;
-    layer *l = w->l;
     const tensor *x = &p->tensors[l->in[0]], *res = residual(p, l);
     bool dx = x->dy.data, dres = res && res->dy.data;
-    int n = p->b->n;
     run_level level = pass_runs(p, l);
     level = dx ? run_through(level, x, &x->dy) : level;
     level = dres ? run_through(level, res, &res->dy) : level;
     pixel_runs r;
-    RUNS(r, level, x->s, n * thread / threads, n * (thread + 1) / threads) {
+    RUNS(r, level, x->s, from, to) {
         bn_pass in = pass_of(p, l, &r.now);
         p->k->bn_dx(r.now.pixels, x->cs, &in, stat(l, p, S_A), stat(l, p, S_B), stat(l, p, S_D),
                     l->add[0], dx ? run_at(x, &x->dy, &r.now) : NULL, dres && l->add[1],
@@ -293,16 +290,13 @@ static void dx_part(void *arg, int thread, int threads)
 }
 
 /* The line of an entered norm, where no norm before it takes it. */
-static void line_part(void *arg, int thread, int threads)
+static void norm_line(program *p, layer *l, int from, int to)
 {
-    norm_work *w = arg;
-    program *p = w->p;
-    layer *l = w->l;
     const tensor *x = &p->tensors[l->in[0]];
-    int n = p->b->n, known = l->known ? p->tensors[l->known->out].cs : 0;
+    int known = l->known ? p->tensors[l->known->out].cs : 0;
     run_level level = run_through(run_through(RUN_SAMPLES, x, &x->y), x, &x->dy);
     pixel_runs r;
-    RUNS(r, level, x->s, n * thread / threads, n * (thread + 1) / threads)
+    RUNS(r, level, x->s, from, to)
     p->k->bn_line(r.now.pixels, x->cs - known, (size_t)x->step, run_at(x, &x->y, &r.now) + known,
                   stat(l, p, S_MEAN) + known, stat(l, p, S_B) + known, stat(l, p, S_D) + known,
                   run_at(x, &x->dy, &r.now) + known);
@@ -316,19 +310,23 @@ static void hand_on(program *p, const layer *l)
     p->k->add(cs, stat(to, p, S_LATER_D), stat(l, p, S_D), false, stat(to, p, S_LATER_D));
 }
 
-static void norm_backward(program *p, layer *l)
+static void norm_backward_ahead(program *p, layer *l)
 {
     batch_sums(p, l, true);
     coefficients(p, l);
-    norm_work w = {p, l, true};
-    const tensor *res = residual(p, l);
     if (l->entered && l->known)
         hand_on(p, l);
-    if (l->entered) {
-        if (p->tensors[l->in[0]].dy.data)
-            cpu_threads_run(p->threads, line_part, &w);
-    } else if (p->tensors[l->in[0]].dy.data || (res && res->dy.data))
-        cpu_threads_run(p->threads, dx_part, &w);
+}
+
+static void norm_backward(program *p, layer *l, int from, int to, int thread)
+{
+    const tensor *res = residual(p, l);
+    bool dx = p->tensors[l->in[0]].dy.data;
+    (void)thread;
+    if (l->entered && dx)
+        norm_line(p, l, from, to);
+    else if (!l->entered && (dx || (res && res->dy.data)))
+        norm_dx(p, l, from, to);
 }
 
 /* ---- for the convolution that applies it ----------------------------------------------------- */
@@ -397,10 +395,12 @@ void norm_find_acts(program *p)
                 p->layers[i].act = &p->layers[j], p->layers[j].acted = &p->layers[i];
 }
 
-static const layer_ops norm_ops = {.forward_whole = norm_forward,
+static const layer_ops norm_ops = {.forward_whole = norm_forward_ahead,
+                                   .forward = norm_forward,
                                    .evaluate = norm_apply,
                                    .evaluate_ahead = norm_evaluate_ahead,
-                                   .backward_whole = norm_backward};
+                                   .backward_whole = norm_backward_ahead,
+                                   .backward = norm_backward};
 
 int layer_batch_norm(program *p, layer *l)
 {

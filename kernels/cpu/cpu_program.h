@@ -15,7 +15,8 @@
 #include "cpu_kernels16.h"
 #include "cpu_threads.h"
 
-enum { CPU_CHUNK_BYTES = 128 * 1024 };
+/* Results that go through several layers at a time: they are to stay in a core's second cache. */
+enum { CPU_CHUNK_BYTES = 256 * 1024 };
 
 typedef enum tensor_form {
     FORM_NONE,    /* fused away */
@@ -41,6 +42,8 @@ typedef struct tensor {
     int step;
     int root;     /* the concat in whose memory this tensor lies, cpu_concat.c; 0: in its own */
     int channel;  /* its first there */
+    bool dy_over; /* the gradient is written over the values */
+    int dy_in;    /* the node in whose gradient's memory this one's lies; 0: in its own */
     bool strided; /* a strided convolution takes one pixel of all samples at a time */
     plane y, dy; /* dy.data NULL: nobody needs it */
 } tensor;
@@ -73,12 +76,15 @@ typedef struct layer layer;
 
 typedef struct layer_ops {
     void (*forward)(program *p, layer *l, int from, int to, int thread);
+    /* With all samples at once; where there is forward too, before that. */
     void (*forward_whole)(program *p, layer *l);
     /* Where the model only evaluates, in place of forward_whole, and before all samples. */
     void (*evaluate)(program *p, layer *l, int from, int to, int thread);
     void (*evaluate_ahead)(program *p, layer *l);
     void (*backward)(program *p, layer *l, int from, int to, int thread);
-    void (*backward_whole)(program *p, layer *l);
+    void (*backward_whole)(program *p, layer *l); /* likewise */
+    /* Backward has read all that it needs of the input where it writes the input's gradient. */
+    bool overwrites;
     /* after backward: the threads' weight gradients into grads */
     void (*finish)(program *p, layer *l);
     void (*pack)(program *p, layer *l);   /* after the parameters have changed */
@@ -300,6 +306,8 @@ void entry_find(program *p);
 void norm_enter(const program *p, const layer *norm, norm_part part, const float *x, float *y,
                 size_t step);
 void norm_begin(const program *p, const layer *norm, int thread);
+/* The node that a norm makes where the model trains: itself, or the activation after it. */
+int norm_result(const layer *l);
 void norm_leave(const program *p, const layer *norm, int thread, norm_part part, const float *x,
                 const float *dy, size_t step, bool dx_add, float *dx);
 

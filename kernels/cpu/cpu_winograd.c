@@ -207,7 +207,7 @@ static void wino_product(const program *p, size_t q, const wino_array *v, int ro
                      words_of(u), (size_t)width, NULL, false, add ? m : NULL, ldm, m, ldm);
     else
         p->k->gemm(v->count, width, rows, v->data + q * wino_plane(v->count, v->ld) + row, ld, 1, u,
-                   (size_t)width, NULL, false, add ? m : NULL, ldm, m, ldm);
+                   (size_t)width, NULL, false, add ? m : NULL, ldm, m, ldm, false);
 }
 
 void wino_products(const program *p, size_t q, const wino_array *v, int row, int rows,
@@ -232,7 +232,7 @@ void wino_sum(const program *p, size_t q, const wino_array *d, const wino_array 
         p->k->gemm(part->filters, part->channels, d->count,
                    d->data + q * wino_plane(d->count, d->ld) + part->filter, 1, d_ld,
                    x->data + q * wino_plane(x->count, x->ld) + part->channel, x_ld, NULL, false,
-                   add ? du : NULL, ld, du, ld);
+                   add ? du : NULL, ld, du, ld, false);
 }
 
 /* m[36][n][out] = v[36][n][in] * u[36][in][out] over `in` real channels. */

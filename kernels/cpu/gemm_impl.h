@@ -95,10 +95,13 @@ static int T(gemm_first)(int left)
 /* Columns of nv vectors, all rows. */
 static void T(gemm_panel)(int m, int k, const GEMM_T *a, size_t am, size_t ak, const GEMM_T *b,
                           size_t ldb, const float *bias, bool relu, const float *add, size_t lda,
-                          float *c, size_t ldc, int nv)
+                          float *c, size_t ldc, int nv, bool far)
 {
     for (int i = 0, t = 0; i < m; i += T(gemm_copies)[t].mr) {
         t = T(gemm_first)(m - i);
+        int next = i + T(gemm_copies)[t].mr;
+        for (int j = next; far && j < next + T(GEMM_ROWS); j++)
+            prefetch_to_write(c + (size_t)j * ldc, (size_t)(nv * VW) * sizeof *c);
         T(gemm_copies)
         [t].fn[nv - 1](k, a + (size_t)i * am, am, ak, b, ldb, bias ? bias + i : NULL, relu,
                        add ? add + (size_t)i * lda : NULL, lda, c + (size_t)i * ldc, ldc);

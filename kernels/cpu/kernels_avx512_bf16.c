@@ -1,6 +1,7 @@
 /* kernels_avx512_bf16.c: products in bf16 with AVX512-BF16: see cpu_kernels16.h. */
 #if defined(__x86_64__)
 #include "cpu_kernels16.h"
+#include "prefetch.h"
 #include "vec_impl.h"
 
 #if defined(__SANITIZE_ADDRESS__) ||                                                               \
@@ -62,11 +63,11 @@ static void gemm(int m, int n, int k, const bf16_word *a, size_t am, size_t ak, 
     for (int nv; j + 16 <= n; j += nv * 16) {
         nv = n - j >= 32 ? 2 : 1;
         gemm_panel16(m, k, a, am, ak, b + j, ldb, bias, relu, add ? add + j : NULL, lda, c + j, ldc,
-                     nv);
+                     nv, false);
     }
     for (; j + 8 <= n; j += 8)
         gemm_panel8(m, k, a, am, ak, b + j, ldb, bias, relu, add ? add + j : NULL, lda, c + j, ldc,
-                    1);
+                    1, false);
 }
 
 /* ---- rounding -------------------------------------------------------------------------------- */

@@ -2,6 +2,7 @@
  * KERNELS_TABLE, TILE_PIXELS (accumulators in a row), MAX_ACC, KERNELS_WIDE (16 lanes pay) and
  * KERNELS_NARROW (registers have 4), and includes this; the compiler's flags do the rest. */
 #include "cpu_kernels.h"
+#include "prefetch.h"
 #include "vec_impl.h"
 
 #include <math.h>
@@ -228,14 +229,14 @@ static void mask_bias(int pixels, int ks, size_t step, const float *y, const flo
 
 static void gemm(int m, int n, int k, const float *a, size_t am, size_t ak, const float *b,
                  size_t ldb, const float *bias, bool relu, const float *add, size_t lda, float *c,
-                 size_t ldc)
+                 size_t ldc, bool far)
 {
     int j = 0;
 #if KERNELS_WIDE
     for (; j + 16 <= n; ) {
         int nv = n - j >= 32 ? 2 : 1;
         gemm_panel16(m, k, a, am, ak, b + j, ldb, bias, relu, add ? add + j : NULL, lda, c + j, ldc,
-                     nv);
+                     nv, far);
         j += nv * 16;
     }
 #endif
@@ -243,14 +244,14 @@ static void gemm(int m, int n, int k, const float *a, size_t am, size_t ak, cons
     for (; j + 4 <= n;) {
         int nv = n - j >= 8 ? 2 : 1;
         gemm_panel4(m, k, a, am, ak, b + j, ldb, bias, relu, add ? add + j : NULL, lda, c + j, ldc,
-                    nv);
+                    nv, far);
         j += nv * 4;
     }
 #else
     for (; j + 8 <= n; ) {
         int nv = n - j >= 16 ? 2 : 1;
         gemm_panel8(m, k, a, am, ak, b + j, ldb, bias, relu, add ? add + j : NULL, lda, c + j, ldc,
-                    nv);
+                    nv, far);
         j += nv * 8;
     }
 #endif
