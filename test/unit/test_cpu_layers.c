@@ -117,6 +117,7 @@ BETWEEN(depth5, 48, .filters = 48, .kernel = 5, .groups = 48, .padding = 2)
 BETWEEN(depth5_down, 24, .filters = 24, .kernel = 5, .groups = 24, .padding = 2, .stride = 2)
 BETWEEN(depth_dilated, 9, .filters = 9, .kernel = 3, .groups = 9, .padding = 1, .dilation = 3,
         .stride_w = 2)
+BETWEEN(depth7, 16, .filters = 16, .kernel = 7, .groups = 16, .padding = 3)
 BETWEEN(depth_twice, 8, .filters = 16, .kernel = 3, .groups = 8)
 
 static int depth_relu(graph *g, int x)
@@ -335,6 +336,24 @@ static int apart(graph *g, int x)
     return graph_batch_norm(g, graph_add(g, a, b), (batch_norm_options){0});
 }
 
+/* Layers that could write their input's gradient over the input, did not a ReLU tell by it what it
+ * let through, or another layer read it; and norms one after the other, whose gradients lie in one
+ * place. */
+static int over_values(graph *g, int x)
+{
+    x = graph_relu(g, conv(g, x, (conv2d_options){.filters = 16, .kernel = 3, .padding = 1}));
+    x = conv(g, x, (conv2d_options){.filters = 24, .kernel = 1, .no_bias = true});
+    x = graph_batch_norm(g, graph_batch_norm(g, x, (batch_norm_options){0}),
+                         (batch_norm_options){0});
+    x = graph_relu(g, x);
+    int a = conv(g, x, (conv2d_options){.filters = 24, .kernel = 1, .no_bias = true});
+    int b = conv(
+        g, x,
+        (conv2d_options){.filters = 24, .kernel = 3, .groups = 24, .padding = 1, .no_bias = true});
+    x = graph_relu(g, graph_batch_norm(g, graph_add(g, a, b), (batch_norm_options){0}));
+    return conv(g, x, (conv2d_options){.filters = 16, .kernel = 1});
+}
+
 /* DenseNet's way: each stage reads all before it; the parts are made by two kinds of convolution,
  * one with ReLU, and one part is read elsewhere too. */
 static int dense(graph *g, int x)
@@ -517,6 +536,7 @@ static const model models[] = {
     {"depthwise 5x5 on 1x1", "depthwise", {3, 3, 1, 1}, depth5},
     {"depthwise 5x5 at stride 2", "depthwise+relu", {3, 3, 10, 7}, depth_relu},
     {"depthwise, dilated", "depthwise", {3, 3, 10, 11}, depth_dilated},
+    {"depthwise 7x7", "depthwise", {3, 3, 9, 12}, depth7},
     {"two filters a channel", "groups", {3, 3, 8, 7}, depth_twice},
     {"windows", "window", {3, 3, 13, 14}, windows},
     {"squeeze and excite", "gate", {3, 3, 9, 8}, excite},
@@ -532,6 +552,7 @@ static const model models[] = {
     {"bottlenecks", "entry+relu", {3, 3, 16, 14}, bottlenecks},
     {"norm of what has a border", "entry+relu", {3, 3, 17, 18}, norm_of_bordered},
     {"norm of what has no gradient", "entry+relu", {3, 8, 12, 12}, norm_of_input},
+    {"what lies over values, and what may not", "depthwise", {3, 3, 9, 10}, over_values},
     {"dense block", "joined", {3, 3, 7, 6}, dense},
     {"norms with activations", "fused+act", {3, 3, 12, 9}, norms_with_acts},
     {"norms in the weights", "winograd4", {3, 3, 9, 8}, norms},
@@ -1000,6 +1021,7 @@ static const model deep16[] = {
     {"bottlenecks", "entry+relu", {3, 3, 16, 14}, bottlenecks},
     {"norm of what has a border", "entry+relu", {3, 3, 17, 18}, norm_of_bordered},
     {"one tensor, many readers", "winograd4-bf16", {3, 3, 10, 10}, shared},
+    {"what lies over values, and what may not", "depthwise", {3, 3, 9, 10}, over_values},
     {"dense block", "joined", {3, 3, 7, 6}, dense},
     {"norms with activations", "fused+act", {3, 3, 12, 9}, norms_with_acts},
     {"norms in the weights", "winograd4-bf16", {3, 3, 9, 8}, norms},
