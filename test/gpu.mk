@@ -1,19 +1,19 @@
-# gpu.mk: what needs a GPU. Built from kernels/, a few files of common/ and the CUDA toolkit alone, which is
-# fetched where the machine has none: no server library, no data. PyTorch's side of the benchmark needs
-# GPU_PYTHON to have PyTorch. Results are CSVs in GPU_OUT, named by the GPU.
+# gpu.mk: what needs a GPU. check-gpu and bench-gpu are built from kernels/, a few files of common/ and the CUDA toolkit alone,
+# which is fetched where the machine has none: no server library, no data. The others need the platform. PyTorch's side of the
+# benchmarks needs GPU_PYTHON to have PyTorch. Results are CSVs in GPU_OUT, named by the GPU.
 
 GPU_OUT      ?= docs/measurements
-# GPU_SECONDS=500, where a command's time is limited: each of the three ends after so many, and goes on when called again.
+# GPU_SECONDS=500, where a command's time is limited: each of the four ends after so many, and goes on when called again.
 GPU_LIMIT     = $(if $(GPU_SECONDS),--seconds $(GPU_SECONDS))
 GPU_CORE     := $(call obj,$(filter-out kernels/backends.c,$(SRC_kernels)) $(CUDA_COMMON) common/clock.c) $(CUDA_OBJECTS) \
                 $(BUILD)/shim/kernels/backends.o
 GPU_TESTS    := $(addprefix $(BUILD)/gpu/test_gpu_,graph_ops graph_engine golden models)
 gpu_link      = @mkdir -p $(@D); echo '  LINK $@'; $(CC) $(LDFLAGS) -rdynamic -o $@ $(filter %.o,$^) $(CUDA_LIBS) -lpthread -ldl -lm
 
-.PHONY: gpu gpu-programs gpu-pack check-gpu bench-gpu bench-paper-gpu
-gpu: ## on a machine with a GPU: check-gpu, bench-gpu and bench-paper-gpu, as far as they go; leaves their CSVs
+.PHONY: gpu gpu-programs gpu-pack check-gpu check-gpu-platform bench-gpu bench-paper-gpu
+gpu: ## on a machine with a GPU: check-gpu, check-gpu-platform, bench-gpu and bench-paper-gpu, as far as they go; leaves their CSVs
 	@test/gpu/ready $@
-	+@undone=; for goal in check-gpu bench-gpu bench-paper-gpu; do echo "=== $$goal"; \
+	+@undone=; for goal in check-gpu check-gpu-platform bench-gpu bench-paper-gpu; do echo "=== $$goal"; \
 	    $(MAKE) --no-print-directory $$goal || undone="$$undone $$goal"; done; \
 	    ls -l $(GPU_OUT)/gpu-*.csv; [ -z "$$undone" ] || { echo "gpu: failed, or not to be done here:$$undone" >&2; exit 1; }
 
@@ -21,6 +21,11 @@ check-gpu: ## on a machine with a GPU: every op, golden losses, the zoo, caps, s
 	@test/gpu/ready $@
 	+@$(MAKE) --no-print-directory gpu-programs
 	@$(GPU_PYTHON) test/gpu/check_gpu.py $(BUILD)/gpu/bench_gpu $(GPU_OUT) $(GPU_TESTS) $(GPU_LIMIT) $(CHECK)
+
+check-gpu-platform: ## on a machine with a GPU: jobs of the platform there, what is killed, caps, MPS, as CSV; CASES="--only warm" and the like
+	@test/gpu/ready $@
+	+@$(MAKE) --no-print-directory gpu-programs gpu-platform
+	@BUILD=$(BUILD) $(GPU_PYTHON) test/gpu/check_platform.py $(BUILD)/gpu/bench_gpu $(GPU_OUT) $(GPU_LIMIT) $(CASES)
 
 bench-gpu: ## on a machine with a GPU: the engine beside PyTorch (GPU_PYTHON), as CSV; BENCH="--only steps" and the like
 	@test/gpu/ready $@
@@ -34,9 +39,11 @@ bench-paper-gpu: ## on a machine with a GPU: time to accuracy beside PyTorch DDP
 
 # What they run. Needs no GPU; what is missing of a toolkit is fetched, and make looks again.
 .PHONY: gpu-platform
+GPU_PLATFORM := $(BUILD)/bin/kubeml-function $(patsubst %,$(BUILD)/bin/kubeml-%,controller ps builder) \
+                $(BUILD)/lib/kubeml-cuda.so $(BUILD)/lib/kubeml-redis.so
 ifeq ($(CUDA_LACKS),)
 gpu-programs: $(GPU_TESTS) $(BUILD)/gpu/bench_gpu ## build what check-gpu and bench-gpu run, with a toolkit that is fetched if need be
-gpu-platform: $(BUILD)/bin/kubeml-function $(BUILD)/lib/kubeml-cuda.so
+gpu-platform: $(GPU_PLATFORM)
 else
 gpu-programs gpu-platform:
 	@echo "this machine's CUDA toolkit lacks $(CUDA_LACKS): one is fetched into $(CUDA_TOOLKIT) (1.1 GB)"
@@ -44,18 +51,21 @@ gpu-programs gpu-platform:
 	+@$(MAKE) --no-print-directory CUDA_HOME=$(CUDA_TOOLKIT)/home $@
 endif
 
-# For test/gpu/packed, on a machine that cannot build: the programs without their symbols, and the libraries that they want,
-# other than CUDA's and libc's.
+# For test/gpu/packed, on a machine that cannot build: the programs without their symbols, redis-server, and the libraries that
+# they want, other than CUDA's and libc's.
 GPU_PACK     := $(BUILD)/gpu-pack
-gpu-pack: ## all that check-gpu, bench-gpu and bench-paper-gpu run, in a folder to take to a machine with a GPU
+gpu-pack: ## all that check-gpu, check-gpu-platform, bench-gpu and bench-paper-gpu run, in a folder to take to a machine with a GPU
 	+@$(MAKE) --no-print-directory gpu-programs gpu-platform
 	@rm -rf $(GPU_PACK) && mkdir -p $(GPU_PACK)/gpu $(GPU_PACK)/bin $(GPU_PACK)/lib
-	@for file in $(patsubst $(BUILD)/%,%,$(GPU_TESTS)) gpu/bench_gpu bin/kubeml-function lib/kubeml-cuda.so; do \
+	@for file in $(patsubst $(BUILD)/%,%,$(GPU_TESTS) $(GPU_PLATFORM)) gpu/bench_gpu; do \
 	    strip -o $(GPU_PACK)/$$file $(BUILD)/$$file || exit 1; done
 	@cp $(BUILD)/cuda_kernels_version.h $(GPU_PACK)
-	@ldd $(BUILD)/bin/kubeml-function | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | \
+	@redis=$$(command -v redis-server) && cp -L "$$redis" $(GPU_PACK)/bin/redis-server || { \
+	    echo "gpu-pack: redis-server is not installed here" >&2; exit 1; }
+	@ldd $(GPU_PACK)/bin/* $(GPU_PACK)/lib/kubeml-redis.so | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u | \
 	    grep -v -E '/(libc|libm|libdl|libpthread|librt)\.so' | xargs -I{} cp -L {} $(GPU_PACK)/lib
-	@du -sh $(GPU_PACK); echo "next, there, beside this tree: test/gpu/packed $(GPU_PACK) check OUT"
+	@tar -C $(BUILD) -czf $(GPU_PACK).tar.gz gpu-pack && du -sh $(GPU_PACK) $(GPU_PACK).tar.gz
+	@echo "next, there, beside this tree: test/gpu/packed $(GPU_PACK).tar.gz check OUT"
 
 # What cannot run without a GPU is linked at least, so that it runs when there is one.
 check-cuda: $(GPU_TESTS) $(BUILD)/gpu/bench_gpu

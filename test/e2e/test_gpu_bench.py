@@ -370,7 +370,7 @@ def without_a_gpu_the_goals_say_so_and_build_nothing():
     if pathlib.Path("/dev/nvidiactl").exists():
         skip("here is a GPU")
     out = folder()
-    for goal in ("gpu", "check-gpu", "bench-gpu", "bench-paper-gpu"):
+    for goal in ("gpu", "check-gpu", "check-gpu-platform", "bench-gpu", "bench-paper-gpu"):
         done = subprocess.run(["make", "--no-print-directory", goal, f"BUILD={out}/build", f"GPU_OUT={out}/results"],
                               cwd=ROOT, capture_output=True, text=True)
         assert done.returncode != 0 and "no /dev/nvidiactl" in done.stderr, (goal, done.stdout, done.stderr)
