@@ -43,11 +43,12 @@ static int weights_gradients(run *r, const layer *l, err *e)
 {
     program *p = r->p;
     int at = (int)(l - p->layers);
-    bool beside = p->beside && at > 1 && l->choice[CONV_WEIGHTS] != CHOICE_OWN;
-    if (!beside)
-        return cuda_conv_pass(p, l, CONV_WEIGHTS, l->choice[CONV_WEIGHTS], false, e);
-    if (r->branch && (r->branch = 0, p->d->join(p->dev, e)))
+    bool library = l->choice[CONV_WEIGHTS] != CHOICE_OWN;
+    /* all of a library's have the same workspace, on the branch or not */
+    if (library && r->branch && (r->branch = 0, p->d->join(p->dev, e)))
         return -1;
+    if (!p->beside || at <= 1 || !library)
+        return cuda_conv_pass(p, l, CONV_WEIGHTS, l->choice[CONV_WEIGHTS], false, e);
     return branch_weights(r, l, e);
 }
 

@@ -21,6 +21,7 @@
 #include <atomic>
 #include <mutex>
 #include <set>
+#include <utility>
 
 #include "shim.h"
 
@@ -36,6 +37,7 @@ struct device {
     int timed; // graphs that were replayed there
     int run_us; // of what is captured, if it is one way of a convolution
     bool spoilt; // the capture
+    std::vector<std::pair<char *, char *>> aside; // workspaces of a branch that is not joined yet
     bool pending; // an error that the next wait tells of
 };
 
@@ -431,6 +433,7 @@ static int fake_captured(device *d, device_graph **out, err *e)
     d->stream.capturing = false;
     d->spoilt |= d->stream.branching || !d->stream.branch.empty(); // a branch that nobody joined
     d->stream.branching = false;
+    d->aside.clear();
     if (d->spoilt) {
         d->stream.kept.clear();
         d->stream.branch.clear();
@@ -461,7 +464,15 @@ static int fake_join(device *d, err *)
     for (auto &work : d->stream.branch)
         d->stream.kept.push_back(std::move(work));
     d->stream.branch.clear();
+    d->aside.clear();
     return 0;
+}
+
+// Both may run at the same time, so that each needs a workspace of its own.
+static bool is_of_a_branch(const device *d, char *begin, char *end)
+{
+    return std::any_of(d->aside.begin(), d->aside.end(),
+                       [=](const std::pair<char *, char *> &of) { return begin < of.second && of.first < end; });
 }
 
 static int fake_replay(device *d, device_graph *g, err *e)
@@ -624,6 +635,13 @@ static int fake_run(device *d, const conv_task *t, int id, const conv_operands *
         d->pending = true;
         return err_set(e, ERR_UNAVAILABLE, "the library's way failed: fake");
     }
+    char *begin = (char *)o->workspace, *end = begin + needs;
+    if (is_of_a_branch(d, begin, end)) {
+        d->spoilt = true;
+        return err_set(e, ERR_INTERNAL, "a workspace that a branch uses: fake");
+    }
+    if (d->stream.branching)
+        d->aside.push_back({begin, end});
     d->run_us = favourite == 2 ? 50 + (t->s.k + (int)t->pass + id) % 3 * 40 : favourite == id - 10 ? 10 : 200;
     conv_task task = *t;
     conv_operands operands = *o;

@@ -652,12 +652,28 @@ static int residual(graph *g, int x, int outputs, void *user)
     return graph_linear(g, x, outputs, (linear_options){0});
 }
 
-static void train_residual(backend_precision precision, bool beside)
+/* The first two are convolutions one behind the other, and two read the input. */
+static int without_norms(graph *g, int x, int outputs, void *user)
+{
+    static const int widths[] = {6, 4, 8, 4};
+    conv2d_options o = {.filters = 8, .kernel = 3, .padding = 1};
+    int also = graph_relu(g, graph_conv2d(g, x, o));
+    (void)user;
+    for (int i = 0; i < 4; i++) {
+        o.filters = widths[i];
+        x = graph_relu(g, graph_conv2d(g, x, o));
+    }
+    x = graph_concat(g, (int[]){x, also}, 2);
+    x = graph_flatten(g, graph_adaptive_avg_pool2d(g, x, 1, 1));
+    return graph_linear(g, x, outputs, (linear_options){0});
+}
+
+static void train_beside(engine_builder build, backend_precision precision, bool beside)
 {
     err e = ERR_INIT;
     engine *truth, *m;
     engine_config c = config("reference");
-    c.build = residual;
+    c.build = build;
     CHECK_OK(engine_compile(&c, &truth, &e), e);
     c.backend = "cuda";
     c.precision = precision;
@@ -674,8 +690,8 @@ static void train_residual(backend_precision precision, bool beside)
 TEST_LIMIT(gradients_of_weights_beside_the_rest_are_the_same, 120)
 {
     fake_favourite(1);
-    train_residual(PRECISION_FP32, true);
-    train_residual(PRECISION_BF16, true);
+    train_beside(residual, PRECISION_FP32, true);
+    train_beside(residual, PRECISION_BF16, true);
     char *learned = backend_learned("cuda");
     CHECK(learned);
     CHECK_CONTAINS(learned, "|train beside fp32 n4 c2 h12 w12 convolutions9 parameters");
@@ -684,6 +700,15 @@ TEST_LIMIT(gradients_of_weights_beside_the_rest_are_the_same, 120)
         memcpy(winner + 1, "apart\n", 6); /* as long as "fused\n" */
     }
     backend_known("cuda", learned);
-    train_residual(PRECISION_FP32, false);
+    train_beside(residual, PRECISION_FP32, false);
     free(learned);
+}
+
+/* Those of the first layer are computed where nothing is left to run beside them, and have the
+ * workspace of those on the branch. */
+TEST(two_gradients_of_weights_do_not_share_a_workspace)
+{
+    fake_favourite(1);
+    train_beside(without_norms, PRECISION_FP32, true);
+    train_beside(without_norms, PRECISION_BF16, true);
 }
