@@ -361,14 +361,26 @@ template <class T> struct norm_output {
     T *y;
 };
 
-/* Every `step`th pack from `at` on, of so many values; those from `live` on are zero. */
+/* Where who steps so far from `from` on is last before `count`; from < count. */
+static __device__ __forceinline__ size_t last_before(size_t count, size_t from, size_t far)
+{
+    return from + (count - 1 - from) / far * far;
+}
+
+/* Every `step`th pack from `from` on, of so many values; those from `live` on are zero. The last
+ * first: of a tensor that is larger than the cache that is what the sums before have left there,
+ * and what this leaves is where the next layer begins. */
 template <int EACH, class T>
 static __device__ __forceinline__ void
 apply_packs(const norm_input<T> &in, const norm_output<T> &out, const scaling<EACH> &of,
             size_t from, size_t step, size_t live, size_t count)
 {
     enum { AT_ONCE = 4 };
-    for (size_t i = from; i < count; i += AT_ONCE * step) {
+    if (from >= count)
+        return;
+    size_t i = last_before(count, from, AT_ONCE * step) + AT_ONCE * step;
+    do { /* a loop that counts takes half as many registers more */
+        i -= AT_ONCE * step;
         pack<T, EACH> value[AT_ONCE] = {}, more[AT_ONCE] = {};
         UNROLL
         for (int j = 0; j < AT_ONCE; j++) {
@@ -392,7 +404,7 @@ apply_packs(const norm_input<T> &in, const norm_output<T> &out, const scaling<EA
             if (at < count)
                 store<EACH>(out.y, at, result);
         }
-    }
+    } while (i != from);
 }
 
 /* Where a gradient goes, and whether something is there already. */
@@ -412,7 +424,11 @@ send_packs(const norm_input<T> &in, const norm_gradients<T> &out, const scaling<
            size_t live, size_t count)
 {
     enum { AT_ONCE = EACH == 8 ? 1 : 2 };
-    for (size_t i = from; i < count; i += AT_ONCE * step) {
+    if (from >= count)
+        return;
+    size_t i = last_before(count, from, AT_ONCE * step) + AT_ONCE * step;
+    do {
+        i -= AT_ONCE * step;
         pack<T, EACH> value[AT_ONCE] = {}, sent[AT_ONCE] = {}, y[AT_ONCE] = {};
         pack<T, EACH> before[AT_ONCE] = {}, before_also[AT_ONCE] = {};
         UNROLL
@@ -446,7 +462,7 @@ send_packs(const norm_input<T> &in, const norm_gradients<T> &out, const scaling<
             if (out.dalso && at < count)
                 store<EACH>(out.dalso, at, passed);
         }
-    }
+    } while (i != from);
 }
 
 static __device__ __forceinline__ size_t live_values(const step_args *a, const norm_shape &s)
