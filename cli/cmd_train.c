@@ -237,6 +237,9 @@ int cmd_train(cli *c, int argc, char **argv)
     json_decref(body);
     if (status == 0)
         snprintf(id, sizeof id, "%s", json_string_value(json_object_get(answer, "id")) ?: "");
+    const char *note = json_string_value(json_object_get(answer, "note"));
+    if (note)
+        fprintf(stderr, "note: %s\n", note);
     json_decref(answer);
     if (status) {
         take_back(c, uploaded, &e);

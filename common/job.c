@@ -412,6 +412,13 @@ int jobs_resubmit(jobs *m, const char *id, const request *r, int generation, int
     return submit(m, id, r, true, generation + 1, epochs, threads, wall_ms, e);
 }
 
+void jobs_chunks(jobs *m, const char *id, int chunks)
+{
+    job *j = find(m, id);
+    if (j)
+        j->chunks = chunks;
+}
+
 int jobs_forget(jobs *m, const char *id, err *e)
 {
     for (size_t k = 0; k < m->count; k++) {

@@ -93,6 +93,7 @@ typedef struct job {
     int parallelism;   /* granted functions, 0 while queued */
     uint8_t gpu[REQUEST_PARALLELISM_MAX]; /* of each function, counted from 1; 0: none (job_gpu) */
     int gpu_functions; /* no function from here on has one */
+    int chunks;        /* of what it trains on, each of which is one function's; 0: not known */
     int functions_max; /* most it can ever have; `slots_max` of the message to kubeml-ps */
     int threads;       /* of each function, from its first start on; 0: it was not started yet */
     int epochs;        /* committed */
@@ -258,6 +259,9 @@ int jobs_submit(jobs *m, const char *id, const request *r, bool resumed, int64_t
  * it. Errors as above. */
 int jobs_resubmit(jobs *m, const char *id, const request *r, int generation, int epochs,
                   int threads, int64_t wall_ms, err *e);
+/* The training chunks of its data set: an elastic job comes to no more functions than have work.
+ * Before the first step after jobs_submit, jobs_resubmit or jobs_restore; it is in no record. */
+void jobs_chunks(jobs *m, const char *id, int chunks);
 /* Takes back a job from its record, fields it does not know left aside; no step starts anything
  * until JOB_ADOPT. ERR_INVALID naming the field, ERR_EXISTS, ERR_LIMIT, ERR_NOMEM. */
 int jobs_restore(jobs *m, const json_t *record, err *e);

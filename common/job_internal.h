@@ -46,6 +46,7 @@ int jobs_add(jobs *m, job *j, err *e); /* takes `j` over, also when it fails */
 int jobs_slots_held(const jobs *m);
 bool jobs_slots_for(const jobs *m, const job *j, int parallelism); /* free, or held by it already */
 bool job_sooner(const job *a, const job *b);                       /* starts before b */
+int job_useful(const job *j, int functions); /* of so many, those that it is to have */
 int job_wants(const jobs *m, const job *j);                        /* slots it needs to start */
 bool job_possible(const jobs *m, const job *j); /* it would start if nothing else were there */
 job *jobs_next(const jobs *m);                  /* the next of the queue to start; NULL */

@@ -203,6 +203,7 @@ static int most_functions(const jobs *m, const job *j, int back)
         most += free;
     if (most > j->functions_max)
         most = j->functions_max;
+    most = job_useful(j, most);
     if (m->now_ms < j->grow_ms && most > j->most)
         most = j->parallelism > j->most ? j->parallelism : j->most;
     return back > 0 && most > j->parallelism - back ? j->parallelism - back : most;

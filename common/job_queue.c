@@ -37,11 +37,19 @@ bool job_sooner(const job *a, const job *b)
     return a->order < b->order;
 }
 
+/* A chunk is one function's: beyond as many there is no work, and an epoch that is as long as the
+ * one before would not tell the policy. A static job has what it asks for. */
+int job_useful(const job *j, int functions)
+{
+    bool idle = !j->request.static_parallelism && j->chunks > 0 && functions > j->chunks;
+    return MUTATE(34, idle, false) ? j->chunks : functions;
+}
+
 /* A static job gets what it asks for or waits; an elastic one begins with what the cluster can
  * give. */
 int job_wants(const jobs *m, const job *j)
 {
-    int want = j->request.default_parallelism;
+    int want = job_useful(j, j->request.default_parallelism);
     if (!j->request.static_parallelism && want > m->slots)
         want = m->slots > 0 ? m->slots : 1;
     if (!j->request.static_parallelism)
@@ -82,6 +90,7 @@ static int most_ever(const jobs *m, const job *j)
         most += j->request.epochs - 1;
         most = most < m->slots ? most : m->slots;
         most = most < j->functions_max ? most : j->functions_max;
+        most = job_useful(j, most);
     }
     return most > 1 ? most : 1;
 }

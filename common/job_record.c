@@ -389,10 +389,15 @@ static void explain(jobs_look *l, const job *j, job_reason *out)
         explain_starting(j, now_ms, out);
     } else {
         bool bound = j->no_more[0] && j->parallelism >= j->most;
+        char why[ERR_MESSAGE_BYTES] = "";
+        if (bound)
+            snprintf(why, sizeof why, "%s", j->no_more);
+        else if (job_useful(j, j->parallelism + 1) <= j->parallelism)
+            snprintf(why, sizeof why, "its dataset has %d chunk%s", j->chunks, plural(j->chunks));
         snprintf(out->reason, sizeof out->reason, "Training");
         snprintf(out->message, sizeof out->message, "%s, epoch %d of %d, %d function%s%s%.150s",
                  j->phase, j->epoch + 1, j->request.epochs, j->parallelism, plural(j->parallelism),
-                 bound ? "; there is no more of them: " : "", bound ? j->no_more : "");
+                 why[0] ? "; there is no more of them: " : "", why);
     }
 }
 

@@ -420,6 +420,8 @@ static int restore_job(void *context, const char *key, json_t *record, err *e)
     err why = ERR_INIT;
     if (jobs_restore(o->machine, inner, &why) || sides_restore(o, record, &s, &why))
         log_error("job %s cannot be taken up again: %s", key, why.message);
+    else
+        sides_tell_chunks(o, s);
     return why.code == ERR_NOMEM ? err_set(e, ERR_NOMEM, "no memory for the jobs in the store") : 0;
 }
 

@@ -44,9 +44,10 @@ void owner_stop(owner *o, bool stop_pods);
 void owner_leave(owner *o);
 void owner_random_hex(char *out, size_t bytes); /* bytes - 1 digits, unguessable */
 
-/* Puts a job into the queue; `id` receives its id. `user` asks for it, "": it is not known who.
+/* Puts a job into the queue; `id` receives its id, `note` what of the request is in vain (a text,
+ * or null). `user` asks for it, "": it is not known who.
  * ERR_NOT_FOUND for function, dataset or init; ERR_UNSUPPORTED for what they cannot be together. */
-int owner_submit(owner *o, const request *r, const char *user, char id[40], err *e);
+int owner_submit(owner *o, const request *r, const char *user, char id[40], json_t **note, err *e);
 /* Under a given id, so that who asks again after a lost answer makes no second one: ERR_EXISTS. */
 int owner_submit_as(owner *o, const request *r, const char *id, err *e);
 /* A suspended job too. ERR_CONFLICT: it has ended. */

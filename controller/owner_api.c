@@ -166,28 +166,33 @@ static void run_submit(owner *o, void *arg)
         sides_drop(o, id);
         return;
     }
+    sides_tell_chunks(o, s);
     if (jobs_save_new(o, jobs_find(o->machine, id), &c->why)) {
         jobs_forget(o->machine, id, NULL);
         sides_drop(o, id);
         return;
     }
     snprintf(c->new_id, JOB_ID_BYTES, "%s", id);
-    if (s->user[0]) {
-        log_context(id, -1, -1);
+    cleanup_json json_t *asked = request_json(c->request), *note = sides_note(s->dataset, asked);
+    log_context(id, -1, -1);
+    if (s->user[0])
         log_info("asked for by %s", s->user);
-        log_context(NULL, -1, -1);
-    }
+    if (json_is_string(note))
+        log_warn("%s", json_string_value(note));
+    log_context(NULL, -1, -1);
+    if (c->out)
+        *c->out = json_incref(note);
     if (o->news && !c->id)
         json_array_append_new(o->news, json_string(id));
     owner_event(o, &(job_event){.type = JOB_TICK}); /* may start the job */
     c->status = 0;
 }
 
-int owner_submit(owner *o, const request *r, const char *user, char id[40], err *e)
+int owner_submit(owner *o, const request *r, const char *user, char id[40], json_t **note, err *e)
 {
     if (check_init(o, r, e) || sides_fit(o, r, e))
         return -1;
-    owner_call c = {.request = r, .user = user, .new_id = id};
+    owner_call c = {.request = r, .user = user, .new_id = id, .out = note};
     owner_run(o, run_submit, &c);
     return owner_call_end(&c, e);
 }
@@ -341,6 +346,7 @@ static int resume(owner *o, const char *id, const json_t *record, err *e)
     int threads = (int)json_integer_value(json_object_get(inner, "threads"));
     int64_t created = json_integer_value(json_object_get(inner, "created_ms"));
     if (jobs_resubmit(o->machine, id, &r, generation, epochs, threads, created, e) == 0) {
+        sides_tell_chunks(o, s);
         if (jobs_save_new(o, jobs_find(o->machine, id), e) == 0)
             return 0;
         jobs_forget(o->machine, id, NULL);

@@ -366,6 +366,11 @@ int sides_resolve(owner *o, side *s, const request *r, err *e);
 /* ERR_UNSUPPORTED: a model that does not take the dataset's samples or labels. From any thread; may
  * take seconds. */
 int sides_fit(const owner *o, const request *r, err *e);
+/* The machine of how many functions have work. */
+void sides_tell_chunks(owner *o, const side *s);
+/* What the request asks for in vain, a sentence: more functions than the dataset has chunks. A new
+ * reference, null where there is nothing. */
+json_t *sides_note(const json_t *data, const json_t *asked);
 
 /* owner_logs.c */
 /* A job's pods and what each has written by now: read once, merged for each who wants it. */

@@ -155,6 +155,37 @@ int sides_open_object(owner *o, side *s, err *e)
     return blob_path(s->object, s->object_path, e);
 }
 
+static int number_of(const json_t *o, const char *key)
+{
+    return (int)json_integer_value(json_object_get(o, key));
+}
+
+void sides_tell_chunks(owner *o, const side *s)
+{
+    jobs_chunks(o->machine, s->id, number_of(s->dataset, "train_chunks"));
+}
+
+json_t *sides_note(const json_t *data, const json_t *asked)
+{
+    const json_t *options = json_object_get(asked, "options");
+    const char *name = json_string_value(json_object_get(asked, "dataset"));
+    int functions = number_of(options, "default_parallelism"),
+        chunks = number_of(data, "train_chunks");
+    char what[64];
+    if (chunks == 0 || functions <= chunks)
+        return json_null();
+    if (json_is_true(json_object_get(options, "static_parallelism")))
+        snprintf(what, sizeof what, "%d of the %d functions train nothing", functions - chunks,
+                 functions);
+    else
+        snprintf(what, sizeof what, "the job has no more than %d function%s", chunks,
+                 chunks == 1 ? "" : "s");
+    return json_sprintf("dataset \"%s\" has %d chunk%s of %d samples, and each is trained by one "
+                        "function: %s",
+                        name ? name : "", chunks, chunks == 1 ? "" : "s",
+                        number_of(data, "chunk_samples"), what);
+}
+
 /* ---- what its pods may read and write -------------------------------------------------------- */
 
 static int make_locators(store *st, side *s, err *e)
@@ -525,6 +556,9 @@ json_t *jobs_task_json(const json_t *record)
         copy_field(out, plain[i], inner, plain[i]);
     copy_field(out, "user", record, "user");
     copy_field(out, "averaging", record, "averaging");
+    json_object_set_new(
+        out, "note",
+        sides_note(json_object_get(record, "dataset"), json_object_get(inner, "request")));
     copy_field(out, "epoch", inner, "epochs");
     copy_field(out, "parallelism", inner, "parallelism");
     json_object_set_new(out, "retries",

@@ -186,6 +186,9 @@ int owner_explain(owner *o, const char *id, json_t **out, err *e)
     const json_t *averaging = json_object_get(task, "averaging");
     if (json_is_string(averaging))
         json_array_append_new(evidence, json_string(json_string_value(averaging)));
+    const json_t *note = json_object_get(task, "note");
+    if (json_is_string(note))
+        json_array_append_new(evidence, json_string(json_string_value(note)));
     json_array_foreach(json_object_get(task, "gpus"), i, gpu)
         json_array_append_new(
             evidence, json_sprintf("function %d is on GPU %s", (int)i, json_string_value(gpu)));

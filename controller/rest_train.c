@@ -19,12 +19,12 @@ static void answer(http_request *r, int status, json_t *body, const err *e)
 void rest_train(http_request *r, void *context)
 {
     controller *c = context;
-    cleanup_json json_t *body = NULL;
+    cleanup_json json_t *body = NULL, *note = NULL;
     request asked;
     char id[40];
     err e = ERR_INIT;
     if (http_body_json(r, &body, &e) || request_parse(body, &asked, &e) ||
-        owner_submit(c->owner, &asked, http_user(r), id, &e)) {
+        owner_submit(c->owner, &asked, http_user(r), id, &note, &e)) {
         http_answer_error(r, &e);
         return;
     }
@@ -32,7 +32,8 @@ void rest_train(http_request *r, void *context)
     if (!http_has_accept(r) || strcmp(http_accepted(r), "text/plain") == 0)
         http_answer_text(r, 200, "text/plain; charset=utf-8", id);
     else
-        http_answer_json(r, 200, json_pack("{s:s}", "id", id));
+        http_answer_json(
+            r, 200, json_pack("{s:s, s:O*}", "id", id, "note", json_is_string(note) ? note : NULL));
 }
 
 void rest_task_list(http_request *r, void *context)

@@ -48,6 +48,27 @@ def no_free_slot(p):
     p.wait(long)
 
 
+@case()
+def more_functions_than_the_data_set_has_chunks(p):
+    """A chunk is one function's: a static job is told that some have nothing to do, an elastic one does not grow beyond it."""
+    p.dataset(files=harness.tiny_mnist(train=100))
+    p.function()
+    body = {"function_name": "lenet", "dataset": "tiny", "epochs": 1, "batch_size": 32, "lr": 0.01}
+    options = {"default_parallelism": 4, "static_parallelism": True}
+    said = "2 of the 4 functions train nothing"
+    job = p.post("/train", json={**body, "options": options})
+    assert said in job["note"] and 'dataset "tiny" has 2 chunks of 64 samples' in job["note"], job
+    assert p.succeed(job["id"])["note"] == job["note"]
+    assert job["note"] in p.get(f"/tasks/{job['id']}/explain")["evidence"]
+    few = p.post("/train", json={**body, "options": {**options, "default_parallelism": 2}})
+    assert "note" not in few and p.succeed(few["id"])["note"] is None, few
+    fixed, note = cli(p, "train", "-f", "lenet", "-d", "tiny", "-p", "4", "--static").splitlines()
+    assert said in note and p.succeed(fixed), note
+    elastic, note = cli(p, "train", "-f", "lenet", "-d", "tiny", "-p", "4", "-e", "4").splitlines()
+    assert "the job has no more than 2 functions" in note and p.succeed(elastic), note
+    assert p.get(f"/history/{elastic}")["data"]["parallelism"] == [2] * 4
+
+
 @case(platform=False)
 def pool_empty():
     """With nothing warm a job waits for its pods. One that is held up at its start keeps it there until it was asked."""

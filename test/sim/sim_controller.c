@@ -13,6 +13,11 @@ static int job_index(const sim *s, const char *id)
     return 0;
 }
 
+static int chunks_of(const sim_job *j)
+{
+    return (int)deal_chunks(j->samples, j->chunk_samples);
+}
+
 static process *living(sim *s, const char *name)
 {
     process *p = sim_process(s, name);
@@ -437,6 +442,14 @@ static void check_apart(sim *s, const job *j, const uint64_t taken[SIM_GPUS_MAX]
                       most, i);
 }
 
+/* Of an elastic job none is without data. */
+static void check_useful(sim *s, const job *j)
+{
+    int chunks = chunks_of(&s->job[job_index(s, j->id)]);
+    if (!j->request.static_parallelism && j->parallelism > chunks)
+        sim_wrong(s, "job %s has %d functions for %d chunks", j->id, j->parallelism, chunks);
+}
+
 static void check(sim *s)
 {
     int held = 0;
@@ -474,8 +487,10 @@ static void check(sim *s)
         if (taken[i] > SIM_GPU_BYTES)
             sim_wrong(s, "%llu of %d bytes of GPU %d are taken", (unsigned long long)taken[i],
                       SIM_GPU_BYTES, i);
-    for (size_t k = 0; k < jobs_count(s->machine); k++)
+    for (size_t k = 0; k < jobs_count(s->machine); k++) {
         check_apart(s, jobs_at(s->machine, k), taken);
+        check_useful(s, jobs_at(s->machine, k));
+    }
 }
 
 void controller_event(sim *s, const job_event *event)
@@ -549,6 +564,7 @@ static void submit(sim *s, message *m)
     err e = ERR_INIT;
     if (jobs_submit(s->machine, j->id, &j->request, false, s->now, &e) < 0)
         sim_wrong(s, "submit: %s", e.message);
+    jobs_chunks(s->machine, j->id, chunks_of(j));
     j->submitted = true;
     controller_event(s, &(job_event){.type = JOB_TICK});
 }
@@ -557,9 +573,11 @@ static void restore(sim *s)
 {
     err e = ERR_INIT;
     for (int i = 0; i < s->jobs; i++)
-        if (s->job[i].record && !s->job[i].done &&
-            jobs_restore(s->machine, s->job[i].record, &e) < 0)
-            sim_wrong(s, "restore: %s", e.message);
+        if (s->job[i].record && !s->job[i].done) {
+            if (jobs_restore(s->machine, s->job[i].record, &e) < 0)
+                sim_wrong(s, "restore: %s", e.message);
+            jobs_chunks(s->machine, s->job[i].id, chunks_of(&s->job[i]));
+        }
     for (int p = 0; p < s->processes; p++)
         if (s->process[p].alive)
             controller_event(

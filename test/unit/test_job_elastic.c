@@ -32,6 +32,41 @@ TEST(elastic_answers_stay_within_the_slots)
     jobs_close(m);
 }
 
+/* A chunk is one function's; others would train nothing, and no epoch would tell. */
+TEST(an_elastic_job_comes_to_no_more_functions_than_its_data_set_has_chunks)
+{
+    open_machine(8);
+    submit("a", 4, 0, false);
+    jobs_chunks(m, "a", 3);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(get(JOB_TAKE)->job->parallelism, 3);
+    jobs_close(m);
+    open_machine(8);
+    submit("a", 2, 0, false);
+    jobs_chunks(m, "a", 3);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    for (int epoch = 0; epoch < 4; epoch++) {
+        step((job_event){
+            .type = JOB_PS_ASK, .job = "a", .epoch = epoch, .value = epoch ? 3 : 2, .seconds = 4});
+        CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3);
+    }
+    step((job_event){.type = JOB_PS_PHASE, .job = "a", .phase = "training", .epoch = 4});
+    check_reason("a", "Training",
+                 "3 functions; there is no more of them: its dataset has 3 chunks");
+    jobs_close(m);
+}
+
+TEST(a_static_job_has_the_functions_that_it_asks_for_whatever_its_data_set)
+{
+    open_machine(8);
+    submit("a", 4, 0, true);
+    jobs_chunks(m, "a", 3);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(get(JOB_TAKE)->job->parallelism, 4);
+    jobs_close(m);
+}
+
 /* "a" asked for two functions and has grown to the four that there are. */
 static void grows_to_four(void)
 {
@@ -552,16 +587,22 @@ TEST(all_functions_of_a_job_have_as_many_threads_whatever_it_grows_to)
     jobs_close(m);
 }
 
-static int threads_of(int cpus, bool of_each_pod, int slots, request r)
+static int threads_of_chunks(int cpus, bool of_each_pod, int slots, int chunks, request r)
 {
     err e = ERR_INIT;
     open_machine(slots);
     jobs_cpus(m, cpus, of_each_pod);
     CHECK_OK(jobs_submit(m, "a", &r, false, 1, &e), e);
+    jobs_chunks(m, "a", chunks);
     step((job_event){.type = JOB_TICK});
     int threads = get(JOB_TAKE)->job->threads;
     jobs_close(m);
     return threads;
+}
+
+static int threads_of(int cpus, bool of_each_pod, int slots, request r)
+{
+    return threads_of_chunks(cpus, of_each_pod, slots, 0, r);
 }
 
 TEST(the_cpus_are_divided_by_the_most_functions_that_a_job_can_come_to)
@@ -581,6 +622,8 @@ TEST(the_cpus_are_divided_by_the_most_functions_that_a_job_can_come_to)
     CHECK_INT(threads_of(8, false, 8, alone), 8);
     CHECK_INT(threads_of(2, false, 4, four), 1);
     CHECK_INT(threads_of(384, false, 384, alone), 256);
+    CHECK_INT(threads_of_chunks(8, false, 8, 2, ever), 4); /* more would have nothing to train */
+    CHECK_INT(threads_of_chunks(8, false, 8, 2, four), 4);
 }
 
 TEST(a_pods_cpus_are_its_functions_alone)
