@@ -6,7 +6,8 @@
 #include "err.h"
 #include "store.h"
 
-/* Opens it. ERR_NOT_FOUND: none of the two is there. Blocks on the store. */
+/* Opens it, or tells its name. ERR_NOT_FOUND: none of the two is there. Block on the store. */
 int model_blob_open(store *s, const char *job, blob **out, err *e);
+int model_blob_find(store *s, const char *job, char name[STORE_KEY_BYTES], err *e);
 
 #endif

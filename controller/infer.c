@@ -15,6 +15,7 @@
 #include "forward.h"
 #include "json_read.h"
 #include "log.h"
+#include "model_blob.h"
 #include "name.h"
 #include "owner.h"
 #include "store_watch.h"
@@ -27,7 +28,7 @@ _Static_assert(INFER_MS + TAKE_MS + SERVE_MS + INFER_MS < FORWARD_ANSWER_MS,
 
 typedef struct server {
     char model[64];
-    char version[72]; /* the model's blob: its size and name */
+    char version[72]; /* the model's SHA-256; of a checkpoint its name */
     char pod[CLUSTER_NAME_BYTES];
     wire *wire;
     bool busy;
@@ -126,27 +127,38 @@ static void material_free(material *m)
     blob_close(m->object);
 }
 
-static int no_model(controller *c, const char *id, err *e)
+static int still_runs(const char *id, err *e)
 {
-    if (owner_runs(c->owner, id))
-        return err_set(e, ERR_CONFLICT,
-                       "model_id: job %s still runs; its model is there once it has ended", id);
-    return err_set(e, ERR_NOT_FOUND, "model_id: there is no trained model \"%s\"", id);
+    return err_set(e, ERR_CONFLICT,
+                   "model_id: job %s still runs; its model is there once it has ended", id);
+}
+
+static int find_model(controller *c, const char *id, char name[STORE_KEY_BYTES], err *e)
+{
+    err why = ERR_INIT;
+    if (model_blob_find(c->store, id, name, &why) == 0)
+        return 0;
+    if (why.code == ERR_NOT_FOUND && owner_trains(c->owner, id))
+        return still_runs(id, e);
+    if (why.code == ERR_NOT_FOUND) { /* unless it has ended between the two */
+        err_clear(&why);
+        if (model_blob_find(c->store, id, name, &why) == 0)
+            return 0;
+    }
+    if (why.code == ERR_NOT_FOUND)
+        return err_set(e, ERR_NOT_FOUND, "model_id: there is no trained model \"%s\"", id);
+    *e = why;
+    return -1;
 }
 
 static int open_material(controller *c, const char *id, material *m, err *e)
 {
     if (name_check("model_id", id, e))
         return -1;
-    snprintf(m->model_name, sizeof m->model_name, "models/%s/final", id);
     m->local = strcmp(c->config.cluster, "local") == 0 && !store_watch_is_far(c->watch);
     err why = ERR_INIT;
-    uint64_t bytes;
-    if (store_blob_find(c->store, m->model_name, &bytes, &why)) {
-        *e = why;
-        return why.code == ERR_NOT_FOUND ? no_model(c, id, e) : -1;
-    }
-    snprintf(m->version, sizeof m->version, "%llu", (unsigned long long)bytes);
+    if (find_model(c, id, m->model_name, e))
+        return -1;
     if (store_get(c->store, "jobs", id, &m->record, NULL, &why)) {
         *e = why;
         return why.code == ERR_NOT_FOUND
@@ -154,12 +166,14 @@ static int open_material(controller *c, const char *id, material *m, err *e)
                              "model \"%s\" was uploaded: it has no code to infer with", id)
                    : -1;
     }
-    /* one that runs again: what it had ended with may still be there */
+    /* what it had ended with may still be there, and of one that began anew its checkpoints */
     if (!jobs_record_ended(m->record) && owner_trains(c->owner, id))
-        return no_model(c, id, e);
-    const char *sha = json_string_value(json_object_get(m->record, "sha256"));
-    if (sha && *sha)
-        snprintf(m->version, sizeof m->version, "%s", sha);
+        return still_runs(id, e);
+    /* The SHA-256 is the final model's; the next checkpoint has another name. */
+    const char *sha = json_string_value(json_object_get(m->record, "sha256")),
+               *kind = strrchr(m->model_name, '/') + 1;
+    snprintf(m->version, sizeof m->version, "%.64s",
+             strcmp(kind, "final") == 0 && sha && *sha ? sha : kind);
     if (m->local && (store_blob_open(c->store, m->model_name, &m->model, e) ||
                      blob_path(m->model, m->model_path, e)))
         return -1;

@@ -7,6 +7,7 @@
 #include "dataset.h"
 #include "json_read.h"
 #include "log.h"
+#include "model_blob.h"
 #include "name.h"
 #include "owner_call.h"
 #include "store_watch.h"
@@ -76,12 +77,14 @@ void owner_wait_drained(owner *o, const char *id)
 
 /* ---- submit, stop, resume -------------------------------------------------------------------- */
 
-static bool model_exists(owner *o, const char *id)
+/* As kubeml-ps finds it: a job's final model or newest checkpoint, or a blob. */
+static bool model_exists(owner *o, const char *init, const char *id)
 {
     char name[STORE_KEY_BYTES];
     snprintf(name, sizeof name, "models/%s/final", id);
-    return store_blob_find(o->controller->store, name, NULL, NULL) == 0 ||
-           store_blob_find(o->controller->store, id, NULL, NULL) == 0;
+    bool of_job = strcmp(init, id) == 0 || strcmp(init, name) == 0;
+    return (of_job && model_blob_find(o->controller->store, id, name, NULL) == 0) ||
+           store_blob_find(o->controller->store, init, NULL, NULL) == 0;
 }
 
 /* It would wait for ever. */
@@ -127,7 +130,7 @@ static int check_init(owner *o, const request *r, err *e)
     if (owner_trains(o, id))
         return err_set(e, ERR_CONFLICT,
                        "init: job %s still runs; its model is there once it has ended", id);
-    return model_exists(o, r->init)
+    return model_exists(o, r->init, id)
                ? 0
                : err_set(e, ERR_NOT_FOUND, "init: there is no model \"%s\"", r->init);
 }

@@ -66,7 +66,7 @@ def a_resumed_jobs_model_is_what_it_has_trained_since(p):
     p.post(f"/tasks/{job}/suspend")
     suspended = p.wait(job)["epoch"]
     assert epochs() == suspended
-    p.post("/infer", json=infer)
+    before = p.post("/infer", json=infer)["logits"]
     p.post(f"/tasks/{job}/resume")
     for path, body in (("/infer", infer), ("/train", begin)):
         assert f"job {job} still runs" in p.post(path, 409, json=body)["error"]
@@ -76,8 +76,53 @@ def a_resumed_jobs_model_is_what_it_has_trained_since(p):
         assert f"job {job} still runs" in p.post(path, 409, json=body)["error"]
     until(fails, 60, message="it does not fail, whoever is killed")
     assert epochs() >= p.task(job)["epoch"] > suspended
-    for path, body in (("/infer", infer), ("/train", begin)):  # as of any job that failed, once its pods are gone
-        until(lambda path=path, body=body: p.ask("POST", path, None, json=body).status_code == 404)
+    assert p.post("/infer", json=infer)["logits"] != before
+    p.succeed(p.post("/train", json=begin)["id"])
+
+
+@case()
+def a_job_that_failed_leaves_its_newest_checkpoint(p):
+    """To look at, and to begin another job with; one that failed before its first has no model."""
+    p.dataset()
+    infer = {"data": [[[[0] * 28] * 28]]}
+    begin = {"dataset": "tiny", "function_name": "fails-in-2", "epochs": 1, "batch_size": 32, "lr": 1e-30,
+             "options": {"default_parallelism": 1, "static_parallelism": True}}
+
+    def fails_in(epoch):
+        p.function(f"fails-in-{epoch}", f"""#include <kubeml.h>
+
+static kml_tensor model(kml_graph *g, kml_tensor x)
+{{
+    return kml_linear(g, kml_flatten(g, x), 10);
+}}
+
+static int step(kml_step *s)
+{{
+    if (kml_epoch(s) == {epoch})
+        return kml_step_fail(s, "as it was asked"), -1;
+    return kml_gradients(s) ? -1 : kml_update(s, kml_learning_rate(s));
+}}
+
+KUBEML_FUNCTION(.model = model, .step = step);
+""")
+        job = p.train(f"fails-in-{epoch}", epochs=5, default_parallelism=1)
+        task = p.wait(job)
+        assert task["state"] == "failed" and task["epoch"] == epoch, task
+        return job
+
+    def weights(job):
+        model = p.get(f"/model/{job}")
+        return model[8 + int.from_bytes(model[:8], "little"):]
+    job = fails_in(2)
+    logits = p.post("/infer", json={**infer, "model_id": job})["logits"]
+    for init in (job, f"models/{job}/final"):
+        same = p.post("/train", json={**begin, "init": init})["id"]  # by a learning rate that changes nothing
+        p.succeed(same)
+        assert weights(same) == weights(job)
+        assert p.post("/infer", json={**infer, "model_id": same})["logits"] == logits
+    job = fails_in(0)
+    assert f'no trained model "{job}"' in p.post("/infer", 404, json={**infer, "model_id": job})["error"]
+    assert f'no model "{job}"' in p.post("/train", 404, json={**begin, "init": job})["error"]
 
 
 @case()

@@ -24,22 +24,26 @@ static void check_model(store *s, const char *name)
 {
     err e = ERR_INIT;
     blob *b;
-    char text[64] = "";
+    char text[STORE_KEY_BYTES] = "";
     CHECK_OK(model_blob_open(s, "a", &b, &e), e);
     CHECK_OK(blob_read_at(b, 0, text, (size_t)blob_size(b), &e), e);
     CHECK_STR(text, name);
     blob_close(b);
+    CHECK_OK(model_blob_find(s, "a", text, &e), e);
+    CHECK_STR(text, name);
 }
 
 ON_STORES(the_final_model_goes_before_the_newest_checkpoint)
 {
     err e = ERR_INIT;
     blob *b;
+    char name[STORE_KEY_BYTES];
     store *s = test_store("");
     put(s, "models/ab/final");
     put(s, "models/a/suspended-000001");
     CHECK_ERR(model_blob_open(s, "a", &b, &e), e, ERR_NOT_FOUND, "job a has no model");
     CHECK_INT(model_blob_open(s, "a", &b, NULL), -1);
+    CHECK_ERR(model_blob_find(s, "a", name, &e), e, ERR_NOT_FOUND, "job a has no model");
     put(s, "models/a/epoch-000009");
     put(s, "models/a/epoch-000010");
     check_model(s, "models/a/epoch-000010");
