@@ -431,6 +431,11 @@ int64_t round_version(const round_machine *m)
     return m->version;
 }
 
+double round_seconds(const round_machine *m)
+{
+    return m->seconds_before + (double)(m->now_ms - m->began_ms) / 1000;
+}
+
 size_t round_tell(round_machine *m, const round_action **actions)
 {
     m->actions = 0;

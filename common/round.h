@@ -267,6 +267,7 @@ bool round_finished(const round_machine *m);
 /* That function is not awaited any more, and not because it was lost: its end is no news. */
 bool round_dismissed(const round_machine *m, int function, int incarnation);
 int64_t round_version(const round_machine *m);
+double round_seconds(const round_machine *m); /* of the open epoch so far */
 /* Its slot, where that function is waited for and the job trains on without it if it fails now; -1.
  */
 int round_waits_for(const round_machine *m, int function);

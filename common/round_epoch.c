@@ -60,14 +60,13 @@ static bool validates(const round_machine *m)
 
 void round_finish_epoch(round_machine *m)
 {
-    m->record =
-        (round_epoch){.epoch = m->epoch,
-                      .parallelism = m->parallelism,
-                      .rounds = m->round,
-                      .version = m->version,
-                      .train_loss = m->samples ? m->loss_sum / (double)m->samples : 0,
-                      .seconds = m->seconds_before + (double)(m->now_ms - m->began_ms) / 1000,
-                      .samples = m->samples};
+    m->record = (round_epoch){.epoch = m->epoch,
+                              .parallelism = m->parallelism,
+                              .rounds = m->round,
+                              .version = m->version,
+                              .train_loss = m->samples ? m->loss_sum / (double)m->samples : 0,
+                              .seconds = round_seconds(m),
+                              .samples = m->samples};
     if (!validates(m)) {
         commit(m);
         return;

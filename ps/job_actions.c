@@ -98,6 +98,15 @@ void job_reset_epoch(job *j)
     j->validating_since_ms = 0;
 }
 
+/* Of an open epoch until now. */
+static json_t *open_seconds(const job *j)
+{
+    const job_seconds *s = &j->seconds;
+    return json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "epoch", round_seconds(j->machine), "fetch",
+                     s->fetch, "load", s->load, "convert", s->convert, "train", s->train, "publish",
+                     s->publish, "merge", s->merge);
+}
+
 json_t *job_open_json(const job *j, int epoch)
 {
     json_t *rows = json_array();
@@ -113,9 +122,10 @@ json_t *job_open_json(const job *j, int epoch)
         json_decref(rows);
         return NULL;
     }
-    return json_pack("{s:i,s:i,s:I,s:s,s:o,s:o}", "epoch", epoch, "parallelism",
+    return json_pack("{s:i,s:i,s:I,s:s,s:o,s:o,s:o}", "epoch", epoch, "parallelism",
                      j->open_parallelism, "version", (json_int_t)round_version(j->machine),
-                     "ledger", j->ledger, "shares", json_deep_copy(j->shares), "rows", rows);
+                     "ledger", j->ledger, "shares", json_deep_copy(j->shares), "rows", rows,
+                     "seconds", open_seconds(j));
 }
 
 static int read_open_row(const json_t *from, int epoch, round_row *r)
@@ -139,10 +149,14 @@ int job_open_read(job *j, const json_t *open, round_resume *out, err *e)
     const char *ledger = "";
     json_t *shares, *list, *one;
     json_int_t version;
+    job_seconds s = {0}; /* older records have none */
     size_t i;
-    if (json_unpack((json_t *)(uintptr_t)open, "{s:i,s:i,s:I,s:s,s:o,s:o}", "epoch", &out->epoch,
-                    "parallelism", &out->parallelism, "version", &version, "ledger", &ledger,
-                    "shares", &shares, "rows", &list) != 0 ||
+    if (json_unpack((json_t *)(uintptr_t)open,
+                    "{s:i,s:i,s:I,s:s,s:o,s:o,s?{s?F,s?F,s?F,s?F,s?F,s?F,s?F}}", "epoch",
+                    &out->epoch, "parallelism", &out->parallelism, "version", &version, "ledger",
+                    &ledger, "shares", &shares, "rows", &list, "seconds", "epoch", &out->seconds,
+                    "fetch", &s.fetch, "load", &s.load, "convert", &s.convert, "train", &s.train,
+                    "publish", &s.publish, "merge", &s.merge) != 0 ||
         strlen(ledger) >= sizeof j->ledger || !json_is_array(shares) ||
         json_array_size(list) > ROUND_FUNCTIONS_MAX)
         return err_set(e, ERR_CORRUPT, "the history's open epoch");
@@ -160,6 +174,7 @@ int job_open_read(job *j, const json_t *open, round_resume *out, err *e)
     json_decref(j->shares);
     j->shares = json_deep_copy(shares);
     j->open_parallelism = out->parallelism;
+    j->seconds = s;
     out->version = version;
     out->rows = rows;
     out->count = json_array_size(list);

@@ -549,6 +549,69 @@ TEST_LIMIT(killed_in_the_commit_after_a_suspension_it_goes_on_where_it_was, 60)
     world_end(&w);
 }
 
+/* What the epoch had taken when it was suspended; `was`: what to put in its place, "" for a record
+ * of before, which has none. */
+static double put_open_seconds(const world *w, const char *was)
+{
+    err e = ERR_INIT;
+    store *s = store_open(w->locator, &e);
+    json_t *record = world_history(w), *open = json_object_get(record, "open");
+    const json_t *had = json_object_get(open, "seconds");
+    double epoch = json_real_value(json_object_get(had, "epoch"));
+    CHECK(json_is_real(json_object_get(had, "train")));
+    json_object_del(open, "seconds");
+    if (*was)
+        json_object_set_new(open, "seconds", json_loads(was, 0, NULL));
+    CHECK(s);
+    CHECK_OK(store_put(s, "history", w->o.job, record, STORE_ANY, NULL, &e), e);
+    json_decref(record);
+    store_close(s);
+    return epoch;
+}
+
+static double first_of(const json_t *record, const char *object, const char *key)
+{
+    return json_number_value(
+        json_array_get(json_object_get(json_object_get(record, object), key), 0));
+}
+
+/* An elastic job's policy goes by them. */
+TEST_LIMIT(an_epochs_seconds_are_those_before_it_was_suspended_too, 60)
+{
+    world w;
+    char want[65], got[65];
+    suspended_within_an_epoch(&w, "timed", 1, want);
+    CHECK(put_open_seconds(&w, "{\"epoch\": 1000.0, \"train\": 400.0, \"merge\": 3}") > 0);
+    world_restart_at(&w, "before-merge:2:stop");
+    world_hold(&w);
+    suspend(&w);
+    world_go_on(&w);
+    world_finish(&w, "suspended", NULL);
+    double epoch = put_open_seconds(&w, "{\"epoch\": 2000.0, \"train\": 400.0, \"merge\": 3}");
+    CHECK(epoch > 1000 && epoch < 1100);
+    world_restart(&w);
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    json_t *record = world_history(&w);
+    CHECK(first_of(record, "data", "epoch_duration") > 2000);
+    CHECK(first_of(record, "seconds", "train") >= 400.0 / w.o.functions);
+    CHECK(first_of(record, "seconds", "merge") > 3);
+    json_decref(record);
+    world_end(&w);
+}
+
+TEST_LIMIT(an_open_epoch_of_before_seconds_were_kept_goes_on, 60)
+{
+    world w;
+    char want[65], got[65];
+    suspended_within_an_epoch(&w, "untimed", 1, want);
+    put_open_seconds(&w, "");
+    world_restart(&w);
+    world_finish(&w, "succeeded", got);
+    CHECK_STR(got, want);
+    world_end(&w);
+}
+
 /* One that is resumed where it was suspended and ends before its next checkpoint, stopped or
  * failed, goes on there again: there is no newer state of it. */
 TEST_LIMIT(a_job_that_ends_again_before_a_checkpoint_goes_on_where_it_was_suspended, 60)
