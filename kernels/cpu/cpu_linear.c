@@ -276,7 +276,7 @@ static void cross_entropy(const view *y, const view *dy, int outputs, int i, int
     for (int o = 0; o < outputs; o++)
         sum += expf(z[(size_t)o * y->sc] - top);
     if (r) {
-        r->loss_sum += (double)(logf(sum) + top - z[(size_t)label * y->sc]);
+        r->loss_sum += (double)(logf(sum) - (z[(size_t)label * y->sc] - top));
         r->correct += best == label;
     }
     if (!dy)

@@ -561,6 +561,43 @@ TEST_LIMIT(every_backend_agrees_with_the_reference, 120)
     }
     CHECK(compared);
 }
+
+/* Gives logits that do not depend on the sample. */
+static void set_logits(engine *m, const float logits[OUTPUTS])
+{
+    err e = ERR_INIT;
+    size_t vars;
+    float *floats = engine_floats(m, &e);
+    const engine_var *layout = engine_layout(m, &vars);
+    memset(floats, 0, engine_weights_floats(m) * sizeof *floats);
+    for (size_t i = 0; i < vars; i++)
+        if (strcmp(layout[i].name, "last.bias") == 0)
+            memcpy(floats + layout[i].offset, logits, OUTPUTS * sizeof *logits);
+    CHECK_OK(engine_state_changed(m, &e), e);
+}
+
+/* Its loss is far below the spacing of floats at its largest logit: 5e-7, where that is 2e-6. */
+TEST(a_sure_samples_loss_is_not_rounded_to_its_logits_spacing)
+{
+    static const op_case c = {"sure", identity, {3, 1, 2, 2}, 0, 0};
+    static const float logits[OUTPUTS] = {20, 5.5f, -20, -20};
+    err e = ERR_INIT;
+    engine_result r;
+    work *w = draw_work(&c, BATCH, 5);
+    memset(w->labels, 0, sizeof w->labels);
+    for (int b = 0; backend_at(b); b++) {
+        const backend *on = backend_at(b);
+        if ((ONLY_BACKEND[0] && strcmp(on->name, ONLY_BACKEND) != 0) || on->missing())
+            continue;
+        engine *m = compile(&c, on->name, 1);
+        set_logits(m, logits);
+        CHECK_OK(engine_gradients(m, &w->b, &r, &e), e);
+        CHECK_NEAR(r.loss, 5.04e-7,
+                   6e-8); /* half a spacing of the sum of exponentials, which is 1 */
+        engine_free(m);
+    }
+    free(w);
+}
 #endif
 
 /* ---- random models: what a backend fuses, it must fuse rightly wherever it stands ---------- */
