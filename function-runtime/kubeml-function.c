@@ -89,6 +89,8 @@ static int listen_and_work(const char *address, err *e)
     int fd = wire_listen(address, e);
     if (fd < 0)
         return -1;
+    /* Before CUDA, whose own stay; what is opened later is closed by whoever opens it. */
+    sandbox_close_others(&fd, 1);
     function_gpu_warm();
     log_info("kubeml-function %s waits at %s", KUBEML_VERSION, address);
     cleanup_json json_t *gpu = function_gpu_told();
@@ -99,8 +101,6 @@ static int listen_and_work(const char *address, err *e)
         return -1;
     if (strncmp(address, "unix:", 5) == 0)
         unlink(address + 5);
-    int keep = wire_fd(w);
-    sandbox_close_others(&keep, 1);
     if (strcmp(wire_type(order), "serve") == 0) {
         rc = serve(order, w, e);
         wire_close(w);

@@ -6,6 +6,8 @@
 // caching and running of the libraries' ways is exercised; which one seems the fastest is a test's to
 // say. Nothing of cuDNN's or cuBLAS's own behaviour is imitated beyond that.
 //
+// From the first device that is opened on the process holds descriptors, as CUDA does, and each call refuses without them.
+//
 // With KUBEML_FAKE_GPU its memory is that file's, which all processes map that name it: they can open each other's.
 #include "fake_driver.h"
 
@@ -14,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -222,9 +225,37 @@ void fake_at_alloc(int n, void (*what)(void))
     at_alloc = what;
 }
 
-// True when a test wants this call to fail.
+static int held[2] = {-1, -1}; // a pipe's ends, until the process ends
+static ino_t held_pipe; // which nothing else has
+
+static int hold_descriptors(err *e)
+{
+    std::lock_guard<std::mutex> hold(gate);
+    struct stat now;
+    if (held[0] >= 0)
+        return 0;
+    if (pipe2(held, O_CLOEXEC) || fstat(held[0], &now))
+        return err_set(e, ERR_IO, "no descriptors for the fake GPU");
+    held_pipe = now.st_ino;
+    return 0;
+}
+
+// What has their numbers by now may be another's.
+static int lost(err *e)
+{
+    for (int fd : held) {
+        struct stat now;
+        if (fstat(fd, &now) || !S_ISFIFO(now.st_mode) || now.st_ino != held_pipe)
+            return err_set(e, ERR_UNAVAILABLE, "the GPU's descriptor %d was closed, or is another's: fake", fd);
+    }
+    return 0;
+}
+
+// True when a test wants this call to fail, or it cannot do without the descriptors.
 static int failing(err *e)
 {
+    if (lost(e))
+        return -1;
     if (interruption && interrupt_after-- == 0) {
         void (*now)(void *) = interruption;
         interruption = nullptr; // it makes calls itself
@@ -274,7 +305,7 @@ static char *take(size_t bytes)
 
 static int fake_open(int ordinal, device **out, err *e)
 {
-    if (map_common(e))
+    if (map_common(e) || hold_descriptors(e) || lost(e))
         return -1;
     if (ordinal >= gpus)
         return err_set(e, ERR_UNSUPPORTED, "there is no GPU %d: this machine has %d", ordinal, gpus);
@@ -328,7 +359,7 @@ static int refused(const device *d, const char *what, err *e)
 
 static int fake_alloc(device *d, size_t bytes, void **out, err *e)
 {
-    if (refused(d, "memory is taken", e))
+    if (refused(d, "memory is taken", e) || lost(e))
         return -1;
     std::lock_guard<std::mutex> hold(gate);
     if (bytes > memory_bytes - memory_used)
@@ -361,7 +392,7 @@ static void fake_free(device *, void *p)
 
 static int fake_alloc_host(device *d, size_t bytes, void **out, err *e)
 {
-    if (refused(d, "memory is taken", e))
+    if (refused(d, "memory is taken", e) || lost(e))
         return -1;
     *out = malloc(bytes);
     return *out ? 0 : err_set(e, ERR_NOMEM, "no memory");
@@ -384,8 +415,10 @@ static int fake_copy(device *d, void *to, const void *from, size_t bytes, copy_w
     return 0;
 }
 
-static int fake_zero(device *d, void *to, size_t bytes, err *)
+static int fake_zero(device *d, void *to, size_t bytes, err *e)
 {
+    if (lost(e))
+        return -1;
     clock_us += d->timing ? 2000 : 0;
     shim_enqueue(&d->stream, [=]() { memset(to, 0, bytes); });
     return 0;
