@@ -178,6 +178,16 @@ static void adopt_all(jobs *m)
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
+/* It stays true of the job when another incarnation has found its GPU. */
+static void note_no_gpu(jobs *m, job *j, const job_event *event)
+{
+    char text[ERR_MESSAGE_BYTES];
+    if (!event->message || !event->message[0])
+        return;
+    text_print(text, sizeof text, "function %d: %s", event->function, event->message);
+    job_condition_set(m, j, "GpuUnused", true, "GpuUnused", text);
+}
+
 static void take_pod_event(jobs *m, job *j, const job_event *event)
 {
     job_pod *p;
@@ -205,8 +215,10 @@ static void take_pod_event(jobs *m, job *j, const job_event *event)
         break;
     case JOB_SPECIALISED:
         p = j ? pod_of(j, event->function, event->incarnation) : NULL;
-        if (p && p->phase == JOB_POD_TOLD)
+        if (p && p->phase == JOB_POD_TOLD) {
             p->phase = JOB_POD_GIVEN;
+            note_no_gpu(m, j, event);
+        }
         break;
     case JOB_UNSPECIALISED:
         if (j)

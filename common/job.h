@@ -167,7 +167,7 @@ typedef enum job_event_type {
     JOB_POD_UNPLACED,
     JOB_POD_ENDED, /* pod, reason, message (with exit status and the log's end) */
     /* answers to specialise */
-    JOB_SPECIALISED,   /* job, function, incarnation */
+    JOB_SPECIALISED,   /* job, function, incarnation, message: why it does not use its GPU, or "" */
     JOB_UNSPECIALISED, /* job, function, incarnation, code, reason, message: `failed`, or the
                         * connection broke (ERR_UNAVAILABLE: it is stopped, and kubeml-ps told) */
     /* kubeml-ps */

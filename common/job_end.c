@@ -78,9 +78,12 @@ void job_end(jobs *m, job *j, job_state state, const char *reason, const char *m
                    j->retries, j->request.backoff_limit);
     else
         text_print(j->message, sizeof j->message, "%s", message);
-    for (int i = 0; i < j->conditions; i++)
-        if (strcmp(j->condition[i].type, "Exact") != 0 && j->condition[i].status)
-            job_condition_set(m, j, j->condition[i].type, false, "Ended", "the job has ended");
+    for (int i = 0; i < j->conditions; i++) {
+        const job_condition *c = &j->condition[i];
+        bool lasts = strcmp(c->type, "Exact") == 0 || strcmp(c->type, "GpuUnused") == 0;
+        if (c->status && !lasts)
+            job_condition_set(m, j, c->type, false, "Ended", "the job has ended");
+    }
     job_save(m, j);
     if (j->connected)
         jobs_emit(m, JOB_TELL_BYE, j);

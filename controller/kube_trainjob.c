@@ -145,7 +145,8 @@ static bool is_wanted(const char *reason)
     return is(reason, "NcclOrder") || is(reason, "LeftOut");
 }
 
-/* The job's own condition that says what is wrong with it, or NULL. */
+/* The job's own condition that says what is wrong with it, or NULL; not that it is slow, which
+ * hides none of the others. */
 static const json_t *raised(const json_t *task)
 {
     json_t *one;
@@ -153,6 +154,8 @@ static const json_t *raised(const json_t *task)
     json_array_foreach(json_object_get(task, "conditions"), i, one) {
         const char *type = text_of(one, "type");
         bool yes = is(text_of(one, "status"), "True");
+        if (is(type, "GpuUnused"))
+            continue;
         if (is(type, "Exact") ? !yes && !is_wanted(text_of(one, "reason"))
                               : yes && !is(type, "Resumed") && !is(type, "Retried"))
             return one;
@@ -181,6 +184,7 @@ static void put_job(writing *w, const json_t *task, const char *message, bool su
                *phase = text_of(task, "phase");
     const char *why = *reason ? reason : state;
     const json_t *wrong = raised(task), *exact = condition(task, "Exact");
+    const json_t *slow = condition(task, "GpuUnused"), *worst = wrong ? wrong : slow;
     bool running = is(state, "running"), suspended = is(state, "suspended");
     bool ready = running && !(wrong && (is(text_of(wrong, "type"), "PoolEmpty") ||
                                         is(text_of(wrong, "type"), "FunctionLost")));
@@ -193,8 +197,8 @@ static void put_job(writing *w, const json_t *task, const char *message, bool su
         : running         ? "Running"
                           : why,
         running ? "" : message);
-    put(w, "Degraded", wrong != NULL, wrong ? text_of(wrong, "reason") : "AsExpected",
-        wrong ? text_of(wrong, "message") : "");
+    put(w, "Degraded", worst != NULL, worst ? text_of(worst, "reason") : "AsExpected",
+        worst ? text_of(worst, "message") : "");
     if (exact)
         put(w, "Exact", is(text_of(exact, "status"), "True"), text_of(exact, "reason"),
             text_of(exact, "message"));

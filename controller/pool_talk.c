@@ -295,8 +295,11 @@ static void on_function(owner *o, link_pod *p, const json_t *m)
         algorithms_note(o, s, j);
     /* From now on it talks to kubeml-ps alone. */
     pool_hang_up(p);
+    const char *no_gpu = text_of(m, "no_gpu");
+    if (done && no_gpu[0])
+        log_warn("job %s: function %d: %s", p->job, p->function, no_gpu);
     if (done)
-        pool_event(o, p, JOB_SPECIALISED, ERR_NONE, NULL, NULL);
+        pool_event(o, p, JOB_SPECIALISED, ERR_NONE, NULL, no_gpu);
     else
         pool_event(o, p, JOB_UNSPECIALISED, err_from_name(text_of(m, "code")), text_of(m, "reason"),
                    text_of(m, "message"));

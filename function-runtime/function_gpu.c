@@ -66,7 +66,7 @@ json_t *function_gpu_told(void)
                      (json_int_t)gpu.memory_bytes, "mps", (int)mps);
 }
 
-int function_gpu_open(const char *on, const char *gpu, gpu_share share, err *e)
+int function_gpu_open(const char *on, const char *gpu, gpu_share share, err *none, err *e)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     bool insists = strcmp(on, "cuda") == 0;
@@ -89,14 +89,9 @@ int function_gpu_open(const char *on, const char *gpu, gpu_share share, err *e)
         log_info("MPS: %s %% of the threads, memory %s",
                  getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") ?: "100",
                  getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") ?: "without a limit");
-    err why = ERR_INIT;
-    if (warm(&why) == 0)
-        return 0;
-    if (insists) {
-        *e = why;
-        return -1;
-    }
-    log_info("no GPU: %s", why.message);
+    if (insists)
+        return warm(e);
+    warm(none);
     return 0;
 }
 

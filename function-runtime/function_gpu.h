@@ -23,9 +23,9 @@ void function_gpu_rehearse(const char *known);
  * was asked. */
 json_t *function_gpu_told(void);
 /* The GPU of an order: `gpu` is its name, "" the one that this process sees; does nothing where the
- * backend `on` computes on the CPU. ERR_CONFLICT: the process was made ready on another. What is no
- * more than a backend that "auto" need not take is no error. */
-int function_gpu_open(const char *on, const char *gpu, gpu_share share, err *e);
+ * backend `on` computes on the CPU. ERR_CONFLICT: the process was made ready on another. Where
+ * "auto" finds none that is no error: `none` says why. */
+int function_gpu_open(const char *on, const char *gpu, gpu_share share, err *none, err *e);
 /* The folder of the libraries that were loaded; false: none were. */
 bool function_gpu_libraries(char out[256]);
 /* The GPU's device files that are open, each once; gives how many. Behind the sandbox they must be

@@ -40,13 +40,13 @@
 enum { REPLY_MS = 10000 };
 
 static int tell(wire *w, const char *reason, const char *averaging, const char *algorithms,
-                const err *e)
+                const char *no_gpu, const err *e)
 {
     cleanup_json json_t *m =
         reason ? json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", err_name(e->code),
                            "reason", reason, "message", e->message)
-               : json_pack("{s:s,s:s*,s:s*}", "type", "specialised", "averaging", averaging,
-                           "algorithms", algorithms);
+               : json_pack("{s:s,s:s*,s:s*,s:s*}", "type", "specialised", "averaging", averaging,
+                           "algorithms", algorithms, "no_gpu", no_gpu);
     return m ? wire_send_wait(w, m, clock_deadline_ms(REPLY_MS), NULL) : -1;
 }
 
@@ -64,7 +64,8 @@ static int be_member(const json_t *order, wire *w, err *e)
     cleanup_free char *learned = rc == 0 ? member_learned(m) : NULL;
     if (learned)
         log_info("what was measured on the GPU is told for those that come after");
-    if (tell(w, rc == 0 ? NULL : reason, rc == 0 ? member_averaging(m) : NULL, learned, e) != 0)
+    if (tell(w, rc == 0 ? NULL : reason, rc == 0 ? member_averaging(m) : NULL, learned,
+             rc == 0 ? member_without_gpu(m) : NULL, e) != 0)
         log_warn("the controller is gone; kubeml-ps decides");
     wire_close(w);
     if (m) {

@@ -449,6 +449,11 @@ const char *member_averaging(const member *m)
     return m->group ? group_choice(m->group)->text : NULL;
 }
 
+const char *member_without_gpu(const member *m)
+{
+    return m->no_gpu[0] ? m->no_gpu : NULL;
+}
+
 char *member_learned(const member *m)
 {
     const char *on = m->trainer ? engine_backend(trainer_engine(m->trainer)) : NULL;

@@ -32,6 +32,8 @@ int member_run(member *m, err *e);
 /* Where the models of a shared process are averaged, for people; NULL: every function has a process
  * of its own. */
 const char *member_averaging(const member *m);
+/* That a GPU was given and that it computes on the CPU, and why; NULL: there is no such thing. */
+const char *member_without_gpu(const member *m);
 /* What it has measured on its GPU that it had not been told (backend_learned); the caller's to
  * free; NULL: nothing. */
 char *member_learned(const member *m);

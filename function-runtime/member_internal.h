@@ -30,6 +30,7 @@ struct member {
     char backend[32], gpu[96];
     uint64_t gpu_bytes;    /* this process's share of the GPU's memory; 0: all of it */
     uint64_t engine_bytes; /* of it the engine's */
+    char no_gpu[ERR_MESSAGE_BYTES]; /* that it was given one, and why it is not used; "" */
     char object_path[512], object[256], locator[512];
     int object_fd; /* the code where object_path is empty; -1: not open */
 

@@ -14,6 +14,7 @@
 #include "log.h"
 #include "member_internal.h"
 #include "sandbox.h"
+#include "text.h"
 #include "zoo/zoo.h"
 
 enum { OPEN_FILES_MAX = 256 };
@@ -265,6 +266,14 @@ static int load(member *m, char *reason, err *e)
     return load_program(m, e) != 0 ? -1 : member_make_trainer(m, reason, e);
 }
 
+static void note_no_gpu(member *m, const char *why)
+{
+    text_print(m->no_gpu, sizeof m->no_gpu, "placed on GPU %s, and computing on the %s backend: %s",
+               m->gpu[0] ? m->gpu : "0 of its pod", engine_backend(trainer_engine(m->trainer)),
+               why);
+    log_warn("%s", m->no_gpu);
+}
+
 int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BYTES], err *e)
 {
     snprintf(reason, TRAINER_REASON_BYTES, "LoadFailed");
@@ -291,7 +300,8 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
         err_wrap(e, "dataset");
     else if (json_is_string(bytes) && !m->object_path[0])
         rc = fetch_given(json_string_value(bytes), &m->object_fd, e);
-    if (rc == 0 && (rc = function_gpu_open(m->backend, m->gpu, m->request.gpu, e)) != 0)
+    err no_gpu = ERR_INIT;
+    if (rc == 0 && (rc = function_gpu_open(m->backend, m->gpu, m->request.gpu, &no_gpu, e)) != 0)
         snprintf(reason, TRAINER_REASON_BYTES, e->code == ERR_NOMEM ? "GpuMemory" : "NoGpu");
     const char *known = json_string_value(json_object_get(order, "algorithms"));
     if (rc == 0 && known && strcmp(m->backend, "cpu") != 0)
@@ -314,9 +324,9 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
         else if (m->gpu_bytes)
             log_info("the engine may take %.1f MiB of GPU memory, of a share of %.1f MiB",
                      (double)m->engine_bytes / 0x1p20, (double)m->gpu_bytes / 0x1p20);
-        if (!cuda && m->gpu[0])
-            log_warn("placed on GPU %s, and computing on the %s backend", m->gpu,
-                     engine_backend(trainer_engine(m->trainer)));
+        /* an order says "auto" to those alone that have one */
+        if (!cuda && strcmp(m->backend, "auto") == 0)
+            note_no_gpu(m, no_gpu.message);
         return 0;
     }
     /* Whoever is started in its place needs as much: unlike the host's memory, it is no matter of

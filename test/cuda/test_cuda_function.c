@@ -716,7 +716,7 @@ TEST_LIMIT(what_cannot_be_lent_is_not_offered, 60)
 
 TEST_LIMIT(a_warm_function_has_its_device_before_its_job, 60)
 {
-    err e = ERR_INIT;
+    err e = ERR_INIT, none = ERR_INIT;
     setup s = {0};
     setenv("CUDA_VISIBLE_DEVICES", "GPU-a", 1);
     function_gpu_warm();
@@ -726,19 +726,20 @@ TEST_LIMIT(a_warm_function_has_its_device_before_its_job, 60)
     function_gpu_warm();
     function_gpu_rehearse("of another form\n");
     CHECK_INT(fake_opens(), 1);
-    CHECK_OK(function_gpu_open("cuda", "GPU-a", (gpu_share){0}, &e), e);
-    CHECK_OK(function_gpu_open("cpu", "GPU-b", (gpu_share){0}, &e), e); /* it does not concern it */
+    CHECK_OK(function_gpu_open("cuda", "GPU-a", (gpu_share){0}, &none, &e), e);
+    CHECK_OK(function_gpu_open("cpu", "GPU-b", (gpu_share){0}, &none, &e),
+             e); /* it does not concern it */
     CHECK_OK(open_trainer(&s, &blobs, 0, &e), e);
     CHECK_INT(fake_opens(), 1);
     close_trainer(&s);
-    CHECK_ERR(function_gpu_open("auto", "GPU-b", (gpu_share){0}, &e), e, ERR_CONFLICT,
+    CHECK_ERR(function_gpu_open("auto", "GPU-b", (gpu_share){0}, &none, &e), e, ERR_CONFLICT,
               "ready on GPU GPU-a");
 }
 
 TEST_LIMIT(a_cold_function_is_told_its_gpu, 60)
 {
-    err e = ERR_INIT;
-    CHECK_OK(function_gpu_open("auto", "GPU-b", (gpu_share){0}, &e), e);
+    err e = ERR_INIT, none = ERR_INIT;
+    CHECK_OK(function_gpu_open("auto", "GPU-b", (gpu_share){0}, &none, &e), e);
     CHECK_INT(fake_opens(), 1);
     CHECK_STR(getenv("CUDA_VISIBLE_DEVICES"), "GPU-b");
 }

@@ -75,6 +75,20 @@ def spread_uses_both(p):
 
 
 @case(options=OPTIONS, env=ENV, limit=120)
+def a_function_that_computes_beside_its_gpu_is_told_of(p):
+    prepare(p)
+    job = p.train(epochs=1, default_parallelism=1)
+    task = p.succeed(job)
+    why = "function 0: placed on GPU GPU-0, and computing on the cpu backend: backend cuda cannot run on this machine"
+    said = [c for c in task["conditions"] if c["type"] == "GpuUnused"]
+    assert [c["status"] for c in said] == ["True"] and why in said[0]["message"], task
+    assert any(why in line for line in p.get(f"/tasks/{job}/explain")["evidence"]), p.get(f"/tasks/{job}/explain")
+    assert why in p.log_text(), p.log_text()
+    asked = p.succeed(p.train(epochs=1, default_parallelism=1, device="cpu"))
+    assert not [c for c in asked["conditions"] if c["type"] == "GpuUnused"], asked
+
+
+@case(options=OPTIONS, env=ENV, limit=120)
 def warm_functions_belong_to_a_gpu(p):
     """A warm function has one GPU alone before its eyes; a job's function gets one of its GPU."""
     prepare(p)

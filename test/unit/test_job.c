@@ -665,6 +665,25 @@ TEST(conditions_keep_their_time_and_the_worst_one_is_the_reason)
     jobs_close(m);
 }
 
+TEST(a_function_that_does_without_its_gpu_is_told_of_for_good)
+{
+    open_machine(2);
+    submit("a", 1, 0, true);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    step((job_event){.type = JOB_PS_NEED, .job = "a"});
+    step((job_event){.type = JOB_POD_READY, .job = "a", .pod = "a-f-0-0"});
+    step((job_event){.type = JOB_SPECIALISED, .job = "a", .message = "no NVIDIA device"});
+    const job_condition *c = &jobs_find(m, "a")->condition[0];
+    CHECK_STR(c->type, "GpuUnused");
+    CHECK_STR(c->message, "function 0: no NVIDIA device");
+    step((job_event){.type = JOB_PS_PHASE, .job = "a", .phase = "training"});
+    check_reason("a", "Training", "training"); /* which is what it does all the same */
+    step((job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_SUCCEEDED});
+    CHECK(is_raised("a", "GpuUnused"));
+    jobs_close(m);
+}
+
 static void condition_of(const char *id, const char *type)
 {
     step((job_event){.type = JOB_PS_CONDITION,

@@ -125,6 +125,23 @@ TEST(what_a_job_waits_for_stands_in_its_conditions)
     CHECK_CONTAINS(text_of(condition(status, "Degraded"), "message"), "nowhere/f:1");
 }
 
+TEST(a_gpu_that_is_not_used_degrades_a_job_and_hides_no_other_trouble)
+{
+    cleanup_json json_t *object = train_job(0), *running = task("running");
+    json_t *conditions = json_pack("[{s:s, s:s, s:s, s:s}]", "type", "GpuUnused", "status", "True",
+                                   "reason", "GpuUnused", "message", "no device");
+    json_object_set_new(running, "conditions", conditions);
+    cleanup_json json_t *slow = kube_trainjob_status(object, running, NULL, NULL, now_text);
+    CHECK_STR(text_of(condition(slow, "Degraded"), "message"), "no device");
+    CHECK_STR(text_of(condition(slow, "FunctionsReady"), "status"), "True");
+    json_array_append_new(conditions,
+                          json_pack("{s:s, s:s, s:s, s:s}", "type", "FunctionLost", "status",
+                                    "True", "reason", "FunctionLost", "message", "function 1"));
+    cleanup_json json_t *lost = kube_trainjob_status(object, running, NULL, NULL, now_text);
+    CHECK_STR(text_of(condition(lost, "Degraded"), "message"), "function 1");
+    CHECK_STR(text_of(condition(lost, "FunctionsReady"), "reason"), "FunctionLost");
+}
+
 /* The seconds until then are others each second, and each would be a write of the status. */
 TEST(a_wait_for_a_retry_is_told_once)
 {
