@@ -109,6 +109,7 @@ static int take_settings(const json_t *all, kube_templates *t, err *e)
     snprintf(t->install, sizeof t->install, "%s", install);
     snprintf(t->namespace_name, sizeof t->namespace_name, "%s", text_of(all, "namespace"));
     snprintf(t->slots_resource, sizeof t->slots_resource, "%s", text_of(all, "slots_resource"));
+    snprintf(t->gpu_resource, sizeof t->gpu_resource, "%s", text_of(all, "gpu_resource"));
     t->port = port ? (int)json_integer_value(port) : KUBE_PODS_PORT;
     t->slots = (int)json_integer_value(slots);
     if (t->port < 1 || t->port > 65535)
@@ -127,9 +128,9 @@ static int take_settings(const json_t *all, kube_templates *t, err *e)
 
 int kube_templates_read(const char *path, kube_templates *out, err *e)
 {
-    static const char *const known[] = {
-        "install",    "namespace", "port",     "slots", "slots_resource",
-        "rank_ports", "owner",     "function", "ps",    NULL};
+    static const char *const known[] = {"install",        "namespace",    "port",       "slots",
+                                        "slots_resource", "gpu_resource", "rank_ports", "owner",
+                                        "function",       "ps",           NULL};
     cleanup_buf buf text;
     cleanup_json json_t *all = NULL;
     *out = (kube_templates){0};
@@ -156,6 +157,8 @@ void kube_templates_free(kube_templates *t)
 
 static bool is_gpu(const kube_templates *t, const char *resource)
 {
+    if (t->gpu_resource[0])
+        return strcmp(resource, t->gpu_resource) == 0;
     return (t->slots_resource[0] && strcmp(resource, t->slots_resource) == 0) ||
            strstr(resource, "/gpu") || strstr(resource, "/mig-");
 }

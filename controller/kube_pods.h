@@ -2,7 +2,7 @@
  *
  * The templates are one JSON file (a ConfigMap of the chart, mounted):
  *   {"install": "kubeml", "namespace"?: "ml", "port"?: 10200, "slots"?: 4, "slots_resource"?:
- *   "nvidia.com/gpu",
+ *   "nvidia.com/gpu", "gpu_resource"?: "nvidia.com/gpu",
  *    "rank_ports"?: {"first": 50000, "last": 59999},
  *    "owner"?: {"apiVersion": "v1", "kind": "ConfigMap", "plural": "configmaps", "name":
  *    "kubeml-pods"}, "function": {"metadata"?: {...}, "spec": {...}}, "ps": {...}}
@@ -36,7 +36,7 @@ enum { KUBE_PODS_PORT = 10200, KUBE_UID_BYTES = 64, KUBE_INSTALL_BYTES = 48 };
 typedef struct kube_templates {
     json_t *function, *ps; /* new references */
     json_t *owner;         /* NULL: none */
-    char install[KUBE_INSTALL_BYTES], namespace_name[64], slots_resource[128];
+    char install[KUBE_INSTALL_BYTES], namespace_name[64], slots_resource[128], gpu_resource[128];
     char container[2][64]; /* the program's, by pod_role */
     int port, slots;
     int first_rank_port, last_rank_port; /* 0: none are kept for them */
@@ -71,8 +71,9 @@ json_t *kube_owner_reference(const char *version, const char *kind, const char *
 void kube_pod_avoid(json_t *object, json_t *nodes);
 const char *kube_pod_node(const json_t *object); /* "" while it has none */
 
-/* How many of the first GPU resource in the function's limits (nvidia.com/gpu, .shared, a MIG
- * slice, ...) one pod asks for; `resource` is "" and the count 0 where there is none. */
+/* How many of `gpu_resource`, or without it of the first in the function's limits that is named as
+ * GPUs are (nvidia.com/gpu, .shared, a MIG slice, ...), one pod asks for; `resource` is "" and the
+ * count 0 where there is none. */
 int kube_templates_gpu(const kube_templates *t, char *resource, size_t bytes);
 /* The CPUs of one function's pod: its limit, or, since without one it is sure of no more, what it
  * requests; rounded down, at least 1. */

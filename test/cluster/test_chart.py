@@ -264,12 +264,14 @@ def a_function_asks_for_what_a_gpu_operator_counts():
     """A share by NVIDIA's device plugin, a part of a GPU by MIG, by HAMi with its limits: as docs/kubernetes.md says."""
     page = (cluster.ROOT / "docs/kubernetes.md").read_text()
     hami = json.loads(re.search(r"--set-json 'function.resources.limits=(.*)'", page)[1])
-    for resource, limits in (("nvidia.com/gpu.shared", {}), ("nvidia.com/mig-1g.10gb", {}), ("nvidia.com/gpu", hami)):
+    for resource, limits in (("nvidia.com/gpu.shared", {}), ("nvidia.com/mig-1g.10gb", {}), ("nvidia.com/gpu", hami), ("volcano.sh/vgpu-number", {})):
         settings = {"gpu": {"enabled": True, "resource": resource}}
         if limits:
             settings["function"] = {"resources": {"limits": limits}}
+        documents = render(settings)
+        assert [json.loads(d["data"]["pods.json"])["gpu_resource"] for d in documents if "pods.json" in d.get("data", {})] == [resource]
         with namespace() as ns:
-            spec = dict(pods(render(settings)))["function"]["spec"]
+            spec = dict(pods(documents))["function"]["spec"]
             got = spec["containers"][0]["resources"]["limits"]
             assert got[resource] == "1" and limits.items() <= got.items() and {"cpu", "memory"} <= set(got), got
             spec.pop("serviceAccountName", None)

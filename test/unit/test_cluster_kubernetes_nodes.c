@@ -178,20 +178,53 @@ TEST(slots_are_counted_on_the_nodes)
     close_world(&w);
 }
 
-static int cpus_of(const char *resources)
+static void read_templates(kube_templates *t, const char *settings, const char *resources)
 {
     char path[600], text[1000];
-    kube_templates t;
     err e = ERR_INIT;
-    snprintf(path, sizeof path, "%s/cpus.json", test_tmp());
-    snprintf(text, sizeof text,
-             "{\"install\": \"here\", \"function\": {\"spec\": {\"containers\": [{\"name\": \"f\","
-             " \"image\": \"f\", \"resources\": %s}, {\"name\": \"beside\", \"image\": \"b\","
-             " \"resources\": {\"limits\": {\"cpu\": \"9\"}}}]}},"
-             " \"ps\": {\"spec\": {\"containers\": [{\"name\": \"ps\", \"image\": \"p\"}]}}}",
-             resources);
+    snprintf(path, sizeof path, "%s/read.json", test_tmp());
+    snprintf(
+        text, sizeof text,
+        "{\"install\": \"here\", %s\"function\": {\"spec\": {\"containers\": [{\"name\": \"f\","
+        " \"image\": \"f\", \"resources\": %s}, {\"name\": \"beside\", \"image\": \"b\","
+        " \"resources\": {\"limits\": {\"cpu\": \"9\"}}}]}},"
+        " \"ps\": {\"spec\": {\"containers\": [{\"name\": \"ps\", \"image\": \"p\"}]}}}",
+        settings, resources);
     CHECK_OK(fs_write_file(path, text, strlen(text), 0600, &e), e);
-    CHECK_OK(kube_templates_read(path, &t, &e), e);
+    CHECK_OK(kube_templates_read(path, t, &e), e);
+}
+
+/* Of any name, where the templates say which; otherwise of those that GPUs have. */
+TEST(the_gpus_of_a_function_are_those_of_its_resource)
+{
+    static const struct {
+        const char *settings, *limits, *resource;
+        int count;
+    } known[] = {
+        {"\"gpu_resource\": \"volcano.sh/vgpu-number\", ",
+         "{\"volcano.sh/vgpu-memory\": 3, \"volcano.sh/vgpu-number\": \"1\"}",
+         "volcano.sh/vgpu-number", 1},
+        {"\"gpu_resource\": \"nvidia.com/gpu\", ",
+         "{\"nvidia.com/gpucores\": 25, \"nvidia.com/gpu\": \"2\"}", "nvidia.com/gpu", 2},
+        {"\"gpu_resource\": \"nvidia.com/gpu\", ", "{\"cpu\": \"2\"}", "", 0},
+        {"", "{\"volcano.sh/vgpu-number\": \"1\"}", "", 0},
+        {"", "{\"nvidia.com/mig-1g.10gb\": \"1\"}", "nvidia.com/mig-1g.10gb", 1},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        char resources[200], resource[128];
+        kube_templates t;
+        snprintf(resources, sizeof resources, "{\"limits\": %s}", known[i].limits);
+        read_templates(&t, known[i].settings, resources);
+        CHECK_INT(kube_templates_gpu(&t, resource, sizeof resource), known[i].count);
+        CHECK_STR(resource, known[i].resource);
+        kube_templates_free(&t);
+    }
+}
+
+static int cpus_of(const char *resources)
+{
+    kube_templates t;
+    read_templates(&t, "", resources);
     int cpus = kube_templates_cpus(&t);
     kube_templates_free(&t);
     return cpus;
