@@ -282,6 +282,16 @@ def a_function_asks_for_what_a_gpu_operator_counts():
 
 
 @case(platform=False)
+def a_function_gets_one_gpu_where_shares_are_placed_or_mpss():
+    for gpu, refused in (({}, False), ({"policy": "pack"}, True), ({"sharing": {"strategy": "mps"}}, True)):
+        for count in (1, 2):
+            pathlib.Path(f"{cluster.FOLDER}/values.json").write_text(json.dumps({"gpu": {"enabled": True, "count": count, **gpu}}))
+            done = helm("template", "rel", CHART, "--kube-version", "1.34.0", "-f", f"{cluster.FOLDER}/values.json", check=False)
+            assert (done.returncode != 0) is (refused and count > 1), (gpu, count, done.stderr)
+            assert ("gpu.count is 2" in done.stderr) is (done.returncode != 0), done.stderr
+
+
+@case(platform=False)
 def functions_say_which_gpu_they_have_where_a_policy_places_them():
     for settings, told in (({}, False), ({"enabled": True}, False), ({"policy": "pack"}, False),
                            ({"enabled": True, "policy": "pack"}, True)):

@@ -140,6 +140,10 @@ spec:
     securityContext: {{ include "kubeml.containerSecurity" . | fromYaml | toJson }}
     {{- $resources := deepCopy .Values.function.resources }}
     {{- if .Values.gpu.enabled }}
+    {{- /* One that has several says not which it is on, and of MPS's shares the plugin gives a pod no second one. */}}
+    {{- if and (gt (int .Values.gpu.count) 1) (or (include "kubeml.mps" .) .Values.gpu.policy) }}
+    {{- fail (printf "gpu.count is %d: with gpu.policy, and with gpu.sharing.strategy=mps, a function gets one" (int .Values.gpu.count)) }}
+    {{- end }}
     {{- $limits := default dict $resources.limits }}
     {{- $_ := set $resources "limits" (merge (dict .Values.gpu.resource (toString .Values.gpu.count)) $limits) }}
     {{- end }}
