@@ -210,8 +210,8 @@ int jobs_restore(jobs *m, const json_t *record, err *e)
         free(j);
         return -1;
     }
-    /* fewer GPUs than before: it is placed anew, when it is next asked for; those of pods are told by
-     * JOB_POD_FOUND */
+    /* fewer GPUs than before, in a record that does not name them: it is placed anew, when it is
+     * next asked for; those of pods are told by JOB_POD_FOUND */
     for (int f = 0; f < j->gpu_functions; f++)
         if (j->gpu[f] > m->gpus)
             j->gpu[f] = 0;

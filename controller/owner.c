@@ -418,6 +418,7 @@ static int restore_job(void *context, const char *key, json_t *record, err *e)
         return 0;
     side *s = NULL;
     err why = ERR_INIT;
+    sides_find_gpus(o, record);
     if (jobs_restore(o->machine, inner, &why) || sides_restore(o, record, &s, &why))
         log_error("job %s cannot be taken up again: %s", key, why.message);
     else

@@ -324,7 +324,9 @@ void pool_hear_out(owner *o, const char *name);
 side *sides_find(owner *o, const char *id);
 side *sides_new(owner *o, const char *id);
 void sides_drop(owner *o, const char *id);
-json_t *sides_record(const side *s, const job *j); /* new reference */
+json_t *sides_record(const owner *o, const side *s, const job *j); /* new reference */
+/* Gives a record the numbers that its GPUs, which it names, have now; older ones name none. */
+void sides_find_gpus(const owner *o, json_t *record);
 int sides_restore(owner *o, const json_t *record, side **out, err *e);
 /* What the job's pods read and write by: made and kept in the job's record, before the first is
  * told. */

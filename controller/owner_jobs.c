@@ -293,17 +293,52 @@ static json_t *start_json(const job_times *t)
     return out;
 }
 
-json_t *sides_record(const side *s, const job *j)
+/* Of what job_record has as numbers, which may be others when the controller is started again. */
+static json_t *gpu_names(const owner *o, const job *j)
+{
+    json_t *list = j->gpu_functions && !o->gpus_elsewhere ? json_array() : NULL;
+    for (int f = 0; list && f < j->gpu_functions; f++)
+        json_array_append_new(list, json_string(job_gpu(j, f) < 0 ? "" : o->gpu[job_gpu(j, f)].id));
+    return list;
+}
+
+static int find_gpu(const owner *o, const char *name)
+{
+    for (int i = 0; i < o->gpus; i++)
+        if (strcmp(o->gpu[i].id, name) == 0)
+            return i;
+    return -1;
+}
+
+void sides_find_gpus(const owner *o, json_t *record)
+{
+    json_t *inner = json_object_get(record, "job"), *name;
+    json_t *numbers = json_object_get(inner, "gpus");
+    size_t f;
+    if (o->gpus_elsewhere)
+        return;
+    json_array_foreach (json_object_get(record, "gpu_names"), f, name) {
+        const char *text = json_string_value(name);
+        int at = text ? find_gpu(o, text) : -1;
+        if (text && *text && at < 0)
+            log_warn(
+                "job %s: function %d was on GPU %s, which is not there now: it is booked nowhere",
+                text_of(inner, "id"), (int)f, text);
+        json_array_set_new(numbers, f, json_integer(at + 1));
+    }
+}
+
+json_t *sides_record(const owner *o, const side *s, const job *j)
 {
     size_t epochs = json_array_size(s->epochs);
     json_t *last = epochs ? json_array_get(s->epochs, epochs - 1) : NULL;
-    return json_pack("{s:o, s:O, s:O, s:O*, s:s, s:s*, s:O*, s:o, s:O*, s:s, s:s*, s:s*}", "job",
-                     job_record(j), "function", s->function, "dataset", s->dataset, "dataset_info",
-                     s->info, "secret", s->secret, "user", s->user[0] ? s->user : NULL, "plan",
-                     s->plan, "start_ms",
+    return json_pack("{s:o, s:O, s:O, s:O*, s:s, s:s*, s:O*, s:o, s:O*, s:s, s:s*, s:s*, s:o*}",
+                     "job", job_record(j), "function", s->function, "dataset", s->dataset,
+                     "dataset_info", s->info, "secret", s->secret, "user",
+                     s->user[0] ? s->user : NULL, "plan", s->plan, "start_ms",
                      s->start_ms ? json_incref(s->start_ms) : start_json(&s->times), "last", last,
                      "sha256", s->sha256, "store", s->locator[0] ? s->locator : NULL, "averaging",
-                     s->averaging[0] ? s->averaging : NULL);
+                     s->averaging[0] ? s->averaging : NULL, "gpu_names", gpu_names(o, j));
 }
 
 /* The epochs a job has done, from its history. */
@@ -475,7 +510,7 @@ void jobs_save_record(owner *o, const char *id, json_t *record)
 int jobs_save_new(owner *o, const job *j, err *e)
 {
     const side *s = sides_find(o, j->id);
-    cleanup_json json_t *record = s ? sides_record(s, j) : NULL;
+    cleanup_json json_t *record = s ? sides_record(o, s, j) : NULL;
     err why = ERR_INIT;
     if (!record)
         return err_set(e, ERR_NOMEM, "no memory for the record of job %s", j->id);
@@ -497,7 +532,7 @@ int jobs_save_new(owner *o, const job *j, err *e)
 void jobs_save(owner *o, const job *j)
 {
     side *s = sides_find(o, j->id);
-    cleanup_json json_t *record = s ? sides_record(s, j) : NULL;
+    cleanup_json json_t *record = s ? sides_record(o, s, j) : NULL;
     if (record)
         jobs_save_record(o, j->id, record);
     else
@@ -611,7 +646,7 @@ jobs_look owner_look(const owner *o)
 json_t *jobs_live_json(owner *o, jobs_look *look, const job *j)
 {
     side *s = sides_find(o, j->id);
-    cleanup_json json_t *record = s ? sides_record(s, j) : NULL;
+    cleanup_json json_t *record = s ? sides_record(o, s, j) : NULL;
     if (!record)
         return NULL;
     json_t *out = jobs_task_json(record);

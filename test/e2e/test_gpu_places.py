@@ -108,6 +108,33 @@ def warm_functions_belong_to_a_gpu(p):
     p.wait(job)
 
 
+@case(platform=False, limit=120)
+def books_go_by_the_names_of_gpus():
+    """Another list, or a shorter one, when the controller is started again: a job stays on its GPU, or is on none that is there."""
+    with harness.Platform(*OPTIONS, "--pool-functions", "0", env={**ENV}) as p:
+        prepare(p)
+
+        def again(gpus):
+            p.kill()
+            p.env["CUDA_VISIBLE_DEVICES"] = gpus
+            p.start()
+        first = p.train(epochs=50000, default_parallelism=1, gpu={"memory": "6Gi"})
+        assert placed(p, first, 1) == ["GPU-0"]
+        again("GPU-1,GPU-0")
+        assert p.task(first)["gpus"] == ["GPU-0"]
+        second = p.train(epochs=50000, default_parallelism=1, gpu={"memory": "6Gi"})
+        assert placed(p, second, 1) == ["GPU-1"]
+        again("GPU-1")
+        assert (p.task(first)["gpus"], p.task(second)["gpus"]) == ([], ["GPU-1"])
+        assert f"job {first}: function 0 was on GPU GPU-0, which is not there now" in p.log_text(), p.log_text()
+        waits = p.train(epochs=1, default_parallelism=1, gpu={"memory": "6Gi"})
+        why = until(lambda: (w := p.get(f"/tasks/{waits}/explain"))["reason"] == "NoGpuMemory" and w)
+        assert "2.0 of 8.0 GiB on GPU 0" in why["message"], why
+        p.delete(f"/tasks/{first}")
+        p.delete(f"/tasks/{second}")
+        p.succeed(waits, 60)
+
+
 @case(options=OPTIONS, env=ENV, limit=120)
 def a_function_without_the_engine_fails_where_a_gpu_is_insisted_on(p):
     prepare(p)
