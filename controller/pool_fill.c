@@ -38,28 +38,35 @@ static int functions_wanted(const owner *o)
     return jobs_waiting(o->machine) && floor > 1 ? 1 : floor < useful ? floor : useful;
 }
 
-/* Warm functions are ready on the GPU that has the fewest of them. A platform with MPS has plain
- * ones too: every second, for jobs with limits. */
+/* Warm functions are ready on the GPUs where functions without a limit would be placed after those
+ * that are there; on full ones, where the fewest are. A platform with MPS has plain ones too: every
+ * second, for jobs with limits. */
 static int gpu_to_warm(const owner *o, pod_role role)
 {
+    const gpu_share one = {0};
+    gpu_state gpus[GPU_COUNT_MAX];
     int ready[GPU_COUNT_MAX] = {0}, plain = 0, all = 0, least = 0;
     if (role != POD_FUNCTION || o->gpus == 0)
         return -1;
+    jobs_gpu_states(o->machine, gpus);
     for (const link_pod *p = o->pods; p; p = p->next) {
         if (p->role != role || p->job[0] || p->waiter ||
             (p->use != USE_WARM && p->use != USE_STARTING))
             continue;
         all++;
-        if (p->gpu < 0)
+        if (p->gpu < 0) {
             plain++;
-        else
-            ready[p->gpu]++;
+            continue;
+        }
+        ready[p->gpu]++;
+        gpu_book(&gpus[p->gpu], one);
     }
     if (o->mps && 2 * plain <= all)
         return -1;
     for (int i = 1; i < o->gpus; i++)
         least = ready[i] < ready[least] ? i : least;
-    return least;
+    int at = gpu_place(o->controller->config.gpu_policy, gpus, o->gpus, one);
+    return at < 0 ? least : at;
 }
 
 static void fill_role(owner *o, pod_role role, int wanted, int floor)

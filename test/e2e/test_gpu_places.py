@@ -88,17 +88,36 @@ def a_function_that_computes_beside_its_gpu_is_told_of(p):
     assert not [c for c in asked["conditions"] if c["type"] == "GpuUnused"], asked
 
 
+def gpu_of(pod):
+    for line in pathlib.Path(f"/proc/{pod['pid']}/environ").read_bytes().split(b"\0"):
+        if line.startswith(b"CUDA_VISIBLE_DEVICES="):
+            return line.split(b"=")[1].decode()
+    return None
+
+
 @case(options=OPTIONS, env=ENV, limit=120)
+def warm_functions_wait_where_functions_are_placed(p):
+    """By best fit, on one GPU until that is full."""
+    prepare(p)
+    p.warm(4, 1)
+    warm = p.pods(role="function")
+    assert {gpu_of(pod) for pod in warm} == {"GPU-0"}
+    job = p.train(epochs=50000, default_parallelism=4)
+    assert placed(p, job, 4) == ["GPU-0"] * 4
+    assert {pod["pid"] for pod in p.pods(role="function", job=job)} == {pod["pid"] for pod in warm}
+    full = p.train(epochs=50000, default_parallelism=1, gpu={"memory": "4Gi"})
+    assert placed(p, full, 1) == ["GPU-0"]
+    until(lambda: any(gpu_of(pod) == "GPU-1" for pod in p.pods(role="function") if not pod["job"]), 30)
+    for one in (job, full):
+        p.delete(f"/tasks/{one}")
+        p.wait(one)
+
+
+@case(options=(*OPTIONS, "--gpu-policy", "spread"), env=ENV, limit=120)
 def warm_functions_belong_to_a_gpu(p):
     """A warm function has one GPU alone before its eyes; a job's function gets one of its GPU."""
     prepare(p)
     p.warm(2, 1)
-
-    def gpu_of(pod):
-        for line in pathlib.Path(f"/proc/{pod['pid']}/environ").read_bytes().split(b"\0"):
-            if line.startswith(b"CUDA_VISIBLE_DEVICES="):
-                return line.split(b"=")[1].decode()
-        return None
     assert {gpu_of(pod) for pod in p.pods(role="function")} == {"GPU-0", "GPU-1"}
     job = p.train(epochs=50000, default_parallelism=2, gpu={"memory": "5Gi"})
     assert placed(p, job, 2) == ["GPU-0", "GPU-1"]

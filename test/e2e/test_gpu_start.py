@@ -10,7 +10,7 @@ OPTIONS = {"default_parallelism": 2, "static_parallelism": True, "device": "cuda
 
 @case(limit=120, platform=False)
 def a_warm_function_computes_on_the_gpu_that_was_made_ready():
-    with platform("--pool-functions", "2", "--pool-ps", "1") as p:
+    with platform("--gpu-policy", "spread", "--pool-functions", "2", "--pool-ps", "1") as p:
         prepare(p)
         p.warm(2, 1)
         warm = {pod["pid"] for pod in p.pods(role="function")}
