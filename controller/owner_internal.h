@@ -301,6 +301,7 @@ bool pool_waits_for_room(const link_pod *p);
 void pool_fill(owner *o); /* starts what is missing, ends what is too much */
 
 /* pool_gpu.c */
+bool pool_pods_have_gpus(const owner *o); /* whoever starts one gives each a GPU */
 /* The machine's index of the GPU that a pod has shown; -1: none. */
 int pool_gpu_shown(owner *o, const cluster_gpu *gpu);
 int pool_gpu_told(owner *o, const json_t *told); /* the same of `gpu` of a welcome, or NULL */

@@ -31,11 +31,14 @@ static int generic_count(owner *o, pod_role role, int *starting, link_pod **olde
     return count;
 }
 
-/* As many warm functions as could get a slot, and one for a function that is lost. */
+/* As many warm functions as could get a slot, and one for a function that is lost; not where it
+ * would ask for one more GPU than functions may have: nodes may be started, and paid, for that. */
 static int functions_wanted(const owner *o)
 {
-    int floor = o->controller->config.pool_functions, useful = jobs_slots_free(o->machine) + 1;
-    return jobs_waiting(o->machine) && floor > 1 ? 1 : floor < useful ? floor : useful;
+    int useful = jobs_slots_free(o->machine) + (pool_pods_have_gpus(o) ? 0 : 1);
+    int floor = o->controller->config.pool_functions;
+    floor = jobs_waiting(o->machine) && floor > 1 ? 1 : floor;
+    return floor < useful ? floor : useful;
 }
 
 /* Warm functions are ready on the GPUs where functions without a limit would be placed after those

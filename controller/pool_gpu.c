@@ -5,6 +5,11 @@
 #include "log.h"
 #include "owner_internal.h"
 
+bool pool_pods_have_gpus(const owner *o)
+{
+    return o->cluster->ops->pod_gpus && o->cluster->ops->pod_gpus(o->cluster) > 0;
+}
+
 int pool_gpu_shown(owner *o, const cluster_gpu *gpu)
 {
     if (!gpu->id[0] || gpu->memory_bytes == 0)

@@ -152,8 +152,7 @@ static json_t *object_text(side *s, err *e)
 /* What computes: the function's own GPU where it is placed on one, or the one its pod has. */
 static const char *backend_of(const owner *o, const job *j, int function)
 {
-    bool gpu = job_gpu(j, function) >= 0 ||
-               (o->cluster->ops->pod_gpus && o->cluster->ops->pod_gpus(o->cluster) > 0);
+    bool gpu = job_gpu(j, function) >= 0 || pool_pods_have_gpus(o);
     if (j->request.device == DEVICE_CUDA)
         return "cuda";
     return gpu && j->request.device == DEVICE_AUTO ? "auto" : "cpu";
@@ -193,8 +192,7 @@ static int specialise_message(owner *o, const job_action *a, side *s, json_t **o
 /* It runs what is known once, while it waits: its job finds it loaded. */
 void pool_tell_known(owner *o, link_pod *p)
 {
-    bool gpu =
-        p->gpu >= 0 || (o->cluster->ops->pod_gpus && o->cluster->ops->pod_gpus(o->cluster) > 0);
+    bool gpu = p->gpu >= 0 || pool_pods_have_gpus(o);
     json_t *known = gpu && pool_is_generic(p, POD_FUNCTION, USE_WARM) ? algorithms_known(o) : NULL;
     if (known)
         pool_send(o, p, json_pack("{s:s, s:o}", "type", "known", "algorithms", known));

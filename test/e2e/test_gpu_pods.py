@@ -21,12 +21,15 @@ GPUS = ("GPU-0", "GPU-1")
 class Cluster(FakeKube):
     """One node whose device plugin gives a pod the GPU on which the fewest are, or the next of `forced`."""
 
-    def __init__(self, folder, tells=True, forced=()):
+    def __init__(self, folder, tells=True, forced=(), asks=False):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         super().__init__(folder, port=port)
-        self.pods.write_text(json.dumps(json.loads(self.pods.read_text()) | {"slots": 8}))
+        templates = json.loads(self.pods.read_text()) | {"slots": 8}
+        if asks:
+            templates["function"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+        self.pods.write_text(json.dumps(templates))
         self.folder, self.port, self.tells, self.places = folder, port, tells, True
         self.forced, self.gpu_of, self.processes, self.quota = list(forced), {}, {}, 100
         self.network = f"127.{1 + (os.getpid() >> 8) % 250}.{os.getpid() % 256}"
@@ -248,6 +251,20 @@ def a_spent_quota_is_not_held_by_pods_that_came_in_vain():
             p.kube.quota = p.kube.living() + 1
             p.kube.forced = ["GPU-0"]
         assert placed(p, train(p, "6Gi")) == ["GPU-1"]
+
+
+@case(limit=120, platform=False)
+def no_more_gpus_are_asked_for_than_functions_may_run():
+    """A spare pod would ask for one more than there are, which an autoscaler answers with a node."""
+    for asks, spare in ((True, 0), (False, 1)):
+        with platform(pool=2, tells=False, asks=asks) as p:
+            job = train(p, None, functions=8)
+            placed(p, job)
+            until(lambda: p.get("/ready")["warm_functions"] == spare and p.kube.living() == 8 + spare + 2, 30,
+                  message=lambda: f"{p.kube.living()} pods")
+            p.delete(f"/tasks/{job}")
+            p.wait(job)
+            p.warm(2, 1)  # as many as could run
 
 
 @case(limit=120, platform=False)
