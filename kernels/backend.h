@@ -160,19 +160,21 @@ typedef struct backend_program {
  * model; one leads: it computes the mean, and lends that. Whoever reads makes sure that he read
  * what was lent, by a sum over it, so that nobody needs to know whether the others live:
  * ERR_CORRUPT when it was not. ERR_UNSUPPORTED, with the reason: the device does not share memory
- * between these processes, or the model's owner is gone. */
+ * between these processes, or the model's owner is gone. Nothing of others is open between two
+ * calls: it would stay on the device when they have ended. */
 typedef struct backend_peers {
     /* Where this program's model lies, as long as the program does. */
     int (*lend)(backend_program *p, backend_loan *out, err *e);
-    /* Opens the models that it will read, and takes memory for a mean. ERR_NOMEM: it does not fit,
-     * or is over the cap. */
+    /* Whether it can open the models that it will read; and takes memory for a mean. ERR_NOMEM: it
+     * does not fit, or is over the cap. */
     int (*lead)(backend_program *p, const backend_loan *of, int n, backend_loan *mean, err *e);
     /* The sum over parameters, buffers, optimizer state and counters as they are now. */
     int (*sum)(backend_program *p, uint64_t *out, err *e);
     /* The leader: the weighted mean (weights sum to 1; those of 0 are not read), in that order,
      * with the bits of common/merge.h, and of counters the largest; no model changes, its own
-     * neither. `sum`: of the mean. ERR_CORRUPT, ERR_UNSUPPORTED, ERR_INVALID (NaN or infinity):
-     * `bad` is whose model it was, or -1. */
+     * neither. `sum`: of the mean. ERR_CORRUPT (also where it cannot be opened any more),
+     * ERR_UNSUPPORTED (it is on another device), ERR_INVALID (NaN or infinity): `bad` is whose
+     * model it was, or -1. */
     int (*average)(backend_program *p, const backend_lent *of, int n, uint64_t *sum, int *bad,
                    err *e);
     /* The program's model becomes what lies there, if that has this sum; otherwise zeros. */

@@ -11,21 +11,12 @@
 
 #include "cuda/cuda_models.h"
 
-enum { OPEN_MAX = 2 * CUDA_MERGE_MAX };
-
-typedef struct opened {
-    unsigned char handle[BACKEND_HANDLE_BYTES];
-    char *at;
-    long used; /* when last */
-} opened;
-
 typedef struct peers {
     unsigned char device[BACKEND_DEVICE_BYTES];
     backend_loan own, mean;
     bool lent, leads;
-    opened open[OPEN_MAX];
+    void *open[CUDA_MERGE_MAX]; /* during a call */
     int count;
-    long clock;
 } peers;
 
 /* ---- lending --------------------------------------------------------------------------------- */
@@ -91,29 +82,15 @@ static int lend_mean(program *p, err *e)
 
 void cuda_peers_drop(program *p)
 {
-    if (!p->peers)
-        return;
-    for (int i = 0; i < p->peers->count; i++)
-        p->d->close_shared(p->dev, p->peers->open[i].at);
     free(p->peers);
     p->peers = NULL;
 }
 
 /* ---- borrowing ------------------------------------------------------------------------------- */
 
-/* The place for one more: where many came and went, that of the one not looked at for the longest
- * time. */
-static opened *make_room(program *p)
+static bool lies_here(const program *p, const backend_loan *l)
 {
-    peers *all = p->peers;
-    if (all->count < OPEN_MAX)
-        return &all->open[all->count++];
-    opened *oldest = &all->open[0];
-    for (int i = 1; i < OPEN_MAX; i++)
-        if (all->open[i].used < oldest->used)
-            oldest = &all->open[i];
-    p->d->close_shared(p->dev, oldest->at);
-    return oldest;
+    return memcmp(l->device, p->peers->device, sizeof l->device) == 0;
 }
 
 static int borrow(program *p, const backend_loan *l, cuda_model *out, err *e)
@@ -124,44 +101,46 @@ static int borrow(program *p, const backend_loan *l, cuda_model *out, err *e)
         return *out = cuda_model_own(p), 0;
     if (all->leads && memcmp(l->handle, all->mean.handle, sizeof l->handle) == 0)
         return *out = cuda_model_mean(p), 0;
-    for (int i = 0; i < all->count; i++)
-        if (memcmp(l->handle, all->open[i].handle, sizeof l->handle) == 0) {
-            all->open[i].used = ++all->clock;
-            return *out = cuda_model_at(all->open[i].at, l), 0;
-        }
-    if (memcmp(l->device, all->device, sizeof l->device) != 0)
+    if (!lies_here(p, l))
         return err_set(e, ERR_UNSUPPORTED, "the model lies on another GPU");
+    if (all->count == CUDA_MERGE_MAX)
+        return err_set(e, ERR_UNSUPPORTED, "more than %d models of other processes",
+                       CUDA_MERGE_MAX);
     if (p->d->open_shared(p->dev, l->handle, &at, e))
         return -1;
-    opened *o = make_room(p);
-    *o = (opened){.at = at, .used = ++all->clock};
-    memcpy(o->handle, l->handle, sizeof o->handle);
+    all->open[all->count++] = at;
     *out = cuda_model_at(at, l);
     return 0;
 }
 
-/* It was not what was lent: should there be something else behind that handle by now, it is opened
- * anew. */
-static void forget(program *p, const backend_loan *l)
+/* At the end of every call: what is open stays on the GPU when its process has ended, and the one
+ * started in its place may find no room. Where a call failed, what it began may still read. */
+static void close_all(program *p)
 {
     peers *all = p->peers;
-    for (int i = 0; i < all->count; i++)
-        if (memcmp(l->handle, all->open[i].handle, sizeof l->handle) == 0) {
-            p->d->close_shared(p->dev, all->open[i].at);
-            all->open[i] = all->open[--all->count];
-            return;
-        }
+    if (!all || !all->count)
+        return;
+    p->d->wait(p->dev, NULL);
+    while (all->count)
+        p->d->close_shared(p->dev, all->open[--all->count]);
+}
+
+/* Whether they can be opened at all. */
+static int try_to_borrow(program *p, const backend_loan *of, int n, err *e)
+{
+    cuda_model unused;
+    int rc = 0;
+    for (int i = 0; rc == 0 && i < n; i++)
+        rc = borrow(p, &of[i], &unused, e);
+    close_all(p);
+    return rc;
 }
 
 static int lead(backend_program *base, const backend_loan *of, int n, backend_loan *mean, err *e)
 {
     program *p = (program *)base;
-    cuda_model unused;
-    if (make_peers(p, e))
+    if (make_peers(p, e) || try_to_borrow(p, of, n, e))
         return -1;
-    for (int i = 0; i < n; i++)
-        if (borrow(p, &of[i], &unused, e))
-            return -1;
     if (!p->peers->leads && lend_mean(p, e))
         return -1;
     *mean = p->peers->mean;
@@ -186,6 +165,15 @@ typedef struct inputs {
     int count;
 } inputs;
 
+/* A process that ended is followed by another one: that its model cannot be opened any more is no
+ * reason to average elsewhere from now on. */
+static int not_there(const program *p, const backend_loan *l, err *e)
+{
+    if (e && e->code == ERR_UNSUPPORTED && lies_here(p, l))
+        e->code = ERR_CORRUPT;
+    return -1;
+}
+
 static int borrow_all(program *p, const backend_lent *of, int n, inputs *in, int *bad, err *e)
 {
     in->count = 0;
@@ -193,7 +181,7 @@ static int borrow_all(program *p, const backend_lent *of, int n, inputs *in, int
         if (of[i].weight <= 0)
             continue;
         if (borrow(p, &of[i].where, &in->of[in->count], e))
-            return *bad = i, -1;
+            return *bad = i, not_there(p, &of[i].where, e);
         in->weight[in->count] = of[i].weight;
         in->sum[in->count] = of[i].sum;
         in->place[in->count++] = i;
@@ -201,7 +189,7 @@ static int borrow_all(program *p, const backend_lent *of, int n, inputs *in, int
     return in->count ? 0 : err_set(e, ERR_INVALID, "no model has a weight");
 }
 
-static int check_sums(program *p, const backend_lent *of, const inputs *in, int *bad, err *e)
+static int check_sums(program *p, const inputs *in, int *bad, err *e)
 {
     for (int i = 0; i < in->count; i++) {
         uint64_t sum;
@@ -210,7 +198,6 @@ static int check_sums(program *p, const backend_lent *of, const inputs *in, int 
         if (sum == in->sum[i])
             continue;
         *bad = in->place[i];
-        forget(p, &of[*bad].where);
         return err_set(e, ERR_CORRUPT,
                        "model %d is not what its process lent: it has trained on, or ended", *bad);
     }
@@ -233,13 +220,10 @@ static int find_infinite(program *p, const inputs *in, const cuda_model *scratch
     return err_set(e, ERR_INVALID, "the mean holds NaN or infinity");
 }
 
-static int average_lent(backend_program *base, const backend_lent *of, int n, uint64_t *sum,
-                        int *bad, err *e)
+static int average_all(program *p, const backend_lent *of, int n, uint64_t *sum, int *bad, err *e)
 {
-    program *p = (program *)base;
     inputs in;
     int32_t finite;
-    *bad = -1;
     if (!p->peers || !p->peers->leads)
         return err_set(e, ERR_UNSUPPORTED, "this program does not lead");
     if (n > CUDA_MERGE_MAX)
@@ -248,9 +232,19 @@ static int average_lent(backend_program *base, const backend_lent *of, int n, ui
     const cuda_model mean = cuda_model_mean(p);
     if (borrow_all(p, of, n, &in, bad, e) ||
         cuda_model_merge(p, in.of, in.weight, in.count, &mean, &finite, e) ||
-        check_sums(p, of, &in, bad, e))
+        check_sums(p, &in, bad, e))
         return -1;
     return finite ? cuda_model_sum(p, &mean, sum, e) : find_infinite(p, &in, &mean, bad, e);
+}
+
+static int average_lent(backend_program *base, const backend_lent *of, int n, uint64_t *sum,
+                        int *bad, err *e)
+{
+    program *p = (program *)base;
+    *bad = -1;
+    int rc = average_all(p, of, n, sum, bad, e);
+    close_all(p);
+    return rc;
 }
 
 static int adopt(backend_program *base, const backend_loan *from, uint64_t sum, err *e)
@@ -260,8 +254,7 @@ static int adopt(backend_program *base, const backend_loan *from, uint64_t sum, 
     if (make_peers(p, e) || borrow(p, from, &there, e))
         return -1;
     int rc = cuda_model_adopt(p, &there, sum, e);
-    if (rc > 0)
-        forget(p, from);
+    close_all(p);
     return rc ? -1 : 0;
 }
 

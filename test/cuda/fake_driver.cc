@@ -335,8 +335,8 @@ static int fake_facts(device *d, device_facts *f, err *)
 
 // ---- memory --------------------------------------------------------------------------------------
 
-// Before each allocation. Memory that its owner gives up while others have it open stays, with other contents, until
-// they close it.
+// Before each allocation. Memory that its owner gives up while others have it open stays taken, with other contents,
+// until they close it.
 struct head {
     size_t bytes;
     int opened;
@@ -381,9 +381,9 @@ static void fake_free(device *, void *p)
 {
     std::lock_guard<std::mutex> hold(gate);
     head *h = head_of(p);
-    memory_used -= h->bytes;
     living.erase(p);
     h->given_up = true;
+    memory_used -= h->opened ? 0 : h->bytes;
     if (h->opened || common)
         memset(p, 0xee, h->bytes);
     else
@@ -718,8 +718,10 @@ static void fake_close_shared(device *, void *p)
     if (common)
         return;
     opened--;
-    if (--h->opened == 0 && h->given_up)
-        free(h);
+    if (--h->opened > 0 || !h->given_up)
+        return;
+    memory_used -= h->bytes;
+    free(h);
 }
 
 // From the last to the first: whoever relies on the order sees it.
