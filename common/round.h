@@ -134,7 +134,7 @@ typedef enum round_event_type {
     ROUND_PUBLISHED,   /* function, incarnation, epoch, round, samples .. batches */
     ROUND_VALIDATED,   /* function, incarnation, epoch, samples, loss_sum, correct */
     ROUND_HEARTBEAT,   /* function, incarnation, phase, batches */
-    ROUND_FAILED,      /* function, incarnation, reason, message: its own "failed" */
+    ROUND_FAILED,      /* function, incarnation, code, reason, message: its own "failed" */
     /* function, incarnation, reason, message; `ended`: the process is known dead */
     ROUND_LOST,
     /* epoch, round, version: that merge is committed (now or by an earlier try) */

@@ -134,9 +134,15 @@ void member_release(round_machine *m, int f, bool halt, const char *why)
     b->state = MEMBER_NONE;
 }
 
-/* No other try is made with that function. */
-__attribute__((format(printf, 3, 4))) static void give_up(round_machine *m, int f, const char *fmt,
-                                                          ...)
+/* What a function says of its GPU, which another process may find in order. */
+static bool of_gpu(const char *reason)
+{
+    return strcmp(reason, "GpuFailed") == 0 || strcmp(reason, "GpuMemory") == 0;
+}
+
+/* No other try is made with that function; `reason` is that of the last one's end. */
+__attribute__((format(printf, 4, 5))) static void give_up(round_machine *m, int f,
+                                                          const char *reason, const char *fmt, ...)
 {
     char why[ERR_MESSAGE_BYTES];
     va_list ap;
@@ -144,7 +150,7 @@ __attribute__((format(printf, 3, 4))) static void give_up(round_machine *m, int 
     text_vprint(why, sizeof why, fmt, ap);
     va_end(ap);
     if (!round_miss(m, f, why))
-        round_fail(m, "Crashed", "%s", why);
+        round_fail(m, of_gpu(reason) ? reason : "Crashed", "%s", why);
 }
 
 /* Code that crashes where it starts, or again and again, is bad, and no retry can help. */
@@ -155,10 +161,10 @@ static bool is_bad_code(round_machine *m, int f, bool was_ready, const char *rea
     if (!ending_is_crash(reason))
         return false;
     if (!was_ready)
-        give_up(m, f, "function %d crashed before it was ready: %.200s", f, message);
+        give_up(m, f, reason, "function %d crashed before it was ready: %.200s", f, message);
     else if (++b->crashes >= m->config.limits.crashes_max)
-        give_up(m, f, "function %d crashed %d times without a contribution: %.190s", f, b->crashes,
-                message);
+        give_up(m, f, reason, "function %d crashed %d times without a contribution: %.190s", f,
+                b->crashes, message);
     else
         return false;
     return true;
@@ -171,12 +177,12 @@ static bool lost_too_often(round_machine *m, int f, const char *reason, const ch
         return true;
     bool starts = b->state != MEMBER_READY && !ending_is_disruption(reason);
     if (starts && ++b->start_failures >= m->config.limits.start_failures_max) {
-        give_up(m, f, "function %d ended %d times before it was ready: %s: %.190s", f,
+        give_up(m, f, reason, "function %d ended %d times before it was ready: %s: %.190s", f,
                 b->start_failures, reason, message);
         return true;
     }
     if (!starts && ++b->losses >= m->config.limits.losses_max) {
-        give_up(m, f, "function %d was lost %d times without a contribution: %s: %.190s", f,
+        give_up(m, f, reason, "function %d was lost %d times without a contribution: %s: %.190s", f,
                 b->losses, reason, message);
         return true;
     }
@@ -392,6 +398,10 @@ void member_failed(round_machine *m, const round_event *event)
     char why[ERR_MESSAGE_BYTES];
     if (!member_present(m, event))
         return;
+    if (of_gpu(event->reason) && err_retry_may_help(event->code)) {
+        member_lose(m, event->function, event->reason, event->message);
+        return;
+    }
     text_print(why, sizeof why, "function %d: %.220s", event->function, event->message);
     if (!round_miss(m, event->function, why))
         round_fail(m, event->reason, "%s", why);

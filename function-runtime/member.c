@@ -209,6 +209,16 @@ int member_tell_failed(member *m, const char *reason, err *e)
     return 0;
 }
 
+int member_task_failed(member *m, const char *reason, err *e)
+{
+    const err why = *e;
+    member_tell_failed(m, reason, e);
+    if (strncmp(reason, "Gpu", 3) != 0)
+        return 0;
+    *e = why;
+    return -1;
+}
+
 int member_unpack(const json_t *task, err *e, const char *format, ...)
 {
     json_error_t at;
@@ -313,7 +323,7 @@ static int train(member *m, const train_order *o, err *e)
                          .history_count = history_count};
     trainer_result r;
     if (trainer_train(m->trainer, &task, &r, e) != 0)
-        return member_tell_failed(m, trainer_reason(m->trainer), e);
+        return member_task_failed(m, trainer_reason(m->trainer), e);
     int64_t clock_ns = clock_monotonic_ns();
     member_enter(m, "publish", o->epoch, o->round);
     modelstore_publication p = {.epoch = o->epoch,
@@ -365,7 +375,7 @@ static int do_validate(member *m, const json_t *task, err *e)
         return rc < 0 ? -1 : 0;
     trainer_result r;
     if (trainer_validate(m->trainer, (uint32_t)epoch, (int)parallelism, (int)function, &r, e) != 0)
-        return member_tell_failed(m, trainer_reason(m->trainer), e);
+        return member_task_failed(m, trainer_reason(m->trainer), e);
     pslink_send(m->link, json_pack("{s:s,s:I,s:I,s:f,s:I}", "type", "validated", "epoch", epoch,
                                    "samples", (json_int_t)r.samples, "loss_sum", r.loss_sum,
                                    "correct", (json_int_t)r.correct));

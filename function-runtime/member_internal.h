@@ -103,6 +103,9 @@ int member_begin(member *m, const train_order *o, double *fetch_s, double **hist
                  err *e);
 /* What can never work is told to kubeml-ps, which ends the job. 0. */
 int member_tell_failed(member *m, const char *reason, err *e);
+/* The same of training or validating: 0. A GPU that failed in this process may do in another, which
+ * kubeml-ps has started then: -1, this one is to end, so that its memory there is free. */
+int member_task_failed(member *m, const char *reason, err *e);
 
 /* ---- member_device.c ---- */
 

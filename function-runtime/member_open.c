@@ -302,7 +302,10 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
         rc = fetch_given(json_string_value(bytes), &m->object_fd, e);
     err no_gpu = ERR_INIT;
     if (rc == 0 && (rc = function_gpu_open(m->backend, m->gpu, m->request.gpu, &no_gpu, e)) != 0)
-        snprintf(reason, TRAINER_REASON_BYTES, e->code == ERR_NOMEM ? "GpuMemory" : "NoGpu");
+        snprintf(reason, TRAINER_REASON_BYTES, "%s",
+                 e->code == ERR_NOMEM         ? "GpuMemory"
+                 : e->code == ERR_UNAVAILABLE ? "GpuFailed"
+                                              : "NoGpu");
     const char *known = json_string_value(json_object_get(order, "algorithms"));
     if (rc == 0 && known && strcmp(m->backend, "cpu") != 0)
         backend_known("cuda", known);

@@ -117,7 +117,7 @@ static int train(member *m, const train_order *o, group_part *parts, int n, err 
                          .history = history,
                          .history_count = history_count};
     if (group_train_parts(m->group, &task, parts, n, e) != 0)
-        return member_tell_failed(m, group_reason(m->group), e);
+        return member_task_failed(m, group_reason(m->group), e);
     int64_t clock_ns = clock_monotonic_ns();
     member_enter(m, "publish", o->epoch, o->round);
     if ((rc = publish(m, o, parts, n, e)) != 0)
@@ -177,7 +177,7 @@ int member_validate_shared(member *m, const json_t *task, err *e)
     if (rc != 0)
         return rc < 0 ? -1 : 0;
     if (group_validate_parts(m->group, (uint32_t)epoch, (int)parallelism, parts, (int)n, e) != 0)
-        return member_tell_failed(m, group_reason(m->group), e);
+        return member_task_failed(m, group_reason(m->group), e);
     pslink_send(m->link, validated_message(epoch, parts, (int)n));
     return 0;
 }

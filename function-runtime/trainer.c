@@ -84,11 +84,14 @@ int trainer_fits(program *p, const dataset_info *d, err *e)
     return rc;
 }
 
-/* Why it cannot be compiled, other than for what the user wrote. The host's memory may be short
- * too: who asked the GPU for some says so. */
-static const char *unmade(const err *e)
+/* What the GPU itself says, which is neither the code's fault nor the data's; NULL: it is another's
+ * error. The host's memory may be short too, and a data set's store away: who asked the GPU says
+ * so. */
+static const char *blames_gpu(const err *e)
 {
-    return e->code == ERR_NOMEM && strstr(e->message, "GPU") ? "GpuMemory" : "LoadFailed";
+    if (!e || !strstr(e->message, "GPU"))
+        return NULL;
+    return e->code == ERR_UNAVAILABLE ? "GpuFailed" : e->code == ERR_NOMEM ? "GpuMemory" : NULL;
 }
 
 static int compile(trainer *t, char *reason, err *e)
@@ -112,7 +115,7 @@ static int compile(trainer *t, char *reason, err *e)
     crash_phase("make the model", -1, -1);
     if (engine_compile(&c, &t->engine, e) != 0) {
         if (e && e->code != ERR_INVALID)
-            set_reason(reason, unmade(e));
+            set_reason(reason, blames_gpu(e) ?: "LoadFailed");
         return misfit(d, e);
     }
     if (check_labels(d, &c, engine_outputs(t->engine), e) != 0)
@@ -216,6 +219,15 @@ static void tell_begun(trainer *t)
         t->config.begun(t->config.begun_of);
 }
 
+/* Of a step that failed in the engine. */
+static int failed(trainer *t, const err *e)
+{
+    const char *gpu = blames_gpu(e);
+    if (gpu)
+        set_reason(t->reason, gpu);
+    return -1;
+}
+
 static int train_batches(trainer *t, const trainer_task *task, uint32_t batches,
                          trainer_result *out, err *e)
 {
@@ -237,7 +249,7 @@ static int train_batches(trainer *t, const trainer_task *task, uint32_t batches,
         engine_result r;
         set_reason(t->reason, program_has_step(t->config.program) ? "StepFailed" : "ShapeMismatch");
         if (program_step(t->config.program, t->engine, &b, lr, &r, e) != 0)
-            return -1;
+            return failed(t, e);
         set_reason(t->reason, "NaNLoss");
         if (!isfinite(r.loss_sum))
             return err_set(
@@ -294,7 +306,7 @@ static int train_some(trainer *t, const trainer_task *task, uint32_t batches, co
                        .done = advance,
                        .done_of = t};
     if (engine_train_share(t->engine, &s, &r, e) != 0)
-        return -1;
+        return failed(t, e);
     set_reason(t->reason, "NaNLoss");
     if (!isfinite(r.loss_sum))
         return err_set(
@@ -322,7 +334,7 @@ static int bring(trainer *t, const uint32_t *order, uint32_t rows, err *e)
             continue;
         if (e && e->code == ERR_INVALID)
             set_reason(t->reason, "ShapeMismatch");
-        return -1;
+        return failed(t, e);
     }
     return 0;
 }
@@ -387,7 +399,7 @@ static int validate_batches(trainer *t, uint32_t epoch, trainer_result *out, err
         b.epoch = epoch;
         set_reason(t->reason, "ShapeMismatch");
         if (engine_eval(t->engine, &b, &r, e) != 0)
-            return -1;
+            return failed(t, e);
         count(t, &r, out);
         out->train_s += seconds_since(&clock_ns) - r.convert_s;
         failpoint("function.validate");

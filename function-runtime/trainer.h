@@ -55,7 +55,7 @@ typedef struct trainer_result {
 
 /* Compiles the program for the dataset's shape. On failure `reason` is one of "ShapeMismatch" (the
  * message names the layer, or both numbers), "GpuMemory" (the message names the need, the layer,
- * and the cap or what the GPU has) and "LoadFailed". */
+ * and the cap or what the GPU has), "GpuFailed" and "LoadFailed". */
 int trainer_open(const trainer_config *c, trainer **out, char reason[TRAINER_REASON_BYTES], err *e);
 void trainer_close(trainer *t); /* NULL is fine */
 /* Whether trainer_open would take that data set's samples and labels. Only the network's graph is
@@ -71,7 +71,7 @@ int trainer_batches(trainer *t, uint32_t epoch, int parallelism, int function, u
                     err *e);
 
 /* -1 with the reason: "NaNLoss" naming epoch and, in training, batch, "ShapeMismatch" (a label),
- * "StepFailed" (the code's own step), "DataError". */
+ * "StepFailed" (the code's own step), "DataError", "GpuFailed", "GpuMemory". */
 int trainer_train(trainer *t, const trainer_task *task, trainer_result *out, err *e);
 int trainer_validate(trainer *t, uint32_t epoch, int parallelism, int function, trainer_result *out,
                      err *e);

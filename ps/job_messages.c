@@ -430,6 +430,7 @@ static int failed(job *j, conn *c, const json_t *m, err *e)
         return err_set(e, ERR_INVALID, "failed: %s", problem.text);
     log_warn("function %d (incarnation %d) failed: %s: %s", c->function, c->incarnation,
              event.reason, event.message);
+    event.code = code ? err_from_name(code) : ERR_NONE;
     job_step(j, event);
     return 0;
 }

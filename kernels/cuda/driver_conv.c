@@ -320,5 +320,5 @@ int driver_conv_run(device *d, const conv_task *t, int id, const conv_operands *
         status = run(d, t, id, o, &s);
     if (status == CUDNN_STATUS_SUCCESS)
         return 0;
-    return err_set(e, ERR_UNAVAILABLE, "cuDNN: %s", cudnnGetErrorString(status));
+    return err_set(e, ERR_UNAVAILABLE, "cuDNN on the GPU: %s", cudnnGetErrorString(status));
 }

@@ -140,10 +140,11 @@ static int make(device *d, err *e)
     if (dnn == CUDNN_STATUS_SUCCESS)
         dnn = cudnnSetStream(d->cudnn, d->stream);
     if (dnn != CUDNN_STATUS_SUCCESS)
-        return err_set(e, ERR_UNAVAILABLE, "cuDNN does not start: %s", cudnnGetErrorString(dnn));
+        return err_set(e, ERR_UNAVAILABLE, "cuDNN does not start on the GPU: %s",
+                       cudnnGetErrorString(dnn));
     cublasStatus_t lt = cublasLtCreate(&d->lt);
     if (lt != CUBLAS_STATUS_SUCCESS)
-        return err_set(e, ERR_UNAVAILABLE, "cuBLASLt does not start: %s",
+        return err_set(e, ERR_UNAVAILABLE, "cuBLASLt does not start on the GPU: %s",
                        cublasLtGetStatusString(lt));
     make_pieces(d);
     cudaGetLastError();
@@ -355,7 +356,7 @@ static int enqueue_on(device *d, cudaStream_t stream, err *e)
 {
     d->stream = stream;
     cudnnStatus_t status = cudnnSetStream(d->cudnn, stream);
-    return status ? err_set(e, ERR_UNAVAILABLE, "cuDNN takes no stream: %s",
+    return status ? err_set(e, ERR_UNAVAILABLE, "cuDNN takes no stream of the GPU's: %s",
                             cudnnGetErrorString(status))
                   : 0;
 }

@@ -176,5 +176,5 @@ int driver_gemm_run(device *d, const conv_task *t, int id, const conv_operands *
     cublasStatus_t status = run(d, t, id, o);
     if (status == CUBLAS_STATUS_SUCCESS)
         return 0;
-    return err_set(e, ERR_UNAVAILABLE, "cuBLASLt: %s", cublasLtGetStatusString(status));
+    return err_set(e, ERR_UNAVAILABLE, "cuBLASLt on the GPU: %s", cublasLtGetStatusString(status));
 }

@@ -427,6 +427,7 @@ int driver_graph_run(device *d, const conv_task *t, int id, const conv_operands 
         o->workspace_bytes < p->ways[at].workspace)
         return err_set(e, ERR_INTERNAL, "cuDNN's plan %d of a convolution is not there", at);
     cudnnStatus_t status = execute(d, p, &p->ways[at], o);
-    return status ? err_set(e, ERR_UNAVAILABLE, "cuDNN's graph: %s", cudnnGetErrorString(status))
+    return status ? err_set(e, ERR_UNAVAILABLE, "cuDNN's graph on the GPU: %s",
+                            cudnnGetErrorString(status))
                   : 0;
 }

@@ -9,6 +9,7 @@
 // From the first device that is opened on the process holds descriptors, as CUDA does, and each call refuses without them.
 //
 // With KUBEML_FAKE_GPU its memory is that file's, which all processes map that name it: they can open each other's.
+// KUBEML_FAKE_GPU_FAILS=N beside it: of the process that is the first to make N copies, replays and waits it fails for good.
 #include "fake_driver.h"
 
 #include <fcntl.h>
@@ -225,6 +226,8 @@ void fake_at_alloc(int n, void (*what)(void))
     at_alloc = what;
 }
 
+static bool fails_first(void);
+
 static int held[2] = {-1, -1}; // a pipe's ends, until the process ends
 static ino_t held_pipe; // which nothing else has
 
@@ -261,6 +264,8 @@ static int failing(err *e)
         interruption = nullptr; // it makes calls itself
         now(interrupted);
     }
+    if (fails_first())
+        fail_after = 0;
     int left = fail_after.load();
     if (left < 0 || fail_after.fetch_sub(1) > 0)
         return 0;
@@ -275,7 +280,11 @@ static const char *fake_missing(void)
 
 enum { HEAD = 256 };
 static const size_t common_bytes = (size_t)4 << 30; // of a file with holes
-static char *common; // all processes'; begins with how much of it is used. NULL: this process's memory is its own
+static char *common; // all processes'; begins with `commons`. NULL: this process's memory is its own
+struct commons {
+    size_t used;
+    int failed; // of one process, as KUBEML_FAKE_GPU_FAILS says
+};
 
 // At the first device: later a function may no longer open files.
 static int map_common(err *e)
@@ -295,11 +304,19 @@ static int map_common(err *e)
     return 0;
 }
 
+static bool fails_first(void)
+{
+    static std::atomic<long> calls;
+    const char *wanted = getenv("KUBEML_FAKE_GPU_FAILS");
+    return wanted && common && ++calls >= atol(wanted) &&
+           __atomic_exchange_n(&((commons *)(void *)common)->failed, 1, __ATOMIC_SEQ_CST) == 0;
+}
+
 static char *take(size_t bytes)
 {
     if (!common)
         return (char *)aligned_alloc(256, bytes);
-    size_t at = HEAD + __atomic_fetch_add((size_t *)(void *)common, bytes, __ATOMIC_SEQ_CST);
+    size_t at = HEAD + __atomic_fetch_add(&((commons *)(void *)common)->used, bytes, __ATOMIC_SEQ_CST);
     return at + bytes <= common_bytes ? common + at : nullptr;
 }
 

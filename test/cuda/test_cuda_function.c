@@ -356,6 +356,53 @@ TEST_LIMIT(a_full_device_is_named_as_a_passed_cap_is, 60)
     close_trainer(&s);
 }
 
+/* At each call to the device. */
+static void fail_everywhere(const task_kind *kind, bool travels)
+{
+    err e = ERR_INIT;
+    trainer_task task = {.parallelism = 1, .batch_count = 3, .lr = 0.05};
+    trainer_result r;
+    int calls = 0, rc = -1;
+    for (; rc != 0 && calls < 100; calls++) {
+        setup s = {0};
+        fake_fail_after(-1);
+        CHECK_OK(open_trainer(&s, kind, 0, &e), e);
+        if (travels)
+            fake_memory(2 * cuda_memory_held());
+        fake_fail_after(calls);
+        rc = trainer_train(s.trainer, &task, &r, &e);
+        if (rc == 0) {
+            fake_fail_after(0);
+            CHECK(trainer_validate(s.trainer, 0, 1, 0, &r, &e) != 0);
+        }
+        CHECK_INT(e.code, ERR_UNAVAILABLE);
+        CHECK_CONTAINS(e.message, "GPU failed");
+        CHECK_STR(trainer_reason(s.trainer), "GpuFailed");
+        close_trainer(&s);
+        fake_memory((size_t)8 << 30);
+    }
+    CHECK(rc == 0 && calls > 9);
+}
+
+TEST_LIMIT(a_gpu_that_fails_is_neither_the_codes_fault_nor_the_datas, 120)
+{
+    fail_everywhere(&blobs, false);
+}
+
+TEST_LIMIT(nor_where_samples_travel, 120)
+{
+    fail_everywhere(&blobs, true);
+}
+
+TEST_LIMIT(nor_in_a_step_of_the_codes_own, 120)
+{
+    static const task_kind stepped = {
+        BLOB_LAYERS "}\nstatic int step(kml_step *s)\n{\n"
+                    "    return kml_gradients(s) ? -1 : kml_update(s, kml_learning_rate(s));\n",
+        BLOB_SETTINGS ", .step = step", open_bytes};
+    fail_everywhere(&stepped, false);
+}
+
 TEST_LIMIT(a_loss_that_is_no_number_is_found_on_the_device, 60)
 {
     err e = ERR_INIT;

@@ -329,6 +329,42 @@ TEST(bad_code_fails_at_once)
     expect_failure("Crashed", "SIGSEGV");
 }
 
+/* Another process may find the GPU in order, but not for ever; a share that is too small stays so.
+ */
+TEST(a_function_whose_gpu_failed_is_started_anew)
+{
+    round_config c = config(2, 1);
+    round_event bad = {.type = ROUND_FAILED,
+                       .code = ERR_UNAVAILABLE,
+                       .reason = "GpuFailed",
+                       .message = "running: the GPU says: an ECC error"};
+    begin(&c);
+    for (; bad.incarnation < 4; bad.incarnation++) {
+        step(bad);
+        CHECK(!find(ROUND_FINISHED));
+        CHECK_INT(get(ROUND_NEED)->incarnation, bad.incarnation + 1);
+        CHECK(find(ROUND_RELEASE));
+        join(0, bad.incarnation + 1);
+    }
+    step(bad);
+    expect_failure("GpuFailed", "lost 5 times without a contribution: GpuFailed: running: the GPU");
+
+    begin(&c);
+    bad.incarnation = 0;
+    bad.reason = "GpuMemory", bad.code = ERR_LIMIT;
+    step(bad);
+    expect_failure("GpuMemory", "function 0: running");
+
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    for (bad.code = ERR_NOMEM; bad.incarnation < 2; bad.incarnation++) {
+        CHECK(!find(ROUND_FINISHED));
+        step((round_event){.type = ROUND_HELLO, .incarnation = bad.incarnation});
+        step(bad);
+    }
+    expect_failure("GpuMemory", "ended 2 times before it was ready: GpuMemory: running");
+}
+
 /* A drain of one node after the other is no fault of the code. */
 TEST(functions_that_the_cluster_ends_before_they_are_ready_are_tried_again)
 {
