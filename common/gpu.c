@@ -70,7 +70,7 @@ int gpu_engine_bytes(uint64_t share_bytes, uint64_t context_bytes, uint64_t *out
         taken = context_bytes + GPU_LATER_BYTES;
     *out = 0;
     if (share_bytes && context_bytes && share_bytes < taken + GPU_ENGINE_LEAST)
-        return err_set(e, ERR_NOMEM,
+        return err_set(e, ERR_LIMIT,
                        "a share of %.0f MiB of the GPU's memory is too small: CUDA's context takes "
                        "%.0f MiB of it, and more than %.0f MiB are needed",
                        (double)share_bytes / 0x1p20, (double)context_bytes / 0x1p20,

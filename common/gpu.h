@@ -49,7 +49,7 @@ void gpu_book(gpu_state *gpu, gpu_share want);
  * context with the libraries' kernels, `context_bytes` as the driver tells of them, and
  * GPU_LATER_BYTES for kernels that a model loads. Where the driver does not tell (0) that is
  * GPU_CONTEXT_BYTES, and at most half of the share, so that a small one leaves room for a model. A
- * share of 0, no limit, stays 0. ERR_NOMEM: the share has no room for an engine. */
+ * share of 0, no limit, stays 0. ERR_LIMIT: the share has no room for an engine. */
 #define GPU_CONTEXT_BYTES ((uint64_t)1280 << 20) /* 1,150 MiB on an H200: docs/gpu.md */
 #define GPU_LATER_BYTES   ((uint64_t)128 << 20)
 #define GPU_ENGINE_LEAST  ((uint64_t)16 << 20)

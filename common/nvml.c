@@ -18,6 +18,13 @@ typedef struct memory_info {
     unsigned long long total, free, used;
 } memory_info;
 
+/* Its second version counts apart what the driver keeps for itself. */
+typedef struct memory_split {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+} memory_split;
+#define MEMORY_SPLIT_VERSION ((unsigned)sizeof(memory_split) | 2u << 24)
+
 typedef struct utilization {
     unsigned gpu, memory;
 } utilization;
@@ -56,6 +63,7 @@ struct nvml {
     int (*process_busy)(device, process_utilization *out, unsigned *count,
                         unsigned long long since);
     int (*mps_processes)(device, unsigned *count, process_info *out);
+    int (*memory_split)(device, memory_split *out);
     int (*capability)(device, int *major, int *minor);
     int (*mig_mode)(device, unsigned *now, unsigned *later);
     int (*mig_part)(device, unsigned index, device *out);
@@ -99,6 +107,7 @@ static int find_calls(nvml *n, int (**init)(void), err *e)
                  {&n->uuid, "nvmlDeviceGetUUID", false},
                  {&n->process_busy, "nvmlDeviceGetProcessUtilization", true},
                  {&n->mps_processes, "nvmlDeviceGetMPSComputeRunningProcesses_v3", true},
+                 {&n->memory_split, "nvmlDeviceGetMemoryInfo_v2", true},
                  {&n->capability, "nvmlDeviceGetCudaComputeCapability", true},
                  {&n->mig_mode, "nvmlDeviceGetMigMode", true},
                  {&n->mig_part, "nvmlDeviceGetMigDeviceHandleByIndex", true}};
@@ -184,10 +193,15 @@ int nvml_open(nvml **out, err *e)
     return 0;
 }
 
-/* Memory that is the processor's too (GB10) NVML does not count. */
+/* What programs can have. Memory that is the processor's too (GB10) NVML does not count. */
 static int ask_size(nvml *n, device gpu, uint64_t *bytes)
 {
+    memory_split split = {.version = MEMORY_SPLIT_VERSION};
     memory_info memory = {0};
+    if (n->memory_split && n->memory_split(gpu, &split) == 0 && split.reserved < split.total) {
+        *bytes = split.total - split.reserved;
+        return 0;
+    }
     int status = n->memory(gpu, &memory);
     *bytes = memory.total;
     if (status != NOT_SUPPORTED)

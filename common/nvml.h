@@ -13,8 +13,8 @@
 enum { NVML_NAME_BYTES = 96 };
 
 /* A GPU of this machine, or a part of one (MIG), as CUDA computes on; its UUID is what
- * CUDA_VISIBLE_DEVICES takes, whatever order CUDA counts in. The memory is the machine's where the
- * GPU has none of its own. */
+ * CUDA_VISIBLE_DEVICES takes, whatever order CUDA counts in. The memory is without what the driver
+ * keeps for itself, and the machine's where the GPU has none of its own. */
 typedef struct nvml_gpu {
     char uuid[NVML_NAME_BYTES];
     uint64_t memory_bytes;

@@ -332,10 +332,6 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
             note_no_gpu(m, no_gpu.message);
         return 0;
     }
-    /* Whoever is started in its place needs as much: unlike the host's memory, it is no matter of
-     * trying again. */
-    if (strcmp(reason, "GpuMemory") == 0)
-        e->code = ERR_LIMIT;
     m->failed = json_pack("{s:s,s:s,s:s,s:s}", "type", "failed", "code", err_name(e->code),
                           "reason", reason, "message", e->message);
     return -1;

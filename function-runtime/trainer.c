@@ -91,6 +91,8 @@ static const char *blames_gpu(const err *e)
 {
     if (!e || !strstr(e->message, "GPU"))
         return NULL;
+    if (e->code == ERR_LIMIT && strstr(e->message, "GPU memory"))
+        return "GpuMemory"; /* over the cap */
     return e->code == ERR_UNAVAILABLE ? "GpuFailed" : e->code == ERR_NOMEM ? "GpuMemory" : NULL;
 }
 

@@ -16,9 +16,10 @@
  * their work is done (a device backend synchronises before returning).
  *
  * Errors. ERR_UNSUPPORTED from prepare: this backend cannot run the graph or the precision, and the
- * message names the layer. ERR_NOMEM from prepare: host or device memory; the message names the
- * need. ERR_INTERNAL or ERR_UNAVAILABLE from the running calls: the device failed. Backends for the
- * host's CPU never fail after prepare. NaN is not an error: it shows in the loss. */
+ * message names the layer. ERR_NOMEM from prepare: host or device memory, of the device ERR_LIMIT
+ * where it is over the cap; the message names the need. ERR_INTERNAL or ERR_UNAVAILABLE from the
+ * running calls: the device failed. Backends for the host's CPU never fail after prepare. NaN is
+ * not an error: it shows in the loss. */
 #ifndef KUBEML_BACKEND_H
 #define KUBEML_BACKEND_H
 
@@ -166,7 +167,7 @@ typedef struct backend_peers {
     /* Where this program's model lies, as long as the program does. */
     int (*lend)(backend_program *p, backend_loan *out, err *e);
     /* Whether it can open the models that it will read; and takes memory for a mean. ERR_NOMEM: it
-     * does not fit, or is over the cap. */
+     * does not fit; ERR_LIMIT: it is over the cap. */
     int (*lead)(backend_program *p, const backend_loan *of, int n, backend_loan *mean, err *e);
     /* The sum over parameters, buffers, optimizer state and counters as they are now. */
     int (*sum)(backend_program *p, uint64_t *out, err *e);
@@ -200,8 +201,8 @@ typedef struct backend_comm {
     /* What names a new communicator; rank 0 makes it. ERR_UNAVAILABLE. */
     int (*id)(backend_program *p, unsigned char id[BACKEND_COMM_ID_BYTES], err *e);
     /* Leaves the one before; waits for all ranks. ERR_UNAVAILABLE; ERR_UNSUPPORTED (two ranks on
-     * one device); ERR_NOMEM (the mean does not fit, or is over the cap); or what the patience
-     * said. */
+     * one device); ERR_NOMEM (the mean does not fit), ERR_LIMIT (it is over the cap); or what
+     * the patience said. */
     int (*join)(backend_program *p, const unsigned char id[BACKEND_COMM_ID_BYTES], int rank,
                 int ranks, const backend_patience *patience, err *e);
     /* All ranks: the mean, each one's model times its weight (they sum to 1; with 0 it is not

@@ -286,7 +286,7 @@ static void not_averaged(job *j, err_code code, int function, const char *messag
     log_warn("not averaged on the device: %s: %s", err_name(code), message);
     /* What cannot be here, or goes wrong again and again, is not tried for ever: something is
      * trained twice each time. */
-    bool never = code == ERR_UNSUPPORTED || code == ERR_NOMEM;
+    bool never = code == ERR_UNSUPPORTED || code == ERR_NOMEM || code == ERR_LIMIT;
     if (function >= 0 && code == ERR_INVALID) {
         job_device_give_up(j, code, function, message);
         return;

@@ -248,7 +248,7 @@ void job_ranks_failed(job *j, err_code code, int whose, const char *message)
     log_warn("not averaged by NCCL: %s: %s", err_name(code), message);
     job_ranks_leave(j);
     d->ask++; /* what the other ranks say of it is no news */
-    bool never = code == ERR_UNSUPPORTED || code == ERR_NOMEM;
+    bool never = code == ERR_UNSUPPORTED || code == ERR_NOMEM || code == ERR_LIMIT;
     if (whose >= 0 && d->out) {
         job_device_give_up(j, code == ERR_INVALID ? code : ERR_NOT_FOUND, whose, message);
     } else if (never || ++d->failures >= JOB_DEVICE_FAILURES_MAX) {

@@ -41,7 +41,7 @@ static int promise(size_t bytes, size_t rest, const char *what, err *e)
     pthread_mutex_unlock(&lock);
     if (fits)
         return 0;
-    return err_set(e, ERR_NOMEM,
+    return err_set(e, ERR_LIMIT,
                    "%s: %.1f MiB of GPU memory are needed, %.1f MiB are held, the cap is %.1f MiB",
                    what, (double)(bytes + rest) / 0x1p20, (double)now / 0x1p20,
                    (double)most / 0x1p20);

@@ -18,8 +18,8 @@ void cuda_memory_cap(size_t bytes);
 size_t cuda_memory_held(void);
 size_t cuda_memory_left(void); /* SIZE_MAX without a cap */
 
-/* ERR_NOMEM over the cap, and when the device has no more; `what` ("layer conv1: activations") and
- * the need stand in the message. */
+/* ERR_LIMIT over the cap, ERR_NOMEM when the device has no more; `what` ("layer conv1:
+ * activations") and the need stand in the message. */
 int cuda_memory_take(const driver *d, device *dev, size_t bytes, const char *what, void **out,
                      err *e);
 /* The same for what can be done without. Of the cap `rest` bytes are left. Where there is none,

@@ -101,6 +101,8 @@ static void run_all(const driver *d, device *dev, int64_t deadline_ms)
     int count = collect(d, dev, &f, deadline_ms, list);
     for (int i = 0; i < count; i++)
         most = list[i].bytes > most ? list[i].bytes : most;
+    if (most > f.free_bytes / 2) /* it may be booked for one that is about to take it */
+        return;
     if (!count || cuda_memory_take(d, dev, most, "what is rehearsed", &memory, &ignored))
         return;
     if (d->zero(dev, memory, most, NULL) == 0)

@@ -343,6 +343,10 @@ TEST_LIMIT(a_rehearsal_is_bounded, 60)
     long runs = rehearses(lines);
     fake_slow_start(0);
     CHECK(runs >= 1 && runs <= 3);
+    fake_memory(6 << 10); /* more than half of it would be taken */
+    CHECK_INT(rehearses(lines), 0);
+    fake_memory(12 << 10);
+    CHECK_INT(rehearses(lines), 128);
     fake_memory(64); /* a full device */
     CHECK_INT(rehearses(lines), 0);
     fake_memory((size_t)8 << 30);

@@ -404,7 +404,7 @@ TEST(a_mean_that_does_not_fit_under_the_cap)
     engine_config c = config("cuda");
     CHECK_OK(engine_compile(&c, &m, &e), e);
     cuda_memory_cap(cuda_memory_held() + 1000);
-    CHECK_ERR(engine_lead(m, NULL, 0, &mean, &e), e, ERR_NOMEM,
+    CHECK_ERR(engine_lead(m, NULL, 0, &mean, &e), e, ERR_LIMIT,
               "the mean of models of other processes");
     cuda_memory_cap(0);
     CHECK_OK(engine_lead(m, NULL, 0, &mean, &e), e);

@@ -22,7 +22,7 @@ TEST(over_the_cap_is_an_error_that_names_the_layer_and_the_need)
     size_t held = cuda_memory_held();
     CHECK(held > 0 && held == fake_memory_used());
     c.device_memory = held + held / 2; /* room for half of another */
-    CHECK_ERR(engine_compile(&c, &second, &e), e, ERR_NOMEM, "layer conv1");
+    CHECK_ERR(engine_compile(&c, &second, &e), e, ERR_LIMIT, "layer conv1");
     CHECK_CONTAINS(e.message, "MiB of GPU memory are needed");
     CHECK_INT(cuda_memory_held(), held);
     static work w; /* the neighbour feels nothing */
@@ -51,7 +51,7 @@ static void names(const char *model, int batch, const char *layer)
                        .device_memory = 1 << 20,
                        .optim = {.kind = OPTIM_SGD, .momentum = 0.9}};
     snprintf(want, sizeof want, "batch %d, layer %s the largest", batch, layer);
-    CHECK_ERR(engine_compile(&c, &m, &e), e, ERR_NOMEM, want);
+    CHECK_ERR(engine_compile(&c, &m, &e), e, ERR_LIMIT, want);
 }
 
 /* Weights, which training keeps three times, and what is made of a batch, twice; never the input,
@@ -632,7 +632,7 @@ TEST(a_share_has_limits)
     CHECK_ERR(engine_bring(m, first, 1, &e), e, ERR_INVALID, "no labels");
     CHECK_OK(engine_share(m, NULL, &e), e);
     cuda_memory_cap(cuda_memory_held() + 512);
-    CHECK_ERR(engine_share(m, &h.s, &e), e, ERR_NOMEM, "the share's order");
+    CHECK_ERR(engine_share(m, &h.s, &e), e, ERR_LIMIT, "the share's order");
     engine_free(m);
     c.backend = "cpu";
     CHECK_OK(engine_compile(&c, &m, &e), e);
@@ -662,7 +662,7 @@ TEST(under_a_cap_a_share_leaves_room_for_a_mean)
         CHECK_INT(cuda_memory_held(), model);
         cuda_memory_cap(all - lacking);
         if (lacking)
-            CHECK_ERR(engine_share(m, &h.s, &e), e, ERR_NOMEM, "the share's samples");
+            CHECK_ERR(engine_share(m, &h.s, &e), e, ERR_LIMIT, "the share's samples");
         else
             CHECK_OK(engine_share(m, &h.s, &e), e);
         CHECK_OK(engine_lead(m, NULL, 0, &mean, &e), e);

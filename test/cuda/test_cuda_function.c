@@ -316,7 +316,7 @@ TEST_LIMIT(a_model_over_the_cap_names_need_cap_and_layer, 60)
 {
     err e = ERR_INIT;
     setup s = {0};
-    CHECK_ERR(open_trainer(&s, &blobs, 4096, &e), e, ERR_NOMEM, "of GPU memory are needed");
+    CHECK_ERR(open_trainer(&s, &blobs, 4096, &e), e, ERR_LIMIT, "of GPU memory are needed");
     CHECK_STR(s.reason, "GpuMemory");
     CHECK_CONTAINS(e.message, "the cap is 0.0 MiB");
     CHECK_CONTAINS(e.message, "conv");
@@ -335,7 +335,7 @@ TEST_LIMIT(a_function_is_held_to_what_it_is_booked_with, 60)
                 .threads = 1,
                 .engine_bytes = 4096,
                 .request = {.batch_size = 16, .epochs = 1, .seed = 3}};
-    CHECK_ERR(member_make_trainer(&m, reason, &e), e, ERR_NOMEM, "the cap is 0.0 MiB");
+    CHECK_ERR(member_make_trainer(&m, reason, &e), e, ERR_LIMIT, "the cap is 0.0 MiB");
     CHECK_STR(reason, "GpuMemory");
     m.engine_bytes = 32 << 20;
     CHECK_OK(member_make_trainer(&m, reason, &e), e);

@@ -3,7 +3,8 @@
  * memory cannot be asked for; "alone", it does not tell processes' shares of a GPU's time apart;
  * "lost", the first GPU does not answer; "old", the first is of another age; "host", the GPUs have
  * no memory of their own; "mps", our process is a client of MPS's; "mig", the first GPU is divided
- * and we may use one part of it; "empty", it is to be divided, and has no part. */
+ * and we may use one part of it; "empty", it is to be divided, and has no part; "reserve", the
+ * driver keeps some of the memory for itself. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,6 +24,11 @@ static const gpu part = {"MIG-2", 1ULL << 28};
 typedef struct memory_info {
     unsigned long long total, free, used;
 } memory_info;
+
+typedef struct memory_split {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+} memory_split;
 
 typedef struct utilization {
     unsigned gpu, memory;
@@ -48,6 +54,7 @@ int nvmlDeviceGetCount_v2(unsigned *out);
 int nvmlDeviceGetUUID(const gpu *g, char *out, unsigned bytes);
 int nvmlDeviceGetName(const gpu *g, char *out, unsigned bytes);
 int nvmlDeviceGetMemoryInfo(const gpu *g, memory_info *out);
+int nvmlDeviceGetMemoryInfo_v2(const gpu *g, memory_split *out);
 int nvmlDeviceGetUtilizationRates(const gpu *g, utilization *out);
 int nvmlDeviceGetPowerUsage(const gpu *g, unsigned *milliwatts);
 int nvmlDeviceGetComputeRunningProcesses_v3(const gpu *g, unsigned *count, process_info *out);
@@ -132,6 +139,18 @@ EXPORT int nvmlDeviceGetMemoryInfo(const gpu *g, memory_info *out)
     unsigned long long total = (g == &part ? 2ULL : 8ULL) << 30;
     *out = (memory_info){total, total - g->used, g->used};
     return is("broken") ? IS_LOST : 0;
+}
+
+EXPORT int nvmlDeviceGetMemoryInfo_v2(const gpu *g, memory_split *out)
+{
+    memory_info all;
+    if (out->version != (sizeof *out | 2u << 24))
+        return 25; /* another version of the argument is meant */
+    if (!is("reserve"))
+        return NOT_SUPPORTED; /* as of a driver before 510 */
+    nvmlDeviceGetMemoryInfo(g, &all);
+    *out = (memory_split){out->version, all.total, 600ULL << 20, all.free, all.used};
+    return 0;
 }
 
 EXPORT int nvmlDeviceGetUtilizationRates(const gpu *g, utilization *out)

@@ -104,7 +104,7 @@ TEST(an_engine_has_its_share_without_the_context)
     err e = ERR_INIT;
     uint64_t out, least = 1100 * mib + GPU_LATER_BYTES + GPU_ENGINE_LEAST;
     CHECK_INT(engine_bytes(least, 1100 * mib), GPU_ENGINE_LEAST);
-    CHECK_ERR(gpu_engine_bytes(least - 1, 1100 * mib, &out, &e), e, ERR_NOMEM,
+    CHECK_ERR(gpu_engine_bytes(least - 1, 1100 * mib, &out, &e), e, ERR_LIMIT,
               "CUDA's context takes 1100 MiB of it, and more than 1244 MiB are needed");
 }
 

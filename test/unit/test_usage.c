@@ -94,8 +94,11 @@ TEST(the_gpus_of_a_machine_are_listed)
     CHECK_INT(count, 2);
     CHECK_STR(gpus[1].uuid, "GPU-1");
     CHECK_INT(gpus[1].memory_bytes >> 30, 8);
+    setenv("FAKE_NVML", "reserve", 1);
     CHECK_OK(nvml_list(true, gpus, 1, &count, &e), e);
     CHECK_INT(count, 1);
+    CHECK_INT(gpus[0].memory_bytes >> 20, 8192 - 600); /* nobody gets the driver's */
+    unsetenv("FAKE_NVML");
     use_fake("1,GPU-0");
     CHECK_OK(nvml_list(true, gpus, 4, &count, &e), e);
     CHECK_INT(count, 2);
