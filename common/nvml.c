@@ -43,6 +43,11 @@ typedef struct process_utilization {
 
 enum { PROCESSES_MAX = 256, SEEN_MS = 2000 /* without a word of it, it computes nothing */ };
 enum { PARTS_MAX = 16, CAPABILITY_LEAST = 8 }; /* scripts/cuda.mk compiles for 8.0 and later */
+#ifndef CUDA_MAJOR
+#define CUDA_MAJOR 0
+#endif
+int nvml_cuda_major = CUDA_MAJOR;
+
 /* NVML's answers */
 enum { INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
 
@@ -65,6 +70,8 @@ struct nvml {
     int (*mps_processes)(device, unsigned *count, process_info *out);
     int (*memory_split)(device, memory_split *out);
     int (*capability)(device, int *major, int *minor);
+    int (*cuda_version)(int *out); /* 12080: 12.8 */
+    int (*driver_version)(char *out, unsigned bytes);
     int (*mig_mode)(device, unsigned *now, unsigned *later);
     int (*mig_part)(device, unsigned index, device *out);
     /* what it told last of this process: when by its clock and by ours (0: never), and how busy */
@@ -109,6 +116,8 @@ static int find_calls(nvml *n, int (**init)(void), err *e)
                  {&n->mps_processes, "nvmlDeviceGetMPSComputeRunningProcesses_v3", true},
                  {&n->memory_split, "nvmlDeviceGetMemoryInfo_v2", true},
                  {&n->capability, "nvmlDeviceGetCudaComputeCapability", true},
+                 {&n->cuda_version, "nvmlSystemGetCudaDriverVersion_v2", true},
+                 {&n->driver_version, "nvmlSystemGetDriverVersion", true},
                  {&n->mig_mode, "nvmlDeviceGetMigMode", true},
                  {&n->mig_part, "nvmlDeviceGetMigDeviceHandleByIndex", true}};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
@@ -211,6 +220,24 @@ static int ask_size(nvml *n, device gpu, uint64_t *bytes)
     return *bytes ? 0 : status;
 }
 
+/* A driver runs what was built with its own CUDA's major version, or an older one. */
+static int check_driver(nvml *n, err *e)
+{
+    static const char *const least[] = {[11] = "450.80", [12] = "525.60", [13] = "580"};
+    char driver[NVML_NAME_BYTES] = "";
+    int version = 0, major = nvml_cuda_major;
+    if (!n->cuda_version || n->cuda_version(&version) != 0 || version / 1000 >= major)
+        return 0;
+    if (n->driver_version && n->driver_version(driver, sizeof driver) != 0)
+        driver[0] = '\0';
+    bool known = major < (int)(sizeof least / sizeof *least) && least[major];
+    return err_set(
+        e, ERR_UNSUPPORTED,
+        "the driver%s%s is of CUDA %d.%d, and the engine of CUDA %d: driver %s or later is needed",
+        driver[0] ? " " : "", driver, version / 1000, version % 1000 / 10, major,
+        known ? least[major] : "of that CUDA");
+}
+
 static int describe(nvml *n, device gpu, nvml_gpu *out, err *e)
 {
     int major = 0, minor = 0, status = n->uuid(gpu, out->uuid, sizeof out->uuid);
@@ -222,7 +249,7 @@ static int describe(nvml *n, device gpu, nvml_gpu *out, err *e)
     if (n->capability && n->capability(gpu, &major, &minor) == 0 && major < CAPABILITY_LEAST)
         return err_set(e, ERR_UNSUPPORTED, "the GPU has compute capability %d.%d; %d.0 is needed",
                        major, minor, CAPABILITY_LEAST);
-    return 0;
+    return check_driver(n, e);
 }
 
 typedef struct listing {

@@ -22,6 +22,9 @@ typedef struct nvml_gpu {
 
 typedef struct nvml nvml;
 
+/* Of the CUDA that the engine is built with, 13 say; 0: none is built. Tests set it. */
+extern int nvml_cuda_major;
+
 typedef struct nvml_sample {
     char name[NVML_NAME_BYTES];
     /* of the last second or less in which a kernel ran; of all processes; -1: not told (of a part
@@ -40,8 +43,8 @@ typedef struct nvml_sample {
 int nvml_open(nvml **out, err *e);
 void nvml_close(nvml *n); /* NULL is fine */
 /* The GPUs that this process may use (CUDA_VISIBLE_DEVICES, else all), `max` at most. One whose
- * compute capability is less than the engine needs is left out, with a warning in the log, and so
- * is one that does not answer, unless `each` must (ERR_UNAVAILABLE). */
+ * compute capability or driver is less than the engine needs is left out, with a warning in the
+ * log, and so is one that does not answer, unless `each` must (ERR_UNAVAILABLE). */
 int nvml_list(bool each, nvml_gpu *out, int max, int *count, err *e);
 /* The one GPU, or part of one (MIG), that this container was given: what its runtime was told
  * (NVIDIA_VISIBLE_DEVICES), where that is one name, without the number of a share (GPU-x::2), else

@@ -4,7 +4,7 @@
  * "lost", the first GPU does not answer; "old", the first is of another age; "host", the GPUs have
  * no memory of their own; "mps", our process is a client of MPS's; "mig", the first GPU is divided
  * and we may use one part of it; "empty", it is to be divided, and has no part; "reserve", the
- * driver keeps some of the memory for itself. */
+ * driver keeps some of the memory for itself; "behind", that is of CUDA 12.8. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,6 +63,8 @@ int nvmlDeviceGetProcessUtilization(const gpu *g, process_utilization *out, unsi
 
 int nvmlDeviceGetMPSComputeRunningProcesses_v3(const gpu *g, unsigned *count, process_info *out);
 int nvmlDeviceGetCudaComputeCapability(const gpu *g, int *major, int *minor);
+int nvmlSystemGetCudaDriverVersion_v2(int *out);
+int nvmlSystemGetDriverVersion(char *out, unsigned bytes);
 int nvmlDeviceGetMigMode(const gpu *g, unsigned *now, unsigned *later);
 int nvmlDeviceGetMigDeviceHandleByIndex(const gpu *g, unsigned index, const gpu **out);
 
@@ -195,6 +197,18 @@ EXPORT int nvmlDeviceGetCudaComputeCapability(const gpu *g, int *major, int *min
     bool old = g == &gpus[0] && is("old");
     *major = old ? 7 : 9;
     *minor = old ? 5 : 0;
+    return 0;
+}
+
+EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *out)
+{
+    *out = is("behind") ? 12080 : 99000;
+    return 0;
+}
+
+EXPORT int nvmlSystemGetDriverVersion(char *out, unsigned bytes)
+{
+    snprintf(out, bytes, "570.86.15");
     return 0;
 }
 

@@ -143,6 +143,40 @@ TEST(a_gpu_that_cannot_be_used_takes_no_other_along)
     CHECK_ERR(nvml_given(gpus, &e), e, ERR_UNAVAILABLE, "there is no GPU");
 }
 
+/* What is written to stderr from here on goes to that file. */
+static void redirect_log(char path[512])
+{
+    snprintf(path, 512, "%s/log", getenv("TEST_TMP"));
+    CHECK(freopen(path, "w", stderr));
+}
+
+TEST(a_driver_that_is_older_than_the_engines_cuda_is_named)
+{
+    err e = ERR_INIT;
+    nvml_gpu gpus[2];
+    char path[512], log[4096];
+    int count;
+    use_fake(NULL);
+    setenv("FAKE_NVML", "behind", 1);
+    for (nvml_cuda_major = 0; nvml_cuda_major <= 12;
+         nvml_cuda_major += 12) { /* none, and its own */
+        CHECK_OK(nvml_list(true, gpus, 2, &count, &e), e);
+        CHECK_INT(count, 2);
+    }
+    nvml_cuda_major = 13;
+    redirect_log(path);
+    CHECK_OK(nvml_list(true, gpus, 2, &count, &e), e);
+    CHECK_INT(count, 0);
+    fflush(stderr);
+    FILE *f = fopen(path, "r");
+    log[fread(log, 1, sizeof log - 1, f)] = '\0';
+    fclose(f);
+    CHECK_CONTAINS(log,
+                   "GPU 1 is left out: the driver 570.86.15 is of CUDA 12.8, and the engine of "
+                   "CUDA 13: driver 580 or later is needed");
+    CHECK_ERR(nvml_given(gpus, &e), e, ERR_UNAVAILABLE, "there is no GPU");
+}
+
 TEST(memory_that_is_the_hosts_counts_as_a_gpus)
 {
     err e = ERR_INIT;
