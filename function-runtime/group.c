@@ -78,6 +78,7 @@ int group_open(const group_config *c, group **out, char reason[TRAINER_REASON_BY
     for (int i = 0; rc == 0 && i < c->functions; i++) {
         trainer_config t = c->trainer;
         t.device += i % c->gpus;
+        t.together = c->functions;
         if ((rc = trainer_open(&t, &g->functions[i].trainer, reason, e)) != 0)
             err_wrap(e, "function %d", i);
     }

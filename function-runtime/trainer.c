@@ -109,6 +109,7 @@ static int compile(trainer *t, char *reason, err *e)
     c.blank = t->config.blank;
     c.precision = t->config.precision;
     c.device_memory = t->config.device_memory;
+    c.programs = t->config.together;
     c.device = t->config.device;
     t->regression = c.loss == LOSS_MSE;
     set_reason(reason, "ShapeMismatch");

@@ -28,6 +28,7 @@ typedef struct trainer_config {
     bool blank;            /* no weights yet: they are imported, or trainer_draw comes first */
     backend_precision precision;
     size_t device_memory;  /* cap of GPU memory; 0: none */
+    int together;          /* so many trainers of this process share that; 0: 1 */
     int device;            /* which GPU, of those that the process sees */
     /* Called once, by the thread that trains, when the first batch is trained (the first ones,
      * where a backend takes several at once); NULL: nobody asks. */

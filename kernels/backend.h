@@ -45,6 +45,7 @@ typedef struct backend_config {
     uint64_t seed;        /* of dropout */
     int device;           /* which GPU; 0 is the first. The host's backends have no use for it */
     size_t device_memory; /* cap on this process's device memory in bytes; 0: none */
+    int programs;         /* so many like this one share that; 0: 1 */
 } backend_config;
 
 /* Host blocks of the model; 64-byte aligned. grads and state are NULL for inference. */

@@ -211,7 +211,8 @@ static int compile(engine *m, const engine_config *c, err *e)
                             .optim = c->optim,
                             .seed = c->seed,
                             .device = c->device,
-                            .device_memory = c->device_memory};
+                            .device_memory = c->device_memory,
+                            .programs = c->programs};
     m->backend = backend_find(c->backend, e);
     if (!m->backend || build_graph(m, c, e) || allocate(m, e) || make_layout(m, e) ||
         m->backend->prepare(m->g, &m->c, &m->program, e))

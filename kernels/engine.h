@@ -45,6 +45,7 @@ typedef struct engine_config {
     bool blank;     /* draws no weights: engine_import, or engine_draw, comes before all work */
     int device;           /* which GPU, for the backends that run on one */
     size_t device_memory; /* cap in bytes on this process's memory there; 0: none */
+    int programs;         /* so many engines like this one share that cap; 0: 1 */
 } engine_config;
 
 /* Builds the graph, compiles it, allocates everything and, unless it is to be blank, draws the

@@ -282,11 +282,17 @@ static size_t most_wanted(const program *p, const task *tasks, int count)
     return want;
 }
 
-/* Half of what the cap leaves. Limits are powers of two, so that processes with nearly the same
- * room have the same. */
+/* Half of what the cap leaves; where several programs share it, of this one's part, whoever comes
+ * first: the others' models need theirs, and all are to choose alike. Limits are powers of two, so
+ * that processes with nearly the same room have the same. */
 static void set_limit(program *p)
 {
     size_t left = cuda_memory_left() / 2;
+    if (p->c.programs > 1 && p->c.device_memory) {
+        size_t part = p->c.device_memory / (size_t)p->c.programs;
+        size_t own = part > p->memory_bytes ? (part - p->memory_bytes) / 2 : 0;
+        left = own < left ? own : left;
+    }
     p->workspace_limit = WORKSPACE_MAX;
     while (p->workspace_limit > left)
         p->workspace_limit /= 2;

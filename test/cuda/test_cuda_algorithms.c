@@ -421,6 +421,34 @@ TEST(what_was_measured_without_room_says_nothing_to_who_has_it)
     free(fusings);
 }
 
+/* What the first take beside their models the last one's would miss. */
+TEST(programs_that_share_a_cap_leave_room_for_each_other_and_choose_alike)
+{
+    enum { PROGRAMS = 3 };
+    err e = ERR_INIT;
+    engine *m[PROGRAMS];
+    char *fusings;
+    setenv("KUBEML_CUDA_CACHE", "", 1);
+    size_t bare = measure_bare(&fusings);
+    engine_config c = config("cuda");
+    c.programs = PROGRAMS;
+    for (int roomy = 0; roomy < 2; roomy++) {
+        cuda_algorithms_forget();
+        fake_favourite(1);
+        backend_known("cuda", fusings);
+        c.device_memory = PROGRAMS * (bare + (roomy ? 2048 : 300));
+        for (int i = 0; i < PROGRAMS; i++) {
+            CHECK_OK(engine_compile(&c, &m[i], &e), e);
+            CHECK_CONTAINS(engine_choices(m[i]),
+                           roomy ? "conv2 forward reversed\n" : "conv2 forward own\n");
+            CHECK_STR(engine_choices(m[i]), engine_choices(m[0]));
+        }
+        for (int i = 0; i < PROGRAMS; i++)
+            engine_free(m[i]);
+    }
+    free(fusings);
+}
+
 /* The fastest of all needs no room: there is nothing to measure. */
 TEST(what_was_measured_with_room_is_taken_where_it_needs_none)
 {
