@@ -198,7 +198,13 @@ static void real_free(device *d, void *p)
 static int real_alloc_host(device *d, size_t bytes, void **out, err *e)
 {
     (void)d;
-    ASK(cudaMallocHost(out, bytes), "pinned memory of the host");
+    cudaError_t code = cudaMallocHost(out, bytes);
+    if (code == cudaErrorMemoryAllocation) { /* which the GPU has no part in */
+        cudaGetLastError();
+        return err_set(e, ERR_NOMEM, "no pinned memory of the host (%.1f MiB)",
+                       (double)bytes / 0x1p20);
+    }
+    ASK(code, "pinned memory of the host");
     return 0;
 }
 

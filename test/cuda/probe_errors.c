@@ -51,6 +51,11 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
     return keep(cudaErrorMemoryAllocation);
 }
 
+cudaError_t cudaMallocHost(void **out, size_t bytes)
+{
+    return cudaMalloc(out, bytes);
+}
+
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     (void)stream;
@@ -76,6 +81,10 @@ int main(void)
     check("no memory is an error",
           cuda_driver->alloc(&d, 1, &memory, &e) != 0 && e.code == ERR_NOMEM);
     check("after which the device works on", cuda_driver->wait(&d, &e) == 0);
+    check("the host's memory is not the GPU's",
+          cuda_driver->alloc_host(&d, 3 << 20, &memory, &e) != 0 && e.code == ERR_NOMEM &&
+              strcmp(e.message, "no pinned memory of the host (3.0 MiB)") == 0);
+    check("and without it the device works on too", cuda_driver->wait(&d, &e) == 0);
     check("a GPU that is not there is an error", cuda_driver->open(1, &none, &e) != 0);
     check("after which the others work on", cuda_driver->wait(&d, &e) == 0);
     keep(cudaErrorInvalidConfiguration);
