@@ -80,6 +80,23 @@ struct nvml {
     unsigned seen_percent;
 };
 
+/* CUDA takes the begin of a UUID for it, where no other begins so. */
+static int find_begun(nvml *n, const char *name, device *out)
+{
+    char uuid[NVML_NAME_BYTES];
+    unsigned all = 0;
+    int found = 0;
+    device gpu;
+    size_t len = strlen(name);
+    if (len <= strlen("GPU-") || strncmp(name, "GPU-", 4) != 0 || n->count(&all) != 0)
+        return NOT_FOUND;
+    for (unsigned i = 0; i < all; i++)
+        if (n->by_index(i, &gpu) == 0 && n->uuid(gpu, uuid, sizeof uuid) == 0 &&
+            strncmp(uuid, name, len) == 0 && found++ == 0)
+            *out = gpu;
+    return found == 1 ? 0 : NOT_FOUND;
+}
+
 /* By number or UUID, up to the next comma. */
 static int find_named(nvml *n, const char *name, device *out, err *e)
 {
@@ -87,6 +104,8 @@ static int find_named(nvml *n, const char *name, device *out, err *e)
     snprintf(first, sizeof first, "%.*s", (int)strcspn(name, ","), name);
     unsigned long index = strtoul(first, &end, 10);
     int status = end != first && !*end ? n->by_index((unsigned)index, out) : n->by_uuid(first, out);
+    if (status == NOT_FOUND || status == INVALID_ARGUMENT)
+        status = find_begun(n, first, out) == 0 ? 0 : status;
     if (status == 0)
         return 0;
     if (status == NOT_FOUND || status == INVALID_ARGUMENT)

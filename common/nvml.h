@@ -37,9 +37,9 @@ typedef struct nvml_sample {
     double watts;       /* of the whole GPU; -1 where that is not told */
 } nvml_sample;
 
-/* The GPU that CUDA counts as the first of this process (CUDA_VISIBLE_DEVICES by number or UUID,
- * else what nvml_given says of names, else 0). ERR_NOT_FOUND: no library; ERR_UNAVAILABLE: it does
- * not start, or there is no such GPU; of the next two too. */
+/* The GPU that CUDA counts as the first of this process (CUDA_VISIBLE_DEVICES by number, UUID or
+ * the begin of one, else what nvml_given says of names, else 0). ERR_NOT_FOUND: no library;
+ * ERR_UNAVAILABLE: it does not start, or there is no such GPU; of the next two too. */
 int nvml_open(nvml **out, err *e);
 void nvml_close(nvml *n); /* NULL is fine */
 /* The GPUs that this process may use (CUDA_VISIBLE_DEVICES, else all), `max` at most. One whose

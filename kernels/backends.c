@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -42,6 +43,9 @@ static void load(void)
     char path[1100];
     if (access("/dev/nvidiactl", F_OK) || !object_path(path, sizeof path) || access(path, R_OK))
         return;
+    /* Numbers are NVML's (common/nvml.c) unless the user has them otherwise; CUDA's own begin with
+     * the fastest GPU. */
+    setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 0);
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* stays */
     if (!object) {
         fprintf(stderr, "the CUDA engine cannot be loaded: %s\n", dlerror());

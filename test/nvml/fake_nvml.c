@@ -4,7 +4,8 @@
  * "lost", the first GPU does not answer; "old", the first is of another age; "host", the GPUs have
  * no memory of their own; "mps", our process is a client of MPS's; "mig", the first GPU is divided
  * and we may use one part of it; "empty", it is to be divided, and has no part; "reserve", the
- * driver keeps some of the memory for itself; "behind", that is of CUDA 12.8. */
+ * driver keeps some of the memory for itself; "behind", that is of CUDA 12.8; "long", UUIDs have
+ * more digits. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,6 +79,11 @@ static bool is(const char *word)
     return how && strcmp(how, word) == 0;
 }
 
+static void write_uuid(const gpu *g, char *out, unsigned bytes)
+{
+    snprintf(out, bytes, "%s%s", g->uuid, is("long") ? "-8932f937" : "");
+}
+
 EXPORT int nvmlInit_v2(void)
 {
     return 0;
@@ -104,11 +110,14 @@ EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, const gpu **out)
         *out = &part;
         return 0;
     }
-    for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++)
-        if (strcmp(gpus[i].uuid, uuid) == 0) {
+    for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++) {
+        char whole[64];
+        write_uuid(&gpus[i], whole, sizeof whole);
+        if (strcmp(whole, uuid) == 0) {
             *out = &gpus[i];
             return 0;
         }
+    }
     if (strncmp(uuid, "GPU-node", 8) != 0 || strlen(uuid) >= sizeof node_gpu_uuid)
         return NOT_FOUND;
     snprintf(node_gpu_uuid, sizeof node_gpu_uuid, "%s", uuid);
@@ -124,7 +133,7 @@ EXPORT int nvmlDeviceGetCount_v2(unsigned *out)
 
 EXPORT int nvmlDeviceGetUUID(const gpu *g, char *out, unsigned bytes)
 {
-    snprintf(out, bytes, "%s", g->uuid);
+    write_uuid(g, out, bytes);
     return 0;
 }
 

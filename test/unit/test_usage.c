@@ -84,6 +84,25 @@ TEST(the_gpu_is_the_one_that_cuda_sees_first)
     CHECK_ERR(nvml_open(&n, &e), e, ERR_UNAVAILABLE, "no GPU \"\"");
 }
 
+/* As CUDA takes it. */
+TEST(a_gpu_may_be_named_by_the_begin_of_its_uuid)
+{
+    static const char *const none[] = {"GPU-", "GPU-1-8932f9371", "1-89"};
+    err e = ERR_INIT;
+    nvml_gpu gpus[2];
+    int count;
+    use_fake("GPU-1-89,GPU-0");
+    setenv("FAKE_NVML", "long", 1);
+    CHECK_OK(nvml_list(true, gpus, 2, &count, &e), e);
+    CHECK_INT(count, 2);
+    CHECK_STR(gpus[0].uuid, "GPU-1-8932f937");
+    CHECK_STR(gpus[1].uuid, "GPU-0-8932f937");
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
+        use_fake(none[i]);
+        CHECK_ERR(nvml_list(true, gpus, 2, &count, &e), e, ERR_UNAVAILABLE, "NVML knows no GPU");
+    }
+}
+
 TEST(the_gpus_of_a_machine_are_listed)
 {
     err e = ERR_INIT;
