@@ -9,7 +9,8 @@
 // From the first device that is opened on the process holds descriptors, as CUDA does, and each call refuses without them.
 //
 // With KUBEML_FAKE_GPU its memory is that file's, which all processes map that name it: they can open each other's.
-// KUBEML_FAKE_GPU_FAILS=N beside it: of the process that is the first to make N copies, replays and waits it fails for good.
+// KUBEML_FAKE_GPU_FAILS=N beside it: of the process that is the first to make N copies, replays and waits it fails for good;
+// KUBEML_FAKE_GPU_FULL: it has no memory for the first one that asks.
 #include "fake_driver.h"
 
 #include <fcntl.h>
@@ -283,7 +284,7 @@ static const size_t common_bytes = (size_t)4 << 30; // of a file with holes
 static char *common; // all processes'; begins with `commons`. NULL: this process's memory is its own
 struct commons {
     size_t used;
-    int failed; // of one process, as KUBEML_FAKE_GPU_FAILS says
+    int failed, full; // once, as KUBEML_FAKE_GPU_FAILS and _FULL say
 };
 
 // At the first device: later a function may no longer open files.
@@ -304,12 +305,23 @@ static int map_common(err *e)
     return 0;
 }
 
+// Once, in one of the processes.
+static bool happens(int commons::*what)
+{
+    return common && __atomic_exchange_n(&(((commons *)(void *)common)->*what), 1, __ATOMIC_SEQ_CST) == 0;
+}
+
 static bool fails_first(void)
 {
     static std::atomic<long> calls;
     const char *wanted = getenv("KUBEML_FAKE_GPU_FAILS");
-    return wanted && common && ++calls >= atol(wanted) &&
-           __atomic_exchange_n(&((commons *)(void *)common)->failed, 1, __ATOMIC_SEQ_CST) == 0;
+    return wanted && ++calls >= atol(wanted) && happens(&commons::failed);
+}
+
+static bool is_full(void)
+{
+    static const bool first = getenv("KUBEML_FAKE_GPU_FULL") && happens(&commons::full);
+    return first;
 }
 
 static char *take(size_t bytes)
@@ -379,7 +391,7 @@ static int fake_alloc(device *d, size_t bytes, void **out, err *e)
     if (refused(d, "memory is taken", e) || lost(e))
         return -1;
     std::lock_guard<std::mutex> hold(gate);
-    if (bytes > memory_bytes - memory_used)
+    if (bytes > memory_bytes - memory_used || is_full())
         return err_set(e, ERR_NOMEM, "the GPU has %zu MiB left", (memory_bytes - memory_used) >> 20);
     char *at = take((bytes + HEAD + 255) / 256 * 256);
     if (!at)

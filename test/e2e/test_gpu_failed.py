@@ -25,5 +25,16 @@ def once_and_the_job_goes_on():
             assert task["sha256"] == want, f"a GPU failed at call {calls}: other weights"
 
 
+@case(limit=120, platform=False)
+def full_for_a_moment_and_the_job_goes_on():
+    with platform(KUBEML_FAKE_GPU_FULL="1") as p:
+        prepare(p)
+        job = train(p, options=OPTIONS)
+        task = p.succeed(job)
+        logs = p.get(f"/tasks/{job}/logs").decode()
+        assert "GpuMemory: model for samples" in logs and "the GPU has 8192 MiB left" in logs, logs
+        assert any(c["type"] == "FunctionLost" for c in task["conditions"]), task
+
+
 if __name__ == "__main__":
     harness.main(globals())
