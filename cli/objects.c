@@ -89,7 +89,7 @@ int object_prune(cli *c, int argc, char **argv, const object_kind *kind, const c
     if (cli_call_list(c, jobs, &rows, &e))
         return cli_fail(&e);
     int status = CLI_OK;
-    bool any = false;
+    bool any = false; /* was to be, or could not be */
     json_array_foreach (rows, i, row) {
         const char *id = json_string_value(json_object_get(row, "id"));
         const char *whose = json_string_value(json_object_get(row, "user"));
@@ -98,7 +98,10 @@ int object_prune(cli *c, int argc, char **argv, const object_kind *kind, const c
         if (cli_call(c, "DELETE", cli_path(kind->path, id, ""), NULL, NULL, &e) == 0) {
             printf("%s %s %s\n", kind->noun, id, done);
             any = true;
-        } else if (e.code != ERR_CONFLICT && e.code != ERR_NOT_FOUND) {
+        } else if (e.code == ERR_CONFLICT) {
+            fprintf(stderr, "%s %s is not %s: %s\n", kind->noun, id, done, e.message);
+            any = true;
+        } else if (e.code != ERR_NOT_FOUND) {
             status = cli_fail(&e);
         }
     }

@@ -19,7 +19,7 @@ enum {
     OWNER_SERVERS_MAX = 4,     /* runtimes kept for /infer */
     OWNER_SERVER_IDLE_MS = 60000,
     OWNER_POOL_IDLE_MS = 60000, /* a warm pod above the floor ends after so long */
-    OWNER_DRAIN_MS = 15000,     /* waited for the pods of a job that has ended */
+    OWNER_DRAIN_MS = 15000,     /* waited for the end of a job that is stopped, and of pods */
     OWNER_LOG_POLL_MS = 250,
     OWNER_LOG_TAILS_MAX = 64 << 20,  /* of the logs of all of a job's pods, when they are read */
     OWNER_LOG_BYTES_MAX = 128 << 20, /* of a job's log, with that of its runs before */

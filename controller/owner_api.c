@@ -49,11 +49,12 @@ int owner_record(owner *o, const char *id, json_t **out, err *e)
 
 /* ---- jobs that have ended, but whose pods have not ------------------------------------------- */
 
+/* Or that are stopped, for which kubeml-ps has a bounded time. One that is suspended has not. */
 static void run_draining(owner *o, void *arg)
 {
     owner_call *c = arg;
     const job *j = jobs_find(o->machine, c->id);
-    c->status = j && job_ended(j);
+    c->status = j && (job_ended(j) || (j->verdict && j->verdict_state == JOB_CANCELLED));
 }
 
 void owner_wait_drained(owner *o, const char *id)

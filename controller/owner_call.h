@@ -35,7 +35,8 @@ int held_check(const owner *o, const char *kind, const char *name, err *e);
 
 /* In the caller's thread. */
 
-/* Waits until a job that has ended is let go by the machine; at most OWNER_DRAIN_MS. */
+/* Waits until a job that has ended or is stopped is let go by the machine; at most OWNER_DRAIN_MS.
+ */
 void owner_wait_drained(owner *o, const char *id);
 
 #endif

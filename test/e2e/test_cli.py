@@ -338,12 +338,14 @@ def functions_and_histories(p):
     assert s.json("history", "list") != [] and first not in s.out("task", "list", "-a"), "one that never began goes too"
     s.out("task", "suspend", suspended)
     s.run("task", "wait", suspended, status=1)
-    assert suspended not in s.out("history", "prune"), "it is to go on"
+    out, said = s.run("history", "prune")
+    assert suspended not in out, "it is to go on"
+    assert said == f"history {suspended} is not deleted: job {suspended} is suspended and may go on: stop it first\n", said
     s.refused("history", "delete", suspended, says="stop it first")
     s.out("task", "resume", suspended)
-    s.out("task", "stop", suspended)
-    s.run("task", "wait", suspended, status=1)
-    assert suspended in s.out("history", "prune")
+    assert f"job {suspended} has not ended" in s.run("history", "prune")[1]
+    assert s.out("task", "prune") == f"job {suspended} stopped\n"
+    assert suspended in s.out("history", "prune"), "it may not have ended by then, and is waited for"
     jobs = [train(s, epochs=1) for _ in range(3)]
     for job in jobs:
         s.out("task", "wait", job)

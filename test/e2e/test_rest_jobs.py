@@ -273,6 +273,23 @@ def stop_and_what_is_in_use(p):
     p.delete("/function/lenet")
 
 
+@case()
+def a_stopped_job_goes_on_or_goes_as_soon_as_it_has_ended(p):
+    """Though its kubeml-ps has not ended yet, and here ends by being killed."""
+    p.dataset()
+    paced = p.paced()
+    jobs = [p.train(paced, epochs=50000, default_parallelism=1) for _ in range(2)]
+    for job in jobs:
+        until(lambda job=job: p.task(job)["epoch"] >= 1)
+        os.kill(p.pod(job=job, role="ps")["pid"], signal.SIGSTOP)
+        p.delete(f"/tasks/{job}")
+    resumed, deleted = jobs
+    with concurrent.futures.ThreadPoolExecutor(2) as beside:
+        list(beside.map(lambda ask: ask(), (lambda: p.post(f"/tasks/{resumed}/resume"), lambda: p.delete(f"/history/{deleted}"))))
+    until(lambda: p.task(resumed)["state"] == "running")
+    p.get(f"/tasks/{deleted}", 404)
+
+
 @case(platform=False)
 def a_job_is_not_resumed_while_its_model_goes():
     """Nor is the model of a job deleted that was resumed."""
