@@ -104,19 +104,33 @@ static void emit_condition(round_machine *m, int which)
     memcpy(a->message, c->message, sizeof a->message);
 }
 
+__attribute__((format(printf, 4, 0))) static void
+word_condition(round_machine *m, int which, const char *reason, const char *fmt, va_list ap)
+{
+    condition *c = &m->condition[which];
+    text_print(c->reason, sizeof c->reason, "%s", reason);
+    text_vprint(c->message, sizeof c->message, fmt, ap);
+    emit_condition(m, which);
+}
+
 void round_set_condition(round_machine *m, int which, bool status, const char *reason,
                          const char *fmt, ...)
 {
-    condition *c = &m->condition[which];
-    if (c->raised == status)
+    va_list ap;
+    if (m->condition[which].raised == status)
         return;
-    c->raised = status;
-    text_print(c->reason, sizeof c->reason, "%s", reason);
+    m->condition[which].raised = status;
+    va_start(ap, fmt);
+    word_condition(m, which, reason, fmt, ap);
+    va_end(ap);
+}
+
+void round_word_condition(round_machine *m, int which, const char *reason, const char *fmt, ...)
+{
     va_list ap;
     va_start(ap, fmt);
-    text_vprint(c->message, sizeof c->message, fmt, ap);
+    word_condition(m, which, reason, fmt, ap);
     va_end(ap);
-    emit_condition(m, which);
 }
 
 void round_tell_phase(round_machine *m, const char *phase, bool always)
@@ -434,6 +448,11 @@ int64_t round_version(const round_machine *m)
 double round_seconds(const round_machine *m)
 {
     return m->seconds_before + (double)(m->now_ms - m->began_ms) / 1000;
+}
+
+int round_losses(const round_machine *m)
+{
+    return m->losses;
 }
 
 size_t round_tell(round_machine *m, const round_action **actions)

@@ -170,7 +170,7 @@ typedef struct round_event {
     uint64_t samples, sample_begin, sample_end, correct;
     double loss_sum;
     uint32_t batches;
-    int value;
+    int value; /* START: functions lost in earlier runs */
     bool ended, empty;
     err_code code;
     const char *phase, *reason, *message;   /* NULL: "" */
@@ -268,6 +268,7 @@ bool round_finished(const round_machine *m);
 bool round_dismissed(const round_machine *m, int function, int incarnation);
 int64_t round_version(const round_machine *m);
 double round_seconds(const round_machine *m); /* of the open epoch so far */
+int round_losses(const round_machine *m); /* of functions, in all of the job */
 /* Its slot, where that function is waited for and the job trains on without it if it fails now; -1.
  */
 int round_waits_for(const round_machine *m, int function);

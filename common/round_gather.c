@@ -38,7 +38,7 @@ void round_gathered(round_machine *m, bool late)
     if (ready < m->parallelism)
         member_release(m, ready, true, why);
     m->parallelism = ready;
-    member_all_there(m, "Missed", "the epoch is trained without those that were missing");
+    member_all_there(m, "Missed"); /* the epoch is trained without those that were missing */
     round_train_epoch(m, m->next_epoch, ready);
 }
 

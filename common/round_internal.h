@@ -55,7 +55,6 @@ typedef struct member {
     char phase[16]; /* of the last heartbeat, to see progress by */
     uint32_t beat_batches;
     bool waits; /* for the store, as its last heartbeat said */
-    char last_loss[ERR_MESSAGE_BYTES];
     /* this epoch's share */
     uint64_t share;
     uint32_t batches, cursor; /* batches [0, cursor) are merged */
@@ -107,6 +106,8 @@ struct round_machine {
     int64_t stage_due_ms;
     retry op, back;
     bool asked; /* INIT or LOAD is out */
+    int losses; /* of functions, in all of the job */
+    char last_loss[ERR_MESSAGE_BYTES]; /* whose it was, and how that ended */
     bool redis_gone, putting_back;
     int redis_ends; /* since the last merge */
     bool suspending;
@@ -147,6 +148,9 @@ void round_fail(round_machine *m, const char *reason, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 void round_set_condition(round_machine *m, int which, bool status, const char *reason,
                          const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+/* Says more of a condition that stays as it is. */
+void round_word_condition(round_machine *m, int which, const char *reason, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
 /* Ends the job here if it is to be suspended. False: it is not. */
 bool round_suspend_here(round_machine *m);
 void retry_begin(retry *r);
@@ -208,7 +212,7 @@ int member_process(const round_machine *m, int f);
 void member_need(round_machine *m, int f, const char *reason);
 /* `why`: round.h, ROUND_RELEASE. */
 void member_release(round_machine *m, int f, bool halt, const char *why);
-void member_all_there(round_machine *m, const char *reason, const char *message);
+void member_all_there(round_machine *m, const char *reason);
 /* The function is gone: its tasks wait for the replacement, which is asked for. */
 void member_lose(round_machine *m, int f, const char *reason, const char *message);
 void member_hello(round_machine *m, const round_event *event);

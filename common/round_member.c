@@ -204,6 +204,36 @@ static void lose_one(round_machine *m, int f)
     b->replacement = true;
 }
 
+/* Of functions that are there again. */
+static void say_losses(round_machine *m, const char *reason)
+{
+    m->condition[CONDITION_LOST].raised = false;
+    if (m->losses == 1)
+        round_word_condition(m, CONDITION_LOST, reason, "a function was lost: %.200s",
+                             m->last_loss);
+    else
+        round_word_condition(m, CONDITION_LOST, reason,
+                             "functions were lost %d times, last: %.200s", m->losses, m->last_loss);
+}
+
+static void note_loss(round_machine *m, int f, const char *message)
+{
+    text_print(m->last_loss, sizeof m->last_loss, "function %d: %.190s", f, message);
+}
+
+/* How the one that was lost ended is known a moment after its connection's end. */
+static void tell_cause(round_machine *m, int f, const char *reason, const char *message)
+{
+    char before[ROUND_REASON_BYTES];
+    note_loss(m, f, message);
+    memcpy(before, m->condition[CONDITION_LOST].reason, sizeof before);
+    if (m->condition[CONDITION_LOST].raised)
+        round_word_condition(m, CONDITION_LOST, reason, "function %d (incarnation %d): %.200s", f,
+                             m->member[f].lost, message);
+    else
+        say_losses(m, before);
+}
+
 void member_lose(round_machine *m, int f, const char *reason, const char *message)
 {
     int incarnation = m->member[f].incarnation;
@@ -216,6 +246,8 @@ void member_lose(round_machine *m, int f, const char *reason, const char *messag
     bool how_comes = waits > 0 && strcmp(reason, "ConnectionLost") == 0;
     m->member[f].lost = incarnation;
     m->member[f].lost_ready = was_ready;
+    m->losses++;
+    note_loss(m, f, message);
     for (int g = f; g < process_end(m, f); g++)
         lose_one(m, g);
     round_set_condition(m, CONDITION_LOST, true, reason, "function %d (incarnation %d): %.200s", f,
@@ -313,10 +345,10 @@ static bool any_missing(const round_machine *m)
     return false;
 }
 
-void member_all_there(round_machine *m, const char *reason, const char *message)
+void member_all_there(round_machine *m, const char *reason)
 {
-    if (!any_missing(m))
-        round_set_condition(m, CONDITION_LOST, false, reason, "%.240s", message);
+    if (m->condition[CONDITION_LOST].raised && !any_missing(m))
+        say_losses(m, reason);
 }
 
 void member_ready(round_machine *m, const round_event *event)
@@ -327,7 +359,7 @@ void member_ready(round_machine *m, const round_event *event)
     enter_all(m, event->function, MEMBER_READY);
     b->start_failures = 0;
     b->heard_ms = b->progress_ms = m->now_ms;
-    member_all_there(m, "Replaced", "every function is there");
+    member_all_there(m, "Replaced");
 }
 
 /* A store that is away stops whoever looks at samples and whoever writes the checkpoint; the latter
@@ -388,8 +420,10 @@ void member_lost(round_machine *m, const round_event *event)
     const member *b = &m->member[event->function];
     if (b->state == MEMBER_NONE || b->lost != event->incarnation)
         return;
-    bool bad = is_bad_code(m, event->function, b->lost_ready, event->reason, event->message);
-    if (!bad && is_untold(b))
+    if (is_bad_code(m, event->function, b->lost_ready, event->reason, event->message))
+        return;
+    tell_cause(m, event->function, event->reason, event->message);
+    if (is_untold(b))
         tell_all(m, event->function, event->reason);
 }
 

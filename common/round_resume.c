@@ -93,6 +93,7 @@ void round_start(round_machine *m, const round_event *event)
     if (m->stage != STAGE_NEW)
         return;
     snprintf(m->algorithms, sizeof m->algorithms, "%s", event->algorithms);
+    m->losses = event->value;
     if (event->reason[0])
         round_set_condition(m, CONDITION_EXACT, true, event->reason, "%s", event->message);
     if (event->resume) {

@@ -116,9 +116,16 @@ json_t *owner_news(owner *o)
 
 enum { LOG_END_LINES = 8, LOG_END_LINE_BYTES = 400 };
 
-static void add_evidence(json_t *list, const char *fmt, const char *a, const char *b)
+/* Conditions that are true, and how often functions were lost, also when all are there again. */
+static void add_condition(json_t *list, const json_t *condition)
 {
-    json_array_append_new(list, json_sprintf(fmt, a, b));
+    const char *type, *status, *reason, *message;
+    if (json_unpack((json_t *)(uintptr_t)condition, "{s:s,s:s,s:s,s:s}", "type", &type, "status",
+                    &status, "reason", &reason, "message", &message))
+        return;
+    bool lost = strcmp(type, "FunctionLost") == 0 && strcmp(reason, "Ended") != 0;
+    if (strcmp(status, "True") == 0 || lost)
+        json_array_append_new(list, json_sprintf("%s: %s", type, message));
 }
 
 /* A line as JSON can hold it: user code writes whatever it likes. */
@@ -195,12 +202,8 @@ int owner_explain(owner *o, const char *id, json_t **out, err *e)
     const char *reason = json_string_value(json_object_get(task, "reason"));
     if (reason && strncmp(reason, "NoGpu", 5) == 0)
         owner_run(o, run_gpus_free, evidence);
-    json_array_foreach(json_object_get(task, "conditions"), i, condition) {
-        const char *message = json_string_value(json_object_get(condition, "message"));
-        if (strcmp(json_string_value(json_object_get(condition, "status")), "True") == 0)
-            add_evidence(evidence, "%s: %s", json_string_value(json_object_get(condition, "type")),
-                         message ? message : "");
-    }
+    json_array_foreach (json_object_get(task, "conditions"), i, condition)
+        add_condition(evidence, condition);
     if (strcmp(json_string_value(json_object_get(task, "state")), "failed") == 0)
         add_log_end(o, id, evidence);
     *out = json_pack("{s:O, s:O, s:O, s:O, s:o}", "id", json_object_get(task, "id"), "state",

@@ -345,7 +345,7 @@ int history_restore(history *h, const json_t *record, int epochs, err *e)
         return -1;
     set_left_out(h, (size_t)left_out);
     h->bytes = bytes_of_epochs(h);
-    static const char *const kept[] = {"conditions", "created"};
+    static const char *const kept[] = {"conditions", "lost", "created"};
     for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++)
         if (json_object_get(record, kept[i]))
             json_object_set_new(h->record, kept[i],
@@ -394,6 +394,12 @@ void history_condition(history *h, const char *name, const char *status, const c
     json_object_set_new(one, "status", json_string(status));
     json_object_set_new(one, "reason", json_string(reason));
     json_object_set_new(one, "message", json_string(message));
+}
+
+void history_lost(history *h, int times)
+{
+    if (times)
+        json_object_set_new(h->record, "lost", json_integer(times));
 }
 
 static void set_state(json_t *record, const char *state, const char *reason, const char *message,

@@ -65,6 +65,8 @@ int history_plan(history *h, const char *key, json_t *value);
 /* Sets or changes a condition in the style of Kubernetes. */
 void history_condition(history *h, const char *name, const char *status, const char *reason,
                        const char *message);
+/* How often functions were lost; 0 is not written. */
+void history_lost(history *h, int times);
 /* `state` "running" until the end; `sha256` may be "". */
 void history_state(history *h, const char *state, const char *reason, const char *message,
                    const char *sha256);

@@ -180,6 +180,7 @@ static void start(job *j, const round_resume *resume)
     char algorithms[DIGEST_HEX_BYTES];
     cleanup_json json_t *record = history_json(j->history);
     round_event event = {.type = ROUND_START, .resume = resume, .algorithms = algorithms};
+    event.value = (int)json_integer_value(json_object_get(record, "lost"));
     json_t *one;
     size_t i;
     if (job_algorithms(json_object_get(record, "plan"), algorithms, NULL) != 0)

@@ -472,6 +472,7 @@ static void post_commit(job *j, const round_epoch *r)
     task *t = task_new(j->keeper, TASK_COMMIT);
     if (history_epochs(j->history) <= r->epoch && add_to_history(j, r, &e))
         log_error("%s", e.message);
+    history_lost(j->history, round_losses(j->machine));
     if (t) {
         t->info = info_of(j, r->epoch + 1, r->parallelism, "running");
         t->record = history_json(j->history);
@@ -495,6 +496,7 @@ static void finish(job *j, const round_action *a)
 {
     const char *state = round_state_name(a->state);
     history_state(j->history, state, a->reason, a->message, "");
+    history_lost(j->history, round_losses(j->machine));
     if (a->superseded) {
         job_end(j, state, a->reason, a->message, a->epochs, "");
         return;

@@ -314,6 +314,25 @@ def crash_at_start(p):
     explained(p, job, "Crashed", "SIGSEGV", "no table of weights", "? at all", "crashed before it was ready")
 
 
+@case(limit=90)
+def crashes_again_and_again(p):
+    """Each is survived, since it trains something in between: that it happens at all is told, and why."""
+    p.dataset()
+    step = """static int step(kml_step *s)
+{
+    static int steps;
+    if (++steps == 6)
+        *(volatile int *)0 = 1;
+    return kml_gradients(s) ? -1 : kml_update(s, kml_learning_rate(s));
+}
+"""
+    p.function("crash", HEAD + MODEL + step + "KUBEML_FUNCTION(.model = model, .step = step);\n")
+    job = p.train(function="crash", epochs=1, k=1, default_parallelism=1)  # of 16 batches
+    p.succeed(job)
+    explained(p, job, "Completed", "FunctionLost: functions were lost 3 times, last: function 0: ", "SIGSEGV")
+    assert p.get(f"/history/{job}")["lost"] == 3
+
+
 @case()
 def ended_at_start(p):
     """Its last words are in the message itself, however long the lines before them."""

@@ -740,7 +740,7 @@ TEST_LIMIT(a_cancelled_job_is_resumed, 60)
 }
 
 /* What it goes on from is not what an undisturbed run would have had there. */
-TEST_LIMIT(what_made_a_job_inexact_is_told_when_it_goes_on, 60)
+TEST_LIMIT(what_made_a_job_inexact_and_how_often_functions_were_lost_stays_when_it_goes_on, 60)
 {
     world w;
     err e = ERR_INIT;
@@ -753,6 +753,7 @@ TEST_LIMIT(what_made_a_job_inexact_is_told_when_it_goes_on, 60)
                           json_pack("{s:s,s:s,s:s,s:s,s:n}", "type", "Exact", "status", "False",
                                     "reason", "LeftOut", "message", "without function 1",
                                     "lastTransitionTime"));
+    json_object_set_new(record, "lost", json_integer(3));
     CHECK_OK(store_put(s, "history", "job", record, STORE_ANY, NULL, &e), e);
     json_decref(record);
     store_close(s);
@@ -765,6 +766,9 @@ TEST_LIMIT(what_made_a_job_inexact_is_told_when_it_goes_on, 60)
     CHECK_STR(json_string_value(json_object_get(m, "reason")), "LeftOut");
     CHECK_STR(json_string_value(json_object_get(m, "message")), "without function 1");
     world_finish(&w, "succeeded", NULL);
+    record = world_history(&w);
+    CHECK_INT(json_integer_value(json_object_get(record, "lost")), 3);
+    json_decref(record);
     world_end(&w);
 }
 

@@ -31,6 +31,53 @@ TEST(a_lost_function_is_replaced_and_trains_the_same_again)
     round_close(m);
 }
 
+static const char *lost_as(bool status)
+{
+    const round_action *a = get(ROUND_CONDITION);
+    CHECK_STR(a->name, "FunctionLost");
+    CHECK(a->status == status);
+    return a->message;
+}
+
+/* How it ended comes by another way than that its connection did. */
+TEST(how_often_functions_were_lost_is_told_and_how_the_last_one_ended)
+{
+    round_config c = config(2, 1);
+    round_event cut = {
+        .type = ROUND_LOST, .function = 1, .reason = "ConnectionLost", .message = "closed"};
+    round_event end = {.type = ROUND_LOST,
+                       .function = 1,
+                       .reason = "Killed",
+                       .message = "signal 9",
+                       .ended = true};
+    begin(&c);
+    step(cut);
+    CHECK_STR(lost_as(true), "function 1 (incarnation 0): closed");
+    step(end);
+    CHECK_STR(lost_as(true), "function 1 (incarnation 0): signal 9");
+    CHECK_STR(get(ROUND_CONDITION)->reason, "Killed");
+    join(1, 1);
+    CHECK_STR(lost_as(false), "a function was lost: function 1: signal 9");
+    CHECK_STR(get(ROUND_CONDITION)->reason, "Replaced");
+    cut.incarnation = end.incarnation = 1;
+    step(cut);
+    step((round_event){.type = ROUND_HELLO, .function = 1, .incarnation = 2});
+    step((round_event){
+        .type = ROUND_READY, .function = 1, .incarnation = 2, .layout = "l", .algorithms = "a"});
+    CHECK_STR(told("FunctionLost")->message,
+              "functions were lost 2 times, last: function 1: closed");
+    end.message = "signal 11";
+    step(end);
+    CHECK_STR(lost_as(false), "functions were lost 2 times, last: function 1: signal 11");
+    CHECK_STR(get(ROUND_CONDITION)->reason, "Replaced");
+    CHECK_INT(round_losses(m), 2);
+    round_close(m);
+    open_machine(&c);
+    step((round_event){.type = ROUND_START, .value = 2}); /* of kubeml-ps before this one */
+    CHECK_INT(round_losses(m), 2);
+    round_close(m);
+}
+
 TEST(a_slot_is_used_again_only_after_its_process_ended)
 {
     round_config c = config(1, 1);
