@@ -116,16 +116,19 @@ json_t *owner_news(owner *o)
 
 enum { LOG_END_LINES = 8, LOG_END_LINE_BYTES = 400 };
 
-/* Conditions that are true, and how often functions were lost, also when all are there again. */
+/* Conditions that are true; that the weights are not exact; and how often functions were lost, also
+ * when all are there again. */
 static void add_condition(json_t *list, const json_t *condition)
 {
     const char *type, *status, *reason, *message;
     if (json_unpack((json_t *)(uintptr_t)condition, "{s:s,s:s,s:s,s:s}", "type", &type, "status",
                     &status, "reason", &reason, "message", &message))
         return;
+    bool is = strcmp(status, "True") == 0, exact = strcmp(type, "Exact") == 0;
     bool lost = strcmp(type, "FunctionLost") == 0 && strcmp(reason, "Ended") != 0;
-    if (strcmp(status, "True") == 0 || lost)
-        json_array_append_new(list, json_sprintf("%s: %s", type, message));
+    if (is || exact || lost)
+        json_array_append_new(
+            list, json_sprintf("%s%s: %s", type, exact && !is ? "=False" : "", message));
 }
 
 /* A line as JSON can hold it: user code writes whatever it likes. */

@@ -334,6 +334,24 @@ def crashes_again_and_again(p):
 
 
 @case()
+def not_exact(p):
+    """The weights are other ones than without what is told: that is bad where it is false, and stays when the job has ended."""
+    p.dataset()
+    job = p.train(p.paced(), epochs=50000, k=1, on_loss="continue")
+
+    def one_lost_is_left_out():  # unless it had trained what was asked for, and waited
+        before = p.task(job)["epoch"]
+        os.kill(p.pod(job=job, role="function", function=1)["pid"], signal.SIGKILL)
+        until(lambda: p.task(job)["epoch"] > before + 1)
+        return any(c["type"] == "Exact" for c in p.task(job)["conditions"])
+    until(lambda: p.task(job)["epoch"] >= 1)
+    until(one_lost_is_left_out)
+    p.delete(f"/tasks/{job}")
+    p.wait(job)
+    explained(p, job, "Cancelled", "Exact=False: epoch ", " is merged without function 1, which was lost")
+
+
+@case()
 def ended_at_start(p):
     """Its last words are in the message itself, however long the lines before them."""
     p.dataset()
