@@ -57,7 +57,8 @@ int owner_suspend(owner *o, const char *id, err *e);
 /* A job that ended goes on from its newest checkpoint. ERR_CONFLICT while it has not ended. */
 int owner_resume(owner *o, const char *id, err *e);
 /* As the API shows it: GET /tasks/{id}, and all. `active`: those that have not ended, all of them
- * on the first page; `ended`: those too that have, a page of them (NULL otherwise). */
+ * on the first page; `ended`: those too that have, a page of them. `page` NULL: of those that have,
+ * the ones whose pods have not. */
 int owner_task(owner *o, const char *id, json_t **out, err *e);
 int owner_tasks(owner *o, bool active, bool ended, list_page *page, json_t **out, err *e);
 /* The ids of the jobs that owner_submit has made since the last call, whatever became of them; the

@@ -41,7 +41,8 @@ static void run_live(owner *o, void *arg)
     owner_call *c = arg;
     jobs_look look = owner_look(o);
     for (size_t i = 0; i < jobs_count(o->machine); i++) {
-        json_t *task = jobs_live_json(o, &look, jobs_at(o->machine, i));
+        const job *j = jobs_at(o->machine, i);
+        json_t *task = job_ended(j) && !c->drains ? NULL : jobs_live_json(o, &look, j);
         if (task)
             json_array_append_new(*c->out, task);
     }
@@ -82,12 +83,13 @@ static json_t *show_recorded(void *context, const char *key, json_t *record)
 int owner_tasks(owner *o, bool active, bool ended, list_page *page, json_t **out, err *e)
 {
     json_t *live = json_array();
-    owner_call c = {.out = &live};
+    owner_call c = {.out = &live, .drains = !page};
     owner_run(o, run_live, &c);
     *out = json_array();
     if (active && (!page || !page->after[0]))
         json_array_extend(*out, live);
-    /* Those that have ended are the store's, which the caller's thread asks. */
+    /* Those that have ended are the store's, which the caller's thread asks; also while their pods
+     * are ending. */
     shelf s = {live, c.unsaved, active};
     int status =
         ended ? list_add(o->controller->store, "jobs", page, show_recorded, &s, *out, e) : 0;

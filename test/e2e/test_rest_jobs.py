@@ -291,6 +291,26 @@ def a_stopped_job_goes_on_or_goes_as_soon_as_it_has_ended(p):
 
 
 @case(platform=False)
+def what_has_ended_is_listed_so_while_its_log_is_put_away():
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMP")) as folder:
+        reading = pathlib.Path(folder) / "reading"
+        with harness.Platform(env={"KUBEML_FAILPOINT": "controller.read-logs:1:wait",
+                                   "KUBEML_FAILPOINT_FILE": str(reading)}) as p:
+            p.dataset()
+            p.function()
+            job = p.train(epochs=1)
+            until(reading.exists)
+            try:
+                assert p.task(job)["state"] == "succeeded", "it is said already"
+                assert p.get("/tasks") == []
+                for state in ("ended", "all"):
+                    task, = p.get("/tasks", params={"state": state})
+                    assert (task["id"], task["state"]) == (job, "succeeded"), task
+            finally:
+                reading.unlink()
+
+
+@case(platform=False)
 def a_job_is_not_resumed_while_its_model_goes():
     """Nor is the model of a job deleted that was resumed."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMP")) as folder, \
