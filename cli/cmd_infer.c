@@ -1,17 +1,25 @@
-/* cmd_infer.c: kubeml infer: samples from npy or JSON to the trained model, predictions to
+/* cmd_infer.c: kubeml infer: samples from npy, IDX or JSON to the trained model, predictions to
  * stdout. */
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+#include <zlib.h>
 
 #include "cleanup.h"
 #include "cli.h"
-#include "fs.h"
+#include "idx.h"
 #include "npy.h"
 #include "request.h"
 
-enum { DATA_BYTES_MAX = 64 << 20 };
+enum {
+    DATA_BYTES_MAX = 1 << 30,
+    PIECE_BYTES = 1 << 20,
+    SLICE_SAMPLES_MAX = 65536, /* of one request, as docs/api.md has it */
+};
 
 /* JSON has no word for it, so that the server could only say that this is no JSON. */
 static int not_finite(const array_head *head, uint64_t at, float value, err *e)
@@ -25,17 +33,6 @@ static int not_finite(const array_head *head, uint64_t at, float value, err *e)
         at /= head->shape[dim];
     }
     return err_set(e, ERR_INVALID, "%s at [%s]", isnan(value) ? "NaN" : "an infinite value", place);
-}
-
-static int too_many(const array_head *head, uint64_t fit, err *e)
-{
-    if (e->code != ERR_LIMIT)
-        return -1;
-    return err_set(e, ERR_LIMIT,
-                   "%llu samples are more than the %d bytes of JSON that a request may have; the "
-                   "first %llu fit",
-                   (unsigned long long)head->shape[0], REQUEST_INFER_BYTES_MAX,
-                   (unsigned long long)fit);
 }
 
 /* The numbers [at, at + n) of the array, as nested JSON lists; `dim` is the outermost of them. */
@@ -55,31 +52,110 @@ static int append_nested(const array_head *head, const char *numbers, int dim, u
         return -1;
     for (uint64_t i = 0; i < head->shape[dim]; i++)
         if ((i && buf_append(out, ",", 1, e)) ||
-            append_nested(head, numbers, dim + 1, at + i * stride, stride, out, e) ||
-            (dim == 0 && buf_reserve(out, 2, e))) /* "]}" behind the last sample */
-            return dim ? -1 : too_many(head, i, e);
+            append_nested(head, numbers, dim + 1, at + i * stride, stride, out, e))
+            return -1;
     return buf_append(out, "]", 1, e);
 }
 
-static int npy_to_json(const buf *file, buf *out, err *e)
-{
+/* What there is to be answered: the array of a file, or the text of one that is JSON. */
+typedef struct samples {
+    buf file;
+    bool is_array;
     array_head head;
-    int found = npy_parse((const uint8_t *)file->bytes, file->len, &head, e);
-    if (found < 0)
+} samples;
+
+/* One that is packed (.gz) as what is in it; "-" is standard input. */
+static int read_whole(const char *path, buf *out, err *e)
+{
+    int fd = strcmp(path, "-") == 0 ? dup(STDIN_FILENO) : open(path, O_RDONLY | O_CLOEXEC);
+    gzFile in = fd < 0 ? NULL : gzdopen(fd, "rb");
+    int got = -1, number;
+    if (!in) {
+        err_set_errno(e, errno, "%s", path);
+        if (fd >= 0)
+            close(fd);
         return -1;
-    if (found == 0 || head.data_offset + head.data_bytes > file->len)
-        return err_set(e, ERR_CORRUPT, "the npy file is cut short: %zu bytes", file->len);
-    uint64_t n = head.data_bytes / array_dtype_bytes(head.dtype);
-    return append_nested(&head, file->bytes + head.data_offset, 0, 0, n, out, e);
+    }
+    while (buf_reserve(out, PIECE_BYTES, e) == 0 &&
+           (got = gzread(in, out->bytes + out->len, PIECE_BYTES)) > 0)
+        out->len += (size_t)got;
+    const char *why = gzerror(in, &number);
+    if (got > 0)
+        err_wrap(e, "%s", path);
+    else if (number == Z_ERRNO)
+        got = err_set_errno(e, errno, "%s", path);
+    else if (number != Z_OK && number != Z_STREAM_END)
+        got = err_set(e, ERR_CORRUPT, "%s: %s", path, why);
+    gzclose(in);
+    return got ? -1 : 0;
+}
+
+static int check_json(const char *path, const buf *text, err *e)
+{
+    json_error_t where;
+    if (text->len > REQUEST_INFER_BYTES_MAX)
+        return err_set(e, ERR_LIMIT, "%s: %zu bytes are over the limit of %d", path, text->len,
+                       REQUEST_INFER_BYTES_MAX);
+    json_t *list = json_loadb(text->bytes, text->len, 0, &where);
+    if (!list)
+        return err_set(e, ERR_INVALID, "%s: neither npy, IDX nor JSON: line %d, column %d: %s",
+                       path, where.line, where.column, where.text);
+    json_decref(list);
+    return 0;
+}
+
+static int read_samples(const char *path, samples *s, err *e)
+{
+    if (read_whole(path, &s->file, e))
+        return -1;
+    const uint8_t *bytes = (const uint8_t *)s->file.bytes;
+    size_t len = s->file.len;
+    bool npy = len >= 6 && npy_is(bytes, len), idx = len >= 4 && idx_is(bytes, len);
+    s->is_array = npy || idx;
+    if (!s->is_array)
+        return check_json(path, &s->file, e);
+    int found = (npy ? npy_parse : idx_parse)(bytes, len, &s->head, e);
+    if (found < 0)
+        return err_wrap(e, "%s", path);
+    if (found == 0 || s->head.data_offset + s->head.data_bytes > len)
+        return err_set(e, ERR_CORRUPT, "%s: the file is cut short: %zu bytes", path, len);
+    return s->head.ndim ? 0 : err_set(e, ERR_INVALID, "%s: a single number, and no samples", path);
+}
+
+/* Samples from `from` on, at most `most`, as many as there is room for; `to` is behind the last. */
+static int append_samples(const samples *s, uint64_t from, uint64_t most, uint64_t *to, buf *out,
+                          err *e)
+{
+    const array_head *head = &s->head;
+    uint64_t count = head->shape[0], at = from;
+    uint64_t stride = count ? head->data_bytes / array_dtype_bytes(head->dtype) / count : 0;
+    if (buf_append(out, "[", 1, e))
+        return -1;
+    for (; at < count && at - from < most; at++) {
+        size_t before = out->len;
+        err why = ERR_INIT;
+        if ((at == from || buf_append(out, ",", 1, &why) == 0) &&
+            append_nested(head, s->file.bytes + head->data_offset, 1, at * stride, stride, out,
+                          &why) == 0 &&
+            buf_reserve(out, 2, &why) == 0) /* "]}" */
+            continue;
+        if (why.code == ERR_LIMIT && at == from)
+            return err_set(e, ERR_LIMIT,
+                           "a sample is more than the %d bytes of JSON that a request may have",
+                           REQUEST_INFER_BYTES_MAX);
+        if (why.code != ERR_LIMIT)
+            return err_set(e, why.code, "%s", why.message);
+        out->len = before;
+        break;
+    }
+    *to = at;
+    return buf_append(out, "]", 1, e);
 }
 
 /* {"model_id": ID, "data": ...} */
-static int build_request(const char *id, const char *path, buf *out, err *e)
+static int build_request(const char *id, const samples *s, uint64_t from, uint64_t most,
+                         uint64_t *to, buf *out, err *e)
 {
-    cleanup_buf buf file;
-    buf_init(&file, DATA_BYTES_MAX);
-    if (fs_read_file(path, &file, e))
-        return -1;
     cleanup_free char *quoted = NULL;
     json_t *name = json_string(id);
     quoted = name ? json_dumps(name, JSON_ENCODE_ANY) : NULL;
@@ -88,20 +164,61 @@ static int build_request(const char *id, const char *path, buf *out, err *e)
         return err_set(e, ERR_INVALID, "the id is not UTF-8");
     if (buf_printf(out, e, "{\"model_id\":%s,\"data\":", quoted))
         return -1;
-    bool npy = file.len >= 6 && npy_is((const uint8_t *)file.bytes, file.len);
-    if (!npy && file.len > REQUEST_INFER_BYTES_MAX)
-        return err_set(e, ERR_LIMIT, "%s: %zu bytes are over the limit of %d", path, file.len,
-                       REQUEST_INFER_BYTES_MAX);
-    json_error_t where;
-    json_t *list = npy ? NULL : json_loadb(file.bytes ? file.bytes : "", file.len, 0, &where);
-    if (!npy && !list)
-        return err_set(e, ERR_INVALID, "%s: neither npy nor JSON: line %d, column %d: %s", path,
-                       where.line, where.column, where.text);
-    json_decref(list);
-    int status = npy ? npy_to_json(&file, out, e) : buf_append(out, file.bytes, file.len, e);
-    if (status)
-        return err_wrap(e, "%s", path);
-    return buf_append(out, "}", 1, e);
+    int status = s->is_array ? append_samples(s, from, most, to, out, e)
+                             : buf_append(out, s->file.bytes, s->file.len, e);
+    return status ? -1 : buf_append(out, "}", 1, e);
+}
+
+static int ask(const cli *c, const buf *body, json_t **answer, err *e)
+{
+    http_call call = {
+        .method = "POST", .body = body->bytes, .body_len = body->len, .idle_s = CLI_BUSY_S};
+    http_reply reply;
+    int status = cli_call_raw(c, &call, "/infer", &reply, e);
+    *answer = status ? NULL : http_reply_json(&reply, e);
+    http_reply_free(&reply);
+    return *answer ? 0 : -1;
+}
+
+/* Takes `more`: the answer for the samples behind those that `*all` (NULL: none yet) is for. */
+static void add_answer(json_t **all, json_t *more)
+{
+    static const char *const lists[] = {"predictions", "logits"};
+    if (!*all) {
+        *all = more;
+        return;
+    }
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        json_array_extend(json_object_get(*all, lists[i]), json_object_get(more, lists[i]));
+    json_decref(more);
+}
+
+/* In as many requests as it takes. Whether an answer has room for that many is the server's to
+ * say. */
+static int infer_all(const cli *c, const char *id, const char *path, const samples *s, json_t **all,
+                     err *e)
+{
+    uint64_t count = s->is_array ? s->head.shape[0] : 0, from = 0, most = SLICE_SAMPLES_MAX;
+    do {
+        cleanup_buf buf body;
+        json_t *answer;
+        uint64_t to = 0;
+        buf_init(&body, REQUEST_INFER_BYTES_MAX);
+        if (build_request(id, s, from, most, &to, &body, e))
+            return err_wrap(e, "%s", path);
+        if (ask(c, &body, &answer, e) == 0) {
+            add_answer(all, answer);
+            from = to;
+        } else if (e->code == ERR_LIMIT && to - from > 1) {
+            most = (to - from) / 2;
+            err_clear(e);
+        } else {
+            return from ? err_wrap(e, "samples %llu to %llu", (unsigned long long)from + 1,
+                                   (unsigned long long)to)
+                        : -1;
+        }
+    } while (from < count);
+    return 0;
 }
 
 enum { REAL_DIGITS = 12 }; /* as the platform writes them */
@@ -123,31 +240,31 @@ static void print_predictions(const json_t *answer)
 
 int cmd_infer(cli *c, int argc, char **argv)
 {
-    const char *id = NULL, *path = NULL, *format = "text";
+    const char *id = NULL, *given = NULL, *path = NULL, *format = "text";
     const cli_option options[] = {
-        {"network", 'n', OPTION_TEXT, "ID", "the job whose model answers", &id, NULL, true, false},
-        {"datafile", 0, OPTION_TEXT, "FILE", "samples: npy, or JSON lists", &path, NULL, true,
-         false},
+        {"network", 'n', OPTION_TEXT, "ID", "the job whose model answers", &id, NULL, false, false},
+        {"datafile", 0, OPTION_TEXT, "FILE", "samples: npy, IDX (also .gz) or JSON lists", &path,
+         NULL, true, false},
         OUTPUT_OPTION("text json yaml", "text, json or yaml; json has the logits too", &format),
         {.name = NULL}};
-    CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    CLI_PARSE(c, argc, argv, options, 0, 1, &given);
+    if (given && id)
+        return cli_usage(c, "\"%s\" is too much: --network is given", given);
+    if (!given && !id)
+        return cli_usage(c, "which job?");
     err e = ERR_INIT;
-    cleanup_buf buf body;
-    buf_init(&body, REQUEST_INFER_BYTES_MAX);
-    if (build_request(id, path, &body, &e))
-        return cli_fail(&e);
-    http_call call = {
-        .method = "POST", .body = body.bytes, .body_len = body.len, .idle_s = CLI_BUSY_S};
-    http_reply reply;
-    int status = cli_call_raw(c, &call, "/infer", &reply, &e);
-    json_t *answer = status ? NULL : http_reply_json(&reply, &e);
-    http_reply_free(&reply);
-    if (!answer)
-        return cli_fail(&e);
-    if (strcmp(format, "text") == 0)
+    samples s = {.is_array = false};
+    json_t *answer = NULL;
+    buf_init(&s.file, DATA_BYTES_MAX);
+    int status =
+        read_samples(path, &s, &e) || infer_all(c, given ? given : id, path, &s, &answer, &e);
+    buf_free(&s.file);
+    if (status)
+        cli_fail(&e);
+    else if (strcmp(format, "text") == 0)
         print_predictions(answer);
     else
         output_value(answer, format);
     json_decref(answer);
-    return CLI_OK;
+    return status ? CLI_FAILED : CLI_OK;
 }

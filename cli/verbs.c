@@ -73,10 +73,11 @@ const cli_verb cli_verbs[] = {
      "  kubeml explain 0a1b2c3d4e5f\n"
      "  kubeml explain lenet",
      cmd_explain},
-    {"infer", "", "classify with a trained model",
-     "The data file is npy or JSON, one sample or an array of them, each (C, H, W), with numbers as in\n"
-     "the file that was uploaded: of a uint8 data set 0 to 255.\n\n"
-     "  kubeml infer -n ID --datafile samples.npy",
+    {"infer", "ID", "classify with a trained model",
+     "The data file is npy, IDX (also .gz) or JSON, one sample or an array of them, each (C, H, W), with\n"
+     "numbers as in the file that was uploaded: of a uint8 data set 0 to 255. - is standard input. An\n"
+     "array goes in as many requests as it takes, JSON in one.\n\n"
+     "  kubeml infer ID --datafile t10k-images-idx3-ubyte.gz",
      cmd_infer},
     {"model export", "ID", "download a trained model as safetensors or npz", NULL,
      cmd_model_export},

@@ -29,10 +29,10 @@ class Shell:
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith("KUBEML_")}
         self.environment.update({k: str(v) for k, v in environment.items()})
 
-    def run(self, *words, status=0, seconds=60):
+    def run(self, *words, status=0, seconds=60, stdin=subprocess.DEVNULL):
         """(stdout, stderr) of `kubeml WORDS`."""
         done = subprocess.run([str(KUBEML), *map(str, words)], capture_output=True, text=True, cwd=self.folder,
-                              stdin=subprocess.DEVNULL, timeout=seconds * harness.STRETCH, env=self.environment)
+                              stdin=stdin, timeout=seconds * harness.STRETCH, env=self.environment)
         assert done.returncode == status, (words, done.returncode, done.stdout, done.stderr)
         return done.stdout, done.stderr
 

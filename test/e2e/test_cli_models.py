@@ -90,6 +90,15 @@ def a_job_by_hand(p):
     answer = json.loads(s.out("infer", "-n", job, "--datafile", "five.npy", "-o", "json"))
     assert np.argmax(answer["logits"], 1).tolist() == answer["predictions"] == [int(g) for g in guesses.split()]
 
+    # A whole test set: more than a request may have, and in the file that was uploaded.
+    np.save(s.folder / "all.npy", np.tile(images, (1000, 1, 1, 1)))
+    whole = json.loads(s.out("infer", job, "--datafile", "all.npy", "-o", "json"))
+    assert whole["predictions"] == answer["predictions"] * 1000
+    assert np.allclose(whole["logits"], answer["logits"] * 1000, atol=1e-5)
+    with open(s.folder / "x-test.gz", "rb") as packed:
+        classes = s.out("infer", job, "--datafile", "-", stdin=packed).split()
+    assert len(classes) == 128 and classes[:5] == guesses.split() and classes == s.out("infer", job, "--datafile", "x-test.gz").split()
+
 
 @case(limit=90)
 def epochs_are_shown_while_the_job_runs(p):

@@ -203,15 +203,24 @@ def bad_inference(p):
     broken[1, 0, 3, 4] = np.nan
     np.save(s.folder / "nan.npy", broken)
     s.refused("infer", "-n", job, "--datafile", "nan.npy", says="nan.npy: NaN at [1, 0, 3, 4]")
-    # What one request takes: 1628 bytes a sample of zeros.
-    np.save(s.folder / "many.npy", np.zeros((9000, 1, 28, 28), np.uint8))
-    fit = (8388608 - len('{"model_id":"","data":[]}') - len(job) + 1) // 1628
-    s.refused("infer", "-n", job, "--datafile", "many.npy", says=["many.npy", "9000 samples", f"the first {fit} fit"])
+    # In more than one request: of each what fits, 1628 bytes a sample of zeros.
+    many = np.zeros((6000, 1, 28, 28), np.float32)
+    many[5500, 0, 2, 1] = np.inf
+    np.save(s.folder / "many.npy", many)
+    s.refused("infer", "-n", job, "--datafile", "many.npy", says="many.npy: an infinite value at [5500, 0, 2, 1]")
+    np.save(s.folder / "wide.npy", np.zeros((2, 1, 5000, 1000), np.uint8))
+    s.refused("infer", "-n", job, "--datafile", "wide.npy", says=["wide.npy: a sample", "8388608 bytes"])
+    np.save(s.folder / "one.npy", np.uint8(1))
+    s.refused("infer", "-n", job, "--datafile", "one.npy", says="one.npy: a single number")
+    s.refused("infer", "-n", job, "--datafile", "cut.gz", says="cut.gz: ")
+    s.refused("infer", "-n", job, "--datafile", ".", says=".: Is a directory")
+    s.refused("infer", job, "-n", job, "--datafile", "x.npy", says="too much", status=2)
+    s.refused("infer", "--datafile", "x.npy", says="which job?", status=2)
     s.write("many.json", "[" + "0," * 5000000 + "0]")
     s.refused("infer", "-n", job, "--datafile", "many.json", says=["many.json", "10000003 bytes"])
     s.write("bad.json", "[1,\n")
     s.refused("infer", "-n", job, "--datafile", "bad.json", says=["bad.json", "line 2"])
-    s.refused("infer", "-n", job, "--datafile", "text.txt", says="neither npy nor JSON")
+    s.refused("infer", "-n", job, "--datafile", "text.txt", says="neither npy, IDX nor JSON")
 
 
 HOSTILE = {
