@@ -246,6 +246,22 @@ void job_tell_epoch(job *j, conn *c, int epoch)
     tell(j, c, m);
 }
 
+/* For who reads the job's log, and nothing else. */
+static void log_epoch(const job *j, int epoch)
+{
+    char loss[48] = "", accuracy[32] = "";
+    epoch_result r;
+    if (history_at(j->history, epoch, &r))
+        return;
+    if (r.validated)
+        snprintf(loss, sizeof loss, ", validation loss %.4g", r.validation_loss);
+    if (r.validated && !isnan(r.accuracy))
+        snprintf(accuracy, sizeof accuracy, ", accuracy %.2f %%", r.accuracy);
+    log_info("epoch %d of %d: train loss %.4g%s%s, %.2f s, %d function%s", epoch + 1,
+             j->spec.request.epochs, r.train_loss, loss, accuracy, r.seconds, r.parallelism,
+             r.parallelism == 1 ? "" : "s");
+}
+
 void job_reply_refused(job *j, conn *c, err_code code, const char *message)
 {
     hub_send(
@@ -583,6 +599,8 @@ void job_perform(job *j, const round_action *a, conn *only)
         break;
     case ROUND_EPOCH:
         job_tell_epoch(j, only, a->record.epoch);
+        if (!only)
+            log_epoch(j, a->record.epoch);
         j->told_epochs = only ? j->told_epochs : a->record.epoch + 1;
         break;
     case ROUND_ASK:

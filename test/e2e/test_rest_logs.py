@@ -23,6 +23,12 @@ def logs_are_followed(p):
         lines = list(reply.iter_lines(decode_unicode=True))
     assert any("function-0" in line and "joined" in line for line in lines), lines
     assert any(line.startswith("ps") and "finished" in line for line in lines), lines
+    data = p.get(f"/history/{job}")["data"]
+    for epoch, told in enumerate(zip(data["train_loss"], data["validation_loss"], data["accuracy"], data["epoch_duration"]), 1):
+        loss, validation, accuracy, seconds = told
+        said = (f"epoch {epoch} of 20: train loss {loss:.4g}, validation loss {validation:.4g}, accuracy {accuracy:.2f} %, "
+                f"{seconds:.2f} s, 2 functions")
+        assert sum(line.startswith("ps") and said in line for line in lines) == 1, (said, lines)
 
 
 @case(platform=False)
