@@ -30,9 +30,13 @@ static const cli_column columns[] = {
     {"ACC %", "data.accuracy", false, last_of, true},
     {"VAL LOSS", "data.validation_loss", false, last_of, true},
     {"TRAIN LOSS", "data.train_loss", false, last_of, true},
+    {"STATE", "state", false, NULL, false},
+    {"AGE", "created", false, output_age, true},
     {"BATCH", "task.batch_size", true, NULL, true},
     {"LR", "task.lr", true, NULL, true},
-    {"STATE", "state", true, NULL, false},
+    {"K", "task.options.k", true, NULL, true},
+    {"FUNCTIONS", "data.parallelism", true, last_of, true},
+    {"SEED", "plan.seed", true, NULL, true},
     {NULL, NULL, false, NULL, false},
 };
 

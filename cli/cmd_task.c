@@ -18,6 +18,7 @@ static const cli_column columns[] = {
     {"FUNCTION", "request.function_name", true, NULL, false},
     {"DATASET", "request.dataset", true, NULL, false},
     {"K", "request.options.k", true, NULL, true},
+    {"PRIORITY", "request.options.priority", true, NULL, true},
     {"USER", "user", true, NULL, false},
     {"REASON", "reason", true, NULL, false},
     {NULL, NULL, false, NULL, false},

@@ -182,7 +182,7 @@ def users_have_tokens_of_their_own():
 @case(limit=90)
 def formats(p):
     s = ready(p)
-    job = train(s)
+    job = train(s, "--K", 4, "--seed", 7, "--priority", 3)
     s.out("task", "wait", job)
     for words, columns in (("dataset list", "NAME TRAIN TEST SHAPE CLASSES"), ("function list", "NAME VERSION KIND"),
                            ("task list --all", "ID STATE EPOCH OF"), ("history list", "ID FUNCTION DATASET EPOCHS"),
@@ -198,6 +198,12 @@ def formats(p):
         # What a job before this one left may still change between two looks.
         until(lambda w=words: yaml.safe_load(s.out(*w, "-o", "yaml")) == s.json(*w), 20,
               message=f"{words}: YAML is read as something else than JSON")
+    for words, cells in (("history list", {"STATE": "succeeded", "AGE": ".*s"}), ("task list -a", {"STATE": "succeeded", "AGE": ".*s"}),
+                         ("history list -o wide", {"K": "4", "FUNCTIONS": "2", "SEED": "7"}),
+                         ("task list -a -o wide", {"K": "4", "PRIORITY": "3"})):
+        titles, row = (re.split(" {2,}", line) for line in s.out(*words.split()).splitlines())
+        for title, cell in cells.items():
+            assert re.fullmatch(cell, row[titles.index(title)]), (words, title, row)
     for words in ("dataset get tiny", "function get lenet", f"task get {job}", f"history get {job}", f"explain {job}",
                   "explain lenet", "status"):
         told = s.json(*words.split())
