@@ -47,6 +47,9 @@ int job_usage_take(job_usage *u, int function, int incarnation, const json_t *us
         return err_set(e, ERR_NOMEM, "no memory for what a function uses");
     json_object_set_new(row, "function", json_integer(function));
     json_object_set_new(row, "incarnation", json_integer(incarnation));
+    const json_t *before = u->rows[function].last;
+    if (!before || json_integer_value(json_object_get(before, "incarnation")) != incarnation)
+        u->tell_ms = 0; /* or a job that runs would seem to have none */
     json_decref(u->rows[function].last);
     u->rows[function] = (usage_row){row, now_ms};
     add(&u->sums, row);

@@ -1,5 +1,6 @@
 /* job_usage.h: what a job's functions use, as their heartbeats tell: passed on to controllers every
- * JOB_USAGE_TELL_MS, and summed up over an epoch for the history. The owner thread's.
+ * JOB_USAGE_TELL_MS, and at once where a function is new, and summed up over an epoch for the
+ * history. The owner thread's.
  *
  * It is told whether or not there is a function to tell of: by that controllers see that this
  * process does not stand still. */

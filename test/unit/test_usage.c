@@ -373,6 +373,12 @@ TEST(controllers_are_told_now_and_then_of_those_that_live)
     m = job_usage_message(&board, 10000 + JOB_USAGE_STALE_MS);
     CHECK_INT(json_array_size(json_object_get(m, "functions")), 1); /* the other is silent */
     json_decref(m);
+    take(2, 150, 2000, 60, 15001);
+    CHECK(!job_usage_message(&board, 15001));
+    take(1, 50, 1000, -1, 15002); /* it is new */
+    m = job_usage_message(&board, 15002);
+    CHECK_INT(json_array_size(json_object_get(m, "functions")), 2);
+    json_decref(m);
     job_usage_clear(&board);
 }
 
