@@ -83,7 +83,9 @@ struct cli {
     cluster_access *cluster; /* used instead of url when `wanted` */
     const char *token; /* KUBEML_TOKEN, else NULL */
     const cli_verb *verb;
-    bool describe; /* cli_parse prints the option names for completion, and ends */
+    /* For completion: cli_parse prints the options' names and ends, or, */
+    bool describe;
+    const char *before; /* if not NULL, what may come behind this word */
 };
 
 /* Every verb of every command, ended by a NULL name. */
@@ -100,6 +102,10 @@ int cli_parse(cli *c, int argc, char **argv, const cli_option *options, int min,
         if (stop_)                                                                                 \
             return stop_ - 1;                                                                      \
     } while (0)
+
+/* What may come behind c->before, the last of the verb's words so far (names.c). `max`: of
+ * positional arguments. */
+void names_print(const cli *c, const cli_option *options, int argc, char **argv, int max);
 
 /* Standard output did not take it: said, unless that is because nobody reads any more. */
 int cli_unwritten(const err *e);

@@ -374,6 +374,10 @@ int cmd_run(cli *c, int argc, char **argv)
     arguments[1] = "run";
     for (int i = 1; i < argc; i++)
         arguments[i + 1] = argv[i];
+    if (c->describe && c->before) {
+        free(arguments);
+        return CLI_OK; /* names of files, mostly, which the shell has */
+    }
     if (c->describe) {
         arguments[2] = describe;
         arguments[3] = NULL;

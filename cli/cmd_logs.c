@@ -19,17 +19,20 @@ int cmd_logs(cli *c, int argc, char **argv)
     return cli_print(c, cli_path(object_job.path, id, "/logs"), "text/plain", 0);
 }
 
-/* Words come from the table of verbs; a verb's options from the program itself. bash takes "=" for
- * a word of its own. Where there is nothing to reply it completes names of files. */
+/* Words come from the table of verbs; a verb's options, and what may stand behind them, from the
+ * program itself. bash takes "=" for a word of its own. Where there is nothing to reply it
+ * completes names of files. */
 static const char completion_tail[] =
     "_kubeml() {\n"
-    "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} verb words=\n"
-    "    local given=(\"${COMP_WORDS[@]:1:COMP_CWORD-1}\")\n"
+    "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} verb words= option\n"
+    "    local given=(\"${COMP_WORDS[@]:1:COMP_CWORD-1}\") platform=()\n"
     "    [[ $word == = ]] && word=\n"
     "    [[ $before == = ]] && before=${COMP_WORDS[COMP_CWORD-2]}\n"
     "    [[ ${given[0]} == help ]] && given=(\"${given[@]:1}\")\n"
     "    while [[ ${given[0]} == --* ]]; do # of which platform, before the command\n"
+    "        option=${given[0]}\n"
     "        [[ ${given[1]} == = ]] && given=(\"${given[@]:1}\")\n"
+    "        platform+=(\"$option\" \"${given[1]}\")\n"
     "        given=(\"${given[@]:2}\")\n"
     "    done\n"
     "    local line=${given[*]}\n"
@@ -37,11 +40,13 @@ static const char completion_tail[] =
     "        words=$(kubeml __options $line 2>/dev/null)\n"
     "    elif [[ $before == --context ]]; then\n"
     "        words=$(kubectl config get-contexts -o name 2>/dev/null)\n"
-    "    elif [[ $before != -* ]]; then\n"
+    "    else\n"
     "        for verb in \"${_kubeml_verbs[@]}\"; do\n"
-    "            [[ -z $line ]] && words+=\" ${verb%% *}\"\n"
+    "            [[ -z $line && $before != -* ]] && words+=\" ${verb%% *}\"\n"
     "            [[ -n $line && $verb == \"$line \"* ]] && words+=\" ${verb##* }\"\n"
     "        done\n"
+    "        [[ -n $line && -z $words ]] &&\n"
+    "            words=$(kubeml __names \"$before\" \"${platform[@]}\" $line 2>/dev/null)\n"
     "    fi\n"
     "    COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n"
     "    [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace\n"

@@ -118,6 +118,11 @@ int main(int argc, char **argv)
         c.describe = true; /* for the shell completion: the options of the verb that follows */
         argv++;
         argc--;
+    } else if (argc > 2 && strcmp(argv[1], "__names") == 0) {
+        c.describe = true; /* what may come behind the last word of the line that follows it */
+        c.before = argv[2];
+        argv += 2;
+        argc -= 2;
     }
     int options = cluster_options(&cluster, argc - 1, argv + 1);
     if (options < 0)
@@ -126,6 +131,8 @@ int main(int argc, char **argv)
     argc -= options;
     if (cluster.wanted)
         c.url = cluster.context ? cluster.context : "the kubeconfig's cluster";
+    if (argc < 2 && c.before)
+        return CLI_OK;
     if (argc < 2 && c.describe) {
         cluster_describe();
         puts("--help\n--version");

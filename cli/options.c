@@ -146,7 +146,10 @@ int cli_parse(cli *c, int argc, char **argv, const cli_option *options, int min,
     static const cli_option none[] = {{.name = NULL}};
     options = options ? options : none;
     if (c->describe) {
-        describe(options);
+        if (c->before)
+            names_print(c, options, argc, argv, max);
+        else
+            describe(options);
         return CLI_OK + 1;
     }
     struct option longs[CLI_OPTIONS_MAX + 2] = {{0}};

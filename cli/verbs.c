@@ -93,7 +93,10 @@ const cli_verb cli_verbs[] = {
      "                                   (standardise)\n\n"
      "  kubeml function create --name r34 --model resnet34,flip=on,crop=4",
      cmd_zoo_list},
-    {"completion", "[bash]", "print the shell completion", "  source <(kubeml completion bash)",
+    {"completion", "[bash]", "print the shell completion",
+     "It completes commands, options, the words that these may be, and the names and ids of what the\n"
+     "platform has, where it answers at once.\n\n"
+     "  source <(kubeml completion bash)",
      cmd_completion},
     {"version", "", "this program's version, and the platform's", NULL, cmd_version},
     {NULL, NULL, NULL, NULL, NULL},

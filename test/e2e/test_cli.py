@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 
 import yaml
@@ -381,7 +382,14 @@ def completion():
           "kubeml --context = l": "lab", "kubeml --context =": "kind lab", "kubeml --context kind da": "dataset",
           "kubeml --context = kind --namespace ml task re": "resume", "kubeml --context kind train --goal": "--goal-accuracy=",
           "kubeml run --train": "--traindata= --trainlabels=", "kubeml run lenet.c --js": "--json", "kubeml run lenet.c --dataset ": "",
-          "kubeml help ta": "task", "kubeml help task re": "resume", "kubeml run le": ""}  # "": a file's name, if there is one
+          "kubeml help ta": "task", "kubeml help task re": "resume", "kubeml run le": "",  # "": a file's name, if there is one
+          "kubeml train -f ": "lenet linear", "kubeml train --function = li": "linear", "kubeml train -f lenet -d ": "mnist",
+          "kubeml train --static --merge ": "database server nccl", "kubeml train --merge = s": "server", "kubeml train ": "",
+          "kubeml train --init ": "0a 1b", "kubeml train -e ": "", "kubeml task get ": "0a 1b", "kubeml task get 0a ": "",
+          "kubeml task get --id = 0a ": "0a 1b", "kubeml task get -o ": "json yaml", "kubeml task list -o w": "wide",
+          "kubeml task list ": "", "kubeml explain ": "0a 1b lenet linear", "kubeml infer -n 1": "1b", "kubeml infer --datafile ": "",
+          "kubeml function delete ": "lenet linear", "kubeml function create ": "", "kubeml function create -n x -m ": "lenet resnet18",
+          "kubeml dataset get --name ": "mnist", "kubeml completion ": "bash", "kubeml run lenet.c -d ": "", "kubeml model export ": "0a 1b"}
     s.write("complete.sh", f"""PATH=bin:{harness.BIN}:$PATH
 source <(kubeml completion bash)
 complete -p kubeml
@@ -392,11 +400,24 @@ try() {{
     echo "${{COMPREPLY[@]}}"
 }}
 """ + "".join(f"try {words}{' ' + chr(39) * 2 if words[-1] == ' ' else ''}\n" for words in at))
-    done = subprocess.run(["bash", "complete.sh"], capture_output=True, text=True, env=s.environment, timeout=60, cwd=s.folder)
+    lists = {"/function": [{"name": "lenet"}, {"name": "linear"}], "/dataset": [{"name": "mnist"}, {"name": "$(touch${IFS}owned)"}],
+             "/zoo": [{"name": "lenet"}, {"name": "resnet18"}], "/tasks?state=all": [{"id": "0a"}, {"id": "1b"}]}
+    with answering({path: (rows, None) for path, rows in lists.items()}) as there:
+        done = subprocess.run(["bash", "complete.sh"], capture_output=True, text=True, timeout=60, cwd=s.folder,
+                              env=s.environment | {"KUBEML_URL": there.environment["KUBEML_URL"]})
+    assert not (s.folder / "owned").exists(), "what a server calls a thing is not run"
     defined, *lines = done.stdout.splitlines()
     assert "-o default" in defined and "-F _kubeml kubeml" in defined and not done.stderr, done
     told = {words: set(line.split()) for words, line in zip(at, lines)}
     assert told == {words: set(line.split()) for words, line in at.items()}, told
+    schema = yaml.safe_load((harness.ROOT / "docs/openapi.yaml").read_text())["components"]["schemas"]
+    for name, option in (schema["TrainOptions"]["properties"] | schema["GpuShare"]["properties"]).items():
+        if option.get("type") == "string" and "enum" in option:
+            assert s.out("__names", "--" + name.replace("_", "-"), "train").split() == option["enum"], name
+    with harness.held_port() as down, socket.create_server(("127.0.0.1", 0)) as silent:  # which takes what comes, and says nothing
+        for port in (down, silent):
+            s.environment["KUBEML_URL"] = "http://{}:{}".format(*port.getsockname())
+            assert s.run("__names", "-f", "train") == ("", "")
 
 
 if __name__ == "__main__":
