@@ -34,6 +34,7 @@ OTHERWISE = {
     "test_rest_platform.a_killed_controller_adopts": KILLED, "test_rest_platform.a_killed_ps_is_replaced": KILLED,
     "test_rest_platform.a_jobs_redis_from_outside": "a pod's listens on the pod's network; test_network has who reaches it",
     "test_rest_jobs.what_still_stops_is_not_resumed_and_why_is_said": "kubeml-ps is held by a signal",
+    "test_rest_jobs.a_stopped_job_goes_on_or_goes_as_soon_as_it_has_ended": "kubeml-ps is held by a signal",
     "test_rest_platform.an_empty_pool_starts_what_is_needed": OPTIONS,
     "test_rest_platform.idle_connections_block_nobody": "a port-forward would be measured, not the server",
     "test_rest.an_upload_that_breaks_off_leaves_nothing": "a port-forward keeps the connection open",

