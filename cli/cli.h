@@ -225,7 +225,7 @@ int object_get(cli *c, int argc, char **argv, const object_kind *kind);
 int object_act(cli *c, int argc, char **argv, const object_kind *kind, const char *method,
                const char *tail, const char *done);
 /* DELETE of what is of `kind` of each job in the list `jobs`, or of those of --user. One that is
- * gone, or for which it is too early or too late, is passed over. */
+ * gone is passed over, and one for which it is too early or too late told on stderr. */
 int object_prune(cli *c, int argc, char **argv, const object_kind *kind, const char *jobs,
                  const char *done);
 

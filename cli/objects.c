@@ -89,7 +89,7 @@ int object_prune(cli *c, int argc, char **argv, const object_kind *kind, const c
     if (cli_call_list(c, jobs, &rows, &e))
         return cli_fail(&e);
     int status = CLI_OK;
-    bool any = false; /* was to be, or could not be */
+    bool any = false; /* was there, and is gone or told of */
     json_array_foreach (rows, i, row) {
         const char *id = json_string_value(json_object_get(row, "id"));
         const char *whose = json_string_value(json_object_get(row, "user"));
