@@ -602,13 +602,16 @@ void pool_changed(owner *o, const pod *now)
     link_pod *p = pool_find(o, now->name);
     if (!p || p->use != USE_STARTING)
         return;
+    bool waited = pool_waits_for_room(p);
     if (strcmp(p->waits_reason, now->reason) != 0 && now->reason[0])
         log_warn("pod %s waits: %s", p->name, now->message);
-    if (p->job[0] && pool_waits_for_room(p) && !now->reason[0])
+    if (p->job[0] && waited && !now->reason[0])
         pool_event(o, p, JOB_POD_WAITING, ERR_NONE, "PoolEmpty",
                    "there is room for its pod now, which is being made");
     snprintf(p->waits_reason, sizeof p->waits_reason, "%s", now->reason);
     snprintf(p->waits_message, sizeof p->waits_message, "%s", now->message);
+    if (waited && !pool_waits_for_room(p))
+        pool_use(p, USE_STARTING); /* STUCK_MS counts from here */
     if (p->job[0])
         tell_waiting(o, p);
     if (now->address[0] && strcmp(p->address, now->address) != 0) {

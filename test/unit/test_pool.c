@@ -151,6 +151,39 @@ TEST(a_pod_that_makes_itself_ready_is_waited_for_while_it_keeps_its_connection)
     close_world();
 }
 
+/* ---- what has no address yet ------------------------------------------------------------------
+ */
+
+/* What the cluster says of a pod that is not made yet. */
+static void says(const link_pod *p, const char *reason)
+{
+    pod now = {.role = p->role, .phase = POD_PENDING, .function = -1, .incarnation = -1};
+    snprintf(now.name, sizeof now.name, "%s", p->name);
+    snprintf(now.reason, sizeof now.reason, "%s", reason);
+    pool_changed(&o, &now);
+}
+
+/* However long it has waited: its node has its time from when there is one. */
+TEST(a_pod_that_has_waited_for_room_has_its_time_from_then_on)
+{
+    open_world("");
+    link_pod *p = take();
+    says(p, "Unschedulable");
+    p->since_ms -= 120000;
+    int64_t now_ms = clock_monotonic_ms();
+    pool_timers(&o, now_ms);
+    CHECK_INT(stopped, 0);
+    says(p, "");
+    now_ms = clock_monotonic_ms();
+    pool_timers(&o, now_ms + 9000);
+    CHECK_INT(stopped, 0);
+    pool_timers(&o, now_ms + 10000);
+    CHECK_INT(stopped, 1);
+    CHECK_STR(last_stopped, p->name);
+    CHECK_STR(pool_of(&o, asking.id, 0, 3)->name, last_started);
+    close_world();
+}
+
 /* ---- where nobody answers -------------------------------------------------------------------- */
 
 /* A listener whose backlog is full: who connects gets no answer. `fills` fill it. */
