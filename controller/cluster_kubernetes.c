@@ -228,8 +228,9 @@ void kube_is_gone(kube *k, entry *p, const pod *last)
 
 static bool differs(const pod *a, const pod *b)
 {
-    return a->phase != b->phase || strcmp(a->address, b->address) != 0 ||
-           strcmp(a->reason, b->reason) != 0 || strcmp(a->message, b->message) != 0;
+    return a->phase != b->phase || a->on_node != b->on_node ||
+           strcmp(a->address, b->address) != 0 || strcmp(a->reason, b->reason) != 0 ||
+           strcmp(a->message, b->message) != 0;
 }
 
 /* Labels are ours to set: what a watch shows may be older than the last assign. */

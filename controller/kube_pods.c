@@ -496,6 +496,14 @@ static void disrupted(const json_t *target, const char *node, pod *out)
     because(out, text_of(target, "reason"), "node %.80s: %.150s", node, text_of(target, "message"));
 }
 
+/* The kubelet says so as it takes a pod, before it pulls an image: a node that is gone does not. */
+static bool is_on_node(const json_t *status)
+{
+    return *text_of(status, "startTime") ||
+           json_array_size(json_object_get(status, "containerStatuses")) > 0 ||
+           json_array_size(json_object_get(status, "initContainerStatuses")) > 0;
+}
+
 static void read_phase(const json_t *object, pod *out)
 {
     const json_t *status = json_object_get(object, "status"),
@@ -504,6 +512,7 @@ static void read_phase(const json_t *object, pod *out)
     const char *phase = text_of(status, "phase"),
                *node = text_of(json_object_get(object, "spec"), "nodeName");
     out->phase = strcmp(phase, "Running") == 0 ? POD_RUNNING : POD_PENDING;
+    out->on_node = out->phase == POD_PENDING && is_on_node(status);
     if (scheduled && strcmp(text_of(scheduled, "status"), "False") == 0)
         not_scheduled(scheduled, out);
     read_containers(object, "initContainerStatuses", false, out);

@@ -19,8 +19,10 @@ enum {
     REFILL_AFTER_MS = 150, /* a job that has just taken pods needs the cores more than the pool */
     RETRY_MS = 1000,       /* after a pod of the pool did not start; doubled each time */
     RETRY_MS_MAX = 30000,
-    STUCK_MS = 10000, /* a pod that is placed and not made by then: its node may be gone */
+    STUCK_MS = 10000, /* a pod that is placed and not on its node by then: that may be gone */
     STUCK_MS_MAX = 80000,
+    MADE_MS =
+        600000, /* one that its node makes; a job gives up its own before (job_limits.pod_ms) */
     PATIENCE_MAX = 32, /* times as long: a node or its network may be slow */
 };
 
@@ -484,20 +486,23 @@ bool pool_waits_for_room(const link_pod *p)
 }
 
 /* When a pod that starts counts as stuck: Kubernetes still places pods on a node that has just lost
- * its power, and keeps them there; one that was made there before has an address, at which nothing
- * answers; and where the node answers, the program may not come to listen. Once it does it may take
- * its time: it makes a GPU ready before it says welcome. */
+ * its power, and keeps them there; a node that lives takes them at once, and then pulls their image
+ * for as long as that is; one that was made there before has an address, at which nothing answers;
+ * and where the node answers, the program may not come to listen. Once it does it may take its
+ * time: it makes a GPU ready before it says welcome. */
 static int64_t stuck_at(const owner *o, const link_pod *p)
 {
-    int64_t made = (int64_t)STUCK_MS * o->patience, silent = (int64_t)POD_DEAD_MS * o->patience;
+    int64_t taken = (int64_t)STUCK_MS * o->patience, silent = (int64_t)POD_DEAD_MS * o->patience;
     if (p->use != USE_STARTING)
         return INT64_MAX;
     if (strcmp(p->waits_reason, CLUSTER_NODE_SILENT) == 0)
         return p->since_ms;
     if (pool_waits_for_room(p))
         return INT64_MAX;
+    if (!p->address[0] && p->on_node)
+        return p->since_ms + (int64_t)MADE_MS * o->patience;
     if (!p->address[0])
-        return p->since_ms + (made < STUCK_MS_MAX ? made : STUCK_MS_MAX);
+        return p->since_ms + (taken < STUCK_MS_MAX ? taken : STUCK_MS_MAX);
     if (p->wire)
         return INT64_MAX;
     int64_t hello_ms = p->since_ms + POD_HELLO_MS;
@@ -610,6 +615,7 @@ void pool_changed(owner *o, const pod *now)
                    "there is room for its pod now, which is being made");
     snprintf(p->waits_reason, sizeof p->waits_reason, "%s", now->reason);
     snprintf(p->waits_message, sizeof p->waits_message, "%s", now->message);
+    p->on_node = now->on_node;
     if (waited && !pool_waits_for_room(p))
         pool_use(p, USE_STARTING); /* STUCK_MS counts from here */
     if (p->job[0])

@@ -97,6 +97,31 @@ TEST(a_pod_that_is_slow_to_be_made_says_so)
     close_world(&w);
 }
 
+/* Placed is not taken: only a kubelet that lives gives a pod its start. */
+TEST(a_pod_that_its_node_makes_is_said_to_be)
+{
+    world w;
+    open_world(&w);
+    start(&w, "function-1", POD_FUNCTION);
+    drop_pod(wait_pod(&w, "function-1", true));
+    fake_kube_put(w.server, "function-1",
+                  json_pack("{s:{s:s}, s:{s:s, s:[{s:s, s:s}]}}", "spec", "nodeName", "node7",
+                            "status", "phase", "Pending", "conditions", "type", "PodScheduled",
+                            "status", "True"));
+    put_status(&w, "function-1",
+               json_pack("{s:s, s:[{s:s, s:{s:{s:s}}}]}", "startTime", "2026-01-01T00:00:00Z",
+                         "containerStatuses", "name", "function", "state", "waiting", "reason",
+                         "ContainerCreating"));
+    pod p = next_event(&w); /* the first, unless it is slow */
+    if (!p.on_node)
+        p = next_event(&w);
+    CHECK_INT(p.phase, POD_PENDING);
+    CHECK(p.on_node);
+    CHECK_STR(p.reason, "");
+    runs(&w, "function-1");
+    close_world(&w);
+}
+
 TEST(each_wait_has_its_reason)
 {
     world w;

@@ -155,9 +155,13 @@ TEST(a_pod_that_makes_itself_ready_is_waited_for_while_it_keeps_its_connection)
  */
 
 /* What the cluster says of a pod that is not made yet. */
-static void says(const link_pod *p, const char *reason)
+static void says(const link_pod *p, bool on_node, const char *reason)
 {
-    pod now = {.role = p->role, .phase = POD_PENDING, .function = -1, .incarnation = -1};
+    pod now = {.role = p->role,
+               .phase = POD_PENDING,
+               .function = -1,
+               .incarnation = -1,
+               .on_node = on_node};
     snprintf(now.name, sizeof now.name, "%s", p->name);
     snprintf(now.reason, sizeof now.reason, "%s", reason);
     pool_changed(&o, &now);
@@ -168,12 +172,12 @@ TEST(a_pod_that_has_waited_for_room_has_its_time_from_then_on)
 {
     open_world("");
     link_pod *p = take();
-    says(p, "Unschedulable");
+    says(p, false, "Unschedulable");
     p->since_ms -= 120000;
     int64_t now_ms = clock_monotonic_ms();
     pool_timers(&o, now_ms);
     CHECK_INT(stopped, 0);
-    says(p, "");
+    says(p, false, "");
     now_ms = clock_monotonic_ms();
     pool_timers(&o, now_ms + 9000);
     CHECK_INT(stopped, 0);
@@ -181,6 +185,36 @@ TEST(a_pod_that_has_waited_for_room_has_its_time_from_then_on)
     CHECK_INT(stopped, 1);
     CHECK_STR(last_stopped, p->name);
     CHECK_STR(pool_of(&o, asking.id, 0, 3)->name, last_started);
+    close_world();
+}
+
+/* Its image may be large; a node that is gone never said that it makes it. */
+TEST(a_pod_that_its_node_makes_may_take_its_time)
+{
+    open_world("");
+    link_pod *p = take();
+    says(p, true, "");
+    int64_t now_ms = clock_monotonic_ms();
+    pool_timers(&o, now_ms + 300000);
+    CHECK_INT(stopped, 0);
+    says(p, true, "ContainerCreating");
+    pool_timers(&o, now_ms + 300000);
+    CHECK_INT(stopped, 0);
+    pool_timers(&o, now_ms + 600000);
+    CHECK_INT(stopped, 1);
+    CHECK_STR(last_stopped, p->name);
+    close_world();
+}
+
+TEST(what_is_made_on_a_node_that_fell_silent_is_replaced_at_once)
+{
+    open_world("");
+    link_pod *p = take();
+    says(p, true, "");
+    says(p, true, CLUSTER_NODE_SILENT);
+    pool_timers(&o, clock_monotonic_ms());
+    CHECK_INT(stopped, 1);
+    CHECK_STR(last_stopped, p->name);
     close_world();
 }
 
