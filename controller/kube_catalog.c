@@ -12,6 +12,7 @@
 #include "json_read.h"
 #include "kube_claim.h"
 #include "kube_pods.h"
+#include "kube_status.h"
 #include "kube_watch.h"
 #include "log.h"
 #include "name.h"
@@ -33,6 +34,7 @@ typedef struct shelf {
     const char *kind;
     char path[300];
     kube_watch *watch;
+    kube_status *status; /* the catalog's thread's */
     json_t *objects; /* by name; with the lock */
     json_t *others;  /* names of another installation's; with the lock */
     json_t *gone;    /* names; with the lock */
@@ -86,12 +88,11 @@ static json_t *ready_condition(const json_t *object, bool yes, const char *reaso
 static void write_status(kube_catalog *k, const shelf *s, const json_t *object, json_t *status)
 {
     err e = ERR_INIT;
-    const char *name = kube_object_text(object, "name");
-    if (status && !json_equal(status, json_object_get(object, "status")) &&
-        kube_apply_status(k->client, s->path, s->kind, name, status, clock_deadline_ms(CALL_MS),
-                          &e) &&
+    if (status &&
+        kube_status_write(s->status, k->client, object, status, clock_deadline_ms(CALL_MS), &e) <
+            0 &&
         e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
-        log_warn("the status of %s %s: %s", s->kind, name, e.message);
+        log_warn("the status of %s %s: %s", s->kind, kube_object_text(object, "name"), e.message);
     json_decref(status);
 }
 
@@ -443,6 +444,8 @@ static void turn(kube_catalog *k, json_t *functions, json_t *datasets, const jso
         if (claim(k, &k->datasets, one))
             take_dataset(k, one);
     }
+    kube_status_keep(k->functions.status, functions);
+    kube_status_keep(k->datasets.status, datasets);
 }
 
 static void *run(void *arg)
@@ -488,7 +491,8 @@ static int open_shelf(kube_catalog *k, shelf *s, const kube_config *access, cons
     s->gone = json_array();
     snprintf(s->path, sizeof s->path, "/apis/" KUBE_RESOURCES "/namespaces/%s/%s",
              access->namespace_name, plural);
-    if (!s->objects || !s->others || !s->gone)
+    s->status = kube_status_open(s->path, kind, 0, &k->controller->lacking);
+    if (!s->status || !s->objects || !s->others || !s->gone)
         return err_set(e, ERR_NOMEM, "no memory for the %s", plural);
     return kube_watch_start(&config, &s->watch, e) ? err_wrap(e, "%s", plural) : 0;
 }
@@ -496,6 +500,7 @@ static int open_shelf(kube_catalog *k, shelf *s, const kube_config *access, cons
 static void close_shelf(shelf *s)
 {
     kube_watch_stop(s->watch);
+    kube_status_close(s->status);
     json_decref(s->objects);
     json_decref(s->others);
     json_decref(s->gone);

@@ -297,7 +297,10 @@ static err_code code_of(long status, const char *reason, const char *message)
     case 410: return ERR_STALE;
     case 408:
     case 429: return ERR_UNAVAILABLE;
-    default: return status >= 500 ? ERR_UNAVAILABLE : ERR_INVALID;
+    default:
+        return strstr(message, "field not declared in schema") ? ERR_UNSUPPORTED
+               : status >= 500                                 ? ERR_UNAVAILABLE
+                                                               : ERR_INVALID;
     }
 }
 
@@ -421,21 +424,20 @@ int kube_apply(kube_client *c, const char *path, const json_t *object, int64_t d
     return kube_call(c, &r, deadline_ms, out, NULL, e);
 }
 
-/* Fields that another manager has said stay after an apply; a status is ours alone. */
-static int take_out_others(kube_client *c, const char *path, const json_t *status,
-                           const json_t *now, int64_t deadline_ms, err *e)
+int kube_patch_status(kube_client *c, const char *collection, const char *name, const json_t *there,
+                      const json_t *status, int64_t deadline_ms, json_t **out, err *e)
 {
+    char path[700];
     const char *key;
-    json_t *value, *there = json_object_get(now, "status");
+    json_t *value;
     cleanup_json json_t *whole = json_copy((json_t *)(uintptr_t)status), *patch = NULL;
-    if (json_equal(status, there))
-        return 0;
-    json_object_foreach(there, key, value) {
+    json_object_foreach ((json_t *)(uintptr_t)there, key, value) {
         if (!json_object_get(status, key))
             json_object_set_new(whole, key, json_null());
     }
+    snprintf(path, sizeof path, "%s/%s/status", collection, name);
     patch = json_pack("{s:O}", "status", whole);
-    return patch ? kube_merge_patch(c, path, patch, deadline_ms, NULL, e)
+    return patch ? kube_merge_patch(c, path, patch, deadline_ms, out, e)
                  : err_set(e, ERR_NOMEM, "no memory for a status");
 }
 
@@ -450,10 +452,13 @@ int kube_apply_status(kube_client *c, const char *collection, const char *kind, 
                   "metadata", "name", name, "status", status);
     if (!object)
         return err_set(e, ERR_NOMEM, "no memory for a status");
-    return kube_apply(c, path, object, deadline_ms, &now, e) ||
-                   take_out_others(c, path, status, now, deadline_ms, e)
-               ? -1
-               : 0;
+    if (kube_apply(c, path, object, deadline_ms, &now, e))
+        return -1;
+    /* Fields that another manager has said stay after an apply; a status is ours alone. */
+    const json_t *there = json_object_get(now, "status");
+    return json_equal(status, there)
+               ? 0
+               : kube_patch_status(c, collection, name, there, status, deadline_ms, NULL, e);
 }
 
 int kube_delete(kube_client *c, const char *path, int grace_s, int64_t deadline_ms, err *e)

@@ -7,9 +7,10 @@
  *
  * What a status means: 401 ERR_UNAUTHORIZED, 403 ERR_FORBIDDEN (a spent quota: ERR_LIMIT), 404
  * ERR_NOT_FOUND, 409 ERR_CONFLICT or (AlreadyExists) ERR_EXISTS, 410 ERR_STALE, 400, 413, 422
- * ERR_INVALID, 429 and 5xx ERR_UNAVAILABLE; nobody answers, or the config lets nothing be written:
- * ERR_UNAVAILABLE; ERR_TIMEOUT, and
- * ERR_CANCELLED after kube_client_cancel. The message is the Status object's. */
+ * ERR_INVALID, an apply with a field that the CRD lacks, which is a 500, ERR_UNSUPPORTED, 429 and
+ * other 5xx ERR_UNAVAILABLE; nobody answers, or the config lets nothing be written:
+ * ERR_UNAVAILABLE; ERR_TIMEOUT, and ERR_CANCELLED after kube_client_cancel. The message is the
+ * Status object's. */
 #ifndef KUBEML_KUBE_CLIENT_H
 #define KUBEML_KUBE_CLIENT_H
 
@@ -94,6 +95,10 @@ int kube_apply(kube_client *c, const char *path, const json_t *object, int64_t d
  * whoever said it. */
 int kube_apply_status(kube_client *c, const char *collection, const char *kind, const char *name,
                       const json_t *status, int64_t deadline_ms, err *e);
+/* The same where the CRD lacks fields, which are dropped then: a patch of `there`, what was last
+ * seen (NULL: nothing). *out: the object then, a new reference; `out` may be NULL. */
+int kube_patch_status(kube_client *c, const char *collection, const char *name, const json_t *there,
+                      const json_t *status, int64_t deadline_ms, json_t **out, err *e);
 /* grace_s -1: the object's own. What is not there is no error. */
 int kube_delete(kube_client *c, const char *path, int grace_s, int64_t deadline_ms, err *e);
 

@@ -12,6 +12,7 @@
 #include "clock.h"
 #include "json_read.h"
 #include "kube_claim.h"
+#include "kube_status.h"
 #include "log.h"
 
 enum {
@@ -26,6 +27,7 @@ struct kube_jobs {
     kube_jobs_host host;
     kube_watch *watch;
     kube_client *client;
+    kube_status *status; /* our thread's */
     pthread_t thread;
     bool running;
     char path[300];
@@ -144,18 +146,14 @@ static void tell_event(kube_jobs *j, const json_t *object, const json_t *status)
 static bool write_status(kube_jobs *j, const json_t *object, json_t *status)
 {
     err e = ERR_INIT;
-    const char *name = kube_object_text(object, "name");
-    if (json_equal(status, json_object_get(object, "status"))) {
-        json_decref(status);
-        return true;
-    }
-    if (kube_apply_status(j->client, j->path, "TrainJob", name, status, clock_deadline_ms(CALL_MS),
-                          &e) == 0)
+    int stands =
+        kube_status_write(j->status, j->client, object, status, clock_deadline_ms(CALL_MS), &e);
+    if (stands == 0)
         tell_event(j, object, status);
-    else if (e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
-        log_warn("the status of TrainJob %s: %s", name, e.message);
+    else if (stands < 0 && e.code != ERR_NOT_FOUND && e.code != ERR_CANCELLED)
+        log_warn("the status of TrainJob %s: %s", kube_object_text(object, "name"), e.message);
     json_decref(status);
-    return false;
+    return stands > 0;
 }
 
 static bool too_early(kube_jobs *j, const char *uid)
@@ -635,6 +633,7 @@ static void turn(kube_jobs *j, const json_t *objects, const json_t *gone)
     }
     forget_gone(j->resting, objects);
     forget_gone(j->tried, objects);
+    kube_status_keep(j->status, objects);
     cleanup_json json_t *standing = by_job(objects);
     adopt(j, standing);
     if (!standing || !known || (!j->turned && compare_links(j, objects, standing, active)))
@@ -677,8 +676,8 @@ static int start(kube_jobs *j, err *e)
                                 .failed = on_failure,
                                 .listed = on_listed,
                                 .context = j};
-    if (!j->objects || !j->gone || !j->tried || !j->owed || !j->leaving || !j->adopting ||
-        !j->resting)
+    if (!j->status || !j->objects || !j->gone || !j->tried || !j->owed || !j->leaving ||
+        !j->adopting || !j->resting)
         return err_set(e, ERR_NOMEM, "no memory for the TrainJobs");
     if (kube_client_open(j->access, &j->client, e) || kube_watch_start(&config, &j->watch, e))
         return err_wrap(e, "TrainJobs");
@@ -699,6 +698,7 @@ int kube_jobs_start(const kube_config *access, const kube_jobs_host *host, kube_
              access->namespace_name);
     pthread_mutex_init(&j->lock, NULL);
     clock_cond_init(&j->changed);
+    j->status = kube_status_open(j->path, "TrainJob", host->probe_ms, host->lacking);
     j->objects = json_object();
     j->gone = json_array();
     j->tried = json_object();
@@ -731,6 +731,7 @@ void kube_jobs_stop(kube_jobs *j)
         pthread_join(j->thread, NULL);
     kube_watch_stop(j->watch);
     kube_client_close(j->client);
+    kube_status_close(j->status);
     json_decref(j->objects);
     json_decref(j->gone);
     json_decref(j->home);

@@ -15,6 +15,8 @@
 #ifndef KUBEML_KUBE_JOBS_H
 #define KUBEML_KUBE_JOBS_H
 
+#include <stdatomic.h>
+
 #include "kube_pods.h"
 #include "kube_trainjob.h"
 #include "kube_watch.h"
@@ -45,6 +47,8 @@ typedef struct kube_jobs_host {
     /* Why TrainJobs are not looked at, each time that it is another reason, and NULL once they are.
      * From the watch's thread. May be NULL. */
     void (*looks)(void *context, const err *why);
+    atomic_int *lacking;   /* kube_status_open's; may be NULL */
+    int probe_ms;          /* kube_status_open's */
     kube_trainjob_gpu gpu; /* of each function */
     int turn_ms;           /* 0: KUBE_JOBS_TURN_MS */
     int rest_ms;           /* 0: KUBE_JOBS_REST_MS */

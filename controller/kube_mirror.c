@@ -147,6 +147,7 @@ static int start(kube_mirror *m, controller *c, err *e)
                            .links = links,
                            .linked = linked,
                            .looks = looks,
+                           .lacking = &c->lacking,
                            .context = c};
     if (kube_mirror_access(c, &m->access, e))
         return -1;

@@ -72,6 +72,10 @@ static void rest_ready(http_request *r, void *context)
         status = json_object();
     if (leads && why_unseen(c))
         json_object_set_new(status, "trainjobs", json_string(why_unseen(c)));
+    if (leads && atomic_load(&c->lacking) > 0)
+        json_object_set_new(status, "crds",
+                            json_string("older than this controller: kubectl apply --server-side "
+                                        "--force-conflicts -f charts/kubeml/crds"));
     json_object_set_new(status, "status", json_string("ready"));
     json_object_set_new(status, "leads", json_boolean(leads));
     http_answer_json(r, 200, status);

@@ -37,6 +37,7 @@ struct fake_kube {
     int listen_fd;
     char url[64], collection[300], token[300];
     char token_file[600]; /* "" unless it is to be rotated */
+    char undeclared[64];  /* "" */
     pthread_t acceptor;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -492,23 +493,48 @@ static bool do_create(fake_kube *f, int fd, const request_text *r, json_t *body)
     return open;
 }
 
-/* The status subresource of an object of the collection: a new one is told to the watches. */
-static void apply_status(fake_kube *f, const request_text *r, const json_t *body)
+/* The object of the collection whose status subresource that is; NULL: there is none. */
+static json_t *whose_status(const fake_kube *f, const request_text *r)
 {
     char name[300];
     size_t base = strlen(f->collection) + 1;
     const char *end = strstr(r->path, "/status");
-    json_t *status = json_object_get(body, "status");
-    if (!strstr(r->type, "apply-patch") || !status || !end || end[7] ||
-        strncmp(r->path, f->collection, base - 1) != 0)
-        return;
+    if (!end || end[7] || strncmp(r->path, f->collection, base - 1) != 0)
+        return NULL;
     snprintf(name, sizeof name, "%.*s", (int)(end - r->path - (ptrdiff_t)base), r->path + base);
-    json_t *object = json_object_get(f->pods, name);
-    if (!object || json_equal(status, json_object_get(object, "status")))
+    return json_object_get(f->pods, name);
+}
+
+/* A new one is told to the watches; whoever asks for the subresource gets it too. */
+static void set_status(fake_kube *f, const request_text *r, const json_t *body)
+{
+    json_t *object = whose_status(f, r), *status = json_object_get(body, "status");
+    if (!object || !status || strcmp(r->method, "PATCH") != 0)
         return;
-    json_object_set_new(object, "status", json_deep_copy(status));
-    set_version(object, ++f->version);
-    told(f, "MODIFIED", object);
+    json_t *now = strstr(r->type, "apply-patch")
+                      ? json_object()
+                      : json_deep_copy(json_object_get(object, "status"));
+    now = now ? now : json_object();
+    merge(now, status);
+    json_object_set_new(json_object_get(f->others, r->path), "status", json_deep_copy(now));
+    if (!json_equal(now, json_object_get(object, "status"))) {
+        json_object_set(object, "status", now);
+        set_version(object, ++f->version);
+        told(f, "MODIFIED", object);
+    }
+    json_decref(now);
+}
+
+/* Whether the schema takes it; what a patch says of a field that it does not know is dropped. */
+static bool keeps_to_schema(const fake_kube *f, const request_text *r, const json_t *body)
+{
+    json_t *status = json_object_get(body, "status");
+    if (!f->undeclared[0] || !json_object_get(status, f->undeclared))
+        return true;
+    if (strstr(r->type, "apply-patch"))
+        return false;
+    json_object_del(status, f->undeclared);
+    return true;
 }
 
 static bool do_other(fake_kube *f, int fd, const request_text *r, json_t *body)
@@ -519,11 +545,23 @@ static bool do_other(fake_kube *f, int fd, const request_text *r, json_t *body)
         pthread_mutex_unlock(&f->lock);
         return answer_status(fd, 409, -1, "Conflict", "it has been modified");
     }
+    if (!keeps_to_schema(f, r, body)) {
+        char text[200];
+        snprintf(text, sizeof text,
+                 "failed to create typed patch object (test/one; kubeml.dev/v1alpha1, "
+                 "Kind=TrainJob): .status.%s: field not declared in schema",
+                 f->undeclared);
+        pthread_mutex_unlock(&f->lock);
+        return answer_status(fd, 500, -1, "InternalError", text);
+    }
+    bool patched = strcmp(r->method, "PATCH") == 0;
     if (strcmp(r->method, "PUT") == 0 || (!object && strstr(r->type, "apply-patch")))
         json_object_set(f->others, r->path, body);
-    else if (object && strcmp(r->method, "PATCH") == 0)
+    else if (!object && patched && whose_status(f, r))
+        json_object_set_new(f->others, r->path, json_pack("{s:{}}", "metadata"));
+    else if (object && patched)
         merge(object, body);
-    apply_status(f, r, body);
+    set_status(f, r, body);
     if (kind_of(f, r) == FAKE_PATCH && json_object_get(f->others, r->path))
         set_version(json_object_get(f->others, r->path), ++f->version);
     json_t *copy = json_deep_copy(json_object_get(f->others, r->path));
@@ -814,6 +852,13 @@ json_t *fake_kube_object(fake_kube *f, const char *path)
     json_t *copy = json_deep_copy(json_object_get(f->others, path));
     pthread_mutex_unlock(&f->lock);
     return copy;
+}
+
+void fake_kube_undeclare(fake_kube *f, const char *field)
+{
+    pthread_mutex_lock(&f->lock);
+    snprintf(f->undeclared, sizeof f->undeclared, "%s", field ? field : "");
+    pthread_mutex_unlock(&f->lock);
 }
 
 int fake_kube_requests(fake_kube *f, fake_kind kind)

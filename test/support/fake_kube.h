@@ -68,6 +68,9 @@ json_t *fake_kube_copy(fake_kube *f); /* all pods by name */
 /* steals; given back as it is, a string without its quotes; NULL: it is there no more */
 void fake_kube_set(fake_kube *f, const char *path, json_t *object);
 json_t *fake_kube_object(fake_kube *f, const char *path); /* new reference; NULL: not there */
+/* A field of statuses that the CRDs, of an older version, do not have: an apply with it is refused,
+ * and a patch is taken without it. NULL: they have all. */
+void fake_kube_undeclare(fake_kube *f, const char *field);
 int fake_kube_requests(fake_kube *f, fake_kind kind); /* FAKE_KINDS: all */
 int fake_kube_pending_faults(fake_kube *f);
 

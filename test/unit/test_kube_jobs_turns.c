@@ -328,3 +328,100 @@ TEST(who_waits_for_train_jobs_can_end)
     }
     close_platform(&p);
 }
+
+/* ---- CRDs of an older version ---------------------------------------------------------------- */
+
+static atomic_int counted_turns;
+
+static int counted_current(void *context, json_t **out, err *e)
+{
+    atomic_fetch_add(&counted_turns, 1);
+    return running_current(context, out, e);
+}
+
+static void let_turn(int times)
+{
+    int64_t until = clock_deadline_ms(20000);
+    for (int wanted = atomic_load(&counted_turns) + times; atomic_load(&counted_turns) < wanted;
+         poll(NULL, 0, 2))
+        CHECK(clock_left_ms(until) > 0);
+}
+
+static json_t *status_now(platform *p)
+{
+    cleanup_json json_t *all = fake_kube_copy(p->server);
+    return json_incref(json_object_get(json_object_get(all, "one"), "status"));
+}
+
+/* Until `accuracy`, which the older CRDs lack, is in it, or is not. */
+static void wait_stands(platform *p, bool whole)
+{
+    int64_t until = clock_deadline_ms(20000);
+    for (;; poll(NULL, 0, 2)) {
+        cleanup_json json_t *status = status_now(p);
+        if (strcmp(text_of(status, "state"), "running") == 0 &&
+            (json_object_get(status, "accuracy") != NULL) == whole)
+            return;
+        CHECK(clock_left_ms(until) > 0);
+    }
+}
+
+static void follow_one(platform *p, int probe_ms, atomic_int *lacking)
+{
+    kube_jobs_host host = {.submit = take,
+                           .task = running_task,
+                           .current = counted_current,
+                           .link = no_link,
+                           .links = no_links,
+                           .linked = is_linked,
+                           .turn_ms = 20,
+                           .probe_ms = probe_ms,
+                           .lacking = lacking,
+                           .context = p,
+                           .install = "here"};
+    err e = ERR_INIT;
+    open_platform(p);
+    put_train_job(p, "one", "aaaaaaaa-1111", "aaaaaaaaaaaa", "here");
+    fake_kube_undeclare(p->server, "accuracy");
+    CHECK_OK(kube_jobs_start(&p->access, &host, &p->jobs, &e), e);
+    wait_stands(p, false);
+    CHECK_INT(atomic_load(lacking), 1);
+}
+
+/* Until ten turns have written nothing: what was written comes back by the watch a moment later. */
+static void wait_quiet(platform *p)
+{
+    int64_t until = clock_deadline_ms(10000);
+    for (int before = -1; before != fake_kube_requests(p->server, FAKE_PATCH);) {
+        before = fake_kube_requests(p->server, FAKE_PATCH);
+        let_turn(10);
+        CHECK(clock_left_ms(until) > 0);
+    }
+}
+
+/* The apply that is refused and the patch in its place are not repeated while it says the same. */
+TEST(a_status_is_written_without_what_an_older_crd_lacks)
+{
+    platform p;
+    atomic_int lacking = 0;
+    follow_one(&p, 0, &lacking);
+    wait_quiet(&p);
+    /* somebody else's is put right */
+    fake_kube_put(p.server, "one", json_pack("{s:{s:s}}", "status", "state", "mine"));
+    wait_stands(&p, false);
+    wait_quiet(&p);
+    close_platform(&p);
+    CHECK_INT(atomic_load(&lacking), 0);
+}
+
+TEST(a_status_is_whole_once_the_crd_is)
+{
+    platform p;
+    atomic_int lacking = 0;
+    follow_one(&p, 50, &lacking);
+    fake_kube_undeclare(p.server, NULL);
+    wait_stands(&p, true);
+    let_turn(2);
+    CHECK_INT(atomic_load(&lacking), 0);
+    close_platform(&p);
+}
