@@ -57,7 +57,7 @@ typedef struct pod {
     char job[CLUSTER_JOB_BYTES];         /* the job it was given to, or "" */
     int function, incarnation;           /* of that job; -1 */
     cluster_gpu gpu;                     /* that it was given with */
-    bool on_node; /* while it is POD_PENDING: its node has said that it makes it */
+    bool untaken; /* it is placed on a node, which has not said that it makes it */
     /* After its end: */
     int exit_status, signal;             /* -1 and 0 where unknown (an adopted process) */
     /* no `stop` brought it about; false where that is not known */

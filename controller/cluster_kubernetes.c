@@ -228,7 +228,7 @@ void kube_is_gone(kube *k, entry *p, const pod *last)
 
 static bool differs(const pod *a, const pod *b)
 {
-    return a->phase != b->phase || a->on_node != b->on_node ||
+    return a->phase != b->phase || a->untaken != b->untaken ||
            strcmp(a->address, b->address) != 0 || strcmp(a->reason, b->reason) != 0 ||
            strcmp(a->message, b->message) != 0;
 }

@@ -497,7 +497,7 @@ static void disrupted(const json_t *target, const char *node, pod *out)
 }
 
 /* The kubelet says so as it takes a pod, before it pulls an image: a node that is gone does not. */
-static bool is_on_node(const json_t *status)
+static bool is_taken(const json_t *status)
 {
     return *text_of(status, "startTime") ||
            json_array_size(json_object_get(status, "containerStatuses")) > 0 ||
@@ -512,7 +512,7 @@ static void read_phase(const json_t *object, pod *out)
     const char *phase = text_of(status, "phase"),
                *node = text_of(json_object_get(object, "spec"), "nodeName");
     out->phase = strcmp(phase, "Running") == 0 ? POD_RUNNING : POD_PENDING;
-    out->on_node = out->phase == POD_PENDING && is_on_node(status);
+    out->untaken = out->phase == POD_PENDING && *node && !is_taken(status);
     if (scheduled && strcmp(text_of(scheduled, "status"), "False") == 0)
         not_scheduled(scheduled, out);
     read_containers(object, "initContainerStatuses", false, out);

@@ -94,7 +94,7 @@ typedef struct link_pod {
     int gpu;
     bool vain;                  /* warm, on a GPU without room for the job that waits for one */
     struct take_waiter *waiter; /* of owner_take_function */
-    bool on_node;               /* its node makes it */
+    bool untaken;               /* by the node that it is placed on */
     char waits_reason[32]; /* why it does not start, as the cluster says; "" */
     char waits_message[CLUSTER_MESSAGE_BYTES];
     struct link_pod *next;

@@ -19,10 +19,9 @@ enum {
     REFILL_AFTER_MS = 150, /* a job that has just taken pods needs the cores more than the pool */
     RETRY_MS = 1000,       /* after a pod of the pool did not start; doubled each time */
     RETRY_MS_MAX = 30000,
-    STUCK_MS = 10000, /* a pod that is placed and not on its node by then: that may be gone */
+    STUCK_MS = 10000, /* a pod that is placed and not taken by then: its node may be gone */
     STUCK_MS_MAX = 80000,
-    MADE_MS =
-        600000, /* one that its node makes; a job gives up its own before (job_limits.pod_ms) */
+    MADE_MS = 600000,  /* any other; a job gives up its own before (job_limits.pod_ms) */
     PATIENCE_MAX = 32, /* times as long: a node or its network may be slow */
 };
 
@@ -499,10 +498,10 @@ static int64_t stuck_at(const owner *o, const link_pod *p)
         return p->since_ms;
     if (pool_waits_for_room(p))
         return INT64_MAX;
-    if (!p->address[0] && p->on_node)
-        return p->since_ms + (int64_t)MADE_MS * o->patience;
-    if (!p->address[0])
+    if (!p->address[0] && p->untaken)
         return p->since_ms + (taken < STUCK_MS_MAX ? taken : STUCK_MS_MAX);
+    if (!p->address[0])
+        return p->since_ms + (int64_t)MADE_MS * o->patience;
     if (p->wire)
         return INT64_MAX;
     int64_t hello_ms = p->since_ms + POD_HELLO_MS;
@@ -607,7 +606,7 @@ void pool_changed(owner *o, const pod *now)
     link_pod *p = pool_find(o, now->name);
     if (!p || p->use != USE_STARTING)
         return;
-    bool waited = pool_waits_for_room(p);
+    bool waited = pool_waits_for_room(p), placed = !p->untaken && now->untaken;
     if (strcmp(p->waits_reason, now->reason) != 0 && now->reason[0])
         log_warn("pod %s waits: %s", p->name, now->message);
     if (p->job[0] && waited && !now->reason[0])
@@ -615,8 +614,8 @@ void pool_changed(owner *o, const pod *now)
                    "there is room for its pod now, which is being made");
     snprintf(p->waits_reason, sizeof p->waits_reason, "%s", now->reason);
     snprintf(p->waits_message, sizeof p->waits_message, "%s", now->message);
-    p->on_node = now->on_node;
-    if (waited && !pool_waits_for_room(p))
+    p->untaken = now->untaken;
+    if (placed || (waited && !pool_waits_for_room(p)))
         pool_use(p, USE_STARTING); /* STUCK_MS counts from here */
     if (p->job[0])
         tell_waiting(o, p);

@@ -98,7 +98,7 @@ TEST(a_pod_that_is_slow_to_be_made_says_so)
 }
 
 /* Placed is not taken: only a kubelet that lives gives a pod its start. */
-TEST(a_pod_that_its_node_makes_is_said_to_be)
+TEST(a_pod_is_untaken_until_its_node_says_that_it_makes_it)
 {
     world w;
     open_world(&w);
@@ -108,15 +108,16 @@ TEST(a_pod_that_its_node_makes_is_said_to_be)
                   json_pack("{s:{s:s}, s:{s:s, s:[{s:s, s:s}]}}", "spec", "nodeName", "node7",
                             "status", "phase", "Pending", "conditions", "type", "PodScheduled",
                             "status", "True"));
+    pod p = next_event(&w);
+    CHECK_INT(p.phase, POD_PENDING);
+    CHECK(p.untaken);
     put_status(&w, "function-1",
                json_pack("{s:s, s:[{s:s, s:{s:{s:s}}}]}", "startTime", "2026-01-01T00:00:00Z",
                          "containerStatuses", "name", "function", "state", "waiting", "reason",
                          "ContainerCreating"));
-    pod p = next_event(&w); /* the first, unless it is slow */
-    if (!p.on_node)
-        p = next_event(&w);
+    p = next_event(&w);
     CHECK_INT(p.phase, POD_PENDING);
-    CHECK(p.on_node);
+    CHECK(!p.untaken);
     CHECK_STR(p.reason, "");
     runs(&w, "function-1");
     close_world(&w);

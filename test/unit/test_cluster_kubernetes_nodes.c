@@ -56,18 +56,23 @@ TEST(several_nodes_are_avoided)
     close_world(&w);
 }
 
-static void place(world *w, const char *name, const char *node)
+static pod place(world *w, const char *name, const char *node)
 {
     fake_kube_put(w->server, name,
                   json_pack("{s:{s:s}, s:{s:s}}", "spec", "nodeName", node, "status", "phase",
                             "Pending"));
+    pod p = next_event(w);
+    CHECK_STR(p.name, name);
+    CHECK_INT(p.phase, POD_PENDING);
+    CHECK(p.untaken);
+    return p;
 }
 
 static void placed(world *w, const char *name, const char *node)
 {
     start(w, name, POD_FUNCTION);
     drop_pod(wait_pod(w, name, true));
-    place(w, name, node);
+    CHECK_STR(place(w, name, node).reason, "");
 }
 
 TEST(what_is_being_made_on_a_silent_node_is_said_to_be)
@@ -100,11 +105,8 @@ TEST(what_was_made_before_a_node_fell_silent_is_doubted_when_it_is_placed_there)
     give_up(&w, "ps-1", "node7", NULL);
     start(&w, "function-2", POD_FUNCTION);
     drop_pod(wait_pod(&w, "function-2", true));
-    place(&w, "function-2", "node7");
-    place(&w, "function-1", "node7");
-    pod doubted = next_event(&w);
-    CHECK_STR(doubted.name, "function-1");
-    CHECK_STR(doubted.reason, CLUSTER_NODE_SILENT);
+    CHECK_STR(place(&w, "function-2", "node7").reason, "");
+    CHECK_STR(place(&w, "function-1", "node7").reason, CLUSTER_NODE_SILENT);
     close_world(&w);
 }
 

@@ -155,13 +155,13 @@ TEST(a_pod_that_makes_itself_ready_is_waited_for_while_it_keeps_its_connection)
  */
 
 /* What the cluster says of a pod that is not made yet. */
-static void says(const link_pod *p, bool on_node, const char *reason)
+static void says(const link_pod *p, bool untaken, const char *reason)
 {
     pod now = {.role = p->role,
                .phase = POD_PENDING,
                .function = -1,
                .incarnation = -1,
-               .on_node = on_node};
+               .untaken = untaken};
     snprintf(now.name, sizeof now.name, "%s", p->name);
     snprintf(now.reason, sizeof now.reason, "%s", reason);
     pool_changed(&o, &now);
@@ -177,7 +177,7 @@ TEST(a_pod_that_has_waited_for_room_has_its_time_from_then_on)
     int64_t now_ms = clock_monotonic_ms();
     pool_timers(&o, now_ms);
     CHECK_INT(stopped, 0);
-    says(p, false, "");
+    says(p, true, "");
     now_ms = clock_monotonic_ms();
     pool_timers(&o, now_ms + 9000);
     CHECK_INT(stopped, 0);
@@ -188,16 +188,34 @@ TEST(a_pod_that_has_waited_for_room_has_its_time_from_then_on)
     close_world();
 }
 
+/* Where no scheduler answers another one would wait too. */
+TEST(a_pod_has_its_time_from_when_it_is_placed)
+{
+    open_world("");
+    link_pod *p = take();
+    p->since_ms -= 120000;
+    pool_timers(&o, clock_monotonic_ms());
+    CHECK_INT(stopped, 0);
+    says(p, true, "");
+    int64_t now_ms = clock_monotonic_ms();
+    pool_timers(&o, now_ms + 9000);
+    CHECK_INT(stopped, 0);
+    pool_timers(&o, now_ms + 10000);
+    CHECK_INT(stopped, 1);
+    close_world();
+}
+
 /* Its image may be large; a node that is gone never said that it makes it. */
 TEST(a_pod_that_its_node_makes_may_take_its_time)
 {
     open_world("");
     link_pod *p = take();
     says(p, true, "");
+    says(p, false, "");
     int64_t now_ms = clock_monotonic_ms();
     pool_timers(&o, now_ms + 300000);
     CHECK_INT(stopped, 0);
-    says(p, true, "ContainerCreating");
+    says(p, false, "ContainerCreating");
     pool_timers(&o, now_ms + 300000);
     CHECK_INT(stopped, 0);
     pool_timers(&o, now_ms + 600000);
@@ -210,8 +228,8 @@ TEST(what_is_made_on_a_node_that_fell_silent_is_replaced_at_once)
 {
     open_world("");
     link_pod *p = take();
-    says(p, true, "");
-    says(p, true, CLUSTER_NODE_SILENT);
+    says(p, false, "");
+    says(p, false, CLUSTER_NODE_SILENT);
     pool_timers(&o, clock_monotonic_ms());
     CHECK_INT(stopped, 1);
     CHECK_STR(last_stopped, p->name);
