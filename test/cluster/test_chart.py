@@ -42,7 +42,9 @@ OTHERWISE = {
     "serviceMonitor.labels": {"release": "prometheus"}, "grafana.dashboard": True, "grafana.labels": {"x": "y"},
 }
 PLACES = {"nodeSelector": {"disk": "fast"}, "tolerations": [{"key": "gpu", "operator": "Exists"}],
-          "affinity": {"nodeAffinity": {}}, "requests": {"cpu": "50m"}, "limits": {"memory": "3Gi"}}
+          "affinity": {"nodeAffinity": {}}, "requests": {"cpu": "50m"}, "limits": {"memory": "3Gi"},
+          "podAnnotations": {"karpenter.sh/do-not-disrupt": "true"}, "podLabels": {"sidecar.istio.io/inject": "false"},
+          "priorityClassName": "training"}
 # Values that show only beside another one.
 BESIDE = {"gpu.resource": "gpu.enabled", "gpu.count": "gpu.enabled", "gpu.policy": "gpu.enabled",
           "gpu.rankPorts.first": "gpu.enabled", "gpu.rankPorts.last": "gpu.enabled", "mongodb.egress": "mongodb.uri",
@@ -172,7 +174,7 @@ def bad_values_are_refused():
     for bad in ("pool.functoins=1", "pool.functions=-1", "service.type=Magic", "gpu.sharing.strategy=both",
                 "mongodb.uri=http://x", "controller.replicas=0", "controller.homeSize=much", "nameOverride=Upper",
                 "gpu.resource=", "gpu.policy=worst-fit", "gpu.rankPorts.first=60000,gpu.rankPorts.last=50000", "function.nodeSelector.zone=3",
-                "function.env[0].nam=x", "function.resources.limits.memory=lots", "serviceMonitor.interval=0s"):
+                "function.env[0].nam=x", "ps.podLabels.kubeml\\.dev/role=function", "controller.podAnnotations.x=1", "function.resources.limits.memory=lots", "serviceMonitor.interval=0s"):
         done = helm("template", "rel", CHART, "--kube-version", "1.34.0", "--set", bad, check=False)
         key = re.split(r"[=\[]", bad)[0].split(".")[-1]
         assert done.returncode != 0 and key in done.stderr, (bad, done.stderr)

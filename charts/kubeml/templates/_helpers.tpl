@@ -71,6 +71,18 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
+{{/* Of a part's pods: our labels and `annotations`, and what its values add. Without a `component` it is one of the warm pool's. */}}
+{{- define "kubeml.podMetadata" -}}
+{{- $labels := include "kubeml.selector" .root | fromYaml -}}
+{{- with .component -}}
+{{- $labels = set (include "kubeml.labels" $.root | fromYaml) "app.kubernetes.io/component" . -}}
+{{- end -}}
+labels: {{- merge $labels (default dict .part.podLabels) | toYaml | nindent 2 }}
+{{- with merge (default "" .annotations | fromYaml) (default dict .part.podAnnotations) }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{- define "kubeml.placement" -}}
 {{- with .nodeSelector }}
 nodeSelector: {{ toJson . }}
@@ -80,6 +92,9 @@ tolerations: {{ toJson . }}
 {{- end }}
 {{- with .affinity }}
 affinity: {{ toJson . }}
+{{- end }}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
 {{- end }}
 {{- end -}}
 
@@ -104,7 +119,7 @@ Kubernetes counts among the safe ones, and the policy of a job whose functions a
 {{- $_ := set $security "sysctls" (list (dict "name" "net.ipv4.ip_local_port_range" "value" $range)) }}
 {{- end }}
 metadata:
-  labels: {{ include "kubeml.selector" . | fromYaml | toJson }}
+  {{- include "kubeml.podMetadata" (dict "root" . "part" .Values.function) | nindent 2 }}
 spec:
   automountServiceAccountToken: false
   enableServiceLinks: false
@@ -172,7 +187,7 @@ spec:
 
 {{- define "kubeml.psPod" -}}
 metadata:
-  labels: {{ include "kubeml.selector" . | fromYaml | toJson }}
+  {{- include "kubeml.podMetadata" (dict "root" . "part" .Values.ps) | nindent 2 }}
 spec:
   automountServiceAccountToken: false
   enableServiceLinks: false
