@@ -461,14 +461,17 @@ int kube_apply_status(kube_client *c, const char *collection, const char *kind, 
                : kube_patch_status(c, collection, name, there, status, deadline_ms, NULL, e);
 }
 
-int kube_delete(kube_client *c, const char *path, int grace_s, int64_t deadline_ms, err *e)
+int kube_delete(kube_client *c, const char *path, const char *uid, int grace_s, int64_t deadline_ms,
+                err *e)
 {
-    char query[80] = "propagationPolicy=Background";
-    if (grace_s >= 0)
-        snprintf(query, sizeof query, "propagationPolicy=Background&gracePeriodSeconds=%d",
-                 grace_s);
+    /* Beside a body the API server reads no query. */
+    cleanup_json json_t *options = json_pack("{s:s, s:{s:s*}}", "propagationPolicy", "Background",
+                                             "preconditions", "uid", uid);
+    if (!options ||
+        (grace_s >= 0 && json_object_set_new(options, "gracePeriodSeconds", json_integer(grace_s))))
+        return err_set(e, ERR_NOMEM, "no memory to delete %s", path);
     err why = ERR_INIT;
-    kube_request r = {.method = "DELETE", .path = path, .query = query};
+    kube_request r = {.method = "DELETE", .path = path, .body = options};
     if (kube_call(c, &r, deadline_ms, NULL, NULL, &why) == 0 || why.code == ERR_NOT_FOUND)
         return 0;
     return err_set(e, why.code, "%s", why.message);

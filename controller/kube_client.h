@@ -99,8 +99,10 @@ int kube_apply_status(kube_client *c, const char *collection, const char *kind, 
  * seen (NULL: nothing). *out: the object then, a new reference; `out` may be NULL. */
 int kube_patch_status(kube_client *c, const char *collection, const char *name, const json_t *there,
                       const json_t *status, int64_t deadline_ms, json_t **out, err *e);
-/* grace_s -1: the object's own. What is not there is no error. */
-int kube_delete(kube_client *c, const char *path, int grace_s, int64_t deadline_ms, err *e);
+/* grace_s -1: the object's own. What is not there is no error; another of its name than the one of
+ * that uid (NULL: whichever it is) is ERR_CONFLICT. */
+int kube_delete(kube_client *c, const char *path, const char *uid, int grace_s, int64_t deadline_ms,
+                err *e);
 
 /* One GET whose reply is handed over line by line while it comes; the NUL-terminated line may be
  * changed. A line that was cut off at the end is not handed over. The sink's non-zero ends the call

@@ -27,7 +27,7 @@ static int end_all(kube_client *c, const char *pods, const char *install, bool l
         snprintf(path, sizeof path, "%.200s/%.250s", pods, last);
         bool asked = *kube_object_text(one, "deletionTimestamp");
         if ((late || !asked) &&
-            kube_delete(c, path, late ? 0 : KUBE_END_GRACE_S, deadline_ms, e))
+            kube_delete(c, path, NULL, late ? 0 : KUBE_END_GRACE_S, deadline_ms, e))
             return -1;
     }
     return (int)json_array_size(items);

@@ -239,7 +239,9 @@ static void remove_object(kube_jobs *j, const json_t *object)
 {
     char path[700];
     object_path(j, object, "", path, sizeof path);
-    kube_delete(j->client, path, -1, clock_deadline_ms(CALL_MS), NULL);
+    /* Another of its name is the watch's to tell. */
+    kube_delete(j->client, path, kube_object_text(object, "uid"), -1, clock_deadline_ms(CALL_MS),
+                NULL);
 }
 
 /* The object whose status is to be written, a new reference; NULL: it is no more, or the spec comes

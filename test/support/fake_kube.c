@@ -418,6 +418,24 @@ static bool is_stale(const json_t *object, const json_t *body)
     return wanted && now && strcmp(wanted, now) != 0;
 }
 
+/* Not the one that is to be deleted: that had this name before. */
+static bool is_another(const json_t *object, const json_t *options)
+{
+    const char *wanted =
+        json_string_value(json_object_get(json_object_get(options, "preconditions"), "uid"));
+    const char *uid =
+        json_string_value(json_object_get(json_object_get(object, "metadata"), "uid"));
+    return wanted && (!uid || strcmp(wanted, uid) != 0);
+}
+
+/* Beside a body the query says nothing. */
+static bool is_at_once(const request_text *r, const json_t *options)
+{
+    const json_t *grace = json_object_get(options, "gracePeriodSeconds");
+    return options ? json_is_integer(grace) && json_integer_value(grace) == 0
+                   : strstr(r->query, "gracePeriodSeconds=0") != NULL;
+}
+
 static bool do_pod(fake_kube *f, int fd, const request_text *r, json_t *body, bool *found)
 {
     const char *name = r->path + strlen(f->collection) + 1;
@@ -426,6 +444,7 @@ static bool do_pod(fake_kube *f, int fd, const request_text *r, json_t *body, bo
     pthread_mutex_lock(&f->lock);
     json_t *pod = json_object_get(f->pods, name);
     *found = pod != NULL;
+    stale = pod && strcmp(r->method, "DELETE") == 0 && is_another(pod, body);
     if (pod && strcmp(r->method, "PATCH") == 0) {
         stale = is_stale(pod, body);
         fits = !stale && patch_locked(pod, r, body);
@@ -435,8 +454,8 @@ static bool do_pod(fake_kube *f, int fd, const request_text *r, json_t *body, bo
         }
     }
     copy = pod ? json_deep_copy(pod) : NULL;
-    if (pod && strcmp(r->method, "DELETE") == 0)
-        delete_locked(f, name, pod, strstr(r->query, "gracePeriodSeconds=0") != NULL);
+    if (pod && !stale && strcmp(r->method, "DELETE") == 0)
+        delete_locked(f, name, pod, is_at_once(r, body));
     pthread_mutex_unlock(&f->lock);
     bool open = !copy   ? answer_status(fd, 404, -1, "NotFound", "pods not found")
                 : stale ? answer_status(fd, 409, -1, "Conflict", "the object has been modified")
@@ -485,7 +504,8 @@ static bool do_create(fake_kube *f, int fd, const request_text *r, json_t *body)
         set_version(body, ++f->version);
         json_object_set(f->others, path, body);
     }
-    json_t *copy = json_deep_copy(body); /* others may change what is kept from now on */
+    const json_t *kept = pods && name ? json_object_get(f->pods, name) : body;
+    json_t *copy = json_deep_copy(kept); /* others may change what is kept from now on */
     pthread_mutex_unlock(&f->lock);
     bool open = there ? answer_status(fd, 409, -1, "AlreadyExists", "pods already exists")
                       : answer(fd, 201, -1, copy, false);

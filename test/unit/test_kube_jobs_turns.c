@@ -161,6 +161,24 @@ TEST(the_train_job_of_a_deleted_history_goes)
     close_platform(&a.p);
 }
 
+/* Another of that name, which the watch has yet to tell of. */
+TEST(what_was_made_anew_under_a_name_is_not_deleted_for_the_one_before)
+{
+    archive a;
+    open_archive(&a, 1000);
+    fake_kube_leave_out_events(a.p.server, true);
+    fake_kube_put(a.p.server, "ended-5", json_pack("{s:{s:s}}", "metadata", "uid", "another"));
+    set_number(&a, &a.forgotten, 5);
+    int64_t until = clock_deadline_ms(20000);
+    while (fake_kube_requests(a.p.server, FAKE_DELETE) == 0) {
+        CHECK(clock_left_ms(until) > 0);
+        poll(NULL, 0, 2);
+    }
+    wait_turns(&a, 2);
+    CHECK(has_train_job(&a.p, "ended-5"));
+    close_platform(&a.p);
+}
+
 /* ---- when turns begin ------------------------------------------------------------------------ */
 
 typedef struct busy {
