@@ -200,7 +200,8 @@ static void after_delete(kube *k, entry *p, done *d)
     }
 }
 
-/* Kubernetes gives no reason while a registry does not answer or a volume is not there yet. */
+/* Kubernetes gives no reason while a registry does not answer, or a volume or the pod's network is
+ * not there yet. */
 static void say_slow(kube *k, entry *p)
 {
     const json_t *template = p->seen.role == POD_PS ? k->templates.ps : k->templates.function;
@@ -212,7 +213,7 @@ static void say_slow(kube *k, entry *p)
         return;
     snprintf(
         message, sizeof message,
-        "the pod is still being made after %d s: its image (%.120s) is being pulled, or a volume is not there",
+        "the pod is still being made after %d s: its image (%.120s) is being pulled, or a volume or its network is not there",
         CLUSTER_KUBERNETES_SLOW_MS / 1000, image ? image : "?");
     kube_set_words(&p->seen, "ContainerCreating", message);
     kube_note(k, p);

@@ -94,6 +94,7 @@ TEST(a_pod_that_is_slow_to_be_made_says_so)
     CHECK_INT(p.phase, POD_PENDING);
     CHECK_STR(p.reason, "ContainerCreating");
     CHECK_CONTAINS(p.message, "localhost/f:1");
+    CHECK_CONTAINS(p.message, "its network");
     close_world(&w);
 }
 
