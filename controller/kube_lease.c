@@ -118,6 +118,11 @@ static int take(kube_lease *l, const json_t *before, const char *holder, int64_t
     }
     if (why.code == ERR_CONFLICT || why.code == ERR_EXISTS)
         return 0;
+    if (!before && why.code == ERR_FORBIDDEN) /* the chart's Role may make none */
+        return err_set(e, why.code,
+                       "the Lease %s is not there: somebody deleted it; `helm upgrade`, or kubectl "
+                       "apply of manifests/kubeml.yaml, makes it anew (%s)",
+                       l->name, why.message);
     return err_set(e, why.code, "%s", why.message);
 }
 

@@ -196,3 +196,16 @@ TEST(who_may_not_write_reads)
     fake_kube_stop(server);
     kube_config_free(&access);
 }
+
+/* By the chart's Role: it may write this one, and make none. */
+TEST(a_lease_that_was_deleted_is_said_to_be)
+{
+    replicas r;
+    err e = ERR_INIT;
+    open_replicas(&r);
+    fake_kube_fault(r.server, FAKE_CREATE, FAULT_STATUS, 403, -1, 1);
+    CHECK_ERR(kube_lease_try(r.a, 1000, &e), e, ERR_FORBIDDEN, "helm upgrade");
+    CHECK_CONTAINS(e.message, "the Lease kubeml is not there");
+    check_try(r.a, 1500, 1);
+    close_replicas(&r);
+}
