@@ -97,6 +97,7 @@ typedef struct controller {
     leader *_Atomic leader; /* NULL: it is the only one, or has not asked yet */
     atomic_bool leads; /* `owner` is there; it may not be touched before */
     atomic_int unseen; /* why no TrainJob is looked at, an err_code; ERR_NONE: they are */
+    atomic_bool no_users; /* the database lets none be made for jobs */
     atomic_int lacking; /* kinds of custom resources whose CRD lacks fields (kube_status.h) */
 } controller;
 

@@ -76,6 +76,11 @@ static void rest_ready(http_request *r, void *context)
         json_object_set_new(status, "crds",
                             json_string("older than this controller: kubectl apply --server-side "
                                         "--force-conflicts -f charts/kubeml/crds"));
+    if (leads && atomic_load(&c->no_users))
+        json_object_set_new(
+            status, "users",
+            json_string("the database lets none be made for jobs, which fail for it "
+                        "(docs/datasets.md)"));
     json_object_set_new(status, "status", json_string("ready"));
     json_object_set_new(status, "leads", json_boolean(leads));
     http_answer_json(r, 200, status);

@@ -11,11 +11,14 @@
 #include "log.h"
 #include "owner.h"
 
+enum { USERS_EVERY_MS = 60000 }; /* while none can be made */
+
 struct store_watch {
     controller *controller;
     store *probe; /* with little patience; NULL: not open, or none is needed */
     pthread_t thread;
     bool threaded;
+    int64_t users_ms; /* when it is tried whether users can be made; the thread's */
     atomic_bool started;
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t changed;
@@ -108,6 +111,24 @@ static void await_turn(store_watch *w)
         ;
 }
 
+/* Jobs get users of their own. A database that lets none be made, as MongoDB Atlas does, fails each
+ * job: that is said before the first one. */
+static void try_users(store_watch *w)
+{
+    controller *c = w->controller;
+    char locator[STORE_LOCATOR_BYTES];
+    err e = ERR_INIT;
+    int status = store_locator(c->store, STORE_USE_READ, locator, &e);
+    if (status == 0)
+        store_revoke(c->store, locator, NULL); /* what stays, the next start finds */
+    explicit_bzero(locator, sizeof locator);
+    if (status && err_retry_may_help(e.code))
+        return;
+    w->users_ms = status ? clock_deadline_ms(USERS_EVERY_MS) : INT64_MAX;
+    if (atomic_exchange(&c->no_users, status != 0) != (status != 0) && status)
+        log_error("the database lets no users be made for jobs, which fail for it: %s", e.message);
+}
+
 static void *watch(void *arg)
 {
     store_watch *w = arg;
@@ -122,6 +143,9 @@ static void *watch(void *arg)
         bool news = keep(w, status, &why);
         if (news && status == 0 && controller_leads(w->controller))
             owner_store_back(w->controller->owner);
+        if (status == 0 && w->probe && controller_leads(w->controller) &&
+            clock_left_ms(w->users_ms) == 0)
+            try_users(w);
         if (news && status)
             log_error("the store does not answer: %s", why.message);
         else if (news && store_watch_writable(w, NULL)) /* it may take no records yet */

@@ -336,6 +336,9 @@ def a_job_whose_users_may_not_be_made_fails_with_that():
         limited = f"{uri[:uri.index('://') + 3]}{name}:limited@{uri[uri.rindex('@') + 1:]}"
         with Platform("--store", limited) as p:
             ready(p)
+            # Before the first job.
+            until(lambda: "users" in p.get("/ready"), 20, message="that it makes no users is not said")
+            assert "lets no users be made for jobs" in p.log_text()
             p.dataset()
             p.function()
             task = p.wait(p.train(epochs=1), 40)
