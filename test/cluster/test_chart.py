@@ -328,6 +328,13 @@ def who_narrows_ingress_in_vain_is_told():
         assert open_to_all is (said or not settings), (settings, policies)
 
 
+@case(platform=False)
+def who_opens_the_service_is_told_that_it_is_not_encrypted():
+    for kind, said in (("ClusterIP", False), ("NodePort", True), ("LoadBalancer", True)):
+        notes = helm("install", "rel", CHART, "--dry-run=client", "--set", f"service.type={kind}").stdout.split("NOTES:")[1]
+        assert ("travel in clear" in notes) is said, (kind, notes)
+
+
 @case(limit=120, platform=False)
 def the_role_allows_its_verbs_alone():
     for settings, wanted in (({}, []), ({"gpu": {"countNodes": True}}, [  # a Role alone by default
