@@ -40,6 +40,7 @@ typedef struct pod_spec {
     pod_limits limits;
     /* of this GPU alone, made ready at once; "": told later, or none */
     char gpu[CLUSTER_GPU_BYTES];
+    bool anywhere; /* on any node, also one that is doubted */
 } pod_spec;
 
 /* A GPU that functions are placed on, or that a pod has shown. */
@@ -58,6 +59,9 @@ typedef struct pod {
     int function, incarnation;           /* of that job; -1 */
     cluster_gpu gpu;                     /* that it was given with */
     bool untaken; /* it is placed on a node, which has not said that it makes it */
+    /* No node takes it, and that it is to avoid some may keep one from being added for it: another
+     * is to start in its place, anywhere. */
+    bool kept_back;
     /* After its end: */
     int exit_status, signal;             /* -1 and 0 where unknown (an adopted process) */
     /* no `stop` brought it about; false where that is not known */

@@ -309,6 +309,7 @@ static void on_change(void *context, kube_change change, const json_t *object)
         bool placed = !p->node[0] && *kube_pod_node(object);
         snprintf(p->node, sizeof p->node, "%s", kube_pod_node(object));
         p->leaving = *kube_object_text(object, "deletionTimestamp");
+        now.kept_back = p->avoids && strcmp(now.reason, "Unschedulable") == 0;
         pod_has_changed(k, p, &now);
         for (int i = 0; i < SUSPECTS_MAX && placed; i++)
             if (clock_left_ms(k->suspects[i].until_ms) > 0)
@@ -343,8 +344,10 @@ static int kube_start(cluster *c, const pod_spec *spec, pod *out, err *e)
         status = err_set(e, ERR_NOMEM, "no memory for pod %s", spec->name);
     else
         want_it(k, p, WANT_CREATE, 0);
-    if (p)
+    if (p) {
+        p->anywhere = spec->anywhere;
         *out = p->seen;
+    }
     pthread_mutex_unlock(&k->lock);
     return status;
 }

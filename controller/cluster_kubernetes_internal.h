@@ -51,6 +51,8 @@ typedef struct entry {
     bool asked;           /* by `stop` */
     bool beside;          /* Service and policy of this kubeml-ps are made, or owed */
     bool leaving;         /* somebody has deleted it */
+    bool anywhere;        /* it is to avoid no node */
+    bool avoids;          /* it was made to avoid some */
     bool late;            /* deleted, and should have ended by `due_ms`; then without grace */
     bool untold;
     bool forgotten;       /* freed as soon as it is deleted */

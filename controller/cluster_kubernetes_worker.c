@@ -267,7 +267,8 @@ static void perform(kube *k, entry *p)
                      !kube_is_deaf(k, p->node)};
     done d = {.why = ERR_INIT, .retry_after_ms = -1};
     snprintf(t.node, sizeof t.node, "%s", p->node);
-    t.avoid = t.what == WANT_CREATE ? kube_suspected(k) : NULL;
+    t.avoid = t.what == WANT_CREATE && !p->anywhere ? kube_suspected(k) : NULL;
+    p->avoids = p->avoids || json_array_size(t.avoid) > 0;
     p->create_ms = t.what == WANT_CREATE ? clock_monotonic_ms() : p->create_ms;
     p->busy = true;
     pthread_mutex_unlock(&k->lock);

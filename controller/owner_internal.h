@@ -95,6 +95,7 @@ typedef struct link_pod {
     bool vain;                  /* warm, on a GPU without room for the job that waits for one */
     struct take_waiter *waiter; /* of owner_take_function */
     bool untaken;               /* by the node that it is placed on */
+    bool kept_back;             /* another is to start in its place, anywhere */
     char waits_reason[32]; /* why it does not start, as the cluster says; "" */
     char waits_message[CLUSTER_MESSAGE_BYTES];
     struct link_pod *next;

@@ -148,10 +148,9 @@ static link_pod *add(owner *o, const pod *from)
     return p;
 }
 
-/* `gpu` -1: for any, or none. */
-link_pod *pool_start(owner *o, pod_role role, int gpu, err *e)
+static link_pod *start(owner *o, pod_role role, int gpu, bool anywhere, err *e)
 {
-    pod_spec spec = {.role = role};
+    pod_spec spec = {.role = role, .anywhere = anywhere};
     pod started;
     char random[9];
     owner_random_hex(random, sizeof random);
@@ -176,6 +175,12 @@ link_pod *pool_start(owner *o, pod_role role, int gpu, err *e)
     /* Where it will be is not always known yet: pool_changed tells. */
     p->dial_ms = p->address[0] ? clock_deadline_ms(POD_DIAL_MS) : INT64_MAX;
     return p;
+}
+
+/* `gpu` -1: for any, or none. */
+link_pod *pool_start(owner *o, pod_role role, int gpu, err *e)
+{
+    return start(o, role, gpu, false, e);
 }
 
 /* ---- giving ---------------------------------------------------------------------------------- */
@@ -494,7 +499,7 @@ static int64_t stuck_at(const owner *o, const link_pod *p)
     int64_t taken = (int64_t)STUCK_MS * o->patience, silent = (int64_t)POD_DEAD_MS * o->patience;
     if (p->use != USE_STARTING)
         return INT64_MAX;
-    if (strcmp(p->waits_reason, CLUSTER_NODE_SILENT) == 0)
+    if (p->kept_back || strcmp(p->waits_reason, CLUSTER_NODE_SILENT) == 0)
         return p->since_ms;
     if (pool_waits_for_room(p))
         return INT64_MAX;
@@ -514,11 +519,12 @@ static int64_t stuck_at(const owner *o, const link_pod *p)
 static void replace(owner *o, link_pod *old)
 {
     err e = ERR_INIT;
-    const char *why = !old->address[0]              ? "is not made"
+    const char *why = old->kept_back                ? "avoids nodes, and no other takes it"
+                      : !old->address[0]            ? "is not made"
                       : old->silent_ms == INT64_MAX ? "takes no connection"
                                                     : "is on a node that answers nothing";
     pool_stop(o, old->name, 0);
-    link_pod *p = pool_start(o, old->role, old->gpu, &e);
+    link_pod *p = start(o, old->role, old->gpu, old->kept_back, &e);
     if (p) {
         log_warn("pod %s %s: pod %s starts in its place", old->name, why, p->name);
         reserve(p, old->job, old->function, old->incarnation);
@@ -564,7 +570,7 @@ void pool_timers(owner *o, int64_t now_ms)
         next = p->next;
         if (stuck_at(o, p) <= now_ms) {
             replace(o, p);
-            stuck = true;
+            stuck = stuck || !p->kept_back;
         } else if (p->dial_ms <= now_ms && p->dialled) {
             pool_dialled(o, p, now_ms);
         } else if (p->dial_ms <= now_ms) {
@@ -615,6 +621,7 @@ void pool_changed(owner *o, const pod *now)
     snprintf(p->waits_reason, sizeof p->waits_reason, "%s", now->reason);
     snprintf(p->waits_message, sizeof p->waits_message, "%s", now->message);
     p->untaken = now->untaken;
+    p->kept_back = now->kept_back;
     if (placed || (waited && !pool_waits_for_room(p)))
         pool_use(p, USE_STARTING); /* STUCK_MS counts from here */
     if (p->job[0])

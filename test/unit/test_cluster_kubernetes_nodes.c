@@ -126,6 +126,40 @@ TEST(a_pod_that_is_never_made_is_given_up_and_its_node_avoided)
     close_world(&w);
 }
 
+static pod no_node_takes(world *w, const char *name)
+{
+    fake_kube_put(w->server, name,
+                  json_pack("{s:{s:[{s:s, s:s, s:s, s:s}]}}", "status", "conditions", "type",
+                            "PodScheduled", "status", "False", "reason", "Unschedulable", "message",
+                            "0/1 nodes are available: 1 Insufficient cpu."));
+    pod p = next_event(w);
+    CHECK_STR(p.name, name);
+    CHECK_STR(p.reason, "Unschedulable");
+    return p;
+}
+
+/* Some autoscalers add no node for a pod that is to avoid one by its name. */
+TEST(a_pod_that_avoids_nodes_and_gets_none_is_kept_back_by_that)
+{
+    world w;
+    pod p;
+    err e = ERR_INIT;
+    open_world(&w);
+    start(&w, "ps-2", POD_PS);
+    drop_pod(wait_pod(&w, "ps-2", true));
+    CHECK(!no_node_takes(&w, "ps-2").kept_back);
+    give_up(&w, "ps-1", "node7", NULL);
+    start(&w, "ps-3", POD_PS);
+    drop_pod(wait_pod(&w, "ps-3", true));
+    CHECK(no_node_takes(&w, "ps-3").kept_back);
+    pod_spec spec = {.name = "ps-4", .role = POD_PS, .anywhere = true};
+    CHECK_OK(w.c->ops->start(w.c, &spec, &p, &e), e);
+    cleanup_json json_t *made = wait_pod(&w, "ps-4", true);
+    CHECK(!dig(made, AVOIDED));
+    CHECK(!no_node_takes(&w, "ps-4").kept_back);
+    close_world(&w);
+}
+
 TEST(a_pod_that_somebody_deleted_says_nothing_of_its_node)
 {
     world w;

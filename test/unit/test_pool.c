@@ -14,6 +14,7 @@ static const job asking = {.id = "0123456789ab"};
 static char address[CLUSTER_ADDRESS_BYTES];
 static char last_started[CLUSTER_NAME_BYTES], last_stopped[CLUSTER_NAME_BYTES];
 static int started, stopped;
+static bool anywhere; /* the last that started */
 
 static int start(cluster *c, const pod_spec *spec, pod *out, err *e)
 {
@@ -22,6 +23,7 @@ static int start(cluster *c, const pod_spec *spec, pod *out, err *e)
     snprintf(out->name, sizeof out->name, "%s", spec->name);
     snprintf(out->address, sizeof out->address, "%s", address);
     snprintf(last_started, sizeof last_started, "%s", spec->name);
+    anywhere = spec->anywhere;
     started++;
     return 0;
 }
@@ -233,6 +235,34 @@ TEST(what_is_made_on_a_node_that_fell_silent_is_replaced_at_once)
     pool_timers(&o, clock_monotonic_ms());
     CHECK_INT(stopped, 1);
     CHECK_STR(last_stopped, p->name);
+    close_world();
+}
+
+/* Its successor waits for a node like any other. */
+TEST(a_pod_that_avoids_nodes_in_vain_is_replaced_by_one_that_does_not)
+{
+    open_world("");
+    link_pod *p = take();
+    CHECK(!anywhere);
+    pod now = {.role = p->role,
+               .phase = POD_PENDING,
+               .function = -1,
+               .incarnation = -1,
+               .reason = "Unschedulable",
+               .kept_back = true};
+    snprintf(now.name, sizeof now.name, "%s", p->name);
+    pool_changed(&o, &now);
+    pool_timers(&o, clock_monotonic_ms());
+    CHECK_INT(stopped, 1);
+    CHECK_STR(last_stopped, p->name);
+    CHECK_INT(started, 2);
+    CHECK(anywhere);
+    CHECK_INT(o.patience, 1);
+    link_pod *next = pool_of(&o, asking.id, 0, 3);
+    CHECK_STR(next->name, last_started);
+    says(next, false, "Unschedulable");
+    pool_timers(&o, clock_monotonic_ms() + 3600 * 1000);
+    CHECK_INT(stopped, 1);
     close_world();
 }
 
