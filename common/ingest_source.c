@@ -58,6 +58,7 @@ static void cifar_source(spool *s, bool labels, ingest_source *out)
 {
     *out = (ingest_source){.fd = spool_fd(s),
                            .dtype = ARRAY_U8,
+                           .planes = true,
                            .ndim = labels ? 0 : 3,
                            .shape = {3, 32, 32},
                            .base = labels ? 0 : 1,
@@ -186,9 +187,9 @@ int ingest_shape_of(const ingest_source *x, ingest_layout layout, ingest_shape *
         w = d[1];
         break;
     case 3:
-        last =
-            layout == INGEST_LAYOUT_HWC || (layout == INGEST_LAYOUT_AUTO && x->dtype == ARRAY_U8 &&
-                                            is_channels(d[2]) && !is_channels(d[0]));
+        last = !x->planes && (layout == INGEST_LAYOUT_HWC ||
+                              (layout == INGEST_LAYOUT_AUTO && x->dtype == ARRAY_U8 &&
+                               is_channels(d[2]) && !is_channels(d[0])));
         c = d[last ? 2 : 0];
         h = d[last ? 0 : 1];
         w = d[last ? 1 : 2];

@@ -23,7 +23,8 @@ typedef struct ingest_source {
     int fd; /* a spool's */
     array_dtype dtype;
     bool swap;
-    int ndim; /* of an element; its shape: */
+    bool planes; /* (C, H, W) by its format, whatever the upload's layout says */
+    int ndim;    /* of an element; its shape: */
     uint64_t shape[ARRAY_DIMS_MAX];
     uint64_t base, stride, element_bytes, count;
 } ingest_source;

@@ -226,6 +226,24 @@ ON_STORES(channels_last_and_other_labels_give_the_same_dataset)
     store_close(s);
 }
 
+/* CIFAR's binary files are planes: an order asked for is about arrays that may have either. */
+ON_STORES(cifar_is_planes_whatever_the_layout)
+{
+    err e = ERR_INIT;
+    store *s = open_store();
+    cleanup_upload upload plain = plain_upload(), cifar = {0};
+    dataset_info info, other;
+    CHECK_OK(send(s, "npy", NULL, &plain, 1 << 20, &info, &e), e);
+    cifar.x_train = make_cifar(TRAIN, train_y, train_x);
+    cifar.x_test = make_cifar(TEST_SAMPLES, test_y, test_x);
+    ingest_options hwc = {.layout = INGEST_LAYOUT_HWC};
+    CHECK_OK(send(s, "hwc", &hwc, &cifar, 4096, &other, &e), e);
+    CHECK_STR(other.digest, info.digest);
+    dataset_info_free(&info);
+    dataset_info_free(&other);
+    store_close(s);
+}
+
 ON_STORES(cifar_batches_come_as_several_files)
 {
     err e = ERR_INIT;
