@@ -423,6 +423,11 @@ uint64_t dataset_scratch_bytes(const dataset *d)
     return chunk_reader_scratch_bytes(d->reader);
 }
 
+void dataset_reach(const dataset *d, store_reach *out)
+{
+    chunk_reader_reach(d->reader, out);
+}
+
 bool dataset_waits(const dataset *d, char *why, size_t size)
 {
     return chunk_reader_waits(d->reader, why, size);

@@ -97,6 +97,8 @@ void dataset_prefetch(dataset *d, dataset_split split, const uint32_t *chunks, s
 bool dataset_prefetches(const dataset *d);
 /* How long a file of this process becomes by viewing chunks, as chunk_reader_scratch_bytes. */
 uint64_t dataset_scratch_bytes(const dataset *d);
+/* What its store's driver opens and dials again, as chunk_reader_reach. */
+void dataset_reach(const dataset *d, store_reach *out);
 /* Does somebody who looks at a chunk wait for a store that does not answer? As chunk_reader_waits.
  */
 bool dataset_waits(const dataset *d, char *why, size_t size);

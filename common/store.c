@@ -583,6 +583,13 @@ uint64_t chunk_reader_scratch_bytes(const chunk_reader *r)
     return r->driver->reader_scratch_bytes ? r->driver->reader_scratch_bytes(r) : 0;
 }
 
+void chunk_reader_reach(const chunk_reader *r, store_reach *out)
+{
+    *out = (store_reach){0};
+    if (r->driver->reader_reach)
+        r->driver->reader_reach(r, out);
+}
+
 bool chunk_reader_waits(chunk_reader *r, char *why, size_t size)
 {
     *why = '\0';

@@ -189,6 +189,14 @@ void chunk_prefetch(chunk_reader *r, uint32_t split, const uint32_t *indices, si
 bool chunk_prefetches(const chunk_reader *r);
 /* How long the file may become that this reader keeps what it fetched in; 0: it needs none. */
 uint64_t chunk_reader_scratch_bytes(const chunk_reader *r);
+/* What a reader opens and dials again while it reads: for walls around its process. */
+enum { STORE_REACH_FILES_MAX = 8, STORE_REACH_PORTS_MAX = 48 };
+typedef struct store_reach {
+    const char *files[STORE_REACH_FILES_MAX + 1];  /* to read; the reader's; NULL at the end */
+    uint16_t tcp_ports[STORE_REACH_PORTS_MAX + 1]; /* on any host; 0 at the end */
+    bool unix_sockets;
+} store_reach;
+void chunk_reader_reach(const chunk_reader *r, store_reach *out);
 /* Does a chunk_view wait for a store that does not answer? `why` then names it and says how; it is
  * empty otherwise. From any thread; does not block. */
 bool chunk_reader_waits(chunk_reader *r, char *why, size_t size);

@@ -91,6 +91,7 @@ struct store_driver {
     void (*reader_prefetch)(chunk_reader *r, uint32_t split, const uint32_t *indices,
                             size_t count); /* may be NULL; does not block */
     uint64_t (*reader_scratch_bytes)(const chunk_reader *r);       /* may be NULL: 0 */
+    void (*reader_reach)(const chunk_reader *r, store_reach *out); /* may be NULL: nothing */
     bool (*reader_waits)(chunk_reader *r, char *why, size_t size); /* may be NULL */
 
     int (*drop)(store *s, err *e); /* may be NULL */

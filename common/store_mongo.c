@@ -235,8 +235,8 @@ static int reader_srv(const char *rest, chunk_reader **out, err *e)
     .locator = mongo_locator, .revoke = mongo_revoke, .revoke_others = mongo_revoke_others,        \
     .reader_close = mongo_reader_close, .reader_view = mongo_reader_view,                          \
     .reader_info = mongo_reader_info, .reader_prefetch = mongo_reader_prefetch,                    \
-    .reader_scratch_bytes = mongo_reader_scratch_bytes, .reader_waits = mongo_reader_waits,        \
-    .drop = mongo_drop
+    .reader_scratch_bytes = mongo_reader_scratch_bytes, .reader_reach = mongo_reader_reach,        \
+    .reader_waits = mongo_reader_waits, .drop = mongo_drop
 
 const store_driver store_mongo = {
     .scheme = "mongodb:", .open = open_plain, .reader_open = reader_plain, FUNCTIONS};

@@ -59,6 +59,8 @@ typedef struct mongo_link {
  * server. */
 int mongo_link_open(mongo_link *l, const char *text, int64_t patience_ms, err *e);
 void mongo_link_close(mongo_link *l); /* a zeroed one is fine */
+/* What further connections open and dial: that of all servers known by now. */
+void mongo_link_reach(const mongo_link *l, store_reach *out);
 
 /* One attempt with a client of the pool. True: it has an outcome, in `arg`; false: `error` says why
  * not. `attempt` counts from 0: before a second one the first may have been done all the same. */
@@ -191,6 +193,7 @@ int mongo_reader_view(chunk_reader *r, uint32_t split, uint32_t index, const voi
 int mongo_reader_info(chunk_reader *r, const char **text, size_t *len, err *e);
 void mongo_reader_prefetch(chunk_reader *r, uint32_t split, const uint32_t *indices, size_t count);
 uint64_t mongo_reader_scratch_bytes(const chunk_reader *r);
+void mongo_reader_reach(const chunk_reader *r, store_reach *out);
 bool mongo_reader_waits(chunk_reader *r, char *why, size_t size);
 
 /* A nameless file for what was fetched, in memory where the disk has no place for it. */

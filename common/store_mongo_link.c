@@ -7,7 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "clock.h"
 #include "store_mongo.h"
@@ -65,6 +67,36 @@ static void set_default(mongoc_uri_t *uri, const char *option, int value)
         mongoc_uri_set_option_as_int32(uri, option, value);
 }
 
+/* Who may have signed the servers' certificates, where the URI does not say: one file, which walls
+ * can let through. OpenSSL's own folder is links to others, and not in every image. */
+static void set_default_ca(mongoc_uri_t *uri)
+{
+    const char *const files[] = {getenv("SSL_CERT_FILE"), "/etc/ssl/certs/ca-certificates.crt",
+                                 "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem"};
+    if (!mongoc_uri_get_tls(uri) || mongoc_uri_has_option(uri, MONGOC_URI_TLSCAFILE))
+        return;
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        if (files[i] && access(files[i], R_OK) == 0) {
+            mongoc_uri_set_option_as_utf8(uri, MONGOC_URI_TLSCAFILE, files[i]);
+            return;
+        }
+}
+
+/* The files that the URI names; libmongoc opens them anew for each connection. */
+static const char *const file_options[] = {MONGOC_URI_TLSCAFILE, MONGOC_URI_TLSCERTIFICATEKEYFILE};
+enum { FILE_OPTIONS = sizeof file_options / sizeof *file_options };
+
+static int check_files(const mongo_link *l, err *e)
+{
+    for (int i = 0; i < FILE_OPTIONS; i++) {
+        const char *path = mongoc_uri_get_option_as_utf8(l->uri, file_options[i], NULL);
+        if (path && access(path, R_OK) != 0)
+            return err_set(e, ERR_INVALID, "store %s: %s %s is not there or cannot be read",
+                           l->name, file_options[i], path);
+    }
+    return 0;
+}
+
 /* Whether an @ stands where libmongoc would take what is left of a password for a host, a database
  * or an option, which are named in logs. */
 static bool has_bare_at(const char *uri)
@@ -93,6 +125,7 @@ static int parse(mongo_link *l, const char *text, err *e)
     set_default(l->uri, MONGOC_URI_SERVERSELECTIONTIMEOUTMS, SELECTION_MS);
     set_default(l->uri, MONGOC_URI_CONNECTTIMEOUTMS, CONNECT_MS);
     set_default(l->uri, MONGOC_URI_SOCKETTIMEOUTMS, SOCKET_MS);
+    set_default_ca(l->uri);
     mongoc_write_concern_t *durable = mongoc_write_concern_new();
     mongoc_read_concern_t *committed = mongoc_read_concern_new();
     mongoc_read_prefs_t *primary = mongoc_read_prefs_new(MONGOC_READ_PRIMARY);
@@ -108,7 +141,7 @@ static int parse(mongo_link *l, const char *text, err *e)
     if (!mongoc_uri_get_appname(l->uri))
         mongoc_uri_set_appname(l->uri, "kubeml");
     describe(l);
-    return 0;
+    return check_files(l, e);
 }
 
 int mongo_link_open(mongo_link *l, const char *text, int64_t patience_ms, err *e)
@@ -151,6 +184,44 @@ void mongo_link_close(mongo_link *l)
     l->text = NULL;
     l->pool = NULL;
     l->uri = NULL;
+}
+
+/* ---- what it reaches ----------------------------------------------------------------------- */
+
+static void add_host(const mongoc_host_list_t *host, store_reach *out)
+{
+    if (host->family == AF_UNIX) {
+        out->unix_sockets = true;
+        return;
+    }
+    for (int i = 0; i < STORE_REACH_PORTS_MAX; i++)
+        if (out->tcp_ports[i] == 0 || out->tcp_ports[i] == host->port) {
+            out->tcp_ports[i] = host->port;
+            return;
+        }
+}
+
+void mongo_link_reach(const mongo_link *l, store_reach *out)
+{
+    static const char *const names[] = {"/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf"};
+    int files = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        out->files[files++] = names[i];
+    for (int i = 0; i < FILE_OPTIONS; i++) {
+        const char *path = mongoc_uri_get_option_as_utf8(l->uri, file_options[i], NULL);
+        if (path)
+            out->files[files++] = path;
+    }
+    for (const mongoc_host_list_t *h = mongoc_uri_get_hosts(l->uri); h; h = h->next)
+        add_host(h, out);
+    /* The others of a replica set, and those that an SRV record names. */
+    size_t count;
+    mongoc_client_t *client = mongoc_client_pool_pop(l->pool);
+    mongoc_server_description_t **servers = mongoc_client_get_server_descriptions(client, &count);
+    for (size_t i = 0; i < count; i++)
+        add_host(mongoc_server_description_host(servers[i]), out);
+    mongoc_server_descriptions_destroy_all(servers, count);
+    mongoc_client_pool_push(l->pool, client);
 }
 
 /* ---- trying -------------------------------------------------------------------------------- */

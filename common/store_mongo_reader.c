@@ -340,6 +340,11 @@ uint64_t mongo_reader_scratch_bytes(const chunk_reader *r)
     return ((const mongo_reader *)r)->map_bytes;
 }
 
+void mongo_reader_reach(const chunk_reader *r, store_reach *out)
+{
+    mongo_link_reach(&((const mongo_reader *)r)->link, out);
+}
+
 bool mongo_reader_waits(chunk_reader *base, char *why, size_t size)
 {
     mongo_reader *r = (mongo_reader *)base;

@@ -119,12 +119,8 @@ const char *member_cpu(void)
 
 /* ---- the walls ------------------------------------------------------------------------------- */
 
-static void add_port(sandbox *s, const char *address)
+static void add_port(sandbox *s, uint16_t port)
 {
-    const char *colon = strrchr(address, ':');
-    if (strncmp(address, "tcp:", 4) != 0 || !colon)
-        return;
-    uint16_t port = (uint16_t)strtoul(colon + 1, NULL, 10);
     for (int i = 0; i < SANDBOX_PORTS_MAX; i++)
         if (s->tcp_ports[i] == 0 || s->tcp_ports[i] == port) {
             s->tcp_ports[i] = port;
@@ -132,47 +128,26 @@ static void add_port(sandbox *s, const char *address)
         }
 }
 
-/* The servers of mongodb://[user@]host[:port],.../: chunks are read from them all the while. */
-static void add_store_ports(sandbox *s, const char *locator)
+static void add_address(sandbox *s, const char *address)
 {
-    const char *begin = strstr(locator, "://");
-    char hosts[512], *rest = hosts, *host;
-    if (!begin || strncmp(locator, "mongodb", 7) != 0)
-        return;
-    snprintf(hosts, sizeof hosts, "%s", begin + 3);
-    hosts[strcspn(hosts, "/?")] = '\0';
-    char *at = strrchr(hosts, '@');
-    if (at)
-        rest = at + 1;
-    while ((host = strsep(&rest, ","))) {
-        char address[300];
-        const char *colon = strrchr(host, ':');
-        snprintf(address, sizeof address, "tcp:%.250s%s", host,
-                 colon && !strchr(colon, ']') ? "" : ":27017");
-        add_port(s, address);
-    }
+    const char *colon = strrchr(address, ':');
+    if (strncmp(address, "tcp:", 4) == 0 && colon)
+        add_port(s, (uint16_t)strtoul(colon + 1, NULL, 10));
 }
 
-/* What the store's driver opens for each further connection: how names are found, and who signed
- * the servers' certificates (tlsCAFile=PATH, in `path`). */
-static void add_store_files(sandbox *s, int reads, const char *locator, char path[256])
+/* Chunks are read all the while, by connections that the store's driver makes as it needs them. */
+static void add_store(sandbox *s, int reads, const store_reach *reach)
 {
-    static const char *const names[] = {"/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf"};
-    const char *option = strstr(locator, "tlsCAFile=");
-    if (strncmp(locator, "mongodb", 7) != 0)
-        return;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        s->read_folders[reads++] = names[i];
-    if (option && snprintf(path, 256, "%.*s", (int)strcspn(option + 10, "&"), option + 10) < 256)
-        s->read_folders[reads++] = path;
+    for (int i = 0; reach->files[i]; i++)
+        s->read_folders[reads++] = reach->files[i];
+    for (int i = 0; reach->tcp_ports[i]; i++)
+        add_port(s, reach->tcp_ports[i]);
 }
 
-/* Its places on this host are dialled again where a connection breaks. (The path of a MongoDB's
- * ends in .sock.) */
+/* Its places on this host are dialled again where a connection breaks. */
 static bool dials_unix_sockets(const member *m)
 {
-    return strncmp(m->address, "unix:", 5) == 0 || strncmp(m->access.address, "unix:", 5) == 0 ||
-           (strncmp(m->locator, "mongodb", 7) == 0 && strstr(m->locator, ".sock"));
+    return strncmp(m->address, "unix:", 5) == 0 || strncmp(m->access.address, "unix:", 5) == 0;
 }
 
 static int enter_sandbox(member *m, err *e)
@@ -182,9 +157,11 @@ static int enter_sandbox(member *m, err *e)
     uint64_t kept = dataset_scratch_bytes(m->data);
     sandbox s = {.file_bytes = kept > log_bytes_max ? kept : log_bytes_max,
                  .open_files = OPEN_FILES_MAX};
-    char report[SANDBOX_REPORT_BYTES], marker[256], authority[256], libraries[256];
+    char report[SANDBOX_REPORT_BYTES], marker[256], libraries[256];
     char devices[FUNCTION_GPU_DEVICES_MAX][FUNCTION_GPU_DEVICE_BYTES];
     int reads = 0, writes = 0;
+    store_reach reach;
+    dataset_reach(m->data, &reach);
     if (strcmp(m->access.carrier, "shm") == 0)
         s.write_folders[writes++] = m->access.segment_dir[0] ? m->access.segment_dir : "/dev/shm";
     int devices_count = function_gpu_devices(devices);
@@ -192,7 +169,7 @@ static int enter_sandbox(member *m, err *e)
         s.write_folders[writes++] = devices[i];
     /* NCCL has sockets of its own, and CUDA, and MPS beneath it. */
     s.listens = m->outside || devices_count > 0;
-    s.unix_sockets = s.listens || dials_unix_sockets(m);
+    s.unix_sockets = s.listens || reach.unix_sockets || dials_unix_sockets(m);
     if (m->object_path[0])
         s.read_folders[reads++] = m->object_path;
     /* a backend asks how large the caches are */
@@ -200,16 +177,15 @@ static int enter_sandbox(member *m, err *e)
     if (function_gpu_libraries(libraries))
         /* cuDNN loads parts of itself when they are first used */
         s.read_folders[reads++] = libraries;
-    add_store_files(&s, reads, m->locator, authority);
     const char *file = getenv("KUBEML_FAILPOINT_FILE");
     if (file && strlen(file) < sizeof marker && strrchr(file, '/')) {
         snprintf(marker, sizeof marker, "%s", file);
         *strrchr(marker, '/') = '\0';
         s.create_folder = marker;
     }
-    add_port(&s, m->address);
-    add_port(&s, m->access.address);
-    add_store_ports(&s, m->locator);
+    add_address(&s, m->address);
+    add_address(&s, m->access.address);
+    add_store(&s, reads, &reach);
     if (sandbox_enter(&s, report, e) != 0)
         return err_wrap(e, "sandbox");
     log_info("sandbox: %s", report);

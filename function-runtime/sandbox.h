@@ -17,7 +17,7 @@
 
 #include "err.h"
 
-enum { SANDBOX_PORTS_MAX = 8, SANDBOX_FOLDERS_MAX = 32, SANDBOX_REPORT_BYTES = 160 };
+enum { SANDBOX_PORTS_MAX = 64, SANDBOX_FOLDERS_MAX = 32, SANDBOX_REPORT_BYTES = 160 };
 
 typedef struct sandbox {
     uint64_t memory_bytes;  /* private memory (RLIMIT_DATA); 0: no limit of it, as the next */

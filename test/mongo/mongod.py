@@ -5,7 +5,7 @@ Port 0 takes a free one; the line "listening on HOST:PORT" says which, when the 
 itself when nobody was connected for IDLE_SECONDS (0: never). Its data are in FILE.mongod, or go with it.
 MONGO_MAY_END=COMMAND: asked before it ends by itself; 1: not yet.
 MONGO_ROOT=USER:PASSWORD: users, and this first one with the role root. MONGO_TLS=FOLDER: TLS with the folder's server.crt,
-server.key and ca.crt; who connects needs no certificate.
+server.key and ca.crt; who connects needs no certificate, and a good one where it brings one.
 """
 import os
 import pathlib

@@ -28,7 +28,7 @@ case $kind in
     command -v openssl >/dev/null || { echo "no openssl for a certificate"; exit 77; }
     tls=$KUBEML_MONGO_CACHE/certificates
     "$here/certs.sh" "$tls" 127.0.0.1 >/dev/null 2>&1
-    options="$options&tls=true&tlsCAFile=$tls/ca.crt"
+    options="$options&tls=true&tlsCAFile=$tls/ca.crt&tlsCertificateKeyFile=$tls/client.pem"
     ;;
   *) echo "uri.sh: there is no kind $kind" >&2; exit 2 ;;
 esac

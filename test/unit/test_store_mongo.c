@@ -334,3 +334,68 @@ TEST_LIMIT(tls_is_the_locators_matter, 60)
     CHECK_INT(e.code, ERR_UNAVAILABLE);
     CHECK_CONTAINS(e.message, "TLS handshake failed");
 }
+
+static bool reaches(const store_reach *reach, const char *file)
+{
+    for (int i = 0; reach->files[i]; i++)
+        if (strcmp(reach->files[i], file) == 0)
+            return true;
+    return false;
+}
+
+/* However the URI is written: what its connections need can be let through a wall. */
+TEST_LIMIT(what_a_reader_reaches_is_known, 60)
+{
+    err e = ERR_INIT;
+    test_store_mongo_server("tls");
+    test_store_use(ON_MONGO);
+    /* the folder's slashes are percent-encoded, or stand as they are */
+    static const char *const spellings[] = {
+        "tls=true&tlscafile=%1$sca.crt&TLSCertificateKeyFile=%1$sclient.pem",
+        "ssl=true&sslCertificateAuthorityFile=%2$sca.crt&sslClientCertificateKeyFile=%2$sclient.pem"};
+    char id[STORE_ID_BYTES], locator[STORE_LOCATOR_BYTES], folder[300] = "", encoded[400] = "";
+    store *s = test_store("");
+    chunk_writer *w;
+    CHECK_OK(store_chunks_begin(s, 0, id, &w, &e), e);
+    CHECK_OK(chunk_put_info(w, "{}", 2, &e), e);
+    CHECK_OK(chunk_seal(w, &e), e);
+    CHECK_OK(store_chunks_locator(s, id, locator, &e), e);
+    char *options = strchr(locator, '?') + 1, *ca = strstr(options, "tlsCAFile="),
+         *source = strstr(options, "authSource=");
+    unsigned port = (unsigned)strtoul(strrchr(locator, ':') + 1, NULL, 10);
+    CHECK(ca && source && port);
+    snprintf(folder, sizeof folder, "%.*s", (int)(strstr(ca, "ca.crt") - ca - 10), ca + 10);
+    for (size_t i = 0; folder[i]; i++)
+        snprintf(encoded + strlen(encoded), 5, folder[i] == '/' ? "%%2F" : "%c", folder[i]);
+    for (size_t i = 0; i < sizeof spellings / sizeof *spellings; i++) {
+        char uri[2000], tls[1000], file[320];
+        chunk_reader *r;
+        store_reach reach;
+        snprintf(tls, sizeof tls, spellings[i], encoded, folder);
+        snprintf(uri, sizeof uri, "%.*s%s&%s", (int)(options - locator), locator, tls, source);
+        CHECK_OK(chunk_reader_open(uri, &r, &e), e);
+        chunk_reader_reach(r, &reach);
+        CHECK(reaches(&reach, "/etc/resolv.conf"));
+        snprintf(file, sizeof file, "%sca.crt", folder);
+        CHECK(reaches(&reach, file));
+        snprintf(file, sizeof file, "%sclient.pem", folder);
+        CHECK(reaches(&reach, file));
+        CHECK_INT(reach.tcp_ports[0], port);
+        CHECK(!reach.tcp_ports[1] && !reach.unix_sockets);
+        chunk_reader_close(r);
+    }
+    chunk_abort(w);
+    store_close(s);
+}
+
+TEST(a_file_that_the_uri_names_and_that_is_not_there_is_named)
+{
+    err e = ERR_INIT;
+    test_mongo_uri("x");
+    CHECK(!store_open("mongodb://127.0.0.1:9/a?tls=true&tlsCAFile=%2Fno%2Fca.crt", &e));
+    CHECK_INT(e.code, ERR_INVALID);
+    CHECK_CONTAINS(e.message, "/no/ca.crt is not there");
+    e = (err)ERR_INIT;
+    CHECK(!store_open("mongodb://127.0.0.1:9/a?tlsCertificateKeyFile=/no/key.pem", &e));
+    CHECK_CONTAINS(e.message, "/no/key.pem is not there");
+}
