@@ -40,7 +40,7 @@ struct ingest {
     bool failed;
     ingest_source sources[INGEST_FIELDS];
     ingest_field from[INGEST_FIELDS]; /* the part that a field's array came in: mostly its own */
-    ingest_shape shape;
+    ingest_shape shapes[DATASET_SPLITS];
     dataset_info info;
     uint32_t *order;                                /* of the training samples */
     char sums[DATASET_SPLITS][2][DIGEST_HEX_BYTES]; /* of data and labels */
@@ -227,25 +227,25 @@ static int check_lengths(ingest *i, err *e)
 
 static int check_shapes(ingest *i, err *e)
 {
-    ingest_shape test;
+    ingest_shape *train = &i->shapes[DATASET_TRAIN], *test = &i->shapes[DATASET_TEST];
     const ingest_source *x = &i->sources[INGEST_X_TRAIN], *t = &i->sources[INGEST_X_TEST];
-    if (ingest_shape_of(x, i->options.layout, &i->shape, e) != 0)
+    if (ingest_shape_of(x, i->options.layout, train, e) != 0)
         return field_error(i, INGEST_X_TRAIN, e);
-    if (ingest_shape_of(t, i->options.layout, &test, e) != 0)
+    if (ingest_shape_of(t, i->options.layout, test, e) != 0)
         return field_error(i, INGEST_X_TEST, e);
-    if (test.channels != i->shape.channels || test.height != i->shape.height ||
-        test.width != i->shape.width || test.channels_last != i->shape.channels_last)
+    if (test->channels != train->channels || test->height != train->height ||
+        test->width != train->width)
         return err_set(e, ERR_INVALID,
                        "x-train has samples of (%u, %u, %u) and x-test of (%u, %u, %u)",
-                       i->shape.channels, i->shape.height, i->shape.width, test.channels,
-                       test.height, test.width);
+                       train->channels, train->height, train->width, test->channels, test->height,
+                       test->width);
     if ((x->dtype == ARRAY_U8) != (t->dtype == ARRAY_U8))
         return err_set(e, ERR_INVALID, "x-train is %s and x-test is %s", array_dtype_name(x->dtype),
                        array_dtype_name(t->dtype));
     i->info.dtype = x->dtype == ARRAY_U8 ? DATASET_U8 : DATASET_F32;
-    i->info.channels = i->shape.channels;
-    i->info.height = i->shape.height;
-    i->info.width = i->shape.width;
+    i->info.channels = train->channels;
+    i->info.height = train->height;
+    i->info.width = train->width;
     return 0;
 }
 
@@ -477,7 +477,7 @@ static int check_block(ingest *i, int split, uint64_t first, size_t n, pass *p, 
     const ingest_source *x = &i->sources[x_of(split)];
     if (ingest_read(x, first, n, p->raw, e) != 0)
         return -1;
-    ingest_convert(x, &i->shape, p->raw, n, p->scratch, p->samples);
+    ingest_convert(x, &i->shapes[split], p->raw, n, p->scratch, p->samples);
     digest_update(sum, p->samples, n * dataset_sample_bytes(&i->info));
     const float *floats = (const float *)(const void *)p->samples;
     if (i->info.dtype == DATASET_F32 && check_finite(&i->info, floats, n, first, e) != 0)
@@ -613,11 +613,11 @@ static int place_sample(const ingest *i, int split, uint32_t from, uint32_t to, 
         convert_labels(i, split, from, 1, p->raw_label,
                        value + at->labels + to * label_bytes(&i->info), e) != 0)
         return -1;
-    if (x->dtype == ARRAY_U8 && !i->shape.channels_last)
+    if (x->dtype == ARRAY_U8 && !i->shapes[split].channels_last)
         return ingest_read(x, from, 1, data, e);
     if (ingest_read(x, from, 1, p->raw, e) != 0)
         return -1;
-    ingest_convert(x, &i->shape, p->raw, 1, p->scratch, p->samples);
+    ingest_convert(x, &i->shapes[split], p->raw, 1, p->scratch, p->samples);
     memcpy(data, p->samples, sample);
     return 0;
 }

@@ -209,7 +209,7 @@ int ingest_shape_of(const ingest_source *x, ingest_layout layout, ingest_shape *
             "a sample of %llu x %llu x %llu; the limits are %d channels, side %d, %d bytes",
             (unsigned long long)c, (unsigned long long)h, (unsigned long long)w,
             DATASET_CHANNELS_MAX, DATASET_SIDE_MAX, DATASET_CHUNK_BYTES);
-    *out = (ingest_shape){(uint32_t)c, (uint32_t)h, (uint32_t)w, last};
+    *out = (ingest_shape){(uint32_t)c, (uint32_t)h, (uint32_t)w, last && c > 1};
     return 0;
 }
 

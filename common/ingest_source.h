@@ -40,7 +40,7 @@ int ingest_find_source(spool *const spools[INGEST_FIELDS], ingest_field field, c
 /* How x's elements become (C, H, W) samples. */
 typedef struct ingest_shape {
     uint32_t channels, height, width;
-    bool channels_last; /* in the file */
+    bool channels_last; /* in the file; one channel lies the same either way */
 } ingest_shape;
 
 int ingest_shape_of(const ingest_source *x, ingest_layout layout, ingest_shape *out, err *e);

@@ -226,6 +226,29 @@ ON_STORES(channels_last_and_other_labels_give_the_same_dataset)
     store_close(s);
 }
 
+/* Of the two splits each is read as its own file has it. */
+ON_STORES(train_and_test_files_may_have_different_orders)
+{
+    err e = ERR_INIT;
+    store *s = open_store();
+    cleanup_upload upload plain = plain_upload();
+    dataset_info info, mixed;
+    CHECK_OK(send(s, "npy", NULL, &plain, 1 << 20, &info, &e), e);
+    uint8_t *last = malloc(sizeof test_x);
+    for (size_t i = 0; i < sizeof test_x; i++)
+        last[i / IMAGE * IMAGE + i % 1024 * 3 + i % IMAGE / 1024] = test_x[i];
+    bytes test = make_npy(ARRAY_U8, SHAPE(TEST_SAMPLES, 32, 32, 3), last);
+    upload u = {plain.x_train, plain.y_train, test, plain.y_test};
+    CHECK_OK(send(s, "mixed", NULL, &u, 1 << 20, &mixed, &e), e);
+    CHECK_STR(mixed.digest, info.digest);
+    check_contents(s, "mixed");
+    dataset_info_free(&info);
+    dataset_info_free(&mixed);
+    bytes_free(&test);
+    free(last);
+    store_close(s);
+}
+
 /* CIFAR's binary files are planes: an order asked for is about arrays that may have either. */
 ON_STORES(cifar_is_planes_whatever_the_layout)
 {
