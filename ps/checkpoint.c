@@ -296,6 +296,12 @@ int checkpoint_read(store *s, const char *name, checkpoint_info *info, model *ou
     return err_wrap(e, "%s", name);
 }
 
+bool checkpoint_is_damaged(err_code code)
+{
+    return code == ERR_CORRUPT || code == ERR_NOT_FOUND || code == ERR_UNSUPPORTED ||
+           code == ERR_INVALID || code == ERR_LIMIT; /* the last two: of what its header says */
+}
+
 /* All checkpoints of that kind in order of age; the caller frees *out. */
 static int list(store *s, const char *job, const char *kind, blob_entry **out, size_t *count,
                 err *e)
@@ -329,7 +335,7 @@ int checkpoint_newest(store *s, const char *job, int epochs_max, checkpoint_info
         err_clear(&last);
         if (checkpoint_read(s, found[i].name, info, out, &last) == 0)
             return 0;
-        if (err_retry_may_help(last.code)) /* it may be as whole as ever */
+        if (!checkpoint_is_damaged(last.code))
             break;
         log_warn("passing over a checkpoint: %s", last.message);
     }

@@ -50,8 +50,12 @@ int checkpoint_write(store *s, const char *name, checkpoint_info *info, const mo
 int checkpoint_replace(store *s, const char *name, checkpoint_info *info, const model *m, err *e);
 /* ERR_NOT_FOUND; ERR_CORRUPT when the bytes are not those of its SHA-256. */
 int checkpoint_read(store *s, const char *name, checkpoint_info *info, model *out, err *e);
+/* Is that what a checkpoint's reading ends with whose bytes are wrong, or not there? After any
+ * other error it may be as whole as ever. */
+bool checkpoint_is_damaged(err_code code);
 /* The newest readable one of the job after at most `epochs_max` epochs; damaged ones are passed
- * over with a warning, and none for a store that does not answer. ERR_NOT_FOUND. */
+ * over with a warning, and none for a store that does not answer or a disk that cannot be read.
+ * ERR_NOT_FOUND. */
 int checkpoint_newest(store *s, const char *job, int epochs_max, checkpoint_info *info, model *out,
                       err *e);
 /* Whether there are any after more than `epochs` epochs, readable or not. */

@@ -373,7 +373,7 @@ static int find_suspended(keeper *k, task *t, model *found, bool *is, err *e)
     *is = false;
     if (checkpoint_suspended_name(name, k->job, writer, &bad) ||
         checkpoint_read(k->store, name, &t->info, found, &bad)) {
-        if (err_retry_may_help(bad.code)) {
+        if (!checkpoint_is_damaged(bad.code)) {
             *e = bad;
             return -1;
         }

@@ -322,8 +322,14 @@ TEST(a_store_that_is_away_for_a_moment_costs_no_epoch)
     CHECK_INT(newest(s, &e), 2);
     store_memory_fail(s, 2, ERR_UNAVAILABLE); /* the list is read */
     CHECK_ERR(newest(s, &e) < 0 ? -1 : 0, e, ERR_UNAVAILABLE, "epoch-000002");
-    store_memory_fail(s, 2, ERR_CORRUPT);
-    CHECK_INT(newest(s, &e), 1);
+    err_clear(&e);
+    store_memory_fail(s, 2, ERR_IO); /* a disk whose mount is lost comes back too */
+    CHECK_ERR(newest(s, &e) < 0 ? -1 : 0, e, ERR_IO, "epoch-000002");
+    static const err_code damage[] = {ERR_CORRUPT, ERR_NOT_FOUND, ERR_INVALID};
+    for (size_t i = 0; i < sizeof damage / sizeof *damage; i++) {
+        store_memory_fail(s, 2, damage[i]);
+        CHECK_INT(newest(s, &e), 1);
+    }
     layout_free(&l);
     store_close(s);
 }

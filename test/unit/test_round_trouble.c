@@ -568,6 +568,27 @@ TEST(redis_restarted_empty_puts_back_and_redoes_the_round)
     round_close(m);
 }
 
+/* A checkpoint on a disk that is away for a while is as whole as ever. */
+TEST(what_cannot_be_read_to_be_put_back_is_tried_again)
+{
+    round_config c = config(2, 2);
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    step((round_event){.type = ROUND_REDIS_GONE, .message = "closed"});
+    step((round_event){.type = ROUND_REDIS_BACK, .empty = true});
+    get(ROUND_PUT_BACK);
+    step(
+        (round_event){.type = ROUND_LOAD_FAILED, .function = -1, .code = ERR_IO, .message = "I/O"});
+    CHECK(!round_finished(m));
+    while (!find(ROUND_PUT_BACK)) {
+        now = round_deadline(m);
+        step((round_event){.type = ROUND_HEARTBEAT, .phase = "wait", .batches = (uint32_t)now});
+    }
+    step((round_event){.type = ROUND_LOADED});
+    CHECK_INT(get(ROUND_TRAIN)->function, 0);
+    round_close(m);
+}
+
 /* Published once more it may be what Redis dies of; what is merged says that it is not. */
 TEST(redis_that_dies_of_every_round_fails_the_job)
 {
