@@ -19,8 +19,8 @@ typedef struct publication {
     int incarnation; /* -1: nothing yet */
     int slot;        /* -1: in chunks */
     uint64_t samples, checksum;
-    const void **chunk; /* (chunks) NULL: nothing staged */
-    void **owner;
+    void **owner;       /* (chunks) NULL: nothing staged */
+    const void **chunk; /* (chunks) where the owners' bytes are; set as a merge begins */
     size_t chunks_here;
 } publication;
 

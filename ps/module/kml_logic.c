@@ -74,7 +74,7 @@ int logic_reserve_own(logic_job *j, int64_t version, err *e)
 
 static void publication_reset(logic_job *j, publication *p)
 {
-    for (size_t i = 0; p->chunk && i < logic_chunks(j->shape); i++)
+    for (size_t i = 0; p->owner && i < logic_chunks(j->shape); i++)
         if (p->owner[i])
             j->host->release(p->owner[i]);
     free(p->chunk);
@@ -265,7 +265,7 @@ static int entry_for(logic_job *j, int function, int incarnation, publication **
 
 static int stage_begin(const logic_job *j, publication *p, err *e)
 {
-    if (p->chunk)
+    if (p->owner)
         return 0;
     p->chunk = calloc(logic_chunks(j->shape), sizeof *p->chunk);
     p->owner = calloc(logic_chunks(j->shape), sizeof *p->owner);
@@ -293,7 +293,6 @@ static int write_chunk(logic_job *j, publication *p, size_t i, const logic_arg *
     else
         p->chunks_here++;
     p->owner[i] = bytes->owner;
-    p->chunk[i] = bytes->bytes;
     return 0;
 }
 

@@ -40,8 +40,11 @@ typedef struct logic_arg {
 typedef struct logic_host {
     void *(*alloc)(size_t bytes); /* NULL when memory is gone */
     void (*free)(void *p);
-    void (*retain)(void *owner); /* the argument's bytes stay until release */
+    void (*retain)(void *owner); /* the argument stays until release */
     void (*release)(void *owner);
+    /* Where a retained argument's bytes are: once its command is over they may have moved, and stay
+     * there from then on. */
+    const char *(*text)(void *owner);
     const char *segment_dir; /* where segments may be opened; NULL: /dev/shm */
     int threads;             /* of a merge; 0: what pays */
 } logic_host;

@@ -35,6 +35,8 @@ static int merge_input_set(logic_merge *m, merge_input *in, const void *flat[2],
                        (unsigned long long)in->samples);
     in->checksum = p->checksum;
     if (p->slot < 0) {
+        for (size_t i = 0; i < logic_chunks(j->shape); i++)
+            p->chunk[i] = j->host->text(p->owner[i]);
         in->chunk_bytes = LOGIC_CHUNK_BYTES;
         in->float_chunks = p->chunk;
         in->counter_chunks = p->chunk + logic_float_chunks(j->shape);

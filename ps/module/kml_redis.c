@@ -47,8 +47,16 @@ static void host_release(void *owner)
     RedisModule_FreeString(NULL, owner);
 }
 
-static logic_host host = {
-    .alloc = host_alloc, .free = host_free, .retain = host_retain, .release = host_release};
+static const char *host_text(void *owner)
+{
+    return RedisModule_StringPtrLen(owner, NULL);
+}
+
+static logic_host host = {.alloc = host_alloc,
+                          .free = host_free,
+                          .retain = host_retain,
+                          .release = host_release,
+                          .text = host_text};
 
 /* ---- replies -------------------------------------------------------------------------------- */
 

@@ -107,7 +107,7 @@ size_t logic_memory(const logic_job *j)
         if (j->own[i])
             bytes += block_bytes(j->shape) + BLOCK_ALIGN;
     for (int f = 0; f < LOGIC_FUNCTIONS_MAX; f++)
-        if (j->pub[f].chunk) /* about: the last chunk of each kind is shorter */
+        if (j->pub[f].owner) /* about: the last chunk of each kind is shorter */
             bytes += j->pub[f].chunks_here * LOGIC_CHUNK_BYTES;
     return bytes;
 }

@@ -29,10 +29,20 @@ static void fuzz_release(void *owner)
     fuzz_held--;
 }
 
+/* 100 floats and 2 counters: chunks of 400 and 16 bytes of zeros. */
+static const char chunk_of_zeros[400];
+
+static const char *fuzz_text(void *owner)
+{
+    (void)owner;
+    return chunk_of_zeros;
+}
+
 static const logic_host fuzz_host = {.alloc = fuzz_alloc,
                                      .free = free,
                                      .retain = fuzz_retain,
                                      .release = fuzz_release,
+                                     .text = fuzz_text,
                                      .segment_dir = "/nowhere",
                                      .threads = 1};
 
@@ -52,9 +62,6 @@ static void fuzz_bytes(void *user, const void *bytes, size_t len)
 {
     *(uint64_t *)user += XXH3_64bits(bytes, len);
 }
-
-/* 100 floats and 2 counters: chunks of 400 and 16 bytes of zeros. */
-static const char chunk_of_zeros[400];
 
 static int split_line(char *line, logic_arg *arg, int max)
 {
