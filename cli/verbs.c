@@ -12,7 +12,7 @@ const cli_verb cli_verbs[] = {
      cmd_down},
     {"status", "", "what runs here", NULL, cmd_status},
     {"dataset create", "NAME", "upload a data set",
-     "Files may be npy, npz, IDX (also .gz) or CIFAR-10 batches; the format is recognised by content.\n"
+     "Files may be npy, npz, IDX (also .gz) or CIFAR binary; the format is recognised by content.\n"
      "CIFAR-10's batches hold their labels: give --traindata several times and leave --trainlabels out.\n"
      "An npz with x_train, y_train, x_test and y_test is a whole data set: --traindata alone.\n\n"
      "  kubeml dataset create --name mnist --traindata train-images-idx3-ubyte.gz \\\n"

@@ -1,4 +1,4 @@
-/* array.h: what the array formats (npy, IDX, CIFAR-10) say about their numbers, and conversions.
+/* array.h: what the array formats (npy, IDX, CIFAR) say about their numbers, and conversions.
  *
  * Nothing here blocks or allocates. */
 #ifndef KUBEML_ARRAY_H

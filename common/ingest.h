@@ -2,7 +2,7 @@
  *
  * The HTTP handler feeds the parts as they come; nothing is kept in memory but a buffer. Bytes are
  * decompressed into a nameless spool file, recognised by their content (npy, npz, IDX, each also
- * .gz, CIFAR-10 binary; a pickle is refused with the lines that convert it) and their size is held
+ * .gz, CIFAR binary; a pickle is refused with the lines that convert it) and their size is held
  * against what their header says. ingest_end checks the samples, writes the chunks and publishes
  * with one last step; before it nobody sees anything, and a process that dies leaves nothing but an
  * orphan for store_sweep.
@@ -59,7 +59,7 @@ typedef struct ingest ingest;
  */
 int ingest_begin(store *s, const char *name, const ingest_options *options, ingest **out, err *e);
 /* A part begins: `field` is "x-train", "y-train", "x-test" or "y-test" (ERR_INVALID naming
- * another), `filename` (may be NULL) only shows in messages. A field comes once; CIFAR-10 batches
+ * another), `filename` (may be NULL) only shows in messages. A field comes once; CIFAR batches
  * may come as several x-train parts. */
 int ingest_part(ingest *i, const char *field, const char *filename, err *e);
 /* The part's next bytes. Parts may interleave. */

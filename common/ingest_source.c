@@ -56,15 +56,17 @@ static int array_source(spool *s, ingest_source *out, err *e)
 
 static void cifar_source(spool *s, bool labels, ingest_source *out)
 {
+    uint64_t label_bytes = spool_is_cifar_100(s) ? 2 : 1; /* the last one counts */
+    uint64_t record = label_bytes + CIFAR_IMAGE_BYTES;
     *out = (ingest_source){.fd = spool_fd(s),
                            .dtype = ARRAY_U8,
                            .planes = true,
                            .ndim = labels ? 0 : 3,
                            .shape = {3, 32, 32},
-                           .base = labels ? 0 : 1,
-                           .stride = CIFAR_RECORD_BYTES,
+                           .base = labels ? label_bytes - 1 : label_bytes,
+                           .stride = record,
                            .element_bytes = labels ? 1 : CIFAR_IMAGE_BYTES,
-                           .count = spool_bytes(s) / CIFAR_RECORD_BYTES};
+                           .count = spool_bytes(s) / record};
 }
 
 /* What people call the four arrays, the field's own name first; NULL-terminated. */

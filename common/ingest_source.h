@@ -30,7 +30,7 @@ typedef struct ingest_source {
 } ingest_source;
 
 /* Finds a field's array in the spools that came (NULL: none): in its own, or y in the x's where
- * that is CIFAR-10 binary or an npz with labels, or in the npz given as x-train. 1 found, 0 not
+ * that is CIFAR binary or an npz with labels, or in the npz given as x-train. 1 found, 0 not
  * there. `from` is the part that it came in, or that the error is about. What is taken out of an
  * npz stands in `extracted`, the caller's to spool_free, also after an error. */
 int ingest_find_source(spool *const spools[INGEST_FIELDS], ingest_field field, const char *dir,

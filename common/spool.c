@@ -24,7 +24,7 @@ enum {
     INFLATE_BYTES = 1 << 16,
     ROOM_BYTES = 4 << 20, /* without a length in a header: the disk must have so much more */
 };
-#define CIFAR_BYTES_MAX ((uint64_t)DATASET_SAMPLES_MAX * CIFAR_RECORD_BYTES)
+#define CIFAR_BYTES_MAX ((uint64_t)DATASET_SAMPLES_MAX * CIFAR_100_RECORD_BYTES)
 
 typedef enum packing { PACKING_UNKNOWN, PACKING_NONE, PACKING_GZIP } packing;
 
@@ -43,6 +43,7 @@ struct spool {
     bool inflating; /* `inflate` is set up */
     bool member_ended;
     spool_format format, expected;
+    unsigned cifar; /* which of CIFAR's two it may be */
     bool head_known;
     array_head head;
     buf start; /* what came before the format was known */
@@ -54,6 +55,7 @@ int spool_new(const char *dir, spool_quota *quota, spool **out, err *e)
     if (!s)
         return err_set(e, ERR_NOMEM, "no memory for an upload");
     s->fd = -1;
+    s->cifar = CIFAR_ANY;
     s->quota = quota;
     s->disk = quota->disk;
     buf_init(&s->start, NPY_HEADER_BYTES_MAX + INFLATE_BYTES);
@@ -109,17 +111,17 @@ static bool is_pickle(const uint8_t *p, size_t len)
                         (p[0] == '(' && (p[1] == 'd' || p[1] == 'l' || p[1] == 't')));
 }
 
-/* Lines that work as they are for CIFAR-10's own batches, whose samples are rows; short, so that
- * the field and its file have room in front. */
+/* Lines that work as they are for CIFAR's own batches, whose samples are rows; short, so that the
+ * field and its file have room in front. */
 static int refuse_pickle(err *e)
 {
     return err_set(e, ERR_UNSUPPORTED,
-                   "a pickle can run code; convert it:\n"
-                   "import pickle, numpy as np\n"
-                   "d = pickle.load(open(\"f\", \"rb\"), encoding=\"latin1\")\n"
+                   "a pickle; convert it:\n"
+                   "import numpy as np\n"
+                   "d = np.load(\"f\", None, True, encoding=\"latin1\")\n"
                    "x = np.array(d[\"data\"])\n"
                    "if x.shape[1:] == (3072,): x = x.reshape(-1, 3, 32, 32)\n"
-                   "np.savez(\"f.npz\", x=x, y=d[\"labels\"])");
+                   "np.savez(\"f.npz\", x=x, y=d.get(\"fine_labels\") or d[\"labels\"])");
 }
 
 static int refuse_other(const uint8_t *p, size_t len, err *e)
@@ -128,10 +130,10 @@ static int refuse_other(const uint8_t *p, size_t len, err *e)
         return refuse_pickle(e);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (len >= others[i].len && memcmp(p, others[i].bytes, others[i].len) == 0)
-            return err_set(e, ERR_UNSUPPORTED, "%s, none of npy, npz, IDX and CIFAR-10 binary; %s",
+            return err_set(e, ERR_UNSUPPORTED, "%s, none of npy, npz, IDX and CIFAR binary; %s",
                            others[i].name, others[i].help);
     return err_set(e, ERR_UNSUPPORTED,
-                   "neither npy, npz, IDX nor CIFAR-10 binary: it begins with %02x %02x %02x %02x",
+                   "neither npy, npz, IDX nor CIFAR binary: it begins with %02x %02x %02x %02x",
                    p[0], len > 1 ? p[1] : 0u, len > 2 ? p[2] : 0u, len > 3 ? p[3] : 0u);
 }
 
@@ -254,7 +256,7 @@ static int store_bytes(spool *s, const void *bytes, size_t len, err *e)
                        spool_format_name(s->format), (unsigned long long)s->head.data_bytes);
     if (s->format == SPOOL_CIFAR && s->bytes + len > CIFAR_BYTES_MAX)
         return err_set(e, ERR_LIMIT, "more than %d samples", DATASET_SAMPLES_MAX);
-    if (s->format == SPOOL_CIFAR && cifar_check(bytes, len, s->bytes, e) != 0)
+    if (s->format == SPOOL_CIFAR && cifar_check(&s->cifar, bytes, len, s->bytes, e) != 0)
         return -1;
     if (len > s->quota->bytes)
         return err_set(e, ERR_LIMIT, "the upload is over its limit of bytes");
@@ -370,7 +372,7 @@ int spool_end(spool *s, err *e)
             return -1;
         buf_free(&s->start);
     }
-    if (s->format == SPOOL_CIFAR && cifar_check_length(s->bytes, e) != 0)
+    if (s->format == SPOOL_CIFAR && cifar_check_length(&s->cifar, s->bytes, e) != 0)
         return -1;
     uint64_t want = s->head.data_offset + s->head.data_bytes;
     if (has_length(s) && s->bytes < want)
@@ -389,7 +391,7 @@ int spool_next(spool *s, err *e)
         return -1;
     if (s->format != SPOOL_CIFAR)
         return err_set(e, ERR_INVALID,
-                       "given twice (only CIFAR-10 batches may come as several files)");
+                       "given twice (only CIFAR batches may come as several files)");
     s->packing = PACKING_UNKNOWN;
     s->first_len = 0;
     return 0;
@@ -404,8 +406,13 @@ spool_format spool_get_format(const spool *s)
 
 const char *spool_format_name(spool_format format)
 {
-    static const char *const names[] = {"unknown", "npy", "IDX", "CIFAR-10", "npz"};
+    static const char *const names[] = {"unknown", "npy", "IDX", "CIFAR", "npz"};
     return names[format];
+}
+
+bool spool_is_cifar_100(const spool *s)
+{
+    return s->format == SPOOL_CIFAR && !(s->cifar & CIFAR_10);
 }
 
 const array_head *spool_head(const spool *s)

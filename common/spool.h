@@ -3,7 +3,7 @@
  * Nothing but a buffer is in memory. The format follows from the first bytes, and from its header
  * how long the file must be: one that is longer is refused where it exceeds that (which is what
  * bounds a gz bomb), one that is shorter at its end, with both numbers. A format without a length
- * (CIFAR-10, npz) is bounded by the samples of a split, the quota and the room on the disk. Errors:
+ * (CIFAR, npz) is bounded by the samples of a split, the quota and the room on the disk. Errors:
  * ERR_CORRUPT, ERR_UNSUPPORTED, ERR_LIMIT, ERR_IO; messages do not name the field, the caller does.
  * A spool belongs to one thread. */
 #ifndef KUBEML_SPOOL_H
@@ -44,11 +44,12 @@ void spool_expect(spool *s, spool_format format);
 int spool_feed(spool *s, const void *bytes, size_t len, err *e);
 /* The file is over: is it whole? May be called again after spool_next. */
 int spool_end(spool *s, err *e);
-/* Another file follows the first, which was CIFAR-10 binary and whole. */
+/* Another file follows the first, which was CIFAR binary and whole. */
 int spool_next(spool *s, err *e);
 
 spool_format spool_get_format(const spool *s);
 const char *spool_format_name(spool_format format);
+bool spool_is_cifar_100(const spool *s);      /* otherwise SPOOL_CIFAR is CIFAR-10 */
 const array_head *spool_head(const spool *s); /* of SPOOL_NPY and SPOOL_IDX */
 int spool_fd(const spool *s);
 uint64_t spool_bytes(const spool *s); /* decompressed */

@@ -74,7 +74,7 @@ static const char usage[] =
     "their options: --model resnet34,flip=on,crop=4\n\n"
     "data   --dataset NAME        of the local platform (kubeml dataset create)\n"
     "       --traindata F --trainlabels F --testdata F --testlabels F\n"
-    "                             npy, npz, IDX (also .gz) or CIFAR-10 binary; again and again\n"
+    "                             npy, npz, IDX (also .gz) or CIFAR binary; again and again\n"
     "                             for files one after the other, as CIFAR-10's five batches\n"
     "       --regression          the labels are numbers, not classes\n"
     "train  -e, --epochs N        %d\n"

@@ -241,21 +241,24 @@ def the_same_when_nothing_is_said(p):
 
 @case()
 def the_lines_that_convert_a_pickle_do(p):
-    """As they are printed, for CIFAR-10's own batches, whose rows become images, and for images that are some."""
+    """As they are printed, for CIFAR's own batches, whose rows become images, and for images that are some."""
     s = shell(p)
     random = np.random.default_rng(1)
-    for name, x in (("data_batch_1", random.integers(0, 255, (20, 3072), dtype=np.uint8)),
-                    ("other.pkl", random.integers(0, 255, (20, 28, 28), dtype=np.uint8))):
-        batch = pickle.dumps({"data": x, "labels": [i % 10 for i in range(20)]}, protocol=2)
+    classes = [i % 10 for i in range(20)]
+    for name, x, labels in (("data_batch_1", random.integers(0, 255, (20, 3072), dtype=np.uint8), {"labels": classes}),
+                            ("cifar-100", random.integers(0, 255, (20, 3072), dtype=np.uint8),
+                             {"coarse_labels": [0] * 20, "fine_labels": classes}),
+                            ("other.pkl", random.integers(0, 255, (20, 28, 28), dtype=np.uint8), {"labels": np.array(classes)})):
+        batch = pickle.dumps({"data": x, **labels}, protocol=2)
         s.write(name, batch)
         s.write("f", batch)
         dataset = name.replace("_", "-")
         said = s.run("dataset", "create", "--name", dataset, "--traindata", name, "--trainlabels", name, "--testdata", name,
                      "--testlabels", name, status=1)[1]
         assert f"x-train ({name}): a pickle" in said, said
-        subprocess.run([sys.executable, "-c", said[said.index("import pickle"):]], cwd=s.folder, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", said[said.index("import numpy"):]], cwd=s.folder, check=True, timeout=60)
         with np.load(s.folder / "f.npz") as made:
-            assert (made["x"].reshape(x.shape) == x).all() and list(made["y"]) == [i % 10 for i in range(20)]
+            assert (made["x"].reshape(x.shape) == x).all() and list(made["y"]) == classes
         s.out("dataset", "create", "--name", dataset, "--traindata", "f.npz", "--trainlabels", "f.npz", "--testdata", "f.npz",
               "--testlabels", "f.npz")
         shape = s.json("dataset", "get", dataset)["shape"]

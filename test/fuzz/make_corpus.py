@@ -46,6 +46,7 @@ def main():
     y = npy("<i8", (4,), struct.pack("<4q", 0, 1, 2, 1))
     floats = npy("<f4", (4, 3), struct.pack("<12f", *range(12)))
     cifar = b"".join(bytes([label]) + bytes(3072) for label in (3, 9))
+    cifar_100 = b"".join(bytes([label, 99]) + bytes(3072) for label in (19, 4))
     info = {"version": 1, "name": "d", "digest": "0" * 64, "upload": "1" * 16, "train_set_size": 2,
             "test_set_size": 1, "train_chunks": 1, "test_chunks": 1, "chunk_samples": 2, "seed": 0,
             "dtype": "uint8", "shape": [1, 2, 2], "classes": 3, "targets": 0, "bytes": 12,
@@ -59,6 +60,7 @@ def main():
                 "scalar": npy("<f4", (), bytes(4))},
         "idx": {"u1": idx(8, (2, 2, 2), bytes(8)), "f8": idx(14, (1,), bytes(8)), "labels": idx(8, (3,), b"\0\1\2")},
         "spool": {"npy": x, "idx": idx(8, (2, 2), b"abcd"), "gz": gzip.compress(x, mtime=0), "cifar": cifar[:6146],
+                  "cifar-100": cifar_100,
                   "npz": npz(zipfile.ZIP_STORED, x=x, y=y), "npz-deflated": npz(zipfile.ZIP_DEFLATED, x=x, y=y),
                   "pickle": b"\x80\x04\x95\0\0", "png": b"\x89PNG\r\n\x1a\n",
                   "two-gz": gzip.compress(x[:50], mtime=0) + gzip.compress(x[50:], mtime=0)},

@@ -90,16 +90,30 @@ bytes make_idx(array_dtype dtype, const uint64_t *shape, const void *data)
     return b;
 }
 
-bytes make_cifar(size_t n, const uint8_t *labels, const uint8_t *images)
+/* Records of `label_bytes` labels, of which the last counts, and an image. */
+static bytes make_records(size_t label_bytes, size_t n, const uint8_t *labels,
+                          const uint8_t *images)
 {
-    bytes b = {malloc(n * CIFAR_RECORD_BYTES + 1), n * CIFAR_RECORD_BYTES};
+    size_t record = label_bytes + CIFAR_IMAGE_BYTES;
+    bytes b = {malloc(n * record + 1), n * record};
     CHECK(b.at);
     for (size_t i = 0; i < n; i++) {
-        b.at[i * CIFAR_RECORD_BYTES] = labels[i];
-        memcpy(b.at + i * CIFAR_RECORD_BYTES + 1, images + i * CIFAR_IMAGE_BYTES,
-               CIFAR_IMAGE_BYTES);
+        uint8_t *at = b.at + i * record;
+        *at = labels[i] % 20;
+        at[label_bytes - 1] = labels[i];
+        memcpy(at + label_bytes, images + i * CIFAR_IMAGE_BYTES, CIFAR_IMAGE_BYTES);
     }
     return b;
+}
+
+bytes make_cifar(size_t n, const uint8_t *labels, const uint8_t *images)
+{
+    return make_records(1, n, labels, images);
+}
+
+bytes make_cifar_100(size_t n, const uint8_t *labels, const uint8_t *images)
+{
+    return make_records(2, n, labels, images);
 }
 
 bytes make_gz(bytes of)

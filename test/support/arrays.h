@@ -24,6 +24,7 @@ bytes make_npy(array_dtype dtype, const uint64_t *shape, const void *data);
 bytes make_npy_raw(const char *dict, const void *data, size_t len);
 bytes make_idx(array_dtype dtype, const uint64_t *shape, const void *data);
 bytes make_cifar(size_t n, const uint8_t *labels, const uint8_t *images);
+bytes make_cifar_100(size_t n, const uint8_t *labels, const uint8_t *images); /* fine ones */
 bytes make_gz(bytes of);
 /* `names` and `arrays` (npy files) of `count` members. */
 bytes make_npz(const char *const *names, const bytes *arrays, size_t count, bool deflate);
