@@ -23,7 +23,7 @@ enum {
     BATCH_BYTES = 256 << 10, /* a request: small, so that the first chunks come soon */
     BATCH_CHUNKS = 256,
     ALIGNMENT = 64,
-    VALUE_OFFSET = 48, /* within ALIGNMENT: the samples in a chunk are aligned then */
+    VALUE_OFFSET = 16, /* within ALIGNMENT, as in LMDB: then the samples are aligned */
     SLOW_MS = 5000,    /* without an answer for so long the store is taken to be away */
 };
 
