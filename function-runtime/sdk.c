@@ -320,9 +320,20 @@ int kml_gradients(kml_step *s)
     return 0;
 }
 
+/* Those of the batch before would lie there, or of none in a function that replaces another: the
+ * job would end with other weights where one was killed. */
+static int need_gradients(kml_step *s)
+{
+    if (s->failed || s->computed)
+        return s->failed ? -1 : 0;
+    err_set(s->e, ERR_INVALID,
+            "kml_gradients(s) comes first: there are no gradients of this batch yet");
+    return step_failed(s);
+}
+
 int kml_update(kml_step *s, double lr)
 {
-    return s->failed || engine_update(s->m, lr, s->e) ? step_failed(s) : 0;
+    return need_gradients(s) || engine_update(s->m, lr, s->e) ? step_failed(s) : 0;
 }
 
 double kml_batch_loss(const kml_step *s)
@@ -348,7 +359,7 @@ int kml_batch_size(const kml_step *s)
 float *kml_gradient_values(kml_step *s, size_t *count)
 {
     *count = 0;
-    float *grads = s->failed ? NULL : engine_grads(s->m, count, s->e);
+    float *grads = need_gradients(s) ? NULL : engine_grads(s->m, count, s->e);
     if (!grads)
         step_failed(s);
     return grads;

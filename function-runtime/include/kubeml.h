@@ -289,7 +289,8 @@ typedef struct kml_transform {
 typedef int (*kml_step_function)(kml_step *s);
 
 /* Forward and backward over the batch: afterwards kml_batch_loss and kml_gradient_values are new.
- * 0, or -1 when the batch cannot be computed. */
+ * It comes first: an update, or a look at the gradients, before it ends the job. 0, or -1 when the
+ * batch cannot be computed. */
 KML_API int kml_gradients(kml_step *s);
 /* One update of the optimizer with the gradients as they are now. */
 KML_API int kml_update(kml_step *s, double lr);

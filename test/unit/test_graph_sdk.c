@@ -140,6 +140,15 @@ static int silent_step(kml_step *s)
     (void)s;
     return 7;
 }
+static int late_step(kml_step *s) /* would update with the last batch's */
+{
+    return kml_update(s, kml_learning_rate(s)) || kml_gradients(s) ? -1 : 0;
+}
+static int clipping_too_soon_step(kml_step *s)
+{
+    seen_norm = kml_clip_gradient_norm(s, 1e-3);
+    return kml_gradients(s) || kml_update(s, kml_learning_rate(s)) ? -1 : 0;
+}
 
 static double norm_of_parameters(engine *m)
 {
@@ -201,6 +210,13 @@ TEST(a_step_of_ones_own)
     CHECK_ERR(sdk_step(&f, m, &batch.b, 1, &r, &e), e, ERR_INVALID, "in epoch 3 is no good");
     f.step = silent_step;
     CHECK_ERR(sdk_step(&f, m, &batch.b, 1, &r, &e), e, ERR_INVALID, "gave up (7)");
+    f.step = late_step;
+    first = engine_floats(m, &e)[0];
+    CHECK_ERR(sdk_step(&f, m, &batch.b, 1, &r, &e), e, ERR_INVALID, "kml_gradients(s) comes first");
+    CHECK(engine_floats(m, &e)[0] == first);
+    f.step = clipping_too_soon_step;
+    CHECK_ERR(sdk_step(&f, m, &batch.b, 1, &r, &e), e, ERR_INVALID, "kml_gradients(s) comes first");
+    CHECK(isnan(seen_norm));
     batch.labels[2] = 99;
     f.step = clipping_step;
     CHECK_ERR(sdk_step(&f, m, &batch.b, 1, &r, &e), e, ERR_INVALID, "label 99");
