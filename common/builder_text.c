@@ -114,6 +114,8 @@ static bool read_diagnostic(const char *line, builder_diagnostic *d)
     }
     if (!severity && starts(p, "multiple definition"))
         strcpy(d->severity, "error"), severity = true;
+    if (starts(p, "excess elements in ")) /* they are dropped, and gcc has no flag for it */
+        strcpy(d->severity, "error");
     copy(d->message, sizeof d->message, p, strlen(p));
     return severity && (d->file[0] || strcmp(d->severity, "error") == 0);
 }

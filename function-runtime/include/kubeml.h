@@ -51,6 +51,15 @@
 #define KUBEML_ABI 2
 #define KML_API    __attribute__((visibility("default")))
 
+/* kml_sgd(0.9) would be a weight decay of 0.9: what has no name is a mistake, at its line. Only gcc
+ * knows how. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic error "-Wdesignated-init"
+#define KML_NAMED __attribute__((designated_init))
+#else
+#define KML_NAMED
+#endif
+
 enum { KML_CHANNELS_MAX = 16, KML_MILESTONES_MAX = 16 };
 
 typedef struct kml_graph kml_graph;
@@ -182,7 +191,7 @@ KML_API kml_tensor kml_zoo(kml_graph *g, kml_tensor x, const char *name, int out
 typedef enum kml_optimizer_kind { KML_SGD, KML_ADAM, KML_ADAMW } kml_optimizer_kind;
 
 /* torch.optim's formulas. 0 means the default. */
-typedef struct kml_optimizer {
+typedef struct KML_NAMED kml_optimizer {
     kml_optimizer_kind kind;    /* SGD */
     double weight_decay;        /* 0; AdamW: 0.01 */
     double momentum, dampening; /* SGD: 0, 0 */
@@ -221,7 +230,7 @@ typedef enum kml_schedule_kind {
 } kml_schedule_kind;
 
 /* torch.optim.lr_scheduler's formulas; `lr` is the job's learning rate; epochs count from 0. */
-typedef struct kml_schedule {
+typedef struct KML_NAMED kml_schedule {
     kml_schedule_kind kind;
     int every;                  /* step: epochs; must be given */
     int at[KML_MILESTONES_MAX]; /* milestones: ascending epochs from 1; one must be given */
@@ -262,7 +271,7 @@ typedef struct kml_schedule {
 
 /* uint8 images become x / 255 first. Flips and crops are for training alone and depend on (job's
  * seed, epoch, sample) alone. */
-typedef struct kml_transform {
+typedef struct KML_NAMED kml_transform {
     bool flip; /* left and right swapped, with probability 1/2 */
     /* pads by so many zeros and cuts the size out again at a random place; at most 64, and less
      * than both sides of an image */

@@ -383,5 +383,27 @@ def its_lines_and_its_words():
     assert "NaNLoss" in said, said
 
 
+MODEL = """#include <kubeml.h>
+static kml_tensor model(kml_graph *g, kml_tensor x) { return kml_linear(g, kml_flatten(g, x), 10); }
+KUBEML_FUNCTION(.model = model, %s);
+"""
+
+
+@case(platform=False)
+def a_value_without_its_name_is_a_mistake_at_its_line():
+    """It would be the next one of the struct: kml_sgd(0.9) a weight decay of 0.9."""
+    folder, data = files()
+    code = folder / "unnamed.c"
+    for settings, part in ((".optimizer = kml_sgd(\n0.9)", "positional initialization"),
+                           (".optimizer = kml_adam(.beta1 = 0.8,\n0.9)", "positional initialization"),
+                           (".schedule = kml_milestones(\n1, 3)", "positional initialization"),
+                           (".transform = kml_transform(.flip = true,\n4)", "positional initialization"),
+                           (".schedule = kml_milestones(.at = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16,\n17})",
+                            "excess elements in array initializer")):
+        code.write_text(MODEL % settings)
+        said = run(code, *data, status=1)[1]
+        assert f"kubeml run: unnamed.c:4:1: error: {part}" in said, said
+
+
 if __name__ == "__main__":
     harness.main(globals())

@@ -210,6 +210,14 @@ TEST(a_warning_is_told_and_does_not_fail)
     builder_result_free(&r);
 }
 
+/* The compiler would drop it with a warning. */
+TEST(a_value_too_many_is_an_error)
+{
+    refuse("#include <kubeml.h>\nstatic const int at[2] = {1, 2,\n    3};\n"
+           "static int model(int x) { return at[x]; }\nKUBEML_FUNCTION(model);\n",
+           ERR_INVALID, "lenet.c:3:5: error: excess elements in array initializer");
+}
+
 TEST(a_missing_kubeml_function_is_explained)
 {
     refuse("int model(int x) { return x; }\n", ERR_INVALID, "add KUBEML_FUNCTION(");
