@@ -199,7 +199,7 @@ static optim optim_of(const kml_optimizer *o)
     to.dampening = o->dampening;
     to.nesterov = o->nesterov;
     if (o->weight_decay != 0)
-        to.weight_decay = o->weight_decay;
+        to.weight_decay = o->kind == KML_ADAMW && o->weight_decay < 0 ? 0 : o->weight_decay;
     if (o->beta1 != 0)
         to.beta1 = o->beta1;
     if (o->beta2 != 0)
@@ -238,8 +238,67 @@ schedule sdk_schedule(const kml_function *f, int epochs)
     return to;
 }
 
+/* What a kind does not have would be passed over. `kinds` has a bit for each that has it. */
+typedef struct option {
+    const char *name;
+    bool given;
+    unsigned kinds;
+} option;
+
+static int check_given(const char *kind, unsigned bit, const option *options, size_t count, err *e)
+{
+    for (size_t i = 0; i < count; i++)
+        if (options[i].given && !(options[i].kinds & bit))
+            return err_set(e, ERR_INVALID, "%s has no .%s", kind, options[i].name);
+    return 0;
+}
+
+static int check_optimizer(const kml_optimizer *o, err *e)
+{
+    static const char *const names[] = {
+        [KML_SGD] = "kml_sgd", [KML_ADAM] = "kml_adam", [KML_ADAMW] = "kml_adamw"};
+    const unsigned sgd = 1u << KML_SGD, adam = 1u << KML_ADAM | 1u << KML_ADAMW;
+    const option options[] = {
+        {"momentum", o->momentum != 0, sgd}, {"dampening", o->dampening != 0, sgd},
+        {"nesterov", o->nesterov, sgd},      {"beta1", o->beta1 != 0, adam},
+        {"beta2", o->beta2 != 0, adam},      {"eps", o->eps != 0, adam}};
+    if ((unsigned)o->kind > KML_ADAMW)
+        return err_set(e, ERR_INVALID, "optimizer %d does not exist", (int)o->kind);
+    return check_given(names[o->kind], 1u << o->kind, options, sizeof options / sizeof *options, e);
+}
+
+static int check_schedule(const kml_schedule *s, err *e)
+{
+    static const char *const names[] = {[KML_CONSTANT] = "kml_constant",
+                                        [KML_STEP] = "kml_step_lr",
+                                        [KML_MILESTONES] = "kml_milestones",
+                                        [KML_COSINE] = "kml_cosine",
+                                        [KML_PLATEAU] = "kml_plateau"};
+    const unsigned step = 1u << KML_STEP, milestones = 1u << KML_MILESTONES,
+                   cosine = 1u << KML_COSINE, plateau = 1u << KML_PLATEAU;
+    bool at = false;
+    for (int i = 0; i < KML_MILESTONES_MAX; i++)
+        at |= s->at[i] != 0;
+    const option options[] = {{"every", s->every != 0, step},
+                              {"at", at, milestones},
+                              {"gamma", s->gamma != 0, step | milestones | plateau},
+                              {"epochs", s->epochs != 0, cosine},
+                              {"per_step", s->per_step, cosine},
+                              {"min_lr", s->min_lr != 0, cosine | plateau},
+                              {"patience", s->patience != 0, plateau},
+                              {"cooldown", s->cooldown != 0, plateau},
+                              {"threshold", s->threshold != 0, plateau}};
+    if ((unsigned)s->kind > KML_PLATEAU)
+        return err_set(e, ERR_INVALID, "schedule %d does not exist", (int)s->kind);
+    return check_given(names[s->kind], 1u << s->kind, options, sizeof options / sizeof *options, e);
+}
+
 static int check_transform(const kml_transform *t, err *e)
 {
+    if (t->standardise && t->std[0] > 0)
+        return err_set(e, ERR_INVALID,
+                       "transform: .standardise and .std exclude each other: the dataset's own "
+                       "deviations, or these");
     if (t->crop < 0)
         return err_set(e, ERR_INVALID, "transform: a crop of %d is not possible", t->crop);
     for (int i = 0; i < KML_CHANNELS_MAX; i++) {
@@ -262,12 +321,10 @@ int sdk_check(const kml_function *f, err *e)
             f->abi, f->size, KUBEML_ABI, sizeof *f);
     if (!f->model)
         return err_set(e, ERR_INVALID, "KUBEML_FUNCTION has no .model");
-    if ((unsigned)f->optimizer.kind > KML_ADAMW)
-        return err_set(e, ERR_INVALID, "optimizer %d does not exist", (int)f->optimizer.kind);
+    if (check_optimizer(&f->optimizer, e) != 0 || check_schedule(&f->schedule, e) != 0)
+        return -1;
     if ((unsigned)f->loss > KML_MSE)
         return err_set(e, ERR_INVALID, "loss %d does not exist", (int)f->loss);
-    if ((unsigned)f->schedule.kind > KML_PLATEAU)
-        return err_set(e, ERR_INVALID, "schedule %d does not exist", (int)f->schedule.kind);
     if (!(f->lr >= 0 && isfinite(f->lr)))
         return err_set(e, ERR_INVALID, "learning rate %g is negative or not finite", f->lr);
     optim o = optim_of(&f->optimizer);

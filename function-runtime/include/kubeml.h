@@ -190,10 +190,10 @@ KML_API kml_tensor kml_zoo(kml_graph *g, kml_tensor x, const char *name, int out
 
 typedef enum kml_optimizer_kind { KML_SGD, KML_ADAM, KML_ADAMW } kml_optimizer_kind;
 
-/* torch.optim's formulas. 0 means the default. */
+/* torch.optim's formulas. 0 means the default. What is given must be the kind's. */
 typedef struct KML_NAMED kml_optimizer {
     kml_optimizer_kind kind;    /* SGD */
-    double weight_decay;        /* 0; AdamW: 0.01 */
+    double weight_decay;        /* 0; AdamW: 0.01, -1 none */
     double momentum, dampening; /* SGD: 0, 0 */
     bool nesterov;              /* SGD */
     double beta1, beta2, eps;   /* Adam, AdamW: 0.9, 0.999, 1e-8 */
@@ -229,7 +229,8 @@ typedef enum kml_schedule_kind {
     KML_PLATEAU,
 } kml_schedule_kind;
 
-/* torch.optim.lr_scheduler's formulas; `lr` is the job's learning rate; epochs count from 0. */
+/* torch.optim.lr_scheduler's formulas; `lr` is the job's learning rate; epochs count from 0. What
+ * is given must be the kind's. */
 typedef struct KML_NAMED kml_schedule {
     kml_schedule_kind kind;
     int every;                  /* step: epochs; must be given */
@@ -281,7 +282,8 @@ typedef struct KML_NAMED kml_transform {
     /* (x - min) / (max - min), from 0 to 1 over the dataset's training samples, each channel by
      * itself; not beside standardise or mean and std */
     bool min_max;
-    float mean[KML_CHANNELS_MAX], std[KML_CHANNELS_MAX]; /* or with these: one number a channel */
+    /* instead of standardise, with these: one number a channel */
+    float mean[KML_CHANNELS_MAX], std[KML_CHANNELS_MAX];
 } kml_transform;
 
 #define kml_transform(...)                                                                         \

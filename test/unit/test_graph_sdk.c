@@ -358,6 +358,94 @@ TEST(wrong_functions_are_refused)
     CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, "-1 is not possible");
 }
 
+static void refuse_optimizer(kml_optimizer o, const char *says)
+{
+    kml_function f = lenet_function;
+    err e = ERR_INIT;
+    f.optimizer = o;
+    CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, says);
+}
+
+static void refuse_schedule(kml_schedule s, const char *says)
+{
+    kml_function f = lenet_function;
+    err e = ERR_INIT;
+    f.schedule = s;
+    CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, says);
+}
+
+TEST(options_of_another_kind_are_refused)
+{
+    refuse_optimizer((kml_optimizer)kml_adam(.momentum = 0.9), "kml_adam has no .momentum");
+    refuse_optimizer((kml_optimizer)kml_adam(.dampening = 0.1), "kml_adam has no .dampening");
+    refuse_optimizer((kml_optimizer)kml_adamw(.nesterov = true), "kml_adamw has no .nesterov");
+    refuse_optimizer((kml_optimizer)kml_sgd(.beta1 = 0.9), "kml_sgd has no .beta1");
+    refuse_optimizer((kml_optimizer)kml_sgd(.beta2 = 0.9), "kml_sgd has no .beta2");
+    refuse_optimizer((kml_optimizer)kml_sgd(.eps = 1e-8), "kml_sgd has no .eps");
+    refuse_schedule((kml_schedule)kml_cosine(.every = 3), "kml_cosine has no .every");
+    refuse_schedule((kml_schedule)kml_constant(.gamma = 0.1), "kml_constant has no .gamma");
+    refuse_schedule((kml_schedule)kml_step_lr(.every = 1, .at = {0, 2}), "kml_step_lr has no .at");
+    refuse_schedule((kml_schedule)kml_milestones(.at = {1}, .epochs = 4),
+                    "kml_milestones has no .epochs");
+    refuse_schedule((kml_schedule)kml_plateau(.per_step = true), "kml_plateau has no .per_step");
+    refuse_schedule((kml_schedule)kml_step_lr(.every = 1, .min_lr = 1e-3),
+                    "kml_step_lr has no .min_lr");
+    refuse_schedule((kml_schedule)kml_cosine(.patience = -1), "kml_cosine has no .patience");
+    refuse_schedule((kml_schedule)kml_cosine(.cooldown = 1), "kml_cosine has no .cooldown");
+    refuse_schedule((kml_schedule)kml_cosine(.threshold = 0.1), "kml_cosine has no .threshold");
+    kml_function f = lenet_function; /* has .mean and .std */
+    err e = ERR_INIT;
+    f.transform.standardise = true;
+    CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, ".standardise and .std exclude each other");
+}
+
+TEST(every_kind_takes_its_own_options)
+{
+    static const kml_optimizer optimizers[] = {
+        kml_sgd(.weight_decay = 0.1, .momentum = 0.9, .dampening = 0.1),
+        kml_sgd(.momentum = 0.9, .nesterov = true),
+        kml_adam(.weight_decay = 0.1, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-6),
+        kml_adamw(.weight_decay = 0.1, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-6),
+    };
+    static const kml_schedule schedules[] = {
+        kml_constant(.warmup_epochs = 1),
+        kml_step_lr(.every = 2, .gamma = 0.5, .warmup_epochs = 1),
+        kml_milestones(.at = {1, 3}, .gamma = 0.5, .warmup_epochs = 1),
+        kml_cosine(.epochs = 3, .per_step = true, .min_lr = 1e-4, .warmup_epochs = 1),
+        kml_plateau(.gamma = 0.5, .min_lr = 1e-4, .patience = 1, .cooldown = 1, .threshold = 0.1,
+                    .warmup_epochs = 1),
+    };
+    err e = ERR_INIT;
+    kml_function f = lenet_function;
+    for (size_t i = 0; i < sizeof optimizers / sizeof *optimizers; i++) {
+        f.optimizer = optimizers[i];
+        CHECK_OK(sdk_check(&f, &e), e);
+    }
+    for (size_t i = 0; i < sizeof schedules / sizeof *schedules; i++) {
+        f.schedule = schedules[i];
+        CHECK_OK(sdk_check(&f, &e), e);
+    }
+}
+
+static double decay_of(kml_optimizer o)
+{
+    kml_function f = lenet_function;
+    err e = ERR_INIT;
+    engine_config c = {0};
+    f.optimizer = o;
+    CHECK_OK(sdk_check(&f, &e), e);
+    sdk_config(&f, &c);
+    return c.optim.weight_decay;
+}
+
+TEST(adamw_can_be_without_weight_decay)
+{
+    CHECK_NEAR(decay_of((kml_optimizer)kml_adamw()), 0.01, 0);
+    CHECK_NEAR(decay_of((kml_optimizer)kml_adamw(.weight_decay = -1)), 0, 0);
+    refuse_optimizer((kml_optimizer)kml_adam(.weight_decay = -1), "weight decay -1 is negative");
+    refuse_optimizer((kml_optimizer)kml_sgd(.weight_decay = -1), "weight decay -1 is negative");
+}
+
 TEST(schedules_take_the_jobs_length)
 {
     err e = ERR_INIT;
