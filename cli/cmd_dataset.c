@@ -99,6 +99,17 @@ static int fail_upload(const upload *u, const http_reply *reply, const err *e)
     return CLI_FAILED;
 }
 
+/* What the platform makes of the samples, where that may not be what was meant. */
+static void tell_note(const http_reply *reply)
+{
+    json_t *answer =
+        json_loadb(reply->body.bytes ? reply->body.bytes : "", reply->body.len, 0, NULL);
+    const char *note = json_string_value(json_object_get(answer, "note"));
+    if (note)
+        fprintf(stderr, "note: %s\n", note);
+    json_decref(answer);
+}
+
 int cmd_dataset_create(cli *c, int argc, char **argv)
 {
     const char *name = NULL, *layout = NULL;
@@ -141,10 +152,13 @@ int cmd_dataset_create(cli *c, int argc, char **argv)
     snprintf(query, sizeof query, "%s", query_of(regression, layout, seed, seed_seen));
     int status = cli_call_raw(c, &call, cli_path("/dataset/", name, query), &reply, &e);
     progress_end(&u.bar);
-    http_reply_free(&reply);
-    if (status)
+    if (status) {
+        http_reply_free(&reply);
         return fail_upload(&u, &reply, &e);
+    }
     printf("dataset %s created\n", name);
+    tell_note(&reply);
+    http_reply_free(&reply);
     return CLI_OK;
 }
 

@@ -249,6 +249,29 @@ static int check_shapes(ingest *i, err *e)
     return 0;
 }
 
+int ingest_layout_parse(const char *name, ingest_layout *out, err *e)
+{
+    static const char *const names[] = {"auto", "chw", "hwc"};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(name, names[i]) == 0) {
+            *out = (ingest_layout)i;
+            return 0;
+        }
+    return err_set(e, ERR_INVALID, "layout must be auto, chw or hwc");
+}
+
+bool ingest_note(const dataset_info *info, ingest_layout layout, char out[INGEST_NOTE_BYTES])
+{
+    if (layout != INGEST_LAYOUT_AUTO || info->dtype != DATASET_F32 || info->height == 1 ||
+        ingest_is_channels(info->channels) || !ingest_is_channels(info->width))
+        return false;
+    snprintf(out, INGEST_NOTE_BYTES,
+             "the samples are taken as %u channels of %ux%u; if they are images of %ux%u with the "
+             "channels last: layout hwc",
+             info->channels, info->height, info->width, info->channels, info->height);
+    return true;
+}
+
 /* How many numbers a sample y has: 1 for classes. */
 static int check_target_shape(ingest *i, int split, err *e)
 {

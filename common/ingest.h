@@ -40,6 +40,9 @@ typedef enum ingest_layout {
     INGEST_LAYOUT_HWC
 } ingest_layout;
 
+/* By its name. ERR_INVALID. */
+int ingest_layout_parse(const char *name, ingest_layout *out, err *e);
+
 typedef struct ingest_options {
     uint64_t seed;          /* of the order of the training samples; 0 is a seed like any other */
     uint32_t chunk_samples; /* 0: DATASET_CHUNK_SAMPLES */
@@ -52,6 +55,12 @@ typedef struct ingest_options {
 } ingest_options;
 
 #define INGEST_BYTES_MAX ((uint64_t)256 << 30)
+
+enum { INGEST_NOTE_BYTES = 160 };
+
+/* Whether AUTO took floats for (N, C, H, W) that look like (N, H, W, C), which trains as well and
+ * learns less; `out` says so. */
+bool ingest_note(const dataset_info *info, ingest_layout layout, char out[INGEST_NOTE_BYTES]);
 
 typedef struct ingest ingest;
 

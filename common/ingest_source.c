@@ -168,7 +168,7 @@ int ingest_find_source(spool *const spools[INGEST_FIELDS], ingest_field field, c
 
 /* ---- shapes -------------------------------------------------------------------------------- */
 
-static bool is_channels(uint64_t n)
+bool ingest_is_channels(uint64_t n)
 {
     return n == 1 || n == 3 || n == 4;
 }
@@ -191,7 +191,7 @@ int ingest_shape_of(const ingest_source *x, ingest_layout layout, ingest_shape *
     case 3:
         last = !x->planes && (layout == INGEST_LAYOUT_HWC ||
                               (layout == INGEST_LAYOUT_AUTO && x->dtype == ARRAY_U8 &&
-                               is_channels(d[2]) && !is_channels(d[0])));
+                               ingest_is_channels(d[2]) && !ingest_is_channels(d[0])));
         c = d[last ? 2 : 0];
         h = d[last ? 0 : 1];
         w = d[last ? 1 : 2];

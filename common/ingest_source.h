@@ -43,6 +43,7 @@ typedef struct ingest_shape {
     bool channels_last; /* in the file; one channel lies the same either way */
 } ingest_shape;
 
+bool ingest_is_channels(uint64_t n); /* whether an image has as many: 1, 3 or 4 */
 int ingest_shape_of(const ingest_source *x, ingest_layout layout, ingest_shape *out, err *e);
 
 /* Reads elements [first, first + n) as they are in the file into `raw`. */

@@ -140,24 +140,19 @@ static int parse_options(controller *c, http_request *r, ingest_options *out, er
             out->seed > (uint64_t)1 << 53)
             return err_set(e, ERR_INVALID, "seed must be a whole number from 0 to 2^53");
     }
-    if (layout) {
-        static const char *const names[] = {"auto", "chw", "hwc"};
-        size_t i = 0;
-        while (i < 3 && strcmp(layout, names[i]) != 0)
-            i++;
-        if (i == 3)
-            return err_set(e, ERR_INVALID, "layout must be auto, chw or hwc");
-        out->layout = (ingest_layout)i;
-    }
+    if (layout && ingest_layout_parse(layout, &out->layout, e))
+        return -1;
     if (regression && strcmp(regression, "true") != 0 && strcmp(regression, "false") != 0)
         return err_set(e, ERR_INVALID, "regression must be true or false");
     out->regression = regression && strcmp(regression, "true") == 0;
     return 0;
 }
 
-static int upload(controller *c, http_request *r, err *e)
+/* `note` is "" where there is nothing to say. */
+static int upload(controller *c, http_request *r, char note[INGEST_NOTE_BYTES], err *e)
 {
     ingest_options options;
+    dataset_info info;
     ingest *to = NULL;
     if (name_check("dataset", http_param(r, "name"), e) || parse_options(c, r, &options, e) ||
         ingest_begin(c->store, http_param(r, "name"), &options, &to, e))
@@ -166,19 +161,27 @@ static int upload(controller *c, http_request *r, err *e)
         ingest_abort(to);
         return -1;
     }
-    return ingest_end(to, NULL, e);
+    if (ingest_end(to, &info, e))
+        return -1;
+    if (!ingest_note(&info, options.layout, note))
+        note[0] = '\0';
+    dataset_info_free(&info);
+    return 0;
 }
 
 void rest_dataset_create(http_request *r, void *context)
 {
     err e = ERR_INIT;
-    if (upload(context, r, &e)) {
+    char note[INGEST_NOTE_BYTES];
+    if (upload(context, r, note, &e)) {
         http_answer_error(r, &e);
         return;
     }
     json_t *out = json_object();
     json_object_set_new(out, "result",
                         json_sprintf("dataset %s created", http_param(r, "name")));
+    if (note[0])
+        json_object_set_new(out, "note", json_string(note));
     answer_or_no_memory(r, out);
 }
 

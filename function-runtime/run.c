@@ -54,6 +54,8 @@ typedef struct options {
     double lr, goal;
     uint64_t seed;
     bool json, regression;
+    const char *layout_name; /* as given, or NULL */
+    ingest_layout layout;
 } options;
 
 typedef struct session {
@@ -77,6 +79,7 @@ static const char usage[] =
     "                             npy, npz, IDX (also .gz) or CIFAR binary; again and again\n"
     "                             for files one after the other, as CIFAR-10's five batches\n"
     "       --regression          the labels are numbers, not classes\n"
+    "       --layout ORDER        of images: auto, chw or hwc (auto)\n"
     "train  -e, --epochs N        %d\n"
     "       -b, --batch N         %d\n"
     "           --lr X            the code's own, which kubeml train does not know, else %g\n"
@@ -134,7 +137,7 @@ static int take_seed(const char *text, uint64_t *out, err *e)
 enum {
     O_LR = 256, O_SEED, O_GOAL, O_THREADS, O_BACKEND, O_SAVE, O_INIT, O_JSON, O_STORE, O_MODEL,
     O_XTRAIN, O_YTRAIN, O_XTEST, O_YTEST, O_REGRESSION, O_DEVICE, O_GPU_MEMORY, O_PRECISION,
-    O_FUNCTIONS, O_K, O_GPUS, O_MERGE,
+    O_FUNCTIONS, O_K, O_GPUS, O_MERGE, O_LAYOUT,
 };
 
 static const struct option long_options[] = {
@@ -156,6 +159,7 @@ static const struct option long_options[] = {
     {"testdata", 1, NULL, O_XTEST},
     {"testlabels", 1, NULL, O_YTEST},
     {"regression", 0, NULL, O_REGRESSION},
+    {"layout", 1, NULL, O_LAYOUT},
     {"functions", 1, NULL, O_FUNCTIONS},
     {"k", 1, NULL, O_K},
     {"gpus", 1, NULL, O_GPUS},
@@ -229,6 +233,9 @@ static int take_option(options *o, int which, const char *text, err *e)
     case O_XTEST: return take_data(o, "x-test", text, e);
     case O_YTEST: return take_data(o, "y-test", text, e);
     case O_REGRESSION: o->regression = true; return 0;
+    case O_LAYOUT:
+        o->layout_name = text;
+        return ingest_layout_parse(text, &o->layout, e) ? err_wrap(e, "--layout") : 0;
     default: return err_set(e, ERR_INVALID, "no such option");
     }
 }
@@ -242,6 +249,9 @@ static int check_data(const options *o, err *e)
     if (o->dataset && o->regression)
         return err_set(e, ERR_INVALID,
                        "--regression goes with --traindata; a data set knows what its labels are");
+    if (o->dataset && o->layout_name)
+        return err_set(e, ERR_INVALID,
+                       "--layout goes with --traindata; a data set has its samples' order");
     if (o->store && !o->dataset)
         return err_set(e, ERR_INVALID, "--store goes with --dataset");
     for (size_t i = 0; i < o->data_count; i++)
@@ -452,7 +462,7 @@ static int open_named(session *s, err *e)
 
 static int ingest_all(const options *o, store *st, dataset_info *out, err *e)
 {
-    const ingest_options how = {.regression = o->regression};
+    const ingest_options how = {.regression = o->regression, .layout = o->layout};
     ingest *i;
     if (ingest_begin(st, "data", &how, &i, e) != 0)
         return -1;
@@ -473,6 +483,9 @@ static int ingest_into(session *s, const char *folder, err *e)
     if (!st)
         return -1;
     int rc = ingest_all(&s->o, st, &info, e);
+    char note[INGEST_NOTE_BYTES];
+    if (rc == 0 && ingest_note(&info, s->o.layout, note))
+        fprintf(stderr, "note: %s\n", note);
     if (rc == 0)
         rc = open_in(st, &info, &s->data, e);
     dataset_info_free(&info);

@@ -214,6 +214,31 @@ def a_job_on_targets(p):
 
 
 @case()
+def float_images_with_their_channels_last(p):
+    """Taken as (N, C, H, W), as nothing tells them from it; that is said, here and there, and --layout says how they are meant."""
+    folder, r = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP"))), np.random.default_rng(2)
+    data = {"x-train": r.random((64, 8, 6, 3), np.float32), "y-train": r.integers(0, 10, 64),
+            "x-test": r.random((64, 8, 6, 3), np.float32), "y-test": r.integers(0, 10, 64)}
+    words = []
+    for name, values in data.items():
+        np.save(folder / f"{name}.npy", values)
+        words += [f"--{name[2:]}{'data' if name[0] == 'x' else 'labels'}", folder / f"{name}.npy"]
+    note = "note: the samples are taken as 8 channels of 6x3; if they are images of 8x6 with the channels last: layout hwc\n"
+    for more, shape, told in (([], [8, 6, 3], note), (["--layout", "hwc"], [3, 8, 6], ""), (["--layout", "chw"], [8, 6, 3], "")):
+        out, said = run("--model", "mlp", *words, *more, "-e", 1)
+        assert "samples of ({}, {}, {})".format(*shape) in out and said == told, (out, said)
+        name = "".join(more).replace("-", "") or "auto"
+        done = subprocess.run([str(BIN / "kubeml"), "dataset", "create", "--name", name, *map(str, words), *more], capture_output=True,
+                              text=True, timeout=60 * STRETCH, env={**os.environ, **p.environment()})
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"dataset {name} created\n", told), done
+        assert p.get(f"/dataset/{name}")["shape"] == shape
+    said = run("--model", "mlp", *words, "--layout", "whc", status=2)[1]
+    assert "--layout: layout must be auto, chw or hwc" in said, said
+    said = run("--model", "mlp", "--dataset", "auto", "--layout", "hwc", status=2)[1]
+    assert "--layout goes with --traindata" in said, said
+
+
+@case()
 def an_accuracy_is_no_goal_where_there_is_none(p):
     data, folder = sums(64, 64), pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
     for name, values in data.items():

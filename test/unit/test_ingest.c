@@ -297,6 +297,38 @@ ON_STORES(cifar_100_has_the_fine_labels)
     store_close(s);
 }
 
+/* Nothing tells them from channels of a narrow map: they are taken as such, and it is said. */
+ON_STORES(floats_that_may_have_their_channels_last_are_told)
+{
+    err e = ERR_INIT;
+    store *s = open_store();
+    float x[8 * 6 * 5 * 3] = {0};
+    int32_t y[8] = {0, 1};
+    upload u = {make_npy(ARRAY_F32, SHAPE(8, 6, 5, 3), x), make_npy(ARRAY_I32, SHAPE(8), y),
+                make_npy(ARRAY_F32, SHAPE(4, 6, 5, 3), x), make_npy(ARRAY_I32, SHAPE(4), y)};
+    ingest_options hwc = {.layout = INGEST_LAYOUT_HWC};
+    dataset_info info;
+    char note[INGEST_NOTE_BYTES];
+    CHECK_OK(send(s, "floats", NULL, &u, 1 << 20, &info, &e), e);
+    CHECK(info.channels == 6 && info.height == 5 && info.width == 3);
+    CHECK(ingest_note(&info, INGEST_LAYOUT_AUTO, note));
+    CHECK_CONTAINS(note, "6 channels of 5x3; if they are images of 6x5");
+    CHECK(!ingest_note(&info, INGEST_LAYOUT_CHW, note)); /* so it was meant */
+    dataset_info_free(&info);
+    CHECK_OK(send(s, "images", &hwc, &u, 1 << 20, &info, &e), e);
+    CHECK(info.channels == 3 && info.height == 6 && info.width == 5);
+    CHECK(!ingest_note(&info, INGEST_LAYOUT_HWC, note));
+    dataset_info_free(&info);
+    upload_free(&u);
+    upload rows = {make_npy(ARRAY_F32, SHAPE(8, 90), x), make_npy(ARRAY_I32, SHAPE(8), y),
+                   make_npy(ARRAY_F32, SHAPE(4, 90), x), make_npy(ARRAY_I32, SHAPE(4), y)};
+    CHECK_OK(send(s, "rows", NULL, &rows, 1 << 20, &info, &e), e);
+    CHECK(!ingest_note(&info, INGEST_LAYOUT_AUTO, note));
+    dataset_info_free(&info);
+    upload_free(&rows);
+    store_close(s);
+}
+
 ON_STORES(cifar_batches_come_as_several_files)
 {
     err e = ERR_INIT;
