@@ -30,10 +30,12 @@
     "-Wl,-z,now -Wl,-z,noexecstack -Wl,--build-id=none"
 
 /* $0 is a name, "$@" the .c files; $FLAGS is many words, and the folders may have blanks. The
- * object leaves through stdout, so that the sandbox needs no folder of the host's to write to. */
+ * object leaves through stdout, so that the sandbox needs no folder of the host's to write to. What
+ * is wrong in an argument of a macro of a system header's is told at the user's line. */
 static const char script[] =
     "if [ -n \"$PROCESSES\" ] && (ulimit -p $PROCESSES) 2>&-; then ulimit -p $PROCESSES; fi\n"
-    "\"$CC\" $FLAGS -I\"$SDK\" -ffile-prefix-map=\"$PWD\"=. -o \"$TMPDIR\"/object.so \"$@\" -lm >&2 && "
+    "\"$CC\" $FLAGS -isystem \"$SDK\" -ffile-prefix-map=\"$PWD\"=. -o \"$TMPDIR\"/object.so \"$@\" -lm "
+    ">&2 && "
     "exec cat \"$TMPDIR\"/object.so";
 
 /* ---- what may be compiled ------------------------------------------------------------------- */

@@ -19,6 +19,7 @@
 /* A header that stands in for the SDK's: the builder knows none of its contents. */
 static const char header[] =
     "extern int kml_relu(int);\n"
+    "#define kml_layer(x) kml_relu((x))\n"
     "#define KUBEML_FUNCTION(m) __attribute__((visibility(\"default\"))) \\\n"
     "    int (*const kubeml_function)(int) = m\n";
 static const char good[] = "#include <kubeml.h>\n"
@@ -163,12 +164,12 @@ TEST(the_key_is_of_all_that_makes_the_object)
     fake_compiler("cc-1", path);
     c.compiler = path;
     CHECK_ERR(builder_compile(&s, 1, NULL, &c, &r, &e), e, ERR_INVALID, "the compiler failed");
-    CHECK(strncmp(r.text, "-std=", 5) == 0 && strstr(r.text, " -I"));
+    CHECK(strncmp(r.text, "-std=", 5) == 0 && strstr(r.text, " -isystem"));
     CHECK(uname(&machine) == 0);
-    int len = snprintf(text, sizeof text,
-                       "kubeml-build 1\nabi 1\nmachine %s\nflags %.*s\ncompiler cc-1\nlenet.c %zu\n%s",
-                       machine.machine, (int)(strstr(r.text, " -I") - r.text), r.text, strlen(good),
-                       good);
+    int len = snprintf(
+        text, sizeof text,
+        "kubeml-build 1\nabi 1\nmachine %s\nflags %.*s\ncompiler cc-1\nlenet.c %zu\n%s",
+        machine.machine, (int)(strstr(r.text, " -isystem") - r.text), r.text, strlen(good), good);
     CHECK(len > 0 && (size_t)len < sizeof text);
     CHECK(EVP_Digest(text, (size_t)len, digest, NULL, EVP_sha256(), NULL));
     for (size_t i = 0; i < sizeof digest; i++)
@@ -194,6 +195,21 @@ TEST(an_error_has_file_line_and_column)
     CHECK_INT(r.diagnostics[0].column, 12);
     CHECK_STR(r.diagnostics[0].severity, "error");
     CHECK_CONTAINS(r.text, "return y;");
+    builder_result_free(&r);
+}
+
+/* And not in kubeml.h, whose macros the layers are. */
+TEST(a_wrong_argument_is_an_error_of_the_users_line)
+{
+    builder_result r;
+    err e = ERR_INIT;
+    CHECK_ERR(compile("#include <kubeml.h>\nstruct two { int a, b; } two;\n"
+                      "static int model(int x)\n{\n    return x + kml_layer(two);\n}\n"
+                      "KUBEML_FUNCTION(model);\n",
+                      NULL, &r, &e),
+              e, ERR_INVALID, "error: incompatible type for argument 1 of 'kml_relu'");
+    CHECK_STR(r.diagnostics[0].file, "lenet.c");
+    CHECK_INT(r.diagnostics[0].line, 5);
     builder_result_free(&r);
 }
 
