@@ -24,10 +24,11 @@
  * -fmax-errors: for each unknown name the compiler looks for one spelt alike, which takes minutes
  * for thousands. */
 #define FLAGS                                                                                      \
-    "-std=gnu11 -O2 -g1 -fPIC -shared -fvisibility=hidden -ffp-contract=off -frandom-seed=kubeml " \
-    "-Wall -Werror=implicit-function-declaration -Werror=incompatible-pointer-types "              \
-    "-Werror=int-conversion -fmax-errors=100 -Wl,-S -Wl,-z,defs -Wl,--warn-unresolved-symbols "    \
-    "-Wl,-z,now -Wl,-z,noexecstack -Wl,--build-id=none"
+    "-std=gnu11 -O2 -g1 -fPIC -shared -fvisibility=hidden -ffp-contract=off "                      \
+    "-frandom-seed=kubeml -Wall -Werror=implicit-function-declaration "                            \
+    "-Werror=incompatible-pointer-types -Werror=int-conversion -Werror=return-type "               \
+    "-fmax-errors=100 -Wl,-S -Wl,-z,defs -Wl,--warn-unresolved-symbols -Wl,-z,now "                \
+    "-Wl,-z,noexecstack -Wl,--build-id=none"
 
 /* $0 is a name, "$@" the .c files; $FLAGS is many words, and the folders may have blanks. The
  * object leaves through stdout, so that the sandbox needs no folder of the host's to write to. What

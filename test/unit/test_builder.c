@@ -226,6 +226,16 @@ TEST(a_warning_is_told_and_does_not_fail)
     builder_result_free(&r);
 }
 
+TEST(a_model_that_returns_nothing_is_an_error)
+{
+    refuse("#include <kubeml.h>\nstatic int model(int x)\n{\n    kml_relu(x);\n}\n"
+           "KUBEML_FUNCTION(model);\n",
+           ERR_INVALID, "lenet.c:5:1: error: no return statement in function returning non-void");
+    refuse("#include <kubeml.h>\nstatic int model(int x)\n{\n    if (x)\n        return x;\n}\n"
+           "KUBEML_FUNCTION(model);\n",
+           ERR_INVALID, "lenet.c:6:1: error: control reaches end of non-void function");
+}
+
 /* The compiler would drop it with a warning. */
 TEST(a_value_too_many_is_an_error)
 {
