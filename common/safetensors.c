@@ -212,6 +212,25 @@ static int parse_tensors(safetensors *s, uint64_t data, err *e)
     return check_places(s, data, e);
 }
 
+/* The header's length is none: what people have from PyTorch or NumPy is named. A pickle's third
+ * byte is an opcode, and a length of that size no header's; 0x80 alone may be of one that was cut.
+ */
+static int other_format(const uint8_t prefix[PREFIX_BYTES], uint64_t header, uint64_t there, err *e)
+{
+    const char *what = NULL;
+    if (memcmp(prefix, "PK\3\4", 4) == 0)
+        what = "a zip file, as PyTorch's .pt and an .npz are";
+    else if (prefix[0] == 0x80 && header > SAFETENSORS_HEADER_BYTES_MAX)
+        what = "a pickle, as PyTorch's older .pt are";
+    if (what)
+        return err_set(
+            e, ERR_CORRUPT,
+            "safetensors: %s; in Python: safetensors.torch.save_file(model.state_dict(), F)", what);
+    return err_set(e, ERR_CORRUPT,
+                   "safetensors: cut, or of another format: a header of %llu bytes, %llu are there",
+                   (unsigned long long)header, (unsigned long long)there);
+}
+
 static int read_header(safetensors *s, err *e)
 {
     uint8_t prefix[PREFIX_BYTES];
@@ -224,10 +243,7 @@ static int read_header(safetensors *s, err *e)
     for (int i = 0; i < PREFIX_BYTES; i++)
         header |= (uint64_t)prefix[i] << (8 * i);
     if (header > s->len - PREFIX_BYTES)
-        return err_set(e, ERR_CORRUPT,
-                       "safetensors: cut, or of another format: a header of %llu bytes, "
-                       "%llu are there",
-                       (unsigned long long)header, (unsigned long long)(s->len - PREFIX_BYTES));
+        return other_format(prefix, header, s->len - PREFIX_BYTES, e);
     if (header > SAFETENSORS_HEADER_BYTES_MAX)
         return err_set(e, ERR_LIMIT, "safetensors: a header of %llu bytes, more than %d",
                        (unsigned long long)header, SAFETENSORS_HEADER_BYTES_MAX);

@@ -158,6 +158,23 @@ TEST(lies_are_refused)
     err e = ERR_INIT;
     CHECK_ERR(safetensors_open_memory("\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF{}", 10, &s, &e), e,
               ERR_CORRUPT, "a header of 18446744073709551615 bytes, 2 are there");
+    /* What torch.save and np.savez write, and torch.save of before 1.6. */
+    err_clear(&e);
+    CHECK_ERR(safetensors_open_memory("PK\3\4\0\0\10\10\0\0", 10, &s, &e), e, ERR_CORRUPT,
+              "a zip file, as PyTorch's .pt and an .npz are; in Python: "
+              "safetensors.torch.save_file(model.state_dict(), F)");
+    err_clear(&e);
+    CHECK_ERR(safetensors_open_memory("\x80\2\x8a\nl\xfc\x9c"
+                                      "F\xf9 ",
+                                      10, &s, &e),
+              e, ERR_CORRUPT,
+              "a pickle, as PyTorch's older .pt are; in Python: safetensors.torch.save_file");
+    err_clear(&e);
+    CHECK_ERR(safetensors_open_memory("\x80\4\x95\x10\0\0\0\0\0\0\0}", 12, &s, &e), e, ERR_CORRUPT,
+              "a pickle, as");
+    err_clear(&e); /* of 0x280 bytes, and cut */
+    CHECK_ERR(safetensors_open_memory("\x80\2\0\0\0\0\0\0{\"", 10, &s, &e), e, ERR_CORRUPT,
+              "cut, or of another format: a header of 640 bytes, 2 are there");
     const size_t large = SAFETENSORS_HEADER_BYTES_MAX + 1;
     char *long_header = calloc(1, 8 + large);
     for (int i = 0; i < 8; i++)
