@@ -272,6 +272,8 @@ bool ingest_note(const dataset_info *info, ingest_layout layout, char out[INGEST
     return true;
 }
 
+static const char target_hint[] = "; if they are targets, not classes: --regression";
+
 /* How many numbers a sample y has: 1 for classes. */
 static int check_target_shape(ingest *i, int split, err *e)
 {
@@ -281,7 +283,8 @@ static int check_target_shape(ingest *i, int split, err *e)
         if (numbers != 1)
             return err_set(
                 e, ERR_INVALID,
-                "labels are (N,) or (N, 1), one class a sample; from one-hot: y.argmax(1)");
+                "labels are (N,) or (N, 1), one class a sample; from one-hot: y.argmax(1)%s",
+                target_hint);
         return 0;
     }
     if (numbers == 0 || numbers > DATASET_TARGETS_MAX)
@@ -319,8 +322,9 @@ static int convert_labels(const ingest *i, int split, uint64_t first, size_t n, 
     size_t good = array_to_labels(y->dtype, y->swap, raw, out, n, DATASET_CLASSES_MAX - 1, &bad);
     return good == n
                ? 0
-               : err_set(e, ERR_INVALID, "label %.15g at sample %llu is no integer from 0 to %d",
-                         bad, (unsigned long long)(first + good), DATASET_CLASSES_MAX - 1);
+               : err_set(e, ERR_INVALID, "label %.15g at sample %llu is no integer from 0 to %d%s",
+                         bad, (unsigned long long)(first + good), DATASET_CLASSES_MAX - 1,
+                         isfinite(bad) && bad != floor(bad) ? target_hint : "");
 }
 
 static void count_classes(dataset_info *info, const int32_t *labels, size_t n)

@@ -17,6 +17,7 @@ static _Atomic(const char *) phase_now = "start";
 static atomic_int epoch_now = -1, round_now = -1;
 static char stack[STACK_BYTES];
 static atomic_int watched; /* the process, not its children; 0: none */
+static atomic_bool tell_status;
 
 static const struct {
     int number;
@@ -89,28 +90,44 @@ static void handle(int number)
             text = signals[i].text;
     tell(" crashed with ", text);
     /* The kernel keeps raised signals from the first process of a container. */
-    if (getpid() == 1)
+    if (getpid() == 1) {
+        crash_over();
         _exit(128 + number);
+    }
     /* The default action stands again (SA_RESETHAND): a fault happens again on return. */
     raise(number);
 }
 
-/* Another status than 0 says enough by itself, and leaves the last words to the code. */
+/* Another status than 0 says enough by itself where somebody hears it, and leaves the last words to
+ * the code. */
+static bool told(int status)
+{
+    return atomic_load(&watched) == getpid() && ((status & 0xff) == 0 || atomic_load(&tell_status));
+}
+
 int crash_status(int status)
 {
-    if (status != 0 || atomic_load(&watched) != getpid())
+    char digits[12];
+    if (!told(status))
         return status;
-    tell(" ended the process with exit status 0", "");
-    return 1;
+    crash_over(); /* once: exit comes here before the _exit that it ends in */
+    digits[put_number(digits, 0, sizeof digits, status & 0xff)] = '\0';
+    tell(" ended the process with exit status ", digits);
+    return (status & 0xff) == 0 ? 1 : status;
 }
 
 static void left(int status, void *arg)
 {
     (void)arg;
-    if (status != 0 || atomic_load(&watched) != getpid())
+    if (!told(status))
         return;
     fflush(NULL); /* the code's own last words, before ours */
     _exit(crash_status(status));
+}
+
+void crash_tell_status(void)
+{
+    atomic_store(&tell_status, true);
 }
 
 void crash_over(void)

@@ -12,6 +12,9 @@ void crash_watch(const char *who);
 void crash_phase(const char *phase, int epoch, int round);
 /* For the program's _exit: what the process is to end with instead, and the line is written. */
 int crash_status(int status);
+/* An end with another status than 0 is told too. In a job what the code wrote last is what its
+ * user is told, and the status by who started the function; here nobody else would. */
+void crash_tell_status(void);
 /* The code is not run any more: the process may end. */
 void crash_over(void);
 

@@ -171,6 +171,7 @@ __attribute__((visibility("default"), alias("_exit"))) void _Exit(int status);
 
 static void end_now(int number)
 {
+    crash_over();
     _exit(128 + number);
 }
 

@@ -113,12 +113,15 @@ static int take_int(const char *name, const char *text, long min, long max, int 
     return 0;
 }
 
+static const double REAL_MAX = 1e6;
+
 static int take_real(const char *name, const char *text, double *out, err *e)
 {
     char *end;
     double x = strtod(text, &end);
-    if (*end || end == text || !(x > 0) || x > 1e6)
-        return err_set(e, ERR_INVALID, "%s: \"%.40s\" is not a number above 0", name, text);
+    if (*end || end == text || !(x > 0) || x > REAL_MAX)
+        return err_set(e, ERR_INVALID, "%s: \"%.40s\" is not a number above 0 and at most %g", name,
+                       text, REAL_MAX);
     *out = x;
     return 0;
 }
@@ -528,6 +531,7 @@ static int begin(session *s, err *e)
         check_goal(s, e) != 0)
         return -1;
     crash_watch("the function's code");
+    crash_tell_status();
     crash_phase("load the code", -1, -1);
     if (load_code(s, e) != 0)
         return -1;

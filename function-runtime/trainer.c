@@ -51,6 +51,12 @@ static int check_labels(const dataset_info *d, const engine_config *c, int outpu
         return err_set(e, ERR_INVALID,
                        "dataset %s has labels up to %u, the model has %d outputs (labels 0 to %d)",
                        d->name, d->classes - 1, outputs, outputs - 1);
+    if (c->loss == LOSS_MSE && d->targets == 0)
+        return err_set(
+            e, ERR_INVALID,
+            "dataset %s has labels of classes, the function's loss KML_MSE needs targets "
+            "(uploaded with --regression)",
+            d->name);
     if (c->loss == LOSS_MSE && d->targets != (uint32_t)outputs)
         return err_set(e, ERR_INVALID,
                        "dataset %s has %u targets a sample, the model has %d outputs", d->name,

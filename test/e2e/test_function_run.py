@@ -54,12 +54,13 @@ def same(a, b):
 @case(limit=60, platform=False)
 def code_that_ends_the_process_has_not_trained():
     folder, options = files()
-    for ends in ("exit(0)", "_exit(0)", "_Exit(0)"):
+    for ends, status in (("exit(0)", 0), ("_exit(0)", 0), ("_Exit(0)", 0), ("exit(256)", 0), ("exit(1)", 1), ("_exit(7)", 7)):
         code = LENET.read_text().replace("#include <kubeml.h>", "#include <kubeml.h>\n#include <stdlib.h>\n#include <unistd.h>")
         leave = f"static int leave(kml_step *s)\n{{\n    (void)s;\n    {ends};\n}}\n\nKUBEML_FUNCTION("
         (folder / "leaves.c").write_text(code.replace("KUBEML_FUNCTION(", leave).replace(".lr = 0.01", ".lr = 0.01, .step = leave"))
-        _, said = run(folder / "leaves.c", *options, "--save", folder / "model", status=1)
-        assert "the function's code ended the process with exit status 0 while it did: train, epoch 1" in said, (ends, said)
+        _, said = run(folder / "leaves.c", *options, "--save", folder / "model", status=status or 1)
+        assert f"the function's code ended the process with exit status {status} while it did: train, epoch 1\n" in said, (ends, said)
+        assert said.count("ended the process") == 1, said
         assert not (folder / "model").exists()
 
 
@@ -406,6 +407,8 @@ def its_lines_and_its_words():
     assert "no local platform" in said, said
     said = run(LENET, *data, "-e", 5, "--lr", 1000, status=1)[1]
     assert "NaNLoss" in said, said
+    said = run(LENET, *data, "--lr", "1e30", status=2)[1]
+    assert '--lr: "1e30" is not a number above 0 and at most 1e+06' in said, said
 
 
 MODEL = """#include <kubeml.h>

@@ -534,7 +534,10 @@ TEST(labels_beyond_the_outputs)
 
 TEST(a_loss_that_does_not_fit_the_labels)
 {
-    refuse(SUM_MODEL, 2, "dataset blobs has 0 targets a sample, the model has 2 outputs");
+    refuse(
+        SUM_MODEL, 2,
+        "dataset blobs has labels of classes, the function's loss KML_MSE needs targets (uploaded "
+        "with --regression)");
     refuse_on(open_sums(), BLOB_MODEL(SUM_LAYERS, ""),
               "dataset sums has targets for regression, the function's loss needs labels");
 }

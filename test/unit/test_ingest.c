@@ -766,15 +766,17 @@ TEST_LIMIT(samples_and_labels_are_checked, 60)
     refused(s, "y-train", make_npy(ARRAY_I32, SHAPE(TRAIN), labels), ERR_INVALID,
             "label 65536 at sample 17");
     floats[3] = 0.5f;
-    refused(s, "y-train", make_npy(ARRAY_F32, SHAPE(TRAIN), floats), ERR_INVALID,
-            "label 0.5 at sample 3");
+    refused(
+        s, "y-train", make_npy(ARRAY_F32, SHAPE(TRAIN), floats), ERR_INVALID,
+        "label 0.5 at sample 3 is no integer from 0 to 65535; if they are targets, not classes: "
+        "--regression");
     floats[3] = NAN;
     refused(s, "y-train", make_npy(ARRAY_F32, SHAPE(TRAIN), floats), ERR_INVALID,
             "label nan at sample 3");
     refused(s, "y-train", make_npy(ARRAY_F32, SHAPE(15, 10), floats), ERR_INVALID,
             "x-train has 150 samples and y-train has 15");
     refused(s, "y-test", make_npy(ARRAY_U8, SHAPE(TEST_SAMPLES, 2), train_x), ERR_INVALID,
-            "y.argmax(1)");
+            "y.argmax(1); if they are targets, not classes: --regression");
     refused(s, "y-test", (bytes){0}, ERR_INVALID, "y-test is missing");
     refused(s, "x-test", (bytes){0}, ERR_INVALID, "x-test is missing");
     refused(s, "x-test", make_npy(ARRAY_U8, SHAPE(TEST_SAMPLES, 3, 16, 32), test_x), ERR_INVALID,
