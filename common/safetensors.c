@@ -13,12 +13,13 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "array.h"
 #include "cleanup.h"
 #include "fs.h"
 #include "jsontext.h"
 #include "store.h"
 
-enum { PREFIX_BYTES = 8, DATA_ALIGNMENT = 64 };
+enum { PREFIX_BYTES = 8, DATA_ALIGNMENT = 64, CONVERT_BYTES = 4096 };
 
 static const char metadata_key[] = "__metadata__";
 
@@ -321,13 +322,19 @@ const safetensor *safetensors_find(const safetensors *s, const char *name)
     return NULL;
 }
 
+static bool is_float(safetensors_dtype dtype)
+{
+    return dtype == SAFETENSORS_F32 || dtype == SAFETENSORS_F64 || dtype == SAFETENSORS_F16 ||
+           dtype == SAFETENSORS_BF16;
+}
+
 int safetensors_require(const safetensors *s, const char *name, safetensors_dtype dtype, int ndim,
                         const uint64_t *shape, const safetensor **out, err *e)
 {
     const safetensor *t = *out = safetensors_find(s, name);
     if (!t)
         return err_set(e, ERR_INVALID, "tensor %s of the model is missing", name);
-    if (t->dtype != dtype)
+    if (t->dtype != dtype && !(dtype == SAFETENSORS_F32 && is_float(t->dtype)))
         return err_set(e, ERR_INVALID, "tensor %s is of type %s, not %s", name,
                        safetensors_dtype_name(t->dtype), safetensors_dtype_name(dtype));
     bool same = t->ndim == ndim;
@@ -354,6 +361,37 @@ int safetensors_read(safetensors *s, const safetensor *t, uint64_t offset, void 
                        (unsigned long long)offset, (unsigned long long)(offset + len),
                        (unsigned long long)t->bytes);
     return read_at(s, t->offset + offset, out, len, e);
+}
+
+/* The upper half of a float32's bits. */
+static void bf16_to_f32(const uint8_t *in, float *out, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = (uint32_t)in[2 * i] << 16 | (uint32_t)in[2 * i + 1] << 24;
+        memcpy(out + i, &bits, sizeof bits);
+    }
+}
+
+int safetensors_read_f32(safetensors *s, const safetensor *t, float *out, err *e)
+{
+    uint8_t some[CONVERT_BYTES];
+    size_t each = dtypes[t->dtype].bytes;
+    if (!is_float(t->dtype))
+        return err_set(e, ERR_INVALID, "tensor %s is of type %s, and no floats", t->name,
+                       dtypes[t->dtype].name);
+    if (t->dtype == SAFETENSORS_F32)
+        return safetensors_read(s, t, 0, out, (size_t)t->bytes, e);
+    for (uint64_t at = 0; at < t->bytes; at += sizeof some) {
+        size_t n = t->bytes - at < sizeof some ? (size_t)(t->bytes - at) : sizeof some;
+        if (safetensors_read(s, t, at, some, n, e) != 0)
+            return -1;
+        if (t->dtype == SAFETENSORS_BF16)
+            bf16_to_f32(some, out + at / each, n / each);
+        else
+            array_to_f32(t->dtype == SAFETENSORS_F16 ? ARRAY_F16 : ARRAY_F64, false, some,
+                         out + at / each, n / each);
+    }
+    return 0;
 }
 
 /* ---- writing ------------------------------------------------------------------------------- */

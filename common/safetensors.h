@@ -67,13 +67,16 @@ void safetensors_close(safetensors *s); /* NULL is fine */
 size_t safetensors_count(const safetensors *s);
 const safetensor *safetensors_at(const safetensors *s, size_t i);           /* in order of offset */
 const safetensor *safetensors_find(const safetensors *s, const char *name); /* NULL: none */
-/* Of that dtype and shape; ERR_INVALID with what the file has instead. */
+/* Of that dtype (of F32: any of floats, which safetensors_read_f32 converts) and shape; ERR_INVALID
+ * with what the file has instead. */
 int safetensors_require(const safetensors *s, const char *name, safetensors_dtype dtype, int ndim,
                         const uint64_t *shape, const safetensor **out, err *e);
 const char *safetensors_metadata(const safetensors *s, const char *key);    /* NULL: none */
 /* Bytes [offset, offset + len) of the tensor. ERR_INVALID beyond its end. */
 int safetensors_read(safetensors *s, const safetensor *t, uint64_t offset, void *out, size_t len,
                      err *e);
+/* All of a tensor of F32, F64, F16 or BF16, rounded to nearest. */
+int safetensors_read_f32(safetensors *s, const safetensor *t, float *out, err *e);
 
 /* ---- writing ------------------------------------------------------------------------------- */
 

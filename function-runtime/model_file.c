@@ -53,8 +53,11 @@ static int read_tensors(engine *m, safetensors *file, const engine_var *vars, si
     for (size_t i = 0; i < count; i++) {
         const engine_var *v = &vars[i];
         const safetensor *t = safetensors_find(file, v->name);
-        void *to = v->kind == VAR_COUNTER ? (void *)(counters + v->offset) : floats + v->offset;
-        if (in_file(v) && t && safetensors_read(file, t, 0, to, (size_t)t->bytes, e) != 0)
+        if (!in_file(v) || !t)
+            continue;
+        if (v->kind == VAR_COUNTER
+                ? safetensors_read(file, t, 0, counters + v->offset, (size_t)t->bytes, e)
+                : safetensors_read_f32(file, t, floats + v->offset, e))
             return -1;
     }
     return engine_state_changed(m, e);

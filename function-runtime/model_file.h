@@ -5,9 +5,10 @@
 #include "engine.h"
 #include "err.h"
 
-/* Parameters, buffers and counters by name; tensors of the optimizer may be there and are passed
- * over. ERR_INVALID naming the tensor that is missing, none of the model's, or of another shape or
- * type, and then the model is as it was; ERR_CORRUPT. The descriptor is borrowed. */
+/* Parameters, buffers and counters by name, floats of 16 and 64 bits too; tensors of the optimizer
+ * may be there and are passed over. ERR_INVALID naming the tensor that is missing, none of the
+ * model's, or of another shape or type, and then the model is as it was; ERR_CORRUPT. The
+ * descriptor is borrowed. */
 int model_file_load(engine *m, int fd, err *e);
 /* Writes parameters, buffers and their counters to a file beside it and renames. ERR_IO. */
 int model_file_save(engine *m, const char *path, err *e);

@@ -218,28 +218,15 @@ static void get_info(const safetensors *f, checkpoint_info *info)
     info->seed = seed ? strtoull(seed, NULL, 10) : 0;
 }
 
-/* Where an entry lies in the model's memory. */
-static void *place_of(const model *m, const layout_entry *at, size_t *bytes)
-{
-    if (at->kind == LAYOUT_COUNTER) {
-        *bytes = (size_t)at->count * sizeof(int64_t);
-        return m->block.counters + at->offset;
-    }
-    *bytes = (size_t)at->count * sizeof(float);
-    return m->block.floats + at->offset;
-}
-
 static int read_entry(safetensors *f, const model *m, const layout_entry *at, err *e)
 {
     const safetensor *t;
-    size_t bytes;
-    void *to = place_of(m, at, &bytes);
-    return safetensors_require(f, at->name,
-                               at->kind == LAYOUT_COUNTER ? SAFETENSORS_I64 : SAFETENSORS_F32,
-                               at->rank, at->dims, &t, e) ||
-                   safetensors_read(f, t, 0, to, bytes, e)
-               ? -1
-               : 0;
+    bool counter = at->kind == LAYOUT_COUNTER;
+    if (safetensors_require(f, at->name, counter ? SAFETENSORS_I64 : SAFETENSORS_F32, at->rank,
+                            at->dims, &t, e))
+        return -1;
+    return counter ? safetensors_read(f, t, 0, m->block.counters + at->offset, (size_t)t->bytes, e)
+                   : safetensors_read_f32(f, t, m->block.floats + at->offset, e);
 }
 
 static int read_all(safetensors *f, checkpoint_info *info, model *out, err *e)

@@ -71,7 +71,8 @@ int checkpoint_prune_suspended(store *s, const char *job, int generation, err *e
 /* Fills the weights of `m` (parameters, buffers, their counters; optimizer state stays zero) from
  * `models/<init>/final` or the blob `init`; of a job that was resumed since, and has no final model
  * now, from its newest checkpoint. ERR_INVALID where there is none, where it is damaged,
- * or naming a tensor that is missing, too much, or of another shape or type. */
+ * or naming a tensor that is missing, too much, or of another shape or type. Floats of 16 and 64
+ * bits become float32. */
 int checkpoint_init(store *s, const char *init, model *m, err *e);
 
 int checkpoint_name(char out[STORE_KEY_BYTES], const char *job, int epochs, err *e);

@@ -198,6 +198,15 @@ def weights_from_pytorch_and_back(p):
     before, after = safetensors(GOLDEN), safetensors(s.folder / "back.safetensors")
     for name, t in before.items():  # a step of 1e-30 moves no weight; the running statistics move
         assert ((t == after[name]).all() if "running" not in name else (t != after[name]).any()), name
+    # Half the bits, and twice as many, are taken too; what comes back is float32.
+    for dtype, rounded in (("F16", lambda t: t.astype(np.float16).astype(np.float32)), ("F64", lambda t: t),
+                           ("BF16", lambda t: (t.view(np.uint32) & 0xffff0000).view(np.float32))):
+        job = s.out(*train, "--init", s.write("typed.safetensors", harness.floats_as(dtype, GOLDEN.read_bytes()))).strip()
+        s.out("task", "wait", job)
+        s.out("model", "export", job, "-o", "typed.safetensors")
+        assert shapes(header(s.folder / "typed.safetensors")) == shapes(theirs), dtype
+        for name, t in safetensors(s.folder / "typed.safetensors").items():
+            assert "running" in name or (t == rounded(before[name])).all(), (dtype, name)
     renamed = GOLDEN.read_bytes().replace(b'"fc.bias"', b'"fc.bios"')
     for data, says in ((renamed, "fc.bias"), (GOLDEN.read_bytes().replace(b"[3,8]", b"[8,3]"), "fc.weight has shape (8, 3)")):
         failed = s.out(*train, "--init", s.write("wrong.safetensors", data)).strip()

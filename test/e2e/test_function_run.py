@@ -275,6 +275,9 @@ def saved_weights_are_a_beginning():
     assert model.stat().st_size > 61706 * 4
     second = epochs(run(LENET, *data, "-e", 1, "--json", "--init", model)[0])
     assert second[0]["train_loss"] < first[0]["train_loss"]
+    (folder / "wide.safetensors").write_bytes(harness.floats_as("F64", model.read_bytes()))
+    wide = epochs(run(LENET, *data, "-e", 1, "--json", "--init", folder / "wide.safetensors")[0])
+    assert [e["train_loss"] for e in wide] == [e["train_loss"] for e in second], "the same floats"
     # Where they cannot go is told before they are trained.
     for place, why in ((folder / "none/model.safetensors", "No such file or directory"), (folder, "is a folder")):
         out, said = run(LENET, *data, "-e", 2, "--json", "--save", place, status=1)

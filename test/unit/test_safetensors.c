@@ -85,6 +85,61 @@ TEST(a_model_comes_back_from_memory)
               "tensor \"steps\": 1 bytes follow it, the last one");
 }
 
+enum { MANY = 3000 }; /* more than is converted at a time */
+
+static void check_floats(safetensors_dtype dtype, const void *bytes, const float *want)
+{
+    err e = ERR_INIT;
+    cleanup_buf buf b;
+    buf_init(&b, 1 << 20);
+    safetensors_writer *w;
+    CHECK_OK(safetensors_writer_new(&w, &e), e);
+    CHECK_OK(safetensors_writer_add(w, "x", dtype, 2, (uint64_t[]){MANY / 3, 3}, &e), e);
+    CHECK_OK(safetensors_writer_begin(w, to_buf, &b, &e), e);
+    CHECK_OK(safetensors_writer_data(w, bytes, MANY * safetensors_dtype_bytes(dtype), &e), e);
+    CHECK_OK(safetensors_writer_end(w, &e), e);
+    safetensors_writer_free(w);
+    safetensors *s;
+    const safetensor *t;
+    float got[MANY];
+    CHECK_OK(safetensors_open_memory(b.bytes, b.len, &s, &e), e);
+    CHECK_OK(safetensors_require(s, "x", SAFETENSORS_F32, 2, (uint64_t[]){MANY / 3, 3}, &t, &e), e);
+    CHECK_OK(safetensors_read_f32(s, t, got, &e), e);
+    CHECK(memcmp(got, want, sizeof got) == 0);
+    CHECK_ERR(safetensors_require(s, "x", SAFETENSORS_I64, 2, (uint64_t[]){MANY / 3, 3}, &t, &e), e,
+              ERR_INVALID, ", not I64");
+    safetensors_close(s);
+}
+
+TEST(floats_of_every_type_are_read_as_float32)
+{
+    static const struct {
+        uint16_t half, bf16;
+        double value;
+    } all[] = {
+        {0x3C00, 0x3F80, 1},       {0xC000, 0xC000, -2},     {0x0000, 0x0000, 0},
+        {0x0001, 0x3380, 0x1p-24}, {0x7800, 0x4700, 0x1p15}, {0x3E00, 0x3FC0, 1.5},
+    };
+    static uint16_t half[MANY], bf16[MANY];
+    static double wide[MANY];
+    static float want[MANY];
+    for (int i = 0; i < MANY; i++) {
+        half[i] = all[i % 6].half;
+        bf16[i] = all[i % 6].bf16;
+        wide[i] = all[i % 6].value;
+        want[i] = (float)all[i % 6].value;
+    }
+    check_floats(SAFETENSORS_F16, half, want);
+    check_floats(SAFETENSORS_BF16, bf16, want);
+    check_floats(SAFETENSORS_F64, wide, want);
+    check_floats(SAFETENSORS_F32, want, want);
+    for (int i = 0; i < MANY; i++) {
+        wide[i] = 0.1 * i;
+        want[i] = (float)wide[i];
+    }
+    check_floats(SAFETENSORS_F64, wide, want);
+}
+
 TEST(a_model_comes_back_from_a_blob)
 {
     err e = ERR_INIT;
