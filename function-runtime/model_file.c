@@ -6,6 +6,7 @@
 
 #include "cleanup.h"
 #include "fs.h"
+#include "left_out.h"
 #include "safetensors.h"
 
 static bool in_file(const engine_var *v)
@@ -26,16 +27,23 @@ static int check_tensor(const engine_var *v, const safetensors *file, err *e)
 
 /* Everything is checked before anything is overwritten. A counter may be missing: the oldest of
  * PyTorch's checkpoints have none. */
-static int check_file(const safetensors *file, const engine_var *vars, size_t count, err *e)
+static int check_file(const safetensors *file, const engine_var *vars, size_t count, left_out *out,
+                      err *e)
 {
+    for (size_t i = 0; i < count; i++)
+        if (in_file(&vars[i]))
+            left_out_has(out, vars[i].name);
+    if (left_out_end(out, e) != 0)
+        return -1;
     for (size_t i = 0; i < count; i++) {
         bool old = vars[i].kind == VAR_COUNTER && !safetensors_find(file, vars[i].name);
-        if (in_file(&vars[i]) && !old && check_tensor(&vars[i], file, e) != 0)
+        if (in_file(&vars[i]) && !left_out_has(out, vars[i].name) && !old &&
+            check_tensor(&vars[i], file, e) != 0)
             return -1;
     }
     for (size_t i = 0; i < safetensors_count(file); i++) {
         const char *name = safetensors_at(file, i)->name;
-        bool known = strncmp(name, "optimizer.", 10) == 0;
+        bool known = strncmp(name, "optimizer.", 10) == 0 || left_out_has(out, name);
         for (size_t j = 0; j < count && !known; j++)
             known = strcmp(vars[j].name, name) == 0;
         if (!known)
@@ -44,7 +52,8 @@ static int check_file(const safetensors *file, const engine_var *vars, size_t co
     return 0;
 }
 
-static int read_tensors(engine *m, safetensors *file, const engine_var *vars, size_t count, err *e)
+static int read_tensors(engine *m, safetensors *file, const engine_var *vars, size_t count,
+                        left_out *out, err *e)
 {
     float *floats = engine_floats(m, e);
     int64_t *counters = floats ? engine_counters(m, e) : NULL;
@@ -53,7 +62,7 @@ static int read_tensors(engine *m, safetensors *file, const engine_var *vars, si
     for (size_t i = 0; i < count; i++) {
         const engine_var *v = &vars[i];
         const safetensor *t = safetensors_find(file, v->name);
-        if (!in_file(v) || !t)
+        if (!in_file(v) || !t || left_out_has(out, v->name))
             continue;
         if (v->kind == VAR_COUNTER
                 ? safetensors_read(file, t, 0, counters + v->offset, (size_t)t->bytes, e)
@@ -63,14 +72,17 @@ static int read_tensors(engine *m, safetensors *file, const engine_var *vars, si
     return engine_state_changed(m, e);
 }
 
-int model_file_load(engine *m, int fd, err *e)
+int model_file_load(engine *m, int fd, const char *without, err *e)
 {
     safetensors *file;
+    left_out out = {.list = without};
     if (safetensors_open(fd, &file, e) != 0)
         return -1;
     size_t count;
     const engine_var *vars = engine_layout(m, &count);
-    int rc = check_file(file, vars, count, e) || read_tensors(m, file, vars, count, e) ? -1 : 0;
+    int rc = check_file(file, vars, count, &out, e) || read_tensors(m, file, vars, count, &out, e)
+                 ? -1
+                 : 0;
     safetensors_close(file);
     return rc;
 }

@@ -27,6 +27,7 @@
 #include "group.h"
 #include "ingest.h"
 #include "kubeml.h"
+#include "left_out.h"
 #include "model_file.h"
 #include "parallel.h"
 #include "program.h"
@@ -55,6 +56,7 @@ typedef struct options {
     uint64_t seed;
     bool json, regression;
     const char *layout_name; /* as given, or NULL */
+    const char *without;     /* of --init: what left_out.h takes */
     ingest_layout layout;
 } options;
 
@@ -95,6 +97,7 @@ static const char usage[] =
     "           --precision KIND  fp32, tf32 or bf16; fp32\n"
     "           --backend NAME    cpu, reference, cuda; instead of --device\n"
     "result     --init F          begin with the weights of a safetensors file\n"
+    "           --init-without L  but for these tensors and layers, with commas between: fc\n"
     "           --save F          write the weights as safetensors, after each epoch\n"
     "           --json            one JSON object a line instead of text\n"
     "           --store LOCATOR   of --dataset; lmdb:$KUBEML_HOME/store\n";
@@ -140,7 +143,7 @@ static int take_seed(const char *text, uint64_t *out, err *e)
 enum {
     O_LR = 256, O_SEED, O_GOAL, O_THREADS, O_BACKEND, O_SAVE, O_INIT, O_JSON, O_STORE, O_MODEL,
     O_XTRAIN, O_YTRAIN, O_XTEST, O_YTEST, O_REGRESSION, O_DEVICE, O_GPU_MEMORY, O_PRECISION,
-    O_FUNCTIONS, O_K, O_GPUS, O_MERGE, O_LAYOUT,
+    O_FUNCTIONS, O_K, O_GPUS, O_MERGE, O_LAYOUT, O_INIT_WITHOUT,
 };
 
 static const struct option long_options[] = {
@@ -154,6 +157,7 @@ static const struct option long_options[] = {
     {"backend", 1, NULL, O_BACKEND},
     {"save", 1, NULL, O_SAVE},
     {"init", 1, NULL, O_INIT},
+    {"init-without", 1, NULL, O_INIT_WITHOUT},
     {"json", 0, NULL, O_JSON},
     {"store", 1, NULL, O_STORE},
     {"model", 1, NULL, O_MODEL},
@@ -228,6 +232,9 @@ static int take_option(options *o, int which, const char *text, err *e)
         return request_precision(text, &o->precision, e) ? err_wrap(e, "--precision") : 0;
     case O_SAVE: o->save = text; return 0;
     case O_INIT: o->load = text; return 0;
+    case O_INIT_WITHOUT:
+        o->without = text;
+        return left_out_check(text, e) ? err_wrap(e, "--init-without") : 0;
     case O_JSON: o->json = true; return 0;
     case O_STORE: o->store = text; return 0;
     case O_MODEL: o->model = text; return 0;
@@ -274,6 +281,8 @@ static int check_options(const options *o, err *e)
     if (o->gpu.memory_bytes && o->backend && strcmp(o->backend, "cuda") != 0)
         return err_set(e, ERR_INVALID, "--gpu-memory says nothing on the %.40s backend",
                        o->backend);
+    if (o->without && !o->load)
+        return err_set(e, ERR_INVALID, "--init-without goes with --init");
     if (o->k == 0)
         return err_set(e, ERR_INVALID, "--k: 1 or more, or -1 for once an epoch");
     return check_data(o, e);
@@ -560,7 +569,7 @@ static int begin(session *s, err *e)
     cleanup_close int fd = open(s->o.load, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return err_set_errno(e, errno, "%s", s->o.load);
-    return model_file_load(trainer_engine(group_trainer(s->group)), fd, e) != 0
+    return model_file_load(trainer_engine(group_trainer(s->group)), fd, s->o.without, e) != 0
                ? err_wrap(e, "%s", s->o.load)
                : group_copy_first(s->group, e);
 }

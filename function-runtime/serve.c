@@ -120,8 +120,8 @@ static int load(server *s, const json_t *order, err *e)
     if (dataset_info_parse(json_object_get(order, "dataset"), &s->info, e) != 0)
         return err_wrap(e, "serve: field dataset");
     int rc = find_places(order, object, &p, e);
-    if (rc == 0 && (rc = load_program(s, object, &p, e)) == 0 &&
-        (rc = compile(s, e)) == 0 && (rc = model_file_load(s->engine, p.model_fd, e)) != 0)
+    if (rc == 0 && (rc = load_program(s, object, &p, e)) == 0 && (rc = compile(s, e)) == 0 &&
+        (rc = model_file_load(s->engine, p.model_fd, NULL, e)) != 0)
         err_wrap(e, "model");
     if (p.object_fd >= 0)
         close(p.object_fd);

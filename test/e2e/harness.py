@@ -146,19 +146,23 @@ def tiny_mnist(train=512, test=128):
     return {"x-train": images(train), "y-train": labels(train), "x-test": images(test), "y-test": labels(test)}
 
 
+def tensors_of(model):
+    """Of a safetensors file's bytes: each tensor's description and bytes, by name."""
+    size = struct.unpack("<Q", model[:8])[0]
+    return {name: (t, model[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]])
+            for name, t in sorted(json.loads(model[8:8 + size]).items()) if name != "__metadata__"}
+
+
 def floats_as(dtype, model):
     """The bytes of a safetensors file with its F32 tensors as F16, BF16 (cut, not rounded) or F64."""
-    size = struct.unpack("<Q", model[:8])[0]
-    head, out = json.loads(model[8:8 + size]), b""
-    for name, t in sorted((n, t) for n, t in head.items() if n != "__metadata__"):
-        begin, end = (8 + size + at for at in t["data_offsets"])
-        some = model[begin:end]
+    head, out = {}, b""
+    for name, (t, some) in tensors_of(model).items():
         if t["dtype"] == "F32":
             floats = struct.unpack(f"<{len(some) // 4}f", some)
             some = (b"".join(struct.pack("<f", x)[2:] for x in floats) if dtype == "BF16"
                     else struct.pack(f"<{len(floats)}{'e' if dtype == 'F16' else 'd'}", *floats))
             t["dtype"] = dtype
-        t["data_offsets"] = [len(out), len(out) + len(some)]
+        head[name] = {**t, "data_offsets": [len(out), len(out) + len(some)]}
         out += some
     text = json.dumps(head).encode()
     return struct.pack("<Q", len(text)) + text + out

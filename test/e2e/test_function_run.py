@@ -288,6 +288,36 @@ def saved_weights_are_a_beginning():
 
 
 @case(platform=False)
+def all_layers_but_the_last_of_a_model_with_other_classes():
+    folder, data = files()
+    model, code = folder / "ten.safetensors", folder / "five.c"
+    run(LENET, *data, "-e", 3, "--json", "--save", model)
+    labels = list(data)
+    for at, split in ((3, "train"), (7, "test")):  # five classes instead of ten
+        raw = data[at].read_bytes()
+        labels[at] = folder / f"five-{split}"
+        labels[at].write_bytes(raw[:8] + bytes(b // 2 for b in raw[8:]))
+    code.write_text(LENET.read_text())
+    last = re.findall(r'"(fc\d)\.', (model.read_bytes()[8:3000]).decode("latin1"))[-1]
+    said = run(code, *labels, "-e", 1, "--init", model, status=1)[1]
+    assert f"tensor {last}.weight has shape (10, 84), the model's is (5, 84)" in said, said
+    said = run(code, *labels, "-e", 1, "--init", model, "--init-without", "last", status=1)[1]
+    assert said == f"kubeml run: {model}: no tensor of the model is last, nor begins with last.\n", said
+    for wrong, part in (("fc,", "has an empty name"), ("", "no tensor is named")):
+        said = run(code, *labels, "--init", model, "--init-without", wrong, status=2)[1]
+        assert "--init-without: " in said and part in said, said
+    said = run(code, *labels, "--init-without", last, status=2)[1]
+    assert "--init-without goes with --init" in said, said
+    still = [code, *labels, "-e", 1, "--lr", 1e-30, "--save"]  # no weight moves
+    run(*still, folder / "fresh")
+    for more in ([], ["--functions", 2]):
+        run(*still, folder / "began", "--init", model, "--init-without", last, *more)
+        ten, fresh, began = (harness.tensors_of(p.read_bytes()) for p in (model, folder / "fresh", folder / "began"))
+        for name, (_, values) in began.items():
+            assert values == (fresh if name.startswith(f"{last}.") else ten)[name][1], (name, more)
+
+
+@case(platform=False)
 def what_is_interrupted_leaves_the_weights_of_its_last_epoch():
     folder, data = files()
     model, pipe = folder / "lenet.safetensors", folder / "pipe"

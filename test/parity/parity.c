@@ -86,7 +86,7 @@ static int load_weights(const parity *p, err *e)
     cleanup_close int fd = open(in_folder(p, "init.safetensors", path), O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return err_set(e, ERR_NOT_FOUND, "no %s", path);
-    return model_file_load(p->m, fd, e);
+    return model_file_load(p->m, fd, NULL, e);
 }
 
 static int start(const parity *p, err *e)

@@ -38,11 +38,16 @@ static engine *open_small(void)
     return m;
 }
 
-static int load(engine *m, const char *path, err *e)
+static int load_without(engine *m, const char *path, const char *without, err *e)
 {
     cleanup_close int fd = open(path, O_RDONLY | O_CLOEXEC);
     CHECK(fd >= 0);
-    return model_file_load(m, fd, e);
+    return model_file_load(m, fd, without, e);
+}
+
+static int load(engine *m, const char *path, err *e)
+{
+    return load_without(m, path, NULL, e);
 }
 
 TEST(a_file_of_pytorchs_gives_its_logits)
@@ -172,4 +177,38 @@ TEST(what_does_not_fit_is_named_and_changes_nothing)
         CHECK(memcmp(before, engine_floats(m, &e), bytes) == 0);
         engine_free(m);
     }
+}
+
+static bool is_under(const engine_var *v, const char *layer)
+{
+    return strncmp(v->name, layer, strlen(layer)) == 0;
+}
+
+/* For as many classes as one likes: the last layer has its drawn values, all others the file's. */
+TEST(what_is_left_out_stays_as_it_is)
+{
+    err e = ERR_INIT;
+    char path[256];
+    engine *m = open_small(), *drawn = open_small();
+    const float *got = engine_floats(m, &e), *before = engine_floats(drawn, &e);
+    size_t count;
+    const engine_var *v = engine_layout(m, &count);
+    spoilt("[3,8]", "[4,6]", 0, path); /* a fc.weight of another shape */
+    CHECK_ERR(load_without(m, path, "fc.bias", &e), e, ERR_INVALID,
+              "tensor fc.weight has shape (4, 6)");
+    err_clear(&e);
+    CHECK_ERR(load_without(m, path, "fc,conv2", &e), e, ERR_INVALID,
+              "no tensor of the model is conv2, nor begins with conv2.");
+    err_clear(&e);
+    CHECK_OK(load_without(m, path, "fc", &e), e);
+    for (size_t i = 0; i < count; i++) {
+        if (v[i].kind != VAR_PARAM || v[i].count < 8)
+            continue; /* a scale begins as 1 there too */
+        bool same = memcmp(got + v[i].offset, before + v[i].offset, v[i].count * sizeof *got) == 0;
+        CHECK(same == is_under(&v[i], "fc."));
+    }
+    spoilt("\"fc.bias\"", "\"fc.bios\"", 0, path); /* and one that the model has not */
+    CHECK_OK(load_without(m, path, "fc", &e), e);
+    engine_free(m);
+    engine_free(drawn);
 }
