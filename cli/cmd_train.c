@@ -13,7 +13,8 @@
 #define TEXT(value)    TEXT_OF(value)
 
 typedef struct train_options {
-    const char *function, *dataset, *init, *merge, *mode, *optimizer_state, *on_loss, *process;
+    const char *function, *dataset, *init, *without, *merge, *mode, *optimizer_state, *on_loss,
+        *process;
     const char *gpu_memory, *precision, *device;
     long epochs, batch, parallelism, k, validate_every, priority, seed, deadline, backoff, ttl,
         gpu_threads;
@@ -213,6 +214,9 @@ int cmd_train(cli *c, int argc, char **argv)
          false, false},
         {"init", 0, OPTION_TEXT, "ID|FILE", "begin with a job's model, or a safetensors file",
          &o.init, NULL, false, false},
+        {"init-without", 0, OPTION_TEXT, "NAMES",
+         "but for these layers or tensors, with commas between, which are drawn: fc", &o.without,
+         NULL, false, false},
         {"watch", 'w', OPTION_FLAG, NULL, "follow the job until its end", &o.watch, NULL, false,
          false},
         {.name = NULL}};
@@ -232,6 +236,8 @@ int cmd_train(cli *c, int argc, char **argv)
     }
     if (o.init)
         json_object_set_new(body, "init", json_string(o.init));
+    if (o.without)
+        json_object_set_new(body, "init_without", json_string(o.without));
     json_t *answer = NULL;
     int status = cli_call(c, "POST", "/train", body, &answer, &e);
     json_decref(body);

@@ -21,7 +21,7 @@ int left_out_check(const char *list, err *e)
     if (count == 0)
         return err_set(e, ERR_INVALID, "no tensor is named");
     if (count > LEFT_OUT_MAX)
-        return err_set(e, ERR_LIMIT, "%d names, more than %d", count, LEFT_OUT_MAX);
+        return err_set(e, ERR_INVALID, "%d names, more than %d", count, LEFT_OUT_MAX);
     return 0;
 }
 

@@ -18,7 +18,7 @@ typedef struct left_out {
     uint32_t seen;    /* a bit for each of its parts */
 } left_out;
 
-/* ERR_INVALID for an empty part, ERR_LIMIT for more than LEFT_OUT_MAX. */
+/* ERR_INVALID for none, an empty one, or more than LEFT_OUT_MAX. */
 int left_out_check(const char *list, err *e);
 /* Whether the list has the tensor; notes it. */
 bool left_out_has(left_out *l, const char *tensor);

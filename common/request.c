@@ -7,9 +7,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "left_out.h"
+
 typedef enum field_kind { FIELD_NAME, FIELD_PATH, FIELD_INT, FIELD_REAL, FIELD_BOOL, FIELD_WORD,
                           FIELD_SEED, FIELD_IGNORED, FIELD_OPTIONS, FIELD_MODE, FIELD_GPU,
-                          FIELD_MEMORY, FIELD_PRECISION } field_kind;
+                          FIELD_MEMORY, FIELD_PRECISION, FIELD_TENSORS } field_kind;
 
 typedef struct field {
     const char *name, *alias;
@@ -27,6 +29,7 @@ static const field top_fields[] = {
     {.name = "function_name", .kind = FIELD_NAME, .required = true, .at = AT(function_name)},
     {.name = "dataset", .kind = FIELD_NAME, .required = true, .at = AT(dataset)},
     {.name = "init", .kind = FIELD_PATH, .at = AT(init)},
+    {.name = "init_without", .kind = FIELD_TENSORS, .at = AT(init_without)},
     {.name = "epochs", .kind = FIELD_INT, .required = true, .at = AT(epochs), .low = 1,
      .high = REQUEST_EPOCHS_MAX},
     {.name = "batch_size", .kind = FIELD_INT, .required = true, .at = AT(batch_size), .low = 1,
@@ -207,6 +210,25 @@ static int read_precision(const char *where, const json_t *v, gpu_precision *out
     return request_precision(json_string_value(v), out, e) ? err_wrap(e, "%s", where) : 0;
 }
 
+static int read_tensors(const char *where, const json_t *v, char out[REQUEST_TENSORS_BYTES], err *e)
+{
+    if (!json_is_string(v))
+        return wrong_kind(where, "a text", v, e);
+    const char *text = json_string_value(v);
+    size_t len = json_string_length(v);
+    if (len >= REQUEST_TENSORS_BYTES)
+        return err_set(e, ERR_INVALID, "%s: %zu characters, at most %d", where, len,
+                       REQUEST_TENSORS_BYTES - 1);
+    for (size_t i = 0; i < len; i++)
+        if (!name_byte(text[i], false) && text[i] != ',')
+            return err_set(e, ERR_INVALID, "%s: only letters, digits, '-', '_', '.' and ','",
+                           where);
+    if (left_out_check(text, e) != 0)
+        return err_wrap(e, "%s", where);
+    memcpy(out, text, len + 1);
+    return 0;
+}
+
 static int read_object(const json_t *object, const char *prefix, const field *fields, size_t count,
                        request *out, err *e);
 
@@ -247,6 +269,7 @@ static int read_field(const char *where, const field *f, const json_t *v, reques
         return read_object(v, "options.gpu.", gpu_fields, COUNT(gpu_fields), out, e);
     case FIELD_MEMORY: return read_memory(where, v, at, e);
     case FIELD_PRECISION: return read_precision(where, v, at, e);
+    case FIELD_TENSORS: return read_tensors(where, v, at, e);
     case FIELD_IGNORED:
         return json_is_string(v) ? 0 : wrong_kind(where, "a text", v, e);
     }
@@ -333,6 +356,8 @@ int request_parse(const json_t *body, request *out, err *e)
         return err_set(e, ERR_INVALID, "the request must be a JSON object");
     if (read_object(body, "", top_fields, COUNT(top_fields), &r, e) < 0)
         return -1;
+    if (r.init_without[0] && !r.init[0])
+        return err_set(e, ERR_INVALID, "init_without: goes with init");
     if (r.k == 0)
         return err_set(e, ERR_INVALID, "options.k: must be 1 or more, or -1 for once an epoch");
     if (r.process == PROCESS_SHARED && check_shared(&r, e) != 0)
@@ -347,6 +372,8 @@ int request_parse(const json_t *body, request *out, err *e)
 static json_t *with_bounds(json_t *body, const request *r)
 {
     json_t *options = json_object_get(body, "options");
+    if (r->init_without[0])
+        json_object_set_new(body, "init_without", json_string(r->init_without));
     if (r->active_deadline_seconds > 0)
         json_object_set_new(options, "active_deadline_seconds",
                             json_integer(r->active_deadline_seconds));

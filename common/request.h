@@ -22,6 +22,7 @@ enum {
     REQUEST_PRIORITY_MAX = 1000, /* and -1000; higher is sooner */
     REQUEST_SECONDS_MAX = 1000000000,
     REQUEST_BACKOFF_MAX = 100,
+    REQUEST_TENSORS_BYTES = 256,       /* of names, with commas between */
     REQUEST_SHARED_MAX = 64,           /* functions of one process */
     REQUEST_INFER_BYTES_MAX = 8 << 20, /* of the body of POST /infer */
 };
@@ -46,6 +47,8 @@ typedef struct request {
     char function_name[REQUEST_NAME_BYTES];
     char dataset[REQUEST_NAME_BYTES];
     char init[REQUEST_NAME_BYTES]; /* id of the job or blob whose model is version 0; "": fresh */
+    /* tensors that are drawn all the same (left_out.h); "": none. Only with init */
+    char init_without[REQUEST_TENSORS_BYTES];
     int epochs, batch_size;
     double lr;
     /* options */

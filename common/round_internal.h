@@ -183,6 +183,8 @@ void round_after_commit(round_machine *m);
 
 /* round_gather.c */
 bool round_is_elastic(const round_machine *m);
+/* Whether function 0 draws version 0, of which another model may replace a part. */
+bool round_draws(const round_machine *m);
 /* Functions up to `parallelism` are needed, the others released. */
 void round_need_members(round_machine *m, int parallelism, const char *reason);
 void round_gather(round_machine *m, int epoch, int from, int value, int64_t due_ms);

@@ -198,7 +198,7 @@ static void lose_one(round_machine *m, int f)
                                                                 : MUTATE(2, TASK_TODO, TASK_NONE);
     if (b->check == TASK_SENT)
         b->check = TASK_TODO;
-    if (f == 0 && m->stage == STAGE_MODEL && m->config.request.init[0] == '\0')
+    if (f == 0 && m->stage == STAGE_MODEL && round_draws(m))
         m->asked = false, m->op.due_ms = m->now_ms; /* the next one makes version 0 */
     b->late = false;
     b->replacement = true;

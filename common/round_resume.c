@@ -106,7 +106,7 @@ void round_start(round_machine *m, const round_event *event)
 
 void round_model_made(round_machine *m, bool by_function, const round_event *event)
 {
-    bool fresh = m->config.request.init[0] == '\0';
+    bool fresh = round_draws(m);
     if (m->stage != STAGE_MODEL || fresh != by_function || !m->asked)
         return;
     if (fresh && (event->function != 0 || !member_present(m, event)))

@@ -94,10 +94,15 @@ static void send_validate(round_machine *m, int f)
     a->incarnation = b->incarnation;
 }
 
+bool round_draws(const round_machine *m)
+{
+    return !m->config.request.init[0] || m->config.request.init_without[0];
+}
+
 /* Version 0: function 0 makes it, or kubeml-ps loads it once a function told the layout. */
 static void send_model(round_machine *m)
 {
-    bool fresh = m->config.request.init[0] == '\0';
+    bool fresh = round_draws(m);
     int f = 0;
     for (; f < m->parallelism; f++)
         if (m->member[f].state == MEMBER_READY)

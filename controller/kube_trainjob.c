@@ -53,6 +53,7 @@ static const struct {
     {"function", "function_name", false},
     {"dataset", "dataset", false},
     {"init", "init", false},
+    {"initWithout", "init_without", false},
     {"epochs", "epochs", false},
     {"batchSize", "batch_size", false},
     {"lr", "lr", false},

@@ -10,6 +10,7 @@
 
 #include "cleanup.h"
 #include "failpoint.h"
+#include "left_out.h"
 #include "log.h"
 #include "model_blob.h"
 #include "request.h"
@@ -396,17 +397,23 @@ static bool is_weight(const char *name)
     return strncmp(name, "optimizer.", 10) != 0;
 }
 
-static int take_weights(safetensors *f, model *m, err *e)
+static int take_weights(safetensors *f, left_out *out, model *m, err *e)
 {
+    for (size_t i = 0; i < m->layout.count; i++)
+        if (m->layout.entries[i].kind != LAYOUT_STATE && is_weight(m->layout.entries[i].name))
+            left_out_has(out, m->layout.entries[i].name);
+    if (left_out_end(out, e))
+        return -1;
     for (size_t i = 0; i < m->layout.count; i++) {
         const layout_entry *at = &m->layout.entries[i];
         bool optional = at->kind == LAYOUT_COUNTER && !safetensors_find(f, at->name);
-        if (at->kind != LAYOUT_STATE && is_weight(at->name) && !optional && read_entry(f, m, at, e))
+        if (at->kind != LAYOUT_STATE && is_weight(at->name) && !optional &&
+            !left_out_has(out, at->name) && read_entry(f, m, at, e))
             return -1;
     }
     for (size_t i = 0; i < safetensors_count(f); i++) {
         const char *name = safetensors_at(f, i)->name;
-        if (is_weight(name) && !layout_find(&m->layout, name))
+        if (is_weight(name) && !layout_find(&m->layout, name) && !left_out_has(out, name))
             return err_set(e, ERR_INVALID, "tensor %s is none of the model's", name);
     }
     return 0;
@@ -436,8 +443,9 @@ static int open_init(store *s, const char *init, blob **b, safetensors **f, err 
     return open_blob(s, init, b, f, e);
 }
 
-int checkpoint_init(store *s, const char *init, model *m, err *e)
+int checkpoint_init(store *s, const char *init, const char *without, model *m, err *e)
 {
+    left_out out = {.list = without};
     blob *b;
     safetensors *f;
     err why = ERR_INIT;
@@ -446,7 +454,7 @@ int checkpoint_init(store *s, const char *init, model *m, err *e)
             *e = why;
         return init_is_not_there(init, e);
     }
-    int status = take_weights(f, m, e);
+    int status = take_weights(f, &out, m, e);
     safetensors_close(f);
     blob_close(b);
     return status ? init_is_not_there(init, e) : 0;

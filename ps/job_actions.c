@@ -442,6 +442,8 @@ void job_post_initial(job *j, int incarnation)
     task *t = task_new(j->keeper, TASK_INITIAL);
     if (t) {
         t->incarnation = incarnation;
+        snprintf(t->init, sizeof t->init, "%s", j->spec.request.init);
+        snprintf(t->without, sizeof t->without, "%s", j->spec.request.init_without);
         json_t *element = json_pack("{s:i,s:i,s:i,s:[]}", "epoch", KEEPER_INIT_EPOCH, "round", 0,
                                     "version", 0, "parts");
         t->ledger = json_dumps(element, JSON_COMPACT);

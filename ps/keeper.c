@@ -22,6 +22,7 @@ struct keeper {
     int slots, generation;
     modelstore_state state; /* as committed last; version -1: no model yet */
     bool created;
+    bool half_made; /* version 0 is what function 0 drew, and not the other model's weights yet */
     bool suspended; /* there may be models of where it was suspended, or ended before it went on */
     buf ledger;   /* the elements so far, with commas between */
     model model;  /* room for the reference; its layout is the job's */
@@ -472,7 +473,7 @@ static int run_load(keeper *k, task *t, err *e)
         return -1;
     memset(k->model.memory, 0, block_bytes(k->model.layout.shape));
     k->held.version = HELD_NONE;
-    if (checkpoint_init(k->store, t->init, &k->model, e))
+    if (checkpoint_init(k->store, t->init, NULL, &k->model, e))
         return -1;
     k->state = (modelstore_state){.version = 0, .epoch = 0, .round = 0};
     if (create_from_model(k, e))
@@ -532,6 +533,21 @@ static int merge(keeper *k, task *t, const modelstore_round *r, err *e)
     return hold(k, e) ? blame_store(e) : 0;
 }
 
+/* Over what function 0 has drawn, of which the rest stays. May be done once more after a failure:
+ * what was drawn is still there, under the same weights or under none. */
+static int lay_weights_over(keeper *k, const task *t, err *e)
+{
+    failpoint("before-weights");
+    if (fetch(k, e))
+        return blame_store(e);
+    k->held.version = HELD_NONE;
+    if (checkpoint_init(k->store, t->init, t->without, &k->model, e) || create_from_model(k, e))
+        return -1;
+    k->half_made = false;
+    failpoint("after-weights");
+    return 0;
+}
+
 static int run_initial(keeper *k, task *t, err *e)
 {
     const modelstore_part part = {.function = 0, .incarnation = t->incarnation, .samples = 1};
@@ -544,7 +560,8 @@ static int run_initial(keeper *k, task *t, err *e)
                                 .parts = &part,
                                 .count = 1,
                                 .ledger = t->ledger};
-    return merge(k, t, &r, e);
+    k->half_made = t->without[0] != '\0';
+    return merge(k, t, &r, e) || (k->half_made && lay_weights_over(k, t, e)) ? -1 : 0;
 }
 
 static size_t parts_of(const task *t, modelstore_part *parts)
@@ -695,6 +712,8 @@ static int run_put_back(keeper *k, task *t, err *e)
     k->created = false;
     if (!shared(k) && k->held.version >= 0)
         back_to_copy(k);
+    if (k->half_made) /* what was drawn alone is no version */
+        forget_model(k);
     if (k->model.memory && put_back(k, t, e)) /* else it was never filled */
         return -1;
     t->version = k->state.version;
@@ -726,7 +745,7 @@ static int run_finish(keeper *k, task *t, err *e)
     failpoint("before-final");
     if (fence(k, &version, e))
         return -1;
-    if (t->keep_model && k->state.version >= 0 && keep_models(k, t, e))
+    if (t->keep_model && k->state.version >= 0 && !k->half_made && keep_models(k, t, e))
         return -1;
     failpoint("after-final");
     json_object_set_new(t->record, "sha256", json_string(t->info.sha256));

@@ -35,7 +35,7 @@ typedef enum task_kind {
     TASK_OPEN,    /* in: access, store, job, resume. out: record; resumed, info */
     TASK_CREATE,  /* in: layout. An empty model store, its round (-1, 0) open for version 0 */
     TASK_LOAD,    /* in: layout, init. Version 0 from another model. out: version */
-    TASK_INITIAL, /* in: incarnation. Merges function 0's initial model. out: version */
+    TASK_INITIAL, /* in: incarnation, init, without. Merges function 0's model. out: version */
     TASK_MERGE,   /* in: merge, rows, ledger, incarnation. out: version, bad_function */
     TASK_ROOM,    /* in: function, slot. ERR_NOMEM: there is none for what it publishes */
     TASK_COMMIT,  /* in: record, info. History and checkpoint, durable. out: info.sha256 */
@@ -55,6 +55,7 @@ typedef struct task {
     /* inputs; what is a pointer belongs to the task */
     modelstore_access access;
     char store[STORE_LOCATOR_BYTES], job[64], init[64];
+    char without[REQUEST_TENSORS_BYTES]; /* INITIAL: of init; "": none of its weights is taken */
     bool resume, keep_model;
     int generation;  /* OPEN: nothing is written once a later kubeml-ps of the job has */
     int parallelism; /* OPEN: an epoch that was begun with more functions is begun anew */

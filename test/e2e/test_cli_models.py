@@ -207,6 +207,28 @@ def weights_from_pytorch_and_back(p):
         assert shapes(header(s.folder / "typed.safetensors")) == shapes(theirs), dtype
         for name, t in safetensors(s.folder / "typed.safetensors").items():
             assert "running" in name or (t == rounded(before[name])).all(), (dtype, name)
+    # For five classes all but the last layer; what is left out is what a fresh job of that seed draws.
+    np.save(s.folder / "five.npy", np.arange(24) % 5)
+    s.out("dataset", "create", "--name", "five", "--traindata", "x.npy", "--trainlabels", "five.npy",
+          "--testdata", "x.npy", "--testlabels", "five.npy")
+    five = ("train", "-f", "small", "-d", "five", "-e", 1, "-b", 8, "--lr", 1e-30, "--seed", 3)
+    job = s.out(*five, "-p", 1).strip()
+    s.out("task", "wait", job)
+    s.out("model", "export", job, "-o", "fresh.safetensors")
+    fresh = safetensors(s.folder / "fresh.safetensors")
+    for more in (("-p", 1), ("-p", 2, "--static"), ("-p", 2, "--static", "--process", "shared"), ("-p", 2, "--merge", "server")):
+        job = s.out(*five, "--init", GOLDEN, "--init-without", "fc", *more).strip()
+        s.out("task", "wait", job)
+        s.out("model", "export", job, "-o", "five.safetensors")
+        for name, t in safetensors(s.folder / "five.safetensors").items():
+            assert "running" in name or (t == (fresh if name.startswith("fc.") else before)[name]).all(), (more, name)
+        assert s.json("task", "get", job)["request"]["init_without"] == "fc"
+    for names, says in (("fc.bias", "fc.weight has shape (3, 8)"), ("fc,cf", "no tensor of the model is cf, nor begins with cf.")):
+        failed = s.out(*five, "--init", GOLDEN, "--init-without", names).strip()
+        said = s.run("task", "wait", failed, status=1)[1]
+        assert says in said, said
+    s.refused(*five, "--init-without", "fc", says="init_without: goes with init")
+    s.refused(*five, "--init", job, "--init-without", "fc,,a", says="has an empty name")
     renamed = GOLDEN.read_bytes().replace(b'"fc.bias"', b'"fc.bios"')
     for data, says in ((renamed, "fc.bias"), (GOLDEN.read_bytes().replace(b"[3,8]", b"[8,3]"), "fc.weight has shape (8, 3)")):
         failed = s.out(*train, "--init", s.write("wrong.safetensors", data)).strip()

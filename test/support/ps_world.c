@@ -149,6 +149,8 @@ static json_t *job_message(const world *w)
                   o->goal > 0 ? o->goal : 100.0, "on_loss", o->on_loss ? o->on_loss : "recompute");
     if (o->init)
         json_object_set_new(request, "init", json_string(o->init));
+    if (o->init_without)
+        json_object_set_new(request, "init_without", json_string(o->init_without));
     json_t *dataset =
         json_pack("{s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i}", "name", "numbers", "digest", "none",
                   "locator", "none", "train_samples", o->samples, "train_chunks",

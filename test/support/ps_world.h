@@ -20,7 +20,7 @@ typedef struct world_options {
     const char *job;                                       /* "job" */
     int functions, epochs, k, batch_size, samples, floats; /* 0: 3, 2, 2, 4, 100, 50 */
     const char *merge;                                     /* "database" */
-    const char *init;
+    const char *init, *init_without;
     const char *on_loss; /* "recompute" */
     bool elastic;
     const json_t *plan; /* the functions of each epoch, as a record told them; NULL: none */

@@ -45,5 +45,5 @@ TEST(wrong_lists_are_refused)
         strcat(many, ",a");
     CHECK_OK(left_out_check(many, &e), e);
     strcat(many, ",a");
-    CHECK_ERR(left_out_check(many, &e), e, ERR_LIMIT, "33 names");
+    CHECK_ERR(left_out_check(many, &e), e, ERR_INVALID, "33 names");
 }

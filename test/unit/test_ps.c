@@ -338,6 +338,38 @@ TEST_LIMIT(redis_dies_when_the_model_is_created_for_a_server_merge, 60)
 {
     kill_redis(&(world_options){.k = 1, .merge = "server"}, "created:1:stop");
 }
+/* Of another job's weights and what function 0 drew beside them: with the drawn ones alone in it,
+ * before and after those are copied, and with both. */
+static void kill_redis_with_weights(const char *carrier, const char *failpoint)
+{
+    world w;
+    world_start(&w, &(world_options){.job = "first", .epochs = 1});
+    world_finish(&w, "succeeded", NULL);
+    world_end(&w);
+    kill_redis(
+        &(world_options){.k = 1, .carrier = carrier, .init = "first", .init_without = "fc.weight"},
+        failpoint);
+}
+TEST_LIMIT(redis_dies_with_what_was_drawn_beside_weights, 60)
+{
+    kill_redis_with_weights("shm", "before-copy:1:stop");
+}
+TEST_LIMIT(redis_dies_before_weights_are_laid_over, 60)
+{
+    kill_redis_with_weights("shm", "before-weights:1:stop");
+}
+TEST_LIMIT(redis_dies_before_weights_are_laid_over_in_it, 60)
+{
+    kill_redis_with_weights("socket", "before-weights:1:stop");
+}
+TEST_LIMIT(redis_dies_after_weights_are_laid_over, 60)
+{
+    kill_redis_with_weights("shm", "after-weights:1:stop");
+}
+TEST_LIMIT(redis_dies_after_weights_are_laid_over_in_it, 60)
+{
+    kill_redis_with_weights("socket", "after-weights:1:stop");
+}
 /* With a merge that only it has. */
 TEST_LIMIT(redis_dies_with_the_initial_model_in_the_segment, 60)
 {
@@ -710,7 +742,7 @@ TEST_LIMIT(an_elastic_job_goes_on_without_one_that_the_model_store_has_no_room_f
 TEST_LIMIT(init_from_another_job, 60)
 {
     world w;
-    char one[65], two[65];
+    char one[65], two[65], part[65], near[65];
     world_calm(&(world_options){.epochs = 1}, one);
     world_start(&w, &(world_options){.job = "next", .init = "calm", .epochs = 1});
     world_finish(&w, "succeeded", two);
@@ -720,6 +752,33 @@ TEST_LIMIT(init_from_another_job, 60)
     json_t *m = world_wait(&w, "finished");
     CHECK_STR(json_string_value(json_object_get(m, "reason")), "InitFailed");
     CHECK_CONTAINS(json_string_value(json_object_get(m, "message")), "fc.weight");
+    w.waited--;
+    world_finish(&w, "failed", NULL);
+    world_end(&w);
+    /* What is left out is drawn: in its own shape, and other than what another model has. */
+    world_start(
+        &w, &(world_options){
+                .job = "wider", .init = "calm", .init_without = "fc", .floats = 51, .epochs = 1});
+    world_finish(&w, "succeeded", NULL);
+    world_end(&w);
+    world_start(&w, &(world_options){
+                        .job = "part", .init = "calm", .init_without = "fc.weight", .epochs = 1});
+    world_finish(&w, "succeeded", part);
+    CHECK(strcmp(part, one) != 0 && strcmp(part, two) != 0);
+    world_end(&w);
+    world_start(&w, &(world_options){.job = "near",
+                                     .init = "calm",
+                                     .init_without = "fc.weight",
+                                     .epochs = 1,
+                                     .device = true});
+    world_finish(&w, "succeeded", near);
+    CHECK_STR(near, part);
+    world_end(&w);
+    world_start(&w, &(world_options){.job = "lost", .init = "calm", .init_without = "conv"});
+    m = world_wait(&w, "finished");
+    CHECK_STR(json_string_value(json_object_get(m, "reason")), "InitFailed");
+    CHECK_CONTAINS(json_string_value(json_object_get(m, "message")),
+                   "init: calm: no tensor of the model is conv, nor begins with conv.");
     w.waited--;
     world_finish(&w, "failed", NULL);
     world_end(&w);

@@ -13,11 +13,13 @@
 
 /* ---- killed -------------------------------------------------------------------------------- */
 
-static void die_at(const char *failpoint)
+static void die_with(world_options o, const char *failpoint)
 {
     world w;
     char want[65], got[65];
-    const world_options o = {.job = "again", .epochs = 3, .failpoint = failpoint};
+    o.job = "again";
+    o.epochs = 3;
+    o.failpoint = failpoint;
     world_calm(&o, want);
     world_start(&w, &o);
     world_await_death(&w);
@@ -29,6 +31,29 @@ static void die_at(const char *failpoint)
     CHECK_STR(json_string_value(json_object_get(record, "sha256")), want);
     json_decref(record);
     world_end(&w);
+}
+
+static void die_at(const char *failpoint)
+{
+    die_with((world_options){0}, failpoint);
+}
+
+/* Where the weights of another job's lie over what was drawn. */
+static void die_at_weights(const char *failpoint)
+{
+    world w;
+    world_start(&w, &(world_options){.job = "first", .epochs = 1});
+    world_finish(&w, "succeeded", NULL);
+    world_end(&w);
+    die_with((world_options){.init = "first", .init_without = "fc.weight"}, failpoint);
+}
+TEST_LIMIT(killed_before_weights_are_laid_over, 60)
+{
+    die_at_weights("before-weights");
+}
+TEST_LIMIT(killed_after_weights_are_laid_over, 60)
+{
+    die_at_weights("after-weights");
 }
 
 TEST_LIMIT(killed_when_opened, 60)

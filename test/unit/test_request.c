@@ -63,13 +63,15 @@ TEST(every_option)
     err e = ERR_INIT;
     request r;
     CHECK_OK(
-        parse("{" TOP ",\"init\":\"models/j1/final\",\"options\":{\"default_parallelism\":256,"
+        parse("{" TOP ",\"init\":\"models/j1/final\",\"init_without\":\"fc,layer4.1\","
+              "\"options\":{\"default_parallelism\":256,"
               "\"static_parallelism\":true,\"k\":16,\"validate_every\":0,\"goal_accuracy\":99.5,"
               "\"merge\":\"server\",\"mode\":\"ps\",\"priority\":-1000,\"seed\":9007199254740992,"
               "\"optimizer_state\":\"reset\",\"on_loss\":\"continue\"}}",
               &r, &e),
         e);
     CHECK_STR(r.init, "models/j1/final");
+    CHECK_STR(r.init_without, "fc,layer4.1");
     CHECK_INT(r.default_parallelism, 256);
     CHECK(r.static_parallelism);
     CHECK_INT(r.k, 16);
@@ -206,6 +208,15 @@ TEST(refusals_name_the_field)
         {WITH("\"model_type\":7"), ERR_INVALID, "model_type: must be a text"},
         {WITH("\"init\":\"a/../b\""), ERR_INVALID, "init: must begin"},
         {WITH("\"init\":\"/abs\""), ERR_INVALID, "init: must begin"},
+        {WITH("\"init_without\":\"fc\""), ERR_INVALID, "init_without: goes with init"},
+        {WITH("\"init\":\"a\",\"init_without\":[\"fc\"]"), ERR_INVALID,
+         "init_without: must be a text, not an array"},
+        {WITH("\"init\":\"a\",\"init_without\":\"fc,\""), ERR_INVALID,
+         "init_without: \"fc,\" has an empty name"},
+        {WITH("\"init\":\"a\",\"init_without\":\"\""), ERR_INVALID,
+         "init_without: no tensor is named"},
+        {WITH("\"init\":\"a\",\"init_without\":\"f c\""), ERR_INVALID,
+         "init_without: only letters"},
         {OPTION("\"speed\":1"), ERR_INVALID, "options.speed: unknown field"},
         {OPTION("\"k\":0"), ERR_INVALID, "options.k: must be 1 or more"},
         {OPTION("\"k\":-2"), ERR_INVALID, "options.k: -2"},
