@@ -318,6 +318,19 @@ static size_t poll_list(owner *o, struct pollfd *list, link_pod **of)
     return n;
 }
 
+static bool holds_more(const link_pod *p)
+{
+    return p->wire && p->more;
+}
+
+static bool any_more(link_pod *const *of, size_t n)
+{
+    for (size_t i = 2; i < n; i++)
+        if (holds_more(of[i]))
+            return true;
+    return false;
+}
+
 static bool still_there(const owner *o, const link_pod *p)
 {
     for (const link_pod *at = o->pods; at; at = at->next)
@@ -337,10 +350,12 @@ static void on_ready(owner *o, link_pod *p, int fd)
 static void turn(owner *o, struct pollfd *list, link_pod **of)
 {
     size_t n = poll_list(o, list, of);
-    int left = clock_left_ms(next_deadline(o));
-    int ready = poll(list, (nfds_t)n, left);
+    int ready = poll(list, (nfds_t)n, any_more(of, n) ? 0 : clock_left_ms(next_deadline(o)));
     if (ready < 0 && errno != EINTR)
         log_error("poll: %s", strerror(errno));
+    for (size_t i = 2; i < n; i++)
+        if (holds_more(of[i]))
+            list[i].revents = POLLIN;
     if (ready >= 0)
         pool_listened(o, clock_monotonic_ms());
     owner_hold_if_fenced(o);

@@ -80,6 +80,7 @@ typedef struct link_pod {
     pod_talk talk;
     wire *wire;
     wire *dialled;          /* what `wire` is to be: the connection is begun; or NULL */
+    bool more;              /* `wire` may hold messages that have been read: poll knows of none */
     char job[JOB_ID_BYTES]; /* "" */
     int function, incarnation;
     bool attach;          /* say `attach` after welcome */

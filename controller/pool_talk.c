@@ -15,7 +15,10 @@
 #include "store_watch.h"
 #include "text.h"
 
-enum { LAST_WORDS_MAX = 64 }; /* messages of a pod that has ended */
+enum {
+    LAST_WORDS_MAX = 64, /* messages of a pod that has ended */
+    A_TURN_MAX = 64,     /* of any other, before those beside it are heard */
+};
 
 _Static_assert((int)JOB_THREADS_MAX == (int)ENGINE_THREADS_MAX, "a function takes what it is told");
 
@@ -50,7 +53,10 @@ void pool_broken(owner *o, link_pod *p, const err *why)
     } else if (p->use == USE_JOB && p->role == POD_PS) {
         pool_event(o, p, JOB_PS_CLOSED, ERR_UNAVAILABLE, NULL, why->message);
     } else if (p->use == USE_JOB && (talk == TALK_SPECIALISED || talk == TALK_TURN)) {
-        pool_event(o, p, JOB_UNSPECIALISED, ERR_UNAVAILABLE, "ConnectionLost", why->message);
+        /* What is no message, another process of the same code would say as well. */
+        bool nonsense = why->code == ERR_CORRUPT;
+        pool_event(o, p, JOB_UNSPECIALISED, nonsense ? ERR_CORRUPT : ERR_UNAVAILABLE,
+                   nonsense ? NULL : "ConnectionLost", why->message);
     }
 }
 
@@ -273,11 +279,14 @@ static void note(int64_t *time)
         *time = clock_monotonic_ms();
 }
 
+/* User code that is being loaded finds the connection: it may say anything on it, once. */
 static void on_function(owner *o, link_pod *p, const json_t *m)
 {
     bool done = strcmp(wire_type(m), "specialised") == 0;
     if (p->talk != TALK_SPECIALISED || (!done && strcmp(wire_type(m), "failed") != 0)) {
-        log_warn("pod %s says \"%s\", which nobody asked for", p->name, wire_type(m));
+        err e = ERR_INIT;
+        err_set(&e, ERR_CORRUPT, "it says \"%.32s\", which nobody asked for", wire_type(m));
+        pool_broken(o, p, &e);
         return;
     }
     side *s = sides_find(o, p->job);
@@ -538,18 +547,20 @@ static int take_message(owner *o, link_pod *p, err *e)
 void pool_readable(owner *o, link_pod *p)
 {
     err e = ERR_INIT;
+    p->more = false;
     p->heard_ms = o->listened_ms;
     if (wire_wants_write(p->wire) && wire_flush(p->wire, &e)) {
         pool_broken(o, p, &e);
         return;
     }
-    while (p->wire) {
+    for (int i = 0; i < A_TURN_MAX && p->wire; i++) {
         int got = take_message(o, p, &e);
         if (got < 0)
             pool_broken(o, p, &e);
         if (got <= 0)
             return;
     }
+    p->more = p->wire != NULL;
 }
 
 void pool_hear_out(owner *o, const char *name)

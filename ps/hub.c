@@ -151,8 +151,9 @@ size_t hub_prepare(hub *h, struct pollfd *out, int64_t *deadline_ms)
         const conn *c = h->conns[i];
         short events = (short)(POLLIN | (wire_wants_write(c->wire) && !c->mute ? POLLOUT : 0));
         out[i + 1] = (struct pollfd){.fd = wire_fd(c->wire), .events = events};
-        if (c->hello_deadline_ms < *deadline_ms)
-            *deadline_ms = c->hello_deadline_ms;
+        int64_t due_ms = c->more ? now_ms : c->hello_deadline_ms;
+        if (due_ms < *deadline_ms)
+            *deadline_ms = due_ms;
     }
     return h->count + 1;
 }
@@ -196,6 +197,7 @@ static int receive(hub *h, conn *c, err *e)
 
 static void receive_turn(hub *h, conn *c)
 {
+    c->more = false;
     for (int i = 0; i < HUB_MESSAGES_A_TURN && !c->gone; i++) {
         err e = ERR_INIT;
         int got = receive(h, c, &e);
@@ -204,6 +206,7 @@ static void receive_turn(hub *h, conn *c)
         if (got <= 0)
             return;
     }
+    c->more = !c->gone;
 }
 
 void hub_hear_out(hub *h, conn *c)
@@ -240,7 +243,7 @@ void hub_turn(hub *h, const struct pollfd *polled, size_t count)
         err e = ERR_INIT;
         if (ready & POLLOUT && wire_flush(c->wire, &e))
             c->mute = true;
-        if (ready & (POLLIN | POLLHUP | POLLERR))
+        if (c->more || ready & (POLLIN | POLLHUP | POLLERR))
             receive_turn(h, c);
         if (c->kind == CONN_STRANGER && clock_monotonic_ms() >= c->hello_deadline_ms) {
             err_set(&e, ERR_TIMEOUT, "no hello within %d ms", HUB_HELLO_MS);

@@ -33,6 +33,7 @@ typedef struct conn {
     bool attached;             /* CONN_CONTROLLER: it hears what happens */
     /* the hub's own */
     wire *wire;
+    bool more; /* it may hold messages that have been read: poll knows of none */
     int64_t hello_deadline_ms;
     bool mute;  /* sending failed; what it has sent may still be read */
     bool gone;  /* closed at the turn's end */

@@ -450,6 +450,41 @@ def a_function_that_a_job_grows_by_computes_as_the_others():
         assert not [c for c in task["conditions"] if c["type"] == "Exact" and c["status"] == "False"], task
 
 
+TALKS = """
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void talk(void)
+{
+    struct stat st;
+    static const char said[] = "\\14\\0\\0\\0{\\"type\\":\\"x\\"}";
+    static char frames[4096 * (sizeof said - 1)];
+    for (int i = 0; i < 4096; i++)
+        memcpy(frames + i * (sizeof said - 1), said, sizeof said - 1);
+    for (int fd = 3; fd < 64; fd++)
+        while (fstat(fd, &st) == 0 && S_ISSOCK(st.st_mode) &&
+               (send(fd, frames, sizeof frames, MSG_NOSIGNAL) > 0 || errno == EAGAIN))
+            ;
+}
+"""
+
+
+@case(limit=120)
+def code_that_talks_to_the_controller_without_end_ends_its_own_job(p):
+    p.dataset()
+    p.function()
+    code = harness.LENET.read_text().replace("#include <kubeml.h>", "#include <kubeml.h>\n" + TALKS)
+    p.function("talks", code.replace("    x = kml_relu", "    talk();\n    x = kml_relu", 1))
+    job = p.train("talks", default_parallelism=1)
+    p.succeed(p.train())
+    task = p.wait(job)
+    assert task["state"] == "failed" and 'it says "x", which nobody asked for' in task["message"], task
+    assert len(p.log_text()) < 1 << 20, "the log grows by it"
+
+
 @case(limit=120)
 def two_jobs_at_once_do_not_disturb_each_other(p):
     p.dataset()

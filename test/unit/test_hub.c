@@ -154,3 +154,36 @@ TEST(who_says_nothing_keeps_others_out_for_a_while)
         wire_close(w[i]);
     hub_close(v.hub);
 }
+
+static void count_message(void *ctx, conn *c, json_t *message)
+{
+    visitors *v = ctx;
+    (void)c, (void)message;
+    v->admitted++;
+}
+
+/* What has been read is told, though nothing more comes: poll would wait for ever. */
+TEST(what_is_read_and_left_for_the_next_turn_is_not_waited_for)
+{
+    static const hub_ops ops = {.message = count_message, .closed = count_closed};
+    enum { SAID = 3 * HUB_MESSAGES_A_TURN };
+    char address[256];
+    err e = ERR_INIT;
+    visitors v;
+    snprintf(address, 256, "unix:%.200s/s", test_tmp());
+    v = (visitors){.hub = hub_open(address, &ops, &v, &e)};
+    CHECK(v.hub);
+    wire *w = visit(address, false);
+    const int64_t deadline = clock_deadline_ms(10000);
+    take_turn(&v, deadline);
+    for (int i = 0; i < SAID; i++)
+        CHECK_OK(wire_sendf(w, &e, "{s:s}", "type", "hello"), e);
+    for (int turn = 1; turn <= SAID / HUB_MESSAGES_A_TURN; turn++) {
+        take_turn(&v, deadline);
+        CHECK_INT(v.admitted, turn * HUB_MESSAGES_A_TURN);
+        CHECK(clock_left_ms(deadline) > 0);
+    }
+    CHECK_INT(v.closed, 0);
+    wire_close(w);
+    hub_close(v.hub);
+}

@@ -401,6 +401,59 @@ TEST(a_kubeml_ps_is_not_called_silent_for_our_own_pause)
     close_world();
 }
 
+/* ---- what talks without end ------------------------------------------------------------------ */
+
+/* Frames that are all there at once, as many as the socket takes. */
+static int flood(wire *w, const char *type)
+{
+    err e = ERR_INIT;
+    int count = 0;
+    for (; !wire_wants_write(w); count++)
+        CHECK_OK(wire_sendf(w, &e, "{s:s}", "type", type), e);
+    return count;
+}
+
+/* User code does so on the connection that it finds while it is loaded. */
+TEST(a_function_that_says_what_nobody_asked_for_is_hung_up_on)
+{
+    err e = ERR_INIT;
+    int fd[2];
+    open_world("unix:/nowhere");
+    link_pod *p = take();
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fd) == 0);
+    wire *code = wire_adopt(fd[1], &e);
+    CHECK(code && (p->wire = wire_adopt(fd[0], &e)));
+    pool_use(p, USE_JOB);
+    p->talk = TALK_SPECIALISED;
+    CHECK(flood(code, "x") > 100);
+    pool_readable(&o, p);
+    CHECK(!p->wire);
+    CHECK_INT(events_of(JOB_UNSPECIALISED), 1);
+    const event *v = o.events;
+    while (v->e.type != JOB_UNSPECIALISED)
+        v = v->next;
+    CHECK_INT(v->e.code, ERR_CORRUPT); /* its job ends: the next one would say it, too */
+    CHECK_STR(v->message, "it says \"x\", which nobody asked for");
+    wire_close(code);
+    close_world();
+}
+
+/* Others are heard in between, and what is read already is not forgotten. */
+TEST(a_kubeml_ps_that_talks_without_end_has_its_share_of_a_turn)
+{
+    wire *other;
+    link_pod *p = accepted(&other);
+    int said = flood(other, "need"), turns = 0;
+    CHECK(said > 3 * 64);
+    do {
+        pool_readable(&o, p);
+        CHECK(events_of(JOB_PS_NEED) <= 64 * ++turns);
+    } while (p->more);
+    CHECK(events_of(JOB_PS_NEED) >= said - 1); /* the last one is not whole */
+    wire_close(other);
+    close_world();
+}
+
 /* ---- of a controller before ------------------------------------------------------------------ */
 
 TEST(however_many_pods_there_are_all_are_found)
