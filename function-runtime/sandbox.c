@@ -259,6 +259,16 @@ static int enter_seccomp(const sandbox *s, err *e)
         DENY(SYS_msgctl),
         DENY(SYS_mq_open),
         DENY(SYS_mq_unlink),
+    /* Landlock holds no watches, and these tell the names of what others make in a folder that
+     * may not be listed; by its handle a file is opened without one. */
+#if defined(__x86_64__)
+        DENY(SYS_inotify_init),
+#endif
+        DENY(SYS_inotify_init1),
+        DENY(SYS_inotify_add_watch),
+        DENY(SYS_fanotify_init),
+        DENY(SYS_fanotify_mark),
+        DENY(SYS_open_by_handle_at),
         /* What any file of this user's is: its mode, owner, times and attributes, by its path, or
          * by a descriptor that may only be read. And its length, which Landlock holds from its
          * third version on. */

@@ -3,11 +3,11 @@
  * Everything the job needs is open by then: the dataset, the object, the connections. After
  * sandbox_enter the process can start threads but no processes, run no program, signal and trace
  * nobody but itself, create or read no file outside the folders named (where the kernel has
- * Landlock), change no file's mode, owner, times or attributes, connect only to the TCP ports named
- * (where it has Landlock's fourth version; on any host), use no other protocol of the internet but
- * UDP, share no memory and no queue by a name, gain no privileges and leave no core dump; its
- * limits stand. There is no way back. What a kernel cannot do is told in `report`, so that the log
- * says how far the walls reach. */
+ * Landlock), watch no folder, change no file's mode, owner, times or attributes, connect only to
+ * the TCP ports named (where it has Landlock's fourth version; on any host), use no other protocol
+ * of the internet but UDP, share no memory and no queue by a name, gain no privileges and leave no
+ * core dump; its limits stand. There is no way back. What a kernel cannot do is told in `report`,
+ * so that the log says how far the walls reach. */
 #ifndef KUBEML_SANDBOX_H
 #define KUBEML_SANDBOX_H
 

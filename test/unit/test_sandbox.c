@@ -13,6 +13,8 @@
 #include <netinet/tcp.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/fanotify.h>
+#include <sys/inotify.h>
 #include <sys/ioctl.h>
 #include <sys/ipc.h>
 #include <sys/mman.h>
@@ -221,6 +223,35 @@ static int share(pid_t other)
 TEST(nothing_is_shared_by_system_v_or_queues)
 {
     CHECK_INT(behind(&(sandbox){.open_files = 64}, share), 0);
+}
+
+/* Which of these was let through: the names of what others make in a folder are told by them. */
+static int watch(pid_t other)
+{
+    const long folder = (long)test_tmp(), here = AT_FDCWD;
+    char handle[8] = {0}; /* struct file_handle, of no bytes */
+    (void)other;
+    const long calls[][6] = {
+#if defined(__x86_64__)
+        {SYS_inotify_init},
+#endif
+        {SYS_inotify_init1, IN_CLOEXEC},
+        {SYS_inotify_add_watch, 0, folder, IN_CREATE},
+        {SYS_fanotify_init, FAN_CLASS_NOTIF | FAN_REPORT_DFID_NAME, O_RDONLY},
+        {SYS_fanotify_mark, 0, FAN_MARK_ADD, FAN_CREATE, here, folder},
+        {SYS_open_by_handle_at, here, (long)handle, O_RDONLY},
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const long *a = calls[i];
+        if (syscall(a[0], a[1], a[2], a[3], a[4], a[5]) >= 0 || errno != EPERM)
+            return (int)i + 1;
+    }
+    return 0;
+}
+
+TEST(no_folder_is_watched)
+{
+    CHECK_INT(behind(&(sandbox){.open_files = 64}, watch), 0);
 }
 
 /* Which kinds of socket there are: 1 Unix, 2 a pair (one of datagrams can be connected anew), 4
