@@ -165,9 +165,14 @@ enum MHD_Result http_body_end(http_request *r)
 
 /* ---- what handlers ask ----------------------------------------------------------------------- */
 
+static uint64_t bytes_max(const http_request *r)
+{
+    return r->route->body_bytes_max ? r->route->body_bytes_max : HTTP_JSON_BYTES_MAX;
+}
+
 ssize_t http_body_read(http_request *r, void *out, size_t max, err *e)
 {
-    uint64_t most = r->route->body_bytes_max ? r->route->body_bytes_max : HTTP_JSON_BYTES_MAX;
+    uint64_t most = bytes_max(r);
     pthread_mutex_lock(&r->lock);
     while (r->ring_len == 0 && !r->ended && !r->gone && !r->discard)
         pthread_cond_wait(&r->changed, &r->lock); /* ends by the connection's deadline */
@@ -201,7 +206,8 @@ const char *http_body_bytes(const http_request *r, size_t *len)
 int http_body_json(const http_request *r, json_t **out, err *e)
 {
     json_t *value = NULL;
-    if (json_read(r->body.bytes, r->body.len, HTTP_JSON_DEPTH_MAX, &value, e))
+    size_t values_max = json_values_max((size_t)bytes_max(r));
+    if (json_read_within(r->body.bytes, r->body.len, HTTP_JSON_DEPTH_MAX, values_max, &value, e))
         return -1;
     if (!json_is_object(value)) {
         json_decref(value);

@@ -26,7 +26,7 @@ enum { HEADER_BYTES = 4, READ_BYTES = 64 << 10, DEPTH_MAX = 32, BACKLOG = 128 };
 
 struct wire {
     int fd;
-    size_t frame_bytes_max;
+    size_t frame_bytes_max, values_bytes_max;
     buf in, out;
     size_t sent; /* of out */
 };
@@ -144,6 +144,7 @@ wire *wire_adopt(int fd, err *e)
     set_tcp(fd);
     w->fd = fd;
     w->frame_bytes_max = WIRE_FRAME_BYTES;
+    w->values_bytes_max = WIRE_VALUES_BYTES;
     buf_init(&w->in, WIRE_FRAME_BYTES_MAX + HEADER_BYTES + READ_BYTES);
     buf_init(&w->out, WIRE_QUEUE_BYTES_MAX);
     return w;
@@ -231,6 +232,11 @@ void wire_set_limit(wire *w, size_t frame_bytes_max)
         frame_bytes_max < WIRE_FRAME_BYTES_MAX ? frame_bytes_max : WIRE_FRAME_BYTES_MAX;
 }
 
+void wire_set_values_limit(wire *w, size_t values_bytes_max)
+{
+    w->values_bytes_max = values_bytes_max;
+}
+
 /* ---- sending -------------------------------------------------------------------------------- */
 
 bool wire_wants_write(const wire *w)
@@ -316,8 +322,9 @@ static int take_frame(wire *w, json_t **out, err *e)
     if (w->in.len < HEADER_BYTES + len)
         return 0;
     const char *text = w->in.bytes + HEADER_BYTES;
-    if (json_depth(text, len) > DEPTH_MAX)
-        return err_set(e, ERR_CORRUPT, "a message nested deeper than %d", DEPTH_MAX);
+    err why = ERR_INIT;
+    if (json_check(text, len, DEPTH_MAX, w->values_bytes_max, &why))
+        return err_set(e, ERR_CORRUPT, "not a message: %s", why.message);
     json_error_t problem;
     json_t *message = json_loadb(text, len, JSON_REJECT_DUPLICATES, &problem);
     if (!message || !json_is_string(json_object_get(message, "type"))) {

@@ -3,7 +3,7 @@
  * A frame is a little-endian u32 length and that many bytes of UTF-8 JSON, always an object with a
  * "type". One connection belongs to one thread. Addresses are "unix:/path" or "tcp:host:port".
  * Reads and writes never block unless the function's comment says so; a frame over the connection's
- * limit, a depth over 32 or text that is not such an object is ERR_CORRUPT, and the connection is
+ * limits, a depth over 32 or text that is not such an object is ERR_CORRUPT, and the connection is
  * of no more use. */
 #ifndef KUBEML_WIRE_H
 #define KUBEML_WIRE_H
@@ -20,6 +20,7 @@ enum {
         1, /* of the messages between the platform's programs: those of another are refused */
     WIRE_FRAME_BYTES_MAX = 64 << 20, /* no connection may ask for more */
     WIRE_FRAME_BYTES = 4 << 20,      /* what a connection accepts unless told otherwise */
+    WIRE_VALUES_BYTES = 64 << 20,    /* that a message may take when it is read, likewise */
     WIRE_QUEUE_BYTES_MAX = 72 << 20, /* written and not yet taken by the peer */
     WIRE_ADDRESS_BYTES = 160,
     WIRE_DEAD_MS = 5000, /* a TCP peer whose machine acknowledges nothing for so long is gone */
@@ -53,6 +54,7 @@ void wire_watch_peer(wire *w, int dead_ms);
 /* The same for the socket of somebody else's connection. */
 void wire_watch_socket(int fd, int dead_ms);
 void wire_set_limit(wire *w, size_t frame_bytes_max); /* at most WIRE_FRAME_BYTES_MAX */
+void wire_set_values_limit(wire *w, size_t values_bytes_max);
 bool wire_wants_write(const wire *w);                 /* poll for POLLOUT too */
 
 /* Queues a message and writes what the socket takes now. Borrows `message`. ERR_LIMIT when the peer

@@ -4,7 +4,9 @@
  * model. A handler takes an idle one or makes one, talks to it over its connection, and puts it
  * back; two requests for a model run beside each other in two runtimes, up to OWNER_SERVERS_MAX of
  * all. No more requests than that are at work, the others wait as the bytes they came in: as JSON
- * they are many times as large. */
+ * they are many times as large. So large ones are at work one after the other, and so are answers:
+ * of these a runtime, where anybody's code runs, gets no more room than its model's outputs need.
+ */
 #include <assert.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -12,25 +14,37 @@
 #include <string.h>
 
 #include "clock.h"
+#include "engine.h"
 #include "forward.h"
 #include "json_read.h"
 #include "log.h"
 #include "model_blob.h"
 #include "name.h"
 #include "owner.h"
+#include "request.h"
+#include "serve.h"
 #include "store_watch.h"
 #include "wire.h"
 
-enum { TAKE_MS = 30000, SERVE_MS = 30000, INFER_MS = 60000 };
+enum {
+    TAKE_MS = 30000,
+    SERVE_MS = 30000,
+    INFER_MS = 60000,
+    /* for the questions at work, and as much for their answers; or one of any size */
+    ROOM_BYTES = 256 << 20,
+};
 /* All of an answer; whoever hands the request on waits for longer. */
 _Static_assert(INFER_MS + TAKE_MS + SERVE_MS + INFER_MS < FORWARD_ANSWER_MS,
                "a standby waits for the leader's answer");
+_Static_assert((int)REQUEST_INFER_BYTES_MAX == (int)SERVE_QUESTION_BYTES_MAX,
+               "a runtime takes what it is asked");
 
 typedef struct server {
     char model[64];
     char version[72]; /* the model's SHA-256; of a checkpoint its name */
     char pod[CLUSTER_NAME_BYTES];
     wire *wire;
+    size_t outputs; /* of the model, as the runtime says */
     bool busy;
     int64_t used_ms;
     struct server *next;
@@ -43,7 +57,14 @@ struct infer {
     server *servers;
     int count;
     int asking; /* requests that have a server, or are to get one */
+    size_t questions_bytes, answers_bytes; /* that theirs may take */
 };
+
+/* A request that has entered. */
+typedef struct visit {
+    size_t question_bytes, answer_bytes;
+    int64_t deadline_ms; /* of waiting for room */
+} visit;
 
 infer *infer_open(controller *c)
 {
@@ -220,7 +241,6 @@ static int load(infer *i, server *s, const material *m, err *e)
     const json_t *function = json_object_get(m->record, "function");
     if (owner_take_function(i->controller->owner, clock_deadline_ms(TAKE_MS), &s->wire, s->pod, e))
         return -1;
-    wire_set_limit(s->wire, WIRE_FRAME_BYTES_MAX);
     store *st = i->controller->store;
     char locator[STORE_LOCATOR_BYTES] = "";
     if (!m->local && store_locator(st, STORE_USE_READ, locator, e))
@@ -235,28 +255,54 @@ static int load(infer *i, server *s, const material *m, err *e)
         /* it has what it needs; what stays, the next start finds */
         store_revoke(st, locator, NULL);
     explicit_bzero(locator, sizeof locator);
+    json_int_t outputs = json_integer_value(json_object_get(answer, "outputs"));
+    s->outputs = outputs > 0 && outputs < ENGINE_OUTPUTS_MAX ? (size_t)outputs : ENGINE_OUTPUTS_MAX;
     return status;
 }
 
-static int enter(infer *i, err *e)
+/* Needs the lock. */
+static bool fits(size_t used, size_t bytes)
 {
-    int64_t deadline = clock_deadline_ms(INFER_MS);
+    return used == 0 || used + bytes <= ROOM_BYTES;
+}
+
+static int enter(infer *i, visit *v, err *e)
+{
     pthread_mutex_lock(&i->lock);
-    while (i->asking == OWNER_SERVERS_MAX && clock_cond_wait(&i->freed, &i->lock, deadline))
+    while ((i->asking == OWNER_SERVERS_MAX || !fits(i->questions_bytes, v->question_bytes)) &&
+           clock_cond_wait(&i->freed, &i->lock, v->deadline_ms))
         ;
-    bool in = i->asking < OWNER_SERVERS_MAX;
+    bool in = i->asking < OWNER_SERVERS_MAX && fits(i->questions_bytes, v->question_bytes);
     i->asking += in;
+    i->questions_bytes += in ? v->question_bytes : 0;
     pthread_mutex_unlock(&i->lock);
     return in ? 0
               : err_set(e, ERR_UNAVAILABLE, "all %d runtimes for inference are busy",
                         OWNER_SERVERS_MAX);
 }
 
-static void leave(infer *i)
+static int enter_answer(infer *i, visit *v, size_t bytes, err *e)
+{
+    pthread_mutex_lock(&i->lock);
+    i->answers_bytes -= v->answer_bytes; /* of a runtime that was gone */
+    v->answer_bytes = 0;
+    while (!fits(i->answers_bytes, bytes) && clock_cond_wait(&i->freed, &i->lock, v->deadline_ms))
+        ;
+    if (fits(i->answers_bytes, bytes))
+        i->answers_bytes += v->answer_bytes = bytes;
+    pthread_mutex_unlock(&i->lock);
+    return v->answer_bytes ? 0
+                           : err_set(e, ERR_UNAVAILABLE,
+                                     "other answers take all memory that there is for them");
+}
+
+static void leave(infer *i, const visit *v)
 {
     pthread_mutex_lock(&i->lock);
     i->asking--;
-    pthread_cond_signal(&i->freed);
+    i->questions_bytes -= v->question_bytes;
+    i->answers_bytes -= v->answer_bytes;
+    pthread_cond_broadcast(&i->freed);
     pthread_mutex_unlock(&i->lock);
 }
 
@@ -319,30 +365,38 @@ static void unload(infer *i, server *s)
 }
 
 /* exchange's 1, 0 or -1. */
-static int load_and_ask(infer *i, server *s, const material *m, json_t *data, json_t **out, err *e)
+static int load_and_ask(infer *i, server *s, const material *m, visit *v, json_t *data,
+                        json_t **out, err *e)
 {
+    size_t frame_bytes, values_bytes;
     if (!s->wire && load(i, s, m, e))
         return -1;
+    serve_answer_limits(json_array_size(data), s->outputs, &frame_bytes, &values_bytes);
+    if (enter_answer(i, v, frame_bytes + values_bytes, e))
+        return 1;
+    wire_set_limit(s->wire, frame_bytes);
+    wire_set_values_limit(s->wire, values_bytes);
     return exchange(s->wire, json_pack("{s:s, s:O}", "type", "infer", "data", data), "predictions",
                     INFER_MS, out, e);
 }
 
 /* A runtime that was idle may have ended meanwhile, with its node perhaps, and nobody was told:
  * another one is loaded in its place. One that lets all its time pass is slow, not gone. */
-static int ask_server(infer *i, server *s, const material *m, json_t *data, json_t **out, err *e)
+static int ask_server(infer *i, server *s, const material *m, visit *v, json_t *data, json_t **out,
+                      err *e)
 {
     bool was_idle = s->wire;
     int64_t deadline = clock_deadline_ms(INFER_MS);
-    int status = load_and_ask(i, s, m, data, out, e);
+    int status = load_and_ask(i, s, m, v, data, out, e);
     if (status >= 0 || !was_idle || clock_left_ms(deadline) == 0)
         return status;
     log_warn("runtime %s of model %s is gone, another is loaded: %s", s->pod, s->model, e->message);
     err_clear(e);
     unload(i, s);
-    return load_and_ask(i, s, m, data, out, e);
+    return load_and_ask(i, s, m, v, data, out, e);
 }
 
-static int ask(infer *i, const char *id, json_t *data, json_t **out, err *e)
+static int ask(infer *i, visit *v, const char *id, json_t *data, json_t **out, err *e)
 {
     material m = {0};
     server *s = NULL;
@@ -352,7 +406,7 @@ static int ask(infer *i, const char *id, json_t *data, json_t **out, err *e)
     if (status == 0) {
         snprintf(s->model, sizeof s->model, "%s", id);
         snprintf(s->version, sizeof s->version, "%s", m.version);
-        status = ask_server(i, s, &m, data, out, e);
+        status = ask_server(i, s, &m, v, data, out, e);
     }
     if (s)
         give_back(i, s, status >= 0);
@@ -360,7 +414,7 @@ static int ask(infer *i, const char *id, json_t *data, json_t **out, err *e)
     return status ? -1 : 0;
 }
 
-static void answer(http_request *r, infer *i)
+static void answer(http_request *r, infer *i, visit *v)
 {
     static const char *const known[] = {"model_id", "data", NULL};
     cleanup_json json_t *body = NULL, *told = NULL;
@@ -375,7 +429,7 @@ static void answer(http_request *r, infer *i)
         else if (!json_is_array(data) || json_array_size(data) == 0)
             err_set(&e, ERR_INVALID, "data must be a list of at least one sample");
     }
-    if (e.code != ERR_NONE || ask(i, json_string_value(id), data, &told, &e))
+    if (e.code != ERR_NONE || ask(i, v, json_string_value(id), data, &told, &e))
         http_answer_error(r, &e);
     else
         http_answer_json(r, 200, json_incref(json_object_get(told, "data")));
@@ -385,10 +439,16 @@ void rest_infer(http_request *r, void *context)
 {
     controller *c = context;
     err e = ERR_INIT;
-    if (enter(c->infer, &e)) {
+    size_t len, most = json_values_max(REQUEST_INFER_BYTES_MAX);
+    const char *text = http_body_bytes(r, &len);
+    visit v = {.question_bytes = json_measure(text, len).bytes,
+               .deadline_ms = clock_deadline_ms(INFER_MS)};
+    if (v.question_bytes > most)
+        v.question_bytes = 0; /* it is refused before it is parsed */
+    if (enter(c->infer, &v, &e)) {
         http_answer_error(r, &e);
         return;
     }
-    answer(r, c->infer);
-    leave(c->infer);
+    answer(r, c->infer, &v);
+    leave(c->infer, &v);
 }

@@ -22,12 +22,7 @@
 #include "samples.h"
 #include "sandbox.h"
 
-enum {
-    REPLY_MS = 60000,
-    NUMBER_BYTES = 24, /* -1.4012984643248171e-45, the longest float with 17 digits and a comma */
-    CLASS_BYTES = 12,
-    HEAD_BYTES = 256,
-};
+enum { REPLY_MS = 60000 };
 
 typedef struct server {
     dataset_info info;
@@ -157,8 +152,8 @@ static int add_row(const server *s, const float *logits, int outputs, json_t *ro
 static int check_length(const server *s, size_t n, err *e)
 {
     bool classes = s->config.loss == LOSS_CROSS_ENTROPY;
-    size_t row = (size_t)engine_outputs(s->engine) * NUMBER_BYTES + 2;
-    size_t most = (WIRE_FRAME_BYTES_MAX - HEAD_BYTES) / (row + (classes ? CLASS_BYTES : row));
+    size_t each = serve_sample_bytes((size_t)engine_outputs(s->engine), classes);
+    size_t most = (WIRE_FRAME_BYTES_MAX - SERVE_HEAD_BYTES) / each;
     return n <= most
                ? 0
                : err_set(e, ERR_LIMIT,
@@ -246,9 +241,11 @@ int serve(const json_t *order, wire *w, err *e)
 {
     server s = {0};
     wire_set_limit(w, WIRE_FRAME_BYTES_MAX);
+    wire_set_values_limit(w, json_values_max(SERVE_QUESTION_BYTES_MAX));
     int rc = load(&s, order, e);
-    cleanup_json json_t *told = rc == 0 ? json_pack("{s:s}", "type", "serving")
-                                        : failure("LoadFailed", e);
+    cleanup_json json_t *told =
+        rc == 0 ? json_pack("{s:s,s:i}", "type", "serving", "outputs", engine_outputs(s.engine))
+                : failure("LoadFailed", e);
     if (!told || wire_send_wait(w, told, clock_deadline_ms(REPLY_MS), rc == 0 ? e : NULL) != 0)
         rc = -1;
     if (rc == 0) {

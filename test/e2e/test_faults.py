@@ -485,6 +485,63 @@ def code_that_talks_to_the_controller_without_end_ends_its_own_job(p):
     assert len(p.log_text()) < 1 << 20, "the log grows by it"
 
 
+ANSWERS = """
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Four million bytes of objects in the place of "specialised". */
+static void answer(void)
+{
+    static char frame[4 << 20];
+    static const char head[] = "{\\"type\\":\\"specialised\\",\\"averaging\\":[{}";
+    struct stat st;
+    int to = 3;
+    while (to < 64 && (fstat(to, &st) != 0 || !S_ISSOCK(st.st_mode)))
+        to++;
+    if (to == 64)
+        return;
+    size_t len = 4 + sizeof head - 1;
+    memcpy(frame + 4, head, sizeof head - 1);
+    for (; len + 5 < sizeof frame; len += 3)
+        memcpy(frame + len, ",{}", 3);
+    memcpy(frame + len, "]}", 2);
+    for (int i = 0; i < 4; i++)
+        frame[i] = (char)((len - 2) >> 8 * i & 255);
+    for (size_t at = 0; at < len + 2;) {
+        ssize_t n = send(to, frame + at, len + 2 - at, MSG_NOSIGNAL);
+        if (n < 0 && errno != EAGAIN)
+            return;
+        at += n > 0 ? (size_t)n : 0;
+    }
+}
+"""
+
+
+def peak_bytes(pid):
+    text = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(text.split("VmHWM:")[1].split()[0]) << 10
+
+
+@case(limit=120)
+def json_of_too_many_values_takes_no_memory(p):
+    """Empty objects take 90 times as much as their text: of a request, and of what code says for a function."""
+    p.dataset()
+    code = harness.LENET.read_text().replace("#include <kubeml.h>", "#include <kubeml.h>\n" + ANSWERS)
+    p.function("answers", code.replace("    x = kml_relu", "    answer();\n    x = kml_relu", 1))
+    before = peak_bytes(p.process.pid)
+    task = p.wait(p.train("answers", epochs=1, default_parallelism=1))
+    assert task["state"] == "failed" and "too many values" in task["message"], task
+    body = '{"model_id": "none", "data": [{}%s]}' % (",{}" * (2600 << 10))
+    headers = {"Content-Type": "application/json"}
+    why = p.post("/infer", status=413, data=body, headers=headers)["detail"]
+    assert "too many values" in why, why
+    grown = peak_bytes(p.process.pid) - before
+    assert grown < 64 << 20 or harness.SANITIZER, f"{grown >> 20} MiB more"
+
+
 @case(limit=120)
 def two_jobs_at_once_do_not_disturb_each_other(p):
     p.dataset()

@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include "buf.h"
+#include "cleanup.h"
 #include "clock.h"
 #include "fs.h"
 #include "hash64.h"
@@ -234,4 +235,91 @@ TEST(processors_that_a_process_may_not_run_on_are_not_counted)
             CPU_SET(i, &one);
     CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
     CHECK_INT(parallel_cores(), 1);
+}
+
+/* ---- what JSON takes ------------------------------------------------------------------------- */
+
+static size_t taken, taken_most;
+
+/* As malloc does: a word before it, whole 16 bytes. */
+static size_t chunk(size_t bytes)
+{
+    return bytes < 24 ? 32 : (bytes + 8 + 15) / 16 * 16;
+}
+
+static void *take_counted(size_t bytes)
+{
+    size_t *p = malloc(bytes + 16);
+    CHECK(p);
+    *p = bytes;
+    taken += chunk(bytes);
+    taken_most = taken > taken_most ? taken : taken_most;
+    return p + 2;
+}
+
+static void give_counted(void *block)
+{
+    size_t *p = block;
+    if (!p)
+        return;
+    taken -= chunk(p[-2]);
+    free(p - 2);
+}
+
+static char *repeated(const char *head, const char *item, size_t count, const char *tail)
+{
+    char *text = malloc(strlen(head) + count * (strlen(item) + 12) + strlen(tail) + 1), *at = text;
+    CHECK(text);
+    at += sprintf(at, "%s", head);
+    for (size_t i = 0; i < count; i++)
+        at += sprintf(at, item, i);
+    sprintf(at, "%s", tail);
+    return text;
+}
+
+/* Never more than is told before, and of the same order. */
+TEST(json_takes_no_more_than_its_measure)
+{
+    static const char *const items[][3] = {
+        {"[0", ",{}", "]"},
+        {"[0", ",[]", "]"},
+        {"[0", ",0", "]"},
+        {"[0", ",0.125", "]"},
+        {"[0", ",\"\"", "]"},
+        {"[0", ",null", "]"},
+        {"[0", ",[0,0,0,0]", "]"},
+        {"[0", ",{\"a\":0}", "]"},
+        {"{\"a\":0", ",\"%zu\":0", "}"},
+        {"{\"a\":0", ",\"%zu\":{}", "}"},
+        {"[0", ",\"seventy bytes of text, which are taken as they are, without more\"", "]"},
+    };
+    json_set_alloc_funcs(take_counted, give_counted);
+    for (size_t i = 0; i < sizeof items / sizeof *items; i++) {
+        for (size_t count = 1000; count < 40000; count = count * 5 / 4) {
+            err e = ERR_INIT;
+            json_t *value = NULL;
+            char *text = repeated(items[i][0], items[i][1], count, items[i][2]);
+            size_t len = strlen(text), measure = json_measure(text, len).bytes;
+            taken = taken_most = 0;
+            CHECK_OK(json_read(text, len, 8, &value, &e), e);
+            if (taken_most > measure || measure > taken_most * 5)
+                test_fail(__FILE__, __LINE__, "%zu of %s take %zu, not %zu", count, items[i][1],
+                          taken_most, measure);
+            json_decref(value);
+            CHECK_INT(taken, 0);
+            free(text);
+        }
+    }
+    json_set_alloc_funcs(malloc, free);
+}
+
+TEST(json_of_too_many_values_is_refused)
+{
+    err e = ERR_INIT;
+    json_t *value = NULL;
+    cleanup_free char *digits = repeated("[0", ",0", 2 << 20, "]");
+    CHECK_OK(json_read(digits, strlen(digits), 8, &value, &e), e);
+    json_decref(value);
+    cleanup_free char *objects = repeated("[0", ",{}", 1 << 20, "]");
+    CHECK_ERR(json_read(objects, strlen(objects), 8, &value, &e), e, ERR_LIMIT, "too many values");
 }

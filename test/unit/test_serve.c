@@ -235,6 +235,12 @@ static void check_too_long(const char *code)
     CHECK_CONTAINS(message, part);
     int fits = (int)strtol(strstr(message, part) + strlen(part), NULL, 10);
     CHECK(fits > 0 && fits < 1000);
+    size_t frame_bytes, values_bytes, outputs;
+    outputs = (size_t)json_integer_value(json_object_get(first, "outputs"));
+    CHECK_INT(outputs, 4000);
+    serve_answer_limits((size_t)fits, outputs, &frame_bytes, &values_bytes);
+    wire_set_limit(to, frame_bytes);
+    wire_set_values_limit(to, values_bytes);
     cleanup_json json_t *answer = answer_to(to, question(fits));
     CHECK_STR(wire_type(answer), "predictions");
     CHECK_INT(json_array_size(json_object_get(json_object_get(answer, "data"), "logits")), fits);

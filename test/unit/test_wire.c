@@ -262,6 +262,33 @@ TEST(bad_frames_are_refused)
     refuse(100, deep, "nested deeper");
 }
 
+/* Few bytes, which would take ninety times as many. */
+TEST(a_frame_of_too_many_values_is_refused_before_it_is_read)
+{
+    static char many[WIRE_FRAME_BYTES];
+    static const char head[] = "{\"type\":\"a\",\"b\":[{}";
+    size_t len = sizeof head - 1;
+    memcpy(many, head, len);
+    for (; len + 5 < sizeof many; len += 3)
+        memcpy(many + len, ",{}", 3);
+    memcpy(many + len, "]}", 2);
+    err e = ERR_INIT;
+    int peer;
+    wire *w = pair(&peer);
+    json_t *message = NULL;
+    int sent[2] = {(int)len + 2, 0};
+    CHECK(write(peer, sent, 4) == 4);
+    int status = 0;
+    for (size_t at = 0; at < len + 2 && status == 0;) {
+        ssize_t n = send(peer, many + at, len + 2 - at, MSG_DONTWAIT);
+        at += n > 0 ? (size_t)n : 0;
+        status = wire_receive(w, &message, &e);
+    }
+    CHECK_ERR(status, e, ERR_CORRUPT, "too many values");
+    wire_close(w);
+    close(peer);
+}
+
 TEST(brackets_in_strings_are_not_depth)
 {
     err e = ERR_INIT;
