@@ -25,7 +25,9 @@ int cli_unwritten(const err *e)
 
 int cli_fail(const err *e)
 {
-    fprintf(stderr, "kubeml: %s\n", e->message);
+    fputs("kubeml: ", stderr);
+    output_said(stderr, e->message, true); /* what to do may be some */
+    fputc('\n', stderr);
     if (e->code == ERR_UNAVAILABLE && e->os_errno == ECONNREFUSED)
         fprintf(stderr,
                 "Is the platform running? `kubeml up` starts it; KUBEML_URL says where it is.\n");

@@ -177,24 +177,31 @@ int output_rows(const json_t *rows, const cli_column *columns, const char *forma
 int output_value(const json_t *value, const char *format); /* json or yaml */
 /* Sorts an array of objects by when they were created, the newest last. */
 void output_sort(json_t *rows);
-/* Under a title as wide as the others. What code said is escaped as the logger does it: it stays on
- * its line and does nothing to a terminal. */
-void output_line(const char *title, const char *text);
+/* What code said is escaped as the logger does it: it does nothing to a terminal, and stays on its
+ * line, unless it may be of `lines`. */
+void output_said(FILE *to, const char *text, bool lines);
+void output_line(const char *title, const char *text); /* under one as wide as the others */
+/* Of a log, for a terminal: lines and colours are left as they are. Returns how much of it is
+ * written: fewer than OUTPUT_KEPT_BYTES at its end may belong to what follows, unless it is over.
+ * Whether it could be written is ferror's. */
+enum { OUTPUT_KEPT_BYTES = 32 };
+size_t output_log(FILE *to, const char *bytes, size_t len, bool over);
 void output_age(const json_t *rfc3339, char *out, size_t size);
 const json_t *output_at(const json_t *value, const char *path);
 
 /* ---- standard output beside a transfer (write_behind.c) ---- */
 /* What an http_call receives goes to standard output as fast as that takes it, and the call goes on
- * meanwhile. The two in the middle are its sink and its over, with the write_behind as their
- * context: they end it when nobody reads any more, or nothing can be written. */
+ * meanwhile; a log, where that is a terminal, by output_log. The two in the middle are its sink and
+ * its over, with the write_behind as their context: they end it when nobody reads any more, or
+ * nothing can be written. */
 typedef struct write_behind write_behind;
-int write_behind_open(write_behind **out, err *e);
+int write_behind_open(write_behind **out, bool log, err *e);
 int write_behind_take(void *w, const char *bytes, size_t len);
 bool write_behind_over(void *w);
 /* Waits until all is written, and frees it; -1 with what kept it from being written. */
 int write_behind_close(write_behind *w, err *e);
 /* GETs the path and writes what comes; the process's exit status. `idle_s` as of an http_call. */
-int cli_print(const cli *c, const char *path, const char *accept, int idle_s);
+int cli_print(const cli *c, const char *path, const char *accept, bool log, int idle_s);
 
 /* ---- list, get, delete and the like (objects.c) ---- */
 typedef struct object_kind {

@@ -16,7 +16,7 @@ int cmd_logs(cli *c, int argc, char **argv)
     OBJECT_NAME(c, argc, argv, &object_job, more, &id);
     if (follow)
         return follow_log(c, id);
-    return cli_print(c, cli_path(object_job.path, id, "/logs"), "text/plain", 0);
+    return cli_print(c, cli_path(object_job.path, id, "/logs"), "text/plain", true, 0);
 }
 
 /* Words come from the table of verbs; a verb's options, and what may stand behind them, from the

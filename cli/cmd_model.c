@@ -60,7 +60,8 @@ int cmd_model_export(cli *c, int argc, char **argv)
     OBJECT_NAME(c, argc, argv, &object_job, more, &id);
     /* Written into, not replaced: the file that it is may have something in it already. */
     if (strcmp(output, "-") == 0 || strcmp(output, "/dev/stdout") == 0)
-        return cli_print(c, cli_path("/model/", id, "?format=safetensors"), "*/*", CLI_BUSY_S);
+        return cli_print(c, cli_path("/model/", id, "?format=safetensors"), "*/*", false,
+                         CLI_BUSY_S);
     size_t len = strlen(output);
     bool npz = len > 4 && strcmp(output + len - 4, ".npz") == 0;
     err e = ERR_INIT;

@@ -145,7 +145,7 @@ int follow_log(const cli *c, const char *id)
     err e = ERR_INIT, unwritten = ERR_INIT;
     buf_init(&f.in, LINE_BYTES_MAX);
     f.seen = log_seen_open(&e);
-    if (!f.seen || write_behind_open(&f.output, &e)) {
+    if (!f.seen || write_behind_open(&f.output, true, &e)) {
         log_seen_close(f.seen);
         return cli_fail(&e);
     }

@@ -24,19 +24,82 @@ const json_t *output_at(const json_t *value, const char *path)
     return value;
 }
 
+/* ---- what code said -------------------------------------------------------------------------- */
+
+/* The length of the character where a terminal takes it for a command, of U+0080 to U+009F two
+ * bytes; 0: it is none. */
+static size_t control_bytes(const unsigned char *c, size_t len)
+{
+    if (*c < 0x20 || *c == 0x7f)
+        return 1;
+    return len > 1 && c[0] == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0 ? 2 : 0;
+}
+
+static void put_escaped(FILE *to, const unsigned char *c, size_t bytes)
+{
+    if (*c == '\n')
+        fputs("\\n", to);
+    else if (bytes == 1)
+        fprintf(to, "\\x%02x", *c);
+    else
+        fprintf(to, "\\u%04x", c[1]);
+}
+
+void output_said(FILE *to, const char *text, bool lines)
+{
+    const unsigned char *c = (const unsigned char *)text;
+    for (size_t left = strlen(text), bytes; left; c += bytes, left -= bytes) {
+        bytes = control_bytes(c, left);
+        if (bytes && !(lines && *c == '\n')) {
+            put_escaped(to, c, bytes);
+        } else {
+            putc(*c, to);
+            bytes = 1;
+        }
+    }
+}
+
 void output_line(const char *title, const char *text)
 {
     printf("%-9s ", title);
-    for (; *text; text++) {
-        unsigned char c = (unsigned char)*text;
-        if (c == '\n')
-            fputs("\\n", stdout);
-        else if (c < 0x20 || c == 0x7f)
-            printf("\\x%02x", c);
-        else
-            putchar(c);
-    }
+    output_said(stdout, text, false);
     putchar('\n');
+}
+
+/* How much of it is a colour, which ends with `m`; 0: none, and of what may become one -1. */
+static int colour_bytes(const char *at, size_t len)
+{
+    size_t i = 2;
+    if (*at != '\033' || (len > 1 && at[1] != '['))
+        return 0;
+    while (i < len && i < OUTPUT_KEPT_BYTES && strchr("0123456789;:", at[i]) && at[i])
+        i++;
+    if (i >= len)
+        return -1;
+    return i < OUTPUT_KEPT_BYTES && at[i] == 'm' ? (int)i + 1 : 0;
+}
+
+size_t output_log(FILE *to, const char *bytes, size_t len, bool over)
+{
+    size_t i = 0;
+    while (i < len) {
+        const unsigned char *c = (const unsigned char *)bytes + i;
+        int colour = colour_bytes(bytes + i, len - i);
+        size_t control = control_bytes(c, len - i);
+        if (!over && (colour < 0 || (*c == 0xc2 && i + 1 == len)))
+            break;
+        if (colour > 0) {
+            fwrite(c, 1, (size_t)colour, to);
+            i += (size_t)colour;
+        } else if (control && *c != '\n' && *c != '\t') {
+            put_escaped(to, c, control);
+            i += control;
+        } else {
+            putc(*c, to);
+            i++;
+        }
+    }
+    return i;
 }
 
 void output_age(const json_t *rfc3339, char *out, size_t size)

@@ -75,7 +75,8 @@ static void on_state(watcher *w, const json_t *task)
     if (strcmp(text, w->said) == 0 || (w->quiet && !w->ended))
         return;
     snprintf(w->said, sizeof w->said, "%s", text);
-    fprintf(stderr, "%s\n", text);
+    output_said(stderr, text, false);
+    fputc('\n', stderr);
 }
 
 /* One event: its lines, NUL-terminated. */

@@ -21,29 +21,48 @@ struct write_behind {
     pthread_cond_t changed;
     buf waiting;
     bool over;
+    bool shown; /* a log, on a terminal */
     err why; /* of the output; nothing is written after it */
 };
+
+/* Needs the lock. Of a log on a terminal the last block's end may still be there: it goes on. */
+static void take_waiting(write_behind *w, buf *taken)
+{
+    if (taken->len) {
+        buf_append(taken, w->waiting.bytes, w->waiting.len, &w->why);
+    } else {
+        buf swap = *taken;
+        *taken = w->waiting;
+        w->waiting = swap;
+    }
+    buf_reset(&w->waiting);
+}
+
+static void write_out(bool shown, buf *taken, bool over, err *why)
+{
+    size_t written = shown ? output_log(stdout, taken->bytes, taken->len, over)
+                           : fwrite(taken->bytes, 1, taken->len, stdout);
+    if (ferror(stdout) || fflush(stdout))
+        err_set_errno(why, errno, "standard output");
+    buf_consume(taken, written);
+}
 
 static void *run(void *arg)
 {
     write_behind *w = arg;
     buf taken;
-    buf_init(&taken, WAITING_MAX);
+    buf_init(&taken, WAITING_MAX + OUTPUT_KEPT_BYTES);
     pthread_mutex_lock(&w->lock);
-    while (w->why.code == ERR_NONE) {
+    for (bool over = false; w->why.code == ERR_NONE && !over;) {
         while (!w->waiting.len && !w->over)
             pthread_cond_wait(&w->changed, &w->lock);
-        if (!w->waiting.len)
-            break;
-        buf swap = taken;
-        taken = w->waiting;
-        w->waiting = swap;
-        buf_reset(&w->waiting);
+        over = !w->waiting.len;
+        take_waiting(w, &taken);
         pthread_cond_signal(&w->changed);
         pthread_mutex_unlock(&w->lock);
         err why = ERR_INIT;
-        if (fwrite(taken.bytes, 1, taken.len, stdout) != taken.len || fflush(stdout))
-            err_set_errno(&why, errno, "standard output");
+        if (taken.len)
+            write_out(w->shown, &taken, over, &why);
         pthread_mutex_lock(&w->lock);
         if (w->why.code == ERR_NONE)
             w->why = why;
@@ -54,14 +73,15 @@ static void *run(void *arg)
     return NULL;
 }
 
-int write_behind_open(write_behind **out, err *e)
+int write_behind_open(write_behind **out, bool log, err *e)
 {
     write_behind *w = *out = calloc(1, sizeof *w);
     if (!w)
         return err_set(e, ERR_NOMEM, "no memory for the output");
+    w->shown = log && isatty(STDOUT_FILENO);
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
-    buf_init(&w->waiting, WAITING_MAX);
+    buf_init(&w->waiting, WAITING_MAX + OUTPUT_KEPT_BYTES);
     if (pthread_create(&w->thread, NULL, run, w) == 0)
         return 0;
     pthread_cond_destroy(&w->changed);
@@ -117,11 +137,11 @@ int write_behind_close(write_behind *w, err *e)
     return status;
 }
 
-int cli_print(const cli *c, const char *path, const char *accept, int idle_s)
+int cli_print(const cli *c, const char *path, const char *accept, bool log, int idle_s)
 {
     err e = ERR_INIT, why = ERR_INIT;
     write_behind *output;
-    if (write_behind_open(&output, &e))
+    if (write_behind_open(&output, log, &e))
         return cli_fail(&e);
     http_call call = {.method = "GET",
                       .accept = accept,

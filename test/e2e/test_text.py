@@ -1,6 +1,11 @@
 #!/usr/bin/python3
 """What user code says in bytes that are no UTF-8, and what is cut within a character on its way, ends up in the job's record
 all the same: its end is told, with its cause."""
+import os
+import pty
+import subprocess
+import tty
+
 import harness
 from harness import case
 
@@ -58,6 +63,41 @@ def last_words_in_latin1(p):
     task = fails(p, "dies", r'fputs("Gewicht zu gro\xdf, Ende\n", stderr); _Exit(3); return kml_gradients(s);')
     assert task["reason"] == "Crashed" and "exited with status 3" in task["message"], task
     assert "2 times" in task["message"] and "Gewicht zu gro?, Ende" in task["message"], task
+
+
+SAYS = r'\033]0;title\007 \033[31mred\033[0m \303\251 \302\233" "1A \033[2J\rend'
+SAID = "\033]0;title\x07 \033[31mred\033[0m é \x9b1A \033[2J\rend"
+SHOWN = r"\x1b]0;title\x07 " + "\033[31mred\033[0m é " + r"\u009b1A \x1b[2J\x0dend"
+
+
+def on_terminal(p, *command):
+    """What a command writes to a terminal as its output, and what to standard error."""
+    ours, theirs = pty.openpty()
+    tty.setraw(theirs)
+    done = subprocess.run([str(harness.BIN / "kubeml"), *command], stdin=subprocess.DEVNULL, stdout=theirs,
+                          stderr=subprocess.PIPE, env={**os.environ, "KUBEML_URL": p.url}, timeout=60 * harness.STRETCH)
+    os.close(theirs)
+    return harness.shown_on(ours), done.stderr.decode()
+
+
+@case(limit=120)
+def commands_to_a_terminal_are_shown_and_not_carried_out(p):
+    """By a log, which keeps its colours, and by the cause of a job's end."""
+    p.dataset()
+    task = fails(p, "paints", f'fputs("{SAYS}\\n", stderr); return kml_step_fail(s, "%s", "{SAYS}");')
+    assert SAID in task["message"], task
+    for command in (["logs"], ["logs", "-f"]):
+        log, _ = on_terminal(p, *command, "--id", task["id"])
+        assert f"{SHOWN}\n" in log and SAID not in log, repr(log)
+    piped = subprocess.run([str(harness.BIN / "kubeml"), "logs", "--id", task["id"]], capture_output=True,
+                           env={**os.environ, "KUBEML_URL": p.url})
+    assert SAID.encode() + b"\n" in piped.stdout, piped.stdout
+    _, told = on_terminal(p, "task", "wait", "--id", task["id"])
+    assert "StepFailed" in told and SHOWN.replace("\033", r"\x1b") in told and "\033" not in told, repr(told)
+    asked = ["--function", "refuses", "--dataset", "tiny", "--epochs", "1", "--batch", "32", "--lr", "0.01"]
+    p.function("refuses", HEAD + MODEL % f'if (kml_classes(g) == 10) return kml_fail(g, "{SAYS}"); ' + END % "")
+    _, told = on_terminal(p, "train", *asked)
+    assert SHOWN.replace("\033", r"\x1b") in told and "\033" not in told, repr(told)
 
 
 if __name__ == "__main__":
