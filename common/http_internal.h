@@ -52,6 +52,7 @@ typedef struct http_connection {
     int64_t deadline_ms; /* of what it is in now; HTTP_NEVER while we are the ones who work */
     int64_t since_ms;    /* when that began */
     bool idle;           /* no whole request yet */
+    bool stranger;       /* another user's, where that matters */
     struct http_connection *prev, *next;
 } http_connection;
 
@@ -101,6 +102,7 @@ struct http_server {
     struct MHD_Daemon *daemon;
     uint16_t port;
     int listen_fd;
+    bool asks_peers; /* there are no tokens, and the kernel tells whose a connection is */
 
     pthread_mutex_t lock; /* guards everything below */
     pthread_cond_t work, quiet, tick;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 const char *http_header_value(const http_request *r, const char *name)
 {
@@ -51,6 +52,17 @@ static int check_token(http_request *r, err *e)
     return err_set(e, ERR_UNAUTHORIZED,
                    have || own ? "the token is wrong"
                                : "a token is needed: Authorization: Bearer TOKEN");
+}
+
+/* Without a token the API is for whom it runs as, of all that the machine may have for users. */
+static int check_peer(const http_request *r, err *e)
+{
+    if (!r->server->asks_peers || r->route->open || (r->conn && !r->conn->stranger))
+        return 0;
+    return err_set(e, ERR_FORBIDDEN,
+                   "without tokens the API answers to user %u, as whom it runs, and to root alone; "
+                   "for others start it with --token-file FILE",
+                   (unsigned)geteuid());
 }
 
 /* Without a token the API is for this machine alone, and so are its names: a page whose own name
@@ -199,8 +211,8 @@ int http_request_check(http_request *r, unsigned *status, err *e)
     }
     if (strpbrk(r->uri, " \t"))
         return err_set(e, ERR_INVALID, "the path has a space in it, which is written %%20");
-    if (http_target_parse(r->uri, &r->target, e) || find_route(r, status, e) ||
-        check_token(r, e) || check_host(r, e) || check_origin(r, e) || check_queries(r, e) ||
+    if (http_target_parse(r->uri, &r->target, e) || find_route(r, status, e) || check_token(r, e) ||
+        check_peer(r, e) || check_host(r, e) || check_origin(r, e) || check_queries(r, e) ||
         check_accept(r, status, e) || check_body(r, status, e))
         return -1;
     return 0;

@@ -21,6 +21,7 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "log.h"
+#include "peer.h"
 
 enum {
     /* libmicrohttpd's memory for one connection: headers and the piece of body it hands over. From
@@ -37,6 +38,13 @@ enum {
 
 /* ---- connections and their deadlines --------------------------------------------------------- */
 
+/* One that is closed by now was nobody's: root's, the kernel would say. */
+static bool is_strange(int fd)
+{
+    uid_t user;
+    return !peer_user(fd, &user) || (user != geteuid() && user != 0);
+}
+
 static void connection_opened(http_server *s, struct MHD_Connection *connection, void **context)
 {
     http_connection *c = calloc(1, sizeof *c);
@@ -50,6 +58,7 @@ static void connection_opened(http_server *s, struct MHD_Connection *connection,
     c->idle = true;
     c->since_ms = clock_monotonic_ms();
     c->deadline_ms = clock_deadline_ms(s->config.header_ms);
+    c->stranger = s->asks_peers && is_strange(c->fd);
     int on = 1, dead_ms = SEND_MS, idle_s = PROBE_IDLE_S, every_s = PROBE_EVERY_S;
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     setsockopt(c->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_ms, sizeof dead_ms);
@@ -569,6 +578,11 @@ int http_server_start(const http_config *config, http_server **out, err *e)
         return -1;
     }
     s->port = bound_port(s->listen_fd);
+    s->asks_peers = !config->tokens && peer_is_told(s->listen_fd);
+    if (!config->tokens && !s->asks_peers)
+        log_warn(
+            "the kernel does not tell whose a connection is: without tokens every user of this "
+            "machine is answered");
     if (pthread_create(&s->timer, NULL, timer_run, s)) {
         server_free(s);
         return err_set(e, ERR_NOMEM, "no thread for the HTTP server's deadlines");

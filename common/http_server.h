@@ -79,8 +79,10 @@ typedef struct http_config {
     const http_route *routes;
     size_t route_count;
     void *context;     /* handed to handlers */
-    /* that are taken, the caller's; NULL: none is asked for. A token comes as Authorization:
-     * Bearer, or as HTTP_TOKEN_HEADER where a proxy in between keeps Authorization for itself */
+    /* that are taken, the caller's; NULL: none is asked for, and only `open` routes answer to
+     * another user of this machine than root and our own, as far as peer.h tells. A token comes as
+     * Authorization: Bearer, or as HTTP_TOKEN_HEADER where a proxy in between keeps Authorization
+     * for itself */
     const tokens *tokens;
     /* 0: the default in brackets */
     int connections_max; /* [4096] */

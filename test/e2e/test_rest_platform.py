@@ -173,6 +173,29 @@ def what_a_killed_controller_was_starting_is_waited_for():
         p.get("/health")
 
 
+OTHERS = """
+import sys, urllib.request, urllib.error
+for path in sys.argv[2:]:
+    try:
+        print(urllib.request.urlopen(sys.argv[1] + path).status)
+    except urllib.error.HTTPError as e:
+        print(e.code, e.read().decode())
+"""
+
+
+@case()
+def without_tokens_other_users_are_refused(p):
+    if os.geteuid():
+        harness.skip("it runs a program as another user, as root alone can")
+    said = subprocess.run(["/usr/bin/python3", "-c", OTHERS, p.url, "/tasks", "/version", "/metrics"], user=65534, cwd="/",
+                          capture_output=True, text=True, check=True).stdout.splitlines()
+    if "does not tell whose a connection is" in p.log_text():
+        harness.skip("the kernel does not tell whose a connection is")
+    assert [line[:3] for line in said] == ["403", "200", "403"], said
+    assert "--token-file FILE" in said[0], said
+    assert p.get("/tasks") == []
+
+
 @case(platform=False)
 def a_second_controller_is_refused():
     with harness.Platform() as p:

@@ -7,10 +7,12 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "clock.h"
 #include "http_server.h"
+#include "peer.h"
 #include "test.h"
 
 enum { HEADER_MS = 300, BODY_MS = 300, IDLE_MS = 400, GIVE_UP_MS = 15000 };
@@ -474,8 +476,10 @@ TEST(a_client_that_goes_away)
     serve(NULL);
     int fd = dial();
     say(fd, POST("/count", "Content-Length: 1000\r\n", "abc"));
-    close(fd);
     pthread_mutex_lock(&lock);
+    while (!counting) /* before that it would be nobody's */
+        pthread_cond_wait(&changed, &lock);
+    close(fd);
     while (!released)
         pthread_cond_wait(&changed, &lock);
     CHECK_INT(read_bytes, 3);
@@ -890,4 +894,89 @@ TEST(a_taken_port)
     c.host = "no such host";
     CHECK_ERR(http_server_start(&c, &second, &e), e, ERR_INVALID, "no such host");
     http_server_stop(server, 2000);
+}
+
+/* ---- other users of the machine -------------------------------------------------------------- */
+
+/* What such a process hears: the status of each request in turn, or 0 where it did not wait. */
+static void as_nobody(const char *const *requests, int *statuses, size_t count)
+{
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        if (setgid(65534) != 0 || setuid(65534) != 0)
+            _exit(1);
+        for (size_t i = 0; i < count; i++) {
+            char out[4096] = "";
+            int fd = dial(), status = 0;
+            say(fd, requests[i]);
+            if (statuses[i] >= 0 && hear(fd, out, sizeof out, "}", 5000))
+                status = (int)strtol(out + 9, NULL, 10);
+            close(fd);
+            if (write(ends[1], &status, sizeof status) != sizeof status)
+                _exit(1);
+        }
+        _exit(0);
+    }
+    close(ends[1]);
+    for (size_t i = 0; i < count; i++)
+        CHECK(read(ends[0], &statuses[i], sizeof *statuses) == sizeof *statuses);
+    close(ends[0]);
+    int ended;
+    CHECK(waitpid(child, &ended, 0) == child && ended == 0);
+}
+
+/* An address of IPv4 as programs write it that know one family alone. */
+static int dial_mapped(void)
+{
+    int fd = socket(AF_INET6, SOCK_STREAM, 0);
+    struct sockaddr_in6 to = {.sin6_family = AF_INET6,
+                              .sin6_port = htons(http_server_port(server))};
+    CHECK(inet_pton(AF_INET6, "::ffff:127.0.0.1", &to.sin6_addr) == 1);
+    if (fd < 0 || connect(fd, (struct sockaddr *)&to, sizeof to) != 0)
+        return -1;
+    return fd;
+}
+
+TEST(without_tokens_its_own_user_is_answered)
+{
+    char out[4096] = "";
+    serve(NULL);
+    check_answer(GET("/user"), "200", "{user=}");
+    int fd = dial_mapped();
+    if (fd < 0)
+        test_skip("there is no IPv6 here");
+    say(fd, GET("/user"));
+    CHECK(hear(fd, out, sizeof out, "}", 5000));
+    CHECK_CONTAINS(out, "200 OK");
+    close(fd);
+    http_server_stop(server, 0);
+}
+
+TEST(without_tokens_another_user_is_refused)
+{
+    if (geteuid() != 0)
+        test_skip("it becomes another user, as root alone can");
+    static const char *const requests[] = {GET("/user"), GET("/hello/a"), NOTE, NOTE};
+    int statuses[] = {0, 0, 0, -1}; /* the last is closed at once: such a socket is nobody's */
+    serve(NULL);
+    int listens = http_server_listen("127.0.0.1", 0, NULL);
+    if (!peer_is_told(listens))
+        test_skip("the kernel does not tell whose a connection is");
+    close(listens);
+    as_nobody(requests, statuses, 4);
+    CHECK_INT(statuses[0], 403);
+    CHECK_INT(statuses[1], 200); /* as without a token */
+    CHECK_INT(statuses[2], 403);
+    check_answer(GET("/user"), "200", "{user=}");
+    CHECK(http_server_stop(server, GIVE_UP_MS));
+    CHECK_INT(atomic_load(&noted), 0);
+    serve("ann:abc");
+    as_nobody(
+        (const char *const[]){"GET /user HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer abc\r\n\r\n"},
+        statuses, 1);
+    CHECK_INT(statuses[0], 200);
+    http_server_stop(server, 0);
 }
