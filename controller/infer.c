@@ -30,8 +30,10 @@ enum {
     TAKE_MS = 30000,
     SERVE_MS = 30000,
     INFER_MS = 60000,
-    /* for the questions at work, and as much for their answers; or one of any size */
+    /* for the questions at work, and as much for their answers; the largest of them, which may be
+     * larger than that, leaves room for small ones beside it */
     ROOM_BYTES = 256 << 20,
+    LARGE_BYTES = 240 << 20,
 };
 /* All of an answer; whoever hands the request on waits for longer. */
 _Static_assert(INFER_MS + TAKE_MS + SERVE_MS + INFER_MS < FORWARD_ANSWER_MS,
@@ -260,10 +262,14 @@ static int load(infer *i, server *s, const material *m, err *e)
     return status;
 }
 
-/* Needs the lock. */
+static size_t counted(size_t bytes)
+{
+    return bytes < LARGE_BYTES ? bytes : LARGE_BYTES;
+}
+
 static bool fits(size_t used, size_t bytes)
 {
-    return used == 0 || used + bytes <= ROOM_BYTES;
+    return used + bytes <= ROOM_BYTES;
 }
 
 static int enter(infer *i, visit *v, err *e)
@@ -372,7 +378,7 @@ static int load_and_ask(infer *i, server *s, const material *m, visit *v, json_t
     if (!s->wire && load(i, s, m, e))
         return -1;
     serve_answer_limits(json_array_size(data), s->outputs, &frame_bytes, &values_bytes);
-    if (enter_answer(i, v, frame_bytes + values_bytes, e))
+    if (enter_answer(i, v, counted(frame_bytes + values_bytes), e))
         return 1;
     wire_set_limit(s->wire, frame_bytes);
     wire_set_values_limit(s->wire, values_bytes);
@@ -441,10 +447,10 @@ void rest_infer(http_request *r, void *context)
     err e = ERR_INIT;
     size_t len, most = json_values_max(REQUEST_INFER_BYTES_MAX);
     const char *text = http_body_bytes(r, &len);
-    visit v = {.question_bytes = json_measure(text, len).bytes,
+    size_t bytes = json_measure(text, len).bytes;
+    /* what is over the limit is refused before it is parsed */
+    visit v = {.question_bytes = bytes > most ? 0 : counted(bytes),
                .deadline_ms = clock_deadline_ms(INFER_MS)};
-    if (v.question_bytes > most)
-        v.question_bytes = 0; /* it is refused before it is parsed */
     if (enter(c->infer, &v, &e)) {
         http_answer_error(r, &e);
         return;
