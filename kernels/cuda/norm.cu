@@ -378,9 +378,8 @@ apply_packs(const norm_input<T> &in, const norm_output<T> &out, const scaling<EA
     enum { AT_ONCE = 4 };
     if (from >= count)
         return;
-    size_t i = last_before(count, from, AT_ONCE * step) + AT_ONCE * step;
-    do { /* a loop that counts takes half as many registers more */
-        i -= AT_ONCE * step;
+    /* A loop that counts takes half as many registers more. */
+    for (size_t i = last_before(count, from, AT_ONCE * step);; i -= AT_ONCE * step) {
         pack<T, EACH> value[AT_ONCE] = {}, more[AT_ONCE] = {};
         UNROLL
         for (int j = 0; j < AT_ONCE; j++) {
@@ -404,7 +403,9 @@ apply_packs(const norm_input<T> &in, const norm_output<T> &out, const scaling<EA
             if (at < count)
                 store<EACH>(out.y, at, result);
         }
-    } while (i != from);
+        if (i == from)
+            return;
+    }
 }
 
 /* Where a gradient goes, and whether something is there already. */
@@ -426,9 +427,7 @@ send_packs(const norm_input<T> &in, const norm_gradients<T> &out, const scaling<
     enum { AT_ONCE = EACH == 8 ? 1 : 2 };
     if (from >= count)
         return;
-    size_t i = last_before(count, from, AT_ONCE * step) + AT_ONCE * step;
-    do {
-        i -= AT_ONCE * step;
+    for (size_t i = last_before(count, from, AT_ONCE * step);; i -= AT_ONCE * step) {
         pack<T, EACH> value[AT_ONCE] = {}, sent[AT_ONCE] = {}, y[AT_ONCE] = {};
         pack<T, EACH> before[AT_ONCE] = {}, before_also[AT_ONCE] = {};
         UNROLL
@@ -462,7 +461,9 @@ send_packs(const norm_input<T> &in, const norm_gradients<T> &out, const scaling<
             if (out.dalso && at < count)
                 store<EACH>(out.dalso, at, passed);
         }
-    } while (i != from);
+        if (i == from)
+            return;
+    }
 }
 
 static __device__ __forceinline__ size_t live_values(const step_args *a, const norm_shape &s)
