@@ -60,11 +60,13 @@ $(BUILD)/obj/kernels/cuda/cuda_known.o: $(CUDA_VERSION)
 # Whose CUDA it is, 13 say, which an older driver does not run: common/nvml.c. 0: the engine is not built.
 CUDA_MAJOR   := $(or $(if $(filter 1,$(CUDA)),$(shell sed -n 's/^.define CUDART_VERSION *\([0-9]*\)[0-9]\{3\}$$/\1/p' \
                 $(firstword $(call cuda_header,cuda_runtime_api.h)))),0)
+ifneq ($(CUDA_MAJOR),0)
 $(BUILD)/cuda_major: FORCE
 	@mkdir -p $(@D)
 	@echo '$(CUDA_MAJOR)' | cmp -s - $@ || echo '$(CUDA_MAJOR)' >$@
 EXTRA_common_nvml := -DCUDA_MAJOR=$(CUDA_MAJOR)
 $(BUILD)/obj/common/nvml.o: $(BUILD)/cuda_major
+endif
 
 .PHONY: cuda-toolkit cuda check-cuda check-cuda-host
 cuda-toolkit: ## fetch a CUDA toolkit into the build folder (1.1 GB), for machines without one
