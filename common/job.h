@@ -207,7 +207,9 @@ typedef struct job_event {
 typedef enum job_action_type {
     JOB_SAVE,       /* write the job's record (job_record) before what follows */
     JOB_TAKE,       /* get a pod for function, incarnation; -> POD_READY or POD_FAILED */
-    JOB_UNTAKE,     /* that pod is wanted no more: -> POD_FAILED, unless it is on its way already */
+    /* that pod is wanted no more, or (value 1) has had its time: -> POD_FAILED, unless it is on its
+     * way already */
+    JOB_UNTAKE,
     /* send `job` to kubeml-ps `pod`, with job->resumed, ->generation, ->parallelism */
     JOB_SEND,
     JOB_ATTACH,     /* dial kubeml-ps `pod`, `attach`; -> PS_ACCEPTED, PS_REFUSED or PS_CLOSED */

@@ -153,19 +153,20 @@ void pod_want(jobs *m, job *j, int function, int incarnation)
     take(m, j, p);
 }
 
-static void untake(jobs *m, job *j, const job_pod *p)
+static void untake(jobs *m, job *j, const job_pod *p, bool late)
 {
     if (p->unwanted)
         return;
     job_action *a = jobs_emit(m, JOB_UNTAKE, j);
     a->function = p->function;
     a->incarnation = p->incarnation;
+    a->value = late;
 }
 
 static void stop_within(jobs *m, job *j, job_pod *p, int grace_ms)
 {
     if (p->phase == JOB_POD_TAKING) {
-        untake(m, j, p);
+        untake(m, j, p, false);
         p->unwanted = true; /* one that is there before it is heard is stopped then */
         return;
     }
@@ -553,7 +554,7 @@ static void not_come(jobs *m, job *j, job_pod *p)
     text_print(text, sizeof text, "not there after %d s%s%.200s", (int)(m->limits.pod_ms / 1000),
                p->message[0] ? ": " : "", p->message);
     if (MUTATE(30, true, false))
-        untake(m, j, p);
+        untake(m, j, p, true);
     pod_failed(m, j, p, ERR_TIMEOUT, text);
 }
 

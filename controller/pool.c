@@ -22,7 +22,7 @@ enum {
     STUCK_MS = 10000, /* a pod that is placed and not taken by then: its node may be gone */
     STUCK_MS_MAX = 80000,
     MADE_MS = 600000,  /* any other; a job gives up its own before (job_limits.pod_ms) */
-    PATIENCE_MAX = 32, /* times as long: a node or its network may be slow */
+    PATIENCE_MAX = 32, /* times as long, but for MADE_MS: a node or its network may be slow */
 };
 
 /* What started says that pods start: the next failure waits as the first did. */
@@ -227,6 +227,13 @@ bool pool_is_generic(const link_pod *p, pod_role role, pod_use use)
     return p->role == role && p->use == use && !p->job[0] && !p->waiter;
 }
 
+/* Its node pulls a large image, or has taken it and cannot make it. */
+static bool is_made_for_long(const link_pod *p)
+{
+    return p->use == USE_STARTING && !p->address[0] && !pool_waits_for_room(p) &&
+           clock_monotonic_ms() - p->since_ms >= STUCK_MS;
+}
+
 /* Of the GPUs that warm pods are on, the one where the function goes; -1: it is all the same, or
  * none of them. */
 static int gpu_chosen(const owner *o, const char *id, int function)
@@ -238,14 +245,16 @@ static int gpu_chosen(const owner *o, const char *id, int function)
     return jobs_gpu_choose(o->machine, id, function, offered);
 }
 
-/* The oldest; one that is ready on the function's GPU before one that is on none. `id` NULL: for no
- * job. */
+/* The oldest; one that is ready on the function's GPU before one that is on none. A job counts on
+ * none that is made for long: it gets that one all the same where it is ready first
+ * (give_or_keep). `id` NULL: for no job. */
 static link_pod *find_generic(owner *o, pod_role role, pod_use use, const char *id, int function)
 {
     link_pod *oldest = NULL;
     for (link_pod *p = o->pods; p; p = p->next)
         if (pool_is_generic(p, role, use) &&
-            (id ? suits(o, p, id, function) : p->gpu < 0 || o->gpus_elsewhere) &&
+            (id ? suits(o, p, id, function) && !is_made_for_long(p)
+                : p->gpu < 0 || o->gpus_elsewhere) &&
             (!oldest || oldest->gpu < 0 || p->gpu >= 0))
             oldest = p;
     return oldest;
@@ -304,7 +313,8 @@ void pool_untake(owner *o, const job_action *a)
         return; /* what became of it is said already */
     pool_event(o, p, JOB_POD_FAILED, ERR_CANCELLED, "Untaken", "it is wanted no more");
     p->job[0] = '\0';
-    pool_stop(o, p->name, POD_GRACE_MS);
+    /* Without grace the cluster keeps the next one from a node that could not make this one. */
+    pool_stop(o, p->name, a->value && is_made_for_long(p) ? 0 : POD_GRACE_MS);
 }
 
 void pool_take_function(owner *o, take_waiter *w)
@@ -506,7 +516,7 @@ static int64_t stuck_at(const owner *o, const link_pod *p)
     if (!p->address[0] && p->untaken)
         return p->since_ms + (taken < STUCK_MS_MAX ? taken : STUCK_MS_MAX);
     if (!p->address[0])
-        return p->since_ms + (int64_t)MADE_MS * o->patience;
+        return p->since_ms + MADE_MS;
     if (p->wire)
         return INT64_MAX;
     int64_t hello_ms = p->since_ms + POD_HELLO_MS;

@@ -500,6 +500,7 @@ TEST(a_pod_that_is_not_there_yet_holds_up_no_cancelled_job)
     step((job_event){.type = JOB_TICK});
     step((job_event){.type = JOB_CANCEL, .job = "a"});
     CHECK_INT(get(JOB_UNTAKE)->function, JOB_KUBEML_PS);
+    CHECK_INT(get(JOB_UNTAKE)->value, 0);
     step((job_event){.type = JOB_CANCEL, .job = "a"});
     CHECK(!find(JOB_UNTAKE)); /* once */
     step((job_event){.type = JOB_POD_FAILED, .job = "a", .function = JOB_KUBEML_PS,
@@ -523,6 +524,7 @@ static void wait_in_vain(int function)
     now += 300000;
     step((job_event){.type = JOB_TICK});
     CHECK_INT(get(JOB_UNTAKE)->function, function);
+    CHECK_INT(get(JOB_UNTAKE)->value, 1);
     CHECK(!find(JOB_TAKE));
     step((job_event){.type = JOB_POD_FAILED,
                      .job = "a",

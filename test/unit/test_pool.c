@@ -13,7 +13,7 @@
 static const job asking = {.id = "0123456789ab"};
 static char address[CLUSTER_ADDRESS_BYTES];
 static char last_started[CLUSTER_NAME_BYTES], last_stopped[CLUSTER_NAME_BYTES];
-static int started, stopped;
+static int started, stopped, last_grace_ms;
 static bool anywhere; /* the last that started */
 
 static int start(cluster *c, const pod_spec *spec, pod *out, err *e)
@@ -30,7 +30,8 @@ static int start(cluster *c, const pod_spec *spec, pod *out, err *e)
 
 static int stop(cluster *c, const char *name, int grace_ms, err *e)
 {
-    (void)c, (void)grace_ms, (void)e;
+    (void)c, (void)e;
+    last_grace_ms = grace_ms;
     snprintf(last_stopped, sizeof last_stopped, "%s", name);
     stopped++;
     return 0;
@@ -207,7 +208,8 @@ TEST(a_pod_has_its_time_from_when_it_is_placed)
     close_world();
 }
 
-/* Its image may be large; a node that is gone never said that it makes it. */
+/* Its image may be large; a node that is gone never said that it makes it. Others that were stuck
+ * change nothing of its time, which is long enough. */
 TEST(a_pod_that_its_node_makes_may_take_its_time)
 {
     open_world("");
@@ -218,11 +220,76 @@ TEST(a_pod_that_its_node_makes_may_take_its_time)
     pool_timers(&o, now_ms + 300000);
     CHECK_INT(stopped, 0);
     says(p, false, "ContainerCreating");
+    o.patience = 8;
     pool_timers(&o, now_ms + 300000);
     CHECK_INT(stopped, 0);
     pool_timers(&o, now_ms + 600000);
     CHECK_INT(stopped, 1);
     CHECK_STR(last_stopped, p->name);
+    close_world();
+}
+
+static void untake(bool late)
+{
+    pool_untake(
+        &o,
+        &(job_action){
+            .type = JOB_UNTAKE, .job = &asking, .function = 0, .incarnation = 3, .value = late});
+}
+
+/* Without grace, which keeps the next one from its node. */
+TEST(a_pod_that_its_node_could_not_make_in_a_jobs_time_is_given_up)
+{
+    open_world("");
+    link_pod *p = take();
+    says(p, false, "");
+    p->since_ms -= 290000;
+    untake(true);
+    CHECK_STR(last_stopped, p->name);
+    CHECK_INT(last_grace_ms, 0);
+    close_world();
+}
+
+TEST(a_pod_that_is_wanted_no_more_says_nothing_against_its_node)
+{
+    open_world("");
+    link_pod *p = take();
+    says(p, false, "");
+    p->since_ms -= 290000;
+    untake(false);
+    CHECK_INT(last_grace_ms, POD_GRACE_MS);
+    close_world();
+}
+
+TEST(a_pod_that_waited_for_its_image_says_nothing_against_its_node)
+{
+    open_world("");
+    link_pod *p = take();
+    says(p, false, "ImagePullBackOff");
+    p->since_ms -= 290000;
+    untake(true);
+    CHECK_INT(last_grace_ms, POD_GRACE_MS);
+    close_world();
+}
+
+/* Whichever is there first is the job's. */
+TEST(a_job_does_not_count_on_a_pod_that_is_made_for_long)
+{
+    err e = ERR_INIT;
+    open_world("");
+    link_pod *old = pool_start(&o, POD_FUNCTION, -1, &e);
+    CHECK(old);
+    says(old, false, "");
+    old->since_ms -= 10000;
+    job_action a = {.type = JOB_TAKE, .job = &asking, .function = 0, .incarnation = 3};
+    pool_take(&o, &a);
+    CHECK_INT(started, 2);
+    CHECK_STR(pool_of(&o, asking.id, 0, 3)->name, last_started);
+    link_pod *new = pool_start(&o, POD_FUNCTION, -1, &e);
+    a.function = 1;
+    pool_take(&o, &a);
+    CHECK_INT(started, 3);
+    CHECK(pool_of(&o, asking.id, 1, 3) == new);
     close_world();
 }
 
