@@ -19,6 +19,9 @@ enum {
     DATA_BYTES_MAX = 1 << 30,
     PIECE_BYTES = 1 << 20,
     SLICE_SAMPLES_MAX = 65536, /* of one request, as docs/api.md has it */
+    /* No further sample behind so many bytes of JSON: the server has room for four such requests,
+     * as it has runtimes, but not for two of the largest. */
+    SLICE_BYTES = 2 << 20,
 };
 
 /* JSON has no word for it, so that the server could only say that this is no JSON. */
@@ -131,7 +134,7 @@ static int append_samples(const samples *s, uint64_t from, uint64_t most, uint64
     uint64_t stride = count ? head->data_bytes / array_dtype_bytes(head->dtype) / count : 0;
     if (buf_append(out, "[", 1, e))
         return -1;
-    for (; at < count && at - from < most; at++) {
+    for (; at < count && at - from < most && (at == from || out->len < SLICE_BYTES); at++) {
         size_t before = out->len;
         err why = ERR_INIT;
         if ((at == from || buf_append(out, ",", 1, &why) == 0) &&

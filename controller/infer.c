@@ -6,6 +6,7 @@
  * all. No more requests than that are at work, the others wait as the bytes they came in: as JSON
  * they are many times as large. So large ones are at work one after the other, and so are answers:
  * of these a runtime, where anybody's code runs, gets no more room than its model's outputs need.
+ * Who waits for room has it in the order of coming: a large one is passed by no small ones.
  */
 #include <assert.h>
 #include <pthread.h>
@@ -36,7 +37,7 @@ enum {
     LARGE_BYTES = 240 << 20,
 };
 /* All of an answer; whoever hands the request on waits for longer. */
-_Static_assert(INFER_MS + TAKE_MS + SERVE_MS + INFER_MS < FORWARD_ANSWER_MS,
+_Static_assert(INFER_MS + TAKE_MS + SERVE_MS + INFER_MS + INFER_MS < FORWARD_ANSWER_MS,
                "a standby waits for the leader's answer");
 _Static_assert((int)REQUEST_INFER_BYTES_MAX == (int)SERVE_QUESTION_BYTES_MAX,
                "a runtime takes what it is asked");
@@ -52,6 +53,12 @@ typedef struct server {
     struct server *next;
 } server;
 
+/* A request, from its wish to enter on. */
+typedef struct visit {
+    size_t question_bytes, answer_bytes;
+    struct visit *next; /* in the line that it waits in */
+} visit;
+
 struct infer {
     controller *controller;
     pthread_mutex_t lock;
@@ -60,13 +67,8 @@ struct infer {
     int count;
     int asking; /* requests that have a server, or are to get one */
     size_t questions_bytes, answers_bytes; /* that theirs may take */
+    visit *entering, *answering;           /* those that wait for room, the first first */
 };
-
-/* A request that has entered. */
-typedef struct visit {
-    size_t question_bytes, answer_bytes;
-    int64_t deadline_ms; /* of waiting for room */
-} visit;
 
 infer *infer_open(controller *c)
 {
@@ -272,19 +274,51 @@ static bool fits(size_t used, size_t bytes)
     return used + bytes <= ROOM_BYTES;
 }
 
+static bool question_fits(const infer *i, size_t bytes)
+{
+    return i->asking < OWNER_SERVERS_MAX && fits(i->questions_bytes, bytes);
+}
+
+static bool answer_fits(const infer *i, size_t bytes)
+{
+    return fits(i->answers_bytes, bytes);
+}
+
+/* Until it is the first in the line and has room, or its time is over. Needs the lock. */
+static bool wait_in_line(infer *i, visit **line, visit *v, size_t bytes,
+                         bool (*has_room)(const infer *, size_t))
+{
+    int64_t deadline_ms = clock_deadline_ms(INFER_MS);
+    visit **at = line;
+    while (*at)
+        at = &(*at)->next;
+    *at = v;
+    v->next = NULL;
+    while ((*line != v || !has_room(i, bytes)) && clock_cond_wait(&i->freed, &i->lock, deadline_ms))
+        ;
+    bool in = *line == v && has_room(i, bytes);
+    for (at = line; *at != v;)
+        at = &(*at)->next;
+    *at = v->next;
+    pthread_cond_broadcast(&i->freed); /* who is behind it may have room too */
+    return in;
+}
+
 static int enter(infer *i, visit *v, err *e)
 {
     pthread_mutex_lock(&i->lock);
-    while ((i->asking == OWNER_SERVERS_MAX || !fits(i->questions_bytes, v->question_bytes)) &&
-           clock_cond_wait(&i->freed, &i->lock, v->deadline_ms))
-        ;
-    bool in = i->asking < OWNER_SERVERS_MAX && fits(i->questions_bytes, v->question_bytes);
+    bool in = wait_in_line(i, &i->entering, v, v->question_bytes, question_fits),
+         busy = i->asking == OWNER_SERVERS_MAX;
     i->asking += in;
     i->questions_bytes += in ? v->question_bytes : 0;
     pthread_mutex_unlock(&i->lock);
-    return in ? 0
-              : err_set(e, ERR_UNAVAILABLE, "all %d runtimes for inference are busy",
-                        OWNER_SERVERS_MAX);
+    if (in)
+        return 0;
+    return busy ? err_set(e, ERR_UNAVAILABLE, "all %d runtimes for inference are busy",
+                          OWNER_SERVERS_MAX)
+                : err_set(e, ERR_UNAVAILABLE,
+                          "other questions take all memory that there is for them: ask with fewer "
+                          "samples, or later");
 }
 
 static int enter_answer(infer *i, visit *v, size_t bytes, err *e)
@@ -292,9 +326,7 @@ static int enter_answer(infer *i, visit *v, size_t bytes, err *e)
     pthread_mutex_lock(&i->lock);
     i->answers_bytes -= v->answer_bytes; /* of a runtime that was gone */
     v->answer_bytes = 0;
-    while (!fits(i->answers_bytes, bytes) && clock_cond_wait(&i->freed, &i->lock, v->deadline_ms))
-        ;
-    if (fits(i->answers_bytes, bytes))
+    if (wait_in_line(i, &i->answering, v, bytes, answer_fits))
         i->answers_bytes += v->answer_bytes = bytes;
     pthread_mutex_unlock(&i->lock);
     return v->answer_bytes ? 0
@@ -449,8 +481,7 @@ void rest_infer(http_request *r, void *context)
     const char *text = http_body_bytes(r, &len);
     size_t bytes = json_measure(text, len).bytes;
     /* what is over the limit is refused before it is parsed */
-    visit v = {.question_bytes = bytes > most ? 0 : counted(bytes),
-               .deadline_ms = clock_deadline_ms(INFER_MS)};
+    visit v = {.question_bytes = bytes > most ? 0 : counted(bytes)};
     if (enter(c->infer, &v, &e)) {
         http_answer_error(r, &e);
         return;

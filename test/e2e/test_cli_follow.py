@@ -10,6 +10,8 @@ import signal
 import subprocess
 import threading
 
+import numpy as np
+
 import harness
 from client import KUBEML, Shell, answering, endless, ready, shell
 from harness import case, until
@@ -65,6 +67,16 @@ def what_was_read_without_an_answer_is_asked_again():
         s.refused("function", "get", "a", says="Empty reply from server")
         s.refused("function", "delete", "a", says="Empty reply from server")
     assert lost == {"GET /function": 0, "GET /function/a": 7, "DELETE /function/a": 0}, lost
+
+
+@case(limit=60, platform=False)
+def a_whole_test_set_is_asked_for_in_small_pieces():
+    """9.8 MB of JSON, in requests of 2 MiB and the rest of a sample: others are answered between and beside them."""
+    with answering({"/infer": ({"predictions": [7]}, None)}) as s:
+        np.save(s.folder / "many.npy", np.zeros((6000, 1, 28, 28), np.uint8))
+        assert s.out("infer", "-n", "a", "--datafile", "many.npy").split() == ["7"] * 5
+        np.save(s.folder / "large.npy", np.zeros((2, 1, 1500, 1000), np.uint8))
+        assert s.out("infer", "-n", "a", "--datafile", "large.npy").split() == ["7"] * 2
 
 
 @case(limit=60, platform=False)
