@@ -22,7 +22,13 @@
 #include "clock.h"
 #include "json_read.h"
 
-enum { HEADER_BYTES = 4, READ_BYTES = 64 << 10, DEPTH_MAX = 32, BACKLOG = 128 };
+enum {
+    HEADER_BYTES = 4,
+    READ_BYTES = 64 << 10,
+    KEPT_BYTES = 1 << 20, /* of a buffer that is empty */
+    DEPTH_MAX = 32,
+    BACKLOG = 128
+};
 
 struct wire {
     int fd;
@@ -237,6 +243,16 @@ void wire_set_values_limit(wire *w, size_t values_bytes_max)
     w->values_bytes_max = values_bytes_max;
 }
 
+/* A connection is kept for long, and few of its messages are large. */
+static void let_go(buf *b)
+{
+    size_t max = b->max;
+    if (b->len || b->cap <= KEPT_BYTES)
+        return;
+    buf_free(b);
+    buf_init(b, max);
+}
+
 /* ---- sending -------------------------------------------------------------------------------- */
 
 bool wire_wants_write(const wire *w)
@@ -257,6 +273,7 @@ int wire_flush(wire *w, err *e)
         w->sent += (size_t)n;
     }
     buf_reset(&w->out);
+    let_go(&w->out);
     w->sent = 0;
     return 0;
 }
@@ -332,6 +349,7 @@ static int take_frame(wire *w, json_t **out, err *e)
         return err_set(e, ERR_CORRUPT, "not a message: %s", message ? "no type" : problem.text);
     }
     buf_consume(&w->in, HEADER_BYTES + len);
+    let_go(&w->in);
     *out = message;
     return 1;
 }

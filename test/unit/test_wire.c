@@ -1,5 +1,6 @@
 /* test_wire.c: frames over real sockets: whole, cut, too large, too deep, not JSON. */
 #include <arpa/inet.h>
+#include <malloc.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -355,4 +356,42 @@ TEST(a_peer_that_does_not_read_fills_the_queue)
     free(filler);
     wire_close(w);
     close(peer);
+}
+
+static size_t memory(void)
+{
+    struct mallinfo2 all = mallinfo2();
+    return all.uordblks + all.hblkhd;
+}
+
+/* Connections are kept for long, and few of their messages are large. */
+TEST(a_large_message_leaves_no_memory_taken)
+{
+    enum { LARGE_BYTES = 8 << 20 };
+    err e = ERR_INIT;
+    int peer, got = 0;
+    wire *from = pair(&peer), *to = wire_adopt(peer, &e);
+    CHECK(to);
+    wire_set_limit(to, WIRE_FRAME_BYTES_MAX);
+    wire_set_values_limit(to, 2 * LARGE_BYTES);
+    char *filler = malloc(LARGE_BYTES + 1);
+    memset(filler, 'x', LARGE_BYTES);
+    filler[LARGE_BYTES] = '\0';
+    size_t before = memory();
+    CHECK_OK(wire_sendf(from, &e, "{s:s,s:s}", "type", "bulk", "filler", filler), e);
+    json_t *message = NULL;
+    while (got == 0) {
+        CHECK_OK(wire_flush(from, &e), e);
+        got = wire_receive(to, &message, &e);
+    }
+    CHECK_INT(got, 1);
+    json_decref(message);
+    CHECK(memory() < before + (1 << 20));
+    CHECK_OK(wire_sendf(from, &e, "{s:s}", "type", "next"), e);
+    CHECK_OK(wire_receive_wait(to, &message, clock_deadline_ms(5000), &e), e);
+    CHECK_STR(wire_type(message), "next");
+    json_decref(message);
+    free(filler);
+    wire_close(from);
+    wire_close(to);
 }
