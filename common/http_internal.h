@@ -46,13 +46,20 @@ bool http_accept_best(const char *accept, const char *gives, char *out, size_t o
 
 /* ---- connections and requests ---------------------------------------------------------------- */
 
+/* Whose a connection is, where that matters. */
+typedef enum http_peer {
+    HTTP_PEER_UNKNOWN, /* it could not be asked yet */
+    HTTP_PEER_OURS,
+    HTTP_PEER_STRANGER
+} http_peer;
+
 typedef struct http_connection {
     http_server *server;
     int fd;
     int64_t deadline_ms; /* of what it is in now; HTTP_NEVER while we are the ones who work */
     int64_t since_ms;    /* when that began */
     bool idle;           /* no whole request yet */
-    bool stranger;       /* another user's, where that matters */
+    http_peer peer;
     struct http_connection *prev, *next;
 } http_connection;
 
@@ -127,6 +134,8 @@ void http_request_answer(http_request *r, unsigned status, struct MHD_Response *
 /* When it is shut down; HTTP_NEVER while we are the ones who work. `idle`: no whole request yet.
  * NULL is fine. */
 void http_connection_deadline(http_connection *c, int64_t deadline_ms, bool idle);
+/* Asks where it is not known yet. */
+http_peer http_connection_peer(http_connection *c);
 /* Whether the client has closed its end of the connection, or is gone. */
 bool http_hung_up(int fd);
 /* Hands the request to a worker. Needs r->lock; false when there is none to be had. */

@@ -57,8 +57,14 @@ static int check_token(http_request *r, err *e)
 /* Without a token the API is for whom it runs as, of all that the machine may have for users. */
 static int check_peer(const http_request *r, err *e)
 {
-    if (!r->server->asks_peers || r->route->open || (r->conn && !r->conn->stranger))
+    if (!r->server->asks_peers || r->route->open)
         return 0;
+    http_peer peer = r->conn ? http_connection_peer(r->conn) : HTTP_PEER_UNKNOWN;
+    if (peer == HTTP_PEER_OURS)
+        return 0;
+    if (peer == HTTP_PEER_UNKNOWN)
+        return err_set(e, ERR_UNAVAILABLE,
+                       "the kernel cannot be asked now whose this connection is; try again");
     return err_set(e, ERR_FORBIDDEN,
                    "without tokens the API answers to user %u, as whom it runs, and to root alone; "
                    "for others start it with --token-file FILE",

@@ -39,10 +39,15 @@ enum {
 /* ---- connections and their deadlines --------------------------------------------------------- */
 
 /* One that is closed by now was nobody's: root's, the kernel would say. */
-static bool is_strange(int fd)
+http_peer http_connection_peer(http_connection *c)
 {
-    uid_t user;
-    return !peer_user(fd, &user) || (user != geteuid() && user != 0);
+    uid_t user = 0;
+    if (c->peer != HTTP_PEER_UNKNOWN)
+        return c->peer;
+    int told = peer_user(c->fd, &user);
+    if (told >= 0)
+        c->peer = told && (user == geteuid() || user == 0) ? HTTP_PEER_OURS : HTTP_PEER_STRANGER;
+    return c->peer;
 }
 
 static void connection_opened(http_server *s, struct MHD_Connection *connection, void **context)
@@ -58,7 +63,8 @@ static void connection_opened(http_server *s, struct MHD_Connection *connection,
     c->idle = true;
     c->since_ms = clock_monotonic_ms();
     c->deadline_ms = clock_deadline_ms(s->config.header_ms);
-    c->stranger = s->asks_peers && is_strange(c->fd);
+    if (s->asks_peers)
+        http_connection_peer(c);
     int on = 1, dead_ms = SEND_MS, idle_s = PROBE_IDLE_S, every_s = PROBE_EVERY_S;
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     setsockopt(c->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &dead_ms, sizeof dead_ms);

@@ -2,6 +2,7 @@
 #include "peer.h"
 
 #include <arpa/inet.h>
+#include <errno.h>
 #include <linux/inet_diag.h>
 #include <linux/netlink.h>
 #include <linux/sock_diag.h>
@@ -36,8 +37,9 @@ static bool end_of(int (*name)(int, struct sockaddr *, socklen_t *), int fd, end
     return at.ss_family == AF_INET || at.ss_family == AF_INET6;
 }
 
-/* The socket from `own` to `other`, exactly, or one that listens at `own`. */
-static bool look_up(const end *own, const end *other, struct inet_diag_msg *out)
+/* The socket from `own` to `other`, exactly, or one that listens at `own`: 1, or 0 where there is
+ * none, or -1. */
+static int look_up(const end *own, const end *other, struct inet_diag_msg *out)
 {
     struct {
         struct nlmsghdr head;
@@ -57,31 +59,35 @@ static bool look_up(const end *own, const end *other, struct inet_diag_msg *out)
     const struct nlmsghdr *head = (const struct nlmsghdr *)reply;
     cleanup_close int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
     if (fd < 0 || send(fd, &question, sizeof question, 0) != (ssize_t)sizeof question)
-        return false;
+        return -1;
     ssize_t n = recv(fd, reply, sizeof reply, MSG_DONTWAIT); /* it lies there since send */
+    if (n >= (ssize_t)NLMSG_LENGTH(sizeof(struct nlmsgerr)) && head->nlmsg_type == NLMSG_ERROR)
+        return ((const struct nlmsgerr *)NLMSG_DATA(head))->error == -ENOENT ? 0 : -1;
     if (n < (ssize_t)NLMSG_LENGTH(sizeof *out) || head->nlmsg_type != SOCK_DIAG_BY_FAMILY)
-        return false;
+        return -1;
     memcpy(out, NLMSG_DATA(head), sizeof *out);
-    return true;
+    return 1;
 }
 
 bool peer_is_told(int listen_fd)
 {
     end own, none = {0};
     struct inet_diag_msg told;
-    return end_of(getsockname, listen_fd, &own) && look_up(&own, &none, &told);
+    return end_of(getsockname, listen_fd, &own) && look_up(&own, &none, &told) > 0;
 }
 
-bool peer_user(int fd, uid_t *user)
+int peer_user(int fd, uid_t *user)
 {
     end own, other;
     struct inet_diag_msg told;
-    if (!end_of(getpeername, fd, &other) || !end_of(getsockname, fd, &own) ||
-        !look_up(&other, &own, &told))
-        return false;
+    if (!end_of(getpeername, fd, &other) || !end_of(getsockname, fd, &own))
+        return 0;
+    int found = look_up(&other, &own, &told);
+    if (found <= 0)
+        return found;
     /* Of a socket that nobody holds any more the kernel says that it is root's. */
     if (told.idiag_inode == 0 || told.id.idiag_dport != own.port)
-        return false;
+        return 0;
     *user = told.idiag_uid;
-    return true;
+    return 1;
 }

@@ -10,7 +10,8 @@
 /* Whether the kernel tells of sockets at all, asked of one that listens: some sandboxes and
  * containers let nobody ask. */
 bool peer_is_told(int listen_fd);
-/* False where it does not tell, or the other end is closed by now: then it is nobody's. */
-bool peer_user(int fd, uid_t *user);
+/* 1 with its user; 0: the other end is closed by now, and nobody's; -1: it could not be asked, for
+ * want of descriptors or memory, and may be once more. */
+int peer_user(int fd, uid_t *user);
 
 #endif

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -948,6 +949,37 @@ TEST(without_tokens_its_own_user_is_answered)
     int fd = dial_mapped();
     if (fd < 0)
         test_skip("there is no IPv6 here");
+    say(fd, GET("/user"));
+    CHECK(hear(fd, out, sizeof out, "}", 5000));
+    CHECK_CONTAINS(out, "200 OK");
+    close(fd);
+    http_server_stop(server, 0);
+}
+
+/* For want of a descriptor, say: there is one for the connection, and none to ask with. */
+TEST(whose_a_connection_is_is_asked_again_where_it_could_not_be)
+{
+    char out[4096] = "";
+    serve(NULL);
+    int listens = http_server_listen("127.0.0.1", 0, NULL);
+    if (!peer_is_told(listens))
+        test_skip("the kernel does not tell whose a connection is");
+    close(listens);
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_port = htons(http_server_port(server)),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0), next = dup(fd);
+    struct rlimit before, few;
+    CHECK(fd >= 0 && next >= 0 && close(next) == 0 && getrlimit(RLIMIT_NOFILE, &before) == 0);
+    few = (struct rlimit){.rlim_cur = (rlim_t)next + 1, .rlim_max = before.rlim_max};
+    CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    CHECK(connect(fd, (struct sockaddr *)&to, sizeof to) == 0);
+    say(fd, GET("/user"));
+    CHECK(hear(fd, out, sizeof out, "}", 5000));
+    CHECK_CONTAINS(out, "503");
+    CHECK_CONTAINS(out, "Retry-After");
+    CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+    out[0] = '\0';
     say(fd, GET("/user"));
     CHECK(hear(fd, out, sizeof out, "}", 5000));
     CHECK_CONTAINS(out, "200 OK");
