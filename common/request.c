@@ -223,7 +223,7 @@ static int read_tensors(const char *where, const json_t *v, char out[REQUEST_TEN
         if (!name_byte(text[i], false) && text[i] != ',')
             return err_set(e, ERR_INVALID, "%s: only letters, digits, '-', '_', '.' and ','",
                            where);
-    if (left_out_check(text, e) != 0)
+    if (len && left_out_check(text, e) != 0)
         return err_wrap(e, "%s", where);
     memcpy(out, text, len + 1);
     return 0;
