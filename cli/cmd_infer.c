@@ -125,16 +125,21 @@ static int read_samples(const char *path, samples *s, err *e)
     return s->head.ndim ? 0 : err_set(e, ERR_INVALID, "%s: a single number, and no samples", path);
 }
 
-/* Samples from `from` on, at most `most`, as many as there is room for; `to` is behind the last. */
-static int append_samples(const samples *s, uint64_t from, uint64_t most, uint64_t *to, buf *out,
-                          err *e)
+/* Which samples a request is to have: as many as there is room for. */
+typedef struct slice {
+    uint64_t from, to; /* `to`: behind the last, once they are there */
+    uint64_t most;
+    size_t bytes; /* none begins behind so many */
+} slice;
+
+static int append_samples(const samples *s, slice *part, buf *out, err *e)
 {
     const array_head *head = &s->head;
-    uint64_t count = head->shape[0], at = from;
+    uint64_t count = head->shape[0], from = part->from, at = from;
     uint64_t stride = count ? head->data_bytes / array_dtype_bytes(head->dtype) / count : 0;
     if (buf_append(out, "[", 1, e))
         return -1;
-    for (; at < count && at - from < most && (at == from || out->len < SLICE_BYTES); at++) {
+    for (; at < count && at - from < part->most && (at == from || out->len < part->bytes); at++) {
         size_t before = out->len;
         err why = ERR_INIT;
         if ((at == from || buf_append(out, ",", 1, &why) == 0) &&
@@ -151,13 +156,12 @@ static int append_samples(const samples *s, uint64_t from, uint64_t most, uint64
         out->len = before;
         break;
     }
-    *to = at;
+    part->to = at;
     return buf_append(out, "]", 1, e);
 }
 
 /* {"model_id": ID, "data": ...} */
-static int build_request(const char *id, const samples *s, uint64_t from, uint64_t most,
-                         uint64_t *to, buf *out, err *e)
+static int build_request(const char *id, const samples *s, slice *part, buf *out, err *e)
 {
     cleanup_free char *quoted = NULL;
     json_t *name = json_string(id);
@@ -167,7 +171,7 @@ static int build_request(const char *id, const samples *s, uint64_t from, uint64
         return err_set(e, ERR_INVALID, "the id is not UTF-8");
     if (buf_printf(out, e, "{\"model_id\":%s,\"data\":", quoted))
         return -1;
-    int status = s->is_array ? append_samples(s, from, most, to, out, e)
+    int status = s->is_array ? append_samples(s, part, out, e)
                              : buf_append(out, s->file.bytes, s->file.len, e);
     return status ? -1 : buf_append(out, "}", 1, e);
 }
@@ -196,31 +200,45 @@ static void add_answer(json_t **all, json_t *more)
     json_decref(more);
 }
 
-/* In as many requests as it takes. Whether an answer has room for that many is the server's to
- * say. */
+/* What is said of the one where it is not all there is. */
+static int slice_failed(const slice *part, uint64_t count, err *e)
+{
+    if (part->from)
+        err_wrap(e, "samples %llu to %llu", (unsigned long long)part->from + 1,
+                 (unsigned long long)part->to);
+    else if (e->code == ERR_INVALID && part->to < count)
+        err_wrap(e, "%llu of %llu, as a request has %d bytes (a single sample must fit)",
+                 (unsigned long long)part->to, (unsigned long long)count, REQUEST_INFER_BYTES_MAX);
+    return -1;
+}
+
+/* In as many requests as it takes. Whether an answer has room for that many is the server's to say,
+ * and whether the array is a single sample, of which a part is none: then it goes as a whole. */
 static int infer_all(const cli *c, const char *id, const char *path, const samples *s, json_t **all,
                      err *e)
 {
-    uint64_t count = s->is_array ? s->head.shape[0] : 0, from = 0, most = SLICE_SAMPLES_MAX;
+    uint64_t count = s->is_array ? s->head.shape[0] : 0;
+    slice part = {.most = SLICE_SAMPLES_MAX, .bytes = SLICE_BYTES};
     do {
         cleanup_buf buf body;
         json_t *answer;
-        uint64_t to = 0;
         buf_init(&body, REQUEST_INFER_BYTES_MAX);
-        if (build_request(id, s, from, most, &to, &body, e))
+        if (build_request(id, s, &part, &body, e))
             return err_wrap(e, "%s", path);
         if (ask(c, &body, &answer, e) == 0) {
             add_answer(all, answer);
-            from = to;
-        } else if (e->code == ERR_LIMIT && to - from > 1) {
-            most = (to - from) / 2;
+            part.from = part.to;
+        } else if (e->code == ERR_LIMIT && part.to - part.from > 1) {
+            part.most = (part.to - part.from) / 2;
+            err_clear(e);
+        } else if (e->code == ERR_INVALID && part.from == 0 && part.to < count &&
+                   part.bytes < REQUEST_INFER_BYTES_MAX) {
+            part.bytes = REQUEST_INFER_BYTES_MAX;
             err_clear(e);
         } else {
-            return from ? err_wrap(e, "samples %llu to %llu", (unsigned long long)from + 1,
-                                   (unsigned long long)to)
-                        : -1;
+            return slice_failed(&part, count, e);
         }
-    } while (from < count);
+    } while (part.from < count);
     return 0;
 }
 

@@ -241,7 +241,8 @@ int serve(const json_t *order, wire *w, err *e)
 {
     server s = {0};
     wire_set_limit(w, WIRE_FRAME_BYTES_MAX);
-    wire_set_values_limit(w, json_values_max(SERVE_QUESTION_BYTES_MAX));
+    /* More than the controller lets in: its question is not quite what it was asked in. */
+    wire_set_values_limit(w, json_values_max(SERVE_QUESTION_BYTES_MAX) + WIRE_FRAME_BYTES_MAX);
     int rc = load(&s, order, e);
     cleanup_json json_t *told =
         rc == 0 ? json_pack("{s:s,s:i}", "type", "serving", "outputs", engine_outputs(s.engine))

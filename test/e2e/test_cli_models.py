@@ -15,7 +15,7 @@ import termios
 import numpy as np
 
 import harness
-from client import KUBEML, arrays, endless, make, ready, shell, train
+from client import KUBEML, MODEL, arrays, endless, make, ready, shell, train
 from harness import case, until
 
 
@@ -98,6 +98,21 @@ def a_job_by_hand(p):
     with open(s.folder / "x-test.gz", "rb") as packed:
         classes = s.out("infer", job, "--datafile", "-", stdin=packed).split()
     assert len(classes) == 128 and classes[:5] == guesses.split() and classes == s.out("infer", job, "--datafile", "x-test.gz").split()
+
+
+@case(limit=90)
+def a_large_sample_is_asked_for_whole(p):
+    """5.1 MB of JSON, which of many samples would go in three requests."""
+    s = ready(p)
+    s.write("wide.c", MODEL.replace("kml_flatten(g, x)", "kml_flatten(g, kml_global_avg_pool2d(g, x))") % "2")
+    s.out("function", "create", "--name", "wide", "--code", "wide.c")
+    np.save(s.folder / "x.npy", np.full((2, 2, 800, 800), 200, np.uint8))
+    np.save(s.folder / "y.npy", np.arange(2))
+    s.out(*make("x.npy", "y.npy", name="wide"))
+    job = s.out("train", "-f", "wide", "-d", "wide", "-e", 1, "-b", 2, "--lr", 0.01, "-p", 1).strip()
+    s.out("task", "wait", job)
+    np.save(s.folder / "one.npy", np.full((2, 800, 800), 200, np.uint8))
+    assert s.out("infer", job, "--datafile", "one.npy").split() == s.out("infer", job, "--datafile", "x.npy").split()[:1]
 
 
 @case(limit=90)

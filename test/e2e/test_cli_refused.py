@@ -210,6 +210,8 @@ def bad_inference(p):
     s.refused("infer", "-n", job, "--datafile", "many.npy", says="many.npy: an infinite value at [5500, 0, 2, 1]")
     np.save(s.folder / "wide.npy", np.zeros((2, 1, 5000, 1000), np.uint8))
     s.refused("infer", "-n", job, "--datafile", "wide.npy", says=["wide.npy: a sample", "8388608 bytes"])
+    np.save(s.folder / "high.npy", np.full((3, 1200, 1200), 255, np.uint8))
+    s.refused("infer", "-n", job, "--datafile", "high.npy", says=["1 of 3, as a request has 8388608 bytes", "(1, 1200, 1200)"])
     np.save(s.folder / "one.npy", np.uint8(1))
     s.refused("infer", "-n", job, "--datafile", "one.npy", says="one.npy: a single number")
     s.refused("infer", "-n", job, "--datafile", "cut.gz", says="cut.gz: ")
