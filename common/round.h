@@ -204,8 +204,9 @@ typedef enum round_action_type {
      * of record.version: ERR_UNAVAILABLE when the store is not there */
     ROUND_COMMIT,
     /* Redis is empty: put version `version` (epoch, round) back, or the newest checkpoint; answer
-     * LOADED, with `resume` if it is an older state. Where there is none: what INIT finds (version
-     * -1 of the action), or needs (of the answer) */
+     * LOADED, with `resume` if it is an older state; the `last` try passes over what its disk does
+     * not give. Where there is none: what INIT finds (version -1 of the action), or needs (of the
+     * answer) */
     ROUND_PUT_BACK,
     ROUND_PHASE,     /* tell the controller: phase, epoch, round */
     ROUND_EPOCH,     /* tell the controller: record */
@@ -239,6 +240,7 @@ typedef struct round_action {
     int epochs;      /* FINISHED: committed epochs */
     bool superseded; /* FINISHED: another kubeml-ps owns the job; write nothing */
     bool status;     /* CONDITION */
+    bool last;       /* PUT_BACK */
     const char *phase, *name; /* static texts */
     char reason[ROUND_REASON_BYTES];
     char message[ERR_MESSAGE_BYTES];

@@ -84,6 +84,7 @@ typedef struct retry {
     int tries;
     int64_t due_ms;     /* INT64_MAX: an answer is awaited */
     int64_t give_up_ms; /* since the first failure */
+    bool last;          /* what is out was begun after that */
 } retry;
 
 enum { CONDITION_LOST, CONDITION_STRAGGLER, CONDITION_EXACT, CONDITION_REDIS, CONDITION_STORE,

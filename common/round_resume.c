@@ -129,6 +129,8 @@ void round_load_failed(round_machine *m, const round_event *event)
         return;
     if (!passes && (m->putting_back || !gone))
         round_fail(m, "InitFailed", "%.240s", event->message);
+    else if (m->putting_back && event->code == ERR_IO && m->now_ms >= r->give_up_ms && !r->last)
+        r->due_ms = m->now_ms; /* once more, and without what cannot be read */
     else if (!retry_later(m, r))
         round_fail(m, m->putting_back ? "RedisGone" : "StoreDown", "given up after %lld s: %.200s",
                    (long long)(m->config.limits.store_ms / 1000), event->message);
@@ -175,7 +177,8 @@ void round_redis_runs(round_machine *m, const round_event *event)
 void round_emit_put_back(round_machine *m)
 {
     m->back.due_ms = INT64_MAX;
-    round_emit(m, ROUND_PUT_BACK);
+    m->back.last = m->now_ms >= m->back.give_up_ms;
+    round_emit(m, ROUND_PUT_BACK)->last = m->back.last;
 }
 
 void round_redis_back(round_machine *m, const round_event *event)

@@ -284,10 +284,11 @@ int checkpoint_read(store *s, const char *name, checkpoint_info *info, model *ou
     return err_wrap(e, "%s", name);
 }
 
-bool checkpoint_is_damaged(err_code code)
+bool checkpoint_is_damaged(err_code code, bool last)
 {
-    return code == ERR_CORRUPT || code == ERR_NOT_FOUND || code == ERR_UNSUPPORTED ||
-           code == ERR_INVALID || code == ERR_LIMIT; /* the last two: of what its header says */
+    return (code == ERR_IO && last) || code == ERR_CORRUPT || code == ERR_NOT_FOUND ||
+           code == ERR_UNSUPPORTED || code == ERR_INVALID ||
+           code == ERR_LIMIT; /* the last two: of what its header says */
 }
 
 /* All checkpoints of that kind in order of age; the caller frees *out. */
@@ -309,8 +310,8 @@ static size_t up_to(const blob_entry *found, size_t count, const char *newest)
     return count;
 }
 
-int checkpoint_newest(store *s, const char *job, int epochs_max, checkpoint_info *info, model *out,
-                      err *e)
+int checkpoint_newest(store *s, const char *job, int epochs_max, bool last_try,
+                      checkpoint_info *info, model *out, err *e)
 {
     cleanup_free blob_entry *found = NULL;
     size_t count = 0;
@@ -323,7 +324,7 @@ int checkpoint_newest(store *s, const char *job, int epochs_max, checkpoint_info
         err_clear(&last);
         if (checkpoint_read(s, found[i].name, info, out, &last) == 0)
             return 0;
-        if (!checkpoint_is_damaged(last.code))
+        if (!checkpoint_is_damaged(last.code, last_try))
             break;
         log_warn("passing over a checkpoint: %s", last.message);
     }

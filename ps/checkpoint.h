@@ -51,13 +51,14 @@ int checkpoint_replace(store *s, const char *name, checkpoint_info *info, const 
 /* ERR_NOT_FOUND; ERR_CORRUPT when the bytes are not those of its SHA-256. */
 int checkpoint_read(store *s, const char *name, checkpoint_info *info, model *out, err *e);
 /* Is that what a checkpoint's reading ends with whose bytes are wrong, or not there? After any
- * other error it may be as whole as ever. */
-bool checkpoint_is_damaged(err_code code);
+ * other error it may be as whole as ever. Of a disk that gives errors up to the `last` try nothing
+ * is awaited any more: going back costs time, and no bit. */
+bool checkpoint_is_damaged(err_code code, bool last);
 /* The newest readable one of the job after at most `epochs_max` epochs; damaged ones are passed
- * over with a warning, and none for a store that does not answer or a disk that cannot be read.
- * ERR_NOT_FOUND. */
-int checkpoint_newest(store *s, const char *job, int epochs_max, checkpoint_info *info, model *out,
-                      err *e);
+ * over with a warning, and none for a store that does not answer, nor, but for the `last` try, for
+ * a disk that cannot be read. ERR_NOT_FOUND. */
+int checkpoint_newest(store *s, const char *job, int epochs_max, bool last, checkpoint_info *info,
+                      model *out, err *e);
 /* Whether there are any after more than `epochs` epochs, readable or not. */
 int checkpoint_beyond(store *s, const char *job, int epochs, bool *any, err *e);
 /* Of those after at most `epochs_max` epochs removes all but the `keep` newest. What is beyond is

@@ -219,10 +219,13 @@ static void end_as_recorded(job *j, const json_t *record)
 
 /* A store or a Redis that is away may come back; so may a disk, see round_commit_failed. False: a
  * retry cannot help, or there were enough. */
-static bool retry_later(job *j, const err *e)
+static bool retry_later(job *j, const task *t)
 {
-    if (clock_monotonic_ms() >= j->give_up_ms ||
-        !(err_retry_may_help(e->code) || e->code == ERR_IO || j->redis_down))
+    bool io = t->e.code == ERR_IO;
+    bool enough = clock_monotonic_ms() >= j->give_up_ms;
+    if (t->kind == TASK_OPEN && io)
+        enough = t->last; /* which does without what cannot be read */
+    if (enough || !(err_retry_may_help(t->e.code) || io || j->redis_down))
         return false;
     j->retry_due_ms = clock_deadline_ms(JOB_RETRY_MS);
     return true;
@@ -238,7 +241,7 @@ static void opened(job *j, task *t)
 {
     if (j->stage != JOB_OPENING)
         return; /* a fresh job runs already; what it cannot write it hears of later */
-    if (t->status && retry_later(j, &t->e)) {
+    if (t->status && retry_later(j, t)) {
         say_store_away(j, &t->e);
         return;
     }
@@ -403,7 +406,7 @@ static void put_back(job *j, const task *t)
 static void finished(job *j, const task *t)
 {
     const json_t *r = t->record;
-    if (t->status && retry_later(j, &t->e))
+    if (t->status && retry_later(j, t))
         return;
     if (t->status) {
         char text[ERR_MESSAGE_BYTES + 32];
@@ -475,6 +478,7 @@ static void post_open(job *j)
     if (t) {
         t->access = j->owner;
         t->resume = j->spec.resume;
+        t->last = clock_monotonic_ms() >= j->give_up_ms;
         t->parallelism = j->spec.parallelism;
         t->generation = j->spec.generation > 0 ? j->spec.generation : 0;
         snprintf(t->store, sizeof t->store, "%s", j->spec.store);

@@ -498,6 +498,14 @@ static void post_commit(job *j, const round_epoch *r)
     job_post(j, t);
 }
 
+static void post_put_back(job *j, bool last)
+{
+    task *t = task_new(j->keeper, TASK_PUT_BACK);
+    if (t)
+        t->last = last;
+    job_post(j, t);
+}
+
 void job_post_finish(job *j)
 {
     task *t = task_new(j->keeper, TASK_FINISH);
@@ -592,7 +600,7 @@ void job_perform(job *j, const round_action *a, conn *only)
     case ROUND_PUT_BACK:
         job_device_put_back(j);
         j->init_incarnation = -1; /* what is on its way of an earlier INIT went with Redis */
-        job_post(j, task_new(j->keeper, TASK_PUT_BACK));
+        post_put_back(j, a->last);
         break;
     case ROUND_PHASE:
         tell(j, only,

@@ -327,7 +327,7 @@ static int from_checkpoint(keeper *k, task *t, int epochs_max, err *e)
 {
     model found;
     const modelstore_state before = k->state;
-    if (checkpoint_newest(k->store, k->job, epochs_max, &t->info, &found, e))
+    if (checkpoint_newest(k->store, k->job, epochs_max, t->last, &t->info, &found, e))
         return -1;
     if (take_model(k, t, &found, e) == 0)
         return 0;
@@ -374,7 +374,7 @@ static int find_suspended(keeper *k, task *t, model *found, bool *is, err *e)
     *is = false;
     if (checkpoint_suspended_name(name, k->job, writer, &bad) ||
         checkpoint_read(k->store, name, &t->info, found, &bad)) {
-        if (!checkpoint_is_damaged(bad.code)) {
+        if (!checkpoint_is_damaged(bad.code, t->last)) {
             *e = bad;
             return -1;
         }

@@ -57,6 +57,7 @@ typedef struct task {
     char store[STORE_LOCATOR_BYTES], job[64], init[64];
     char without[REQUEST_TENSORS_BYTES]; /* INITIAL: of init; "": none of its weights is taken */
     bool resume, keep_model;
+    bool last;       /* OPEN, PUT_BACK: no other try follows, see checkpoint_newest */
     int generation;  /* OPEN: nothing is written once a later kubeml-ps of the job has */
     int parallelism; /* OPEN: an epoch that was begun with more functions is begun anew */
     char *layout;

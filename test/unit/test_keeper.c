@@ -299,14 +299,19 @@ static void write_checkpoint(store *s, const layout *l, int epochs)
     model_free(&m);
 }
 
-static int newest(store *s, err *e)
+static int newest_of(store *s, bool last, err *e)
 {
     model m;
     checkpoint_info info;
-    if (checkpoint_newest(s, "job1", 9, &info, &m, e))
+    if (checkpoint_newest(s, "job1", 9, last, &info, &m, e))
         return -1;
     model_free(&m);
     return info.epochs;
+}
+
+static int newest(store *s, err *e)
+{
+    return newest_of(s, false, e);
 }
 
 /* A job goes on from an older one only where the newest is damaged. */
@@ -330,6 +335,11 @@ TEST(a_store_that_is_away_for_a_moment_costs_no_epoch)
         store_memory_fail(s, 2, damage[i]);
         CHECK_INT(newest(s, &e), 1);
     }
+    err_clear(&e);
+    store_memory_fail(s, 2, ERR_UNAVAILABLE);
+    CHECK_ERR(newest_of(s, true, &e) < 0 ? -1 : 0, e, ERR_UNAVAILABLE, "epoch-000002");
+    store_memory_fail(s, 2, ERR_IO); /* that it never comes back costs an epoch, and no job */
+    CHECK_INT(newest_of(s, true, &e), 1);
     layout_free(&l);
     store_close(s);
 }

@@ -568,6 +568,17 @@ TEST(redis_restarted_empty_puts_back_and_redoes_the_round)
     round_close(m);
 }
 
+/* That what is to be put back cannot be read; up to the next try. */
+static void unreadable(void)
+{
+    step(
+        (round_event){.type = ROUND_LOAD_FAILED, .function = -1, .code = ERR_IO, .message = "I/O"});
+    while (!round_finished(m) && !find(ROUND_PUT_BACK)) {
+        now += 50;
+        step((round_event){.type = ROUND_HEARTBEAT, .phase = "wait", .batches = (uint32_t)now});
+    }
+}
+
 /* A checkpoint on a disk that is away for a while is as whole as ever. */
 TEST(what_cannot_be_read_to_be_put_back_is_tried_again)
 {
@@ -576,17 +587,37 @@ TEST(what_cannot_be_read_to_be_put_back_is_tried_again)
     publish(&c, 0, 0, 0, 0);
     step((round_event){.type = ROUND_REDIS_GONE, .message = "closed"});
     step((round_event){.type = ROUND_REDIS_BACK, .empty = true});
-    get(ROUND_PUT_BACK);
-    step(
-        (round_event){.type = ROUND_LOAD_FAILED, .function = -1, .code = ERR_IO, .message = "I/O"});
-    CHECK(!round_finished(m));
-    while (!find(ROUND_PUT_BACK)) {
-        now = round_deadline(m);
-        step((round_event){.type = ROUND_HEARTBEAT, .phase = "wait", .batches = (uint32_t)now});
-    }
+    CHECK(!get(ROUND_PUT_BACK)->last);
+    unreadable();
+    CHECK(!get(ROUND_PUT_BACK)->last);
     step((round_event){.type = ROUND_LOADED});
     CHECK_INT(get(ROUND_TRAIN)->function, 0);
     round_close(m);
+}
+
+/* The last try is told that it is, however long the one before took. */
+TEST(what_can_never_be_read_is_passed_over_by_the_last_try)
+{
+    for (int slow = 0; slow < 2; slow++) {
+        round_config c = config(2, 2);
+        begin(&c);
+        publish(&c, 0, 0, 0, 0);
+        step((round_event){.type = ROUND_REDIS_GONE, .message = "closed"});
+        step((round_event){.type = ROUND_REDIS_BACK, .empty = true});
+        int64_t began = now;
+        int tries = 0;
+        for (; !get(ROUND_PUT_BACK)->last && tries < 99; tries++) {
+            if (slow && tries == 1)
+                now += c.limits.store_ms;
+            unreadable();
+        }
+        CHECK(tries < 99 && now - began >= c.limits.store_ms);
+        CHECK(now - began < c.limits.store_ms + 4000);
+        unreadable();
+        CHECK(get(ROUND_FINISHED)->state == ROUND_FAILED_STATE);
+        CHECK_STR(get(ROUND_FINISHED)->reason, "RedisGone");
+        round_close(m);
+    }
 }
 
 /* Published once more it may be what Redis dies of; what is merged says that it is not. */
