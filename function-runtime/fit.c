@@ -80,6 +80,7 @@ int fit_command(const char *object, const char *about)
         fprintf(stderr, "kubeml-function fit: %s\n", e.message);
         return 1;
     }
-    bool good = program_open_fd(object_fd, &p, &e) == 0 && trainer_fits(p, &info, &e) == 0;
+    bool good = program_open_fd(object_fd, &p, &e) == 0 && program_check_options(p, &e) == 0 &&
+                trainer_fits(p, &info, &e) == 0;
     return answer(answers, good ? NULL : &e);
 }

@@ -239,7 +239,10 @@ int member_make_trainer(member *m, char reason[TRAINER_REASON_BYTES], err *e)
 static int load(member *m, char *reason, err *e)
 {
     snprintf(reason, TRAINER_REASON_BYTES, "LoadFailed");
-    return load_program(m, e) != 0 ? -1 : member_make_trainer(m, reason, e);
+    if (load_program(m, e) != 0)
+        return -1;
+    program_warn(m->program);
+    return member_make_trainer(m, reason, e);
 }
 
 static void note_no_gpu(member *m, const char *why)

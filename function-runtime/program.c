@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "log.h"
 #include "request.h"
 #include "sdk.h"
 #include "zoo/zoo.h"
@@ -97,6 +98,18 @@ int program_open_zoo(const char *text, program **out, err *e)
 void program_close(program *p)
 {
     free(p);
+}
+
+int program_check_options(const program *p, err *e)
+{
+    return sdk_check_options(p->function, e);
+}
+
+void program_warn(const program *p)
+{
+    err e = ERR_INIT;
+    if (program_check_options(p, &e) != 0)
+        log_warn("passing over an option of the code: %s", e.message);
 }
 
 const char *program_name(const program *p)

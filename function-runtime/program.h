@@ -22,6 +22,11 @@ int program_open_fd(int fd, program **out, err *e);
  * ERR_INVALID: an option. */
 int program_open_zoo(const char *text, program **out, err *e);
 void program_close(program *p); /* NULL is fine */
+/* Before there is a job: ERR_INVALID: an option that its kind does not have, named. */
+int program_check_options(const program *p, err *e);
+/* In a job, which may have begun when nothing was said of them: a warning, and they are passed
+ * over. */
+void program_warn(const program *p);
 
 const char *program_name(const program *p);
 const transform *program_transform(const program *p);

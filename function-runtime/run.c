@@ -394,7 +394,7 @@ static int load_object(const builder_result *r, program **out, err *e)
         done += got > 0 ? (size_t)got : 0;
     }
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    return program_open_object(path, out, e);
+    return program_open_object(path, out, e) || program_check_options(*out, e) ? -1 : 0;
 }
 
 static int build(const builder_source *files, size_t n, program **out, err *e)

@@ -238,7 +238,7 @@ schedule sdk_schedule(const kml_function *f, int epochs)
     return to;
 }
 
-/* What a kind does not have would be passed over. `kinds` has a bit for each that has it. */
+/* What a kind does not have is passed over. `kinds` has a bit for each that has it. */
 typedef struct option {
     const char *name;
     bool given;
@@ -262,8 +262,6 @@ static int check_optimizer(const kml_optimizer *o, err *e)
         {"momentum", o->momentum != 0, sgd}, {"dampening", o->dampening != 0, sgd},
         {"nesterov", o->nesterov, sgd},      {"beta1", o->beta1 != 0, adam},
         {"beta2", o->beta2 != 0, adam},      {"eps", o->eps != 0, adam}};
-    if ((unsigned)o->kind > KML_ADAMW)
-        return err_set(e, ERR_INVALID, "optimizer %d does not exist", (int)o->kind);
     return check_given(names[o->kind], 1u << o->kind, options, sizeof options / sizeof *options, e);
 }
 
@@ -288,17 +286,11 @@ static int check_schedule(const kml_schedule *s, err *e)
                               {"patience", s->patience != 0, plateau},
                               {"cooldown", s->cooldown != 0, plateau},
                               {"threshold", s->threshold != 0, plateau}};
-    if ((unsigned)s->kind > KML_PLATEAU)
-        return err_set(e, ERR_INVALID, "schedule %d does not exist", (int)s->kind);
     return check_given(names[s->kind], 1u << s->kind, options, sizeof options / sizeof *options, e);
 }
 
 static int check_transform(const kml_transform *t, err *e)
 {
-    if (t->standardise && t->std[0] > 0)
-        return err_set(e, ERR_INVALID,
-                       "transform: .standardise and .std exclude each other: the dataset's own "
-                       "deviations, or these");
     if (t->crop < 0)
         return err_set(e, ERR_INVALID, "transform: a crop of %d is not possible", t->crop);
     for (int i = 0; i < KML_CHANNELS_MAX; i++) {
@@ -321,8 +313,10 @@ int sdk_check(const kml_function *f, err *e)
             f->abi, f->size, KUBEML_ABI, sizeof *f);
     if (!f->model)
         return err_set(e, ERR_INVALID, "KUBEML_FUNCTION has no .model");
-    if (check_optimizer(&f->optimizer, e) != 0 || check_schedule(&f->schedule, e) != 0)
-        return -1;
+    if ((unsigned)f->optimizer.kind > KML_ADAMW)
+        return err_set(e, ERR_INVALID, "optimizer %d does not exist", (int)f->optimizer.kind);
+    if ((unsigned)f->schedule.kind > KML_PLATEAU)
+        return err_set(e, ERR_INVALID, "schedule %d does not exist", (int)f->schedule.kind);
     if ((unsigned)f->loss > KML_MSE)
         return err_set(e, ERR_INVALID, "loss %d does not exist", (int)f->loss);
     if (!(f->lr >= 0 && isfinite(f->lr)))
@@ -331,6 +325,15 @@ int sdk_check(const kml_function *f, err *e)
     schedule s = sdk_schedule(f, 1);
     return optim_check(&o, e) || schedule_check(&s, e) || check_transform(&f->transform, e) ? -1
                                                                                             : 0;
+}
+
+int sdk_check_options(const kml_function *f, err *e)
+{
+    if (f->transform.standardise && f->transform.std[0] > 0)
+        return err_set(e, ERR_INVALID,
+                       "transform: .standardise and .std exclude each other: the dataset's own "
+                       "deviations, or these");
+    return check_optimizer(&f->optimizer, e) || check_schedule(&f->schedule, e) ? -1 : 0;
 }
 
 int sdk_build(graph *g, int x, int outputs, void *user)

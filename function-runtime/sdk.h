@@ -13,6 +13,8 @@
 /* ERR_UNSUPPORTED: another ABI (both are named). ERR_INVALID: no model, or a wrong number, named.
  */
 int sdk_check(const kml_function *f, err *e);
+/* After sdk_check. ERR_INVALID: an option that its kind does not have, named; it is passed over. */
+int sdk_check_options(const kml_function *f, err *e);
 
 /* The engine_builder: `user` is the const kml_function *. Calls user code. */
 int sdk_build(graph *g, int x, int outputs, void *user);

@@ -72,6 +72,7 @@ static int load_program(server *s, const char *object, const places *p, err *e)
 static int compile(server *s, err *e)
 {
     engine_config *c = &s->config;
+    program_warn(s->program);
     program_config(s->program, &s->info, c);
     c->input = (shape){3, (int)s->info.channels, (int)s->info.height, (int)s->info.width};
     c->batch = SERVE_BATCH;

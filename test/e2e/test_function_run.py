@@ -52,6 +52,13 @@ def same(a, b):
 
 
 @case(limit=60, platform=False)
+def an_option_that_its_kind_does_not_have_is_refused():
+    folder, options = files()
+    (folder / "option.c").write_text(LENET.read_text().replace("kml_sgd(.momentum = 0.9", "kml_adam(.momentum = 0.9"))
+    assert "kml_adam has no .momentum" in run(folder / "option.c", *options, status=1)[1]
+
+
+@case(limit=60, platform=False)
 def code_that_ends_the_process_has_not_trained():
     folder, options = files()
     for ends, status in (("exit(0)", 0), ("_exit(0)", 0), ("_Exit(0)", 0), ("exit(256)", 0), ("exit(1)", 1), ("_exit(7)", 7)):

@@ -122,6 +122,11 @@ TEST_LIMIT(what_code_prints_is_no_answer, 60)
 TEST_LIMIT(code_that_no_data_set_fits, 60)
 {
     misfits("#include <kubeml.h>\nKUBEML_FUNCTION(.lr = 0.1);\n", 1, 8, 10, "model");
+    misfits("#include <kubeml.h>\n"
+            "static kml_tensor model(kml_graph *g, kml_tensor x)\n"
+            "{ return kml_linear(g, kml_flatten(g, x), 10); }\n"
+            "KUBEML_FUNCTION(.model = model, .optimizer = kml_adam(.momentum = 0.9));\n",
+            1, 8, 10, "kml_adam has no .momentum");
     err e = ERR_INIT;
     CHECK_INT(ask(MODEL("    x = kml_linear(g, kml_flatten(g, x), 1000000);\n"
                         "    return kml_linear(g, kml_linear(g, x, 3000), 10);"),

@@ -943,6 +943,14 @@ TEST(a_loss_that_is_no_number)
                "NaNLoss");
 }
 
+/* Code that was uploaded when nobody refused it, where one of its functions is replaced. */
+TEST(an_option_that_its_kind_does_not_have_is_passed_over)
+{
+    expect_end(BLOB_MODEL(BLOB_LAYERS, ", .optimizer = kml_sgd(.momentum = 0.9, .beta1 = 0.9)"),
+               1e30, "NaNLoss", "in epoch 1, batch ",
+               "passing over an option of the code: kml_sgd has no .beta1");
+}
+
 TEST(a_crash_while_it_trains_leaves_its_line)
 {
     expect_end("#include <kubeml.h>\n"
@@ -979,7 +987,9 @@ TEST_LIMIT(a_trained_model_answers, 60)
     runtime r = {0};
     err e = ERR_INIT;
     make_blobs(2, locator);
-    make_object("function", BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS), object);
+    make_object("function",
+                BLOB_MODEL(BLOB_LAYERS, BLOB_SETTINGS ", .schedule = kml_constant(.gamma = 0.5)"),
+                object);
     snprintf(model, sizeof model, "%s/model.safetensors", tmp);
     snprintf(source, sizeof source, "%s/blobs.c", tmp);
     FILE *f = fopen(source, "w");

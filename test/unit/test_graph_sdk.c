@@ -363,7 +363,8 @@ static void refuse_optimizer(kml_optimizer o, const char *says)
     kml_function f = lenet_function;
     err e = ERR_INIT;
     f.optimizer = o;
-    CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, says);
+    CHECK_OK(sdk_check(&f, &e), e);
+    CHECK_ERR(sdk_check_options(&f, &e), e, ERR_INVALID, says);
 }
 
 static void refuse_schedule(kml_schedule s, const char *says)
@@ -371,9 +372,11 @@ static void refuse_schedule(kml_schedule s, const char *says)
     kml_function f = lenet_function;
     err e = ERR_INIT;
     f.schedule = s;
-    CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, says);
+    CHECK_OK(sdk_check(&f, &e), e);
+    CHECK_ERR(sdk_check_options(&f, &e), e, ERR_INVALID, says);
 }
 
+/* By who asks before there is a job; who has one passes over them. */
 TEST(options_of_another_kind_are_refused)
 {
     refuse_optimizer((kml_optimizer)kml_adam(.momentum = 0.9), "kml_adam has no .momentum");
@@ -384,7 +387,7 @@ TEST(options_of_another_kind_are_refused)
     refuse_optimizer((kml_optimizer)kml_sgd(.eps = 1e-8), "kml_sgd has no .eps");
     refuse_schedule((kml_schedule)kml_cosine(.every = 3), "kml_cosine has no .every");
     refuse_schedule((kml_schedule)kml_constant(.gamma = 0.1), "kml_constant has no .gamma");
-    refuse_schedule((kml_schedule)kml_step_lr(.every = 1, .at = {0, 2}), "kml_step_lr has no .at");
+    refuse_schedule((kml_schedule)kml_step_lr(.every = 1, .at = {2}), "kml_step_lr has no .at");
     refuse_schedule((kml_schedule)kml_milestones(.at = {1}, .epochs = 4),
                     "kml_milestones has no .epochs");
     refuse_schedule((kml_schedule)kml_plateau(.per_step = true), "kml_plateau has no .per_step");
@@ -396,7 +399,9 @@ TEST(options_of_another_kind_are_refused)
     kml_function f = lenet_function; /* has .mean and .std */
     err e = ERR_INIT;
     f.transform.standardise = true;
-    CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, ".standardise and .std exclude each other");
+    CHECK_OK(sdk_check(&f, &e), e);
+    CHECK_ERR(sdk_check_options(&f, &e), e, ERR_INVALID,
+              ".standardise and .std exclude each other");
 }
 
 TEST(every_kind_takes_its_own_options)
@@ -419,11 +424,11 @@ TEST(every_kind_takes_its_own_options)
     kml_function f = lenet_function;
     for (size_t i = 0; i < sizeof optimizers / sizeof *optimizers; i++) {
         f.optimizer = optimizers[i];
-        CHECK_OK(sdk_check(&f, &e), e);
+        CHECK_OK(sdk_check(&f, &e) || sdk_check_options(&f, &e) ? -1 : 0, e);
     }
     for (size_t i = 0; i < sizeof schedules / sizeof *schedules; i++) {
         f.schedule = schedules[i];
-        CHECK_OK(sdk_check(&f, &e), e);
+        CHECK_OK(sdk_check(&f, &e) || sdk_check_options(&f, &e) ? -1 : 0, e);
     }
 }
 
@@ -442,8 +447,14 @@ TEST(adamw_can_be_without_weight_decay)
 {
     CHECK_NEAR(decay_of((kml_optimizer)kml_adamw()), 0.01, 0);
     CHECK_NEAR(decay_of((kml_optimizer)kml_adamw(.weight_decay = -1)), 0, 0);
-    refuse_optimizer((kml_optimizer)kml_adam(.weight_decay = -1), "weight decay -1 is negative");
-    refuse_optimizer((kml_optimizer)kml_sgd(.weight_decay = -1), "weight decay -1 is negative");
+    static const kml_optimizer others[] = {kml_adam(.weight_decay = -1),
+                                           kml_sgd(.weight_decay = -1)};
+    for (size_t i = 0; i < 2; i++) {
+        kml_function f = lenet_function;
+        err e = ERR_INIT;
+        f.optimizer = others[i];
+        CHECK_ERR(sdk_check(&f, &e), e, ERR_INVALID, "weight decay -1 is negative");
+    }
 }
 
 TEST(schedules_take_the_jobs_length)
