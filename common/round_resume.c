@@ -121,8 +121,8 @@ void round_model_made(round_machine *m, bool by_function, const round_event *eve
 void round_load_failed(round_machine *m, const round_event *event)
 {
     retry *r = m->putting_back ? &m->back : &m->op;
-    /* The checkpoint that is put back may be on a disk that comes back, see round_commit_failed. */
-    bool passes = err_retry_may_help(event->code) || (m->putting_back && event->code == ERR_IO);
+    /* What is read may be on a disk that comes back, see round_commit_failed. */
+    bool passes = err_retry_may_help(event->code) || event->code == ERR_IO;
     bool gone = event->code == ERR_NOT_FOUND || event->code == ERR_CONFLICT ||
                 event->code == ERR_CORRUPT; /* what was made is lost: it is made again */
     if (!m->putting_back && m->stage != STAGE_MODEL)

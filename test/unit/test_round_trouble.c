@@ -537,6 +537,32 @@ TEST(a_store_that_is_away_is_tried_again_within_bounds)
     expect_failure("RedisGone", "connection refused");
 }
 
+/* The model that a job begins with, on a disk that is away for a while. */
+TEST(what_cannot_be_read_to_begin_with_is_tried_again_within_bounds)
+{
+    for (int without = 0; without < 2; without++) {
+        round_config c = config(1, 1);
+        round_action_type asks = without ? ROUND_INIT : ROUND_LOAD;
+        snprintf(c.request.init, sizeof c.request.init, "other");
+        snprintf(c.request.init_without, sizeof c.request.init_without, "%s", without ? "fc" : "");
+        open_machine(&c);
+        step((round_event){.type = ROUND_START});
+        join(0, 0);
+        int64_t began = now;
+        int tries = 0;
+        for (; find(asks) && tries < 99; tries++) {
+            step((round_event){.type = ROUND_LOAD_FAILED, .code = ERR_IO, .message = "I/O"});
+            while (!round_finished(m) && !find(asks)) {
+                now += 50;
+                step((round_event){
+                    .type = ROUND_HEARTBEAT, .phase = "wait", .batches = (uint32_t)now});
+            }
+        }
+        CHECK(tries > 10 && tries < 99 && now - began >= c.limits.store_ms);
+        expect_failure("StoreDown", "I/O");
+    }
+}
+
 TEST(a_corrupt_contribution_is_trained_again)
 {
     round_config c = config(2, 1);
