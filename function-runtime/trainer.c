@@ -91,13 +91,17 @@ int trainer_fits(program *p, const dataset_info *d, err *e)
 }
 
 /* What the GPU itself says, which is neither the code's fault nor the data's; NULL: it is another's
- * error. The host's memory may be short too, and a data set's store away: who asked the GPU says
- * so. */
-static const char *blames_gpu(const err *e)
+ * error. The host's memory may be short too, and the store of a data set away, whatever that one is
+ * called: who asked the GPU says so, in the words of kernels/cuda. `m` is NULL where none could be
+ * made. */
+static const char *blames_gpu(const engine *m, const err *e)
 {
-    if (!e || !strstr(e->message, "GPU"))
+    if (!e || (m && strcmp(engine_backend(m), "cuda") != 0))
         return NULL;
-    if (e->code == ERR_LIMIT && strstr(e->message, "GPU memory"))
+    bool memory = strstr(e->message, " of GPU memory");
+    if (!memory && !strstr(e->message, "the GPU says: ") && !strstr(e->message, " on the GPU: "))
+        return NULL;
+    if (e->code == ERR_LIMIT && memory)
         return "GpuMemory"; /* over the cap */
     return e->code == ERR_UNAVAILABLE ? "GpuFailed" : e->code == ERR_NOMEM ? "GpuMemory" : NULL;
 }
@@ -124,7 +128,7 @@ static int compile(trainer *t, char *reason, err *e)
     crash_phase("make the model", -1, -1);
     if (engine_compile(&c, &t->engine, e) != 0) {
         if (e && e->code != ERR_INVALID)
-            set_reason(reason, blames_gpu(e) ?: "LoadFailed");
+            set_reason(reason, blames_gpu(NULL, e) ?: "LoadFailed");
         return misfit(d, e);
     }
     if (check_labels(d, &c, engine_outputs(t->engine), e) != 0)
@@ -231,7 +235,7 @@ static void tell_begun(trainer *t)
 /* Of a step that failed in the engine. */
 static int failed(trainer *t, const err *e)
 {
-    const char *gpu = blames_gpu(e);
+    const char *gpu = blames_gpu(t->engine, e);
     if (gpu)
         set_reason(t->reason, gpu);
     return -1;

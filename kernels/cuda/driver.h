@@ -6,7 +6,9 @@
  *
  * A `device` is one program's own stream with the libraries' handles; it belongs to one thread at a
  * time. Everything between `capture` and `captured` is recorded, not run. Errors: ERR_NOMEM from
- * allocations, ERR_UNAVAILABLE when the device failed (after which every call on it fails). */
+ * allocations, ERR_UNAVAILABLE when the device failed (after which every call on it fails); what
+ * the device or a library says follows "the GPU says: " or "... on the GPU: ", by which the trainer
+ * knows it. */
 #ifndef KUBEML_CUDA_DRIVER_H
 #define KUBEML_CUDA_DRIVER_H
 

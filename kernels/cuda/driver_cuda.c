@@ -362,7 +362,7 @@ static int enqueue_on(device *d, cudaStream_t stream, err *e)
 {
     d->stream = stream;
     cudnnStatus_t status = cudnnSetStream(d->cudnn, stream);
-    return status ? err_set(e, ERR_UNAVAILABLE, "cuDNN takes no stream of the GPU's: %s",
+    return status ? err_set(e, ERR_UNAVAILABLE, "cuDNN takes no stream on the GPU: %s",
                             cudnnGetErrorString(status))
                   : 0;
 }

@@ -250,7 +250,7 @@ static int lost(err *e)
     for (int fd : held) {
         struct stat now;
         if (fstat(fd, &now) || !S_ISFIFO(now.st_mode) || now.st_ino != held_pipe)
-            return err_set(e, ERR_UNAVAILABLE, "the GPU's descriptor %d was closed, or is another's: fake", fd);
+            return err_set(e, ERR_UNAVAILABLE, "the GPU says: its descriptor %d was closed, or is another's: fake", fd);
     }
     return 0;
 }
@@ -271,7 +271,7 @@ static int failing(err *e)
     if (left < 0 || fail_after.fetch_sub(1) > 0)
         return 0;
     fail_after = 0;
-    return err_set(e, ERR_UNAVAILABLE, "the GPU failed: fake");
+    return err_set(e, ERR_UNAVAILABLE, "the GPU says: GPU failed: fake");
 }
 
 static const char *fake_missing(void)
@@ -392,7 +392,7 @@ static int fake_alloc(device *d, size_t bytes, void **out, err *e)
         return -1;
     std::lock_guard<std::mutex> hold(gate);
     if (bytes > memory_bytes - memory_used || is_full())
-        return err_set(e, ERR_NOMEM, "the GPU has %zu MiB left", (memory_bytes - memory_used) >> 20);
+        return err_set(e, ERR_NOMEM, "the GPU says: the GPU has %zu MiB left", (memory_bytes - memory_used) >> 20);
     char *at = take((bytes + HEAD + 255) / 256 * 256);
     if (!at)
         return err_set(e, ERR_NOMEM, "no memory for the fake GPU");

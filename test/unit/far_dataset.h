@@ -35,7 +35,7 @@ static inline int far_view(chunk_reader *base, uint32_t split, uint32_t index, c
         return chunk_view(r->near, split, index, bytes, len, e);
     CHECK(index < FAR_CHUNKS_MAX);
     if (++r->views == r->fails)
-        return err_set(e, ERR_UNAVAILABLE, "the line is cut");
+        return err_set(e, ERR_UNAVAILABLE, "dataset GPU-set: the line is cut");
     r->viewed[index]++;
     r->held++;
     r->held_most = r->held > r->held_most ? r->held : r->held_most;
