@@ -91,8 +91,9 @@ int function_gpu_open(const char *on, const char *gpu, gpu_share share, err *non
                  getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") ?: "without a limit");
     if (insists)
         return warm(e);
-    warm(none);
-    return 0;
+    if (warm(none) == 0 || none->code != ERR_UNAVAILABLE)
+        return 0;
+    return err_set(e, none->code, "%s", none->message);
 }
 
 static int find_folder(struct dl_phdr_info *info, size_t size, void *to)

@@ -24,7 +24,8 @@ void function_gpu_rehearse(const char *known);
 json_t *function_gpu_told(void);
 /* The GPU of an order: `gpu` is its name, "" the one that this process sees; does nothing where the
  * backend `on` computes on the CPU. ERR_CONFLICT: the process was made ready on another. Where
- * "auto" finds none that is no error: `none` says why. */
+ * "auto" finds none that is no error: `none` says why. One that fails now is, ERR_UNAVAILABLE: the
+ * next process may find it in order. */
 int function_gpu_open(const char *on, const char *gpu, gpu_share share, err *none, err *e);
 /* The folder of the libraries that were loaded; false: none were. */
 bool function_gpu_libraries(char out[256]);

@@ -220,8 +220,10 @@ typedef struct backend_comm {
 typedef struct backend {
     const char *name; /* "reference", "cpu", "cuda" */
 
-    /* NULL when it can run on this machine, otherwise why not ("no AVX2"). Does not block. */
-    const char *(*missing)(void);
+    /* 0 when it can run on this machine. ERR_UNSUPPORTED: why it never can ("no AVX2"); of a GPU
+     * that does not answer now ERR_UNAVAILABLE or ERR_NOMEM: another process may find it in order.
+     * Does not block. */
+    int (*missing)(err *e);
 
     /* Does once a process what takes long before the first prepare: a device's context, its
      * libraries' handles. ERR_UNSUPPORTED, ERR_UNAVAILABLE, ERR_NOMEM. NULL: there is no such
@@ -305,7 +307,7 @@ typedef struct backend {
 } backend;
 
 /* The backend of that name; "auto" (or NULL) is the fastest that can run here. NULL with
- * ERR_NOT_FOUND, or ERR_UNSUPPORTED when this machine cannot run it. */
+ * ERR_NOT_FOUND, or as backend.missing when this machine cannot run it. */
 const backend *backend_find(const char *name, err *e);
 /* Makes that backend ready on that device, so that a model is compiled sooner. Errors: both's. */
 int backend_warm(const char *name, int device, err *e);

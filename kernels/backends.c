@@ -79,7 +79,7 @@ const backend *backend_at(int index)
 static const backend *fastest(err *e)
 {
     for (int i = 0; backend_at(i); i++)
-        if (!backend_at(i)->missing())
+        if (backend_at(i)->missing(NULL) == 0)
             return backend_at(i);
     err_set(e, ERR_UNSUPPORTED, "no backend can run on this machine");
     return NULL;
@@ -93,10 +93,9 @@ const backend *backend_find(const char *name, err *e)
         const backend *b = backend_at(i);
         if (strcmp(b->name, name) != 0)
             continue;
-        const char *why = b->missing();
-        if (!why)
+        if (b->missing(e) == 0)
             return b;
-        err_set(e, ERR_UNSUPPORTED, "backend %s cannot run on this machine: %s", name, why);
+        err_wrap(e, "backend %s cannot run on this machine", name);
         return NULL;
     }
     if (strcmp(name, "cuda") == 0)

@@ -331,10 +331,10 @@ static const char *cpu_choices(const backend_program *base)
     return ((const program *)base)->choices;
 }
 
-static const char *cpu_missing(void)
+static int cpu_missing(err *e)
 {
     const char *why;
-    return cpu_kernels_pick(&why) ? NULL : why;
+    return cpu_kernels_pick(&why) ? 0 : err_set(e, ERR_UNSUPPORTED, "%s", why);
 }
 
 const backend backend_cpu = {

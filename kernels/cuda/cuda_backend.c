@@ -372,9 +372,9 @@ static int cuda_step(backend_program *base, const backend_batch *b, backend_upda
 
 /* ---- facts ----------------------------------------------------------------------------------- */
 
-static const char *cuda_missing(void)
+static int cuda_missing(err *e)
 {
-    return cuda_driver->missing();
+    return cuda_driver->missing(e);
 }
 
 /* The cache is read as well: later a function may no longer open files. */

@@ -88,8 +88,8 @@ typedef struct conv_operands {
 typedef struct driver {
     const char *name; /* "cuda", "fake" */
 
-    /* NULL when there is a device, otherwise why not. May take a second the first time. */
-    const char *(*missing)(void);
+    /* 0 when there is a device, otherwise as backend.missing. May take a second the first time. */
+    int (*missing)(err *e);
     /* May take seconds the first time in a process (the context, the libraries): cuda_devices.h
      * keeps them. */
     int (*open)(int ordinal, device **out, err *e);

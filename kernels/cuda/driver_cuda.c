@@ -15,18 +15,25 @@ enum { CAPABILITY_LEAST = 8 }; /* what kernels of ours are compiled for: scripts
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
+/* Whether there is no GPU for us; or one that fails now, as after a fault of another of MPS's
+ * clients, or that has no memory left. */
+static err_code kind_of(cudaError_t code)
+{
+    if (code == cudaErrorMemoryAllocation)
+        return ERR_NOMEM;
+    return code == cudaErrorNoDevice || code == cudaErrorInsufficientDriver ||
+                   code == cudaErrorInvalidDevice || code == cudaErrorNoKernelImageForDevice
+               ? ERR_UNSUPPORTED
+               : ERR_UNAVAILABLE;
+}
+
 /* CUDA keeps the thread's last error, also one that harms nothing (no memory), until it is asked
  * for it. What is told here is told once: the next wait must not tell it again. */
 static int failed(err *e, cudaError_t code, const char *what)
 {
     cudaGetLastError();
-    err_code kind = code == cudaErrorMemoryAllocation ? ERR_NOMEM
-                    : code == cudaErrorNoDevice || code == cudaErrorInsufficientDriver ||
-                            code == cudaErrorInvalidDevice ||
-                            code == cudaErrorNoKernelImageForDevice
-                        ? ERR_UNSUPPORTED
-                        : ERR_UNAVAILABLE;
-    return err_set(e, kind, "%s: the GPU says: %s (%d)", what, cudaGetErrorString(code), (int)code);
+    return err_set(e, kind_of(code), "%s: the GPU says: %s (%d)", what, cudaGetErrorString(code),
+                   (int)code);
 }
 
 /* TRY with an error that says what was done. */
@@ -37,34 +44,34 @@ static int failed(err *e, cudaError_t code, const char *what)
             return failed(e, code_, what);                                                         \
     } while (0)
 
-/* Why nothing of ours runs on a GPU, which CUDA says only when a kernel is started; NULL: it does,
- * or whoever opens it hears why not. */
-static const char *too_old(int ordinal)
+/* Nothing of ours runs there, which CUDA says only when a kernel is started. 0: it does, or whoever
+ * opens it hears why not. */
+static int check_age(int ordinal, err *e)
 {
-    static _Thread_local char why[96];
     int major = 0, minor = 0;
     bool told =
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) == cudaSuccess &&
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal) == cudaSuccess;
     if (told && major >= CAPABILITY_LEAST)
-        return NULL;
+        return 0;
     cudaGetLastError();
-    snprintf(why, sizeof why, "GPU %d has compute capability %d.%d; %d.0 is needed", ordinal, major,
-             minor, CAPABILITY_LEAST);
-    return told ? why : NULL;
+    return told ? err_set(e, ERR_UNSUPPORTED, "GPU %d has compute capability %d.%d; %d.0 is needed",
+                          ordinal, major, minor, CAPABILITY_LEAST)
+                : 0;
 }
 
 /* The first one counts: that is the one an engine takes unless it is told otherwise. */
-static const char *real_missing(void)
+static int real_missing(err *e)
 {
-    static _Thread_local char why[128];
     int count = 0;
     cudaError_t code = cudaGetDeviceCount(&count);
     if (code == cudaSuccess && count > 0)
-        return too_old(0);
+        return check_age(0, e);
     cudaGetLastError();
-    snprintf(why, sizeof why, "no GPU: %s", code ? cudaGetErrorString(code) : "none is there");
-    return why;
+    if (code == cudaSuccess || kind_of(code) == ERR_UNSUPPORTED)
+        return err_set(e, ERR_UNSUPPORTED, "no GPU: %s",
+                       code ? cudaGetErrorString(code) : "none is there");
+    return failed(e, code, "looking for a GPU");
 }
 
 /* ---- devices --------------------------------------------------------------------------------- */
@@ -153,9 +160,8 @@ static int make(device *d, err *e)
 
 static int real_open(int ordinal, device **out, err *e)
 {
-    const char *old = too_old(ordinal);
-    if (old)
-        return err_set(e, ERR_UNSUPPORTED, "%s", old);
+    if (check_age(ordinal, e) != 0)
+        return -1;
     device *d = calloc(1, sizeof *d);
     if (!d)
         return err_set(e, ERR_NOMEM, "no memory for a device");

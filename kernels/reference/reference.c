@@ -420,9 +420,10 @@ static int ref_update(backend_program *base, backend_update u, err *e)
     return 0;
 }
 
-static const char *ref_missing(void)
+static int ref_missing(err *e)
 {
-    return NULL;
+    (void)e;
+    return 0;
 }
 
 static size_t ref_memory(const backend_program *base)

@@ -56,6 +56,7 @@ static size_t memory_bytes = (size_t)8 << 30, memory_used;
 static std::atomic<long> measured, listed, captures, replays, opens, sums, copies_in, bytes_in,
     bytes_out, branches;
 static int gpus = 1;
+static bool is_away;
 static bool refuses; // sharing
 static int opened;
 static std::atomic<int> fail_after{-1};
@@ -172,6 +173,11 @@ void fake_gpus(int count)
     gpus = count;
 }
 
+void fake_away(bool away)
+{
+    is_away = away;
+}
+
 long fake_sums(void)
 {
     return sums;
@@ -274,9 +280,11 @@ static int failing(err *e)
     return err_set(e, ERR_UNAVAILABLE, "the GPU says: GPU failed: fake");
 }
 
-static const char *fake_missing(void)
+static int fake_missing(err *e)
 {
-    return nullptr;
+    if (!is_away)
+        return 0;
+    return err_set(e, ERR_UNAVAILABLE, "looking for a GPU: the GPU says: fake");
 }
 
 enum { HEAD = 256 };

@@ -43,6 +43,7 @@ long fake_bytes_in(void);  /* by those */
 long fake_bytes_out(void); /* to the host's memory */
 long fake_opens(void); /* devices made */
 void fake_gpus(int count); /* 1 */
+void fake_away(bool away); /* it does not answer who looks for it */
 long fake_sums(void);  /* over several devices */
 /* Memory is not shared between processes from now on: what is open stays so. */
 void fake_refuse_sharing(bool refuse);

@@ -13,7 +13,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "probe: %s\n", argc == 2 ? dlerror() : "usage: probe OBJECT");
         return 1;
     }
-    const char *why = b->missing();
-    printf("%s is loaded; %s\n", b->name, why ? why : "a GPU is here");
+    err why = ERR_INIT;
+    bool missing = b->missing(&why) != 0;
+    printf("%s is loaded; %s\n", b->name, missing ? why.message : "a GPU is here");
     return 0;
 }

@@ -10,6 +10,7 @@
 
 static cudaError_t last;
 static int syncs, capability = 90;
+static cudaError_t looked; /* what who counts the GPUs is told */
 
 static cudaError_t keep(cudaError_t code)
 {
@@ -32,8 +33,8 @@ cudaError_t cudaSetDevice(int ordinal)
 
 cudaError_t cudaGetDeviceCount(int *count)
 {
-    *count = 1;
-    return cudaSuccess;
+    *count = looked ? 0 : 1;
+    return keep(looked);
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int ordinal)
@@ -92,10 +93,19 @@ int main(void)
     check("a kernel that did not start is an error", cuda_driver->wait(&d, &e) != 0);
     check("what did start is waited for", syncs == 1);
     check("and all of it told once", cuda_driver->wait(&d, &e) == 0);
-    check("a GPU of today is not missing", !cuda_driver->missing());
+    check("a GPU of today is not missing", cuda_driver->missing(&e) == 0);
+    looked = cudaErrorNoDevice;
+    check("where there is none it is", cuda_driver->missing(&e) != 0 && e.code == ERR_UNSUPPORTED &&
+                                           strstr(e.message, "no GPU"));
+    looked = cudaErrorMpsConnectionFailed;
+    check("one that does not answer now may come back", cuda_driver->missing(&e) != 0 &&
+                                                            e.code == ERR_UNAVAILABLE &&
+                                                            strstr(e.message, "the GPU says: "));
+    check("and it is told once", cuda_driver->wait(&d, &e) == 0);
+    looked = cudaSuccess;
     capability = 75;
-    check("one that is too old is",
-          cuda_driver->missing() && strstr(cuda_driver->missing(), "7.5; 8.0 is needed"));
+    check("one that is too old is", cuda_driver->missing(&e) != 0 && e.code == ERR_UNSUPPORTED &&
+                                        strstr(e.message, "7.5; 8.0 is needed"));
     check("and to try it again is no help", cuda_driver->open(0, &none, &e) != 0 &&
                                                 e.code == ERR_UNSUPPORTED &&
                                                 strstr(e.message, "7.5; 8.0 is needed"));

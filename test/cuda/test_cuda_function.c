@@ -783,6 +783,22 @@ TEST_LIMIT(a_warm_function_has_its_device_before_its_job, 60)
               "ready on GPU GPU-a");
 }
 
+/* Another process may find it in order: to go on without it is not this one's to decide. */
+TEST_LIMIT(a_gpu_that_does_not_answer_is_no_missing_one, 60)
+{
+    static const char *const on[] = {"cuda", "auto"};
+    err e = ERR_INIT, none = ERR_INIT;
+    fake_away(true);
+    for (size_t i = 0; i < 2; i++) {
+        err_clear(&e);
+        CHECK_ERR(function_gpu_open(on[i], "GPU-b", (gpu_share){0}, &none, &e), e, ERR_UNAVAILABLE,
+                  "the GPU says: ");
+    }
+    fake_away(false);
+    CHECK_OK(function_gpu_open("auto", "GPU-b", (gpu_share){0}, &none, &e), e);
+    CHECK_INT(fake_opens(), 1);
+}
+
 TEST_LIMIT(a_cold_function_is_told_its_gpu, 60)
 {
     err e = ERR_INIT, none = ERR_INIT;

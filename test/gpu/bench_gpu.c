@@ -602,9 +602,10 @@ static int print_gpu(void)
 
 int main(int argc, char **argv)
 {
-    const char *what = argc > 1 ? argv[1] : "", *why = cuda_driver->missing();
-    if (why) {
-        fprintf(stderr, "bench_gpu: %s\n", why);
+    const char *what = argc > 1 ? argv[1] : "";
+    err why = ERR_INIT;
+    if (cuda_driver->missing(&why) != 0) {
+        fprintf(stderr, "bench_gpu: %s\n", why.message);
         return 77;
     }
     if (argc == 2 && strcmp(what, "gpu") == 0)

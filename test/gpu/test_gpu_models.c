@@ -18,9 +18,8 @@ enum { BATCH = 8, STEPS = 20, CLASSES = 10, FUNCTIONS = 8 };
 
 static void need_gpu(void)
 {
-    const char *why = cuda_driver->missing();
-    if (why)
-        test_fail(__FILE__, __LINE__, "%s", why); /* who runs this has seen one */
+    err e = ERR_INIT;
+    CHECK_OK(cuda_driver->missing(&e), e); /* who runs this has seen one */
 }
 
 /* Small models at the size of their data, the others at 32x32, which all of the zoo takes. */

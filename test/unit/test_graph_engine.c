@@ -162,7 +162,7 @@ static bool same(const snapshot *a, const snapshot *b)
 
 static const char *backend_name(int i)
 {
-    return backend_at(i) && !backend_at(i)->missing() ? backend_at(i)->name : NULL;
+    return backend_at(i) && backend_at(i)->missing(NULL) == 0 ? backend_at(i)->name : NULL;
 }
 
 TEST(the_layout_names_every_piece)

@@ -549,8 +549,9 @@ TEST_LIMIT(every_backend_agrees_with_the_reference, 120)
         const backend *on = backend_at(b);
         if (ONLY_BACKEND[0] && strcmp(on->name, ONLY_BACKEND) != 0)
             continue;
-        if (on->missing()) {
-            printf("%s cannot run here: %s\n", on->name, on->missing());
+        err why = ERR_INIT;
+        if (on->missing(&why) != 0) {
+            printf("%s cannot run here: %s\n", on->name, why.message);
             continue;
         }
         for (int i = 0; i < CASES; i++)
@@ -587,7 +588,7 @@ TEST(a_sure_samples_loss_is_not_rounded_to_its_logits_spacing)
     memset(w->labels, 0, sizeof w->labels);
     for (int b = 0; backend_at(b); b++) {
         const backend *on = backend_at(b);
-        if ((ONLY_BACKEND[0] && strcmp(on->name, ONLY_BACKEND) != 0) || on->missing())
+        if ((ONLY_BACKEND[0] && strcmp(on->name, ONLY_BACKEND) != 0) || on->missing(NULL) != 0)
             continue;
         engine *m = compile(&c, on->name, 1);
         set_logits(m, logits);
