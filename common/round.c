@@ -58,6 +58,7 @@ void round_limits_default(round_limits *l)
     *l = (round_limits){.heartbeat_ms = 3500,
                         .stall_ms = 180000,
                         .function_wait_ms = 600000,
+                        .gpu_wait_ms = 1000,
                         .end_wait_ms = 3000,
                         .grow_wait_ms = 30000,
                         .ask_ms = 3000,

@@ -42,12 +42,16 @@ typedef struct round_limits {
     /* 600 s for a needed function to join, else the job fails; an elastic one that is to begin, or
      * to go on with another epoch after a resume, does without all but function 0 */
     int64_t function_wait_ms;
+    /* 1 s until another try with a GPU that failed, then twice as long each time: MPS takes no new
+     * client while old ones of one that failed are there */
+    int64_t gpu_wait_ms;
     int64_t end_wait_ms;        /* 3 s to learn how one ended, not ready or lost before; then more */
     int64_t grow_wait_ms;       /* 30 s for an additional function; then the epoch goes without */
     int64_t ask_ms;             /* 3 s for the controller's answer on parallelism */
     int64_t store_ms;           /* 60 s of back-off for the model store or the store */
     int64_t straggler_ms;       /* 2 s: the least lateness that is called a straggler */
-    /* 2 ends in a row before `ready`, where none is known as a crash or as the cluster's doing */
+    /* 2 ends in a row before `ready`, where none is known as a crash, or as the cluster's or the
+     * GPU's doing */
     int start_failures_max;
     int losses_max;             /* 5 losses of one function without a merged contribution */
     int crashes_max;            /* 2 of those losses, where they are known as crashes */

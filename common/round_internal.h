@@ -47,6 +47,7 @@ typedef struct member {
     int slot;        /* -1: none */
     int start_failures, losses, crashes;
     int lost; /* the incarnation that was lost last; -1: none */
+    char lost_reason[ROUND_REASON_BYTES];
     bool lost_ready;
     int64_t tell_ms;  /* NEEDED: when the controller is told of it; 0: it was */
     bool replacement; /* follows a lost one in this epoch */

@@ -175,7 +175,7 @@ static bool lost_too_often(round_machine *m, int f, const char *reason, const ch
     member *b = &m->member[f];
     if (is_bad_code(m, f, b->state == MEMBER_READY, reason, message))
         return true;
-    bool starts = b->state != MEMBER_READY && !ending_is_disruption(reason);
+    bool starts = b->state != MEMBER_READY && !ending_is_disruption(reason) && !of_gpu(reason);
     if (starts && ++b->start_failures >= m->config.limits.start_failures_max) {
         give_up(m, f, reason, "function %d ended %d times before it was ready: %s: %.190s", f,
                 b->start_failures, reason, message);
@@ -234,16 +234,28 @@ static void tell_cause(round_machine *m, int f, const char *reason, const char *
         say_losses(m, before);
 }
 
+/* How long the next one is not asked for. How one ended is told a moment after its connection has,
+ * and the next one may be of no use; of one that had started well that is the second loss: once, no
+ * time is lost. A GPU that failed may be in order a little later. */
+static int64_t pause_of(const round_machine *m, const member *b, bool was_ready, const char *reason)
+{
+    const round_limits *l = &m->config.limits;
+    int again = b->losses - 1;
+    if (of_gpu(reason))
+        return l->gpu_wait_ms << (again < 4 ? again : 4);
+    if (strcmp(reason, "ConnectionLost") != 0)
+        return 0;
+    return (was_ready ? again : 1) * l->end_wait_ms;
+}
+
 void member_lose(round_machine *m, int f, const char *reason, const char *message)
 {
     int incarnation = m->member[f].incarnation;
     bool was_ready = m->member[f].state == MEMBER_READY;
     if (lost_too_often(m, f, reason, message))
         return;
-    /* How it ended is told a moment after its connection has, and the next one may be of no use. Of
-     * one that had started well that is the second loss: once, no time is lost. */
-    int waits = was_ready ? m->member[f].losses - 1 : 1;
-    bool how_comes = waits > 0 && strcmp(reason, "ConnectionLost") == 0;
+    int64_t pause_ms = pause_of(m, &m->member[f], was_ready, reason);
+    text_print(m->member[f].lost_reason, sizeof m->member[f].lost_reason, "%s", reason);
     m->member[f].lost = incarnation;
     m->member[f].lost_ready = was_ready;
     m->losses++;
@@ -254,8 +266,8 @@ void member_lose(round_machine *m, int f, const char *reason, const char *messag
                         incarnation, message);
     for (int g = f; g < process_end(m, f); g++) {
         need(m, g);
-        if (how_comes)
-            m->member[g].tell_ms = m->now_ms + waits * m->config.limits.end_wait_ms;
+        if (pause_ms > 0)
+            m->member[g].tell_ms = m->now_ms + pause_ms;
         else
             tell_need(m, g, reason);
     }
@@ -423,7 +435,7 @@ void member_lost(round_machine *m, const round_event *event)
     if (is_bad_code(m, event->function, b->lost_ready, event->reason, event->message))
         return;
     tell_cause(m, event->function, event->reason, event->message);
-    if (is_untold(b))
+    if (is_untold(b) && !of_gpu(b->lost_reason))
         tell_all(m, event->function, event->reason);
 }
 
@@ -457,7 +469,7 @@ static void time_of(round_machine *m, int f)
     member *b = &m->member[f];
     char text[ERR_MESSAGE_BYTES];
     if (is_untold(b) && m->now_ms >= b->tell_ms) {
-        tell_all(m, f, "ConnectionLost");
+        tell_all(m, f, b->lost_reason);
     } else if (b->state == MEMBER_NEEDED && m->now_ms >= b->needed_ms + l->function_wait_ms) {
         round_fail(m, "FunctionMissing", "function %d (incarnation %d) did not join within %lld s",
                    f, b->incarnation, (long long)(l->function_wait_ms / 1000));

@@ -60,8 +60,19 @@ static void loaded(sim *s, message *m)
         bad->round.message = "the GPU is full";
         return;
     }
-    if (start_of(s, m->to) == IS_KILLED || sim_fault(s, 0.01)) {
+    if (start_of(s, m->to) == IS_KILLED) {
         sim_kill(s, m->to, "Killed");
+        return;
+    }
+    if (sim_fault(s, 0.01)) {
+        if (sim_mix(s->seed, (uint64_t)m->to) % 2) {
+            sim_kill(s, m->to, "Killed");
+            return;
+        }
+        message *bad = report(s, m->to, ROUND_FAILED);
+        bad->round.reason = "GpuFailed";
+        bad->round.code = ERR_UNAVAILABLE; /* the next one may find it in order */
+        bad->round.message = "the GPU does not answer";
         return;
     }
     message *r = report(s, m->to, ROUND_READY);
