@@ -259,6 +259,7 @@ static void opened(job *j, task *t)
     json_t *open = json_object_get(t->record, "open");
     history_open(j->history, json_incref(open));
     if (!t->resumed) {
+        history_lost(j->history, (int)json_integer_value(json_object_get(t->record, "lost")));
         run(j, NULL);
         return;
     }

@@ -797,6 +797,27 @@ TEST_LIMIT(what_made_a_job_inexact_and_how_often_functions_were_lost_stays_when_
     world_end(&w);
 }
 
+TEST_LIMIT(losses_from_before_the_first_checkpoint_count_when_the_job_begins_anew, 60)
+{
+    world w;
+    err e = ERR_INIT;
+    world_start(&w, &(world_options){.epochs = 2, .failpoint = "after-history:1"});
+    world_await_death(&w);
+    store *s = store_open(w.locator, &e);
+    CHECK(s != NULL);
+    json_t *record = world_history(&w);
+    json_object_set_new(record, "lost", json_integer(3));
+    CHECK_OK(store_put(s, "history", "job", record, STORE_ANY, NULL, &e), e);
+    json_decref(record);
+    store_close(s);
+    world_restart(&w);
+    world_finish(&w, "succeeded", NULL);
+    record = world_history(&w);
+    CHECK_INT(json_integer_value(json_object_get(record, "lost")), 3);
+    json_decref(record);
+    world_end(&w);
+}
+
 /* What an unfinished commit left behind is passed over. */
 TEST_LIMIT(a_checkpoint_without_its_history_is_passed_over, 60)
 {
