@@ -231,10 +231,11 @@ int object_get(cli *c, int argc, char **argv, const object_kind *kind);
 /* One call about one thing, to its path with `tail`; `done` says what it did: "deleted". */
 int object_act(cli *c, int argc, char **argv, const object_kind *kind, const char *method,
                const char *tail, const char *done);
-/* DELETE of what is of `kind` of each job in the list `jobs`, or of those of --user. One that is
- * gone is passed over, and one for which it is too early or too late told on stderr. */
+/* DELETE of what is of `kind` of each job in the list `jobs`, or of those of --user, once somebody
+ * has said yes; `with` is what else the question tells of it, or "". One that is gone is passed
+ * over, and one for which it is too early or too late told on stderr. */
 int object_prune(cli *c, int argc, char **argv, const object_kind *kind, const char *jobs,
-                 const char *done);
+                 const char *done, const char *with);
 
 /* ---- progress (progress.c) ---- */
 /* A bar on stderr while it is a terminal, nothing otherwise. */

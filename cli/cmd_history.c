@@ -85,5 +85,6 @@ int cmd_history_delete(cli *c, int argc, char **argv)
 /* By the jobs and not by the histories, which one that was stopped before it began has none of. */
 int cmd_history_prune(cli *c, int argc, char **argv)
 {
-    return object_prune(c, argc, argv, &kind, "/tasks?state=all", "deleted");
+    return object_prune(c, argc, argv, &kind, "/tasks?state=all", "deleted",
+                        ", with histories, logs and models, where they have ended");
 }

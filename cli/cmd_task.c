@@ -75,7 +75,7 @@ int cmd_task_wait(cli *c, int argc, char **argv)
 
 int cmd_task_prune(cli *c, int argc, char **argv)
 {
-    return object_prune(c, argc, argv, &object_job, "/tasks", "stopped");
+    return object_prune(c, argc, argv, &object_job, "/tasks", "stopped", "");
 }
 
 /* The job of that id, or else the function of that name: `kind` is which. */

@@ -1,6 +1,8 @@
 /* objects.c: what every kind of thing with a name or an id has: list, get, delete and the like. */
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
+#include <unistd.h>
 
 #include "cli.h"
 
@@ -74,27 +76,67 @@ int object_act(cli *c, int argc, char **argv, const object_kind *kind, const cha
     return CLI_OK;
 }
 
+static void keep_of_user(json_t *rows, const char *user)
+{
+    for (size_t i = json_array_size(rows); i > 0; i--) {
+        const char *whose = json_string_value(json_object_get(json_array_get(rows, i - 1), "user"));
+        if (!whose || strcmp(whose, user) != 0)
+            json_array_remove(rows, i - 1);
+    }
+}
+
+/* What is lost is lost for all users: somebody at a terminal is told how much it is, and asked. */
+static bool is_wanted(const json_t *rows, const char *done, const char *with)
+{
+    char answer[16] = "", of[48] = "";
+    json_t *users = json_object(), *row;
+    size_t i, count = json_array_size(rows);
+    json_array_foreach ((json_t *)(uintptr_t)rows, i, row) {
+        const char *user = json_string_value(json_object_get(row, "user"));
+        json_object_set_new(users, user ?: "", json_true());
+    }
+    size_t whose = json_object_size(users);
+    if (whose > 1 || !json_object_get(users, "")) /* without tokens nobody has a name */
+        snprintf(of, sizeof of, " of %zu user%s", whose, whose == 1 ? "" : "s");
+    json_decref(users);
+    fprintf(stderr, "%zu job%s%s will be %s%s: go on? (y/N) ", count, count == 1 ? "" : "s", of,
+            done, with);
+    if (fgets(answer, sizeof answer, stdin))
+        answer[strcspn(answer, "\n")] = '\0';
+    return strcasecmp(answer, "y") == 0 || strcasecmp(answer, "yes") == 0;
+}
+
 int object_prune(cli *c, int argc, char **argv, const object_kind *kind, const char *jobs,
-                 const char *done)
+                 const char *done, const char *with)
 {
     const char *user = NULL;
-    const cli_option options[] = {{"user", 0, OPTION_TEXT, "NAME",
-                                   "only the jobs asked for by this user (of all)", &user, NULL,
-                                   false, false},
-                                  {.name = NULL}};
+    bool yes = false;
+    const cli_option options[] = {
+        {"user", 0, OPTION_TEXT, "NAME", "only the jobs asked for by this user (of all)", &user,
+         NULL, false, false},
+        {"yes", 'y', OPTION_FLAG, NULL, "do not ask; needed where there is no terminal to ask on",
+         &yes, NULL, false, false},
+        {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    if (!yes && !isatty(STDIN_FILENO))
+        return cli_usage(c, "there is no terminal to ask on: --yes says that they are to be %s",
+                         done);
     err e = ERR_INIT;
     json_t *rows = NULL, *row;
     size_t i;
     if (cli_call_list(c, jobs, &rows, &e))
         return cli_fail(&e);
+    if (user)
+        keep_of_user(rows, user);
+    if (json_array_size(rows) > 0 && !yes && !is_wanted(rows, done, with)) {
+        json_decref(rows);
+        fprintf(stderr, "nothing is %s\n", done);
+        return CLI_FAILED;
+    }
     int status = CLI_OK;
     bool any = false; /* was there, and is gone or told of */
     json_array_foreach (rows, i, row) {
         const char *id = json_string_value(json_object_get(row, "id"));
-        const char *whose = json_string_value(json_object_get(row, "user"));
-        if (user && (!whose || strcmp(whose, user) != 0))
-            continue;
         if (cli_call(c, "DELETE", cli_path(kind->path, id, ""), NULL, NULL, &e) == 0) {
             printf("%s %s %s\n", kind->noun, id, done);
             any = true;

@@ -51,14 +51,18 @@ const cli_verb cli_verbs[] = {
      "Exit status 0 when it succeeded, 1 otherwise; also when the platform says nothing at all for 3\n"
      "minutes, where the job may run on.",
      cmd_task_wait},
-    {"task prune", "", "stop every job that waits or runs, of all users", NULL, cmd_task_prune},
+    {"task prune", "", "stop every job that waits or runs, of all users",
+     "It asks first. (The first KubeML's prune removed what jobs that had ended left behind: here they\n"
+     "leave nothing but their histories and models, which `kubeml history prune` deletes.)\n\n"
+     "  kubeml task prune --user anna --yes",
+     cmd_task_prune},
     {"history list", "", "list the histories of all jobs", NULL, cmd_history_list},
     {"history get", "ID", "losses, accuracy and times of a job, epoch by epoch", NULL,
      cmd_history_get},
     {"history delete", "ID", "delete a job's history and model", NULL, cmd_history_delete},
     {"history prune", "",
-     "delete all jobs that have ended, of all users, with histories and models", NULL,
-     cmd_history_prune},
+     "delete all jobs that have ended, of all users, with histories and models",
+     "It asks first.\n\n  kubeml history prune --user anna --yes", cmd_history_prune},
     {"top", "", "what running functions use: processor, memory, GPU",
      "CPU % is of one core; MEMORY the most that was resident; GPU %, GPU MEMORY and WATTS are those of the whole GPU, with\n"
      "all that run on it. -o wide has the function's own part too: OWN, the memory that it holds there, and OWN %, of the\n"

@@ -3,6 +3,7 @@
 usage), and the platform that it starts and ends itself."""
 import json
 import os
+import pty
 import re
 import signal
 import socket
@@ -166,13 +167,13 @@ def users_have_tokens_of_their_own():
         assert {t["id"]: t["user"] for t in s.json("task", "list", "--all")} == jobs
         s.environment["KUBEML_TOKEN"] = "of-nobody"
         anna, ben, nobody = jobs
-        assert s.run("history", "prune", "--user", "an") == ("", "nothing to be deleted\n")
-        assert s.out("history", "prune", "--user", "anna") == f"history {anna} deleted\n"
+        assert s.run("history", "prune", "-y", "--user", "an") == ("", "nothing to be deleted\n")
+        assert s.out("history", "prune", "-y", "--user", "anna") == f"history {anna} deleted\n"
         waits = [train(s, "-p", 4, epochs=50000), train(s, "-p", 4)]
-        assert s.run("task", "prune", "--user", "ben") == ("", "nothing to be stopped\n")
-        out = s.out("task", "prune")
+        assert s.run("task", "prune", "-y", "--user", "ben") == ("", "nothing to be stopped\n")
+        out = s.out("task", "prune", "-y")
         assert all(job in out for job in waits), out
-        out = s.out("history", "prune")  # of all users
+        out = s.out("history", "prune", "-y")  # of all users
         assert ben in out and nobody in out, out
     finally:
         s.out("down")
@@ -313,11 +314,38 @@ def tasks(p):
     until(lambda: s.json("task", "get", job)["epoch"] > done, message="it does not go on")
     waits = train(s, "-p", 4)
     assert s.out("explain", waits).split()[5] == "NoFreeSlot", s.out("explain", waits)
-    out = s.out("task", "prune")
+    out = s.out("task", "prune", "-y")
     assert job in out and waits in out, out
     until(lambda: s.json("task", "list") == [])
     with s.follow("logs", "-f", job) as follow:
         assert "kubeml-function" in follow.communicate(timeout=30)[0] and follow.returncode == 0
+
+
+@case(limit=60, platform=False)
+def pruning_asks_first():
+    """What is stopped or deleted is everybody's; without a terminal nobody can be asked."""
+    rows = [{"id": "0a", "user": "anna"}, {"id": "1b", "user": "ben"}, {"id": "2c"}]
+    lists = {"/tasks": (rows[:2], None), "/tasks?state=all": (rows, None)}
+    asked = {("task", "prune"): "2 jobs of 2 users will be stopped: go on? (y/N) ",
+             ("task", "prune", "--user", "ben"): "1 job of 1 user will be stopped: go on? (y/N) ",
+             ("history", "prune"): "3 jobs of 3 users will be deleted, with histories, logs and models, where they have ended: "
+                                   "go on? (y/N) "}
+    with answering(lists) as s:
+        for words, question in asked.items():
+            s.refused(*words, says="no terminal to ask on: --yes", status=2)
+            for answer, status in (("\n", 1), ("n\n", 1), ("yesterday, perhaps, or not\n", 1), ("\4", 1), ("Y\n", 0), ("yes\n", 0)):
+                ours, theirs = pty.openpty()
+                with os.fdopen(ours, "wb", buffering=0) as keys, os.fdopen(theirs, "rb") as terminal:
+                    keys.write(answer.encode())
+                    said = s.run(*words, status=status, stdin=terminal)[1]
+                assert said.startswith(question), (words, answer, said)
+                assert ("nothing is " in said) == bool(status), (words, answer, said)
+            assert question not in s.run(*words, "--yes")[1]
+    with answering({"/tasks": ([{"id": "0a"}], None)}) as s:
+        ours, theirs = pty.openpty()
+        with os.fdopen(ours, "wb", buffering=0) as keys, os.fdopen(theirs, "rb") as terminal:
+            keys.write(b"n\n")
+            assert s.run("task", "prune", status=1, stdin=terminal)[1].startswith("1 job will be stopped: "), "nobody has a name"
 
 
 @case(limit=90)
@@ -341,18 +369,18 @@ def functions_and_histories(p):
     s.out("task", "wait", s.out("train", "-f", "zoo", "-d", "tiny", "-e", "1").strip())
     suspended, first = endless(s), train(s, "-p", 4)
     s.out("task", "stop", first)
-    s.out("history", "prune")
+    s.out("history", "prune", "-y")
     assert s.json("history", "list") != [] and first not in s.out("task", "list", "-a"), "one that never began goes too"
     s.out("task", "suspend", suspended)
     s.run("task", "wait", suspended, status=1)
-    out, said = s.run("history", "prune")
+    out, said = s.run("history", "prune", "-y")
     assert suspended not in out, "it is to go on"
     assert said == f"history {suspended} is not deleted: job {suspended} is suspended and may go on: stop it first\n", said
     s.refused("history", "delete", suspended, says="stop it first")
     s.out("task", "resume", suspended)
-    assert f"job {suspended} has not ended" in s.run("history", "prune")[1]
-    assert s.out("task", "prune") == f"job {suspended} stopped\n"
-    assert suspended in s.out("history", "prune"), "it may not have ended by then, and is waited for"
+    assert f"job {suspended} has not ended" in s.run("history", "prune", "-y")[1]
+    assert s.out("task", "prune", "-y") == f"job {suspended} stopped\n"
+    assert suspended in s.out("history", "prune", "-y"), "it may not have ended by then, and is waited for"
     jobs = [train(s, epochs=1) for _ in range(3)]
     for job in jobs:
         s.out("task", "wait", job)
@@ -364,7 +392,7 @@ def functions_and_histories(p):
     s.refused("history", "get", jobs[0], says=jobs[0])
     s.refused("model", "export", jobs[0], "-o", "x.npz", says=jobs[0])
     assert list(s.folder.glob("x.npz*")) == [], "a refused export leaves no file"
-    assert s.out("history", "prune").count("deleted") == 2 and s.json("history", "list") == []
+    assert s.out("history", "prune", "-y").count("deleted") == 2 and s.json("history", "list") == []
     for name in ("lenet", "zoo"):
         s.out("function", "delete", name)
     s.out("dataset", "delete", "--name", "tiny")
