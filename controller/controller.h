@@ -208,6 +208,7 @@ void rest_task_explain(http_request *r, void *context);
 void rest_history_list(http_request *r, void *context);
 void rest_history_get(http_request *r, void *context);
 void rest_history_delete(http_request *r, void *context);
+void rest_history_prune(http_request *r, void *context);
 void rest_model_get(http_request *r, void *context);
 void rest_model_create(http_request *r, void *context);
 void rest_model_delete(http_request *r, void *context);

@@ -581,6 +581,15 @@ static json_t *conditions_json(const json_t *conditions)
     return out;
 }
 
+/* What the first KubeML's clients read of a task beside its request. */
+static json_t *first_job(const json_t *inner, const json_t *epoch)
+{
+    const json_t *seconds = json_object_get(epoch, "seconds");
+    return json_pack("{s:O, s:{s:I, s:f}}", "id", json_object_get(inner, "id"), "state",
+                     "parallelism", json_integer_value(json_object_get(inner, "parallelism")),
+                     "elapsed_time", json_number_value(seconds));
+}
+
 json_t *jobs_task_json(const json_t *record)
 {
     static const char *const plain[] = {"id", "state", "reason", "message", "request"};
@@ -589,6 +598,7 @@ json_t *jobs_task_json(const json_t *record)
     json_t *out = json_object();
     for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
         copy_field(out, plain[i], inner, plain[i]);
+    json_object_set_new(out, "job", first_job(inner, epoch));
     copy_field(out, "user", record, "user");
     copy_field(out, "averaging", record, "averaging");
     json_object_set_new(

@@ -180,6 +180,8 @@ const http_route rest_routes[] = {
 
     {.method = "GET", .pattern = "/history", .handle = rest_history_list,
      .queries = "limit,continue"},
+    {.method = "DELETE", .pattern = "/history", .handle = rest_history_prune, .led = true,
+     .slow = true},
     {.method = "GET", .pattern = "/history/{id}", .handle = rest_history_get},
     {.method = "DELETE", .pattern = "/history/{id}", .handle = rest_history_delete, .led = true,
      .waits = true},

@@ -17,6 +17,8 @@
 #include "upload.h"
 #include "weights_model.h"
 
+enum { PRUNED_AT_ONCE = 64 }; /* records read at once: they may be large */
+
 /* ---- history --------------------------------------------------------------------------------- */
 
 void rest_history_list(http_request *r, void *context)
@@ -71,25 +73,87 @@ static int delete_history(store *s, const char *id, err *e)
 }
 
 /* With the history go the job's record, its log and its model: nothing of it is left. */
-void rest_history_delete(http_request *r, void *context)
+static int delete_job(controller *c, const char *id, err *e)
 {
-    controller *c = context;
-    const char *id = http_param(r, "id");
     size_t count = 0;
-    err e = ERR_INIT;
-    int status = name_check("job", id, NULL) ? no_history(id, &e) : owner_hold(c->owner, id, &e);
-    if (status == 0) {
-        status = delete_history(c->store, id, &e) ||
-                         upload_delete_model(c->store, id, &count, &e) ||
-                         owner_forget(c->owner, id, &e)
+    if (owner_hold(c->owner, id, e))
+        return -1;
+    int status = delete_history(c->store, id, e) || upload_delete_model(c->store, id, &count, e) ||
+                         owner_forget(c->owner, id, e)
                      ? -1
                      : 0;
-        owner_let_go(c->owner, id);
+    owner_let_go(c->owner, id);
+    return status;
+}
+
+void rest_history_delete(http_request *r, void *context)
+{
+    const char *id = http_param(r, "id");
+    err e = ERR_INIT;
+    if (name_check("job", id, NULL) ? no_history(id, &e) : delete_job(context, id, &e))
+        http_answer_error(r, &e);
+    else
+        http_answer_json(r, 200, deleted("history", id));
+}
+
+typedef struct pruned {
+    size_t deleted, kept;
+    err why; /* the last one is kept */
+} pruned;
+
+/* Those of a page; what has gone meanwhile is none of both. */
+static int prune_page(controller *c, const store_page *page, pruned *p, err *e)
+{
+    for (size_t i = 0; i < page->count; i++) {
+        err why = ERR_INIT;
+        if (delete_job(c, page->records[i].key, &why) == 0) {
+            p->deleted++;
+        } else if (why.code == ERR_CONFLICT) {
+            p->kept++;
+            p->why = why;
+        } else if (why.code != ERR_NOT_FOUND) {
+            *e = why;
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static json_t *pruned_json(const pruned *p)
+{
+    char text[64 + ERR_MESSAGE_BYTES];
+    int used = snprintf(text, sizeof text, "%zu histor%s deleted", p->deleted,
+                        p->deleted == 1 ? "y" : "ies");
+    if (p->kept)
+        snprintf(text + used, sizeof text - (size_t)used, ", %zu kept: %s", p->kept,
+                 p->why.message);
+    return json_pack("{s:s}", "result", text);
+}
+
+/* By the jobs and not by the histories: one that never began has none, and is to go too. */
+void rest_history_prune(http_request *r, void *context)
+{
+    controller *c = context;
+    char after[STORE_KEY_BYTES] = "";
+    pruned p = {0};
+    err e = ERR_INIT;
+    int status = 0;
+    for (bool more = true; more && status == 0;) {
+        store_page page = {0};
+        status =
+            store_list(c->store, "jobs", NULL, *after ? after : NULL, PRUNED_AT_ONCE, &page, &e) ||
+                    prune_page(c, &page, &p, &e)
+                ? -1
+                : 0;
+        more = page.more && page.count;
+        if (page.count)
+            snprintf(after, sizeof after, "%s", page.records[page.count - 1].key);
+        store_page_free(&page);
     }
     if (status)
         http_answer_error(r, &e);
     else
-        http_answer_json(r, 200, deleted("history", id));
+        http_answer_json(r, 200, pruned_json(&p));
 }
 
 /* ---- models ---------------------------------------------------------------------------------- */

@@ -141,6 +141,32 @@ def the_id_alone_for_clients_without_accept(p):
     p.succeed(reply.json()["id"])
 
 
+@case(limit=90)
+def the_first_kubemls_client_finds_what_it_reads(p):
+    """Its structs of ml/pkg/api/types.go, and its calls of ml/pkg/controller/client/v1."""
+    p.dataset()
+    p.function()
+    ended = [p.succeed(p.train(epochs=1))["id"] for _ in range(2)]
+    job = p.train(p.paced(), epochs=50000, static_parallelism=True)
+    until(lambda: p.task(job)["epoch"] >= 1)
+    task, = p.get("/tasks")
+    assert task["job"]["id"] == job and task["job"]["state"]["parallelism"] == task["parallelism"] > 0, task
+    assert task["job"]["state"]["elapsed_time"] > 0, task
+    for key in ("batch_size", "epochs", "dataset", "lr", "function_name", "options"):
+        assert key in task["request"], task
+    for key in ("default_parallelism", "static_parallelism", "validate_every", "k", "goal_accuracy"):
+        assert key in task["request"]["options"], task
+    said = p.delete("/history")["result"]
+    assert said == f"2 histories deleted, 1 kept: job {job} has not ended", said
+    for id in ended:
+        for path in (f"/history/{id}", f"/tasks/{id}", f"/model/{id}"):
+            p.get(path, 404)
+    p.delete(f"/tasks/{job}")
+    p.wait(job)
+    assert p.delete("/history")["result"] == "1 history deleted" and p.get("/history") == []
+    assert p.delete("/history")["result"] == "0 histories deleted"
+
+
 @case()
 def functions_have_versions(p):
     first = p.function()
