@@ -24,15 +24,33 @@ static const cli_column columns[] = {
     {NULL, NULL, false, NULL, false},
 };
 
+/* For scripts: nothing is said where there are none. */
+static int list_ids(const cli *c, const char *path)
+{
+    err e = ERR_INIT;
+    json_t *rows = NULL, *row;
+    size_t i;
+    if (cli_call_list(c, path, &rows, &e))
+        return cli_fail(&e);
+    output_sort(rows);
+    json_array_foreach (rows, i, row)
+        puts(json_string_value(json_object_get(row, "id")) ?: "");
+    json_decref(rows);
+    return CLI_OK;
+}
+
 int cmd_task_list(cli *c, int argc, char **argv)
 {
     const char *format = "table";
-    bool all = false;
+    bool all = false, ids = false;
     const cli_option options[] = {
         OUTPUT_ROWS(&format),
         {"all", 'a', OPTION_FLAG, NULL, "those that ended too", &all, NULL, false, false},
+        {"short", 0, OPTION_FLAG, NULL, "their ids alone, a line each", &ids, NULL, false, false},
         {.name = NULL}};
     CLI_PARSE(c, argc, argv, options, 0, 0, NULL);
+    if (ids)
+        return list_ids(c, all ? "/tasks?state=all" : "/tasks");
     return object_rows(c, all ? "/tasks?state=all" : "/tasks", columns, format, true,
                        all ? "no jobs" : "no job waits or runs; --all shows those that ended");
 }

@@ -19,7 +19,7 @@ typedef struct train_options {
     long epochs, batch, parallelism, k, validate_every, priority, seed, deadline, backoff, ttl,
         gpu_threads;
     double lr, goal;
-    bool fixed, watch;
+    bool fixed, watch, once;
     bool validate_seen, goal_seen, priority_seen, seed_seen, parallelism_seen, k_seen;
     bool deadline_seen, backoff_seen, ttl_seen, gpu_threads_seen;
 } train_options;
@@ -43,8 +43,8 @@ static json_t *options_json(const train_options *o)
         json_object_set_new(out, "default_parallelism", json_integer(o->parallelism));
     if (o->fixed)
         json_object_set_new(out, "static_parallelism", json_true());
-    if (o->k_seen)
-        json_object_set_new(out, "k", json_integer(o->k));
+    if (o->k_seen || o->once)
+        json_object_set_new(out, "k", json_integer(o->once ? REQUEST_K : o->k));
     if (o->validate_seen)
         json_object_set_new(out, "validate_every", json_integer(o->validate_every));
     if (o->goal_seen)
@@ -175,6 +175,8 @@ int cmd_train(cli *c, int argc, char **argv)
         {"K", 'K', OPTION_INT, "N",
          "local steps between two merges; -1: once an epoch (" TEXT(REQUEST_K) ")", &o.k, &o.k_seen,
          false, false},
+        {"sparse-avg", 0, OPTION_FLAG, NULL, "merge once an epoch, whatever --K says", &o.once,
+         NULL, false, false},
         {"validate-every", 0, OPTION_INT, "N", "epochs between validations; 0: at the end (1)",
          &o.validate_every, &o.validate_seen, false, false},
         {"goal-accuracy", 0, OPTION_NUMBER, "PERCENT",

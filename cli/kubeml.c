@@ -67,6 +67,14 @@ static void help_last(int argc, char **argv)
     argv[argc - 1] = help;
 }
 
+/* The first KubeML's short name. */
+static void name_whole(char **word)
+{
+    static char function[] = "function";
+    if (strcmp(*word, "fn") == 0)
+        *word = function;
+}
+
 static const cli_verb *find_verb(int argc, char **argv, int *words)
 {
     for (const cli_verb *v = cli_verbs; v->name; v++) {
@@ -150,6 +158,7 @@ int main(int argc, char **argv)
     }
     if (strcmp(argv[1], "--version") == 0)
         argv[1] = version;
+    name_whole(&argv[1]);
     int words = 0;
     c.verb = find_verb(argc, argv, &words);
     if (c.verb && cluster.wanted && is_local(c.verb)) {

@@ -184,6 +184,10 @@ def users_have_tokens_of_their_own():
 @case(limit=90)
 def formats(p):
     s = ready(p)
+    once = train(s, "--K", 4, "--sparse-avg")
+    assert s.json("task", "get", once)["request"]["options"]["k"] == -1
+    s.out("task", "wait", once)
+    s.out("history", "delete", once)
     job = train(s, "--K", 4, "--seed", 7, "--priority", 3)
     s.out("task", "wait", job)
     for words, columns in (("dataset list", "NAME TRAIN TEST SHAPE CLASSES"), ("function list", "NAME VERSION KIND"),
@@ -319,6 +323,18 @@ def tasks(p):
     until(lambda: s.json("task", "list") == [])
     with s.follow("logs", "-f", job) as follow:
         assert "kubeml-function" in follow.communicate(timeout=30)[0] and follow.returncode == 0
+
+
+@case(limit=60, platform=False)
+def spellings_of_the_first_kubeml():
+    rows = [{"id": "1b", "created": "2026-01-02"}, {"id": "0a", "created": "2026-01-01"}]
+    with answering({"/tasks": (rows, None), "/tasks?state=all": (rows, None), "/function": ([{"name": "lenet"}], None)}) as s:
+        assert s.out("task", "list", "--short") == s.out("task", "list", "--short", "--all") == "0a\n1b\n"
+        assert s.out("fn", "list") == s.out("function", "list")
+        assert "kubeml function create" in s.out("help", "fn", "create")
+        assert s.out("fn", "--help") == s.out("function", "--help")
+        assert s.out("__options", "fn", "list") == s.out("__options", "function", "list")
+        assert s.run("__names", "delete", "fn", "delete")[0] == "lenet\n"
 
 
 @case(limit=60, platform=False)
