@@ -120,6 +120,8 @@ static void note_grant(owner *o, const job *j)
     side *s = sides_find(o, j->id);
     if (s && !s->times.granted && j->state != JOB_QUEUED)
         s->times.granted = clock_monotonic_ms();
+    if (s && s->usage && j->state == JOB_QUEUED) /* it waits again */
+        usage_drop(o, j->id);
 }
 
 static void act(owner *o, const job_action *a)

@@ -42,15 +42,20 @@ void usage_drop(owner *o, const char *id)
     }
 }
 
+/* One that has ended, or waits to be tried again, lets its pods go first, and its kubeml-ps may
+ * tell a last time after that. */
+static bool has_functions(const job *j)
+{
+    return j && j->state != JOB_QUEUED && !job_ended(j);
+}
+
 /* All rows anew: a function that was let go is in them no more. */
 void usage_take(owner *o, const char *id, const json_t *rows)
 {
     side *s = sides_find(o, id);
     json_t *row, *shown;
     size_t i;
-    const job *j = jobs_find(o->machine, id);
-    /* kubeml-ps may tell a last time after the end */
-    if (!s || !j || job_ended(j) || !json_is_array(rows))
+    if (!s || !has_functions(jobs_find(o->machine, id)) || !json_is_array(rows))
         return;
     usage_drop(o, id);
     s->usage = json_array();
@@ -69,8 +74,7 @@ static void run_usage(owner *o, void *arg)
 {
     json_t *all = json_array();
     for (const side *s = o->sides; s; s = s->next) {
-        const job *j = jobs_find(o->machine, s->id);
-        if (s->usage && j && !job_ended(j)) /* one that ended lets its pods go first */
+        if (s->usage && has_functions(jobs_find(o->machine, s->id)))
             json_array_extend(all, s->usage);
     }
     *(json_t **)arg = json_deep_copy(all); /* it goes to another thread */

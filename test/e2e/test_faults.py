@@ -231,6 +231,10 @@ def waits_to_be_tried_again(p, job):
     return why if why["reason"] == "Retrying" else None
 
 
+def shown(p):
+    return p.get("/metrics").decode()
+
+
 @case(limit=150)
 def a_failed_job_goes_on_from_its_checkpoint(p):
     """A function is killed whenever it is there, until the job fails by it; at the next try nobody kills."""
@@ -239,7 +243,7 @@ def a_failed_job_goes_on_from_its_checkpoint(p):
     options = {"epochs": 3, "k": 2, "seed": 8}
     want = p.succeed(p.train(**options))["sha256"]
     job = p.train(p.paced(0.3), backoff_limit=2, **options)
-    until(lambda: p.task(job)["epoch"] >= 1)
+    until(lambda: p.task(job)["epoch"] >= 1 and p.get("/usage") and f'kubeml_function_cpu_percent{{jobid="{job}"' in shown(p))
 
     def fails():
         for pod in p.pods(job=job, role="function", function=1):
@@ -250,6 +254,7 @@ def a_failed_job_goes_on_from_its_checkpoint(p):
     why = until(fails, 60, message="it does not fail, whoever is killed")
     assert "retry 1 of 2 in " in why["message"] and "Crashed: function 1" in why["message"], why
     assert p.task(job)["state"] == "queued" and p.task(job)["retries"] == 1, p.task(job)
+    assert p.get("/usage") == [] and f'kubeml_function_cpu_percent{{jobid="{job}"' not in shown(p), "of functions that are gone"
     until(lambda: not p.pods(job=job), message="it waits, and keeps its pods")
     until(lambda: not waits_to_be_tried_again(p, job), 30)
     until(lambda: p.task(job)["message"].endswith("; retry 1 of 2"), message="it does not say which try this is")
