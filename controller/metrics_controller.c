@@ -1,5 +1,6 @@
 /* metrics_controller.c: the families that /metrics shows: the first KubeML's names and our own. */
 #include "controller.h"
+#include "job.h"
 
 static const double http_bounds[] = {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
                                      0.1,    0.25,  0.5,    1,     2.5,  10,    60};
@@ -78,5 +79,9 @@ int controller_metrics_open(controller_metrics *m, err *e)
         if (!*families[i].to)
             return err_set(e, ERR_NOMEM, "no memory for the metrics");
     }
+    /* There from the start: what begins with 1 has not increased, and no alert hears of the first.
+     */
+    for (job_state state = JOB_SUCCEEDED; state <= JOB_SUSPENDED; state++)
+        metric_add(m->jobs_total, 0, job_state_name(state), NULL, NULL);
     return 0;
 }

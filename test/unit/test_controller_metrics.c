@@ -83,6 +83,12 @@ TEST(the_first_kubemls_names)
                                         "kubeml_job_running_total"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         CHECK_CONTAINS(text, names[i]);
+    static const char *const ends[] = {"succeeded", "failed", "cancelled", "suspended"};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        char line[64];
+        snprintf(line, sizeof line, "kubeml_jobs_total{state=\"%s\"} 0\n", ends[i]);
+        CHECK_CONTAINS(text, line);
+    }
     free(text);
     metrics_close(m.all);
 }
