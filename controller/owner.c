@@ -436,10 +436,12 @@ static int restore_job(void *context, const char *key, json_t *record, err *e)
     side *s = NULL;
     err why = ERR_INIT;
     sides_find_gpus(o, record);
-    if (jobs_restore(o->machine, inner, &why) || sides_restore(o, record, &s, &why))
+    if (jobs_restore(o->machine, inner, &why) || sides_restore(o, record, &s, &why)) {
         log_error("job %s cannot be taken up again: %s", key, why.message);
-    else
+    } else {
         sides_tell_chunks(o, s);
+        sides_show(o, s, 0);
+    }
     return why.code == ERR_NOMEM ? err_set(e, ERR_NOMEM, "no memory for the jobs in the store") : 0;
 }
 

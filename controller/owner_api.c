@@ -351,8 +351,10 @@ static int resume(owner *o, const char *id, const json_t *record, err *e)
     int64_t created = json_integer_value(json_object_get(inner, "created_ms"));
     if (jobs_resubmit(o->machine, id, &r, generation, epochs, threads, created, e) == 0) {
         sides_tell_chunks(o, s);
-        if (jobs_save_new(o, jobs_find(o->machine, id), e) == 0)
+        if (jobs_save_new(o, jobs_find(o->machine, id), e) == 0) {
+            sides_show(o, s, 0);
             return 0;
+        }
         jobs_forget(o->machine, id, NULL);
     }
     sides_drop(o, id);

@@ -332,6 +332,9 @@ json_t *sides_record(const owner *o, const side *s, const job *j); /* new refere
 /* Gives a record the numbers that its GPUs, which it names, have now; older ones name none. */
 void sides_find_gpus(const owner *o, json_t *record);
 int sides_restore(owner *o, const json_t *record, side **out, err *e);
+/* Sets the job's gauges to what its last epochs say, those before `from` left out; what is null in
+ * one, as the losses of an epoch that was not validated, leaves what was. */
+void sides_show(owner *o, const side *s, size_t from);
 /* What the job's pods read and write by: made and kept in the job's record, before the first is
  * told. */
 int sides_access(owner *o, side *s, const job *j, err *e);

@@ -366,6 +366,26 @@ json_t *epochs_of_history(store *st, const char *id)
     return out;
 }
 
+void sides_show(owner *o, const side *s, size_t from)
+{
+    controller_metrics *m = &o->controller->metrics;
+    const struct {
+        metric *gauge;
+        const char *key;
+    } shown[] = {{m->train_loss, "train_loss"},
+                 {m->validation_loss, "validation_loss"},
+                 {m->accuracy, "accuracy"},
+                 {m->parallelism, "parallelism"},
+                 {m->epoch_seconds, "seconds"}};
+    for (size_t k = 0; k < sizeof shown / sizeof *shown; k++) {
+        const json_t *value = NULL;
+        for (size_t i = json_array_size(s->epochs); i > from && !json_is_number(value); i--)
+            value = json_object_get(json_array_get(s->epochs, i - 1), shown[k].key);
+        if (json_is_number(value))
+            metric_set(shown[k].gauge, json_number_value(value), s->id, NULL, NULL);
+    }
+}
+
 /* Of a record as it is replaced: what is written after it was read is another leader's. */
 static uint64_t version_now(const owner *o, const char *id)
 {

@@ -340,18 +340,11 @@ static void set_stages(controller_metrics *g, const char *id, const json_t *m)
 static void on_epoch(owner *o, link_pod *p, const json_t *m)
 {
     side *s = sides_find(o, p->job);
-    controller_metrics *g = &o->controller->metrics;
     if (!s || number_of(m, "epoch") + 1 <= (int)json_array_size(s->epochs))
         return; /* told again after an attach */
     json_array_append_new(s->epochs, epoch_json(m)); /* its followers are told at the turn's end */
-    metric_set(g->train_loss, real_of(m, "train_loss"), p->job, NULL, NULL);
-    if (json_is_number(json_object_get(m, "validation_loss")))
-        metric_set(g->validation_loss, real_of(m, "validation_loss"), p->job, NULL, NULL);
-    if (json_is_number(json_object_get(m, "accuracy")))
-        metric_set(g->accuracy, real_of(m, "accuracy"), p->job, NULL, NULL);
-    metric_set(g->parallelism, number_of(m, "parallelism"), p->job, NULL, NULL);
-    metric_set(g->epoch_seconds, real_of(m, "seconds"), p->job, NULL, NULL);
-    set_stages(g, p->job, m);
+    sides_show(o, s, json_array_size(s->epochs) - 1);
+    set_stages(&o->controller->metrics, p->job, m);
     owner_event(o, &(job_event){.type = JOB_PS_EPOCH, .job = p->job, .epoch = number_of(m, "epoch"),
                                 .value = number_of(m, "parallelism"),
                                 .seconds = real_of(m, "seconds")});
@@ -370,6 +363,7 @@ static void catch_up(owner *o, side *s, int epochs)
         if (i >= had)
             json_array_append(s->epochs, epoch);
     }
+    sides_show(o, s, had);
 }
 
 static void on_finished(owner *o, link_pod *p, const json_t *m)

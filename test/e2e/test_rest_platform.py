@@ -7,6 +7,7 @@ import pathlib
 import re
 import select
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -49,6 +50,33 @@ def a_killed_controller_adopts(p):
     assert task["sha256"] == sha, "other weights than without the kill"
     assert not {c["type"] for c in task["conditions"]} & {"FunctionLost", "PSRestarted"}, task["conditions"]
     p.succeed(queued)
+
+
+@case(limit=90)
+def a_controller_that_takes_over_shows_what_a_job_has_done(p):
+    """Its functions stand still meanwhile, as in a long epoch: nothing new is told."""
+    p.dataset()
+    p.function()
+    job = p.train(p.paced(), epochs=EPOCHS)
+    until(lambda: p.task(job)["epoch"] >= 1)
+    functions = [pod["pid"] for pod in p.pods(job=job, role="function")]
+    names = {"train_loss": "train_loss", "validation_loss": "validation_loss", "validation_accuracy": "accuracy",
+             "parallelism": "parallelism", "epoch_duration_seconds": "epoch_duration"}
+
+    try:
+        for pid in functions:
+            os.kill(pid, signal.SIGSTOP)
+        p.kill()
+        p.start()
+        shown = p.get("/metrics").decode()
+        done = p.get(f"/history/{job}")["data"]
+        for name, key in names.items():
+            value = harness.metric_in(shown, f'kubeml_job_{name}{{jobid="{job}"}}')
+            assert value is not None and any(abs(value - was) <= 1e-5 * abs(was) for was in done[key]), (name, value, done)
+    finally:
+        for pid in functions:
+            os.kill(pid, signal.SIGCONT)
+    p.succeed(job)
 
 
 def kept_of(p, job):
