@@ -282,6 +282,7 @@ http_stream *http_answer_stream(http_request *r, const char *type)
 {
     http_stream *s = stream_new(r);
     struct MHD_Response *response = NULL;
+    http_add_header(r, "X-Accel-Buffering", "no"); /* nginx holds back what is to come at once */
     if (s)
         response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES, stream_read, s,
                                                      stream_gone);

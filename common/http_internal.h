@@ -78,7 +78,7 @@ struct http_request {
     char *uri;
     http_target target;
     char accepted[48], content_type[256], user[NAME_BYTES];
-    bool head, has_accept, forwarded;
+    bool head, has_accept, forwarded, uncounted;
     bool old;               /* HTTP/1.0 */
     bool last;              /* nothing more is read of its connection */
     int64_t content_length; /* -1: not announced */

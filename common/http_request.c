@@ -270,6 +270,11 @@ bool http_is_forwarded(const http_request *r)
     return r->forwarded;
 }
 
+void http_leave_uncounted(http_request *r)
+{
+    r->uncounted = true; /* seen by the event thread that gets the answer, by its lock */
+}
+
 const char *http_user(const http_request *r)
 {
     return r->user;

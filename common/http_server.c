@@ -247,6 +247,11 @@ void http_request_unref(http_request *r)
     free(r);
 }
 
+static double seconds_taken(const http_request *r)
+{
+    return r->send_ms == HTTP_NEVER ? -1 : (double)(clock_monotonic_ns() - r->started_ns) / 1e9;
+}
+
 static void request_completed(void *context, struct MHD_Connection *connection, void **request,
                               enum MHD_RequestTerminationCode why)
 {
@@ -261,9 +266,9 @@ static void request_completed(void *context, struct MHD_Connection *connection, 
     pthread_cond_broadcast(&r->changed);
     pthread_mutex_unlock(&r->lock);
     http_connection_deadline(r->conn, clock_deadline_ms(s->config.idle_ms), true);
-    if (s->config.observe && r->queued)
+    if (s->config.observe && r->queued && !r->uncounted)
         s->config.observe(s->config.context, r->method, r->route ? r->route->pattern : "other",
-                          r->status, (double)(clock_monotonic_ns() - r->started_ns) / 1e9);
+                          r->status, seconds_taken(r));
     http_request_unref(r);
 }
 

@@ -95,7 +95,8 @@ typedef struct http_config {
     int queue_ms;        /* what has come whole waits for a worker, then 503 [60000] */
     int quiet_ms;        /* waited, or sent nothing: has the client hung up? [2000] */
     size_t bodies_bytes_max; /* [HTTP_BODIES_BYTES_MAX] */
-    /* Called after each answer, from a worker or event thread; may be NULL. */
+    /* Called after each answer, from a worker or event thread; may be NULL. `seconds` is below 0 of
+     * a stream, which lasts as long as there is something to tell, and tells nothing of us. */
     void (*observe)(void *context, const char *method, const char *pattern, unsigned status,
                     double seconds);
     /* Asked first, in a worker: true when it has answered, with why it is not done. NULL: never. */
@@ -128,6 +129,8 @@ bool http_host_is_local(const char *host);
 
 const char *http_uri(const http_request *r); /* path and query as they came */
 bool http_is_forwarded(const http_request *r); /* it has HTTP_HOP_HEADER */
+/* config.observe is not called: who it was handed on to has counted it. Before the answer. */
+void http_leave_uncounted(http_request *r);
 /* whose token came with it; "": nobody's in particular */
 const char *http_user(const http_request *r);
 

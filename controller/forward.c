@@ -368,12 +368,15 @@ static void forward(controller *c, const char *where, http_request *r)
     err e = ERR_INIT;
     CURLcode result;
     hop *h = hop_new(c, where, r);
+    bool answered = h && await_answer(h, &result);
+    if (answered)
+        http_leave_uncounted(r);
     if (!h) {
         err_set(&e, ERR_NOMEM, "no memory to hand the request on");
         http_answer_error(r, &e);
         return;
     }
-    if (!await_answer(h, &result)) {
+    if (!answered) {
         answer_lost(h, r, result);
         hop_free(h);
     } else if (!h->sized && h->status == 200) {

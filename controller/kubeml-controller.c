@@ -212,7 +212,8 @@ static void observe(void *context, const char *method, const char *pattern, unsi
     method = known_method(method);
     snprintf(text, sizeof text, "%u", status);
     metric_add(c->metrics.http_requests, 1, method, pattern, text);
-    metric_observe(c->metrics.http_seconds, seconds, method, pattern, NULL);
+    if (seconds >= 0)
+        metric_observe(c->metrics.http_seconds, seconds, method, pattern, NULL);
 }
 
 static int start_http(program *p, err *e)

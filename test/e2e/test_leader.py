@@ -115,6 +115,10 @@ def both_answer_and_one_leads():
         for platform in (first, second):
             assert call(platform, "GET", f"/tasks/{job}").json()["id"] == job
             assert call(platform, "GET", f"/tasks/{job}/logs").status_code == 200
+        # Once, by the leader, and however they came.
+        asked = 'kubeml_http_requests_total{method="GET",path="/tasks/{id}",status="200"}'
+        counted = [harness.metric_in(call(platform, "GET", "/metrics").text, asked) for platform in (first, second)]
+        assert counted[0] >= 2 and counted[1] is None, counted
         # Whoever asks the other one asks the leader by it.
         of_user = train(second, OF_USER).json()["id"]
         for platform in (first, second):

@@ -123,9 +123,16 @@ static void say_user(http_request *r, void *context)
     http_answer_text(r, 200, "text/plain", text);
 }
 
+static void uncounted(http_request *r, void *context)
+{
+    http_leave_uncounted(r);
+    hello(r, context);
+}
+
 static const http_route routes[] = {
     {.method = "GET", .pattern = "/user", .handle = say_user, .gives = "text/plain"},
     {.method = "GET", .pattern = "/hello/{name}", .handle = hello, .open = true},
+    {.method = "GET", .pattern = "/uncounted", .handle = uncounted},
     {.method = "POST", .pattern = "/echo", .handle = echo, .body = HTTP_BODY_WHOLE,
      .takes = "application/json", .body_bytes_max = 1000},
     {.method = "POST", .pattern = "/count", .handle = count, .body = HTTP_BODY_STREAM,
@@ -142,6 +149,20 @@ static const http_route routes[] = {
 };
 
 static tokens *taken;
+
+static char observed[256]; /* "path status, ...", with a - before what was no time */
+
+static void observe(void *context, const char *method, const char *pattern, unsigned status,
+                    double seconds)
+{
+    (void)context, (void)method;
+    pthread_mutex_lock(&lock);
+    size_t used = strlen(observed);
+    snprintf(observed + used, sizeof observed - used, "%s%s %u, ", seconds < 0 ? "-" : "", pattern,
+             status);
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
 
 static void serve(const char *list)
 {
@@ -160,6 +181,7 @@ static void serve(const char *list)
                      .rate_min = 1 << 20,
                      .workers_max = 4,
                      .queue_ms = queue_ms,
+                     .observe = observe,
                      .quiet_ms = quiet_ms,
                      .bodies_bytes_max = bodies_bytes_max};
     CHECK_OK(http_server_start(&c, &server, &e), e);
@@ -723,6 +745,32 @@ static http_stream *open_stream(int fd)
     kept = NULL;
     pthread_mutex_unlock(&lock);
     return s;
+}
+
+static void await_observed(const char *what)
+{
+    pthread_mutex_lock(&lock);
+    while (!strstr(observed, what))
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+}
+
+TEST(what_a_stream_lasted_is_no_latency_and_what_is_handed_on_is_not_observed)
+{
+    serve(NULL);
+    check_answer(GET("/hello/x"), "200", "x");
+    await_observed("/hello/{name} 200, ");
+    check_answer(GET("/uncounted"), "200", "hello");
+    char out[1024] = "";
+    int fd = dial();
+    http_stream *s = open_stream(fd);
+    http_stream_close(s);
+    CHECK(hear(fd, out, sizeof out, "0\r\n\r\n", 5000));
+    CHECK_CONTAINS(out, "X-Accel-Buffering: no\r\n"); /* or a proxy keeps what is to come at once */
+    close(fd);
+    await_observed("/stream 200, ");
+    http_server_stop(server, 2000);
+    CHECK_STR(observed, "/hello/{name} 200, -/stream 200, ");
 }
 
 TEST(streams)
