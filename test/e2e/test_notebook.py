@@ -1,7 +1,10 @@
 #!/usr/bin/python3
 """docs/notebooks/mnist.ipynb, executed against a running platform: no cell fails, the curves are there."""
+import json
 import os
 import pathlib
+import subprocess
+import tempfile
 
 import nbclient
 import nbformat
@@ -48,6 +51,28 @@ def the_notebook(p):
     keep = os.environ.get("KEEP_NOTEBOOK")
     if keep:
         nbformat.write(book, pathlib.Path(keep))
+
+
+@case(platform=False)
+def the_curves_of_a_history():
+    """scripts/plot-history: of a job on targets the loss alone; without an epoch it says so."""
+    folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+    task = {"function_name": "f", "dataset": "d", "batch_size": 32, "lr": 0.1, "options": {"goal_accuracy": 97}}
+
+    def plot(accuracy):
+        series = {"train_loss": [0.5 for _ in accuracy], "validation_loss": [0.4 for _ in accuracy], "accuracy": accuracy,
+                  "epoch_duration": [1.5 for _ in accuracy], "parallelism": [4 for _ in accuracy]}
+        (folder / "history.json").write_text(json.dumps({"task": task, "data": series}))
+        return subprocess.run([str(harness.ROOT / "scripts/plot-history"), "history.json", "out.png"], cwd=folder, text=True,
+                              capture_output=True, timeout=120, env={**os.environ, "MPLCONFIGDIR": str(folder)})
+    widths = []
+    for accuracy in ([None, 96.5], [None, None]):
+        done = plot(accuracy)
+        assert done.returncode == 0, done.stderr
+        widths.append(int.from_bytes((folder / "out.png").read_bytes()[16:20], "big"))
+    assert widths[1] < widths[0], widths
+    done = plot([])
+    assert done.returncode == 1 and done.stderr == "history.json: no epoch has ended, and there is nothing to draw\n", done.stderr
 
 
 @case(platform=False)
