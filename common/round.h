@@ -274,7 +274,7 @@ bool round_finished(const round_machine *m);
 bool round_dismissed(const round_machine *m, int function, int incarnation);
 int64_t round_version(const round_machine *m);
 double round_seconds(const round_machine *m); /* of the open epoch so far */
-int round_losses(const round_machine *m); /* of functions, in all of the job */
+int round_losses(const round_machine *m);     /* of functions, in all of the job */
 /* Its slot, where that function is waited for and the job trains on without it if it fails now; -1.
  */
 int round_waits_for(const round_machine *m, int function);

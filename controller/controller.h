@@ -98,7 +98,7 @@ typedef struct controller {
     atomic_bool leads; /* `owner` is there; it may not be touched before */
     atomic_int unseen; /* why no TrainJob is looked at, an err_code; ERR_NONE: they are */
     atomic_bool no_users; /* the database lets none be made for jobs */
-    atomic_int lacking; /* kinds of custom resources whose CRD lacks fields (kube_status.h) */
+    atomic_int lacking;   /* kinds of custom resources whose CRD lacks fields (kube_status.h) */
 } controller;
 
 /* Whether nobody else may act on jobs and pods at this moment; a kube_config's `may_write`. */
