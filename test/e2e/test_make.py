@@ -8,7 +8,7 @@ import sys
 import tempfile
 
 import harness
-from harness import ROOT, case
+from harness import BUILD, ROOT, case
 
 
 class Build:
@@ -99,6 +99,28 @@ def a_listing_says_what_a_case_takes_and_what_is_left_out():
                          env={**os.environ, "BUILD": str(folder)}, timeout=60 * harness.STRETCH)
     assert "left out takes:fourth: left out: for a reason" in run.stdout.splitlines(), run.stdout + run.stderr
     assert run.stdout.endswith("3 passed, 0 failed, 1 skipped\n"), run.stdout + run.stderr
+
+
+@case(limit=120, platform=False)
+def what_is_installed_runs_and_goes_again():
+    folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+
+    def make(goal):  # -o: what was built is there, and flags of other builds would build it anew
+        subprocess.run(["make", "-s", "-o", "all", goal, f"BUILD={BUILD}", f"DESTDIR={folder}", "PREFIX=/usr"], cwd=ROOT, check=True,
+                       env=environment, stdout=subprocess.DEVNULL)
+    make("install")
+    kubeml = folder / "usr/bin/kubeml"
+    said = subprocess.run([kubeml, "version"], env={"KUBEML_URL": "http://127.0.0.1:1", "HOME": str(folder)}, capture_output=True, text=True)
+    assert said.stdout.startswith("kubeml "), said
+    assert "complete " in (folder / "usr/share/bash-completion/completions/kubeml").read_text()
+    harness.BIN = kubeml.resolve().parent
+    with harness.Platform() as p:  # its module and its SDK are found, too
+        p.dataset()
+        p.function()
+        p.succeed(p.train(epochs=1))
+    make("uninstall")
+    assert not [f for f in (folder / "usr").rglob("*") if not f.is_dir()]
 
 
 if __name__ == "__main__":
