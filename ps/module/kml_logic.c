@@ -337,10 +337,12 @@ static int publish_parse(const logic_job *j, int argc, const logic_arg *argv, pu
                : 0;
 }
 
+/* They were written to what was here before the model was put back: they are to be written again.
+ */
 static int check_chunks(const logic_job *j, const publish_args *a, const publication *p, err *e)
 {
     if (a->slot < 0 && p->chunks_here != logic_chunks(j->shape))
-        return err_set(e, ERR_CONFLICT, "%zu of %zu chunks were written", p->chunks_here,
+        return err_set(e, ERR_UNAVAILABLE, "%zu of %zu chunks are here", p->chunks_here,
                        logic_chunks(j->shape));
     return 0;
 }

@@ -179,6 +179,22 @@ TEST(logic_names_a_flipped_byte_and_takes_it_again)
     logic_free(j);
 }
 
+/* They went to a model that was lost before it was put back: who wrote them is to do so once more,
+ * and not to give up. */
+TEST(logic_asks_for_chunks_again_that_are_not_there)
+{
+    err e = ERR_INIT;
+    logic_job *lost = new_job(), *j = new_job();
+    block b = fixture_block(shape);
+    fixture_fill(shape, b, 3);
+    write_all_chunks(lost, 0, 0, 0, b);
+    CHECK_ERR(publish(j, 0, 0, 0, b, &e), e, ERR_UNAVAILABLE, "0 of 3 chunks are here");
+    write_all_chunks(j, 0, 0, 0, b);
+    CHECK_OK(publish(j, 0, 0, 0, b, &e), e);
+    logic_free(lost);
+    logic_free(j);
+}
+
 TEST(logic_refuses_wrong_arguments)
 {
     static const char *const create[] = {
