@@ -78,7 +78,7 @@ OTHER_MODULES = {
     "test_data": OWN, "test_docs": OWN, "test_make": OWN, "test_make_images": OWN, "test_gpu_run": OWN,
     "test_function_group": STORE, "test_function_run": STORE,
     "test_gpu_algorithms": DEVICE, "test_gpu_averaging": DEVICE, "test_gpu_bench": DEVICE, "test_gpu_nccl": DEVICE,
-    "test_gpu_memory": DEVICE, "test_gpu_places": DEVICE, "test_gpu_platform": DEVICE, "test_gpu_start": DEVICE,
+    "test_gpu_memory": DEVICE, "test_gpu_places": DEVICE, "test_gpu_failed": DEVICE, "test_gpu_platform": DEVICE, "test_gpu_start": DEVICE,
     "test_gpu_pods": "its API server is a stand-in; test_gpu has a real one and pretended GPUs",
     "test_leader": OWN + ", and its Lease is a stand-in's; test_controllers has a real one",
     "test_silent_node": "its API server is a stand-in; test_nodes loses nodes of a real cluster",
