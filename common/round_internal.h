@@ -49,6 +49,7 @@ typedef struct member {
     int lost; /* the incarnation that was lost last; -1: none */
     char lost_reason[ROUND_REASON_BYTES];
     bool lost_ready;
+    bool lost_over;   /* it has contributed since: how that one ended is no count against the next */
     int64_t tell_ms;  /* NEEDED: when the controller is told of it; 0: it was */
     bool replacement; /* follows a lost one in this epoch */
     int64_t needed_ms, heard_ms, progress_ms;

@@ -258,6 +258,7 @@ void member_lose(round_machine *m, int f, const char *reason, const char *messag
     text_print(m->member[f].lost_reason, sizeof m->member[f].lost_reason, "%s", reason);
     m->member[f].lost = incarnation;
     m->member[f].lost_ready = was_ready;
+    m->member[f].lost_over = false;
     m->losses++;
     note_loss(m, f, message);
     for (int g = f; g < process_end(m, f); g++)
@@ -432,7 +433,8 @@ void member_lost(round_machine *m, const round_event *event)
     const member *b = &m->member[event->function];
     if (b->state == MEMBER_NONE || b->lost != event->incarnation)
         return;
-    if (is_bad_code(m, event->function, b->lost_ready, event->reason, event->message))
+    if (!b->lost_over &&
+        is_bad_code(m, event->function, b->lost_ready, event->reason, event->message))
         return;
     tell_cause(m, event->function, event->reason, event->message);
     if (is_untold(b) && !of_gpu(b->lost_reason))

@@ -91,6 +91,7 @@ void round_merged(round_machine *m, const round_event *event)
         b->cursor += MUTATE(8, row->batches, 0);
         member *leads = &m->member[member_process(m, row->function)];
         leads->losses = leads->crashes = 0;
+        leads->lost_over = true;
         b->task = TASK_NONE;
         m->loss_sum += row->loss_sum;
         m->samples += row->samples;

@@ -231,8 +231,9 @@ def waits_to_be_tried_again(p, job):
     return why if why["reason"] == "Retrying" else None
 
 
-def shown(p):
-    return p.get("/metrics").decode()
+def processor_of(p, job):
+    """What /metrics has of its first function; None: nothing."""
+    return p.metric(f'kubeml_function_cpu_percent{{jobid="{job}",function="0"}}')
 
 
 @case(limit=150)
@@ -243,7 +244,7 @@ def a_failed_job_goes_on_from_its_checkpoint(p):
     options = {"epochs": 3, "k": 2, "seed": 8}
     want = p.succeed(p.train(**options))["sha256"]
     job = p.train(p.paced(0.3), backoff_limit=2, **options)
-    until(lambda: p.task(job)["epoch"] >= 1 and p.get("/usage") and f'kubeml_function_cpu_percent{{jobid="{job}"' in shown(p))
+    until(lambda: p.task(job)["epoch"] >= 1 and p.get("/usage") and processor_of(p, job) is not None)
 
     def fails():
         for pod in p.pods(job=job, role="function", function=1):
@@ -254,7 +255,7 @@ def a_failed_job_goes_on_from_its_checkpoint(p):
     why = until(fails, 60, message="it does not fail, whoever is killed")
     assert "retry 1 of 2 in " in why["message"] and "Crashed: function 1" in why["message"], why
     assert p.task(job)["state"] == "queued" and p.task(job)["retries"] == 1, p.task(job)
-    assert p.get("/usage") == [] and f'kubeml_function_cpu_percent{{jobid="{job}"' not in shown(p), "of functions that are gone"
+    assert p.get("/usage") == [] and processor_of(p, job) is None, "of functions that are gone"
     until(lambda: not p.pods(job=job), message="it waits, and keeps its pods")
     until(lambda: not waits_to_be_tried_again(p, job), 30)
     until(lambda: p.task(job)["message"].endswith("; retry 1 of 2"), message="it does not say which try this is")

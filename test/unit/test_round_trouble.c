@@ -511,6 +511,32 @@ TEST(a_crash_before_ready_is_not_tried_again)
 }
 
 /* On a cluster that tells how a pod ended a second later, others would be lost meanwhile. */
+/* It may be told so late that the next one has contributed; the one after that has crashed once then. */
+TEST(a_crash_that_is_made_good_counts_no_more_when_it_is_told)
+{
+    round_config c = config(2, 2);
+    begin(&c);
+    step((round_event){.type = ROUND_LOST, .function = 1, .reason = "ConnectionLost"});
+    join(1, 1);
+    publish(&c, 0, 0, 0, 0);
+    publish(&c, 1, 1, 0, 0);
+    merged(0, 0, 1);
+    for (int i = 0; i < 2; i++) {
+        if (i == 1)
+            step((round_event){.type = ROUND_LOST,
+                               .function = 1,
+                               .incarnation = 1,
+                               .reason = "ConnectionLost"});
+        step((round_event){.type = ROUND_LOST,
+                           .function = 1,
+                           .incarnation = i,
+                           .ended = true,
+                           .reason = "Crashed",
+                           .message = "ended by SIGSEGV"});
+        CHECK(!find(ROUND_FINISHED));
+    }
+}
+
 TEST(who_is_lost_again_and_again_waits_to_hear_how_it_ended)
 {
     round_config c = config(2, 1);
