@@ -65,6 +65,7 @@ OTHERWISE = {
     "test_faults.a_job_ends_while_no_controller_is_there": "it starts the local platform again",
     "test_faults.a_job_given_up_leaves_no_segment": "segments are the pods' own and go with them",
     "test_faults.json_of_too_many_values_takes_no_memory": "it looks at the local platform's process",
+    "test_rest_platform.without_tokens_other_users_are_refused": "the chart's has tokens",
     "test_rest_platform.a_controller_that_takes_over_shows_what_a_job_has_done": "it starts the local platform again",
     "test_faults.two_jobs_at_once_do_not_disturb_each_other": "test_tenants has two users' jobs",
     "test_shared_process.the_weights_of_functions_with_a_process_each":
