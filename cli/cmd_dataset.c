@@ -102,8 +102,7 @@ static int fail_upload(const upload *u, const http_reply *reply, const err *e)
 /* What the platform makes of the samples, where that may not be what was meant. */
 static void tell_note(const http_reply *reply)
 {
-    json_t *answer =
-        json_loadb(reply->body.bytes ? reply->body.bytes : "", reply->body.len, 0, NULL);
+    json_t *answer = http_reply_json(reply, NULL);
     const char *note = json_string_value(json_object_get(answer, "note"));
     if (note)
         fprintf(stderr, "note: %s\n", note);

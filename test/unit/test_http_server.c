@@ -989,6 +989,14 @@ static int dial_mapped(void)
     return fd;
 }
 
+static void need_told_peers(void)
+{
+    int listens = http_server_listen("127.0.0.1", 0, NULL);
+    if (!peer_is_told(listens))
+        test_skip("the kernel does not tell whose a connection is");
+    close(listens);
+}
+
 TEST(without_tokens_its_own_user_is_answered)
 {
     char out[4096] = "";
@@ -1009,10 +1017,7 @@ TEST(whose_a_connection_is_is_asked_again_where_it_could_not_be)
 {
     char out[4096] = "";
     serve(NULL);
-    int listens = http_server_listen("127.0.0.1", 0, NULL);
-    if (!peer_is_told(listens))
-        test_skip("the kernel does not tell whose a connection is");
-    close(listens);
+    need_told_peers();
     struct sockaddr_in to = {.sin_family = AF_INET,
                              .sin_port = htons(http_server_port(server)),
                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -1042,10 +1047,7 @@ TEST(without_tokens_another_user_is_refused)
     static const char *const requests[] = {GET("/user"), GET("/hello/a"), NOTE, NOTE};
     int statuses[] = {0, 0, 0, -1}; /* the last is closed at once: such a socket is nobody's */
     serve(NULL);
-    int listens = http_server_listen("127.0.0.1", 0, NULL);
-    if (!peer_is_told(listens))
-        test_skip("the kernel does not tell whose a connection is");
-    close(listens);
+    need_told_peers();
     as_nobody(requests, statuses, 4);
     CHECK_INT(statuses[0], 403);
     CHECK_INT(statuses[1], 200); /* as without a token */
