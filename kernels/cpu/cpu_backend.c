@@ -1,9 +1,10 @@
 /* cpu_backend.c: the fast backend for the host's CPU behind backend.h: runs what cpu_build.c makes
  * of a graph. Which instructions: cpu_isa.c; the layers: cpu_input.c, cpu_conv.c, cpu_winograd.c,
  * cpu_winograd_fleeting.c, cpu_matmul.c, cpu_linear.c, cpu_norm.c, cpu_channel.c, cpu_concat.c,
- * cpu_rows.c, cpu_any.c; norms in convolutions: cpu_fold.c, cpu_entry.c; forward where
- * nothing is trained: cpu_evaluate.c; inner loops: kernels_impl.h. In bf16: cpu_linear16.c,
- * cpu_matmul16.c and the words of cpu_winograd.c; inner loops: kernels_avx512_bf16.c.
+ * cpu_rows.c, cpu_any.c; norms in convolutions: cpu_fold.c, cpu_entry.c; what is done with weights
+ * once a batch: cpu_weights.c; forward where nothing is trained: cpu_evaluate.c; inner loops:
+ * kernels_impl.h. In bf16: cpu_linear16.c, cpu_matmul16.c and the words of cpu_winograd.c; inner
+ * loops: kernels_avx512_bf16.c.
  *
  * Same graph, batch, CPU class (the table's name) and thread count give the same bits: work is
  * split by sample or by output, and every sum across threads runs in thread order.
@@ -114,9 +115,7 @@ static void run_forward(program *p)
         while (s.last + 1 < p->layer_count &&
                goes_with(&p->layers[s.last + 1], &p->layers[i], true))
             s.last++;
-        for (int j = s.first; j <= s.last; j++)
-            if (p->layers[j].ops->pack_ahead)
-                p->layers[j].ops->pack_ahead(p, &p->layers[j]);
+        weights_run(p, s.first, s.last, WEIGHTS_PACK_AHEAD);
         cpu_threads_run(p->threads, forward_stretch, &s);
         i = s.last;
     }
@@ -187,13 +186,10 @@ static void run_backward(program *p)
         stretch s = {p, i, i};
         while (s.first > 0 && goes_with(&p->layers[s.first - 1], &p->layers[i], false))
             s.first--;
-        for (int j = s.first; j <= s.last; j++)
-            if (p->layers[j].ops->pack_back)
-                p->layers[j].ops->pack_back(p, &p->layers[j]);
+        weights_run(p, s.first, s.last, WEIGHTS_PACK_BACK);
         cpu_threads_run(p->threads, backward_stretch, &s);
-        for (int j = s.first; j <= s.last; j++)
-            if (p->layers[j].ops->finish)
-                p->layers[j].ops->finish(p, &p->layers[j]);
+        weights_run(p, s.first, s.last, WEIGHTS_SUM);
+        weights_run(p, s.first, s.last, WEIGHTS_FINISH);
         i = s.first;
     }
 }
@@ -201,9 +197,8 @@ static void run_backward(program *p)
 static void refresh(program *p)
 {
     p->stale |= fold_turn(p, !p->training);
-    for (int i = 0; p->stale && i < p->layer_count; i++)
-        if (p->layers[i].ops->pack)
-            p->layers[i].ops->pack(p, &p->layers[i]);
+    if (p->stale)
+        weights_run(p, 0, p->layer_count - 1, WEIGHTS_PACK);
     p->stale = false;
 }
 

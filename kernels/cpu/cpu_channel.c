@@ -159,8 +159,12 @@ bool conv_is_depthwise(const graph_node *n, int channels)
     return n->conv.groups > 1 && n->conv.groups == n->shape.c && channels == n->shape.c;
 }
 
-static void depthwise_pack(program *p, layer *l)
+/* Few weights, here and in depthwise_finish: part 0 does it all. */
+static void depthwise_pack(program *p, layer *l, int part, int parts)
 {
+    (void)parts;
+    if (part > 0)
+        return;
     const float *w = layer_weights(p, l);
     size_t taps = (size_t)(l->ahead.kh * l->ahead.kw), cs = (size_t)l->ahead.cs;
     for (size_t c = 0; c < (size_t)l->node->shape.c; c++)
@@ -191,12 +195,12 @@ static void depthwise_backward(program *p, layer *l, int from, int to, int threa
     }
 }
 
-static void depthwise_finish(program *p, layer *l)
+static void depthwise_finish(program *p, layer *l, int part, int parts)
 {
+    (void)parts;
     size_t taps = (size_t)(l->ahead.kh * l->ahead.kw), cs = (size_t)l->ahead.cs;
-    sum_gradients(p, l);
     float *to = program_grad(p, l->node->weight);
-    for (size_t c = 0; c < (size_t)l->node->shape.c; c++)
+    for (size_t c = 0; part == 0 && c < (size_t)l->node->shape.c; c++)
         for (size_t t = 0; t < taps; t++)
             to[c * taps + t] = l->dw[t * cs + c];
 }

@@ -36,10 +36,15 @@ typedef struct bank {
 } bank;
 
 /* Blocks of filters, channels innermost but for the filter: [K/block][R][S][C][block]. */
-static void pack_forward(const cpu_kernels *k, const conv_geom *g, bank w, float *to)
+static void pack_forward(const cpu_kernels *k, const conv_geom *g, bank w, int part, int parts,
+                         float *to)
 {
-    int padded = (g->k + 7) / 8 * 8, width;
-    for (int o = 0; o < padded; o += width) {
+    int padded = (g->k + 7) / 8 * 8, width, end = part_begin(padded / 16, part + 1, parts) * 16;
+    int o = part_begin(padded / 16, part, parts) * 16;
+    if (part + 1 == parts)
+        end = padded;
+    to += (size_t)o * (size_t)(g->kh * g->kw * g->c);
+    for (; o < end; o += width) {
         width = k->block == 16 && o + 16 <= padded ? 16 : 8;
         for (int r = 0; r < g->kh; r++)
             for (int s = 0; s < g->kw; s++)
@@ -52,10 +57,11 @@ static void pack_forward(const cpu_kernels *k, const conv_geom *g, bank w, float
 }
 
 /* [K][R][run], channels innermost. */
-static void pack_backward(const conv_geom *g, const float *w, float *to)
+static void pack_backward(const conv_geom *g, const float *w, int part, int parts, float *to)
 {
     size_t R = (size_t)g->kh, S = (size_t)g->kw, C = (size_t)g->c;
-    for (size_t f = 0; f < (size_t)g->k; f++)
+    size_t end = (size_t)part_begin(g->k, part + 1, parts);
+    for (size_t f = (size_t)part_begin(g->k, part, parts); f < end; f++)
         for (size_t r = 0; r < R; r++)
             for (size_t s = 0; s < S; s++)
                 for (size_t c = 0; c < C; c++)
@@ -63,30 +69,33 @@ static void pack_backward(const conv_geom *g, const float *w, float *to)
                         w[((f * C + c) * R + r) * S + s];
 }
 
-static void winners_pack(program *p, layer *l)
+static void winners_pack(program *p, layer *l, int part, int parts)
 {
-    wino_pooled_pack(p, l);
-    layer_bias(p, l, l->bf);
+    wino_pooled_pack(p, l, part, parts);
+    if (part == 0)
+        layer_bias(p, l, l->bf);
     if (l->wb)
-        pack_backward(&l->g, layer_weights(p, l), l->wb);
+        pack_backward(&l->g, layer_weights(p, l), part, parts, l->wb);
 }
 
-static void conv_pack(program *p, layer *l)
+static void conv_pack(program *p, layer *l, int part, int parts)
 {
     const float *w = layer_weights(p, l);
     ptrdiff_t S = l->g.kw, tap = l->g.kh * S, filter = l->g.c * tap;
-    pack_forward(p->k, &l->g, (bank){w, filter, tap, S, 1}, l->wf);
-    layer_bias(p, l, l->bf);
+    pack_forward(p->k, &l->g, (bank){w, filter, tap, S, 1}, part, parts, l->wf);
+    if (part == 0)
+        layer_bias(p, l, l->bf);
     for (int i = 0; i < l->phase_count; i++) {
         const conv_phase *f = &l->phases[i];
         /* The last kernel row of the phase comes first; filters and channels change places. */
         ptrdiff_t last = f->h.first + f->h.step * (f->g.kh - 1),
                   end = f->w.first + f->w.step * (f->g.kw - 1);
         pack_forward(p->k, &f->g,
-                     (bank){w + last * S + end, tap, filter, -f->h.step * S, -f->w.step}, f->wf);
+                     (bank){w + last * S + end, tap, filter, -f->h.step * S, -f->w.step}, part,
+                     parts, f->wf);
     }
     if (l->wb)
-        pack_backward(&l->g, w, l->wb);
+        pack_backward(&l->g, w, part, parts, l->wb);
 }
 
 static void conv_forward(program *p, layer *l, int from, int to, int thread)
@@ -285,13 +294,13 @@ static void dense_backward(program *p, layer *l, int from, int to, int thread)
     }
 }
 
-static void conv_finish(program *p, layer *l)
+static void conv_finish(program *p, layer *l, int part, int parts)
 {
     const conv_geom *g = &l->g;
     size_t R = (size_t)g->kh, S = (size_t)g->kw, C = (size_t)g->c;
-    sum_gradients(p, l);
+    size_t end = (size_t)part_begin(g->k, part + 1, parts);
     float *to = program_grad(p, l->node->weight);
-    for (size_t f = 0; f < (size_t)g->k; f++)
+    for (size_t f = (size_t)part_begin(g->k, part, parts); f < end; f++)
         for (size_t r = 0; r < R; r++)
             for (size_t s = 0; s < S; s++)
                 for (size_t c = 0; c < C; c++)

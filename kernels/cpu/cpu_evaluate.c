@@ -300,7 +300,7 @@ void evaluate_forward(program *p)
         for (int j = s->first; j <= s->last; j++) {
             layer *l = &p->layers[j];
             if (l->ops->pack_ahead && !is_idle(p, l))
-                l->ops->pack_ahead(p, l);
+                weights_run(p, j, j, WEIGHTS_PACK_AHEAD);
             if (l->ops->evaluate_ahead && !(p->folded && l->folded_from))
                 l->ops->evaluate_ahead(p, l);
         }

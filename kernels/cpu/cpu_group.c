@@ -39,6 +39,12 @@ static size_t block_floats(const blocks *b)
     return (size_t)b->taps * (size_t)b->in * (size_t)b->out;
 }
 
+/* Where the weights of group g begin in (K, C, taps). */
+static size_t group_weights(const blocks *b, int g)
+{
+    return (size_t)g * (size_t)b->filters * (size_t)b->per * (size_t)b->taps;
+}
+
 /* Where weight (filter f, channel c) of group g at tap t stands in [block][tap][in][out]. */
 static size_t place(const blocks *b, int g, int f, int c, int t)
 {
@@ -56,11 +62,13 @@ static size_t place_back(const blocks *b, int g, int f, int c, int t)
     return row * (size_t)b->in + (size_t)(j * b->per + c);
 }
 
-static void group_pack(program *p, layer *l)
+static void group_pack(program *p, layer *l, int part, int parts)
 {
     blocks b = blocks_of(l->node, p->tensors[l->in[0]].s);
-    const float *w = program_param(p, l->node->weight), *bias = program_param(p, l->node->bias);
-    for (int g = 0; g < b.groups; g++)
+    int first = part_begin(b.groups, part, parts), end = part_begin(b.groups, part + 1, parts);
+    const float *w = program_param(p, l->node->weight) + group_weights(&b, first),
+                *bias = program_param(p, l->node->bias);
+    for (int g = first; g < end; g++)
         for (int f = 0; f < b.filters; f++)
             for (int c = 0; c < b.per; c++)
                 for (int t = 0; t < b.taps; t++, w++) {
@@ -68,7 +76,7 @@ static void group_pack(program *p, layer *l)
                     if (l->wb)
                         l->wb[place_back(&b, g, f, c, t)] = *w;
                 }
-    if (bias)
+    if (bias && part == 0)
         memcpy(l->bf, bias, (size_t)l->node->shape.c * sizeof *bias);
 }
 
@@ -187,12 +195,12 @@ static void group_backward(program *p, layer *l, int from, int to, int thread)
     }
 }
 
-static void group_finish(program *p, layer *l)
+static void group_finish(program *p, layer *l, int part, int parts)
 {
     blocks b = blocks_of(l->node, p->tensors[l->in[0]].s);
-    sum_gradients(p, l);
-    float *to = program_grad(p, l->node->weight);
-    for (int g = 0; g < b.groups; g++)
+    int first = part_begin(b.groups, part, parts), end = part_begin(b.groups, part + 1, parts);
+    float *to = program_grad(p, l->node->weight) + group_weights(&b, first);
+    for (int g = first; g < end; g++)
         for (int f = 0; f < b.filters; f++)
             for (int c = 0; c < b.per; c++)
                 for (int t = 0; t < b.taps; t++)

@@ -232,9 +232,9 @@ typedef struct cpu_kernels {
     void (*wino_dy)(int kernel, const wino_span *s, int channels, const float *dy, size_t y_step,
                     size_t y_row, float *v, size_t plane);
     void (*wino_weights)(int kernel, int rows, int cols, size_t ld, const float *w, size_t rs,
-                         size_t cs, bool turned, float *u);
-    void (*wino_dw)(int kernel, int rows, int cols, size_t ld, const float *u, float *dw,
-                    size_t dw_row);
+                         size_t cs, bool turned, float *u, size_t plane);
+    void (*wino_dw)(int kernel, int rows, int cols, size_t ld, const float *u, size_t plane,
+                    float *dw, size_t dw_row);
 } cpu_kernels;
 
 extern const cpu_kernels cpu_kernels_generic;

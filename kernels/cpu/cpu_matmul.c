@@ -87,19 +87,27 @@ static size_t panel_at(const program *p, const layer *l, int rows, int at)
     return (size_t)at * (size_t)(l->g.kh * l->g.kw) * (size_t)depth(p, rows);
 }
 
-/* A panel of `rows` rows a tap, which is packed in scratch where it has to become words, to
- * `to`. */
-static float *panel_room(const program *p, const layer *l, float *to)
+/* Where part `part` of the panels of so many channels begins: a channel. */
+static int panels_begin(const program *p, int channels, int part, int parts)
 {
-    return p->k16 ? l->scratch : to;
+    int panels = (channels + p->k->panel - 1) / p->k->panel;
+    return least(part_begin(panels, part, parts) * p->k->panel, channels);
 }
 
-static void panel_done(const program *p, const layer *l, int rows, int width, float *to)
+/* A panel of `rows` rows a tap, which is packed in scratch where it has to become words, to
+ * `to`. */
+static float *panel_room(const program *p, const layer *l, int part, float *to)
+{
+    return p->k16 ? layer_scratch(l, part) : to;
+}
+
+static void panel_done(const program *p, const layer *l, int rows, int width, const float *room,
+                       float *to)
 {
     for (int tap = 0; tap < l->g.kh * l->g.kw && p->k16; tap++)
-        p->k16->across(
-            rows, width, l->scratch + (size_t)tap * (size_t)(rows * width), (size_t)width,
-            matmul_words_to(to) + (size_t)tap * (size_t)(depth(p, rows) * width), (size_t)width);
+        p->k16->across(rows, width, room + (size_t)tap * (size_t)(rows * width), (size_t)width,
+                       matmul_words_to(to) + (size_t)tap * (size_t)(depth(p, rows) * width),
+                       (size_t)width);
 }
 
 /* The filters of one panel: for y. [taps][C][width] from (K, C, taps). */
@@ -131,13 +139,16 @@ static void pack_panel(const program *p, const layer *l, const float *w, int fro
 }
 
 /* The same weights for dx: panels of channels, [taps][K][width]. */
-static void pack_back(const program *p, const layer *l, const float *w)
+static void pack_back(const program *p, const layer *l, const float *w, int part, int parts)
 {
     int taps = l->g.kh * l->g.kw;
     size_t filter = (size_t)(l->g.c * taps);
-    for (int at = 0; at < l->g.cs; at += p->k->panel) {
+    for (int at = panels_begin(p, l->g.cs, part, parts),
+             end = panels_begin(p, l->g.cs, part + 1, parts);
+         at < end; at += p->k->panel) {
         int width = least(p->k->panel, l->g.cs - at), real = least(width, l->g.c - at);
-        float *panel = l->wb + panel_at(p, l, l->g.k, at), *to = panel_room(p, l, panel);
+        float *panel = l->wb + panel_at(p, l, l->g.k, at), *room = panel_room(p, l, part, panel),
+              *to = room;
         if (p->k16 && real < width)
             memset(to, 0, (size_t)(taps * l->g.k * width) * sizeof *to);
         for (int f = 0; f < l->g.k && real > 0 && taps == 1; f++, to += width)
@@ -145,24 +156,27 @@ static void pack_back(const program *p, const layer *l, const float *w)
         for (int f = 0; f < l->g.k && real > 0 && taps > 1; f++, to += width)
             p->k->transpose(real, taps, w + (size_t)f * filter + (size_t)(at * taps), (size_t)taps,
                             to, (size_t)(l->g.k * width));
-        panel_done(p, l, l->g.k, width, panel);
+        panel_done(p, l, l->g.k, width, room, panel);
     }
 }
 
-static void matmul_pack(program *p, layer *l)
+static void matmul_pack(program *p, layer *l, int part, int parts)
 {
     const float *w = layer_weights(p, l);
-    for (int at = 0; at < l->g.ks; at += p->k->panel) {
+    for (int at = panels_begin(p, l->g.ks, part, parts),
+             end = panels_begin(p, l->g.ks, part + 1, parts);
+         at < end; at += p->k->panel) {
         int width = least(p->k->panel, l->g.ks - at);
-        float *to = l->wf + panel_at(p, l, l->g.c, at), *room = panel_room(p, l, to);
+        float *to = l->wf + panel_at(p, l, l->g.c, at), *room = panel_room(p, l, part, to);
         if (p->k16)
             memset(room, 0, (size_t)(l->g.kh * l->g.kw * l->g.c * width) * sizeof *room);
         pack_panel(p, l, w, at, width, room);
-        panel_done(p, l, l->g.c, width, to);
+        panel_done(p, l, l->g.c, width, room, to);
     }
-    layer_bias(p, l, l->bf);
+    if (part == 0)
+        layer_bias(p, l, l->bf);
     if (l->wb)
-        pack_back(p, l, w);
+        pack_back(p, l, w, part, parts);
 }
 
 /* ---- pixels in a row ------------------------------------------------------------------------- */
@@ -567,26 +581,27 @@ static void points_backward(program *p, layer *l, int from, int to, int thread)
 /* ---- the layer ------------------------------------------------------------------------------- */
 
 /* [cs/panel][K][panel] into (K, C). */
-static void pointwise_finish(program *p, layer *l)
+static void pointwise_finish(program *p, layer *l, int part, int parts)
 {
-    sum_gradients(p, l);
+    size_t first = (size_t)part_begin(l->g.k, part, parts),
+           end = (size_t)part_begin(l->g.k, part + 1, parts);
     float *to = program_grad(p, l->node->weight);
     for (int at = 0; at < l->g.c; at += p->k->panel) {
         size_t width = (size_t)least(p->k->panel, l->g.cs - at),
                real = (size_t)least(p->k->panel, l->g.c - at);
         const float *from = l->dw + (size_t)at * (size_t)l->g.k;
-        for (size_t f = 0; f < (size_t)l->g.k; f++)
+        for (size_t f = first; f < end; f++)
             memcpy(to + f * (size_t)l->g.c + (size_t)at, from + f * width, real * sizeof *to);
     }
 }
 
 /* [taps][K][cs] into (K, C, taps). */
-static void points_finish(program *p, layer *l)
+static void points_finish(program *p, layer *l, int part, int parts)
 {
-    sum_gradients(p, l);
+    size_t end = (size_t)part_begin(l->g.k, part + 1, parts);
     size_t tap_count = (size_t)(l->g.kh * l->g.kw), filter = (size_t)l->g.c * tap_count;
     float *to = program_grad(p, l->node->weight);
-    for (size_t f = 0; f < (size_t)l->g.k; f++)
+    for (size_t f = (size_t)part_begin(l->g.k, part, parts); f < end; f++)
         if (tap_count == 1)
             memcpy(to + f * filter, l->dw + f * (size_t)l->g.cs, filter * sizeof *to);
         else

@@ -74,6 +74,10 @@ typedef enum fused_pool { POOL_NONE, POOL_CELLS, POOL_WINDOWS } fused_pool;
 typedef struct program program;
 typedef struct layer layer;
 
+/* Part `part` of `parts` of something that is done with a layer's weights, on any thread: it writes
+ * nothing that another part reads or writes. */
+typedef void layer_part(program *p, layer *l, int part, int parts);
+
 typedef struct layer_ops {
     void (*forward)(program *p, layer *l, int from, int to, int thread);
     /* With all samples at once; where there is forward too, before that. */
@@ -85,12 +89,9 @@ typedef struct layer_ops {
     void (*backward_whole)(program *p, layer *l); /* likewise */
     /* Backward has read all that it needs of the input where it writes the input's gradient. */
     bool overwrites;
-    /* after backward: the threads' weight gradients into grads */
-    void (*finish)(program *p, layer *l);
-    void (*pack)(program *p, layer *l);   /* after the parameters have changed */
-    /* Before each forward and each backward: what it packs into leased memory. */
-    void (*pack_ahead)(program *p, layer *l);
-    void (*pack_back)(program *p, layer *l);
+    layer_part *finish;                 /* after backward: the summed weight gradient into grads */
+    layer_part *pack;                   /* after the parameters have changed */
+    layer_part *pack_ahead, *pack_back; /* before each forward, backward: into leased memory */
 } layer_ops;
 
 struct layer {
@@ -234,9 +235,23 @@ void tensor_clear_halo(const tensor *t, int sample);
 /* A convolution's dy of samples [from, to) through its ReLU, and the bias' gradient, added to db:
  * cpu_rows.c. */
 void mask_samples(const program *p, const layer *l, int from, int to, float *db);
-/* Of a convolution's gradients: every thread's sums into the first one's, in the threads' order,
- * and the bias' to where it belongs. */
-void sum_gradients(program *p, const layer *l);
+/* What is done once a batch with the weights of layers [first, last], on all threads:
+ * cpu_weights.c. WEIGHTS_SUM: of a convolution's gradients every thread's into the first one's, and
+ * the bias' to where it belongs. */
+typedef enum weights_step {
+    WEIGHTS_PACK,
+    WEIGHTS_PACK_AHEAD,
+    WEIGHTS_PACK_BACK,
+    WEIGHTS_SUM,
+    WEIGHTS_FINISH
+} weights_step;
+void weights_run(program *p, int first, int last, weights_step step);
+
+/* Where part `part` of `parts` of n things begins; the one after it, where it ends. */
+static inline int part_begin(int n, int part, int parts)
+{
+    return (int)((int64_t)n * part / parts);
+}
 
 static inline int least(int a, int b)
 {

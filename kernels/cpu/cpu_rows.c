@@ -133,13 +133,3 @@ int layer_flatten(program *p, layer *l)
     snprintf(l->choice, sizeof l->choice, "transpose");
     return 0;
 }
-
-void sum_gradients(program *p, const layer *l)
-{
-    for (int t = 1; t < cpu_threads_count(p->threads); t++) {
-        p->k->add(l->dw_floats, l->dw, layer_dw(l, t), false, l->dw);
-        p->k->add(l->db_floats, l->db, layer_db(l, t), false, l->db);
-    }
-    if (l->node->bias >= 0)
-        memcpy(program_grad(p, l->node->bias), l->db, (size_t)l->node->shape.c * sizeof(float));
-}

@@ -187,13 +187,21 @@ void wino_scatter(const program *p, const tensor *y, const plane *a, const wino_
 }
 
 void wino_pack(const program *p, int kernel, int rows, int cols, int ld, const float *w, size_t rs,
-               size_t cs, bool turned, float *u)
+               size_t cs, bool turned, int part, int parts, float *u)
 {
+    int panel = p->k16 ? PANEL_MOST : p->k->panel, panels = (ld + panel - 1) / panel,
+        first = part_begin(panels, part, parts) * panel,
+        end = least(part_begin(panels, part + 1, parts) * panel, ld);
+    if (first >= end)
+        return;
+    size_t apart = wino_weights_plane(p, rows, ld), part_ld = (size_t)(end - first),
+           at = (size_t)first * (size_t)wino_weights_rows(p, rows);
+    w += (size_t)first * cs;
+    cols = least(cols, end) - first;
     if (p->k16)
-        p->k16->wino_weights(rows, cols, (size_t)ld, w, rs, cs, turned, words(u),
-                             plane16(rows, ld));
+        p->k16->wino_weights(rows, cols, part_ld, w, rs, cs, turned, words(u) + at, apart);
     else
-        p->k->wino_weights(kernel, rows, cols, (size_t)ld, w, rs, cs, turned, u);
+        p->k->wino_weights(kernel, rows, cols, part_ld, w, rs, cs, turned, u + at, apart);
 }
 
 /* One panel of wino_products. */
@@ -330,43 +338,46 @@ static bool winograd_leases(const program *p)
 }
 
 /* u = the weights w as forward wants them. */
-static void pack_forward(const program *p, const layer *l, const float *w)
+static void pack_forward(const program *p, const layer *l, const float *w, int part, int parts)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     size_t taps = wino_taps(l);
     wino_pack(p, l->node->conv.kernel_h, x->s.c, y->s.c, y->cs, w, taps, (size_t)x->s.c * taps,
-              false, l->u);
+              false, part, parts, l->u);
 }
 
-static void winograd_pack(program *p, layer *l)
+static void winograd_pack(program *p, layer *l, int part, int parts)
 {
     if (!winograd_leases(p))
-        pack_forward(p, l, layer_weights(p, l));
-    layer_bias(p, l, l->bf);
+        pack_forward(p, l, layer_weights(p, l), part, parts);
+    if (part == 0)
+        layer_bias(p, l, l->bf);
 }
 
-static void winograd_pack_ahead(program *p, layer *l)
+static void winograd_pack_ahead(program *p, layer *l, int part, int parts)
 {
     if (winograd_leases(p))
-        pack_forward(p, l, program_param(p, l->node->weight));
+        pack_forward(p, l, program_param(p, l->node->weight), part, parts);
 }
 
-static void winograd_pack_back(program *p, layer *l)
+static void winograd_pack_back(program *p, layer *l, int part, int parts)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
     const float *w = program_param(p, l->node->weight);
     size_t taps = wino_taps(l);
     if (l->u_back)
         wino_pack(p, l->node->conv.kernel_h, y->s.c, x->s.c, x->cs, w, (size_t)x->s.c * taps, taps,
-                  true, l->u_back);
+                  true, part, parts, l->u_back);
 }
 
-static void winograd_finish(program *p, layer *l)
+static void winograd_finish(program *p, layer *l, int part, int parts)
 {
     const tensor *x = &p->tensors[l->in[0]], *y = &p->tensors[l->out];
-    sum_gradients(p, l);
-    p->k->wino_dw(l->node->conv.kernel_h, y->s.c, x->s.c, (size_t)x->cs, l->dw,
-                  program_grad(p, l->node->weight), (size_t)x->s.c * wino_taps(l));
+    int first = part_begin(y->s.c, part, parts), end = part_begin(y->s.c, part + 1, parts);
+    size_t row = (size_t)x->s.c * wino_taps(l);
+    p->k->wino_dw(l->node->conv.kernel_h, end - first, x->s.c, (size_t)x->cs,
+                  l->dw + (size_t)first * (size_t)x->cs, wino_plane(y->s.c, x->cs),
+                  program_grad(p, l->node->weight) + (size_t)first * row, row);
 }
 
 static const layer_ops winograd_ops = {
@@ -437,9 +448,9 @@ int wino_pooled_make(program *p, layer *l)
     return l->u ? 0 : -1;
 }
 
-void wino_pooled_pack(program *p, layer *l)
+void wino_pooled_pack(program *p, layer *l, int part, int parts)
 {
-    pack_forward(p, l, layer_weights(p, l));
+    pack_forward(p, l, layer_weights(p, l), part, parts);
 }
 
 /* The result's pixels are the tiles; a last row or column that no cell has is not computed. */

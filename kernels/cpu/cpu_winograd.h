@@ -59,9 +59,9 @@ typedef struct wino_end {
  * m->count). */
 void wino_scatter(const program *p, const tensor *y, const plane *a, const wino_tiling *t,
                   const wino_end *end, int channel, int from, const wino_array *m);
-/* u = the weights in the transformed form: cpu_kernels.wino_weights. */
+/* u = part `part` of `parts` of the weights in the transformed form: cpu_kernels.wino_weights. */
 void wino_pack(const program *p, int kernel, int rows, int cols, int ld, const float *w, size_t rs,
-               size_t cs, bool turned, float *u);
+               size_t cs, bool turned, int part, int parts, float *u);
 /* Plane q of the products over channels [row, row + rows), row even: m[count][width] (+)= v * u,
  * u plane q of the weights, in panels. */
 void wino_products(const program *p, size_t q, const wino_array *v, int row, int rows,
@@ -83,7 +83,7 @@ int layer_winograd_fleeting(program *p, layer *l);
  * which has the rest of it. */
 bool wino_pools(const graph_node *n);
 int wino_pooled_make(program *p, layer *l); /* -1: no memory */
-void wino_pooled_pack(program *p, layer *l);
+layer_part wino_pooled_pack;
 void wino_pooled_forward(program *p, layer *l, int from, int to, int thread);
 
 #endif

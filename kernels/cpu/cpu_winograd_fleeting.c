@@ -63,7 +63,7 @@ static void block_product(const program *p, const wino_array *v, int rows, const
     for (int row = 0; row < rows; row += ROWS) {
         int n = least(ROWS, rows - row);
         wino_pack(p, w->kernel, n, real, width, w->w + (size_t)row * w->rs, w->rs, w->cs, w->turned,
-                  u);
+                  0, 1, u);
         for (size_t q = 0; q < PLANES; q++)
             wino_products(p, q, v, row, n, u + q * wino_weights_plane(p, n, width), width, row > 0,
                           m->data + q * wino_plane(m->count, width));
@@ -163,9 +163,10 @@ static void block_dw(program *p, layer *l, int tiles, int filter, int filters, i
         wino_sum(p, q, &d, &v, &part, false, du + q * wino_plane(filters, channels),
                  (size_t)channels);
     size_t taps = wino_taps(l), row = (size_t)x->s.c * taps;
-    p->k->wino_dw(
-        l->node->conv.kernel_h, filters, least(channels, x->s.c - channel), (size_t)channels, du,
-        program_grad(p, l->node->weight) + (size_t)filter * row + (size_t)channel * taps, row);
+    p->k->wino_dw(l->node->conv.kernel_h, filters, least(channels, x->s.c - channel),
+                  (size_t)channels, du, wino_plane(filters, channels),
+                  program_grad(p, l->node->weight) + (size_t)filter * row + (size_t)channel * taps,
+                  row);
 }
 
 static void weights_part(void *arg, int thread, int threads)
@@ -213,14 +214,17 @@ static void fleeting_backward(program *p, layer *l)
     cpu_threads_run(p->threads, weights_part, &w);
     if (p->tensors[l->in[0]].dy.data)
         cpu_threads_run(p->threads, dx_part, &w);
-    sum_gradients(p, l);
+    int i = (int)(l - p->layers);
+    weights_run(p, i, i, WEIGHTS_SUM); /* the bias' alone */
 }
 
 /* ---- the layer ------------------------------------------------------------------------------- */
 
-static void fleeting_pack(program *p, layer *l)
+static void fleeting_pack(program *p, layer *l, int part, int parts)
 {
-    layer_bias(p, l, l->bf);
+    (void)parts;
+    if (part == 0)
+        layer_bias(p, l, l->bf);
 }
 
 static const layer_ops fleeting_ops = {.forward_whole = fleeting_forward,

@@ -99,13 +99,12 @@ static size_t wino_left(int cols, size_t c, size_t most)
     return left < most ? left : most;
 }
 
-/* u[36][ld / PANEL][rows][PANEL], the last panel as wide as is left, = G g G^T: element
- * (row, col) of the filter bank is w[row*rs + col*cs + tap], the taps in reverse where `turned`.
- * Columns up to ld are zero. */
+/* u[36][ld / PANEL][rows][PANEL], the last panel as wide as is left, `plane` floats apart,
+ * = G g G^T: element (row, col) of the filter bank is w[row*rs + col*cs + tap], the taps in reverse
+ * where `turned`. Columns up to ld are zero. */
 INLINE void wino_weights_of(const int kernel, int rows, int cols, size_t ld, const float *w,
-                            size_t rs, size_t cs, bool turned, float *u)
+                            size_t rs, size_t cs, bool turned, float *u, size_t plane)
 {
-    size_t plane = (size_t)rows * ld + WINO_GAP;
     for (size_t panel = 0; panel < ld; panel += PANEL) {
         size_t width = ld - panel < PANEL ? ld - panel : PANEL;
         for (size_t r = 0; r < (size_t)rows; r++) {
@@ -125,19 +124,18 @@ INLINE void wino_weights_of(const int kernel, int rows, int cols, size_t ld, con
 }
 
 static void wino_weights(int kernel, int rows, int cols, size_t ld, const float *w, size_t rs,
-                         size_t cs, bool turned, float *u)
+                         size_t cs, bool turned, float *u, size_t plane)
 {
-#define WEIGHTS(kernel) wino_weights_of(kernel, rows, cols, ld, w, rs, cs, turned, u)
+#define WEIGHTS(kernel) wino_weights_of(kernel, rows, cols, ld, w, rs, cs, turned, u, plane)
     WINO_KERNELS(kernel, WEIGHTS);
 #undef WEIGHTS
 }
 
-/* dw (rows, cols, taps) = G^T u G, its rows dw_row floats apart. */
-INLINE void wino_dw_of(const int kernel, int rows, int cols, size_t ld, const float *u, float *dw,
-                       size_t dw_row)
+/* dw (rows, cols, taps) = G^T u G, u's planes `plane` floats apart, dw's rows dw_row. */
+INLINE void wino_dw_of(const int kernel, int rows, int cols, size_t ld, const float *u,
+                       size_t plane, float *dw, size_t dw_row)
 {
     const size_t taps = (size_t)(kernel * kernel);
-    size_t plane = (size_t)rows * ld + WINO_GAP;
     for (size_t r = 0; r < (size_t)rows; r++, u += ld, dw += dw_row) {
         size_t c = 0;
 #if KERNELS_WIDE
@@ -149,10 +147,10 @@ INLINE void wino_dw_of(const int kernel, int rows, int cols, size_t ld, const fl
     }
 }
 
-static void wino_dw(int kernel, int rows, int cols, size_t ld, const float *u, float *dw,
-                    size_t dw_row)
+static void wino_dw(int kernel, int rows, int cols, size_t ld, const float *u, size_t plane,
+                    float *dw, size_t dw_row)
 {
-#define DW(kernel) wino_dw_of(kernel, rows, cols, ld, u, dw, dw_row)
+#define DW(kernel) wino_dw_of(kernel, rows, cols, ld, u, plane, dw, dw_row)
     WINO_KERNELS(kernel, DW);
 #undef DW
 }
