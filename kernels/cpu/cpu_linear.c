@@ -259,7 +259,7 @@ int layer_linear(program *p, layer *l)
         l->updates = x->s.c % 8 == 0 && p->tensors[l->out].dy.data;
     }
     snprintf(l->choice, sizeof l->choice, l->relu ? "gemm+relu" : "gemm");
-    return (rows && !l->other) || (rows && x->dy.data && !l->dother) ? -1 : 0;
+    return ((rows || !p->c.inference) && !l->other) || (rows && x->dy.data && !l->dother) ? -1 : 0;
 }
 
 /* ---- loss ------------------------------------------------------------------------------------ */
