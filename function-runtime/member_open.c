@@ -192,6 +192,14 @@ static int enter_sandbox(member *m, err *e)
     return 0;
 }
 
+/* Who sums with NCCL, or may lend memory of a GPU to other processes. */
+static bool calls_outside(const member *m, const err *no_gpu)
+{
+    bool cuda = strcmp(m->backend, "cuda") == 0 ||
+                (strcmp(m->backend, "auto") == 0 && no_gpu->code == ERR_NONE);
+    return m->request.merge == MERGE_NCCL || (cuda && m->request.process != PROCESS_SHARED);
+}
+
 /* ---- the code -------------------------------------------------------------------------------- */
 
 static int load_program(member *m, err *e)
@@ -293,7 +301,7 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
     if (rc == 0 && (rc = gpu_engine_bytes(m->gpu_bytes, usage_gpu_own_bytes(m->usage),
                                           &m->engine_bytes, e)) != 0)
         snprintf(reason, TRAINER_REASON_BYTES, "GpuMemory");
-    if (rc == 0 && m->request.merge == MERGE_NCCL)
+    if (rc == 0 && calls_outside(m, &no_gpu))
         rc = outside_open(&m->outside, e);
     if (rc == 0 && (rc = enter_sandbox(m, e)) == 0)
         rc = load(m, reason, e);

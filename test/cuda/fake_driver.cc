@@ -8,17 +8,21 @@
 //
 // From the first device that is opened on the process holds descriptors, as CUDA does, and each call refuses without them.
 //
-// With KUBEML_FAKE_GPU its memory is that file's, which all processes map that name it: they can open each other's.
+// With KUBEML_FAKE_GPU its memory is that file's, which all processes map that name it: they can open each other's, where they reach
+// the abstract socket that the other one has, as CUDA does.
 // KUBEML_FAKE_GPU_FAILS=N beside it: of the process that is the first to make N copies, replays and waits it fails for good;
 // KUBEML_FAKE_GPU_FULL: it has no memory for the first one that asks.
 #include "fake_driver.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -295,6 +299,34 @@ struct commons {
     int failed, full; // once, as KUBEML_FAKE_GPU_FAILS and _FULL say
 };
 
+// What a process hands its memory over by.
+static socklen_t name_socket(pid_t process, sockaddr_un *at)
+{
+    *at = {};
+    at->sun_family = AF_UNIX;
+    int n = snprintf(at->sun_path + 1, sizeof at->sun_path - 1, "kubeml-fake-gpu-%d", (int)process);
+    return (socklen_t)(offsetof(sockaddr_un, sun_path) + 1 + (size_t)n);
+}
+
+static bool listens(void)
+{
+    sockaddr_un at;
+    socklen_t len = name_socket(getpid(), &at);
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0); // to the process's end
+    return fd >= 0 && bind(fd, (sockaddr *)&at, len) == 0;
+}
+
+static bool reaches(pid_t process)
+{
+    sockaddr_un at;
+    socklen_t len = name_socket(process, &at);
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool reached = fd >= 0 && connect(fd, (sockaddr *)&at, len) == 0;
+    if (fd >= 0)
+        close(fd);
+    return reached;
+}
+
 // At the first device: later a function may no longer open files.
 static int map_common(err *e)
 {
@@ -309,6 +341,8 @@ static int map_common(err *e)
     close(fd);
     if (at == MAP_FAILED)
         return err_set(e, ERR_NOMEM, "no room for the fake GPU's file");
+    if (!listens())
+        return err_set(e, ERR_IO, "the fake GPU's socket: %s", strerror(errno));
     common = (char *)at;
     return 0;
 }
@@ -722,26 +756,30 @@ static int fake_run(device *d, const conv_task *t, int id, const conv_operands *
 
 // ---- sharing -------------------------------------------------------------------------------------
 
-// A handle is an address, in the common memory where there is one.
+// A handle is an address and its owner, in the common memory where there is one.
 static int fake_share(device *, void *p, unsigned char handle[BACKEND_HANDLE_BYTES], err *e)
 {
     if (refuses)
         return err_set(e, ERR_UNSUPPORTED, "the GPU's memory is not shared between these processes: fake");
     size_t at = common ? (size_t)((char *)p - common) : (size_t)p;
     memset(handle, 0, BACKEND_HANDLE_BYTES);
+    pid_t owner = getpid();
     memcpy(handle, &at, sizeof at);
+    memcpy(handle + sizeof at, &owner, sizeof owner);
     return 0;
 }
 
 static int fake_open_shared(device *, const unsigned char handle[BACKEND_HANDLE_BYTES], void **out, err *e)
 {
     std::lock_guard<std::mutex> hold(gate);
+    pid_t owner;
     memcpy(out, handle, sizeof *out);
-    if (common && !refuses) {
+    memcpy(&owner, handle + sizeof *out, sizeof owner);
+    if (common && !refuses && reaches(owner)) {
         *out = common + (size_t)*out;
         return 0; // whoever gives it up leaves it to all of them
     }
-    if (refuses || !living.count(*out))
+    if (refuses || common || !living.count(*out))
         return err_set(e, ERR_UNSUPPORTED, "the GPU's memory is not shared between these processes: fake");
     head_of(*out)->opened++;
     opened++;

@@ -27,10 +27,13 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <utime.h>
 
+#include "cleanup.h"
+#include "outside.h"
 #include "sandbox.h"
 #include "test.h"
 
@@ -276,6 +279,48 @@ TEST(a_unix_socket_is_made_where_one_is_needed_alone)
 {
     CHECK_INT(behind(&(sandbox){.open_files = 64}, sockets), 4);
     CHECK_INT(behind(&(sandbox){.open_files = 64, .unix_sockets = true}, sockets), 1 + 2 + 4);
+}
+
+/* Whoever has no Landlock that keeps abstract sockets. */
+static bool no_scopes(void)
+{
+    return syscall(444, NULL, 0, 1) < 6; /* landlock_create_ruleset: its version */
+}
+
+/* An abstract socket of another process, as CUDA has for those that open its memory. */
+static int reach_abstract(void *of, err *e)
+{
+    const struct sockaddr_un *at = of;
+    cleanup_close int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    return fd >= 0 && connect(fd, (const struct sockaddr *)at, sizeof *at) == 0
+               ? 0
+               : err_set_errno(e, errno, "connect");
+}
+
+TEST(an_abstract_socket_is_reached_by_the_thread_outside_alone)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    cleanup_close int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    if (no_scopes())
+        test_skip("the kernel's Landlock does not tell abstract sockets");
+    snprintf(at.sun_path + 1, sizeof at.sun_path - 1, "kubeml-test-%d", (int)getpid());
+    CHECK(bind(fd, (struct sockaddr *)&at, sizeof at) == 0 && listen(fd, 8) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        sandbox walls = {.open_files = 64, .unix_sockets = true};
+        char report[SANDBOX_REPORT_BYTES];
+        outside *o;
+        err e = ERR_INIT;
+        if (outside_open(&o, &e) != 0 || sandbox_enter(&walls, report, &e) != 0)
+            _exit(REFUSED);
+        if (reach_abstract(&at, &e) == 0 || errno != EPERM)
+            _exit(1);
+        _exit(outside_run(o, reach_abstract, &at, &e) == 0 ? ENTERED : 2);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    CHECK_INT(WEXITSTATUS(status), ENTERED);
 }
 
 /* ---- the internet ---------------------------------------------------------------------------- */
