@@ -72,6 +72,18 @@ def read(path):
         return list(csv.DictReader(file))
 
 
+def write(path, rows):
+    with open(path, "w", newline="") as file:
+        out = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        out.writeheader()
+        out.writerows(rows)
+
+
+def others(rows):
+    """As other kernels had measured them."""
+    return [{**row, **{name: "others" for name in ("libraries", "kernels") if name in row}} for row in rows]
+
+
 @contextlib.contextmanager
 def small():
     """The benchmark with a model that the tests' device computes in no time."""
@@ -223,9 +235,7 @@ def a_benchmark_with_little_time_goes_on_where_it_ended():
         assert bench(out, "--only", "merge,start", "--seconds", "60")[0] == 0 and read(path) == whole
         # What failed stays until it is asked for; what other kernels did is measured again.
         rows = [{**whole[0], "goal": "failed: it was a Monday"}, {**whole[1], "libraries": "others"}, whole[2]]
-        table = results.Results(path, bench_gpu.COLUMNS, bench_gpu.KEY)
-        table.rows = rows
-        table.write()
+        write(path, rows)
         assert bench(out, "--only", "merge,start", "--seconds", "60")[0] == 1
         now = read(path)
         assert now[0] == rows[0] and now[1] == rows[2] and now[2]["libraries"] == whole[0]["libraries"], now
@@ -237,6 +247,50 @@ def a_benchmark_with_little_time_goes_on_where_it_ended():
 
 def mention(part):
     return f"bench-gpu: 0 failed, 0 missed their goal; the time was over in {part}: the same command goes on\n"
+
+
+@case(platform=False)
+def what_other_kernels_did_stays_until_it_is_measured_again():
+    out = folder()
+    path, checked = out / "gpu-fake-bench.csv", out / "gpu-fake-check.csv"
+    program = script(out / "test_it", CHECKED)
+    said = io.StringIO()
+    with small():
+        assert bench(out, "--only", "steps,merge")[0] == 0 and check(out, program, "--only", "passes,fails").returncode == 1
+        before, before_checked = others(read(path)), others(read(checked))
+        write(path, before)
+        write(checked, before_checked)
+        assert bench(out, "--only", "merge,steps", "--seconds", "0.01")[0] == 75 and read(path) == before
+        assert check(out, program, "--seconds", "0.01").returncode == 75 and read(checked) == before_checked
+        with contextlib.redirect_stdout(said):
+            assert bench(out, "--only", "merge", "--seconds", "60")[0] == 0
+        assert "2 of its rows are of other libraries" in said.getvalue(), said.getvalue()
+        now = read(path)
+        assert now[:2] == before[:2] and now[2]["part"] == "merge" and now[2]["libraries"] != "others" and len(now) == 3, now
+        # Only what is of these kernels counts.
+        done = check(out, program, "--only", "passes", "--seconds", "60")
+        assert done.returncode == 0 and "\n1 passed, 0 failed, 0 left out" in done.stdout, done.stdout
+        assert [r["libraries"] == "others" for r in read(checked)] == [True, False], read(checked)
+
+
+@case(platform=False)
+def what_has_no_good_row_comes_first():
+    out = folder()
+    path, checked = out / "gpu-fake-bench.csv", out / "gpu-fake-check.csv"
+    program = script(out / "test_it", CHECKED.replace("exec sleep 60", "exit 0"))
+    with small():
+        bench_gpu.WORK = [("mlp", [2, 4, 8], ["fp32"], {2: 10, 4: 10, 8: 10})]
+        assert bench(out, "--only", "steps")[0] == 0
+        # One is there, one has missed its goal, and of one a row is missing.
+        rows = others(read(path))[:-1]
+        rows[2]["goal"] = "missed: 9.00 of 10 times eager"
+        write(path, rows)
+        assert bench(out, "--only", "steps", "--seconds", "60")[0] == 0
+        assert [r["batch"] for r in read(path)] == ["4", "4", "8", "8", "2", "2"], read(path)
+        assert check(out, program, "--only", "passes,fails").returncode == 1
+        write(checked, others(read(checked)))
+        assert check(out, program, "--jobs", "1", "--seconds", "60").returncode == 1
+        assert [r["case"] for r in read(checked)] == ["fails", "is_left_out", "hangs", "leaves_a_child", "passes"], read(checked)
 
 
 @case(platform=False)
@@ -363,6 +417,27 @@ def runs_that_are_known_are_not_run_again():
         assert paper(out, *words, "--again")[0] == 0 and begun == [("ddp", "resnet34", 32, None)], begun
         assert verdicts(out)["resnet34", "32", "middle of 1"] == ("1", "8.00", "ahead"), verdicts(out)
         assert paper(out, *words[:4])[0] == 1 and len(begun) == 4, begun
+
+
+@case(platform=False)
+def runs_of_another_precision_or_of_other_kernels_stay():
+    out = folder()
+    words = ("--figures", "4", "--batches", "32")
+    path = out / "gpu-none-paper-try.csv"
+
+    def runs():
+        return [(r["kernels"], r["precision"], r["side"]) for r in read(path) if r["seed"].isdigit()]
+    bench_paper_gpu.kernels = lambda build: "ours"
+    with invented(lambda *_: 5.0):
+        paper(out, *words)
+        paper(out, *words, "--precision", "tf32")
+        assert [run[1] for run in runs()] == ["fp32"] * 3 + ["tf32"] * 3, runs()
+        write(path, others(read(path)))
+        assert paper(out, *words, "--seconds", "0.000001")[0] == 75
+        assert runs() == [("others", "fp32", side) for side in ("kubeml", "kubeml", "ddp")] + [
+            ("others", "tf32", side) for side in ("kubeml", "kubeml", "ddp")], runs()
+        paper(out, *words, "--seconds", "60")
+    assert [run[:2] for run in runs()] == [("others", "tf32")] * 3 + [("ours", "fp32")] * 3, runs()
 
 
 @case(platform=False)

@@ -4,8 +4,7 @@ Both sides run in turns within one session of this script, in the same precision
 its own; a number is the median over 9 rounds of 10 steps or 0.25 s, whichever is more. Batches are the same fixed random
 samples, with SGD and momentum; PyTorch's own models stand beside ours layer by layer, in whichever of its memory layouts
 is the faster, with its fused optimizer and cudnn.benchmark. Ours is measured with every batch given from the host, and with
-the samples on the device, where PyTorch's lie too. Without PyTorch only our side is measured, and the CSV says so by leaving
-the others out. Utilisation, watts and memory are NVML's, over the run. Every row is written when it is known; what fails has
+the samples on the device, where PyTorch's lie too. Without PyTorch only our side is measured. Utilisation, watts and memory are NVML's, over the run. Every row is written when it is known; what fails has
 a row that says why, and what misses its goal says so in its row: the exit status is then 1. Batch norm beside cuDNN's has no
 goal, nor has torch.compile, which takes the longest and comes last. Exit status 75: --seconds are over, the same command goes
 on; 77: there is no GPU.
@@ -219,16 +218,23 @@ class Bench:
         self.program, self.clock, self.torch, self.mode = o.program, clock, torch, o.mode
         self.gpu, self.parts, self.asked = [gpu, libraries], o.only, o.asked
         self.path = results.csv_path(o.out, gpu, "bench")
-        self.table = results.Results(self.path, COLUMNS, KEY)
+        self.table = results.Results(self.path, COLUMNS, KEY, "libraries")
+        self.work, self.all = combinations(o.work), o.only == list(PARTS) and not o.work
+        self.names = [[str(word) for word in one[:3]] for one in self.work]
+        self.table.know(lambda row: o.seconds and self.is_now(row) and [row["gpu"], row["libraries"]] == self.gpu and
+                        not (o.again and row["goal"].startswith("failed")))
 
-        def is_known(row):
-            return o.seconds and [row["gpu"], row["libraries"]] == self.gpu and not (o.again and row["goal"].startswith("failed"))
-        self.work = combinations(o.work)
-        names = [[str(word) for word in one[:3]] for one in self.work]
+    def is_now(self, row):
+        """It is of what is asked for."""
+        return row["part"] in self.parts and (row["part"] not in BY_WORK or
+                                              [row["work"], row["batch"], row["precision"]] in self.names)
 
-        def is_now(row):
-            return row["part"] in o.only and (row["part"] not in BY_WORK or [row["work"], row["batch"], row["precision"]] in names)
-        self.table.keep(lambda row: is_known(row) if is_now(row) else o.only != list(PARTS) or o.work)
+    def is_met(self, part, work, engines):
+        """Each of them has a row, of whatever kernels, which neither failed nor missed its goal."""
+        met = {row["engine"] for row in self.table.rows
+               if [row[name] for name in ("part", "work", "batch", "precision")] == [part, *map(str, work[:3])] and
+               not row["goal"].startswith(("failed", "missed"))}
+        return met >= set(engines)
 
     def find(self, *what):
         return self.table.find(*self.gpu, *what)
@@ -271,7 +277,7 @@ class Bench:
             print(*list(row.values())[2:], sep="\t", flush=True)
 
     def count(self, word):
-        return sum(row["part"] in self.parts and row["goal"].startswith(word) for row in self.table.rows)
+        return sum(row["goal"].startswith(word) for row in self.table.now)
 
 
 def judge(met, text):
@@ -295,7 +301,9 @@ def bench_steps(bench):
         theirs = bench.rate(*what, "torch-eager")
         times = work[1] / us * 1e6 / theirs if theirs else 0
         return judge(times >= wanted, f"{times:.2f} of {wanted} times eager") if theirs else ""
-    for *work, wanted in bench.work:
+    engines = ["kubeml", "kubeml, samples on the device", *(["torch-eager"] if bench.torch else [])]
+    # What has no number yet, or missed its goal, comes first: the time may not do for all.
+    for *work, wanted in sorted(bench.work, key=lambda one: bench.is_met("steps", one, engines)):
         what = ("steps", *work)
         if bench.torch:
             bench.row((*what, "torch-eager"), eager)
@@ -437,8 +445,9 @@ def main():
             except OutOfTime:
                 unfinished = part
                 break
-    bench.table.write()
-    print(f"written: {bench.path}")
+    if bench.all and not unfinished:
+        bench.table.keep(bench.is_now)
+    bench.table.end(libraries)
     failed, missed = bench.count("failed"), bench.count("missed")
     if failed or missed or unfinished:
         print(f"bench-gpu: {failed} failed, {missed} missed their goal" +

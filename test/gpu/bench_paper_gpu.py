@@ -380,13 +380,11 @@ class Bench:
     def __init__(self, o, clock, gpu, names):
         self.o, self.clock = o, clock
         what = "paper" + ("-try" if o.samples or o.device == "cpu" else "")
-        self.table = results.Results(results.csv_path(o.out, gpu, what), COLUMNS, KEY, sums)
+        self.table = results.Results(results.csv_path(o.out, gpu, what), COLUMNS, KEY, "kernels", sums)
         self.about = [names, kernels(o.build), o.precision]
-
-        def is_known(row):
-            return (o.seconds and row["seed"].isdigit() and [row[name] for name in KEY[:3]] == self.about and
-                    not (o.again and row["words"].startswith("failed")))
-        self.table.keep(is_known)
+        self.table.rows = [row for row in self.table.rows if row["seed"].isdigit()]  # the others follow from these
+        self.table.know(lambda row: o.seconds and [row[name] for name in KEY[:3]] == self.about and
+                        not (o.again and row["words"].startswith("failed")))
         self.chosen = set()
 
     def choose_algorithms(self, figure, batch, begin):
@@ -484,12 +482,11 @@ def main():
             bench.all(prepared)
         except OutOfTime:
             unfinished = True
-    bench.table.write()
-    told = sums(bench.table.rows)
+    told = sums(bench.table.now)
     for row in told:
         print(*list(row.values())[3:], sep="\t")
-    print(f"written: {bench.table.path}")
-    failed = sum(row["words"].startswith("failed") for row in bench.table.rows)
+    bench.table.end(bench.about[1])
+    failed = sum(row["words"].startswith("failed") for row in bench.table.now)
     missed = sum(row["words"] == "missed" for row in told)
     if failed or missed or unfinished:
         print(f"bench-paper-gpu: {failed} failed, {missed} missed their goal" +

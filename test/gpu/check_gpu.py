@@ -1,4 +1,5 @@
 """make check-gpu: every case of the programs given, each in a process of its own with its time limit; a CSV named by the GPU.
+Those that have never passed come first.
 
 A row a case: passed, failed or left out, with the last words of what did not pass. Exit status 1: a case failed; 75: --seconds
 are over, the same command goes on; 77: there is no GPU.
@@ -66,7 +67,7 @@ def main():
     clock = Clock(o.seconds)
     gpu, libraries = results.find_gpu(o.bench, "check-gpu")
     path = results.csv_path(o.out, gpu, "check")
-    table = results.Results(path, COLUMNS, ["gpu", "libraries", "program", "case"])
+    table = results.Results(path, COLUMNS, ["gpu", "libraries", "program", "case"], "libraries")
     wanted = [case for program in o.programs for case in cases(program)
               if any(part in f"{short(case[0])}:{case[1]}" for part in o.only)]
     names = {(short(program), name) for program, name, _ in wanted}
@@ -74,9 +75,11 @@ def main():
     def is_now(row):
         return (row["program"], row["case"]) in names
 
-    def is_known(row):
-        return o.seconds and [row["gpu"], row["libraries"]] == [gpu, libraries] and not (o.again and row["result"] == "failed")
-    table.keep(lambda row: is_known(row) if is_now(row) else o.only != [""])
+    table.know(lambda row: o.seconds and is_now(row) and [row["gpu"], row["libraries"]] == [gpu, libraries] and
+               not (o.again and row["result"] == "failed"))
+    # What has never passed comes first: the time may not do for all.
+    passed = {(row["program"], row["case"]) for row in table.rows if row["result"] != "failed"}
+    wanted.sort(key=lambda case: (short(case[0]), case[1]) in passed)
 
     def tell(program, name, _limit, result, seconds, output):
         words = "" if result == "passed" else " / ".join(output.splitlines()[-3:])
@@ -87,10 +90,10 @@ def main():
 
     with results.new_cache(path, o.seconds):
         whole = run_all([case for case in wanted if not table.find(gpu, libraries, short(case[0]), case[1])], o.jobs, clock, tell)
-    table.write()
-    print(f"written: {path}")
-    count = {result: sum(is_now(row) and row["result"] == result for row in table.rows)
-             for result in ("passed", "failed", "left out")}
+    if whole and o.only == [""]:
+        table.keep(is_now)
+    table.end(libraries)
+    count = {result: sum(row["result"] == result for row in table.now) for result in ("passed", "failed", "left out")}
     print(", ".join(f"{n} {result}" for result, n in count.items()))
     if not whole:
         print(f"check-gpu: {len(wanted) - sum(count.values())} cases are not run yet: the same command goes on", file=sys.stderr)

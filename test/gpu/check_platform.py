@@ -274,13 +274,15 @@ def main():
     clock = Clock(o.seconds)
     gpu, libraries = results.find_gpu(o.bench, "check-gpu-platform")
     path = results.csv_path(o.out, gpu, "platform")
-    table = results.Results(path, COLUMNS, ["gpu", "libraries", "case"])
+    table = results.Results(path, COLUMNS, ["gpu", "libraries", "case"], "libraries")
     wanted = [case for case in CASES if any(part in case.__name__ for part in o.only)]
     names = {case.__name__ for case in wanted}
 
-    def is_known(row):
-        return o.seconds and [row["gpu"], row["libraries"]] == [gpu, libraries] and not (o.again and row["result"] == "failed")
-    table.keep(lambda row: is_known(row) if row["case"] in names else o.only != [""])
+    table.know(lambda row: o.seconds and row["case"] in names and [row["gpu"], row["libraries"]] == [gpu, libraries] and
+               not (o.again and row["result"] == "failed"))
+    # What has never passed comes first: the time may not do for all.
+    passed = {row["case"] for row in table.rows if row["result"] != "failed"}
+    wanted.sort(key=lambda case: case.__name__ in passed)
     unfinished = 0
     for case in wanted:
         if table.find(gpu, libraries, case.__name__):
@@ -293,10 +295,11 @@ def main():
         result, seconds, words = run_case(case)
         table.add(gpu, libraries, case.__name__, result, f"{seconds:.1f}", words)
         print(f"{result:8} {case.__name__} ({seconds:.1f} s) {words}", flush=True)
-    table.write()
-    count = {result: sum(row["case"] in names and row["result"] == result for row in table.rows)
-             for result in ("passed", "failed", "left out")}
-    print(f"written: {path}\n" + ", ".join(f"{n} {result}" for result, n in count.items()))
+    if not unfinished and o.only == [""]:
+        table.keep(lambda row: row["case"] in names)
+    table.end(libraries)
+    count = {result: sum(row["result"] == result for row in table.now) for result in ("passed", "failed", "left out")}
+    print(", ".join(f"{n} {result}" for result, n in count.items()))
     if unfinished:
         print(f"check-gpu-platform: {unfinished} cases are not run yet: the same command goes on", file=sys.stderr)
         sys.exit(results.UNFINISHED)

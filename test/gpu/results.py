@@ -3,8 +3,9 @@
 A results file has a row for whatever was measured, written as soon as it is known: the file is written beside itself and
 renamed, so that whoever is killed meanwhile loses at most what is being measured. On a machine whose commands are limited in
 time --seconds N ends before that limit, and the next such run goes on: what the file has of this GPU, these libraries and these
-kernels of ours stays and is not measured again (what failed: with --again). Exit status: 0, all is there and well; 1: all is
-there, something failed or missed its goal; 75: there is more to measure, the same command goes on; 77: there is no GPU.
+kernels of ours is not measured again (what failed: with --again). What other kernels did stays until these have done it. Exit
+status: 0, all is there and well; 1: all is there, something failed or missed its goal; 75: there is more to measure, the same
+command goes on; 77: there is no GPU.
 """
 import contextlib
 import csv
@@ -102,33 +103,48 @@ def new_cache(path, kept):
 
 
 class Results:
-    """Rows, by column; `key` names those that say what was measured. `sums(rows)`: rows that follow from the others, written
-    behind them."""
+    """Rows, by column; `key` names those that say what was measured, `version` the one of these that says with which kernels.
+    `now`: the rows that are known, and those that were added; of the others each stays until one that differs by its version
+    alone, if at all, is added. `sums(rows)`: rows that follow from the others, written behind them."""
 
-    def __init__(self, path, columns, key, sums=lambda rows: []):
-        self.path, self.columns, self.key, self.sums = path, columns, key, sums
-        self.rows = []
+    def __init__(self, path, columns, key, version, sums=lambda rows: []):
+        self.path, self.columns, self.key, self.version, self.sums = path, columns, key, version, sums
+        self.rows, self.now = [], []
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             with open(path, newline="") as file:
                 self.rows = [row for row in csv.DictReader(file) if list(row) == columns]
 
+    def know(self, known):
+        """Those rows need not be measured."""
+        self.now = [row for row in self.rows if known(row)]
+
     def keep(self, wanted):
+        """Leaves the others out of the file: when all is measured that there is now."""
         self.rows = [row for row in self.rows if wanted(row)]
 
     def find(self, *key):
         key = list(map(str, key))
-        return next((row for row in self.rows if [row[name] for name in self.key] == key), None)
+        return next((row for row in self.now if [row[name] for name in self.key] == key), None)
 
     def add(self, *values):
         assert len(values) == len(self.columns), values
-        self.rows.append(dict(zip(self.columns, map(str, values))))
+        row = dict(zip(self.columns, map(str, values)))
+        same = [name for name in self.key if name != self.version]
+        self.rows = [old for old in self.rows if any(old[name] != row[name] for name in same)] + [row]
+        self.now.append(row)
         self.write()
-        return self.rows[-1]
+        return row
 
     def change(self, row, **values):
         row.update(values)
         self.write()
+
+    def end(self, version):
+        """Says where the rows are, and how many are of another one."""
+        self.write()
+        old = sum(row[self.version] != version for row in self.rows)
+        print(f"written: {self.path}" + (f"; {old} of its rows are of other {self.version}" if old else ""))
 
     def write(self):
         beside = self.path.with_suffix(".new")
