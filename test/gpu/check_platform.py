@@ -3,8 +3,9 @@ and what is killed meanwhile; a CSV named by the GPU.
 
 A row a case: passed, failed or left out, with figures or the last words. Every case has a platform of its own, with the programs
 of BUILD, in a temporary folder, and ends it. What is judged is what the platform says of itself and, wherever models are averaged in
-function order, that the weights are the same, bit for bit. Exit status 1: a case failed; 75: --seconds are over, the same command
-goes on; 77: there is no GPU.
+function order, that the weights are the same, bit for bit. What has never passed comes first. Exit status 1: a case failed; 75:
+--seconds are over, the case that ran then has no row, and the same command goes on; 77: there is no GPU. However a case or this
+script ends, but by SIGKILL, nothing of its platform stays on the GPU.
 """
 import argparse
 import contextlib
@@ -32,7 +33,8 @@ except ImportError as missing:
     sys.exit(f"check-gpu-platform: {sys.executable}: {missing}")
 
 COLUMNS = "gpu libraries case result seconds words".split()
-LIMIT_S = 120  # of a case, and of a job in it
+LIMIT_S = 120  # of a job, and of an event in it
+START_S = 30  # which no case is begun without
 START_GOAL_MS = 50
 STARTS = 5
 # What the jobs train, and how much of it; the tests of this script have less.
@@ -47,16 +49,37 @@ def add_model(p):
     p.post("/function/model", json={"model": MODEL})
 
 
+def end_all(p):
+    """What is left of it, the pods too, which a controller that is killed does not end. The time is not over in here."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    jobs = {pod["job"] for pod in p.pods()}
+
+    def ended():
+        left = harness.processes_of(p.folder)
+        for pid, _ in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not left
+    until(ended, message=lambda: f"left running: {harness.processes_of(p.folder)}")
+    for segment in pathlib.Path("/dev/shm").glob("kubeml-*"):
+        if segment.name.split("-")[1] in jobs:
+            segment.unlink()
+
+
 @contextlib.contextmanager
 def platform(*options, **env):
     with tempfile.TemporaryDirectory(prefix="kubeml-gpu-", ignore_cleanup_errors=True) as folder:
         os.environ["TEST_TMP"] = folder
         p = harness.Platform("--gpus", "all", "--slots", str(2 * MANY), *options, home=folder,
                              env={"KUBEML_INCLUDE": str(ROOT / "function-runtime/include"), **env})
-        with p:
+        try:
+            p.start()
             p.dataset(files=harness.tiny_mnist(train=SAMPLES, test=SAMPLES // 8))
             add_model(p)
             yield p
+            p.__exit__()  # ends by itself, and leaves nothing
+        finally:
+            end_all(p)
 
 
 def gpus(p):
@@ -250,16 +273,28 @@ CASES = [averages_on_the_gpu_with_the_hosts_bits, takes_uploaded_code, keeps_a_c
          averages_between_gpus_by_nccl, spreads_over_gpus]
 
 
-def run_case(case):
+def out_of_time(*_):
+    raise OutOfTime
+
+
+def run_case(case, clock):
     """(result, seconds, words)"""
     begin = time.monotonic()
+    if clock.left(LIMIT_S) < START_S:
+        raise OutOfTime
     try:
+        if clock.end < float("inf"):
+            signal.setitimer(signal.ITIMER_REAL, clock.left(clock.end))
         result, words = "passed", case() or ""
+    except OutOfTime:
+        raise
     except Skip as reason:
         result, words = "left out", str(reason)
     except Exception as error:  # of whatever kind: it is this case's row, and the others are to run
         traceback.print_exc()
         result, words = "failed", str(error) or type(error).__name__
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
     return result, time.monotonic() - begin, " / ".join(words.strip().splitlines())[-1000:]
 
 
@@ -272,6 +307,8 @@ def main():
     results.add_options(parser)
     o = parser.parse_args()
     clock = Clock(o.seconds)
+    signal.signal(signal.SIGALRM, out_of_time)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     gpu, libraries = results.find_gpu(o.bench, "check-gpu-platform")
     path = results.csv_path(o.out, gpu, "platform")
     table = results.Results(path, COLUMNS, ["gpu", "libraries", "case"], "libraries")
@@ -288,11 +325,10 @@ def main():
         if table.find(gpu, libraries, case.__name__):
             continue
         try:
-            clock.left(LIMIT_S)
+            result, seconds, words = run_case(case, clock)
         except OutOfTime:
             unfinished += 1
             continue
-        result, seconds, words = run_case(case)
         table.add(gpu, libraries, case.__name__, result, f"{seconds:.1f}", words)
         print(f"{result:8} {case.__name__} ({seconds:.1f} s) {words}", flush=True)
     if not unfinished and o.only == [""]:
