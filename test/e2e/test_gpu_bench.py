@@ -41,6 +41,10 @@ gpu) echo 'fake|none own1' ;;
 *) echo 'bench_gpu: no memory' >&2; exit 1 ;;
 esac
 """
+HANGS = f"""#!/bin/sh
+[ "$1" = gpu ] || exec sleep 60
+exec {PROGRAM} gpu
+"""
 # In PyTorch's place: 100 microseconds a step, unless FAKE_PEER says that it fails or hangs.
 PEER = """#!/bin/sh
 [ "$1" = -c ] && exit 0
@@ -135,7 +139,7 @@ def pytorchs_side_is_beside_ours():
     sys.executable = str(script(out / "python", PEER))
     with small():
         # Our side was there before: it is judged when its peer is.
-        python, sys.executable = sys.executable, "/bin/false"
+        python, sys.executable = sys.executable, "/none"
         assert bench(out, "--only", "steps,functions", "--seconds", "60")[0] == 0
         assert not any(r["goal"] for r in read(out / "gpu-fake-bench.csv") if r["part"] == "steps")
         sys.executable = python
@@ -226,7 +230,10 @@ def a_benchmark_with_little_time_goes_on_where_it_ended():
     out = folder()
     path = out / "gpu-fake-bench.csv"
     with small():
-        assert bench(out, "--only", "merge,start", "--seconds", "0.01") == (75, mention("merge"))
+        hangs = script(out / "hangs", HANGS)
+        assert call(bench_gpu.main, hangs, out, "--only", "merge,start", "--seconds", "5") == (75, mention("merge"))
+        hangs.write_text("#!/bin/sh\nexec sleep 60\n")
+        assert call(bench_gpu.main, hangs, out, "--seconds", "0.01") == (75, BEFORE)
         assert bench(out, "--only", "merge", "--seconds", "60")[0] == 0
         merged = read(path)
         assert bench(out, "--only", "merge,start", "--seconds", "60")[0] == 0
@@ -245,6 +252,29 @@ def a_benchmark_with_little_time_goes_on_where_it_ended():
     assert (out / "gpu-fake-bench.algorithms").exists()
 
 
+@case(platform=False)
+def a_pytorch_that_does_not_answer_is_no_success():
+    out = folder()
+    python = script(out / "python", "#!/bin/sh\nexit 3\n")
+    sys.executable = str(python)
+    with small():
+        assert bench(out, "--only", "merge") == (0, "")
+        python.write_text("#!/bin/sh\nexec sleep 60\n")
+        results.START_S = 5
+        told = io.StringIO()
+        with contextlib.redirect_stdout(told):
+            assert bench(out, "--only", "merge")[0] == 1
+        assert "did not import PyTorch within 5 s" in told.getvalue() and "\nmerge\t" in told.getvalue(), told.getvalue()
+        assert bench(out, "--only", "merge", "--seconds", "3") == (75, BEFORE)
+        python.write_text("#!/bin/sh\necho 'libcudart.so.13: no such file' >&2\nexit 1\n")
+        with contextlib.redirect_stdout(told):
+            assert bench(out, "--only", "merge")[0] == 1
+        assert "so this is not all (libcudart.so.13: no such file)" in told.getvalue(), told.getvalue()
+
+
+BEFORE = "bench-gpu: the time was over before anything was measured: the same command goes on\n"
+
+
 def mention(part):
     return f"bench-gpu: 0 failed, 0 missed their goal; the time was over in {part}: the same command goes on\n"
 
@@ -260,8 +290,11 @@ def what_other_kernels_did_stays_until_it_is_measured_again():
         before, before_checked = others(read(path)), others(read(checked))
         write(path, before)
         write(checked, before_checked)
-        assert bench(out, "--only", "merge,steps", "--seconds", "0.01")[0] == 75 and read(path) == before
-        assert check(out, program, "--seconds", "0.01").returncode == 75 and read(checked) == before_checked
+        hangs = script(out / "hangs", HANGS)
+        assert call(bench_gpu.main, hangs, out, "--only", "merge,steps", "--seconds", "4")[0] == 75 and read(path) == before
+        program.write_text(CHECKED.replace("passes)", "passes) exec sleep 60;;\npassed)"))
+        assert check(out, program, "--only", "passes", "--seconds", "4").returncode == 75 and read(checked) == before_checked
+        program.write_text(CHECKED)
         with contextlib.redirect_stdout(said):
             assert bench(out, "--only", "merge", "--seconds", "60")[0] == 0
         assert "2 of its rows are of other libraries" in said.getvalue(), said.getvalue()
@@ -337,9 +370,9 @@ def what_is_packed_runs_without_a_build_folder():
 @case(platform=False)
 def a_check_with_little_time_goes_on_where_it_ended():
     out = folder()
-    program = script(out / "test_it", CHECKED.replace("exec sleep 60", "sleep 2; echo $$ >>${0%/*}/ran"))
+    program = script(out / "test_it", CHECKED.replace("hangs 1", "hangs 5").replace("exec sleep 60", "sleep 5; echo $$ >>${0%/*}/ran"))
     with small():
-        begun = check(out, program, "--seconds", "1.5", "--only", "hangs,passes")
+        begun = check(out, program, "--seconds", "4", "--only", "hangs,passes")
         assert begun.returncode == 75 and "cases are not run yet" in begun.stderr, begun.stdout + begun.stderr
         assert "hangs" not in {r["case"] for r in read(out / "gpu-fake-check.csv")} and not (out / "ran").exists()
         assert check(out, program, "--seconds", "60").returncode == 1
@@ -369,7 +402,7 @@ def invented(seconds):
         return took, 7
     begun = []
     bench_paper_gpu.missing = lambda o: setattr(o, "left_out", {}) or []
-    bench_paper_gpu.has_peer = lambda o: True
+    results.has_torch = lambda *_: True
     bench_paper_gpu.data_files = lambda o, figure, folder: {}
     bench_paper_gpu.ours = lambda o, clock, folder, files, model, zoo, goal, lr, batch, functions, seed, epochs: (
         clock.left(1), told("kubeml", model, batch, functions))[1]

@@ -4,9 +4,10 @@ Both sides run in turns within one session of this script, in the same precision
 its own; a number is the median over 9 rounds of 10 steps or 0.25 s, whichever is more. Batches are the same fixed random
 samples, with SGD and momentum; PyTorch's own models stand beside ours layer by layer, in whichever of its memory layouts
 is the faster, with its fused optimizer and cudnn.benchmark. Ours is measured with every batch given from the host, and with
-the samples on the device, where PyTorch's lie too. Without PyTorch only our side is measured. Utilisation, watts and memory are NVML's, over the run. Every row is written when it is known; what fails has
-a row that says why, and what misses its goal says so in its row: the exit status is then 1. Batch norm beside cuDNN's has no
-goal, nor has torch.compile, which takes the longest and comes last. Exit status 75: --seconds are over, the same command goes
+the samples on the device, where PyTorch's lie too. Without PyTorch only our side is measured. Utilisation, watts and memory are
+NVML's, over the run. Every row is written when it is known; what fails has a row that says why, and what misses its goal says so
+in its row: the exit status is then 1, and so it is where PyTorch is there and could not be imported. Batch norm beside cuDNN's has
+no goal, nor has torch.compile, which takes the longest and comes last. Exit status 75: --seconds are over, the same command goes
 on; 77: there is no GPU.
 """
 import argparse
@@ -203,11 +204,6 @@ def peer(clock, program, work, mode, processes=1):
         late.cancel()
         for process in running:
             results.end_group(process)
-
-
-def has_torch():
-    check = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    return results.run([sys.executable, "-c", check], 120, Clock(None))[0] == 0
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -432,10 +428,8 @@ def main():
         parser.error(f"--work names none of {[one[:3] for one in combinations([])]}")
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML counts so
     clock = Clock(o.seconds)
-    gpu, libraries = results.find_gpu(o.program, "bench-gpu")
-    torch = has_torch()
-    if not torch:
-        print(f"bench-gpu: {sys.executable} has no PyTorch with CUDA (GPU_PYTHON=...): our side alone is measured", flush=True)
+    gpu, libraries = results.find_gpu(o.program, "bench-gpu", clock)
+    torch = results.has_torch(sys.executable, "bench-gpu", clock)
     bench = Bench(o, clock, gpu, libraries, torch)
     unfinished = None
     with results.new_cache(bench.path, o.seconds):
@@ -452,7 +446,7 @@ def main():
     if failed or missed or unfinished:
         print(f"bench-gpu: {failed} failed, {missed} missed their goal" +
               (f"; the time was over in {unfinished}: the same command goes on" if unfinished else ""), file=sys.stderr)
-    sys.exit(results.UNFINISHED if unfinished else 1 if failed or missed else 0)
+    sys.exit(results.UNFINISHED if unfinished else 1 if failed or missed or torch is None else 0)
 
 
 if __name__ == "__main__":

@@ -260,14 +260,6 @@ def count_gpus():
     return (len([v for v in visible.split(",") if v]) if visible is not None else len(names)), "; ".join(names)
 
 
-def has_peer(o):
-    check = "import torch, sys; sys.exit(0 if torch.cuda.is_available() or sys.argv[1] == 'cpu' else 1)"
-    try:
-        return subprocess.run([o.python, "-c", check, o.device], capture_output=True).returncode == 0
-    except FileNotFoundError:
-        return False
-
-
 MNIST = {"x_train": "train-images-idx3-ubyte", "y_train": "train-labels-idx1-ubyte", "x_test": "t10k-images-idx3-ubyte",
          "y_test": "t10k-labels-idx1-ubyte"}
 CIFAR = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
@@ -465,10 +457,7 @@ def main():
     for figure, files in o.left_out.items():
         print(f"bench-paper-gpu: figure {figure} is left out for want of {', '.join(files)}", flush=True)
         o.figures.remove(figure)
-    if o.peer and not has_peer(o):
-        print(f"bench-paper-gpu: {o.python} has no PyTorch" + (" with CUDA" if o.device == "cuda" else "") +
-              " (GPU_PYTHON=...): our side alone is measured", flush=True)
-        o.peer = False
+    o.peer = o.peer and results.has_torch(o.python, "bench-paper-gpu", clock, o.device)
     gpu = re.sub(r"^GPU \d+: | \(UUID.*", "", names.split("; ")[0]) if o.device == "cuda" else "none"
     bench = Bench(o, clock, gpu, re.sub(r" \(UUID[^)]*\)", "", names))
     unfinished = False
@@ -491,7 +480,7 @@ def main():
     if failed or missed or unfinished:
         print(f"bench-paper-gpu: {failed} failed, {missed} missed their goal" +
               ("; the time was over: the same command goes on" if unfinished else ""), file=sys.stderr)
-    sys.exit(results.UNFINISHED if unfinished else 1 if failed or missed else 0)
+    sys.exit(results.UNFINISHED if unfinished else 1 if failed or missed or o.peer is None else 0)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def main():
     results.add_options(parser)
     o = parser.parse_args()
     clock = Clock(o.seconds)
-    gpu, libraries = results.find_gpu(o.bench, "check-gpu")
+    gpu, libraries = results.find_gpu(o.bench, "check-gpu", clock)
     path = results.csv_path(o.out, gpu, "check")
     table = results.Results(path, COLUMNS, ["gpu", "libraries", "program", "case"], "libraries")
     wanted = [case for program in o.programs for case in cases(program)

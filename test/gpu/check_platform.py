@@ -309,7 +309,7 @@ def main():
     clock = Clock(o.seconds)
     signal.signal(signal.SIGALRM, out_of_time)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    gpu, libraries = results.find_gpu(o.bench, "check-gpu-platform")
+    gpu, libraries = results.find_gpu(o.bench, "check-gpu-platform", clock)
     path = results.csv_path(o.out, gpu, "platform")
     table = results.Results(path, COLUMNS, ["gpu", "libraries", "case"], "libraries")
     wanted = [case for case in CASES if any(part in case.__name__ for part in o.only)]

@@ -12,6 +12,7 @@ import csv
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import tempfile
 import time
 
 UNFINISHED = 75
+START_S = 120  # what the first use of CUDA, or of PyTorch, may take, on a machine that has just started
 # A group to be ended with all that is in it; in the session of this script, with which whoever ends that ends them.
 GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 
@@ -79,13 +81,43 @@ def run(command, limit, clock, **environment):
     return status, *texts
 
 
-def find_gpu(program, what):
+def run_first(command, what, clock):
+    """As run, or the end, where nothing was measured yet."""
+    try:
+        return run(command, START_S, clock)
+    except OutOfTime:
+        print(f"{what}: the time was over before anything was measured: the same command goes on", file=sys.stderr)
+        sys.exit(UNFINISHED)
+
+
+def find_gpu(program, what, clock):
     """(name; its libraries and which kernels of ours), or the end, with the reason."""
-    status, out, error = run([program, "gpu"], 120, Clock(None))
+    status, out, error = run_first([program, "gpu"], what, clock)
     if status != 0:
-        print(f"{what}: {error.strip() or f'{program} gpu: no end'}", file=sys.stderr)
+        print(f"{what}: {error.strip() or f'{program} gpu: no end within {START_S} s'}", file=sys.stderr)
         sys.exit(77 if status == 77 else 1)
     return out.strip().split("|")
+
+
+def has_torch(python, what, clock, device="cuda"):
+    """Whether it has PyTorch for that device, and says so where it has none; None: it did not answer, or failed."""
+    absent = 3
+    check = (f"import importlib.util as u, sys\nif not u.find_spec('torch'): sys.exit({absent})\nimport torch\n"
+             f"sys.exit(0 if '{device}' == 'cpu' or torch.cuda.is_available() else {absent})")
+    if not shutil.which(python):
+        status = absent
+    else:
+        status, _, error = run_first([python, "-c", check], what, clock)
+    if status == 0:
+        return True
+    if status == absent:
+        why = f"has no PyTorch{' with CUDA' if device == 'cuda' else ''} (GPU_PYTHON=...)"
+    elif status is None:
+        why = f"did not import PyTorch within {START_S} s, so this is not all"
+    else:
+        why = f"fails to import PyTorch, so this is not all ({(error.strip().splitlines() or [f'status {status}'])[-1]})"
+    print(f"{what}: {python} {why}: our side alone is measured", flush=True)
+    return False if status == absent else None
 
 
 def csv_path(folder, gpu, what):
