@@ -52,20 +52,22 @@ gpu-programs gpu-platform:
 endif
 
 # For test/gpu/packed, on a machine that cannot build: the programs without their symbols, redis-server, and the libraries that
-# they want, other than CUDA's and libc's.
+# they want, other than CUDA's and libc's; with DATA=folder its MNIST, 11 MB, for bench-paper-gpu.
 GPU_PACK     := $(BUILD)/gpu-pack
-gpu-pack: ## all that check-gpu, check-gpu-platform, bench-gpu and bench-paper-gpu run, in a folder to take to a machine with a GPU
+gpu-pack: ## what `make gpu` runs, to take to a machine with a GPU; DATA=folder: with its MNIST
 	+@$(MAKE) --no-print-directory gpu-programs gpu-platform
 	@rm -rf $(GPU_PACK) && mkdir -p $(GPU_PACK)/gpu $(GPU_PACK)/bin $(GPU_PACK)/lib
 	@for file in $(patsubst $(BUILD)/%,%,$(GPU_TESTS) $(GPU_PLATFORM)) gpu/bench_gpu; do \
 	    strip -o $(GPU_PACK)/$$file $(BUILD)/$$file || exit 1; done
-	@cp $(BUILD)/cuda_kernels_version.h $(GPU_PACK)
+	@cp $(BUILD)/cuda_kernels_version.h $(GPU_PACK) && test/gpu/packed sources >$(GPU_PACK)/sources
+	@[ -z "$(DATA)" ] || { mnist=$$(DATA="$(DATA)" scripts/mnist-data --at-hand none) && mkdir $(GPU_PACK)/data && \
+	    cp -RL "$$mnist" $(GPU_PACK)/data/mnist && chmod -R u+w $(GPU_PACK)/data; }
 	@redis=$$(command -v redis-server) && cp -L "$$redis" $(GPU_PACK)/bin/redis-server || { \
 	    echo "gpu-pack: redis-server is not installed here" >&2; exit 1; }
 	@ldd $(GPU_PACK)/bin/* $(GPU_PACK)/lib/kubeml-redis.so | sed -n 's/.* => \(\/[^ ]*\) .*/\1/p' | sort -u | \
 	    grep -v -E '/(libc|libm|libdl|libpthread|librt)\.so' | xargs -I{} cp -L {} $(GPU_PACK)/lib
 	@tar -C $(BUILD) -czf $(GPU_PACK).tar.gz gpu-pack && du -sh $(GPU_PACK) $(GPU_PACK).tar.gz
-	@echo "next, there, beside this tree: test/gpu/packed $(GPU_PACK).tar.gz check OUT"
+	@echo "next, there, beside this tree: test/gpu/lent $(GPU_PACK).tar.gz OUT"
 
 # What cannot run without a GPU is linked at least, so that it runs when there is one.
 check-cuda: $(GPU_TESTS) $(BUILD)/gpu/bench_gpu

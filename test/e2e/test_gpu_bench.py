@@ -279,7 +279,7 @@ def mention(part):
     return f"bench-gpu: 0 failed, 0 missed their goal; the time was over in {part}: the same command goes on\n"
 
 
-@case(platform=False)
+@case(limit=120, platform=False)
 def what_other_kernels_did_stays_until_it_is_measured_again():
     out = folder()
     path, checked = out / "gpu-fake-bench.csv", out / "gpu-fake-check.csv"
@@ -306,7 +306,7 @@ def what_other_kernels_did_stays_until_it_is_measured_again():
         assert [r["libraries"] == "others" for r in read(checked)] == [True, False], read(checked)
 
 
-@case(platform=False)
+@case(limit=120, platform=False)
 def what_has_no_good_row_comes_first():
     out = folder()
     path, checked = out / "gpu-fake-bench.csv", out / "gpu-fake-check.csv"
@@ -351,23 +351,56 @@ def check(out, program, *words):
                           capture_output=True, text=True)
 
 
+def packed(*words, name="packed"):
+    return subprocess.run([str(ROOT / "test/gpu" / name), *map(str, words)], capture_output=True, text=True, cwd="/",
+                          env={**os.environ, "GPU_PYTHON": sys.executable})
+
+
+def make_pack(pack):
+    for name in ("gpu", "bin", "lib"):
+        (pack / name).mkdir(parents=True)
+    (pack / "gpu/bench_gpu").symlink_to(PROGRAM)
+    (pack / "lib/kubeml-cuda.so").symlink_to(PROGRAM)
+    (pack / "sources").write_text(packed("sources").stdout)
+    script(pack / "gpu/test_gpu_it", CHECKED)
+    return pack
+
+
 @case(platform=False)
 def what_is_packed_runs_without_a_build_folder():
     out = folder()
-    pack = out / "pack"
     with small():
-        for name in ("gpu", "bin", "lib"):
-            (pack / name).mkdir(parents=True)
-        (pack / "gpu/bench_gpu").symlink_to(PROGRAM)
-        (pack / "lib/kubeml-cuda.so").symlink_to(PROGRAM)
-        script(pack / "gpu/test_gpu_it", CHECKED)
-        done = subprocess.run([str(ROOT / "test/gpu/packed"), str(pack), "check", str(out), "--only", "passes,left_out"],
-                              capture_output=True, text=True, cwd="/", env={**os.environ, "GPU_PYTHON": sys.executable})
+        pack = make_pack(out / "pack")
+        done = packed(pack, "check", out, "--only", "passes,left_out")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [r["program"] for r in read(out / "gpu-fake-check.csv")] == ["test_gpu_it"] * 2
+    (pack / "data").mkdir()
+    done = packed(pack, "paper", out, "--device", "cpu")
+    assert done.returncode == 77 and f"{pack}/data/mnist/train-images-idx3-ubyte" in done.stderr, done.stderr
+    (pack / "sources").write_text("1\n")
+    done = packed(pack, "check", out)
+    assert done.returncode == 2 and "is of other sources than lie here" in done.stderr, done.stderr
 
 
-@case(platform=False)
+@case(limit=120, platform=False)
+def a_lent_machine_gives_back_one_folder():
+    out = folder() / "out"
+    with small():
+        pack = make_pack(folder() / "gpu-pack")
+        subprocess.run(["tar", "-C", str(pack.parent), "-czf", f"{pack}.tar.gz", pack.name], check=True)
+        done = packed(f"{pack}.tar.gz", out, 27, name="lent")
+    said = done.stdout
+    assert done.returncode in (1, 75), (done.returncode, said, done.stderr)
+    parts = [line.split(",")[0] for line in said.splitlines() if line.startswith("=== ") and line.endswith(" s")]
+    assert parts == ["=== check", "=== platform", "=== check", "=== bench"], said
+    assert (out / "log").read_text() == said
+    files = {path.name for path in out.iterdir()}
+    before = {path.name for path in (ROOT / "docs/measurements").glob("gpu-*")}
+    assert before | {"log", "gpu-fake-check.csv", "gpu-fake-platform.csv", "gpu-fake-bench.csv"} <= files, files
+    assert len(files - before) <= 8 - 3, files  # of the fake one: a machine has one of these, and paper's
+
+
+@case(limit=120, platform=False)
 def a_check_with_little_time_goes_on_where_it_ended():
     out = folder()
     program = script(out / "test_it", CHECKED.replace("hangs 1", "hangs 5").replace("exec sleep 60", "sleep 5; echo $$ >>${0%/*}/ran"))
