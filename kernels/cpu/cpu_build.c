@@ -44,15 +44,17 @@ static bool takes_pool(const program *p, int i, fused_pool pool)
            (!conv_is_winograd(p, n, in.c) || (pool == POOL_CELLS && wino_pools(n)));
 }
 
-/* The other summand of an addition that reads the norm i, where it is there before the norm;
- * otherwise -1. */
+/* The other summand of an addition that reads the norm i, where it is there before the norm and
+ * both are as large as the sum; otherwise -1. */
 static int summand(const graph *g, int i, int next)
 {
     const graph_node *a = next < 0 ? NULL : &g->nodes[next];
     if (g->nodes[i].op != OP_BATCH_NORM || !a || a->op != OP_ADD || a->shape.rank != 3)
         return -1;
     int other = a->in[0] == i ? a->in[1] : a->in[0];
-    return other < i && shape_equal(g->nodes[other].shape, a->shape) ? other : -1;
+    bool whole =
+        shape_equal(g->nodes[i].shape, a->shape) && shape_equal(g->nodes[other].shape, a->shape);
+    return other < i && whole ? other : -1;
 }
 
 /* Follows what can be computed together from node i on; returns the last node. */

@@ -326,6 +326,14 @@ static int normed_residual(graph *g, int x)
     return graph_add(g, graph_batch_norm(g, y, (batch_norm_options){0}), y);
 }
 
+/* A norm whose result is one pixel of each channel, while the sum is an image. */
+static int context(graph *g, int x)
+{
+    x = graph_relu(g, conv(g, x, (conv2d_options){.filters = 20, .kernel = 3, .padding = 1}));
+    int y = graph_batch_norm(g, graph_adaptive_avg_pool2d(g, x, 1, 1), (batch_norm_options){0});
+    return graph_relu(g, graph_add(g, x, y));
+}
+
 /* Samples of 1024 floats, read by a strided layer and by others that would have them without
  * gaps. */
 static int apart(graph *g, int x)
@@ -548,6 +556,7 @@ static const model models[] = {
     {"one tensor, many readers", "winograd4", {3, 3, 10, 10}, shared},
     {"residual", "fused+relu", {3, 3, 9, 8}, residual},
     {"norm with a residual", "fused+add+relu", {3, 3, 8, 7}, normed_residual},
+    {"norm of one pixel in a sum", "loops", {3, 3, 8, 7}, context},
     {"samples apart", "matmul-points", {3, 3, 8, 8}, apart},
     {"bottlenecks", "entry+relu", {3, 3, 16, 14}, bottlenecks},
     {"norm of what has a border", "entry+relu", {3, 3, 17, 18}, norm_of_bordered},

@@ -154,6 +154,11 @@ static int add_broadcast(graph *g, int x)
 {
     return graph_add(g, adaptive_1(g, x), x);
 }
+/* The norm's result is smaller than the sum. */
+static int norm_pooled_plus_input(graph *g, int x)
+{
+    return graph_relu(g, graph_add(g, x, norm(g, adaptive_1(g, x))));
+}
 static int squeeze_excite(graph *g, int x)
 {
     int s = adaptive_1(g, x);
@@ -257,6 +262,7 @@ static const op_case cases[] = {
     {"add itself", add_self, IMAGE, 0, 3},
     {"multiply itself", mul_self, IMAGE, 0, 3},
     {"add broadcast", add_broadcast, IMAGE, 0, 3},
+    {"batch norm of a pooled branch plus its input", norm_pooled_plus_input, IMAGE, 0, 3},
     {"squeeze and excite", squeeze_excite, IMAGE, 0, 6},
     {"concat", concat, IMAGE, 0, 3},
     {"concat of one tensor", concat_same, IMAGE, 0, 3},
