@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <openssl/evp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -420,7 +421,7 @@ static int limit_met(const build *b, err *e)
         said(b, "No space left on device") || said(b, "File too large"))
         return err_set(e, ERR_LIMIT, "the compiled code is larger than %d MiB",
                        BUILDER_OBJECT_BYTES_MAX >> 20);
-    if (said(b, "CPU time limit exceeded") || said(b, "Killed signal terminated"))
+    if (said(b, "CPU time limit exceeded"))
         return err_set(e, ERR_LIMIT, "compiling took more than %d s of processor time",
                        b->limits.cpu_s);
     if (said(b, "out of memory") || said(b, "virtual memory exhausted") ||
@@ -428,6 +429,15 @@ static int limit_met(const build *b, err *e)
         return err_set(e, ERR_LIMIT, "compiling needed more than %llu MiB of memory",
                        (unsigned long long)(b->limits.memory_bytes >> 20));
     return 0;
+}
+
+/* By nobody here: each limit of ours has words of its own, SIGXCPU's before its SIGKILL. */
+static bool was_killed(const build *b)
+{
+    return (WIFSIGNALED(b->run.status) && WTERMSIG(b->run.status) == SIGKILL) ||
+           (WIFEXITED(b->run.status) && WEXITSTATUS(b->run.status) == 128 + SIGKILL) ||
+           said(b, "Killed signal terminated") || said(b, "terminated with signal 9") ||
+           said(b, "unable to execute command: Killed");
 }
 
 /* AppArmor forbids it, which bubblewrap does not say: the namespace's first step on Ubuntu, or its
@@ -445,6 +455,10 @@ static int judge(const build *b, builder_result *out, err *e)
                  !b->run.output_over;
     if (!ended && limit_met(b, e) != 0)
         return -1;
+    if (!ended && was_killed(b))
+        return err_set(e, ERR_NOMEM,
+                       "the compiler was killed, as where a machine or pod has no "
+                       "memory left; tried again it may succeed");
     if (!ended && strncmp(out->text, "bwrap: ", 7) == 0)
         return err_set(e, ERR_UNSUPPORTED, "the compile sandbox cannot be set up here: %.*s%s",
                        (int)strcspn(out->text, "\n"), out->text, cure(out->text));

@@ -91,7 +91,8 @@ int builder_key(const builder_source *files, size_t n, const builder_config *c,
  * builder_result_free; on failure it has what the compiler said. Errors: ERR_INVALID (a file's
  * name; the first compile error as "file.c:12:5: error: ..."; KUBEML_FUNCTION is missing; an
  * undefined symbol), ERR_LIMIT (too large; time, memory or output used up), ERR_UNSUPPORTED (no
- * bubblewrap, no compiler, no namespaces here), ERR_IO, ERR_NOMEM. */
+ * bubblewrap, no compiler, no namespaces here), ERR_IO, ERR_NOMEM (the compiler's
+ * too: it was killed, and by none of the limits). */
 int builder_compile(const builder_source *files, size_t n, const builder_limits *limits,
                     const builder_config *c, builder_result *out, err *e);
 void builder_result_free(builder_result *r);

@@ -120,12 +120,13 @@ static bool read_diagnostic(const char *line, builder_diagnostic *d)
     return severity && (d->file[0] || strcmp(d->severity, "error") == 0);
 }
 
-/* What the driver says when a limit of ours ended one of its programs: it takes that for a mistake
- * of the compiler's, and asks for a report of it. */
+/* What the driver says when a limit of ours, or of the machine's memory, ended one of its programs:
+ * it takes that for a mistake of the compiler's, and asks for a report of it. */
 static bool is_about_a_limit(const char *line)
 {
     return strstr(line, "limit exceeded signal terminated program") ||
-           strstr(line, "Killed signal terminated program");
+           strstr(line, "Killed signal terminated program") ||
+           strstr(line, "terminated with signal 9 [Killed]");
 }
 
 static bool asks_for_a_report(const char *line)

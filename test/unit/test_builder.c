@@ -150,6 +150,43 @@ static void fake_compiler(const char *version, char path[300])
     CHECK(fclose(f) == 0 && chmod(path, 0755) == 0);
 }
 
+/* A compiler of which one program is killed, as one is whose machine has no memory left. */
+static void killed_compiler(const char *compiler, const char *victim, char path[300])
+{
+    char folder[256], part[300];
+    snprintf(folder, sizeof folder, "%s/killed-%s", test_tmp(), victim);
+    mkdir(folder, 0755);
+    snprintf(part, sizeof part, "%s/%s", folder, victim);
+    FILE *f = fopen(part, "w");
+    CHECK(f && fputs("#!/bin/sh\nkill -KILL $$\n", f) >= 0);
+    CHECK(fclose(f) == 0 && chmod(part, 0755) == 0);
+    snprintf(path, 300, "%s/%s-without-%s", test_tmp(), compiler, victim);
+    f = fopen(path, "w");
+    CHECK(f && fprintf(f, "#!/bin/sh\nexec %s -B %s \"$@\"\n", compiler, folder) > 0);
+    CHECK(fclose(f) == 0 && chmod(path, 0755) == 0);
+}
+
+/* No limit of ours was met, and the code has no part in it. */
+TEST(a_compiler_that_is_killed_refuses_nothing)
+{
+    static const struct {
+        const char *compiler, *victim;
+    } cases[] = {{"gcc", "cc1"}, {"gcc", "ld"}, {"clang", "ld"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        builder_config c = config(BUILDER_SANDBOX_NONE);
+        builder_source s = source("lenet.c", good);
+        builder_result r;
+        char path[300];
+        err e = ERR_INIT;
+        killed_compiler(cases[i].compiler, cases[i].victim, path);
+        c.compiler = path;
+        CHECK_ERR(builder_compile(&s, 1, NULL, &c, &r, &e), e, ERR_NOMEM,
+                  "the compiler was killed");
+        CHECK(!r.object && !strstr(r.text, "bug report"));
+        builder_result_free(&r);
+    }
+}
+
 /* The key is a digest of all that makes the object what it is: sources, ABI, compiler, instruction
  * set, and the very flags that the compiler is called with. */
 TEST(the_key_is_of_all_that_makes_the_object)
