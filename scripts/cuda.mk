@@ -105,7 +105,8 @@ check-cuda: $(BUILD)/lib/kubeml-cuda.so $(BUILD)/cuda-probe $(BUILD)/cuda-probe-
 
 # Watched, a case takes several times as long as its limit was made for.
 check-cuda-host: tests $(RACE_TESTS) ## what check-cuda runs on the host, which needs no toolkit
-	TEST_STRETCH=$${TEST_STRETCH:-4} BUILD=$(BUILD) SANITIZER=$(SANITIZER) $(PYTHON) test/run.py --unit test_cuda_ test_races_
+	TEST_STRETCH=$${TEST_STRETCH:-4} BUILD=$(BUILD) SANITIZER=$(SANITIZER) $(PYTHON) test/run.py --unit \
+	    $(if $(findstring thread,$(SANITIZER)),,test_cuda_) test_races_
 
 $(BUILD)/cuda-probe: $(call obj,test/cuda/probe.c)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ -ldl

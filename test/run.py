@@ -95,33 +95,43 @@ def programs(args):
         return [[sys.executable, str(p)] for p in sorted((ROOT / "test/cluster").glob("test_*.py"))]
     if not args.e2e:
         found += [[str(p)] for p in sorted((BUILD / "test").glob("*"))
-                  if os.access(p, os.X_OK) and p.is_file() and p.name != "simulate"]
+                  if os.access(p, os.X_OK) and p.is_file() and not re.match(r"simulate$|mutant-", p.name)]
     if not args.unit:
         found += [[sys.executable, str(p)] for p in sorted((ROOT / "test/e2e").glob("test_*.py"))]
     return found
 
 
 def listing_of(program):
+    """Its cases' lines, and nothing; or none, and what run() gives of a case that failed."""
+    started = time.monotonic()
     # Libraries write to stderr as they are loaded: libmongoc where a process that was killed had this one's number.
-    process = start(program + ["--list"], environment_of_all(), ROOT, errors=None)
-    output, _ = process.communicate(timeout=60)
-    return output.decode(), process.returncode
+    with tempfile.TemporaryFile() as errors:
+        process = start(program + ["--list"], environment_of_all(), ROOT, errors=errors)
+        output, status = ended(process, 60 * STRETCH)
+        lines = output.decode(errors="replace").splitlines()
+        if status == 0 and lines:
+            return lines, None
+        errors.seek(0)
+        said = (output + errors.read()).decode(errors="replace") if status else "it lists no case"
+    return [], (label_of(program, "--list"), f"status {status}", said, time.monotonic() - started)
 
 
 def cases(args):
+    """Those to be run or left out; and the failures of what was to tell of them, or names none."""
     there = programs(args)
     with concurrent.futures.ThreadPoolExecutor(args.j) as pool:
         listings = list(pool.map(listing_of, there))
-    for program, (listing, status) in zip(there, listings):
-        if status != 0:
-            yield program, "--list", 60, set(), ""
-            continue
-        for line in listing.splitlines():
+    found, failures, unknown = [], [failure for _, failure in listings if failure], set(args.pattern)
+    for program, (listing, _) in zip(there, listings):
+        for line in listing:
             name, limit, *rest = line.split()
             label = label_of(program, name)
-            if not args.pattern or any(p in label for p in args.pattern):
+            named = {p for p in args.pattern if p in label}
+            unknown -= named
+            if named or not args.pattern:
                 reason = left_out_reason(label) or (f"left out: {' '.join(rest)}" if limit == "-" else "")
-                yield program, name, 0 if reason else int(limit), set() if reason else set(rest), reason
+                found.append((program, name, 0 if reason else int(limit), set() if reason else set(rest), reason))
+    return found, failures + [(pattern, "no case", "no case's name has this in it", 0) for pattern in sorted(unknown)]
 
 
 def run(case, lane=0):
@@ -215,7 +225,10 @@ def main():
             print("".join(f"     {line}\n" for line in output.splitlines()[-(250 if args.cluster else 60):]), flush=True)
 
     every = []
-    for case in cases(args):
+    found, failures = cases(args)
+    for failure in failures:
+        report(failure)
+    for case in found:
         if case[4]:
             counts["skipped"] += 1
             left_out.append(f"{label_of(case[0], case[1])}: {case[4]}")

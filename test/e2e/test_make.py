@@ -101,6 +101,36 @@ def a_listing_says_what_a_case_takes_and_what_is_left_out():
     assert run.stdout.endswith("3 passed, 0 failed, 1 skipped\n"), run.stdout + run.stderr
 
 
+def run_units(folder, *patterns, **programs):
+    """What run.py says of these test programs, shell scripts."""
+    (folder / "test").mkdir(exist_ok=True)
+    for name, text in programs.items():
+        (folder / "test" / name).write_text("#!/bin/sh\n" + text)
+        (folder / "test" / name).chmod(0o755)
+    run = subprocess.run([sys.executable, ROOT / "test/run.py", "--unit", *patterns], capture_output=True, text=True,
+                         env={**os.environ, "BUILD": str(folder)}, timeout=60 * harness.STRETCH)
+    return run.returncode, run.stdout + run.stderr
+
+
+@case(platform=False)
+def a_program_whose_cases_are_not_known_has_failed():
+    good = "[ $1 != --list ] || echo one 10\n"
+    for bad, says in (("echo its words >&2; kill -SEGV $$\n", "its words"),
+                      ('[ -e "$0.again" ] || { touch "$0.again"; exit 3; }\n' + good, "(status 3, "),
+                      ("exit 77\n", "(status 77, "), ("", "it lists no case")):
+        status, said = run_units(pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP"))), good=good, bad=bad)
+        assert status == 1 and "FAIL bad:--list" in said and says in said, said
+        assert said.endswith("1 passed, 1 failed\n"), said
+
+
+@case(platform=False)
+def a_name_that_no_case_has_is_a_failure():
+    folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+    status, said = run_units(folder, "it:one", "it:other", it="[ $1 != --list ] || printf 'one 10\\ntwo 10\\n'\n")
+    assert status == 1 and "FAIL it:other (no case, " in said and said.endswith("1 passed, 1 failed\n"), said
+    assert run_units(folder, "it:")[0] == 0
+
+
 @case(limit=120, platform=False)
 def what_is_installed_runs_and_goes_again():
     folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
