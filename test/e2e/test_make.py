@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -129,6 +130,40 @@ def a_name_that_no_case_has_is_a_failure():
     status, said = run_units(folder, "it:one", "it:other", it="[ $1 != --list ] || printf 'one 10\\ntwo 10\\n'\n")
     assert status == 1 and "FAIL it:other (no case, " in said and said.endswith("1 passed, 1 failed\n"), said
     assert run_units(folder, "it:")[0] == 0
+
+
+# A machine's packages, those in $MISSING absent; apt-get installs but what is in $REFUSED, and says what it was asked for.
+PACKAGES = {
+    "dpkg-query": 'for p; do :; done; case " $MISSING " in *" $p "*) exit 1 ;; esac; echo installed',
+    "apt-cache": '[ "$1" = show ]',
+    "apt-get": 'echo "$@" >>"$ASKED"; for p; do case " $REFUSED " in *" $p "*) exit 100 ;; esac; done',
+    "id": 'echo "$USER_ID"',
+}
+
+
+@case(platform=False)
+def a_package_that_it_can_do_without_stops_nothing():
+    folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+    for name, text in PACKAGES.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    for name in ("sh", "env", "grep", "sed", "head"):  # and no sudo
+        (folder / name).symlink_to(shutil.which(name))
+
+    def install(missing, refused="", user=0, status=0):
+        asked = folder / "asked"
+        asked.write_text("")
+        run = subprocess.run([ROOT / "scripts/install-packages"], capture_output=True, text=True,
+                             env={"PATH": str(folder), "ASKED": str(asked), "MISSING": missing, "REFUSED": refused, "USER_ID": str(user)})
+        assert run.returncode == status, (missing, run)
+        return run.stdout + run.stderr, [line.split()[-1] for line in asked.read_text().splitlines() if line.startswith("install ")]
+    assert install("") == ("", [])
+    said, asked = install("libmongoc-dev make", "libmongoc-dev")
+    assert asked == ["make", "libmongoc-dev"] and "install: left out: libmongoc-dev, which could not be installed\n" in said, (asked, said)
+    assert install("make libmongoc-dev", "make", status=100)[1] == ["make"]
+    assert install("libmongoc-dev", user=1000) == ("install: left out: libmongoc-dev, which needs root or sudo\n", [])
+    said, asked = install("make", user=1000, status=1)
+    assert "needs root or sudo for: make\n" in said and "scripts/demo or make check-built" in said and not asked, said
 
 
 @case(limit=120, platform=False)
