@@ -49,7 +49,7 @@ flags_for = $(if $(X86),$(x86_flags)) \
 loops_opt = $(if $(and $(SANITIZER),$(findstring /obj/kernels/cpu/,$@)),$(OPT) -fexpensive-optimizations $(SEEN_AT_ACCESS),-O3)
 # Of a pointer outside its object AddressSanitizer tells when it is used. In a loop's innermost lines the two checks of the
 # pointer alone take as long to compile, and to run, as all the others.
-SEEN_AT_ACCESS := $(if $(findstring undefined,$(SANITIZER)),-fno-sanitize=object-size$(comma)pointer-overflow)
+SEEN_AT_ACCESS = $(if $(findstring undefined,$(SANITIZER)),-fno-sanitize=object-size$(comma)pointer-overflow)
 
 src       = $(sort $(wildcard $(addsuffix /*.c,$1)))
 obj       = $(patsubst %.c,$(BUILD)/obj/%.o,$1)
@@ -104,6 +104,15 @@ help: ## this list
 tests: $(UNITS) $(SIMS) $(PROGRAMS) $(MODULE) ## build the tests without running them
 benches: $(BENCHES)
 
+# A file whose time changes only when what it says does: $(eval $(call says,FILES,VARIABLE)).
+define says
+$1: FORCE
+	@mkdir -p $$(@D)
+	@echo '$$($2)' | cmp -s - $$@ || echo '$$($2)' >$$@
+endef
+.PHONY: FORCE
+FORCE:
+
 # Targets beside those above. The images are built without them (manifests/images/build.sh): `all` needs none of these but for CUDA.
 -include scripts/*.mk test/*.mk charts/*.mk
 
@@ -130,13 +139,10 @@ clean: ## remove the build folder
 
 # ---- how things are built -------------------------------------------------------------------
 
-# A file whose time changes only when the flags do.
-FLAGS_NOW = $(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)
-$(sort $(BUILD)/flags $(PLAIN)/flags): FORCE
-	@mkdir -p $(@D)
-	@echo '$(FLAGS_NOW)' | cmp -s - $@ || echo '$(FLAGS_NOW)' > $@
-.PHONY: FORCE
-FORCE:
+# What objects are built with. Those of some files have more of it, and a file like this one for it: flags-mongo, flags-cuda.
+FLAGS_NOW = $(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(X86) $(FLAGS_OF_FILES)
+FLAGS_OF_FILES := $(foreach name,flags_for x86_flags loops_opt SEEN_AT_ACCESS,$(value $(name)))
+$(eval $(call says,$(sort $(BUILD)/flags $(PLAIN)/flags),FLAGS_NOW))
 
 define compile
 	@mkdir -p $(@D)
@@ -197,11 +203,14 @@ $(BUILD)/lib/kubeml-redis.so: $(call plain,$(MODULE_SRC))
 
 # The MongoDB store brings its own copies of the few small files it needs, bound within itself.
 # (% stands for one character at least.)
-$(BUILD)/obj/common/store_mon%.o: CPPFLAGS += $(MONGO_CFLAGS)
+$(BUILD)/obj/common/store_mon%.o: private CPPFLAGS += $(MONGO_CFLAGS)
+MONGO_NOW := $(MONGO_CFLAGS) $(MONGO_LIBS)
+$(eval $(call says,$(BUILD)/flags-mongo,MONGO_NOW))
+$(call obj,$(SRC_mongo)) $(BUILD)/lib/kubeml-mongo.so: $(BUILD)/flags-mongo
 $(BUILD)/lib/kubeml-mongo.so: $(call obj,$(SRC_mongo) $(addprefix common/,err.c text.c buf.c fs.c clock.c jsontext.c store_id.c))
 	@mkdir -p $(@D)
 	@echo '  LINK $@'
-	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-Bsymbolic -o $@ $^ $(MONGO_LIBS) -ljansson -lxxhash -lpthread
+	$(Q)$(CC) $(LDFLAGS) -shared -Wl,-Bsymbolic -o $@ $(filter %.o,$^) $(MONGO_LIBS) -ljansson -lxxhash -lpthread
 
 # What tests link. PARTS="kernels common" leaves out folders that do not compile at the moment.
 PARTS    ?= controller ps function cli kernels common

@@ -60,10 +60,8 @@ $(BUILD)/obj/kernels/cuda/cuda_known.o: $(CUDA_VERSION)
 # Whose CUDA it is, 13 say, which an older driver does not run: common/nvml.c. 0: the engine is not built.
 CUDA_MAJOR   := $(or $(if $(filter 1,$(CUDA)),$(shell sed -n 's/^.define CUDART_VERSION *\([0-9]*\)[0-9]\{3\}$$/\1/p' \
                 $(firstword $(call cuda_header,cuda_runtime_api.h)))),0)
-ifneq ($(CUDA_MAJOR),0)
-$(BUILD)/cuda_major: FORCE
-	@mkdir -p $(@D)
-	@echo '$(CUDA_MAJOR)' | cmp -s - $@ || echo '$(CUDA_MAJOR)' >$@
+ifneq ($(CUDA_MAJOR)$(wildcard $(BUILD)/cuda_major),0) # or an earlier build had one
+$(eval $(call says,$(BUILD)/cuda_major,CUDA_MAJOR))
 EXTRA_common_nvml := -DCUDA_MAJOR=$(CUDA_MAJOR)
 $(BUILD)/obj/common/nvml.o: $(BUILD)/cuda_major
 endif
@@ -76,12 +74,20 @@ cuda: $(BUILD)/lib/kubeml-cuda.so ## build the CUDA engine alone
 
 # ---- for the device --------------------------------------------------------------------------
 
-$(BUILD)/cuda/%.o: %.cu $(BUILD)/flags
+# Of which toolkit, and for which architectures. What is linked may lie elsewhere for another GPU_PYTHON: no kernel is compiled for it.
+NVCC_NOW     := $(realpath $(NVCC)) $(NVCCFLAGS)
+CUDA_NOW     := $(CUDA_INCLUDE) $(CUDA_LIBS)
+$(eval $(call says,$(BUILD)/flags-nvcc,NVCC_NOW))
+$(eval $(call says,$(BUILD)/flags-cuda,CUDA_NOW))
+
+$(BUILD)/cuda/%.o: %.cu $(BUILD)/flags-nvcc
 	@mkdir -p $(@D)
 	@echo '  NVCC $<'
 	$(Q)$(NVCC) -Ikernels -Icommon $(NVCCFLAGS) -MMD -MP -c $< -o $@
 
-$(BUILD)/obj/kernels/cuda/driver_%.o: CPPFLAGS += $(CUDA_INCLUDE)
+CUDA_DRIVERS := $(call obj,$(filter kernels/cuda/driver_%,$(SRC_cuda)))
+$(CUDA_DRIVERS): private CPPFLAGS += $(CUDA_INCLUDE)
+$(CUDA_DRIVERS): $(BUILD)/flags-cuda
 
 CUDA_OBJECTS := $(patsubst %.cu,$(BUILD)/cuda/%.o,$(SRC_cu)) $(call obj,$(SRC_cuda))
 # Bound within itself: its copies of the graph's and the plan's functions are its own.
@@ -111,16 +117,19 @@ check-cuda-host: tests $(RACE_TESTS) ## what check-cuda runs on the host, which 
 $(BUILD)/cuda-probe: $(call obj,test/cuda/probe.c)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ -ldl
 
-$(BUILD)/obj/test/cuda/probe_errors.o: CPPFLAGS += $(CUDA_INCLUDE)
+$(BUILD)/obj/test/cuda/probe_errors.o: private CPPFLAGS += $(CUDA_INCLUDE)
+$(BUILD)/obj/test/cuda/probe_errors.o: $(BUILD)/flags-cuda
 $(BUILD)/cuda-probe-errors: $(call obj,test/cuda/probe_errors.c) $(CUDA_OBJECTS) $(call obj,kernels/plan.c kernels/graph.c \
                             kernels/layers.c kernels/graph_init.c kernels/optim.c $(CUDA_COMMON))
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -lpthread -lm -ldl
 
-$(BUILD)/obj/test/cuda/probe_graph.o: CPPFLAGS += $(CUDA_INCLUDE)
+$(BUILD)/obj/test/cuda/probe_graph.o: private CPPFLAGS += $(CUDA_INCLUDE)
+$(BUILD)/obj/test/cuda/probe_graph.o: $(BUILD)/flags-cuda
 $(BUILD)/cuda-probe-graph: $(call obj,test/cuda/probe_graph.c common/err.c common/text.c) $(BUILD)/cuda/kernels/cuda/pointwise.o
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -ldl
 
-$(BUILD)/obj/test/cuda/probe_nccl.o: CPPFLAGS += $(CUDA_INCLUDE)
+$(BUILD)/obj/test/cuda/probe_nccl.o: private CPPFLAGS += $(CUDA_INCLUDE)
+$(BUILD)/obj/test/cuda/probe_nccl.o: $(BUILD)/flags-cuda
 $(BUILD)/cuda-probe-nccl: $(call obj,test/cuda/probe_nccl.c kernels/cuda/driver_nccl.c common/err.c common/text.c)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CUDA_LIBS) -lpthread -ldl
 
@@ -138,11 +147,15 @@ SRC_shim     := $(filter-out test/cuda/races%.cc,$(sort $(wildcard test/cuda/*.c
 SHIM_OBJECTS := $(patsubst %,$(BUILD)/shim/%.o,$(SRC_cu) $(SRC_shim)) $(call obj,$(SRC_cuda_host)) \
                 $(BUILD)/shim/kernels/backends.o
 
-$(BUILD)/shim/%.cu.o: %.cu $(BUILD)/flags
+RACE_FLAGS   := -fsanitize=thread -Wno-tsan
+SHIM_NOW     := $(CXX) $(SHIM_FLAGS) $(RACE_FLAGS) $(CPPFLAGS)
+$(eval $(call says,$(BUILD)/flags-shim,SHIM_NOW))
+
+$(BUILD)/shim/%.cu.o: %.cu $(BUILD)/flags-shim
 	@mkdir -p $(@D)
 	@echo '  SHIM $<'
 	$(Q)$(CCACHE) $(CXX) -x c++ $(SHIM_FLAGS) -MMD -MP -c $< -o $@
-$(BUILD)/shim/%.cc.o: %.cc $(BUILD)/flags
+$(BUILD)/shim/%.cc.o: %.cc $(BUILD)/flags-shim
 	@mkdir -p $(@D)
 	@echo '  CXX  $<'
 	$(Q)$(CCACHE) $(CXX) $(SHIM_FLAGS) -MMD -MP -c $< -o $@
@@ -154,15 +167,14 @@ $(BUILD)/shim/kernels/backends.o: kernels/backends.c $(BUILD)/flags
 	$(Q)$(CC) $(CPPFLAGS) $(CFLAGS) -DBACKEND_CUDA_LINKED=1 -MMD -MP -c $< -o $@
 
 # Those that launch every kernel run once more with each access watched (test/cuda/races.cc); and what that finds is tested.
-RACE_FLAGS   := -fsanitize=thread -Wno-tsan
 RACE_OBJECTS := $(patsubst %,$(BUILD)/races/%.o,$(SRC_cu)) $(BUILD)/shim/test/cuda/races.cc.o $(filter-out %.cu.o,$(SHIM_OBJECTS))
 RACE_TESTS   := $(addprefix $(BUILD)/test/test_races_,planted kernels algorithms graph_ops)
-$(BUILD)/races/%.cu.o: %.cu $(BUILD)/flags
+$(BUILD)/races/%.cu.o: %.cu $(BUILD)/flags-shim
 	@mkdir -p $(@D)
 	@echo '  SHIM $< (watched)'
 	$(Q)$(CCACHE) $(CXX) -x c++ $(SHIM_FLAGS) $(RACE_FLAGS) -MMD -MP -c $< -o $@
 
-$(BUILD)/races/%.cc.o: %.cc $(BUILD)/flags
+$(BUILD)/races/%.cc.o: %.cc $(BUILD)/flags-shim
 	@mkdir -p $(@D)
 	@echo '  CXX  $< (watched)'
 	$(Q)$(CCACHE) $(CXX) $(SHIM_FLAGS) $(RACE_FLAGS) $(CPPFLAGS) -MMD -MP -c $< -o $@

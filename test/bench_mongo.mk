@@ -2,6 +2,7 @@
 # MONGODB_URI, or the tests' stand-in.
 
 EXTRA_test_bench_bench_mongo = $(MONGO_CFLAGS)
+$(call obj,test/bench/bench_mongo.c): $(BUILD)/flags-mongo
 $(BUILD)/bench/bench_mongo: LIBS_common += $(MONGO_LIBS)
 
 .PHONY: bench-mongo

@@ -15,7 +15,10 @@ fuzz: $(addprefix fuzz-,$(FUZZ_NAMES)) ## run each fuzz target for FUZZ_SECONDS 
 
 fuzz-build: $(addprefix $(FUZZ_BUILD)/,$(FUZZ_NAMES)) ## build the fuzz targets
 
-$(FUZZ_BUILD)/obj/%.o: %.c
+FUZZ_NOW      = $(FUZZ_CC) $(CPPFLAGS) $(FUZZ_FLAGS) $(X86) $(FLAGS_OF_FILES)
+$(eval $(call says,$(FUZZ_BUILD)/flags,FUZZ_NOW))
+
+$(FUZZ_BUILD)/obj/%.o: %.c $(FUZZ_BUILD)/flags
 	@mkdir -p $(@D)
 	$(Q)$(FUZZ_CC) $(CPPFLAGS) $(FUZZ_FLAGS) $(call flags_for,$<) -fsanitize=fuzzer-no-link,address,undefined \
 		-fno-sanitize-recover=undefined -MMD -MP -c $< -o $@

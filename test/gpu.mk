@@ -81,6 +81,7 @@ $(BUILD)/gpu/test_gpu_models: $(call obj,test/gpu/test_gpu_models.c test/support
 	$(gpu_link)
 $(BUILD)/gpu/test_gpu_%: $(BUILD)/gpu/obj/test_%.o $(call obj,test/support/test.c) $(GPU_CORE)
 	$(gpu_link)
-$(BUILD)/obj/test/gpu/bench_norm.o: CPPFLAGS += $(CUDA_INCLUDE)
+$(BUILD)/obj/test/gpu/bench_norm.o: private CPPFLAGS += $(CUDA_INCLUDE)
+$(BUILD)/obj/test/gpu/bench_norm.o: $(BUILD)/flags-cuda
 $(BUILD)/gpu/bench_gpu: $(call obj,test/gpu/bench_gpu.c test/gpu/bench_norm.c common/nvml.c common/log.c) $(GPU_CORE)
 	$(gpu_link)

@@ -12,6 +12,14 @@ import harness
 from harness import BUILD, ROOT, case
 
 
+def make(*words):
+    """Its output, without what the make around this test was told."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "SANITIZER", "OPT")}
+    run = subprocess.run(["make", *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60 * harness.STRETCH)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
 class Build:
     """An empty build folder."""
 
@@ -20,10 +28,7 @@ class Build:
 
     def make(self, name, *settings):
         """A file of it, (text, when it was written)."""
-        environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "SANITIZER", "OPT")}
-        run = subprocess.run(["make", "-s", f"BUILD={self.folder}", str(self.folder / name), *settings], cwd=ROOT, env=environment,
-                             capture_output=True, text=True, timeout=60 * harness.STRETCH)
-        assert run.returncode == 0, run.stdout + run.stderr
+        make("-s", f"BUILD={self.folder}", str(self.folder / name), *settings)
         return (self.folder / name).read_text(), (self.folder / name).stat().st_mtime_ns
 
 
@@ -33,6 +38,48 @@ def other_flags_are_seen():
     first = build.make("flags")
     assert " -O2 " in first[0] and build.make("flags") == first, "it was written again for nothing"
     assert " -O3 " in build.make("flags", "OPT=-O3")[0]
+
+
+@case(platform=False)
+def what_some_files_are_compiled_with_is_not_all_files():
+    """Whichever is asked for first: the flags of all have no part of it."""
+    said = make("-n", "BUILD=/none", "MONGO_CFLAGS=-DOF_ONE_FILE", "/none/obj/common/store_mongo_link.o")
+    of_all, = [line for line in said.splitlines() if re.search(r" > ?/none/flags$", line)]
+    assert "-DOF_ONE_FILE" not in of_all and " -DOF_ONE_FILE " in said, said
+
+
+def toolkit():
+    """One that knows nothing but that it was called."""
+    home = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+    (home / "bin").mkdir()
+    (home / "include").mkdir()
+    for header in ("cublasLt.h", "cudnn.h", "nccl.h", "cuda_runtime_api.h"):
+        (home / "include" / header).write_text("#define CUDART_VERSION 13000\n")
+    nvcc = home / "bin/nvcc"
+    nvcc.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho compiled >>"$2"\n')
+    nvcc.chmod(0o755)
+    return home
+
+
+@case(limit=60, platform=False)
+def kernels_are_compiled_again_for_another_gpu_or_toolkit():
+    build, home, other = Build(), toolkit(), toolkit()
+
+    def times(*settings):
+        return len(build.make("cuda/kernels/cuda/gemm.o", "CUDA=1", *settings)[0].splitlines())
+    assert times(f"CUDA_HOME={home}") == 1 and times(f"CUDA_HOME={home}") == 1, "compiled again for nothing"
+    assert times(f"CUDA_HOME={home}", "CUDA_ARCH=-arch=sm_80") == 2
+    assert times(f"CUDA_HOME={other}", "CUDA_ARCH=-arch=sm_80") == 3
+
+
+@case(limit=60, platform=False)
+def whose_cuda_it_is_is_forgotten_with_the_engine():
+    build, home = Build(), toolkit()
+
+    def compiled(*settings):
+        return "-c common/nvml.c" in make("V=1", f"BUILD={build.folder}", str(build.folder / "obj/common/nvml.o"), *settings)
+    assert compiled("CUDA=1", f"CUDA_HOME={home}") and not compiled("CUDA=1", f"CUDA_HOME={home}")
+    assert compiled("CUDA=0") and not compiled("CUDA=0")
 
 
 @case(limit=60, platform=False)
@@ -56,7 +103,7 @@ def flags_of_one_processor_are_not_given_to_another():
         run = subprocess.run(["make", "-n", f"CC={compiler}", "CUDA=0", "BUILD=/none", "all"], cwd=ROOT, capture_output=True, text=True,
                              check=True)
         assert f"{compiler} " in run.stdout and "-c common/merge_avx2.c" in run.stdout, run.stdout
-        told = set(re.findall(r" (-m\S+)", run.stdout))
+        told = {flag for line in run.stdout.splitlines() if " -c " in line for flag in re.findall(r" (-m\S+)", line)}
         assert given <= told and (given or not told), (machine, told)
 
 
