@@ -158,6 +158,15 @@ $(PLAIN)/obj/%.o: %.c $(PLAIN)/flags
 	$(compile)
 endif
 
+# What the CUDA engine and a program that loads it must have alike: a sum over the headers between them (kernels/backends.c).
+SEAM := kernels/backend.h kernels/graph.h kernels/optim.h common/err.h
+$(BUILD)/backend_seam.h: $(SEAM)
+	@mkdir -p $(@D)
+	@echo "#define BACKEND_SEAM \"$$(cat $(SEAM) | cksum | cut -d' ' -f1)\"" >$@
+EXTRA_kernels_backends := -I$(BUILD)
+EXTRA_kernels_cuda_cuda_backend := -I$(BUILD)
+$(addprefix $(BUILD)/obj/kernels/,backends.o cuda/cuda_backend.o): $(BUILD)/backend_seam.h
+
 # q, not r: two folders may have files of one name.
 %.a:
 	@mkdir -p $(@D)

@@ -18,6 +18,8 @@ static const backend *cuda(void)
     return &backend_cuda;
 }
 #else
+#include "backend_seam.h" /* made by the build */
+
 static const backend *loaded;
 
 /* PREFIX/bin/program or PREFIX/test/program to PREFIX/lib/kubeml-cuda.so; false: cannot tell. */
@@ -49,6 +51,14 @@ static void load(void)
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* stays */
     if (!object) {
         fprintf(stderr, "the CUDA engine cannot be loaded: %s\n", dlerror());
+        return;
+    }
+    /* That of another build may have a table of another form. */
+    const char *seam = dlsym(object, "backend_cuda_seam");
+    if (!seam || strcmp(seam, BACKEND_SEAM) != 0) {
+        fprintf(stderr, "the CUDA engine is not used: %s is of another build than this program\n",
+                path);
+        dlclose(object);
         return;
     }
     loaded = dlsym(object, "backend_cuda");

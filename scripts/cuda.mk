@@ -99,6 +99,13 @@ $(BUILD)/lib/kubeml-cuda.so: $(CUDA_OBJECTS) $(call obj,kernels/plan.c kernels/g
 
 ifeq ($(CUDA),1)
 all: $(BUILD)/lib/kubeml-cuda.so
+else ifneq ($(wildcard $(BUILD)/lib/kubeml-cuda.so),)
+# One of an earlier build has other kernels than this one, and programs would load it.
+.PHONY: without-cuda
+all: without-cuda
+without-cuda:
+	@rm -f $(BUILD)/lib/kubeml-cuda.so
+	@echo "the CUDA engine of an earlier build is removed: this one is without$(if $(CUDA_LACKS),$(comma) for want of $(CUDA_LACKS))"
 endif
 
 check-cuda: $(BUILD)/lib/kubeml-cuda.so $(BUILD)/cuda-probe $(BUILD)/cuda-probe-errors $(BUILD)/cuda-probe-graph $(BUILD)/cuda-probe-nccl tests $(RACE_TESTS) ## compile, link and load the CUDA engine, and run its tests on the host

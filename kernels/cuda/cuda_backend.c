@@ -14,12 +14,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend_seam.h" /* made by the build */
 #include "cuda/cuda_devices.h"
 #include "cuda/cuda_memory.h"
 #include "cuda/cuda_program.h"
 #include "parallel.h"
 
 extern const backend backend_cuda;
+extern const char backend_cuda_seam[];
 
 /* ---- prepare --------------------------------------------------------------------------------- */
 
@@ -394,6 +396,9 @@ static const char *cuda_choices(const backend_program *base)
 {
     return ((const program *)base)->choices;
 }
+
+/* Programs that load the engine compare it with theirs. */
+__attribute__((visibility("default"))) const char backend_cuda_seam[] = BACKEND_SEAM;
 
 __attribute__((visibility("default"))) const backend backend_cuda = {
     .name = "cuda",

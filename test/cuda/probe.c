@@ -9,7 +9,7 @@ int main(int argc, char **argv)
 {
     void *object = argc == 2 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
     const backend *b = object ? dlsym(object, "backend_cuda") : NULL;
-    if (!b) {
+    if (!b || !dlsym(object, "backend_cuda_seam")) {
         fprintf(stderr, "probe: %s\n", argc == 2 ? dlerror() : "usage: probe OBJECT");
         return 1;
     }

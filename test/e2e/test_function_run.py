@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -471,6 +472,44 @@ def a_value_without_its_name_is_a_mistake_at_its_line():
         code.write_text(MODEL % settings)
         said = run(code, *data, status=1)[1]
         assert f"kubeml run: unnamed.c:4:1: error: {part}" in said, said
+
+
+# It says that it was asked.
+ENGINE = """#include <stdio.h>
+#include "backend.h"
+static int missing(err *e)
+{
+    e->code = ERR_UNSUPPORTED;
+    snprintf(e->message, sizeof e->message, "it is a stand-in");
+    return -1;
+}
+__attribute__((visibility("default"))) const char backend_cuda_seam[] = SEAM;
+__attribute__((visibility("default"))) const backend backend_cuda = {.name = "cuda", .missing = missing};
+"""
+
+
+@case(platform=False)
+def an_engine_of_another_build_is_not_used():
+    folder, options = files()
+    for name in ("bin", "lib"):
+        (folder / name).mkdir()
+    shutil.copy(BIN / "kubeml-function", folder / "bin")
+    (folder / "engine.c").write_text(ENGINE)
+    seam = (harness.BUILD / "backend_seam.h").read_text().split()[-1]
+
+    def run_with(seam):
+        subprocess.run(["gcc", "-D_GNU_SOURCE", "-Ikernels", "-Icommon", f"-DSEAM={seam}", "-shared", "-fPIC", "-o",
+                        folder / "lib/kubeml-cuda.so", folder / "engine.c"], cwd=harness.ROOT, check=True)
+        # As where there is a GPU: without its device nothing is loaded.
+        done = subprocess.run(["bwrap", "--bind", "/", "/", "--dev", "/dev", "--ro-bind", "/dev/null", "/dev/nvidiactl",
+                               folder / "bin/kubeml-function", "run", "--model", "lenet5", "--backend", "cuda", *options],
+                              capture_output=True, text=True)
+        if done.stderr.startswith("bwrap: "):
+            harness.skip(f"no sandbox here: {done.stderr}")
+        return done.stderr
+    assert "it is a stand-in" in run_with(seam)
+    other = run_with('"0"')
+    assert "kubeml-cuda.so is of another build than this program" in other and "it is a stand-in" not in other, other
 
 
 if __name__ == "__main__":

@@ -83,6 +83,23 @@ def whose_cuda_it_is_is_forgotten_with_the_engine():
 
 
 @case(limit=60, platform=False)
+def the_engine_of_an_earlier_build_goes_where_there_is_none():
+    build = Build()
+    (build.folder / "lib").mkdir()
+    engine = build.folder / "lib/kubeml-cuda.so"
+    engine.touch()
+    said = make("-s", f"BUILD={build.folder}", "CUDA=0", "PROGRAMS=", "MODULE=", "all")
+    assert not engine.exists() and "the CUDA engine of an earlier build is removed" in said, said
+
+
+@case(platform=False)
+def the_seam_is_all_headers_between_the_engine_and_a_program():
+    told = subprocess.run(["gcc", "-Ikernels", "-Icommon", "-MM", "kernels/backend.h"], cwd=ROOT, capture_output=True, text=True, check=True)
+    named = re.search(r"^SEAM := (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE).group(1)
+    assert set(named.split()) == set(told.stdout.replace("\\", "").split()[1:]), (named, told.stdout)
+
+
+@case(limit=60, platform=False)
 def other_kernels_have_another_version():
     """It stands in the key of what was measured on a GPU (kernels/cuda/cuda_algo.c)."""
     build, changed = Build(), pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP"))) / "gemm.cu"
