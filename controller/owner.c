@@ -66,10 +66,9 @@ void owner_event(owner *o, const job_event *from)
     o->events_end = &v->next;
 }
 
-static void count_end(owner *o, const job *j)
+static void drop_series(owner *o, const job *j)
 {
     controller_metrics *m = &o->controller->metrics;
-    metric_add(m->jobs_total, 1, job_state_name(j->state), NULL, NULL);
     metric_drop(m->validation_loss, j->id);
     metric_drop(m->accuracy, j->id);
     metric_drop(m->train_loss, j->id);
@@ -80,17 +79,35 @@ static void count_end(owner *o, const job *j)
     usage_drop(o, j->id);
 }
 
-/* It stays in the machine, and its end untold, until its log lies where who hears of the end finds
- * it. */
+static void end_in_history(owner *o, const job *j)
+{
+    if (j->state == JOB_FAILED || j->state == JOB_CANCELLED)
+        history_end(o, j->id, &(job_ending){j->state, j->reason, j->message});
+}
+
+/* Before the end is in the record and told: who hears of it finds the same in the history, and a
+ * controller that is killed in between ends the job by that. */
+static void note_end(owner *o, const job *j)
+{
+    side *s = sides_find(o, j->id);
+    if (!s || s->ended || !job_ended(j))
+        return;
+    s->ended = true;
+    metric_add(o->controller->metrics.jobs_total, 1, job_state_name(j->state), NULL, NULL);
+    end_in_history(o, j);
+}
+
+/* Its pods have ended. One of a kubeml-ps that did not end in time may have written to the history
+ * since the end was told. The job stays in the machine, and its events open, until its log lies
+ * where who reads them to their end finds it. */
 static void job_done(owner *o, const job *j)
 {
     const char *id = j->id;
     log_context(id, -1, -1);
     log_info("%s: %s %s", job_state_name(j->state), j->reason, j->message);
     log_context(NULL, -1, -1);
-    count_end(o, j);
-    if (j->state == JOB_FAILED || j->state == JOB_CANCELLED)
-        history_end(o, id, &(job_ending){j->state, j->reason, j->message});
+    drop_series(o, j);
+    end_in_history(o, j);
     reader_archive(o, id, true);
 }
 
@@ -129,6 +146,7 @@ static void act(owner *o, const job_action *a)
     switch (a->type) {
     case JOB_SAVE:
         note_grant(o, a->job);
+        note_end(o, a->job);
         jobs_save(o, a->job);
         break;
     case JOB_TAKE:

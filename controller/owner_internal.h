@@ -130,6 +130,7 @@ typedef struct side {
     job_times times;
     json_t *start_ms; /* kept with the record */
     uint64_t version; /* of the record as we know it; STORE_NEW: there is none yet */
+    bool ended;       /* it is counted, and its history says so */
     struct side *next, *next_of_hash;
 } side;
 

@@ -334,7 +334,7 @@ def metrics_have_kubemls_names(p):
     assert p.metric('kubeml_job_running_total{type="train"}') == 1
     p.delete(f"/tasks/{job}")
     p.wait(job)
-    until(lambda: p.metric('kubeml_jobs_total{state="cancelled"}') == cancelled + 1)
+    assert p.metric('kubeml_jobs_total{state="cancelled"}') == cancelled + 1
 
 
 @case()

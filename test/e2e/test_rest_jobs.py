@@ -244,13 +244,19 @@ def a_suspended_job_is_stopped_for_good(p):
 def bounds_of_a_job(p):
     p.dataset()
     p.function()
-    job = p.train(epochs=50000, active_deadline_seconds=1, backoff_limit=2)
+    p.warm(2, 1)
+    job = p.train(epochs=50000, active_deadline_seconds=3, backoff_limit=2)
+    until(lambda: p.task(job)["state"] == "running")
+    pod = p.pod(job=job, role="function", function=0)["pid"]
+    os.kill(pod, signal.SIGSTOP)  # its end, and with it that of the job's pods, takes a while
     task = p.wait(job)
+    history, failed = p.get(f"/history/{job}"), p.metric('kubeml_jobs_total{state="failed"}')
+    assert harness.alive(pod), "all of this is said at once"
     assert task["state"] == "failed" and task["reason"] == "DeadlineExceeded", task
     assert task["request"]["options"]["backoff_limit"] == 2, task
-    # kubeml-ps was told to stop, no more: the controller's word follows once it has ended.
-    until(lambda: (history := p.get(f"/history/{job}")) and
-          [history[k] for k in ("state", "reason", "message")] == [task[k] for k in ("state", "reason", "message")])
+    # kubeml-ps was told to stop, no more: the controller's word is in the history before it is told.
+    assert [history[k] for k in ("state", "reason", "message")] == [task[k] for k in ("state", "reason", "message")], history
+    assert failed == 1
 
 
 @case()
