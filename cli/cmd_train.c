@@ -105,8 +105,11 @@ static int upload_init(const cli *c, train_options *o, char *id, size_t size, er
     const char *given = json_string_value(json_object_get(answer, "id"));
     if (answer && !given)
         err_set(e, ERR_CORRUPT, "the server named no id for %s", o->init);
-    if (given)
+    if (given) {
         snprintf(id, size, "%s", given);
+        /* What is wrong with it the job says, by that name. */
+        fprintf(stderr, "%s is uploaded as model %s\n", o->init, id);
+    }
     json_decref(answer);
     o->init = id;
     return given ? 0 : -1;

@@ -6,6 +6,7 @@ import os
 import pathlib
 import pickle
 import pty
+import re
 import resource
 import struct
 import subprocess
@@ -239,9 +240,10 @@ def weights_from_pytorch_and_back(p):
             assert "running" in name or (t == (fresh if name.startswith("fc.") else before)[name]).all(), (more, name)
         assert s.json("task", "get", job)["request"]["init_without"] == "fc"
     for names, says in (("fc.bias", "fc.weight has shape (3, 8)"), ("fc,cf", "no tensor of the model is cf, nor begins with cf.")):
-        failed = s.out(*five, "--init", GOLDEN, "--init-without", names).strip()
-        said = s.run("task", "wait", failed, status=1)[1]
-        assert says in said, said
+        failed, note = s.run(*five, "--init", GOLDEN, "--init-without", names)
+        said = s.run("task", "wait", failed.strip(), status=1)[1]
+        named = re.search(r"init: (\w+): ", said)[1]
+        assert says in said and f"{GOLDEN} is uploaded as model {named}\n" in note, (said, note)
     s.refused(*five, "--init-without", "fc", says="init_without: goes with init")
     s.refused(*five, "--init", job, "--init-without", "fc,,a", says="has an empty name")
     renamed = GOLDEN.read_bytes().replace(b'"fc.bias"', b'"fc.bios"')
@@ -371,6 +373,7 @@ def what_is_long_shows_a_bar_on_a_terminal(p):
                               (("model", "export", job, "-o", "m.safetensors"), "m.safetensors", None),
                               (("train", "-f", "lenet", "-d", "tiny", "--init", "m.safetensors"), "m.safetensors", None)):
         told, shown = on_terminal(s, *words)
+        shown = re.sub(r"m.safetensors is uploaded as model \w+\r\n$", "", shown)  # on a line that is free
         assert f"{label} ██" in shown and "100 %" in shown and "MiB/s" in shown and shown.endswith("\r\033[K"), shown
         assert out in (None, told), told
     long = "a-model-with-a-rather-long-name-that-no-line-has-room-for-beside-a-bar"
