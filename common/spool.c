@@ -391,7 +391,8 @@ int spool_next(spool *s, err *e)
         return -1;
     if (s->format != SPOOL_CIFAR)
         return err_set(e, ERR_INVALID,
-                       "given twice (only CIFAR batches may come as several files)");
+                       "given twice: only CIFAR's binary batches may come as several files; join "
+                       "the arrays first, with np.concatenate");
     s->packing = PACKING_UNKNOWN;
     s->first_len = 0;
     return 0;

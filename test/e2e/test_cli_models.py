@@ -314,6 +314,24 @@ def the_lines_that_convert_a_pickle_do(p):
 
 
 @case()
+def several_pickles_become_one_file_as_the_page_says(p):
+    s = shell(p)
+    random = np.random.default_rng(1)
+    batches = [random.integers(0, 255, (20, 3072), dtype=np.uint8) for _ in range(5)]
+    for i, rows in enumerate(batches):
+        s.write(f"data_batch_{i + 1}", pickle.dumps({"data": rows, "labels": [i] * 20}, protocol=2))
+    code, = re.findall("```python\n(.*?)```", (harness.ROOT / "docs/datasets.md").read_text(), re.S)
+    subprocess.run([sys.executable, "-c", code], cwd=s.folder, check=True, timeout=60)
+    with np.load(s.folder / "train.npz") as made:
+        assert (made["x"] == np.concatenate(batches).reshape(-1, 3, 32, 32)).all() and (made["y"] == np.arange(100) // 20).all()
+    files = ("--testdata", "train.npz", "--traindata", "train.npz")
+    s.refused("dataset", "create", "c", *files, "--traindata", "train.npz",
+              says="only CIFAR's binary batches may come as several files; join the arrays first")
+    s.out("dataset", "create", "c", *files)
+    assert s.json("dataset", "get", "c")["train_set_size"] == 100
+
+
+@case()
 def one_file_may_be_a_whole_dataset(p):
     s = shell(p)
     arrays(s)

@@ -934,7 +934,8 @@ ON_STORES(parts_and_names_are_checked)
     ingest_abort(i);
     CHECK_OK(ingest_begin(s, "d", NULL, &i, &e), e);
     CHECK_OK(feed(i, "y-train", plain.y_train, 1000, &e), e);
-    CHECK_ERR(ingest_part(i, "y-train", "b\xFFx\n.npy", &e), e, ERR_INVALID, "given twice");
+    CHECK_ERR(ingest_part(i, "y-train", "b\xFFx\n.npy", &e), e, ERR_INVALID,
+              "join the arrays first");
     CHECK_CONTAINS(e.message, "y-train (b?x");
     ingest_abort(i);
     CHECK_OK(ingest_begin(s, "d", NULL, &i, &e), e);
