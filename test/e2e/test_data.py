@@ -85,6 +85,8 @@ def it_is_looked_for_before_it_is_downloaded():
     with mirror(FILES) as good:
         out, said = run(cache, good, options=["--at-hand"])
     assert out == "" and "not at hand" in said and list(cache.iterdir()) == [], (out, said, "it downloads nothing")
+    out, said = run("--at-hand")  # and no folder
+    assert out == "" and said.startswith("usage: mnist-data [-h] [--at-hand] DOWNLOAD_FOLDER"), said
     put(cache)
     assert run(cache)[0] == run(cache, options=["--at-hand"])[0] == str(cache), "what was downloaded before"
 
