@@ -5,13 +5,18 @@
 
 #include "rng.h"
 
+static int crop_max(const dataset_info *d)
+{
+    uint32_t side = d->height < d->width ? d->height : d->width;
+    return side > TRANSFORM_CROP_MAX ? TRANSFORM_CROP_MAX : (int)side - 1;
+}
+
 int transform_check(const transform *t, const dataset_info *d, err *e)
 {
-    if (t->crop < 0 || t->crop > TRANSFORM_CROP_MAX || (uint32_t)t->crop >= d->height ||
-        (uint32_t)t->crop >= d->width)
+    if (t->crop < 0 || t->crop > crop_max(d))
         return err_set(e, ERR_INVALID,
                        "the transform's crop of %d does not fit samples of %ux%u (at most %d)",
-                       t->crop, d->height, d->width, TRANSFORM_CROP_MAX);
+                       t->crop, d->height, d->width, crop_max(d));
     if (t->min_max && t->standardise)
         return err_set(e, ERR_INVALID,
                        "the transform's min_max and standardise exclude each other");

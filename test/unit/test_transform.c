@@ -154,7 +154,7 @@ TEST(what_cannot_be_is_refused)
     err e = ERR_INIT;
     transform crop = {.crop = 8}, channels = {.standardise = true, .channels = 1, .std = {1.0f}};
     CHECK_ERR(transform_check(&crop, &d, &e), e, ERR_INVALID,
-              "crop of 8 does not fit samples of 8x8");
+              "crop of 8 does not fit samples of 8x8 (at most 7)");
     CHECK_ERR(transform_check(&channels, &d, &e), e, ERR_INVALID, "1 channels, the samples have 3");
     transform fine = {.crop = 4, .flip = true, .standardise = true};
     CHECK_OK(transform_check(&fine, &d, &e), e);
