@@ -4,6 +4,12 @@
 
 OWN_TORCH := $(if $(filter $(abspath $(TORCH_VENV))/%,$(TORCH_PYTHON)),$(TORCH_VENV)/ready-zoo)
 
+# Before anything is installed for them.
+.PHONY: cifar10-is-named
+cifar10-is-named:
+	@test -n "$(CIFAR10)$(findstring --data,$(BENCH_ARGS))" || \
+		{ echo "CIFAR10=FOLDER must name one with data_batch_1..5.bin and test_batch.bin" >&2; exit 1; }
+
 .PHONY: check-parity bench-engine-memory bench-spread bench-drift bench-accuracy bench-accuracy-platform
 check-parity: $(BUILD)/parity/parity $(OWN_TORCH) ## every model beside PyTorch's: logits, gradients, 20 steps (PARITY_ARGS="resnet18 vgg11")
 	BUILD=$(BUILD) $(TORCH_PYTHON) test/parity/parity.py $(PARITY_ARGS)
@@ -14,16 +20,16 @@ bench-engine-memory: $(BUILD)/bench/bench_engine $(OWN_TORCH) ## peak memory of 
 # Hours on two cores; CIFAR10=FOLDER holds data_batch_1..5.bin and test_batch.bin.
 bench-accuracy: bench-accuracy-platform bench-accuracy-curve bench-accuracy-resnet34 ## ResNets on CIFAR-10, through the platform and beside PyTorch (CIFAR10=FOLDER)
 
-bench-accuracy-platform: all
+bench-accuracy-platform: cifar10-is-named all
 	BUILD=$(BUILD) $(PYTHON) test/bench/bench_accuracy.py platform $(BENCH_ARGS)
 
-bench-spread: $(BUILD)/parity/parity $(OWN_TORCH) ## how far runs part that differ by rounding, here and in PyTorch (CIFAR10=FOLDER)
+bench-spread: cifar10-is-named $(BUILD)/parity/parity $(OWN_TORCH) ## how far runs part that differ by rounding, here and in PyTorch (CIFAR10=FOLDER)
 	BUILD=$(BUILD) $(TORCH_PYTHON) test/parity/spread.py $(BENCH_ARGS)
 
-bench-drift: $(BUILD)/parity/parity $(OWN_TORCH) ## whether the engine's steps lean one way beside PyTorch's from the same weights (CIFAR10=FOLDER)
+bench-drift: cifar10-is-named $(BUILD)/parity/parity $(OWN_TORCH) ## whether the engine's steps lean one way beside PyTorch's from the same weights (CIFAR10=FOLDER)
 	BUILD=$(BUILD) $(TORCH_PYTHON) test/parity/drift.py $(BENCH_ARGS)
 
-bench-accuracy-%: all $(BUILD)/bench/bench_batches $(OWN_TORCH)
+bench-accuracy-%: cifar10-is-named all $(BUILD)/bench/bench_batches $(OWN_TORCH)
 	BUILD=$(BUILD) $(TORCH_PYTHON) test/bench/bench_accuracy.py $* $(BENCH_ARGS)
 
 # torchvision's version follows from torch's: pip finds the one that was built for it.

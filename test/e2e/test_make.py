@@ -134,6 +134,20 @@ def help_lists_what_the_docs_name():
 
 
 @case(platform=False)
+def what_lacks_is_said_before_anything_is_made():
+    """Neither is PyTorch installed for a bench that has no data, nor half a file left where Helm is not there."""
+    folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TEST_TMP")))
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CIFAR10", "BENCH_ARGS")}
+    for target, says in (("bench-spread", "CIFAR10=FOLDER"), ("bench-drift", "CIFAR10=FOLDER"),
+                         ("bench-accuracy-curve", "CIFAR10=FOLDER"), ("bench-accuracy-platform", "CIFAR10=FOLDER"),
+                         ("manifests", "HELM=PATH"), ("lint-chart", "HELM=PATH")):
+        run = subprocess.run(["make", "-s", f"BUILD={folder}/build", "HELM=/none/helm", target], cwd=ROOT, env=environment,
+                             capture_output=True, text=True, timeout=60 * harness.STRETCH)
+        assert run.returncode == 2 and says in run.stderr.splitlines()[0], (target, run)
+    assert not (folder / "build/parity").exists() and not (ROOT / "manifests/kubeml.yaml.new").exists()
+
+
+@case(platform=False)
 def tests_that_lack_a_library_say_which():
     """As where python3 is not the distribution's; here by leaving out where its libraries are."""
     run = subprocess.run([sys.executable, "-S", ROOT / "test/run.py", "--e2e", "help_lists"], cwd=ROOT, capture_output=True, text=True,
