@@ -35,6 +35,7 @@ static const char completion_tail[] =
     "        platform+=(\"$option\" \"${given[1]}\")\n"
     "        given=(\"${given[@]:2}\")\n"
     "    done\n"
+    "    [[ ${given[0]} == fn ]] && given[0]=function\n"
     "    local line=${given[*]}\n"
     "    if [[ $word == -* ]]; then\n"
     "        words=$(kubeml __options $line 2>/dev/null)\n"

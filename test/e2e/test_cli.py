@@ -432,7 +432,7 @@ def completion():
           "kubeml train --init ": "0a 1b", "kubeml train -e ": "", "kubeml task get ": "0a 1b", "kubeml task get 0a ": "",
           "kubeml task get --id = 0a ": "0a 1b", "kubeml task get -o ": "json yaml", "kubeml task list -o w": "wide",
           "kubeml task list ": "", "kubeml explain ": "0a 1b lenet linear", "kubeml infer -n 1": "1b", "kubeml infer --datafile ": "",
-          "kubeml function delete ": "lenet linear", "kubeml function create ": "", "kubeml function create -n x -m ": "lenet resnet18",
+          "kubeml function delete ": "lenet linear", "kubeml fn del": "delete", "kubeml fn delete ": "lenet linear", "kubeml function create ": "", "kubeml function create -n x -m ": "lenet resnet18",
           "kubeml dataset get --name ": "mnist", "kubeml completion ": "bash", "kubeml run lenet.c -d ": "", "kubeml model export ": "0a 1b"}
     s.write("complete.sh", f"""PATH=bin:{harness.BIN}:$PATH
 source <(kubeml completion bash)
