@@ -210,7 +210,7 @@ static int get_record(store *s, const char *name, json_t **record, uint64_t *ver
     if (store_get(s, STORE_DATASETS, name, record, version, &inner) == 0)
         return 0;
     if (inner.code == ERR_NOT_FOUND)
-        return err_set(e, ERR_NOT_FOUND, "no dataset \"%s\"", name);
+        return err_set(e, ERR_NOT_FOUND, "there is no dataset \"%s\"", name);
     if (e)
         *e = inner;
     return err_wrap(e, "dataset %s", name);

@@ -113,13 +113,8 @@ int sides_resolve(owner *o, side *s, const request *r, err *e)
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
         json_object_set(s->function, kept[i], json_object_get(record, kept[i]));
     dataset_info info;
-    err why = ERR_INIT;
-    if (dataset_find(o->controller->store, r->dataset, &info, NULL, &why)) {
-        *e = why;
-        return why.code == ERR_NOT_FOUND
-                   ? err_set(e, ERR_NOT_FOUND, "there is no dataset \"%s\"", r->dataset)
-                   : -1;
-    }
+    if (dataset_find(o->controller->store, r->dataset, &info, NULL, e))
+        return -1;
     int rc = check_goal(&info, r, e);
     s->dataset = rc == 0 ? dataset_message(&info, e) : NULL;
     s->info = dataset_info_json(&info);
