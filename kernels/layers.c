@@ -263,9 +263,13 @@ static int channel_var(graph *g, int id, const char *suffix, graph_kind kind, do
 int graph_batch_norm(graph *g, int x, batch_norm_options o)
 {
     label l = label_of(g, OP_BATCH_NORM, "bn", o.name);
-    if (!graph_check_inputs(g, l.text, &x, 1) || !check_name(g, OP_BATCH_NORM, o.name) ||
-        !check_image(g, l.text, g->nodes[x].shape))
+    if (!graph_check_inputs(g, l.text, &x, 1) || !check_name(g, OP_BATCH_NORM, o.name))
         return GRAPH_FAILED;
+    if (g->nodes[x].shape.rank != 3)
+        return graph_fail(g, ERR_INVALID,
+                          "%s: needs an image (C, H, W), its input is flat; a conv2d before the "
+                          "flatten, its kernel as large as the image, is what a linear behind is",
+                          l.text);
     graph_node n = graph_node_of(OP_BATCH_NORM, g->nodes[x].shape);
     n.bn.eps = o.eps != 0 ? o.eps : 1e-5;
     n.bn.momentum = o.momentum != 0 ? o.momentum : 0.1;

@@ -124,7 +124,9 @@ typedef struct kml_batch_norm_options {
 
 /* (C,H,W) -> the same: y = (x - mean) / sqrt(var + eps) * weight + bias for each channel, with the
  * batch's mean and variance in training and the running ones otherwise (Ioffe and Szegedy 2015).
- * The running statistics are part of the model: they are merged and exported with it. */
+ * The running statistics are part of the model: they are merged and exported with it. Behind a
+ * kml_linear there are none: a kml_conv2d before kml_flatten, its kernel as large as the image, is
+ * the same, and its result (C,1,1). */
 #define kml_batch_norm2d(g, x, ...)                                                                \
     kml_batch_norm2d_with((g), (x), (kml_batch_norm_options){__VA_ARGS__})
 KML_API kml_tensor kml_batch_norm2d_with(kml_graph *g, kml_tensor x, kml_batch_norm_options o);

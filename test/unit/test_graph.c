@@ -121,6 +121,10 @@ static int flat_conv(graph *g, int x)
 {
     return graph_conv2d(g, graph_flatten(g, x), (conv2d_options){.filters = 1, .kernel = 1});
 }
+static int flat_norm(graph *g, int x)
+{
+    return graph_batch_norm(g, graph_flatten(g, x), (batch_norm_options){0});
+}
 static int bad_features(graph *g, int x)
 {
     return graph_linear(g, graph_flatten(g, x), -2, (linear_options){0});
@@ -225,6 +229,8 @@ static const struct {
     {unflattened, ERR_INVALID, "linear 'fc1': its input is an image (3, 8, 9); flatten it first"},
     {flat_conv, ERR_INVALID,
      "conv2d 'conv1': needs an image (C, H, W), its input is flat with 216"},
+    {flat_norm, ERR_INVALID,
+     "batch_norm 'bn1': needs an image (C, H, W), its input is flat; a conv2d"},
     {bad_features, ERR_INVALID, "linear 'fc1': -2 output features"},
     {bad_add, ERR_INVALID, "add of 'input' (3, 8, 9) and 'conv1' (3, 6, 7)"},
     {bad_concat, ERR_INVALID, "concat: 'input' is 8x9, 'max_pool2d1' is 4x4"},
