@@ -30,6 +30,7 @@ TEST(a_whole_job)
         CHECK_INT(record->validated, epoch == 1);
         CHECK_NEAR(record->train_loss, 0.02, 1e-12);
         CHECK_NEAR(record->accuracy, epoch == 1 ? 80 : 0, 1e-9);
+        CHECK_NEAR(record->validation_loss, epoch == 1 ? 0.2 : 0, 1e-12);
         step((round_event){.type = ROUND_COMMITTED, .epoch = epoch});
         get(ROUND_EPOCH);
     }
@@ -40,6 +41,87 @@ TEST(a_whole_job)
     CHECK_INT(number_of(ROUND_RELEASE), 2);
     step((round_event){.type = ROUND_STOP});
     CHECK_INT(count, 0);
+    round_close(m);
+}
+
+TEST(without_a_test_set_nothing_is_validated)
+{
+    round_config c = config(1, 1);
+    c.request.validate_every = 1;
+    for (int samples = 0; samples < 2; samples++) {
+        c.test_samples = (uint64_t)samples;
+        begin(&c);
+        publish(&c, 0, 0, 0, 0);
+        merged(0, 0, 1);
+        CHECK_INT(number_of(ROUND_VALIDATE), samples);
+        CHECK_INT(number_of(ROUND_COMMIT), 1 - samples);
+        if (samples == 0)
+            CHECK(!get(ROUND_COMMIT)->record.validated);
+        round_close(m);
+    }
+}
+
+/* An elastic job is exact by its recorded parallelism, and keeps the last one beyond that. */
+TEST(a_recorded_parallelism_is_replayed)
+{
+    static const int plan[] = {2, 1, 3};
+    round_config c = config(4, 5);
+    c.request.static_parallelism = false;
+    c.plan = plan;
+    c.plan_epochs = 3;
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    CHECK_INT(number_of(ROUND_NEED), 2);
+    join(0, 0);
+    join(1, 0);
+    step((round_event){.type = ROUND_INITIALISED});
+    for (int epoch = 0; epoch < 3; epoch++) {
+        c.parallelism = plan[epoch];
+        if (epoch == 2) {
+            CHECK_INT(number_of(ROUND_NEED), 2);
+            join(1, 1);
+            join(2, 0);
+        }
+        for (int f = 0; f < plan[epoch]; f++)
+            publish(&c, f, epoch == 2 && f == 1, epoch, 0);
+        CHECK_INT(get(ROUND_MERGE)->merge.parallelism, plan[epoch]);
+        CHECK_INT(get(ROUND_MERGE)->merge.samples, 100);
+        merged(epoch, 0, epoch + 1);
+        step((round_event){.type = ROUND_COMMITTED, .epoch = epoch});
+        CHECK_INT(number_of(ROUND_ASK), 0);
+    }
+    CHECK_INT(number_of(ROUND_TRAIN), 3);
+    round_close(m);
+}
+
+/* From the first task to the last merge; what an epoch took before a resume counts. */
+TEST(an_epoch_has_its_seconds)
+{
+    round_config c = config(1, 3);
+    c.request.static_parallelism = false;
+    begin(&c);
+    now += 1500;
+    publish(&c, 0, 0, 0, 0);
+    merged(0, 0, 1);
+    CHECK_NEAR(get(ROUND_COMMIT)->record.seconds, 1.5, 1e-9);
+    now += 700;
+    step((round_event){.type = ROUND_COMMITTED, .epoch = 0});
+    CHECK_NEAR(get(ROUND_ASK)->seconds, 1.5, 1e-9);
+    step((round_event){.type = ROUND_PARALLELISM, .epoch = 0, .value = 1});
+    now += 250;
+    publish(&c, 0, 0, 1, 0);
+    CHECK_NEAR(round_seconds(m), 0.25, 1e-9);
+    round_close(m);
+
+    open_machine(&c);
+    step((round_event){
+        .type = ROUND_START,
+        .resume = &(round_resume){.epoch = 1, .parallelism = 1, .version = 1, .seconds = 30}});
+    join(0, 0);
+    now += 2000;
+    publish(&c, 0, 0, 1, 0);
+    merged(1, 0, 2);
+    CHECK_NEAR(get(ROUND_COMMIT)->record.seconds, 32, 1e-9);
     round_close(m);
 }
 
@@ -159,6 +241,29 @@ TEST(a_controller_that_attaches_hears_of_what_is_over_too)
     CHECK(lost && !lost->status);
     CHECK_STR(lost->reason, "Replaced");
     CHECK(!told("Straggler") && !told("Exact")); /* never were */
+    round_close(m);
+}
+
+/* The one before it may have died of the question. */
+TEST(a_controller_that_attaches_is_asked_again)
+{
+    round_config c = config(2, 2);
+    c.request.static_parallelism = false;
+    begin(&c);
+    count = round_tell(m, &actions);
+    CHECK(!find(ROUND_ASK));
+    now += 3000;
+    publish(&c, 0, 0, 0, 0);
+    publish(&c, 1, 0, 0, 0);
+    merged(0, 0, 1);
+    step((round_event){.type = ROUND_COMMITTED, .epoch = 0});
+    for (int i = 0; i < 2; i++) {
+        const round_action *ask = get(ROUND_ASK);
+        CHECK_INT(ask->epoch, 0);
+        CHECK_INT(ask->parallelism, 2);
+        CHECK_NEAR(ask->seconds, 3, 1e-9);
+        count = round_tell(m, &actions);
+    }
     round_close(m);
 }
 
@@ -355,4 +460,15 @@ TEST(wrong_configurations)
     c = config(1, 1);
     c.train_samples = 0;
     CHECK_ERR(round_open(&c, &m, &e), e, ERR_INVALID, "samples: 0");
+    c = config(1, 2);
+    c.plan = (const int[]){1, 5};
+    c.plan_epochs = 2;
+    CHECK_ERR(round_open(&c, &m, &e), e, ERR_INVALID, "plan: 5 functions in epoch 1");
+    c.plan = (const int[]){1, 0};
+    CHECK_ERR(round_open(&c, &m, &e), e, ERR_INVALID, "plan: 0 functions in epoch 1");
+    c.plan = (const int[]){1, 4};
+    CHECK_OK(round_open(&c, &m, &e), e);
+    round_close(m);
+    c.plan = NULL;
+    CHECK_ERR(round_open(&c, &m, &e), e, ERR_INVALID, "plan: missing");
 }

@@ -94,6 +94,28 @@ TEST(a_slot_is_used_again_only_after_its_process_ended)
     round_close(m);
 }
 
+/* What a process published before it died is merged, and not written over by the one after it. */
+TEST(a_slot_is_used_again_only_when_what_it_holds_is_merged)
+{
+    round_config c = config(2, 2);
+    begin(&c);
+    publish(&c, 1, 0, 0, 0);
+    step((round_event){.type = ROUND_LOST, .function = 1, .ended = true, .reason = "Killed"});
+    step((round_event){.type = ROUND_HELLO, .function = 1, .incarnation = 1});
+    int next = get(ROUND_WELCOME)->slot;
+    publish(&c, 0, 0, 0, 0);
+    const round_merge *merge = &get(ROUND_MERGE)->merge;
+    int merged_slot = merge->rows[1].slot;
+    CHECK_INT(merge->count, 2);
+    CHECK_INT(merge->rows[1].incarnation, 0);
+    CHECK(next != merged_slot && next != merge->rows[0].slot);
+    merged(0, 0, 1);
+    step((round_event){.type = ROUND_LOST, .function = 1, .incarnation = 1, .reason = "Killed"});
+    step((round_event){.type = ROUND_HELLO, .function = 1, .incarnation = 2});
+    CHECK_INT(get(ROUND_WELCOME)->slot, merged_slot);
+    round_close(m);
+}
+
 TEST(who_was_sent_home_is_not_lost)
 {
     round_config c = config(2, 1);
@@ -250,6 +272,123 @@ TEST(who_is_silent_is_found_all_the_same)
     CHECK(found_silent(0, 300) <= 2 * (3500 + 500)); /* by one who is always late */
 }
 
+/* Half seconds in which functions 0 and 1 are heard of, until `end`. Whoever is in `works` does
+ * something new meanwhile, and the other the same all the time. Nobody is lost of it. */
+static void hear_of_two(int64_t end, const bool works[2])
+{
+    while (now + 500 < end) {
+        now += 500;
+        for (int f = 0; f < 2; f++)
+            step((round_event){.type = ROUND_HEARTBEAT,
+                               .function = f,
+                               .phase = "train",
+                               .batches = works[f] ? (uint32_t)now : 1});
+        step((round_event){.type = ROUND_TICK});
+        nobody_is_released();
+        CHECK(round_deadline(m) > now);
+    }
+}
+
+static void expect_stalled(int function)
+{
+    now = round_deadline(m);
+    step((round_event){.type = ROUND_TICK});
+    CHECK_INT(number_of(ROUND_NEED), 1);
+    CHECK_INT(get(ROUND_NEED)->function, function);
+    CHECK_STR(get(ROUND_NEED)->reason, "Stalled");
+    CHECK_CONTAINS(told("FunctionLost")->message, "no progress for 180 s in phase \"train\"");
+    round_close(m);
+}
+
+TEST(who_is_heard_of_and_does_nothing_is_lost)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    const int64_t began = now;
+    hear_of_two(began + 500 + c.limits.stall_ms, (bool[]){true, false});
+    expect_stalled(1);
+    CHECK_INT(now, began + 500 + c.limits.stall_ms); /* its first word was new */
+}
+
+/* Who has published waits for the others, as long as they take. */
+TEST(who_has_nothing_to_do_does_not_stall)
+{
+    round_config c = config(2, 1);
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    hear_of_two(now + 2 * c.limits.stall_ms, (bool[]){false, true});
+    publish(&c, 1, 0, 0, 0);
+    get(ROUND_MERGE);
+    round_close(m);
+}
+
+/* Its functions stall together: function 0 has published, and one of the others not. */
+TEST(a_process_of_several_functions_stalls_while_any_of_them_works)
+{
+    round_config c = config(2, 1);
+    c.functions_max = 2;
+    c.request.process = PROCESS_SHARED;
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    join(0, 0);
+    step((round_event){.type = ROUND_INITIALISED});
+    const int64_t began = now;
+    publish(&c, 0, 0, 0, 0);
+    hear_of_two(began + 500 + c.limits.stall_ms, (bool[]){false, false});
+    expect_stalled(0);
+}
+
+/* A data set may take longer to load than a function may be silent. */
+TEST(who_loads_for_long_is_heard_of)
+{
+    round_config c = config(2, 1);
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    for (int f = 0; f < 2; f++)
+        step((round_event){.type = ROUND_HELLO, .function = f});
+    hear_of_two(now + 60000, (bool[]){true, true});
+    for (int f = 0; f < 2; f++)
+        step((round_event){.type = ROUND_READY, .function = f, .layout = "l", .algorithms = "a"});
+    CHECK_INT(number_of(ROUND_RELEASE), 0);
+    round_close(m);
+}
+
+TEST(who_is_stuck_before_it_trains_is_lost)
+{
+    round_config c = config(2, 1);
+    for (int made = 0; made < 2; made++) { /* while it loads, and while it makes the model */
+        open_machine(&c);
+        step((round_event){.type = ROUND_START});
+        for (int f = 0; f < 2; f++)
+            if (made || f == 0)
+                join(f, 0);
+        if (!made)
+            step((round_event){.type = ROUND_HELLO, .function = 1});
+        hear_of_two(now + 500 + c.limits.stall_ms, (bool[]){!made, made});
+        expect_stalled(made ? 0 : 1);
+    }
+}
+
+/* Nor does it count against who is awaited that nobody listened. */
+TEST(who_is_awaited_has_the_time_that_we_stood_still)
+{
+    enum { PAUSE_MS = 400000 };
+    round_config c = config(2, 1);
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    const int64_t began = now;
+    join(0, 0);
+    now = round_deadline(m) + PAUSE_MS;
+    step((round_event){.type = ROUND_TICK});
+    while (!find(ROUND_FINISHED) && now < began + 2 * c.limits.function_wait_ms) {
+        now += 500;
+        hear_of(1);
+        step((round_event){.type = ROUND_TICK});
+    }
+    CHECK_INT(now, began + c.limits.function_wait_ms + PAUSE_MS);
+    expect_failure("FunctionMissing", "function 1 (incarnation 0) did not join within 600 s");
+}
+
 /* As long as anybody waits: one function, the other, or who writes the checkpoint. */
 TEST(a_store_that_functions_wait_for_is_named)
 {
@@ -310,6 +449,31 @@ TEST(a_straggler_is_named)
     publish(&c, 1, 0, 0, 0);
     CHECK(!get(ROUND_CONDITION)->status);
     get(ROUND_MERGE);
+    round_close(m);
+}
+
+/* Late is who takes twice as long as the median of those who are done, once these are half. */
+TEST(who_takes_as_long_as_the_others_is_no_straggler)
+{
+    round_config c = config(4, 1);
+    begin(&c);
+    const int64_t began = now;
+    now = began + 20000;
+    hear_of(4);
+    CHECK(!told("Straggler")); /* nobody is done */
+    publish(&c, 1, 0, 0, 0);
+    now = began + 30000;
+    publish(&c, 3, 0, 0, 0);
+    CHECK(!told("Straggler"));
+    now = began + 59999;
+    hear_of(4);
+    CHECK(!told("Straggler"));
+    now = began + 60000;
+    step((round_event){.type = ROUND_HEARTBEAT, .function = 0});
+    CHECK(told("Straggler")->status);
+    CHECK_CONTAINS(told("Straggler")->message,
+                   "function 2 (incarnation 0) has not published epoch 1, round 1; "
+                   "the others took 30.0 s");
     round_close(m);
 }
 
@@ -510,7 +674,6 @@ TEST(a_crash_before_ready_is_not_tried_again)
     expect_failure("Crashed", "function 1 crashed 2 times without a contribution: ended by SIGFPE");
 }
 
-/* On a cluster that tells how a pod ended a second later, others would be lost meanwhile. */
 /* It may be told so late that the next one has contributed; the one after that has crashed once then. */
 TEST(a_crash_that_is_made_good_counts_no_more_when_it_is_told)
 {
@@ -535,8 +698,36 @@ TEST(a_crash_that_is_made_good_counts_no_more_when_it_is_told)
                            .message = "ended by SIGSEGV"});
         CHECK(!find(ROUND_FINISHED));
     }
+    round_close(m);
 }
 
+/* A long job may lose a function every hour: what it contributed in between makes good for it. */
+TEST(losses_between_contributions_are_not_added_up)
+{
+    static const char *const reasons[] = {"Killed", "Crashed"};
+    for (int i = 0; i < 2; i++) {
+        round_config c = config(2, 12);
+        begin(&c);
+        for (int epoch = 0; epoch < 10; epoch++) {
+            step((round_event){.type = ROUND_LOST,
+                               .function = 1,
+                               .incarnation = epoch,
+                               .ended = true,
+                               .reason = reasons[i],
+                               .message = "ended"});
+            CHECK_INT(get(ROUND_NEED)->incarnation, epoch + 1);
+            join(1, epoch + 1);
+            publish(&c, 0, 0, epoch, 0);
+            publish(&c, 1, epoch + 1, epoch, 0);
+            merged(epoch, 0, epoch + 1);
+            step((round_event){.type = ROUND_COMMITTED, .epoch = epoch});
+        }
+        CHECK_INT(round_losses(m), 10);
+        round_close(m);
+    }
+}
+
+/* On a cluster that tells how a pod ended a second later, others would be lost meanwhile. */
 TEST(who_is_lost_again_and_again_waits_to_hear_how_it_ended)
 {
     round_config c = config(2, 1);
@@ -585,6 +776,25 @@ TEST(a_store_that_is_away_is_tried_again_within_bounds)
     }
     CHECK(tries > 10);
     expect_failure("RedisGone", "connection refused");
+}
+
+TEST(a_store_that_answers_again_is_said_to)
+{
+    round_config c = config(1, 2);
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    step((round_event){.type = ROUND_MERGE_FAILED,
+                       .function = -1,
+                       .code = ERR_UNAVAILABLE,
+                       .message = "connection refused"});
+    CHECK(told("RedisGone")->status);
+    now = round_deadline(m);
+    step((round_event){.type = ROUND_TICK});
+    get(ROUND_MERGE);
+    merged(0, 0, 1);
+    CHECK(!told("RedisGone")->status);
+    CHECK_STR(told("RedisGone")->reason, "Answers");
+    round_close(m);
 }
 
 /* The model that a job begins with, on a disk that is away for a while. */
@@ -697,6 +907,29 @@ TEST(what_can_never_be_read_is_passed_over_by_the_last_try)
 }
 
 /* Published once more it may be what Redis dies of; what is merged says that it is not. */
+/* A checkpoint is read from Redis: one that is due while it is away is written when it is back. */
+TEST(an_epoch_that_ends_while_redis_is_away_is_committed_when_it_is_back)
+{
+    round_config c = config(1, 2);
+    c.test_samples = 10;
+    c.request.validate_every = 1;
+    begin(&c);
+    publish(&c, 0, 0, 0, 0);
+    merged(0, 0, 1);
+    CHECK_INT(number_of(ROUND_VALIDATE), 1);
+    step((round_event){.type = ROUND_REDIS_GONE, .message = "closed"});
+    step((round_event){
+        .type = ROUND_VALIDATED, .epoch = 0, .samples = 10, .correct = 9, .loss_sum = 1});
+    CHECK(!find(ROUND_COMMIT));
+    now += 1000;
+    step((round_event){.type = ROUND_HEARTBEAT, .batches = 1});
+    CHECK(!find(ROUND_COMMIT));
+    step((round_event){.type = ROUND_REDIS_BACK});
+    CHECK_INT(get(ROUND_COMMIT)->record.version, 1);
+    CHECK_NEAR(get(ROUND_COMMIT)->record.accuracy, 90, 1e-9);
+    round_close(m);
+}
+
 TEST(redis_that_dies_of_every_round_fails_the_job)
 {
     round_config c = config(1, 2);
