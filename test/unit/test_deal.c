@@ -183,4 +183,10 @@ TEST(wrong_numbers)
         CHECK_ERR(deal_init(&d, &cases[i].s, &e), e, ERR_INVALID, cases[i].part);
         deal_free(&d);
     }
+    err e = ERR_INIT;
+    deal_spec most = {
+        .samples = 3ULL * DEAL_CHUNKS_MAX, .chunk_samples = 3, .batch_size = 1, .parallelism = 1};
+    CHECK_OK(deal_check(&most, &e), e);
+    most.samples++;
+    CHECK_ERR(deal_check(&most, &e), e, ERR_INVALID, "more than");
 }

@@ -103,6 +103,22 @@ TEST(the_queue_is_by_priority_then_by_age_and_nobody_overtakes)
     jobs_close(m);
 }
 
+TEST(all_that_fit_start_at_once)
+{
+    open_machine(5);
+    for (int i = 0; i < 4; i++)
+        submit((const char *[]){"a", "b", "c", "d"}[i], 2, 0, true);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(number_of(JOB_TAKE), 2);
+    CHECK_INT(jobs_find(m, "a")->state, JOB_STARTING);
+    CHECK_INT(jobs_find(m, "b")->state, JOB_STARTING);
+    step((job_event){.type = JOB_SLOTS, .value = 8});
+    CHECK_INT(number_of(JOB_TAKE), 2);
+    CHECK_INT(jobs_find(m, "d")->state, JOB_STARTING);
+    CHECK_INT(jobs_slots_free(m), 0);
+    jobs_close(m);
+}
+
 TEST(a_function_that_was_not_ready_in_time_is_told_with_that)
 {
     open_machine(2);
@@ -217,6 +233,24 @@ TEST(a_kubeml_ps_that_does_not_answer_is_started_again_with_that_reason)
     jobs_close(m);
 }
 
+TEST(a_kubeml_ps_that_cannot_take_the_job_now_is_started_again)
+{
+    open_machine(2);
+    submit("a", 1, 0, true);
+    step((job_event){.type = JOB_TICK});
+    step((job_event){.type = JOB_POD_READY, .job = "a", .function = JOB_KUBEML_PS, .pod = "p"});
+    step((job_event){.type = JOB_PS_REFUSED,
+                     .job = "a",
+                     .code = ERR_UNAVAILABLE,
+                     .message = "the store does not answer"});
+    CHECK_STR(get(JOB_STOP)->pod, "p");
+    CHECK(!jobs_find(m, "a")->verdict);
+    step((job_event){.type = JOB_POD_ENDED, .pod = "p"});
+    CHECK_INT(get(JOB_TAKE)->incarnation, 1);
+    CHECK(is_raised("a", "PSRestarted"));
+    jobs_close(m);
+}
+
 TEST(a_broken_connection_is_made_again)
 {
     open_machine(2);
@@ -262,6 +296,29 @@ TEST(cancel_gives_a_bounded_time)
         step((job_event){.type = JOB_TICK});
     }
     get(JOB_DONE);
+    jobs_close(m);
+}
+
+/* Nor is it put off, by whatever else is wanted or goes wrong meanwhile. */
+TEST(what_was_decided_first_stands)
+{
+    open_machine(2);
+    run_job("a", 1);
+    step((job_event){.type = JOB_CANCEL, .job = "a", .message = "by hand"});
+    const int64_t due = jobs_deadline(m);
+    for (int i = 0; i < 3; i++) {
+        now += 1000;
+        step((job_event){.type = (job_event_type[]){JOB_CANCEL, JOB_SUSPEND, JOB_UNSPECIALISED}[i],
+                         .job = "a",
+                         .code = ERR_INVALID,
+                         .reason = "LoadFailed",
+                         .message = "once more"});
+        CHECK(!find(JOB_TELL_STOP));
+        check_reason("a", "Cancelled", "by hand");
+        CHECK_INT(jobs_deadline(m), due);
+    }
+    step((job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_SUSPENDED});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_CANCELLED);
     jobs_close(m);
 }
 
@@ -352,6 +409,7 @@ TEST(a_failed_job_is_tried_again_from_its_checkpoint)
         step((job_event){.type = JOB_POD_ENDED, .pod = retry == 1 ? "p1" : "p2"});
         CHECK_INT(jobs_find(m, "a")->state, JOB_STARTING);
         CHECK_INT(jobs_find(m, "a")->generation, retry);
+        CHECK_STR(jobs_find(m, "a")->message, "");
         check_reason("a", "Starting", retry == 1 ? "; retry 1 of 2" : "; retry 2 of 2");
     }
     CHECK_INT(jobs_find(m, "a")->state, JOB_FAILED);
@@ -409,6 +467,59 @@ TEST(a_job_may_be_taken_back_until_a_step_has_seen_it)
     step((job_event){.type = JOB_TICK});
     CHECK_INT(jobs_find(m, "b")->state, JOB_QUEUED);
     CHECK_ERR(jobs_forget(m, "b", &e), e, ERR_CONFLICT, "job b has not ended");
+    jobs_close(m);
+}
+
+static void condition_of(const char *id, const char *type)
+{
+    step((job_event){.type = JOB_PS_CONDITION,
+                     .job = id,
+                     .name = type,
+                     .status = true,
+                     .reason = type,
+                     .message = "said by kubeml-ps"});
+}
+
+/* Whatever is still said of it. */
+TEST(a_job_that_has_ended_does_not_change_and_is_forgotten_by_its_name)
+{
+    static const char *const ids[] = {"a", "b", "c"};
+    err e = ERR_INIT;
+    open_machine(1);
+    for (int i = 0; i < 3; i++) {
+        submit(ids[i], 1, 0, true);
+        step((job_event){.type = JOB_CANCEL, .job = ids[i], .message = "not needed"});
+    }
+    run_job("d", 1);
+    condition_of("d", "Straggler");
+    step((job_event){.type = JOB_PS_FINISHED,
+                     .job = "d",
+                     .state = JOB_SUCCEEDED,
+                     .reason = "Completed",
+                     .message = "3 epochs are trained"});
+    CHECK(!is_raised("d", "Straggler"));
+    const job_event late[] = {
+        {.type = JOB_CANCEL, .job = "d", .message = "too late"},
+        {.type = JOB_SUSPEND, .job = "d", .message = "too late"},
+        {.type = JOB_PS_FINISHED, .job = "d", .state = JOB_FAILED, .reason = "NaNLoss"},
+        {.type = JOB_PS_PHASE, .job = "d", .phase = "training"},
+        {.type = JOB_PS_EPOCH, .job = "d", .epoch = 7},
+        {.type = JOB_PS_ASK, .job = "d", .epoch = 7, .value = 1},
+    };
+    for (size_t i = 0; i < sizeof late / sizeof *late; i++) {
+        step(late[i]);
+        CHECK_INT(count, 0);
+        const job *d = jobs_find(m, "d");
+        CHECK_INT(d->state, JOB_SUCCEEDED);
+        CHECK(!d->verdict);
+        CHECK_STR(d->reason, "Completed");
+        CHECK_STR(d->message, "3 epochs are trained");
+    }
+    CHECK_ERR(jobs_forget(m, "d", &e), e, ERR_CONFLICT, "has not ended"); /* nor have its pods */
+    CHECK_OK(jobs_forget(m, "b", &e), e);
+    CHECK_ERR(jobs_forget(m, "b", &e), e, ERR_NOT_FOUND, "b");
+    CHECK(jobs_find(m, "a") && !jobs_find(m, "b") && jobs_find(m, "c") && jobs_find(m, "d"));
+    CHECK_INT(jobs_count(m), 3);
     jobs_close(m);
 }
 
@@ -684,16 +795,6 @@ TEST(a_function_that_does_without_its_gpu_is_told_of_for_good)
     step((job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_SUCCEEDED});
     CHECK(is_raised("a", "GpuUnused"));
     jobs_close(m);
-}
-
-static void condition_of(const char *id, const char *type)
-{
-    step((job_event){.type = JOB_PS_CONDITION,
-                     .job = id,
-                     .name = type,
-                     .status = true,
-                     .reason = type,
-                     .message = "said by kubeml-ps"});
 }
 
 /* The next one says what is so then. */

@@ -622,6 +622,7 @@ TEST(the_cpus_are_divided_by_the_most_functions_that_a_job_can_come_to)
     CHECK_INT(threads_of(8, false, 8, alone), 8);
     CHECK_INT(threads_of(2, false, 4, four), 1);
     CHECK_INT(threads_of(384, false, 384, alone), 256);
+    CHECK_INT(threads_of(768, false, 384, ever), 3);       /* 256 functions at the most */
     CHECK_INT(threads_of_chunks(8, false, 8, 2, ever), 4); /* more would have nothing to train */
     CHECK_INT(threads_of_chunks(8, false, 8, 2, four), 4);
 }

@@ -107,6 +107,51 @@ TEST(what_a_job_waited_before_its_first_start_counts_for_no_deadline)
     jobs_close(m);
 }
 
+TEST(how_long_a_job_was_active_before_counts_for_its_deadline)
+{
+    open_machine(1);
+    now = 3600 * 1000;
+    submit_bound("a", 60, 0);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    now += 40000;
+    restart_with("a", 1);
+    step(
+        (job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "a-ps-0"});
+    CHECK(jobs_deadline(m) == INT64_MAX); /* all of its pods have still to be told */
+    step((job_event){.type = JOB_ADOPT});
+    step((job_event){.type = JOB_PS_ACCEPTED, .job = "a"});
+    CHECK_INT(jobs_deadline(m), now + 20000);
+    now += 19999;
+    step((job_event){.type = JOB_TICK});
+    CHECK(!find(JOB_TELL_STOP));
+    now += 1;
+    step((job_event){.type = JOB_TICK});
+    get(JOB_TELL_STOP);
+    check_reason("a", "DeadlineExceeded", "longer than 60 s");
+    jobs_close(m);
+}
+
+/* It may know another job by that name, or be one that was never told: its end brings the next. */
+TEST(a_kubeml_ps_that_refuses_the_controller_that_came_back_is_replaced)
+{
+    static const err_code codes[] = {ERR_NOT_FOUND, ERR_CONFLICT};
+    for (int i = 0; i < 2; i++) {
+        open_machine(1);
+        run_job("a", 1);
+        restart_with("a", 1);
+        step((job_event){
+            .type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "a-ps-0"});
+        step((job_event){.type = JOB_ADOPT});
+        get(JOB_ATTACH);
+        step((job_event){.type = JOB_PS_REFUSED, .job = "a", .code = codes[i], .message = "no"});
+        CHECK(!jobs_find(m, "a")->verdict);
+        CHECK_STR(get(codes[i] == ERR_NOT_FOUND ? JOB_SEND : JOB_STOP)->pod, "a-ps-0");
+        CHECK_INT(number_of(JOB_STOP), codes[i] != ERR_NOT_FOUND);
+        jobs_close(m);
+    }
+}
+
 TEST(a_stop_outlives_the_controller_with_the_time_for_it)
 {
     open_machine(1);

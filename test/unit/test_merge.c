@@ -294,6 +294,19 @@ TEST(shapes_have_limits)
               "floats");
     CHECK_ERR(block_shape_check((block_shape){1, BLOCK_COUNTERS_MAX + 1}, &e), e, ERR_LIMIT,
               "counters");
+    CHECK_OK(block_shape_check((block_shape){BLOCK_FLOATS_MAX, BLOCK_COUNTERS_MAX}, &e), e);
+    CHECK_INT(block_counter_offset((block_shape){16, 1}), 64);
     CHECK_INT(block_counter_offset((block_shape){17, 1}), 128);
     CHECK_INT(block_bytes((block_shape){17, 1}), 192);
+}
+
+/* A number that is in no piece is neither merged nor checked. */
+TEST(every_number_is_in_a_piece)
+{
+    enum { FLOATS_OF = BLOCK_PIECE_FLOATS, COUNTERS_OF = BLOCK_PIECE_COUNTERS };
+    CHECK_INT(block_pieces((block_shape){1, 0}), 1);
+    CHECK_INT(block_pieces((block_shape){1, 1}), 2);
+    CHECK_INT(block_pieces((block_shape){FLOATS_OF, COUNTERS_OF}), 2);
+    CHECK_INT(block_pieces((block_shape){FLOATS_OF + 1, COUNTERS_OF}), 3);
+    CHECK_INT(block_pieces((block_shape){FLOATS_OF, COUNTERS_OF + 1}), 3);
 }

@@ -97,6 +97,17 @@ TEST(wrong_optimizers_are_refused_by_name)
     CHECK_ERR(optim_check(&o, &e), e, ERR_INVALID, "eps inf");
 }
 
+/* What a function publishes beside its weights. */
+TEST(an_optimizer_has_the_state_that_it_needs)
+{
+    optim o = optim_default(OPTIM_SGD);
+    CHECK_INT(optim_slots(&o), 0);
+    o.momentum = 0.9;
+    CHECK_INT(optim_slots(&o), 1);
+    o = optim_default(OPTIM_ADAM);
+    CHECK_INT(optim_slots(&o), 2);
+}
+
 /* Per epoch, from the golden line; the history is the golden metric where the schedule looks at it.
  */
 static void check_schedule(const char *name, const schedule *s, int epochs)
@@ -186,4 +197,15 @@ TEST(wrong_schedules_are_refused_by_name)
     CHECK_ERR(schedule_check(&s, &e), e, ERR_INVALID, "5 does not follow 5");
     s = (schedule){.kind = SCHEDULE_CONSTANT, .gamma = 2};
     CHECK_ERR(schedule_check(&s, &e), e, ERR_INVALID, "gamma");
+}
+
+/* By a ten-thousandth, where nothing else is said, as in PyTorch. */
+TEST(a_plateau_ends_by_as_much_as_is_said)
+{
+    const double history[] = {1, 0.9995, 0.9990};
+    const schedule_point at = {.epoch = 3, .history = history, .history_count = 3};
+    schedule s = {.kind = SCHEDULE_PLATEAU, .patience = 1};
+    CHECK_NEAR(schedule_lr(&s, 0.1, &at), 0.1, 1e-12);
+    s.threshold = 0.01;
+    CHECK_NEAR(schedule_lr(&s, 0.1, &at), 0.01, 1e-12);
 }

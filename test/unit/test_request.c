@@ -84,6 +84,65 @@ TEST(every_option)
     CHECK_INT(r.on_loss, ON_LOSS_CONTINUE);
 }
 
+/* What a controller knows of a job after its restart is what its record says. */
+TEST(all_that_is_asked_for_comes_back)
+{
+    static const char *const bodies[] = {
+        "{" TOP ",\"init\":\"models/j1/final\",\"init_without\":\"fc,layer4.1\","
+        "\"options\":{\"active_deadline_seconds\":60,\"backoff_limit\":2,"
+        "\"ttl_seconds_after_finished\":0,\"process\":\"shared\",\"static_parallelism\":true,"
+        "\"default_parallelism\":3,\"k\":16,\"validate_every\":0,\"goal_accuracy\":99.5,"
+        "\"merge\":\"server\",\"priority\":-3,\"seed\":9007199254740992,\"device\":\"cuda\","
+        "\"gpu\":{\"memory\":\"1536Mi\",\"threads\":25,\"precision\":\"tf32\"},"
+        "\"optimizer_state\":\"reset\",\"on_loss\":\"continue\"}}",
+        "{" TOP ",\"options\":{\"merge\":\"nccl\",\"static_parallelism\":true}}",
+    };
+    for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
+        err e = ERR_INIT;
+        request r, again;
+        CHECK_OK(parse(bodies[i], &r, &e), e);
+        json_t *back = request_json(&r);
+        CHECK_OK(request_parse(back, &again, &e), e);
+        CHECK_STR(again.function_name, r.function_name);
+        CHECK_STR(again.dataset, r.dataset);
+        CHECK_STR(again.init, r.init);
+        CHECK_STR(again.init_without, r.init_without);
+        CHECK_INT(again.epochs, r.epochs);
+        CHECK_INT(again.batch_size, r.batch_size);
+        CHECK_NEAR(again.lr, r.lr, 0);
+        CHECK_INT(again.default_parallelism, r.default_parallelism);
+        CHECK_INT(again.static_parallelism, r.static_parallelism);
+        CHECK_INT(again.k, r.k);
+        CHECK_INT(again.validate_every, r.validate_every);
+        CHECK_NEAR(again.goal_accuracy, r.goal_accuracy, 0);
+        CHECK_INT(again.merge, r.merge);
+        CHECK_INT(again.priority, r.priority);
+        CHECK_INT(again.seed, r.seed);
+        CHECK_INT(again.optimizer_state, r.optimizer_state);
+        CHECK_INT(again.on_loss, r.on_loss);
+        CHECK_INT(again.active_deadline_seconds, r.active_deadline_seconds);
+        CHECK_INT(again.backoff_limit, r.backoff_limit);
+        CHECK_INT(again.ttl_seconds_after_finished, r.ttl_seconds_after_finished);
+        CHECK_INT(again.process, r.process);
+        CHECK_INT(again.device, r.device);
+        CHECK_INT(again.precision, r.precision);
+        CHECK_INT(again.gpu.memory_bytes, r.gpu.memory_bytes);
+        CHECK_INT(again.gpu.threads, r.gpu.threads);
+        json_decref(back);
+    }
+}
+
+TEST(a_model_to_begin_with_is_a_jobs_or_a_file_of_it)
+{
+    char id[REQUEST_NAME_BYTES];
+    request_init_id("models/j1/final", id);
+    CHECK_STR(id, "j1");
+    request_init_id("j1", id);
+    CHECK_STR(id, "j1");
+    request_init_id(NULL, id);
+    CHECK_STR(id, "");
+}
+
 /* A manifest that is filled in by a program has all of its fields. */
 TEST(an_empty_text_is_as_if_it_were_not_there)
 {
@@ -226,6 +285,8 @@ TEST(refusals_name_the_field)
         {WITH("\"init\":\"a\",\"init_without\":\"fc,\""), ERR_INVALID,
          "init_without: \"fc,\" has an empty name"},
         {WITH("\"init\":\"a\",\"init_without\":\"f c\""), ERR_INVALID,
+         "init_without: only letters"},
+        {WITH("\"init\":\"a\",\"init_without\":\"a/c\""), ERR_INVALID,
          "init_without: only letters"},
         {OPTION("\"speed\":1"), ERR_INVALID, "options.speed: unknown field"},
         {OPTION("\"k\":0"), ERR_INVALID, "options.k: must be 1 or more"},
