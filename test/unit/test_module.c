@@ -330,6 +330,31 @@ TEST(logic_merges_beside_readers)
     CHECK_INT(allocated, 0);
 }
 
+/* Beyond it lies other memory of Redis. */
+TEST(logic_knows_its_last_chunk)
+{
+    static char bytes[LOGIC_CHUNK_BYTES];
+    err e = ERR_INIT;
+    words w;
+    uint64_t sum = 0;
+    const logic_reply ignore = {ignore_array, ignore_integer, ignore_bytes, &sum};
+    logic_job *j = new_job();
+    block b = fixture_block(shape);
+    fixture_fill(shape, b, 3);
+    write_all_chunks(j, 0, 0, 0, b);
+    CHECK_OK(publish(j, 0, 0, 0, b, &e), e);
+    CHECK_OK(merge_now(j, 0, "1 0 0 10", &e), e);
+    split(&w, "0 %zu", logic_chunks(shape) - 1);
+    CHECK_OK(logic_read(j, w.argc, w.arg, &ignore, &e), e);
+    split(&w, "0 %zu", logic_chunks(shape));
+    CHECK_ERR(logic_read(j, w.argc, w.arg, &ignore, &e), e, ERR_INVALID, "chunk");
+    split(&w, "bytes 0 1 0 0 %zu", logic_chunks(shape));
+    w.arg[0] = (logic_arg){bytes, sizeof bytes, bytes};
+    CHECK_ERR(logic_write(j, w.argc, w.arg, &e), e, ERR_INVALID, "chunk");
+    CHECK_INT(retained, 0);
+    logic_free(j);
+}
+
 /* Asked for again, because its answer was lost on the way: what was published is there, and need
  * not be trained again. */
 TEST(logic_a_merge_that_is_under_way_is_waited_for)

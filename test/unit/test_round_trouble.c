@@ -882,6 +882,25 @@ TEST(what_cannot_be_read_to_be_put_back_is_tried_again)
 }
 
 /* The last try is told that it is, however long the one before took. */
+/* Every loss has its own time. */
+TEST(redis_that_is_lost_again_is_put_back_as_the_first_time)
+{
+    round_config c = config(1, 2);
+    begin(&c);
+    for (int i = 0; i < 3; i++) {
+        step((round_event){.type = ROUND_REDIS_GONE, .message = "closed"});
+        step((round_event){.type = ROUND_REDIS_BACK, .empty = true});
+        for (int tries = 0; tries < 3; tries++) {
+            CHECK(!get(ROUND_PUT_BACK)->last);
+            unreadable();
+        }
+        step((round_event){.type = ROUND_LOADED});
+        now += c.limits.store_ms;
+        step((round_event){.type = ROUND_HEARTBEAT, .batches = (uint32_t)now});
+    }
+    round_close(m);
+}
+
 TEST(what_can_never_be_read_is_passed_over_by_the_last_try)
 {
     for (int slow = 0; slow < 2; slow++) {
