@@ -1,5 +1,6 @@
 /* test_nomem.c: the k-th allocation fails, for every k: an upload, a record, a blob, a request and
- * a model file end with an error or do what they should, and leave nothing half done.
+ * a model file end with an error or do what they should, and leave nothing half done. So do the
+ * decisions of a controller and of a kubeml-ps.
  *
  * This program's malloc stands before the C library's, for the libraries too. Under a sanitizer,
  * which has a malloc of its own, it is left out. */
@@ -9,6 +10,8 @@
 #include "http_client.h"
 #include "http_server.h"
 #include "ingest.h"
+#include "job.h"
+#include "round.h"
 #include "safetensors.h"
 #include "test.h"
 
@@ -193,6 +196,102 @@ TEST_LIMIT(each_allocation_fails_once, 120)
            failed[2], failed[3]);
     bytes_free(&npz);
     store_close(s);
+}
+
+/* ---- decisions ------------------------------------------------------------------------------- */
+
+/* Jobs that were taken start, if not in this step, then in the next. False: no allocation was the
+ * k-th. */
+static bool queue_jobs(long k)
+{
+    enum { SLOTS = 40, JOBS = 20 };
+    static const request r = {
+        .epochs = 1, .batch_size = 1, .default_parallelism = 1, .static_parallelism = true};
+    static const job_event tick = {.type = JOB_TICK, .now_ms = 1000, .wall_ms = 1700000000000};
+    job_limits l;
+    err e = ERR_INIT;
+    jobs *m = NULL;
+    const job_action *actions;
+    size_t taken = 0;
+    job_limits_default(&l);
+    countdown = k;
+    if (jobs_open(&l, SLOTS, &m, &e) == 0) {
+        for (int i = 0; i < JOBS; i++) {
+            char id[8];
+            snprintf(id, sizeof id, "j%d", i);
+            e = (err)ERR_INIT;
+            if (jobs_submit(m, id, &r, false, 1, &e) == 0)
+                taken++;
+            else
+                CHECK_INT(e.code, ERR_NOMEM);
+        }
+        jobs_step(m, &tick, &actions);
+    } else {
+        CHECK_INT(e.code, ERR_NOMEM);
+    }
+    bool fired = countdown == 0;
+    countdown = 0;
+    if (!m)
+        return fired;
+    CHECK_INT(jobs_count(m), taken);
+    CHECK(taken == JOBS || (fired && taken == JOBS - 1));
+    jobs_step(m, &tick, &actions);
+    for (size_t i = 0; i < taken; i++)
+        CHECK_INT(jobs_at(m, i)->state, JOB_STARTING);
+    CHECK_INT(jobs_slots_free(m), SLOTS - (int)taken);
+    jobs_close(m);
+    return fired;
+}
+
+/* A round begins, or the job has failed. */
+static bool begin_round(long k)
+{
+    static const int plan[] = {1};
+    static const round_config config = {.request = {.epochs = 1, .batch_size = 1, .k = -1},
+                                        .parallelism = 1,
+                                        .functions_max = 1,
+                                        .plan = plan,
+                                        .plan_epochs = 1,
+                                        .train_samples = 100,
+                                        .chunk_samples = 10};
+    static const round_event events[] = {{.type = ROUND_START},
+                                         {.type = ROUND_HELLO},
+                                         {.type = ROUND_READY, .layout = "l", .algorithms = "a"},
+                                         {.type = ROUND_INITIALISED}};
+    round_config c = config;
+    round_machine *m = NULL;
+    err e = ERR_INIT;
+    const round_action *actions;
+    size_t count = 0;
+    round_limits_default(&c.limits);
+    countdown = k;
+    if (round_open(&c, &m, &e) == 0)
+        for (size_t i = 0; i < sizeof events / sizeof *events; i++)
+            count = round_step(m, &events[i], &actions);
+    bool fired = countdown == 0;
+    countdown = 0;
+    if (!m) {
+        CHECK(fired && e.code == ERR_NOMEM);
+        return true;
+    }
+    CHECK_INT(round_finished(m), fired);
+    const round_action *last = &actions[count - 1];
+    CHECK_INT(last->type, fired ? ROUND_FINISHED : ROUND_TRAIN);
+    if (fired)
+        CHECK_STR(last->reason, "NoMemory");
+    round_close(m);
+    return fired;
+}
+
+TEST(decisions_outlive_an_allocation_that_fails)
+{
+    long k = 1, more = 1;
+    while (queue_jobs(k))
+        k++;
+    while (begin_round(more))
+        more++;
+    CHECK(k > 40 && more > 8);
+    printf("allocations: jobs %ld, a round %ld\n", k - 1, more - 1);
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
