@@ -232,6 +232,23 @@ TEST(npy_headers_come_back)
     CHECK_INT(head.data_bytes, 24);
     char text[ARRAY_TEXT_BYTES];
     CHECK_STR(array_text(&head, text), "float32 (2, 3)");
+    /* Versions 2 and 3 have two more bytes for a length that version 1 has no room for. */
+    for (int version = 2; version <= 3; version++) {
+        char longer[sizeof numpy + 2];
+        memcpy(longer, numpy, 8);
+        memcpy(longer + 8, "v\0\0", 4);
+        memcpy(longer + 12, numpy + 10, sizeof numpy - 10);
+        longer[6] = (char)version;
+        CHECK_INT(npy_parse((const uint8_t *)longer, sizeof numpy + 1, &head, &e), 1);
+        CHECK_INT(head.data_offset, 130);
+        CHECK_STR(array_text(&head, text), "float32 (2, 3)");
+        for (int byte = 10; byte < 12; byte++) {
+            longer[byte] = 1; /* over the limit */
+            CHECK_INT(npy_parse((const uint8_t *)longer, sizeof numpy + 1, &head, &e), -1);
+            CHECK_INT(e.code, ERR_LIMIT);
+            longer[byte] = 0;
+        }
+    }
 }
 
 TEST(idx_headers_are_read)
@@ -247,4 +264,22 @@ TEST(idx_headers_are_read)
     b.at[2] = 0x0A;
     CHECK_INT(idx_parse(b.at, b.len, &head, &e), -1);
     CHECK_INT(e.code, ERR_CORRUPT);
+    static const struct {
+        uint8_t code;
+        array_dtype dtype;
+        int bytes;
+    } types[] = {{0x08, ARRAY_U8, 1},  {0x09, ARRAY_I8, 1},  {0x0B, ARRAY_I16, 2},
+                 {0x0C, ARRAY_I32, 4}, {0x0D, ARRAY_F32, 4}, {0x0E, ARRAY_F64, 8}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        const uint8_t one[] = {0, 0, types[i].code, 1, 0x01, 0x02, 0x03, 0x04};
+        CHECK_INT(idx_parse(one, sizeof one, &head, &e), 1);
+        CHECK(head.dtype == types[i].dtype && head.swap == (types[i].bytes > 1));
+        CHECK_INT(head.shape[0], 0x01020304);
+        CHECK_INT(head.data_bytes, 0x01020304LL * types[i].bytes);
+    }
+    uint8_t deep[4 + 4 * (ARRAY_DIMS_MAX + 1)] = {0, 0, 0x08, 0};
+    for (int ndim = 0; ndim <= ARRAY_DIMS_MAX + 1; ndim++) {
+        deep[3] = (uint8_t)ndim;
+        CHECK(idx_is(deep, sizeof deep) == (ndim >= 1 && ndim <= ARRAY_DIMS_MAX));
+    }
 }

@@ -171,6 +171,70 @@ TEST(a_stop_outlives_the_controller_with_the_time_for_it)
     jobs_close(m);
 }
 
+/* By its record, and by that of the one that it is restored as. */
+static void check_comes_back(const char *id, const uint64_t gpus[2])
+{
+    err e = ERR_INIT;
+    jobs *other;
+    job_limits l;
+    cleanup_json json_t *record = job_record(jobs_find(m, id));
+    job_limits_default(&l);
+    CHECK_OK(jobs_open(&l, 6, &other, &e), e);
+    jobs_gpus(other, GPU_SPREAD, true, gpus, 2);
+    CHECK_OK(jobs_restore(other, record, &e), e);
+    cleanup_json json_t *again = job_record(jobs_find(other, id));
+    CHECK(json_equal(record, again));
+    CHECK(jobs_find(other, id)->trained == jobs_find(m, id)->trained);
+    jobs_close(other);
+}
+
+TEST(what_a_record_says_comes_back)
+{
+    static const uint64_t gpus[] = {80ULL << 30, 80ULL << 30};
+    const request r = {.function_name = "f",
+                       .dataset = "d",
+                       .epochs = 9,
+                       .batch_size = 8,
+                       .lr = 0.1,
+                       .default_parallelism = 2,
+                       .k = -1,
+                       .goal_accuracy = 100,
+                       .backoff_limit = 3,
+                       .gpu = {.memory_bytes = 1 << 20},
+                       .ttl_seconds_after_finished = -1};
+    err e = ERR_INIT;
+    open_machine(6);
+    jobs_gpus(m, GPU_SPREAD, true, gpus, 2);
+    submit("before", 1, 0, true);
+    CHECK_OK(jobs_submit(m, "a", &r, false, 5, &e), e);
+    step((job_event){.type = JOB_TICK});
+    ps_starts("a", 0);
+    for (int f = 0; f < 2; f++)
+        function_joins("a", f, 0);
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-ps-0", .reason = "Killed"}); /* a restart */
+    ps_starts("a", 1);
+    step((job_event){.type = JOB_PS_EPOCH, .job = "a", .epoch = 4, .value = 2});
+    step((job_event){.type = JOB_PS_ASK, .job = "a", .epoch = 4, .value = 2, .seconds = 4.5});
+    CHECK_INT(get(JOB_TELL_PARALLELISM)->value, 3);
+    step(
+        (job_event){.type = JOB_PS_PHASE, .job = "a", .phase = "training", .epoch = 5, .round = 7});
+    const job *a = jobs_find(m, "a");
+    CHECK(a->decided_epoch == 4 && a->reference_seconds > 0 && a->conditions > 0);
+    CHECK(a->gpu_functions == 3 && a->generation == 1 && a->resumed && a->order == 1);
+    check_comes_back("a", gpus);
+    step((job_event){.type = JOB_PS_FINISHED,
+                     .job = "a",
+                     .state = JOB_FAILED,
+                     .reason = "NaNLoss",
+                     .message = "function 0"});
+    CHECK(a->state == JOB_QUEUED && a->retries == 1 && a->again_wall_ms > 0);
+    check_comes_back("a", gpus);
+    step((job_event){.type = JOB_CANCEL, .job = "a", .message = "by hand"});
+    CHECK(a->state == JOB_CANCELLED && a->finished_wall_ms > 0);
+    check_comes_back("a", gpus);
+    jobs_close(m);
+}
+
 TEST(what_a_job_had_grown_to_is_adopted_where_there_are_fewer_slots_now)
 {
     open_machine(30);

@@ -355,6 +355,31 @@ TEST(logic_knows_its_last_chunk)
     logic_free(j);
 }
 
+/* One that is too long for any ledger is refused before anything is merged. */
+TEST(logic_a_ledger_holds_what_fits)
+{
+    static char element[LOGIC_LEDGER_BYTES_MAX];
+    err e = ERR_INIT;
+    words w;
+    logic_merge *m;
+    logic_job *j = new_job();
+    block b = fixture_block(shape);
+    fixture_fill(shape, b, 3);
+    write_all_chunks(j, 0, 0, 0, b);
+    CHECK_OK(publish(j, 0, 0, 0, b, &e), e);
+    split(&w, "0 0 -1 0 1 mean {} 1 0 0 10");
+    w.arg[6] = (logic_arg){element, LOGIC_LEDGER_BYTES_MAX - 1, element};
+    CHECK_ERR(logic_merge_begin(j, w.argc, w.arg, &m, &e), e, ERR_LIMIT, "for the ledger");
+    CHECK(!j->merging);
+    w.arg[6].len--; /* the two brackets */
+    CHECK_OK(logic_merge_begin(j, w.argc, w.arg, &m, &e), e);
+    logic_merge_run(m);
+    CHECK_OK(logic_merge_end(m, NULL, &e), e);
+    CHECK_INT(j->ledger_len, LOGIC_LEDGER_BYTES_MAX - 2);
+    logic_free(j);
+    CHECK_INT(allocated, 0);
+}
+
 /* Asked for again, because its answer was lost on the way: what was published is there, and need
  * not be trained again. */
 TEST(logic_a_merge_that_is_under_way_is_waited_for)
@@ -475,10 +500,12 @@ TEST_LIMIT(logic_loads_what_it_saved_and_nothing_else, 60)
         t.bytes[at] ^= flip;
         t.at = 0;
         copy = NULL;
-        if (logic_load(&test_host, &source, &copy, &e) == 0)
-            logic_free(copy); /* a number that nothing depends on, e.g. the epoch's */
-        else
+        if (logic_load(&test_host, &source, &copy, &e) == 0) {
+            CHECK(i % 5 != 0); /* not of one that was cut */
+            logic_free(copy);  /* a number that nothing depends on, e.g. the epoch's */
+        } else {
             refused++;
+        }
         t.bytes[at] ^= flip;
         t.len = len;
     }
@@ -487,6 +514,43 @@ TEST_LIMIT(logic_loads_what_it_saved_and_nothing_else, 60)
     logic_free(j);
     CHECK_INT(allocated, 0);
     free(t.bytes);
+}
+
+/* As Redis's own copy does after a restart: one that has no reference yet, or its first one. */
+TEST(logic_goes_on_with_what_it_loaded)
+{
+    static char element[5000];
+    block b = fixture_block(shape);
+    fixture_fill(shape, b, 4);
+    memset(element, ' ', sizeof element);
+    for (int merges = 0; merges < 2; merges++) {
+        tape t = {NULL, 0, 0, 0};
+        err e = ERR_INIT;
+        words w;
+        logic_merge *m;
+        logic_job *j = merges ? saved_job(&t) : new_job(), *copy = NULL;
+        const logic_source source = {tape_get_u64, tape_get, tape_drop, &t};
+        if (!merges)
+            logic_save(j, &(logic_sink){tape_put_u64, tape_put, &t});
+        CHECK_OK(logic_load(&test_host, &source, &copy, &e), e);
+        logic_free(j);
+        write_all_chunks(copy, merges, 0, 0, b);
+        CHECK_OK(publish(copy, merges, 0, 0, b, &e), e);
+        uint64_t before = logic_fingerprint(copy);
+        split(&w, "0 %d %d 0 %d mean {} 1 0 0 10", merges, merges - 1, merges + 1);
+        w.arg[6] = (logic_arg){element, sizeof element, element};
+        CHECK_OK(logic_merge_begin(copy, w.argc, w.arg, &m, &e), e);
+        logic_merge_run(m);
+        CHECK_OK(logic_merge_end(m, NULL, &e), e);
+        CHECK_INT(copy->version, merges);
+        CHECK_INT(copy->ledger_len, (merges ? 3 : 0) + sizeof element);
+        CHECK(memcmp(copy->ledger, merges ? "{}, " : "    ", 4) == 0);
+        CHECK(memcmp(logic_reference(copy, merges).floats, b.floats, N * sizeof(float)) == 0);
+        CHECK(logic_fingerprint(copy) != before);
+        logic_free(copy);
+        CHECK_INT(allocated, 0);
+        free(t.bytes);
+    }
 }
 
 /* ---- in a real Redis ----------------------------------------------------------------------- */
