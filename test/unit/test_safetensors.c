@@ -85,6 +85,23 @@ TEST(a_model_comes_back_from_memory)
               "tensor \"steps\": 1 bytes follow it, the last one");
 }
 
+/* At the place of the one that begins there, and after the last one, whatever their names. */
+TEST(empty_tensors_have_no_place)
+{
+    static const char header[] = "{\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+                                 "\"c\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]},"
+                                 "\"a\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[4,4]}}";
+    char file[8 + sizeof header + 4] = {(char)(sizeof header - 1)};
+    err e = ERR_INIT;
+    safetensors *s;
+    memcpy(file + 8, header, sizeof header - 1);
+    CHECK_OK(safetensors_open_memory(file, 8 + sizeof header - 1 + 4, &s, &e), e);
+    CHECK_INT(safetensors_count(s), 3);
+    CHECK_INT(safetensors_find(s, "b")->bytes, 4);
+    CHECK_INT(safetensors_find(s, "a")->bytes + safetensors_find(s, "c")->bytes, 0);
+    safetensors_close(s);
+}
+
 enum { MANY = 3000 }; /* more than is converted at a time */
 
 static void check_floats(safetensors_dtype dtype, const void *bytes, const float *want)

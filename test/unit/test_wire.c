@@ -264,6 +264,37 @@ TEST(bad_frames_are_refused)
 }
 
 /* Few bytes, which would take ninety times as many. */
+/* Whoever has not said who it is has little to say; the largest limit there is stays one. */
+TEST(a_connection_may_have_a_limit_of_its_own)
+{
+    static const struct {
+        size_t limit;
+        uint32_t len;
+        bool over;
+    } cases[] = {{100, 100, false},
+                 {100, 101, true},
+                 {SIZE_MAX, 101, false},
+                 {SIZE_MAX, (uint32_t)WIRE_FRAME_BYTES_MAX + 1, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[102];
+        err e = ERR_INIT;
+        int peer;
+        wire *w = pair(&peer);
+        json_t *message = NULL;
+        wire_set_limit(w, cases[i].limit);
+        snprintf(text, sizeof text, "%-*s", cases[i].len == 100 ? 100 : 101, "{\"type\":\"a\"}");
+        send_raw(peer, cases[i].len, text);
+        int status = wire_receive_wait(w, &message, clock_deadline_ms(5000), &e);
+        if (cases[i].over)
+            CHECK_ERR(status, e, ERR_CORRUPT, "over the limit");
+        else
+            CHECK_OK(status, e);
+        json_decref(message);
+        wire_close(w);
+        close(peer);
+    }
+}
+
 TEST(a_frame_of_too_many_values_is_refused_before_it_is_read)
 {
     static char many[WIRE_FRAME_BYTES];
