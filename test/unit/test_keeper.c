@@ -343,3 +343,86 @@ TEST(a_store_that_is_away_for_a_moment_costs_no_epoch)
     layout_free(&l);
     store_close(s);
 }
+
+static bool is_there(store *s, int name_of(char *, const char *, int, err *), int number)
+{
+    char name[STORE_KEY_BYTES];
+    uint64_t bytes;
+    err e = ERR_INIT;
+    CHECK_OK(name_of(name, "job1", number, &e), e);
+    return store_blob_find(s, name, &bytes, &e) == 0;
+}
+
+static void put(store *s, int name_of(char *, const char *, int, err *), int number)
+{
+    char name[STORE_KEY_BYTES];
+    err e = ERR_INIT;
+    CHECK_OK(name_of(name, "job1", number, &e), e);
+    CHECK_OK(store_blob_put(s, name, "x", 1, &e), e);
+}
+
+static int final_name(char *out, const char *job, int number, err *e)
+{
+    (void)number;
+    return checkpoint_final_name(out, job, e);
+}
+
+/* What is beyond the epochs that are ours is another kubeml-ps's. */
+TEST(checkpoints_go_that_are_not_needed_any_more)
+{
+    err e = ERR_INIT;
+    bool any;
+    test_store_use(ON_MEMORY);
+    store *s = test_store("");
+    for (int n = 1; n <= 6; n++)
+        put(s, checkpoint_name, n);
+    CHECK_OK(checkpoint_prune(s, "job1", 5, 2, &e), e);
+    for (int n = 1; n <= 6; n++)
+        CHECK(is_there(s, checkpoint_name, n) == (n >= 4));
+    CHECK_OK(checkpoint_beyond(s, "job1", 5, &any, &e), e);
+    CHECK(any);
+    CHECK_OK(checkpoint_beyond(s, "job1", 6, &any, &e), e);
+    CHECK(!any);
+    CHECK_OK(checkpoint_prune(s, "job1", 5, 0, &e), e);
+    for (int n = 1; n <= 6; n++)
+        CHECK(is_there(s, checkpoint_name, n) == (n == 6));
+
+    for (int n = 0; n < 3; n++)
+        put(s, checkpoint_suspended_name, n);
+    put(s, final_name, 0);
+    CHECK_OK(checkpoint_prune_suspended(s, "job1", 1, &e), e);
+    for (int n = 0; n < 3; n++)
+        CHECK(is_there(s, checkpoint_suspended_name, n) == (n == 1));
+    CHECK_OK(checkpoint_prune_suspended(s, "job1", -1, &e), e);
+    CHECK(!is_there(s, checkpoint_suspended_name, 1) && is_there(s, final_name, 0));
+    for (int time = 0; time < 2; time++) { /* the second finds none */
+        CHECK_OK(checkpoint_drop_final(s, "job1", &e), e);
+        CHECK(!is_there(s, final_name, 0) && is_there(s, checkpoint_name, 6));
+    }
+    store_close(s);
+}
+
+/* Its SHA-256 is of all of its numbers. */
+TEST(every_number_is_in_a_models_digest)
+{
+    err e = ERR_INIT;
+    layout l;
+    model m;
+    char sum[4][DIGEST_HEX_BYTES];
+    fixture_layout(64, &l);
+    CHECK_OK(model_new(&m, l.text, &e), e);
+    CHECK(l.shape.counters > 0);
+    for (int i = 0; i < 4; i++) {
+        CHECK_OK(model_digest(&m, sum[i], &e), e);
+        for (int before = 0; before < i; before++)
+            CHECK(strcmp(sum[i], sum[before]) != 0);
+        if (i == 0)
+            m.block.floats[0] = 1;
+        else if (i == 1)
+            m.block.floats[l.shape.floats - 1] = 1;
+        else
+            m.block.counters[l.shape.counters - 1] = 1;
+    }
+    model_free(&m);
+    layout_free(&l);
+}
