@@ -724,6 +724,35 @@ TEST(wrong_commands_are_refused)
     fixture_free(&f);
 }
 
+static long long memory_used(resp *c)
+{
+    static const char field[] = "\nused_memory:";
+    err e = ERR_INIT;
+    resp_reply reply;
+    CHECK_OK(call(c, &reply, &e, "INFO memory"), e);
+    const char *at = strstr(reply.bytes, field);
+    CHECK(at);
+    long long used = strtoll(at + sizeof field - 1, NULL, 10);
+    resp_reply_free(&reply);
+    return used;
+}
+
+TEST(a_model_that_is_removed_gives_its_memory_back)
+{
+    enum { NUMBERS = 1 << 20 };
+    fixture f;
+    err e = ERR_INIT;
+    fixture_init(&f, "database", "socket", NUMBERS);
+    resp *c = dial(&f);
+    long long before = memory_used(c);
+    begin_job(&f);
+    CHECK(memory_used(c) >= before + 2 * NUMBERS * (long long)sizeof(float));
+    CHECK_OK(call(c, NULL, &e, "DEL " KEY), e);
+    CHECK(memory_used(c) < before + NUMBERS * (long long)sizeof(float));
+    resp_close(c);
+    fixture_free(&f);
+}
+
 /* MERGE of a big block is sent and not waited for; PING on another connection is answered first. */
 TEST_LIMIT(others_are_served_during_a_merge, 60)
 {
