@@ -36,7 +36,6 @@ static void open_round(round_machine *m)
         b->batch_count = left < k ? left : k;
         b->task = left == 0 ? TASK_NONE : awaits_replacement(m, b) ? TASK_SKIPPED : TASK_TODO;
     }
-    round_need_somebody(m);
     round_tell_phase(m, "training", m->round == 0);
 }
 
