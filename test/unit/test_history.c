@@ -71,6 +71,83 @@ TEST(an_epoch_without_accuracy_was_validated)
     history_free(h);
 }
 
+/* Whose epochs are trained again, with their shares. */
+TEST(a_record_is_cut_to_the_epochs_that_count)
+{
+    err e = ERR_INIT;
+    cleanup_json json_t *before = record();
+    history *h = make();
+    CHECK_OK(history_restore(h, before, 2, &e), e);
+    history_cut(h, 1);
+    CHECK_INT(history_epochs(h), 1);
+    cleanup_json json_t *cut = history_json(h);
+    CHECK_INT(json_array_size(json_object_get(cut, "shares")), 1);
+    CHECK_INT(json_array_size(json_object_get(json_object_get(cut, "data"), "train_loss")), 1);
+    CHECK_INT(json_array_size(json_object_get(json_object_get(cut, "seconds"), "load")), 1);
+    history_free(h);
+}
+
+TEST(an_epoch_that_was_not_validated_comes_back_as_one)
+{
+    err e = ERR_INIT;
+    cleanup_json json_t *before = record();
+    epoch_result r = {.validated = true};
+    history *h = make();
+    CHECK_OK(history_restore(h, before, 2, &e), e);
+    CHECK(history_at(h, 1, &r) == 0);
+    CHECK(!r.validated);
+    CHECK_NEAR(r.train_loss, 1, 0);
+    history_free(h);
+}
+
+static const json_t *condition_at(const json_t *record, size_t i)
+{
+    return json_array_get(json_object_get(record, "conditions"), i);
+}
+
+/* Each has one place, and the time of its last change of status. */
+TEST(conditions_are_kept_by_their_name)
+{
+    history *h = make();
+    history_condition(h, "RedisGone", "True", "RedisGone", "closed");
+    history_condition(h, "Exact", "False", "LeftOut", "function 1");
+    cleanup_json json_t *first = history_json(h);
+    CHECK_INT(json_array_size(json_object_get(first, "conditions")), 2);
+    CHECK(text_of(condition_at(first, 0), "lastTransitionTime"));
+    json_object_set_new((json_t *)condition_at(first, 1), "lastTransitionTime",
+                        json_string("then"));
+    history_free(h);
+
+    err e = ERR_INIT;
+    h = make();
+    CHECK_OK(history_restore(h, first, 0, &e), e);
+    history_condition(h, "Exact", "False", "LeftOut", "function 2");
+    cleanup_json json_t *second = history_json(h);
+    CHECK_INT(json_array_size(json_object_get(second, "conditions")), 2);
+    CHECK_STR(text_of(condition_at(second, 0), "type"), "RedisGone");
+    CHECK_STR(text_of(condition_at(second, 1), "type"), "Exact");
+    CHECK_STR(text_of(condition_at(second, 1), "message"), "function 2");
+    CHECK_STR(text_of(condition_at(second, 1), "lastTransitionTime"), "then");
+    history_condition(h, "Exact", "True", "", "");
+    cleanup_json json_t *third = history_json(h);
+    CHECK(strcmp(text_of(condition_at(third, 1), "lastTransitionTime"), "then") != 0);
+    history_free(h);
+}
+
+/* One that had ended goes on. */
+TEST(a_record_says_that_the_job_runs_again)
+{
+    history *h = make();
+    history_state(h, "failed", "NaNLoss", "function 0", "abc");
+    cleanup_json json_t *ended = history_json(h);
+    CHECK_STR(text_of(ended, "state"), "failed");
+    history_set_running(ended);
+    CHECK_STR(text_of(ended, "state"), "running");
+    CHECK_STR(text_of(ended, "reason"), "");
+    CHECK_STR(text_of(ended, "sha256"), "");
+    history_free(h);
+}
+
 /* For schedules, which count epochs. */
 TEST(losses_have_a_place_for_each_epoch)
 {

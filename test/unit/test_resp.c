@@ -257,3 +257,30 @@ TEST(a_peer_that_is_gone_is_told_of)
     CHECK(resp_broken(client));
     resp_close(client);
 }
+
+/* What may still come of it would be taken for the answer to another command. */
+TEST(a_reply_that_was_not_taken_whole_ends_the_connection)
+{
+    static const struct {
+        const char *text;
+        err_code code;
+    } cases[] = {
+        {"", ERR_TIMEOUT},           {"+OK", ERR_TIMEOUT},
+        {"$4\r\nab", ERR_TIMEOUT},   {"*2\r\n:1\r\n", ERR_TIMEOUT},
+        {"?\r\n", ERR_CORRUPT},      {"+OK\n", ERR_CORRUPT},
+        {"\r\n", ERR_CORRUPT},       {":x1\r\n", ERR_CORRUPT},
+        {"$2\r\nabcd", ERR_CORRUPT}, {"$99999999999\r\n", ERR_LIMIT},
+        {":\r\n", ERR_CORRUPT},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        err e = ERR_INIT;
+        resp_reply reply;
+        begin();
+        say(cases[i].text);
+        CHECK_ERR(resp_receive(client, &reply, clock_deadline_ms(1), &e), e, cases[i].code,
+                  "redis: ");
+        if (!resp_broken(client))
+            test_fail(__FILE__, __LINE__, "goes on after \"%s\"", cases[i].text);
+        finish();
+    }
+}
