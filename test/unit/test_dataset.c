@@ -9,6 +9,7 @@
 
 #include "arrays.h"
 #include "ingest.h"
+#include "json_read.h"
 #include "stores.h"
 
 enum { SAMPLES = 200, VALUES = 3 * 8 * 8 };
@@ -286,4 +287,81 @@ ON_STORES(a_description_comes_back)
     CHECK_ERR(dataset_find(s, "other", &same, NULL, &e), e, ERR_NOT_FOUND, "no dataset \"other\"");
     CHECK_ERR(dataset_find(s, "a/b", &same, NULL, &e), e, ERR_INVALID, "dataset name");
     store_close(s);
+}
+
+/* Written out by hand, each number another. */
+TEST(a_description_says_the_same_again)
+{
+    static float mean[] = {0.5f, 0.25f}, std[] = {1, 2}, min[] = {-1, 0}, max[] = {3, 4};
+    dataset_info info = {.name = "d",
+                         .upload = "u1",
+                         .samples = {1000, 300},
+                         .chunks = {16, 5},
+                         .chunk_samples = 64,
+                         .seed = 7,
+                         .dtype = DATASET_F32,
+                         .channels = 2,
+                         .height = 3,
+                         .width = 5,
+                         .targets = 4,
+                         .bytes = 156000,
+                         .created_ms = 1700000000000,
+                         .mean = mean,
+                         .std = std,
+                         .min = min,
+                         .max = max};
+    memset(info.digest, 'a', DIGEST_HEX_BYTES - 1);
+    for (int labels = 0; labels < 2; labels++) {
+        err e = ERR_INIT;
+        dataset_info same;
+        info.classes = labels ? 9 : 0;
+        info.targets = labels ? 0 : 4;
+        info.dtype = labels ? DATASET_U8 : DATASET_F32;
+        cleanup_json json_t *json = dataset_info_json(&info);
+        CHECK_OK(dataset_info_parse(json, &same, &e), e);
+        CHECK_STR(same.name, info.name);
+        CHECK_STR(same.digest, info.digest);
+        CHECK_STR(same.upload, info.upload);
+        CHECK(memcmp(same.samples, info.samples, sizeof same.samples) == 0);
+        CHECK(memcmp(same.chunks, info.chunks, sizeof same.chunks) == 0);
+        CHECK_INT(same.chunk_samples, 64);
+        CHECK_INT(same.seed, 7);
+        CHECK_INT(same.dtype, info.dtype);
+        CHECK(same.channels == 2 && same.height == 3 && same.width == 5);
+        CHECK(same.classes == info.classes && same.targets == info.targets);
+        CHECK_INT(same.bytes, 156000);
+        CHECK_INT(same.created_ms, 1700000000000);
+        CHECK(memcmp(same.mean, mean, sizeof mean) == 0 && memcmp(same.std, std, sizeof std) == 0);
+        CHECK(memcmp(same.min, min, sizeof min) == 0 && memcmp(same.max, max, sizeof max) == 0);
+        dataset_info_free(&same);
+    }
+}
+
+TEST(a_sample_fits_into_a_chunk)
+{
+    static float one[] = {1};
+    for (int over = 0; over < 2; over++) {
+        err e = ERR_INIT;
+        dataset_info same, info = {.name = "d",
+                                   .upload = "u",
+                                   .samples = {1, 1},
+                                   .chunks = {1, 1},
+                                   .chunk_samples = 1,
+                                   .dtype = DATASET_F32,
+                                   .channels = 1,
+                                   .height = 1024,
+                                   .width = DATASET_CHUNK_BYTES / 4096 + (uint32_t)over,
+                                   .classes = 2,
+                                   .mean = one,
+                                   .std = one};
+        memset(info.digest, 'a', DIGEST_HEX_BYTES - 1);
+        cleanup_json json_t *json = dataset_info_json(&info);
+        if (over) {
+            CHECK_ERR(dataset_info_parse(json, &same, &e), e, ERR_CORRUPT, "out of range");
+        } else {
+            CHECK_OK(dataset_info_parse(json, &same, &e), e);
+            CHECK(!same.min && !same.max);
+            dataset_info_free(&same);
+        }
+    }
 }
