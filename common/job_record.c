@@ -187,14 +187,15 @@ static int read_record(const json_t *o, job *j, err *e)
         (json_object_get(o, "threads") &&
          read_small(o, "threads", 0, JOB_THREADS_MAX, &j->threads, e) < 0) ||
         (json_object_get(o, "trained") &&
-         read_small(o, "trained", 0, REQUEST_PARALLELISM_MAX, &j->trained, e) < 0))
+         read_small(o, "trained", 0, REQUEST_PARALLELISM_MAX, &j->trained, e) < 0) ||
+        (json_object_get(o, "retries") &&
+         read_small(o, "retries", 0, REQUEST_BACKOFF_MAX, &j->retries, e) < 0) ||
+        (json_object_get(o, "again_ms") && read_wall(o, "again_ms", &j->again_wall_ms, e) < 0))
         return -1;
     j->order = (uint64_t)order;
     j->resumed = json_is_true(json_object_get(o, "resumed"));
-    /* Older records have none of these. */
+    /* Older records have none. */
     j->reference_seconds = json_number_value(json_object_get(o, "reference_seconds"));
-    j->retries = (int)json_integer_value(json_object_get(o, "retries"));
-    j->again_wall_ms = json_integer_value(json_object_get(o, "again_ms"));
     if (request_parse(json_object_get(o, "request"), &j->request, e) < 0)
         return err_wrap(e, "job record: request");
     return 0;

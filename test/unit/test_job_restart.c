@@ -30,6 +30,26 @@ TEST(a_restarted_controller_waits_as_long_before_it_tries_again)
     jobs_close(m);
 }
 
+TEST(a_record_of_a_retry_that_no_job_has_is_refused)
+{
+    err e = ERR_INIT;
+    open_machine(1);
+    submit_bound("a", 0, 2);
+    json_t *record = job_record(jobs_find(m, "a"));
+    jobs_close(m);
+    open_machine(1);
+    json_object_set_new(record, "again_ms", json_integer(INT64_MIN));
+    CHECK_ERR(jobs_restore(m, record, &e), e, ERR_INVALID, "again_ms");
+    json_object_set_new(record, "again_ms", json_integer(0));
+    json_object_set_new(record, "retries", json_integer((json_int_t)1 << 32));
+    CHECK_ERR(jobs_restore(m, record, &e), e, ERR_INVALID, "retries");
+    json_object_del(record, "retries");
+    json_object_del(record, "again_ms");
+    CHECK_OK(jobs_restore(m, record, &e), e); /* an older one */
+    json_decref(record);
+    jobs_close(m);
+}
+
 TEST(a_restarted_controller_adopts)
 {
     err e = ERR_INIT;
