@@ -105,9 +105,10 @@ static json_t *node_json(yaml_document_t *d, yaml_node_t *n, int depth, int *nod
     for (yaml_node_pair_t *p = n->data.mapping.pairs.start; object && p < n->data.mapping.pairs.top;
          p++) {
         yaml_node_t *key = yaml_document_get_node(d, p->key);
-        json_t *value = node_json(d, yaml_document_get_node(d, p->value), depth + 1, nodes);
-        if (!key || key->type != YAML_SCALAR_NODE || !value ||
-            json_object_set_new(object, (const char *)key->data.scalar.value, value)) {
+        json_t *value = key && key->type == YAML_SCALAR_NODE
+                            ? node_json(d, yaml_document_get_node(d, p->value), depth + 1, nodes)
+                            : NULL;
+        if (!value || json_object_set_new(object, (const char *)key->data.scalar.value, value)) {
             json_decref(object);
             return NULL;
         }
