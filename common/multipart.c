@@ -18,11 +18,23 @@ struct multipart {
     int parts;
 };
 
+/* Where the next parameter begins; NULL: there is none. */
+static const char *semicolon(const char *at)
+{
+    for (bool quoted = false; *at && (quoted || *at != ';'); at++) {
+        if (quoted && *at == '\\' && at[1])
+            at++;
+        else if (*at == '"')
+            quoted = !quoted;
+    }
+    return *at ? at : NULL;
+}
+
 /* Finds `key=` among a header's parameters and copies its value, quoted or not. */
 static bool parameter(const char *text, const char *key, char *out, size_t out_bytes)
 {
     size_t key_len = strlen(key), n = 0;
-    for (const char *at = strchr(text, ';'); at; at = strchr(at, ';')) {
+    for (const char *at = semicolon(text); at; at = semicolon(at)) {
         at += 1 + strspn(at + 1, " \t");
         if (strncasecmp(at, key, key_len) != 0 || at[key_len] != '=')
             continue;

@@ -159,6 +159,17 @@ TEST(multipart_in_any_pieces)
     }
 }
 
+TEST(what_stands_in_quotes_is_no_parameter)
+{
+    static const char body[] =
+        "--xyz\r\nContent-Disposition: form-data; filename=\"a; name=b\\\"; name=c\"; name=d\r\n\r\n"
+        "one\r\n--xyz--";
+    char out[256] = "";
+    err e = ERR_INIT;
+    CHECK_OK(parse(body, sizeof body - 1, sizeof body, out, sizeof out, &e), e);
+    CHECK_STR(out, "d(a; name=b\"; name=c)=one;");
+}
+
 static void check_multipart(const char *body, const char *part)
 {
     for (size_t step = 1; step < 40; step += 13) {
