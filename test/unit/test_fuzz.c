@@ -3,14 +3,20 @@
 #include <dirent.h>
 
 #include "../fuzz/fuzz_dataset.c"
+#include "../fuzz/fuzz_http.c"
 #include "../fuzz/fuzz_idx.c"
 #include "../fuzz/fuzz_ingest.c"
+#include "../fuzz/fuzz_kubeconfig.c"
 #include "../fuzz/fuzz_layout.c"
 #include "../fuzz/fuzz_module.c"
+#include "../fuzz/fuzz_multipart.c"
 #include "../fuzz/fuzz_npy.c"
+#include "../fuzz/fuzz_object.c"
+#include "../fuzz/fuzz_record.c"
 #include "../fuzz/fuzz_resp.c"
 #include "../fuzz/fuzz_safetensors.c"
 #include "../fuzz/fuzz_spool.c"
+#include "../fuzz/fuzz_wire.c"
 #include "rng.h"
 #include "test.h"
 
@@ -93,3 +99,9 @@ TEST_CORPUS(ingest)
 TEST_CORPUS(layout)
 TEST_CORPUS(resp)
 TEST_CORPUS(module)
+TEST_CORPUS(multipart)
+TEST_CORPUS(http)
+TEST_CORPUS(wire)
+TEST_CORPUS(record)
+TEST_CORPUS(kubeconfig)
+TEST_CORPUS(object)
