@@ -22,11 +22,12 @@ static bool is_text(const char *at, size_t count)
 static bool next(const char **text, line *out)
 {
     while (**text) {
-        const char *at = *text, *end = strchr(at, '\n'), *tab = strchr(at, '\t');
+        const char *at = *text, *end = strchr(at, '\n');
         if (!end)
             return false; /* cut off */
+        const char *tab = memchr(at, '\t', (size_t)(end - at));
         *text = end + 1;
-        if (!tab || tab > end)
+        if (!tab)
             continue;
         *out = (line){at, (size_t)(tab - at), (size_t)(end - at)};
         size_t winner = out->all - out->key - 1;
@@ -58,7 +59,7 @@ int algorithms_add(const char *known, const char *told, char **out, int *added, 
     }
     while (count < ALGORITHMS_MAX && next(&known, &l))
         list[count++] = l;
-    while (*added < ALGORITHMS_TOLD_MAX && next(&told, &l))
+    for (int i = 0; i < ALGORITHMS_MAX && *added < ALGORITHMS_TOLD_MAX && next(&told, &l); i++)
         if (!has_key(list, count, &l)) {
             list[count++] = l;
             ++*added;

@@ -12,13 +12,13 @@
 enum {
     ALGORITHMS_KEY_BYTES = 384,   /* with the NUL */
     ALGORITHMS_WINNER_BYTES = 32, /* with the NUL */
-    ALGORITHMS_TOLD_MAX = 512,    /* lines of one function */
+    ALGORITHMS_TOLD_MAX = 512,    /* new lines of one function */
     ALGORITHMS_MAX = 2048,        /* lines that are known; the oldest go */
 };
 
 /* `known` and behind it the lines of `told` whose key it does not have, in *out (the caller's to
- * free). `added`: how many those are; lines of another form, and all after ALGORITHMS_TOLD_MAX new
- * ones, are passed over. ERR_NOMEM. */
+ * free). `added`: how many those are; lines of another form, all after ALGORITHMS_TOLD_MAX new ones
+ * and all after ALGORITHMS_MAX are passed over. ERR_NOMEM. */
 int algorithms_add(const char *known, const char *told, char **out, int *added, err *e);
 
 #endif

@@ -7,6 +7,7 @@
 #include "../../controller/owner_internal.h"
 #include "algorithms.h"
 #include "test.h"
+#include "wire.h"
 
 static void check_add(const char *known, const char *told, const char *want, int want_added)
 {
@@ -61,6 +62,28 @@ TEST(there_is_an_end_to_both)
     CHECK_INT(added, ALGORITHMS_TOLD_MAX);
     CHECK_STR(got, want); /* the oldest went */
     free(known), free(told), free(got), free(want);
+}
+
+/* As much as one frame holds of it: the time of a case ends before twice the bytes may be four
+ * times the work. */
+TEST(a_text_without_a_line_of_that_form_costs_its_bytes)
+{
+    char *told = malloc(WIRE_FRAME_BYTES + 1);
+    memset(told, '\n', WIRE_FRAME_BYTES);
+    told[WIRE_FRAME_BYTES] = '\0';
+    check_add("", told, "", 0);
+    free(told);
+}
+
+TEST(what_is_told_again_and_again_is_not_looked_at_for_ever)
+{
+    char *told = malloc((ALGORITHMS_MAX + 1) * 4 + 1), *to = told;
+    for (int i = 0; i < ALGORITHMS_MAX; i++)
+        to += sprintf(to, "a\tw\n");
+    strcpy(to, "b\tw\n");
+    check_add("", told, "a\tw\n", 1);
+    check_add("", told + 4, "a\tw\nb\tw\n", 2);
+    free(told);
 }
 
 /* Functions that start together take turns until one has measured: for those with less of a GPU
