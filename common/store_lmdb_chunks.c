@@ -6,7 +6,8 @@
  * chunk before a transaction needs it, so that none ever fails for it.
  *
  * LMDB keeps a value longer than half a page on pages of its own, 16 bytes behind a page's begin; a
- * shorter one stands anywhere. Chunks are filled up to a page, so that each view is aligned to 16.
+ * shorter one stands anywhere. Chunks are filled up to half of the largest page (its pages are the
+ * system's, up to 32 KiB), so that each view is aligned to 16.
  */
 #include <assert.h>
 #include <dirent.h>
@@ -27,7 +28,7 @@ enum {
     BATCH_BYTES = 8 << 20, /* a transaction */
     SPARE_BYTES = 4 << 20, /* branch pages, and what a transaction frees */
     ALIGNMENT = 16,
-    CHUNK_BYTES_MIN = 4096, /* above half a page of up to 8 KiB */
+    CHUNK_BYTES_MIN = 16 << 10,
     KEY_BYTES = 8,
     SWEPT_AT_ONCE = 64, /* each holds a descriptor meanwhile */
 };

@@ -46,6 +46,8 @@ TEST(members_share_what_the_merger_makes)
     snprintf(path, sizeof path, "%s/%s", test_tmp(), shm_name(owner));
     CHECK(stat(path, &st) == 0);
     CHECK_INT(st.st_mode & 0777, 0600);
+    /* The header, two references and four slots: each can be mapped where pages have 64 KiB. */
+    CHECK_INT(st.st_size, 7 << 16);
     CHECK_ERR(shm_slot(member, 4, true, &mine, &e), e, ERR_INVALID, "slot 4");
     shm_close(member);
     shm_close(owner);
