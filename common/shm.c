@@ -363,9 +363,20 @@ bool shm_whole(const shm *s)
 
 /* ---- the committed state: a sequence lock -------------------------------------------------- */
 
+/* What was read or written of a reference before this was so before the state is read or written
+ * after it, and the other way round; not every processor keeps to that by itself. ThreadSanitizer
+ * knows no fences. */
+static void fence(void)
+{
+#if !defined(__SANITIZE_THREAD__)
+    atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
+
 shm_state shm_state_get(const shm *s)
 {
     header *h = s->head;
+    fence();
     for (int tries = 0; tries < STATE_TRIES_MAX; tries++) {
         uint64_t before = atomic_load_explicit(&h->sequence, memory_order_acquire);
         shm_state state = {
@@ -392,4 +403,5 @@ void shm_state_set(shm *s, shm_state state)
     atomic_store_explicit(&h->round, state.round, memory_order_release);
     atomic_store_explicit(&h->checksum, state.checksum, memory_order_release);
     atomic_store_explicit(&h->sequence, sequence + 2, memory_order_release);
+    fence();
 }
