@@ -25,14 +25,15 @@ LIBS_common := -llmdb -lyaml -lmicrohttpd -ljansson -lhiredis -lcurl -lz -lzip -
 CPPFLAGS  += -D_GNU_SOURCE -Icommon -Ikernels -Ifunction-runtime/include -Ifunction-runtime -Itest/support
 WARNINGS  := -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes \
              $(if $(filter 1,$(WERROR)),-Werror)
-CFLAGS    += -std=gnu11 $(OPT) $(if $(SANITIZER),-g1,-g) -fno-omit-frame-pointer -fvisibility=hidden -fPIC $(WARNINGS) \
+CFLAGS    += -std=gnu11 $(OPT) $(if $(SANITIZER),-g1,-g) -fno-omit-frame-pointer -fvisibility=hidden -fPIC -ffp-contract=off $(WARNINGS) \
              $(if $(SANITIZER),-fsanitize=$(SANITIZER) -fno-sanitize-recover=undefined)
 LDFLAGS   += $(if $(SANITIZER),-fsanitize=$(SANITIZER)) -Wl,--as-needed -Wl,--gc-sections
 
 # Kernels are compiled once per instruction set; which one runs is chosen at run time (kernels/cpu).
 # x_avx512.c and x_avx2.c are the same algorithm with wider registers. The merge must give the same
-# bits everywhere, and so must what is drawn: no contraction into fused multiply-add, there or in any file named merge*.c.
-# These files are empty for another processor than x86-64, whose compiler knows no such flags.
+# bits everywhere, and so must what is drawn: products are fused with sums (-ffp-contract) in these loops alone. arm64 always has
+# instructions for that, x86-64 those sets alone.
+# The files of a set are empty for another processor than x86-64, whose compiler knows no such flags.
 X86      := $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null))
 x86_flags = $(if $(findstring _avx512,$1),$(loops_opt) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma) \
             $(if $(findstring _avx512_bf16,$1),-mavx512bf16) \
@@ -40,7 +41,8 @@ x86_flags = $(if $(findstring _avx512,$1),$(loops_opt) -mavx512f -mavx512bw -mav
 # Vectors wider than a set's registers are passed between inlined functions alone: how the ABI would pass them does not matter.
 flags_for = $(if $(X86),$(x86_flags)) \
             $(if $(filter kernels/cpu/kernels_generic.c kernels/cpu/kernels_avx2.c,$1),-Wno-psabi) \
-            $(if $(findstring /merge,$1)$(findstring common/rng.,$1),-O3 -ffp-contract=off) \
+            $(if $(findstring /merge,$1)$(findstring common/rng.,$1),-O3) \
+            $(if $(findstring kernels/cpu/kernels_,$1),-ffp-contract=fast) \
             $(if $(findstring kernels/cpu/kernels_generic,$1),$(SEEN_AT_ACCESS)) \
             $(if $(findstring /reference/,$1),-O3 $(SEEN_AT_ACCESS))
 
@@ -140,7 +142,7 @@ clean: ## remove the build folder
 # ---- how things are built -------------------------------------------------------------------
 
 # What objects are built with. Those of some files have more of it, and a file like this one for it: flags-mongo, flags-cuda.
-FLAGS_NOW = $(CC) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(X86) $(FLAGS_OF_FILES)
+FLAGS_NOW = $(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(X86) $(FLAGS_OF_FILES)
 FLAGS_OF_FILES := $(foreach name,flags_for x86_flags loops_opt SEEN_AT_ACCESS,$(value $(name)))
 $(eval $(call says,$(sort $(BUILD)/flags $(PLAIN)/flags),FLAGS_NOW))
 

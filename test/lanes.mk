@@ -12,7 +12,7 @@ LANES_CASES := test_cpu_pool:windows_of_avx512 $(addprefix test_cpu_layers:,upda
 check-lanes: $(LANES_TESTS) ## the tests of the AVX-512 and bf16 kernels on a CPU that has AVX2 alone
 	BUILD=$(LANES) $(PYTHON) test/run.py --unit $(or $(CASES),$(LANES_CASES))
 
-$(LANES)/obj/%_avx512.o $(LANES)/obj/%_avx512_bf16.o: LANES_FLAGS = -mavx2 -mfma -include test/lanes/avx512_lanes.h -Wno-psabi
+$(LANES)/obj/%_avx512.o $(LANES)/obj/%_avx512_bf16.o: LANES_FLAGS = -mavx2 -mfma -ffp-contract=fast -include test/lanes/avx512_lanes.h -Wno-psabi
 $(LANES)/obj/%.o: LANES_FLAGS = '-D__builtin_cpu_supports(x)=1'
 $(LANES)/obj/%.o: %.c $(BUILD)/flags test/lanes/avx512_lanes.h
 	@mkdir -p $(@D)
