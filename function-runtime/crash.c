@@ -27,6 +27,7 @@ static const struct {
     {SIGBUS, "SIGBUS (memory that is not there)"},
     {SIGFPE, "SIGFPE (an integer division by zero)"},
     {SIGILL, "SIGILL (an instruction this processor lacks, or __builtin_trap)"},
+    {SIGTRAP, "SIGTRAP (__builtin_trap, of other processors than x86's)"},
     {SIGABRT, "SIGABRT (abort, or a failed assertion)"},
     {SIGXFSZ, "SIGXFSZ (a file larger than it may be)"},
     {SIGSYS, "SIGSYS (a system call of another architecture)"},

@@ -873,19 +873,36 @@ TEST(no_unix_socket_where_its_addresses_are_tcp)
     expect_failure(&p, "ShapeMismatch", "unix 0");
 }
 
-TEST(a_crash_while_it_loads_leaves_its_line)
+static void check_crash(const char *code, int number, const char *name)
 {
     platform p;
-    open_platform(&p, "f", BLOB_MODEL("    *(volatile int *)8 = 1;\n    return x;\n", ""), "");
+    open_platform(&p, "f", code, "");
     runtime *r = &p.functions[0];
     start_runtime(r, NULL);
     cleanup_json json_t *answer = specialise(&p, r);
     CHECK(!answer);
     int status = wait_end(r);
-    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
-    check_log(r, "function 0 of job job1 crashed with SIGSEGV");
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == number);
+    check_log(r, "function 0 of job job1 crashed with SIG");
+    check_log(r, name);
     check_log(r, "make the model");
     close_platform(&p);
+}
+
+TEST(a_crash_while_it_loads_leaves_its_line)
+{
+    check_crash(BLOB_MODEL("    *(volatile int *)8 = 1;\n    return x;\n", ""), SIGSEGV, "SIGSEGV");
+}
+
+/* What it raises is the processor's. */
+TEST(a_trap_leaves_its_line)
+{
+#if defined(__x86_64__)
+    const int number = SIGILL;
+#else
+    const int number = SIGTRAP;
+#endif
+    check_crash(BLOB_MODEL("    __builtin_trap();\n    return x;\n", ""), number, "__builtin_trap");
 }
 
 /* A file that it writes, its log here, would be longer than it may be. */
