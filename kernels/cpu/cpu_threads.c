@@ -41,6 +41,8 @@ static void relax(void)
 {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb"); /* waits a while, as pause does; its yield does not */
 #endif
 }
 
