@@ -17,7 +17,7 @@
 /* The largest page that a machine may have (arm64's have 4, 16 or 64 KiB): what is mapped begins at
  * one. */
 enum { PAGE = 64 << 10, RANDOM_DIGITS = 32, STATE_TRIES_MAX = 1 << 20 };
-static const char magic[8] = "KMLSEG1";
+static const char magic[8] = "KMLSEG2";
 
 /* The first page. The state is guarded by `sequence`: odd while it is written. */
 typedef struct header {
