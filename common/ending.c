@@ -33,9 +33,15 @@ bool ending_is_crash(const char *reason)
 
 bool ending_is_disruption(const char *reason)
 {
-    static const char *const known[] = {
-        "Deleted", "NodeLost", "Evicted", "EvictionByEvictionAPI", "PreemptionByScheduler",
-        "DeletionByTaintManager", "DeletionByPodGC", "TerminationByKubelet"};
+    static const char *const known[] = {"Deleted",
+                                        "NodeLost",
+                                        "Evicted",
+                                        "EvictionByEvictionAPI",
+                                        "PreemptionByScheduler",
+                                        "DeletionByTaintManager",
+                                        "DeletionByPodGC",
+                                        "TerminationByKubelet",
+                                        ENDING_CONTROLLER_RESTARTED};
     for (size_t i = 0; reason && i < sizeof known / sizeof *known; i++)
         if (strcmp(reason, known[i]) == 0)
             return true;

@@ -4,6 +4,10 @@
 
 #include <stdbool.h>
 
+/* The reason of one that was stopped since it was loading when its controller ended: to the next
+ * one it has no connection, and would answer nobody. */
+#define ENDING_CONTROLLER_RESTARTED "ControllerRestarted"
+
 /* kubeml-function ends with it after an error of its own: a store or a kubeml-ps that is away, say.
  * EX_TEMPFAIL of sysexits.h: another try may do better. */
 enum { ENDING_GAVE_UP = 75 };
@@ -17,8 +21,8 @@ enum { ENDING_GAVE_UP = 75 };
 const char *ending_reason(int status, int signal, bool runs_user_code);
 
 bool ending_is_crash(const char *reason);
-/* Whether it was the cluster's doing, of which the program is not to blame: a reason of Kubernetes'
- * condition DisruptionTarget, or of the pod's end with its node. */
+/* Whether it was the cluster's doing or ours, of which the program is not to blame: a reason of
+ * Kubernetes' condition DisruptionTarget, of the pod's end with its node, or the one above. */
 bool ending_is_disruption(const char *reason);
 
 #endif

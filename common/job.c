@@ -217,6 +217,7 @@ static void take_pod_event(jobs *m, job *j, const job_event *event)
         p = j ? pod_of(j, event->function, event->incarnation) : NULL;
         if (p && p->phase == JOB_POD_TOLD) {
             p->phase = JOB_POD_GIVEN;
+            p->reason[0] = '\0';
             note_no_gpu(m, j, event);
         }
         break;

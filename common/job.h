@@ -76,7 +76,9 @@ typedef struct job_pod {
     bool unwanted;            /* TAKING, JOB_UNTAKE is out; stopped if it is there all the same */
     bool mute;                /* adopted, and its node has not answered since */
     bool found;               /* adopted: it may or may not have been told what to do */
-    char reason[JOB_REASON_BYTES]; /* GONE: what kubeml-ps is to be told */
+    /* GONE: what kubeml-ps is to be told; before, of one that was found and told again what to do:
+     * what its end will be for */
+    char reason[JOB_REASON_BYTES];
     /* that too; TAKING: what it waits for; STOPPING: why, where that was its doing */
     char message[ERR_MESSAGE_BYTES];
 } job_pod;

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ending.h"
 #include "job_internal.h"
 #include "mutation.h"
 #include "text.h"
@@ -132,7 +133,7 @@ static void take(jobs *m, job *j, job_pod *p)
     if (wait_for_slot(m, j, p))
         return;
     p->phase = JOB_POD_TAKING;
-    p->name[0] = '\0';
+    p->name[0] = p->reason[0] = '\0';
     p->gpu = 0;
     p->cold = false;
     p->room_ms = 0;
@@ -497,7 +498,8 @@ static void function_ended(jobs *m, job *j, job_pod *p, const job_event *event)
     }
     p->phase = JOB_POD_GONE;
     p->due_ms = INT64_MAX;
-    text_print(p->reason, sizeof p->reason, "%s", event->reason);
+    if (!p->reason[0] || ending_is_crash(event->reason))
+        text_print(p->reason, sizeof p->reason, "%s", event->reason);
     end_in_words(p, event->message);
     if (j->connected)
         pods_tell_gone(m, j);
@@ -538,7 +540,8 @@ void pod_unspecialised(jobs *m, job *j, const job_event *event)
     }
     /* It may have joined all the same. Its end is told to kubeml-ps, which needs the next
      * incarnation then: one number is never used for two processes. */
-    text_print(p->message, sizeof p->message, "%s", event->message);
+    if (!p->reason[0])
+        text_print(p->message, sizeof p->message, "%s", event->message);
     pod_stop(m, j, p);
 }
 

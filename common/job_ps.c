@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ending.h"
 #include "job_internal.h"
 #include "mutation.h"
 #include "policy.h"
@@ -122,8 +123,13 @@ static void ps_need(jobs *m, job *j, const job_event *event)
         return;
     job_pod *same = pod_of(j, event->function, event->incarnation);
     if (same) {
-        if (same->found && same->phase == JOB_POD_GIVEN)
-            pod_tell(m, j, same); /* adopted between label and specialise, or still loading */
+        if (same->found && same->phase == JOB_POD_GIVEN) {
+            /* adopted between label and specialise, or still loading */
+            text_print(same->reason, sizeof same->reason, "%s", ENDING_CONTROLLER_RESTARTED);
+            text_print(same->message, sizeof same->message,
+                       "the controller was started again before it had loaded");
+            pod_tell(m, j, same);
+        }
         return;
     }
     for (int i = j->pods - 1; i >= 0; i--)

@@ -206,6 +206,26 @@ def the_controller_killed_in_every_state(p):
     assert len(history["accuracy"]) == 20, history
 
 
+@case(limit=120, platform=False)
+def the_controller_killed_while_a_function_loads():
+    """Three times: the next one cannot talk to it, and starts another. That is no fault of the function's."""
+    p, marker = failpoint_platform("function.load:1:stop")
+    with p:
+        p.dataset()
+        p.function()
+        job = p.train(epochs=1, default_parallelism=1)
+        for left in (2, 1, 0):
+            until(marker.exists, message="no function loads")
+            p.kill()
+            if left:
+                marker.unlink()  # so that the next one stops there, too
+            p.start()
+        task = p.succeed(job)
+        assert [c["reason"] for c in task["conditions"] if c["type"] == "FunctionLost"] == ["Replaced"], task
+        log = p.get(f"/tasks/{job}/logs").decode()
+        assert log.count(" ended: ControllerRestarted: ") == 3, log
+
+
 @case()
 def a_job_ends_while_no_controller_is_there(p):
     """The next one finds its end, once: the record says so, to who follows it too, and later starts change nothing."""

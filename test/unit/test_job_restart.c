@@ -93,6 +93,53 @@ TEST(a_restarted_controller_adopts)
     jobs_close(m);
 }
 
+/* The function was told what to do, or not: by the controller before. It cannot be told again. */
+static void restart_while_it_loads(const char *end)
+{
+    err e = ERR_INIT;
+    open_machine(4);
+    run_job("a", 1);
+    cleanup_json json_t *record = job_record(jobs_find(m, "a"));
+    jobs_close(m);
+    open_machine(4);
+    CHECK_OK(jobs_restore(m, record, &e), e);
+    step(
+        (job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "a-ps-0"});
+    step((job_event){.type = JOB_POD_FOUND, .job = "a", .function = 0, .pod = "a-f-0-0"});
+    step((job_event){.type = JOB_ADOPT});
+    step((job_event){.type = JOB_PS_ACCEPTED, .job = "a"});
+    step((job_event){.type = JOB_PS_ACCESS, .job = "a"});
+    step((job_event){.type = JOB_PS_NEED, .job = "a"});
+    CHECK_STR(get(JOB_SPECIALISE)->pod, "a-f-0-0");
+    step((job_event){.type = JOB_UNSPECIALISED,
+                     .job = "a",
+                     .code = ERR_UNAVAILABLE,
+                     .reason = "ConnectionLost",
+                     .message = "the pod is gone"});
+    CHECK_STR(get(JOB_STOP)->pod, "a-f-0-0");
+    step((job_event){
+        .type = JOB_POD_ENDED, .pod = "a-f-0-0", .reason = end, .message = "as it was asked to"});
+}
+
+TEST(a_restart_while_a_function_loads_is_no_failure_of_it)
+{
+    restart_while_it_loads("Exited");
+    CHECK_STR(get(JOB_TELL_LOST)->reason, "ControllerRestarted");
+    CHECK_CONTAINS(get(JOB_TELL_LOST)->message, "started again before it had loaded: as it was");
+    /* The next one has a controller that it answers. */
+    function_joins("a", 0, 1);
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-0-1", .reason = "Exited"});
+    CHECK_STR(get(JOB_TELL_LOST)->reason, "Exited");
+    jobs_close(m);
+}
+
+TEST(code_that_crashes_while_the_controller_restarts_has_crashed)
+{
+    restart_while_it_loads("Crashed");
+    CHECK_STR(get(JOB_TELL_LOST)->reason, "Crashed");
+    jobs_close(m);
+}
+
 /* The controller of "a" is another one from here on, and the pods of "a" have gone. */
 static void restart_with(const char *id, int slots)
 {

@@ -603,7 +603,8 @@ TEST(a_function_whose_gpu_failed_is_started_anew)
 /* A drain of one node after the other is no fault of the code. */
 TEST(functions_that_the_cluster_ends_before_they_are_ready_are_tried_again)
 {
-    static const char *const reasons[] = {"EvictionByEvictionAPI", "Deleted", "NodeLost"};
+    static const char *const reasons[] = {"EvictionByEvictionAPI", "Deleted",
+                                          "ControllerRestarted"};
     round_config c = config(2, 1);
     open_machine(&c);
     step((round_event){.type = ROUND_START});
