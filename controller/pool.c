@@ -409,8 +409,8 @@ void pool_welcome(owner *o, link_pod *p, const json_t *m)
     if (o->gpus_elsewhere && p->role == POD_FUNCTION && p->gpu < 0)
         p->gpu = pool_gpu_told(o, json_object_get(m, "gpu"));
     if (p->attach) {
-        side *s = sides_find(o, p->job);
-        int after = s ? (int)json_array_size(s->epochs) - 1 : -1;
+        const job *j = jobs_find(o->machine, p->job);
+        int after = j ? j->epochs - 1 : -1; /* the history may have one that the record has not */
         p->attach = false;
         p->talk = TALK_ACCEPTED;
         pool_send(o, p, json_pack("{s:s, s:s, s:i}", "type", "attach", "id", p->job, "after_epoch",

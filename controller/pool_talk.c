@@ -337,20 +337,8 @@ static void set_stages(controller_metrics *g, const char *id, const json_t *m)
                    stages[i], NULL);
 }
 
-static void on_epoch(owner *o, link_pod *p, const json_t *m)
-{
-    side *s = sides_find(o, p->job);
-    if (!s || number_of(m, "epoch") + 1 <= (int)json_array_size(s->epochs))
-        return; /* told again after an attach */
-    json_array_append_new(s->epochs, epoch_json(m)); /* its followers are told at the turn's end */
-    sides_show(o, s, json_array_size(s->epochs) - 1);
-    set_stages(&o->controller->metrics, p->job, m);
-    owner_event(o, &(job_event){.type = JOB_PS_EPOCH, .job = p->job, .epoch = number_of(m, "epoch"),
-                                .value = number_of(m, "parallelism"),
-                                .seconds = real_of(m, "seconds")});
-}
-
-/* Another kubeml-ps, which could not be heard, may have committed epochs: the history has them. */
+/* Another kubeml-ps, which could not be heard, may have committed epochs: the history has them. Not
+ * more than `epochs`: the next one is told by itself. */
 static void catch_up(owner *o, side *s, int epochs)
 {
     size_t had = json_array_size(s->epochs), i;
@@ -360,10 +348,30 @@ static void catch_up(owner *o, side *s, int epochs)
         return;
     all = epochs_of_history(o->controller->store, s->id);
     json_array_foreach(all, i, epoch) {
-        if (i >= had)
+        if (i >= had && i < (size_t)epochs)
             json_array_append(s->epochs, epoch);
     }
     sides_show(o, s, had);
+}
+
+/* One may be told again after an attach, where the last controller's record may not have had it. */
+static void on_epoch(owner *o, link_pod *p, const json_t *m)
+{
+    side *s = sides_find(o, p->job);
+    int epoch = number_of(m, "epoch");
+    if (!s)
+        return;
+    catch_up(o, s, epoch);
+    if (epoch == (int)json_array_size(s->epochs)) {      /* those before it could be read */
+        json_array_append_new(s->epochs, epoch_json(m)); /* followers hear it at the turn's end */
+        sides_show(o, s, json_array_size(s->epochs) - 1);
+        set_stages(&o->controller->metrics, p->job, m);
+    }
+    owner_event(o, &(job_event){.type = JOB_PS_EPOCH,
+                                .job = p->job,
+                                .epoch = epoch,
+                                .value = number_of(m, "parallelism"),
+                                .seconds = real_of(m, "seconds")});
 }
 
 static void on_finished(owner *o, link_pod *p, const json_t *m)

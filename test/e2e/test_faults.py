@@ -75,6 +75,37 @@ def an_epoch_that_nobody_could_be_told_is_shown():
         assert [e["epoch"] for name, e in p.events(job) if name == "epoch"] == [1, 2, 3]
 
 
+@case(limit=90, platform=False)
+def an_epoch_that_nobody_could_be_told_is_followed_by_the_next():
+    """kubeml-ps died in the middle of a job, behind an epoch's checkpoint: the next one tells only those that it trains."""
+    p, marker = failpoint_platform("after-checkpoint:2")
+    with p:
+        p.dataset()
+        p.function()
+        job = p.train(epochs=5)
+        live = [e["epoch"] for name, e in p.events(job) if name == "epoch"]
+        p.succeed(job)
+        assert marker.read_text().split()[0] == "after-checkpoint", "kubeml-ps was not killed"
+        assert live == [1, 2, 3, 4, 5] == [e["epoch"] for name, e in p.events(job) if name == "epoch"], live
+
+
+@case(limit=90)
+def epochs_that_are_trained_while_no_controller_is_there_are_counted(p):
+    """At once, and not with the next one: the job may have none."""
+    p.dataset()
+    job = p.train(p.paced(2), epochs=6, batch_size=512, default_parallelism=1)
+    until(lambda: p.task(job)["epoch"] >= 1)
+    function = p.pod(job=job, role="function")["pid"]
+    p.kill()
+    pods = p.folder / "home/run/pods"
+    until(lambda: any(b"epoch 2 of 6" in f.read_bytes() for f in pods.rglob("ps-*.log")))
+    os.kill(function, signal.SIGKILL)  # so that there is time until the next one
+    p.start()
+    assert until(lambda: (n := p.task(job)["epoch"]) > 1 and n) == 2
+    p.delete(f"/tasks/{job}")
+    p.wait(job)
+
+
 @case(limit=120, platform=False)
 def a_function_killed_while_it_loads():
     killed_in("load", 1)
