@@ -81,7 +81,7 @@ static void drop_series(owner *o, const job *j)
 
 static void end_in_history(owner *o, const job *j)
 {
-    if (j->state == JOB_FAILED || j->state == JOB_CANCELLED)
+    if (j->state != JOB_SUCCEEDED) /* of which kubeml-ps alone knows */
         history_end(o, j->id, &(job_ending){j->state, j->reason, j->message});
 }
 

@@ -217,7 +217,8 @@ int owner_submit_as(owner *o, const request *r, const char *id, err *e)
 
 /* Record and history are all there is of a suspended job; its model is that of a stopped one
  * already, and the history's `open` is what it would be resumed by. Nor is there more of one that
- * has not ended by its record, and that could not be taken up again. */
+ * has not ended by its record, and that could not be taken up again. The history comes first: where
+ * the record does not follow, the job can be stopped again. */
 static int cancel_recorded(owner *o, const char *id, json_t *record, err *e)
 {
     static const job_ending ending = {JOB_CANCELLED, "Cancelled", STOPPED};
@@ -228,9 +229,9 @@ static int cancel_recorded(owner *o, const char *id, json_t *record, err *e)
     json_t *inner = json_object_get(record, "job");
     job_ending_set(&ending, inner);
     json_object_set_new(inner, "finished_ms", json_integer(clock_wall_ms()));
+    history_end(o, id, &ending);
     jobs_save_record(o, id, record);
     metric_add(o->controller->metrics.jobs_total, 1, job_state_name(JOB_CANCELLED), NULL, NULL);
-    history_end(o, id, &ending);
     return 0;
 }
 

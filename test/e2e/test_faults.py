@@ -360,6 +360,46 @@ def a_controller_that_comes_back_takes_no_earlier_end_for_this_one():
         assert task["reason"] == "NaNLoss" and task["message"].endswith("; after 1 of 1 retries"), task
 
 
+@case(limit=90)
+def a_job_suspended_without_a_kubeml_ps_is_suspended_in_its_history(p):
+    """It was killed before it could carry that out: the controller says so in its place."""
+    p.dataset()
+    p.function()
+    options = dict(epochs=6, k=2)
+    want = p.succeed(p.train(**options))["sha256"]
+    job = p.train(p.paced(), **options)
+    until(lambda: p.task(job)["epoch"] >= 1)
+    ps = p.pod(job=job, role="ps")["pid"]
+    os.kill(ps, signal.SIGSTOP)
+    p.post(f"/tasks/{job}/suspend")
+    os.kill(ps, signal.SIGKILL)
+    assert p.wait(job)["state"] == "suspended"
+    history = p.get(f"/history/{job}")
+    assert (history["state"], history["reason"]) == ("suspended", "Suspended"), history
+    p.post(f"/tasks/{job}/resume")
+    assert p.succeed(job)["sha256"] == want
+
+
+@case(limit=90, platform=False)
+def a_controller_that_dies_while_it_stops_a_suspended_job_can_stop_it_again():
+    p, marker = failpoint_platform("controller.put-ended:1")
+    with p:
+        p.dataset()
+        job = p.train(p.paced(), epochs=50)
+        until(lambda: p.task(job)["epoch"] >= 1)
+        p.post(f"/tasks/{job}/suspend")
+        p.wait(job)
+        until(lambda: not p.pods(job=job), message="pods of a suspended job")
+        with contextlib.suppress(requests.ConnectionError):
+            p.delete(f"/tasks/{job}")
+        p.process.wait(20)
+        assert marker.exists(), "no controller was killed"
+        p.start()
+        assert [p.get(f"/{what}/{job}")["state"] for what in ("tasks", "history")] == ["suspended", "cancelled"]
+        p.delete(f"/tasks/{job}")
+        assert [p.get(f"/{what}/{job}")["state"] for what in ("tasks", "history")] == ["cancelled", "cancelled"]
+
+
 @case()
 def a_job_given_up_leaves_no_segment(p):
     """kubeml-ps killed, the job stopped before another takes its place: nobody but the controller cleans."""
