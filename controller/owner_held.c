@@ -222,18 +222,6 @@ void owner_let_go(owner *o, const char *id)
     owner_run(o, run_let_go, &c);
 }
 
-static int delete_logs(store *s, const char *id, err *e)
-{
-    char prefix[STORE_KEY_BYTES];
-    cleanup_free blob_entry *entries = NULL;
-    size_t count = 0;
-    snprintf(prefix, sizeof prefix, "logs/%s/", id);
-    int status = store_blob_list(s, prefix, NULL, 0, &entries, &count, e);
-    for (size_t i = 0; i < count && status == 0; i++)
-        status = store_blob_delete(s, entries[i].name, e);
-    return status;
-}
-
 /* The record goes last: as long as it is there the deletion can be asked for again. */
 static void run_forget(owner *o, void *arg)
 {
@@ -243,7 +231,7 @@ static void run_forget(owner *o, void *arg)
     if (c->status)
         return;
     owner_hold_if_fenced(o);
-    c->status = delete_logs(o->controller->store, c->id, &c->why);
+    c->status = logs_delete(o, c->id, &c->why);
     if (c->status)
         return;
     failpoint("controller.forget");

@@ -404,9 +404,10 @@ void logs_forget(cluster *c, const log_look *l);
 void logs_free(log_look *l);
 /* What was put into the store of a job's logs, of pods that are gone, a part for each run; to the
  * end of `out`, which has room for a line. Of the oldest parts as many are left out as do not fit,
- * and a line says so. From any thread, as the next two. */
+ * and a line says so. From any thread, as the next three. */
 int logs_stored(owner *o, const char *id, buf *out, err *e);
 int logs_store(owner *o, const char *id, const char *text, size_t len, err *e);
+int logs_delete(owner *o, const char *id, err *e); /* what was stored */
 /* The two together: what was stored, and then all that its pods have written. Frees `l`. */
 int logs_whole(owner *o, const char *id, log_look *l, buf *out, err *e);
 

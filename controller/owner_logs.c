@@ -330,6 +330,19 @@ int logs_store(owner *o, const char *id, const char *text, size_t len, err *e)
     return store_blob_put(o->controller->store, name, text, len, e);
 }
 
+int logs_delete(owner *o, const char *id, err *e)
+{
+    store *s = o->controller->store;
+    char prefix[STORE_KEY_BYTES];
+    cleanup_free blob_entry *entries = NULL;
+    size_t count = 0;
+    snprintf(prefix, sizeof prefix, "logs/%s/", id);
+    int status = store_blob_list(s, prefix, NULL, 0, &entries, &count, e);
+    for (size_t i = 0; i < count && status == 0; i++)
+        status = store_blob_delete(s, entries[i].name, e);
+    return status;
+}
+
 int logs_whole(owner *o, const char *id, log_look *l, buf *out, err *e)
 {
     cleanup_buf buf now;

@@ -333,9 +333,25 @@ typedef struct archived {
     bool kept;
 } archived;
 
+/* The job may have been deleted since its log was asked for, or before: a pod of it that did not
+ * end by being asked ends late. */
+static void drop_if_deleted(owner *o, const char *id)
+{
+    cleanup_json json_t *record = NULL;
+    err e = ERR_INIT;
+    if (owner_record(o, id, &record, &e) == 0 || e.code != ERR_NOT_FOUND)
+        return;
+    owner_hold_if_fenced(o);
+    err_clear(&e);
+    if (logs_delete(o, id, &e))
+        log_error("the log of job %s, which was deleted, stays: %s", id, e.message);
+}
+
 static void run_archived(owner *o, void *arg)
 {
     const archived *a = arg;
+    if (a->kept)
+        drop_if_deleted(o, a->ending->id);
     /* Once it lies in the store the cluster need not keep it. */
     if (a->kept)
         logs_forget(o->cluster, a->look);

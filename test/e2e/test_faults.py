@@ -417,6 +417,30 @@ def a_job_given_up_leaves_no_segment(p):
     until(lambda: not [f for f in os.listdir("/dev/shm") if job in f], message="a segment was left behind")
 
 
+@case(limit=90, platform=False)
+def the_log_of_a_deleted_job_stays_away():
+    """The next controller puts away what the one before did not come to, while the job is deleted."""
+    p, marker = failpoint_platform("controller.read-logs:1:wait")
+    with p:
+        p.dataset()
+        p.function()
+        job = p.train(epochs=50000, default_parallelism=1)
+        until(lambda: p.task(job)["epoch"] >= 1)
+        p.delete(f"/tasks/{job}")
+        until(marker.exists, message="its log is not asked for")
+        p.kill()
+        marker.unlink()
+        p.start()
+        until(marker.exists, message="the next controller does not ask for it")
+        files = p.folder / "home"
+        left = [json.loads(f.read_text())["name"] for f in files.glob("run/pods/*.json") if job in f.read_text()]
+        assert left, "it has no pods whose log there is"
+        p.delete(f"/history/{job}")
+        marker.unlink()
+        until(lambda: not [f for name in left for f in files.glob(f"run/pods/{name}.*")], 30, message="its pods are not let go")
+        assert not [*files.glob(f"store/blobs/logs*{job}*")], "a log that nobody can read or delete"
+
+
 def state_of(pid):
     return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
