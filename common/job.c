@@ -425,6 +425,13 @@ int jobs_resubmit(jobs *m, const char *id, const request *r, int generation, int
     return submit(m, id, r, true, generation + 1, epochs, threads, wall_ms, e);
 }
 
+void jobs_recall(jobs *m, const char *id, const json_t *record)
+{
+    job *j = find(m, id);
+    if (j)
+        job_recall_exact(j, record);
+}
+
 void jobs_chunks(jobs *m, const char *id, int chunks)
 {
     job *j = find(m, id);

@@ -263,6 +263,9 @@ int jobs_submit(jobs *m, const char *id, const request *r, bool resumed, int64_t
  * it. Errors as above. */
 int jobs_resubmit(jobs *m, const char *id, const request *r, int generation, int epochs,
                   int threads, int64_t wall_ms, err *e);
+/* What made its weights other ones than its request's stays so: of one that was resubmitted, by its
+ * record. */
+void jobs_recall(jobs *m, const char *id, const json_t *record);
 /* The training chunks of its data set: an elastic job comes to no more functions than have work.
  * Before the first step after jobs_submit, jobs_resubmit or jobs_restore; it is in no record. */
 void jobs_chunks(jobs *m, const char *id, int chunks);

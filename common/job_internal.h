@@ -52,6 +52,7 @@ bool job_possible(const jobs *m, const job *j); /* it would start if nothing els
 job *jobs_next(const jobs *m);                  /* the next of the queue to start; NULL */
 job *jobs_head(const jobs *m); /* the same, also if no GPU that is known could hold it */
 void jobs_schedule(jobs *m);   /* starts those that may */
+void job_recall_exact(job *j, const json_t *record); /* job_record.c */
 void job_decide_threads(const jobs *m, job *j); /* once; after job_pods_room */
 
 /* job_ps.c */

@@ -146,6 +146,15 @@ static int read_conditions(const json_t *o, job *j, err *e)
     return 0;
 }
 
+void job_recall_exact(job *j, const json_t *record)
+{
+    int count = read_conditions(record, j, NULL) < 0 ? 0 : j->conditions;
+    j->conditions = 0;
+    for (int i = 0; i < count; i++)
+        if (strcmp(j->condition[i].type, "Exact") == 0)
+            j->condition[j->conditions++] = j->condition[i];
+}
+
 /* Older records have none. */
 static int read_gpus(const json_t *o, job *j, err *e)
 {

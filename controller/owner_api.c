@@ -351,6 +351,7 @@ static int resume(owner *o, const char *id, const json_t *record, err *e)
     int threads = (int)json_integer_value(json_object_get(inner, "threads"));
     int64_t created = json_integer_value(json_object_get(inner, "created_ms"));
     if (jobs_resubmit(o->machine, id, &r, generation, epochs, threads, created, e) == 0) {
+        jobs_recall(o->machine, id, inner);
         sides_tell_chunks(o, s);
         if (jobs_save_new(o, jobs_find(o->machine, id), e) == 0) {
             sides_show(o, s, 0);

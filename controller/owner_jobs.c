@@ -409,6 +409,7 @@ int sides_restore(owner *o, const json_t *record, side **out, err *e)
     const char *averaging = json_string_value(json_object_get(record, "averaging"));
     snprintf(s->averaging, sizeof s->averaging, "%s", averaging ? averaging : "");
     snprintf(s->secret, sizeof s->secret, "%s", secret);
+    snprintf(s->sha256, sizeof s->sha256, "%s", text_of(record, "sha256"));
     snprintf(s->user, sizeof s->user, "%s", user ? user : "");
     snprintf(s->locator, sizeof s->locator, "%s", locator ? locator : "");
     s->function = json_incref(function);

@@ -392,8 +392,10 @@ static void on_finished(owner *o, link_pod *p, const json_t *m)
 static void on_accepted(owner *o, link_pod *p)
 {
     side *s = sides_find(o, p->job);
-    if (s)
+    if (s) {
         note(&s->times.ps);
+        s->sha256[0] = '\0'; /* from here on it has other weights */
+    }
     p->talk = TALK_LIVE;
     pool_event(o, p, JOB_PS_ACCEPTED, ERR_NONE, NULL, NULL);
 }

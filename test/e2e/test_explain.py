@@ -335,22 +335,56 @@ def crashes_again_and_again(p):
     assert p.get(f"/history/{job}")["lost"] == 3
 
 
-@case()
-def not_exact(p):
-    """The weights are other ones than without what is told: that is bad where it is false, and stays when the job has ended."""
-    p.dataset()
+def exact(task):
+    return [(c["status"], c["reason"]) for c in task["conditions"] if c["type"] == "Exact"]
+
+
+def left_out(p):
+    """A job that runs, and one round of which was merged without a function that was lost."""
     job = p.train(p.paced(), epochs=50000, k=1, on_loss="continue")
 
     def one_lost_is_left_out():  # unless it had trained what was asked for, and waited
         before = p.task(job)["epoch"]
         os.kill(p.pod(job=job, role="function", function=1)["pid"], signal.SIGKILL)
         until(lambda: p.task(job)["epoch"] > before + 1)
-        return any(c["type"] == "Exact" for c in p.task(job)["conditions"])
+        return exact(p.task(job))
     until(lambda: p.task(job)["epoch"] >= 1)
     until(one_lost_is_left_out)
+    return job
+
+
+@case()
+def not_exact(p):
+    """The weights are other ones than without what is told: that is bad where it is false, and stays when the job has ended."""
+    p.dataset()
+    job = left_out(p)
     p.delete(f"/tasks/{job}")
     p.wait(job)
     explained(p, job, "Cancelled", "Exact=False: epoch ", " is merged without function 1, which was lost")
+
+
+@case(options=("--slots", "2"))
+def not_exact_while_it_waits(p):
+    """Neither that nor the model's hash is forgotten where it is resumed, suspended once more before it has begun, and resumed."""
+    p.dataset()
+    job = left_out(p)
+    p.post(f"/tasks/{job}/suspend")
+    sha256 = p.wait(job)["sha256"]
+    until(lambda: not p.pods(job=job), message="pods of a suspended job")
+    other = p.train("paced", epochs=50000)
+    until(lambda: p.task(other)["state"] == "running")
+    for ask in ("resume", "suspend"):
+        p.post(f"/tasks/{job}/{ask}")
+        task = p.task(job)
+        assert task["state"] == ("queued" if ask == "resume" else "suspended"), task
+        assert sha256 and task["sha256"] == sha256 and exact(task) == [("False", "LeftOut")], task
+    p.post(f"/tasks/{job}/resume")
+    p.delete(f"/tasks/{other}")
+    until(lambda: p.task(job)["epoch"] > task["epoch"])
+    task = p.task(job)
+    assert task["sha256"] == "" and exact(task) == [("False", "LeftOut")], task
+    p.delete(f"/tasks/{job}")
+    p.wait(job)
 
 
 @case()

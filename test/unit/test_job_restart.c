@@ -322,6 +322,39 @@ TEST(what_a_job_had_grown_to_is_adopted_where_there_are_fewer_slots_now)
     jobs_close(m);
 }
 
+TEST(what_made_the_weights_others_stays_so_in_a_job_that_is_resumed)
+{
+    err e = ERR_INIT;
+    open_machine(1);
+    run_job("a", 1);
+    step((job_event){.type = JOB_PS_CONDITION,
+                     .job = "a",
+                     .name = "Exact",
+                     .reason = "LeftOut",
+                     .message = "epoch 2"});
+    step((job_event){.type = JOB_PS_CONDITION,
+                     .job = "a",
+                     .name = "Straggler",
+                     .status = true,
+                     .reason = "Straggler"});
+    step((job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_SUSPENDED});
+    cleanup_json json_t *record = job_record(jobs_find(m, "a"));
+    request r = jobs_find(m, "a")->request;
+    jobs_close(m);
+    open_machine(1);
+    CHECK_OK(jobs_resubmit(m, "a", &r, 0, 1, 1, 1, &e), e);
+    jobs_recall(m, "a", record);
+    const job *j = jobs_find(m, "a");
+    CHECK_INT(j->conditions, 1);
+    CHECK_STR(j->condition[0].type, "Exact");
+    CHECK_STR(j->condition[0].reason, "LeftOut");
+    CHECK(!j->condition[0].status);
+    json_object_del(json_array_get(json_object_get(record, "conditions"), 1), "type");
+    jobs_recall(m, "a", record); /* not a record: nothing is known */
+    CHECK_INT(j->conditions, 0);
+    jobs_close(m);
+}
+
 /* By the record of "a", when it goes on where there are 64 CPUs for it alone. */
 static int threads_by(json_t *record, bool resumed)
 {
