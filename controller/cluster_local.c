@@ -505,7 +505,8 @@ static void describe(local *l, local_pod *p)
                              : ending_reason(s->exit_status, s->signal, s->role == POD_FUNCTION);
     snprintf(s->reason, sizeof s->reason, "%s", reason);
     /* One that was about to end when it was asked has another status than what the asking makes. */
-    bool made = s->signal ? s->signal == SIGTERM || s->signal == SIGKILL : s->exit_status <= 0;
+    bool made = s->signal ? s->signal == SIGTERM || (s->signal == SIGKILL && p->killed)
+                          : s->exit_status <= 0;
     s->by_itself = !p->asked || !made;
     const char *who = s->by_itself ? "" : ", as it was asked to";
     if (for_memory)

@@ -325,6 +325,23 @@ TEST(an_end_that_nobody_asked_for)
     c->ops->close(c, true);
 }
 
+/* It was asked to end since its connection had, and the kill was there before. */
+TEST(a_kill_from_outside_is_not_the_stops_own)
+{
+    script("kubeml-function", "trap '' TERM; echo child $$; while :; do sleep 100; done");
+    cluster *c = open_cluster();
+    err e = ERR_INIT;
+    start(c, "one", POD_FUNCTION);
+    pid_t pid = pid_in_log(c, "one");
+    CHECK_OK(c->ops->stop(c, "one", WAIT_MS, &e), e);
+    CHECK(kill(pid, SIGKILL) == 0);
+    pod p = next_end(c);
+    CHECK_INT(p.signal, SIGKILL);
+    CHECK(p.by_itself);
+    CHECK_STR(p.message, "ended by signal 9 (SIGKILL)");
+    c->ops->close(c, true);
+}
+
 TEST(a_program_that_is_not_there)
 {
     cluster *c = open_cluster();
