@@ -148,9 +148,10 @@ static void sockets_remove(const local *l, const char *name)
         log_warn("%s", e.message);
 }
 
+/* The record goes last: by it alone the next controller finds the log of one that dies here. */
 static void files_remove(const local *l, const char *name)
 {
-    static const char *const suffixes[] = {".json", ".log"};
+    static const char *const suffixes[] = {".log", ".json"};
     char path[FS_PATH_BYTES];
     for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
         pod_path(l, name, suffixes[i], path);

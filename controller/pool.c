@@ -679,6 +679,9 @@ void pool_ended(owner *o, const pod *ended)
     const job *j = jobs_find(o->machine, p->job);
     if (p->job[0] && (!j || j->done_told))
         reader_archive(o, p->job, false);
+    /* Nobody reads its log any more; of one that did not start it may tell why. */
+    if (!p->job[0] && p->use != USE_STARTING)
+        o->cluster->ops->stop(o->cluster, ended->name, 0, NULL);
     if (p->job[0] && p->gpu >= 0)
         o->look_ms = o->look_wait_ms = 0; /* there is room again, maybe where nobody is known */
     drop(o, p);

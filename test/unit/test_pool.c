@@ -2,6 +2,7 @@
  * is the owner's thread, and its clock runs ahead. */
 #include <arpa/inet.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -248,6 +249,35 @@ TEST(a_pod_that_its_node_could_not_make_in_a_jobs_time_is_given_up)
     CHECK_STR(last_stopped, p->name);
     CHECK_INT(last_grace_ms, 0);
     close_world();
+}
+
+static int log_tail(cluster *c, const char *name, size_t bytes_max, cluster_log *out, err *e)
+{
+    (void)c, (void)name, (void)bytes_max, (void)out;
+    return err_set(e, ERR_NOT_FOUND, "none");
+}
+
+/* Nor does what it has written, which may be long: of a job's pods the log is kept first. */
+TEST(a_pod_of_no_job_that_had_started_does_not_outlive_its_end)
+{
+    cluster_ops with_logs = ops;
+    with_logs.log_tail = log_tail;
+    fake.ops = &with_logs;
+    static const pod_use uses[] = {USE_STARTING, USE_WARM, USE_SERVE};
+    for (size_t i = 0; i < sizeof uses / sizeof *uses; i++) {
+        stopped = started = 0;
+        open_world("");
+        link_pod *p = take();
+        p->job[0] = '\0';
+        pool_use(p, uses[i]);
+        pod ended = {.phase = POD_ENDED, .signal = SIGKILL, .reason = "Killed"};
+        snprintf(ended.name, sizeof ended.name, "%s", last_started);
+        pool_ended(&o, &ended);
+        CHECK(!pool_find(&o, last_started));
+        CHECK_INT(stopped, uses[i] == USE_STARTING ? 0 : 1);
+        close_world();
+    }
+    fake.ops = &ops;
 }
 
 TEST(a_pod_that_is_wanted_no_more_says_nothing_against_its_node)
