@@ -16,7 +16,12 @@
 #include "cli.h"
 #include "clock.h"
 
-enum { UP_DEADLINE_MS = 30000, DOWN_DEADLINE_MS = 30000, LOG_TAIL_BYTES = 1500 };
+enum {
+    UP_DEADLINE_MS = 30000,
+    DOWN_DEADLINE_MS = 30000,
+    LOG_TAIL_BYTES = 1500,
+    LOG_MAX_BYTES = 16 << 20, /* with which a start goes on */
+};
 
 static int open_process(pid_t pid)
 {
@@ -146,6 +151,20 @@ static bool tell_running(void)
     return true;
 }
 
+/* A long log starts anew, with the one before beside it; not one that a controller writes now. */
+static void put_log_by(const char *log_path)
+{
+    char old[PATH_MAX + 40];
+    struct stat about;
+    pid_t pid = 0;
+    cleanup_close int process = -1;
+    if (stat(log_path, &about) || about.st_size < LOG_MAX_BYTES)
+        return;
+    snprintf(old, sizeof old, "%s.old", log_path);
+    if (open_controller(&pid, &process, NULL) == 0 && process < 0 && rename(log_path, old))
+        fprintf(stderr, "kubeml: %s cannot be renamed: %s\n", log_path, strerror(errno));
+}
+
 /* Until the controller says where it answers, it ended, or the deadline. Asking its port instead
  * could be answered by another platform that has it already. */
 static int wait_ready(const start *s, char *url, size_t size)
@@ -248,6 +267,7 @@ int cmd_up(cli *c, int argc, char **argv)
         err_set_errno(&e, errno, "%s", program);
         return cli_fail(&e);
     }
+    put_log_by(log_path);
     start s = {.log_path = log_path, .ready_fd = -1};
     int status =
         start_controller(arguments, count, &s, &e) ? cli_fail(&e) : wait_ready(&s, url, sizeof url);

@@ -4,7 +4,9 @@
 const cli_verb cli_verbs[] = {
     {"up", "", "start the platform on this machine",
      "Starts kubeml-controller in the background and waits until it answers. It listens on\n"
-     "127.0.0.1:10100 unless told otherwise, and keeps its files in KUBEML_HOME (~/.kubeml).",
+     "127.0.0.1:10100 unless told otherwise, and keeps its files in KUBEML_HOME (~/.kubeml). Its log is\n"
+     "controller.log there; from 16 MiB on the next `up` begins a new one, and keeps that as\n"
+     "controller.log.old.",
      cmd_up},
     {"down", "", "stop the platform on this machine",
      "Ends the controller and every process it started. Running jobs go on from their last\n"

@@ -45,8 +45,19 @@ def up_status_down():
     s.refused("status", says=["connect", "kubeml up"])
     assert "no platform at" in s.out("version")
     assert "no platform runs in" in s.out("down")
+    log, old = (s.folder / "deep/home" / name for name in ("controller.log", "controller.log.old"))
+    short = log.read_text()
+    s.out("up", "--listen", "127.0.0.1:0")
+    try:
+        assert log.read_text().startswith(short) and not old.exists(), "it goes on behind the last one's"
+        os.truncate(log, 16 << 20)
+        s.refused("up", "--listen", "127.0.0.1:0", says="the platform is up already")
+        assert not old.exists(), "it is written to"
+    finally:
+        s.out("down")
     s.out("up", "--listen", "127.0.0.1:0")
     s.out("down")
+    assert old.stat().st_size >= 16 << 20 and 0 < log.stat().st_size < 1 << 20
     s.refused("up", "--listen", "127.0.0.1:99999", status=2, says='not "127.0.0.1:99999"')
 
 
