@@ -117,6 +117,9 @@ static int compiler_version(const char *compiler, buf *out, err *e)
     buf_free(&text);
     if (rc != 0)
         return err_wrap(e, "compiler");
+    if (WIFSIGNALED(r.status)) /* as what compiles may be, or at its deadline */
+        return err_set(e, ERR_UNAVAILABLE, "%s --version was killed; tried again it may succeed",
+                       compiler);
     if (!WIFEXITED(r.status) || WEXITSTATUS(r.status) != 0 || out->len == 0)
         return err_set(e, ERR_UNSUPPORTED, "%s --version fails", compiler);
     return 0;

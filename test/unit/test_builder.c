@@ -220,6 +220,22 @@ TEST(the_key_is_of_all_that_makes_the_object)
     builder_result_free(&r);
 }
 
+TEST(a_compiler_that_is_killed_before_it_says_its_version_refuses_nothing)
+{
+    builder_config c = config(BUILDER_SANDBOX_NONE);
+    builder_source s = source("lenet.c", good);
+    builder_result r;
+    char path[300];
+    err e = ERR_INIT;
+    snprintf(path, sizeof path, "%s/killed", test_tmp());
+    FILE *f = fopen(path, "w");
+    CHECK(f && fputs("#!/bin/sh\nkill -KILL $$\n", f) >= 0);
+    CHECK(fclose(f) == 0 && chmod(path, 0755) == 0);
+    c.compiler = path;
+    CHECK_ERR(builder_compile(&s, 1, NULL, &c, &r, &e), e, ERR_UNAVAILABLE, "was killed");
+    builder_result_free(&r);
+}
+
 TEST(an_error_has_file_line_and_column)
 {
     builder_result r;
