@@ -14,7 +14,9 @@
  * sim_store.c      model store, ledger, checkpoints: every safety check of a merge and a commit
  * sim_ps.c         kubeml-ps around a round_machine
  * sim_function.c   a function
- * sim_controller.c the controller and its cluster around a jobs machine */
+ * sim_controller.c the controller around a jobs machine
+ * sim_pool.c       its cluster: pods and the GPUs that they come with
+ * sim_check.c      what must be true of the jobs machine after each step */
 #ifndef KUBEML_SIM_H
 #define KUBEML_SIM_H
 
@@ -270,7 +272,26 @@ void function_task(sim *s, message *m);
 void function_halt(sim *s, message *m);
 void function_conn_closed(sim *s, int p);
 
+/* ---- sim_pool.c ------------------------------------------------------------------------------ */
+void pool_take(sim *s, int who, const job_action *a);
+void pool_untake(sim *s, int who, const job_action *a);
+void pool_stop(sim *s, const char *pod);
+int pool_show(sim *s, int gpu); /* a pod says which one it has: the machine's index */
+int pool_land(sim *s);
+void pool_add_idle(sim *s, int gpu);
+void pool_look_for_gpus(sim *s);
+void pool_forget_gpus(sim *s);
+void pool_check_none_reserved(sim *s, int who);
+
+/* ---- sim_check.c ----------------------------------------------------------------------------- */
+void check_jobs(sim *s);
+
 /* ---- sim_controller.c ------------------------------------------------------------------------ */
+int sim_job_index(const sim *s, const char *id);
+int sim_chunks(const sim_job *j); /* of what it trains on */
+process *sim_living(sim *s, const char *name);
+/* An event that comes to this controller by itself, after a while. */
+message *controller_later(sim *s, int64_t ms, job_event_type type, int who);
 void controller_begin(sim *s);
 void controller_die(sim *s, int64_t away_ms);
 void controller_event(sim *s, const job_event *event);
