@@ -21,8 +21,9 @@
  *  2. Among queued jobs the highest priority starts first, the oldest among equals; nobody
  *     overtakes, but whom the platform could not hold if it were empty, by its slots and the GPUs
  *     that are known.
- *  3. A job has at most one kubeml-ps that is not being stopped, of the present generation; the
- *     generation is saved before its pod is asked for, so that no number is used twice.
+ *  3. A job has at most one kubeml-ps that is not being stopped, of the present generation. No
+ *     number is used twice: it is saved before its pod is asked for, and where that could not be
+ *     written and is lost with the controller, the pod's label and the history tell the next one.
  *  4. Every pod that was asked for is stopped or seen to end; JOB_DONE comes after the last one.
  *  5. A terminal state is reached once, is saved, and never changes.
  *  6. Every wait has a deadline: jobs_deadline is never later than the first of them.
@@ -232,6 +233,7 @@ static void take_pod_event(jobs *m, job *j, const job_event *event)
 static void take_job_event(jobs *m, job *j, const job_event *event)
 {
     switch (event->type) {
+    case JOB_PS_BEFORE: job_ps_before(m, j, event->incarnation); break;
     case JOB_CANCEL: job_cancel(m, j, event->message); break;
     case JOB_SUSPEND: job_suspend(m, j, event->message); break;
     default: job_ps_event(m, j, event);

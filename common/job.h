@@ -11,7 +11,8 @@
  * assign) before it says so, which is what lets a restarted controller find it again.
  *
  * After a restart: jobs_restore for every record, JOB_POD_FOUND for every labelled pod of the
- * cluster's list, then JOB_ADOPT once. Jobs go on where they are; pods nobody knows are stopped. */
+ * cluster's list, JOB_PS_BEFORE for every history, then JOB_ADOPT once. Jobs go on where they are;
+ * pods nobody knows are stopped. */
 #ifndef KUBEML_JOB_H
 #define KUBEML_JOB_H
 
@@ -157,7 +158,9 @@ typedef enum job_event_type {
     JOB_SUSPEND, /* job, message: stop at the next merge */
     /* the cluster and the pool; `function` JOB_KUBEML_PS for kubeml-ps */
     JOB_POD_FOUND, /* after a restart: job, function, incarnation, pod, value: its GPU, from 1 */
-    JOB_ADOPT,     /* all found pods are told */
+    /* then: job, incarnation: the generation of the kubeml-ps that wrote its history last */
+    JOB_PS_BEFORE,
+    JOB_ADOPT, /* all found pods are told */
     /* job, function, incarnation, reason, message: no warm one, a cold one is starting, or why it
      * does not (Unschedulable, ImageNotPulled, QuotaExceeded, ...) */
     JOB_POD_WAITING,
@@ -207,8 +210,10 @@ typedef struct job_event {
 /* ---- actions ------------------------------------------------------------------------------- */
 
 typedef enum job_action_type {
-    JOB_SAVE,       /* write the job's record (job_record) before what follows */
-    JOB_TAKE,       /* get a pod for function, incarnation; -> POD_READY or POD_FAILED */
+    /* write the job's record (job_record) before what follows, which waits for no store that is
+     * away: pods' labels and the history know of a kubeml-ps then */
+    JOB_SAVE,
+    JOB_TAKE, /* get a pod for function, incarnation; -> POD_READY or POD_FAILED */
     /* that pod is wanted no more, or (value 1) has had its time: -> POD_FAILED, unless it is on its
      * way already */
     JOB_UNTAKE,
@@ -219,11 +224,11 @@ typedef enum job_action_type {
     JOB_TELL_LOST,  /* to kubeml-ps: function, incarnation, reason, message */
     /* to kubeml-ps: epoch, value; a second time, with less: do not wait for more */
     JOB_TELL_PARALLELISM,
-    JOB_TELL_STOP,  /* to kubeml-ps: reason; value 1: at the next merge */
-    JOB_TELL_BYE,   /* to kubeml-ps */
-    JOB_STOP,       /* cluster stop `pod` with grace value ms */
-    JOB_CHANGED,    /* state, phase or a condition changed: for those who follow the job */
-    JOB_DONE,       /* ended, no pod left: take what is needed, then jobs_forget */
+    JOB_TELL_STOP, /* to kubeml-ps: reason; value 1: at the next merge */
+    JOB_TELL_BYE,  /* to kubeml-ps */
+    JOB_STOP,      /* cluster stop `pod` with grace value ms */
+    JOB_CHANGED,   /* state, phase or a condition changed: for those who follow the job */
+    JOB_DONE,      /* ended, no pod left: take what is needed, then jobs_forget */
 } job_action_type;
 
 /* `job` belongs to the machine and is valid until its next step. `job` is NULL in a JOB_STOP of a

@@ -58,6 +58,8 @@ void job_decide_threads(const jobs *m, job *j); /* once; after job_pods_room */
 /* job_ps.c */
 void job_start_ps(jobs *m, job *j); /* of the present generation */
 void job_ps_lost(jobs *m, job *j, const char *reason, const char *message);
+/* A kubeml-ps of that generation has been there, whatever the record says. */
+void job_ps_before(jobs *m, job *j, int generation);
 /* Lowers the conditions that its kubeml-ps has raised for the time that it is there. */
 void job_ps_forget(jobs *m, job *j);
 void job_ps_event(jobs *m, job *j, const job_event *event); /* JOB_PS_... */

@@ -15,6 +15,7 @@
 #include "ending.h"
 #include "job_internal.h"
 #include "mutation.h"
+#include "round.h"
 #include "text.h"
 
 #define RETRY_MOST_MS  5000
@@ -262,6 +263,9 @@ static void found_on_gpu(job *j, job_pod *p, int gpu)
 
 void pod_found(jobs *m, job *j, const job_event *event)
 {
+    bool ps = event->function == JOB_KUBEML_PS;
+    if (j)
+        job_ps_before(m, j, event->incarnation / (ps ? 1 : ROUND_GENERATION_STEP));
     if (!j || j->state == JOB_QUEUED || job_ended(j) || j->pods == j->pods_max) {
         job_action *a = jobs_emit(m, JOB_STOP, j);
         snprintf(a->pod, sizeof a->pod, "%s", event->pod);
@@ -275,7 +279,7 @@ void pod_found(jobs *m, job *j, const job_event *event)
                    .since_ms = m->now_ms,
                    .found = true};
     snprintf(p->name, sizeof p->name, "%s", event->pod);
-    if (event->function == JOB_KUBEML_PS && event->incarnation != j->generation)
+    if (ps && event->incarnation != j->generation)
         pod_stop(m, j, p);
     else if (event->value > 0)
         found_on_gpu(j, p, event->value);

@@ -20,7 +20,8 @@ void job_ps_forget(jobs *m, job *j)
 
 void job_start_ps(jobs *m, job *j)
 {
-    job_save(m, j); /* the generation, before anything bears it */
+    if (MUTATE(36, true, false))
+        job_save(m, j); /* the generation, before anything bears it */
     pod_want(m, j, JOB_KUBEML_PS, j->generation);
 }
 
@@ -45,6 +46,20 @@ void job_ps_lost(jobs *m, job *j, const char *reason, const char *message)
              message);
     job_condition_set(m, j, "PSRestarted", true, "PSRestarted", text);
     job_start_ps(m, j);
+}
+
+/* The record is older than that where it could not be written before the controller ended. */
+void job_ps_before(jobs *m, job *j, int generation)
+{
+    int least = j->state == JOB_QUEUED ? generation + 1 : generation;
+    if (job_ended(j) || MUTATE(35, j->generation >= least, true))
+        return;
+    for (int i = j->pods - 1; i >= 0; i--)
+        if (j->pod[i].function == JOB_KUBEML_PS && j->pod[i].incarnation < least)
+            pod_stop(m, j, &j->pod[i]);
+    j->generation = least;
+    j->resumed = true;
+    j->unsaved = true;
 }
 
 static void ps_accepted(jobs *m, job *j)

@@ -566,21 +566,26 @@ static void owner_free(owner *o)
     free(o);
 }
 
-/* A job may have ended while no controller was there: kubeml-ps waited a while to say so, then left
- * only its history. Told to the machine before anything is adopted, so that nothing starts it
- * again. */
-static void finish_from_history(owner *o, const job *j)
+/* Which kubeml-ps a job had last its record may not say, if it could not be written. And it may
+ * have ended while no controller was there: kubeml-ps waited a while to say so, then left only its
+ * history. Told to the machine before anything is adopted, so that nothing starts it again. */
+static void tell_history(owner *o, const job *j)
 {
     cleanup_json json_t *history = NULL;
     job_event v = {.type = JOB_PS_FINISHED, .job = j->id};
     if (store_get(o->controller->store, "history", j->id, &history, NULL, NULL))
         return;
+    const json_t *writer = json_object_get(history, "generation");
+    if (json_is_integer(writer))
+        owner_event(o, &(job_event){.type = JOB_PS_BEFORE,
+                                    .job = j->id,
+                                    .incarnation = (int)json_integer_value(writer)});
     const char *state = json_string_value(json_object_get(history, "state"));
     if (!state || !job_state_from_name(state, &v.state) || v.state < JOB_SUCCEEDED)
         return;
     /* Of an earlier try: until the kubeml-ps of this one has begun, the history tells of that one's
      * end. */
-    if (json_integer_value(json_object_get(history, "generation")) < j->generation)
+    if (json_integer_value(writer) < j->generation)
         return;
     side *s = sides_find(o, j->id);
     const char *sha256 = json_string_value(json_object_get(history, "sha256"));
@@ -593,10 +598,10 @@ static void finish_from_history(owner *o, const job *j)
     owner_event(o, &v);
 }
 
-static void finish_what_ended(owner *o)
+static void tell_histories(owner *o)
 {
     for (size_t i = 0; i < jobs_count(o->machine); i++)
-        finish_from_history(o, jobs_at(o->machine, i));
+        tell_history(o, jobs_at(o->machine, i));
 }
 
 /* A controller that was killed may have saved a job's end, and not come to remove the segment that
@@ -635,7 +640,7 @@ int owner_start(controller *c, owner **out, err *e)
     sides_revoke_others(o);
     shm_each_job(OWNER_SEGMENT_DIR, sweep_ended, o);
     pool_find_all(o);
-    finish_what_ended(o);
+    tell_histories(o);
     owner_event(o, &(job_event){.type = JOB_ADOPT});
     owner_pump(o);
     pool_fill(o);

@@ -451,3 +451,88 @@ TEST(a_job_whose_kubeml_ps_is_gone_at_adoption_gets_another)
     json_decref(a);
     jobs_close(m);
 }
+
+/* The store was away when "a" got its second kubeml-ps: the record is of the first. */
+static void restart_before_it_was_saved(void)
+{
+    err e = ERR_INIT;
+    open_machine(4);
+    run_job("a", 1);
+    cleanup_json json_t *old = job_record(jobs_find(m, "a"));
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-ps-0", .reason = "Killed"});
+    CHECK_INT(get(JOB_TAKE)->incarnation, 1);
+    ps_starts("a", 1);
+    jobs_close(m);
+    open_machine(4);
+    CHECK_OK(jobs_restore(m, old, &e), e);
+}
+
+TEST(a_kubeml_ps_that_the_record_does_not_know_is_adopted)
+{
+    restart_before_it_was_saved();
+    step((job_event){.type = JOB_POD_FOUND,
+                     .job = "a",
+                     .function = JOB_KUBEML_PS,
+                     .incarnation = 1,
+                     .pod = "a-ps-1"});
+    CHECK(!find(JOB_STOP));
+    get(JOB_SAVE);
+    step((job_event){.type = JOB_ADOPT});
+    CHECK(!find(JOB_TAKE));
+    CHECK_STR(get(JOB_ATTACH)->pod, "a-ps-1");
+    CHECK_INT(jobs_find(m, "a")->generation, 1);
+    CHECK(jobs_find(m, "a")->resumed);
+    jobs_close(m);
+}
+
+TEST(the_older_of_two_kubeml_ps_is_stopped_whichever_is_found_first)
+{
+    for (int first = 0; first < 2; first++) {
+        restart_before_it_was_saved();
+        for (int i = 0; i < 2; i++) {
+            int generation = i == 0 ? first : !first;
+            step((job_event){.type = JOB_POD_FOUND,
+                             .job = "a",
+                             .function = JOB_KUBEML_PS,
+                             .incarnation = generation,
+                             .pod = generation ? "a-ps-1" : "a-ps-0"});
+        }
+        CHECK_STR(get(JOB_STOP)->pod, "a-ps-0");
+        step((job_event){.type = JOB_ADOPT});
+        CHECK_STR(get(JOB_ATTACH)->pod, "a-ps-1");
+        jobs_close(m);
+    }
+}
+
+TEST(a_number_that_the_history_or_a_function_knows_is_not_used_again)
+{
+    restart_before_it_was_saved();
+    step((job_event){.type = JOB_PS_BEFORE, .job = "a", .incarnation = 1});
+    step((job_event){.type = JOB_ADOPT});
+    CHECK_INT(get(JOB_TAKE)->incarnation, 2);
+    jobs_close(m);
+    restart_before_it_was_saved();
+    step((job_event){
+        .type = JOB_POD_FOUND, .job = "a", .function = 0, .incarnation = 10000, .pod = "f"});
+    step((job_event){.type = JOB_ADOPT});
+    CHECK_INT(get(JOB_TAKE)->incarnation, 2);
+    jobs_close(m);
+}
+
+TEST(a_job_that_had_begun_when_its_record_says_queued_goes_on)
+{
+    open_machine(4);
+    submit("a", 1, 0, true);
+    restart_with("a", 4);
+    step(
+        (job_event){.type = JOB_POD_FOUND, .job = "a", .function = JOB_KUBEML_PS, .pod = "a-ps-0"});
+    CHECK_STR(get(JOB_STOP)->pod, "a-ps-0");
+    step((job_event){.type = JOB_ADOPT});
+    CHECK_INT(get(JOB_TAKE)->incarnation, 1);
+    CHECK(jobs_find(m, "a")->resumed); /* what it has done so far counts */
+    restart_with("a", 4);
+    step((job_event){.type = JOB_PS_BEFORE, .job = "a", .incarnation = 0});
+    step((job_event){.type = JOB_ADOPT});
+    CHECK_INT(get(JOB_TAKE)->incarnation, 2); /* an older history changes nothing */
+    jobs_close(m);
+}
