@@ -7,7 +7,7 @@ SIM_GROUND := common/left_out.c common/rng.c common/ending.c common/err.c common
 SIM_WORLD  := test/sim/sim.c test/sim/sim_store.c test/sim/sim_ps.c test/sim/sim_function.c test/sim/sim_controller.c \
               test/sim/sim_pool.c test/sim/sim_check.c
 SIM_SHARED := $(call obj,$(SIM_GROUND) $(SIM_WORLD))
-MUTATIONS  := 1 2 3 4 5 6 7 8 9 10 11 12 13 14 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34
+MUTATIONS  := 1 2 3 4 5 6 7 8 9 10 11 12 13 14 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36
 # SOURCE=n, of each mutation
 MUTATED    := $(shell grep -oE 'MUTATE.[0-9]+' $(SIM_LOGIC) | sed 's/:MUTATE./=/')
 MUTANTS    := $(addprefix $(BUILD)/test/mutant-,$(MUTATIONS))

@@ -251,6 +251,7 @@ static void store_is_up(sim *s, message *m)
 {
     (void)m;
     s->store_up = true;
+    controller_store_back(s);
 }
 
 /* SIGSTOP and, later, SIGCONT. */
@@ -375,7 +376,7 @@ static void make_job(sim *s, int i)
     static const int ks[] = {-1, -1, 1, 2, 3, 5};
     sim_job *j = &s->job[i];
     snprintf(j->id, sizeof j->id, "job%d", i);
-    j->generation_sent = -1;
+    j->generation_process = j->writer = -1;
     j->samples = (uint64_t)sim_between(s, 1, SIM_SAMPLES_MAX);
     j->chunk_samples = (uint32_t)sim_between(s, 1, 40);
     j->test_samples = sim_chance(s, 0.8) ? (uint64_t)sim_between(s, 1, 60) : 0;
@@ -451,7 +452,7 @@ static void check_end(sim *s, int i)
         (strcmp(j->reason, "Crashed") == 0 || strcmp(j->reason, "PSCrashed") == 0 ||
          strcmp(j->reason, "PodFailed") == 0 || strcmp(j->reason, "ModelStoreCorrupt") == 0);
     if (j->state == JOB_FAILED && !fair && !(j->nan && strcmp(j->reason, "NaNLoss") == 0))
-        sim_wrong(s, "job %s failed: %s: %s", j->id, j->reason, j->final_message);
+        sim_wrong(s, "job %s failed: %s: %s", j->id, j->reason, j->end.message);
     if (j->state == JOB_CANCELLED && !j->cancelled)
         sim_wrong(s, "job %s was cancelled by nobody", j->id);
     if (j->state != JOB_SUCCEEDED)
@@ -498,8 +499,10 @@ static void end_world(sim *s)
         ps_free(s->process[p].ps);
     for (int i = 0; i < s->redises; i++)
         free(s->all_redis[i]);
-    for (int i = 0; i < s->jobs; i++)
+    for (int i = 0; i < s->jobs; i++) {
         json_decref(s->job[i].record);
+        json_decref(s->job[i].unsaved);
+    }
     for (int i = 0; i < s->heap_count; i++)
         free(s->heap[i]);
     while (s->free_list) {

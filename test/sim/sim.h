@@ -69,6 +69,7 @@ struct message {
     int conn;   /* -1: none; otherwise dropped when that is broken */
     int from;   /* process */
     int number; /* whatever the receiver wants to know */
+    bool warm;  /* of a pod: it waits, and needs but its label */
     round_event round;
     round_action task;
     sim_shares shares; /* of the task, or of the report on it */
@@ -109,6 +110,14 @@ typedef struct redis {
     sim_place place[SIM_SLOTS_MAX];
 } redis;
 
+/* As kubeml-ps says it, and as the history keeps it. */
+typedef struct sim_end {
+    job_state state;
+    char reason[ROUND_REASON_BYTES];
+    char message[ERR_MESSAGE_BYTES];
+    int epochs;
+} sim_end;
+
 typedef struct ps {
     round_machine *machine;
     redis *redis;
@@ -129,7 +138,9 @@ typedef struct ps {
         bool published, gone;
     } trains[SIM_FUNCTIONS_MAX];
     int controller; /* conn, -1 */
+    int64_t give_up_ms; /* until then the store is tried for the beginning, or for the end */
     bool finished;
+    sim_end end;
 } ps;
 
 typedef struct process {
@@ -155,21 +166,21 @@ typedef struct sim_job {
     uint64_t samples, test_samples;
     uint32_t chunk_samples;
     json_t *record;
+    json_t *unsaved; /* the newest record, while the store is away: it goes with the controller */
+    int noted;       /* the generation of the newest record, written or not */
     bool done, submitted;
     bool placed; /* its first places on GPUs were looked at */
     /* checkpoints */
     int committed;
+    int writer; /* the generation of the kubeml-ps that wrote the history last; -1: there is none */
     struct {
         round_epoch record;
         uint64_t value;
     } epoch[SIM_EPOCHS_MAX];
-    bool final; /* the final record is written */
-    job_state final_state;
-    char final_reason[ROUND_REASON_BYTES];
-    char final_message[ERR_MESSAGE_BYTES];
-    int final_epochs;
+    bool final; /* the final record is written: */
+    sim_end end;
     redis *left; /* Redis that outlived its kubeml-ps */
-    int generation_sent, generation_process;
+    int generation_process; /* that was sent the job last */
     bool cancelled, nan;
     bool hopeless; /* no GPU could hold it: cancelled when the others are done */
     /* the end */
@@ -243,7 +254,11 @@ process *sim_process(sim *s, const char *name);
 /* ---- sim_store.c ----------------------------------------------------------------------------- */
 redis *redis_new(sim *s);
 int redis_merge(sim *s, int who, redis *r, const round_merge *m, int *bad);
-void store_commit(sim *s, int who, const ps *p, const round_epoch *record);
+/* The history, which kubeml-ps of that generation writes: what it has found or done, or that a
+ * later one has the job (ERR_STALE), or that the store is away (ERR_UNAVAILABLE). */
+err_code store_claim(sim *s, int who, int generation);
+err_code store_commit(sim *s, int who, int generation, const ps *p, const round_epoch *record);
+err_code store_end(sim *s, int who, int generation, const sim_end *end);
 uint64_t store_reference(sim *s, int who); /* the model of the same plan without faults */
 uint64_t model_contribution(uint64_t base, int epoch, int parallelism, int function, uint64_t begin,
                             uint64_t end);
@@ -282,6 +297,8 @@ void pool_add_idle(sim *s, int gpu);
 void pool_look_for_gpus(sim *s);
 void pool_forget_gpus(sim *s);
 void pool_check_none_reserved(sim *s, int who);
+/* Of the pods that were on their way to jobs when the controller died, some bear their label. */
+void pool_controller_dies(sim *s);
 
 /* ---- sim_check.c ----------------------------------------------------------------------------- */
 void check_jobs(sim *s);
@@ -294,6 +311,7 @@ process *sim_living(sim *s, const char *name);
 message *controller_later(sim *s, int64_t ms, job_event_type type, int who);
 void controller_begin(sim *s);
 void controller_die(sim *s, int64_t away_ms);
+void controller_store_back(sim *s);
 void controller_event(sim *s, const job_event *event);
 void controller_hears(sim *s, message *m); /* job */
 void controller_conn_closed(sim *s, int conn);

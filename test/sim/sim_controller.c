@@ -1,5 +1,6 @@
 /* sim_controller.c: the controller in the simulated world: a jobs machine and the records it saves.
  * It can die at any moment and finds its jobs again. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,15 +44,30 @@ static void given(sim *s, message *m)
     ps_attach(s, m);
 }
 
+/* Its number fences whoever had the job before: it is neither that of a history, nor not above that
+ * of one that lives. One that died before it wrote anything may have had the same number. */
+static void check_generation(sim *s, int who, const job_action *a, int index)
+{
+    sim_job *j = &s->job[who];
+    int generation = a->job->generation;
+    bool used =
+        generation <= j->writer && (generation < j->writer || j->generation_process != index);
+    for (int p = 0; p < s->processes && !used; p++) {
+        const process *other = &s->process[p];
+        used = p != index && other->is_ps && other->job == who && other->alive && other->ps &&
+               other->incarnation >= generation;
+    }
+    if (used)
+        sim_wrong(s, "job %s: generation %d used for two kubeml-ps", j->id, generation);
+    if (!a->job->resumed && j->committed > 0)
+        sim_wrong(s, "job %s begins anew after %d epochs", j->id, j->committed);
+    j->generation_process = index;
+}
+
 static void send_job(sim *s, int who, const job_action *a, process *p)
 {
     sim_job *j = &s->job[who];
-    int index = (int)(p - s->process);
-    if (a->job->generation < j->generation_sent ||
-        (a->job->generation == j->generation_sent && j->generation_process != index))
-        sim_wrong(s, "job %s: generation %d used for two kubeml-ps", j->id, a->job->generation);
-    j->generation_sent = a->job->generation;
-    j->generation_process = index;
+    check_generation(s, who, a, (int)(p - s->process));
     s->ps_conn[who] = sim_connect(s, SIM_CONTROLLER, (int)(p - s->process));
     message *m = sim_send(s, s->ps_conn[who], (int)(p - s->process), given);
     m->life = s->life;
@@ -121,6 +137,49 @@ static void act_on_pod(sim *s, int who, const job_action *a)
         specialise(s, who, a, p);
 }
 
+/* While the store is away the newest record waits for it, and what follows does not. */
+static void save(sim *s, sim_job *j, const job *from)
+{
+    json_t **to = s->store_up ? &j->record : &j->unsaved;
+    json_decref(j->unsaved);
+    j->unsaved = NULL;
+    if (s->store_up)
+        json_decref(j->record);
+    *to = job_record(from);
+    j->noted = from->generation;
+}
+
+static void save_unsaved(sim *s, message *m)
+{
+    (void)m;
+    for (int i = 0; i < s->jobs; i++)
+        if (s->store_up && s->job[i].unsaved) {
+            json_decref(s->job[i].record);
+            s->job[i].record = s->job[i].unsaved;
+            s->job[i].unsaved = NULL;
+        }
+}
+
+void controller_store_back(sim *s)
+{
+    if (s->machine)
+        sim_after(s, sim_between(s, 0, 1000), SIM_CONTROLLER, save_unsaved)->life = s->life;
+}
+
+static void check_saved(sim *s, int who, const job_action *a)
+{
+    if (s->job[who].noted < a->job->generation)
+        sim_wrong(s, "job %s: kubeml-ps %d is asked for before that is saved", s->job[who].id,
+                  a->job->generation);
+}
+
+static void end(sim_job *j, job_state state, const char *reason)
+{
+    j->done = true;
+    j->state = state;
+    snprintf(j->reason, sizeof j->reason, "%s", reason);
+}
+
 static void act(sim *s, const job_action *a)
 {
     int who = a->job ? sim_job_index(s, a->job->id) : 0;
@@ -130,11 +189,11 @@ static void act(sim *s, const job_action *a)
                   a->job ? a->job->id : "-", a->pod, a->function, a->incarnation, a->epoch,
                   a->value, a->job ? job_state_name(a->job->state) : "");
     switch (a->type) {
-    case JOB_SAVE:
-        json_decref(j->record);
-        j->record = job_record(a->job);
+    case JOB_SAVE: save(s, j, a->job); break;
+    case JOB_TAKE:
+        check_saved(s, who, a);
+        pool_take(s, who, a);
         break;
-    case JOB_TAKE: pool_take(s, who, a); break;
     case JOB_UNTAKE: pool_untake(s, who, a); break;
     case JOB_SEND:
     case JOB_ATTACH:
@@ -147,9 +206,7 @@ static void act(sim *s, const job_action *a)
     case JOB_CHANGED: break;
     case JOB_DONE:
         pool_check_none_reserved(s, who);
-        j->done = true;
-        j->state = a->job->state;
-        memcpy(j->reason, a->job->reason, sizeof j->reason);
+        end(j, a->job->state, a->job->reason);
         break;
     }
 }
@@ -175,8 +232,13 @@ void controller_event(sim *s, const job_event *event)
                   e.job ? e.job : "-", e.pod ? e.pod : "-", e.function, e.incarnation, e.epoch,
                   e.value);
     size_t n = jobs_step(s->machine, &e, &actions);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         act(s, &actions[i]);
+        if (actions[i].type != JOB_CHANGED && sim_fault(s, 0.002)) {
+            controller_die(s, sim_between(s, 50, 20000));
+            return;
+        }
+    }
     check_jobs(s);
     pool_look_for_gpus(s);
     int64_t due = jobs_deadline(s->machine);
@@ -193,7 +255,7 @@ void controller_hears(sim *s, message *m)
     if (m->text[0])
         m->job.pod = m->text;
     controller_event(s, &m->job);
-    if (s->gpus_elsewhere && m->job.type == JOB_POD_ENDED)
+    if (s->machine && s->gpus_elsewhere && m->job.type == JOB_POD_ENDED)
         pool_forget_gpus(s);
 }
 
@@ -227,44 +289,86 @@ void controller_cancel_hopeless(sim *s)
 
 /* ---- begin and die --------------------------------------------------------------------------- */
 
+/* Its record is written before anybody hears that there is the job. */
 static void submit(sim *s, message *m)
 {
     sim_job *j = &s->job[m->number];
     err e = ERR_INIT;
+    if (!s->store_up) {
+        message *again = sim_after(s, 500, SIM_CONTROLLER, submit);
+        again->life = s->life;
+        again->number = m->number;
+        return;
+    }
     if (jobs_submit(s->machine, j->id, &j->request, false, s->now, &e) < 0)
         sim_wrong(s, "submit: %s", e.message);
     jobs_chunks(s->machine, j->id, sim_chunks(j));
+    save(s, j, jobs_find(s->machine, j->id));
     j->submitted = true;
     controller_event(s, &(job_event){.type = JOB_TICK});
 }
 
+static void restore_job(sim *s, int who)
+{
+    sim_job *j = &s->job[who];
+    job_state state;
+    err e = ERR_INIT;
+    if (!job_state_from_name(json_string_value(json_object_get(j->record, "state")), &state))
+        sim_wrong(s, "the record of job %s has no state", j->id);
+    j->noted = (int)json_integer_value(json_object_get(j->record, "generation"));
+    if (state >= JOB_SUCCEEDED) {
+        end(j, state, json_string_value(json_object_get(j->record, "reason")));
+        return;
+    }
+    j->done = false; /* else that was in no record */
+    if (jobs_restore(s->machine, j->record, &e) < 0)
+        sim_wrong(s, "restore: %s", e.message);
+    jobs_chunks(s->machine, j->id, sim_chunks(j));
+}
+
+static void find_pods(sim *s)
+{
+    for (int p = 0; p < s->processes && s->machine; p++) {
+        const process *own = &s->process[p];
+        job_event found = {.type = JOB_POD_FOUND,
+                           .job = s->job[own->job].id,
+                           .pod = own->name,
+                           .function = own->function,
+                           .incarnation = own->incarnation};
+        if (!own->alive)
+            continue;
+        found.value = own->gpu < 0 ? 0 : pool_show(s, own->gpu) + 1;
+        controller_event(s, &found);
+    }
+}
+
+/* What histories say, which kubeml-ps wrote while no controller was there. */
+static void read_histories(sim *s)
+{
+    for (int i = 0; i < s->jobs; i++) {
+        const sim_job *j = &s->job[i];
+        const job *of = s->machine ? jobs_find(s->machine, j->id) : NULL;
+        if (of && j->writer >= 0)
+            controller_event(
+                s, &(job_event){.type = JOB_PS_BEFORE, .job = j->id, .incarnation = j->writer});
+        of = s->machine ? of : NULL;
+        if (of && j->final && j->writer >= of->generation)
+            controller_event(s, &(job_event){.type = JOB_PS_FINISHED,
+                                             .job = j->id,
+                                             .state = j->end.state,
+                                             .reason = j->end.reason,
+                                             .message = j->end.message,
+                                             .value = j->end.epochs});
+    }
+}
+
 static void restore(sim *s)
 {
-    err e = ERR_INIT;
     for (int i = 0; i < s->jobs; i++)
-        if (s->job[i].record && !s->job[i].done) {
-            if (jobs_restore(s->machine, s->job[i].record, &e) < 0)
-                sim_wrong(s, "restore: %s", e.message);
-            jobs_chunks(s->machine, s->job[i].id, sim_chunks(&s->job[i]));
-        }
-    for (int p = 0; p < s->processes; p++)
-        if (s->process[p].alive)
-            controller_event(s, &(job_event){.type = JOB_POD_FOUND,
-                                             .job = s->job[s->process[p].job].id,
-                                             .pod = s->process[p].name,
-                                             .function = s->process[p].function,
-                                             .incarnation = s->process[p].incarnation,
-                                             .value = s->process[p].gpu < 0
-                                                          ? 0
-                                                          : pool_show(s, s->process[p].gpu) + 1});
-    for (int i = 0; i < s->jobs; i++)
-        if (s->job[i].final)
-            controller_event(s, &(job_event){.type = JOB_PS_FINISHED,
-                                             .job = s->job[i].id,
-                                             .state = s->job[i].final_state,
-                                             .reason = s->job[i].final_reason,
-                                             .message = s->job[i].final_message,
-                                             .value = s->job[i].final_epochs});
+        if (s->job[i].record)
+            restore_job(s, i);
+    find_pods(s);
+    read_histories(s);
     controller_event(s, &(job_event){.type = JOB_ADOPT});
 }
 
@@ -287,6 +391,8 @@ void controller_begin(sim *s)
     for (int i = 0; i < SIM_JOBS_MAX; i++)
         s->ps_conn[i] = -1;
     restore(s);
+    if (!s->machine)
+        return;
     for (int64_t n = s->gpus_elsewhere ? sim_between(s, 0, 3) : 0; n > 0 && !s->blind; n--)
         pool_add_idle(s, pool_land(s));
     for (int i = 0; i < s->jobs; i++)
@@ -300,7 +406,10 @@ void controller_begin(sim *s)
 static void come_back(sim *s, message *m)
 {
     (void)m;
-    controller_begin(s);
+    if (s->store_up)
+        controller_begin(s);
+    else
+        sim_after(s, 500, SIM_CONTROLLER, come_back);
 }
 
 void controller_die(sim *s, int64_t away_ms)
@@ -308,9 +417,14 @@ void controller_die(sim *s, int64_t away_ms)
     if (!s->machine)
         return;
     sim_trace(s, "the controller dies for %lld ms", (long long)away_ms);
+    pool_controller_dies(s);
     jobs_close(s->machine);
     s->machine = NULL;
     s->life++;
+    for (int i = 0; i < s->jobs; i++) {
+        json_decref(s->job[i].unsaved);
+        s->job[i].unsaved = NULL;
+    }
     for (int c = 0; c < s->conns; c++)
         if (s->conn[c].open && s->conn[c].end[0] == SIM_CONTROLLER)
             sim_break(s, c);

@@ -128,6 +128,15 @@ static bool settles(sim *s, const job_event *e, int gpu)
 
 /* ---- pods ------------------------------------------------------------------------------------ */
 
+static int start_labelled(sim *s, const message *m, int gpu)
+{
+    bool is_ps = m->job.function == JOB_KUBEML_PS;
+    int p = sim_start_process(s, is_ps, sim_job_index(s, m->job.job), m->job.function,
+                              m->job.incarnation);
+    s->process[p].gpu = is_ps ? -1 : gpu;
+    return p;
+}
+
 static void taken(sim *s, message *m)
 {
     job_event e = m->job;
@@ -141,9 +150,7 @@ static void taken(sim *s, message *m)
         e.code = ERR_UNAVAILABLE;
         e.message = "simulated";
     } else {
-        int p = sim_start_process(s, e.function == JOB_KUBEML_PS, sim_job_index(s, e.job),
-                                  e.function, e.incarnation);
-        s->process[p].gpu = e.function == JOB_KUBEML_PS ? -1 : gpu;
+        int p = start_labelled(s, m, gpu);
         memcpy(m->text, s->process[p].name, sizeof m->text);
         e.pod = m->text;
     }
@@ -164,6 +171,7 @@ void pool_take(sim *s, int who, const job_action *a)
     m->number = gpu;
     m->job =
         (job_event){.job = s->job[who].id, .function = a->function, .incarnation = a->incarnation};
+    m->warm = !cold && (gpu >= 0 || !s->gpus_elsewhere || a->function == JOB_KUBEML_PS);
     if (cold) {
         message *w = controller_later(s, 0, JOB_POD_WAITING, who);
         w->job.function = a->function;
@@ -206,6 +214,16 @@ void pool_check_none_reserved(sim *s, int who)
         if (is_reserved(s, s->heap[i], who))
             sim_wrong(s, "job %s has ended, and a pod for its function %d is still to come",
                       s->job[who].id, s->heap[i]->job.function);
+}
+
+/* A warm one is labelled before anybody says that it is there. */
+void pool_controller_dies(sim *s)
+{
+    for (int i = 0; i < s->heap_count; i++) {
+        const message *m = s->heap[i];
+        if (m->deliver == taken && m->life == s->life && m->warm && sim_chance(s, 0.5))
+            start_labelled(s, m, m->number);
+    }
 }
 
 static void stop_now(sim *s, message *m)

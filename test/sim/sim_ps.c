@@ -1,12 +1,15 @@
 /* sim_ps.c: kubeml-ps in the simulated world: a round_machine, its connections and its slow calls
  * of model store and store, which the process may not survive. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "sim.h"
 
-#define BYE_MS    60000
-#define ANSWER_MS 10
+#define BYE_MS     60000
+#define ANSWER_MS  10
+#define RETRY_MS   1000  /* between two tries to begin or to end with the store away, */
+#define GIVE_UP_MS 60000 /* and all of them */
 
 static void tick(sim *s, message *m)
 {
@@ -48,14 +51,14 @@ static void tell_epoch(sim *s, int p, const round_epoch *r)
     m->job.seconds = r->seconds;
 }
 
-static void tell_final(sim *s, int p)
+static void tell_end(sim *s, int p)
 {
-    const sim_job *j = &s->job[s->process[p].job];
+    const sim_end *end = &s->process[p].ps->end;
     message *m = to_controller(s, p, JOB_PS_FINISHED);
-    m->job.state = j->final_state;
-    m->job.reason = j->final_reason;
-    m->job.message = j->final_message;
-    m->job.value = j->final_epochs;
+    m->job.state = end->state;
+    m->job.reason = end->reason;
+    m->job.message = end->message;
+    m->job.value = end->epochs;
 }
 
 static void tell_controller(sim *s, int p, const round_action *a)
@@ -97,27 +100,18 @@ void ps_bye(sim *s, message *m)
     sim_kill(s, m->to, "Exited");
 }
 
-static void finish(sim *s, int p, const round_action *a)
+static void is_over(sim *s, int p)
 {
-    sim_job *j = &s->job[s->process[p].job];
-    if (a->superseded) {
-        sim_wrong(s, "job %s: superseded, and there is no other kubeml-ps", j->id);
-        return;
-    }
-    if (sim_fault(s, 0.05)) {
-        sim_kill(s, p, "Killed");
-        return;
-    }
-    j->final = true;
-    j->final_state = a->state == ROUND_SUCCEEDED      ? JOB_SUCCEEDED
-                     : a->state == ROUND_FAILED_STATE ? JOB_FAILED
-                                                      : JOB_CANCELLED;
-    memcpy(j->final_reason, a->reason, sizeof j->final_reason);
-    memcpy(j->final_message, a->message, sizeof j->final_message);
-    j->final_epochs = a->epochs;
     s->process[p].ps->finished = true;
-    tell_final(s, p);
+    tell_end(s, p);
     sim_after(s, BYE_MS, p, ps_bye);
+}
+
+static void set_end(ps *o, job_state state, const char *reason, const char *why)
+{
+    o->end.state = state;
+    snprintf(o->end.reason, sizeof o->end.reason, "%s", reason);
+    snprintf(o->end.message, sizeof o->end.message, "%s", why);
 }
 
 /* ---- slow calls ------------------------------------------------------------------------------ */
@@ -186,15 +180,49 @@ static void commit_now(sim *s, message *m)
         sim_kill(s, m->to, "Killed");
         return;
     }
-    if (s->store_up)
-        store_commit(s, own->job, own->ps, &m->task.record);
+    err_code code = store_commit(s, own->job, own->incarnation, own->ps, &m->task.record);
     if (sim_fault(s, 0.03)) {
         sim_kill(s, m->to, "Killed");
         return;
     }
-    message *r = answer(s, m->to, s->store_up ? ROUND_COMMITTED : ROUND_COMMIT_FAILED);
+    message *r = answer(s, m->to, code ? ROUND_COMMIT_FAILED : ROUND_COMMITTED);
     r->round.epoch = m->task.record.epoch;
-    r->round.code = ERR_UNAVAILABLE;
+    r->round.code = code;
+}
+
+static void finish_now(sim *s, message *m)
+{
+    process *own = &s->process[m->to];
+    ps *o = own->ps;
+    if (sim_fault(s, 0.05)) {
+        sim_kill(s, m->to, "Killed");
+        return;
+    }
+    err_code code = store_end(s, own->job, own->incarnation, &o->end);
+    if (code == ERR_UNAVAILABLE && s->now < o->give_up_ms) {
+        sim_after(s, RETRY_MS, m->to, finish_now);
+        return;
+    }
+    if (code != ERR_NONE)
+        set_end(o, JOB_FAILED, "StoreUnavailable", "the end could not be written");
+    is_over(s, m->to);
+}
+
+static void finish(sim *s, int p, const round_action *a)
+{
+    static const job_state states[] = {[ROUND_SUCCEEDED] = JOB_SUCCEEDED,
+                                       [ROUND_FAILED_STATE] = JOB_FAILED,
+                                       [ROUND_CANCELLED] = JOB_CANCELLED,
+                                       [ROUND_SUSPENDED] = JOB_SUSPENDED};
+    ps *o = s->process[p].ps;
+    if (a->superseded) {
+        sim_wrong(s, "%s: superseded, and there is no other kubeml-ps", s->process[p].name);
+        return;
+    }
+    set_end(o, states[a->state], a->reason, a->message);
+    o->end.epochs = a->epochs;
+    o->give_up_ms = s->now + GIVE_UP_MS;
+    slow_call(s, p, 50, finish_now);
 }
 
 static int joined_conn(const ps *o, int function, int incarnation)
@@ -482,8 +510,11 @@ void ps_step(sim *s, int p, const round_event *event, int conn, int from)
                   (long long)before, (long long)round_version(o->machine));
     if (round_version(o->machine) > before + 1 && e.type != ROUND_START)
         sim_wrong(s, "%s: the version jumped", s->process[p].name);
-    for (size_t i = 0; i < n && s->process[p].alive; i++)
+    for (size_t i = 0; i < n && s->process[p].alive; i++) {
         act(s, p, &actions[i], conn);
+        if (sim_fault(s, 0.0005))
+            sim_kill(s, p, "Killed");
+    }
     if (!s->process[p].alive)
         return;
     give_tasks(s, p, actions, n);
@@ -522,9 +553,26 @@ static const round_resume *find_resume(sim *s, int p)
     return &o->resume;
 }
 
+/* Who goes on writes his number first. */
 static void start(sim *s, message *m)
 {
-    ps *o = s->process[m->to].ps;
+    process *own = &s->process[m->to];
+    ps *o = own->ps;
+    err_code code = m->number ? store_claim(s, own->job, own->incarnation) : ERR_NONE;
+    if (code == ERR_UNAVAILABLE && s->now < o->give_up_ms) {
+        sim_after(s, RETRY_MS, m->to, start)->number = m->number;
+        return;
+    }
+    if (code) {
+        set_end(o, JOB_FAILED, "StoreUnavailable", "the job could not be begun");
+        is_over(s, m->to);
+        return;
+    }
+    if (m->number && s->job[own->job].final) {
+        o->end = s->job[own->job].end;
+        is_over(s, m->to);
+        return;
+    }
     o->started = true;
     const round_resume *resume = m->number ? find_resume(s, m->to) : NULL;
     ps_step(s, m->to, &(round_event){.type = ROUND_START, .resume = resume}, -1, -1);
@@ -540,6 +588,7 @@ void ps_begin(sim *s, int p, bool resume, int generation, int parallelism, int f
         abort();
     own->ps = o;
     o->controller = -1;
+    o->give_up_ms = s->now + GIVE_UP_MS;
     o->merged.version = o->pending.version = -1;
     o->redis = j->left && resume ? j->left : redis_new(s);
     j->left = NULL;
@@ -594,7 +643,7 @@ void ps_attach(sim *s, message *m)
     for (int e = 0; e < s->job[own->job].committed; e++)
         tell_epoch(s, m->to, &s->job[own->job].epoch[e].record);
     if (own->ps->finished) {
-        tell_final(s, m->to);
+        tell_end(s, m->to);
         return;
     }
     if (!own->ps->started)

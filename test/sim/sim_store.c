@@ -197,14 +197,46 @@ int redis_merge(sim *s, int who, redis *r, const round_merge *m, int *bad)
     return ERR_NONE;
 }
 
-void store_commit(sim *s, int who, const ps *p, const round_epoch *record)
+/* The history bears the number of who wrote it last, and is not an older one's any more. */
+static err_code fence(const sim *s, const sim_job *j, int generation)
+{
+    return !s->store_up ? ERR_UNAVAILABLE : j->writer > generation ? ERR_STALE : ERR_NONE;
+}
+
+err_code store_claim(sim *s, int who, int generation)
 {
     sim_job *j = &s->job[who];
+    err_code code = fence(s, j, generation);
+    if (code || j->writer < 0 || (j->final && j->end.state == JOB_SUCCEEDED))
+        return code;
+    j->writer = generation;
+    j->final = false;
+    return ERR_NONE;
+}
+
+err_code store_end(sim *s, int who, int generation, const sim_end *end)
+{
+    sim_job *j = &s->job[who];
+    err_code code = fence(s, j, generation);
+    if (code)
+        return code;
+    j->writer = generation;
+    j->final = true;
+    j->end = *end;
+    return ERR_NONE;
+}
+
+err_code store_commit(sim *s, int who, int generation, const ps *p, const round_epoch *record)
+{
+    sim_job *j = &s->job[who];
+    err_code code = fence(s, j, generation);
+    if (code)
+        return code;
     const sim_model *m = &p->merged;
     int e = record->epoch;
     if (e > j->committed || e >= SIM_EPOCHS_MAX) {
         sim_wrong(s, "job %s: epoch %d committed after %d epochs", j->id, e, j->committed);
-        return;
+        return ERR_NONE;
     }
     if (m->version != record->version || m->rows_epoch != e || m->epoch != e + 1 ||
         m->parallelism != record->parallelism || record->samples != j->samples)
@@ -214,7 +246,11 @@ void store_commit(sim *s, int who, const ps *p, const round_epoch *record)
         sim_wrong(s, "job %s: epoch %d committed twice with other weights", j->id, e);
     j->epoch[e].record = *record;
     j->epoch[e].value = m->value;
+    if (e + 1 < j->committed)
+        sim_wrong(s, "job %s: %d epochs are committed where %d were", j->id, e + 1, j->committed);
     j->committed = e + 1;
+    j->writer = generation;
+    return ERR_NONE;
 }
 
 uint64_t store_reference(sim *s, int who)
