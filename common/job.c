@@ -36,6 +36,7 @@
 #include <string.h>
 
 #include "job_internal.h"
+#include "mutation.h"
 #include "text.h"
 
 enum { ACTIONS_STEP = 16, ACTIONS_JOB = 24, ACTIONS_POD = 3 };
@@ -303,8 +304,14 @@ size_t jobs_step(jobs *m, const job_event *event, const job_action **actions)
         jobs_unplace(m);
         jobs_schedule(m);
     }
+    int held = jobs_slots_held(m);
     for (size_t k = 0; k < m->count; k++)
         settle_job(m, m->job[k]);
+    bool less = !m->adopting && jobs_slots_held(m) < held; /* of which no other event may come */
+    if (MUTATE(38, less, false)) {
+        jobs_unplace(m);
+        jobs_schedule(m);
+    }
     *actions = m->action;
     return m->actions;
 }

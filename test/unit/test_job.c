@@ -380,6 +380,33 @@ TEST(a_deadline_fails_the_job)
     jobs_close(m);
 }
 
+TEST(what_time_ends_leaves_its_place_to_the_next_at_once)
+{
+    open_machine(1);
+    submit_bound("a", 60, 0);
+    step((job_event){.type = JOB_TICK});
+    submit("b", 1, 0, true);
+    step((job_event){.type = JOB_POD_FAILED,
+                     .job = "a",
+                     .function = JOB_KUBEML_PS,
+                     .code = ERR_UNAVAILABLE,
+                     .message = "no"});
+    CHECK_INT(jobs_find(m, "b")->state, JOB_QUEUED);
+    now += 59900;
+    step((job_event){.type = JOB_TICK});
+    step((job_event){.type = JOB_POD_FAILED,
+                     .job = "a",
+                     .function = JOB_KUBEML_PS,
+                     .code = ERR_UNAVAILABLE,
+                     .message = "no"});
+    now += 100; /* no pod is there or on its way whose end would be told */
+    step((job_event){.type = JOB_TICK});
+    CHECK_STR(jobs_find(m, "a")->reason, "DeadlineExceeded");
+    CHECK_STR(get(JOB_DONE)->job->id, "a");
+    CHECK_STR(get(JOB_TAKE)->job->id, "b");
+    jobs_close(m);
+}
+
 TEST(a_failed_job_is_tried_again_from_its_checkpoint)
 {
     open_machine(1);
