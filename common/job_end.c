@@ -23,7 +23,8 @@ static void requeue(jobs *m, job *j)
 
 static bool may_try_again(const job *j, const char *reason)
 {
-    return j->retries < j->request.backoff_limit && strcmp(reason, "DeadlineExceeded") != 0;
+    return MUTATE(43, j->retries < j->request.backoff_limit, true) &&
+           strcmp(reason, "DeadlineExceeded") != 0;
 }
 
 /* One that was to be suspended is tried again when it is resumed. */

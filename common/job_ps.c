@@ -37,7 +37,7 @@ void job_ps_lost(jobs *m, job *j, const char *reason, const char *message)
     pods_stop(m, j, true);
     j->generation += MUTATE(21, 1, 0);
     j->resumed = true;
-    if (++j->restarts > m->limits.ps_restarts_max) {
+    if (MUTATE(39, ++j->restarts > m->limits.ps_restarts_max, false)) {
         job_fail(m, j, "PSCrashed", "kubeml-ps ended %d times within an epoch: %s: %.170s",
                  j->restarts, reason, message);
         return;
@@ -133,7 +133,8 @@ static void ps_access(jobs *m, job *j)
 
 static void ps_need(jobs *m, job *j, const job_event *event)
 {
-    if (!job_active(j) || j->verdict || event->function < 0 ||
+    bool merges = !j->verdict || j->verdict_state == JOB_SUSPENDED; /* one is waited for */
+    if (!job_active(j) || !MUTATE(41, merges, !j->verdict) || event->function < 0 ||
         event->function >= REQUEST_PARALLELISM_MAX)
         return;
     job_pod *same = pod_of(j, event->function, event->incarnation);
@@ -191,7 +192,7 @@ static void ps_epoch(jobs *m, job *j, const job_event *event)
         j->no_more[0] = '\0';
         j->grow_wait_ms = 0;
     }
-    j->restarts = 0;
+    j->restarts = MUTATE(37, 0, j->restarts);
     job_condition_set(m, j, "PSRestarted", false, "Trains", "an epoch was committed since");
     job_save(m, j);
 }

@@ -360,6 +360,20 @@ TEST(suspend_waits_for_the_merge_and_a_cancel_overtakes_it)
     jobs_close(m);
 }
 
+TEST(what_is_to_be_suspended_gets_the_functions_that_its_merge_waits_for)
+{
+    open_machine(2);
+    run_job("a", 2);
+    step((job_event){.type = JOB_SUSPEND, .job = "a"});
+    step((job_event){.type = JOB_POD_ENDED, .pod = "a-f-1-0", .reason = "Killed"});
+    get(JOB_TELL_LOST);
+    function_joins("a", 1, 1);
+    step((job_event){.type = JOB_CANCEL, .job = "a"});
+    step((job_event){.type = JOB_PS_NEED, .job = "a", .function = 1, .incarnation = 2});
+    CHECK(!find(JOB_TAKE)); /* nothing is waited for */
+    jobs_close(m);
+}
+
 TEST(a_deadline_fails_the_job)
 {
     open_machine(1);
