@@ -14,6 +14,7 @@
  * slot, function 0's. A kubeml-ps that follows another one knows nothing of the functions before
  * its time: it uses another bank of slots. */
 #include <assert.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -170,6 +171,16 @@ static bool is_bad_code(round_machine *m, int f, bool was_ready, const char *rea
     return true;
 }
 
+static bool is_one_loss_too_many(round_machine *m, int f, const char *reason, const char *message)
+{
+    member *b = &m->member[f];
+    if (++b->losses < MUTATE(40, m->config.limits.losses_max, INT_MAX))
+        return false;
+    give_up(m, f, reason, "function %d was lost %d times without a contribution: %s: %.190s", f,
+            b->losses, reason, message);
+    return true;
+}
+
 static bool lost_too_often(round_machine *m, int f, const char *reason, const char *message)
 {
     member *b = &m->member[f];
@@ -181,12 +192,7 @@ static bool lost_too_often(round_machine *m, int f, const char *reason, const ch
                 b->start_failures, reason, message);
         return true;
     }
-    if (!starts && ++b->losses >= m->config.limits.losses_max) {
-        give_up(m, f, reason, "function %d was lost %d times without a contribution: %s: %.190s", f,
-                b->losses, reason, message);
-        return true;
-    }
-    return false;
+    return !starts && is_one_loss_too_many(m, f, reason, message);
 }
 
 static void lose_one(round_machine *m, int f)
@@ -370,7 +376,7 @@ void member_ready(round_machine *m, const round_event *event)
     if (!b || b->state != MEMBER_JOINED || !same_code(m, event))
         return;
     enter_all(m, event->function, MEMBER_READY);
-    b->start_failures = 0;
+    b->start_failures = MUTATE(15, 0, b->start_failures);
     b->heard_ms = b->progress_ms = m->now_ms;
     member_all_there(m, "Replaced");
 }
@@ -418,6 +424,17 @@ bool round_dismissed(const round_machine *m, int function, int incarnation)
     return !lost && !needed;
 }
 
+/* That the cluster ended the one that was lost is known now: it counts as other losses do, once. */
+static bool did_not_fail_to_start(round_machine *m, int f, const char *reason)
+{
+    member *b = &m->member[f];
+    if (b->lost_ready || b->start_failures == 0 || !MUTATE(42, ending_is_disruption(reason), false))
+        return false;
+    b->lost_ready = true;
+    b->start_failures--;
+    return true;
+}
+
 void member_lost(round_machine *m, const round_event *event)
 {
     for (int s = 0; event->ended && s < m->slots; s++)
@@ -433,8 +450,11 @@ void member_lost(round_machine *m, const round_event *event)
     const member *b = &m->member[event->function];
     if (b->state == MEMBER_NONE || b->lost != event->incarnation)
         return;
-    if (!b->lost_over &&
+    if (MUTATE(18, !b->lost_over, true) &&
         is_bad_code(m, event->function, b->lost_ready, event->reason, event->message))
+        return;
+    if (did_not_fail_to_start(m, event->function, event->reason) &&
+        is_one_loss_too_many(m, event->function, event->reason, event->message))
         return;
     tell_cause(m, event->function, event->reason, event->message);
     if (is_untold(b) && !of_gpu(b->lost_reason))

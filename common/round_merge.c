@@ -90,14 +90,15 @@ void round_merged(round_machine *m, const round_event *event)
         member *b = &m->member[row->function];
         b->cursor += MUTATE(8, row->batches, 0);
         member *leads = &m->member[member_process(m, row->function)];
-        leads->losses = leads->crashes = 0;
+        leads->losses = MUTATE(16, 0, leads->losses);
+        leads->crashes = MUTATE(17, 0, leads->crashes);
         leads->lost_over = true;
         b->task = TASK_NONE;
         m->loss_sum += row->loss_sum;
         m->samples += row->samples;
     }
     m->round++;
-    m->redis_ends = 0;
+    m->redis_ends = MUTATE(19, 0, m->redis_ends);
     round_set_condition(m, CONDITION_REDIS, false, "Answers", "the model store answers");
     round_train_on(m);
 }

@@ -615,9 +615,36 @@ TEST(functions_that_the_cluster_ends_before_they_are_ready_are_tried_again)
                            .reason = reasons[i], .message = "node n1"});
         CHECK(!find(ROUND_FINISHED));
     }
-    join(1, 3);
-    CHECK(!find(ROUND_FINISHED));
     round_close(m);
+
+    /* Also where that is told behind the end of their connections. */
+    open_machine(&c);
+    step((round_event){.type = ROUND_START});
+    join(0, 0);
+    for (int i = 0; i < 4; i++) {
+        step((round_event){.type = ROUND_HELLO, .function = 1, .incarnation = i});
+        step((round_event){
+            .type = ROUND_LOST, .function = 1, .incarnation = i, .reason = "ConnectionLost"});
+        CHECK(!find(ROUND_FINISHED));
+        for (int twice = 0; twice < 2; twice++)
+            step((round_event){.type = ROUND_LOST,
+                               .function = 1,
+                               .incarnation = i,
+                               .ended = true,
+                               .reason = reasons[0],
+                               .message = "node n1"});
+        CHECK(!find(ROUND_FINISHED));
+    }
+    step((round_event){.type = ROUND_HELLO, .function = 1, .incarnation = 4});
+    step((round_event){
+        .type = ROUND_LOST, .function = 1, .incarnation = 4, .reason = "ConnectionLost"});
+    step((round_event){.type = ROUND_LOST,
+                       .function = 1,
+                       .incarnation = 4,
+                       .ended = true,
+                       .reason = reasons[0],
+                       .message = "node n1"});
+    expect_failure("Crashed", "function 1 was lost 5 times without a contribution");
 }
 
 TEST(a_crash_before_ready_is_not_tried_again)
