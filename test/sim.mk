@@ -5,9 +5,10 @@
 SIM_LOGIC  := $(filter common/deal.c common/request.c common/average.c common/gpu.c common/policy.c common/round%.c common/job%.c,$(SRC_common))
 SIM_GROUND := common/left_out.c common/rng.c common/ending.c common/err.c common/text.c common/clock.c common/log.c
 SIM_WORLD  := test/sim/sim.c test/sim/sim_store.c test/sim/sim_ps.c test/sim/sim_function.c test/sim/sim_controller.c \
-              test/sim/sim_pool.c test/sim/sim_check.c
+              test/sim/sim_pool.c test/sim/sim_check.c test/sim/sim_bounds.c test/sim/sim_user.c
 SIM_SHARED := $(call obj,$(SIM_GROUND) $(SIM_WORLD))
-MUTATIONS  := 1 2 3 4 5 6 7 8 9 10 11 12 13 14 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36
+MUTATIONS  := 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 \
+              37 38 39 40 41 42 43
 # SOURCE=n, of each mutation
 MUTATED    := $(shell grep -oE 'MUTATE.[0-9]+' $(SIM_LOGIC) | sed 's/:MUTATE./=/')
 MUTANTS    := $(addprefix $(BUILD)/test/mutant-,$(MUTATIONS))

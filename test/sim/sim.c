@@ -62,7 +62,16 @@ bool sim_fault(sim *s, double p)
     if (s->faults_left <= 0 || s->now >= s->calm_ms || !sim_chance(s, p))
         return false;
     s->faults_left--;
+    s->injected++;
     sim_trace(s, "a fault, here");
+    return true;
+}
+
+bool sim_frailty(sim *s, double p)
+{
+    if (!s->frail || s->now >= s->calm_ms || !sim_chance(s, p))
+        return false;
+    s->injected++;
     return true;
 }
 
@@ -216,6 +225,7 @@ void sim_kill(sim *s, int p, const char *reason)
         return;
     sim_trace(s, "%s ends: %s", own->name, reason);
     own->alive = false;
+    own->ended = reason;
     for (int c = 0; c < s->conns; c++) {
         const sim_conn *n = &s->conn[c];
         if (!n->open || (n->end[0] != p && n->end[1] != p))
@@ -231,8 +241,6 @@ void sim_kill(sim *s, int p, const char *reason)
             m->number = c;
         }
     }
-    if (own->is_ps && own->ps && own->ps->started && sim_chance(s, 0.5))
-        s->job[own->job].left = own->ps->redis;
     controller_pod_ended(s, p, reason);
 }
 
@@ -261,15 +269,23 @@ static void stop_for(sim *s, int p, int64_t ms)
         s->process[p].stopped_until = s->now + ms;
 }
 
+/* Code that crashes before it is ready ends its job at once, whatever the bounds. */
+static const char *end_of(sim *s)
+{
+    double p = (double)rng_uniform(&s->rng);
+    return p < 0.15 ? "Evicted" : s->strict && p < 0.6 ? "Crashed" : "Killed";
+}
+
 static void fault(sim *s, message *m)
 {
     int f = random_process(s, false), p = random_process(s, true), c;
     (void)m;
+    s->injected++;
     switch (sim_between(s, 0, 11)) {
     case 0:
     case 1:
         if (f >= 0)
-            sim_kill(s, f, "Killed");
+            sim_kill(s, f, end_of(s));
         break;
     case 2:
         if (p >= 0)
@@ -304,11 +320,6 @@ static void fault(sim *s, message *m)
     }
 }
 
-static void cancel(sim *s, message *m)
-{
-    controller_cancel(s, m->number);
-}
-
 static void plan_faults(sim *s)
 {
     int timed = (int)sim_between(s, 0, FAULTS_MAX);
@@ -318,11 +329,8 @@ static void plan_faults(sim *s)
     s->lag = sim_chance(s, 0.5) ? 0.03 : 0;
     for (int i = 0; i < timed; i++)
         sim_after(s, sim_between(s, 0, s->calm_ms), SIM_CONTROLLER, fault);
-    for (int i = 0; i < s->jobs; i++) {
-        if (sim_chance(s, 0.05))
-            sim_after(s, sim_between(s, 0, 15000), SIM_CONTROLLER, cancel)->number = i;
+    for (int i = 0; i < s->jobs; i++)
         s->job[i].nan = sim_chance(s, 0.03);
-    }
 }
 
 /* ---- the world ------------------------------------------------------------------------------- */
@@ -395,6 +403,8 @@ static void make_job(sim *s, int i)
                            .on_loss = sim_chance(s, 0.3) ? ON_LOSS_CONTINUE : ON_LOSS_RECOMPUTE};
     if (sim_chance(s, 0.2))
         strcpy(j->request.init, "another");
+    if (s->strict && sim_chance(s, 0.3))
+        j->request.backoff_limit = (int)sim_between(s, 1, 2);
     if (j->request.default_parallelism > s->slots)
         j->request.default_parallelism = s->slots;
     if (j->request.static_parallelism && sim_mix(s->seed, (uint64_t)i) % 3 == 0)
@@ -404,9 +414,7 @@ static void make_job(sim *s, int i)
     choose_blind(s, &j->request);
     choose_hopeless(s, i, j);
     choose_merge(s, i, &j->request);
-    round_limits_default(&j->limits);
-    if (!s->strict)
-        j->limits.start_failures_max = j->limits.losses_max = j->limits.crashes_max = 1000;
+    bounds_choose(s, &j->limits);
 }
 
 static void make_world(sim *s)
@@ -415,7 +423,8 @@ static void make_world(sim *s)
     s->conn = calloc(SIM_CONNS_MAX, sizeof *s->conn);
     if (!s->process || !s->conn)
         abort();
-    s->strict = sim_chance(s, 0.1);
+    s->strict = sim_chance(s, 0.2);
+    s->frail = s->strict && sim_mix(s->seed, 2 * SIM_JOBS_MAX + 4) % 2;
     s->narrow = sim_mix(s->seed, 2 * SIM_JOBS_MAX + 2) % 8 == 0;
     s->store_up = true;
     s->slots = (int)sim_between(s, 2, SIM_FUNCTIONS_MAX);
@@ -423,13 +432,14 @@ static void make_world(sim *s)
     s->gpus_elsewhere = s->gpus && sim_mix(s->seed, 2 * SIM_JOBS_MAX) % 2;
     s->blind = s->gpus_elsewhere && sim_mix(s->seed, 2 * SIM_JOBS_MAX + 3) % 2;
     job_limits_default(&s->limits);
-    if (!s->strict)
-        s->limits.ps_restarts_max = s->limits.pod_tries_max = 900;
+    s->limits.ps_restarts_max = s->strict ? (int)sim_between(s, 1, 5) : 900;
+    s->limits.pod_tries_max = s->strict ? (int)sim_between(s, 2, 8) : 900;
     s->jobs = sim_chance(s, 0.3) ? 2 : 1;
     for (int i = 0; i < s->jobs; i++)
         make_job(s, i);
     plan_faults(s);
     controller_begin(s);
+    user_begin(s);
 }
 
 static bool over(const sim *s)
@@ -447,12 +457,10 @@ static bool over(const sim *s)
 static void check_end(sim *s, int i)
 {
     const sim_job *j = &s->job[i];
-    bool fair =
-        s->strict &&
-        (strcmp(j->reason, "Crashed") == 0 || strcmp(j->reason, "PSCrashed") == 0 ||
-         strcmp(j->reason, "PodFailed") == 0 || strcmp(j->reason, "ModelStoreCorrupt") == 0);
-    if (j->state == JOB_FAILED && !fair && !(j->nan && strcmp(j->reason, "NaNLoss") == 0))
+    if (j->state == JOB_FAILED && strcmp(j->reason, j->fair) != 0)
         sim_wrong(s, "job %s failed: %s: %s", j->id, j->reason, j->end.message);
+    if (j->state == JOB_SUSPENDED)
+        sim_wrong(s, "job %s is left suspended", j->id);
     if (j->state == JOB_CANCELLED && !j->cancelled)
         sim_wrong(s, "job %s was cancelled by nobody", j->id);
     if (j->state != JOB_SUCCEEDED)
@@ -553,7 +561,7 @@ int sim_run(uint64_t seed, bool verbose, char wrong[512], uint64_t *hash)
         message *m = heap_pop(s);
         s->now = m->at > s->now ? m->at : s->now;
         deliver(s, m);
-        controller_cancel_hopeless(s);
+        user_cancels_hopeless(s);
     }
     for (int i = 0; i < s->jobs && !s->wrong[0]; i++)
         check_end(s, i);

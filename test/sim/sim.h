@@ -14,9 +14,11 @@
  * sim_store.c      model store, ledger, checkpoints: every safety check of a merge and a commit
  * sim_ps.c         kubeml-ps around a round_machine
  * sim_function.c   a function
+ * sim_user.c       who asks for jobs
  * sim_controller.c the controller around a jobs machine
  * sim_pool.c       its cluster: pods and the GPUs that they come with
- * sim_check.c      what must be true of the jobs machine after each step */
+ * sim_check.c      what must be true of the jobs machine after each step
+ * sim_bounds.c     what jobs may fail of */
 #ifndef KUBEML_SIM_H
 #define KUBEML_SIM_H
 
@@ -118,6 +120,14 @@ typedef struct sim_end {
     int epochs;
 } sim_end;
 
+/* What happened to a function since it last contributed, as sim_bounds.c counts it. */
+typedef struct bound {
+    int ready; /* the incarnation that was ready last; -1 */
+    int starts, losses, crashes;
+    int lost;  /* the last incarnation that was replaced; -1; */
+    bool over; /* a later one has contributed */
+} bound;
+
 typedef struct ps {
     round_machine *machine;
     redis *redis;
@@ -128,6 +138,7 @@ typedef struct ps {
     bool started;
     int init_incarnation;       /* whom INIT asked; -1: nobody */
     bool created, initial_done; /* in a model store that answered so; version 0 is merged */
+    int parallelism;            /* granted */
     int64_t io_free; /* slow calls are made one after the other */
     uint64_t tick;
     struct {
@@ -138,13 +149,17 @@ typedef struct ps {
         bool published, gone;
     } trains[SIM_FUNCTIONS_MAX];
     int controller; /* conn, -1 */
+    round_event stop;   /* asked for before it began; TICK: it was not */
     int64_t give_up_ms; /* until then the store is tried for the beginning, or for the end */
     bool finished;
     sim_end end;
+    bound bound[SIM_FUNCTIONS_MAX];
+    int redis_ends; /* since the last merge */
 } ps;
 
 typedef struct process {
     bool is_ps, alive, halted;
+    const char *ended; /* why it is not alive; static */
     int job, function, incarnation;
     int gpu; /* that its pod has; -1: none, or its pod is not who has it */
     int64_t stopped_until;
@@ -168,7 +183,7 @@ typedef struct sim_job {
     json_t *record;
     json_t *unsaved; /* the newest record, while the store is away: it goes with the controller */
     int noted;       /* the generation of the newest record, written or not */
-    bool done, submitted;
+    bool done;
     bool placed; /* its first places on GPUs were looked at */
     /* checkpoints */
     int committed;
@@ -179,9 +194,20 @@ typedef struct sim_job {
     } epoch[SIM_EPOCHS_MAX];
     bool final; /* the final record is written: */
     sim_end end;
-    redis *left; /* Redis that outlived its kubeml-ps */
+    /* the merges of an epoch that it was suspended in, in the history and in a blob */
+    bool open;
+    sim_model open_model;
     int generation_process; /* that was sent the job last */
-    bool cancelled, nan;
+    bool cancelled, suspended, nan;
+    bool waits_resume; /* somebody has it go on */
+    int resumes;
+    /* sim_bounds.c: of the record that was written last, and what has happened */
+    int generation, epochs_heard, ps_lost, retries;
+    int64_t again_ms; /* no sooner is it tried again */
+    struct {
+        int incarnation, times;
+    } pod_failed[1 + SIM_FUNCTIONS_MAX]; /* kubeml-ps's first */
+    char fair[JOB_REASON_BYTES];         /* what it may fail of */
     bool hopeless; /* no GPU could hold it: cancelled when the others are done */
     /* the end */
     job_state state;
@@ -204,11 +230,12 @@ struct sim {
     sim_job job[SIM_JOBS_MAX];
     int jobs;
     bool store_up;
-    redis *all_redis[64];
+    redis *all_redis[SIM_PROCESSES_MAX];
     int redises;
     /* controller */
     jobs *machine;
     int life; /* of the present controller */
+    bool adopting; /* which finds the jobs of the one before */
     int slots;
     int gpus; /* of SIM_GPU_BYTES each */
     bool gpus_elsewhere;         /* others hand them out, one to each function's pod */
@@ -220,11 +247,13 @@ struct sim {
     uint64_t controller_tick;
     int ps_conn[SIM_JOBS_MAX];
     /* faults */
-    int faults_left;
+    int faults_left, injected;
     int64_t calm_ms; /* from here on nothing breaks any more */
     double duplicate, lag;
     bool withheld; /* a pod came later than it was waited for; once, so that each job ends */
-    bool strict; /* small bounds: "Crashed" is a fair end */
+    /* functions end now and then while it is not calm, some before they are ready; strict */
+    bool frail;
+    bool strict; /* small bounds, of which jobs may fail */
     bool narrow; /* no function starts that a job asks for beyond its request */
     /* no warm pod shows a GPU before there are jobs, each of which needs all GPUs */
     bool blind;
@@ -243,6 +272,7 @@ uint64_t sim_mix(uint64_t a, uint64_t b);
 int64_t sim_between(sim *s, int64_t low, int64_t high); /* [low, high] */
 bool sim_chance(sim *s, double p);
 bool sim_fault(sim *s, double p); /* a fault happens here and now */
+bool sim_frailty(sim *s, double p);
 message *sim_after(sim *s, int64_t ms, int to, void (*deliver)(sim *, message *));
 message *sim_send(sim *s, int conn, int to, void (*deliver)(sim *, message *));
 int sim_connect(sim *s, int from, int to);
@@ -258,7 +288,7 @@ int redis_merge(sim *s, int who, redis *r, const round_merge *m, int *bad);
  * later one has the job (ERR_STALE), or that the store is away (ERR_UNAVAILABLE). */
 err_code store_claim(sim *s, int who, int generation);
 err_code store_commit(sim *s, int who, int generation, const ps *p, const round_epoch *record);
-err_code store_end(sim *s, int who, int generation, const sim_end *end);
+err_code store_end(sim *s, int who, int generation, const ps *p);
 uint64_t store_reference(sim *s, int who); /* the model of the same plan without faults */
 uint64_t model_contribution(uint64_t base, int epoch, int parallelism, int function, uint64_t begin,
                             uint64_t end);
@@ -300,8 +330,22 @@ void pool_check_none_reserved(sim *s, int who);
 /* Of the pods that were on their way to jobs when the controller died, some bear their label. */
 void pool_controller_dies(sim *s);
 
+/* ---- sim_bounds.c ---------------------------------------------------------------------------- */
+void bounds_choose(sim *s, round_limits *l);
+void bounds_ps_hears(sim *s, int p, const round_event *e);
+void bounds_ps_does(sim *s, int p, const round_action *a);
+void bounds_ps_merged(sim *s, int p);
+void bounds_restored(sim_job *j);
+void bounds_saved(sim *s, int who, const job *from);
+void bounds_pod_failed(sim *s, int who, int function, int incarnation);
+
 /* ---- sim_check.c ----------------------------------------------------------------------------- */
 void check_jobs(sim *s);
+
+/* ---- sim_user.c ------------------------------------------------------------------------------ */
+void user_begin(sim *s);
+bool user_resumes(sim *s, int who); /* the job, which has ended */
+void user_cancels_hopeless(sim *s);
 
 /* ---- sim_controller.c ------------------------------------------------------------------------ */
 int sim_job_index(const sim *s, const char *id);
@@ -316,7 +360,6 @@ void controller_event(sim *s, const job_event *event);
 void controller_hears(sim *s, message *m); /* job */
 void controller_conn_closed(sim *s, int conn);
 void controller_pod_ended(sim *s, int p, const char *reason);
-void controller_cancel(sim *s, int who);
-void controller_cancel_hopeless(sim *s);
+void controller_new_job(sim *s, int who); /* that is in the machine, and was never stepped */
 
 #endif

@@ -105,15 +105,17 @@ static void tell(sim *s, int who, const job_action *a)
         return;
     message *m = sim_send(s, conn, s->conn[conn].end[1],
                           a->type == JOB_TELL_BYE ? ps_bye : ps_told);
+    memcpy(m->text, a->reason, sizeof a->reason);
     m->round = (round_event){.function = a->function,
                              .incarnation = a->incarnation,
                              .epoch = a->epoch,
                              .value = a->value,
                              .ended = true,
-                             .reason = "Ended",
+                             .reason = m->text,
                              .message = "simulated",
                              .type = a->type == JOB_TELL_LOST          ? ROUND_LOST
                                      : a->type == JOB_TELL_PARALLELISM ? ROUND_PARALLELISM
+                                     : a->value                        ? ROUND_SUSPEND
                                                                        : ROUND_STOP};
 }
 
@@ -147,6 +149,7 @@ static void save(sim *s, sim_job *j, const job *from)
         json_decref(j->record);
     *to = job_record(from);
     j->noted = from->generation;
+    bounds_saved(s, (int)(j - s->job), from);
 }
 
 static void save_unsaved(sim *s, message *m)
@@ -173,17 +176,27 @@ static void check_saved(sim *s, int who, const job_action *a)
                   a->job->generation);
 }
 
-static void end(sim_job *j, job_state state, const char *reason)
+static void end(sim *s, int who, job_state state, const char *reason)
 {
-    j->done = true;
+    sim_job *j = &s->job[who];
     j->state = state;
     snprintf(j->reason, sizeof j->reason, "%s", reason);
+    j->done = !user_resumes(s, who);
+}
+
+/* When its log lies where it is looked for. */
+static void forget(sim *s, message *m)
+{
+    err e = ERR_INIT;
+    if (jobs_forget(s->machine, s->job[m->number].id, &e) < 0)
+        sim_wrong(s, "forget: %s", e.message);
 }
 
 static void act(sim *s, const job_action *a)
 {
     int who = a->job ? sim_job_index(s, a->job->id) : 0;
     sim_job *j = &s->job[who];
+    message *forgets;
     if (a->type != JOB_CHANGED)
         sim_trace(s, "controller: %d %s pod=%s f=%d i=%d e=%d value=%d %s", (int)a->type,
                   a->job ? a->job->id : "-", a->pod, a->function, a->incarnation, a->epoch,
@@ -194,7 +207,11 @@ static void act(sim *s, const job_action *a)
         check_saved(s, who, a);
         pool_take(s, who, a);
         break;
-    case JOB_UNTAKE: pool_untake(s, who, a); break;
+    case JOB_UNTAKE:
+        if (a->value)
+            bounds_pod_failed(s, who, a->function, a->incarnation);
+        pool_untake(s, who, a);
+        break;
     case JOB_SEND:
     case JOB_ATTACH:
     case JOB_SPECIALISE:
@@ -206,7 +223,10 @@ static void act(sim *s, const job_action *a)
     case JOB_CHANGED: break;
     case JOB_DONE:
         pool_check_none_reserved(s, who);
-        end(j, a->job->state, a->job->reason);
+        end(s, who, a->job->state, a->job->reason);
+        forgets = sim_after(s, sim_between(s, 0, 100), SIM_CONTROLLER, forget);
+        forgets->life = s->life;
+        forgets->number = who;
         break;
     }
 }
@@ -269,42 +289,14 @@ void controller_conn_closed(sim *s, int conn)
         controller_event(s, &e);
 }
 
-void controller_cancel(sim *s, int who)
-{
-    s->job[who].cancelled = true;
-    controller_event(s, &(job_event){.type = JOB_CANCEL, .job = s->job[who].id});
-}
-
-void controller_cancel_hopeless(sim *s)
-{
-    for (int i = 0; i < s->jobs; i++)
-        if (!s->job[i].hopeless && !s->job[i].done)
-            return;
-    for (int i = 0; i < s->jobs && s->machine; i++) {
-        const job *j = s->job[i].hopeless ? jobs_find(s->machine, s->job[i].id) : NULL;
-        if (j && !job_ended(j) && !j->verdict)
-            controller_cancel(s, i);
-    }
-}
-
 /* ---- begin and die --------------------------------------------------------------------------- */
 
 /* Its record is written before anybody hears that there is the job. */
-static void submit(sim *s, message *m)
+void controller_new_job(sim *s, int who)
 {
-    sim_job *j = &s->job[m->number];
-    err e = ERR_INIT;
-    if (!s->store_up) {
-        message *again = sim_after(s, 500, SIM_CONTROLLER, submit);
-        again->life = s->life;
-        again->number = m->number;
-        return;
-    }
-    if (jobs_submit(s->machine, j->id, &j->request, false, s->now, &e) < 0)
-        sim_wrong(s, "submit: %s", e.message);
+    sim_job *j = &s->job[who];
     jobs_chunks(s->machine, j->id, sim_chunks(j));
     save(s, j, jobs_find(s->machine, j->id));
-    j->submitted = true;
     controller_event(s, &(job_event){.type = JOB_TICK});
 }
 
@@ -317,10 +309,12 @@ static void restore_job(sim *s, int who)
         sim_wrong(s, "the record of job %s has no state", j->id);
     j->noted = (int)json_integer_value(json_object_get(j->record, "generation"));
     if (state >= JOB_SUCCEEDED) {
-        end(j, state, json_string_value(json_object_get(j->record, "reason")));
+        end(s, who, state, json_string_value(json_object_get(j->record, "reason")));
         return;
     }
     j->done = false; /* else that was in no record */
+    j->placed = j->placed || json_integer_value(json_object_get(j->record, "parallelism")) > 0;
+    bounds_restored(j);
     if (jobs_restore(s->machine, j->record, &e) < 0)
         sim_wrong(s, "restore: %s", e.message);
     jobs_chunks(s->machine, j->id, sim_chunks(j));
@@ -367,8 +361,10 @@ static void restore(sim *s)
     for (int i = 0; i < s->jobs; i++)
         if (s->job[i].record)
             restore_job(s, i);
+    s->adopting = true;
     find_pods(s);
     read_histories(s);
+    s->adopting = false;
     controller_event(s, &(job_event){.type = JOB_ADOPT});
 }
 
@@ -395,12 +391,6 @@ void controller_begin(sim *s)
         return;
     for (int64_t n = s->gpus_elsewhere ? sim_between(s, 0, 3) : 0; n > 0 && !s->blind; n--)
         pool_add_idle(s, pool_land(s));
-    for (int i = 0; i < s->jobs; i++)
-        if (!s->job[i].submitted) {
-            message *m = sim_after(s, sim_between(s, 0, 1000), SIM_CONTROLLER, submit);
-            m->life = s->life;
-            m->number = i;
-        }
 }
 
 static void come_back(sim *s, message *m)

@@ -60,7 +60,7 @@ static void loaded(sim *s, message *m)
         bad->round.message = "the GPU is full";
         return;
     }
-    if (start_of(s, m->to) == IS_KILLED) {
+    if (start_of(s, m->to) == IS_KILLED || sim_frailty(s, 0.1)) {
         sim_kill(s, m->to, "Killed");
         return;
     }
@@ -304,6 +304,10 @@ static void fetch(sim *s, message *m)
     }
     if (sim_fault(s, 0.01)) {
         sim_kill(s, p, "Killed");
+        return;
+    }
+    if (sim_frailty(s, 0.05)) {
+        sim_kill(s, p, "Crashed");
         return;
     }
     sim_after(s, takes(s, p, 10, 300), p, publish_begin);

@@ -146,6 +146,7 @@ static void taken(sim *s, message *m)
         !settles(s, &e, gpu = pool_land(s)))
         return;
     if (sim_fault(s, 0.02)) {
+        bounds_pod_failed(s, sim_job_index(s, e.job), e.function, e.incarnation);
         e.type = JOB_POD_FAILED;
         e.code = ERR_UNAVAILABLE;
         e.message = "simulated";
@@ -242,7 +243,9 @@ void pool_stop(sim *s, const char *pod)
 
 void controller_pod_ended(sim *s, int p, const char *reason)
 {
-    message *m = sim_after(s, sim_between(s, 0, 300), SIM_CONTROLLER, controller_hears);
+    int64_t ms = sim_between(
+        s, 0, sim_chance(s, s->frail ? 0.5 : 0.1) ? 5000 : 300); /* behind its connection's end */
+    message *m = sim_after(s, ms, SIM_CONTROLLER, controller_hears);
     m->life = s->life;
     m->job = (job_event){.type = JOB_POD_ENDED, .reason = reason, .message = "simulated"};
     memcpy(m->text, s->process[p].name, sizeof m->text);

@@ -198,7 +198,7 @@ static void finish_now(sim *s, message *m)
         sim_kill(s, m->to, "Killed");
         return;
     }
-    err_code code = store_end(s, own->job, own->incarnation, &o->end);
+    err_code code = store_end(s, own->job, own->incarnation, o);
     if (code == ERR_UNAVAILABLE && s->now < o->give_up_ms) {
         sim_after(s, RETRY_MS, m->to, finish_now);
         return;
@@ -372,7 +372,7 @@ void ps_conn_closed(sim *s, int p, int conn, int other)
                 &(round_event){.type = ROUND_LOST,
                                .function = f->function,
                                .incarnation = f->incarnation,
-                               .reason = "Closed",
+                               .reason = "ConnectionLost",
                                .message = "the connection broke"},
                 -1, -1);
 }
@@ -504,13 +504,17 @@ void ps_step(sim *s, int p, const round_event *event, int conn, int from)
                   (long long)e.version);
     int64_t before = round_version(o->machine);
     note_published(o, &e);
+    bounds_ps_hears(s, p, &e);
     size_t n = round_step(o->machine, &e, &actions);
     if (round_version(o->machine) < before && e.type != ROUND_LOADED)
         sim_wrong(s, "%s: the version went back from %lld to %lld", s->process[p].name,
                   (long long)before, (long long)round_version(o->machine));
     if (round_version(o->machine) > before + 1 && e.type != ROUND_START)
         sim_wrong(s, "%s: the version jumped", s->process[p].name);
+    if (e.type == ROUND_MERGED && round_version(o->machine) == before + 1)
+        bounds_ps_merged(s, p);
     for (size_t i = 0; i < n && s->process[p].alive; i++) {
+        bounds_ps_does(s, p, &actions[i]);
         act(s, p, &actions[i], conn);
         if (sim_fault(s, 0.0005))
             sim_kill(s, p, "Killed");
@@ -525,31 +529,36 @@ void ps_step(sim *s, int p, const round_event *event, int conn, int from)
 
 /* ---- begin ----------------------------------------------------------------------------------- */
 
-/* From the ledger of a Redis that outlived its kubeml-ps, else the checkpoint, else from the
- * start. */
+/* The merges of the epoch that the job was suspended in: its model is the model store's. */
+static void load_open(sim *s, int p)
+{
+    process *own = &s->process[p];
+    ps *o = own->ps;
+    const sim_model *m = &s->job[own->job].open_model;
+    o->redis->model = o->merged = o->pending = *m;
+    o->resume = (round_resume){.epoch = m->rows_epoch,
+                               .parallelism = m->parallelism,
+                               .version = m->version,
+                               .rows = o->redis->model.row,
+                               .count = (size_t)m->rows};
+}
+
+/* From where it was suspended, if it has as many functions as then; else from the checkpoint, else
+ * from the start. */
 static const round_resume *find_resume(sim *s, int p)
 {
     process *own = &s->process[p];
     ps *o = own->ps;
     sim_job *j = &s->job[own->job];
-    const sim_model *m = &o->redis->model;
-    if (m->version >= 0 && (m->rows > 0 || m->version == 0)) {
-        bool committed = m->rows > 0 && j->committed > m->rows_epoch;
-        o->resume = (round_resume){.epoch = m->rows > 0 ? m->rows_epoch : 0,
-                                   .parallelism = m->rows > 0 ? m->parallelism : 0,
-                                   .version = m->version,
-                                   .rows = m->row,
-                                   .count = (size_t)m->rows,
-                                   .committed = committed};
-        if (committed) {
-            o->resume.validated = j->epoch[m->rows_epoch].record.validated;
-            o->resume.accuracy = j->epoch[m->rows_epoch].record.accuracy;
-        }
-        return &o->resume;
-    }
-    if (j->committed == 0)
+    bool open = j->open && j->open_model.rows_epoch == j->committed &&
+                j->open_model.parallelism <= o->parallelism;
+    if (!open && j->committed == 0)
         return NULL;
-    load_checkpoint(s, p);
+    if (open)
+        load_open(s, p);
+    else
+        load_checkpoint(s, p);
+    o->redis->created = o->created = o->initial_done = true;
     return &o->resume;
 }
 
@@ -576,6 +585,8 @@ static void start(sim *s, message *m)
     o->started = true;
     const round_resume *resume = m->number ? find_resume(s, m->to) : NULL;
     ps_step(s, m->to, &(round_event){.type = ROUND_START, .resume = resume}, -1, -1);
+    if (own->alive && o->stop.type != ROUND_TICK)
+        ps_step(s, m->to, &o->stop, -1, -1);
 }
 
 void ps_begin(sim *s, int p, bool resume, int generation, int parallelism, int functions_max)
@@ -590,11 +601,10 @@ void ps_begin(sim *s, int p, bool resume, int generation, int parallelism, int f
     o->controller = -1;
     o->give_up_ms = s->now + GIVE_UP_MS;
     o->merged.version = o->pending.version = -1;
-    o->redis = j->left && resume ? j->left : redis_new(s);
-    j->left = NULL;
-    o->redis->up = true;
+    o->redis = redis_new(s);
+    o->parallelism = parallelism;
     for (int f = 0; f < SIM_FUNCTIONS_MAX; f++)
-        o->joined[f].incarnation = -1;
+        o->joined[f].incarnation = o->bound[f].ready = o->bound[f].lost = -1;
     round_config c = {.request = j->request,
                       .parallelism = parallelism,
                       .functions_max =
@@ -621,7 +631,11 @@ void ps_free(ps *o)
 
 void ps_told(sim *s, message *m)
 {
-    if (s->process[m->to].ps)
+    ps *o = s->process[m->to].ps;
+    bool stops = m->round.type == ROUND_STOP || m->round.type == ROUND_SUSPEND;
+    if (o && !o->started && stops) /* the last word counts */
+        o->stop = (round_event){.type = m->round.type, .message = "simulated"};
+    else if (o)
         ps_step(s, m->to, &m->round, -1, -1);
 }
 

@@ -8,7 +8,7 @@
 redis *redis_new(sim *s)
 {
     redis *r = calloc(1, sizeof *r);
-    if (!r || s->redises == 64)
+    if (!r || s->redises == SIM_PROCESSES_MAX)
         abort();
     r->up = true;
     r->model.version = -1;
@@ -214,15 +214,47 @@ err_code store_claim(sim *s, int who, int generation)
     return ERR_NONE;
 }
 
-err_code store_end(sim *s, int who, int generation, const sim_end *end)
+/* A row each of what functions have contributed to the epoch so far, as the history has them. */
+static void keep_open(sim *s, sim_job *j, const sim_model *m)
+{
+    sim_model *to = &j->open_model;
+    *to = *m;
+    to->rows = 0;
+    for (int i = 0; i < m->rows; i++) {
+        const round_row *row = &m->row[i];
+        int at = 0;
+        while (at < to->rows && to->row[at].function != row->function)
+            at++;
+        round_row *all = &to->row[at];
+        if (at == to->rows) {
+            to->rows++;
+            *all = *row;
+            continue;
+        }
+        if (all->sample_end != row->sample_begin)
+            sim_wrong(s, "job %s: function %d's rows do not continue", j->id, row->function);
+        all->incarnation = row->incarnation;
+        all->round = row->round;
+        all->samples += row->samples;
+        all->sample_end = row->sample_end;
+        all->batches += row->batches;
+    }
+    j->open = true;
+}
+
+err_code store_end(sim *s, int who, int generation, const ps *p)
 {
     sim_job *j = &s->job[who];
     err_code code = fence(s, j, generation);
+    const sim_model *m = &p->merged;
     if (code)
         return code;
     j->writer = generation;
     j->final = true;
-    j->end = *end;
+    j->end = p->end;
+    if (p->end.state == JOB_SUSPENDED && m->version >= 0 && m->rows > 0 &&
+        m->epoch == m->rows_epoch)
+        keep_open(s, j, m); /* else the one that it was resumed with stays */
     return ERR_NONE;
 }
 
@@ -249,6 +281,7 @@ err_code store_commit(sim *s, int who, int generation, const ps *p, const round_
     if (e + 1 < j->committed)
         sim_wrong(s, "job %s: %d epochs are committed where %d were", j->id, e + 1, j->committed);
     j->committed = e + 1;
+    j->open = false;
     j->writer = generation;
     return ERR_NONE;
 }
