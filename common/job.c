@@ -254,7 +254,7 @@ static void take(jobs *m, const job_event *event)
     job *j = find(m, event->job);
     switch (event->type) {
     case JOB_TICK: break;
-    case JOB_SLOTS: m->slots = event->value; break;
+    case JOB_SLOTS: m->slots = MUTATE(48, event->value, m->slots); break;
     case JOB_ADOPT: adopt_all(m); break;
     case JOB_POD_ENDED: pod_ended(m, event); break;
     case JOB_POD_FOUND:

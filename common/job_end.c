@@ -116,7 +116,7 @@ void job_tell_stop(jobs *m, const job *j)
 
 int64_t job_verdict_due_ms(const jobs *m, job_state state)
 {
-    return state == JOB_SUSPENDED ? INT64_MAX : m->now_ms + m->limits.stop_ms;
+    return MUTATE(47, state == JOB_SUSPENDED, true) ? INT64_MAX : m->now_ms + m->limits.stop_ms;
 }
 
 /* Decides the end; kubeml-ps is told and gets a bounded time to finish what it is writing. One that
@@ -196,7 +196,7 @@ int64_t job_deadline_ms(const job *j)
 void job_check_deadline(jobs *m, job *j)
 {
     char text[ERR_MESSAGE_BYTES];
-    if (m->now_ms < job_deadline_ms(j))
+    if (MUTATE(46, m->now_ms < job_deadline_ms(j), true))
         return;
     snprintf(text, sizeof text, "it was active longer than %d s",
              j->request.active_deadline_seconds);

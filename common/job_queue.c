@@ -32,9 +32,10 @@ int jobs_slots_free(const jobs *m)
 
 bool job_sooner(const job *a, const job *b)
 {
+    bool more = a->request.priority > b->request.priority, older = a->order < b->order;
     if (a->request.priority != b->request.priority)
-        return a->request.priority > b->request.priority;
-    return a->order < b->order;
+        return MUTATE(44, more, !more);
+    return MUTATE(45, older, !older);
 }
 
 /* A chunk is one function's: beyond as many there is no work, and an epoch that is as long as the

@@ -22,6 +22,13 @@ uint64_t sim_mix(uint64_t a, uint64_t b)
     return h ^ h >> 29;
 }
 
+void sim_note(sim *s, const void *bytes, size_t len)
+{
+    const unsigned char *at = bytes;
+    for (size_t i = 0; i < len; i++)
+        s->hash = (s->hash ^ at[i]) * 0x100000001B3u; /* FNV-1a */
+}
+
 void sim_wrong(sim *s, const char *fmt, ...)
 {
     va_list ap;
@@ -320,6 +327,26 @@ static void fault(sim *s, message *m)
     }
 }
 
+static void change_slots(sim *s, message *m)
+{
+    controller_slots(s, m->number);
+}
+
+/* Nodes go, and come back. */
+static void plan_slots(sim *s)
+{
+    int64_t at = 0;
+    if (!sim_chance(s, 0.15))
+        return;
+    for (int64_t n = sim_between(s, 1, 3); n > 0; n--) {
+        at += sim_between(s, 100, 8000);
+        sim_after(s, at, SIM_CONTROLLER, change_slots)->number =
+            (int)sim_between(s, 1, s->slots_most);
+    }
+    at += sim_between(s, 100, 8000);
+    sim_after(s, at, SIM_CONTROLLER, change_slots)->number = s->slots_most;
+}
+
 static void plan_faults(sim *s)
 {
     int timed = (int)sim_between(s, 0, FAULTS_MAX);
@@ -403,6 +430,8 @@ static void make_job(sim *s, int i)
                            .on_loss = sim_chance(s, 0.3) ? ON_LOSS_CONTINUE : ON_LOSS_RECOMPUTE};
     if (sim_chance(s, 0.2))
         strcpy(j->request.init, "another");
+    if (sim_chance(s, 0.1))
+        j->request.active_deadline_seconds = (int)sim_between(s, 2, 30);
     if (s->strict && sim_chance(s, 0.3))
         j->request.backoff_limit = (int)sim_between(s, 1, 2);
     if (j->request.default_parallelism > s->slots)
@@ -427,17 +456,20 @@ static void make_world(sim *s)
     s->frail = s->strict && sim_mix(s->seed, 2 * SIM_JOBS_MAX + 4) % 2;
     s->narrow = sim_mix(s->seed, 2 * SIM_JOBS_MAX + 2) % 8 == 0;
     s->store_up = true;
-    s->slots = (int)sim_between(s, 2, SIM_FUNCTIONS_MAX);
+    s->slots = s->slots_most = (int)sim_between(s, 2, SIM_FUNCTIONS_MAX);
     s->gpus = sim_chance(s, 0.5) ? (int)sim_between(s, 1, SIM_GPUS_MAX) : 0;
     s->gpus_elsewhere = s->gpus && sim_mix(s->seed, 2 * SIM_JOBS_MAX) % 2;
     s->blind = s->gpus_elsewhere && sim_mix(s->seed, 2 * SIM_JOBS_MAX + 3) % 2;
     job_limits_default(&s->limits);
     s->limits.ps_restarts_max = s->strict ? (int)sim_between(s, 1, 5) : 900;
     s->limits.pod_tries_max = s->strict ? (int)sim_between(s, 2, 8) : 900;
-    s->jobs = sim_chance(s, 0.3) ? 2 : 1;
+    s->jobs = sim_chance(s, s->blind ? 0.7 : 0.3) ? 2 : 1;
+    if (s->jobs == 2 && sim_chance(s, 0.3))
+        s->jobs = (int)sim_between(s, 3, SIM_JOBS_MAX);
     for (int i = 0; i < s->jobs; i++)
         make_job(s, i);
     plan_faults(s);
+    plan_slots(s);
     controller_begin(s);
     user_begin(s);
 }
@@ -461,7 +493,7 @@ static void check_end(sim *s, int i)
         sim_wrong(s, "job %s failed: %s: %s", j->id, j->reason, j->end.message);
     if (j->state == JOB_SUSPENDED)
         sim_wrong(s, "job %s is left suspended", j->id);
-    if (j->state == JOB_CANCELLED && !j->cancelled)
+    if (j->state == JOB_CANCELLED && !j->cancelled && !j->lost_record)
         sim_wrong(s, "job %s was cancelled by nobody", j->id);
     if (j->state != JOB_SUCCEEDED)
         return;

@@ -1,9 +1,9 @@
 /* sim.h: the simulator: the production state machines in a made-up world.
  *
- * One seed is one schedule: one or two jobs, a controller that runs job.h, kubeml-ps processes that
- * run round.h, functions, a model store each, one store; a clock that jumps from event to event, a
- * network that delays, doubles and breaks, and faults at any moment, also half-way through a
- * publish or a commit. Nothing here runs in parallel and nothing looks at the real clock, so the
+ * One seed is one schedule: one to four jobs, a controller that runs job.h, kubeml-ps processes
+ * that run round.h, functions, a model store each, one store; a clock that jumps from event to
+ * event, a network that delays, doubles and breaks, and faults at any moment, also half-way through
+ * a publish or a commit. Nothing here runs in parallel and nothing looks at the real clock, so the
  * same seed is the same trace.
  *
  * The model is a number: a contribution is a hash of the reference it was trained from and of the
@@ -31,7 +31,7 @@
 #include "round.h"
 
 enum {
-    SIM_JOBS_MAX = 2,
+    SIM_JOBS_MAX = 4,
     SIM_FUNCTIONS_MAX = 6,
     SIM_EPOCHS_MAX = 4,
     SIM_ROWS_MAX = 400, /* of one epoch */
@@ -199,6 +199,9 @@ typedef struct sim_job {
     sim_model open_model;
     int generation_process; /* that was sent the job last */
     bool cancelled, suspended, nan;
+    bool queued;                  /* by the newest record */
+    int64_t decided_ms, ended_ms; /* its end; INT64_MAX */
+    bool lost_record;  /* what was decided may be known to kubeml-ps alone, as a cancellation */
     bool waits_resume; /* somebody has it go on */
     int resumes;
     /* sim_bounds.c: of the record that was written last, and what has happened */
@@ -235,8 +238,9 @@ struct sim {
     /* controller */
     jobs *machine;
     int life; /* of the present controller */
+    int64_t began_ms; /* it was there from */
     bool adopting; /* which finds the jobs of the one before */
-    int slots;
+    int slots, slots_most, held;
     int gpus; /* of SIM_GPU_BYTES each */
     bool gpus_elsewhere;         /* others hand them out, one to each function's pod */
     int gpu_index[SIM_GPUS_MAX]; /* the machine's, of those that a pod has shown; -1 */
@@ -266,6 +270,7 @@ struct sim {
 int sim_run(uint64_t seed, bool verbose, char wrong[512], uint64_t *hash);
 
 /* ---- sim.c: the world ------------------------------------------------------------------------ */
+void sim_note(sim *s, const void *bytes, size_t len); /* into the trace's hash */
 void sim_wrong(sim *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void sim_trace(sim *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 uint64_t sim_mix(uint64_t a, uint64_t b);
@@ -341,6 +346,7 @@ void bounds_pod_failed(sim *s, int who, int function, int incarnation);
 
 /* ---- sim_check.c ----------------------------------------------------------------------------- */
 void check_jobs(sim *s);
+void check_turn(sim *s, const job *started); /* nobody is before it in the queue who could start */
 
 /* ---- sim_user.c ------------------------------------------------------------------------------ */
 void user_begin(sim *s);
@@ -356,6 +362,7 @@ message *controller_later(sim *s, int64_t ms, job_event_type type, int who);
 void controller_begin(sim *s);
 void controller_die(sim *s, int64_t away_ms);
 void controller_store_back(sim *s);
+void controller_slots(sim *s, int slots);
 void controller_event(sim *s, const job_event *event);
 void controller_hears(sim *s, message *m); /* job */
 void controller_conn_closed(sim *s, int conn);

@@ -170,6 +170,12 @@ static void controller_gave_up(sim *s, int who, const job *from)
     int failed = 0;
     if (decided && strcmp(from->reason, "PSCrashed") == 0)
         failed_fairly(s, who, j->ps_lost > s->limits.ps_restarts_max, from->reason, from->message);
+    if (decided && strcmp(from->reason, "DeadlineExceeded") == 0)
+        failed_fairly(s, who,
+                      from->request.active_deadline_seconds &&
+                          s->now - from->started_wall_ms >=
+                              1000 * (int64_t)from->request.active_deadline_seconds,
+                      from->reason, from->message);
     for (int i = 0; i <= SIM_FUNCTIONS_MAX; i++)
         failed = j->pod_failed[i].times > failed ? j->pod_failed[i].times : failed;
     if (decided && strcmp(from->reason, "PodFailed") == 0)
@@ -181,7 +187,8 @@ static void check_retries(sim *s, int who, const job *from)
 {
     sim_job *j = &s->job[who];
     int asked = from->request.backoff_limit;
-    if (from->state == JOB_FAILED && from->retries < asked)
+    if (from->state == JOB_FAILED && from->retries < asked &&
+        strcmp(from->reason, "DeadlineExceeded") != 0)
         sim_wrong(s, "job %s fails after %d of %d retries", j->id, from->retries, asked);
     if (from->retries > asked)
         sim_wrong(s, "job %s is tried again %d times, and asks for %d", j->id, from->retries,

@@ -149,6 +149,9 @@ static void save(sim *s, sim_job *j, const job *from)
         json_decref(j->record);
     *to = job_record(from);
     j->noted = from->generation;
+    if (j->queued && from->state == JOB_STARTING)
+        check_turn(s, from);
+    j->queued = from->state == JOB_QUEUED;
     bounds_saved(s, (int)(j - s->job), from);
 }
 
@@ -197,6 +200,9 @@ static void act(sim *s, const job_action *a)
     int who = a->job ? sim_job_index(s, a->job->id) : 0;
     sim_job *j = &s->job[who];
     message *forgets;
+    const int said[] = {(int)a->type, who, a->function, a->incarnation, a->epoch, a->value};
+    sim_note(s, said, sizeof said);
+    sim_note(s, a->reason, strlen(a->reason));
     if (a->type != JOB_CHANGED)
         sim_trace(s, "controller: %d %s pod=%s f=%d i=%d e=%d value=%d %s", (int)a->type,
                   a->job ? a->job->id : "-", a->pod, a->function, a->incarnation, a->epoch,
@@ -270,6 +276,13 @@ void controller_event(sim *s, const job_event *event)
     }
 }
 
+void controller_slots(sim *s, int slots)
+{
+    sim_trace(s, "%d slots", slots);
+    s->slots = slots;
+    controller_event(s, &(job_event){.type = JOB_SLOTS, .value = slots});
+}
+
 void controller_hears(sim *s, message *m)
 {
     if (m->text[0])
@@ -314,6 +327,7 @@ static void restore_job(sim *s, int who)
     }
     j->done = false; /* else that was in no record */
     j->placed = j->placed || json_integer_value(json_object_get(j->record, "parallelism")) > 0;
+    j->queued = state == JOB_QUEUED;
     bounds_restored(j);
     if (jobs_restore(s->machine, j->record, &e) < 0)
         sim_wrong(s, "restore: %s", e.message);
@@ -384,8 +398,12 @@ void controller_begin(sim *s)
         s->gpu_known[i] = false;
         s->idle[i] = 0; /* the one before had them */
     }
-    for (int i = 0; i < SIM_JOBS_MAX; i++)
+    for (int i = 0; i < SIM_JOBS_MAX; i++) {
         s->ps_conn[i] = -1;
+        s->job[i].decided_ms = s->job[i].ended_ms = INT64_MAX;
+    }
+    s->began_ms = s->now;
+    s->held = SIM_JOBS_MAX * SIM_FUNCTIONS_MAX;
     restore(s);
     if (!s->machine)
         return;
@@ -412,6 +430,7 @@ void controller_die(sim *s, int64_t away_ms)
     s->machine = NULL;
     s->life++;
     for (int i = 0; i < s->jobs; i++) {
+        s->job[i].lost_record |= s->job[i].unsaved != NULL;
         json_decref(s->job[i].unsaved);
         s->job[i].unsaved = NULL;
     }

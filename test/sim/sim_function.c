@@ -246,6 +246,10 @@ static void publish_begin(sim *s, message *m)
     int p = m->to;
     process *f = &s->process[p];
     sim_place *at = &store_of(s, p)->place[f->task.slot];
+    if (sim_frailty(s, 0.15)) {
+        sim_kill(s, p, "Crashed");
+        return;
+    }
     if (at->writing && at->writer != p && s->process[at->writer].alive) {
         sim_wrong(s, "%s writes to slot %d while %s does", f->name, f->task.slot,
                   s->process[at->writer].name);
@@ -304,10 +308,6 @@ static void fetch(sim *s, message *m)
     }
     if (sim_fault(s, 0.01)) {
         sim_kill(s, p, "Killed");
-        return;
-    }
-    if (sim_frailty(s, 0.05)) {
-        sim_kill(s, p, "Crashed");
         return;
     }
     sim_after(s, takes(s, p, 10, 300), p, publish_begin);

@@ -243,8 +243,8 @@ void pool_stop(sim *s, const char *pod)
 
 void controller_pod_ended(sim *s, int p, const char *reason)
 {
-    int64_t ms = sim_between(
-        s, 0, sim_chance(s, s->frail ? 0.5 : 0.1) ? 5000 : 300); /* behind its connection's end */
+    int64_t most = s->frail ? 1500 : sim_chance(s, 0.1) ? 5000 : 300;
+    int64_t ms = sim_between(s, 0, most); /* behind its connection's end */
     message *m = sim_after(s, ms, SIM_CONTROLLER, controller_hears);
     m->life = s->life;
     m->job = (job_event){.type = JOB_POD_ENDED, .reason = reason, .message = "simulated"};

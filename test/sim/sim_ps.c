@@ -422,6 +422,11 @@ static void act(sim *s, int p, const round_action *a, int conn)
               s->process[p].name, round_action_name(a->type), a->function, a->incarnation, a->epoch,
               a->round, (long long)a->version, a->parallelism, a->slot, a->batch_begin,
               a->batch_count, a->reason, a->message);
+    const int said[] = {
+        (int)a->type,    p,       a->function,         a->incarnation,     a->epoch, a->round,
+        (int)a->version, a->slot, (int)a->batch_begin, (int)a->batch_count};
+    sim_note(s, said, sizeof said);
+    sim_note(s, a->reason, strlen(a->reason));
     switch (a->type) {
     case ROUND_WELCOME:
         o->joined[a->function].incarnation = a->incarnation;
@@ -509,7 +514,8 @@ void ps_step(sim *s, int p, const round_event *event, int conn, int from)
     if (round_version(o->machine) < before && e.type != ROUND_LOADED)
         sim_wrong(s, "%s: the version went back from %lld to %lld", s->process[p].name,
                   (long long)before, (long long)round_version(o->machine));
-    if (round_version(o->machine) > before + 1 && e.type != ROUND_START)
+    bool fenced = s->job[s->process[p].job].writer > s->process[p].incarnation;
+    if (round_version(o->machine) > before + 1 && e.type != ROUND_START && !fenced)
         sim_wrong(s, "%s: the version jumped", s->process[p].name);
     if (e.type == ROUND_MERGED && round_version(o->machine) == before + 1)
         bounds_ps_merged(s, p);
