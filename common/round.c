@@ -44,6 +44,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "mutation.h"
 #include "round_internal.h"
 #include "text.h"
 
@@ -200,7 +201,7 @@ void retry_begin(retry *r)
 bool retry_later(round_machine *m, retry *r)
 {
     if (r->tries++ == 0)
-        r->give_up_ms = m->now_ms + m->config.limits.store_ms;
+        r->give_up_ms = m->now_ms + MUTATE(49, m->config.limits.store_ms, 5000);
     if (m->now_ms >= r->give_up_ms)
         return false;
     int64_t wait = BACKOFF_MOST_MS;

@@ -264,9 +264,24 @@ static int random_process(sim *s, bool is_ps)
 
 static void store_is_up(sim *s, message *m)
 {
-    (void)m;
+    if (m->number != s->store_ends)
+        return; /* it went once more, for longer */
     s->store_up = true;
     controller_store_back(s);
+}
+
+static void store_goes(sim *s, int64_t ms)
+{
+    s->store_down_ms = s->store_up ? s->now : s->store_down_ms;
+    s->store_up = false;
+    sim_after(s, ms, SIM_CONTROLLER, store_is_up)->number = ++s->store_ends;
+}
+
+/* Now and then something is away for about as long as it is waited for. */
+static int64_t away_ms(sim *s, int64_t low, int64_t high)
+{
+    return sim_chance(s, s->strict ? 0.2 : 0) ? sim_between(s, 55000, 150000)
+                                              : sim_between(s, low, high);
 }
 
 /* SIGSTOP and, later, SIGCONT. */
@@ -300,7 +315,7 @@ static void fault(sim *s, message *m)
         break;
     case 3:
         if (p >= 0)
-            ps_redis_down(s, p, sim_chance(s, 0.7), sim_between(s, 100, 5000));
+            ps_redis_down(s, p, sim_chance(s, 0.7), away_ms(s, 100, 5000));
         break;
     case 4: controller_die(s, sim_between(s, 50, 20000)); break;
     case 5:
@@ -314,10 +329,7 @@ static void fault(sim *s, message *m)
         if (c >= 0)
             sim_break(s, c);
         break;
-    case 8:
-        s->store_up = false;
-        sim_after(s, sim_between(s, 100, 20000), SIM_CONTROLLER, store_is_up);
-        break;
+    case 8: store_goes(s, away_ms(s, 100, 20000)); break;
     case 9:
         if (f >= 0)
             s->process[f].slow = (int)sim_between(s, 5, 30);

@@ -106,6 +106,7 @@ typedef struct sim_model {
 
 typedef struct redis {
     bool up;
+    int64_t down_ms; /* since then it is not */
     bool created; /* the job's model has its place in it */
     bool inited;  /* function 0 has published the first model */
     sim_model model;
@@ -233,6 +234,8 @@ struct sim {
     sim_job job[SIM_JOBS_MAX];
     int jobs;
     bool store_up;
+    int64_t store_down_ms; /* since then it is not */
+    int store_ends;        /* that is awaited: the last */
     redis *all_redis[SIM_PROCESSES_MAX];
     int redises;
     /* controller */
@@ -340,6 +343,8 @@ void bounds_choose(sim *s, round_limits *l);
 void bounds_ps_hears(sim *s, int p, const round_event *e);
 void bounds_ps_does(sim *s, int p, const round_action *a);
 void bounds_ps_merged(sim *s, int p);
+/* kubeml-ps gives up a store that is away, at least so long: it may have stood still meanwhile. */
+void bounds_store_away(sim *s, int p, int64_t waited_ms);
 void bounds_restored(sim_job *j);
 void bounds_saved(sim *s, int who, const job *from);
 void bounds_pod_failed(sim *s, int who, int function, int incarnation);

@@ -108,8 +108,18 @@ static void finished(sim *s, int p, const round_action *a)
     else if (strcmp(a->reason, "NaNLoss") == 0)
         fair = j->nan;
     else if (strcmp(a->reason, "RedisGone") == 0)
-        fair = own->ps->redis_ends >= j->limits.redis_ends_max;
+        fair = own->ps->redis_ends >= j->limits.redis_ends_max ||
+               (!own->ps->redis->up && s->now - own->ps->redis->down_ms >= j->limits.store_ms);
+    else if (strcmp(a->reason, "StoreDown") == 0)
+        fair = (!s->store_up && s->now - s->store_down_ms >= j->limits.store_ms) ||
+               (!own->ps->redis->up && s->now - own->ps->redis->down_ms >= j->limits.store_ms);
     failed_fairly(s, own->job, fair, a->reason, a->message);
+}
+
+void bounds_store_away(sim *s, int p, int64_t waited_ms)
+{
+    failed_fairly(s, s->process[p].job, !s->store_up && s->now - s->store_down_ms >= waited_ms,
+                  "StoreUnavailable", "the store is away");
 }
 
 void bounds_ps_hears(sim *s, int p, const round_event *e)

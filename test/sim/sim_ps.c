@@ -203,6 +203,8 @@ static void finish_now(sim *s, message *m)
         sim_after(s, RETRY_MS, m->to, finish_now);
         return;
     }
+    if (code == ERR_UNAVAILABLE)
+        bounds_store_away(s, m->to, GIVE_UP_MS / 2);
     if (code != ERR_NONE)
         set_end(o, JOB_FAILED, "StoreUnavailable", "the end could not be written");
     is_over(s, m->to);
@@ -578,6 +580,8 @@ static void start(sim *s, message *m)
         sim_after(s, RETRY_MS, m->to, start)->number = m->number;
         return;
     }
+    if (code == ERR_UNAVAILABLE)
+        bounds_store_away(s, m->to, GIVE_UP_MS / 2);
     if (code) {
         set_end(o, JOB_FAILED, "StoreUnavailable", "the job could not be begun");
         is_over(s, m->to);
@@ -687,6 +691,7 @@ static void redis_is_back(sim *s, message *m)
     o->redis->up = true;
     if (o->io_free > s->now) {
         sim_after(s, o->io_free - s->now, m->to, redis_is_back)->number = m->number;
+        ps_step(s, m->to, &(round_event){.type = ROUND_REDIS_RUNS, .message = "simulated"}, -1, -1);
         return;
     }
     ps_step(s, m->to, &(round_event){.type = ROUND_REDIS_BACK, .empty = m->number}, -1, -1);
@@ -698,12 +703,13 @@ void ps_redis_down(sim *s, int p, bool empty, int64_t ms)
     if (!o || !o->started || o->finished || !o->redis->up)
         return;
     o->redis->up = false;
+    o->redis->down_ms = s->now;
     if (empty) {
         o->redis->model.version = -1;
         o->redis->inited = o->redis->created = false;
         for (int i = 0; i < SIM_SLOTS_MAX; i++)
             o->redis->place[i].published = false;
     }
-    sim_after(s, ms / 2, p, redis_is_gone);
+    sim_after(s, ms / 2 < 2000 ? ms / 2 : 2000, p, redis_is_gone);
     sim_after(s, ms, p, redis_is_back)->number = empty;
 }
