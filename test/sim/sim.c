@@ -303,7 +303,7 @@ static void fault(sim *s, message *m)
     int f = random_process(s, false), p = random_process(s, true), c;
     (void)m;
     s->injected++;
-    switch (sim_between(s, 0, 11)) {
+    switch (s->frail && sim_chance(s, 0.3) ? 3 : sim_between(s, 0, 11)) {
     case 0:
     case 1:
         if (f >= 0)

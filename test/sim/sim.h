@@ -127,6 +127,7 @@ typedef struct bound {
     int starts, losses, crashes;
     int lost;  /* the last incarnation that was replaced; -1; */
     bool over; /* a later one has contributed */
+    bool started; /* so far as is known it was no failure to start */
 } bound;
 
 typedef struct ps {
@@ -258,7 +259,8 @@ struct sim {
     int64_t calm_ms; /* from here on nothing breaks any more */
     double duplicate, lag;
     bool withheld; /* a pod came later than it was waited for; once, so that each job ends */
-    /* functions end now and then while it is not calm, some before they are ready; strict */
+    /* functions end now and then while it is not calm, some before they are ready, and Redis does
+     * more often; strict */
     bool frail;
     bool strict; /* small bounds, of which jobs may fail */
     bool narrow; /* no function starts that a job asks for beyond its request */

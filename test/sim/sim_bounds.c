@@ -64,10 +64,9 @@ static void replaced(sim *s, int p, const round_action *a)
     const round_limits *l = &s->job[s->process[p].job].limits;
     bound *b = &s->process[p].ps->bound[a->function];
     bool was_ready = b->ready == a->incarnation - 1;
-    if (was_ready || ending_is_disruption(a->reason) || of_gpu(a->reason))
-        b->losses++;
-    else
-        b->starts++;
+    b->started = was_ready || ending_is_disruption(a->reason) || of_gpu(a->reason);
+    b->losses += b->started;
+    b->starts += !b->started;
     b->lost = a->incarnation - 1;
     b->over = false;
     if (s->injected == 0 && s->lag <= 0 && !s->narrow && !was_stopped(s, s->process[p].job, a))
@@ -136,6 +135,12 @@ void bounds_ps_hears(sim *s, int p, const round_event *e)
     if (b && e->type == ROUND_LOST && e->ended && ending_is_crash(e->reason) &&
         (e->incarnation != b->lost || !b->over))
         b->crashes++;
+    if (b && e->type == ROUND_LOST && e->ended && e->incarnation == b->lost && !b->started &&
+        b->starts > 0 && ending_is_disruption(e->reason)) { /* that is told only now */
+        b->started = true;
+        b->starts--;
+        b->losses++;
+    }
 }
 
 void bounds_ps_merged(sim *s, int p)

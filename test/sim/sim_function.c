@@ -60,8 +60,9 @@ static void loaded(sim *s, message *m)
         bad->round.message = "the GPU is full";
         return;
     }
-    if (start_of(s, m->to) == IS_KILLED || sim_frailty(s, 0.1)) {
-        sim_kill(s, m->to, "Killed");
+    bool frail = sim_frailty(s, 0.2);
+    if (start_of(s, m->to) == IS_KILLED || frail) {
+        sim_kill(s, m->to, frail && sim_chance(s, 0.5) ? "Evicted" : "Killed");
         return;
     }
     if (sim_fault(s, 0.01)) {

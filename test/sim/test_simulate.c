@@ -33,14 +33,6 @@ TEST_LIMIT(ten_thousand_seeds, 300)
     run_seeds(0, WATCHED_SEEDS);
 }
 
-/* Others that a fault of the logic was found by. */
-TEST(seeds_that_found_something)
-{
-    static const uint64_t seeds[] = {21181, 96363};
-    for (size_t i = 0; i < sizeof seeds / sizeof *seeds; i++)
-        run_seeds(seeds[i], seeds[i] + 1);
-}
-
 TEST_LIMIT(the_same_seed_is_the_same_trace, 60)
 {
     char wrong[512];
