@@ -423,7 +423,7 @@ static void make_job(sim *s, int i)
     static const int ks[] = {-1, -1, 1, 2, 3, 5};
     sim_job *j = &s->job[i];
     snprintf(j->id, sizeof j->id, "job%d", i);
-    j->generation_process = j->writer = -1;
+    j->generation_process = j->writer = j->unfenced = -1;
     j->samples = (uint64_t)sim_between(s, 1, SIM_SAMPLES_MAX);
     j->chunk_samples = (uint32_t)sim_between(s, 1, 40);
     j->test_samples = sim_chance(s, 0.8) ? (uint64_t)sim_between(s, 1, 60) : 0;

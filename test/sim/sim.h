@@ -190,6 +190,8 @@ typedef struct sim_job {
     /* checkpoints */
     int committed;
     int writer; /* the generation of the kubeml-ps that wrote the history last; -1: there is none */
+    /* of the last that found no history to put its number in: one before it may commit still; -1 */
+    int unfenced;
     struct {
         round_epoch record;
         uint64_t value;
