@@ -48,6 +48,14 @@ static bool same_squeezed(const size_t *a, int a_rank, const size_t *b, int b_ra
     }
 }
 
+static bool channels_last(const extents *x, shape one)
+{
+    if (x->rank < 3)
+        return false;
+    const size_t *of = x->n + x->rank - 3;
+    return of[0] == (size_t)one.h && of[1] == (size_t)one.w && of[2] == (size_t)one.c;
+}
+
 static int count_samples(const extents *x, shape one, size_t n_max, size_t *n, err *e)
 {
     const size_t want[3] = {(size_t)one.c, (size_t)one.h, (size_t)one.w};
@@ -60,9 +68,11 @@ static int count_samples(const extents *x, shape one, size_t n_max, size_t *n, e
     } else {
         char got[160];
         print_shape(x, got, sizeof got);
-        return err_set(e, ERR_INVALID,
-                       "data: the shape is %.100s, the model takes (%d, %d, %d) or (n, %d, %d, %d)",
-                       got, one.c, one.h, one.w, one.c, one.h, one.w);
+        return err_set(
+            e, ERR_INVALID,
+            "data: the shape is %.100s, the model takes (%d, %d, %d) or (n, %d, %d, %d)%s", got,
+            one.c, one.h, one.w, one.c, one.h, one.w,
+            channels_last(x, one) ? ": bring the channels from the end to the front" : "");
     }
     return *n <= n_max ? 0
                        : err_set(e, ERR_LIMIT, "data: %zu samples, at most %zu at once", *n, n_max);

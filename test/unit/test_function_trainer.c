@@ -631,13 +631,18 @@ static void read_samples(const char *text, shape one, size_t want)
     json_decref(data);
 }
 
-static void refuse_samples(const char *text, err_code code, const char *part)
+static void refuse_samples_of(shape one, const char *text, err_code code, const char *part)
 {
     json_t *data = json_loads(text, JSON_DECODE_ANY, NULL);
     samples s;
     err e = ERR_INIT;
-    CHECK_ERR(samples_read(data, (shape){3, 1, 2, 2}, 10, &s, &e), e, code, part);
+    CHECK_ERR(samples_read(data, one, 10, &s, &e), e, code, part);
     json_decref(data);
+}
+
+static void refuse_samples(const char *text, err_code code, const char *part)
+{
+    refuse_samples_of((shape){3, 1, 2, 2}, text, code, part);
 }
 
 TEST(samples_in_every_nesting)
@@ -655,6 +660,8 @@ TEST(samples_in_every_nesting)
 TEST(samples_that_do_not_fit)
 {
     refuse_samples("[[0,1,2],[3,4,5]]", ERR_INVALID, "(2, 3), the model takes (1, 2, 2)");
+    refuse_samples_of((shape){3, 3, 1, 2}, "[[[0,1,2],[3,4,5]]]", ERR_INVALID,
+                      "(3, 1, 2) or (n, 3, 1, 2): bring the channels from the end");
     refuse_samples("[[0,1],[2]]", ERR_INVALID, "different length");
     refuse_samples("[[0,1],[2,\"x\"]]", ERR_INVALID, "data[1][1]: no number");
     refuse_samples("[[0,1],[2,1e300]]", ERR_INVALID,
