@@ -71,53 +71,11 @@ static void write_sum(uint64_t sum, char out[20])
     snprintf(out, 20, "%016" PRIx64, sum);
 }
 
-/* ---- calls on the thread outside ------------------------------------------------------------- */
-
-/* CUDA gives and takes other processes' memory by sockets of its own, whenever it likes. */
-typedef struct call {
-    engine *g;
-    const backend_loan *of; /* of others, or the mean */
-    int n;
-    backend_loan *loan; /* one's own, or the mean */
-    average_order *order;
-    engine_seal *seal;
-    int bad;
-} call;
-
-static int call_lend(void *of, err *e)
-{
-    call *c = of;
-    return engine_lend(c->g, c->loan, e);
-}
-
-static int call_lead(void *of, err *e)
-{
-    call *c = of;
-    return engine_lead(c->g, c->of, c->n, c->loan, e);
-}
-
-static int call_adopt(void *of, err *e)
-{
-    call *c = of;
-    return engine_adopt(c->g, c->of, c->seal, e);
-}
-
-static int call_average(void *of, err *e)
-{
-    call *c = of;
-    backend_loan mean;
-    if (engine_average_lent(c->g, c->order->of, c->order->n, c->seal, &c->bad, e) != 0 ||
-        engine_lead(c->g, NULL, 0, &mean, e) != 0)
-        return -1;
-    return engine_adopt(c->g, &mean, c->seal, e);
-}
-
 /* ---- lending --------------------------------------------------------------------------------- */
 
 void member_lend(member *m)
 {
     backend_loan loan;
-    call c = {.g = trainer_engine(m->trainer), .loan = &loan};
     err e = ERR_INIT;
     m->loan[0] = m->no_loan[0] = '\0';
     if (m->group || m->request.optimizer_state == STATE_RESET ||
@@ -126,7 +84,7 @@ void member_lend(member *m)
     const char *where = getenv("KUBEML_GPU_AVERAGE");
     if (where && strcmp(where, "host") == 0)
         snprintf(m->no_loan, sizeof m->no_loan, "KUBEML_GPU_AVERAGE says so");
-    else if (outside_run(m->outside, call_lend, &c, &e) == 0)
+    else if (engine_lend(trainer_engine(m->trainer), &loan, &e) == 0)
         write_loan(&loan, m->loan);
     else
         snprintf(m->no_loan, sizeof m->no_loan, "%s", e.message);
@@ -168,10 +126,8 @@ static int adopt(member *m, int64_t version, const json_t *mean, int64_t deadlin
     if (at.version != version || at.checksum != published)
         return err_set(e, ERR_STALE, "the model store has another reference");
     seal.step = step;
-    if (ask)
-        return member_take_sum(m, ask, &seal, e);
-    call c = {.g = trainer_engine(m->trainer), .of = &loan, .seal = &seal};
-    return outside_run(m->outside, call_adopt, &c, e);
+    return ask ? member_take_sum(m, ask, &seal, e)
+               : engine_adopt(trainer_engine(m->trainer), &loan, &seal, e);
 }
 
 bool member_adopt(member *m, int64_t version, const json_t *mean, int64_t deadline_ms)
@@ -193,7 +149,6 @@ int member_lead(member *m, const json_t *task, err *e)
     backend_loan loans[ENGINE_AVERAGE_MAX], mean;
     char text[MEMBER_LOAN_BYTES];
     size_t i, n = json_array_size(models);
-    call c = {.g = trainer_engine(m->trainer), .of = loans, .n = (int)n, .loan = &mean};
     err why = ERR_INIT;
     int rc = n <= ENGINE_AVERAGE_MAX ? 0
                                      : err_set(&why, ERR_UNSUPPORTED,
@@ -202,7 +157,7 @@ int member_lead(member *m, const json_t *task, err *e)
     json_array_foreach(models, i, one) if (rc == 0) rc =
         read_loan(json_string_value(one), &loans[i], &why);
     if (rc == 0)
-        rc = outside_run(m->outside, call_lead, &c, &why);
+        rc = engine_lead(trainer_engine(m->trainer), loans, (int)n, &mean, &why);
     if (rc == 0)
         write_loan(&mean, text);
     pslink_send(m->link, json_pack("{s:s,s:s}", "type", "leads", rc == 0 ? "mean" : "message",
@@ -291,13 +246,16 @@ int member_publish_mean(member *m, const average_order *o, uint64_t *checksum, e
 /* What the others lent, published as what this function trained would be. */
 static int average_lent(member *m, average_order *o)
 {
+    engine *g = trainer_engine(m->trainer);
     engine_seal seal;
-    call c = {.g = trainer_engine(m->trainer), .order = o, .seal = &seal, .bad = -1};
+    backend_loan mean;
     uint64_t checksum;
+    int bad = -1;
     err why = ERR_INIT;
-    if (outside_run(m->outside, call_average, &c, &why) != 0 ||
+    if (engine_average_lent(g, o->of, o->n, &seal, &bad, &why) != 0 ||
+        engine_lead(g, NULL, 0, &mean, &why) != 0 || engine_adopt(g, &mean, &seal, &why) != 0 ||
         member_publish_mean(m, o, &checksum, &why) != 0)
-        return member_not_averaged(m, o, c.bad, false, &why);
+        return member_not_averaged(m, o, bad, false, &why);
     return member_averaged(m, o, &seal, checksum);
 }
 

@@ -56,8 +56,7 @@ struct member {
     /* of `merge: nccl`: the GPU that it would be a rank on; "": it cannot be one */
     char rank[MEMBER_RANK_BYTES];
     char no_rank[ERR_MESSAGE_BYTES]; /* and why not; "": it was not wanted */
-    /* where NCCL, and CUDA for other processes' memory, is called; NULL: this thread */
-    outside *outside;
+    outside *outside;                /* where NCCL is called; NULL: this thread */
     struct {
         int set, ask;    /* of the last communicator, and of its last mean; 0: none */
         unsigned dials;  /* of the link, when it was made */

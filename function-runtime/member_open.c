@@ -150,7 +150,7 @@ static bool dials_unix_sockets(const member *m)
     return strncmp(m->address, "unix:", 5) == 0 || strncmp(m->access.address, "unix:", 5) == 0;
 }
 
-static int enter_sandbox(member *m, err *e)
+static int enter_sandbox(member *m, bool on_gpu, err *e)
 {
     /* The kernel's limit is one for every file: the longer of its log and what it keeps of its
      * dataset. */
@@ -168,7 +168,7 @@ static int enter_sandbox(member *m, err *e)
     for (int i = 0; i < devices_count; i++)
         s.write_folders[writes++] = devices[i];
     /* NCCL has sockets of its own, and CUDA, and MPS beneath it. */
-    s.listens = m->outside || devices_count > 0;
+    s.listens = m->outside || on_gpu || devices_count > 0;
     s.unix_sockets = s.listens || reach.unix_sockets || dials_unix_sockets(m);
     if (m->object_path[0])
         s.read_folders[reads++] = m->object_path;
@@ -190,14 +190,6 @@ static int enter_sandbox(member *m, err *e)
         return err_wrap(e, "sandbox");
     log_info("sandbox: %s", report);
     return 0;
-}
-
-/* Who sums with NCCL, or may lend memory of a GPU to other processes. */
-static bool calls_outside(const member *m, const err *no_gpu)
-{
-    bool cuda = strcmp(m->backend, "cuda") == 0 ||
-                (strcmp(m->backend, "auto") == 0 && no_gpu->code == ERR_NONE);
-    return m->request.merge == MERGE_NCCL || (cuda && m->request.process != PROCESS_SHARED);
 }
 
 /* ---- the code -------------------------------------------------------------------------------- */
@@ -301,9 +293,11 @@ int member_open(const json_t *order, member **out, char reason[TRAINER_REASON_BY
     if (rc == 0 && (rc = gpu_engine_bytes(m->gpu_bytes, usage_gpu_own_bytes(m->usage),
                                           &m->engine_bytes, e)) != 0)
         snprintf(reason, TRAINER_REASON_BYTES, "GpuMemory");
-    if (rc == 0 && calls_outside(m, &no_gpu))
+    if (rc == 0 && m->request.merge == MERGE_NCCL)
         rc = outside_open(&m->outside, e);
-    if (rc == 0 && (rc = enter_sandbox(m, e)) == 0)
+    bool on_gpu = strcmp(m->backend, "cuda") == 0 ||
+                  (strcmp(m->backend, "auto") == 0 && no_gpu.code == ERR_NONE);
+    if (rc == 0 && (rc = enter_sandbox(m, on_gpu, e)) == 0)
         rc = load(m, reason, e);
     if (rc == 0) {
         member_lend(m);

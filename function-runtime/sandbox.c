@@ -98,6 +98,8 @@ enum {
 #define LL_TRUNCATE    (UINT64_C(1) << 14)
 #define LL_NET_ALL     UINT64_C(3) /* bind, connect */
 #define LL_NET_CONNECT UINT64_C(2)
+#define LL_SCOPE_ABSTRACT_UNIX UINT64_C(1)
+#define LL_SCOPE_SIGNAL        UINT64_C(2)
 
 struct ll_ruleset {
     uint64_t files, net, scoped;
@@ -165,7 +167,8 @@ static long enter_landlock(const sandbox *s, err *e)
         len = 2 * sizeof(uint64_t);
     }
     if (abi >= 6) {
-        rules.scoped = 3; /* abstract Unix sockets and signals of others */
+        /* CUDA opens other processes' memory by abstract sockets */
+        rules.scoped = LL_SCOPE_SIGNAL | (s->listens ? 0 : LL_SCOPE_ABSTRACT_UNIX);
         len = sizeof rules;
     }
     cleanup_close int ruleset = (int)syscall(LL_CREATE_RULESET, &rules, len, 0);

@@ -33,7 +33,7 @@ typedef struct sandbox {
     /* It dials some again, or a library does. Which ones is not held: code that may make them can
      * connect to whatever this user may. */
     bool unix_sockets;
-    bool listens;    /* a library waits for connections */
+    bool listens;    /* a library waits for connections, and for those by abstract sockets */
     bool files_must; /* not without Landlock: others' files are where it runs */
 } sandbox;
 
