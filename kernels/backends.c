@@ -11,6 +11,8 @@
 
 #include "backend.h"
 
+static char no_cuda[256] = "no NVIDIA device, or not in this build";
+
 #ifdef BACKEND_CUDA_LINKED /* programs that link it: its tests, check-gpu, bench-gpu */
 extern const backend backend_cuda;
 static const backend *cuda(void)
@@ -39,6 +41,12 @@ static bool object_path(char *path, size_t room)
     return length > 0 && (size_t)length < room;
 }
 
+static void not_loaded(const char *format, const char *what)
+{
+    snprintf(no_cuda, sizeof no_cuda, format, what);
+    fprintf(stderr, "%s\n", no_cuda);
+}
+
 /* Without a device of NVIDIA's there is no reason to load what needs one. */
 static void load(void)
 {
@@ -50,14 +58,14 @@ static void load(void)
     setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 0);
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* stays */
     if (!object) {
-        fprintf(stderr, "the CUDA engine cannot be loaded: %s\n", dlerror());
+        not_loaded("the CUDA engine cannot be loaded: %s", dlerror());
         return;
     }
     /* That of another build may have a table of another form. */
     const char *seam = dlsym(object, "backend_cuda_seam");
     if (!seam || strcmp(seam, BACKEND_SEAM) != 0) {
-        fprintf(stderr, "the CUDA engine is not used: %s is of another build than this program\n",
-                path);
+        not_loaded("the CUDA engine is not used: %s",
+                   "lib/kubeml-cuda.so is of another build than this program");
         dlclose(object);
         return;
     }
@@ -109,8 +117,7 @@ const backend *backend_find(const char *name, err *e)
         return NULL;
     }
     if (strcmp(name, "cuda") == 0)
-        err_set(e, ERR_UNSUPPORTED,
-                "backend cuda cannot run on this machine: no NVIDIA device, or not in this build");
+        err_set(e, ERR_UNSUPPORTED, "backend cuda cannot run on this machine: %s", no_cuda);
     else
         err_set(e, ERR_NOT_FOUND, "no backend is named '%.40s'", name);
     return NULL;

@@ -1,13 +1,13 @@
 # cuda.mk: the CUDA engine, an object of its own (lib/kubeml-cuda.so) that programs load when they run
 # on a machine that has a GPU, and the same sources for the host, which the tests use.
 #
-# CUDA=1 builds it, CUDA=0 does not; unsaid, it is built where a toolkit is found: CUDA_HOME, the usual
-# folder, the distribution's nvcc, or what `make cuda-toolkit` has fetched.
+# CUDA=1 builds it, CUDA=0 does not; unsaid, it is built where a toolkit is found: CUDA_HOME, what `make
+# cuda-toolkit` has fetched, the usual folder, or the distribution's nvcc.
 
 CUDA_TOOLKIT := build/cuda-toolkit
 ifndef CUDA_HOME
-CUDA_HOME    := $(firstword $(patsubst %/bin/nvcc,%,$(wildcard /usr/local/cuda/bin/nvcc \
-                  $(CUDA_TOOLKIT)/home/bin/nvcc /usr/lib/nvidia-cuda-toolkit/bin/nvcc \
+CUDA_HOME    := $(firstword $(patsubst %/bin/nvcc,%,$(wildcard $(CUDA_TOOLKIT)/home/bin/nvcc \
+                  /usr/local/cuda/bin/nvcc /usr/lib/nvidia-cuda-toolkit/bin/nvcc \
                   $(realpath $(shell command -v nvcc)) /usr/bin/nvcc)))
 endif
 NVCC         := $(CUDA_HOME)/bin/nvcc
@@ -24,6 +24,7 @@ endif
 CUDA_WHEELS  := $(CUBLAS_WHEEL) $(CUDNN_WHEEL) $(NCCL_WHEEL)
 CUDA_LACKS   := $(strip $(if $(wildcard $(NVCC)),,nvcc) $(if $(CUBLAS_WHEEL)$(call cuda_header,cublasLt.h),,cuBLAS) \
                   $(if $(CUDNN_WHEEL)$(call cuda_header,cudnn.h),,cuDNN) $(if $(NCCL_WHEEL)$(call cuda_header,nccl.h),,NCCL))
+CUDA_SAID    := $(filter-out undefined,$(origin CUDA))
 CUDA         ?= $(if $(SANITIZER),0,$(if $(CUDA_LACKS),0,1))
 ifeq ($(CUDA)$(if $(CUDA_LACKS),1),11)
 $(error CUDA=1, and the toolkit$(if $(CUDA_HOME), in $(CUDA_HOME)) lacks $(CUDA_LACKS): set CUDA_HOME, or run make cuda-toolkit first)
@@ -57,8 +58,14 @@ $(CUDA_VERSION): FORCE
 EXTRA_kernels_cuda_cuda_known := -I$(BUILD)
 $(BUILD)/obj/kernels/cuda/cuda_known.o: $(CUDA_VERSION)
 
+# An engine that has been built of these sources stays where a later call finds no toolkit and was not told CUDA=0: `sudo make install`
+# has neither CUDA_HOME nor the PATH that it was built with.
+CUDA_ENGINE  := $(BUILD)/lib/kubeml-cuda.so
+CUDA_STAYS   := $(if $(CUDA_SAID)$(filter 1,$(CUDA)),,$(if $(wildcard $(CUDA_ENGINE)),$(if $(shell \
+                find kernels/cuda -type f -newer $(CUDA_ENGINE)),,1)))
+
 # Whose CUDA it is, 13 say, which an older driver does not run: common/nvml.c. 0: the engine is not built.
-CUDA_MAJOR   := $(or $(if $(filter 1,$(CUDA)),$(shell sed -n 's/^.define CUDART_VERSION *\([0-9]*\)[0-9]\{3\}$$/\1/p' \
+CUDA_MAJOR   := $(or $(if $(CUDA_STAYS),$(shell cat $(BUILD)/cuda_major 2>/dev/null)),$(if $(filter 1,$(CUDA)),$(shell sed -n 's/^.define CUDART_VERSION *\([0-9]*\)[0-9]\{3\}$$/\1/p' \
                 $(firstword $(call cuda_header,cuda_runtime_api.h)))),0)
 ifneq ($(CUDA_MAJOR)$(wildcard $(BUILD)/cuda_major),0) # or an earlier build had one
 $(eval $(call says,$(BUILD)/cuda_major,CUDA_MAJOR))
@@ -99,12 +106,17 @@ $(BUILD)/lib/kubeml-cuda.so: $(CUDA_OBJECTS) $(call obj,kernels/plan.c kernels/g
 
 ifeq ($(CUDA),1)
 all: $(BUILD)/lib/kubeml-cuda.so
-else ifneq ($(wildcard $(BUILD)/lib/kubeml-cuda.so),)
+else ifneq ($(CUDA_STAYS),)
+.PHONY: earlier-cuda
+all: earlier-cuda
+earlier-cuda:
+	@echo "the CUDA engine of an earlier build stays: none can be built here for want of $(CUDA_LACKS) (CUDA=0 removes it)"
+else ifneq ($(wildcard $(CUDA_ENGINE)),)
 # One of an earlier build has other kernels than this one, and programs would load it.
 .PHONY: without-cuda
 all: without-cuda
 without-cuda:
-	@rm -f $(BUILD)/lib/kubeml-cuda.so
+	@rm -f $(CUDA_ENGINE)
 	@echo "the CUDA engine of an earlier build is removed: this one is without$(if $(CUDA_LACKS),$(comma) for want of $(CUDA_LACKS))"
 endif
 

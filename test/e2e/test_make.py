@@ -14,7 +14,7 @@ from harness import BUILD, ROOT, case
 
 def make(*words):
     """Its output, without what the make around this test was told."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "SANITIZER", "OPT")}
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "SANITIZER", "OPT", "CUDA")}
     run = subprocess.run(["make", *words], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60 * harness.STRETCH)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
@@ -83,13 +83,24 @@ def whose_cuda_it_is_is_forgotten_with_the_engine():
 
 
 @case(limit=60, platform=False)
-def the_engine_of_an_earlier_build_goes_where_there_is_none():
+def an_engine_stays_where_no_toolkit_is_found_and_nothing_has_changed():
     build = Build()
     (build.folder / "lib").mkdir()
-    engine = build.folder / "lib/kubeml-cuda.so"
+    engine, all_else = build.folder / "lib/kubeml-cuda.so", ("-s", f"BUILD={build.folder}", "PROGRAMS=", "MODULE=", "all")
+    (build.folder / "cuda_major").write_text("13\n")
+
+    def kept(*settings):
+        engine.touch()
+        return make(*settings, *all_else), engine.exists()
+    said, there = kept("CUDA_HOME=/none")  # as `sudo make install` has it
+    assert there and "stays: none can be built here for want of nvcc" in said, said
+    assert (build.folder / "cuda_major").read_text() == "13\n"
+    said, there = kept("CUDA=0")
+    assert not there and "the CUDA engine of an earlier build is removed" in said, said
     engine.touch()
-    said = make("-s", f"BUILD={build.folder}", "CUDA=0", "PROGRAMS=", "MODULE=", "all")
-    assert not engine.exists() and "the CUDA engine of an earlier build is removed" in said, said
+    os.utime(engine, (0, 0))
+    said = make("CUDA_HOME=/none", *all_else)
+    assert not engine.exists() and "is removed" in said, "it is of other sources\n" + said
 
 
 @case(platform=False)
