@@ -17,7 +17,7 @@
 /* The largest page that a machine may have (arm64's have 4, 16 or 64 KiB): what is mapped begins at
  * one. */
 enum { PAGE = 64 << 10, RANDOM_DIGITS = 32, STATE_TRIES_MAX = 1 << 20 };
-static const char magic[8] = "KMLSEG2";
+static const char magic[8] = "KMLSEG2"; /* the digit: of how it is laid out */
 
 /* The first page. The state is guarded by `sequence`: odd while it is written. */
 typedef struct header {
@@ -238,9 +238,11 @@ static int read_geometry(shm *s, err *e)
 {
     header h;
     struct stat st;
-    if (pread(s->fd, &h, sizeof h, 0) != (ssize_t)sizeof h ||
-        memcmp(h.magic, magic, sizeof magic) != 0)
+    if (pread(s->fd, &h, sizeof h, 0) != (ssize_t)sizeof h || memcmp(h.magic, magic, 6) != 0)
         return err_set(e, ERR_CORRUPT, "%s is not a segment", s->name);
+    if (memcmp(h.magic, magic, sizeof magic) != 0)
+        return err_set(e, ERR_CORRUPT, "segment %s was made by another version of these programs",
+                       s->name);
     if (set_geometry(s, (block_shape){h.floats, h.counters}, h.slots, e))
         return -1;
     if (fstat(s->fd, &st) != 0 || st.st_size != slot_offset(s, s->slots))

@@ -118,6 +118,9 @@ TEST(what_is_no_segment_is_refused)
     CHECK_ERR(shm_slot(owner, 3, false, &b, &e), e, ERR_CORRUPT, "cut short");
     CHECK_ERR(shm_open_segment(test_tmp(), shm_name(owner), false, &s, &e), e, ERR_CORRUPT, "size");
     int fd = open(path, O_WRONLY);
+    CHECK(pwrite(fd, "1", 1, 6) == 1);
+    CHECK_ERR(shm_open_segment(test_tmp(), shm_name(owner), false, &s, &e), e, ERR_CORRUPT,
+              "another version");
     CHECK(pwrite(fd, "X", 1, 0) == 1);
     CHECK_ERR(shm_open_segment(test_tmp(), shm_name(owner), false, &s, &e), e, ERR_CORRUPT,
               "not a segment");
