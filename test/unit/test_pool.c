@@ -85,6 +85,7 @@ static void close_world(void)
         o.events = v->next;
         free(v);
     }
+    o.events_end = &o.events;
 }
 
 /* Another one starts for whom it was meant for when a pod has had its time, and only then. */
