@@ -392,6 +392,7 @@ static void turn(owner *o, struct pollfd *list, link_pod **of)
     if (jobs_deadline(o->machine) <= now)
         owner_event(o, &(job_event){.type = JOB_TICK});
     owner_pump(o);
+    history_try_again(o);
     pool_fill(o);
     follow_timers(o, now);
 }
@@ -555,6 +556,7 @@ static void owner_free(owner *o)
     json_decref(o->held);
     json_decref(o->beginners);
     json_decref(o->unsaved);
+    json_decref(o->untold);
     json_decref(o->news);
     json_decref(o->algorithms);
     if (o->cluster)
@@ -627,6 +629,7 @@ int owner_start(controller *c, owner **out, err *e)
     o->held = json_object();
     o->beginners = json_object();
     o->unsaved = json_object();
+    o->untold = json_object();
     o->wake_fd = -1;
     o->events_end = &o->events;
     o->calls_end = &o->calls;

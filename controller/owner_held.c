@@ -242,6 +242,7 @@ static void run_forget(owner *o, void *arg)
         return;
     }
     json_object_del(o->unsaved, c->id);
+    json_object_del(o->untold, c->id);
 }
 
 int owner_forget(owner *o, const char *id, err *e)

@@ -238,6 +238,8 @@ struct owner {
     uint64_t measured[MEASURED_MAX]; /* sorts of functions, likewise */
     unsigned measured_count;         /* ever; the oldest give way */
     json_t *unsaved; /* records of jobs by their id, for when the store is back */
+    json_t *untold;  /* likewise how they ended, of which their histories do not say it */
+    err untold_why;  /* why the store did not take one of these just now */
     json_t *news;    /* ids for owner_news; NULL: nobody asks */
     int64_t pool_retry_ms;
     int64_t pool_wait_ms; /* until the pool tries again, doubled with each pod that did not start */
@@ -362,13 +364,17 @@ typedef struct job_ending {
 } job_ending;
 
 void job_ending_set(const job_ending *ending, json_t *out);
-/* The history is kubeml-ps's, which knows of a stop and not always of what it is for, or was gone by
- * then: it says what the record says. Without a history nothing is done. */
+/* The history is kubeml-ps's, which knows of a stop and not always of what it is for, or was gone
+ * by then: it says what the record says. Without a history nothing is done; where the store does
+ * not take it, it is kept until that is back. */
 void history_end(owner *o, const char *id, const job_ending *ending);
+/* Tells the watch of what history_end tried in vain: behind the records, which may be small enough
+ * where a history is not, and are not written while the watch knows of a failure. */
+void history_try_again(owner *o);
 void jobs_save_record(owner *o, const char *id, json_t *record); /* borrows it */
 /* What a job's newest record (its "job") says of the model that it begins with, for owner_hold. */
 void held_note(owner *o, const char *id, const json_t *saved);
-void jobs_save_unsaved(owner *o);
+void jobs_save_unsaved(owner *o); /* and how jobs ended, in their histories */
 json_t *epochs_of_history(store *st, const char *id);
 /* Function and dataset as they are now; ERR_NOT_FOUND; ERR_UNSUPPORTED: a goal that no job on that
  * dataset reaches. */

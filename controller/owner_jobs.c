@@ -442,24 +442,70 @@ static bool says_so(const json_t *history, const job_ending *ending)
            strcmp(reason, ending->reason) == 0;
 }
 
-void history_end(owner *o, const char *id, const job_ending *ending)
+/* 0 too where it says so already, or there is no history. */
+static int put_ending(owner *o, const char *id, const job_ending *ending, err *e)
 {
     store *st = o->controller->store;
     cleanup_json json_t *history = NULL;
     uint64_t version;
     err why = ERR_INIT;
     owner_hold_if_fenced(o);
-    if (!store_watch_writable(o->controller->watch, &why) ||
-        store_get(st, "history", id, &history, &version, &why)) {
-        if (why.code != ERR_NOT_FOUND)
-            log_warn("the history of job %s does not say how it ended: %s", id, why.message);
+    if (store_get(st, "history", id, &history, &version, &why))
+        return why.code == ERR_NOT_FOUND ? 0 : err_set(e, why.code, "%s", why.message);
+    if (says_so(history, ending))
+        return 0;
+    job_ending_set(ending, history);
+    return store_put(st, "history", id, history, version, NULL, e);
+}
+
+/* Why the store did not take it may pass, as a full disk does. */
+void history_end(owner *o, const char *id, const job_ending *ending)
+{
+    err why = ERR_INIT;
+    bool tried = store_watch_writable(o->controller->watch, &why);
+    if (tried && put_ending(o, id, ending, &why) == 0) {
+        json_object_del(o->untold, id);
         return;
     }
-    if (says_so(history, ending))
-        return;
-    job_ending_set(ending, history);
-    if (store_put(st, "history", id, history, version, NULL, &why))
+    if (!json_object_get(o->untold, id))
         log_warn("the history of job %s does not say how it ended: %s", id, why.message);
+    if (!err_retry_may_help(why.code) && why.code != ERR_IO) {
+        json_object_del(o->untold, id);
+        return;
+    }
+    json_t *kept = json_object();
+    job_ending_set(ending, kept);
+    json_object_set_new(o->untold, id, kept);
+    if (tried)
+        o->untold_why = why;
+}
+
+void history_try_again(owner *o)
+{
+    if (o->untold_why.code != ERR_NONE)
+        store_watch_failed(o->controller->watch, &o->untold_why);
+    err_clear(&o->untold_why);
+}
+
+/* Before the records: who is killed in between finds in the history how a job ended. One that runs
+ * again by now says so itself. */
+static void end_untold(owner *o)
+{
+    const char *id;
+    json_t *kept;
+    void *next;
+    json_object_foreach_safe (o->untold, next, id, kept) {
+        char name[JOB_ID_BYTES];
+        cleanup_json json_t *own = json_incref(kept);
+        job_state state;
+        const job *j = jobs_find(o->machine, id);
+        snprintf(name, sizeof name, "%s", id); /* the key goes with the entry */
+        if ((j && !job_ended(j)) || !job_state_from_name(text_of(own, "state"), &state))
+            json_object_del(o->untold, name);
+        else
+            history_end(o, name,
+                        &(job_ending){state, text_of(own, "reason"), text_of(own, "message")});
+    }
 }
 
 /* It is the record that the store does not take, and never will. Whatever else it says may pass, as
@@ -560,12 +606,14 @@ void jobs_save_unsaved(owner *o)
     const char *id;
     json_t *record;
     void *next;
+    end_untold(o);
     json_object_foreach_safe(o->unsaved, next, id, record) {
         char name[JOB_ID_BYTES];
         cleanup_json json_t *own = json_incref(record);
         snprintf(name, sizeof name, "%s", id); /* the key goes with the entry */
         jobs_save_record(o, name, own);
     }
+    history_try_again(o);
 }
 
 /* ---- as the API shows it --------------------------------------------------------------------- */

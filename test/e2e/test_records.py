@@ -14,11 +14,12 @@ from harness import case, until
 ROOM = 8192  # the first pages of the records, which are there; no page of data lies in them
 
 
-def disk(p, full):
+def disk(p, full, *pids):
     """A limit on its files' sizes stands for it: it is the controller's alone, and of what that starts meanwhile, so that there
-    is no pool."""
-    _, most = resource.prlimit(p.process.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(p.process.pid, resource.RLIMIT_FSIZE, (ROOM if full else most, most))
+    is no pool; and of those processes."""
+    for pid in (p.process.pid, *pids):
+        _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (ROOM if full else most, most))
 
 
 def states(p):
@@ -52,6 +53,26 @@ def an_end_on_a_full_disk_is_kept_and_no_job_is_taken():
         p.start()
         assert states(p) == {job: "cancelled"} and p.task(job)["reason"] == "Cancelled", p.task(job)
         p.succeed(p.train("paced", epochs=1))
+
+
+@case(limit=120, platform=False)
+def an_end_on_a_full_disk_is_in_the_history_when_there_is_room():
+    """Neither kubeml-ps, which is given up, nor the controller could write there how the job ended."""
+    with mock.patch("subprocess.Popen", functools.partial(subprocess.Popen, restore_signals=False)), \
+            harness.Platform("--pool-functions", "0", "--pool-ps", "0") as p:
+        p.dataset()
+        job = p.train(p.paced(), epochs=200)
+        until(lambda: p.task(job)["epoch"] >= 1, 60)
+        disk(p, True, p.pod(job=job, role="ps")["pid"])
+        p.delete(f"/tasks/{job}")
+        assert p.wait(job)["state"] == "cancelled"
+        until(lambda: not p.pods(job=job), 30, message="pods of an ended job")
+        assert p.get(f"/history/{job}")["state"] == "running"
+        before = answers(p)
+        disk(p, full=False)
+        until(lambda: answers(p) > before, message="the history is not tried again")
+        history = p.get(f"/history/{job}")
+        assert (history["state"], history["reason"]) == ("cancelled", "Cancelled"), history
 
 
 @case(limit=120, platform=False)
