@@ -568,6 +568,15 @@ static void owner_free(owner *o)
     free(o);
 }
 
+/* Whose history will be, or is, of a later try than that writer's. */
+static bool later_ps_found(const owner *o, const char *id, json_int_t writer)
+{
+    for (const link_pod *p = o->pods; p; p = p->next)
+        if (p->function == JOB_KUBEML_PS && p->incarnation > writer && strcmp(p->job, id) == 0)
+            return true;
+    return false;
+}
+
 /* Which kubeml-ps a job had last its record may not say, if it could not be written. And it may
  * have ended while no controller was there: kubeml-ps waited a while to say so, then left only its
  * history. Told to the machine before anything is adopted, so that nothing starts it again. */
@@ -586,8 +595,9 @@ static void tell_history(owner *o, const job *j)
     if (!state || !job_state_from_name(state, &v.state) || v.state < JOB_SUCCEEDED)
         return;
     /* Of an earlier try: until the kubeml-ps of this one has begun, the history tells of that one's
-     * end. */
-    if (json_integer_value(writer) < j->generation)
+     * end. The record may be of the earlier one too, where it could not be written. */
+    if (json_integer_value(writer) < j->generation ||
+        later_ps_found(o, j->id, json_integer_value(writer)))
         return;
     side *s = sides_find(o, j->id);
     const char *sha256 = json_string_value(json_object_get(history, "sha256"));

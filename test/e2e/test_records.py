@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 """A job's record where the store does not take it, and one that no job comes of any more."""
+import contextlib
 import functools
 import os
 import re
@@ -158,6 +159,36 @@ def a_resume_that_is_not_saved_leaves_what_the_job_begins_with():
         p.post(f"/tasks/{job}/resume")
         p.succeed(job)
         p.delete(f"/model/{first}")
+
+
+@case(limit=150, platform=False)
+def a_next_try_that_no_record_tells_of_goes_on():
+    """The store's disk was full for the controller from before the first try's end to its own, and the history tells of that one,
+    since the second try's kubeml-ps is held up."""
+    with mock.patch("subprocess.Popen", functools.partial(subprocess.Popen, restore_signals=False)), \
+            harness.Platform("--pool-functions", "2", "--pool-ps", "2") as p:
+        p.dataset()
+        p.paced(0.5)
+        p.warm(2, 2)
+        job = p.train("paced", lr=1e6, backoff_limit=1)
+        until(lambda: p.task(job)["state"] == "running")
+        disk(p, full=True)
+        until(lambda: p.get(f"/tasks/{job}/explain")["reason"] == "Retrying", 60)
+        assert p.get(f"/history/{job}")["state"] == "failed"
+        held = [pod["pid"] for pod in p.pods(role="ps", job="")]
+        for pid in held:
+            os.kill(pid, signal.SIGSTOP)
+        until(lambda: p.task(job)["state"] == "starting", 30)
+        [ps] = until(lambda: p.pods(job=job, role="ps"), message="the next try has no kubeml-ps")
+        p.kill()
+        p.start()
+        assert p.task(job)["state"] == "running", p.task(job)
+        assert p.pods(job=job, role="ps") == [ps], "the next try was ended"
+        for pid in held:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        until(lambda: p.get(f"/history/{job}")["state"] == "running", message="the second try has not taken the history")
+        assert p.pods(job=job, role="ps") == [ps], "the next try was ended"
 
 
 @case(limit=120, platform=False)
