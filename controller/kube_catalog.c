@@ -18,7 +18,12 @@
 #include "name.h"
 #include "refusal.h"
 
-enum { CALL_MS = 10000, RETRY_MS = 10000, PLATFORM_BYTES = 2 * KUBE_NAME_BYTES };
+enum {
+    CALL_MS = 10000,
+    RETRY_MS = 5000, /* what failed is tried again; doubled each time */
+    RETRY_MS_MAX = 600000,
+    PLATFORM_BYTES = 2 * KUBE_NAME_BYTES,
+};
 
 /* A collection of the store, by the function's name: {"platform", "uid", "created", "version"}. The
  * function that was created then was made by a Function object of this platform, in the namespace
@@ -53,7 +58,7 @@ struct kube_catalog {
     /* our thread's: */
     char uid[KUBE_UID_BYTES]; /* the namespace's */
     bool knows_uid;
-    json_t *tried;   /* uid: {"generation", "when", "failure"} */
+    json_t *tried;   /* uid: {"generation", "when", "wait", "reason", "message"} */
     json_t *leaving; /* functions to be deleted; true: it was said that this one is not yet */
     bool compared;   /* with what was made under those who led before */
 
@@ -173,29 +178,37 @@ static void unnote_made(kube_catalog *k, const char *name)
         log_warn("that function %s has no object any more cannot be noted: %s", name, e.message);
 }
 
-/* Whether this generation was tried already: a mistake in the code is not compiled again and
- * again. */
-static const json_t *failure_of(const kube_catalog *k, const json_t *object)
+/* How this generation failed when it was tried last; NULL: it was not. */
+static const json_t *last_try(const kube_catalog *k, const json_t *object)
 {
     const json_t *last = json_object_get(k->tried, kube_object_text(object, "uid"));
-    const json_t *when = json_object_get(last, "when");
-    if (!last || json_integer_value(json_object_get(last, "generation")) != generation_of(object))
-        return NULL;
-    return json_integer_value(when) == 0 ||
-                   clock_monotonic_ms() < json_integer_value(when) + RETRY_MS
-               ? last
-               : NULL;
+    return json_integer_value(json_object_get(last, "generation")) == generation_of(object) ? last
+                                                                                            : NULL;
 }
 
+/* NULL: it is to be tried, maybe again. A mistake in the code is not compiled again and again. */
+static const json_t *failure_of(const kube_catalog *k, const json_t *object)
+{
+    const json_t *last = last_try(k, object);
+    json_int_t when = json_integer_value(json_object_get(last, "when"));
+    json_int_t wait = json_integer_value(json_object_get(last, "wait"));
+    return wait == 0 || clock_monotonic_ms() < when + wait ? last : NULL;
+}
+
+/* What a retry may help with, it may be the cause of: code whose compiler needs more memory than
+ * the builder has, which compiles everybody's. So each wait is longer than the one before. */
 static json_t *function_failed(kube_catalog *k, const json_t *object, const err *e)
 {
-    const char *reason = e->code == ERR_NOT_FOUND      ? "NotFound"
-                         : err_retry_may_help(e->code) ? "Unavailable"
-                                                       : "BuildFailed";
-    json_t *last =
-        json_pack("{s:I, s:I, s:s, s:s}", "generation", generation_of(object), "when",
-                  err_retry_may_help(e->code) ? (json_int_t)clock_monotonic_ms() : (json_int_t)0,
-                  "reason", reason, "message", e->message);
+    bool again = err_retry_may_help(e->code);
+    const char *reason = e->code == ERR_NOT_FOUND ? "NotFound"
+                         : again                  ? "Unavailable"
+                                                  : "BuildFailed";
+    json_int_t wait = 2 * json_integer_value(json_object_get(last_try(k, object), "wait"));
+    if (again)
+        wait = wait == 0 ? RETRY_MS : wait < RETRY_MS_MAX ? wait : RETRY_MS_MAX;
+    json_t *last = json_pack("{s:I, s:I, s:I, s:s, s:s}", "generation", generation_of(object),
+                             "when", (json_int_t)clock_monotonic_ms(), "wait",
+                             again ? wait : (json_int_t)0, "reason", reason, "message", e->message);
     json_object_set_new(k->tried, kube_object_text(object, "uid"), last);
     return last;
 }
@@ -228,6 +241,7 @@ static void take_function(kube_catalog *k, const json_t *object)
             put_function(k->controller, name, json_object_get(object, "spec"), known, &made, &e)) {
             failed = function_failed(k, object, &e);
         } else {
+            json_object_del(k->tried, kube_object_text(object, "uid"));
             note_made(k, made, !known);
             json_decref(record);
             record = made;

@@ -22,6 +22,9 @@ static struct {
     int made;
     err_code refuses; /* to delete */
     int asked;        /* to delete */
+    err_code fails;   /* to make */
+    int64_t failed_ms[3];
+    int failed;
 } registry = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static json_t *make_locked(const char *name, const char *model, int version, const char *created)
@@ -49,6 +52,13 @@ int registry_put(controller *c, const char *name, const registry_upload *u, bool
     (void)c;
     (void)said;
     pthread_mutex_lock(&registry.lock);
+    err_code code = registry.fails;
+    if (code != ERR_NONE && registry.failed < 3)
+        registry.failed_ms[registry.failed++] = clock_monotonic_ms();
+    if (code != ERR_NONE) {
+        pthread_mutex_unlock(&registry.lock);
+        return err_set(e, code, "as the test says");
+    }
     json_t *old = json_incref(json_object_get(registry.functions, name));
     const json_t *now = old;
     int version = old ? (int)json_integer_value(json_object_get(old, "version")) : 0;
@@ -116,6 +126,27 @@ static void wait_asked(void)
         CHECK(clock_monotonic_ms() < deadline);
         poll(NULL, 0, 5);
     }
+}
+
+static void make_fail(err_code code)
+{
+    pthread_mutex_lock(&registry.lock);
+    registry.fails = code;
+    pthread_mutex_unlock(&registry.lock);
+}
+
+/* When it was tried so often in vain. */
+static int64_t wait_failed(int times)
+{
+    int64_t deadline = clock_deadline_ms(2 * WAIT_MS), when = 0;
+    while (when == 0) {
+        CHECK(clock_monotonic_ms() < deadline);
+        poll(NULL, 0, 5);
+        pthread_mutex_lock(&registry.lock);
+        when = registry.failed_ms[times - 1];
+        pthread_mutex_unlock(&registry.lock);
+    }
+    return when;
 }
 
 /* 0: there is none */
@@ -196,6 +227,21 @@ TEST(a_function_comes_and_goes_with_its_object)
     wait_version("lenet", 2);
     fake_kube_remove(w.server, "lenet");
     wait_version("lenet", 0);
+    close_world(&w);
+}
+
+/* The builder is everybody's: it may be that very code that it has no memory for. */
+TEST_LIMIT(a_function_that_cannot_be_built_now_is_tried_less_and_less, 90)
+{
+    world w;
+    open_world(&w);
+    make_fail(ERR_NOMEM);
+    apply(&w, "lenet", "lenet5");
+    int64_t second = wait_failed(2), third = wait_failed(3);
+    CHECK(third - second >= 10000);
+    make_fail(ERR_NONE);
+    apply(&w, "lenet", "resnet20"); /* other code is tried at once */
+    wait_version("lenet", 1);
     close_world(&w);
 }
 
