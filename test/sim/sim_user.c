@@ -58,8 +58,10 @@ static void resume_now(sim *s, message *m)
     }
     j->waits_resume = false;
     bool is = job_state_from_name(json_string_value(json_object_get(j->record, "state")), &state);
-    if (there || !is || state < JOB_FAILED)
+    if (there || !is || state < JOB_FAILED) {
+        j->done = !there && is && state == JOB_SUCCEEDED;
         return; /* its end was in no record */
+    }
     if (jobs_resubmit(s->machine, j->id, &j->request,
                       (int)json_integer_value(json_object_get(j->record, "generation")),
                       (int)json_integer_value(json_object_get(j->record, "epochs")),
