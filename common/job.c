@@ -270,8 +270,12 @@ static void take(jobs *m, const job_event *event)
     }
 }
 
-static void settle_job(jobs *m, job *j)
+/* Whether it leaves something to the next of the queue, of which no other event may come: slots, or
+ * the turn. */
+static bool settle_job(jobs *m, job *j)
 {
+    int held = job_held(j);
+    bool queued = j->state == JOB_QUEUED;
     if (!m->adopting) {
         pods_time(m, j);
         job_check_deadline(m, j);
@@ -284,6 +288,8 @@ static void settle_job(jobs *m, job *j)
     }
     if (j->unsaved)
         job_save(m, j);
+    bool left_queue = queued && j->state != JOB_QUEUED;
+    return job_held(j) < held || MUTATE(50, left_queue, false);
 }
 
 size_t jobs_step(jobs *m, const job_event *event, const job_action **actions)
@@ -304,11 +310,10 @@ size_t jobs_step(jobs *m, const job_event *event, const job_action **actions)
         jobs_unplace(m);
         jobs_schedule(m);
     }
-    int held = jobs_slots_held(m);
+    bool left = false;
     for (size_t k = 0; k < m->count; k++)
-        settle_job(m, m->job[k]);
-    bool less = !m->adopting && jobs_slots_held(m) < held; /* of which no other event may come */
-    if (MUTATE(38, less, false)) {
+        left |= settle_job(m, m->job[k]);
+    if (MUTATE(38, left, false)) {
         jobs_unplace(m);
         jobs_schedule(m);
     }

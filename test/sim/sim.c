@@ -458,6 +458,21 @@ static void make_job(sim *s, int i)
     bounds_choose(s, &j->limits);
 }
 
+/* A job of all slots is tried again where smaller ones come and go, until its time is over. */
+static void choose_doomed(sim *s)
+{
+    if (s->jobs < 3 || s->gpus || sim_mix(s->seed, 2 * SIM_JOBS_MAX + 5) % 3)
+        return;
+    for (int i = 0; i < s->jobs; i++) {
+        s->job[i].nan = true;
+        s->job[i].request.backoff_limit = 2;
+        s->job[i].request.static_parallelism = true;
+        s->job[i].request.default_parallelism = i == 0 ? s->slots : 1;
+    }
+    s->job[0].request.active_deadline_seconds =
+        12 + (int)(sim_mix(s->seed, 2 * SIM_JOBS_MAX + 6) % 20);
+}
+
 static void make_world(sim *s)
 {
     s->process = calloc(SIM_PROCESSES_MAX, sizeof *s->process);
@@ -481,6 +496,7 @@ static void make_world(sim *s)
     for (int i = 0; i < s->jobs; i++)
         make_job(s, i);
     plan_faults(s);
+    choose_doomed(s);
     plan_slots(s);
     controller_begin(s);
     user_begin(s);

@@ -80,15 +80,44 @@ static bool is_possible(const sim *s, const job *j)
            (!j->request.static_parallelism || j->request.default_parallelism <= s->slots);
 }
 
+static bool may_start(const sim *s, const job *j)
+{
+    return j->state == JOB_QUEUED && j->again_ms <= s->now && is_possible(s, j);
+}
+
+static bool is_before(const job *a, const job *b)
+{
+    int more = a->request.priority - b->request.priority;
+    return more > 0 || (more == 0 && a->order < b->order);
+}
+
 void check_turn(sim *s, const job *started)
 {
     for (size_t k = 0; k < jobs_count(s->machine); k++) {
         const job *j = jobs_at(s->machine, k);
-        int more = j->request.priority - started->request.priority;
-        if (j->state == JOB_QUEUED && j->again_ms <= s->now && is_possible(s, j) &&
-            (more > 0 || (more == 0 && j->order < started->order)))
+        if (may_start(s, j) && is_before(j, started))
             sim_wrong(s, "job %s starts before job %s, whose turn it is", started->id, j->id);
     }
+}
+
+/* Nor does that one wait beside slots that are enough for it; where GPUs count, it may. */
+static void check_waits(sim *s, int free)
+{
+    const job *first = NULL;
+    for (size_t k = 0; k < jobs_count(s->machine) && !s->gpus && !s->adopting; k++) {
+        const job *j = jobs_at(s->machine, k);
+        if (may_start(s, j) && (!first || is_before(j, first)))
+            first = j;
+    }
+    if (!first)
+        return;
+    int wants = first->request.default_parallelism;
+    int chunks = sim_chunks(&s->job[sim_job_index(s, first->id)]);
+    if (!first->request.static_parallelism && wants > chunks)
+        wants = chunks;
+    if (wants <= free)
+        sim_wrong(s, "job %s, whose turn it is, waits for %d slots, and %d are free", first->id,
+                  wants, free);
 }
 
 /* Every wait for its end is bounded. */
@@ -148,6 +177,7 @@ void check_jobs(sim *s)
         held += check_pods(s, jobs_at(s->machine, k), taken);
     if (held > s->slots && held > s->held && !s->adopting) /* there may have been more */
         sim_wrong(s, "%d of %d slots are held", held, s->slots);
+    check_waits(s, s->slots - held);
     s->held = held;
     for (int i = 0; i < s->gpus; i++)
         if (taken[i] > SIM_GPU_BYTES)

@@ -117,7 +117,7 @@ static inline void run_job(const char *id, int functions)
     CHECK_INT(jobs_find(m, id)->state, JOB_RUNNING);
 }
 
-static inline void submit_bound(const char *id, int deadline_s, int backoff)
+static inline void submit_bound_of(const char *id, int functions, int deadline_s, int backoff)
 {
     request r = {.function_name = "f",
                  .dataset = "d",
@@ -127,12 +127,17 @@ static inline void submit_bound(const char *id, int deadline_s, int backoff)
                  .k = -1,
                  .validate_every = 1,
                  .goal_accuracy = 100,
-                 .default_parallelism = 1,
+                 .default_parallelism = functions,
                  .static_parallelism = true,
                  .active_deadline_seconds = deadline_s,
                  .backoff_limit = backoff};
     err e = ERR_INIT;
     CHECK_OK(jobs_submit(m, id, &r, false, 1, &e), e);
+}
+
+static inline void submit_bound(const char *id, int deadline_s, int backoff)
+{
+    submit_bound_of(id, 1, deadline_s, backoff);
 }
 
 static inline bool is_raised(const char *id, const char *type)

@@ -421,6 +421,30 @@ TEST(what_time_ends_leaves_its_place_to_the_next_at_once)
     jobs_close(m);
 }
 
+TEST(what_time_ends_in_the_queue_leaves_its_turn_to_the_next_at_once)
+{
+    open_machine(2);
+    submit_bound_of("a", 2, 60, 1);
+    step((job_event){.type = JOB_TICK});
+    step((job_event){.type = JOB_POD_READY, .job = "a", .function = JOB_KUBEML_PS, .pod = "p"});
+    step((job_event){.type = JOB_PS_ACCEPTED, .job = "a"});
+    step(
+        (job_event){.type = JOB_PS_FINISHED, .job = "a", .state = JOB_FAILED, .reason = "NaNLoss"});
+    step((job_event){.type = JOB_POD_ENDED, .pod = "p"});
+    CHECK_INT(jobs_find(m, "a")->state, JOB_QUEUED);
+    run_job("c", 1);
+    now += 10000; /* from here on all wait for the one that is tried again */
+    submit("b", 1, 0, true);
+    step((job_event){.type = JOB_TICK});
+    CHECK_INT(jobs_find(m, "b")->state, JOB_QUEUED);
+    now = jobs_deadline(m);
+    step((job_event){.type = JOB_TICK});
+    CHECK_STR(jobs_find(m, "a")->reason, "DeadlineExceeded");
+    CHECK_STR(get(JOB_DONE)->job->id, "a");
+    CHECK_STR(get(JOB_TAKE)->job->id, "b");
+    jobs_close(m);
+}
+
 TEST(a_failed_job_is_tried_again_from_its_checkpoint)
 {
     open_machine(1);
