@@ -47,7 +47,7 @@ typedef struct member {
     int slot;        /* -1: none */
     int start_failures, losses, crashes;
     int lost; /* the incarnation that was lost last; -1: none */
-    char lost_reason[ROUND_REASON_BYTES];
+    char lost_reason[ROUND_REASON_BYTES], lost_message[ERR_MESSAGE_BYTES];
     bool lost_ready;
     bool lost_over;   /* it has contributed since: how that one ended is no count against the next */
     int64_t tell_ms;  /* NEEDED: when the controller is told of it; 0: it was */

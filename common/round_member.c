@@ -141,6 +141,12 @@ static bool of_gpu(const char *reason)
     return strcmp(reason, "GpuFailed") == 0 || strcmp(reason, "GpuMemory") == 0;
 }
 
+/* How it ended is told a moment later, if at all. */
+static bool unexplained(const char *reason)
+{
+    return strcmp(reason, "ConnectionLost") == 0;
+}
+
 /* No other try is made with that function; `reason` is that of the last one's end. */
 __attribute__((format(printf, 4, 5))) static void give_up(round_machine *m, int f,
                                                           const char *reason, const char *fmt, ...)
@@ -181,15 +187,28 @@ static bool is_one_loss_too_many(round_machine *m, int f, const char *reason, co
     return true;
 }
 
+static void give_up_starting(round_machine *m, int f, const char *reason, const char *message)
+{
+    give_up(m, f, reason, "function %d ended %d times before it was ready: %s: %.190s", f,
+            m->member[f].start_failures, reason, message);
+}
+
+/* It has failed to start once too often, unless the cluster turns out to have ended it. */
+static bool start_in_doubt(const round_machine *m, const member *b)
+{
+    return is_untold(b) && !b->lost_ready && unexplained(b->lost_reason) &&
+           b->start_failures >= m->config.limits.start_failures_max;
+}
+
 static bool lost_too_often(round_machine *m, int f, const char *reason, const char *message)
 {
     member *b = &m->member[f];
     if (is_bad_code(m, f, b->state == MEMBER_READY, reason, message))
         return true;
     bool starts = b->state != MEMBER_READY && !ending_is_disruption(reason) && !of_gpu(reason);
-    if (starts && ++b->start_failures >= m->config.limits.start_failures_max) {
-        give_up(m, f, reason, "function %d ended %d times before it was ready: %s: %.190s", f,
-                b->start_failures, reason, message);
+    if (starts && ++b->start_failures >= m->config.limits.start_failures_max &&
+        MUTATE(51, !unexplained(reason), true)) {
+        give_up_starting(m, f, reason, message);
         return true;
     }
     return !starts && is_one_loss_too_many(m, f, reason, message);
@@ -249,7 +268,7 @@ static int64_t pause_of(const round_machine *m, const member *b, bool was_ready,
     int again = b->losses - 1;
     if (of_gpu(reason))
         return l->gpu_wait_ms << (again < 4 ? again : 4);
-    if (strcmp(reason, "ConnectionLost") != 0)
+    if (!unexplained(reason))
         return 0;
     return (was_ready ? again : 1) * l->end_wait_ms;
 }
@@ -262,6 +281,7 @@ void member_lose(round_machine *m, int f, const char *reason, const char *messag
         return;
     int64_t pause_ms = pause_of(m, &m->member[f], was_ready, reason);
     text_print(m->member[f].lost_reason, sizeof m->member[f].lost_reason, "%s", reason);
+    text_print(m->member[f].lost_message, sizeof m->member[f].lost_message, "%s", message);
     m->member[f].lost = incarnation;
     m->member[f].lost_ready = was_ready;
     m->member[f].lost_over = false;
@@ -456,6 +476,10 @@ void member_lost(round_machine *m, const round_event *event)
     if (did_not_fail_to_start(m, event->function, event->reason) &&
         is_one_loss_too_many(m, event->function, event->reason, event->message))
         return;
+    if (start_in_doubt(m, b)) {
+        give_up_starting(m, event->function, event->reason, event->message);
+        return;
+    }
     tell_cause(m, event->function, event->reason, event->message);
     if (is_untold(b) && !of_gpu(b->lost_reason))
         tell_all(m, event->function, event->reason);
@@ -490,7 +514,9 @@ static void time_of(round_machine *m, int f)
     const round_limits *l = &m->config.limits;
     member *b = &m->member[f];
     char text[ERR_MESSAGE_BYTES];
-    if (is_untold(b) && m->now_ms >= b->tell_ms) {
+    if (start_in_doubt(m, b) && m->now_ms >= b->tell_ms) {
+        give_up_starting(m, f, b->lost_reason, b->lost_message);
+    } else if (is_untold(b) && m->now_ms >= b->tell_ms) {
         tell_all(m, f, b->lost_reason);
     } else if (b->state == MEMBER_NEEDED && m->now_ms >= b->needed_ms + l->function_wait_ms) {
         round_fail(m, "FunctionMissing", "function %d (incarnation %d) did not join within %lld s",

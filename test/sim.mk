@@ -8,7 +8,7 @@ SIM_WORLD  := test/sim/sim.c test/sim/sim_store.c test/sim/sim_ps.c test/sim/sim
               test/sim/sim_pool.c test/sim/sim_check.c test/sim/sim_bounds.c test/sim/sim_user.c
 SIM_SHARED := $(call obj,$(SIM_GROUND) $(SIM_WORLD))
 MUTATIONS  := 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36 \
-              37 38 39 40 41 42 43 44 45 46 47 48 49 50
+              37 38 39 40 41 42 43 44 45 46 47 48 49 50 51
 # SOURCE=n, of each mutation
 MUTATED    := $(shell grep -oE 'MUTATE.[0-9]+' $(SIM_LOGIC) | sed 's/:MUTATE./=/')
 MUTANTS    := $(addprefix $(BUILD)/test/mutant-,$(MUTATIONS))

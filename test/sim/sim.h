@@ -128,6 +128,7 @@ typedef struct bound {
     int lost;  /* the last incarnation that was replaced; -1; */
     bool over; /* a later one has contributed */
     bool started; /* so far as is known it was no failure to start */
+    int64_t cut_ms; /* the end of its connection */
 } bound;
 
 typedef struct ps {

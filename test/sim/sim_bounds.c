@@ -90,8 +90,10 @@ static bool function_fails_fairly(const sim *s, int p, const char *why)
         return b->crashes >= 1;
     if (strstr(why, "crashed"))
         return b->crashes >= l->crashes_max;
+    bool untold = strstr(why, "ConnectionLost"); /* which had its time */
     if (strstr(why, "before it was ready"))
-        return b->starts + 1 >= l->start_failures_max;
+        return b->starts + 1 >= l->start_failures_max &&
+               (!untold || s->now >= b->cut_ms + l->end_wait_ms);
     return strstr(why, "was lost") && b->losses + 1 >= l->losses_max;
 }
 
@@ -132,6 +134,8 @@ void bounds_ps_hears(sim *s, int p, const round_event *e)
         b->ready = e->incarnation;
         b->starts = 0;
     }
+    if (b && e->type == ROUND_LOST && !e->ended)
+        b->cut_ms = s->now;
     if (b && e->type == ROUND_LOST && e->ended && ending_is_crash(e->reason) &&
         (e->incarnation != b->lost || !b->over))
         b->crashes++;

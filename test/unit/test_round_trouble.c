@@ -647,6 +647,58 @@ TEST(functions_that_the_cluster_ends_before_they_are_ready_are_tried_again)
     expect_failure("Crashed", "function 1 was lost 5 times without a contribution");
 }
 
+/* Whose connection ends before it is ready, once too often if that was its own doing. */
+static void lose_after_one_that_did_not_start(const round_config *c)
+{
+    open_machine(c);
+    step((round_event){.type = ROUND_START});
+    join(0, 0);
+    step((round_event){.type = ROUND_HELLO, .function = 1});
+    step((round_event){
+        .type = ROUND_LOST, .function = 1, .ended = true, .reason = "Exited", .message = "75"});
+    CHECK_INT(get(ROUND_NEED)->incarnation, 1);
+    step((round_event){.type = ROUND_HELLO, .function = 1, .incarnation = 1});
+    step((round_event){.type = ROUND_LOST,
+                       .function = 1,
+                       .incarnation = 1,
+                       .reason = "ConnectionLost",
+                       .message = "closed"});
+    CHECK(!find(ROUND_FINISHED) && !find(ROUND_NEED));
+}
+
+TEST(how_one_ended_that_did_not_start_once_too_often_is_waited_for)
+{
+    round_config c = config(2, 1);
+    round_event end = {.type = ROUND_LOST,
+                       .function = 1,
+                       .incarnation = 1,
+                       .ended = true,
+                       .reason = "Evicted",
+                       .message = "node n1"};
+    lose_after_one_that_did_not_start(&c);
+    step(end);
+    CHECK(!find(ROUND_FINISHED));
+    CHECK_INT(get(ROUND_NEED)->incarnation, 2);
+    join(1, 2);
+    CHECK(!find(ROUND_FINISHED));
+    round_close(m);
+
+    lose_after_one_that_did_not_start(&c);
+    end.reason = "Exited", end.message = "exited with status 75";
+    step(end);
+    CHECK(!find(ROUND_NEED));
+    expect_failure("Crashed", "function 1 ended 2 times before it was ready: Exited: exited with");
+
+    /* Not for ever. */
+    lose_after_one_that_did_not_start(&c);
+    CHECK_INT(round_deadline(m) - now, c.limits.end_wait_ms);
+    now = round_deadline(m);
+    step((round_event){.type = ROUND_TICK});
+    CHECK(!find(ROUND_NEED));
+    expect_failure("Crashed",
+                   "function 1 ended 2 times before it was ready: ConnectionLost: closed");
+}
+
 TEST(a_crash_before_ready_is_not_tried_again)
 {
     round_config c = config(2, 1);
