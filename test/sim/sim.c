@@ -11,6 +11,7 @@
 #define STEPS_MAX   400000
 #define WORLD_MS    (INT64_C(3600) * 1000)
 #define FAULTS_MAX  10
+#define TRY_MS      2100 /* of what is away, the longest between two */
 
 /* ---- trace and chance ------------------------------------------------------------------------ */
 
@@ -267,12 +268,15 @@ static void store_is_up(sim *s, message *m)
     if (m->number != s->store_ends)
         return; /* it went once more, for longer */
     s->store_up = true;
+    s->store_back_ms = s->now;
     controller_store_back(s);
 }
 
+/* That it was there between two tries is seen by nobody. */
 static void store_goes(sim *s, int64_t ms)
 {
-    s->store_down_ms = s->store_up ? s->now : s->store_down_ms;
+    if (s->store_up && s->now > s->store_back_ms + TRY_MS)
+        s->store_down_ms = s->now;
     s->store_up = false;
     sim_after(s, ms, SIM_CONTROLLER, store_is_up)->number = ++s->store_ends;
 }
@@ -483,6 +487,7 @@ static void make_world(sim *s)
     s->frail = s->strict && sim_mix(s->seed, 2 * SIM_JOBS_MAX + 4) % 2;
     s->narrow = sim_mix(s->seed, 2 * SIM_JOBS_MAX + 2) % 8 == 0;
     s->store_up = true;
+    s->store_back_ms = -TRY_MS;
     s->slots = s->slots_most = (int)sim_between(s, 2, SIM_FUNCTIONS_MAX);
     s->gpus = sim_chance(s, 0.5) ? (int)sim_between(s, 1, SIM_GPUS_MAX) : 0;
     s->gpus_elsewhere = s->gpus && sim_mix(s->seed, 2 * SIM_JOBS_MAX) % 2;

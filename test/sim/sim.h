@@ -239,6 +239,7 @@ struct sim {
     int jobs;
     bool store_up;
     int64_t store_down_ms; /* since then it is not */
+    int64_t store_back_ms;
     int store_ends;        /* that is awaited: the last */
     redis *all_redis[SIM_PROCESSES_MAX];
     int redises;
