@@ -120,6 +120,9 @@ without-cuda:
 	@echo "the CUDA engine of an earlier build is removed: this one is without$(if $(CUDA_LACKS),$(comma) for want of $(CUDA_LACKS))"
 endif
 
+# Before the targets that want them: what a target wants is read where it stands.
+RACE_TESTS   := $(addprefix $(BUILD)/test/test_races_,planted kernels algorithms graph_ops)
+
 check-cuda: $(BUILD)/lib/kubeml-cuda.so $(BUILD)/cuda-probe $(BUILD)/cuda-probe-errors $(BUILD)/cuda-probe-graph $(BUILD)/cuda-probe-nccl tests $(RACE_TESTS) ## compile, link and load the CUDA engine, and run its tests on the host
 	$(BUILD)/cuda-probe $<
 	$(BUILD)/cuda-probe-errors
@@ -187,7 +190,6 @@ $(BUILD)/shim/kernels/backends.o: kernels/backends.c $(BUILD)/flags
 
 # Those that launch every kernel run once more with each access watched (test/cuda/races.cc); and what that finds is tested.
 RACE_OBJECTS := $(patsubst %,$(BUILD)/races/%.o,$(SRC_cu)) $(BUILD)/shim/test/cuda/races.cc.o $(filter-out %.cu.o,$(SHIM_OBJECTS))
-RACE_TESTS   := $(addprefix $(BUILD)/test/test_races_,planted kernels algorithms graph_ops)
 $(BUILD)/races/%.cu.o: %.cu $(BUILD)/flags-shim
 	@mkdir -p $(@D)
 	@echo '  SHIM $< (watched)'
